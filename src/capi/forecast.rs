@@ -1,0 +1,215 @@
+//! Forecast: the queries of layer l+1 from the residual stream that enters layer l, fitted in closed form.
+
+use super::boundary::{Versioned, boundary, handle, out, versioned};
+use super::session::vwd_session;
+use super::types::{vwd_status, vwd_stream, vwd_tensor};
+use crate::decode::forecast::{self, Forecast};
+use std::ffi::c_char;
+
+/// Linear maps, one per layer, that forecast the next layer's queries. Opaque.
+pub struct vwd_forecast(pub(crate) Forecast);
+
+/// Options of `vwd_forecast_create`; zero means the default.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_forecast_options {
+    pub struct_size: u32,
+    /// Number of maps, at least 1. Map l reads the residual stream that enters layer l.
+    pub layers: u32,
+    /// Width of the residual stream.
+    pub input_dim: u32,
+    /// Query heads of the layer that is forecast.
+    pub q_heads: u32,
+    /// Head dimension.
+    pub head_dim: u32,
+    /// Ridge λ relative to the mean diagonal of X̂ᵀX̂; 0 means 1e−3.
+    pub ridge: f32,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_forecast_options {}
+
+/// Channel pairs (c, c + rotary_dim/2), as in GPT-NeoX and Llama checkpoints of Hugging Face.
+pub const VWD_ROPE_HALVES: u32 = 0;
+/// Channel pairs (2c, 2c+1), as in GPT-J and GGUF files of Llama.
+pub const VWD_ROPE_INTERLEAVED: u32 = 1;
+
+/// Rotary position embedding (Su et al. 2021). Angle of pair c at position t: t·inv_freq[c].
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_rope {
+    /// VWD_ROPE_HALVES or VWD_ROPE_INTERLEAVED.
+    pub style: u32,
+    /// Leading channels that rotate, even; 0 means all.
+    pub rotary_dim: u32,
+    /// Base of inv_freq[c] = theta^(−2c/rotary_dim); 0 means 10000.
+    pub theta: f32,
+    /// Factor on the rotated channels (YaRN's attention factor); 0 means 1.
+    pub attention_factor: f32,
+    /// [rotary_dim/2] float32, optional: replaces the frequencies made from theta.
+    pub inv_freq: vwd_tensor,
+}
+
+/// Arguments of `vwd_forecast_accumulate`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_forecast_accumulate_args {
+    pub struct_size: u32,
+    pub layer: u32,
+    pub x: vwd_tensor,
+    pub q: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_forecast_accumulate_args {}
+
+/// Arguments of `vwd_forecast_project`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_forecast_project_args {
+    pub struct_size: u32,
+    pub layer: u32,
+    pub rope: vwd_rope,
+    pub x: vwd_tensor,
+    pub positions: vwd_tensor,
+    pub q: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_forecast_project_args {}
+
+/// Creates empty maps. Every pointer to options' fields is plain data; nothing is borrowed.
+///
+/// session   Kept alive by the forecast; may be released first.
+/// options   Required: layers, input_dim, q_heads and head_dim have no default.
+/// forecast  Out. Release with `vwd_forecast_release`.
+///
+/// Blocks and allocates; not for capture. Thread-safe.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_forecast_create(
+    session: *const vwd_session,
+    options: *const vwd_forecast_options,
+    forecast: *mut *mut vwd_forecast,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of the arguments.
+        let (session, options, forecast) =
+            unsafe { (handle(session, "session")?, versioned(options, "options")?, out(forecast, "forecast")?) };
+        let created = Forecast::create(session, &forecast::Options::from_c(&options)?)?;
+        forecast.write(Box::into_raw(Box::new(vwd_forecast(created))));
+        Ok(())
+    })
+}
+
+/// Releases a forecast; NULL is a no-op. No call on it may be in progress.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_forecast_release(forecast: *mut vwd_forecast) {
+    if !forecast.is_null() {
+        boundary(|| {
+            // SAFETY: made by Box::into_raw, released once.
+            drop(unsafe { Box::from_raw(forecast) });
+            Ok(())
+        });
+    }
+}
+
+/// Adds activations to the sums X̂ᵀX̂ and X̂ᵀQ of one map; x̂ = x / rms(x) with a constant 1 appended.
+///
+/// args->layer                     0 … layers−1.
+/// args->x  [N, input_dim]         float32, float16 or bfloat16. Residual stream that enters the layer, per token.
+/// args->q  [N, q_heads, head_dim] float32, float16 or bfloat16. Pre-RoPE queries of the layer that is forecast.
+///
+/// Streamed: any number of calls, any N. Blocks until done and may allocate; not for capture. Thread-safe; calls on one
+/// forecast wait for each other. Tensors are borrowed during the call and are CPU tensors on any session.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_forecast_accumulate(
+    forecast: *const vwd_forecast,
+    args: *const vwd_forecast_accumulate_args,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of the arguments.
+        let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args")?) };
+        forecast.0.accumulate(&forecast::AccumulateRequest::from_c(&forecast.0, &args)?)
+    })
+}
+
+/// Solves W = (X̂ᵀX̂ + λ·mean(diag)·I)⁻¹ X̂ᵀQ for every map that has sums, and frees the sums.
+///
+/// rank  0 keeps W whole; else W is replaced by the best approximation of that rank of the fitted outputs X̂W (SVD).
+///
+/// A map without sums is left as it is. Blocks until done and allocates; not for capture. Thread-safe.
+/// Errors: INVALID_ARGUMENT (rank above min(input_dim + 1, q_heads·head_dim); no map has sums; activations that are not
+/// finite), OUT_OF_MEMORY, INTERNAL. After an error the sums are still there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_forecast_solve(forecast: *const vwd_forecast, rank: u32) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of forecast.
+        unsafe { handle(forecast, "forecast")? }.0.solve(rank as usize)
+    })
+}
+
+/// Writes the solved maps to a safetensors file (docs/forecast.md has the format). An existing file is replaced whole.
+///
+/// path  NUL-terminated UTF-8.
+///
+/// Blocks; not for capture. Thread-safe.
+/// Errors: INVALID_ARGUMENT (path; a map is not solved), IO, OUT_OF_MEMORY, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_forecast_save(forecast: *const vwd_forecast, path: *const c_char) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of forecast and path.
+        let (forecast, path) = unsafe { (handle(forecast, "forecast")?, super::types::text(path, "path")?) };
+        forecast.0.save(path)
+    })
+}
+
+/// Reads maps that `vwd_forecast_save`, or a training script, wrote.
+///
+/// session   Kept alive by the forecast; may be released first.
+/// path      NUL-terminated UTF-8.
+/// forecast  Out. Release with `vwd_forecast_release`.
+///
+/// Blocks and allocates; not for capture. Thread-safe.
+/// Errors: INVALID_ARGUMENT, IO (the message says what does not fit the format), OUT_OF_MEMORY, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_forecast_load(
+    session: *const vwd_session,
+    path: *const c_char,
+    forecast: *mut *mut vwd_forecast,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of the arguments.
+        let (session, path, forecast) =
+            unsafe { (handle(session, "session")?, super::types::text(path, "path")?, out(forecast, "forecast")?) };
+        let loaded = Forecast::load(session, path)?;
+        forecast.write(Box::into_raw(Box::new(vwd_forecast(loaded))));
+        Ok(())
+    })
+}
+
+/// Forecasts queries: q[i] = RoPE at positions[i] of W·x̂[i]. They go into `vwd_select_blocks` of the next layer.
+///
+/// args->layer                             0 … layers−1; its map is solved or loaded.
+/// args->rope                              The model's rotary embedding.
+/// args->x          [B, input_dim]         float32, float16 or bfloat16.
+/// args->positions  [B]                    int32.
+/// args->q          [B, q_heads, head_dim] float32, float16 or bfloat16, out.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+/// this point; inputs are not written.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH, UNSUPPORTED, DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_forecast_project(
+    forecast: *const vwd_forecast,
+    args: *const vwd_forecast_project_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of the arguments.
+        let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args")?) };
+        forecast.0.project(&forecast::ProjectRequest::from_c(&forecast.0, &args)?, stream)
+    })
+}

@@ -1,0 +1,97 @@
+//! Summaries of keys, from which blocks and tokens are selected.
+
+use super::boundary::{Versioned, boundary, handle, versioned};
+use super::session::vwd_session;
+use super::types::{vwd_index, vwd_status, vwd_stream, vwd_tensor};
+use crate::ops::index;
+
+/// Arguments of `vwd_index_update`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_index_update_args {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    pub k: vwd_tensor,
+    pub page_table: vwd_tensor,
+    pub seq_lens: vwd_tensor,
+    pub begin: vwd_tensor,
+    pub index: vwd_index,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_index_update_args {}
+
+/// Arguments of `vwd_channel_importance`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_channel_importance_args {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    pub q: vwd_tensor,
+    pub k: vwd_tensor,
+    pub channels: vwd_tensor,
+    pub importance: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_channel_importance_args {}
+
+/// Builds or extends the summaries of tokens begin[i] … seq_lens[i]−1 of each sequence from their post-RoPE keys.
+///
+/// MINMAX: every block that holds a token of the range is summarised from all its tokens below seq_lens[i]. MEAN: every
+/// window that ends inside the range. LABEL: every token of the range; codes are rounded to nearest even against the
+/// stored (float16) scale and minimum. A NaN channel is ignored in maxima and minima and has code 0.
+/// Extending token by token gives the same bits as building at once, also after tokens were taken back and replaced.
+///
+/// args->k           [pages, P, Hk, D]  float32, float16 or bfloat16. See vwd_paged_kv for pages and lengths.
+/// args->page_table  [B, max_pages]     int32, optional.
+/// args->seq_lens    [B]                int32. End of the range.
+/// args->begin       [B]                int32, optional (absent: 0). Clamped to 0 … seq_lens[i].
+/// args->index                          The summaries, out; its table and channels are inputs. Summaries that have no row
+///                                      to live in are not stored.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+/// this point.
+/// Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_index_update(
+    session: *const vwd_session,
+    args: *const vwd_index_update_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of session and args.
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
+        index::update(session, &index::UpdateRequest::from_c(session, &args)?, stream)
+    })
+}
+
+/// Chooses the r key channels that decide the scores of each KV head (Double Sparsity: Yang et al. 2024, section 3.2).
+///
+/// importance[h, c] = mean over the G query heads of h of max_t |q[t, ·, c]|, times max_t |k[t, h, c]|. The r largest are
+/// chosen, ties to the lower channel.
+///
+/// args->q           [Tq, Hq, D]  float32, float16 or bfloat16. Sample of post-RoPE queries.
+/// args->k           [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys.
+/// args->channels    [Hk, r]      int32, out, ascending. r even, at most D.
+/// args->importance  [Hk, D]      float32, out, optional.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+/// this point.
+/// Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_channel_importance(
+    session: *const vwd_session,
+    args: *const vwd_channel_importance_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of session and args.
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
+        index::importance(session, &index::ImportanceRequest::from_c(session, &args)?, stream)
+    })
+}

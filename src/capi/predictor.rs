@@ -1,0 +1,221 @@
+//! Prediction of the next step's blocks from the scores of past steps (PRR: Holt's linear smoothing).
+
+use super::boundary::{Versioned, boundary, handle, out, versioned};
+use super::session::vwd_session;
+use super::types::{vwd_block_list, vwd_status, vwd_stream, vwd_tensor};
+use crate::decode::predictor;
+
+/// Smoothed scores of one layer, in the caller's memory. Before its first step a sequence's rows are filled by
+/// `vwd_predictor_reset`.
+///
+/// level  [B, Hk, max_blocks]  float32. L; not finite while the block has not been seen.
+/// trend  [B, Hk, max_blocks]  float32. T.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_predictor_state {
+    pub level: vwd_tensor,
+    pub trend: vwd_tensor,
+}
+
+/// Smoothing factors. {1, 0, 0} predicts the previous step's scores again.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_holt {
+    /// Weight of the newest score in the level, in 0 … 1.
+    pub alpha: f32,
+    /// Weight of the newest change in the trend, in 0 … 1.
+    pub beta: f32,
+    /// How far the trend is followed, finite.
+    pub gamma: f32,
+}
+
+/// Arguments of `vwd_predictor_reset`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_predictor_reset_args {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    pub state: vwd_predictor_state,
+    pub rows: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_predictor_reset_args {}
+
+/// Arguments of `vwd_predictor_predict`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_predictor_predict_args {
+    pub struct_size: u32,
+    pub block_size: u32,
+    pub k: u32,
+    pub init_blocks: u32,
+    pub local_blocks: u32,
+    pub ratio: f32,
+    pub holt: vwd_holt,
+    /// Must be 0.
+    pub flags: u32,
+    pub state: vwd_predictor_state,
+    pub seq_lens: vwd_tensor,
+    pub budgets: vwd_tensor,
+    pub predicted: vwd_block_list,
+    pub scores: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_predictor_predict_args {}
+
+/// Arguments of `vwd_predictor_update`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_predictor_update_args {
+    pub struct_size: u32,
+    pub block_size: u32,
+    pub holt: vwd_holt,
+    /// Must be 0.
+    pub flags: u32,
+    pub state: vwd_predictor_state,
+    pub seq_lens: vwd_tensor,
+    pub scores: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_predictor_update_args {}
+
+/// Arguments of `vwd_predictor_calibrate`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_predictor_calibrate_args {
+    pub struct_size: u32,
+    pub k: u32,
+    pub ratio: f32,
+    /// Length of the array grid.
+    pub grid_count: u32,
+    pub grid: *const vwd_holt,
+    pub scores: vwd_tensor,
+    pub block_counts: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_predictor_calibrate_args {}
+
+/// Forgets what was seen of some sequences: level = −inf, trend = 0.
+///
+/// args->state             In and out.
+/// args->rows   [n]        int32, optional (absent: every sequence). Rows outside 0 … B−1 are skipped.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+/// this point.
+/// Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_predictor_reset(
+    session: *const vwd_session,
+    args: *const vwd_predictor_reset_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of session and args.
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
+        predictor::reset(session, &predictor::ResetRequest::from_c(session, &args)?, stream)
+    })
+}
+
+/// Predicts which blocks the coming selection will choose (PRR): the top ⌈ratio·k⌉ of ŝ = level + gamma·trend.
+///
+/// Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that was never seen has ŝ = −inf.
+///
+/// args->block_size                           S.
+/// args->k                                    Budget of the selection that is predicted. ⌈ratio·k⌉ and
+///                                            init_blocks + local_blocks fit in predicted's cap.
+/// args->ratio                                r ≥ 1; 0 means 1. ⌈r·k⌉ forgives the float's rounding (one part in a million).
+/// args->holt                                 Only gamma is read.
+/// args->state                                Input.
+/// args->seq_lens    [B]                      int32: lengths at the coming step; n_i = ⌈len/S⌉ is clamped to max_blocks.
+/// args->budgets     [B]                      int32, optional: k of each sequence; ⌈r·k⌉ is clamped to 0 … cap.
+/// args->predicted   [B, Hk, cap]             Out, ascending.
+/// args->scores      [B, Hk, max_blocks]      float32, out, optional: ŝ of blocks below n_i.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+/// this point; inputs are not written.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH, UNSUPPORTED, DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_predictor_predict(
+    session: *const vwd_session,
+    args: *const vwd_predictor_predict_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of session and args.
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
+        predictor::predict(session, &predictor::PredictRequest::from_c(session, &args)?, stream)
+    })
+}
+
+/// Folds the true scores of a step into the state (PRR, Holt 1957).
+///
+/// L' = alpha·s + (1−alpha)·L, T' = beta·(L'−L) + (1−beta)·T. A block whose level or score is not finite enters anew:
+/// L' = s, T' = 0.
+///
+/// args->block_size                       S.
+/// args->holt                             alpha and beta are read.
+/// args->state                            In and out.
+/// args->seq_lens  [B]                    int32: lengths at this step; blocks at or past ⌈len/S⌉ are left alone.
+/// args->scores    [B, Hk, max_blocks]    float32, as `vwd_select_blocks` wrote them.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+/// this point; inputs are not written.
+/// Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_predictor_update(
+    session: *const vwd_session,
+    args: *const vwd_predictor_update_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of session and args.
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
+        predictor::update(session, &predictor::UpdateRequest::from_c(session, &args)?, stream)
+    })
+}
+
+/// Picks the smoothing factors that would have predicted a history of score rows best (PRR: calibration on the prefill).
+///
+/// For every point of the grid the predictor runs through the rows; its hit rate is the share, weighted by softmax of the
+/// row's scores, of each step's top k blocks that the prediction from the steps before it covers. Ties go to the earlier
+/// point.
+///
+/// args->k, ratio                          As in `vwd_predictor_predict`.
+/// args->grid          [grid_count]        Host array, optional (NULL: a built-in grid that includes {1, 0, 0}).
+/// args->scores        [N, T, Hk, nb]      float32. Score rows of N histories of T steps.
+/// args->block_counts  [N, T]              int32. Blocks that exist at each step, clamped to 0 … nb.
+/// holt                                    Out: the best point.
+/// hit_rate                                Out, may be NULL: its hit rate, 0 … 1; 0 where no step could be predicted.
+///
+/// Blocks until done and may allocate; not for capture. Thread-safe. Tensors are borrowed during the call.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, UNSUPPORTED, DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_predictor_calibrate(
+    session: *const vwd_session,
+    args: *const vwd_predictor_calibrate_args,
+    holt: *mut vwd_holt,
+    hit_rate: *mut f64,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of session and args.
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
+        // SAFETY: the C contract of holt.
+        let holt = unsafe { out(holt, "holt")? };
+        // SAFETY: the C contract of grid.
+        let best = predictor::calibrate(session, &unsafe { predictor::CalibrateRequest::from_c(session, &args) }?)?;
+        holt.write(best.holt);
+        // SAFETY: NULL or valid for a write.
+        if let Some(hit_rate) = unsafe { hit_rate.as_mut() } {
+            *hit_rate = best.hit_rate;
+        }
+        Ok(())
+    })
+}

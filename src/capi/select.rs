@@ -1,0 +1,138 @@
+//! Selection of KV blocks, and of tokens inside them.
+
+use super::boundary::{Versioned, boundary, handle, versioned};
+use super::session::vwd_session;
+use super::types::{vwd_block_list, vwd_index, vwd_status, vwd_stream, vwd_tensor};
+use crate::ops::select;
+
+/// Upper bound of q·k over the block, from MINMAX (Quest: Tang et al. 2024, section 3).
+pub const VWD_SELECT_MINMAX: u32 = 1;
+/// Softmax mass of mean keys, from MEAN (InfLLM-v2: Zhao et al. 2025).
+pub const VWD_SELECT_MEAN_SOFTMAX: u32 = 2;
+/// Dot product of a Forecast vector and mean keys, from MEAN (SparDA).
+pub const VWD_SELECT_MEAN_DOT: u32 = 3;
+/// Softmax mass of each candidate block by its INT4 labels, from LABEL.
+pub const VWD_SELECT_LABEL_MASS: u32 = 4;
+
+/// Arguments of `vwd_select_blocks`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_select_blocks_args {
+    pub struct_size: u32,
+    pub method: u32,
+    pub block_size: u32,
+    pub k: u32,
+    pub init_blocks: u32,
+    pub local_blocks: u32,
+    pub scale: f32,
+    /// Must be 0.
+    pub flags: u32,
+    pub q: vwd_tensor,
+    pub index: vwd_index,
+    pub seq_lens: vwd_tensor,
+    pub budgets: vwd_tensor,
+    pub candidates: vwd_block_list,
+    pub selected: vwd_block_list,
+    pub scores: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_select_blocks_args {}
+
+/// Arguments of `vwd_select_tokens`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_select_tokens_args {
+    pub struct_size: u32,
+    pub block_size: u32,
+    pub k: u32,
+    pub init_tokens: u32,
+    pub local_tokens: u32,
+    pub scale: f32,
+    pub q: vwd_tensor,
+    pub index: vwd_index,
+    pub seq_lens: vwd_tensor,
+    pub budgets: vwd_tensor,
+    pub candidates: vwd_block_list,
+    pub selected: vwd_block_list,
+    pub scores: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_select_tokens_args {}
+
+/// Scores the blocks of every sequence and selects the exact top k per sequence and KV head; ties go to the lower block.
+///
+/// Scores s[i, g, j] of block j, with h over the G query heads of KV head g:
+///   MINMAX        Σ_h Σ_c max(q_hc, 0)·key_max_c + min(q_hc, 0)·key_min_c
+///   MEAN_SOFTMAX  max over the windows w that overlap j of Σ_h softmax_w(scale·q_h·means_w)
+///   MEAN_DOT      max over the windows w that overlap j of q_g·means_w
+///   LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
+///                 channels; −inf for a block that is no candidate
+/// A block without a complete window scores −inf. A NaN score ranks as −inf. min(n_i, max(budget, forced)) blocks of the
+/// n_i = ⌈len/block_size⌉ are selected: the forced ones (the first init_blocks and the last local_blocks), then the best.
+///
+/// args->method                          One of VWD_SELECT_*; index.kind must be what it reads.
+/// args->block_size                      S, tokens of a block; MINMAX: equal to index.block_size.
+/// args->k                               Budget of every sequence. k and init_blocks + local_blocks fit in selected's cap.
+/// args->scale                           Of q·k; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
+/// args->q           [B, Hq, D]          float32, float16 or bfloat16. MEAN_DOT: [B, Hk, D], one Forecast vector a head.
+/// args->index                           As filled by `vwd_index_update`.
+/// args->seq_lens    [B]                 int32. Clamped to 0 … what the index holds.
+/// args->budgets     [B]                 int32, optional: k of each sequence; clamped to 0 … cap.
+/// args->candidates  [B, Hk, cap2]       LABEL_MASS: the blocks to weigh. Other methods: absent.
+/// args->selected    [B, Hk, cap]        Out, ascending.
+/// args->scores      [B, Hk, max_blocks] float32, out, optional. Raw scores of blocks below n_i; the rest is not written.
+///                                       max_blocks bounds n_i.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+/// this point; inputs are not written.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH, UNSUPPORTED, DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_select_blocks(
+    session: *const vwd_session,
+    args: *const vwd_select_blocks_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of session and args.
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
+        select::blocks(session, &select::BlocksRequest::from_c(session, &args)?, stream)
+    })
+}
+
+/// Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: the second level).
+///
+/// α_t = mean over the G query heads of softmax_t(scale·q̃_h·k̃_t) over all tokens of the candidates; ties go to the lower
+/// token. The first init_tokens and the last local_tokens of a sequence are always selected, candidates or not:
+/// max(min(candidate tokens ∪ forced, budget), forced) tokens in all.
+///
+/// args->block_size                  S, tokens of a candidate block.
+/// args->k                           Budget of every sequence. k and init_tokens + local_tokens fit in selected's cap.
+/// args->scale                       Of q·k; 0 means 1/√D.
+/// args->q           [B, Hq, D]      float32, float16 or bfloat16.
+/// args->index                       kind LABEL.
+/// args->seq_lens    [B]             int32. Clamped to 0 … what the index holds.
+/// args->budgets     [B]             int32, optional: k of each sequence; clamped to 0 … cap.
+/// args->candidates  [B, Hk, cap2]   Blocks to choose from.
+/// args->selected    [B, Hk, cap]    Out, ascending token positions.
+/// args->scores      [B, Hk, cap]    float32, out, optional. α of each selected token; 0 for a forced one that is in no
+///                                   candidate.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+/// this point; inputs are not written.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH, UNSUPPORTED, DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_select_tokens(
+    session: *const vwd_session,
+    args: *const vwd_select_tokens_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of session and args.
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
+        select::tokens(session, &select::TokensRequest::from_c(session, &args)?, stream)
+    })
+}

@@ -1,0 +1,236 @@
+//! Versions, the last error, and the session.
+
+use super::boundary::{Versioned, boundary, handle, out, versioned, with_last_error, write_versioned};
+use super::types::{vwd_status, vwd_stream};
+use crate::runtime::{Options, Session};
+use std::ffi::{c_char, c_void};
+use std::mem::offset_of;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// Changes only when a compiled program would break; the number in the soname.
+pub const VWD_ABI_VERSION: u32 = 0;
+
+/// CUDA where a driver and a device are present, else CPU.
+pub const VWD_DEVICE_AUTO: u32 = 0;
+/// The embedded backend: the reference, with the session's own threads.
+pub const VWD_DEVICE_CPU: u32 = 1;
+/// One CUDA device.
+pub const VWD_DEVICE_CUDA: u32 = 2;
+
+/// What calls run on: a device, its scratch memory and its threads or streams. Opaque.
+pub struct vwd_session(pub(crate) Arc<Session>);
+
+impl Deref for vwd_session {
+    type Target = Session;
+    fn deref(&self) -> &Session {
+        &self.0
+    }
+}
+
+/// Options of `vwd_session_create`; zero means the default.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_session_options {
+    pub struct_size: u32,
+    /// One of VWD_DEVICE_*.
+    pub device: u32,
+    /// CUDA ordinal.
+    pub device_id: i32,
+    /// CPU: threads that share one call's work, the caller's among them; 0 means every core the process may use.
+    pub threads: u32,
+    /// CUDA: bytes of each stream's scratch arena; 0 means 16 MiB.
+    pub scratch_bytes: u64,
+    /// Most bytes that `vwd_pinned_alloc` may have handed out at once; 0 means no limit.
+    pub pinned_limit: u64,
+    /// CUDA: scratch arenas made at creation, one for each stream that makes calls; 0 means 4.
+    pub stream_count: u32,
+    /// Must be 0.
+    pub flags: u32,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_session_options {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(Self, pinned_limit), size_of::<Self>()];
+}
+
+/// What a session runs on, filled by `vwd_session_info`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_session_details {
+    pub struct_size: u32,
+    /// VWD_DEVICE_CPU or VWD_DEVICE_CUDA.
+    pub device: u32,
+    pub device_id: i32,
+    /// CPU: threads. CUDA: 0.
+    pub threads: u32,
+    /// As of cuDriverGetVersion, 12040 for 12.4; 0 on a CPU session.
+    pub driver_version: u32,
+    /// 90 for compute capability 9.0; 0 on a CPU session.
+    pub compute_capability: u32,
+    pub multiprocessors: u32,
+    /// Kernels loaded at creation.
+    pub kernels: u32,
+    /// Microseconds that loading (and, by the driver, compiling) them took.
+    pub load_microseconds: u64,
+    /// Scratch now held, and the most that calls have used of it.
+    pub scratch_bytes: u64,
+    pub scratch_peak: u64,
+    /// Pinned memory handed out now, the most ever, and held by the pool for reuse.
+    pub pinned_in_use: u64,
+    pub pinned_peak: u64,
+    pub pinned_cached: u64,
+    /// NUL-terminated.
+    pub device_name: [c_char; 64],
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_session_details {}
+
+/// Version of the library, "0.1.0". Static, never NULL.
+#[unsafe(no_mangle)]
+pub extern "C" fn vwd_version() -> *const c_char {
+    concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
+}
+
+/// Version of the ABI that the library implements; compare with VWD_ABI_VERSION of the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn vwd_abi_version() -> u32 {
+    VWD_ABI_VERSION
+}
+
+/// Copies the message of this thread's last failed call, NUL-terminated and cut to cap bytes (at a character).
+///
+/// buf  May be NULL when cap is 0.
+/// Returns the length of the whole message without the NUL; 0 when no call has failed. A call that succeeds leaves the
+/// message as it was.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_last_error(buf: *mut c_char, cap: usize) -> usize {
+    with_last_error(|text| {
+        if !buf.is_null() && cap > 0 {
+            let cut = text.floor_char_boundary(cap - 1);
+            // SAFETY: cut < cap bytes fit in buf, and the NUL after them.
+            unsafe {
+                std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buf, cut);
+                buf.add(cut).write(0);
+            }
+        }
+        text.len()
+    })
+}
+
+/// Creates a session.
+///
+/// options  NULL means all defaults: device AUTO.
+/// session  Out. Release with `vwd_session_release`.
+///
+/// Blocks and allocates: starts the threads, or loads the kernels. Thread-safe.
+/// Errors: INVALID_ARGUMENT, UNAVAILABLE (CUDA without driver or device; the message says why), OUT_OF_MEMORY, DRIVER
+/// (the message holds the JIT log), INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_session_create(
+    options: *const vwd_session_options,
+    session: *mut *mut vwd_session,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of session.
+        let session = unsafe { out(session, "session")? };
+        let options = if options.is_null() {
+            Options::default()
+        } else {
+            // SAFETY: the C contract of options.
+            Options::from_c(&unsafe { versioned(options, "options") }?)?
+        };
+        session.write(Box::into_raw(Box::new(vwd_session(Arc::new(Session::create(&options)?)))));
+        Ok(())
+    })
+}
+
+/// Releases a session; NULL is a no-op. Its calls have returned and its streams have passed them.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_session_release(session: *mut vwd_session) {
+    if !session.is_null() {
+        boundary(|| {
+            // SAFETY: made by Box::into_raw, released once.
+            drop(unsafe { Box::from_raw(session) });
+            Ok(())
+        });
+    }
+}
+
+/// Tells what the session runs on and what it holds.
+///
+/// details  Out; its struct_size is set by the caller.
+///
+/// Does not block on the device. Thread-safe. Errors: INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_session_info(
+    session: *const vwd_session,
+    details: *mut vwd_session_details,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of the arguments.
+        unsafe { write_versioned(details, &handle(session, "session")?.details(), "details") }
+    })
+}
+
+/// Gives a stream a scratch arena of at least `bytes`, so that calls on it find what they need.
+///
+/// A CUDA session makes stream_count arenas at creation and gives one to each stream on its first call; this call adds
+/// one, or replaces a smaller one. Memory of a replaced arena stays until the session is released, so that graphs
+/// captured with it remain valid. On a CPU session this is a no-op.
+///
+/// stream  As in op calls. May not be capturing.
+///
+/// Allocates and may synchronise the device. Thread-safe. Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_session_reserve(
+    session: *const vwd_session,
+    stream: vwd_stream,
+    bytes: u64,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of session.
+        unsafe { handle(session, "session")? }.reserve(stream, bytes)
+    })
+}
+
+/// Takes host memory from the session's pool: pinned and mapped for every device on a CUDA session, plain memory on a CPU
+/// session; aligned to 4096 bytes, contents undefined.
+///
+/// bytes    At least 1.
+/// pointer  Out. Give back with `vwd_pinned_free`; released with the session at the latest.
+///
+/// Allocates when the pool has no piece that fits; not for capture. Thread-safe.
+/// Errors: INVALID_ARGUMENT, OUT_OF_MEMORY (pinned_limit or the system's; what is handed out stays valid), DRIVER.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_pinned_alloc(
+    session: *const vwd_session,
+    bytes: u64,
+    pointer: *mut *mut c_void,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of the arguments.
+        let (session, pointer) = unsafe { (handle(session, "session")?, out(pointer, "pointer")?) };
+        pointer.write(session.pinned_alloc(bytes)?);
+        Ok(())
+    })
+}
+
+/// Gives memory back to the pool; NULL is a no-op. It is handed out again once `stream` has passed this point.
+///
+/// pointer  From `vwd_pinned_alloc` of this session, not yet given back.
+/// stream   The stream that used it last; CPU sessions take NULL.
+///
+/// Does not block; not for capture. Thread-safe. Errors: INVALID_ARGUMENT, DRIVER.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_pinned_free(
+    session: *const vwd_session,
+    pointer: *mut c_void,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of session.
+        unsafe { handle(session, "session")? }.pinned_free(pointer, stream)
+    })
+}

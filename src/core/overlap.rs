@@ -1,0 +1,101 @@
+//! Do tensors share memory? Outputs must not overlap inputs, each other or themselves; interleaved views of one buffer
+//! (K and V side by side in each row) are allowed.
+
+use super::status::{Error, Result};
+use super::tensor::{MAX_RANK, Tensor};
+
+/// Fails when an output shares bytes with an input or with another output.
+pub fn reject(outputs: &[Option<&Tensor>], inputs: &[Option<&Tensor>]) -> Result<()> {
+    let outputs_given = || outputs.iter().flatten();
+    for (i, out) in outputs_given().enumerate() {
+        for other in outputs_given().skip(i + 1).chain(inputs.iter().flatten()) {
+            if overlaps(out, other) {
+                return Err(Error::argument(
+                    &out.name.to_string(),
+                    format!("overlaps {}", other.name),
+                    "memory of its own",
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// True unless the two views provably share no byte. Exact for views whose outer strides agree, such as slices of one
+/// interleaved buffer; conservative (byte ranges) otherwise.
+fn overlaps(a: &Tensor, b: &Tensor) -> bool {
+    if a.count() == 0 || b.count() == 0 {
+        return false;
+    }
+    let (a, b) = (Span::of(a), Span::of(b));
+    meet(&a, a.start, &b, b.start, 0)
+}
+
+/// A strided set of bytes: start address, and (extent, byte stride) per dimension in descending stride.
+struct Span {
+    start: i64,
+    element: i64,
+    dims: [(i64, i64); MAX_RANK],
+    rank: usize,
+}
+
+impl Span {
+    fn of(t: &Tensor) -> Span {
+        let element = t.dtype.bytes() as i64;
+        let mut span = Span { start: t.data as i64, element, dims: [(1, 0); MAX_RANK], rank: 0 };
+        for (&n, &s) in t.shape().iter().zip(t.strides()) {
+            if s < 0 {
+                span.start += (n - 1) * s * element;
+            }
+            if n > 1 && s != 0 {
+                span.dims[span.rank] = (n, s.abs() * element);
+                span.rank += 1;
+            }
+        }
+        span.dims[..span.rank].sort_unstable_by_key(|d| std::cmp::Reverse(d.1));
+        span
+    }
+
+    /// Bytes from the first to the last, over the dimensions from `level` on.
+    fn reach(&self, level: usize) -> i64 {
+        self.dims[..self.rank].iter().skip(level).map(|(n, s)| (n - 1) * s).sum::<i64>() + self.element
+    }
+}
+
+/// Do the parts of `a` and `b` below `level`, placed at these addresses, meet?
+fn meet(a: &Span, at_a: i64, b: &Span, at_b: i64, level: usize) -> bool {
+    if at_a + a.reach(level) <= at_b || at_b + b.reach(level) <= at_a {
+        return false;
+    }
+    if level >= a.rank || level >= b.rank {
+        return true;
+    }
+    // Where both repeat with one period and no row spills into the next, compare a single period: b's row can meet a's
+    // row of the same period or, having started late, of the next one.
+    let period = a.dims[level].1;
+    if b.dims[level].1 != period || a.reach(level + 1) > period || b.reach(level + 1) > period {
+        return true;
+    }
+    let shift = (at_b - at_a).rem_euclid(period);
+    meet(a, 0, b, shift, level + 1) || meet(a, 0, b, shift - period, level + 1)
+}
+
+/// True when distinct indices address distinct bytes: each stride clears everything the smaller strides reach.
+pub fn is_injective(t: &Tensor) -> bool {
+    if t.count() == 0 {
+        return true;
+    }
+    let mut dims = [(0i64, 1i64); MAX_RANK];
+    for (dim, (&n, &s)) in dims.iter_mut().zip(t.shape().iter().zip(t.strides())) {
+        if n > 1 {
+            *dim = (s.abs(), n);
+        }
+    }
+    dims.sort_unstable();
+    let mut reach = 0;
+    dims.into_iter().filter(|&(_, n)| n > 1).all(|(stride, n)| {
+        let clear = stride > reach;
+        reach += stride * (n - 1);
+        clear
+    })
+}

@@ -1,0 +1,54 @@
+//! Errors inside the library: a code of the C ABI and a message that names the argument, what was found and what was
+//! expected.
+
+use std::borrow::Cow;
+use std::fmt;
+
+/// The non-zero values of `vwd_status`. Values are never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Code {
+    InvalidArgument = 1,
+    Unavailable = 2,
+    Unsupported = 3,
+    OutOfMemory = 4,
+    OutOfScratch = 5,
+    Driver = 6,
+    Io = 7,
+    Internal = 8,
+}
+
+#[derive(Clone, Debug)]
+pub struct Error {
+    pub code: Code,
+    pub message: Cow<'static, str>,
+}
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    pub fn new(code: Code, message: impl Into<Cow<'static, str>>) -> Self {
+        Error { code, message: message.into() }
+    }
+
+    /// `name: found; expected …`, the form of every argument error.
+    pub fn argument(name: &str, found: impl fmt::Display, expected: impl fmt::Display) -> Self {
+        Error::new(Code::InvalidArgument, format!("{name}: {found}; expected {expected}"))
+    }
+
+    pub fn unsupported(message: impl Into<Cow<'static, str>>) -> Self {
+        Error::new(Code::Unsupported, message)
+    }
+
+    pub fn out_of_memory(bytes: usize, purpose: &str) -> Self {
+        Error::new(Code::OutOfMemory, format!("out of host memory: {bytes} bytes for {purpose}"))
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Error {}

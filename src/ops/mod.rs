@@ -1,0 +1,11 @@
+//! The calls, one folder per family. Each has `mod.rs` (contract, checks, dispatch), `cpu.rs` (the reference and the
+//! embedded default) and, where it runs on CUDA, `cuda.rs` (the launch). Nobody else imports a backend.
+
+pub mod attention;
+pub mod index;
+pub mod pack;
+pub mod prefetch;
+pub mod repair;
+pub mod select;
+pub mod verify;
+pub mod views;

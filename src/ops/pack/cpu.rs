@@ -1,0 +1,120 @@
+//! Packing on the CPU: a running sum, then every sequence copies its rows.
+
+use super::{Pair, Request};
+use crate::core::dtype::DType;
+use crate::core::tensor::Tensor;
+use crate::runtime::cpu::Cpu;
+
+pub fn run(cpu: &Cpu, r: &Request) {
+    let batch = r.batch();
+    // SAFETY: shapes were checked, and this thread alone writes offsets.
+    unsafe {
+        let mut total = 0i64;
+        for i in 0..batch {
+            write_offset(&r.offsets, i, total);
+            total += accepted(r, i) as i64;
+        }
+        write_offset(&r.offsets, batch, total);
+    }
+    let first = r.pairs.get(0).rows;
+    let bytes = r.gamma * row_bytes(&first);
+    cpu.parallel(r.pairs.len() * batch, bytes, |task| {
+        let (n, i) = (task / batch, task % batch);
+        // SAFETY: tasks copy to disjoint rows of packed; offsets were written above.
+        unsafe { copy_rows(&r.pairs.get(n), i, accepted(r, i), read_offset(&r.offsets, i)) }
+    });
+}
+
+fn row_bytes(rows: &Tensor) -> usize {
+    rows.shape()[2..].iter().product::<i64>() as usize * rows.dtype.bytes()
+}
+
+/// # Safety
+/// `i` is below the batch size.
+unsafe fn accepted(r: &Request, i: usize) -> usize {
+    // SAFETY: forwarded to the caller.
+    (unsafe { r.accepted.get::<i32, 1>([i]) }.max(0) as usize).min(r.gamma)
+}
+
+/// # Safety
+/// `i` is at most the batch size.
+unsafe fn write_offset(offsets: &Tensor, i: usize, value: i64) {
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        match offsets.dtype {
+            DType::I32 => offsets.set([i], value as i32),
+            _ => offsets.set([i], value),
+        }
+    }
+}
+
+/// # Safety
+/// As for [`write_offset`].
+unsafe fn read_offset(offsets: &Tensor, i: usize) -> i64 {
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        match offsets.dtype {
+            DType::I32 => offsets.get::<i32, 1>([i]) as i64,
+            _ => offsets.get([i]),
+        }
+    }
+}
+
+/// Copies `count` rows of sequence `i` to packed rows from `first` on, as far as they fit.
+///
+/// # Safety
+/// `i` is below the batch size, `count` at most γ; no other task writes these rows.
+unsafe fn copy_rows(pair: &Pair, i: usize, count: usize, first: i64) {
+    let Pair { rows, packed } = pair;
+    let cap = packed.dim(0) as i64;
+    let count = count.min((cap - first).max(0) as usize);
+    let size = rows.dtype.bytes();
+    let source = rows.data.wrapping_offset(i as isize * rows.stride(0) * size as isize);
+    let target = packed.data.wrapping_offset(first as isize * packed.stride(0) * size as isize);
+    // Dimensions of what is copied: the rows, then each row's own.
+    let dims = rows.rank() - 1;
+    let shape: [usize; 4] = std::array::from_fn(|d| if d == 0 { count } else { rows.dim(d + 1) });
+    let from: [isize; 4] = std::array::from_fn(|d| rows.stride((d + 1).min(4)) * size as isize);
+    let to: [isize; 4] = std::array::from_fn(|d| packed.stride(d) * size as isize);
+    // SAFETY: the walk stays inside the checked shapes of both.
+    unsafe { copy_strided(source, target, &shape[..dims], &from[..dims], &to[..dims], size) }
+}
+
+/// Copies a strided box of elements; the largest contiguous tail goes as one piece.
+///
+/// # Safety
+/// Both boxes lie in valid memory and do not overlap.
+unsafe fn copy_strided(
+    source: *const u8,
+    target: *mut u8,
+    shape: &[usize],
+    from: &[isize],
+    to: &[isize],
+    element: usize,
+) {
+    let mut piece = element;
+    let mut dims = shape.len();
+    while dims > 0 && (shape[dims - 1] == 1 || (from[dims - 1] == piece as isize && to[dims - 1] == piece as isize)) {
+        piece *= shape[dims - 1];
+        dims -= 1;
+    }
+    // SAFETY: forwarded to the caller.
+    unsafe { copy_pieces(source, target, &shape[..dims], from, to, piece) }
+}
+
+/// # Safety
+/// As for [`copy_strided`]; `piece` bytes are contiguous at every point of the box.
+unsafe fn copy_pieces(source: *const u8, target: *mut u8, shape: &[usize], from: &[isize], to: &[isize], piece: usize) {
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        match shape {
+            [] => std::ptr::copy_nonoverlapping(source, target, piece),
+            [n, inner @ ..] => {
+                for i in 0..*n as isize {
+                    let (s, t) = (source.wrapping_offset(i * from[0]), target.wrapping_offset(i * to[0]));
+                    copy_pieces(s, t, inner, &from[1..], &to[1..], piece);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Packing of the accepted rows of every sequence into one contiguous run.
+//!
+//! offsets[i] = Σ_{j<i} accepted[j]; row t < accepted[i] of sequence i becomes row offsets[i] + t of packed.
+
+mod cpu;
+
+use super::verify;
+use crate::capi::types::{vwd_stream, vwd_tensor};
+use crate::capi::verify::{vwd_pack_args, vwd_verify_args, vwd_verify_pack_args};
+use crate::core::dtype::DType;
+use crate::core::overlap;
+use crate::core::status::{Error, Result};
+use crate::core::tensor::{Checks, Name, Tensor};
+use crate::runtime::{On, Session};
+
+/// The tensors to pack and where to: checked, and read from the caller's arrays again when needed, so that a call of any
+/// length allocates nothing.
+#[derive(Clone, Copy)]
+pub struct Pairs<'a> {
+    checks: Checks,
+    rows: &'a [vwd_tensor],
+    packed: &'a [vwd_tensor],
+}
+
+#[derive(Clone, Copy)]
+pub struct Pair {
+    /// [B, γ, …]
+    pub rows: Tensor,
+    /// [cap, …]
+    pub packed: Tensor,
+}
+
+/// Checked arguments; shapes as in `vwd_pack`.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    pub pairs: Pairs<'a>,
+    /// [B]
+    pub accepted: Tensor,
+    /// [B+1]
+    pub offsets: Tensor,
+    pub gamma: usize,
+}
+
+/// Checked arguments of `vwd_verify_pack`.
+pub struct VerifiedRequest<'a> {
+    pub verify: verify::Request,
+    pub pack: Request<'a>,
+}
+
+impl<'a> Pairs<'a> {
+    /// # Safety
+    /// `rows` and `packed` are NULL or hold `count` tensors that live as long as the result.
+    unsafe fn from_c(
+        checks: Checks,
+        count: u32,
+        rows: *const vwd_tensor,
+        packed: *const vwd_tensor,
+    ) -> Result<Pairs<'a>> {
+        if count == 0 {
+            return Err(Error::argument("tensor_count", 0, "at least 1"));
+        }
+        for (name, array) in [("rows", rows), ("packed", packed)] {
+            if array.is_null() || !array.is_aligned() {
+                return Err(Error::argument(name, format!("{array:p}"), format!("an array of {count} tensors")));
+            }
+        }
+        // SAFETY: neither is NULL; the caller states their length.
+        let (rows, packed) = unsafe {
+            (std::slice::from_raw_parts(rows, count as usize), std::slice::from_raw_parts(packed, count as usize))
+        };
+        Ok(Pairs { checks, rows, packed })
+    }
+
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn check(&self, n: usize, batch: usize, gamma: Option<usize>) -> Result<Pair> {
+        let rows = self.checks.required(Name::member("rows", n), &self.rows[n])?;
+        let packed = self.checks.required(Name::member("packed", n), &self.packed[n])?;
+        let gamma = gamma.unwrap_or(rows.dim(1));
+        if rows.rank() < 2 || rows.dim(0) != batch || rows.dim(1) != gamma {
+            let found = format!("shape {:?}", rows.shape());
+            return Err(Error::argument(&rows.name.to_string(), found, format!("[B={batch}, γ={gamma}, …]")));
+        }
+        let packed = packed.of(rows.dtype)?.writable()?;
+        if packed.rank() == 0 || packed.shape()[1..] != rows.shape()[2..] {
+            let found = format!("shape {:?}", packed.shape());
+            let expected = format!("[cap] and then {:?}, as in {}", &rows.shape()[2..], rows.name);
+            return Err(Error::argument(&packed.name.to_string(), found, expected));
+        }
+        Ok(Pair { rows, packed })
+    }
+
+    pub fn get(&self, n: usize) -> Pair {
+        let view = |name, t| self.checks.required(Name::member(name, n), t).expect("checked on entry");
+        Pair { rows: view("rows", &self.rows[n]), packed: view("packed", &self.packed[n]) }
+    }
+
+    fn check_all(
+        &self,
+        batch: usize,
+        gamma: Option<usize>,
+        outputs: &[&Tensor],
+        inputs: &[Option<&Tensor>],
+    ) -> Result<usize> {
+        let gamma = self.check(0, batch, gamma)?.rows.dim(1);
+        for n in 0..self.len() {
+            self.check(n, batch, Some(gamma))?;
+        }
+        for n in 0..self.len() {
+            let packed = self.get(n).packed;
+            overlap::reject(&[Some(&packed)], inputs)?;
+            for m in 0..self.len() {
+                overlap::reject(&[Some(&packed)], &[Some(&self.get(m).rows)])?;
+                if m > n {
+                    overlap::reject(&[Some(&packed)], &[Some(&self.get(m).packed)])?;
+                }
+            }
+            for &out in outputs {
+                overlap::reject(&[Some(out)], &[Some(&packed), Some(&self.get(n).rows)])?;
+            }
+        }
+        Ok(gamma)
+    }
+}
+
+fn check_offsets(checks: &Checks, c: &vwd_tensor, batch: usize) -> Result<Tensor> {
+    checks.required("offsets", c)?.of_any(DType::TOKENS)?.of_shape(&[("B+1", batch + 1)])?.writable()
+}
+
+impl<'a> Request<'a> {
+    /// # Safety
+    /// The arrays rows and packed hold tensor_count tensors.
+    pub unsafe fn from_c(session: &Session, c: &'a vwd_pack_args) -> Result<Request<'a>> {
+        let checks = session.checks();
+        let accepted = checks.required("accepted", &c.accepted)?.of(DType::I32)?.of_rank(1)?;
+        let offsets = check_offsets(&checks, &c.offsets, accepted.dim(0))?;
+        // SAFETY: forwarded to the caller.
+        let pairs = unsafe { Pairs::from_c(checks, c.tensor_count, c.rows, c.packed) }?;
+        let gamma = pairs.check_all(accepted.dim(0), None, &[&offsets], &[Some(&accepted)])?;
+        overlap::reject(&[Some(&offsets)], &[Some(&accepted)])?;
+        Ok(Request { pairs, accepted, offsets, gamma })
+    }
+
+    pub fn batch(&self) -> usize {
+        self.accepted.dim(0)
+    }
+}
+
+impl<'a> VerifiedRequest<'a> {
+    /// # Safety
+    /// The arrays rows and packed hold tensor_count tensors.
+    pub unsafe fn from_c(session: &Session, c: &'a vwd_verify_pack_args) -> Result<VerifiedRequest<'a>> {
+        let checks = session.checks();
+        let verify_args = vwd_verify_args {
+            struct_size: size_of::<vwd_verify_args>() as u32,
+            flags: 0,
+            draft: c.draft,
+            target: c.target,
+            draft_lens: c.draft_lens,
+            accepted: c.accepted,
+            next_token: c.next_token,
+            mismatch: c.mismatch,
+            committed: c.committed,
+        };
+        let verify = verify::Request::unchecked_overlap(&checks, &verify_args)?;
+        let offsets = check_offsets(&checks, &c.offsets, verify.batch())?;
+        let [accepted, next_token, mismatch, committed] = verify.outputs();
+        let outputs = [accepted, next_token, mismatch, committed, Some(&offsets)];
+        overlap::reject(&outputs, &verify.inputs())?;
+        // SAFETY: forwarded to the caller.
+        let pairs = unsafe { Pairs::from_c(checks, c.tensor_count, c.rows, c.packed) }?;
+        let mut given = [&offsets; 5];
+        let mut count = 0;
+        for out in outputs.into_iter().flatten() {
+            given[count] = out;
+            count += 1;
+        }
+        let gamma = pairs.check_all(verify.batch(), Some(verify.gamma()), &given[..count], &verify.inputs())?;
+        let pack = Request { pairs, accepted: verify.accepted, offsets, gamma };
+        Ok(VerifiedRequest { verify, pack })
+    }
+}
+
+pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
+    match session.on(stream)? {
+        On::Cpu(cpu) => {
+            cpu::run(cpu, request);
+            Ok(())
+        }
+        On::Cuda(_) => Err(Error::unsupported("vwd_pack has no CUDA kernel in this build")),
+    }
+}
+
+pub fn run_verified(session: &Session, request: &VerifiedRequest, stream: vwd_stream) -> Result<()> {
+    match session.on(stream)? {
+        On::Cpu(cpu) => {
+            verify::cpu::run(cpu, &request.verify);
+            cpu::run(cpu, &request.pack);
+            Ok(())
+        }
+        On::Cuda(_) => Err(Error::unsupported("vwd_verify_pack has no CUDA kernel in this build")),
+    }
+}

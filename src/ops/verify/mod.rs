@@ -1,0 +1,95 @@
+//! Greedy verification of draft tokens.
+//!
+//! k_i = first j < len_i with draft[i, j] ≠ target[i, j] or draft[i, j] < 0, else len_i; next_token[i] = target[i, k_i].
+
+pub(super) mod cpu;
+
+use crate::capi::types::vwd_stream;
+use crate::capi::verify::vwd_verify_args;
+use crate::core::dtype::DType;
+use crate::core::overlap;
+use crate::core::status::{Error, Result};
+use crate::core::tensor::{Checks, Tensor};
+use crate::runtime::{On, Session, require_no_flags};
+
+/// Checked arguments; shapes as in `vwd_verify`.
+#[derive(Clone, Copy)]
+pub struct Request {
+    /// [B, γ]
+    pub draft: Tensor,
+    /// [B, γ+1]
+    pub target: Tensor,
+    /// [B]
+    pub draft_lens: Option<Tensor>,
+    /// [B]
+    pub accepted: Tensor,
+    /// [B]
+    pub next_token: Tensor,
+    /// [B]
+    pub mismatch: Option<Tensor>,
+    /// [B, γ+1]
+    pub committed: Option<Tensor>,
+}
+
+impl Request {
+    pub fn from_c(session: &Session, c: &vwd_verify_args) -> Result<Request> {
+        require_no_flags("flags", c.flags)?;
+        let request = Request::unchecked_overlap(&session.checks(), c)?;
+        overlap::reject(&request.outputs(), &request.inputs())?;
+        Ok(request)
+    }
+
+    /// All checks but those between tensors, which the caller makes over more of them.
+    pub fn unchecked_overlap(checks: &Checks, c: &vwd_verify_args) -> Result<Request> {
+        let draft = checks.required("draft", &c.draft)?.of_any(DType::TOKENS)?.of_rank(2)?;
+        let (batch, gamma) = (draft.dim(0), draft.dim(1));
+        if gamma > i32::MAX as usize {
+            return Err(Error::argument("draft", format!("{gamma} tokens a row"), "at most 2^31 − 1"));
+        }
+        let row = [("B", batch), ("γ+1", gamma + 1)];
+        let column = [("B", batch)];
+        let target = checks.required("target", &c.target)?.of(draft.dtype)?.of_shape(&row)?;
+        let draft_lens = match checks.optional("draft_lens", &c.draft_lens)? {
+            Some(lens) => Some(lens.of(DType::I32)?.of_shape(&column)?),
+            None => None,
+        };
+        let accepted = checks.required("accepted", &c.accepted)?.of(DType::I32)?.of_shape(&column)?.writable()?;
+        let next_token = checks.required("next_token", &c.next_token)?;
+        let next_token = next_token.of(draft.dtype)?.of_shape(&column)?.writable()?;
+        let mismatch = match checks.optional("mismatch", &c.mismatch)? {
+            Some(m) => Some(m.of_any(&[DType::I32, DType::U8, DType::BOOL])?.of_shape(&column)?.writable()?),
+            None => None,
+        };
+        let committed = match checks.optional("committed", &c.committed)? {
+            Some(t) => Some(t.of(draft.dtype)?.of_shape(&row)?.writable()?),
+            None => None,
+        };
+        Ok(Request { draft, target, draft_lens, accepted, next_token, mismatch, committed })
+    }
+
+    pub fn outputs(&self) -> [Option<&Tensor>; 4] {
+        [Some(&self.accepted), Some(&self.next_token), self.mismatch.as_ref(), self.committed.as_ref()]
+    }
+
+    pub fn inputs(&self) -> [Option<&Tensor>; 3] {
+        [Some(&self.draft), Some(&self.target), self.draft_lens.as_ref()]
+    }
+
+    pub fn batch(&self) -> usize {
+        self.draft.dim(0)
+    }
+
+    pub fn gamma(&self) -> usize {
+        self.draft.dim(1)
+    }
+}
+
+pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
+    match session.on(stream)? {
+        On::Cpu(cpu) => {
+            cpu::run(cpu, request);
+            Ok(())
+        }
+        On::Cuda(_) => Err(Error::unsupported("vwd_verify has no CUDA kernel in this build")),
+    }
+}

@@ -1,0 +1,137 @@
+//! The CPU backend's resources: a pool of threads that the session owns, and scratch memory that calls reuse.
+
+use super::Options;
+use super::host::HostMemory;
+use crate::capi::boundary::enter_library_thread;
+use crate::capi::session::{VWD_DEVICE_CPU, vwd_session_details};
+use crate::core::status::{Code, Error, Result};
+use bumpalo::Bump;
+use parking_lot::Mutex;
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::mem::ManuallyDrop;
+use std::thread::JoinHandle;
+
+pub struct Cpu {
+    threads: usize,
+    /// Absent when the session has one thread: then the caller does the work.
+    pool: Option<Pool>,
+    scratch: Mutex<Vec<Bump>>,
+    pub host: HostMemory,
+}
+
+/// Less work than this is done by the caller: waking a worker takes some microseconds.
+const INLINE_BYTES: usize = 64 << 10;
+
+impl Cpu {
+    pub fn start(options: &Options) -> Result<Cpu> {
+        let pool = if options.threads > 1 { Some(Pool::start(options.threads)?) } else { None };
+        Ok(Cpu {
+            threads: options.threads,
+            pool,
+            scratch: Mutex::new(Vec::new()),
+            host: HostMemory::new(options.pinned_limit),
+        })
+    }
+
+    /// Runs `task(0) … task(tasks−1)` and waits for all. The order is free, so tasks share nothing they write.
+    pub fn parallel(&self, tasks: usize, bytes_per_task: usize, task: impl Fn(usize) + Sync + Send) {
+        match &self.pool {
+            Some(pool) if tasks > 1 && tasks.saturating_mul(bytes_per_task) >= INLINE_BYTES => {
+                pool.threads.install(|| (0..tasks).into_par_iter().for_each(task));
+            }
+            _ => (0..tasks).for_each(task),
+        }
+    }
+
+    /// Scratch memory for one call. Calls reuse what earlier ones grew, so a steady state allocates nothing.
+    pub fn scratch(&self) -> Scratch<'_> {
+        let bump = self.scratch.lock().pop().unwrap_or_default();
+        Scratch { cpu: self, bump: Some(bump) }
+    }
+
+    pub fn details(&self) -> vwd_session_details {
+        let scratch_bytes = self.scratch.lock().iter().map(|b| b.allocated_bytes() as u64).sum();
+        let host = self.host.usage();
+        vwd_session_details {
+            struct_size: size_of::<vwd_session_details>() as u32,
+            device: VWD_DEVICE_CPU,
+            device_id: 0,
+            threads: self.threads as u32,
+            driver_version: 0,
+            compute_capability: 0,
+            multiprocessors: 0,
+            kernels: 0,
+            load_microseconds: 0,
+            scratch_bytes,
+            scratch_peak: scratch_bytes,
+            pinned_in_use: host.in_use,
+            pinned_peak: host.peak,
+            pinned_cached: 0,
+            device_name: super::fixed_text("CPU"),
+        }
+    }
+}
+
+/// A rayon pool whose threads are joined on drop: when a session is released nothing of it runs on.
+struct Pool {
+    threads: ManuallyDrop<ThreadPool>,
+    handles: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    fn start(threads: usize) -> Result<Pool> {
+        let mut handles = Vec::with_capacity(threads);
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .spawn_handler(|thread| {
+                let builder = std::thread::Builder::new().name(format!("vanward-{}", thread.index()));
+                handles.push(builder.spawn(|| {
+                    enter_library_thread();
+                    thread.run();
+                })?);
+                Ok(())
+            })
+            .build();
+        match pool {
+            Ok(pool) => Ok(Pool { threads: ManuallyDrop::new(pool), handles }),
+            Err(error) => Err(Error::new(Code::OutOfMemory, format!("could not start {threads} threads: {error}"))),
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: dropped once, here; the pool tells its threads to end, so that they can be joined.
+        unsafe { ManuallyDrop::drop(&mut self.threads) };
+        for handle in self.handles.drain(..) {
+            // A worker that panicked has told the caller whose task it ran.
+            let _ = handle.join();
+        }
+    }
+}
+
+/// Memory for one call, given back on drop. Slices live as long as the borrow of this.
+pub struct Scratch<'s> {
+    cpu: &'s Cpu,
+    bump: Option<Bump>,
+}
+
+impl Scratch<'_> {
+    /// `len` copies of `value`.
+    #[allow(clippy::mut_from_ref)] // a bump allocator: every call returns memory of its own
+    pub fn slice<T: Copy>(&self, len: usize, value: T) -> Result<&mut [T]> {
+        let bump = self.bump.as_ref().expect("present until drop");
+        bump.try_alloc_slice_fill_copy(len, value)
+            .map_err(|_| Error::out_of_memory(len.saturating_mul(size_of::<T>()), "scratch"))
+    }
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        if let Some(mut bump) = self.bump.take() {
+            bump.reset();
+            self.cpu.scratch.lock().push(bump);
+        }
+    }
+}

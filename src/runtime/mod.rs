@@ -1,0 +1,190 @@
+//! The session and what it owns.
+
+pub mod cpu;
+pub mod cuda;
+pub mod host;
+
+use crate::capi::session::{
+    VWD_DEVICE_AUTO, VWD_DEVICE_CPU, VWD_DEVICE_CUDA, vwd_session_details, vwd_session_options,
+};
+use crate::capi::types::vwd_stream;
+use crate::core::status::{Code, Error, Result};
+use crate::core::tensor::{Checks, Device};
+use cpu::Cpu;
+use cuda::{Cuda, Enqueue};
+use std::ffi::c_void;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Auto,
+    Cpu,
+    Cuda,
+}
+
+/// Options of a session, defaults filled in.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub device: Choice,
+    pub device_id: i32,
+    pub threads: usize,
+    pub scratch_bytes: usize,
+    pub stream_count: usize,
+    pub pinned_limit: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            device: Choice::Auto,
+            device_id: 0,
+            threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
+            scratch_bytes: 16 << 20,
+            stream_count: 4,
+            pinned_limit: u64::MAX,
+        }
+    }
+}
+
+impl Options {
+    pub fn from_c(c: &vwd_session_options) -> Result<Options> {
+        const MOST_THREADS: u32 = 1024;
+        const MOST_STREAMS: u32 = 1024;
+        let mut options = Options { device_id: c.device_id, ..Options::default() };
+        options.device = match c.device {
+            VWD_DEVICE_AUTO => Choice::Auto,
+            VWD_DEVICE_CPU => Choice::Cpu,
+            VWD_DEVICE_CUDA => Choice::Cuda,
+            other => return Err(Error::argument("options.device", other, "a VWD_DEVICE_* value (0 to 2)")),
+        };
+        if c.device_id < 0 {
+            return Err(Error::argument("options.device_id", c.device_id, "a CUDA ordinal, 0 or above"));
+        }
+        if c.threads > MOST_THREADS {
+            return Err(Error::argument("options.threads", c.threads, format!("at most {MOST_THREADS}")));
+        }
+        if c.stream_count > MOST_STREAMS {
+            return Err(Error::argument("options.stream_count", c.stream_count, format!("at most {MOST_STREAMS}")));
+        }
+        require_no_flags("options.flags", c.flags)?;
+        if c.threads != 0 {
+            options.threads = c.threads as usize;
+        }
+        if c.scratch_bytes != 0 {
+            options.scratch_bytes = c.scratch_bytes as usize;
+        }
+        if c.stream_count != 0 {
+            options.stream_count = c.stream_count as usize;
+        }
+        if c.pinned_limit != 0 {
+            options.pinned_limit = c.pinned_limit;
+        }
+        Ok(options)
+    }
+}
+
+/// Flags that no version has defined yet.
+pub fn require_no_flags(name: &str, flags: u32) -> Result<()> {
+    if flags == 0 { Ok(()) } else { Err(Error::argument(name, flags, "0")) }
+}
+
+pub struct Session {
+    backend: Backend,
+}
+
+enum Backend {
+    Cpu(Cpu),
+    Cuda(Cuda),
+}
+
+/// Where one call runs.
+pub enum On<'s> {
+    Cpu(&'s Cpu),
+    /// The device's context is current until this is dropped.
+    Cuda(Enqueue<'s>),
+}
+
+impl Session {
+    pub fn create(options: &Options) -> Result<Session> {
+        let cpu = || Ok(Session { backend: Backend::Cpu(Cpu::start(options)?) });
+        match options.device {
+            Choice::Cpu => cpu(),
+            Choice::Cuda => Ok(Session { backend: Backend::Cuda(Cuda::open(options)?) }),
+            Choice::Auto => match Cuda::open(options) {
+                Ok(cuda) => Ok(Session { backend: Backend::Cuda(cuda) }),
+                Err(error) if error.code == Code::Unavailable => cpu(),
+                Err(error) => Err(error),
+            },
+        }
+    }
+
+    pub fn device(&self) -> Device {
+        match &self.backend {
+            Backend::Cpu(_) => Device::Cpu,
+            Backend::Cuda(cuda) => Device::Cuda(cuda.ordinal()),
+        }
+    }
+
+    /// Checks of tensors that live where this session computes.
+    pub fn checks(&self) -> Checks {
+        Checks { device: self.device() }
+    }
+
+    /// Picks the backend of one call and, on CUDA, makes the context current.
+    pub fn on(&self, stream: vwd_stream) -> Result<On<'_>> {
+        match &self.backend {
+            Backend::Cpu(cpu) => {
+                require_no_stream(stream)?;
+                Ok(On::Cpu(cpu))
+            }
+            Backend::Cuda(cuda) => Ok(On::Cuda(cuda.enqueue(stream)?)),
+        }
+    }
+
+    pub fn details(&self) -> vwd_session_details {
+        match &self.backend {
+            Backend::Cpu(cpu) => cpu.details(),
+            Backend::Cuda(cuda) => cuda.details(),
+        }
+    }
+
+    pub fn reserve(&self, stream: vwd_stream, bytes: u64) -> Result<()> {
+        match &self.backend {
+            Backend::Cpu(_) => require_no_stream(stream),
+            Backend::Cuda(cuda) => cuda.reserve(stream, bytes),
+        }
+    }
+
+    pub fn pinned_alloc(&self, bytes: u64) -> Result<*mut c_void> {
+        match &self.backend {
+            Backend::Cpu(cpu) => cpu.host.alloc(bytes),
+            Backend::Cuda(cuda) => cuda.pinned_alloc(bytes),
+        }
+    }
+
+    pub fn pinned_free(&self, pointer: *mut c_void, stream: vwd_stream) -> Result<()> {
+        match &self.backend {
+            Backend::Cpu(cpu) => {
+                require_no_stream(stream)?;
+                cpu.host.free(pointer)
+            }
+            Backend::Cuda(cuda) => cuda.pinned_free(pointer, stream),
+        }
+    }
+}
+
+fn require_no_stream(stream: vwd_stream) -> Result<()> {
+    if stream.is_null() {
+        return Ok(());
+    }
+    Err(Error::argument("stream", format!("{stream:p} on a CPU session"), "NULL"))
+}
+
+/// Copies a name into a fixed, NUL-terminated field.
+pub fn fixed_text<const N: usize>(text: &str) -> [std::ffi::c_char; N] {
+    let mut field = [0; N];
+    let cut = text.floor_char_boundary(N - 1);
+    for (to, from) in field.iter_mut().zip(&text.as_bytes()[..cut]) {
+        *to = *from as std::ffi::c_char;
+    }
+    field
+}
