@@ -7,5 +7,6 @@ pub mod pack;
 pub mod prefetch;
 pub mod repair;
 pub mod select;
+pub mod topk;
 pub mod verify;
 pub mod views;

@@ -1,0 +1,141 @@
+//! Exact selection of the best scores.
+//!
+//! Order: larger first; equal scores (−0 and +0 are equal) by the lower index; NaN ranks as −inf. The k-th largest is
+//! found by counting digits of sortable keys (radix select): three passes over the scores, no memory but a histogram on
+//! the stack, and the same answer whatever the order of the passes. Results come out ascending by index.
+
+/// How many are selected of n: min(n, max(k, forced)), where the first `init` and the last `local` are forced.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    pub k: usize,
+    pub init: usize,
+    pub local: usize,
+}
+
+/// Hands the indices selected from `scores` to `emit`, ascending, and returns how many there are.
+pub fn select_top(scores: &[f32], budget: Budget, mut emit: impl FnMut(usize)) -> usize {
+    let n = scores.len();
+    let init = budget.init.min(n);
+    let local = budget.local.min(n - init);
+    let free = &scores[init..n - local];
+    let wanted = budget.k.saturating_sub(init + local).min(free.len());
+    (0..init).for_each(&mut emit);
+    let mut cut = Cut::of_best(free, wanted);
+    for (i, &score) in free.iter().enumerate() {
+        if cut.takes(score) {
+            emit(init + i);
+        }
+    }
+    (n - local..n).for_each(&mut emit);
+    init + wanted + local
+}
+
+/// The boundary below the best k scores. Asked about each score once, in ascending order of index, it takes those k.
+pub struct Cut {
+    /// Scores above this key are in.
+    key: u32,
+    /// Of those that equal it, so many more are in.
+    ties: usize,
+}
+
+impl Cut {
+    pub fn of_best(scores: &[f32], k: usize) -> Cut {
+        if k == 0 {
+            return Cut { key: u32::MAX, ties: 0 };
+        }
+        if k >= scores.len() {
+            return Cut { key: 0, ties: 0 };
+        }
+        // The k-th largest key, digit by digit from the top: `key` holds the digits known so far (under `known`), and
+        // the key sought is the `rank`-th largest, from 1, of those that share them.
+        let (mut key, mut known, mut rank) = (0u32, 0u32, k);
+        for (shift, bits) in [(21, 11), (10, 11), (0, 10)] {
+            let digits = (1u32 << bits) - 1;
+            let mut counts = [0u32; 1 << 11];
+            for &score in scores {
+                let other = sort_key(score);
+                if other & known == key {
+                    counts[(other >> shift & digits) as usize] += 1;
+                }
+            }
+            let mut digit = digits as usize;
+            while (counts[digit] as usize) < rank {
+                rank -= counts[digit] as usize;
+                digit -= 1;
+            }
+            key |= (digit as u32) << shift;
+            known |= digits << shift;
+        }
+        Cut { key, ties: rank }
+    }
+
+    #[inline(always)]
+    pub fn takes(&mut self, score: f32) -> bool {
+        let key = sort_key(score);
+        if key == self.key && self.ties > 0 {
+            self.ties -= 1;
+            return true;
+        }
+        key > self.key
+    }
+}
+
+/// Orders as scores do: NaN with −inf, −0 with +0. No score has key 0 or `u32::MAX`.
+#[inline(always)]
+fn sort_key(score: f32) -> u32 {
+    let score = if score.is_nan() { f32::NEG_INFINITY } else { score };
+    let bits = (score + 0.0).to_bits(); // −0 + 0 is +0
+    if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Sorts by the definition.
+    fn by_sorting(scores: &[f32], budget: Budget) -> Vec<usize> {
+        let n = scores.len();
+        let forced = |i: usize| i < budget.init || i + budget.local >= n;
+        let mut order: Vec<usize> = (0..n).collect();
+        let value = |i: usize| if scores[i].is_nan() { f32::NEG_INFINITY } else { scores[i] };
+        order.sort_by(|&a, &b| {
+            forced(b).cmp(&forced(a)).then(value(b).partial_cmp(&value(a)).expect("no NaN")).then(a.cmp(&b))
+        });
+        order.truncate(budget.k.max((0..n).filter(|&i| forced(i)).count()));
+        order.sort_unstable();
+        order
+    }
+
+    fn score() -> impl Strategy<Value = f32> {
+        let special =
+            [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e-45, -1e-45, f32::MAX, f32::MIN];
+        prop_oneof![
+            2 => any::<u32>().prop_map(f32::from_bits),
+            2 => prop::sample::select(special.to_vec()),
+            3 => (-3i32..3).prop_map(|x| x as f32),
+            3 => -1.0f32..1.0,
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn selects_what_sorting_selects(
+            scores in prop::collection::vec(score(), 0..400),
+            k in 0usize..500, init in 0usize..20, local in 0usize..20,
+        ) {
+            let budget = Budget { k, init, local };
+            let mut ids = Vec::new();
+            let count = select_top(&scores, budget, |i| ids.push(i));
+            prop_assert_eq!(count, ids.len());
+            prop_assert_eq!(ids, by_sorting(&scores, budget));
+        }
+    }
+
+    #[test]
+    fn takes_the_lowest_indices_of_equal_scores() {
+        let mut ids = Vec::new();
+        select_top(&[7.0; 5000], Budget { k: 3, init: 0, local: 1 }, |i| ids.push(i));
+        assert_eq!(ids, [0, 1, 4999]);
+    }
+}
