@@ -61,6 +61,26 @@
 #define VWD_DEVICE_CUDA 2
 
 /**
+ * The session's stream for selection; of high priority.
+ */
+#define VWD_STREAM_SELECT 0
+
+/**
+ * The session's stream for speculative attention; of high priority.
+ */
+#define VWD_STREAM_SPECULATE 1
+
+/**
+ * The session's stream for transfers from host memory; of low priority.
+ */
+#define VWD_STREAM_PREFETCH 2
+
+/**
+ * The session's stream for transfers to host memory; of low priority.
+ */
+#define VWD_STREAM_WRITE_BACK 3
+
+/**
  * Upper bound of q·k over the block, from MINMAX (Quest: Tang et al. 2024, section 3).
  */
 #define VWD_SELECT_MINMAX 1
@@ -807,6 +827,16 @@ VWD_API vwd_status vwd_session_info(const vwd_session *session, vwd_session_deta
  * Allocates and may synchronise the device. Thread-safe. Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
  */
 VWD_API vwd_status vwd_session_reserve(const vwd_session *session, vwd_stream stream, uint64_t bytes);
+
+/**
+ * One of the session's own streams, for work that runs beside the caller's. Non-blocking; not to be destroyed.
+ *
+ * role    One of VWD_STREAM_*.
+ * stream  Out; NULL on a CPU session.
+ *
+ * Does not block. Thread-safe. Errors: INVALID_ARGUMENT.
+ */
+VWD_API vwd_status vwd_session_stream(const vwd_session *session, uint32_t role, vwd_stream *stream);
 
 /**
  * Takes host memory from the session's pool: pinned and mapped for every device on a CUDA session, plain memory on a CPU

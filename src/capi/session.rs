@@ -195,6 +195,35 @@ pub unsafe extern "C" fn vwd_session_reserve(
     })
 }
 
+/// The session's stream for selection; of high priority.
+pub const VWD_STREAM_SELECT: u32 = 0;
+/// The session's stream for speculative attention; of high priority.
+pub const VWD_STREAM_SPECULATE: u32 = 1;
+/// The session's stream for transfers from host memory; of low priority.
+pub const VWD_STREAM_PREFETCH: u32 = 2;
+/// The session's stream for transfers to host memory; of low priority.
+pub const VWD_STREAM_WRITE_BACK: u32 = 3;
+
+/// One of the session's own streams, for work that runs beside the caller's. Non-blocking; not to be destroyed.
+///
+/// role    One of VWD_STREAM_*.
+/// stream  Out; NULL on a CPU session.
+///
+/// Does not block. Thread-safe. Errors: INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_session_stream(
+    session: *const vwd_session,
+    role: u32,
+    stream: *mut vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of the arguments.
+        let (session, stream) = unsafe { (handle(session, "session")?, out(stream, "stream")?) };
+        stream.write(session.stream(role)?);
+        Ok(())
+    })
+}
+
 /// Takes host memory from the session's pool: pinned and mapped for every device on a CUDA session, plain memory on a CPU
 /// session; aligned to 4096 bytes, contents undefined.
 ///

@@ -5,13 +5,14 @@ pub mod cuda;
 pub mod host;
 
 use crate::capi::session::{
-    VWD_DEVICE_AUTO, VWD_DEVICE_CPU, VWD_DEVICE_CUDA, vwd_session_details, vwd_session_options,
+    VWD_DEVICE_AUTO, VWD_DEVICE_CPU, VWD_DEVICE_CUDA, VWD_STREAM_PREFETCH, VWD_STREAM_SELECT, VWD_STREAM_SPECULATE,
+    VWD_STREAM_WRITE_BACK, vwd_session_details, vwd_session_options,
 };
 use crate::capi::types::vwd_stream;
 use crate::core::status::{Code, Error, Result};
 use crate::core::tensor::{Checks, Device};
 use cpu::Cpu;
-use cuda::{Cuda, Enqueue};
+use cuda::{Cuda, Enqueue, Role};
 use std::ffi::c_void;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,6 +153,21 @@ impl Session {
             Backend::Cpu(_) => require_no_stream(stream),
             Backend::Cuda(cuda) => cuda.reserve(stream, bytes),
         }
+    }
+
+    /// The session's own stream of a role; NULL on the CPU.
+    pub fn stream(&self, role: u32) -> Result<vwd_stream> {
+        let role = match role {
+            VWD_STREAM_SELECT => Role::Select,
+            VWD_STREAM_SPECULATE => Role::Speculate,
+            VWD_STREAM_PREFETCH => Role::Prefetch,
+            VWD_STREAM_WRITE_BACK => Role::WriteBack,
+            other => return Err(Error::argument("role", other, "a VWD_STREAM_* value (0 to 3)")),
+        };
+        Ok(match &self.backend {
+            Backend::Cpu(_) => std::ptr::null_mut(),
+            Backend::Cuda(cuda) => cuda.stream(role),
+        })
     }
 
     pub fn pinned_alloc(&self, bytes: u64) -> Result<*mut c_void> {

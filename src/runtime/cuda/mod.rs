@@ -1,0 +1,249 @@
+//! The CUDA backend's resources: the primary context, the kernels, scratch arenas, the pinned pool and the session's own
+//! streams. Everything a call needs is made at session creation.
+
+mod arena;
+mod context;
+mod driver;
+mod module;
+mod pinned;
+
+pub use module::Kernel;
+
+use super::Options;
+use crate::capi::session::{VWD_DEVICE_CUDA, vwd_session_details};
+use crate::capi::types::vwd_stream;
+use crate::core::status::{Code, Error, Result};
+use arena::Arenas;
+use context::{Context, Entered};
+use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUdeviceptr, CUstream};
+use driver::check;
+use module::Module;
+use pinned::PinnedPool;
+use std::ffi::{c_char, c_void};
+use std::time::Instant;
+
+pub struct Cuda {
+    kernels: Kernels,
+    modules: Vec<Module>,
+    arenas: Arenas,
+    pinned: PinnedPool,
+    streams: [CUstream; Role::COUNT],
+    facts: Facts,
+    // Last: released after all that lives in it.
+    context: Context,
+}
+
+// SAFETY: stream handles may be used from any thread; the driver locks.
+unsafe impl Send for Cuda {}
+// SAFETY: as above.
+unsafe impl Sync for Cuda {}
+
+/// What launches are sized by.
+#[derive(Clone, Copy)]
+pub struct Facts {
+    pub multiprocessors: u32,
+    /// 90 for compute capability 9.0.
+    pub capability: u32,
+    driver_version: u32,
+    load_microseconds: u64,
+    name: [c_char; 64],
+}
+
+/// The session's own streams: work that runs beside the caller's.
+#[derive(Clone, Copy)]
+pub enum Role {
+    Select,
+    Speculate,
+    Prefetch,
+    WriteBack,
+}
+
+impl Role {
+    const COUNT: usize = 4;
+    const ALL: [Role; Role::COUNT] = [Role::Select, Role::Speculate, Role::Prefetch, Role::WriteBack];
+
+    /// Selection and speculation are waited for; transfers yield to them.
+    fn is_urgent(self) -> bool {
+        matches!(self, Role::Select | Role::Speculate)
+    }
+}
+
+/// Every kernel of the library, loaded.
+pub struct Kernels {}
+
+impl Kernels {
+    /// The context is current. Keeps the modules in `modules`.
+    fn load(_modules: &mut Vec<Module>) -> Result<Kernels> {
+        Ok(Kernels {})
+    }
+
+    const COUNT: u32 = 0;
+}
+
+impl Cuda {
+    pub fn open(options: &Options) -> Result<Cuda> {
+        let context = Context::retain(options.device_id)?;
+        let entered = context.enter()?;
+        let mut facts = Facts::read(&context)?;
+        let started = Instant::now();
+        let mut modules = Vec::new();
+        let kernels = Kernels::load(&mut modules)?;
+        facts.load_microseconds = started.elapsed().as_micros() as u64;
+        let arenas = Arenas::create(options.stream_count, options.scratch_bytes)?;
+        let streams = create_streams().inspect_err(|_| arenas.release())?;
+        drop(entered);
+        let pinned = PinnedPool::new(options.pinned_limit);
+        Ok(Cuda { kernels, modules, arenas, pinned, streams, facts, context })
+    }
+
+    pub fn ordinal(&self) -> i32 {
+        self.context.ordinal
+    }
+
+    pub fn enqueue(&self, stream: vwd_stream) -> Result<Enqueue<'_>> {
+        Ok(Enqueue { cuda: self, stream: stream.cast(), _entered: self.context.enter()? })
+    }
+
+    pub fn stream(&self, role: Role) -> vwd_stream {
+        self.streams[role as usize].cast()
+    }
+
+    pub fn reserve(&self, stream: vwd_stream, bytes: u64) -> Result<()> {
+        let _entered = self.context.enter()?;
+        let bytes = usize::try_from(bytes).map_err(|_| Error::argument("bytes", bytes, "a size in memory"))?;
+        self.arenas.reserve(stream.cast(), bytes)
+    }
+
+    pub fn pinned_alloc(&self, bytes: u64) -> Result<*mut c_void> {
+        let _entered = self.context.enter()?;
+        self.pinned.alloc(bytes)
+    }
+
+    pub fn pinned_free(&self, pointer: *mut c_void, stream: vwd_stream) -> Result<()> {
+        let _entered = self.context.enter()?;
+        self.pinned.free(pointer, stream.cast())
+    }
+
+    pub fn details(&self) -> vwd_session_details {
+        let (scratch_bytes, scratch_peak) = self.arenas.usage();
+        let pinned = self.pinned.usage();
+        vwd_session_details {
+            struct_size: size_of::<vwd_session_details>() as u32,
+            device: VWD_DEVICE_CUDA,
+            device_id: self.ordinal(),
+            threads: 0,
+            driver_version: self.facts.driver_version,
+            compute_capability: self.facts.capability,
+            multiprocessors: self.facts.multiprocessors,
+            kernels: Kernels::COUNT,
+            load_microseconds: self.facts.load_microseconds,
+            scratch_bytes,
+            scratch_peak,
+            pinned_in_use: pinned.in_use,
+            pinned_peak: pinned.peak,
+            pinned_cached: pinned.cached,
+            device_name: self.facts.name,
+        }
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        let Ok(_entered) = self.context.enter() else {
+            return; // the process is ending, or the device is lost: there is nothing to give back
+        };
+        for stream in self.streams {
+            // SAFETY: created by this session, destroyed once.
+            let _ = unsafe { sys::cuStreamDestroy_v2(stream) };
+        }
+        self.arenas.release();
+        self.pinned.release();
+        self.modules.clear();
+    }
+}
+
+/// The PTX in the library is of CUDA 12.4.
+const OLDEST_DRIVER: i32 = 12040;
+
+fn cuda_version(number: i32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+impl Facts {
+    /// Fails where the driver or the device is too old for the kernels.
+    fn read(context: &Context) -> Result<Facts> {
+        let mut driver_version = 0;
+        // SAFETY: the driver is open.
+        check(unsafe { sys::cuDriverGetVersion(&mut driver_version) }, "cuDriverGetVersion")?;
+        if driver_version < OLDEST_DRIVER {
+            let (found, oldest) = (cuda_version(driver_version), cuda_version(OLDEST_DRIVER));
+            let text = format!("the driver supports CUDA {found}; expected {oldest} or later (driver 550)");
+            return Err(Error::new(Code::Unavailable, text));
+        }
+        let major = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
+        let minor = context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        if major < 8 {
+            let text = format!("compute capability {major}.{minor} is too old; expected 8.0 or later");
+            return Err(Error::new(Code::Unavailable, text));
+        }
+        Ok(Facts {
+            multiprocessors: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
+            capability: (major * 10 + minor) as u32,
+            driver_version: driver_version as u32,
+            load_microseconds: 0,
+            name: super::fixed_text(&context.name()?),
+        })
+    }
+}
+
+/// The context is current.
+fn create_streams() -> Result<[CUstream; Role::COUNT]> {
+    let (mut least, mut greatest) = (0, 0);
+    // SAFETY: the context is current.
+    check(unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) }, "cuCtxGetStreamPriorityRange")?;
+    let mut streams = [std::ptr::null_mut(); Role::COUNT];
+    for role in Role::ALL {
+        let priority = if role.is_urgent() { greatest } else { least };
+        let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: the context is current.
+        let made = unsafe { sys::cuStreamCreateWithPriority(&mut streams[role as usize], flags, priority) };
+        check(made, "cuStreamCreateWithPriority").inspect_err(|_| {
+            for stream in streams.into_iter().filter(|stream| !stream.is_null()) {
+                // SAFETY: created in this loop.
+                let _ = unsafe { sys::cuStreamDestroy_v2(stream) };
+            }
+        })?;
+    }
+    Ok(streams)
+}
+
+/// One call's place on the caller's stream; the context is current while it lives.
+pub struct Enqueue<'s> {
+    cuda: &'s Cuda,
+    stream: CUstream,
+    _entered: Entered<'s>,
+}
+
+impl Enqueue<'_> {
+    pub fn kernels(&self) -> &Kernels {
+        &self.cuda.kernels
+    }
+
+    pub fn facts(&self) -> &Facts {
+        &self.cuda.facts
+    }
+
+    /// Scratch for this call alone, aligned to 256 bytes.
+    pub fn scratch(&self, bytes: usize) -> Result<CUdeviceptr> {
+        self.cuda.arenas.scratch(self.stream, bytes)
+    }
+
+    /// Launches a kernel on the caller's stream.
+    ///
+    /// # Safety
+    /// As for [`Kernel::launch`].
+    pub unsafe fn launch<P>(&self, kernel: &Kernel, grid: [u32; 3], block: u32, shared: u32, params: &P) -> Result<()> {
+        // SAFETY: forwarded to the caller; the context is current.
+        unsafe { kernel.launch(grid, block, shared, self.stream, params) }
+    }
+}

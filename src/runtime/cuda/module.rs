@@ -1,0 +1,114 @@
+//! Kernels: modules loaded from the PTX in the library, each function loaded at session creation so that none loads
+//! inside a graph capture.
+
+use super::driver::check;
+use crate::core::status::{Code, Error, Result};
+use cudarc::driver::sys::{self, CUfunction, CUjit_option_enum as Jit, CUmodule, CUresult, CUstream};
+use std::ffi::{CString, c_void};
+
+/// One PTX text in a context, unloaded on drop.
+pub struct Module {
+    name: &'static str,
+    raw: CUmodule,
+}
+
+// SAFETY: a module handle may be used from any thread; the driver locks.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// The context is current.
+    pub fn load(name: &'static str, ptx: &str) -> Result<Module> {
+        const LOG_BYTES: usize = 8 << 10;
+        let image = CString::new(ptx).map_err(|_| Error::new(Code::Internal, format!("{name}.ptx holds a NUL")))?;
+        let mut log = vec![0u8; LOG_BYTES];
+        let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the image is NUL-terminated PTX; the log buffer outlives the call and has the size that is passed.
+        let result = unsafe {
+            let count = options.len() as u32;
+            sys::cuModuleLoadDataEx(&mut raw, image.as_ptr().cast(), count, options.as_mut_ptr(), values.as_mut_ptr())
+        };
+        if result == CUresult::CUDA_SUCCESS {
+            return Ok(Module { name, raw });
+        }
+        let log = String::from_utf8_lossy(log.split(|&b| b == 0).next().unwrap_or_default()).trim().to_owned();
+        let error = check(result, "cuModuleLoadDataEx").unwrap_err();
+        let text = format!("kernel module {name}: {}; JIT log: {log}", error.message);
+        Err(Error::new(error.code, text))
+    }
+
+    /// Finds and loads one function. The context is current.
+    pub fn kernel(&self, name: &'static str) -> Result<Kernel> {
+        let symbol = CString::new(name).expect("kernel names hold no NUL");
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded; the symbol is NUL-terminated.
+        let result = unsafe {
+            check(sys::cuModuleGetFunction(&mut function, self.raw, symbol.as_ptr()), "cuModuleGetFunction")
+                .and_then(|()| check(sys::cuFuncLoad(function), "cuFuncLoad"))
+        };
+        match result {
+            Ok(()) => Ok(Kernel { name, function }),
+            Err(error) => {
+                let text = format!("kernel {name} of module {}: {}", self.name, error.message);
+                Err(Error::new(error.code, text))
+            }
+        }
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // SAFETY: loaded once; the session makes the context current before it drops its modules.
+        let _ = unsafe { sys::cuModuleUnload(self.raw) };
+    }
+}
+
+/// A loaded `__global__` function that takes one parameter struct by value.
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    name: &'static str,
+    function: CUfunction,
+}
+
+// SAFETY: as for Module.
+unsafe impl Send for Kernel {}
+// SAFETY: as for Module.
+unsafe impl Sync for Kernel {}
+
+impl Kernel {
+    /// Enqueues the kernel.
+    ///
+    /// # Safety
+    /// `P` is the kernel's parameter struct, the addresses in it are the device's and valid until the stream has passed,
+    /// and the context is current.
+    pub unsafe fn launch<P>(
+        &self,
+        grid: [u32; 3],
+        block: u32,
+        shared: u32,
+        stream: CUstream,
+        params: &P,
+    ) -> Result<()> {
+        let mut params = [(&raw const *params).cast_mut().cast::<c_void>()];
+        // SAFETY: forwarded to the caller; the driver copies the parameters during the call.
+        let result = unsafe {
+            sys::cuLaunchKernel(
+                self.function,
+                grid[0],
+                grid[1],
+                grid[2],
+                block,
+                1,
+                1,
+                shared,
+                stream,
+                params.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        check(result, self.name)
+    }
+}
