@@ -92,15 +92,15 @@ impl Pages {
         self.size * self.table.map_or(1, |t| t.dim(1))
     }
 
-    /// A block holds whole pages or a page whole blocks.
-    pub fn check_block_size(&self, block_size: usize) -> Result<()> {
+    /// A block holds whole pages or a page whole blocks. `name` is that of the argument.
+    pub fn check_block_size(&self, name: &str, block_size: usize) -> Result<()> {
         let p = self.size;
         if block_size == 0 {
-            return Err(Error::argument("block_size", 0, "at least 1"));
+            return Err(Error::argument(name, 0, "at least 1"));
         }
         if self.table.is_some() && p != 0 && !p.is_multiple_of(block_size) && !block_size.is_multiple_of(p) {
             let expected = format!("a divisor or a multiple of the page size {p}");
-            return Err(Error::argument("block_size", block_size, expected));
+            return Err(Error::argument(name, block_size, expected));
         }
         Ok(())
     }
