@@ -575,7 +575,7 @@ typedef struct {
 } vwd_predictor_reset_args;
 
 /**
- * Smoothing factors. {1, 0, 0} predicts the previous step's scores again.
+ * Smoothing factors. {1, 0, 0} predicts the previous step's scores again; {0, 0, 0} means {1, 0, 0}.
  */
 typedef struct {
   /**
@@ -636,6 +636,8 @@ typedef struct {
 typedef struct {
   uint32_t struct_size;
   uint32_t k;
+  uint32_t init_blocks;
+  uint32_t local_blocks;
   float ratio;
   /**
    * Length of the array grid.
@@ -672,6 +674,34 @@ typedef struct {
    */
   float ridge;
 } vwd_forecast_options;
+
+/**
+ * What a forecast holds, filled by `vwd_forecast_info`.
+ */
+typedef struct {
+  uint32_t struct_size;
+  uint32_t layers;
+  uint32_t input_dim;
+  uint32_t q_heads;
+  uint32_t head_dim;
+  float ridge;
+  /**
+   * Maps that are solved or loaded.
+   */
+  uint32_t solved;
+  /**
+   * Largest rank that solved maps are cut to; 0 where none is cut.
+   */
+  uint32_t rank;
+  /**
+   * Bytes of the solved maps.
+   */
+  uint64_t map_bytes;
+  /**
+   * Bytes of the sums that wait for `vwd_forecast_solve`.
+   */
+  uint64_t sum_bytes;
+} vwd_forecast_details;
 
 /**
  * Arguments of `vwd_forecast_accumulate`; see there.
@@ -1201,16 +1231,21 @@ vwd_status vwd_predictor_update(const vwd_session *session,
 /**
  * Picks the smoothing factors that would have predicted a history of score rows best (PRR: calibration on the prefill).
  *
- * For every point of the grid the predictor runs through the rows; its hit rate is the share, weighted by softmax of the
- * row's scores, of each step's top k blocks that the prediction from the steps before it covers. Ties go to the earlier
- * point.
+ * For every point of the grid the predictor runs through each history: it predicts step t from the steps before it, then
+ * sees the scores of t. The share of step t that it hits is
+ *   Σ_{j in P̂} w_j / Σ_j w_j,  w_j = max(s_j − c, 0),
+ * where c is the best score that the true selection of step t leaves out: a block counts by how much it beats the best
+ * one outside, so that the share is the same whatever the scores' offset and scale, and swapping blocks of equal score
+ * costs nothing. Forced blocks and scores that are not finite do not count. The hit rate is the mean share over heads and
+ * steps; the first step of a history, and steps that leave nothing out or tie all they take with c, are skipped. Ties
+ * between points go to the earlier one.
  *
- * args->k, ratio                          As in `vwd_predictor_predict`.
- * args->grid          [grid_count]        Host array, optional (NULL: a built-in grid that includes {1, 0, 0}).
- * args->scores        [N, T, Hk, nb]      float32. Score rows of N histories of T steps.
- * args->block_counts  [N, T]              int32. Blocks that exist at each step, clamped to 0 … nb.
- * holt                                    Out: the best point.
- * hit_rate                                Out, may be NULL: its hit rate, 0 … 1; 0 where no step could be predicted.
+ * args->k, init_blocks, local_blocks, ratio    As in `vwd_predictor_predict`.
+ * args->grid          [grid_count]             Host array, optional (NULL: a built-in grid that starts with {1, 0, 0}).
+ * args->scores        [N, T, Hk, nb]           float32. Score rows of N histories of T steps.
+ * args->block_counts  [N, T]                   int32. Blocks that exist at each step, clamped to 0 … nb.
+ * holt                                         Out: the best point.
+ * hit_rate                                     Out, may be NULL: its hit rate, 0 … 1; 0 where no step counts.
  *
  * Blocks until done and may allocate; not for capture. Thread-safe. Tensors are borrowed during the call.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, UNSUPPORTED, DRIVER, INTERNAL.
@@ -1222,7 +1257,7 @@ vwd_status vwd_predictor_calibrate(const vwd_session *session,
                                    double *hit_rate);
 
 /**
- * Creates empty maps. Every pointer to options' fields is plain data; nothing is borrowed.
+ * Creates a forecast without maps: fit them with `vwd_forecast_accumulate` and `vwd_forecast_solve`.
  *
  * session   Kept alive by the forecast; may be released first.
  * options   Required: layers, input_dim, q_heads and head_dim have no default.
@@ -1242,6 +1277,11 @@ vwd_status vwd_forecast_create(const vwd_session *session,
 VWD_API void vwd_forecast_release(vwd_forecast *forecast);
 
 /**
+ * Fills `details`, whose struct_size the caller has set. Thread-safe. Errors: INVALID_ARGUMENT.
+ */
+VWD_API vwd_status vwd_forecast_info(const vwd_forecast *forecast, vwd_forecast_details *details);
+
+/**
  * Adds activations to the sums X̂ᵀX̂ and X̂ᵀQ of one map; x̂ = x / rms(x) with a constant 1 appended.
  *
  * args->layer                     0 … layers−1.
@@ -1250,9 +1290,12 @@ VWD_API void vwd_forecast_release(vwd_forecast *forecast);
  *
  * Streamed: any number of calls, any N. Blocks until done and may allocate; not for capture. Thread-safe; calls on one
  * forecast wait for each other. Tensors are borrowed during the call and are CPU tensors on any session.
- * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument; a value that is not finite), OUT_OF_MEMORY, INTERNAL. After an
+ * error the sums are as they were.
  */
-VWD_API vwd_status vwd_forecast_accumulate(const vwd_forecast *forecast, const vwd_forecast_accumulate_args *args);
+VWD_API
+vwd_status vwd_forecast_accumulate(const vwd_forecast *forecast,
+                                   const vwd_forecast_accumulate_args *args);
 
 /**
  * Solves W = (X̂ᵀX̂ + λ·mean(diag)·I)⁻¹ X̂ᵀQ for every map that has sums, and frees the sums.
@@ -1260,10 +1303,13 @@ VWD_API vwd_status vwd_forecast_accumulate(const vwd_forecast *forecast, const v
  * rank  0 keeps W whole; else W is replaced by the best approximation of that rank of the fitted outputs X̂W (SVD).
  *
  * A map without sums is left as it is. Blocks until done and allocates; not for capture. Thread-safe.
- * Errors: INVALID_ARGUMENT (rank above min(input_dim + 1, q_heads·head_dim); no map has sums; activations that are not
- * finite), OUT_OF_MEMORY, INTERNAL. After an error the sums are still there.
+ * Errors: INVALID_ARGUMENT (rank above min(input_dim + 1, q_heads·head_dim); no map has sums; a system that is singular for
+ * want of ridge, or whose solution exceeds float32), OUT_OF_MEMORY, INTERNAL. After an error sums and maps are as they
+ * were.
  */
-VWD_API vwd_status vwd_forecast_solve(const vwd_forecast *forecast, uint32_t rank);
+VWD_API
+vwd_status vwd_forecast_solve(const vwd_forecast *forecast,
+                              uint32_t rank);
 
 /**
  * Writes the solved maps to a safetensors file (docs/forecast.md has the format). An existing file is replaced whole.
@@ -1291,9 +1337,9 @@ VWD_API vwd_status vwd_forecast_load(const vwd_session *session, const char *pat
  * Forecasts queries: q[i] = RoPE at positions[i] of W·x̂[i]. They go into `vwd_select_blocks` of the next layer.
  *
  * args->layer                             0 … layers−1; its map is solved or loaded.
- * args->rope                              The model's rotary embedding.
+ * args->rope                              The model's rotary embedding. Angles are computed in double precision.
  * args->x          [B, input_dim]         float32, float16 or bfloat16.
- * args->positions  [B]                    int32.
+ * args->positions  [B]                    int32; 0 leaves a row unrotated.
  * args->q          [B, q_heads, head_dim] float32, float16 or bfloat16, out.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
@@ -1369,7 +1415,8 @@ vwd_status vwd_forecast_project(const vwd_forecast *forecast,
   {sizeof(vwd_predictor_update_args), 0, VWD_HOLT_INIT, 0, VWD_PREDICTOR_STATE_INIT, VWD_TENSOR_INIT, \
    VWD_TENSOR_INIT}
 #define VWD_PREDICTOR_CALIBRATE_ARGS_INIT \
-  {sizeof(vwd_predictor_calibrate_args), 0, 0, 0, NULL, VWD_TENSOR_INIT, VWD_TENSOR_INIT}
+  {sizeof(vwd_predictor_calibrate_args), 0, 0, 0, 0, 0, NULL, VWD_TENSOR_INIT, VWD_TENSOR_INIT}
+#define VWD_FORECAST_DETAILS_INIT {sizeof(vwd_forecast_details), 0, 0, 0, 0, 0, 0, 0, 0, 0}
 #define VWD_FORECAST_OPTIONS_INIT {sizeof(vwd_forecast_options), 0, 0, 0, 0, 0}
 #define VWD_FORECAST_ACCUMULATE_ARGS_INIT \
   {sizeof(vwd_forecast_accumulate_args), 0, VWD_TENSOR_INIT, VWD_TENSOR_INIT}

@@ -1,6 +1,6 @@
 //! Forecast: the queries of layer l+1 from the residual stream that enters layer l, fitted in closed form.
 
-use super::boundary::{Versioned, boundary, handle, out, versioned};
+use super::boundary::{Versioned, boundary, handle, out, versioned, write_versioned};
 use super::session::vwd_session;
 use super::types::{vwd_status, vwd_stream, vwd_tensor};
 use crate::decode::forecast::{self, Forecast};
@@ -28,6 +28,29 @@ pub struct vwd_forecast_options {
 
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_forecast_options {}
+
+/// What a forecast holds, filled by `vwd_forecast_info`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_forecast_details {
+    pub struct_size: u32,
+    pub layers: u32,
+    pub input_dim: u32,
+    pub q_heads: u32,
+    pub head_dim: u32,
+    pub ridge: f32,
+    /// Maps that are solved or loaded.
+    pub solved: u32,
+    /// Largest rank that solved maps are cut to; 0 where none is cut.
+    pub rank: u32,
+    /// Bytes of the solved maps.
+    pub map_bytes: u64,
+    /// Bytes of the sums that wait for `vwd_forecast_solve`.
+    pub sum_bytes: u64,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_forecast_details {}
 
 /// Channel pairs (c, c + rotary_dim/2), as in GPT-NeoX and Llama checkpoints of Hugging Face.
 pub const VWD_ROPE_HALVES: u32 = 0;
@@ -78,7 +101,7 @@ pub struct vwd_forecast_project_args {
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_forecast_project_args {}
 
-/// Creates empty maps. Every pointer to options' fields is plain data; nothing is borrowed.
+/// Creates a forecast without maps: fit them with `vwd_forecast_accumulate` and `vwd_forecast_solve`.
 ///
 /// session   Kept alive by the forecast; may be released first.
 /// options   Required: layers, input_dim, q_heads and head_dim have no default.
@@ -114,6 +137,18 @@ pub unsafe extern "C" fn vwd_forecast_release(forecast: *mut vwd_forecast) {
     }
 }
 
+/// Fills `details`, whose struct_size the caller has set. Thread-safe. Errors: INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_forecast_info(
+    forecast: *const vwd_forecast,
+    details: *mut vwd_forecast_details,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of the arguments.
+        unsafe { write_versioned(details, &handle(forecast, "forecast")?.0.details(), "details") }
+    })
+}
+
 /// Adds activations to the sums X̂ᵀX̂ and X̂ᵀQ of one map; x̂ = x / rms(x) with a constant 1 appended.
 ///
 /// args->layer                     0 … layers−1.
@@ -122,7 +157,8 @@ pub unsafe extern "C" fn vwd_forecast_release(forecast: *mut vwd_forecast) {
 ///
 /// Streamed: any number of calls, any N. Blocks until done and may allocate; not for capture. Thread-safe; calls on one
 /// forecast wait for each other. Tensors are borrowed during the call and are CPU tensors on any session.
-/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, INTERNAL.
+/// Errors: INVALID_ARGUMENT (the message names the argument; a value that is not finite), OUT_OF_MEMORY, INTERNAL. After an
+/// error the sums are as they were.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_accumulate(
     forecast: *const vwd_forecast,
@@ -140,8 +176,9 @@ pub unsafe extern "C" fn vwd_forecast_accumulate(
 /// rank  0 keeps W whole; else W is replaced by the best approximation of that rank of the fitted outputs X̂W (SVD).
 ///
 /// A map without sums is left as it is. Blocks until done and allocates; not for capture. Thread-safe.
-/// Errors: INVALID_ARGUMENT (rank above min(input_dim + 1, q_heads·head_dim); no map has sums; activations that are not
-/// finite), OUT_OF_MEMORY, INTERNAL. After an error the sums are still there.
+/// Errors: INVALID_ARGUMENT (rank above min(input_dim + 1, q_heads·head_dim); no map has sums; a system that is singular for
+/// want of ridge, or whose solution exceeds float32), OUT_OF_MEMORY, INTERNAL. After an error sums and maps are as they
+/// were.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_solve(forecast: *const vwd_forecast, rank: u32) -> vwd_status {
     boundary(|| {
@@ -192,9 +229,9 @@ pub unsafe extern "C" fn vwd_forecast_load(
 /// Forecasts queries: q[i] = RoPE at positions[i] of W·x̂[i]. They go into `vwd_select_blocks` of the next layer.
 ///
 /// args->layer                             0 … layers−1; its map is solved or loaded.
-/// args->rope                              The model's rotary embedding.
+/// args->rope                              The model's rotary embedding. Angles are computed in double precision.
 /// args->x          [B, input_dim]         float32, float16 or bfloat16.
-/// args->positions  [B]                    int32.
+/// args->positions  [B]                    int32; 0 leaves a row unrotated.
 /// args->q          [B, q_heads, head_dim] float32, float16 or bfloat16, out.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may

@@ -17,7 +17,7 @@ pub struct vwd_predictor_state {
     pub trend: vwd_tensor,
 }
 
-/// Smoothing factors. {1, 0, 0} predicts the previous step's scores again.
+/// Smoothing factors. {1, 0, 0} predicts the previous step's scores again; {0, 0, 0} means {1, 0, 0}.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_holt {
@@ -89,6 +89,8 @@ unsafe impl Versioned for vwd_predictor_update_args {}
 pub struct vwd_predictor_calibrate_args {
     pub struct_size: u32,
     pub k: u32,
+    pub init_blocks: u32,
+    pub local_blocks: u32,
     pub ratio: f32,
     /// Length of the array grid.
     pub grid_count: u32,
@@ -184,16 +186,21 @@ pub unsafe extern "C" fn vwd_predictor_update(
 
 /// Picks the smoothing factors that would have predicted a history of score rows best (PRR: calibration on the prefill).
 ///
-/// For every point of the grid the predictor runs through the rows; its hit rate is the share, weighted by softmax of the
-/// row's scores, of each step's top k blocks that the prediction from the steps before it covers. Ties go to the earlier
-/// point.
+/// For every point of the grid the predictor runs through each history: it predicts step t from the steps before it, then
+/// sees the scores of t. The share of step t that it hits is
+///   Σ_{j in P̂} w_j / Σ_j w_j,  w_j = max(s_j − c, 0),
+/// where c is the best score that the true selection of step t leaves out: a block counts by how much it beats the best
+/// one outside, so that the share is the same whatever the scores' offset and scale, and swapping blocks of equal score
+/// costs nothing. Forced blocks and scores that are not finite do not count. The hit rate is the mean share over heads and
+/// steps; the first step of a history, and steps that leave nothing out or tie all they take with c, are skipped. Ties
+/// between points go to the earlier one.
 ///
-/// args->k, ratio                          As in `vwd_predictor_predict`.
-/// args->grid          [grid_count]        Host array, optional (NULL: a built-in grid that includes {1, 0, 0}).
-/// args->scores        [N, T, Hk, nb]      float32. Score rows of N histories of T steps.
-/// args->block_counts  [N, T]              int32. Blocks that exist at each step, clamped to 0 … nb.
-/// holt                                    Out: the best point.
-/// hit_rate                                Out, may be NULL: its hit rate, 0 … 1; 0 where no step could be predicted.
+/// args->k, init_blocks, local_blocks, ratio    As in `vwd_predictor_predict`.
+/// args->grid          [grid_count]             Host array, optional (NULL: a built-in grid that starts with {1, 0, 0}).
+/// args->scores        [N, T, Hk, nb]           float32. Score rows of N histories of T steps.
+/// args->block_counts  [N, T]                   int32. Blocks that exist at each step, clamped to 0 … nb.
+/// holt                                         Out: the best point.
+/// hit_rate                                     Out, may be NULL: its hit rate, 0 … 1; 0 where no step counts.
 ///
 /// Blocks until done and may allocate; not for capture. Thread-safe. Tensors are borrowed during the call.
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, UNSUPPORTED, DRIVER, INTERNAL.

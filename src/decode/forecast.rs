@@ -19,6 +19,20 @@ impl Forecast {
     pub fn create(_session: &vwd_session, _options: &Options) -> Result<Forecast> {
         Ok(Forecast)
     }
+    pub fn details(&self) -> vwd_forecast_details {
+        vwd_forecast_details {
+            struct_size: size_of::<vwd_forecast_details>() as u32,
+            layers: 0,
+            input_dim: 0,
+            q_heads: 0,
+            head_dim: 0,
+            ridge: 0.0,
+            solved: 0,
+            rank: 0,
+            map_bytes: 0,
+            sum_bytes: 0,
+        }
+    }
     pub fn accumulate(&self, _request: &AccumulateRequest) -> Result<()> {
         Ok(())
     }
