@@ -8,5 +8,6 @@ pub mod prefetch;
 pub mod repair;
 pub mod select;
 pub mod topk;
+pub mod simd;
 pub mod verify;
 pub mod views;
