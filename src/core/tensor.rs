@@ -137,7 +137,8 @@ impl Tensor {
             let found = format!("device_type {}, device_id {}", t.device_type, t.device_id);
             return fail(found, &device.to_string());
         }
-        if !(t.data as usize).is_multiple_of(dtype.bytes().next_power_of_two().min(8)) {
+        // As C aligns it: to the largest power of two in the size (1 for three bytes), at most 8.
+        if !(t.data as usize).is_multiple_of(1 << dtype.bytes().trailing_zeros().min(3)) {
             return fail(format!("data {:p} is misaligned", t.data), "alignment to the element size");
         }
         Ok(view)
