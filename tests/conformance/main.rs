@@ -1,0 +1,65 @@
+//! One suite, run on every backend.
+//!
+//! `cpu::<case>` always runs. `cuda::<case>` runs where a CUDA session can be created; elsewhere it is listed as ignored,
+//! with the reason, or fails if `VANWARD_REQUIRE_GPU=1`. The executable needs no source tree and no cargo.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod verify;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::sync::Arc;
+use support::Backend;
+
+type Case = (&'static str, fn(&Backend));
+
+/// A file of cases, and whether the CUDA backend implements what they test.
+struct Family {
+    cases: &'static [Case],
+    on_cuda: bool,
+}
+
+const FAMILIES: &[Family] = &[Family { cases: verify::CASES, on_cuda: true }];
+
+fn main() {
+    let mut arguments = Arguments::from_args();
+    let cpu = Arc::new(Backend::cpu(2));
+    let cuda = Backend::cuda().map(Arc::new);
+    if cuda.is_ok() {
+        // Calls on one stream are ordered by the caller.
+        arguments.test_threads = Some(1);
+    }
+    let required = std::env::var_os("VANWARD_REQUIRE_GPU").is_some_and(|value| value == "1");
+    let mut trials = Vec::new();
+    for family in FAMILIES {
+        for &(name, case) in family.cases {
+            trials.push(trial(format!("cpu::{name}"), case, &cpu));
+            if !family.on_cuda {
+                continue;
+            }
+            let name = format!("cuda::{name}");
+            trials.push(match &cuda {
+                Ok(backend) => trial(name, case, backend),
+                Err(reason) => missing(name, reason, required),
+            });
+        }
+    }
+    if let Err(reason) = &cuda {
+        println!("cuda: {reason}");
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn trial(name: String, case: fn(&Backend), backend: &Arc<Backend>) -> Trial {
+    let backend = backend.clone();
+    Trial::test(name, move || {
+        case(&backend);
+        Ok(())
+    })
+}
+
+fn missing(name: String, reason: &str, required: bool) -> Trial {
+    let failure = Failed::from(format!("VANWARD_REQUIRE_GPU=1, but {reason}"));
+    Trial::test(name, move || Err(failure)).with_ignored_flag(!required)
+}

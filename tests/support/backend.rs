@@ -1,0 +1,174 @@
+//! Where a test runs: a session, and memory that it can compute on.
+
+use super::args;
+use super::session::{Session, assert_ok};
+use cudarc::driver::{result, sys};
+use std::alloc::Layout;
+use vanward::capi::session::{VWD_DEVICE_CUDA, vwd_session, vwd_session_options};
+use vanward::capi::types::{vwd_status, vwd_stream};
+
+pub struct Backend {
+    // Before the device, whose context it uses: fields drop in order.
+    session: Session,
+    device: Device,
+}
+
+enum Device {
+    Cpu,
+    Cuda(Cuda),
+}
+
+/// The primary context of device 0 and a stream in it; both live until the process ends.
+pub struct Cuda {
+    context: sys::CUcontext,
+    stream: sys::CUstream,
+}
+
+// SAFETY: both handles may be used from any thread.
+unsafe impl Send for Cuda {}
+// SAFETY: as above.
+unsafe impl Sync for Cuda {}
+
+impl Backend {
+    pub fn cpu(threads: u32) -> Backend {
+        Backend { session: Session::cpu(threads), device: Device::Cpu }
+    }
+
+    /// CUDA device 0, or why it cannot be used.
+    pub fn cuda() -> Result<Backend, String> {
+        let options = vwd_session_options { device: VWD_DEVICE_CUDA, ..args() };
+        let session = Session::create(&options).map_err(|(_, text)| text)?;
+        // A session exists, so the driver does.
+        let device = Cuda::open().map_err(|error| format!("the driver refused: {error:?}"))?;
+        Ok(Backend { session, device: Device::Cuda(device) })
+    }
+
+    pub fn is_cuda(&self) -> bool {
+        matches!(self.device, Device::Cuda(_))
+    }
+
+    pub fn session(&self) -> *const vwd_session {
+        self.session.raw()
+    }
+
+    pub fn stream(&self) -> vwd_stream {
+        match &self.device {
+            Device::Cpu => std::ptr::null_mut(),
+            Device::Cuda(cuda) => cuda.stream.cast(),
+        }
+    }
+
+    /// DLPack's device type and id of tensors that live here.
+    pub fn device(&self) -> (i32, i32) {
+        match self.device {
+            Device::Cpu => (1, 0),
+            Device::Cuda(_) => (2, 0),
+        }
+    }
+
+    /// The call was accepted; waits until it is done.
+    #[track_caller]
+    pub fn finish(&self, status: vwd_status) {
+        assert_ok(status);
+        if let Device::Cuda(cuda) = &self.device {
+            cuda.enter();
+            // SAFETY: the stream lives as long as the backend.
+            unsafe { result::stream::synchronize(cuda.stream) }.expect("the kernels ran");
+        }
+    }
+
+    /// Copies bytes to where the session computes. Aligned to 64 bytes, and no longer than they are.
+    pub fn place(&self, bytes: &[u8]) -> Memory<'_> {
+        match &self.device {
+            Device::Cpu => Memory::host(bytes),
+            Device::Cuda(cuda) => {
+                cuda.enter();
+                // SAFETY: the context is current; the new memory holds all the bytes.
+                unsafe {
+                    let address = result::malloc_sync(bytes.len().max(1)).expect("device memory");
+                    result::memcpy_htod_sync(address, bytes).expect("upload");
+                    Memory::Cuda { cuda, address, length: bytes.len() }
+                }
+            }
+        }
+    }
+}
+
+impl Cuda {
+    fn open() -> Result<Cuda, result::DriverError> {
+        result::init()?;
+        let device = result::device::get(0)?;
+        // SAFETY: the device exists.
+        let context = unsafe { result::primary_ctx::retain(device) }?;
+        let cuda = Cuda { context, stream: std::ptr::null_mut() };
+        cuda.enter();
+        // A blocking stream, which starts after the uploads: those go through the default stream and may still be on
+        // their way when they return.
+        let stream = result::stream::create(result::stream::StreamKind::Default)?;
+        Ok(Cuda { stream, ..cuda })
+    }
+
+    /// Makes the context current on this thread.
+    fn enter(&self) {
+        // SAFETY: the context is retained until the process ends.
+        unsafe { result::ctx::set_current(self.context) }.expect("the context is valid");
+    }
+}
+
+pub enum Memory<'b> {
+    Host { data: *mut u8, layout: Layout, length: usize },
+    Cuda { cuda: &'b Cuda, address: sys::CUdeviceptr, length: usize },
+}
+
+// SAFETY: an allocation of its own; tests read it only when no call writes it.
+unsafe impl Send for Memory<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Memory<'_> {}
+
+impl Memory<'_> {
+    fn host(bytes: &[u8]) -> Memory<'static> {
+        let layout = Layout::from_size_align(bytes.len().max(1), 64).unwrap();
+        // SAFETY: the layout is not empty, and the new memory holds all the bytes.
+        unsafe {
+            let data = std::alloc::alloc(layout);
+            assert!(!data.is_null());
+            data.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            Memory::Host { data, layout, length: bytes.len() }
+        }
+    }
+
+    pub fn address(&self) -> usize {
+        match self {
+            Memory::Host { data, .. } => *data as usize,
+            Memory::Cuda { address, .. } => *address as usize,
+        }
+    }
+
+    pub fn read(&self) -> Vec<u8> {
+        match self {
+            // SAFETY: allocated with this length, and written as a whole.
+            Memory::Host { data, length, .. } => unsafe { std::slice::from_raw_parts(*data, *length) }.to_vec(),
+            Memory::Cuda { cuda, address, length } => {
+                cuda.enter();
+                let mut bytes = vec![0; *length];
+                // SAFETY: the allocation has this length.
+                unsafe { result::memcpy_dtoh_sync(&mut bytes, *address) }.expect("download");
+                bytes
+            }
+        }
+    }
+}
+
+impl Drop for Memory<'_> {
+    fn drop(&mut self) {
+        match self {
+            // SAFETY: allocated with this layout.
+            Memory::Host { data, layout, .. } => unsafe { std::alloc::dealloc(*data, *layout) },
+            Memory::Cuda { cuda, address, .. } => {
+                cuda.enter();
+                // SAFETY: allocated by malloc_sync; a failure here would hide the test's own.
+                let _ = unsafe { result::free_sync(*address) };
+            }
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! What every Rust test stands on: tensors in any layout, backends, sessions, seeds, assertions, and the oracle.
+//!
+//! Nothing here calls the library except through its C functions, and the oracle does not call it at all.
+#![allow(dead_code, unused_imports)] // each test target uses a part
+
+pub mod array;
+pub mod backend;
+pub mod oracle;
+pub mod rng;
+pub mod session;
+pub mod tensor;
+
+pub use array::Array;
+pub use backend::Backend;
+pub use rng::{Rng, rounds};
+pub use session::{Session, assert_fails, assert_ok, last_error};
+pub use tensor::{BF16, BOOL, DType, F16, F32, I32, I64, Layout, Tensor, U8, absent};
+
+use vanward::capi::boundary::Versioned;
+
+/// An argument struct with its size set and all else zero, as the `_INIT` macros of the header make it.
+pub fn args<T: Versioned>() -> T {
+    // SAFETY: all-zero bytes are a valid `Versioned` struct, which starts with its `u32` size.
+    unsafe {
+        let mut value: T = std::mem::zeroed();
+        (&raw mut value).cast::<u32>().write(size_of::<T>() as u32);
+        value
+    }
+}

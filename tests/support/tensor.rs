@@ -1,0 +1,296 @@
+//! Tensors of any type and layout in memory of their own, on any backend.
+//!
+//! Memory is poisoned before it is filled: whatever lies between the elements of an input is garbage, and what a call
+//! wrote into an output can be told from what it left alone.
+
+use super::array::{Array, indices};
+use super::backend::{Backend, Memory};
+use super::rng::Rng;
+use half::{bf16, f16};
+use std::ffi::c_void;
+use std::sync::Arc;
+use vanward::capi::types::vwd_tensor;
+
+/// DLPack's type code and bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DType {
+    pub code: u8,
+    pub bits: u8,
+}
+
+pub const F32: DType = DType { code: 2, bits: 32 };
+pub const F16: DType = DType { code: 2, bits: 16 };
+pub const BF16: DType = DType { code: 4, bits: 16 };
+pub const I32: DType = DType { code: 0, bits: 32 };
+pub const I64: DType = DType { code: 0, bits: 64 };
+pub const U8: DType = DType { code: 1, bits: 8 };
+pub const BOOL: DType = DType { code: 6, bits: 8 };
+
+impl DType {
+    pub fn bytes(self) -> usize {
+        self.bits as usize / 8
+    }
+
+    /// Relative spacing of numbers: |x − rounded(x)| ≤ epsilon/2 · |x|.
+    pub fn epsilon(self) -> f64 {
+        match self {
+            F32 => 2f64.powi(-23),
+            F16 => 2f64.powi(-10),
+            BF16 => 2f64.powi(-7),
+            other => panic!("{other:?} is no float"),
+        }
+    }
+
+    /// `x` rounded to this float type.
+    pub fn round(self, x: f64) -> f64 {
+        self.decode_float(&self.encode_float(x))
+    }
+
+    fn encode_float(self, x: f64) -> Vec<u8> {
+        match self {
+            F32 => (x as f32).to_le_bytes().to_vec(),
+            F16 => f16::from_f64(x).to_le_bytes().to_vec(),
+            BF16 => bf16::from_f64(x).to_le_bytes().to_vec(),
+            other => panic!("{other:?} is no float"),
+        }
+    }
+
+    fn decode_float(self, bytes: &[u8]) -> f64 {
+        match self {
+            F32 => f32::from_le_bytes(bytes.try_into().unwrap()) as f64,
+            F16 => f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
+            BF16 => bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
+            other => panic!("{other:?} is no float"),
+        }
+    }
+
+    fn encode_int(self, x: i64) -> Vec<u8> {
+        x.to_le_bytes()[..self.bytes()].to_vec()
+    }
+
+    fn decode_int(self, bytes: &[u8]) -> i64 {
+        match self {
+            I32 => i32::from_le_bytes(bytes.try_into().unwrap()) as i64,
+            I64 => i64::from_le_bytes(bytes.try_into().unwrap()),
+            _ => bytes[0] as i64,
+        }
+    }
+}
+
+/// As float a huge negative number, as integer a negative one: a call that reads it gives itself away.
+const POISON: u8 = 0xfb;
+
+/// How a shape lies in memory. The default is row major without gaps.
+#[derive(Clone, Debug, Default)]
+pub struct Layout {
+    /// Dimensions from outermost to innermost; empty: as they come. [0, 2, 1, 3] of [pages, P, Hk, D] is HND.
+    pub order: Vec<usize>,
+    /// Unused elements after each run of a dimension.
+    pub gap: usize,
+    /// Unused elements before all others.
+    pub lead: usize,
+    /// Dimensions with a negative stride.
+    pub reversed: Vec<usize>,
+    /// Dimensions with stride 0.
+    pub expanded: Vec<usize>,
+}
+
+impl Layout {
+    pub fn ordered(order: &[usize]) -> Layout {
+        Layout { order: order.to_vec(), ..Layout::default() }
+    }
+
+    /// Any layout in which elements are distinct; often the plain one.
+    pub fn random(rng: &mut Rng, rank: usize) -> Layout {
+        if rng.one_in(3) {
+            return Layout::default();
+        }
+        let mut order: Vec<usize> = (0..rank).collect();
+        if rng.one_in(2) {
+            rng.shuffle(&mut order);
+        }
+        let reversed = (0..rank).filter(|_| rng.one_in(6)).collect();
+        Layout { order, gap: rng.pick(&[0, 0, 1, 3]), lead: rng.pick(&[0, 1, 5, 8]), reversed, expanded: vec![] }
+    }
+
+    /// Any layout whose last dimension is contiguous.
+    pub fn random_rows(rng: &mut Rng, rank: usize) -> Layout {
+        let mut order: Vec<usize> = (0..rank).collect();
+        if rng.one_in(2) {
+            rng.shuffle(&mut order[..rank - 1]);
+        }
+        Layout { order, gap: rng.pick(&[0, 0, 1, 8]), lead: rng.pick(&[0, 0, 3]), ..Layout::default() }
+    }
+
+    /// Strides, and elements before element 0 and in all.
+    fn place(&self, shape: &[usize]) -> (Vec<i64>, usize, usize) {
+        let natural: Vec<usize> = (0..shape.len()).collect();
+        let order = if self.order.is_empty() { &natural } else { &self.order };
+        let mut strides = vec![0; shape.len()];
+        let (mut base, mut extent) = (self.lead, 1);
+        for &d in order.iter().rev() {
+            if self.expanded.contains(&d) {
+                continue;
+            }
+            strides[d] = extent as i64;
+            if self.reversed.contains(&d) && shape[d] > 0 {
+                base += (shape[d] - 1) * extent;
+                strides[d] = -strides[d];
+            }
+            extent = extent * shape[d].max(1) + self.gap;
+        }
+        (strides, base, self.lead + extent)
+    }
+}
+
+pub struct Tensor<'b> {
+    backend: &'b Backend,
+    memory: Arc<Memory<'b>>,
+    /// The bytes before any call.
+    before: Arc<Vec<u8>>,
+    pub dtype: DType,
+    pub shape: Vec<usize>,
+    pub strides: Vec<i64>,
+    base: usize,
+}
+
+/// A tensor that is not given.
+pub fn absent() -> vwd_tensor {
+    // SAFETY: plain data, valid when zero.
+    unsafe { std::mem::zeroed() }
+}
+
+impl<'b> Tensor<'b> {
+    /// A poisoned tensor: an output.
+    pub fn poisoned(backend: &'b Backend, dtype: DType, shape: &[usize], layout: &Layout) -> Tensor<'b> {
+        Tensor::filled_by(backend, dtype, shape, layout, |_| None)
+    }
+
+    pub fn floats(backend: &'b Backend, dtype: DType, values: &Array<f64>, layout: &Layout) -> Tensor<'b> {
+        Tensor::filled_by(backend, dtype, &values.shape, layout, |at| Some(dtype.encode_float(values.data[at])))
+    }
+
+    pub fn ints(backend: &'b Backend, dtype: DType, values: &Array<i64>, layout: &Layout) -> Tensor<'b> {
+        Tensor::filled_by(backend, dtype, &values.shape, layout, |at| Some(dtype.encode_int(values.data[at])))
+    }
+
+    /// Elements of any width, from their bytes one after the other.
+    pub fn raw(backend: &'b Backend, dtype: DType, shape: &[usize], bytes: &[u8], layout: &Layout) -> Tensor<'b> {
+        let width = dtype.bytes();
+        Tensor::filled_by(backend, dtype, shape, layout, |at| Some(bytes[at * width..(at + 1) * width].to_vec()))
+    }
+
+    fn filled_by(
+        backend: &'b Backend,
+        dtype: DType,
+        shape: &[usize],
+        layout: &Layout,
+        value: impl Fn(usize) -> Option<Vec<u8>>,
+    ) -> Tensor<'b> {
+        let (strides, base, extent) = layout.place(shape);
+        let width = dtype.bytes();
+        let mut bytes = vec![POISON; extent * width];
+        for (at, offset) in offsets(shape, &strides, base).enumerate() {
+            if let Some(value) = value(at) {
+                bytes[offset * width..][..width].copy_from_slice(&value);
+            }
+        }
+        let memory = Arc::new(backend.place(&bytes));
+        Tensor { backend, memory, before: Arc::new(bytes), dtype, shape: shape.to_vec(), strides, base }
+    }
+
+    /// The part at `index` of dimension `d`, in the same memory: K of a buffer that holds K and V side by side.
+    pub fn part(&self, d: usize, index: usize) -> Tensor<'b> {
+        let (mut shape, mut strides) = (self.shape.clone(), self.strides.clone());
+        shape.remove(d);
+        let base = self.base as i64 + strides.remove(d) * index as i64;
+        let (memory, before) = (self.memory.clone(), self.before.clone());
+        Tensor { backend: self.backend, memory, before, dtype: self.dtype, shape, strides, base: base as usize }
+    }
+
+    pub fn c(&self) -> vwd_tensor {
+        let (device_type, device_id) = self.backend.device();
+        let mut shape = [0; 5];
+        let mut strides = [0; 5];
+        for d in 0..self.shape.len() {
+            (shape[d], strides[d]) = (self.shape[d] as i64, self.strides[d]);
+        }
+        let data = self.memory.address() + self.base * self.dtype.bytes();
+        vwd_tensor {
+            data: data as *mut c_void,
+            device_type,
+            device_id,
+            dtype_code: self.dtype.code,
+            dtype_bits: self.dtype.bits,
+            lanes: 1,
+            ndim: self.shape.len() as i32,
+            shape,
+            strides,
+        }
+    }
+
+    // --- reading back --------------------------------------------------------------------------------------------
+
+    fn elements<T: Clone>(&self, decode: impl Fn(&[u8]) -> T) -> Array<T> {
+        let (bytes, width) = (self.memory.read(), self.dtype.bytes());
+        let data = offsets(&self.shape, &self.strides, self.base).map(|o| decode(&bytes[o * width..][..width]));
+        Array::new(&self.shape, data.collect())
+    }
+
+    pub fn read_floats(&self) -> Array<f64> {
+        self.elements(|bytes| self.dtype.decode_float(bytes))
+    }
+
+    pub fn read_ints(&self) -> Array<i64> {
+        self.elements(|bytes| self.dtype.decode_int(bytes))
+    }
+
+    pub fn read_raw(&self) -> Array<Vec<u8>> {
+        self.elements(|bytes| bytes.to_vec())
+    }
+
+    /// The bytes of the whole allocation, gaps included.
+    pub fn read_memory(&self) -> Vec<u8> {
+        self.memory.read()
+    }
+
+    /// Not one byte of the memory was written.
+    #[track_caller]
+    pub fn assert_untouched(&self, name: &str) {
+        self.assert_written(name, |_| false);
+    }
+
+    /// Nothing but the elements at which `promised` holds was written.
+    #[track_caller]
+    pub fn assert_written(&self, name: &str, promised: impl Fn(&[usize]) -> bool) {
+        let (mut now, width) = (self.memory.read(), self.dtype.bytes());
+        for (index, offset) in indices(&self.shape).zip(offsets(&self.shape, &self.strides, self.base)) {
+            let element = offset * width..(offset + 1) * width;
+            if promised(&index) {
+                now[element.clone()].copy_from_slice(&self.before[element]);
+            } else {
+                assert_eq!(now[element.clone()], self.before[element], "{name}{index:?} was written");
+            }
+        }
+        assert!(now == *self.before, "{name}: memory between its elements was written");
+    }
+}
+
+/// Offset of every element, in row-major order.
+fn offsets<'a>(shape: &'a [usize], strides: &'a [i64], base: usize) -> impl Iterator<Item = usize> + use<'a> {
+    let mut index = vec![0; shape.len()];
+    let mut offset = base as i64;
+    (0..shape.iter().product::<usize>()).map(move |_| {
+        let here = offset as usize;
+        for d in (0..shape.len()).rev() {
+            index[d] += 1;
+            offset += strides[d];
+            if index[d] < shape[d] {
+                break;
+            }
+            offset -= strides[d] * shape[d] as i64;
+            index[d] = 0;
+        }
+        here
+    })
+}
