@@ -144,6 +144,23 @@ impl Memory<'_> {
         }
     }
 
+    /// Replaces the first bytes.
+    pub fn write(&self, bytes: &[u8]) {
+        match self {
+            Memory::Host { data, length, .. } => {
+                assert!(bytes.len() <= *length);
+                // SAFETY: they fit.
+                unsafe { data.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            }
+            Memory::Cuda { cuda, address, length } => {
+                assert!(bytes.len() <= *length);
+                cuda.enter();
+                // SAFETY: they fit.
+                unsafe { result::memcpy_htod_sync(*address, bytes) }.expect("upload");
+            }
+        }
+    }
+
     pub fn read(&self) -> Vec<u8> {
         match self {
             // SAFETY: allocated with this length, and written as a whole.
