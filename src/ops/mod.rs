@@ -7,7 +7,7 @@ pub mod pack;
 pub mod prefetch;
 pub mod repair;
 pub mod select;
-pub mod topk;
 pub mod simd;
+pub mod topk;
 pub mod verify;
 pub mod views;
