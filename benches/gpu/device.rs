@@ -186,7 +186,7 @@ fn elapsed([begin, end]: [CUevent; 2]) -> f64 {
     let mut milliseconds = 0.0;
     // SAFETY: both were recorded and have passed.
     unsafe {
-        check(sys::cuEventElapsedTime_v2(&mut milliseconds, begin, end));
+        check(sys::cuEventElapsedTime(&mut milliseconds, begin, end));
         check(sys::cuEventDestroy_v2(begin));
         check(sys::cuEventDestroy_v2(end));
     }
