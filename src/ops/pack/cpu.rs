@@ -1,6 +1,7 @@
 //! Packing on the CPU: a running sum, then every sequence copies its rows.
 
 use super::{Pair, Request};
+use crate::core::copy::copy_strided;
 use crate::core::dtype::DType;
 use crate::core::tensor::Tensor;
 use crate::runtime::cpu::Cpu;
@@ -78,43 +79,4 @@ unsafe fn copy_rows(pair: &Pair, i: usize, count: usize, first: i64) {
     let to: [isize; 4] = std::array::from_fn(|d| packed.stride(d) * size as isize);
     // SAFETY: the walk stays inside the checked shapes of both.
     unsafe { copy_strided(source, target, &shape[..dims], &from[..dims], &to[..dims], size) }
-}
-
-/// Copies a strided box of elements; the largest contiguous tail goes as one piece.
-///
-/// # Safety
-/// Both boxes lie in valid memory and do not overlap.
-unsafe fn copy_strided(
-    source: *const u8,
-    target: *mut u8,
-    shape: &[usize],
-    from: &[isize],
-    to: &[isize],
-    element: usize,
-) {
-    let mut piece = element;
-    let mut dims = shape.len();
-    while dims > 0 && (shape[dims - 1] == 1 || (from[dims - 1] == piece as isize && to[dims - 1] == piece as isize)) {
-        piece *= shape[dims - 1];
-        dims -= 1;
-    }
-    // SAFETY: forwarded to the caller.
-    unsafe { copy_pieces(source, target, &shape[..dims], from, to, piece) }
-}
-
-/// # Safety
-/// As for [`copy_strided`]; `piece` bytes are contiguous at every point of the box.
-unsafe fn copy_pieces(source: *const u8, target: *mut u8, shape: &[usize], from: &[isize], to: &[isize], piece: usize) {
-    // SAFETY: forwarded to the caller.
-    unsafe {
-        match shape {
-            [] => std::ptr::copy_nonoverlapping(source, target, piece),
-            [n, inner @ ..] => {
-                for i in 0..*n as isize {
-                    let (s, t) = (source.wrapping_offset(i * from[0]), target.wrapping_offset(i * to[0]));
-                    copy_pieces(s, t, inner, &from[1..], &to[1..], piece);
-                }
-            }
-        }
-    }
 }
