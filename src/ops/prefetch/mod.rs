@@ -1,18 +1,65 @@
-//! Gather of blocks.
+//! Gather of listed blocks: target[target_ids[j]] = source[source_ids[j]].
 
-use crate::capi::prefetch::*;
+mod cpu;
+
+use crate::capi::prefetch::{VWD_GATHER_COPY_ENGINE, vwd_gather_blocks_args};
 use crate::capi::types::vwd_stream;
+use crate::core::dtype::DType;
+use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::runtime::Session;
+use crate::core::tensor::Tensor;
+use crate::runtime::{On, Session};
 
-pub struct GatherRequest;
+/// Checked arguments of `vwd_gather_blocks`.
+pub struct GatherRequest {
+    /// [N, …]
+    pub source: Tensor,
+    /// [M, …]
+    pub target: Tensor,
+    /// [n]
+    pub source_ids: Tensor,
+    /// [n]
+    pub target_ids: Option<Tensor>,
+    /// [1]
+    pub count: Option<Tensor>,
+}
 
 impl GatherRequest {
-    pub fn from_c(_session: &Session, _args: &vwd_gather_blocks_args) -> Result<GatherRequest> {
-        Err(Error::unsupported("vwd_gather_blocks is not built yet"))
+    pub fn from_c(session: &Session, c: &vwd_gather_blocks_args) -> Result<GatherRequest> {
+        let checks = session.checks();
+        if c.engine > VWD_GATHER_COPY_ENGINE {
+            return Err(Error::argument("engine", c.engine, "a VWD_GATHER_* value (0 to 2)"));
+        }
+        let source = checks.required("source", &c.source)?;
+        if source.rank() == 0 {
+            return Err(Error::argument("source", "rank 0", "[N, …]"));
+        }
+        let target = checks.required("target", &c.target)?.of(source.dtype)?.writable()?;
+        if target.rank() != source.rank() || target.shape()[1..] != source.shape()[1..] {
+            let found = format!("shape {:?}", target.shape());
+            let expected = format!("[M] and then {:?}, as in source", &source.shape()[1..]);
+            return Err(Error::argument("target", found, expected));
+        }
+        let source_ids = checks.required("source_ids", &c.source_ids)?.of(DType::I32)?.of_rank(1)?;
+        let target_ids = match checks.optional("target_ids", &c.target_ids)? {
+            Some(ids) => Some(ids.of(DType::I32)?.of_shape(&[("n", source_ids.dim(0))])?),
+            None => None,
+        };
+        let count = match checks.optional("count", &c.count)? {
+            Some(count) => Some(count.of(DType::I32)?.of_shape(&[("1", 1)])?),
+            None => None,
+        };
+        overlap::reject(&[Some(&target)], &[Some(&source), Some(&source_ids), target_ids.as_ref(), count.as_ref()])?;
+        Ok(GatherRequest { source, target, source_ids, target_ids, count })
     }
 }
 
-pub fn gather(_session: &Session, _request: &GatherRequest, _stream: vwd_stream) -> Result<()> {
-    Ok(())
+pub fn gather(session: &Session, request: &GatherRequest, stream: vwd_stream) -> Result<()> {
+    match session.on(stream)? {
+        On::Cpu(cpu) => {
+            cpu::gather(cpu, request);
+            Ok(())
+        }
+        On::Cuda(_) => Err(Error::unsupported("vwd_gather_blocks has no CUDA kernel in this build")),
+    }
 }
