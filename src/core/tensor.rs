@@ -144,6 +144,18 @@ impl Tensor {
         Ok(view)
     }
 
+    /// A view of the library's own memory, packed, in C order.
+    pub fn contiguous(name: &'static str, data: *mut u8, dtype: DType, shape: &[usize]) -> Tensor {
+        let mut view =
+            Tensor { name: name.into(), data, dtype, rank: shape.len(), shape: [1; MAX_RANK], strides: [0; MAX_RANK] };
+        let mut stride = 1;
+        for (d, &n) in shape.iter().enumerate().rev() {
+            (view.shape[d], view.strides[d]) = (n as i64, stride);
+            stride *= n as i64;
+        }
+        view
+    }
+
     pub fn rank(&self) -> usize {
         self.rank
     }

@@ -148,8 +148,8 @@ pub unsafe fn dot<L: Lanes, T: Row>(row: *const T, query: &[f32]) -> f32 {
 /// Four dot products with each row: scores[t][j] = rows[t] · queries[j], bit for bit those of [`dot`].
 ///
 /// # Safety
-/// `queries` holds four times D values, D a multiple of 8; every row has D readable elements; there is a place in
-/// `scores` for each row.
+/// `queries` holds four times D values, D a multiple of 8; every row has D readable elements; `scores` is
+/// as long as `rows`.
 #[inline(always)]
 pub unsafe fn dot_four<L: Lanes, T: Row>(rows: &[*const T], queries: &[f32], scores: &mut [[f32; 4]]) {
     let dim = queries.len() / 4;
@@ -209,12 +209,11 @@ unsafe fn weigh_columns<L: Lanes, T: Row, const WIDTH: usize>(
 ) {
     let mut sums = [[L::splat(0.0); WIDTH]; 4];
     for (&row, weights) in rows.iter().zip(weights) {
-        // SAFETY: forwarded to the caller.
-        let row: [L; WIDTH] = std::array::from_fn(|w| unsafe { T::load(row.add(d + w * LANES)) });
-        for (sums, &weight) in sums.iter_mut().zip(weights) {
-            let weight = L::splat(weight);
-            for (sum, row) in sums.iter_mut().zip(row) {
-                *sum = row.mul_add(weight, *sum);
+        for w in 0..WIDTH {
+            // SAFETY: forwarded to the caller.
+            let channels = unsafe { T::load::<L>(row.add(d + w * LANES)) };
+            for (sums, &weight) in sums.iter_mut().zip(weights) {
+                sums[w] = channels.mul_add(L::splat(weight), sums[w]);
             }
         }
     }

@@ -1,9 +1,9 @@
 //! Checked views of the structs that several calls share: paged keys and values, block lists, attention states.
 
-use crate::capi::types::{vwd_attention_state, vwd_block_list, vwd_paged_kv, vwd_tensor};
+use crate::capi::types::{vwd_block_list, vwd_paged_kv, vwd_tensor};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{Checks, Tensor};
+use crate::core::tensor::{Checks, MAX_RANK, Name, Tensor};
 
 /// Heads of one call: Hq query heads share Hk KV heads, G = Hq / Hk each, of D channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,7 +217,8 @@ impl BlockList {
     }
 }
 
-/// acc [B, Hq, D], m and l [B, Hq], all float32.
+/// Attention states: acc [B, Hq, D], m and l [B, Hq]; or one per group of list entries: acc [B, Hq, groups, D], m and l
+/// [B, Hq, groups]. All float32.
 #[derive(Clone, Copy)]
 pub struct State {
     pub acc: Tensor,
@@ -226,23 +227,37 @@ pub struct State {
 }
 
 impl State {
-    /// Absent when no tensor is given; part of a state is an error. `names` are those of acc, m and l.
+    /// `c` and `names` are acc, m and l; `lead` is the shape of m and l.
+    pub fn from_c(
+        checks: &Checks,
+        c: [&vwd_tensor; 3],
+        names: [Name; 3],
+        lead: &[(&str, usize)],
+        dim: usize,
+    ) -> Result<State> {
+        let one = |n: usize| checks.required(names[n], c[n])?.of(DType::F32);
+        let mut full = [("D", dim); MAX_RANK];
+        full[..lead.len()].copy_from_slice(lead);
+        let acc = one(0)?.of_shape(&full[..=lead.len()])?;
+        Ok(State { acc, m: one(1)?.of_shape(lead)?, l: one(2)?.of_shape(lead)? })
+    }
+
+    /// Absent when no tensor is given; part of a state is an error.
     pub fn optional_from_c(
         checks: &Checks,
-        c: &vwd_attention_state,
+        c: [&vwd_tensor; 3],
         names: [&'static str; 3],
-        batch: usize,
-        heads: &Heads,
+        lead: &[(&str, usize)],
+        dim: usize,
     ) -> Result<Option<State>> {
-        if c.acc.data.is_null() && c.m.data.is_null() && c.l.data.is_null() {
+        if c.iter().all(|t| t.data.is_null()) {
             return Ok(None);
         }
-        let one = |name: &'static str, t: &vwd_tensor| checks.required(name, t)?.of(DType::F32);
-        let (b, h) = (("B", batch), ("Hq", heads.q));
-        let acc = one(names[0], &c.acc)?.of_shape(&[b, h, ("D", heads.dim)])?;
-        let m = one(names[1], &c.m)?.of_shape(&[b, h])?;
-        let l = one(names[2], &c.l)?.of_shape(&[b, h])?;
-        Ok(Some(State { acc, m, l }))
+        State::from_c(checks, c, names.map(Name::from), lead, dim).map(Some)
+    }
+
+    pub fn writable(self) -> Result<State> {
+        Ok(State { acc: self.acc.writable()?, m: self.m.writable()?, l: self.l.writable()? })
     }
 
     pub fn tensors(&self) -> [&Tensor; 3] {
