@@ -1,3 +1,0 @@
-module github.com/vanward/vanward/bindings/go
-
-go 1.24

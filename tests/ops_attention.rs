@@ -1,0 +1,731 @@
+//! Attention, merging, repair and gather on the CPU: agreement with the formulas over every layout and size, and the bits
+//! that are promised to be equal. Each case draws its shape from a seed, which a failure prints.
+
+mod support;
+
+use std::collections::BTreeSet;
+use support::oracle::{self, List, Pages};
+use support::*;
+use vanward::capi::attention::*;
+use vanward::capi::prefetch::*;
+use vanward::capi::types::*;
+
+/// Error of a result computed in f32: scores of a few units carry some 2⁻²⁰ each, and weights as much, relative to values
+/// of a few units. A result of 16 bits adds half its spacing.
+const TOLERANCE: f64 = 4e-5;
+
+// --- a layer's keys, values and queries ------------------------------------------------------------------------------
+
+#[derive(Clone, Debug)]
+struct Shape {
+    batch: usize,
+    kv_heads: usize,
+    group: usize,
+    dim: usize,
+    /// Tokens of a page, of a block, and the most a sequence may have.
+    page: usize,
+    block: usize,
+    most: usize,
+    q_type: DType,
+    kv_type: DType,
+}
+
+impl Shape {
+    fn random(rng: &mut Rng) -> Shape {
+        let (page, block) = rng.pick(&[(16, 16), (64, 16), (16, 64), (8, 8), (64, 64), (128, 32), (32, 128), (24, 8)]);
+        Shape {
+            batch: rng.size(1..=3),
+            kv_heads: rng.size(1..=3),
+            group: rng.pick(&[1, 3, 4, 8, 16]),
+            dim: rng.pick(&[16, 24, 64, 80, 128, 256]),
+            page,
+            block,
+            most: rng.pick(&[40, 300, 1200]),
+            q_type: rng.pick(&[F32, F16, BF16]),
+            kv_type: rng.pick(&[F32, F16, BF16]),
+        }
+    }
+}
+
+/// Values as the library sees them, already rounded to their types.
+struct Layer {
+    shape: Shape,
+    q: Array<f64>,
+    k: Array<f64>,
+    v: Array<f64>,
+    table: Array<i64>,
+    lens: Vec<i64>,
+    scale: f64,
+}
+
+impl Layer {
+    fn random(rng: &mut Rng, shape: Shape) -> Layer {
+        let max_pages = shape.most.div_ceil(shape.page);
+        let pages = shape.batch * max_pages + 1;
+        let mut order: Vec<i64> = (0..pages as i64).collect();
+        rng.shuffle(&mut order);
+        let table = Array::from_fn(&[shape.batch, max_pages], |at| order[at[0] * max_pages + at[1]]);
+        let lens = (0..shape.batch).map(|_| rng.int(0..=shape.most as i64)).collect();
+        let kv = [pages, shape.page, shape.kv_heads, shape.dim];
+        let rounded = |values: Array<f64>, dtype: DType| values.map(|&x| dtype.round(x));
+        Layer {
+            q: rounded(rng.normals(&[shape.batch, shape.kv_heads * shape.group, shape.dim]), shape.q_type),
+            k: rounded(rng.normals(&kv), shape.kv_type),
+            v: rounded(rng.normals(&kv), shape.kv_type),
+            table,
+            lens,
+            scale: 1.0 / (shape.dim as f64).sqrt(),
+            shape,
+        }
+    }
+
+    fn pages(&self) -> Pages<'_> {
+        Pages { table: Some(&self.table), pages: self.k.shape[0], size: self.shape.page }
+    }
+
+    fn len(&self, i: usize) -> usize {
+        self.pages().clamp_len(self.lens[i])
+    }
+
+    fn blocks(&self, i: usize) -> usize {
+        self.len(i).div_ceil(self.shape.block)
+    }
+
+    /// A list that names `share` of each sequence's blocks, with room to spare.
+    fn list(&self, rng: &mut Rng, share: f64) -> List {
+        let cap = self.shape.most.div_ceil(self.shape.block) + 3;
+        let shape = [self.shape.batch, self.shape.kv_heads];
+        let mut list = List { ids: Array::filled(&[shape[0], shape[1], cap], -7), counts: Array::filled(&shape, 0) };
+        for at in array::indices(&shape) {
+            let n = self.blocks(at[0]);
+            let chosen = rng.subset(n, (share * n as f64).round() as usize);
+            list.counts[[at[0], at[1]]] = chosen.len() as i64;
+            for (j, id) in chosen.into_iter().enumerate() {
+                list.ids[[at[0], at[1], j]] = id as i64;
+            }
+        }
+        list
+    }
+
+    fn listed(&self, list: &List, i: usize, g: usize) -> BTreeSet<usize> {
+        list.blocks(i, g, self.blocks(i))
+    }
+
+    /// The formula, for one query head over the tokens of some blocks.
+    fn expected(&self, i: usize, h: usize, blocks: &BTreeSet<usize>) -> oracle::State {
+        let g = h / self.shape.group;
+        let tokens = oracle::tokens(blocks, self.shape.block, self.len(i));
+        let rows: Vec<_> = tokens.iter().filter_map(|&t| self.pages().find(i, t)).collect();
+        let keys: Vec<&[f64]> = rows.iter().map(|&(page, row)| self.k.row([page, row, g])).collect();
+        let values: Vec<&[f64]> = rows.iter().map(|&(page, row)| self.v.row([page, row, g])).collect();
+        oracle::attention(self.q.row([i, h]), &keys, &values, self.scale)
+    }
+}
+
+/// A layer in memory.
+struct Placed<'b> {
+    q: Tensor<'b>,
+    k: Tensor<'b>,
+    v: Tensor<'b>,
+    table: Tensor<'b>,
+    lens: Tensor<'b>,
+}
+
+/// What the queries, keys and values look like in memory.
+#[derive(Clone, Default)]
+struct Layouts {
+    q: Layout,
+    kv: Layout,
+    table: Layout,
+}
+
+impl Layouts {
+    fn random(rng: &mut Rng) -> Layouts {
+        let kv = if rng.one_in(4) { Layout::random(rng, 4) } else { Layout::random_rows(rng, 4) };
+        Layouts { q: Layout::random(rng, 3), kv, table: Layout::random(rng, 2) }
+    }
+}
+
+impl<'b> Placed<'b> {
+    fn new(backend: &'b Backend, layer: &Layer, layouts: &Layouts) -> Placed<'b> {
+        let lens = Array::new(&[layer.lens.len()], layer.lens.clone());
+        Placed {
+            q: Tensor::floats(backend, layer.shape.q_type, &layer.q, &layouts.q),
+            k: Tensor::floats(backend, layer.shape.kv_type, &layer.k, &layouts.kv),
+            v: Tensor::floats(backend, layer.shape.kv_type, &layer.v, &layouts.kv),
+            table: Tensor::ints(backend, I32, &layer.table, &layouts.table),
+            lens: Tensor::ints(backend, I32, &lens, &Layout::default()),
+        }
+    }
+
+    fn kv(&self) -> vwd_paged_kv {
+        vwd_paged_kv { k: self.k.c(), v: self.v.c(), page_table: self.table.c(), seq_lens: self.lens.c() }
+    }
+}
+
+struct PlacedList<'b> {
+    ids: Tensor<'b>,
+    counts: Tensor<'b>,
+}
+
+impl<'b> PlacedList<'b> {
+    fn new(backend: &'b Backend, list: &List, rng: &mut Rng) -> PlacedList<'b> {
+        PlacedList {
+            ids: Tensor::ints(backend, I32, &list.ids, &Layout::random(rng, 3)),
+            counts: Tensor::ints(backend, I32, &list.counts, &Layout::random(rng, 2)),
+        }
+    }
+
+    fn c(&self) -> vwd_block_list {
+        vwd_block_list { ids: self.ids.c(), counts: self.counts.c() }
+    }
+}
+
+/// Outputs of a call, poisoned before it.
+struct Results<'b> {
+    out: Tensor<'b>,
+    lse: Tensor<'b>,
+    state: [Tensor<'b>; 3],
+}
+
+impl<'b> Results<'b> {
+    fn new(backend: &'b Backend, rng: &mut Rng, layer: &Layer, out_type: DType) -> Results<'b> {
+        let Shape { batch, dim, .. } = layer.shape;
+        let heads = layer.q.shape[1];
+        let mut output =
+            |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &Layout::random(rng, shape.len()));
+        Results {
+            out: output(out_type, &[batch, heads, dim]),
+            lse: output(F32, &[batch, heads]),
+            state: [output(F32, &[batch, heads, dim]), output(F32, &[batch, heads]), output(F32, &[batch, heads])],
+        }
+    }
+
+    fn state(&self) -> vwd_attention_state {
+        state_of(&self.state)
+    }
+
+    /// Everything written, as bytes.
+    fn bits(&self) -> Vec<Array<Vec<u8>>> {
+        [&self.out, &self.lse].into_iter().chain(&self.state).map(Tensor::read_raw).collect()
+    }
+
+    /// Each head equals the formula over its blocks.
+    fn check(&self, layer: &Layer, blocks: impl Fn(usize, usize) -> BTreeSet<usize>) {
+        let (out, lse) = (self.out.read_floats(), self.lse.read_floats());
+        let [acc, m, l] = self.state.each_ref().map(Tensor::read_floats);
+        for i in 0..layer.shape.batch {
+            for h in 0..layer.q.shape[1] {
+                let expected = layer.expected(i, h, &blocks(i, h / layer.shape.group));
+                let place = format!("[{i}, {h}] of {:?}, lens {:?}", layer.shape, layer.lens);
+                let spacing = self.out.dtype.epsilon() / 2.0;
+                for (d, want) in expected.out().into_iter().enumerate() {
+                    close(out[[i, h, d]], want, TOLERANCE + spacing * want.abs(), &format!("out[{d}] at {place}"));
+                }
+                close(lse[[i, h]], expected.lse(), TOLERANCE, &format!("lse at {place}"));
+                close(m[[i, h]], expected.m, TOLERANCE, &format!("m at {place}"));
+                close(l[[i, h]], expected.l, TOLERANCE * expected.l, &format!("l at {place}"));
+                for (d, want) in expected.acc.iter().enumerate() {
+                    close(acc[[i, h, d]], *want, TOLERANCE * expected.l, &format!("acc[{d}] at {place}"));
+                }
+            }
+        }
+        self.out.assert_written("out", |_| true);
+        self.lse.assert_written("lse", |_| true);
+    }
+}
+
+fn state_of(t: &[Tensor; 3]) -> vwd_attention_state {
+    vwd_attention_state { acc: t[0].c(), m: t[1].c(), l: t[2].c() }
+}
+
+#[track_caller]
+fn close(found: f64, expected: f64, tolerance: f64, what: &str) {
+    let equal = found == expected || (found - expected).abs() <= tolerance;
+    assert!(equal, "{what}: {found}, expected {expected} ± {tolerance}");
+}
+
+fn attention_args(layer: &Layer, placed: &Placed, results: &Results) -> vwd_attention_args {
+    vwd_attention_args {
+        block_size: layer.shape.block as u32,
+        q: placed.q.c(),
+        kv: placed.kv(),
+        out: results.out.c(),
+        lse: results.lse.c(),
+        state: results.state(),
+        ..args()
+    }
+}
+
+fn attend(backend: &Backend, call: &vwd_attention_args) {
+    // SAFETY: the tensors of the call are alive.
+    backend.finish(unsafe { vwd_attention(backend.session(), call, backend.stream()) });
+}
+
+fn repair(backend: &Backend, call: &vwd_repair_args) {
+    // SAFETY: as above.
+    backend.finish(unsafe { vwd_repair(backend.session(), call, backend.stream()) });
+}
+
+fn out_type(rng: &mut Rng, layer: &Layer) -> DType {
+    rng.pick(&[layer.shape.q_type, F32])
+}
+
+// --- attention -------------------------------------------------------------------------------------------------------
+
+#[test]
+fn attention_over_blocks_agrees_with_the_formula() {
+    let backend = Backend::cpu(2);
+    rounds(60, |rng| {
+        let shape = Shape::random(rng);
+        let layer = Layer::random(rng, shape);
+        let placed = Placed::new(&backend, &layer, &Layouts::random(rng));
+        let share = rng.pick(&[0.0, 0.2, 0.7, 1.0]);
+        let list = layer.list(rng, share);
+        let listed = PlacedList::new(&backend, &list, rng);
+        let dtype = out_type(rng, &layer);
+        let results = Results::new(&backend, rng, &layer, dtype);
+        attend(&backend, &vwd_attention_args { list: listed.c(), ..attention_args(&layer, &placed, &results) });
+        results.check(&layer, |i, g| layer.listed(&list, i, g));
+    });
+}
+
+#[test]
+fn attention_over_tokens_agrees_with_the_formula() {
+    let backend = Backend::cpu(2);
+    rounds(30, |rng| {
+        let shape = Shape { block: rng.pick(&[1, 1, 2, 4]), ..Shape::random(rng) };
+        let layer = Layer::random(rng, shape);
+        let placed = Placed::new(&backend, &layer, &Layouts::random(rng));
+        let list = layer.list(rng, 0.3);
+        let listed = PlacedList::new(&backend, &list, rng);
+        let dtype = out_type(rng, &layer);
+        let results = Results::new(&backend, rng, &layer, dtype);
+        attend(&backend, &vwd_attention_args { list: listed.c(), ..attention_args(&layer, &placed, &results) });
+        results.check(&layer, |i, g| layer.listed(&list, i, g));
+    });
+}
+
+#[test]
+fn attention_without_a_list_covers_every_token() {
+    let backend = Backend::cpu(2);
+    rounds(30, |rng| {
+        let shape = Shape::random(rng);
+        let layer = Layer::random(rng, shape);
+        let placed = Placed::new(&backend, &layer, &Layouts::random(rng));
+        let dtype = out_type(rng, &layer);
+        let results = Results::new(&backend, rng, &layer, dtype);
+        attend(&backend, &vwd_attention_args { block_size: 0, ..attention_args(&layer, &placed, &results) });
+        results.check(&layer, |i, _| (0..layer.blocks(i)).collect());
+    });
+}
+
+#[test]
+fn attention_without_a_page_table_reads_one_page_per_sequence() {
+    let backend = Backend::cpu(2);
+    rounds(10, |rng| {
+        let shape = Shape { batch: 3, page: 203, most: 203, block: 32, ..Shape::random(rng) };
+        let mut layer = Layer::random(rng, shape);
+        layer.table = Array::from_fn(&[3, 1], |at| at[0] as i64);
+        let placed = Placed::new(&backend, &layer, &Layouts::random(rng));
+        let list = layer.list(rng, 0.5);
+        let listed = PlacedList::new(&backend, &list, rng);
+        let results = Results::new(&backend, rng, &layer, F32);
+        let mut call = vwd_attention_args { list: listed.c(), ..attention_args(&layer, &placed, &results) };
+        call.kv.page_table = absent();
+        attend(&backend, &call);
+        results.check(&layer, |i, g| layer.listed(&list, i, g));
+    });
+}
+
+/// Several positions of one sequence are rows that share its pages and differ in length.
+#[test]
+fn rows_may_share_pages_through_an_expanded_page_table() {
+    let backend = Backend::cpu(2);
+    rounds(10, |rng| {
+        let shape = Shape { batch: 7, ..Shape::random(rng) };
+        let mut layer = Layer::random(rng, shape);
+        let first = layer.table.row([0]).to_vec();
+        layer.table = Array::from_fn(&layer.table.shape, |at| first[at[1]]);
+        layer.lens = (0..7).map(|i| layer.shape.most as i64 - 7 + i).collect();
+        let layouts = Layouts { table: Layout { expanded: vec![0], ..Layout::default() }, ..Layouts::random(rng) };
+        let placed = Placed::new(&backend, &layer, &layouts);
+        let results = Results::new(&backend, rng, &layer, F32);
+        attend(&backend, &vwd_attention_args { block_size: 0, ..attention_args(&layer, &placed, &results) });
+        results.check(&layer, |i, _| (0..layer.blocks(i)).collect());
+    });
+}
+
+#[test]
+fn hostile_lists_lengths_and_pages_do_what_the_contract_says() {
+    let backend = Backend::cpu(2);
+    rounds(40, |rng| {
+        let shape = Shape::random(rng);
+        let mut layer = Layer::random(rng, shape);
+        for page in &mut layer.table.data {
+            if rng.one_in(5) {
+                *page = rng.pick(&[-1, i32::MIN as i64, i32::MAX as i64, layer.k.shape[0] as i64]);
+            }
+        }
+        for len in &mut layer.lens {
+            *len = rng.pick(&[*len, *len, -5, i32::MIN as i64, i32::MAX as i64, 1]);
+        }
+        let mut list = layer.list(rng, 0.6);
+        for id in &mut list.ids.data {
+            *id = rng.pick(&[*id, *id, *id, *id, 0, -1, i32::MIN as i64, i32::MAX as i64, 1_000_000]);
+        }
+        for row in list.ids.data.chunks_mut(list.ids.shape[2]) {
+            row.sort_unstable();
+        }
+        for count in &mut list.counts.data {
+            *count = rng.pick(&[*count, -3, i32::MIN as i64, i32::MAX as i64]);
+        }
+        let placed = Placed::new(&backend, &layer, &Layouts::random(rng));
+        let listed = PlacedList::new(&backend, &list, rng);
+        let results = Results::new(&backend, rng, &layer, F32);
+        attend(&backend, &vwd_attention_args { list: listed.c(), ..attention_args(&layer, &placed, &results) });
+        results.check(&layer, |i, g| layer.listed(&list, i, g));
+    });
+}
+
+/// Channels of NaN or infinity spoil the heads that read them and nothing else.
+#[test]
+fn infinite_and_nan_keys_spoil_their_own_heads_alone() {
+    let backend = Backend::cpu(2);
+    let mut rng = Rng::new(1);
+    let shape =
+        Shape { batch: 2, kv_heads: 2, group: 4, dim: 64, page: 16, block: 16, most: 200, q_type: F32, kv_type: F32 };
+    let mut layer = Layer::random(&mut rng, shape);
+    layer.lens = vec![200, 150];
+    let (page, row) = layer.pages().find(0, 77).unwrap();
+    layer.k[[page, row, 1, 3]] = f64::NAN;
+    layer.k[[page, row, 1, 4]] = f64::INFINITY;
+    let placed = Placed::new(&backend, &layer, &Layouts::default());
+    let results = Results::new(&backend, &mut rng, &layer, F32);
+    attend(&backend, &vwd_attention_args { block_size: 0, ..attention_args(&layer, &placed, &results) });
+    let out = results.out.read_floats();
+    for at in array::indices(&[2, 8]) {
+        let spoiled = at[0] == 0 && at[1] >= 4;
+        let want = layer.expected(at[0], at[1], &(0..layer.blocks(at[0])).collect()).out();
+        for (d, want) in want.into_iter().enumerate() {
+            let found = out[[at[0], at[1], d]];
+            if spoiled { assert!(found.is_nan()) } else { close(found, want, TOLERANCE, &format!("out{at:?}[{d}]")) }
+        }
+    }
+}
+
+// --- partials, merging, repair ---------------------------------------------------------------------------------------
+
+/// One state per group of entries.
+fn partials<'b>(backend: &'b Backend, rng: &mut Rng, layer: &Layer, cap: usize, group: usize) -> [Tensor<'b>; 3] {
+    let (batch, heads, n) = (layer.shape.batch, layer.q.shape[1], cap.div_ceil(group));
+    let mut output = |shape: &[usize]| Tensor::poisoned(backend, F32, shape, &Layout::random(rng, shape.len()));
+    [output(&[batch, heads, n, layer.shape.dim]), output(&[batch, heads, n]), output(&[batch, heads, n])]
+}
+
+fn partials_of(t: &[Tensor; 3]) -> vwd_attention_partials {
+    vwd_attention_partials { acc: t[0].c(), m: t[1].c(), l: t[2].c() }
+}
+
+#[test]
+fn each_partial_is_the_state_of_its_group_and_none_is_written_past_the_count() {
+    let backend = Backend::cpu(2);
+    rounds(30, |rng| {
+        let group = rng.pick(&[1, 1, 2, 3, 5]);
+        let shape = Shape::random(rng);
+        let block = rng.pick(&[shape.block, shape.block, 1]);
+        let layer = Layer::random(rng, Shape { block, ..shape });
+        let placed = Placed::new(&backend, &layer, &Layouts::random(rng));
+        let list = layer.list(rng, 0.5);
+        let listed = PlacedList::new(&backend, &list, rng);
+        let results = Results::new(&backend, rng, &layer, F32);
+        let kept = partials(&backend, rng, &layer, list.ids.shape[2], group);
+        attend(
+            &backend,
+            &vwd_attention_args {
+                list: listed.c(),
+                partial_blocks: group as u32,
+                partials: partials_of(&kept),
+                ..attention_args(&layer, &placed, &results)
+            },
+        );
+        results.check(&layer, |i, g| layer.listed(&list, i, g));
+        let [acc, m, l] = kept.each_ref().map(Tensor::read_floats);
+        let groups = |i: usize, h: usize| (list.counts[[i, h / layer.shape.group]] as usize).div_ceil(group);
+        for at in array::indices(&m.shape) {
+            let [i, h, n] = [at[0], at[1], at[2]];
+            let ids = list.ids.row([i, h / layer.shape.group]);
+            let count = list.counts[[i, h / layer.shape.group]] as usize;
+            if n < groups(i, h) {
+                let members = ids[n * group..count.min((n + 1) * group)].iter().map(|&id| id as usize).collect();
+                let want = layer.expected(i, h, &members);
+                close(m[[i, h, n]], want.m, TOLERANCE, "m");
+                close(l[[i, h, n]], want.l, TOLERANCE * want.l, "l");
+                close(acc[[i, h, n, 0]], want.acc[0], TOLERANCE * want.l, "acc");
+            }
+        }
+        for t in &kept {
+            t.assert_written("partials", |at| at[2] < groups(at[0], at[1]));
+        }
+    });
+}
+
+/// A list that shares `overlap` of its blocks with another.
+fn alike(rng: &mut Rng, layer: &Layer, list: &List, overlap: f64) -> List {
+    let mut other = list.clone();
+    for at in array::indices(&list.counts.shape) {
+        let (i, g) = (at[0], at[1]);
+        let (n, count) = (layer.blocks(i), list.counts[[i, g]] as usize);
+        let from = layer.listed(list, i, g).into_iter().collect::<Vec<_>>();
+        let rest: Vec<usize> = (0..n).filter(|b| !from.contains(b)).collect();
+        let keep = (overlap * count as f64).round() as usize;
+        let mut blocks: Vec<usize> = rng.subset(count, keep).into_iter().map(|j| from[j]).collect();
+        blocks.extend(rng.subset(rest.len(), (count - keep).min(rest.len())).into_iter().map(|j| rest[j]));
+        blocks.sort_unstable();
+        other.counts[[i, g]] = blocks.len() as i64;
+        for (j, block) in blocks.into_iter().enumerate() {
+            other.ids[[i, g, j]] = block as i64;
+        }
+    }
+    other
+}
+
+struct Prediction<'b> {
+    layer: Layer,
+    placed: Placed<'b>,
+    predicted: List,
+    selected: List,
+    lists: [PlacedList<'b>; 2],
+    missed: Tensor<'b>,
+}
+
+impl<'b> Prediction<'b> {
+    fn random(backend: &'b Backend, rng: &mut Rng, block: Option<usize>) -> Prediction<'b> {
+        let shape = Shape::random(rng);
+        let layer = Layer::random(rng, Shape { block: block.unwrap_or(shape.block), ..shape });
+        let placed = Placed::new(backend, &layer, &Layouts::random(rng));
+        let (share, overlap) = (rng.pick(&[0.0, 0.3, 0.5, 0.9]), rng.pick(&[0.0, 0.3, 0.7, 0.95, 1.0]));
+        let predicted = layer.list(rng, share);
+        let selected = alike(rng, &layer, &predicted, overlap);
+        let lists = [PlacedList::new(backend, &predicted, rng), PlacedList::new(backend, &selected, rng)];
+        let missed =
+            Tensor::poisoned(backend, I32, &[layer.shape.batch, layer.shape.kv_heads], &Layout::random(rng, 2));
+        Prediction { layer, placed, predicted, selected, lists, missed }
+    }
+
+    fn attention(&self, list: usize, results: &Results) -> vwd_attention_args {
+        vwd_attention_args { list: self.lists[list].c(), ..attention_args(&self.layer, &self.placed, results) }
+    }
+
+    fn repair(&self, mode: u32, results: &Results) -> vwd_repair_args {
+        vwd_repair_args {
+            mode,
+            block_size: self.layer.shape.block as u32,
+            q: self.placed.q.c(),
+            kv: self.placed.kv(),
+            predicted: self.lists[0].c(),
+            selected: self.lists[1].c(),
+            out: results.out.c(),
+            lse: results.lse.c(),
+            state: results.state(),
+            missed_counts: self.missed.c(),
+            ..args()
+        }
+    }
+
+    fn covered(&self, exact: bool) -> impl Fn(usize, usize) -> (BTreeSet<usize>, usize) + '_ {
+        move |i, g| {
+            let [predicted, selected] = [&self.predicted, &self.selected].map(|list| self.layer.listed(list, i, g));
+            oracle::repair(&predicted, &selected, exact)
+        }
+    }
+
+    fn check(&self, exact: bool, results: &Results) {
+        let covered = self.covered(exact);
+        results.check(&self.layer, |i, g| covered(i, g).0);
+        for at in array::indices(&self.missed.shape) {
+            assert_eq!(self.missed.read_ints()[[at[0], at[1]]], covered(at[0], at[1]).1 as i64, "missed_counts{at:?}");
+        }
+    }
+}
+
+#[test]
+fn superset_repair_covers_predicted_and_selected_blocks() {
+    let backend = Backend::cpu(2);
+    rounds(40, |rng| {
+        let block = rng.pick(&[None, None, Some(1)]);
+        let case = Prediction::random(&backend, rng, block);
+        let first = Results::new(&backend, rng, &case.layer, F32);
+        attend(&backend, &case.attention(0, &first));
+        // Into a state of its own, or in place.
+        let in_place = rng.one_in(2);
+        let mut results = Results::new(&backend, rng, &case.layer, F32);
+        let mut call = case.repair(VWD_REPAIR_SUPERSET, &results);
+        call.predicted_state = first.state();
+        if in_place {
+            call.state = first.state();
+        }
+        repair(&backend, &call);
+        if in_place {
+            results.state = first.state;
+        }
+        case.check(false, &results);
+    });
+}
+
+#[test]
+fn exact_repair_has_the_bits_of_attention_over_the_selected_blocks() {
+    let backend = Backend::cpu(2);
+    rounds(60, |rng| {
+        let case = Prediction::random(&backend, rng, None);
+        let dtype = out_type(rng, &case.layer);
+        let first = Results::new(&backend, rng, &case.layer, dtype);
+        let kept = partials(&backend, rng, &case.layer, case.predicted.ids.shape[2], 1);
+        attend(&backend, &vwd_attention_args { partials: partials_of(&kept), ..case.attention(0, &first) });
+        let repaired = Results::new(&backend, rng, &case.layer, dtype);
+        let call = case.repair(VWD_REPAIR_EXACT, &repaired);
+        repair(&backend, &vwd_repair_args { predicted_partials: partials_of(&kept), ..call });
+        case.check(true, &repaired);
+        let direct = Results::new(&backend, rng, &case.layer, dtype);
+        attend(&backend, &case.attention(1, &direct));
+        assert_eq!(repaired.bits(), direct.bits());
+    });
+}
+
+#[test]
+fn exact_repair_attends_again_groups_that_hold_a_block_predicted_in_vain() {
+    let backend = Backend::cpu(2);
+    rounds(40, |rng| {
+        let (block, group) = rng.pick(&[(None, 2), (None, 3), (None, 100), (Some(1), 1), (Some(1), 4), (Some(1), 64)]);
+        let case = Prediction::random(&backend, rng, block);
+        let first = Results::new(&backend, rng, &case.layer, F32);
+        let kept = partials(&backend, rng, &case.layer, case.predicted.ids.shape[2], group);
+        let partial_blocks = group as u32;
+        let call = case.attention(0, &first);
+        attend(&backend, &vwd_attention_args { partial_blocks, partials: partials_of(&kept), ..call });
+        let results = Results::new(&backend, rng, &case.layer, F32);
+        let call = case.repair(VWD_REPAIR_EXACT, &results);
+        repair(&backend, &vwd_repair_args { partial_blocks, predicted_partials: partials_of(&kept), ..call });
+        case.check(true, &results);
+    });
+}
+
+#[test]
+fn merged_states_of_disjoint_lists_are_the_state_of_their_union() {
+    let backend = Backend::cpu(2);
+    rounds(20, |rng| {
+        let shape = Shape::random(rng);
+        let layer = Layer::random(rng, shape);
+        let placed = Placed::new(&backend, &layer, &Layouts::random(rng));
+        let count = rng.size(1..=16);
+        let all = layer.list(rng, 0.8);
+        let mut states = vec![];
+        for n in 0..count {
+            let mut list = all.clone();
+            for id in &mut list.ids.data {
+                *id = if *id >= 0 && *id as usize % count == n { *id } else { -1 };
+            }
+            let listed = PlacedList::new(&backend, &list, rng);
+            let results = Results::new(&backend, rng, &layer, F32);
+            attend(&backend, &vwd_attention_args { list: listed.c(), ..attention_args(&layer, &placed, &results) });
+            states.push(results);
+        }
+        let inputs: Vec<_> = states.iter().map(Results::state).collect();
+        let dtype = rng.pick(&[F32, F16, BF16]);
+        let merged = Results::new(&backend, rng, &layer, dtype);
+        let call = vwd_merge_states_args {
+            input_count: count as u32,
+            inputs: inputs.as_ptr(),
+            out: merged.out.c(),
+            lse: merged.lse.c(),
+            state: merged.state(),
+            ..args()
+        };
+        // SAFETY: the tensors and the array are alive.
+        backend.finish(unsafe { vwd_merge_states(backend.session(), &call, backend.stream()) });
+        merged.check(&layer, |i, g| layer.listed(&all, i, g));
+    });
+}
+
+// --- what may not change a bit ---------------------------------------------------------------------------------------
+
+#[test]
+fn bits_do_not_depend_on_threads_or_on_the_batch() {
+    let backends = [1, 2, 5].map(Backend::cpu);
+    rounds(12, |rng| {
+        let shape = Shape { batch: 3, ..Shape::random(rng) };
+        let layer = Layer::random(rng, shape);
+        let list = layer.list(rng, 0.6);
+        let seed = rng.int(0..=i64::MAX) as u64;
+        let on = |backend: &Backend, layer: &Layer, list: &List| {
+            let rng = &mut Rng::new(seed);
+            let placed = Placed::new(backend, layer, &Layouts::default());
+            let listed = PlacedList::new(backend, list, rng);
+            let results = Results::new(backend, rng, layer, F32);
+            attend(backend, &vwd_attention_args { list: listed.c(), ..attention_args(layer, &placed, &results) });
+            results.bits()
+        };
+        let bits = on(&backends[0], &layer, &list);
+        assert_eq!(bits, on(&backends[1], &layer, &list), "2 threads");
+        assert_eq!(bits, on(&backends[2], &layer, &list), "5 threads");
+        for i in 0..3 {
+            let take = |a: &Array<f64>| Array::new(&[&[1], &a.shape[1..]].concat(), a.row([i]).to_vec());
+            let take_ints = |a: &Array<i64>| Array::new(&[&[1], &a.shape[1..]].concat(), a.row([i]).to_vec());
+            let single = Layer {
+                shape: Shape { batch: 1, ..layer.shape.clone() },
+                q: take(&layer.q),
+                k: layer.k.clone(),
+                v: layer.v.clone(),
+                table: take_ints(&layer.table),
+                lens: vec![layer.lens[i]],
+                scale: layer.scale,
+            };
+            let list = List { ids: take_ints(&list.ids), counts: take_ints(&list.counts) };
+            for (alone, together) in on(&backends[1], &single, &list).iter().zip(&bits) {
+                assert_eq!(alone.data, together.row([i]), "sequence {i} alone");
+            }
+        }
+    });
+}
+
+// --- gather ----------------------------------------------------------------------------------------------------------
+
+#[test]
+fn gather_copies_listed_blocks_and_skips_ids_outside_their_tensor() {
+    let backend = Backend::cpu(2);
+    rounds(40, |rng| {
+        let (n, m, listed) = (rng.size(1..=20), rng.size(1..=30), rng.size(0..=20).min(30));
+        let inner: Vec<usize> = (0..rng.size(0..=4)).map(|_| rng.size(1..=9)).collect();
+        let dtype = rng.pick(&[F16, F32, U8, I64]);
+        let shape = |n: usize| [&[n], inner.as_slice()].concat();
+        let bytes = rng.bytes(shape(n).iter().product::<usize>() * dtype.bytes());
+        let source = Tensor::raw(&backend, dtype, &shape(n), &bytes, &Layout::random(rng, inner.len() + 1));
+        let target = Tensor::poisoned(&backend, dtype, &shape(m), &Layout::random(rng, inner.len() + 1));
+        let ids = Array::from_fn(&[listed], |_| rng.int(-1..=n as i64));
+        let mut places: Vec<i64> = (0..m as i64).collect();
+        rng.shuffle(&mut places);
+        places.resize(listed.max(m), -1);
+        let places = rng.one_in(2).then(|| Array::new(&[listed], places[..listed].to_vec()));
+        let count = rng.one_in(2).then(|| rng.int(-2..=listed as i64 + 2));
+        let source_ids = Tensor::ints(&backend, I32, &ids, &Layout::random(rng, 1));
+        let target_ids = places.as_ref().map(|ids| Tensor::ints(&backend, I32, ids, &Layout::random(rng, 1)));
+        let counted = count.map(|c| Tensor::ints(&backend, I32, &Array::new(&[1], vec![c]), &Layout::default()));
+        let call = vwd_gather_blocks_args {
+            engine: rng.pick(&[VWD_GATHER_AUTO, VWD_GATHER_KERNEL, VWD_GATHER_COPY_ENGINE]),
+            source: source.c(),
+            target: target.c(),
+            source_ids: source_ids.c(),
+            target_ids: target_ids.as_ref().map_or(absent(), Tensor::c),
+            count: counted.as_ref().map_or(absent(), Tensor::c),
+            ..args()
+        };
+        // SAFETY: the tensors are alive.
+        backend.finish(unsafe { vwd_gather_blocks(backend.session(), &call, backend.stream()) });
+        let pairs = oracle::gather(&ids.data, places.as_ref().map(|p| p.data.as_slice()), count, n, m);
+        let (from, to) = (source.read_raw(), target.read_raw());
+        for &(s, t) in &pairs {
+            assert_eq!(from.row([s]), to.row([t]), "block {s} → {t}");
+        }
+        target.assert_written("target", |at| pairs.iter().any(|&(_, t)| t == at[0]));
+    });
+}
