@@ -923,7 +923,7 @@ vwd_status vwd_verify(const vwd_session *session,
  * offsets[i] = Σ_{j<i} accepted[j]; row t < accepted[i] of sequence i becomes row offsets[i] + t of packed. K and V of
  * every layer can go in one call.
  *
- * args->tensor_count          Number of tensors to pack, at least 1.
+ * args->tensor_count          Number of tensors to pack, 1 … 256.
  * args->rows      [n]         Host array of tensors [B, γ, …] of any dtype and strides. May differ in trailing shape.
  * args->packed    [n]         Host array of tensors [cap, …], out; dtype and trailing shape of the same entry of rows.
  *                             Rows at or past cap are not written.

@@ -102,7 +102,7 @@ pub unsafe extern "C" fn vwd_verify(
 /// offsets[i] = Σ_{j<i} accepted[j]; row t < accepted[i] of sequence i becomes row offsets[i] + t of packed. K and V of
 /// every layer can go in one call.
 ///
-/// args->tensor_count          Number of tensors to pack, at least 1.
+/// args->tensor_count          Number of tensors to pack, 1 … 256.
 /// args->rows      [n]         Host array of tensors [B, γ, …] of any dtype and strides. May differ in trailing shape.
 /// args->packed    [n]         Host array of tensors [cap, …], out; dtype and trailing shape of the same entry of rows.
 ///                             Rows at or past cap are not written.

@@ -10,15 +10,43 @@ pub fn reject(outputs: &[Option<&Tensor>], inputs: &[Option<&Tensor>]) -> Result
     for (i, out) in outputs_given().enumerate() {
         for other in outputs_given().skip(i + 1).chain(inputs.iter().flatten()) {
             if overlaps(out, other) {
-                return Err(Error::argument(
-                    &out.name.to_string(),
-                    format!("overlaps {}", other.name),
-                    "memory of its own",
-                ));
+                return Err(collision(out, other));
             }
         }
     }
     Ok(())
+}
+
+/// `reject` for many tensors, of which those below `outputs` are outputs: sorts their byte ranges, so that only
+/// neighbours are compared. `ranges` is room for one entry a tensor.
+pub fn reject_many(outputs: usize, tensor: impl Fn(usize) -> Tensor, ranges: &mut [Range]) -> Result<()> {
+    for (index, range) in ranges.iter_mut().enumerate() {
+        let t = tensor(index);
+        let (low, high) = t.byte_extent().expect("checked with the tensor");
+        *range = Range { start: t.data as i64 + low, end: t.data as i64 + high, index: index as u32 };
+    }
+    ranges.sort_unstable();
+    for (i, one) in ranges.iter().enumerate() {
+        for other in ranges[i + 1..].iter().take_while(|other| other.start < one.end) {
+            let (first, second) = (one.index.min(other.index) as usize, one.index.max(other.index) as usize);
+            if first < outputs && overlaps(&tensor(first), &tensor(second)) {
+                return Err(collision(&tensor(first), &tensor(second)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The bytes from the first to the last of one tensor.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Range {
+    start: i64,
+    end: i64,
+    index: u32,
+}
+
+fn collision(out: &Tensor, other: &Tensor) -> Error {
+    Error::argument(&out.name.to_string(), format!("overlaps {}", other.name), "memory of its own")
 }
 
 /// True unless the two views provably share no byte. Exact for views whose outer strides agree, such as slices of one

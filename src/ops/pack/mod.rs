@@ -30,6 +30,11 @@ pub struct Pair {
     pub packed: Tensor,
 }
 
+/// Tensors of one call: K and V of 128 layers.
+pub const MOST_TENSORS: usize = 256;
+/// Outputs and inputs of a call beside the tensors to pack.
+const MOST_OTHERS: usize = 8;
+
 /// Checked arguments; shapes as in `vwd_pack`.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
@@ -56,8 +61,8 @@ impl<'a> Pairs<'a> {
         rows: *const vwd_tensor,
         packed: *const vwd_tensor,
     ) -> Result<Pairs<'a>> {
-        if count == 0 {
-            return Err(Error::argument("tensor_count", 0, "at least 1"));
+        if count == 0 || count as usize > MOST_TENSORS {
+            return Err(Error::argument("tensor_count", count, format!("1 to {MOST_TENSORS}")));
         }
         for (name, array) in [("rows", rows), ("packed", packed)] {
             if array.is_null() || !array.is_aligned() {
@@ -108,19 +113,22 @@ impl<'a> Pairs<'a> {
         for n in 0..self.len() {
             self.check(n, batch, Some(gamma))?;
         }
-        for n in 0..self.len() {
-            let packed = self.get(n).packed;
-            overlap::reject(&[Some(&packed)], inputs)?;
-            for m in 0..self.len() {
-                overlap::reject(&[Some(&packed)], &[Some(&self.get(m).rows)])?;
-                if m > n {
-                    overlap::reject(&[Some(&packed)], &[Some(&self.get(m).packed)])?;
-                }
-            }
-            for &out in outputs {
-                overlap::reject(&[Some(out)], &[Some(&packed), Some(&self.get(n).rows)])?;
-            }
+        // Outputs first: packed, then the caller's; then rows and the caller's inputs.
+        let (count, inputs) = (self.len(), inputs.iter().flatten());
+        let mut others = [None; MOST_OTHERS];
+        let mut used = 0;
+        for &other in outputs.iter().chain(inputs) {
+            others[used] = Some(*other);
+            used += 1;
         }
+        let tensor = |index: usize| match index {
+            n if n < count => self.get(n).packed,
+            n if n < count + outputs.len() => others[n - count].expect("an output"),
+            n if n < 2 * count + outputs.len() => self.get(n - count - outputs.len()).rows,
+            n => others[n - 2 * count].expect("an input"),
+        };
+        let mut ranges = [overlap::Range::default(); 2 * MOST_TENSORS + MOST_OTHERS];
+        overlap::reject_many(count + outputs.len(), tensor, &mut ranges[..2 * count + used])?;
         Ok(gamma)
     }
 }

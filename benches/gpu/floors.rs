@@ -1,0 +1,276 @@
+//! Verification and packing beside what bounds them: an empty kernel, a plain device copy of the same bytes, the two-step
+//! path, and a bare launch on the host. `cargo bench --bench gpu_floors`, on a machine with a GPU; writes one JSON object
+//! per row to the file named by VANWARD_BENCH_OUT, and a table to stdout.
+
+mod device;
+
+use device::{Buffer, Device, args, check_status, tensor};
+use std::io::Write;
+use vanward::capi::session::{
+    VWD_DEVICE_CUDA, vwd_session, vwd_session_create, vwd_session_options, vwd_session_release,
+};
+use vanward::capi::types::vwd_tensor;
+use vanward::capi::verify::{
+    vwd_pack, vwd_pack_args, vwd_verify, vwd_verify_args, vwd_verify_pack, vwd_verify_pack_args,
+};
+
+const INT: u8 = 0;
+const FLOAT: u8 = 2;
+const ALPHAS: [f64; 3] = [0.3, 0.6, 0.9];
+
+fn main() {
+    let Some(device) = Device::open() else {
+        assert!(std::env::var_os("VANWARD_REQUIRE_GPU").is_none(), "VANWARD_REQUIRE_GPU is set and there is no GPU");
+        println!("gpu_floors: skipped, no CUDA device");
+        return;
+    };
+    let options = vwd_session_options { device: VWD_DEVICE_CUDA, ..args() };
+    let mut session = std::ptr::null_mut();
+    // SAFETY: options and session are valid.
+    check_status(unsafe { vwd_session_create(&options, &mut session) });
+    let bench = Bench { device, session, rows: Rows::new() };
+    println!("{}; medians, microseconds unless said", bench.device.name());
+    bench.host();
+    bench.verify();
+    bench.verify_pack();
+    // SAFETY: created above, not used again.
+    unsafe { vwd_session_release(session) };
+}
+
+struct Bench {
+    device: Device,
+    session: *mut vwd_session,
+    rows: Rows,
+}
+
+/// Where the JSON rows go.
+struct Rows(Option<std::cell::RefCell<std::fs::File>>);
+
+impl Rows {
+    fn new() -> Rows {
+        Rows(
+            std::env::var_os("VANWARD_BENCH_OUT")
+                .map(|path| std::fs::File::create(path).expect("VANWARD_BENCH_OUT").into()),
+        )
+    }
+
+    fn put(&self, row: serde_json::Value) {
+        if let Some(file) = &self.0 {
+            writeln!(file.borrow_mut(), "{row}").expect("VANWARD_BENCH_OUT");
+        }
+    }
+}
+
+/// Draft and target tokens of `sets` data sets; k ~ Binomial(γ, α), as in the report this is compared with.
+struct Tokens {
+    batch: usize,
+    gamma: usize,
+    draft: Buffer,
+    target: Buffer,
+    /// accepted, next_token: [sets, B] each.
+    accepted: Buffer,
+    next_token: Buffer,
+    /// Σ k of each set.
+    totals: Vec<usize>,
+}
+
+impl Tokens {
+    fn new(device: &Device, sets: usize, batch: usize, gamma: usize, alpha: f64) -> Tokens {
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut draft = Vec::with_capacity(sets * batch * gamma);
+        let mut target = Vec::with_capacity(sets * batch * (gamma + 1));
+        let mut totals = Vec::with_capacity(sets);
+        for _ in 0..sets {
+            let mut total = 0;
+            for _ in 0..batch {
+                let k = (0..gamma).filter(|_| random.f64() < alpha).count();
+                let row: Vec<i32> = (0..gamma).map(|_| random.i32(0..4096)).collect();
+                target.extend((0..=gamma).map(|j| match j {
+                    j if j < k => row[j],
+                    j if j < gamma => (row[j] + 1) % 4096,
+                    _ => random.i32(0..4096),
+                }));
+                draft.extend(row);
+                total += k;
+            }
+            totals.push(total);
+        }
+        Tokens {
+            batch,
+            gamma,
+            draft: device.upload(&draft),
+            target: device.upload(&target),
+            accepted: device.alloc(sets * batch * 4),
+            next_token: device.alloc(sets * batch * 4),
+            totals,
+        }
+    }
+
+    /// [draft, target, accepted, next_token] of one set.
+    fn tensors(&self, set: usize) -> [vwd_tensor; 4] {
+        let (b, g) = (self.batch, self.gamma);
+        let at = |buffer: &Buffer, shape: &[usize]| {
+            let bytes = shape.iter().product::<usize>() * 4;
+            tensor(buffer.address + (set * bytes) as u64, INT, 32, shape)
+        };
+        [at(&self.draft, &[b, g]), at(&self.target, &[b, g + 1]), at(&self.accepted, &[b]), at(&self.next_token, &[b])]
+    }
+}
+
+impl Bench {
+    fn call_verify(&self, [draft, target, accepted, next_token]: [vwd_tensor; 4]) {
+        let args = vwd_verify_args { draft, target, accepted, next_token, ..args() };
+        // SAFETY: all tensors are valid device memory.
+        check_status(unsafe { vwd_verify(self.session, &args, self.device.stream.cast()) });
+    }
+
+    fn host(&self) {
+        println!("\nhost time of one call, nanoseconds");
+        let tokens = Tokens::new(&self.device, 1, 32, 8, 0.6);
+        let bare = self.device.host_time(|| self.device.launch_empty());
+        let verify = self.device.host_time(|| self.call_verify(tokens.tensors(0)));
+        println!("  bare cuLaunchKernel {bare:.0} · vwd_verify {verify:.0} · difference {:.0}", verify - bare);
+        for layers in [1, 32] {
+            let rows = Rotating::new(&self.device, 1, 32, 8, 128, 2 * layers);
+            let pack = self.device.host_time(|| self.call_verify_pack(&tokens, &rows, 0));
+            println!("  vwd_verify_pack of {} tensors {pack:.0} · difference {:.0}", 2 * layers, pack - bare);
+            self.rows
+                .put(serde_json::json!({"what": "host_ns", "tensors": 2 * layers, "bare": bare, "verify_pack": pack}));
+        }
+        self.rows.put(serde_json::json!({"what": "host_ns", "bare": bare, "verify": verify}));
+    }
+
+    fn verify(&self) {
+        println!("\nverify          event          × empty   graph");
+        for batch in [1, 4, 16, 32, 128, 256, 512, 1024] {
+            for gamma in [8, 64, 128] {
+                for alpha in ALPHAS {
+                    const SETS: usize = 300;
+                    let tokens = Tokens::new(&self.device, SETS, batch, gamma, alpha);
+                    let empty = self.device.event_time(SETS, |_| self.device.launch_empty());
+                    let event = self.device.event_time(SETS, |i| self.call_verify(tokens.tensors(i)));
+                    let graph = self.device.graph_time(SETS, |i| self.call_verify(tokens.tensors(i)));
+                    let ratio = event / empty;
+                    println!(
+                        "  B={batch:<5} γ={gamma:<4} α={alpha}  {event:6.2} ({empty:.2})  {ratio:5.2}   {graph:6.2}"
+                    );
+                    self.rows.put(serde_json::json!({"what": "verify", "batch": batch, "gamma": gamma, "alpha": alpha,
+                        "event": event, "empty": empty, "graph": graph}));
+                }
+            }
+        }
+    }
+
+    fn call_pack(&self, tokens: &Tokens, rows: &Rotating, set: usize) {
+        let [_, _, accepted, _] = tokens.tensors(set);
+        let [from, to] = &rows.tensors[set];
+        let args = vwd_pack_args {
+            tensor_count: from.len() as u32,
+            rows: from.as_ptr(),
+            packed: to.as_ptr(),
+            accepted,
+            offsets: rows.offsets(set),
+            ..args()
+        };
+        // SAFETY: all tensors are valid device memory; the arrays live through the call.
+        check_status(unsafe { vwd_pack(self.session, &args, self.device.stream.cast()) });
+    }
+
+    fn call_verify_pack(&self, tokens: &Tokens, rows: &Rotating, set: usize) {
+        let [draft, target, accepted, next_token] = tokens.tensors(set);
+        let [from, to] = &rows.tensors[set];
+        let args = vwd_verify_pack_args {
+            tensor_count: from.len() as u32,
+            rows: from.as_ptr(),
+            packed: to.as_ptr(),
+            draft,
+            target,
+            accepted,
+            next_token,
+            offsets: rows.offsets(set),
+            ..args()
+        };
+        // SAFETY: as above.
+        check_status(unsafe { vwd_verify_pack(self.session, &args, self.device.stream.cast()) });
+    }
+
+    fn verify_pack(&self) {
+        println!(
+            "\nverify_pack                          MB   event  two-step    copy   empty   graph  two-step    copy"
+        );
+        for batch in [1, 4, 16, 32, 128, 512, 1024] {
+            for gamma in [8, 64, 128] {
+                for dim in [128, 512, 1024, 2048] {
+                    for alpha in ALPHAS {
+                        self.verify_pack_at(batch, gamma, dim, alpha);
+                    }
+                }
+            }
+        }
+    }
+
+    fn verify_pack_at(&self, batch: usize, gamma: usize, dim: usize, alpha: f64) {
+        let set_bytes = batch * gamma * dim * 2;
+        let sets = ((512 << 20) / set_bytes).clamp(3, 300);
+        let device = &self.device;
+        let tokens = Tokens::new(device, sets, batch, gamma, alpha);
+        let rows = Rotating::new(device, sets, batch, gamma, dim, 1);
+        let two_steps = |i| {
+            self.call_verify(tokens.tensors(i));
+            self.call_pack(&tokens, &rows, i);
+        };
+        let copy = |i: usize| rows.copy(device, i, tokens.totals[i] * dim * 2);
+        let one = |i| self.call_verify_pack(&tokens, &rows, i);
+        let empty = device.event_time(sets, |_| device.launch_empty());
+        let [event, event2, event_copy] =
+            [device.event_time(sets, one), device.event_time(sets, two_steps), device.event_time(sets, copy)];
+        let [graph, graph2, graph_copy] =
+            [device.graph_time(sets, one), device.graph_time(sets, two_steps), device.graph_time(sets, copy)];
+        let megabytes = (tokens.totals[0] * dim * 2) as f64 / 1e6;
+        println!(
+            "  B={batch:<4} γ={gamma:<3} kv={dim:<4} α={alpha}  {megabytes:8.2}  {event:6.2}  {event2:8.2}  {event_copy:6.2}  \
+             {empty:6.2}  {graph:6.2}  {graph2:8.2}  {graph_copy:6.2}"
+        );
+        self.rows.put(serde_json::json!({"what": "verify_pack", "batch": batch, "gamma": gamma, "dim": dim,
+            "alpha": alpha, "packed_bytes": tokens.totals[0] * dim * 2, "event": event, "two_step_event": event2,
+            "copy_event": event_copy, "empty": empty, "graph": graph, "two_step_graph": graph2, "copy_graph": graph_copy}));
+    }
+}
+
+/// Rows to pack and where to, float16, one data set after another.
+struct Rotating {
+    batch: usize,
+    set_bytes: usize,
+    from: Buffer,
+    to: Buffer,
+    offsets: Buffer,
+    /// The tensors of each set, made before any call is timed.
+    tensors: Vec<[Vec<vwd_tensor>; 2]>,
+}
+
+impl Rotating {
+    fn new(device: &Device, sets: usize, batch: usize, gamma: usize, dim: usize, count: usize) -> Rotating {
+        let set_bytes = batch * gamma * dim * 2;
+        let (from, to) = (device.alloc(sets * count * set_bytes), device.alloc(sets * count * set_bytes));
+        let of_set = |set: usize| {
+            let at = |base: u64, n: usize| base + ((set * count + n) * set_bytes) as u64;
+            let rows = (0..count).map(|n| tensor(at(from.address, n), FLOAT, 16, &[batch, gamma, dim])).collect();
+            let packed = (0..count).map(|n| tensor(at(to.address, n), FLOAT, 16, &[batch * gamma, dim])).collect();
+            [rows, packed]
+        };
+        let tensors = (0..sets).map(of_set).collect();
+        let offsets = device.alloc(sets * (batch + 1) * 4);
+        Rotating { batch, set_bytes, from, to, offsets, tensors }
+    }
+
+    fn offsets(&self, set: usize) -> vwd_tensor {
+        let n = self.batch + 1;
+        tensor(self.offsets.address + (set * n * 4) as u64, INT, 32, &[n])
+    }
+
+    /// A plain copy of as many bytes as the set's accepted rows have.
+    fn copy(&self, device: &Device, set: usize, bytes: usize) {
+        let at = (set * self.set_bytes) as u64;
+        device.copy(self.from.address + at, self.to.address + at, bytes);
+    }
+}

@@ -1,0 +1,319 @@
+// Every call once through the header, on numbers that can be checked by hand.
+#include "vanward.hpp"
+
+#include "check.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string>
+#include <vector>
+
+namespace vw = vanward;
+using Ints = std::vector<std::int32_t>;
+using Floats = std::vector<float>;
+
+static vw::Session cpu_session() {
+  auto options = vw::make<vwd_session_options>();
+  options.device = VWD_DEVICE_CPU;
+  options.threads = 2;
+  return vw::Session::create(options);
+}
+
+static bool all_near(const Floats &found, double expected, double tolerance) {
+  return std::all_of(found.begin(), found.end(), [&](float x) { return near(x, expected, tolerance); });
+}
+
+// One sequence of 6 tokens in 3 blocks of 2, one KV head of 16 channels under two query heads. Channel 0 of key t is t,
+// every channel of value t is t: scores and averages are sums of small integers.
+struct Sequence {
+  static constexpr int tokens = 6, block = 2, blocks = 3, channels = 16, heads = 2;
+
+  Floats k = Floats(tokens * channels), v = Floats(tokens * channels), q = Floats(heads * channels);
+  Ints lens = {tokens};
+  Floats key_max = Floats(blocks * channels), key_min = Floats(blocks * channels);
+
+  Sequence() {
+    for (int t = 0; t < tokens; ++t) {
+      k[t * channels] = static_cast<float>(t);
+      std::fill_n(v.begin() + t * channels, channels, static_cast<float>(t));
+    }
+  }
+
+  vwd_tensor queries() { return vw::tensor(q, {1, heads, channels}); }
+  vwd_paged_kv kv() {
+    return {vw::tensor(k, {1, tokens, 1, channels}), vw::tensor(v, {1, tokens, 1, channels}), {}, vw::tensor(lens)};
+  }
+  vwd_index minmax() {
+    vwd_index index{};
+    index.kind = VWD_INDEX_MINMAX;
+    index.block_size = block;
+    index.key_max = vw::tensor(key_max, {1, blocks, 1, channels});
+    index.key_min = vw::tensor(key_min, {1, blocks, 1, channels});
+    return index;
+  }
+};
+
+/// A list with room for `ids.size()` entries of one sequence and one KV head.
+static vwd_block_list list(Ints &ids, Ints &count) {
+  return {vw::tensor(ids, {1, 1, static_cast<std::int64_t>(ids.size())}), vw::tensor(count, {1, 1})};
+}
+
+static void verify_and_pack(const vw::Session &session) {
+  Ints draft = {5, 6, 7, 1, 9, 3}, target = {5, 6, 7, 8, 1, 2, 3, 4};
+  Ints accepted(2), next(2), committed(8), offsets(3);
+  std::vector<std::uint8_t> mismatch(2);
+  auto verify = vw::make<vwd_verify_args>();
+  verify.draft = vw::tensor(draft, {2, 3});
+  verify.target = vw::tensor(target, {2, 4});
+  verify.accepted = vw::tensor(accepted);
+  verify.next_token = vw::tensor(next);
+  verify.mismatch = vw::tensor(mismatch);
+  verify.committed = vw::tensor(committed, {2, 4});
+  session.verify(verify);
+  CHECK((accepted == Ints{3, 1}) && (next == Ints{8, 2}) && mismatch[0] == 0 && mismatch[1] == 1);
+  CHECK((committed == Ints{5, 6, 7, 8, 1, 2, -1, -1}));
+
+  const Floats rows = {10, 11, 12, 20, 21, 22};
+  Floats packed(5, -1);
+  const vwd_tensor from = vw::tensor(rows, {2, 3}), to = vw::tensor(packed);
+  auto pack = vw::make<vwd_pack_args>();
+  pack.tensor_count = 1;
+  pack.rows = &from;
+  pack.packed = &to;
+  pack.accepted = vw::tensor(accepted);
+  pack.offsets = vw::tensor(offsets);
+  session.pack(pack);
+  CHECK((packed == Floats{10, 11, 12, 20, -1}) && (offsets == Ints{0, 3, 4}));
+
+  packed.assign(5, -1);
+  accepted.assign(2, -1);
+  auto both = vw::make<vwd_verify_pack_args>();
+  both.tensor_count = 1;
+  both.rows = &from;
+  both.packed = &to;
+  both.draft = verify.draft;
+  both.target = verify.target;
+  both.accepted = verify.accepted;
+  both.next_token = verify.next_token;
+  both.offsets = pack.offsets;
+  session.verify_pack(both);
+  CHECK((packed == Floats{10, 11, 12, 20, -1}) && (accepted == Ints{3, 1}));
+}
+
+static void summarise_select_attend_repair(const vw::Session &session) {
+  Sequence sequence;
+  auto update = vw::make<vwd_index_update_args>();
+  update.k = sequence.kv().k;
+  update.seq_lens = vw::tensor(sequence.lens);
+  update.index = sequence.minmax();
+  session.index_update(update);
+  CHECK(sequence.key_max[0] == 1 && sequence.key_max[32] == 5 && sequence.key_min[32] == 4);
+
+  // Two heads that ask for channel 0 score block j at 2·(2j + 1).
+  sequence.q[0] = sequence.q[Sequence::channels] = 1;
+  Ints ids(2), count(1);
+  Floats scores(3);
+  auto select = vw::make<vwd_select_blocks_args>();
+  select.method = VWD_SELECT_MINMAX;
+  select.block_size = Sequence::block;
+  select.k = 2;
+  select.q = sequence.queries();
+  select.index = sequence.minmax();
+  select.seq_lens = vw::tensor(sequence.lens);
+  select.selected = list(ids, count);
+  select.scores = vw::tensor(scores, {1, 1, 3});
+  session.select_blocks(select);
+  CHECK(count[0] == 2 && (ids == Ints{1, 2}) && (scores == Floats{2, 6, 10}));
+
+  // A query of zeros weighs all tokens alike: attention is the mean of the values listed.
+  std::fill(sequence.q.begin(), sequence.q.end(), 0.0f);
+  Ints guess = {0, 1}, guess_count = {2}, missed(1);
+  Floats out(32), lse(2), acc(32), m(2), l(2), block_acc(64), block_m(4), block_l(4);
+  auto attention = vw::make<vwd_attention_args>();
+  attention.block_size = Sequence::block;
+  attention.q = sequence.queries();
+  attention.kv = sequence.kv();
+  attention.list = list(guess, guess_count);
+  attention.out = vw::tensor(out, {1, 2, 16});
+  attention.lse = vw::tensor(lse, {1, 2});
+  attention.state = {vw::tensor(acc, {1, 2, 16}), vw::tensor(m, {1, 2}), vw::tensor(l, {1, 2})};
+  attention.partials = {vw::tensor(block_acc, {1, 2, 2, 16}), vw::tensor(block_m, {1, 2, 2}),
+                        vw::tensor(block_l, {1, 2, 2})};
+  session.attention(attention);
+  CHECK(all_near(out, 1.5, 1e-6) && all_near(lse, std::log(4.0), 1e-6) && all_near(l, 4, 1e-6));
+
+  auto repair = vw::make<vwd_repair_args>();
+  repair.mode = VWD_REPAIR_EXACT;
+  repair.block_size = Sequence::block;
+  repair.q = attention.q;
+  repair.kv = attention.kv;
+  repair.predicted = attention.list;
+  repair.selected = select.selected;
+  repair.predicted_partials = attention.partials;
+  repair.out = attention.out;
+  repair.missed_counts = vw::tensor(missed, {1, 1});
+  session.repair(repair);
+  CHECK(all_near(out, 3.5, 1e-6) && missed[0] == 1);
+
+  repair.mode = VWD_REPAIR_SUPERSET;
+  repair.predicted_partials = {};
+  repair.predicted_state = attention.state;
+  session.repair(repair);
+  CHECK(all_near(out, 2.5, 1e-6));
+
+  // Merged with itself a state keeps its output and doubles its weight.
+  const vwd_attention_state twice[] = {attention.state, attention.state};
+  auto merge = vw::make<vwd_merge_states_args>();
+  merge.input_count = 2;
+  merge.inputs = twice;
+  merge.out = attention.out;
+  merge.lse = attention.lse;
+  session.merge_states(merge);
+  CHECK(all_near(out, 1.5, 1e-6) && all_near(lse, std::log(8.0), 1e-6));
+}
+
+static void channels_labels_and_tokens(const vw::Session &session) {
+  Sequence sequence;
+  std::fill(sequence.q.begin(), sequence.q.end(), 1.0f);
+  Ints channels(2);
+  Floats importance(16);
+  auto choose = vw::make<vwd_channel_importance_args>();
+  choose.q = sequence.queries();
+  choose.k = vw::tensor(sequence.k, {Sequence::tokens, 1, 16});
+  choose.channels = vw::tensor(channels, {1, 2});
+  choose.importance = vw::tensor(importance, {1, 16});
+  session.channel_importance(choose);
+  CHECK((channels == Ints{0, 1}) && importance[0] == 5 && importance[1] == 0);
+
+  std::vector<std::uint8_t> labels(6);
+  std::vector<vw::Half> scale(6), minimum(6);
+  vwd_index index{};
+  index.kind = VWD_INDEX_LABEL;
+  index.labels = vw::tensor(labels, {1, 6, 1, 1});
+  index.label_scale = vw::tensor(scale, {1, 6, 1});
+  index.label_min = vw::tensor(minimum, {1, 6, 1});
+  index.channels = vw::tensor(channels, {1, 2});
+  auto update = vw::make<vwd_index_update_args>();
+  update.k = sequence.kv().k;
+  update.seq_lens = vw::tensor(sequence.lens);
+  update.index = index;
+  session.index_update(update);
+  CHECK(labels[5] == 0x0f && minimum[5].bits == 0);  // channel 0, the largest, in the low bits; channel 1, zero, above
+
+  Ints blocks = {0, 2}, block_count = {2}, tokens(3), token_count(1);
+  auto select = vw::make<vwd_select_tokens_args>();
+  select.block_size = Sequence::block;
+  select.k = 3;
+  select.q = sequence.queries();
+  select.index = index;
+  select.seq_lens = vw::tensor(sequence.lens);
+  select.candidates = list(blocks, block_count);
+  select.selected = list(tokens, token_count);
+  session.select_tokens(select);
+  CHECK(token_count[0] == 3 && (tokens == Ints{1, 4, 5}));
+}
+
+static void gather(const vw::Session &session) {
+  const Ints source = {0, 1, 2, 3, 4, 5};
+  Ints target(4, -1), source_ids = {2, -1, 0}, target_ids = {0, 1, 1};
+  auto args = vw::make<vwd_gather_blocks_args>();
+  args.source = vw::tensor(source, {3, 2});
+  args.target = vw::tensor(target, {2, 2});
+  args.source_ids = vw::tensor(source_ids);
+  args.target_ids = vw::tensor(target_ids);
+  session.gather_blocks(args);
+  CHECK((target == Ints{4, 5, 0, 1}));
+}
+
+static void predict_update_calibrate(const vw::Session &session) {
+  Floats level(3, 9), trend(3, 9), scores = {3, 1, 2};
+  Ints lens = {6}, ids(2), count(1);
+  const vwd_predictor_state state = {vw::tensor(level, {1, 1, 3}), vw::tensor(trend, {1, 1, 3})};
+  auto reset = vw::make<vwd_predictor_reset_args>();
+  reset.state = state;
+  session.predictor_reset(reset);
+  CHECK(level[0] == -INFINITY && trend[0] == 0);
+
+  auto update = vw::make<vwd_predictor_update_args>();
+  update.block_size = 2;
+  update.holt = {1, 0, 0};
+  update.state = state;
+  update.seq_lens = vw::tensor(lens);
+  update.scores = vw::tensor(scores, {1, 1, 3});
+  session.predictor_update(update);
+  CHECK((level == Floats{3, 1, 2}));
+
+  auto predict = vw::make<vwd_predictor_predict_args>();
+  predict.block_size = 2;
+  predict.k = 2;
+  predict.state = state;
+  predict.seq_lens = vw::tensor(lens);
+  predict.predicted = list(ids, count);
+  session.predictor_predict(predict);
+  CHECK(count[0] == 2 && (ids == Ints{0, 2}));
+
+  // The same scores at each of three steps: what was best stays best.
+  Floats history = {3, 1, 2, 3, 1, 2, 3, 1, 2};
+  Ints block_counts = {3, 3, 3};
+  auto calibrate = vw::make<vwd_predictor_calibrate_args>();
+  calibrate.k = 2;
+  calibrate.scores = vw::tensor(history, {1, 3, 1, 3});
+  calibrate.block_counts = vw::tensor(block_counts, {1, 3});
+  const vw::Calibration best = session.predictor_calibrate(calibrate);
+  CHECK(near(best.hit_rate, 1, 1e-6) && best.holt.alpha > 0);
+}
+
+static void forecast(const vw::Session &session) {
+  // x_i is the i-th unit vector and q_i is i + 1 throughout; a linear map fits that up to the ridge of one in a thousand.
+  constexpr int n = 16;
+  Floats x(n * n), q(n * n), found(n * n);
+  for (int i = 0; i < n; ++i) {
+    x[i * n + i] = 1;
+    std::fill_n(q.begin() + i * n, n, static_cast<float>(i + 1));
+  }
+  auto options = vw::make<vwd_forecast_options>();
+  options.layers = 1;
+  options.input_dim = n;
+  options.q_heads = 1;
+  options.head_dim = n;
+  auto fitted = vw::Forecast::create(session, options);
+  auto sums = vw::make<vwd_forecast_accumulate_args>();
+  sums.x = vw::tensor(x, {n, n});
+  sums.q = vw::tensor(q, {n, 1, n});
+  fitted.accumulate(sums);
+  fitted.solve();
+  CHECK(fitted.info().solved == 1 && fitted.info().input_dim == n);
+  const std::string path = "calls_test.safetensors";
+  fitted.save(path);
+  const auto loaded = vw::Forecast::load(session, path);
+  std::remove(path.c_str());
+
+  Ints positions(n);
+  auto project = vw::make<vwd_forecast_project_args>();
+  project.x = vw::tensor(x, {n, n});
+  project.positions = vw::tensor(positions);  // position 0 does not rotate
+  project.q = vw::tensor(found, {n, 1, n});
+  for (const vw::Forecast *maps : {static_cast<const vw::Forecast *>(&fitted), &loaded}) {
+    found.assign(n * n, 0);
+    maps->project(project);
+    for (int i = 0; i < n * n; ++i) CHECK(near(found[i], q[i], 0.02));  // 1e-3 of 16, and rounding
+  }
+}
+
+int main() {
+  const auto session = cpu_session();
+  void (*const steps[])(const vw::Session &) = {
+      verify_and_pack, summarise_select_attend_repair, channels_labels_and_tokens,
+      gather,          predict_update_calibrate,       forecast,
+  };
+  for (auto step : steps) {
+    try {
+      step(session);
+    } catch (const vw::Error &error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      ++failures;
+    }
+  }
+  return failures;
+}

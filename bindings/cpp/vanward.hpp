@@ -1,0 +1,504 @@
+#ifndef VANWARD_HPP
+#define VANWARD_HPP
+
+// Vanward in C++17: one header over vanward.h, nothing of its own to link.
+//
+//   auto session = vanward::Session::create();               // an error is a vanward::Error, thrown
+//   auto args = vanward::make<vwd_verify_args>();
+//   args.draft = vanward::tensor(draft, {batch, gamma});      // std::vector, std::span, array or pointer
+//   session.verify(args, stream);
+//
+// The same classes in vanward::nothrow return a Result instead; a build without exceptions has only those. What a call
+// does, and what its arguments mean, is documented once, in vanward.h.
+
+#include "vanward.h"
+
+#include <cassert>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <initializer_list>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <variant>
+
+namespace vanward {
+
+// --- errors ---------------------------------------------------------------------------------------------------------
+
+enum class Status : vwd_status {
+  ok = VWD_OK,
+  invalid_argument = VWD_ERROR_INVALID_ARGUMENT,
+  unavailable = VWD_ERROR_UNAVAILABLE,
+  unsupported = VWD_ERROR_UNSUPPORTED,
+  out_of_memory = VWD_ERROR_OUT_OF_MEMORY,
+  out_of_scratch = VWD_ERROR_OUT_OF_SCRATCH,
+  driver = VWD_ERROR_DRIVER,
+  io = VWD_ERROR_IO,
+  internal = VWD_ERROR_INTERNAL,
+};
+
+/// Why a call did nothing.
+class Error : public std::exception {
+ public:
+  Error(Status status, std::string message) : status_(status), message_(std::move(message)) {}
+
+  /// The failure of the call that this thread made last.
+  static Error last(vwd_status status) {
+    std::string message(vwd_last_error(nullptr, 0), '\0');
+    vwd_last_error(message.data(), message.size() + 1);  // the NUL goes where std::string keeps its own
+    return Error(static_cast<Status>(status), std::move(message));
+  }
+
+  Status status() const noexcept { return status_; }
+  const std::string &message() const noexcept { return message_; }
+  const char *what() const noexcept override { return message_.c_str(); }
+
+ private:
+  Status status_;
+  std::string message_;
+};
+
+/// A value or an Error, after std::expected of C++23.
+template <class T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}
+  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}
+
+  bool has_value() const noexcept { return state_.index() == 0; }
+  explicit operator bool() const noexcept { return has_value(); }
+  Status status() const noexcept { return has_value() ? Status::ok : error().status(); }
+
+  /// The value; there must be one.
+  T &operator*() & noexcept { return *get(); }
+  T &&operator*() && noexcept { return std::move(*get()); }
+  T *operator->() noexcept { return get(); }
+
+  /// The error; there must be one.
+  const Error &error() const noexcept {
+    assert(!has_value());
+    return *std::get_if<1>(&state_);
+  }
+
+ private:
+  T *get() noexcept {
+    assert(has_value());
+    return std::get_if<0>(&state_);
+  }
+
+  std::variant<T, Error> state_;
+};
+
+template <>
+class [[nodiscard]] Result<void> {
+ public:
+  Result() = default;
+  Result(Error error) : error_(std::move(error)) {}
+
+  bool has_value() const noexcept { return !error_; }
+  explicit operator bool() const noexcept { return has_value(); }
+  Status status() const noexcept { return error_ ? error_->status() : Status::ok; }
+  const Error &error() const noexcept {
+    assert(error_);
+    return *error_;
+  }
+
+ private:
+  std::optional<Error> error_;
+};
+
+// --- tensors --------------------------------------------------------------------------------------------------------
+
+/// IEEE half precision and bfloat16 as bits. Specialise `dtype_of` to pass a half type of your own.
+struct Half {
+  std::uint16_t bits;
+};
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+/// DLPack's code and width of an element.
+struct DType {
+  std::uint8_t code;
+  std::uint8_t bits;
+};
+
+namespace detail {
+template <class T>
+constexpr DType arithmetic_dtype() {
+  static_assert(std::is_arithmetic_v<T>, "not an element type; specialise vanward::dtype_of<T>");
+  constexpr auto bits = static_cast<std::uint8_t>(8 * sizeof(T));
+  if constexpr (std::is_same_v<T, bool>) {
+    return {6, bits};
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return {2, bits};
+  } else {
+    return {std::is_signed_v<T> ? std::uint8_t{0} : std::uint8_t{1}, bits};
+  }
+}
+}  // namespace detail
+
+template <class T>
+inline constexpr DType dtype_of = detail::arithmetic_dtype<T>();
+template <>
+inline constexpr DType dtype_of<Half> = {2, 16};
+template <>
+inline constexpr DType dtype_of<BFloat16> = {4, 16};
+
+/// Where memory lies, in DLPack's codes.
+enum class DeviceType : std::int32_t { cpu = 1, cuda = 2, pinned = 3 };
+struct Device {
+  DeviceType type;
+  std::int32_t id;
+};
+inline constexpr Device cpu{DeviceType::cpu, 0};
+inline constexpr Device pinned{DeviceType::pinned, 0};
+constexpr Device cuda(std::int32_t ordinal) { return {DeviceType::cuda, ordinal}; }
+
+/// Extents or strides: {4, 8}, or any container of integers. More than five make a tensor that every call refuses.
+class Dims {
+ public:
+  /// Row-major strides of a shape.
+  static Dims contiguous(const Dims &shape) noexcept {
+    Dims strides = shape;
+    std::uint64_t stride = 1;  // unsigned: a hostile shape wraps here and is refused by the call
+    for (std::int32_t d = (shape.rank_ < 5 ? shape.rank_ : 5) - 1; d >= 0; --d) {
+      strides.values_[d] = static_cast<std::int64_t>(stride);
+      stride *= static_cast<std::uint64_t>(shape.values_[d]);
+    }
+    return strides;
+  }
+
+  Dims(std::initializer_list<std::int64_t> values) : Dims(values.begin(), values.size()) {}
+  template <class Integers, class = decltype(std::data(std::declval<const Integers &>()))>
+  Dims(const Integers &values) : Dims(std::data(values), std::size(values)) {}
+
+  std::int32_t rank() const noexcept { return rank_; }
+  std::int64_t operator[](std::int32_t d) const noexcept { return values_[d]; }
+
+ private:
+  template <class Integer>
+  Dims(const Integer *values, std::size_t count) noexcept : rank_(count <= 5 ? static_cast<std::int32_t>(count) : 6) {
+    for (std::size_t d = 0; d < count && d < 5; ++d) values_[d] = static_cast<std::int64_t>(values[d]);
+  }
+
+  std::int32_t rank_;
+  std::int64_t values_[5] = {};
+};
+
+namespace detail {
+/// A rank that no tensor has: the call that gets it fails and names the argument, which is not known here.
+inline constexpr std::int32_t refused = -1;
+
+template <class Container>
+using RequireContainer = decltype(std::data(std::declval<Container &>()));
+
+/// Does every element lie in `room` elements from data on? Extents that no call accepts are left to the call.
+inline bool fits(const vwd_tensor &view, std::size_t room) {
+  for (std::int32_t d = 0; d < 5 && d < view.ndim; ++d) {
+    if (view.shape[d] <= 0) return true;
+  }
+  if (room == 0) return false;
+  std::uint64_t reach = room - 1;
+  for (std::int32_t d = 0; d < 5 && d < view.ndim; ++d) {
+    const auto steps = static_cast<std::uint64_t>(view.shape[d] - 1);
+    if (steps == 0 || view.strides[d] == 0) continue;
+    const auto stride = static_cast<std::uint64_t>(view.strides[d]);
+    if (view.strides[d] < 0 || steps > reach / stride) return false;
+    reach -= steps * stride;
+  }
+  return true;
+}
+}  // namespace detail
+
+/// Views memory: element [0, …, 0] is at `data`, strides are in elements. Nothing is copied or kept. The tensor drops
+/// `const`: whether a call writes is the business of the argument it becomes.
+template <class T>
+vwd_tensor tensor(T *data, const Dims &shape, const Dims &strides, Device device = cpu) {
+  constexpr DType dtype = dtype_of<std::remove_cv_t<T>>;
+  vwd_tensor view{};
+  view.data = const_cast<std::remove_cv_t<T> *>(data);
+  view.device_type = static_cast<std::int32_t>(device.type);
+  view.device_id = device.id;
+  view.dtype_code = dtype.code;
+  view.dtype_bits = dtype.bits;
+  view.lanes = 1;
+  view.ndim = strides.rank() == shape.rank() ? shape.rank() : detail::refused;
+  for (std::int32_t d = 0; d < 5 && d < view.ndim; ++d) {
+    view.shape[d] = shape[d];
+    view.strides[d] = strides[d];
+  }
+  return view;
+}
+
+/// The same, contiguous.
+template <class T>
+vwd_tensor tensor(T *data, const Dims &shape, Device device = cpu) {
+  return tensor(data, shape, Dims::contiguous(shape), device);
+}
+
+/// A pointer and a count, for C++17; whatever takes it also takes std::span.
+template <class T>
+class Span {
+ public:
+  constexpr Span() = default;
+  constexpr Span(T *data, std::size_t size) : data_(data), size_(size) {}
+
+  constexpr T *data() const noexcept { return data_; }
+  constexpr std::size_t size() const noexcept { return size_; }
+  constexpr bool empty() const noexcept { return size_ == 0; }
+  constexpr T *begin() const noexcept { return data_; }
+  constexpr T *end() const noexcept { return data_ + size_; }
+  constexpr T &operator[](std::size_t i) const noexcept { return data_[i]; }
+
+ private:
+  T *data_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+/// Views a container (std::vector, std::array, std::span, Span). Where it does not hold the shape, the result is a tensor
+/// that every call refuses by its argument's name.
+template <class Container, class = detail::RequireContainer<Container>>
+vwd_tensor tensor(Container &&memory, const Dims &shape, const Dims &strides, Device device = cpu) {
+  vwd_tensor view = tensor(std::data(memory), shape, strides, device);
+  if (!detail::fits(view, std::size(memory))) view.ndim = detail::refused;
+  return view;
+}
+
+/// The same, contiguous.
+template <class Container, class = detail::RequireContainer<Container>>
+vwd_tensor tensor(Container &&memory, const Dims &shape, Device device = cpu) {
+  return tensor(memory, shape, Dims::contiguous(shape), device);
+}
+
+/// The same, in one dimension.
+template <class Container, class = detail::RequireContainer<Container>>
+vwd_tensor tensor(Container &&memory, Device device = cpu) {
+  return tensor(memory, {static_cast<std::int64_t>(std::size(memory))}, device);
+}
+
+/// An argument struct: struct_size set, everything else zero.
+template <class Args>
+Args make() {
+  Args args{};
+  args.struct_size = sizeof(Args);
+  return args;
+}
+
+// --- sessions and forecasts -----------------------------------------------------------------------------------------
+
+inline const char *version() noexcept { return vwd_version(); }
+inline std::uint32_t abi_version() noexcept { return vwd_abi_version(); }
+
+/// What `predictor_calibrate` found.
+struct Calibration {
+  vwd_holt holt;
+  double hit_rate;
+};
+
+/// How calls report: each policy names its return type and turns a status into it.
+struct ByResult {
+  template <class T>
+  using Return = Result<T>;
+
+  static Result<void> finish(vwd_status status) {
+    if (status == VWD_OK) return {};
+    return Error::last(status);
+  }
+  template <class T>
+  static Result<T> finish(vwd_status status, T value) {
+    if (status == VWD_OK) return Result<T>(std::move(value));
+    return Error::last(status);
+  }
+};
+
+#if defined(__cpp_exceptions)
+struct ByException {
+  template <class T>
+  using Return = T;
+
+  static void finish(vwd_status status) {
+    if (status != VWD_OK) throw Error::last(status);
+  }
+  template <class T>
+  static T finish(vwd_status status, T value) {
+    finish(status);
+    return value;
+  }
+};
+#endif
+
+/// What calls run on. Move-only; an empty one makes calls fail, it does not make them crash. Use from many threads is
+/// safe; calls on one stream are ordered by the caller.
+template <class Report>
+class BasicSession {
+  template <class T>
+  using Return = typename Report::template Return<T>;
+
+ public:
+  BasicSession() = default;
+
+  static Return<BasicSession> create(const vwd_session_options &options = make<vwd_session_options>()) {
+    BasicSession session;
+    vwd_session *handle = nullptr;
+    const vwd_status status = vwd_session_create(&options, &handle);
+    session.handle_.reset(handle);
+    return Report::finish(status, std::move(session));
+  }
+
+  /// For calls of vanward.h itself; stays owned here.
+  vwd_session *get() const noexcept { return handle_.get(); }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+  Return<vwd_session_details> info() const {
+    auto details = make<vwd_session_details>();
+    const vwd_status status = vwd_session_info(get(), &details);
+    return Report::finish(status, details);
+  }
+  Return<void> reserve(vwd_stream stream, std::uint64_t bytes) const {
+    return Report::finish(vwd_session_reserve(get(), stream, bytes));
+  }
+  /// One of the session's own streams, by VWD_STREAM_*; NULL on a CPU session.
+  Return<vwd_stream> stream(std::uint32_t role) const {
+    vwd_stream stream = nullptr;
+    const vwd_status status = vwd_session_stream(get(), role, &stream);
+    return Report::finish(status, stream);
+  }
+
+  /// Host memory from the session's pool; give it back with pinned_free, on the stream that used it last.
+  template <class T>
+  Return<Span<T>> pinned_alloc(std::size_t count) const {
+    static_assert(std::is_trivial_v<T>, "pinned memory starts without objects");
+    void *memory = nullptr;
+    const bool fits = count <= SIZE_MAX / sizeof(T);
+    const vwd_status status = vwd_pinned_alloc(get(), fits ? count * sizeof(T) : SIZE_MAX, &memory);
+    return Report::finish(status, Span<T>(static_cast<T *>(memory), count));
+  }
+  template <class T>
+  Return<void> pinned_free(Span<T> memory, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_pinned_free(get(), memory.data(), stream));
+  }
+
+  Return<void> verify(const vwd_verify_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_verify(get(), &args, stream));
+  }
+  Return<void> pack(const vwd_pack_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_pack(get(), &args, stream));
+  }
+  Return<void> verify_pack(const vwd_verify_pack_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_verify_pack(get(), &args, stream));
+  }
+  Return<void> index_update(const vwd_index_update_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_index_update(get(), &args, stream));
+  }
+  Return<void> channel_importance(const vwd_channel_importance_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_channel_importance(get(), &args, stream));
+  }
+  Return<void> select_blocks(const vwd_select_blocks_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_select_blocks(get(), &args, stream));
+  }
+  Return<void> select_tokens(const vwd_select_tokens_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_select_tokens(get(), &args, stream));
+  }
+  Return<void> attention(const vwd_attention_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_attention(get(), &args, stream));
+  }
+  Return<void> merge_states(const vwd_merge_states_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_merge_states(get(), &args, stream));
+  }
+  Return<void> repair(const vwd_repair_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_repair(get(), &args, stream));
+  }
+  Return<void> gather_blocks(const vwd_gather_blocks_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_gather_blocks(get(), &args, stream));
+  }
+  Return<void> predictor_reset(const vwd_predictor_reset_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_predictor_reset(get(), &args, stream));
+  }
+  Return<void> predictor_predict(const vwd_predictor_predict_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_predictor_predict(get(), &args, stream));
+  }
+  Return<void> predictor_update(const vwd_predictor_update_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_predictor_update(get(), &args, stream));
+  }
+  Return<Calibration> predictor_calibrate(const vwd_predictor_calibrate_args &args) const {
+    Calibration best{};
+    const vwd_status status = vwd_predictor_calibrate(get(), &args, &best.holt, &best.hit_rate);
+    return Report::finish(status, best);
+  }
+
+ private:
+  struct Release {
+    void operator()(vwd_session *session) const noexcept { vwd_session_release(session); }
+  };
+  std::unique_ptr<vwd_session, Release> handle_;
+};
+
+/// Linear maps that forecast the next layer's queries. Move-only; keeps what it needs of its session alive.
+template <class Report>
+class BasicForecast {
+  template <class T>
+  using Return = typename Report::template Return<T>;
+
+ public:
+  BasicForecast() = default;
+
+  static Return<BasicForecast> create(const BasicSession<Report> &session, const vwd_forecast_options &options) {
+    vwd_forecast *handle = nullptr;
+    const vwd_status status = vwd_forecast_create(session.get(), &options, &handle);
+    return Report::finish(status, BasicForecast(handle));
+  }
+  static Return<BasicForecast> load(const BasicSession<Report> &session, const std::string &path) {
+    vwd_forecast *handle = nullptr;
+    const vwd_status status = vwd_forecast_load(session.get(), path.c_str(), &handle);
+    return Report::finish(status, BasicForecast(handle));
+  }
+
+  /// For calls of vanward.h itself; stays owned here.
+  vwd_forecast *get() const noexcept { return handle_.get(); }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+  Return<vwd_forecast_details> info() const {
+    auto details = make<vwd_forecast_details>();
+    const vwd_status status = vwd_forecast_info(get(), &details);
+    return Report::finish(status, details);
+  }
+  Return<void> accumulate(const vwd_forecast_accumulate_args &args) const {
+    return Report::finish(vwd_forecast_accumulate(get(), &args));
+  }
+  /// Rank 0 keeps the maps whole.
+  Return<void> solve(std::uint32_t rank = 0) const { return Report::finish(vwd_forecast_solve(get(), rank)); }
+  Return<void> save(const std::string &path) const {
+    return Report::finish(vwd_forecast_save(get(), path.c_str()));
+  }
+  Return<void> project(const vwd_forecast_project_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_forecast_project(get(), &args, stream));
+  }
+
+ private:
+  explicit BasicForecast(vwd_forecast *handle) : handle_(handle) {}
+
+  struct Release {
+    void operator()(vwd_forecast *forecast) const noexcept { vwd_forecast_release(forecast); }
+  };
+  std::unique_ptr<vwd_forecast, Release> handle_;
+};
+
+namespace nothrow {
+using Session = BasicSession<ByResult>;
+using Forecast = BasicForecast<ByResult>;
+}  // namespace nothrow
+
+#if defined(__cpp_exceptions)
+using Session = BasicSession<ByException>;
+using Forecast = BasicForecast<ByException>;
+#endif
+
+}  // namespace vanward
+
+#endif  // VANWARD_HPP

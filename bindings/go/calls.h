@@ -1,0 +1,121 @@
+// What Go calls: each function makes one call and, where it failed, fetches the message before Go can move the goroutine to
+// another thread, where the message is not.
+#ifndef VANWARD_GO_CALLS_H
+#define VANWARD_GO_CALLS_H
+
+#include <stdlib.h>
+
+#include "vanward.h"
+
+typedef struct {
+  vwd_status status;
+  char *message;  // of a failure; freed by the receiver, NULL where memory ran out
+} outcome;
+
+static inline outcome outcome_of(vwd_status status) {
+  outcome result = {status, NULL};
+  if (status != VWD_OK) {
+    size_t size = vwd_last_error(NULL, 0) + 1;
+    result.message = (char *)malloc(size);
+    if (result.message != NULL) {
+      vwd_last_error(result.message, size);
+    }
+  }
+  return result;
+}
+
+static inline outcome session_create(const vwd_session_options *options, vwd_session **session) {
+  return outcome_of(vwd_session_create(options, session));
+}
+static inline outcome session_info(const vwd_session *session, vwd_session_details *details) {
+  return outcome_of(vwd_session_info(session, details));
+}
+static inline outcome session_reserve(const vwd_session *session, uintptr_t stream, uint64_t bytes) {
+  return outcome_of(vwd_session_reserve(session, (vwd_stream)stream, bytes));
+}
+static inline outcome session_stream(const vwd_session *session, uint32_t role, vwd_stream *stream) {
+  return outcome_of(vwd_session_stream(session, role, stream));
+}
+static inline outcome pinned_alloc(const vwd_session *session, uint64_t bytes, void **pointer) {
+  return outcome_of(vwd_pinned_alloc(session, bytes, pointer));
+}
+static inline outcome pinned_free(const vwd_session *session, void *pointer, uintptr_t stream) {
+  return outcome_of(vwd_pinned_free(session, pointer, (vwd_stream)stream));
+}
+
+static inline outcome verify(const vwd_session *session, const vwd_verify_args *args, uintptr_t stream) {
+  return outcome_of(vwd_verify(session, args, (vwd_stream)stream));
+}
+static inline outcome pack(const vwd_session *session, const vwd_pack_args *args, uintptr_t stream) {
+  return outcome_of(vwd_pack(session, args, (vwd_stream)stream));
+}
+static inline outcome verify_pack(const vwd_session *session, const vwd_verify_pack_args *args, uintptr_t stream) {
+  return outcome_of(vwd_verify_pack(session, args, (vwd_stream)stream));
+}
+static inline outcome index_update(const vwd_session *session, const vwd_index_update_args *args, uintptr_t stream) {
+  return outcome_of(vwd_index_update(session, args, (vwd_stream)stream));
+}
+static inline outcome channel_importance(const vwd_session *session, const vwd_channel_importance_args *args,
+                                         uintptr_t stream) {
+  return outcome_of(vwd_channel_importance(session, args, (vwd_stream)stream));
+}
+static inline outcome select_blocks(const vwd_session *session, const vwd_select_blocks_args *args, uintptr_t stream) {
+  return outcome_of(vwd_select_blocks(session, args, (vwd_stream)stream));
+}
+static inline outcome select_tokens(const vwd_session *session, const vwd_select_tokens_args *args, uintptr_t stream) {
+  return outcome_of(vwd_select_tokens(session, args, (vwd_stream)stream));
+}
+static inline outcome attention(const vwd_session *session, const vwd_attention_args *args, uintptr_t stream) {
+  return outcome_of(vwd_attention(session, args, (vwd_stream)stream));
+}
+static inline outcome merge_states(const vwd_session *session, const vwd_merge_states_args *args, uintptr_t stream) {
+  return outcome_of(vwd_merge_states(session, args, (vwd_stream)stream));
+}
+static inline outcome repair(const vwd_session *session, const vwd_repair_args *args, uintptr_t stream) {
+  return outcome_of(vwd_repair(session, args, (vwd_stream)stream));
+}
+static inline outcome gather_blocks(const vwd_session *session, const vwd_gather_blocks_args *args, uintptr_t stream) {
+  return outcome_of(vwd_gather_blocks(session, args, (vwd_stream)stream));
+}
+static inline outcome predictor_reset(const vwd_session *session, const vwd_predictor_reset_args *args,
+                                      uintptr_t stream) {
+  return outcome_of(vwd_predictor_reset(session, args, (vwd_stream)stream));
+}
+static inline outcome predictor_predict(const vwd_session *session, const vwd_predictor_predict_args *args,
+                                        uintptr_t stream) {
+  return outcome_of(vwd_predictor_predict(session, args, (vwd_stream)stream));
+}
+static inline outcome predictor_update(const vwd_session *session, const vwd_predictor_update_args *args,
+                                       uintptr_t stream) {
+  return outcome_of(vwd_predictor_update(session, args, (vwd_stream)stream));
+}
+static inline outcome predictor_calibrate(const vwd_session *session, const vwd_predictor_calibrate_args *args,
+                                          vwd_holt *holt, double *hit_rate) {
+  return outcome_of(vwd_predictor_calibrate(session, args, holt, hit_rate));
+}
+
+static inline outcome forecast_create(const vwd_session *session, const vwd_forecast_options *options,
+                                      vwd_forecast **forecast) {
+  return outcome_of(vwd_forecast_create(session, options, forecast));
+}
+static inline outcome forecast_load(const vwd_session *session, const char *path, vwd_forecast **forecast) {
+  return outcome_of(vwd_forecast_load(session, path, forecast));
+}
+static inline outcome forecast_info(const vwd_forecast *forecast, vwd_forecast_details *details) {
+  return outcome_of(vwd_forecast_info(forecast, details));
+}
+static inline outcome forecast_accumulate(const vwd_forecast *forecast, const vwd_forecast_accumulate_args *args) {
+  return outcome_of(vwd_forecast_accumulate(forecast, args));
+}
+static inline outcome forecast_solve(const vwd_forecast *forecast, uint32_t rank) {
+  return outcome_of(vwd_forecast_solve(forecast, rank));
+}
+static inline outcome forecast_save(const vwd_forecast *forecast, const char *path) {
+  return outcome_of(vwd_forecast_save(forecast, path));
+}
+static inline outcome forecast_project(const vwd_forecast *forecast, const vwd_forecast_project_args *args,
+                                       uintptr_t stream) {
+  return outcome_of(vwd_forecast_project(forecast, args, (vwd_stream)stream));
+}
+
+#endif

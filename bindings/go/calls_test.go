@@ -1,0 +1,260 @@
+package vanward
+
+import (
+	"math"
+	"path/filepath"
+	"testing"
+)
+
+// Every call once, on numbers that can be checked by hand.
+
+func near(t *testing.T, what string, found []float32, expected, tolerance float64) {
+	t.Helper()
+	for _, x := range found {
+		if math.Abs(float64(x)-expected) > tolerance || math.IsNaN(float64(x)) {
+			t.Errorf("%s: found %v, expected %v", what, found, expected)
+			return
+		}
+	}
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// One sequence of 6 tokens in 3 blocks of 2, one KV head of 16 channels under two query heads. Channel 0 of key t is t, every
+// channel of value t is t: scores and averages are sums of small integers.
+const (
+	tokens   = 6
+	block    = 2
+	channels = 16
+	heads    = 2
+)
+
+type sequence struct {
+	k, v, q []float32
+	lens    []int32
+}
+
+func newSequence() sequence {
+	s := sequence{make([]float32, tokens*channels), make([]float32, tokens*channels), make([]float32, heads*channels),
+		[]int32{tokens}}
+	for t := range tokens {
+		s.k[t*channels] = float32(t)
+		for c := range channels {
+			s.v[t*channels+c] = float32(t)
+		}
+	}
+	return s
+}
+
+func (s sequence) kv() PagedKV {
+	return PagedKV{K: Of(s.k, 1, tokens, 1, channels), V: Of(s.v, 1, tokens, 1, channels), SeqLens: Of(s.lens)}
+}
+
+func (s sequence) queries() Tensor { return Of(s.q, 1, heads, channels) }
+
+// A list of one sequence and one KV head.
+func list(ids, count []int32) BlockList {
+	return BlockList{IDs: Of(ids, 1, 1, len(ids)), Counts: Of(count, 1, 1)}
+}
+
+func TestVerifyAndPack(t *testing.T) {
+	s := cpuSession(t)
+	accepted, next, committed, offsets := make([]int32, 2), make([]int32, 2), make([]int32, 8), make([]int64, 3)
+	mismatch := make([]bool, 2)
+	verify := VerifyArgs{
+		Draft: Of([]int32{5, 6, 7, 1, 9, 3}, 2, 3), Target: Of([]int32{5, 6, 7, 8, 1, 2, 3, 4}, 2, 4),
+		Accepted: Of(accepted), NextToken: Of(next), Mismatch: Of(mismatch), Committed: Of(committed, 2, 4),
+	}
+	must(t, s.Verify(verify, 0))
+	equal(t, "accepted", accepted, 3, 1)
+	equal(t, "next_token", next, 8, 2)
+	equal(t, "mismatch", mismatch, false, true)
+	equal(t, "committed", committed, 5, 6, 7, 8, 1, 2, -1, -1)
+
+	packed, bytes := []float32{-1, -1, -1, -1, -1}, make([]uint8, 5)
+	rows := []Tensor{Of([]float32{10, 11, 12, 20, 21, 22}, 2, 3), Of([]uint8{1, 2, 3, 4, 5, 6}, 2, 3)}
+	into := []Tensor{Of(packed), Of(bytes)}
+	must(t, s.Pack(PackArgs{Rows: rows, Packed: into, Accepted: Of(accepted), Offsets: Of(offsets)}, 0))
+	equal(t, "packed", packed, 10, 11, 12, 20, -1)
+	equal(t, "packed bytes", bytes, 1, 2, 3, 4, 0)
+	equal(t, "offsets", offsets, 0, 3, 4)
+
+	clear(accepted)
+	clear(packed)
+	must(t, s.VerifyPack(VerifyPackArgs{
+		Rows: rows, Packed: into, Draft: verify.Draft, Target: verify.Target, Accepted: verify.Accepted,
+		NextToken: verify.NextToken, Offsets: Of(offsets),
+	}, 0))
+	equal(t, "packed", packed, 10, 11, 12, 20, 0)
+	equal(t, "accepted", accepted, 3, 1)
+}
+
+func TestSummariseSelectAttendRepair(t *testing.T) {
+	s, seq := cpuSession(t), newSequence()
+	keyMax, keyMin := make([]float32, 3*channels), make([]float32, 3*channels)
+	index := Index{
+		Kind: IndexMinMax, BlockSize: block, KeyMax: Of(keyMax, 1, 3, 1, channels), KeyMin: Of(keyMin, 1, 3, 1, channels),
+	}
+	must(t, s.IndexUpdate(IndexUpdateArgs{K: seq.kv().K, SeqLens: Of(seq.lens), Index: index}, 0))
+	equal(t, "summary", []float32{keyMax[0], keyMax[32], keyMin[32]}, 1, 5, 4)
+
+	// Two heads that ask for channel 0 score block j at 2·(2j + 1).
+	seq.q[0], seq.q[channels] = 1, 1
+	ids, count, scores := make([]int32, 2), make([]int32, 1), make([]float32, 3)
+	selected := list(ids, count)
+	must(t, s.SelectBlocks(SelectBlocksArgs{
+		Method: SelectMinMax, BlockSize: block, K: 2, Q: seq.queries(), Index: index, SeqLens: Of(seq.lens),
+		Selected: selected, Scores: Of(scores, 1, 1, 3),
+	}, 0))
+	equal(t, "ids", ids, 1, 2)
+	equal(t, "scores", scores, 2, 6, 10)
+
+	// A query of zeros weighs all tokens alike: attention is the mean of the values listed.
+	clear(seq.q)
+	out, lse := make([]float32, heads*channels), make([]float32, heads)
+	acc, m, l := make([]float32, heads*channels), make([]float32, heads), make([]float32, heads)
+	state := AttentionState{Acc: Of(acc, 1, heads, channels), M: Of(m, 1, heads), L: Of(l, 1, heads)}
+	partials := AttentionPartials{
+		Acc: Of(make([]float32, 2*heads*channels), 1, heads, 2, channels),
+		M:   Of(make([]float32, 2*heads), 1, heads, 2),
+		L:   Of(make([]float32, 2*heads), 1, heads, 2),
+	}
+	predicted := list([]int32{0, 1}, []int32{2})
+	must(t, s.Attention(AttentionArgs{
+		BlockSize: block, Q: seq.queries(), KV: seq.kv(), List: predicted, Out: Of(out, 1, heads, channels),
+		LSE: Of(lse, 1, heads), State: state, Partials: partials,
+	}, 0))
+	near(t, "out", out, 1.5, 1e-6)
+	near(t, "lse", lse, math.Log(4), 1e-6)
+
+	missed := make([]int32, 1)
+	repair := RepairArgs{
+		Mode: RepairExact, BlockSize: block, Q: seq.queries(), KV: seq.kv(), Predicted: predicted, Selected: selected,
+		PredictedPartials: partials, Out: Of(out, 1, heads, channels), MissedCounts: Of(missed, 1, 1),
+	}
+	must(t, s.Repair(repair, 0))
+	near(t, "exact", out, 3.5, 1e-6)
+	equal(t, "missed", missed, 1)
+
+	repair.Mode, repair.PredictedPartials, repair.PredictedState = RepairSuperset, AttentionPartials{}, state
+	must(t, s.Repair(repair, 0))
+	near(t, "superset", out, 2.5, 1e-6)
+
+	// Merged with itself a state keeps its output and doubles its weight.
+	must(t, s.MergeStates(MergeStatesArgs{
+		Inputs: []AttentionState{state, state}, Out: Of(out, 1, heads, channels), LSE: Of(lse, 1, heads),
+	}, 0))
+	near(t, "merged", out, 1.5, 1e-6)
+	near(t, "merged lse", lse, math.Log(8), 1e-6)
+}
+
+func TestChannelsLabelsAndTokens(t *testing.T) {
+	s, seq := cpuSession(t), newSequence()
+	for i := range seq.q {
+		seq.q[i] = 1
+	}
+	chosen, importance := make([]int32, 2), make([]float32, channels)
+	must(t, s.ChannelImportance(ChannelImportanceArgs{
+		Q: seq.queries(), K: Of(seq.k, tokens, 1, channels), Channels: Of(chosen, 1, 2), Importance: Of(importance, 1, channels),
+	}, 0))
+	equal(t, "channels", chosen, 0, 1)
+	equal(t, "importance", importance[:2], 5, 0)
+
+	labels, minimum := make([]uint8, tokens), make([]Half, tokens)
+	index := Index{
+		Kind: IndexLabel, Labels: Of(labels, 1, tokens, 1, 1), LabelScale: Of(make([]Half, tokens), 1, tokens, 1),
+		LabelMin: Of(minimum, 1, tokens, 1), Channels: Of(chosen, 1, 2),
+	}
+	must(t, s.IndexUpdate(IndexUpdateArgs{K: seq.kv().K, SeqLens: Of(seq.lens), Index: index}, 0))
+	if labels[5] != 0x0f || minimum[5] != 0 { // channel 0, the largest, in the low bits; channel 1, zero, above
+		t.Error(labels, minimum)
+	}
+
+	ids, count := make([]int32, 3), make([]int32, 1)
+	must(t, s.SelectTokens(SelectTokensArgs{
+		BlockSize: block, K: 3, Q: seq.queries(), Index: index, SeqLens: Of(seq.lens),
+		Candidates: list([]int32{0, 2}, []int32{2}), Selected: list(ids, count),
+	}, 0))
+	equal(t, "tokens", ids, 1, 4, 5)
+}
+
+func TestGather(t *testing.T) {
+	s := cpuSession(t)
+	target := []int32{-1, -1, -1, -1}
+	must(t, s.GatherBlocks(GatherBlocksArgs{
+		Source: Of([]int32{0, 1, 2, 3, 4, 5}, 3, 2), Target: Of(target, 2, 2),
+		SourceIDs: Of([]int32{2, -1, 0}), TargetIDs: Of([]int32{0, 1, 1}),
+	}, 0))
+	equal(t, "target", target, 4, 5, 0, 1)
+}
+
+func TestPredictUpdateCalibrate(t *testing.T) {
+	s := cpuSession(t)
+	level, trend := []float32{9, 9, 9}, []float32{9, 9, 9}
+	state := PredictorState{Level: Of(level, 1, 1, 3), Trend: Of(trend, 1, 1, 3)}
+	must(t, s.PredictorReset(PredictorResetArgs{State: state}, 0))
+	equal(t, "level", level, float32(math.Inf(-1)), float32(math.Inf(-1)), float32(math.Inf(-1)))
+
+	lens := Of([]int32{tokens})
+	must(t, s.PredictorUpdate(PredictorUpdateArgs{
+		BlockSize: block, Holt: Holt{Alpha: 1}, State: state, SeqLens: lens, Scores: Of([]float32{3, 1, 2}, 1, 1, 3),
+	}, 0))
+	equal(t, "level", level, 3, 1, 2)
+
+	ids, count := make([]int32, 2), make([]int32, 1)
+	must(t, s.PredictorPredict(PredictorPredictArgs{
+		BlockSize: block, K: 2, State: state, SeqLens: lens, Predicted: list(ids, count),
+	}, 0))
+	equal(t, "predicted", ids, 0, 2)
+
+	// The same scores at each of three steps: what was best stays best.
+	holt, rate, err := s.PredictorCalibrate(PredictorCalibrateArgs{
+		K: 2, Grid: []Holt{{Alpha: 1}, {Alpha: 0.5}},
+		Scores: Of([]float32{3, 1, 2, 3, 1, 2, 3, 1, 2}, 1, 3, 1, 3), BlockCounts: Of([]int32{3, 3, 3}, 1, 3),
+	})
+	must(t, err)
+	if holt != (Holt{Alpha: 1}) || math.Abs(rate-1) > 1e-6 {
+		t.Error(holt, rate)
+	}
+}
+
+func TestForecast(t *testing.T) {
+	// x_i is the i-th unit vector and q_i is i + 1 throughout; a linear map fits that up to the ridge of one in a thousand.
+	const n = 16
+	x, q := make([]float32, n*n), make([]float32, n*n)
+	for i := range n {
+		x[i*n+i] = 1
+		for c := range n {
+			q[i*n+c] = float32(i + 1)
+		}
+	}
+	s := cpuSession(t)
+	fitted, err := s.NewForecast(ForecastOptions{Layers: 1, InputDim: n, QHeads: 1, HeadDim: n})
+	must(t, err)
+	defer fitted.Close()
+	must(t, fitted.Accumulate(0, Of(x, n, n), Of(q, n, 1, n)))
+	must(t, fitted.Solve(0))
+	if info, err := fitted.Info(); err != nil || info.Solved != 1 || info.InputDim != n {
+		t.Error(info, err)
+	}
+	path := filepath.Join(t.TempDir(), "maps.safetensors")
+	must(t, fitted.Save(path))
+	loaded, err := s.LoadForecast(path)
+	must(t, err)
+	defer loaded.Close()
+
+	for _, f := range []*Forecast{fitted, loaded} {
+		found := make([]float32, n*n)
+		must(t, f.Project(ProjectArgs{
+			X: Of(x, n, n), Positions: Of(make([]int32, n)), Q: Of(found, n, 1, n), // position 0 does not rotate
+		}, 0))
+		for i := range found {
+			near(t, "q", found[i:i+1], float64(q[i]), 0.02) // 1e-3 of 16, and rounding
+		}
+	}
+}

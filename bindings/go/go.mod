@@ -1,0 +1,3 @@
+module github.com/vanward/vanward/bindings/go
+
+go 1.24

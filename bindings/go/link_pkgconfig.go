@@ -1,0 +1,6 @@
+//go:build vanward_pkgconfig
+
+package vanward
+
+// #cgo pkg-config: vanward
+import "C"

@@ -1,0 +1,179 @@
+package vanward
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"unsafe"
+)
+
+// DType is an element type: DLPack's code above its width in bits.
+type DType uint16
+
+const (
+	I8   DType = 0<<8 | 8
+	I16  DType = 0<<8 | 16
+	I32  DType = 0<<8 | 32
+	I64  DType = 0<<8 | 64
+	U8   DType = 1<<8 | 8
+	U16  DType = 1<<8 | 16
+	U32  DType = 1<<8 | 32
+	U64  DType = 1<<8 | 64
+	F16  DType = 2<<8 | 16
+	F32  DType = 2<<8 | 32
+	F64  DType = 2<<8 | 64
+	BF16 DType = 4<<8 | 16
+	Bool DType = 6<<8 | 8
+)
+
+// Half and BFloat16 are 16-bit floats as bits.
+type (
+	Half     uint16
+	BFloat16 uint16
+)
+
+// Element is what a slice behind a Tensor may hold.
+type Element interface {
+	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64 | bool | Half | BFloat16
+}
+
+func dtypeOf[T Element]() DType {
+	var zero T
+	switch any(zero).(type) {
+	case int8:
+		return I8
+	case int16:
+		return I16
+	case int32:
+		return I32
+	case int64:
+		return I64
+	case uint8:
+		return U8
+	case uint16:
+		return U16
+	case uint32:
+		return U32
+	case uint64:
+		return U64
+	case float32:
+		return F32
+	case float64:
+		return F64
+	case bool:
+		return Bool
+	case Half:
+		return F16
+	default:
+		return BF16
+	}
+}
+
+// Memory says where a tensor lies.
+type Memory struct {
+	deviceType int32
+	deviceID   int32
+}
+
+var (
+	HostMemory   = Memory{1, 0}
+	PinnedMemory = Memory{3, 0} // from PinnedAlloc, or the CUDA runtime's own
+)
+
+// DeviceMemory is that of one CUDA device.
+func DeviceMemory(ordinal int) Memory { return Memory{2, int32(ordinal)} }
+
+const maxRank = 5
+
+// Tensor is a strided view of memory. The zero Tensor is an absent one. A view that its slice cannot hold is made all the
+// same; the call that gets it fails and names the argument.
+type Tensor struct {
+	slice   unsafe.Pointer // start of a slice, pinned during each call; nil for an address
+	address uintptr        // memory that Go does not manage
+	room    int            // elements from the start on
+	dtype   DType
+	memory  Memory
+	rank    int
+	shape   [maxRank]int64
+	strides [maxRank]int64
+	fault   string // why no call may have it
+}
+
+// Of views a slice as a contiguous tensor; without a shape, as one dimension.
+//
+// Calls on a CPU session have returned when they are done, so the memory of any slice will do. A CUDA session takes only
+// memory that Go does not move or free: see At and PinnedAlloc.
+func Of[T Element](data []T, shape ...int) Tensor {
+	t := Tensor{slice: unsafe.Pointer(unsafe.SliceData(data)), room: len(data), dtype: dtypeOf[T](), memory: HostMemory}
+	if len(shape) == 0 {
+		return t.shaped([]int{len(data)})
+	}
+	return t.shaped(shape)
+}
+
+// At views memory that Go does not manage, such as the device's, as a contiguous tensor. It stays valid and unshared until
+// the stream has passed the calls that take it.
+func At(address uintptr, dtype DType, memory Memory, shape ...int) Tensor {
+	t := Tensor{address: address, room: math.MaxInt, dtype: dtype, memory: memory}
+	return t.shaped(shape)
+}
+
+// WithStrides gives a tensor other strides, in elements.
+func (t Tensor) WithStrides(strides ...int) Tensor {
+	if len(strides) != t.rank && t.fault == "" {
+		t.fault = fmt.Sprintf("%d strides for rank %d", len(strides), t.rank)
+	}
+	for d := 0; d < min(len(strides), maxRank); d++ {
+		t.strides[d] = int64(strides[d])
+	}
+	return t.checked()
+}
+
+// In says that the memory is not what its origin suggests: Of(slice).In(PinnedMemory) for a slice from PinnedAlloc.
+func (t Tensor) In(memory Memory) Tensor {
+	t.memory = memory
+	return t
+}
+
+func (t Tensor) shaped(shape []int) Tensor {
+	if len(shape) > maxRank {
+		t.fault = fmt.Sprintf("rank %d; expected 0 to %d", len(shape), maxRank)
+		return t
+	}
+	t.rank = len(shape)
+	stride := int64(1) // wraps for a hostile shape, which checked or the library refuses
+	for d := t.rank - 1; d >= 0; d-- {
+		t.shape[d], t.strides[d] = int64(shape[d]), stride
+		stride *= int64(shape[d])
+	}
+	return t.checked()
+}
+
+// checked finds the views that reach beyond their slice. Extents below 0 are left to the library.
+func (t Tensor) checked() Tensor {
+	if t.fault != "" || t.slice == nil && t.address != 0 {
+		return t
+	}
+	shape, strides := t.shape[:t.rank], t.strides[:t.rank]
+	if slices.ContainsFunc(shape, func(n int64) bool { return n <= 0 }) {
+		return t
+	}
+	fits := t.room > 0
+	reach := int64(t.room) - 1
+	for d, steps := range shape {
+		steps--
+		if steps == 0 || strides[d] == 0 {
+			continue
+		}
+		if strides[d] < 0 || steps > reach/strides[d] {
+			fits = false
+			break
+		}
+		reach -= steps * strides[d]
+	}
+	if !fits {
+		t.fault = fmt.Sprintf("shape %v with strides %v of a slice of %d; expected all elements inside",
+			slices.Clone(shape), slices.Clone(strides), t.room)
+	}
+	return t
+}

@@ -1,0 +1,62 @@
+"""Vanward: verification of speculated tokens, sparse KV selection, attention, exact repair and KV prefetch.
+
+    with vanward.Session() as session:
+        session.verify(draft=draft, target=target, accepted=accepted, next_token=next_token)
+
+Arrays are anything with the buffer protocol (numpy) or __dlpack__ (torch, on any device), and are never copied. What a
+call computes, and the shape and dtype of each argument, is documented once, in vanward.h.
+"""
+
+from ._abi import ABI_VERSION, lib as _lib
+from ._arguments import (
+    AttentionPartials,
+    AttentionState,
+    BlockList,
+    Call,
+    GatherEngine,
+    Holt,
+    Index,
+    IndexKind,
+    PagedKV,
+    PredictorState,
+    RepairMode,
+    Rope,
+    RopeStyle,
+    SelectMethod,
+)
+from ._errors import Error, InvalidArgument, Status
+from ._forecast import Forecast, ForecastInfo
+from ._session import Device, Info, Session, StreamRole
+from ._tensor import bfloat16, pinned
+
+__version__: str = _lib.vwd_version().decode()
+"""Of the library that was found."""
+
+__all__ = [
+    "ABI_VERSION",
+    "AttentionPartials",
+    "AttentionState",
+    "BlockList",
+    "Call",
+    "Device",
+    "Error",
+    "Forecast",
+    "ForecastInfo",
+    "GatherEngine",
+    "Holt",
+    "Index",
+    "IndexKind",
+    "Info",
+    "InvalidArgument",
+    "PagedKV",
+    "PredictorState",
+    "RepairMode",
+    "Rope",
+    "RopeStyle",
+    "SelectMethod",
+    "Session",
+    "Status",
+    "StreamRole",
+    "bfloat16",
+    "pinned",
+]

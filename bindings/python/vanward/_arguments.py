@@ -1,0 +1,227 @@
+"""Argument structs from Python objects: the groups that calls share, and the lowering that fills a ctypes struct by name."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Mapping, Sequence
+from ctypes import Structure, byref, c_float, c_uint32, sizeof
+from dataclasses import dataclass
+from typing import Any
+
+from . import _abi
+from ._errors import check
+from ._tensor import view
+
+Array = Any
+"""Anything with the buffer protocol or __dlpack__; None where an optional tensor is absent."""
+
+
+class IndexKind(enum.IntEnum):
+    MINMAX = 1
+    MEAN = 2
+    LABEL = 3
+
+
+class SelectMethod(enum.IntEnum):
+    MINMAX = 1
+    MEAN_SOFTMAX = 2
+    MEAN_DOT = 3
+    LABEL_MASS = 4
+
+
+class RepairMode(enum.IntEnum):
+    SUPERSET = 1
+    EXACT = 2
+
+
+class GatherEngine(enum.IntEnum):
+    AUTO = 0
+    KERNEL = 1
+    COPY_ENGINE = 2
+
+
+class RopeStyle(enum.IntEnum):
+    HALVES = 0
+    INTERLEAVED = 1
+
+
+@dataclass
+class BlockList:
+    """vwd_block_list: ids [B, Hk, cap] and counts [B, Hk]."""
+
+    ids: Array
+    counts: Array
+
+
+@dataclass
+class PagedKV:
+    """vwd_paged_kv: k and v [pages, P, Hk, D], seq_lens [B], page_table [B, max_pages]."""
+
+    k: Array
+    v: Array
+    seq_lens: Array
+    page_table: Array = None
+
+
+@dataclass
+class Index:
+    """vwd_index: summaries of one layer's keys; a kind names the fields that it uses."""
+
+    kind: IndexKind
+    block_size: int = 0
+    window: int = 0
+    stride: int = 0
+    table: Array = None
+    key_max: Array = None
+    key_min: Array = None
+    means: Array = None
+    labels: Array = None
+    label_scale: Array = None
+    label_min: Array = None
+    channels: Array = None
+
+
+@dataclass
+class AttentionState:
+    """vwd_attention_state: acc [B, Hq, D], m and l [B, Hq]."""
+
+    acc: Array
+    m: Array
+    l: Array  # noqa: E741
+
+
+@dataclass
+class AttentionPartials(AttentionState):
+    """vwd_attention_partials: a state per entry of a list."""
+
+
+@dataclass
+class PredictorState:
+    """vwd_predictor_state: level and trend [B, Hk, max_blocks]."""
+
+    level: Array
+    trend: Array
+
+
+@dataclass
+class Holt:
+    """vwd_holt: smoothing factors; these predict the previous step's scores again."""
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    gamma: float = 0.0
+
+
+@dataclass
+class Rope:
+    """vwd_rope; zeros mean the defaults."""
+
+    style: RopeStyle = RopeStyle.HALVES
+    rotary_dim: int = 0
+    theta: float = 0.0
+    attention_factor: float = 0.0
+    inv_freq: Array = None
+
+
+_GROUPS = {
+    _abi.vwd_block_list: BlockList,
+    _abi.vwd_paged_kv: PagedKV,
+    _abi.vwd_index: Index,
+    _abi.vwd_attention_state: AttentionState,
+    _abi.vwd_attention_partials: AttentionPartials,
+    _abi.vwd_predictor_state: PredictorState,
+    _abi.vwd_holt: Holt,
+    _abi.vwd_rope: Rope,
+}
+_INDEX_INPUTS = ("table", "channels")  # read, even where the index is written
+
+
+class _Lowering:
+    """Fills a struct by field names. What must outlive the struct goes into `keep`."""
+
+    def __init__(self, keep: list[Any], writable: bool):
+        self.keep, self.writable = keep, writable
+
+    def fill(self, struct: Structure, values: Mapping[str, Any], prefix: str = "") -> None:
+        types = _types(type(struct))
+        for name, value in values.items():
+            if value is None:
+                continue
+            kind, path = types[name], prefix + name
+            if kind is _abi.vwd_tensor:
+                setattr(struct, name, self.tensor(value, path, self.writable and name not in _INDEX_INPUTS))
+            elif kind is c_uint32:
+                if not 0 <= value < 1 << 32:
+                    raise ValueError(f"{path}: {value}; expected 0 to {(1 << 32) - 1}")
+                setattr(struct, name, int(value))
+            elif kind is c_float:
+                setattr(struct, name, value)
+            elif kind in _GROUPS:
+                self.group(getattr(struct, name), value, path)
+            else:
+                setattr(struct, name, self.array(kind._type_, value, path))
+
+    def tensor(self, value: Any, path: str, writable: bool) -> _abi.vwd_tensor:
+        try:
+            tensor, owner = view(value, writable)
+        except (BufferError, TypeError, ValueError) as error:
+            error.args = (f"{path}: {error}",)
+            raise
+        self.keep.append(owner)
+        return tensor
+
+    def group(self, struct: Structure, value: Any, path: str) -> None:
+        expected = _GROUPS[type(struct)]
+        if type(value) is not expected:
+            raise TypeError(f"{path}: {type(value).__name__}; expected {expected.__name__}")
+        self.fill(struct, vars(value), path + ".")
+
+    def array(self, kind: Any, values: Sequence[Any], path: str) -> Any:
+        array = (kind * len(values))()
+        for i, value in enumerate(values):
+            if kind is _abi.vwd_tensor:
+                array[i] = self.tensor(value, f"{path}[{i}]", self.writable)
+            else:
+                self.group(array[i], value, f"{path}[{i}]")
+        self.keep.append(array)
+        return array
+
+
+@functools.cache
+def _types(struct: type[Structure]) -> dict[str, Any]:
+    return dict(struct._fields_)  # type: ignore[arg-type]
+
+
+def arguments(struct: type[Structure], keep: list[Any], inputs: dict[str, Any], outputs: dict[str, Any]) -> Any:
+    """A struct with its size and fields set; None leaves a field zero. Outputs refuse read-only memory."""
+    args = struct(struct_size=sizeof(struct))
+    _Lowering(keep, writable=False).fill(args, inputs)
+    _Lowering(keep, writable=True).fill(args, outputs)
+    return args
+
+
+class Call:
+    """A call whose arguments are converted: calling it is one foreign call.
+
+    It keeps its arrays alive and sees their present contents, so it can be called again and again, timed, and captured in
+    a CUDA graph. `stream` replaces the stream that it was prepared for.
+    """
+
+    __slots__ = ("_function", "_owner", "_reference", "_stream", "_keep", "args")
+
+    def __init__(
+        self, owner: Any, struct: type[Structure], stream: int, inputs: dict[str, Any], outputs: dict[str, Any]
+    ):
+        self._function = getattr(_abi.lib, struct.__name__.removesuffix("_args"))
+        self._owner = owner
+        self._stream = stream
+        self._keep: list[Any] = []
+        self.args = arguments(struct, self._keep, inputs, outputs)
+        self._reference = byref(self.args)
+
+    def __call__(self, stream: int | None = None) -> None:
+        status = self._function(self._owner.handle, self._reference, self._stream if stream is None else stream)
+        if status:
+            check(status)
+

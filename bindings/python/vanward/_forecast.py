@@ -1,0 +1,106 @@
+"""Forecasts: linear maps from one layer's residual stream to the next layer's queries."""
+
+from __future__ import annotations
+
+import os
+from ctypes import byref, c_void_p, sizeof
+from typing import Any, NamedTuple
+
+from . import _abi
+from ._abi import lib
+from ._arguments import Array, Call, Rope, arguments
+from ._errors import check
+from ._session import Session, at_once
+
+
+class ForecastInfo(NamedTuple):
+    """vwd_forecast_details."""
+
+    layers: int
+    input_dim: int
+    q_heads: int
+    head_dim: int
+    ridge: float
+    solved: int
+    rank: int
+    map_bytes: int
+    sum_bytes: int
+
+
+class Forecast:
+    """Maps that are fitted with accumulate and solve, or loaded. May outlive its session."""
+
+    def __init__(
+        self, session: Session, *, layers: int, input_dim: int, q_heads: int, head_dim: int, ridge: float = 0.0
+    ):
+        self.handle: int | None = None
+        sizes = dict(layers=layers, input_dim=input_dim, q_heads=q_heads, head_dim=head_dim, ridge=ridge)
+        options = arguments(_abi.vwd_forecast_options, [], inputs=sizes, outputs={})
+        handle = c_void_p()
+        check(lib.vwd_forecast_create(session.handle, byref(options), byref(handle)))
+        self.handle = handle.value
+
+    @classmethod
+    def load(cls, session: Session, path: str | os.PathLike[str]) -> Forecast:
+        """vwd_forecast_load."""
+        forecast = cls.__new__(cls)
+        forecast.handle = None
+        handle = c_void_p()
+        check(lib.vwd_forecast_load(session.handle, _path(path), byref(handle)))
+        forecast.handle = handle.value
+        return forecast
+
+    def close(self) -> None:
+        """Releases the maps; again does nothing, and calls after it fail."""
+        handle, self.handle = self.handle, None
+        lib.vwd_forecast_release(handle)
+
+    def __enter__(self) -> Forecast:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def info(self) -> ForecastInfo:
+        details = _abi.vwd_forecast_details(struct_size=sizeof(_abi.vwd_forecast_details))
+        check(lib.vwd_forecast_info(self.handle, byref(details)))
+        return ForecastInfo(**{name: getattr(details, name) for name in ForecastInfo._fields})
+
+    def accumulate(self, *, layer: int, x: Array, q: Array) -> None:
+        """vwd_forecast_accumulate: adds activations of one layer, in host memory, to the map's sums."""
+        keep: list[Any] = []
+        inputs = dict(layer=layer, x=x, q=q)
+        args = arguments(_abi.vwd_forecast_accumulate_args, keep, inputs=inputs, outputs={})
+        check(lib.vwd_forecast_accumulate(self.handle, byref(args)))
+
+    def solve(self, rank: int = 0) -> None:
+        """vwd_forecast_solve: fits every map that has sums; rank 0 keeps the maps whole."""
+        check(lib.vwd_forecast_solve(self.handle, rank))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """vwd_forecast_save: writes the maps to a safetensors file."""
+        check(lib.vwd_forecast_save(self.handle, _path(path)))
+
+    def prepare_project(
+        self, *, layer: int, x: Array, positions: Array, q: Array, rope: Rope | None = None, stream: int = 0
+    ) -> Call:
+        """vwd_forecast_project: forecasts the next layer's queries."""
+        return Call(
+            self,
+            _abi.vwd_forecast_project_args,
+            stream,
+            inputs=dict(layer=layer, rope=rope, x=x, positions=positions),
+            outputs=dict(q=q),
+        )
+
+    project = at_once(prepare_project)
+
+
+def _path(path: str | os.PathLike[str]) -> bytes:
+    encoded = os.fspath(path).encode("utf-8")
+    if b"\0" in encoded:
+        raise ValueError("path: a NUL inside")
+    return encoded

@@ -1,0 +1,547 @@
+"""The session: one method per call of vanward.h, which documents what each computes and the shape of each argument.
+
+Every call that enqueues comes twice: `verify(...)` runs, `prepare_verify(...)` returns a `Call` to run again and again.
+Streams are addresses: torch.cuda.current_stream().cuda_stream, or 0.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from collections.abc import Callable, Sequence
+from ctypes import byref, c_double, c_uint8, c_void_p, sizeof
+from typing import Any, NamedTuple, ParamSpec
+
+from . import _abi
+from ._abi import lib
+from ._arguments import (
+    Array,
+    AttentionPartials,
+    AttentionState,
+    BlockList,
+    Call,
+    GatherEngine,
+    Holt,
+    Index,
+    PagedKV,
+    PredictorState,
+    RepairMode,
+    SelectMethod,
+    arguments,
+)
+from ._errors import check
+
+P = ParamSpec("P")
+
+
+def at_once(prepare: Callable[P, Call]) -> Callable[P, None]:
+    """The call that `prepare` prepares, run."""
+
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        prepare(*args, **kwargs)()
+
+    run.__name__ = prepare.__name__.removeprefix("prepare_")
+    run.__doc__ = prepare.__doc__
+    return run
+
+
+class Device(enum.IntEnum):
+    AUTO = 0
+    CPU = 1
+    CUDA = 2
+
+
+class StreamRole(enum.IntEnum):
+    SELECT = 0
+    SPECULATE = 1
+    PREFETCH = 2
+    WRITE_BACK = 3
+
+
+class Info(NamedTuple):
+    """vwd_session_details."""
+
+    device: Device
+    device_id: int
+    device_name: str
+    threads: int
+    driver_version: int
+    compute_capability: int
+    multiprocessors: int
+    kernels: int
+    load_microseconds: int
+    scratch_bytes: int
+    scratch_peak: int
+    pinned_in_use: int
+    pinned_peak: int
+    pinned_cached: int
+
+
+class Session:
+    """What calls run on. Close it, or use it as a context manager, when the device has passed its last call."""
+
+    def __init__(
+        self,
+        device: Device = Device.AUTO,
+        *,
+        device_id: int = 0,
+        threads: int = 0,
+        scratch_bytes: int = 0,
+        pinned_limit: int = 0,
+        stream_count: int = 0,
+    ):
+        self.handle: int | None = None
+        options = _abi.vwd_session_options(
+            struct_size=sizeof(_abi.vwd_session_options),
+            device=device,
+            device_id=device_id,
+            threads=threads,
+            scratch_bytes=scratch_bytes,
+            pinned_limit=pinned_limit,
+            stream_count=stream_count,
+        )
+        handle = c_void_p()
+        check(lib.vwd_session_create(byref(options), byref(handle)))
+        self.handle = handle.value
+
+    def close(self) -> None:
+        """Releases the session; again does nothing, and calls after it fail."""
+        handle, self.handle = self.handle, None
+        lib.vwd_session_release(handle)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def info(self) -> Info:
+        details = _abi.vwd_session_details(struct_size=sizeof(_abi.vwd_session_details))
+        check(lib.vwd_session_info(self.handle, byref(details)))
+        values = {name: getattr(details, name) for name in Info._fields}
+        values["device"] = Device(details.device)
+        values["device_name"] = details.device_name.decode("utf-8", "replace")
+        return Info(**values)
+
+    def reserve(self, scratch_bytes: int, *, stream: int = 0) -> None:
+        """vwd_session_reserve."""
+        check(lib.vwd_session_reserve(self.handle, stream, scratch_bytes))
+
+    def stream(self, role: StreamRole) -> int:
+        """vwd_session_stream: the address of one of the session's own streams; 0 on a CPU session."""
+        stream = c_void_p()
+        check(lib.vwd_session_stream(self.handle, role, byref(stream)))
+        return stream.value or 0
+
+    def pinned_alloc(self, size: int) -> ctypes.Array[c_uint8]:
+        """vwd_pinned_alloc: bytes that numpy.frombuffer and torch.frombuffer take. Gone after pinned_free or close."""
+        memory = c_void_p()
+        check(lib.vwd_pinned_alloc(self.handle, size, byref(memory)))
+        return (c_uint8 * size).from_address(memory.value)
+
+    def pinned_free(self, memory: ctypes.Array[c_uint8], *, stream: int = 0) -> None:
+        check(lib.vwd_pinned_free(self.handle, ctypes.addressof(memory), stream))
+
+    # --- verify and pack ---------------------------------------------------------------------------------------------
+
+    def prepare_verify(
+        self,
+        *,
+        draft: Array,
+        target: Array,
+        accepted: Array,
+        next_token: Array,
+        draft_lens: Array = None,
+        mismatch: Array = None,
+        committed: Array = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_verify: accepts the leading draft tokens that the target agrees with."""
+        return Call(
+            self,
+            _abi.vwd_verify_args,
+            stream,
+            inputs=dict(draft=draft, target=target, draft_lens=draft_lens),
+            outputs=dict(accepted=accepted, next_token=next_token, mismatch=mismatch, committed=committed),
+        )
+
+    def prepare_pack(
+        self,
+        *,
+        rows: Sequence[Array],
+        packed: Sequence[Array],
+        accepted: Array,
+        offsets: Array,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_pack: packs the accepted rows of every sequence into one contiguous run, for several tensors."""
+        return Call(
+            self,
+            _abi.vwd_pack_args,
+            stream,
+            inputs=dict(tensor_count=_pairs(rows, packed), rows=rows, accepted=accepted),
+            outputs=dict(packed=packed, offsets=offsets),
+        )
+
+    def prepare_verify_pack(
+        self,
+        *,
+        rows: Sequence[Array],
+        packed: Sequence[Array],
+        draft: Array,
+        target: Array,
+        accepted: Array,
+        next_token: Array,
+        offsets: Array,
+        draft_lens: Array = None,
+        mismatch: Array = None,
+        committed: Array = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_verify_pack: verify, and pack of what it accepted."""
+        return Call(
+            self,
+            _abi.vwd_verify_pack_args,
+            stream,
+            inputs=dict(
+                tensor_count=_pairs(rows, packed), rows=rows, draft=draft, target=target, draft_lens=draft_lens
+            ),
+            outputs=dict(
+                packed=packed,
+                accepted=accepted,
+                next_token=next_token,
+                offsets=offsets,
+                mismatch=mismatch,
+                committed=committed,
+            ),
+        )
+
+    # --- index and select --------------------------------------------------------------------------------------------
+
+    def prepare_index_update(
+        self,
+        *,
+        k: Array,
+        seq_lens: Array,
+        index: Index,
+        page_table: Array = None,
+        begin: Array = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_index_update: builds or extends the summaries of tokens begin … seq_lens−1."""
+        return Call(
+            self,
+            _abi.vwd_index_update_args,
+            stream,
+            inputs=dict(k=k, page_table=page_table, seq_lens=seq_lens, begin=begin),
+            outputs=dict(index=index),
+        )
+
+    def prepare_channel_importance(
+        self, *, q: Array, k: Array, channels: Array, importance: Array = None, stream: int = 0
+    ) -> Call:
+        """vwd_channel_importance: chooses the key channels that decide the scores of each KV head."""
+        return Call(
+            self,
+            _abi.vwd_channel_importance_args,
+            stream,
+            inputs=dict(q=q, k=k),
+            outputs=dict(channels=channels, importance=importance),
+        )
+
+    def prepare_select_blocks(
+        self,
+        *,
+        method: SelectMethod,
+        block_size: int,
+        k: int,
+        q: Array,
+        index: Index,
+        seq_lens: Array,
+        selected: BlockList,
+        init_blocks: int = 0,
+        local_blocks: int = 0,
+        scale: float = 0.0,
+        budgets: Array = None,
+        candidates: BlockList | None = None,
+        scores: Array = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_select_blocks: scores the blocks of every sequence and selects the exact best."""
+        return Call(
+            self,
+            _abi.vwd_select_blocks_args,
+            stream,
+            inputs=dict(
+                method=method,
+                block_size=block_size,
+                k=k,
+                init_blocks=init_blocks,
+                local_blocks=local_blocks,
+                scale=scale,
+                q=q,
+                index=index,
+                seq_lens=seq_lens,
+                budgets=budgets,
+                candidates=candidates,
+            ),
+            outputs=dict(selected=selected, scores=scores),
+        )
+
+    def prepare_select_tokens(
+        self,
+        *,
+        block_size: int,
+        k: int,
+        q: Array,
+        index: Index,
+        seq_lens: Array,
+        candidates: BlockList,
+        selected: BlockList,
+        init_tokens: int = 0,
+        local_tokens: int = 0,
+        scale: float = 0.0,
+        budgets: Array = None,
+        scores: Array = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_select_tokens: selects the exact best tokens inside candidate blocks by their INT4 labels."""
+        return Call(
+            self,
+            _abi.vwd_select_tokens_args,
+            stream,
+            inputs=dict(
+                block_size=block_size,
+                k=k,
+                init_tokens=init_tokens,
+                local_tokens=local_tokens,
+                scale=scale,
+                q=q,
+                index=index,
+                seq_lens=seq_lens,
+                budgets=budgets,
+                candidates=candidates,
+            ),
+            outputs=dict(selected=selected, scores=scores),
+        )
+
+    # --- attention, repair, prefetch ---------------------------------------------------------------------------------
+
+    def prepare_attention(
+        self,
+        *,
+        q: Array,
+        kv: PagedKV,
+        out: Array,
+        block_size: int = 0,
+        partial_blocks: int = 0,
+        scale: float = 0.0,
+        list: BlockList | None = None,
+        lse: Array = None,
+        state: AttentionState | None = None,
+        partials: AttentionPartials | None = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_attention: attends over a list of blocks, a list of tokens, or everything."""
+        return Call(
+            self,
+            _abi.vwd_attention_args,
+            stream,
+            inputs=dict(block_size=block_size, partial_blocks=partial_blocks, scale=scale, q=q, kv=kv, list=list),
+            outputs=dict(out=out, lse=lse, state=state, partials=partials),
+        )
+
+    def prepare_merge_states(
+        self,
+        *,
+        inputs: Sequence[AttentionState],
+        out: Array = None,
+        lse: Array = None,
+        state: AttentionState | None = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_merge_states: joins attention states over disjoint sets of tokens."""
+        return Call(
+            self,
+            _abi.vwd_merge_states_args,
+            stream,
+            inputs=dict(input_count=len(inputs), inputs=inputs),
+            outputs=dict(out=out, lse=lse, state=state),
+        )
+
+    def prepare_repair(
+        self,
+        *,
+        mode: RepairMode,
+        block_size: int,
+        q: Array,
+        kv: PagedKV,
+        predicted: BlockList,
+        selected: BlockList,
+        out: Array,
+        partial_blocks: int = 0,
+        scale: float = 0.0,
+        predicted_state: AttentionState | None = None,
+        predicted_partials: AttentionPartials | None = None,
+        lse: Array = None,
+        state: AttentionState | None = None,
+        missed_counts: Array = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_repair: turns attention over predicted blocks into attention over the selected ones."""
+        return Call(
+            self,
+            _abi.vwd_repair_args,
+            stream,
+            inputs=dict(
+                mode=mode,
+                block_size=block_size,
+                partial_blocks=partial_blocks,
+                scale=scale,
+                q=q,
+                kv=kv,
+                predicted=predicted,
+                selected=selected,
+                predicted_state=predicted_state,
+                predicted_partials=predicted_partials,
+            ),
+            outputs=dict(out=out, lse=lse, state=state, missed_counts=missed_counts),
+        )
+
+    def prepare_gather_blocks(
+        self,
+        *,
+        source: Array,
+        target: Array,
+        source_ids: Array,
+        target_ids: Array = None,
+        count: Array = None,
+        engine: GatherEngine = GatherEngine.AUTO,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_gather_blocks: copies listed blocks."""
+        return Call(
+            self,
+            _abi.vwd_gather_blocks_args,
+            stream,
+            inputs=dict(engine=engine, source=source, source_ids=source_ids, target_ids=target_ids, count=count),
+            outputs=dict(target=target),
+        )
+
+    # --- predict -----------------------------------------------------------------------------------------------------
+
+    def prepare_predictor_reset(self, *, state: PredictorState, rows: Array = None, stream: int = 0) -> Call:
+        """vwd_predictor_reset: forgets what was seen of some sequences."""
+        return Call(
+            self, _abi.vwd_predictor_reset_args, stream, inputs=dict(rows=rows), outputs=dict(state=state)
+        )
+
+    def prepare_predictor_predict(
+        self,
+        *,
+        block_size: int,
+        k: int,
+        state: PredictorState,
+        seq_lens: Array,
+        predicted: BlockList,
+        init_blocks: int = 0,
+        local_blocks: int = 0,
+        ratio: float = 0.0,
+        holt: Holt | None = None,
+        budgets: Array = None,
+        scores: Array = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_predictor_predict: predicts which blocks the coming selection will choose."""
+        return Call(
+            self,
+            _abi.vwd_predictor_predict_args,
+            stream,
+            inputs=dict(
+                block_size=block_size,
+                k=k,
+                init_blocks=init_blocks,
+                local_blocks=local_blocks,
+                ratio=ratio,
+                holt=holt,
+                state=state,
+                seq_lens=seq_lens,
+                budgets=budgets,
+            ),
+            outputs=dict(predicted=predicted, scores=scores),
+        )
+
+    def prepare_predictor_update(
+        self,
+        *,
+        block_size: int,
+        state: PredictorState,
+        seq_lens: Array,
+        scores: Array,
+        holt: Holt | None = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_predictor_update: folds the true scores of a step into the state."""
+        return Call(
+            self,
+            _abi.vwd_predictor_update_args,
+            stream,
+            inputs=dict(block_size=block_size, holt=holt, seq_lens=seq_lens, scores=scores),
+            outputs=dict(state=state),
+        )
+
+    def predictor_calibrate(
+        self,
+        *,
+        k: int,
+        scores: Array,
+        block_counts: Array,
+        init_blocks: int = 0,
+        local_blocks: int = 0,
+        ratio: float = 0.0,
+        grid: Sequence[Holt] | None = None,
+    ) -> tuple[Holt, float]:
+        """vwd_predictor_calibrate: the smoothing factors that would have predicted a history best, and their hit rate."""
+        keep: list[Any] = []
+        args = arguments(
+            _abi.vwd_predictor_calibrate_args,
+            keep,
+            inputs=dict(
+                k=k,
+                init_blocks=init_blocks,
+                local_blocks=local_blocks,
+                ratio=ratio,
+                grid_count=len(grid or ()),
+                grid=grid,
+                scores=scores,
+                block_counts=block_counts,
+            ),
+            outputs={},
+        )
+        best, rate = _abi.vwd_holt(), c_double()
+        check(lib.vwd_predictor_calibrate(self.handle, byref(args), byref(best), byref(rate)))
+        return Holt(best.alpha, best.beta, best.gamma), rate.value
+
+    verify = at_once(prepare_verify)
+    pack = at_once(prepare_pack)
+    verify_pack = at_once(prepare_verify_pack)
+    index_update = at_once(prepare_index_update)
+    channel_importance = at_once(prepare_channel_importance)
+    select_blocks = at_once(prepare_select_blocks)
+    select_tokens = at_once(prepare_select_tokens)
+    attention = at_once(prepare_attention)
+    merge_states = at_once(prepare_merge_states)
+    repair = at_once(prepare_repair)
+    gather_blocks = at_once(prepare_gather_blocks)
+    predictor_reset = at_once(prepare_predictor_reset)
+    predictor_predict = at_once(prepare_predictor_predict)
+    predictor_update = at_once(prepare_predictor_update)
+
+
+def _pairs(rows: Sequence[Array], packed: Sequence[Array]) -> int:
+    if len(rows) != len(packed):
+        raise ValueError(f"packed: {len(packed)} tensors; expected {len(rows)}, as many as rows")
+    return len(rows)

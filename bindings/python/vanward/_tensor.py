@@ -1,0 +1,219 @@
+"""Anything with the buffer protocol or DLPack as a vwd_tensor. Nothing is copied: each view comes with what keeps it."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from ctypes import (
+    POINTER,
+    Structure,
+    c_char_p,
+    c_int,
+    c_int32,
+    c_int64,
+    c_ssize_t,
+    c_uint8,
+    c_uint16,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+    py_object,
+)
+from typing import Any
+
+from ._abi import vwd_tensor
+
+MAX_RANK = 5
+CPU, CUDA, PINNED = 1, 2, 3
+_INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
+
+# --- the buffer protocol (PEP 3118) ------------------------------------------------------------------------------------
+
+
+class _PyBuffer(Structure):
+    _fields_ = [
+        ("buf", c_void_p),
+        ("obj", c_void_p),
+        ("len", c_ssize_t),
+        ("itemsize", c_ssize_t),
+        ("readonly", c_int),
+        ("ndim", c_int),
+        ("format", c_char_p),
+        ("shape", POINTER(c_ssize_t)),
+        ("strides", POINTER(c_ssize_t)),
+        ("suboffsets", POINTER(c_ssize_t)),
+        ("internal", c_void_p),
+    ]
+
+
+_RECORDS_READ_ONLY = 0x0018 | 0x0004  # PyBUF_STRIDES | PyBUF_FORMAT
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = [py_object, POINTER(_PyBuffer), c_int]
+_check_buffer = ctypes.pythonapi.PyObject_CheckBuffer
+_check_buffer.argtypes = [py_object]
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = [POINTER(_PyBuffer)]
+_release_buffer.restype = None
+
+_KINDS = {_BOOL: "?", _INT: "bhilqn", _UINT: "BHILQN", _FLOAT: "efd"}
+_CODE_OF_FORMAT = {character: code for code, characters in _KINDS.items() for character in characters}
+_NATIVE_ORDERS = ("", "@", "=", "<" if sys.byteorder == "little" else ">")
+
+
+class _Buffer:
+    """An exported buffer, given back when the last view of it goes."""
+
+    def __init__(self, array: Any):
+        self.c = _PyBuffer()
+        _get_buffer(array, self.c, _RECORDS_READ_ONLY)
+
+    def __del__(self) -> None:
+        _release_buffer(self.c)
+
+
+def _from_buffer(array: Any, writable: bool) -> tuple[vwd_tensor, Any]:
+    buffer = _Buffer(array)
+    b = buffer.c
+    if writable and b.readonly:
+        raise ValueError("read-only memory given for an output")
+    text = (b.format or b"B").decode()
+    order, character = text[:-1], text[-1:]
+    if character not in _CODE_OF_FORMAT or order not in _NATIVE_ORDERS:
+        raise TypeError(f"buffer format {text!r} is no element type of a tensor")
+    tensor = _tensor(b.ndim)
+    tensor.data = b.buf
+    tensor.device_type = CPU
+    tensor.dtype_code = _CODE_OF_FORMAT[character]
+    tensor.dtype_bits = 8 * b.itemsize
+    for d in range(b.ndim):
+        stride, remainder = divmod(b.strides[d], b.itemsize)
+        if remainder:
+            raise ValueError(f"stride of {b.strides[d]} bytes is no multiple of the element's {b.itemsize}")
+        tensor.shape[d] = b.shape[d]
+        tensor.strides[d] = stride
+    return tensor, buffer
+
+
+# --- DLPack ------------------------------------------------------------------------------------------------------------
+
+
+class _DLTensor(Structure):
+    _fields_ = [
+        ("data", c_void_p),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("ndim", c_int32),
+        ("code", c_uint8),
+        ("bits", c_uint8),
+        ("lanes", c_uint16),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    ]
+
+
+class _DLManagedTensor(Structure):
+    _fields_ = [("dl_tensor", _DLTensor), ("manager_ctx", c_void_p), ("deleter", c_void_p)]
+
+
+class _DLManagedTensorVersioned(Structure):
+    _fields_ = [
+        ("major", c_uint32),
+        ("minor", c_uint32),
+        ("manager_ctx", c_void_p),
+        ("deleter", c_void_p),
+        ("flags", c_uint64),
+        ("dl_tensor", _DLTensor),
+    ]
+
+
+_FLAG_READ_ONLY = 1
+
+_capsule_is_valid = ctypes.pythonapi.PyCapsule_IsValid
+_capsule_is_valid.argtypes = [py_object, c_char_p]
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.argtypes = [py_object, c_char_p]
+_capsule_pointer.restype = c_void_p
+
+
+def _export(array: Any) -> Any:
+    """The capsule. The stream −1 says that the caller orders the work: an export must not synchronise or record an event."""
+    arguments: dict[str, Any] = {} if array.__dlpack_device__()[0] in (CPU, PINNED) else {"stream": -1}
+    try:
+        return array.__dlpack__(max_version=(1, 0), **arguments)
+    except TypeError:  # from before DLPack 1.0
+        return array.__dlpack__(**arguments)
+
+
+def _from_dlpack(array: Any, writable: bool) -> tuple[vwd_tensor, Any]:
+    capsule = _export(array)
+    if _capsule_is_valid(capsule, b"dltensor_versioned"):
+        managed = _DLManagedTensorVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
+        if managed.major != 1:
+            raise TypeError(f"DLPack {managed.major}.{managed.minor}; expected version 1")
+        if writable and managed.flags & _FLAG_READ_ONLY:
+            raise ValueError("read-only memory given for an output")
+    elif _capsule_is_valid(capsule, b"dltensor"):
+        managed = _DLManagedTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+    else:
+        raise TypeError("__dlpack__ gave no DLPack capsule, or one that was taken already")
+    source = managed.dl_tensor
+    if source.lanes != 1:
+        raise TypeError(f"{source.lanes} lanes an element; expected 1")
+    tensor = _tensor(source.ndim)
+    tensor.data = source.data + source.byte_offset if source.data else None
+    tensor.device_type = source.device_type
+    tensor.device_id = source.device_id
+    tensor.dtype_code = source.code
+    tensor.dtype_bits = source.bits
+    compact = 1
+    for d in reversed(range(source.ndim)):
+        tensor.shape[d] = source.shape[d]
+        tensor.strides[d] = source.strides[d] if source.strides else compact
+        compact *= source.shape[d]
+    return tensor, capsule  # whose destructor runs the deleter, for nobody took the tensor over
+
+
+# --- both --------------------------------------------------------------------------------------------------------------
+
+
+def _tensor(rank: int) -> vwd_tensor:
+    if rank > MAX_RANK:
+        raise ValueError(f"rank {rank}; expected at most {MAX_RANK}")
+    return vwd_tensor(lanes=1, ndim=rank)
+
+
+class View:
+    """An array that is taken for something that it cannot say of itself; see `bfloat16` and `pinned`."""
+
+    def __init__(self, array: Any, dtype_code: int | None = None, device_type: int | None = None):
+        self.array, self.dtype_code, self.device_type = array, dtype_code, device_type
+
+
+def bfloat16(array: Any) -> View:
+    """Takes 16-bit elements, such as numpy's uint16, for bfloat16, which the buffer protocol has no name for."""
+    return View(array, dtype_code=_BFLOAT)
+
+
+def pinned(array: Any) -> View:
+    """Takes host memory for pinned memory: an array over `Session.pinned_alloc`."""
+    return View(array, device_type=PINNED)
+
+
+def view(array: Any, writable: bool) -> tuple[vwd_tensor, Any]:
+    """A tensor, and what must live as long as it is used."""
+    if isinstance(array, View):
+        tensor, keep = view(array.array, writable)
+        if array.device_type is not None:
+            tensor.device_type = array.device_type
+        if array.dtype_code is not None:
+            if tensor.dtype_bits != 16:
+                raise TypeError(f"{tensor.dtype_bits}-bit elements taken for bfloat16")
+            tensor.dtype_code = array.dtype_code
+        return tensor, keep
+    if _check_buffer(array):
+        return _from_buffer(array, writable)
+    if hasattr(array, "__dlpack__"):
+        return _from_dlpack(array, writable)
+    raise TypeError(f"{type(array).__name__} has neither the buffer protocol nor __dlpack__")

@@ -1,0 +1,85 @@
+/* The engine's decode loop: one prefilled prompt, generated from in several ways that differ only in what attention
+ * reads. */
+#ifndef ENGINE_DECODER_H
+#define ENGINE_DECODER_H
+
+#include "kv.h"
+
+typedef enum { DENSE, SPARSE, TWO_LEVEL, PREVIOUS, HOLT, FORECAST, DRAFTS, STRATEGIES } strategy;
+enum { GAMMA = 8, SAMPLE = 128, RATIOS = 3, PREDICTORS = 3 };
+_Static_assert((int)GAMMA <= (int)MAX_DRAFT, "drafts fit behind a full page");
+
+/* Sizes of the selections, in blocks of PAGE tokens. */
+typedef struct {
+  int k;           /* blocks that sparse attention reads, per KV head */
+  int init, local; /* forced among them: the first ones, and the last ones with the partial tail */
+  int coarse;      /* two-level: candidate blocks */
+  int tokens;      /* two-level: tokens read out of them */
+  float ratio;     /* speculation attends ⌈ratio·k⌉ predicted blocks */
+} selection;
+
+typedef struct {
+  model *model;
+  model_shape shape;
+  vwd_session *session;
+  selection select;
+  int32_t end_token;
+
+  kv_cache cache;
+  sequence prompt;
+  int32_t *prompt_tokens;
+  int prompt_count;
+  int32_t first_token; /* the model's answer to the prompt */
+
+  /* Learned from the prefill. */
+  vwd_forecast *forecast; /* [layers − 1] maps: from the residual stream of layer l to the queries of layer l + 1 */
+  vwd_holt holt;
+  double holt_hit_rate;
+  int samples;              /* the prompt's last tokens, at most SAMPLE */
+  float *sample_q;          /* [layers, SAMPLE, heads, head_dim] */
+  float *sample_k;          /* [layers, SAMPLE, kv_heads, head_dim] */
+  float *sample_scores;     /* [layers, SAMPLE, kv_heads, max_pages] */
+  float *previous_residual; /* [MAX_ROWS, hidden]: what entered the layer before */
+} decoder;
+
+typedef struct {
+  int64_t kv_bytes, index_bytes, dense_bytes;
+  int64_t draft_steps, accepted;
+  int64_t selected, missed; /* blocks of the true sets that a prediction was made for, and those it lacked */
+} counters;
+
+typedef struct {
+  int32_t *tokens;
+  int count;
+  double seconds;
+  counters n;
+} generation;
+
+/* Called after every step. */
+typedef void (*progress_fn)(void *context, int done, int total);
+
+/* Takes the prompt in and prepares what the strategies need. The session and model are borrowed. */
+bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, const int32_t *prompt, int count,
+                  int max_new, int32_t end_token, progress_fn progress, void *context);
+void decoder_free(decoder *d);
+
+/* Generates up to `limit` tokens into out->tokens, greedily. With `forced` tokens it reads those instead of its own
+ * choices, so that every choice can be compared with the one that was made in the same state. */
+bool generate(decoder *d, strategy how, const int32_t *forced, int limit, generation *out, progress_fn progress,
+              void *context);
+
+/* Reads `count` tokens as SPARSE does and asks each predictor (PREVIOUS, HOLT, FORECAST) at each ratio before every
+ * selection: the share of the true blocks that it names. */
+bool measure_predictors(decoder *d, const int32_t *tokens, int count, const float ratios[RATIOS],
+                        double share[PREDICTORS][RATIOS], progress_fn progress, void *context);
+
+/* --- shared by prefill.c and strategies.c --- */
+
+/* False, with the call's name and Vanward's message on stderr, unless status is VWD_OK. */
+bool succeeded(vwd_status status, const char *call);
+vwd_tensor q_view(const decoder *d, const float *q, int rows);
+bool update_index(const decoder *d, const sequence *s, int layer, const vwd_index *index, int64_t begin, int64_t end);
+bool attend_dense(const decoder *d, const int32_t *table, const int32_t *seq_lens, const attention_call *call);
+int blocks_of(int64_t tokens);
+
+#endif

@@ -1,0 +1,188 @@
+#include "kv.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "linear.h"
+
+static size_t row_size(const kv_cache *c) { return (size_t)c->kv_heads * (size_t)c->head_dim; }
+
+static size_t slot(const kv_cache *c, int layer, int64_t page, int64_t offset) {
+  return ((size_t)layer * (size_t)c->pages + (size_t)page) * PAGE + (size_t)offset;
+}
+
+bool kv_init(kv_cache *c, const model_shape *shape, int max_tokens, int spare_tokens) {
+  *c = (kv_cache){.layers = shape->layers,
+                  .kv_heads = shape->kv_heads,
+                  .head_dim = shape->head_dim,
+                  .label_channels = shape->head_dim / 2};
+  c->max_pages = max_tokens / PAGE + 2;
+  int general = c->max_pages + spare_tokens / PAGE + 2;
+  c->pages = general + DRAFT_PAGES;
+  size_t blocks = (size_t)c->layers * (size_t)c->pages, tokens = blocks * PAGE, heads = (size_t)c->kv_heads;
+  c->k = calloc(tokens * row_size(c), sizeof *c->k);
+  c->v = calloc(tokens * row_size(c), sizeof *c->v);
+  c->key_max = calloc(blocks * row_size(c), sizeof *c->key_max);
+  c->key_min = calloc(blocks * row_size(c), sizeof *c->key_min);
+  c->labels = calloc(tokens * heads, (size_t)c->label_channels / 2);
+  c->label_scale = calloc(tokens * heads, sizeof *c->label_scale);
+  c->label_min = calloc(tokens * heads, sizeof *c->label_min);
+  c->channels = calloc((size_t)c->layers * heads * (size_t)c->label_channels, sizeof *c->channels);
+  c->free_pages = calloc((size_t)general, sizeof *c->free_pages);
+  if (!c->k || !c->v || !c->key_max || !c->key_min || !c->labels || !c->label_scale || !c->label_min || !c->channels ||
+      !c->free_pages)
+    return false;
+  /* Handed out in a scattered order, as after hours of serving: nothing may rely on neighbouring pages. */
+  for (int third = 0; third < 3; third++)
+    for (int i = third; i < general; i += 3) c->free_pages[c->free_count++] = i;
+  return true;
+}
+
+void kv_free(kv_cache *c) {
+  void *parts[] = {c->k,           c->v,         c->key_max,  c->key_min,   c->labels,
+                   c->label_scale, c->label_min, c->channels, c->free_pages};
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) free(parts[i]);
+  *c = (kv_cache){0};
+}
+
+bool sequence_init(sequence *s, kv_cache *c) {
+  *s = (sequence){.cache = c};
+  s->table = calloc((size_t)c->max_pages, sizeof *s->table);
+  s->draft_table = calloc((size_t)c->max_pages, sizeof *s->draft_table);
+  return s->table && s->draft_table;
+}
+
+void sequence_free(sequence *s) {
+  for (int p = s->shared; p < s->pages; p++) s->cache->free_pages[s->cache->free_count++] = s->table[p];
+  free(s->table);
+  free(s->draft_table);
+  *s = (sequence){0};
+}
+
+bool sequence_reserve(sequence *s, int64_t tokens) {
+  kv_cache *c = s->cache;
+  while ((int64_t)s->pages * PAGE < tokens) {
+    if (s->pages == c->max_pages || c->free_count == 0) {
+      fprintf(stderr, "kv cache: no page left for token %lld\n", (long long)tokens);
+      return false;
+    }
+    s->table[s->pages++] = c->free_pages[--c->free_count];
+  }
+  return true;
+}
+
+static void copy_page(kv_cache *c, int layer, int32_t to, int32_t from) {
+  size_t row = row_size(c), heads = (size_t)c->kv_heads, label = heads * (size_t)c->label_channels / 2;
+  size_t a = slot(c, layer, to, 0), b = slot(c, layer, from, 0);
+  memcpy(c->k + a * row, c->k + b * row, PAGE * row * sizeof *c->k);
+  memcpy(c->v + a * row, c->v + b * row, PAGE * row * sizeof *c->v);
+  memcpy(c->key_max + a / PAGE * row, c->key_max + b / PAGE * row, row * sizeof *c->key_max);
+  memcpy(c->key_min + a / PAGE * row, c->key_min + b / PAGE * row, row * sizeof *c->key_min);
+  memcpy(c->labels + a * label, c->labels + b * label, PAGE * label);
+  memcpy(c->label_scale + a * heads, c->label_scale + b * heads, PAGE * heads * sizeof *c->label_scale);
+  memcpy(c->label_min + a * heads, c->label_min + b * heads, PAGE * heads * sizeof *c->label_min);
+}
+
+bool sequence_fork(sequence *s, const sequence *from) {
+  if (!sequence_init(s, from->cache)) return false;
+  s->length = from->length;
+  s->pages = s->shared = (int)(from->length / PAGE);
+  memcpy(s->table, from->table, (size_t)s->shared * sizeof *s->table);
+  if (from->length % PAGE == 0) return true;
+  if (!sequence_reserve(s, from->length)) return false;
+  for (int l = 0; l < s->cache->layers; l++) copy_page(s->cache, l, s->table[s->shared], from->table[s->shared]);
+  return true;
+}
+
+void kv_write(const sequence *s, const int32_t *table, int layer, int64_t position, int n, const float *k,
+              const float *v) {
+  kv_cache *c = s->cache;
+  size_t row = row_size(c);
+  for (int64_t p = position; p < position + n; p++, k += row, v += row) {
+    size_t at = slot(c, layer, table[p / PAGE], p % PAGE) * row;
+    for (size_t i = 0; i < row; i++) c->k[at + i] = float_to_half(k[i]), c->v[at + i] = float_to_half(v[i]);
+  }
+}
+
+void kv_write_packed(const sequence *s, int layer, int64_t position, int n, const uint16_t *k, const uint16_t *v) {
+  kv_cache *c = s->cache;
+  size_t row = row_size(c);
+  for (int64_t p = position; p < position + n; p++, k += row, v += row) {
+    size_t at = slot(c, layer, s->table[p / PAGE], p % PAGE) * row;
+    memcpy(c->k + at, k, row * sizeof *k);
+    memcpy(c->v + at, v, row * sizeof *v);
+  }
+}
+
+static int32_t draft_page(const kv_cache *c, int i) { return (int32_t)(c->pages - DRAFT_PAGES + i); }
+
+void kv_stage_tail(const sequence *s, int layer, int64_t length) {
+  int tail = (int)((length - 1) / PAGE);
+  memcpy(s->draft_table, s->table, (size_t)tail * sizeof *s->table);
+  for (int i = 0; i < DRAFT_PAGES && tail + i < s->cache->max_pages; i++)
+    s->draft_table[tail + i] = draft_page(s->cache, i);
+  copy_page(s->cache, layer, draft_page(s->cache, 0), s->table[tail]);
+}
+
+void kv_draft_rows(const kv_cache *c, int layer, int64_t length, int n, vwd_tensor *k, vwd_tensor *v) {
+  size_t at = slot(c, layer, draft_page(c, 0), (length - 1) % PAGE + 1) * row_size(c);
+  *k = TENSOR(c->k + at, FLOAT16, 1, n, c->kv_heads, c->head_dim);
+  *v = TENSOR(c->v + at, FLOAT16, 1, n, c->kv_heads, c->head_dim);
+}
+
+vwd_tensor tensor(const void *data, int dtype, int ndim, const int64_t *shape) {
+  vwd_tensor t = VWD_TENSOR_INIT;
+  t.data = (void *)(uintptr_t)data; /* inputs are not written; the struct has no const twin */
+  t.device_type = 1;
+  t.dtype_code = (uint8_t)(dtype >> 8);
+  t.dtype_bits = (uint8_t)dtype;
+  t.lanes = 1;
+  t.ndim = ndim;
+  int64_t stride = 1;
+  for (int d = ndim - 1; d >= 0; stride *= shape[d--]) {
+    t.shape[d] = shape[d];
+    t.strides[d] = stride;
+  }
+  return t;
+}
+
+vwd_tensor kv_table(const kv_cache *c, const int32_t *table, int rows) {
+  vwd_tensor t = TENSOR(table, INT32, rows, c->max_pages);
+  t.strides[0] = 0;
+  return t;
+}
+
+vwd_paged_kv kv_view(const kv_cache *c, int layer, const int32_t *table, const int32_t *seq_lens, int rows) {
+  size_t at = slot(c, layer, 0, 0) * row_size(c);
+  return (vwd_paged_kv){
+      .k = TENSOR(c->k + at, FLOAT16, c->pages, PAGE, c->kv_heads, c->head_dim),
+      .v = TENSOR(c->v + at, FLOAT16, c->pages, PAGE, c->kv_heads, c->head_dim),
+      .page_table = kv_table(c, table, rows),
+      .seq_lens = TENSOR(seq_lens, INT32, rows),
+  };
+}
+
+vwd_index kv_minmax(const kv_cache *c, int layer, const int32_t *table, int rows) {
+  size_t at = slot(c, layer, 0, 0) / PAGE * row_size(c);
+  vwd_index index = VWD_INDEX_INIT;
+  index.kind = VWD_INDEX_MINMAX;
+  index.block_size = PAGE;
+  index.table = kv_table(c, table, rows);
+  index.key_max = TENSOR(c->key_max + at, FLOAT16, c->pages, 1, c->kv_heads, c->head_dim);
+  index.key_min = TENSOR(c->key_min + at, FLOAT16, c->pages, 1, c->kv_heads, c->head_dim);
+  return index;
+}
+
+vwd_index kv_label(const kv_cache *c, int layer, const int32_t *table, int rows) {
+  size_t at = slot(c, layer, 0, 0) * (size_t)c->kv_heads, half = (size_t)c->label_channels / 2;
+  vwd_index index = VWD_INDEX_INIT;
+  index.kind = VWD_INDEX_LABEL;
+  index.table = kv_table(c, table, rows);
+  index.labels = TENSOR(c->labels + at * half, UINT8, c->pages, PAGE, c->kv_heads, c->label_channels / 2);
+  index.label_scale = TENSOR(c->label_scale + at, FLOAT16, c->pages, PAGE, c->kv_heads);
+  index.label_min = TENSOR(c->label_min + at, FLOAT16, c->pages, PAGE, c->kv_heads);
+  index.channels = TENSOR(c->channels + (size_t)layer * (size_t)c->kv_heads * (size_t)c->label_channels, INT32,
+                          c->kv_heads, c->label_channels);
+  return index;
+}

@@ -1,0 +1,66 @@
+/* Paged keys and values in float16 with their block summaries, and sequences that share prompt pages. Every tensor that
+ * Vanward reads or writes here is a plain view of this memory. A selection block is one page. */
+#ifndef ENGINE_KV_H
+#define ENGINE_KV_H
+
+#include <stdbool.h>
+#include <vanward.h>
+
+#include "model.h"
+
+/* A verification pass sees the tail of its sequence and the drafts behind it in two neighbouring pages of their own. */
+enum { PAGE = 16, DRAFT_PAGES = 2, MAX_DRAFT = PAGE };
+
+typedef struct {
+  int layers, kv_heads, head_dim, label_channels;
+  int pages;         /* of the pool, the draft pages last */
+  int max_pages;     /* of one sequence */
+  uint16_t *k, *v;   /* [layers, pages, PAGE, kv_heads, head_dim] float16 */
+  uint16_t *key_max; /* [layers, pages, 1, kv_heads, head_dim] float16 */
+  uint16_t *key_min;
+  uint8_t *labels;       /* [layers, pages, PAGE, kv_heads, label_channels / 2] two INT4 a byte */
+  uint16_t *label_scale; /* [layers, pages, PAGE, kv_heads] float16 */
+  uint16_t *label_min;
+  int32_t *channels;   /* [layers, kv_heads, label_channels] */
+  int32_t *free_pages; /* a stack */
+  int free_count;
+} kv_cache;
+
+typedef struct {
+  kv_cache *cache;
+  int32_t *table;       /* [max_pages] */
+  int32_t *draft_table; /* [max_pages]; the tail replaced by the draft pages while a verification runs */
+  int pages, shared;    /* the first `shared` pages belong to the sequence this one was forked from */
+  int64_t length;       /* tokens in the cache */
+} sequence;
+
+bool kv_init(kv_cache *c, const model_shape *shape, int max_tokens, int spare_tokens);
+void kv_free(kv_cache *c);
+
+bool sequence_init(sequence *s, kv_cache *c);
+/* Shares the full pages of `from`, which must outlive the fork, and copies its partial last page. */
+bool sequence_fork(sequence *s, const sequence *from);
+void sequence_free(sequence *s);
+/* Pages for `tokens` in all. */
+bool sequence_reserve(sequence *s, int64_t tokens);
+
+/* Rows [n, kv_heads, head_dim] to the slots of positions position … position + n − 1. */
+void kv_write(const sequence *s, const int32_t *table, int layer, int64_t position, int n, const float *k,
+              const float *v);
+void kv_write_packed(const sequence *s, int layer, int64_t position, int n, const uint16_t *k, const uint16_t *v);
+/* Makes draft_table show `length` tokens of the sequence, the last page of them copied to the draft pages. */
+void kv_stage_tail(const sequence *s, int layer, int64_t length);
+
+/* Views. `rows` query positions share one table (stride 0) and differ in seq_lens. */
+enum { FLOAT32 = 0x0220, FLOAT16 = 0x0210, INT32 = 0x0020, UINT8 = 0x0108 }; /* DLPack code, bits */
+vwd_tensor tensor(const void *data, int dtype, int ndim, const int64_t *shape);
+#define TENSOR(data, dtype, ...) \
+  tensor(data, dtype, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (const int64_t[]){__VA_ARGS__})
+vwd_tensor kv_table(const kv_cache *c, const int32_t *table, int rows);
+vwd_paged_kv kv_view(const kv_cache *c, int layer, const int32_t *table, const int32_t *seq_lens, int rows);
+vwd_index kv_minmax(const kv_cache *c, int layer, const int32_t *table, int rows);
+vwd_index kv_label(const kv_cache *c, int layer, const int32_t *table, int rows);
+/* K and V rows of the drafts, [1, n, kv_heads, head_dim], behind `length` staged tokens. */
+void kv_draft_rows(const kv_cache *c, int layer, int64_t length, int n, vwd_tensor *k, vwd_tensor *v);
+
+#endif

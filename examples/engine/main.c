@@ -1,0 +1,324 @@
+/* vanward-engine: one prompt, generated from in every mode, and a table of what each cost. Returns 0 only if the modes
+ * that must give the same tokens do. */
+#define _POSIX_C_SOURCE 200809L
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "decoder.h"
+#include "tiny.h"
+#include "tokenizer.h"
+
+#ifndef ENGINE_PROMPT
+#define ENGINE_PROMPT "prompt.txt"
+#endif
+
+typedef struct {
+  const char *option, *title;
+} mode_name;
+
+static const mode_name names[STRATEGIES] = {
+    [DENSE] = {"dense", "dense"},
+    [SPARSE] = {"sparse", "sparse: blocks by min and max"},
+    [TWO_LEVEL] = {"two-level", "two levels: blocks, INT4 tokens"},
+    [PREVIOUS] = {"previous", "sparse, guessed: last step"},
+    [HOLT] = {"holt", "sparse, guessed: Holt"},
+    [FORECAST] = {"forecast", "sparse, guessed: Forecast"},
+    [DRAFTS] = {"drafts", "sparse, drafts: prompt lookup"},
+};
+
+static const float ratios[RATIOS] = {1.0f, 1.25f, 1.5f};
+
+typedef struct {
+  const char *model, *prompt;
+  bool tiny;
+  int tokens, threads, only; /* only: the one mode to run, or -1 */
+  selection select;
+} options;
+
+/* What a run of the program holds. */
+typedef struct {
+  void *tiny_bytes;
+  gguf *file;
+  pool *threads;
+  tokenizer *tokenizer;
+  model *model;
+  vwd_session *session;
+  decoder decoder;
+  generation made[STRATEGIES];
+  double agreement[STRATEGIES]; /* share of choices equal to dense attention's in the same state */
+  double named[PREDICTORS][RATIOS];
+} program;
+
+static double now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static void progress(void *title, int done, int total) {
+  if (!isatty(STDERR_FILENO)) return;
+  fprintf(stderr, "\r%-36s %d/%d tokens", (const char *)title, done, total);
+  if (done == total) fprintf(stderr, "\r%60s\r", "");
+}
+
+static int usage(const char *problem) {
+  fprintf(stderr,
+          "%s\nusage: vanward-engine --model PATH | --tiny  [--prompt FILE] [--tokens N] [--threads N] [--k BLOCKS] "
+          "[--mode NAME]\nmodes:",
+          problem);
+  for (int m = 0; m < STRATEGIES; m++) fprintf(stderr, " %s", names[m].option);
+  fprintf(stderr, " (default: all of them)\n");
+  return 2;
+}
+
+static int find_mode(const char *name) {
+  for (int m = 0; m < STRATEGIES; m++)
+    if (strcmp(name, names[m].option) == 0) return m;
+  return -1;
+}
+
+/* NULL, or what is wrong. */
+static const char *parse(int count, char **words, options *o) {
+  int k = 0;
+  *o = (options){.prompt = ENGINE_PROMPT, .tokens = 128, .only = -1};
+  for (int i = 1; i < count; i++) {
+    const char *word = words[i], *value = i + 1 < count ? words[i + 1] : NULL;
+    if (strcmp(word, "--tiny") == 0) {
+      o->tiny = true;
+      continue;
+    }
+    if (!value) return "an option lacks its value";
+    i++;
+    if (strcmp(word, "--model") == 0) o->model = value;
+    else if (strcmp(word, "--prompt") == 0) o->prompt = value;
+    else if (strcmp(word, "--tokens") == 0) o->tokens = atoi(value);
+    else if (strcmp(word, "--threads") == 0) o->threads = atoi(value);
+    else if (strcmp(word, "--k") == 0) k = atoi(value);
+    else if (strcmp(word, "--mode") != 0) return "unknown option";
+    else if ((o->only = find_mode(value)) < 0) return "unknown mode";
+  }
+  if (!o->model == !o->tiny) return "give either --model or --tiny";
+  if (o->tokens < 2 || o->tokens > 4096) return "--tokens: 2 to 4096";
+  if (o->threads <= 0) o->threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  if (k == 0) k = o->tiny ? 16 : 48;
+  if (k < 2 || k > 1024) return "--k: 2 to 1024"; /* the first block and the last are always among them */
+  int local = k < 16 ? 1 : k / 6;
+  o->select = (selection){
+      .k = k, .init = 1, .local = local, .coarse = 2 * k, .tokens = (1 + local) * PAGE + k * PAGE / 4, .ratio = 1.25f};
+  return NULL;
+}
+
+static char *read_text(const char *path, size_t *length) {
+  FILE *file = fopen(path, "rb");
+  char *text = NULL;
+  *length = 0;
+  if (file && fseek(file, 0, SEEK_END) == 0) {
+    long size = ftell(file);
+    rewind(file);
+    text = size > 0 ? malloc((size_t)size) : NULL;
+    if (text) *length = fread(text, 1, (size_t)size, file);
+  }
+  if (file) fclose(file);
+  if (!text) perror(path);
+  return text;
+}
+
+/* ChatML as SmolLM2 was trained on: <|im_start|>role, newline, words, <|im_end|>, newline. */
+static int put_message(const tokenizer *t, const char *role, const char *words, size_t length, int32_t *out,
+                       int capacity) {
+  size_t header = strlen(role) + 1, count = 0, room = (size_t)capacity;
+  char *text = malloc(header + length);
+  if (!text || capacity < 4) return capacity;
+  memcpy(text, role, header - 1);
+  text[header - 1] = '\n';
+  if (length) memcpy(text + header, words, length);
+  out[count++] = tokenizer_id(t, "<|im_start|>");
+  count += tokenizer_encode(t, text, header + length, out + count, room - count);
+  free(text);
+  if (!length || count + 2 > room) return (int)(count < room ? count : room); /* the answer's header stays open */
+  out[count++] = tokenizer_id(t, "<|im_end|>");
+  count += tokenizer_encode(t, "\n", 1, out + count, room - count);
+  return (int)count;
+}
+
+static int32_t *make_prompt(const program *p, const options *o, int *count) {
+  static const char system[] = "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
+  size_t length;
+  char *text = read_text(o->prompt, &length);
+  int capacity = (int)length + 256, n = 0;
+  int32_t *tokens = text ? malloc((size_t)capacity * sizeof *tokens) : NULL;
+  if (tokens) {
+    if (o->tiny && length > 1000) length = 1000; /* its vocabulary is bytes: a thousand tokens */
+    n += put_message(p->tokenizer, "system", system, sizeof system - 1, tokens + n, capacity - n);
+    n += put_message(p->tokenizer, "user", text, length, tokens + n, capacity - n);
+    n += put_message(p->tokenizer, "assistant", NULL, 0, tokens + n, capacity - n);
+  }
+  free(text);
+  *count = n;
+  return tokens;
+}
+
+static bool load(program *p, const options *o) {
+  size_t size = 0;
+  if (o->tiny) p->tiny_bytes = tiny_gguf(&size);
+  p->file = o->tiny ? (p->tiny_bytes ? gguf_parse(p->tiny_bytes, size) : NULL) : gguf_open(o->model);
+  p->threads = pool_new(o->threads);
+  if (!p->file || !p->threads) return false;
+  p->tokenizer = tokenizer_new(p->file);
+  p->model = model_new(p->file, p->threads);
+  vwd_session_options session = VWD_SESSION_OPTIONS_INIT;
+  session.device = VWD_DEVICE_CPU; /* the engine's memory is the host's */
+  session.threads = (uint32_t)o->threads;
+  return p->tokenizer && p->model && succeeded(vwd_session_create(&session, &p->session), "vwd_session_create");
+}
+
+static void unload(program *p) {
+  for (int m = 0; m < STRATEGIES; m++) free(p->made[m].tokens);
+  decoder_free(&p->decoder);
+  vwd_session_release(p->session);
+  model_free(p->model);
+  tokenizer_free(p->tokenizer);
+  pool_free(p->threads);
+  gguf_close(p->file);
+  free(p->tiny_bytes);
+}
+
+/* Bytes that no terminal shows become '?': a random model has plenty. */
+static void print_text(const program *p, const options *o, const generation *g) {
+  for (int i = 0; i < g->count; i++) {
+    char bytes[256];
+    size_t count = tokenizer_decode(p->tokenizer, g->tokens[i], bytes, sizeof bytes);
+    for (size_t b = 0; b < count; b++) {
+      unsigned char c = (unsigned char)bytes[b];
+      putchar((c < ' ' && c != '\n') || c == 0x7F || (o->tiny && c > 0x7F) ? '?' : c);
+    }
+  }
+  printf("\n\n");
+  fflush(stdout);
+}
+
+static bool same(const generation *a, const generation *b) {
+  return a->count == b->count && memcmp(a->tokens, b->tokens, (size_t)a->count * sizeof *a->tokens) == 0;
+}
+
+static bool prepare(program *p, const options *o) {
+  int count;
+  int32_t *prompt = make_prompt(p, o, &count);
+  double begin = now();
+  bool ok = prompt && decoder_init(&p->decoder, p->session, p->model, o->select, prompt, count, o->tokens,
+                                   tokenizer_id(p->tokenizer, "<|im_end|>"), progress, "prompt");
+  free(prompt);
+  if (!ok) return false;
+  const decoder *d = &p->decoder;
+  printf("%d prompt tokens taken in, forecast fitted, labels written: %.1f s. Holt's factors, picked on the prompt: "
+         "alpha %.2f, beta %.2f, "
+         "gamma %.2f (hit rate %.3f).\n",
+         count, now() - begin, (double)d->holt.alpha, (double)d->holt.beta, (double)d->holt.gamma, d->holt_hit_rate);
+  printf("Sparse attention reads %d of %d blocks of %d tokens; two levels read %d tokens of %d blocks; guesses are "
+         "%.2f times as large.\n\n",
+         o->select.k, (count + PAGE - 1) / PAGE, PAGE, o->select.tokens, o->select.coarse, (double)o->select.ratio);
+  return true;
+}
+
+static bool run_mode(program *p, const options *o, strategy m) {
+  generation *g = &p->made[m];
+  g->tokens = calloc((size_t)o->tokens, sizeof *g->tokens);
+  if (!g->tokens || !generate(&p->decoder, m, NULL, o->tokens, g, progress, (void *)(uintptr_t)names[m].title))
+    return false;
+  if (m == DENSE || m == SPARSE || m == TWO_LEVEL) {
+    printf("--- %s\n", names[m].title);
+    print_text(p, o, g);
+  }
+  return true;
+}
+
+/* Reads dense attention's tokens and compares what this mode would have said at each. */
+static bool compare_with_dense(program *p, strategy m) {
+  const generation *dense = &p->made[DENSE];
+  generation replay = {.tokens = calloc((size_t)dense->count, sizeof(int32_t))};
+  bool ok = replay.tokens &&
+            generate(&p->decoder, m, dense->tokens, dense->count, &replay, progress, "comparing with dense attention");
+  int equal = 0;
+  for (int i = 1; ok && i < dense->count; i++) equal += replay.tokens[i] == dense->tokens[i];
+  p->agreement[m] = dense->count > 1 ? (double)equal / (dense->count - 1) : 1;
+  free(replay.tokens);
+  return ok;
+}
+
+static void print_percent(bool known, double share) {
+  if (known) printf("%8.1f%%", 100 * share);
+  else printf("%9s", "");
+}
+
+static void print_table(const program *p) {
+  printf("%-33s%9s%9s%9s%9s%9s%27s%9s\n", "", "tokens", "accepted", "KV read", "+ index", "choices",
+         "true blocks guessed at r =", "repaired");
+  printf("%-33s%9s%9s%9s%9s%9s%9.4g%9.4g%9.4g%9s\n", "mode", "per s", "of 8", "of dense", "", "as dense",
+         (double)ratios[0], (double)ratios[1], (double)ratios[2], "at 1.25");
+  for (int m = 0; m < STRATEGIES; m++) {
+    const generation *g = &p->made[m];
+    const counters *n = &g->n;
+    if (g->count == 0) continue;
+    bool guesses = m == PREVIOUS || m == HOLT || m == FORECAST, replayed = m == SPARSE || m == TWO_LEVEL;
+    printf("%-33s%9.1f", names[m].title, (g->count - 1) / g->seconds);
+    if (n->draft_steps) printf("%9.2f", (double)n->accepted / (double)n->draft_steps);
+    else printf("%9s", "");
+    print_percent(true, (double)n->kv_bytes / (double)n->dense_bytes);
+    print_percent(n->index_bytes > 0, (double)(n->kv_bytes + n->index_bytes) / (double)n->dense_bytes);
+    print_percent(p->made[DENSE].count > 0 && m != DENSE, p->agreement[replayed ? m : SPARSE]);
+    for (int i = 0; i < RATIOS; i++)
+      print_percent(guesses && p->named[m - PREVIOUS][0] > 0, guesses ? p->named[m - PREVIOUS][i] : 0);
+    print_percent(n->selected > 0, n->selected ? (double)n->missed / (double)n->selected : 0);
+    printf("\n");
+  }
+  printf("\nKV read counts what attention reads for the tokens that were kept; index, the summaries and labels that "
+         "selection reads besides.\n"
+         "Choices as dense: each mode reads dense attention's text and chooses at every token; the guessed and drafted "
+         "modes choose as sparse does.\n"
+         "True blocks count the forced ones. The Forecast says nothing about the first layer, which is left out of its "
+         "row.\n\n");
+}
+
+/* The two promises. */
+static bool check(const program *p) {
+  bool all = true;
+  for (int m = PREVIOUS; m <= DRAFTS; m++) {
+    if (p->made[m].count == 0 || p->made[SPARSE].count == 0) continue;
+    bool ok = same(&p->made[m], &p->made[SPARSE]);
+    printf("%s  %s: token for token the text of plain sparse (%d tokens)\n", ok ? "holds " : "BROKEN", names[m].title,
+           p->made[m].count);
+    all = all && ok;
+  }
+  return all;
+}
+
+static bool run_all(program *p, const options *o) {
+  bool ok = load(p, o) && prepare(p, o);
+  for (int m = 0; ok && m < STRATEGIES; m++)
+    if (o->only < 0 || o->only == m) ok = run_mode(p, o, (strategy)m);
+  if (ok && o->only < 0)
+    ok = compare_with_dense(p, SPARSE) && compare_with_dense(p, TWO_LEVEL) &&
+         measure_predictors(&p->decoder, p->made[SPARSE].tokens, p->made[SPARSE].count, ratios, p->named, progress,
+                            "measuring predictors");
+  if (!ok) return false;
+  print_table(p);
+  return check(p);
+}
+
+int main(int count, char **words) {
+  options o;
+  const char *problem = parse(count, words, &o);
+  if (problem) return usage(problem);
+  if (o.tiny)
+    printf("A tiny random model stands in for a real one: every step is taken, but its text is noise and its figures "
+           "mean nothing.\n");
+  double begin = now();
+  program p = {0};
+  bool ok = run_all(&p, &o);
+  if (ok) printf("%.1f s in all.\n", now() - begin);
+  unload(&p);
+  return ok ? 0 : 1;
+}

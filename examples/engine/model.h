@@ -1,0 +1,45 @@
+/* A Llama-architecture decoder: everything of the forward pass except attention, which the caller brings. */
+#ifndef ENGINE_MODEL_H
+#define ENGINE_MODEL_H
+
+#include <stdbool.h>
+
+#include "gguf.h"
+#include "pool.h"
+
+enum { MAX_ROWS = 64 }; /* tokens of one forward pass */
+
+typedef struct {
+  int layers, hidden, heads, kv_heads, head_dim, ffn, vocab, context;
+  float rope_base, norm_epsilon;
+} model_shape;
+
+typedef struct model model;
+
+/* What one layer asks of attention: n consecutive tokens of one sequence, the first one at `position`. All [n, ...],
+ * contiguous. Rotary embedding turns neighbouring channels (2i, 2i+1), as GGUF lays out Llama's heads. */
+typedef struct {
+  int layer, n;
+  int64_t position;
+  const float *residual; /* [hidden], as it enters the layer */
+  const float *q_plain;  /* [heads, head_dim], before rotary embedding */
+  const float *q;        /* [heads, head_dim] */
+  const float *k;        /* [kv_heads, head_dim] */
+  const float *v;        /* [kv_heads, head_dim] */
+  float *out;            /* [heads, head_dim] */
+} attention_call;
+
+/* False stops the forward pass. */
+typedef bool (*attention_fn)(void *context, const attention_call *call);
+
+/* Borrows both. Prints the reason to stderr and returns NULL on failure. */
+model *model_new(const gguf *file, pool *threads);
+void model_free(model *m);
+model_shape model_get_shape(const model *m);
+
+/* Runs n <= MAX_ROWS tokens from `position` on. Writes logits [n, vocab], or only the last row's if `last_only`, to the
+ * model's buffer and returns it; NULL if attention failed. Each row's bits are independent of n. */
+const float *model_forward(model *m, const int32_t *tokens, int n, int64_t position, bool last_only,
+                           attention_fn attend, void *context);
+
+#endif

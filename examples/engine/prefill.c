@@ -1,0 +1,206 @@
+/* The prompt's way in: dense attention over growing lengths, and everything that is learned on the way. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "decoder.h"
+
+bool succeeded(vwd_status status, const char *call) {
+  if (status == VWD_OK) return true;
+  char message[512];
+  vwd_last_error(message, sizeof message);
+  fprintf(stderr, "%s: status %d: %s\n", call, (int)status, message);
+  return false;
+}
+
+int blocks_of(int64_t tokens) { return (int)((tokens + PAGE - 1) / PAGE); }
+
+vwd_tensor q_view(const decoder *d, const float *q, int rows) {
+  return TENSOR(q, FLOAT32, rows, d->shape.heads, d->shape.head_dim);
+}
+
+bool update_index(const decoder *d, const sequence *s, int layer, const vwd_index *index, int64_t begin, int64_t end) {
+  const int32_t from = (int32_t)begin, to = (int32_t)end;
+  vwd_paged_kv kv = kv_view(s->cache, layer, s->table, &to, 1);
+  vwd_index_update_args args = VWD_INDEX_UPDATE_ARGS_INIT;
+  args.k = kv.k;
+  args.page_table = kv.page_table;
+  args.seq_lens = kv.seq_lens;
+  args.begin = TENSOR(&from, INT32, 1);
+  args.index = *index;
+  return succeeded(vwd_index_update(d->session, &args, NULL), "vwd_index_update");
+}
+
+bool attend_dense(const decoder *d, const int32_t *table, const int32_t *seq_lens, const attention_call *call) {
+  vwd_attention_args args = VWD_ATTENTION_ARGS_INIT;
+  args.q = q_view(d, call->q, call->n);
+  args.kv = kv_view(&d->cache, call->layer, table, seq_lens, call->n);
+  args.out = q_view(d, call->out, call->n);
+  return succeeded(vwd_attention(d->session, &args, NULL), "vwd_attention");
+}
+
+/* Queries and keys of the prompt's last tokens: what the label channels and the predictor are fitted on. */
+static void keep_sample(decoder *d, const attention_call *call) {
+  size_t q = (size_t)d->shape.heads * (size_t)d->shape.head_dim,
+         kv = (size_t)d->shape.kv_heads * (size_t)d->shape.head_dim;
+  int64_t first = d->prompt_count - d->samples;
+  for (int row = 0; row < call->n; row++) {
+    int64_t at = call->position + row - first;
+    if (at < 0) continue;
+    size_t index = (size_t)call->layer * SAMPLE + (size_t)at;
+    memcpy(d->sample_q + index * q, call->q + (size_t)row * q, q * sizeof(float));
+    memcpy(d->sample_k + index * kv, call->k + (size_t)row * kv, kv * sizeof(float));
+  }
+}
+
+/* Map l − 1 learns this layer's queries, before rotary embedding, from the residual stream one layer back. */
+static bool feed_forecast(decoder *d, const attention_call *call) {
+  if (call->layer > 0) {
+    vwd_forecast_accumulate_args args = VWD_FORECAST_ACCUMULATE_ARGS_INIT;
+    args.layer = (uint32_t)call->layer - 1;
+    args.x = TENSOR(d->previous_residual, FLOAT32, call->n, d->shape.hidden);
+    args.q = q_view(d, call->q_plain, call->n);
+    if (!succeeded(vwd_forecast_accumulate(d->forecast, &args), "vwd_forecast_accumulate")) return false;
+  }
+  memcpy(d->previous_residual, call->residual, (size_t)call->n * (size_t)d->shape.hidden * sizeof(float));
+  return true;
+}
+
+static bool attend_prompt(void *context, const attention_call *call) {
+  decoder *d = context;
+  int32_t seq_lens[MAX_ROWS];
+  for (int row = 0; row < call->n; row++) seq_lens[row] = (int32_t)call->position + row + 1;
+  kv_write(&d->prompt, d->prompt.table, call->layer, call->position, call->n, call->k, call->v);
+  vwd_index index = kv_minmax(&d->cache, call->layer, d->prompt.table, 1);
+  keep_sample(d, call);
+  return update_index(d, &d->prompt, call->layer, &index, call->position, call->position + call->n) &&
+         attend_dense(d, d->prompt.table, seq_lens, call) && feed_forecast(d, call);
+}
+
+/* Label channels from the sample, then INT4 labels of the whole prompt. */
+static bool label_layer(decoder *d, int layer) {
+  const model_shape *s = &d->shape;
+  vwd_index index = kv_label(&d->cache, layer, d->prompt.table, 1);
+  vwd_channel_importance_args args = VWD_CHANNEL_IMPORTANCE_ARGS_INIT;
+  args.q = q_view(d, d->sample_q + (size_t)layer * SAMPLE * (size_t)(s->heads * s->head_dim), d->samples);
+  args.k = TENSOR(d->sample_k + (size_t)layer * SAMPLE * (size_t)(s->kv_heads * s->head_dim), FLOAT32, d->samples,
+                  s->kv_heads, s->head_dim);
+  args.channels = index.channels;
+  return succeeded(vwd_channel_importance(d->session, &args, NULL), "vwd_channel_importance") &&
+         update_index(d, &d->prompt, layer, &index, 0, d->prompt_count);
+}
+
+/* Score rows of the sample, as selection would have seen them: one history of `samples` steps per layer. */
+static bool score_layer(decoder *d, int layer, const int32_t *seq_lens) {
+  const model_shape *s = &d->shape;
+  int cap = d->select.k;
+  int32_t *ids = calloc((size_t)d->samples * (size_t)s->kv_heads * (size_t)cap, sizeof *ids);
+  int32_t *counts = calloc((size_t)d->samples * (size_t)s->kv_heads, sizeof *counts);
+  vwd_select_blocks_args args = VWD_SELECT_BLOCKS_ARGS_INIT;
+  args.method = VWD_SELECT_MINMAX;
+  args.block_size = PAGE;
+  args.k = (uint32_t)cap;
+  args.init_blocks = (uint32_t)d->select.init;
+  args.local_blocks = (uint32_t)d->select.local;
+  args.q = q_view(d, d->sample_q + (size_t)layer * SAMPLE * (size_t)(s->heads * s->head_dim), d->samples);
+  args.index = kv_minmax(&d->cache, layer, d->prompt.table, d->samples);
+  args.seq_lens = TENSOR(seq_lens, INT32, d->samples);
+  args.selected.ids = TENSOR(ids, INT32, d->samples, s->kv_heads, cap);
+  args.selected.counts = TENSOR(counts, INT32, d->samples, s->kv_heads);
+  args.scores = TENSOR(d->sample_scores + (size_t)layer * SAMPLE * (size_t)(s->kv_heads * d->cache.max_pages), FLOAT32,
+                       d->samples, s->kv_heads, d->cache.max_pages);
+  bool ok = ids && counts && succeeded(vwd_select_blocks(d->session, &args, NULL), "vwd_select_blocks");
+  free(ids);
+  free(counts);
+  return ok;
+}
+
+static bool calibrate(decoder *d) {
+  const model_shape *s = &d->shape;
+  int32_t *seq_lens = calloc((size_t)d->samples, sizeof *seq_lens);
+  int32_t *block_counts = calloc((size_t)s->layers * SAMPLE, sizeof *block_counts);
+  bool ok = seq_lens && block_counts;
+  for (int t = 0; ok && t < d->samples; t++) {
+    seq_lens[t] = d->prompt_count - d->samples + t + 1;
+    for (int l = 0; l < s->layers; l++) block_counts[l * SAMPLE + t] = blocks_of(seq_lens[t]);
+  }
+  for (int l = 0; ok && l < s->layers; l++) ok = score_layer(d, l, seq_lens);
+  vwd_predictor_calibrate_args args = VWD_PREDICTOR_CALIBRATE_ARGS_INIT;
+  args.k = (uint32_t)d->select.k;
+  args.ratio = d->select.ratio;
+  args.scores = TENSOR(d->sample_scores, FLOAT32, s->layers, SAMPLE, s->kv_heads, d->cache.max_pages);
+  args.block_counts = TENSOR(block_counts, INT32, s->layers, SAMPLE);
+  args.scores.shape[1] = args.block_counts
+                             .shape[1] = d->samples; /* a short prompt leaves the end of each history unused */
+  ok = ok &&
+       succeeded(vwd_predictor_calibrate(d->session, &args, &d->holt, &d->holt_hit_rate), "vwd_predictor_calibrate");
+  free(seq_lens);
+  free(block_counts);
+  return ok;
+}
+
+static bool prefill(decoder *d, progress_fn progress, void *context) {
+  const float *logits = NULL;
+  for (int at = 0; at < d->prompt_count; at += MAX_ROWS) {
+    int n = d->prompt_count - at < MAX_ROWS ? d->prompt_count - at : MAX_ROWS;
+    logits = model_forward(d->model, d->prompt_tokens + at, n, at, true, attend_prompt, d);
+    if (!logits) return false;
+    progress(context, at + n, d->prompt_count);
+  }
+  d->first_token = 0;
+  for (int32_t i = 1; i < d->shape.vocab; i++)
+    if (logits[i] > logits[d->first_token]) d->first_token = i;
+  d->prompt.length = d->prompt_count;
+  return true;
+}
+
+static bool create_forecast(decoder *d) {
+  if (d->shape.layers < 2) return false;
+  vwd_forecast_options options = VWD_FORECAST_OPTIONS_INIT;
+  options.layers = (uint32_t)d->shape.layers - 1;
+  options.input_dim = (uint32_t)d->shape.hidden;
+  options.q_heads = (uint32_t)d->shape.heads;
+  options.head_dim = (uint32_t)d->shape.head_dim;
+  return succeeded(vwd_forecast_create(d->session, &options, &d->forecast), "vwd_forecast_create");
+}
+
+bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, const int32_t *prompt, int count,
+                  int max_new, int32_t end_token, progress_fn progress, void *context) {
+  *d = (decoder){.model = m,
+                 .shape = model_get_shape(m),
+                 .session = session,
+                 .select = s,
+                 .end_token = end_token,
+                 .prompt_count = count};
+  const model_shape *shape = &d->shape;
+  size_t samples = (size_t)shape->layers * SAMPLE, tokens = (size_t)count + (size_t)max_new + GAMMA + 1;
+  if (count < 1 || tokens > (size_t)shape->context) {
+    fprintf(stderr, "prompt of %d tokens and %d new ones: the model has a context of %d\n", count, max_new,
+            shape->context);
+    return false;
+  }
+  d->samples = count < SAMPLE ? count : SAMPLE;
+  d->prompt_tokens = malloc((size_t)count * sizeof *prompt);
+  d->previous_residual = calloc((size_t)MAX_ROWS * (size_t)shape->hidden, sizeof(float));
+  d->sample_q = calloc(samples * (size_t)(shape->heads * shape->head_dim), sizeof(float));
+  d->sample_k = calloc(samples * (size_t)(shape->kv_heads * shape->head_dim), sizeof(float));
+  if (!d->prompt_tokens || !d->previous_residual || !d->sample_q || !d->sample_k) return false;
+  memcpy(d->prompt_tokens, prompt, (size_t)count * sizeof *prompt);
+  if (!kv_init(&d->cache, shape, (int)tokens, max_new + GAMMA + 2 * PAGE) || !sequence_init(&d->prompt, &d->cache) ||
+      !sequence_reserve(&d->prompt, count) || !create_forecast(d))
+    return false;
+  d->sample_scores = calloc(samples * (size_t)(shape->kv_heads * d->cache.max_pages), sizeof(float));
+  bool ok = d->sample_scores && prefill(d, progress, context);
+  for (int l = 0; ok && l < shape->layers; l++) ok = label_layer(d, l);
+  return ok && calibrate(d) && succeeded(vwd_forecast_solve(d->forecast, 0), "vwd_forecast_solve");
+}
+
+void decoder_free(decoder *d) {
+  vwd_forecast_release(d->forecast);
+  sequence_free(&d->prompt);
+  kv_free(&d->cache);
+  void *parts[] = {d->prompt_tokens, d->sample_q, d->sample_k, d->sample_scores, d->previous_residual};
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) free(parts[i]);
+  *d = (decoder){0};
+}

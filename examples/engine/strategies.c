@@ -1,0 +1,306 @@
+/* What attention reads in each mode. */
+#include "strategies.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- Lists --- */
+
+bool list_init(list *l, int rows, int heads, int cap) {
+  *l = (list){calloc((size_t)rows * (size_t)heads * (size_t)cap, sizeof(int32_t)),
+              calloc((size_t)rows * (size_t)heads, sizeof(int32_t)), heads, cap};
+  return l->ids && l->counts;
+}
+
+void list_free(list *l) {
+  free(l->ids);
+  free(l->counts);
+}
+
+static vwd_block_list list_view(const list *l, int rows) {
+  return (vwd_block_list){TENSOR(l->ids, INT32, rows, l->heads, l->cap), TENSOR(l->counts, INT32, rows, l->heads)};
+}
+
+int predicted_blocks(const decoder *d, float ratio) { return (int)ceilf(ratio * (float)d->select.k); }
+
+/* --- Bytes: K and V of a token, and what selection reads, per KV head --- */
+
+static int64_t token_bytes(const decoder *d) { return (int64_t)d->shape.head_dim * 2 * (int64_t)sizeof(uint16_t); }
+
+/* The tail is in every list, and only its filled slots are read. */
+static void count_blocks(run *r, const list *l, int rows, const int32_t *seq_lens) {
+  for (int row = 0; row < rows; row++)
+    for (int h = 0; h < l->heads; h++)
+      r->n.kv_bytes += ((int64_t)l->counts[row * l->heads + h] * PAGE -
+                        (blocks_of(seq_lens[row]) * PAGE - seq_lens[row])) *
+                       token_bytes(r->d);
+}
+
+static void count_summaries(run *r, int rows, const int32_t *seq_lens) {
+  for (int row = 0; row < rows; row++)
+    r->n.index_bytes += (int64_t)blocks_of(seq_lens[row]) * r->d->shape.kv_heads * token_bytes(r->d);
+}
+
+/* --- One call of Vanward each --- */
+
+bool select_blocks(run *r, int layer, const int32_t *table, const int32_t *seq_lens, const float *q, int rows, int k,
+                   list *out, float *scores) {
+  const decoder *d = r->d;
+  vwd_select_blocks_args args = VWD_SELECT_BLOCKS_ARGS_INIT;
+  args.method = VWD_SELECT_MINMAX;
+  args.block_size = PAGE;
+  args.k = (uint32_t)k;
+  args.init_blocks = (uint32_t)d->select.init;
+  args.local_blocks = (uint32_t)d->select.local;
+  args.q = q_view(d, q, rows);
+  args.index = kv_minmax(&d->cache, layer, table, rows);
+  args.seq_lens = TENSOR(seq_lens, INT32, rows);
+  args.selected = list_view(out, rows);
+  if (scores) args.scores = TENSOR(scores, FLOAT32, rows, d->shape.kv_heads, d->cache.max_pages);
+  count_summaries(r, rows, seq_lens);
+  return succeeded(vwd_select_blocks(d->session, &args, NULL), "vwd_select_blocks");
+}
+
+static bool select_tokens(run *r, int layer, const int32_t *seq_len, const float *q) {
+  const decoder *d = r->d;
+  vwd_select_tokens_args args = VWD_SELECT_TOKENS_ARGS_INIT;
+  args.block_size = PAGE;
+  args.k = (uint32_t)d->select.tokens;
+  args.init_tokens = (uint32_t)(d->select.init * PAGE);
+  args.local_tokens = (uint32_t)(d->select.local * PAGE);
+  args.q = q_view(d, q, 1);
+  args.index = kv_label(&d->cache, layer, r->seq.table, 1);
+  args.seq_lens = TENSOR(seq_len, INT32, 1);
+  args.candidates = list_view(&r->coarse, 1);
+  args.selected = list_view(&r->tokens, 1);
+  for (int h = 0; h < r->coarse.heads; h++) /* INT4 labels, scale and minimum of every candidate token */
+    r->n.index_bytes += (int64_t)r->coarse.counts[h] * PAGE * (d->cache.label_channels / 2 + 4);
+  return succeeded(vwd_select_tokens(d->session, &args, NULL), "vwd_select_tokens");
+}
+
+static vwd_attention_partials partials_view(const run *r, const list *l) {
+  const model_shape *s = &r->d->shape;
+  return (vwd_attention_partials){TENSOR(r->partial.acc, FLOAT32, 1, s->heads, l->cap, s->head_dim),
+                                  TENSOR(r->partial.m, FLOAT32, 1, s->heads, l->cap),
+                                  TENSOR(r->partial.l, FLOAT32, 1, s->heads, l->cap)};
+}
+
+bool attend_list(run *r, const attention_call *call, const int32_t *table, const int32_t *seq_lens, const list *l,
+                 int block_size, bool keep) {
+  vwd_attention_args args = VWD_ATTENTION_ARGS_INIT;
+  args.block_size = (uint32_t)block_size;
+  args.q = q_view(r->d, call->q, call->n);
+  args.kv = kv_view(&r->d->cache, call->layer, table, seq_lens, call->n);
+  args.list = list_view(l, call->n);
+  args.out = q_view(r->d, call->out, call->n);
+  if (keep) args.partials = partials_view(r, l);
+  return succeeded(vwd_attention(r->d->session, &args, NULL), "vwd_attention");
+}
+
+static bool repair(run *r, const attention_call *call, const int32_t *seq_len, const list *guess) {
+  vwd_repair_args args = VWD_REPAIR_ARGS_INIT;
+  args.mode = VWD_REPAIR_EXACT;
+  args.block_size = PAGE;
+  args.q = q_view(r->d, call->q, 1);
+  args.kv = kv_view(&r->d->cache, call->layer, r->seq.table, seq_len, 1);
+  args.predicted = list_view(guess, 1);
+  args.selected = list_view(&r->selected, 1);
+  args.predicted_partials = partials_view(r, guess);
+  args.out = q_view(r->d, call->out, 1);
+  args.missed_counts = TENSOR(r->missed, INT32, 1, r->d->shape.kv_heads);
+  if (!succeeded(vwd_repair(r->d->session, &args, NULL), "vwd_repair")) return false;
+  for (int h = 0; h < r->selected.heads; h++) {
+    r->n.selected += r->selected.counts[h];
+    r->n.missed += r->missed[h];
+    r->n.kv_bytes += (int64_t)r->missed[h] * PAGE * token_bytes(r->d);
+  }
+  return true;
+}
+
+static vwd_predictor_state predictor_view(const decoder *d, const predictor *p, int layer) {
+  size_t at = (size_t)layer * (size_t)(d->shape.kv_heads * d->cache.max_pages);
+  return (vwd_predictor_state){TENSOR(p->level + at, FLOAT32, 1, d->shape.kv_heads, d->cache.max_pages),
+                               TENSOR(p->trend + at, FLOAT32, 1, d->shape.kv_heads, d->cache.max_pages)};
+}
+
+bool predict(const decoder *d, const predictor *p, int layer, const int32_t *seq_len, float ratio, list *out) {
+  vwd_predictor_predict_args args = VWD_PREDICTOR_PREDICT_ARGS_INIT;
+  args.block_size = PAGE;
+  args.k = (uint32_t)d->select.k;
+  args.init_blocks = (uint32_t)d->select.init;
+  args.local_blocks = (uint32_t)d->select.local;
+  args.ratio = ratio;
+  args.holt = p->holt;
+  args.state = predictor_view(d, p, layer);
+  args.seq_lens = TENSOR(seq_len, INT32, 1);
+  args.predicted = list_view(out, 1);
+  return succeeded(vwd_predictor_predict(d->session, &args, NULL), "vwd_predictor_predict");
+}
+
+bool learn(const decoder *d, const predictor *p, int layer, const int32_t *seq_len, const float *scores) {
+  vwd_predictor_update_args args = VWD_PREDICTOR_UPDATE_ARGS_INIT;
+  args.block_size = PAGE;
+  args.holt = p->holt;
+  args.state = predictor_view(d, p, layer);
+  args.seq_lens = TENSOR(seq_len, INT32, 1);
+  args.scores = TENSOR(scores, FLOAT32, 1, d->shape.kv_heads, d->cache.max_pages);
+  return succeeded(vwd_predictor_update(d->session, &args, NULL), "vwd_predictor_update");
+}
+
+bool forecast_queries(const decoder *d, const attention_call *call, float *q) {
+  const int32_t position = (int32_t)call->position;
+  vwd_forecast_project_args args = VWD_FORECAST_PROJECT_ARGS_INIT;
+  args.layer = (uint32_t)call->layer;
+  args.rope.style = VWD_ROPE_INTERLEAVED;
+  args.rope.theta = d->shape.rope_base;
+  args.x = TENSOR(call->residual, FLOAT32, 1, d->shape.hidden);
+  args.positions = TENSOR(&position, INT32, 1);
+  args.q = q_view(d, q, 1);
+  return succeeded(vwd_forecast_project(d->forecast, &args, NULL), "vwd_forecast_project");
+}
+
+/* --- Attention of each mode --- */
+
+bool append(run *r, const attention_call *call) {
+  vwd_index index = kv_minmax(&r->d->cache, call->layer, r->seq.table, 1);
+  kv_write(&r->seq, r->seq.table, call->layer, call->position, 1, call->k, call->v);
+  return update_index(r->d, &r->seq, call->layer, &index, call->position, call->position + 1);
+}
+
+static bool dense(void *context, const attention_call *call) {
+  run *r = context;
+  const int32_t seq_len = (int32_t)call->position + 1;
+  kv_write(&r->seq, r->seq.table, call->layer, call->position, 1, call->k, call->v);
+  r->n.kv_bytes += seq_len * r->d->shape.kv_heads * token_bytes(r->d);
+  return attend_dense(r->d, r->seq.table, &seq_len, call);
+}
+
+/* Row 0 is certain and enters the cache; the others are drafts and wait in the draft pages, where later rows see them.
+ * Their blocks need no summaries yet: the last blocks are always selected, and drafts are in no other. */
+static bool sparse(void *context, const attention_call *call) {
+  run *r = context;
+  const int32_t *table = r->seq.table;
+  int32_t seq_lens[MAX_STEP];
+  for (int row = 0; row < call->n; row++) seq_lens[row] = (int32_t)call->position + row + 1;
+  if (!append(r, call)) return false;
+  if (call->n > 1) {
+    size_t row = (size_t)(r->d->shape.kv_heads * r->d->shape.head_dim);
+    kv_stage_tail(&r->seq, call->layer, call->position + 1);
+    kv_write(&r->seq, r->seq.draft_table, call->layer, call->position + 1, call->n - 1, call->k + row, call->v + row);
+    table = r->seq.draft_table;
+  }
+  if (!select_blocks(r, call->layer, table, seq_lens, call->q, call->n, r->d->select.k, &r->selected, NULL))
+    return false;
+  count_blocks(r, &r->selected, call->n, seq_lens);
+  return attend_list(r, call, table, seq_lens, &r->selected, PAGE, false);
+}
+
+static bool two_level(void *context, const attention_call *call) {
+  run *r = context;
+  const int32_t seq_len = (int32_t)call->position + 1;
+  vwd_index labels = kv_label(&r->d->cache, call->layer, r->seq.table, 1);
+  bool ok = append(r, call) && update_index(r->d, &r->seq, call->layer, &labels, call->position, seq_len) &&
+            select_blocks(r, call->layer, r->seq.table, &seq_len, call->q, 1, r->d->select.coarse, &r->coarse, NULL) &&
+            select_tokens(r, call->layer, &seq_len, call->q) &&
+            attend_list(r, call, r->seq.table, &seq_len, &r->tokens, 1, false);
+  for (int h = 0; ok && h < r->tokens.heads; h++) r->n.kv_bytes += r->tokens.counts[h] * token_bytes(r->d);
+  return ok;
+}
+
+/* Guesses the next layer's blocks while this one has yet to begin. */
+static bool forecast_next(run *r, const attention_call *call) {
+  const int32_t seq_len = (int32_t)call->position + 1;
+  int next = call->layer + 1;
+  if (next == r->d->shape.layers) return true;
+  return forecast_queries(r->d, call, r->forecast_q) &&
+         select_blocks(r, next, r->seq.table, &seq_len, r->forecast_q, 1, predicted_blocks(r->d, r->d->select.ratio),
+                       &r->guess[next % 2], NULL);
+}
+
+/* Attends the guess and repairs it. On one CPU these are steps; on a device the guess is attended while selection runs.
+ */
+static bool speculative(void *context, const attention_call *call) {
+  run *r = context;
+  const decoder *d = r->d;
+  const int32_t seq_len = (int32_t)call->position + 1;
+  list *guess = &r->guess[call->layer % 2];
+  bool guessed = r->how != FORECAST || call->layer > 0; /* nothing runs ahead of the first layer */
+  if (r->how == FORECAST && !forecast_next(r, call)) return false;
+  if (r->how != FORECAST && !predict(d, &r->predictor, call->layer, &seq_len, d->select.ratio, guess)) return false;
+  if (!append(r, call)) return false;
+  if (guessed) {
+    count_blocks(r, guess, 1, &seq_len);
+    if (!attend_list(r, call, r->seq.table, &seq_len, guess, PAGE, true)) return false;
+  }
+  if (!select_blocks(r, call->layer, r->seq.table, &seq_len, call->q, 1, d->select.k, &r->selected, r->scores))
+    return false;
+  if (r->how != FORECAST && !learn(d, &r->predictor, call->layer, &seq_len, r->scores)) return false;
+  if (guessed) return repair(r, call, &seq_len, guess);
+  count_blocks(r, &r->selected, 1, &seq_len);
+  return attend_list(r, call, r->seq.table, &seq_len, &r->selected, PAGE, false);
+}
+
+attention_fn strategy_attention(strategy how) {
+  switch (how) {
+  case DENSE: return dense;
+  case TWO_LEVEL: return two_level;
+  case PREVIOUS:
+  case HOLT:
+  case FORECAST: return speculative;
+  default: return sparse;
+  }
+}
+
+/* --- Lifetime --- */
+
+bool predictor_init(predictor *p, const decoder *d, vwd_holt holt) {
+  const model_shape *s = &d->shape;
+  size_t row = (size_t)(s->kv_heads * d->cache.max_pages), count = (size_t)s->layers * row;
+  *p = (predictor){calloc(count, sizeof(float)), calloc(count, sizeof(float)), holt};
+  bool ok = p->level && p->trend;
+  for (int l = 0; ok && l < s->layers; l++) {
+    vwd_predictor_reset_args args = VWD_PREDICTOR_RESET_ARGS_INIT;
+    args.state = predictor_view(d, p, l);
+    ok = succeeded(vwd_predictor_reset(d->session, &args, NULL), "vwd_predictor_reset");
+    for (int t = 0; ok && t < d->samples; t++) {
+      const int32_t seq_len = d->prompt_count - d->samples + t + 1;
+      ok = learn(d, p, l, &seq_len, d->sample_scores + ((size_t)l * SAMPLE + (size_t)t) * row);
+    }
+  }
+  return ok;
+}
+
+void predictor_free(predictor *p) {
+  free(p->level);
+  free(p->trend);
+}
+
+bool run_init(run *r, decoder *d, strategy how) {
+  const model_shape *s = &d->shape;
+  const selection *select = &d->select;
+  int guess = predicted_blocks(d, select->ratio);
+  size_t entries = (size_t)(s->heads * guess);
+  *r = (run){.d = d, .how = how};
+  r->scores = calloc((size_t)(s->kv_heads * d->cache.max_pages), sizeof(float));
+  r->forecast_q = calloc((size_t)(s->heads * s->head_dim), sizeof(float));
+  r->partial = (partials){calloc(entries * (size_t)s->head_dim, sizeof(float)), calloc(entries, sizeof(float)),
+                          calloc(entries, sizeof(float))};
+  r->missed = calloc((size_t)s->kv_heads, sizeof *r->missed);
+  vwd_holt holt = how == HOLT ? d->holt : (vwd_holt){1, 0, 0};
+  return r->scores && r->forecast_q && r->partial.acc && r->partial.m && r->partial.l && r->missed &&
+         sequence_fork(&r->seq, &d->prompt) && list_init(&r->selected, MAX_STEP, s->kv_heads, select->k) &&
+         list_init(&r->coarse, 1, s->kv_heads, select->coarse) &&
+         list_init(&r->tokens, 1, s->kv_heads, select->tokens) && list_init(&r->guess[0], 1, s->kv_heads, guess) &&
+         list_init(&r->guess[1], 1, s->kv_heads, guess) &&
+         ((how != HOLT && how != PREVIOUS) || predictor_init(&r->predictor, d, holt));
+}
+
+void run_free(run *r) {
+  sequence_free(&r->seq);
+  list *lists[] = {&r->selected, &r->coarse, &r->tokens, &r->guess[0], &r->guess[1]};
+  for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) list_free(lists[i]);
+  void *parts[] = {r->scores, r->forecast_q, r->partial.acc, r->partial.m, r->partial.l, r->missed};
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) free(parts[i]);
+  predictor_free(&r->predictor);
+}

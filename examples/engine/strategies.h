@@ -1,0 +1,65 @@
+/* One generation in progress, and the calls of Vanward that its strategy is made of. */
+#ifndef ENGINE_STRATEGIES_H
+#define ENGINE_STRATEGIES_H
+
+#include "decoder.h"
+
+enum { MAX_STEP = GAMMA + 1 }; /* rows of one pass: the certain token and its drafts */
+
+typedef struct {
+  int32_t *ids, *counts; /* [rows, kv_heads, cap], [rows, kv_heads] */
+  int heads, cap;
+} list;
+
+/* Attention of one row per entry of a list, kept for the repair. */
+typedef struct {
+  float *acc, *m, *l; /* [heads, cap, head_dim], [heads, cap], [heads, cap] */
+} partials;
+
+/* Scores smoothed by vwd_predictor_*. */
+typedef struct {
+  float *level, *trend; /* [layers, kv_heads, max_pages] */
+  vwd_holt holt;
+} predictor;
+
+typedef struct {
+  decoder *d;
+  strategy how;
+  sequence seq;
+  counters n;
+  list selected;       /* the true blocks */
+  list coarse, tokens; /* two-level: candidate blocks, and the tokens read out of them */
+  list guess[2];       /* of this layer and the next, by parity */
+  float *scores;       /* [kv_heads, max_pages] of the true selection */
+  float *forecast_q;   /* [heads, head_dim] */
+  partials partial;
+  predictor predictor;
+  int32_t *missed; /* [kv_heads] */
+} run;
+
+bool run_init(run *r, decoder *d, strategy how);
+void run_free(run *r);
+
+/* What model_forward calls, with the run as its context. Only SPARSE and DRAFTS take more than one row. */
+attention_fn strategy_attention(strategy how);
+
+bool list_init(list *l, int rows, int heads, int cap);
+void list_free(list *l);
+int predicted_blocks(const decoder *d, float ratio); /* ⌈ratio·k⌉ */
+
+/* A predictor that has seen the prompt's score rows. */
+bool predictor_init(predictor *p, const decoder *d, vwd_holt holt);
+void predictor_free(predictor *p);
+bool predict(const decoder *d, const predictor *p, int layer, const int32_t *seq_len, float ratio, list *out);
+bool learn(const decoder *d, const predictor *p, int layer, const int32_t *seq_len, const float *scores);
+
+/* Queries of the next layer from what enters this one. */
+bool forecast_queries(const decoder *d, const attention_call *call, float *q);
+
+bool append(run *r, const attention_call *call);
+bool select_blocks(run *r, int layer, const int32_t *table, const int32_t *seq_lens, const float *q, int rows, int k,
+                   list *out, float *scores);
+bool attend_list(run *r, const attention_call *call, const int32_t *table, const int32_t *seq_lens, const list *l,
+                 int block_size, bool keep);
+
+#endif
