@@ -1,0 +1,80 @@
+"""The two ways in which the GPU benchmarks time a call, and the floor beside it: an empty kernel."""
+
+import ctypes
+import statistics
+
+import torch
+
+_FLUSH_BYTES = 256 << 20  # larger than any L2 cache
+_EMPTY_PTX = b""".version 7.0
+.target sm_80
+.address_size 64
+.visible .entry empty() { ret; }
+"""
+
+
+class Timer:
+    def __init__(self):
+        self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        self._cuda = ctypes.CDLL("libcuda.so.1")
+        module = ctypes.c_void_p()
+        self._empty = ctypes.c_void_p()
+        assert self._cuda.cuModuleLoadData(ctypes.byref(module), _EMPTY_PTX) == 0
+        assert self._cuda.cuModuleGetFunction(ctypes.byref(self._empty), module, b"empty") == 0
+
+    def launch_empty(self, _=0):
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        self._cuda.cuLaunchKernel(self._empty, 1, 1, 1, 32, 1, 1, 0, stream, None, None)
+
+    def event(self, call, sets, repeats=100):
+        """Median microseconds of call(i) between two events, the host's time in it. No cache holds set i."""
+        for i in range(10):
+            call(i % sets)
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+        self._flush.fill_(1)
+        torch.cuda.synchronize()
+        for i, (begin, end) in enumerate(pairs):
+            begin.record()
+            call(i % sets)
+            end.record()
+        torch.cuda.synchronize()
+        return statistics.median(begin.elapsed_time(end) for begin, end in pairs) * 1e3
+
+    def graph(self, call, sets, replays=15):
+        """Median microseconds of one of several calls in a CUDA graph: GPU time. The cache is evicted before a replay."""
+        calls = min(sets, 20)
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for i in range(3):
+                call(i % sets)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for i in range(calls):
+                call(i)
+        times = []
+        for _ in range(replays):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._flush.fill_(1)
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end) * 1e3 / calls)
+        return statistics.median(times)
+
+
+class Rows:
+    """One JSON object a line, and a readable line on stdout."""
+
+    def __init__(self, path):
+        self._file = open(path, "w") if path else None
+
+    def put(self, what, **row):
+        import json
+
+        cells = (f"{key}={value:.2f}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items())
+        print(f"{what:12}", "  ".join(cells), flush=True)
+        if self._file:
+            self._file.write(json.dumps({"what": what, **row}) + "\n")
+            self._file.flush()
