@@ -335,7 +335,7 @@ typedef struct {
  * labels       [pages, rows, Hk, r/2]   LABEL; uint8. Channel 2i in the low four bits, 2i+1 in the high ones.
  * label_scale  [pages, rows, Hk]        LABEL; float16. Key ≈ label_min + label_scale · code.
  * label_min    [pages, rows, Hk]        LABEL; float16.
- * channels     [Hk, r]                  LABEL; int32, from `vwd_channel_importance`. r even, at most D.
+ * channels     [Hk, r]                  LABEL; int32, from `vwd_channel_importance`. r even, 2 … D.
  */
 typedef struct {
   uint32_t kind;
@@ -950,9 +950,15 @@ VWD_API vwd_status vwd_verify_pack(const vwd_session *session, const vwd_verify_
 /**
  * Builds or extends the summaries of tokens begin[i] … seq_lens[i]−1 of each sequence from their post-RoPE keys.
  *
- * MINMAX: every block that holds a token of the range is summarised from all its tokens below seq_lens[i]. MEAN: every
- * window that ends inside the range. LABEL: every token of the range; codes are rounded to nearest even against the
- * stored (float16) scale and minimum. A NaN channel is ignored in maxima and minima and has code 0.
+ * MINMAX: every block that holds a token of the range is summarised from all its tokens below seq_lens[i]; −0 is below +0.
+ * MEAN: every window that ends inside the range: the float32 sum of its keys in the order of the tokens, times 1/window,
+ * rounded to the type of means.
+ * LABEL: every token of the range. From lo and hi, the smallest and largest of its r channels x, in float32:
+ *   label_min = float16(lo), label_scale = float16((hi − lo) / 15), both clamped to ±65504, the scale also to 0 or above;
+ *   code = clamp(rne((x − label_min) / label_scale), 0, 15) against the stored values, and 0 where label_scale is 0.
+ * All rounding is to nearest, ties to even. NaN is ignored in maxima and minima and has code 0; without any number max is
+ * −inf, min +inf, label_min NaN and label_scale 0. A channel outside 0 … D−1 reads as 0. A token without a page is
+ * left out of maxima and minima, and NaN in means and labels: none of these is selected before others.
  * Extending token by token gives the same bits as building at once, also after tokens were taken back and replaced.
  *
  * args->k           [pages, P, Hk, D]  float32, float16 or bfloat16. See vwd_paged_kv for pages and lengths.
@@ -975,12 +981,13 @@ vwd_status vwd_index_update(const vwd_session *session,
 /**
  * Chooses the r key channels that decide the scores of each KV head (Double Sparsity: Yang et al. 2024, section 3.2).
  *
- * importance[h, c] = mean over the G query heads of h of max_t |q[t, ·, c]|, times max_t |k[t, h, c]|. The r largest are
- * chosen, ties to the lower channel.
+ * importance[h, c] = mean over the G query heads of h of max_t |q[t, ·, c]|, times max_t |k[t, h, c]|, in float32: the sum
+ * in the order of the heads, divided by G, times the peak of the keys. NaN is ignored in maxima. The r largest are chosen,
+ * ties to the lower channel.
  *
  * args->q           [Tq, Hq, D]  float32, float16 or bfloat16. Sample of post-RoPE queries.
  * args->k           [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys.
- * args->channels    [Hk, r]      int32, out, ascending. r even, at most D.
+ * args->channels    [Hk, r]      int32, out, ascending. r even, 2 … D.
  * args->importance  [Hk, D]      float32, out, optional.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
@@ -1002,8 +1009,10 @@ vwd_status vwd_channel_importance(const vwd_session *session,
  *   MEAN_DOT      max over the windows w that overlap j of q_g·means_w
  *   LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
  *                 channels; −inf for a block that is no candidate
- * A block without a complete window scores −inf. A NaN score ranks as −inf. min(n_i, max(budget, forced)) blocks of the
- * n_i = ⌈len/block_size⌉ are selected: the forced ones (the first init_blocks and the last local_blocks), then the best.
+ * A block without a summary or a complete window scores −inf, and so does one whose score would be NaN. In a softmax, and
+ * for MEAN_DOT, a window or token without a summary, or whose product is not finite, weighs nothing (MEAN_DOT: is −inf).
+ * min(n_i, max(budget, forced)) blocks of the n_i = ⌈len/block_size⌉ are selected: the forced ones (the first init_blocks
+ * and the last local_blocks), then the best.
  *
  * args->method                          One of VWD_SELECT_*; index.kind must be what it reads.
  * args->block_size                      S, tokens of a block; MINMAX: equal to index.block_size.
@@ -1011,11 +1020,11 @@ vwd_status vwd_channel_importance(const vwd_session *session,
  * args->scale                           Of q·k; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
  * args->q           [B, Hq, D]          float32, float16 or bfloat16. MEAN_DOT: [B, Hk, D], one Forecast vector a head.
  * args->index                           As filled by `vwd_index_update`.
- * args->seq_lens    [B]                 int32. Clamped to 0 … what the index holds.
+ * args->seq_lens    [B]                 int32. Clamped to 0 … what the index holds (MEAN: with no window past it full).
  * args->budgets     [B]                 int32, optional: k of each sequence; clamped to 0 … cap.
  * args->candidates  [B, Hk, cap2]       LABEL_MASS: the blocks to weigh. Other methods: absent.
  * args->selected    [B, Hk, cap]        Out, ascending.
- * args->scores      [B, Hk, max_blocks] float32, out, optional. Raw scores of blocks below n_i; the rest is not written.
+ * args->scores      [B, Hk, max_blocks] float32, out, optional. Scores of blocks below n_i; the rest is not written.
  *                                       max_blocks bounds n_i.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
@@ -1032,8 +1041,9 @@ vwd_status vwd_select_blocks(const vwd_session *session,
  * Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: the second level).
  *
  * α_t = mean over the G query heads of softmax_t(scale·q̃_h·k̃_t) over all tokens of the candidates; ties go to the lower
- * token. The first init_tokens and the last local_tokens of a sequence are always selected, candidates or not:
- * max(min(candidate tokens ∪ forced, budget), forced) tokens in all.
+ * token. A token without a label, or whose product is not finite, has α = 0. The first init_tokens and the last
+ * local_tokens of a sequence are always selected, candidates or not: max(min(candidate tokens ∪ forced, budget), forced)
+ * tokens in all.
  *
  * args->block_size                  S, tokens of a candidate block.
  * args->k                           Budget of every sequence. k and init_tokens + local_tokens fit in selected's cap.

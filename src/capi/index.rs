@@ -40,9 +40,15 @@ unsafe impl Versioned for vwd_channel_importance_args {}
 
 /// Builds or extends the summaries of tokens begin[i] … seq_lens[i]−1 of each sequence from their post-RoPE keys.
 ///
-/// MINMAX: every block that holds a token of the range is summarised from all its tokens below seq_lens[i]. MEAN: every
-/// window that ends inside the range. LABEL: every token of the range; codes are rounded to nearest even against the
-/// stored (float16) scale and minimum. A NaN channel is ignored in maxima and minima and has code 0.
+/// MINMAX: every block that holds a token of the range is summarised from all its tokens below seq_lens[i]; −0 is below +0.
+/// MEAN: every window that ends inside the range: the float32 sum of its keys in the order of the tokens, times 1/window,
+/// rounded to the type of means.
+/// LABEL: every token of the range. From lo and hi, the smallest and largest of its r channels x, in float32:
+///   label_min = float16(lo), label_scale = float16((hi − lo) / 15), both clamped to ±65504, the scale also to 0 or above;
+///   code = clamp(rne((x − label_min) / label_scale), 0, 15) against the stored values, and 0 where label_scale is 0.
+/// All rounding is to nearest, ties to even. NaN is ignored in maxima and minima and has code 0; without any number max is
+/// −inf, min +inf, label_min NaN and label_scale 0. A channel outside 0 … D−1 reads as 0. A token without a page is
+/// left out of maxima and minima, and NaN in means and labels: none of these is selected before others.
 /// Extending token by token gives the same bits as building at once, also after tokens were taken back and replaced.
 ///
 /// args->k           [pages, P, Hk, D]  float32, float16 or bfloat16. See vwd_paged_kv for pages and lengths.
@@ -71,12 +77,13 @@ pub unsafe extern "C" fn vwd_index_update(
 
 /// Chooses the r key channels that decide the scores of each KV head (Double Sparsity: Yang et al. 2024, section 3.2).
 ///
-/// importance[h, c] = mean over the G query heads of h of max_t |q[t, ·, c]|, times max_t |k[t, h, c]|. The r largest are
-/// chosen, ties to the lower channel.
+/// importance[h, c] = mean over the G query heads of h of max_t |q[t, ·, c]|, times max_t |k[t, h, c]|, in float32: the sum
+/// in the order of the heads, divided by G, times the peak of the keys. NaN is ignored in maxima. The r largest are chosen,
+/// ties to the lower channel.
 ///
 /// args->q           [Tq, Hq, D]  float32, float16 or bfloat16. Sample of post-RoPE queries.
 /// args->k           [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys.
-/// args->channels    [Hk, r]      int32, out, ascending. r even, at most D.
+/// args->channels    [Hk, r]      int32, out, ascending. r even, 2 … D.
 /// args->importance  [Hk, D]      float32, out, optional.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may

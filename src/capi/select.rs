@@ -69,8 +69,10 @@ unsafe impl Versioned for vwd_select_tokens_args {}
 ///   MEAN_DOT      max over the windows w that overlap j of q_g·means_w
 ///   LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
 ///                 channels; −inf for a block that is no candidate
-/// A block without a complete window scores −inf. A NaN score ranks as −inf. min(n_i, max(budget, forced)) blocks of the
-/// n_i = ⌈len/block_size⌉ are selected: the forced ones (the first init_blocks and the last local_blocks), then the best.
+/// A block without a summary or a complete window scores −inf, and so does one whose score would be NaN. In a softmax, and
+/// for MEAN_DOT, a window or token without a summary, or whose product is not finite, weighs nothing (MEAN_DOT: is −inf).
+/// min(n_i, max(budget, forced)) blocks of the n_i = ⌈len/block_size⌉ are selected: the forced ones (the first init_blocks
+/// and the last local_blocks), then the best.
 ///
 /// args->method                          One of VWD_SELECT_*; index.kind must be what it reads.
 /// args->block_size                      S, tokens of a block; MINMAX: equal to index.block_size.
@@ -78,11 +80,11 @@ unsafe impl Versioned for vwd_select_tokens_args {}
 /// args->scale                           Of q·k; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
 /// args->q           [B, Hq, D]          float32, float16 or bfloat16. MEAN_DOT: [B, Hk, D], one Forecast vector a head.
 /// args->index                           As filled by `vwd_index_update`.
-/// args->seq_lens    [B]                 int32. Clamped to 0 … what the index holds.
+/// args->seq_lens    [B]                 int32. Clamped to 0 … what the index holds (MEAN: with no window past it full).
 /// args->budgets     [B]                 int32, optional: k of each sequence; clamped to 0 … cap.
 /// args->candidates  [B, Hk, cap2]       LABEL_MASS: the blocks to weigh. Other methods: absent.
 /// args->selected    [B, Hk, cap]        Out, ascending.
-/// args->scores      [B, Hk, max_blocks] float32, out, optional. Raw scores of blocks below n_i; the rest is not written.
+/// args->scores      [B, Hk, max_blocks] float32, out, optional. Scores of blocks below n_i; the rest is not written.
 ///                                       max_blocks bounds n_i.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
@@ -105,8 +107,9 @@ pub unsafe extern "C" fn vwd_select_blocks(
 /// Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: the second level).
 ///
 /// α_t = mean over the G query heads of softmax_t(scale·q̃_h·k̃_t) over all tokens of the candidates; ties go to the lower
-/// token. The first init_tokens and the last local_tokens of a sequence are always selected, candidates or not:
-/// max(min(candidate tokens ∪ forced, budget), forced) tokens in all.
+/// token. A token without a label, or whose product is not finite, has α = 0. The first init_tokens and the last
+/// local_tokens of a sequence are always selected, candidates or not: max(min(candidate tokens ∪ forced, budget), forced)
+/// tokens in all.
 ///
 /// args->block_size                  S, tokens of a candidate block.
 /// args->k                           Budget of every sequence. k and init_tokens + local_tokens fit in selected's cap.

@@ -135,7 +135,7 @@ pub const VWD_INDEX_LABEL: u32 = 3;
 /// labels       [pages, rows, Hk, r/2]   LABEL; uint8. Channel 2i in the low four bits, 2i+1 in the high ones.
 /// label_scale  [pages, rows, Hk]        LABEL; float16. Key ≈ label_min + label_scale · code.
 /// label_min    [pages, rows, Hk]        LABEL; float16.
-/// channels     [Hk, r]                  LABEL; int32, from `vwd_channel_importance`. r even, at most D.
+/// channels     [Hk, r]                  LABEL; int32, from `vwd_channel_importance`. r even, 2 … D.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_index {

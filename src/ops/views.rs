@@ -1,9 +1,10 @@
 //! Checked views of the structs that several calls share: paged keys and values, block lists, attention states.
 
 use crate::capi::types::{vwd_block_list, vwd_paged_kv, vwd_tensor};
-use crate::core::dtype::DType;
+use crate::core::dtype::{DType, Element};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, MAX_RANK, Name, Tensor};
+use std::mem::MaybeUninit;
 
 /// Heads of one call: Hq query heads share Hk KV heads, G = Hq / Hk each, of D channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,13 +31,40 @@ impl Heads {
     }
 }
 
+/// The largest D.
+pub const MAX_DIM: usize = 256;
+
 /// D is a multiple of 8 from 16 to 256.
 pub fn check_head_dim(t: &Tensor, dim: usize) -> Result<()> {
-    if (16..=256).contains(&dim) && dim.is_multiple_of(8) {
+    if (16..=MAX_DIM).contains(&dim) && dim.is_multiple_of(8) {
         return Ok(());
     }
     let expected = "a multiple of 8 from 16 to 256";
     Err(Error::argument(&t.name.to_string(), format!("head dimension {dim}"), expected))
+}
+
+/// Room for a row whose elements lie apart.
+pub type Spare<T> = [MaybeUninit<T>; MAX_DIM];
+
+pub const fn spare<T>() -> Spare<T> {
+    [const { MaybeUninit::uninit() }; MAX_DIM]
+}
+
+/// The last dimension of `t` at `index` as adjacent elements: where they lie, or copied to `spare`.
+///
+/// # Safety
+/// The caller of the op keeps `t` valid, `T` is its dtype, `index` names all dimensions but the last, of at most MAX_DIM.
+#[inline(always)]
+pub unsafe fn adjacent<T: Element, const N: usize>(t: &Tensor, index: [usize; N], spare: &mut Spare<T>) -> *const T {
+    let (row, stride) = (t.at::<T, N>(index), t.stride(N));
+    if stride == 1 {
+        return row;
+    }
+    for (c, place) in spare[..t.dim(N)].iter_mut().enumerate() {
+        // SAFETY: forwarded to the caller.
+        place.write(unsafe { row.wrapping_offset(c as isize * stride).read() });
+    }
+    spare.as_ptr().cast()
 }
 
 /// The scale of q·k: 0 stands for 1/√D.

@@ -9,6 +9,7 @@ use bumpalo::Bump;
 use parking_lot::Mutex;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::thread::JoinHandle;
 
@@ -124,6 +125,33 @@ impl Scratch<'_> {
         let bump = self.bump.as_ref().expect("present until drop");
         bump.try_alloc_slice_fill_copy(len, value)
             .map_err(|_| Error::out_of_memory(len.saturating_mul(size_of::<T>()), "scratch"))
+    }
+}
+
+/// Equal rows of a slice that parallel tasks write, each its own.
+pub struct Rows<'a, T> {
+    first: *mut T,
+    len: usize,
+    count: usize,
+    slice: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: what is shared is an address; whoever takes a row vouches that it is theirs.
+unsafe impl<T: Send> Sync for Rows<'_, T> {}
+
+impl<'a, T> Rows<'a, T> {
+    /// Rows of `len` elements.
+    pub fn new(slice: &'a mut [T], len: usize) -> Rows<'a, T> {
+        Rows { first: slice.as_mut_ptr(), len, count: slice.len() / len.max(1), slice: PhantomData }
+    }
+
+    /// # Safety
+    /// The row belongs to this task alone, and no earlier reference to it is used again.
+    #[allow(clippy::mut_from_ref)] // rows do not overlap
+    pub unsafe fn row(&self, r: usize) -> &mut [T] {
+        assert!(r < self.count || self.len == 0);
+        // SAFETY: the row is inside the slice and, says the caller, nobody else's.
+        unsafe { std::slice::from_raw_parts_mut(self.first.add(r * self.len), self.len) }
     }
 }
 

@@ -1,30 +1,326 @@
-//! Summaries of keys.
+//! Summaries of keys, from which blocks and tokens are selected, and the choice of the channels that labels keep.
+//!
+//! MINMAX: per block and channel the largest and smallest key. MEAN: per window the mean key. LABEL: per token the chosen
+//! channels as code = rne((x − min) / scale) in 0 … 15.
 
-use crate::capi::index::*;
-use crate::capi::types::vwd_stream;
+mod cpu;
+
+use super::views::{Heads, MAX_DIM, Pages, check_head_dim};
+use crate::capi::index::{vwd_channel_importance_args, vwd_index_update_args};
+use crate::capi::types::{VWD_INDEX_LABEL, VWD_INDEX_MEAN, VWD_INDEX_MINMAX, vwd_index, vwd_stream};
+use crate::core::dtype::DType;
+use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::runtime::Session;
+use crate::core::tensor::{Checks, Tensor};
+use crate::runtime::{On, Session, require_no_flags};
 
-pub struct UpdateRequest;
+/// Summaries of one layer: what they are and where they lie. Shapes as in `vwd_index`.
+#[derive(Clone, Copy)]
+pub struct Index {
+    pub kind: Kind,
+    /// [B, max_index_pages]
+    pub table: Option<Tensor>,
+    /// Pages in the tensors, and summaries of a page.
+    pages: usize,
+    rows: usize,
+}
+
+#[derive(Clone, Copy)]
+#[allow(clippy::large_enum_variant)] // lives on the stack of one call
+pub enum Kind {
+    /// Both [pages, rows, Hk, D], of one dtype.
+    MinMax {
+        block_size: usize,
+        max: Tensor,
+        min: Tensor,
+    },
+    /// [pages, rows, Hk, D]
+    Mean {
+        windows: Windows,
+        means: Tensor,
+    },
+    Label(Labels),
+}
+
+/// Windows of `size` tokens every `stride` tokens.
+#[derive(Clone, Copy)]
+pub struct Windows {
+    pub size: usize,
+    pub stride: usize,
+}
+
+/// INT4 labels of tokens: key ≈ min + scale·code on r channels.
+#[derive(Clone, Copy)]
+pub struct Labels {
+    /// [pages, rows, Hk, r/2]
+    pub codes: Tensor,
+    /// [pages, rows, Hk]
+    pub scale: Tensor,
+    /// [pages, rows, Hk]
+    pub min: Tensor,
+    /// [Hk, r]
+    pub channels: Tensor,
+}
+
+impl Windows {
+    /// Windows that are full once there are `len` tokens.
+    pub fn full(&self, len: usize) -> usize {
+        if len < self.size { 0 } else { (len - self.size) / self.stride + 1 }
+    }
+
+    /// The windows that overlap the tokens `begin` … `end`−1, whether full or not.
+    pub fn overlapping(&self, begin: usize, end: usize) -> std::ops::Range<usize> {
+        let first = if begin < self.size { 0 } else { (begin - self.size) / self.stride + 1 };
+        first..end.div_ceil(self.stride)
+    }
+}
+
+impl Labels {
+    /// r, the channels kept.
+    pub fn kept(&self) -> usize {
+        self.channels.dim(1)
+    }
+
+    /// The channels that KV head `g` keeps, in the first `kept` places; `None` for one outside 0 … dim−1, which stands
+    /// for a channel of zeros.
+    ///
+    /// # Safety
+    /// The op's caller keeps the tensor valid, and the session computes on the CPU.
+    pub unsafe fn channels_of(&self, g: usize, dim: usize) -> [Option<u8>; MAX_DIM] {
+        std::array::from_fn(|n| {
+            // SAFETY: forwarded to the caller; n is inside the tensor.
+            let channel = (n < self.kept()).then(|| unsafe { self.channels.get::<i32, 2>([g, n]) })?;
+            (0..dim as i32).contains(&channel).then_some(channel as u8)
+        })
+    }
+}
+
+impl Index {
+    /// `dim` is D, and `batch` the number of sequences.
+    pub fn from_c(checks: &Checks, c: &vwd_index, batch: usize, dim: usize) -> Result<Index> {
+        let float = |name, t| checks.required(name, t)?.of_any(DType::FLOATS)?.of_rank(4);
+        let (kind, shape) = match c.kind {
+            VWD_INDEX_MINMAX => {
+                if c.block_size == 0 {
+                    return Err(Error::argument("index.block_size", 0, "at least 1"));
+                }
+                let max = float("index.key_max", &c.key_max)?;
+                let min = checks.required("index.key_min", &c.key_min)?.of(max.dtype)?;
+                let min = min.of_shape(&summaries(&max, "D", max.dim(3)))?;
+                (Kind::MinMax { block_size: c.block_size as usize, max, min }, max)
+            }
+            VWD_INDEX_MEAN => {
+                let or = |given: u32, default| if given == 0 { default } else { given as usize };
+                let windows = Windows { size: or(c.window, 32), stride: or(c.stride, 16) };
+                let means = float("index.means", &c.means)?;
+                (Kind::Mean { windows, means }, means)
+            }
+            VWD_INDEX_LABEL => {
+                let labels = Labels::from_c(checks, c, dim)?;
+                (Kind::Label(labels), labels.codes)
+            }
+            other => return Err(Error::argument("index.kind", other, "a VWD_INDEX_* value (1 to 3)")),
+        };
+        if !matches!(kind, Kind::Label(_)) {
+            shape.of_shape(&summaries(&shape, "D", dim))?;
+        }
+        let table = match checks.optional("index.table", &c.table)? {
+            Some(t) => {
+                let t = t.of(DType::I32)?.of_rank(2)?;
+                Some(t.of_shape(&[("B", batch), ("max_index_pages", t.dim(1))])?)
+            }
+            None if shape.dim(0) < batch => {
+                let found = format!("{} pages for {batch} sequences without index.table", shape.dim(0));
+                return Err(Error::argument(&shape.name.to_string(), found, "one page a sequence"));
+            }
+            None => None,
+        };
+        Ok(Index { kind, table, pages: shape.dim(0), rows: shape.dim(1) })
+    }
+
+    pub fn kv_heads(&self) -> usize {
+        match &self.kind {
+            Kind::MinMax { max: t, .. } | Kind::Mean { means: t, .. } | Kind::Label(Labels { codes: t, .. }) => {
+                t.dim(2)
+            }
+        }
+    }
+
+    /// The tensors that `vwd_index_update` writes.
+    pub fn summaries(&self) -> [Option<&Tensor>; 3] {
+        match &self.kind {
+            Kind::MinMax { max, min, .. } => [Some(max), Some(min), None],
+            Kind::Mean { means, .. } => [Some(means), None, None],
+            Kind::Label(l) => [Some(&l.codes), Some(&l.scale), Some(&l.min)],
+        }
+    }
+
+    pub fn channels(&self) -> Option<&Tensor> {
+        match &self.kind {
+            Kind::Label(l) => Some(&l.channels),
+            _ => None,
+        }
+    }
+
+    /// Summaries that a sequence has room for.
+    fn capacity(&self) -> usize {
+        self.rows.saturating_mul(self.table.map_or(1, |t| t.dim(1)))
+    }
+
+    /// The longest sequence that the index holds, in tokens.
+    pub fn token_capacity(&self) -> usize {
+        let capacity = self.capacity();
+        match &self.kind {
+            Kind::MinMax { block_size, .. } => capacity.saturating_mul(*block_size),
+            // One token more, and a window past the last row would be full.
+            Kind::Mean { windows, .. } => capacity.saturating_mul(windows.stride).saturating_add(windows.size - 1),
+            Kind::Label(_) => capacity,
+        }
+    }
+
+    /// Page and row of summary `j` of sequence `i`, or `None` where it has none.
+    ///
+    /// # Safety
+    /// The op's caller keeps the table valid, and the session computes on the CPU.
+    #[inline]
+    pub unsafe fn row(&self, i: usize, j: usize) -> Option<[usize; 2]> {
+        if j >= self.capacity() {
+            return None;
+        }
+        let Some(table) = &self.table else { return Some([i, j]) };
+        // SAFETY: j / rows is inside the table.
+        let page = unsafe { table.get::<i32, 2>([i, j / self.rows]) };
+        (page >= 0 && (page as usize) < self.pages).then_some([page as usize, j % self.rows])
+    }
+}
+
+impl Labels {
+    fn from_c(checks: &Checks, c: &vwd_index, dim: usize) -> Result<Labels> {
+        let channels = checks.required("index.channels", &c.channels)?.of(DType::I32)?.of_rank(2)?;
+        check_kept(&channels, dim)?;
+        let codes = checks.required("index.labels", &c.labels)?.of(DType::U8)?.of_rank(4)?;
+        let codes = codes.of_shape(&summaries(&codes, "r/2", channels.dim(1) / 2))?;
+        let channels = channels.of_shape(&[("Hk", codes.dim(2)), ("r", channels.dim(1))])?;
+        let per_token = |name, t| {
+            let all = summaries(&codes, "", 0);
+            checks.required(name, t)?.of(DType::F16)?.of_shape(&all[..3])
+        };
+        let scale = per_token("index.label_scale", &c.label_scale)?;
+        let min = per_token("index.label_min", &c.label_min)?;
+        Ok(Labels { codes, scale, min, channels })
+    }
+}
+
+/// [pages, rows, Hk, last], as `t` has it.
+fn summaries<'a>(t: &Tensor, last: &'a str, extent: usize) -> [(&'a str, usize); 4] {
+    [("pages", t.dim(0)), ("rows", t.dim(1)), ("Hk", t.dim(2)), (last, extent)]
+}
+
+/// r is even, from 2 to D.
+fn check_kept(channels: &Tensor, dim: usize) -> Result<()> {
+    let r = channels.dim(1);
+    if r >= 2 && r <= dim && r.is_multiple_of(2) {
+        return Ok(());
+    }
+    let expected = format!("an even number of channels from 2 to D={dim}");
+    Err(Error::argument(&channels.name.to_string(), format!("r = {r}"), expected))
+}
+
+/// Checked arguments; shapes as in `vwd_index_update`.
+#[derive(Clone, Copy)]
+pub struct UpdateRequest {
+    /// [pages, P, Hk, D]
+    pub k: Tensor,
+    pub pages: Pages,
+    /// [B]
+    pub begin: Option<Tensor>,
+    pub index: Index,
+}
 
 impl UpdateRequest {
-    pub fn from_c(_session: &Session, _args: &vwd_index_update_args) -> Result<UpdateRequest> {
-        Err(Error::unsupported("vwd_index_update is not built yet"))
+    pub fn from_c(session: &Session, c: &vwd_index_update_args) -> Result<UpdateRequest> {
+        require_no_flags("flags", c.flags)?;
+        let checks = session.checks();
+        let k = checks.required("k", &c.k)?.of_any(DType::FLOATS)?.of_rank(4)?;
+        check_head_dim(&k, k.dim(3))?;
+        let pages = Pages::new(&checks, &k, ["page_table", "seq_lens"], &c.page_table, &c.seq_lens)?;
+        let begin = match checks.optional("begin", &c.begin)? {
+            Some(begin) => Some(begin.of(DType::I32)?.of_shape(&[("B", pages.batch())])?),
+            None => None,
+        };
+        let index = Index::from_c(&checks, &c.index, pages.batch(), k.dim(3))?;
+        if let Kind::MinMax { block_size, max, .. } = &index.kind {
+            pages.check_block_size("index.block_size", *block_size)?;
+            max.of(k.dtype)?;
+        }
+        let outputs = index.summaries();
+        for out in outputs.into_iter().flatten() {
+            out.writable()?;
+            if out.dim(2) != k.dim(2) {
+                let expected = format!("the {} of k", k.dim(2));
+                return Err(Error::argument(&out.name.to_string(), format!("{} KV heads", out.dim(2)), expected));
+            }
+        }
+        let inputs = [
+            Some(&k),
+            pages.table.as_ref(),
+            Some(&pages.seq_lens),
+            begin.as_ref(),
+            index.table.as_ref(),
+            index.channels(),
+        ];
+        overlap::reject(&outputs, &inputs)?;
+        Ok(UpdateRequest { k, pages, begin, index })
     }
 }
 
-pub fn update(_session: &Session, _request: &UpdateRequest, _stream: vwd_stream) -> Result<()> {
-    Ok(())
+pub fn update(session: &Session, request: &UpdateRequest, stream: vwd_stream) -> Result<()> {
+    match session.on(stream)? {
+        On::Cpu(cpu) => {
+            cpu::update(cpu, request);
+            Ok(())
+        }
+        On::Cuda(_) => Err(Error::unsupported("vwd_index_update has no CUDA kernel in this build")),
+    }
 }
 
-pub struct ImportanceRequest;
+/// Checked arguments; shapes as in `vwd_channel_importance`.
+#[derive(Clone, Copy)]
+pub struct ImportanceRequest {
+    /// [Tq, Hq, D]
+    pub q: Tensor,
+    /// [Tk, Hk, D]
+    pub k: Tensor,
+    pub heads: Heads,
+    /// [Hk, r]
+    pub channels: Tensor,
+    /// [Hk, D]
+    pub importance: Option<Tensor>,
+}
 
 impl ImportanceRequest {
-    pub fn from_c(_session: &Session, _args: &vwd_channel_importance_args) -> Result<ImportanceRequest> {
-        Err(Error::unsupported("vwd_channel_importance is not built yet"))
+    pub fn from_c(session: &Session, c: &vwd_channel_importance_args) -> Result<ImportanceRequest> {
+        require_no_flags("flags", c.flags)?;
+        let checks = session.checks();
+        let q = checks.required("q", &c.q)?.of_any(DType::FLOATS)?.of_rank(3)?;
+        let k = checks.required("k", &c.k)?.of(q.dtype)?.of_rank(3)?;
+        let heads = Heads::new(&q, k.dim(1))?;
+        let k = k.of_shape(&[("Tk", k.dim(0)), ("Hk", heads.kv), ("D", heads.dim)])?;
+        let channels = checks.required("channels", &c.channels)?.of(DType::I32)?.of_rank(2)?;
+        check_kept(&channels, heads.dim)?;
+        let channels = channels.of_shape(&[("Hk", heads.kv), ("r", channels.dim(1))])?.writable()?;
+        let importance = match checks.optional("importance", &c.importance)? {
+            Some(t) => Some(t.of(DType::F32)?.of_shape(&[("Hk", heads.kv), ("D", heads.dim)])?.writable()?),
+            None => None,
+        };
+        overlap::reject(&[Some(&channels), importance.as_ref()], &[Some(&q), Some(&k)])?;
+        Ok(ImportanceRequest { q, k, heads, channels, importance })
     }
 }
 
-pub fn importance(_session: &Session, _request: &ImportanceRequest, _stream: vwd_stream) -> Result<()> {
-    Ok(())
+pub fn importance(session: &Session, request: &ImportanceRequest, stream: vwd_stream) -> Result<()> {
+    match session.on(stream)? {
+        On::Cpu(cpu) => cpu::importance(cpu, request),
+        On::Cuda(_) => Err(Error::unsupported("vwd_channel_importance has no CUDA kernel in this build")),
+    }
 }

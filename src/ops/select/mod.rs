@@ -1,30 +1,276 @@
-//! Selection of blocks and tokens.
+//! Selection of blocks by their summaries, and of tokens inside them by their labels.
+//!
+//! Everything that can be selected gets a score; the exact top k of the scores, and what is forced, come out ascending.
 
+mod cpu;
+
+use super::index::{Index, Kind, Labels, Windows};
+use super::topk::Budget;
+use super::views::{BlockList, Heads, check_head_dim, scale_or_default};
 use crate::capi::select::*;
-use crate::capi::types::vwd_stream;
+use crate::capi::types::{vwd_stream, vwd_tensor};
+use crate::core::dtype::DType;
+use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::runtime::Session;
+use crate::core::tensor::{Checks, Tensor};
+use crate::runtime::{On, Session, require_no_flags};
 
-pub struct BlocksRequest;
+/// What both calls read of each sequence.
+#[derive(Clone, Copy)]
+pub struct Queries {
+    /// [B, Hq, D]
+    pub q: Tensor,
+    pub heads: Heads,
+    /// Of q·k.
+    pub scale: f32,
+    pub index: Index,
+    /// [B]
+    pub seq_lens: Tensor,
+    /// Tokens of a block.
+    pub block_size: usize,
+}
+
+impl Queries {
+    fn from_c(
+        checks: &Checks,
+        q: &vwd_tensor,
+        index: &crate::capi::types::vwd_index,
+        lens: &vwd_tensor,
+    ) -> Result<Queries> {
+        let q = checks.required("q", q)?.of_any(DType::FLOATS)?.of_rank(3)?;
+        check_head_dim(&q, q.dim(2))?;
+        let index = Index::from_c(checks, index, q.dim(0), q.dim(2))?;
+        let heads = Heads::new(&q, index.kv_heads())?;
+        let seq_lens = checks.required("seq_lens", lens)?.of(DType::I32)?.of_shape(&[("B", q.dim(0))])?;
+        Ok(Queries { q, heads, scale: 1.0, index, seq_lens, block_size: 1 })
+    }
+
+    pub fn batch(&self) -> usize {
+        self.q.dim(0)
+    }
+
+    /// Tokens of sequence `i`, clamped to what the index holds.
+    ///
+    /// # Safety
+    /// The op's caller keeps seq_lens valid, and the session computes on the CPU.
+    pub unsafe fn len(&self, i: usize) -> usize {
+        // SAFETY: forwarded to the caller.
+        let len = unsafe { self.seq_lens.get::<i32, 1>([i]) };
+        (len.max(0) as usize).min(self.index.token_capacity())
+    }
+
+    fn inputs(&self) -> [Option<&Tensor>; 7] {
+        let [a, b, c] = self.index.summaries();
+        [Some(&self.q), a, b, c, self.index.table.as_ref(), self.index.channels(), Some(&self.seq_lens)]
+    }
+}
+
+/// How many are selected of each sequence.
+#[derive(Clone, Copy)]
+pub struct Quota {
+    budget: Budget,
+    /// [B]
+    budgets: Option<Tensor>,
+    cap: usize,
+}
+
+impl Quota {
+    /// `forced` are the arguments of the first and last ones that are always selected, with their names.
+    fn from_c(
+        checks: &Checks,
+        k: u32,
+        forced: [(&str, u32); 2],
+        budgets: &vwd_tensor,
+        selected: &BlockList,
+    ) -> Result<Quota> {
+        let cap = selected.cap();
+        let [(init_name, init), (local_name, local)] = forced.map(|(name, n)| (name, n as usize));
+        if k as usize > cap {
+            return Err(Error::argument("k", k, format!("at most the {cap} places of selected.ids")));
+        }
+        if init + local > cap {
+            let (name, found) = (format!("{init_name} + {local_name}"), init + local);
+            return Err(Error::argument(&name, found, format!("at most the {cap} places of selected.ids")));
+        }
+        let budgets = match checks.optional("budgets", budgets)? {
+            Some(budgets) => Some(budgets.of(DType::I32)?.of_shape(&[("B", selected.ids.dim(0))])?),
+            None => None,
+        };
+        Ok(Quota { budget: Budget { k: k as usize, init, local }, budgets, cap })
+    }
+
+    /// # Safety
+    /// `i` is below the batch size; the op's caller keeps budgets valid, and the session computes on the CPU.
+    pub unsafe fn of(&self, i: usize) -> Budget {
+        // SAFETY: forwarded to the caller.
+        let given = self.budgets.map(|budgets| unsafe { budgets.get::<i32, 1>([i]) });
+        Budget { k: given.map_or(self.budget.k, |k| (k.max(0) as usize).min(self.cap)), ..self.budget }
+    }
+}
+
+/// How blocks are scored, and what that reads.
+#[derive(Clone, Copy)]
+#[allow(clippy::large_enum_variant)] // lives on the stack of one call
+pub enum Method {
+    MinMax { max: Tensor, min: Tensor },
+    Mean { windows: Windows, means: Tensor, softmax: bool },
+    LabelMass { labels: Labels, candidates: BlockList },
+}
+
+/// Checked arguments; shapes as in `vwd_select_blocks`.
+#[derive(Clone, Copy)]
+pub struct BlocksRequest {
+    pub queries: Queries,
+    pub method: Method,
+    pub quota: Quota,
+    pub selected: BlockList,
+    /// [B, Hk, max_blocks]
+    pub scores: Option<Tensor>,
+}
 
 impl BlocksRequest {
-    pub fn from_c(_session: &Session, _args: &vwd_select_blocks_args) -> Result<BlocksRequest> {
-        Err(Error::unsupported("vwd_select_blocks is not built yet"))
+    pub fn from_c(session: &Session, c: &vwd_select_blocks_args) -> Result<BlocksRequest> {
+        require_no_flags("flags", c.flags)?;
+        if !(VWD_SELECT_MINMAX..=VWD_SELECT_LABEL_MASS).contains(&c.method) {
+            return Err(Error::argument("method", c.method, "a VWD_SELECT_* value (1 to 4)"));
+        }
+        let checks = session.checks();
+        let mut queries = Queries::from_c(&checks, &c.q, &c.index, &c.seq_lens)?;
+        queries.block_size = check_block_size(c.block_size)?;
+        let (batch, heads) = (queries.batch(), queries.heads);
+        let names = ["candidates.ids", "candidates.counts"];
+        let candidates = BlockList::optional_from_c(&checks, &c.candidates, names, batch, heads.kv)?;
+        let method = match (c.method, queries.index.kind) {
+            (VWD_SELECT_MINMAX, Kind::MinMax { block_size, max, min }) => {
+                if block_size != queries.block_size {
+                    return Err(Error::argument("block_size", c.block_size, format!("index.block_size {block_size}")));
+                }
+                Method::MinMax { max, min }
+            }
+            (VWD_SELECT_MEAN_SOFTMAX, Kind::Mean { windows, means }) => Method::Mean { windows, means, softmax: true },
+            (VWD_SELECT_MEAN_DOT, Kind::Mean { windows, means }) => {
+                if heads.q != heads.kv {
+                    let expected = format!("one Forecast vector for each of the {} KV heads", heads.kv);
+                    return Err(Error::argument("q", format!("{} heads", heads.q), expected));
+                }
+                Method::Mean { windows, means, softmax: false }
+            }
+            (VWD_SELECT_LABEL_MASS, Kind::Label(labels)) => {
+                // Not optional here: this says what is missing.
+                let candidates = BlockList::from_c(&checks, &c.candidates, names, batch, heads.kv)?;
+                Method::LabelMass { labels, candidates }
+            }
+            (method, _) => {
+                let expected = ["VWD_INDEX_MINMAX", "VWD_INDEX_MEAN", "VWD_INDEX_MEAN", "VWD_INDEX_LABEL"];
+                let expected = format!("{} for method {method}", expected[method as usize - 1]);
+                return Err(Error::argument("index.kind", c.index.kind, expected));
+            }
+        };
+        if !matches!(method, Method::LabelMass { .. }) && candidates.is_some() {
+            return Err(Error::argument("candidates", "given", "absent: only VWD_SELECT_LABEL_MASS reads them"));
+        }
+        if matches!(method, Method::Mean { softmax: true, .. } | Method::LabelMass { .. }) {
+            queries.scale = scale_or_default(c.scale, heads.dim)?;
+        }
+        let selected = selected_from_c(&checks, &c.selected, &queries)?;
+        let forced = [("init_blocks", c.init_blocks), ("local_blocks", c.local_blocks)];
+        let quota = Quota::from_c(&checks, c.k, forced, &c.budgets, &selected)?;
+        let scores = match checks.optional("scores", &c.scores)? {
+            Some(t) => {
+                let t = t.of(DType::F32)?.of_rank(3)?;
+                Some(t.of_shape(&[("B", batch), ("Hk", heads.kv), ("max_blocks", t.dim(2))])?.writable()?)
+            }
+            None => None,
+        };
+        let request = BlocksRequest { queries, method, quota, selected, scores };
+        reject_overlaps(&queries, &quota, candidates.as_ref(), &selected, scores.as_ref())?;
+        Ok(request)
+    }
+
+    /// Blocks of sequence `i`.
+    ///
+    /// # Safety
+    /// As for [`Queries::len`].
+    pub unsafe fn blocks(&self, i: usize) -> usize {
+        // SAFETY: forwarded to the caller.
+        let n = unsafe { self.queries.len(i) }.div_ceil(self.queries.block_size);
+        self.scores.map_or(n, |scores| n.min(scores.dim(2)))
     }
 }
 
-pub fn blocks(_session: &Session, _request: &BlocksRequest, _stream: vwd_stream) -> Result<()> {
-    Ok(())
+/// Checked arguments; shapes as in `vwd_select_tokens`.
+#[derive(Clone, Copy)]
+pub struct TokensRequest {
+    pub queries: Queries,
+    pub labels: Labels,
+    pub quota: Quota,
+    pub candidates: BlockList,
+    pub selected: BlockList,
+    /// [B, Hk, cap]
+    pub scores: Option<Tensor>,
 }
-
-pub struct TokensRequest;
 
 impl TokensRequest {
-    pub fn from_c(_session: &Session, _args: &vwd_select_tokens_args) -> Result<TokensRequest> {
-        Err(Error::unsupported("vwd_select_tokens is not built yet"))
+    pub fn from_c(session: &Session, c: &vwd_select_tokens_args) -> Result<TokensRequest> {
+        let checks = session.checks();
+        let mut queries = Queries::from_c(&checks, &c.q, &c.index, &c.seq_lens)?;
+        queries.block_size = check_block_size(c.block_size)?;
+        queries.scale = scale_or_default(c.scale, queries.heads.dim)?;
+        let (batch, kv) = (queries.batch(), queries.heads.kv);
+        let Kind::Label(labels) = queries.index.kind else {
+            return Err(Error::argument("index.kind", c.index.kind, "VWD_INDEX_LABEL"));
+        };
+        let names = ["candidates.ids", "candidates.counts"];
+        let candidates = BlockList::from_c(&checks, &c.candidates, names, batch, kv)?;
+        let selected = selected_from_c(&checks, &c.selected, &queries)?;
+        let forced = [("init_tokens", c.init_tokens), ("local_tokens", c.local_tokens)];
+        let quota = Quota::from_c(&checks, c.k, forced, &c.budgets, &selected)?;
+        let scores = match checks.optional("scores", &c.scores)? {
+            Some(t) => {
+                let shape = [("B", batch), ("Hk", kv), ("cap", selected.cap())];
+                Some(t.of(DType::F32)?.of_shape(&shape)?.writable()?)
+            }
+            None => None,
+        };
+        reject_overlaps(&queries, &quota, Some(&candidates), &selected, scores.as_ref())?;
+        Ok(TokensRequest { queries, labels, quota, candidates, selected, scores })
     }
 }
 
-pub fn tokens(_session: &Session, _request: &TokensRequest, _stream: vwd_stream) -> Result<()> {
-    Ok(())
+fn check_block_size(block_size: u32) -> Result<usize> {
+    if block_size == 0 {
+        return Err(Error::argument("block_size", 0, "at least 1"));
+    }
+    Ok(block_size as usize)
+}
+
+fn selected_from_c(checks: &Checks, c: &crate::capi::types::vwd_block_list, queries: &Queries) -> Result<BlockList> {
+    let names = ["selected.ids", "selected.counts"];
+    BlockList::from_c(checks, c, names, queries.batch(), queries.heads.kv)?.writable()
+}
+
+fn reject_overlaps(
+    queries: &Queries,
+    quota: &Quota,
+    candidates: Option<&BlockList>,
+    selected: &BlockList,
+    scores: Option<&Tensor>,
+) -> Result<()> {
+    let outputs = [Some(&selected.ids), Some(&selected.counts), scores];
+    overlap::reject(&outputs, &queries.inputs())?;
+    overlap::reject(&outputs, &[quota.budgets.as_ref(), candidates.map(|c| &c.ids), candidates.map(|c| &c.counts)])
+}
+
+pub fn blocks(session: &Session, request: &BlocksRequest, stream: vwd_stream) -> Result<()> {
+    match session.on(stream)? {
+        On::Cpu(cpu) => cpu::blocks(cpu, request),
+        On::Cuda(_) => Err(Error::unsupported("vwd_select_blocks has no CUDA kernel in this build")),
+    }
+}
+
+pub fn tokens(session: &Session, request: &TokensRequest, stream: vwd_stream) -> Result<()> {
+    match session.on(stream)? {
+        On::Cpu(cpu) => cpu::tokens(cpu, request),
+        On::Cuda(_) => Err(Error::unsupported("vwd_select_tokens has no CUDA kernel in this build")),
+    }
 }

@@ -1,0 +1,325 @@
+//! Summaries on the CPU. A key row is widened to f32 once and then read channel by channel, in the order of the tokens.
+
+use super::{ImportanceRequest, Kind, Labels, UpdateRequest, Windows};
+use crate::core::dtype::{Element, Float};
+use crate::core::status::Result;
+use crate::core::tensor::Tensor;
+use crate::ops::simd::{self, Kernel, Lanes, Row};
+use crate::ops::topk::{Budget, select_top};
+use crate::ops::views::{MAX_DIM, adjacent, spare};
+use crate::runtime::cpu::{Cpu, Rows};
+use crate::with_float;
+use half::f16;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+pub fn update(cpu: &Cpu, r: &UpdateRequest) {
+    let batch = r.pages.batch();
+    // Summaries of one task: about a block's worth of tokens.
+    let chunk = match &r.index.kind {
+        Kind::MinMax { .. } => 1,
+        Kind::Mean { .. } => 4,
+        Kind::Label(_) => 64,
+    };
+    // SAFETY: i is below the batch size, and the caller keeps the tensors valid.
+    let most = (0..batch).map(|i| unsafe { stale(r, i) }.len()).max().unwrap_or(0);
+    let chunks = most.div_ceil(chunk);
+    let bytes = 64 * r.k.dim(2) * r.k.dim(3) * r.k.dtype.bytes();
+    with_float!(r.k.dtype, T => cpu.parallel(batch * chunks, bytes, |task| {
+        let i = task / chunks;
+        // SAFETY: as above.
+        let all = unsafe { stale(r, i) };
+        let first = all.end.min(all.start + task % chunks * chunk);
+        let some = first..all.end.min(first + chunk);
+        simd::dispatch(Update::<T> { r, i, summaries: some, element: PhantomData });
+    }));
+}
+
+/// The summaries of sequence `i` that the tokens of the range change or complete.
+///
+/// # Safety
+/// `i` is below the batch size, and the tensors are valid.
+unsafe fn stale(r: &UpdateRequest, i: usize) -> Range<usize> {
+    // SAFETY: forwarded to the caller.
+    let (len, begin) = unsafe { (r.pages.len(i), r.begin.map_or(0, |b| b.get::<i32, 1>([i]))) };
+    let begin = (begin.max(0) as usize).min(len);
+    if begin == len {
+        return 0..0;
+    }
+    match &r.index.kind {
+        Kind::MinMax { block_size, .. } => begin / block_size..len.div_ceil(*block_size),
+        Kind::Mean { windows, .. } => windows.full(begin)..windows.full(len),
+        Kind::Label(_) => begin..len,
+    }
+}
+
+/// Some summaries of one sequence, for all KV heads.
+struct Update<'a, T> {
+    r: &'a UpdateRequest,
+    i: usize,
+    summaries: Range<usize>,
+    element: PhantomData<T>,
+}
+
+impl<T: Row> Kernel for Update<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let Update { r, i, summaries, .. } = self;
+        for g in 0..r.k.dim(2) {
+            let keys = Keys { r, i, g };
+            // SAFETY: the caller keeps the table valid.
+            let row = |j| unsafe { r.index.row(i, j) }.map(|[page, row]| [page, row, g]);
+            // SAFETY: shapes were checked, and no other task has these summaries.
+            unsafe {
+                match &r.index.kind {
+                    Kind::MinMax { block_size, max, min } => {
+                        for j in summaries.clone() {
+                            if let Some(at) = row(j) {
+                                minmax::<L, T>(&keys, j * block_size, *block_size, max, min, at);
+                            }
+                        }
+                    }
+                    Kind::Mean { windows, means } => {
+                        for j in summaries.clone() {
+                            if let Some(at) = row(j) {
+                                with_float!(means.dtype, M => mean::<L, T, M>(&keys, j, windows, means, at));
+                            }
+                        }
+                    }
+                    Kind::Label(labels) => {
+                        let channels = labels.channels_of(g, r.k.dim(3));
+                        for j in summaries.clone() {
+                            if let Some(at) = row(j) {
+                                label::<L, T>(&keys, j, labels, &channels[..labels.kept()], at);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The keys of one sequence and KV head.
+struct Keys<'a> {
+    r: &'a UpdateRequest,
+    i: usize,
+    g: usize,
+}
+
+impl Keys<'_> {
+    /// Widens the key of token `t`; false where it has no page.
+    ///
+    /// # Safety
+    /// The tensors are valid and `key` holds D values.
+    #[inline(always)]
+    unsafe fn read<L: Lanes, T: Row>(&self, t: usize, key: &mut [f32]) -> bool {
+        let Keys { r, i, g } = *self;
+        // SAFETY: forwarded to the caller; the page is inside the tensor.
+        unsafe {
+            let Some(page) = r.pages.page(i, t / r.pages.size) else { return false };
+            simd::widen::<L, T>(adjacent(&r.k, [page, t % r.pages.size, g], &mut spare()), 1.0, key);
+        }
+        true
+    }
+}
+
+/// Largest and smallest key of the block that starts at token `begin`. Compared as ordered integers: −0 below +0.
+///
+/// # Safety
+/// The tensors are valid, of dtype `T`, and `at` is a row of theirs that no other task touches.
+#[inline(always)]
+unsafe fn minmax<L: Lanes, T: Row>(keys: &Keys, begin: usize, size: usize, max: &Tensor, min: &Tensor, at: [usize; 3]) {
+    let dim = max.dim(3);
+    let mut key = [0.0; MAX_DIM];
+    let mut largest = [ordered(f32::NEG_INFINITY); MAX_DIM];
+    let mut smallest = [ordered(f32::INFINITY); MAX_DIM];
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        for t in begin..keys.r.pages.len(keys.i).min(begin + size) {
+            if !keys.read::<L, T>(t, &mut key[..dim]) {
+                continue;
+            }
+            for c in 0..dim {
+                let value = ordered(key[c]);
+                let nan = key[c].is_nan();
+                largest[c] = largest[c].max(if nan { i32::MIN } else { value });
+                smallest[c] = smallest[c].min(if nan { i32::MAX } else { value });
+            }
+        }
+        for c in 0..dim {
+            write(max, at, c, T::from_f32(unordered(largest[c])));
+            write(min, at, c, T::from_f32(unordered(smallest[c])));
+        }
+    }
+}
+
+/// Integers in the order of the floats.
+#[inline(always)]
+fn ordered(x: f32) -> i32 {
+    let bits = x.to_bits() as i32;
+    bits ^ (bits >> 31 & i32::MAX)
+}
+
+#[inline(always)]
+fn unordered(order: i32) -> f32 {
+    f32::from_bits((order ^ (order >> 31 & i32::MAX)) as u32)
+}
+
+/// Mean key of a window: the sum in the order of the tokens, times 1/size.
+///
+/// # Safety
+/// As for [`minmax`]; `means` is of dtype `M`.
+#[inline(always)]
+unsafe fn mean<L: Lanes, T: Row, M: Float>(keys: &Keys, j: usize, windows: &Windows, means: &Tensor, at: [usize; 3]) {
+    let dim = means.dim(3);
+    let mut key = [0.0; MAX_DIM];
+    let mut sum = [0.0; MAX_DIM];
+    let begin = j * windows.stride;
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        for t in begin..begin + windows.size {
+            if !keys.read::<L, T>(t, &mut key[..dim]) {
+                key = [f32::NAN; MAX_DIM];
+            }
+            for (sum, key) in sum[..dim].iter_mut().zip(&key) {
+                *sum += key;
+            }
+        }
+        let share = 1.0 / windows.size as f32;
+        for (c, sum) in sum[..dim].iter().enumerate() {
+            write(means, at, c, M::from_f32(sum * share));
+        }
+    }
+}
+
+/// INT4 codes of the chosen channels of token `t`.
+///
+/// # Safety
+/// As for [`minmax`].
+#[inline(always)]
+unsafe fn label<L: Lanes, T: Row>(keys: &Keys, t: usize, labels: &Labels, channels: &[Option<u8>], at: [usize; 3]) {
+    let dim = keys.r.k.dim(3);
+    let mut key = [0.0; MAX_DIM];
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        if !keys.read::<L, T>(t, &mut key[..dim]) {
+            key = [f32::NAN; MAX_DIM];
+        }
+        let mut values = [0.0f32; MAX_DIM];
+        for (value, channel) in values.iter_mut().zip(channels) {
+            *value = channel.map_or(0.0, |c| key[c as usize]);
+        }
+        let values = &values[..channels.len()];
+        let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
+        for &x in values {
+            low = if x < low { x } else { low };
+            high = if x > high { x } else { high };
+        }
+        // No number among the values: a minimum that says so, and that select gives no weight.
+        let min = if low <= high { f16::from_f32(low.clamp(-MOST, MOST)) } else { f16::NAN };
+        let scale = f16::from_f32(positive((high - low) / 15.0).min(MOST));
+        labels.min.set(at, min);
+        labels.scale.set(at, scale);
+        let (min, scale) = (min.to_f32(), scale.to_f32());
+        for (n, pair) in values.chunks_exact(2).enumerate() {
+            write(&labels.codes, at, n, code(pair[0], min, scale) | code(pair[1], min, scale) << 4);
+        }
+    }
+}
+
+/// The largest float16.
+const MOST: f32 = 65504.0;
+
+/// clamp(rne((x − min) / scale), 0, 15); 0 for scale 0 and for NaN.
+#[inline(always)]
+fn code(x: f32, min: f32, scale: f32) -> u8 {
+    if scale == 0.0 {
+        return 0;
+    }
+    // Adding 2^23 rounds to a whole number, ties to even, and leaves it in the low bits.
+    const WHOLE: f32 = (1 << 23) as f32;
+    (positive((x - min) / scale).min(15.0) + WHOLE).to_bits() as u8 & 15
+}
+
+/// 0 for what is negative, and for NaN.
+#[inline(always)]
+fn positive(x: f32) -> f32 {
+    if x > 0.0 { x } else { 0.0 }
+}
+
+/// # Safety
+/// `at` and `c` are inside `t`, which is of dtype `T`, and no other task touches the element.
+#[inline(always)]
+unsafe fn write<T: Element>(t: &Tensor, at: [usize; 3], c: usize, value: T) {
+    // SAFETY: forwarded to the caller.
+    unsafe { t.set([at[0], at[1], at[2], c], value) }
+}
+
+pub fn importance(cpu: &Cpu, r: &ImportanceRequest) -> Result<()> {
+    let heads = r.heads;
+    let scratch = cpu.scratch();
+    // max_t |x| of every head, those of q first.
+    let peaks = scratch.slice((heads.q + heads.kv) * heads.dim, 0f32)?;
+    let bytes = r.q.dim(0).max(r.k.dim(0)) * heads.dim * r.q.dtype.bytes();
+    let tasks = Rows::new(peaks, heads.dim);
+    with_float!(r.q.dtype, T => cpu.parallel(heads.q + heads.kv, bytes, |h| {
+        let (x, head) = if h < heads.q { (&r.q, h) } else { (&r.k, h - heads.q) };
+        // SAFETY: each task has a row of its own.
+        let peak = unsafe { tasks.row(h) };
+        simd::dispatch(Peak::<T> { x, head, peak, element: PhantomData });
+    }));
+    let (of_q, of_k) = peaks.split_at(heads.q * heads.dim);
+    let group = heads.group();
+    let row = scratch.slice(heads.dim, 0f32)?;
+    for g in 0..heads.kv {
+        for (c, importance) in row.iter_mut().enumerate() {
+            let sum: f32 = (g * group..(g + 1) * group).map(|h| of_q[h * heads.dim + c]).sum();
+            *importance = sum / group as f32 * of_k[g * heads.dim + c];
+        }
+        // SAFETY: g and every index below are inside the checked shapes.
+        unsafe {
+            let mut place = 0;
+            select_top(row, Budget { k: r.channels.dim(1), init: 0, local: 0 }, |c| {
+                r.channels.set([g, place], c as i32);
+                place += 1;
+            });
+            if let Some(out) = &r.importance {
+                for (c, &importance) in row.iter().enumerate() {
+                    out.set([g, c], importance);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// peak[c] = max_t |x[t, head, c]|, NaN ignored.
+struct Peak<'a, T> {
+    x: &'a Tensor,
+    head: usize,
+    peak: &'a mut [f32],
+    element: PhantomData<T>,
+}
+
+impl<T: Row> Kernel for Peak<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let mut row = [0.0; MAX_DIM];
+        let mut spare = spare();
+        let dim = self.peak.len();
+        for t in 0..self.x.dim(0) {
+            // SAFETY: t and head are inside the shape, whose last extent is dim.
+            unsafe {
+                simd::widen::<L, T>(adjacent(self.x, [t, self.head], &mut spare), 1.0, &mut row[..dim]);
+            }
+            for (peak, x) in self.peak.iter_mut().zip(&row) {
+                *peak = if x.abs() > *peak { x.abs() } else { *peak };
+            }
+        }
+    }
+}

@@ -1,0 +1,752 @@
+//! Summaries of keys and the selection that reads them, against plain formulas.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use half::f16;
+use std::collections::BTreeSet;
+use support::*;
+use vanward::capi::index::*;
+use vanward::capi::select::*;
+use vanward::capi::types::*;
+
+// --- sequences: keys in pages ----------------------------------------------------------------------------------------
+
+/// Ragged sequences of random keys in scattered pages; some page table entries name no page.
+struct Sequences<'b> {
+    backend: &'b Backend,
+    dtype: DType,
+    kv_heads: usize,
+    dim: usize,
+    page_size: usize,
+    pages: usize,
+    table: Array<i64>,
+    lens: Array<i64>,
+    keys: Array<f64>,
+}
+
+impl<'b> Sequences<'b> {
+    fn random(backend: &'b Backend, rng: &mut Rng) -> Sequences<'b> {
+        let dtype = rng.pick(&[F32, F16, BF16]);
+        let (kv_heads, dim) = (rng.size(1..=3), rng.pick(&[16, 16, 24, 64, 128, 256]));
+        let page_size = rng.pick(&[1, 4, 16, 64]);
+        let batch = rng.size(1..=3);
+        let most = rng.pick(&[5, 40, 150]) / page_size + 1;
+        let pages = batch * most + 2;
+        let mut order: Vec<i64> = (0..pages as i64).collect();
+        rng.shuffle(&mut order);
+        let hostile = rng.one_in(3);
+        let table = Array::from_fn(&[batch, most], |at| match order[at[0] * most + at[1]] {
+            _ if hostile && rng.one_in(4) => rng.pick(&[-1, pages as i64, i32::MAX as i64, i32::MIN as i64]),
+            page => page,
+        });
+        let capacity = (most * page_size) as i64;
+        let lens = Array::from_fn(&[batch], |_| rng.int(-1..=capacity + 1));
+        let keys = rng.normals(&[pages, page_size, kv_heads, dim]).map(|&x| dtype.round(x));
+        Sequences { backend, dtype, kv_heads, dim, page_size, pages, table, lens, keys }
+    }
+
+    fn batch(&self) -> usize {
+        self.table.shape[0]
+    }
+
+    fn capacity(&self) -> usize {
+        self.table.shape[1] * self.page_size
+    }
+
+    fn len(&self, i: usize) -> usize {
+        self.lens[[i]].clamp(0, self.capacity() as i64) as usize
+    }
+
+    fn key(&self, i: usize, t: usize, g: usize) -> Option<&[f64]> {
+        let pages = oracle::Pages { table: Some(&self.table), pages: self.pages, size: self.page_size };
+        let (page, slot) = pages.find(i, t)?;
+        Some(self.keys.row([page, slot, g]))
+    }
+
+    fn update(&self, rng: &mut Rng, lens: &Array<i64>, begin: Option<&Array<i64>>, index: &Summaries) {
+        let k = Tensor::floats(self.backend, self.dtype, &self.keys, &Layout::random(rng, 4));
+        let table = Tensor::ints(self.backend, I32, &self.table, &Layout::random(rng, 2));
+        let lens = Tensor::ints(self.backend, I32, lens, &Layout::random(rng, 1));
+        let begin = begin.map(|begin| Tensor::ints(self.backend, I32, begin, &Layout::random(rng, 1)));
+        let args = vwd_index_update_args {
+            k: k.c(),
+            page_table: table.c(),
+            seq_lens: lens.c(),
+            begin: begin.as_ref().map_or(absent(), Tensor::c),
+            index: index.c(),
+            ..args()
+        };
+        // SAFETY: the tensors are valid.
+        self.backend.finish(unsafe { vwd_index_update(self.backend.session(), &args, self.backend.stream()) });
+        k.assert_untouched("k");
+    }
+}
+
+// --- summaries -------------------------------------------------------------------------------------------------------
+
+struct Summaries<'b> {
+    kind: u32,
+    block_size: usize,
+    window: usize,
+    stride: usize,
+    rows: usize,
+    pages: usize,
+    table: Option<(Array<i64>, Tensor<'b>)>,
+    channels: Option<(Array<i64>, Tensor<'b>)>,
+    /// key_max and key_min; means; labels, label_scale and label_min.
+    tensors: Vec<Tensor<'b>>,
+}
+
+impl<'b> Summaries<'b> {
+    /// Room for all that the sequences can hold; poisoned.
+    fn room(rng: &mut Rng, s: &Sequences<'b>, kind: u32) -> Summaries<'b> {
+        let block_size = rng.pick(&[s.page_size, s.page_size * 2, s.page_size.max(2) / 2, 16.max(s.page_size)]);
+        let (window, stride) = rng.pick(&[(32, 16), (8, 4), (5, 3), (3, 7), (1, 1)]);
+        let kept = rng.pick(&[2, 6, 8, 16, s.dim]).min(s.dim);
+        let needed = match kind {
+            VWD_INDEX_MINMAX => s.capacity().div_ceil(block_size),
+            VWD_INDEX_MEAN => oracle::windows(s.capacity(), window, stride),
+            _ => s.capacity(),
+        };
+        let paged = rng.one_in(2);
+        let rows = if paged { rng.pick(&[1, 3, 16]) } else { needed };
+        let per_sequence = if paged { needed.div_ceil(rows) } else { 1 };
+        let pages = s.batch() * per_sequence + 1;
+        let mut order: Vec<i64> = (0..pages as i64).collect();
+        rng.shuffle(&mut order);
+        let table = paged.then(|| {
+            let table = Array::from_fn(&[s.batch(), per_sequence], |at| order[at[0] * per_sequence + at[1]]);
+            let tensor = Tensor::ints(s.backend, I32, &table, &Layout::random(rng, 2));
+            (table, tensor)
+        });
+        let channels = (kind == VWD_INDEX_LABEL).then(|| {
+            let mut channels = Array::filled(&[s.kv_heads, kept], 0);
+            for g in 0..s.kv_heads {
+                for (n, c) in rng.subset(s.dim, kept).into_iter().enumerate() {
+                    channels[[g, n]] = c as i64;
+                }
+            }
+            let tensor = Tensor::ints(s.backend, I32, &channels, &Layout::random(rng, 2));
+            (channels, tensor)
+        });
+        let mut make = |dtype, last: &[usize]| {
+            let shape = [&[pages, rows, s.kv_heads], last].concat();
+            Tensor::poisoned(s.backend, dtype, &shape, &Layout::random(rng, shape.len()))
+        };
+        let tensors = match kind {
+            VWD_INDEX_MINMAX => vec![make(s.dtype, &[s.dim]), make(s.dtype, &[s.dim])],
+            VWD_INDEX_MEAN => vec![make(s.dtype, &[s.dim])],
+            _ => vec![make(U8, &[kept / 2]), make(F16, &[]), make(F16, &[])],
+        };
+        Summaries { kind, block_size, window, stride, rows, pages, table, channels, tensors }
+    }
+
+    /// The same shapes in memory of their own.
+    fn twin(&self, backend: &'b Backend) -> Summaries<'b> {
+        let tensor = |t: &Tensor<'b>| Tensor::poisoned(backend, t.dtype, &t.shape, &Layout::default());
+        let ints = |(a, _): &(Array<i64>, Tensor<'b>)| (a.clone(), Tensor::ints(backend, I32, a, &Layout::default()));
+        Summaries {
+            table: self.table.as_ref().map(ints),
+            channels: self.channels.as_ref().map(ints),
+            tensors: self.tensors.iter().map(tensor).collect(),
+            ..*self
+        }
+    }
+
+    fn c(&self) -> vwd_index {
+        let at = |kind, n: usize| if self.kind == kind { self.tensors[n].c() } else { absent() };
+        let given = |t: &Option<(Array<i64>, Tensor)>| t.as_ref().map_or(absent(), |(_, t)| t.c());
+        vwd_index {
+            kind: self.kind,
+            block_size: if self.kind == VWD_INDEX_MINMAX { self.block_size as u32 } else { 0 },
+            window: if self.kind == VWD_INDEX_MEAN { self.window as u32 } else { 0 },
+            stride: if self.kind == VWD_INDEX_MEAN { self.stride as u32 } else { 0 },
+            table: given(&self.table),
+            key_max: at(VWD_INDEX_MINMAX, 0),
+            key_min: at(VWD_INDEX_MINMAX, 1),
+            means: at(VWD_INDEX_MEAN, 0),
+            labels: at(VWD_INDEX_LABEL, 0),
+            label_scale: at(VWD_INDEX_LABEL, 1),
+            label_min: at(VWD_INDEX_LABEL, 2),
+            channels: given(&self.channels),
+        }
+    }
+
+    fn find(&self, i: usize, j: usize) -> (usize, usize) {
+        let pages = oracle::Pages { table: self.table.as_ref().map(|(a, _)| a), pages: self.pages, size: self.rows };
+        pages.find(i, j).expect("room for all")
+    }
+
+    fn count(&self, len: usize) -> usize {
+        match self.kind {
+            VWD_INDEX_MINMAX => len.div_ceil(self.block_size),
+            VWD_INDEX_MEAN => oracle::windows(len, self.window, self.stride),
+            _ => len,
+        }
+    }
+
+    /// Every summary of sequences of these lengths, as (i, j, g, bytes).
+    fn stored(&self, lens: &[usize]) -> Vec<(usize, usize, usize, Vec<u8>)> {
+        let raw: Vec<Array<Vec<u8>>> = self.tensors.iter().map(Tensor::read_raw).collect();
+        let mut all = vec![];
+        for (i, &len) in lens.iter().enumerate() {
+            for j in 0..self.count(len) {
+                let (page, row) = self.find(i, j);
+                for g in 0..raw[0].shape[2] {
+                    let bytes = raw.iter().flat_map(|t| t.row([page, row, g]).concat()).collect();
+                    all.push((i, j, g, bytes));
+                }
+            }
+        }
+        all
+    }
+}
+
+const KINDS: [u32; 3] = [VWD_INDEX_MINMAX, VWD_INDEX_MEAN, VWD_INDEX_LABEL];
+
+fn cpu() -> Backend {
+    Backend::cpu(2)
+}
+
+/// Equal as numbers, NaN to NaN.
+#[track_caller]
+fn assert_same(found: &[f64], expected: &[f64], what: &str) {
+    let same = found.len() == expected.len()
+        && found.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()));
+    assert!(same, "{what}: found {found:?}, expected {expected:?}");
+}
+
+#[test]
+fn minmax_holds_the_largest_and_smallest_key_and_ignores_nan() {
+    let backend = cpu();
+    rounds(25, |rng| {
+        let mut s = Sequences::random(&backend, rng);
+        let special = [f64::NAN, 0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY];
+        s.keys = s.keys.map(|&x| if rng.one_in(20) { rng.pick(&special) } else { x });
+        let index = Summaries::room(rng, &s, VWD_INDEX_MINMAX);
+        s.update(rng, &s.lens, None, &index);
+        let (max, min) = (index.tensors[0].read_floats(), index.tensors[1].read_floats());
+        for i in 0..s.batch() {
+            for j in 0..index.count(s.len(i)) {
+                let (page, row) = index.find(i, j);
+                for g in 0..s.kv_heads {
+                    let end = s.len(i).min((j + 1) * index.block_size);
+                    let keys: Vec<_> = (j * index.block_size..end).filter_map(|t| s.key(i, t, g)).collect();
+                    for c in 0..s.dim {
+                        let mut values: Vec<f64> = keys.iter().map(|k| k[c]).filter(|x| !x.is_nan()).collect();
+                        values.sort_by(f64::total_cmp); // −0 below +0
+                        let largest = values.last().copied().unwrap_or(f64::NEG_INFINITY);
+                        let smallest = values.first().copied().unwrap_or(f64::INFINITY);
+                        let found = [max[[page, row, g, c]], min[[page, row, g, c]]];
+                        assert_same(&found, &[largest, smallest], &format!("block {j} of {i}, head {g}, channel {c}"));
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn mean_is_the_sum_in_order_times_the_reciprocal() {
+    let backend = cpu();
+    rounds(25, |rng| {
+        let s = Sequences::random(&backend, rng);
+        let index = Summaries::room(rng, &s, VWD_INDEX_MEAN);
+        s.update(rng, &s.lens, None, &index);
+        let means = index.tensors[0].read_floats();
+        for i in 0..s.batch() {
+            for w in 0..index.count(s.len(i)) {
+                let (page, row) = index.find(i, w);
+                for g in 0..s.kv_heads {
+                    let expected: Vec<f64> = (0..s.dim)
+                        .map(|c| {
+                            // Single precision on purpose: the contract fixes every bit.
+                            let mut sum = 0f32;
+                            for t in w * index.stride..w * index.stride + index.window {
+                                sum += s.key(i, t, g).map_or(f32::NAN, |key| key[c] as f32);
+                            }
+                            s.dtype.round((sum * (1.0 / index.window as f32)) as f64)
+                        })
+                        .collect();
+                    assert_same(means.row([page, row, g]), &expected, &format!("window {w} of {i}, head {g}"));
+                }
+            }
+        }
+    });
+}
+
+/// Code, scale and minimum as the contract has them, in single precision.
+fn label(values: &[f32]) -> (Vec<u8>, f32, f32) {
+    let numbers = || values.iter().copied().filter(|x| !x.is_nan());
+    let (low, high) = (numbers().fold(f32::INFINITY, f32::min), numbers().fold(f32::NEG_INFINITY, f32::max));
+    let step = (high - low) / 15.0;
+    let scale = f16::from_f32(if step > 0.0 { step.min(65504.0) } else { 0.0 }).to_f32();
+    let min = if low > high { f32::NAN } else { f16::from_f32(low.clamp(-65504.0, 65504.0)).to_f32() };
+    let code = |x: f32| {
+        let code = ((x - min) / scale).round_ties_even();
+        if scale == 0.0 || code.is_nan() { 0 } else { code.clamp(0.0, 15.0) as u8 }
+    };
+    (values.iter().map(|&x| code(x)).collect(), scale, min)
+}
+
+#[test]
+fn labels_round_to_nearest_even_against_the_stored_scale() {
+    let backend = cpu();
+    rounds(25, |rng| {
+        let mut s = Sequences::random(&backend, rng);
+        let hard = rng.pick(&[0.0, 1e-8, 1.0, 3e4]);
+        let special = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, 1e30];
+        let dtype = s.dtype;
+        s.keys = s.keys.map(|&x| dtype.round(if rng.one_in(30) { rng.pick(&special) } else { x * hard }));
+        let index = Summaries::room(rng, &s, VWD_INDEX_LABEL);
+        s.update(rng, &s.lens, None, &index);
+        let [codes, scale, min] = &index.tensors[..] else { unreachable!() };
+        let (codes, scale, min) = (codes.read_ints(), scale.read_floats(), min.read_floats());
+        let channels = &index.channels.as_ref().unwrap().0;
+        for i in 0..s.batch() {
+            for t in 0..s.len(i) {
+                let (page, row) = index.find(i, t);
+                for g in 0..s.kv_heads {
+                    let key = s.key(i, t, g);
+                    let value = |&c: &i64| key.map_or(f32::NAN, |key| key[c as usize] as f32);
+                    let values: Vec<f32> = channels.row([g]).iter().map(value).collect();
+                    let (expected, want_scale, want_min) = label(&values);
+                    let found = codes.row([page, row, g]).iter().flat_map(|&b| [(b & 15) as u8, (b >> 4) as u8]);
+                    assert_eq!(found.collect::<Vec<_>>(), expected, "token {t} of {i}, head {g}: {values:?}");
+                    let found = [scale[[page, row, g]], min[[page, row, g]]];
+                    assert_same(&found, &[want_scale as f64, want_min as f64], "scale and minimum");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn extending_step_by_step_with_rollback_gives_the_bits_of_building_at_once() {
+    let backend = cpu();
+    rounds(15, |rng| {
+        let mut s = Sequences::random(&backend, rng);
+        for kind in KINDS {
+            let index = Summaries::room(rng, &s, kind);
+            let truth = s.keys.clone();
+            let mut now: Vec<usize> = vec![0; s.batch()];
+            while (0..s.batch()).any(|i| now[i] < s.len(i)) {
+                // A draft runs ahead with other keys, part of it is refused, and the true tokens replace it.
+                if rng.one_in(3) {
+                    let ahead = |i: usize| if now[i] < s.len(i) { now[i] + rng.size(0..=9) } else { now[i] };
+                    let ahead = Array::new(&[s.batch()], (0..s.batch()).map(ahead).map(|t| t as i64).collect());
+                    s.keys = s.keys.map(|x| x + 1.0);
+                    let begin = Array::from_fn(&[s.batch()], |at| now[at[0]] as i64);
+                    s.update(rng, &ahead, Some(&begin), &index);
+                    s.keys = truth.clone();
+                }
+                let begin = Array::from_fn(&[s.batch()], |at| now[at[0]] as i64);
+                for (i, now) in now.iter_mut().enumerate() {
+                    *now = s.len(i).min(*now + rng.pick(&[1, 1, 1, 2, 17]));
+                }
+                let end = Array::from_fn(&[s.batch()], |at| now[at[0]] as i64);
+                s.update(rng, &end, Some(&begin), &index);
+            }
+            let at_once = index.twin(&backend);
+            s.update(rng, &s.lens, None, &at_once);
+            let lens: Vec<usize> = (0..s.batch()).map(|i| s.len(i)).collect();
+            for (stepped, built) in index.stored(&lens).iter().zip(&at_once.stored(&lens)) {
+                assert_eq!(stepped, built, "kind {kind}");
+            }
+        }
+    });
+}
+
+#[test]
+fn importance_is_mean_of_query_peaks_times_key_peak() {
+    let backend = cpu();
+    rounds(25, |rng| {
+        let dtype = rng.pick(&[F32, F16, BF16]);
+        let (kv, group, dim) = (rng.size(1..=3), rng.pick(&[1, 3, 8]), rng.pick(&[16, 40, 128]));
+        let mut sample = |heads| {
+            let tokens = rng.size(0..=20);
+            rng.normals(&[tokens, heads, dim]).map(|&x| dtype.round(x))
+        };
+        let (q, k) = (sample(kv * group), sample(kv));
+        let r = rng.pick(&[2, 8, 16]);
+        let q_tensor = Tensor::floats(&backend, dtype, &q, &Layout::random(rng, 3));
+        let k_tensor = Tensor::floats(&backend, dtype, &k, &Layout::random(rng, 3));
+        let channels = Tensor::poisoned(&backend, I32, &[kv, r], &Layout::random(rng, 2));
+        let importance = Tensor::poisoned(&backend, F32, &[kv, dim], &Layout::random(rng, 2));
+        let args = vwd_channel_importance_args {
+            q: q_tensor.c(),
+            k: k_tensor.c(),
+            channels: channels.c(),
+            importance: importance.c(),
+            ..args()
+        };
+        // SAFETY: the tensors are valid.
+        backend.finish(unsafe { vwd_channel_importance(backend.session(), &args, backend.stream()) });
+        let (found, expected) = (importance.read_floats(), oracle::channel_importance(&q, &k));
+        for (x, y) in found.data.iter().zip(&expected.data) {
+            assert!((x - y).abs() <= y.abs() * 1e-5, "{x} for {y}"); // a sum of at most 8 terms in f32
+        }
+        for g in 0..kv {
+            let best = oracle::top_k(found.row([g]), r, 0, 0);
+            let best: Vec<i64> = best.into_iter().map(|c| c as i64).collect();
+            assert_eq!(channels.read_ints().row([g]), best);
+        }
+    });
+}
+
+// --- selection -------------------------------------------------------------------------------------------------------
+
+/// One selection: its arguments but the index, and random outputs.
+struct Selection<'b> {
+    q: Array<f64>,
+    lens: Array<i64>,
+    budgets: Option<Array<i64>>,
+    candidates: Option<oracle::List>,
+    k: usize,
+    init: usize,
+    local: usize,
+    block_size: usize,
+    scale: f32,
+    ids: Tensor<'b>,
+    counts: Tensor<'b>,
+    scores: Tensor<'b>,
+}
+
+impl<'b> Selection<'b> {
+    /// `most` things can be selected; with `scores` for each of them, or for each place of the result.
+    fn random(
+        rng: &mut Rng,
+        s: &Sequences<'b>,
+        most: usize,
+        block_size: usize,
+        scored_by_place: bool,
+    ) -> Selection<'b> {
+        let group = rng.pick(&[1, 2, 3, 8, 16]);
+        let cap = rng.size(1..=most + 3);
+        let init = rng.size(0..=2).min(cap);
+        let local = rng.size(0..=(cap - init).min(3));
+        let shape = [s.batch(), s.kv_heads];
+        let scores = if scored_by_place { cap } else { most };
+        let mut output =
+            |dtype, shape: &[usize]| Tensor::poisoned(s.backend, dtype, shape, &Layout::random(rng, shape.len()));
+        let ids = output(I32, &[s.batch(), s.kv_heads, cap]);
+        let counts = output(I32, &shape);
+        let scores = output(F32, &[s.batch(), s.kv_heads, scores]);
+        let dtype = s.dtype;
+        Selection {
+            q: rng.normals(&[s.batch(), s.kv_heads * group, s.dim]).map(|&x| dtype.round(x)),
+            lens: s.lens.clone(),
+            budgets: rng.one_in(2).then(|| Array::from_fn(&[s.batch()], |_| rng.int(-1..=cap as i64 + 2))),
+            candidates: None,
+            k: rng.size(0..=cap),
+            init,
+            local,
+            block_size,
+            scale: rng.pick(&[0.0, 0.3]),
+            ids,
+            counts,
+            scores,
+        }
+    }
+
+    fn scale(&self) -> f64 {
+        if self.scale == 0.0 { 1.0 / (self.q.shape[2] as f64).sqrt() } else { self.scale as f64 }
+    }
+
+    fn budget(&self, i: usize) -> usize {
+        let cap = self.ids.shape[2] as i64;
+        self.budgets.as_ref().map_or(self.k, |budgets| budgets[[i]].clamp(0, cap) as usize)
+    }
+
+    /// The query heads of KV head g.
+    fn queries(&self, i: usize, g: usize) -> Vec<&[f64]> {
+        let group = self.q.shape[1] / self.ids.shape[1];
+        (g * group..(g + 1) * group).map(|h| self.q.row([i, h])).collect()
+    }
+
+    /// Candidate lists of blocks below `most`, with ids past the sequence and repeated ones.
+    fn with_candidates(mut self, rng: &mut Rng, s: &Sequences, most: usize) -> Self {
+        let cap = rng.size(0..=most + 3);
+        let mut ids = Array::filled(&[s.batch(), s.kv_heads, cap], 0);
+        for i in 0..s.batch() {
+            for g in 0..s.kv_heads {
+                let mut list: Vec<i64> = (0..cap).map(|_| rng.int(-1..=most as i64 + 1)).collect();
+                list.sort_unstable();
+                list.iter().enumerate().for_each(|(n, &id)| ids[[i, g, n]] = id);
+            }
+        }
+        let counts = Array::from_fn(&[s.batch(), s.kv_heads], |_| rng.int(-1..=cap as i64 + 1));
+        self.candidates = Some(oracle::List { ids, counts });
+        self
+    }
+
+    fn run(&self, rng: &mut Rng, s: &Sequences<'b>, index: &Summaries, method: Option<u32>) {
+        let backend = s.backend;
+        let q = Tensor::floats(backend, s.dtype, &self.q, &Layout::random(rng, 3));
+        let mut ints = |a: &Array<i64>| Tensor::ints(backend, I32, a, &Layout::random(rng, a.shape.len()));
+        let lens = ints(&self.lens);
+        let budgets = self.budgets.as_ref().map(&mut ints);
+        let candidates = self.candidates.as_ref().map(|list| (ints(&list.ids), ints(&list.counts)));
+        let list = |list: Option<(&Tensor, &Tensor)>| match list {
+            Some((ids, counts)) => vwd_block_list { ids: ids.c(), counts: counts.c() },
+            None => vwd_block_list { ids: absent(), counts: absent() },
+        };
+        let candidates = list(candidates.as_ref().map(|(ids, counts)| (ids, counts)));
+        let selected = list(Some((&self.ids, &self.counts)));
+        let budgets = budgets.as_ref().map_or(absent(), Tensor::c);
+        let (k, block_size, scale) = (self.k as u32, self.block_size as u32, self.scale);
+        let (init, local) = (self.init as u32, self.local as u32);
+        // SAFETY: the tensors are valid.
+        let status = unsafe {
+            match method {
+                Some(method) => {
+                    let (init_blocks, local_blocks) = (init, local);
+                    let (q, index, seq_lens, scores) = (q.c(), index.c(), lens.c(), self.scores.c());
+                    let args = vwd_select_blocks_args {
+                        method,
+                        block_size,
+                        k,
+                        init_blocks,
+                        local_blocks,
+                        scale,
+                        q,
+                        index,
+                        seq_lens,
+                        budgets,
+                        candidates,
+                        selected,
+                        scores,
+                        ..args()
+                    };
+                    vwd_select_blocks(backend.session(), &args, backend.stream())
+                }
+                None => {
+                    let (init_tokens, local_tokens) = (init, local);
+                    let (q, index, seq_lens, scores) = (q.c(), index.c(), lens.c(), self.scores.c());
+                    let args = vwd_select_tokens_args {
+                        block_size,
+                        k,
+                        init_tokens,
+                        local_tokens,
+                        scale,
+                        q,
+                        index,
+                        seq_lens,
+                        budgets,
+                        candidates,
+                        selected,
+                        scores,
+                        ..args()
+                    };
+                    vwd_select_tokens(backend.session(), &args, backend.stream())
+                }
+            }
+        };
+        backend.finish(status);
+    }
+
+    /// The list of (i, g), and that nothing after its count was written.
+    fn selected(&self, i: usize, g: usize) -> Vec<usize> {
+        let counts = self.counts.read_ints();
+        self.ids.assert_written("ids", |at| (at[2] as i64) < counts[[at[0], at[1]]]);
+        let ids = self.ids.read_ints();
+        ids.row([i, g])[..counts[[i, g]] as usize].iter().map(|&id| id as usize).collect()
+    }
+
+    /// Scores are near those of the formula, and the list is exactly the top of the scores as they are.
+    fn check_blocks(&self, i: usize, g: usize, expected: &[f64], tolerance: f64) {
+        let n = expected.len();
+        let scores = self.scores.read_floats();
+        let scores = &scores.row([i, g])[..n];
+        for (j, (found, want)) in scores.iter().zip(expected).enumerate() {
+            let want = if want.is_nan() { &f64::NEG_INFINITY } else { want };
+            let near = found == want || (found - want).abs() <= tolerance;
+            assert!(near, "score {found} for {want}: sequence {i}, head {g}, block {j} of {n}");
+        }
+        let count = oracle::selection_size(n, self.budget(i), self.init, self.local);
+        assert_eq!(self.selected(i, g), oracle::top_k(scores, count, self.init, self.local));
+    }
+}
+
+#[test]
+fn blocks_are_ranked_by_the_bound_of_their_largest_and_smallest_keys() {
+    let backend = cpu();
+    rounds(25, |rng| {
+        let mut s = Sequences::random(&backend, rng);
+        let dtype = s.dtype;
+        match rng.size(0..=3) {
+            0 => s.keys = s.keys.map(|_| 1.0),                     // all equal
+            1 => s.keys = s.keys.map(|x| dtype.round(x.signum())), // ties
+            2 => s.keys = s.keys.map(|&x| if x > 2.0 { f64::NAN } else { x }),
+            _ => {}
+        }
+        let index = Summaries::room(rng, &s, VWD_INDEX_MINMAX);
+        s.update(rng, &s.lens, None, &index);
+        let most = s.capacity().div_ceil(index.block_size);
+        let call = Selection::random(rng, &s, most, index.block_size, false);
+        call.run(rng, &s, &index, Some(VWD_SELECT_MINMAX));
+        let (max, min) = (index.tensors[0].read_floats(), index.tensors[1].read_floats());
+        for i in 0..s.batch() {
+            for g in 0..s.kv_heads {
+                let score = |j| {
+                    let (page, row) = index.find(i, j);
+                    oracle::minmax_score(&call.queries(i, g), max.row([page, row, g]), min.row([page, row, g]))
+                };
+                let expected: Vec<f64> = (0..s.len(i).div_ceil(index.block_size)).map(score).collect();
+                // Sums of up to 2·16·256 normal products in f32.
+                call.check_blocks(i, g, &expected, 2e-3);
+            }
+        }
+        let n = |i: usize| s.len(i).div_ceil(index.block_size);
+        call.scores.assert_written("scores", |at| at[2] < n(at[0]));
+    });
+}
+
+#[test]
+fn blocks_are_ranked_by_the_mean_keys_of_the_windows_that_overlap_them() {
+    let backend = cpu();
+    rounds(40, |rng| {
+        let mut s = Sequences::random(&backend, rng);
+        s.keys = s.keys.map(|&x| if rng.one_in(5000) { f64::NAN } else { x });
+        let index = Summaries::room(rng, &s, VWD_INDEX_MEAN);
+        s.update(rng, &s.lens, None, &index);
+        let block_size = rng.pick(&[1, 16, 48, 64]);
+        let most = s.capacity().div_ceil(block_size);
+        let mut call = Selection::random(rng, &s, most, block_size, false);
+        let softmax = rng.one_in(2);
+        if !softmax {
+            let dtype = s.dtype;
+            call.q = rng.normals(&[s.batch(), s.kv_heads, s.dim]).map(|&x| dtype.round(x));
+        }
+        call.run(rng, &s, &index, Some(if softmax { VWD_SELECT_MEAN_SOFTMAX } else { VWD_SELECT_MEAN_DOT }));
+        let means = index.tensors[0].read_floats();
+        for i in 0..s.batch() {
+            for g in 0..s.kv_heads {
+                let row = |w| {
+                    let (page, row) = index.find(i, w);
+                    means.row([page, row, g])
+                };
+                let windows: Vec<&[f64]> = (0..index.count(s.len(i))).map(row).collect();
+                // A NaN window weighs nothing.
+                let whole: Vec<usize> =
+                    (0..windows.len()).filter(|&w| !windows[w].iter().any(|x| x.is_nan())).collect();
+                let kept: Vec<&[f64]> = whole.iter().map(|&w| windows[w]).collect();
+                let mut scores = vec![if softmax { 0.0 } else { f64::NEG_INFINITY }; windows.len()];
+                let of_kept = match softmax {
+                    true => oracle::mean_softmax(&call.queries(i, g), &kept, call.scale()),
+                    false => kept.iter().map(|mean| oracle::dot(call.queries(i, g)[0], mean)).collect(),
+                };
+                whole.iter().zip(of_kept).for_each(|(&w, score)| scores[w] = score);
+                let blocks = s.len(i).div_ceil(block_size);
+                let expected = oracle::pool_windows(&scores, index.window, index.stride, block_size, blocks);
+                // exp amplifies the error of a product of 256 normal channels.
+                call.check_blocks(i, g, &expected, 1e-3);
+            }
+        }
+    });
+}
+
+/// Labels of some tokens as keys on the kept channels, and the queries on those channels.
+fn labelled(
+    index: &Summaries,
+    call: &Selection,
+    i: usize,
+    g: usize,
+    tokens: &[usize],
+) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
+    let [codes, scale, min] = &index.tensors[..] else { unreachable!() };
+    let (codes, scale, min) = (codes.read_ints(), scale.read_floats(), min.read_floats());
+    let key = |&t: &usize| {
+        let (page, row) = index.find(i, t);
+        let (scale, min) = (scale[[page, row, g]], min[[page, row, g]]);
+        let codes = codes.row([page, row, g]).iter().flat_map(|&b| [b & 15, b >> 4]);
+        codes.map(|code| min + scale * code as f64).collect()
+    };
+    let channels = index.channels.as_ref().unwrap().0.row([g]);
+    let query = |q: &&[f64]| channels.iter().map(|&c| q[c as usize]).collect();
+    (tokens.iter().map(key).collect(), call.queries(i, g).iter().map(query).collect())
+}
+
+/// Softmax mass of each token over all, summed over the heads; one without a page weighs nothing.
+fn label_mass(index: &Summaries, call: &Selection, i: usize, g: usize, tokens: &[usize]) -> Vec<f64> {
+    let (keys, queries) = labelled(index, call, i, g, tokens);
+    let queries: Vec<&[f64]> = queries.iter().map(Vec::as_slice).collect();
+    let weighs: Vec<usize> = (0..keys.len()).filter(|&n| !keys[n][0].is_nan()).collect();
+    let kept: Vec<Vec<f64>> = weighs.iter().map(|&n| keys[n].clone()).collect();
+    let mut mass = vec![0.0; keys.len()];
+    for (&n, m) in weighs.iter().zip(oracle::label_mass(&queries, &kept, call.scale())) {
+        mass[n] = m;
+    }
+    mass
+}
+
+#[test]
+fn candidate_blocks_are_ranked_by_the_mass_of_their_labels() {
+    let backend = cpu();
+    rounds(30, |rng| {
+        let s = Sequences::random(&backend, rng);
+        let index = Summaries::room(rng, &s, VWD_INDEX_LABEL);
+        s.update(rng, &s.lens, None, &index);
+        let block_size = rng.pick(&[1, 16, 48, 64]);
+        let most = s.capacity().div_ceil(block_size);
+        let call = Selection::random(rng, &s, most, block_size, false).with_candidates(rng, &s, most);
+        call.run(rng, &s, &index, Some(VWD_SELECT_LABEL_MASS));
+        for i in 0..s.batch() {
+            for g in 0..s.kv_heads {
+                let n = s.len(i).div_ceil(block_size);
+                let candidates = call.candidates.as_ref().unwrap().blocks(i, g, n);
+                let tokens = oracle::tokens(&candidates, block_size, s.len(i));
+                let mut expected = vec![f64::NEG_INFINITY; n];
+                for (t, mass) in tokens.iter().zip(label_mass(&index, &call, i, g, &tokens)) {
+                    expected[t / block_size] = expected[t / block_size].max(0.0) + mass;
+                }
+                // exp amplifies the error of a product of 256 normal channels; up to 16 heads.
+                call.check_blocks(i, g, &expected, 2e-3);
+            }
+        }
+    });
+}
+
+#[test]
+fn tokens_are_the_best_of_the_candidates_and_those_forced() {
+    let backend = cpu();
+    rounds(30, |rng| {
+        let s = Sequences::random(&backend, rng);
+        let index = Summaries::room(rng, &s, VWD_INDEX_LABEL);
+        s.update(rng, &s.lens, None, &index);
+        let block_size = rng.pick(&[1, 16, 48, 64]);
+        let most = s.capacity().div_ceil(block_size);
+        let call = Selection::random(rng, &s, s.capacity(), block_size, true).with_candidates(rng, &s, most);
+        call.run(rng, &s, &index, None);
+        for i in 0..s.batch() {
+            for g in 0..s.kv_heads {
+                let len = s.len(i);
+                let candidates = call.candidates.as_ref().unwrap().blocks(i, g, len.div_ceil(block_size));
+                let tokens = oracle::tokens(&candidates, block_size, len);
+                let heads = call.queries(i, g).len() as f64;
+                let alpha: Vec<f64> = label_mass(&index, &call, i, g, &tokens).iter().map(|m| m / heads).collect();
+                let forced: BTreeSet<usize> = (0..len).filter(|&t| t < call.init || t + call.local >= len).collect();
+                let all: BTreeSet<usize> = tokens.iter().copied().chain(forced.iter().copied()).collect();
+                let count = forced.len().max(all.len().min(call.budget(i)));
+                let selected = call.selected(i, g);
+                assert_eq!(selected.len(), count);
+                assert!(selected.is_sorted_by(|a, b| a < b), "{selected:?}");
+                assert!(forced.iter().all(|t| selected.contains(t)), "{forced:?} in {selected:?}");
+                let of = |t: usize| tokens.binary_search(&t).map_or(0.0, |n| alpha[n]);
+                let scores = call.scores.read_floats();
+                for (n, &t) in selected.iter().enumerate() {
+                    assert!(all.contains(&t), "token {t} is no candidate");
+                    // exp amplifies the error of a product of 256 normal channels.
+                    assert!((scores[[i, g, n]] - of(t)).abs() <= 1e-3, "α of token {t}");
+                }
+                let free = |t: &&usize| !forced.contains(t);
+                let worst = selected.iter().filter(free).map(|&t| of(t)).fold(f64::INFINITY, f64::min);
+                let left = all.iter().filter(free).filter(|t| !selected.contains(t));
+                left.for_each(|&t| assert!(of(t) <= worst + 1e-3, "token {t} is better than one selected"));
+            }
+        }
+        let counts = call.counts.read_ints();
+        call.scores.assert_written("scores", |at| (at[2] as i64) < counts[[at[0], at[1]]]);
+    });
+}
