@@ -86,12 +86,12 @@ def _from_buffer(array: Any, writable: bool) -> tuple[vwd_tensor, Any]:
     tensor.device_type = CPU
     tensor.dtype_code = _CODE_OF_FORMAT[character]
     tensor.dtype_bits = 8 * b.itemsize
-    for d in range(b.ndim):
-        stride, remainder = divmod(b.strides[d], b.itemsize)
-        if remainder:
-            raise ValueError(f"stride of {b.strides[d]} bytes is no multiple of the element's {b.itemsize}")
-        tensor.shape[d] = b.shape[d]
-        tensor.strides[d] = stride
+    strides = None
+    if b.strides:
+        strides = [b.strides[d] // b.itemsize for d in range(b.ndim)]
+        if any(b.strides[d] % b.itemsize for d in range(b.ndim)):
+            raise ValueError(f"strides are no multiples of the element's {b.itemsize} bytes")
+    _lay_out(tensor, b.shape, strides)
     return tensor, buffer
 
 
@@ -167,11 +167,7 @@ def _from_dlpack(array: Any, writable: bool) -> tuple[vwd_tensor, Any]:
     tensor.device_id = source.device_id
     tensor.dtype_code = source.code
     tensor.dtype_bits = source.bits
-    compact = 1
-    for d in reversed(range(source.ndim)):
-        tensor.shape[d] = source.shape[d]
-        tensor.strides[d] = source.strides[d] if source.strides else compact
-        compact *= source.shape[d]
+    _lay_out(tensor, source.shape, source.strides)
     return tensor, capsule  # whose destructor runs the deleter, for nobody took the tensor over
 
 
@@ -182,6 +178,15 @@ def _tensor(rank: int) -> vwd_tensor:
     if rank > MAX_RANK:
         raise ValueError(f"rank {rank}; expected at most {MAX_RANK}")
     return vwd_tensor(lanes=1, ndim=rank)
+
+
+def _lay_out(tensor: vwd_tensor, shape: Any, strides: Any) -> None:
+    """Strides are in elements; without any the tensor is compact and row-major."""
+    compact = 1
+    for d in reversed(range(tensor.ndim)):
+        tensor.shape[d] = shape[d]
+        tensor.strides[d] = strides[d] if strides else compact
+        compact *= shape[d]
 
 
 class View:

@@ -1,0 +1,93 @@
+"""The ctypes declarations against include/vanward.h, by its text and by a C compiler."""
+
+import ctypes
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+import vanward
+from vanward import _abi
+
+HEADER = Path(__file__).resolve().parents[3] / "include" / "vanward.h"
+CODE = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
+
+
+def structs() -> dict[str, type[ctypes.Structure]]:
+    return {
+        name: kind
+        for name, kind in vars(_abi).items()
+        if isinstance(kind, type) and issubclass(kind, ctypes.Structure) and name.startswith("vwd_")
+    }
+
+
+class Abi(unittest.TestCase):
+    def test_every_struct_has_the_headers_fields_in_order(self):
+        in_header = {
+            name: re.findall(r"(\w+)(?:\[\d+\])?;", body)
+            for body, name in re.findall(r"typedef struct \{(.*?)\} (vwd_\w+);", CODE, flags=re.S)
+        }
+        self.assertGreater(len(in_header), 25)
+        in_python = {name: [field[0] for field in kind._fields_] for name, kind in structs().items()}
+        self.assertEqual(in_python, in_header)
+
+    def test_every_size_and_offset_is_the_c_compilers(self):
+        lines, expected = [], []
+        for name, kind in structs().items():
+            lines.append(f'printf("{name} %zu\\n", sizeof({name}));')
+            expected.append(f"{name} {ctypes.sizeof(kind)}")
+            for field, *_ in kind._fields_:
+                place = getattr(kind, field)
+                lines.append(
+                    f'printf("{name}.{field} %zu %zu\\n", offsetof({name}, {field}), sizeof((({name} *)0)->{field}));'
+                )
+                expected.append(f"{name}.{field} {place.offset} {place.size}")
+        program = f'#include "{HEADER}"\n#include <stdio.h>\nint main(void) {{ {" ".join(lines)} }}\n'
+        compiler = os.environ.get("CC") or shutil.which("cc") or "gcc"
+        with tempfile.TemporaryDirectory() as folder:
+            source, binary = Path(folder, "layout.c"), Path(folder, "layout")
+            source.write_text(program)
+            subprocess.run([compiler, str(source), "-o", str(binary)], check=True)
+            found = subprocess.run([binary], check=True, capture_output=True, text=True).stdout.splitlines()
+        self.assertEqual(found, expected)
+
+    def test_every_call_is_declared_with_its_number_of_parameters(self):
+        in_header = {
+            name: 0 if parameters.strip() == "void" else parameters.count(",") + 1
+            for name, parameters in re.findall(r"VWD_API[\w\s*]*?\b(vwd_\w+)\((.*?)\);", CODE, flags=re.S)
+        }
+        self.assertGreater(len(in_header), 30)
+        in_python = {name: len(arguments) for name, arguments in _abi._PROTOTYPES.items()}
+        self.assertEqual(in_python, in_header)
+
+    def test_every_call_that_takes_arguments_has_a_method(self):
+        for name in re.findall(r"\bvwd_(\w+)_args \*args", CODE):
+            owner = vanward.Forecast if name.startswith("forecast_") else vanward.Session
+            self.assertTrue(hasattr(owner, name.removeprefix("forecast_")), name)
+
+    def test_every_constant_has_the_headers_value(self):
+        enums = {
+            "ERROR": vanward.Status,
+            "DEVICE": vanward.Device,
+            "STREAM": vanward.StreamRole,
+            "INDEX": vanward.IndexKind,
+            "SELECT": vanward.SelectMethod,
+            "REPAIR": vanward.RepairMode,
+            "GATHER": vanward.GatherEngine,
+            "ROPE": vanward.RopeStyle,
+        }
+        in_header = {
+            (family, member): int(value)
+            for family, member, value in re.findall(r"#define VWD_([A-Z]+)_([A-Z_]+) (\d+)", CODE)
+            if family != "ABI"
+        }
+        in_python = {(family, m.name): m.value for family, kind in enums.items() for m in kind if m.name != "OK"}
+        self.assertEqual(in_python, in_header)
+        self.assertEqual(vanward.ABI_VERSION, int(re.search(r"VWD_ABI_VERSION (\d+)", CODE)[1]))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,275 @@
+"""Every call once, against numpy."""
+
+import math
+import tempfile
+import unittest
+from pathlib import Path
+
+import numpy as np
+
+import vanward
+from tests.support import cpu_session, floats, ints
+from vanward import AttentionPartials, AttentionState, BlockList, Holt, Index, IndexKind, PagedKV, PredictorState
+
+SEED = 20260707
+
+
+def softmax(x):
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+class Calls(unittest.TestCase):
+    def setUp(self):
+        self.session = cpu_session()
+        self.addCleanup(self.session.close)
+        self.random = np.random.default_rng(SEED)
+
+    def sequence(self, tokens=23, kv_heads=2, group=3, dim=16, page=4):
+        """One paged sequence: random keys, values and queries, its pages shuffled."""
+        pages = -(-tokens // page)
+        k, v = (self.random.standard_normal((pages, page, kv_heads, dim), np.float32) for _ in "kv")
+        q = self.random.standard_normal((1, kv_heads * group, dim), np.float32)
+        table = self.random.permutation(pages).astype(np.int32)[None]
+        flat = [x[table[0]].reshape(-1, kv_heads, dim)[:tokens].astype(np.float64) for x in (k, v)]
+        return q, PagedKV(k, v, np.array([tokens], np.int32), table), flat[0], flat[1]
+
+    def test_verify_and_pack(self):
+        draft = np.array([[5, 6, 7], [1, 9, 3]])
+        target = np.array([[5, 6, 7, 8], [1, 2, 3, 4]])
+        accepted, next_token, committed = ints(2), np.zeros(2, np.int64), np.zeros((2, 4), np.int64)
+        mismatch = np.zeros(2, bool)
+        verify = dict(draft=draft, target=target, accepted=accepted, next_token=next_token)
+        self.session.verify(**verify, mismatch=mismatch, committed=committed)
+        self.assertEqual((accepted.tolist(), next_token.tolist()), ([3, 1], [8, 2]))
+        self.assertEqual(committed.tolist(), [[5, 6, 7, 8], [1, 2, -1, -1]])
+        self.assertEqual(mismatch.tolist(), [False, True])
+
+        rows = [self.random.standard_normal((2, 3, 5)).astype(kind) for kind in (np.float16, np.float64)]
+        packed, offsets = [np.zeros((6, 5), r.dtype) for r in rows], ints(3)
+        self.session.pack(rows=rows, packed=packed, accepted=accepted, offsets=offsets)
+        self.assertEqual(offsets.tolist(), [0, 3, 4])
+        for r, p in zip(rows, packed):
+            np.testing.assert_array_equal(p[:4], np.concatenate([r[0], r[1, :1]]))
+            p[:] = 0
+        accepted[:] = 0
+        self.session.verify_pack(**verify, rows=rows, packed=packed, offsets=offsets)
+        np.testing.assert_array_equal(packed[0][:4], np.concatenate([rows[0][0], rows[0][1, :1]]))
+
+    def test_minmax_summaries_and_block_selection(self):
+        q, kv, k, _ = self.sequence()
+        blocks = [k[i : i + 4] for i in range(0, 23, 4)]
+        index = Index(IndexKind.MINMAX, block_size=4, key_max=floats(1, 6, 2, 16), key_min=floats(1, 6, 2, 16))
+        self.session.index_update(k=kv.k, page_table=kv.page_table, seq_lens=kv.seq_lens, index=index)
+        np.testing.assert_array_equal(index.key_max[0], [b.max(0) for b in blocks])
+        np.testing.assert_array_equal(index.key_min[0], [b.min(0) for b in blocks])
+
+        selected, scores = BlockList(ints(1, 2, 3), ints(1, 2)), floats(1, 2, 6)
+        self.session.select_blocks(
+            method=vanward.SelectMethod.MINMAX,
+            block_size=4,
+            k=3,
+            local_blocks=1,
+            q=q,
+            index=index,
+            seq_lens=kv.seq_lens,
+            selected=selected,
+            scores=scores,
+        )
+        for g in range(2):
+            heads = q[0, 3 * g : 3 * g + 3].astype(np.float64)
+            want = np.array(
+                [(np.maximum(heads, 0) @ b[:, g].max(0) + np.minimum(heads, 0) @ b[:, g].min(0)).sum() for b in blocks]
+            )
+            np.testing.assert_allclose(scores[0, g], want, atol=1e-4)  # sums of 96 float32 products of size 1
+            want[5] = math.inf  # the last block is forced
+            self.assertEqual(selected.ids[0, g].tolist(), sorted(np.argsort(-want)[:3]))
+        self.assertEqual(selected.counts.tolist(), [[3, 3]])
+
+    def test_attention_repair_and_merge(self):
+        q, kv, k, v = self.sequence()
+        predicted = BlockList(np.array([[[0, 2, 3], [1, 2, 5]]], np.int32), np.full((1, 2), 3, np.int32))
+        selected = BlockList(np.array([[[0, 3, 4], [1, 2, 5]]], np.int32), np.full((1, 2), 3, np.int32))
+
+        def dense(*lists):
+            out, lse = np.zeros((1, 6, 16)), np.zeros((1, 6))
+            for h in range(6):
+                tokens = [t for t in range(23) if any(t // 4 in l.ids[0, h // 3] for l in lists)]
+                s = k[tokens, h // 3] @ q[0, h].astype(np.float64) / 4
+                out[0, h], lse[0, h] = softmax(s) @ v[tokens, h // 3], np.log(np.exp(s).sum())
+            return out, lse
+
+        out, lse = floats(1, 6, 16), floats(1, 6)
+        state = AttentionState(floats(1, 6, 16), floats(1, 6), floats(1, 6))
+        partials = AttentionPartials(floats(1, 6, 3, 16), floats(1, 6, 3), floats(1, 6, 3))
+        self.session.attention(
+            q=q, kv=kv, list=predicted, block_size=4, out=out, lse=lse, state=state, partials=partials
+        )
+        close = lambda found, want: np.testing.assert_allclose(found, want, atol=2e-6)  # a few float32 roundings of 1
+        close(out, dense(predicted)[0])
+        close(lse, dense(predicted)[1])
+
+        again, missed = dict(q=q, kv=kv, block_size=4, predicted=predicted, selected=selected, out=out), ints(1, 2)
+        exact, superset = vanward.RepairMode.EXACT, vanward.RepairMode.SUPERSET
+        self.session.repair(**again, mode=exact, predicted_partials=partials, missed_counts=missed)
+        close(out, dense(selected)[0])
+        self.assertEqual(missed.tolist(), [[1, 0]])
+        self.session.repair(**again, mode=superset, predicted_state=state, lse=lse)
+        close(out, dense(predicted, selected)[0])
+        close(lse, dense(predicted, selected)[1])
+
+        self.session.merge_states(inputs=[state, state], out=out, lse=lse)
+        close(out, dense(predicted)[0])
+        close(lse, dense(predicted)[1] + math.log(2))
+
+        everything = BlockList(np.tile(np.arange(6), (1, 2, 1)), None)
+        self.session.attention(q=q, kv=kv, out=out)
+        close(out, dense(everything)[0])
+
+    def test_half_types_pass_as_they_are(self):
+        q, kv, k, v = self.sequence(group=1)
+        out = np.zeros((1, 2, 16), np.float16)
+        kv.k, kv.v = kv.k.astype(np.float16), kv.v.astype(np.float16)
+        self.session.attention(q=q.astype(np.float16), kv=kv, out=out)
+        want = [softmax(k[:, h] @ q[0, h] / 4) @ v[:, h] for h in range(2)]
+        np.testing.assert_allclose(out[0], want, atol=5e-3)  # inputs rounded to 11 bits
+
+        def bf16(x):
+            return vanward.bfloat16((x.view(np.uint32) >> 16).astype(np.uint16))
+
+        bits = np.zeros((1, 2, 16), np.uint16)
+        kv.k, kv.v = bf16(kv.k.astype(np.float32)), bf16(kv.v.astype(np.float32))
+        self.session.attention(q=bf16(q), kv=kv, out=vanward.bfloat16(bits))
+        found = (bits.astype(np.uint32) << 16).view(np.float32)
+        np.testing.assert_allclose(found[0], want, atol=5e-2)  # inputs cut to 8 bits
+
+    def test_channels_labels_tokens_and_mass(self):
+        q, kv, k, _ = self.sequence()
+        channels, importance = ints(2, 16), floats(2, 16)
+        self.session.channel_importance(
+            q=np.repeat(q, 4, 0), k=k.astype(np.float32), channels=channels[:, :8], importance=importance
+        )
+        want = np.abs(q[0]).reshape(2, 3, 16).mean(1) * np.abs(k).max(0)
+        np.testing.assert_allclose(importance, want, rtol=1e-6)
+        for g in range(2):
+            self.assertEqual(channels[g, :8].tolist(), sorted(np.argsort(-want[g])[:8]))
+
+        # With every channel labelled, the order of the tokens is that of q·k up to the rounding of INT4.
+        channels[:] = np.arange(16)
+        index = Index(
+            IndexKind.LABEL,
+            labels=np.zeros((1, 23, 2, 8), np.uint8),
+            label_scale=np.zeros((1, 23, 2), np.float16),
+            label_min=np.zeros((1, 23, 2), np.float16),
+            channels=channels,
+        )
+        self.session.index_update(k=kv.k, page_table=kv.page_table, seq_lens=kv.seq_lens, index=index)
+        codes = np.stack([index.labels[0] & 15, index.labels[0] >> 4], -1).reshape(23, 2, 16)
+        near = index.label_min[0, ..., None] + index.label_scale[0, ..., None] * codes.astype(np.float64)
+        step = index.label_scale[0].astype(np.float64)[..., None]
+        self.assertTrue((np.abs(near - k) <= 0.51 * step + 2e-3).all())  # half a step, and float16 of the minimum
+
+        candidates = BlockList(np.array([[[0, 2, 5], [1, 3, 4]]], np.int32), np.full((1, 2), 3, np.int32))
+        selected, scores = BlockList(ints(1, 2, 4), ints(1, 2)), floats(1, 2, 4)
+        common = dict(block_size=4, q=q, index=index, seq_lens=kv.seq_lens, candidates=candidates)
+        self.session.select_tokens(**common, k=4, selected=selected, scores=scores)
+        masses = floats(1, 2, 6)
+        blocks = BlockList(ints(1, 2, 2), ints(1, 2))
+        method = vanward.SelectMethod.LABEL_MASS
+        self.session.select_blocks(**common, k=2, method=method, selected=blocks, scores=masses)
+        for g in range(2):
+            tokens = np.array([t for t in range(23) if t // 4 in candidates.ids[0, g]])
+            weight = np.array([softmax(near[tokens, g] @ q[0, h].astype(np.float64) / 4) for h in range(3 * g, 3 * g + 3)])
+            best = np.sort(np.argsort(-weight.mean(0), kind="stable")[:4])
+            self.assertEqual(selected.ids[0, g].tolist(), tokens[best].tolist())
+            np.testing.assert_allclose(scores[0, g], weight.mean(0)[best], rtol=1e-4)
+            mass = {b: weight[:, tokens // 4 == b].sum() for b in candidates.ids[0, g]}
+            np.testing.assert_allclose([masses[0, g, b] for b in mass], list(mass.values()), rtol=1e-4)
+            self.assertEqual(blocks.ids[0, g].tolist(), sorted(sorted(mass, key=mass.get)[-2:]))
+
+    def test_gather(self):
+        source, target = np.arange(12, dtype=np.int16).reshape(4, 3), np.full((3, 3), -1, np.int16)
+        self.session.gather_blocks(
+            source=source,
+            target=target,
+            source_ids=np.array([3, -1, 0, 1], np.int32),
+            target_ids=np.array([0, 1, 2, 1], np.int32),
+            count=np.array([3], np.int32),
+        )
+        self.assertEqual(target.tolist(), [[9, 10, 11], [-1, -1, -1], [0, 1, 2]])
+
+    def test_predictor(self):
+        state = PredictorState(np.full((1, 1, 3), 9, np.float32), np.full((1, 1, 3), 9, np.float32))
+        lens = np.array([6], np.int32)
+        self.session.predictor_reset(state=state)
+        self.assertEqual((state.level.tolist(), state.trend.tolist()), ([[[-math.inf] * 3]], [[[0.0] * 3]]))
+        holt = Holt(0.5, 0.5, 1.0)
+        for scores in ([3, 1, 2], [3, 5, 2]):
+            scores = np.array([[scores]], np.float32)
+            self.session.predictor_update(block_size=2, state=state, seq_lens=lens, scores=scores, holt=holt)
+        self.assertEqual((state.level.tolist(), state.trend.tolist()), ([[[3, 3, 2]]], [[[0, 1, 0]]]))
+        predicted, scores = BlockList(ints(1, 1, 2), ints(1, 1)), floats(1, 1, 3)
+        self.session.predictor_predict(
+            block_size=2, k=1, ratio=2, state=state, seq_lens=lens, predicted=predicted, holt=holt, scores=scores
+        )
+        self.assertEqual(scores.tolist(), [[[3, 4, 2]]])
+        self.assertEqual(predicted.ids.tolist(), [[[0, 1]]])
+
+        history = np.tile(np.array([3, 1, 2], np.float32), (1, 4, 1, 1))
+        counts = np.full((1, 4), 3, np.int32)
+        best, rate = self.session.predictor_calibrate(
+            k=2, scores=history, block_counts=counts, grid=[Holt(), Holt(0.5)]
+        )
+        self.assertEqual((best, rate), (Holt(1, 0, 0), 1))
+
+    def test_forecast(self):
+        n, inputs, heads, dim = 400, 24, 2, 16
+        x = self.random.standard_normal((n, inputs), np.float32)
+        normal = np.c_[x / np.sqrt((x.astype(np.float64) ** 2).mean(1, keepdims=True)), np.ones(n)]
+        q = (normal @ self.random.standard_normal((inputs + 1, heads * dim))).reshape(n, heads, dim).astype(np.float32)
+        gram = normal.T @ normal
+        ridge = 1e-3 * np.trace(gram) / (inputs + 1) * np.eye(inputs + 1)
+        want = (normal @ np.linalg.solve(gram + ridge, normal.T @ q.reshape(n, -1))).reshape(n, heads, dim)
+
+        with vanward.Forecast(self.session, layers=2, input_dim=inputs, q_heads=heads, head_dim=dim) as fitted:
+            fitted.accumulate(layer=1, x=x[:150], q=q[:150])
+            fitted.accumulate(layer=1, x=x[150:], q=q[150:])
+            fitted.solve()
+            self.assertEqual((fitted.info().layers, fitted.info().solved), (2, 1))
+            found = floats(n, heads, dim)
+            project = fitted.prepare_project(layer=1, x=x, positions=ints(n), q=found)
+            project()
+            np.testing.assert_allclose(found, want, atol=1e-3)  # sums of 25 products of size 5 in float32
+
+            # Position 1 turns each pair (c, c + D/2) by theta^(−2c/D).
+            fitted.project(layer=1, x=x, positions=np.ones(n, np.int32), q=found, rope=vanward.Rope(theta=100.0))
+            angle = 100.0 ** (-np.arange(dim // 2) / (dim // 2))
+            low, high = want[..., : dim // 2], want[..., dim // 2 :]
+            turned = np.concatenate(
+                [low * np.cos(angle) - high * np.sin(angle), high * np.cos(angle) + low * np.sin(angle)], -1
+            )
+            np.testing.assert_allclose(found, turned, atol=1e-3)
+
+            with self.assertRaises(vanward.Error):
+                fitted.save("/nowhere/maps.safetensors")
+        with self.assertRaisesRegex(vanward.InvalidArgument, "forecast: NULL"):
+            project()
+
+    def test_a_forecast_is_saved_and_loaded(self):
+        x, q = (self.random.standard_normal(shape, np.float32) for shape in ((64, 8), (64, 1, 16)))
+        with vanward.Forecast(self.session, layers=1, input_dim=8, q_heads=1, head_dim=16) as fitted:
+            fitted.accumulate(layer=0, x=x, q=q)
+            fitted.solve(rank=4)
+            found, again = floats(64, 1, 16), floats(64, 1, 16)
+            fitted.project(layer=0, x=x, positions=ints(64), q=found)
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder, "maps.safetensors")
+                fitted.save(path)
+                with vanward.Forecast.load(self.session, path) as loaded:
+                    self.assertEqual(loaded.info().rank, 4)
+                    loaded.project(layer=0, x=x, positions=ints(64), q=again)
+        np.testing.assert_array_equal(found, again)
+
+
+if __name__ == "__main__":
+    unittest.main()

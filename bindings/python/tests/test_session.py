@@ -1,0 +1,164 @@
+"""Sessions, errors and prepared calls."""
+
+import subprocess
+import sys
+import threading
+import unittest
+
+import numpy as np
+
+import vanward
+from tests.support import cpu_session, ints
+
+
+def verify_arguments(batch=1, gamma=3, **changed):
+    arguments = dict(
+        draft=np.zeros((batch, gamma), np.int32),
+        target=np.zeros((batch, gamma + 1), np.int32),
+        accepted=ints(batch),
+        next_token=ints(batch),
+    )
+    return arguments | changed
+
+
+class Sessions(unittest.TestCase):
+    def test_a_session_says_what_it_runs_on(self):
+        with cpu_session() as session:
+            info = session.info()
+            self.assertEqual((info.device, info.threads, info.driver_version), (vanward.Device.CPU, 2, 0))
+            self.assertEqual(session.stream(vanward.StreamRole.PREFETCH), 0)
+            session.reserve(1 << 20)
+
+    def test_a_closed_session_fails_and_closes_again(self):
+        session = cpu_session()
+        call = session.prepare_verify(**verify_arguments())
+        call()
+        session.close()
+        session.close()
+        for use in (call, session.info, lambda: session.verify(**verify_arguments())):
+            with self.assertRaisesRegex(vanward.InvalidArgument, "session: NULL"):
+                use()
+
+    def test_options_are_checked(self):
+        with self.assertRaisesRegex(vanward.InvalidArgument, "options.device: 99"):
+            vanward.Session(99)
+        with self.assertRaisesRegex(vanward.InvalidArgument, "options.threads"):
+            vanward.Session(vanward.Device.CPU, threads=100_000)
+
+    def test_pinned_memory_is_an_array(self):
+        with cpu_session() as session:
+            memory = session.pinned_alloc(64)
+            source = np.frombuffer(memory, np.int64)
+            source[:] = np.arange(8)
+            target = np.zeros((1, 2), np.int64)
+            session.gather_blocks(
+                source=vanward.pinned(source.reshape(4, 2)), target=target, source_ids=np.array([3], np.int32)
+            )
+            self.assertEqual(target.tolist(), [[6, 7]])
+            self.assertEqual(session.info().pinned_in_use, 64)
+            session.pinned_free(memory)
+            with self.assertRaises(vanward.InvalidArgument):
+                session.pinned_free(memory)
+            with self.assertRaises(vanward.InvalidArgument):
+                session.pinned_alloc(0)
+
+
+class Errors(unittest.TestCase):
+    def setUp(self):
+        self.session = cpu_session()
+        self.addCleanup(self.session.close)
+
+    def test_errors_carry_status_and_message(self):
+        with self.assertRaises(vanward.Error) as caught:
+            self.session.verify(**verify_arguments(target=np.zeros((1, 9), np.int32)))
+        self.assertEqual(caught.exception.status, vanward.Status.INVALID_ARGUMENT)
+        self.assertIn("target: shape [1, 9]", caught.exception.message)
+        self.assertIsInstance(caught.exception, ValueError)
+
+    def test_what_is_no_argument_is_refused_by_name(self):
+        wrong = [
+            (dict(draft=[[1, 2, 3]]), "draft: list has neither"),
+            (dict(accepted=bytes(4)), "accepted: read-only"),
+            (dict(draft=np.zeros((1, 3), complex)), "draft: buffer format"),
+        ]
+        for changed, message in wrong:
+            with self.assertRaisesRegex((TypeError, ValueError), message):
+                self.session.verify(**verify_arguments(**changed))
+        q, kv = np.zeros((1, 1, 16), np.float32), np.zeros((1, 8, 1, 16), np.float32)
+        lens = ints(1)
+        for arguments, message in [
+            (dict(kv=(kv, kv)), "kv: tuple; expected PagedKV"),
+            (dict(kv=vanward.PagedKV(kv, "v", lens)), "kv.v: str has neither"),
+            (dict(kv=vanward.PagedKV(kv, kv, lens), block_size=-1), "block_size: -1; expected 0 to"),
+        ]:
+            with self.assertRaisesRegex((TypeError, ValueError), message):
+                self.session.attention(q=q, out=q.copy(), **arguments)
+        with self.assertRaisesRegex(ValueError, r"packed: 0 tensors; expected 1"):
+            self.session.pack(rows=[q], packed=[], accepted=lens, offsets=ints(2))
+        with self.assertRaisesRegex(TypeError, r"rows\[1\]: int has neither"):
+            self.session.pack(rows=[q, 3], packed=[q, q], accepted=lens, offsets=ints(2))
+        with self.assertRaises(TypeError):
+            self.session.verify(draft=q)
+        with self.assertRaisesRegex(ValueError, "path: a NUL"):
+            vanward.Forecast.load(self.session, "a\0b")
+        with self.assertRaisesRegex(vanward.Error, "stream"):
+            self.session.verify(**verify_arguments(stream=4096))
+
+    def test_each_thread_gets_its_own_results_and_messages(self):
+        wrong = []
+
+        def work(n):
+            arguments = verify_arguments(gamma=n + 1)
+            arguments["draft"][0, n] = -1
+            call = self.session.prepare_verify(**arguments)
+            for _ in range(200):
+                arguments["accepted"][0] = -1
+                call()
+                if arguments["accepted"][0] != n:
+                    wrong.append((n, arguments["accepted"][0]))
+                try:
+                    self.session.verify(**verify_arguments(target=np.zeros((1, n + 5), np.int32)))
+                    wrong.append(n)
+                except vanward.Error as error:
+                    if f"[1, {n + 5}]" not in error.message:
+                        wrong.append((n, error.message))
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(wrong, [])
+
+
+class PreparedCalls(unittest.TestCase):
+    def test_a_prepared_call_sees_present_contents_and_keeps_its_arrays(self):
+        with cpu_session() as session:
+            accepted = ints(1)
+            draft = np.array([[1, 2]], np.int32)
+            call = session.prepare_verify(
+                draft=draft, target=np.array([[1, 2, 3]], np.int32), accepted=accepted, next_token=ints(1)
+            )
+            call()
+            self.assertEqual(accepted[0], 2)
+            draft[0, 1] = 9
+            call(0)
+            self.assertEqual(accepted[0], 1)
+
+    def test_a_session_in_use_by_a_prepared_call_is_not_collected(self):
+        accepted = ints(1)
+        call = cpu_session().prepare_verify(**verify_arguments(accepted=accepted))
+        call()
+        self.assertEqual(accepted[0], 3)
+
+
+class Loading(unittest.TestCase):
+    def test_a_library_that_is_not_there_is_an_import_error(self):
+        program = "import os; os.environ['VANWARD_LIBRARY'] = '/nowhere/libvanward.so'; import vanward"
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        self.assertIn("ImportError", done.stderr)
+        self.assertIn("VANWARD_LIBRARY", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
