@@ -45,6 +45,23 @@ impl Cpu {
         }
     }
 
+    /// Runs `task(i, chunk i of data)` for every chunk of `size` elements (the last may be shorter) and waits for all.
+    pub fn parallel_chunks<T: Send>(
+        &self,
+        data: &mut [T],
+        size: usize,
+        bytes_per_task: usize,
+        task: impl Fn(usize, &mut [T]) + Sync + Send,
+    ) {
+        let tasks = data.len().div_ceil(size);
+        match &self.pool {
+            Some(pool) if tasks > 1 && tasks.saturating_mul(bytes_per_task) >= INLINE_BYTES => {
+                pool.threads.install(|| data.par_chunks_mut(size).enumerate().for_each(|(i, chunk)| task(i, chunk)));
+            }
+            _ => data.chunks_mut(size).enumerate().for_each(|(i, chunk)| task(i, chunk)),
+        }
+    }
+
     /// Scratch memory for one call. Calls reuse what earlier ones grew, so a steady state allocates nothing.
     pub fn scratch(&self) -> Scratch<'_> {
         let bump = self.scratch.lock().pop().unwrap_or_default();
