@@ -49,8 +49,9 @@ impl DType {
     fn encode_float(self, x: f64) -> Vec<u8> {
         match self {
             F32 => (x as f32).to_le_bytes().to_vec(),
-            F16 => f16::from_f64(x).to_le_bytes().to_vec(),
-            BF16 => bf16::from_f64(x).to_le_bytes().to_vec(),
+            // Not from_f64, which drops the low bits before it rounds: a float32 just past a tie would go the wrong way.
+            F16 => f16::from_f32(x as f32).to_le_bytes().to_vec(),
+            BF16 => bf16::from_f32(x as f32).to_le_bytes().to_vec(),
             other => panic!("{other:?} is no float"),
         }
     }
