@@ -158,8 +158,8 @@ pub unsafe extern "C" fn vwd_predictor_predict(
 
 /// Folds the true scores of a step into the state (PRR, Holt 1957).
 ///
-/// L' = alpha·s + (1−alpha)·L, T' = beta·(L'−L) + (1−beta)·T. A block whose level or score is not finite enters anew:
-/// L' = s, T' = 0.
+/// L' = alpha·s + (1−alpha)·L, T' = beta·(L'−L) + (1−beta)·T. A block whose level, trend or score is not finite enters
+/// anew: L' = s, T' = 0.
 ///
 /// args->block_size                       S.
 /// args->holt                             alpha and beta are read.

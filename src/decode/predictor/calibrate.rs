@@ -1,0 +1,207 @@
+//! Choice of the smoothing factors on a history of score rows.
+//!
+//! Every point of a grid runs through every history and is rated by the share of each selection that it would have
+//! predicted. A selected block weighs what its score exceeds the best score left out by: w_j = max(s_j − c, 0). Raw block
+//! scores have no fixed offset, scale or sign, so that neither s_j itself nor its softmax would do as a weight.
+
+use super::cpu::{forecast, smooth};
+use super::{Ratio, check_holt};
+use crate::capi::predictor::{vwd_holt, vwd_predictor_calibrate_args};
+use crate::core::dtype::DType;
+use crate::core::status::{Error, Result};
+use crate::core::tensor::Tensor;
+use crate::ops::topk::{Budget, select_top};
+use crate::runtime::cpu::Cpu;
+use crate::runtime::{On, Session};
+
+pub struct CalibrateRequest {
+    ratio: Ratio,
+    /// k is that of the selection, before the ratio.
+    budget: Budget,
+    /// Not empty.
+    grid: Vec<vwd_holt>,
+    /// [N, T, Hk, nb]
+    scores: Tensor,
+    /// [N, T]
+    block_counts: Tensor,
+}
+
+impl CalibrateRequest {
+    /// # Safety
+    /// The C contract of grid: NULL or `grid_count` points.
+    pub unsafe fn from_c(session: &Session, c: &vwd_predictor_calibrate_args) -> Result<CalibrateRequest> {
+        let grid = match (c.grid.is_null(), c.grid_count) {
+            (true, 0) => built_in_grid(),
+            (true, count) => {
+                return Err(Error::argument("grid", "NULL", format!("{count} points, as grid_count says")));
+            }
+            (false, 0) => return Err(Error::argument("grid_count", 0, "at least 1, or no grid")),
+            (false, _) if !c.grid.is_aligned() => {
+                return Err(Error::argument("grid", format!("{:p} is misaligned", c.grid), "alignment to 4 bytes"));
+            }
+            (false, count) => {
+                // SAFETY: not NULL, aligned; the caller vouches for the length.
+                let points = unsafe { std::slice::from_raw_parts(c.grid, count as usize) };
+                let checked = points.iter().enumerate().map(|(i, point)| check_holt(&format!("grid[{i}]"), point));
+                checked.collect::<Result<Vec<_>>>()?
+            }
+        };
+        let ratio = Ratio::from_c(c.ratio)?;
+        let checks = session.checks();
+        let scores = checks.required("scores", &c.scores)?.of(DType::F32)?.of_rank(4)?;
+        let steps = [("N", scores.dim(0)), ("T", scores.dim(1))];
+        let block_counts = checks.required("block_counts", &c.block_counts)?.of(DType::I32)?.of_shape(&steps)?;
+        let budget = Budget { k: c.k as usize, init: c.init_blocks as usize, local: c.local_blocks as usize };
+        Ok(CalibrateRequest { ratio, budget, grid, scores, block_counts })
+    }
+}
+
+pub struct Best {
+    pub holt: vwd_holt,
+    pub hit_rate: f64,
+}
+
+pub fn calibrate(session: &Session, request: &CalibrateRequest) -> Result<Best> {
+    match session.on(std::ptr::null_mut())? {
+        On::Cpu(cpu) => search(cpu, request),
+        On::Cuda(_) => Err(Error::unsupported("vwd_predictor_calibrate has no CUDA kernel in this build")),
+    }
+}
+
+/// Points that run through a history together, so that its targets are found once for all of them.
+const GROUP: usize = 8;
+
+/// One history of one head, as a group of points predicted it.
+#[derive(Clone, Copy, Default)]
+struct Rating {
+    /// Sum of the shares hit, per point.
+    hits: [f64; GROUP],
+    /// Steps that count.
+    steps: u64,
+}
+
+fn search(cpu: &Cpu, r: &CalibrateRequest) -> Result<Best> {
+    let grid = &r.grid[..];
+    let (heads, runs) = (r.scores.dim(2), r.scores.dim(0) * r.scores.dim(2));
+    let tasks = grid.len().div_ceil(GROUP).saturating_mul(runs);
+    let mut ratings: Vec<Result<Rating>> = Vec::new();
+    let bytes = tasks.saturating_mul(size_of::<Result<Rating>>());
+    ratings.try_reserve_exact(tasks).map_err(|_| Error::out_of_memory(bytes, "vwd_predictor_calibrate"))?;
+    ratings.resize(tasks, Ok(Rating::default()));
+    cpu.parallel_chunks(&mut ratings, 1, r.scores.dim(1) * r.scores.dim(3) * 4, |task, rating| {
+        let (group, run) = (task / runs, task % runs);
+        let points = &grid[group * GROUP..grid.len().min((group + 1) * GROUP)];
+        // SAFETY: the run is below N·Hk.
+        rating[0] = unsafe { rate(cpu, r, points, run / heads, run % heads) };
+    });
+
+    let mut best = Best { holt: grid[0], hit_rate: 0.0 };
+    for (points, ratings) in grid.chunks(GROUP).zip(ratings.chunks(runs.max(1))) {
+        let mut sum = Rating::default();
+        for rating in ratings {
+            let rating = rating.as_ref().map_err(Error::clone)?;
+            sum.hits.iter_mut().zip(rating.hits).for_each(|(sum, hits)| *sum += hits);
+            sum.steps += rating.steps;
+        }
+        for (point, hits) in points.iter().zip(sum.hits) {
+            let hit_rate = hits / sum.steps.max(1) as f64;
+            if hit_rate > best.hit_rate {
+                best = Best { holt: *point, hit_rate };
+            }
+        }
+    }
+    Ok(best)
+}
+
+/// {1, 0, 0}, then less and less weight of the newest score, each without a trend and with trends of several speeds.
+fn built_in_grid() -> Vec<vwd_holt> {
+    let mut grid = Vec::new();
+    for alpha in [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1] {
+        grid.push(vwd_holt { alpha, beta: 0.0, gamma: 0.0 });
+        for beta in [0.1, 0.3, 0.5] {
+            grid.extend([0.25, 0.5, 1.0].map(|gamma| vwd_holt { alpha, beta, gamma }));
+        }
+    }
+    grid
+}
+
+/// Runs a group of points through history `n` of head `g`.
+///
+/// # Safety
+/// The caller of the op keeps the tensors valid, the session computes on the CPU, and `n` and `g` are inside the shape.
+unsafe fn rate(cpu: &Cpu, r: &CalibrateRequest, points: &[vwd_holt], n: usize, g: usize) -> Result<Rating> {
+    let (steps, most) = (r.scores.dim(1), r.scores.dim(3));
+    let scratch = cpu.scratch();
+    let (scores, predicted) = (scratch.slice(most, 0.0f32)?, scratch.slice(most, 0.0f32)?);
+    // Level and trend of every block, per point.
+    let states = scratch.slice(points.len() * most, (f32::NEG_INFINITY, 0.0f32))?;
+    let wider = Budget { k: r.ratio.of(r.budget.k), ..r.budget };
+    let mut rating = Rating::default();
+    for t in 0..steps {
+        // SAFETY: n, t and g are inside the shapes; j stays below nb.
+        let scores = unsafe {
+            let blocks = (r.block_counts.get::<i32, 2>([n, t]).max(0) as usize).min(most);
+            let scores = &mut scores[..blocks];
+            scores.iter_mut().enumerate().for_each(|(j, score)| *score = r.scores.get([n, t, g, j]));
+            &*scores
+        };
+        let target = if t > 0 { Target::of(scores, r.budget) } else { None };
+        rating.steps += target.is_some() as u64;
+        for ((holt, hits), state) in points.iter().zip(&mut rating.hits).zip(states.chunks_mut(most.max(1))) {
+            if let Some(target) = &target {
+                let predicted = &mut predicted[..scores.len()];
+                for (predicted, &(level, trend)) in predicted.iter_mut().zip(&*state) {
+                    *predicted = forecast(level, trend, holt.gamma);
+                }
+                let mut hit = 0.0;
+                select_top(predicted, wider, |j| hit += target.weight(scores, j));
+                *hits += hit / target.total;
+            }
+            for ((level, trend), &score) in state.iter_mut().zip(scores) {
+                (*level, *trend) = smooth(*level, *trend, score, holt);
+            }
+        }
+    }
+    Ok(rating)
+}
+
+/// What there is to hit in one step of one head.
+struct Target {
+    /// The blocks that are not forced.
+    free: std::ops::Range<usize>,
+    /// c, the best finite score that the selection leaves out.
+    cut: f64,
+    /// Σ w_j, above 0.
+    total: f64,
+}
+
+impl Target {
+    /// `None` where the selection leaves nothing out, or nothing that it takes is better.
+    fn of(scores: &[f32], budget: Budget) -> Option<Target> {
+        let n = scores.len();
+        let init = budget.init.min(n);
+        let free = init..n - budget.local.min(n - init);
+        let mut left_out = free.start;
+        let mut cut = f32::NEG_INFINITY;
+        let mut pass = |range: std::ops::Range<usize>| {
+            scores[range].iter().filter(|score| score.is_finite()).for_each(|&score| cut = cut.max(score));
+        };
+        select_top(scores, budget, |j| {
+            if free.contains(&j) {
+                pass(left_out..j);
+                left_out = j + 1;
+            }
+        });
+        pass(left_out..free.end);
+        let mut target = Target { free: free.clone(), cut: cut as f64, total: 0.0 };
+        if cut.is_finite() {
+            target.total = free.map(|j| target.weight(scores, j)).sum();
+        }
+        (target.total > 0.0).then_some(target)
+    }
+
+    fn weight(&self, scores: &[f32], j: usize) -> f64 {
+        let counts = self.free.contains(&j) && scores[j].is_finite();
+        if counts { (scores[j] as f64 - self.cut).max(0.0) } else { 0.0 }
+    }
+}

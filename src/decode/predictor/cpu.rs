@@ -1,0 +1,128 @@
+//! The predictor on the CPU: one task per (sequence, KV head), one pass over its blocks.
+
+use super::{PredictRequest, ResetRequest, UpdateRequest};
+use crate::capi::predictor::vwd_holt;
+use crate::core::status::Result;
+use crate::core::tensor::Tensor;
+use crate::ops::topk::{Budget, select_top};
+use crate::runtime::cpu::Cpu;
+
+const UNSEEN: f32 = f32::NEG_INFINITY;
+
+/// ŝ of a block.
+#[inline(always)]
+pub(super) fn forecast(level: f32, trend: f32, gamma: f32) -> f32 {
+    if level.is_finite() { level + gamma * trend } else { UNSEEN }
+}
+
+/// L' and T' of a block.
+#[inline(always)]
+pub(super) fn smooth(level: f32, trend: f32, score: f32, holt: &vwd_holt) -> (f32, f32) {
+    let next = holt.alpha * score + (1.0 - holt.alpha) * level;
+    let slope = holt.beta * (next - level) + (1.0 - holt.beta) * trend;
+    let known = level.is_finite() & trend.is_finite() & score.is_finite();
+    if known { (next, slope) } else { (score, 0.0) }
+}
+
+pub fn reset(cpu: &Cpu, r: &ResetRequest) {
+    let (batch, blocks) = (r.state.batch(), r.state.max_blocks());
+    let listed = r.rows.map_or(batch, |rows| rows.dim(0));
+    // A task takes one head of every row, so that a row listed twice is not written by two tasks.
+    cpu.parallel(r.state.kv_heads(), listed * blocks * 8, |g| {
+        for n in 0..listed {
+            // SAFETY: n is below the number of rows.
+            let i = r.rows.map_or(n as i64, |rows| unsafe { rows.get::<i32, 1>([n]) } as i64);
+            if i < 0 || i >= batch as i64 {
+                continue;
+            }
+            for j in 0..blocks {
+                // SAFETY: i was checked, g and j are inside the state; no other task has head g.
+                unsafe {
+                    r.state.level.set([i as usize, g, j], UNSEEN);
+                    r.state.trend.set([i as usize, g, j], 0.0f32);
+                }
+            }
+        }
+    });
+}
+
+pub fn predict(cpu: &Cpu, r: &PredictRequest) -> Result<()> {
+    let (heads, most) = (r.state.kv_heads(), r.state.max_blocks());
+    let scratch = cpu.scratch();
+    // A row of ŝ for each task; one float where the state has no blocks, so that counts are still written.
+    let width = most.max(1);
+    let rows = scratch.slice(r.state.batch() * heads * width, 0.0f32)?;
+    cpu.parallel_chunks(rows, width, most * 8, |task, row| {
+        // SAFETY: the task is below B·Hk, and has this (sequence, KV head) to itself.
+        unsafe { predict_row(r, task / heads, task % heads, row) }
+    });
+    Ok(())
+}
+
+/// # Safety
+/// `i` and `g` are inside the checked shapes, and no other task handles them.
+unsafe fn predict_row(r: &PredictRequest, i: usize, g: usize, row: &mut [f32]) {
+    let cap = r.predicted.cap();
+    // SAFETY: every index below is inside the checked shapes; at most cap blocks are emitted, because neither the
+    // clamped budget nor the forced blocks exceed cap.
+    unsafe {
+        let row = &mut row[..r.blocks.count(i)];
+        let (level, trend) = (Row::new(&r.state.level, i, g), Row::new(&r.state.trend, i, g));
+        for (j, score) in row.iter_mut().enumerate() {
+            *score = forecast(*level.at(j), *trend.at(j), r.gamma);
+        }
+        if let Some(scores) = r.scores {
+            for (j, &score) in row.iter().enumerate() {
+                scores.set([i, g, j], score);
+            }
+        }
+        let k = r.budgets.map_or(r.budget.k, |budgets| budgets.get::<i32, 1>([i]).max(0) as usize);
+        let budget = Budget { k: r.ratio.of(k).min(cap), ..r.budget };
+        let mut count = 0;
+        select_top(row, budget, |j| {
+            r.predicted.ids.set([i, g, count], j as i32);
+            count += 1;
+        });
+        r.predicted.counts.set([i, g], count as i32);
+    }
+}
+
+pub fn update(cpu: &Cpu, r: &UpdateRequest) {
+    let heads = r.state.kv_heads();
+    cpu.parallel(r.state.batch() * heads, r.state.max_blocks() * 12, |task| {
+        // SAFETY: the task is below B·Hk, and has this (sequence, KV head) to itself.
+        unsafe { update_row(r, task / heads, task % heads) }
+    });
+}
+
+/// # Safety
+/// `i` and `g` are inside the checked shapes, and no other task handles them.
+unsafe fn update_row(r: &UpdateRequest, i: usize, g: usize) {
+    // SAFETY: j stays below n_i ≤ max_blocks.
+    unsafe {
+        let (level, trend) = (Row::new(&r.state.level, i, g), Row::new(&r.state.trend, i, g));
+        let scores = Row::new(&r.scores, i, g);
+        for j in 0..r.blocks.count(i) {
+            let (l, t) = (level.at(j), trend.at(j));
+            (*l, *t) = smooth(*l, *t, *scores.at(j), &r.holt);
+        }
+    }
+}
+
+/// One row of a [B, Hk, max_blocks] float32 tensor.
+#[derive(Clone, Copy)]
+struct Row {
+    start: *mut f32,
+    stride: isize,
+}
+
+impl Row {
+    fn new(t: &Tensor, i: usize, g: usize) -> Row {
+        Row { start: t.at([i, g]), stride: t.stride(2) }
+    }
+
+    #[inline(always)]
+    fn at(self, j: usize) -> *mut f32 {
+        self.start.wrapping_offset(j as isize * self.stride)
+    }
+}

@@ -1,0 +1,240 @@
+//! Holt's linear smoothing of block scores (PRR), per sequence, KV head and block.
+//!
+//! Before a step, ŝ = L + γ·T predicts the scores, and its top ⌈r·k⌉ the selection. After it, the true scores s enter:
+//! L' = α·s + (1−α)·L and T' = β·(L'−L) + (1−β)·T. A block that has not been seen has L = −inf, and so ŝ = −inf; its
+//! first finite score becomes its level, with trend 0.
+
+mod calibrate;
+mod cpu;
+
+pub use calibrate::{CalibrateRequest, calibrate};
+
+use crate::capi::predictor::{
+    vwd_holt, vwd_predictor_predict_args, vwd_predictor_reset_args, vwd_predictor_state, vwd_predictor_update_args,
+};
+use crate::capi::types::{vwd_stream, vwd_tensor};
+use crate::core::dtype::DType;
+use crate::core::overlap;
+use crate::core::status::{Error, Result};
+use crate::core::tensor::{Checks, Tensor};
+use crate::ops::topk::Budget;
+use crate::ops::views::BlockList;
+use crate::runtime::{On, Session, require_no_flags};
+
+/// level and trend, both [B, Hk, max_blocks] float32.
+#[derive(Clone, Copy)]
+struct State {
+    level: Tensor,
+    trend: Tensor,
+}
+
+impl State {
+    fn from_c(checks: &Checks, c: &vwd_predictor_state) -> Result<State> {
+        let level = checks.required("state.level", &c.level)?.of(DType::F32)?.of_rank(3)?;
+        let shape = [("B", level.dim(0)), ("Hk", level.dim(1)), ("max_blocks", level.dim(2))];
+        let trend = checks.required("state.trend", &c.trend)?.of(DType::F32)?.of_shape(&shape)?;
+        Ok(State { level, trend })
+    }
+
+    fn writable(self) -> Result<State> {
+        Ok(State { level: self.level.writable()?, trend: self.trend.writable()? })
+    }
+
+    fn batch(&self) -> usize {
+        self.level.dim(0)
+    }
+
+    fn kv_heads(&self) -> usize {
+        self.level.dim(1)
+    }
+
+    fn max_blocks(&self) -> usize {
+        self.level.dim(2)
+    }
+}
+
+/// How many blocks each sequence has.
+#[derive(Clone, Copy)]
+struct Blocks {
+    seq_lens: Tensor,
+    size: usize,
+    most: usize,
+}
+
+impl Blocks {
+    fn from_c(checks: &Checks, seq_lens: &vwd_tensor, size: u32, state: &State) -> Result<Blocks> {
+        if size == 0 {
+            return Err(Error::argument("block_size", 0, "at least 1"));
+        }
+        let seq_lens = checks.required("seq_lens", seq_lens)?.of(DType::I32)?.of_shape(&[("B", state.batch())])?;
+        Ok(Blocks { seq_lens, size: size as usize, most: state.max_blocks() })
+    }
+
+    /// n_i = ⌈len/S⌉, clamped to what the state holds.
+    ///
+    /// # Safety
+    /// The caller of the op keeps seq_lens valid, and the session computes on the CPU.
+    unsafe fn count(&self, i: usize) -> usize {
+        // SAFETY: forwarded to the caller.
+        let len = unsafe { self.seq_lens.get::<i32, 1>([i]) };
+        (len.max(0) as usize).div_ceil(self.size).min(self.most)
+    }
+}
+
+/// Smoothing factors within their bounds.
+fn check_holt(name: &str, holt: &vwd_holt) -> Result<vwd_holt> {
+    for (part, value) in [("alpha", holt.alpha), ("beta", holt.beta)] {
+        if !(0.0..=1.0).contains(&value) {
+            return Err(Error::argument(&format!("{name}.{part}"), value, "0 to 1"));
+        }
+    }
+    if !holt.gamma.is_finite() {
+        return Err(Error::argument(&format!("{name}.gamma"), holt.gamma, "a finite number"));
+    }
+    let unset = [holt.alpha, holt.beta, holt.gamma] == [0.0; 3];
+    Ok(if unset { vwd_holt { alpha: 1.0, beta: 0.0, gamma: 0.0 } } else { *holt })
+}
+
+/// How many blocks are predicted for a selection of k: ⌈r·k⌉.
+#[derive(Clone, Copy)]
+struct Ratio(f64);
+
+impl Ratio {
+    fn from_c(ratio: f32) -> Result<Ratio> {
+        match ratio {
+            0.0 => Ok(Ratio(1.0)),
+            r if r >= 1.0 && r.is_finite() => Ok(Ratio(r as f64)),
+            r => Err(Error::argument("ratio", r, "a finite number from 1, or 0 for 1")),
+        }
+    }
+
+    /// Forgives the rounding of a float: 1.1f is a little above 1.1, and ⌈1.1·10⌉ is 11.
+    fn of(self, k: usize) -> usize {
+        (self.0 * k as f64 * (1.0 - 1e-6)).ceil() as usize
+    }
+}
+
+pub struct ResetRequest {
+    state: State,
+    /// [n]
+    rows: Option<Tensor>,
+}
+
+impl ResetRequest {
+    pub fn from_c(session: &Session, c: &vwd_predictor_reset_args) -> Result<ResetRequest> {
+        require_no_flags("flags", c.flags)?;
+        let checks = session.checks();
+        let state = State::from_c(&checks, &c.state)?.writable()?;
+        let rows = match checks.optional("rows", &c.rows)? {
+            Some(rows) => Some(rows.of(DType::I32)?.of_rank(1)?),
+            None => None,
+        };
+        overlap::reject(&[Some(&state.level), Some(&state.trend)], &[rows.as_ref()])?;
+        Ok(ResetRequest { state, rows })
+    }
+}
+
+pub fn reset(session: &Session, request: &ResetRequest, stream: vwd_stream) -> Result<()> {
+    match session.on(stream)? {
+        On::Cpu(cpu) => {
+            cpu::reset(cpu, request);
+            Ok(())
+        }
+        On::Cuda(_) => Err(Error::unsupported("vwd_predictor_reset has no CUDA kernel in this build")),
+    }
+}
+
+pub struct PredictRequest {
+    state: State,
+    blocks: Blocks,
+    gamma: f32,
+    ratio: Ratio,
+    /// k is that of the selection, before the ratio.
+    budget: Budget,
+    /// [B]
+    budgets: Option<Tensor>,
+    predicted: BlockList,
+    /// [B, Hk, max_blocks]
+    scores: Option<Tensor>,
+}
+
+impl PredictRequest {
+    pub fn from_c(session: &Session, c: &vwd_predictor_predict_args) -> Result<PredictRequest> {
+        require_no_flags("flags", c.flags)?;
+        let checks = session.checks();
+        if !c.holt.gamma.is_finite() {
+            return Err(Error::argument("holt.gamma", c.holt.gamma, "a finite number"));
+        }
+        let ratio = Ratio::from_c(c.ratio)?;
+        let state = State::from_c(&checks, &c.state)?;
+        let (batch, heads) = (state.batch(), state.kv_heads());
+        let blocks = Blocks::from_c(&checks, &c.seq_lens, c.block_size, &state)?;
+        let budgets = match checks.optional("budgets", &c.budgets)? {
+            Some(budgets) => Some(budgets.of(DType::I32)?.of_shape(&[("B", batch)])?),
+            None => None,
+        };
+        let names = ["predicted.ids", "predicted.counts"];
+        let predicted = BlockList::from_c(&checks, &c.predicted, names, batch, heads)?.writable()?;
+        let budget = Budget { k: c.k as usize, init: c.init_blocks as usize, local: c.local_blocks as usize };
+        let cap = predicted.cap();
+        if ratio.of(budget.k) > cap {
+            let found = format!("{} predicted of a selection of {}", ratio.of(budget.k), budget.k);
+            return Err(Error::argument("k", found, format!("at most predicted's cap, {cap}")));
+        }
+        if budget.init + budget.local > cap {
+            let found = format!("{} with local_blocks {}", budget.init, budget.local);
+            return Err(Error::argument("init_blocks", found, format!("at most predicted's cap, {cap}, together")));
+        }
+        let scores = match checks.optional("scores", &c.scores)? {
+            Some(scores) => {
+                let shape = [("B", batch), ("Hk", heads), ("max_blocks", state.max_blocks())];
+                Some(scores.of(DType::F32)?.of_shape(&shape)?.writable()?)
+            }
+            None => None,
+        };
+        overlap::reject(
+            &[Some(&predicted.ids), Some(&predicted.counts), scores.as_ref()],
+            &[Some(&state.level), Some(&state.trend), Some(&blocks.seq_lens), budgets.as_ref()],
+        )?;
+        Ok(PredictRequest { state, blocks, gamma: c.holt.gamma, ratio, budget, budgets, predicted, scores })
+    }
+}
+
+pub fn predict(session: &Session, request: &PredictRequest, stream: vwd_stream) -> Result<()> {
+    match session.on(stream)? {
+        On::Cpu(cpu) => cpu::predict(cpu, request),
+        On::Cuda(_) => Err(Error::unsupported("vwd_predictor_predict has no CUDA kernel in this build")),
+    }
+}
+
+pub struct UpdateRequest {
+    state: State,
+    blocks: Blocks,
+    holt: vwd_holt,
+    /// [B, Hk, max_blocks]
+    scores: Tensor,
+}
+
+impl UpdateRequest {
+    pub fn from_c(session: &Session, c: &vwd_predictor_update_args) -> Result<UpdateRequest> {
+        require_no_flags("flags", c.flags)?;
+        let checks = session.checks();
+        let holt = check_holt("holt", &c.holt)?;
+        let state = State::from_c(&checks, &c.state)?.writable()?;
+        let blocks = Blocks::from_c(&checks, &c.seq_lens, c.block_size, &state)?;
+        let shape = [("B", state.batch()), ("Hk", state.kv_heads()), ("max_blocks", state.max_blocks())];
+        let scores = checks.required("scores", &c.scores)?.of(DType::F32)?.of_shape(&shape)?;
+        overlap::reject(&[Some(&state.level), Some(&state.trend)], &[Some(&blocks.seq_lens), Some(&scores)])?;
+        Ok(UpdateRequest { state, blocks, holt, scores })
+    }
+}
+
+pub fn update(session: &Session, request: &UpdateRequest, stream: vwd_stream) -> Result<()> {
+    match session.on(stream)? {
+        On::Cpu(cpu) => {
+            cpu::update(cpu, request);
+            Ok(())
+        }
+        On::Cuda(_) => Err(Error::unsupported("vwd_predictor_update has no CUDA kernel in this build")),
+    }
+}

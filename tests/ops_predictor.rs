@@ -1,0 +1,496 @@
+//! The predictor against Holt's formulas, and calibration against a search by sorting.
+//!
+//! Scores are small whole numbers and factors are powers of two, so that every ŝ is exact in single precision: the oracle
+//! and the library must then agree to the bit, and ties are frequent.
+
+#[path = "support/mod.rs"]
+mod support;
+
+use support::oracle::top_k;
+use support::{Array, Backend, F32, I32, Layout, Rng, Tensor, absent, args, assert_fails, assert_ok, rounds};
+use vanward::capi::predictor::*;
+use vanward::capi::types::*;
+
+/// Level and trend, −inf and 0 while unseen.
+#[derive(Clone, Copy)]
+struct Holt(f64, f64);
+
+const UNSEEN: Holt = Holt(f64::NEG_INFINITY, 0.0);
+
+impl Holt {
+    fn forecast(self, factors: &vwd_holt) -> f64 {
+        if self.0.is_finite() { self.0 + factors.gamma as f64 * self.1 } else { f64::NEG_INFINITY }
+    }
+
+    fn after(self, score: f64, factors: &vwd_holt) -> Holt {
+        if !self.0.is_finite() || !score.is_finite() {
+            return Holt(score, 0.0);
+        }
+        let (alpha, beta) = (factors.alpha as f64, factors.beta as f64);
+        let level = alpha * score + (1.0 - alpha) * self.0;
+        Holt(level, beta * (level - self.0) + (1.0 - beta) * self.1)
+    }
+}
+
+const EXACT: [vwd_holt; 5] = [
+    vwd_holt { alpha: 1.0, beta: 0.0, gamma: 0.0 },
+    vwd_holt { alpha: 0.5, beta: 0.5, gamma: 0.5 },
+    vwd_holt { alpha: 0.5, beta: 0.0, gamma: 1.0 },
+    vwd_holt { alpha: 0.25, beta: 1.0, gamma: 2.0 },
+    vwd_holt { alpha: 1.0, beta: 0.5, gamma: -0.5 },
+];
+
+/// A layer's predictor in the library.
+struct Layer<'b> {
+    backend: &'b Backend,
+    level: Tensor<'b>,
+    trend: Tensor<'b>,
+    holt: vwd_holt,
+    block_size: u32,
+}
+
+impl<'b> Layer<'b> {
+    fn new(backend: &'b Backend, shape: &[usize], layouts: [&Layout; 2], holt: vwd_holt) -> Layer<'b> {
+        let [level, trend] = layouts.map(|layout| Tensor::poisoned(backend, F32, shape, layout));
+        let layer = Layer { backend, level, trend, holt, block_size: 4 };
+        layer.reset(absent());
+        layer
+    }
+
+    fn state(&self) -> vwd_predictor_state {
+        vwd_predictor_state { level: self.level.c(), trend: self.trend.c() }
+    }
+
+    fn reset(&self, rows: vwd_tensor) {
+        let args = vwd_predictor_reset_args { state: self.state(), rows, ..args() };
+        // SAFETY: the session and the tensors are alive.
+        self.backend.finish(unsafe { vwd_predictor_reset(self.backend.session(), &args, self.backend.stream()) });
+    }
+
+    fn update(&self, lens: &[i64], scores: &Array<f64>) {
+        let lens = Tensor::ints(self.backend, I32, &Array::new(&[lens.len()], lens.to_vec()), &Layout::default());
+        let scores = Tensor::floats(self.backend, F32, scores, &Layout::default());
+        let args = vwd_predictor_update_args {
+            block_size: self.block_size,
+            holt: self.holt,
+            state: self.state(),
+            seq_lens: lens.c(),
+            scores: scores.c(),
+            ..args()
+        };
+        // SAFETY: as above.
+        self.backend.finish(unsafe { vwd_predictor_update(self.backend.session(), &args, self.backend.stream()) });
+    }
+
+    /// ids per (sequence, KV head), and scores.
+    fn predict(&self, p: &Prediction, cap: usize) -> (Vec<Vec<i64>>, Array<f64>) {
+        let shape = &self.level.shape;
+        let (batch, heads) = (shape[0], shape[1]);
+        let plain = Layout::default();
+        let lens = Tensor::ints(self.backend, I32, &Array::new(&[batch], p.lens.clone()), &plain);
+        let budgets = p.budgets.clone().map(|b| Tensor::ints(self.backend, I32, &Array::new(&[batch], b), &plain));
+        let ids = Tensor::poisoned(self.backend, I32, &[batch, heads, cap], &plain);
+        let counts = Tensor::poisoned(self.backend, I32, &[batch, heads], &plain);
+        let scores = Tensor::poisoned(self.backend, F32, shape, &plain);
+        let args = vwd_predictor_predict_args {
+            block_size: self.block_size,
+            k: p.k,
+            init_blocks: p.init,
+            local_blocks: p.local,
+            ratio: p.ratio,
+            holt: self.holt,
+            state: self.state(),
+            seq_lens: lens.c(),
+            budgets: budgets.as_ref().map_or(absent(), Tensor::c),
+            predicted: vwd_block_list { ids: ids.c(), counts: counts.c() },
+            scores: scores.c(),
+            ..args()
+        };
+        // SAFETY: as above.
+        self.backend.finish(unsafe { vwd_predictor_predict(self.backend.session(), &args, self.backend.stream()) });
+        let (listed, counts) = (ids.read_ints(), counts.read_ints());
+        ids.assert_written("ids", |at| (at[2] as i64) < counts[[at[0], at[1]]]);
+        let blocks: Vec<usize> = p.lens.iter().map(|&len| self.blocks(len)).collect();
+        scores.assert_written("scores", |at| at[2] < blocks[at[0]]);
+        let lists =
+            (0..batch * heads).map(|row| listed.row([row / heads, row % heads])[..counts.data[row] as usize].to_vec());
+        (lists.collect(), scores.read_floats())
+    }
+
+    fn blocks(&self, len: i64) -> usize {
+        (len.max(0) as usize).div_ceil(self.block_size as usize).min(self.level.shape[2])
+    }
+}
+
+#[derive(Clone, Default)]
+struct Prediction {
+    lens: Vec<i64>,
+    budgets: Option<Vec<i64>>,
+    k: u32,
+    init: u32,
+    local: u32,
+    ratio: f32,
+}
+
+#[test]
+fn predicts_what_holts_formulas_predict() {
+    let backend = Backend::cpu(2);
+    rounds(60, |rng| {
+        let shape = [rng.size(0..=3), rng.size(1..=3), rng.size(0..=40)];
+        let [batch, heads, _] = shape;
+        let holt = rng.pick(&EXACT);
+        let layouts = [Layout::random(rng, 3), Layout::random(rng, 3)];
+        let layer = Layer::new(&backend, &shape, [&layouts[0], &layouts[1]], holt);
+        let mut states = Array::filled(&shape, UNSEEN);
+        let mut lens: Vec<i64> = (0..batch).map(|_| rng.int(-2..=60)).collect();
+        for _ in 0..4 {
+            let p = Prediction {
+                lens: lens.clone(),
+                budgets: rng.one_in(2).then(|| (0..batch).map(|_| rng.int(-3..=50)).collect()),
+                k: rng.size(0..=12) as u32,
+                init: rng.size(0..=2) as u32,
+                local: rng.size(0..=3) as u32,
+                ratio: rng.pick(&[0.0, 1.0, 1.25, 1.5, 2.0]),
+            };
+            let cap = 24;
+            let (lists, scores) = layer.predict(&p, cap);
+            for (row, list) in lists.iter().enumerate() {
+                let (i, g) = (row / heads, row % heads);
+                let n = layer.blocks(lens[i]);
+                let want: Vec<f64> = states.row([i, g])[..n].iter().map(|state| state.forecast(&holt)).collect();
+                assert_eq!(scores.row([i, g])[..n], want, "ŝ of ({i}, {g})");
+                let k = p.budgets.as_ref().map_or(p.k as i64, |budgets| budgets[i]).max(0);
+                let ratio = if p.ratio == 0.0 { 1.0 } else { p.ratio as f64 };
+                let k = ((k as f64 * ratio).ceil() as usize).min(cap).max((p.init + p.local) as usize).min(n);
+                let ids: Vec<i64> =
+                    top_k(&want, k, p.init as usize, p.local as usize).iter().map(|&j| j as i64).collect();
+                assert_eq!(
+                    lists[row],
+                    ids,
+                    "P̂ of ({i}, {g}) with {holt:?}",
+                    holt = (holt.alpha, holt.beta, holt.gamma)
+                );
+            }
+            let mut scores = rng.whole(&shape, 8);
+            for score in &mut scores.data {
+                if rng.one_in(12) {
+                    *score = rng.pick(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY]);
+                }
+            }
+            layer.update(&lens, &scores);
+            for at in support::array::indices(&shape) {
+                let at = [at[0], at[1], at[2]];
+                if at[2] < layer.blocks(lens[at[0]]) {
+                    states[at] = states[at].after(scores[at], &holt);
+                }
+            }
+            lens.iter_mut().for_each(|len| *len += rng.int(0..=9));
+        }
+        assert_same(&layer.level.read_floats(), &states.map(|s| s.0));
+        assert_same(&layer.trend.read_floats(), &states.map(|s| s.1));
+    });
+}
+
+/// Equal, where NaN equals NaN.
+#[track_caller]
+fn assert_same(found: &Array<f64>, expected: &Array<f64>) {
+    for (at, (a, b)) in found.data.iter().zip(&expected.data).enumerate() {
+        assert!(a == b || (a.is_nan() && b.is_nan()), "element {at}: {a}, expected {b}");
+    }
+}
+
+#[test]
+fn reset_forgets_the_listed_sequences_and_no_others() {
+    let backend = Backend::cpu(2);
+    let shape = [4, 2, 5];
+    let layer = Layer::new(&backend, &shape, [&Layout::default(), &Layout::default()], EXACT[0]);
+    let scores = Array::filled(&shape, 3.0);
+    layer.update(&[20; 4], &scores);
+    let rows = Array::new(&[6], vec![2, -1, 4, 0, 2, i32::MIN as i64]);
+    let rows = Tensor::ints(&backend, I32, &rows, &Layout::default());
+    layer.reset(rows.c());
+    let want = Array::from_fn(&shape, |at| if at[0] == 0 || at[0] == 2 { f64::NEG_INFINITY } else { 3.0 });
+    assert_eq!(layer.level.read_floats(), want);
+    assert_eq!(layer.trend.read_floats(), Array::filled(&shape, 0.0));
+    layer.reset(absent());
+    assert_eq!(layer.level.read_floats(), Array::filled(&shape, f64::NEG_INFINITY));
+}
+
+#[test]
+fn a_ratio_in_float32_makes_no_extra_block() {
+    let backend = Backend::cpu(1);
+    let shape = [1, 1, 100];
+    let layer = Layer::new(&backend, &shape, [&Layout::default(), &Layout::default()], EXACT[0]);
+    for (ratio, k, count) in [(1.1, 10, 11), (1.25, 64, 80), (1.2, 5, 6), (1.3, 10, 13), (1.0001, 10, 11), (0.0, 7, 7)]
+    {
+        let p = Prediction { lens: vec![400], k, ratio, ..Prediction::default() };
+        assert_eq!(layer.predict(&p, 90).0[0].len(), count, "⌈{ratio} · {k}⌉");
+    }
+}
+
+#[test]
+fn state_that_is_not_finite_does_not_stay() {
+    let backend = Backend::cpu(1);
+    let shape = [1, 1, 3];
+    let holt = vwd_holt { alpha: 1.0, beta: 1.0, gamma: 1.0 };
+    let layer = Layer::new(&backend, &shape, [&Layout::default(), &Layout::default()], holt);
+    // From −MAX to MAX the trend of block 0 overflows.
+    for first in [0.0, -f32::MAX as f64, f32::MAX as f64, 4.0] {
+        layer.update(&[12], &Array::new(&shape, vec![first, 1.0, f64::NAN]));
+    }
+    assert_eq!(layer.level.read_floats().data[..2], [4.0, 1.0]);
+    assert_eq!(layer.trend.read_floats().data[..2], [0.0, 0.0]);
+    layer.update(&[12], &Array::new(&shape, vec![4.0, 1.0, 2.0]));
+    assert_eq!(layer.level.read_floats().data[2], 2.0);
+}
+
+#[test]
+fn all_zero_factors_mean_the_previous_scores() {
+    let backend = Backend::cpu(1);
+    let shape = [1, 1, 2];
+    let zero = vwd_holt { alpha: 0.0, beta: 0.0, gamma: 0.0 };
+    let layer = Layer::new(&backend, &shape, [&Layout::default(), &Layout::default()], zero);
+    for step in [3.0, 5.0] {
+        layer.update(&[8], &Array::filled(&shape, step));
+    }
+    assert_eq!(layer.level.read_floats().data, [5.0, 5.0]);
+}
+
+// --- calibration -----------------------------------------------------------------------------------------------------
+
+struct History {
+    /// [N, T, Hk, nb]
+    scores: Array<f64>,
+    /// [N, T]
+    counts: Array<i64>,
+    k: usize,
+    init: usize,
+    local: usize,
+    ratio: f32,
+}
+
+impl History {
+    fn calibrate(&self, backend: &Backend, grid: &[vwd_holt], layout: &Layout) -> (vwd_holt, f64) {
+        let scores = Tensor::floats(backend, F32, &self.scores, layout);
+        let counts = Tensor::ints(backend, I32, &self.counts, &Layout::default());
+        let args = vwd_predictor_calibrate_args {
+            k: self.k as u32,
+            init_blocks: self.init as u32,
+            local_blocks: self.local as u32,
+            ratio: self.ratio,
+            grid_count: grid.len() as u32,
+            grid: if grid.is_empty() { std::ptr::null() } else { grid.as_ptr() },
+            scores: scores.c(),
+            block_counts: counts.c(),
+            ..args()
+        };
+        let (mut best, mut rate) = (EXACT[4], f64::NAN);
+        // SAFETY: everything is alive during the call.
+        assert_ok(unsafe { vwd_predictor_calibrate(backend.session(), &args, &mut best, &mut rate) });
+        (best, rate)
+    }
+
+    /// The hit rate of a point, by the definition in the header.
+    fn hit_rate(&self, holt: &vwd_holt) -> f64 {
+        let [histories, steps, heads, most] = self.scores.shape[..] else { panic!("rank 4") };
+        let (mut hits, mut counted) = (0.0, 0);
+        for row in 0..histories * heads {
+            let (h, g) = (row / heads, row % heads);
+            let mut states = vec![UNSEEN; most];
+            for t in 0..steps {
+                let n = self.counts[[h, t]].clamp(0, most as i64) as usize;
+                let scores = &self.scores.row([h, t, g])[..n];
+                let ranked: Vec<f64> = scores.iter().map(|&s| if s.is_nan() { f64::NEG_INFINITY } else { s }).collect();
+                let size = |k: usize| k.max(self.init + self.local).min(n);
+                let chosen = top_k(&ranked, size(self.k), self.init, self.local);
+                let free = |j: usize| j >= self.init && j + self.local < n && scores[j].is_finite();
+                let left_out = (0..n).filter(|j| free(*j) && !chosen.contains(j)).map(|j| scores[j]);
+                let cut = left_out.fold(f64::NEG_INFINITY, f64::max);
+                let weight = |j: usize| if free(j) { (scores[j] - cut).max(0.0) } else { 0.0 };
+                let total: f64 = (0..n).map(weight).sum();
+                if t > 0 && cut.is_finite() && total > 0.0 {
+                    let forecast: Vec<f64> = states[..n].iter().map(|state| state.forecast(holt)).collect();
+                    let wider = (self.k as f64 * self.ratio.max(1.0) as f64).ceil() as usize;
+                    let predicted = top_k(&forecast, size(wider), self.init, self.local);
+                    hits += predicted.iter().map(|&j| weight(j)).sum::<f64>() / total;
+                    counted += 1;
+                }
+                for (state, &score) in states.iter_mut().zip(scores) {
+                    *state = state.after(score, holt);
+                }
+            }
+        }
+        if counted == 0 { 0.0 } else { hits / counted as f64 }
+    }
+}
+
+fn random_history(rng: &mut Rng) -> History {
+    let shape = [rng.size(0..=2), rng.size(0..=12), rng.size(1..=3), rng.size(0..=30)];
+    let mut scores = rng.whole(&shape, 6);
+    for score in &mut scores.data {
+        if rng.one_in(20) {
+            *score = rng.pick(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY]);
+        }
+    }
+    let counts = Array::from_fn(&shape[..2], |_| rng.int(-1..=35));
+    let ratio = rng.pick(&[0.0, 1.0, 1.25, 1.5]);
+    History { scores, counts, k: rng.size(0..=9), init: rng.size(0..=1), local: rng.size(0..=2), ratio }
+}
+
+#[test]
+fn calibration_finds_the_point_with_the_highest_hit_rate() {
+    let backend = Backend::cpu(2);
+    rounds(60, |rng| {
+        let history = random_history(rng);
+        let count = rng.size(1..=12);
+        let grid: Vec<vwd_holt> = (0..count).map(|_| rng.pick(&EXACT)).collect();
+        let layout = Layout::random(rng, 4);
+        let (best, rate) = history.calibrate(&backend, &grid, &layout);
+        let rates: Vec<f64> = grid.iter().map(|point| history.hit_rate(point)).collect();
+        let highest = rates.iter().copied().fold(0.0, f64::max);
+        // Shares are added in another order here.
+        assert!((rate - highest).abs() < 1e-12, "{rate}, expected {highest} of {rates:?}");
+        let first = (0..count).find(|&i| rates[i] > highest - 1e-12).expect("one is the highest");
+        assert_eq!((best.alpha, best.beta, best.gamma), (grid[first].alpha, grid[first].beta, grid[first].gamma));
+    });
+}
+
+fn series(rng: &mut Rng, steps: usize, value: impl Fn(&mut Rng, usize, usize) -> f64) -> History {
+    let scores = Array::from_fn(&[1, steps, 2, 64], |at| value(rng, at[1], at[3]));
+    History { scores, counts: Array::filled(&[1, steps], 64), k: 8, init: 1, local: 1, ratio: 1.0 }
+}
+
+#[test]
+fn built_in_grid_smooths_noise_and_keeps_what_is_certain() {
+    let backend = Backend::cpu(2);
+    let mut rng = Rng::new(7);
+    let steady = series(&mut rng, 20, |_, _, j| (j * j % 61) as f64);
+    let (best, rate) = steady.calibrate(&backend, &[], &Layout::default());
+    assert_eq!((best.alpha, best.beta, best.gamma, rate), (1.0, 0.0, 0.0, 1.0), "ties go to the first point");
+    let noisy = series(&mut rng, 60, |rng, _, j| (j * j % 61) as f64 + 30.0 * rng.normal());
+    let (best, rate) = noisy.calibrate(&backend, &[], &Layout::default());
+    assert!(best.alpha < 0.5, "noise is smoothed, but alpha is {}", best.alpha);
+    assert!(rate > noisy.hit_rate(&EXACT[0]) + 0.05);
+}
+
+#[test]
+fn hit_rate_does_not_depend_on_the_scores_offset_and_scale() {
+    let backend = Backend::cpu(2);
+    let mut rng = Rng::new(3);
+    let grid: Vec<vwd_holt> = EXACT.to_vec();
+    let mut history = series(&mut rng, 30, |rng, _, j| (j * j % 61 + rng.size(0..=20)) as f64);
+    let (best, rate) = history.calibrate(&backend, &grid, &Layout::default());
+    assert!(rate > 0.0 && rate < 1.0);
+    for (scale, offset) in [(1024.0, 0.0), (1.0 / 64.0, 0.0), (1.0, -4096.0), (8.0, 512.0)] {
+        let moved = history.scores.map(|s| s * scale + offset);
+        let original = std::mem::replace(&mut history.scores, moved);
+        let (again, same) = history.calibrate(&backend, &grid, &Layout::default());
+        assert_eq!((again.alpha, again.beta, again.gamma, same), (best.alpha, best.beta, best.gamma, rate));
+        history.scores = original;
+    }
+}
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    let (one, three) = (Backend::cpu(1), Backend::cpu(3));
+    let mut rng = Rng::new(11);
+    // Large enough for the work to be shared.
+    let scores = rng.normals(&[2, 40, 4, 300]);
+    let history = History { scores, counts: Array::filled(&[2, 40], 300), k: 20, init: 1, local: 2, ratio: 1.25 };
+    let [a, b] = [&one, &three].map(|backend| history.calibrate(backend, &[], &Layout::default()));
+    assert_eq!((a.0.alpha, a.0.beta, a.0.gamma, a.1), (b.0.alpha, b.0.beta, b.0.gamma, b.1));
+    let shape = [8, 8, 512];
+    let step = rng.normals(&shape);
+    let [a, b] = [&one, &three].map(|backend| {
+        let holt = vwd_holt { alpha: 0.7, beta: 0.3, gamma: 0.6 };
+        let layer = Layer::new(backend, &shape, [&Layout::default(), &Layout::default()], holt);
+        layer.update(&[2048; 8], &step);
+        layer.update(&[2048; 8], &step.map(|s| s * 0.5));
+        layer.predict(&Prediction { lens: vec![2048; 8], k: 64, ratio: 1.25, ..Prediction::default() }, 80)
+    });
+    assert_eq!(a, b);
+}
+
+// --- errors ----------------------------------------------------------------------------------------------------------
+
+#[test]
+fn bad_arguments_are_named_and_nothing_is_written() {
+    let backend = Backend::cpu(1);
+    let plain = Layout::default();
+    let shape = [2, 1, 6];
+    let state = [(); 2].map(|()| Tensor::floats(&backend, F32, &Array::filled(&shape, 1.0), &plain));
+    let lens = Tensor::ints(&backend, I32, &Array::filled(&[2], 24), &plain);
+    let scores = Tensor::floats(&backend, F32, &Array::filled(&shape, 2.0), &plain);
+    let ids = Tensor::poisoned(&backend, I32, &[2, 1, 4], &plain);
+    let counts = Tensor::poisoned(&backend, I32, &[2, 1], &plain);
+    let good = vwd_predictor_predict_args {
+        block_size: 4,
+        k: 4,
+        state: vwd_predictor_state { level: state[0].c(), trend: state[1].c() },
+        seq_lens: lens.c(),
+        predicted: vwd_block_list { ids: ids.c(), counts: counts.c() },
+        ..args()
+    };
+    let predict = |name: &str, change: &dyn Fn(&mut vwd_predictor_predict_args)| {
+        let mut args = good;
+        change(&mut args);
+        // SAFETY: everything is alive during the call.
+        let status = unsafe { vwd_predictor_predict(backend.session(), &args, std::ptr::null_mut()) };
+        assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &[name]);
+    };
+    predict("ratio", &|a| a.ratio = 0.5);
+    predict("ratio", &|a| a.ratio = f32::NAN);
+    predict("ratio", &|a| a.ratio = f32::INFINITY);
+    predict("k", &|a| a.ratio = 1.25);
+    predict("k", &|a| a.k = u32::MAX);
+    predict("init_blocks", &|a| (a.init_blocks, a.local_blocks) = (u32::MAX, u32::MAX));
+    predict("block_size", &|a| a.block_size = 0);
+    predict("holt.gamma", &|a| a.holt.gamma = f32::INFINITY);
+    predict("flags", &|a| a.flags = 1);
+    predict("state.trend", &|a| a.state.trend.shape[2] = 5);
+    predict("predicted.ids", &|a| a.predicted.ids.data = a.state.level.data);
+    let good = vwd_predictor_update_args {
+        block_size: 4,
+        state: good.state,
+        seq_lens: lens.c(),
+        scores: scores.c(),
+        ..args()
+    };
+    let update = |name: &str, change: &dyn Fn(&mut vwd_predictor_update_args)| {
+        let mut args = good;
+        change(&mut args);
+        // SAFETY: as above.
+        let status = unsafe { vwd_predictor_update(backend.session(), &args, std::ptr::null_mut()) };
+        assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &[name]);
+    };
+    update("holt.alpha", &|a| a.holt.alpha = 1.5);
+    update("holt.alpha", &|a| a.holt.alpha = f32::NAN);
+    update("holt.beta", &|a| a.holt.beta = -0.1);
+    update("state.level", &|a| a.scores = a.state.level);
+    let points = [vwd_holt { alpha: 2.0, beta: 0.0, gamma: 0.0 }];
+    let history = Tensor::floats(&backend, F32, &Array::filled(&[1, 2, 1, 6], 1.0), &plain);
+    let blocks = Tensor::ints(&backend, I32, &Array::filled(&[1, 2], 6), &plain);
+    let good = vwd_predictor_calibrate_args { k: 2, scores: history.c(), block_counts: blocks.c(), ..args() };
+    let calibrate = |name: &str, change: &dyn Fn(&mut vwd_predictor_calibrate_args)| {
+        let mut args = good;
+        change(&mut args);
+        let mut best = EXACT[1];
+        // SAFETY: as above.
+        let status = unsafe { vwd_predictor_calibrate(backend.session(), &args, &mut best, std::ptr::null_mut()) };
+        assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &[name]);
+        assert_eq!(best.alpha, EXACT[1].alpha);
+    };
+    calibrate("grid[0].alpha", &|a| (a.grid, a.grid_count) = (points.as_ptr(), 1));
+    calibrate("grid_count", &|a| a.grid = points.as_ptr());
+    calibrate("grid", &|a| a.grid_count = 1);
+    calibrate("grid", &|a| (a.grid, a.grid_count) = (points.as_ptr().cast::<u8>().wrapping_add(1).cast(), 1));
+    calibrate("ratio", &|a| a.ratio = -1.0);
+    calibrate("block_counts", &|a| a.block_counts.shape[1] = 1);
+    // SAFETY: a NULL result is what is tested.
+    let status =
+        unsafe { vwd_predictor_calibrate(backend.session(), &good, std::ptr::null_mut(), std::ptr::null_mut()) };
+    assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &["holt"]);
+    for (tensor, name) in [(&state[0], "level"), (&state[1], "trend"), (&ids, "ids"), (&counts, "counts")] {
+        tensor.assert_untouched(name);
+    }
+}
