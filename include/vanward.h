@@ -722,7 +722,7 @@ typedef struct {
    */
   uint32_t style;
   /**
-   * Leading channels that rotate, even; 0 means all.
+   * Leading channels that rotate, even; 0 means all (of an odd head_dim, all but the last).
    */
   uint32_t rotary_dim;
   /**
@@ -1219,8 +1219,8 @@ vwd_status vwd_predictor_predict(const vwd_session *session,
 /**
  * Folds the true scores of a step into the state (PRR, Holt 1957).
  *
- * L' = alpha·s + (1−alpha)·L, T' = beta·(L'−L) + (1−beta)·T. A block whose level or score is not finite enters anew:
- * L' = s, T' = 0.
+ * L' = alpha·s + (1−alpha)·L, T' = beta·(L'−L) + (1−beta)·T. A block whose level, trend or score is not finite enters
+ * anew: L' = s, T' = 0.
  *
  * args->block_size                       S.
  * args->holt                             alpha and beta are read.
@@ -1287,7 +1287,8 @@ vwd_status vwd_forecast_create(const vwd_session *session,
 VWD_API void vwd_forecast_release(vwd_forecast *forecast);
 
 /**
- * Fills `details`, whose struct_size the caller has set. Thread-safe. Errors: INVALID_ARGUMENT.
+ * Fills `details`, whose struct_size the caller has set. Waits for an accumulate or solve in progress. Thread-safe.
+ * Errors: INVALID_ARGUMENT.
  */
 VWD_API vwd_status vwd_forecast_info(const vwd_forecast *forecast, vwd_forecast_details *details);
 

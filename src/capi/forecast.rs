@@ -63,7 +63,7 @@ pub const VWD_ROPE_INTERLEAVED: u32 = 1;
 pub struct vwd_rope {
     /// VWD_ROPE_HALVES or VWD_ROPE_INTERLEAVED.
     pub style: u32,
-    /// Leading channels that rotate, even; 0 means all.
+    /// Leading channels that rotate, even; 0 means all (of an odd head_dim, all but the last).
     pub rotary_dim: u32,
     /// Base of inv_freq[c] = theta^(−2c/rotary_dim); 0 means 10000.
     pub theta: f32,
@@ -137,7 +137,8 @@ pub unsafe extern "C" fn vwd_forecast_release(forecast: *mut vwd_forecast) {
     }
 }
 
-/// Fills `details`, whose struct_size the caller has set. Thread-safe. Errors: INVALID_ARGUMENT.
+/// Fills `details`, whose struct_size the caller has set. Waits for an accumulate or solve in progress. Thread-safe.
+/// Errors: INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_info(
     forecast: *const vwd_forecast,

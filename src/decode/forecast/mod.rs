@@ -1,0 +1,290 @@
+//! Forecast: the pre-RoPE queries of layer l+1 from the residual stream x that enters layer l.
+//!
+//! q̂ = W·x̂, where x̂ is x / rms(x) with a constant 1 appended. W is the ridge solution over activations of any text,
+//! accumulated in a stream (`fit`), whole or cut to a low rank; it goes to a file and comes from one (`file`); a decode step
+//! projects with it (`cpu`).
+
+mod cpu;
+mod file;
+mod fit;
+mod map;
+
+use crate::capi::forecast::{
+    VWD_ROPE_HALVES, VWD_ROPE_INTERLEAVED, vwd_forecast_accumulate_args, vwd_forecast_details, vwd_forecast_options,
+    vwd_forecast_project_args, vwd_rope,
+};
+use crate::capi::session::vwd_session;
+use crate::capi::types::vwd_stream;
+use crate::core::dtype::{DType, Float};
+use crate::core::overlap;
+use crate::core::status::{Error, Result};
+use crate::core::tensor::{Checks, Device, Tensor};
+use crate::runtime::{On, Session};
+use fit::Sums;
+use map::Map;
+use parking_lot::{Mutex, RwLock};
+use std::sync::Arc;
+
+/// What a map reads and writes, the same for every layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub layers: usize,
+    pub input_dim: usize,
+    pub q_heads: usize,
+    pub head_dim: usize,
+}
+
+impl Shape {
+    /// `refuse` makes the error of a dimension out of bounds, from its name, value and bound.
+    fn checked(self, refuse: impl Fn(&str, usize, String) -> Error) -> Result<Shape> {
+        const MOST_LAYERS: usize = 1 << 16;
+        const WIDEST: usize = 1 << 20;
+        let bounds = [
+            ("layers", self.layers, MOST_LAYERS),
+            ("input_dim", self.input_dim, WIDEST),
+            ("q_heads", self.q_heads, WIDEST),
+            ("head_dim", self.head_dim, WIDEST),
+        ];
+        for (name, value, most) in bounds {
+            if value == 0 || value > most {
+                return Err(refuse(name, value, format!("1 to {most}")));
+            }
+        }
+        if self.outputs() > WIDEST {
+            let expected = format!("at most {} with head_dim {}", WIDEST / self.head_dim, self.head_dim);
+            return Err(refuse("q_heads", self.q_heads, expected));
+        }
+        Ok(self)
+    }
+
+    /// Length of x̂.
+    pub fn inputs(&self) -> usize {
+        self.input_dim + 1
+    }
+
+    pub fn outputs(&self) -> usize {
+        self.q_heads * self.head_dim
+    }
+}
+
+/// Options of a forecast, defaults filled in.
+pub struct Options {
+    shape: Shape,
+    ridge: f32,
+}
+
+impl Options {
+    pub fn from_c(c: &vwd_forecast_options) -> Result<Options> {
+        let shape = Shape {
+            layers: c.layers as usize,
+            input_dim: c.input_dim as usize,
+            q_heads: c.q_heads as usize,
+            head_dim: c.head_dim as usize,
+        };
+        let shape =
+            shape.checked(|name, value, expected| Error::argument(&format!("options.{name}"), value, expected))?;
+        if !(0.0..f32::INFINITY).contains(&c.ridge) {
+            return Err(Error::argument("options.ridge", c.ridge, "a finite number, 0 or above"));
+        }
+        Ok(Options { shape, ridge: if c.ridge == 0.0 { DEFAULT_RIDGE } else { c.ridge } })
+    }
+}
+
+const DEFAULT_RIDGE: f32 = 1e-3;
+
+pub struct Forecast {
+    session: Arc<Session>,
+    shape: Shape,
+    ridge: f32,
+    /// Per layer. Held while sums grow and while they are solved.
+    sums: Mutex<Vec<Option<Sums>>>,
+    /// Per layer. Held only to take or to replace a map, so that projections do not wait for each other or for a fit.
+    maps: RwLock<Vec<Option<Arc<Map>>>>,
+}
+
+impl Forecast {
+    pub fn create(session: &vwd_session, options: &Options) -> Result<Forecast> {
+        let (shape, ridge) = (options.shape, options.ridge);
+        let sums = Mutex::new((0..shape.layers).map(|_| None).collect());
+        Ok(Forecast { session: session.0.clone(), shape, ridge, sums, maps: RwLock::new(vec![None; shape.layers]) })
+    }
+
+    pub fn details(&self) -> vwd_forecast_details {
+        let sum_bytes = self.sums.lock().iter().flatten().map(|sums| sums.bytes() as u64).sum();
+        let maps = self.maps.read();
+        let solved = || maps.iter().flatten();
+        vwd_forecast_details {
+            struct_size: size_of::<vwd_forecast_details>() as u32,
+            layers: self.shape.layers as u32,
+            input_dim: self.shape.input_dim as u32,
+            q_heads: self.shape.q_heads as u32,
+            head_dim: self.shape.head_dim as u32,
+            ridge: self.ridge,
+            solved: solved().count() as u32,
+            rank: solved().map(|map| map.rank()).max().unwrap_or(0) as u32,
+            map_bytes: solved().map(|map| map.bytes() as u64).sum(),
+            sum_bytes,
+        }
+    }
+
+    pub fn accumulate(&self, r: &AccumulateRequest) -> Result<()> {
+        let mut sums = self.sums.lock();
+        fit::on_host(&self.session, |cpu| fit::accumulate(cpu, &self.shape, &mut sums[r.layer], r))
+    }
+
+    pub fn solve(&self, rank: usize) -> Result<()> {
+        let most = self.shape.inputs().min(self.shape.outputs());
+        if rank > most {
+            return Err(Error::argument("rank", rank, format!("0 to {most}, the smaller side of a map")));
+        }
+        let mut sums = self.sums.lock();
+        let waiting = || sums.iter().enumerate().filter_map(|(layer, sums)| Some((layer, sums.as_ref()?)));
+        if waiting().next().is_none() {
+            return Err(Error::argument("forecast", "no map has sums", "an accumulated map"));
+        }
+        let solved = fit::on_host(&self.session, |cpu| {
+            let solve = |(layer, sums): (usize, &Sums)| Ok((layer, fit::solve(cpu, layer, sums, self.ridge, rank)?));
+            waiting().map(solve).collect::<Result<Vec<_>>>()
+        })?;
+        let mut maps = self.maps.write();
+        for (layer, map) in solved {
+            maps[layer] = Some(Arc::new(map));
+            sums[layer] = None;
+        }
+        Ok(())
+    }
+
+    pub fn save(&self, path: &str) -> Result<()> {
+        let maps = self.maps.read().clone();
+        file::save(path, &self.shape, self.ridge, &maps)
+    }
+
+    pub fn load(session: &vwd_session, path: &str) -> Result<Forecast> {
+        let (shape, ridge, maps) = file::load(path)?;
+        let forecast = Forecast::create(session, &Options { shape, ridge })?;
+        *forecast.maps.write() = maps;
+        Ok(forecast)
+    }
+
+    fn layer(&self, layer: u32) -> Result<usize> {
+        if (layer as usize) < self.shape.layers {
+            return Ok(layer as usize);
+        }
+        Err(Error::argument("layer", layer, format!("0 to {}", self.shape.layers - 1)))
+    }
+}
+
+pub struct AccumulateRequest {
+    layer: usize,
+    /// [N, input_dim]
+    x: Tensor,
+    /// [N, q_heads, head_dim]
+    q: Tensor,
+}
+
+impl AccumulateRequest {
+    pub fn from_c(forecast: &Forecast, c: &vwd_forecast_accumulate_args) -> Result<AccumulateRequest> {
+        let checks = Checks { device: Device::Cpu };
+        let (shape, layer) = (forecast.shape, forecast.layer(c.layer)?);
+        let x = checks.required("x", &c.x)?.of_any(DType::FLOATS)?.of_rank(2)?;
+        let x = x.of_shape(&[("N", x.dim(0)), ("input_dim", shape.input_dim)])?;
+        let outputs = [("N", x.dim(0)), ("q_heads", shape.q_heads), ("head_dim", shape.head_dim)];
+        let q = checks.required("q", &c.q)?.of_any(DType::FLOATS)?.of_shape(&outputs)?;
+        Ok(AccumulateRequest { layer, x, q })
+    }
+}
+
+pub struct ProjectRequest {
+    shape: Shape,
+    map: Arc<Map>,
+    rope: Rope,
+    /// [B, input_dim]
+    x: Tensor,
+    /// [B]
+    positions: Tensor,
+    /// [B, q_heads, head_dim]
+    q: Tensor,
+}
+
+impl ProjectRequest {
+    pub fn from_c(forecast: &Forecast, c: &vwd_forecast_project_args) -> Result<ProjectRequest> {
+        let checks = forecast.session.checks();
+        let (shape, layer) = (forecast.shape, forecast.layer(c.layer)?);
+        let rope = Rope::from_c(&checks, &c.rope, shape.head_dim)?;
+        let x = checks.required("x", &c.x)?.of_any(DType::FLOATS)?.of_rank(2)?;
+        let x = x.of_shape(&[("B", x.dim(0)), ("input_dim", shape.input_dim)])?;
+        let batch = ("B", x.dim(0));
+        let positions = checks.required("positions", &c.positions)?.of(DType::I32)?.of_shape(&[batch])?;
+        let outputs = [batch, ("q_heads", shape.q_heads), ("head_dim", shape.head_dim)];
+        let q = checks.required("q", &c.q)?.of_any(DType::FLOATS)?.of_shape(&outputs)?.writable()?;
+        overlap::reject(&[Some(&q)], &[Some(&x), Some(&positions), rope.inv_freq.as_ref()])?;
+        let Some(map) = forecast.maps.read()[layer].clone() else {
+            return Err(Error::argument("layer", format!("{layer} has no map"), "a layer that is solved or loaded"));
+        };
+        Ok(ProjectRequest { shape, map, rope, x, positions, q })
+    }
+}
+
+impl Forecast {
+    pub fn project(&self, request: &ProjectRequest, stream: vwd_stream) -> Result<()> {
+        match self.session.on(stream)? {
+            On::Cpu(cpu) => cpu::project(cpu, request),
+            On::Cuda(_) => Err(Error::unsupported("vwd_forecast_project has no CUDA kernel in this build")),
+        }
+    }
+}
+
+/// A rotary embedding, defaults filled in.
+struct Rope {
+    interleaved: bool,
+    /// Channels that rotate, even.
+    dim: usize,
+    theta: f64,
+    /// Factor on the channels that rotate.
+    scale: f64,
+    /// [dim/2]
+    inv_freq: Option<Tensor>,
+}
+
+impl Rope {
+    fn from_c(checks: &Checks, c: &vwd_rope, head_dim: usize) -> Result<Rope> {
+        let interleaved = match c.style {
+            VWD_ROPE_HALVES => false,
+            VWD_ROPE_INTERLEAVED => true,
+            other => return Err(Error::argument("rope.style", other, "a VWD_ROPE_* value (0 or 1)")),
+        };
+        let dim = if c.rotary_dim == 0 { head_dim / 2 * 2 } else { c.rotary_dim as usize };
+        if dim > head_dim || !dim.is_multiple_of(2) {
+            let expected = format!("an even number up to head_dim, {head_dim}");
+            return Err(Error::argument("rope.rotary_dim", dim, expected));
+        }
+        if !(0.0..f32::INFINITY).contains(&c.theta) {
+            return Err(Error::argument("rope.theta", c.theta, "a finite number above 0, or 0 for 10000"));
+        }
+        if !c.attention_factor.is_finite() {
+            return Err(Error::argument("rope.attention_factor", c.attention_factor, "a finite number"));
+        }
+        let inv_freq = match checks.optional("rope.inv_freq", &c.inv_freq)? {
+            Some(t) => Some(t.of(DType::F32)?.of_shape(&[("rotary_dim/2", dim / 2)])?),
+            None => None,
+        };
+        let or = |value: f32, default: f64| if value == 0.0 { default } else { value as f64 };
+        Ok(Rope { interleaved, dim, theta: or(c.theta, 10000.0), scale: or(c.attention_factor, 1.0), inv_freq })
+    }
+
+    /// The channels of pair `c`.
+    fn pair(&self, c: usize) -> (usize, usize) {
+        if self.interleaved { (2 * c, 2 * c + 1) } else { (c, c + self.dim / 2) }
+    }
+}
+
+/// 1 / rms(x) of a row; 0 where x is 0, whose x̂ is then 0 but for the constant.
+///
+/// # Safety
+/// `i` is a row of x, which is valid and of dtype `T`.
+unsafe fn inverse_rms<T: Float>(x: &Tensor, i: usize) -> f64 {
+    // SAFETY: forwarded to the caller; c is below input_dim.
+    let squares = (0..x.dim(1)).map(|c| (unsafe { x.get::<T, 2>([i, c]) }.to_f32() as f64).powi(2));
+    let mean = squares.sum::<f64>() / x.dim(1) as f64;
+    if mean == 0.0 { 0.0 } else { 1.0 / mean.sqrt() }
+}
