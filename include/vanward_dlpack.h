@@ -4,8 +4,8 @@
 /*
  * DLTensor to vwd_tensor and back, inline. Nothing to link, nothing to vendor.
  *
- * Where <dlpack/dlpack.h> (0.6 or later) was included before this header, or can be found, vwd_dltensor is its DLTensor.
- * Elsewhere it is a struct of our own with the same fields in the same places.
+ * Where <dlpack/dlpack.h> (0.6 or later) was included before this header, or can be found, vwd_dltensor is its
+ * DLTensor. Elsewhere it is a struct of our own with the same fields in the same places.
  *
  * These are no calls of the library: vwd_last_error does not know their failures.
  */

@@ -261,8 +261,8 @@ class Span {
   std::size_t size_ = 0;
 };
 
-/// Views a container (std::vector, std::array, std::span, Span). Where it does not hold the shape, the result is a tensor
-/// that every call refuses by its argument's name.
+/// Views a container (std::vector, std::array, std::span, Span). Where it does not hold the shape, the result is a
+/// tensor that every call refuses by its argument's name.
 template <class Container, class = detail::RequireContainer<Container>>
 vwd_tensor tensor(Container &&memory, const Dims &shape, const Dims &strides, Device device = cpu) {
   vwd_tensor view = tensor(std::data(memory), shape, strides, device);

@@ -89,21 +89,22 @@ func (s *Session) Repair(args RepairArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
 	c := C.vwd_repair_args{
-		struct_size:        C.sizeof_vwd_repair_args,
-		mode:               C.uint32_t(args.Mode),
-		block_size:         l.uint32("block_size", args.BlockSize),
-		partial_blocks:     l.uint32("partial_blocks", args.PartialBlocks),
-		scale:              C.float(args.Scale),
-		q:                  l.tensor("q", args.Q),
-		kv:                 l.pagedKV(args.KV),
-		predicted:          l.blockList("predicted.ids", "predicted.counts", args.Predicted),
-		selected:           l.blockList("selected.ids", "selected.counts", args.Selected),
-		predicted_state:    l.state("predicted_state.acc", "predicted_state.m", "predicted_state.l", args.PredictedState),
-		predicted_partials: l.partials("predicted_partials.acc", "predicted_partials.m", "predicted_partials.l", args.PredictedPartials),
-		out:                l.tensor("out", args.Out),
-		lse:                l.tensor("lse", args.LSE),
-		state:              l.state("state.acc", "state.m", "state.l", args.State),
-		missed_counts:      l.tensor("missed_counts", args.MissedCounts),
+		struct_size:     C.sizeof_vwd_repair_args,
+		mode:            C.uint32_t(args.Mode),
+		block_size:      l.uint32("block_size", args.BlockSize),
+		partial_blocks:  l.uint32("partial_blocks", args.PartialBlocks),
+		scale:           C.float(args.Scale),
+		q:               l.tensor("q", args.Q),
+		kv:              l.pagedKV(args.KV),
+		predicted:       l.blockList("predicted.ids", "predicted.counts", args.Predicted),
+		selected:        l.blockList("selected.ids", "selected.counts", args.Selected),
+		predicted_state: l.state("predicted_state.acc", "predicted_state.m", "predicted_state.l", args.PredictedState),
+		predicted_partials: l.partials(
+			"predicted_partials.acc", "predicted_partials.m", "predicted_partials.l", args.PredictedPartials),
+		out:           l.tensor("out", args.Out),
+		lse:           l.tensor("lse", args.LSE),
+		state:         l.state("state.acc", "state.m", "state.l", args.State),
+		missed_counts: l.tensor("missed_counts", args.MissedCounts),
 	}
 	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.repair(h, &c, stream.c()) })
 }

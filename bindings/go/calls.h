@@ -1,5 +1,5 @@
-// What Go calls: each function makes one call and, where it failed, fetches the message before Go can move the goroutine to
-// another thread, where the message is not.
+// What Go calls: each function makes one call and, where it failed, fetches the message before Go can move the
+// goroutine to another thread, where the message is not.
 #ifndef VANWARD_GO_CALLS_H
 #define VANWARD_GO_CALLS_H
 

@@ -25,8 +25,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// One sequence of 6 tokens in 3 blocks of 2, one KV head of 16 channels under two query heads. Channel 0 of key t is t, every
-// channel of value t is t: scores and averages are sums of small integers.
+// One sequence of 6 tokens in 3 blocks of 2, one KV head of 16 channels under two query heads. Channel 0 of key t is t,
+// every channel of value t is t: scores and averages are sums of small integers.
 const (
 	tokens   = 6
 	block    = 2
@@ -160,7 +160,8 @@ func TestChannelsLabelsAndTokens(t *testing.T) {
 	}
 	chosen, importance := make([]int32, 2), make([]float32, channels)
 	must(t, s.ChannelImportance(ChannelImportanceArgs{
-		Q: seq.queries(), K: Of(seq.k, tokens, 1, channels), Channels: Of(chosen, 1, 2), Importance: Of(importance, 1, channels),
+		Q: seq.queries(), K: Of(seq.k, tokens, 1, channels),
+		Channels: Of(chosen, 1, 2), Importance: Of(importance, 1, channels),
 	}, 0))
 	equal(t, "channels", chosen, 0, 1)
 	equal(t, "importance", importance[:2], 5, 0)
@@ -224,7 +225,8 @@ func TestPredictUpdateCalibrate(t *testing.T) {
 }
 
 func TestForecast(t *testing.T) {
-	// x_i is the i-th unit vector and q_i is i + 1 throughout; a linear map fits that up to the ridge of one in a thousand.
+	// x_i is the i-th unit vector and q_i is i + 1 throughout; a linear map fits that up to the ridge of one in a
+	// thousand.
 	const n = 16
 	x, q := make([]float32, n*n), make([]float32, n*n)
 	for i := range n {

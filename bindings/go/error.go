@@ -5,7 +5,8 @@ import "C"
 
 import "unsafe"
 
-// Status is the reason why a call did nothing. It is an error itself, so that errors.Is(err, vanward.OutOfScratch) works.
+// Status is the reason why a call did nothing. It is an error itself, so that errors.Is(err, vanward.OutOfScratch)
+// works.
 type Status int32
 
 const (

@@ -100,7 +100,8 @@ func (f *Forecast) Info() (ForecastInfo, error) {
 	}, err
 }
 
-// Accumulate adds activations of one layer, x [N, InputDim] and pre-RoPE queries q [N, QHeads, HeadDim], to the map's sums.
+// Accumulate adds activations of one layer to the map's sums: x [N, InputDim] and pre-RoPE queries q
+// [N, QHeads, HeadDim].
 func (f *Forecast) Accumulate(layer int, x, q Tensor) error {
 	var l lowering
 	defer l.release()

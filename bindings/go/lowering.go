@@ -10,8 +10,8 @@ import (
 	"unsafe"
 )
 
-// A lowering turns the arguments of one call into C's. It pins the Go memory that they point to until release, and keeps
-// the first thing that C's types cannot express as the call's error.
+// A lowering turns the arguments of one call into C's. It pins the Go memory that they point to until release, and
+// keeps the first thing that C's types cannot express as the call's error.
 type lowering struct {
 	pins   runtime.Pinner
 	err    error

@@ -1,8 +1,8 @@
-// Package vanward binds libvanward: verification and packing of speculated tokens, selection of KV blocks, sparse attention,
-// exact repair and KV prefetch, for engines that keep their own memory and streams.
+// Package vanward binds libvanward: verification and packing of speculated tokens, selection of KV blocks, sparse
+// attention, exact repair and KV prefetch, for engines that keep their own memory and streams.
 //
-// What a call computes, and the shape and dtype of each of its arguments, is documented once, in vanward.h; here are the
-// names. Absent tensors are zero Tensors, absent numbers zeros. Errors are *Error; errors.Is finds their Status.
+// What a call computes, and the shape and dtype of each of its arguments, is documented once, in vanward.h; here are
+// the names. Absent tensors are zero Tensors, absent numbers zeros. Errors are *Error; errors.Is finds their Status.
 //
 // Goroutines may share a Session. Calls on one stream are ordered by the caller, as in C. On a CUDA session calls only
 // enqueue: their memory stays valid until the stream has passed them, so it is device or pinned memory, never Go's.
@@ -102,8 +102,8 @@ func NewSession(options Options) (*Session, error) {
 	return s, nil
 }
 
-// Close releases the session once calls in progress have returned; the device has passed them. Closing again does nothing;
-// calls after it fail.
+// Close releases the session once calls in progress have returned; the device has passed them. Closing again does
+// nothing; calls after it fail.
 func (s *Session) Close() error {
 	if s != nil {
 		s.handle.close(func(c *C.vwd_session) { C.vwd_session_release(c) })
@@ -163,8 +163,8 @@ func (s *Session) Stream(role StreamRole) (Stream, error) {
 	return Stream(uintptr(stream)), err
 }
 
-// PinnedAlloc takes n elements from the session's pool of host memory, pinned on a CUDA session. The contents are undefined.
-// Go does not manage this memory: it is gone after PinnedFree or Close.
+// PinnedAlloc takes n elements from the session's pool of host memory, pinned on a CUDA session. The contents are
+// undefined. Go does not manage this memory: it is gone after PinnedFree or Close.
 func PinnedAlloc[T Element](s *Session, n int) ([]T, error) {
 	size := int(unsafe.Sizeof(*new(T)))
 	if n < 0 || n > math.MaxInt/size {

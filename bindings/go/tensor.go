@@ -85,8 +85,8 @@ func DeviceMemory(ordinal int) Memory { return Memory{2, int32(ordinal)} }
 
 const maxRank = 5
 
-// Tensor is a strided view of memory. The zero Tensor is an absent one. A view that its slice cannot hold is made all the
-// same; the call that gets it fails and names the argument.
+// Tensor is a strided view of memory. The zero Tensor is an absent one. A view that its slice cannot hold is made all
+// the same; the call that gets it fails and names the argument.
 type Tensor struct {
 	slice   unsafe.Pointer // start of a slice, pinned during each call; nil for an address
 	address uintptr        // memory that Go does not manage
@@ -101,8 +101,8 @@ type Tensor struct {
 
 // Of views a slice as a contiguous tensor; without a shape, as one dimension.
 //
-// Calls on a CPU session have returned when they are done, so the memory of any slice will do. A CUDA session takes only
-// memory that Go does not move or free: see At and PinnedAlloc.
+// Calls on a CPU session have returned when they are done, so the memory of any slice will do. A CUDA session takes
+// only memory that Go does not move or free: see At and PinnedAlloc.
 func Of[T Element](data []T, shape ...int) Tensor {
 	t := Tensor{slice: unsafe.Pointer(unsafe.SliceData(data)), room: len(data), dtype: dtypeOf[T](), memory: HostMemory}
 	if len(shape) == 0 {
@@ -111,8 +111,8 @@ func Of[T Element](data []T, shape ...int) Tensor {
 	return t.shaped(shape)
 }
 
-// At views memory that Go does not manage, such as the device's, as a contiguous tensor. It stays valid and unshared until
-// the stream has passed the calls that take it.
+// At views memory that Go does not manage, such as the device's, as a contiguous tensor. It stays valid and unshared
+// until the stream has passed the calls that take it.
 func At(address uintptr, dtype DType, memory Memory, shape ...int) Tensor {
 	t := Tensor{address: address, room: math.MaxInt, dtype: dtype, memory: memory}
 	return t.shaped(shape)

@@ -265,7 +265,8 @@ static void predict_update_calibrate(const vw::Session &session) {
 }
 
 static void forecast(const vw::Session &session) {
-  // x_i is the i-th unit vector and q_i is i + 1 throughout; a linear map fits that up to the ridge of one in a thousand.
+  // x_i is the i-th unit vector and q_i is i + 1 throughout; a linear map fits that up to the ridge of one in a
+  // thousand.
   constexpr int n = 16;
   Floats x(n * n), q(n * n), found(n * n);
   for (int i = 0; i < n; ++i) {

@@ -1,4 +1,4 @@
-/* vanward_dlpack.h as C11 and as C++17, with dlpack.h (WITH_DLPACK) and without. Returns the number of failed checks. */
+/* vanward_dlpack.h as C11 and as C++17, with dlpack.h (WITH_DLPACK) and without. Returns how many checks failed. */
 #ifdef WITH_DLPACK
 #  include <dlpack/dlpack.h>
 #endif
@@ -47,7 +47,7 @@ static void null_strides_mean_compact_and_the_byte_offset_moves_data(void) {
 static void given_strides_are_kept_and_come_back(void) {
   float data[32];
   int64_t shape[2], strides[2] = {1, -8};
-  vwd_dltensor source = compact_4_by_3(data, shape), again;
+  vwd_dltensor source = compact_4_by_3(data, shape), again = source;
   source.strides = strides;
   vwd_tensor tensor = VWD_TENSOR_INIT;
   CHECK(vwd_tensor_from_dlpack(&source, &tensor) == VWD_OK);

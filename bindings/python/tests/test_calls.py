@@ -49,7 +49,7 @@ class Calls(unittest.TestCase):
         packed, offsets = [np.zeros((6, 5), r.dtype) for r in rows], ints(3)
         self.session.pack(rows=rows, packed=packed, accepted=accepted, offsets=offsets)
         self.assertEqual(offsets.tolist(), [0, 3, 4])
-        for r, p in zip(rows, packed):
+        for r, p in zip(rows, packed, strict=True):
             np.testing.assert_array_equal(p[:4], np.concatenate([r[0], r[1, :1]]))
             p[:] = 0
         accepted[:] = 0
@@ -94,7 +94,7 @@ class Calls(unittest.TestCase):
         def dense(*lists):
             out, lse = np.zeros((1, 6, 16)), np.zeros((1, 6))
             for h in range(6):
-                tokens = [t for t in range(23) if any(t // 4 in l.ids[0, h // 3] for l in lists)]
+                tokens = [t for t in range(23) if any(t // 4 in chosen.ids[0, h // 3] for chosen in lists)]
                 s = k[tokens, h // 3] @ q[0, h].astype(np.float64) / 4
                 out[0, h], lse[0, h] = softmax(s) @ v[tokens, h // 3], np.log(np.exp(s).sum())
             return out, lse
@@ -105,7 +105,10 @@ class Calls(unittest.TestCase):
         self.session.attention(
             q=q, kv=kv, list=predicted, block_size=4, out=out, lse=lse, state=state, partials=partials
         )
-        close = lambda found, want: np.testing.assert_allclose(found, want, atol=2e-6)  # a few float32 roundings of 1
+
+        def close(found, want):
+            np.testing.assert_allclose(found, want, atol=2e-6)  # a few float32 roundings of 1
+
         close(out, dense(predicted)[0])
         close(lse, dense(predicted)[1])
 
@@ -179,7 +182,9 @@ class Calls(unittest.TestCase):
         self.session.select_blocks(**common, k=2, method=method, selected=blocks, scores=masses)
         for g in range(2):
             tokens = np.array([t for t in range(23) if t // 4 in candidates.ids[0, g]])
-            weight = np.array([softmax(near[tokens, g] @ q[0, h].astype(np.float64) / 4) for h in range(3 * g, 3 * g + 3)])
+            weight = np.array(
+                [softmax(near[tokens, g] @ q[0, h].astype(np.float64) / 4) for h in range(3 * g, 3 * g + 3)]
+            )
             best = np.sort(np.argsort(-weight.mean(0), kind="stable")[:4])
             self.assertEqual(selected.ids[0, g].tolist(), tokens[best].tolist())
             np.testing.assert_allclose(scores[0, g], weight.mean(0)[best], rtol=1e-4)

@@ -7,7 +7,8 @@ Arrays are anything with the buffer protocol (numpy) or __dlpack__ (torch, on an
 call computes, and the shape and dtype of each argument, is documented once, in vanward.h.
 """
 
-from ._abi import ABI_VERSION, lib as _lib
+from ._abi import ABI_VERSION
+from ._abi import lib as _lib
 from ._arguments import (
     AttentionPartials,
     AttentionState,

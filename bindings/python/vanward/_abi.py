@@ -1,4 +1,4 @@
-"""vanward.h in ctypes: structs and prototypes under their C names, and the library itself. tests/test_abi.py compares."""
+"""vanward.h in ctypes: structs and prototypes under their C names, and the library. tests/test_abi.py compares."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from ctypes import (
     Structure,
     c_char,
     c_char_p,
-    c_double,
     c_float,
     c_int32,
     c_int64,

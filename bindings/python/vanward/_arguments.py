@@ -1,4 +1,4 @@
-"""Argument structs from Python objects: the groups that calls share, and the lowering that fills a ctypes struct by name."""
+"""Argument structs from Python objects: the groups that calls share, and how a ctypes struct is filled by name."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def _types(struct: type[Structure]) -> dict[str, Any]:
 
 
 def arguments(struct: type[Structure], keep: list[Any], inputs: dict[str, Any], outputs: dict[str, Any]) -> Any:
-    """A struct with its size and fields set; None leaves a field zero. Outputs refuse read-only memory."""
+    """A struct with its size and fields set; None leaves one zero. Outputs refuse read-only memory."""
     args = struct(struct_size=sizeof(struct))
     _Lowering(keep, writable=False).fill(args, inputs)
     _Lowering(keep, writable=True).fill(args, outputs)
@@ -204,8 +204,8 @@ def arguments(struct: type[Structure], keep: list[Any], inputs: dict[str, Any], 
 class Call:
     """A call whose arguments are converted: calling it is one foreign call.
 
-    It keeps its arrays alive and sees their present contents, so it can be called again and again, timed, and captured in
-    a CUDA graph. `stream` replaces the stream that it was prepared for.
+    It keeps its arrays alive and sees their present contents, so it can be called again and again, timed, and captured
+    in a CUDA graph. `stream` replaces the stream that it was prepared for.
     """
 
     __slots__ = ("_function", "_owner", "_reference", "_stream", "_keep", "args")
@@ -221,7 +221,7 @@ class Call:
         self._reference = byref(self.args)
 
     def __call__(self, stream: int | None = None) -> None:
-        status = self._function(self._owner.handle, self._reference, self._stream if stream is None else stream)
+        stream = self._stream if stream is None else stream
+        status = self._function(self._owner.handle, self._reference, stream)
         if status:
             check(status)
-

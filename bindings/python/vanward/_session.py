@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import enum
 from collections.abc import Callable, Sequence
-from ctypes import byref, c_double, c_uint8, c_void_p, sizeof
+from ctypes import POINTER, byref, c_double, c_uint8, c_void_p, sizeof
 from typing import Any, NamedTuple, ParamSpec
 
 from . import _abi
@@ -138,9 +138,9 @@ class Session:
 
     def pinned_alloc(self, size: int) -> ctypes.Array[c_uint8]:
         """vwd_pinned_alloc: bytes that numpy.frombuffer and torch.frombuffer take. Gone after pinned_free or close."""
-        memory = c_void_p()
+        memory = POINTER(c_uint8 * size)()
         check(lib.vwd_pinned_alloc(self.handle, size, byref(memory)))
-        return (c_uint8 * size).from_address(memory.value)
+        return memory.contents
 
     def pinned_free(self, memory: ctypes.Array[c_uint8], *, stream: int = 0) -> None:
         check(lib.vwd_pinned_free(self.handle, ctypes.addressof(memory), stream))
@@ -435,9 +435,7 @@ class Session:
 
     def prepare_predictor_reset(self, *, state: PredictorState, rows: Array = None, stream: int = 0) -> Call:
         """vwd_predictor_reset: forgets what was seen of some sequences."""
-        return Call(
-            self, _abi.vwd_predictor_reset_args, stream, inputs=dict(rows=rows), outputs=dict(state=state)
-        )
+        return Call(self, _abi.vwd_predictor_reset_args, stream, inputs=dict(rows=rows), outputs=dict(state=state))
 
     def prepare_predictor_predict(
         self,
@@ -504,7 +502,7 @@ class Session:
         ratio: float = 0.0,
         grid: Sequence[Holt] | None = None,
     ) -> tuple[Holt, float]:
-        """vwd_predictor_calibrate: the smoothing factors that would have predicted a history best, and their hit rate."""
+        """vwd_predictor_calibrate: the smoothing factors that would have predicted best, and their hit rate."""
         keep: list[Any] = []
         args = arguments(
             _abi.vwd_predictor_calibrate_args,

@@ -1,8 +1,9 @@
-"""Anything with the buffer protocol or DLPack as a vwd_tensor. Nothing is copied: each view comes with what keeps it."""
+"""Anything with the buffer protocol or DLPack as a vwd_tensor. Nothing is copied; a view comes with what keeps it."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
 from ctypes import (
     POINTER,
@@ -24,10 +25,10 @@ from typing import Any
 from ._abi import vwd_tensor
 
 MAX_RANK = 5
-CPU, CUDA, PINNED = 1, 2, 3
+CPU, PINNED = 1, 3
 _INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
 
-# --- the buffer protocol (PEP 3118) ------------------------------------------------------------------------------------
+# --- the buffer protocol (PEP 3118) -----------------------------------------------------------------------------------
 
 
 class _PyBuffer(Structure):
@@ -81,21 +82,16 @@ def _from_buffer(array: Any, writable: bool) -> tuple[vwd_tensor, Any]:
     order, character = text[:-1], text[-1:]
     if character not in _CODE_OF_FORMAT or order not in _NATIVE_ORDERS:
         raise TypeError(f"buffer format {text!r} is no element type of a tensor")
-    tensor = _tensor(b.ndim)
-    tensor.data = b.buf
-    tensor.device_type = CPU
-    tensor.dtype_code = _CODE_OF_FORMAT[character]
-    tensor.dtype_bits = 8 * b.itemsize
-    strides = None
-    if b.strides:
-        strides = [b.strides[d] // b.itemsize for d in range(b.ndim)]
-        if any(b.strides[d] % b.itemsize for d in range(b.ndim)):
-            raise ValueError(f"strides are no multiples of the element's {b.itemsize} bytes")
-    _lay_out(tensor, b.shape, strides)
-    return tensor, buffer
+    rank, size = b.ndim, b.itemsize
+    strides = b.strides[:rank] if b.strides else None
+    if strides:
+        if any(stride % size for stride in strides):
+            raise ValueError(f"strides are no multiples of the element's {size} bytes")
+        strides = [stride // size for stride in strides]
+    return _tensor(b.buf, CPU, 0, _CODE_OF_FORMAT[character], 8 * size, b.shape[:rank], strides), buffer
 
 
-# --- DLPack ------------------------------------------------------------------------------------------------------------
+# --- DLPack -----------------------------------------------------------------------------------------------------------
 
 
 class _DLTensor(Structure):
@@ -138,7 +134,7 @@ _capsule_pointer.restype = c_void_p
 
 
 def _export(array: Any) -> Any:
-    """The capsule. The stream −1 says that the caller orders the work: an export must not synchronise or record an event."""
+    """The capsule. Stream −1: the caller orders the work, and an export must not synchronise or record an event."""
     arguments: dict[str, Any] = {} if array.__dlpack_device__()[0] in (CPU, PINNED) else {"stream": -1}
     try:
         return array.__dlpack__(max_version=(1, 0), **arguments)
@@ -148,11 +144,12 @@ def _export(array: Any) -> Any:
 
 def _from_dlpack(array: Any, writable: bool) -> tuple[vwd_tensor, Any]:
     capsule = _export(array)
+    managed: _DLManagedTensor | _DLManagedTensorVersioned
     if _capsule_is_valid(capsule, b"dltensor_versioned"):
-        managed = _DLManagedTensorVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
-        if managed.major != 1:
-            raise TypeError(f"DLPack {managed.major}.{managed.minor}; expected version 1")
-        if writable and managed.flags & _FLAG_READ_ONLY:
+        managed = versioned = _DLManagedTensorVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))
+        if versioned.major != 1:
+            raise TypeError(f"DLPack {versioned.major}.{versioned.minor}; expected version 1")
+        if writable and versioned.flags & _FLAG_READ_ONLY:
             raise ValueError("read-only memory given for an output")
     elif _capsule_is_valid(capsule, b"dltensor"):
         managed = _DLManagedTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
@@ -161,32 +158,32 @@ def _from_dlpack(array: Any, writable: bool) -> tuple[vwd_tensor, Any]:
     source = managed.dl_tensor
     if source.lanes != 1:
         raise TypeError(f"{source.lanes} lanes an element; expected 1")
-    tensor = _tensor(source.ndim)
-    tensor.data = source.data + source.byte_offset if source.data else None
-    tensor.device_type = source.device_type
-    tensor.device_id = source.device_id
-    tensor.dtype_code = source.code
-    tensor.dtype_bits = source.bits
-    _lay_out(tensor, source.shape, source.strides)
+    rank = source.ndim
+    data = source.data + source.byte_offset if source.data else None
+    shape, strides = source.shape[:rank], source.strides[:rank] if source.strides else None
+    tensor = _tensor(data, source.device_type, source.device_id, source.code, source.bits, shape, strides)
     return tensor, capsule  # whose destructor runs the deleter, for nobody took the tensor over
 
 
-# --- both --------------------------------------------------------------------------------------------------------------
+# --- both -------------------------------------------------------------------------------------------------------------
 
 
-def _tensor(rank: int) -> vwd_tensor:
+def _tensor(
+    data: int | None,
+    device_type: int,
+    device_id: int,
+    code: int,
+    bits: int,
+    shape: list[int],
+    strides: list[int] | None,
+) -> vwd_tensor:
+    """Strides are in elements; without any the tensor is compact and row-major."""
+    rank = len(shape)
     if rank > MAX_RANK:
         raise ValueError(f"rank {rank}; expected at most {MAX_RANK}")
-    return vwd_tensor(lanes=1, ndim=rank)
-
-
-def _lay_out(tensor: vwd_tensor, shape: Any, strides: Any) -> None:
-    """Strides are in elements; without any the tensor is compact and row-major."""
-    compact = 1
-    for d in reversed(range(tensor.ndim)):
-        tensor.shape[d] = shape[d]
-        tensor.strides[d] = strides[d] if strides else compact
-        compact *= shape[d]
+    if strides is None:
+        strides = [math.prod(shape[d + 1 :]) for d in range(rank)]
+    return vwd_tensor(data, device_type, device_id, code, bits, 1, rank, tuple(shape), tuple(strides))
 
 
 class View:
