@@ -1,8 +1,8 @@
 //! Exact selection of the best scores.
 //!
 //! Order: larger first; equal scores (−0 and +0 are equal) by the lower index; NaN ranks as −inf. The k-th largest is
-//! found by counting digits of sortable keys (radix select): three passes over the scores, no memory but a histogram on
-//! the stack, and the same answer whatever the order of the passes. Results come out ascending by index.
+//! found by counting digits of sortable keys (radix select): at most three passes over the scores, no memory but a
+//! histogram on the stack, and the same answer whatever the order of the counting. Results come out ascending by index.
 
 /// How many are selected of n: min(n, max(k, forced)), where the first `init` and the last `local` are forced.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +65,10 @@ impl Cut {
             }
             key |= (digit as u32) << shift;
             known |= digits << shift;
+            if counts[digit] as usize == rank {
+                // All that share these digits are in; their keys are `key` and above.
+                return Cut { key: key - 1, ties: 0 };
+            }
         }
         Cut { key, ties: rank }
     }
