@@ -94,7 +94,7 @@ pub struct Session {
 
 enum Backend {
     Cpu(Cpu),
-    Cuda(Cuda),
+    Cuda(Box<Cuda>),
 }
 
 /// Where one call runs.
@@ -109,9 +109,9 @@ impl Session {
         let cpu = || Ok(Session { backend: Backend::Cpu(Cpu::start(options)?) });
         match options.device {
             Choice::Cpu => cpu(),
-            Choice::Cuda => Ok(Session { backend: Backend::Cuda(Cuda::open(options)?) }),
+            Choice::Cuda => Ok(Session { backend: Backend::Cuda(Box::new(Cuda::open(options)?)) }),
             Choice::Auto => match Cuda::open(options) {
-                Ok(cuda) => Ok(Session { backend: Backend::Cuda(cuda) }),
+                Ok(cuda) => Ok(Session { backend: Backend::Cuda(Box::new(cuda)) }),
                 Err(error) if error.code == Code::Unavailable => cpu(),
                 Err(error) => Err(error),
             },

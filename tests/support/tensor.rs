@@ -230,6 +230,19 @@ impl<'b> Tensor<'b> {
         }
     }
 
+    /// Gives a contiguous tensor other contents, between calls.
+    pub fn refill_ints(&self, values: &Array<i64>) {
+        assert_eq!(values.shape, self.shape);
+        let bytes: Vec<u8> = values.data.iter().flat_map(|&x| self.dtype.encode_int(x)).collect();
+        assert_eq!(bytes.len() + self.base * self.dtype.bytes(), self.before.len(), "gaps");
+        self.memory.write(&bytes);
+    }
+
+    /// Makes it as it was before any call.
+    pub fn repoison(&self) {
+        self.memory.write(&self.before);
+    }
+
     // --- reading back --------------------------------------------------------------------------------------------
 
     fn elements<T: Clone>(&self, decode: impl Fn(&[u8]) -> T) -> Array<T> {

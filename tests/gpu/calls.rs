@@ -1,0 +1,157 @@
+//! What an op call asks of the driver: launches, and to know its context. CUPTI reports every driver call.
+
+use crate::Case;
+use crate::support::*;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::Mutex;
+use vanward::capi::verify::*;
+
+pub const CASES: &[Case] =
+    &[("op_calls_ask_the_driver_for_launches_alone", op_calls_ask_the_driver_for_launches_alone)];
+
+const ALLOWED: &[&str] =
+    &["cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuLaunchKernel", "cuLaunchKernelEx"];
+
+/// Names of the driver calls since recording began.
+static SEEN: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// The first fields of CUpti_CallbackData.
+#[repr(C)]
+struct CallbackData {
+    /// 0 on entry, 1 on exit.
+    site: c_int,
+    function_name: *const c_char,
+}
+
+extern "C" fn record(_user: *mut c_void, _domain: c_int, _id: u32, data: *const CallbackData) {
+    // SAFETY: CUPTI passes valid data; the name is static text.
+    unsafe {
+        if (*data).site == 0 {
+            SEEN.lock().unwrap().push(CStr::from_ptr((*data).function_name).to_string_lossy().into_owned());
+        }
+    }
+}
+
+/// CUPTI, as far as this test needs it.
+struct Cupti {
+    subscriber: *mut c_void,
+    enable_domain: extern "C" fn(u32, *mut c_void, c_int) -> c_int,
+    unsubscribe: extern "C" fn(*mut c_void) -> c_int,
+}
+
+impl Cupti {
+    /// `VANWARD_CUPTI` names the library where the loader does not find it.
+    fn open() -> Cupti {
+        type Subscribe = extern "C" fn(
+            *mut *mut c_void,
+            extern "C" fn(*mut c_void, c_int, u32, *const CallbackData),
+            *mut c_void,
+        ) -> c_int;
+        let named = std::env::var("VANWARD_CUPTI").ok();
+        let names = ["libcupti.so", "libcupti.so.13", "libcupti.so.12"].map(String::from);
+        let library = named.into_iter().chain(names).find_map(|name| {
+            let name = CString::new(name).unwrap();
+            // SAFETY: loads a library by name.
+            let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+            (!library.is_null()).then_some(library)
+        });
+        let library = library.expect("libcupti: set VANWARD_CUPTI to its path");
+        let symbol = |name: &CStr| {
+            // SAFETY: the library is open.
+            let address = unsafe { libc::dlsym(library, name.as_ptr()) };
+            assert!(!address.is_null(), "{name:?}");
+            address
+        };
+        let mut subscriber = std::ptr::null_mut();
+        // SAFETY: the symbols have these types in every version of CUPTI.
+        unsafe {
+            let subscribe: Subscribe = std::mem::transmute(symbol(c"cuptiSubscribe"));
+            assert_eq!(subscribe(&mut subscriber, record, std::ptr::null_mut()), 0, "cuptiSubscribe");
+            Cupti {
+                subscriber,
+                enable_domain: std::mem::transmute::<*mut c_void, extern "C" fn(u32, *mut c_void, c_int) -> c_int>(
+                    symbol(c"cuptiEnableDomain"),
+                ),
+                unsubscribe: std::mem::transmute::<*mut c_void, extern "C" fn(*mut c_void) -> c_int>(symbol(
+                    c"cuptiUnsubscribe",
+                )),
+            }
+        }
+    }
+
+    /// The driver calls that `body` makes.
+    fn calls_of(&self, body: impl FnOnce()) -> Vec<String> {
+        const DRIVER_API: c_int = 1;
+        SEEN.lock().unwrap().clear();
+        assert_eq!((self.enable_domain)(1, self.subscriber, DRIVER_API), 0, "cuptiEnableDomain");
+        body();
+        assert_eq!((self.enable_domain)(0, self.subscriber, DRIVER_API), 0, "cuptiEnableDomain");
+        std::mem::take(&mut SEEN.lock().unwrap())
+    }
+}
+
+impl Drop for Cupti {
+    fn drop(&mut self) {
+        (self.unsubscribe)(self.subscriber);
+    }
+}
+
+fn op_calls_ask_the_driver_for_launches_alone(backend: &Backend) {
+    let cupti = Cupti::open();
+    let (session, stream) = (backend.session(), backend.stream());
+    for (batch, gamma, width) in [(1, 1, 8), (32, 8, 128), (1024, 128, 64), (5000, 2, 3)] {
+        let plain = Layout::default();
+        let tokens = |width| Array::from_fn(&[batch, width], |at| (at[0] + at[1]) as i64);
+        let draft = Tensor::ints(backend, I32, &tokens(gamma), &plain);
+        let target = Tensor::ints(backend, I32, &tokens(gamma + 1), &plain);
+        let poisoned = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &plain);
+        let (accepted, next_token) = (poisoned(I32, &[batch]), poisoned(I32, &[batch]));
+        let (rows, packed) = (poisoned(F16, &[batch, gamma, width]), poisoned(F16, &[batch * gamma, width]));
+        let offsets = poisoned(I32, &[batch + 1]);
+        let (from, to) = ([rows.c()], [packed.c()]);
+        let verify = vwd_verify_args {
+            draft: draft.c(),
+            target: target.c(),
+            accepted: accepted.c(),
+            next_token: next_token.c(),
+            ..args()
+        };
+        let pack = vwd_pack_args {
+            tensor_count: 1,
+            rows: from.as_ptr(),
+            packed: to.as_ptr(),
+            accepted: accepted.c(),
+            offsets: offsets.c(),
+            ..args()
+        };
+        let both = vwd_verify_pack_args {
+            tensor_count: 1,
+            rows: from.as_ptr(),
+            packed: to.as_ptr(),
+            draft: draft.c(),
+            target: target.c(),
+            accepted: accepted.c(),
+            next_token: next_token.c(),
+            offsets: offsets.c(),
+            ..args()
+        };
+        // SAFETY: the tensors outlive the calls.
+        let calls: [(&str, &dyn Fn() -> i32); 3] = unsafe {
+            [
+                ("vwd_verify", &|| vwd_verify(session, &verify, stream)),
+                ("vwd_pack", &|| vwd_pack(session, &pack, stream)),
+                ("vwd_verify_pack", &|| vwd_verify_pack(session, &both, stream)),
+            ]
+        };
+        for (name, call) in calls {
+            let seen = cupti.calls_of(|| assert_ok(call()));
+            let launches = seen.iter().filter(|call| call.starts_with("cuLaunchKernel")).count();
+            println!("{name} of {batch} × {gamma}: {}", seen.join(", "));
+            assert!((1..=3).contains(&launches), "{name}: {seen:?}");
+            for asked in &seen {
+                assert!(ALLOWED.contains(&asked.as_str()), "{name} asks for {asked}");
+            }
+        }
+        backend.finish(0);
+    }
+}

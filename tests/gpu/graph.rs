@@ -1,0 +1,171 @@
+//! A captured call, replayed with other contents.
+
+use crate::Case;
+use crate::support::*;
+use cudarc::driver::sys::{self, CUresult, CUstream};
+use vanward::capi::verify::*;
+
+pub const CASES: &[Case] = &[
+    ("verify_pack_replays_a_graph_with_changed_contents", verify_pack_replays_a_graph_with_changed_contents),
+    ("pack_of_a_large_batch_replays_a_graph", pack_of_a_large_batch_replays_a_graph),
+];
+
+pub fn check(result: CUresult) {
+    assert_eq!(result, CUresult::CUDA_SUCCESS);
+}
+
+/// A graph of what `enqueue` puts on the stream, launched on it by `replay`.
+struct Graph {
+    exec: sys::CUgraphExec,
+    stream: CUstream,
+}
+
+impl Graph {
+    fn capture(stream: CUstream, enqueue: impl FnOnce()) -> Graph {
+        let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the stream is idle, and its context is current: the backend made it so.
+        unsafe {
+            let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_GLOBAL;
+            check(sys::cuStreamBeginCapture_v2(stream, mode));
+            enqueue();
+            check(sys::cuStreamEndCapture(stream, &mut graph));
+            check(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
+            check(sys::cuGraphDestroy(graph));
+        }
+        Graph { exec, stream }
+    }
+
+    fn replay(&self) {
+        // SAFETY: the graph is instantiated; the stream lives as long as the backend.
+        unsafe {
+            check(sys::cuGraphLaunch(self.exec, self.stream));
+            check(sys::cuStreamSynchronize(self.stream));
+        }
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: instantiated once; its launches have passed.
+        let _ = unsafe { sys::cuGraphExecDestroy(self.exec) };
+    }
+}
+
+/// Tokens of one replay: from none to all accepted.
+struct Contents {
+    draft: Array<i64>,
+    target: Array<i64>,
+    lens: Array<i64>,
+}
+
+impl Contents {
+    fn random(rng: &mut Rng, batch: usize, gamma: usize) -> Contents {
+        let acceptance = rng.pick(&[0.0, 0.5, 0.9, 1.0]);
+        let target = Array::from_fn(&[batch, gamma + 1], |_| rng.int(0..=50_000));
+        let draft = Array::from_fn(&[batch, gamma], |at| {
+            target[[at[0], at[1]]] + (rng.unit() >= acceptance) as i64 * rng.int(1..=9)
+        });
+        let lens = Array::from_fn(&[batch], |_| rng.int(-1..=gamma as i64 + 1));
+        Contents { draft, target, lens }
+    }
+}
+
+fn verify_pack_replays_a_graph_with_changed_contents(backend: &Backend) {
+    const REPLAYS: usize = 1000;
+    let (batch, gamma, width) = (32, 16, 129);
+    rounds(1, |rng| {
+        let contents = Contents::random(rng, batch, gamma);
+        let plain = Layout::default();
+        let ints = |dtype, values| Tensor::ints(backend, dtype, values, &plain);
+        let (draft, target, lens) =
+            (ints(I32, &contents.draft), ints(I32, &contents.target), ints(I32, &contents.lens));
+        let values = Array::from_fn(&[batch, gamma, width], |_| rng.int(0..=255));
+        let rows = Tensor::ints(backend, U8, &values, &plain);
+        let poisoned = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &plain);
+        let (accepted, next_token) = (poisoned(I32, &[batch]), poisoned(I32, &[batch]));
+        let committed = poisoned(I32, &[batch, gamma + 1]);
+        let (packed, offsets) = (poisoned(U8, &[batch * gamma, width]), poisoned(I64, &[batch + 1]));
+        let (from, to) = ([rows.c()], [packed.c()]);
+        let arguments = vwd_verify_pack_args {
+            tensor_count: 1,
+            rows: from.as_ptr(),
+            packed: to.as_ptr(),
+            draft: draft.c(),
+            target: target.c(),
+            draft_lens: lens.c(),
+            accepted: accepted.c(),
+            next_token: next_token.c(),
+            offsets: offsets.c(),
+            committed: committed.c(),
+            ..args()
+        };
+        let graph = Graph::capture(backend.stream().cast(), || {
+            // SAFETY: the tensors outlive the graph.
+            assert_ok(unsafe { vwd_verify_pack(backend.session(), &arguments, backend.stream()) });
+        });
+        for replay in 0..REPLAYS {
+            let contents = Contents::random(rng, batch, gamma);
+            draft.refill_ints(&contents.draft);
+            target.refill_ints(&contents.target);
+            lens.refill_ints(&contents.lens);
+            packed.repoison();
+            graph.replay();
+
+            let verified = oracle::verify(&contents.draft, &contents.target, Some(&contents.lens.data));
+            assert_eq!(accepted.read_ints().data, verified.accepted, "accepted, replay {replay}");
+            assert_eq!(next_token.read_ints().data, verified.next_token, "next_token, replay {replay}");
+            assert_eq!(committed.read_ints(), verified.committed, "committed, replay {replay}");
+            check_packed(&values, &verified.accepted, &packed, &offsets);
+        }
+    });
+}
+
+/// Offsets are the running sum, rows follow each other in order, and nothing else was written.
+fn check_packed(rows: &Array<i64>, accepted: &[i64], packed: &Tensor, offsets: &Tensor) {
+    let (gamma, width) = (rows.shape[1], rows.shape[2]);
+    let (found, found_offsets) = (packed.read_ints(), offsets.read_ints());
+    let mut row = 0;
+    for (i, &count) in accepted.iter().enumerate() {
+        assert_eq!(found_offsets.data[i], row as i64, "offsets[{i}]");
+        for t in 0..count as usize {
+            let expected = &rows.data[(i * gamma + t) * width..][..width];
+            assert_eq!(&found.data[row * width..][..width], expected, "row {t} of sequence {i}");
+            row += 1;
+        }
+    }
+    assert_eq!(found_offsets.data[accepted.len()], row as i64);
+    packed.assert_written("packed", |at| at[0] < row);
+}
+
+fn pack_of_a_large_batch_replays_a_graph(backend: &Backend) {
+    let (batch, gamma, width) = (5000, 3, 5);
+    rounds(1, |rng| {
+        let plain = Layout::default();
+        let values = Array::from_fn(&[batch, gamma, width], |_| rng.int(0..=255));
+        let rows = Tensor::ints(backend, U8, &values, &plain);
+        let counts = Array::from_fn(&[batch], |_| rng.int(0..=gamma as i64));
+        let accepted = Tensor::ints(backend, I32, &counts, &plain);
+        let packed = Tensor::poisoned(backend, U8, &[batch * gamma, width], &plain);
+        let offsets = Tensor::poisoned(backend, I32, &[batch + 1], &plain);
+        let (from, to) = ([rows.c()], [packed.c()]);
+        let arguments = vwd_pack_args {
+            tensor_count: 1,
+            rows: from.as_ptr(),
+            packed: to.as_ptr(),
+            accepted: accepted.c(),
+            offsets: offsets.c(),
+            ..args()
+        };
+        let graph = Graph::capture(backend.stream().cast(), || {
+            // SAFETY: the tensors outlive the graph.
+            assert_ok(unsafe { vwd_pack(backend.session(), &arguments, backend.stream()) });
+        });
+        for _ in 0..50 {
+            let counts = Array::from_fn(&[batch], |_| rng.int(0..=gamma as i64));
+            accepted.refill_ints(&counts);
+            packed.repoison();
+            graph.replay();
+            check_packed(&values, &counts.data, &packed, &offsets);
+        }
+    });
+}

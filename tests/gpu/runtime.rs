@@ -1,0 +1,239 @@
+//! Contexts, streams, sessions and memory of the CUDA backend.
+
+use crate::Case;
+use crate::graph::check;
+use crate::support::*;
+use cudarc::driver::sys;
+use std::ffi::c_void;
+use vanward::capi::session::*;
+use vanward::capi::types::*;
+use vanward::capi::verify::*;
+
+pub const CASES: &[Case] = &[
+    ("calls_leave_the_current_context_as_it_was", calls_leave_the_current_context_as_it_was),
+    ("threads_share_a_session_on_streams_of_their_own", threads_share_a_session_on_streams_of_their_own),
+    ("session_streams_are_distinct_and_usable", session_streams_are_distinct_and_usable),
+    ("info_tells_the_device_and_the_kernels", info_tells_the_device_and_the_kernels),
+    ("released_sessions_give_their_memory_back", released_sessions_give_their_memory_back),
+    ("reserve_beyond_the_device_is_an_error_that_changes_nothing", reserve_beyond_the_device_is_an_error),
+    ("device_that_does_not_exist_is_unavailable", device_that_does_not_exist_is_unavailable),
+    ("host_tensors_are_refused", host_tensors_are_refused),
+    ("pinned_memory_is_reused_after_its_stream_has_passed", pinned_memory_is_reused_after_its_stream_has_passed),
+    ("pinned_limit_is_an_error_that_changes_nothing", pinned_limit_is_an_error_that_changes_nothing),
+];
+
+/// A verification whose result is known, on any stream.
+struct Known<'b> {
+    draft: Tensor<'b>,
+    target: Tensor<'b>,
+    accepted: Tensor<'b>,
+    next_token: Tensor<'b>,
+}
+
+impl<'b> Known<'b> {
+    fn new(backend: &'b Backend) -> Known<'b> {
+        let plain = Layout::default();
+        Known {
+            draft: Tensor::ints(backend, I32, &Array::new(&[2, 3], vec![5, 6, 7, 8, 9, 10]), &plain),
+            target: Tensor::ints(backend, I32, &Array::new(&[2, 4], vec![5, 6, 0, 1, 8, 9, 10, 11]), &plain),
+            accepted: Tensor::poisoned(backend, I32, &[2], &plain),
+            next_token: Tensor::poisoned(backend, I32, &[2], &plain),
+        }
+    }
+
+    fn args(&self) -> vwd_verify_args {
+        vwd_verify_args {
+            draft: self.draft.c(),
+            target: self.target.c(),
+            accepted: self.accepted.c(),
+            next_token: self.next_token.c(),
+            ..args()
+        }
+    }
+
+    fn enqueue(&self, session: *const vwd_session, stream: vwd_stream) {
+        // SAFETY: the tensors outlive the call and the stream's work.
+        assert_ok(unsafe { vwd_verify(session, &self.args(), stream) });
+    }
+
+    fn check(&self) {
+        assert_eq!(self.accepted.read_ints().data, [2, 3]);
+        assert_eq!(self.next_token.read_ints().data, [0, 11]);
+    }
+}
+
+fn synchronize(stream: vwd_stream) {
+    // SAFETY: the stream lives; its context is current.
+    unsafe { check(sys::cuStreamSynchronize(stream.cast())) };
+}
+
+fn calls_leave_the_current_context_as_it_was(backend: &Backend) {
+    let known = Known::new(backend);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let current = || {
+                let mut context = std::ptr::null_mut();
+                // SAFETY: the driver is open.
+                unsafe { check(sys::cuCtxGetCurrent(&mut context)) };
+                context
+            };
+            assert!(current().is_null(), "a new thread has no context");
+            known.enqueue(backend.session(), backend.stream());
+            assert!(current().is_null(), "the call left its context behind");
+        });
+    });
+    backend.finish(0);
+    known.check();
+}
+
+fn threads_share_a_session_on_streams_of_their_own(backend: &Backend) {
+    // Not a Send type, but the library says that its sessions are shared.
+    let session = backend.session() as usize;
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(move || {
+                let known = Known::new(backend);
+                let mut stream = std::ptr::null_mut();
+                // SAFETY: placing the tensors made the context current.
+                unsafe { check(sys::cuStreamCreate(&mut stream, 1)) };
+                for _ in 0..200 {
+                    known.enqueue(session as *const vwd_session, stream.cast());
+                }
+                synchronize(stream.cast());
+                known.check();
+                // SAFETY: idle, destroyed once.
+                unsafe { check(sys::cuStreamDestroy_v2(stream)) };
+            });
+        }
+    });
+}
+
+fn session_streams_are_distinct_and_usable(backend: &Backend) {
+    let mut streams = Vec::new();
+    for role in [VWD_STREAM_SELECT, VWD_STREAM_SPECULATE, VWD_STREAM_PREFETCH, VWD_STREAM_WRITE_BACK] {
+        let mut stream: vwd_stream = std::ptr::null_mut();
+        // SAFETY: valid arguments.
+        assert_ok(unsafe { vwd_session_stream(backend.session(), role, &mut stream) });
+        assert!(!stream.is_null() && !streams.contains(&stream));
+        streams.push(stream);
+        let known = Known::new(backend);
+        known.enqueue(backend.session(), stream);
+        synchronize(stream);
+        known.check();
+    }
+}
+
+fn info_tells_the_device_and_the_kernels(_: &Backend) {
+    let details = cuda_session(args()).details();
+    assert_eq!(details.device, VWD_DEVICE_CUDA);
+    assert!(details.compute_capability >= 80 && details.multiprocessors > 0 && details.kernels > 0);
+    assert!(details.driver_version >= 12040 && details.load_microseconds > 0 && details.scratch_bytes > 0);
+    assert!(details.device_name[0] != 0);
+}
+
+fn cuda_session(options: vwd_session_options) -> Session {
+    Session::create(&vwd_session_options { device: VWD_DEVICE_CUDA, ..options })
+        .unwrap_or_else(|(_, text)| panic!("{text}"))
+}
+
+fn released_sessions_give_their_memory_back(backend: &Backend) {
+    let free = || {
+        backend.finish(0);
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current.
+        unsafe { check(sys::cuMemGetInfo_v2(&mut free, &mut total)) };
+        free
+    };
+    let cycle = || {
+        let session = cuda_session(args());
+        let known = Known::new(backend);
+        known.enqueue(session.raw(), backend.stream());
+        backend.finish(0);
+        known.check();
+    };
+    cycle(); // the driver keeps some of what the first one needed
+    let before = free();
+    (0..10).for_each(|_| cycle());
+    assert!(free() + (8 << 20) > before, "{} bytes are gone", before - free());
+}
+
+fn reserve_beyond_the_device_is_an_error(backend: &Backend) {
+    // SAFETY: a live session.
+    let status = unsafe { vwd_session_reserve(backend.session(), backend.stream(), 1 << 50) };
+    assert_eq!(status, VWD_ERROR_OUT_OF_MEMORY, "{}", last_error());
+    assert!(last_error().contains(&(1u64 << 50).to_string()), "{}", last_error());
+    let known = Known::new(backend);
+    known.enqueue(backend.session(), backend.stream());
+    backend.finish(0);
+    known.check();
+    // SAFETY: a live session.
+    assert_ok(unsafe { vwd_session_reserve(backend.session(), backend.stream(), 32 << 20) });
+}
+
+fn device_that_does_not_exist_is_unavailable(_: &Backend) {
+    let options = vwd_session_options { device: VWD_DEVICE_CUDA, device_id: 4096, ..args() };
+    let Err((status, text)) = Session::create(&options) else { panic!("device 4096 exists") };
+    assert_eq!(status, VWD_ERROR_UNAVAILABLE);
+    assert!(text.contains("4096"), "{text}");
+}
+
+fn host_tensors_are_refused(backend: &Backend) {
+    let (host, known) = (Backend::cpu(1), Known::new(backend));
+    let elsewhere = Known::new(&host);
+    let arguments = vwd_verify_args { draft: elsewhere.draft.c(), ..known.args() };
+    // SAFETY: the call is refused before it reads anything.
+    let status = unsafe { vwd_verify(backend.session(), &arguments, backend.stream()) };
+    assert_eq!(status, VWD_ERROR_INVALID_ARGUMENT);
+    assert!(last_error().starts_with("draft: device_type 1"), "{}", last_error());
+}
+
+fn pinned(session: &Session, bytes: u64) -> *mut c_void {
+    let mut pointer = std::ptr::null_mut();
+    // SAFETY: valid arguments.
+    assert_ok(unsafe { vwd_pinned_alloc(session.raw(), bytes, &mut pointer) });
+    pointer
+}
+
+fn pinned_memory_is_reused_after_its_stream_has_passed(backend: &Backend) {
+    const BYTES: u64 = 1 << 20;
+    let (session, stream) = (cuda_session(args()), backend.stream());
+    let first = pinned(&session, BYTES);
+    // SAFETY: pinned_alloc gave that many bytes.
+    unsafe { first.cast::<u8>().write_bytes(7, BYTES as usize) };
+    let busy = Tensor::poisoned(backend, U8, &[256 << 20], &Layout::default());
+    // SAFETY: the tensor has this length; the memory stays until the stream has passed.
+    unsafe {
+        for value in 0..100 {
+            check(sys::cuMemsetD8Async(busy.c().data as u64, value, 256 << 20, stream.cast()));
+        }
+        check(sys::cuMemcpyHtoDAsync_v2(busy.c().data as u64, first, BYTES as usize, stream.cast()));
+        assert_ok(vwd_pinned_free(session.raw(), first, stream));
+    }
+    let second = pinned(&session, BYTES);
+    assert_ne!(first, second, "handed out while the stream still reads it");
+    synchronize(stream);
+    let third = pinned(&session, BYTES);
+    assert_eq!(first, third, "kept for reuse");
+    for pointer in [second, third] {
+        // SAFETY: handed out above, given back once.
+        assert_ok(unsafe { vwd_pinned_free(session.raw(), pointer, stream) });
+    }
+    let details = session.details();
+    assert_eq!((details.pinned_in_use, details.pinned_peak, details.pinned_cached), (0, 2 * BYTES, 2 * BYTES));
+}
+
+fn pinned_limit_is_an_error_that_changes_nothing(backend: &Backend) {
+    let session = cuda_session(vwd_session_options { pinned_limit: 3 << 20, ..args() });
+    let first = pinned(&session, 2 << 20);
+    let mut second = first;
+    // SAFETY: valid arguments.
+    let status = unsafe { vwd_pinned_alloc(session.raw(), 2 << 20, &mut second) };
+    assert_eq!(status, VWD_ERROR_OUT_OF_MEMORY);
+    assert_eq!(second, first, "written on failure");
+    // SAFETY: handed out above.
+    unsafe {
+        first.cast::<u8>().write_bytes(1, 2 << 20);
+        assert_ok(vwd_pinned_free(session.raw(), first, backend.stream()));
+        assert_eq!(vwd_pinned_free(session.raw(), first, backend.stream()), VWD_ERROR_INVALID_ARGUMENT);
+    }
+}
