@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import unittest
+from pathlib import Path
 
 import numpy as np
 
@@ -153,6 +154,12 @@ class PreparedCalls(unittest.TestCase):
 
 
 class Loading(unittest.TestCase):
+    def test_the_readme_program_prints_what_it_says(self):
+        readme = Path(__file__).parents[1].joinpath("README.md").read_text()
+        program = readme.split("```python\n")[1].split("```")[0]
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        self.assertEqual(done.stdout, "2 accepted, then 9\n")
+
     def test_a_library_that_is_not_there_is_an_import_error(self):
         program = "import os; os.environ['VANWARD_LIBRARY'] = '/nowhere/libvanward.so'; import vanward"
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -5,6 +5,7 @@ import ctypes
 import gc
 import sys
 import unittest
+from unittest import mock
 
 import numpy as np
 
@@ -120,6 +121,13 @@ class Buffers(unittest.TestCase):
 
 
 class DLPack(unittest.TestCase):
+    def test_an_array_that_refuses_a_buffer_is_asked_for_dlpack(self):
+        refuse = mock.Mock(side_effect=BufferError("not of this type"))
+        with mock.patch.object(_tensor, "_from_buffer", refuse):
+            self.assertEqual(facts(view(np.zeros((2, 3), np.float16))), (2, 16, [2, 3], [3, 1]))
+            with self.assertRaisesRegex(BufferError, "not of this type"):
+                view(b"abc")
+
     def test_device_tensors_carry_device_offset_and_compact_strides(self):
         for name in (b"dltensor", b"dltensor_versioned"):
             t = view(OnDevice(name))

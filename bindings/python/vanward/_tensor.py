@@ -214,8 +214,13 @@ def view(array: Any, writable: bool) -> tuple[vwd_tensor, Any]:
                 raise TypeError(f"{tensor.dtype_bits}-bit elements taken for bfloat16")
             tensor.dtype_code = array.dtype_code
         return tensor, keep
+    has_dlpack = hasattr(array, "__dlpack__")
     if _check_buffer(array):
-        return _from_buffer(array, writable)
-    if hasattr(array, "__dlpack__"):
+        try:
+            return _from_buffer(array, writable)
+        except BufferError:  # jax exports buffers, but not of bfloat16
+            if not has_dlpack:
+                raise
+    if has_dlpack:
         return _from_dlpack(array, writable)
     raise TypeError(f"{type(array).__name__} has neither the buffer protocol nor __dlpack__")
