@@ -5,7 +5,7 @@
 
 #include "kv.h"
 
-typedef enum { DENSE, SPARSE, TWO_LEVEL, PREVIOUS, HOLT, FORECAST, DRAFTS, STRATEGIES } strategy;
+typedef enum { DENSE, SPARSE, TWO_LEVEL, PREVIOUS, HOLT, FORECAST, DRAFTS, TWO_LEVEL_DRAFTS, STRATEGIES } strategy;
 enum { GAMMA = 8, SAMPLE = 128, RATIOS = 3, PREDICTORS = 3 };
 _Static_assert((int)GAMMA <= (int)MAX_DRAFT, "drafts fit behind a full page");
 
@@ -78,7 +78,9 @@ bool measure_predictors(decoder *d, const int32_t *tokens, int count, const floa
 /* False, with the call's name and Vanward's message on stderr, unless status is VWD_OK. */
 bool succeeded(vwd_status status, const char *call);
 vwd_tensor q_view(const decoder *d, const float *q, int rows);
-bool update_index(const decoder *d, const sequence *s, int layer, const vwd_index *index, int64_t begin, int64_t end);
+/* Summaries of the tokens begin … end − 1, of the kind and behind the table that `index` names. */
+bool update_index(const decoder *d, int layer, const int32_t *table, const vwd_index *index, int64_t begin,
+                  int64_t end);
 bool attend_dense(const decoder *d, const int32_t *table, const int32_t *seq_lens, const attention_call *call);
 int blocks_of(int64_t tokens);
 

@@ -70,9 +70,8 @@ static bool verify(run *r, accepted_rows *a, const int32_t *draft, const int32_t
   args.offsets = TENSOR(offsets, INT32, 2);
   bool ok = succeeded(vwd_verify_pack(d->session, &args, NULL), "vwd_verify_pack");
   for (int l = 0; ok && l < s->layers && *accepted > 0; l++) {
-    vwd_index index = kv_minmax(&d->cache, l, r->seq.table, 1);
     kv_write_packed(&r->seq, l, begin, *accepted, a->packed[2 * l].data, a->packed[2 * l + 1].data);
-    ok = update_index(d, &r->seq, l, &index, begin, begin + *accepted);
+    ok = summarize(r, l, begin, begin + *accepted);
   }
   return ok;
 }
@@ -88,7 +87,7 @@ static int32_t best(const float *logits, int vocab) {
 static int step(run *r, accepted_rows *a, const history *h, int limit, int32_t *out) {
   decoder *d = r->d;
   int32_t tokens[MAX_STEP] = {h->tokens[h->count - 1]}, target[MAX_STEP], accepted = 0;
-  int drafts = r->how == DRAFTS ? look_up(h, tokens + 1, limit - 1 < GAMMA ? limit - 1 : GAMMA) : 0;
+  int drafts = r->how >= DRAFTS ? look_up(h, tokens + 1, limit - 1 < GAMMA ? limit - 1 : GAMMA) : 0;
   if (!sequence_reserve(&r->seq, r->seq.length + 1 + drafts)) return 0;
   const float *logits = model_forward(d->model, tokens, 1 + drafts, r->seq.length, false, strategy_attention(r->how),
                                       r);

@@ -20,9 +20,10 @@ vwd_tensor q_view(const decoder *d, const float *q, int rows) {
   return TENSOR(q, FLOAT32, rows, d->shape.heads, d->shape.head_dim);
 }
 
-bool update_index(const decoder *d, const sequence *s, int layer, const vwd_index *index, int64_t begin, int64_t end) {
+bool update_index(const decoder *d, int layer, const int32_t *table, const vwd_index *index, int64_t begin,
+                  int64_t end) {
   const int32_t from = (int32_t)begin, to = (int32_t)end;
-  vwd_paged_kv kv = kv_view(s->cache, layer, s->table, &to, 1);
+  vwd_paged_kv kv = kv_view(&d->cache, layer, table, &to, 1);
   vwd_index_update_args args = VWD_INDEX_UPDATE_ARGS_INIT;
   args.k = kv.k;
   args.page_table = kv.page_table;
@@ -74,7 +75,7 @@ static bool attend_prompt(void *context, const attention_call *call) {
   kv_write(&d->prompt, d->prompt.table, call->layer, call->position, call->n, call->k, call->v);
   vwd_index index = kv_minmax(&d->cache, call->layer, d->prompt.table, 1);
   keep_sample(d, call);
-  return update_index(d, &d->prompt, call->layer, &index, call->position, call->position + call->n) &&
+  return update_index(d, call->layer, d->prompt.table, &index, call->position, call->position + call->n) &&
          attend_dense(d, d->prompt.table, seq_lens, call) && feed_forecast(d, call);
 }
 
@@ -88,7 +89,7 @@ static bool label_layer(decoder *d, int layer) {
                   s->kv_heads, s->head_dim);
   args.channels = index.channels;
   return succeeded(vwd_channel_importance(d->session, &args, NULL), "vwd_channel_importance") &&
-         update_index(d, &d->prompt, layer, &index, 0, d->prompt_count);
+         update_index(d, layer, d->prompt.table, &index, 0, d->prompt_count);
 }
 
 /* Score rows of the sample, as selection would have seen them: one history of `samples` steps per layer. */

@@ -62,20 +62,20 @@ bool select_blocks(run *r, int layer, const int32_t *table, const int32_t *seq_l
   return succeeded(vwd_select_blocks(d->session, &args, NULL), "vwd_select_blocks");
 }
 
-static bool select_tokens(run *r, int layer, const int32_t *seq_len, const float *q) {
+static bool select_tokens(run *r, int layer, const int32_t *table, const int32_t *seq_lens, const float *q, int rows) {
   const decoder *d = r->d;
   vwd_select_tokens_args args = VWD_SELECT_TOKENS_ARGS_INIT;
   args.block_size = PAGE;
   args.k = (uint32_t)d->select.tokens;
   args.init_tokens = (uint32_t)(d->select.init * PAGE);
   args.local_tokens = (uint32_t)(d->select.local * PAGE);
-  args.q = q_view(d, q, 1);
-  args.index = kv_label(&d->cache, layer, r->seq.table, 1);
-  args.seq_lens = TENSOR(seq_len, INT32, 1);
-  args.candidates = list_view(&r->coarse, 1);
-  args.selected = list_view(&r->tokens, 1);
-  for (int h = 0; h < r->coarse.heads; h++) /* INT4 labels, scale and minimum of every candidate token */
-    r->n.index_bytes += (int64_t)r->coarse.counts[h] * PAGE * (d->cache.label_channels / 2 + 4);
+  args.q = q_view(d, q, rows);
+  args.index = kv_label(&d->cache, layer, table, rows);
+  args.seq_lens = TENSOR(seq_lens, INT32, rows);
+  args.candidates = list_view(&r->coarse, rows);
+  args.selected = list_view(&r->tokens, rows);
+  for (int i = 0; i < rows * r->coarse.heads; i++) /* INT4 labels, scale and minimum of every candidate token */
+    r->n.index_bytes += (int64_t)r->coarse.counts[i] * PAGE * (d->cache.label_channels / 2 + 4);
   return succeeded(vwd_select_tokens(d->session, &args, NULL), "vwd_select_tokens");
 }
 
@@ -162,10 +162,35 @@ bool forecast_queries(const decoder *d, const attention_call *call, float *q) {
 
 /* --- Attention of each mode --- */
 
-bool append(run *r, const attention_call *call) {
-  vwd_index index = kv_minmax(&r->d->cache, call->layer, r->seq.table, 1);
+static bool reads_labels(const run *r) { return r->how == TWO_LEVEL || r->how == TWO_LEVEL_DRAFTS; }
+
+bool summarize(run *r, int layer, int64_t begin, int64_t end) {
+  const kv_cache *c = &r->d->cache;
+  vwd_index blocks = kv_minmax(c, layer, r->seq.table, 1), labels = kv_label(c, layer, r->seq.table, 1);
+  return update_index(r->d, layer, r->seq.table, &blocks, begin, end) &&
+         (!reads_labels(r) || update_index(r->d, layer, r->seq.table, &labels, begin, end));
+}
+
+/* Row 0 is certain and enters the cache; the others are drafts and wait in the draft pages, where later rows see them.
+ * Drafts have labels, since a token's label weighs against all others, but their blocks need no summaries: the last
+ * blocks are always selected, and drafts are in no other. */
+const int32_t *append(run *r, const attention_call *call) {
+  const decoder *d = r->d;
+  int64_t drafts = call->position + 1, end = call->position + call->n;
   kv_write(&r->seq, r->seq.table, call->layer, call->position, 1, call->k, call->v);
-  return update_index(r->d, &r->seq, call->layer, &index, call->position, call->position + 1);
+  if (!summarize(r, call->layer, call->position, drafts)) return NULL;
+  if (call->n == 1) return r->seq.table;
+
+  const int32_t *table = r->seq.draft_table;
+  size_t row = (size_t)(d->shape.kv_heads * d->shape.head_dim);
+  kv_stage_tail(&r->seq, call->layer, drafts);
+  kv_write(&r->seq, table, call->layer, drafts, call->n - 1, call->k + row, call->v + row);
+  vwd_index labels = kv_label(&d->cache, call->layer, table, 1);
+  return !reads_labels(r) || update_index(d, call->layer, table, &labels, drafts, end) ? table : NULL;
+}
+
+static void row_lengths(const attention_call *call, int32_t *seq_lens) {
+  for (int row = 0; row < call->n; row++) seq_lens[row] = (int32_t)call->position + row + 1;
 }
 
 static bool dense(void *context, const attention_call *call) {
@@ -176,21 +201,12 @@ static bool dense(void *context, const attention_call *call) {
   return attend_dense(r->d, r->seq.table, &seq_len, call);
 }
 
-/* Row 0 is certain and enters the cache; the others are drafts and wait in the draft pages, where later rows see them.
- * Their blocks need no summaries yet: the last blocks are always selected, and drafts are in no other. */
 static bool sparse(void *context, const attention_call *call) {
   run *r = context;
-  const int32_t *table = r->seq.table;
   int32_t seq_lens[MAX_STEP];
-  for (int row = 0; row < call->n; row++) seq_lens[row] = (int32_t)call->position + row + 1;
-  if (!append(r, call)) return false;
-  if (call->n > 1) {
-    size_t row = (size_t)(r->d->shape.kv_heads * r->d->shape.head_dim);
-    kv_stage_tail(&r->seq, call->layer, call->position + 1);
-    kv_write(&r->seq, r->seq.draft_table, call->layer, call->position + 1, call->n - 1, call->k + row, call->v + row);
-    table = r->seq.draft_table;
-  }
-  if (!select_blocks(r, call->layer, table, seq_lens, call->q, call->n, r->d->select.k, &r->selected, NULL))
+  row_lengths(call, seq_lens);
+  const int32_t *table = append(r, call);
+  if (!table || !select_blocks(r, call->layer, table, seq_lens, call->q, call->n, r->d->select.k, &r->selected, NULL))
     return false;
   count_blocks(r, &r->selected, call->n, seq_lens);
   return attend_list(r, call, table, seq_lens, &r->selected, PAGE, false);
@@ -198,14 +214,15 @@ static bool sparse(void *context, const attention_call *call) {
 
 static bool two_level(void *context, const attention_call *call) {
   run *r = context;
-  const int32_t seq_len = (int32_t)call->position + 1;
-  vwd_index labels = kv_label(&r->d->cache, call->layer, r->seq.table, 1);
-  bool ok = append(r, call) && update_index(r->d, &r->seq, call->layer, &labels, call->position, seq_len) &&
-            select_blocks(r, call->layer, r->seq.table, &seq_len, call->q, 1, r->d->select.coarse, &r->coarse, NULL) &&
-            select_tokens(r, call->layer, &seq_len, call->q) &&
-            attend_list(r, call, r->seq.table, &seq_len, &r->tokens, 1, false);
-  for (int h = 0; ok && h < r->tokens.heads; h++) r->n.kv_bytes += r->tokens.counts[h] * token_bytes(r->d);
-  return ok;
+  int32_t seq_lens[MAX_STEP];
+  row_lengths(call, seq_lens);
+  const int32_t *table = append(r, call);
+  if (!table ||
+      !select_blocks(r, call->layer, table, seq_lens, call->q, call->n, r->d->select.coarse, &r->coarse, NULL) ||
+      !select_tokens(r, call->layer, table, seq_lens, call->q, call->n))
+    return false;
+  for (int i = 0; i < call->n * r->tokens.heads; i++) r->n.kv_bytes += r->tokens.counts[i] * token_bytes(r->d);
+  return attend_list(r, call, table, seq_lens, &r->tokens, 1, false);
 }
 
 /* Guesses the next layer's blocks while this one has yet to begin. */
@@ -244,7 +261,8 @@ static bool speculative(void *context, const attention_call *call) {
 attention_fn strategy_attention(strategy how) {
   switch (how) {
   case DENSE: return dense;
-  case TWO_LEVEL: return two_level;
+  case TWO_LEVEL:
+  case TWO_LEVEL_DRAFTS: return two_level;
   case PREVIOUS:
   case HOLT:
   case FORECAST: return speculative;
@@ -290,9 +308,9 @@ bool run_init(run *r, decoder *d, strategy how) {
   vwd_holt holt = how == HOLT ? d->holt : (vwd_holt){1, 0, 0};
   return r->scores && r->forecast_q && r->partial.acc && r->partial.m && r->partial.l && r->missed &&
          sequence_fork(&r->seq, &d->prompt) && list_init(&r->selected, MAX_STEP, s->kv_heads, select->k) &&
-         list_init(&r->coarse, 1, s->kv_heads, select->coarse) &&
-         list_init(&r->tokens, 1, s->kv_heads, select->tokens) && list_init(&r->guess[0], 1, s->kv_heads, guess) &&
-         list_init(&r->guess[1], 1, s->kv_heads, guess) &&
+         list_init(&r->coarse, MAX_STEP, s->kv_heads, select->coarse) &&
+         list_init(&r->tokens, MAX_STEP, s->kv_heads, select->tokens) &&
+         list_init(&r->guess[0], 1, s->kv_heads, guess) && list_init(&r->guess[1], 1, s->kv_heads, guess) &&
          ((how != HOLT && how != PREVIOUS) || predictor_init(&r->predictor, d, holt));
 }
 

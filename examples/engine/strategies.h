@@ -40,7 +40,7 @@ typedef struct {
 bool run_init(run *r, decoder *d, strategy how);
 void run_free(run *r);
 
-/* What model_forward calls, with the run as its context. Only SPARSE and DRAFTS take more than one row. */
+/* What model_forward calls, with the run as its context. Only the modes with drafts take more than one row. */
 attention_fn strategy_attention(strategy how);
 
 bool list_init(list *l, int rows, int heads, int cap);
@@ -56,7 +56,11 @@ bool learn(const decoder *d, const predictor *p, int layer, const int32_t *seq_l
 /* Queries of the next layer from what enters this one. */
 bool forecast_queries(const decoder *d, const attention_call *call, float *q);
 
-bool append(run *r, const attention_call *call);
+/* Summaries of tokens that have entered the cache: blocks, and labels where the mode reads them. */
+bool summarize(run *r, int layer, int64_t begin, int64_t end);
+
+/* Takes the rows of a pass in and returns the page table that shows all of them; NULL on failure. */
+const int32_t *append(run *r, const attention_call *call);
 bool select_blocks(run *r, int layer, const int32_t *table, const int32_t *seq_lens, const float *q, int rows, int k,
                    list *out, float *scores);
 bool attend_list(run *r, const attention_call *call, const int32_t *table, const int32_t *seq_lens, const list *l,
