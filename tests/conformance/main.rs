@@ -6,6 +6,16 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+/// Functions with their names.
+macro_rules! cases {
+    ($($case:ident),* $(,)?) => { &[$((stringify!($case), $case)),*] };
+}
+
+mod attention;
+mod index;
+mod keys_to_blocks;
+mod predictor;
+mod select;
 mod verify;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -20,7 +30,16 @@ struct Family {
     on_cuda: bool,
 }
 
-const FAMILIES: &[Family] = &[Family { cases: verify::CASES, on_cuda: true }];
+const FAMILIES: &[Family] = &[
+    Family { cases: verify::CASES, on_cuda: true },
+    Family { cases: index::CASES, on_cuda: false },
+    Family { cases: select::CASES, on_cuda: false },
+    Family { cases: keys_to_blocks::CASES, on_cuda: false },
+    Family { cases: attention::CASES, on_cuda: false },
+    Family { cases: predictor::CASES, on_cuda: false },
+    Family { cases: predictor::ON_THE_CPU, on_cuda: false },
+    Family { cases: attention::ON_THE_CPU, on_cuda: false },
+];
 
 fn main() {
     let mut arguments = Arguments::from_args();

@@ -5,21 +5,21 @@ use crate::support::*;
 use vanward::capi::types::vwd_tensor;
 use vanward::capi::verify::*;
 
-pub const CASES: &[Case] = &[
-    ("verify_agrees_with_the_formula", verify_agrees_with_the_formula),
-    ("verify_handles_every_batch_size", verify_handles_every_batch_size),
-    ("verify_handles_long_drafts", verify_handles_long_drafts),
-    ("verify_counts_no_match_for_negative_draft_tokens", verify_counts_no_match_for_negative_draft_tokens),
-    ("verify_compares_all_64_bits", verify_compares_all_64_bits),
-    ("verify_reads_a_shared_row", verify_reads_a_shared_row),
-    ("pack_agrees_with_the_formula", pack_agrees_with_the_formula),
-    ("pack_handles_every_batch_size", pack_handles_every_batch_size),
-    ("pack_writes_no_row_at_or_past_cap", pack_writes_no_row_at_or_past_cap),
-    ("pack_takes_the_keys_and_values_of_32_layers", pack_takes_the_keys_and_values_of_32_layers),
-    ("pack_splits_interleaved_keys_and_values", pack_splits_interleaved_keys_and_values),
-    ("verify_pack_is_verify_then_pack", verify_pack_is_verify_then_pack),
-    ("verify_pack_handles_every_batch_size", verify_pack_handles_every_batch_size),
-    ("verify_pack_handles_large_rows", verify_pack_handles_large_rows),
+pub const CASES: &[Case] = cases![
+    verify_agrees_with_the_formula,
+    verify_handles_every_batch_size,
+    verify_handles_long_drafts,
+    verify_counts_no_match_for_negative_draft_tokens,
+    verify_compares_all_64_bits,
+    verify_reads_a_shared_row,
+    pack_agrees_with_the_formula,
+    pack_handles_every_batch_size,
+    pack_writes_no_row_at_or_past_cap,
+    pack_takes_the_keys_and_values_of_32_layers,
+    pack_splits_interleaved_keys_and_values,
+    verify_pack_is_verify_then_pack,
+    verify_pack_handles_every_batch_size,
+    verify_pack_handles_large_rows,
 ];
 
 const BATCHES: [usize; 9] = [0, 1, 31, 32, 33, 1023, 1024, 1025, 4096];

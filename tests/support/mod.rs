@@ -6,12 +6,14 @@
 pub mod array;
 pub mod backend;
 pub mod oracle;
+pub mod paged;
 pub mod rng;
 pub mod session;
 pub mod tensor;
 
 pub use array::Array;
 pub use backend::Backend;
+pub use paged::Paged;
 pub use rng::{Rng, rounds};
 pub use session::{Session, assert_fails, assert_ok, last_error};
 pub use tensor::{BF16, BOOL, DType, F16, F32, I32, I64, Layout, Tensor, U8, absent};

@@ -209,6 +209,12 @@ impl<'b> Tensor<'b> {
         Tensor { backend: self.backend, memory, before, dtype: self.dtype, shape, strides, base: base as usize }
     }
 
+    /// The same view of the same memory.
+    pub fn alias(&self) -> Tensor<'b> {
+        let (memory, before) = (self.memory.clone(), self.before.clone());
+        Tensor { memory, before, shape: self.shape.clone(), strides: self.strides.clone(), ..*self }
+    }
+
     pub fn c(&self) -> vwd_tensor {
         let (device_type, device_id) = self.backend.device();
         let mut shape = [0; 5];

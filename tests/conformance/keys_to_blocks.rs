@@ -1,14 +1,24 @@
-//! Summaries of keys and the selection that reads them, against plain formulas.
+//! From keys to a selection: vwd_index_update over ragged sequences, some of whose pages name nothing, and the calls that
+//! read what it wrote. Where the contract fixes every bit, the oracle computes in single precision.
 
-#[path = "support/mod.rs"]
-mod support;
-
+use crate::Case;
+use crate::support::*;
 use half::f16;
 use std::collections::BTreeSet;
-use support::*;
 use vanward::capi::index::*;
 use vanward::capi::select::*;
 use vanward::capi::types::*;
+
+pub const CASES: &[Case] = cases![
+    index_minmax_holds_the_largest_and_smallest_key_and_ignores_nan,
+    index_mean_is_the_sum_in_order_times_the_reciprocal,
+    index_labels_round_to_nearest_even_against_the_stored_scale,
+    index_extended_after_rollback_has_the_bits_of_one_built_at_once,
+    select_ranks_blocks_by_the_bound_of_their_keys,
+    select_ranks_blocks_by_the_windows_that_overlap_them,
+    select_ranks_candidates_by_the_mass_of_their_labels,
+    select_tokens_takes_the_best_of_the_candidates_and_those_forced,
+];
 
 // --- sequences: keys in pages ----------------------------------------------------------------------------------------
 
@@ -205,10 +215,6 @@ impl<'b> Summaries<'b> {
 
 const KINDS: [u32; 3] = [VWD_INDEX_MINMAX, VWD_INDEX_MEAN, VWD_INDEX_LABEL];
 
-fn cpu() -> Backend {
-    Backend::cpu(2)
-}
-
 /// Equal as numbers, NaN to NaN.
 #[track_caller]
 fn assert_same(found: &[f64], expected: &[f64], what: &str) {
@@ -217,11 +223,9 @@ fn assert_same(found: &[f64], expected: &[f64], what: &str) {
     assert!(same, "{what}: found {found:?}, expected {expected:?}");
 }
 
-#[test]
-fn minmax_holds_the_largest_and_smallest_key_and_ignores_nan() {
-    let backend = cpu();
+fn index_minmax_holds_the_largest_and_smallest_key_and_ignores_nan(backend: &Backend) {
     rounds(25, |rng| {
-        let mut s = Sequences::random(&backend, rng);
+        let mut s = Sequences::random(backend, rng);
         let special = [f64::NAN, 0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY];
         s.keys = s.keys.map(|&x| if rng.one_in(20) { rng.pick(&special) } else { x });
         let index = Summaries::room(rng, &s, VWD_INDEX_MINMAX);
@@ -247,11 +251,9 @@ fn minmax_holds_the_largest_and_smallest_key_and_ignores_nan() {
     });
 }
 
-#[test]
-fn mean_is_the_sum_in_order_times_the_reciprocal() {
-    let backend = cpu();
+fn index_mean_is_the_sum_in_order_times_the_reciprocal(backend: &Backend) {
     rounds(25, |rng| {
-        let s = Sequences::random(&backend, rng);
+        let s = Sequences::random(backend, rng);
         let index = Summaries::room(rng, &s, VWD_INDEX_MEAN);
         s.update(rng, &s.lens, None, &index);
         let means = index.tensors[0].read_floats();
@@ -290,11 +292,9 @@ fn label(values: &[f32]) -> (Vec<u8>, f32, f32) {
     (values.iter().map(|&x| code(x)).collect(), scale, min)
 }
 
-#[test]
-fn labels_round_to_nearest_even_against_the_stored_scale() {
-    let backend = cpu();
+fn index_labels_round_to_nearest_even_against_the_stored_scale(backend: &Backend) {
     rounds(25, |rng| {
-        let mut s = Sequences::random(&backend, rng);
+        let mut s = Sequences::random(backend, rng);
         let hard = rng.pick(&[0.0, 1e-8, 1.0, 3e4]);
         let special = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, 1e30];
         let dtype = s.dtype;
@@ -322,11 +322,9 @@ fn labels_round_to_nearest_even_against_the_stored_scale() {
     });
 }
 
-#[test]
-fn extending_step_by_step_with_rollback_gives_the_bits_of_building_at_once() {
-    let backend = cpu();
+fn index_extended_after_rollback_has_the_bits_of_one_built_at_once(backend: &Backend) {
     rounds(15, |rng| {
-        let mut s = Sequences::random(&backend, rng);
+        let mut s = Sequences::random(backend, rng);
         for kind in KINDS {
             let index = Summaries::room(rng, &s, kind);
             let truth = s.keys.clone();
@@ -348,49 +346,12 @@ fn extending_step_by_step_with_rollback_gives_the_bits_of_building_at_once() {
                 let end = Array::from_fn(&[s.batch()], |at| now[at[0]] as i64);
                 s.update(rng, &end, Some(&begin), &index);
             }
-            let at_once = index.twin(&backend);
+            let at_once = index.twin(backend);
             s.update(rng, &s.lens, None, &at_once);
             let lens: Vec<usize> = (0..s.batch()).map(|i| s.len(i)).collect();
             for (stepped, built) in index.stored(&lens).iter().zip(&at_once.stored(&lens)) {
                 assert_eq!(stepped, built, "kind {kind}");
             }
-        }
-    });
-}
-
-#[test]
-fn importance_is_mean_of_query_peaks_times_key_peak() {
-    let backend = cpu();
-    rounds(25, |rng| {
-        let dtype = rng.pick(&[F32, F16, BF16]);
-        let (kv, group, dim) = (rng.size(1..=3), rng.pick(&[1, 3, 8]), rng.pick(&[16, 40, 128]));
-        let mut sample = |heads| {
-            let tokens = rng.size(0..=20);
-            rng.normals(&[tokens, heads, dim]).map(|&x| dtype.round(x))
-        };
-        let (q, k) = (sample(kv * group), sample(kv));
-        let r = rng.pick(&[2, 8, 16]);
-        let q_tensor = Tensor::floats(&backend, dtype, &q, &Layout::random(rng, 3));
-        let k_tensor = Tensor::floats(&backend, dtype, &k, &Layout::random(rng, 3));
-        let channels = Tensor::poisoned(&backend, I32, &[kv, r], &Layout::random(rng, 2));
-        let importance = Tensor::poisoned(&backend, F32, &[kv, dim], &Layout::random(rng, 2));
-        let args = vwd_channel_importance_args {
-            q: q_tensor.c(),
-            k: k_tensor.c(),
-            channels: channels.c(),
-            importance: importance.c(),
-            ..args()
-        };
-        // SAFETY: the tensors are valid.
-        backend.finish(unsafe { vwd_channel_importance(backend.session(), &args, backend.stream()) });
-        let (found, expected) = (importance.read_floats(), oracle::channel_importance(&q, &k));
-        for (x, y) in found.data.iter().zip(&expected.data) {
-            assert!((x - y).abs() <= y.abs() * 1e-5, "{x} for {y}"); // a sum of at most 8 terms in f32
-        }
-        for g in 0..kv {
-            let best = oracle::top_k(found.row([g]), r, 0, 0);
-            let best: Vec<i64> = best.into_iter().map(|c| c as i64).collect();
-            assert_eq!(channels.read_ints().row([g]), best);
         }
     });
 }
@@ -569,11 +530,9 @@ impl<'b> Selection<'b> {
     }
 }
 
-#[test]
-fn blocks_are_ranked_by_the_bound_of_their_largest_and_smallest_keys() {
-    let backend = cpu();
+fn select_ranks_blocks_by_the_bound_of_their_keys(backend: &Backend) {
     rounds(25, |rng| {
-        let mut s = Sequences::random(&backend, rng);
+        let mut s = Sequences::random(backend, rng);
         let dtype = s.dtype;
         match rng.size(0..=3) {
             0 => s.keys = s.keys.map(|_| 1.0),                     // all equal
@@ -603,11 +562,9 @@ fn blocks_are_ranked_by_the_bound_of_their_largest_and_smallest_keys() {
     });
 }
 
-#[test]
-fn blocks_are_ranked_by_the_mean_keys_of_the_windows_that_overlap_them() {
-    let backend = cpu();
+fn select_ranks_blocks_by_the_windows_that_overlap_them(backend: &Backend) {
     rounds(40, |rng| {
-        let mut s = Sequences::random(&backend, rng);
+        let mut s = Sequences::random(backend, rng);
         s.keys = s.keys.map(|&x| if rng.one_in(5000) { f64::NAN } else { x });
         let index = Summaries::room(rng, &s, VWD_INDEX_MEAN);
         s.update(rng, &s.lens, None, &index);
@@ -681,11 +638,9 @@ fn label_mass(index: &Summaries, call: &Selection, i: usize, g: usize, tokens: &
     mass
 }
 
-#[test]
-fn candidate_blocks_are_ranked_by_the_mass_of_their_labels() {
-    let backend = cpu();
+fn select_ranks_candidates_by_the_mass_of_their_labels(backend: &Backend) {
     rounds(30, |rng| {
-        let s = Sequences::random(&backend, rng);
+        let s = Sequences::random(backend, rng);
         let index = Summaries::room(rng, &s, VWD_INDEX_LABEL);
         s.update(rng, &s.lens, None, &index);
         let block_size = rng.pick(&[1, 16, 48, 64]);
@@ -708,11 +663,9 @@ fn candidate_blocks_are_ranked_by_the_mass_of_their_labels() {
     });
 }
 
-#[test]
-fn tokens_are_the_best_of_the_candidates_and_those_forced() {
-    let backend = cpu();
+fn select_tokens_takes_the_best_of_the_candidates_and_those_forced(backend: &Backend) {
     rounds(30, |rng| {
-        let s = Sequences::random(&backend, rng);
+        let s = Sequences::random(backend, rng);
         let index = Summaries::room(rng, &s, VWD_INDEX_LABEL);
         s.update(rng, &s.lens, None, &index);
         let block_size = rng.pick(&[1, 16, 48, 64]);

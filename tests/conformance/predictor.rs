@@ -3,13 +3,25 @@
 //! Scores are small whole numbers and factors are powers of two, so that every ŝ is exact in single precision: the oracle
 //! and the library must then agree to the bit, and ties are frequent.
 
-#[path = "support/mod.rs"]
-mod support;
-
-use support::oracle::top_k;
-use support::{Array, Backend, F32, I32, Layout, Rng, Tensor, absent, args, assert_fails, assert_ok, rounds};
+use crate::Case;
+use crate::support::oracle::{self, top_k};
+use crate::support::{Array, Backend, F32, I32, Layout, Rng, Tensor, absent, args, array, assert_ok, rounds};
 use vanward::capi::predictor::*;
 use vanward::capi::types::*;
+
+pub const CASES: &[Case] = cases![
+    predictor_predicts_what_holts_formulas_predict,
+    predictor_reset_forgets_the_listed_sequences_and_no_others,
+    predictor_ratio_in_float32_makes_no_extra_block,
+    predictor_state_that_is_not_finite_does_not_stay,
+    predictor_factors_of_zero_mean_the_previous_scores,
+    calibration_finds_the_point_with_the_highest_hit_rate,
+    calibration_grid_smooths_noise_and_keeps_what_is_certain,
+    calibration_does_not_depend_on_the_scores_offset_and_scale,
+];
+
+/// What is promised on the CPU alone.
+pub const ON_THE_CPU: &[Case] = cases![predictor_results_do_not_depend_on_the_number_of_threads];
 
 /// Level and trend, −inf and 0 while unseen.
 #[derive(Clone, Copy)]
@@ -19,17 +31,17 @@ const UNSEEN: Holt = Holt(f64::NEG_INFINITY, 0.0);
 
 impl Holt {
     fn forecast(self, factors: &vwd_holt) -> f64 {
-        if self.0.is_finite() { self.0 + factors.gamma as f64 * self.1 } else { f64::NEG_INFINITY }
+        oracle::holt_predict(exactly(factors), (self.0, self.1))
     }
 
     fn after(self, score: f64, factors: &vwd_holt) -> Holt {
-        if !self.0.is_finite() || !score.is_finite() {
-            return Holt(score, 0.0);
-        }
-        let (alpha, beta) = (factors.alpha as f64, factors.beta as f64);
-        let level = alpha * score + (1.0 - alpha) * self.0;
-        Holt(level, beta * (level - self.0) + (1.0 - beta) * self.1)
+        let (level, trend) = oracle::holt_update(exactly(factors), (self.0, self.1), score);
+        Holt(level, trend)
     }
+}
+
+fn exactly(factors: &vwd_holt) -> oracle::Holt {
+    oracle::Holt { alpha: factors.alpha as f64, beta: factors.beta as f64, gamma: factors.gamma as f64 }
 }
 
 const EXACT: [vwd_holt; 5] = [
@@ -132,15 +144,13 @@ struct Prediction {
     ratio: f32,
 }
 
-#[test]
-fn predicts_what_holts_formulas_predict() {
-    let backend = Backend::cpu(2);
+fn predictor_predicts_what_holts_formulas_predict(backend: &Backend) {
     rounds(60, |rng| {
         let shape = [rng.size(0..=3), rng.size(1..=3), rng.size(0..=40)];
         let [batch, heads, _] = shape;
         let holt = rng.pick(&EXACT);
         let layouts = [Layout::random(rng, 3), Layout::random(rng, 3)];
-        let layer = Layer::new(&backend, &shape, [&layouts[0], &layouts[1]], holt);
+        let layer = Layer::new(backend, &shape, [&layouts[0], &layouts[1]], holt);
         let mut states = Array::filled(&shape, UNSEEN);
         let mut lens: Vec<i64> = (0..batch).map(|_| rng.int(-2..=60)).collect();
         for _ in 0..4 {
@@ -161,15 +171,10 @@ fn predicts_what_holts_formulas_predict() {
                 assert_eq!(scores.row([i, g])[..n], want, "ŝ of ({i}, {g})");
                 let k = p.budgets.as_ref().map_or(p.k as i64, |budgets| budgets[i]).max(0);
                 let ratio = if p.ratio == 0.0 { 1.0 } else { p.ratio as f64 };
-                let k = ((k as f64 * ratio).ceil() as usize).min(cap).max((p.init + p.local) as usize).min(n);
+                let k = oracle::predicted_size(ratio, k as usize).min(cap).max((p.init + p.local) as usize).min(n);
                 let ids: Vec<i64> =
                     top_k(&want, k, p.init as usize, p.local as usize).iter().map(|&j| j as i64).collect();
-                assert_eq!(
-                    lists[row],
-                    ids,
-                    "P̂ of ({i}, {g}) with {holt:?}",
-                    holt = (holt.alpha, holt.beta, holt.gamma)
-                );
+                assert_eq!(*list, ids, "P̂ of ({i}, {g}) with {holt:?}", holt = (holt.alpha, holt.beta, holt.gamma));
             }
             let mut scores = rng.whole(&shape, 8);
             for score in &mut scores.data {
@@ -178,7 +183,7 @@ fn predicts_what_holts_formulas_predict() {
                 }
             }
             layer.update(&lens, &scores);
-            for at in support::array::indices(&shape) {
+            for at in array::indices(&shape) {
                 let at = [at[0], at[1], at[2]];
                 if at[2] < layer.blocks(lens[at[0]]) {
                     states[at] = states[at].after(scores[at], &holt);
@@ -199,15 +204,13 @@ fn assert_same(found: &Array<f64>, expected: &Array<f64>) {
     }
 }
 
-#[test]
-fn reset_forgets_the_listed_sequences_and_no_others() {
-    let backend = Backend::cpu(2);
+fn predictor_reset_forgets_the_listed_sequences_and_no_others(backend: &Backend) {
     let shape = [4, 2, 5];
-    let layer = Layer::new(&backend, &shape, [&Layout::default(), &Layout::default()], EXACT[0]);
+    let layer = Layer::new(backend, &shape, [&Layout::default(), &Layout::default()], EXACT[0]);
     let scores = Array::filled(&shape, 3.0);
     layer.update(&[20; 4], &scores);
     let rows = Array::new(&[6], vec![2, -1, 4, 0, 2, i32::MIN as i64]);
-    let rows = Tensor::ints(&backend, I32, &rows, &Layout::default());
+    let rows = Tensor::ints(backend, I32, &rows, &Layout::default());
     layer.reset(rows.c());
     let want = Array::from_fn(&shape, |at| if at[0] == 0 || at[0] == 2 { f64::NEG_INFINITY } else { 3.0 });
     assert_eq!(layer.level.read_floats(), want);
@@ -216,11 +219,9 @@ fn reset_forgets_the_listed_sequences_and_no_others() {
     assert_eq!(layer.level.read_floats(), Array::filled(&shape, f64::NEG_INFINITY));
 }
 
-#[test]
-fn a_ratio_in_float32_makes_no_extra_block() {
-    let backend = Backend::cpu(1);
+fn predictor_ratio_in_float32_makes_no_extra_block(backend: &Backend) {
     let shape = [1, 1, 100];
-    let layer = Layer::new(&backend, &shape, [&Layout::default(), &Layout::default()], EXACT[0]);
+    let layer = Layer::new(backend, &shape, [&Layout::default(), &Layout::default()], EXACT[0]);
     for (ratio, k, count) in [(1.1, 10, 11), (1.25, 64, 80), (1.2, 5, 6), (1.3, 10, 13), (1.0001, 10, 11), (0.0, 7, 7)]
     {
         let p = Prediction { lens: vec![400], k, ratio, ..Prediction::default() };
@@ -228,12 +229,10 @@ fn a_ratio_in_float32_makes_no_extra_block() {
     }
 }
 
-#[test]
-fn state_that_is_not_finite_does_not_stay() {
-    let backend = Backend::cpu(1);
+fn predictor_state_that_is_not_finite_does_not_stay(backend: &Backend) {
     let shape = [1, 1, 3];
     let holt = vwd_holt { alpha: 1.0, beta: 1.0, gamma: 1.0 };
-    let layer = Layer::new(&backend, &shape, [&Layout::default(), &Layout::default()], holt);
+    let layer = Layer::new(backend, &shape, [&Layout::default(), &Layout::default()], holt);
     // From −MAX to MAX the trend of block 0 overflows.
     for first in [0.0, -f32::MAX as f64, f32::MAX as f64, 4.0] {
         layer.update(&[12], &Array::new(&shape, vec![first, 1.0, f64::NAN]));
@@ -244,12 +243,10 @@ fn state_that_is_not_finite_does_not_stay() {
     assert_eq!(layer.level.read_floats().data[2], 2.0);
 }
 
-#[test]
-fn all_zero_factors_mean_the_previous_scores() {
-    let backend = Backend::cpu(1);
+fn predictor_factors_of_zero_mean_the_previous_scores(backend: &Backend) {
     let shape = [1, 1, 2];
     let zero = vwd_holt { alpha: 0.0, beta: 0.0, gamma: 0.0 };
-    let layer = Layer::new(&backend, &shape, [&Layout::default(), &Layout::default()], zero);
+    let layer = Layer::new(backend, &shape, [&Layout::default(), &Layout::default()], zero);
     for step in [3.0, 5.0] {
         layer.update(&[8], &Array::filled(&shape, step));
     }
@@ -337,15 +334,13 @@ fn random_history(rng: &mut Rng) -> History {
     History { scores, counts, k: rng.size(0..=9), init: rng.size(0..=1), local: rng.size(0..=2), ratio }
 }
 
-#[test]
-fn calibration_finds_the_point_with_the_highest_hit_rate() {
-    let backend = Backend::cpu(2);
+fn calibration_finds_the_point_with_the_highest_hit_rate(backend: &Backend) {
     rounds(60, |rng| {
         let history = random_history(rng);
         let count = rng.size(1..=12);
         let grid: Vec<vwd_holt> = (0..count).map(|_| rng.pick(&EXACT)).collect();
         let layout = Layout::random(rng, 4);
-        let (best, rate) = history.calibrate(&backend, &grid, &layout);
+        let (best, rate) = history.calibrate(backend, &grid, &layout);
         let rates: Vec<f64> = grid.iter().map(|point| history.hit_rate(point)).collect();
         let highest = rates.iter().copied().fold(0.0, f64::max);
         // Shares are added in another order here.
@@ -360,38 +355,33 @@ fn series(rng: &mut Rng, steps: usize, value: impl Fn(&mut Rng, usize, usize) ->
     History { scores, counts: Array::filled(&[1, steps], 64), k: 8, init: 1, local: 1, ratio: 1.0 }
 }
 
-#[test]
-fn built_in_grid_smooths_noise_and_keeps_what_is_certain() {
-    let backend = Backend::cpu(2);
+fn calibration_grid_smooths_noise_and_keeps_what_is_certain(backend: &Backend) {
     let mut rng = Rng::new(7);
     let steady = series(&mut rng, 20, |_, _, j| (j * j % 61) as f64);
-    let (best, rate) = steady.calibrate(&backend, &[], &Layout::default());
+    let (best, rate) = steady.calibrate(backend, &[], &Layout::default());
     assert_eq!((best.alpha, best.beta, best.gamma, rate), (1.0, 0.0, 0.0, 1.0), "ties go to the first point");
     let noisy = series(&mut rng, 60, |rng, _, j| (j * j % 61) as f64 + 30.0 * rng.normal());
-    let (best, rate) = noisy.calibrate(&backend, &[], &Layout::default());
+    let (best, rate) = noisy.calibrate(backend, &[], &Layout::default());
     assert!(best.alpha < 0.5, "noise is smoothed, but alpha is {}", best.alpha);
     assert!(rate > noisy.hit_rate(&EXACT[0]) + 0.05);
 }
 
-#[test]
-fn hit_rate_does_not_depend_on_the_scores_offset_and_scale() {
-    let backend = Backend::cpu(2);
+fn calibration_does_not_depend_on_the_scores_offset_and_scale(backend: &Backend) {
     let mut rng = Rng::new(3);
     let grid: Vec<vwd_holt> = EXACT.to_vec();
     let mut history = series(&mut rng, 30, |rng, _, j| (j * j % 61 + rng.size(0..=20)) as f64);
-    let (best, rate) = history.calibrate(&backend, &grid, &Layout::default());
+    let (best, rate) = history.calibrate(backend, &grid, &Layout::default());
     assert!(rate > 0.0 && rate < 1.0);
     for (scale, offset) in [(1024.0, 0.0), (1.0 / 64.0, 0.0), (1.0, -4096.0), (8.0, 512.0)] {
         let moved = history.scores.map(|s| s * scale + offset);
         let original = std::mem::replace(&mut history.scores, moved);
-        let (again, same) = history.calibrate(&backend, &grid, &Layout::default());
+        let (again, same) = history.calibrate(backend, &grid, &Layout::default());
         assert_eq!((again.alpha, again.beta, again.gamma, same), (best.alpha, best.beta, best.gamma, rate));
         history.scores = original;
     }
 }
 
-#[test]
-fn results_do_not_depend_on_the_number_of_threads() {
+fn predictor_results_do_not_depend_on_the_number_of_threads(_: &Backend) {
     let (one, three) = (Backend::cpu(1), Backend::cpu(3));
     let mut rng = Rng::new(11);
     // Large enough for the work to be shared.
@@ -409,88 +399,4 @@ fn results_do_not_depend_on_the_number_of_threads() {
         layer.predict(&Prediction { lens: vec![2048; 8], k: 64, ratio: 1.25, ..Prediction::default() }, 80)
     });
     assert_eq!(a, b);
-}
-
-// --- errors ----------------------------------------------------------------------------------------------------------
-
-#[test]
-fn bad_arguments_are_named_and_nothing_is_written() {
-    let backend = Backend::cpu(1);
-    let plain = Layout::default();
-    let shape = [2, 1, 6];
-    let state = [(); 2].map(|()| Tensor::floats(&backend, F32, &Array::filled(&shape, 1.0), &plain));
-    let lens = Tensor::ints(&backend, I32, &Array::filled(&[2], 24), &plain);
-    let scores = Tensor::floats(&backend, F32, &Array::filled(&shape, 2.0), &plain);
-    let ids = Tensor::poisoned(&backend, I32, &[2, 1, 4], &plain);
-    let counts = Tensor::poisoned(&backend, I32, &[2, 1], &plain);
-    let good = vwd_predictor_predict_args {
-        block_size: 4,
-        k: 4,
-        state: vwd_predictor_state { level: state[0].c(), trend: state[1].c() },
-        seq_lens: lens.c(),
-        predicted: vwd_block_list { ids: ids.c(), counts: counts.c() },
-        ..args()
-    };
-    let predict = |name: &str, change: &dyn Fn(&mut vwd_predictor_predict_args)| {
-        let mut args = good;
-        change(&mut args);
-        // SAFETY: everything is alive during the call.
-        let status = unsafe { vwd_predictor_predict(backend.session(), &args, std::ptr::null_mut()) };
-        assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &[name]);
-    };
-    predict("ratio", &|a| a.ratio = 0.5);
-    predict("ratio", &|a| a.ratio = f32::NAN);
-    predict("ratio", &|a| a.ratio = f32::INFINITY);
-    predict("k", &|a| a.ratio = 1.25);
-    predict("k", &|a| a.k = u32::MAX);
-    predict("init_blocks", &|a| (a.init_blocks, a.local_blocks) = (u32::MAX, u32::MAX));
-    predict("block_size", &|a| a.block_size = 0);
-    predict("holt.gamma", &|a| a.holt.gamma = f32::INFINITY);
-    predict("flags", &|a| a.flags = 1);
-    predict("state.trend", &|a| a.state.trend.shape[2] = 5);
-    predict("predicted.ids", &|a| a.predicted.ids.data = a.state.level.data);
-    let good = vwd_predictor_update_args {
-        block_size: 4,
-        state: good.state,
-        seq_lens: lens.c(),
-        scores: scores.c(),
-        ..args()
-    };
-    let update = |name: &str, change: &dyn Fn(&mut vwd_predictor_update_args)| {
-        let mut args = good;
-        change(&mut args);
-        // SAFETY: as above.
-        let status = unsafe { vwd_predictor_update(backend.session(), &args, std::ptr::null_mut()) };
-        assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &[name]);
-    };
-    update("holt.alpha", &|a| a.holt.alpha = 1.5);
-    update("holt.alpha", &|a| a.holt.alpha = f32::NAN);
-    update("holt.beta", &|a| a.holt.beta = -0.1);
-    update("state.level", &|a| a.scores = a.state.level);
-    let points = [vwd_holt { alpha: 2.0, beta: 0.0, gamma: 0.0 }];
-    let history = Tensor::floats(&backend, F32, &Array::filled(&[1, 2, 1, 6], 1.0), &plain);
-    let blocks = Tensor::ints(&backend, I32, &Array::filled(&[1, 2], 6), &plain);
-    let good = vwd_predictor_calibrate_args { k: 2, scores: history.c(), block_counts: blocks.c(), ..args() };
-    let calibrate = |name: &str, change: &dyn Fn(&mut vwd_predictor_calibrate_args)| {
-        let mut args = good;
-        change(&mut args);
-        let mut best = EXACT[1];
-        // SAFETY: as above.
-        let status = unsafe { vwd_predictor_calibrate(backend.session(), &args, &mut best, std::ptr::null_mut()) };
-        assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &[name]);
-        assert_eq!(best.alpha, EXACT[1].alpha);
-    };
-    calibrate("grid[0].alpha", &|a| (a.grid, a.grid_count) = (points.as_ptr(), 1));
-    calibrate("grid_count", &|a| a.grid = points.as_ptr());
-    calibrate("grid", &|a| a.grid_count = 1);
-    calibrate("grid", &|a| (a.grid, a.grid_count) = (points.as_ptr().cast::<u8>().wrapping_add(1).cast(), 1));
-    calibrate("ratio", &|a| a.ratio = -1.0);
-    calibrate("block_counts", &|a| a.block_counts.shape[1] = 1);
-    // SAFETY: a NULL result is what is tested.
-    let status =
-        unsafe { vwd_predictor_calibrate(backend.session(), &good, std::ptr::null_mut(), std::ptr::null_mut()) };
-    assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &["holt"]);
-    for (tensor, name) in [(&state[0], "level"), (&state[1], "trend"), (&ids, "ids"), (&counts, "counts")] {
-        tensor.assert_untouched(name);
-    }
 }
