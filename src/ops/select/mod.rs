@@ -194,7 +194,7 @@ impl BlocksRequest {
     pub unsafe fn blocks(&self, i: usize) -> usize {
         // SAFETY: forwarded to the caller.
         let n = unsafe { self.queries.len(i) }.div_ceil(self.queries.block_size);
-        self.scores.map_or(n, |scores| n.min(scores.dim(2)))
+        n.min(self.scores.map_or(usize::MAX, |scores| scores.dim(2)))
     }
 }
 
