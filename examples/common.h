@@ -30,13 +30,16 @@
     } \
   } while (0)
 
-/* A row-major array in host memory. Codes are DLPack's: kDLCPU = 1, kDLInt = 0, kDLFloat = 2. */
-static inline vwd_tensor contiguous(void *data, uint8_t dtype_code, uint8_t dtype_bits, int ndim, va_list extents) {
+/* DLPack's codes of element types. */
+enum { SIGNED = 0, UNSIGNED = 1, FLOAT = 2 };
+
+/* A row-major array in host memory; extents are ints: array(codes, UNSIGNED, 8, 2, T, R) is a uint8 tensor [T, R]. */
+static inline vwd_tensor array_of(void *data, int code, int bits, int ndim, va_list extents) {
   vwd_tensor t = VWD_TENSOR_INIT;
   t.data = data;
-  t.device_type = 1;
-  t.dtype_code = dtype_code;
-  t.dtype_bits = dtype_bits;
+  t.device_type = 1; /* kDLCPU */
+  t.dtype_code = (uint8_t)code;
+  t.dtype_bits = (uint8_t)bits;
   t.ndim = ndim;
   for (int d = 0; d < ndim; d++) t.shape[d] = va_arg(extents, int);
   int64_t stride = 1;
@@ -47,19 +50,28 @@ static inline vwd_tensor contiguous(void *data, uint8_t dtype_code, uint8_t dtyp
   return t;
 }
 
-/* i32(accepted, 1, B) is an int32 tensor [B]; f32(k, 3, T, H, D) a float32 one [T, H, D]. Extents are ints. */
-static inline vwd_tensor i32(int32_t *data, int ndim, ...) {
+static inline vwd_tensor array(void *data, int code, int bits, int ndim, ...) {
   va_list extents;
   va_start(extents, ndim);
-  vwd_tensor t = contiguous(data, 0, 32, ndim, extents);
+  vwd_tensor t = array_of(data, code, bits, ndim, extents);
   va_end(extents);
   return t;
 }
 
+/* i32(accepted, 1, B) is an int32 tensor [B]. */
+static inline vwd_tensor i32(int32_t *data, int ndim, ...) {
+  va_list extents;
+  va_start(extents, ndim);
+  vwd_tensor t = array_of(data, SIGNED, 32, ndim, extents);
+  va_end(extents);
+  return t;
+}
+
+/* f32(k, 3, T, H, D) is a float32 tensor [T, H, D]. */
 static inline vwd_tensor f32(float *data, int ndim, ...) {
   va_list extents;
   va_start(extents, ndim);
-  vwd_tensor t = contiguous(data, 2, 32, ndim, extents);
+  vwd_tensor t = array_of(data, FLOAT, 32, ndim, extents);
   va_end(extents);
   return t;
 }

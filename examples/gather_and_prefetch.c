@@ -166,7 +166,7 @@ int main(void) {
     CHECK(memcmp(out, reference, HQ * D * sizeof(float)) == 0);
 
     CALL(vwd_predictor_update(session, &learn, NULL));
-    for (int n = 0; n < HQ * D; n++) q[n] += 0.05f * uniform(&seed);
+    for (int n = 0; n < HQ * D; n++) q[n] += 0.4f * uniform(&seed);
   }
   late -= late_at_first; /* nothing is known before the first step */
   printf("%d blocks travelled ahead of their selection, %d after it, in %d steps\n", early, late, STEPS);

@@ -159,7 +159,7 @@ int main(void) {
 
     /* After the step: the scores are what the next prediction is made of; the queries drift. */
     CALL(vwd_predictor_update(session, &learn, NULL));
-    for (int n = 0; n < HQ * D; n++) q[n] += 0.1f * uniform(&seed);
+    for (int n = 0; n < HQ * D; n++) q[n] += 0.5f * uniform(&seed);
   }
 
   int selected_in_all = (STEPS - 1) * HK * K;
