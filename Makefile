@@ -1,13 +1,16 @@
 # make          builds the library: target/release/libvanward.so and .a
+# make setup    says what building and testing need, and installs it where it can
+# make demo     decodes a real language model on the CPU
 # make test     everything that can be checked without a GPU
-# make install  headers, libraries, pkg-config and CMake package; PREFIX=/usr/local, DESTDIR respected
-# make setup    checks what the others need, and installs it where it can
+# make bench    measures the CPU backend
+# make install  headers, libraries, pkg-config file, CMake package; PREFIX=/usr/local, DESTDIR respected
 # make header   writes include/vanward.h from the Rust declarations
 
 PREFIX ?= /usr/local
 BUILD := build
+VENV := .cache/venv
 
-.PHONY: all setup test lint test-rust test-c install header clean
+.PHONY: all setup demo test lint test-rust test-c test-go test-python bench install header library clean
 
 all:
 	cargo build --release --lib --locked
@@ -15,10 +18,14 @@ all:
 setup:
 	@.ci/setup
 
+demo: $(BUILD)/Makefile
+	cmake --build $(BUILD) --parallel --target vanward-engine
+	examples/engine/demo.sh $(BUILD)/examples/engine/vanward-engine
+
 # --- tests: each target runs alone, too ----------------------------------------------------------------------------------
 
 test: setup
-	@python3 .ci/summary.py lint test-rust test-c
+	@python3 .ci/summary.py lint test-rust test-c test-go test-python
 
 lint:
 	cargo fmt --check
@@ -31,13 +38,39 @@ test-c: $(BUILD)/Makefile
 	cmake --build $(BUILD) --parallel
 	ctest --test-dir $(BUILD) --output-on-failure
 
-$(BUILD)/Makefile: CMakeLists.txt
+# A small heap and checks of every pointer that crosses, so that the collector runs while calls do. Go does not see that
+# the library changed, hence no cached results.
+test-go: export CGO_CFLAGS := -O2 -I$(CURDIR)/include
+test-go: export CGO_LDFLAGS := -L$(CURDIR)/$(BUILD)/lib -Wl,-rpath,$(CURDIR)/$(BUILD)/lib
+test-go: library
+	cd bindings/go && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet ./... && \
+	  GOGC=1 GOEXPERIMENT=cgocheck2 go test -count=1 -v ./...
+
+test-python: export VANWARD_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0
+test-python: library $(VENV)/ready
+	cd bindings/python && $(CURDIR)/$(VENV)/bin/python -m unittest discover -s tests -t . -v
+
+$(VENV)/ready:
+	python3 -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --disable-pip-version-check numpy
+	touch $@
+
+# The library where the bindings look for it: build/lib.
+library: $(BUILD)/Makefile
+	cmake --build $(BUILD) --target vanward_library
+
+$(BUILD)/Makefile:
 	cmake -S . -B $(BUILD) -G "Unix Makefiles" -DCMAKE_BUILD_TYPE=Release
 
 # --- the rest ------------------------------------------------------------------------------------------------------------
 
-install: $(BUILD)/Makefile
-	cmake --build $(BUILD) --target vanward_library
+# RESULTS=benches/results/<date>-cpu.md also keeps the table.
+bench:
+	rm -rf $${CARGO_TARGET_DIR:-target}/criterion
+	cargo bench --locked --bench '*'
+	benches/report.py | tee $(RESULTS)
+
+install: library
 	DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(abspath $(PREFIX))
 
 header:
