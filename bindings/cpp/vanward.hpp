@@ -78,6 +78,8 @@ class [[nodiscard]] Result {
   T &operator*() & noexcept { return *get(); }
   T &&operator*() && noexcept { return std::move(*get()); }
   T *operator->() noexcept { return get(); }
+  const T &operator*() const & noexcept { return *get(); }
+  const T *operator->() const noexcept { return get(); }
 
   /// The error; there must be one.
   const Error &error() const noexcept {
@@ -87,6 +89,10 @@ class [[nodiscard]] Result {
 
  private:
   T *get() noexcept {
+    assert(has_value());
+    return std::get_if<0>(&state_);
+  }
+  const T *get() const noexcept {
     assert(has_value());
     return std::get_if<0>(&state_);
   }

@@ -108,7 +108,8 @@ func TestViewsThatTheirSliceCannotHoldFailByName(t *testing.T) {
 		Of(data, 2, 3).WithStrides(1),                   // one stride for two extents
 		Of(data, 1, 1, 1, 1, 1, 7),                      // six dimensions
 		Of(data, 1, 1, 1, 1, 1, 7).WithStrides(1, 2, 3), // twice wrong
-		Of(data, math.MaxInt, math.MaxInt),              // more than the address space
+		Of(data, 1, 1, 1, 1, 1, 7).WithStrides(1, 1, 1, 1, 1, 1),
+		Of(data, math.MaxInt, math.MaxInt), // more than the address space
 		Of([]int32{}, 1),
 		Of[int32](nil, 2, 4),
 		Of(data, 2, -4), // the library's to refuse
@@ -121,6 +122,17 @@ func TestViewsThatTheirSliceCannotHoldFailByName(t *testing.T) {
 		args.Draft = draft
 		wantInvalid(t, s.Verify(args, 0), "draft: ")
 	}
+	// Strides may mend what the shape alone breaks: one row for two sequences.
+	args := good
+	args.Draft = Of(data[:4], 2, 4).WithStrides(0, 1)
+	if err := s.Verify(args, 0); err != nil {
+		t.Error(err)
+	}
+	wantInvalid(t, s.Verify(good, 12345), "")
+}
+
+func TestMembersOfArraysFailByTheirIndex(t *testing.T) {
+	s, data := cpuSession(t), make([]int32, 7)
 	args := PackArgs{Rows: []Tensor{Of(data, 1, 7), Of(data, 2, 7)}, Packed: []Tensor{{}, {}}}
 	wantInvalid(t, s.Pack(args, 0), "rows[1]: shape [2 7]")
 	args = PackArgs{Rows: []Tensor{Of(data, 1, 7)}}
@@ -130,7 +142,6 @@ func TestViewsThatTheirSliceCannotHoldFailByName(t *testing.T) {
 	wantInvalid(t, s.Attention(AttentionArgs{BlockSize: -1}, 0), "block_size: -1")
 	_, err := s.LoadForecast("a\x00b")
 	wantInvalid(t, err, "path: ")
-	wantInvalid(t, s.Verify(good, 12345), "")
 }
 
 func TestEveryElementTypeHasItsDType(t *testing.T) {

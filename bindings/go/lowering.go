@@ -63,7 +63,7 @@ func (l *lowering) tensor(name string, t Tensor) C.vwd_tensor {
 		lanes:       1,
 		ndim:        C.int32_t(t.rank),
 	}
-	for d := range t.rank {
+	for d := range min(t.rank, maxRank) {
 		c.shape[d], c.strides[d] = C.int64_t(t.shape[d]), C.int64_t(t.strides[d])
 	}
 	switch {

@@ -9,7 +9,6 @@
 package vanward
 
 // #include "calls.h"
-// #cgo noescape session_info
 import "C"
 
 import (

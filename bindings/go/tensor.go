@@ -96,7 +96,7 @@ type Tensor struct {
 	rank    int
 	shape   [maxRank]int64
 	strides [maxRank]int64
-	fault   string // why no call may have it
+	fault   string // why no call may have it; other strides may mend it
 }
 
 // Of views a slice as a contiguous tensor; without a shape, as one dimension.
@@ -120,10 +120,11 @@ func At(address uintptr, dtype DType, memory Memory, shape ...int) Tensor {
 
 // WithStrides gives a tensor other strides, in elements.
 func (t Tensor) WithStrides(strides ...int) Tensor {
-	if len(strides) != t.rank && t.fault == "" {
+	if len(strides) != t.rank {
 		t.fault = fmt.Sprintf("%d strides for rank %d", len(strides), t.rank)
+		return t
 	}
-	for d := 0; d < min(len(strides), maxRank); d++ {
+	for d := range min(t.rank, maxRank) {
 		t.strides[d] = int64(strides[d])
 	}
 	return t.checked()
@@ -136,22 +137,19 @@ func (t Tensor) In(memory Memory) Tensor {
 }
 
 func (t Tensor) shaped(shape []int) Tensor {
-	if len(shape) > maxRank {
-		t.fault = fmt.Sprintf("rank %d; expected 0 to %d", len(shape), maxRank)
-		return t
-	}
 	t.rank = len(shape)
 	stride := int64(1) // wraps for a hostile shape, which checked or the library refuses
-	for d := t.rank - 1; d >= 0; d-- {
+	for d := min(t.rank, maxRank) - 1; d >= 0; d-- {
 		t.shape[d], t.strides[d] = int64(shape[d]), stride
 		stride *= int64(shape[d])
 	}
 	return t.checked()
 }
 
-// checked finds the views that reach beyond their slice. Extents below 0 are left to the library.
+// checked finds the views that reach beyond their slice. Ranks and extents out of range are left to the library.
 func (t Tensor) checked() Tensor {
-	if t.fault != "" || t.slice == nil && t.address != 0 {
+	t.fault = ""
+	if t.rank > maxRank || t.slice == nil && t.address != 0 {
 		return t
 	}
 	shape, strides := t.shape[:t.rank], t.strides[:t.rank]

@@ -117,7 +117,7 @@ static void a_view_that_its_memory_cannot_hold_is_refused_by_the_call() {
 
 static void pinned_memory_comes_as_a_span_and_goes_back() {
   auto session = *vw::nothrow::Session::create(on_cpu());
-  auto memory = session.pinned_alloc<double>(1000);
+  const auto memory = session.pinned_alloc<double>(1000);
   CHECK(memory && memory->size() == 1000 && reinterpret_cast<std::uintptr_t>(memory->data()) % 4096 == 0);
   for (double &x : *memory) x = 1;
   CHECK(session.info()->pinned_in_use >= 8000);

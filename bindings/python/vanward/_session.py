@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import inspect
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_double, c_uint8, c_void_p, sizeof
 from typing import Any, NamedTuple, ParamSpec
@@ -42,6 +43,7 @@ def at_once(prepare: Callable[P, Call]) -> Callable[P, None]:
 
     run.__name__ = prepare.__name__.removeprefix("prepare_")
     run.__doc__ = prepare.__doc__
+    run.__signature__ = inspect.signature(prepare).replace(return_annotation=None)  # type: ignore[attr-defined]
     return run
 
 
