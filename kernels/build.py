@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Compiles kernels/*.cu to kernels/ptx/*.ptx and writes kernels/ptx/manifest.json.
+
+    build.py                 compile everything (fetches the CUDA 12.4 compiler into .cache/ the first time; needs no GPU and no toolkit)
+    build.py --check-ptxas   assemble every PTX for each architecture it must run on; print registers, spills and stack; fail on
+                             spills or stack in any kernel that its source does not list in a line "// cold: name, name"
+
+A source is compiled for compute_80 (verify.cu -> verify.ptx). A line "// targets: compute_80, compute_90a" adds variants
+(verify.compute_90a.ptx). tests/ptx_manifest.rs checks, without a compiler, that what is committed is what the sources say.
+"""
+
+import argparse
+import ctypes
+import hashlib
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+KERNELS = pathlib.Path(__file__).resolve().parent
+PTX = KERNELS / "ptx"
+TOOLCHAIN = KERNELS.parent / ".cache" / "cuda-12.4"
+PACKAGES = {
+    "nvidia-cuda-nvrtc-cu12": "12.4.127",
+    "nvidia-cuda-runtime-cu12": "12.4.127",
+    "nvidia-cuda-nvcc-cu12": "12.4.131",
+}
+FLAGS = ["--std=c++17", "--restrict", "--no-display-error-number"]
+# What a PTX target has to assemble for: compute_80 runs on every later chip, the others on their own only.
+ARCHITECTURES = {"compute_80": ["sm_80", "sm_89", "sm_90"], "compute_90": ["sm_90"], "compute_90a": ["sm_90a"]}
+
+
+def toolchain() -> pathlib.Path:
+    root = TOOLCHAIN / "nvidia"
+    if not (TOOLCHAIN / "complete").exists():
+        requirements = [f"{name}=={version}" for name, version in PACKAGES.items()]
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--target", TOOLCHAIN, *requirements], check=True)
+        (TOOLCHAIN / "complete").touch()
+    return root
+
+
+def directive(source: pathlib.Path, name: str, default: list[str]) -> list[str]:
+    found = re.search(rf"^// {name}: (.+)$", source.read_text(encoding="utf-8"), re.MULTILINE)
+    return re.split(r",\s*", found.group(1).strip()) if found else default
+
+
+def outputs():
+    """Every (source, target, PTX path)."""
+    for source in sorted(KERNELS.glob("*.cu")):
+        for target in directive(source, "targets", ["compute_80"]):
+            suffix = "" if target == "compute_80" else f".{target}"
+            yield source, target, PTX / f"{source.stem}{suffix}.ptx"
+
+
+class Nvrtc:
+    def __init__(self, root: pathlib.Path):
+        self.lib = ctypes.CDLL(str(root / "cuda_nvrtc" / "lib" / "libnvrtc.so.12"))
+        self.lib.nvrtcGetErrorString.restype = ctypes.c_char_p
+        self.include = root / "cuda_runtime" / "include"
+
+    def check(self, result: int):
+        if result:
+            raise RuntimeError(self.lib.nvrtcGetErrorString(result).decode())
+
+    def text(self, program, what: str) -> str:
+        size = ctypes.c_size_t()
+        self.check(getattr(self.lib, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        self.check(getattr(self.lib, f"nvrtcGet{what}")(program, buffer))
+        return buffer.value.decode("utf-8")
+
+    def compile(self, source: pathlib.Path, target: str) -> str:
+        program = ctypes.c_void_p()
+        self.check(self.lib.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None))
+        # Header paths reach the compiler only as search folders, so that no machine's path ends up in the PTX.
+        options = [f"--gpu-architecture={target}", *FLAGS, f"--include-path={KERNELS}", f"--include-path={self.include}"]
+        result = self.lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options)))
+        log = self.text(program, "ProgramLog").strip()
+        if log:
+            print(log, file=sys.stderr)
+        if result or "warning" in log:
+            sys.exit(f"{source.name} does not compile cleanly for {target}")
+        return self.text(program, "PTX")
+
+
+def sha256(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def build():
+    nvrtc = Nvrtc(toolchain())
+    PTX.mkdir(exist_ok=True)
+    for stale in PTX.glob("*.ptx"):
+        stale.unlink()
+    targets = {}
+    for source, target, ptx in outputs():
+        ptx.write_text(nvrtc.compile(source, target), encoding="utf-8")
+        targets[ptx.name] = target
+    manifest = {
+        "compiler": PACKAGES,
+        "flags": FLAGS,
+        "targets": targets,
+        "sources": {p.name: sha256(p) for p in sorted([*KERNELS.glob("*.cu"), *KERNELS.glob("*.cuh"), KERNELS / "build.py"])},
+        "ptx": {p.name: sha256(p) for p in sorted(PTX.glob("*.ptx"))},
+    }
+    (PTX / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+    print(f"{len(targets)} PTX files in {PTX.relative_to(KERNELS.parent)}")
+
+
+def check_ptxas():
+    ptxas = toolchain() / "cuda_nvcc" / "bin" / "ptxas"
+    ptxas.chmod(0o755)
+    failures = []
+    print(f"{'kernel':32} {'for':7} {'registers':>9} {'spills':>6} {'stack':>6} {'shared':>6}")
+    for source, target, ptx in outputs():
+        cold = directive(source, "cold", [])
+        for arch in ARCHITECTURES[target]:
+            run = subprocess.run([ptxas, "-v", f"-arch={arch}", ptx, "-o", "/dev/null"], capture_output=True, text=True)
+            if run.returncode:
+                sys.exit(run.stderr)
+            entries = run.stderr.split("Compiling entry function '")[1:]
+            for entry in entries:
+                kernel = entry.split("'")[0]
+                used = {}
+                for key, pattern in (("registers", r"Used (\d+) registers"), ("stack", r"(\d+) bytes stack frame"),
+                                     ("stores", r"(\d+) bytes spill stores"), ("loads", r"(\d+) bytes spill loads"),
+                                     ("shared", r"(\d+) bytes smem")):
+                    found = re.search(pattern, entry)
+                    used[key] = int(found.group(1)) if found else 0
+                spills = used["stores"] + used["loads"]
+                print(f"{kernel:32} {arch:7} {used['registers']:9} {spills:6} {used['stack']:6} {used['shared']:6}")
+                if kernel not in cold and (spills or used["stack"]):
+                    failures.append(f"{kernel} for {arch}: {spills} bytes spilled, {used['stack']} bytes of stack")
+    if failures:
+        sys.exit("\n".join(failures))
+
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--check-ptxas", action="store_true")
+if parser.parse_args().check_ptxas:
+    check_ptxas()
+else:
+    build()

@@ -1,0 +1,57 @@
+// Packing accepted rows of several tensors.
+//
+//   offsets[i] = Σ_{i' < i} k[i'] · packed[offsets[i] + j] = rows[i, j] for j < k[i], offsets[i] + j < cap
+//
+// Bytes: every accepted row read once and written once; floor = 2 · bytes / copy bandwidth.
+//
+// Cut: no CTA waits for another. A warp takes tiles of the input, the first positions of all sequences first; for each it adds up the
+// counts of the sequences before it (B ints out of L1 and L2) and copies what was accepted. One more CTA writes the offsets.
+//
+//   accepted[] ─┬─ request tile ─┐
+//               └─ sum before ───┴─ store tile        last CTA: accepted[] ─ sums ─ write offsets
+//
+// Beyond MAX_SUMMED_BATCH sequences, pack_offsets writes the offsets and pack_large reads them.
+//
+// On entry: B·γ < 2^31; tiles of a layout < 2^31; no output overlaps an input.
+
+#include "pack.cuh"
+
+constexpr uint32 OFFSETS_PER_CTA = 1024;
+
+struct Accepted {
+    const PackParams &p;
+    __device__ uint32 operator()(uint32 seq) const { return min(max(at<int32>(p.accepted, seq * p.accepted_seq), 0), int32(p.gamma)); }
+};
+
+extern "C" __global__ void __launch_bounds__(256, 4) pack(const __grid_constant__ PackParams p) {
+    if (blockIdx.x < gridDim.x - 1)
+        copy_rows(p, gridDim.x - 1, 0, SummedOffsets{Accepted{p}});
+    else
+        write_offsets(p, Accepted{p}, 0, p.batch, 0);
+}
+
+// Offsets of any batch: CTA c owns OFFSETS_PER_CTA sequences and adds up all before them itself.
+extern "C" __global__ void __launch_bounds__(256, 4) pack_offsets(const __grid_constant__ PackParams p) {
+    __shared__ uint32 before;
+    if (threadIdx.x == 0) before = 0;
+    __syncthreads();
+    const uint32 first = blockIdx.x * OFFSETS_PER_CTA;
+    uint32 sum = 0;
+    for (uint32 i = threadIdx.x; i < first; i += blockDim.x) sum += Accepted{p}(i);
+    sum = __reduce_add_sync(FULL_WARP, sum);
+    if (threadIdx.x % WARP == 0) atomicAdd(&before, sum);
+    __syncthreads();
+    write_offsets(p, Accepted{p}, first, min(first + OFFSETS_PER_CTA, p.batch), before);
+}
+
+struct WrittenOffsets {
+    const PackParams &p;
+    __device__ uint32 count(const Lane &lane) const { return lane.end ? Accepted{p}(lane.seq) : 0; }
+    __device__ uint32 offset(const Lane &lane) const {
+        return p.offsets_bytes == 8 ? at<int64>(p.offsets, lane.seq * p.offsets_seq) : at<int32>(p.offsets, lane.seq * p.offsets_seq);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(256, 4) pack_large(const __grid_constant__ PackParams p) {
+    copy_rows(p, gridDim.x, 0, WrittenOffsets{p});
+}

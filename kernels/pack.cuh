@@ -1,0 +1,214 @@
+// Packing accepted rows: running offsets in shared memory, and the copy. Used by pack.cu and verify_pack.cu.
+#pragma once
+
+#include "types.cuh"
+
+constexpr uint32 MAX_TENSORS = 256;
+constexpr uint32 MAX_LAYOUTS = 8;
+constexpr uint32 MAX_SUMMED_BATCH = 1024;  // sequences that a warp adds up itself to find an offset
+constexpr uint32 SLOTS = 4;                // units a lane can hold at once
+
+// n / value for n < 2^31: n · magic >> shift.
+struct Divisor {
+    uint32 value, magic, shift;
+    __device__ uint32 divide(uint32 n) const { return uint32(uint64(n) * magic >> shift); }
+};
+
+// How the rows of some tensors lie, and how they are cut into tiles. A row is `units` units (of 16, 8, 4, 2 or 1 bytes: the largest that
+// every address is a multiple of), in runs of `run` consecutive ones: unit c is at (c / run / inner) · outer stride
+// + (c / run mod inner) · inner stride + (c mod run) units. Strides are in bytes.
+//
+// A tile is what one warp copies at once. 2^log_lanes lanes lie side by side in a row; the others take 2^log_lane_pos positions of
+// 2^(5 − log_lanes − log_lane_pos) sequences. Each lane keeps its column and holds 2^log_slots ≤ SLOTS positions, 2^log_lane_pos apart.
+struct RowLayout {
+    uint32 tiles;
+    uint32 units;
+    uint32 log_unit, log_lanes, log_lane_pos, log_slots;
+    Divisor col_tiles;  // tiles side by side in a row
+    Divisor seq_tiles;  // tiles along the batch
+    Divisor tensors;    // of this layout
+    int64 src_seq, src_pos, src_slot;  // src_slot, dst_slot: 2^log_lane_pos positions on
+    int64 dst_row, dst_slot;
+    Divisor run, inner;  // run.value == units: a row is one run
+    int64 src_outer, src_inner, dst_outer, dst_inner;
+};
+
+// Mirrored by PackParams in src/ops/pack/cuda.rs.
+struct PackParams {
+    uint32 batch;
+    uint32 gamma;
+    uint32 cap;             // rows of packed, at most B·γ
+    uint32 layouts;
+    uint32 offsets_bytes;   // 4 or 8
+    const char *accepted;   // [B] int32
+    int64 accepted_seq;
+    char *offsets;          // [B+1] int32 or int64 (offsets_bytes)
+    int64 offsets_seq;
+    RowLayout layout[MAX_LAYOUTS];
+    struct {
+        const char *src;    // [B, γ, ...]
+        char *dst;          // [cap, ...]
+    } tensor[MAX_TENSORS];  // those of layout 0, then those of layout 1, …
+};
+
+__device__ inline void write_offset(const PackParams &p, uint32 i, uint32 value) {
+    if (p.offsets_bytes == 8)
+        at<int64>(p.offsets, i * p.offsets_seq) = value;
+    else
+        at<int32>(p.offsets, i * p.offsets_seq) = value;
+}
+
+// Sum of counts(begin … end), by a warp.
+template <typename Counts>
+__device__ inline uint32 sum_counts(const Counts &counts, uint32 begin, uint32 end) {
+    uint32 sum = 0;
+    for (uint32 i = begin + threadIdx.x % WARP; i < end; i += WARP) sum += counts(i);
+    return __reduce_add_sync(FULL_WARP, sum);
+}
+
+// offsets[begin … end) = before + the counts from begin on, and after the last sequence the total. Every warp of the CTA takes 32
+// sequences and adds up those between begin and them itself.
+template <typename Counts>
+__device__ inline void write_offsets(const PackParams &p, const Counts &counts, uint32 begin, uint32 end, uint32 before) {
+    for (uint32 first = begin + threadIdx.x / WARP * WARP; first < end; first += blockDim.x) {
+        const uint32 seq = first + threadIdx.x % WARP, count = seq < end ? counts(seq) : 0;
+        const uint32 base = before + sum_counts(counts, begin, first);
+        uint32 upto = count;
+#pragma unroll
+        for (uint32 d = 1; d < WARP; d *= 2) {
+            const uint32 left = __shfl_up_sync(FULL_WARP, upto, d);
+            if (threadIdx.x % WARP >= d) upto += left;
+        }
+        if (seq < end) write_offset(p, seq, base + upto - count);
+        if (seq + 1 == p.batch) write_offset(p, p.batch, base + upto);
+    }
+}
+
+template <uint32 LOG_BYTES> struct Unit;
+template <> struct Unit<4> { using type = uint4; };
+template <> struct Unit<3> { using type = uint2; };
+template <> struct Unit<2> { using type = uint32; };
+template <> struct Unit<1> { using type = uint16; };
+template <> struct Unit<0> { using type = uint8; };
+
+__device__ inline uint4 widen(uint4 v) { return v; }
+__device__ inline uint4 widen(uint2 v) { return {v.x, v.y, 0, 0}; }
+__device__ inline uint4 widen(uint32 v) { return {v, 0, 0, 0}; }
+__device__ inline void narrow(uint4 v, uint4 &unit) { unit = v; }
+__device__ inline void narrow(uint4 v, uint2 &unit) { unit = {v.x, v.y}; }
+template <typename T> __device__ inline void narrow(uint4 v, T &unit) { unit = T(v.x); }
+
+// What one lane copies of a tile: the unit at one column of positions pos, pos + step, … of one sequence.
+struct Lane {
+    const RowLayout &layout;
+    const char *src;  // of column and position
+    char *dst;        // of column, in row 0
+    uint32 warp_seq;  // first sequence of the tile
+    uint32 seq, pos;
+    uint32 end;       // of the tile's positions; 0 if there is no such sequence or column
+
+    __device__ Lane(const PackParams &p, const RowLayout &g, uint32 first_tensor, uint32 tile) : layout(g) {
+        // Columns change fastest, so that tiles copied together touch whole rows; positions slowest, because the first of every
+        // sequence are the likeliest to be accepted.
+        const uint32 by_seq = g.col_tiles.divide(tile), by_tensor = g.seq_tiles.divide(by_seq), pos_tile = g.tensors.divide(by_tensor);
+        const uint32 col_tile = tile - by_seq * g.col_tiles.value, seq_tile = by_seq - by_tensor * g.seq_tiles.value;
+        const uint32 tensor = by_tensor - pos_tile * g.tensors.value;
+        const uint32 row = threadIdx.x % WARP >> g.log_lanes;
+        const uint32 col = (col_tile << g.log_lanes) + (threadIdx.x & ((1u << g.log_lanes) - 1));
+        warp_seq = seq_tile << (5 - g.log_lanes - g.log_lane_pos);
+        seq = warp_seq + (row >> g.log_lane_pos);
+        pos = (pos_tile << (g.log_slots + g.log_lane_pos)) + (row & ((1u << g.log_lane_pos) - 1));
+        end = seq < p.batch && col < g.units ? (pos_tile + 1) << (g.log_slots + g.log_lane_pos) : 0;
+        seq = min(seq, p.batch - 1);
+
+        const auto &pointers = p.tensor[first_tensor + tensor];
+        src = pointers.src + seq * g.src_seq + pos * g.src_pos;
+        dst = pointers.dst;
+        if (g.run.value == g.units) {
+            src += uint64(col) << g.log_unit;
+            dst += uint64(col) << g.log_unit;
+        } else {
+            const uint32 run = g.run.divide(col), outer = g.inner.divide(run), inner = run - outer * g.inner.value;
+            const uint64 in_run = uint64(col - run * g.run.value) << g.log_unit;
+            src += outer * g.src_outer + inner * g.src_inner + in_run;
+            dst += outer * g.dst_outer + inner * g.dst_inner + in_run;
+        }
+    }
+
+    // Positions at or past limit are left out.
+    template <uint32 LOG_BYTES>
+    __device__ void load_as(uint32 limit, uint4 (&held)[SLOTS]) const {
+        using T = typename Unit<LOG_BYTES>::type;
+        const char *unit = src;
+#pragma unroll
+        for (uint32 u = 0; u < SLOTS; ++u, unit += layout.src_slot)
+            if (pos + (u << layout.log_lane_pos) < limit) held[u] = widen(__ldcs(&at<T>(unit, 0)));
+    }
+    template <uint32 LOG_BYTES>
+    __device__ void store_as(uint32 first_row, uint32 limit, const uint4 (&held)[SLOTS]) const {
+        using T = typename Unit<LOG_BYTES>::type;
+        char *unit = dst + (first_row + pos) * layout.dst_row;
+#pragma unroll
+        for (uint32 u = 0; u < SLOTS; ++u, unit += layout.dst_slot) {
+            T value;
+            narrow(held[u], value);
+            if (pos + (u << layout.log_lane_pos) < limit) __stcs(&at<T>(unit, 0), value);
+        }
+    }
+    __device__ void load(uint32 limit, uint4 (&held)[SLOTS]) const {
+        limit = min(limit, end);
+        if (layout.log_unit == 4) load_as<4>(limit, held);
+        else if (layout.log_unit == 3) load_as<3>(limit, held);
+        else if (layout.log_unit == 2) load_as<2>(limit, held);
+        else if (layout.log_unit == 1) load_as<1>(limit, held);
+        else load_as<0>(limit, held);
+    }
+    __device__ void store(uint32 first_row, uint32 limit, const uint4 (&held)[SLOTS]) const {
+        limit = min(limit, end);
+        if (layout.log_unit == 4) store_as<4>(first_row, limit, held);
+        else if (layout.log_unit == 3) store_as<3>(first_row, limit, held);
+        else if (layout.log_unit == 2) store_as<2>(first_row, limit, held);
+        else if (layout.log_unit == 1) store_as<1>(first_row, limit, held);
+        else store_as<0>(first_row, limit, held);
+    }
+};
+
+// Offset and count of a sequence from the counts of all before it: the warp adds them up. No table to build, no barrier to wait at.
+template <typename Counts>
+struct SummedOffsets {
+    Counts counts;
+    __device__ uint32 count(const Lane &lane) const { return lane.end ? counts(lane.seq) : 0; }
+    __device__ uint32 offset(const Lane &lane) const {
+        uint32 sum = sum_counts(counts, 0, lane.warp_seq);
+        for (uint32 i = lane.warp_seq; i < lane.seq; ++i) sum += counts(i);  // a tile of several sequences
+        return sum;
+    }
+};
+template <typename Counts> SummedOffsets(Counts) -> SummedOffsets<Counts>;
+
+template <typename Offsets>
+__device__ inline void store_tile(const PackParams &p, const Lane &lane, const Offsets &offsets, const uint4 (&held)[SLOTS]) {
+    const uint32 offset = offsets.offset(lane);
+    lane.store(offset, min(offsets.count(lane), max(p.cap, offset) - offset), held);
+}
+
+// Copies the accepted rows of every tensor, by all warps of `ctas` CTAs; of layout 0 each warp has copied `begun` tiles before.
+template <typename Offsets>
+__device__ inline void copy_rows(const PackParams &p, uint32 ctas, uint32 begun, const Offsets &offsets) {
+    const uint32 warps = ctas * (blockDim.x / WARP), warp = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+    uint32 first_tensor = 0;
+    for (uint32 l = 0; l < p.layouts; ++l) {
+        const RowLayout &g = p.layout[l];
+        // Every other layout is dealt from the last warp on, so that two small ones share the device.
+        uint32 tile = l == 0 ? warp + begun * warps : l % 2 ? warps - 1 - warp : warp;
+        for (; tile < g.tiles; tile += warps) {
+            const Lane lane(p, g, first_tensor, tile);
+            const uint32 count = offsets.count(lane);
+            if (!__any_sync(FULL_WARP, lane.pos < count)) continue;
+            uint4 held[SLOTS];
+            lane.load(count, held);
+            store_tile(p, lane, offsets, held);
+        }
+        first_tensor += g.tensors.value;
+    }
+}
