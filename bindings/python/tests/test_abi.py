@@ -68,6 +68,10 @@ class Abi(unittest.TestCase):
             owner = vanward.Forecast if name.startswith("forecast_") else vanward.Session
             self.assertTrue(hasattr(owner, name.removeprefix("forecast_")), name)
 
+    def test_every_call_is_in_the_cpp_header_too(self):
+        cpp = (HEADER.parents[1] / "bindings" / "cpp" / "vanward.hpp").read_text()
+        self.assertEqual([name for name in _abi._PROTOTYPES if f"{name}(" not in cpp], [])
+
     def test_every_constant_has_the_headers_value(self):
         enums = {
             "ERROR": vanward.Status,
