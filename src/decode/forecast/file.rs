@@ -1,6 +1,6 @@
 //! Maps in a safetensors file; docs/forecast.md has the format.
 
-use super::map::{Map, Matrix, zeros};
+use super::map::{Map, Matrix};
 use super::{DEFAULT_RIDGE, Shape};
 use crate::core::status::{Code, Error, Result};
 use half::{bf16, f16};
@@ -119,7 +119,10 @@ pub fn load(path: &str) -> Result<(Shape, f32, Maps)> {
     let mut maps = Maps::new();
     let mut used = 0;
     for layer in 0..shape.layers {
-        let map = load_map(&file, layer, &shape).map_err(|error| io(path, error.message))?;
+        let map = load_map(&file, layer, &shape).map_err(|error| match error.code {
+            Code::OutOfMemory => error,
+            _ => io(path, error.message),
+        })?;
         used += if map.rank() == 0 { 1 } else { 2 };
         maps.push(Some(Arc::new(map)));
     }
@@ -179,9 +182,11 @@ fn read(path: &str) -> Result<Vec<u8>> {
         }
         Ok((file, about.len()))
     };
-    let (mut file, length) = open().map_err(|error| io(path, error))?;
-    let mut bytes: Vec<u8> = zeros(usize::try_from(length).unwrap_or(usize::MAX), "a forecast's file")?;
-    file.read_exact(&mut bytes).map_err(|error| io(path, error))?;
+    let (file, length) = open().map_err(|error| io(path, error))?;
+    let mut bytes = Vec::new();
+    let size = usize::try_from(length).unwrap_or(usize::MAX);
+    bytes.try_reserve_exact(size).map_err(|_| Error::out_of_memory(size, "a forecast's file"))?;
+    file.take(length).read_to_end(&mut bytes).map_err(|error| io(path, error))?;
     Ok(bytes)
 }
 

@@ -67,10 +67,10 @@ pub fn accumulate(cpu: &Cpu, shape: &Shape, sums: &mut Option<Sums>, r: &Accumul
     }
     let mut x: Vec<f64> = zeros(tokens.min(CHUNK) * n, "a chunk of X̂")?;
     let mut q: Vec<f64> = zeros(tokens.min(CHUNK) * m, "a chunk of Q")?;
-    if sums.is_none() {
-        *sums = Some(Sums::empty(shape)?);
-    }
-    let Some(sums) = sums else { unreachable!("made above") };
+    let sums = match sums {
+        Some(sums) => sums,
+        none => none.insert(Sums::empty(shape)?),
+    };
     for first in (0..tokens).step_by(CHUNK) {
         let count = CHUNK.min(tokens - first);
         cpu.parallel_chunks(&mut x[..count * n], n, n * 8, |i, row| {
