@@ -201,7 +201,10 @@ impl Tensor {
         let end = high.checked_add(1)?.checked_mul(size)?;
         // An address plus any offset must not wrap either.
         (self.data as i64).checked_add(end)?;
-        Some((low.checked_mul(size)?, end))
+        let low = low.checked_mul(size)?;
+        // The distance downwards has to exist, too.
+        low.checked_neg()?;
+        Some((low, end))
     }
 
     // --- checks: each returns the view, so that they chain -------------------------------------------------------
