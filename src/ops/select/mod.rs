@@ -8,7 +8,7 @@ use super::index::{Index, Kind, Labels, Windows};
 use super::topk::Budget;
 use super::views::{BlockList, Heads, check_head_dim, scale_or_default};
 use crate::capi::select::*;
-use crate::capi::types::{vwd_stream, vwd_tensor};
+use crate::capi::types::{VWD_INDEX_LABEL, VWD_INDEX_MEAN, VWD_INDEX_MINMAX, vwd_index, vwd_stream, vwd_tensor};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
@@ -131,9 +131,12 @@ pub struct BlocksRequest {
 impl BlocksRequest {
     pub fn from_c(session: &Session, c: &vwd_select_blocks_args) -> Result<BlocksRequest> {
         require_no_flags("flags", c.flags)?;
-        if !(VWD_SELECT_MINMAX..=VWD_SELECT_LABEL_MASS).contains(&c.method) {
-            return Err(Error::argument("method", c.method, "a VWD_SELECT_* value (1 to 4)"));
-        }
+        match c.method {
+            VWD_SELECT_MINMAX => check_kind(&c.index, VWD_INDEX_MINMAX, "VWD_INDEX_MINMAX"),
+            VWD_SELECT_MEAN_SOFTMAX | VWD_SELECT_MEAN_DOT => check_kind(&c.index, VWD_INDEX_MEAN, "VWD_INDEX_MEAN"),
+            VWD_SELECT_LABEL_MASS => check_kind(&c.index, VWD_INDEX_LABEL, "VWD_INDEX_LABEL"),
+            other => Err(Error::argument("method", other, "a VWD_SELECT_* value (1 to 4)")),
+        }?;
         let checks = session.checks();
         let mut queries = Queries::from_c(&checks, &c.q, &c.index, &c.seq_lens)?;
         queries.block_size = check_block_size(c.block_size)?;
@@ -160,11 +163,7 @@ impl BlocksRequest {
                 let candidates = BlockList::from_c(&checks, &c.candidates, names, batch, heads.kv)?;
                 Method::LabelMass { labels, candidates }
             }
-            (method, _) => {
-                let expected = ["VWD_INDEX_MINMAX", "VWD_INDEX_MEAN", "VWD_INDEX_MEAN", "VWD_INDEX_LABEL"];
-                let expected = format!("{} for method {method}", expected[method as usize - 1]);
-                return Err(Error::argument("index.kind", c.index.kind, expected));
-            }
+            _ => unreachable!("the kind fits the method"),
         };
         if !matches!(method, Method::LabelMass { .. }) && candidates.is_some() {
             return Err(Error::argument("candidates", "given", "absent: only VWD_SELECT_LABEL_MASS reads them"));
@@ -212,14 +211,13 @@ pub struct TokensRequest {
 
 impl TokensRequest {
     pub fn from_c(session: &Session, c: &vwd_select_tokens_args) -> Result<TokensRequest> {
+        check_kind(&c.index, VWD_INDEX_LABEL, "VWD_INDEX_LABEL")?;
         let checks = session.checks();
         let mut queries = Queries::from_c(&checks, &c.q, &c.index, &c.seq_lens)?;
         queries.block_size = check_block_size(c.block_size)?;
         queries.scale = scale_or_default(c.scale, queries.heads.dim)?;
         let (batch, kv) = (queries.batch(), queries.heads.kv);
-        let Kind::Label(labels) = queries.index.kind else {
-            return Err(Error::argument("index.kind", c.index.kind, "VWD_INDEX_LABEL"));
-        };
+        let Kind::Label(labels) = queries.index.kind else { unreachable!("the kind was checked") };
         let names = ["candidates.ids", "candidates.counts"];
         let candidates = BlockList::from_c(&checks, &c.candidates, names, batch, kv)?;
         let selected = selected_from_c(&checks, &c.selected, &queries)?;
@@ -234,6 +232,15 @@ impl TokensRequest {
         };
         reject_overlaps(&queries, &quota, Some(&candidates), &selected, scores.as_ref())?;
         Ok(TokensRequest { queries, labels, quota, candidates, selected, scores })
+    }
+}
+
+/// Before the index's tensors, of which those of another kind are missing.
+fn check_kind(index: &vwd_index, wanted: u32, name: &str) -> Result<()> {
+    if index.kind == wanted {
+        Ok(())
+    } else {
+        Err(Error::argument("index.kind", index.kind, format!("{name} ({wanted})")))
     }
 }
 
