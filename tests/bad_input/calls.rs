@@ -2,15 +2,69 @@
 
 use crate::support::*;
 use crate::table::{Call, Role};
+use std::ffi::c_void;
 use std::mem::offset_of;
+use vanward::capi::attention::*;
+use vanward::capi::forecast::*;
+use vanward::capi::index::*;
+use vanward::capi::predictor::*;
+use vanward::capi::prefetch::*;
+use vanward::capi::select::*;
+use vanward::capi::types::*;
 use vanward::capi::verify::*;
 
 type Describe = fn(&Backend) -> Call<'_>;
 
-pub const ALL: &[(&str, Describe)] = &[("vwd_verify", verify), ("vwd_pack", pack), ("vwd_verify_pack", verify_pack)];
+pub const ALL: &[(&str, Describe)] = &[
+    ("vwd_verify", verify),
+    ("vwd_pack", pack),
+    ("vwd_verify_pack", verify_pack),
+    ("vwd_index_update of MINMAX", |b| index_update(b, VWD_INDEX_MINMAX)),
+    ("vwd_index_update of MEAN", |b| index_update(b, VWD_INDEX_MEAN)),
+    ("vwd_index_update of LABEL", |b| index_update(b, VWD_INDEX_LABEL)),
+    ("vwd_channel_importance", channel_importance),
+    ("vwd_select_blocks by MINMAX", |b| select_blocks(b, VWD_SELECT_MINMAX)),
+    ("vwd_select_blocks by MEAN_SOFTMAX", |b| select_blocks(b, VWD_SELECT_MEAN_SOFTMAX)),
+    ("vwd_select_blocks by MEAN_DOT", |b| select_blocks(b, VWD_SELECT_MEAN_DOT)),
+    ("vwd_select_blocks by LABEL_MASS", |b| select_blocks(b, VWD_SELECT_LABEL_MASS)),
+    ("vwd_select_tokens", select_tokens),
+    ("vwd_attention over a list", |b| attention(b, true)),
+    ("vwd_attention over everything", |b| attention(b, false)),
+    ("vwd_merge_states", merge_states),
+    ("vwd_repair to a superset", |b| repair(b, VWD_REPAIR_SUPERSET)),
+    ("vwd_repair exactly", |b| repair(b, VWD_REPAIR_EXACT)),
+    ("vwd_gather_blocks", gather_blocks),
+    ("vwd_predictor_reset", predictor_reset),
+    ("vwd_predictor_predict", predictor_predict),
+    ("vwd_predictor_update", predictor_update),
+    ("vwd_predictor_calibrate", predictor_calibrate),
+    ("vwd_forecast_accumulate", forecast_accumulate),
+    ("vwd_forecast_project", forecast_project),
+];
 
 /// Values that no flags field takes.
 const FLAGS: &[u32] = &[1, 1 << 31, u32::MAX];
+
+/// Values that no factor takes.
+const NO_NUMBER: &[f32] = &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
+
+/// Sizes that the families share; small, and such that none can be taken for another.
+const SIZES: &[(&str, usize)] = &[
+    ("B", 3),
+    ("Hk", 2),
+    ("Hq", 4),
+    ("D", 16),
+    ("pages", 6),
+    ("P", 8),
+    ("max_pages", 2),
+    ("r", 10),
+    ("r/2", 5),
+    ("index_pages", 7),
+    ("rows", 9),
+    ("cap", 5),
+    ("cap2", 7),
+    ("nb", 11),
+];
 
 // --- verify and pack -------------------------------------------------------------------------------------------------
 
@@ -64,5 +118,373 @@ fn verify_pack(backend: &Backend) -> Call<'_> {
     call.output("offsets", offset_of!(vwd_verify_pack_args, offsets), I32, "B+1");
     call.output("mismatch", offset_of!(vwd_verify_pack_args, mismatch), I32, "B").optional();
     call.output("committed", offset_of!(vwd_verify_pack_args, committed), I32, "B γ+1").optional();
+    call
+}
+
+// --- index -----------------------------------------------------------------------------------------------------------
+
+/// The fields of the vwd_index at `base`; its summaries have this role.
+fn index(call: &mut Call, base: usize, kind: u32, role: Role) {
+    let other = if kind == VWD_INDEX_MEAN { VWD_INDEX_LABEL } else { VWD_INDEX_MEAN };
+    let bad: &[u32] = if role == Role::In { &[0, 4, u32::MAX, other] } else { &[0, 4, u32::MAX] };
+    call.scalar("index.kind", base + offset_of!(vwd_index, kind), kind, bad);
+    call.input("index.table", base + offset_of!(vwd_index, table), I32, "B max_pages?").optional();
+    let mut summary = |name, offset: usize, dtype, shape| {
+        let at = call.address(base + offset);
+        call.field(name, at, role, dtype, shape);
+    };
+    match kind {
+        VWD_INDEX_MINMAX => {
+            summary("index.key_max", offset_of!(vwd_index, key_max), F32, "index_pages rows Hk D");
+            summary("index.key_min", offset_of!(vwd_index, key_min), F32, "index_pages rows Hk D");
+            call.scalar("index.block_size", base + offset_of!(vwd_index, block_size), 8, &[0]);
+        }
+        VWD_INDEX_MEAN => {
+            summary("index.means", offset_of!(vwd_index, means), F32, "index_pages? rows? Hk D");
+        }
+        _ => {
+            summary("index.labels", offset_of!(vwd_index, labels), U8, "index_pages rows Hk r/2");
+            summary("index.label_scale", offset_of!(vwd_index, label_scale), F16, "index_pages rows Hk");
+            summary("index.label_min", offset_of!(vwd_index, label_min), F16, "index_pages rows Hk");
+            call.input("index.channels", base + offset_of!(vwd_index, channels), I32, "Hk r");
+        }
+    }
+}
+
+fn index_update(backend: &Backend, kind: u32) -> Call<'_> {
+    let mut call = Call::new::<vwd_index_update_args>(backend, "vwd_index_update", SIZES, vwd_index_update);
+    call.scalar("flags", offset_of!(vwd_index_update_args, flags), 0, FLAGS);
+    call.input("k", offset_of!(vwd_index_update_args, k), F32, "pages? P? Hk D");
+    call.input("page_table", offset_of!(vwd_index_update_args, page_table), I32, "B max_pages?").optional();
+    call.input("seq_lens", offset_of!(vwd_index_update_args, seq_lens), I32, "B").values(&[16, 3, 9]);
+    call.input("begin", offset_of!(vwd_index_update_args, begin), I32, "B").optional();
+    index(&mut call, offset_of!(vwd_index_update_args, index), kind, Role::Out);
+    call
+}
+
+fn channel_importance(backend: &Backend) -> Call<'_> {
+    let name = "vwd_channel_importance";
+    let mut call = Call::new::<vwd_channel_importance_args>(backend, name, SIZES, vwd_channel_importance);
+    call.scalar("flags", offset_of!(vwd_channel_importance_args, flags), 0, FLAGS);
+    call.input("q", offset_of!(vwd_channel_importance_args, q), F32, "pages? Hq D");
+    call.input("k", offset_of!(vwd_channel_importance_args, k), F32, "P? Hk D");
+    call.output("channels", offset_of!(vwd_channel_importance_args, channels), I32, "Hk r");
+    call.output("importance", offset_of!(vwd_channel_importance_args, importance), F32, "Hk D").optional();
+    call
+}
+
+// --- select ----------------------------------------------------------------------------------------------------------
+
+/// The fields of the vwd_block_list at `base`.
+fn list(call: &mut Call, names: [&'static str; 2], base: usize, role: Role, cap: &'static str) {
+    let (ids, counts) = (offset_of!(vwd_block_list, ids), offset_of!(vwd_block_list, counts));
+    let at = call.address(base + ids);
+    call.field(names[0], at, role, I32, cap);
+    let at = call.address(base + counts);
+    call.field(names[1], at, role, I32, "B Hk");
+}
+
+fn select_blocks(backend: &Backend, method: u32) -> Call<'_> {
+    let mut call = Call::new::<vwd_select_blocks_args>(backend, "vwd_select_blocks", SIZES, vwd_select_blocks);
+    let kind = match method {
+        VWD_SELECT_MINMAX => VWD_INDEX_MINMAX,
+        VWD_SELECT_LABEL_MASS => VWD_INDEX_LABEL,
+        _ => VWD_INDEX_MEAN,
+    };
+    call.scalar("method", offset_of!(vwd_select_blocks_args, method), method, &[0, 5, u32::MAX]);
+    let bad: &[u32] = if method == VWD_SELECT_MINMAX { &[0, 4, 16] } else { &[0] };
+    call.scalar("block_size", offset_of!(vwd_select_blocks_args, block_size), 8, bad);
+    call.scalar("k", offset_of!(vwd_select_blocks_args, k), 5, &[6, u32::MAX]);
+    call.scalar("init_blocks", offset_of!(vwd_select_blocks_args, init_blocks), 1, &[5, u32::MAX]);
+    call.scalar("local_blocks", offset_of!(vwd_select_blocks_args, local_blocks), 1, &[]);
+    let reads_scale = matches!(method, VWD_SELECT_MEAN_SOFTMAX | VWD_SELECT_LABEL_MASS);
+    call.float("scale", offset_of!(vwd_select_blocks_args, scale), 0.5, if reads_scale { NO_NUMBER } else { &[] });
+    call.scalar("flags", offset_of!(vwd_select_blocks_args, flags), 0, FLAGS);
+    let heads = if method == VWD_SELECT_MEAN_DOT { "B Hk D" } else { "B Hq D" };
+    call.input("q", offset_of!(vwd_select_blocks_args, q), F32, heads);
+    index(&mut call, offset_of!(vwd_select_blocks_args, index), kind, Role::In);
+    call.input("seq_lens", offset_of!(vwd_select_blocks_args, seq_lens), I32, "B").values(&[80, 3, 31]);
+    call.input("budgets", offset_of!(vwd_select_blocks_args, budgets), I32, "B").optional();
+    if method == VWD_SELECT_LABEL_MASS {
+        let names = ["candidates.ids", "candidates.counts"];
+        list(&mut call, names, offset_of!(vwd_select_blocks_args, candidates), Role::In, "B Hk cap2?");
+    }
+    let names = ["selected.ids", "selected.counts"];
+    list(&mut call, names, offset_of!(vwd_select_blocks_args, selected), Role::Out, "B Hk cap?");
+    call.output("scores", offset_of!(vwd_select_blocks_args, scores), F32, "B Hk nb?").optional();
+    call
+}
+
+fn select_tokens(backend: &Backend) -> Call<'_> {
+    let mut call = Call::new::<vwd_select_tokens_args>(backend, "vwd_select_tokens", SIZES, vwd_select_tokens);
+    call.scalar("block_size", offset_of!(vwd_select_tokens_args, block_size), 8, &[0]);
+    call.scalar("k", offset_of!(vwd_select_tokens_args, k), 5, &[6, u32::MAX]);
+    call.scalar("init_tokens", offset_of!(vwd_select_tokens_args, init_tokens), 1, &[5, u32::MAX]);
+    call.scalar("local_tokens", offset_of!(vwd_select_tokens_args, local_tokens), 1, &[]);
+    call.float("scale", offset_of!(vwd_select_tokens_args, scale), 0.0, NO_NUMBER);
+    call.input("q", offset_of!(vwd_select_tokens_args, q), F32, "B Hq D");
+    index(&mut call, offset_of!(vwd_select_tokens_args, index), VWD_INDEX_LABEL, Role::In);
+    call.input("seq_lens", offset_of!(vwd_select_tokens_args, seq_lens), I32, "B").values(&[80, 3, 31]);
+    call.input("budgets", offset_of!(vwd_select_tokens_args, budgets), I32, "B").optional();
+    let names = ["candidates.ids", "candidates.counts"];
+    list(&mut call, names, offset_of!(vwd_select_tokens_args, candidates), Role::In, "B Hk cap2?");
+    let names = ["selected.ids", "selected.counts"];
+    list(&mut call, names, offset_of!(vwd_select_tokens_args, selected), Role::Out, "B Hk cap?");
+    call.output("scores", offset_of!(vwd_select_tokens_args, scores), F32, "B Hk cap").optional();
+    call
+}
+
+// --- attention, repair, gather ---------------------------------------------------------------------------------------
+
+/// The fields of the vwd_paged_kv at `base`.
+fn paged_kv(call: &mut Call, base: usize) {
+    call.input("kv.k", base + offset_of!(vwd_paged_kv, k), F16, "pages P Hk D");
+    call.input("kv.v", base + offset_of!(vwd_paged_kv, v), F16, "pages P Hk D");
+    call.input("kv.page_table", base + offset_of!(vwd_paged_kv, page_table), I32, "B max_pages?").optional();
+    call.input("kv.seq_lens", base + offset_of!(vwd_paged_kv, seq_lens), I32, "B").values(&[16, 3, 9]);
+}
+
+/// Three float32 tensors of a state, or of partials, that lie one after the other.
+fn state(call: &mut Call, names: [&'static str; 3], at: *mut vwd_tensor, role: Role, lead: [&'static str; 2]) {
+    call.field(names[0], at, role, F32, lead[0]);
+    call.field(names[1], at.wrapping_add(1), role, F32, lead[1]);
+    call.field(names[2], at.wrapping_add(2), role, F32, lead[1]);
+}
+
+const STATE: [&str; 2] = ["B Hq D", "B Hq"];
+const PARTIALS: [&str; 2] = ["B Hq cap D", "B Hq cap"];
+
+fn attention(backend: &Backend, over_list: bool) -> Call<'_> {
+    let mut call = Call::new::<vwd_attention_args>(backend, "vwd_attention", SIZES, vwd_attention);
+    let (block_size, bad): (u32, &[u32]) = if over_list { (8, &[0, 3, 5, 12, u32::MAX]) } else { (0, &[8]) };
+    call.scalar("block_size", offset_of!(vwd_attention_args, block_size), block_size, bad);
+    call.float("scale", offset_of!(vwd_attention_args, scale), 0.0, NO_NUMBER);
+    call.input("q", offset_of!(vwd_attention_args, q), F16, "B Hq D");
+    paged_kv(&mut call, offset_of!(vwd_attention_args, kv));
+    if over_list {
+        let names = ["list.ids", "list.counts"];
+        list(&mut call, names, offset_of!(vwd_attention_args, list), Role::In, "B Hk cap");
+    }
+    call.output("out", offset_of!(vwd_attention_args, out), F16, "B Hq D");
+    call.output("lse", offset_of!(vwd_attention_args, lse), F32, "B Hq").optional();
+    let at = call.address(offset_of!(vwd_attention_args, state));
+    state(&mut call, ["state.acc", "state.m", "state.l"], at, Role::Out, STATE);
+    if over_list {
+        let at = call.address(offset_of!(vwd_attention_args, partials));
+        state(&mut call, ["partials.acc", "partials.m", "partials.l"], at, Role::Out, PARTIALS);
+    }
+    call
+}
+
+fn merge_states(backend: &Backend) -> Call<'_> {
+    let mut call = Call::new::<vwd_merge_states_args>(backend, "vwd_merge_states", SIZES, vwd_merge_states);
+    let inputs = Box::leak(Box::new([absent(); 6])).as_mut_ptr();
+    call.scalar("input_count", offset_of!(vwd_merge_states_args, input_count), 2, &[0, 17, u32::MAX]);
+    call.array("inputs", offset_of!(vwd_merge_states_args, inputs), inputs);
+    state(&mut call, ["inputs.acc[0]", "inputs.m[0]", "inputs.l[0]"], inputs, Role::In, STATE);
+    state(&mut call, ["inputs.acc[1]", "inputs.m[1]", "inputs.l[1]"], inputs.wrapping_add(3), Role::In, STATE);
+    call.output("out", offset_of!(vwd_merge_states_args, out), BF16, "B Hq D").optional();
+    call.output("lse", offset_of!(vwd_merge_states_args, lse), F32, "B Hq").optional();
+    let at = call.address(offset_of!(vwd_merge_states_args, state));
+    state(&mut call, ["state.acc", "state.m", "state.l"], at, Role::Out, STATE);
+    call
+}
+
+fn repair(backend: &Backend, mode: u32) -> Call<'_> {
+    let mut call = Call::new::<vwd_repair_args>(backend, "vwd_repair", SIZES, vwd_repair);
+    call.scalar("mode", offset_of!(vwd_repair_args, mode), mode, &[0, 3, u32::MAX]);
+    call.scalar("block_size", offset_of!(vwd_repair_args, block_size), 8, &[0, 3, 5, 12, u32::MAX]);
+    call.float("scale", offset_of!(vwd_repair_args, scale), 0.0, NO_NUMBER);
+    call.scalar("flags", offset_of!(vwd_repair_args, flags), 0, FLAGS);
+    call.input("q", offset_of!(vwd_repair_args, q), F16, "B Hq D");
+    paged_kv(&mut call, offset_of!(vwd_repair_args, kv));
+    let names = ["predicted.ids", "predicted.counts"];
+    let ids = if mode == VWD_REPAIR_EXACT { "B Hk cap" } else { "B Hk cap?" };
+    list(&mut call, names, offset_of!(vwd_repair_args, predicted), Role::In, ids);
+    let names = ["selected.ids", "selected.counts"];
+    list(&mut call, names, offset_of!(vwd_repair_args, selected), Role::In, "B Hk cap2?");
+    if mode == VWD_REPAIR_SUPERSET {
+        let at = call.address(offset_of!(vwd_repair_args, predicted_state));
+        let names = ["predicted_state.acc", "predicted_state.m", "predicted_state.l"];
+        state(&mut call, names, at, Role::In, STATE);
+        call.may_overlap("state.acc", "predicted_state.acc");
+        call.may_overlap("state.m", "predicted_state.m");
+        call.may_overlap("state.l", "predicted_state.l");
+    } else {
+        let at = call.address(offset_of!(vwd_repair_args, predicted_partials));
+        let names = ["predicted_partials.acc", "predicted_partials.m", "predicted_partials.l"];
+        state(&mut call, names, at, Role::In, PARTIALS);
+    }
+    call.output("out", offset_of!(vwd_repair_args, out), F16, "B Hq D");
+    call.output("lse", offset_of!(vwd_repair_args, lse), F32, "B Hq").optional();
+    let at = call.address(offset_of!(vwd_repair_args, state));
+    state(&mut call, ["state.acc", "state.m", "state.l"], at, Role::Out, STATE);
+    call.output("missed_counts", offset_of!(vwd_repair_args, missed_counts), I32, "B Hk").optional();
+    call
+}
+
+fn gather_blocks(backend: &Backend) -> Call<'_> {
+    let sizes = [("N", 9), ("M", 7), ("E", 8), ("n", 5), ("1", 1)];
+    let mut call = Call::new::<vwd_gather_blocks_args>(backend, "vwd_gather_blocks", &sizes, vwd_gather_blocks);
+    call.scalar("engine", offset_of!(vwd_gather_blocks_args, engine), VWD_GATHER_AUTO, &[3, u32::MAX]);
+    call.input("source", offset_of!(vwd_gather_blocks_args, source), F16, "N? E").any_dtype();
+    call.output("target", offset_of!(vwd_gather_blocks_args, target), F16, "M? E").any_dtype();
+    call.input("source_ids", offset_of!(vwd_gather_blocks_args, source_ids), I32, "n").values(&[8, 0, -1, 3, 3]);
+    let targets = call.input("target_ids", offset_of!(vwd_gather_blocks_args, target_ids), I32, "n");
+    targets.optional().values(&[0, 6, 5, 9, 1]);
+    call.input("count", offset_of!(vwd_gather_blocks_args, count), I32, "1").optional().values(&[5]);
+    call
+}
+
+// --- predict ---------------------------------------------------------------------------------------------------------
+
+const ONE: i32 = 0x3f80_0000; // 1.0f32
+
+/// The fields of the vwd_predictor_state at `base`.
+fn predictor_state(call: &mut Call, base: usize, role: Role) {
+    for (name, offset) in [
+        ("state.level", offset_of!(vwd_predictor_state, level)),
+        ("state.trend", offset_of!(vwd_predictor_state, trend)),
+    ] {
+        let at = call.address(base + offset);
+        call.field(name, at, role, F32, "B Hk nb").values(&[ONE; 66]);
+    }
+}
+
+fn predictor_reset(backend: &Backend) -> Call<'_> {
+    let mut call = Call::new::<vwd_predictor_reset_args>(backend, "vwd_predictor_reset", SIZES, vwd_predictor_reset);
+    call.scalar("flags", offset_of!(vwd_predictor_reset_args, flags), 0, FLAGS);
+    predictor_state(&mut call, offset_of!(vwd_predictor_reset_args, state), Role::Out);
+    call.input("rows", offset_of!(vwd_predictor_reset_args, rows), I32, "cap?").optional().values(&[0, 2, -1, 9, 2]);
+    call
+}
+
+fn predictor_predict(backend: &Backend) -> Call<'_> {
+    let name = "vwd_predictor_predict";
+    let mut call = Call::new::<vwd_predictor_predict_args>(backend, name, SIZES, vwd_predictor_predict);
+    call.scalar("block_size", offset_of!(vwd_predictor_predict_args, block_size), 8, &[0]);
+    call.scalar("k", offset_of!(vwd_predictor_predict_args, k), 4, &[5, u32::MAX]);
+    call.scalar("init_blocks", offset_of!(vwd_predictor_predict_args, init_blocks), 1, &[5, u32::MAX]);
+    call.scalar("local_blocks", offset_of!(vwd_predictor_predict_args, local_blocks), 1, &[]);
+    call.float("ratio", offset_of!(vwd_predictor_predict_args, ratio), 1.25, &[0.5, -1.0, f32::NAN, f32::INFINITY]);
+    let gamma = offset_of!(vwd_predictor_predict_args, holt) + offset_of!(vwd_holt, gamma);
+    call.float("holt.gamma", gamma, 0.5, NO_NUMBER);
+    call.scalar("flags", offset_of!(vwd_predictor_predict_args, flags), 0, FLAGS);
+    predictor_state(&mut call, offset_of!(vwd_predictor_predict_args, state), Role::In);
+    call.input("seq_lens", offset_of!(vwd_predictor_predict_args, seq_lens), I32, "B").values(&[80, 3, 31]);
+    call.input("budgets", offset_of!(vwd_predictor_predict_args, budgets), I32, "B").optional();
+    let names = ["predicted.ids", "predicted.counts"];
+    list(&mut call, names, offset_of!(vwd_predictor_predict_args, predicted), Role::Out, "B Hk cap?");
+    call.output("scores", offset_of!(vwd_predictor_predict_args, scores), F32, "B Hk nb").optional();
+    call
+}
+
+fn predictor_update(backend: &Backend) -> Call<'_> {
+    let name = "vwd_predictor_update";
+    let mut call = Call::new::<vwd_predictor_update_args>(backend, name, SIZES, vwd_predictor_update);
+    call.scalar("block_size", offset_of!(vwd_predictor_update_args, block_size), 8, &[0]);
+    let holt = offset_of!(vwd_predictor_update_args, holt);
+    call.float("holt.alpha", holt + offset_of!(vwd_holt, alpha), 0.5, &[-0.1, 1.1, f32::NAN]);
+    call.float("holt.beta", holt + offset_of!(vwd_holt, beta), 0.5, &[-0.1, 1.1, f32::NAN]);
+    call.scalar("flags", offset_of!(vwd_predictor_update_args, flags), 0, FLAGS);
+    predictor_state(&mut call, offset_of!(vwd_predictor_update_args, state), Role::Out);
+    call.input("seq_lens", offset_of!(vwd_predictor_update_args, seq_lens), I32, "B").values(&[80, 3, 31]);
+    call.input("scores", offset_of!(vwd_predictor_update_args, scores), F32, "B Hk nb");
+    call
+}
+
+fn predictor_calibrate(backend: &Backend) -> Call<'_> {
+    let handle = ("session", backend.session().cast());
+    // SAFETY: the table passes a session (or NULL) and arguments (or less), as C might.
+    let invoke = |session: *const c_void, args: *const c_void, _| unsafe {
+        let (mut best, mut rate) = (vwd_holt { alpha: -7.0, beta: -7.0, gamma: -7.0 }, -7.0);
+        let status = vwd_predictor_calibrate(session.cast(), args.cast(), &mut best, &mut rate);
+        assert_eq!(status == VWD_OK, best.alpha != -7.0 && rate != -7.0, "written if and only if accepted");
+        status
+    };
+    let name = "vwd_predictor_calibrate";
+    let mut call = Call::with::<vwd_predictor_calibrate_args>(backend, name, SIZES, handle, invoke);
+    call.takes_no_stream();
+    call.scalar("k", offset_of!(vwd_predictor_calibrate_args, k), 4, &[]);
+    call.float("ratio", offset_of!(vwd_predictor_calibrate_args, ratio), 1.25, &[0.5, -1.0, f32::NAN, f32::INFINITY]);
+    let grid = Box::leak(Box::new([vwd_holt { alpha: 1.0, beta: 0.5, gamma: 0.0 }; 2]));
+    call.scalar("grid_count", offset_of!(vwd_predictor_calibrate_args, grid_count), 2, &[0]);
+    call.array("grid", offset_of!(vwd_predictor_calibrate_args, grid), grid.as_ptr());
+    call.input("scores", offset_of!(vwd_predictor_calibrate_args, scores), F32, "B pages Hk? nb?");
+    call.input("block_counts", offset_of!(vwd_predictor_calibrate_args, block_counts), I32, "B pages").values(&[9; 18]);
+    call
+}
+
+// --- forecast --------------------------------------------------------------------------------------------------------
+
+/// A forecast with one solved map of two.
+struct Forecast(*mut vwd_forecast);
+
+impl Forecast {
+    fn solved(backend: &Backend) -> Forecast {
+        let options = vwd_forecast_options { layers: 2, input_dim: 6, q_heads: 2, head_dim: 8, ..args() };
+        let (x, q) = (Rng::new(1).normals(&[40, 6]), Rng::new(2).normals(&[40, 2, 8]));
+        let host = Backend::cpu(1);
+        let (x, q) =
+            (Tensor::floats(&host, F32, &x, &Layout::default()), Tensor::floats(&host, F32, &q, &Layout::default()));
+        let text = vwd_forecast_accumulate_args { layer: 0, x: x.c(), q: q.c(), ..args() };
+        let mut forecast = std::ptr::null_mut();
+        // SAFETY: every pointer is valid.
+        unsafe {
+            assert_ok(vwd_forecast_create(backend.session(), &options, &mut forecast));
+            assert_ok(vwd_forecast_accumulate(forecast, &text));
+            assert_ok(vwd_forecast_solve(forecast, 0));
+        }
+        Forecast(forecast)
+    }
+}
+
+impl Drop for Forecast {
+    fn drop(&mut self) {
+        // SAFETY: created above, released once.
+        unsafe { vwd_forecast_release(self.0) };
+    }
+}
+
+const FORECAST_SIZES: &[(&str, usize)] = &[("N", 5), ("input", 6), ("heads", 2), ("dim", 8), ("half", 2)];
+
+fn forecast_accumulate(backend: &Backend) -> Call<'_> {
+    let forecast = Forecast::solved(backend);
+    let handle = ("forecast", forecast.0.cast_const().cast());
+    let invoke = move |handle: *const c_void, args: *const c_void, _| {
+        let _alive = &forecast;
+        // SAFETY: the table passes a forecast (or NULL) and arguments (or less), as C might.
+        unsafe { vwd_forecast_accumulate(handle.cast(), args.cast()) }
+    };
+    let name = "vwd_forecast_accumulate";
+    let mut call = Call::with::<vwd_forecast_accumulate_args>(backend, name, FORECAST_SIZES, handle, invoke);
+    call.takes_no_stream();
+    call.scalar("layer", offset_of!(vwd_forecast_accumulate_args, layer), 0, &[2, u32::MAX]);
+    call.input("x", offset_of!(vwd_forecast_accumulate_args, x), F32, "N input").values(&[ONE; 30]);
+    call.input("q", offset_of!(vwd_forecast_accumulate_args, q), F32, "N heads dim").values(&[ONE; 80]);
+    call
+}
+
+fn forecast_project(backend: &Backend) -> Call<'_> {
+    let forecast = Forecast::solved(backend);
+    let handle = ("forecast", forecast.0.cast_const().cast());
+    let invoke = move |handle: *const c_void, args: *const c_void, stream| {
+        let _alive = &forecast;
+        // SAFETY: the table passes a forecast (or NULL) and arguments (or less), as C might.
+        unsafe { vwd_forecast_project(handle.cast(), args.cast(), stream) }
+    };
+    let name = "vwd_forecast_project";
+    let mut call = Call::with::<vwd_forecast_project_args>(backend, name, FORECAST_SIZES, handle, invoke);
+    // Map 1 is not solved.
+    call.scalar("layer", offset_of!(vwd_forecast_project_args, layer), 0, &[1, 2, u32::MAX]);
+    let rope = offset_of!(vwd_forecast_project_args, rope);
+    call.scalar("rope.style", rope + offset_of!(vwd_rope, style), VWD_ROPE_HALVES, &[2, u32::MAX]);
+    call.scalar("rope.rotary_dim", rope + offset_of!(vwd_rope, rotary_dim), 4, &[3, 10, u32::MAX]);
+    call.float("rope.theta", rope + offset_of!(vwd_rope, theta), 0.0, &[-1.0, f32::NAN, f32::INFINITY]);
+    call.float("rope.attention_factor", rope + offset_of!(vwd_rope, attention_factor), 0.0, NO_NUMBER);
+    call.input("rope.inv_freq", rope + offset_of!(vwd_rope, inv_freq), F32, "half").optional();
+    call.input("x", offset_of!(vwd_forecast_project_args, x), F32, "N input");
+    call.input("positions", offset_of!(vwd_forecast_project_args, positions), I32, "N");
+    call.output("q", offset_of!(vwd_forecast_project_args, q), F32, "N heads dim");
     call
 }
