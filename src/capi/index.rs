@@ -40,10 +40,10 @@ unsafe impl Versioned for vwd_channel_importance_args {}
 
 /// Builds or extends the summaries of tokens begin[i] … seq_lens[i]−1 of each sequence from their post-RoPE keys.
 ///
-/// MINMAX: every block that holds a token of the range is summarised from all its tokens below seq_lens[i]; −0 is below +0.
+/// MINMAX: every block that holds a token of the range is summarised from all its tokens below seq_lens[i]; a zero is +0.
 /// MEAN: every window that ends inside the range: the float32 sum of its keys in the order of the tokens, times 1/window,
 /// rounded to the type of means.
-/// LABEL: every token of the range. From lo and hi, the smallest and largest of its r channels x, in float32:
+/// LABEL: every token of the range. From lo (a zero is +0) and hi, the smallest and largest of its r channels x, in float32:
 ///   label_min = float16(lo), label_scale = float16((hi − lo) / 15), both clamped to ±65504, the scale also to 0 or above;
 ///   code = clamp(rne((x − label_min) / label_scale), 0, 15) against the stored values, and 0 where label_scale is 0.
 /// All rounding is to nearest, ties to even. NaN is ignored in maxima and minima and has code 0; without any number max is

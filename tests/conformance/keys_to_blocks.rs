@@ -239,9 +239,9 @@ fn index_minmax_holds_the_largest_and_smallest_key_and_ignores_nan(backend: &Bac
                     let keys: Vec<_> = (j * index.block_size..end).filter_map(|t| s.key(i, t, g)).collect();
                     for c in 0..s.dim {
                         let mut values: Vec<f64> = keys.iter().map(|k| k[c]).filter(|x| !x.is_nan()).collect();
-                        values.sort_by(f64::total_cmp); // −0 below +0
-                        let largest = values.last().copied().unwrap_or(f64::NEG_INFINITY);
-                        let smallest = values.first().copied().unwrap_or(f64::INFINITY);
+                        values.sort_by(f64::total_cmp);
+                        let largest = values.last().copied().unwrap_or(f64::NEG_INFINITY) + 0.0; // −0 + 0 is +0
+                        let smallest = values.first().copied().unwrap_or(f64::INFINITY) + 0.0;
                         let found = [max[[page, row, g, c]], min[[page, row, g, c]]];
                         assert_same(&found, &[largest, smallest], &format!("block {j} of {i}, head {g}, channel {c}"));
                     }
@@ -282,6 +282,7 @@ fn index_mean_is_the_sum_in_order_times_the_reciprocal(backend: &Backend) {
 fn label(values: &[f32]) -> (Vec<u8>, f32, f32) {
     let numbers = || values.iter().copied().filter(|x| !x.is_nan());
     let (low, high) = (numbers().fold(f32::INFINITY, f32::min), numbers().fold(f32::NEG_INFINITY, f32::max));
+    let low = low + 0.0; // −0 + 0 is +0
     let step = (high - low) / 15.0;
     let scale = f16::from_f32(if step > 0.0 { step.min(65504.0) } else { 0.0 }).to_f32();
     let min = if low > high { f32::NAN } else { f16::from_f32(low.clamp(-65504.0, 65504.0)).to_f32() };

@@ -1,13 +1,13 @@
-//! Summaries on the CPU. A key row is widened to f32 once and then read channel by channel, in the order of the tokens.
+//! Summaries on the CPU, eight channels at a time and in the order of the tokens.
 
 use super::{ImportanceRequest, Kind, Labels, UpdateRequest, Windows};
 use crate::core::dtype::{Element, Float};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
-use crate::ops::simd::{self, Kernel, Lanes, Row};
+use crate::ops::simd::{self, Kernel, LANES, Lanes, Row};
 use crate::ops::topk::{Budget, select_top};
-use crate::ops::views::{MAX_DIM, adjacent, spare};
-use crate::runtime::cpu::{Cpu, Rows};
+use crate::ops::views::{MAX_DIM, Spare, adjacent, spare};
+use crate::runtime::cpu::Cpu;
 use crate::with_float;
 use half::f16;
 use std::marker::PhantomData;
@@ -109,63 +109,83 @@ struct Keys<'a> {
     g: usize,
 }
 
-impl Keys<'_> {
-    /// Widens the key of token `t`; false where it has no page.
-    ///
-    /// # Safety
-    /// The tensors are valid and `key` holds D values.
+/// Rows that are looked up together.
+const STEP: usize = 8;
+
+/// Addresses of some keys, and room for those whose channels lie apart.
+struct Found<T> {
+    rows: [*const T; STEP],
+    count: usize,
+    spares: [Spare<T>; STEP],
+}
+
+impl<T: Row> Found<T> {
     #[inline(always)]
-    unsafe fn read<L: Lanes, T: Row>(&self, t: usize, key: &mut [f32]) -> bool {
-        let Keys { r, i, g } = *self;
-        // SAFETY: forwarded to the caller; the page is inside the tensor.
-        unsafe {
-            let Some(page) = r.pages.page(i, t / r.pages.size) else { return false };
-            simd::widen::<L, T>(adjacent(&r.k, [page, t % r.pages.size, g], &mut spare()), 1.0, key);
-        }
-        true
+    fn new() -> Found<T> {
+        Found { rows: [std::ptr::null(); STEP], count: 0, spares: [const { spare() }; STEP] }
+    }
+
+    #[inline(always)]
+    fn rows(&self) -> &[*const T] {
+        &self.rows[..self.count]
     }
 }
 
-/// Largest and smallest key of the block that starts at token `begin`. Compared as ordered integers: −0 below +0.
+impl Keys<'_> {
+    /// Finds the keys of at most STEP tokens; those that have no page are left out.
+    ///
+    /// # Safety
+    /// The tensors are valid, and k is of dtype `T`.
+    #[inline(always)]
+    unsafe fn find<T: Row>(&self, tokens: Range<usize>, found: &mut Found<T>) {
+        let Keys { r, i, g } = *self;
+        found.count = 0;
+        for t in tokens {
+            // SAFETY: forwarded to the caller; the page is inside the tensor.
+            unsafe {
+                let Some(page) = r.pages.page(i, t / r.pages.size) else { continue };
+                let at = [page, t % r.pages.size, g];
+                found.rows[found.count] = adjacent(&r.k, at, &mut found.spares[found.count]);
+            }
+            found.count += 1;
+        }
+    }
+}
+
+/// Largest and smallest key of the block that starts at token `begin`.
 ///
 /// # Safety
 /// The tensors are valid, of dtype `T`, and `at` is a row of theirs that no other task touches.
 #[inline(always)]
 unsafe fn minmax<L: Lanes, T: Row>(keys: &Keys, begin: usize, size: usize, max: &Tensor, min: &Tensor, at: [usize; 3]) {
     let dim = max.dim(3);
-    let mut key = [0.0; MAX_DIM];
-    let mut largest = [ordered(f32::NEG_INFINITY); MAX_DIM];
-    let mut smallest = [ordered(f32::INFINITY); MAX_DIM];
+    let mut largest = [f32::NEG_INFINITY; MAX_DIM];
+    let mut smallest = [f32::INFINITY; MAX_DIM];
+    let mut found = Found::<T>::new();
     // SAFETY: forwarded to the caller.
     unsafe {
-        for t in begin..keys.r.pages.len(keys.i).min(begin + size) {
-            if !keys.read::<L, T>(t, &mut key[..dim]) {
-                continue;
-            }
-            for c in 0..dim {
-                let value = ordered(key[c]);
-                let nan = key[c].is_nan();
-                largest[c] = largest[c].max(if nan { i32::MIN } else { value });
-                smallest[c] = smallest[c].min(if nan { i32::MAX } else { value });
+        let end = keys.r.pages.len(keys.i).min(begin + size);
+        for first in (begin..end).step_by(STEP) {
+            keys.find(first..end.min(first + STEP), &mut found);
+            for c in (0..dim).step_by(LANES) {
+                let (up, down) = (largest.as_mut_ptr().add(c), smallest.as_mut_ptr().add(c));
+                let (mut largest, mut smallest) = (L::load(up), L::load(down));
+                for row in found.rows() {
+                    // In this order NaN is ignored.
+                    let key = T::load::<L>(row.add(c));
+                    largest = key.max(largest);
+                    smallest = key.min(smallest);
+                }
+                largest.store(up);
+                smallest.store(down);
             }
         }
+        // Adding 0 makes every zero +0, whichever came first.
         for c in 0..dim {
-            write(max, at, c, T::from_f32(unordered(largest[c])));
-            write(min, at, c, T::from_f32(unordered(smallest[c])));
+            write(max, at, c, T::from_f32(largest[c] + 0.0));
+            write(min, at, c, T::from_f32(smallest[c] + 0.0));
         }
     }
-}
-
-/// Integers in the order of the floats.
-#[inline(always)]
-fn ordered(x: f32) -> i32 {
-    let bits = x.to_bits() as i32;
-    bits ^ (bits >> 31 & i32::MAX)
-}
-
-#[inline(always)]
-fn unordered(order: i32) -> f32 {
-    f32::from_bits((order ^ (order >> 31 & i32::MAX)) as u32)
 }
 
 /// Mean key of a window: the sum in the order of the tokens, times 1/size.
@@ -175,21 +195,28 @@ fn unordered(order: i32) -> f32 {
 #[inline(always)]
 unsafe fn mean<L: Lanes, T: Row, M: Float>(keys: &Keys, j: usize, windows: &Windows, means: &Tensor, at: [usize; 3]) {
     let dim = means.dim(3);
-    let mut key = [0.0; MAX_DIM];
-    let mut sum = [0.0; MAX_DIM];
-    let begin = j * windows.stride;
+    let mut sums = [0.0; MAX_DIM];
+    let mut found = Found::<T>::new();
+    let (begin, end) = (j * windows.stride, j * windows.stride + windows.size);
     // SAFETY: forwarded to the caller.
     unsafe {
-        for t in begin..begin + windows.size {
-            if !keys.read::<L, T>(t, &mut key[..dim]) {
-                key = [f32::NAN; MAX_DIM];
+        for first in (begin..end).step_by(STEP) {
+            let tokens = first..end.min(first + STEP);
+            keys.find(tokens.clone(), &mut found);
+            if found.count < tokens.len() {
+                sums = [f32::NAN; MAX_DIM];
             }
-            for (sum, key) in sum[..dim].iter_mut().zip(&key) {
-                *sum += key;
+            for c in (0..dim).step_by(LANES) {
+                let place = sums.as_mut_ptr().add(c);
+                let mut sum = L::load(place);
+                for row in found.rows() {
+                    sum = sum.add(T::load(row.add(c)));
+                }
+                sum.store(place);
             }
         }
         let share = 1.0 / windows.size as f32;
-        for (c, sum) in sum[..dim].iter().enumerate() {
+        for (c, sum) in sums[..dim].iter().enumerate() {
             write(means, at, c, M::from_f32(sum * share));
         }
     }
@@ -202,47 +229,52 @@ unsafe fn mean<L: Lanes, T: Row, M: Float>(keys: &Keys, j: usize, windows: &Wind
 #[inline(always)]
 unsafe fn label<L: Lanes, T: Row>(keys: &Keys, t: usize, labels: &Labels, channels: &[Option<u8>], at: [usize; 3]) {
     let dim = keys.r.k.dim(3);
-    let mut key = [0.0; MAX_DIM];
+    let mut found = Found::<T>::new();
+    // SAFETY: forwarded to the caller.
+    unsafe { keys.find(t..t + 1, &mut found) };
+    // The last one stands for a channel outside the key.
+    let mut key = [0.0; MAX_DIM + 1];
+    // NaN past the end: ignored.
+    let mut values = [f32::NAN; MAX_DIM];
+    if let [row] = found.rows() {
+        // SAFETY: forwarded to the caller.
+        unsafe { simd::widen::<L, T>(*row, 1.0, &mut key[..dim]) };
+        for (value, channel) in values.iter_mut().zip(channels) {
+            *value = key[channel.map_or(MAX_DIM, usize::from)];
+        }
+    }
+    let (mut low, mut high) = (L::splat(f32::INFINITY), L::splat(f32::NEG_INFINITY));
+    for eight in values[..channels.len().next_multiple_of(LANES)].as_chunks().0 {
+        let x = L::from_array(eight);
+        low = x.min(low);
+        high = x.max(high);
+    }
+    let low = low.to_array().into_iter().fold(f32::INFINITY, |a, b| if b < a { b } else { a }) + 0.0;
+    let high = high.to_array().into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+    // Without a number: a minimum that says so, and that select gives no weight.
+    let min = if low <= high { f16::from_f32(low.clamp(-MOST, MOST)) } else { f16::NAN };
+    let scale = f16::from_f32(positive((high - low) / 15.0).min(MOST));
+    let mut codes = [0u8; MAX_DIM];
+    if scale != f16::ZERO {
+        let (min, scale) = (min.to_f32(), scale.to_f32());
+        for (code, x) in codes.iter_mut().zip(&values[..channels.len()]) {
+            // Adding 2^23 rounds to a whole number, ties to even, and leaves it in the low bits.
+            const WHOLE: f32 = (1 << 23) as f32;
+            *code = (positive((x - min) / scale).min(15.0) + WHOLE).to_bits() as u8 & 15;
+        }
+    }
     // SAFETY: forwarded to the caller.
     unsafe {
-        if !keys.read::<L, T>(t, &mut key[..dim]) {
-            key = [f32::NAN; MAX_DIM];
-        }
-        let mut values = [0.0f32; MAX_DIM];
-        for (value, channel) in values.iter_mut().zip(channels) {
-            *value = channel.map_or(0.0, |c| key[c as usize]);
-        }
-        let values = &values[..channels.len()];
-        let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
-        for &x in values {
-            low = if x < low { x } else { low };
-            high = if x > high { x } else { high };
-        }
-        // No number among the values: a minimum that says so, and that select gives no weight.
-        let min = if low <= high { f16::from_f32(low.clamp(-MOST, MOST)) } else { f16::NAN };
-        let scale = f16::from_f32(positive((high - low) / 15.0).min(MOST));
         labels.min.set(at, min);
         labels.scale.set(at, scale);
-        let (min, scale) = (min.to_f32(), scale.to_f32());
-        for (n, pair) in values.chunks_exact(2).enumerate() {
-            write(&labels.codes, at, n, code(pair[0], min, scale) | code(pair[1], min, scale) << 4);
+        for (n, pair) in codes[..channels.len()].as_chunks::<2>().0.iter().enumerate() {
+            write(&labels.codes, at, n, pair[0] | pair[1] << 4);
         }
     }
 }
 
 /// The largest float16.
 const MOST: f32 = 65504.0;
-
-/// clamp(rne((x − min) / scale), 0, 15); 0 for scale 0 and for NaN.
-#[inline(always)]
-fn code(x: f32, min: f32, scale: f32) -> u8 {
-    if scale == 0.0 {
-        return 0;
-    }
-    // Adding 2^23 rounds to a whole number, ties to even, and leaves it in the low bits.
-    const WHOLE: f32 = (1 << 23) as f32;
-    (positive((x - min) / scale).min(15.0) + WHOLE).to_bits() as u8 & 15
-}
 
 /// 0 for what is negative, and for NaN.
 #[inline(always)]
@@ -264,11 +296,8 @@ pub fn importance(cpu: &Cpu, r: &ImportanceRequest) -> Result<()> {
     // max_t |x| of every head, those of q first.
     let peaks = scratch.slice((heads.q + heads.kv) * heads.dim, 0f32)?;
     let bytes = r.q.dim(0).max(r.k.dim(0)) * heads.dim * r.q.dtype.bytes();
-    let tasks = Rows::new(peaks, heads.dim);
-    with_float!(r.q.dtype, T => cpu.parallel(heads.q + heads.kv, bytes, |h| {
+    with_float!(r.q.dtype, T => cpu.parallel_chunks(peaks, heads.dim, bytes, |h, peak| {
         let (x, head) = if h < heads.q { (&r.q, h) } else { (&r.k, h - heads.q) };
-        // SAFETY: each task has a row of its own.
-        let peak = unsafe { tasks.row(h) };
         simd::dispatch(Peak::<T> { x, head, peak, element: PhantomData });
     }));
     let (of_q, of_k) = peaks.split_at(heads.q * heads.dim);

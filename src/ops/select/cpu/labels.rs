@@ -213,14 +213,11 @@ fn weigh<'s>(
     }
 
     let products = scratch.slice(rows * chunks * quads * CHUNK, [f32::NEG_INFINITY; 4])?;
-    let cells = Rows::new(products, quads * CHUNK);
     let bytes = CHUNK * heads.group() * row_len(labels);
-    cpu.parallel(rows * chunks, bytes, |task| {
+    cpu.parallel_chunks(products, quads * CHUNK, bytes, |task, cell| {
         let (row, chunk) = (task / chunks, task % chunks);
         let chosen = chosen(row);
         let tokens = chunk * CHUNK..chosen.tokens().min((chunk + 1) * CHUNK);
-        // SAFETY: each task has a cell of its own.
-        let cell = unsafe { cells.row(task) };
         simd::dispatch(Products {
             queries,
             labels,

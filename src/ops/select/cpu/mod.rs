@@ -10,7 +10,7 @@ use crate::core::status::Result;
 use crate::ops::simd::{self, Kernel, LANES, Lanes, Row};
 use crate::ops::topk::select_top;
 use crate::ops::views::{adjacent, spare};
-use crate::runtime::cpu::{Cpu, Rows};
+use crate::runtime::cpu::Cpu;
 use crate::with_float;
 use std::marker::PhantomData;
 
@@ -54,14 +54,11 @@ unsafe fn finish(r: &BlocksRequest, i: usize, g: usize, scores: &[f32]) {
 /// Query heads as f32 times `scale`: out[(i·Hq + h)·D + d].
 fn widen_queries(cpu: &Cpu, queries: &Queries, out: &mut [f32]) {
     let Queries { q, heads, scale, .. } = queries;
-    let rows = Rows::new(out, heads.dim);
-    with_float!(q.dtype, T => cpu.parallel(queries.batch() * heads.q, heads.dim * size_of::<f32>(), |task| {
-        // SAFETY: each task has a row of its own; i and h are inside q.
-        unsafe {
-            let mut spare = spare();
-            let row = adjacent::<T, 2>(q, [task / heads.q, task % heads.q], &mut spare);
-            simd::dispatch(Widen { row, scale: *scale, out: rows.row(task), element: PhantomData });
-        }
+    with_float!(q.dtype, T => cpu.parallel_chunks(out, heads.dim, heads.dim * size_of::<f32>(), |task, out| {
+        let mut spare = spare();
+        // SAFETY: the sequence and the head are inside q, which is valid.
+        let row = unsafe { adjacent::<T, 2>(q, [task / heads.q, task % heads.q], &mut spare) };
+        simd::dispatch(Widen { row, scale: *scale, out, element: PhantomData });
     }));
 }
 
