@@ -174,23 +174,33 @@ pub unsafe fn dot_four<L: Lanes, T: Row>(rows: &[*const T], queries: &[f32], sco
     }
 }
 
-/// Four weighted sums of rows: totals[j] = Σ_t weights[t][j] · rows[t], added in the order of the rows.
+/// Four weighted sums of rows: totals[j] = Σ_t weights[t][j] · rows[t], added in the order of the rows. Meanwhile the
+/// rows `ahead` are fetched.
 ///
 /// # Safety
 /// `totals` holds four times D values, D a multiple of 8; every row has D readable elements; `weights` is as long as
 /// `rows`.
 #[inline(always)]
-pub unsafe fn weigh_four<L: Lanes, T: Row>(rows: &[*const T], weights: &[[f32; 4]], totals: &mut [f32]) {
+pub unsafe fn weigh_four<L: Lanes, T: Row>(
+    rows: &[*const T],
+    weights: &[[f32; 4]],
+    totals: &mut [f32],
+    ahead: &[*const T],
+) {
     let dim = totals.len() / 4;
-    let mut d = 0;
-    // SAFETY: forwarded to the caller; d + 8·WIDTH ≤ D.
-    unsafe {
-        while d + 2 * LANES <= dim {
-            weigh_columns::<L, T, 2>(rows, weights, totals, dim, d);
-            d += 2 * LANES;
+    let per_step = ahead.len().div_ceil(dim.div_ceil(2 * LANES)).max(1);
+    let mut ahead = ahead.chunks(per_step);
+    for d in (0..dim).step_by(2 * LANES) {
+        for &row in ahead.next().unwrap_or_default() {
+            fetch(row, dim);
         }
-        if d < dim {
-            weigh_columns::<L, T, 1>(rows, weights, totals, dim, d);
+        // SAFETY: forwarded to the caller; these channels exist.
+        unsafe {
+            if d + 2 * LANES <= dim {
+                weigh_channels::<L, T, 2>(rows, weights, totals, d);
+            } else {
+                weigh_channels::<L, T, 1>(rows, weights, totals, d);
+            }
         }
     }
 }
@@ -200,11 +210,10 @@ pub unsafe fn weigh_four<L: Lanes, T: Row>(rows: &[*const T], weights: &[[f32; 4
 /// # Safety
 /// As for [`weigh_four`], and those channels exist.
 #[inline(always)]
-unsafe fn weigh_columns<L: Lanes, T: Row, const WIDTH: usize>(
+unsafe fn weigh_channels<L: Lanes, T: Row, const WIDTH: usize>(
     rows: &[*const T],
     weights: &[[f32; 4]],
     totals: &mut [f32],
-    dim: usize,
     d: usize,
 ) {
     let mut sums = [[L::splat(0.0); WIDTH]; 4];
@@ -217,11 +226,28 @@ unsafe fn weigh_columns<L: Lanes, T: Row, const WIDTH: usize>(
             }
         }
     }
+    let dim = totals.len() / 4;
     for (j, sums) in sums.iter().enumerate() {
         for (w, sum) in sums.iter().enumerate() {
             // SAFETY: forwarded to the caller.
             unsafe { sum.store(totals.as_mut_ptr().add(j * dim + d + w * LANES)) };
         }
+    }
+}
+
+/// Asks for a row of `len` elements to be brought near; any address is allowed.
+#[inline(always)]
+pub fn fetch<T>(row: *const T, len: usize) {
+    const LINE: usize = 64;
+    for offset in (0..len * size_of::<T>()).step_by(LINE) {
+        let line = row.cast::<i8>().wrapping_add(offset);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a hint, which never faults.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(line)
+        };
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = line;
     }
 }
 

@@ -6,15 +6,16 @@
 //! follow from sizes alone, so that neither batch nor threads change a bit; a long list keeps every thread busy even when
 //! the batch is 1.
 
-use super::partial::{HEADS, MAX_DIM, Partial, Rows, Span};
+use super::partial::{HEADS, MAX_DIM, Partial, Span, Tile};
 use super::{MergeRequest, Outputs, Problem, Request};
 use crate::core::dtype::{DType, Float};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::simd::{Kernel, Lanes, Row, dispatch, widen};
-use crate::ops::views::{BlockList, State};
+use crate::ops::views::{BlockList, PagedKv, State};
 use crate::runtime::cpu::{Cpu, Scratch};
 use crate::with_float;
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Tokens of a chunk, where one block has fewer.
@@ -147,9 +148,14 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
         let count = unsafe { job.plan.count(pair / heads.kv, pair % heads.kv) };
         let entries = first..count.min(first.saturating_add(chunk));
         with_float!(kv.k.dtype, T => {
-            let rows = &mut Rows::<T>::new(&kv.k, &kv.v);
-            let to = (&chunk_states, slot_of(c, span));
-            dispatch(AttendChunk { job, kv_head: pair % heads.kv, span, entries, rows, to });
+            let mut copies = [const { MaybeUninit::uninit() }; 2];
+            dispatch(AttendChunk {
+                job,
+                span,
+                cutter: Cutter::new(job, span.row, pair % heads.kv, entries),
+                tiles: copies.each_mut().map(|copies| Tile::<T>::new(&kv.k, &kv.v, copies)),
+                to: (&chunk_states, slot_of(c, span)),
+            });
         })
     });
 
@@ -177,12 +183,109 @@ fn chunk_states(scratch: &Scratch, chunks: usize, group: usize, dim: usize) -> R
     })
 }
 
+/// Cuts the entries of a chunk into tiles.
+struct Cutter<'a> {
+    job: &'a Job<'a>,
+    sequence: usize,
+    kv_head: usize,
+    /// Entries to come.
+    entries: Range<usize>,
+    /// Those explained last, and what they are.
+    known: Range<usize>,
+    explained: [Entry; BATCH],
+    /// Tokens of the current block that are to come.
+    tokens: Range<usize>,
+    /// The group that the current entry ends.
+    ends: Option<usize>,
+    /// Has the current group rows in an earlier tile?
+    open: bool,
+}
+
+impl<'a> Cutter<'a> {
+    fn new(job: &'a Job, sequence: usize, kv_head: usize, entries: Range<usize>) -> Cutter<'a> {
+        let explained = [Entry::Nothing; BATCH];
+        Cutter { job, sequence, kv_head, entries, known: 0..0, explained, tokens: 0..0, ends: None, open: false }
+    }
+
+    /// Fills the next tile; false when there is none.
+    ///
+    /// # Safety
+    /// The op's caller vouches for its tensors; the entries are below the count.
+    unsafe fn cut<T: Row>(&mut self, tile: &mut Tile<T>) -> bool {
+        let Problem { kv, block_size, .. } = self.job.problem;
+        tile.clear();
+        loop {
+            while !self.tokens.is_empty() {
+                if tile.room() == 0 {
+                    self.open = true;
+                    return true;
+                }
+                // SAFETY: forwarded to the caller; Pages keeps pages and rows inside k and v.
+                unsafe { self.push_run(tile) };
+            }
+            if let Some(group) = self.ends.take()
+                && (self.open || tile.len() > 0 || tile.kept.is_some() || self.job.partials.is_some())
+            {
+                tile.closes = Some(group);
+                self.open = false;
+                return true;
+            }
+            if tile.kept.is_some() {
+                self.open |= tile.len() > 0;
+                return true;
+            }
+            let Some(j) = self.entries.next() else { return false };
+            // SAFETY: forwarded to the caller.
+            match unsafe { self.explain(j) } {
+                Entry::Nothing => {}
+                Entry::Kept(n) => tile.kept = Some(n),
+                Entry::Block(block) => {
+                    // SAFETY: as above.
+                    let len = unsafe { kv.pages.len(self.sequence) };
+                    self.tokens = block * block_size..len.min((block + 1) * block_size);
+                }
+            }
+            if (j + 1).is_multiple_of(self.job.group) || self.entries.is_empty() {
+                self.ends = Some(j / self.job.group);
+            }
+        }
+    }
+
+    /// Adds to the tile what there is room for of the tokens to come, up to the end of a page. A missing page has none.
+    ///
+    /// # Safety
+    /// As for [`Cutter::cut`]; there are tokens to come.
+    unsafe fn push_run<T: Row>(&mut self, tile: &mut Tile<T>) {
+        let PagedKv { k, v, pages } = &self.job.problem.kv;
+        let (p, row) = (self.tokens.start / pages.size, self.tokens.start % pages.size);
+        let count = (pages.size - row).min(self.tokens.len()).min(tile.room());
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            if let Some(page) = pages.page(self.sequence, p) {
+                (row..row + count).for_each(|row| tile.push(k, v, [page, row, self.kv_head]));
+            }
+        }
+        self.tokens.start += count;
+    }
+
+    /// # Safety
+    /// As for [`Cutter::cut`]; `j` is the entry after those before.
+    unsafe fn explain(&mut self, j: usize) -> Entry {
+        if !self.known.contains(&j) {
+            self.known = j..self.entries.end.min(j + BATCH);
+            let explained = &mut self.explained[..self.known.len()];
+            // SAFETY: forwarded to the caller.
+            unsafe { self.job.plan.explain(self.sequence, self.kv_head, j, explained) };
+        }
+        self.explained[j - self.known.start]
+    }
+}
+
 struct AttendChunk<'a, T> {
     job: &'a Job<'a>,
-    kv_head: usize,
     span: Span,
-    entries: Range<usize>,
-    rows: &'a mut Rows<T>,
+    cutter: Cutter<'a>,
+    tiles: [Tile<T>; 2],
     /// A place of its own for the result.
     to: (&'a State, Span),
 }
@@ -192,44 +295,37 @@ impl<T: Row> Kernel for AttendChunk<'_, T> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let AttendChunk { job, kv_head, span, entries, rows, to } = self;
+        let AttendChunk { job, span, mut cutter, mut tiles, to } = self;
         let (mut total, mut group, mut one) = (Partial::EMPTY, Partial::EMPTY, Partial::EMPTY);
         let mut queries = [0.0; HEADS * MAX_DIM];
-        // SAFETY: the op's caller vouches for its tensors; the span is inside them, entries are below the count, and
-        // pages and rows come from Pages, which keeps them inside k and v. Rows stay where they are.
+        // SAFETY: the op's caller vouches for its tensors, and the span is inside them.
         unsafe {
             read_queries::<L>(job.problem, span, &mut queries);
-            let mut explained = [Entry::Nothing; BATCH];
-            for j in entries.clone() {
-                if (j - entries.start).is_multiple_of(BATCH) {
-                    let count = (entries.end - j).min(BATCH);
-                    job.plan.explain(span.row, kv_head, j, &mut explained[..count]);
-                }
-                match (explained[(j - entries.start) % BATCH], &job.kept) {
-                    (Entry::Block(block), _) => {
-                        for run in job.problem.runs(span.row, block) {
-                            for row in run.rows {
-                                if rows.is_full() {
-                                    rows.attend::<L>(&queries, span, &mut group, &mut one);
-                                }
-                                rows.push([run.page, row, kv_head]);
-                            }
-                        }
+            // While one tile is attended, the rows of the next are on their way.
+            let [mut tile, mut next] = tiles.each_mut();
+            let mut found = cutter.cut(tile);
+            while found {
+                found = cutter.cut(next);
+                if tile.len() > 0 {
+                    let first = group.is_empty(span);
+                    let target = if first { &mut group } else { &mut one };
+                    target.attend::<L, T>(&queries, span, tile, next);
+                    if !first {
+                        group.fold::<L>(&one, span);
                     }
-                    (Entry::Kept(n), Some(kept)) => {
-                        one.read(kept, Some(n), span);
-                        total.fold::<L>(&one, span);
-                    }
-                    _ => {}
                 }
-                if (j + 1).is_multiple_of(job.group) || j + 1 == entries.end {
-                    rows.attend::<L>(&queries, span, &mut group, &mut one);
+                if let (Some(n), Some(kept)) = (tile.kept, &job.kept) {
+                    one.read(kept, Some(n), span);
+                    total.fold::<L>(&one, span);
+                }
+                if let Some(n) = tile.closes {
                     if let Some(partials) = &job.partials {
-                        group.write(partials, Some(j / job.group), span);
+                        group.write(partials, Some(n), span);
                     }
                     total.fold::<L>(&group, span);
                     group.clear(span);
                 }
+                std::mem::swap(&mut tile, &mut next);
             }
             total.write(to.0, None, to.1);
         }

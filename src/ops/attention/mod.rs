@@ -14,7 +14,6 @@ use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Name, Tensor};
 use crate::runtime::{On, Session};
-use std::ops::Range;
 
 /// Tokens that are attended together where the contract leaves it open: without a list, and for lists of single tokens.
 const TOKENS: usize = 64;
@@ -66,36 +65,6 @@ impl Problem {
             (inside && (j == 0 || list.id(i, g, j - 1) != id)).then_some(id as usize)
         }
     }
-
-    /// Where the tokens of a block lie, in order; those past the sequence and on missing pages are left out.
-    ///
-    /// # Safety
-    /// The op's caller keeps the tensors valid, and the session computes on the CPU.
-    pub unsafe fn runs(&self, i: usize, block: usize) -> impl Iterator<Item = Run> {
-        let pages = &self.kv.pages;
-        let first = block * self.block_size;
-        // SAFETY: forwarded to the caller.
-        let end = unsafe { pages.len(i) }.min(first + self.block_size);
-        let mut next = first;
-        std::iter::from_fn(move || {
-            while next < end {
-                let (p, row) = (next / pages.size, next % pages.size);
-                let count = (pages.size - row).min(end - next);
-                next += count;
-                // SAFETY: as above.
-                if let Some(page) = unsafe { pages.page(i, p) } {
-                    return Some(Run { page, rows: row..row + count });
-                }
-            }
-            None
-        })
-    }
-}
-
-/// Rows of one page.
-pub struct Run {
-    pub page: usize,
-    pub rows: Range<usize>,
 }
 
 /// Where results go.

@@ -4,13 +4,15 @@
 //! own query and rows alone.
 
 use crate::core::tensor::Tensor;
-use crate::ops::simd::{LANES, Lanes, Row, dot_four, weigh_four};
+use crate::ops::simd::{LANES, Lanes, Row, dot_four, fetch, weigh_four};
 use crate::ops::views::State;
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
 
 /// Query heads that are attended together.
 pub const HEADS: usize = LANES;
 pub const MAX_DIM: usize = 256;
-/// Rows that are attended together.
+/// Tokens that are attended together; fewer where they have to be copied first.
 pub const TILE: usize = 64;
 const COPIED: usize = 16;
 
@@ -46,34 +48,43 @@ impl Partial {
     }
 
     /// Where something was attended l is at least 1, or NaN.
-    fn is_empty(&self, span: Span) -> bool {
+    pub fn is_empty(&self, span: Span) -> bool {
         self.l[..span.heads].iter().all(|&l| l == 0.0)
     }
 
-    /// Attends over at most `TILE` rows, which become all that this holds.
+    /// Attends over a tile, whose rows become all that this holds. The keys of the next tile are fetched meanwhile.
     ///
     /// # Safety
-    /// Keys and values, as many of each, have D readable elements.
+    /// The rows of the tile are valid.
     #[inline(always)]
     pub unsafe fn attend<L: Lanes, T: Row>(
         &mut self,
         queries: &[f32; HEADS * MAX_DIM],
         span: Span,
-        keys: &[*const T],
-        values: &[*const T],
+        tile: &Tile<T>,
+        next: &Tile<T>,
     ) {
+        let (keys, values) = (&tile.keys[..tile.len], &tile.values[..tile.len]);
         let four = 4 * span.dim;
-        for quad in 0..span.heads.div_ceil(4) {
+        let quads = span.heads.div_ceil(4);
+        for quad in 0..quads {
+            let queries = &queries[quad * four..(quad + 1) * four];
             // An odd row out is paired with one of no weight.
             let mut scores = [[f32::NEG_INFINITY; 4]; TILE];
-            // SAFETY: forwarded to the caller; four heads of queries and of acc follow each other.
-            unsafe { dot_four::<L, T>(keys, &queries[quad * four..(quad + 1) * four], &mut scores[..keys.len()]) };
-            let padded = keys.len().next_multiple_of(2);
-            let (m, l) = softmax::<L>(scores[..padded].as_flattened_mut());
+            for (n, (keys, scores)) in keys.chunks(2).zip(scores[..keys.len()].chunks_mut(2)).enumerate() {
+                if quad == 0 {
+                    values[2 * n..][..keys.len()].iter().for_each(|&row| fetch(row, span.dim));
+                }
+                // SAFETY: forwarded to the caller; four heads of queries follow each other.
+                unsafe { dot_four::<L, T>(keys, queries, scores) };
+            }
+            let (m, l) = softmax::<L>(scores[..keys.len().next_multiple_of(2)].as_flattened_mut());
             self.m[quad * 4..quad * 4 + 4].copy_from_slice(&m);
             self.l[quad * 4..quad * 4 + 4].copy_from_slice(&l);
+            let ahead = if quad + 1 == quads { &next.keys[..next.len] } else { &[] };
+            let acc = &mut self.acc[quad * four..(quad + 1) * four];
             // SAFETY: as above.
-            unsafe { weigh_four::<L, T>(values, &scores[..keys.len()], &mut self.acc[quad * four..(quad + 1) * four]) };
+            unsafe { weigh_four::<L, T>(values, &scores[..values.len()], acc, ahead) };
         }
     }
 
@@ -171,73 +182,67 @@ unsafe fn copy<T: Copy>(from: *const T, from_step: isize, to: *mut T, to_step: i
     }
 }
 
-/// Keys and values of the tokens that wait to be attended together.
-pub struct Rows<T> {
-    k: Tensor,
-    v: Tensor,
+/// What is attended together: up to `TILE` tokens, or a partial that was kept.
+pub struct Tile<T> {
     keys: [*const T; TILE],
     values: [*const T; TILE],
     len: usize,
+    pub kept: Option<usize>,
+    /// The group that ends with this tile.
+    pub closes: Option<usize>,
     /// Where channels do not follow each other, rows are copied here, fewer at a time.
-    copies: Option<[[T; MAX_DIM]; 2 * COPIED]>,
+    copies: Option<NonNull<Copies<T>>>,
 }
 
-impl<T: Row> Rows<T> {
-    pub fn new(k: &Tensor, v: &Tensor) -> Rows<T> {
+/// Memory for the rows of a tile that have to be copied: a key, its value, the next key …
+pub type Copies<T> = [[T; MAX_DIM]; 2 * COPIED];
+
+impl<T: Row> Tile<T> {
+    /// For rows of these keys and values. `copies` outlives the tile.
+    pub fn new(k: &Tensor, v: &Tensor, copies: &mut MaybeUninit<Copies<T>>) -> Tile<T> {
         let packed = k.stride(3) == 1 && v.stride(3) == 1;
-        let copies = (!packed).then_some([[T::from_f32(0.0); MAX_DIM]; 2 * COPIED]);
-        Rows { k: *k, v: *v, keys: [std::ptr::null(); TILE], values: [std::ptr::null(); TILE], len: 0, copies }
+        Tile {
+            keys: [std::ptr::null(); TILE],
+            values: [std::ptr::null(); TILE],
+            len: 0,
+            kept: None,
+            closes: None,
+            copies: (!packed).then_some(NonNull::from(copies).cast()),
+        }
     }
 
-    #[inline(always)]
-    pub fn is_full(&self) -> bool {
-        self.len == if self.copies.is_some() { COPIED } else { TILE }
+    pub fn clear(&mut self) {
+        (self.len, self.kept, self.closes) = (0, None, None);
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Tokens for which there is a place.
+    pub fn room(&self) -> usize {
+        if self.copies.is_some() { COPIED - self.len } else { TILE - self.len }
     }
 
     /// Adds the token at (page, row, KV head).
     ///
     /// # Safety
-    /// k and v are valid, hold this token, and this is not full.
-    #[inline(always)]
-    pub unsafe fn push(&mut self, token: [usize; 3]) {
-        let (mut key, mut value) = (self.k.at::<T, 3>(token).cast_const(), self.v.at::<T, 3>(token).cast_const());
-        if let Some(copies) = &mut self.copies {
-            let (key_copy, value_copy) = (copies[2 * self.len].as_mut_ptr(), copies[2 * self.len + 1].as_mut_ptr());
-            // SAFETY: forwarded to the caller; D is at most MAX_DIM.
+    /// The tensors are valid and hold this token; there is room.
+    pub unsafe fn push(&mut self, k: &Tensor, v: &Tensor, token: [usize; 3]) {
+        let (mut key, mut value) = (k.at::<T, 3>(token).cast_const(), v.at::<T, 3>(token).cast_const());
+        if let Some(copies) = self.copies {
+            // SAFETY: forwarded to the caller; a row of copies has room for D values.
             unsafe {
-                copy(key, self.k.stride(3), key_copy, 1, self.k.dim(3));
-                copy(value, self.v.stride(3), value_copy, 1, self.v.dim(3));
+                let key_copy = copies.cast::<[T; MAX_DIM]>().add(2 * self.len).cast::<T>().as_ptr();
+                let value_copy = key_copy.add(MAX_DIM);
+                copy(key, k.stride(3), key_copy, 1, k.dim(3));
+                copy(value, v.stride(3), value_copy, 1, v.dim(3));
+                (key, value) = (key_copy, value_copy);
             }
-            (key, value) = (key_copy, value_copy);
         }
         self.keys[self.len] = key;
         self.values[self.len] = value;
         self.len += 1;
-    }
-
-    /// Attends over what waits and joins it to `group`; `spare` is overwritten.
-    ///
-    /// # Safety
-    /// The rows pushed are still valid, and this has not moved since.
-    #[inline(always)]
-    pub unsafe fn attend<L: Lanes>(
-        &mut self,
-        queries: &[f32; HEADS * MAX_DIM],
-        span: Span,
-        group: &mut Partial,
-        spare: &mut Partial,
-    ) {
-        if self.len == 0 {
-            return;
-        }
-        let first = group.is_empty(span);
-        let target = if first { &mut *group } else { &mut *spare };
-        // SAFETY: forwarded to the caller.
-        unsafe { target.attend::<L, T>(queries, span, &self.keys[..self.len], &self.values[..self.len]) };
-        if !first {
-            group.fold::<L>(spare, span);
-        }
-        self.len = 0;
     }
 }
 

@@ -1,0 +1,144 @@
+//! Attention over 8192 selected tokens (32/8 heads, D 128, float16, blocks of 64) beside a plain read of the same bytes by
+//! as many threads. Every call selects other blocks of a pool far larger than the caches. The last lines give each
+//! bandwidth as a share of the read's.
+
+use criterion::{Criterion, Throughput};
+use half::f16;
+use rayon::prelude::*;
+use std::cell::Cell;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+use vanward::capi::attention::*;
+use vanward::capi::types::*;
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+use support::{Rng, args};
+
+const HEADS: usize = 32;
+const KV_HEADS: usize = 8;
+const DIM: usize = 128;
+const BLOCK: usize = 64;
+/// Blocks of the pool, and blocks that each KV head reads.
+const POOL: usize = 1024;
+const SELECTED: usize = 128;
+/// Selections that the calls take in turn.
+const TURNS: usize = 16;
+
+/// Keys or values [blocks, KV heads, tokens, channels]: one block of one head is one run of 16 KiB.
+struct Pool {
+    k: Vec<f16>,
+    v: Vec<f16>,
+    /// [turns][KV heads][selected]
+    ids: Vec<i32>,
+}
+
+impl Pool {
+    fn new() -> Pool {
+        let mut rng = Rng::new(0);
+        let mut values = || -> Vec<f16> {
+            (0..POOL * KV_HEADS * BLOCK * DIM).map(|_| f16::from_f64(rng.unit() * 2.0 - 1.0)).collect()
+        };
+        let (k, v) = (values(), values());
+        let ids = (0..TURNS * KV_HEADS).flat_map(|_| rng.subset(POOL, SELECTED)).map(|id| id as i32).collect();
+        Pool { k, v, ids }
+    }
+
+    fn ids(&self, turn: usize) -> &[i32] {
+        &self.ids[turn % TURNS * KV_HEADS * SELECTED..][..KV_HEADS * SELECTED]
+    }
+
+    /// Reads what a call selects, and does no more with it than it must.
+    fn read(&self, turn: usize) -> u64 {
+        let ids = self.ids(turn);
+        let sum = |pool: &[f16], run: usize| {
+            let run = &pool[run * BLOCK * DIM..(run + 1) * BLOCK * DIM];
+            // SAFETY: any eight bytes are a u64; unaligned ends are left out.
+            let (_, words, _) = unsafe { run.align_to::<[u64; 8]>() };
+            let sums = words.iter().fold([0u64; 8], |sums, w| std::array::from_fn(|i| sums[i] ^ w[i]));
+            sums.iter().fold(0, |a, b| a ^ b)
+        };
+        let runs = (0..ids.len()).into_par_iter().map(|n| ids[n] as usize * KV_HEADS + n / SELECTED);
+        runs.map(|run| sum(&self.k, run) ^ sum(&self.v, run)).reduce(|| 0, |a, b| a ^ b)
+    }
+}
+
+fn tensor<T>(data: &[T], code: u8, shape: &[usize], strides: &[usize]) -> vwd_tensor {
+    let wide = |of: &[usize]| std::array::from_fn(|d| of.get(d).map_or(0, |&n| n as i64));
+    vwd_tensor {
+        data: data.as_ptr().cast_mut().cast(),
+        device_type: 1,
+        device_id: 0,
+        dtype_code: code,
+        dtype_bits: 8 * size_of::<T>() as u8,
+        lanes: 1,
+        ndim: shape.len() as i32,
+        shape: wide(shape),
+        strides: wide(strides),
+    }
+}
+
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    let pool = Pool::new();
+    let session = support::Session::cpu(0);
+    let threads = session.details().threads as usize;
+    let readers = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+
+    let kv = [POOL, BLOCK, KV_HEADS, DIM];
+    let strides = [KV_HEADS * BLOCK * DIM, DIM, BLOCK * DIM, 1];
+    let q: Vec<f16> = (0..HEADS * DIM).map(|n| f16::from_f64((n as f64).sin())).collect();
+    let out = vec![f16::ZERO; HEADS * DIM];
+    let table: Vec<i32> = (0..POOL as i32).collect();
+    let (lens, counts) = (vec![(POOL * BLOCK) as i32], vec![SELECTED as i32; KV_HEADS]);
+    let rows = |data: &[f16]| tensor(data, 2, &[1, HEADS, DIM], &[HEADS * DIM, DIM, 1]);
+    let attend = |turn: usize| {
+        let call = vwd_attention_args {
+            block_size: BLOCK as u32,
+            q: rows(&q),
+            kv: vwd_paged_kv {
+                k: tensor(&pool.k, 2, &kv, &strides),
+                v: tensor(&pool.v, 2, &kv, &strides),
+                page_table: tensor(&table, 0, &[1, POOL], &[POOL, 1]),
+                seq_lens: tensor(&lens, 0, &[1], &[1]),
+            },
+            list: vwd_block_list {
+                ids: tensor(pool.ids(turn), 0, &[1, KV_HEADS, SELECTED], &[KV_HEADS * SELECTED, SELECTED, 1]),
+                counts: tensor(&counts, 0, &[1, KV_HEADS], &[KV_HEADS, 1]),
+            },
+            out: rows(&out),
+            ..args()
+        };
+        // SAFETY: the tensors live as long as main.
+        support::assert_ok(unsafe { vwd_attention(session.raw(), &call, std::ptr::null_mut()) });
+    };
+
+    let mut group = criterion.benchmark_group("attention_8192_tokens");
+    group.throughput(Throughput::Bytes((2 * KV_HEADS * SELECTED * BLOCK * DIM * size_of::<f16>()) as u64));
+    let turn = Cell::new(0);
+    // The best mean of a sample, so that other programs on the machine disturb the ratio least.
+    let mut measure = |name: &str, work: &dyn Fn(usize)| {
+        let best = Cell::new(f64::INFINITY);
+        group.bench_function(name, |b| {
+            b.iter_custom(|count| {
+                let start = Instant::now();
+                for _ in 0..count {
+                    work(turn.replace(turn.get() + 1));
+                }
+                let time = start.elapsed();
+                best.set(best.get().min(time.as_secs_f64() / count as f64));
+                time
+            })
+        });
+        best.get()
+    };
+    let read = measure("read", &|turn| drop(black_box(readers.install(|| pool.read(turn)))));
+    let attended = measure("attend", &attend);
+    group.finish();
+    println!(
+        "read {:?}, attend {:?}: {:.0} % of the read's bandwidth",
+        Duration::from_secs_f64(read),
+        Duration::from_secs_f64(attended),
+        100.0 * read / attended
+    );
+}
