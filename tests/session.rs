@@ -7,6 +7,7 @@ use std::mem::offset_of;
 use std::process::{Command, Stdio};
 use support::*;
 use vanward::capi::boundary::boundary;
+use vanward::capi::forecast::*;
 use vanward::capi::session::*;
 use vanward::capi::types::*;
 use vanward::capi::verify::*;
@@ -126,6 +127,24 @@ fn cpu_session_has_no_streams() {
         assert_fails(vwd_session_reserve(session.raw(), stream, 1), VWD_ERROR_INVALID_ARGUMENT, &["stream"]);
     }
     assert_eq!(stream, 0x40 as vwd_stream);
+}
+
+#[test]
+fn forecast_may_be_released_after_its_session() {
+    let session = Session::cpu(2);
+    let options = vwd_forecast_options { layers: 1, input_dim: 4, q_heads: 1, head_dim: 4, ..args() };
+    let mut forecast = std::ptr::null_mut();
+    // SAFETY: the pointers are valid.
+    assert_ok(unsafe { vwd_forecast_create(session.raw(), &options, &mut forecast) });
+    drop(session);
+    let mut details: vwd_forecast_details = args();
+    // SAFETY: the forecast keeps its session alive; released once.
+    unsafe {
+        assert_ok(vwd_forecast_info(forecast, &mut details));
+        vwd_forecast_release(forecast);
+        vwd_forecast_release(std::ptr::null_mut());
+    }
+    assert_eq!((details.layers, details.solved), (1, 0));
 }
 
 // --- the last error --------------------------------------------------------------------------------------------------

@@ -1,0 +1,301 @@
+//! What may not change a bit: the number of a session's threads, and other calls on the same session at the same time.
+
+mod support;
+
+use support::paged::{Paged, Shape};
+use support::*;
+use vanward::capi::attention::*;
+use vanward::capi::forecast::*;
+use vanward::capi::index::*;
+use vanward::capi::predictor::*;
+use vanward::capi::prefetch::*;
+use vanward::capi::select::*;
+use vanward::capi::types::*;
+use vanward::capi::verify::*;
+
+#[test]
+fn results_do_not_depend_on_the_number_of_threads() {
+    let expected = Step::run(&Backend::cpu(1), 1);
+    for threads in [2, 3, 7] {
+        assert_same(&Step::run(&Backend::cpu(threads), 1), &expected);
+    }
+}
+
+#[test]
+fn threads_that_share_a_session_get_what_each_would_get_alone() {
+    let expected: Vec<Outputs> = (0..3).map(|seed| Step::run(&Backend::cpu(1), seed)).collect();
+    let backend = Backend::cpu(3);
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (backend, expected) = (&backend, &expected);
+            scope.spawn(move || {
+                for round in 0..3 {
+                    let seed = (thread + round) % 3;
+                    assert_same(&Step::run(backend, seed as u64), &expected[seed]);
+                }
+            });
+        }
+    });
+}
+
+type Outputs = Vec<(&'static str, Vec<u8>)>;
+
+fn assert_same(a: &Outputs, b: &Outputs) {
+    for ((name, a), (_, b)) in a.iter().zip(b) {
+        assert!(a == b, "{name} differ");
+    }
+    assert_eq!(a.len(), b.len());
+}
+
+const KV_HEADS: usize = 2;
+const HEADS: usize = 8;
+const DIM: usize = 64;
+/// Tokens of a block and of a page.
+const BLOCK: usize = 16;
+const BLOCKS: usize = 40;
+const BATCH: usize = 3;
+const K: usize = 12;
+
+/// One layer's decode step that makes every call once, on tensors large enough for the work to be shared.
+struct Step<'b> {
+    backend: &'b Backend,
+    rng: Rng,
+    outputs: Vec<(&'static str, Tensor<'b>)>,
+}
+
+impl<'b> Step<'b> {
+    fn run(backend: &'b Backend, seed: u64) -> Outputs {
+        let mut step = Step { backend, rng: Rng::new(seed), outputs: vec![] };
+        step.verify_and_pack();
+        step.attend();
+        step.forecast();
+        step.outputs.iter().map(|(name, tensor)| (*name, tensor.read_memory())).collect()
+    }
+
+    fn output(&mut self, name: &'static str, dtype: DType, shape: &[usize]) -> vwd_tensor {
+        let tensor = Tensor::poisoned(self.backend, dtype, shape, &Layout::default());
+        let c = tensor.c();
+        self.outputs.push((name, tensor));
+        c
+    }
+
+    fn list(&mut self, name: &'static str) -> vwd_block_list {
+        vwd_block_list {
+            ids: self.output(name, I32, &[BATCH, KV_HEADS, K]),
+            counts: self.output(name, I32, &[BATCH, KV_HEADS]),
+        }
+    }
+
+    fn state(&mut self, name: &'static str) -> vwd_attention_state {
+        vwd_attention_state {
+            acc: self.output(name, F32, &[BATCH, HEADS, DIM]),
+            m: self.output(name, F32, &[BATCH, HEADS]),
+            l: self.output(name, F32, &[BATCH, HEADS]),
+        }
+    }
+
+    fn floats(&mut self, dtype: DType, shape: &[usize]) -> Tensor<'b> {
+        Tensor::floats(self.backend, dtype, &self.rng.normals(shape), &Layout::default())
+    }
+
+    /// Makes a call of this step.
+    #[track_caller]
+    fn call<T>(
+        &self,
+        call: unsafe extern "C" fn(*const vanward::capi::session::vwd_session, *const T, vwd_stream) -> vwd_status,
+        args: T,
+    ) {
+        // SAFETY: the tensors live until the step has been read.
+        self.backend.finish(unsafe { call(self.backend.session(), &args, self.backend.stream()) });
+    }
+
+    fn verify_and_pack(&mut self) {
+        let (batch, gamma) = (200, 8);
+        let target = Array::from_fn(&[batch, gamma + 1], |_| self.rng.int(0..=3));
+        let draft = Array::from_fn(&[batch, gamma], |at| target[[at[0], at[1]]] + self.rng.int(0..=9) / 9);
+        let (draft, target) = [draft, target].map(|t| Tensor::ints(self.backend, I32, &t, &Layout::default())).into();
+        let rows = self.floats(F16, &[batch, gamma, 256]);
+        let packed = self.output("packed", F16, &[batch * gamma, 256]);
+        let accepted = self.output("accepted", I32, &[batch]);
+        let args = vwd_verify_pack_args {
+            tensor_count: 1,
+            rows: &rows.c(),
+            packed: &packed,
+            draft: draft.c(),
+            target: target.c(),
+            accepted,
+            next_token: self.output("next_token", I32, &[batch]),
+            offsets: self.output("offsets", I64, &[batch + 1]),
+            ..args()
+        };
+        self.call(vwd_verify_pack, args);
+    }
+
+    fn attend(&mut self) {
+        let shape = Shape {
+            batch: BATCH,
+            kv_heads: KV_HEADS,
+            dim: DIM,
+            page: BLOCK,
+            max_pages: BLOCKS,
+            dtype: BF16,
+            paged: true,
+        };
+        let mut paged = Paged::random(self.backend, &mut self.rng, &shape);
+        let lens = Array::new(&[BATCH], vec![640, 333, 2]);
+        paged.lens = Tensor::ints(self.backend, I32, &lens, &Layout::default());
+        let lens = paged.lens.c();
+        let table = Array::from_fn(&[BATCH, BLOCKS], |at| (at[0] * BLOCKS + at[1]) as i64);
+        let table = Tensor::ints(self.backend, I32, &table, &Layout::default());
+        let q = self.floats(BF16, &[BATCH, HEADS, DIM]);
+        let kv = vwd_paged_kv { page_table: table.c(), ..paged.c() };
+
+        let channels = self.output("channels", I32, &[KV_HEADS, DIM / 2]);
+        let sample = self.floats(BF16, &[100, KV_HEADS, DIM]);
+        let importance = self.output("importance", F32, &[KV_HEADS, DIM]);
+        let call = vwd_channel_importance_args { q: q.c(), k: sample.c(), channels, importance, ..args() };
+        self.call(vwd_channel_importance, call);
+
+        // Rows of each index: blocks, windows, tokens; sequence i is page i.
+        // SAFETY: plain data, valid when zero.
+        let none: vwd_index = unsafe { std::mem::zeroed() };
+        let tokens = [BATCH, BLOCK * BLOCKS, KV_HEADS];
+        let minmax = vwd_index {
+            kind: VWD_INDEX_MINMAX,
+            block_size: BLOCK as u32,
+            key_max: self.output("key_max", BF16, &[BATCH, BLOCKS, KV_HEADS, DIM]),
+            key_min: self.output("key_min", BF16, &[BATCH, BLOCKS, KV_HEADS, DIM]),
+            ..none
+        };
+        let mean = vwd_index {
+            kind: VWD_INDEX_MEAN,
+            means: self.output("means", BF16, &[BATCH, BLOCKS, KV_HEADS, DIM]),
+            ..none
+        };
+        let label = vwd_index {
+            kind: VWD_INDEX_LABEL,
+            labels: self.output("labels", U8, &[tokens[0], tokens[1], tokens[2], DIM / 4]),
+            label_scale: self.output("label_scale", F16, &tokens),
+            label_min: self.output("label_min", F16, &tokens),
+            channels,
+            ..none
+        };
+        for index in [minmax, mean, label] {
+            let (k, page_table) = (kv.k, kv.page_table);
+            self.call(vwd_index_update, vwd_index_update_args { k, page_table, seq_lens: lens, index, ..args() });
+        }
+
+        let select = vwd_select_blocks_args {
+            block_size: BLOCK as u32,
+            k: K as u32,
+            init_blocks: 1,
+            local_blocks: 2,
+            q: q.c(),
+            seq_lens: lens,
+            ..args()
+        };
+        let forecast = self.floats(BF16, &[BATCH, KV_HEADS, DIM]);
+        let quest = self.list("selected by MINMAX");
+        let scores = self.output("scores", F32, &[BATCH, KV_HEADS, BLOCKS]);
+        let (means, dots, mass) = (self.list("MEAN_SOFTMAX"), self.list("MEAN_DOT"), self.list("LABEL_MASS"));
+        for call in [
+            vwd_select_blocks_args { method: VWD_SELECT_MINMAX, index: minmax, selected: quest, scores, ..select },
+            vwd_select_blocks_args { method: VWD_SELECT_MEAN_SOFTMAX, index: mean, selected: means, ..select },
+            vwd_select_blocks_args {
+                method: VWD_SELECT_MEAN_DOT,
+                index: mean,
+                selected: dots,
+                q: forecast.c(),
+                ..select
+            },
+            vwd_select_blocks_args {
+                method: VWD_SELECT_LABEL_MASS,
+                index: label,
+                selected: mass,
+                candidates: quest,
+                ..select
+            },
+        ] {
+            self.call(vwd_select_blocks, call);
+        }
+        let selected = self.list("selected tokens");
+        let tokens = vwd_select_tokens_args {
+            block_size: BLOCK as u32,
+            k: K as u32,
+            q: q.c(),
+            index: label,
+            seq_lens: lens,
+            candidates: quest,
+            selected,
+            ..args()
+        };
+        self.call(vwd_select_tokens, tokens);
+
+        let out = |step: &mut Self, name| step.output(name, F32, &[BATCH, HEADS, DIM]);
+        let partials = [BATCH, HEADS, K, DIM];
+        let partials = vwd_attention_partials {
+            acc: self.output("partials", F32, &partials),
+            m: self.output("partials", F32, &partials[..3]),
+            l: self.output("partials", F32, &partials[..3]),
+        };
+        let attention = vwd_attention_args { q: q.c(), kv, out: out(self, "attention"), ..args() };
+        self.call(vwd_attention, attention);
+        let state = self.state("state over MEAN_SOFTMAX");
+        let (block_size, out_of_list) = (BLOCK as u32, out(self, "attention over a list"));
+        let over_list = vwd_attention_args { block_size, list: means, out: out_of_list, state, partials, ..attention };
+        self.call(vwd_attention, over_list);
+        let out_of_tokens = out(self, "attention over tokens");
+        self.call(vwd_attention, vwd_attention_args { block_size: 1, list: selected, out: out_of_tokens, ..attention });
+
+        let repair = vwd_repair_args { block_size, q: q.c(), kv, predicted: means, selected: quest, ..args() };
+        let (superset, repaired) = (out(self, "superset repair"), self.state("repaired"));
+        let predicted_state = state;
+        let mode = VWD_REPAIR_SUPERSET;
+        self.call(vwd_repair, vwd_repair_args { mode, predicted_state, out: superset, state: repaired, ..repair });
+        let (mode, exact, predicted_partials) = (VWD_REPAIR_EXACT, out(self, "exact repair"), partials);
+        self.call(vwd_repair, vwd_repair_args { mode, predicted_partials, out: exact, ..repair });
+        let merged = out(self, "merged");
+        let inputs = [state, repaired];
+        let merge = vwd_merge_states_args { input_count: 2, inputs: inputs.as_ptr(), out: merged, ..args() };
+        self.call(vwd_merge_states, merge);
+
+        let gathered = self.output("gathered", BF16, &[BATCH * BLOCKS, BLOCK, KV_HEADS, DIM]);
+        let mut source_ids = paged.table_values.clone().expect("paged");
+        source_ids.shape = vec![BATCH * BLOCKS];
+        let source_ids = Tensor::ints(self.backend, I32, &source_ids, &Layout::default());
+        let gather = vwd_gather_blocks_args { source: kv.k, target: gathered, source_ids: source_ids.c(), ..args() };
+        self.call(vwd_gather_blocks, gather);
+
+        let state = vwd_predictor_state {
+            level: self.output("level", F32, &[BATCH, KV_HEADS, BLOCKS]),
+            trend: self.output("trend", F32, &[BATCH, KV_HEADS, BLOCKS]),
+        };
+        let holt = vwd_holt { alpha: 0.7, beta: 0.3, gamma: 0.6 };
+        let block_size = BLOCK as u32;
+        self.call(vwd_predictor_reset, vwd_predictor_reset_args { state, ..args() });
+        let update = vwd_predictor_update_args { block_size, holt, state, seq_lens: lens, scores, ..args() };
+        self.call(vwd_predictor_update, update);
+        let predicted = self.list("predicted");
+        let (k, seq_lens) = (K as u32, lens);
+        let predict = vwd_predictor_predict_args { block_size, k, holt, state, seq_lens, predicted, ..args() };
+        self.call(vwd_predictor_predict, predict);
+    }
+
+    fn forecast(&mut self) {
+        let options = vwd_forecast_options { layers: 1, input_dim: 48, q_heads: 8, head_dim: 16, ..args() };
+        let (x, q) = (self.floats(F32, &[300, 48]), self.floats(F32, &[300, 8, 16]));
+        let positions = Tensor::ints(self.backend, I32, &Array::filled(&[300], 77), &Layout::default());
+        let text = vwd_forecast_accumulate_args { x: x.c(), q: q.c(), ..args() };
+        let forecasts = self.output("forecasts", F32, &[300, 8, 16]);
+        let project = vwd_forecast_project_args { x: x.c(), positions: positions.c(), q: forecasts, ..args() };
+        let mut forecast = std::ptr::null_mut();
+        // SAFETY: the tensors outlive the calls; created here, released here.
+        unsafe {
+            assert_ok(vwd_forecast_create(self.backend.session(), &options, &mut forecast));
+            assert_ok(vwd_forecast_accumulate(forecast, &text));
+            assert_ok(vwd_forecast_solve(forecast, 16));
+            self.backend.finish(vwd_forecast_project(forecast, &project, self.backend.stream()));
+            vwd_forecast_release(forecast);
+        }
+    }
+}
