@@ -5,12 +5,15 @@
 # make bench    measures the CPU backend
 # make install  headers, libraries, pkg-config file, CMake package; PREFIX=/usr/local, DESTDIR respected
 # make header   writes include/vanward.h from the Rust declarations
+# make kernels  compiles kernels/*.cu to the PTX that is committed
+# make gpu-bundle  packs what checks and times the library on a machine with a GPU; BUNDLE=build/gpu-bundle
 
 PREFIX ?= /usr/local
 BUILD := build
 VENV := .cache/venv
 
-.PHONY: all setup demo test lint test-rust test-c test-go test-python bench install header library clean
+.PHONY: all setup demo test lint test-rust test-c test-go test-python test-kernels bench install header kernels gpu-bundle \
+  library clean
 
 all:
 	cargo build --release --lib --locked
@@ -25,7 +28,7 @@ demo: $(BUILD)/Makefile
 # --- tests: each target runs alone, too ----------------------------------------------------------------------------------
 
 test: setup
-	@python3 .ci/summary.py lint test-rust test-c test-go test-python
+	@python3 .ci/summary.py lint test-rust test-kernels test-c test-go test-python
 
 lint:
 	cargo fmt --check
@@ -33,6 +36,10 @@ lint:
 
 test-rust:
 	cargo test --locked
+
+# Assembles the committed PTX for each architecture; spills and stack are failures.
+test-kernels:
+	python3 kernels/build.py --check-ptxas
 
 test-c: $(BUILD)/Makefile
 	cmake --build $(BUILD) --parallel
@@ -75,6 +82,13 @@ install: library
 
 header:
 	VANWARD_WRITE_HEADER=1 cargo test --locked --test header
+
+kernels:
+	python3 kernels/build.py
+
+BUNDLE ?= $(BUILD)/gpu-bundle
+gpu-bundle:
+	tests/gpu/bundle $(BUNDLE)
 
 clean:
 	cargo clean
