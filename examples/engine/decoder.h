@@ -55,7 +55,7 @@ typedef struct {
   counters n;
 } generation;
 
-/* Called after every step. */
+/* Called after every step, and once more with done = total at the end. */
 typedef void (*progress_fn)(void *context, int done, int total);
 
 /* Takes the prompt in and prepares what the strategies need. The session and model are borrowed. */

@@ -140,6 +140,7 @@ bool generate(decoder *d, strategy how, const int32_t *forced, int limit, genera
     progress(context, out->count, limit);
   }
   out->seconds = now() - begin;
+  progress(context, limit, limit);
   out->n = r.n;
   accepted_rows_free(&accepted);
   run_free(&r);

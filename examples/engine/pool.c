@@ -19,7 +19,7 @@ struct pool {
   int threads;
   worker *workers; /* [threads - 1]; the caller is the last part */
   pthread_mutex_t lock;
-  pthread_cond_t begin;
+  pthread_cond_t begin, done;
   atomic_uint round;  /* raised to start a run, written under the lock */
   atomic_int pending; /* workers still in it */
   bool stop;
@@ -50,7 +50,10 @@ static void *work_loop(void *argument) {
     seen = next_round(p, seen);
     if (p->stop) return NULL;
     run_part(p, self->part);
-    atomic_fetch_sub_explicit(&p->pending, 1, memory_order_release);
+    if (atomic_fetch_sub_explicit(&p->pending, 1, memory_order_acq_rel) > 1) continue;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_signal(&p->done);
+    pthread_mutex_unlock(&p->lock);
   }
 }
 
@@ -62,12 +65,21 @@ static void start_round(pool *p) {
   pthread_mutex_unlock(&p->lock);
 }
 
+static void wait_for_workers(pool *p) {
+  for (int i = 0; i < SPINS; i++)
+    if (atomic_load_explicit(&p->pending, memory_order_acquire) == 0) return;
+  pthread_mutex_lock(&p->lock);
+  while (atomic_load_explicit(&p->pending, memory_order_acquire) > 0) pthread_cond_wait(&p->done, &p->lock);
+  pthread_mutex_unlock(&p->lock);
+}
+
 pool *pool_new(int threads) {
   pool *p = calloc(1, sizeof *p);
   if (!p) return NULL;
   p->workers = calloc((size_t)threads, sizeof *p->workers);
   pthread_mutex_init(&p->lock, NULL);
   pthread_cond_init(&p->begin, NULL);
+  pthread_cond_init(&p->done, NULL);
   for (p->threads = 1; p->workers && p->threads < threads; p->threads++) {
     worker *w = &p->workers[p->threads - 1];
     *w = (worker){.owner = p, .part = p->threads - 1};
@@ -84,6 +96,7 @@ void pool_free(pool *p) {
   start_round(p);
   for (int i = 0; i + 1 < p->threads; i++) pthread_join(p->workers[i].thread, NULL);
   pthread_cond_destroy(&p->begin);
+  pthread_cond_destroy(&p->done);
   pthread_mutex_destroy(&p->lock);
   free(p->workers);
   free(p);
@@ -95,6 +108,5 @@ void pool_run(pool *p, int items, pool_work work, void *context) {
   p->context = context;
   start_round(p);
   run_part(p, p->threads - 1);
-  for (int i = 0; atomic_load_explicit(&p->pending, memory_order_acquire) > 0; i++)
-    if (i >= SPINS) sched_yield();
+  wait_for_workers(p);
 }
