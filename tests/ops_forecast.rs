@@ -426,15 +426,15 @@ fn a_system_without_a_solution_is_refused_and_keeps_its_sums() {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let mut rng = Rng::new(8);
-    let shape = Shape { layers: 1, input: 150, heads: 3, dim: 32 };
-    let text = Activations::random(&mut rng, &shape, 300);
+    let shape = Shape { layers: 3, input: 150, heads: 3, dim: 32 };
+    let texts = [(); 3].map(|()| Activations::random(&mut rng, &shape, 300));
     let backends = [1, 3].map(Backend::cpu);
     for rank in [0, 17] {
         let [a, b] = backends.each_ref().map(|backend| {
             let forecast = Forecast::new(backend, shape, 0.0);
-            forecast.accumulate(0, &text);
+            (0..).zip(&texts).for_each(|(layer, text)| forecast.accumulate(layer, text));
             assert_ok(forecast.solve(rank));
-            forecast.outputs(0, &text.x)
+            [0, 1, 2].map(|layer| forecast.outputs(layer, &texts[0].x))
         });
         assert_eq!(a, b);
     }

@@ -142,8 +142,24 @@ unsafe fn read_q<T: Float>(q: &Tensor, i: usize, row: &mut [f64]) {
     }
 }
 
-/// The map that fits the sums best, whole (`rank` 0) or cut.
-pub fn solve(cpu: &Cpu, layer: usize, sums: &Sums, ridge: f32, rank: usize) -> Result<Map> {
+/// The maps of all layers that have sums.
+pub fn solve(cpu: &Cpu, sums: &[Option<Sums>], ridge: f32, rank: usize) -> Result<Vec<(usize, Map)>> {
+    /// Bytes that layers solved side by side may work with, about three times their sums; one layer always may.
+    const WORKSPACE: usize = 256 << 20;
+    let waiting = || sums.iter().enumerate().filter_map(|(layer, sums)| Some((layer, sums.as_ref()?)));
+    let mut maps: Vec<_> = waiting().map(|(layer, sums)| (layer, sums, None)).collect();
+    let together = waiting().next().map_or(1, |(_, sums)| WORKSPACE / (3 * sums.bytes())).max(1);
+    for group in maps.chunks_mut(together) {
+        cpu.parallel_chunks(group, 1, usize::MAX, |_, place| {
+            let (layer, sums, map) = &mut place[0];
+            *map = Some(solve_layer(cpu, *layer, sums, ridge, rank));
+        });
+    }
+    maps.into_iter().map(|(layer, _, map)| Ok((layer, map.expect("solved above")?))).collect()
+}
+
+/// The map that fits the sums of a layer best, whole (`rank` 0) or cut.
+fn solve_layer(cpu: &Cpu, layer: usize, sums: &Sums, ridge: f32, rank: usize) -> Result<Map> {
     let n = sums.inputs;
     let m = sums.cross.len() / n;
     let mut system = copy(&sums.gram)?;

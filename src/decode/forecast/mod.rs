@@ -138,14 +138,10 @@ impl Forecast {
             return Err(Error::argument("rank", rank, format!("0 to {most}, the smaller side of a map")));
         }
         let mut sums = self.sums.lock();
-        let waiting = || sums.iter().enumerate().filter_map(|(layer, sums)| Some((layer, sums.as_ref()?)));
-        if waiting().next().is_none() {
+        let solved = fit::on_host(&self.session, |cpu| fit::solve(cpu, &sums, self.ridge, rank))?;
+        if solved.is_empty() {
             return Err(Error::argument("forecast", "no map has sums", "an accumulated map"));
         }
-        let solved = fit::on_host(&self.session, |cpu| {
-            let solve = |(layer, sums): (usize, &Sums)| Ok((layer, fit::solve(cpu, layer, sums, self.ridge, rank)?));
-            waiting().map(solve).collect::<Result<Vec<_>>>()
-        })?;
         let mut maps = self.maps.write();
         for (layer, map) in solved {
             maps[layer] = Some(Arc::new(map));
