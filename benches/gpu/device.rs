@@ -71,7 +71,7 @@ impl Device {
         let mut address = 0;
         // SAFETY: the context is current.
         unsafe { check(sys::cuMemAlloc_v2(&mut address, bytes.max(256))) };
-        Buffer { address, bytes }
+        Buffer { address }
     }
 
     pub fn upload<T: Copy>(&self, values: &[T]) -> Buffer {
@@ -201,7 +201,6 @@ pub fn median(mut times: Vec<f64>) -> f64 {
 /// Device memory, freed on drop.
 pub struct Buffer {
     pub address: CUdeviceptr,
-    pub bytes: usize,
 }
 
 impl Drop for Buffer {

@@ -96,9 +96,14 @@ pub struct Checks {
 impl Checks {
     /// A tensor that must be given. `data` may be NULL only when the tensor has no elements.
     pub fn required(&self, name: impl Into<Name>, t: &vwd_tensor) -> Result<Tensor> {
-        let view = Tensor::new(name.into(), t, self.device)?;
+        let name = name.into();
+        let missing = || Err(Error::argument(&name.to_string(), "data is NULL", "a tensor"));
+        if t.data.is_null() && t.ndim == 0 {
+            return missing();
+        }
+        let view = Tensor::new(name, t, self.device)?;
         if t.data.is_null() && view.count() != 0 {
-            return Err(Error::argument(&view.name.to_string(), "data is NULL", "a tensor"));
+            return missing();
         }
         Ok(view)
     }

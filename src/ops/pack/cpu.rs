@@ -1,6 +1,6 @@
 //! Packing on the CPU: a running sum, then every sequence copies its rows.
 
-use super::{Pair, Request};
+use super::{Pair, Request, row_bytes};
 use crate::core::copy::copy_strided;
 use crate::core::dtype::DType;
 use crate::core::tensor::Tensor;
@@ -24,10 +24,6 @@ pub fn run(cpu: &Cpu, r: &Request) {
         // SAFETY: tasks copy to disjoint rows of packed; offsets were written above.
         unsafe { copy_rows(&r.pairs.get(n), i, accepted(r, i), read_offset(&r.offsets, i)) }
     });
-}
-
-fn row_bytes(rows: &Tensor) -> usize {
-    rows.shape()[2..].iter().product::<i64>() as usize * rows.dtype.bytes()
 }
 
 /// # Safety

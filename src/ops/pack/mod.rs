@@ -3,6 +3,7 @@
 //! offsets[i] = Σ_{j<i} accepted[j]; row t < accepted[i] of sequence i becomes row offsets[i] + t of packed.
 
 mod cpu;
+mod cuda;
 
 use super::verify;
 use crate::capi::types::{vwd_stream, vwd_tensor};
@@ -191,13 +192,18 @@ impl<'a> VerifiedRequest<'a> {
     }
 }
 
+/// Bytes of one row's elements.
+fn row_bytes(rows: &Tensor) -> usize {
+    rows.shape()[2..].iter().product::<i64>() as usize * rows.dtype.bytes()
+}
+
 pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
         On::Cpu(cpu) => {
             cpu::run(cpu, request);
             Ok(())
         }
-        On::Cuda(_) => Err(Error::unsupported("vwd_pack has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::run(&enqueue, request),
     }
 }
 
@@ -208,6 +214,6 @@ pub fn run_verified(session: &Session, request: &VerifiedRequest, stream: vwd_st
             cpu::run(cpu, &request.pack);
             Ok(())
         }
-        On::Cuda(_) => Err(Error::unsupported("vwd_verify_pack has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::run_verified(&enqueue, request),
     }
 }

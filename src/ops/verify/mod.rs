@@ -3,6 +3,7 @@
 //! k_i = first j < len_i with draft[i, j] ≠ target[i, j] or draft[i, j] < 0, else len_i; next_token[i] = target[i, k_i].
 
 pub(super) mod cpu;
+pub(super) mod cuda;
 
 use crate::capi::types::vwd_stream;
 use crate::capi::verify::vwd_verify_args;
@@ -90,6 +91,6 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
             cpu::run(cpu, request);
             Ok(())
         }
-        On::Cuda(_) => Err(Error::unsupported("vwd_verify has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::run(&enqueue, request),
     }
 }

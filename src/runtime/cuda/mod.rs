@@ -69,15 +69,39 @@ impl Role {
 }
 
 /// Every kernel of the library, loaded.
-pub struct Kernels {}
+pub struct Kernels {
+    pub verify_i32: Kernel,
+    pub verify_i64: Kernel,
+    pub verify_long_i32: Kernel,
+    pub verify_long_i64: Kernel,
+    pub pack: Kernel,
+    pub pack_offsets: Kernel,
+    pub pack_large: Kernel,
+    pub verify_pack_i32: Kernel,
+    pub verify_pack_i64: Kernel,
+}
 
 impl Kernels {
-    /// The context is current. Keeps the modules in `modules`.
-    fn load(_modules: &mut Vec<Module>) -> Result<Kernels> {
-        Ok(Kernels {})
-    }
+    const COUNT: u32 = (size_of::<Kernels>() / size_of::<Kernel>()) as u32;
 
-    const COUNT: u32 = 0;
+    /// The modules stay loaded as long as the kernels are used. The context is current.
+    fn load() -> Result<(Kernels, [Module; 3])> {
+        let verify = Module::load("verify", include_str!("../../../kernels/ptx/verify.ptx"))?;
+        let pack = Module::load("pack", include_str!("../../../kernels/ptx/pack.ptx"))?;
+        let verify_pack = Module::load("verify_pack", include_str!("../../../kernels/ptx/verify_pack.ptx"))?;
+        let kernels = Kernels {
+            verify_i32: verify.kernel("verify_i32")?,
+            verify_i64: verify.kernel("verify_i64")?,
+            verify_long_i32: verify.kernel("verify_long_i32")?,
+            verify_long_i64: verify.kernel("verify_long_i64")?,
+            pack: pack.kernel("pack")?,
+            pack_offsets: pack.kernel("pack_offsets")?,
+            pack_large: pack.kernel("pack_large")?,
+            verify_pack_i32: verify_pack.kernel("verify_pack_i32")?,
+            verify_pack_i64: verify_pack.kernel("verify_pack_i64")?,
+        };
+        Ok((kernels, [verify, pack, verify_pack]))
+    }
 }
 
 impl Cuda {
@@ -86,14 +110,13 @@ impl Cuda {
         let entered = context.enter()?;
         let mut facts = Facts::read(&context)?;
         let started = Instant::now();
-        let mut modules = Vec::new();
-        let kernels = Kernels::load(&mut modules)?;
+        let (kernels, modules) = Kernels::load()?;
         facts.load_microseconds = started.elapsed().as_micros() as u64;
         let arenas = Arenas::create(options.stream_count, options.scratch_bytes)?;
         let streams = create_streams().inspect_err(|_| arenas.release())?;
         drop(entered);
         let pinned = PinnedPool::new(options.pinned_limit);
-        Ok(Cuda { kernels, modules, arenas, pinned, streams, facts, context })
+        Ok(Cuda { kernels, modules: modules.into(), arenas, pinned, streams, facts, context })
     }
 
     pub fn ordinal(&self) -> i32 {
@@ -242,8 +265,17 @@ impl Enqueue<'_> {
     ///
     /// # Safety
     /// As for [`Kernel::launch`].
-    pub unsafe fn launch<P>(&self, kernel: &Kernel, grid: [u32; 3], block: u32, shared: u32, params: &P) -> Result<()> {
+    pub unsafe fn launch<P>(&self, kernel: &Kernel, ctas: u32, threads: u32, params: &P) -> Result<()> {
         // SAFETY: forwarded to the caller; the context is current.
-        unsafe { kernel.launch(grid, block, shared, self.stream, params) }
+        unsafe { kernel.launch(ctas, threads, self.stream, params) }
+    }
+
+    /// Writes zeros on the caller's stream.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `address` are the device's, and valid until the stream has passed.
+    pub unsafe fn fill_zero(&self, address: *mut u8, bytes: usize) -> Result<()> {
+        // SAFETY: forwarded to the caller; the context is current.
+        check(unsafe { sys::cuMemsetD8Async(address as CUdeviceptr, 0, bytes, self.stream) }, "cuMemsetD8Async")
     }
 }

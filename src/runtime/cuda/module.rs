@@ -84,30 +84,12 @@ impl Kernel {
     /// # Safety
     /// `P` is the kernel's parameter struct, the addresses in it are the device's and valid until the stream has passed,
     /// and the context is current.
-    pub unsafe fn launch<P>(
-        &self,
-        grid: [u32; 3],
-        block: u32,
-        shared: u32,
-        stream: CUstream,
-        params: &P,
-    ) -> Result<()> {
+    pub unsafe fn launch<P>(&self, ctas: u32, threads: u32, stream: CUstream, params: &P) -> Result<()> {
         let mut params = [(&raw const *params).cast_mut().cast::<c_void>()];
         // SAFETY: forwarded to the caller; the driver copies the parameters during the call.
         let result = unsafe {
-            sys::cuLaunchKernel(
-                self.function,
-                grid[0],
-                grid[1],
-                grid[2],
-                block,
-                1,
-                1,
-                shared,
-                stream,
-                params.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
+            let params = params.as_mut_ptr();
+            sys::cuLaunchKernel(self.function, ctas, 1, 1, threads, 1, 1, 0, stream, params, std::ptr::null_mut())
         };
         check(result, self.name)
     }

@@ -1,0 +1,453 @@
+//! Launch of the kernels of kernels/pack.cu and kernels/verify_pack.cu: how rows are cut into tiles, and which kernel
+//! suits which sizes.
+
+use super::{Pair, Request, VerifiedRequest};
+use crate::core::dtype::DType;
+use crate::core::status::{Error, Result};
+use crate::ops::verify;
+use crate::ops::verify::cuda::{Params as VerifyParams, log2_ceil, stride};
+use crate::runtime::cuda::Enqueue;
+
+const MAX_TENSORS: usize = 256;
+const MAX_LAYOUTS: usize = 8;
+/// Sequences whose counts a warp adds up by itself.
+const MAX_SUMMED_BATCH: usize = 1024;
+const OFFSETS_PER_CTA: usize = 1024;
+const LOG_LANES: u32 = 5;
+const PACK_THREADS: u32 = 256;
+
+/// Where one choice becomes faster than the other, as measured on an H200 (benches/results).
+mod tuning {
+    /// Token bytes up to which every CTA verifies the whole batch itself (one launch) instead of waiting for a launch
+    /// that does it once.
+    pub const FUSED_TOKEN_BYTES: usize = 32 << 10;
+    /// Row bytes up to which a lane holds two units at once rather than four: more warps, each done sooner.
+    pub const TWO_SLOT_BYTES: usize = 4 << 20;
+    /// Threads of a CTA of the fused kernel, by its token tiles.
+    pub fn fused_threads(token_tiles: u32) -> u32 {
+        match token_tiles {
+            0..=8 => 128,
+            9..=16 => 256,
+            _ => 512,
+        }
+    }
+    /// Threads of a multiprocessor that copy.
+    pub const RESIDENT_THREADS: u32 = 1024;
+}
+
+/// n / value by a multiplication, for n < 2^31. Mirrors Divisor of kernels/pack.cuh.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq)]
+struct Divisor {
+    value: u32,
+    magic: u32,
+    shift: u32,
+}
+
+impl Divisor {
+    const NONE: Divisor = Divisor { value: 0, magic: 0, shift: 0 };
+
+    fn new(value: u32) -> Divisor {
+        let shift = 31 + log2_ceil(value);
+        Divisor { value, magic: (1u64 << shift).div_ceil(value as u64) as u32, shift }
+    }
+}
+
+/// Mirrors RowLayout of kernels/pack.cuh. Strides are in bytes.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq)]
+struct RowLayout {
+    tiles: u32,
+    units: u32,
+    log_unit: u32,
+    log_lanes: u32,
+    log_lane_pos: u32,
+    log_slots: u32,
+    col_tiles: Divisor,
+    seq_tiles: Divisor,
+    tensors: Divisor,
+    src_seq: i64,
+    src_pos: i64,
+    src_slot: i64,
+    dst_row: i64,
+    dst_slot: i64,
+    run: Divisor,
+    inner: Divisor,
+    src_outer: i64,
+    src_inner: i64,
+    dst_outer: i64,
+    dst_inner: i64,
+}
+
+impl RowLayout {
+    const EMPTY: RowLayout = RowLayout {
+        tiles: 0,
+        units: 0,
+        log_unit: 0,
+        log_lanes: 0,
+        log_lane_pos: 0,
+        log_slots: 0,
+        col_tiles: Divisor::NONE,
+        seq_tiles: Divisor::NONE,
+        tensors: Divisor::NONE,
+        src_seq: 0,
+        src_pos: 0,
+        src_slot: 0,
+        dst_row: 0,
+        dst_slot: 0,
+        run: Divisor::NONE,
+        inner: Divisor::NONE,
+        src_outer: 0,
+        src_inner: 0,
+        dst_outer: 0,
+        dst_inner: 0,
+    };
+}
+
+/// Mirrors PackParams of kernels/pack.cuh.
+#[repr(C)]
+struct PackParams {
+    batch: u32,
+    gamma: u32,
+    cap: u32,
+    layouts: u32,
+    offsets_bytes: u32,
+    accepted: *const u8,
+    accepted_seq: i64,
+    offsets: *mut u8,
+    offsets_seq: i64,
+    layout: [RowLayout; MAX_LAYOUTS],
+    tensor: [Ends; MAX_TENSORS],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Ends {
+    src: *const u8,
+    dst: *mut u8,
+}
+
+/// Mirrors VerifyPackParams of kernels/verify_pack.cu.
+#[repr(C)]
+struct VerifyPackParams {
+    verify: VerifyParams,
+    pack: PackParams,
+}
+
+pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
+    if r.batch() == 0 {
+        return write_empty_offsets(enqueue, r);
+    }
+    check_sizes(r)?;
+    let mut pieces = Pieces::new(r)?;
+    let first = pieces.next_launch(r)?;
+    pack(enqueue, r, first, pieces)
+}
+
+pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
+    let token_bytes = r.verify.batch() * r.verify.gamma() * r.verify.draft.dtype.bytes();
+    if r.pack.batch() == 0 {
+        return write_empty_offsets(enqueue, &r.pack);
+    }
+    check_sizes(&r.pack)?;
+    let mut pieces = Pieces::new(&r.pack)?;
+    let first = pieces.next_launch(&r.pack)?;
+    let fits = r.pack.batch() <= MAX_SUMMED_BATCH && token_bytes <= tuning::FUSED_TOKEN_BYTES;
+    if fits && pieces.is_empty() && first.tiles() > 0 {
+        return fused(enqueue, r, first);
+    }
+    verify::cuda::run(enqueue, &r.verify)?;
+    pack(enqueue, &r.pack, first, pieces)
+}
+
+fn check_sizes(r: &Request) -> Result<()> {
+    const MOST_ROWS: usize = (1 << 31) - 1;
+    if r.batch().saturating_mul(r.gamma) <= MOST_ROWS {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!("rows: {} × {} rows; CUDA takes up to 2^31 − 1", r.batch(), r.gamma)))
+}
+
+/// No sequence: the total is 0.
+fn write_empty_offsets(enqueue: &Enqueue, r: &Request) -> Result<()> {
+    // SAFETY: offsets has one element, which the op's caller keeps valid until the stream has passed.
+    unsafe { enqueue.fill_zero(r.offsets.data, r.offsets.dtype.bytes()) }
+}
+
+fn fused(enqueue: &Enqueue, r: &VerifiedRequest, launch: Launch) -> Result<()> {
+    let verify = VerifyParams::new(&r.verify, true)?;
+    let threads = tuning::fused_threads(verify.tiles);
+    let ctas = copy_ctas(enqueue, launch.tiles(), threads);
+    let params = VerifyPackParams { verify, pack: launch.params(&r.pack) };
+    let kernels = enqueue.kernels();
+    let wide = r.verify.draft.dtype == DType::I64;
+    let kernel = if wide { &kernels.verify_pack_i64 } else { &kernels.verify_pack_i32 };
+    // SAFETY: the parameters are the kernels' struct; the op's caller keeps the tensors valid until the stream has passed.
+    unsafe { enqueue.launch(kernel, ctas + 1, threads, &params) }
+}
+
+/// As many launches as the tensors need; offsets are written by the first.
+fn pack(enqueue: &Enqueue, r: &Request, first: Launch, mut pieces: Pieces) -> Result<()> {
+    let kernels = enqueue.kernels();
+    let mut launch = first;
+    let mut is_first = true;
+    loop {
+        let ctas = copy_ctas(enqueue, launch.tiles(), PACK_THREADS);
+        let params = launch.params(r);
+        // SAFETY: the parameters are the kernels' struct; the op's caller keeps the tensors valid until the stream has
+        // passed.
+        unsafe {
+            if r.batch() <= MAX_SUMMED_BATCH {
+                enqueue.launch(&kernels.pack, ctas + 1, PACK_THREADS, &params)?;
+            } else {
+                if is_first {
+                    let ctas = r.batch().div_ceil(OFFSETS_PER_CTA) as u32;
+                    enqueue.launch(&kernels.pack_offsets, ctas, PACK_THREADS, &params)?;
+                }
+                if ctas > 0 {
+                    enqueue.launch(&kernels.pack_large, ctas, PACK_THREADS, &params)?;
+                }
+            }
+        }
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        is_first = false;
+        launch = pieces.next_launch(r)?;
+    }
+}
+
+fn copy_ctas(enqueue: &Enqueue, tiles: u32, threads: u32) -> u32 {
+    let most = enqueue.facts().multiprocessors * (tuning::RESIDENT_THREADS / threads);
+    tiles.div_ceil(threads / 32).min(most)
+}
+
+/// What to copy, tensor by tensor, in the kernels' terms: a layout, and where its rows begin. A tensor whose rows are
+/// strided in three dimensions is several of two.
+struct Pieces<'a> {
+    request: &'a Request<'a>,
+    /// The tensor that `current` is of.
+    n: usize,
+    current: Option<Piece>,
+    log_slots: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Piece {
+    /// Its tensors and tiles are not known yet.
+    layout: RowLayout,
+    ends: Ends,
+    cap: u32,
+    /// Further pieces of the tensor, and how far apart they are.
+    rest: usize,
+    step: [isize; 2],
+}
+
+impl<'a> Pieces<'a> {
+    fn new(request: &'a Request<'a>) -> Result<Pieces<'a>> {
+        let row_bytes = |n| super::row_bytes(&request.pairs.get(n).rows);
+        let bytes = (0..request.pairs.len()).map(row_bytes).sum::<usize>() * request.batch() * request.gamma;
+        let log_slots = if bytes <= tuning::TWO_SLOT_BYTES { 1 } else { 2 };
+        let mut pieces = Pieces { request, n: 0, current: None, log_slots };
+        pieces.find_tensor()?;
+        Ok(pieces)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.current.is_none()
+    }
+
+    /// Takes the pieces that go in one launch: of one capacity, few layouts, and no more tensors than it takes.
+    fn next_launch(&mut self, r: &Request) -> Result<Launch> {
+        let mut launch = Launch::EMPTY;
+        while let Some(piece) = self.current {
+            if !launch.add(&piece) {
+                break;
+            }
+            self.advance()?;
+        }
+        launch.cut(r)?;
+        Ok(launch)
+    }
+
+    fn advance(&mut self) -> Result<()> {
+        match &mut self.current {
+            Some(piece) if piece.rest > 0 => {
+                piece.rest -= 1;
+                piece.ends.src = piece.ends.src.wrapping_offset(piece.step[0]);
+                piece.ends.dst = piece.ends.dst.wrapping_offset(piece.step[1]);
+                Ok(())
+            }
+            _ => {
+                self.n += 1;
+                self.find_tensor()
+            }
+        }
+    }
+
+    /// The first piece of tensor `n`, or of the next that has anything to copy.
+    fn find_tensor(&mut self) -> Result<()> {
+        self.current = None;
+        while self.n < self.request.pairs.len() {
+            let pair = self.request.pairs.get(self.n);
+            if pair.rows.count() > 0 && pair.packed.count() > 0 {
+                self.current = Some(Piece::new(&pair, self.log_slots, self.request)?);
+                return Ok(());
+            }
+            self.n += 1;
+        }
+        Ok(())
+    }
+}
+
+impl Piece {
+    fn new(pair: &Pair, log_slots: u32, r: &Request) -> Result<Piece> {
+        let Pair { rows, packed } = pair;
+        // A row's own dimensions, innermost first: a run of bytes, then those that do not fold into it or each other.
+        let mut run = rows.dtype.bytes() as i64;
+        let mut dims = [(1i64, 0i64, 0i64); 3];
+        let mut used = 0;
+        for d in (2..rows.rank()).rev() {
+            let (n, src, dst) = (rows.dim(d) as i64, stride(rows, d), stride(packed, d - 1));
+            let last = dims[used.max(1) - 1];
+            if n == 1 {
+            } else if used == 0 && src == run && dst == run {
+                run *= n;
+            } else if used > 0 && src == last.0 * last.1 && dst == last.0 * last.2 {
+                dims[used - 1].0 *= n;
+            } else {
+                dims[used] = (n, src, dst);
+                used += 1;
+            }
+        }
+        let [inner, outer, rest] = dims;
+        let (src, dst) = (rows.data.cast_const(), packed.data);
+        let mut log_unit = 4;
+        let steps =
+            [stride(rows, 0), stride(rows, 1), stride(packed, 0), run, inner.1, inner.2, outer.1, outer.2, rest.1];
+        for step in steps.into_iter().chain([rest.2, src as i64, dst as i64]) {
+            log_unit = log_unit.min(step.trailing_zeros());
+        }
+        let units = (run >> log_unit) * inner.0 * outer.0;
+        if units >= 1 << 31 {
+            let text = format!("{}: rows of {units} pieces; CUDA takes fewer than 2^31", rows.name);
+            return Err(Error::unsupported(text));
+        }
+        let log_lanes = log2_ceil(units as u32).min(LOG_LANES);
+        let log_lane_pos = log2_ceil(r.gamma as u32).saturating_sub(log_slots).min(LOG_LANES - log_lanes);
+        let layout = RowLayout {
+            units: units as u32,
+            log_unit,
+            log_lanes,
+            log_lane_pos,
+            log_slots,
+            col_tiles: Divisor::new((units as u32).div_ceil(1 << log_lanes)),
+            seq_tiles: Divisor::new((r.batch() as u32).div_ceil(1 << (LOG_LANES - log_lanes - log_lane_pos))),
+            src_seq: stride(rows, 0),
+            src_pos: stride(rows, 1),
+            src_slot: stride(rows, 1) << log_lane_pos,
+            dst_row: stride(packed, 0),
+            dst_slot: stride(packed, 0) << log_lane_pos,
+            run: Divisor::new((run >> log_unit) as u32),
+            inner: Divisor::new(inner.0 as u32),
+            src_outer: outer.1,
+            src_inner: inner.1,
+            dst_outer: outer.2,
+            dst_inner: inner.2,
+            ..RowLayout::EMPTY
+        };
+        let cap = packed.dim(0).min(r.batch() * r.gamma) as u32;
+        let step = [rest.1 as isize, rest.2 as isize];
+        Ok(Piece { layout, ends: Ends { src, dst }, cap, rest: rest.0 as usize - 1, step })
+    }
+}
+
+/// The tensors of one launch, by their layouts.
+struct Launch {
+    cap: u32,
+    layouts: usize,
+    layout: [RowLayout; MAX_LAYOUTS],
+    /// Tensors of each layout.
+    counts: [u32; MAX_LAYOUTS],
+    tensors: usize,
+    tensor: [(Ends, usize); MAX_TENSORS],
+}
+
+impl Launch {
+    const EMPTY: Launch = Launch {
+        cap: 0,
+        layouts: 0,
+        layout: [RowLayout::EMPTY; MAX_LAYOUTS],
+        counts: [0; MAX_LAYOUTS],
+        tensors: 0,
+        tensor: [(Ends::NONE, 0); MAX_TENSORS],
+    };
+
+    /// False when the piece belongs in another launch.
+    fn add(&mut self, piece: &Piece) -> bool {
+        if self.tensors == MAX_TENSORS || (self.tensors > 0 && piece.cap != self.cap) {
+            return false;
+        }
+        let known = self.layout[..self.layouts].iter().position(|layout| *layout == piece.layout);
+        let at = match known {
+            Some(at) => at,
+            None if self.layouts == MAX_LAYOUTS => return false,
+            None => {
+                self.layout[self.layouts] = piece.layout;
+                self.layouts += 1;
+                self.layouts - 1
+            }
+        };
+        self.cap = piece.cap;
+        self.counts[at] += 1;
+        self.tensor[self.tensors] = (piece.ends, at);
+        self.tensors += 1;
+        true
+    }
+
+    /// Counts the tiles, now that the tensors of each layout are known.
+    fn cut(&mut self, r: &Request) -> Result<()> {
+        for (layout, &tensors) in self.layout[..self.layouts].iter_mut().zip(&self.counts) {
+            layout.tensors = Divisor::new(tensors);
+            let positions = (r.gamma as u64).div_ceil(1 << (layout.log_slots + layout.log_lane_pos));
+            let side = layout.col_tiles.value as u64 * layout.seq_tiles.value as u64 * tensors as u64;
+            layout.tiles = u32::try_from(side.saturating_mul(positions))
+                .ok()
+                .filter(|&tiles| tiles < 1 << 31)
+                .ok_or_else(|| Error::unsupported("rows: 2^31 tiles or more in one call; CUDA takes fewer"))?;
+        }
+        Ok(())
+    }
+
+    fn tiles(&self) -> u32 {
+        self.layout[..self.layouts].iter().fold(0, |sum, layout| sum.saturating_add(layout.tiles))
+    }
+
+    fn params(&self, r: &Request) -> PackParams {
+        let mut tensor = [Ends::NONE; MAX_TENSORS];
+        let mut filled = 0;
+        for at in 0..self.layouts {
+            for (ends, _) in self.tensor[..self.tensors].iter().filter(|(_, layout)| *layout == at) {
+                tensor[filled] = *ends;
+                filled += 1;
+            }
+        }
+        PackParams {
+            batch: r.batch() as u32,
+            gamma: r.gamma as u32,
+            cap: self.cap,
+            layouts: self.layouts as u32,
+            offsets_bytes: r.offsets.dtype.bytes() as u32,
+            accepted: r.accepted.data,
+            accepted_seq: stride(&r.accepted, 0),
+            offsets: r.offsets.data,
+            offsets_seq: stride(&r.offsets, 0),
+            layout: self.layout,
+            tensor,
+        }
+    }
+}
+
+impl Ends {
+    const NONE: Ends = Ends { src: std::ptr::null(), dst: std::ptr::null_mut() };
+}
