@@ -1,6 +1,7 @@
 //! Bad input: each call × each argument × each way in which it can be wrong.
 
 mod calls;
+mod handles;
 #[path = "../support/mod.rs"]
 mod support;
 mod table;
@@ -21,5 +22,16 @@ fn main() {
             Err(Failed::from(format!("{} of {rows} rows failed:\n{}", failures.len(), failures.join("\n"))))
         })
     });
-    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit();
+    let others: [(&str, fn()); 3] = [
+        ("forecast_calls_refuse_what_is_missing", handles::forecast_calls_refuse_what_is_missing),
+        ("calibration_needs_a_place_for_its_result_alone", handles::calibration_needs_a_place_for_its_result_alone),
+        ("structs_of_other_sizes_are_refused", handles::structs_of_other_sizes_are_refused),
+    ];
+    let others = others.into_iter().map(|(name, test)| {
+        Trial::test(name, move || {
+            test();
+            Ok(())
+        })
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.chain(others).collect()).exit();
 }

@@ -12,6 +12,7 @@ macro_rules! cases {
 }
 
 mod attention;
+mod forecast;
 mod index;
 mod keys_to_blocks;
 mod predictor;
@@ -38,6 +39,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: attention::CASES, on_cuda: false },
     Family { cases: predictor::CASES, on_cuda: false },
     Family { cases: predictor::ON_THE_CPU, on_cuda: false },
+    Family { cases: forecast::CASES, on_cuda: false },
     Family { cases: attention::ON_THE_CPU, on_cuda: false },
 ];
 
