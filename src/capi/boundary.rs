@@ -16,6 +16,7 @@ thread_local! {
 }
 
 /// Runs the body of one C function.
+#[inline]
 pub fn boundary(body: impl FnOnce() -> Result<()>) -> vwd_status {
     install_quiet_hook();
     let outer = INSIDE.replace(true);
@@ -81,6 +82,7 @@ pub unsafe trait Versioned: Copy {
 ///
 /// # Safety
 /// `source` is NULL or points to at least `struct_size` readable bytes.
+#[inline]
 pub unsafe fn versioned<T: Versioned>(source: *const T, name: &str) -> Result<T> {
     if source.is_null() {
         return Err(Error::argument(name, "NULL", "a pointer to its struct"));
@@ -109,10 +111,14 @@ pub unsafe fn versioned<T: Versioned>(source: *const T, name: &str) -> Result<T>
             return Err(Error::argument(name, found, format!("{full} bytes, or zeros after them")));
         }
     }
-    // SAFETY: T accepts all-zero bytes, and min(size, full) bytes are readable from source.
+    if size >= full {
+        // SAFETY: that many bytes are readable.
+        return Ok(unsafe { source.read() });
+    }
+    // SAFETY: T accepts all-zero bytes, and size bytes are readable from source.
     unsafe {
         let mut value: T = std::mem::zeroed();
-        std::ptr::copy_nonoverlapping(source.cast::<u8>(), (&raw mut value).cast::<u8>(), size.min(full));
+        std::ptr::copy_nonoverlapping(source.cast::<u8>(), (&raw mut value).cast::<u8>(), size);
         Ok(value)
     }
 }

@@ -21,9 +21,8 @@ pub fn reject(outputs: &[Option<&Tensor>], inputs: &[Option<&Tensor>]) -> Result
 /// neighbours are compared. `ranges` is room for one entry a tensor.
 pub fn reject_many(outputs: usize, tensor: impl Fn(usize) -> Tensor, ranges: &mut [Range]) -> Result<()> {
     for (index, range) in ranges.iter_mut().enumerate() {
-        let t = tensor(index);
-        let (low, high) = t.byte_extent().expect("checked with the tensor");
-        *range = Range { start: t.data as i64 + low, end: t.data as i64 + high, index: index as u32 };
+        let (start, end) = byte_range(&tensor(index));
+        *range = Range { start, end, index: index as u32 };
     }
     ranges.sort_unstable();
     for (i, one) in ranges.iter().enumerate() {
@@ -49,10 +48,17 @@ fn collision(out: &Tensor, other: &Tensor) -> Error {
     Error::argument(&out.name.to_string(), format!("overlaps {}", other.name), "memory of its own")
 }
 
+/// Address of the first byte and past the last.
+fn byte_range(t: &Tensor) -> (i64, i64) {
+    let (low, high) = t.byte_extent().expect("checked with the tensor");
+    (t.data as i64 + low, t.data as i64 + high)
+}
+
 /// True unless the two views provably share no byte. Exact for views whose outer strides agree, such as slices of one
 /// interleaved buffer; conservative (byte ranges) otherwise.
 fn overlaps(a: &Tensor, b: &Tensor) -> bool {
-    if a.count() == 0 || b.count() == 0 {
+    let ((a_start, a_end), (b_start, b_end)) = (byte_range(a), byte_range(b));
+    if a_end <= b_start || b_end <= a_start || a.count() == 0 || b.count() == 0 {
         return false;
     }
     let (a, b) = (Span::of(a), Span::of(b));

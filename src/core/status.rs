@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Deref;
 
 /// The non-zero values of `vwd_status`. Values are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +19,12 @@ pub enum Code {
     Internal = 8,
 }
 
+/// Boxed, so that a `Result` is no larger than what it holds: calls that succeed pass many of them along.
 #[derive(Clone, Debug)]
-pub struct Error {
+pub struct Error(Box<Failure>);
+
+#[derive(Clone, Debug)]
+pub struct Failure {
     pub code: Code,
     pub message: Cow<'static, str>,
 }
@@ -28,7 +33,12 @@ pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
     pub fn new(code: Code, message: impl Into<Cow<'static, str>>) -> Self {
-        Error { code, message: message.into() }
+        Error(Box::new(Failure { code, message: message.into() }))
+    }
+
+    pub fn with_code(mut self, code: Code) -> Self {
+        self.0.code = code;
+        self
     }
 
     /// `name: found; expected …`, the form of every argument error.
@@ -42,6 +52,13 @@ impl Error {
 
     pub fn out_of_memory(bytes: usize, purpose: &str) -> Self {
         Error::new(Code::OutOfMemory, format!("out of host memory: {bytes} bytes for {purpose}"))
+    }
+}
+
+impl Deref for Error {
+    type Target = Failure;
+    fn deref(&self) -> &Failure {
+        &self.0
     }
 }
 

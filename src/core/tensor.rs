@@ -95,6 +95,7 @@ pub struct Checks {
 
 impl Checks {
     /// A tensor that must be given. `data` may be NULL only when the tensor has no elements.
+    #[inline]
     pub fn required(&self, name: impl Into<Name>, t: &vwd_tensor) -> Result<Tensor> {
         let name = name.into();
         let missing = || Err(Error::argument(&name.to_string(), "data is NULL", "a tensor"));
@@ -109,6 +110,7 @@ impl Checks {
     }
 
     /// A tensor that is absent when its `data` is NULL.
+    #[inline]
     pub fn optional(&self, name: impl Into<Name>, t: &vwd_tensor) -> Result<Option<Tensor>> {
         if t.data.is_null() { Ok(None) } else { self.required(name, t).map(Some) }
     }
@@ -128,9 +130,9 @@ impl Tensor {
         if t.shape[..rank].iter().any(|&n| n < 0) {
             return fail(format!("shape {:?}", &t.shape[..rank]), "no negative extent");
         }
-        let mut view = Tensor { name, data: t.data.cast(), dtype, rank, shape: [1; MAX_RANK], strides: [0; MAX_RANK] };
-        view.shape[..rank].copy_from_slice(&t.shape[..rank]);
-        view.strides[..rank].copy_from_slice(&t.strides[..rank]);
+        let shape = std::array::from_fn(|d| if d < rank { t.shape[d] } else { 1 });
+        let strides = std::array::from_fn(|d| if d < rank { t.strides[d] } else { 0 });
+        let view = Tensor { name, data: t.data.cast(), dtype, rank, shape, strides };
         if view.byte_extent().is_none() {
             let found = format!("shape {:?} with strides {:?}", view.shape(), view.strides());
             return fail(found, "byte offsets within 63 bits");
@@ -214,46 +216,59 @@ impl Tensor {
 
     // --- checks: each returns the view, so that they chain -------------------------------------------------------
 
+    #[inline]
     pub fn of(self, dtype: DType) -> Result<Tensor> {
         self.of_any(&[dtype])
     }
 
+    #[inline]
     pub fn of_any(self, allowed: &[DType]) -> Result<Tensor> {
-        if allowed.contains(&self.dtype) {
-            return Ok(self);
-        }
-        let names: Vec<String> = allowed.iter().map(DType::to_string).collect();
-        Err(Error::argument(&self.name.to_string(), format!("dtype {}", self.dtype), names.join(" or ")))
+        if allowed.contains(&self.dtype) { Ok(self) } else { Err(self.wrong_dtype(allowed)) }
     }
 
+    #[inline]
     pub fn of_rank(self, rank: usize) -> Result<Tensor> {
-        if self.rank == rank {
-            return Ok(self);
-        }
-        Err(Error::argument(
-            &self.name.to_string(),
-            format!("rank {} (shape {:?})", self.rank, self.shape()),
-            format!("rank {rank}"),
-        ))
+        if self.rank == rank { Ok(self) } else { Err(self.wrong_rank(rank)) }
     }
 
     /// The exact shape, each extent with the symbol that the contract gives it: `&[("B", 4), ("γ+1", 9)]`.
+    #[inline]
     pub fn of_shape(self, expected: &[(&str, usize)]) -> Result<Tensor> {
-        if self.rank == expected.len() && expected.iter().zip(self.shape()).all(|(e, &n)| e.1 as i64 == n) {
-            return Ok(self);
-        }
-        let want: Vec<String> = expected.iter().map(|(s, n)| format!("{s}={n}")).collect();
-        let found = format!("shape {:?}", self.shape());
-        Err(Error::argument(&self.name.to_string(), found, format!("[{}]", want.join(", "))))
+        let same = self.rank == expected.len() && expected.iter().zip(self.shape()).all(|(e, &n)| e.1 as i64 == n);
+        if same { Ok(self) } else { Err(self.wrong_shape(expected)) }
     }
 
     /// For a tensor the op writes: no element may share bytes with another.
+    #[inline]
     pub fn writable(self) -> Result<Tensor> {
-        if overlap::is_injective(&self) {
-            return Ok(self);
-        }
+        if overlap::is_injective(&self) { Ok(self) } else { Err(self.overlapping()) }
+    }
+
+    // What the checks say when they fail, out of the way of those that pass.
+
+    #[cold]
+    fn wrong_dtype(&self, allowed: &[DType]) -> Error {
+        let names: Vec<String> = allowed.iter().map(DType::to_string).collect();
+        Error::argument(&self.name.to_string(), format!("dtype {}", self.dtype), names.join(" or "))
+    }
+
+    #[cold]
+    fn wrong_rank(&self, rank: usize) -> Error {
+        let found = format!("rank {} (shape {:?})", self.rank, self.shape());
+        Error::argument(&self.name.to_string(), found, format!("rank {rank}"))
+    }
+
+    #[cold]
+    fn wrong_shape(&self, expected: &[(&str, usize)]) -> Error {
+        let want: Vec<String> = expected.iter().map(|(s, n)| format!("{s}={n}")).collect();
+        let found = format!("shape {:?}", self.shape());
+        Error::argument(&self.name.to_string(), found, format!("[{}]", want.join(", ")))
+    }
+
+    #[cold]
+    fn overlapping(&self) -> Error {
         let found = format!("shape {:?} with strides {:?} overlaps itself", self.shape(), self.strides());
-        Err(Error::argument(&self.name.to_string(), found, "an output whose elements are distinct"))
+        Error::argument(&self.name.to_string(), found, "an output whose elements are distinct")
     }
 
     // --- access --------------------------------------------------------------------------------------------------

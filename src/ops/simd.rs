@@ -156,19 +156,19 @@ pub unsafe fn dot_four<L: Lanes, T: Row>(rows: &[*const T], queries: &[f32], sco
     // Two rows at a time: 8 sums, 2 rows and a query fit in 16 registers, and each row is converted once.
     for (pair, scores) in rows.chunks(2).zip(scores.chunks_mut(2)) {
         let (first, second) = (pair[0], pair[pair.len() - 1]);
-        let mut sums = [[L::splat(0.0); 4]; 2];
+        let (mut first_sums, mut second_sums) = ([L::splat(0.0); 4], [L::splat(0.0); 4]);
         for d in (0..dim).step_by(LANES) {
             // SAFETY: forwarded to the caller.
             unsafe {
                 let (a, b) = (T::load::<L>(first.add(d)), T::load::<L>(second.add(d)));
-                for j in 0..4 {
+                for (j, (of_first, of_second)) in first_sums.iter_mut().zip(&mut second_sums).enumerate() {
                     let q = L::load(queries.as_ptr().add(j * dim + d));
-                    sums[0][j] = a.mul_add(q, sums[0][j]);
-                    sums[1][j] = b.mul_add(q, sums[1][j]);
+                    *of_first = a.mul_add(q, *of_first);
+                    *of_second = b.mul_add(q, *of_second);
                 }
             }
         }
-        for (score, sums) in scores.iter_mut().zip(sums) {
+        for (score, sums) in scores.iter_mut().zip([first_sums, second_sums]) {
             *score = L::sums(sums);
         }
     }

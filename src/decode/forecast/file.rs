@@ -121,7 +121,7 @@ pub fn load(path: &str) -> Result<(Shape, f32, Maps)> {
     for layer in 0..shape.layers {
         let map = load_map(&file, layer, &shape).map_err(|error| match error.code {
             Code::OutOfMemory => error,
-            _ => io(path, error.message),
+            _ => io(path, error),
         })?;
         used += if map.rank() == 0 { 1 } else { 2 };
         maps.push(Some(Arc::new(map)));

@@ -33,6 +33,7 @@ pub struct Request {
 }
 
 impl Request {
+    #[inline]
     pub fn from_c(session: &Session, c: &vwd_verify_args) -> Result<Request> {
         require_no_flags("flags", c.flags)?;
         let request = Request::unchecked_overlap(&session.checks(), c)?;
@@ -41,6 +42,7 @@ impl Request {
     }
 
     /// All checks but those between tensors, which the caller makes over more of them.
+    #[inline]
     pub fn unchecked_overlap(checks: &Checks, c: &vwd_verify_args) -> Result<Request> {
         let draft = checks.required("draft", &c.draft)?.of_any(DType::TOKENS)?.of_rank(2)?;
         let (batch, gamma) = (draft.dim(0), draft.dim(1));

@@ -15,7 +15,7 @@ pub fn open() -> Result<()> {
             return Err(Error::new(Code::Unavailable, text));
         }
         // SAFETY: the library is present.
-        check(unsafe { sys::cuInit(0) }, "cuInit").map_err(|e| Error::new(Code::Unavailable, e.message))
+        check(unsafe { sys::cuInit(0) }, "cuInit").map_err(|e| e.with_code(Code::Unavailable))
     })?;
     Ok(())
 }
