@@ -476,6 +476,7 @@ mod tests {
             let mut scores = vec![[0.0; 4]; self.0.len()];
             // SAFETY: the test below gives rows of dim elements.
             unsafe { dot_four::<L, T>(self.0, self.1, &mut scores) };
+            // SAFETY: as above.
             let single = |t: usize, j: usize| unsafe { dot::<L, T>(self.0[t], &self.1[j * dim..(j + 1) * dim]) };
             (0..scores.len()).all(|t| (0..4).all(|j| scores[t][j].to_bits() == single(t, j).to_bits()))
         }
