@@ -126,6 +126,8 @@ pub struct BlocksRequest {
     pub selected: BlockList,
     /// [B, Hk, max_blocks]
     pub scores: Option<Tensor>,
+    /// usize::MAX without scores.
+    max_blocks: usize,
 }
 
 impl BlocksRequest {
@@ -181,7 +183,8 @@ impl BlocksRequest {
             }
             None => None,
         };
-        let request = BlocksRequest { queries, method, quota, selected, scores };
+        let max_blocks = scores.map_or(usize::MAX, |t| t.dim(2));
+        let request = BlocksRequest { queries, method, quota, selected, scores, max_blocks };
         reject_overlaps(&queries, &quota, candidates.as_ref(), &selected, scores.as_ref())?;
         Ok(request)
     }
@@ -193,7 +196,7 @@ impl BlocksRequest {
     pub unsafe fn blocks(&self, i: usize) -> usize {
         // SAFETY: forwarded to the caller.
         let n = unsafe { self.queries.len(i) }.div_ceil(self.queries.block_size);
-        n.min(self.scores.map_or(usize::MAX, |scores| scores.dim(2)))
+        n.min(self.max_blocks)
     }
 }
 
