@@ -11,9 +11,11 @@
 PREFIX ?= /usr/local
 BUILD := build
 VENV := .cache/venv
+JOBS := $(shell nproc)
+MAKEFLAGS += --no-print-directory
 
 .PHONY: all setup demo test lint test-rust test-c test-go test-python test-kernels bench install header kernels gpu-bundle \
-  library clean
+  library configure clean
 
 all:
 	cargo build --release --lib --locked
@@ -21,8 +23,8 @@ all:
 setup:
 	@.ci/setup
 
-demo: $(BUILD)/Makefile
-	cmake --build $(BUILD) --parallel --target vanward-engine
+demo: configure
+	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine
 	examples/engine/demo.sh $(BUILD)/examples/engine/vanward-engine
 
 # --- tests: each target runs alone, too ----------------------------------------------------------------------------------
@@ -41,8 +43,8 @@ test-rust:
 test-kernels:
 	python3 kernels/build.py --check-ptxas
 
-test-c: $(BUILD)/Makefile
-	cmake --build $(BUILD) --parallel
+test-c: configure
+	cmake --build $(BUILD) --parallel $(JOBS)
 	ctest --test-dir $(BUILD) --output-on-failure
 
 # A small heap and checks of every pointer that crosses, so that the collector runs while calls do. Go does not see that
@@ -63,11 +65,11 @@ $(VENV)/ready:
 	touch $@
 
 # The library where the bindings look for it: build/lib.
-library: $(BUILD)/Makefile
+library: configure
 	cmake --build $(BUILD) --target vanward_library
 
-$(BUILD)/Makefile:
-	cmake -S . -B $(BUILD) -G "Unix Makefiles" -DCMAKE_BUILD_TYPE=Release
+configure:
+	@cmake -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release
 
 # --- the rest ------------------------------------------------------------------------------------------------------------
 
