@@ -24,13 +24,16 @@ pub fn check_status(status: vwd_status) {
 pub struct Device {
     pub stream: CUstream,
     empty: CUfunction,
+    /// Takes as many bytes of parameters as the largest of the library's kernels.
+    empty_large: CUfunction,
     /// Larger than any L2 cache: writing it evicts everything else.
     flush: CUdeviceptr,
 }
 
 const FLUSH_BYTES: usize = 256 << 20;
-const EMPTY_PTX: &CStr = c".version 7.0\n.target sm_80\n.address_size 64\n\
-    .visible .entry empty(.param .align 8 .b8 params[256])\n{\n ret;\n}\n";
+const EMPTY_PTX: &CStr = c".version 8.1\n.target sm_80\n.address_size 64\n\
+    .visible .entry empty(.param .align 8 .b8 params[256])\n{\n ret;\n}\n\
+    .visible .entry empty_large(.param .align 8 .b8 params[6144])\n{\n ret;\n}\n";
 
 impl Device {
     /// `None` without a driver or device.
@@ -46,13 +49,14 @@ impl Device {
             }
             check(sys::cuDevicePrimaryCtxRetain(&mut context, device));
             check(sys::cuCtxSetCurrent(context));
-            let (mut stream, mut module, mut empty, mut flush) =
-                (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut(), 0);
+            let (mut stream, mut module, mut flush) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+            let [mut empty, mut empty_large] = [std::ptr::null_mut(); 2];
             check(sys::cuStreamCreate(&mut stream, sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32));
             check(sys::cuModuleLoadData(&mut module, EMPTY_PTX.as_ptr().cast()));
             check(sys::cuModuleGetFunction(&mut empty, module, c"empty".as_ptr()));
+            check(sys::cuModuleGetFunction(&mut empty_large, module, c"empty_large".as_ptr()));
             check(sys::cuMemAlloc_v2(&mut flush, FLUSH_BYTES));
-            Some(Device { stream, empty, flush })
+            Some(Device { stream, empty, empty_large, flush })
         }
     }
 
@@ -83,13 +87,20 @@ impl Device {
 
     /// A launch with nothing in it: the floor of every call.
     pub fn launch_empty(&self) {
-        let params = [0u64; 32];
+        self.launch(self.empty);
+    }
+
+    /// The same with six kilobytes of parameters.
+    pub fn launch_empty_large(&self) {
+        self.launch(self.empty_large);
+    }
+
+    fn launch(&self, kernel: CUfunction) {
+        let params = [0u64; 768];
         let mut pointers = [params.as_ptr().cast_mut().cast::<c_void>()];
         let none = std::ptr::null_mut();
-        // SAFETY: the kernel takes 256 bytes of parameters.
-        unsafe {
-            check(sys::cuLaunchKernel(self.empty, 1, 1, 1, 32, 1, 1, 0, self.stream, pointers.as_mut_ptr(), none))
-        };
+        // SAFETY: both kernels take at most that many bytes of parameters.
+        unsafe { check(sys::cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, self.stream, pointers.as_mut_ptr(), none)) };
     }
 
     /// A device-to-device copy by the driver.
@@ -108,24 +119,31 @@ impl Device {
         unsafe { check(sys::cuMemsetD8Async(self.flush, 1, FLUSH_BYTES, self.stream)) };
     }
 
-    /// Median microseconds of one call between two events, the host's own time in it. Call `i` uses data set `i`, which
-    /// no cache holds: the cache is evicted before, and `i` runs through every set once.
-    pub fn event_time(&self, sets: usize, call: impl Fn(usize)) -> f64 {
+    /// Median microseconds of one call between two events, the host's own time in it, for several calls that take turns,
+    /// so that the clocks' moods hit all alike. Every call has a data set of its own, which no cache holds: the cache is
+    /// evicted before, and sets follow each other until all were used.
+    pub fn event_times<const N: usize>(&self, sets: usize, calls: [&dyn Fn(usize); N]) -> [f64; N] {
         const WARM_UP: usize = 20;
-        let timed = sets.clamp(60, 300);
-        let events: Vec<[CUevent; 2]> = (0..timed).map(|_| [new_event(), new_event()]).collect();
-        (0..WARM_UP).for_each(|i| call(sets - 1 - i % sets));
+        let timed = (sets / N).clamp(40, 300);
+        let events: Vec<[[CUevent; 2]; N]> = (0..timed).map(|_| [(); N].map(|()| [new_event(), new_event()])).collect();
+        (0..WARM_UP).for_each(|i| calls.iter().for_each(|call| call(sets - 1 - i % sets)));
         self.evict_cache();
         self.synchronize();
-        for (i, [begin, end]) in events.iter().enumerate() {
-            // SAFETY: events and stream live.
-            unsafe { check(sys::cuEventRecord(*begin, self.stream)) };
-            call(i % sets);
-            // SAFETY: as above.
-            unsafe { check(sys::cuEventRecord(*end, self.stream)) };
+        for (i, turn) in events.iter().enumerate() {
+            for (c, ([begin, end], call)) in turn.iter().zip(calls).enumerate() {
+                // SAFETY: events and stream live.
+                unsafe { check(sys::cuEventRecord(*begin, self.stream)) };
+                call((i * N + c) % sets);
+                // SAFETY: as above.
+                unsafe { check(sys::cuEventRecord(*end, self.stream)) };
+            }
         }
         self.synchronize();
-        median(events.into_iter().map(elapsed).collect())
+        let mut times = [(); N].map(|()| Vec::new());
+        for turn in events {
+            times.iter_mut().zip(turn).for_each(|(times, pair)| times.push(elapsed(pair)));
+        }
+        times.map(median)
     }
 
     /// Median microseconds of one call of several in a graph: GPU time. The cache is evicted before each replay.

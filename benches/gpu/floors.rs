@@ -128,16 +128,19 @@ impl Bench {
         println!("\nhost time of one call, nanoseconds");
         let tokens = Tokens::new(&self.device, 1, 32, 8, 0.6);
         let bare = self.device.host_time(|| self.device.launch_empty());
+        let bare_large = self.device.host_time(|| self.device.launch_empty_large());
         let verify = self.device.host_time(|| self.call_verify(tokens.tensors(0)));
-        println!("  bare cuLaunchKernel {bare:.0} · vwd_verify {verify:.0} · difference {:.0}", verify - bare);
-        for layers in [1, 32] {
-            let rows = Rotating::new(&self.device, 1, 32, 8, 128, 2 * layers);
-            let pack = self.device.host_time(|| self.call_verify_pack(&tokens, &rows, 0));
-            println!("  vwd_verify_pack of {} tensors {pack:.0} · difference {:.0}", 2 * layers, pack - bare);
+        println!("  bare cuLaunchKernel, 256 B of parameters {bare:.0} · 6 KB {bare_large:.0}");
+        println!("  vwd_verify {verify:.0}");
+        self.rows.put(serde_json::json!({"what": "host_ns", "bare": bare, "bare_6k": bare_large, "verify": verify}));
+        for tensors in [1, 2, 64] {
+            let rows = Rotating::new(&self.device, 1, 32, 8, 128, tensors);
+            let pack = self.device.host_time(|| self.call_pack(&tokens, &rows, 0));
+            let both = self.device.host_time(|| self.call_verify_pack(&tokens, &rows, 0));
+            println!("  {tensors} tensors: vwd_pack {pack:.0} · vwd_verify_pack {both:.0}");
             self.rows
-                .put(serde_json::json!({"what": "host_ns", "tensors": 2 * layers, "bare": bare, "verify_pack": pack}));
+                .put(serde_json::json!({"what": "host_ns", "tensors": tensors, "pack": pack, "verify_pack": both}));
         }
-        self.rows.put(serde_json::json!({"what": "host_ns", "bare": bare, "verify": verify}));
     }
 
     fn verify(&self) {
@@ -145,10 +148,11 @@ impl Bench {
         for batch in [1, 4, 16, 32, 128, 256, 512, 1024] {
             for gamma in [8, 64, 128] {
                 for alpha in ALPHAS {
-                    const SETS: usize = 300;
+                    const SETS: usize = 400;
                     let tokens = Tokens::new(&self.device, SETS, batch, gamma, alpha);
-                    let empty = self.device.event_time(SETS, |_| self.device.launch_empty());
-                    let event = self.device.event_time(SETS, |i| self.call_verify(tokens.tensors(i)));
+                    let [empty, event] = self
+                        .device
+                        .event_times(SETS, [&|_| self.device.launch_empty(), &|i| self.call_verify(tokens.tensors(i))]);
                     let graph = self.device.graph_time(SETS, |i| self.call_verify(tokens.tensors(i)));
                     let ratio = event / empty;
                     println!(
@@ -211,7 +215,7 @@ impl Bench {
 
     fn verify_pack_at(&self, batch: usize, gamma: usize, dim: usize, alpha: f64) {
         let set_bytes = batch * gamma * dim * 2;
-        let sets = ((512 << 20) / set_bytes).clamp(3, 300);
+        let sets = ((512 << 20) / set_bytes).clamp(3, 400);
         let device = &self.device;
         let tokens = Tokens::new(device, sets, batch, gamma, alpha);
         let rows = Rotating::new(device, sets, batch, gamma, dim, 1);
@@ -221,9 +225,8 @@ impl Bench {
         };
         let copy = |i: usize| rows.copy(device, i, tokens.totals[i] * dim * 2);
         let one = |i| self.call_verify_pack(&tokens, &rows, i);
-        let empty = device.event_time(sets, |_| device.launch_empty());
-        let [event, event2, event_copy] =
-            [device.event_time(sets, one), device.event_time(sets, two_steps), device.event_time(sets, copy)];
+        let [empty, event, event2, event_copy] =
+            device.event_times(sets, [&|_| device.launch_empty(), &one, &two_steps, &copy]);
         let [graph, graph2, graph_copy] =
             [device.graph_time(sets, one), device.graph_time(sets, two_steps), device.graph_time(sets, copy)];
         let megabytes = (tokens.totals[0] * dim * 2) as f64 / 1e6;

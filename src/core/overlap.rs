@@ -17,18 +17,14 @@ pub fn reject(outputs: &[Option<&Tensor>], inputs: &[Option<&Tensor>]) -> Result
     Ok(())
 }
 
-/// `reject` for many tensors, of which those below `outputs` are outputs: sorts their byte ranges, so that only
-/// neighbours are compared. `ranges` is room for one entry a tensor.
-pub fn reject_many(outputs: usize, tensor: impl Fn(usize) -> Tensor, ranges: &mut [Range]) -> Result<()> {
-    for (index, range) in ranges.iter_mut().enumerate() {
-        let (start, end) = byte_range(&tensor(index));
-        *range = Range { start, end, index: index as u32 };
-    }
+/// `reject` for many tensors, of which those numbered below `outputs` are outputs: sorts their byte ranges, so that only
+/// neighbours are compared.
+pub fn reject_many(outputs: usize, ranges: &mut [Range], tensor: impl Fn(usize) -> Tensor) -> Result<()> {
     ranges.sort_unstable();
     for (i, one) in ranges.iter().enumerate() {
         for other in ranges[i + 1..].iter().take_while(|other| other.start < one.end) {
             let (first, second) = (one.index.min(other.index) as usize, one.index.max(other.index) as usize);
-            if first < outputs && overlaps(&tensor(first), &tensor(second)) {
+            if first < outputs && other.start < other.end && share_bytes(&tensor(first), &tensor(second)) {
                 return Err(collision(&tensor(first), &tensor(second)));
             }
         }
@@ -36,7 +32,7 @@ pub fn reject_many(outputs: usize, tensor: impl Fn(usize) -> Tensor, ranges: &mu
     Ok(())
 }
 
-/// The bytes from the first to the last of one tensor.
+/// The bytes from the first to the last of one tensor, and the tensor's number.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Range {
     start: i64,
@@ -44,23 +40,29 @@ pub struct Range {
     index: u32,
 }
 
-fn collision(out: &Tensor, other: &Tensor) -> Error {
-    Error::argument(&out.name.to_string(), format!("overlaps {}", other.name), "memory of its own")
+impl Range {
+    pub fn of(t: &Tensor, index: usize) -> Range {
+        let (start, end) = t.bytes();
+        Range { start, end, index: index as u32 }
+    }
 }
 
-/// Address of the first byte and past the last.
-fn byte_range(t: &Tensor) -> (i64, i64) {
-    let (low, high) = t.byte_extent().expect("checked with the tensor");
-    (t.data as i64 + low, t.data as i64 + high)
+fn collision(out: &Tensor, other: &Tensor) -> Error {
+    Error::argument(&out.name.to_string(), format!("overlaps {}", other.name), "memory of its own")
 }
 
 /// True unless the two views provably share no byte. Exact for views whose outer strides agree, such as slices of one
 /// interleaved buffer; conservative (byte ranges) otherwise.
 fn overlaps(a: &Tensor, b: &Tensor) -> bool {
-    let ((a_start, a_end), (b_start, b_end)) = (byte_range(a), byte_range(b));
-    if a_end <= b_start || b_end <= a_start || a.count() == 0 || b.count() == 0 {
+    let ((a_start, a_end), (b_start, b_end)) = (a.bytes(), b.bytes());
+    if a_end <= b_start || b_end <= a_start || a_start == a_end || b_start == b_end {
         return false;
     }
+    share_bytes(a, b)
+}
+
+/// `overlaps` for views whose byte ranges do.
+fn share_bytes(a: &Tensor, b: &Tensor) -> bool {
     let (a, b) = (Span::of(a), Span::of(b));
     meet(&a, a.start, &b, b.start, 0)
 }
@@ -116,7 +118,7 @@ fn meet(a: &Span, at_a: i64, b: &Span, at_b: i64, level: usize) -> bool {
 
 /// True when distinct indices address distinct bytes: each stride clears everything the smaller strides reach.
 pub fn is_injective(t: &Tensor) -> bool {
-    if t.count() == 0 {
+    if t.count() == 0 || is_packed(t) {
         return true;
     }
     let mut dims = [(0i64, 1i64); MAX_RANK];
@@ -131,5 +133,15 @@ pub fn is_injective(t: &Tensor) -> bool {
         let clear = stride > reach;
         reach += stride * (n - 1);
         clear
+    })
+}
+
+/// Row major without gaps, as most are.
+fn is_packed(t: &Tensor) -> bool {
+    let mut stride = 1;
+    t.shape().iter().zip(t.strides()).rev().all(|(&n, &s)| {
+        let packed = s == stride;
+        stride *= n;
+        packed
     })
 }

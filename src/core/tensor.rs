@@ -51,6 +51,8 @@ pub struct Tensor {
     rank: usize,
     shape: [i64; MAX_RANK],
     strides: [i64; MAX_RANK],
+    /// Lowest and one-past-highest byte offset of any element from `data`.
+    extent: (i64, i64),
 }
 
 // SAFETY: a view is an address and numbers. The C contract makes the caller keep the memory alive and unshared while an
@@ -117,6 +119,15 @@ impl Checks {
 }
 
 impl Tensor {
+    /// A view of what was checked before; its extent is left out.
+    #[inline]
+    pub fn trusted(name: Name, t: &vwd_tensor) -> Tensor {
+        let (dtype, rank) = (DType { code: t.dtype_code, bits: t.dtype_bits }, t.ndim as usize);
+        let shape = std::array::from_fn(|d| if d < rank { t.shape[d] } else { 1 });
+        let strides = std::array::from_fn(|d| if d < rank { t.strides[d] } else { 0 });
+        Tensor { name, data: t.data.cast(), dtype, rank, shape, strides, extent: (0, 0) }
+    }
+
     fn new(name: Name, t: &vwd_tensor, device: Device) -> Result<Tensor> {
         let fail = |found: String, expected: &str| Err(Error::argument(&name.to_string(), found, expected));
         if t.ndim < 0 || t.ndim as usize > MAX_RANK {
@@ -126,16 +137,16 @@ impl Tensor {
         if t.lanes > 1 || t.dtype_bits == 0 || !t.dtype_bits.is_multiple_of(8) {
             return fail(format!("{} bits, {} lanes", t.dtype_bits, t.lanes), "whole bytes and one lane");
         }
-        let dtype = DType { code: t.dtype_code, bits: t.dtype_bits };
         if t.shape[..rank].iter().any(|&n| n < 0) {
             return fail(format!("shape {:?}", &t.shape[..rank]), "no negative extent");
         }
-        let shape = std::array::from_fn(|d| if d < rank { t.shape[d] } else { 1 });
-        let strides = std::array::from_fn(|d| if d < rank { t.strides[d] } else { 0 });
-        let view = Tensor { name, data: t.data.cast(), dtype, rank, shape, strides };
-        if view.byte_extent().is_none() {
-            let found = format!("shape {:?} with strides {:?}", view.shape(), view.strides());
-            return fail(found, "byte offsets within 63 bits");
+        let mut view = Tensor::trusted(name, t);
+        match view.find_extent() {
+            Some(extent) => view.extent = extent,
+            None => {
+                let found = format!("shape {:?} with strides {:?}", view.shape(), view.strides());
+                return fail(found, "byte offsets within 63 bits");
+            }
         }
         if t.data.is_null() {
             return Ok(view);
@@ -145,7 +156,7 @@ impl Tensor {
             return fail(found, &device.to_string());
         }
         // As C aligns it: to the largest power of two in the size (1 for three bytes), at most 8.
-        if !(t.data as usize).is_multiple_of(1 << dtype.bytes().trailing_zeros().min(3)) {
+        if !(t.data as usize).is_multiple_of(1 << view.dtype.bytes().trailing_zeros().min(3)) {
             return fail(format!("data {:p} is misaligned", t.data), "alignment to the element size");
         }
         Ok(view)
@@ -153,14 +164,14 @@ impl Tensor {
 
     /// A view of the library's own memory, packed, in C order.
     pub fn contiguous(name: &'static str, data: *mut u8, dtype: DType, shape: &[usize]) -> Tensor {
-        let mut view =
-            Tensor { name: name.into(), data, dtype, rank: shape.len(), shape: [1; MAX_RANK], strides: [0; MAX_RANK] };
+        let (mut extents, mut strides) = ([1; MAX_RANK], [0; MAX_RANK]);
         let mut stride = 1;
         for (d, &n) in shape.iter().enumerate().rev() {
-            (view.shape[d], view.strides[d]) = (n as i64, stride);
+            (extents[d], strides[d]) = (n as i64, stride);
             stride *= n as i64;
         }
-        view
+        let extent = (0, stride * dtype.bytes() as i64);
+        Tensor { name: name.into(), data, dtype, rank: shape.len(), shape: extents, strides, extent }
     }
 
     pub fn rank(&self) -> usize {
@@ -189,27 +200,29 @@ impl Tensor {
         self.shape().iter().map(|&n| n as usize).product()
     }
 
-    /// Lowest and one-past-highest byte offset of any element from `data`; `None` when they do not fit.
-    pub fn byte_extent(&self) -> Option<(i64, i64)> {
+    /// Addresses of the first byte and of the one past the last; equal without elements.
+    pub fn bytes(&self) -> (i64, i64) {
+        (self.data as i64 + self.extent.0, self.data as i64 + self.extent.1)
+    }
+
+    /// `None` where offsets do not fit.
+    fn find_extent(&self) -> Option<(i64, i64)> {
         let mut count: i64 = 1;
-        for &n in self.shape() {
-            count = count.checked_mul(n)?;
-        }
-        count.checked_mul(self.dtype.bytes() as i64)?;
-        if count == 0 {
-            return Some((0, 0));
-        }
         let (mut low, mut high) = (0i64, 0i64);
         for (&n, &s) in self.shape().iter().zip(self.strides()) {
-            let reach = (n - 1).checked_mul(s)?;
+            count = count.checked_mul(n)?;
+            let reach = n.saturating_sub(1).checked_mul(s)?;
             if reach < 0 { low = low.checked_add(reach)? } else { high = high.checked_add(reach)? }
         }
         let size = self.dtype.bytes() as i64;
-        let end = high.checked_add(1)?.checked_mul(size)?;
-        // An address plus any offset must not wrap either.
+        count.checked_mul(size)?;
+        if count == 0 {
+            return Some((0, 0));
+        }
+        let (low, end) = (low.checked_mul(size)?, high.checked_add(1)?.checked_mul(size)?);
+        // An address plus any offset must not wrap either, and the distance downwards has to exist.
         (self.data as i64).checked_add(end)?;
-        let low = low.checked_mul(size)?;
-        // The distance downwards has to exist, too.
+        (self.data as i64).checked_add(low)?;
         low.checked_neg()?;
         Some((low, end))
     }

@@ -7,6 +7,7 @@ use crate::core::status::{Error, Result};
 use crate::ops::verify;
 use crate::ops::verify::cuda::{Params as VerifyParams, log2_ceil, stride};
 use crate::runtime::cuda::Enqueue;
+use std::mem::MaybeUninit;
 
 const MAX_TENSORS: usize = 256;
 const MAX_LAYOUTS: usize = 8;
@@ -117,7 +118,8 @@ struct PackParams {
     offsets: *mut u8,
     offsets_seq: i64,
     layout: [RowLayout; MAX_LAYOUTS],
-    tensor: [Ends; MAX_TENSORS],
+    /// Those of layout 0, then those of layout 1, …; the kernels read no others.
+    tensor: [MaybeUninit<Ends>; MAX_TENSORS],
 }
 
 #[repr(C)]
@@ -130,7 +132,8 @@ struct Ends {
 /// Mirrors VerifyPackParams of kernels/verify_pack.cu.
 #[repr(C)]
 struct VerifyPackParams {
-    verify: VerifyParams,
+    /// Set for the fused kernel alone.
+    verify: MaybeUninit<VerifyParams>,
     pack: PackParams,
 }
 
@@ -140,24 +143,26 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     }
     check_sizes(r)?;
     let mut pieces = Pieces::new(r)?;
-    let first = pieces.next_launch(r)?;
-    pack(enqueue, r, first, pieces)
+    let mut launch = Launch::new(r);
+    launch.fill(&mut pieces)?;
+    pack(enqueue, launch, pieces)
 }
 
 pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
-    let token_bytes = r.verify.batch() * r.verify.gamma() * r.verify.draft.dtype.bytes();
     if r.pack.batch() == 0 {
         return write_empty_offsets(enqueue, &r.pack);
     }
     check_sizes(&r.pack)?;
     let mut pieces = Pieces::new(&r.pack)?;
-    let first = pieces.next_launch(&r.pack)?;
-    let fits = r.pack.batch() <= MAX_SUMMED_BATCH && token_bytes <= tuning::FUSED_TOKEN_BYTES;
-    if fits && pieces.is_empty() && first.tiles() > 0 {
-        return fused(enqueue, r, first);
+    let mut launch = Launch::new(&r.pack);
+    launch.fill(&mut pieces)?;
+    let token_bytes = r.verify.batch() * r.verify.gamma() * r.verify.draft.dtype.bytes();
+    let is_small = r.pack.batch() <= MAX_SUMMED_BATCH && token_bytes <= tuning::FUSED_TOKEN_BYTES;
+    if is_small && pieces.is_empty() && launch.tiles() > 0 {
+        return fused(enqueue, &r.verify, launch);
     }
     verify::cuda::run(enqueue, &r.verify)?;
-    pack(enqueue, &r.pack, first, pieces)
+    pack(enqueue, launch, pieces)
 }
 
 fn check_sizes(r: &Request) -> Result<()> {
@@ -174,38 +179,37 @@ fn write_empty_offsets(enqueue: &Enqueue, r: &Request) -> Result<()> {
     unsafe { enqueue.fill_zero(r.offsets.data, r.offsets.dtype.bytes()) }
 }
 
-fn fused(enqueue: &Enqueue, r: &VerifiedRequest, launch: Launch) -> Result<()> {
-    let verify = VerifyParams::new(&r.verify, true)?;
+fn fused(enqueue: &Enqueue, r: &verify::Request, mut launch: Launch) -> Result<()> {
+    let verify = VerifyParams::new(r, true)?;
     let threads = tuning::fused_threads(verify.tiles);
     let ctas = copy_ctas(enqueue, launch.tiles(), threads);
-    let params = VerifyPackParams { verify, pack: launch.params(&r.pack) };
+    launch.params.verify.write(verify);
     let kernels = enqueue.kernels();
-    let wide = r.verify.draft.dtype == DType::I64;
-    let kernel = if wide { &kernels.verify_pack_i64 } else { &kernels.verify_pack_i32 };
+    let kernel = if r.draft.dtype == DType::I64 { &kernels.verify_pack_i64 } else { &kernels.verify_pack_i32 };
     // SAFETY: the parameters are the kernels' struct; the op's caller keeps the tensors valid until the stream has passed.
-    unsafe { enqueue.launch(kernel, ctas + 1, threads, &params) }
+    unsafe { enqueue.launch(kernel, ctas + 1, threads, &launch.params) }
 }
 
 /// As many launches as the tensors need; offsets are written by the first.
-fn pack(enqueue: &Enqueue, r: &Request, first: Launch, mut pieces: Pieces) -> Result<()> {
+fn pack(enqueue: &Enqueue, mut launch: Launch, mut pieces: Pieces) -> Result<()> {
     let kernels = enqueue.kernels();
-    let mut launch = first;
+    let batch = pieces.request.batch();
     let mut is_first = true;
     loop {
         let ctas = copy_ctas(enqueue, launch.tiles(), PACK_THREADS);
-        let params = launch.params(r);
+        let params = &launch.params.pack;
         // SAFETY: the parameters are the kernels' struct; the op's caller keeps the tensors valid until the stream has
         // passed.
         unsafe {
-            if r.batch() <= MAX_SUMMED_BATCH {
-                enqueue.launch(&kernels.pack, ctas + 1, PACK_THREADS, &params)?;
+            if batch <= MAX_SUMMED_BATCH {
+                enqueue.launch(&kernels.pack, ctas + 1, PACK_THREADS, params)?;
             } else {
                 if is_first {
-                    let ctas = r.batch().div_ceil(OFFSETS_PER_CTA) as u32;
-                    enqueue.launch(&kernels.pack_offsets, ctas, PACK_THREADS, &params)?;
+                    let ctas = batch.div_ceil(OFFSETS_PER_CTA) as u32;
+                    enqueue.launch(&kernels.pack_offsets, ctas, PACK_THREADS, params)?;
                 }
                 if ctas > 0 {
-                    enqueue.launch(&kernels.pack_large, ctas, PACK_THREADS, &params)?;
+                    enqueue.launch(&kernels.pack_large, ctas, PACK_THREADS, params)?;
                 }
             }
         }
@@ -213,7 +217,8 @@ fn pack(enqueue: &Enqueue, r: &Request, first: Launch, mut pieces: Pieces) -> Re
             return Ok(());
         }
         is_first = false;
-        launch = pieces.next_launch(r)?;
+        launch = Launch::new(pieces.request);
+        launch.fill(&mut pieces)?;
     }
 }
 
@@ -255,19 +260,6 @@ impl<'a> Pieces<'a> {
 
     fn is_empty(&self) -> bool {
         self.current.is_none()
-    }
-
-    /// Takes the pieces that go in one launch: of one capacity, few layouts, and no more tensors than it takes.
-    fn next_launch(&mut self, r: &Request) -> Result<Launch> {
-        let mut launch = Launch::EMPTY;
-        while let Some(piece) = self.current {
-            if !launch.add(&piece) {
-                break;
-            }
-            self.advance()?;
-        }
-        launch.cut(r)?;
-        Ok(launch)
     }
 
     fn advance(&mut self) -> Result<()> {
@@ -362,52 +354,90 @@ impl Piece {
     }
 }
 
-/// The tensors of one launch, by their layouts.
+/// One launch in the making.
 struct Launch {
-    cap: u32,
-    layouts: usize,
-    layout: [RowLayout; MAX_LAYOUTS],
-    /// Tensors of each layout.
-    counts: [u32; MAX_LAYOUTS],
+    params: VerifyPackParams,
+    /// Tensors so far; the layout of each, and how many each layout has.
     tensors: usize,
-    tensor: [(Ends, usize); MAX_TENSORS],
+    layout_of: [u8; MAX_TENSORS],
+    counts: [u32; MAX_LAYOUTS],
 }
 
 impl Launch {
-    const EMPTY: Launch = Launch {
-        cap: 0,
-        layouts: 0,
-        layout: [RowLayout::EMPTY; MAX_LAYOUTS],
-        counts: [0; MAX_LAYOUTS],
-        tensors: 0,
-        tensor: [(Ends::NONE, 0); MAX_TENSORS],
-    };
+    #[inline]
+    fn new(r: &Request) -> Launch {
+        let pack = PackParams {
+            batch: r.batch() as u32,
+            gamma: r.gamma as u32,
+            cap: 0,
+            layouts: 0,
+            offsets_bytes: r.offsets.dtype.bytes() as u32,
+            accepted: r.accepted.data,
+            accepted_seq: stride(&r.accepted, 0),
+            offsets: r.offsets.data,
+            offsets_seq: stride(&r.offsets, 0),
+            layout: [RowLayout::EMPTY; MAX_LAYOUTS],
+            tensor: [const { MaybeUninit::uninit() }; MAX_TENSORS],
+        };
+        let params = VerifyPackParams { verify: MaybeUninit::uninit(), pack };
+        Launch { params, tensors: 0, layout_of: [0; MAX_TENSORS], counts: [0; MAX_LAYOUTS] }
+    }
+
+    /// Takes the pieces that go in one launch: of one capacity, few layouts, and no more than it has room for.
+    fn fill(&mut self, pieces: &mut Pieces) -> Result<()> {
+        while let Some(piece) = &pieces.current {
+            if !self.add(piece) {
+                break;
+            }
+            pieces.advance()?;
+        }
+        if self.params.pack.layouts > 1 {
+            self.sort_tensors();
+        }
+        self.cut(pieces.request)
+    }
 
     /// False when the piece belongs in another launch.
     fn add(&mut self, piece: &Piece) -> bool {
-        if self.tensors == MAX_TENSORS || (self.tensors > 0 && piece.cap != self.cap) {
+        let pack = &mut self.params.pack;
+        if self.tensors == MAX_TENSORS || (self.tensors > 0 && piece.cap != pack.cap) {
             return false;
         }
-        let known = self.layout[..self.layouts].iter().position(|layout| *layout == piece.layout);
-        let at = match known {
+        let layouts = pack.layouts as usize;
+        let at = match pack.layout[..layouts].iter().position(|layout| *layout == piece.layout) {
             Some(at) => at,
-            None if self.layouts == MAX_LAYOUTS => return false,
+            None if layouts == MAX_LAYOUTS => return false,
             None => {
-                self.layout[self.layouts] = piece.layout;
-                self.layouts += 1;
-                self.layouts - 1
+                pack.layout[layouts] = piece.layout;
+                pack.layouts += 1;
+                layouts
             }
         };
-        self.cap = piece.cap;
+        pack.cap = piece.cap;
+        pack.tensor[self.tensors].write(piece.ends);
         self.counts[at] += 1;
-        self.tensor[self.tensors] = (piece.ends, at);
+        self.layout_of[self.tensors] = at as u8;
         self.tensors += 1;
         true
     }
 
+    /// Puts the tensors of each layout side by side.
+    fn sort_tensors(&mut self) {
+        let mut next = [0; MAX_LAYOUTS];
+        for at in 1..MAX_LAYOUTS {
+            next[at] = next[at - 1] + self.counts[at - 1] as usize;
+        }
+        let unsorted = self.params.pack.tensor;
+        for (ends, &layout) in unsorted.iter().zip(&self.layout_of[..self.tensors]) {
+            self.params.pack.tensor[next[layout as usize]] = *ends;
+            next[layout as usize] += 1;
+        }
+    }
+
     /// Counts the tiles, now that the tensors of each layout are known.
     fn cut(&mut self, r: &Request) -> Result<()> {
-        for (layout, &tensors) in self.layout[..self.layouts].iter_mut().zip(&self.counts) {
+        let pack = &mut self.params.pack;
+        for (layout, &tensors) in pack.layout[..pack.layouts as usize].iter_mut().zip(&self.counts) {
             layout.tensors = Divisor::new(tensors);
             let positions = (r.gamma as u64).div_ceil(1 << (layout.log_slots + layout.log_lane_pos));
             let side = layout.col_tiles.value as u64 * layout.seq_tiles.value as u64 * tensors as u64;
@@ -420,34 +450,6 @@ impl Launch {
     }
 
     fn tiles(&self) -> u32 {
-        self.layout[..self.layouts].iter().fold(0, |sum, layout| sum.saturating_add(layout.tiles))
+        self.params.pack.layout.iter().fold(0, |sum, layout| sum.saturating_add(layout.tiles))
     }
-
-    fn params(&self, r: &Request) -> PackParams {
-        let mut tensor = [Ends::NONE; MAX_TENSORS];
-        let mut filled = 0;
-        for at in 0..self.layouts {
-            for (ends, _) in self.tensor[..self.tensors].iter().filter(|(_, layout)| *layout == at) {
-                tensor[filled] = *ends;
-                filled += 1;
-            }
-        }
-        PackParams {
-            batch: r.batch() as u32,
-            gamma: r.gamma as u32,
-            cap: self.cap,
-            layouts: self.layouts as u32,
-            offsets_bytes: r.offsets.dtype.bytes() as u32,
-            accepted: r.accepted.data,
-            accepted_seq: stride(&r.accepted, 0),
-            offsets: r.offsets.data,
-            offsets_seq: stride(&r.offsets, 0),
-            layout: self.layout,
-            tensor,
-        }
-    }
-}
-
-impl Ends {
-    const NONE: Ends = Ends { src: std::ptr::null(), dst: std::ptr::null_mut() };
 }

@@ -9,7 +9,7 @@ use super::verify;
 use crate::capi::types::{vwd_stream, vwd_tensor};
 use crate::capi::verify::{vwd_pack_args, vwd_verify_args, vwd_verify_pack_args};
 use crate::core::dtype::DType;
-use crate::core::overlap;
+use crate::core::overlap::{self, Range};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Name, Tensor};
 use crate::runtime::{On, Session};
@@ -33,8 +33,8 @@ pub struct Pair {
 
 /// Tensors of one call: K and V of 128 layers.
 pub const MOST_TENSORS: usize = 256;
-/// Outputs and inputs of a call beside the tensors to pack.
-const MOST_OTHERS: usize = 8;
+/// Tensors of a call with few to pack, and most tensors of a call beside those to pack.
+const FEW_RANGES: usize = 24;
 
 /// Checked arguments; shapes as in `vwd_pack`.
 #[derive(Clone, Copy)]
@@ -98,39 +98,50 @@ impl<'a> Pairs<'a> {
         Ok(Pair { rows, packed })
     }
 
+    #[inline]
     pub fn get(&self, n: usize) -> Pair {
-        let view = |name, t| self.checks.required(Name::member(name, n), t).expect("checked on entry");
-        Pair { rows: view("rows", &self.rows[n]), packed: view("packed", &self.packed[n]) }
+        Pair {
+            rows: Tensor::trusted(Name::member("rows", n), &self.rows[n]),
+            packed: Tensor::trusted(Name::member("packed", n), &self.packed[n]),
+        }
     }
 
+    /// Checks every pair, and all tensors of the call for overlap. Returns γ.
     fn check_all(
         &self,
         batch: usize,
         gamma: Option<usize>,
-        outputs: &[&Tensor],
+        outputs: &[Option<&Tensor>],
         inputs: &[Option<&Tensor>],
     ) -> Result<usize> {
-        let gamma = self.check(0, batch, gamma)?.rows.dim(1);
-        for n in 0..self.len() {
-            self.check(n, batch, Some(gamma))?;
-        }
-        // Outputs first: packed, then the caller's; then rows and the caller's inputs.
-        let (count, inputs) = (self.len(), inputs.iter().flatten());
-        let mut others = [None; MOST_OTHERS];
-        let mut used = 0;
-        for &other in outputs.iter().chain(inputs) {
-            others[used] = Some(*other);
-            used += 1;
-        }
-        let tensor = |index: usize| match index {
-            n if n < count => self.get(n).packed,
-            n if n < count + outputs.len() => others[n - count].expect("an output"),
-            n if n < 2 * count + outputs.len() => self.get(n - count - outputs.len()).rows,
-            n => others[n - 2 * count].expect("an input"),
+        // Numbered: packed, the call's other outputs, rows, its other inputs.
+        let (count, first_rows) = (self.len(), self.len() + outputs.len());
+        let total = 2 * count + outputs.len() + inputs.len();
+        let (mut few, mut many);
+        let ranges: &mut [Range] = if total <= FEW_RANGES {
+            few = [Range::default(); FEW_RANGES];
+            &mut few[..total]
+        } else {
+            many = [Range::default(); 2 * MOST_TENSORS + FEW_RANGES];
+            &mut many[..total]
         };
-        let mut ranges = [overlap::Range::default(); 2 * MOST_TENSORS + MOST_OTHERS];
-        overlap::reject_many(count + outputs.len(), tensor, &mut ranges[..2 * count + used])?;
-        Ok(gamma)
+        let mut gamma = gamma;
+        for n in 0..count {
+            let pair = self.check(n, batch, gamma)?;
+            gamma = Some(pair.rows.dim(1));
+            ranges[n] = Range::of(&pair.packed, n);
+            ranges[first_rows + n] = Range::of(&pair.rows, first_rows + n);
+        }
+        for (at, other) in (count..).zip(outputs).chain((first_rows + count..).zip(inputs)) {
+            ranges[at] = other.map_or(Range::default(), |t| Range::of(t, at));
+        }
+        overlap::reject_many(first_rows, ranges, |number| match number {
+            n if n < count => self.get(n).packed,
+            n if n < first_rows => *outputs[n - count].expect("absent tensors have no bytes"),
+            n if n < first_rows + count => self.get(n - first_rows).rows,
+            n => *inputs[n - first_rows - count].expect("absent tensors have no bytes"),
+        })?;
+        Ok(gamma.expect("there is at least one pair"))
     }
 }
 
@@ -147,8 +158,7 @@ impl<'a> Request<'a> {
         let offsets = check_offsets(&checks, &c.offsets, accepted.dim(0))?;
         // SAFETY: forwarded to the caller.
         let pairs = unsafe { Pairs::from_c(checks, c.tensor_count, c.rows, c.packed) }?;
-        let gamma = pairs.check_all(accepted.dim(0), None, &[&offsets], &[Some(&accepted)])?;
-        overlap::reject(&[Some(&offsets)], &[Some(&accepted)])?;
+        let gamma = pairs.check_all(accepted.dim(0), None, &[Some(&offsets)], &[Some(&accepted)])?;
         Ok(Request { pairs, accepted, offsets, gamma })
     }
 
@@ -177,16 +187,9 @@ impl<'a> VerifiedRequest<'a> {
         let offsets = check_offsets(&checks, &c.offsets, verify.batch())?;
         let [accepted, next_token, mismatch, committed] = verify.outputs();
         let outputs = [accepted, next_token, mismatch, committed, Some(&offsets)];
-        overlap::reject(&outputs, &verify.inputs())?;
         // SAFETY: forwarded to the caller.
         let pairs = unsafe { Pairs::from_c(checks, c.tensor_count, c.rows, c.packed) }?;
-        let mut given = [&offsets; 5];
-        let mut count = 0;
-        for out in outputs.into_iter().flatten() {
-            given[count] = out;
-            count += 1;
-        }
-        let gamma = pairs.check_all(verify.batch(), Some(verify.gamma()), &given[..count], &verify.inputs())?;
+        let gamma = pairs.check_all(verify.batch(), Some(verify.gamma()), &outputs, &verify.inputs())?;
         let pack = Request { pairs, accepted: verify.accepted, offsets, gamma };
         Ok(VerifiedRequest { verify, pack })
     }
