@@ -6,7 +6,7 @@
 //! follow from sizes alone, so that neither batch nor threads change a bit; a long list keeps every thread busy even when
 //! the batch is 1.
 
-use super::partial::{HEADS, MAX_DIM, Partial, Span, Tile};
+use super::partial::{Copies, HEADS, MAX_DIM, Partial, Span, Tile};
 use super::{MergeRequest, Outputs, Problem, Request};
 use crate::core::dtype::{DType, Float};
 use crate::core::status::Result;
@@ -121,10 +121,12 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
     let scratch = cpu.scratch();
     // The chunks of pair n, a sequence and a KV head, are first_chunk[n] … first_chunk[n + 1].
     let first_chunk = scratch.slice(pairs + 1, 0usize)?;
+    let mut tokens = 0usize;
     for n in 0..pairs {
         // SAFETY: the op's caller vouches for the tensors; n is a pair.
         let entries = unsafe { job.plan.count(n / heads.kv, n % heads.kv) };
         first_chunk[n + 1] = first_chunk[n] + entries.div_ceil(chunk);
+        tokens = tokens.saturating_add(entries.saturating_mul(*block_size));
     }
     let first_chunk = &*first_chunk;
     let chunks = first_chunk[pairs];
@@ -138,7 +140,7 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
     };
     let slot_of = |chunk: usize, span: Span| Span { row: chunk, first: span.first % group, ..span };
 
-    let chunk_bytes = chunk.saturating_mul(block_size * 2 * heads.dim * kv.k.dtype.bytes());
+    let chunk_bytes = (tokens / chunks.max(1)).saturating_mul(2 * heads.dim * kv.k.dtype.bytes());
     cpu.parallel(chunks * parts, chunk_bytes, |task| {
         let (c, part) = (task / parts, task % parts);
         let pair = first_chunk.partition_point(|&first| first <= c) - 1;
@@ -148,12 +150,12 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
         let count = unsafe { job.plan.count(pair / heads.kv, pair % heads.kv) };
         let entries = first..count.min(first.saturating_add(chunk));
         with_float!(kv.k.dtype, T => {
-            let mut copies = [const { MaybeUninit::uninit() }; 2];
+            let mut copies = [const { MaybeUninit::<Copies<T>>::uninit() }; 2];
             dispatch(AttendChunk {
                 job,
                 span,
                 cutter: Cutter::new(job, span.row, pair % heads.kv, entries),
-                tiles: copies.each_mut().map(|copies| Tile::<T>::new(&kv.k, &kv.v, copies)),
+                tiles: copies.each_mut().map(|copies| Tile::new(&kv.k, &kv.v, copies)),
                 to: (&chunk_states, slot_of(c, span)),
             });
         })
@@ -285,7 +287,7 @@ struct AttendChunk<'a, T> {
     job: &'a Job<'a>,
     span: Span,
     cutter: Cutter<'a>,
-    tiles: [Tile<T>; 2],
+    tiles: [Tile<'a, T>; 2],
     /// A place of its own for the result.
     to: (&'a State, Span),
 }

@@ -6,6 +6,7 @@
 use crate::core::tensor::Tensor;
 use crate::ops::simd::{LANES, Lanes, Row, dot_four, fetch, weigh_four};
 use crate::ops::views::State;
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
@@ -183,7 +184,7 @@ unsafe fn copy<T: Copy>(from: *const T, from_step: isize, to: *mut T, to_step: i
 }
 
 /// What is attended together: up to `TILE` tokens, or a partial that was kept.
-pub struct Tile<T> {
+pub struct Tile<'c, T> {
     keys: [*const T; TILE],
     values: [*const T; TILE],
     len: usize,
@@ -192,14 +193,15 @@ pub struct Tile<T> {
     pub closes: Option<usize>,
     /// Where channels do not follow each other, rows are copied here, fewer at a time.
     copies: Option<NonNull<Copies<T>>>,
+    borrow: PhantomData<&'c mut Copies<T>>,
 }
 
 /// Memory for the rows of a tile that have to be copied: a key, its value, the next key …
 pub type Copies<T> = [[T; MAX_DIM]; 2 * COPIED];
 
-impl<T: Row> Tile<T> {
-    /// For rows of these keys and values. `copies` outlives the tile.
-    pub fn new(k: &Tensor, v: &Tensor, copies: &mut MaybeUninit<Copies<T>>) -> Tile<T> {
+impl<'c, T: Row> Tile<'c, T> {
+    /// For rows of these keys and values.
+    pub fn new(k: &Tensor, v: &Tensor, copies: &'c mut MaybeUninit<Copies<T>>) -> Tile<'c, T> {
         let packed = k.stride(3) == 1 && v.stride(3) == 1;
         Tile {
             keys: [std::ptr::null(); TILE],
@@ -208,6 +210,7 @@ impl<T: Row> Tile<T> {
             kept: None,
             closes: None,
             copies: (!packed).then_some(NonNull::from(copies).cast()),
+            borrow: PhantomData,
         }
     }
 
