@@ -236,9 +236,9 @@ impl<'b> Results<'b> {
             for h in 0..layer.q.shape[1] {
                 let expected = layer.expected(i, h, &blocks(i, h / layer.shape.group));
                 let place = format!("[{i}, {h}] of {:?}, lens {:?}", layer.shape, layer.lens);
-                let spacing = self.out.dtype.epsilon() / 2.0;
+                let rounding = |x| self.out.dtype.rounding(x);
                 for (d, want) in expected.out().into_iter().enumerate() {
-                    close(out[[i, h, d]], want, TOLERANCE + spacing * want.abs(), &format!("out[{d}] at {place}"));
+                    close(out[[i, h, d]], want, TOLERANCE + rounding(want), &format!("out[{d}] at {place}"));
                 }
                 close(lse[[i, h]], expected.lse(), TOLERANCE, &format!("lse at {place}"));
                 close(m[[i, h]], expected.m, TOLERANCE, &format!("m at {place}"));

@@ -127,7 +127,7 @@ fn check(backend: &Backend, rng: &mut Rng, map: &Map, x: &Array<f64>) {
             }
             for c in 0..map.dim {
                 let (got, want) = (got[[i, h, c]], want[c]);
-                let tolerance = tolerance[c] + dtype.epsilon() * want.abs();
+                let tolerance = tolerance[c] + 2.0 * dtype.rounding(want);
                 assert!((got - want).abs() <= tolerance, "q[{i}, {h}, {c}]: {got}, expected {want} ± {tolerance:e}");
             }
         }

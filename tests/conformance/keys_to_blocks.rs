@@ -400,7 +400,8 @@ impl<'b> Selection<'b> {
         let dtype = s.dtype;
         Selection {
             q: rng.normals(&[s.batch(), s.kv_heads * group, s.dim]).map(|&x| dtype.round(x)),
-            lens: s.lens.clone(),
+            // The index may hold more than the pages do.
+            lens: s.lens.map(|&len| len.min(s.capacity() as i64)),
             budgets: rng.one_in(2).then(|| Array::from_fn(&[s.batch()], |_| rng.int(-1..=cap as i64 + 2))),
             candidates: None,
             k: rng.size(0..=cap),

@@ -31,7 +31,7 @@ impl DType {
         self.bits as usize / 8
     }
 
-    /// Relative spacing of numbers: |x − rounded(x)| ≤ epsilon/2 · |x|.
+    /// Relative spacing of normal numbers.
     pub fn epsilon(self) -> f64 {
         match self {
             F32 => 2f64.powi(-23),
@@ -39,6 +39,12 @@ impl DType {
             BF16 => 2f64.powi(-7),
             other => panic!("{other:?} is no float"),
         }
+    }
+
+    /// Largest error of rounding a number near `x` to this type; float16 has no finer steps than 2^-24.
+    pub fn rounding(self, x: f64) -> f64 {
+        let finest = if self == F16 { 2f64.powi(-25) } else { 0.0 };
+        (self.epsilon() / 2.0 * x.abs()).max(finest)
     }
 
     /// `x` rounded to this float type.
