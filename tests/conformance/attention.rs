@@ -22,6 +22,7 @@ pub const CASES: &[Case] = cases![
     repair_exact_covers_the_selected_blocks_alone,
     repair_exact_attends_again_groups_with_a_block_predicted_in_vain,
     merge_of_disjoint_lists_is_the_state_of_their_union,
+    merge_agrees_with_the_formula,
     gather_copies_listed_blocks_and_skips_ids_outside_their_tensor,
 ];
 
@@ -641,6 +642,48 @@ fn merge_of_disjoint_lists_is_the_state_of_their_union(backend: &Backend) {
         // SAFETY: the tensors and the array are alive.
         backend.finish(unsafe { vwd_merge_states(backend.session(), &call, backend.stream()) });
         merged.check(&layer, |i, g| layer.listed(&all, i, g));
+    });
+}
+
+/// Any states: some empty, and maxima so far apart that the lesser vanish.
+fn merge_agrees_with_the_formula(backend: &Backend) {
+    rounds(20, |rng| {
+        let (batch, heads, dim) = (rng.size(0..=3), rng.size(1..=9), rng.pick(&[16, 72, 256]));
+        let count = rng.size(1..=16);
+        let states: Vec<[Tensor; 3]> = (0..count)
+            .map(|_| {
+                let empty = Array::from_fn(&[batch, heads], |_| rng.one_in(4));
+                let m =
+                    empty.map(|&e| if e { f64::NEG_INFINITY } else { rng.pick(&[1.0, 90.0, -300.0]) + rng.normal() });
+                let l = empty.map(|&e| if e { 0.0 } else { 1.0 + 50.0 * rng.unit() });
+                let acc = Array::from_fn(&[batch, heads, dim], |at| {
+                    if empty[[at[0], at[1]]] { 0.0 } else { l[[at[0], at[1]]] * rng.normal() }
+                });
+                [&acc, &m, &l].map(|t| Tensor::floats(backend, F32, t, &Layout::random(rng, t.shape.len())))
+            })
+            .collect();
+        let inputs: Vec<_> = states.iter().map(state_of).collect();
+        let out = Tensor::poisoned(backend, F32, &[batch, heads, dim], &Layout::random(rng, 3));
+        let lse = Tensor::poisoned(backend, F32, &[batch, heads], &Layout::random(rng, 2));
+        let call = vwd_merge_states_args {
+            input_count: count as u32,
+            inputs: inputs.as_ptr(),
+            out: out.c(),
+            lse: lse.c(),
+            ..args()
+        };
+        // SAFETY: the tensors and the array are alive.
+        backend.finish(unsafe { vwd_merge_states(backend.session(), &call, backend.stream()) });
+        let read: Vec<[Array<f64>; 3]> = states.iter().map(|s| s.each_ref().map(Tensor::read_floats)).collect();
+        let (out, lse) = (out.read_floats(), lse.read_floats());
+        for at in array::indices(&[batch, heads]) {
+            let at = [at[0], at[1]];
+            let state = |[acc, m, l]: &[Array<f64>; 3]| oracle::State { acc: acc.row(at).to_vec(), m: m[at], l: l[at] };
+            let want = oracle::merge(&read.iter().map(state).collect::<Vec<_>>());
+            // A float32 of 300 is 3·10⁻⁵ from the next.
+            close(lse[at], want.lse(), 5e-5, "lse");
+            want.out().iter().zip(out.row(at)).for_each(|(&want, &got)| close(got, want, TOLERANCE, "out"));
+        }
     });
 }
 

@@ -17,6 +17,7 @@ mod index;
 mod keys_to_blocks;
 mod predictor;
 mod select;
+mod select_batch;
 mod verify;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -36,6 +37,8 @@ const FAMILIES: &[Family] = &[
     Family { cases: index::CASES, on_cuda: false },
     Family { cases: select::CASES, on_cuda: false },
     Family { cases: keys_to_blocks::CASES, on_cuda: false },
+    Family { cases: select_batch::CASES, on_cuda: false },
+    Family { cases: select_batch::ON_THE_CPU, on_cuda: false },
     Family { cases: attention::CASES, on_cuda: false },
     Family { cases: predictor::CASES, on_cuda: false },
     Family { cases: predictor::ON_THE_CPU, on_cuda: false },
