@@ -27,7 +27,7 @@ PACKAGES = {
     "nvidia-cuda-nvcc-cu12": "12.4.131",
 }
 FLAGS = ["--std=c++17", "--restrict", "--no-display-error-number"]
-# What a PTX target has to assemble for: compute_80 runs on every later chip, the others on their own only.
+# What a PTX target has to assemble for: it runs on every later chip, except that one with an "a" runs on its own only.
 ARCHITECTURES = {"compute_80": ["sm_80", "sm_89", "sm_90"], "compute_90": ["sm_90"], "compute_90a": ["sm_90a"]}
 
 

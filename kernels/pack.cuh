@@ -24,9 +24,9 @@ struct RowLayout {
     uint32 tiles;
     uint32 units;
     uint32 log_unit, log_lanes, log_lane_pos, log_slots;
-    Divisor col_tiles;  // tiles side by side in a row
-    Divisor seq_tiles;  // tiles along the batch
-    Divisor tensors;    // of this layout
+    Divisor col_tiles;    // tiles side by side in a row
+    Divisor inner_tiles;  // tiles along the batch; by_sequence: along the positions
+    Divisor tensors;      // of this layout
     int64 src_seq, src_pos, src_slot;  // src_slot, dst_slot: 2^log_lane_pos positions on
     int64 dst_row, dst_slot;
     Divisor run, inner;  // run.value == units: a row is one run
@@ -40,6 +40,8 @@ struct PackParams {
     uint32 cap;             // rows of packed, at most B·γ
     uint32 layouts;
     uint32 offsets_bytes;   // 4 or 8
+    uint32 by_sequence;     // 1: the tiles of a sequence follow each other; 0: those of a position do
+    uint32 early_ctas;      // CTAs of pack.cu that request their first tiles before they know what was accepted
     const char *accepted;   // [B] int32
     int64 accepted_seq;
     char *offsets;          // [B+1] int32 or int64 (offsets_bytes)
@@ -108,11 +110,12 @@ struct Lane {
     uint32 end;       // of the tile's positions; 0 if there is no such sequence or column
 
     __device__ Lane(const PackParams &p, const RowLayout &g, uint32 first_tensor, uint32 tile) : layout(g) {
-        // Columns change fastest, so that tiles copied together touch whole rows; positions slowest, because the first of every
-        // sequence are the likeliest to be accepted.
-        const uint32 by_seq = g.col_tiles.divide(tile), by_tensor = g.seq_tiles.divide(by_seq), pos_tile = g.tensors.divide(by_tensor);
-        const uint32 col_tile = tile - by_seq * g.col_tiles.value, seq_tile = by_seq - by_tensor * g.seq_tiles.value;
-        const uint32 tensor = by_tensor - pos_tile * g.tensors.value;
+        // Columns change fastest, so that tiles copied together touch whole rows. Of few rows positions change slowest: the first of
+        // every sequence are the likeliest to be accepted. Of many rows sequences do: what is copied together lies together.
+        const uint32 by_inner = g.col_tiles.divide(tile), by_tensor = g.inner_tiles.divide(by_inner), outer = g.tensors.divide(by_tensor);
+        const uint32 col_tile = tile - by_inner * g.col_tiles.value, inner = by_inner - by_tensor * g.inner_tiles.value;
+        const uint32 tensor = by_tensor - outer * g.tensors.value;
+        const uint32 seq_tile = p.by_sequence ? outer : inner, pos_tile = p.by_sequence ? inner : outer;
         const uint32 row = threadIdx.x % WARP >> g.log_lanes;
         const uint32 col = (col_tile << g.log_lanes) + (threadIdx.x & ((1u << g.log_lanes) - 1));
         warp_seq = seq_tile << (5 - g.log_lanes - g.log_lane_pos);

@@ -11,6 +11,8 @@
 //   request tokens and lengths ─ ballot ─ leader lane: write results ─ row's lanes: write committed
 //
 // On entry: B < 2^29; no output overlaps an input.
+//
+// targets: compute_80, compute_90
 
 #include "verify.cuh"
 
@@ -18,6 +20,7 @@ constexpr uint32 THREADS = 128, LONG_THREADS = 256;
 
 template <typename Token>
 __device__ inline void verify(const VerifyParams &p) {
+    allow_next_kernel();
     const uint32 tile = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
     if (tile >= p.tiles) return;
     TokenTile<Token> tokens;
@@ -36,6 +39,7 @@ __device__ inline void verify(const VerifyParams &p) {
 // CTA i owns sequence i.
 template <typename Token>
 __device__ inline void verify_long(const VerifyParams &p) {
+    allow_next_kernel();
     __shared__ int32 accepted;
     const uint32 row_tiles = 1u << p.log_row_tiles, first = blockIdx.x * row_tiles;
     uint32 tile = threadIdx.x / WARP;

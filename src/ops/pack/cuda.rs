@@ -6,7 +6,7 @@ use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::ops::verify;
 use crate::ops::verify::cuda::{Params as VerifyParams, log2_ceil, stride};
-use crate::runtime::cuda::Enqueue;
+use crate::runtime::cuda::{Enqueue, Kernel};
 use std::mem::MaybeUninit;
 
 const MAX_TENSORS: usize = 256;
@@ -19,11 +19,17 @@ const PACK_THREADS: u32 = 256;
 
 /// Where one choice becomes faster than the other, as measured on an H200 (benches/results).
 mod tuning {
-    /// Token bytes up to which every CTA verifies the whole batch itself (one launch) instead of waiting for a launch
-    /// that does it once.
-    pub const FUSED_TOKEN_BYTES: usize = 32 << 10;
+    /// Whether every CTA verifies the whole batch itself (one launch) instead of waiting for a launch that does it once.
+    /// That wait is short where the second launch starts beside the first.
+    pub fn is_fused(token_bytes: usize, row_bytes: usize, launches_dependents: bool) -> bool {
+        if launches_dependents { token_bytes <= 1 << 10 && row_bytes <= 384 << 10 } else { token_bytes <= 32 << 10 }
+    }
     /// Row bytes up to which a lane holds two units at once rather than four: more warps, each done sooner.
-    pub const TWO_SLOT_BYTES: usize = 4 << 20;
+    pub const TWO_SLOT_BYTES: usize = 1 << 20;
+    /// Row bytes from which tiles are taken sequence by sequence.
+    pub const BY_SEQUENCE_BYTES: usize = 12 << 20;
+    /// Threads of a multiprocessor that request rows before they know what was accepted.
+    pub const EARLY_THREADS: u32 = 256;
     /// Threads of a CTA of the fused kernel, by its token tiles.
     pub fn fused_threads(token_tiles: u32) -> u32 {
         match token_tiles {
@@ -32,7 +38,7 @@ mod tuning {
             _ => 512,
         }
     }
-    /// Threads of a multiprocessor that copy.
+    /// Threads of a multiprocessor that copy in the fused kernel.
     pub const RESIDENT_THREADS: u32 = 1024;
 }
 
@@ -65,7 +71,7 @@ struct RowLayout {
     log_lane_pos: u32,
     log_slots: u32,
     col_tiles: Divisor,
-    seq_tiles: Divisor,
+    inner_tiles: Divisor,
     tensors: Divisor,
     src_seq: i64,
     src_pos: i64,
@@ -89,7 +95,7 @@ impl RowLayout {
         log_lane_pos: 0,
         log_slots: 0,
         col_tiles: Divisor::NONE,
-        seq_tiles: Divisor::NONE,
+        inner_tiles: Divisor::NONE,
         tensors: Divisor::NONE,
         src_seq: 0,
         src_pos: 0,
@@ -113,6 +119,8 @@ struct PackParams {
     cap: u32,
     layouts: u32,
     offsets_bytes: u32,
+    by_sequence: u32,
+    early_ctas: u32,
     accepted: *const u8,
     accepted_seq: i64,
     offsets: *mut u8,
@@ -145,7 +153,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let mut pieces = Pieces::new(r)?;
     let mut launch = Launch::new(r);
     launch.fill(&mut pieces)?;
-    pack(enqueue, launch, pieces)
+    pack(enqueue, launch, pieces, false)
 }
 
 pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
@@ -157,12 +165,14 @@ pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
     let mut launch = Launch::new(&r.pack);
     launch.fill(&mut pieces)?;
     let token_bytes = r.verify.batch() * r.verify.gamma() * r.verify.draft.dtype.bytes();
-    let is_small = r.pack.batch() <= MAX_SUMMED_BATCH && token_bytes <= tuning::FUSED_TOKEN_BYTES;
+    let launches_dependents = enqueue.facts().launches_dependents();
+    let is_small =
+        r.pack.batch() <= MAX_SUMMED_BATCH && tuning::is_fused(token_bytes, pieces.bytes, launches_dependents);
     if is_small && pieces.is_empty() && launch.tiles() > 0 {
         return fused(enqueue, &r.verify, launch);
     }
     verify::cuda::run(enqueue, &r.verify)?;
-    pack(enqueue, launch, pieces)
+    pack(enqueue, launch, pieces, true)
 }
 
 fn check_sizes(r: &Request) -> Result<()> {
@@ -182,7 +192,8 @@ fn write_empty_offsets(enqueue: &Enqueue, r: &Request) -> Result<()> {
 fn fused(enqueue: &Enqueue, r: &verify::Request, mut launch: Launch) -> Result<()> {
     let verify = VerifyParams::new(r, true)?;
     let threads = tuning::fused_threads(verify.tiles);
-    let ctas = copy_ctas(enqueue, launch.tiles(), threads);
+    let most = enqueue.facts().multiprocessors * (tuning::RESIDENT_THREADS / threads);
+    let ctas = launch.tiles().div_ceil(threads / 32).min(most);
     launch.params.verify.write(verify);
     let kernels = enqueue.kernels();
     let kernel = if r.draft.dtype == DType::I64 { &kernels.verify_pack_i64 } else { &kernels.verify_pack_i32 };
@@ -190,27 +201,37 @@ fn fused(enqueue: &Enqueue, r: &verify::Request, mut launch: Launch) -> Result<(
     unsafe { enqueue.launch(kernel, ctas + 1, threads, &launch.params) }
 }
 
-/// As many launches as the tensors need; offsets are written by the first.
-fn pack(enqueue: &Enqueue, mut launch: Launch, mut pieces: Pieces) -> Result<()> {
+/// As many launches as the tensors need; offsets are written by the first. `follows`: this call has launched before.
+fn pack(enqueue: &Enqueue, mut launch: Launch, mut pieces: Pieces, mut follows: bool) -> Result<()> {
     let kernels = enqueue.kernels();
     let batch = pieces.request.batch();
+    let mut put = |kernel: &Kernel, ctas: u32, params: &PackParams| {
+        // SAFETY: the parameters are the kernels' struct; the op's caller keeps the tensors valid until the stream has
+        // passed. Before it waits, a kernel reads rows alone, which no kernel of this call writes.
+        let launched = unsafe {
+            if follows {
+                enqueue.launch_dependent(kernel, ctas, PACK_THREADS, params)
+            } else {
+                enqueue.launch(kernel, ctas, PACK_THREADS, params)
+            }
+        };
+        follows = true;
+        launched
+    };
     let mut is_first = true;
     loop {
-        let ctas = copy_ctas(enqueue, launch.tiles(), PACK_THREADS);
-        let params = &launch.params.pack;
-        // SAFETY: the parameters are the kernels' struct; the op's caller keeps the tensors valid until the stream has
-        // passed.
-        unsafe {
-            if batch <= MAX_SUMMED_BATCH {
-                enqueue.launch(&kernels.pack, ctas + 1, PACK_THREADS, params)?;
-            } else {
-                if is_first {
-                    let ctas = batch.div_ceil(OFFSETS_PER_CTA) as u32;
-                    enqueue.launch(&kernels.pack_offsets, ctas, PACK_THREADS, params)?;
-                }
-                if ctas > 0 {
-                    enqueue.launch(&kernels.pack_large, ctas, PACK_THREADS, params)?;
-                }
+        // A CTA for each of its warps' tiles: the device deals them out as they come free.
+        let ctas = launch.tiles().div_ceil(PACK_THREADS / 32);
+        let params = &mut launch.params.pack;
+        params.early_ctas = enqueue.facts().multiprocessors * (tuning::EARLY_THREADS / PACK_THREADS);
+        if batch <= MAX_SUMMED_BATCH {
+            put(&kernels.pack, ctas + 1, params)?;
+        } else {
+            if is_first {
+                put(&kernels.pack_offsets, batch.div_ceil(OFFSETS_PER_CTA) as u32, params)?;
+            }
+            if ctas > 0 {
+                put(&kernels.pack_large, ctas, params)?;
             }
         }
         if pieces.is_empty() {
@@ -222,11 +243,6 @@ fn pack(enqueue: &Enqueue, mut launch: Launch, mut pieces: Pieces) -> Result<()>
     }
 }
 
-fn copy_ctas(enqueue: &Enqueue, tiles: u32, threads: u32) -> u32 {
-    let most = enqueue.facts().multiprocessors * (tuning::RESIDENT_THREADS / threads);
-    tiles.div_ceil(threads / 32).min(most)
-}
-
 /// What to copy, tensor by tensor, in the kernels' terms: a layout, and where its rows begin. A tensor whose rows are
 /// strided in three dimensions is several of two.
 struct Pieces<'a> {
@@ -234,7 +250,8 @@ struct Pieces<'a> {
     /// The tensor that `current` is of.
     n: usize,
     current: Option<Piece>,
-    log_slots: u32,
+    /// Row bytes of all tensors.
+    bytes: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -252,8 +269,7 @@ impl<'a> Pieces<'a> {
     fn new(request: &'a Request<'a>) -> Result<Pieces<'a>> {
         let row_bytes = |n| super::row_bytes(&request.pairs.get(n).rows);
         let bytes = (0..request.pairs.len()).map(row_bytes).sum::<usize>() * request.batch() * request.gamma;
-        let log_slots = if bytes <= tuning::TWO_SLOT_BYTES { 1 } else { 2 };
-        let mut pieces = Pieces { request, n: 0, current: None, log_slots };
+        let mut pieces = Pieces { request, n: 0, current: None, bytes };
         pieces.find_tensor()?;
         Ok(pieces)
     }
@@ -279,11 +295,12 @@ impl<'a> Pieces<'a> {
 
     /// The first piece of tensor `n`, or of the next that has anything to copy.
     fn find_tensor(&mut self) -> Result<()> {
+        let log_slots = if self.bytes <= tuning::TWO_SLOT_BYTES { 1 } else { 2 };
         self.current = None;
         while self.n < self.request.pairs.len() {
             let pair = self.request.pairs.get(self.n);
             if pair.rows.count() > 0 && pair.packed.count() > 0 {
-                self.current = Some(Piece::new(&pair, self.log_slots, self.request)?);
+                self.current = Some(Piece::new(&pair, log_slots, self.request)?);
                 return Ok(());
             }
             self.n += 1;
@@ -334,7 +351,6 @@ impl Piece {
             log_lane_pos,
             log_slots,
             col_tiles: Divisor::new((units as u32).div_ceil(1 << log_lanes)),
-            seq_tiles: Divisor::new((r.batch() as u32).div_ceil(1 << (LOG_LANES - log_lanes - log_lane_pos))),
             src_seq: stride(rows, 0),
             src_pos: stride(rows, 1),
             src_slot: stride(rows, 1) << log_lane_pos,
@@ -372,6 +388,8 @@ impl Launch {
             cap: 0,
             layouts: 0,
             offsets_bytes: r.offsets.dtype.bytes() as u32,
+            by_sequence: 0,
+            early_ctas: 0,
             accepted: r.accepted.data,
             accepted_seq: stride(&r.accepted, 0),
             offsets: r.offsets.data,
@@ -394,6 +412,7 @@ impl Launch {
         if self.params.pack.layouts > 1 {
             self.sort_tensors();
         }
+        self.params.pack.by_sequence = (pieces.bytes >= tuning::BY_SEQUENCE_BYTES) as u32;
         self.cut(pieces.request)
     }
 
@@ -438,10 +457,12 @@ impl Launch {
     fn cut(&mut self, r: &Request) -> Result<()> {
         let pack = &mut self.params.pack;
         for (layout, &tensors) in pack.layout[..pack.layouts as usize].iter_mut().zip(&self.counts) {
+            let positions = (r.gamma as u32).div_ceil(1 << (layout.log_slots + layout.log_lane_pos));
+            let sequences = (r.batch() as u32).div_ceil(1 << (LOG_LANES - layout.log_lanes - layout.log_lane_pos));
+            layout.inner_tiles = Divisor::new(if pack.by_sequence == 1 { positions } else { sequences });
             layout.tensors = Divisor::new(tensors);
-            let positions = (r.gamma as u64).div_ceil(1 << (layout.log_slots + layout.log_lane_pos));
-            let side = layout.col_tiles.value as u64 * layout.seq_tiles.value as u64 * tensors as u64;
-            layout.tiles = u32::try_from(side.saturating_mul(positions))
+            let side = layout.col_tiles.value as u64 * tensors as u64;
+            layout.tiles = u32::try_from(side.saturating_mul(positions as u64 * sequences as u64))
                 .ok()
                 .filter(|&tiles| tiles < 1 << 31)
                 .ok_or_else(|| Error::unsupported("rows: 2^31 tiles or more in one call; CUDA takes fewer"))?;

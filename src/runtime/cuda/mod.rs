@@ -85,9 +85,17 @@ impl Kernels {
     const COUNT: u32 = (size_of::<Kernels>() / size_of::<Kernel>()) as u32;
 
     /// The modules stay loaded as long as the kernels are used. The context is current.
-    fn load() -> Result<(Kernels, [Module; 3])> {
-        let verify = Module::load("verify", include_str!("../../../kernels/ptx/verify.ptx"))?;
-        let pack = Module::load("pack", include_str!("../../../kernels/ptx/pack.ptx"))?;
+    fn load(facts: &Facts) -> Result<(Kernels, [Module; 3])> {
+        let [verify, pack] = if facts.launches_dependents() {
+            [
+                include_str!("../../../kernels/ptx/verify.compute_90.ptx"),
+                include_str!("../../../kernels/ptx/pack.compute_90.ptx"),
+            ]
+        } else {
+            [include_str!("../../../kernels/ptx/verify.ptx"), include_str!("../../../kernels/ptx/pack.ptx")]
+        };
+        let verify = Module::load("verify", verify)?;
+        let pack = Module::load("pack", pack)?;
         let verify_pack = Module::load("verify_pack", include_str!("../../../kernels/ptx/verify_pack.ptx"))?;
         let kernels = Kernels {
             verify_i32: verify.kernel("verify_i32")?,
@@ -110,7 +118,7 @@ impl Cuda {
         let entered = context.enter()?;
         let mut facts = Facts::read(&context)?;
         let started = Instant::now();
-        let (kernels, modules) = Kernels::load()?;
+        let (kernels, modules) = Kernels::load(&facts)?;
         facts.load_microseconds = started.elapsed().as_micros() as u64;
         let arenas = Arenas::create(options.stream_count, options.scratch_bytes)?;
         let streams = create_streams().inspect_err(|_| arenas.release())?;
@@ -193,6 +201,11 @@ fn cuda_version(number: i32) -> String {
 }
 
 impl Facts {
+    /// A kernel can start while the one before it still runs.
+    pub fn launches_dependents(&self) -> bool {
+        self.capability >= 90
+    }
+
     /// Fails where the driver or the device is too old for the kernels.
     fn read(context: &Context) -> Result<Facts> {
         let mut driver_version = 0;
@@ -268,6 +281,21 @@ impl Enqueue<'_> {
     pub unsafe fn launch<P>(&self, kernel: &Kernel, ctas: u32, threads: u32, params: &P) -> Result<()> {
         // SAFETY: forwarded to the caller; the context is current.
         unsafe { kernel.launch(ctas, threads, self.stream, params) }
+    }
+
+    /// Launches a kernel after another of the same call; where the device can, it starts while that one still runs.
+    ///
+    /// # Safety
+    /// As for [`Kernel::launch_dependent`].
+    pub unsafe fn launch_dependent<P>(&self, kernel: &Kernel, ctas: u32, threads: u32, params: &P) -> Result<()> {
+        // SAFETY: forwarded to the caller; the context is current.
+        unsafe {
+            if self.facts().launches_dependents() {
+                kernel.launch_dependent(ctas, threads, self.stream, params)
+            } else {
+                kernel.launch(ctas, threads, self.stream, params)
+            }
+        }
     }
 
     /// Writes zeros on the caller's stream.

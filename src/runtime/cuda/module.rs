@@ -93,4 +93,34 @@ impl Kernel {
         };
         check(result, self.name)
     }
+
+    /// Enqueues the kernel such that it may start while the one before it on the stream still runs (compute capability
+    /// 9.0 and later); it waits itself for what it needs.
+    ///
+    /// # Safety
+    /// As for [`Kernel::launch`]; and all that the kernel touches before it waits was ready when the one before began.
+    pub unsafe fn launch_dependent<P>(&self, ctas: u32, threads: u32, stream: CUstream, params: &P) -> Result<()> {
+        let mut attribute = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: ctas,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: 0,
+            hStream: stream,
+            attrs: &mut attribute,
+            numAttrs: 1,
+        };
+        let mut params = [(&raw const *params).cast_mut().cast::<c_void>()];
+        // SAFETY: forwarded to the caller; the driver copies configuration and parameters during the call.
+        let result =
+            unsafe { sys::cuLaunchKernelEx(&config, self.function, params.as_mut_ptr(), std::ptr::null_mut()) };
+        check(result, self.name)
+    }
 }
