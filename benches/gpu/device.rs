@@ -119,14 +119,19 @@ impl Device {
         unsafe { check(sys::cuMemsetD8Async(self.flush, 1, FLUSH_BYTES, self.stream)) };
     }
 
-    /// Median microseconds of one call between two events, the host's own time in it, for several calls that take turns,
-    /// so that the clocks' moods hit all alike. Every call has a data set of its own, which no cache holds: the cache is
-    /// evicted before, and sets follow each other until all were used.
+    /// Microseconds of one call between two events, the host's own time in it, for several calls that take turns, so that
+    /// the clocks' moods hit all alike: the median of three rounds' medians. Every call has a data set of its own, which no
+    /// cache holds: the cache is evicted before a round, and sets follow each other until all were used.
     pub fn event_times<const N: usize>(&self, sets: usize, calls: [&dyn Fn(usize); N]) -> [f64; N] {
         const WARM_UP: usize = 20;
-        let timed = (sets / N).clamp(40, 300);
-        let events: Vec<[[CUevent; 2]; N]> = (0..timed).map(|_| [(); N].map(|()| [new_event(), new_event()])).collect();
         (0..WARM_UP).for_each(|i| calls.iter().for_each(|call| call(sets - 1 - i % sets)));
+        let rounds = [(); 3].map(|()| self.event_round(sets, calls));
+        std::array::from_fn(|c| median(rounds.iter().map(|round| round[c]).collect()))
+    }
+
+    fn event_round<const N: usize>(&self, sets: usize, calls: [&dyn Fn(usize); N]) -> [f64; N] {
+        let turns = (sets / N).clamp(40, 300);
+        let events: Vec<[[CUevent; 2]; N]> = (0..turns).map(|_| [(); N].map(|()| [new_event(), new_event()])).collect();
         self.evict_cache();
         self.synchronize();
         for (i, turn) in events.iter().enumerate() {

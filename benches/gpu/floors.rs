@@ -30,6 +30,7 @@ fn main() {
     check_status(unsafe { vwd_session_create(&options, &mut session) });
     let bench = Bench { device, session, rows: Rows::new() };
     println!("{}; medians, microseconds unless said", bench.device.name());
+    bench.rows.put(serde_json::json!({"what": "machine", "device": bench.device.name()}));
     bench.host();
     bench.verify();
     bench.verify_pack();

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Turns what the GPU benchmarks wrote into a page and a plot under benches/results.
+
+    benches/gpu/report.py FLOORS.jsonl TORCH.jsonl NAME      writes benches/results/NAME.md and NAME.svg
+
+The first two come from bin/gpu_floors and benches/gpu/verify_pack.py (`./run bench` of the GPU bundle). Needs matplotlib.
+"""
+
+import json
+import pathlib
+import sys
+
+RESULTS = pathlib.Path(__file__).parents[1] / "results"
+
+
+def rows(path):
+    return [json.loads(line) for line in open(path)]
+
+
+def table(head, lines):
+    cells = lambda values: "| " + " | ".join(values) + " |"  # noqa: E731
+    return "\n".join([cells(head), cells(["---"] + ["---:"] * (len(head) - 1))] + [cells(line) for line in lines])
+
+
+def us(value):
+    return f"{value:.2f}" if value is not None else ""
+
+
+def targets(floors):
+    """(what, target, worst found, met) of each promise, from the grid."""
+    verify = [row for row in floors if row["what"] == "verify"]
+    packs = [row for row in floors if row["what"] == "verify_pack"]
+    host = [row for row in floors if row["what"] == "host_ns"]
+
+    def worst(what, limit, values):
+        value, where = max(values)
+        return [what, f"≤ {limit}", f"{value:.2f} ({where})", "met" if value <= limit else "**missed**"]
+
+    def at(row):
+        return f"B={row['batch']} γ={row['gamma']}" + (f" kv={row['dim']}" if "dim" in row else "") + f" α={row['alpha']}"
+
+    def ratios(chosen, top, bottom):
+        return [(row[top] / row[bottom], at(row)) for row in chosen]
+
+    small = [row for row in verify if row["batch"] * row["gamma"] <= 4096]
+    flat = {}
+    for row in verify:
+        flat.setdefault((row["batch"], row["gamma"]), []).append(row["graph"])
+    spread = [(max(times) / min(times), f"B={b} γ={g}") for (b, g), times in flat.items()]
+    megabyte = [row for row in packs if row["packed_bytes"] <= 1 << 20]
+    one = lambda batch: [  # noqa: E731
+        row for row in packs if (row["batch"], row["gamma"], row["dim"], row["alpha"]) == (batch, 128, 2048, 0.9)
+    ]
+    bare = host[0]["bare"]
+    lines = [
+        worst("verify / empty kernel, event, B·γ ≤ 4096", 1.3, ratios(small, "event", "empty")),
+        worst("verify / empty kernel, event, B ≤ 1024, γ ≤ 128", 1.5, ratios(verify, "event", "empty")),
+        worst("verify, slowest α / fastest α, graph", 1.1, spread),
+        worst("verify_pack / two steps, graph", 1.0, ratios(packs, "graph", "two_step_graph")),
+        worst("verify_pack / two steps, event", 1.0, ratios(packs, "event", "two_step_event")),
+        worst("verify_pack / empty kernel, event, ≤ 1 MB packed", 1.8, ratios(megabyte, "event", "empty")),
+        worst("verify_pack − copy, 15 MB, event, µs", 3.0, [(r["event"] - r["copy_event"], at(r)) for r in one(32)]),
+        worst("verify_pack / copy, 60 MB, event", 1.15, ratios(one(128), "event", "copy_event")),
+        worst("verify, host time over a bare launch, µs", 1.0, [((host[0]["verify"] - bare) / 1e3, "B=32 γ=8")]),
+        worst(
+            "verify_pack, host time over a bare launch, µs",
+            1.0,
+            [((row["verify_pack"] - bare) / 1e3, f"{row['tensors']} tensors") for row in host[1:] if row["tensors"] <= 2],
+        ),
+    ]
+    return table(["worst of the grid", "target", "found", ""], lines)
+
+
+def page(floors, torch, name):
+    machine, peer = floors[0]["device"], torch[0]
+    parts = [
+        f"# Verification and packing, {name}",
+        f"{machine}; torch {peer['torch']}, vanward {peer['vanward']}. Made by `make gpu-bundle`, `./run bench` on the "
+        "machine with the GPU, and `benches/gpu/report.py`. Microseconds, medians. *event*: one call between two CUDA events, "
+        "the host's time in it. *graph*: one of several calls in a CUDA graph, GPU time. No cache holds the inputs: it is "
+        "evicted before, and data sets rotate. Calls that are compared in *event* take turns.",
+        "## Targets",
+        targets(floors),
+        f"Kernels loaded, and compiled by the driver or taken from its cache, in {peer['load_microseconds']} µs.",
+        f"![verify_pack beside torch and a copy]({name}.svg)",
+        "## verify, from C",
+        table(
+            ["B", "γ", "α", "event", "empty kernel", "ratio", "graph"],
+            [
+                [str(r["batch"]), str(r["gamma"]), str(r["alpha"]), us(r["event"]), us(r["empty"]),
+                 us(r["event"] / r["empty"]), us(r["graph"])]
+                for r in floors if r["what"] == "verify"
+            ],
+        ),
+        "## verify_pack, from C",
+        table(
+            ["B", "γ", "KV width", "α", "MB", "event", "two steps", "copy", "empty", "graph", "two steps", "copy"],
+            [
+                [str(r["batch"]), str(r["gamma"]), str(r["dim"]), str(r["alpha"]), us(r["packed_bytes"] / 1e6)]
+                + [us(r[key]) for key in ("event", "two_step_event", "copy_event", "empty", "graph", "two_step_graph",
+                                          "copy_graph")]
+                for r in floors if r["what"] == "verify_pack"
+            ],
+        ),
+        "## verify beside torch, from Python",
+        table(
+            ["B", "γ", "α", "event", "empty", "eager", "compile", "graph", "eager in a graph"],
+            [
+                [str(r["batch"]), str(r["gamma"]), str(r["alpha"])]
+                + [us(r.get(key)) for key in ("vanward_event", "empty_event", "torch_event", "compile_event",
+                                              "vanward_graph", "torch_graph")]
+                for r in torch if r["what"] == "verify"
+            ],
+        ),
+        "## verify_pack beside torch (verify, then pack by a mask), from Python",
+        table(
+            ["B", "γ", "KV width", "α", "MB", "event", "two steps", "torch", "graph", "two steps"],
+            [
+                [str(r["batch"]), str(r["gamma"]), str(r["width"]), str(r["alpha"]), us(r["packed_bytes"] / 1e6)]
+                + [us(r[key]) for key in ("vanward_event", "two_step_event", "torch_event", "vanward_graph",
+                                          "two_step_graph")]
+                for r in torch if r["what"] == "verify_pack"
+            ],
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def plot(floors, torch, path):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as pyplot
+
+    pyplot.rcParams["svg.hashsalt"] = "vanward"
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
+    packs = sorted((r for r in floors if r["what"] == "verify_pack"), key=lambda r: r["packed_bytes"])
+    megabytes = [r["packed_bytes"] / 1e6 for r in packs]
+    for key, label in (("graph", "verify_pack"), ("two_step_graph", "verify, then pack"), ("copy_graph", "plain copy")):
+        left.loglog(megabytes, [r[key] for r in packs], ".", label=label, markersize=4)
+    left.set(title="GPU time", xlabel="MB packed", ylabel="µs")
+    beside = sorted((r for r in torch if r["what"] == "verify_pack"), key=lambda r: r["packed_bytes"])
+    megabytes = [r["packed_bytes"] / 1e6 for r in beside]
+    for key, label in (("vanward_event", "verify_pack"), ("torch_event", "torch: verify, pack by a mask")):
+        right.loglog(megabytes, [r[key] for r in beside], ".", label=label, markersize=4)
+    right.set(title="One call from Python, host in it", xlabel="MB packed", ylabel="µs")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main():
+    floors, torch, name = rows(sys.argv[1]), rows(sys.argv[2]), sys.argv[3]
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.md").write_text(page(floors, torch, name), encoding="utf-8")
+    plot(floors, torch, RESULTS / f"{name}.svg")
+
+
+if __name__ == "__main__":
+    main()
