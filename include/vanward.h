@@ -910,7 +910,7 @@ VWD_API vwd_status vwd_pinned_free(const vwd_session *session, void *pointer, vw
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
  * this point; inputs are not written.
- * Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 tokens or more), DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_verify(const vwd_session *session,
@@ -933,7 +933,7 @@ vwd_status vwd_verify(const vwd_session *session,
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
  * this point; the arrays rows and packed only during the call. packed must not overlap rows.
- * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH, DRIVER, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 rows or more), DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_pack(const vwd_session *session,
@@ -993,7 +993,8 @@ vwd_status vwd_index_update(const vwd_session *session,
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
  * this point.
- * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED,
+ * DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_channel_importance(const vwd_session *session,
@@ -1030,7 +1031,8 @@ vwd_status vwd_channel_importance(const vwd_session *session,
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
  * this point; inputs are not written.
- * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH, UNSUPPORTED, DRIVER, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
+ * session), UNSUPPORTED, DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_select_blocks(const vwd_session *session,
@@ -1060,7 +1062,8 @@ vwd_status vwd_select_blocks(const vwd_session *session,
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
  * this point; inputs are not written.
- * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH, UNSUPPORTED, DRIVER, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
+ * session), UNSUPPORTED, DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_select_tokens(const vwd_session *session,
@@ -1092,7 +1095,8 @@ vwd_status vwd_select_tokens(const vwd_session *session,
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
  * this point; inputs are not written.
- * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH, UNSUPPORTED, DRIVER, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
+ * session), UNSUPPORTED, DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_attention(const vwd_session *session,
@@ -1144,7 +1148,8 @@ vwd_status vwd_merge_states(const vwd_session *session,
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
  * this point; inputs are not written.
- * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH, UNSUPPORTED, DRIVER, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
+ * session), UNSUPPORTED, DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_repair(const vwd_session *session,
@@ -1209,7 +1214,8 @@ vwd_status vwd_predictor_reset(const vwd_session *session,
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
  * this point; inputs are not written.
- * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH, UNSUPPORTED, DRIVER, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
+ * session), UNSUPPORTED, DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_predictor_predict(const vwd_session *session,
@@ -1356,7 +1362,8 @@ VWD_API vwd_status vwd_forecast_load(const vwd_session *session, const char *pat
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
  * this point; inputs are not written.
- * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH, UNSUPPORTED, DRIVER, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
+ * session), UNSUPPORTED, DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_forecast_project(const vwd_forecast *forecast,

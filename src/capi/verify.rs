@@ -83,7 +83,7 @@ unsafe impl Versioned for vwd_verify_pack_args {
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 /// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
 /// this point; inputs are not written.
-/// Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+/// Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 tokens or more), DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_verify(
     session: *const vwd_session,
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn vwd_verify(
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 /// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
 /// this point; the arrays rows and packed only during the call. packed must not overlap rows.
-/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH, DRIVER, INTERNAL.
+/// Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 rows or more), DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_pack(
     session: *const vwd_session,
