@@ -3,7 +3,7 @@
 
     benches/report.py [TARGET_DIR]
 
-In a group that has a function named `read`, the other functions' bandwidth is also given as a share of it: `read` is a
+In a group that has a function named `read …`, the other functions' bandwidth is also given as a share of it: that is a
 plain multi-threaded read of the same bytes, timed in the same run.
 """
 
@@ -45,7 +45,7 @@ def results(target):
 
 def main(target):
     rows = list(results(target))
-    reads = {(group, size): median for group, name, size, median, *_ in rows if name.split("/")[0] == "read"}
+    reads = {(group, size): median for group, name, size, median, *_ in rows if name.split()[0] == "read"}
     print(f"`make bench`, commit {command('git', 'rev-parse', '--short', 'HEAD')}, {command('rustc', '--version')}.")
     print(f"{cpu()}, {os.cpu_count()} logical CPUs. Medians with their 95 % intervals.\n")
     print("| benchmark | median | interval | GB/s | share of a plain read |")
