@@ -3,7 +3,7 @@
 //! a pool far larger than the caches. The last lines give the fastest calls, and the bandwidth of attention as a share of
 //! the read's.
 
-use criterion::Criterion;
+use criterion::{Criterion, Throughput};
 use half::f16;
 use rayon::prelude::*;
 use std::cell::Cell;
@@ -146,11 +146,14 @@ fn main() {
         support::assert_ok(unsafe { vwd_repair(session.raw(), &call, std::ptr::null_mut()) });
     };
 
-    let mut group = criterion.benchmark_group("attention_8192_tokens");
     let turn = Cell::new(0);
     // Tells the time of the fastest call too, which other programs on the machine have disturbed least.
-    let mut measure = |name: &str, work: &dyn Fn(usize)| {
+    let mut measure = |name: &str, bytes: Option<usize>, work: &dyn Fn(usize)| {
         let fastest = Cell::new(Duration::MAX);
+        let mut group = criterion.benchmark_group("attention_8192_tokens");
+        if let Some(bytes) = bytes {
+            group.throughput(Throughput::Bytes(bytes as u64));
+        }
         group.bench_function(name, |b| {
             b.iter_custom(|count| {
                 let mut total = Duration::ZERO;
@@ -164,15 +167,16 @@ fn main() {
                 total
             })
         });
+        group.finish();
         fastest.get()
     };
-    let read = measure("read", &|turn| {
+    let bytes = Some(2 * KV_HEADS * SELECTED * BLOCK * DIM * size_of::<f16>());
+    let read = measure("read", bytes, &|turn| {
         black_box(readers.install(|| pool.read(turn)));
     });
-    let attended = measure("attend", &|turn| attend(list(&pool.ids, turn), None));
-    let kept = measure("attend_and_keep_partials", &|turn| attend(list(&pool.predicted, turn), Some(partials)));
-    let repaired = measure("repair_exact", &repair);
-    group.finish();
+    let attended = measure("attend", bytes, &|turn| attend(list(&pool.ids, turn), None));
+    let kept = measure("attend_and_keep_partials", bytes, &|turn| attend(list(&pool.predicted, turn), Some(partials)));
+    let repaired = measure("repair_exact", None, &repair);
     println!("fastest: read {read:?}, attend {attended:?}, keeping partials {kept:?}, repair {repaired:?}");
     println!("attention reaches {:.0} % of the read's bandwidth", 100.0 * read.as_secs_f64() / attended.as_secs_f64());
 }
