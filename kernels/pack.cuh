@@ -5,7 +5,7 @@
 
 constexpr uint32 MAX_TENSORS = 256;
 constexpr uint32 MAX_LAYOUTS = 8;
-constexpr uint32 MAX_SUMMED_BATCH = 1024;  // sequences that a warp adds up itself to find an offset
+constexpr uint32 MAX_SUMMED_BATCH = 1024;  // sequences whose counts a CTA adds up itself to find an offset
 constexpr uint32 SLOTS = 4;                // units a lane can hold at once
 
 // n / value for n < 2^31: n · magic >> shift.
@@ -176,18 +176,20 @@ struct Lane {
     }
 };
 
-// Offset and count of a sequence from the counts of all before it: the warp adds them up. No table to build, no barrier to wait at.
+// Offset and count of a sequence from the counts of all before it: the warp adds them up, from `begin` on if it knows the sum before.
 template <typename Counts>
 struct SummedOffsets {
     Counts counts;
+    uint32 begin, before;
     __device__ uint32 count(const Lane &lane) const { return lane.end ? counts(lane.seq) : 0; }
     __device__ uint32 offset(const Lane &lane) const {
-        uint32 sum = sum_counts(counts, 0, lane.warp_seq);
+        const bool known = lane.warp_seq >= begin;
+        uint32 sum = (known ? before : 0) + sum_counts(counts, known ? begin : 0, lane.warp_seq);
         for (uint32 i = lane.warp_seq; i < lane.seq; ++i) sum += counts(i);  // a tile of several sequences
         return sum;
     }
 };
-template <typename Counts> SummedOffsets(Counts) -> SummedOffsets<Counts>;
+template <typename Counts> SummedOffsets(Counts, uint32, uint32) -> SummedOffsets<Counts>;
 
 template <typename Offsets>
 __device__ inline void store_tile(const PackParams &p, const Lane &lane, const Offsets &offsets, const uint4 (&held)[SLOTS]) {

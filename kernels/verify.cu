@@ -18,22 +18,28 @@
 
 constexpr uint32 THREADS = 128, LONG_THREADS = 256;
 
-template <typename Token>
-__device__ inline void verify(const VerifyParams &p) {
-    allow_next_kernel();
-    const uint32 tile = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
-    if (tile >= p.tiles) return;
-    TokenTile<Token> tokens;
+template <typename Token, uint32 SLOTS>
+__device__ inline void verify_tile(const VerifyParams &p, uint32 tile) {
+    TokenTile<Token, SLOTS> tokens;
     tokens.load(p, tile);
-    uint32 length[TOKEN_SLOTS];
-#pragma unroll
-    for (uint32 u = 0; u < TOKEN_SLOTS; ++u) length[u] = row_length(p, min(tokens.row + u * p.slot_rows, p.batch - 1));
-    tokens.compare(p, [&](uint32 row, uint32 slot, uint32 k) { write_result<Token>(p, row, min(k, length[slot])); });
+    const uint32 length = row_length(p, min(tokens.row, p.batch - 1));
+    tokens.compare(p, [&](uint32 row, uint32 k) { write_result<Token>(p, row, min(k, length), length); });
     if (!p.committed) return;
     __syncwarp();
     const uint32 first = tile * p.tile_rows;
     for (uint32 row = first; row < min(first + p.tile_rows, p.batch); ++row)
         write_committed<Token>(p, row, at<int32>(p.accepted, row * p.accepted_seq), threadIdx.x % WARP, WARP);
+}
+
+template <typename Token>
+__device__ inline void verify(const VerifyParams &p) {
+    allow_next_kernel();
+    const uint32 tile = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
+    if (tile >= p.tiles) return;
+    if (p.gamma > WARP)
+        verify_tile<Token, TOKEN_SLOTS>(p, tile);
+    else
+        verify_tile<Token, 1>(p, tile);
 }
 
 // CTA i owns sequence i.
@@ -43,17 +49,17 @@ __device__ inline void verify_long(const VerifyParams &p) {
     __shared__ int32 accepted;
     const uint32 row_tiles = 1u << p.log_row_tiles, first = blockIdx.x * row_tiles;
     uint32 tile = threadIdx.x / WARP;
-    TokenTile<Token> tokens;
+    TokenTile<Token, TOKEN_SLOTS> tokens;
     if (tile < row_tiles) tokens.load(p, first + tile);
     if (threadIdx.x == 0) accepted = row_length(p, blockIdx.x);
     __syncthreads();
     while (tile < row_tiles) {
-        tokens.compare(p, [&](uint32, uint32, int32 k) { atomicMin(&accepted, k); });
+        tokens.compare(p, [&](uint32, int32 k) { atomicMin(&accepted, k); });
         tile += LONG_THREADS / WARP;
         if (tile < row_tiles) tokens.load(p, first + tile);
     }
     __syncthreads();
-    if (threadIdx.x == 0) write_result<Token>(p, blockIdx.x, accepted);
+    if (threadIdx.x == 0) write_result<Token>(p, blockIdx.x, accepted, row_length(p, blockIdx.x));
     if (p.committed) write_committed<Token>(p, blockIdx.x, accepted, threadIdx.x, LONG_THREADS);
 }
 

@@ -34,12 +34,13 @@ __device__ inline void verify_pack(const VerifyPackParams &p) {
     acceptance.finish(accepted);
 
     if (copies) {
-        const SummedOffsets offsets{counts};
+        const SummedOffsets offsets{counts, 0, 0};
         store_tile(p.pack, early, offsets, held);
         copy_rows(p.pack, ctas, 1, offsets);
         return;
     }
-    for (uint32 seq = blockDim.x - 1 - threadIdx.x; seq < batch; seq += blockDim.x) write_result<Token>(p.verify, seq, accepted[seq]);
+    for (uint32 seq = blockDim.x - 1 - threadIdx.x; seq < batch; seq += blockDim.x)
+        write_result<Token>(p.verify, seq, accepted[seq], row_length(p.verify, seq));
     write_offsets(p.pack, counts, 0, batch, 0);
     if (p.verify.committed)
         for (uint32 seq = threadIdx.x / WARP; seq < batch; seq += blockDim.x / WARP)

@@ -168,7 +168,7 @@ pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
     let launches_dependents = enqueue.facts().launches_dependents();
     let is_small =
         r.pack.batch() <= MAX_SUMMED_BATCH && tuning::is_fused(token_bytes, pieces.bytes, launches_dependents);
-    if is_small && pieces.is_empty() && launch.tiles() > 0 {
+    if is_small && pieces.is_empty() && launch.tiles > 0 {
         return fused(enqueue, &r.verify, launch);
     }
     verify::cuda::run(enqueue, &r.verify)?;
@@ -190,10 +190,10 @@ fn write_empty_offsets(enqueue: &Enqueue, r: &Request) -> Result<()> {
 }
 
 fn fused(enqueue: &Enqueue, r: &verify::Request, mut launch: Launch) -> Result<()> {
-    let verify = VerifyParams::new(r, true)?;
+    let verify = VerifyParams::new(r)?;
     let threads = tuning::fused_threads(verify.tiles);
     let most = enqueue.facts().multiprocessors * (tuning::RESIDENT_THREADS / threads);
-    let ctas = launch.tiles().div_ceil(threads / 32).min(most);
+    let ctas = launch.tiles.div_ceil(threads / 32).min(most);
     launch.params.verify.write(verify);
     let kernels = enqueue.kernels();
     let kernel = if r.draft.dtype == DType::I64 { &kernels.verify_pack_i64 } else { &kernels.verify_pack_i32 };
@@ -221,7 +221,7 @@ fn pack(enqueue: &Enqueue, mut launch: Launch, mut pieces: Pieces, mut follows: 
     let mut is_first = true;
     loop {
         // A CTA for each of its warps' tiles: the device deals them out as they come free.
-        let ctas = launch.tiles().div_ceil(PACK_THREADS / 32);
+        let ctas = launch.tiles.div_ceil(PACK_THREADS / 32);
         let params = &mut launch.params.pack;
         params.early_ctas = enqueue.facts().multiprocessors * (tuning::EARLY_THREADS / PACK_THREADS);
         if batch <= MAX_SUMMED_BATCH {
@@ -377,6 +377,8 @@ struct Launch {
     tensors: usize,
     layout_of: [u8; MAX_TENSORS],
     counts: [u32; MAX_LAYOUTS],
+    /// Of all layouts; fewer than 2^31.
+    tiles: u32,
 }
 
 impl Launch {
@@ -398,7 +400,7 @@ impl Launch {
             tensor: [const { MaybeUninit::uninit() }; MAX_TENSORS],
         };
         let params = VerifyPackParams { verify: MaybeUninit::uninit(), pack };
-        Launch { params, tensors: 0, layout_of: [0; MAX_TENSORS], counts: [0; MAX_LAYOUTS] }
+        Launch { params, tensors: 0, layout_of: [0; MAX_TENSORS], counts: [0; MAX_LAYOUTS], tiles: 0 }
     }
 
     /// Takes the pieces that go in one launch: of one capacity, few layouts, and no more than it has room for.
@@ -462,15 +464,13 @@ impl Launch {
             layout.inner_tiles = Divisor::new(if pack.by_sequence == 1 { positions } else { sequences });
             layout.tensors = Divisor::new(tensors);
             let side = layout.col_tiles.value as u64 * tensors as u64;
-            layout.tiles = u32::try_from(side.saturating_mul(positions as u64 * sequences as u64))
-                .ok()
-                .filter(|&tiles| tiles < 1 << 31)
-                .ok_or_else(|| Error::unsupported("rows: 2^31 tiles or more in one call; CUDA takes fewer"))?;
+            let tiles = side.saturating_mul(positions as u64 * sequences as u64);
+            self.tiles = self.tiles.saturating_add(u32::try_from(tiles).unwrap_or(u32::MAX));
+            if self.tiles >= 1 << 31 {
+                return Err(Error::unsupported("rows: 2^31 tiles or more in one call; CUDA takes fewer"));
+            }
+            layout.tiles = tiles as u32;
         }
         Ok(())
-    }
-
-    fn tiles(&self) -> u32 {
-        self.params.pack.layout.iter().fold(0, |sum, layout| sum.saturating_add(layout.tiles))
     }
 }

@@ -24,8 +24,6 @@ pub struct Params {
     log_lanes: u32,
     log_row_tiles: u32,
     tile_rows: u32,
-    slot_rows: u32,
-    slot_positions: u32,
     mismatch_bytes: u32,
     draft_lens: *const u8,
     draft_lens_seq: i64,
@@ -57,8 +55,7 @@ pub fn log2_ceil(n: u32) -> u32 {
 }
 
 impl Params {
-    /// `one_slot`: short rows fill one slot of a lane instead of all, for more tiles with less to do each.
-    pub fn new(r: &Request, one_slot: bool) -> Result<Params> {
+    pub fn new(r: &Request) -> Result<Params> {
         const MOST_ROWS: usize = 1 << 29;
         const MOST_TOKENS: usize = (1 << 31) - 1;
         let (batch, gamma) = (r.batch(), r.gamma());
@@ -70,15 +67,7 @@ impl Params {
         let log_gamma = log2_ceil(gamma as u32);
         let long = log_gamma > LOG_LANES;
         let log_row_tiles = log_gamma.saturating_sub(LOG_LANES + LOG_SLOTS);
-        let [tile_rows, slot_rows] = match (long, one_slot) {
-            (true, _) => [1, 0],
-            (false, true) => [1 << (LOG_LANES - log_gamma), batch as u32],
-            (false, false) => [1 << (LOG_LANES + LOG_SLOTS - log_gamma), 1 << (LOG_LANES - log_gamma)],
-        };
-        let slot_positions = if long { 1 << LOG_LANES } else { 0 };
-        // Where slots are left empty, their addresses must still be formed.
-        let reach = if one_slot && !long { 0 } else { slot_rows as i64 };
-        let slot = |t: &Tensor| reach * stride(t, 0) + slot_positions as i64 * stride(t, 1);
+        let tile_rows = if long { 1 } else { 1 << (LOG_LANES - log_gamma) };
         let tiles = if long { (batch as u32) << log_row_tiles } else { (batch as u32).div_ceil(tile_rows) };
         let optional = |t: &Option<Tensor>| t.map_or(std::ptr::null_mut(), |t| t.data);
         let step = |t: &Option<Tensor>, d| t.as_ref().map_or(0, |t| stride(t, d));
@@ -89,16 +78,14 @@ impl Params {
             draft_pos: stride(&r.draft, 1),
             target_seq: stride(&r.target, 0),
             target_pos: stride(&r.target, 1),
-            draft_slot: slot(&r.draft),
-            target_slot: slot(&r.target),
+            draft_slot: stride(&r.draft, 1) << LOG_LANES,
+            target_slot: stride(&r.target, 1) << LOG_LANES,
             batch: batch as u32,
             gamma: gamma as u32,
             tiles,
             log_lanes: log_gamma.min(LOG_LANES),
             log_row_tiles,
             tile_rows,
-            slot_rows,
-            slot_positions,
             mismatch_bytes: r.mismatch.map_or(0, |t| t.dtype.bytes() as u32),
             draft_lens: optional(&r.draft_lens),
             draft_lens_seq: step(&r.draft_lens, 0),
@@ -119,7 +106,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     if r.batch() == 0 {
         return Ok(());
     }
-    let params = Params::new(r, true)?;
+    let params = Params::new(r)?;
     let wide = r.draft.dtype == DType::I64;
     let kernels = enqueue.kernels();
     let (kernel, ctas, threads) = if params.log_row_tiles > 0 {
