@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Turns what the GPU benchmarks wrote into a page and a plot under benches/results.
 
-    benches/gpu/report.py FLOORS.jsonl TORCH.jsonl NAME      writes benches/results/NAME.md and NAME.svg
+    benches/gpu/report.py NAME TORCH.jsonl FLOORS.jsonl…      writes benches/results/NAME.md and NAME.svg
 
-The first two come from bin/gpu_floors and benches/gpu/verify_pack.py (`./run bench` of the GPU bundle). Needs matplotlib.
+The files come from benches/gpu/verify_pack.py and, one a run, bin/gpu_floors (`./run bench` of the GPU bundle). Of several
+runs each figure is the median. Needs matplotlib.
 """
 
 import json
 import pathlib
+import statistics
 import sys
 
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
@@ -15,6 +17,15 @@ RESULTS = pathlib.Path(__file__).parents[1] / "results"
 
 def rows(path):
     return [json.loads(line) for line in open(path)]
+
+
+def merged(runs):
+    """Rows whose figures are the medians of the runs'; all runs have the same rows in the same order."""
+    about = ("what", "device", "batch", "gamma", "alpha", "dim", "tensors", "packed_bytes")
+    return [
+        {key: value if key in about else statistics.median(row[key] for row in same) for key, value in same[0].items()}
+        for same in zip(*runs)
+    ]
 
 
 def table(head, lines):
@@ -27,14 +38,17 @@ def us(value):
 
 
 def targets(floors):
-    """(what, target, worst found, met) of each promise, from the grid."""
+    """(what, target, median and worst of the grid, met) of each promise."""
     verify = [row for row in floors if row["what"] == "verify"]
     packs = [row for row in floors if row["what"] == "verify_pack"]
     host = [row for row in floors if row["what"] == "host_ns"]
 
     def worst(what, limit, values):
         value, where = max(values)
-        return [what, f"≤ {limit}", f"{value:.2f} ({where})", "met" if value <= limit else "**missed**"]
+        met = sum(value <= limit for value, _ in values)
+        median = statistics.median(value for value, _ in values)
+        verdict = "met" if met == len(values) else f"**missed**: {met} of {len(values)} meet it"
+        return [what, f"≤ {limit}", f"{median:.2f}", f"{value:.2f} ({where})", verdict]
 
     def at(row):
         return f"B={row['batch']} γ={row['gamma']}" + (f" kv={row['dim']}" if "dim" in row else "") + f" α={row['alpha']}"
@@ -68,17 +82,18 @@ def targets(floors):
             [((row["verify_pack"] - bare) / 1e3, f"{row['tensors']} tensors") for row in host[1:] if row["tensors"] <= 2],
         ),
     ]
-    return table(["worst of the grid", "target", "found", ""], lines)
+    return table(["", "target", "median", "worst", ""], lines)
 
 
-def page(floors, torch, name):
+def page(floors, torch, name, runs):
     machine, peer = floors[0]["device"], torch[0]
     parts = [
         f"# Verification and packing, {name}",
         f"{machine}; torch {peer['torch']}, vanward {peer['vanward']}. Made by `make gpu-bundle`, `./run bench` on the "
         "machine with the GPU, and `benches/gpu/report.py`. Microseconds, medians. *event*: one call between two CUDA events, "
         "the host's time in it. *graph*: one of several calls in a CUDA graph, GPU time. No cache holds the inputs: it is "
-        "evicted before, and data sets rotate. Calls that are compared in *event* take turns.",
+        f"evicted before, and data sets rotate. Calls that are compared in *event* take turns. Medians of {runs} runs of "
+        "the whole grid; torch's of one.",
         "## Targets",
         targets(floors),
         f"Kernels loaded, and compiled by the driver or taken from its cache, in {peer['load_microseconds']} µs.",
@@ -152,9 +167,10 @@ def plot(floors, torch, path):
 
 
 def main():
-    floors, torch, name = rows(sys.argv[1]), rows(sys.argv[2]), sys.argv[3]
+    name, torch, runs = sys.argv[1], rows(sys.argv[2]), [rows(path) for path in sys.argv[3:]]
+    floors = merged(runs)
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}.md").write_text(page(floors, torch, name), encoding="utf-8")
+    (RESULTS / f"{name}.md").write_text(page(floors, torch, name, len(runs)), encoding="utf-8")
     plot(floors, torch, RESULTS / f"{name}.svg")
 
 

@@ -153,7 +153,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let mut pieces = Pieces::new(r)?;
     let mut launch = Launch::new(r);
     launch.fill(&mut pieces)?;
-    pack(enqueue, launch, pieces, false)
+    pack(enqueue, &mut launch, pieces, false)
 }
 
 pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
@@ -169,10 +169,10 @@ pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
     let is_small =
         r.pack.batch() <= MAX_SUMMED_BATCH && tuning::is_fused(token_bytes, pieces.bytes, launches_dependents);
     if is_small && pieces.is_empty() && launch.tiles > 0 {
-        return fused(enqueue, &r.verify, launch);
+        return fused(enqueue, &r.verify, &mut launch);
     }
     verify::cuda::run(enqueue, &r.verify)?;
-    pack(enqueue, launch, pieces, true)
+    pack(enqueue, &mut launch, pieces, true)
 }
 
 fn check_sizes(r: &Request) -> Result<()> {
@@ -189,7 +189,7 @@ fn write_empty_offsets(enqueue: &Enqueue, r: &Request) -> Result<()> {
     unsafe { enqueue.fill_zero(r.offsets.data, r.offsets.dtype.bytes()) }
 }
 
-fn fused(enqueue: &Enqueue, r: &verify::Request, mut launch: Launch) -> Result<()> {
+fn fused(enqueue: &Enqueue, r: &verify::Request, launch: &mut Launch) -> Result<()> {
     let verify = VerifyParams::new(r)?;
     let threads = tuning::fused_threads(verify.tiles);
     let most = enqueue.facts().multiprocessors * (tuning::RESIDENT_THREADS / threads);
@@ -202,7 +202,7 @@ fn fused(enqueue: &Enqueue, r: &verify::Request, mut launch: Launch) -> Result<(
 }
 
 /// As many launches as the tensors need; offsets are written by the first. `follows`: this call has launched before.
-fn pack(enqueue: &Enqueue, mut launch: Launch, mut pieces: Pieces, mut follows: bool) -> Result<()> {
+fn pack(enqueue: &Enqueue, launch: &mut Launch, mut pieces: Pieces, mut follows: bool) -> Result<()> {
     let kernels = enqueue.kernels();
     let batch = pieces.request.batch();
     let mut put = |kernel: &Kernel, ctas: u32, params: &PackParams| {
@@ -238,7 +238,7 @@ fn pack(enqueue: &Enqueue, mut launch: Launch, mut pieces: Pieces, mut follows: 
             return Ok(());
         }
         is_first = false;
-        launch = Launch::new(pieces.request);
+        *launch = Launch::new(pieces.request);
         launch.fill(&mut pieces)?;
     }
 }
@@ -381,8 +381,9 @@ struct Launch {
     tiles: u32,
 }
 
+// Some six kilobytes: made where they stay, and passed by reference.
 impl Launch {
-    #[inline]
+    #[inline(always)]
     fn new(r: &Request) -> Launch {
         let pack = PackParams {
             batch: r.batch() as u32,
