@@ -97,7 +97,7 @@ pub struct Checks {
 
 impl Checks {
     /// A tensor that must be given. `data` may be NULL only when the tensor has no elements.
-    #[inline]
+    #[inline(always)]
     pub fn required(&self, name: impl Into<Name>, t: &vwd_tensor) -> Result<Tensor> {
         let name = name.into();
         let missing = || Err(Error::argument(&name.to_string(), "data is NULL", "a tensor"));
@@ -112,7 +112,7 @@ impl Checks {
     }
 
     /// A tensor that is absent when its `data` is NULL.
-    #[inline]
+    #[inline(always)]
     pub fn optional(&self, name: impl Into<Name>, t: &vwd_tensor) -> Result<Option<Tensor>> {
         if t.data.is_null() { Ok(None) } else { self.required(name, t).map(Some) }
     }
@@ -229,30 +229,30 @@ impl Tensor {
 
     // --- checks: each returns the view, so that they chain -------------------------------------------------------
 
-    #[inline]
+    #[inline(always)]
     pub fn of(self, dtype: DType) -> Result<Tensor> {
         self.of_any(&[dtype])
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn of_any(self, allowed: &[DType]) -> Result<Tensor> {
         if allowed.contains(&self.dtype) { Ok(self) } else { Err(self.wrong_dtype(allowed)) }
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn of_rank(self, rank: usize) -> Result<Tensor> {
         if self.rank == rank { Ok(self) } else { Err(self.wrong_rank(rank)) }
     }
 
     /// The exact shape, each extent with the symbol that the contract gives it: `&[("B", 4), ("γ+1", 9)]`.
-    #[inline]
+    #[inline(always)]
     pub fn of_shape(self, expected: &[(&str, usize)]) -> Result<Tensor> {
         let same = self.rank == expected.len() && expected.iter().zip(self.shape()).all(|(e, &n)| e.1 as i64 == n);
         if same { Ok(self) } else { Err(self.wrong_shape(expected)) }
     }
 
     /// For a tensor the op writes: no element may share bytes with another.
-    #[inline]
+    #[inline(always)]
     pub fn writable(self) -> Result<Tensor> {
         if overlap::is_injective(&self) { Ok(self) } else { Err(self.overlapping()) }
     }
