@@ -22,7 +22,7 @@ mod tuning {
     /// Whether every CTA verifies the whole batch itself (one launch) instead of waiting for a launch that does it once.
     /// That wait is short where the second launch starts beside the first.
     pub fn is_fused(token_bytes: usize, row_bytes: usize, launches_dependents: bool) -> bool {
-        if launches_dependents { token_bytes <= 1 << 10 && row_bytes <= 384 << 10 } else { token_bytes <= 32 << 10 }
+        if launches_dependents { token_bytes <= 2 << 10 && row_bytes <= 2 << 20 } else { token_bytes <= 32 << 10 }
     }
     /// Row bytes up to which a lane holds two units at once rather than four: more warps, each done sooner.
     pub const TWO_SLOT_BYTES: usize = 1 << 20;
