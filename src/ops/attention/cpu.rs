@@ -6,13 +6,13 @@
 //! follow from sizes alone, so that neither batch nor threads change a bit; a long list keeps every thread busy even when
 //! the batch is 1.
 
-use super::partial::{Copies, HEADS, MAX_DIM, Partial, Span, Tile};
+use super::partial::{Copies, HEADS, Partial, Span, Tile};
 use super::{MergeRequest, Outputs, Problem, Request};
 use crate::core::dtype::{DType, Float};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::simd::{Kernel, Lanes, Row, dispatch, widen};
-use crate::ops::views::{BlockList, PagedKv, State};
+use crate::ops::views::{BlockList, MAX_DIM, PagedKv, State};
 use crate::runtime::cpu::{Cpu, Scratch};
 use crate::with_float;
 use std::mem::MaybeUninit;

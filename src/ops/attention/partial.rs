@@ -5,14 +5,13 @@
 
 use crate::core::tensor::Tensor;
 use crate::ops::simd::{LANES, Lanes, Row, dot_four, fetch, weigh_four};
-use crate::ops::views::State;
+use crate::ops::views::{MAX_DIM, State};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
 /// Query heads that are attended together.
 pub const HEADS: usize = LANES;
-pub const MAX_DIM: usize = 256;
 /// Tokens that are attended together; fewer where they have to be copied first.
 pub const TILE: usize = 64;
 const COPIED: usize = 16;
