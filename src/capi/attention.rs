@@ -6,6 +6,7 @@ use super::types::{
     vwd_attention_partials, vwd_attention_state, vwd_block_list, vwd_paged_kv, vwd_status, vwd_stream, vwd_tensor,
 };
 use crate::ops::{attention, repair};
+use std::mem::MaybeUninit;
 
 /// Arguments of `vwd_attention`; see there.
 #[repr(C)]
@@ -107,9 +108,10 @@ pub unsafe extern "C" fn vwd_attention(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
-        attention::run(session, &attention::Request::from_c(session, &args)?, stream)
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        attention::run(session, &attention::Request::from_c(session, args)?, stream)
     })
 }
 
@@ -135,10 +137,11 @@ pub unsafe extern "C" fn vwd_merge_states(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
         // SAFETY: the C contract of inputs.
-        attention::merge(session, &unsafe { attention::MergeRequest::from_c(session, &args) }?, stream)
+        attention::merge(session, &unsafe { attention::MergeRequest::from_c(session, args) }?, stream)
     })
 }
 
@@ -173,8 +176,9 @@ pub unsafe extern "C" fn vwd_repair(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
-        repair::run(session, &repair::Request::from_c(session, &args)?, stream)
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        repair::run(session, &repair::Request::from_c(session, args)?, stream)
     })
 }

@@ -5,6 +5,7 @@ use super::session::vwd_session;
 use super::types::{vwd_status, vwd_stream, vwd_tensor};
 use crate::decode::forecast::{self, Forecast};
 use std::ffi::c_char;
+use std::mem::MaybeUninit;
 
 /// Linear maps, one per layer, that forecast the next layer's queries. Opaque.
 pub struct vwd_forecast(pub(crate) Forecast);
@@ -116,10 +117,12 @@ pub unsafe extern "C" fn vwd_forecast_create(
     forecast: *mut *mut vwd_forecast,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
-        let (session, options, forecast) =
-            unsafe { (handle(session, "session")?, versioned(options, "options")?, out(forecast, "forecast")?) };
-        let created = Forecast::create(session, &forecast::Options::from_c(&options)?)?;
+        let (session, options, forecast) = unsafe {
+            (handle(session, "session")?, versioned(options, "options", &mut room)?, out(forecast, "forecast")?)
+        };
+        let created = Forecast::create(session, &forecast::Options::from_c(options)?)?;
         forecast.write(Box::into_raw(Box::new(vwd_forecast(created))));
         Ok(())
     })
@@ -166,9 +169,10 @@ pub unsafe extern "C" fn vwd_forecast_accumulate(
     args: *const vwd_forecast_accumulate_args,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
-        let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args")?) };
-        forecast.0.accumulate(&forecast::AccumulateRequest::from_c(&forecast.0, &args)?)
+        let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args", &mut room)?) };
+        forecast.0.accumulate(&forecast::AccumulateRequest::from_c(&forecast.0, args)?)
     })
 }
 
@@ -247,8 +251,9 @@ pub unsafe extern "C" fn vwd_forecast_project(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
-        let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args")?) };
-        forecast.0.project(&forecast::ProjectRequest::from_c(&forecast.0, &args)?, stream)
+        let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args", &mut room)?) };
+        forecast.0.project(&forecast::ProjectRequest::from_c(&forecast.0, args)?, stream)
     })
 }

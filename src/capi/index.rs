@@ -4,6 +4,7 @@ use super::boundary::{Versioned, boundary, handle, versioned};
 use super::session::vwd_session;
 use super::types::{vwd_index, vwd_status, vwd_stream, vwd_tensor};
 use crate::ops::index;
+use std::mem::MaybeUninit;
 
 /// Arguments of `vwd_index_update`; see there.
 #[repr(C)]
@@ -69,9 +70,10 @@ pub unsafe extern "C" fn vwd_index_update(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
-        index::update(session, &index::UpdateRequest::from_c(session, &args)?, stream)
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        index::update(session, &index::UpdateRequest::from_c(session, args)?, stream)
     })
 }
 
@@ -98,8 +100,9 @@ pub unsafe extern "C" fn vwd_channel_importance(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
-        index::importance(session, &index::ImportanceRequest::from_c(session, &args)?, stream)
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        index::importance(session, &index::ImportanceRequest::from_c(session, args)?, stream)
     })
 }

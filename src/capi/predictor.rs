@@ -4,6 +4,7 @@ use super::boundary::{Versioned, boundary, handle, out, versioned};
 use super::session::vwd_session;
 use super::types::{vwd_block_list, vwd_status, vwd_stream, vwd_tensor};
 use crate::decode::predictor;
+use std::mem::MaybeUninit;
 
 /// Smoothed scores of one layer, in the caller's memory. Before its first step a sequence's rows are filled by
 /// `vwd_predictor_reset`.
@@ -118,9 +119,10 @@ pub unsafe extern "C" fn vwd_predictor_reset(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
-        predictor::reset(session, &predictor::ResetRequest::from_c(session, &args)?, stream)
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        predictor::reset(session, &predictor::ResetRequest::from_c(session, args)?, stream)
     })
 }
 
@@ -151,9 +153,10 @@ pub unsafe extern "C" fn vwd_predictor_predict(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
-        predictor::predict(session, &predictor::PredictRequest::from_c(session, &args)?, stream)
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        predictor::predict(session, &predictor::PredictRequest::from_c(session, args)?, stream)
     })
 }
 
@@ -179,9 +182,10 @@ pub unsafe extern "C" fn vwd_predictor_update(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
-        predictor::update(session, &predictor::UpdateRequest::from_c(session, &args)?, stream)
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        predictor::update(session, &predictor::UpdateRequest::from_c(session, args)?, stream)
     })
 }
 
@@ -213,12 +217,13 @@ pub unsafe extern "C" fn vwd_predictor_calibrate(
     hit_rate: *mut f64,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
         // SAFETY: the C contract of holt.
         let holt = unsafe { out(holt, "holt")? };
         // SAFETY: the C contract of grid.
-        let best = predictor::calibrate(session, &unsafe { predictor::CalibrateRequest::from_c(session, &args) }?)?;
+        let best = predictor::calibrate(session, &unsafe { predictor::CalibrateRequest::from_c(session, args) }?)?;
         holt.write(best.holt);
         // SAFETY: NULL or valid for a write.
         if let Some(hit_rate) = unsafe { hit_rate.as_mut() } {

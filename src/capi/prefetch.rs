@@ -4,6 +4,7 @@ use super::boundary::{Versioned, boundary, handle, versioned};
 use super::session::vwd_session;
 use super::types::{vwd_status, vwd_stream, vwd_tensor};
 use crate::ops::prefetch;
+use std::mem::MaybeUninit;
 
 /// The library picks the engine from the block size and count.
 pub const VWD_GATHER_AUTO: u32 = 0;
@@ -51,8 +52,9 @@ pub unsafe extern "C" fn vwd_gather_blocks(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
-        prefetch::gather(session, &prefetch::GatherRequest::from_c(session, &args)?, stream)
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        prefetch::gather(session, &prefetch::GatherRequest::from_c(session, args)?, stream)
     })
 }

@@ -4,6 +4,7 @@ use super::boundary::{Versioned, boundary, handle, versioned};
 use super::session::vwd_session;
 use super::types::{vwd_block_list, vwd_index, vwd_status, vwd_stream, vwd_tensor};
 use crate::ops::select;
+use std::mem::MaybeUninit;
 
 /// Upper bound of q·k over the block, from MINMAX (Quest: Tang et al. 2024, section 3).
 pub const VWD_SELECT_MINMAX: u32 = 1;
@@ -99,9 +100,10 @@ pub unsafe extern "C" fn vwd_select_blocks(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
-        select::blocks(session, &select::BlocksRequest::from_c(session, &args)?, stream)
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        select::blocks(session, &select::BlocksRequest::from_c(session, args)?, stream)
     })
 }
 
@@ -136,8 +138,9 @@ pub unsafe extern "C" fn vwd_select_tokens(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
-        select::tokens(session, &select::TokensRequest::from_c(session, &args)?, stream)
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        select::tokens(session, &select::TokensRequest::from_c(session, args)?, stream)
     })
 }

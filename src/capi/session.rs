@@ -4,7 +4,7 @@ use super::boundary::{Versioned, boundary, handle, out, versioned, with_last_err
 use super::types::{vwd_status, vwd_stream};
 use crate::runtime::{Options, Session};
 use std::ffi::{c_char, c_void};
-use std::mem::offset_of;
+use std::mem::{MaybeUninit, offset_of};
 use std::ops::Deref;
 use std::sync::Arc;
 
@@ -135,11 +135,12 @@ pub unsafe extern "C" fn vwd_session_create(
     boundary(|| {
         // SAFETY: the C contract of session.
         let session = unsafe { out(session, "session")? };
+        let mut room = MaybeUninit::uninit();
         let options = if options.is_null() {
             Options::default()
         } else {
             // SAFETY: the C contract of options.
-            Options::from_c(&unsafe { versioned(options, "options") }?)?
+            Options::from_c(unsafe { versioned(options, "options", &mut room) }?)?
         };
         session.write(Box::into_raw(Box::new(vwd_session(Arc::new(Session::create(&options)?)))));
         Ok(())

@@ -4,7 +4,7 @@ use super::boundary::{Versioned, boundary, handle, versioned};
 use super::session::vwd_session;
 use super::types::{vwd_status, vwd_stream, vwd_tensor};
 use crate::ops::{pack, verify};
-use std::mem::offset_of;
+use std::mem::{MaybeUninit, offset_of};
 
 /// Arguments of `vwd_verify`; see there.
 #[repr(C)]
@@ -91,9 +91,10 @@ pub unsafe extern "C" fn vwd_verify(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
-        verify::run(session, &verify::Request::from_c(session, &args)?, stream)
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        verify::run(session, &verify::Request::from_c(session, args)?, stream)
     })
 }
 
@@ -120,10 +121,11 @@ pub unsafe extern "C" fn vwd_pack(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
         // SAFETY: the C contract of rows and packed.
-        pack::run(session, &unsafe { pack::Request::from_c(session, &args) }?, stream)
+        pack::run(session, &unsafe { pack::Request::from_c(session, args) }?, stream)
     })
 }
 
@@ -137,9 +139,10 @@ pub unsafe extern "C" fn vwd_verify_pack(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
+        let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args")?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
         // SAFETY: the C contract of rows and packed.
-        pack::run_verified(session, &unsafe { pack::VerifiedRequest::from_c(session, &args) }?, stream)
+        pack::run_verified(session, &unsafe { pack::VerifiedRequest::from_c(session, args) }?, stream)
     })
 }

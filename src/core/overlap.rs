@@ -2,66 +2,132 @@
 //! (K and V side by side in each row) are allowed.
 
 use super::status::{Error, Result};
-use super::tensor::{MAX_RANK, Tensor};
+use super::tensor::{ByteRange, MAX_RANK, Tensor};
 
 /// Fails when an output shares bytes with an input or with another output.
-pub fn reject(outputs: &[Option<&Tensor>], inputs: &[Option<&Tensor>]) -> Result<()> {
-    let outputs_given = || outputs.iter().flatten();
-    for (i, out) in outputs_given().enumerate() {
-        for other in outputs_given().skip(i + 1).chain(inputs.iter().flatten()) {
-            if overlaps(out, other) {
-                return Err(collision(out, other));
+#[inline]
+pub fn reject<const O: usize, const I: usize>(
+    outputs: &[Option<&Tensor>; O],
+    inputs: &[Option<&Tensor>; I],
+) -> Result<()> {
+    let bytes = |t: &Option<&Tensor>| t.map_or((0, 0), Tensor::bytes);
+    let (written, read) = (outputs.each_ref().map(bytes), inputs.each_ref().map(bytes));
+    let meet = |a: ByteRange, b: ByteRange| a.0.max(b.0) < a.1.min(b.1);
+    for (i, &out) in written.iter().enumerate() {
+        for (j, &other) in written.iter().enumerate().skip(i + 1) {
+            if meet(out, other) {
+                require_apart(outputs[i], outputs[j])?;
+            }
+        }
+        for (j, &input) in read.iter().enumerate() {
+            if meet(out, input) {
+                require_apart(outputs[i], inputs[j])?;
             }
         }
     }
     Ok(())
 }
 
-/// `reject` for many tensors, of which those numbered below `outputs` are outputs: sorts their byte ranges, so that only
-/// neighbours are compared.
-pub fn reject_many(outputs: usize, ranges: &mut [Range], tensor: impl Fn(usize) -> Tensor) -> Result<()> {
-    ranges.sort_unstable();
-    for (i, one) in ranges.iter().enumerate() {
-        for other in ranges[i + 1..].iter().take_while(|other| other.start < one.end) {
-            let (first, second) = (one.index.min(other.index) as usize, one.index.max(other.index) as usize);
-            if first < outputs && other.start < other.end && share_bytes(&tensor(first), &tensor(second)) {
-                return Err(collision(&tensor(first), &tensor(second)));
-            }
-        }
+#[cold]
+fn require_apart(out: Option<&Tensor>, other: Option<&Tensor>) -> Result<()> {
+    match out.zip(other) {
+        Some((out, other)) if share_bytes(out, other) => Err(collision(out, other)),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
-/// The bytes from the first to the last of one tensor, and the tensor's number.
-#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+/// The bytes from the first to the last of one of many tensors.
+#[derive(Clone, Copy)]
 pub struct Range {
     start: i64,
     end: i64,
-    index: u32,
+    /// The tensor's, and that of one that differs from it in nothing but the address.
+    number: u32,
+    form: u32,
 }
 
 impl Range {
-    pub fn of(t: &Tensor, index: usize) -> Range {
-        let (start, end) = t.bytes();
-        Range { start, end, index: index as u32 }
+    #[inline(always)]
+    pub fn new((start, end): ByteRange, number: usize, form: usize) -> Range {
+        Range { start, end, number: number as u32, form: form as u32 }
     }
+
+    fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    fn meets(&self, (start, end): ByteRange) -> bool {
+        self.start < end && start < self.end
+    }
+}
+
+/// `reject` for many outputs and inputs, beside a few that have been through it; `tensor` finds one by its number.
+pub fn reject_many<'t>(
+    outputs: &mut [Range],
+    inputs: &[Range],
+    few_outputs: &[Range],
+    few_inputs: &[Range],
+    tensor: impl Fn(u32) -> Tensor<'t>,
+) -> Result<()> {
+    // Two forms at a distance that was found to keep them apart, as K and V of each layer may be.
+    let mut apart = None;
+    let mut require_apart = |output: &Range, other: &Range| {
+        let geometry = (output.form, other.form, other.start - output.start);
+        if apart != Some(geometry) && !output.is_empty() && !other.is_empty() {
+            let (output, other) = (tensor(output.number), tensor(other.number));
+            if share_bytes(&output, &other) {
+                return Err(collision(&output, &other));
+            }
+            apart = Some(geometry);
+        }
+        Ok(())
+    };
+    // Most come in the order of their addresses.
+    if !outputs.is_sorted_by(|one, next| one.end <= next.start) {
+        outputs.sort_unstable_by_key(|output| output.start);
+        let mut reach = i64::MIN;
+        for i in 0..outputs.len() {
+            let (one, later) = (outputs[i], &outputs[i + 1..]);
+            for other in later.iter().take_while(|other| other.start < one.end) {
+                let (first, second) = if one.number < other.number { (&one, other) } else { (other, &one) };
+                require_apart(first, second)?;
+            }
+            // From here on where all up to this one end, so that ends ascend, too.
+            reach = reach.max(one.end);
+            outputs[i].end = reach;
+        }
+    }
+    let (Some(first), Some(last)) = (outputs.first(), outputs.last()) else { return Ok(()) };
+    let hull = (first.start, last.end);
+    let mut at = 0;
+    for other in inputs.iter().chain(few_inputs).chain(few_outputs).filter(|other| other.meets(hull)) {
+        // The first output that ends past where the other starts: mostly the one found last or the next.
+        let is_past = |at: usize| at == outputs.len() || outputs[at].end > other.start;
+        at += !is_past(at) as usize;
+        if !is_past(at) || (at > 0 && is_past(at - 1)) {
+            at = outputs.partition_point(|output| output.end <= other.start);
+        }
+        for output in outputs[at..].iter().take_while(|output| output.start < other.end) {
+            require_apart(output, other)?;
+        }
+    }
+    let few_outputs = || few_outputs.iter().filter(|output| !output.is_empty());
+    let hull =
+        few_outputs().fold((i64::MAX, i64::MIN), |hull, output| (hull.0.min(output.start), hull.1.max(output.end)));
+    for input in inputs.iter().filter(|input| input.meets(hull)) {
+        for output in few_outputs().filter(|output| input.meets((output.start, output.end))) {
+            require_apart(output, input)?;
+        }
+    }
+    Ok(())
 }
 
 fn collision(out: &Tensor, other: &Tensor) -> Error {
     Error::argument(&out.name.to_string(), format!("overlaps {}", other.name), "memory of its own")
 }
 
-/// True unless the two views provably share no byte. Exact for views whose outer strides agree, such as slices of one
-/// interleaved buffer; conservative (byte ranges) otherwise.
-fn overlaps(a: &Tensor, b: &Tensor) -> bool {
-    let ((a_start, a_end), (b_start, b_end)) = (a.bytes(), b.bytes());
-    if a_end <= b_start || b_end <= a_start || a_start == a_end || b_start == b_end {
-        return false;
-    }
-    share_bytes(a, b)
-}
-
-/// `overlaps` for views whose byte ranges do.
+/// True unless the two views, neither empty, provably share no byte. Exact for views whose outer strides agree, such as
+/// slices of one interleaved buffer; conservative (byte ranges) otherwise.
 fn share_bytes(a: &Tensor, b: &Tensor) -> bool {
     let (a, b) = (Span::of(a), Span::of(b));
     meet(&a, a.start, &b, b.start, 0)
@@ -118,7 +184,7 @@ fn meet(a: &Span, at_a: i64, b: &Span, at_b: i64, level: usize) -> bool {
 
 /// True when distinct indices address distinct bytes: each stride clears everything the smaller strides reach.
 pub fn is_injective(t: &Tensor) -> bool {
-    if t.count() == 0 || is_packed(t) {
+    if is_packed(t) || t.count() == 0 {
         return true;
     }
     let mut dims = [(0i64, 1i64); MAX_RANK];

@@ -42,24 +42,26 @@ impl fmt::Display for Device {
 }
 
 /// A borrowed, strided view of the caller's memory. Checked: rank, dtype, device, alignment, and that every element's
-/// byte offset fits in 63 bits. Strides are in elements and may be zero or negative.
+/// byte offset fits in 63 bits. Shape and strides stay where the caller has them. Strides are in elements and may be
+/// zero or negative.
 #[derive(Clone, Copy)]
-pub struct Tensor {
+pub struct Tensor<'a> {
     pub name: Name,
     pub data: *mut u8,
     pub dtype: DType,
-    rank: usize,
-    shape: [i64; MAX_RANK],
-    strides: [i64; MAX_RANK],
-    /// Lowest and one-past-highest byte offset of any element from `data`.
-    extent: (i64, i64),
+    shape: &'a [i64],
+    strides: &'a [i64],
+    bytes: ByteRange,
 }
+
+/// Addresses of the first byte of a tensor and of the one past its last; equal without elements.
+pub type ByteRange = (i64, i64);
 
 // SAFETY: a view is an address and numbers. The C contract makes the caller keep the memory alive and unshared while an
 // op runs; inside an op, tasks write disjoint elements.
-unsafe impl Send for Tensor {}
+unsafe impl Send for Tensor<'_> {}
 // SAFETY: as above.
-unsafe impl Sync for Tensor {}
+unsafe impl Sync for Tensor<'_> {}
 
 /// The parameter's name for messages: `kv.k`, or `rows[3]` for a member of an array.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -95,165 +97,250 @@ pub struct Checks {
     pub device: Device,
 }
 
+/// What is wrong with a description, in the order of the checks.
+enum Flaw {
+    Missing,
+    Rank,
+    Element,
+    Extent,
+    Offsets,
+    Device,
+    Alignment,
+}
+
 impl Checks {
     /// A tensor that must be given. `data` may be NULL only when the tensor has no elements.
     #[inline(always)]
-    pub fn required(&self, name: impl Into<Name>, t: &vwd_tensor) -> Result<Tensor> {
-        let name = name.into();
-        let missing = || Err(Error::argument(&name.to_string(), "data is NULL", "a tensor"));
-        if t.data.is_null() && t.ndim == 0 {
-            return missing();
+    pub fn required<'a>(&self, name: impl Into<Name>, t: &'a vwd_tensor) -> Result<Tensor<'a>> {
+        match self.bytes(t) {
+            Ok(bytes) => Ok(Tensor::new(name.into(), t, bytes)),
+            Err(flaw) => Err(self.refusal(flaw, name.into(), t)),
         }
-        let view = Tensor::new(name, t, self.device)?;
-        if t.data.is_null() && view.count() != 0 {
-            return missing();
-        }
-        Ok(view)
     }
 
     /// A tensor that is absent when its `data` is NULL.
     #[inline(always)]
-    pub fn optional(&self, name: impl Into<Name>, t: &vwd_tensor) -> Result<Option<Tensor>> {
+    pub fn optional<'a>(&self, name: impl Into<Name>, t: &'a vwd_tensor) -> Result<Option<Tensor<'a>>> {
         if t.data.is_null() { Ok(None) } else { self.required(name, t).map(Some) }
+    }
+
+    /// Where its bytes are, if there is nothing wrong with it.
+    fn bytes(&self, t: &vwd_tensor) -> std::result::Result<ByteRange, Flaw> {
+        if t.data.is_null() && t.ndim == 0 {
+            return Err(Flaw::Missing);
+        }
+        let rank = t.ndim as usize;
+        if rank > MAX_RANK {
+            return Err(Flaw::Rank);
+        }
+        if t.lanes > 1 || t.dtype_bits == 0 || !t.dtype_bits.is_multiple_of(8) {
+            return Err(Flaw::Element);
+        }
+        let Some(bytes) = byte_range(t) else {
+            return Err(if t.shape[..rank].iter().any(|&n| n < 0) { Flaw::Extent } else { Flaw::Offsets });
+        };
+        if t.data.is_null() {
+            return if bytes.0 == bytes.1 { Ok(bytes) } else { Err(Flaw::Missing) };
+        }
+        if !self.device.accepts(t.device_type, t.device_id) {
+            return Err(Flaw::Device);
+        }
+        if t.data as i64 % alignment(t) == 0 { Ok(bytes) } else { Err(Flaw::Alignment) }
+    }
+
+    #[cold]
+    fn refusal(&self, flaw: Flaw, name: Name, t: &vwd_tensor) -> Error {
+        let rank = (t.ndim as usize).min(MAX_RANK);
+        let (shape, strides) = (&t.shape[..rank], &t.strides[..rank]);
+        let (found, expected) = match flaw {
+            Flaw::Missing => ("data is NULL".into(), "a tensor"),
+            Flaw::Rank => (format!("ndim {}", t.ndim), "0 to 5"),
+            Flaw::Element => (format!("{} bits, {} lanes", t.dtype_bits, t.lanes), "whole bytes and one lane"),
+            Flaw::Extent => (format!("shape {shape:?}"), "no negative extent"),
+            Flaw::Offsets => (format!("shape {shape:?} with strides {strides:?}"), "byte offsets within 63 bits"),
+            Flaw::Device => {
+                let found = format!("device_type {}, device_id {}", t.device_type, t.device_id);
+                return Error::argument(&name.to_string(), found, self.device);
+            }
+            Flaw::Alignment => (format!("data {:p} is misaligned", t.data), "alignment to the element size"),
+        };
+        Error::argument(&name.to_string(), found, expected)
     }
 }
 
-impl Tensor {
-    /// A view of what was checked before; its extent is left out.
-    #[inline]
-    pub fn trusted(name: Name, t: &vwd_tensor) -> Tensor {
+/// Of an element, as C has it: the largest power of two in its size (1 for three bytes), at most 8.
+fn alignment(t: &vwd_tensor) -> i64 {
+    1 << (t.dtype_bits / 8).trailing_zeros().min(3)
+}
+
+/// `None` where an extent is negative, or an element's byte offset from `data` or its address does not fit in 63 bits.
+/// The rank is in range.
+#[inline]
+fn byte_range(t: &vwd_tensor) -> Option<ByteRange> {
+    let (data, size, rank) = (t.data as i64, t.dtype_bits as i64 / 8, t.ndim as usize);
+    let (mut count, mut low, mut high) = (1i64, 0i64, 0i64);
+    for (&n, &s) in t.shape[..rank].iter().zip(&t.strides[..rank]) {
+        if n < 0 {
+            return None;
+        }
+        count = count.checked_mul(n)?;
+        let reach = (n - 1).checked_mul(s)?;
+        low = low.checked_add(reach.min(0))?;
+        high = high.checked_add(reach.max(0))?;
+    }
+    if count.checked_mul(size)? == 0 {
+        return Some((data, data));
+    }
+    let (low, end) = (low.checked_mul(size)?, high.checked_add(1)?.checked_mul(size)?);
+    // The distance downwards has to exist, too.
+    low.checked_neg()?;
+    Some((data.checked_add(low)?, data.checked_add(end)?))
+}
+
+/// A description that passed its checks, for tensors that differ from it in nothing but the address: those need a look at
+/// that alone.
+pub struct Template<'a> {
+    t: &'a vwd_tensor,
+    /// From `data` to the first byte, and past the last.
+    extent: ByteRange,
+}
+
+impl<'a> Template<'a> {
+    pub fn new(t: &'a vwd_tensor, checked: &Tensor) -> Template<'a> {
+        let data = t.data as i64;
+        Template { t, extent: (checked.bytes.0 - data, checked.bytes.1 - data) }
+    }
+
+    /// How many of these tensors, from the first on, differ from it in nothing but a sound address.
+    pub fn count_alike(&self, tensors: &[vwd_tensor]) -> usize {
+        // The rank as a constant, for loops that are none.
+        match self.t.ndim {
+            1 => self.count_of_rank::<1>(tensors),
+            2 => self.count_of_rank::<2>(tensors),
+            3 => self.count_of_rank::<3>(tensors),
+            4 => self.count_of_rank::<4>(tensors),
+            5 => self.count_of_rank::<5>(tensors),
+            _ => 0,
+        }
+    }
+
+    fn count_of_rank<const RANK: usize>(&self, tensors: &[vwd_tensor]) -> usize {
+        if self.t.data.is_null() {
+            return 0; // which was checked for less
+        }
+        let misaligned = alignment(self.t) - 1;
+        let (first, last) = (i64::MIN - self.extent.0, i64::MAX - self.extent.1);
+        let is_sound = |data: i64| data != 0 && data & misaligned == 0 && (first..=last).contains(&data);
+        let head = |t: &vwd_tensor| {
+            let dtype = t.dtype_code as u64 | (t.dtype_bits as u64) << 8 | (t.lanes as u64) << 16;
+            (t.device_type as u32 as u64 | (t.device_id as u64) << 32, dtype | (t.ndim as u64) << 32)
+        };
+        let (known, shape, strides) = (head(self.t), self.t.shape, self.t.strides);
+        let is_alike = |t: &vwd_tensor| {
+            head(t) == known && (0..RANK).all(|d| t.shape[d] == shape[d] && t.strides[d] == strides[d])
+        };
+        tensors.iter().take_while(|t| is_sound(t.data as i64) && is_alike(t)).count()
+    }
+
+    /// The bytes of a tensor that is alike.
+    #[inline(always)]
+    pub fn bytes(&self, t: &vwd_tensor) -> ByteRange {
+        (t.data as i64 + self.extent.0, t.data as i64 + self.extent.1)
+    }
+}
+
+impl<'a> Tensor<'a> {
+    /// A view of what was checked before; where its bytes are is left out.
+    #[inline(always)]
+    pub fn trusted(name: Name, t: &'a vwd_tensor) -> Tensor<'a> {
+        Tensor::new(name, t, ByteRange::default())
+    }
+
+    #[inline(always)]
+    fn new(name: Name, t: &'a vwd_tensor, bytes: ByteRange) -> Tensor<'a> {
         let (dtype, rank) = (DType { code: t.dtype_code, bits: t.dtype_bits }, t.ndim as usize);
-        let shape = std::array::from_fn(|d| if d < rank { t.shape[d] } else { 1 });
-        let strides = std::array::from_fn(|d| if d < rank { t.strides[d] } else { 0 });
-        Tensor { name, data: t.data.cast(), dtype, rank, shape, strides, extent: (0, 0) }
+        Tensor { name, data: t.data.cast(), dtype, shape: &t.shape[..rank], strides: &t.strides[..rank], bytes }
     }
 
-    fn new(name: Name, t: &vwd_tensor, device: Device) -> Result<Tensor> {
-        let fail = |found: String, expected: &str| Err(Error::argument(&name.to_string(), found, expected));
-        if t.ndim < 0 || t.ndim as usize > MAX_RANK {
-            return fail(format!("ndim {}", t.ndim), "0 to 5");
-        }
-        let rank = t.ndim as usize;
-        if t.lanes > 1 || t.dtype_bits == 0 || !t.dtype_bits.is_multiple_of(8) {
-            return fail(format!("{} bits, {} lanes", t.dtype_bits, t.lanes), "whole bytes and one lane");
-        }
-        if t.shape[..rank].iter().any(|&n| n < 0) {
-            return fail(format!("shape {:?}", &t.shape[..rank]), "no negative extent");
-        }
-        let mut view = Tensor::trusted(name, t);
-        match view.find_extent() {
-            Some(extent) => view.extent = extent,
-            None => {
-                let found = format!("shape {:?} with strides {:?}", view.shape(), view.strides());
-                return fail(found, "byte offsets within 63 bits");
-            }
-        }
-        if t.data.is_null() {
-            return Ok(view);
-        }
-        if !device.accepts(t.device_type, t.device_id) {
-            let found = format!("device_type {}, device_id {}", t.device_type, t.device_id);
-            return fail(found, &device.to_string());
-        }
-        // As C aligns it: to the largest power of two in the size (1 for three bytes), at most 8.
-        if !(t.data as usize).is_multiple_of(1 << view.dtype.bytes().trailing_zeros().min(3)) {
-            return fail(format!("data {:p} is misaligned", t.data), "alignment to the element size");
-        }
-        Ok(view)
-    }
-
-    /// A view of the library's own memory, packed, in C order.
-    pub fn contiguous(name: &'static str, data: *mut u8, dtype: DType, shape: &[usize]) -> Tensor {
-        let (mut extents, mut strides) = ([1; MAX_RANK], [0; MAX_RANK]);
+    /// A view of the library's own memory, packed, in C order; `strides` has room for them.
+    pub fn contiguous(
+        name: &'static str,
+        data: *mut u8,
+        dtype: DType,
+        shape: &'a [i64],
+        strides: &'a mut [i64],
+    ) -> Tensor<'a> {
         let mut stride = 1;
-        for (d, &n) in shape.iter().enumerate().rev() {
-            (extents[d], strides[d]) = (n as i64, stride);
-            stride *= n as i64;
+        for (place, &n) in strides.iter_mut().zip(shape).rev() {
+            *place = stride;
+            stride *= n;
         }
-        let extent = (0, stride * dtype.bytes() as i64);
-        Tensor { name: name.into(), data, dtype, rank: shape.len(), shape: extents, strides, extent }
+        let bytes = (data as i64, data as i64 + stride * dtype.bytes() as i64);
+        Tensor { name: name.into(), data, dtype, shape, strides, bytes }
     }
 
+    #[inline(always)]
     pub fn rank(&self) -> usize {
-        self.rank
+        self.shape.len()
     }
 
-    pub fn shape(&self) -> &[i64] {
-        &self.shape[..self.rank]
+    #[inline(always)]
+    pub fn shape(&self) -> &'a [i64] {
+        self.shape
     }
 
-    pub fn strides(&self) -> &[i64] {
-        &self.strides[..self.rank]
+    #[inline(always)]
+    pub fn strides(&self) -> &'a [i64] {
+        self.strides
     }
 
     /// Extent of dimension `d`; 1 past the rank.
+    #[inline(always)]
     pub fn dim(&self, d: usize) -> usize {
-        self.shape[d] as usize
+        self.shape.get(d).map_or(1, |&n| n as usize)
     }
 
     /// Stride of dimension `d` in elements; 0 past the rank.
+    #[inline(always)]
     pub fn stride(&self, d: usize) -> isize {
-        self.strides[d] as isize
+        self.strides.get(d).map_or(0, |&s| s as isize)
     }
 
     pub fn count(&self) -> usize {
-        self.shape().iter().map(|&n| n as usize).product()
+        self.shape.iter().map(|&n| n as usize).product()
     }
 
-    /// Addresses of the first byte and of the one past the last; equal without elements.
-    pub fn bytes(&self) -> (i64, i64) {
-        (self.data as i64 + self.extent.0, self.data as i64 + self.extent.1)
-    }
-
-    /// `None` where offsets do not fit.
-    fn find_extent(&self) -> Option<(i64, i64)> {
-        let mut count: i64 = 1;
-        let (mut low, mut high) = (0i64, 0i64);
-        for (&n, &s) in self.shape().iter().zip(self.strides()) {
-            count = count.checked_mul(n)?;
-            let reach = n.saturating_sub(1).checked_mul(s)?;
-            if reach < 0 { low = low.checked_add(reach)? } else { high = high.checked_add(reach)? }
-        }
-        let size = self.dtype.bytes() as i64;
-        count.checked_mul(size)?;
-        if count == 0 {
-            return Some((0, 0));
-        }
-        let (low, end) = (low.checked_mul(size)?, high.checked_add(1)?.checked_mul(size)?);
-        // An address plus any offset must not wrap either, and the distance downwards has to exist.
-        (self.data as i64).checked_add(end)?;
-        (self.data as i64).checked_add(low)?;
-        low.checked_neg()?;
-        Some((low, end))
+    pub fn bytes(&self) -> ByteRange {
+        self.bytes
     }
 
     // --- checks: each returns the view, so that they chain -------------------------------------------------------
 
     #[inline(always)]
-    pub fn of(self, dtype: DType) -> Result<Tensor> {
+    pub fn of(self, dtype: DType) -> Result<Self> {
         self.of_any(&[dtype])
     }
 
     #[inline(always)]
-    pub fn of_any(self, allowed: &[DType]) -> Result<Tensor> {
+    pub fn of_any(self, allowed: &[DType]) -> Result<Self> {
         if allowed.contains(&self.dtype) { Ok(self) } else { Err(self.wrong_dtype(allowed)) }
     }
 
     #[inline(always)]
-    pub fn of_rank(self, rank: usize) -> Result<Tensor> {
-        if self.rank == rank { Ok(self) } else { Err(self.wrong_rank(rank)) }
+    pub fn of_rank(self, rank: usize) -> Result<Self> {
+        if self.rank() == rank { Ok(self) } else { Err(self.wrong_rank(rank)) }
     }
 
     /// The exact shape, each extent with the symbol that the contract gives it: `&[("B", 4), ("γ+1", 9)]`.
     #[inline(always)]
-    pub fn of_shape(self, expected: &[(&str, usize)]) -> Result<Tensor> {
-        let same = self.rank == expected.len() && expected.iter().zip(self.shape()).all(|(e, &n)| e.1 as i64 == n);
+    pub fn of_shape(self, expected: &[(&str, usize)]) -> Result<Self> {
+        let same = self.rank() == expected.len() && expected.iter().zip(self.shape()).all(|(e, &n)| e.1 as i64 == n);
         if same { Ok(self) } else { Err(self.wrong_shape(expected)) }
     }
 
     /// For a tensor the op writes: no element may share bytes with another.
     #[inline(always)]
-    pub fn writable(self) -> Result<Tensor> {
+    pub fn writable(self) -> Result<Self> {
         if overlap::is_injective(&self) { Ok(self) } else { Err(self.overlapping()) }
     }
 
@@ -267,7 +354,7 @@ impl Tensor {
 
     #[cold]
     fn wrong_rank(&self, rank: usize) -> Error {
-        let found = format!("rank {} (shape {:?})", self.rank, self.shape());
+        let found = format!("rank {} (shape {:?})", self.rank(), self.shape());
         Error::argument(&self.name.to_string(), found, format!("rank {rank}"))
     }
 

@@ -77,23 +77,23 @@ pub fn scale_or_default(scale: f32, dim: usize) -> Result<f32> {
 
 /// Where the tokens of each sequence lie: pages of P tokens, found through a table.
 #[derive(Clone, Copy)]
-pub struct Pages {
-    pub table: Option<Tensor>,
-    pub seq_lens: Tensor,
+pub struct Pages<'a> {
+    pub table: Option<Tensor<'a>>,
+    pub seq_lens: Tensor<'a>,
     /// Pages in the tensor, and tokens of a page.
     pub count: usize,
     pub size: usize,
 }
 
-impl Pages {
+impl<'a> Pages<'a> {
     /// `paged` is [pages, P, …]; there are as many sequences as lengths.
     pub fn new(
         checks: &Checks,
         paged: &Tensor,
         names: [&'static str; 2],
-        table: &vwd_tensor,
-        lens: &vwd_tensor,
-    ) -> Result<Pages> {
+        table: &'a vwd_tensor,
+        lens: &'a vwd_tensor,
+    ) -> Result<Pages<'a>> {
         let table = checks.optional(names[0], table)?;
         let seq_lens = checks.required(names[1], lens)?.of(DType::I32)?.of_rank(1)?;
         let batch = seq_lens.dim(0);
@@ -163,14 +163,14 @@ impl Pages {
 
 /// Paged keys and values of one layer.
 #[derive(Clone, Copy)]
-pub struct PagedKv {
-    pub k: Tensor,
-    pub v: Tensor,
-    pub pages: Pages,
+pub struct PagedKv<'a> {
+    pub k: Tensor<'a>,
+    pub v: Tensor<'a>,
+    pub pages: Pages<'a>,
 }
 
-impl PagedKv {
-    pub fn from_c(checks: &Checks, c: &vwd_paged_kv) -> Result<PagedKv> {
+impl<'a> PagedKv<'a> {
+    pub fn from_c(checks: &Checks, c: &'a vwd_paged_kv) -> Result<PagedKv<'a>> {
         let k = checks.required("kv.k", &c.k)?.of_any(DType::FLOATS)?.of_rank(4)?;
         let v = checks.required("kv.v", &c.v)?.of(k.dtype)?;
         let v = v.of_shape(&[("pages", k.dim(0)), ("P", k.dim(1)), ("Hk", k.dim(2)), ("D", k.dim(3))])?;
@@ -181,20 +181,20 @@ impl PagedKv {
 
 /// A block list, as input or output: ids [B, Hk, cap] and counts [B, Hk].
 #[derive(Clone, Copy)]
-pub struct BlockList {
-    pub ids: Tensor,
-    pub counts: Tensor,
+pub struct BlockList<'a> {
+    pub ids: Tensor<'a>,
+    pub counts: Tensor<'a>,
 }
 
-impl BlockList {
+impl<'a> BlockList<'a> {
     /// `names` are those of ids and counts.
     pub fn from_c(
         checks: &Checks,
-        c: &vwd_block_list,
+        c: &'a vwd_block_list,
         names: [&'static str; 2],
         batch: usize,
         kv_heads: usize,
-    ) -> Result<BlockList> {
+    ) -> Result<BlockList<'a>> {
         let ids = checks.required(names[0], &c.ids)?.of(DType::I32)?.of_rank(3)?;
         let ids = ids.of_shape(&[("B", batch), ("Hk", kv_heads), ("cap", ids.dim(2))])?;
         let counts = checks.required(names[1], &c.counts)?.of(DType::I32)?;
@@ -205,18 +205,18 @@ impl BlockList {
     /// Absent when neither tensor is given; half a list is an error.
     pub fn optional_from_c(
         checks: &Checks,
-        c: &vwd_block_list,
+        c: &'a vwd_block_list,
         names: [&'static str; 2],
         batch: usize,
         kv_heads: usize,
-    ) -> Result<Option<BlockList>> {
+    ) -> Result<Option<BlockList<'a>>> {
         if c.ids.data.is_null() && c.counts.data.is_null() {
             return Ok(None);
         }
         BlockList::from_c(checks, c, names, batch, kv_heads).map(Some)
     }
 
-    pub fn writable(self) -> Result<BlockList> {
+    pub fn writable(self) -> Result<BlockList<'a>> {
         Ok(BlockList { ids: self.ids.writable()?, counts: self.counts.writable()? })
     }
 
@@ -248,21 +248,21 @@ impl BlockList {
 /// Attention states: acc [B, Hq, D], m and l [B, Hq]; or one per group of list entries: acc [B, Hq, groups, D], m and l
 /// [B, Hq, groups]. All float32.
 #[derive(Clone, Copy)]
-pub struct State {
-    pub acc: Tensor,
-    pub m: Tensor,
-    pub l: Tensor,
+pub struct State<'a> {
+    pub acc: Tensor<'a>,
+    pub m: Tensor<'a>,
+    pub l: Tensor<'a>,
 }
 
-impl State {
+impl<'a> State<'a> {
     /// `c` and `names` are acc, m and l; `lead` is the shape of m and l.
     pub fn from_c(
         checks: &Checks,
-        c: [&vwd_tensor; 3],
+        c: [&'a vwd_tensor; 3],
         names: [Name; 3],
         lead: &[(&str, usize)],
         dim: usize,
-    ) -> Result<State> {
+    ) -> Result<State<'a>> {
         let one = |n: usize| checks.required(names[n], c[n])?.of(DType::F32);
         let mut full = [("D", dim); MAX_RANK];
         full[..lead.len()].copy_from_slice(lead);
@@ -273,22 +273,22 @@ impl State {
     /// Absent when no tensor is given; part of a state is an error.
     pub fn optional_from_c(
         checks: &Checks,
-        c: [&vwd_tensor; 3],
+        c: [&'a vwd_tensor; 3],
         names: [&'static str; 3],
         lead: &[(&str, usize)],
         dim: usize,
-    ) -> Result<Option<State>> {
+    ) -> Result<Option<State<'a>>> {
         if c.iter().all(|t| t.data.is_null()) {
             return Ok(None);
         }
         State::from_c(checks, c, names.map(Name::from), lead, dim).map(Some)
     }
 
-    pub fn writable(self) -> Result<State> {
+    pub fn writable(self) -> Result<State<'a>> {
         Ok(State { acc: self.acc.writable()?, m: self.m.writable()?, l: self.l.writable()? })
     }
 
-    pub fn tensors(&self) -> [&Tensor; 3] {
+    pub fn tensors(&self) -> [&Tensor<'a>; 3] {
         [&self.acc, &self.m, &self.l]
     }
 }

@@ -170,16 +170,16 @@ impl Forecast {
     }
 }
 
-pub struct AccumulateRequest {
+pub struct AccumulateRequest<'a> {
     layer: usize,
     /// [N, input_dim]
-    x: Tensor,
+    x: Tensor<'a>,
     /// [N, q_heads, head_dim]
-    q: Tensor,
+    q: Tensor<'a>,
 }
 
-impl AccumulateRequest {
-    pub fn from_c(forecast: &Forecast, c: &vwd_forecast_accumulate_args) -> Result<AccumulateRequest> {
+impl<'a> AccumulateRequest<'a> {
+    pub fn from_c(forecast: &Forecast, c: &'a vwd_forecast_accumulate_args) -> Result<AccumulateRequest<'a>> {
         let checks = Checks { device: Device::Cpu };
         let (shape, layer) = (forecast.shape, forecast.layer(c.layer)?);
         let x = checks.required("x", &c.x)?.of_any(DType::FLOATS)?.of_rank(2)?;
@@ -190,20 +190,20 @@ impl AccumulateRequest {
     }
 }
 
-pub struct ProjectRequest {
+pub struct ProjectRequest<'a> {
     shape: Shape,
     map: Arc<Map>,
-    rope: Rope,
+    rope: Rope<'a>,
     /// [B, input_dim]
-    x: Tensor,
+    x: Tensor<'a>,
     /// [B]
-    positions: Tensor,
+    positions: Tensor<'a>,
     /// [B, q_heads, head_dim]
-    q: Tensor,
+    q: Tensor<'a>,
 }
 
-impl ProjectRequest {
-    pub fn from_c(forecast: &Forecast, c: &vwd_forecast_project_args) -> Result<ProjectRequest> {
+impl<'a> ProjectRequest<'a> {
+    pub fn from_c(forecast: &Forecast, c: &'a vwd_forecast_project_args) -> Result<ProjectRequest<'a>> {
         let checks = forecast.session.checks();
         let (shape, layer) = (forecast.shape, forecast.layer(c.layer)?);
         let rope = Rope::from_c(&checks, &c.rope, shape.head_dim)?;
@@ -231,7 +231,7 @@ impl Forecast {
 }
 
 /// A rotary embedding, defaults filled in.
-struct Rope {
+struct Rope<'a> {
     interleaved: bool,
     /// Channels that rotate, even.
     dim: usize,
@@ -239,11 +239,11 @@ struct Rope {
     /// Factor on the channels that rotate.
     scale: f64,
     /// [dim/2]
-    inv_freq: Option<Tensor>,
+    inv_freq: Option<Tensor<'a>>,
 }
 
-impl Rope {
-    fn from_c(checks: &Checks, c: &vwd_rope, head_dim: usize) -> Result<Rope> {
+impl<'a> Rope<'a> {
+    fn from_c(checks: &Checks, c: &'a vwd_rope, head_dim: usize) -> Result<Rope<'a>> {
         let interleaved = match c.style {
             VWD_ROPE_HALVES => false,
             VWD_ROPE_INTERLEAVED => true,

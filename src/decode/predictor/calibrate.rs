@@ -14,22 +14,22 @@ use crate::ops::topk::{Budget, select_top};
 use crate::runtime::cpu::Cpu;
 use crate::runtime::{On, Session};
 
-pub struct CalibrateRequest {
+pub struct CalibrateRequest<'a> {
     ratio: Ratio,
     /// k is that of the selection, before the ratio.
     budget: Budget,
     /// Not empty.
     grid: Vec<vwd_holt>,
     /// [N, T, Hk, nb]
-    scores: Tensor,
+    scores: Tensor<'a>,
     /// [N, T]
-    block_counts: Tensor,
+    block_counts: Tensor<'a>,
 }
 
-impl CalibrateRequest {
+impl<'a> CalibrateRequest<'a> {
     /// # Safety
     /// The C contract of grid: NULL or `grid_count` points.
-    pub unsafe fn from_c(session: &Session, c: &vwd_predictor_calibrate_args) -> Result<CalibrateRequest> {
+    pub unsafe fn from_c(session: &Session, c: &'a vwd_predictor_calibrate_args) -> Result<CalibrateRequest<'a>> {
         let grid = match (c.grid.is_null(), c.grid_count) {
             (true, 0) => built_in_grid(),
             (true, count) => {

@@ -23,20 +23,20 @@ use crate::runtime::{On, Session, require_no_flags};
 
 /// level and trend, both [B, Hk, max_blocks] float32.
 #[derive(Clone, Copy)]
-struct State {
-    level: Tensor,
-    trend: Tensor,
+struct State<'a> {
+    level: Tensor<'a>,
+    trend: Tensor<'a>,
 }
 
-impl State {
-    fn from_c(checks: &Checks, c: &vwd_predictor_state) -> Result<State> {
+impl<'a> State<'a> {
+    fn from_c(checks: &Checks, c: &'a vwd_predictor_state) -> Result<State<'a>> {
         let level = checks.required("state.level", &c.level)?.of(DType::F32)?.of_rank(3)?;
         let shape = [("B", level.dim(0)), ("Hk", level.dim(1)), ("max_blocks", level.dim(2))];
         let trend = checks.required("state.trend", &c.trend)?.of(DType::F32)?.of_shape(&shape)?;
         Ok(State { level, trend })
     }
 
-    fn writable(self) -> Result<State> {
+    fn writable(self) -> Result<State<'a>> {
         Ok(State { level: self.level.writable()?, trend: self.trend.writable()? })
     }
 
@@ -55,14 +55,14 @@ impl State {
 
 /// How many blocks each sequence has.
 #[derive(Clone, Copy)]
-struct Blocks {
-    seq_lens: Tensor,
+struct Blocks<'a> {
+    seq_lens: Tensor<'a>,
     size: usize,
     most: usize,
 }
 
-impl Blocks {
-    fn from_c(checks: &Checks, seq_lens: &vwd_tensor, size: u32, state: &State) -> Result<Blocks> {
+impl<'a> Blocks<'a> {
+    fn from_c(checks: &Checks, seq_lens: &'a vwd_tensor, size: u32, state: &State) -> Result<Blocks<'a>> {
         if size == 0 {
             return Err(Error::argument("block_size", 0, "at least 1"));
         }
@@ -114,14 +114,14 @@ impl Ratio {
     }
 }
 
-pub struct ResetRequest {
-    state: State,
+pub struct ResetRequest<'a> {
+    state: State<'a>,
     /// [n]
-    rows: Option<Tensor>,
+    rows: Option<Tensor<'a>>,
 }
 
-impl ResetRequest {
-    pub fn from_c(session: &Session, c: &vwd_predictor_reset_args) -> Result<ResetRequest> {
+impl<'a> ResetRequest<'a> {
+    pub fn from_c(session: &Session, c: &'a vwd_predictor_reset_args) -> Result<ResetRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let checks = session.checks();
         let state = State::from_c(&checks, &c.state)?.writable()?;
@@ -144,22 +144,22 @@ pub fn reset(session: &Session, request: &ResetRequest, stream: vwd_stream) -> R
     }
 }
 
-pub struct PredictRequest {
-    state: State,
-    blocks: Blocks,
+pub struct PredictRequest<'a> {
+    state: State<'a>,
+    blocks: Blocks<'a>,
     gamma: f32,
     ratio: Ratio,
     /// k is that of the selection, before the ratio.
     budget: Budget,
     /// [B]
-    budgets: Option<Tensor>,
-    predicted: BlockList,
+    budgets: Option<Tensor<'a>>,
+    predicted: BlockList<'a>,
     /// [B, Hk, max_blocks]
-    scores: Option<Tensor>,
+    scores: Option<Tensor<'a>>,
 }
 
-impl PredictRequest {
-    pub fn from_c(session: &Session, c: &vwd_predictor_predict_args) -> Result<PredictRequest> {
+impl<'a> PredictRequest<'a> {
+    pub fn from_c(session: &Session, c: &'a vwd_predictor_predict_args) -> Result<PredictRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let checks = session.checks();
         if !c.holt.gamma.is_finite() {
@@ -207,16 +207,16 @@ pub fn predict(session: &Session, request: &PredictRequest, stream: vwd_stream) 
     }
 }
 
-pub struct UpdateRequest {
-    state: State,
-    blocks: Blocks,
+pub struct UpdateRequest<'a> {
+    state: State<'a>,
+    blocks: Blocks<'a>,
     holt: vwd_holt,
     /// [B, Hk, max_blocks]
-    scores: Tensor,
+    scores: Tensor<'a>,
 }
 
-impl UpdateRequest {
-    pub fn from_c(session: &Session, c: &vwd_predictor_update_args) -> Result<UpdateRequest> {
+impl<'a> UpdateRequest<'a> {
+    pub fn from_c(session: &Session, c: &'a vwd_predictor_update_args) -> Result<UpdateRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let checks = session.checks();
         let holt = check_holt("holt", &c.holt)?;

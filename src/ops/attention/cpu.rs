@@ -47,17 +47,17 @@ pub trait Plan: Sync {
 
 /// A plan, what it refers to, and where results go.
 pub struct Job<'a> {
-    pub problem: &'a Problem,
+    pub problem: &'a Problem<'a>,
     pub plan: &'a dyn Plan,
     /// Entries that share a partial state.
     pub group: usize,
     /// Joined before everything else.
-    pub start: Option<State>,
+    pub start: Option<State<'a>>,
     /// What `Entry::Kept` names.
-    pub kept: Option<State>,
+    pub kept: Option<State<'a>>,
     /// Where the state of each group goes.
-    pub partials: Option<State>,
-    pub outputs: &'a Outputs,
+    pub partials: Option<State<'a>>,
+    pub outputs: &'a Outputs<'a>,
 }
 
 pub fn run(cpu: &Cpu, r: &Request) -> Result<()> {
@@ -77,8 +77,8 @@ pub fn run(cpu: &Cpu, r: &Request) -> Result<()> {
 }
 
 struct Listed<'a> {
-    problem: &'a Problem,
-    list: &'a BlockList,
+    problem: &'a Problem<'a>,
+    list: &'a BlockList<'a>,
 }
 
 impl Plan for Listed<'_> {
@@ -97,7 +97,7 @@ impl Plan for Listed<'_> {
 }
 
 struct Everything<'a> {
-    problem: &'a Problem,
+    problem: &'a Problem<'a>,
 }
 
 impl Plan for Everything<'_> {
@@ -173,10 +173,12 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
 }
 
 /// One state per chunk, [chunks, G, D] and [chunks, G].
-fn chunk_states(scratch: &Scratch, chunks: usize, group: usize, dim: usize) -> Result<State> {
+fn chunk_states<'a>(scratch: &'a Scratch, chunks: usize, group: usize, dim: usize) -> Result<State<'a>> {
     let tensor = |name, shape: &[usize]| {
         let values = scratch.slice(shape.iter().product(), 0f32)?;
-        Ok(Tensor::contiguous(name, values.as_mut_ptr().cast(), DType::F32, shape))
+        let (extents, strides) = (scratch.slice(shape.len(), 0)?, scratch.slice(shape.len(), 0)?);
+        extents.iter_mut().zip(shape).for_each(|(to, &n)| *to = n as i64);
+        Ok(Tensor::contiguous(name, values.as_mut_ptr().cast(), DType::F32, extents, strides))
     };
     Ok(State {
         acc: tensor("chunk acc", &[chunks, group, dim])?,
@@ -289,7 +291,7 @@ struct AttendChunk<'a, T> {
     cutter: Cutter<'a>,
     tiles: [Tile<'a, T>; 2],
     /// A place of its own for the result.
-    to: (&'a State, Span),
+    to: (&'a State<'a>, Span),
 }
 
 impl<T: Row> Kernel for AttendChunk<'_, T> {
@@ -362,11 +364,11 @@ unsafe fn read_queries<L: Lanes>(problem: &Problem, span: Span, queries: &mut [f
 struct Join<'a, States> {
     /// Each with the heads to read there.
     states: States,
-    outputs: &'a Outputs,
+    outputs: &'a Outputs<'a>,
     span: Span,
 }
 
-impl<'a, States: Iterator<Item = (&'a State, Span)>> Kernel for Join<'a, States> {
+impl<'a, States: Iterator<Item = (&'a State<'a>, Span)>> Kernel for Join<'a, States> {
     type Output = ();
 
     #[inline(always)]

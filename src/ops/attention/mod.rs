@@ -22,19 +22,25 @@ const MOST_INPUTS: usize = 16;
 
 /// What attention and repair are asked about.
 #[derive(Clone, Copy)]
-pub struct Problem {
+pub struct Problem<'a> {
     /// [B, Hq, D]
-    pub q: Tensor,
-    pub kv: PagedKv,
+    pub q: Tensor<'a>,
+    pub kv: PagedKv<'a>,
     pub heads: Heads,
     pub scale: f32,
     /// Tokens of a block.
     pub block_size: usize,
 }
 
-impl Problem {
+impl<'a> Problem<'a> {
     /// `block_size` is checked by the caller.
-    pub fn from_c(checks: &Checks, q: &vwd_tensor, kv: &vwd_paged_kv, scale: f32, block_size: u32) -> Result<Problem> {
+    pub fn from_c(
+        checks: &Checks,
+        q: &'a vwd_tensor,
+        kv: &'a vwd_paged_kv,
+        scale: f32,
+        block_size: u32,
+    ) -> Result<Problem<'a>> {
         let q = checks.required("q", q)?.of_any(DType::FLOATS)?.of_rank(3)?;
         let kv = PagedKv::from_c(checks, kv)?;
         let heads = Heads::new(&q, kv.k.dim(2))?;
@@ -48,7 +54,7 @@ impl Problem {
         self.q.dim(0)
     }
 
-    pub fn inputs(&self) -> [Option<&Tensor>; 5] {
+    pub fn inputs(&self) -> [Option<&Tensor<'a>>; 5] {
         let pages = &self.kv.pages;
         [Some(&self.q), Some(&self.kv.k), Some(&self.kv.v), Some(&pages.seq_lens), pages.table.as_ref()]
     }
@@ -69,23 +75,23 @@ impl Problem {
 
 /// Where results go.
 #[derive(Clone, Copy)]
-pub struct Outputs {
+pub struct Outputs<'a> {
     /// [B, Hq, D]
-    pub out: Option<Tensor>,
+    pub out: Option<Tensor<'a>>,
     /// [B, Hq]
-    pub lse: Option<Tensor>,
-    pub state: Option<State>,
+    pub lse: Option<Tensor<'a>>,
+    pub state: Option<State<'a>>,
 }
 
-impl Outputs {
+impl<'a> Outputs<'a> {
     pub fn from_c(
         checks: &Checks,
-        [out, lse]: [&vwd_tensor; 2],
-        state: &vwd_attention_state,
+        [out, lse]: [&'a vwd_tensor; 2],
+        state: &'a vwd_attention_state,
         dtypes: &[DType],
         batch: usize,
         heads: &Heads,
-    ) -> Result<Outputs> {
+    ) -> Result<Outputs<'a>> {
         let (b, h) = (("B", batch), ("Hq", heads.q));
         let out = match checks.optional("out", out)? {
             Some(out) => Some(out.of_any(dtypes)?.of_shape(&[b, h, ("D", heads.dim)])?.writable()?),
@@ -102,18 +108,18 @@ impl Outputs {
     }
 
     /// For the calls whose out is not optional.
-    pub fn with_out(self, checks: &Checks, out: &vwd_tensor) -> Result<Outputs> {
+    pub fn with_out(self, checks: &Checks, out: &'a vwd_tensor) -> Result<Outputs<'a>> {
         checks.required("out", out).map(|_| self)
     }
 
-    pub fn tensors(&self) -> [Option<&Tensor>; 5] {
+    pub fn tensors(&self) -> [Option<&Tensor<'a>>; 5] {
         let [acc, m, l] = tensors(&self.state);
         [self.out.as_ref(), self.lse.as_ref(), acc, m, l]
     }
 }
 
 /// Those of a state that may be absent.
-pub fn tensors(state: &Option<State>) -> [Option<&Tensor>; 3] {
+pub fn tensors<'s, 'a>(state: &'s Option<State<'a>>) -> [Option<&'s Tensor<'a>>; 3] {
     match state {
         Some(state) => state.tensors().map(Some),
         None => [None; 3],
@@ -121,14 +127,14 @@ pub fn tensors(state: &Option<State>) -> [Option<&Tensor>; 3] {
 }
 
 /// One state per group of list entries; absent when no tensor is given. `names` are those of acc, m and l.
-pub fn partials_from_c(
+pub fn partials_from_c<'a>(
     checks: &Checks,
-    c: &vwd_attention_partials,
+    c: &'a vwd_attention_partials,
     names: [&'static str; 3],
     batch: usize,
     heads: &Heads,
     groups: usize,
-) -> Result<Option<State>> {
+) -> Result<Option<State<'a>>> {
     let lead = [("B", batch), ("Hq", heads.q), ("⌈cap/partial_blocks⌉", groups)];
     State::optional_from_c(checks, [&c.acc, &c.m, &c.l], names, &lead, heads.dim)
 }
@@ -140,17 +146,17 @@ pub fn group(block_size: usize, partial_blocks: u32, partials_kept: bool) -> usi
 }
 
 /// Checked arguments of `vwd_attention`.
-pub struct Request {
-    pub problem: Problem,
-    pub list: Option<BlockList>,
+pub struct Request<'a> {
+    pub problem: Problem<'a>,
+    pub list: Option<BlockList<'a>>,
     /// Entries that share a partial state.
     pub group: usize,
-    pub outputs: Outputs,
-    pub partials: Option<State>,
+    pub outputs: Outputs<'a>,
+    pub partials: Option<State<'a>>,
 }
 
-impl Request {
-    pub fn from_c(session: &Session, c: &vwd_attention_args) -> Result<Request> {
+impl<'a> Request<'a> {
+    pub fn from_c(session: &Session, c: &'a vwd_attention_args) -> Result<Request<'a>> {
         let checks = &session.checks();
         let mut problem = Problem::from_c(checks, &c.q, &c.kv, c.scale, c.block_size)?;
         let (batch, heads) = (problem.batch(), problem.heads);
@@ -188,17 +194,17 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
 }
 
 /// Checked arguments of `vwd_merge_states`.
-pub struct MergeRequest {
-    inputs: [Option<State>; MOST_INPUTS],
+pub struct MergeRequest<'a> {
+    inputs: [Option<State<'a>>; MOST_INPUTS],
     pub batch: usize,
     pub heads: Heads,
-    pub outputs: Outputs,
+    pub outputs: Outputs<'a>,
 }
 
-impl MergeRequest {
+impl<'a> MergeRequest<'a> {
     /// # Safety
     /// `inputs` is NULL or holds `input_count` states.
-    pub unsafe fn from_c(session: &Session, c: &vwd_merge_states_args) -> Result<MergeRequest> {
+    pub unsafe fn from_c(session: &Session, c: &'a vwd_merge_states_args) -> Result<MergeRequest<'a>> {
         let checks = &session.checks();
         let count = c.input_count as usize;
         if !(1..=MOST_INPUTS).contains(&count) {
@@ -228,7 +234,7 @@ impl MergeRequest {
         Ok(MergeRequest { inputs, batch, heads, outputs })
     }
 
-    pub fn inputs(&self) -> impl Iterator<Item = &State> {
+    pub fn inputs(&self) -> impl Iterator<Item = &State<'a>> {
         self.inputs.iter().flatten()
     }
 }

@@ -55,7 +55,7 @@ unsafe fn stale(r: &UpdateRequest, i: usize) -> Range<usize> {
 
 /// Some summaries of one sequence, for all KV heads.
 struct Update<'a, T> {
-    r: &'a UpdateRequest,
+    r: &'a UpdateRequest<'a>,
     i: usize,
     summaries: Range<usize>,
     element: PhantomData<T>,
@@ -104,7 +104,7 @@ impl<T: Row> Kernel for Update<'_, T> {
 
 /// The keys of one sequence and KV head.
 struct Keys<'a> {
-    r: &'a UpdateRequest,
+    r: &'a UpdateRequest<'a>,
     i: usize,
     g: usize,
 }
@@ -327,7 +327,7 @@ pub fn importance(cpu: &Cpu, r: &ImportanceRequest) -> Result<()> {
 
 /// peak[c] = max_t |x[t, head, c]|, NaN ignored.
 struct Peak<'a, T> {
-    x: &'a Tensor,
+    x: &'a Tensor<'a>,
     head: usize,
     peak: &'a mut [f32],
     element: PhantomData<T>,

@@ -16,10 +16,10 @@ use crate::runtime::{On, Session, require_no_flags};
 
 /// Summaries of one layer: what they are and where they lie. Shapes as in `vwd_index`.
 #[derive(Clone, Copy)]
-pub struct Index {
-    pub kind: Kind,
+pub struct Index<'a> {
+    pub kind: Kind<'a>,
     /// [B, max_index_pages]
-    pub table: Option<Tensor>,
+    pub table: Option<Tensor<'a>>,
     /// Pages in the tensors, and summaries of a page.
     pages: usize,
     rows: usize,
@@ -27,19 +27,19 @@ pub struct Index {
 
 #[derive(Clone, Copy)]
 #[allow(clippy::large_enum_variant)] // lives on the stack of one call
-pub enum Kind {
+pub enum Kind<'a> {
     /// Both [pages, rows, Hk, D], of one dtype.
     MinMax {
         block_size: usize,
-        max: Tensor,
-        min: Tensor,
+        max: Tensor<'a>,
+        min: Tensor<'a>,
     },
     /// [pages, rows, Hk, D]
     Mean {
         windows: Windows,
-        means: Tensor,
+        means: Tensor<'a>,
     },
-    Label(Labels),
+    Label(Labels<'a>),
 }
 
 /// Windows of `size` tokens every `stride` tokens.
@@ -51,15 +51,15 @@ pub struct Windows {
 
 /// INT4 labels of tokens: key ≈ min + scale·code on r channels.
 #[derive(Clone, Copy)]
-pub struct Labels {
+pub struct Labels<'a> {
     /// [pages, rows, Hk, r/2]
-    pub codes: Tensor,
+    pub codes: Tensor<'a>,
     /// [pages, rows, Hk]
-    pub scale: Tensor,
+    pub scale: Tensor<'a>,
     /// [pages, rows, Hk]
-    pub min: Tensor,
+    pub min: Tensor<'a>,
     /// [Hk, r]
-    pub channels: Tensor,
+    pub channels: Tensor<'a>,
 }
 
 impl Windows {
@@ -75,7 +75,7 @@ impl Windows {
     }
 }
 
-impl Labels {
+impl<'a> Labels<'a> {
     /// r, the channels kept.
     pub fn kept(&self) -> usize {
         self.channels.dim(1)
@@ -95,9 +95,9 @@ impl Labels {
     }
 }
 
-impl Index {
+impl<'a> Index<'a> {
     /// `dim` is D, and `batch` the number of sequences.
-    pub fn from_c(checks: &Checks, c: &vwd_index, batch: usize, dim: usize) -> Result<Index> {
+    pub fn from_c(checks: &Checks, c: &'a vwd_index, batch: usize, dim: usize) -> Result<Index<'a>> {
         let float = |name, t| checks.required(name, t)?.of_any(DType::FLOATS)?.of_rank(4);
         let (kind, shape) = match c.kind {
             VWD_INDEX_MINMAX => {
@@ -147,7 +147,7 @@ impl Index {
     }
 
     /// The tensors that `vwd_index_update` writes.
-    pub fn summaries(&self) -> [Option<&Tensor>; 3] {
+    pub fn summaries(&self) -> [Option<&Tensor<'a>>; 3] {
         match &self.kind {
             Kind::MinMax { max, min, .. } => [Some(max), Some(min), None],
             Kind::Mean { means, .. } => [Some(means), None, None],
@@ -155,7 +155,7 @@ impl Index {
         }
     }
 
-    pub fn channels(&self) -> Option<&Tensor> {
+    pub fn channels(&self) -> Option<&Tensor<'a>> {
         match &self.kind {
             Kind::Label(l) => Some(&l.channels),
             _ => None,
@@ -194,8 +194,8 @@ impl Index {
     }
 }
 
-impl Labels {
-    fn from_c(checks: &Checks, c: &vwd_index, dim: usize) -> Result<Labels> {
+impl<'a> Labels<'a> {
+    fn from_c(checks: &Checks, c: &'a vwd_index, dim: usize) -> Result<Labels<'a>> {
         let channels = checks.required("index.channels", &c.channels)?.of(DType::I32)?.of_rank(2)?;
         check_kept(&channels, dim)?;
         let codes = checks.required("index.labels", &c.labels)?.of(DType::U8)?.of_rank(4)?;
@@ -228,17 +228,17 @@ fn check_kept(channels: &Tensor, dim: usize) -> Result<()> {
 
 /// Checked arguments; shapes as in `vwd_index_update`.
 #[derive(Clone, Copy)]
-pub struct UpdateRequest {
+pub struct UpdateRequest<'a> {
     /// [pages, P, Hk, D]
-    pub k: Tensor,
-    pub pages: Pages,
+    pub k: Tensor<'a>,
+    pub pages: Pages<'a>,
     /// [B]
-    pub begin: Option<Tensor>,
-    pub index: Index,
+    pub begin: Option<Tensor<'a>>,
+    pub index: Index<'a>,
 }
 
-impl UpdateRequest {
-    pub fn from_c(session: &Session, c: &vwd_index_update_args) -> Result<UpdateRequest> {
+impl<'a> UpdateRequest<'a> {
+    pub fn from_c(session: &Session, c: &'a vwd_index_update_args) -> Result<UpdateRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let checks = session.checks();
         let k = checks.required("k", &c.k)?.of_any(DType::FLOATS)?.of_rank(4)?;
@@ -286,20 +286,20 @@ pub fn update(session: &Session, request: &UpdateRequest, stream: vwd_stream) ->
 
 /// Checked arguments; shapes as in `vwd_channel_importance`.
 #[derive(Clone, Copy)]
-pub struct ImportanceRequest {
+pub struct ImportanceRequest<'a> {
     /// [Tq, Hq, D]
-    pub q: Tensor,
+    pub q: Tensor<'a>,
     /// [Tk, Hk, D]
-    pub k: Tensor,
+    pub k: Tensor<'a>,
     pub heads: Heads,
     /// [Hk, r]
-    pub channels: Tensor,
+    pub channels: Tensor<'a>,
     /// [Hk, D]
-    pub importance: Option<Tensor>,
+    pub importance: Option<Tensor<'a>>,
 }
 
-impl ImportanceRequest {
-    pub fn from_c(session: &Session, c: &vwd_channel_importance_args) -> Result<ImportanceRequest> {
+impl<'a> ImportanceRequest<'a> {
+    pub fn from_c(session: &Session, c: &'a vwd_channel_importance_args) -> Result<ImportanceRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let checks = session.checks();
         let q = checks.required("q", &c.q)?.of_any(DType::FLOATS)?.of_rank(3)?;

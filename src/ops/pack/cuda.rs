@@ -137,6 +137,13 @@ struct Ends {
     dst: *mut u8,
 }
 
+impl Ends {
+    /// Set in either address.
+    fn bits(&self) -> usize {
+        self.src as usize | self.dst as usize
+    }
+}
+
 /// Mirrors VerifyPackParams of kernels/verify_pack.cu.
 #[repr(C)]
 struct VerifyPackParams {
@@ -263,12 +270,15 @@ struct Piece {
     /// Further pieces of the tensor, and how far apart they are.
     rest: usize,
     step: [isize; 2],
+    /// It is all of its tensor.
+    is_whole: bool,
+    /// The widest unit that the tensor's strides allow; its addresses may not.
+    widest: u32,
 }
 
 impl<'a> Pieces<'a> {
     fn new(request: &'a Request<'a>) -> Result<Pieces<'a>> {
-        let row_bytes = |n| super::row_bytes(&request.pairs.get(n).rows);
-        let bytes = (0..request.pairs.len()).map(row_bytes).sum::<usize>() * request.batch() * request.gamma;
+        let bytes = request.pairs.row_bytes * request.batch() * request.gamma;
         let mut pieces = Pieces { request, n: 0, current: None, bytes };
         pieces.find_tensor()?;
         Ok(pieces)
@@ -330,13 +340,11 @@ impl Piece {
             }
         }
         let [inner, outer, rest] = dims;
-        let (src, dst) = (rows.data.cast_const(), packed.data);
-        let mut log_unit = 4;
-        let steps =
-            [stride(rows, 0), stride(rows, 1), stride(packed, 0), run, inner.1, inner.2, outer.1, outer.2, rest.1];
-        for step in steps.into_iter().chain([rest.2, src as i64, dst as i64]) {
-            log_unit = log_unit.min(step.trailing_zeros());
-        }
+        let ends = Ends { src: rows.data, dst: packed.data };
+        let rows_steps = stride(rows, 0) | stride(rows, 1) | stride(packed, 0) | run;
+        let steps = rows_steps | inner.1 | inner.2 | outer.1 | outer.2 | rest.1 | rest.2;
+        let widest = steps.trailing_zeros().min(4);
+        let log_unit = widest.min(ends.bits().trailing_zeros());
         let units = (run >> log_unit) * inner.0 * outer.0;
         if units >= 1 << 31 {
             let text = format!("{}: rows of {units} pieces; CUDA takes fewer than 2^31", rows.name);
@@ -366,7 +374,7 @@ impl Piece {
         };
         let cap = packed.dim(0).min(r.batch() * r.gamma) as u32;
         let step = [rest.1 as isize, rest.2 as isize];
-        Ok(Piece { layout, ends: Ends { src, dst }, cap, rest: rest.0 as usize - 1, step })
+        Ok(Piece { layout, ends, cap, rest: rest.0 as usize - 1, step, is_whole: rest.0 == 1, widest })
     }
 }
 
@@ -407,8 +415,9 @@ impl Launch {
     /// Takes the pieces that go in one launch: of one capacity, few layouts, and no more than it has room for.
     fn fill(&mut self, pieces: &mut Pieces) -> Result<()> {
         while let Some(piece) = &pieces.current {
-            if !self.add(piece) {
-                break;
+            let Some(layout) = self.add(piece) else { break };
+            if piece.is_whole {
+                pieces.n += self.add_alike(layout, piece, pieces.request.pairs.repeats(pieces.n + 1));
             }
             pieces.advance()?;
         }
@@ -419,16 +428,16 @@ impl Launch {
         self.cut(pieces.request)
     }
 
-    /// False when the piece belongs in another launch.
-    fn add(&mut self, piece: &Piece) -> bool {
+    /// Returns its layout's number, `None` when the piece belongs in another launch.
+    fn add(&mut self, piece: &Piece) -> Option<usize> {
         let pack = &mut self.params.pack;
         if self.tensors == MAX_TENSORS || (self.tensors > 0 && piece.cap != pack.cap) {
-            return false;
+            return None;
         }
         let layouts = pack.layouts as usize;
         let at = match pack.layout[..layouts].iter().position(|layout| *layout == piece.layout) {
             Some(at) => at,
-            None if layouts == MAX_LAYOUTS => return false,
+            None if layouts == MAX_LAYOUTS => return None,
             None => {
                 pack.layout[layouts] = piece.layout;
                 pack.layouts += 1;
@@ -436,11 +445,40 @@ impl Launch {
             }
         };
         pack.cap = piece.cap;
-        pack.tensor[self.tensors].write(piece.ends);
-        self.counts[at] += 1;
-        self.layout_of[self.tensors] = at as u8;
+        self.add_to(at, piece.ends);
+        Some(at)
+    }
+
+    fn add_to(&mut self, layout: usize, ends: Ends) {
+        self.params.pack.tensor[self.tensors].write(ends);
+        self.layout_of[self.tensors] = layout as u8;
+        self.counts[layout] += 1;
         self.tensors += 1;
-        true
+    }
+
+    /// Adds those of the tensors that, as `piece`, are all of one layout, up to the first that is not. Returns their
+    /// number.
+    #[inline(always)]
+    fn add_alike(
+        &mut self,
+        layout: usize,
+        piece: &Piece,
+        tensors: impl Iterator<Item = (*const u8, *mut u8)>,
+    ) -> usize {
+        let misaligned = |ends: &Ends| ends.bits() & ((1 << piece.widest) - 1);
+        let mut added = 0;
+        for (place, (src, dst)) in self.params.pack.tensor[self.tensors..].iter_mut().zip(tensors) {
+            let ends = Ends { src, dst };
+            if misaligned(&ends) != misaligned(&piece.ends) {
+                break;
+            }
+            place.write(ends);
+            added += 1;
+        }
+        self.layout_of[self.tensors..][..added].fill(layout as u8);
+        self.counts[layout] += added as u32;
+        self.tensors += added;
+        added
     }
 
     /// Puts the tensors of each layout side by side.

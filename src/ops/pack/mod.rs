@@ -7,61 +7,58 @@ mod cuda;
 
 use super::verify;
 use crate::capi::types::{vwd_stream, vwd_tensor};
-use crate::capi::verify::{vwd_pack_args, vwd_verify_args, vwd_verify_pack_args};
+use crate::capi::verify::{vwd_pack_args, vwd_verify_pack_args};
 use crate::core::dtype::DType;
 use crate::core::overlap::{self, Range};
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{Checks, Name, Tensor};
+use crate::core::tensor::{Checks, Name, Template, Tensor};
 use crate::runtime::{On, Session};
+use std::mem::MaybeUninit;
 
-/// The tensors to pack and where to: checked, and read from the caller's arrays again when needed, so that a call of any
-/// length allocates nothing.
+/// The tensors to pack and where to: checked, and read from the caller's arrays when needed, so that a call of any length
+/// allocates nothing.
 #[derive(Clone, Copy)]
 pub struct Pairs<'a> {
-    checks: Checks,
     rows: &'a [vwd_tensor],
     packed: &'a [vwd_tensor],
+    /// A bit for each pair that differs from the one before it in more than addresses.
+    fresh: [u64; MOST_TENSORS / 64],
+    /// Bytes of a row of each tensor, together.
+    pub row_bytes: usize,
 }
 
 #[derive(Clone, Copy)]
-pub struct Pair {
+pub struct Pair<'a> {
     /// [B, γ, …]
-    pub rows: Tensor,
+    pub rows: Tensor<'a>,
     /// [cap, …]
-    pub packed: Tensor,
+    pub packed: Tensor<'a>,
 }
 
 /// Tensors of one call: K and V of 128 layers.
 pub const MOST_TENSORS: usize = 256;
-/// Tensors of a call with few to pack, and most tensors of a call beside those to pack.
-const FEW_RANGES: usize = 24;
 
 /// Checked arguments; shapes as in `vwd_pack`.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     pub pairs: Pairs<'a>,
     /// [B]
-    pub accepted: Tensor,
+    pub accepted: Tensor<'a>,
     /// [B+1]
-    pub offsets: Tensor,
+    pub offsets: Tensor<'a>,
     pub gamma: usize,
 }
 
 /// Checked arguments of `vwd_verify_pack`.
 pub struct VerifiedRequest<'a> {
-    pub verify: verify::Request,
+    pub verify: verify::Request<'a>,
     pub pack: Request<'a>,
 }
 
 impl<'a> Pairs<'a> {
     /// # Safety
     /// `rows` and `packed` are NULL or hold `count` tensors that live as long as the result.
-    unsafe fn from_c(
-        checks: Checks,
-        count: u32,
-        rows: *const vwd_tensor,
-        packed: *const vwd_tensor,
-    ) -> Result<Pairs<'a>> {
+    unsafe fn from_c(count: u32, rows: *const vwd_tensor, packed: *const vwd_tensor) -> Result<Pairs<'a>> {
         if count == 0 || count as usize > MOST_TENSORS {
             return Err(Error::argument("tensor_count", count, format!("1 to {MOST_TENSORS}")));
         }
@@ -74,16 +71,37 @@ impl<'a> Pairs<'a> {
         let (rows, packed) = unsafe {
             (std::slice::from_raw_parts(rows, count as usize), std::slice::from_raw_parts(packed, count as usize))
         };
-        Ok(Pairs { checks, rows, packed })
+        Ok(Pairs { rows, packed, fresh: [0; MOST_TENSORS / 64], row_bytes: 0 })
     }
 
     pub fn len(&self) -> usize {
         self.rows.len()
     }
 
-    fn check(&self, n: usize, batch: usize, gamma: Option<usize>) -> Result<Pair> {
-        let rows = self.checks.required(Name::member("rows", n), &self.rows[n])?;
-        let packed = self.checks.required(Name::member("packed", n), &self.packed[n])?;
+    #[inline]
+    pub fn get(&self, n: usize) -> Pair<'a> {
+        Pair {
+            rows: Tensor::trusted(Name::member("rows", n), &self.rows[n]),
+            packed: Tensor::trusted(Name::member("packed", n), &self.packed[n]),
+        }
+    }
+
+    /// Where the rows of the pairs from `n` on lie, and where they go, as far as they differ from the pair before in nothing
+    /// but that.
+    #[inline(always)]
+    pub fn repeats(&self, n: usize) -> impl Iterator<Item = (*const u8, *mut u8)> {
+        let words = (0..).zip(self.fresh).skip(n / 64);
+        let fresh = words.map(|(w, bits)| (w, if w == n / 64 { bits & (!0 << (n % 64)) } else { bits }));
+        let next = fresh.filter(|(_, bits)| *bits != 0).map(|(w, bits)| w * 64 + bits.trailing_zeros() as usize).next();
+        let end = next.unwrap_or(self.len());
+        let pairs = self.rows[n..end].iter().zip(&self.packed[n..end]);
+        pairs.map(|(rows, packed)| (rows.data.cast_const().cast(), packed.data.cast()))
+    }
+
+    #[inline(never)]
+    fn check(&self, checks: &Checks, n: usize, batch: usize, gamma: Option<usize>) -> Result<Pair<'a>> {
+        let rows = checks.required(Name::member("rows", n), &self.rows[n])?;
+        let packed = checks.required(Name::member("packed", n), &self.packed[n])?;
         let gamma = gamma.unwrap_or(rows.dim(1));
         if rows.rank() < 2 || rows.dim(0) != batch || rows.dim(1) != gamma {
             let found = format!("shape {:?}", rows.shape());
@@ -98,54 +116,63 @@ impl<'a> Pairs<'a> {
         Ok(Pair { rows, packed })
     }
 
-    #[inline]
-    pub fn get(&self, n: usize) -> Pair {
-        Pair {
-            rows: Tensor::trusted(Name::member("rows", n), &self.rows[n]),
-            packed: Tensor::trusted(Name::member("packed", n), &self.packed[n]),
-        }
-    }
-
     /// Checks every pair, and all tensors of the call for overlap. Returns γ.
-    fn check_all(
-        &self,
+    fn check_all<const O: usize, const I: usize>(
+        &mut self,
+        checks: &Checks,
         batch: usize,
         gamma: Option<usize>,
-        outputs: &[Option<&Tensor>],
-        inputs: &[Option<&Tensor>],
+        outputs: &[Option<&Tensor<'a>>; O],
+        inputs: &[Option<&Tensor<'a>>; I],
     ) -> Result<usize> {
-        // Numbered: packed, the call's other outputs, rows, its other inputs.
-        let (count, first_rows) = (self.len(), self.len() + outputs.len());
-        let total = 2 * count + outputs.len() + inputs.len();
-        let (mut few, mut many);
-        let ranges: &mut [Range] = if total <= FEW_RANGES {
-            few = [Range::default(); FEW_RANGES];
-            &mut few[..total]
-        } else {
-            many = [Range::default(); 2 * MOST_TENSORS + FEW_RANGES];
-            &mut many[..total]
-        };
+        // Numbered: packed, rows, the call's other outputs, its other inputs.
+        const ROWS: usize = MOST_TENSORS;
+        const OUTPUTS: usize = 2 * MOST_TENSORS;
+        const INPUTS: usize = OUTPUTS + 16;
+        let [mut written, mut read] = [const { [const { MaybeUninit::uninit() }; MOST_TENSORS] }; 2];
         let mut gamma = gamma;
-        for n in 0..count {
-            let pair = self.check(n, batch, gamma)?;
+        let mut first = 0;
+        while first < self.len() {
+            let pair = self.check(checks, first, batch, gamma)?;
             gamma = Some(pair.rows.dim(1));
-            ranges[n] = Range::of(&pair.packed, n);
-            ranges[first_rows + n] = Range::of(&pair.rows, first_rows + n);
+            let rows = Template::new(&self.rows[first], &pair.rows);
+            let packed = Template::new(&self.packed[first], &pair.packed);
+            let alike = rows.count_alike(&self.rows[first + 1..]);
+            let alike = packed.count_alike(&self.packed[first + 1..][..alike]);
+            let run = first..first + 1 + alike;
+            for (n, (t, range)) in run.clone().zip(self.packed[run.clone()].iter().zip(&mut written[run.clone()])) {
+                range.write(Range::new(packed.bytes(t), n, first));
+            }
+            for (n, (t, range)) in run.clone().zip(self.rows[run.clone()].iter().zip(&mut read[run.clone()])) {
+                range.write(Range::new(rows.bytes(t), ROWS + n, ROWS + first));
+            }
+            self.fresh[first / 64] |= 1 << (first % 64);
+            self.row_bytes += row_bytes(&pair.rows) * run.len();
+            first = run.end;
         }
-        for (at, other) in (count..).zip(outputs).chain((first_rows + count..).zip(inputs)) {
-            ranges[at] = other.map_or(Range::default(), |t| Range::of(t, at));
-        }
-        overlap::reject_many(first_rows, ranges, |number| match number {
-            n if n < count => self.get(n).packed,
-            n if n < first_rows => *outputs[n - count].expect("absent tensors have no bytes"),
-            n if n < first_rows + count => self.get(n - first_rows).rows,
-            n => *inputs[n - first_rows - count].expect("absent tensors have no bytes"),
+        // SAFETY: the first len of both were written above.
+        let (written, read) = unsafe {
+            let len = self.len();
+            (
+                std::slice::from_raw_parts_mut(written.as_mut_ptr().cast::<Range>(), len),
+                std::slice::from_raw_parts(read.as_ptr().cast::<Range>(), len),
+            )
+        };
+        overlap::reject(outputs, inputs)?;
+        let range = |t: &Option<&Tensor>, number| Range::new(t.map_or((0, 0), Tensor::bytes), number, number);
+        let few_outputs: [Range; O] = std::array::from_fn(|i| range(&outputs[i], OUTPUTS + i));
+        let few_inputs: [Range; I] = std::array::from_fn(|i| range(&inputs[i], INPUTS + i));
+        overlap::reject_many(written, read, &few_outputs, &few_inputs, |number| match number as usize {
+            n @ INPUTS.. => *inputs[n - INPUTS].expect("absent tensors have no bytes"),
+            n @ OUTPUTS.. => *outputs[n - OUTPUTS].expect("absent tensors have no bytes"),
+            n @ ROWS.. => self.get(n - ROWS).rows,
+            n => self.get(n).packed,
         })?;
         Ok(gamma.expect("there is at least one pair"))
     }
 }
 
-fn check_offsets(checks: &Checks, c: &vwd_tensor, batch: usize) -> Result<Tensor> {
+fn check_offsets<'a>(checks: &Checks, c: &'a vwd_tensor, batch: usize) -> Result<Tensor<'a>> {
     checks.required("offsets", c)?.of_any(DType::TOKENS)?.of_shape(&[("B+1", batch + 1)])?.writable()
 }
 
@@ -157,8 +184,8 @@ impl<'a> Request<'a> {
         let accepted = checks.required("accepted", &c.accepted)?.of(DType::I32)?.of_rank(1)?;
         let offsets = check_offsets(&checks, &c.offsets, accepted.dim(0))?;
         // SAFETY: forwarded to the caller.
-        let pairs = unsafe { Pairs::from_c(checks, c.tensor_count, c.rows, c.packed) }?;
-        let gamma = pairs.check_all(accepted.dim(0), None, &[Some(&offsets)], &[Some(&accepted)])?;
+        let mut pairs = unsafe { Pairs::from_c(c.tensor_count, c.rows, c.packed) }?;
+        let gamma = pairs.check_all(&checks, accepted.dim(0), None, &[Some(&offsets)], &[Some(&accepted)])?;
         Ok(Request { pairs, accepted, offsets, gamma })
     }
 
@@ -172,24 +199,13 @@ impl<'a> VerifiedRequest<'a> {
     /// The arrays rows and packed hold tensor_count tensors.
     pub unsafe fn from_c(session: &Session, c: &'a vwd_verify_pack_args) -> Result<VerifiedRequest<'a>> {
         let checks = session.checks();
-        let verify_args = vwd_verify_args {
-            struct_size: size_of::<vwd_verify_args>() as u32,
-            flags: 0,
-            draft: c.draft,
-            target: c.target,
-            draft_lens: c.draft_lens,
-            accepted: c.accepted,
-            next_token: c.next_token,
-            mismatch: c.mismatch,
-            committed: c.committed,
-        };
-        let verify = verify::Request::unchecked_overlap(&checks, &verify_args)?;
+        let verify = verify::Request::unchecked_overlap(&checks, &verify::Given::from(c))?;
         let offsets = check_offsets(&checks, &c.offsets, verify.batch())?;
         let [accepted, next_token, mismatch, committed] = verify.outputs();
         let outputs = [accepted, next_token, mismatch, committed, Some(&offsets)];
         // SAFETY: forwarded to the caller.
-        let pairs = unsafe { Pairs::from_c(checks, c.tensor_count, c.rows, c.packed) }?;
-        let gamma = pairs.check_all(verify.batch(), Some(verify.gamma()), &outputs, &verify.inputs())?;
+        let mut pairs = unsafe { Pairs::from_c(c.tensor_count, c.rows, c.packed) }?;
+        let gamma = pairs.check_all(&checks, verify.batch(), Some(verify.gamma()), &outputs, &verify.inputs())?;
         let pack = Request { pairs, accepted: verify.accepted, offsets, gamma };
         Ok(VerifiedRequest { verify, pack })
     }

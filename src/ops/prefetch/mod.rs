@@ -11,21 +11,21 @@ use crate::core::tensor::Tensor;
 use crate::runtime::{On, Session};
 
 /// Checked arguments of `vwd_gather_blocks`.
-pub struct GatherRequest {
+pub struct GatherRequest<'a> {
     /// [N, …]
-    pub source: Tensor,
+    pub source: Tensor<'a>,
     /// [M, …]
-    pub target: Tensor,
+    pub target: Tensor<'a>,
     /// [n]
-    pub source_ids: Tensor,
+    pub source_ids: Tensor<'a>,
     /// [n]
-    pub target_ids: Option<Tensor>,
+    pub target_ids: Option<Tensor<'a>>,
     /// [1]
-    pub count: Option<Tensor>,
+    pub count: Option<Tensor<'a>>,
 }
 
-impl GatherRequest {
-    pub fn from_c(session: &Session, c: &vwd_gather_blocks_args) -> Result<GatherRequest> {
+impl<'a> GatherRequest<'a> {
+    pub fn from_c(session: &Session, c: &'a vwd_gather_blocks_args) -> Result<GatherRequest<'a>> {
         let checks = session.checks();
         if c.engine > VWD_GATHER_COPY_ENGINE {
             return Err(Error::argument("engine", c.engine, "a VWD_GATHER_* value (0 to 2)"));

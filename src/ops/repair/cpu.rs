@@ -29,7 +29,7 @@ pub fn run(cpu: &Cpu, r: &Request) -> Result<()> {
 }
 
 struct Repair<'a> {
-    r: &'a Request,
+    r: &'a Request<'a>,
     exact: bool,
 }
 
@@ -116,7 +116,7 @@ impl Repair<'_> {
 
 /// A position in an ascending list that moves forward.
 struct Walk<'a> {
-    list: &'a BlockList,
+    list: &'a BlockList<'a>,
     i: usize,
     g: usize,
     position: usize,

@@ -17,28 +17,28 @@ use crate::runtime::{On, Session, require_no_flags};
 
 /// What the speculative pass has kept.
 #[derive(Clone, Copy)]
-pub enum Kept {
+pub enum Kept<'a> {
     /// The result covers predicted ∪ selected.
-    Superset(State),
+    Superset(State<'a>),
     /// The result covers selected.
-    Exact(State),
+    Exact(State<'a>),
 }
 
 /// Checked arguments of `vwd_repair`.
-pub struct Request {
-    pub problem: Problem,
-    pub predicted: BlockList,
-    pub selected: BlockList,
+pub struct Request<'a> {
+    pub problem: Problem<'a>,
+    pub predicted: BlockList<'a>,
+    pub selected: BlockList<'a>,
     /// Entries that share a partial state.
     pub group: usize,
-    pub kept: Kept,
-    pub outputs: Outputs,
+    pub kept: Kept<'a>,
+    pub outputs: Outputs<'a>,
     /// [B, Hk]
-    pub missed_counts: Option<Tensor>,
+    pub missed_counts: Option<Tensor<'a>>,
 }
 
-impl Request {
-    pub fn from_c(session: &Session, c: &vwd_repair_args) -> Result<Request> {
+impl<'a> Request<'a> {
+    pub fn from_c(session: &Session, c: &'a vwd_repair_args) -> Result<Request<'a>> {
         let checks = &session.checks();
         require_no_flags("flags", c.flags)?;
         let problem = Problem::from_c(checks, &c.q, &c.kv, c.scale, c.block_size)?;

@@ -17,26 +17,26 @@ use crate::runtime::{On, Session, require_no_flags};
 
 /// What both calls read of each sequence.
 #[derive(Clone, Copy)]
-pub struct Queries {
+pub struct Queries<'a> {
     /// [B, Hq, D]
-    pub q: Tensor,
+    pub q: Tensor<'a>,
     pub heads: Heads,
     /// Of q·k.
     pub scale: f32,
-    pub index: Index,
+    pub index: Index<'a>,
     /// [B]
-    pub seq_lens: Tensor,
+    pub seq_lens: Tensor<'a>,
     /// Tokens of a block.
     pub block_size: usize,
 }
 
-impl Queries {
+impl<'a> Queries<'a> {
     fn from_c(
         checks: &Checks,
-        q: &vwd_tensor,
-        index: &crate::capi::types::vwd_index,
-        lens: &vwd_tensor,
-    ) -> Result<Queries> {
+        q: &'a vwd_tensor,
+        index: &'a crate::capi::types::vwd_index,
+        lens: &'a vwd_tensor,
+    ) -> Result<Queries<'a>> {
         let q = checks.required("q", q)?.of_any(DType::FLOATS)?.of_rank(3)?;
         check_head_dim(&q, q.dim(2))?;
         let index = Index::from_c(checks, index, q.dim(0), q.dim(2))?;
@@ -59,7 +59,7 @@ impl Queries {
         (len.max(0) as usize).min(self.index.token_capacity())
     }
 
-    fn inputs(&self) -> [Option<&Tensor>; 7] {
+    fn inputs(&self) -> [Option<&Tensor<'a>>; 7] {
         let [a, b, c] = self.index.summaries();
         [Some(&self.q), a, b, c, self.index.table.as_ref(), self.index.channels(), Some(&self.seq_lens)]
     }
@@ -67,22 +67,22 @@ impl Queries {
 
 /// How many are selected of each sequence.
 #[derive(Clone, Copy)]
-pub struct Quota {
+pub struct Quota<'a> {
     budget: Budget,
     /// [B]
-    budgets: Option<Tensor>,
+    budgets: Option<Tensor<'a>>,
     cap: usize,
 }
 
-impl Quota {
+impl<'a> Quota<'a> {
     /// `forced` are the arguments of the first and last ones that are always selected, with their names.
     fn from_c(
         checks: &Checks,
         k: u32,
         forced: [(&str, u32); 2],
-        budgets: &vwd_tensor,
+        budgets: &'a vwd_tensor,
         selected: &BlockList,
-    ) -> Result<Quota> {
+    ) -> Result<Quota<'a>> {
         let cap = selected.cap();
         let [(init_name, init), (local_name, local)] = forced.map(|(name, n)| (name, n as usize));
         if k as usize > cap {
@@ -111,27 +111,27 @@ impl Quota {
 /// How blocks are scored, and what that reads.
 #[derive(Clone, Copy)]
 #[allow(clippy::large_enum_variant)] // lives on the stack of one call
-pub enum Method {
-    MinMax { max: Tensor, min: Tensor },
-    Mean { windows: Windows, means: Tensor, softmax: bool },
-    LabelMass { labels: Labels, candidates: BlockList },
+pub enum Method<'a> {
+    MinMax { max: Tensor<'a>, min: Tensor<'a> },
+    Mean { windows: Windows, means: Tensor<'a>, softmax: bool },
+    LabelMass { labels: Labels<'a>, candidates: BlockList<'a> },
 }
 
 /// Checked arguments; shapes as in `vwd_select_blocks`.
 #[derive(Clone, Copy)]
-pub struct BlocksRequest {
-    pub queries: Queries,
-    pub method: Method,
-    pub quota: Quota,
-    pub selected: BlockList,
+pub struct BlocksRequest<'a> {
+    pub queries: Queries<'a>,
+    pub method: Method<'a>,
+    pub quota: Quota<'a>,
+    pub selected: BlockList<'a>,
     /// [B, Hk, max_blocks]
-    pub scores: Option<Tensor>,
+    pub scores: Option<Tensor<'a>>,
     /// usize::MAX without scores.
     max_blocks: usize,
 }
 
-impl BlocksRequest {
-    pub fn from_c(session: &Session, c: &vwd_select_blocks_args) -> Result<BlocksRequest> {
+impl<'a> BlocksRequest<'a> {
+    pub fn from_c(session: &Session, c: &'a vwd_select_blocks_args) -> Result<BlocksRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         match c.method {
             VWD_SELECT_MINMAX => check_kind(&c.index, VWD_INDEX_MINMAX, "VWD_INDEX_MINMAX"),
@@ -202,18 +202,18 @@ impl BlocksRequest {
 
 /// Checked arguments; shapes as in `vwd_select_tokens`.
 #[derive(Clone, Copy)]
-pub struct TokensRequest {
-    pub queries: Queries,
-    pub labels: Labels,
-    pub quota: Quota,
-    pub candidates: BlockList,
-    pub selected: BlockList,
+pub struct TokensRequest<'a> {
+    pub queries: Queries<'a>,
+    pub labels: Labels<'a>,
+    pub quota: Quota<'a>,
+    pub candidates: BlockList<'a>,
+    pub selected: BlockList<'a>,
     /// [B, Hk, cap]
-    pub scores: Option<Tensor>,
+    pub scores: Option<Tensor<'a>>,
 }
 
-impl TokensRequest {
-    pub fn from_c(session: &Session, c: &vwd_select_tokens_args) -> Result<TokensRequest> {
+impl<'a> TokensRequest<'a> {
+    pub fn from_c(session: &Session, c: &'a vwd_select_tokens_args) -> Result<TokensRequest<'a>> {
         check_kind(&c.index, VWD_INDEX_LABEL, "VWD_INDEX_LABEL")?;
         let checks = session.checks();
         let mut queries = Queries::from_c(&checks, &c.q, &c.index, &c.seq_lens)?;
@@ -254,7 +254,11 @@ fn check_block_size(block_size: u32) -> Result<usize> {
     Ok(block_size as usize)
 }
 
-fn selected_from_c(checks: &Checks, c: &crate::capi::types::vwd_block_list, queries: &Queries) -> Result<BlockList> {
+fn selected_from_c<'a>(
+    checks: &Checks,
+    c: &'a crate::capi::types::vwd_block_list,
+    queries: &Queries,
+) -> Result<BlockList<'a>> {
     let names = ["selected.ids", "selected.counts"];
     BlockList::from_c(checks, c, names, queries.batch(), queries.heads.kv)?.writable()
 }

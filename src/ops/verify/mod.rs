@@ -5,8 +5,8 @@
 pub(super) mod cpu;
 pub(super) mod cuda;
 
-use crate::capi::types::vwd_stream;
-use crate::capi::verify::vwd_verify_args;
+use crate::capi::types::{vwd_stream, vwd_tensor};
+use crate::capi::verify::{vwd_verify_args, vwd_verify_pack_args};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
@@ -15,66 +15,107 @@ use crate::runtime::{On, Session, require_no_flags};
 
 /// Checked arguments; shapes as in `vwd_verify`.
 #[derive(Clone, Copy)]
-pub struct Request {
+pub struct Request<'a> {
     /// [B, γ]
-    pub draft: Tensor,
+    pub draft: Tensor<'a>,
     /// [B, γ+1]
-    pub target: Tensor,
+    pub target: Tensor<'a>,
     /// [B]
-    pub draft_lens: Option<Tensor>,
+    pub draft_lens: Option<Tensor<'a>>,
     /// [B]
-    pub accepted: Tensor,
+    pub accepted: Tensor<'a>,
     /// [B]
-    pub next_token: Tensor,
+    pub next_token: Tensor<'a>,
     /// [B]
-    pub mismatch: Option<Tensor>,
+    pub mismatch: Option<Tensor<'a>>,
     /// [B, γ+1]
-    pub committed: Option<Tensor>,
+    pub committed: Option<Tensor<'a>>,
 }
 
-impl Request {
+/// What the caller gave, wherever it stands in the arguments.
+pub struct Given<'a> {
+    draft: &'a vwd_tensor,
+    target: &'a vwd_tensor,
+    draft_lens: &'a vwd_tensor,
+    accepted: &'a vwd_tensor,
+    next_token: &'a vwd_tensor,
+    mismatch: &'a vwd_tensor,
+    committed: &'a vwd_tensor,
+}
+
+impl<'a> From<&'a vwd_verify_args> for Given<'a> {
+    #[inline(always)]
+    fn from(c: &'a vwd_verify_args) -> Given<'a> {
+        Given {
+            draft: &c.draft,
+            target: &c.target,
+            draft_lens: &c.draft_lens,
+            accepted: &c.accepted,
+            next_token: &c.next_token,
+            mismatch: &c.mismatch,
+            committed: &c.committed,
+        }
+    }
+}
+
+impl<'a> From<&'a vwd_verify_pack_args> for Given<'a> {
+    #[inline(always)]
+    fn from(c: &'a vwd_verify_pack_args) -> Given<'a> {
+        Given {
+            draft: &c.draft,
+            target: &c.target,
+            draft_lens: &c.draft_lens,
+            accepted: &c.accepted,
+            next_token: &c.next_token,
+            mismatch: &c.mismatch,
+            committed: &c.committed,
+        }
+    }
+}
+
+impl<'a> Request<'a> {
     #[inline]
-    pub fn from_c(session: &Session, c: &vwd_verify_args) -> Result<Request> {
+    pub fn from_c(session: &Session, c: &'a vwd_verify_args) -> Result<Request<'a>> {
         require_no_flags("flags", c.flags)?;
-        let request = Request::unchecked_overlap(&session.checks(), c)?;
+        let request = Request::unchecked_overlap(&session.checks(), &Given::from(c))?;
         overlap::reject(&request.outputs(), &request.inputs())?;
         Ok(request)
     }
 
     /// All checks but those between tensors, which the caller makes over more of them.
     #[inline]
-    pub fn unchecked_overlap(checks: &Checks, c: &vwd_verify_args) -> Result<Request> {
-        let draft = checks.required("draft", &c.draft)?.of_any(DType::TOKENS)?.of_rank(2)?;
+    pub fn unchecked_overlap(checks: &Checks, c: &Given<'a>) -> Result<Request<'a>> {
+        let draft = checks.required("draft", c.draft)?.of_any(DType::TOKENS)?.of_rank(2)?;
         let (batch, gamma) = (draft.dim(0), draft.dim(1));
         if gamma > i32::MAX as usize {
             return Err(Error::argument("draft", format!("{gamma} tokens a row"), "at most 2^31 − 1"));
         }
         let row = [("B", batch), ("γ+1", gamma + 1)];
         let column = [("B", batch)];
-        let target = checks.required("target", &c.target)?.of(draft.dtype)?.of_shape(&row)?;
-        let draft_lens = match checks.optional("draft_lens", &c.draft_lens)? {
+        let target = checks.required("target", c.target)?.of(draft.dtype)?.of_shape(&row)?;
+        let draft_lens = match checks.optional("draft_lens", c.draft_lens)? {
             Some(lens) => Some(lens.of(DType::I32)?.of_shape(&column)?),
             None => None,
         };
-        let accepted = checks.required("accepted", &c.accepted)?.of(DType::I32)?.of_shape(&column)?.writable()?;
-        let next_token = checks.required("next_token", &c.next_token)?;
+        let accepted = checks.required("accepted", c.accepted)?.of(DType::I32)?.of_shape(&column)?.writable()?;
+        let next_token = checks.required("next_token", c.next_token)?;
         let next_token = next_token.of(draft.dtype)?.of_shape(&column)?.writable()?;
-        let mismatch = match checks.optional("mismatch", &c.mismatch)? {
+        let mismatch = match checks.optional("mismatch", c.mismatch)? {
             Some(m) => Some(m.of_any(&[DType::I32, DType::U8, DType::BOOL])?.of_shape(&column)?.writable()?),
             None => None,
         };
-        let committed = match checks.optional("committed", &c.committed)? {
+        let committed = match checks.optional("committed", c.committed)? {
             Some(t) => Some(t.of(draft.dtype)?.of_shape(&row)?.writable()?),
             None => None,
         };
         Ok(Request { draft, target, draft_lens, accepted, next_token, mismatch, committed })
     }
 
-    pub fn outputs(&self) -> [Option<&Tensor>; 4] {
+    pub fn outputs(&self) -> [Option<&Tensor<'a>>; 4] {
         [Some(&self.accepted), Some(&self.next_token), self.mismatch.as_ref(), self.committed.as_ref()]
     }
 
-    pub fn inputs(&self) -> [Option<&Tensor>; 3] {
+    pub fn inputs(&self) -> [Option<&Tensor<'a>>; 3] {
         [Some(&self.draft), Some(&self.target), self.draft_lens.as_ref()]
     }
 

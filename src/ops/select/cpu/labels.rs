@@ -284,8 +284,8 @@ fn keep_channels(labels: &Labels, g: usize, wide: &[f32], dim: usize, kept: &mut
 
 /// Products of some candidate tokens with the heads of one group.
 struct Products<'a> {
-    queries: &'a Queries,
-    labels: &'a Labels,
+    queries: &'a Queries<'a>,
+    labels: &'a Labels<'a>,
     at: (usize, usize),
     chosen: Chosen<'a>,
     tokens: Range<usize>,

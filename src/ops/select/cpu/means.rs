@@ -73,8 +73,8 @@ pub fn blocks(cpu: &Cpu, r: &BlocksRequest, windows: &Windows, means: &Tensor, s
 
 /// Products of some windows of one sequence with all heads; those of KV head g go to cell first_cell + g·chunks.
 struct Products<'a, T> {
-    r: &'a BlocksRequest,
-    means: &'a Tensor,
+    r: &'a BlocksRequest<'a>,
+    means: &'a Tensor<'a>,
     grouped: &'a [f32],
     i: usize,
     windows: Range<usize>,

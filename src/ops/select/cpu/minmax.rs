@@ -52,9 +52,9 @@ pub fn blocks(cpu: &Cpu, r: &BlocksRequest, max: &Tensor, min: &Tensor) -> Resul
 
 /// Scores some blocks of one sequence for all KV heads; those of head g go to cell first_cell + g·chunks.
 struct Bounds<'a, T> {
-    r: &'a BlocksRequest,
-    max: &'a Tensor,
-    min: &'a Tensor,
+    r: &'a BlocksRequest<'a>,
+    max: &'a Tensor<'a>,
+    min: &'a Tensor<'a>,
     sums: &'a [f32],
     i: usize,
     blocks: Range<usize>,
