@@ -12,15 +12,14 @@ pub fn reject<const O: usize, const I: usize>(
 ) -> Result<()> {
     let bytes = |t: &Option<&Tensor>| t.map_or((0, 0), Tensor::bytes);
     let (written, read) = (outputs.each_ref().map(bytes), inputs.each_ref().map(bytes));
-    let meet = |a: ByteRange, b: ByteRange| a.0.max(b.0) < a.1.min(b.1);
-    for (i, &out) in written.iter().enumerate() {
-        for (j, &other) in written.iter().enumerate().skip(i + 1) {
-            if meet(out, other) {
+    for (i, &(start, end)) in written.iter().enumerate().filter(|(_, bytes)| bytes.0 < bytes.1) {
+        for (j, other) in written.iter().enumerate().skip(i + 1) {
+            if other.0 < end && start < other.1 {
                 require_apart(outputs[i], outputs[j])?;
             }
         }
-        for (j, &input) in read.iter().enumerate() {
-            if meet(out, input) {
+        for (j, input) in read.iter().enumerate() {
+            if input.0 < end && start < input.1 {
                 require_apart(outputs[i], inputs[j])?;
             }
         }
@@ -30,8 +29,8 @@ pub fn reject<const O: usize, const I: usize>(
 
 #[cold]
 fn require_apart(out: Option<&Tensor>, other: Option<&Tensor>) -> Result<()> {
-    match out.zip(other) {
-        Some((out, other)) if share_bytes(out, other) => Err(collision(out, other)),
+    match (out, other) {
+        (Some(out), Some(other)) if other.count() > 0 && share_bytes(out, other) => Err(collision(out, other)),
         _ => Ok(()),
     }
 }
@@ -84,39 +83,59 @@ pub fn reject_many<'t>(
     };
     // Most come in the order of their addresses.
     if !outputs.is_sorted_by(|one, next| one.end <= next.start) {
-        outputs.sort_unstable_by_key(|output| output.start);
-        let mut reach = i64::MIN;
-        for i in 0..outputs.len() {
-            let (one, later) = (outputs[i], &outputs[i + 1..]);
-            for other in later.iter().take_while(|other| other.start < one.end) {
-                let (first, second) = if one.number < other.number { (&one, other) } else { (other, &one) };
-                require_apart(first, second)?;
-            }
-            // From here on where all up to this one end, so that ends ascend, too.
-            reach = reach.max(one.end);
-            outputs[i].end = reach;
+        sort(outputs, &mut require_apart)?;
+    }
+    // Most inputs lie elsewhere altogether.
+    let (Some(first), Some(last)) = (outputs.first(), outputs.last()) else { return Ok(()) };
+    let written = (first.start, last.end);
+    let read = inputs.iter().fold((i64::MAX, i64::MIN), |all, input| (all.0.min(input.start), all.1.max(input.end)));
+    if read.0 < written.1 && written.0 < read.1 {
+        reject_sorted(outputs, inputs, &mut require_apart)?;
+    }
+    for few in [few_inputs, few_outputs] {
+        if few.iter().any(|other| other.meets(written)) {
+            reject_sorted(outputs, few, &mut require_apart)?;
         }
     }
-    let (Some(first), Some(last)) = (outputs.first(), outputs.last()) else { return Ok(()) };
-    let hull = (first.start, last.end);
+    for output in few_outputs.iter().filter(|output| output.meets(read)) {
+        for input in inputs.iter().filter(|input| input.meets((output.start, output.end))) {
+            require_apart(output, input)?;
+        }
+    }
+    Ok(())
+}
+
+type Check<'c> = &'c mut dyn FnMut(&Range, &Range) -> Result<()>;
+
+/// Sorts by address, and checks those that follow each other. Then `end` is where all up to a range end, so that ends
+/// ascend, too.
+fn sort(ranges: &mut [Range], require_apart: Check) -> Result<()> {
+    ranges.sort_unstable_by_key(|range| range.start);
+    let mut reach = i64::MIN;
+    for i in 0..ranges.len() {
+        let one = ranges[i];
+        for other in ranges[i + 1..].iter().take_while(|other| other.start < one.end) {
+            let (first, second) = if one.number < other.number { (&one, other) } else { (other, &one) };
+            require_apart(first, second)?;
+        }
+        reach = reach.max(one.end);
+        ranges[i].end = reach;
+    }
+    Ok(())
+}
+
+/// Looks for each of the others among sorted outputs.
+fn reject_sorted(outputs: &[Range], others: &[Range], require_apart: Check) -> Result<()> {
     let mut at = 0;
-    for other in inputs.iter().chain(few_inputs).chain(few_outputs).filter(|other| other.meets(hull)) {
+    for other in others {
         // The first output that ends past where the other starts: mostly the one found last or the next.
-        let is_past = |at: usize| at == outputs.len() || outputs[at].end > other.start;
+        let is_past = |at: usize| outputs.get(at).is_none_or(|output| output.end > other.start);
         at += !is_past(at) as usize;
         if !is_past(at) || (at > 0 && is_past(at - 1)) {
             at = outputs.partition_point(|output| output.end <= other.start);
         }
         for output in outputs[at..].iter().take_while(|output| output.start < other.end) {
             require_apart(output, other)?;
-        }
-    }
-    let few_outputs = || few_outputs.iter().filter(|output| !output.is_empty());
-    let hull =
-        few_outputs().fold((i64::MAX, i64::MIN), |hull, output| (hull.0.min(output.start), hull.1.max(output.end)));
-    for input in inputs.iter().filter(|input| input.meets(hull)) {
-        for output in few_outputs().filter(|output| input.meets((output.start, output.end))) {
-            require_apart(output, input)?;
         }
     }
     Ok(())
@@ -183,12 +202,14 @@ fn meet(a: &Span, at_a: i64, b: &Span, at_b: i64, level: usize) -> bool {
 }
 
 /// True when distinct indices address distinct bytes: each stride clears everything the smaller strides reach.
-pub fn is_injective(t: &Tensor) -> bool {
-    if is_packed(t) || t.count() == 0 {
-        return true;
-    }
+#[inline]
+pub fn is_injective(shape: &[i64], strides: &[i64]) -> bool {
+    is_packed(shape, strides) || shape.contains(&0) || clears(shape, strides)
+}
+
+fn clears(shape: &[i64], strides: &[i64]) -> bool {
     let mut dims = [(0i64, 1i64); MAX_RANK];
-    for (dim, (&n, &s)) in dims.iter_mut().zip(t.shape().iter().zip(t.strides())) {
+    for (dim, (&n, &s)) in dims.iter_mut().zip(shape.iter().zip(strides)) {
         if n > 1 {
             *dim = (s.abs(), n);
         }
@@ -203,9 +224,10 @@ pub fn is_injective(t: &Tensor) -> bool {
 }
 
 /// Row major without gaps, as most are.
-fn is_packed(t: &Tensor) -> bool {
+#[inline]
+fn is_packed(shape: &[i64], strides: &[i64]) -> bool {
     let mut stride = 1;
-    t.shape().iter().zip(t.strides()).rev().all(|(&n, &s)| {
+    shape.iter().zip(strides).rev().all(|(&n, &s)| {
         let packed = s == stride;
         stride *= n;
         packed

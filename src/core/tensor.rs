@@ -323,52 +323,26 @@ impl<'a> Tensor<'a> {
 
     #[inline(always)]
     pub fn of_any(self, allowed: &[DType]) -> Result<Self> {
-        if allowed.contains(&self.dtype) { Ok(self) } else { Err(self.wrong_dtype(allowed)) }
+        if allowed.contains(&self.dtype) { Ok(self) } else { Err(wrong_dtype(self.name, self.dtype, allowed)) }
     }
 
     #[inline(always)]
     pub fn of_rank(self, rank: usize) -> Result<Self> {
-        if self.rank() == rank { Ok(self) } else { Err(self.wrong_rank(rank)) }
+        if self.rank() == rank { Ok(self) } else { Err(wrong_rank(self.name, self.shape, rank)) }
     }
 
     /// The exact shape, each extent with the symbol that the contract gives it: `&[("B", 4), ("γ+1", 9)]`.
     #[inline(always)]
     pub fn of_shape(self, expected: &[(&str, usize)]) -> Result<Self> {
-        let same = self.rank() == expected.len() && expected.iter().zip(self.shape()).all(|(e, &n)| e.1 as i64 == n);
-        if same { Ok(self) } else { Err(self.wrong_shape(expected)) }
+        let same = self.rank() == expected.len() && expected.iter().zip(self.shape).all(|(e, &n)| e.1 as i64 == n);
+        if same { Ok(self) } else { Err(wrong_shape(self.name, self.shape, expected)) }
     }
 
     /// For a tensor the op writes: no element may share bytes with another.
     #[inline(always)]
     pub fn writable(self) -> Result<Self> {
-        if overlap::is_injective(&self) { Ok(self) } else { Err(self.overlapping()) }
-    }
-
-    // What the checks say when they fail, out of the way of those that pass.
-
-    #[cold]
-    fn wrong_dtype(&self, allowed: &[DType]) -> Error {
-        let names: Vec<String> = allowed.iter().map(DType::to_string).collect();
-        Error::argument(&self.name.to_string(), format!("dtype {}", self.dtype), names.join(" or "))
-    }
-
-    #[cold]
-    fn wrong_rank(&self, rank: usize) -> Error {
-        let found = format!("rank {} (shape {:?})", self.rank(), self.shape());
-        Error::argument(&self.name.to_string(), found, format!("rank {rank}"))
-    }
-
-    #[cold]
-    fn wrong_shape(&self, expected: &[(&str, usize)]) -> Error {
-        let want: Vec<String> = expected.iter().map(|(s, n)| format!("{s}={n}")).collect();
-        let found = format!("shape {:?}", self.shape());
-        Error::argument(&self.name.to_string(), found, format!("[{}]", want.join(", ")))
-    }
-
-    #[cold]
-    fn overlapping(&self) -> Error {
-        let found = format!("shape {:?} with strides {:?} overlaps itself", self.shape(), self.strides());
-        Error::argument(&self.name.to_string(), found, "an output whose elements are distinct")
+        let injective = overlap::is_injective(self.shape, self.strides);
+        if injective { Ok(self) } else { Err(overlapping(self.name, self.shape, self.strides)) }
     }
 
     // --- access --------------------------------------------------------------------------------------------------
@@ -404,4 +378,30 @@ impl<'a> Tensor<'a> {
         // SAFETY: forwarded to the caller.
         unsafe { self.at::<T, N>(index).write(value) }
     }
+}
+
+// What the checks say when they fail: out of the way of those that pass, and given parts, so that the view itself can
+// stay in registers.
+
+#[cold]
+fn wrong_dtype(name: Name, found: DType, allowed: &[DType]) -> Error {
+    let names: Vec<String> = allowed.iter().map(DType::to_string).collect();
+    Error::argument(&name.to_string(), format!("dtype {found}"), names.join(" or "))
+}
+
+#[cold]
+fn wrong_rank(name: Name, shape: &[i64], rank: usize) -> Error {
+    Error::argument(&name.to_string(), format!("rank {} (shape {shape:?})", shape.len()), format!("rank {rank}"))
+}
+
+#[cold]
+fn wrong_shape(name: Name, shape: &[i64], expected: &[(&str, usize)]) -> Error {
+    let want: Vec<String> = expected.iter().map(|(s, n)| format!("{s}={n}")).collect();
+    Error::argument(&name.to_string(), format!("shape {shape:?}"), format!("[{}]", want.join(", ")))
+}
+
+#[cold]
+fn overlapping(name: Name, shape: &[i64], strides: &[i64]) -> Error {
+    let found = format!("shape {shape:?} with strides {strides:?} overlaps itself");
+    Error::argument(&name.to_string(), found, "an output whose elements are distinct")
 }

@@ -1,5 +1,6 @@
 //! Bad input: each call × each argument × each way in which it can be wrong.
 
+mod arrays;
 mod calls;
 mod handles;
 #[path = "../support/mod.rs"]
@@ -22,10 +23,20 @@ fn main() {
             Err(Failed::from(format!("{} of {rows} rows failed:\n{}", failures.len(), failures.join("\n"))))
         })
     });
-    let others: [(&str, fn()); 3] = [
+    let others: [(&str, fn()); 7] = [
         ("forecast_calls_refuse_what_is_missing", handles::forecast_calls_refuse_what_is_missing),
         ("calibration_needs_a_place_for_its_result_alone", handles::calibration_needs_a_place_for_its_result_alone),
         ("structs_of_other_sizes_are_refused", handles::structs_of_other_sizes_are_refused),
+        ("tensors_of_one_form_are_checked_one_by_one", arrays::tensors_of_one_form_are_checked_one_by_one),
+        (
+            "tensors_of_one_form_may_differ_in_what_is_ignored",
+            arrays::tensors_of_one_form_may_differ_in_what_is_ignored,
+        ),
+        ("overlap_is_found_in_any_order_of_addresses", arrays::overlap_is_found_in_any_order_of_addresses),
+        (
+            "interleaved_tensors_are_told_from_overlapping_ones",
+            arrays::interleaved_tensors_are_told_from_overlapping_ones,
+        ),
     ];
     let others = others.into_iter().map(|(name, test)| {
         Trial::test(name, move || {

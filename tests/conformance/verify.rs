@@ -17,6 +17,7 @@ pub const CASES: &[Case] = cases![
     pack_writes_no_row_at_or_past_cap,
     pack_takes_the_keys_and_values_of_32_layers,
     pack_splits_interleaved_keys_and_values,
+    pack_takes_many_tensors_of_one_form,
     verify_pack_is_verify_then_pack,
     verify_pack_handles_every_batch_size,
     verify_pack_handles_large_rows,
@@ -338,6 +339,43 @@ fn pack_splits_interleaved_keys_and_values(backend: &Backend) {
         // SAFETY: the tensors outlive the call.
         backend.finish(unsafe { vwd_pack(backend.session(), &args, backend.stream()) });
         Pair { rows, packed }.check(&origin);
+    });
+}
+
+/// Columns of one buffer, in any order: tensors that differ in nothing but their addresses, which are aligned differently.
+fn pack_takes_many_tensors_of_one_form(backend: &Backend) {
+    rounds(10, |rng| {
+        let (batch, gamma) = (rng.size(1..=9), rng.size(1..=9));
+        let counts = random_counts(rng, batch, gamma);
+        let (expected, origin) = oracle::pack(&counts.data, gamma);
+        let cap = rng.pick(&[batch * gamma, batch * gamma / 2]);
+        let wholes = [rng.size(1..=60), 1, rng.size(1..=120)].map(|columns| {
+            let dim = rng.pick(&[1, 2, 3, 4, 8]);
+            let bytes = rng.bytes(batch * gamma * columns * dim * 2);
+            let rows = Tensor::raw(backend, F16, &[batch, gamma, columns, dim], &bytes, &Layout::default());
+            Pair { rows, packed: Tensor::poisoned(backend, F16, &[cap, columns, dim], &Layout::default()) }
+        });
+        let (mut rows, mut packed) = (vec![], vec![]);
+        for whole in &wholes {
+            let mut columns: Vec<usize> = (0..whole.rows.shape[2]).collect();
+            rng.shuffle(&mut columns);
+            rows.extend(columns.iter().map(|&n| whole.rows.part(2, n).c()));
+            packed.extend(columns.iter().map(|&n| whole.packed.part(1, n).c()));
+        }
+        let offsets = Tensor::poisoned(backend, I32, &[batch + 1], &Layout::default());
+        let accepted = plain_ints(backend, I32, &counts);
+        let args = vwd_pack_args {
+            tensor_count: rows.len() as u32,
+            rows: rows.as_ptr(),
+            packed: packed.as_ptr(),
+            accepted: accepted.c(),
+            offsets: offsets.c(),
+            ..args()
+        };
+        // SAFETY: the tensors outlive the call.
+        backend.finish(unsafe { vwd_pack(backend.session(), &args, backend.stream()) });
+        assert_eq!(offsets.read_ints().data, expected, "offsets");
+        wholes.iter().for_each(|whole| whole.check(&origin));
     });
 }
 

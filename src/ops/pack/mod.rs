@@ -98,7 +98,6 @@ impl<'a> Pairs<'a> {
         pairs.map(|(rows, packed)| (rows.data.cast_const().cast(), packed.data.cast()))
     }
 
-    #[inline(never)]
     fn check(&self, checks: &Checks, n: usize, batch: usize, gamma: Option<usize>) -> Result<Pair<'a>> {
         let rows = checks.required(Name::member("rows", n), &self.rows[n])?;
         let packed = checks.required(Name::member("packed", n), &self.packed[n])?;
@@ -179,6 +178,7 @@ fn check_offsets<'a>(checks: &Checks, c: &'a vwd_tensor, batch: usize) -> Result
 impl<'a> Request<'a> {
     /// # Safety
     /// The arrays rows and packed hold tensor_count tensors.
+    #[inline(always)]
     pub unsafe fn from_c(session: &Session, c: &'a vwd_pack_args) -> Result<Request<'a>> {
         let checks = session.checks();
         let accepted = checks.required("accepted", &c.accepted)?.of(DType::I32)?.of_rank(1)?;
@@ -197,6 +197,7 @@ impl<'a> Request<'a> {
 impl<'a> VerifiedRequest<'a> {
     /// # Safety
     /// The arrays rows and packed hold tensor_count tensors.
+    #[inline(always)]
     pub unsafe fn from_c(session: &Session, c: &'a vwd_verify_pack_args) -> Result<VerifiedRequest<'a>> {
         let checks = session.checks();
         let verify = verify::Request::unchecked_overlap(&checks, &verify::Given::from(c))?;

@@ -74,7 +74,7 @@ impl<'a> From<&'a vwd_verify_pack_args> for Given<'a> {
 }
 
 impl<'a> Request<'a> {
-    #[inline]
+    #[inline(always)]
     pub fn from_c(session: &Session, c: &'a vwd_verify_args) -> Result<Request<'a>> {
         require_no_flags("flags", c.flags)?;
         let request = Request::unchecked_overlap(&session.checks(), &Given::from(c))?;
@@ -83,7 +83,7 @@ impl<'a> Request<'a> {
     }
 
     /// All checks but those between tensors, which the caller makes over more of them.
-    #[inline]
+    #[inline(always)]
     pub fn unchecked_overlap(checks: &Checks, c: &Given<'a>) -> Result<Request<'a>> {
         let draft = checks.required("draft", c.draft)?.of_any(DType::TOKENS)?.of_rank(2)?;
         let (batch, gamma) = (draft.dim(0), draft.dim(1));
