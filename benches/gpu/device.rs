@@ -24,16 +24,15 @@ pub fn check_status(status: vwd_status) {
 pub struct Device {
     pub stream: CUstream,
     empty: CUfunction,
-    /// Takes as many bytes of parameters as the largest of the library's kernels.
-    empty_large: CUfunction,
+    /// Compute capability 9.0 or later: the library launches kernels in clusters, and some before the one before has ended.
+    is_hopper_or_later: bool,
     /// Larger than any L2 cache: writing it evicts everything else.
     flush: CUdeviceptr,
 }
 
 const FLUSH_BYTES: usize = 256 << 20;
 const EMPTY_PTX: &CStr = c".version 8.1\n.target sm_80\n.address_size 64\n\
-    .visible .entry empty(.param .align 8 .b8 params[256])\n{\n ret;\n}\n\
-    .visible .entry empty_large(.param .align 8 .b8 params[6144])\n{\n ret;\n}\n";
+    .visible .entry empty(.param .align 8 .b8 params[256])\n{\n ret;\n}\n";
 
 impl Device {
     /// `None` without a driver or device.
@@ -50,13 +49,15 @@ impl Device {
             check(sys::cuDevicePrimaryCtxRetain(&mut context, device));
             check(sys::cuCtxSetCurrent(context));
             let (mut stream, mut module, mut flush) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
-            let [mut empty, mut empty_large] = [std::ptr::null_mut(); 2];
+            let mut empty = std::ptr::null_mut();
             check(sys::cuStreamCreate(&mut stream, sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32));
             check(sys::cuModuleLoadData(&mut module, EMPTY_PTX.as_ptr().cast()));
             check(sys::cuModuleGetFunction(&mut empty, module, c"empty".as_ptr()));
-            check(sys::cuModuleGetFunction(&mut empty_large, module, c"empty_large".as_ptr()));
             check(sys::cuMemAlloc_v2(&mut flush, FLUSH_BYTES));
-            Some(Device { stream, empty, empty_large, flush })
+            let mut major = 0;
+            let attribute = sys::CUdevice_attribute_enum::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR;
+            check(sys::cuDeviceGetAttribute(&mut major, attribute, device));
+            Some(Device { stream, empty, is_hopper_or_later: major >= 9, flush })
         }
     }
 
@@ -87,20 +88,13 @@ impl Device {
 
     /// A launch with nothing in it: the floor of every call.
     pub fn launch_empty(&self) {
-        self.launch(self.empty);
-    }
-
-    /// The same with six kilobytes of parameters.
-    pub fn launch_empty_large(&self) {
-        self.launch(self.empty_large);
-    }
-
-    fn launch(&self, kernel: CUfunction) {
-        let params = [0u64; 768];
+        let params = [0u64; 32];
         let mut pointers = [params.as_ptr().cast_mut().cast::<c_void>()];
         let none = std::ptr::null_mut();
-        // SAFETY: both kernels take at most that many bytes of parameters.
-        unsafe { check(sys::cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, self.stream, pointers.as_mut_ptr(), none)) };
+        // SAFETY: the kernel takes that many bytes of parameters.
+        unsafe {
+            check(sys::cuLaunchKernel(self.empty, 1, 1, 1, 32, 1, 1, 0, self.stream, pointers.as_mut_ptr(), none))
+        };
     }
 
     /// A device-to-device copy by the driver.
@@ -157,13 +151,10 @@ impl Device {
         let calls = sets.clamp(1, 20);
         call(0);
         self.synchronize();
-        let (mut graph, mut exec): (CUgraph, CUgraphExec) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let mut exec: CUgraphExec = std::ptr::null_mut();
         // SAFETY: the stream is idle and lives; the graph is used in this function.
         unsafe {
-            let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-            check(sys::cuStreamBeginCapture_v2(self.stream, mode));
-            (0..calls).for_each(&call);
-            check(sys::cuStreamEndCapture(self.stream, &mut graph));
+            let graph = self.capture(|| (0..calls).for_each(&call));
             check(sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0));
             let mut times = Vec::new();
             for _ in 0..REPLAYS {
@@ -181,19 +172,129 @@ impl Device {
         }
     }
 
-    /// Median nanoseconds that the host spends in one call, from entry to return. The queue never fills.
-    pub fn host_time(&self, call: impl Fn()) -> f64 {
+    /// What a call launches, to be launched again without it.
+    pub fn launches(&self, call: &dyn Fn()) -> Launches<'_> {
+        call();
+        self.synchronize();
+        // SAFETY: the stream is idle and lives; the graph lives as long as the launches, whose parameters it owns.
+        unsafe {
+            let graph = self.capture(call);
+            let mut count = 0;
+            check(sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &mut count));
+            let mut nodes = vec![std::ptr::null_mut(); count];
+            check(sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count));
+            let kernels = nodes.into_iter().map(|node| {
+                let (mut params, mut cluster) = (std::mem::zeroed(), std::mem::zeroed());
+                check(sys::cuGraphKernelNodeGetParams_v2(node, &mut params));
+                if self.is_hopper_or_later {
+                    let attribute = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+                    check(sys::cuGraphKernelNodeGetAttribute(node, attribute, &mut cluster));
+                }
+                (params, cluster)
+            });
+            Launches { device: self, graph, kernels: kernels.collect() }
+        }
+    }
+
+    /// # Safety
+    /// The stream is idle.
+    unsafe fn capture(&self, calls: impl FnOnce()) -> CUgraph {
+        let mut graph = std::ptr::null_mut();
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let mode = sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+            check(sys::cuStreamBeginCapture_v2(self.stream, mode));
+            calls();
+            check(sys::cuStreamEndCapture(self.stream, &mut graph));
+        }
+        graph
+    }
+
+    /// Median nanoseconds that the host spends in one call, from entry to return, for several calls that take turns. The
+    /// queue never fills.
+    pub fn host_times<const N: usize>(&self, calls: [&dyn Fn(); N]) -> [f64; N] {
         const ROUNDS: usize = 200;
         const CALLS: usize = 50;
-        let mut times = Vec::new();
+        let mut times = [(); N].map(|()| Vec::new());
         for _ in 0..ROUNDS {
-            self.synchronize();
-            let begin = std::time::Instant::now();
-            (0..CALLS).for_each(|_| call());
-            times.push(begin.elapsed().as_nanos() as f64 / CALLS as f64);
+            for (call, times) in calls.iter().zip(&mut times) {
+                self.synchronize();
+                let begin = std::time::Instant::now();
+                (0..CALLS).for_each(|_| call());
+                times.push(begin.elapsed().as_nanos() as f64 / CALLS as f64);
+            }
         }
         self.synchronize();
-        median(times)
+        times.map(median)
+    }
+}
+
+/// The kernels of one call, with its parameters.
+pub struct Launches<'d> {
+    device: &'d Device,
+    graph: CUgraph,
+    kernels: Vec<(sys::CUDA_KERNEL_NODE_PARAMS, sys::CUlaunchAttributeValue)>,
+}
+
+impl Launches<'_> {
+    pub fn count(&self) -> usize {
+        self.kernels.len()
+    }
+
+    /// Launches them as the library does: through cuLaunchKernel, or with the attribute that the kernel needs.
+    pub fn launch(&self) {
+        for (n, (kernel, cluster)) in self.kernels.iter().enumerate() {
+            // SAFETY: the field is that of the attribute it was read for.
+            let in_clusters = unsafe { cluster.clusterDim.x } > 1;
+            let attribute = if in_clusters {
+                Some((sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, *cluster))
+            } else if n > 0 && self.device.is_hopper_or_later {
+                let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+                Some((sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value))
+            } else {
+                None
+            };
+            // SAFETY: as the library launched it; the graph owns the parameters.
+            check(unsafe { launch(kernel, attribute, self.device.stream) });
+        }
+    }
+}
+
+/// # Safety
+/// The parameters are the kernel's.
+unsafe fn launch(
+    kernel: &sys::CUDA_KERNEL_NODE_PARAMS,
+    attribute: Option<(sys::CUlaunchAttributeID, sys::CUlaunchAttributeValue)>,
+    stream: CUstream,
+) -> CUresult {
+    let (ctas, threads, none) = (kernel.gridDimX, kernel.blockDimX, std::ptr::null_mut());
+    let Some((id, value)) = attribute else {
+        // SAFETY: forwarded to the caller.
+        return unsafe {
+            sys::cuLaunchKernel(kernel.func, ctas, 1, 1, threads, 1, 1, 0, stream, kernel.kernelParams, none)
+        };
+    };
+    let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+    let config = sys::CUlaunchConfig {
+        gridDimX: ctas,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        hStream: stream,
+        attrs: &mut attribute,
+        numAttrs: 1,
+    };
+    // SAFETY: forwarded to the caller.
+    unsafe { sys::cuLaunchKernelEx(&config, kernel.func, kernel.kernelParams, none) }
+}
+
+impl Drop for Launches<'_> {
+    fn drop(&mut self) {
+        // SAFETY: captured once; the launches are over with.
+        unsafe { check(sys::cuGraphDestroy(self.graph)) };
     }
 }
 

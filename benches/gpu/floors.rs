@@ -1,6 +1,6 @@
 //! Verification and packing beside what bounds them: an empty kernel, a plain device copy of the same bytes, the two-step
-//! path, and a bare launch on the host. `cargo bench --bench gpu_floors`, on a machine with a GPU; writes one JSON object
-//! per row to the file named by VANWARD_BENCH_OUT, and a table to stdout.
+//! path, and, on the host, the launches of each call without the library. `cargo bench --bench gpu_floors`, on a machine
+//! with a GPU; writes one JSON object per row to the file named by VANWARD_BENCH_OUT, and a table to stdout.
 
 mod device;
 
@@ -120,28 +120,48 @@ impl Tokens {
 
 impl Bench {
     fn call_verify(&self, [draft, target, accepted, next_token]: [vwd_tensor; 4]) {
-        let args = vwd_verify_args { draft, target, accepted, next_token, ..args() };
+        self.verify_with(&vwd_verify_args { draft, target, accepted, next_token, ..args() });
+    }
+
+    fn verify_with(&self, args: &vwd_verify_args) {
         // SAFETY: all tensors are valid device memory.
-        check_status(unsafe { vwd_verify(self.session, &args, self.device.stream.cast()) });
+        check_status(unsafe { vwd_verify(self.session, args, self.device.stream.cast()) });
+    }
+
+    fn pack_with(&self, args: &vwd_pack_args) {
+        // SAFETY: all tensors are valid device memory; the arrays live through the call.
+        check_status(unsafe { vwd_pack(self.session, args, self.device.stream.cast()) });
+    }
+
+    fn verify_pack_with(&self, args: &vwd_verify_pack_args) {
+        // SAFETY: as above.
+        check_status(unsafe { vwd_verify_pack(self.session, args, self.device.stream.cast()) });
     }
 
     fn host(&self) {
-        println!("\nhost time of one call, nanoseconds");
+        println!("\nhost time of one call, nanoseconds; its launches alone; the difference");
         let tokens = Tokens::new(&self.device, 1, 32, 8, 0.6);
-        let bare = self.device.host_time(|| self.device.launch_empty());
-        let bare_large = self.device.host_time(|| self.device.launch_empty_large());
-        let verify = self.device.host_time(|| self.call_verify(tokens.tensors(0)));
-        println!("  bare cuLaunchKernel, 256 B of parameters {bare:.0} · 6 KB {bare_large:.0}");
-        println!("  vwd_verify {verify:.0}");
-        self.rows.put(serde_json::json!({"what": "host_ns", "bare": bare, "bare_6k": bare_large, "verify": verify}));
-        for tensors in [1, 2, 64] {
+        let [draft, target, accepted, next_token] = tokens.tensors(0);
+        let args = vwd_verify_args { draft, target, accepted, next_token, ..args() };
+        self.host_of("verify", 0, &|| self.verify_with(&args));
+        for tensors in [1, 2, 64, 256] {
             let rows = Rotating::new(&self.device, 1, 32, 8, 128, tensors);
-            let pack = self.device.host_time(|| self.call_pack(&tokens, &rows, 0));
-            let both = self.device.host_time(|| self.call_verify_pack(&tokens, &rows, 0));
-            println!("  {tensors} tensors: vwd_pack {pack:.0} · vwd_verify_pack {both:.0}");
-            self.rows
-                .put(serde_json::json!({"what": "host_ns", "tensors": tensors, "pack": pack, "verify_pack": both}));
+            let pack = rows.pack_args(&tokens, 0);
+            self.host_of("pack", tensors, &|| self.pack_with(&pack));
+            let both = rows.verify_pack_args(&tokens, 0);
+            self.host_of("verify_pack", tensors, &|| self.verify_pack_with(&both));
         }
+    }
+
+    /// Beside the same launches without the library.
+    fn host_of(&self, what: &str, tensors: usize, call: &dyn Fn()) {
+        let launches = self.device.launches(call);
+        let [time, bare] = self.device.host_times([call, &|| launches.launch()]);
+        let count = launches.count();
+        let tensors_of = if tensors > 0 { format!("{tensors} tensors") } else { String::new() };
+        println!("  {what:<12} {tensors_of:>11}  {time:6.0}       {count} × {bare:6.0}      {:6.0}", time - bare);
+        self.rows.put(serde_json::json!({"what": "host_ns", "call": what, "tensors": tensors, "launches": count,
+            "time": time, "bare": bare}));
     }
 
     fn verify(&self) {
@@ -167,36 +187,11 @@ impl Bench {
     }
 
     fn call_pack(&self, tokens: &Tokens, rows: &Rotating, set: usize) {
-        let [_, _, accepted, _] = tokens.tensors(set);
-        let [from, to] = &rows.tensors[set];
-        let args = vwd_pack_args {
-            tensor_count: from.len() as u32,
-            rows: from.as_ptr(),
-            packed: to.as_ptr(),
-            accepted,
-            offsets: rows.offsets(set),
-            ..args()
-        };
-        // SAFETY: all tensors are valid device memory; the arrays live through the call.
-        check_status(unsafe { vwd_pack(self.session, &args, self.device.stream.cast()) });
+        self.pack_with(&rows.pack_args(tokens, set));
     }
 
     fn call_verify_pack(&self, tokens: &Tokens, rows: &Rotating, set: usize) {
-        let [draft, target, accepted, next_token] = tokens.tensors(set);
-        let [from, to] = &rows.tensors[set];
-        let args = vwd_verify_pack_args {
-            tensor_count: from.len() as u32,
-            rows: from.as_ptr(),
-            packed: to.as_ptr(),
-            draft,
-            target,
-            accepted,
-            next_token,
-            offsets: rows.offsets(set),
-            ..args()
-        };
-        // SAFETY: as above.
-        check_status(unsafe { vwd_verify_pack(self.session, &args, self.device.stream.cast()) });
+        self.verify_pack_with(&rows.verify_pack_args(tokens, set));
     }
 
     fn verify_pack(&self) {
@@ -270,6 +265,35 @@ impl Rotating {
     fn offsets(&self, set: usize) -> vwd_tensor {
         let n = self.batch + 1;
         tensor(self.offsets.address + (set * n * 4) as u64, INT, 32, &[n])
+    }
+
+    fn pack_args(&self, tokens: &Tokens, set: usize) -> vwd_pack_args {
+        let [_, _, accepted, _] = tokens.tensors(set);
+        let [from, to] = &self.tensors[set];
+        vwd_pack_args {
+            tensor_count: from.len() as u32,
+            rows: from.as_ptr(),
+            packed: to.as_ptr(),
+            accepted,
+            offsets: self.offsets(set),
+            ..args()
+        }
+    }
+
+    fn verify_pack_args(&self, tokens: &Tokens, set: usize) -> vwd_verify_pack_args {
+        let [draft, target, accepted, next_token] = tokens.tensors(set);
+        let [from, to] = &self.tensors[set];
+        vwd_verify_pack_args {
+            tensor_count: from.len() as u32,
+            rows: from.as_ptr(),
+            packed: to.as_ptr(),
+            draft,
+            target,
+            accepted,
+            next_token,
+            offsets: self.offsets(set),
+            ..args()
+        }
     }
 
     /// A plain copy of as many bytes as the set's accepted rows have.

@@ -32,9 +32,12 @@ unsafe fn row<T: Token>(r: &Request, i: usize) {
     // SAFETY: every index below is inside the checked shapes: j < len ≤ γ and k ≤ γ.
     unsafe {
         let len = r.draft_lens.map_or(gamma, |lens| (lens.get::<i32, 1>([i]).max(0) as usize).min(gamma));
+        // Where row i begins, and the way from token to token: found once.
+        let (draft, target) = (r.draft.at::<T, 1>([i]), r.target.at::<T, 1>([i]));
+        let (draft_step, target_step) = (r.draft.stride(1), r.target.stride(1));
         let agrees = |j: usize| {
-            let guess = r.draft.get::<T, 2>([i, j]);
-            !guess.is_negative() && guess == r.target.get::<T, 2>([i, j])
+            let guess = draft.wrapping_offset(j as isize * draft_step).read();
+            !guess.is_negative() && guess == target.wrapping_offset(j as isize * target_step).read()
         };
         let k = (0..len).position(|j| !agrees(j)).unwrap_or(len);
         let next = r.target.get::<T, 2>([i, k]);
