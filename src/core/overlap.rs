@@ -10,8 +10,9 @@ pub fn reject<const O: usize, const I: usize>(
     outputs: &[Option<&Tensor>; O],
     inputs: &[Option<&Tensor>; I],
 ) -> Result<()> {
-    let bytes = |t: &Option<&Tensor>| t.map_or((0, 0), Tensor::bytes);
-    let (written, read) = (outputs.each_ref().map(bytes), inputs.each_ref().map(bytes));
+    let bytes = |t: Option<&Tensor>| t.map_or((0, 0), Tensor::bytes);
+    let written: [ByteRange; O] = std::array::from_fn(|i| bytes(outputs[i]));
+    let read: [ByteRange; I] = std::array::from_fn(|i| bytes(inputs[i]));
     for (i, &(start, end)) in written.iter().enumerate().filter(|(_, bytes)| bytes.0 < bytes.1) {
         for (j, other) in written.iter().enumerate().skip(i + 1) {
             if other.0 < end && start < other.1 {
@@ -60,7 +61,7 @@ impl Range {
     }
 }
 
-/// `reject` for many outputs and inputs, beside a few that have been through it; `tensor` finds one by its number.
+/// `reject` for many outputs and inputs beside a few; `tensor` finds one by its number.
 pub fn reject_many<'t>(
     outputs: &mut [Range],
     inputs: &[Range],
@@ -97,9 +98,12 @@ pub fn reject_many<'t>(
             reject_sorted(outputs, few, &mut require_apart)?;
         }
     }
-    for output in few_outputs.iter().filter(|output| output.meets(read)) {
-        for input in inputs.iter().filter(|input| input.meets((output.start, output.end))) {
-            require_apart(output, input)?;
+    for (i, output) in few_outputs.iter().enumerate() {
+        let many = if output.meets(read) { inputs } else { &[] };
+        for others in [&few_outputs[i + 1..], few_inputs, many] {
+            for other in others.iter().filter(|other| other.meets((output.start, output.end))) {
+                require_apart(output, other)?;
+            }
         }
     }
     Ok(())
@@ -109,22 +113,23 @@ type Check<'c> = &'c mut dyn FnMut(&Range, &Range) -> Result<()>;
 
 /// Sorts by address, and checks those that follow each other. Then `end` is where all up to a range end, so that ends
 /// ascend, too.
+#[inline(never)]
 fn sort(ranges: &mut [Range], require_apart: Check) -> Result<()> {
     ranges.sort_unstable_by_key(|range| range.start);
-    let mut reach = i64::MIN;
-    for i in 0..ranges.len() {
-        let one = ranges[i];
-        for other in ranges[i + 1..].iter().take_while(|other| other.start < one.end) {
-            let (first, second) = if one.number < other.number { (&one, other) } else { (other, &one) };
+    let (mut reach, mut later) = (i64::MIN, ranges);
+    while let Some((one, rest)) = later.split_first_mut() {
+        for other in rest.iter().take_while(|other| other.start < one.end) {
+            let (first, second) = if one.number < other.number { (&*one, other) } else { (other, &*one) };
             require_apart(first, second)?;
         }
         reach = reach.max(one.end);
-        ranges[i].end = reach;
+        (one.end, later) = (reach, rest);
     }
     Ok(())
 }
 
 /// Looks for each of the others among sorted outputs.
+#[inline(never)]
 fn reject_sorted(outputs: &[Range], others: &[Range], require_apart: Check) -> Result<()> {
     let mut at = 0;
     for other in others {

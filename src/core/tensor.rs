@@ -51,7 +51,6 @@ pub struct Tensor<'a> {
     pub dtype: DType,
     shape: &'a [i64],
     strides: &'a [i64],
-    bytes: ByteRange,
 }
 
 /// Addresses of the first byte of a tensor and of the one past its last; equal without elements.
@@ -112,9 +111,9 @@ impl Checks {
     /// A tensor that must be given. `data` may be NULL only when the tensor has no elements.
     #[inline(always)]
     pub fn required<'a>(&self, name: impl Into<Name>, t: &'a vwd_tensor) -> Result<Tensor<'a>> {
-        match self.bytes(t) {
-            Ok(bytes) => Ok(Tensor::new(name.into(), t, bytes)),
-            Err(flaw) => Err(self.refusal(flaw, name.into(), t)),
+        match self.flaw(t) {
+            None => Ok(Tensor::trusted(name.into(), t)),
+            Some(flaw) => Err(self.refusal(flaw, name.into(), t)),
         }
     }
 
@@ -124,28 +123,27 @@ impl Checks {
         if t.data.is_null() { Ok(None) } else { self.required(name, t).map(Some) }
     }
 
-    /// Where its bytes are, if there is nothing wrong with it.
-    fn bytes(&self, t: &vwd_tensor) -> std::result::Result<ByteRange, Flaw> {
+    fn flaw(&self, t: &vwd_tensor) -> Option<Flaw> {
         if t.data.is_null() && t.ndim == 0 {
-            return Err(Flaw::Missing);
+            return Some(Flaw::Missing);
         }
         let rank = t.ndim as usize;
         if rank > MAX_RANK {
-            return Err(Flaw::Rank);
+            return Some(Flaw::Rank);
         }
         if t.lanes > 1 || t.dtype_bits == 0 || !t.dtype_bits.is_multiple_of(8) {
-            return Err(Flaw::Element);
+            return Some(Flaw::Element);
         }
-        let Some(bytes) = byte_range(t) else {
-            return Err(if t.shape[..rank].iter().any(|&n| n < 0) { Flaw::Extent } else { Flaw::Offsets });
+        let Some(count) = reachable(t) else {
+            return Some(if t.shape[..rank].iter().any(|&n| n < 0) { Flaw::Extent } else { Flaw::Offsets });
         };
         if t.data.is_null() {
-            return if bytes.0 == bytes.1 { Ok(bytes) } else { Err(Flaw::Missing) };
+            return if count == 0 { None } else { Some(Flaw::Missing) };
         }
         if !self.device.accepts(t.device_type, t.device_id) {
-            return Err(Flaw::Device);
+            return Some(Flaw::Device);
         }
-        if t.data as i64 % alignment(t) == 0 { Ok(bytes) } else { Err(Flaw::Alignment) }
+        if t.data as i64 % alignment(t) == 0 { None } else { Some(Flaw::Alignment) }
     }
 
     #[cold]
@@ -173,10 +171,10 @@ fn alignment(t: &vwd_tensor) -> i64 {
     1 << (t.dtype_bits / 8).trailing_zeros().min(3)
 }
 
-/// `None` where an extent is negative, or an element's byte offset from `data` or its address does not fit in 63 bits.
-/// The rank is in range.
+/// How many elements there are; `None` where an extent is negative, or an element's byte offset from `data` or its address
+/// does not fit in 63 bits. The rank is in range.
 #[inline]
-fn byte_range(t: &vwd_tensor) -> Option<ByteRange> {
+fn reachable(t: &vwd_tensor) -> Option<i64> {
     let (data, size, rank) = (t.data as i64, t.dtype_bits as i64 / 8, t.ndim as usize);
     let (mut count, mut low, mut high) = (1i64, 0i64, 0i64);
     for (&n, &s) in t.shape[..rank].iter().zip(&t.strides[..rank]) {
@@ -188,13 +186,14 @@ fn byte_range(t: &vwd_tensor) -> Option<ByteRange> {
         low = low.checked_add(reach.min(0))?;
         high = high.checked_add(reach.max(0))?;
     }
-    if count.checked_mul(size)? == 0 {
-        return Some((data, data));
+    if count.checked_mul(size)? > 0 {
+        let (low, end) = (low.checked_mul(size)?, high.checked_add(1)?.checked_mul(size)?);
+        data.checked_add(low)?;
+        data.checked_add(end)?;
+        // The distance downwards has to exist, too.
+        low.checked_neg()?;
     }
-    let (low, end) = (low.checked_mul(size)?, high.checked_add(1)?.checked_mul(size)?);
-    // The distance downwards has to exist, too.
-    low.checked_neg()?;
-    Some((data.checked_add(low)?, data.checked_add(end)?))
+    Some(count)
 }
 
 /// A description that passed its checks, for tensors that differ from it in nothing but the address: those need a look at
@@ -207,8 +206,8 @@ pub struct Template<'a> {
 
 impl<'a> Template<'a> {
     pub fn new(t: &'a vwd_tensor, checked: &Tensor) -> Template<'a> {
-        let data = t.data as i64;
-        Template { t, extent: (checked.bytes.0 - data, checked.bytes.1 - data) }
+        let (data, (start, end)) = (t.data as i64, checked.bytes());
+        Template { t, extent: (start - data, end - data) }
     }
 
     /// How many of these tensors, from the first on, differ from it in nothing but a sound address.
@@ -228,9 +227,8 @@ impl<'a> Template<'a> {
         if self.t.data.is_null() {
             return 0; // which was checked for less
         }
-        let misaligned = alignment(self.t) - 1;
-        let (first, last) = (i64::MIN - self.extent.0, i64::MAX - self.extent.1);
-        let is_sound = |data: i64| data != 0 && data & misaligned == 0 && (first..=last).contains(&data);
+        let (misaligned, last) = (alignment(self.t) - 1, i64::MAX - self.extent.1);
+        let is_sound = |data: i64| (1..=last).contains(&data) && data & misaligned == 0;
         let head = |t: &vwd_tensor| {
             let dtype = t.dtype_code as u64 | (t.dtype_bits as u64) << 8 | (t.lanes as u64) << 16;
             (t.device_type as u32 as u64 | (t.device_id as u64) << 32, dtype | (t.ndim as u64) << 32)
@@ -250,16 +248,11 @@ impl<'a> Template<'a> {
 }
 
 impl<'a> Tensor<'a> {
-    /// A view of what was checked before; where its bytes are is left out.
+    /// A view of what was checked before.
     #[inline(always)]
     pub fn trusted(name: Name, t: &'a vwd_tensor) -> Tensor<'a> {
-        Tensor::new(name, t, ByteRange::default())
-    }
-
-    #[inline(always)]
-    fn new(name: Name, t: &'a vwd_tensor, bytes: ByteRange) -> Tensor<'a> {
         let (dtype, rank) = (DType { code: t.dtype_code, bits: t.dtype_bits }, t.ndim as usize);
-        Tensor { name, data: t.data.cast(), dtype, shape: &t.shape[..rank], strides: &t.strides[..rank], bytes }
+        Tensor { name, data: t.data.cast(), dtype, shape: &t.shape[..rank], strides: &t.strides[..rank] }
     }
 
     /// A view of the library's own memory, packed, in C order; `strides` has room for them.
@@ -275,8 +268,7 @@ impl<'a> Tensor<'a> {
             *place = stride;
             stride *= n;
         }
-        let bytes = (data as i64, data as i64 + stride * dtype.bytes() as i64);
-        Tensor { name: name.into(), data, dtype, shape, strides, bytes }
+        Tensor { name: name.into(), data, dtype, shape, strides }
     }
 
     #[inline(always)]
@@ -310,8 +302,19 @@ impl<'a> Tensor<'a> {
         self.shape.iter().map(|&n| n as usize).product()
     }
 
+    #[inline]
     pub fn bytes(&self) -> ByteRange {
-        self.bytes
+        let (data, size) = (self.data as i64, self.dtype.bytes() as i64);
+        let (mut low, mut end) = (0, 1);
+        for (&n, &s) in self.shape.iter().zip(self.strides) {
+            if n == 0 {
+                return (data, data);
+            }
+            let reach = (n - 1) * s;
+            low += reach.min(0);
+            end += reach.max(0);
+        }
+        (data + low * size, data + end * size)
     }
 
     // --- checks: each returns the view, so that they chain -------------------------------------------------------

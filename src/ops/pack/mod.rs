@@ -58,6 +58,7 @@ pub struct VerifiedRequest<'a> {
 impl<'a> Pairs<'a> {
     /// # Safety
     /// `rows` and `packed` are NULL or hold `count` tensors that live as long as the result.
+    #[inline(always)]
     unsafe fn from_c(count: u32, rows: *const vwd_tensor, packed: *const vwd_tensor) -> Result<Pairs<'a>> {
         if count == 0 || count as usize > MOST_TENSORS {
             return Err(Error::argument("tensor_count", count, format!("1 to {MOST_TENSORS}")));
@@ -157,7 +158,6 @@ impl<'a> Pairs<'a> {
                 std::slice::from_raw_parts(read.as_ptr().cast::<Range>(), len),
             )
         };
-        overlap::reject(outputs, inputs)?;
         let range = |t: &Option<&Tensor>, number| Range::new(t.map_or((0, 0), Tensor::bytes), number, number);
         let few_outputs: [Range; O] = std::array::from_fn(|i| range(&outputs[i], OUTPUTS + i));
         let few_inputs: [Range; I] = std::array::from_fn(|i| range(&inputs[i], INPUTS + i));
@@ -171,6 +171,7 @@ impl<'a> Pairs<'a> {
     }
 }
 
+#[inline(always)]
 fn check_offsets<'a>(checks: &Checks, c: &'a vwd_tensor, batch: usize) -> Result<Tensor<'a>> {
     checks.required("offsets", c)?.of_any(DType::TOKENS)?.of_shape(&[("B+1", batch + 1)])?.writable()
 }
