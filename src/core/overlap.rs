@@ -72,7 +72,7 @@ pub fn reject_many<'t>(
     // Two forms at a distance that was found to keep them apart, as K and V of each layer may be.
     let mut apart = None;
     let mut require_apart = |output: &Range, other: &Range| {
-        let geometry = (output.form, other.form, other.start - output.start);
+        let geometry = (output.form, other.form, other.start.wrapping_sub(output.start));
         if apart != Some(geometry) && !output.is_empty() && !other.is_empty() {
             let (output, other) = (tensor(output.number), tensor(other.number));
             if share_bytes(&output, &other) {

@@ -91,10 +91,9 @@ impl<'a> Pairs<'a> {
     /// but that.
     #[inline(always)]
     pub fn repeats(&self, n: usize) -> impl Iterator<Item = (*const u8, *mut u8)> {
-        let words = (0..).zip(self.fresh).skip(n / 64);
-        let fresh = words.map(|(w, bits)| (w, if w == n / 64 { bits & (!0 << (n % 64)) } else { bits }));
-        let next = fresh.filter(|(_, bits)| *bits != 0).map(|(w, bits)| w * 64 + bits.trailing_zeros() as usize).next();
-        let end = next.unwrap_or(self.len());
+        let fresh_of = |word: usize| self.fresh[word] & if word == n / 64 { !0 << (n % 64) } else { !0 };
+        let word = (n / 64..self.fresh.len()).find(|&word| fresh_of(word) != 0);
+        let end = word.map_or(self.len(), |word| word * 64 + fresh_of(word).trailing_zeros() as usize);
         let pairs = self.rows[n..end].iter().zip(&self.packed[n..end]);
         pairs.map(|(rows, packed)| (rows.data.cast_const().cast(), packed.data.cast()))
     }
@@ -129,7 +128,8 @@ impl<'a> Pairs<'a> {
         const ROWS: usize = MOST_TENSORS;
         const OUTPUTS: usize = 2 * MOST_TENSORS;
         const INPUTS: usize = OUTPUTS + 16;
-        let [mut written, mut read] = [const { [const { MaybeUninit::uninit() }; MOST_TENSORS] }; 2];
+        let mut written = [const { MaybeUninit::uninit() }; MOST_TENSORS];
+        let mut read = [const { MaybeUninit::uninit() }; MOST_TENSORS];
         let mut gamma = gamma;
         let mut first = 0;
         while first < self.len() {
@@ -139,16 +139,12 @@ impl<'a> Pairs<'a> {
             let packed = Template::new(&self.packed[first], &pair.packed);
             let alike = rows.count_alike(&self.rows[first + 1..]);
             let alike = packed.count_alike(&self.packed[first + 1..][..alike]);
-            let run = first..first + 1 + alike;
-            for (n, (t, range)) in run.clone().zip(self.packed[run.clone()].iter().zip(&mut written[run.clone()])) {
-                range.write(Range::new(packed.bytes(t), n, first));
-            }
-            for (n, (t, range)) in run.clone().zip(self.rows[run.clone()].iter().zip(&mut read[run.clone()])) {
-                range.write(Range::new(rows.bytes(t), ROWS + n, ROWS + first));
-            }
+            let end = first + 1 + alike;
+            write_ranges(&mut written[first..end], &packed, &self.packed[first..end], first);
+            write_ranges(&mut read[first..end], &rows, &self.rows[first..end], ROWS + first);
             self.fresh[first / 64] |= 1 << (first % 64);
-            self.row_bytes += row_bytes(&pair.rows) * run.len();
-            first = run.end;
+            self.row_bytes = self.row_bytes.saturating_add(row_bytes(&pair.rows).saturating_mul(1 + alike));
+            first = end;
         }
         // SAFETY: the first len of both were written above.
         let (written, read) = unsafe {
@@ -168,6 +164,13 @@ impl<'a> Pairs<'a> {
             n => self.get(n).packed,
         })?;
         Ok(gamma.expect("there is at least one pair"))
+    }
+}
+
+/// Where tensors are that are alike, of which the first has the number `form`.
+fn write_ranges(ranges: &mut [MaybeUninit<Range>], template: &Template, tensors: &[vwd_tensor], form: usize) {
+    for (number, (range, t)) in (form..).zip(ranges.iter_mut().zip(tensors)) {
+        range.write(Range::new(template.bytes(t), number, form));
     }
 }
 
@@ -215,7 +218,7 @@ impl<'a> VerifiedRequest<'a> {
 
 /// Bytes of one row's elements.
 fn row_bytes(rows: &Tensor) -> usize {
-    rows.shape()[2..].iter().product::<i64>() as usize * rows.dtype.bytes()
+    rows.shape()[2..].iter().fold(rows.dtype.bytes(), |bytes, &n| bytes.saturating_mul(n as usize))
 }
 
 pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
