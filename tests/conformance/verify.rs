@@ -21,6 +21,7 @@ pub const CASES: &[Case] = cases![
     verify_pack_is_verify_then_pack,
     verify_pack_handles_every_batch_size,
     verify_pack_handles_large_rows,
+    verify_pack_handles_plain_tensors_of_every_size,
 ];
 
 const BATCHES: [usize; 9] = [0, 1, 31, 32, 33, 1023, 1024, 1025, 4096];
@@ -63,22 +64,27 @@ struct Verify<'b> {
     committed: Option<Tensor<'b>>,
 }
 
+/// Of a tensor of some rank.
+type AnyLayout = fn(&mut Rng, usize) -> Layout;
+
+fn plain(_: &mut Rng, _: usize) -> Layout {
+    Layout::default()
+}
+
 impl<'b> Verify<'b> {
-    fn place(backend: &'b Backend, rng: &mut Rng, tokens: &Tokens) -> Verify<'b> {
+    fn place(backend: &'b Backend, rng: &mut Rng, tokens: &Tokens, layout: AnyLayout) -> Verify<'b> {
         let dtype = rng.pick(&[I32, I64]);
         let (batch, gamma) = (tokens.draft.shape[0], tokens.draft.shape[1]);
         Verify {
-            draft: Tensor::ints(backend, dtype, &tokens.draft, &Layout::random(rng, 2)),
-            target: Tensor::ints(backend, dtype, &tokens.target, &Layout::random(rng, 2)),
-            lens: tokens.lens.as_ref().map(|lens| Tensor::ints(backend, I32, lens, &Layout::random(rng, 1))),
-            accepted: Tensor::poisoned(backend, I32, &[batch], &Layout::random(rng, 1)),
-            next_token: Tensor::poisoned(backend, dtype, &[batch], &Layout::random(rng, 1)),
+            draft: Tensor::ints(backend, dtype, &tokens.draft, &layout(rng, 2)),
+            target: Tensor::ints(backend, dtype, &tokens.target, &layout(rng, 2)),
+            lens: tokens.lens.as_ref().map(|lens| Tensor::ints(backend, I32, lens, &layout(rng, 1))),
+            accepted: Tensor::poisoned(backend, I32, &[batch], &layout(rng, 1)),
+            next_token: Tensor::poisoned(backend, dtype, &[batch], &layout(rng, 1)),
             mismatch: rng
                 .one_in(2)
-                .then(|| Tensor::poisoned(backend, rng.pick(&[I32, U8, BOOL]), &[batch], &Layout::random(rng, 1))),
-            committed: rng
-                .one_in(2)
-                .then(|| Tensor::poisoned(backend, dtype, &[batch, gamma + 1], &Layout::random(rng, 2))),
+                .then(|| Tensor::poisoned(backend, rng.pick(&[I32, U8, BOOL]), &[batch], &layout(rng, 1))),
+            committed: rng.one_in(2).then(|| Tensor::poisoned(backend, dtype, &[batch, gamma + 1], &layout(rng, 2))),
         }
     }
 
@@ -118,7 +124,7 @@ fn given(tensor: &Option<Tensor>) -> vwd_tensor {
 }
 
 fn check_verify(backend: &Backend, rng: &mut Rng, tokens: &Tokens) {
-    let call = Verify::place(backend, rng, tokens);
+    let call = Verify::place(backend, rng, tokens, Layout::random);
     // SAFETY: the tensors outlive the call.
     backend.finish(unsafe { vwd_verify(backend.session(), &call.args(), backend.stream()) });
     call.check(&tokens.expected());
@@ -197,7 +203,7 @@ fn verify_reads_a_shared_row(backend: &Backend) {
             }
             tokens.draft[[i, 0]] = tokens.target[[0, 0]];
         }
-        let mut call = Verify::place(backend, rng, &tokens);
+        let mut call = Verify::place(backend, rng, &tokens, Layout::random);
         let shared = Layout { expanded: vec![0], ..Layout::default() };
         call.target = Tensor::ints(backend, call.draft.dtype, &tokens.target, &shared);
         // SAFETY: the tensors outlive the call.
@@ -381,10 +387,10 @@ fn pack_takes_many_tensors_of_one_form(backend: &Backend) {
 
 // --- both ------------------------------------------------------------------------------------------------------------
 
-fn check_verify_pack(backend: &Backend, rng: &mut Rng, tokens: &Tokens, pairs: &[Pair]) {
-    let call = Verify::place(backend, rng, tokens);
+fn check_verify_pack(backend: &Backend, rng: &mut Rng, tokens: &Tokens, layout: AnyLayout, pairs: &[Pair]) {
+    let call = Verify::place(backend, rng, tokens, layout);
     let (batch, gamma) = (tokens.draft.shape[0], tokens.draft.shape[1]);
-    let offsets = Tensor::poisoned(backend, rng.pick(&[I32, I64]), &[batch + 1], &Layout::random(rng, 1));
+    let offsets = Tensor::poisoned(backend, rng.pick(&[I32, I64]), &[batch + 1], &layout(rng, 1));
     let rows: Vec<vwd_tensor> = pairs.iter().map(|pair| pair.rows.c()).collect();
     let packed: Vec<vwd_tensor> = pairs.iter().map(|pair| pair.packed.c()).collect();
     let verify = call.args();
@@ -423,7 +429,7 @@ fn verify_pack_is_verify_then_pack(backend: &Backend) {
                 Pair::random(backend, rng, [batch, gamma, cap], &tail)
             })
             .collect();
-        check_verify_pack(backend, rng, &tokens, &pairs);
+        check_verify_pack(backend, rng, &tokens, Layout::random, &pairs);
     });
 }
 
@@ -433,7 +439,7 @@ fn verify_pack_handles_every_batch_size(backend: &Backend) {
             let gamma = rng.size(1..=5);
             let tokens = Tokens::random(rng, batch, gamma);
             let pairs = [Pair::random(backend, rng, [batch, gamma, batch * gamma], &[3])];
-            check_verify_pack(backend, rng, &tokens, &pairs);
+            check_verify_pack(backend, rng, &tokens, Layout::random, &pairs);
         }
     });
 }
@@ -448,6 +454,27 @@ fn verify_pack_handles_large_rows(backend: &Backend) {
             rows: Tensor::raw(backend, BF16, &[batch, gamma, width], &bytes, &Layout::default()),
             packed: Tensor::poisoned(backend, BF16, &[batch * gamma, width], &Layout::default()),
         };
-        check_verify_pack(backend, rng, &tokens, &[pair]);
+        check_verify_pack(backend, rng, &tokens, Layout::random, &[pair]);
+    });
+}
+
+/// Contiguous tensors of 16-byte units, as engines have them: kernels of their own, and every way to share the work.
+fn verify_pack_handles_plain_tensors_of_every_size(backend: &Backend) {
+    const MOST_TOKENS: usize = 40_000;
+    rounds(60, |rng| {
+        let gamma = rng.pick(&[1, 2, 3, 8, 16, 17, 31, 32, 33, 64, 96, 127, 128, 129]);
+        let batches = [1, 2, 15, 16, 17, 32, 33, 100, 128, 129, 257, 512, 1000, 1023, 1024, 1025];
+        let batch = rng.pick(&batches).min(MOST_TOKENS / gamma);
+        let tokens = Tokens::random(rng, batch, gamma);
+        let cap = rng.pick(&[batch * gamma, batch * gamma, batch * gamma / 3 + 1]);
+        let pairs: Vec<Pair> = (0..rng.pick(&[1, 1, 2, 3]))
+            .map(|_| {
+                let width = 8 * rng.pick(&[1, 2, 3, 16, 16, 33]);
+                let bytes = rng.bytes(batch * gamma * width * 2);
+                let rows = Tensor::raw(backend, BF16, &[batch, gamma, width], &bytes, &Layout::default());
+                Pair { rows, packed: Tensor::poisoned(backend, BF16, &[cap, width], &Layout::default()) }
+            })
+            .collect();
+        check_verify_pack(backend, rng, &tokens, plain, &pairs);
     });
 }

@@ -70,9 +70,14 @@ impl Contents {
     }
 }
 
+/// Sizes for one launch, for one whose CTAs share the work in clusters, and for two.
 fn verify_pack_replays_a_graph_with_changed_contents(backend: &Backend) {
-    const REPLAYS: usize = 1000;
-    let (batch, gamma, width) = (32, 16, 129);
+    replay_with_changed_contents(backend, [32, 16, 128], 1000);
+    replay_with_changed_contents(backend, [600, 8, 32], 250);
+    replay_with_changed_contents(backend, [32, 16, 129], 250);
+}
+
+fn replay_with_changed_contents(backend: &Backend, [batch, gamma, width]: [usize; 3], replays: usize) {
     rounds(1, |rng| {
         let contents = Contents::random(rng, batch, gamma);
         let plain = Layout::default();
@@ -103,7 +108,7 @@ fn verify_pack_replays_a_graph_with_changed_contents(backend: &Backend) {
             // SAFETY: the tensors outlive the graph.
             assert_ok(unsafe { vwd_verify_pack(backend.session(), &arguments, backend.stream()) });
         });
-        for replay in 0..REPLAYS {
+        for replay in 0..replays {
             let contents = Contents::random(rng, batch, gamma);
             draft.refill_ints(&contents.draft);
             target.refill_ints(&contents.target);

@@ -18,6 +18,7 @@ pub const CASES: &[Case] = &[
     ("reserve_beyond_the_device_is_an_error_that_changes_nothing", reserve_beyond_the_device_is_an_error),
     ("device_that_does_not_exist_is_unavailable", device_that_does_not_exist_is_unavailable),
     ("host_tensors_are_refused", host_tensors_are_refused),
+    ("strides_beyond_32_bits_are_followed", strides_beyond_32_bits_are_followed),
     ("pinned_memory_is_reused_after_its_stream_has_passed", pinned_memory_is_reused_after_its_stream_has_passed),
     ("pinned_limit_is_an_error_that_changes_nothing", pinned_limit_is_an_error_that_changes_nothing),
 ];
@@ -236,4 +237,98 @@ fn pinned_limit_is_an_error_that_changes_nothing(backend: &Backend) {
         assert_ok(vwd_pinned_free(session.raw(), first, backend.stream()));
         assert_eq!(vwd_pinned_free(session.raw(), first, backend.stream()), VWD_ERROR_INVALID_ARGUMENT);
     }
+}
+
+/// Device memory for one case.
+struct Plot(sys::CUdeviceptr);
+
+impl Plot {
+    fn new(bytes: usize) -> Plot {
+        let mut address = 0;
+        // SAFETY: the context is current.
+        unsafe { check(sys::cuMemAlloc_v2(&mut address, bytes)) };
+        Plot(address)
+    }
+
+    fn write<T: Copy>(&self, at: usize, values: &[T]) {
+        // SAFETY: the case writes inside of what it asked for.
+        unsafe { check(sys::cuMemcpyHtoD_v2(self.0 + at as u64, values.as_ptr().cast(), size_of_val(values))) };
+    }
+
+    fn read<T: Copy + Default, const N: usize>(&self, at: usize) -> [T; N] {
+        let mut values = [T::default(); N];
+        // SAFETY: as above.
+        unsafe { check(sys::cuMemcpyDtoH_v2(values.as_mut_ptr().cast(), self.0 + at as u64, size_of_val(&values))) };
+        values
+    }
+
+    fn tensor(&self, backend: &Backend, at: usize, dtype: DType, shape: &[i64], strides: &[i64]) -> vwd_tensor {
+        let mut t = absent();
+        (t.device_type, t.device_id) = backend.device();
+        t.data = (self.0 + at as u64) as *mut c_void;
+        (t.dtype_code, t.dtype_bits, t.lanes, t.ndim) = (dtype.code, dtype.bits, 1, shape.len() as i32);
+        t.shape[..shape.len()].copy_from_slice(shape);
+        t.strides[..strides.len()].copy_from_slice(strides);
+        t
+    }
+}
+
+impl Drop for Plot {
+    fn drop(&mut self) {
+        // SAFETY: allocated once; the stream has passed.
+        unsafe { check(sys::cuMemFree_v2(self.0)) };
+    }
+}
+
+/// The second sequence of each input, and the second packed row, lie more than 2^31 bytes past the first.
+fn strides_beyond_32_bits_are_followed(backend: &Backend) {
+    const FAR: usize = (1 << 31) + 64;
+    const ROWS: usize = 4096;
+    const TARGET: usize = 64;
+    let (inputs, packed) = (Plot::new(FAR + 2 * ROWS), Plot::new(FAR + 64));
+    let results = Plot::new(4096);
+    // One token of two is accepted in sequence 0, none in sequence 1; then all is shifted by one.
+    for (accepted, draft) in [([1, 0], [[5, 9], [8, 7]]), ([0, 1], [[6, 9], [7, 1]])] {
+        for (i, draft) in draft.iter().enumerate() {
+            inputs.write(i * FAR, draft);
+            inputs.write(i * FAR + TARGET, &[5 + 2 * i as i32, 3, 4]);
+            inputs.write(i * FAR + ROWS, &[100 * i as u64, 1, 100 * i as u64 + 1, 2]);
+        }
+        let far = FAR as i64;
+        let rows = [inputs.tensor(backend, ROWS, I64, &[2, 2, 2], &[far / 8, 2, 1])];
+        let to = [packed.tensor(backend, 0, I64, &[2, 2], &[far / 8, 1])];
+        let arguments = vwd_verify_pack_args {
+            tensor_count: 1,
+            rows: rows.as_ptr(),
+            packed: to.as_ptr(),
+            draft: inputs.tensor(backend, 0, I32, &[2, 2], &[far / 4, 1]),
+            target: inputs.tensor(backend, TARGET, I32, &[2, 3], &[far / 4, 1]),
+            accepted: results.tensor(backend, 0, I32, &[2], &[1]),
+            next_token: results.tensor(backend, 64, I32, &[2], &[1]),
+            offsets: results.tensor(backend, 128, I32, &[3], &[1]),
+            ..args()
+        };
+        // SAFETY: the memory outlives the call.
+        backend.finish(unsafe { vwd_verify_pack(backend.session(), &arguments, backend.stream()) });
+        assert_eq!(results.read::<i32, 2>(0), accepted);
+        assert_eq!(results.read::<i32, 3>(128), [0, accepted[0], 1]);
+        let source = accepted.iter().position(|&k| k == 1).unwrap() as u64;
+        assert_eq!(packed.read::<u64, 2>(0), [100 * source, 1]);
+    }
+    // Both rows of sequence 1, of which the second goes far.
+    let rows = [inputs.tensor(backend, ROWS, I64, &[2, 2, 2], &[FAR as i64 / 8, 2, 1])];
+    let to = [packed.tensor(backend, 0, I64, &[2, 2], &[FAR as i64 / 8, 1])];
+    results.write(0, &[0, 2]);
+    let arguments = vwd_pack_args {
+        tensor_count: 1,
+        rows: rows.as_ptr(),
+        packed: to.as_ptr(),
+        accepted: results.tensor(backend, 0, I32, &[2], &[1]),
+        offsets: results.tensor(backend, 128, I32, &[3], &[1]),
+        ..args()
+    };
+    // SAFETY: the memory outlives the call.
+    backend.finish(unsafe { vwd_pack(backend.session(), &arguments, backend.stream()) });
+    assert_eq!(packed.read::<u64, 2>(0), [100, 1]);
+    assert_eq!(packed.read::<u64, 2>(FAR), [101, 2]);
 }
