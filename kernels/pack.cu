@@ -22,23 +22,35 @@
 constexpr uint32 OFFSETS_PER_CTA = 1024;
 constexpr uint32 SUMMED_BY_WARP = 160;  // counts that a warp adds up as fast by itself as with its CTA
 
+template <typename Params>
 struct Accepted {
-    const PackParams &p;
-    __device__ uint32 operator()(uint32 seq) const { return min(max(at<int32>(p.accepted, seq * p.accepted_seq), 0), int32(p.gamma)); }
+    const Params &p;
+    __device__ uint32 operator()(uint32 seq) const {
+        return min(max(as<int32>(p.accepted + offset(seq, p.accepted_seq)), 0), int32(p.gamma));
+    }
+    // Of the sequences begin … end, by a warp.
+    __device__ uint32 sum(uint32 begin, uint32 end) const {
+        uint32 total = 0;
+#pragma unroll 4
+        for (uint32 seq = begin + threadIdx.x % WARP; seq < end; seq += WARP) total += (*this)(seq);
+        return __reduce_add_sync(FULL_WARP, total);
+    }
 };
+template <typename Params> Accepted(const Params &) -> Accepted<Params>;
 
 // The first tile of a warp: of layout 0. The first CTAs request it at once, the others once the counts are there.
+template <typename Form>
 struct FirstTile {
-    const Lane lane;
+    const Lane<Form> lane;
     const bool early;
     uint4 held[SLOTS];
 
-    __device__ FirstTile(const PackParams &p)
-        : lane(p, p.layout[0], 0, blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP), early(blockIdx.x < p.early_ctas) {
+    __device__ FirstTile(const PackParams<Form> &p, const Tensors &tensors)
+        : lane(p, tensors, p.layout[0], 0, blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP), early(blockIdx.x < p.early_ctas) {
         if (early) lane.load(p.gamma, held);
     }
     template <typename Offsets>
-    __device__ void copy(const PackParams &p, const Offsets &offsets) {
+    __device__ void copy(const PackParams<Form> &p, const Offsets &offsets) {
         const uint32 count = offsets.count(lane);
         if (!early) lane.load(count, held);
         if (__any_sync(FULL_WARP, lane.pos < count)) store_tile(p, lane, offsets, held);
@@ -46,7 +58,8 @@ struct FirstTile {
 };
 
 // Adds the counts before `end` to a total in shared memory, by a CTA.
-__device__ inline void add_counts(const PackParams &p, uint32 end, uint32 &total) {
+template <typename Params>
+__device__ inline void add_counts(const Params &p, uint32 end, uint32 &total) {
     uint32 sum = 0;
     for (uint32 i = threadIdx.x; i < end; i += blockDim.x) sum += Accepted{p}(i);
     sum = __reduce_add_sync(FULL_WARP, sum);
@@ -54,33 +67,35 @@ __device__ inline void add_counts(const PackParams &p, uint32 end, uint32 &total
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(256, 4) pack(const __grid_constant__ PackParams p) {
+template <typename Params>
+__device__ inline void pack_rows(const Params &p, const Tensors &tensors) {
     __shared__ uint32 begin, before;  // the sequence of the CTA's first tile, the sum of the counts before it
     const uint32 ctas = gridDim.x - 1;
     if (blockIdx.x == ctas) {
         wait_for_previous_kernel();
-        write_offsets(p, Accepted{p}, 0, p.batch, 0);
+        write_offsets(p, SummedOffsets{Accepted{p}, 0, 0}, 0, p.batch);
         return;
     }
-    FirstTile first(p);
+    FirstTile first(p, tensors);
     if (threadIdx.x == 0) {
         begin = first.lane.warp_seq;
         before = 0;
     }
     __syncthreads();
     wait_for_previous_kernel();
-    SummedOffsets<Accepted> offsets{Accepted{p}, 0, 0};
+    SummedOffsets offsets{Accepted{p}, 0, 0};
     if (begin >= SUMMED_BY_WARP && __syncthreads_or(first.lane.pos < offsets.count(first.lane))) {
         add_counts(p, begin, before);
         offsets.begin = begin;
         offsets.before = before;
     }
     first.copy(p, offsets);
-    copy_rows(p, ctas, 1, offsets);
+    copy_rows(p, tensors, blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, ctas * (blockDim.x / WARP), 1, offsets);
 }
 
 // Offsets of any batch: CTA c owns OFFSETS_PER_CTA sequences and adds up all before them itself.
-extern "C" __global__ void __launch_bounds__(256, 4) pack_offsets(const __grid_constant__ PackParams p) {
+template <typename Params>
+__device__ inline void write_all_offsets(const Params &p) {
     allow_next_kernel();
     __shared__ uint32 before;
     if (threadIdx.x == 0) before = 0;
@@ -88,21 +103,39 @@ extern "C" __global__ void __launch_bounds__(256, 4) pack_offsets(const __grid_c
     wait_for_previous_kernel();
     const uint32 first = blockIdx.x * OFFSETS_PER_CTA;
     add_counts(p, first, before);
-    write_offsets(p, Accepted{p}, first, min(first + OFFSETS_PER_CTA, p.batch), before);
+    write_offsets(p, SummedOffsets{Accepted{p}, first, before}, first, min(first + OFFSETS_PER_CTA, p.batch));
 }
 
+template <typename Params>
 struct WrittenOffsets {
-    const PackParams &p;
-    __device__ uint32 count(const Lane &lane) const { return lane.end ? Accepted{p}(lane.seq) : 0; }
+    const Params &p;
+    template <typename Lane>
+    __device__ uint32 count(const Lane &lane) const {
+        return lane.end ? Accepted{p}(lane.seq) : 0;
+    }
+    template <typename Lane>
     __device__ uint32 offset(const Lane &lane) const {
-        return p.offsets_bytes == 8 ? at<int64>(p.offsets, lane.seq * p.offsets_seq) : at<int32>(p.offsets, lane.seq * p.offsets_seq);
+        const char *address = p.offsets + ::offset(lane.seq, p.offsets_seq);
+        return p.offsets_bytes == 8 ? as<int64>(address) : as<int32>(address);
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 4) pack_large(const __grid_constant__ PackParams p) {
-    FirstTile first(p);
+template <typename Params>
+__device__ inline void pack_large_rows(const Params &p, const Tensors &tensors) {
+    FirstTile first(p, tensors);
     wait_for_previous_kernel();
-    const WrittenOffsets offsets{p};
+    const WrittenOffsets<Params> offsets{p};
     first.copy(p, offsets);
-    copy_rows(p, gridDim.x, 1, offsets);
+    copy_rows(p, tensors, blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, gridDim.x * (blockDim.x / WARP), 1, offsets);
+}
+
+#define KERNEL extern "C" __global__ void __launch_bounds__(256, 4)
+
+KERNEL pack(const __grid_constant__ PackParams<Common> p, const __grid_constant__ Tensors tensors) { pack_rows(p, tensors); }
+KERNEL pack_general(const __grid_constant__ PackParams<General> p, const __grid_constant__ Tensors tensors) { pack_rows(p, tensors); }
+KERNEL pack_offsets(const __grid_constant__ PackParams<Common> p) { write_all_offsets(p); }
+KERNEL pack_offsets_general(const __grid_constant__ PackParams<General> p) { write_all_offsets(p); }
+KERNEL pack_large(const __grid_constant__ PackParams<Common> p, const __grid_constant__ Tensors tensors) { pack_large_rows(p, tensors); }
+KERNEL pack_large_general(const __grid_constant__ PackParams<General> p, const __grid_constant__ Tensors tensors) {
+    pack_large_rows(p, tensors);
 }

@@ -8,82 +8,65 @@ constexpr uint32 MAX_LAYOUTS = 8;
 constexpr uint32 MAX_SUMMED_BATCH = 1024;  // sequences whose counts a CTA adds up itself to find an offset
 constexpr uint32 SLOTS = 4;                // units a lane can hold at once
 
-// n / value for n < 2^31: n · magic >> shift.
+// n / value for n < 2^31: 2n · magic >> 32 >> shift.
 struct Divisor {
     uint32 value, magic, shift;
-    __device__ uint32 divide(uint32 n) const { return uint32(uint64(n) * magic >> shift); }
+    __device__ uint32 divide(uint32 n) const { return __umulhi(2 * n, magic) >> shift; }
 };
 
 // How the rows of some tensors lie, and how they are cut into tiles. A row is `units` units (of 16, 8, 4, 2 or 1 bytes: the largest that
 // every address is a multiple of), in runs of `run` consecutive ones: unit c is at (c / run / inner) · outer stride
-// + (c / run mod inner) · inner stride + (c mod run) units. Strides are in bytes.
+// + (c / run mod inner) · inner stride + (c mod run) units. Strides are in bytes. What is read first comes first, as in VerifyParams.
 //
 // A tile is what one warp copies at once. 2^log_lanes lanes lie side by side in a row; the others take 2^log_lane_pos positions of
 // 2^(5 − log_lanes − log_lane_pos) sequences. Each lane keeps its column and holds 2^log_slots ≤ SLOTS positions, 2^log_lane_pos apart.
+template <typename Form>
 struct RowLayout {
+    using Stride = typename Form::Stride;
     uint32 tiles;
     uint32 units;
-    uint32 log_unit, log_lanes, log_lane_pos, log_slots;
+    uint32 log_lanes, log_lane_pos, log_slots;
     Divisor col_tiles;    // tiles side by side in a row
     Divisor inner_tiles;  // tiles along the batch; by_sequence: along the positions
     Divisor tensors;      // of this layout
-    int64 src_seq, src_pos, src_slot;  // src_slot, dst_slot: 2^log_lane_pos positions on
-    int64 dst_row, dst_slot;
-    Divisor run, inner;  // run.value == units: a row is one run
-    int64 src_outer, src_inner, dst_outer, dst_inner;
+    Stride src_seq, src_pos, dst_row;
+    // General alone.
+    uint32 log_unit;
+    Divisor run, inner;
+    Stride src_outer, src_inner, dst_outer, dst_inner;
 };
 
 // Mirrored by PackParams in src/ops/pack/cuda.rs.
+template <typename Form>
 struct PackParams {
+    using Stride = typename Form::Stride;
     uint32 batch;
     uint32 gamma;
     uint32 cap;             // rows of packed, at most B·γ
     uint32 layouts;
-    uint32 offsets_bytes;   // 4 or 8
     uint32 by_sequence;     // 1: the tiles of a sequence follow each other; 0: those of a position do
     uint32 early_ctas;      // CTAs of pack.cu that request their first tiles before they know what was accepted
     const char *accepted;   // [B] int32
-    int64 accepted_seq;
     char *offsets;          // [B+1] int32 or int64 (offsets_bytes)
-    int64 offsets_seq;
-    RowLayout layout[MAX_LAYOUTS];
+    Stride accepted_seq, offsets_seq;
+    uint32 offsets_bytes;   // 4 or 8
+    RowLayout<Form> layout[MAX_LAYOUTS];
+};
+static_assert(sizeof(PackParams<Common>) == 952 && sizeof(PackParams<General>) == 1216);
+
+// Where the rows are and where they go, a parameter of its own: those of layout 0, then those of layout 1, …
+struct Tensors {
     struct {
-        const char *src;    // [B, γ, ...]
-        char *dst;          // [cap, ...]
-    } tensor[MAX_TENSORS];  // those of layout 0, then those of layout 1, …
+        const char *src;  // [B, γ, ...]
+        char *dst;        // [cap, ...]
+    } of[MAX_TENSORS];
 };
 
-__device__ inline void write_offset(const PackParams &p, uint32 i, uint32 value) {
-    if (p.offsets_bytes == 8)
-        at<int64>(p.offsets, i * p.offsets_seq) = value;
-    else
-        at<int32>(p.offsets, i * p.offsets_seq) = value;
-}
-
-// Sum of counts(begin … end), by a warp.
-template <typename Counts>
-__device__ inline uint32 sum_counts(const Counts &counts, uint32 begin, uint32 end) {
-    uint32 sum = 0;
-    for (uint32 i = begin + threadIdx.x % WARP; i < end; i += WARP) sum += counts(i);
-    return __reduce_add_sync(FULL_WARP, sum);
-}
-
-// offsets[begin … end) = before + the counts from begin on, and after the last sequence the total. Every warp of the CTA takes 32
-// sequences and adds up those between begin and them itself.
-template <typename Counts>
-__device__ inline void write_offsets(const PackParams &p, const Counts &counts, uint32 begin, uint32 end, uint32 before) {
-    for (uint32 first = begin + threadIdx.x / WARP * WARP; first < end; first += blockDim.x) {
-        const uint32 seq = first + threadIdx.x % WARP, count = seq < end ? counts(seq) : 0;
-        const uint32 base = before + sum_counts(counts, begin, first);
-        uint32 upto = count;
-#pragma unroll
-        for (uint32 d = 1; d < WARP; d *= 2) {
-            const uint32 left = __shfl_up_sync(FULL_WARP, upto, d);
-            if (threadIdx.x % WARP >= d) upto += left;
-        }
-        if (seq < end) write_offset(p, seq, base + upto - count);
-        if (seq + 1 == p.batch) write_offset(p, p.batch, base + upto);
-    }
+template <typename Params>
+__device__ inline void write_offset(const Params &p, uint32 i, uint32 value) {
+    char *address = p.offsets + offset(i, p.offsets_seq);
+    if (p.offsets_bytes == 8) as<int64>(address) = value;
+    else as<int32>(address) = value;
 }
 
 template <uint32 LOG_BYTES> struct Unit;
@@ -100,16 +83,17 @@ __device__ inline void narrow(uint4 v, uint4 &unit) { unit = v; }
 __device__ inline void narrow(uint4 v, uint2 &unit) { unit = {v.x, v.y}; }
 template <typename T> __device__ inline void narrow(uint4 v, T &unit) { unit = T(v.x); }
 
-// What one lane copies of a tile: the unit at one column of positions pos, pos + step, … of one sequence.
+// What one lane copies of a tile: the unit at one column of positions pos, pos + 2^log_lane_pos, … of one sequence.
+template <typename Form>
 struct Lane {
-    const RowLayout &layout;
-    const char *src;  // of column and position
+    const RowLayout<Form> &layout;
+    const char *src;  // of column and sequence, at position 0
     char *dst;        // of column, in row 0
     uint32 warp_seq;  // first sequence of the tile
     uint32 seq, pos;
     uint32 end;       // of the tile's positions; 0 if there is no such sequence or column
 
-    __device__ Lane(const PackParams &p, const RowLayout &g, uint32 first_tensor, uint32 tile) : layout(g) {
+    __device__ Lane(const PackParams<Form> &p, const Tensors &tensors, const RowLayout<Form> &g, uint32 first_tensor, uint32 tile) : layout(g) {
         // Columns change fastest, so that tiles copied together touch whole rows. Of few rows positions change slowest: the first of
         // every sequence are the likeliest to be accepted. Of many rows sequences do: what is copied together lies together.
         const uint32 by_inner = g.col_tiles.divide(tile), by_tensor = g.inner_tiles.divide(by_inner), outer = g.tensors.divide(by_tensor);
@@ -124,43 +108,47 @@ struct Lane {
         end = seq < p.batch && col < g.units ? (pos_tile + 1) << (g.log_slots + g.log_lane_pos) : 0;
         seq = min(seq, p.batch - 1);
 
-        const auto &pointers = p.tensor[first_tensor + tensor];
-        src = pointers.src + seq * g.src_seq + pos * g.src_pos;
+        const auto &pointers = tensors.of[first_tensor + tensor];
+        src = pointers.src + offset(seq, g.src_seq);
         dst = pointers.dst;
-        if (g.run.value == g.units) {
-            src += uint64(col) << g.log_unit;
-            dst += uint64(col) << g.log_unit;
-        } else {
+        if constexpr (Form::IS_GENERAL) {
             const uint32 run = g.run.divide(col), outer = g.inner.divide(run), inner = run - outer * g.inner.value;
             const uint64 in_run = uint64(col - run * g.run.value) << g.log_unit;
-            src += outer * g.src_outer + inner * g.src_inner + in_run;
-            dst += outer * g.dst_outer + inner * g.dst_inner + in_run;
+            src += offset(outer, g.src_outer) + offset(inner, g.src_inner) + in_run;
+            dst += offset(outer, g.dst_outer) + offset(inner, g.dst_inner) + in_run;
+        } else {
+            src += uint64(col) * sizeof(uint4);
+            dst += uint64(col) * sizeof(uint4);
         }
     }
+
+    // Position u of this lane.
+    __device__ uint32 position(uint32 u) const { return pos + (u << layout.log_lane_pos); }
+    __device__ const char *source(uint32 u) const { return src + offset(position(u), layout.src_pos); }
 
     // Positions at or past limit are left out.
     template <uint32 LOG_BYTES>
     __device__ void load_as(uint32 limit, uint4 (&held)[SLOTS]) const {
         using T = typename Unit<LOG_BYTES>::type;
-        const char *unit = src;
 #pragma unroll
-        for (uint32 u = 0; u < SLOTS; ++u, unit += layout.src_slot)
-            if (pos + (u << layout.log_lane_pos) < limit) held[u] = widen(__ldcs(&at<T>(unit, 0)));
+        for (uint32 u = 0; u < SLOTS; ++u) {
+            const T &unit = as<T>(source(u));
+            if (position(u) < limit) held[u] = widen(__ldcs(&unit));
+        }
     }
     template <uint32 LOG_BYTES>
     __device__ void store_as(uint32 first_row, uint32 limit, const uint4 (&held)[SLOTS]) const {
         using T = typename Unit<LOG_BYTES>::type;
-        char *unit = dst + (first_row + pos) * layout.dst_row;
 #pragma unroll
-        for (uint32 u = 0; u < SLOTS; ++u, unit += layout.dst_slot) {
-            T value;
+        for (uint32 u = 0; u < SLOTS; ++u) {
+            T &unit = as<T>(dst + offset(first_row + position(u), layout.dst_row)), value;
             narrow(held[u], value);
-            if (pos + (u << layout.log_lane_pos) < limit) __stcs(&at<T>(unit, 0), value);
+            if (position(u) < limit) __stcs(&unit, value);
         }
     }
     __device__ void load(uint32 limit, uint4 (&held)[SLOTS]) const {
         limit = min(limit, end);
-        if (layout.log_unit == 4) load_as<4>(limit, held);
+        if (!Form::IS_GENERAL || layout.log_unit == 4) load_as<4>(limit, held);
         else if (layout.log_unit == 3) load_as<3>(limit, held);
         else if (layout.log_unit == 2) load_as<2>(limit, held);
         else if (layout.log_unit == 1) load_as<1>(limit, held);
@@ -168,7 +156,7 @@ struct Lane {
     }
     __device__ void store(uint32 first_row, uint32 limit, const uint4 (&held)[SLOTS]) const {
         limit = min(limit, end);
-        if (layout.log_unit == 4) store_as<4>(first_row, limit, held);
+        if (!Form::IS_GENERAL || layout.log_unit == 4) store_as<4>(first_row, limit, held);
         else if (layout.log_unit == 3) store_as<3>(first_row, limit, held);
         else if (layout.log_unit == 2) store_as<2>(first_row, limit, held);
         else if (layout.log_unit == 1) store_as<1>(first_row, limit, held);
@@ -181,33 +169,58 @@ template <typename Counts>
 struct SummedOffsets {
     Counts counts;
     uint32 begin, before;
-    __device__ uint32 count(const Lane &lane) const { return lane.end ? counts(lane.seq) : 0; }
+    __device__ uint32 sum_before(uint32 seq) const {
+        const bool known = seq >= begin;
+        return (known ? before : 0) + counts.sum(known ? begin : 0, seq);
+    }
+    template <typename Lane>
+    __device__ uint32 count(const Lane &lane) const {
+        return lane.end ? counts(lane.seq) : 0;
+    }
+    template <typename Lane>
     __device__ uint32 offset(const Lane &lane) const {
-        const bool known = lane.warp_seq >= begin;
-        uint32 sum = (known ? before : 0) + sum_counts(counts, known ? begin : 0, lane.warp_seq);
+        uint32 sum = sum_before(lane.warp_seq);
         for (uint32 i = lane.warp_seq; i < lane.seq; ++i) sum += counts(i);  // a tile of several sequences
         return sum;
     }
 };
 template <typename Counts> SummedOffsets(Counts, uint32, uint32) -> SummedOffsets<Counts>;
 
-template <typename Offsets>
-__device__ inline void store_tile(const PackParams &p, const Lane &lane, const Offsets &offsets, const uint4 (&held)[SLOTS]) {
+// The offsets of sequences begin … end, and after the last sequence of all the total. A warp takes 32; the last warp the first ones.
+template <typename Params, typename Counts>
+__device__ inline void write_offsets(const Params &p, const SummedOffsets<Counts> &offsets, uint32 begin, uint32 end) {
+    for (uint32 first = begin + (blockDim.x - 1 - threadIdx.x) / WARP * WARP; first < end; first += blockDim.x) {
+        const uint32 seq = first + threadIdx.x % WARP, count = seq < end ? offsets.counts(seq) : 0;
+        const uint32 base = offsets.sum_before(first);
+        uint32 upto = count;
+#pragma unroll
+        for (uint32 d = 1; d < WARP; d *= 2) {
+            const uint32 left = __shfl_up_sync(FULL_WARP, upto, d);
+            if (threadIdx.x % WARP >= d) upto += left;
+        }
+        if (seq >= end) continue;
+        write_offset(p, seq, base + upto - count);
+        if (seq + 1 == p.batch) write_offset(p, p.batch, base + upto);
+    }
+}
+
+template <typename Params, typename Lane, typename Offsets>
+__device__ inline void store_tile(const Params &p, const Lane &lane, const Offsets &offsets, const uint4 (&held)[SLOTS]) {
     const uint32 offset = offsets.offset(lane);
     lane.store(offset, min(offsets.count(lane), max(p.cap, offset) - offset), held);
 }
 
-// Copies the accepted rows of every tensor, by all warps of `ctas` CTAs; of layout 0 each warp has copied `begun` tiles before.
-template <typename Offsets>
-__device__ inline void copy_rows(const PackParams &p, uint32 ctas, uint32 begun, const Offsets &offsets) {
-    const uint32 warps = ctas * (blockDim.x / WARP), warp = blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP;
+// Copies the accepted rows of every tensor by `warps` warps, of which this is number `warp`; of layout 0 each has copied `begun` tiles before.
+template <typename Form, typename Offsets>
+__device__ inline void copy_rows(const PackParams<Form> &p, const Tensors &tensors, uint32 warp, uint32 warps, uint32 begun,
+                                 const Offsets &offsets) {
     uint32 first_tensor = 0;
     for (uint32 l = 0; l < p.layouts; ++l) {
-        const RowLayout &g = p.layout[l];
+        const RowLayout<Form> &g = p.layout[l];
         // Every other layout is dealt from the last warp on, so that two small ones share the device.
         uint32 tile = l == 0 ? warp + begun * warps : l % 2 ? warps - 1 - warp : warp;
         for (; tile < g.tiles; tile += warps) {
-            const Lane lane(p, g, first_tensor, tile);
+            const Lane<Form> lane(p, tensors, g, first_tensor, tile);
             const uint32 count = offsets.count(lane);
             if (!__any_sync(FULL_WARP, lane.pos < count)) continue;
             uint4 held[SLOTS];

@@ -1,4 +1,4 @@
-// Fixed-width names for kernels compiled by NVRTC, which has no <cstdint>.
+// Fixed-width names for kernels compiled by NVRTC, which has no <cstdint>, and what every kernel needs of the device.
 #pragma once
 
 using int32 = int;
@@ -11,11 +11,28 @@ using uint64 = unsigned long long;
 constexpr uint32 WARP = 32;
 constexpr uint32 FULL_WARP = 0xffffffffu;
 
-// The T at a byte offset. Tensors come with free strides; with them in bytes an address is one multiply-add per dimension.
-template <typename T> __device__ inline T &at(char *base, int64 offset) { return *reinterpret_cast<T *>(base + offset); }
-template <typename T> __device__ inline const T &at(const char *base, int64 offset) {
-    return *reinterpret_cast<const T *>(base + offset);
+// The form that tensors have. Nearly all are Common, whose strides fit in 32 bits, whose tokens lie side by side and whose rows are single
+// runs of 16-byte units; kernels for it alone take the shortest way to a result that a microsecond brings. General is every other form.
+struct Common {
+    using Stride = int32;
+    static constexpr bool IS_GENERAL = false;
+};
+struct General {
+    using Stride = int64;
+    static constexpr bool IS_GENERAL = true;
+};
+
+// i · stride, in bytes. Of an int32 stride it is one instruction, of an int64 three.
+__device__ inline int64 offset(uint32 i, int32 stride) {
+    int64 bytes;
+    asm("mul.wide.s32 %0, %1, %2;" : "=l"(bytes) : "r"(i), "r"(stride));
+    return bytes;
 }
+__device__ inline int64 offset(uint32 i, int64 stride) { return i * stride; }
+
+// The T at an address.
+template <typename T> __device__ inline T &as(char *address) { return *reinterpret_cast<T *>(address); }
+template <typename T> __device__ inline const T &as(const char *address) { return *reinterpret_cast<const T *>(address); }
 
 // Dependent launch (compute capability 9.0 and later; elsewhere nothing, and kernels run one after the other). A kernel that allows it
 // lets the next one start once all its own CTAs have started; the next waits for its end before it reads its results or writes anything.

@@ -8,7 +8,7 @@
 // Cut: a warp takes one tile of tokens. Up to γ = 128 a tile holds whole rows: nothing is shared, no barrier. A longer row is cut into
 // tiles that the warps of one CTA take (verify_long).
 //
-//   request tokens and lengths ─ ballot ─ leader lane: write results ─ row's lanes: write committed
+//   request tokens and lengths ─ first mismatch of the row's lanes ─ write results
 //
 // On entry: B < 2^29; no output overlaps an input.
 //
@@ -18,24 +18,18 @@
 
 constexpr uint32 THREADS = 128, LONG_THREADS = 256;
 
-template <typename Token, uint32 SLOTS>
-__device__ inline void verify_tile(const VerifyParams &p, uint32 tile) {
+template <typename Token, uint32 SLOTS, typename Params>
+__device__ inline void verify_tile(const Params &p, uint32 tile) {
     TokenTile<Token, SLOTS> tokens;
     tokens.load(p, tile);
-    const uint32 length = row_length(p, min(tokens.row, p.batch - 1));
-    tokens.compare(p, [&](uint32 row, uint32 k) { write_result<Token>(p, row, min(k, length), length); });
-    if (!p.committed) return;
-    __syncwarp();
-    const uint32 first = tile * p.tile_rows;
-    for (uint32 row = first; row < min(first + p.tile_rows, p.batch); ++row)
-        write_committed<Token>(p, row, at<int32>(p.accepted, row * p.accepted_seq), threadIdx.x % WARP, WARP);
+    const uint32 k = tokens.first_mismatch(p);
+    if (tokens.row < p.batch) write_results<Token>(p, tokens.row, k, tokens.pos, SLOTS == 1 ? 1u << p.log_lanes : WARP);
 }
 
-template <typename Token>
-__device__ inline void verify(const VerifyParams &p) {
+template <typename Token, typename Params>
+__device__ inline void verify(const Params &p) {
     allow_next_kernel();
     const uint32 tile = blockIdx.x * (THREADS / WARP) + threadIdx.x / WARP;
-    if (tile >= p.tiles) return;
     if (p.gamma > WARP)
         verify_tile<Token, TOKEN_SLOTS>(p, tile);
     else
@@ -43,32 +37,38 @@ __device__ inline void verify(const VerifyParams &p) {
 }
 
 // CTA i owns sequence i.
-template <typename Token>
-__device__ inline void verify_long(const VerifyParams &p) {
+template <typename Token, typename Params>
+__device__ inline void verify_long(const Params &p) {
     allow_next_kernel();
-    __shared__ int32 accepted;
-    const uint32 row_tiles = 1u << p.log_row_tiles, first = blockIdx.x * row_tiles;
-    uint32 tile = threadIdx.x / WARP;
+    constexpr uint32 TILE = TOKEN_SLOTS * WARP, STEP = LONG_THREADS * TOKEN_SLOTS;
+    __shared__ uint32 accepted;
+    uint32 pos = threadIdx.x / WARP * TILE + threadIdx.x % WARP;
     TokenTile<Token, TOKEN_SLOTS> tokens;
-    if (tile < row_tiles) tokens.load(p, first + tile);
-    if (threadIdx.x == 0) accepted = row_length(p, blockIdx.x);
+    tokens.load(p, blockIdx.x, pos);
+    if (threadIdx.x == 0) accepted = p.gamma;
     __syncthreads();
-    while (tile < row_tiles) {
-        tokens.compare(p, [&](uint32, int32 k) { atomicMin(&accepted, k); });
-        tile += LONG_THREADS / WARP;
-        if (tile < row_tiles) tokens.load(p, first + tile);
+    while (true) {
+        const uint32 k = tokens.first_mismatch(p);
+        if (threadIdx.x % WARP == 0) atomicMin(&accepted, k);
+        pos += STEP;
+        if (pos - threadIdx.x % WARP >= p.gamma) break;
+        tokens.load(p, blockIdx.x, pos);
     }
     __syncthreads();
-    if (threadIdx.x == 0) write_result<Token>(p, blockIdx.x, accepted, row_length(p, blockIdx.x));
-    if (p.committed) write_committed<Token>(p, blockIdx.x, accepted, threadIdx.x, LONG_THREADS);
+    write_results<Token>(p, blockIdx.x, accepted, threadIdx.x, LONG_THREADS);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) verify_i32(const __grid_constant__ VerifyParams p) { verify<int32>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS) verify_i64(const __grid_constant__ VerifyParams p) { verify<int64>(p); }
-
-extern "C" __global__ void __launch_bounds__(LONG_THREADS) verify_long_i32(const __grid_constant__ VerifyParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) verify_i32(const __grid_constant__ VerifyParams<Common> p) { verify<int32>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) verify_i64(const __grid_constant__ VerifyParams<Common> p) { verify<int64>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) verify_general_i32(const __grid_constant__ VerifyParams<General> p) {
+    verify<int32>(p);
+}
+extern "C" __global__ void __launch_bounds__(THREADS) verify_general_i64(const __grid_constant__ VerifyParams<General> p) {
+    verify<int64>(p);
+}
+extern "C" __global__ void __launch_bounds__(LONG_THREADS) verify_long_i32(const __grid_constant__ VerifyParams<General> p) {
     verify_long<int32>(p);
 }
-extern "C" __global__ void __launch_bounds__(LONG_THREADS) verify_long_i64(const __grid_constant__ VerifyParams p) {
+extern "C" __global__ void __launch_bounds__(LONG_THREADS) verify_long_i64(const __grid_constant__ VerifyParams<General> p) {
     verify_long<int64>(p);
 }

@@ -1,56 +1,136 @@
 // Verification and packing in one launch: the formulas of verify.cu and pack.cu.
 //
-// Bytes: those of pack.cu, and 2·B·γ tokens per CTA out of L2.
+// Bytes: those of pack.cu, and 2·B·γ tokens per cluster out of L2.
 //
-// Cut: no CTA waits for another. Each verifies the whole batch itself and copies its tiles; one more CTA writes the results. Cheaper than
-// any hand-over between CTAs while the tokens are few: the host picks this kernel for those sizes. The first tile of each warp holds
-// the likeliest rows; it is requested before the tokens have come and dropped if they say no.
+// Cut: no cluster of CTAs waits for another. Each verifies the whole batch, its CTAs a share each, handed to the others through shared
+// memory; then each CTA copies its tiles. The last cluster copies nothing; it writes the results and the offsets.
+// The first tile of each warp holds the likeliest rows; it is requested before the tokens have come and dropped if they say no.
 //
-//   request tokens ─┬─ accepted[] (shared) ─ barrier ─ sum before ─ store tile ─ per further tile: as pack
-//   request tile ───┘                                  last CTA: write results, sums, write offsets
+//   request tokens ─┬─ first mismatches ─ to every CTA of the cluster ─ sum before ─ store tile ─ per further tile: as pack
+//   request tile ───┘                     last cluster: write results and offsets
 //
-// On entry: batch ≤ MAX_SUMMED_BATCH; no output overlaps an input.
+// On entry: batch ≤ MAX_SUMMED_BATCH; γ ≤ TOKEN_SLOTS · WARP; the grid is a whole number of clusters; no output overlaps an input.
+//
+// targets: compute_80, compute_90
 
+#include "cluster.cuh"
 #include "pack.cuh"
 #include "verify.cuh"
 
-struct VerifyPackParams {
-    VerifyParams verify;
-    PackParams pack;
+constexpr uint32 MAX_THREADS = 512;
+using AcceptedTable = SharedTable<MAX_SUMMED_BATCH>;
+
+// The tiles of tokens that one warp looks at: of its CTA's share of the batch every `stride`th from `first` on, some at once.
+template <typename Token, uint32 SLOTS>
+struct WarpTiles {
+    static constexpr uint32 HELD = 8 / sizeof(Token);
+    const VerifyParams<Common> &p;
+    uint32 log_lanes, first, stride, end;
+    TokenTile<Token, SLOTS> held[HELD];
+
+    __device__ WarpTiles(const VerifyParams<Common> &p) : p(p) {
+        log_lanes = SLOTS == 1 ? p.log_lanes : 5;
+        const uint32 begin = cluster_rank() * p.share, log_rows = 5 - log_lanes;
+        first = (begin >> log_rows) + threadIdx.x / WARP;
+        stride = blockDim.x / WARP;
+        end = (min(begin + p.share, p.batch) + (1u << log_rows) - 1) >> log_rows;
+        request(first);
+    }
+    __device__ void request(uint32 tile) {
+#pragma unroll
+        for (uint32 t = 0; t < HELD; ++t)
+            if (tile + t * stride < end) held[t].load(p, tile + t * stride);
+    }
+    __device__ void verify(AcceptedTable &accepted) {
+        for (uint32 tile = first; tile < end; tile += HELD * stride, request(tile))
+#pragma unroll
+            for (uint32 t = 0; t < HELD; ++t) {
+                if (tile + t * stride >= end) break;
+                const uint32 k = held[t].first_mismatch(p);
+                if (held[t].pos == 0 && held[t].row < p.batch) accepted.entry[held[t].row] = k;
+            }
+    }
+    __device__ void write(const AcceptedTable &accepted) const {
+        const uint32 lane = threadIdx.x % WARP;
+        for (uint32 tile = first; tile < end; tile += stride) {
+            const uint32 row = (tile << (5 - log_lanes)) + (lane >> log_lanes);
+            if (row < p.batch) write_results<Token>(p, row, accepted.entry[row], lane & ((1u << log_lanes) - 1), 1u << log_lanes);
+        }
+    }
 };
 
-template <typename Token>
-__device__ inline void verify_pack(const VerifyPackParams &p) {
-    __shared__ int32 accepted[MAX_SUMMED_BATCH];
-    const uint32 batch = p.verify.batch, ctas = gridDim.x - 1;
-    const auto counts = [&](uint32 seq) { return uint32(accepted[seq]); };
-    const bool copies = blockIdx.x < ctas;
-
-    Acceptance<Token> acceptance{p.verify};
-    acceptance.request();
-    const Lane early(p.pack, p.pack.layout[0], 0, blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP);
-    uint4 held[SLOTS];
-    early.load(copies ? p.pack.gamma : 0, held);
-    acceptance.finish(accepted);
-
-    if (copies) {
-        const SummedOffsets offsets{counts, 0, 0};
-        store_tile(p.pack, early, offsets, held);
-        copy_rows(p.pack, ctas, 1, offsets);
-        return;
+// Counts of accepted rows from the table.
+struct Counts {
+    const AcceptedTable &accepted;
+    __device__ uint32 operator()(uint32 seq) const { return accepted.entry[seq]; }
+    // Of the sequences 0 … end, by a warp: 16 in a lane.
+    __device__ uint32 sum(uint32, uint32 end) const {
+        uint32 total = 0;
+        for (uint32 chunk = threadIdx.x % WARP; chunk * 16 < end; chunk += WARP) {
+            const uint4 v = reinterpret_cast<const uint4 *>(accepted.entry)[chunk];
+            const uint32 words[] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+            for (uint32 w = 0; w < 4; ++w) {
+                const uint32 bytes = min(max(int32(end - chunk * 16 - w * 4), 0), 4);
+                total = __dp4a(words[w] & __funnelshift_lc(~0u, 0, 8 * bytes), 0x01010101u, total);
+            }
+        }
+        return __reduce_add_sync(FULL_WARP, total);
     }
-    for (uint32 seq = blockDim.x - 1 - threadIdx.x; seq < batch; seq += blockDim.x)
-        write_result<Token>(p.verify, seq, accepted[seq], row_length(p.verify, seq));
-    write_offsets(p.pack, counts, 0, batch, 0);
-    if (p.verify.committed)
-        for (uint32 seq = threadIdx.x / WARP; seq < batch; seq += blockDim.x / WARP)
-            write_committed<Token>(p.verify, seq, accepted[seq], threadIdx.x % WARP, WARP);
+};
+
+// The first tile of a warp on its way through shared memory. (Through registers, a warp would wait for it together with the tokens.)
+struct EarlyRows {
+    uint4 (&held)[SLOTS][MAX_THREADS];
+
+    __device__ void request(const Lane<Common> &lane, uint32 limit) {
+        limit = min(limit, lane.end);
+#pragma unroll
+        for (uint32 u = 0; u < SLOTS; ++u) {
+            const char *source = lane.source(u);
+            if (lane.position(u) < limit)
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(&held[u][threadIdx.x])), "l"(source) : "memory");
+        }
+    }
+    __device__ void store(const Lane<Common> &lane, uint32 cap, uint32 first_row, uint32 count) {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        uint4 rows[SLOTS];
+#pragma unroll
+        for (uint32 u = 0; u < SLOTS; ++u) rows[u] = held[u][threadIdx.x];
+        lane.store(first_row, min(count, max(cap, first_row) - first_row), rows);
+    }
+};
+
+template <typename Token, uint32 TOKEN_SLOTS>
+__device__ inline void verify_pack(const VerifyParams<Common> &v, const PackParams<Common> &p, const Tensors &tensors) {
+    __shared__ AcceptedTable accepted;
+    __shared__ uint4 held[SLOTS][MAX_THREADS];
+    const uint32 ctas = gridDim.x - cluster_ctas(), warp = threadIdx.x / WARP * ctas + blockIdx.x;
+    const bool copies = blockIdx.x < ctas;
+    WarpTiles<Token, TOKEN_SLOTS> tokens(v);
+    accepted.open(v.share, v.batch);
+    const Lane<Common> early(p, tensors, p.layout[0], 0, warp);
+    EarlyRows rows{held};
+    if (copies) rows.request(early, v.gamma);
+    tokens.verify(accepted);
+    accepted.exchange(v.share, v.batch);
+
+    const SummedOffsets offsets{Counts{accepted}, 0, 0};
+    if (copies) {
+        rows.store(early, p.cap, offsets.offset(early), offsets.count(early));
+        copy_rows(p, tensors, warp, ctas * (blockDim.x / WARP), 1, offsets);
+    } else {
+        tokens.write(accepted);
+        const uint32 begin = cluster_rank() * v.share;
+        write_offsets(p, offsets, begin, min(begin + v.share, v.batch));
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(512, 2) verify_pack_i32(const __grid_constant__ VerifyPackParams p) {
-    verify_pack<int32>(p);
-}
+#define KERNEL extern "C" __global__ void __launch_bounds__(MAX_THREADS)
+#define PARAMETERS const __grid_constant__ VerifyParams<Common> v, const __grid_constant__ PackParams<Common> p, const __grid_constant__ Tensors t
 
-extern "C" __global__ void __launch_bounds__(512, 2) verify_pack_i64(const __grid_constant__ VerifyPackParams p) {
-    verify_pack<int64>(p);
-}
+// Rows of up to 32 tokens, and longer ones.
+KERNEL verify_pack_i32(PARAMETERS) { verify_pack<int32, 1>(v, p, t); }
+KERNEL verify_pack_i64(PARAMETERS) { verify_pack<int64, 1>(v, p, t); }
+KERNEL verify_pack_long_i32(PARAMETERS) { verify_pack<int32, TOKEN_SLOTS>(v, p, t); }
+KERNEL verify_pack_long_i64(PARAMETERS) { verify_pack<int64, TOKEN_SLOTS>(v, p, t); }

@@ -1,46 +1,46 @@
 //! Launch of the kernels of kernels/verify.cu.
 
 use super::Request;
-use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::runtime::cuda::Enqueue;
+use crate::runtime::cuda::{Enqueue, Grid, Kind};
 
-/// Mirrors VerifyParams of kernels/verify.cuh. Strides are in bytes.
+/// Mirrors VerifyParams of kernels/verify.cuh: `Stride` is i32 for tensors of the common form, else i64. Strides are in
+/// bytes.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Params {
+pub struct Params<Stride> {
     draft: *const u8,
     target: *const u8,
-    draft_seq: i64,
-    draft_pos: i64,
-    target_seq: i64,
-    target_pos: i64,
-    draft_slot: i64,
-    target_slot: i64,
+    draft_seq: Stride,
+    target_seq: Stride,
+    draft_pos: Stride,
+    target_pos: Stride,
     batch: u32,
     gamma: u32,
-    pub tiles: u32,
     log_lanes: u32,
-    log_row_tiles: u32,
-    tile_rows: u32,
-    mismatch_bytes: u32,
+    /// Rows that a CTA of a cluster looks at; the fused kernel alone reads it.
+    pub share: u32,
     draft_lens: *const u8,
-    draft_lens_seq: i64,
     accepted: *mut u8,
-    accepted_seq: i64,
     next_token: *mut u8,
-    next_token_seq: i64,
     mismatch: *mut u8,
-    mismatch_seq: i64,
     committed: *mut u8,
-    committed_seq: i64,
-    committed_pos: i64,
+    draft_lens_seq: Stride,
+    accepted_seq: Stride,
+    next_token_seq: Stride,
+    mismatch_seq: Stride,
+    committed_seq: Stride,
+    committed_pos: Stride,
+    mismatch_bytes: u32,
 }
 
-/// Token slots of a lane, and what they cover in a tile: TOKEN_SLOTS of kernels/verify.cuh.
-const LOG_SLOTS: u32 = 2;
+// As kernels/verify.cuh asserts.
+const _: () = assert!(size_of::<Params<i32>>() == 120 && size_of::<Params<i64>>() == 160);
+
 const LOG_LANES: u32 = 5;
+/// Tokens of a row that a warp holds at once: TOKEN_SLOTS of kernels/verify.cuh.
+pub const TILE_TOKENS: usize = 4 << LOG_LANES;
 const THREADS: u32 = 128;
 const LONG_THREADS: u32 = 256;
 
@@ -54,51 +54,78 @@ pub fn log2_ceil(n: u32) -> u32 {
     n.max(1).next_power_of_two().trailing_zeros()
 }
 
-impl Params {
-    pub fn new(r: &Request) -> Result<Params> {
-        const MOST_ROWS: usize = 1 << 29;
-        const MOST_TOKENS: usize = (1 << 31) - 1;
-        let (batch, gamma) = (r.batch(), r.gamma());
-        if batch >= MOST_ROWS || batch.saturating_mul(gamma) > MOST_TOKENS {
-            return Err(Error::unsupported(format!(
-                "draft: {batch} rows of {gamma} tokens; CUDA takes up to 2^31 − 1"
-            )));
-        }
-        let log_gamma = log2_ceil(gamma as u32);
-        let long = log_gamma > LOG_LANES;
-        let log_row_tiles = log_gamma.saturating_sub(LOG_LANES + LOG_SLOTS);
-        let tile_rows = if long { 1 } else { 1 << (LOG_LANES - log_gamma) };
-        let tiles = if long { (batch as u32) << log_row_tiles } else { (batch as u32).div_ceil(tile_rows) };
-        let optional = |t: &Option<Tensor>| t.map_or(std::ptr::null_mut(), |t| t.data);
-        let step = |t: &Option<Tensor>, d| t.as_ref().map_or(0, |t| stride(t, d));
-        Ok(Params {
+/// All of them fit in 32 bits.
+pub fn are_near(strides: &[i64]) -> bool {
+    strides.iter().all(|&s| s == s as i32 as i64)
+}
+
+/// Tokens lie side by side and strides fit in 32 bits: Common of kernels/types.cuh.
+pub fn is_common(r: &Request) -> bool {
+    let optional = |t: &Option<Tensor>, d| t.as_ref().map_or(0, |t| stride(t, d));
+    let strides = [
+        stride(&r.draft, 0),
+        stride(&r.target, 0),
+        stride(&r.accepted, 0),
+        stride(&r.next_token, 0),
+        optional(&r.draft_lens, 0),
+        optional(&r.mismatch, 0),
+        optional(&r.committed, 0),
+        optional(&r.committed, 1),
+    ];
+    are_near(&strides) && r.draft.stride(1) == 1 && r.target.stride(1) == 1
+}
+
+/// Token tiles of so many rows.
+pub fn tiles(rows: usize, gamma: usize) -> u32 {
+    let tile_rows = 1 << (LOG_LANES - log_lanes(gamma));
+    rows.div_ceil(tile_rows) as u32
+}
+
+/// Two lanes at least, so that a tile has at most 16 rows.
+fn log_lanes(gamma: usize) -> u32 {
+    log2_ceil(gamma as u32).clamp(1, LOG_LANES)
+}
+
+fn check_sizes(r: &Request) -> Result<()> {
+    const MOST_ROWS: usize = 1 << 29;
+    const MOST_TOKENS: usize = (1 << 31) - 1;
+    let (batch, gamma) = (r.batch(), r.gamma());
+    if batch < MOST_ROWS && batch.saturating_mul(gamma) <= MOST_TOKENS {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!("draft: {batch} rows of {gamma} tokens; CUDA takes up to 2^31 − 1")))
+}
+
+impl<Stride> Params<Stride> {
+    /// `narrow` turns a stride into its type.
+    pub fn new(r: &Request, narrow: impl Fn(i64) -> Stride) -> Params<Stride> {
+        let address = |t: &Option<Tensor>| t.as_ref().map_or(std::ptr::null_mut(), |t| t.data);
+        let step = |t: &Tensor, d| narrow(stride(t, d));
+        let optional = |t: &Option<Tensor>, d| narrow(t.as_ref().map_or(0, |t| stride(t, d)));
+        Params {
             draft: r.draft.data,
             target: r.target.data,
-            draft_seq: stride(&r.draft, 0),
-            draft_pos: stride(&r.draft, 1),
-            target_seq: stride(&r.target, 0),
-            target_pos: stride(&r.target, 1),
-            draft_slot: stride(&r.draft, 1) << LOG_LANES,
-            target_slot: stride(&r.target, 1) << LOG_LANES,
-            batch: batch as u32,
-            gamma: gamma as u32,
-            tiles,
-            log_lanes: log_gamma.min(LOG_LANES),
-            log_row_tiles,
-            tile_rows,
-            mismatch_bytes: r.mismatch.map_or(0, |t| t.dtype.bytes() as u32),
-            draft_lens: optional(&r.draft_lens),
-            draft_lens_seq: step(&r.draft_lens, 0),
+            draft_seq: step(&r.draft, 0),
+            target_seq: step(&r.target, 0),
+            draft_pos: step(&r.draft, 1),
+            target_pos: step(&r.target, 1),
+            batch: r.batch() as u32,
+            gamma: r.gamma() as u32,
+            log_lanes: log_lanes(r.gamma()),
+            share: 0,
+            draft_lens: address(&r.draft_lens),
             accepted: r.accepted.data,
-            accepted_seq: stride(&r.accepted, 0),
             next_token: r.next_token.data,
-            next_token_seq: stride(&r.next_token, 0),
-            mismatch: optional(&r.mismatch),
-            mismatch_seq: step(&r.mismatch, 0),
-            committed: optional(&r.committed),
-            committed_seq: step(&r.committed, 0),
-            committed_pos: step(&r.committed, 1),
-        })
+            mismatch: address(&r.mismatch),
+            committed: address(&r.committed),
+            draft_lens_seq: optional(&r.draft_lens, 0),
+            accepted_seq: step(&r.accepted, 0),
+            next_token_seq: step(&r.next_token, 0),
+            mismatch_seq: optional(&r.mismatch, 0),
+            committed_seq: optional(&r.committed, 0),
+            committed_pos: optional(&r.committed, 1),
+            mismatch_bytes: r.mismatch.as_ref().map_or(0, |t| t.dtype.bytes() as u32),
+        }
     }
 }
 
@@ -106,15 +133,23 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     if r.batch() == 0 {
         return Ok(());
     }
-    let params = Params::new(r)?;
-    let wide = r.draft.dtype == DType::I64;
+    check_sizes(r)?;
     let kernels = enqueue.kernels();
-    let (kernel, ctas, threads) = if params.log_row_tiles > 0 {
-        (if wide { &kernels.verify_long_i64 } else { &kernels.verify_long_i32 }, params.batch, LONG_THREADS)
-    } else {
-        let ctas = params.tiles.div_ceil(THREADS / 32);
-        (if wide { &kernels.verify_i64 } else { &kernels.verify_i32 }, ctas, THREADS)
-    };
+    let grid = |ctas, threads| Grid { ctas, threads, kind: Kind::Plain };
+    let by_tile = grid(tiles(r.batch(), r.gamma()).div_ceil(THREADS / 32), THREADS);
+    let token = r.draft.dtype;
     // SAFETY: Params is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed.
-    unsafe { enqueue.launch(kernel, ctas, threads, &params) }
+    unsafe {
+        if r.gamma() <= TILE_TOKENS && is_common(r) {
+            let params = Params::new(r, |s| s as i32);
+            return enqueue.launch(kernels.verify.of(token), by_tile, [(&raw const params).cast()]);
+        }
+        let params = Params::new(r, |s| s);
+        let params = [(&raw const params).cast()];
+        if r.gamma() <= TILE_TOKENS {
+            enqueue.launch(kernels.verify_general.of(token), by_tile, params)
+        } else {
+            enqueue.launch(kernels.verify_long.of(token), grid(r.batch() as u32, LONG_THREADS), params)
+        }
+    }
 }

@@ -7,11 +7,12 @@ mod driver;
 mod module;
 mod pinned;
 
-pub use module::Kernel;
+pub use module::{Grid, Kernel, Kind};
 
 use super::Options;
 use crate::capi::session::{VWD_DEVICE_CUDA, vwd_session_details};
 use crate::capi::types::vwd_stream;
+use crate::core::dtype::DType;
 use crate::core::status::{Code, Error, Result};
 use arena::Arenas;
 use context::{Context, Entered};
@@ -68,17 +69,35 @@ impl Role {
     }
 }
 
-/// Every kernel of the library, loaded.
+/// Every kernel of the library, loaded. Those named `general` take tensors of every form, the others the common one: see
+/// kernels/types.cuh.
 pub struct Kernels {
-    pub verify_i32: Kernel,
-    pub verify_i64: Kernel,
-    pub verify_long_i32: Kernel,
-    pub verify_long_i64: Kernel,
-    pub pack: Kernel,
-    pub pack_offsets: Kernel,
-    pub pack_large: Kernel,
-    pub verify_pack_i32: Kernel,
-    pub verify_pack_i64: Kernel,
+    pub verify: ByToken,
+    pub verify_general: ByToken,
+    pub verify_long: ByToken,
+    pub pack: PackKernels,
+    pub pack_general: PackKernels,
+    pub verify_pack: ByToken,
+    pub verify_pack_long: ByToken,
+}
+
+/// A kernel for each type of token.
+pub struct ByToken {
+    i32: Kernel,
+    i64: Kernel,
+}
+
+impl ByToken {
+    pub fn of(&self, token: DType) -> &Kernel {
+        if token == DType::I64 { &self.i64 } else { &self.i32 }
+    }
+}
+
+/// Those of kernels/pack.cu for rows of one form.
+pub struct PackKernels {
+    pub rows: Kernel,
+    pub offsets: Kernel,
+    pub large: Kernel,
 }
 
 impl Kernels {
@@ -86,27 +105,39 @@ impl Kernels {
 
     /// The modules stay loaded as long as the kernels are used. The context is current.
     fn load(facts: &Facts) -> Result<(Kernels, [Module; 3])> {
-        let [verify, pack] = if facts.launches_dependents() {
+        let [verify, pack, verify_pack] = if facts.is_hopper_or_later() {
             [
                 include_str!("../../../kernels/ptx/verify.compute_90.ptx"),
                 include_str!("../../../kernels/ptx/pack.compute_90.ptx"),
+                include_str!("../../../kernels/ptx/verify_pack.compute_90.ptx"),
             ]
         } else {
-            [include_str!("../../../kernels/ptx/verify.ptx"), include_str!("../../../kernels/ptx/pack.ptx")]
+            [
+                include_str!("../../../kernels/ptx/verify.ptx"),
+                include_str!("../../../kernels/ptx/pack.ptx"),
+                include_str!("../../../kernels/ptx/verify_pack.ptx"),
+            ]
         };
         let verify = Module::load("verify", verify)?;
         let pack = Module::load("pack", pack)?;
-        let verify_pack = Module::load("verify_pack", include_str!("../../../kernels/ptx/verify_pack.ptx"))?;
+        let verify_pack = Module::load("verify_pack", verify_pack)?;
+        let by_token = |module: &Module, i32, i64| Ok(ByToken { i32: module.kernel(i32)?, i64: module.kernel(i64)? });
         let kernels = Kernels {
-            verify_i32: verify.kernel("verify_i32")?,
-            verify_i64: verify.kernel("verify_i64")?,
-            verify_long_i32: verify.kernel("verify_long_i32")?,
-            verify_long_i64: verify.kernel("verify_long_i64")?,
-            pack: pack.kernel("pack")?,
-            pack_offsets: pack.kernel("pack_offsets")?,
-            pack_large: pack.kernel("pack_large")?,
-            verify_pack_i32: verify_pack.kernel("verify_pack_i32")?,
-            verify_pack_i64: verify_pack.kernel("verify_pack_i64")?,
+            verify: by_token(&verify, "verify_i32", "verify_i64")?,
+            verify_general: by_token(&verify, "verify_general_i32", "verify_general_i64")?,
+            verify_long: by_token(&verify, "verify_long_i32", "verify_long_i64")?,
+            pack: PackKernels {
+                rows: pack.kernel("pack")?,
+                offsets: pack.kernel("pack_offsets")?,
+                large: pack.kernel("pack_large")?,
+            },
+            pack_general: PackKernels {
+                rows: pack.kernel("pack_general")?,
+                offsets: pack.kernel("pack_offsets_general")?,
+                large: pack.kernel("pack_large_general")?,
+            },
+            verify_pack: by_token(&verify_pack, "verify_pack_i32", "verify_pack_i64")?,
+            verify_pack_long: by_token(&verify_pack, "verify_pack_long_i32", "verify_pack_long_i64")?,
         };
         Ok((kernels, [verify, pack, verify_pack]))
     }
@@ -201,8 +232,8 @@ fn cuda_version(number: i32) -> String {
 }
 
 impl Facts {
-    /// A kernel can start while the one before it still runs.
-    pub fn launches_dependents(&self) -> bool {
+    /// A kernel can start while the one before it still runs, and CTAs can form clusters.
+    pub fn is_hopper_or_later(&self) -> bool {
         self.capability >= 90
     }
 
@@ -278,24 +309,9 @@ impl Enqueue<'_> {
     ///
     /// # Safety
     /// As for [`Kernel::launch`].
-    pub unsafe fn launch<P>(&self, kernel: &Kernel, ctas: u32, threads: u32, params: &P) -> Result<()> {
+    pub unsafe fn launch<const N: usize>(&self, kernel: &Kernel, grid: Grid, params: [*const c_void; N]) -> Result<()> {
         // SAFETY: forwarded to the caller; the context is current.
-        unsafe { kernel.launch(ctas, threads, self.stream, params) }
-    }
-
-    /// Launches a kernel after another of the same call; where the device can, it starts while that one still runs.
-    ///
-    /// # Safety
-    /// As for [`Kernel::launch_dependent`].
-    pub unsafe fn launch_dependent<P>(&self, kernel: &Kernel, ctas: u32, threads: u32, params: &P) -> Result<()> {
-        // SAFETY: forwarded to the caller; the context is current.
-        unsafe {
-            if self.facts().launches_dependents() {
-                kernel.launch_dependent(ctas, threads, self.stream, params)
-            } else {
-                kernel.launch(ctas, threads, self.stream, params)
-            }
-        }
+        unsafe { kernel.launch(grid, self.stream, params) }
     }
 
     /// Writes zeros on the caller's stream.

@@ -66,7 +66,7 @@ impl Drop for Module {
     }
 }
 
-/// A loaded `__global__` function that takes one parameter struct by value.
+/// A loaded `__global__` function.
 #[derive(Clone, Copy)]
 pub struct Kernel {
     name: &'static str,
@@ -78,32 +78,59 @@ unsafe impl Send for Kernel {}
 // SAFETY: as for Module.
 unsafe impl Sync for Kernel {}
 
+/// How a kernel is launched.
+#[derive(Clone, Copy)]
+pub struct Grid {
+    pub ctas: u32,
+    /// Of a CTA.
+    pub threads: u32,
+    pub kind: Kind,
+}
+
+#[derive(Clone, Copy)]
+pub enum Kind {
+    Plain,
+    /// The kernel may start while the one before it on the stream still runs; it waits itself for what it needs. Needs
+    /// compute capability 9.0.
+    Dependent,
+    /// So many CTAs form a cluster; the grid is a multiple of them. Needs compute capability 9.0.
+    Clusters(u32),
+}
+
 impl Kernel {
     /// Enqueues the kernel.
     ///
     /// # Safety
-    /// `P` is the kernel's parameter struct, the addresses in it are the device's and valid until the stream has passed,
-    /// and the context is current.
-    pub unsafe fn launch<P>(&self, ctas: u32, threads: u32, stream: CUstream, params: &P) -> Result<()> {
-        let mut params = [(&raw const *params).cast_mut().cast::<c_void>()];
-        // SAFETY: forwarded to the caller; the driver copies the parameters during the call.
-        let result = unsafe {
-            let params = params.as_mut_ptr();
-            sys::cuLaunchKernel(self.function, ctas, 1, 1, threads, 1, 1, 0, stream, params, std::ptr::null_mut())
-        };
-        check(result, self.name)
-    }
-
-    /// Enqueues the kernel such that it may start while the one before it on the stream still runs (compute capability
-    /// 9.0 and later); it waits itself for what it needs.
-    ///
-    /// # Safety
-    /// As for [`Kernel::launch`]; and all that the kernel touches before it waits was ready when the one before began.
-    pub unsafe fn launch_dependent<P>(&self, ctas: u32, threads: u32, stream: CUstream, params: &P) -> Result<()> {
-        let mut attribute = sys::CUlaunchAttribute {
-            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-            pad: [0; 4],
-            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    /// `params` point to the kernel's parameters, each of its type; the addresses in them are the device's and valid until
+    /// the stream has passed, and the context is current. All that a dependent kernel touches before it waits was ready when
+    /// the one before began.
+    pub unsafe fn launch<const N: usize>(
+        &self,
+        grid: Grid,
+        stream: CUstream,
+        mut params: [*const c_void; N],
+    ) -> Result<()> {
+        let (params, none) = (params.as_mut_ptr().cast::<*mut c_void>(), std::ptr::null_mut());
+        let Grid { ctas, threads, kind } = grid;
+        let mut attribute = match kind {
+            Kind::Plain => {
+                // SAFETY: forwarded to the caller; the driver copies the parameters during the call.
+                let launched =
+                    unsafe { sys::cuLaunchKernel(self.function, ctas, 1, 1, threads, 1, 1, 0, stream, params, none) };
+                return check(launched, self.name);
+            }
+            Kind::Dependent => sys::CUlaunchAttribute {
+                id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                pad: [0; 4],
+                value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            },
+            Kind::Clusters(size) => sys::CUlaunchAttribute {
+                id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+                pad: [0; 4],
+                value: sys::CUlaunchAttributeValue {
+                    clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: size, y: 1, z: 1 },
+                },
+            },
         };
         let config = sys::CUlaunchConfig {
             gridDimX: ctas,
@@ -117,10 +144,7 @@ impl Kernel {
             attrs: &mut attribute,
             numAttrs: 1,
         };
-        let mut params = [(&raw const *params).cast_mut().cast::<c_void>()];
-        // SAFETY: forwarded to the caller; the driver copies configuration and parameters during the call.
-        let result =
-            unsafe { sys::cuLaunchKernelEx(&config, self.function, params.as_mut_ptr(), std::ptr::null_mut()) };
-        check(result, self.name)
+        // SAFETY: as above, configuration and attribute included.
+        check(unsafe { sys::cuLaunchKernelEx(&config, self.function, params, none) }, self.name)
     }
 }

@@ -1,0 +1,71 @@
+// A table of bytes that the CTAs of a cluster fill together, in shared memory (compute capability 9.0; elsewhere a CTA is alone).
+#pragma once
+
+#include "types.cuh"
+
+__device__ inline uint32 cluster_ctas() {
+    uint32 n = 1;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(n));
+#endif
+    return n;
+}
+__device__ inline uint32 cluster_rank() {
+    uint32 rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+__device__ inline uint32 shared_address(const void *p) { return uint32(__cvta_generic_to_shared(p)); }
+
+// CTAs of a cluster are 1, 2, 4 or 8. Each fills a share of the entries, a whole number of chunks, and sends it to the others. Nothing is
+// fenced: a chunk and the news of its arrival travel together (st.async).
+template <uint32 ENTRIES>
+struct SharedTable {
+    static constexpr uint32 CHUNK = 16;
+    alignas(CHUNK) uint8 entry[ENTRIES];
+    alignas(8) uint64 arrived;  // mbarrier: counts the bytes still to come
+
+    __device__ static uint32 chunks(uint32 entries) { return (entries + CHUNK - 1) / CHUNK; }
+
+    // Early: between this and exchange() the CTAs of the cluster start. CTA r fills `share` of the entries, from r · share on.
+    __device__ void open(uint32 share, uint32 entries) {
+#if __CUDA_ARCH__ >= 900
+        if (cluster_ctas() == 1) return;
+        if (threadIdx.x == 0) {
+            const uint32 begin = min(cluster_rank() * share, entries), end = min(begin + share, entries);
+            const uint32 bytes = (chunks(entries) - chunks(end - begin)) * CHUNK;
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
+                         "fence.mbarrier_init.release.cluster;\n\t"
+                         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&arrived)), "r"(bytes) : "memory");
+        }
+        __syncwarp();
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+    }
+    // This CTA has filled its share; after this all entries are here. A thread sends one chunk to one CTA: there are enough threads.
+    __device__ void exchange(uint32 share, uint32 entries) {
+        __syncthreads();
+#if __CUDA_ARCH__ >= 900
+        const uint32 ctas = cluster_ctas();
+        if (ctas == 1) return;
+        asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+        const uint32 peer = threadIdx.x & (ctas - 1), within = (threadIdx.x >> (__ffs(ctas) - 1)) * CHUNK;
+        const uint32 begin = cluster_rank() * share + within;
+        if (peer != cluster_rank() && within < share && begin < entries) {
+            const uint4 chunk = *reinterpret_cast<const uint4 *>(entry + begin);
+            asm volatile("{\n\t.reg .b32 there, barrier;\n\t"
+                         "mapa.shared::cluster.u32 there, %0, %2;\n\t"
+                         "mapa.shared::cluster.u32 barrier, %1, %2;\n\t"
+                         "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [there], {%3, %4, %5, %6}, [barrier];\n\t}" ::"r"(
+                             shared_address(entry + begin)),
+                         "r"(shared_address(&arrived)), "r"(peer), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z), "r"(chunk.w) : "memory");
+        }
+        asm volatile("{\n\t.reg .pred done;\n"
+                     "again:\n\t"
+                     "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n\t"
+                     "@!done bra again;\n\t}" ::"r"(shared_address(&arrived)) : "memory");
+#endif
+    }
+};

@@ -1,0 +1,168 @@
+//! Launch of the kernels of kernels/pack.cu and kernels/verify_pack.cu: which of them suits which sizes.
+
+mod tiles;
+
+use super::{Request, VerifiedRequest};
+use crate::core::status::{Error, Result};
+use crate::ops::verify;
+use crate::ops::verify::cuda::{Params as VerifyParams, TILE_TOKENS, is_common};
+use crate::runtime::cuda::{Enqueue, Grid, Kind, PackKernels};
+use tiles::{Launch, PackParams, Pieces};
+
+/// Sequences whose counts a CTA adds up by itself.
+const MAX_SUMMED_BATCH: usize = 1024;
+const OFFSETS_PER_CTA: usize = 1024;
+const PACK_THREADS: u32 = 256;
+/// Sequences that the CTAs of a cluster send each other at once.
+const SHARE_UNIT: usize = 16;
+
+/// Where one choice becomes faster than the other, as measured on an H200 (benches/results).
+pub mod tuning {
+    /// Whether one launch that verifies and packs beats two. In it every cluster of CTAs (every CTA where there are no
+    /// clusters) looks at all tokens.
+    pub fn is_fused(token_tiles: u32, row_bytes: usize, has_clusters: bool) -> bool {
+        token_tiles <= if has_clusters { 256 } else { 32 } && row_bytes <= 16 << 20
+    }
+    /// CTAs of a cluster, by the batch's token tiles.
+    pub fn cluster(token_tiles: u32) -> u32 {
+        if token_tiles <= 16 { 1 } else { 8 }
+    }
+    /// Threads of a CTA of the fused kernel, by the token tiles that it looks at.
+    pub fn fused_threads(token_tiles: u32) -> u32 {
+        if token_tiles <= 8 { 256 } else { 512 }
+    }
+    /// Threads of a multiprocessor that copy in the fused kernel.
+    pub const FUSED_RESIDENT_THREADS: u32 = 512;
+    /// Row bytes up to which a lane holds two units at once rather than four: more warps, each done sooner.
+    pub const TWO_SLOT_BYTES: usize = 1 << 20;
+    /// Row bytes from which tiles are taken sequence by sequence.
+    pub const BY_SEQUENCE_BYTES: usize = 24 << 20;
+    /// Threads of a multiprocessor that request rows before they know what was accepted.
+    pub const EARLY_THREADS: u32 = 256;
+}
+
+pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
+    if r.batch() == 0 {
+        return write_empty_offsets(enqueue, r);
+    }
+    check_sizes(r)?;
+    let mut pieces = Pieces::new(r)?;
+    let mut launch = Launch::new();
+    launch.fill(&mut pieces)?;
+    pack(enqueue, &mut launch, pieces, false)
+}
+
+pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
+    if r.pack.batch() == 0 {
+        return write_empty_offsets(enqueue, &r.pack);
+    }
+    check_sizes(&r.pack)?;
+    let mut pieces = Pieces::new(&r.pack)?;
+    let mut launch = Launch::new();
+    launch.fill(&mut pieces)?;
+    let (batch, gamma) = (r.verify.batch(), r.verify.gamma());
+    let has_clusters = enqueue.facts().is_hopper_or_later();
+    if batch <= MAX_SUMMED_BATCH
+        && gamma <= TILE_TOKENS
+        && tuning::is_fused(verify::cuda::tiles(batch, gamma), pieces.bytes, has_clusters)
+        && (pieces.is_empty() && launch.tiles > 0)
+        && (is_common(&r.verify) && launch.is_common(&r.pack))
+    {
+        return fused(enqueue, r, &launch);
+    }
+    verify::cuda::run(enqueue, &r.verify)?;
+    pack(enqueue, &mut launch, pieces, true)
+}
+
+fn check_sizes(r: &Request) -> Result<()> {
+    const MOST_ROWS: usize = (1 << 31) - 1;
+    if r.batch().saturating_mul(r.gamma) <= MOST_ROWS {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!("rows: {} × {} rows; CUDA takes up to 2^31 − 1", r.batch(), r.gamma)))
+}
+
+/// No sequence: the total is 0.
+fn write_empty_offsets(enqueue: &Enqueue, r: &Request) -> Result<()> {
+    // SAFETY: offsets has one element, which the op's caller keeps valid until the stream has passed.
+    unsafe { enqueue.fill_zero(r.offsets.data, r.offsets.dtype.bytes()) }
+}
+
+fn fused(enqueue: &Enqueue, r: &VerifiedRequest, launch: &Launch) -> Result<()> {
+    let (batch, gamma) = (r.verify.batch(), r.verify.gamma());
+    let has_clusters = enqueue.facts().is_hopper_or_later();
+    let cluster = if has_clusters { tuning::cluster(verify::cuda::tiles(batch, gamma)) } else { 1 };
+    let share = batch.div_ceil(SHARE_UNIT).div_ceil(cluster as usize) * SHARE_UNIT;
+    let threads = tuning::fused_threads(verify::cuda::tiles(share.min(batch), gamma));
+    let resident = enqueue.facts().multiprocessors * (tuning::FUSED_RESIDENT_THREADS / threads);
+    // The last cluster copies nothing.
+    let most = (resident / cluster).max(2) - 1;
+    let clusters = launch.tiles.div_ceil(threads / 32).div_ceil(cluster).min(most);
+    let kind = if cluster > 1 { Kind::Clusters(cluster) } else { Kind::Plain };
+    let grid = Grid { ctas: (clusters + 1) * cluster, threads, kind };
+
+    let mut verify = VerifyParams::new(&r.verify, |stride| stride as i32);
+    verify.share = share as u32;
+    let pack: PackParams<i32> = launch.params(&r.pack, 0);
+    let kernels = enqueue.kernels();
+    let kernel = if gamma <= 32 { &kernels.verify_pack } else { &kernels.verify_pack_long };
+    let params = [(&raw const verify).cast(), (&raw const pack).cast(), launch.tensors().cast()];
+    // SAFETY: the parameters are the kernels' structs; the op's caller keeps the tensors valid until the stream has passed.
+    unsafe { enqueue.launch(kernel.of(r.verify.draft.dtype), grid, params) }
+}
+
+/// As many launches as the tensors need; offsets are written by the first. `follows`: this call has launched before.
+fn pack(enqueue: &Enqueue, launch: &mut Launch, mut pieces: Pieces, mut follows: bool) -> Result<()> {
+    let (kernels, request) = (enqueue.kernels(), pieces.request);
+    let early_ctas = enqueue.facts().multiprocessors * (tuning::EARLY_THREADS / PACK_THREADS);
+    let mut writes_offsets = true;
+    loop {
+        if launch.is_common(request) {
+            let params: PackParams<i32> = launch.params(request, early_ctas);
+            pack_once(enqueue, &kernels.pack, launch, request, &params, writes_offsets, follows)?;
+        } else {
+            let params: PackParams<i64> = launch.params(request, early_ctas);
+            pack_once(enqueue, &kernels.pack_general, launch, request, &params, writes_offsets, follows)?;
+        }
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        (writes_offsets, follows) = (false, true);
+        *launch = Launch::new();
+        launch.fill(&mut pieces)?;
+    }
+}
+
+fn pack_once<Stride>(
+    enqueue: &Enqueue,
+    kernels: &PackKernels,
+    launch: &Launch,
+    r: &Request,
+    params: &PackParams<Stride>,
+    writes_offsets: bool,
+    follows: bool,
+) -> Result<()> {
+    let kind = |follows| match follows && enqueue.facts().is_hopper_or_later() {
+        true => Kind::Dependent,
+        false => Kind::Plain,
+    };
+    let grid = |ctas, follows| Grid { ctas, threads: PACK_THREADS, kind: kind(follows) };
+    // A CTA for each of its warps' tiles: the device deals them out as they come free.
+    let ctas = launch.tiles.div_ceil(PACK_THREADS / 32);
+    let params = (&raw const *params).cast();
+    // SAFETY: the parameters are the kernels' structs; the op's caller keeps the tensors valid until the stream has passed.
+    // Before it waits, a kernel reads rows alone, which no kernel of this call writes.
+    unsafe {
+        if r.batch() <= MAX_SUMMED_BATCH {
+            return enqueue.launch(&kernels.rows, grid(ctas + 1, follows), [params, launch.tensors().cast()]);
+        }
+        if writes_offsets {
+            let ctas = r.batch().div_ceil(OFFSETS_PER_CTA) as u32;
+            enqueue.launch(&kernels.offsets, grid(ctas, follows), [params])?;
+        }
+        if ctas > 0 {
+            enqueue.launch(&kernels.large, grid(ctas, follows || writes_offsets), [params, launch.tensors().cast()])?;
+        }
+    }
+    Ok(())
+}
