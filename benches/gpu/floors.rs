@@ -5,6 +5,8 @@
 mod device;
 
 use device::{Buffer, Device, args, check_status, tensor};
+use std::cell::RefCell;
+use std::ffi::c_void;
 use std::io::Write;
 use vanward::capi::session::{
     VWD_DEVICE_CUDA, vwd_session, vwd_session_create, vwd_session_options, vwd_session_release,
@@ -45,7 +47,7 @@ struct Bench {
 }
 
 /// Where the JSON rows go.
-struct Rows(Option<std::cell::RefCell<std::fs::File>>);
+struct Rows(Option<RefCell<std::fs::File>>);
 
 impl Rows {
     fn new() -> Rows {
@@ -107,25 +109,38 @@ impl Tokens {
         }
     }
 
-    /// [draft, target, accepted, next_token] of one set.
-    fn tensors(&self, set: usize) -> [vwd_tensor; 4] {
+    /// Of set 0, as all arguments here: each call is then pointed at its set, as an engine does that keeps its arguments.
+    fn verify_args(&self) -> vwd_verify_args {
+        let [draft, target, accepted, next_token] = self.tensors();
+        vwd_verify_args { draft, target, accepted, next_token, ..args() }
+    }
+
+    /// [draft, target, accepted, next_token]
+    fn tensors(&self) -> [vwd_tensor; 4] {
         let (b, g) = (self.batch, self.gamma);
-        let at = |buffer: &Buffer, shape: &[usize]| {
-            let bytes = shape.iter().product::<usize>() * 4;
-            tensor(buffer.address + (set * bytes) as u64, INT, 32, shape)
-        };
+        let at = |buffer: &Buffer, shape: &[usize]| tensor(buffer.address, INT, 32, shape);
         [at(&self.draft, &[b, g]), at(&self.target, &[b, g + 1]), at(&self.accepted, &[b]), at(&self.next_token, &[b])]
+    }
+
+    fn point_at(&self, set: usize, [draft, target, accepted, next_token]: [&mut vwd_tensor; 4]) {
+        let (b, g) = (self.batch, self.gamma);
+        point(draft, &self.draft, set * b * g * 4);
+        point(target, &self.target, set * b * (g + 1) * 4);
+        point(accepted, &self.accepted, set * b * 4);
+        point(next_token, &self.next_token, set * b * 4);
     }
 }
 
 impl Bench {
-    fn call_verify(&self, [draft, target, accepted, next_token]: [vwd_tensor; 4]) {
-        self.verify_with(&vwd_verify_args { draft, target, accepted, next_token, ..args() });
-    }
-
     fn verify_with(&self, args: &vwd_verify_args) {
         // SAFETY: all tensors are valid device memory.
         check_status(unsafe { vwd_verify(self.session, args, self.device.stream.cast()) });
+    }
+
+    fn verify_set(&self, tokens: &Tokens, set: usize, args: &mut vwd_verify_args) {
+        let vwd_verify_args { draft, target, accepted, next_token, .. } = args;
+        tokens.point_at(set, [draft, target, accepted, next_token]);
+        self.verify_with(args);
     }
 
     fn pack_with(&self, args: &vwd_pack_args) {
@@ -141,14 +156,13 @@ impl Bench {
     fn host(&self) {
         println!("\nhost time of one call, nanoseconds; its launches alone; the difference");
         let tokens = Tokens::new(&self.device, 1, 32, 8, 0.6);
-        let [draft, target, accepted, next_token] = tokens.tensors(0);
-        let args = vwd_verify_args { draft, target, accepted, next_token, ..args() };
+        let args = tokens.verify_args();
         self.host_of("verify", 0, &|| self.verify_with(&args));
         for tensors in [1, 2, 64, 256] {
             let rows = Rotating::new(&self.device, 1, 32, 8, 128, tensors);
-            let pack = rows.pack_args(&tokens, 0);
+            let pack = rows.pack_args(&tokens);
             self.host_of("pack", tensors, &|| self.pack_with(&pack));
-            let both = rows.verify_pack_args(&tokens, 0);
+            let both = rows.verify_pack_args(&tokens);
             self.host_of("verify_pack", tensors, &|| self.verify_pack_with(&both));
         }
     }
@@ -171,10 +185,10 @@ impl Bench {
                 for alpha in ALPHAS {
                     const SETS: usize = 400;
                     let tokens = Tokens::new(&self.device, SETS, batch, gamma, alpha);
-                    let [empty, event] = self
-                        .device
-                        .event_times(SETS, [&|_| self.device.launch_empty(), &|i| self.call_verify(tokens.tensors(i))]);
-                    let graph = self.device.graph_time(SETS, |i| self.call_verify(tokens.tensors(i)));
+                    let args = RefCell::new(tokens.verify_args());
+                    let call = |set| self.verify_set(&tokens, set, &mut args.borrow_mut());
+                    let [empty, event] = self.device.event_times(SETS, [&|_| self.device.launch_empty(), &call]);
+                    let graph = self.device.graph_time(SETS, call);
                     let ratio = event / empty;
                     println!(
                         "  B={batch:<5} γ={gamma:<4} α={alpha}  {event:6.2} ({empty:.2})  {ratio:5.2}   {graph:6.2}"
@@ -184,14 +198,6 @@ impl Bench {
                 }
             }
         }
-    }
-
-    fn call_pack(&self, tokens: &Tokens, rows: &Rotating, set: usize) {
-        self.pack_with(&rows.pack_args(tokens, set));
-    }
-
-    fn call_verify_pack(&self, tokens: &Tokens, rows: &Rotating, set: usize) {
-        self.verify_pack_with(&rows.verify_pack_args(tokens, set));
     }
 
     fn verify_pack(&self) {
@@ -215,12 +221,22 @@ impl Bench {
         let device = &self.device;
         let tokens = Tokens::new(device, sets, batch, gamma, alpha);
         let rows = Rotating::new(device, sets, batch, gamma, dim, 1);
-        let two_steps = |i| {
-            self.call_verify(tokens.tensors(i));
-            self.call_pack(&tokens, &rows, i);
+        let arguments = RefCell::new((tokens.verify_args(), rows.pack_args(&tokens), rows.verify_pack_args(&tokens)));
+        let two_steps = |set: usize| {
+            let (verify, pack, _) = &mut *arguments.borrow_mut();
+            self.verify_set(&tokens, set, verify);
+            rows.point_at(set, &mut pack.offsets);
+            pack.accepted.data = verify.accepted.data;
+            self.pack_with(pack);
         };
         let copy = |i: usize| rows.copy(device, i, tokens.totals[i] * dim * 2);
-        let one = |i| self.call_verify_pack(&tokens, &rows, i);
+        let one = |set: usize| {
+            let (.., both) = &mut *arguments.borrow_mut();
+            let vwd_verify_pack_args { draft, target, accepted, next_token, offsets, .. } = both;
+            tokens.point_at(set, [draft, target, accepted, next_token]);
+            rows.point_at(set, offsets);
+            self.verify_pack_with(both);
+        };
         let [empty, event, event2, event_copy] =
             device.event_times(sets, [&|_| device.launch_empty(), &one, &two_steps, &copy]);
         let [graph, graph2, graph_copy] =
@@ -236,6 +252,10 @@ impl Bench {
     }
 }
 
+fn point(t: &mut vwd_tensor, buffer: &Buffer, bytes: usize) {
+    t.data = (buffer.address + bytes as u64) as *mut c_void;
+}
+
 /// Rows to pack and where to, float16, one data set after another.
 struct Rotating {
     batch: usize,
@@ -243,57 +263,53 @@ struct Rotating {
     from: Buffer,
     to: Buffer,
     offsets: Buffer,
-    /// The tensors of each set, made before any call is timed.
-    tensors: Vec<[Vec<vwd_tensor>; 2]>,
+    /// rows, packed.
+    tensors: RefCell<[Vec<vwd_tensor>; 2]>,
 }
 
 impl Rotating {
     fn new(device: &Device, sets: usize, batch: usize, gamma: usize, dim: usize, count: usize) -> Rotating {
         let set_bytes = batch * gamma * dim * 2;
-        let (from, to) = (device.alloc(sets * count * set_bytes), device.alloc(sets * count * set_bytes));
-        let of_set = |set: usize| {
-            let at = |base: u64, n: usize| base + ((set * count + n) * set_bytes) as u64;
-            let rows = (0..count).map(|n| tensor(at(from.address, n), FLOAT, 16, &[batch, gamma, dim])).collect();
-            let packed = (0..count).map(|n| tensor(at(to.address, n), FLOAT, 16, &[batch * gamma, dim])).collect();
-            [rows, packed]
-        };
-        let tensors = (0..sets).map(of_set).collect();
+        let buffer = || device.alloc(sets * count * set_bytes);
+        let rows = vec![tensor(0, FLOAT, 16, &[batch, gamma, dim]); count];
+        let packed = vec![tensor(0, FLOAT, 16, &[batch * gamma, dim]); count];
         let offsets = device.alloc(sets * (batch + 1) * 4);
-        Rotating { batch, set_bytes, from, to, offsets, tensors }
+        Rotating { batch, set_bytes, from: buffer(), to: buffer(), offsets, tensors: [rows, packed].into() }
     }
 
-    fn offsets(&self, set: usize) -> vwd_tensor {
-        let n = self.batch + 1;
-        tensor(self.offsets.address + (set * n * 4) as u64, INT, 32, &[n])
+    fn offsets(&self) -> vwd_tensor {
+        tensor(self.offsets.address, INT, 32, &[self.batch + 1])
     }
 
-    fn pack_args(&self, tokens: &Tokens, set: usize) -> vwd_pack_args {
-        let [_, _, accepted, _] = tokens.tensors(set);
-        let [from, to] = &self.tensors[set];
+    fn point_at(&self, set: usize, offsets: &mut vwd_tensor) {
+        let [rows, packed] = &mut *self.tensors.borrow_mut();
+        for n in 0..rows.len() {
+            let at = (set * rows.len() + n) * self.set_bytes;
+            point(&mut rows[n], &self.from, at);
+            point(&mut packed[n], &self.to, at);
+        }
+        point(offsets, &self.offsets, set * (self.batch + 1) * 4);
+    }
+
+    fn pack_args(&self, tokens: &Tokens) -> vwd_pack_args {
+        let mut offsets = self.offsets();
+        self.point_at(0, &mut offsets);
+        let [_, _, accepted, _] = tokens.tensors();
+        let [rows, packed] = &*self.tensors.borrow();
         vwd_pack_args {
-            tensor_count: from.len() as u32,
-            rows: from.as_ptr(),
-            packed: to.as_ptr(),
+            tensor_count: rows.len() as u32,
+            rows: rows.as_ptr(),
+            packed: packed.as_ptr(),
             accepted,
-            offsets: self.offsets(set),
+            offsets,
             ..args()
         }
     }
 
-    fn verify_pack_args(&self, tokens: &Tokens, set: usize) -> vwd_verify_pack_args {
-        let [draft, target, accepted, next_token] = tokens.tensors(set);
-        let [from, to] = &self.tensors[set];
-        vwd_verify_pack_args {
-            tensor_count: from.len() as u32,
-            rows: from.as_ptr(),
-            packed: to.as_ptr(),
-            draft,
-            target,
-            accepted,
-            next_token,
-            offsets: self.offsets(set),
-            ..args()
-        }
+    fn verify_pack_args(&self, tokens: &Tokens) -> vwd_verify_pack_args {
+        let vwd_pack_args { tensor_count, rows, packed, offsets, .. } = self.pack_args(tokens);
+        let [draft, target, accepted, next_token] = tokens.tensors();
+        vwd_verify_pack_args { tensor_count, rows, packed, draft, target, accepted, next_token, offsets, ..args() }
     }
 
     /// A plain copy of as many bytes as the set's accepted rows have.
