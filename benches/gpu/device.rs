@@ -113,28 +113,34 @@ impl Device {
         unsafe { check(sys::cuMemsetD8Async(self.flush, 1, FLUSH_BYTES, self.stream)) };
     }
 
-    /// Microseconds of one call between two events, the host's own time in it, for several calls that take turns, so that
-    /// the clocks' moods hit all alike: the median of three rounds' medians. Every call has a data set of its own, which no
-    /// cache holds: the cache is evicted before a round, and sets follow each other until all were used.
+    /// Microseconds of one call between two events, the host's own time in it, for several calls that take turns, in another
+    /// order each time, so that each follows each and the machine's moods hit all alike: the median of nine rounds' medians.
+    /// Every call has a data set of its own, which no cache holds: the cache is evicted before a round, and sets follow each
+    /// other until all were used.
     pub fn event_times<const N: usize>(&self, sets: usize, calls: [&dyn Fn(usize); N]) -> [f64; N] {
         const WARM_UP: usize = 20;
+        const ROUNDS: usize = 9;
         (0..WARM_UP).for_each(|i| calls.iter().for_each(|call| call(sets - 1 - i % sets)));
-        let rounds = [(); 3].map(|()| self.event_round(sets, calls));
+        let rounds = [(); ROUNDS].map(|()| self.event_round(sets, calls));
         std::array::from_fn(|c| median(rounds.iter().map(|round| round[c]).collect()))
     }
 
     fn event_round<const N: usize>(&self, sets: usize, calls: [&dyn Fn(usize); N]) -> [f64; N] {
         let turns = (sets / N).clamp(40, 300);
         let events: Vec<[[CUevent; 2]; N]> = (0..turns).map(|_| [(); N].map(|()| [new_event(), new_event()])).collect();
+        let mut random = fastrand::Rng::with_seed(turns as u64);
+        let mut order: [usize; N] = std::array::from_fn(|c| c);
         self.evict_cache();
         self.synchronize();
         for (i, turn) in events.iter().enumerate() {
-            for (c, ([begin, end], call)) in turn.iter().zip(calls).enumerate() {
+            random.shuffle(&mut order);
+            for (n, &c) in order.iter().enumerate() {
+                let [begin, end] = turn[c];
                 // SAFETY: events and stream live.
-                unsafe { check(sys::cuEventRecord(*begin, self.stream)) };
-                call((i * N + c) % sets);
+                unsafe { check(sys::cuEventRecord(begin, self.stream)) };
+                calls[c]((i * N + n) % sets);
                 // SAFETY: as above.
-                unsafe { check(sys::cuEventRecord(*end, self.stream)) };
+                unsafe { check(sys::cuEventRecord(end, self.stream)) };
             }
         }
         self.synchronize();
@@ -213,7 +219,7 @@ impl Device {
     /// Median nanoseconds that the host spends in one call, from entry to return, for several calls that take turns. The
     /// queue never fills.
     pub fn host_times<const N: usize>(&self, calls: [&dyn Fn(); N]) -> [f64; N] {
-        const ROUNDS: usize = 200;
+        const ROUNDS: usize = 400;
         const CALLS: usize = 50;
         let mut times = [(); N].map(|()| Vec::new());
         for _ in 0..ROUNDS {
