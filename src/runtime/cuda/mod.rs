@@ -45,6 +45,8 @@ pub struct Facts {
     pub multiprocessors: u32,
     /// 90 for compute capability 9.0.
     pub capability: u32,
+    /// Every kernel that can share its work among the CTAs of a cluster can be launched so here.
+    pub has_clusters: bool,
     driver_version: u32,
     load_microseconds: u64,
     name: [c_char; 64],
@@ -100,12 +102,16 @@ pub struct PackKernels {
     pub large: Kernel,
 }
 
+/// CTAs of the largest cluster that this library launches, and most threads of one.
+pub const LARGEST_CLUSTER: u32 = 8;
+pub const CLUSTER_THREADS: u32 = 512;
+
 impl Kernels {
     const COUNT: u32 = (size_of::<Kernels>() / size_of::<Kernel>()) as u32;
 
     /// The modules stay loaded as long as the kernels are used. The context is current.
     fn load(facts: &Facts) -> Result<(Kernels, [Module; 3])> {
-        let [verify, pack, verify_pack] = if facts.is_hopper_or_later() {
+        let [verify, pack, verify_pack] = if facts.launches_dependents() {
             [
                 include_str!("../../../kernels/ptx/verify.compute_90.ptx"),
                 include_str!("../../../kernels/ptx/pack.compute_90.ptx"),
@@ -141,6 +147,12 @@ impl Kernels {
         };
         Ok((kernels, [verify, pack, verify_pack]))
     }
+
+    /// The context is current.
+    fn can_form_clusters(&self) -> bool {
+        let kernels = [&self.verify_pack, &self.verify_pack_long].map(|kernel| [&kernel.i32, &kernel.i64]);
+        kernels.as_flattened().iter().all(|kernel| kernel.active_clusters(LARGEST_CLUSTER, CLUSTER_THREADS) > 0)
+    }
 }
 
 impl Cuda {
@@ -150,6 +162,7 @@ impl Cuda {
         let mut facts = Facts::read(&context)?;
         let started = Instant::now();
         let (kernels, modules) = Kernels::load(&facts)?;
+        facts.has_clusters = facts.launches_dependents() && kernels.can_form_clusters();
         facts.load_microseconds = started.elapsed().as_micros() as u64;
         let arenas = Arenas::create(options.stream_count, options.scratch_bytes)?;
         let streams = create_streams().inspect_err(|_| arenas.release())?;
@@ -232,8 +245,8 @@ fn cuda_version(number: i32) -> String {
 }
 
 impl Facts {
-    /// A kernel can start while the one before it still runs, and CTAs can form clusters.
-    pub fn is_hopper_or_later(&self) -> bool {
+    /// A kernel can start while the one before it still runs.
+    pub fn launches_dependents(&self) -> bool {
         self.capability >= 90
     }
 
@@ -257,6 +270,7 @@ impl Facts {
             multiprocessors: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
             capability: (major * 10 + minor) as u32,
             driver_version: driver_version as u32,
+            has_clusters: false,
             load_microseconds: 0,
             name: super::fixed_text(&context.name()?),
         })

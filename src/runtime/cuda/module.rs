@@ -124,27 +124,45 @@ impl Kernel {
                 pad: [0; 4],
                 value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
             },
-            Kind::Clusters(size) => sys::CUlaunchAttribute {
-                id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-                pad: [0; 4],
-                value: sys::CUlaunchAttributeValue {
-                    clusterDim: sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: size, y: 1, z: 1 },
-                },
-            },
+            Kind::Clusters(size) => clusters_of(size),
         };
-        let config = sys::CUlaunchConfig {
-            gridDimX: ctas,
-            gridDimY: 1,
-            gridDimZ: 1,
-            blockDimX: threads,
-            blockDimY: 1,
-            blockDimZ: 1,
-            sharedMemBytes: 0,
-            hStream: stream,
-            attrs: &mut attribute,
-            numAttrs: 1,
-        };
+        let config = config(ctas, threads, stream, &mut attribute);
         // SAFETY: as above, configuration and attribute included.
         check(unsafe { sys::cuLaunchKernelEx(&config, self.function, params, none) }, self.name)
+    }
+
+    /// Clusters of so many CTAs that the device can run at once; 0 where it cannot run them, or not in this process's share of
+    /// it. The context is current.
+    pub fn active_clusters(&self, size: u32, threads: u32) -> u32 {
+        let mut attribute = clusters_of(size);
+        let config = config(size, threads, std::ptr::null_mut(), &mut attribute);
+        let mut clusters = 0;
+        // SAFETY: the function is loaded; the driver reads configuration and attribute during the call.
+        let result = unsafe { sys::cuOccupancyMaxActiveClusters(&mut clusters, self.function, &config) };
+        if result == CUresult::CUDA_SUCCESS { clusters as u32 } else { 0 }
+    }
+}
+
+fn clusters_of(ctas: u32) -> sys::CUlaunchAttribute {
+    let dimension = sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: ctas, y: 1, z: 1 };
+    sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { clusterDim: dimension },
+    }
+}
+
+fn config(ctas: u32, threads: u32, stream: CUstream, attribute: &mut sys::CUlaunchAttribute) -> sys::CUlaunchConfig {
+    sys::CUlaunchConfig {
+        gridDimX: ctas,
+        gridDimY: 1,
+        gridDimZ: 1,
+        blockDimX: threads,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: 0,
+        hStream: stream,
+        attrs: attribute,
+        numAttrs: 1,
     }
 }

@@ -18,6 +18,8 @@ const SHARE_UNIT: usize = 16;
 
 /// Where one choice becomes faster than the other, as measured on an H200 (benches/results).
 pub mod tuning {
+    use crate::runtime::cuda::{CLUSTER_THREADS, LARGEST_CLUSTER};
+
     /// Whether one launch that verifies and packs beats two. In it every cluster of CTAs (every CTA where there are no
     /// clusters) looks at all tokens.
     pub fn is_fused(token_tiles: u32, row_bytes: usize, has_clusters: bool) -> bool {
@@ -25,11 +27,11 @@ pub mod tuning {
     }
     /// CTAs of a cluster, by the batch's token tiles.
     pub fn cluster(token_tiles: u32) -> u32 {
-        if token_tiles <= 16 { 1 } else { 8 }
+        if token_tiles <= 16 { 1 } else { LARGEST_CLUSTER }
     }
     /// Threads of a CTA of the fused kernel, by the token tiles that it looks at.
     pub fn fused_threads(token_tiles: u32) -> u32 {
-        if token_tiles <= 8 { 256 } else { 512 }
+        if token_tiles <= 8 { 256 } else { CLUSTER_THREADS }
     }
     /// Threads of a multiprocessor that copy in the fused kernel.
     pub const FUSED_RESIDENT_THREADS: u32 = 512;
@@ -61,7 +63,7 @@ pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
     let mut launch = Launch::new();
     launch.fill(&mut pieces)?;
     let (batch, gamma) = (r.verify.batch(), r.verify.gamma());
-    let has_clusters = enqueue.facts().is_hopper_or_later();
+    let has_clusters = enqueue.facts().has_clusters;
     if batch <= MAX_SUMMED_BATCH
         && gamma <= TILE_TOKENS
         && tuning::is_fused(verify::cuda::tiles(batch, gamma), pieces.bytes, has_clusters)
@@ -90,7 +92,7 @@ fn write_empty_offsets(enqueue: &Enqueue, r: &Request) -> Result<()> {
 
 fn fused(enqueue: &Enqueue, r: &VerifiedRequest, launch: &Launch) -> Result<()> {
     let (batch, gamma) = (r.verify.batch(), r.verify.gamma());
-    let has_clusters = enqueue.facts().is_hopper_or_later();
+    let has_clusters = enqueue.facts().has_clusters;
     let cluster = if has_clusters { tuning::cluster(verify::cuda::tiles(batch, gamma)) } else { 1 };
     let share = batch.div_ceil(SHARE_UNIT).div_ceil(cluster as usize) * SHARE_UNIT;
     let threads = tuning::fused_threads(verify::cuda::tiles(share.min(batch), gamma));
@@ -142,7 +144,7 @@ fn pack_once<Stride>(
     writes_offsets: bool,
     follows: bool,
 ) -> Result<()> {
-    let kind = |follows| match follows && enqueue.facts().is_hopper_or_later() {
+    let kind = |follows| match follows && enqueue.facts().launches_dependents() {
         true => Kind::Dependent,
         false => Kind::Plain,
     };
