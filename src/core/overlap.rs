@@ -98,7 +98,7 @@ pub fn reject_many<'t>(
             reject_sorted(outputs, few, &mut require_apart)?;
         }
     }
-    for (i, output) in few_outputs.iter().enumerate() {
+    for (i, output) in few_outputs.iter().enumerate().filter(|(_, output)| !output.is_empty()) {
         let many = if output.meets(read) { inputs } else { &[] };
         for others in [&few_outputs[i + 1..], few_inputs, many] {
             for other in others.iter().filter(|other| other.meets((output.start, output.end))) {

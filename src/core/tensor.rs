@@ -49,8 +49,8 @@ pub struct Tensor<'a> {
     pub name: Name,
     pub data: *mut u8,
     pub dtype: DType,
-    shape: &'a [i64],
-    strides: &'a [i64],
+    given: &'a vwd_tensor,
+    bytes: ByteRange,
 }
 
 /// Addresses of the first byte of a tensor and of the one past its last; equal without elements.
@@ -90,10 +90,36 @@ impl Name {
     }
 }
 
+/// Describes memory of the library's own, packed, in C order.
+pub fn contiguous(data: *mut u8, dtype: DType, extents: &[usize]) -> vwd_tensor {
+    let (mut shape, mut strides, mut stride) = ([0; MAX_RANK], [0; MAX_RANK], 1);
+    for (d, &n) in extents.iter().enumerate().rev() {
+        (shape[d], strides[d]) = (n as i64, stride);
+        stride *= n as i64;
+    }
+    vwd_tensor {
+        data: data.cast(),
+        device_type: device_type::CPU,
+        device_id: 0,
+        dtype_code: dtype.code,
+        dtype_bits: dtype.bits,
+        lanes: 1,
+        ndim: extents.len() as i32,
+        shape,
+        strides,
+    }
+}
+
 /// Turns `vwd_tensor`s into views for one device.
 #[derive(Clone, Copy)]
 pub struct Checks {
     pub device: Device,
+}
+
+/// An optional tensor: absent when its `data` is NULL.
+#[inline(always)]
+pub fn given(t: &vwd_tensor) -> Option<&vwd_tensor> {
+    if t.data.is_null() { None } else { Some(t) }
 }
 
 /// What is wrong with a description, in the order of the checks.
@@ -111,39 +137,86 @@ impl Checks {
     /// A tensor that must be given. `data` may be NULL only when the tensor has no elements.
     #[inline(always)]
     pub fn required<'a>(&self, name: impl Into<Name>, t: &'a vwd_tensor) -> Result<Tensor<'a>> {
-        match self.flaw(t) {
-            None => Ok(Tensor::trusted(name.into(), t)),
-            Some(flaw) => Err(self.refusal(flaw, name.into(), t)),
+        match self.check(t) {
+            Ok(bytes) => Ok(Tensor::new(name.into(), t, bytes)),
+            Err(flaw) => Err(self.refusal(flaw, name.into(), t)),
         }
     }
 
     /// A tensor that is absent when its `data` is NULL.
     #[inline(always)]
     pub fn optional<'a>(&self, name: impl Into<Name>, t: &'a vwd_tensor) -> Result<Option<Tensor<'a>>> {
-        if t.data.is_null() { Ok(None) } else { self.required(name, t).map(Some) }
+        given(t).map(|t| self.required(name, t)).transpose()
     }
 
-    fn flaw(&self, t: &vwd_tensor) -> Option<Flaw> {
+    /// A tensor that must be given, of one of these dtypes and of this shape (see [`Tensor::of_shape`]).
+    #[inline(always)]
+    pub fn input<'a, const RANK: usize>(
+        &self,
+        name: &'static str,
+        t: &'a vwd_tensor,
+        dtypes: &[DType],
+        shape: &[(&str, usize); RANK],
+    ) -> Result<Tensor<'a>> {
+        if let Some(end) = self.plain_end(t, dtypes, shape) {
+            return Ok(Tensor::new(name.into(), t, (t.data as i64, end)));
+        }
+        self.required(name, t)?.of_any(dtypes)?.of_shape(shape)
+    }
+
+    /// The same of a tensor that the op writes.
+    #[inline(always)]
+    pub fn output<'a, const RANK: usize>(
+        &self,
+        name: &'static str,
+        t: &'a vwd_tensor,
+        dtypes: &[DType],
+        shape: &[(&str, usize); RANK],
+    ) -> Result<Tensor<'a>> {
+        if let Some(end) = self.plain_end(t, dtypes, shape) {
+            return Ok(Tensor::new(name.into(), t, (t.data as i64, end)));
+        }
+        self.required(name, t)?.of_any(dtypes)?.of_shape(shape)?.writable()
+    }
+
+    /// Where a tensor ends that is as expected and in C order without gaps, as most are: it passes every check.
+    #[inline(never)]
+    fn plain_end<const RANK: usize>(
+        &self,
+        t: &vwd_tensor,
+        dtypes: &[DType],
+        shape: &[(&str, usize); RANK],
+    ) -> Option<i64> {
+        let is_expected = t.ndim as usize == RANK
+            && t.lanes <= 1
+            && dtypes.contains(&DType { code: t.dtype_code, bits: t.dtype_bits })
+            && self.device.accepts(t.device_type, t.device_id)
+            && !t.data.is_null()
+            && t.data as i64 % alignment(t) == 0;
+        if is_expected && (0..RANK).all(|d| t.shape[d] == shape[d].1 as i64) { packed_end(t) } else { None }
+    }
+
+    fn check(&self, t: &vwd_tensor) -> std::result::Result<ByteRange, Flaw> {
         if t.data.is_null() && t.ndim == 0 {
-            return Some(Flaw::Missing);
+            return Err(Flaw::Missing);
         }
         let rank = t.ndim as usize;
         if rank > MAX_RANK {
-            return Some(Flaw::Rank);
+            return Err(Flaw::Rank);
         }
         if t.lanes > 1 || t.dtype_bits == 0 || !t.dtype_bits.is_multiple_of(8) {
-            return Some(Flaw::Element);
+            return Err(Flaw::Element);
         }
-        let Some(count) = reachable(t) else {
-            return Some(if t.shape[..rank].iter().any(|&n| n < 0) { Flaw::Extent } else { Flaw::Offsets });
+        let Some((start, end)) = reach(t) else {
+            return Err(if t.shape[..rank].iter().any(|&n| n < 0) { Flaw::Extent } else { Flaw::Offsets });
         };
         if t.data.is_null() {
-            return if count == 0 { None } else { Some(Flaw::Missing) };
+            return if start == end { Ok((start, end)) } else { Err(Flaw::Missing) };
         }
         if !self.device.accepts(t.device_type, t.device_id) {
-            return Some(Flaw::Device);
+            return Err(Flaw::Device);
         }
-        if t.data as i64 % alignment(t) == 0 { None } else { Some(Flaw::Alignment) }
+        if t.data as i64 % alignment(t) == 0 { Ok((start, end)) } else { Err(Flaw::Alignment) }
     }
 
     #[cold]
@@ -171,13 +244,16 @@ fn alignment(t: &vwd_tensor) -> i64 {
     1 << (t.dtype_bits / 8).trailing_zeros().min(3)
 }
 
-/// How many elements there are; `None` where an extent is negative, or an element's byte offset from `data` or its address
-/// does not fit in 63 bits. The rank is in range.
+/// From the first byte to past the last; `None` where an extent is negative, or an element's byte offset from `data` or
+/// its address does not fit in 63 bits. The rank is in range.
 #[inline]
-fn reachable(t: &vwd_tensor) -> Option<i64> {
-    let (data, size, rank) = (t.data as i64, t.dtype_bits as i64 / 8, t.ndim as usize);
+fn reach(t: &vwd_tensor) -> Option<ByteRange> {
+    let (data, size) = (t.data as i64, t.dtype_bits as i64 / 8);
+    if let Some(end) = packed_end(t) {
+        return Some((data, end));
+    }
     let (mut count, mut low, mut high) = (1i64, 0i64, 0i64);
-    for (&n, &s) in t.shape[..rank].iter().zip(&t.strides[..rank]) {
+    for (&n, &s) in t.shape.iter().zip(&t.strides).take(t.ndim as usize) {
         if n < 0 {
             return None;
         }
@@ -186,14 +262,27 @@ fn reachable(t: &vwd_tensor) -> Option<i64> {
         low = low.checked_add(reach.min(0))?;
         high = high.checked_add(reach.max(0))?;
     }
-    if count.checked_mul(size)? > 0 {
-        let (low, end) = (low.checked_mul(size)?, high.checked_add(1)?.checked_mul(size)?);
-        data.checked_add(low)?;
-        data.checked_add(end)?;
-        // The distance downwards has to exist, too.
-        low.checked_neg()?;
+    if count.checked_mul(size)? == 0 {
+        return Some((data, data));
     }
-    Some(count)
+    let (low, end) = (low.checked_mul(size)?, high.checked_add(1)?.checked_mul(size)?);
+    // The distance downwards has to exist, too.
+    low.checked_neg()?;
+    Some((data.checked_add(low)?, data.checked_add(end)?))
+}
+
+/// Where a tensor that has elements, in C order without gaps as most have them, ends; `None` for others, and where `reach`
+/// has none.
+#[inline(always)]
+fn packed_end(t: &vwd_tensor) -> Option<i64> {
+    let mut stride = 1i64;
+    for d in (0..MAX_RANK.min(t.ndim as usize)).rev() {
+        if t.strides[d] != stride || t.shape[d] <= 0 {
+            return None;
+        }
+        stride = stride.checked_mul(t.shape[d])?;
+    }
+    (t.data as i64).checked_add(stride.checked_mul(t.dtype_bits as i64 / 8)?)
 }
 
 /// A description that passed its checks, for tensors that differ from it in nothing but the address: those need a look at
@@ -248,73 +337,52 @@ impl<'a> Template<'a> {
 }
 
 impl<'a> Tensor<'a> {
+    #[inline(always)]
+    fn new(name: Name, given: &'a vwd_tensor, bytes: ByteRange) -> Tensor<'a> {
+        let dtype = DType { code: given.dtype_code, bits: given.dtype_bits };
+        Tensor { name, data: given.data.cast(), dtype, given, bytes }
+    }
+
     /// A view of what was checked before.
     #[inline(always)]
     pub fn trusted(name: Name, t: &'a vwd_tensor) -> Tensor<'a> {
-        let (dtype, rank) = (DType { code: t.dtype_code, bits: t.dtype_bits }, t.ndim as usize);
-        Tensor { name, data: t.data.cast(), dtype, shape: &t.shape[..rank], strides: &t.strides[..rank] }
-    }
-
-    /// A view of the library's own memory, packed, in C order; `strides` has room for them.
-    pub fn contiguous(
-        name: &'static str,
-        data: *mut u8,
-        dtype: DType,
-        shape: &'a [i64],
-        strides: &'a mut [i64],
-    ) -> Tensor<'a> {
-        let mut stride = 1;
-        for (place, &n) in strides.iter_mut().zip(shape).rev() {
-            *place = stride;
-            stride *= n;
-        }
-        Tensor { name: name.into(), data, dtype, shape, strides }
+        Tensor::new(name, t, reach(t).unwrap_or_default())
     }
 
     #[inline(always)]
     pub fn rank(&self) -> usize {
-        self.shape.len()
+        self.given.ndim as usize
     }
 
     #[inline(always)]
     pub fn shape(&self) -> &'a [i64] {
-        self.shape
+        &self.given.shape[..self.rank()]
     }
 
     #[inline(always)]
     pub fn strides(&self) -> &'a [i64] {
-        self.strides
+        &self.given.strides[..self.rank()]
     }
 
     /// Extent of dimension `d`; 1 past the rank.
     #[inline(always)]
     pub fn dim(&self, d: usize) -> usize {
-        self.shape.get(d).map_or(1, |&n| n as usize)
+        if d < self.rank() { self.given.shape[d] as usize } else { 1 }
     }
 
     /// Stride of dimension `d` in elements; 0 past the rank.
     #[inline(always)]
     pub fn stride(&self, d: usize) -> isize {
-        self.strides.get(d).map_or(0, |&s| s as isize)
+        if d < self.rank() { self.given.strides[d] as isize } else { 0 }
     }
 
     pub fn count(&self) -> usize {
-        self.shape.iter().map(|&n| n as usize).product()
+        self.shape().iter().map(|&n| n as usize).product()
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn bytes(&self) -> ByteRange {
-        let (data, size) = (self.data as i64, self.dtype.bytes() as i64);
-        let (mut low, mut end) = (0, 1);
-        for (&n, &s) in self.shape.iter().zip(self.strides) {
-            if n == 0 {
-                return (data, data);
-            }
-            let reach = (n - 1) * s;
-            low += reach.min(0);
-            end += reach.max(0);
-        }
-        (data + low * size, data + end * size)
+        self.bytes
     }
 
     // --- checks: each returns the view, so that they chain -------------------------------------------------------
@@ -331,21 +399,21 @@ impl<'a> Tensor<'a> {
 
     #[inline(always)]
     pub fn of_rank(self, rank: usize) -> Result<Self> {
-        if self.rank() == rank { Ok(self) } else { Err(wrong_rank(self.name, self.shape, rank)) }
+        if self.rank() == rank { Ok(self) } else { Err(wrong_rank(self.name, self.shape(), rank)) }
     }
 
     /// The exact shape, each extent with the symbol that the contract gives it: `&[("B", 4), ("γ+1", 9)]`.
     #[inline(always)]
     pub fn of_shape(self, expected: &[(&str, usize)]) -> Result<Self> {
-        let same = self.rank() == expected.len() && expected.iter().zip(self.shape).all(|(e, &n)| e.1 as i64 == n);
-        if same { Ok(self) } else { Err(wrong_shape(self.name, self.shape, expected)) }
+        let same = self.rank() == expected.len() && expected.iter().zip(self.shape()).all(|(e, &n)| e.1 as i64 == n);
+        if same { Ok(self) } else { Err(wrong_shape(self.name, self.shape(), expected)) }
     }
 
     /// For a tensor the op writes: no element may share bytes with another.
     #[inline(always)]
     pub fn writable(self) -> Result<Self> {
-        let injective = overlap::is_injective(self.shape, self.strides);
-        if injective { Ok(self) } else { Err(overlapping(self.name, self.shape, self.strides)) }
+        let injective = overlap::is_injective(self.shape(), self.strides());
+        if injective { Ok(self) } else { Err(overlapping(self.name, self.shape(), self.strides())) }
     }
 
     // --- access --------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ use super::partial::{Copies, HEADS, Partial, Span, Tile};
 use super::{MergeRequest, Outputs, Problem, Request};
 use crate::core::dtype::{DType, Float};
 use crate::core::status::Result;
-use crate::core::tensor::Tensor;
+use crate::core::tensor::{self, Name, Tensor};
 use crate::ops::simd::{Kernel, Lanes, Row, dispatch, widen};
 use crate::ops::views::{BlockList, MAX_DIM, PagedKv, State};
 use crate::runtime::cpu::{Cpu, Scratch};
@@ -176,9 +176,8 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
 fn chunk_states<'a>(scratch: &'a Scratch, chunks: usize, group: usize, dim: usize) -> Result<State<'a>> {
     let tensor = |name, shape: &[usize]| {
         let values = scratch.slice(shape.iter().product(), 0f32)?;
-        let (extents, strides) = (scratch.slice(shape.len(), 0)?, scratch.slice(shape.len(), 0)?);
-        extents.iter_mut().zip(shape).for_each(|(to, &n)| *to = n as i64);
-        Ok(Tensor::contiguous(name, values.as_mut_ptr().cast(), DType::F32, extents, strides))
+        let place = scratch.slice(1, tensor::contiguous(values.as_mut_ptr().cast(), DType::F32, shape))?;
+        Ok(Tensor::trusted(Name::from(name), &place[0]))
     };
     Ok(State {
         acc: tensor("chunk acc", &[chunks, group, dim])?,

@@ -79,7 +79,7 @@ impl<'a> Pairs<'a> {
         self.rows.len()
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn get(&self, n: usize) -> Pair<'a> {
         Pair {
             rows: Tensor::trusted(Name::member("rows", n), &self.rows[n]),
@@ -176,7 +176,7 @@ fn write_ranges(ranges: &mut [MaybeUninit<Range>], template: &Template, tensors:
 
 #[inline(always)]
 fn check_offsets<'a>(checks: &Checks, c: &'a vwd_tensor, batch: usize) -> Result<Tensor<'a>> {
-    checks.required("offsets", c)?.of_any(DType::TOKENS)?.of_shape(&[("B+1", batch + 1)])?.writable()
+    checks.output("offsets", c, DType::TOKENS, &[("B+1", batch + 1)])
 }
 
 impl<'a> Request<'a> {

@@ -10,7 +10,7 @@ use crate::capi::verify::{vwd_verify_args, vwd_verify_pack_args};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{Checks, Tensor};
+use crate::core::tensor::{Checks, Tensor, given};
 use crate::runtime::{On, Session, require_no_flags};
 
 /// Checked arguments; shapes as in `vwd_verify`.
@@ -92,22 +92,14 @@ impl<'a> Request<'a> {
         }
         let row = [("B", batch), ("γ+1", gamma + 1)];
         let column = [("B", batch)];
-        let target = checks.required("target", c.target)?.of(draft.dtype)?.of_shape(&row)?;
-        let draft_lens = match checks.optional("draft_lens", c.draft_lens)? {
-            Some(lens) => Some(lens.of(DType::I32)?.of_shape(&column)?),
-            None => None,
-        };
-        let accepted = checks.required("accepted", c.accepted)?.of(DType::I32)?.of_shape(&column)?.writable()?;
-        let next_token = checks.required("next_token", c.next_token)?;
-        let next_token = next_token.of(draft.dtype)?.of_shape(&column)?.writable()?;
-        let mismatch = match checks.optional("mismatch", c.mismatch)? {
-            Some(m) => Some(m.of_any(&[DType::I32, DType::U8, DType::BOOL])?.of_shape(&column)?.writable()?),
-            None => None,
-        };
-        let committed = match checks.optional("committed", c.committed)? {
-            Some(t) => Some(t.of(draft.dtype)?.of_shape(&row)?.writable()?),
-            None => None,
-        };
+        let (token, count) = (&[draft.dtype], &[DType::I32]);
+        let flags = &[DType::I32, DType::U8, DType::BOOL];
+        let target = checks.input("target", c.target, token, &row)?;
+        let draft_lens = given(c.draft_lens).map(|t| checks.input("draft_lens", t, count, &column)).transpose()?;
+        let accepted = checks.output("accepted", c.accepted, count, &column)?;
+        let next_token = checks.output("next_token", c.next_token, token, &column)?;
+        let mismatch = given(c.mismatch).map(|t| checks.output("mismatch", t, flags, &column)).transpose()?;
+        let committed = given(c.committed).map(|t| checks.output("committed", t, token, &row)).transpose()?;
         Ok(Request { draft, target, draft_lens, accepted, next_token, mismatch, committed })
     }
 
