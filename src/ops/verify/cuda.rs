@@ -54,25 +54,9 @@ pub fn log2_ceil(n: u32) -> u32 {
     n.max(1).next_power_of_two().trailing_zeros()
 }
 
-/// All of them fit in 32 bits.
-pub fn are_near(strides: &[i64]) -> bool {
-    strides.iter().all(|&s| s == s as i32 as i64)
-}
-
-/// Tokens lie side by side and strides fit in 32 bits: Common of kernels/types.cuh.
-pub fn is_common(r: &Request) -> bool {
-    let optional = |t: &Option<Tensor>, d| t.as_ref().map_or(0, |t| stride(t, d));
-    let strides = [
-        stride(&r.draft, 0),
-        stride(&r.target, 0),
-        stride(&r.accepted, 0),
-        stride(&r.next_token, 0),
-        optional(&r.draft_lens, 0),
-        optional(&r.mismatch, 0),
-        optional(&r.committed, 0),
-        optional(&r.committed, 1),
-    ];
-    are_near(&strides) && r.draft.stride(1) == 1 && r.target.stride(1) == 1
+/// It fits in 32 bits.
+pub fn is_near(stride: i64) -> bool {
+    stride == stride as i32 as i64
 }
 
 /// Token tiles of so many rows.
@@ -96,19 +80,32 @@ fn check_sizes(r: &Request) -> Result<()> {
     Err(Error::unsupported(format!("draft: {batch} rows of {gamma} tokens; CUDA takes up to 2^31 − 1")))
 }
 
+impl Params<i32> {
+    /// And whether they hold: that tokens lie side by side and strides fit in 32 bits, as Common of kernels/types.cuh says.
+    #[inline(always)]
+    pub fn common(r: &Request) -> (Params<i32>, bool) {
+        let mut is_common = r.draft.stride(1) == 1 && r.target.stride(1) == 1;
+        let params = Params::new(r, |stride| {
+            is_common &= is_near(stride);
+            stride as i32
+        });
+        (params, is_common)
+    }
+}
+
 impl<Stride> Params<Stride> {
     /// `narrow` turns a stride into its type.
-    pub fn new(r: &Request, narrow: impl Fn(i64) -> Stride) -> Params<Stride> {
+    #[inline(always)]
+    fn new(r: &Request, mut narrow: impl FnMut(i64) -> Stride) -> Params<Stride> {
         let address = |t: &Option<Tensor>| t.as_ref().map_or(std::ptr::null_mut(), |t| t.data);
-        let step = |t: &Tensor, d| narrow(stride(t, d));
-        let optional = |t: &Option<Tensor>, d| narrow(t.as_ref().map_or(0, |t| stride(t, d)));
+        let mut step = |t: Option<&Tensor>, d| narrow(t.map_or(0, |t| stride(t, d)));
         Params {
             draft: r.draft.data,
             target: r.target.data,
-            draft_seq: step(&r.draft, 0),
-            target_seq: step(&r.target, 0),
-            draft_pos: step(&r.draft, 1),
-            target_pos: step(&r.target, 1),
+            draft_seq: step(Some(&r.draft), 0),
+            target_seq: step(Some(&r.target), 0),
+            draft_pos: step(Some(&r.draft), 1),
+            target_pos: step(Some(&r.target), 1),
             batch: r.batch() as u32,
             gamma: r.gamma() as u32,
             log_lanes: log_lanes(r.gamma()),
@@ -118,12 +115,12 @@ impl<Stride> Params<Stride> {
             next_token: r.next_token.data,
             mismatch: address(&r.mismatch),
             committed: address(&r.committed),
-            draft_lens_seq: optional(&r.draft_lens, 0),
-            accepted_seq: step(&r.accepted, 0),
-            next_token_seq: step(&r.next_token, 0),
-            mismatch_seq: optional(&r.mismatch, 0),
-            committed_seq: optional(&r.committed, 0),
-            committed_pos: optional(&r.committed, 1),
+            draft_lens_seq: step(r.draft_lens.as_ref(), 0),
+            accepted_seq: step(Some(&r.accepted), 0),
+            next_token_seq: step(Some(&r.next_token), 0),
+            mismatch_seq: step(r.mismatch.as_ref(), 0),
+            committed_seq: step(r.committed.as_ref(), 0),
+            committed_pos: step(r.committed.as_ref(), 1),
             mismatch_bytes: r.mismatch.as_ref().map_or(0, |t| t.dtype.bytes() as u32),
         }
     }
@@ -140,9 +137,11 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let token = r.draft.dtype;
     // SAFETY: Params is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed.
     unsafe {
-        if r.gamma() <= TILE_TOKENS && is_common(r) {
-            let params = Params::new(r, |s| s as i32);
-            return enqueue.launch(kernels.verify.of(token), by_tile, [(&raw const params).cast()]);
+        if r.gamma() <= TILE_TOKENS {
+            let (params, is_common) = Params::common(r);
+            if is_common {
+                return enqueue.launch(kernels.verify.of(token), by_tile, [(&raw const params).cast()]);
+            }
         }
         let params = Params::new(r, |s| s);
         let params = [(&raw const params).cast()];

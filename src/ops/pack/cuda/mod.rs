@@ -5,8 +5,9 @@ mod tiles;
 use super::{Request, VerifiedRequest};
 use crate::core::status::{Error, Result};
 use crate::ops::verify;
-use crate::ops::verify::cuda::{Params as VerifyParams, TILE_TOKENS, is_common};
+use crate::ops::verify::cuda::{Params as VerifyParams, TILE_TOKENS};
 use crate::runtime::cuda::{Enqueue, Grid, Kind, PackKernels};
+use std::mem::MaybeUninit;
 use tiles::{Launch, PackParams, Pieces};
 
 /// Sequences whose counts a CTA adds up by itself.
@@ -48,7 +49,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         return write_empty_offsets(enqueue, r);
     }
     check_sizes(r)?;
-    let mut pieces = Pieces::new(r)?;
+    let mut pieces = Pieces::new(r);
     let mut launch = Launch::new();
     launch.fill(&mut pieces)?;
     pack(enqueue, &mut launch, pieces, false)
@@ -59,7 +60,7 @@ pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
         return write_empty_offsets(enqueue, &r.pack);
     }
     check_sizes(&r.pack)?;
-    let mut pieces = Pieces::new(&r.pack)?;
+    let mut pieces = Pieces::new(&r.pack);
     let mut launch = Launch::new();
     launch.fill(&mut pieces)?;
     let (batch, gamma) = (r.verify.batch(), r.verify.gamma());
@@ -68,9 +69,12 @@ pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
         && gamma <= TILE_TOKENS
         && tuning::is_fused(verify::cuda::tiles(batch, gamma), pieces.bytes, has_clusters)
         && (pieces.is_empty() && launch.tiles > 0)
-        && (is_common(&r.verify) && launch.is_common(&r.pack))
+        && launch.is_common(&r.pack)
     {
-        return fused(enqueue, r, &launch);
+        let (mut params, is_common) = VerifyParams::common(&r.verify);
+        if is_common {
+            return fused(enqueue, r, &mut params, &launch);
+        }
     }
     verify::cuda::run(enqueue, &r.verify)?;
     pack(enqueue, &mut launch, pieces, true)
@@ -90,7 +94,7 @@ fn write_empty_offsets(enqueue: &Enqueue, r: &Request) -> Result<()> {
     unsafe { enqueue.fill_zero(r.offsets.data, r.offsets.dtype.bytes()) }
 }
 
-fn fused(enqueue: &Enqueue, r: &VerifiedRequest, launch: &Launch) -> Result<()> {
+fn fused(enqueue: &Enqueue, r: &VerifiedRequest, verify_params: &mut VerifyParams<i32>, launch: &Launch) -> Result<()> {
     let (batch, gamma) = (r.verify.batch(), r.verify.gamma());
     let has_clusters = enqueue.facts().has_clusters;
     let cluster = if has_clusters { tuning::cluster(verify::cuda::tiles(batch, gamma)) } else { 1 };
@@ -103,12 +107,12 @@ fn fused(enqueue: &Enqueue, r: &VerifiedRequest, launch: &Launch) -> Result<()> 
     let kind = if cluster > 1 { Kind::Clusters(cluster) } else { Kind::Plain };
     let grid = Grid { ctas: (clusters + 1) * cluster, threads, kind };
 
-    let mut verify = VerifyParams::new(&r.verify, |stride| stride as i32);
-    verify.share = share as u32;
-    let pack: PackParams<i32> = launch.params(&r.pack, 0);
+    verify_params.share = share as u32;
+    let mut place = MaybeUninit::uninit();
+    let pack: &PackParams<i32> = launch.write_params(&r.pack, 0, &mut place);
     let kernels = enqueue.kernels();
     let kernel = if gamma <= 32 { &kernels.verify_pack } else { &kernels.verify_pack_long };
-    let params = [(&raw const verify).cast(), (&raw const pack).cast(), launch.tensors().cast()];
+    let params = [(&raw const *verify_params).cast(), (&raw const *pack).cast(), launch.tensors().cast()];
     // SAFETY: the parameters are the kernels' structs; the op's caller keeps the tensors valid until the stream has passed.
     unsafe { enqueue.launch(kernel.of(r.verify.draft.dtype), grid, params) }
 }
@@ -120,11 +124,13 @@ fn pack(enqueue: &Enqueue, launch: &mut Launch, mut pieces: Pieces, mut follows:
     let mut writes_offsets = true;
     loop {
         if launch.is_common(request) {
-            let params: PackParams<i32> = launch.params(request, early_ctas);
-            pack_once(enqueue, &kernels.pack, launch, request, &params, writes_offsets, follows)?;
+            let mut place = MaybeUninit::uninit();
+            let params: &PackParams<i32> = launch.write_params(request, early_ctas, &mut place);
+            pack_once(enqueue, &kernels.pack, launch, request, params, writes_offsets, follows)?;
         } else {
-            let params: PackParams<i64> = launch.params(request, early_ctas);
-            pack_once(enqueue, &kernels.pack_general, launch, request, &params, writes_offsets, follows)?;
+            let mut place = MaybeUninit::uninit();
+            let params: &PackParams<i64> = launch.write_params(request, early_ctas, &mut place);
+            pack_once(enqueue, &kernels.pack_general, launch, request, params, writes_offsets, follows)?;
         }
         if pieces.is_empty() {
             return Ok(());

@@ -2,8 +2,9 @@
 
 use super::tuning;
 use crate::core::status::{Error, Result};
+use crate::core::tensor::Name;
 use crate::ops::pack::{Pair, Request};
-use crate::ops::verify::cuda::{are_near, log2_ceil, stride};
+use crate::ops::verify::cuda::{is_near, log2_ceil, stride};
 use std::mem::MaybeUninit;
 
 const MAX_TENSORS: usize = 256;
@@ -75,7 +76,9 @@ impl Narrow for i64 {
 impl RowLayout<i64> {
     /// Units of 16 bytes in one run, strides that fit in 32 bits: Common of kernels/types.cuh.
     fn is_common(&self) -> bool {
-        self.log_unit == 4 && self.run.value == self.units && are_near(&[self.src_seq, self.src_pos, self.dst_row])
+        self.log_unit == 4
+            && self.run.value == self.units
+            && [self.src_seq, self.src_pos, self.dst_row].into_iter().all(is_near)
     }
 
     #[inline(always)]
@@ -171,43 +174,43 @@ struct Piece {
 }
 
 impl<'a> Pieces<'a> {
-    pub fn new(request: &'a Request<'a>) -> Result<Pieces<'a>> {
+    pub fn new(request: &'a Request<'a>) -> Pieces<'a> {
         let bytes = request.pairs.row_bytes * request.batch() * request.gamma;
-        let mut pieces = Pieces { request, n: 0, current: None, bytes };
-        pieces.find_tensor()?;
-        Ok(pieces)
+        Pieces { request, n: 0, current: None, bytes }
     }
 
+    /// Known of pieces that a launch was filled from.
     pub fn is_empty(&self) -> bool {
         self.current.is_none()
     }
 
-    fn advance(&mut self) -> Result<()> {
+    fn advance(&mut self) {
         match &mut self.current {
             Some(piece) if piece.rest > 0 => {
                 piece.rest -= 1;
                 piece.ends.src = piece.ends.src.wrapping_offset(piece.step[0]);
                 piece.ends.dst = piece.ends.dst.wrapping_offset(piece.step[1]);
-                Ok(())
             }
-            _ => {
-                self.n += 1;
-                self.find_tensor()
-            }
+            _ => self.skip(1),
         }
     }
 
-    /// The first piece of tensor `n`, or of the next that has anything to copy.
-    fn find_tensor(&mut self) -> Result<()> {
-        let log_slots = if self.bytes <= tuning::TWO_SLOT_BYTES { 1 } else { 2 };
+    /// Goes to the first piece of a later tensor.
+    fn skip(&mut self, tensors: usize) {
+        self.n += tensors;
         self.current = None;
-        while self.n < self.request.pairs.len() {
+    }
+
+    /// Where there is no current piece: the first of tensor `n`, or of the next that has anything to copy.
+    fn seek(&mut self) -> Result<()> {
+        let log_slots = if self.bytes <= tuning::TWO_SLOT_BYTES { 1 } else { 2 };
+        while self.current.is_none() && self.n < self.request.pairs.len() {
             let pair = self.request.pairs.get(self.n);
             if pair.rows.count() > 0 && pair.packed.count() > 0 {
                 self.current = Some(Piece::new(&pair, log_slots, self.request)?);
-                return Ok(());
+            } else {
+                self.n += 1;
             }
-            self.n += 1;
         }
         Ok(())
     }
@@ -241,8 +244,7 @@ impl Piece {
         let log_unit = widest.min(ends.bits().trailing_zeros());
         let units = (run >> log_unit) * inner.0 * outer.0;
         if units >= 1 << 31 {
-            let text = format!("{}: rows of {units} pieces; CUDA takes fewer than 2^31", rows.name);
-            return Err(Error::unsupported(text));
+            return Err(too_many_units(rows.name, units));
         }
         let log_lanes = log2_ceil(units as u32).min(LOG_LANES);
         let log_lane_pos = log2_ceil(r.gamma as u32).saturating_sub(log_slots).min(LOG_LANES - log_lanes);
@@ -270,6 +272,11 @@ impl Piece {
         let step = [rest.1 as isize, rest.2 as isize];
         Ok(Piece { layout, ends, cap, rest: rest.0 as usize - 1, step, is_whole: rest.0 == 1, widest })
     }
+}
+
+#[cold]
+fn too_many_units(rows: Name, units: i64) -> Error {
+    Error::unsupported(format!("{rows}: rows of {units} pieces; CUDA takes fewer than 2^31"))
 }
 
 /// One launch in the making.
@@ -315,12 +322,19 @@ impl Launch {
 
     /// A kernel for rows of the common form can run it.
     pub fn is_common(&self, r: &Request) -> bool {
-        self.layouts().iter().all(RowLayout::is_common) && are_near(&[stride(&r.accepted, 0), stride(&r.offsets, 0)])
+        self.layouts().iter().all(RowLayout::is_common)
+            && is_near(stride(&r.accepted, 0))
+            && is_near(stride(&r.offsets, 0))
     }
 
-    #[inline(always)]
-    pub fn params<Stride: Narrow>(&self, r: &Request, early_ctas: u32) -> PackParams<Stride> {
-        let mut params = PackParams {
+    /// Written where they stay: most layouts are none, and not to be moved.
+    pub fn write_params<'p, Stride: Narrow>(
+        &self,
+        r: &Request,
+        early_ctas: u32,
+        place: &'p mut MaybeUninit<PackParams<Stride>>,
+    ) -> &'p PackParams<Stride> {
+        let params = place.write(PackParams {
             batch: r.batch() as u32,
             gamma: r.gamma as u32,
             cap: self.cap,
@@ -333,7 +347,7 @@ impl Launch {
             offsets_seq: Stride::narrow(stride(&r.offsets, 0)),
             offsets_bytes: r.offsets.dtype.bytes() as u32,
             layout: [const { MaybeUninit::uninit() }; MAX_LAYOUTS],
-        };
+        });
         for (to, from) in params.layout.iter_mut().zip(self.layouts()) {
             to.write(from.narrowed());
         }
@@ -342,12 +356,16 @@ impl Launch {
 
     /// Takes the pieces that go in one launch: of one capacity, few layouts, and no more than it has room for.
     pub fn fill(&mut self, pieces: &mut Pieces) -> Result<()> {
-        while let Some(piece) = &pieces.current {
+        loop {
+            pieces.seek()?;
+            let Some(piece) = &pieces.current else { break };
             let Some(layout) = self.add(piece) else { break };
             if piece.is_whole {
-                pieces.n += self.add_alike(layout, piece, pieces.request.pairs.repeats(pieces.n + 1));
+                let alike = self.add_alike(layout, piece, pieces.request.pairs.repeats(pieces.n + 1));
+                pieces.skip(1 + alike);
+            } else {
+                pieces.advance();
             }
-            pieces.advance()?;
         }
         if self.layouts > 1 {
             self.sort_tensors();
@@ -408,6 +426,7 @@ impl Launch {
     }
 
     /// Puts the tensors of each layout side by side.
+    #[inline(never)] // where few calls come, and with a copy of them all on the stack
     fn sort_tensors(&mut self) {
         let mut next = [0; MAX_LAYOUTS];
         for at in 1..MAX_LAYOUTS {
