@@ -2,7 +2,8 @@
 //! (K and V side by side in each row) are allowed.
 
 use super::status::{Error, Result};
-use super::tensor::{ByteRange, MAX_RANK, Tensor};
+use super::tensor::{ByteRange, MAX_RANK, Template, Tensor};
+use crate::capi::types::vwd_tensor;
 
 /// Fails when an output shares bytes with an input or with another output.
 #[inline]
@@ -14,25 +15,21 @@ pub fn reject<const O: usize, const I: usize>(
     let written: [ByteRange; O] = std::array::from_fn(|i| bytes(outputs[i]));
     let read: [ByteRange; I] = std::array::from_fn(|i| bytes(inputs[i]));
     for (i, &(start, end)) in written.iter().enumerate().filter(|(_, bytes)| bytes.0 < bytes.1) {
-        for (j, other) in written.iter().enumerate().skip(i + 1) {
-            if other.0 < end && start < other.1 {
-                require_apart(outputs[i], outputs[j])?;
-            }
-        }
-        for (j, input) in read.iter().enumerate() {
-            if input.0 < end && start < input.1 {
-                require_apart(outputs[i], inputs[j])?;
-            }
+        let meets = |other: &ByteRange| other.0 < end && start < other.1;
+        if written[i + 1..].iter().any(meets) || read.iter().any(meets) {
+            require_apart(outputs[i], &outputs[i + 1..])?;
+            require_apart(outputs[i], inputs)?;
         }
     }
     Ok(())
 }
 
 #[cold]
-fn require_apart(out: Option<&Tensor>, other: Option<&Tensor>) -> Result<()> {
-    match (out, other) {
-        (Some(out), Some(other)) if other.count() > 0 && share_bytes(out, other) => Err(collision(out, other)),
-        _ => Ok(()),
+fn require_apart(output: Option<&Tensor>, others: &[Option<&Tensor>]) -> Result<()> {
+    let Some(output) = output else { return Ok(()) };
+    match others.iter().flatten().find(|other| other.count() > 0 && share_bytes(output, other)) {
+        Some(other) => Err(collision(output, other)),
+        None => Ok(()),
     }
 }
 
@@ -61,10 +58,64 @@ impl Range {
     }
 }
 
-/// `reject` for many outputs and inputs beside a few; `tensor` finds one by its number.
+/// The bytes from the first to the last of many tensors.
+#[derive(Clone, Copy)]
+pub struct Hull {
+    start: i64,
+    end: i64,
+    /// Each begins past the end of the one before.
+    ascends: bool,
+}
+
+impl Hull {
+    pub const NONE: Hull = Hull { start: i64::MAX, end: i64::MIN, ascends: true };
+
+    #[inline(always)]
+    fn add(&mut self, (start, end): ByteRange) {
+        self.ascends &= self.end <= start;
+        self.start = self.start.min(start);
+        self.end = self.end.max(end);
+    }
+
+    /// Adds tensors that are alike.
+    #[inline(always)]
+    pub fn add_alike(&mut self, template: &Template, tensors: &[vwd_tensor]) {
+        match tensors {
+            [first, .., last] if template.ascend(tensors) => {
+                self.add(template.bytes(first));
+                self.add(template.bytes(last));
+            }
+            _ => tensors.iter().for_each(|t| self.add(template.bytes(t))),
+        }
+    }
+
+    #[inline(always)]
+    fn meets(&self, (start, end): ByteRange) -> bool {
+        self.start < end && start < self.end
+    }
+}
+
+/// Whether many outputs lie apart from each other and from all else, and many inputs from the few outputs: seen from their
+/// hulls alone. So most do.
+#[inline(always)]
+pub fn are_apart<const O: usize, const I: usize>(
+    outputs: &Hull,
+    inputs: &Hull,
+    few_outputs: &[Option<&Tensor>; O],
+    few_inputs: &[Option<&Tensor>; I],
+) -> bool {
+    let meets = |hull: &Hull, few: &[Option<&Tensor>]| few.iter().flatten().any(|t| hull.meets(t.bytes()));
+    outputs.ascends
+        && !outputs.meets((inputs.start, inputs.end))
+        && !meets(outputs, few_outputs)
+        && !meets(outputs, few_inputs)
+        && !meets(inputs, few_outputs)
+}
+
+/// `reject` for many outputs and inputs, with their hulls, beside a few; `tensor` finds one by its number.
 pub fn reject_many<'t>(
-    outputs: &mut [Range],
-    inputs: &[Range],
+    (outputs, written): (&mut [Range], &Hull),
+    (inputs, read): (&[Range], &Hull),
     few_outputs: &[Range],
     few_inputs: &[Range],
     tensor: impl Fn(u32) -> Tensor<'t>,
@@ -83,23 +134,20 @@ pub fn reject_many<'t>(
         Ok(())
     };
     // Most come in the order of their addresses.
-    if !outputs.is_sorted_by(|one, next| one.end <= next.start) {
+    if !written.ascends {
         sort(outputs, &mut require_apart)?;
     }
     // Most inputs lie elsewhere altogether.
-    let (Some(first), Some(last)) = (outputs.first(), outputs.last()) else { return Ok(()) };
-    let written = (first.start, last.end);
-    let read = inputs.iter().fold((i64::MAX, i64::MIN), |all, input| (all.0.min(input.start), all.1.max(input.end)));
-    if read.0 < written.1 && written.0 < read.1 {
+    if written.meets((read.start, read.end)) {
         reject_sorted(outputs, inputs, &mut require_apart)?;
     }
     for few in [few_inputs, few_outputs] {
-        if few.iter().any(|other| other.meets(written)) {
+        if few.iter().any(|other| written.meets((other.start, other.end))) {
             reject_sorted(outputs, few, &mut require_apart)?;
         }
     }
     for (i, output) in few_outputs.iter().enumerate().filter(|(_, output)| !output.is_empty()) {
-        let many = if output.meets(read) { inputs } else { &[] };
+        let many = if read.meets((output.start, output.end)) { inputs } else { &[] };
         for others in [&few_outputs[i + 1..], few_inputs, many] {
             for other in others.iter().filter(|other| other.meets((output.start, output.end))) {
                 require_apart(output, other)?;

@@ -246,7 +246,7 @@ fn alignment(t: &vwd_tensor) -> i64 {
 
 /// From the first byte to past the last; `None` where an extent is negative, or an element's byte offset from `data` or
 /// its address does not fit in 63 bits. The rank is in range.
-#[inline]
+#[inline(always)]
 fn reach(t: &vwd_tensor) -> Option<ByteRange> {
     let (data, size) = (t.data as i64, t.dtype_bits as i64 / 8);
     if let Some(end) = packed_end(t) {
@@ -313,8 +313,9 @@ impl<'a> Template<'a> {
     }
 
     fn count_of_rank<const RANK: usize>(&self, tensors: &[vwd_tensor]) -> usize {
-        if self.t.data.is_null() {
-            return 0; // which was checked for less
+        // A tensor without an address was checked for less.
+        if tensors.is_empty() || self.t.data.is_null() {
+            return 0;
         }
         let (misaligned, last) = (alignment(self.t) - 1, i64::MAX - self.extent.1);
         let is_sound = |data: i64| (1..=last).contains(&data) && data & misaligned == 0;
@@ -327,6 +328,14 @@ impl<'a> Template<'a> {
             head(t) == known && (0..RANK).all(|d| t.shape[d] == shape[d] && t.strides[d] == strides[d])
         };
         tensors.iter().take_while(|t| is_sound(t.data as i64) && is_alike(t)).count()
+    }
+
+    /// Whether each of these tensors begins past the one before: it itself first, then some that are alike.
+    #[inline(always)]
+    pub fn ascend(&self, tensors: &[vwd_tensor]) -> bool {
+        let bytes = self.extent.1 - self.extent.0;
+        // No overflow: an address of those alike is above 0.
+        tensors.is_sorted_by(|t, next| t.data as i64 <= next.data as i64 - bytes)
     }
 
     /// The bytes of a tensor that is alike.

@@ -9,7 +9,7 @@ use super::verify;
 use crate::capi::types::{vwd_stream, vwd_tensor};
 use crate::capi::verify::{vwd_pack_args, vwd_verify_pack_args};
 use crate::core::dtype::DType;
-use crate::core::overlap::{self, Range};
+use crate::core::overlap::{self, Hull, Range};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Name, Template, Tensor};
 use crate::runtime::{On, Session};
@@ -38,7 +38,7 @@ pub struct Pair<'a> {
 /// Tensors of one call: K and V of 128 layers.
 pub const MOST_TENSORS: usize = 256;
 
-/// Checked arguments; shapes as in `vwd_pack`.
+/// Arguments; shapes as in `vwd_pack`. The pairs are checked by `run`, when the request has its place and moves no more.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     pub pairs: Pairs<'a>,
@@ -49,7 +49,7 @@ pub struct Request<'a> {
     pub gamma: usize,
 }
 
-/// Checked arguments of `vwd_verify_pack`.
+/// Arguments of `vwd_verify_pack`; the pairs are checked by `run_verified`.
 pub struct VerifiedRequest<'a> {
     pub verify: verify::Request<'a>,
     pub pack: Request<'a>,
@@ -87,13 +87,19 @@ impl<'a> Pairs<'a> {
         }
     }
 
+    /// The first pair from `n` on that differs from the one before in more than addresses, or else their number.
+    #[inline(always)]
+    fn next_fresh(&self, n: usize) -> usize {
+        let fresh_of = |word: usize| self.fresh[word] & if word == n / 64 { !0 << (n % 64) } else { !0 };
+        let word = (n / 64..self.len().div_ceil(64)).find(|&word| fresh_of(word) != 0);
+        word.map_or(self.len(), |word| word * 64 + fresh_of(word).trailing_zeros() as usize)
+    }
+
     /// Where the rows of the pairs from `n` on lie, and where they go, as far as they differ from the pair before in nothing
     /// but that.
     #[inline(always)]
     pub fn repeats(&self, n: usize) -> impl Iterator<Item = (*const u8, *mut u8)> {
-        let fresh_of = |word: usize| self.fresh[word] & if word == n / 64 { !0 << (n % 64) } else { !0 };
-        let word = (n / 64..self.fresh.len()).find(|&word| fresh_of(word) != 0);
-        let end = word.map_or(self.len(), |word| word * 64 + fresh_of(word).trailing_zeros() as usize);
+        let end = self.next_fresh(n);
         let pairs = self.rows[n..end].iter().zip(&self.packed[n..end]);
         pairs.map(|(rows, packed)| (rows.data.cast_const().cast(), packed.data.cast()))
     }
@@ -124,12 +130,7 @@ impl<'a> Pairs<'a> {
         outputs: &[Option<&Tensor<'a>>; O],
         inputs: &[Option<&Tensor<'a>>; I],
     ) -> Result<usize> {
-        // Numbered: packed, rows, the call's other outputs, its other inputs.
-        const ROWS: usize = MOST_TENSORS;
-        const OUTPUTS: usize = 2 * MOST_TENSORS;
-        const INPUTS: usize = OUTPUTS + 16;
-        let mut written = [const { MaybeUninit::uninit() }; MOST_TENSORS];
-        let mut read = [const { MaybeUninit::uninit() }; MOST_TENSORS];
+        let (mut written, mut read) = (Hull::NONE, Hull::NONE);
         let mut gamma = gamma;
         let mut first = 0;
         while first < self.len() {
@@ -140,30 +141,63 @@ impl<'a> Pairs<'a> {
             let alike = rows.count_alike(&self.rows[first + 1..]);
             let alike = packed.count_alike(&self.packed[first + 1..][..alike]);
             let end = first + 1 + alike;
-            write_ranges(&mut written[first..end], &packed, &self.packed[first..end], first);
-            write_ranges(&mut read[first..end], &rows, &self.rows[first..end], ROWS + first);
+            written.add_alike(&packed, &self.packed[first..end]);
+            read.add_alike(&rows, &self.rows[first..end]);
             self.fresh[first / 64] |= 1 << (first % 64);
             self.row_bytes = self.row_bytes.saturating_add(row_bytes(&pair.rows).saturating_mul(1 + alike));
             first = end;
         }
+        if overlap::are_apart(&written, &read, outputs, inputs) {
+            overlap::reject(outputs, inputs)?;
+        } else {
+            self.reject_overlap(&written, &read, outputs, inputs)?;
+        }
+        Ok(gamma.expect("there is at least one pair"))
+    }
+
+    /// Compares all tensors of the call, of which the packed have the hull `written`, the rows `read`. Some twelve kilobytes
+    /// of stack, which few calls need.
+    #[inline(never)]
+    fn reject_overlap<const O: usize, const I: usize>(
+        &self,
+        written: &Hull,
+        read: &Hull,
+        outputs: &[Option<&Tensor<'a>>; O],
+        inputs: &[Option<&Tensor<'a>>; I],
+    ) -> Result<()> {
+        // Numbered: packed, rows, the call's other outputs, its other inputs.
+        const ROWS: usize = MOST_TENSORS;
+        const OUTPUTS: usize = 2 * MOST_TENSORS;
+        const INPUTS: usize = OUTPUTS + 16;
+        let mut packed = [const { MaybeUninit::uninit() }; MOST_TENSORS];
+        let mut rows = [const { MaybeUninit::uninit() }; MOST_TENSORS];
+        let mut first = 0;
+        while first < self.len() {
+            let (pair, end) = (self.get(first), self.next_fresh(first + 1));
+            let template = Template::new(&self.packed[first], &pair.packed);
+            write_ranges(&mut packed[first..end], &template, &self.packed[first..end], first);
+            let template = Template::new(&self.rows[first], &pair.rows);
+            write_ranges(&mut rows[first..end], &template, &self.rows[first..end], ROWS + first);
+            first = end;
+        }
         // SAFETY: the first len of both were written above.
-        let (written, read) = unsafe {
+        let (packed, rows) = unsafe {
             let len = self.len();
             (
-                std::slice::from_raw_parts_mut(written.as_mut_ptr().cast::<Range>(), len),
-                std::slice::from_raw_parts(read.as_ptr().cast::<Range>(), len),
+                std::slice::from_raw_parts_mut(packed.as_mut_ptr().cast::<Range>(), len),
+                std::slice::from_raw_parts(rows.as_ptr().cast::<Range>(), len),
             )
         };
         let range = |t: &Option<&Tensor>, number| Range::new(t.map_or((0, 0), Tensor::bytes), number, number);
         let few_outputs: [Range; O] = std::array::from_fn(|i| range(&outputs[i], OUTPUTS + i));
         let few_inputs: [Range; I] = std::array::from_fn(|i| range(&inputs[i], INPUTS + i));
-        overlap::reject_many(written, read, &few_outputs, &few_inputs, |number| match number as usize {
+        let tensor = |number| match number as usize {
             n @ INPUTS.. => *inputs[n - INPUTS].expect("absent tensors have no bytes"),
             n @ OUTPUTS.. => *outputs[n - OUTPUTS].expect("absent tensors have no bytes"),
             n @ ROWS.. => self.get(n - ROWS).rows,
             n => self.get(n).packed,
-        })?;
-        Ok(gamma.expect("there is at least one pair"))
+        };
+        overlap::reject_many((packed, written), (rows, read), &few_outputs, &few_inputs, tensor)
     }
 }
 
@@ -188,9 +222,14 @@ impl<'a> Request<'a> {
         let accepted = checks.required("accepted", &c.accepted)?.of(DType::I32)?.of_rank(1)?;
         let offsets = check_offsets(&checks, &c.offsets, accepted.dim(0))?;
         // SAFETY: forwarded to the caller.
-        let mut pairs = unsafe { Pairs::from_c(c.tensor_count, c.rows, c.packed) }?;
-        let gamma = pairs.check_all(&checks, accepted.dim(0), None, &[Some(&offsets)], &[Some(&accepted)])?;
-        Ok(Request { pairs, accepted, offsets, gamma })
+        let pairs = unsafe { Pairs::from_c(c.tensor_count, c.rows, c.packed) }?;
+        Ok(Request { pairs, accepted, offsets, gamma: 0 })
+    }
+
+    fn check_pairs(&mut self, checks: &Checks) -> Result<()> {
+        let (outputs, inputs) = ([Some(&self.offsets)], [Some(&self.accepted)]);
+        self.gamma = self.pairs.check_all(checks, self.accepted.dim(0), None, &outputs, &inputs)?;
+        Ok(())
     }
 
     pub fn batch(&self) -> usize {
@@ -206,13 +245,18 @@ impl<'a> VerifiedRequest<'a> {
         let checks = session.checks();
         let verify = verify::Request::unchecked_overlap(&checks, &verify::Given::from(c))?;
         let offsets = check_offsets(&checks, &c.offsets, verify.batch())?;
-        let [accepted, next_token, mismatch, committed] = verify.outputs();
-        let outputs = [accepted, next_token, mismatch, committed, Some(&offsets)];
         // SAFETY: forwarded to the caller.
-        let mut pairs = unsafe { Pairs::from_c(c.tensor_count, c.rows, c.packed) }?;
-        let gamma = pairs.check_all(&checks, verify.batch(), Some(verify.gamma()), &outputs, &verify.inputs())?;
-        let pack = Request { pairs, accepted: verify.accepted, offsets, gamma };
-        Ok(VerifiedRequest { verify, pack })
+        let pairs = unsafe { Pairs::from_c(c.tensor_count, c.rows, c.packed) }?;
+        let (accepted, gamma) = (verify.accepted, verify.gamma());
+        Ok(VerifiedRequest { verify, pack: Request { pairs, accepted, offsets, gamma } })
+    }
+
+    fn check_pairs(&mut self, checks: &Checks) -> Result<()> {
+        let VerifiedRequest { verify, pack } = self;
+        let [accepted, next_token, mismatch, committed] = verify.outputs();
+        let outputs = [accepted, next_token, mismatch, committed, Some(&pack.offsets)];
+        pack.pairs.check_all(checks, verify.batch(), Some(verify.gamma()), &outputs, &verify.inputs())?;
+        Ok(())
     }
 }
 
@@ -221,7 +265,8 @@ fn row_bytes(rows: &Tensor) -> usize {
     rows.shape()[2..].iter().fold(rows.dtype.bytes(), |bytes, &n| bytes.saturating_mul(n as usize))
 }
 
-pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
+pub fn run(session: &Session, request: &mut Request, stream: vwd_stream) -> Result<()> {
+    request.check_pairs(&session.checks())?;
     match session.on(stream)? {
         On::Cpu(cpu) => {
             cpu::run(cpu, request);
@@ -231,7 +276,8 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
     }
 }
 
-pub fn run_verified(session: &Session, request: &VerifiedRequest, stream: vwd_stream) -> Result<()> {
+pub fn run_verified(session: &Session, request: &mut VerifiedRequest, stream: vwd_stream) -> Result<()> {
+    request.check_pairs(&session.checks())?;
     match session.on(stream)? {
         On::Cpu(cpu) => {
             verify::cpu::run(cpu, &request.verify);

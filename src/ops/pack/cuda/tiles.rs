@@ -24,10 +24,12 @@ impl Divisor {
     const NONE: Divisor = Divisor { value: 0, magic: 0, shift: 0 };
 
     fn new(value: u32) -> Divisor {
-        let shift = log2_ceil(value);
         // Most are powers of two: no division.
-        let magic = if value == 1 << shift { 1 << 31 } else { (1u64 << (31 + shift)).div_ceil(value as u64) as u32 };
-        Divisor { value, magic, shift }
+        if value.is_power_of_two() {
+            return Divisor { value, magic: 1 << 31, shift: value.trailing_zeros() };
+        }
+        let shift = log2_ceil(value);
+        Divisor { value, magic: (1u64 << (31 + shift)).div_ceil(value as u64) as u32, shift }
     }
 }
 
@@ -202,6 +204,7 @@ impl<'a> Pieces<'a> {
     }
 
     /// Where there is no current piece: the first of tensor `n`, or of the next that has anything to copy.
+    #[inline(never)] // or the fields of the piece are moved one by one
     fn seek(&mut self) -> Result<()> {
         let log_slots = if self.bytes <= tuning::TWO_SLOT_BYTES { 1 } else { 2 };
         while self.current.is_none() && self.n < self.request.pairs.len() {
@@ -286,7 +289,7 @@ pub struct Launch {
     layouts: usize,
     /// Tensors so far; the layout of each, and how many each layout has.
     count: usize,
-    layout_of: [u8; MAX_TENSORS],
+    layout_of: [MaybeUninit<u8>; MAX_TENSORS],
     counts: [u32; MAX_LAYOUTS],
     cap: u32,
     by_sequence: bool,
@@ -303,7 +306,7 @@ impl Launch {
             layout: [const { MaybeUninit::uninit() }; MAX_LAYOUTS],
             layouts: 0,
             count: 0,
-            layout_of: [0; MAX_TENSORS],
+            layout_of: [const { MaybeUninit::uninit() }; MAX_TENSORS],
             counts: [0; MAX_LAYOUTS],
             cap: 0,
             by_sequence: false,
@@ -395,7 +398,7 @@ impl Launch {
 
     fn add_to(&mut self, layout: usize, ends: Ends) {
         self.tensors.of[self.count].write(ends);
-        self.layout_of[self.count] = layout as u8;
+        self.layout_of[self.count].write(layout as u8);
         self.counts[layout] += 1;
         self.count += 1;
     }
@@ -419,21 +422,23 @@ impl Launch {
             place.write(ends);
             added += 1;
         }
-        self.layout_of[self.count..][..added].fill(layout as u8);
+        self.layout_of[self.count..][..added].fill(MaybeUninit::new(layout as u8));
         self.counts[layout] += added as u32;
         self.count += added;
         added
     }
 
     /// Puts the tensors of each layout side by side.
-    #[inline(never)] // where few calls come, and with a copy of them all on the stack
+    #[inline(never)] // few calls need it, and its copy of them all
     fn sort_tensors(&mut self) {
         let mut next = [0; MAX_LAYOUTS];
         for at in 1..MAX_LAYOUTS {
             next[at] = next[at - 1] + self.counts[at - 1] as usize;
         }
         let unsorted = self.tensors.of;
-        for (ends, &layout) in unsorted.iter().zip(&self.layout_of[..self.count]) {
+        // SAFETY: so many were written.
+        let layout_of = unsafe { std::slice::from_raw_parts(self.layout_of.as_ptr().cast::<u8>(), self.count) };
+        for (ends, &layout) in unsorted.iter().zip(layout_of) {
             self.tensors.of[next[layout as usize]] = *ends;
             next[layout as usize] += 1;
         }
