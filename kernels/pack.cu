@@ -73,7 +73,7 @@ __device__ inline void pack_rows(const Params &p, const Tensors &tensors) {
     const uint32 ctas = gridDim.x - 1;
     if (blockIdx.x == ctas) {
         wait_for_previous_kernel();
-        write_offsets(p, SummedOffsets{Accepted{p}, 0, 0}, 0, p.batch);
+        write_offsets(p, SummedOffsets{Accepted{p}, 0, 0}, 0, p.batch, threadIdx.x / WARP, blockDim.x / WARP);
         return;
     }
     FirstTile first(p, tensors);
@@ -103,7 +103,8 @@ __device__ inline void write_all_offsets(const Params &p) {
     wait_for_previous_kernel();
     const uint32 first = blockIdx.x * OFFSETS_PER_CTA;
     add_counts(p, first, before);
-    write_offsets(p, SummedOffsets{Accepted{p}, first, before}, first, min(first + OFFSETS_PER_CTA, p.batch));
+    write_offsets(p, SummedOffsets{Accepted{p}, first, before}, first, min(first + OFFSETS_PER_CTA, p.batch), threadIdx.x / WARP,
+                  blockDim.x / WARP);
 }
 
 template <typename Params>

@@ -186,10 +186,11 @@ struct SummedOffsets {
 };
 template <typename Counts> SummedOffsets(Counts, uint32, uint32) -> SummedOffsets<Counts>;
 
-// The offsets of sequences begin … end, and after the last sequence of all the total. A warp takes 32; the last warp the first ones.
+// The offsets of sequences begin … end, and after the last sequence of all the total; by `warps` warps, 32 at a time, of which this is
+// number `warp`.
 template <typename Params, typename Counts>
-__device__ inline void write_offsets(const Params &p, const SummedOffsets<Counts> &offsets, uint32 begin, uint32 end) {
-    for (uint32 first = begin + (blockDim.x - 1 - threadIdx.x) / WARP * WARP; first < end; first += blockDim.x) {
+__device__ inline void write_offsets(const Params &p, const SummedOffsets<Counts> &offsets, uint32 begin, uint32 end, uint32 warp, uint32 warps) {
+    for (uint32 first = begin + warp * WARP; first < end; first += warps * WARP) {
         const uint32 seq = first + threadIdx.x % WARP, count = seq < end ? offsets.counts(seq) : 0;
         const uint32 base = offsets.sum_before(first);
         uint32 upto = count;

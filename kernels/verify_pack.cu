@@ -63,17 +63,13 @@ struct WarpTiles {
 struct Counts {
     const AcceptedTable &accepted;
     __device__ uint32 operator()(uint32 seq) const { return accepted.entry[seq]; }
-    // Of the sequences 0 … end, by a warp: 16 in a lane.
+    // Of the sequences 0 … end, by a warp: whole chunks of 16, then the rest.
     __device__ uint32 sum(uint32, uint32 end) const {
-        uint32 total = 0;
-        for (uint32 chunk = threadIdx.x % WARP; chunk * 16 < end; chunk += WARP) {
+        const uint32 lane = threadIdx.x % WARP, rest = end % 16;
+        uint32 total = lane < rest ? accepted.entry[end - rest + lane] : 0;
+        for (uint32 chunk = lane; chunk < end / 16; chunk += WARP) {
             const uint4 v = reinterpret_cast<const uint4 *>(accepted.entry)[chunk];
-            const uint32 words[] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-            for (uint32 w = 0; w < 4; ++w) {
-                const uint32 bytes = min(max(int32(end - chunk * 16 - w * 4), 0), 4);
-                total = __dp4a(words[w] & __funnelshift_lc(~0u, 0, 8 * bytes), 0x01010101u, total);
-            }
+            total = __dp4a(v.x, 0x01010101u, __dp4a(v.y, 0x01010101u, __dp4a(v.z, 0x01010101u, __dp4a(v.w, 0x01010101u, total))));
         }
         return __reduce_add_sync(FULL_WARP, total);
     }
@@ -122,7 +118,8 @@ __device__ inline void verify_pack(const VerifyParams<Common> &v, const PackPara
     } else {
         tokens.write(accepted);
         const uint32 begin = cluster_rank() * v.share;
-        write_offsets(p, offsets, begin, min(begin + v.share, v.batch));
+        // By the last warps first: the first ones have more to write.
+        write_offsets(p, offsets, begin, min(begin + v.share, v.batch), blockDim.x / WARP - 1 - threadIdx.x / WARP, blockDim.x / WARP);
     }
 }
 
