@@ -23,7 +23,9 @@ __device__ inline void verify_tile(const Params &p, uint32 tile) {
     TokenTile<Token, SLOTS> tokens;
     tokens.load(p, tile);
     const uint32 k = tokens.first_mismatch(p);
-    if (tokens.row < p.batch) write_results<Token>(p, tokens.row, k, tokens.pos, SLOTS == 1 ? 1u << p.log_lanes : WARP);
+    if (tokens.row >= p.batch) return;
+    if (tokens.pos == 0) write_result<Token>(p, tokens.row, k);
+    if (p.committed) write_committed<Token>(p, tokens.row, k, tokens.pos, SLOTS == 1 ? 1u << p.log_lanes : WARP);
 }
 
 template <typename Token, typename Params>
@@ -55,7 +57,8 @@ __device__ inline void verify_long(const Params &p) {
         tokens.load(p, blockIdx.x, pos);
     }
     __syncthreads();
-    write_results<Token>(p, blockIdx.x, accepted, threadIdx.x, LONG_THREADS);
+    if (threadIdx.x == 0) write_result<Token>(p, blockIdx.x, accepted);
+    if (p.committed) write_committed<Token>(p, blockIdx.x, accepted, threadIdx.x, LONG_THREADS);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) verify_i32(const __grid_constant__ VerifyParams<Common> p) { verify<int32>(p); }

@@ -104,24 +104,24 @@ struct TokenTile {
     }
 };
 
-// The results of one sequence, by `lanes` lanes of which this is number `lane`. The target's tokens were read by this CTA a moment ago and
-// come from L1. Accepted draft tokens equal them, so the committed row is the target's up to and with k.
+// The results of one sequence, by one thread. Where this CTA has looked at the row, the target's token comes from L1.
 template <typename Token, typename Params>
-__device__ inline void write_results(const Params &p, uint32 seq, uint32 k, uint32 lane, uint32 lanes) {
+__device__ inline void write_result(const Params &p, uint32 seq, uint32 k) {
+    const Token &next = token<Token>(p, p.target + offset(seq, p.target_seq), k, p.target_pos);
+    as<int32>(p.accepted + offset(seq, p.accepted_seq)) = k;
+    as<Token>(p.next_token + offset(seq, p.next_token_seq)) = next;
+    if (!p.mismatch) return;
+    char *mismatch = p.mismatch + offset(seq, p.mismatch_seq);
+    const uint32 length = p.draft_lens ? clamped(p, as<int32>(p.draft_lens + offset(seq, p.draft_lens_seq))) : p.gamma;
+    if (p.mismatch_bytes == 1) as<uint8>(mismatch) = k < length;
+    else as<int32>(mismatch) = k < length;
+}
+
+// The committed row of one sequence, by `lanes` lanes of which this is number `lane`. Accepted draft tokens equal the target's, so it is the
+// target's row up to and with k.
+template <typename Token, typename Params>
+__device__ inline void write_committed(const Params &p, uint32 seq, uint32 k, uint32 lane, uint32 lanes) {
     const char *target = p.target + offset(seq, p.target_seq);
-    char *accepted = p.accepted + offset(seq, p.accepted_seq), *next_token = p.next_token + offset(seq, p.next_token_seq);
-    const Token &next = token<Token>(p, target, k, p.target_pos);
-    if (lane == 0) {
-        as<int32>(accepted) = k;
-        as<Token>(next_token) = next;
-        if (p.mismatch) {
-            char *mismatch = p.mismatch + offset(seq, p.mismatch_seq);
-            const uint32 length = p.draft_lens ? clamped(p, as<int32>(p.draft_lens + offset(seq, p.draft_lens_seq))) : p.gamma;
-            if (p.mismatch_bytes == 1) as<uint8>(mismatch) = k < length;
-            else as<int32>(mismatch) = k < length;
-        }
-    }
-    if (!p.committed) return;
     char *committed = p.committed + offset(seq, p.committed_seq);
     for (uint32 pos = lane; pos <= p.gamma; pos += lanes)
         as<Token>(committed + offset(pos, p.committed_pos)) = pos <= k ? token<Token>(p, target, pos, p.target_pos) : Token(-1);

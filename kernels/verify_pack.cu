@@ -17,20 +17,19 @@
 #include "pack.cuh"
 #include "verify.cuh"
 
-constexpr uint32 MAX_THREADS = 512;
+constexpr uint32 MAX_THREADS = 384;
 using AcceptedTable = SharedTable<MAX_SUMMED_BATCH>;
 
 // The tiles of tokens that one warp looks at: of its CTA's share of the batch every `stride`th from `first` on, some at once.
 template <typename Token, uint32 SLOTS>
 struct WarpTiles {
-    static constexpr uint32 HELD = 8 / sizeof(Token);
+    static constexpr uint32 HELD = (SLOTS == 1 ? 16 : 8) / sizeof(Token);
     const VerifyParams<Common> &p;
-    uint32 log_lanes, first, stride, end;
+    uint32 first, stride, end;
     TokenTile<Token, SLOTS> held[HELD];
 
     __device__ WarpTiles(const VerifyParams<Common> &p) : p(p) {
-        log_lanes = SLOTS == 1 ? p.log_lanes : 5;
-        const uint32 begin = cluster_rank() * p.share, log_rows = 5 - log_lanes;
+        const uint32 begin = cluster_rank() * p.share, log_rows = SLOTS == 1 ? 5 - p.log_lanes : 0;
         first = (begin >> log_rows) + threadIdx.x / WARP;
         stride = blockDim.x / WARP;
         end = (min(begin + p.share, p.batch) + (1u << log_rows) - 1) >> log_rows;
@@ -49,13 +48,6 @@ struct WarpTiles {
                 const uint32 k = held[t].first_mismatch(p);
                 if (held[t].pos == 0 && held[t].row < p.batch) accepted.entry[held[t].row] = k;
             }
-    }
-    __device__ void write(const AcceptedTable &accepted) const {
-        const uint32 lane = threadIdx.x % WARP;
-        for (uint32 tile = first; tile < end; tile += stride) {
-            const uint32 row = (tile << (5 - log_lanes)) + (lane >> log_lanes);
-            if (row < p.batch) write_results<Token>(p, row, accepted.entry[row], lane & ((1u << log_lanes) - 1), 1u << log_lanes);
-        }
     }
 };
 
@@ -116,10 +108,14 @@ __device__ inline void verify_pack(const VerifyParams<Common> &v, const PackPara
         rows.store(early, p.cap, offsets.offset(early), offsets.count(early));
         copy_rows(p, tensors, warp, ctas * (blockDim.x / WARP), 1, offsets);
     } else {
-        tokens.write(accepted);
-        const uint32 begin = cluster_rank() * v.share;
-        // By the last warps first: the first ones have more to write.
-        write_offsets(p, offsets, begin, min(begin + v.share, v.batch), blockDim.x / WARP - 1 - threadIdx.x / WARP, blockDim.x / WARP);
+        const uint32 begin = cluster_rank() * v.share, end = min(begin + v.share, v.batch);
+        const uint32 this_warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+        // The last warps take offsets first: the first ones have a sequence's results to write, each thread.
+        write_offsets(p, offsets, begin, end, warps - 1 - this_warp, warps);
+        for (uint32 seq = begin + threadIdx.x; seq < end; seq += blockDim.x) write_result<Token>(v, seq, accepted.entry[seq]);
+        if (!v.committed) return;
+        for (uint32 seq = begin + this_warp; seq < end; seq += warps)
+            write_committed<Token>(v, seq, accepted.entry[seq], threadIdx.x % WARP, WARP);
     }
 }
 

@@ -104,7 +104,7 @@ pub struct PackKernels {
 
 /// CTAs of the largest cluster that this library launches, and most threads of one.
 pub const LARGEST_CLUSTER: u32 = 8;
-pub const CLUSTER_THREADS: u32 = 512;
+pub const CLUSTER_THREADS: u32 = 384;
 
 impl Kernels {
     const COUNT: u32 = (size_of::<Kernels>() / size_of::<Kernel>()) as u32;
