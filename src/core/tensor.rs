@@ -434,7 +434,8 @@ impl<'a> Tensor<'a> {
         let mut offset = 0isize;
         for (d, &i) in index.iter().enumerate() {
             debug_assert!(i < self.dim(d), "{}: index {i} of dimension {d} with {}", self.name, self.dim(d));
-            offset += i as isize * self.stride(d);
+            // Past the rank i is 0, so that it does not matter what stands there.
+            offset = offset.wrapping_add((i as isize).wrapping_mul(self.given.strides[d] as isize));
         }
         self.data.cast::<T>().wrapping_offset(offset)
     }
