@@ -1,79 +1,10 @@
 //! Attention over a selection, joining of states, and repair of a wrong prediction.
 
-use super::boundary::{Versioned, boundary, handle, versioned};
+use super::boundary::{boundary, handle, versioned};
 use super::session::vwd_session;
-use super::types::{
-    vwd_attention_partials, vwd_attention_state, vwd_block_list, vwd_paged_kv, vwd_status, vwd_stream, vwd_tensor,
-};
+use crate::abi::{vwd_attention_args, vwd_merge_states_args, vwd_repair_args, vwd_status, vwd_stream};
 use crate::ops::{attention, repair};
 use std::mem::MaybeUninit;
-
-/// Arguments of `vwd_attention`; see there.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_attention_args {
-    pub struct_size: u32,
-    pub block_size: u32,
-    pub partial_blocks: u32,
-    pub scale: f32,
-    pub q: vwd_tensor,
-    pub kv: vwd_paged_kv,
-    pub list: vwd_block_list,
-    pub out: vwd_tensor,
-    pub lse: vwd_tensor,
-    pub state: vwd_attention_state,
-    pub partials: vwd_attention_partials,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_attention_args {}
-
-/// Arguments of `vwd_merge_states`; see there.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_merge_states_args {
-    pub struct_size: u32,
-    /// Length of the array inputs.
-    pub input_count: u32,
-    pub inputs: *const vwd_attention_state,
-    pub out: vwd_tensor,
-    pub lse: vwd_tensor,
-    pub state: vwd_attention_state,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_merge_states_args {}
-
-/// The result covers predicted ∪ selected blocks (PRR): what was predicted in vain stays in.
-pub const VWD_REPAIR_SUPERSET: u32 = 1;
-/// The result covers the selected blocks alone.
-pub const VWD_REPAIR_EXACT: u32 = 2;
-
-/// Arguments of `vwd_repair`; see there.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_repair_args {
-    pub struct_size: u32,
-    pub mode: u32,
-    pub block_size: u32,
-    pub partial_blocks: u32,
-    pub scale: f32,
-    /// Must be 0.
-    pub flags: u32,
-    pub q: vwd_tensor,
-    pub kv: vwd_paged_kv,
-    pub predicted: vwd_block_list,
-    pub selected: vwd_block_list,
-    pub predicted_state: vwd_attention_state,
-    pub predicted_partials: vwd_attention_partials,
-    pub out: vwd_tensor,
-    pub lse: vwd_tensor,
-    pub state: vwd_attention_state,
-    pub missed_counts: vwd_tensor,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_repair_args {}
 
 /// Decode attention of one query position per sequence over a list of blocks, a list of tokens, or everything.
 ///
@@ -108,10 +39,12 @@ pub unsafe extern "C" fn vwd_attention(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
-        let mut room = MaybeUninit::uninit();
+        let (mut room, mut kv_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
-        attention::run(session, &attention::Request::from_c(session, args)?, stream)
+        // SAFETY: the C contract of args->kv.
+        let kv = unsafe { versioned(args.kv, "kv", &mut kv_room)? };
+        attention::run(session, &attention::Request::from_c(session, args, kv)?, stream)
     })
 }
 
@@ -176,9 +109,11 @@ pub unsafe extern "C" fn vwd_repair(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
-        let mut room = MaybeUninit::uninit();
+        let (mut room, mut kv_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
-        repair::run(session, &repair::Request::from_c(session, args)?, stream)
+        // SAFETY: the C contract of args->kv.
+        let kv = unsafe { versioned(args.kv, "kv", &mut kv_room)? };
+        repair::run(session, &repair::Request::from_c(session, args, kv)?, stream)
     })
 }

@@ -1,106 +1,17 @@
 //! Forecast: the queries of layer l+1 from the residual stream that enters layer l, fitted in closed form.
 
-use super::boundary::{Versioned, boundary, handle, out, versioned, write_versioned};
+use super::boundary::{boundary, handle, optional_versioned, out, text, versioned, write_versioned};
 use super::session::vwd_session;
-use super::types::{vwd_status, vwd_stream, vwd_tensor};
+use crate::abi::{
+    vwd_forecast_accumulate_args, vwd_forecast_details, vwd_forecast_options, vwd_forecast_project_args, vwd_status,
+    vwd_stream,
+};
 use crate::decode::forecast::{self, Forecast};
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
 
 /// Linear maps, one per layer, that forecast the next layer's queries. Opaque.
 pub struct vwd_forecast(pub(crate) Forecast);
-
-/// Options of `vwd_forecast_create`; zero means the default.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_forecast_options {
-    pub struct_size: u32,
-    /// Number of maps, at least 1. Map l reads the residual stream that enters layer l.
-    pub layers: u32,
-    /// Width of the residual stream.
-    pub input_dim: u32,
-    /// Query heads of the layer that is forecast.
-    pub q_heads: u32,
-    /// Head dimension.
-    pub head_dim: u32,
-    /// Ridge λ relative to the mean diagonal of X̂ᵀX̂; 0 means 1e−3.
-    pub ridge: f32,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_forecast_options {}
-
-/// What a forecast holds, filled by `vwd_forecast_info`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_forecast_details {
-    pub struct_size: u32,
-    pub layers: u32,
-    pub input_dim: u32,
-    pub q_heads: u32,
-    pub head_dim: u32,
-    pub ridge: f32,
-    /// Maps that are solved or loaded.
-    pub solved: u32,
-    /// Largest rank that solved maps are cut to; 0 where none is cut.
-    pub rank: u32,
-    /// Bytes of the solved maps.
-    pub map_bytes: u64,
-    /// Bytes of the sums that wait for `vwd_forecast_solve`.
-    pub sum_bytes: u64,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_forecast_details {}
-
-/// Channel pairs (c, c + rotary_dim/2), as in GPT-NeoX and Llama checkpoints of Hugging Face.
-pub const VWD_ROPE_HALVES: u32 = 0;
-/// Channel pairs (2c, 2c+1), as in GPT-J and GGUF files of Llama.
-pub const VWD_ROPE_INTERLEAVED: u32 = 1;
-
-/// Rotary position embedding (Su et al. 2021). Angle of pair c at position t: t·inv_freq[c].
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_rope {
-    /// VWD_ROPE_HALVES or VWD_ROPE_INTERLEAVED.
-    pub style: u32,
-    /// Leading channels that rotate, even; 0 means all (of an odd head_dim, all but the last).
-    pub rotary_dim: u32,
-    /// Base of inv_freq[c] = theta^(−2c/rotary_dim); 0 means 10000.
-    pub theta: f32,
-    /// Factor on the rotated channels (YaRN's attention factor); 0 means 1.
-    pub attention_factor: f32,
-    /// [rotary_dim/2] float32, optional: replaces the frequencies made from theta.
-    pub inv_freq: vwd_tensor,
-}
-
-/// Arguments of `vwd_forecast_accumulate`; see there.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_forecast_accumulate_args {
-    pub struct_size: u32,
-    pub layer: u32,
-    pub x: vwd_tensor,
-    pub q: vwd_tensor,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_forecast_accumulate_args {}
-
-/// Arguments of `vwd_forecast_project`; see there.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_forecast_project_args {
-    pub struct_size: u32,
-    pub layer: u32,
-    pub rope: vwd_rope,
-    pub x: vwd_tensor,
-    pub positions: vwd_tensor,
-    pub q: vwd_tensor,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_forecast_project_args {}
 
 /// Creates a forecast without maps: fit them with `vwd_forecast_accumulate` and `vwd_forecast_solve`.
 ///
@@ -122,7 +33,7 @@ pub unsafe extern "C" fn vwd_forecast_create(
         let (session, options, forecast) = unsafe {
             (handle(session, "session")?, versioned(options, "options", &mut room)?, out(forecast, "forecast")?)
         };
-        let created = Forecast::create(session, &forecast::Options::from_c(options)?)?;
+        let created = Forecast::create(&session.0, &forecast::Options::from_c(options)?)?;
         forecast.write(Box::into_raw(Box::new(vwd_forecast(created))));
         Ok(())
     })
@@ -202,7 +113,7 @@ pub unsafe extern "C" fn vwd_forecast_solve(forecast: *const vwd_forecast, rank:
 pub unsafe extern "C" fn vwd_forecast_save(forecast: *const vwd_forecast, path: *const c_char) -> vwd_status {
     boundary(|| {
         // SAFETY: the C contract of forecast and path.
-        let (forecast, path) = unsafe { (handle(forecast, "forecast")?, super::types::text(path, "path")?) };
+        let (forecast, path) = unsafe { (handle(forecast, "forecast")?, text(path, "path")?) };
         forecast.0.save(path)
     })
 }
@@ -224,8 +135,8 @@ pub unsafe extern "C" fn vwd_forecast_load(
     boundary(|| {
         // SAFETY: the C contract of the arguments.
         let (session, path, forecast) =
-            unsafe { (handle(session, "session")?, super::types::text(path, "path")?, out(forecast, "forecast")?) };
-        let loaded = Forecast::load(session, path)?;
+            unsafe { (handle(session, "session")?, text(path, "path")?, out(forecast, "forecast")?) };
+        let loaded = Forecast::load(&session.0, path)?;
         forecast.write(Box::into_raw(Box::new(vwd_forecast(loaded))));
         Ok(())
     })
@@ -251,9 +162,11 @@ pub unsafe extern "C" fn vwd_forecast_project(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
-        let mut room = MaybeUninit::uninit();
+        let (mut room, mut rope_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of the arguments.
         let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args", &mut room)?) };
-        forecast.0.project(&forecast::ProjectRequest::from_c(&forecast.0, args)?, stream)
+        // SAFETY: the C contract of args->rope.
+        let rope = unsafe { optional_versioned(args.rope, "rope", &mut rope_room)? };
+        forecast.0.project(&forecast::ProjectRequest::from_c(&forecast.0, args, rope)?, stream)
     })
 }

@@ -1,43 +1,10 @@
 //! Summaries of keys, from which blocks and tokens are selected.
 
-use super::boundary::{Versioned, boundary, handle, versioned};
+use super::boundary::{boundary, handle, versioned};
 use super::session::vwd_session;
-use super::types::{vwd_index, vwd_status, vwd_stream, vwd_tensor};
+use crate::abi::{vwd_channel_importance_args, vwd_index_update_args, vwd_status, vwd_stream};
 use crate::ops::index;
 use std::mem::MaybeUninit;
-
-/// Arguments of `vwd_index_update`; see there.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_index_update_args {
-    pub struct_size: u32,
-    /// Must be 0.
-    pub flags: u32,
-    pub k: vwd_tensor,
-    pub page_table: vwd_tensor,
-    pub seq_lens: vwd_tensor,
-    pub begin: vwd_tensor,
-    pub index: vwd_index,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_index_update_args {}
-
-/// Arguments of `vwd_channel_importance`; see there.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_channel_importance_args {
-    pub struct_size: u32,
-    /// Must be 0.
-    pub flags: u32,
-    pub q: vwd_tensor,
-    pub k: vwd_tensor,
-    pub channels: vwd_tensor,
-    pub importance: vwd_tensor,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_channel_importance_args {}
 
 /// Builds or extends the summaries of tokens begin[i] … seq_lens[i]−1 of each sequence from their post-RoPE keys.
 ///
@@ -70,10 +37,12 @@ pub unsafe extern "C" fn vwd_index_update(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
-        let mut room = MaybeUninit::uninit();
+        let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
-        index::update(session, &index::UpdateRequest::from_c(session, args)?, stream)
+        // SAFETY: the C contract of args->index.
+        let index = unsafe { versioned(args.index, "index", &mut index_room)? };
+        index::update(session, &index::UpdateRequest::from_c(session, args, index)?, stream)
     })
 }
 

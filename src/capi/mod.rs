@@ -12,5 +12,4 @@ pub mod predictor;
 pub mod prefetch;
 pub mod select;
 pub mod session;
-pub mod types;
 pub mod verify;

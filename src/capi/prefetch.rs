@@ -1,33 +1,10 @@
 //! Transfer of KV blocks from pinned host memory.
 
-use super::boundary::{Versioned, boundary, handle, versioned};
+use super::boundary::{boundary, handle, versioned};
 use super::session::vwd_session;
-use super::types::{vwd_status, vwd_stream, vwd_tensor};
+use crate::abi::{vwd_gather_blocks_args, vwd_status, vwd_stream};
 use crate::ops::prefetch;
 use std::mem::MaybeUninit;
-
-/// The library picks the engine from the block size and count.
-pub const VWD_GATHER_AUTO: u32 = 0;
-/// A kernel with few thread blocks reads the mapped host memory; lists may be in device memory.
-pub const VWD_GATHER_KERNEL: u32 = 1;
-/// The copy engine; lists must be in host memory.
-pub const VWD_GATHER_COPY_ENGINE: u32 = 2;
-
-/// Arguments of `vwd_gather_blocks`; see there.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_gather_blocks_args {
-    pub struct_size: u32,
-    pub engine: u32,
-    pub source: vwd_tensor,
-    pub target: vwd_tensor,
-    pub source_ids: vwd_tensor,
-    pub target_ids: vwd_tensor,
-    pub count: vwd_tensor,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_gather_blocks_args {}
 
 /// Copies listed blocks: target[target_ids[j]] = source[source_ids[j]] for j below count.
 ///

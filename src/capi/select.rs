@@ -1,66 +1,10 @@
 //! Selection of KV blocks, and of tokens inside them.
 
-use super::boundary::{Versioned, boundary, handle, versioned};
+use super::boundary::{boundary, handle, versioned};
 use super::session::vwd_session;
-use super::types::{vwd_block_list, vwd_index, vwd_status, vwd_stream, vwd_tensor};
+use crate::abi::{vwd_select_blocks_args, vwd_select_tokens_args, vwd_status, vwd_stream};
 use crate::ops::select;
 use std::mem::MaybeUninit;
-
-/// Upper bound of q·k over the block, from MINMAX (Quest: Tang et al. 2024, section 3).
-pub const VWD_SELECT_MINMAX: u32 = 1;
-/// Softmax mass of mean keys, from MEAN (InfLLM-v2: Zhao et al. 2025).
-pub const VWD_SELECT_MEAN_SOFTMAX: u32 = 2;
-/// Dot product of a Forecast vector and mean keys, from MEAN (SparDA).
-pub const VWD_SELECT_MEAN_DOT: u32 = 3;
-/// Softmax mass of each candidate block by its INT4 labels, from LABEL.
-pub const VWD_SELECT_LABEL_MASS: u32 = 4;
-
-/// Arguments of `vwd_select_blocks`; see there.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_select_blocks_args {
-    pub struct_size: u32,
-    pub method: u32,
-    pub block_size: u32,
-    pub k: u32,
-    pub init_blocks: u32,
-    pub local_blocks: u32,
-    pub scale: f32,
-    /// Must be 0.
-    pub flags: u32,
-    pub q: vwd_tensor,
-    pub index: vwd_index,
-    pub seq_lens: vwd_tensor,
-    pub budgets: vwd_tensor,
-    pub candidates: vwd_block_list,
-    pub selected: vwd_block_list,
-    pub scores: vwd_tensor,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_select_blocks_args {}
-
-/// Arguments of `vwd_select_tokens`; see there.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_select_tokens_args {
-    pub struct_size: u32,
-    pub block_size: u32,
-    pub k: u32,
-    pub init_tokens: u32,
-    pub local_tokens: u32,
-    pub scale: f32,
-    pub q: vwd_tensor,
-    pub index: vwd_index,
-    pub seq_lens: vwd_tensor,
-    pub budgets: vwd_tensor,
-    pub candidates: vwd_block_list,
-    pub selected: vwd_block_list,
-    pub scores: vwd_tensor,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_select_tokens_args {}
 
 /// Scores the blocks of every sequence and selects the exact top k per sequence and KV head; ties go to the lower block.
 ///
@@ -100,10 +44,12 @@ pub unsafe extern "C" fn vwd_select_blocks(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
-        let mut room = MaybeUninit::uninit();
+        let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
-        select::blocks(session, &select::BlocksRequest::from_c(session, args)?, stream)
+        // SAFETY: the C contract of args->index.
+        let index = unsafe { versioned(args.index, "index", &mut index_room)? };
+        select::blocks(session, &select::BlocksRequest::from_c(session, args, index)?, stream)
     })
 }
 
@@ -138,9 +84,11 @@ pub unsafe extern "C" fn vwd_select_tokens(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
-        let mut room = MaybeUninit::uninit();
+        let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
-        select::tokens(session, &select::TokensRequest::from_c(session, args)?, stream)
+        // SAFETY: the C contract of args->index.
+        let index = unsafe { versioned(args.index, "index", &mut index_room)? };
+        select::tokens(session, &select::TokensRequest::from_c(session, args, index)?, stream)
     })
 }

@@ -1,22 +1,12 @@
 //! Versions, the last error, and the session.
 
-use super::boundary::{Versioned, boundary, handle, out, versioned, with_last_error, write_versioned};
-use super::types::{vwd_status, vwd_stream};
+use super::boundary::{boundary, handle, out, versioned, with_last_error, write_versioned};
+use crate::abi::{VWD_ABI_VERSION, vwd_session_details, vwd_session_options, vwd_status, vwd_stream};
 use crate::runtime::{Options, Session};
 use std::ffi::{c_char, c_void};
-use std::mem::{MaybeUninit, offset_of};
+use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::sync::Arc;
-
-/// Changes only when a compiled program would break; the number in the soname.
-pub const VWD_ABI_VERSION: u32 = 0;
-
-/// CUDA where a driver and a device are present, else CPU.
-pub const VWD_DEVICE_AUTO: u32 = 0;
-/// The embedded backend: the reference, with the session's own threads.
-pub const VWD_DEVICE_CPU: u32 = 1;
-/// One CUDA device.
-pub const VWD_DEVICE_CUDA: u32 = 2;
 
 /// What calls run on: a device, its scratch memory and its threads or streams. Opaque.
 pub struct vwd_session(pub(crate) Arc<Session>);
@@ -27,65 +17,6 @@ impl Deref for vwd_session {
         &self.0
     }
 }
-
-/// Options of `vwd_session_create`; zero means the default.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_session_options {
-    pub struct_size: u32,
-    /// One of VWD_DEVICE_*.
-    pub device: u32,
-    /// CUDA ordinal.
-    pub device_id: i32,
-    /// CPU: threads that share one call's work, the caller's among them; 0 means every core the process may use.
-    pub threads: u32,
-    /// CUDA: bytes of each stream's scratch arena; 0 means 16 MiB.
-    pub scratch_bytes: u64,
-    /// Most bytes that `vwd_pinned_alloc` may have handed out at once; 0 means no limit.
-    pub pinned_limit: u64,
-    /// CUDA: scratch arenas made at creation, one for each stream that makes calls; 0 means 4.
-    pub stream_count: u32,
-    /// Must be 0.
-    pub flags: u32,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_session_options {
-    const KNOWN_SIZES: &'static [usize] = &[offset_of!(Self, pinned_limit), size_of::<Self>()];
-}
-
-/// What a session runs on, filled by `vwd_session_info`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_session_details {
-    pub struct_size: u32,
-    /// VWD_DEVICE_CPU or VWD_DEVICE_CUDA.
-    pub device: u32,
-    pub device_id: i32,
-    /// CPU: threads. CUDA: 0.
-    pub threads: u32,
-    /// As of cuDriverGetVersion, 12040 for 12.4; 0 on a CPU session.
-    pub driver_version: u32,
-    /// 90 for compute capability 9.0; 0 on a CPU session.
-    pub compute_capability: u32,
-    pub multiprocessors: u32,
-    /// Kernels loaded at creation.
-    pub kernels: u32,
-    /// Microseconds that loading (and, by the driver, compiling) them took.
-    pub load_microseconds: u64,
-    /// Scratch now held, and the most that calls have used of it.
-    pub scratch_bytes: u64,
-    pub scratch_peak: u64,
-    /// Pinned memory handed out now, the most ever, and held by the pool for reuse.
-    pub pinned_in_use: u64,
-    pub pinned_peak: u64,
-    pub pinned_cached: u64,
-    /// NUL-terminated.
-    pub device_name: [c_char; 64],
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_session_details {}
 
 /// Version of the library, "0.1.0". Static, never NULL.
 #[unsafe(no_mangle)]
@@ -195,15 +126,6 @@ pub unsafe extern "C" fn vwd_session_reserve(
         unsafe { handle(session, "session")? }.reserve(stream, bytes)
     })
 }
-
-/// The session's stream for selection; of high priority.
-pub const VWD_STREAM_SELECT: u32 = 0;
-/// The session's stream for speculative attention; of high priority.
-pub const VWD_STREAM_SPECULATE: u32 = 1;
-/// The session's stream for transfers from host memory; of low priority.
-pub const VWD_STREAM_PREFETCH: u32 = 2;
-/// The session's stream for transfers to host memory; of low priority.
-pub const VWD_STREAM_WRITE_BACK: u32 = 3;
 
 /// One of the session's own streams, for work that runs beside the caller's. Non-blocking; not to be destroyed.
 ///

@@ -1,71 +1,10 @@
 //! Verification of draft tokens and packing of what was accepted.
 
-use super::boundary::{Versioned, boundary, handle, versioned};
+use super::boundary::{boundary, handle, versioned};
 use super::session::vwd_session;
-use super::types::{vwd_status, vwd_stream, vwd_tensor};
+use crate::abi::{vwd_pack_args, vwd_status, vwd_stream, vwd_verify_args, vwd_verify_pack_args};
 use crate::ops::{pack, verify};
-use std::mem::{MaybeUninit, offset_of};
-
-/// Arguments of `vwd_verify`; see there.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_verify_args {
-    pub struct_size: u32,
-    /// Must be 0.
-    pub flags: u32,
-    pub draft: vwd_tensor,
-    pub target: vwd_tensor,
-    pub draft_lens: vwd_tensor,
-    pub accepted: vwd_tensor,
-    pub next_token: vwd_tensor,
-    pub mismatch: vwd_tensor,
-    pub committed: vwd_tensor,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_verify_args {
-    const KNOWN_SIZES: &'static [usize] = &[offset_of!(Self, mismatch), size_of::<Self>()];
-}
-
-/// Arguments of `vwd_pack`; see there.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_pack_args {
-    pub struct_size: u32,
-    /// Length of the arrays rows and packed.
-    pub tensor_count: u32,
-    pub rows: *const vwd_tensor,
-    pub packed: *const vwd_tensor,
-    pub accepted: vwd_tensor,
-    pub offsets: vwd_tensor,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_pack_args {}
-
-/// Arguments of `vwd_verify_pack`: those of `vwd_verify` and of `vwd_pack`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct vwd_verify_pack_args {
-    pub struct_size: u32,
-    /// Length of the arrays rows and packed.
-    pub tensor_count: u32,
-    pub rows: *const vwd_tensor,
-    pub packed: *const vwd_tensor,
-    pub draft: vwd_tensor,
-    pub target: vwd_tensor,
-    pub draft_lens: vwd_tensor,
-    pub accepted: vwd_tensor,
-    pub next_token: vwd_tensor,
-    pub offsets: vwd_tensor,
-    pub mismatch: vwd_tensor,
-    pub committed: vwd_tensor,
-}
-
-// SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_verify_pack_args {
-    const KNOWN_SIZES: &'static [usize] = &[offset_of!(Self, mismatch), size_of::<Self>()];
-}
+use std::mem::MaybeUninit;
 
 /// Greedy verification of draft tokens (Leviathan et al. 2023, batched).
 ///

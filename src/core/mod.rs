@@ -3,5 +3,7 @@
 pub mod copy;
 pub mod dtype;
 pub mod overlap;
+pub mod quiet;
 pub mod status;
 pub mod tensor;
+pub mod versioned;

@@ -3,7 +3,7 @@
 
 use super::status::{Error, Result};
 use super::tensor::{ByteRange, MAX_RANK, Template, Tensor};
-use crate::capi::types::vwd_tensor;
+use crate::abi::vwd_tensor;
 
 /// Fails when an output shares bytes with an input or with another output.
 #[inline]

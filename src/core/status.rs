@@ -1,22 +1,23 @@
 //! Errors inside the library: a code of the C ABI and a message that names the argument, what was found and what was
 //! expected.
 
+use crate::abi::*;
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
 
-/// The non-zero values of `vwd_status`. Values are never reused.
+/// The non-zero values of `vwd_status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Code {
-    InvalidArgument = 1,
-    Unavailable = 2,
-    Unsupported = 3,
-    OutOfMemory = 4,
-    OutOfScratch = 5,
-    Driver = 6,
-    Io = 7,
-    Internal = 8,
+    InvalidArgument = VWD_ERROR_INVALID_ARGUMENT,
+    Unavailable = VWD_ERROR_UNAVAILABLE,
+    Unsupported = VWD_ERROR_UNSUPPORTED,
+    OutOfMemory = VWD_ERROR_OUT_OF_MEMORY,
+    OutOfScratch = VWD_ERROR_OUT_OF_SCRATCH,
+    Driver = VWD_ERROR_DRIVER,
+    Io = VWD_ERROR_IO,
+    Internal = VWD_ERROR_INTERNAL,
 }
 
 /// Boxed, so that a `Result` is no larger than what it holds: calls that succeed pass many of them along.

@@ -3,7 +3,7 @@
 use super::dtype::{DType, Element};
 use super::overlap;
 use super::status::{Error, Result};
-use crate::capi::types::vwd_tensor;
+use crate::abi::vwd_tensor;
 use std::fmt;
 
 pub const MAX_RANK: usize = 5;

@@ -1,9 +1,10 @@
 //! Checked views of the structs that several calls share: paged keys and values, block lists, attention states.
 
-use crate::capi::types::{vwd_block_list, vwd_paged_kv, vwd_tensor};
+use crate::abi::{vwd_block_list, vwd_paged_kv, vwd_tensor};
 use crate::core::dtype::{DType, Element};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, MAX_RANK, Name, Tensor};
+use crate::runtime::require_no_flags;
 use std::mem::MaybeUninit;
 
 /// Heads of one call: Hq query heads share Hk KV heads, G = Hq / Hk each, of D channels.
@@ -171,6 +172,7 @@ pub struct PagedKv<'a> {
 
 impl<'a> PagedKv<'a> {
     pub fn from_c(checks: &Checks, c: &'a vwd_paged_kv) -> Result<PagedKv<'a>> {
+        require_no_flags("kv.flags", c.flags)?;
         let k = checks.required("kv.k", &c.k)?.of_any(DType::FLOATS)?.of_rank(4)?;
         let v = checks.required("kv.v", &c.v)?.of(k.dtype)?;
         let v = v.of_shape(&[("pages", k.dim(0)), ("P", k.dim(1)), ("Hk", k.dim(2)), ("D", k.dim(3))])?;

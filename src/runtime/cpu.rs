@@ -2,8 +2,8 @@
 
 use super::Options;
 use super::host::HostMemory;
-use crate::capi::boundary::enter_library_thread;
-use crate::capi::session::{VWD_DEVICE_CPU, vwd_session_details};
+use crate::abi::{VWD_DEVICE_CPU, vwd_session_details};
+use crate::core::quiet;
 use crate::core::status::{Code, Error, Result};
 use bumpalo::Bump;
 use parking_lot::Mutex;
@@ -105,7 +105,7 @@ impl Pool {
             .spawn_handler(|thread| {
                 let builder = std::thread::Builder::new().name(format!("vanward-{}", thread.index()));
                 handles.push(builder.spawn(|| {
-                    enter_library_thread();
+                    quiet::enter();
                     thread.run();
                 })?);
                 Ok(())

@@ -4,11 +4,10 @@ pub mod cpu;
 pub mod cuda;
 pub mod host;
 
-use crate::capi::session::{
+use crate::abi::{
     VWD_DEVICE_AUTO, VWD_DEVICE_CPU, VWD_DEVICE_CUDA, VWD_STREAM_PREFETCH, VWD_STREAM_SELECT, VWD_STREAM_SPECULATE,
-    VWD_STREAM_WRITE_BACK, vwd_session_details, vwd_session_options,
+    VWD_STREAM_WRITE_BACK, vwd_session_details, vwd_session_options, vwd_stream,
 };
-use crate::capi::types::vwd_stream;
 use crate::core::status::{Code, Error, Result};
 use crate::core::tensor::{Checks, Device};
 use cpu::Cpu;
@@ -49,7 +48,6 @@ impl Default for Options {
 impl Options {
     pub fn from_c(c: &vwd_session_options) -> Result<Options> {
         const MOST_THREADS: u32 = 1024;
-        const MOST_STREAMS: u32 = 1024;
         let mut options = Options { device_id: c.device_id, ..Options::default() };
         options.device = match c.device {
             VWD_DEVICE_AUTO => Choice::Auto,
@@ -63,18 +61,12 @@ impl Options {
         if c.threads > MOST_THREADS {
             return Err(Error::argument("options.threads", c.threads, format!("at most {MOST_THREADS}")));
         }
-        if c.stream_count > MOST_STREAMS {
-            return Err(Error::argument("options.stream_count", c.stream_count, format!("at most {MOST_STREAMS}")));
-        }
         require_no_flags("options.flags", c.flags)?;
         if c.threads != 0 {
             options.threads = c.threads as usize;
         }
         if c.scratch_bytes != 0 {
             options.scratch_bytes = c.scratch_bytes as usize;
-        }
-        if c.stream_count != 0 {
-            options.stream_count = c.stream_count as usize;
         }
         if c.pinned_limit != 0 {
             options.pinned_limit = c.pinned_limit;

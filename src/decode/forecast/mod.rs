@@ -9,17 +9,15 @@ mod file;
 mod fit;
 mod map;
 
-use crate::capi::forecast::{
+use crate::abi::{
     VWD_ROPE_HALVES, VWD_ROPE_INTERLEAVED, vwd_forecast_accumulate_args, vwd_forecast_details, vwd_forecast_options,
-    vwd_forecast_project_args, vwd_rope,
+    vwd_forecast_project_args, vwd_rope, vwd_stream,
 };
-use crate::capi::session::vwd_session;
-use crate::capi::types::vwd_stream;
 use crate::core::dtype::{DType, Float};
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Device, Tensor};
-use crate::runtime::{On, Session};
+use crate::runtime::{On, Session, require_no_flags};
 use fit::Sums;
 use map::Map;
 use parking_lot::{Mutex, RwLock};
@@ -75,6 +73,7 @@ pub struct Options {
 
 impl Options {
     pub fn from_c(c: &vwd_forecast_options) -> Result<Options> {
+        require_no_flags("options.flags", c.flags)?;
         let shape = Shape {
             layers: c.layers as usize,
             input_dim: c.input_dim as usize,
@@ -103,10 +102,10 @@ pub struct Forecast {
 }
 
 impl Forecast {
-    pub fn create(session: &vwd_session, options: &Options) -> Result<Forecast> {
+    pub fn create(session: &Arc<Session>, options: &Options) -> Result<Forecast> {
         let (shape, ridge) = (options.shape, options.ridge);
         let sums = Mutex::new((0..shape.layers).map(|_| None).collect());
-        Ok(Forecast { session: session.0.clone(), shape, ridge, sums, maps: RwLock::new(vec![None; shape.layers]) })
+        Ok(Forecast { session: session.clone(), shape, ridge, sums, maps: RwLock::new(vec![None; shape.layers]) })
     }
 
     pub fn details(&self) -> vwd_forecast_details {
@@ -115,6 +114,7 @@ impl Forecast {
         let solved = || maps.iter().flatten();
         vwd_forecast_details {
             struct_size: size_of::<vwd_forecast_details>() as u32,
+            flags: 0,
             layers: self.shape.layers as u32,
             input_dim: self.shape.input_dim as u32,
             q_heads: self.shape.q_heads as u32,
@@ -155,7 +155,7 @@ impl Forecast {
         file::save(path, &self.shape, self.ridge, &maps)
     }
 
-    pub fn load(session: &vwd_session, path: &str) -> Result<Forecast> {
+    pub fn load(session: &Arc<Session>, path: &str) -> Result<Forecast> {
         let (shape, ridge, maps) = file::load(path)?;
         let forecast = Forecast::create(session, &Options { shape, ridge })?;
         *forecast.maps.write() = maps;
@@ -180,6 +180,7 @@ pub struct AccumulateRequest<'a> {
 
 impl<'a> AccumulateRequest<'a> {
     pub fn from_c(forecast: &Forecast, c: &'a vwd_forecast_accumulate_args) -> Result<AccumulateRequest<'a>> {
+        require_no_flags("flags", c.flags)?;
         let checks = Checks { device: Device::Cpu };
         let (shape, layer) = (forecast.shape, forecast.layer(c.layer)?);
         let x = checks.required("x", &c.x)?.of_any(DType::FLOATS)?.of_rank(2)?;
@@ -203,10 +204,15 @@ pub struct ProjectRequest<'a> {
 }
 
 impl<'a> ProjectRequest<'a> {
-    pub fn from_c(forecast: &Forecast, c: &'a vwd_forecast_project_args) -> Result<ProjectRequest<'a>> {
+    pub fn from_c(
+        forecast: &Forecast,
+        c: &'a vwd_forecast_project_args,
+        rope: &'a vwd_rope,
+    ) -> Result<ProjectRequest<'a>> {
+        require_no_flags("flags", c.flags)?;
         let checks = forecast.session.checks();
         let (shape, layer) = (forecast.shape, forecast.layer(c.layer)?);
-        let rope = Rope::from_c(&checks, &c.rope, shape.head_dim)?;
+        let rope = Rope::from_c(&checks, rope, shape.head_dim)?;
         let x = checks.required("x", &c.x)?.of_any(DType::FLOATS)?.of_rank(2)?;
         let x = x.of_shape(&[("B", x.dim(0)), ("input_dim", shape.input_dim)])?;
         let batch = ("B", x.dim(0));
@@ -244,6 +250,7 @@ struct Rope<'a> {
 
 impl<'a> Rope<'a> {
     fn from_c(checks: &Checks, c: &'a vwd_rope, head_dim: usize) -> Result<Rope<'a>> {
+        require_no_flags("rope.flags", c.flags)?;
         let interleaved = match c.style {
             VWD_ROPE_HALVES => false,
             VWD_ROPE_INTERLEAVED => true,

@@ -6,13 +6,13 @@
 
 use super::cpu::{forecast, smooth};
 use super::{Ratio, check_holt};
-use crate::capi::predictor::{vwd_holt, vwd_predictor_calibrate_args};
+use crate::abi::{vwd_holt, vwd_predictor_calibrate_args};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::ops::topk::{Budget, select_top};
 use crate::runtime::cpu::Cpu;
-use crate::runtime::{On, Session};
+use crate::runtime::{On, Session, require_no_flags};
 
 pub struct CalibrateRequest<'a> {
     ratio: Ratio,
@@ -30,6 +30,7 @@ impl<'a> CalibrateRequest<'a> {
     /// # Safety
     /// The C contract of grid: NULL or `grid_count` points.
     pub unsafe fn from_c(session: &Session, c: &'a vwd_predictor_calibrate_args) -> Result<CalibrateRequest<'a>> {
+        require_no_flags("flags", c.flags)?;
         let grid = match (c.grid.is_null(), c.grid_count) {
             (true, 0) => built_in_grid(),
             (true, count) => {

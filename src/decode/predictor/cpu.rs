@@ -1,7 +1,7 @@
 //! The predictor on the CPU: one task per (sequence, KV head), one pass over its blocks.
 
 use super::{PredictRequest, ResetRequest, UpdateRequest};
-use crate::capi::predictor::vwd_holt;
+use crate::abi::vwd_holt;
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::topk::{Budget, select_top};

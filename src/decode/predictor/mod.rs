@@ -9,10 +9,10 @@ mod cpu;
 
 pub use calibrate::{CalibrateRequest, calibrate};
 
-use crate::capi::predictor::{
+use crate::abi::{
     vwd_holt, vwd_predictor_predict_args, vwd_predictor_reset_args, vwd_predictor_state, vwd_predictor_update_args,
+    vwd_stream, vwd_tensor,
 };
-use crate::capi::types::{vwd_stream, vwd_tensor};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};

@@ -7,13 +7,15 @@ pub mod cpu;
 mod partial;
 
 use super::views::{BlockList, Heads, PagedKv, State, scale_or_default};
-use crate::capi::attention::{vwd_attention_args, vwd_merge_states_args};
-use crate::capi::types::{vwd_attention_partials, vwd_attention_state, vwd_paged_kv, vwd_stream, vwd_tensor};
+use crate::abi::{
+    vwd_attention_args, vwd_attention_partials, vwd_attention_state, vwd_merge_states_args, vwd_paged_kv, vwd_stream,
+    vwd_tensor,
+};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Name, Tensor};
-use crate::runtime::{On, Session};
+use crate::runtime::{On, Session, require_no_flags};
 
 /// Tokens that are attended together where the contract leaves it open: without a list, and for lists of single tokens.
 const TOKENS: usize = 64;
@@ -156,9 +158,10 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    pub fn from_c(session: &Session, c: &'a vwd_attention_args) -> Result<Request<'a>> {
+    pub fn from_c(session: &Session, c: &'a vwd_attention_args, kv: &'a vwd_paged_kv) -> Result<Request<'a>> {
+        require_no_flags("flags", c.flags)?;
         let checks = &session.checks();
-        let mut problem = Problem::from_c(checks, &c.q, &c.kv, c.scale, c.block_size)?;
+        let mut problem = Problem::from_c(checks, &c.q, kv, c.scale, c.block_size)?;
         let (batch, heads) = (problem.batch(), problem.heads);
         let list = BlockList::optional_from_c(checks, &c.list, ["list.ids", "list.counts"], batch, heads.kv)?;
         match list {
@@ -205,6 +208,7 @@ impl<'a> MergeRequest<'a> {
     /// # Safety
     /// `inputs` is NULL or holds `input_count` states.
     pub unsafe fn from_c(session: &Session, c: &'a vwd_merge_states_args) -> Result<MergeRequest<'a>> {
+        require_no_flags("flags", c.flags)?;
         let checks = &session.checks();
         let count = c.input_count as usize;
         if !(1..=MOST_INPUTS).contains(&count) {

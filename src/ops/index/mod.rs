@@ -6,8 +6,10 @@
 mod cpu;
 
 use super::views::{Heads, MAX_DIM, Pages, check_head_dim};
-use crate::capi::index::{vwd_channel_importance_args, vwd_index_update_args};
-use crate::capi::types::{VWD_INDEX_LABEL, VWD_INDEX_MEAN, VWD_INDEX_MINMAX, vwd_index, vwd_stream};
+use crate::abi::{
+    VWD_INDEX_LABEL, VWD_INDEX_MEAN, VWD_INDEX_MINMAX, vwd_channel_importance_args, vwd_index, vwd_index_update_args,
+    vwd_stream,
+};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
@@ -98,6 +100,7 @@ impl<'a> Labels<'a> {
 impl<'a> Index<'a> {
     /// `dim` is D, and `batch` the number of sequences.
     pub fn from_c(checks: &Checks, c: &'a vwd_index, batch: usize, dim: usize) -> Result<Index<'a>> {
+        require_no_flags("index.flags", c.flags)?;
         let float = |name, t| checks.required(name, t)?.of_any(DType::FLOATS)?.of_rank(4);
         let (kind, shape) = match c.kind {
             VWD_INDEX_MINMAX => {
@@ -238,7 +241,7 @@ pub struct UpdateRequest<'a> {
 }
 
 impl<'a> UpdateRequest<'a> {
-    pub fn from_c(session: &Session, c: &'a vwd_index_update_args) -> Result<UpdateRequest<'a>> {
+    pub fn from_c(session: &Session, c: &'a vwd_index_update_args, index: &'a vwd_index) -> Result<UpdateRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let checks = session.checks();
         let k = checks.required("k", &c.k)?.of_any(DType::FLOATS)?.of_rank(4)?;
@@ -248,7 +251,7 @@ impl<'a> UpdateRequest<'a> {
             Some(begin) => Some(begin.of(DType::I32)?.of_shape(&[("B", pages.batch())])?),
             None => None,
         };
-        let index = Index::from_c(&checks, &c.index, pages.batch(), k.dim(3))?;
+        let index = Index::from_c(&checks, index, pages.batch(), k.dim(3))?;
         if let Kind::MinMax { block_size, max, .. } = &index.kind {
             pages.check_block_size("index.block_size", *block_size)?;
             max.of(k.dtype)?;

@@ -6,13 +6,12 @@ mod cpu;
 mod cuda;
 
 use super::verify;
-use crate::capi::types::{vwd_stream, vwd_tensor};
-use crate::capi::verify::{vwd_pack_args, vwd_verify_pack_args};
+use crate::abi::{vwd_pack_args, vwd_stream, vwd_tensor, vwd_verify_pack_args};
 use crate::core::dtype::DType;
 use crate::core::overlap::{self, Hull, Range};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Name, Template, Tensor};
-use crate::runtime::{On, Session};
+use crate::runtime::{On, Session, require_no_flags};
 use std::mem::MaybeUninit;
 
 /// The tensors to pack and where to: checked, and read from the caller's arrays when needed, so that a call of any length
@@ -218,6 +217,7 @@ impl<'a> Request<'a> {
     /// The arrays rows and packed hold tensor_count tensors.
     #[inline(always)]
     pub unsafe fn from_c(session: &Session, c: &'a vwd_pack_args) -> Result<Request<'a>> {
+        require_no_flags("flags", c.flags)?;
         let checks = session.checks();
         let accepted = checks.required("accepted", &c.accepted)?.of(DType::I32)?.of_rank(1)?;
         let offsets = check_offsets(&checks, &c.offsets, accepted.dim(0))?;
@@ -242,6 +242,7 @@ impl<'a> VerifiedRequest<'a> {
     /// The arrays rows and packed hold tensor_count tensors.
     #[inline(always)]
     pub unsafe fn from_c(session: &Session, c: &'a vwd_verify_pack_args) -> Result<VerifiedRequest<'a>> {
+        require_no_flags("flags", c.flags)?;
         let checks = session.checks();
         let verify = verify::Request::unchecked_overlap(&checks, &verify::Given::from(c))?;
         let offsets = check_offsets(&checks, &c.offsets, verify.batch())?;

@@ -2,13 +2,12 @@
 
 mod cpu;
 
-use crate::capi::prefetch::{VWD_GATHER_COPY_ENGINE, vwd_gather_blocks_args};
-use crate::capi::types::vwd_stream;
+use crate::abi::{VWD_GATHER_COPY_ENGINE, vwd_gather_blocks_args, vwd_stream};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::runtime::{On, Session};
+use crate::runtime::{On, Session, require_no_flags};
 
 /// Checked arguments of `vwd_gather_blocks`.
 pub struct GatherRequest<'a> {
@@ -26,6 +25,7 @@ pub struct GatherRequest<'a> {
 
 impl<'a> GatherRequest<'a> {
     pub fn from_c(session: &Session, c: &'a vwd_gather_blocks_args) -> Result<GatherRequest<'a>> {
+        require_no_flags("flags", c.flags)?;
         let checks = session.checks();
         if c.engine > VWD_GATHER_COPY_ENGINE {
             return Err(Error::argument("engine", c.engine, "a VWD_GATHER_* value (0 to 2)"));

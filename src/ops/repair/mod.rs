@@ -7,8 +7,7 @@ mod cpu;
 
 use super::attention::{Outputs, Problem, group, partials_from_c, tensors};
 use super::views::{BlockList, State};
-use crate::capi::attention::{VWD_REPAIR_EXACT, VWD_REPAIR_SUPERSET, vwd_repair_args};
-use crate::capi::types::vwd_stream;
+use crate::abi::{VWD_REPAIR_EXACT, VWD_REPAIR_SUPERSET, vwd_paged_kv, vwd_repair_args, vwd_stream};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
@@ -38,10 +37,10 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    pub fn from_c(session: &Session, c: &'a vwd_repair_args) -> Result<Request<'a>> {
+    pub fn from_c(session: &Session, c: &'a vwd_repair_args, kv: &'a vwd_paged_kv) -> Result<Request<'a>> {
         let checks = &session.checks();
         require_no_flags("flags", c.flags)?;
-        let problem = Problem::from_c(checks, &c.q, &c.kv, c.scale, c.block_size)?;
+        let problem = Problem::from_c(checks, &c.q, kv, c.scale, c.block_size)?;
         problem.kv.pages.check_block_size("block_size", problem.block_size)?;
         let (batch, heads) = (problem.batch(), problem.heads);
         let names = ["predicted.ids", "predicted.counts"];

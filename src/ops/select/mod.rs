@@ -7,8 +7,7 @@ mod cpu;
 use super::index::{Index, Kind, Labels, Windows};
 use super::topk::Budget;
 use super::views::{BlockList, Heads, check_head_dim, scale_or_default};
-use crate::capi::select::*;
-use crate::capi::types::{VWD_INDEX_LABEL, VWD_INDEX_MEAN, VWD_INDEX_MINMAX, vwd_index, vwd_stream, vwd_tensor};
+use crate::abi::*;
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
@@ -31,12 +30,7 @@ pub struct Queries<'a> {
 }
 
 impl<'a> Queries<'a> {
-    fn from_c(
-        checks: &Checks,
-        q: &'a vwd_tensor,
-        index: &'a crate::capi::types::vwd_index,
-        lens: &'a vwd_tensor,
-    ) -> Result<Queries<'a>> {
+    fn from_c(checks: &Checks, q: &'a vwd_tensor, index: &'a vwd_index, lens: &'a vwd_tensor) -> Result<Queries<'a>> {
         let q = checks.required("q", q)?.of_any(DType::FLOATS)?.of_rank(3)?;
         check_head_dim(&q, q.dim(2))?;
         let index = Index::from_c(checks, index, q.dim(0), q.dim(2))?;
@@ -131,16 +125,16 @@ pub struct BlocksRequest<'a> {
 }
 
 impl<'a> BlocksRequest<'a> {
-    pub fn from_c(session: &Session, c: &'a vwd_select_blocks_args) -> Result<BlocksRequest<'a>> {
+    pub fn from_c(session: &Session, c: &'a vwd_select_blocks_args, index: &'a vwd_index) -> Result<BlocksRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         match c.method {
-            VWD_SELECT_MINMAX => check_kind(&c.index, VWD_INDEX_MINMAX, "VWD_INDEX_MINMAX"),
-            VWD_SELECT_MEAN_SOFTMAX | VWD_SELECT_MEAN_DOT => check_kind(&c.index, VWD_INDEX_MEAN, "VWD_INDEX_MEAN"),
-            VWD_SELECT_LABEL_MASS => check_kind(&c.index, VWD_INDEX_LABEL, "VWD_INDEX_LABEL"),
+            VWD_SELECT_MINMAX => check_kind(index, VWD_INDEX_MINMAX, "VWD_INDEX_MINMAX"),
+            VWD_SELECT_MEAN_SOFTMAX | VWD_SELECT_MEAN_DOT => check_kind(index, VWD_INDEX_MEAN, "VWD_INDEX_MEAN"),
+            VWD_SELECT_LABEL_MASS => check_kind(index, VWD_INDEX_LABEL, "VWD_INDEX_LABEL"),
             other => Err(Error::argument("method", other, "a VWD_SELECT_* value (1 to 4)")),
         }?;
         let checks = session.checks();
-        let mut queries = Queries::from_c(&checks, &c.q, &c.index, &c.seq_lens)?;
+        let mut queries = Queries::from_c(&checks, &c.q, index, &c.seq_lens)?;
         queries.block_size = check_block_size(c.block_size)?;
         let (batch, heads) = (queries.batch(), queries.heads);
         let names = ["candidates.ids", "candidates.counts"];
@@ -213,10 +207,11 @@ pub struct TokensRequest<'a> {
 }
 
 impl<'a> TokensRequest<'a> {
-    pub fn from_c(session: &Session, c: &'a vwd_select_tokens_args) -> Result<TokensRequest<'a>> {
-        check_kind(&c.index, VWD_INDEX_LABEL, "VWD_INDEX_LABEL")?;
+    pub fn from_c(session: &Session, c: &'a vwd_select_tokens_args, index: &'a vwd_index) -> Result<TokensRequest<'a>> {
+        require_no_flags("flags", c.flags)?;
+        check_kind(index, VWD_INDEX_LABEL, "VWD_INDEX_LABEL")?;
         let checks = session.checks();
-        let mut queries = Queries::from_c(&checks, &c.q, &c.index, &c.seq_lens)?;
+        let mut queries = Queries::from_c(&checks, &c.q, index, &c.seq_lens)?;
         queries.block_size = check_block_size(c.block_size)?;
         queries.scale = scale_or_default(c.scale, queries.heads.dim)?;
         let (batch, kv) = (queries.batch(), queries.heads.kv);
@@ -254,11 +249,7 @@ fn check_block_size(block_size: u32) -> Result<usize> {
     Ok(block_size as usize)
 }
 
-fn selected_from_c<'a>(
-    checks: &Checks,
-    c: &'a crate::capi::types::vwd_block_list,
-    queries: &Queries,
-) -> Result<BlockList<'a>> {
+fn selected_from_c<'a>(checks: &Checks, c: &'a vwd_block_list, queries: &Queries) -> Result<BlockList<'a>> {
     let names = ["selected.ids", "selected.counts"];
     BlockList::from_c(checks, c, names, queries.batch(), queries.heads.kv)?.writable()
 }

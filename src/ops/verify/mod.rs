@@ -5,8 +5,7 @@
 pub(super) mod cpu;
 pub(super) mod cuda;
 
-use crate::capi::types::{vwd_stream, vwd_tensor};
-use crate::capi::verify::{vwd_verify_args, vwd_verify_pack_args};
+use crate::abi::{vwd_stream, vwd_tensor, vwd_verify_args, vwd_verify_pack_args};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};

@@ -10,8 +10,7 @@ mod pinned;
 pub use module::{Grid, Kernel, Kind};
 
 use super::Options;
-use crate::capi::session::{VWD_DEVICE_CUDA, vwd_session_details};
-use crate::capi::types::vwd_stream;
+use crate::abi::{VWD_DEVICE_CUDA, vwd_session_details, vwd_stream};
 use crate::core::dtype::DType;
 use crate::core::status::{Code, Error, Result};
 use arena::Arenas;

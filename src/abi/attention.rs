@@ -1,0 +1,137 @@
+//! Attention over a selection, joining of states, and repair of a wrong prediction.
+
+use super::{Versioned, vwd_block_list, vwd_tensor};
+
+/// Paged keys and values of one layer.
+///
+/// flags       Must be 0.
+/// k           [pages, P, Hk, D]   float32, float16, bfloat16, float8_e4m3fn or float8_e5m2. D a multiple of 8, 16 … 576.
+/// v           [pages, P, Hk, Dv]  dtype of k; Dv likewise. May be a view of k's memory (MLA: its first 512 channels).
+/// page_table  [B, max_pages]      int32, optional. Page p of sequence i is page_table[i, p]. Absent: sequence i is page i
+///                                 alone, so that k is [B, T, Hk, D]; with the slots of a list, see `vwd_block_list`. A page
+///                                 outside 0 … pages−1 holds no tokens.
+/// seq_lens    [B]                 int32. Tokens of each sequence; clamped to 0 … what its pages can hold.
+/// k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Key = stored value · scale.
+/// v_scale     [1], [Hk] or [pages, P, Hk]  likewise.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_paged_kv {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub k: vwd_tensor,
+    pub v: vwd_tensor,
+    pub page_table: vwd_tensor,
+    pub seq_lens: vwd_tensor,
+    pub k_scale: vwd_tensor,
+    pub v_scale: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_paged_kv {}
+
+/// Attention state per query head: out = acc / l, lse = m + ln l. Natural logarithms, s = scale·q·k.
+/// Nothing attended: acc = 0, m = −inf, l = 0. Final: it does not grow.
+///
+/// acc  [B, Hq, Dv] or [B, Q, Hq, Dv]  float32. Σ e^(s−m) v
+/// m    [B, Hq] or [B, Q, Hq]          float32. max s
+/// l    [B, Hq] or [B, Q, Hq]          float32. Σ e^(s−m)
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_attention_state {
+    pub acc: vwd_tensor,
+    pub m: vwd_tensor,
+    pub l: vwd_tensor,
+}
+
+/// Attention state per entry of a block list (per group of `partial_blocks` consecutive entries). Final: it does not grow.
+///
+/// acc  [B, Hq, groups, Dv] or [B, Q, Hq, groups, Dv]  float32; groups = ⌈cap / partial_blocks⌉
+/// m    [B, Hq, groups] or [B, Q, Hq, groups]          float32
+/// l    [B, Hq, groups] or [B, Q, Hq, groups]          float32
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_attention_partials {
+    pub acc: vwd_tensor,
+    pub m: vwd_tensor,
+    pub l: vwd_tensor,
+}
+
+/// Arguments of `vwd_attention`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_attention_args {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    pub block_size: u32,
+    pub partial_blocks: u32,
+    pub scale: f32,
+    pub soft_cap: f32,
+    pub window: u32,
+    pub kv: *const vwd_paged_kv,
+    pub q: vwd_tensor,
+    pub q_lens: vwd_tensor,
+    pub list: vwd_block_list,
+    pub sinks: vwd_tensor,
+    pub out: vwd_tensor,
+    pub lse: vwd_tensor,
+    pub state: vwd_attention_state,
+    pub partials: vwd_attention_partials,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_attention_args {}
+
+/// Arguments of `vwd_merge_states`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_merge_states_args {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    /// Length of the array inputs.
+    pub input_count: u32,
+    pub inputs: *const vwd_attention_state,
+    pub sinks: vwd_tensor,
+    pub out: vwd_tensor,
+    pub lse: vwd_tensor,
+    pub state: vwd_attention_state,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_merge_states_args {}
+
+/// The result covers predicted ∪ selected blocks (PRR): what was predicted in vain stays in.
+pub const VWD_REPAIR_SUPERSET: u32 = 1;
+/// The result covers the selected blocks alone.
+pub const VWD_REPAIR_EXACT: u32 = 2;
+
+/// Arguments of `vwd_repair`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_repair_args {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    pub mode: u32,
+    pub block_size: u32,
+    pub partial_blocks: u32,
+    pub scale: f32,
+    pub soft_cap: f32,
+    pub window: u32,
+    pub kv: *const vwd_paged_kv,
+    pub q: vwd_tensor,
+    pub q_lens: vwd_tensor,
+    pub predicted: vwd_block_list,
+    pub selected: vwd_block_list,
+    pub predicted_state: vwd_attention_state,
+    pub predicted_partials: vwd_attention_partials,
+    pub sinks: vwd_tensor,
+    pub out: vwd_tensor,
+    pub lse: vwd_tensor,
+    pub state: vwd_attention_state,
+    pub missed_counts: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_repair_args {}

@@ -1,0 +1,34 @@
+//! The C ABI's plain data: every struct and constant of `vanward.h`, in the order in which the header has them.
+//!
+//! The ground floor: everybody reads it, and it reads nothing. Functions are in `capi`, one file per family as here.
+//! Doc comments become the header's comments.
+#![allow(non_camel_case_types)]
+
+mod attention;
+mod forecast;
+mod index;
+mod predictor;
+mod prefetch;
+mod select;
+mod session;
+mod types;
+mod verify;
+
+pub use attention::*;
+pub use forecast::*;
+pub use index::*;
+pub use predictor::*;
+pub use prefetch::*;
+pub use select::*;
+pub use session::*;
+pub use types::*;
+pub use verify::*;
+
+/// A C struct that starts with `uint32_t struct_size` and may grow at its end.
+///
+/// # Safety
+/// `repr(C)`, `struct_size: u32` first, and all-zero bytes are a valid value.
+pub unsafe trait Versioned: Copy {
+    /// Sizes at which earlier callers may have compiled it, this one's included, ascending.
+    const KNOWN_SIZES: &'static [usize] = &[size_of::<Self>()];
+}

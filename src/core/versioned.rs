@@ -1,0 +1,117 @@
+//! Structs of the C ABI that carry their size, so that they may grow.
+
+use super::status::{Error, Result};
+use crate::abi::Versioned;
+use std::mem::MaybeUninit;
+
+/// Reads a versioned struct where it lies; an earlier, smaller one is completed with zeros in `room`. A later, larger one
+/// is fine if what it adds is zero.
+///
+/// # Safety
+/// `source` is NULL or points to at least `struct_size` readable bytes, which nothing changes during the call.
+#[inline(always)]
+pub unsafe fn versioned<'a, T: Versioned>(source: *const T, name: &str, room: &'a mut MaybeUninit<T>) -> Result<&'a T> {
+    if source.is_null() {
+        return Err(Error::argument(name, "NULL", "a pointer to its struct"));
+    }
+    if !source.is_aligned() {
+        return Err(Error::argument(name, format!("{source:p} is misaligned"), "alignment to 8 bytes"));
+    }
+    // SAFETY: not NULL and aligned; every versioned struct starts with its size, which states what is readable.
+    unsafe {
+        let size = source.cast::<u32>().read() as usize;
+        if size < size_of::<T>() {
+            return complete(source, size, name, room);
+        }
+        if size > size_of::<T>() {
+            require_zeros_after(source, size, name)?;
+        }
+        Ok(&*source)
+    }
+}
+
+/// The same where NULL stands for a struct of zeros.
+///
+/// # Safety
+/// As for [`versioned`].
+pub unsafe fn optional_versioned<'a, T: Versioned>(
+    source: *const T,
+    name: &str,
+    room: &'a mut MaybeUninit<T>,
+) -> Result<&'a T> {
+    if source.is_null() {
+        *room = MaybeUninit::zeroed();
+        // SAFETY: T accepts all-zero bytes.
+        return Ok(unsafe { room.assume_init_ref() });
+    }
+    // SAFETY: forwarded to the caller.
+    unsafe { versioned(source, name, room) }
+}
+
+/// The struct of an earlier caller, the rest zero.
+///
+/// # Safety
+/// `source` points to `size` readable bytes, fewer than T has.
+#[cold]
+unsafe fn complete<'a, T: Versioned>(
+    source: *const T,
+    size: usize,
+    name: &str,
+    room: &'a mut MaybeUninit<T>,
+) -> Result<&'a T> {
+    if !T::KNOWN_SIZES.contains(&size) {
+        let known: Vec<String> = T::KNOWN_SIZES.iter().map(usize::to_string).collect();
+        let expected = format!("{} (initialise with the _INIT macro)", known.join(" or "));
+        return Err(Error::argument(&format!("{name}.struct_size"), size, expected));
+    }
+    // SAFETY: T accepts all-zero bytes, and size bytes are readable from source.
+    unsafe {
+        *room = MaybeUninit::zeroed();
+        std::ptr::copy_nonoverlapping(source.cast::<u8>(), room.as_mut_ptr().cast::<u8>(), size);
+        Ok(room.assume_init_ref())
+    }
+}
+
+/// A later caller may not have set what this version does not know.
+///
+/// # Safety
+/// `source` points to `size` readable bytes, more than T has.
+#[cold]
+unsafe fn require_zeros_after<T: Versioned>(source: *const T, size: usize, name: &str) -> Result<()> {
+    const LARGEST: usize = 1 << 16;
+    let full = size_of::<T>();
+    if size > LARGEST {
+        let expected = format!("at most {LARGEST} (initialise with the _INIT macro)");
+        return Err(Error::argument(&format!("{name}.struct_size"), size, expected));
+    }
+    // SAFETY: the caller states that struct_size bytes are readable.
+    let extra = unsafe { std::slice::from_raw_parts(source.cast::<u8>().add(full), size - full) };
+    if extra.iter().any(|&byte| byte != 0) {
+        let found = format!("{size} bytes with fields set that this version does not know");
+        return Err(Error::argument(name, found, format!("{full} bytes, or zeros after them")));
+    }
+    Ok(())
+}
+
+/// Writes a versioned result no further than the caller's `struct_size`, which stays as it was.
+///
+/// # Safety
+/// `target` is NULL or points to at least `struct_size` writable bytes.
+pub unsafe fn write_versioned<T: Versioned>(target: *mut T, value: &T, name: &str) -> Result<()> {
+    let mut room = MaybeUninit::uninit();
+    // SAFETY: forwarded to the caller; versioned checks the pointer.
+    let size = unsafe {
+        versioned(target.cast_const(), name, &mut room)?;
+        target.cast::<u32>().read() as usize
+    };
+    let head = size_of::<u32>();
+    // SAFETY: both hold at least min(size, full) bytes.
+    unsafe {
+        std::ptr::copy_nonoverlapping(
+            (&raw const *value).cast::<u8>().add(head),
+            target.cast::<u8>().add(head),
+            size.min(size_of::<T>()) - head,
+        );
+    }
+    Ok(())
+}
