@@ -9,12 +9,12 @@ use rayon::prelude::*;
 use std::cell::Cell;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use vanward::capi::attention::*;
-use vanward::capi::types::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 #[path = "../tests/support/mod.rs"]
 mod support;
-use support::{Rng, args};
+use support::{Rng, absent, args};
 
 const HEADS: usize = 32;
 const KV_HEADS: usize = 8;
@@ -110,10 +110,12 @@ fn main() {
         v: tensor(&pool.v, 2, &kv, &strides),
         page_table: tensor(&table, 0, &[1, POOL], &[POOL, 1]),
         seq_lens: tensor(&lens, 0, &[1], &[1]),
+        ..args()
     };
     let list = |lists, turn| vwd_block_list {
         ids: tensor(of_turn(lists, turn), 0, &[1, KV_HEADS, SELECTED], &[KV_HEADS * SELECTED, SELECTED, 1]),
         counts: tensor(&counts, 0, &[1, KV_HEADS], &[KV_HEADS, 1]),
+        slots: absent(),
     };
     let (acc, m) = (vec![0f32; HEADS * SELECTED * DIM], [vec![0f32; HEADS * SELECTED], vec![0f32; HEADS * SELECTED]]);
     let per_head = |m| tensor::<f32>(m, 2, &[1, HEADS, SELECTED], &[HEADS * SELECTED, SELECTED, 1]);
@@ -125,7 +127,7 @@ fn main() {
     };
     let attend = |list: vwd_block_list, partials: Option<vwd_attention_partials>| {
         let mut call =
-            vwd_attention_args { block_size: BLOCK as u32, q: rows(&q), kv, list, out: rows(&out), ..args() };
+            vwd_attention_args { block_size: BLOCK as u32, kv: &kv, q: rows(&q), list, out: rows(&out), ..args() };
         call.partials = partials.unwrap_or(call.partials);
         // SAFETY: the tensors live as long as main.
         support::assert_ok(unsafe { vwd_attention(session.raw(), &call, std::ptr::null_mut()) });
@@ -134,8 +136,8 @@ fn main() {
         let call = vwd_repair_args {
             mode: VWD_REPAIR_EXACT,
             block_size: BLOCK as u32,
+            kv: &kv,
             q: rows(&q),
-            kv,
             predicted: list(&pool.predicted, turn),
             selected: list(&pool.ids, turn),
             predicted_partials: partials,

@@ -3,8 +3,8 @@
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::ptr::null_mut;
-use vanward::capi::types::*;
-use vanward::capi::verify::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 #[path = "../tests/support/mod.rs"]
 mod support;

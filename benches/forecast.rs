@@ -9,8 +9,8 @@ use std::ffi::CString;
 use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use vanward::capi::forecast::*;
-use vanward::capi::types::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 #[path = "../tests/support/mod.rs"]
 mod support;

@@ -8,8 +8,8 @@ use rayon::prelude::*;
 use std::cell::Cell;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use vanward::capi::select::*;
-use vanward::capi::types::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -72,6 +72,13 @@ fn main() {
     let (ids, counts) = (vec![0i32; KV_HEADS * SELECTED], vec![0i32; KV_HEADS]);
     let select = |turn: usize| {
         let summaries = |side: &[f16]| tensor(part(side, turn), 2, &[1, BLOCKS, KV_HEADS, DIM]);
+        let index = vwd_index {
+            kind: VWD_INDEX_MINMAX,
+            block_size: BLOCK as u32,
+            key_max: summaries(&max),
+            key_min: summaries(&min),
+            ..args()
+        };
         let call = vwd_select_blocks_args {
             method: VWD_SELECT_MINMAX,
             block_size: BLOCK as u32,
@@ -79,24 +86,12 @@ fn main() {
             init_blocks: 1,
             local_blocks: 2,
             q: tensor(&q, 2, &[1, HEADS, DIM]),
-            index: vwd_index {
-                kind: VWD_INDEX_MINMAX,
-                block_size: BLOCK as u32,
-                window: 0,
-                stride: 0,
-                table: absent(),
-                key_max: summaries(&max),
-                key_min: summaries(&min),
-                means: absent(),
-                labels: absent(),
-                label_scale: absent(),
-                label_min: absent(),
-                channels: absent(),
-            },
+            index: &index,
             seq_lens: tensor(&lens, 0, &[1]),
             selected: vwd_block_list {
                 ids: tensor(&ids, 0, &[1, KV_HEADS, SELECTED]),
                 counts: tensor(&counts, 0, &[1, KV_HEADS]),
+                slots: absent(),
             },
             ..args()
         };

@@ -3,7 +3,8 @@
 use std::alloc::{GlobalAlloc, Layout as Size, System};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use vanward::capi::verify::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 mod support;
 use support::*;

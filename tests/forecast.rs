@@ -8,10 +8,11 @@ use serde_json::{Value, json};
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use support::{
-    Array, BF16, Backend, DType, F16, F32, I32, Layout, Rng, Tensor, args, assert_fails, assert_ok, last_error, rounds,
+    Array, BF16, Backend, DType, F16, F32, I32, Layout, Rng, Tensor, args, assert_fails, assert_ok, kept, last_error,
+    rounds,
 };
-use vanward::capi::forecast::*;
-use vanward::capi::types::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 // --- the library -----------------------------------------------------------------------------------------------------
 
@@ -106,7 +107,14 @@ impl<'b> Forecast<'b> {
     fn project_tensors(&self, layer: u32, x: &Tensor, positions: &[i64], rope: vwd_rope, q: &Tensor) -> vwd_status {
         let positions = Array::new(&[positions.len()], positions.to_vec());
         let positions = Tensor::ints(self.backend, I32, &positions, &Layout::default());
-        let args = vwd_forecast_project_args { layer, rope, x: x.c(), positions: positions.c(), q: q.c(), ..args() };
+        let args = vwd_forecast_project_args {
+            layer,
+            rope: kept(rope),
+            x: x.c(),
+            positions: positions.c(),
+            q: q.c(),
+            ..args()
+        };
         // SAFETY: everything is alive.
         unsafe { vwd_forecast_project(self.raw, &args, self.backend.stream()) }
     }
@@ -467,6 +475,7 @@ fn rotates_as_complex_numbers_do() {
             theta: rng.pick(&[0.0, 10000.0, 500000.0]),
             attention_factor: rng.pick(&[0.0, 1.0, 1.25]),
             inv_freq: own_tensor.as_ref().map_or(support::absent(), Tensor::c),
+            ..args()
         };
         // 0 means all channels, but for the last of an odd number.
         let rotary = if rotary == 0 { shape.dim / 2 * 2 } else { rotary };
@@ -604,12 +613,12 @@ fn a_forecast_outlives_its_session() {
     let mut session = std::ptr::null_mut();
     let mut raw = std::ptr::null_mut();
     let options = vwd_forecast_options { layers: 1, input_dim: 4, q_heads: 1, head_dim: 2, ..args() };
-    let session_options = vanward::capi::session::vwd_session_options { device: 1, threads: 2, ..args() };
+    let session_options = vanward::abi::vwd_session_options { device: 1, threads: 2, ..args() };
     // SAFETY: everything is alive where it is used; the session is released once.
     unsafe {
-        assert_ok(vanward::capi::session::vwd_session_create(&session_options, &mut session));
+        assert_ok(vanward::capi::vwd_session_create(&session_options, &mut session));
         assert_ok(vwd_forecast_create(session, &options, &mut raw));
-        vanward::capi::session::vwd_session_release(session);
+        vanward::capi::vwd_session_release(session);
     }
     let forecast = Forecast { backend: &backend, shape, raw };
     let text = Activations::random(&mut Rng::new(1), &shape, 9);
@@ -830,7 +839,7 @@ fn bad_arguments_are_named_and_nothing_is_written() {
     let positions = Tensor::ints(&backend, I32, &Array::filled(&[3], 7), &plain);
     let q = forecast.output(F32, 3, &plain);
     let rope = vwd_rope { rotary_dim: 4, ..no_rope() };
-    let good = vwd_forecast_project_args { rope, x: x.c(), positions: positions.c(), q: q.c(), ..args() };
+    let good = vwd_forecast_project_args { rope: kept(rope), x: x.c(), positions: positions.c(), q: q.c(), ..args() };
     let project = |name: &str, change: &dyn Fn(&mut vwd_forecast_project_args)| {
         let mut args = good;
         change(&mut args);
@@ -841,13 +850,13 @@ fn bad_arguments_are_named_and_nothing_is_written() {
     };
     project("layer", &|a| a.layer = 2);
     project("layer: 1 has no map", &|a| a.layer = 1);
-    project("rope.style", &|a| a.rope.style = 2);
-    project("rope.rotary_dim", &|a| a.rope.rotary_dim = 3);
-    project("rope.rotary_dim", &|a| a.rope.rotary_dim = 6);
-    project("rope.theta", &|a| a.rope.theta = -1.0);
-    project("rope.theta", &|a| a.rope.theta = f32::NAN);
-    project("rope.attention_factor", &|a| a.rope.attention_factor = f32::INFINITY);
-    project("rope.inv_freq", &|a| a.rope.inv_freq = a.positions);
+    project("rope.style", &|a| a.rope = kept(vwd_rope { style: 2, ..rope }));
+    project("rope.rotary_dim", &|a| a.rope = kept(vwd_rope { rotary_dim: 3, ..rope }));
+    project("rope.rotary_dim", &|a| a.rope = kept(vwd_rope { rotary_dim: 6, ..rope }));
+    project("rope.theta", &|a| a.rope = kept(vwd_rope { theta: -1.0, ..rope }));
+    project("rope.theta", &|a| a.rope = kept(vwd_rope { theta: f32::NAN, ..rope }));
+    project("rope.attention_factor", &|a| a.rope = kept(vwd_rope { attention_factor: f32::INFINITY, ..rope }));
+    project("rope.inv_freq", &|a| a.rope = kept(vwd_rope { inv_freq: a.positions, ..rope }));
     project("x", &|a| a.x.shape[1] = 5);
     project("positions", &|a| a.positions.shape[0] = 2);
     project("q", &|a| a.q.shape[2] = 4);

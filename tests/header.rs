@@ -10,6 +10,9 @@ fn header_is_in_step_with_the_rust_declarations() {
     let families = ["types", "session", "verify", "index", "select", "attention", "prefetch", "predictor", "forecast"];
     let mut builder = cbindgen::Builder::new().with_config(config);
     for family in families {
+        builder = builder.with_src(root.join(format!("src/abi/{family}.rs")));
+    }
+    for family in &families[1..] {
         builder = builder.with_src(root.join(format!("src/capi/{family}.rs")));
     }
     let bindings = builder.generate().expect("cbindgen");

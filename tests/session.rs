@@ -7,11 +7,9 @@ use std::mem::offset_of;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::*;
+use vanward::abi::*;
 use vanward::capi::boundary::boundary;
-use vanward::capi::forecast::*;
-use vanward::capi::session::*;
-use vanward::capi::types::*;
-use vanward::capi::verify::*;
+use vanward::capi::*;
 
 // --- creation and release --------------------------------------------------------------------------------------------
 
@@ -33,7 +31,6 @@ fn session_refuses_options_that_make_no_sense() {
     }
     refuse(&vwd_session_options { threads: 1025, ..cpu() }, "options.threads: ");
     refuse(&vwd_session_options { threads: u32::MAX, ..cpu() }, "options.threads: ");
-    refuse(&vwd_session_options { stream_count: u32::MAX, ..cpu() }, "options.stream_count: ");
     refuse(&vwd_session_options { flags: 1, ..cpu() }, "options.flags: ");
     for struct_size in [0, 4, size_of::<vwd_session_options>() as u32 - 4, u32::MAX] {
         refuse(&vwd_session_options { struct_size, ..cpu() }, "options.struct_size: ");

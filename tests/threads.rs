@@ -4,14 +4,8 @@ mod support;
 
 use support::paged::{Paged, Shape};
 use support::*;
-use vanward::capi::attention::*;
-use vanward::capi::forecast::*;
-use vanward::capi::index::*;
-use vanward::capi::predictor::*;
-use vanward::capi::prefetch::*;
-use vanward::capi::select::*;
-use vanward::capi::types::*;
-use vanward::capi::verify::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
@@ -83,6 +77,7 @@ impl<'b> Step<'b> {
         vwd_block_list {
             ids: self.output(name, I32, &[BATCH, KV_HEADS, K]),
             counts: self.output(name, I32, &[BATCH, KV_HEADS]),
+            slots: absent(),
         }
     }
 
@@ -102,7 +97,7 @@ impl<'b> Step<'b> {
     #[track_caller]
     fn call<T>(
         &self,
-        call: unsafe extern "C" fn(*const vanward::capi::session::vwd_session, *const T, vwd_stream) -> vwd_status,
+        call: unsafe extern "C" fn(*const vanward::capi::vwd_session, *const T, vwd_stream) -> vwd_status,
         args: T,
     ) {
         // SAFETY: the tensors live until the step has been read.
@@ -157,20 +152,18 @@ impl<'b> Step<'b> {
         self.call(vwd_channel_importance, call);
 
         // Rows of each index: blocks, windows, tokens; sequence i is page i.
-        // SAFETY: plain data, valid when zero.
-        let none: vwd_index = unsafe { std::mem::zeroed() };
         let tokens = [BATCH, BLOCK * BLOCKS, KV_HEADS];
         let minmax = vwd_index {
             kind: VWD_INDEX_MINMAX,
             block_size: BLOCK as u32,
             key_max: self.output("key_max", BF16, &[BATCH, BLOCKS, KV_HEADS, DIM]),
             key_min: self.output("key_min", BF16, &[BATCH, BLOCKS, KV_HEADS, DIM]),
-            ..none
+            ..args()
         };
         let mean = vwd_index {
             kind: VWD_INDEX_MEAN,
             means: self.output("means", BF16, &[BATCH, BLOCKS, KV_HEADS, DIM]),
-            ..none
+            ..args()
         };
         let label = vwd_index {
             kind: VWD_INDEX_LABEL,
@@ -178,11 +171,14 @@ impl<'b> Step<'b> {
             label_scale: self.output("label_scale", F16, &tokens),
             label_min: self.output("label_min", F16, &tokens),
             channels,
-            ..none
+            ..args()
         };
         for index in [minmax, mean, label] {
             let (k, page_table) = (kv.k, kv.page_table);
-            self.call(vwd_index_update, vwd_index_update_args { k, page_table, seq_lens: lens, index, ..args() });
+            self.call(
+                vwd_index_update,
+                vwd_index_update_args { k, page_table, seq_lens: lens, index: kept(index), ..args() },
+            );
         }
 
         let select = vwd_select_blocks_args {
@@ -199,18 +195,24 @@ impl<'b> Step<'b> {
         let scores = self.output("scores", F32, &[BATCH, KV_HEADS, BLOCKS]);
         let (means, dots, mass) = (self.list("MEAN_SOFTMAX"), self.list("MEAN_DOT"), self.list("LABEL_MASS"));
         for call in [
-            vwd_select_blocks_args { method: VWD_SELECT_MINMAX, index: minmax, selected: quest, scores, ..select },
-            vwd_select_blocks_args { method: VWD_SELECT_MEAN_SOFTMAX, index: mean, selected: means, ..select },
+            vwd_select_blocks_args {
+                method: VWD_SELECT_MINMAX,
+                index: kept(minmax),
+                selected: quest,
+                scores,
+                ..select
+            },
+            vwd_select_blocks_args { method: VWD_SELECT_MEAN_SOFTMAX, index: kept(mean), selected: means, ..select },
             vwd_select_blocks_args {
                 method: VWD_SELECT_MEAN_DOT,
-                index: mean,
+                index: kept(mean),
                 selected: dots,
                 q: forecast.c(),
                 ..select
             },
             vwd_select_blocks_args {
                 method: VWD_SELECT_LABEL_MASS,
-                index: label,
+                index: kept(label),
                 selected: mass,
                 candidates: quest,
                 ..select
@@ -223,7 +225,7 @@ impl<'b> Step<'b> {
             block_size: BLOCK as u32,
             k: K as u32,
             q: q.c(),
-            index: label,
+            index: kept(label),
             seq_lens: lens,
             candidates: quest,
             selected,
@@ -238,7 +240,7 @@ impl<'b> Step<'b> {
             m: self.output("partials", F32, &partials[..3]),
             l: self.output("partials", F32, &partials[..3]),
         };
-        let attention = vwd_attention_args { q: q.c(), kv, out: out(self, "attention"), ..args() };
+        let attention = vwd_attention_args { q: q.c(), kv: kept(kv), out: out(self, "attention"), ..args() };
         self.call(vwd_attention, attention);
         let state = self.state("state over MEAN_SOFTMAX");
         let (block_size, out_of_list) = (BLOCK as u32, out(self, "attention over a list"));
@@ -247,7 +249,8 @@ impl<'b> Step<'b> {
         let out_of_tokens = out(self, "attention over tokens");
         self.call(vwd_attention, vwd_attention_args { block_size: 1, list: selected, out: out_of_tokens, ..attention });
 
-        let repair = vwd_repair_args { block_size, q: q.c(), kv, predicted: means, selected: quest, ..args() };
+        let repair =
+            vwd_repair_args { block_size, q: q.c(), kv: kept(kv), predicted: means, selected: quest, ..args() };
         let (superset, repaired) = (out(self, "superset repair"), self.state("repaired"));
         let predicted_state = state;
         let mode = VWD_REPAIR_SUPERSET;

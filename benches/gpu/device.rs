@@ -2,7 +2,7 @@
 
 use cudarc::driver::sys::{self, CUdeviceptr, CUevent, CUfunction, CUgraph, CUgraphExec, CUresult, CUstream};
 use std::ffi::{CStr, c_void};
-use vanward::capi::types::{vwd_status, vwd_tensor};
+use vanward::abi::*;
 
 pub fn check(result: CUresult) {
     assert!(result == CUresult::CUDA_SUCCESS, "the driver refused: {result:?}");
@@ -13,7 +13,7 @@ pub fn check_status(status: vwd_status) {
         let mut text = [0; 512];
         // SAFETY: the buffer has the length that is passed.
         let words = unsafe {
-            vanward::capi::session::vwd_last_error(text.as_mut_ptr(), text.len());
+            vanward::capi::vwd_last_error(text.as_mut_ptr(), text.len());
             CStr::from_ptr(text.as_ptr()).to_string_lossy().into_owned()
         };
         panic!("status {status}: {words}");
@@ -356,7 +356,7 @@ pub fn tensor(address: CUdeviceptr, code: u8, bits: u8, shape: &[usize]) -> vwd_
 }
 
 /// Versioned arguments with only struct_size set.
-pub fn args<T: vanward::capi::boundary::Versioned>() -> T {
+pub fn args<T: vanward::abi::Versioned>() -> T {
     // SAFETY: a versioned struct accepts zeros and starts with its size.
     unsafe {
         let mut value: T = std::mem::zeroed();

@@ -8,13 +8,8 @@ use device::{Buffer, Device, args, check_status, tensor};
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::io::Write;
-use vanward::capi::session::{
-    VWD_DEVICE_CUDA, vwd_session, vwd_session_create, vwd_session_options, vwd_session_release,
-};
-use vanward::capi::types::vwd_tensor;
-use vanward::capi::verify::{
-    vwd_pack, vwd_pack_args, vwd_verify, vwd_verify_args, vwd_verify_pack, vwd_verify_pack_args,
-};
+use vanward::abi::*;
+use vanward::capi::*;
 
 const INT: u8 = 0;
 const FLOAT: u8 = 2;

@@ -4,12 +4,21 @@
 // What makes a call safe is its contract in C's words, which is the comment itself.
 #![allow(clippy::missing_safety_doc)]
 
-pub mod attention;
+mod attention;
 pub mod boundary;
-pub mod forecast;
-pub mod index;
-pub mod predictor;
-pub mod prefetch;
-pub mod select;
-pub mod session;
-pub mod verify;
+mod forecast;
+mod index;
+mod predictor;
+mod prefetch;
+mod select;
+mod session;
+mod verify;
+
+pub use attention::*;
+pub use forecast::*;
+pub use index::*;
+pub use predictor::*;
+pub use prefetch::*;
+pub use select::*;
+pub use session::*;
+pub use verify::*;

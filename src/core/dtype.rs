@@ -10,6 +10,8 @@ pub mod code {
     pub const FLOAT: u8 = 2;
     pub const BFLOAT: u8 = 4;
     pub const BOOL: u8 = 6;
+    pub const FLOAT8_E4M3FN: u8 = 10;
+    pub const FLOAT8_E5M2: u8 = 12;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,9 +29,19 @@ impl DType {
     pub const U8: DType = DType { code: code::UINT, bits: 8 };
     pub const BOOL: DType = DType { code: code::BOOL, bits: 8 };
 
-    /// The element types of keys, values and queries.
+    pub const F8E4M3: DType = DType { code: code::FLOAT8_E4M3FN, bits: 8 };
+    pub const F8E5M2: DType = DType { code: code::FLOAT8_E5M2, bits: 8 };
+
+    /// The element types of queries and outputs.
     pub const FLOATS: &'static [DType] = &[DType::F32, DType::F16, DType::BF16];
+    /// The element types of keys and values.
+    pub const KEYS: &'static [DType] = &[DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2];
     pub const TOKENS: &'static [DType] = &[DType::I32, DType::I64];
+
+    /// Whether values of this type come with scales.
+    pub fn is_float8(self) -> bool {
+        self == DType::F8E4M3 || self == DType::F8E5M2
+    }
 
     pub fn bytes(self) -> usize {
         self.bits as usize / 8
@@ -44,6 +56,8 @@ impl fmt::Display for DType {
             code::FLOAT => write!(f, "float{}", self.bits),
             code::BFLOAT => write!(f, "bfloat{}", self.bits),
             code::BOOL => f.write_str("bool"),
+            code::FLOAT8_E4M3FN => f.write_str("float8_e4m3fn"),
+            code::FLOAT8_E5M2 => f.write_str("float8_e5m2"),
             other => write!(f, "DLPack type code {other}, {} bits", self.bits),
         }
     }
@@ -63,6 +77,10 @@ pub trait Element: Copy + Send + Sync + 'static {
 /// A floating-point element: the CPU backend computes in f32.
 pub trait Float: Element {
     fn to_f32(self) -> f32;
+}
+
+/// One that the library also writes.
+pub trait Rounded: Float {
     /// Rounds to nearest, ties to even.
     fn from_f32(x: f32) -> Self;
 }
@@ -83,6 +101,9 @@ impl Float for f32 {
     fn to_f32(self) -> f32 {
         self
     }
+}
+
+impl Rounded for f32 {
     #[inline(always)]
     fn from_f32(x: f32) -> Self {
         x
@@ -94,6 +115,9 @@ impl Float for f16 {
     fn to_f32(self) -> f32 {
         f16::to_f32(self)
     }
+}
+
+impl Rounded for f16 {
     #[inline(always)]
     fn from_f32(x: f32) -> Self {
         f16::from_f32(x)
@@ -105,6 +129,9 @@ impl Float for bf16 {
     fn to_f32(self) -> f32 {
         bf16::to_f32(self)
     }
+}
+
+impl Rounded for bf16 {
     #[inline(always)]
     fn from_f32(x: f32) -> Self {
         bf16::from_f32(x)
@@ -125,25 +152,37 @@ impl Token for i64 {
     }
 }
 
-/// Calls `$body` with `$T` bound to the Rust type of a float dtype that has been checked already.
+/// Calls `$body` with `$T` bound to the Rust type of a float dtype that has been checked already: of queries and outputs.
 #[macro_export]
 #[doc(hidden)]
 macro_rules! with_float {
-    ($dtype:expr, $T:ident => $body:expr) => {{
+    ($dtype:expr, $T:ident => $body:expr) => {
+        $crate::with_type!($dtype, $T, $body, [F32: f32, F16: half::f16, BF16: half::bf16])
+    };
+}
+
+/// The same of keys and values.
+#[macro_export]
+#[doc(hidden)]
+macro_rules! with_key {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        $crate::with_type!($dtype, $T, $body, [
+            F32: f32, F16: half::f16, BF16: half::bf16,
+            F8E4M3: $crate::core::float8::F8E4M3, F8E5M2: $crate::core::float8::F8E5M2
+        ])
+    };
+}
+
+#[macro_export]
+#[doc(hidden)]
+macro_rules! with_type {
+    ($dtype:expr, $T:ident, $body:expr, [$($name:ident: $type:ty),*]) => {{
         use $crate::core::dtype::DType;
         match $dtype {
-            DType::F32 => {
-                type $T = f32;
+            $(DType::$name => {
+                type $T = $type;
                 $body
-            }
-            DType::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            DType::BF16 => {
-                type $T = half::bf16;
-                $body
-            }
+            })*
             other => unreachable!("dtype {other} passed its check"),
         }
     }};

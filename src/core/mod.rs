@@ -2,6 +2,7 @@
 
 pub mod copy;
 pub mod dtype;
+pub mod float8;
 pub mod overlap;
 pub mod quiet;
 pub mod status;

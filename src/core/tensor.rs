@@ -8,6 +8,13 @@ use std::fmt;
 
 pub const MAX_RANK: usize = 5;
 
+/// In an expected shape: whatever the tensor has.
+pub const ANY: usize = usize::MAX;
+
+fn fits(extent: i64, expected: usize) -> bool {
+    expected == ANY || extent == expected as i64
+}
+
 /// DLPack's `DLDeviceType`, as far as Vanward names them.
 pub mod device_type {
     pub const CPU: i32 = 1;
@@ -179,6 +186,30 @@ impl Checks {
         self.required(name, t)?.of_any(dtypes)?.of_shape(shape)?.writable()
     }
 
+    /// [`Checks::input`] of a tensor that is absent when its `data` is NULL.
+    #[inline(always)]
+    pub fn optional_input<'a, const RANK: usize>(
+        &self,
+        name: &'static str,
+        t: &'a vwd_tensor,
+        dtypes: &[DType],
+        shape: &[(&str, usize); RANK],
+    ) -> Result<Option<Tensor<'a>>> {
+        given(t).map(|t| self.input(name, t, dtypes, shape)).transpose()
+    }
+
+    /// [`Checks::output`] of one.
+    #[inline(always)]
+    pub fn optional_output<'a, const RANK: usize>(
+        &self,
+        name: &'static str,
+        t: &'a vwd_tensor,
+        dtypes: &[DType],
+        shape: &[(&str, usize); RANK],
+    ) -> Result<Option<Tensor<'a>>> {
+        given(t).map(|t| self.output(name, t, dtypes, shape)).transpose()
+    }
+
     /// Where a tensor ends that is as expected and in C order without gaps, as most are: it passes every check.
     #[inline(never)]
     fn plain_end<const RANK: usize>(
@@ -193,7 +224,7 @@ impl Checks {
             && self.device.accepts(t.device_type, t.device_id)
             && !t.data.is_null()
             && t.data as i64 % alignment(t) == 0;
-        if is_expected && (0..RANK).all(|d| t.shape[d] == shape[d].1 as i64) { packed_end(t) } else { None }
+        if is_expected && (0..RANK).all(|d| fits(t.shape[d], shape[d].1)) { packed_end(t) } else { None }
     }
 
     fn check(&self, t: &vwd_tensor) -> std::result::Result<ByteRange, Flaw> {
@@ -411,10 +442,10 @@ impl<'a> Tensor<'a> {
         if self.rank() == rank { Ok(self) } else { Err(wrong_rank(self.name, self.shape(), rank)) }
     }
 
-    /// The exact shape, each extent with the symbol that the contract gives it: `&[("B", 4), ("γ+1", 9)]`.
+    /// The shape, each extent with the symbol that the contract gives it: `&[("B", 4), ("γ+1", 9), ("cap", ANY)]`.
     #[inline(always)]
     pub fn of_shape(self, expected: &[(&str, usize)]) -> Result<Self> {
-        let same = self.rank() == expected.len() && expected.iter().zip(self.shape()).all(|(e, &n)| e.1 as i64 == n);
+        let same = self.rank() == expected.len() && expected.iter().zip(self.shape()).all(|(e, &n)| fits(n, e.1));
         if same { Ok(self) } else { Err(wrong_shape(self.name, self.shape(), expected)) }
     }
 
@@ -477,7 +508,8 @@ fn wrong_rank(name: Name, shape: &[i64], rank: usize) -> Error {
 
 #[cold]
 fn wrong_shape(name: Name, shape: &[i64], expected: &[(&str, usize)]) -> Error {
-    let want: Vec<String> = expected.iter().map(|(s, n)| format!("{s}={n}")).collect();
+    let extent = |&(symbol, n): &(&str, usize)| if n == ANY { symbol.into() } else { format!("{symbol}={n}") };
+    let want: Vec<String> = expected.iter().map(extent).collect();
     Error::argument(&name.to_string(), format!("shape {shape:?}"), format!("[{}]", want.join(", ")))
 }
 

@@ -5,6 +5,7 @@
 //! multiple of 8, so no row has a tail.
 
 use crate::core::dtype::Float;
+use crate::core::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
 /// Lanes of a vector.
@@ -109,6 +110,22 @@ impl Row for bf16 {
     unsafe fn load<L: Lanes>(p: *const bf16) -> L {
         // SAFETY: forwarded to the caller.
         unsafe { L::load_bf16(p) }
+    }
+}
+
+impl Row for F8E4M3 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const F8E4M3) -> L {
+        // SAFETY: forwarded to the caller.
+        L::from_array(&std::array::from_fn(|lane| unsafe { p.add(lane).read() }.to_f32()))
+    }
+}
+
+impl Row for F8E5M2 {
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(p: *const F8E5M2) -> L {
+        // SAFETY: forwarded to the caller.
+        L::from_array(&std::array::from_fn(|lane| unsafe { p.add(lane).read() }.to_f32()))
     }
 }
 

@@ -75,7 +75,7 @@ fn header_declares_exactly_the_exported_functions() {
 #[test]
 fn soname_carries_the_abi_version() {
     let dynamic = output(Command::new("readelf").arg("-d").arg(library()));
-    let soname = format!("libvanward.so.{}", vanward::capi::session::VWD_ABI_VERSION);
+    let soname = format!("libvanward.so.{}", vanward::abi::VWD_ABI_VERSION);
     assert!(dynamic.contains(&format!("soname: [{soname}]")), "{dynamic}");
     assert_eq!(committed().0, soname);
 }

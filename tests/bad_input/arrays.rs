@@ -3,8 +3,8 @@
 
 use crate::support::*;
 use std::ptr::null_mut;
-use vanward::capi::types::*;
-use vanward::capi::verify::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 const TENSORS: usize = 5;
 const BATCH: usize = 2;

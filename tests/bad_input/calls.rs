@@ -4,14 +4,8 @@ use crate::support::*;
 use crate::table::{Call, Role};
 use std::ffi::c_void;
 use std::mem::offset_of;
-use vanward::capi::attention::*;
-use vanward::capi::forecast::*;
-use vanward::capi::index::*;
-use vanward::capi::predictor::*;
-use vanward::capi::prefetch::*;
-use vanward::capi::select::*;
-use vanward::capi::types::*;
-use vanward::capi::verify::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 type Describe = fn(&Backend) -> Call<'_>;
 
@@ -98,6 +92,7 @@ fn pack_arrays(call: &mut Call, count: usize, rows_at: usize, packed_at: usize) 
 fn pack(backend: &Backend) -> Call<'_> {
     let sizes = [("B", 3), ("B+1", 4), ("γ", 4), ("cap", 12), ("D", 16), ("Hk", 2), ("E", 8)];
     let mut call = Call::new::<vwd_pack_args>(backend, "vwd_pack", &sizes, vwd_pack);
+    call.scalar("flags", offset_of!(vwd_pack_args, flags), 0, FLAGS);
     let count = offset_of!(vwd_pack_args, tensor_count);
     pack_arrays(&mut call, count, offset_of!(vwd_pack_args, rows), offset_of!(vwd_pack_args, packed));
     call.input("accepted", offset_of!(vwd_pack_args, accepted), I32, "B").values(&[4, 0, 2]);
@@ -108,6 +103,7 @@ fn pack(backend: &Backend) -> Call<'_> {
 fn verify_pack(backend: &Backend) -> Call<'_> {
     let sizes = [("B", 3), ("B+1", 4), ("γ", 4), ("γ+1", 5), ("cap", 12), ("D", 16), ("Hk", 2), ("E", 8)];
     let mut call = Call::new::<vwd_verify_pack_args>(backend, "vwd_verify_pack", &sizes, vwd_verify_pack);
+    call.scalar("flags", offset_of!(vwd_verify_pack_args, flags), 0, FLAGS);
     let count = offset_of!(vwd_verify_pack_args, tensor_count);
     pack_arrays(&mut call, count, offset_of!(vwd_verify_pack_args, rows), offset_of!(vwd_verify_pack_args, packed));
     call.input("draft", offset_of!(vwd_verify_pack_args, draft), I32, "B γ");
@@ -123,8 +119,9 @@ fn verify_pack(backend: &Backend) -> Call<'_> {
 
 // --- index -----------------------------------------------------------------------------------------------------------
 
-/// The fields of the vwd_index at `base`; its summaries have this role.
-fn index(call: &mut Call, base: usize, kind: u32, role: Role) {
+/// The vwd_index that the field at `at` points to; its summaries have this role.
+fn index(call: &mut Call, at: usize, kind: u32, role: Role) {
+    let base = call.nested::<vwd_index>(["index", "index.struct_size", "index.flags"], at);
     let other = if kind == VWD_INDEX_MEAN { VWD_INDEX_LABEL } else { VWD_INDEX_MEAN };
     let bad: &[u32] = if role == Role::In { &[0, 4, u32::MAX, other] } else { &[0, 4, u32::MAX] };
     call.scalar("index.kind", base + offset_of!(vwd_index, kind), kind, bad);
@@ -217,6 +214,7 @@ fn select_blocks(backend: &Backend, method: u32) -> Call<'_> {
 
 fn select_tokens(backend: &Backend) -> Call<'_> {
     let mut call = Call::new::<vwd_select_tokens_args>(backend, "vwd_select_tokens", SIZES, vwd_select_tokens);
+    call.scalar("flags", offset_of!(vwd_select_tokens_args, flags), 0, FLAGS);
     call.scalar("block_size", offset_of!(vwd_select_tokens_args, block_size), 8, &[0]);
     call.scalar("k", offset_of!(vwd_select_tokens_args, k), 5, &[6, u32::MAX]);
     call.scalar("init_tokens", offset_of!(vwd_select_tokens_args, init_tokens), 1, &[5, u32::MAX]);
@@ -236,8 +234,9 @@ fn select_tokens(backend: &Backend) -> Call<'_> {
 
 // --- attention, repair, gather ---------------------------------------------------------------------------------------
 
-/// The fields of the vwd_paged_kv at `base`.
-fn paged_kv(call: &mut Call, base: usize) {
+/// The vwd_paged_kv that the field at `at` points to.
+fn paged_kv(call: &mut Call, at: usize) {
+    let base = call.nested::<vwd_paged_kv>(["kv", "kv.struct_size", "kv.flags"], at);
     call.input("kv.k", base + offset_of!(vwd_paged_kv, k), F16, "pages P Hk D");
     call.input("kv.v", base + offset_of!(vwd_paged_kv, v), F16, "pages P Hk D");
     call.input("kv.page_table", base + offset_of!(vwd_paged_kv, page_table), I32, "B max_pages?").optional();
@@ -256,6 +255,7 @@ const PARTIALS: [&str; 2] = ["B Hq cap D", "B Hq cap"];
 
 fn attention(backend: &Backend, over_list: bool) -> Call<'_> {
     let mut call = Call::new::<vwd_attention_args>(backend, "vwd_attention", SIZES, vwd_attention);
+    call.scalar("flags", offset_of!(vwd_attention_args, flags), 0, FLAGS);
     let (block_size, bad): (u32, &[u32]) = if over_list { (8, &[0, 3, 5, 12, u32::MAX]) } else { (0, &[8]) };
     call.scalar("block_size", offset_of!(vwd_attention_args, block_size), block_size, bad);
     call.float("scale", offset_of!(vwd_attention_args, scale), 0.0, NO_NUMBER);
@@ -278,6 +278,7 @@ fn attention(backend: &Backend, over_list: bool) -> Call<'_> {
 
 fn merge_states(backend: &Backend) -> Call<'_> {
     let mut call = Call::new::<vwd_merge_states_args>(backend, "vwd_merge_states", SIZES, vwd_merge_states);
+    call.scalar("flags", offset_of!(vwd_merge_states_args, flags), 0, FLAGS);
     let inputs = Box::leak(Box::new([absent(); 6])).as_mut_ptr();
     call.scalar("input_count", offset_of!(vwd_merge_states_args, input_count), 2, &[0, 17, u32::MAX]);
     call.array("inputs", offset_of!(vwd_merge_states_args, inputs), inputs);
@@ -326,6 +327,7 @@ fn repair(backend: &Backend, mode: u32) -> Call<'_> {
 fn gather_blocks(backend: &Backend) -> Call<'_> {
     let sizes = [("N", 9), ("M", 7), ("E", 8), ("n", 5), ("1", 1)];
     let mut call = Call::new::<vwd_gather_blocks_args>(backend, "vwd_gather_blocks", &sizes, vwd_gather_blocks);
+    call.scalar("flags", offset_of!(vwd_gather_blocks_args, flags), 0, FLAGS);
     call.scalar("engine", offset_of!(vwd_gather_blocks_args, engine), VWD_GATHER_AUTO, &[3, u32::MAX]);
     call.input("source", offset_of!(vwd_gather_blocks_args, source), F16, "N? E").any_dtype();
     call.output("target", offset_of!(vwd_gather_blocks_args, target), F16, "M? E").any_dtype();
@@ -404,6 +406,7 @@ fn predictor_calibrate(backend: &Backend) -> Call<'_> {
     };
     let name = "vwd_predictor_calibrate";
     let mut call = Call::with::<vwd_predictor_calibrate_args>(backend, name, SIZES, handle, invoke);
+    call.scalar("flags", offset_of!(vwd_predictor_calibrate_args, flags), 0, FLAGS);
     call.takes_no_stream();
     call.scalar("k", offset_of!(vwd_predictor_calibrate_args, k), 4, &[]);
     call.float("ratio", offset_of!(vwd_predictor_calibrate_args, ratio), 1.25, &[0.5, -1.0, f32::NAN, f32::INFINITY]);
@@ -458,6 +461,7 @@ fn forecast_accumulate(backend: &Backend) -> Call<'_> {
     };
     let name = "vwd_forecast_accumulate";
     let mut call = Call::with::<vwd_forecast_accumulate_args>(backend, name, FORECAST_SIZES, handle, invoke);
+    call.scalar("flags", offset_of!(vwd_forecast_accumulate_args, flags), 0, FLAGS);
     call.takes_no_stream();
     call.scalar("layer", offset_of!(vwd_forecast_accumulate_args, layer), 0, &[2, u32::MAX]);
     call.input("x", offset_of!(vwd_forecast_accumulate_args, x), F32, "N input").values(&[ONE; 30]);
@@ -475,9 +479,12 @@ fn forecast_project(backend: &Backend) -> Call<'_> {
     };
     let name = "vwd_forecast_project";
     let mut call = Call::with::<vwd_forecast_project_args>(backend, name, FORECAST_SIZES, handle, invoke);
+    call.scalar("flags", offset_of!(vwd_forecast_project_args, flags), 0, FLAGS);
     // Map 1 is not solved.
     call.scalar("layer", offset_of!(vwd_forecast_project_args, layer), 0, &[1, 2, u32::MAX]);
-    let rope = offset_of!(vwd_forecast_project_args, rope);
+    let names = ["rope", "rope.struct_size", "rope.flags"];
+    let rope = call.nested::<vwd_rope>(names, offset_of!(vwd_forecast_project_args, rope));
+    call.may_be_null("rope");
     call.scalar("rope.style", rope + offset_of!(vwd_rope, style), VWD_ROPE_HALVES, &[2, u32::MAX]);
     call.scalar("rope.rotary_dim", rope + offset_of!(vwd_rope, rotary_dim), 4, &[3, 10, u32::MAX]);
     call.float("rope.theta", rope + offset_of!(vwd_rope, theta), 0.0, &[-1.0, f32::NAN, f32::INFINITY]);

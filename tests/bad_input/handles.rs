@@ -2,11 +2,9 @@
 
 use crate::support::*;
 use std::ptr::{null, null_mut};
-use vanward::capi::boundary::Versioned;
-use vanward::capi::forecast::*;
-use vanward::capi::predictor::*;
-use vanward::capi::session::*;
-use vanward::capi::types::*;
+use vanward::abi::Versioned;
+use vanward::abi::*;
+use vanward::capi::*;
 
 /// The call was refused because of this argument.
 #[track_caller]

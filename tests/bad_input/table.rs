@@ -8,8 +8,8 @@ use crate::support::backend::Memory;
 use crate::support::*;
 use std::collections::HashMap;
 use std::ffi::c_void;
-use vanward::capi::boundary::Versioned;
-use vanward::capi::types::*;
+use vanward::abi::Versioned;
+use vanward::abi::*;
 
 /// Bytes of every tensor's memory: more than any tensor of the table needs, so that a defect found here is a message and
 /// not a crash.
@@ -64,7 +64,7 @@ impl<'b> Call<'b> {
         backend: &'b Backend,
         name: &'static str,
         sizes: &[(&'static str, usize)],
-        invoke: unsafe extern "C" fn(*const vanward::capi::session::vwd_session, *const T, vwd_stream) -> vwd_status,
+        invoke: unsafe extern "C" fn(*const vanward::capi::vwd_session, *const T, vwd_stream) -> vwd_status,
     ) -> Call<'b> {
         let handle = ("session", backend.session().cast());
         // SAFETY: the table passes a session (or NULL) and a T (or less), as C might.
@@ -161,6 +161,18 @@ impl<'b> Call<'b> {
         self.scalar(name, offset, value.to_bits(), &bad.iter().map(|x| x.to_bits()).collect::<Vec<u32>>());
     }
 
+    /// A struct that the arguments point to: its base, to which the offsets of its fields are added.
+    pub fn nested<T: Versioned>(&mut self, names: [&'static str; 3], offset: usize) -> usize {
+        let nested = args::<T>();
+        let place: *mut T = Box::leak(Box::new(nested));
+        self.array(names[0], offset, place.cast_const());
+        let base = (place as usize).wrapping_sub(self.args.as_ptr() as usize);
+        let size = size_of::<T>() as u32;
+        self.scalar(names[1], base, size, &[0, 4, size - 1, u32::MAX]);
+        self.scalar(names[2], base + size_of::<u32>(), 0, &[1, 1 << 31]);
+        base
+    }
+
     /// A pointer to a host array that outlives the call.
     pub fn array<T>(&mut self, name: &'static str, offset: usize, array: *const T) {
         let at = self.address::<*const c_void>(offset);
@@ -171,6 +183,11 @@ impl<'b> Call<'b> {
 
     pub fn may_overlap(&mut self, a: &'static str, b: &'static str) {
         self.may_overlap.push([a, b]);
+    }
+
+    /// A pointer that need not be given.
+    pub fn may_be_null(&mut self, name: &str) {
+        self.arrays.retain(|array| array.0 != name);
     }
 
     pub fn takes_no_stream(&mut self) {

@@ -5,9 +5,8 @@ use crate::Case;
 use crate::support::oracle::{List, Pages};
 use crate::support::*;
 use std::collections::BTreeSet;
-use vanward::capi::attention::*;
-use vanward::capi::prefetch::*;
-use vanward::capi::types::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = cases![
     attention_over_blocks_agrees_with_the_formula,
@@ -178,7 +177,7 @@ impl<'b> Placed<'b> {
     }
 
     fn kv(&self) -> vwd_paged_kv {
-        vwd_paged_kv { k: self.k.c(), v: self.v.c(), page_table: self.table.c(), seq_lens: self.lens.c() }
+        vwd_paged_kv { k: self.k.c(), v: self.v.c(), page_table: self.table.c(), seq_lens: self.lens.c(), ..args() }
     }
 }
 
@@ -196,7 +195,7 @@ impl<'b> PlacedList<'b> {
     }
 
     fn c(&self) -> vwd_block_list {
-        vwd_block_list { ids: self.ids.c(), counts: self.counts.c() }
+        vwd_block_list { ids: self.ids.c(), counts: self.counts.c(), slots: absent() }
     }
 }
 
@@ -268,7 +267,7 @@ fn attention_args(layer: &Layer, placed: &Placed, results: &Results) -> vwd_atte
     vwd_attention_args {
         block_size: layer.shape.block as u32,
         q: placed.q.c(),
-        kv: placed.kv(),
+        kv: kept(placed.kv()),
         out: results.out.c(),
         lse: results.lse.c(),
         state: results.state(),
@@ -343,7 +342,7 @@ fn attention_without_a_page_table_reads_one_page_per_sequence(backend: &Backend)
         let listed = PlacedList::new(backend, &list, rng);
         let results = Results::new(backend, rng, &layer, F32);
         let mut call = vwd_attention_args { list: listed.c(), ..attention_args(&layer, &placed, &results) };
-        call.kv.page_table = absent();
+        call.kv = kept(vwd_paged_kv { page_table: absent(), ..placed.kv() });
         attend(backend, &call);
         results.check(&layer, |i, g| layer.listed(&list, i, g));
     });
@@ -525,7 +524,7 @@ impl<'b> Prediction<'b> {
             mode,
             block_size: self.layer.shape.block as u32,
             q: self.placed.q.c(),
-            kv: self.placed.kv(),
+            kv: kept(self.placed.kv()),
             predicted: self.lists[0].c(),
             selected: self.lists[1].c(),
             out: results.out.c(),

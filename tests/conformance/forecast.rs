@@ -3,7 +3,8 @@
 use crate::Case;
 use crate::support::*;
 use std::ffi::CString;
-use vanward::capi::forecast::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = cases![
     forecast_projects_what_the_formula_projects,
@@ -100,13 +101,14 @@ fn check(backend: &Backend, rng: &mut Rng, map: &Map, x: &Array<f64>) {
         theta: 0.0,
         attention_factor: factor as f32,
         inv_freq: own_tensor.as_ref().map_or(absent(), Tensor::c),
+        ..args()
     };
     let positions = Array::from_fn(&[batch], |_| rng.pick(&[0, 1, 77, 4095, 131_071]));
     let input = Tensor::floats(backend, rng.pick(&[F32, F16, BF16]), x, &Layout::random(rng, 2));
     let places = Tensor::ints(backend, I32, &positions, &Layout::random(rng, 1));
     let dtype = rng.pick(&[F32, F16, BF16]);
     let q = Tensor::poisoned(backend, dtype, &[batch, map.heads, map.dim], &Layout::random(rng, 3));
-    let args = vwd_forecast_project_args { rope, x: input.c(), positions: places.c(), q: q.c(), ..args() };
+    let args = vwd_forecast_project_args { rope: kept(rope), x: input.c(), positions: places.c(), q: q.c(), ..args() };
     // SAFETY: the tensors outlive the call.
     backend.finish(unsafe { vwd_forecast_project(forecast.0, &args, backend.stream()) });
     let (got, x) = (q.read_floats(), input.read_floats());

@@ -3,8 +3,8 @@
 use crate::Case;
 use crate::support::paged::{Shape, random_table};
 use crate::support::*;
-use vanward::capi::index::*;
-use vanward::capi::types::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = cases![
     index_minmax_agrees_with_the_formula,
@@ -57,18 +57,13 @@ impl<'b> Place<'b> {
     }
 }
 
-pub fn no_index() -> vwd_index {
-    // SAFETY: plain data, valid when zero.
-    unsafe { std::mem::zeroed() }
-}
-
 fn update(backend: &Backend, paged: &Paged, begin: Option<&Tensor>, index: vwd_index) {
     let args = vwd_index_update_args {
         k: paged.k.c(),
         page_table: paged.table_c(),
         seq_lens: paged.lens.c(),
         begin: begin.map_or(absent(), Tensor::c),
-        index,
+        index: kept(index),
         ..args()
     };
     // SAFETY: the tensors outlive the call.
@@ -111,7 +106,7 @@ fn index_minmax_agrees_with_the_formula(backend: &Backend) {
             table: place.table_c(),
             key_max: max.c(),
             key_min: min.c(),
-            ..no_index()
+            ..args()
         };
         update(backend, &paged, begin.as_ref(), index);
         let touched = (0..shape.batch).flat_map(|i| {
@@ -154,7 +149,7 @@ fn index_means_agree_with_the_formula(backend: &Backend) {
             stride: given_stride as u32,
             table: place.table_c(),
             means: means.c(),
-            ..no_index()
+            ..args()
         };
         update(backend, &paged, begin.as_ref(), index);
         let touched = (0..shape.batch).flat_map(|i| {
@@ -219,7 +214,7 @@ impl<'b> Labels<'b> {
             label_scale: self.scale.c(),
             label_min: self.min.c(),
             channels: self.channels.c(),
-            ..no_index()
+            ..args()
         }
     }
 }
@@ -301,7 +296,7 @@ fn index_grown_in_steps_has_the_bits_of_one_built_at_once(backend: &Backend) {
                 table: place.table_c(),
                 key_max: max.c(),
                 key_min: min.c(),
-                ..no_index()
+                ..args()
             };
             let mean = vwd_index {
                 kind: VWD_INDEX_MEAN,
@@ -309,7 +304,7 @@ fn index_grown_in_steps_has_the_bits_of_one_built_at_once(backend: &Backend) {
                 stride: 2,
                 table: place.table_c(),
                 means: means.c(),
-                ..no_index()
+                ..args()
             };
             [minmax, mean, labels[n].c()]
         };
@@ -367,8 +362,7 @@ fn index_ignores_nan_channels(backend: &Backend) {
         paged.lens = Tensor::ints(backend, I32, &paged.len_values, &Layout::default());
         let extents = [1, 1, shape.kv_heads, shape.dim];
         let [max, min] = [0, 1].map(|_| Tensor::poisoned(backend, shape.dtype, &extents, &Layout::default()));
-        let index =
-            vwd_index { kind: VWD_INDEX_MINMAX, block_size: 8, key_max: max.c(), key_min: min.c(), ..no_index() };
+        let index = vwd_index { kind: VWD_INDEX_MINMAX, block_size: 8, key_max: max.c(), key_min: min.c(), ..args() };
         update(backend, &paged, None, index);
         let labels = Labels::random(backend, rng, &shape, 8);
         update(backend, &paged, None, labels.c());

@@ -5,9 +5,8 @@ use crate::Case;
 use crate::support::*;
 use half::f16;
 use std::collections::BTreeSet;
-use vanward::capi::index::*;
-use vanward::capi::select::*;
-use vanward::capi::types::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = cases![
     index_minmax_holds_the_largest_and_smallest_key_and_ignores_nan,
@@ -84,7 +83,7 @@ impl<'b> Sequences<'b> {
             page_table: table.c(),
             seq_lens: lens.c(),
             begin: begin.as_ref().map_or(absent(), Tensor::c),
-            index: index.c(),
+            index: kept(index.c()),
             ..args()
         };
         // SAFETY: the tensors are valid.
@@ -180,6 +179,7 @@ impl<'b> Summaries<'b> {
             label_scale: at(VWD_INDEX_LABEL, 1),
             label_min: at(VWD_INDEX_LABEL, 2),
             channels: given(&self.channels),
+            ..args()
         }
     }
 
@@ -452,8 +452,8 @@ impl<'b> Selection<'b> {
         let budgets = self.budgets.as_ref().map(&mut ints);
         let candidates = self.candidates.as_ref().map(|list| (ints(&list.ids), ints(&list.counts)));
         let list = |list: Option<(&Tensor, &Tensor)>| match list {
-            Some((ids, counts)) => vwd_block_list { ids: ids.c(), counts: counts.c() },
-            None => vwd_block_list { ids: absent(), counts: absent() },
+            Some((ids, counts)) => vwd_block_list { ids: ids.c(), counts: counts.c(), slots: absent() },
+            None => vwd_block_list { ids: absent(), counts: absent(), slots: absent() },
         };
         let candidates = list(candidates.as_ref().map(|(ids, counts)| (ids, counts)));
         let selected = list(Some((&self.ids, &self.counts)));
@@ -474,7 +474,7 @@ impl<'b> Selection<'b> {
                         local_blocks,
                         scale,
                         q,
-                        index,
+                        index: kept(index),
                         seq_lens,
                         budgets,
                         candidates,
@@ -494,7 +494,7 @@ impl<'b> Selection<'b> {
                         local_tokens,
                         scale,
                         q,
-                        index,
+                        index: kept(index),
                         seq_lens,
                         budgets,
                         candidates,

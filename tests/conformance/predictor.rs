@@ -6,8 +6,8 @@
 use crate::Case;
 use crate::support::oracle::{self, top_k};
 use crate::support::{Array, Backend, F32, I32, Layout, Rng, Tensor, absent, args, array, assert_ok, rounds};
-use vanward::capi::predictor::*;
-use vanward::capi::types::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = cases![
     predictor_predicts_what_holts_formulas_predict,
@@ -114,7 +114,7 @@ impl<'b> Layer<'b> {
             state: self.state(),
             seq_lens: lens.c(),
             budgets: budgets.as_ref().map_or(absent(), Tensor::c),
-            predicted: vwd_block_list { ids: ids.c(), counts: counts.c() },
+            predicted: vwd_block_list { ids: ids.c(), counts: counts.c(), slots: absent() },
             scores: scores.c(),
             ..args()
         };

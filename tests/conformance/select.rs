@@ -4,11 +4,11 @@
 //! tolerance can hide a wrong top-k.
 
 use crate::Case;
-use crate::index::{Place, no_index};
+use crate::index::Place;
 use crate::support::paged::random_lens;
 use crate::support::*;
-use vanward::capi::select::*;
-use vanward::capi::types::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = cases![
     select_minmax_agrees_with_the_formula,
@@ -139,7 +139,7 @@ impl<'b> ListTensors<'b> {
     }
 
     pub fn c(&self) -> vwd_block_list {
-        vwd_block_list { ids: self.ids.c(), counts: self.counts.c() }
+        vwd_block_list { ids: self.ids.c(), counts: self.counts.c(), slots: absent() }
     }
 
     /// Checks that the list is exactly this.
@@ -287,9 +287,9 @@ impl<'b> MinMax<'b> {
             table: self.place.table_c(),
             key_max: self.max.c(),
             key_min: self.min.c(),
-            ..no_index()
+            ..args()
         };
-        vwd_select_blocks_args { method: VWD_SELECT_MINMAX, index, ..args() }
+        vwd_select_blocks_args { method: VWD_SELECT_MINMAX, index: kept(index), ..args() }
     }
 
     /// (score, tolerance) of every block.
@@ -416,9 +416,9 @@ impl<'b> Means<'b> {
             stride: if default { 0 } else { self.stride as u32 },
             table: self.place.table_c(),
             means: self.means.c(),
-            ..no_index()
+            ..args()
         };
-        vwd_select_blocks_args { method, index, ..args() }
+        vwd_select_blocks_args { method, index: kept(index), ..args() }
     }
 
     /// Block scores from window scores; the tolerance is `relative` of the score plus `absolute`.
@@ -508,7 +508,7 @@ impl<'b> Labels<'b> {
             label_scale: self.scale.c(),
             label_min: self.min.c(),
             channels: self.channels.c(),
-            ..no_index()
+            ..args()
         }
     }
 
@@ -552,7 +552,7 @@ fn select_label_mass_agrees_with_the_formula(backend: &Backend) {
         };
         let args = vwd_select_blocks_args {
             method: VWD_SELECT_LABEL_MASS,
-            index: labels.index(),
+            index: kept(labels.index()),
             candidates: candidates.c(),
             ..args()
         };
@@ -593,7 +593,7 @@ fn check_tokens(
         local_tokens: choice.local as u32,
         scale: scene.scale,
         q: scene.q.c(),
-        index: labels.index(),
+        index: kept(labels.index()),
         seq_lens: scene.lens.c(),
         budgets: choice.budgets_c(),
         candidates: candidates.c(),
@@ -663,7 +663,7 @@ fn select_tokens_gives_ties_to_the_lower_token(backend: &Backend) {
             init_tokens: choice.init as u32,
             local_tokens: choice.local as u32,
             q: scene.q.c(),
-            index: labels.index(),
+            index: kept(labels.index()),
             seq_lens: scene.lens.c(),
             budgets: choice.budgets_c(),
             candidates: candidates.c(),

@@ -3,9 +3,8 @@
 
 use crate::Case;
 use crate::support::*;
-use vanward::capi::index::*;
-use vanward::capi::select::*;
-use vanward::capi::types::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = cases![select_survives_hostile_tables_channels_and_lists];
 
@@ -86,9 +85,7 @@ impl Scene {
         };
         let (max, min, means) = (zeros(F32, &[dim]), zeros(F32, &[dim]), zeros(F32, &[dim]));
         let (codes, label_scale, label_min) = (zeros(U8, &[8]), zeros(F16, &[]), zeros(F16, &[]));
-        // SAFETY: plain data, valid when zero.
-        let none: vwd_index = unsafe { std::mem::zeroed() };
-        let none = vwd_index { table: table.c(), ..none };
+        let none = vwd_index { table: table.c(), ..args() };
         let (kind, block_size) = (VWD_INDEX_MINMAX, BLOCK as u32);
         let minmax = vwd_index { kind, block_size, key_max: max.c(), key_min: min.c(), ..none };
         let mean = vwd_index { kind: VWD_INDEX_MEAN, window: 8, stride: 4, means: means.c(), ..none };
@@ -101,16 +98,16 @@ impl Scene {
             ..none
         };
         for index in [minmax, mean, label] {
-            let args = vwd_index_update_args { k: k.c(), seq_lens: lens.c(), index, ..args() };
+            let args = vwd_index_update_args { k: k.c(), seq_lens: lens.c(), index: kept(index), ..args() };
             // SAFETY: the tensors are valid.
             backend.finish(unsafe { vwd_index_update(backend.session(), &args, backend.stream()) });
         }
-        let candidates = vwd_block_list { ids: ids.c(), counts: counts.c() };
-        let absent = vwd_block_list { ids: absent(), counts: absent() };
+        let candidates = vwd_block_list { ids: ids.c(), counts: counts.c(), slots: absent() };
+        let none = vwd_block_list { ids: absent(), counts: absent(), slots: absent() };
         let methods = [
-            Some((VWD_SELECT_MINMAX, minmax, absent, &q)),
-            Some((VWD_SELECT_MEAN_SOFTMAX, mean, absent, &q)),
-            Some((VWD_SELECT_MEAN_DOT, mean, absent, &forecast)),
+            Some((VWD_SELECT_MINMAX, minmax, none, &q)),
+            Some((VWD_SELECT_MEAN_SOFTMAX, mean, none, &q)),
+            Some((VWD_SELECT_MEAN_DOT, mean, none, &forecast)),
             Some((VWD_SELECT_LABEL_MASS, label, candidates, &q)),
             None,
         ];
@@ -119,7 +116,7 @@ impl Scene {
             let (ids, counts) = (zeros(&[batch, heads, CAP]), zeros(&[batch, heads]));
             let most = if method.is_some() { tokens / BLOCK } else { CAP };
             let scores = floats(&Array::filled(&[batch, heads, most], 0.0));
-            let selected = vwd_block_list { ids: ids.c(), counts: counts.c() };
+            let selected = vwd_block_list { ids: ids.c(), counts: counts.c(), slots: absent() };
             let (k, block_size, seq_lens) = (30, BLOCK as u32, lens.c());
             // SAFETY: the tensors are valid.
             backend.finish(unsafe {
@@ -132,7 +129,7 @@ impl Scene {
                             block_size,
                             k,
                             q,
-                            index,
+                            index: kept(index),
                             seq_lens,
                             candidates,
                             selected,
@@ -148,7 +145,7 @@ impl Scene {
                             block_size,
                             k,
                             q,
-                            index,
+                            index: kept(index),
                             seq_lens,
                             candidates,
                             selected,

@@ -2,8 +2,8 @@
 
 use crate::Case;
 use crate::support::*;
-use vanward::capi::types::vwd_tensor;
-use vanward::capi::verify::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = cases![
     verify_agrees_with_the_formula,

@@ -4,7 +4,8 @@ use crate::Case;
 use crate::support::*;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Mutex;
-use vanward::capi::verify::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] =
     &[("op_calls_ask_the_driver_for_launches_alone", op_calls_ask_the_driver_for_launches_alone)];

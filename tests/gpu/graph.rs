@@ -3,7 +3,8 @@
 use crate::Case;
 use crate::support::*;
 use cudarc::driver::sys::{self, CUresult, CUstream};
-use vanward::capi::verify::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = &[
     ("verify_pack_replays_a_graph_with_changed_contents", verify_pack_replays_a_graph_with_changed_contents),

@@ -5,9 +5,8 @@ use crate::graph::check;
 use crate::support::*;
 use cudarc::driver::sys;
 use std::ffi::c_void;
-use vanward::capi::session::*;
-use vanward::capi::types::*;
-use vanward::capi::verify::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = &[
     ("calls_leave_the_current_context_as_it_was", calls_leave_the_current_context_as_it_was),

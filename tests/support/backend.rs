@@ -4,8 +4,8 @@ use super::args;
 use super::session::{Session, assert_ok};
 use cudarc::driver::{result, sys};
 use std::alloc::Layout;
-use vanward::capi::session::{VWD_DEVICE_CUDA, vwd_session, vwd_session_options};
-use vanward::capi::types::{vwd_status, vwd_stream};
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub struct Backend {
     // Before the device, whose context it uses: fields drop in order.

@@ -18,7 +18,12 @@ pub use rng::{Rng, rounds};
 pub use session::{Session, assert_fails, assert_ok, last_error};
 pub use tensor::{BF16, BOOL, DType, F16, F32, I32, I64, Layout, Tensor, U8, absent};
 
-use vanward::capi::boundary::Versioned;
+use vanward::abi::Versioned;
+
+/// A struct that arguments point to, kept for good.
+pub fn kept<T>(value: T) -> *const T {
+    Box::leak(Box::new(value))
+}
 
 /// An argument struct with its size set and all else zero, as the `_INIT` macros of the header make it.
 pub fn args<T: Versioned>() -> T {

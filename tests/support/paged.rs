@@ -1,12 +1,14 @@
 //! Paged keys and values of random sequences: shuffled page tables with garbage past the end, partial last pages, lengths
 //! that have to be clamped, every layout.
 
+use super::args;
 use super::array::Array;
 use super::backend::Backend;
 use super::oracle::Pages;
 use super::rng::Rng;
 use super::tensor::{BF16, DType, F16, F32, I32, Layout, Tensor, absent};
-use vanward::capi::types::{vwd_paged_kv, vwd_tensor};
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub struct Shape {
     pub batch: usize,
@@ -126,7 +128,7 @@ impl<'b> Paged<'b> {
     }
 
     pub fn c(&self) -> vwd_paged_kv {
-        vwd_paged_kv { k: self.k.c(), v: self.v.c(), page_table: self.table_c(), seq_lens: self.lens.c() }
+        vwd_paged_kv { k: self.k.c(), v: self.v.c(), page_table: self.table_c(), seq_lens: self.lens.c(), ..args() }
     }
 
     pub fn assert_untouched(&self) {

@@ -2,8 +2,8 @@
 
 use super::args;
 use std::ffi::c_char;
-use vanward::capi::session::*;
-use vanward::capi::types::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub struct Session(*mut vwd_session);
 

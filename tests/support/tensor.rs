@@ -9,7 +9,8 @@ use super::rng::Rng;
 use half::{bf16, f16};
 use std::ffi::c_void;
 use std::sync::Arc;
-use vanward::capi::types::vwd_tensor;
+use vanward::abi::*;
+use vanward::capi::*;
 
 /// DLPack's type code and bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use super::map::{Map, Matrix};
 use super::{ProjectRequest, Rope, inverse_rms};
-use crate::core::dtype::Float;
+use crate::core::dtype::{Float, Rounded};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::simd::{Kernel, LANES, Lanes, dispatch};
@@ -87,7 +87,7 @@ unsafe fn turn(r: &ProjectRequest, b: usize, row: &mut [f32]) {
 ///
 /// # Safety
 /// `b` and `h` are inside q's shape; q is valid and of dtype `T`, and nobody else writes this head.
-unsafe fn write_head<T: Float>(r: &ProjectRequest, b: usize, h: usize, q: &[f32], turns: &[f32]) {
+unsafe fn write_head<T: Rounded>(r: &ProjectRequest, b: usize, h: usize, q: &[f32], turns: &[f32]) {
     let (batch, dim) = (r.x.dim(0), r.shape.head_dim);
     let value = |c: usize| q[(h * dim + c) * batch + b];
     // SAFETY: forwarded to the caller; channels are below head_dim.

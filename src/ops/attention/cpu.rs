@@ -8,7 +8,7 @@
 
 use super::partial::{Copies, HEADS, Partial, Span, Tile};
 use super::{MergeRequest, Outputs, Problem, Request};
-use crate::core::dtype::{DType, Float};
+use crate::core::dtype::{DType, Float, Rounded};
 use crate::core::status::Result;
 use crate::core::tensor::{self, Name, Tensor};
 use crate::ops::simd::{Kernel, Lanes, Row, dispatch, widen};

@@ -1,7 +1,7 @@
 //! Summaries on the CPU, eight channels at a time and in the order of the tokens.
 
 use super::{ImportanceRequest, Kind, Labels, UpdateRequest, Windows};
-use crate::core::dtype::{Element, Float};
+use crate::core::dtype::{Element, Rounded};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::simd::{self, Kernel, LANES, Lanes, Row};
@@ -61,7 +61,7 @@ struct Update<'a, T> {
     element: PhantomData<T>,
 }
 
-impl<T: Row> Kernel for Update<'_, T> {
+impl<T: Row + Rounded> Kernel for Update<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -157,7 +157,14 @@ impl Keys<'_> {
 /// # Safety
 /// The tensors are valid, of dtype `T`, and `at` is a row of theirs that no other task touches.
 #[inline(always)]
-unsafe fn minmax<L: Lanes, T: Row>(keys: &Keys, begin: usize, size: usize, max: &Tensor, min: &Tensor, at: [usize; 3]) {
+unsafe fn minmax<L: Lanes, T: Row + Rounded>(
+    keys: &Keys,
+    begin: usize,
+    size: usize,
+    max: &Tensor,
+    min: &Tensor,
+    at: [usize; 3],
+) {
     let dim = max.dim(3);
     let mut largest = [f32::NEG_INFINITY; MAX_DIM];
     let mut smallest = [f32::INFINITY; MAX_DIM];
@@ -193,7 +200,7 @@ unsafe fn minmax<L: Lanes, T: Row>(keys: &Keys, begin: usize, size: usize, max: 
 /// # Safety
 /// As for [`minmax`]; `means` is of dtype `M`.
 #[inline(always)]
-unsafe fn mean<L: Lanes, T: Row, M: Float>(keys: &Keys, j: usize, windows: &Windows, means: &Tensor, at: [usize; 3]) {
+unsafe fn mean<L: Lanes, T: Row, M: Rounded>(keys: &Keys, j: usize, windows: &Windows, means: &Tensor, at: [usize; 3]) {
     let dim = means.dim(3);
     let mut sums = [0.0; MAX_DIM];
     let mut found = Found::<T>::new();
