@@ -64,7 +64,7 @@ pub unsafe extern "C" fn vwd_pack(
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
         // SAFETY: the C contract of rows and packed.
-        pack::run(session, &mut unsafe { pack::Request::from_c(session, args) }?, stream)
+        pack::run(session, &unsafe { pack::Request::from_c(session, args) }?, stream)
     })
 }
 
@@ -82,6 +82,6 @@ pub unsafe extern "C" fn vwd_verify_pack(
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
         // SAFETY: the C contract of rows and packed.
-        pack::run_verified(session, &mut unsafe { pack::VerifiedRequest::from_c(session, args) }?, stream)
+        pack::run_verified(session, &unsafe { pack::VerifiedRequest::from_c(session, args) }?, stream)
     })
 }

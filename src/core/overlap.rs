@@ -33,31 +33,6 @@ fn require_apart(output: Option<&Tensor>, others: &[Option<&Tensor>]) -> Result<
     }
 }
 
-/// The bytes from the first to the last of one of many tensors.
-#[derive(Clone, Copy)]
-pub struct Range {
-    start: i64,
-    end: i64,
-    /// The tensor's, and that of one that differs from it in nothing but the address.
-    number: u32,
-    form: u32,
-}
-
-impl Range {
-    #[inline(always)]
-    pub fn new((start, end): ByteRange, number: usize, form: usize) -> Range {
-        Range { start, end, number: number as u32, form: form as u32 }
-    }
-
-    fn is_empty(&self) -> bool {
-        self.start == self.end
-    }
-
-    fn meets(&self, (start, end): ByteRange) -> bool {
-        self.start < end && start < self.end
-    }
-}
-
 /// The bytes from the first to the last of many tensors.
 #[derive(Clone, Copy)]
 pub struct Hull {
@@ -112,83 +87,32 @@ pub fn are_apart<const O: usize, const I: usize>(
         && !meets(inputs, few_outputs)
 }
 
-/// `reject` for many outputs and inputs, with their hulls, beside a few; `tensor` finds one by its number.
+/// `reject` for many outputs and inputs beside a few, pair by pair. `tensor` finds an output (true) or an input by its number.
+#[cold]
 pub fn reject_many<'t>(
-    (outputs, written): (&mut [Range], &Hull),
-    (inputs, read): (&[Range], &Hull),
-    few_outputs: &[Range],
-    few_inputs: &[Range],
-    tensor: impl Fn(u32) -> Tensor<'t>,
+    outputs: &[ByteRange],
+    inputs: &[ByteRange],
+    few_outputs: &[Option<&Tensor>],
+    few_inputs: &[Option<&Tensor>],
+    tensor: impl Fn(bool, usize) -> Tensor<'t>,
 ) -> Result<()> {
-    // Two forms at a distance that was found to keep them apart, as K and V of each layer may be.
-    let mut apart = None;
-    let mut require_apart = |output: &Range, other: &Range| {
-        let geometry = (output.form, other.form, other.start.wrapping_sub(output.start));
-        if apart != Some(geometry) && !output.is_empty() && !other.is_empty() {
-            let (output, other) = (tensor(output.number), tensor(other.number));
-            if share_bytes(&output, &other) {
-                return Err(collision(&output, &other));
-            }
-            apart = Some(geometry);
-        }
-        Ok(())
-    };
-    // Most come in the order of their addresses.
-    if !written.ascends {
-        sort(outputs, &mut require_apart)?;
-    }
-    // Most inputs lie elsewhere altogether.
-    if written.meets((read.start, read.end)) {
-        reject_sorted(outputs, inputs, &mut require_apart)?;
-    }
-    for few in [few_inputs, few_outputs] {
-        if few.iter().any(|other| written.meets((other.start, other.end))) {
-            reject_sorted(outputs, few, &mut require_apart)?;
+    // An empty tensor meets nothing.
+    let meet = |a: &ByteRange, b: &ByteRange| a.0.max(b.0) < a.1.min(b.1);
+    for (n, output) in outputs.iter().enumerate() {
+        let later = outputs.iter().enumerate().skip(n + 1).map(|(m, other)| (true, m, other));
+        let read = inputs.iter().enumerate().map(|(m, other)| (false, m, other));
+        for (written, m, _) in later.chain(read).filter(|(.., other)| meet(output, other)) {
+            require_apart(Some(&tensor(true, n)), &[Some(&tensor(written, m))])?;
         }
     }
-    for (i, output) in few_outputs.iter().enumerate().filter(|(_, output)| !output.is_empty()) {
-        let many = if read.meets((output.start, output.end)) { inputs } else { &[] };
-        for others in [&few_outputs[i + 1..], few_inputs, many] {
-            for other in others.iter().filter(|other| other.meets((output.start, output.end))) {
-                require_apart(output, other)?;
-            }
+    for few in few_outputs.iter().chain(few_inputs).flatten() {
+        for (n, _) in outputs.iter().enumerate().filter(|(_, output)| meet(output, &few.bytes())) {
+            require_apart(Some(&tensor(true, n)), &[Some(few)])?;
         }
     }
-    Ok(())
-}
-
-type Check<'c> = &'c mut dyn FnMut(&Range, &Range) -> Result<()>;
-
-/// Sorts by address, and checks those that follow each other. Then `end` is where all up to a range end, so that ends
-/// ascend, too.
-#[inline(never)]
-fn sort(ranges: &mut [Range], require_apart: Check) -> Result<()> {
-    ranges.sort_unstable_by_key(|range| range.start);
-    let (mut reach, mut later) = (i64::MIN, ranges);
-    while let Some((one, rest)) = later.split_first_mut() {
-        for other in rest.iter().take_while(|other| other.start < one.end) {
-            let (first, second) = if one.number < other.number { (&*one, other) } else { (other, &*one) };
-            require_apart(first, second)?;
-        }
-        reach = reach.max(one.end);
-        (one.end, later) = (reach, rest);
-    }
-    Ok(())
-}
-
-/// Looks for each of the others among sorted outputs.
-#[inline(never)]
-fn reject_sorted(outputs: &[Range], others: &[Range], require_apart: Check) -> Result<()> {
-    let mut at = 0;
-    for other in others {
-        // The first output that ends past where the other starts: mostly the one found last or the next.
-        let is_past = |at: usize| outputs.get(at).is_none_or(|output| output.end > other.start);
-        at += !is_past(at) as usize;
-        if !is_past(at) || (at > 0 && is_past(at - 1)) {
-            at = outputs.partition_point(|output| output.end <= other.start);
-        }
-        for output in outputs[at..].iter().take_while(|output| output.start < other.end) {
-            require_apart(output, other)?;
+    for few in few_outputs.iter().flatten() {
+        for (n, _) in inputs.iter().enumerate().filter(|(_, input)| meet(input, &few.bytes())) {
+            require_apart(Some(few), &[Some(&tensor(false, n))])?;
         }
     }
     Ok(())

@@ -383,9 +383,12 @@ impl<'a> Tensor<'a> {
         Tensor { name, data: given.data.cast(), dtype, given, bytes }
     }
 
-    /// A view of what was checked before.
+    /// A view of what was checked before, or described by [`contiguous`].
+    ///
+    /// # Safety
+    /// `t` passed its checks.
     #[inline(always)]
-    pub fn trusted(name: Name, t: &'a vwd_tensor) -> Tensor<'a> {
+    pub unsafe fn unchecked(name: Name, t: &'a vwd_tensor) -> Tensor<'a> {
         Tensor::new(name, t, reach(t).unwrap_or_default())
     }
 

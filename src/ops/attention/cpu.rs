@@ -177,7 +177,8 @@ fn chunk_states<'a>(scratch: &'a Scratch, chunks: usize, group: usize, dim: usiz
     let tensor = |name, shape: &[usize]| {
         let values = scratch.slice(shape.iter().product(), 0f32)?;
         let place = scratch.slice(1, tensor::contiguous(values.as_mut_ptr().cast(), DType::F32, shape))?;
-        Ok(Tensor::trusted(Name::from(name), &place[0]))
+        // SAFETY: it describes the slice.
+        Ok(unsafe { Tensor::unchecked(Name::from(name), &place[0]) })
     };
     Ok(State {
         acc: tensor("chunk acc", &[chunks, group, dim])?,

@@ -8,11 +8,10 @@ mod cuda;
 use super::verify;
 use crate::abi::{vwd_pack_args, vwd_stream, vwd_tensor, vwd_verify_pack_args};
 use crate::core::dtype::DType;
-use crate::core::overlap::{self, Hull, Range};
+use crate::core::overlap::{self, Hull};
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{Checks, Name, Template, Tensor};
+use crate::core::tensor::{ANY, Checks, Name, Template, Tensor};
 use crate::runtime::{On, Session, require_no_flags};
-use std::mem::MaybeUninit;
 
 /// The tensors to pack and where to: checked, and read from the caller's arrays when needed, so that a call of any length
 /// allocates nothing.
@@ -37,7 +36,7 @@ pub struct Pair<'a> {
 /// Tensors of one call: K and V of 128 layers.
 pub const MOST_TENSORS: usize = 256;
 
-/// Arguments; shapes as in `vwd_pack`. The pairs are checked by `run`, when the request has its place and moves no more.
+/// Checked arguments; shapes as in `vwd_pack`.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     pub pairs: Pairs<'a>,
@@ -48,17 +47,26 @@ pub struct Request<'a> {
     pub gamma: usize,
 }
 
-/// Arguments of `vwd_verify_pack`; the pairs are checked by `run_verified`.
+/// Checked arguments of `vwd_verify_pack`.
 pub struct VerifiedRequest<'a> {
     pub verify: verify::Request<'a>,
     pub pack: Request<'a>,
 }
 
 impl<'a> Pairs<'a> {
+    /// Checks every pair, and all tensors of the call for overlap: these beside the pairs. Also returns γ, where it is not
+    /// given.
+    ///
     /// # Safety
     /// `rows` and `packed` are NULL or hold `count` tensors that live as long as the result.
     #[inline(always)]
-    unsafe fn from_c(count: u32, rows: *const vwd_tensor, packed: *const vwd_tensor) -> Result<Pairs<'a>> {
+    unsafe fn from_c<const O: usize, const I: usize>(
+        checks: &Checks,
+        (count, rows, packed): (u32, *const vwd_tensor, *const vwd_tensor),
+        (batch, gamma): (usize, Option<usize>),
+        outputs: &[Option<&Tensor<'a>>; O],
+        inputs: &[Option<&Tensor<'a>>; I],
+    ) -> Result<(Pairs<'a>, usize)> {
         if count == 0 || count as usize > MOST_TENSORS {
             return Err(Error::argument("tensor_count", count, format!("1 to {MOST_TENSORS}")));
         }
@@ -71,7 +79,9 @@ impl<'a> Pairs<'a> {
         let (rows, packed) = unsafe {
             (std::slice::from_raw_parts(rows, count as usize), std::slice::from_raw_parts(packed, count as usize))
         };
-        Ok(Pairs { rows, packed, fresh: [0; MOST_TENSORS / 64], row_bytes: 0 })
+        let mut pairs = Pairs { rows, packed, fresh: [0; MOST_TENSORS / 64], row_bytes: 0 };
+        let gamma = pairs.check_all(checks, batch, gamma, outputs, inputs)?;
+        Ok((pairs, gamma))
     }
 
     pub fn len(&self) -> usize {
@@ -80,9 +90,12 @@ impl<'a> Pairs<'a> {
 
     #[inline(always)]
     pub fn get(&self, n: usize) -> Pair<'a> {
-        Pair {
-            rows: Tensor::trusted(Name::member("rows", n), &self.rows[n]),
-            packed: Tensor::trusted(Name::member("packed", n), &self.packed[n]),
+        // SAFETY: from_c has checked all of them.
+        unsafe {
+            Pair {
+                rows: Tensor::unchecked(Name::member("rows", n), &self.rows[n]),
+                packed: Tensor::unchecked(Name::member("packed", n), &self.packed[n]),
+            }
         }
     }
 
@@ -146,64 +159,23 @@ impl<'a> Pairs<'a> {
             self.row_bytes = self.row_bytes.saturating_add(row_bytes(&pair.rows).saturating_mul(1 + alike));
             first = end;
         }
-        if overlap::are_apart(&written, &read, outputs, inputs) {
-            overlap::reject(outputs, inputs)?;
-        } else {
-            self.reject_overlap(&written, &read, outputs, inputs)?;
+        overlap::reject(outputs, inputs)?;
+        if !overlap::are_apart(&written, &read, outputs, inputs) {
+            self.reject_overlap(outputs, inputs)?;
         }
         Ok(gamma.expect("there is at least one pair"))
     }
 
-    /// Compares all tensors of the call, of which the packed have the hull `written`, the rows `read`. Some twelve kilobytes
-    /// of stack, which few calls need.
+    /// Compares all tensors of the call. Some eight kilobytes of stack, which few calls need.
     #[inline(never)]
-    fn reject_overlap<const O: usize, const I: usize>(
-        &self,
-        written: &Hull,
-        read: &Hull,
-        outputs: &[Option<&Tensor<'a>>; O],
-        inputs: &[Option<&Tensor<'a>>; I],
-    ) -> Result<()> {
-        // Numbered: packed, rows, the call's other outputs, its other inputs.
-        const ROWS: usize = MOST_TENSORS;
-        const OUTPUTS: usize = 2 * MOST_TENSORS;
-        const INPUTS: usize = OUTPUTS + 16;
-        let mut packed = [const { MaybeUninit::uninit() }; MOST_TENSORS];
-        let mut rows = [const { MaybeUninit::uninit() }; MOST_TENSORS];
-        let mut first = 0;
-        while first < self.len() {
-            let (pair, end) = (self.get(first), self.next_fresh(first + 1));
-            let template = Template::new(&self.packed[first], &pair.packed);
-            write_ranges(&mut packed[first..end], &template, &self.packed[first..end], first);
-            let template = Template::new(&self.rows[first], &pair.rows);
-            write_ranges(&mut rows[first..end], &template, &self.rows[first..end], ROWS + first);
-            first = end;
+    fn reject_overlap(&self, outputs: &[Option<&Tensor<'a>>], inputs: &[Option<&Tensor<'a>>]) -> Result<()> {
+        let (mut packed, mut rows) = ([(0, 0); MOST_TENSORS], [(0, 0); MOST_TENSORS]);
+        for n in 0..self.len() {
+            let pair = self.get(n);
+            (packed[n], rows[n]) = (pair.packed.bytes(), pair.rows.bytes());
         }
-        // SAFETY: the first len of both were written above.
-        let (packed, rows) = unsafe {
-            let len = self.len();
-            (
-                std::slice::from_raw_parts_mut(packed.as_mut_ptr().cast::<Range>(), len),
-                std::slice::from_raw_parts(rows.as_ptr().cast::<Range>(), len),
-            )
-        };
-        let range = |t: &Option<&Tensor>, number| Range::new(t.map_or((0, 0), Tensor::bytes), number, number);
-        let few_outputs: [Range; O] = std::array::from_fn(|i| range(&outputs[i], OUTPUTS + i));
-        let few_inputs: [Range; I] = std::array::from_fn(|i| range(&inputs[i], INPUTS + i));
-        let tensor = |number| match number as usize {
-            n @ INPUTS.. => *inputs[n - INPUTS].expect("absent tensors have no bytes"),
-            n @ OUTPUTS.. => *outputs[n - OUTPUTS].expect("absent tensors have no bytes"),
-            n @ ROWS.. => self.get(n - ROWS).rows,
-            n => self.get(n).packed,
-        };
-        overlap::reject_many((packed, written), (rows, read), &few_outputs, &few_inputs, tensor)
-    }
-}
-
-/// Where tensors are that are alike, of which the first has the number `form`.
-fn write_ranges(ranges: &mut [MaybeUninit<Range>], template: &Template, tensors: &[vwd_tensor], form: usize) {
-    for (number, (range, t)) in (form..).zip(ranges.iter_mut().zip(tensors)) {
-        range.write(Range::new(template.bytes(t), number, form));
+        let tensor = |is_output, n| if is_output { self.get(n).packed } else { self.get(n).rows };
+        overlap::reject_many(&packed[..self.len()], &rows[..self.len()], outputs, inputs, tensor)
     }
 }
 
@@ -219,17 +191,14 @@ impl<'a> Request<'a> {
     pub unsafe fn from_c(session: &Session, c: &'a vwd_pack_args) -> Result<Request<'a>> {
         require_no_flags("flags", c.flags)?;
         let checks = session.checks();
-        let accepted = checks.required("accepted", &c.accepted)?.of(DType::I32)?.of_rank(1)?;
-        let offsets = check_offsets(&checks, &c.offsets, accepted.dim(0))?;
+        let accepted = checks.input("accepted", &c.accepted, &[DType::I32], &[("B", ANY)])?;
+        let batch = accepted.dim(0);
+        let offsets = check_offsets(&checks, &c.offsets, batch)?;
+        let arrays = (c.tensor_count, c.rows, c.packed);
         // SAFETY: forwarded to the caller.
-        let pairs = unsafe { Pairs::from_c(c.tensor_count, c.rows, c.packed) }?;
-        Ok(Request { pairs, accepted, offsets, gamma: 0 })
-    }
-
-    fn check_pairs(&mut self, checks: &Checks) -> Result<()> {
-        let (outputs, inputs) = ([Some(&self.offsets)], [Some(&self.accepted)]);
-        self.gamma = self.pairs.check_all(checks, self.accepted.dim(0), None, &outputs, &inputs)?;
-        Ok(())
+        let (pairs, gamma) =
+            unsafe { Pairs::from_c(&checks, arrays, (batch, None), &[Some(&offsets)], &[Some(&accepted)]) }?;
+        Ok(Request { pairs, accepted, offsets, gamma })
     }
 
     pub fn batch(&self) -> usize {
@@ -245,19 +214,15 @@ impl<'a> VerifiedRequest<'a> {
         require_no_flags("flags", c.flags)?;
         let checks = session.checks();
         let verify = verify::Request::unchecked_overlap(&checks, &verify::Given::from(c))?;
+        let sizes = (verify.batch(), Some(verify.gamma()));
         let offsets = check_offsets(&checks, &c.offsets, verify.batch())?;
-        // SAFETY: forwarded to the caller.
-        let pairs = unsafe { Pairs::from_c(c.tensor_count, c.rows, c.packed) }?;
-        let (accepted, gamma) = (verify.accepted, verify.gamma());
-        Ok(VerifiedRequest { verify, pack: Request { pairs, accepted, offsets, gamma } })
-    }
-
-    fn check_pairs(&mut self, checks: &Checks) -> Result<()> {
-        let VerifiedRequest { verify, pack } = self;
         let [accepted, next_token, mismatch, committed] = verify.outputs();
-        let outputs = [accepted, next_token, mismatch, committed, Some(&pack.offsets)];
-        pack.pairs.check_all(checks, verify.batch(), Some(verify.gamma()), &outputs, &verify.inputs())?;
-        Ok(())
+        let outputs = [accepted, next_token, mismatch, committed, Some(&offsets)];
+        let arrays = (c.tensor_count, c.rows, c.packed);
+        // SAFETY: forwarded to the caller.
+        let (pairs, gamma) = unsafe { Pairs::from_c(&checks, arrays, sizes, &outputs, &verify.inputs()) }?;
+        let accepted = verify.accepted;
+        Ok(VerifiedRequest { verify, pack: Request { pairs, accepted, offsets, gamma } })
     }
 }
 
@@ -266,8 +231,7 @@ fn row_bytes(rows: &Tensor) -> usize {
     rows.shape()[2..].iter().fold(rows.dtype.bytes(), |bytes, &n| bytes.saturating_mul(n as usize))
 }
 
-pub fn run(session: &Session, request: &mut Request, stream: vwd_stream) -> Result<()> {
-    request.check_pairs(&session.checks())?;
+pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
         On::Cpu(cpu) => {
             cpu::run(cpu, request);
@@ -277,8 +241,7 @@ pub fn run(session: &Session, request: &mut Request, stream: vwd_stream) -> Resu
     }
 }
 
-pub fn run_verified(session: &Session, request: &mut VerifiedRequest, stream: vwd_stream) -> Result<()> {
-    request.check_pairs(&session.checks())?;
+pub fn run_verified(session: &Session, request: &VerifiedRequest, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
         On::Cpu(cpu) => {
             verify::cpu::run(cpu, &request.verify);

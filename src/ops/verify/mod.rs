@@ -9,7 +9,7 @@ use crate::abi::{vwd_stream, vwd_tensor, vwd_verify_args, vwd_verify_pack_args};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{Checks, Tensor, given};
+use crate::core::tensor::{ANY, Checks, Tensor};
 use crate::runtime::{On, Session, require_no_flags};
 
 /// Checked arguments; shapes as in `vwd_verify`.
@@ -42,35 +42,25 @@ pub struct Given<'a> {
     committed: &'a vwd_tensor,
 }
 
-impl<'a> From<&'a vwd_verify_args> for Given<'a> {
-    #[inline(always)]
-    fn from(c: &'a vwd_verify_args) -> Given<'a> {
-        Given {
-            draft: &c.draft,
-            target: &c.target,
-            draft_lens: &c.draft_lens,
-            accepted: &c.accepted,
-            next_token: &c.next_token,
-            mismatch: &c.mismatch,
-            committed: &c.committed,
+macro_rules! given_by {
+    ($($args:ty),*) => {$(
+        impl<'a> From<&'a $args> for Given<'a> {
+            #[inline(always)]
+            fn from(c: &'a $args) -> Given<'a> {
+                Given {
+                    draft: &c.draft,
+                    target: &c.target,
+                    draft_lens: &c.draft_lens,
+                    accepted: &c.accepted,
+                    next_token: &c.next_token,
+                    mismatch: &c.mismatch,
+                    committed: &c.committed,
+                }
+            }
         }
-    }
+    )*};
 }
-
-impl<'a> From<&'a vwd_verify_pack_args> for Given<'a> {
-    #[inline(always)]
-    fn from(c: &'a vwd_verify_pack_args) -> Given<'a> {
-        Given {
-            draft: &c.draft,
-            target: &c.target,
-            draft_lens: &c.draft_lens,
-            accepted: &c.accepted,
-            next_token: &c.next_token,
-            mismatch: &c.mismatch,
-            committed: &c.committed,
-        }
-    }
-}
+given_by!(vwd_verify_args, vwd_verify_pack_args);
 
 impl<'a> Request<'a> {
     #[inline(always)]
@@ -84,7 +74,7 @@ impl<'a> Request<'a> {
     /// All checks but those between tensors, which the caller makes over more of them.
     #[inline(always)]
     pub fn unchecked_overlap(checks: &Checks, c: &Given<'a>) -> Result<Request<'a>> {
-        let draft = checks.required("draft", c.draft)?.of_any(DType::TOKENS)?.of_rank(2)?;
+        let draft = checks.input("draft", c.draft, DType::TOKENS, &[("B", ANY), ("γ", ANY)])?;
         let (batch, gamma) = (draft.dim(0), draft.dim(1));
         if gamma > i32::MAX as usize {
             return Err(Error::argument("draft", format!("{gamma} tokens a row"), "at most 2^31 − 1"));
@@ -94,11 +84,11 @@ impl<'a> Request<'a> {
         let (token, count) = (&[draft.dtype], &[DType::I32]);
         let flags = &[DType::I32, DType::U8, DType::BOOL];
         let target = checks.input("target", c.target, token, &row)?;
-        let draft_lens = given(c.draft_lens).map(|t| checks.input("draft_lens", t, count, &column)).transpose()?;
+        let draft_lens = checks.optional_input("draft_lens", c.draft_lens, count, &column)?;
         let accepted = checks.output("accepted", c.accepted, count, &column)?;
         let next_token = checks.output("next_token", c.next_token, token, &column)?;
-        let mismatch = given(c.mismatch).map(|t| checks.output("mismatch", t, flags, &column)).transpose()?;
-        let committed = given(c.committed).map(|t| checks.output("committed", t, token, &row)).transpose()?;
+        let mismatch = checks.optional_output("mismatch", c.mismatch, flags, &column)?;
+        let committed = checks.optional_output("committed", c.committed, token, &row)?;
         Ok(Request { draft, target, draft_lens, accepted, next_token, mismatch, committed })
     }
 
