@@ -4,7 +4,7 @@
 # make test     everything that can be checked without a GPU
 # make bench    measures the CPU backend
 # make install  headers, libraries, pkg-config file, CMake package; PREFIX=/usr/local, DESTDIR respected
-# make header   writes include/vanward.h from the Rust declarations
+# make header   writes include/vanward.h, and what mirrors it, from the Rust declarations
 # make kernels  compiles kernels/*.cu to the PTX that is committed
 # make gpu-bundle  packs what checks and times the library on a machine with a GPU; BUNDLE=build/gpu-bundle
 

@@ -9,7 +9,8 @@ from ctypes import Structure, byref, c_float, c_uint32, sizeof
 from dataclasses import dataclass
 from typing import Any
 
-from . import _abi
+from . import _header
+from ._abi import lib
 from ._errors import check
 from ._tensor import view
 
@@ -125,14 +126,14 @@ class Rope:
 
 
 _GROUPS = {
-    _abi.vwd_block_list: BlockList,
-    _abi.vwd_paged_kv: PagedKV,
-    _abi.vwd_index: Index,
-    _abi.vwd_attention_state: AttentionState,
-    _abi.vwd_attention_partials: AttentionPartials,
-    _abi.vwd_predictor_state: PredictorState,
-    _abi.vwd_holt: Holt,
-    _abi.vwd_rope: Rope,
+    _header.vwd_block_list: BlockList,
+    _header.vwd_paged_kv: PagedKV,
+    _header.vwd_index: Index,
+    _header.vwd_attention_state: AttentionState,
+    _header.vwd_attention_partials: AttentionPartials,
+    _header.vwd_predictor_state: PredictorState,
+    _header.vwd_holt: Holt,
+    _header.vwd_rope: Rope,
 }
 _INDEX_INPUTS = ("table", "channels")  # read, even where the index is written
 
@@ -149,7 +150,7 @@ class _Lowering:
             if value is None:
                 continue
             kind, path = types[name], prefix + name
-            if kind is _abi.vwd_tensor:
+            if kind is _header.vwd_tensor:
                 setattr(struct, name, self.tensor(value, path, self.writable and name not in _INDEX_INPUTS))
             elif kind is c_uint32:
                 if not 0 <= value < 1 << 32:
@@ -162,7 +163,7 @@ class _Lowering:
             else:
                 setattr(struct, name, self.array(kind._type_, value, path))
 
-    def tensor(self, value: Any, path: str, writable: bool) -> _abi.vwd_tensor:
+    def tensor(self, value: Any, path: str, writable: bool) -> _header.vwd_tensor:
         try:
             tensor, owner = view(value, writable)
         except (BufferError, TypeError, ValueError) as error:
@@ -180,7 +181,7 @@ class _Lowering:
     def array(self, kind: Any, values: Sequence[Any], path: str) -> Any:
         array = (kind * len(values))()
         for i, value in enumerate(values):
-            if kind is _abi.vwd_tensor:
+            if kind is _header.vwd_tensor:
                 array[i] = self.tensor(value, f"{path}[{i}]", self.writable)
             else:
                 self.group(array[i], value, f"{path}[{i}]")
@@ -213,7 +214,7 @@ class Call:
     def __init__(
         self, owner: Any, struct: type[Structure], stream: int, inputs: dict[str, Any], outputs: dict[str, Any]
     ):
-        self._function = getattr(_abi.lib, struct.__name__.removesuffix("_args"))
+        self._function = getattr(lib, struct.__name__.removesuffix("_args"))
         self._owner = owner
         self._stream = stream
         self._keep: list[Any] = []

@@ -6,7 +6,7 @@ import os
 from ctypes import byref, c_void_p, sizeof
 from typing import Any, NamedTuple
 
-from . import _abi
+from . import _header
 from ._abi import lib
 from ._arguments import Array, Call, Rope, arguments
 from ._errors import check
@@ -35,7 +35,7 @@ class Forecast:
     ):
         self.handle: int | None = None
         sizes = dict(layers=layers, input_dim=input_dim, q_heads=q_heads, head_dim=head_dim, ridge=ridge)
-        options = arguments(_abi.vwd_forecast_options, [], inputs=sizes, outputs={})
+        options = arguments(_header.vwd_forecast_options, [], inputs=sizes, outputs={})
         handle = c_void_p()
         check(lib.vwd_forecast_create(session.handle, byref(options), byref(handle)))
         self.handle = handle.value
@@ -65,7 +65,7 @@ class Forecast:
         self.close()
 
     def info(self) -> ForecastInfo:
-        details = _abi.vwd_forecast_details(struct_size=sizeof(_abi.vwd_forecast_details))
+        details = _header.vwd_forecast_details(struct_size=sizeof(_header.vwd_forecast_details))
         check(lib.vwd_forecast_info(self.handle, byref(details)))
         return ForecastInfo(**{name: getattr(details, name) for name in ForecastInfo._fields})
 
@@ -73,7 +73,7 @@ class Forecast:
         """vwd_forecast_accumulate: adds activations of one layer, in host memory, to the map's sums."""
         keep: list[Any] = []
         inputs = dict(layer=layer, x=x, q=q)
-        args = arguments(_abi.vwd_forecast_accumulate_args, keep, inputs=inputs, outputs={})
+        args = arguments(_header.vwd_forecast_accumulate_args, keep, inputs=inputs, outputs={})
         check(lib.vwd_forecast_accumulate(self.handle, byref(args)))
 
     def solve(self, rank: int = 0) -> None:
@@ -90,7 +90,7 @@ class Forecast:
         """vwd_forecast_project: forecasts the next layer's queries."""
         return Call(
             self,
-            _abi.vwd_forecast_project_args,
+            _header.vwd_forecast_project_args,
             stream,
             inputs=dict(layer=layer, rope=rope, x=x, positions=positions),
             outputs=dict(q=q),

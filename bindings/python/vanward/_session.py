@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_double, c_uint8, c_void_p, sizeof
 from typing import Any, NamedTuple, ParamSpec
 
-from . import _abi
+from . import _header
 from ._abi import lib
 from ._arguments import (
     Array,
@@ -93,8 +93,8 @@ class Session:
         stream_count: int = 0,
     ):
         self.handle: int | None = None
-        options = _abi.vwd_session_options(
-            struct_size=sizeof(_abi.vwd_session_options),
+        options = _header.vwd_session_options(
+            struct_size=sizeof(_header.vwd_session_options),
             device=device,
             device_id=device_id,
             threads=threads,
@@ -121,7 +121,7 @@ class Session:
         self.close()
 
     def info(self) -> Info:
-        details = _abi.vwd_session_details(struct_size=sizeof(_abi.vwd_session_details))
+        details = _header.vwd_session_details(struct_size=sizeof(_header.vwd_session_details))
         check(lib.vwd_session_info(self.handle, byref(details)))
         values = {name: getattr(details, name) for name in Info._fields}
         values["device"] = Device(details.device)
@@ -164,7 +164,7 @@ class Session:
         """vwd_verify: accepts the leading draft tokens that the target agrees with."""
         return Call(
             self,
-            _abi.vwd_verify_args,
+            _header.vwd_verify_args,
             stream,
             inputs=dict(draft=draft, target=target, draft_lens=draft_lens),
             outputs=dict(accepted=accepted, next_token=next_token, mismatch=mismatch, committed=committed),
@@ -182,7 +182,7 @@ class Session:
         """vwd_pack: packs the accepted rows of every sequence into one contiguous run, for several tensors."""
         return Call(
             self,
-            _abi.vwd_pack_args,
+            _header.vwd_pack_args,
             stream,
             inputs=dict(tensor_count=_pairs(rows, packed), rows=rows, accepted=accepted),
             outputs=dict(packed=packed, offsets=offsets),
@@ -206,7 +206,7 @@ class Session:
         """vwd_verify_pack: verify, and pack of what it accepted."""
         return Call(
             self,
-            _abi.vwd_verify_pack_args,
+            _header.vwd_verify_pack_args,
             stream,
             inputs=dict(
                 tensor_count=_pairs(rows, packed), rows=rows, draft=draft, target=target, draft_lens=draft_lens
@@ -236,7 +236,7 @@ class Session:
         """vwd_index_update: builds or extends the summaries of tokens begin … seq_lens−1."""
         return Call(
             self,
-            _abi.vwd_index_update_args,
+            _header.vwd_index_update_args,
             stream,
             inputs=dict(k=k, page_table=page_table, seq_lens=seq_lens, begin=begin),
             outputs=dict(index=index),
@@ -248,7 +248,7 @@ class Session:
         """vwd_channel_importance: chooses the key channels that decide the scores of each KV head."""
         return Call(
             self,
-            _abi.vwd_channel_importance_args,
+            _header.vwd_channel_importance_args,
             stream,
             inputs=dict(q=q, k=k),
             outputs=dict(channels=channels, importance=importance),
@@ -275,7 +275,7 @@ class Session:
         """vwd_select_blocks: scores the blocks of every sequence and selects the exact best."""
         return Call(
             self,
-            _abi.vwd_select_blocks_args,
+            _header.vwd_select_blocks_args,
             stream,
             inputs=dict(
                 method=method,
@@ -313,7 +313,7 @@ class Session:
         """vwd_select_tokens: selects the exact best tokens inside candidate blocks by their INT4 labels."""
         return Call(
             self,
-            _abi.vwd_select_tokens_args,
+            _header.vwd_select_tokens_args,
             stream,
             inputs=dict(
                 block_size=block_size,
@@ -350,7 +350,7 @@ class Session:
         """vwd_attention: attends over a list of blocks, a list of tokens, or everything."""
         return Call(
             self,
-            _abi.vwd_attention_args,
+            _header.vwd_attention_args,
             stream,
             inputs=dict(block_size=block_size, partial_blocks=partial_blocks, scale=scale, q=q, kv=kv, list=list),
             outputs=dict(out=out, lse=lse, state=state, partials=partials),
@@ -368,7 +368,7 @@ class Session:
         """vwd_merge_states: joins attention states over disjoint sets of tokens."""
         return Call(
             self,
-            _abi.vwd_merge_states_args,
+            _header.vwd_merge_states_args,
             stream,
             inputs=dict(input_count=len(inputs), inputs=inputs),
             outputs=dict(out=out, lse=lse, state=state),
@@ -396,7 +396,7 @@ class Session:
         """vwd_repair: turns attention over predicted blocks into attention over the selected ones."""
         return Call(
             self,
-            _abi.vwd_repair_args,
+            _header.vwd_repair_args,
             stream,
             inputs=dict(
                 mode=mode,
@@ -427,7 +427,7 @@ class Session:
         """vwd_gather_blocks: copies listed blocks."""
         return Call(
             self,
-            _abi.vwd_gather_blocks_args,
+            _header.vwd_gather_blocks_args,
             stream,
             inputs=dict(engine=engine, source=source, source_ids=source_ids, target_ids=target_ids, count=count),
             outputs=dict(target=target),
@@ -437,7 +437,7 @@ class Session:
 
     def prepare_predictor_reset(self, *, state: PredictorState, rows: Array = None, stream: int = 0) -> Call:
         """vwd_predictor_reset: forgets what was seen of some sequences."""
-        return Call(self, _abi.vwd_predictor_reset_args, stream, inputs=dict(rows=rows), outputs=dict(state=state))
+        return Call(self, _header.vwd_predictor_reset_args, stream, inputs=dict(rows=rows), outputs=dict(state=state))
 
     def prepare_predictor_predict(
         self,
@@ -458,7 +458,7 @@ class Session:
         """vwd_predictor_predict: predicts which blocks the coming selection will choose."""
         return Call(
             self,
-            _abi.vwd_predictor_predict_args,
+            _header.vwd_predictor_predict_args,
             stream,
             inputs=dict(
                 block_size=block_size,
@@ -487,7 +487,7 @@ class Session:
         """vwd_predictor_update: folds the true scores of a step into the state."""
         return Call(
             self,
-            _abi.vwd_predictor_update_args,
+            _header.vwd_predictor_update_args,
             stream,
             inputs=dict(block_size=block_size, holt=holt, seq_lens=seq_lens, scores=scores),
             outputs=dict(state=state),
@@ -507,7 +507,7 @@ class Session:
         """vwd_predictor_calibrate: the smoothing factors that would have predicted best, and their hit rate."""
         keep: list[Any] = []
         args = arguments(
-            _abi.vwd_predictor_calibrate_args,
+            _header.vwd_predictor_calibrate_args,
             keep,
             inputs=dict(
                 k=k,
@@ -521,7 +521,7 @@ class Session:
             ),
             outputs={},
         )
-        best, rate = _abi.vwd_holt(), c_double()
+        best, rate = _header.vwd_holt(), c_double()
         check(lib.vwd_predictor_calibrate(self.handle, byref(args), byref(best), byref(rate)))
         return Holt(best.alpha, best.beta, best.gamma), rate.value
 

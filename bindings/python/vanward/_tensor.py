@@ -22,7 +22,7 @@ from ctypes import (
 )
 from typing import Any
 
-from ._abi import vwd_tensor
+from ._header import vwd_tensor
 
 MAX_RANK = 5
 CPU, PINNED = 1, 3

@@ -1,0 +1,69 @@
+//! The constants, structs and functions of the header, read back from its text.
+
+pub struct Struct {
+    pub name: String,
+    pub fields: Vec<Field>,
+}
+
+pub struct Field {
+    pub name: String,
+    /// As C writes it, "const vwd_tensor *" for a pointer.
+    pub c_type: String,
+    /// Of an array.
+    pub length: Option<usize>,
+}
+
+pub struct Function {
+    pub name: String,
+    pub result: String,
+    /// Their types.
+    pub parameters: Vec<String>,
+}
+
+/// Each `#define NAME number`.
+pub fn constants(header: &str) -> Vec<(String, u32)> {
+    let constant = |line: &str| {
+        let (name, value) = line.strip_prefix("#define ")?.split_once(' ')?;
+        Some((name.to_owned(), value.parse().ok()?))
+    };
+    header.lines().filter_map(constant).collect()
+}
+
+pub fn structs(header: &str) -> Vec<Struct> {
+    let mut structs = Vec::new();
+    for part in header.split("typedef struct {\n").skip(1) {
+        let (body, rest) = part.split_once("\n} ").expect("the end of a struct");
+        let name = rest.split_once(';').expect("the name of a struct").0;
+        structs.push(Struct { name: name.to_owned(), fields: body.lines().filter_map(field).collect() });
+    }
+    structs
+}
+
+fn field(line: &str) -> Option<Field> {
+    let code = line.trim_start().strip_suffix(';').filter(|code| code.starts_with(char::is_alphabetic))?;
+    let (code, length) = match code.split_once('[') {
+        Some((code, length)) => (code, Some(length.trim_end_matches(']').parse().expect("a length"))),
+        None => (code, None),
+    };
+    let (c_type, name) = typed(code);
+    Some(Field { name, c_type, length })
+}
+
+pub fn functions(header: &str) -> Vec<Function> {
+    let mut functions = Vec::new();
+    for part in header.split("\nVWD_API").skip(1) {
+        let (head, rest) = part.split_once('(').expect("a function");
+        let (result, name) = typed(head);
+        let parameters = rest.split_once(");").expect("the end of a function").0;
+        let parameters = parameters.split(',').filter(|one| *one != "void").map(|one| typed(one).0).collect();
+        functions.push(Function { name, result, parameters });
+    }
+    functions
+}
+
+/// "const vwd_tensor *rows" is of type "const vwd_tensor *" and named "rows".
+fn typed(code: &str) -> (String, String) {
+    let code = code.trim();
+    let at = code.rfind([' ', '*']).expect("a type") + 1;
+    (code[..at].trim_end().to_owned(), code[at..].to_owned())
+}
