@@ -86,15 +86,29 @@ int main(void) {
   }
   for (int s = 0; s < SLOTS; s++) block_in[s] = -1;
 
-  vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
+  vwd_paged_kv in_pool = VWD_PAGED_KV_INIT;
+  in_pool.k = half_of(pool, BLOCKS, 0);
+  in_pool.v = half_of(pool, BLOCKS, 1);
+  in_pool.page_table = i32(in_order, 2, 1, BLOCKS);
+  in_pool.seq_lens = i32(seq_lens, 1, 1);
+
+  /* Page p of the sequence is the slot that holds block p; blocks that are elsewhere have slot −1. */
+  vwd_paged_kv in_slots = in_pool;
+  in_slots.k = half_of(slots, SLOTS, 0);
+  in_slots.v = half_of(slots, SLOTS, 1);
+  in_slots.page_table = i32(slot_of, 2, 1, BLOCKS);
+
   float *key_max = floats(BLOCKS * HK * D), *key_min = floats(BLOCKS * HK * D);
-  update.k = half_of(pool, BLOCKS, 0);
-  update.page_table = i32(in_order, 2, 1, BLOCKS);
-  update.seq_lens = i32(seq_lens, 1, 1);
-  update.index.kind = VWD_INDEX_MINMAX;
-  update.index.block_size = S;
-  update.index.key_max = f32(key_max, 4, 1, BLOCKS, HK, D);
-  update.index.key_min = f32(key_min, 4, 1, BLOCKS, HK, D);
+  vwd_index index = VWD_INDEX_INIT;
+  index.kind = VWD_INDEX_MINMAX;
+  index.block_size = S;
+  index.key_max = f32(key_max, 4, 1, BLOCKS, HK, D);
+  index.key_min = f32(key_min, 4, 1, BLOCKS, HK, D);
+  vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
+  update.index = &index;
+  update.k = in_pool.k;
+  update.page_table = in_pool.page_table;
+  update.seq_lens = in_pool.seq_lens;
   CALL(vwd_index_update(session, &update, NULL));
 
   float level[HK * BLOCKS], trend[HK * BLOCKS], scores[HK * BLOCKS];
@@ -113,7 +127,7 @@ int main(void) {
   predict.local_blocks = 1;
   predict.holt.alpha = 1;
   predict.state = reset.state;
-  predict.seq_lens = update.seq_lens;
+  predict.seq_lens = in_pool.seq_lens;
   predict.predicted.ids = i32(predicted_ids, 3, 1, HK, CAP);
   predict.predicted.counts = i32(predicted_counts, 2, 1, HK);
 
@@ -123,9 +137,9 @@ int main(void) {
   select.k = K;
   select.init_blocks = 1;
   select.local_blocks = 1;
+  select.index = &index;
   select.q = f32(q, 3, 1, HQ, D);
-  select.index = update.index;
-  select.seq_lens = update.seq_lens;
+  select.seq_lens = in_pool.seq_lens;
   select.selected.ids = i32(selected_ids, 3, 1, HK, K);
   select.selected.counts = i32(selected_counts, 2, 1, HK);
   select.scores = f32(scores, 3, 1, HK, BLOCKS);
@@ -134,13 +148,12 @@ int main(void) {
   learn.block_size = S;
   learn.holt = predict.holt;
   learn.state = reset.state;
-  learn.seq_lens = update.seq_lens;
+  learn.seq_lens = in_pool.seq_lens;
   learn.scores = select.scores;
 
   vwd_attention_args attend = VWD_ATTENTION_ARGS_INIT;
   attend.block_size = S;
   attend.q = select.q;
-  attend.kv.seq_lens = update.seq_lens;
   attend.list = select.selected;
 
   int early = 0, late = 0, late_at_first = 0;
@@ -151,16 +164,11 @@ int main(void) {
     late += fetch(selected_ids, selected_counts, K);
     if (now == 1) late_at_first = late;
 
-    /* Page p of the sequence is the slot that holds block p; blocks that are elsewhere have slot −1. */
-    attend.kv.k = half_of(slots, SLOTS, 0);
-    attend.kv.v = half_of(slots, SLOTS, 1);
-    attend.kv.page_table = i32(slot_of, 2, 1, BLOCKS);
+    attend.kv = &in_slots;
     attend.out = f32(out, 3, 1, HQ, D);
     CALL(vwd_attention(session, &attend, NULL));
 
-    attend.kv.k = half_of(pool, BLOCKS, 0);
-    attend.kv.v = half_of(pool, BLOCKS, 1);
-    attend.kv.page_table = i32(in_order, 2, 1, BLOCKS);
+    attend.kv = &in_pool;
     attend.out = f32(reference, 3, 1, HQ, D);
     CALL(vwd_attention(session, &attend, NULL));
     CHECK(memcmp(out, reference, HQ * D * sizeof(float)) == 0);

@@ -99,21 +99,24 @@ int main(void) {
 
   /* Index: the largest and smallest key of every block, in memory of ours. An engine extends it as tokens come. */
   float *key_max = floats((size_t)B * BLOCKS * HK * D), *key_min = floats((size_t)B * BLOCKS * HK * D);
+  vwd_index index = VWD_INDEX_INIT;
+  index.kind = VWD_INDEX_MINMAX;
+  index.block_size = S;
+  index.key_max = f32(key_max, 4, B, BLOCKS, HK, D);
+  index.key_min = f32(key_min, 4, B, BLOCKS, HK, D);
+  const vwd_paged_kv kv = paged_kv();
   vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
-  update.k = paged_kv().k;
-  update.page_table = paged_kv().page_table;
-  update.seq_lens = paged_kv().seq_lens;
-  update.index.kind = VWD_INDEX_MINMAX;
-  update.index.block_size = S;
-  update.index.key_max = f32(key_max, 4, B, BLOCKS, HK, D);
-  update.index.key_min = f32(key_min, 4, B, BLOCKS, HK, D);
+  update.index = &index;
+  update.k = kv.k;
+  update.page_table = kv.page_table;
+  update.seq_lens = kv.seq_lens;
   CALL(vwd_index_update(session, &update, NULL));
 
   /* Dense attention, to compare with. */
   float *dense = floats(B * HQ * D), *sparse = floats(B * HQ * D);
   vwd_attention_args attention = VWD_ATTENTION_ARGS_INIT;
+  attention.kv = &kv;
   attention.q = f32(q, 3, B, HQ, D);
-  attention.kv = paged_kv();
   attention.out = f32(dense, 3, B, HQ, D);
   CALL(vwd_attention(session, &attention, NULL));
 
@@ -124,9 +127,9 @@ int main(void) {
   select.block_size = S;
   select.init_blocks = 1;
   select.local_blocks = 1;
+  select.index = &index;
   select.q = attention.q;
-  select.index = update.index;
-  select.seq_lens = attention.kv.seq_lens;
+  select.seq_lens = kv.seq_lens;
   select.selected.ids = i32(&ids[0][0][0], 3, B, HK, BLOCKS);
   select.selected.counts = i32(&counts[0][0], 2, B, HK);
   attention.block_size = S;

@@ -36,14 +36,21 @@ int main(void) {
     v[n] = uniform(&seed);
   }
 
-  vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
+  vwd_paged_kv kv = VWD_PAGED_KV_INIT;
+  kv.k = f32(k, 4, 1, T, HK, D); /* no page table: sequence i is page i */
+  kv.v = f32(v, 4, 1, T, HK, D);
+  kv.seq_lens = i32(seq_lens, 1, 1);
+
   float *key_max = floats(BLOCKS * HK * D), *key_min = floats(BLOCKS * HK * D);
-  update.k = f32(k, 4, 1, T, HK, D); /* no page table: sequence i is page i */
-  update.seq_lens = i32(seq_lens, 1, 1);
-  update.index.kind = VWD_INDEX_MINMAX;
-  update.index.block_size = S;
-  update.index.key_max = f32(key_max, 4, 1, BLOCKS, HK, D);
-  update.index.key_min = f32(key_min, 4, 1, BLOCKS, HK, D);
+  vwd_index index = VWD_INDEX_INIT;
+  index.kind = VWD_INDEX_MINMAX;
+  index.block_size = S;
+  index.key_max = f32(key_max, 4, 1, BLOCKS, HK, D);
+  index.key_min = f32(key_min, 4, 1, BLOCKS, HK, D);
+  vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
+  update.index = &index;
+  update.k = kv.k;
+  update.seq_lens = kv.seq_lens;
   CALL(vwd_index_update(session, &update, NULL));
 
   /* The predictor's state and the lists are ours. */
@@ -66,7 +73,7 @@ int main(void) {
   predict.local_blocks = 2;
   predict.holt.alpha = 1; /* last step's scores again */
   predict.state = reset.state;
-  predict.seq_lens = update.seq_lens;
+  predict.seq_lens = kv.seq_lens;
   predict.predicted = predicted;
 
   float *out = floats(HQ * D), *exact = floats(HQ * D), *superset = floats(HQ * D), *reference = floats(HQ * D);
@@ -74,10 +81,8 @@ int main(void) {
   float *partial_acc = floats(HQ * CAP * D), partial_m[HQ * CAP], partial_l[HQ * CAP];
   vwd_attention_args speculate = VWD_ATTENTION_ARGS_INIT;
   speculate.block_size = S;
+  speculate.kv = &kv;
   speculate.q = f32(q, 3, 1, HQ, D);
-  speculate.kv.k = update.k;
-  speculate.kv.v = f32(v, 4, 1, T, HK, D);
-  speculate.kv.seq_lens = update.seq_lens;
   speculate.list = predicted;
   speculate.out = f32(out, 3, 1, HQ, D);
   speculate.state.acc = f32(acc, 3, 1, HQ, D);
@@ -93,16 +98,16 @@ int main(void) {
   select.k = K;
   select.init_blocks = predict.init_blocks;
   select.local_blocks = predict.local_blocks;
+  select.index = &index;
   select.q = speculate.q;
-  select.index = update.index;
-  select.seq_lens = update.seq_lens;
+  select.seq_lens = kv.seq_lens;
   select.selected = selected;
   select.scores = f32(scores, 3, 1, HK, BLOCKS);
 
   vwd_repair_args exact_repair = VWD_REPAIR_ARGS_INIT;
   exact_repair.block_size = S;
+  exact_repair.kv = &kv;
   exact_repair.q = speculate.q;
-  exact_repair.kv = speculate.kv;
   exact_repair.predicted = predicted;
   exact_repair.selected = selected;
   exact_repair.missed_counts = i32(missed, 2, 1, HK);
@@ -116,15 +121,15 @@ int main(void) {
 
   vwd_attention_args attend = VWD_ATTENTION_ARGS_INIT; /* what repair is compared with */
   attend.block_size = S;
+  attend.kv = &kv;
   attend.q = speculate.q;
-  attend.kv = speculate.kv;
   attend.out = f32(reference, 3, 1, HQ, D);
 
   vwd_predictor_update_args learn = VWD_PREDICTOR_UPDATE_ARGS_INIT;
   learn.block_size = S;
   learn.holt = predict.holt;
   learn.state = reset.state;
-  learn.seq_lens = update.seq_lens;
+  learn.seq_lens = kv.seq_lens;
   learn.scores = select.scores;
 
   int missed_in_all = 0;

@@ -33,17 +33,23 @@ int main(void) {
     for (int n = 0; n < 16; n++) memcpy(k + ((size_t)((3 * n + 5 + g) * S + n) * HK + g) * D, wanted, sizeof wanted);
   }
 
+  vwd_paged_kv kv = VWD_PAGED_KV_INIT;
+  kv.k = f32(k, 4, 1, T, HK, D);
+  kv.v = f32(v, 4, 1, T, HK, D);
+  kv.seq_lens = i32(seq_lens, 1, 1);
+
   /* Both indexes over the same keys. The labels keep the R channels that decide the scores. */
-  vwd_index_update_args extremes = VWD_INDEX_UPDATE_ARGS_INIT;
   float *key_max = floats(BLOCKS * HK * D), *key_min = floats(BLOCKS * HK * D);
-  extremes.k = f32(k, 4, 1, T, HK, D);
-  extremes.seq_lens = i32(seq_lens, 1, 1);
-  vwd_index_update_args labels = extremes;
-  extremes.index.kind = VWD_INDEX_MINMAX;
-  extremes.index.block_size = S;
-  extremes.index.key_max = f32(key_max, 4, 1, BLOCKS, HK, D);
-  extremes.index.key_min = f32(key_min, 4, 1, BLOCKS, HK, D);
-  CALL(vwd_index_update(session, &extremes, NULL));
+  vwd_index extremes = VWD_INDEX_INIT;
+  extremes.kind = VWD_INDEX_MINMAX;
+  extremes.block_size = S;
+  extremes.key_max = f32(key_max, 4, 1, BLOCKS, HK, D);
+  extremes.key_min = f32(key_min, 4, 1, BLOCKS, HK, D);
+  vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
+  update.index = &extremes;
+  update.k = kv.k;
+  update.seq_lens = kv.seq_lens;
+  CALL(vwd_index_update(session, &update, NULL));
 
   int32_t channels[HK][R];
   vwd_channel_importance_args importance = VWD_CHANNEL_IMPORTANCE_ARGS_INIT;
@@ -55,20 +61,20 @@ int main(void) {
   uint8_t *codes = (uint8_t *)calloc(T * HK, R / 2);
   uint16_t *label_scale = (uint16_t *)calloc(T * HK, 2), *label_min = (uint16_t *)calloc(T * HK, 2);
   CHECK(codes != NULL && label_scale != NULL && label_min != NULL);
-  labels.index.kind = VWD_INDEX_LABEL;
-  labels.index.labels = array(codes, UNSIGNED, 8, 4, 1, T, HK, R / 2);
-  labels.index.label_scale = array(label_scale, FLOAT, 16, 3, 1, T, HK);
-  labels.index.label_min = array(label_min, FLOAT, 16, 3, 1, T, HK);
-  labels.index.channels = importance.channels;
-  CALL(vwd_index_update(session, &labels, NULL));
+  vwd_index labels = VWD_INDEX_INIT;
+  labels.kind = VWD_INDEX_LABEL;
+  labels.labels = array(codes, UNSIGNED, 8, 4, 1, T, HK, R / 2);
+  labels.label_scale = array(label_scale, FLOAT, 16, 3, 1, T, HK);
+  labels.label_min = array(label_min, FLOAT, 16, 3, 1, T, HK);
+  labels.channels = importance.channels;
+  update.index = &labels;
+  CALL(vwd_index_update(session, &update, NULL));
 
   /* Dense. */
   float *dense = floats(HQ * D), *of_blocks = floats(HQ * D), *of_tokens = floats(HQ * D);
   vwd_attention_args attention = VWD_ATTENTION_ARGS_INIT;
+  attention.kv = &kv;
   attention.q = f32(q, 3, 1, HQ, D);
-  attention.kv.k = extremes.k;
-  attention.kv.v = f32(v, 4, 1, T, HK, D);
-  attention.kv.seq_lens = extremes.seq_lens;
   attention.out = f32(dense, 3, 1, HQ, D);
   CALL(vwd_attention(session, &attention, NULL));
 
@@ -78,9 +84,9 @@ int main(void) {
   blocks.method = VWD_SELECT_MINMAX;
   blocks.block_size = S;
   blocks.k = K;
+  blocks.index = &extremes;
   blocks.q = attention.q;
-  blocks.index = extremes.index;
-  blocks.seq_lens = extremes.seq_lens;
+  blocks.seq_lens = kv.seq_lens;
   blocks.selected.ids = i32(&block_ids[0][0], 3, 1, HK, CANDIDATES);
   blocks.selected.counts = i32(block_counts, 2, 1, HK);
   CALL(vwd_select_blocks(session, &blocks, NULL));
@@ -96,9 +102,9 @@ int main(void) {
   vwd_select_tokens_args tokens = VWD_SELECT_TOKENS_ARGS_INIT;
   tokens.block_size = S;
   tokens.k = TOKENS;
+  tokens.index = &labels;
   tokens.q = attention.q;
-  tokens.index = labels.index;
-  tokens.seq_lens = extremes.seq_lens;
+  tokens.seq_lens = kv.seq_lens;
   tokens.candidates = blocks.selected;
   tokens.selected.ids = i32(&token_ids[0][0], 3, 1, HK, TOKENS);
   tokens.selected.counts = i32(token_counts, 2, 1, HK);

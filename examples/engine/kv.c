@@ -155,12 +155,12 @@ vwd_tensor kv_table(const kv_cache *c, const int32_t *table, int rows) {
 
 vwd_paged_kv kv_view(const kv_cache *c, int layer, const int32_t *table, const int32_t *seq_lens, int rows) {
   size_t at = slot(c, layer, 0, 0) * row_size(c);
-  return (vwd_paged_kv){
-      .k = TENSOR(c->k + at, FLOAT16, c->pages, PAGE, c->kv_heads, c->head_dim),
-      .v = TENSOR(c->v + at, FLOAT16, c->pages, PAGE, c->kv_heads, c->head_dim),
-      .page_table = kv_table(c, table, rows),
-      .seq_lens = TENSOR(seq_lens, INT32, rows),
-  };
+  vwd_paged_kv kv = VWD_PAGED_KV_INIT;
+  kv.k = TENSOR(c->k + at, FLOAT16, c->pages, PAGE, c->kv_heads, c->head_dim);
+  kv.v = TENSOR(c->v + at, FLOAT16, c->pages, PAGE, c->kv_heads, c->head_dim);
+  kv.page_table = kv_table(c, table, rows);
+  kv.seq_lens = TENSOR(seq_lens, INT32, rows);
+  return kv;
 }
 
 vwd_index kv_minmax(const kv_cache *c, int layer, const int32_t *table, int rows) {

@@ -25,18 +25,19 @@ bool update_index(const decoder *d, int layer, const int32_t *table, const vwd_i
   const int32_t from = (int32_t)begin, to = (int32_t)end;
   vwd_paged_kv kv = kv_view(&d->cache, layer, table, &to, 1);
   vwd_index_update_args args = VWD_INDEX_UPDATE_ARGS_INIT;
+  args.index = index;
   args.k = kv.k;
   args.page_table = kv.page_table;
   args.seq_lens = kv.seq_lens;
   args.begin = TENSOR(&from, INT32, 1);
-  args.index = *index;
   return succeeded(vwd_index_update(d->session, &args, NULL), "vwd_index_update");
 }
 
 bool attend_dense(const decoder *d, const int32_t *table, const int32_t *seq_lens, const attention_call *call) {
+  const vwd_paged_kv kv = kv_view(&d->cache, call->layer, table, seq_lens, call->n);
   vwd_attention_args args = VWD_ATTENTION_ARGS_INIT;
+  args.kv = &kv;
   args.q = q_view(d, call->q, call->n);
-  args.kv = kv_view(&d->cache, call->layer, table, seq_lens, call->n);
   args.out = q_view(d, call->out, call->n);
   return succeeded(vwd_attention(d->session, &args, NULL), "vwd_attention");
 }
@@ -98,14 +99,15 @@ static bool score_layer(decoder *d, int layer, const int32_t *seq_lens) {
   int cap = d->select.k;
   int32_t *ids = calloc((size_t)d->samples * (size_t)s->kv_heads * (size_t)cap, sizeof *ids);
   int32_t *counts = calloc((size_t)d->samples * (size_t)s->kv_heads, sizeof *counts);
+  const vwd_index index = kv_minmax(&d->cache, layer, d->prompt.table, d->samples);
   vwd_select_blocks_args args = VWD_SELECT_BLOCKS_ARGS_INIT;
   args.method = VWD_SELECT_MINMAX;
   args.block_size = PAGE;
   args.k = (uint32_t)cap;
   args.init_blocks = (uint32_t)d->select.init;
   args.local_blocks = (uint32_t)d->select.local;
+  args.index = &index;
   args.q = q_view(d, d->sample_q + (size_t)layer * SAMPLE * (size_t)(s->heads * s->head_dim), d->samples);
-  args.index = kv_minmax(&d->cache, layer, d->prompt.table, d->samples);
   args.seq_lens = TENSOR(seq_lens, INT32, d->samples);
   args.selected.ids = TENSOR(ids, INT32, d->samples, s->kv_heads, cap);
   args.selected.counts = TENSOR(counts, INT32, d->samples, s->kv_heads);

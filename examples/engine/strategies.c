@@ -19,7 +19,10 @@ void list_free(list *l) {
 }
 
 static vwd_block_list list_view(const list *l, int rows) {
-  return (vwd_block_list){TENSOR(l->ids, INT32, rows, l->heads, l->cap), TENSOR(l->counts, INT32, rows, l->heads)};
+  vwd_block_list view = VWD_BLOCK_LIST_INIT;
+  view.ids = TENSOR(l->ids, INT32, rows, l->heads, l->cap);
+  view.counts = TENSOR(l->counts, INT32, rows, l->heads);
+  return view;
 }
 
 int predicted_blocks(const decoder *d, float ratio) { return (int)ceilf(ratio * (float)d->select.k); }
@@ -47,14 +50,15 @@ static void count_summaries(run *r, int rows, const int32_t *seq_lens) {
 bool select_blocks(run *r, int layer, const int32_t *table, const int32_t *seq_lens, const float *q, int rows, int k,
                    list *out, float *scores) {
   const decoder *d = r->d;
+  const vwd_index index = kv_minmax(&d->cache, layer, table, rows);
   vwd_select_blocks_args args = VWD_SELECT_BLOCKS_ARGS_INIT;
   args.method = VWD_SELECT_MINMAX;
   args.block_size = PAGE;
   args.k = (uint32_t)k;
   args.init_blocks = (uint32_t)d->select.init;
   args.local_blocks = (uint32_t)d->select.local;
+  args.index = &index;
   args.q = q_view(d, q, rows);
-  args.index = kv_minmax(&d->cache, layer, table, rows);
   args.seq_lens = TENSOR(seq_lens, INT32, rows);
   args.selected = list_view(out, rows);
   if (scores) args.scores = TENSOR(scores, FLOAT32, rows, d->shape.kv_heads, d->cache.max_pages);
@@ -64,13 +68,14 @@ bool select_blocks(run *r, int layer, const int32_t *table, const int32_t *seq_l
 
 static bool select_tokens(run *r, int layer, const int32_t *table, const int32_t *seq_lens, const float *q, int rows) {
   const decoder *d = r->d;
+  const vwd_index index = kv_label(&d->cache, layer, table, rows);
   vwd_select_tokens_args args = VWD_SELECT_TOKENS_ARGS_INIT;
   args.block_size = PAGE;
   args.k = (uint32_t)d->select.tokens;
   args.init_tokens = (uint32_t)(d->select.init * PAGE);
   args.local_tokens = (uint32_t)(d->select.local * PAGE);
+  args.index = &index;
   args.q = q_view(d, q, rows);
-  args.index = kv_label(&d->cache, layer, table, rows);
   args.seq_lens = TENSOR(seq_lens, INT32, rows);
   args.candidates = list_view(&r->coarse, rows);
   args.selected = list_view(&r->tokens, rows);
@@ -88,10 +93,11 @@ static vwd_attention_partials partials_view(const run *r, const list *l) {
 
 bool attend_list(run *r, const attention_call *call, const int32_t *table, const int32_t *seq_lens, const list *l,
                  int block_size, bool keep) {
+  const vwd_paged_kv kv = kv_view(&r->d->cache, call->layer, table, seq_lens, call->n);
   vwd_attention_args args = VWD_ATTENTION_ARGS_INIT;
   args.block_size = (uint32_t)block_size;
+  args.kv = &kv;
   args.q = q_view(r->d, call->q, call->n);
-  args.kv = kv_view(&r->d->cache, call->layer, table, seq_lens, call->n);
   args.list = list_view(l, call->n);
   args.out = q_view(r->d, call->out, call->n);
   if (keep) args.partials = partials_view(r, l);
@@ -99,11 +105,12 @@ bool attend_list(run *r, const attention_call *call, const int32_t *table, const
 }
 
 static bool repair(run *r, const attention_call *call, const int32_t *seq_len, const list *guess) {
+  const vwd_paged_kv kv = kv_view(&r->d->cache, call->layer, r->seq.table, seq_len, 1);
   vwd_repair_args args = VWD_REPAIR_ARGS_INIT;
   args.mode = VWD_REPAIR_EXACT;
   args.block_size = PAGE;
+  args.kv = &kv;
   args.q = q_view(r->d, call->q, 1);
-  args.kv = kv_view(&r->d->cache, call->layer, r->seq.table, seq_len, 1);
   args.predicted = list_view(guess, 1);
   args.selected = list_view(&r->selected, 1);
   args.predicted_partials = partials_view(r, guess);
@@ -150,10 +157,12 @@ bool learn(const decoder *d, const predictor *p, int layer, const int32_t *seq_l
 
 bool forecast_queries(const decoder *d, const attention_call *call, float *q) {
   const int32_t position = (int32_t)call->position;
+  vwd_rope rope = VWD_ROPE_INIT;
+  rope.style = VWD_ROPE_INTERLEAVED;
+  rope.theta = d->shape.rope_base;
   vwd_forecast_project_args args = VWD_FORECAST_PROJECT_ARGS_INIT;
   args.layer = (uint32_t)call->layer;
-  args.rope.style = VWD_ROPE_INTERLEAVED;
-  args.rope.theta = d->shape.rope_base;
+  args.rope = &rope;
   args.x = TENSOR(call->residual, FLOAT32, 1, d->shape.hidden);
   args.positions = TENSOR(&position, INT32, 1);
   args.q = q_view(d, q, 1);
