@@ -5,7 +5,7 @@
 # make bench    measures the CPU backend
 # make install  headers, libraries, pkg-config file, CMake package; PREFIX=/usr/local, DESTDIR respected
 # make header   writes include/vanward.h, and what mirrors it, from the Rust declarations
-# make kernels  compiles kernels/*.cu to the PTX that is committed
+# make kernels  compiles kernels/*/*.cu to the PTX that is committed
 # make gpu-bundle  packs what checks and times the library on a machine with a GPU; BUNDLE=build/gpu-bundle
 
 PREFIX ?= /usr/local
@@ -85,7 +85,9 @@ install: library
 header:
 	VANWARD_WRITE_HEADER=1 cargo test --locked --test header
 
+# What the sources assert of their parameters comes from the Rust structs.
 kernels:
+	VANWARD_WRITE_LAYOUTS=1 cargo test --locked --lib kernels_read_the_parameters
 	python3 kernels/build.py
 
 BUNDLE ?= $(BUILD)/gpu-bundle

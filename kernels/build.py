@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compiles kernels/*.cu to kernels/ptx/*.ptx and writes kernels/ptx/manifest.json.
+"""Compiles kernels/FAMILY/*.cu to kernels/ptx/FAMILY/*.ptx and writes kernels/ptx/manifest.json.
 
     build.py                 compile everything (fetches the CUDA 12.4 compiler into .cache/ the first time; needs no GPU and no toolkit)
     build.py --check-ptxas   assemble every PTX for each architecture it must run on; print registers, spills and stack; fail on
                              spills or stack in any kernel that its source does not list in a line "// cold: name, name"
 
-A source is compiled for compute_80 (verify.cu -> verify.ptx). A line "// targets: compute_80, compute_90a" adds variants
-(verify.compute_90a.ptx). tests/ptx_manifest.rs checks, without a compiler, that what is committed is what the sources say.
+A source is compiled for each target of its line "// targets: compute_80, compute_90a" (verify/verify.cu -> ptx/verify/verify.compute_80.ptx, …).
+Includes are relative to kernels/. tests/ptx_manifest.rs checks, without a compiler, that what is committed is what the sources say.
 """
 
 import argparse
@@ -40,17 +40,19 @@ def toolchain() -> pathlib.Path:
     return root
 
 
-def directive(source: pathlib.Path, name: str, default: list[str]) -> list[str]:
+def directive(source: pathlib.Path, name: str) -> list[str]:
     found = re.search(rf"^// {name}: (.+)$", source.read_text(encoding="utf-8"), re.MULTILINE)
-    return re.split(r",\s*", found.group(1).strip()) if found else default
+    return re.split(r",\s*", found.group(1).strip()) if found else []
 
 
 def outputs():
     """Every (source, target, PTX path)."""
-    for source in sorted(KERNELS.glob("*.cu")):
-        for target in directive(source, "targets", ["compute_80"]):
-            suffix = "" if target == "compute_80" else f".{target}"
-            yield source, target, PTX / f"{source.stem}{suffix}.ptx"
+    for source in sorted(KERNELS.glob("*/*.cu")):
+        targets = directive(source, "targets")
+        if not targets:
+            sys.exit(f'{source.relative_to(KERNELS)} has no line "// targets: …"')
+        for target in targets:
+            yield source, target, PTX / source.parent.name / f"{source.stem}.{target}.ptx"
 
 
 class Nvrtc:
@@ -84,25 +86,25 @@ class Nvrtc:
         return self.text(program, "PTX")
 
 
-def sha256(path: pathlib.Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def sha256(paths) -> dict[str, str]:
+    return {p.relative_to(KERNELS).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(paths)}
 
 
 def build():
     nvrtc = Nvrtc(toolchain())
-    PTX.mkdir(exist_ok=True)
-    for stale in PTX.glob("*.ptx"):
+    for stale in PTX.rglob("*.ptx"):
         stale.unlink()
     targets = {}
     for source, target, ptx in outputs():
+        ptx.parent.mkdir(parents=True, exist_ok=True)
         ptx.write_text(nvrtc.compile(source, target), encoding="utf-8")
-        targets[ptx.name] = target
+        targets[ptx.relative_to(KERNELS).as_posix()] = target
     manifest = {
         "compiler": PACKAGES,
         "flags": FLAGS,
         "targets": targets,
-        "sources": {p.name: sha256(p) for p in sorted([*KERNELS.glob("*.cu"), *KERNELS.glob("*.cuh"), KERNELS / "build.py"])},
-        "ptx": {p.name: sha256(p) for p in sorted(PTX.glob("*.ptx"))},
+        "sources": sha256([*KERNELS.glob("*/*.cu"), *KERNELS.glob("*/*.cuh"), KERNELS / "build.py"]),
+        "ptx": sha256(PTX.rglob("*.ptx")),
     }
     (PTX / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
     print(f"{len(targets)} PTX files in {PTX.relative_to(KERNELS.parent)}")
@@ -114,7 +116,7 @@ def check_ptxas():
     failures = []
     print(f"{'kernel':32} {'for':7} {'registers':>9} {'spills':>6} {'stack':>6} {'shared':>6}")
     for source, target, ptx in outputs():
-        cold = directive(source, "cold", [])
+        cold = directive(source, "cold")
         for arch in ARCHITECTURES[target]:
             run = subprocess.run([ptxas, "-v", f"-arch={arch}", ptx, "-o", "/dev/null"], capture_output=True, text=True)
             if run.returncode:

@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-const REMEDY: &str = "run `make kernels` and commit kernels/ptx";
+const REMEDY: &str = "run `make kernels` and commit kernels/";
 
 /// Drivers from 550 on load this instruction set and older ones.
 const NEWEST_PTX_ISA: (u32, u32) = (8, 4);
@@ -26,33 +26,39 @@ fn listed(key: &str) -> BTreeMap<String, String> {
     entries.iter().map(|(name, hash)| (name.clone(), hash.as_str().expect("a hash").to_owned())).collect()
 }
 
-/// Name → hash of the files of a folder that have one of these extensions.
-fn hashed(folder: &Path, extensions: &[&str]) -> BTreeMap<String, String> {
-    let entries = std::fs::read_dir(folder).expect("the folder exists").map(|entry| entry.expect("an entry").path());
-    let wanted = entries.filter(|path| path.extension().is_some_and(|e| extensions.iter().any(|&x| e == x)));
-    wanted
-        .map(|path| {
-            let digest = Sha256::digest(std::fs::read(&path).expect("readable"));
-            let hash = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-            (path.file_name().expect("a file").to_string_lossy().into_owned(), hash)
-        })
-        .collect()
+/// Path inside `kernels/` → hash of the files at any depth that have one of these extensions.
+fn hashed(extensions: &[&str]) -> BTreeMap<String, String> {
+    let (root, mut hashes) = (kernels(), BTreeMap::new());
+    let mut folders = vec![root.clone()];
+    while let Some(folder) = folders.pop() {
+        for path in std::fs::read_dir(&folder).expect("the folder exists").map(|entry| entry.expect("an entry").path())
+        {
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| extensions.iter().any(|&x| e == x)) {
+                let digest = Sha256::digest(std::fs::read(&path).expect("readable"));
+                let name = path.strip_prefix(&root).expect("inside").to_string_lossy().into_owned();
+                hashes.insert(name, digest.iter().map(|byte| format!("{byte:02x}")).collect());
+            }
+        }
+    }
+    hashes
 }
 
 #[test]
 fn ptx_was_compiled_from_these_sources() {
-    assert_eq!(listed("sources"), hashed(&kernels(), &["cu", "cuh", "py"]), "{REMEDY}");
+    assert_eq!(listed("sources"), hashed(&["cu", "cuh", "py"]), "{REMEDY}");
 }
 
 #[test]
 fn ptx_is_as_the_compiler_wrote_it() {
-    assert_eq!(listed("ptx"), hashed(&kernels().join("ptx"), &["ptx"]), "{REMEDY}");
+    assert_eq!(listed("ptx"), hashed(&["ptx"]), "{REMEDY}");
 }
 
 #[test]
 fn ptx_loads_on_the_oldest_supported_driver_and_device() {
     for name in listed("ptx").keys() {
-        let text = std::fs::read_to_string(kernels().join("ptx").join(name)).expect("listed PTX exists");
+        let text = std::fs::read_to_string(kernels().join(name)).expect("listed PTX exists");
         let directive = |key: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(key));
             line.unwrap_or_else(|| panic!("{name} has no {key}")).trim().to_owned()

@@ -2,6 +2,7 @@
 
 use super::boundary::{boundary, handle, out, versioned, with_last_error, write_versioned};
 use crate::abi::{VWD_ABI_VERSION, vwd_session_details, vwd_session_options, vwd_status, vwd_stream};
+use crate::ops;
 use crate::runtime::{Options, Session};
 use std::ffi::{c_char, c_void};
 use std::mem::MaybeUninit;
@@ -73,7 +74,7 @@ pub unsafe extern "C" fn vwd_session_create(
             // SAFETY: the C contract of options.
             Options::from_c(unsafe { versioned(options, "options", &mut room) }?)?
         };
-        session.write(Box::into_raw(Box::new(vwd_session(Arc::new(Session::create(&options)?)))));
+        session.write(Box::into_raw(Box::new(vwd_session(Arc::new(Session::create(&options, ops::FAMILIES)?)))));
         Ok(())
     })
 }

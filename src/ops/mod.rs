@@ -11,3 +11,8 @@ pub mod simd;
 pub mod topk;
 pub mod verify;
 pub mod views;
+
+use crate::runtime::cuda::Family;
+
+/// Every family that has kernels.
+pub const FAMILIES: &[Family] = &[Family::of::<verify::cuda::Kernels>(), Family::of::<pack::cuda::Kernels>()];

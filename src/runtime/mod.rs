@@ -11,7 +11,7 @@ use crate::abi::{
 use crate::core::status::{Code, Error, Result};
 use crate::core::tensor::{Checks, Device};
 use cpu::Cpu;
-use cuda::{Cuda, Enqueue, Role};
+use cuda::{Cuda, Enqueue, Family, Role};
 use std::ffi::c_void;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,12 +97,13 @@ pub enum On<'s> {
 }
 
 impl Session {
-    pub fn create(options: &Options) -> Result<Session> {
+    /// `families`: the kernels of a CUDA session.
+    pub fn create(options: &Options, families: &[Family]) -> Result<Session> {
         let cpu = || Ok(Session { backend: Backend::Cpu(Cpu::start(options)?) });
         match options.device {
             Choice::Cpu => cpu(),
-            Choice::Cuda => Ok(Session { backend: Backend::Cuda(Box::new(Cuda::open(options)?)) }),
-            Choice::Auto => match Cuda::open(options) {
+            Choice::Cuda => Ok(Session { backend: Backend::Cuda(Box::new(Cuda::open(options, families)?)) }),
+            Choice::Auto => match Cuda::open(options, families) {
                 Ok(cuda) => Ok(Session { backend: Backend::Cuda(Box::new(cuda)) }),
                 Err(error) if error.code == Code::Unavailable => cpu(),
                 Err(error) => Err(error),

@@ -3,7 +3,7 @@
 //! offsets[i] = Σ_{j<i} accepted[j]; row t < accepted[i] of sequence i becomes row offsets[i] + t of packed.
 
 mod cpu;
-mod cuda;
+pub(super) mod cuda;
 
 use super::verify;
 use crate::abi::{vwd_pack_args, vwd_stream, vwd_tensor, vwd_verify_pack_args};

@@ -1,45 +1,86 @@
-//! Launch of the kernels of kernels/verify.cu.
+//! Launch of the kernels of kernels/verify/verify.cu.
 
 use super::Request;
+use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::runtime::cuda::{Enqueue, Grid, Kind};
+use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 
-/// Mirrors VerifyParams of kernels/verify.cuh: `Stride` is i32 for tensors of the common form, else i64. Strides are in
-/// bytes.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Params<Stride> {
-    draft: *const u8,
-    target: *const u8,
-    draft_seq: Stride,
-    target_seq: Stride,
-    draft_pos: Stride,
-    target_pos: Stride,
-    batch: u32,
-    gamma: u32,
-    log_lanes: u32,
-    /// Rows that a CTA of a cluster looks at; the fused kernel alone reads it.
-    pub share: u32,
-    draft_lens: *const u8,
-    accepted: *mut u8,
-    next_token: *mut u8,
-    mismatch: *mut u8,
-    committed: *mut u8,
-    draft_lens_seq: Stride,
-    accepted_seq: Stride,
-    next_token_seq: Stride,
-    mismatch_seq: Stride,
-    committed_seq: Stride,
-    committed_pos: Stride,
-    mismatch_bytes: u32,
+/// Rows of a tile, and longer ones; `short` alone takes only tensors of the common form: see kernels/common/types.cuh.
+pub struct Kernels {
+    short: ByToken,
+    general: ByToken,
+    long: ByToken,
 }
 
-// As kernels/verify.cuh asserts.
-const _: () = assert!(size_of::<Params<i32>>() == 120 && size_of::<Params<i64>>() == 160);
+impl cuda::Kernels for Kernels {
+    const SOURCES: &[Source] = &[source!("verify/verify", compute_80, compute_90)];
+
+    fn find(modules: &Modules) -> Result<Kernels> {
+        let of = |names| ByToken::find(modules, "verify/verify", names);
+        Ok(Kernels {
+            short: of(["verify_i32", "verify_i64"])?,
+            general: of(["verify_general_i32", "verify_general_i64"])?,
+            long: of(["verify_long_i32", "verify_long_i64"])?,
+        })
+    }
+}
+
+/// A kernel for each type of token.
+pub struct ByToken {
+    i32: Kernel,
+    i64: Kernel,
+}
+
+impl ByToken {
+    /// `names`: for int32, for int64.
+    pub fn find(modules: &Modules, source: &str, names: [&'static str; 2]) -> Result<ByToken> {
+        Ok(ByToken { i32: modules.kernel(source, names[0])?, i64: modules.kernel(source, names[1])? })
+    }
+
+    pub fn of(&self, token: DType) -> &Kernel {
+        if token == DType::I64 { &self.i64 } else { &self.i32 }
+    }
+
+    pub fn all(&self) -> [&Kernel; 2] {
+        [&self.i32, &self.i64]
+    }
+}
+
+kernel_struct! {
+    /// Mirrors VerifyParams of kernels/verify/verify.cuh: `Stride` is i32 for tensors of the common form, else i64.
+    /// Strides are in bytes.
+    #[derive(Clone, Copy)]
+    pub struct Params<Stride> {
+        draft: *const u8,
+        target: *const u8,
+        draft_seq: Stride,
+        target_seq: Stride,
+        draft_pos: Stride,
+        target_pos: Stride,
+        batch: u32,
+        gamma: u32,
+        log_lanes: u32,
+        /// Rows that a CTA of a cluster looks at; the fused kernel alone reads it.
+        pub share: u32,
+        draft_lens: *const u8,
+        accepted: *mut u8,
+        next_token: *mut u8,
+        mismatch: *mut u8,
+        committed: *mut u8,
+        draft_lens_seq: Stride,
+        accepted_seq: Stride,
+        next_token_seq: Stride,
+        mismatch_seq: Stride,
+        committed_seq: Stride,
+        committed_pos: Stride,
+        mismatch_bytes: u32,
+    }
+}
 
 const LOG_LANES: u32 = 5;
-/// Tokens of a row that a warp holds at once: TOKEN_SLOTS of kernels/verify.cuh.
+/// Tokens of a row that a warp holds at once: TOKEN_SLOTS of kernels/verify/verify.cuh.
 pub const TILE_TOKENS: usize = 4 << LOG_LANES;
 const THREADS: u32 = 128;
 const LONG_THREADS: u32 = 256;
@@ -81,7 +122,7 @@ fn check_sizes(r: &Request) -> Result<()> {
 }
 
 impl Params<i32> {
-    /// And whether they hold: that tokens lie side by side and strides fit in 32 bits, as Common of kernels/types.cuh says.
+    /// And whether they hold: that tokens lie side by side and strides fit in 32 bits, as Common of kernels/common/types.cuh says.
     #[inline(always)]
     pub fn common(r: &Request) -> (Params<i32>, bool) {
         let mut is_common = r.draft.stride(1) == 1 && r.target.stride(1) == 1;
@@ -131,7 +172,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         return Ok(());
     }
     check_sizes(r)?;
-    let kernels = enqueue.kernels();
+    let kernels: &Kernels = enqueue.kernels();
     let grid = |ctas, threads| Grid { ctas, threads, kind: Kind::Plain };
     let by_tile = grid(tiles(r.batch(), r.gamma()).div_ceil(THREADS / 32), THREADS);
     let token = r.draft.dtype;
@@ -140,15 +181,27 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         if r.gamma() <= TILE_TOKENS {
             let (params, is_common) = Params::common(r);
             if is_common {
-                return enqueue.launch(kernels.verify.of(token), by_tile, [(&raw const params).cast()]);
+                return enqueue.launch(kernels.short.of(token), by_tile, [(&raw const params).cast()]);
             }
         }
         let params = Params::new(r, |s| s);
         let params = [(&raw const params).cast()];
         if r.gamma() <= TILE_TOKENS {
-            enqueue.launch(kernels.verify_general.of(token), by_tile, params)
+            enqueue.launch(kernels.general.of(token), by_tile, params)
         } else {
-            enqueue.launch(kernels.verify_long.of(token), grid(r.batch() as u32, LONG_THREADS), params)
+            enqueue.launch(kernels.long.of(token), grid(r.batch() as u32, LONG_THREADS), params)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::cuda::layout;
+
+    #[test]
+    fn kernels_read_the_parameters_where_they_lie() {
+        let structs = [Params::<i32>::layout("VerifyParams<Common>"), Params::<i64>::layout("VerifyParams<General>")];
+        layout::check("verify", file!(), &structs);
     }
 }

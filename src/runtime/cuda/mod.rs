@@ -4,27 +4,29 @@
 mod arena;
 mod context;
 mod driver;
+mod family;
+pub mod layout;
 mod module;
 mod pinned;
 
+pub(crate) use family::source;
+pub use family::{Family, Kernels, Modules, Source, Target};
 pub use module::{Grid, Kernel, Kind};
 
 use super::Options;
 use crate::abi::{VWD_DEVICE_CUDA, vwd_session_details, vwd_stream};
-use crate::core::dtype::DType;
 use crate::core::status::{Code, Error, Result};
 use arena::Arenas;
 use context::{Context, Entered};
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUdeviceptr, CUstream};
 use driver::check;
-use module::Module;
+use family::Loaded;
 use pinned::PinnedPool;
 use std::ffi::{c_char, c_void};
 use std::time::Instant;
 
 pub struct Cuda {
-    kernels: Kernels,
-    modules: Vec<Module>,
+    kernels: Loaded,
     arenas: Arenas,
     pinned: PinnedPool,
     streams: [CUstream; Role::COUNT],
@@ -44,8 +46,6 @@ pub struct Facts {
     pub multiprocessors: u32,
     /// 90 for compute capability 9.0.
     pub capability: u32,
-    /// Every kernel that can share its work among the CTAs of a cluster can be launched so here.
-    pub has_clusters: bool,
     driver_version: u32,
     load_microseconds: u64,
     name: [c_char; 64],
@@ -70,104 +70,22 @@ impl Role {
     }
 }
 
-/// Every kernel of the library, loaded. Those named `general` take tensors of every form, the others the common one: see
-/// kernels/types.cuh.
-pub struct Kernels {
-    pub verify: ByToken,
-    pub verify_general: ByToken,
-    pub verify_long: ByToken,
-    pub pack: PackKernels,
-    pub pack_general: PackKernels,
-    pub verify_pack: ByToken,
-    pub verify_pack_long: ByToken,
-}
-
-/// A kernel for each type of token.
-pub struct ByToken {
-    i32: Kernel,
-    i64: Kernel,
-}
-
-impl ByToken {
-    pub fn of(&self, token: DType) -> &Kernel {
-        if token == DType::I64 { &self.i64 } else { &self.i32 }
-    }
-}
-
-/// Those of kernels/pack.cu for rows of one form.
-pub struct PackKernels {
-    pub rows: Kernel,
-    pub offsets: Kernel,
-    pub large: Kernel,
-}
-
-/// CTAs of the largest cluster that this library launches, and most threads of one.
+/// CTAs of the largest cluster that every device of compute capability 9.0 and later can form.
 pub const LARGEST_CLUSTER: u32 = 8;
-pub const CLUSTER_THREADS: u32 = 384;
-
-impl Kernels {
-    const COUNT: u32 = (size_of::<Kernels>() / size_of::<Kernel>()) as u32;
-
-    /// The modules stay loaded as long as the kernels are used. The context is current.
-    fn load(facts: &Facts) -> Result<(Kernels, [Module; 3])> {
-        let [verify, pack, verify_pack] = if facts.launches_dependents() {
-            [
-                include_str!("../../../kernels/ptx/verify.compute_90.ptx"),
-                include_str!("../../../kernels/ptx/pack.compute_90.ptx"),
-                include_str!("../../../kernels/ptx/verify_pack.compute_90.ptx"),
-            ]
-        } else {
-            [
-                include_str!("../../../kernels/ptx/verify.ptx"),
-                include_str!("../../../kernels/ptx/pack.ptx"),
-                include_str!("../../../kernels/ptx/verify_pack.ptx"),
-            ]
-        };
-        let verify = Module::load("verify", verify)?;
-        let pack = Module::load("pack", pack)?;
-        let verify_pack = Module::load("verify_pack", verify_pack)?;
-        let by_token = |module: &Module, i32, i64| Ok(ByToken { i32: module.kernel(i32)?, i64: module.kernel(i64)? });
-        let kernels = Kernels {
-            verify: by_token(&verify, "verify_i32", "verify_i64")?,
-            verify_general: by_token(&verify, "verify_general_i32", "verify_general_i64")?,
-            verify_long: by_token(&verify, "verify_long_i32", "verify_long_i64")?,
-            pack: PackKernels {
-                rows: pack.kernel("pack")?,
-                offsets: pack.kernel("pack_offsets")?,
-                large: pack.kernel("pack_large")?,
-            },
-            pack_general: PackKernels {
-                rows: pack.kernel("pack_general")?,
-                offsets: pack.kernel("pack_offsets_general")?,
-                large: pack.kernel("pack_large_general")?,
-            },
-            verify_pack: by_token(&verify_pack, "verify_pack_i32", "verify_pack_i64")?,
-            verify_pack_long: by_token(&verify_pack, "verify_pack_long_i32", "verify_pack_long_i64")?,
-        };
-        Ok((kernels, [verify, pack, verify_pack]))
-    }
-
-    /// The context is current.
-    fn can_form_clusters(&self) -> bool {
-        let kernels = [&self.verify_pack, &self.verify_pack_long].map(|kernel| [&kernel.i32, &kernel.i64]);
-        kernels.as_flattened().iter().all(|kernel| kernel.active_clusters(LARGEST_CLUSTER, CLUSTER_THREADS) > 0)
-    }
-}
 
 impl Cuda {
-    pub fn open(options: &Options) -> Result<Cuda> {
+    pub fn open(options: &Options, families: &[Family]) -> Result<Cuda> {
         let context = Context::retain(options.device_id)?;
         let entered = context.enter()?;
         let mut facts = Facts::read(&context)?;
         let started = Instant::now();
-        let (kernels, modules) = Kernels::load(&facts)?;
-        facts.has_clusters = facts.launches_dependents() && kernels.can_form_clusters();
+        let kernels = Loaded::load(families, &context, &facts)?;
         facts.load_microseconds = started.elapsed().as_micros() as u64;
         let arenas = Arenas::create(options.stream_count, options.scratch_bytes)?;
         let streams = create_streams().inspect_err(|_| arenas.release())?;
         drop(entered);
         let pinned = PinnedPool::new(options.pinned_limit);
-        Ok(Cuda { kernels, modules: modules.into(), arenas, pinned, streams, facts, context })
+        Ok(Cuda { kernels, arenas, pinned, streams, facts, context })
     }
 
     pub fn ordinal(&self) -> i32 {
@@ -209,7 +127,7 @@ impl Cuda {
             driver_version: self.facts.driver_version,
             compute_capability: self.facts.capability,
             multiprocessors: self.facts.multiprocessors,
-            kernels: Kernels::COUNT,
+            kernels: self.kernels.count(),
             load_microseconds: self.facts.load_microseconds,
             scratch_bytes,
             scratch_peak,
@@ -232,7 +150,7 @@ impl Drop for Cuda {
         }
         self.arenas.release();
         self.pinned.release();
-        self.modules.clear();
+        self.kernels.release();
     }
 }
 
@@ -244,7 +162,8 @@ fn cuda_version(number: i32) -> String {
 }
 
 impl Facts {
-    /// A kernel can start while the one before it still runs.
+    /// A kernel can start while the one before it still runs, and CTAs can form clusters (in a process's share of a device
+    /// perhaps none: [`Kernel::active_clusters`]).
     pub fn launches_dependents(&self) -> bool {
         self.capability >= 90
     }
@@ -269,7 +188,6 @@ impl Facts {
             multiprocessors: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
             capability: (major * 10 + minor) as u32,
             driver_version: driver_version as u32,
-            has_clusters: false,
             load_microseconds: 0,
             name: super::fixed_text(&context.name()?),
         })
@@ -305,8 +223,9 @@ pub struct Enqueue<'s> {
 }
 
 impl Enqueue<'_> {
-    pub fn kernels(&self) -> &Kernels {
-        &self.cuda.kernels
+    /// Those of a family that the session was created with.
+    pub fn kernels<K: Kernels>(&self) -> &K {
+        self.cuda.kernels.of()
     }
 
     pub fn facts(&self) -> &Facts {

@@ -1,5 +1,4 @@
-//! Kernels: modules loaded from the PTX in the library, each function loaded at session creation so that none loads
-//! inside a graph capture.
+//! Modules, loaded from PTX, and the kernels in them.
 
 use super::driver::check;
 use crate::core::status::{Code, Error, Result};
@@ -18,6 +17,10 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 impl Module {
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
     /// The context is current.
     pub fn load(name: &'static str, ptx: &str) -> Result<Module> {
         const LOG_BYTES: usize = 8 << 10;

@@ -1,12 +1,12 @@
-//! Launch of the kernels of kernels/pack.cu and kernels/verify_pack.cu: which of them suits which sizes.
+//! Launch of the kernels of kernels/pack/pack.cu and kernels/pack/verify_pack.cu: which of them suits which sizes.
 
 mod tiles;
 
 use super::{Request, VerifiedRequest};
 use crate::core::status::{Error, Result};
 use crate::ops::verify;
-use crate::ops::verify::cuda::{Params as VerifyParams, TILE_TOKENS};
-use crate::runtime::cuda::{Enqueue, Grid, Kind, PackKernels};
+use crate::ops::verify::cuda::{ByToken, Params as VerifyParams, TILE_TOKENS};
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 use std::mem::MaybeUninit;
 use tiles::{Launch, PackParams, Pieces};
 
@@ -17,9 +17,60 @@ const PACK_THREADS: u32 = 256;
 /// Sequences that the CTAs of a cluster send each other at once.
 const SHARE_UNIT: usize = 16;
 
+/// Most threads of a CTA of the fused kernel: MAX_THREADS of kernels/pack/verify_pack.cu.
+const CLUSTER_THREADS: u32 = 384;
+
+/// Those named `general` take rows of every form, the others the common one: see kernels/common/types.cuh.
+pub struct Kernels {
+    pack: PackKernels,
+    general: PackKernels,
+    fused: ByToken,
+    fused_long: ByToken,
+    /// The fused kernels can share their work among the CTAs of a cluster.
+    has_clusters: bool,
+}
+
+/// Those of kernels/pack/pack.cu for rows of one form.
+struct PackKernels {
+    rows: Kernel,
+    offsets: Kernel,
+    large: Kernel,
+}
+
+impl cuda::Kernels for Kernels {
+    const SOURCES: &[Source] =
+        &[source!("pack/pack", compute_80, compute_90), source!("pack/verify_pack", compute_80, compute_90)];
+
+    fn find(modules: &Modules) -> Result<Kernels> {
+        let pack = |[rows, offsets, large]: [&'static str; 3]| {
+            let kernel = |name| modules.kernel("pack/pack", name);
+            Ok(PackKernels { rows: kernel(rows)?, offsets: kernel(offsets)?, large: kernel(large)? })
+        };
+        let fused = |names| ByToken::find(modules, "pack/verify_pack", names);
+        let mut kernels = Kernels {
+            pack: pack(["pack", "pack_offsets", "pack_large"])?,
+            general: pack(["pack_general", "pack_offsets_general", "pack_large_general"])?,
+            fused: fused(["verify_pack_i32", "verify_pack_i64"])?,
+            fused_long: fused(["verify_pack_long_i32", "verify_pack_long_i64"])?,
+            has_clusters: false,
+        };
+        kernels.has_clusters = modules.facts().launches_dependents() && kernels.can_form_clusters();
+        Ok(kernels)
+    }
+}
+
+impl Kernels {
+    /// The context is current.
+    fn can_form_clusters(&self) -> bool {
+        let kernels = [self.fused.all(), self.fused_long.all()];
+        kernels.as_flattened().iter().all(|kernel| kernel.active_clusters(LARGEST_CLUSTER, CLUSTER_THREADS) > 0)
+    }
+}
+
 /// Where one choice becomes faster than the other, as measured on an H200 (benches/results).
 pub mod tuning {
-    use crate::runtime::cuda::{CLUSTER_THREADS, LARGEST_CLUSTER};
+    use super::CLUSTER_THREADS;
+    use crate::runtime::cuda::LARGEST_CLUSTER;
 
     /// Whether one launch that verifies and packs beats two. In it every cluster of CTAs (every CTA where there are no
     /// clusters) looks at all tokens.
@@ -64,7 +115,7 @@ pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
     let mut launch = Launch::new();
     launch.fill(&mut pieces)?;
     let (batch, gamma) = (r.verify.batch(), r.verify.gamma());
-    let has_clusters = enqueue.facts().has_clusters;
+    let has_clusters = enqueue.kernels::<Kernels>().has_clusters;
     if batch <= MAX_SUMMED_BATCH
         && gamma <= TILE_TOKENS
         && tuning::is_fused(verify::cuda::tiles(batch, gamma), pieces.bytes, has_clusters)
@@ -96,8 +147,8 @@ fn write_empty_offsets(enqueue: &Enqueue, r: &Request) -> Result<()> {
 
 fn fused(enqueue: &Enqueue, r: &VerifiedRequest, verify_params: &mut VerifyParams<i32>, launch: &Launch) -> Result<()> {
     let (batch, gamma) = (r.verify.batch(), r.verify.gamma());
-    let has_clusters = enqueue.facts().has_clusters;
-    let cluster = if has_clusters { tuning::cluster(verify::cuda::tiles(batch, gamma)) } else { 1 };
+    let kernels: &Kernels = enqueue.kernels();
+    let cluster = if kernels.has_clusters { tuning::cluster(verify::cuda::tiles(batch, gamma)) } else { 1 };
     let share = batch.div_ceil(SHARE_UNIT).div_ceil(cluster as usize) * SHARE_UNIT;
     let threads = tuning::fused_threads(verify::cuda::tiles(share.min(batch), gamma));
     let resident = enqueue.facts().multiprocessors * (tuning::FUSED_RESIDENT_THREADS / threads);
@@ -110,8 +161,7 @@ fn fused(enqueue: &Enqueue, r: &VerifiedRequest, verify_params: &mut VerifyParam
     verify_params.share = share as u32;
     let mut place = MaybeUninit::uninit();
     let pack: &PackParams<i32> = launch.write_params(&r.pack, 0, &mut place);
-    let kernels = enqueue.kernels();
-    let kernel = if gamma <= 32 { &kernels.verify_pack } else { &kernels.verify_pack_long };
+    let kernel = if gamma <= 32 { &kernels.fused } else { &kernels.fused_long };
     let params = [(&raw const *verify_params).cast(), (&raw const *pack).cast(), launch.tensors().cast()];
     // SAFETY: the parameters are the kernels' structs; the op's caller keeps the tensors valid until the stream has passed.
     unsafe { enqueue.launch(kernel.of(r.verify.draft.dtype), grid, params) }
@@ -119,7 +169,7 @@ fn fused(enqueue: &Enqueue, r: &VerifiedRequest, verify_params: &mut VerifyParam
 
 /// As many launches as the tensors need; offsets are written by the first. `follows`: this call has launched before.
 fn pack(enqueue: &Enqueue, launch: &mut Launch, mut pieces: Pieces, mut follows: bool) -> Result<()> {
-    let (kernels, request) = (enqueue.kernels(), pieces.request);
+    let (kernels, request): (&Kernels, _) = (enqueue.kernels(), pieces.request);
     let early_ctas = enqueue.facts().multiprocessors * (tuning::EARLY_THREADS / PACK_THREADS);
     let mut writes_offsets = true;
     loop {
@@ -130,7 +180,7 @@ fn pack(enqueue: &Enqueue, launch: &mut Launch, mut pieces: Pieces, mut follows:
         } else {
             let mut place = MaybeUninit::uninit();
             let params: &PackParams<i64> = launch.write_params(request, early_ctas, &mut place);
-            pack_once(enqueue, &kernels.pack_general, launch, request, params, writes_offsets, follows)?;
+            pack_once(enqueue, &kernels.general, launch, request, params, writes_offsets, follows)?;
         }
         if pieces.is_empty() {
             return Ok(());

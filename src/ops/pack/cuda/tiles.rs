@@ -1,23 +1,25 @@
-//! How rows are cut into the tiles that warps copy: the parameters of kernels/pack.cu.
+//! How rows are cut into the tiles that warps copy: the parameters of kernels/pack/pack.cu.
 
 use super::tuning;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Name;
 use crate::ops::pack::{Pair, Request};
 use crate::ops::verify::cuda::{is_near, log2_ceil, stride};
+use crate::runtime::cuda::layout::kernel_struct;
 use std::mem::MaybeUninit;
 
 const MAX_TENSORS: usize = 256;
 const MAX_LAYOUTS: usize = 8;
 const LOG_LANES: u32 = 5;
 
-/// n / value by a multiplication, for n < 2^31: 2n · magic >> 32 >> shift. Mirrors Divisor of kernels/pack.cuh.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq)]
-struct Divisor {
-    value: u32,
-    magic: u32,
-    shift: u32,
+kernel_struct! {
+    /// n / value by a multiplication, for n < 2^31: 2n · magic >> 32 >> shift. Mirrors Divisor of kernels/pack/pack.cuh.
+    #[derive(Clone, Copy, PartialEq)]
+    struct Divisor {
+        value: u32,
+        magic: u32,
+        shift: u32,
+    }
 }
 
 impl Divisor {
@@ -33,28 +35,29 @@ impl Divisor {
     }
 }
 
-/// Mirrors RowLayout of kernels/pack.cuh: `Stride` is i32 for rows of the common form, else i64. Strides are in bytes.
-#[repr(C)]
-#[derive(Clone, Copy, PartialEq)]
-struct RowLayout<Stride> {
-    tiles: u32,
-    units: u32,
-    log_lanes: u32,
-    log_lane_pos: u32,
-    log_slots: u32,
-    col_tiles: Divisor,
-    inner_tiles: Divisor,
-    tensors: Divisor,
-    src_seq: Stride,
-    src_pos: Stride,
-    dst_row: Stride,
-    log_unit: u32,
-    run: Divisor,
-    inner: Divisor,
-    src_outer: Stride,
-    src_inner: Stride,
-    dst_outer: Stride,
-    dst_inner: Stride,
+kernel_struct! {
+    /// Mirrors RowLayout of kernels/pack/pack.cuh: `Stride` is i32 for rows of the common form, else i64. Strides are in bytes.
+    #[derive(Clone, Copy, PartialEq)]
+    struct RowLayout<Stride> {
+        tiles: u32,
+        units: u32,
+        log_lanes: u32,
+        log_lane_pos: u32,
+        log_slots: u32,
+        col_tiles: Divisor,
+        inner_tiles: Divisor,
+        tensors: Divisor,
+        src_seq: Stride,
+        src_pos: Stride,
+        dst_row: Stride,
+        log_unit: u32,
+        run: Divisor,
+        inner: Divisor,
+        src_outer: Stride,
+        src_inner: Stride,
+        dst_outer: Stride,
+        dst_inner: Stride,
+    }
 }
 
 /// Of a stride in a kernel's parameters.
@@ -76,7 +79,7 @@ impl Narrow for i64 {
 }
 
 impl RowLayout<i64> {
-    /// Units of 16 bytes in one run, strides that fit in 32 bits: Common of kernels/types.cuh.
+    /// Units of 16 bytes in one run, strides that fit in 32 bits: Common of kernels/common/types.cuh.
     fn is_common(&self) -> bool {
         self.log_unit == 4
             && self.run.value == self.units
@@ -108,38 +111,38 @@ impl RowLayout<i64> {
     }
 }
 
-/// Mirrors PackParams of kernels/pack.cuh.
-#[repr(C)]
-pub struct PackParams<Stride> {
-    batch: u32,
-    gamma: u32,
-    cap: u32,
-    layouts: u32,
-    by_sequence: u32,
-    early_ctas: u32,
-    accepted: *const u8,
-    offsets: *mut u8,
-    accepted_seq: Stride,
-    offsets_seq: Stride,
-    offsets_bytes: u32,
-    /// The kernels read no more than `layouts` of them.
-    layout: [MaybeUninit<RowLayout<Stride>>; MAX_LAYOUTS],
+kernel_struct! {
+    /// Mirrors PackParams of kernels/pack/pack.cuh.
+    pub struct PackParams<Stride> {
+        batch: u32,
+        gamma: u32,
+        cap: u32,
+        layouts: u32,
+        by_sequence: u32,
+        early_ctas: u32,
+        accepted: *const u8,
+        offsets: *mut u8,
+        accepted_seq: Stride,
+        offsets_seq: Stride,
+        offsets_bytes: u32,
+        /// The kernels read no more than `layouts` of them.
+        layout: [MaybeUninit<RowLayout<Stride>>; MAX_LAYOUTS],
+    }
 }
 
-// As kernels/pack.cuh asserts.
-const _: () = assert!(size_of::<PackParams<i32>>() == 952 && size_of::<PackParams<i64>>() == 1216);
-
-/// Mirrors Tensors of kernels/pack.cuh. The kernels read no more than the layouts have.
-#[repr(C)]
-pub struct Tensors {
-    of: [MaybeUninit<Ends>; MAX_TENSORS],
+kernel_struct! {
+    /// Mirrors Tensors of kernels/pack/pack.cuh. The kernels read no more than the layouts have.
+    pub struct Tensors {
+        of: [MaybeUninit<Ends>; MAX_TENSORS],
+    }
 }
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Ends {
-    src: *const u8,
-    dst: *mut u8,
+kernel_struct! {
+    #[derive(Clone, Copy)]
+    struct Ends {
+        src: *const u8,
+        dst: *mut u8,
+    }
 }
 
 impl Ends {
@@ -463,5 +466,25 @@ impl Launch {
             layout.tiles = tiles as u32;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::cuda::layout;
+
+    #[test]
+    fn kernels_read_the_parameters_where_they_lie() {
+        let structs = [
+            Divisor::layout("Divisor"),
+            RowLayout::<i32>::layout("RowLayout<Common>"),
+            RowLayout::<i64>::layout("RowLayout<General>"),
+            PackParams::<i32>::layout("PackParams<Common>"),
+            PackParams::<i64>::layout("PackParams<General>"),
+            Ends::layout("Ends"),
+            Tensors::layout("Tensors"),
+        ];
+        layout::check("pack", file!(), &structs);
     }
 }

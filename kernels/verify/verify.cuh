@@ -1,7 +1,7 @@
 // Greedy acceptance for a tile of tokens, by one warp. Used by verify.cu and verify_pack.cu.
 #pragma once
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 // Tokens of a long row that a lane holds at once, so requested before the first is looked at.
 constexpr uint32 TOKEN_SLOTS = 4;
@@ -34,7 +34,7 @@ struct VerifyParams {
     Stride committed_seq, committed_pos;
     uint32 mismatch_bytes;     // 1 or 4
 };
-static_assert(sizeof(VerifyParams<Common>) == 120 && sizeof(VerifyParams<General>) == 160);
+#include "verify/layout.cuh"
 
 template <typename Params>
 __device__ inline uint32 clamped(const Params &p, int32 draft_len) {

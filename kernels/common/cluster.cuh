@@ -1,7 +1,7 @@
 // A table of bytes that the CTAs of a cluster fill together, in shared memory (compute capability 9.0; elsewhere a CTA is alone).
 #pragma once
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 __device__ inline uint32 cluster_ctas() {
     uint32 n = 1;

@@ -13,9 +13,9 @@
 //
 // targets: compute_80, compute_90
 
-#include "cluster.cuh"
-#include "pack.cuh"
-#include "verify.cuh"
+#include "common/cluster.cuh"
+#include "pack/pack.cuh"
+#include "verify/verify.cuh"
 
 constexpr uint32 MAX_THREADS = 384;
 using AcceptedTable = SharedTable<MAX_SUMMED_BATCH>;

@@ -17,7 +17,7 @@
 //
 // targets: compute_80, compute_90
 
-#include "pack.cuh"
+#include "pack/pack.cuh"
 
 constexpr uint32 OFFSETS_PER_CTA = 1024;
 constexpr uint32 SUMMED_BY_WARP = 160;  // counts that a warp adds up as fast by itself as with its CTA

@@ -14,7 +14,7 @@
 //
 // targets: compute_80, compute_90
 
-#include "verify.cuh"
+#include "verify/verify.cuh"
 
 constexpr uint32 THREADS = 128, LONG_THREADS = 256;
 

@@ -1,7 +1,7 @@
 // Packing accepted rows: running offsets in shared memory, and the copy. Used by pack.cu and verify_pack.cu.
 #pragma once
 
-#include "types.cuh"
+#include "common/types.cuh"
 
 constexpr uint32 MAX_TENSORS = 256;
 constexpr uint32 MAX_LAYOUTS = 8;
@@ -36,7 +36,7 @@ struct RowLayout {
     Stride src_outer, src_inner, dst_outer, dst_inner;
 };
 
-// Mirrored by PackParams in src/ops/pack/cuda.rs.
+// Mirrored by PackParams in src/ops/pack/cuda/tiles.rs.
 template <typename Form>
 struct PackParams {
     using Stride = typename Form::Stride;
@@ -52,15 +52,17 @@ struct PackParams {
     uint32 offsets_bytes;   // 4 or 8
     RowLayout<Form> layout[MAX_LAYOUTS];
 };
-static_assert(sizeof(PackParams<Common>) == 952 && sizeof(PackParams<General>) == 1216);
 
 // Where the rows are and where they go, a parameter of its own: those of layout 0, then those of layout 1, …
-struct Tensors {
-    struct {
-        const char *src;  // [B, γ, ...]
-        char *dst;        // [cap, ...]
-    } of[MAX_TENSORS];
+struct Ends {
+    const char *src;  // [B, γ, ...]
+    char *dst;        // [cap, ...]
 };
+struct Tensors {
+    Ends of[MAX_TENSORS];
+};
+
+#include "pack/layout.cuh"
 
 template <typename Params>
 __device__ inline void write_offset(const Params &p, uint32 i, uint32 value) {

@@ -1,0 +1,48 @@
+//! Structs that are kernels' parameters. A kernel's source has the same struct, and `kernels/<family>/layout.cuh` states to
+//! its compiler where each field lies here: a field that moves on one side alone is an error.
+
+/// Declares a struct as the kernels read it, and in tests its `layout`.
+macro_rules! kernel_struct {
+    (
+        $(#[$attribute:meta])*
+        $vis:vis struct $name:ident $(<$stride:ident>)? {
+            $($(#[$field_attribute:meta])* $field_vis:vis $field:ident: $type:ty,)*
+        }
+    ) => {
+        $(#[$attribute])*
+        #[repr(C)]
+        $vis struct $name $(<$stride>)? {
+            $($(#[$field_attribute])* $field_vis $field: $type,)*
+        }
+
+        #[cfg(test)]
+        impl $(<$stride>)? $name $(<$stride>)? {
+            /// What `layout.cuh` says of it; `kernels_name` is its name there.
+            fn layout(kernels_name: &str) -> String {
+                let mut text = format!("\nVWD_SIZE({kernels_name}, {})\n", size_of::<Self>());
+                $(
+                    let (field, at) = (stringify!($field), std::mem::offset_of!(Self, $field));
+                    text += &format!("VWD_FIELD({kernels_name}, {field}, {at}, {})\n", size_of::<$type>());
+                )*
+                text
+            }
+        }
+    };
+}
+pub(crate) use kernel_struct;
+
+/// Compares with the family's `layout.cuh`, or writes it where `VANWARD_WRITE_LAYOUTS` is set.
+#[cfg(test)]
+pub fn check(family: &str, source: &str, structs: &[String]) {
+    let path = format!("{}/kernels/{family}/layout.cuh", env!("CARGO_MANIFEST_DIR"));
+    let text = format!(
+        "// Where the fields of {source} lie: `make kernels` writes this, a test compares it.\n#pragma once\n\n\
+         #include \"common/layout.cuh\"\n{}",
+        structs.concat()
+    );
+    if std::env::var_os("VANWARD_WRITE_LAYOUTS").is_some() {
+        std::fs::write(&path, &text).expect("write the layout");
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    assert!(committed == text, "{path} is stale: run `make kernels` and commit kernels/");
+}
