@@ -69,7 +69,8 @@ unsafe impl Send for Tensor<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Tensor<'_> {}
 
-/// The parameter's name for messages: `kv.k`, or `rows[3]` for a member of an array.
+/// The parameter's name for messages: `kv.k`, or `rows[3]` for a member of an array, or `inputs[3].acc` for one of
+/// `inputs[].acc`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Name {
     text: &'static str,
@@ -78,9 +79,10 @@ pub struct Name {
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.index {
-            None => f.write_str(self.text),
-            Some(i) => write!(f, "{}[{i}]", self.text),
+        match (self.index, self.text.split_once("[]")) {
+            (None, _) => f.write_str(self.text),
+            (Some(i), Some((array, member))) => write!(f, "{array}[{i}]{member}"),
+            (Some(i), None) => write!(f, "{}[{i}]", self.text),
         }
     }
 }
@@ -158,12 +160,12 @@ impl Checks {
 
     /// A tensor that must be given, of one of these dtypes and of this shape (see [`Tensor::of_shape`]).
     #[inline(always)]
-    pub fn input<'a, const RANK: usize>(
+    pub fn input<'a>(
         &self,
-        name: &'static str,
+        name: impl Into<Name>,
         t: &'a vwd_tensor,
         dtypes: &[DType],
-        shape: &[(&str, usize); RANK],
+        shape: &[(&str, usize)],
     ) -> Result<Tensor<'a>> {
         if let Some(end) = self.plain_end(t, dtypes, shape) {
             return Ok(Tensor::new(name.into(), t, (t.data as i64, end)));
@@ -173,12 +175,12 @@ impl Checks {
 
     /// The same of a tensor that the op writes.
     #[inline(always)]
-    pub fn output<'a, const RANK: usize>(
+    pub fn output<'a>(
         &self,
-        name: &'static str,
+        name: impl Into<Name>,
         t: &'a vwd_tensor,
         dtypes: &[DType],
-        shape: &[(&str, usize); RANK],
+        shape: &[(&str, usize)],
     ) -> Result<Tensor<'a>> {
         if let Some(end) = self.plain_end(t, dtypes, shape) {
             return Ok(Tensor::new(name.into(), t, (t.data as i64, end)));
@@ -188,43 +190,39 @@ impl Checks {
 
     /// [`Checks::input`] of a tensor that is absent when its `data` is NULL.
     #[inline(always)]
-    pub fn optional_input<'a, const RANK: usize>(
+    pub fn optional_input<'a>(
         &self,
-        name: &'static str,
+        name: impl Into<Name>,
         t: &'a vwd_tensor,
         dtypes: &[DType],
-        shape: &[(&str, usize); RANK],
+        shape: &[(&str, usize)],
     ) -> Result<Option<Tensor<'a>>> {
         given(t).map(|t| self.input(name, t, dtypes, shape)).transpose()
     }
 
     /// [`Checks::output`] of one.
     #[inline(always)]
-    pub fn optional_output<'a, const RANK: usize>(
+    pub fn optional_output<'a>(
         &self,
-        name: &'static str,
+        name: impl Into<Name>,
         t: &'a vwd_tensor,
         dtypes: &[DType],
-        shape: &[(&str, usize); RANK],
+        shape: &[(&str, usize)],
     ) -> Result<Option<Tensor<'a>>> {
         given(t).map(|t| self.output(name, t, dtypes, shape)).transpose()
     }
 
     /// Where a tensor ends that is as expected and in C order without gaps, as most are: it passes every check.
     #[inline(never)]
-    fn plain_end<const RANK: usize>(
-        &self,
-        t: &vwd_tensor,
-        dtypes: &[DType],
-        shape: &[(&str, usize); RANK],
-    ) -> Option<i64> {
-        let is_expected = t.ndim as usize == RANK
+    fn plain_end(&self, t: &vwd_tensor, dtypes: &[DType], shape: &[(&str, usize)]) -> Option<i64> {
+        let is_expected = t.ndim as usize == shape.len()
             && t.lanes <= 1
             && dtypes.contains(&DType { code: t.dtype_code, bits: t.dtype_bits })
             && self.device.accepts(t.device_type, t.device_id)
             && !t.data.is_null()
             && t.data as i64 % alignment(t) == 0;
-        if is_expected && (0..RANK).all(|d| fits(t.shape[d], shape[d].1)) { packed_end(t) } else { None }
+        let is_expected = is_expected && shape.iter().zip(&t.shape).all(|(&(_, n), &extent)| fits(extent, n));
+        if is_expected { packed_end(t) } else { None }
     }
 
     fn check(&self, t: &vwd_tensor) -> std::result::Result<ByteRange, Flaw> {

@@ -1,9 +1,9 @@
-//! Checked views of the structs that several calls share: paged keys and values, block lists, attention states.
+//! Checked views of what several calls share: query positions, paged keys and values, block lists, attention states.
 
 use crate::abi::{vwd_block_list, vwd_paged_kv, vwd_tensor};
 use crate::core::dtype::{DType, Element};
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{Checks, MAX_RANK, Name, Tensor};
+use crate::core::tensor::{ANY, Checks, MAX_RANK, Name, Tensor, given};
 use crate::runtime::require_no_flags;
 use std::mem::MaybeUninit;
 
@@ -18,7 +18,7 @@ pub struct Heads {
 impl Heads {
     /// From q [.., Hq, D] and a tensor with Hk heads.
     pub fn new(q: &Tensor, kv_heads: usize) -> Result<Heads> {
-        let heads = Heads { q: q.dim(1), kv: kv_heads, dim: q.dim(2) };
+        let heads = Heads { q: q.dim(q.rank() - 2), kv: kv_heads, dim: q.dim(q.rank() - 1) };
         if heads.kv == 0 || heads.q == 0 || !heads.q.is_multiple_of(heads.kv) {
             let expected = format!("a positive multiple of the {} KV heads", heads.kv);
             return Err(Error::argument(&q.name.to_string(), format!("{} query heads", heads.q), expected));
@@ -33,15 +33,77 @@ impl Heads {
 }
 
 /// The largest D.
-pub const MAX_DIM: usize = 256;
+pub const MAX_DIM: usize = 576;
 
-/// D is a multiple of 8 from 16 to 256.
+/// D is a multiple of 8 from 16 to 576.
 pub fn check_head_dim(t: &Tensor, dim: usize) -> Result<()> {
     if (16..=MAX_DIM).contains(&dim) && dim.is_multiple_of(8) {
         return Ok(());
     }
-    let expected = "a multiple of 8 from 16 to 256";
+    let expected = "a multiple of 8 from 16 to 576";
     Err(Error::argument(&t.name.to_string(), format!("head dimension {dim}"), expected))
+}
+
+/// Query positions: q [B, Hq, D], one of each sequence, or [B, Q, Hq, D], of which a sequence has its first q_lens.
+///
+/// Row r of sequence i stands at position seq_lens − q_lens + r and sees the keys up to itself.
+#[derive(Clone, Copy)]
+pub struct Positions<'a> {
+    pub q: Tensor<'a>,
+    /// [B]; absent: Q each.
+    pub lens: Option<Tensor<'a>>,
+}
+
+impl<'a> Positions<'a> {
+    pub fn from_c(checks: &Checks, q: &'a vwd_tensor, lens: &'a vwd_tensor) -> Result<Positions<'a>> {
+        let shape = [("B", ANY), ("Q", ANY), ("Hq", ANY), ("D", ANY)];
+        let q = match q.ndim {
+            4 => checks.input("q", q, DType::FLOATS, &shape)?,
+            _ => checks.input("q", q, DType::FLOATS, &[shape[0], shape[2], shape[3]])?,
+        };
+        let lens = checks.optional_input("q_lens", lens, &[DType::I32], &[("B", q.dim(0))])?;
+        Ok(Positions { q, lens })
+    }
+
+    pub fn batch(&self) -> usize {
+        self.q.dim(0)
+    }
+
+    /// Q where q is of rank 4: tensors of the call then have a dimension for positions.
+    pub fn dimension(&self) -> Option<usize> {
+        (self.q.rank() == 4).then(|| self.q.dim(1))
+    }
+
+    /// Q, or 1.
+    pub fn count(&self) -> usize {
+        self.dimension().unwrap_or(1)
+    }
+
+    /// Rows of sequence `i`, clamped to Q.
+    ///
+    /// # Safety
+    /// The op's caller keeps q_lens valid, and the session computes on the CPU.
+    pub unsafe fn len(&self, i: usize) -> usize {
+        // SAFETY: forwarded to the caller; i is a sequence.
+        let len = self.lens.map(|lens| unsafe { lens.get::<i32, 1>([i]) });
+        len.map_or(self.count(), |len| (len.max(0) as usize).min(self.count()))
+    }
+
+    /// Keys that row `r` of sequence `i` sees of its `tokens`; none past the sequence's rows.
+    ///
+    /// # Safety
+    /// As for [`Positions::len`].
+    pub unsafe fn seen(&self, i: usize, r: usize, tokens: usize) -> usize {
+        // SAFETY: forwarded to the caller.
+        let len = unsafe { self.len(i) };
+        if r < len { (tokens + r + 1).saturating_sub(len) } else { 0 }
+    }
+
+    /// The index of row `r` of sequence `i`, head `h` in q and in outputs of its rank. Past the third a coordinate is 0.
+    #[inline(always)]
+    pub fn place(&self, i: usize, r: usize, h: usize) -> [usize; 3] {
+        if self.q.rank() == 4 { [i, r, h] } else { [i, h, 0] }
+    }
 }
 
 /// Room for a row whose elements lie apart.
@@ -70,10 +132,59 @@ pub unsafe fn adjacent<T: Element, const N: usize>(t: &Tensor, index: [usize; N]
 
 /// The scale of q·k: 0 stands for 1/√D.
 pub fn scale_or_default(scale: f32, dim: usize) -> Result<f32> {
-    if !scale.is_finite() {
-        return Err(Error::argument("scale", scale, "a finite number"));
+    if !(scale.is_finite() && scale >= 0.0) {
+        return Err(Error::argument("scale", scale, "a finite number above 0, or 0 for 1/√D"));
     }
     Ok(if scale == 0.0 { (1.0 / (dim as f64).sqrt()) as f32 } else { scale })
+}
+
+/// What stored FP8 keys or values are multiplied by: [1], [Hk], or [pages, P, Hk].
+#[derive(Clone, Copy)]
+pub struct Scale<'a>(pub Tensor<'a>);
+
+impl<'a> Scale<'a> {
+    /// `of` [pages, P, Hk, ..] are the keys or values.
+    pub fn from_c(
+        checks: &Checks,
+        name: &'static str,
+        t: &'a vwd_tensor,
+        of: &Tensor<'a>,
+    ) -> Result<Option<Scale<'a>>> {
+        let Some(t) = given(t) else { return Ok(None) };
+        if !of.dtype.is_float8() {
+            return Err(Error::argument(
+                name,
+                format!("given for {} of dtype {}", of.name, of.dtype),
+                "none but for FP8",
+            ));
+        }
+        let heads = ("Hk", of.dim(2));
+        let scale = match (t.ndim, t.shape[0]) {
+            (3, _) => checks.input(name, t, &[DType::F32], &[("pages", of.dim(0)), ("P", of.dim(1)), heads]),
+            (1, 1) => checks.input(name, t, &[DType::F32], &[("1", 1)]),
+            _ => checks.input(name, t, &[DType::F32], &[heads]),
+        };
+        scale.map(|scale| Some(Scale(scale)))
+    }
+
+    pub fn is_per_token(&self) -> bool {
+        self.0.rank() == 3
+    }
+
+    /// That of a token at (page, row, KV head).
+    ///
+    /// # Safety
+    /// The op's caller keeps the tensor valid, the session computes on the CPU, and the token is inside the keys.
+    #[inline(always)]
+    pub unsafe fn of(&self, token: [usize; 3]) -> f32 {
+        // SAFETY: from_c gave the tensor one of these shapes, in which the token has its place.
+        unsafe {
+            match self.0.rank() {
+                3 => self.0.get(token),
+                _ => self.0.get([if self.0.dim(0) == 1 { 0 } else { token[2] }]),
+            }
+        }
+    }
 }
 
 /// Where the tokens of each sequence lie: pages of P tokens, found through a table.
@@ -84,6 +195,8 @@ pub struct Pages<'a> {
     /// Pages in the tensor, and tokens of a page.
     pub count: usize,
     pub size: usize,
+    /// Pages are named by the slots of a list.
+    pub in_slots: bool,
 }
 
 impl<'a> Pages<'a> {
@@ -95,21 +208,34 @@ impl<'a> Pages<'a> {
         table: &'a vwd_tensor,
         lens: &'a vwd_tensor,
     ) -> Result<Pages<'a>> {
-        let table = checks.optional(names[0], table)?;
-        let seq_lens = checks.required(names[1], lens)?.of(DType::I32)?.of_rank(1)?;
+        let seq_lens = checks.input(names[1], lens, &[DType::I32], &[("B", ANY)])?;
         let batch = seq_lens.dim(0);
-        let table = match table {
-            None if paged.dim(0) < batch => {
-                let found = format!("{} pages for {batch} sequences without a page table", paged.dim(0));
-                return Err(Error::argument(&paged.name.to_string(), found, "one page a sequence"));
-            }
-            None => None,
-            Some(t) => {
-                let t = t.of(DType::I32)?.of_rank(2)?;
-                Some(t.of_shape(&[("B", batch), ("max_pages", t.dim(1))])?)
-            }
-        };
-        Ok(Pages { table, seq_lens, count: paged.dim(0), size: paged.dim(1) })
+        let shape = [("B", batch), ("max_pages", ANY)];
+        let table = checks.optional_input(names[0], table, &[DType::I32], &shape)?;
+        if table.is_none() && paged.dim(0) < batch {
+            let found = format!("{} pages for {batch} sequences without a page table", paged.dim(0));
+            return Err(Error::argument(&paged.name.to_string(), found, "one page a sequence"));
+        }
+        Ok(Pages { table, seq_lens, count: paged.dim(0), size: paged.dim(1), in_slots: false })
+    }
+
+    /// A pool, in whose pages the entries of a list lie that has slots.
+    pub fn of_slots(
+        checks: &Checks,
+        pool: &Tensor,
+        names: [&'static str; 2],
+        table: &vwd_tensor,
+        lens: &'a vwd_tensor,
+    ) -> Result<Pages<'a>> {
+        if given(table).is_some() {
+            return Err(Error::argument(names[0], "given beside the slots of a list", "one of the two"));
+        }
+        if pool.dim(2) != 1 {
+            let found = format!("{} KV heads in the pages that slots name", pool.dim(2));
+            return Err(Error::argument(&pool.name.to_string(), found, "one: [slots, P, 1, D]"));
+        }
+        let seq_lens = checks.input(names[1], lens, &[DType::I32], &[("B", ANY)])?;
+        Ok(Pages { table: None, seq_lens, count: pool.dim(0), size: pool.dim(1), in_slots: true })
     }
 
     pub fn batch(&self) -> usize {
@@ -118,10 +244,10 @@ impl<'a> Pages<'a> {
 
     /// Most tokens that any sequence can have.
     pub fn capacity(&self) -> usize {
-        self.size * self.table.map_or(1, |t| t.dim(1))
+        if self.in_slots { usize::MAX } else { self.size * self.table.map_or(1, |t| t.dim(1)) }
     }
 
-    /// A block holds whole pages or a page whole blocks. `name` is that of the argument.
+    /// A block holds whole pages or a page whole blocks; a slot holds whole blocks. `name` is that of the argument.
     pub fn check_block_size(&self, name: &str, block_size: usize) -> Result<()> {
         let p = self.size;
         if block_size == 0 {
@@ -130,6 +256,9 @@ impl<'a> Pages<'a> {
         if self.table.is_some() && p != 0 && !p.is_multiple_of(block_size) && !block_size.is_multiple_of(p) {
             let expected = format!("a divisor or a multiple of the page size {p}");
             return Err(Error::argument(name, block_size, expected));
+        }
+        if self.in_slots && !p.is_multiple_of(block_size) {
+            return Err(Error::argument(name, block_size, format!("a divisor of the {p} tokens of a slot")));
         }
         Ok(())
     }
@@ -168,87 +297,189 @@ pub struct PagedKv<'a> {
     pub k: Tensor<'a>,
     pub v: Tensor<'a>,
     pub pages: Pages<'a>,
+    pub k_scale: Option<Scale<'a>>,
+    pub v_scale: Option<Scale<'a>>,
 }
 
 impl<'a> PagedKv<'a> {
-    pub fn from_c(checks: &Checks, c: &'a vwd_paged_kv) -> Result<PagedKv<'a>> {
+    /// `in_slots`: the pages are named by the slots of a list.
+    pub fn from_c(checks: &Checks, c: &'a vwd_paged_kv, in_slots: bool) -> Result<PagedKv<'a>> {
         require_no_flags("kv.flags", c.flags)?;
-        let k = checks.required("kv.k", &c.k)?.of_any(DType::FLOATS)?.of_rank(4)?;
-        let v = checks.required("kv.v", &c.v)?.of(k.dtype)?;
-        let v = v.of_shape(&[("pages", k.dim(0)), ("P", k.dim(1)), ("Hk", k.dim(2)), ("D", k.dim(3))])?;
-        let pages = Pages::new(checks, &k, ["kv.page_table", "kv.seq_lens"], &c.page_table, &c.seq_lens)?;
-        Ok(PagedKv { k, v, pages })
+        let k = checks.input("kv.k", &c.k, DType::KEYS, &[("pages", ANY), ("P", ANY), ("Hk", ANY), ("D", ANY)])?;
+        let shape = [("pages", k.dim(0)), ("P", k.dim(1)), ("Hk", k.dim(2)), ("Dv", ANY)];
+        let v = checks.input("kv.v", &c.v, &[k.dtype], &shape)?;
+        check_head_dim(&v, v.dim(3))?;
+        let names = ["kv.page_table", "kv.seq_lens"];
+        let pages = match in_slots {
+            true => Pages::of_slots(checks, &k, names, &c.page_table, &c.seq_lens)?,
+            false => Pages::new(checks, &k, names, &c.page_table, &c.seq_lens)?,
+        };
+        let k_scale = Scale::from_c(checks, "kv.k_scale", &c.k_scale, &k)?;
+        let v_scale = Scale::from_c(checks, "kv.v_scale", &c.v_scale, &v)?;
+        Ok(PagedKv { k, v, pages, k_scale, v_scale })
+    }
+
+    /// Dv, the channels of a value.
+    pub fn value_dim(&self) -> usize {
+        self.v.dim(3)
     }
 }
 
-/// A block list, as input or output: ids [B, Hk, cap] and counts [B, Hk].
+/// How many lists a call has: one for each sequence and KV head, and for each position where it has its own.
+#[derive(Clone, Copy)]
+pub struct Lists {
+    pub batch: usize,
+    /// Q, where a list may be one of each position's own.
+    pub positions: Option<usize>,
+    pub kv_heads: usize,
+}
+
+/// Lists of blocks: ids [B, Hk, cap] and counts [B, Hk], shared by the positions of a sequence, or ids [B, Q, Hk, cap] and
+/// counts [B, Q, Hk], each position's own.
 #[derive(Clone, Copy)]
 pub struct BlockList<'a> {
     pub ids: Tensor<'a>,
     pub counts: Tensor<'a>,
+    /// As ids: the page in which each entry lies.
+    pub slots: Option<Tensor<'a>>,
 }
 
+/// Which list: sequence, position and KV head.
+pub type ListAt = [usize; 3];
+
 impl<'a> BlockList<'a> {
-    /// `names` are those of ids and counts.
+    /// Without slots. `names` are those of ids, counts and slots.
     pub fn from_c(
         checks: &Checks,
         c: &'a vwd_block_list,
-        names: [&'static str; 2],
-        batch: usize,
-        kv_heads: usize,
+        names: [&'static str; 3],
+        lists: Lists,
     ) -> Result<BlockList<'a>> {
-        let ids = checks.required(names[0], &c.ids)?.of(DType::I32)?.of_rank(3)?;
-        let ids = ids.of_shape(&[("B", batch), ("Hk", kv_heads), ("cap", ids.dim(2))])?;
-        let counts = checks.required(names[1], &c.counts)?.of(DType::I32)?;
-        let counts = counts.of_shape(&[("B", batch), ("Hk", kv_heads)])?;
-        Ok(BlockList { ids, counts })
+        if given(&c.slots).is_some() {
+            return Err(Error::argument(names[2], "given", "no slots in this list"));
+        }
+        BlockList::with_slots_from_c(checks, c, names, lists)
     }
 
-    /// Absent when neither tensor is given; half a list is an error.
+    /// With slots or without.
+    pub fn with_slots_from_c(
+        checks: &Checks,
+        c: &'a vwd_block_list,
+        names: [&'static str; 3],
+        lists: Lists,
+    ) -> Result<BlockList<'a>> {
+        let own = lists.positions.filter(|_| c.ids.ndim == 4);
+        let (batch, heads) = (("B", lists.batch), ("Hk", lists.kv_heads));
+        // Without a dimension for positions the shapes begin one place later.
+        let (first, skip) = (own.map_or(batch, |q| ("Q", q)), own.is_none() as usize);
+        let ids = checks.input(names[0], &c.ids, &[DType::I32], &[batch, first, heads, ("cap", ANY)][skip..])?;
+        let counts = checks.input(names[1], &c.counts, &[DType::I32], &[batch, first, heads][skip..])?;
+        let cap = ("cap", ids.dim(ids.rank() - 1));
+        let slots = checks.optional_input(names[2], &c.slots, &[DType::I32], &[batch, first, heads, cap][skip..])?;
+        Ok(BlockList { ids, counts, slots })
+    }
+
+    /// Without slots; absent when no tensor is given. Part of a list is an error.
     pub fn optional_from_c(
         checks: &Checks,
         c: &'a vwd_block_list,
-        names: [&'static str; 2],
-        batch: usize,
-        kv_heads: usize,
+        names: [&'static str; 3],
+        lists: Lists,
     ) -> Result<Option<BlockList<'a>>> {
-        if c.ids.data.is_null() && c.counts.data.is_null() {
-            return Ok(None);
-        }
-        BlockList::from_c(checks, c, names, batch, kv_heads).map(Some)
+        if BlockList::is_absent(c) { Ok(None) } else { BlockList::from_c(checks, c, names, lists).map(Some) }
+    }
+
+    /// Whether no tensor of a list is given.
+    pub fn is_absent(c: &vwd_block_list) -> bool {
+        [&c.ids, &c.counts, &c.slots].iter().all(|t| t.data.is_null())
     }
 
     pub fn writable(self) -> Result<BlockList<'a>> {
-        Ok(BlockList { ids: self.ids.writable()?, counts: self.counts.writable()? })
+        Ok(BlockList { ids: self.ids.writable()?, counts: self.counts.writable()?, slots: self.slots })
+    }
+
+    pub fn tensors(&self) -> [Option<&Tensor<'a>>; 3] {
+        [Some(&self.ids), Some(&self.counts), self.slots.as_ref()]
+    }
+
+    /// Whether each position has its own list; otherwise those of a sequence share one.
+    pub fn is_own(&self) -> bool {
+        self.ids.rank() == 4
+    }
+
+    /// Lists of a sequence and KV head: one, or one for each position.
+    pub fn per_head(&self) -> usize {
+        if self.is_own() { self.ids.dim(1) } else { 1 }
     }
 
     pub fn cap(&self) -> usize {
-        self.ids.dim(2)
+        self.ids.dim(self.ids.rank() - 1)
     }
 
-    /// Entries of the list of (sequence, KV head), clamped to the capacity.
+    /// Entries of a list, clamped to the capacity.
     ///
     /// # Safety
     /// The op's caller keeps the list valid, and the session computes on the CPU.
-    pub unsafe fn count(&self, i: usize, g: usize) -> usize {
+    pub unsafe fn count(&self, at: ListAt) -> usize {
         // SAFETY: forwarded to the caller.
-        let count = unsafe { self.counts.get::<i32, 2>([i, g]) };
+        let count = unsafe { self.counts.at::<i32, 3>(self.place(at)).read() };
         (count.max(0) as usize).min(self.cap())
     }
 
-    /// Entry `j` of the list as written; may be out of range or repeated.
+    /// Entry `j` of a list as written; may be out of range or repeated.
     ///
     /// # Safety
     /// As for [`BlockList::count`], and `j` is below the capacity.
     #[inline]
-    pub unsafe fn id(&self, i: usize, g: usize, j: usize) -> i32 {
+    pub unsafe fn id(&self, at: ListAt, j: usize) -> i32 {
         // SAFETY: forwarded to the caller.
-        unsafe { self.ids.get::<i32, 3>([i, g, j]) }
+        unsafe { self.entry(&self.ids, at, j).read() }
+    }
+
+    /// Its slot.
+    ///
+    /// # Safety
+    /// As for [`BlockList::id`].
+    #[inline]
+    pub unsafe fn slot(&self, at: ListAt, j: usize) -> Option<i32> {
+        // SAFETY: forwarded to the caller; slots have the shape of ids.
+        self.slots.map(|slots| unsafe { self.entry(&slots, at, j).read() })
+    }
+
+    /// Writes entry `j` of a list.
+    ///
+    /// # Safety
+    /// As for [`BlockList::id`], and the list is this task's.
+    #[inline]
+    pub unsafe fn set_id(&self, at: ListAt, j: usize, id: i32) {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.entry(&self.ids, at, j).write(id) }
+    }
+
+    /// Writes how many entries a list has.
+    ///
+    /// # Safety
+    /// As for [`BlockList::set_id`].
+    pub unsafe fn set_count(&self, at: ListAt, count: usize) {
+        // SAFETY: forwarded to the caller.
+        unsafe { self.counts.at::<i32, 3>(self.place(at)).write(count as i32) }
+    }
+
+    /// Where a list stands in counts. Past the rank a coordinate is 0.
+    #[inline(always)]
+    fn place(&self, [i, r, g]: ListAt) -> [usize; 3] {
+        if self.is_own() { [i, r, g] } else { [i, g, 0] }
+    }
+
+    #[inline(always)]
+    fn entry(&self, t: &Tensor, at: ListAt, j: usize) -> *mut i32 {
+        let [a, b, c] = self.place(at);
+        if self.is_own() { t.at([a, b, c, j]) } else { t.at([a, b, j]) }
     }
 }
 
-/// Attention states: acc [B, Hq, D], m and l [B, Hq]; or one per group of list entries: acc [B, Hq, groups, D], m and l
-/// [B, Hq, groups]. All float32.
+/// Attention states: acc [B, Hq, Dv], m and l [B, Hq]; or one per group of list entries: acc [B, Hq, groups, Dv], m and l
+/// [B, Hq, groups]. With a dimension for positions after B where q has one. All float32.
 #[derive(Clone, Copy)]
 pub struct State<'a> {
     pub acc: Tensor<'a>,
@@ -258,18 +489,20 @@ pub struct State<'a> {
 
 impl<'a> State<'a> {
     /// `c` and `names` are acc, m and l; `lead` is the shape of m and l.
-    pub fn from_c(
+    pub fn from_c<N: Into<Name> + Copy>(
         checks: &Checks,
         c: [&'a vwd_tensor; 3],
-        names: [Name; 3],
+        names: [N; 3],
         lead: &[(&str, usize)],
         dim: usize,
     ) -> Result<State<'a>> {
-        let one = |n: usize| checks.required(names[n], c[n])?.of(DType::F32);
-        let mut full = [("D", dim); MAX_RANK];
+        let mut full = [("Dv", dim); MAX_RANK];
         full[..lead.len()].copy_from_slice(lead);
-        let acc = one(0)?.of_shape(&full[..=lead.len()])?;
-        Ok(State { acc, m: one(1)?.of_shape(lead)?, l: one(2)?.of_shape(lead)? })
+        Ok(State {
+            acc: checks.input(names[0], c[0], &[DType::F32], &full[..=lead.len()])?,
+            m: checks.input(names[1], c[1], &[DType::F32], lead)?,
+            l: checks.input(names[2], c[2], &[DType::F32], lead)?,
+        })
     }
 
     /// Absent when no tensor is given; part of a state is an error.
@@ -283,7 +516,7 @@ impl<'a> State<'a> {
         if c.iter().all(|t| t.data.is_null()) {
             return Ok(None);
         }
-        State::from_c(checks, c, names.map(Name::from), lead, dim).map(Some)
+        State::from_c(checks, c, names, lead, dim).map(Some)
     }
 
     pub fn writable(self) -> Result<State<'a>> {

@@ -18,7 +18,7 @@ use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Tensor};
 use crate::ops::topk::Budget;
-use crate::ops::views::BlockList;
+use crate::ops::views::{BlockList, Lists};
 use crate::runtime::{On, Session, require_no_flags};
 
 /// level and trend, both [B, Hk, max_blocks] float32.
@@ -173,8 +173,9 @@ impl<'a> PredictRequest<'a> {
             Some(budgets) => Some(budgets.of(DType::I32)?.of_shape(&[("B", batch)])?),
             None => None,
         };
-        let names = ["predicted.ids", "predicted.counts"];
-        let predicted = BlockList::from_c(&checks, &c.predicted, names, batch, heads)?.writable()?;
+        let names = ["predicted.ids", "predicted.counts", "predicted.slots"];
+        let lists = Lists { batch, positions: None, kv_heads: heads };
+        let predicted = BlockList::from_c(&checks, &c.predicted, names, lists)?.writable()?;
         let budget = Budget { k: c.k as usize, init: c.init_blocks as usize, local: c.local_blocks as usize };
         let cap = predicted.cap();
         if ratio.of(budget.k) > cap {

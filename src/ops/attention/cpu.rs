@@ -84,7 +84,7 @@ struct Listed<'a> {
 impl Plan for Listed<'_> {
     unsafe fn count(&self, i: usize, g: usize) -> usize {
         // SAFETY: forwarded to the caller.
-        unsafe { self.list.count(i, g) }
+        unsafe { self.list.count([i, 0, g]) }
     }
 
     unsafe fn explain(&self, i: usize, g: usize, first: usize, entries: &mut [Entry]) {
@@ -260,7 +260,7 @@ impl<'a> Cutter<'a> {
     /// # Safety
     /// As for [`Cutter::cut`]; there are tokens to come.
     unsafe fn push_run<T: Row>(&mut self, tile: &mut Tile<T>) {
-        let PagedKv { k, v, pages } = &self.job.problem.kv;
+        let PagedKv { k, v, pages, .. } = &self.job.problem.kv;
         let (p, row) = (self.tokens.start / pages.size, self.tokens.start % pages.size);
         let count = (pages.size - row).min(self.tokens.len()).min(tile.room());
         // SAFETY: forwarded to the caller.

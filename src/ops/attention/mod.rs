@@ -6,7 +6,7 @@
 pub mod cpu;
 mod partial;
 
-use super::views::{BlockList, Heads, PagedKv, State, scale_or_default};
+use super::views::{BlockList, Heads, Lists, PagedKv, State, scale_or_default};
 use crate::abi::{
     vwd_attention_args, vwd_attention_partials, vwd_attention_state, vwd_merge_states_args, vwd_paged_kv, vwd_stream,
     vwd_tensor,
@@ -44,7 +44,7 @@ impl<'a> Problem<'a> {
         block_size: u32,
     ) -> Result<Problem<'a>> {
         let q = checks.required("q", q)?.of_any(DType::FLOATS)?.of_rank(3)?;
-        let kv = PagedKv::from_c(checks, kv)?;
+        let kv = PagedKv::from_c(checks, kv, false)?;
         let heads = Heads::new(&q, kv.k.dim(2))?;
         let k = &kv.k;
         k.of_shape(&[("pages", k.dim(0)), ("P", k.dim(1)), ("Hk", heads.kv), ("D", heads.dim)])?;
@@ -68,9 +68,9 @@ impl<'a> Problem<'a> {
     pub unsafe fn block(&self, list: &BlockList, i: usize, g: usize, j: usize) -> Option<usize> {
         // SAFETY: forwarded to the caller.
         unsafe {
-            let id = list.id(i, g, j);
+            let id = list.id([i, 0, g], j);
             let inside = id >= 0 && id as usize * self.block_size < self.kv.pages.len(i);
-            (inside && (j == 0 || list.id(i, g, j - 1) != id)).then_some(id as usize)
+            (inside && (j == 0 || list.id([i, 0, g], j - 1) != id)).then_some(id as usize)
         }
     }
 }
@@ -163,7 +163,8 @@ impl<'a> Request<'a> {
         let checks = &session.checks();
         let mut problem = Problem::from_c(checks, &c.q, kv, c.scale, c.block_size)?;
         let (batch, heads) = (problem.batch(), problem.heads);
-        let list = BlockList::optional_from_c(checks, &c.list, ["list.ids", "list.counts"], batch, heads.kv)?;
+        let lists = Lists { batch, positions: None, kv_heads: heads.kv };
+        let list = BlockList::optional_from_c(checks, &c.list, ["list.ids", "list.counts", "list.slots"], lists)?;
         match list {
             Some(_) => problem.kv.pages.check_block_size("block_size", problem.block_size)?,
             None if c.block_size != 0 => return Err(Error::argument("block_size", c.block_size, "0 without a list")),

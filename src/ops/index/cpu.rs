@@ -234,7 +234,7 @@ unsafe fn mean<L: Lanes, T: Row, M: Rounded>(keys: &Keys, j: usize, windows: &Wi
 /// # Safety
 /// As for [`minmax`].
 #[inline(always)]
-unsafe fn label<L: Lanes, T: Row>(keys: &Keys, t: usize, labels: &Labels, channels: &[Option<u8>], at: [usize; 3]) {
+unsafe fn label<L: Lanes, T: Row>(keys: &Keys, t: usize, labels: &Labels, channels: &[Option<u16>], at: [usize; 3]) {
     let dim = keys.r.k.dim(3);
     let mut found = Found::<T>::new();
     // SAFETY: forwarded to the caller.

@@ -88,11 +88,11 @@ impl<'a> Labels<'a> {
     ///
     /// # Safety
     /// The op's caller keeps the tensor valid, and the session computes on the CPU.
-    pub unsafe fn channels_of(&self, g: usize, dim: usize) -> [Option<u8>; MAX_DIM] {
+    pub unsafe fn channels_of(&self, g: usize, dim: usize) -> [Option<u16>; MAX_DIM] {
         std::array::from_fn(|n| {
             // SAFETY: forwarded to the caller; n is inside the tensor.
             let channel = (n < self.kept()).then(|| unsafe { self.channels.get::<i32, 2>([g, n]) })?;
-            (0..dim as i32).contains(&channel).then_some(channel as u8)
+            (0..dim as i32).contains(&channel).then_some(channel as u16)
         })
     }
 }

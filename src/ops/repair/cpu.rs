@@ -36,7 +36,7 @@ struct Repair<'a> {
 impl Plan for Repair<'_> {
     unsafe fn count(&self, i: usize, g: usize) -> usize {
         // SAFETY: forwarded to the caller.
-        unsafe { self.r.selected.count(i, g) }
+        unsafe { self.r.selected.count([i, 0, g]) }
     }
 
     unsafe fn explain(&self, i: usize, g: usize, first: usize, entries: &mut [Entry]) {
@@ -80,7 +80,7 @@ impl Repair<'_> {
     unsafe fn members(&self, i: usize, g: usize, group: usize) -> impl Iterator<Item = usize> {
         let Request { problem, predicted, group: size, .. } = self.r;
         // SAFETY: forwarded to the caller.
-        let count = unsafe { predicted.count(i, g) };
+        let count = unsafe { predicted.count([i, 0, g]) };
         let entries = group * size..count.min((group + 1) * size);
         // SAFETY: as above; entries are below the count.
         entries.filter_map(move |j| unsafe { problem.block(predicted, i, g, j) })
@@ -108,7 +108,7 @@ impl Repair<'_> {
         // SAFETY: forwarded to the caller; j is below the count.
         unsafe {
             let mut walk = Walk::to(predicted, i, g, 0);
-            let blocks = (0..selected.count(i, g)).filter_map(|j| problem.block(selected, i, g, j));
+            let blocks = (0..selected.count([i, 0, g])).filter_map(|j| problem.block(selected, i, g, j));
             blocks.filter(|&block| walk.find(block).is_none()).count()
         }
     }
@@ -131,11 +131,11 @@ impl<'a> Walk<'a> {
     unsafe fn to(list: &'a BlockList, i: usize, g: usize, block: usize) -> Walk<'a> {
         // SAFETY: forwarded to the caller; positions are below the count.
         unsafe {
-            let count = list.count(i, g);
+            let count = list.count([i, 0, g]);
             let (mut position, mut end) = (0, count);
             while position < end {
                 let middle = position + (end - position) / 2;
-                if (list.id(i, g, middle) as i64) < block as i64 { position = middle + 1 } else { end = middle }
+                if (list.id([i, 0, g], middle) as i64) < block as i64 { position = middle + 1 } else { end = middle }
             }
             Walk { list, i, g, position, count }
         }
@@ -148,7 +148,7 @@ impl<'a> Walk<'a> {
     unsafe fn find(&mut self, block: usize) -> Option<usize> {
         while self.position < self.count {
             // SAFETY: forwarded to the caller; the position is below the count.
-            let id = unsafe { self.list.id(self.i, self.g, self.position) } as i64;
+            let id = unsafe { self.list.id([self.i, 0, self.g], self.position) } as i64;
             if id >= block as i64 {
                 return (id == block as i64).then_some(self.position);
             }

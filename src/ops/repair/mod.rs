@@ -6,7 +6,7 @@
 mod cpu;
 
 use super::attention::{Outputs, Problem, group, partials_from_c, tensors};
-use super::views::{BlockList, State};
+use super::views::{BlockList, Lists, State};
 use crate::abi::{VWD_REPAIR_EXACT, VWD_REPAIR_SUPERSET, vwd_paged_kv, vwd_repair_args, vwd_stream};
 use crate::core::dtype::DType;
 use crate::core::overlap;
@@ -43,10 +43,11 @@ impl<'a> Request<'a> {
         let problem = Problem::from_c(checks, &c.q, kv, c.scale, c.block_size)?;
         problem.kv.pages.check_block_size("block_size", problem.block_size)?;
         let (batch, heads) = (problem.batch(), problem.heads);
-        let names = ["predicted.ids", "predicted.counts"];
-        let predicted = BlockList::from_c(checks, &c.predicted, names, batch, heads.kv)?;
-        let names = ["selected.ids", "selected.counts"];
-        let selected = BlockList::from_c(checks, &c.selected, names, batch, heads.kv)?;
+        let lists = Lists { batch, positions: None, kv_heads: heads.kv };
+        let names = ["predicted.ids", "predicted.counts", "predicted.slots"];
+        let predicted = BlockList::from_c(checks, &c.predicted, names, lists)?;
+        let names = ["selected.ids", "selected.counts", "selected.slots"];
+        let selected = BlockList::from_c(checks, &c.selected, names, lists)?;
 
         let names = ["predicted_state.acc", "predicted_state.m", "predicted_state.l"];
         let lead = [("B", batch), ("Hq", heads.q)];

@@ -6,7 +6,7 @@ mod cpu;
 
 use super::index::{Index, Kind, Labels, Windows};
 use super::topk::Budget;
-use super::views::{BlockList, Heads, check_head_dim, scale_or_default};
+use super::views::{BlockList, Heads, Lists, check_head_dim, scale_or_default};
 use crate::abi::*;
 use crate::core::dtype::DType;
 use crate::core::overlap;
@@ -137,8 +137,9 @@ impl<'a> BlocksRequest<'a> {
         let mut queries = Queries::from_c(&checks, &c.q, index, &c.seq_lens)?;
         queries.block_size = check_block_size(c.block_size)?;
         let (batch, heads) = (queries.batch(), queries.heads);
-        let names = ["candidates.ids", "candidates.counts"];
-        let candidates = BlockList::optional_from_c(&checks, &c.candidates, names, batch, heads.kv)?;
+        let names = ["candidates.ids", "candidates.counts", "candidates.slots"];
+        let lists = Lists { batch, positions: None, kv_heads: heads.kv };
+        let candidates = BlockList::optional_from_c(&checks, &c.candidates, names, lists)?;
         let method = match (c.method, queries.index.kind) {
             (VWD_SELECT_MINMAX, Kind::MinMax { block_size, max, min }) => {
                 if block_size != queries.block_size {
@@ -156,7 +157,7 @@ impl<'a> BlocksRequest<'a> {
             }
             (VWD_SELECT_LABEL_MASS, Kind::Label(labels)) => {
                 // Not optional here: this says what is missing.
-                let candidates = BlockList::from_c(&checks, &c.candidates, names, batch, heads.kv)?;
+                let candidates = BlockList::from_c(&checks, &c.candidates, names, lists)?;
                 Method::LabelMass { labels, candidates }
             }
             _ => unreachable!("the kind fits the method"),
@@ -216,8 +217,9 @@ impl<'a> TokensRequest<'a> {
         queries.scale = scale_or_default(c.scale, queries.heads.dim)?;
         let (batch, kv) = (queries.batch(), queries.heads.kv);
         let Kind::Label(labels) = queries.index.kind else { unreachable!("the kind was checked") };
-        let names = ["candidates.ids", "candidates.counts"];
-        let candidates = BlockList::from_c(&checks, &c.candidates, names, batch, kv)?;
+        let names = ["candidates.ids", "candidates.counts", "candidates.slots"];
+        let lists = Lists { batch, positions: None, kv_heads: kv };
+        let candidates = BlockList::from_c(&checks, &c.candidates, names, lists)?;
         let selected = selected_from_c(&checks, &c.selected, &queries)?;
         let forced = [("init_tokens", c.init_tokens), ("local_tokens", c.local_tokens)];
         let quota = Quota::from_c(&checks, c.k, forced, &c.budgets, &selected)?;
@@ -250,8 +252,9 @@ fn check_block_size(block_size: u32) -> Result<usize> {
 }
 
 fn selected_from_c<'a>(checks: &Checks, c: &'a vwd_block_list, queries: &Queries) -> Result<BlockList<'a>> {
-    let names = ["selected.ids", "selected.counts"];
-    BlockList::from_c(checks, c, names, queries.batch(), queries.heads.kv)?.writable()
+    let names = ["selected.ids", "selected.counts", "selected.slots"];
+    let lists = Lists { batch: queries.batch(), positions: None, kv_heads: queries.heads.kv };
+    BlockList::from_c(checks, c, names, lists)?.writable()
 }
 
 fn reject_overlaps(

@@ -249,8 +249,8 @@ unsafe fn ascending(list: &BlockList, i: usize, g: usize, blocks: usize, out: &m
     let (mut count, mut last) = (0, -1);
     // SAFETY: forwarded to the caller; count clamps to the capacity.
     unsafe {
-        for entry in 0..list.count(i, g) {
-            let id = list.id(i, g, entry);
+        for entry in 0..list.count([i, 0, g]) {
+            let id = list.id([i, 0, g], entry);
             if id > last && (id as usize) < blocks {
                 out[count] = id;
                 count += 1;
