@@ -417,6 +417,12 @@ impl<'a> Tensor<'a> {
         if d < self.rank() { self.given.strides[d] as isize } else { 0 }
     }
 
+    /// Stride of dimension `d` in bytes; 0 past the rank.
+    #[inline(always)]
+    pub fn byte_stride(&self, d: usize) -> i64 {
+        self.stride(d) as i64 * self.dtype.bytes() as i64
+    }
+
     pub fn count(&self) -> usize {
         self.shape().iter().map(|&n| n as usize).product()
     }

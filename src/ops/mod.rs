@@ -15,4 +15,4 @@ pub mod views;
 use crate::runtime::cuda::Family;
 
 /// Every family that has kernels.
-pub const FAMILIES: &[Family] = &[Family::of::<verify::cuda::Kernels>(), Family::of::<pack::cuda::Kernels>()];
+pub const FAMILIES: &[Family] = &[Family::of::<verify::Kernels>(), Family::of::<pack::Kernels>()];

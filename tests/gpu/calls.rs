@@ -7,8 +7,13 @@ use std::sync::Mutex;
 use vanward::abi::*;
 use vanward::capi::*;
 
-pub const CASES: &[Case] =
-    &[("op_calls_ask_the_driver_for_launches_alone", op_calls_ask_the_driver_for_launches_alone)];
+pub const CASES: &[Case] = &[
+    ("op_calls_ask_the_driver_for_launches_alone", op_calls_ask_the_driver_for_launches_alone),
+    (
+        "what_a_pack_cannot_take_is_refused_before_its_first_launch",
+        what_a_pack_cannot_take_is_refused_before_its_first_launch,
+    ),
+];
 
 const ALLOWED: &[&str] =
     &["cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuLaunchKernel", "cuLaunchKernelEx"];
@@ -154,5 +159,62 @@ fn op_calls_ask_the_driver_for_launches_alone(backend: &Backend) {
             }
         }
         backend.finish(0);
+    }
+}
+
+/// The second tensor is for a launch of its own, and its rows have more pieces than a kernel counts.
+fn what_a_pack_cannot_take_is_refused_before_its_first_launch(backend: &Backend) {
+    const BYTES: i64 = (1 << 31) + 1;
+    let plain = Layout::default();
+    let rows = Tensor::floats(backend, F16, &Array::filled(&[2, 2, 8], 1.0), &plain);
+    let packed = Tensor::poisoned(backend, F16, &[4, 8], &plain);
+    let accepted = Tensor::ints(backend, I32, &Array::filled(&[2], 2), &plain);
+    let offsets = Tensor::poisoned(backend, I32, &[3], &plain);
+    // Nothing is there: what is refused is not read.
+    let far = |address: usize, shape: &[i64], strides: &[i64]| {
+        let mut tensor = vwd_tensor { data: address as *mut _, ndim: shape.len() as i32, ..rows.c() };
+        (tensor.dtype_code, tensor.dtype_bits) = (U8.code, U8.bits);
+        tensor.shape[..shape.len()].copy_from_slice(shape);
+        tensor.strides[..strides.len()].copy_from_slice(strides);
+        tensor
+    };
+    let from = [rows.c(), far(0x1_0000_0001, &[2, 2, BYTES], &[0, 0, 1])];
+    let to = [packed.c(), far(0x10_0000_0001, &[3, BYTES], &[BYTES, 1])];
+    for verifies in [false, true] {
+        let tokens = |width| Tensor::ints(backend, I32, &Array::filled(&[2, width], 1), &plain);
+        let (draft, target, next_token) = (tokens(2), tokens(3), Tensor::poisoned(backend, I32, &[2], &plain));
+        let written = Tensor::poisoned(backend, I32, &[2], &plain);
+        let pack = vwd_pack_args {
+            tensor_count: 2,
+            rows: from.as_ptr(),
+            packed: to.as_ptr(),
+            accepted: accepted.c(),
+            offsets: offsets.c(),
+            ..args()
+        };
+        let both = vwd_verify_pack_args {
+            tensor_count: 2,
+            rows: from.as_ptr(),
+            packed: to.as_ptr(),
+            draft: draft.c(),
+            target: target.c(),
+            accepted: written.c(),
+            next_token: next_token.c(),
+            offsets: offsets.c(),
+            ..args()
+        };
+        // SAFETY: what is read outlives the calls.
+        let status = unsafe {
+            match verifies {
+                false => vwd_pack(backend.session(), &pack, backend.stream()),
+                true => vwd_verify_pack(backend.session(), &both, backend.stream()),
+            }
+        };
+        assert_fails(status, VWD_ERROR_UNSUPPORTED, &["rows[1]", "2^31"]);
+        backend.finish(0);
+        packed.assert_untouched("packed[0]");
+        offsets.assert_untouched("offsets");
+        written.assert_untouched("accepted");
+        next_token.assert_untouched("next_token");
     }
 }

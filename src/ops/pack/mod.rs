@@ -3,7 +3,9 @@
 //! offsets[i] = Σ_{j<i} accepted[j]; row t < accepted[i] of sequence i becomes row offsets[i] + t of packed.
 
 mod cpu;
-pub(super) mod cuda;
+mod cuda;
+
+pub(super) use cuda::Kernels;
 
 use super::verify;
 use crate::abi::{vwd_pack_args, vwd_stream, vwd_tensor, vwd_verify_pack_args};
@@ -244,7 +246,7 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
 pub fn run_verified(session: &Session, request: &VerifiedRequest, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
         On::Cpu(cpu) => {
-            verify::cpu::run(cpu, &request.verify);
+            verify::on_cpu(cpu, &request.verify);
             cpu::run(cpu, &request.pack);
             Ok(())
         }

@@ -4,7 +4,7 @@ use super::Request;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::layout::{is_near, kernel_struct, log2_ceil};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 
 /// Rows of a tile, and longer ones; `short` alone takes only tensors of the common form: see kernels/common/types.cuh.
@@ -85,21 +85,6 @@ pub const TILE_TOKENS: usize = 4 << LOG_LANES;
 const THREADS: u32 = 128;
 const LONG_THREADS: u32 = 256;
 
-/// Stride of dimension `d` in bytes.
-pub fn stride(t: &Tensor, d: usize) -> i64 {
-    t.stride(d) as i64 * t.dtype.bytes() as i64
-}
-
-/// ⌈log2 n⌉; 0 for 0.
-pub fn log2_ceil(n: u32) -> u32 {
-    n.max(1).next_power_of_two().trailing_zeros()
-}
-
-/// It fits in 32 bits.
-pub fn is_near(stride: i64) -> bool {
-    stride == stride as i32 as i64
-}
-
 /// Token tiles of so many rows.
 pub fn tiles(rows: usize, gamma: usize) -> u32 {
     let tile_rows = 1 << (LOG_LANES - log_lanes(gamma));
@@ -139,7 +124,7 @@ impl<Stride> Params<Stride> {
     #[inline(always)]
     fn new(r: &Request, mut narrow: impl FnMut(i64) -> Stride) -> Params<Stride> {
         let address = |t: &Option<Tensor>| t.as_ref().map_or(std::ptr::null_mut(), |t| t.data);
-        let mut step = |t: Option<&Tensor>, d| narrow(t.map_or(0, |t| stride(t, d)));
+        let mut step = |t: Option<&Tensor>, d| narrow(t.map_or(0, |t| t.byte_stride(d)));
         Params {
             draft: r.draft.data,
             target: r.target.data,

@@ -2,8 +2,12 @@
 //!
 //! k_i = first j < len_i with draft[i, j] ≠ target[i, j] or draft[i, j] < 0, else len_i; next_token[i] = target[i, k_i].
 
-pub(super) mod cpu;
-pub(super) mod cuda;
+mod cpu;
+mod cuda;
+
+// `vwd_verify_pack` verifies too.
+pub(super) use cpu::run as on_cpu;
+pub(super) use cuda::{ByToken, Kernels, Params, TILE_TOKENS, run as enqueue, tiles};
 
 use crate::abi::{vwd_stream, vwd_tensor, vwd_verify_args, vwd_verify_pack_args};
 use crate::core::dtype::DType;

@@ -31,6 +31,16 @@ macro_rules! kernel_struct {
 }
 pub(crate) use kernel_struct;
 
+/// Whether a stride fits in 32 bits, as those of the common form do: see kernels/common/types.cuh.
+pub fn is_near(stride: i64) -> bool {
+    stride == stride as i32 as i64
+}
+
+/// ⌈log2 n⌉; 0 for 0.
+pub fn log2_ceil(n: u32) -> u32 {
+    n.max(1).next_power_of_two().trailing_zeros()
+}
+
 /// Compares with the family's `layout.cuh`, or writes it where `VANWARD_WRITE_LAYOUTS` is set.
 #[cfg(test)]
 pub fn check(family: &str, source: &str, structs: &[String]) {

@@ -5,7 +5,7 @@ mod tiles;
 use super::{Request, VerifiedRequest};
 use crate::core::status::{Error, Result};
 use crate::ops::verify;
-use crate::ops::verify::cuda::{ByToken, Params as VerifyParams, TILE_TOKENS};
+use crate::ops::verify::{ByToken, Params as VerifyParams, TILE_TOKENS};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 use std::mem::MaybeUninit;
 use tiles::{Launch, PackParams, Pieces};
@@ -103,6 +103,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let mut pieces = Pieces::new(r);
     let mut launch = Launch::new();
     launch.fill(&mut pieces)?;
+    check_rest(&pieces)?;
     pack(enqueue, &mut launch, pieces, false)
 }
 
@@ -118,7 +119,7 @@ pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
     let has_clusters = enqueue.kernels::<Kernels>().has_clusters;
     if batch <= MAX_SUMMED_BATCH
         && gamma <= TILE_TOKENS
-        && tuning::is_fused(verify::cuda::tiles(batch, gamma), pieces.bytes, has_clusters)
+        && tuning::is_fused(verify::tiles(batch, gamma), pieces.bytes, has_clusters)
         && (pieces.is_empty() && launch.tiles > 0)
         && launch.is_common(&r.pack)
     {
@@ -127,7 +128,8 @@ pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
             return fused(enqueue, r, &mut params, &launch);
         }
     }
-    verify::cuda::run(enqueue, &r.verify)?;
+    check_rest(&pieces)?;
+    verify::enqueue(enqueue, &r.verify)?;
     pack(enqueue, &mut launch, pieces, true)
 }
 
@@ -139,6 +141,15 @@ fn check_sizes(r: &Request) -> Result<()> {
     Err(Error::unsupported(format!("rows: {} × {} rows; CUDA takes up to 2^31 − 1", r.batch(), r.gamma)))
 }
 
+/// What no launch can take is found out before the first.
+fn check_rest(pieces: &Pieces) -> Result<()> {
+    let mut rest = pieces.clone();
+    while !rest.is_empty() {
+        Launch::new().fill(&mut rest)?;
+    }
+    Ok(())
+}
+
 /// No sequence: the total is 0.
 fn write_empty_offsets(enqueue: &Enqueue, r: &Request) -> Result<()> {
     // SAFETY: offsets has one element, which the op's caller keeps valid until the stream has passed.
@@ -148,9 +159,9 @@ fn write_empty_offsets(enqueue: &Enqueue, r: &Request) -> Result<()> {
 fn fused(enqueue: &Enqueue, r: &VerifiedRequest, verify_params: &mut VerifyParams<i32>, launch: &Launch) -> Result<()> {
     let (batch, gamma) = (r.verify.batch(), r.verify.gamma());
     let kernels: &Kernels = enqueue.kernels();
-    let cluster = if kernels.has_clusters { tuning::cluster(verify::cuda::tiles(batch, gamma)) } else { 1 };
+    let cluster = if kernels.has_clusters { tuning::cluster(verify::tiles(batch, gamma)) } else { 1 };
     let share = batch.div_ceil(SHARE_UNIT).div_ceil(cluster as usize) * SHARE_UNIT;
-    let threads = tuning::fused_threads(verify::cuda::tiles(share.min(batch), gamma));
+    let threads = tuning::fused_threads(verify::tiles(share.min(batch), gamma));
     let resident = enqueue.facts().multiprocessors * (tuning::FUSED_RESIDENT_THREADS / threads);
     // The last cluster copies nothing.
     let most = (resident / cluster).max(2) - 1;

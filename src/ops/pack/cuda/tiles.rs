@@ -4,8 +4,7 @@ use super::tuning;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Name;
 use crate::ops::pack::{Pair, Request};
-use crate::ops::verify::cuda::{is_near, log2_ceil, stride};
-use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::layout::{is_near, kernel_struct, log2_ceil};
 use std::mem::MaybeUninit;
 
 const MAX_TENSORS: usize = 256;
@@ -154,6 +153,7 @@ impl Ends {
 
 /// What to copy, tensor by tensor, in the kernels' terms: a layout, and where its rows begin. A tensor whose rows are
 /// strided in three dimensions is several of two.
+#[derive(Clone)]
 pub struct Pieces<'a> {
     pub request: &'a Request<'a>,
     /// The tensor that `current` is of.
@@ -230,7 +230,7 @@ impl Piece {
         let mut dims = [(1i64, 0i64, 0i64); 3];
         let mut used = 0;
         for d in (2..rows.rank()).rev() {
-            let (n, src, dst) = (rows.dim(d) as i64, stride(rows, d), stride(packed, d - 1));
+            let (n, src, dst) = (rows.dim(d) as i64, rows.byte_stride(d), packed.byte_stride(d - 1));
             let last = dims[used.max(1) - 1];
             if n == 1 {
             } else if used == 0 && src == run && dst == run {
@@ -244,7 +244,7 @@ impl Piece {
         }
         let [inner, outer, rest] = dims;
         let ends = Ends { src: rows.data, dst: packed.data };
-        let rows_steps = stride(rows, 0) | stride(rows, 1) | stride(packed, 0) | run;
+        let rows_steps = rows.byte_stride(0) | rows.byte_stride(1) | packed.byte_stride(0) | run;
         let steps = rows_steps | inner.1 | inner.2 | outer.1 | outer.2 | rest.1 | rest.2;
         let widest = steps.trailing_zeros().min(4);
         let log_unit = widest.min(ends.bits().trailing_zeros());
@@ -264,9 +264,9 @@ impl Piece {
             col_tiles: Divisor::new((units as u32).div_ceil(1 << log_lanes)),
             inner_tiles: Divisor::NONE,
             tensors: Divisor::NONE,
-            src_seq: stride(rows, 0),
-            src_pos: stride(rows, 1),
-            dst_row: stride(packed, 0),
+            src_seq: rows.byte_stride(0),
+            src_pos: rows.byte_stride(1),
+            dst_row: packed.byte_stride(0),
             run: Divisor::new((run >> log_unit) as u32),
             inner: Divisor::new(inner.0 as u32),
             src_outer: outer.1,
@@ -329,8 +329,8 @@ impl Launch {
     /// A kernel for rows of the common form can run it.
     pub fn is_common(&self, r: &Request) -> bool {
         self.layouts().iter().all(RowLayout::is_common)
-            && is_near(stride(&r.accepted, 0))
-            && is_near(stride(&r.offsets, 0))
+            && is_near(r.accepted.byte_stride(0))
+            && is_near(r.offsets.byte_stride(0))
     }
 
     /// Written where they stay: most layouts are none, and not to be moved.
@@ -349,8 +349,8 @@ impl Launch {
             early_ctas,
             accepted: r.accepted.data,
             offsets: r.offsets.data,
-            accepted_seq: Stride::narrow(stride(&r.accepted, 0)),
-            offsets_seq: Stride::narrow(stride(&r.offsets, 0)),
+            accepted_seq: Stride::narrow(r.accepted.byte_stride(0)),
+            offsets_seq: Stride::narrow(r.offsets.byte_stride(0)),
             offsets_bytes: r.offsets.dtype.bytes() as u32,
             layout: [const { MaybeUninit::uninit() }; MAX_LAYOUTS],
         });
