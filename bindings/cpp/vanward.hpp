@@ -11,13 +11,16 @@
 // The same classes in vanward::nothrow return a Result instead; a build without exceptions has only those. What a call
 // does, and what its arguments mean, is documented once, in vanward.h.
 
+#if __cplusplus < 201703L && !(defined(_MSVC_LANG) && _MSVC_LANG >= 201703L)
+#  error "vanward.hpp needs C++17"
+#endif
+
 #include "vanward.h"
 
 #include <cassert>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <initializer_list>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -120,12 +123,19 @@ class [[nodiscard]] Result<void> {
 
 // --- tensors --------------------------------------------------------------------------------------------------------
 
-/// IEEE half precision and bfloat16 as bits. Specialise `dtype_of` to pass a half type of your own.
+/// IEEE half precision, bfloat16 and the two 8-bit floats of KV caches, as bits. Specialise `dtype_of` to pass a type of
+/// your own.
 struct Half {
   std::uint16_t bits;
 };
 struct BFloat16 {
   std::uint16_t bits;
+};
+struct Float8E4M3 {  // finite values and NaN only: E4M3FN
+  std::uint8_t bits;
+};
+struct Float8E5M2 {
+  std::uint8_t bits;
 };
 
 /// DLPack's code and width of an element.
@@ -155,6 +165,10 @@ template <>
 inline constexpr DType dtype_of<Half> = {2, 16};
 template <>
 inline constexpr DType dtype_of<BFloat16> = {4, 16};
+template <>
+inline constexpr DType dtype_of<Float8E4M3> = {10, 8};
+template <>
+inline constexpr DType dtype_of<Float8E5M2> = {12, 8};
 
 /// Where memory lies, in DLPack's codes.
 enum class DeviceType : std::int32_t { cpu = 1, cuda = 2, pinned = 3 };
@@ -180,7 +194,11 @@ class Dims {
     return strides;
   }
 
-  Dims(std::initializer_list<std::int64_t> values) : Dims(values.begin(), values.size()) {}
+  template <class... Integers, class = std::enable_if_t<(std::is_integral_v<Integers> && ...)>>
+  Dims(Integers... values) noexcept : rank_(sizeof...(values) <= 5 ? static_cast<std::int32_t>(sizeof...(values)) : 6) {
+    std::int32_t d = 0;
+    ((d < 5 ? void(values_[d++] = static_cast<std::int64_t>(values)) : void()), ...);
+  }
   template <class Integers, class = decltype(std::data(std::declval<const Integers &>()))>
   Dims(const Integers &values) : Dims(std::data(values), std::size(values)) {}
 
@@ -203,6 +221,13 @@ inline constexpr std::int32_t refused = -1;
 
 template <class Container>
 using RequireContainer = decltype(std::data(std::declval<Container &>()));
+
+/// Does the memory outlive the container? It does that of a named one, and what a view such as std::span looks at, whose
+/// elements are as writable when the view is const.
+template <class Container>
+inline constexpr bool outlives_the_expression =
+    std::is_lvalue_reference_v<Container> ||
+    std::is_same_v<RequireContainer<Container>, RequireContainer<const std::remove_reference_t<Container>>>;
 
 /// Does every element lie in `room` elements from data on? Extents that no call accepts are left to the call.
 inline bool fits(const vwd_tensor &view, std::size_t room) {
@@ -271,6 +296,7 @@ class Span {
 /// tensor that every call refuses by its argument's name.
 template <class Container, class = detail::RequireContainer<Container>>
 vwd_tensor tensor(Container &&memory, const Dims &shape, const Dims &strides, Device device = cpu) {
+  static_assert(detail::outlives_the_expression<Container>, "the container is gone before the call: give it a name");
   vwd_tensor view = tensor(std::data(memory), shape, strides, device);
   if (!detail::fits(view, std::size(memory))) view.ndim = detail::refused;
   return view;
@@ -279,16 +305,18 @@ vwd_tensor tensor(Container &&memory, const Dims &shape, const Dims &strides, De
 /// The same, contiguous.
 template <class Container, class = detail::RequireContainer<Container>>
 vwd_tensor tensor(Container &&memory, const Dims &shape, Device device = cpu) {
-  return tensor(memory, shape, Dims::contiguous(shape), device);
+  return tensor(std::forward<Container>(memory), shape, Dims::contiguous(shape), device);
 }
 
 /// The same, in one dimension.
 template <class Container, class = detail::RequireContainer<Container>>
 vwd_tensor tensor(Container &&memory, Device device = cpu) {
-  return tensor(memory, {static_cast<std::int64_t>(std::size(memory))}, device);
+  const Dims shape{std::size(memory)};
+  return tensor(std::forward<Container>(memory), shape, device);
 }
 
-/// An argument struct: struct_size set, everything else zero.
+/// An argument struct, or one that calls take by pointer (vwd_paged_kv, vwd_index, vwd_rope): struct_size set, everything
+/// else zero. What has no struct_size, such as a vwd_block_list, starts as {}.
 template <class Args>
 Args make() {
   Args args{};

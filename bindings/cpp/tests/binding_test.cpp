@@ -48,11 +48,21 @@ static void an_empty_session_fails_and_does_not_crash() {
 }
 
 static void made_arguments_are_zero_but_for_their_size() {
-  auto args = vw::make<vwd_attention_args>();
-  CHECK(args.struct_size == sizeof(vwd_attention_args));
+  auto args = vw::make<vwd_repair_args>();
+  CHECK(args.struct_size == sizeof(vwd_repair_args));
   args.struct_size = 0;
-  const vwd_attention_args zero{};
+  const vwd_repair_args zero{};
   CHECK(std::memcmp(&args, &zero, sizeof args) == 0);
+}
+
+static void memory_that_ends_with_the_expression_is_refused() {
+  using vw::detail::outlives_the_expression;
+  static_assert(outlives_the_expression<std::vector<float> &> && outlives_the_expression<const std::vector<float> &>);
+  static_assert(outlives_the_expression<vw::Span<float>> && outlives_the_expression<vw::Span<const float>>);
+  static_assert(!outlives_the_expression<std::vector<float>> && !outlives_the_expression<std::array<int, 2>>);
+#if __cplusplus >= 202002L
+  static_assert(outlives_the_expression<std::span<float>>);
+#endif
 }
 
 static void views_carry_dtype_shape_strides_and_device() {
@@ -72,6 +82,10 @@ static void views_carry_dtype_shape_strides_and_device() {
   CHECK(device.device_type == 2 && device.device_id == 3 && device.dtype_code == 2 && device.dtype_bits == 16);
   const vw::BFloat16 *bf16 = nullptr;
   CHECK(vw::tensor(bf16, {8, 1}, {1, 8}, vw::pinned).dtype_code == 4);
+  const std::vector<vw::Float8E4M3> e4m3(4);
+  const std::vector<vw::Float8E5M2> e5m2(4);
+  CHECK(vw::tensor(e4m3).dtype_code == 10 && vw::tensor(e4m3).dtype_bits == 8);
+  CHECK(vw::tensor(e5m2).dtype_code == 12 && vw::tensor(e5m2).dtype_bits == 8);
 
   const std::array<std::int64_t, 2> longs{};
   CHECK(vw::tensor(longs).dtype_code == 0 && vw::tensor(longs).dtype_bits == 64);
@@ -81,6 +95,7 @@ static void views_carry_dtype_shape_strides_and_device() {
   CHECK(vw::tensor(flags, {2}).dtype_code == 6);
   const std::vector<std::size_t> extents{2, 6};
   CHECK(vw::tensor(floats, extents).shape[1] == 6);
+  CHECK(vw::tensor(floats, {floats.size() / 4, 4}).shape[0] == 3);  // integers of several types
 #if __cplusplus >= 202002L
   CHECK(vw::tensor(std::span<float>(floats), {2, 6}).strides[0] == 6);
   CHECK(vw::tensor(std::span<const float>(floats).subspan(4)).shape[0] == 8);
@@ -178,6 +193,7 @@ int main() {
   handles_move_and_do_not_copy();
   an_empty_session_fails_and_does_not_crash();
   made_arguments_are_zero_but_for_their_size();
+  memory_that_ends_with_the_expression_is_refused();
   views_carry_dtype_shape_strides_and_device();
   a_view_that_its_memory_cannot_hold_is_refused_by_the_call();
   pinned_memory_comes_as_a_span_and_goes_back();

@@ -42,10 +42,14 @@ struct Sequence {
 
   vwd_tensor queries() { return vw::tensor(q, {1, heads, channels}); }
   vwd_paged_kv kv() {
-    return {vw::tensor(k, {1, tokens, 1, channels}), vw::tensor(v, {1, tokens, 1, channels}), {}, vw::tensor(lens)};
+    auto kv = vw::make<vwd_paged_kv>();
+    kv.k = vw::tensor(k, {1, tokens, 1, channels});
+    kv.v = vw::tensor(v, {1, tokens, 1, channels});
+    kv.seq_lens = vw::tensor(lens);
+    return kv;
   }
   vwd_index minmax() {
-    vwd_index index{};
+    auto index = vw::make<vwd_index>();
     index.kind = VWD_INDEX_MINMAX;
     index.block_size = block;
     index.key_max = vw::tensor(key_max, {1, blocks, 1, channels});
@@ -56,7 +60,7 @@ struct Sequence {
 
 /// A list with room for `ids.size()` entries of one sequence and one KV head.
 static vwd_block_list list(Ints &ids, Ints &count) {
-  return {vw::tensor(ids, {1, 1, static_cast<std::int64_t>(ids.size())}), vw::tensor(count, {1, 1})};
+  return {vw::tensor(ids, {1, 1, ids.size()}), vw::tensor(count, {1, 1}), {}};
 }
 
 static void verify_and_pack(const vw::Session &session) {
@@ -103,10 +107,12 @@ static void verify_and_pack(const vw::Session &session) {
 
 static void summarise_select_attend_repair(const vw::Session &session) {
   Sequence sequence;
+  const vwd_paged_kv kv = sequence.kv();
+  const vwd_index index = sequence.minmax();
   auto update = vw::make<vwd_index_update_args>();
-  update.k = sequence.kv().k;
-  update.seq_lens = vw::tensor(sequence.lens);
-  update.index = sequence.minmax();
+  update.index = &index;
+  update.k = kv.k;
+  update.seq_lens = kv.seq_lens;
   session.index_update(update);
   CHECK(sequence.key_max[0] == 1 && sequence.key_max[32] == 5 && sequence.key_min[32] == 4);
 
@@ -118,9 +124,9 @@ static void summarise_select_attend_repair(const vw::Session &session) {
   select.method = VWD_SELECT_MINMAX;
   select.block_size = Sequence::block;
   select.k = 2;
+  select.index = &index;
   select.q = sequence.queries();
-  select.index = sequence.minmax();
-  select.seq_lens = vw::tensor(sequence.lens);
+  select.seq_lens = kv.seq_lens;
   select.selected = list(ids, count);
   select.scores = vw::tensor(scores, {1, 1, 3});
   session.select_blocks(select);
@@ -132,8 +138,8 @@ static void summarise_select_attend_repair(const vw::Session &session) {
   Floats out(32), lse(2), acc(32), m(2), l(2), block_acc(64), block_m(4), block_l(4);
   auto attention = vw::make<vwd_attention_args>();
   attention.block_size = Sequence::block;
+  attention.kv = &kv;
   attention.q = sequence.queries();
-  attention.kv = sequence.kv();
   attention.list = list(guess, guess_count);
   attention.out = vw::tensor(out, {1, 2, 16});
   attention.lse = vw::tensor(lse, {1, 2});
@@ -146,8 +152,8 @@ static void summarise_select_attend_repair(const vw::Session &session) {
   auto repair = vw::make<vwd_repair_args>();
   repair.mode = VWD_REPAIR_EXACT;
   repair.block_size = Sequence::block;
+  repair.kv = &kv;
   repair.q = attention.q;
-  repair.kv = attention.kv;
   repair.predicted = attention.list;
   repair.selected = select.selected;
   repair.predicted_partials = attention.partials;
@@ -188,16 +194,16 @@ static void channels_labels_and_tokens(const vw::Session &session) {
 
   std::vector<std::uint8_t> labels(6);
   std::vector<vw::Half> scale(6), minimum(6);
-  vwd_index index{};
+  auto index = vw::make<vwd_index>();
   index.kind = VWD_INDEX_LABEL;
   index.labels = vw::tensor(labels, {1, 6, 1, 1});
   index.label_scale = vw::tensor(scale, {1, 6, 1});
   index.label_min = vw::tensor(minimum, {1, 6, 1});
   index.channels = vw::tensor(channels, {1, 2});
   auto update = vw::make<vwd_index_update_args>();
+  update.index = &index;
   update.k = sequence.kv().k;
   update.seq_lens = vw::tensor(sequence.lens);
-  update.index = index;
   session.index_update(update);
   CHECK(labels[5] == 0x0f && minimum[5].bits == 0);  // channel 0, the largest, in the low bits; channel 1, zero, above
 
@@ -205,8 +211,8 @@ static void channels_labels_and_tokens(const vw::Session &session) {
   auto select = vw::make<vwd_select_tokens_args>();
   select.block_size = Sequence::block;
   select.k = 3;
+  select.index = &index;
   select.q = sequence.queries();
-  select.index = index;
   select.seq_lens = vw::tensor(sequence.lens);
   select.candidates = list(blocks, block_count);
   select.selected = list(tokens, token_count);
