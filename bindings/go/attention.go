@@ -14,9 +14,13 @@ type AttentionArgs struct {
 	BlockSize     int
 	PartialBlocks int
 	Scale         float32
-	Q             Tensor
+	SoftCap       float32
+	Window        int
 	KV            PagedKV
+	Q             Tensor
+	QLens         Tensor
 	List          BlockList
+	Sinks         Tensor
 	Out           Tensor
 	LSE           Tensor
 	State         AttentionState
@@ -27,25 +31,33 @@ type AttentionArgs struct {
 func (s *Session) Attention(args AttentionArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_attention_args{
+	c, kv := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.attention(h, &c, &kv, stream.c()) })
+}
+
+func (args AttentionArgs) lower(l *lowering) (C.vwd_attention_args, C.vwd_paged_kv) {
+	return C.vwd_attention_args{
 		struct_size:    C.sizeof_vwd_attention_args,
 		block_size:     l.uint32("block_size", args.BlockSize),
 		partial_blocks: l.uint32("partial_blocks", args.PartialBlocks),
 		scale:          C.float(args.Scale),
+		soft_cap:       C.float(args.SoftCap),
+		window:         l.uint32("window", args.Window),
 		q:              l.tensor("q", args.Q),
-		kv:             l.pagedKV(args.KV),
-		list:           l.blockList("list.ids", "list.counts", args.List),
+		q_lens:         l.tensor("q_lens", args.QLens),
+		list:           l.blockList("list.ids", "list.counts", "list.slots", args.List),
+		sinks:          l.tensor("sinks", args.Sinks),
 		out:            l.tensor("out", args.Out),
 		lse:            l.tensor("lse", args.LSE),
 		state:          l.state("state.acc", "state.m", "state.l", args.State),
 		partials:       l.partials("partials.acc", "partials.m", "partials.l", args.Partials),
-	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.attention(h, &c, stream.c()) })
+	}, l.pagedKV(args.KV)
 }
 
 // MergeStatesArgs are the arguments of Session.MergeStates; vwd_merge_states documents them.
 type MergeStatesArgs struct {
 	Inputs []AttentionState
+	Sinks  Tensor
 	Out    Tensor
 	LSE    Tensor
 	State  AttentionState
@@ -55,15 +67,20 @@ type MergeStatesArgs struct {
 func (s *Session) MergeStates(args MergeStatesArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_merge_states_args{
+	c := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.merge_states(h, &c, stream.c()) })
+}
+
+func (args MergeStatesArgs) lower(l *lowering) C.vwd_merge_states_args {
+	return C.vwd_merge_states_args{
 		struct_size: C.sizeof_vwd_merge_states_args,
 		input_count: l.uint32("input_count", len(args.Inputs)),
 		inputs:      l.states(args.Inputs),
+		sinks:       l.tensor("sinks", args.Sinks),
 		out:         l.tensor("out", args.Out),
 		lse:         l.tensor("lse", args.LSE),
 		state:       l.state("state.acc", "state.m", "state.l", args.State),
 	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.merge_states(h, &c, stream.c()) })
 }
 
 // RepairArgs are the arguments of Session.Repair; vwd_repair documents them.
@@ -72,12 +89,16 @@ type RepairArgs struct {
 	BlockSize         int
 	PartialBlocks     int
 	Scale             float32
-	Q                 Tensor
+	SoftCap           float32
+	Window            int
 	KV                PagedKV
+	Q                 Tensor
+	QLens             Tensor
 	Predicted         BlockList
 	Selected          BlockList
 	PredictedState    AttentionState
 	PredictedPartials AttentionPartials
+	Sinks             Tensor
 	Out               Tensor
 	LSE               Tensor
 	State             AttentionState
@@ -88,23 +109,30 @@ type RepairArgs struct {
 func (s *Session) Repair(args RepairArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_repair_args{
+	c, kv := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.repair(h, &c, &kv, stream.c()) })
+}
+
+func (args RepairArgs) lower(l *lowering) (C.vwd_repair_args, C.vwd_paged_kv) {
+	return C.vwd_repair_args{
 		struct_size:     C.sizeof_vwd_repair_args,
 		mode:            C.uint32_t(args.Mode),
 		block_size:      l.uint32("block_size", args.BlockSize),
 		partial_blocks:  l.uint32("partial_blocks", args.PartialBlocks),
 		scale:           C.float(args.Scale),
+		soft_cap:        C.float(args.SoftCap),
+		window:          l.uint32("window", args.Window),
 		q:               l.tensor("q", args.Q),
-		kv:              l.pagedKV(args.KV),
-		predicted:       l.blockList("predicted.ids", "predicted.counts", args.Predicted),
-		selected:        l.blockList("selected.ids", "selected.counts", args.Selected),
+		q_lens:          l.tensor("q_lens", args.QLens),
+		predicted:       l.blockList("predicted.ids", "predicted.counts", "predicted.slots", args.Predicted),
+		selected:        l.blockList("selected.ids", "selected.counts", "selected.slots", args.Selected),
 		predicted_state: l.state("predicted_state.acc", "predicted_state.m", "predicted_state.l", args.PredictedState),
 		predicted_partials: l.partials(
 			"predicted_partials.acc", "predicted_partials.m", "predicted_partials.l", args.PredictedPartials),
+		sinks:         l.tensor("sinks", args.Sinks),
 		out:           l.tensor("out", args.Out),
 		lse:           l.tensor("lse", args.LSE),
 		state:         l.state("state.acc", "state.m", "state.l", args.State),
 		missed_counts: l.tensor("missed_counts", args.MissedCounts),
-	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.repair(h, &c, stream.c()) })
+	}, l.pagedKV(args.KV)
 }

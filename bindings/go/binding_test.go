@@ -138,7 +138,7 @@ func TestMembersOfArraysFailByTheirIndex(t *testing.T) {
 	args = PackArgs{Rows: []Tensor{Of(data, 1, 7)}}
 	wantInvalid(t, s.Pack(args, 0), "packed: 0 tensors; expected 1")
 	wantInvalid(t, s.Pack(PackArgs{Accepted: Of(data), Offsets: Of(make([]int32, 8))}, 0), "tensor_count")
-	wantInvalid(t, s.MergeStates(MergeStatesArgs{Inputs: []AttentionState{{M: Of(data, 8)}}}, 0), "inputs.m[0]: ")
+	wantInvalid(t, s.MergeStates(MergeStatesArgs{Inputs: []AttentionState{{M: Of(data, 8)}}}, 0), "inputs[0].m: ")
 	wantInvalid(t, s.Attention(AttentionArgs{BlockSize: -1}, 0), "block_size: -1")
 	_, err := s.LoadForecast("a\x00b")
 	wantInvalid(t, err, "path: ")
@@ -150,6 +150,7 @@ func TestEveryElementTypeHasItsDType(t *testing.T) {
 		{Of([]uint8{}).dtype, U8}, {Of([]uint16{}).dtype, U16}, {Of([]uint32{}).dtype, U32}, {Of([]uint64{}).dtype, U64},
 		{Of([]float32{}).dtype, F32}, {Of([]float64{}).dtype, F64}, {Of([]bool{}).dtype, Bool},
 		{Of([]Half{}).dtype, F16}, {Of([]BFloat16{}).dtype, BF16},
+		{Of([]Float8E4M3{}).dtype, F8E4M3}, {Of([]Float8E5M2{}).dtype, F8E5M2},
 	} {
 		if c.found != c.expected {
 			t.Errorf("found %#x, expected %#x", c.found, c.expected)
@@ -260,13 +261,16 @@ func TestOneCallDoesNotAllocate(t *testing.T) {
 		Draft: Of([]int32{1, 2}, 1, 2), Target: Of([]int32{1, 2, 3}, 1, 3),
 		Accepted: Of(make([]int32, 1)), NextToken: Of(make([]int32, 1)),
 	}
-	allocations := testing.AllocsPerRun(100, func() {
-		if err := s.Verify(args, 0); err != nil {
-			t.Fatal(err)
+	seq, out := newSequence(), make([]float32, heads*channels)
+	attention := AttentionArgs{KV: seq.kv(), Q: seq.queries(), Out: Of(out, 1, heads, channels)}
+	for name, call := range map[string]func() error{
+		"verify":    func() error { return s.Verify(args, 0) },
+		"attention": func() error { return s.Attention(attention, 0) },
+	} {
+		allocations := testing.AllocsPerRun(100, func() { must(t, call()) })
+		if allocations != 0 {
+			t.Errorf("%s: %v allocations", name, allocations)
 		}
-	})
-	if allocations != 0 {
-		t.Errorf("%v allocations", allocations)
 	}
 }
 

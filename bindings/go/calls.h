@@ -1,5 +1,6 @@
 // What Go calls: each function makes one call and, where it failed, fetches the message before Go can move the
-// goroutine to another thread, where the message is not.
+// goroutine to another thread, where the message is not. What arguments point to comes beside them and is joined to a
+// copy here, for Go would have to allocate and pin it.
 #ifndef VANWARD_GO_CALLS_H
 #define VANWARD_GO_CALLS_H
 
@@ -52,27 +53,42 @@ static inline outcome pack(const vwd_session *session, const vwd_pack_args *args
 static inline outcome verify_pack(const vwd_session *session, const vwd_verify_pack_args *args, uintptr_t stream) {
   return outcome_of(vwd_verify_pack(session, args, (vwd_stream)stream));
 }
-static inline outcome index_update(const vwd_session *session, const vwd_index_update_args *args, uintptr_t stream) {
-  return outcome_of(vwd_index_update(session, args, (vwd_stream)stream));
+static inline outcome index_update(const vwd_session *session, const vwd_index_update_args *args,
+                                   const vwd_index *index, uintptr_t stream) {
+  vwd_index_update_args joined = *args;
+  joined.index = index;
+  return outcome_of(vwd_index_update(session, &joined, (vwd_stream)stream));
 }
 static inline outcome channel_importance(const vwd_session *session, const vwd_channel_importance_args *args,
                                          uintptr_t stream) {
   return outcome_of(vwd_channel_importance(session, args, (vwd_stream)stream));
 }
-static inline outcome select_blocks(const vwd_session *session, const vwd_select_blocks_args *args, uintptr_t stream) {
-  return outcome_of(vwd_select_blocks(session, args, (vwd_stream)stream));
+static inline outcome select_blocks(const vwd_session *session, const vwd_select_blocks_args *args,
+                                    const vwd_index *index, uintptr_t stream) {
+  vwd_select_blocks_args joined = *args;
+  joined.index = index;
+  return outcome_of(vwd_select_blocks(session, &joined, (vwd_stream)stream));
 }
-static inline outcome select_tokens(const vwd_session *session, const vwd_select_tokens_args *args, uintptr_t stream) {
-  return outcome_of(vwd_select_tokens(session, args, (vwd_stream)stream));
+static inline outcome select_tokens(const vwd_session *session, const vwd_select_tokens_args *args,
+                                    const vwd_index *index, uintptr_t stream) {
+  vwd_select_tokens_args joined = *args;
+  joined.index = index;
+  return outcome_of(vwd_select_tokens(session, &joined, (vwd_stream)stream));
 }
-static inline outcome attention(const vwd_session *session, const vwd_attention_args *args, uintptr_t stream) {
-  return outcome_of(vwd_attention(session, args, (vwd_stream)stream));
+static inline outcome attention(const vwd_session *session, const vwd_attention_args *args, const vwd_paged_kv *kv,
+                                uintptr_t stream) {
+  vwd_attention_args joined = *args;
+  joined.kv = kv;
+  return outcome_of(vwd_attention(session, &joined, (vwd_stream)stream));
 }
 static inline outcome merge_states(const vwd_session *session, const vwd_merge_states_args *args, uintptr_t stream) {
   return outcome_of(vwd_merge_states(session, args, (vwd_stream)stream));
 }
-static inline outcome repair(const vwd_session *session, const vwd_repair_args *args, uintptr_t stream) {
-  return outcome_of(vwd_repair(session, args, (vwd_stream)stream));
+static inline outcome repair(const vwd_session *session, const vwd_repair_args *args, const vwd_paged_kv *kv,
+                             uintptr_t stream) {
+  vwd_repair_args joined = *args;
+  joined.kv = kv;
+  return outcome_of(vwd_repair(session, &joined, (vwd_stream)stream));
 }
 static inline outcome gather_blocks(const vwd_session *session, const vwd_gather_blocks_args *args, uintptr_t stream) {
   return outcome_of(vwd_gather_blocks(session, args, (vwd_stream)stream));
@@ -114,8 +130,10 @@ static inline outcome forecast_save(const vwd_forecast *forecast, const char *pa
   return outcome_of(vwd_forecast_save(forecast, path));
 }
 static inline outcome forecast_project(const vwd_forecast *forecast, const vwd_forecast_project_args *args,
-                                       uintptr_t stream) {
-  return outcome_of(vwd_forecast_project(forecast, args, (vwd_stream)stream));
+                                       const vwd_rope *rope, uintptr_t stream) {
+  vwd_forecast_project_args joined = *args;
+  joined.rope = rope;
+  return outcome_of(vwd_forecast_project(forecast, &joined, (vwd_stream)stream));
 }
 
 #endif

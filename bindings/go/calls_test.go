@@ -239,7 +239,7 @@ func TestForecast(t *testing.T) {
 	fitted, err := s.NewForecast(ForecastOptions{Layers: 1, InputDim: n, QHeads: 1, HeadDim: n})
 	must(t, err)
 	defer fitted.Close()
-	must(t, fitted.Accumulate(0, Of(x, n, n), Of(q, n, 1, n)))
+	must(t, fitted.Accumulate(AccumulateArgs{X: Of(x, n, n), Q: Of(q, n, 1, n)}))
 	must(t, fitted.Solve(0))
 	if info, err := fitted.Info(); err != nil || info.Solved != 1 || info.InputDim != n {
 		t.Error(info, err)

@@ -19,6 +19,7 @@ type ForecastOptions struct {
 	QHeads   int
 	HeadDim  int
 	Ridge    float32
+	Memory   bool // maps read the queries at the token before, too
 }
 
 // Forecast holds linear maps, one per layer, that forecast the next layer's queries. It outlives its session.
@@ -29,6 +30,16 @@ type Forecast struct {
 // NewForecast creates empty maps.
 func (s *Session) NewForecast(options ForecastOptions) (*Forecast, error) {
 	var l lowering
+	c := options.lower(&l)
+	f := &Forecast{}
+	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.forecast_create(h, &c, &f.handle.c) })
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+func (options ForecastOptions) lower(l *lowering) C.vwd_forecast_options {
 	c := C.vwd_forecast_options{
 		struct_size: C.sizeof_vwd_forecast_options,
 		layers:      l.uint32("options.layers", options.Layers),
@@ -37,12 +48,10 @@ func (s *Session) NewForecast(options ForecastOptions) (*Forecast, error) {
 		head_dim:    l.uint32("options.head_dim", options.HeadDim),
 		ridge:       C.float(options.Ridge),
 	}
-	f := &Forecast{}
-	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.forecast_create(h, &c, &f.handle.c) })
-	if err != nil {
-		return nil, err
+	if options.Memory {
+		c.flags = C.VWD_FORECAST_MEMORY
 	}
-	return f, nil
+	return c
 }
 
 // LoadForecast reads maps that Save, or a training script, wrote.
@@ -83,6 +92,7 @@ type ForecastInfo struct {
 	QHeads   int
 	HeadDim  int
 	Ridge    float32
+	Memory   bool
 	Solved   int // maps that are solved or loaded
 	Rank     int // largest rank that maps are cut to; 0 where none is
 	MapBytes uint64
@@ -95,23 +105,35 @@ func (f *Forecast) Info() (ForecastInfo, error) {
 	err := f.run(&lowering{}, func(c *C.vwd_forecast) C.outcome { return C.forecast_info(c, &d) })
 	return ForecastInfo{
 		Layers: int(d.layers), InputDim: int(d.input_dim), QHeads: int(d.q_heads), HeadDim: int(d.head_dim),
-		Ridge: float32(d.ridge), Solved: int(d.solved), Rank: int(d.rank),
+		Ridge: float32(d.ridge), Memory: d.flags&C.VWD_FORECAST_MEMORY != 0, Solved: int(d.solved), Rank: int(d.rank),
 		MapBytes: uint64(d.map_bytes), SumBytes: uint64(d.sum_bytes),
 	}, err
 }
 
-// Accumulate adds activations of one layer to the map's sums: x [N, InputDim] and pre-RoPE queries q
-// [N, QHeads, HeadDim].
-func (f *Forecast) Accumulate(layer int, x, q Tensor) error {
+// AccumulateArgs are the arguments of Forecast.Accumulate; vwd_forecast_accumulate documents them.
+type AccumulateArgs struct {
+	Layer    int
+	X        Tensor
+	Previous Tensor
+	Q        Tensor
+}
+
+// Accumulate adds activations of one layer to the map's sums.
+func (f *Forecast) Accumulate(args AccumulateArgs) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_forecast_accumulate_args{
-		struct_size: C.sizeof_vwd_forecast_accumulate_args,
-		layer:       l.uint32("layer", layer),
-		x:           l.tensor("x", x),
-		q:           l.tensor("q", q),
-	}
+	c := args.lower(&l)
 	return f.run(&l, func(h *C.vwd_forecast) C.outcome { return C.forecast_accumulate(h, &c) })
+}
+
+func (args AccumulateArgs) lower(l *lowering) C.vwd_forecast_accumulate_args {
+	return C.vwd_forecast_accumulate_args{
+		struct_size: C.sizeof_vwd_forecast_accumulate_args,
+		layer:       l.uint32("layer", args.Layer),
+		x:           l.tensor("x", args.X),
+		previous:    l.tensor("previous", args.Previous),
+		q:           l.tensor("q", args.Q),
+	}
 }
 
 // Solve fits every map that has sums; rank 0 keeps the maps whole.
@@ -134,6 +156,7 @@ type ProjectArgs struct {
 	Layer     int
 	Rope      Rope
 	X         Tensor
+	Previous  Tensor
 	Positions Tensor
 	Q         Tensor
 }
@@ -142,21 +165,19 @@ type ProjectArgs struct {
 func (f *Forecast) Project(args ProjectArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_forecast_project_args{
+	c, rope := args.lower(&l)
+	return f.run(&l, func(h *C.vwd_forecast) C.outcome { return C.forecast_project(h, &c, &rope, stream.c()) })
+}
+
+func (args ProjectArgs) lower(l *lowering) (C.vwd_forecast_project_args, C.vwd_rope) {
+	return C.vwd_forecast_project_args{
 		struct_size: C.sizeof_vwd_forecast_project_args,
 		layer:       l.uint32("layer", args.Layer),
-		rope: C.vwd_rope{
-			style:            C.uint32_t(args.Rope.Style),
-			rotary_dim:       l.uint32("rope.rotary_dim", args.Rope.RotaryDim),
-			theta:            C.float(args.Rope.Theta),
-			attention_factor: C.float(args.Rope.AttentionFactor),
-			inv_freq:         l.tensor("rope.inv_freq", args.Rope.InvFreq),
-		},
-		x:         l.tensor("x", args.X),
-		positions: l.tensor("positions", args.Positions),
-		q:         l.tensor("q", args.Q),
-	}
-	return f.run(&l, func(h *C.vwd_forecast) C.outcome { return C.forecast_project(h, &c, stream.c()) })
+		x:           l.tensor("x", args.X),
+		previous:    l.tensor("previous", args.Previous),
+		positions:   l.tensor("positions", args.Positions),
+		q:           l.tensor("q", args.Q),
+	}, l.rope(args.Rope)
 }
 
 // path is a C string; C would read one with a NUL inside as another.

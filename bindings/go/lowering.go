@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"strings"
 	"unsafe"
 )
 
@@ -25,7 +26,11 @@ func (l *lowering) fail(name, message string) {
 		return
 	}
 	if l.member > 0 {
-		name = fmt.Sprintf("%s[%d]", name, l.member-1)
+		array, field, _ := strings.Cut(name, ".")
+		name = fmt.Sprintf("%s[%d]", array, l.member-1)
+		if field != "" {
+			name += "." + field
+		}
 	}
 	l.err = invalid(name, message)
 }
@@ -96,21 +101,28 @@ func (l *lowering) tensors(name string, list []Tensor) *C.vwd_tensor {
 	return &array[0]
 }
 
-func (l *lowering) blockList(ids, counts string, list BlockList) C.vwd_block_list {
-	return C.vwd_block_list{ids: l.tensor(ids, list.IDs), counts: l.tensor(counts, list.Counts)}
+// The names of a group's tensors come as literals: joining them here would allocate in every call.
+func (l *lowering) blockList(ids, counts, slots string, list BlockList) C.vwd_block_list {
+	return C.vwd_block_list{
+		ids: l.tensor(ids, list.IDs), counts: l.tensor(counts, list.Counts), slots: l.tensor(slots, list.Slots),
+	}
 }
 
 func (l *lowering) pagedKV(kv PagedKV) C.vwd_paged_kv {
 	return C.vwd_paged_kv{
-		k:          l.tensor("kv.k", kv.K),
-		v:          l.tensor("kv.v", kv.V),
-		page_table: l.tensor("kv.page_table", kv.PageTable),
-		seq_lens:   l.tensor("kv.seq_lens", kv.SeqLens),
+		struct_size: C.sizeof_vwd_paged_kv,
+		k:           l.tensor("kv.k", kv.K),
+		v:           l.tensor("kv.v", kv.V),
+		page_table:  l.tensor("kv.page_table", kv.PageTable),
+		seq_lens:    l.tensor("kv.seq_lens", kv.SeqLens),
+		k_scale:     l.tensor("kv.k_scale", kv.KScale),
+		v_scale:     l.tensor("kv.v_scale", kv.VScale),
 	}
 }
 
 func (l *lowering) index(index Index) C.vwd_index {
 	return C.vwd_index{
+		struct_size: C.sizeof_vwd_index,
 		kind:        C.uint32_t(index.Kind),
 		block_size:  l.uint32("index.block_size", index.BlockSize),
 		window:      l.uint32("index.window", index.Window),
@@ -126,7 +138,6 @@ func (l *lowering) index(index Index) C.vwd_index {
 	}
 }
 
-// The names of a state's tensors come as literals: joining them here would allocate in every call.
 func (l *lowering) state(acc, m, sum string, s AttentionState) C.vwd_attention_state {
 	return C.vwd_attention_state{acc: l.tensor(acc, s.Acc), m: l.tensor(m, s.M), l: l.tensor(sum, s.L)}
 }
@@ -151,6 +162,17 @@ func (l *lowering) partials(acc, m, sum string, p AttentionPartials) C.vwd_atten
 
 func (l *lowering) predictorState(s PredictorState) C.vwd_predictor_state {
 	return C.vwd_predictor_state{level: l.tensor("state.level", s.Level), trend: l.tensor("state.trend", s.Trend)}
+}
+
+func (l *lowering) rope(rope Rope) C.vwd_rope {
+	return C.vwd_rope{
+		struct_size:      C.sizeof_vwd_rope,
+		style:            C.uint32_t(rope.Style),
+		rotary_dim:       l.uint32("rope.rotary_dim", rope.RotaryDim),
+		theta:            C.float(rope.Theta),
+		attention_factor: C.float(rope.AttentionFactor),
+		inv_freq:         l.tensor("rope.inv_freq", rope.InvFreq),
+	}
 }
 
 func (l *lowering) grid(points []Holt) *C.vwd_holt {

@@ -19,12 +19,16 @@ type PredictorResetArgs struct {
 func (s *Session) PredictorReset(args PredictorResetArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_predictor_reset_args{
+	c := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.predictor_reset(h, &c, stream.c()) })
+}
+
+func (args PredictorResetArgs) lower(l *lowering) C.vwd_predictor_reset_args {
+	return C.vwd_predictor_reset_args{
 		struct_size: C.sizeof_vwd_predictor_reset_args,
 		state:       l.predictorState(args.State),
 		rows:        l.tensor("rows", args.Rows),
 	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.predictor_reset(h, &c, stream.c()) })
 }
 
 // PredictorPredictArgs are the arguments of Session.PredictorPredict; vwd_predictor_predict documents them.
@@ -46,7 +50,12 @@ type PredictorPredictArgs struct {
 func (s *Session) PredictorPredict(args PredictorPredictArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_predictor_predict_args{
+	c := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.predictor_predict(h, &c, stream.c()) })
+}
+
+func (args PredictorPredictArgs) lower(l *lowering) C.vwd_predictor_predict_args {
+	return C.vwd_predictor_predict_args{
 		struct_size:  C.sizeof_vwd_predictor_predict_args,
 		block_size:   l.uint32("block_size", args.BlockSize),
 		k:            l.uint32("k", args.K),
@@ -57,10 +66,9 @@ func (s *Session) PredictorPredict(args PredictorPredictArgs, stream Stream) err
 		state:        l.predictorState(args.State),
 		seq_lens:     l.tensor("seq_lens", args.SeqLens),
 		budgets:      l.tensor("budgets", args.Budgets),
-		predicted:    l.blockList("predicted.ids", "predicted.counts", args.Predicted),
+		predicted:    l.blockList("predicted.ids", "predicted.counts", "predicted.slots", args.Predicted),
 		scores:       l.tensor("scores", args.Scores),
 	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.predictor_predict(h, &c, stream.c()) })
 }
 
 // PredictorUpdateArgs are the arguments of Session.PredictorUpdate; vwd_predictor_update documents them.
@@ -76,7 +84,12 @@ type PredictorUpdateArgs struct {
 func (s *Session) PredictorUpdate(args PredictorUpdateArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_predictor_update_args{
+	c := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.predictor_update(h, &c, stream.c()) })
+}
+
+func (args PredictorUpdateArgs) lower(l *lowering) C.vwd_predictor_update_args {
+	return C.vwd_predictor_update_args{
 		struct_size: C.sizeof_vwd_predictor_update_args,
 		block_size:  l.uint32("block_size", args.BlockSize),
 		holt:        args.Holt.c(),
@@ -84,7 +97,6 @@ func (s *Session) PredictorUpdate(args PredictorUpdateArgs, stream Stream) error
 		seq_lens:    l.tensor("seq_lens", args.SeqLens),
 		scores:      l.tensor("scores", args.Scores),
 	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.predictor_update(h, &c, stream.c()) })
 }
 
 // PredictorCalibrateArgs are the arguments of Session.PredictorCalibrate; vwd_predictor_calibrate documents them.
@@ -102,7 +114,15 @@ type PredictorCalibrateArgs struct {
 func (s *Session) PredictorCalibrate(args PredictorCalibrateArgs) (best Holt, hitRate float64, err error) {
 	var l lowering
 	defer l.release()
-	c := C.vwd_predictor_calibrate_args{
+	c := args.lower(&l)
+	var holt C.vwd_holt
+	var rate C.double
+	err = s.run(&l, func(h *C.vwd_session) C.outcome { return C.predictor_calibrate(h, &c, &holt, &rate) })
+	return Holt{float32(holt.alpha), float32(holt.beta), float32(holt.gamma)}, float64(rate), err
+}
+
+func (args PredictorCalibrateArgs) lower(l *lowering) C.vwd_predictor_calibrate_args {
+	return C.vwd_predictor_calibrate_args{
 		struct_size:  C.sizeof_vwd_predictor_calibrate_args,
 		k:            l.uint32("k", args.K),
 		init_blocks:  l.uint32("init_blocks", args.InitBlocks),
@@ -113,8 +133,4 @@ func (s *Session) PredictorCalibrate(args PredictorCalibrateArgs) (best Holt, hi
 		scores:       l.tensor("scores", args.Scores),
 		block_counts: l.tensor("block_counts", args.BlockCounts),
 	}
-	var holt C.vwd_holt
-	var rate C.double
-	err = s.run(&l, func(h *C.vwd_session) C.outcome { return C.predictor_calibrate(h, &c, &holt, &rate) })
-	return Holt{float32(holt.alpha), float32(holt.beta), float32(holt.gamma)}, float64(rate), err
 }

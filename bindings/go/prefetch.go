@@ -19,7 +19,12 @@ type GatherBlocksArgs struct {
 func (s *Session) GatherBlocks(args GatherBlocksArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_gather_blocks_args{
+	c := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.gather_blocks(h, &c, stream.c()) })
+}
+
+func (args GatherBlocksArgs) lower(l *lowering) C.vwd_gather_blocks_args {
+	return C.vwd_gather_blocks_args{
 		struct_size: C.sizeof_vwd_gather_blocks_args,
 		engine:      C.uint32_t(args.Engine),
 		source:      l.tensor("source", args.Source),
@@ -28,5 +33,4 @@ func (s *Session) GatherBlocks(args GatherBlocksArgs, stream Stream) error {
 		target_ids:  l.tensor("target_ids", args.TargetIDs),
 		count:       l.tensor("count", args.Count),
 	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.gather_blocks(h, &c, stream.c()) })
 }

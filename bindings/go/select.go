@@ -13,26 +13,31 @@ import "C"
 
 // IndexUpdateArgs are the arguments of Session.IndexUpdate; vwd_index_update documents them.
 type IndexUpdateArgs struct {
+	Index     Index
 	K         Tensor
+	KScale    Tensor
 	PageTable Tensor
 	SeqLens   Tensor
 	Begin     Tensor
-	Index     Index
 }
 
 // IndexUpdate builds or extends the summaries of tokens Begin … SeqLens−1 of each sequence.
 func (s *Session) IndexUpdate(args IndexUpdateArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_index_update_args{
+	c, index := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.index_update(h, &c, &index, stream.c()) })
+}
+
+func (args IndexUpdateArgs) lower(l *lowering) (C.vwd_index_update_args, C.vwd_index) {
+	return C.vwd_index_update_args{
 		struct_size: C.sizeof_vwd_index_update_args,
 		k:           l.tensor("k", args.K),
+		k_scale:     l.tensor("k_scale", args.KScale),
 		page_table:  l.tensor("page_table", args.PageTable),
 		seq_lens:    l.tensor("seq_lens", args.SeqLens),
 		begin:       l.tensor("begin", args.Begin),
-		index:       l.index(args.Index),
-	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.index_update(h, &c, stream.c()) })
+	}, l.index(args.Index)
 }
 
 // ChannelImportanceArgs are the arguments of Session.ChannelImportance; vwd_channel_importance documents them.
@@ -47,14 +52,18 @@ type ChannelImportanceArgs struct {
 func (s *Session) ChannelImportance(args ChannelImportanceArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_channel_importance_args{
+	c := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.channel_importance(h, &c, stream.c()) })
+}
+
+func (args ChannelImportanceArgs) lower(l *lowering) C.vwd_channel_importance_args {
+	return C.vwd_channel_importance_args{
 		struct_size: C.sizeof_vwd_channel_importance_args,
 		q:           l.tensor("q", args.Q),
 		k:           l.tensor("k", args.K),
 		channels:    l.tensor("channels", args.Channels),
 		importance:  l.tensor("importance", args.Importance),
 	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.channel_importance(h, &c, stream.c()) })
 }
 
 // SelectBlocksArgs are the arguments of Session.SelectBlocks; vwd_select_blocks documents them.
@@ -65,20 +74,27 @@ type SelectBlocksArgs struct {
 	InitBlocks  int
 	LocalBlocks int
 	Scale       float32
-	Q           Tensor
 	Index       Index
+	Q           Tensor
+	QLens       Tensor
 	SeqLens     Tensor
 	Budgets     Tensor
 	Candidates  BlockList
 	Selected    BlockList
 	Scores      Tensor
+	Status      Tensor // uint32: see SelectStatus
 }
 
 // SelectBlocks scores the blocks of every sequence and selects the exact best.
 func (s *Session) SelectBlocks(args SelectBlocksArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_select_blocks_args{
+	c, index := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.select_blocks(h, &c, &index, stream.c()) })
+}
+
+func (args SelectBlocksArgs) lower(l *lowering) (C.vwd_select_blocks_args, C.vwd_index) {
+	return C.vwd_select_blocks_args{
 		struct_size:  C.sizeof_vwd_select_blocks_args,
 		method:       C.uint32_t(args.Method),
 		block_size:   l.uint32("block_size", args.BlockSize),
@@ -87,14 +103,14 @@ func (s *Session) SelectBlocks(args SelectBlocksArgs, stream Stream) error {
 		local_blocks: l.uint32("local_blocks", args.LocalBlocks),
 		scale:        C.float(args.Scale),
 		q:            l.tensor("q", args.Q),
-		index:        l.index(args.Index),
+		q_lens:       l.tensor("q_lens", args.QLens),
 		seq_lens:     l.tensor("seq_lens", args.SeqLens),
 		budgets:      l.tensor("budgets", args.Budgets),
-		candidates:   l.blockList("candidates.ids", "candidates.counts", args.Candidates),
-		selected:     l.blockList("selected.ids", "selected.counts", args.Selected),
+		candidates:   l.blockList("candidates.ids", "candidates.counts", "candidates.slots", args.Candidates),
+		selected:     l.blockList("selected.ids", "selected.counts", "selected.slots", args.Selected),
 		scores:       l.tensor("scores", args.Scores),
-	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.select_blocks(h, &c, stream.c()) })
+		status:       l.tensor("status", args.Status),
+	}, l.index(args.Index)
 }
 
 // SelectTokensArgs are the arguments of Session.SelectTokens; vwd_select_tokens documents them.
@@ -104,20 +120,27 @@ type SelectTokensArgs struct {
 	InitTokens  int
 	LocalTokens int
 	Scale       float32
-	Q           Tensor
 	Index       Index
+	Q           Tensor
+	QLens       Tensor
 	SeqLens     Tensor
 	Budgets     Tensor
 	Candidates  BlockList
 	Selected    BlockList
 	Scores      Tensor
+	Status      Tensor // uint32: see SelectStatus
 }
 
 // SelectTokens selects the exact best tokens inside candidate blocks by their INT4 labels.
 func (s *Session) SelectTokens(args SelectTokensArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_select_tokens_args{
+	c, index := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.select_tokens(h, &c, &index, stream.c()) })
+}
+
+func (args SelectTokensArgs) lower(l *lowering) (C.vwd_select_tokens_args, C.vwd_index) {
+	return C.vwd_select_tokens_args{
 		struct_size:  C.sizeof_vwd_select_tokens_args,
 		block_size:   l.uint32("block_size", args.BlockSize),
 		k:            l.uint32("k", args.K),
@@ -125,12 +148,12 @@ func (s *Session) SelectTokens(args SelectTokensArgs, stream Stream) error {
 		local_tokens: l.uint32("local_tokens", args.LocalTokens),
 		scale:        C.float(args.Scale),
 		q:            l.tensor("q", args.Q),
-		index:        l.index(args.Index),
+		q_lens:       l.tensor("q_lens", args.QLens),
 		seq_lens:     l.tensor("seq_lens", args.SeqLens),
 		budgets:      l.tensor("budgets", args.Budgets),
-		candidates:   l.blockList("candidates.ids", "candidates.counts", args.Candidates),
-		selected:     l.blockList("selected.ids", "selected.counts", args.Selected),
+		candidates:   l.blockList("candidates.ids", "candidates.counts", "candidates.slots", args.Candidates),
+		selected:     l.blockList("selected.ids", "selected.counts", "selected.slots", args.Selected),
 		scores:       l.tensor("scores", args.Scores),
-	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.select_tokens(h, &c, stream.c()) })
+		status:       l.tensor("status", args.Status),
+	}, l.index(args.Index)
 }

@@ -44,14 +44,14 @@ const (
 	StreamWriteBack StreamRole = C.VWD_STREAM_WRITE_BACK
 )
 
-// Options of NewSession; zero means the default.
+// Options of NewSession; zero means the default. The library's parallel_for is left out: a session that would call back
+// into Go for each share of its work has nothing to gain from it.
 type Options struct {
 	Device       Device
 	DeviceID     int    // CUDA ordinal
 	Threads      int    // CPU: threads that share one call's work; 0 means every core the process may use
-	ScratchBytes uint64 // CUDA: bytes of each stream's scratch arena
+	ScratchBytes uint64 // CUDA: bytes of a scratch arena that a call makes for its stream
 	PinnedLimit  uint64 // most bytes that PinnedAlloc may have handed out at once
-	StreamCount  int    // CUDA: scratch arenas made at creation
 }
 
 // Info is what a session runs on and what it holds.
@@ -82,15 +82,7 @@ type Session struct {
 // NewSession creates a session.
 func NewSession(options Options) (*Session, error) {
 	var l lowering
-	c := C.vwd_session_options{
-		struct_size:   C.sizeof_vwd_session_options,
-		device:        C.uint32_t(options.Device),
-		device_id:     C.int32_t(l.count("options.device_id", options.DeviceID, math.MaxInt32)),
-		threads:       l.uint32("options.threads", options.Threads),
-		scratch_bytes: C.uint64_t(options.ScratchBytes),
-		pinned_limit:  C.uint64_t(options.PinnedLimit),
-		stream_count:  l.uint32("options.stream_count", options.StreamCount),
-	}
+	c := options.lower(&l)
 	if l.err != nil {
 		return nil, l.err
 	}
@@ -99,6 +91,17 @@ func NewSession(options Options) (*Session, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+func (options Options) lower(l *lowering) C.vwd_session_options {
+	return C.vwd_session_options{
+		struct_size:   C.sizeof_vwd_session_options,
+		device:        C.uint32_t(options.Device),
+		device_id:     C.int32_t(l.count("options.device_id", options.DeviceID, math.MaxInt32)),
+		threads:       l.uint32("options.threads", options.Threads),
+		scratch_bytes: C.uint64_t(options.ScratchBytes),
+		pinned_limit:  C.uint64_t(options.PinnedLimit),
+	}
 }
 
 // Close releases the session once calls in progress have returned; the device has passed them. Closing again does

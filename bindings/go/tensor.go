@@ -24,17 +24,23 @@ const (
 	F64  DType = 2<<8 | 64
 	BF16 DType = 4<<8 | 16
 	Bool DType = 6<<8 | 8
+
+	F8E4M3 DType = 10<<8 | 8 // E4M3FN: no infinities
+	F8E5M2 DType = 12<<8 | 8
 )
 
-// Half and BFloat16 are 16-bit floats as bits.
+// Floats that Go lacks, as bits.
 type (
-	Half     uint16
-	BFloat16 uint16
+	Half       uint16
+	BFloat16   uint16
+	Float8E4M3 uint8
+	Float8E5M2 uint8
 )
 
 // Element is what a slice behind a Tensor may hold.
 type Element interface {
-	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64 | bool | Half | BFloat16
+	int8 | int16 | int32 | int64 | uint8 | uint16 | uint32 | uint64 | float32 | float64 | bool |
+		Half | BFloat16 | Float8E4M3 | Float8E5M2
 }
 
 func dtypeOf[T Element]() DType {
@@ -64,8 +70,12 @@ func dtypeOf[T Element]() DType {
 		return Bool
 	case Half:
 		return F16
-	default:
+	case BFloat16:
 		return BF16
+	case Float8E4M3:
+		return F8E4M3
+	default:
+		return F8E5M2
 	}
 }
 

@@ -24,6 +24,15 @@ const (
 	SelectLabelMass   SelectMethod = C.VWD_SELECT_LABEL_MASS
 )
 
+// SelectStatus are the bits of the status words that a selection writes.
+type SelectStatus = uint32
+
+const (
+	SelectNaN       SelectStatus = C.VWD_SELECT_NAN        // a NaN was met; what it concerns ranked last
+	SelectNoSummary SelectStatus = C.VWD_SELECT_NO_SUMMARY // part of the sequence has no row in the index
+	SelectClamped   SelectStatus = C.VWD_SELECT_CLAMPED    // a length, budget or count was out of range
+)
+
 // RepairMode is what a repaired result covers.
 type RepairMode uint32
 
@@ -49,10 +58,11 @@ const (
 	RopeInterleaved RopeStyle = C.VWD_ROPE_INTERLEAVED // (2c, 2c+1): GPT-J, Llama in GGUF
 )
 
-// BlockList is vwd_block_list: blocks (or tokens) per sequence and KV head.
+// BlockList is vwd_block_list: blocks (or tokens) per sequence and KV head, or per query position.
 type BlockList struct {
 	IDs    Tensor
 	Counts Tensor
+	Slots  Tensor // of Attention and Repair: the page of a pool in which each entry lies
 }
 
 // PagedKV is vwd_paged_kv: keys and values of one layer.
@@ -61,6 +71,8 @@ type PagedKV struct {
 	V         Tensor
 	PageTable Tensor
 	SeqLens   Tensor
+	KScale    Tensor // of 8-bit floats
+	VScale    Tensor
 }
 
 // Index is vwd_index: summaries of the keys of one layer.

@@ -24,7 +24,12 @@ type VerifyArgs struct {
 func (s *Session) Verify(args VerifyArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_verify_args{
+	c := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.verify(h, &c, stream.c()) })
+}
+
+func (args VerifyArgs) lower(l *lowering) C.vwd_verify_args {
+	return C.vwd_verify_args{
 		struct_size: C.sizeof_vwd_verify_args,
 		draft:       l.tensor("draft", args.Draft),
 		target:      l.tensor("target", args.Target),
@@ -34,7 +39,6 @@ func (s *Session) Verify(args VerifyArgs, stream Stream) error {
 		mismatch:    l.tensor("mismatch", args.Mismatch),
 		committed:   l.tensor("committed", args.Committed),
 	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.verify(h, &c, stream.c()) })
 }
 
 // PackArgs are the arguments of Session.Pack; vwd_pack documents them.
@@ -49,7 +53,12 @@ type PackArgs struct {
 func (s *Session) Pack(args PackArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_pack_args{
+	c := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.pack(h, &c, stream.c()) })
+}
+
+func (args PackArgs) lower(l *lowering) C.vwd_pack_args {
+	return C.vwd_pack_args{
 		struct_size:  C.sizeof_vwd_pack_args,
 		tensor_count: l.arrays("packed", len(args.Rows), len(args.Packed)),
 		rows:         l.tensors("rows", args.Rows),
@@ -57,7 +66,6 @@ func (s *Session) Pack(args PackArgs, stream Stream) error {
 		accepted:     l.tensor("accepted", args.Accepted),
 		offsets:      l.tensor("offsets", args.Offsets),
 	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.pack(h, &c, stream.c()) })
 }
 
 // VerifyPackArgs are the arguments of Session.VerifyPack; vwd_verify_pack documents them.
@@ -78,7 +86,12 @@ type VerifyPackArgs struct {
 func (s *Session) VerifyPack(args VerifyPackArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
-	c := C.vwd_verify_pack_args{
+	c := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.verify_pack(h, &c, stream.c()) })
+}
+
+func (args VerifyPackArgs) lower(l *lowering) C.vwd_verify_pack_args {
+	return C.vwd_verify_pack_args{
 		struct_size:  C.sizeof_vwd_verify_pack_args,
 		tensor_count: l.arrays("packed", len(args.Rows), len(args.Packed)),
 		rows:         l.tensors("rows", args.Rows),
@@ -92,5 +105,4 @@ func (s *Session) VerifyPack(args VerifyPackArgs, stream Stream) error {
 		mismatch:     l.tensor("mismatch", args.Mismatch),
 		committed:    l.tensor("committed", args.Committed),
 	}
-	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.verify_pack(h, &c, stream.c()) })
 }
