@@ -1,6 +1,8 @@
 """The package against include/vanward.h, by its text and by a C compiler."""
 
 import ctypes
+import dataclasses
+import inspect
 import os
 import re
 import shutil
@@ -10,7 +12,7 @@ import unittest
 from pathlib import Path
 
 import vanward
-from vanward import _header
+from vanward import _arguments, _header
 
 HEADER = Path(__file__).resolve().parents[3] / "include" / "vanward.h"
 CODE = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
@@ -45,32 +47,41 @@ class Abi(unittest.TestCase):
             found = subprocess.run([binary], check=True, capture_output=True, text=True).stdout.splitlines()
         self.assertEqual(found, expected)
 
-    def test_every_call_that_takes_arguments_has_a_method(self):
-        for name in re.findall(r"\bvwd_(\w+)_args \*args", CODE):
+    def test_every_call_that_takes_arguments_has_a_method_with_each_of_them(self):
+        of_the_library = {"struct_size", "flags", "tensor_count", "input_count", "grid_count"}
+        for name in re.findall(r"\bvwd_(\w+)_args \*args, ", CODE):
             owner = vanward.Forecast if name.startswith("forecast_") else vanward.Session
-            self.assertTrue(hasattr(owner, name.removeprefix("forecast_")), name)
+            parameters = inspect.signature(getattr(owner, name.removeprefix("forecast_"))).parameters
+            fields = {field for field, *_ in structs()[f"vwd_{name}_args"]._fields_}
+            self.assertEqual(set(parameters) - {"self", "stream"}, fields - of_the_library, name)
+
+    def test_every_group_has_the_fields_of_its_struct(self):
+        for struct, group in _arguments._GROUPS.items():
+            fields = {field for field, *_ in struct._fields_} - {"struct_size", "flags"}
+            self.assertEqual({field.name for field in dataclasses.fields(group)}, fields)
 
     def test_every_call_is_in_the_cpp_header_too(self):
         cpp = (HEADER.parents[1] / "bindings" / "cpp" / "vanward.hpp").read_text()
         self.assertEqual([name for name in _header.PROTOTYPES if f"{name}(" not in cpp], [])
 
     def test_every_constant_has_the_headers_value(self):
-        enums = {
-            "ERROR": vanward.Status,
-            "DEVICE": vanward.Device,
-            "STREAM": vanward.StreamRole,
-            "INDEX": vanward.IndexKind,
-            "SELECT": vanward.SelectMethod,
-            "REPAIR": vanward.RepairMode,
-            "GATHER": vanward.GatherEngine,
-            "ROPE": vanward.RopeStyle,
-        }
+        enums = [
+            ("ERROR", vanward.Status),
+            ("DEVICE", vanward.Device),
+            ("STREAM", vanward.StreamRole),
+            ("INDEX", vanward.IndexKind),
+            ("SELECT", vanward.SelectMethod),
+            ("SELECT", vanward.SelectStatus),
+            ("REPAIR", vanward.RepairMode),
+            ("GATHER", vanward.GatherEngine),
+            ("ROPE", vanward.RopeStyle),
+        ]
         in_header = {
             (family, member): int(value)
             for family, member, value in re.findall(r"#define VWD_([A-Z]+)_([A-Z_]+) (\d+)", CODE)
-            if family != "ABI"
+            if (family, member) not in (("ABI", "VERSION"), ("FORECAST", "MEMORY"))
         }
-        in_python = {(family, m.name): m.value for family, kind in enums.items() for m in kind if m.name != "OK"}
+        in_python = {(family, m.name): m.value for family, kind in enums for m in kind if m.name != "OK"}
         self.assertEqual(in_python, in_header)
         self.assertEqual(vanward.ABI_VERSION, int(re.search(r"VWD_ABI_VERSION (\d+)", CODE)[1]))
 

@@ -66,7 +66,7 @@ class Calls(unittest.TestCase):
 
         selected, scores = BlockList(ints(1, 2, 3), ints(1, 2)), floats(1, 2, 6)
         self.session.select_blocks(
-            method=vanward.SelectMethod.MINMAX,
+            method="minmax",
             block_size=4,
             k=3,
             local_blocks=1,

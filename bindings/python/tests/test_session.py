@@ -22,6 +22,16 @@ def verify_arguments(batch=1, gamma=3, **changed):
     return arguments | changed
 
 
+class Withheld:
+    """An array that does not export itself, as torch's that require a gradient."""
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+    def __dlpack__(self, **_):
+        raise BufferError("not today")
+
+
 class Sessions(unittest.TestCase):
     def test_a_session_says_what_it_runs_on(self):
         with cpu_session() as session:
@@ -45,6 +55,18 @@ class Sessions(unittest.TestCase):
             vanward.Session(99)
         with self.assertRaisesRegex(vanward.InvalidArgument, "options.threads"):
             vanward.Session(vanward.Device.CPU, threads=100_000)
+
+        with self.assertRaisesRegex(ValueError, "threads: -1; expected 0 to"):
+            vanward.Session("cpu", threads=-1)
+        with self.assertRaisesRegex(ValueError, "device: 'gpu'; expected one of auto, cpu, cuda"):
+            vanward.Session("gpu")
+
+    def test_constants_go_by_their_names_too(self):
+        with vanward.Session("cpu", threads=1) as session:
+            self.assertEqual(session.info().device, vanward.Device.CPU)
+            self.assertEqual(session.stream("write_back"), 0)
+            with self.assertRaisesRegex(ValueError, "role: 'read'; expected one of select, "):
+                session.stream("read")
 
     def test_pinned_memory_is_an_array(self):
         with cpu_session() as session:
@@ -91,6 +113,10 @@ class Errors(unittest.TestCase):
             (dict(kv=(kv, kv)), "kv: tuple; expected PagedKV"),
             (dict(kv=vanward.PagedKV(kv, "v", lens)), "kv.v: str has neither"),
             (dict(kv=vanward.PagedKV(kv, kv, lens), block_size=-1), "block_size: -1; expected 0 to"),
+            (dict(kv=vanward.PagedKV(kv, kv, lens), block_size=1.5), "block_size: 1.5; expected an integer"),
+            (dict(kv=vanward.PagedKV(kv, kv, lens), block_size="page"), "block_size: 'page'; expected an integer"),
+            (dict(kv=vanward.PagedKV(kv, kv, lens), scale="big"), "scale: 'big'; expected a number"),
+            (dict(kv=vanward.PagedKV(Withheld(), kv, lens)), r"kv\.k: not today"),
         ]:
             with self.assertRaisesRegex((TypeError, ValueError), message):
                 self.session.attention(q=q, out=q.copy(), **arguments)
@@ -98,8 +124,10 @@ class Errors(unittest.TestCase):
             self.session.pack(rows=[q], packed=[], accepted=lens, offsets=ints(2))
         with self.assertRaisesRegex(TypeError, r"rows\[1\]: int has neither"):
             self.session.pack(rows=[q, 3], packed=[q, q], accepted=lens, offsets=ints(2))
-        with self.assertRaises(TypeError):
+        with self.assertRaisesRegex(TypeError, r"Session\.verify\(\) missing"):
             self.session.verify(draft=q)
+        with self.assertRaisesRegex(TypeError, r"Session\.prepare_verify\(\) missing"):
+            self.session.prepare_verify(draft=q)
         with self.assertRaisesRegex(ValueError, "path: a NUL"):
             vanward.Forecast.load(self.session, "a\0b")
         with self.assertRaisesRegex(vanward.Error, "stream"):

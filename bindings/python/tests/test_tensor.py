@@ -90,6 +90,13 @@ class Buffers(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "32-bit elements taken for bfloat16"):
             view(vanward.bfloat16(np.zeros(4, np.int32)))
 
+    def test_8_bit_floats_are_said(self):
+        a = np.zeros((2, 3), np.uint8)
+        self.assertEqual(facts(view(vanward.float8_e4m3fn(a))), (10, 8, [2, 3], [3, 1]))
+        self.assertEqual(facts(view(vanward.float8_e5m2(a))), (12, 8, [2, 3], [3, 1]))
+        with self.assertRaisesRegex(TypeError, "16-bit elements taken for float8_e4m3fn"):
+            view(vanward.float8_e4m3fn(np.zeros(4, np.float16)))
+
     def test_read_only_memory_is_no_output(self):
         a = np.zeros(3, np.int32)
         a.flags.writeable = False
@@ -151,6 +158,14 @@ class DLPack(unittest.TestCase):
                 view(wrong)
         with self.assertRaisesRegex(ValueError, "read-only"):
             view(OnDevice(b"dltensor_versioned", flags=1), writable=True)
+
+    def test_a_sign_that_only_torch_knows_is_refused(self):
+        lazy = OnDevice()
+        lazy.is_neg = lambda: True
+        with self.assertRaisesRegex(ValueError, "resolve_neg"):
+            view(lazy)
+        lazy.is_neg = lambda: False
+        self.assertEqual(view(lazy).device_id, 1)
 
     def test_the_capsule_keeps_the_array_and_lets_it_go(self):
         for versioned in (True, False):

@@ -14,21 +14,27 @@ from ._arguments import (
     AttentionState,
     BlockList,
     Call,
-    GatherEngine,
     Holt,
     Index,
-    IndexKind,
     PagedKV,
     PredictorState,
-    RepairMode,
     Rope,
+)
+from ._enums import (
+    Device,
+    GatherEngine,
+    IndexKind,
+    RepairMode,
     RopeStyle,
     SelectMethod,
+    SelectStatus,
+    Status,
+    StreamRole,
 )
-from ._errors import Error, InvalidArgument, Status
+from ._errors import Error, InvalidArgument
 from ._forecast import Forecast, ForecastInfo
-from ._session import Device, Info, Session, StreamRole
-from ._tensor import bfloat16, pinned
+from ._session import Info, Session
+from ._tensor import bfloat16, float8_e4m3fn, float8_e5m2, pinned
 
 __version__: str = _lib.vwd_version().decode()
 """Of the library that was found."""
@@ -55,9 +61,12 @@ __all__ = [
     "Rope",
     "RopeStyle",
     "SelectMethod",
+    "SelectStatus",
     "Session",
     "Status",
     "StreamRole",
     "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
     "pinned",
 ]

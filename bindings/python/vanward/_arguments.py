@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import enum
 import functools
+import operator
 from collections.abc import Mapping, Sequence
-from ctypes import Structure, byref, c_float, c_uint32, sizeof
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_uint32, c_uint64, pointer, sizeof
 from dataclasses import dataclass
 from typing import Any
 
 from . import _header
 from ._abi import lib
+from ._enums import IndexKind, RopeStyle, of_name
 from ._errors import check
 from ._tensor import view
 
@@ -18,58 +19,32 @@ Array = Any
 """Anything with the buffer protocol or __dlpack__; None where an optional tensor is absent."""
 
 
-class IndexKind(enum.IntEnum):
-    MINMAX = 1
-    MEAN = 2
-    LABEL = 3
-
-
-class SelectMethod(enum.IntEnum):
-    MINMAX = 1
-    MEAN_SOFTMAX = 2
-    MEAN_DOT = 3
-    LABEL_MASS = 4
-
-
-class RepairMode(enum.IntEnum):
-    SUPERSET = 1
-    EXACT = 2
-
-
-class GatherEngine(enum.IntEnum):
-    AUTO = 0
-    KERNEL = 1
-    COPY_ENGINE = 2
-
-
-class RopeStyle(enum.IntEnum):
-    HALVES = 0
-    INTERLEAVED = 1
-
-
 @dataclass
 class BlockList:
-    """vwd_block_list: ids [B, Hk, cap] and counts [B, Hk]."""
+    """vwd_block_list: ids [B, Hk, cap] and counts [B, Hk], or [B, Q, …] where each query position has its own list."""
 
     ids: Array
     counts: Array
+    slots: Array = None
 
 
 @dataclass
 class PagedKV:
-    """vwd_paged_kv: k and v [pages, P, Hk, D], seq_lens [B], page_table [B, max_pages]."""
+    """vwd_paged_kv: k [pages, P, Hk, D], v [pages, P, Hk, Dv], seq_lens [B], page_table [B, max_pages], scales of FP8."""
 
     k: Array
     v: Array
     seq_lens: Array
     page_table: Array = None
+    k_scale: Array = None
+    v_scale: Array = None
 
 
 @dataclass
 class Index:
     """vwd_index: summaries of one layer's keys; a kind names the fields that it uses."""
 
-    kind: IndexKind
+    kind: IndexKind | str
     block_size: int = 0
     window: int = 0
     stride: int = 0
@@ -85,7 +60,7 @@ class Index:
 
 @dataclass
 class AttentionState:
-    """vwd_attention_state: acc [B, Hq, D], m and l [B, Hq]."""
+    """vwd_attention_state: acc [B, (Q,) Hq, Dv], m and l [B, (Q,) Hq]."""
 
     acc: Array
     m: Array
@@ -118,7 +93,7 @@ class Holt:
 class Rope:
     """vwd_rope; zeros mean the defaults."""
 
-    style: RopeStyle = RopeStyle.HALVES
+    style: RopeStyle | str = RopeStyle.HALVES
     rotary_dim: int = 0
     theta: float = 0.0
     attention_factor: float = 0.0
@@ -135,7 +110,9 @@ _GROUPS = {
     _header.vwd_holt: Holt,
     _header.vwd_rope: Rope,
 }
+_BY_POINTER = [POINTER(struct) for struct in _GROUPS if hasattr(struct, "struct_size")]
 _INDEX_INPUTS = ("table", "channels")  # read, even where the index is written
+_RANGES = {c_uint32: (0, (1 << 32) - 1), c_uint64: (0, (1 << 64) - 1), c_int32: (-(1 << 31), (1 << 31) - 1)}
 
 
 class _Lowering:
@@ -152,21 +129,23 @@ class _Lowering:
             kind, path = types[name], prefix + name
             if kind is _header.vwd_tensor:
                 setattr(struct, name, self.tensor(value, path, self.writable and name not in _INDEX_INPUTS))
-            elif kind is c_uint32:
-                if not 0 <= value < 1 << 32:
-                    raise ValueError(f"{path}: {value}; expected 0 to {(1 << 32) - 1}")
-                setattr(struct, name, int(value))
+            elif kind in _RANGES:
+                setattr(struct, name, integer(value, path, *_RANGES[kind]))
             elif kind is c_float:
-                setattr(struct, name, value)
+                setattr(struct, name, number(value, path))
             elif kind in _GROUPS:
                 self.group(getattr(struct, name), value, path)
+            elif kind in _BY_POINTER:
+                setattr(struct, name, self.pointer(kind._type_, value, path))
             else:
                 setattr(struct, name, self.array(kind._type_, value, path))
 
     def tensor(self, value: Any, path: str, writable: bool) -> _header.vwd_tensor:
         try:
             tensor, owner = view(value, writable)
-        except (BufferError, TypeError, ValueError) as error:
+        except BufferError as error:  # such as torch's, of a tensor that requires a gradient
+            raise TypeError(f"{path}: {error}") from error
+        except (TypeError, ValueError) as error:
             error.args = (f"{path}: {error}",)
             raise
         self.keep.append(owner)
@@ -178,6 +157,12 @@ class _Lowering:
             raise TypeError(f"{path}: {type(value).__name__}; expected {expected.__name__}")
         self.fill(struct, vars(value), path + ".")
 
+    def pointer(self, kind: Any, value: Any, path: str) -> Any:
+        struct = kind(struct_size=sizeof(kind))
+        self.group(struct, value, path)
+        self.keep.append(struct)
+        return pointer(struct)
+
     def array(self, kind: Any, values: Sequence[Any], path: str) -> Any:
         array = (kind * len(values))()
         for i, value in enumerate(values):
@@ -187,6 +172,26 @@ class _Lowering:
                 self.group(array[i], value, f"{path}[{i}]")
         self.keep.append(array)
         return array
+
+
+def integer(value: Any, path: str, least: int, most: int) -> int:
+    """An integer as it is: nothing is rounded."""
+    if isinstance(value, str):
+        return of_name(value, path)
+    try:
+        exact = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{path}: {value!r}; expected an integer") from None
+    if not least <= exact <= most:
+        raise ValueError(f"{path}: {exact}; expected {least} to {most}")
+    return exact
+
+
+def number(value: Any, path: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise TypeError(f"{path}: {value!r}; expected a number") from None
 
 
 @functools.cache

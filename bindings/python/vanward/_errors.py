@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import enum
 
 from ._abi import lib
-
-
-class Status(enum.IntEnum):
-    OK = 0
-    INVALID_ARGUMENT = 1
-    UNAVAILABLE = 2
-    UNSUPPORTED = 3
-    OUT_OF_MEMORY = 4
-    OUT_OF_SCRATCH = 5
-    DRIVER = 6
-    IO = 7
-    INTERNAL = 8
+from ._enums import Status
 
 
 class Error(RuntimeError):

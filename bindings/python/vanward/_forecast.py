@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from . import _header
 from ._abi import lib
-from ._arguments import Array, Call, Rope, arguments
+from ._arguments import Array, Call, Rope, arguments, integer
 from ._errors import check
 from ._session import Session, at_once
 
@@ -16,6 +16,7 @@ from ._session import Session, at_once
 class ForecastInfo(NamedTuple):
     """vwd_forecast_details."""
 
+    memory: bool
     layers: int
     input_dim: int
     q_heads: int
@@ -31,10 +32,19 @@ class Forecast:
     """Maps that are fitted with accumulate and solve, or loaded. May outlive its session."""
 
     def __init__(
-        self, session: Session, *, layers: int, input_dim: int, q_heads: int, head_dim: int, ridge: float = 0.0
+        self,
+        session: Session,
+        *,
+        layers: int,
+        input_dim: int,
+        q_heads: int,
+        head_dim: int,
+        ridge: float = 0.0,
+        memory: bool = False,
     ):
         self.handle: int | None = None
-        sizes = dict(layers=layers, input_dim=input_dim, q_heads=q_heads, head_dim=head_dim, ridge=ridge)
+        flags = _header.VWD_FORECAST_MEMORY if memory else 0
+        sizes = dict(flags=flags, layers=layers, input_dim=input_dim, q_heads=q_heads, head_dim=head_dim, ridge=ridge)
         options = arguments(_header.vwd_forecast_options, [], inputs=sizes, outputs={})
         handle = c_void_p()
         check(lib.vwd_forecast_create(session.handle, byref(options), byref(handle)))
@@ -67,32 +77,41 @@ class Forecast:
     def info(self) -> ForecastInfo:
         details = _header.vwd_forecast_details(struct_size=sizeof(_header.vwd_forecast_details))
         check(lib.vwd_forecast_info(self.handle, byref(details)))
-        return ForecastInfo(**{name: getattr(details, name) for name in ForecastInfo._fields})
+        memory = bool(details.flags & _header.VWD_FORECAST_MEMORY)
+        return ForecastInfo(memory, *(getattr(details, name) for name in ForecastInfo._fields[1:]))
 
-    def accumulate(self, *, layer: int, x: Array, q: Array) -> None:
+    def accumulate(self, *, layer: int, x: Array, q: Array, previous: Array = None) -> None:
         """vwd_forecast_accumulate: adds activations of one layer, in host memory, to the map's sums."""
         keep: list[Any] = []
-        inputs = dict(layer=layer, x=x, q=q)
+        inputs = dict(layer=layer, x=x, previous=previous, q=q)
         args = arguments(_header.vwd_forecast_accumulate_args, keep, inputs=inputs, outputs={})
         check(lib.vwd_forecast_accumulate(self.handle, byref(args)))
 
     def solve(self, rank: int = 0) -> None:
         """vwd_forecast_solve: fits every map that has sums; rank 0 keeps the maps whole."""
-        check(lib.vwd_forecast_solve(self.handle, rank))
+        check(lib.vwd_forecast_solve(self.handle, integer(rank, "rank", 0, (1 << 32) - 1)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """vwd_forecast_save: writes the maps to a safetensors file."""
         check(lib.vwd_forecast_save(self.handle, _path(path)))
 
     def prepare_project(
-        self, *, layer: int, x: Array, positions: Array, q: Array, rope: Rope | None = None, stream: int = 0
+        self,
+        *,
+        layer: int,
+        x: Array,
+        positions: Array,
+        q: Array,
+        rope: Rope | None = None,
+        previous: Array = None,
+        stream: int = 0,
     ) -> Call:
         """vwd_forecast_project: forecasts the next layer's queries."""
         return Call(
             self,
             _header.vwd_forecast_project_args,
             stream,
-            inputs=dict(layer=layer, rope=rope, x=x, positions=positions),
+            inputs=dict(layer=layer, rope=rope, x=x, previous=previous, positions=positions),
             outputs=dict(q=q),
         )
 

@@ -7,11 +7,11 @@ Streams are addresses: torch.cuda.current_stream().cuda_stream, or 0.
 from __future__ import annotations
 
 import ctypes
-import enum
 import inspect
+import types
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, byref, c_double, c_uint8, c_void_p, sizeof
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from . import _header
 from ._abi import lib
@@ -21,43 +21,46 @@ from ._arguments import (
     AttentionState,
     BlockList,
     Call,
-    GatherEngine,
     Holt,
     Index,
     PagedKV,
     PredictorState,
-    RepairMode,
-    SelectMethod,
     arguments,
+    integer,
 )
+from ._enums import Device, GatherEngine, RepairMode, SelectMethod, StreamRole
 from ._errors import check
 
 P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def at_once(prepare: Callable[P, Call]) -> Callable[P, None]:
     """The call that `prepare` prepares, run."""
+    prepared = _renamed(prepare, "")
 
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        prepare(*args, **kwargs)()
+        prepared(*args, **kwargs)()
 
-    run.__name__ = prepare.__name__.removeprefix("prepare_")
-    run.__doc__ = prepare.__doc__
-    run.__signature__ = inspect.signature(prepare).replace(return_annotation=None)  # type: ignore[attr-defined]
-    return run
+    return _described(run, prepared, None)
 
 
-class Device(enum.IntEnum):
-    AUTO = 0
-    CPU = 1
-    CUDA = 2
+def _renamed(prepare: Callable[P, Call], suffix: str) -> Callable[P, Call]:
+    """The same function under the name of the method that it serves: errors about its arguments carry it."""
+    assert isinstance(prepare, types.FunctionType)
+    name = prepare.__name__.removeprefix("prepare_") + suffix
+    renamed = types.FunctionType(prepare.__code__, prepare.__globals__, name)
+    renamed.__kwdefaults__ = prepare.__kwdefaults__
+    renamed.__qualname__ = prepare.__qualname__.removesuffix(prepare.__name__) + name
+    renamed.__doc__ = prepare.__doc__
+    renamed.__annotations__ = prepare.__annotations__
+    return renamed
 
 
-class StreamRole(enum.IntEnum):
-    SELECT = 0
-    SPECULATE = 1
-    PREFETCH = 2
-    WRITE_BACK = 3
+def _described(method: Callable[P, T], like: Callable[P, Call], result: Any) -> Callable[P, T]:
+    method.__name__, method.__qualname__, method.__doc__ = like.__name__, like.__qualname__, like.__doc__
+    method.__signature__ = inspect.signature(like).replace(return_annotation=result)  # type: ignore[attr-defined]
+    return method
 
 
 class Info(NamedTuple):
@@ -84,24 +87,18 @@ class Session:
 
     def __init__(
         self,
-        device: Device = Device.AUTO,
+        device: Device | str = Device.AUTO,
         *,
         device_id: int = 0,
         threads: int = 0,
         scratch_bytes: int = 0,
         pinned_limit: int = 0,
-        stream_count: int = 0,
     ):
         self.handle: int | None = None
-        options = _header.vwd_session_options(
-            struct_size=sizeof(_header.vwd_session_options),
-            device=device,
-            device_id=device_id,
-            threads=threads,
-            scratch_bytes=scratch_bytes,
-            pinned_limit=pinned_limit,
-            stream_count=stream_count,
+        wanted = dict(
+            device=device, device_id=device_id, threads=threads, scratch_bytes=scratch_bytes, pinned_limit=pinned_limit
         )
+        options = arguments(_header.vwd_session_options, [], inputs=wanted, outputs={})
         handle = c_void_p()
         check(lib.vwd_session_create(byref(options), byref(handle)))
         self.handle = handle.value
@@ -132,10 +129,10 @@ class Session:
         """vwd_session_reserve."""
         check(lib.vwd_session_reserve(self.handle, stream, scratch_bytes))
 
-    def stream(self, role: StreamRole) -> int:
+    def stream(self, role: StreamRole | str) -> int:
         """vwd_session_stream: the address of one of the session's own streams; 0 on a CPU session."""
         stream = c_void_p()
-        check(lib.vwd_session_stream(self.handle, role, byref(stream)))
+        check(lib.vwd_session_stream(self.handle, integer(role, "role", 0, (1 << 32) - 1), byref(stream)))
         return stream.value or 0
 
     def pinned_alloc(self, size: int) -> ctypes.Array[c_uint8]:
@@ -226,9 +223,10 @@ class Session:
     def prepare_index_update(
         self,
         *,
+        index: Index,
         k: Array,
         seq_lens: Array,
-        index: Index,
+        k_scale: Array = None,
         page_table: Array = None,
         begin: Array = None,
         stream: int = 0,
@@ -238,7 +236,7 @@ class Session:
             self,
             _header.vwd_index_update_args,
             stream,
-            inputs=dict(k=k, page_table=page_table, seq_lens=seq_lens, begin=begin),
+            inputs=dict(k=k, k_scale=k_scale, page_table=page_table, seq_lens=seq_lens, begin=begin),
             outputs=dict(index=index),
         )
 
@@ -257,19 +255,21 @@ class Session:
     def prepare_select_blocks(
         self,
         *,
-        method: SelectMethod,
+        method: SelectMethod | str,
         block_size: int,
         k: int,
-        q: Array,
         index: Index,
+        q: Array,
         seq_lens: Array,
         selected: BlockList,
         init_blocks: int = 0,
         local_blocks: int = 0,
         scale: float = 0.0,
+        q_lens: Array = None,
         budgets: Array = None,
         candidates: BlockList | None = None,
         scores: Array = None,
+        status: Array = None,
         stream: int = 0,
     ) -> Call:
         """vwd_select_blocks: scores the blocks of every sequence and selects the exact best."""
@@ -284,13 +284,14 @@ class Session:
                 init_blocks=init_blocks,
                 local_blocks=local_blocks,
                 scale=scale,
-                q=q,
                 index=index,
+                q=q,
+                q_lens=q_lens,
                 seq_lens=seq_lens,
                 budgets=budgets,
                 candidates=candidates,
             ),
-            outputs=dict(selected=selected, scores=scores),
+            outputs=dict(selected=selected, scores=scores, status=status),
         )
 
     def prepare_select_tokens(
@@ -298,16 +299,18 @@ class Session:
         *,
         block_size: int,
         k: int,
-        q: Array,
         index: Index,
+        q: Array,
         seq_lens: Array,
         candidates: BlockList,
         selected: BlockList,
         init_tokens: int = 0,
         local_tokens: int = 0,
         scale: float = 0.0,
+        q_lens: Array = None,
         budgets: Array = None,
         scores: Array = None,
+        status: Array = None,
         stream: int = 0,
     ) -> Call:
         """vwd_select_tokens: selects the exact best tokens inside candidate blocks by their INT4 labels."""
@@ -321,13 +324,14 @@ class Session:
                 init_tokens=init_tokens,
                 local_tokens=local_tokens,
                 scale=scale,
-                q=q,
                 index=index,
+                q=q,
+                q_lens=q_lens,
                 seq_lens=seq_lens,
                 budgets=budgets,
                 candidates=candidates,
             ),
-            outputs=dict(selected=selected, scores=scores),
+            outputs=dict(selected=selected, scores=scores, status=status),
         )
 
     # --- attention, repair, prefetch ---------------------------------------------------------------------------------
@@ -335,13 +339,17 @@ class Session:
     def prepare_attention(
         self,
         *,
-        q: Array,
         kv: PagedKV,
+        q: Array,
         out: Array,
         block_size: int = 0,
         partial_blocks: int = 0,
         scale: float = 0.0,
+        soft_cap: float = 0.0,
+        window: int = 0,
+        q_lens: Array = None,
         list: BlockList | None = None,
+        sinks: Array = None,
         lse: Array = None,
         state: AttentionState | None = None,
         partials: AttentionPartials | None = None,
@@ -352,7 +360,18 @@ class Session:
             self,
             _header.vwd_attention_args,
             stream,
-            inputs=dict(block_size=block_size, partial_blocks=partial_blocks, scale=scale, q=q, kv=kv, list=list),
+            inputs=dict(
+                block_size=block_size,
+                partial_blocks=partial_blocks,
+                scale=scale,
+                soft_cap=soft_cap,
+                window=window,
+                kv=kv,
+                q=q,
+                q_lens=q_lens,
+                list=list,
+                sinks=sinks,
+            ),
             outputs=dict(out=out, lse=lse, state=state, partials=partials),
         )
 
@@ -360,6 +379,7 @@ class Session:
         self,
         *,
         inputs: Sequence[AttentionState],
+        sinks: Array = None,
         out: Array = None,
         lse: Array = None,
         state: AttentionState | None = None,
@@ -370,24 +390,28 @@ class Session:
             self,
             _header.vwd_merge_states_args,
             stream,
-            inputs=dict(input_count=len(inputs), inputs=inputs),
+            inputs=dict(input_count=len(inputs), inputs=inputs, sinks=sinks),
             outputs=dict(out=out, lse=lse, state=state),
         )
 
     def prepare_repair(
         self,
         *,
-        mode: RepairMode,
+        mode: RepairMode | str,
         block_size: int,
-        q: Array,
         kv: PagedKV,
+        q: Array,
         predicted: BlockList,
         selected: BlockList,
         out: Array,
         partial_blocks: int = 0,
         scale: float = 0.0,
+        soft_cap: float = 0.0,
+        window: int = 0,
+        q_lens: Array = None,
         predicted_state: AttentionState | None = None,
         predicted_partials: AttentionPartials | None = None,
+        sinks: Array = None,
         lse: Array = None,
         state: AttentionState | None = None,
         missed_counts: Array = None,
@@ -403,12 +427,16 @@ class Session:
                 block_size=block_size,
                 partial_blocks=partial_blocks,
                 scale=scale,
-                q=q,
+                soft_cap=soft_cap,
+                window=window,
                 kv=kv,
+                q=q,
+                q_lens=q_lens,
                 predicted=predicted,
                 selected=selected,
                 predicted_state=predicted_state,
                 predicted_partials=predicted_partials,
+                sinks=sinks,
             ),
             outputs=dict(out=out, lse=lse, state=state, missed_counts=missed_counts),
         )
@@ -421,7 +449,7 @@ class Session:
         source_ids: Array,
         target_ids: Array = None,
         count: Array = None,
-        engine: GatherEngine = GatherEngine.AUTO,
+        engine: GatherEngine | str = GatherEngine.AUTO,
         stream: int = 0,
     ) -> Call:
         """vwd_gather_blocks: copies listed blocks."""

@@ -27,6 +27,7 @@ from ._header import vwd_tensor
 MAX_RANK = 5
 CPU, PINNED = 1, 3
 _INT, _UINT, _FLOAT, _BFLOAT, _BOOL = 0, 1, 2, 4, 6
+_FLOAT8_E4M3FN, _FLOAT8_E5M2 = 10, 12
 
 # --- the buffer protocol (PEP 3118) -----------------------------------------------------------------------------------
 
@@ -143,6 +144,8 @@ def _export(array: Any) -> Any:
 
 
 def _from_dlpack(array: Any, writable: bool) -> tuple[vwd_tensor, Any]:
+    if hasattr(array, "is_neg") and array.is_neg():
+        raise ValueError("its sign is in torch's negative bit; pass resolve_neg()")
     capsule = _export(array)
     managed: _DLManagedTensor | _DLManagedTensorVersioned
     if _capsule_is_valid(capsule, b"dltensor_versioned"):
@@ -189,13 +192,23 @@ def _tensor(
 class View:
     """An array that is taken for something that it cannot say of itself; see `bfloat16` and `pinned`."""
 
-    def __init__(self, array: Any, dtype_code: int | None = None, device_type: int | None = None):
-        self.array, self.dtype_code, self.device_type = array, dtype_code, device_type
+    def __init__(self, array: Any, dtype: tuple[str, int, int] | None = None, device_type: int | None = None):
+        self.array, self.dtype, self.device_type = array, dtype, device_type
 
 
 def bfloat16(array: Any) -> View:
     """Takes 16-bit elements, such as numpy's uint16, for bfloat16, which the buffer protocol has no name for."""
-    return View(array, dtype_code=_BFLOAT)
+    return View(array, dtype=("bfloat16", _BFLOAT, 16))
+
+
+def float8_e4m3fn(array: Any) -> View:
+    """Takes 8-bit elements, such as numpy's uint8, for float8_e4m3fn."""
+    return View(array, dtype=("float8_e4m3fn", _FLOAT8_E4M3FN, 8))
+
+
+def float8_e5m2(array: Any) -> View:
+    """Takes 8-bit elements, such as numpy's uint8, for float8_e5m2."""
+    return View(array, dtype=("float8_e5m2", _FLOAT8_E5M2, 8))
 
 
 def pinned(array: Any) -> View:
@@ -209,10 +222,11 @@ def view(array: Any, writable: bool) -> tuple[vwd_tensor, Any]:
         tensor, keep = view(array.array, writable)
         if array.device_type is not None:
             tensor.device_type = array.device_type
-        if array.dtype_code is not None:
-            if tensor.dtype_bits != 16:
-                raise TypeError(f"{tensor.dtype_bits}-bit elements taken for bfloat16")
-            tensor.dtype_code = array.dtype_code
+        if array.dtype is not None:
+            name, code, bits = array.dtype
+            if tensor.dtype_bits != bits:
+                raise TypeError(f"{tensor.dtype_bits}-bit elements taken for {name}")
+            tensor.dtype_code = code
         return tensor, keep
     has_dlpack = hasattr(array, "__dlpack__")
     if _check_buffer(array):

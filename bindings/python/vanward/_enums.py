@@ -1,0 +1,93 @@
+"""The constants of vanward.h, by family. Where a call takes one, its name in small letters will do: mode="exact"."""
+
+from __future__ import annotations
+
+import enum
+
+from . import _header as c
+
+
+class Status(enum.IntEnum):
+    OK = c.VWD_OK
+    INVALID_ARGUMENT = c.VWD_ERROR_INVALID_ARGUMENT
+    UNAVAILABLE = c.VWD_ERROR_UNAVAILABLE
+    UNSUPPORTED = c.VWD_ERROR_UNSUPPORTED
+    OUT_OF_MEMORY = c.VWD_ERROR_OUT_OF_MEMORY
+    OUT_OF_SCRATCH = c.VWD_ERROR_OUT_OF_SCRATCH
+    DRIVER = c.VWD_ERROR_DRIVER
+    IO = c.VWD_ERROR_IO
+    INTERNAL = c.VWD_ERROR_INTERNAL
+
+
+class Device(enum.IntEnum):
+    AUTO = c.VWD_DEVICE_AUTO
+    CPU = c.VWD_DEVICE_CPU
+    CUDA = c.VWD_DEVICE_CUDA
+
+
+class StreamRole(enum.IntEnum):
+    SELECT = c.VWD_STREAM_SELECT
+    SPECULATE = c.VWD_STREAM_SPECULATE
+    PREFETCH = c.VWD_STREAM_PREFETCH
+    WRITE_BACK = c.VWD_STREAM_WRITE_BACK
+
+
+class IndexKind(enum.IntEnum):
+    MINMAX = c.VWD_INDEX_MINMAX
+    MEAN = c.VWD_INDEX_MEAN
+    LABEL = c.VWD_INDEX_LABEL
+
+
+class SelectMethod(enum.IntEnum):
+    MINMAX = c.VWD_SELECT_MINMAX
+    MEAN_SOFTMAX = c.VWD_SELECT_MEAN_SOFTMAX
+    MEAN_DOT = c.VWD_SELECT_MEAN_DOT
+    LABEL_MASS = c.VWD_SELECT_LABEL_MASS
+
+
+class SelectStatus(enum.IntFlag):
+    """Bits of the status words that a selection writes."""
+
+    NAN = c.VWD_SELECT_NAN
+    NO_SUMMARY = c.VWD_SELECT_NO_SUMMARY
+    CLAMPED = c.VWD_SELECT_CLAMPED
+
+
+class RepairMode(enum.IntEnum):
+    SUPERSET = c.VWD_REPAIR_SUPERSET
+    EXACT = c.VWD_REPAIR_EXACT
+
+
+class GatherEngine(enum.IntEnum):
+    AUTO = c.VWD_GATHER_AUTO
+    KERNEL = c.VWD_GATHER_KERNEL
+    COPY_ENGINE = c.VWD_GATHER_COPY_ENGINE
+
+
+class RopeStyle(enum.IntEnum):
+    HALVES = c.VWD_ROPE_HALVES
+    INTERLEAVED = c.VWD_ROPE_INTERLEAVED
+
+
+# By the name of the argument that takes one.
+_TAKEN = {
+    "device": Device,
+    "role": StreamRole,
+    "kind": IndexKind,
+    "method": SelectMethod,
+    "mode": RepairMode,
+    "engine": GatherEngine,
+    "style": RopeStyle,
+}
+
+
+def of_name(value: str, path: str) -> int:
+    """The constant that an argument's text names."""
+    family = _TAKEN.get(path.rpartition(".")[2])
+    if family is None:
+        raise TypeError(f"{path}: {value!r}; expected an integer")
+    try:
+        return family[value.upper()]
+    except KeyError:
+        names = ", ".join(member.name.lower() for member in family)
+        raise ValueError(f"{path}: {value!r}; expected one of {names}") from None
