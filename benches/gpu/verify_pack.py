@@ -161,7 +161,7 @@ def main():
     torch._dynamo.config.cache_size_limit = 64
     timer = Timer()
     rows = Rows(options.out)
-    with vanward.Session(device=vanward.Device.CUDA, stream_count=64) as session:
+    with vanward.Session("cuda") as session:
         info = session.info()
         rows.put("machine", device=torch.cuda.get_device_name(), torch=torch.__version__, vanward=vanward.__version__,
                  driver=info.driver_version, load_microseconds=info.load_microseconds)
