@@ -30,6 +30,7 @@ pub trait Lanes: Copy {
     fn add(self, other: Self) -> Self;
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
+    fn div(self, other: Self) -> Self;
     /// self · factor + addend
     fn mul_add(self, factor: Self, addend: Self) -> Self;
     /// The larger; `other` where either is NaN.
@@ -79,6 +80,25 @@ pub trait Lanes: Copy {
         }
         let p = p.mul_add(r.mul(r), r).add(Self::splat(1.0));
         p.mul(n.exp2_whole()).zero_below(self, LOW)
+    }
+
+    /// tanh self within 3 ulp; NaN stays NaN.
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        const SMALL: f32 = 0.625;
+        // Past 10 it is ±1. Close to 0 Cephes' polynomial, elsewhere 1 − 2 / (e^(2|x|) + 1).
+        let x = Self::splat(-10.0).max(Self::splat(10.0).min(self));
+        let (square, size) = (x.mul(x), x.max(Self::splat(0.0).sub(x)));
+        let mut p = Self::splat(-5.704_988_8e-3);
+        for c in [2.063_908_8e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1] {
+            p = p.mul_add(square, Self::splat(c));
+        }
+        let close = p.mul(square).mul_add(x, x);
+        let two = Self::splat(2.0);
+        let far = Self::splat(1.0).sub(two.div(size.mul(two).exp().add(Self::splat(1.0))));
+        let far = far.zero_below(size, SMALL);
+        let signed = far.sub(far.add(far).zero_below(Self::splat(0.0).sub(x), 0.0));
+        close.sub(close.zero_below(size, SMALL)).add(signed)
     }
 }
 
@@ -331,6 +351,10 @@ impl Lanes for Portable {
         self.map(other, |a, b| a * b)
     }
     #[inline(always)]
+    fn div(self, other: Self) -> Self {
+        self.map(other, |a, b| a / b)
+    }
+    #[inline(always)]
     fn mul_add(self, factor: Self, addend: Self) -> Self {
         // Not f32::mul_add, which is a library call on machines without the instruction.
         self.mul(factor).add(addend)
@@ -415,6 +439,10 @@ mod x86 {
             Avx2(unsafe { _mm256_mul_ps(self.0, other.0) })
         }
         #[inline(always)]
+        fn div(self, other: Self) -> Self {
+            Avx2(unsafe { _mm256_div_ps(self.0, other.0) })
+        }
+        #[inline(always)]
         fn mul_add(self, factor: Self, addend: Self) -> Self {
             Avx2(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
         }
@@ -482,6 +510,36 @@ mod tests {
             assert_eq!(run(Exp(0.0)), 1.0);
             assert_eq!(run(Exp(f32::INFINITY)), f32::INFINITY);
             assert!(run(Exp(f32::NAN)).is_nan());
+        }
+    }
+
+    struct Tanh(f32);
+    impl Kernel for Tanh {
+        type Output = f32;
+        fn run<L: Lanes>(self) -> f32 {
+            L::splat(self.0).tanh().to_array()[5]
+        }
+    }
+
+    #[test]
+    fn tanh_is_within_three_ulp() {
+        for (run, name) in
+            [(dispatch::<Tanh> as fn(Tanh) -> f32, "machine"), (|t: Tanh| t.run::<Portable>(), "portable")]
+        {
+            for i in 1..400_000 {
+                // From 10⁻⁶ to 12, each as far from the last as from zero.
+                let x = 1e-6 * (12e6f64).powf(i as f64 / 400_000.0) as f32;
+                let want = (x as f64).tanh();
+                let ulp = 2f64.powi(want.log2().floor() as i32 - 23);
+                for (x, want) in [(x, want), (-x, -want)] {
+                    let error = (run(Tanh(x)) as f64 - want).abs() / ulp;
+                    assert!(error <= 3.0, "{name}: tanh {x} is off by {error} ulp");
+                }
+            }
+            assert_eq!(run(Tanh(0.0)), 0.0);
+            assert_eq!(run(Tanh(f32::INFINITY)), 1.0);
+            assert_eq!(run(Tanh(f32::NEG_INFINITY)), -1.0);
+            assert!(run(Tanh(f32::NAN)).is_nan());
         }
     }
 

@@ -167,10 +167,6 @@ impl<'a> Scale<'a> {
         scale.map(|scale| Some(Scale(scale)))
     }
 
-    pub fn is_per_token(&self) -> bool {
-        self.0.rank() == 3
-    }
-
     /// That of a token at (page, row, KV head).
     ///
     /// # Safety
@@ -302,10 +298,16 @@ pub struct PagedKv<'a> {
 }
 
 impl<'a> PagedKv<'a> {
-    /// `in_slots`: the pages are named by the slots of a list.
-    pub fn from_c(checks: &Checks, c: &'a vwd_paged_kv, in_slots: bool) -> Result<PagedKv<'a>> {
+    /// Of `batch` sequences, keys of `dim` channels. `in_slots`: the pages are named by the slots of a list.
+    pub fn from_c(
+        checks: &Checks,
+        c: &'a vwd_paged_kv,
+        batch: usize,
+        dim: usize,
+        in_slots: bool,
+    ) -> Result<PagedKv<'a>> {
         require_no_flags("kv.flags", c.flags)?;
-        let k = checks.input("kv.k", &c.k, DType::KEYS, &[("pages", ANY), ("P", ANY), ("Hk", ANY), ("D", ANY)])?;
+        let k = checks.input("kv.k", &c.k, DType::KEYS, &[("pages", ANY), ("P", ANY), ("Hk", ANY), ("D", dim)])?;
         let shape = [("pages", k.dim(0)), ("P", k.dim(1)), ("Hk", k.dim(2)), ("Dv", ANY)];
         let v = checks.input("kv.v", &c.v, &[k.dtype], &shape)?;
         check_head_dim(&v, v.dim(3))?;
@@ -314,6 +316,7 @@ impl<'a> PagedKv<'a> {
             true => Pages::of_slots(checks, &k, names, &c.page_table, &c.seq_lens)?,
             false => Pages::new(checks, &k, names, &c.page_table, &c.seq_lens)?,
         };
+        pages.seq_lens.of_shape(&[("B", batch)])?;
         let k_scale = Scale::from_c(checks, "kv.k_scale", &c.k_scale, &k)?;
         let v_scale = Scale::from_c(checks, "kv.v_scale", &c.v_scale, &v)?;
         Ok(PagedKv { k, v, pages, k_scale, v_scale })
@@ -344,6 +347,15 @@ pub struct BlockList<'a> {
     pub slots: Option<Tensor<'a>>,
 }
 
+impl Lists {
+    /// B, Q and Hk, of which a tensor without a dimension for positions has those from the second result on.
+    #[inline(always)]
+    pub fn shape(&self) -> ([(&'static str, usize); 3], usize) {
+        let batch = ("B", self.batch);
+        ([batch, self.positions.map_or(batch, |q| ("Q", q)), ("Hk", self.kv_heads)], self.positions.is_none() as usize)
+    }
+}
+
 /// Which list: sequence, position and KV head.
 pub type ListAt = [usize; 3];
 
@@ -369,12 +381,10 @@ impl<'a> BlockList<'a> {
         lists: Lists,
     ) -> Result<BlockList<'a>> {
         let own = lists.positions.filter(|_| c.ids.ndim == 4);
-        let (batch, heads) = (("B", lists.batch), ("Hk", lists.kv_heads));
-        // Without a dimension for positions the shapes begin one place later.
-        let (first, skip) = (own.map_or(batch, |q| ("Q", q)), own.is_none() as usize);
+        let ([batch, first, heads], skip) = Lists { positions: own, ..lists }.shape();
         let ids = checks.input(names[0], &c.ids, &[DType::I32], &[batch, first, heads, ("cap", ANY)][skip..])?;
+        let (heads, cap) = (("Hk", ids.dim(ids.rank() - 2)), ("cap", ids.dim(ids.rank() - 1)));
         let counts = checks.input(names[1], &c.counts, &[DType::I32], &[batch, first, heads][skip..])?;
-        let cap = ("cap", ids.dim(ids.rank() - 1));
         let slots = checks.optional_input(names[2], &c.slots, &[DType::I32], &[batch, first, heads, cap][skip..])?;
         Ok(BlockList { ids, counts, slots })
     }
@@ -410,6 +420,10 @@ impl<'a> BlockList<'a> {
     /// Lists of a sequence and KV head: one, or one for each position.
     pub fn per_head(&self) -> usize {
         if self.is_own() { self.ids.dim(1) } else { 1 }
+    }
+
+    pub fn kv_heads(&self) -> usize {
+        self.ids.dim(self.ids.rank() - 2)
     }
 
     pub fn cap(&self) -> usize {

@@ -1,117 +1,217 @@
-//! Attention of one query position per sequence over blocks, tokens or everything, and joining of attention states.
+//! Attention of a sequence's query positions over blocks, tokens or everything, and joining of attention states.
 //!
-//! out_h = Σ_t softmax_t(scale·q_h·k_t) v_t over the listed tokens t below the sequence's length. A state (acc, m, l) is
-//! that sum unfinished; states over disjoint tokens join to the state over all of them.
+//! out_h = Σ_t softmax_t(scale·q_h·k_t) v_t over the listed tokens t that the position sees. A state (acc, m, l) is that
+//! sum unfinished; states over disjoint tokens join to the state over all of them.
 
-pub mod cpu;
-mod partial;
+mod cpu;
+pub mod engine;
 
-use super::views::{BlockList, Heads, Lists, PagedKv, State, scale_or_default};
+use super::views::{BlockList, Heads, Lists, PagedKv, Positions, State, check_head_dim, scale_or_default};
 use crate::abi::{
-    vwd_attention_args, vwd_attention_partials, vwd_attention_state, vwd_merge_states_args, vwd_paged_kv, vwd_stream,
-    vwd_tensor,
+    vwd_attention_args, vwd_attention_partials, vwd_attention_state, vwd_block_list, vwd_merge_states_args,
+    vwd_paged_kv, vwd_stream, vwd_tensor,
 };
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{Checks, Name, Tensor};
+use crate::core::tensor::{ANY, Checks, Name, Tensor, given};
 use crate::runtime::{On, Session, require_no_flags};
+use std::ops::Range;
 
 /// Tokens that are attended together where the contract leaves it open: without a list, and for lists of single tokens.
 const TOKENS: usize = 64;
 /// Most states that one call joins.
 const MOST_INPUTS: usize = 16;
 
-/// What attention and repair are asked about.
+/// What attention and repair are asked about, beside lists.
 #[derive(Clone, Copy)]
 pub struct Problem<'a> {
-    /// [B, Hq, D]
-    pub q: Tensor<'a>,
+    pub positions: Positions<'a>,
     pub kv: PagedKv<'a>,
     pub heads: Heads,
     pub scale: f32,
+    /// Scores become cap·tanh(s / cap).
+    pub cap: Option<f32>,
+    /// Tokens that a position sees, itself included.
+    pub window: usize,
     /// Tokens of a block.
     pub block_size: usize,
 }
 
+/// The numbers among the arguments.
+#[derive(Clone, Copy)]
+pub struct Numbers {
+    pub block_size: u32,
+    pub scale: f32,
+    pub soft_cap: f32,
+    pub window: u32,
+}
+
 impl<'a> Problem<'a> {
-    /// `block_size` is checked by the caller.
+    /// With the list in whose slots the pages may lie. Checks all but `block_size`.
+    #[inline(always)]
     pub fn from_c(
         checks: &Checks,
-        q: &'a vwd_tensor,
+        [q, q_lens]: [&'a vwd_tensor; 2],
         kv: &'a vwd_paged_kv,
-        scale: f32,
-        block_size: u32,
-    ) -> Result<Problem<'a>> {
-        let q = checks.required("q", q)?.of_any(DType::FLOATS)?.of_rank(3)?;
-        let kv = PagedKv::from_c(checks, kv, false)?;
-        let heads = Heads::new(&q, kv.k.dim(2))?;
-        let k = &kv.k;
-        k.of_shape(&[("pages", k.dim(0)), ("P", k.dim(1)), ("Hk", heads.kv), ("D", heads.dim)])?;
-        kv.pages.seq_lens.of_shape(&[("B", q.dim(0))])?;
-        Ok(Problem { q, kv, heads, scale: scale_or_default(scale, heads.dim)?, block_size: block_size as usize })
+        numbers: Numbers,
+        (list, names): (Option<&'a vwd_block_list>, [&'static str; 3]),
+    ) -> Result<(Problem<'a>, Option<BlockList<'a>>)> {
+        let positions = Positions::from_c(checks, q, q_lens)?;
+        let (batch, dim) = (positions.batch(), positions.q.dim(positions.q.rank() - 1));
+        let in_slots = list.is_some_and(|list| given(&list.slots).is_some());
+        let kv = PagedKv::from_c(checks, kv, batch, dim, in_slots)?;
+        let list = match list {
+            Some(list) => {
+                // Pages that slots name hold one head; how many there are, the list says.
+                let kv_heads = if in_slots { ANY } else { kv.k.dim(2) };
+                let lists = Lists { batch, positions: positions.dimension(), kv_heads };
+                Some(BlockList::with_slots_from_c(checks, list, names, lists)?)
+            }
+            None => None,
+        };
+        let heads = Heads::new(&positions.q, list.map_or(kv.k.dim(2), |list| list.kv_heads()))?;
+        let Numbers { block_size, scale, soft_cap, window } = numbers;
+        if scale == 0.0 && dim != kv.value_dim() {
+            let expected = format!("the scale of q·k, since D={dim} and Dv={} differ", kv.value_dim());
+            return Err(Error::argument("scale", scale, expected));
+        }
+        if !(soft_cap.is_finite() && soft_cap >= 0.0) {
+            return Err(Error::argument("soft_cap", soft_cap, "a finite number above 0, or 0 for none"));
+        }
+        let problem = Problem {
+            positions,
+            kv,
+            heads,
+            scale: scale_or_default(scale, dim)?,
+            cap: (soft_cap > 0.0).then_some(soft_cap),
+            window: if window == 0 { usize::MAX } else { window as usize },
+            block_size: block_size as usize,
+        };
+        Ok((problem, list))
     }
 
-    pub fn batch(&self) -> usize {
-        self.q.dim(0)
+    pub fn inputs(&self) -> [Option<&Tensor<'a>>; 8] {
+        let PagedKv { k, v, pages, k_scale, v_scale } = &self.kv;
+        let scales = [k_scale, v_scale].map(|scale| scale.as_ref().map(|scale| &scale.0));
+        let [k_scale, v_scale] = scales;
+        let lens = self.positions.lens.as_ref();
+        [Some(&self.positions.q), lens, Some(k), Some(v), pages.table.as_ref(), Some(&pages.seq_lens), k_scale, v_scale]
     }
 
-    pub fn inputs(&self) -> [Option<&Tensor<'a>>; 5] {
-        let pages = &self.kv.pages;
-        [Some(&self.q), Some(&self.kv.k), Some(&self.kv.v), Some(&pages.seq_lens), pages.table.as_ref()]
+    /// The tokens that position `r` of sequence `i` sees.
+    ///
+    /// # Safety
+    /// The op's caller keeps the tensors valid, the session computes on the CPU, and there is such a sequence.
+    pub unsafe fn seen(&self, i: usize, r: usize) -> Range<usize> {
+        // SAFETY: there is such a sequence.
+        let end = unsafe { self.positions.seen(i, r, self.kv.pages.len(i)) };
+        end.saturating_sub(self.window)..end
     }
 
-    /// Block `j` of a list, or `None` where the entry lies past the sequence or repeats the one before it.
+    /// Block `j` of a list, or `None` where it begins past what the list is for or repeats the one before it.
     ///
     /// # Safety
     /// The op's caller keeps the tensors valid, the session computes on the CPU, and `j` is below the list's capacity.
-    pub unsafe fn block(&self, list: &BlockList, i: usize, g: usize, j: usize) -> Option<usize> {
-        // SAFETY: forwarded to the caller.
+    pub unsafe fn block(&self, list: &BlockList, at: [usize; 3], j: usize) -> Option<usize> {
+        // SAFETY: j is below the capacity, and j − 1 where j is not 0.
         unsafe {
-            let id = list.id([i, 0, g], j);
-            let inside = id >= 0 && id as usize * self.block_size < self.kv.pages.len(i);
-            (inside && (j == 0 || list.id([i, 0, g], j - 1) != id)).then_some(id as usize)
+            let id = usize::try_from(list.id(at, j)).ok()?;
+            let tokens = self.kv.pages.len(at[0]);
+            let end = if list.is_own() { self.positions.seen(at[0], at[1], tokens) } else { tokens };
+            let inside = id.checked_mul(self.block_size).is_some_and(|begin| begin < end);
+            (inside && (j == 0 || list.id(at, j - 1) != id as i32)).then_some(id)
         }
     }
 }
 
-/// Where results go.
+/// Where results go, and what enters `out` alone.
 #[derive(Clone, Copy)]
 pub struct Outputs<'a> {
-    /// [B, Hq, D]
+    /// [B, (Q,) Hq, Dv]
     pub out: Option<Tensor<'a>>,
-    /// [B, Hq]
+    /// [B, (Q,) Hq]
     pub lse: Option<Tensor<'a>>,
     pub state: Option<State<'a>>,
+    /// [Hq]
+    pub sinks: Option<Tensor<'a>>,
+}
+
+/// The extents that outputs and states have in common.
+#[derive(Clone, Copy)]
+pub struct Extents {
+    pub batch: usize,
+    /// Q, where tensors have a dimension for it.
+    pub positions: Option<usize>,
+    pub heads: usize,
+    /// Dv
+    pub dim: usize,
+}
+
+impl Extents {
+    pub fn of(problem: &Problem) -> Extents {
+        let positions = &problem.positions;
+        Extents {
+            batch: positions.batch(),
+            positions: positions.dimension(),
+            heads: problem.heads.q,
+            dim: problem.kv.value_dim(),
+        }
+    }
+
+    /// B, Q, Hq and what is asked for, of which a tensor without a dimension for positions has those from `skip` on.
+    #[inline(always)]
+    fn full<'n>(&self, last: (&'n str, usize)) -> ([(&'n str, usize); 4], usize) {
+        let batch = ("B", self.batch);
+        let first = self.positions.map_or(batch, |q| ("Q", q));
+        ([batch, first, ("Hq", self.heads), last], self.positions.is_none() as usize)
+    }
+
+    #[inline(always)]
+    pub fn state<'a>(
+        &self,
+        checks: &Checks,
+        c: &'a vwd_attention_state,
+        names: [&'static str; 3],
+    ) -> Result<Option<State<'a>>> {
+        let (shape, skip) = self.full(("", 0));
+        State::optional_from_c(checks, [&c.acc, &c.m, &c.l], names, &shape[skip..3], self.dim)
+    }
+
+    /// One state per bundle of list entries.
+    #[inline(always)]
+    pub fn partials<'a>(
+        &self,
+        checks: &Checks,
+        c: &'a vwd_attention_partials,
+        names: [&'static str; 3],
+        groups: usize,
+    ) -> Result<Option<State<'a>>> {
+        let (shape, skip) = self.full(("⌈cap/partial_blocks⌉", groups));
+        State::optional_from_c(checks, [&c.acc, &c.m, &c.l], names, &shape[skip..], self.dim)
+    }
 }
 
 impl<'a> Outputs<'a> {
+    /// `out_dtypes` are those that out may have.
+    #[inline(always)]
     pub fn from_c(
         checks: &Checks,
-        [out, lse]: [&'a vwd_tensor; 2],
+        [out, lse, sinks]: [&'a vwd_tensor; 3],
         state: &'a vwd_attention_state,
-        dtypes: &[DType],
-        batch: usize,
-        heads: &Heads,
+        (out_dtypes, out_required): (&[DType], bool),
+        extents: &Extents,
     ) -> Result<Outputs<'a>> {
-        let (b, h) = (("B", batch), ("Hq", heads.q));
-        let out = match checks.optional("out", out)? {
-            Some(out) => Some(out.of_any(dtypes)?.of_shape(&[b, h, ("D", heads.dim)])?.writable()?),
-            None => None,
+        let (shape, skip) = extents.full(("Dv", extents.dim));
+        let out = match out_required || !out.data.is_null() {
+            true => Some(checks.output("out", out, out_dtypes, &shape[skip..])?),
+            false => None,
         };
-        let lse = match checks.optional("lse", lse)? {
-            Some(lse) => Some(lse.of(DType::F32)?.of_shape(&[b, h])?.writable()?),
-            None => None,
-        };
-        let (c, names) = ([&state.acc, &state.m, &state.l], ["state.acc", "state.m", "state.l"]);
-        let state = State::optional_from_c(checks, c, names, &[b, h], heads.dim)?;
+        let lse = checks.optional_output("lse", lse, &[DType::F32], &shape[skip..3])?;
+        let state = extents.state(checks, state, ["state.acc", "state.m", "state.l"])?;
         let state = state.map(State::writable).transpose()?;
-        Ok(Outputs { out, lse, state })
-    }
-
-    /// For the calls whose out is not optional.
-    pub fn with_out(self, checks: &Checks, out: &'a vwd_tensor) -> Result<Outputs<'a>> {
-        checks.required("out", out).map(|_| self)
+        let sinks = checks.optional_input("sinks", sinks, &[DType::F32], &shape[2..3])?;
+        Ok(Outputs { out, lse, state, sinks })
     }
 
     pub fn tensors(&self) -> [Option<&Tensor<'a>>; 5] {
@@ -128,21 +228,17 @@ pub fn tensors<'s, 'a>(state: &'s Option<State<'a>>) -> [Option<&'s Tensor<'a>>;
     }
 }
 
-/// One state per group of list entries; absent when no tensor is given. `names` are those of acc, m and l.
-pub fn partials_from_c<'a>(
-    checks: &Checks,
-    c: &'a vwd_attention_partials,
-    names: [&'static str; 3],
-    batch: usize,
-    heads: &Heads,
-    groups: usize,
-) -> Result<Option<State<'a>>> {
-    let lead = [("B", batch), ("Hq", heads.q), ("⌈cap/partial_blocks⌉", groups)];
-    State::optional_from_c(checks, [&c.acc, &c.m, &c.l], names, &lead, heads.dim)
+fn is_absent(partials: &vwd_attention_partials) -> bool {
+    [&partials.acc, &partials.m, &partials.l].iter().all(|t| given(t).is_none())
+}
+
+/// Partials of a list of `cap` entries.
+pub fn partial_count(cap: usize, partial_blocks: u32) -> usize {
+    cap.div_ceil((partial_blocks as usize).max(1))
 }
 
 /// Entries of a list that are attended as one: those that share a partial, or as many single tokens as are worth it.
-pub fn group(block_size: usize, partial_blocks: u32, partials_kept: bool) -> usize {
+pub fn bundle(block_size: usize, partial_blocks: u32, partials_kept: bool) -> usize {
     let asked = (partial_blocks as usize).max(1);
     if partials_kept || asked > 1 || block_size >= 8 { asked } else { TOKENS / block_size }
 }
@@ -151,8 +247,8 @@ pub fn group(block_size: usize, partial_blocks: u32, partials_kept: bool) -> usi
 pub struct Request<'a> {
     pub problem: Problem<'a>,
     pub list: Option<BlockList<'a>>,
-    /// Entries that share a partial state.
-    pub group: usize,
+    /// Entries that share a state.
+    pub bundle: usize,
     pub outputs: Outputs<'a>,
     pub partials: Option<State<'a>>,
 }
@@ -161,32 +257,41 @@ impl<'a> Request<'a> {
     pub fn from_c(session: &Session, c: &'a vwd_attention_args, kv: &'a vwd_paged_kv) -> Result<Request<'a>> {
         require_no_flags("flags", c.flags)?;
         let checks = &session.checks();
-        let mut problem = Problem::from_c(checks, &c.q, kv, c.scale, c.block_size)?;
-        let (batch, heads) = (problem.batch(), problem.heads);
-        let lists = Lists { batch, positions: None, kv_heads: heads.kv };
-        let list = BlockList::optional_from_c(checks, &c.list, ["list.ids", "list.counts", "list.slots"], lists)?;
+        let numbers = Numbers { block_size: c.block_size, scale: c.scale, soft_cap: c.soft_cap, window: c.window };
+        let list = (!BlockList::is_absent(&c.list)).then_some(&c.list);
+        let list = (list, ["list.ids", "list.counts", "list.slots"]);
+        let (mut problem, list) = Problem::from_c(checks, [&c.q, &c.q_lens], kv, numbers, list)?;
         match list {
             Some(_) => problem.kv.pages.check_block_size("block_size", problem.block_size)?,
             None if c.block_size != 0 => return Err(Error::argument("block_size", c.block_size, "0 without a list")),
+            None if !is_absent(&c.partials) => {
+                return Err(Error::argument("partials", "given", "a list, or no partials"));
+            }
             None => problem.block_size = TOKENS,
         }
-        let dtypes = [problem.q.dtype, DType::F32];
-        let outputs = Outputs::from_c(checks, [&c.out, &c.lse], &c.state, &dtypes, batch, &heads)?;
-        let outputs = outputs.with_out(checks, &c.out)?;
-        let groups = list.map_or(0, |list| list.cap().div_ceil((c.partial_blocks as usize).max(1)));
-        let names = ["partials.acc", "partials.m", "partials.l"];
-        let partials = partials_from_c(checks, &c.partials, names, batch, &heads, groups)?;
+        let extents = Extents::of(&problem);
+        let dtypes = &[problem.positions.q.dtype, DType::F32];
+        let outputs = Outputs::from_c(checks, [&c.out, &c.lse, &c.sinks], &c.state, (dtypes, true), &extents)?;
+        let groups = list.map_or(0, |list| partial_count(list.cap(), c.partial_blocks));
+        let partials = extents.partials(checks, &c.partials, ["partials.acc", "partials.m", "partials.l"], groups)?;
         let partials = partials.map(State::writable).transpose()?;
-        if partials.is_some() && list.is_none() {
-            return Err(Error::argument("partials.acc", "given without a list", "a list, or no partials"));
-        }
-        let [out, lse, acc, m, l] = outputs.tensors();
-        let [part_acc, part_m, part_l] = tensors(&partials);
-        let [q, k, v, lens, table] = problem.inputs();
-        let (ids, counts) = (list.as_ref().map(|list| &list.ids), list.as_ref().map(|list| &list.counts));
-        overlap::reject(&[out, lse, acc, m, l, part_acc, part_m, part_l], &[q, k, v, lens, table, ids, counts])?;
-        let group = group(problem.block_size, c.partial_blocks, partials.is_some());
-        Ok(Request { problem, list, group, outputs, partials })
+        let bundle = bundle(problem.block_size, c.partial_blocks, partials.is_some());
+        let request = Request { problem, list, bundle, outputs, partials };
+        request.reject_overlap()?;
+        Ok(request)
+    }
+
+    #[inline(always)]
+    fn reject_overlap(&self) -> Result<()> {
+        let [out, lse, acc, m, l] = self.outputs.tensors();
+        let [part_acc, part_m, part_l] = tensors(&self.partials);
+        let [q, q_lens, k, v, table, lens, k_scale, v_scale] = self.problem.inputs();
+        let [ids, counts, slots] = self.list.as_ref().map_or([None; 3], BlockList::tensors);
+        let sinks = self.outputs.sinks.as_ref();
+        overlap::reject(
+            &[out, lse, acc, m, l, part_acc, part_m, part_l],
+            &[q, q_lens, k, v, table, lens, k_scale, v_scale, ids, counts, slots, sinks],
+        )
     }
 }
 
@@ -197,11 +302,21 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
     }
 }
 
+/// States [B, (Q,) Hq, ..] that are joined.
+pub struct States<'a> {
+    inputs: [Option<State<'a>>; MOST_INPUTS],
+    pub extents: Extents,
+}
+
+impl<'a> States<'a> {
+    pub fn iter(&self) -> impl Iterator<Item = &State<'a>> {
+        self.inputs.iter().flatten()
+    }
+}
+
 /// Checked arguments of `vwd_merge_states`.
 pub struct MergeRequest<'a> {
-    inputs: [Option<State<'a>>; MOST_INPUTS],
-    pub batch: usize,
-    pub heads: Heads,
+    pub states: States<'a>,
     pub outputs: Outputs<'a>,
 }
 
@@ -220,36 +335,41 @@ impl<'a> MergeRequest<'a> {
         }
         // SAFETY: not NULL; the caller states its length.
         let given = unsafe { std::slice::from_raw_parts(c.inputs, count) };
-        let first = checks.required(Name::member("inputs.acc", 0), &given[0].acc)?.of_rank(3)?;
-        // Every query head stands for itself here.
-        let (batch, heads) = (first.dim(0), Heads::new(&first, 1)?);
-        let outputs = Outputs::from_c(checks, [&c.out, &c.lse], &c.state, DType::FLOATS, batch, &heads)?;
+        let extents = extents_of(checks, &given[0].acc)?;
+        let outputs = Outputs::from_c(checks, [&c.out, &c.lse, &c.sinks], &c.state, (DType::FLOATS, false), &extents)?;
         if outputs.tensors().iter().all(Option::is_none) {
             return Err(Error::argument("out", "no output is given", "out, lse or state"));
         }
-        overlap::reject(&outputs.tensors(), &[])?;
+        overlap::reject(&outputs.tensors(), &[outputs.sinks.as_ref()])?;
+        let (shape, skip) = extents.full(("", 0));
         let mut inputs = [None; MOST_INPUTS];
         for (n, (input, given)) in inputs.iter_mut().zip(given).enumerate() {
-            let names = ["inputs.acc", "inputs.m", "inputs.l"].map(|text| Name::member(text, n));
-            let lead = [("B", batch), ("Hq", heads.q)];
-            let state = State::from_c(checks, [&given.acc, &given.m, &given.l], names, &lead, heads.dim)?;
+            let names = ["inputs[].acc", "inputs[].m", "inputs[].l"].map(|text| Name::member(text, n));
+            let tensors = [&given.acc, &given.m, &given.l];
+            let state = State::from_c(checks, tensors, names, &shape[skip..3], extents.dim)?;
             overlap::reject(&outputs.tensors(), &state.tensors().map(Some))?;
             *input = Some(state);
         }
-        Ok(MergeRequest { inputs, batch, heads, outputs })
+        Ok(MergeRequest { states: States { inputs, extents }, outputs })
     }
+}
 
-    pub fn inputs(&self) -> impl Iterator<Item = &State<'a>> {
-        self.inputs.iter().flatten()
-    }
+/// From the first state's acc [B, (Q,) Hq, Dv].
+fn extents_of(checks: &Checks, acc: &vwd_tensor) -> Result<Extents> {
+    let full = [("B", ANY), ("Q", ANY), ("Hq", ANY), ("Dv", ANY)];
+    let shape: &[_] = if acc.ndim == 4 { &full } else { &[full[0], full[2], full[3]] };
+    let acc = checks.input(Name::member("inputs[].acc", 0), acc, &[DType::F32], shape)?;
+    let rank = acc.rank();
+    // Every query head stands for itself here.
+    let heads = Heads::new(&acc, 1)?;
+    check_head_dim(&acc, heads.dim)?;
+    let positions = (rank == 4).then(|| acc.dim(1));
+    Ok(Extents { batch: acc.dim(0), positions, heads: heads.q, dim: heads.dim })
 }
 
 pub fn merge(session: &Session, request: &MergeRequest, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
-        On::Cpu(cpu) => {
-            cpu::merge(cpu, request);
-            Ok(())
-        }
+        On::Cpu(cpu) => cpu::merge(cpu, request),
         On::Cuda(_) => Err(Error::unsupported("vwd_merge_states has no CUDA kernel in this build")),
     }
 }

@@ -1,0 +1,154 @@
+//! Cuts the entries of a chunk into tiles.
+
+use super::tile::Tile;
+use super::{Entry, Job, Unit};
+use crate::ops::attention::Problem;
+use crate::ops::simd::Row;
+use std::ops::Range;
+
+/// Entries that a plan explains at a time.
+const BATCH: usize = 64;
+
+pub struct Cutter<'a> {
+    job: &'a Job<'a>,
+    unit: Unit,
+    /// Entries to come.
+    entries: Range<usize>,
+    /// Those explained last, and what they are.
+    known: Range<usize>,
+    explained: [Entry; BATCH],
+    /// Tokens of the sequence that any row of the unit sees.
+    seen: Range<usize>,
+    /// Those of the current entry that are to come.
+    tokens: Range<usize>,
+    /// The place in its bundle that token 0 of the sequence would have, were it part of the current entry.
+    origin: isize,
+    /// The page in which the current entry lies, where a list has slots.
+    slot: Option<usize>,
+    /// The bundle that the current entry ends.
+    ends: Option<usize>,
+    /// Has the current bundle rows in an earlier tile?
+    open: bool,
+}
+
+impl<'a> Cutter<'a> {
+    pub fn new(job: &'a Job, unit: Unit, seen: Range<usize>, entries: Range<usize>) -> Cutter<'a> {
+        Cutter {
+            job,
+            unit,
+            entries,
+            known: 0..0,
+            explained: [Entry::Nothing; BATCH],
+            seen,
+            tokens: 0..0,
+            origin: 0,
+            slot: None,
+            ends: None,
+            open: false,
+        }
+    }
+
+    /// Fills the next tile; false when there is none.
+    ///
+    /// # Safety
+    /// The op's caller vouches for its tensors; the entries are below the count.
+    #[inline(always)]
+    pub unsafe fn cut<T: Row>(&mut self, tile: &mut Tile<T>) -> bool {
+        tile.clear();
+        loop {
+            while !self.tokens.is_empty() {
+                let (number, room) = self.place(tile.size());
+                if tile.len() > 0 && tile.number != number {
+                    self.open = true;
+                    return true;
+                }
+                tile.number = number;
+                // SAFETY: Pages keeps pages and rows inside k and v.
+                unsafe { self.push_run(tile, room) };
+            }
+            if let Some(bundle) = self.ends.take()
+                && (self.open || tile.len() > 0 || tile.kept.is_some() || self.job.partials.is_some())
+            {
+                tile.closes = Some(bundle);
+                self.open = false;
+                return true;
+            }
+            if tile.kept.is_some() {
+                self.open |= tile.len() > 0;
+                return true;
+            }
+            let Some(j) = self.entries.next() else { return false };
+            // SAFETY: the entry is below the count.
+            match unsafe { self.explain(j) } {
+                Entry::Nothing => {}
+                Entry::Kept(n) => tile.kept = Some(n),
+                // SAFETY: as above.
+                Entry::Block(block) => unsafe { self.start(j, block) },
+            }
+            if (j + 1).is_multiple_of(self.job.bundle) || self.entries.is_empty() {
+                self.ends = Some(j / self.job.bundle);
+            }
+        }
+    }
+
+    /// Sets out for the tokens of a block, entry `j`.
+    ///
+    /// # Safety
+    /// As for [`Cutter::cut`].
+    unsafe fn start(&mut self, j: usize, block: usize) {
+        let Problem { kv, block_size, .. } = self.job.problem;
+        let begin = block * block_size;
+        self.tokens = begin.max(self.seen.start)..(begin + block_size).min(self.seen.end);
+        self.origin = (j % self.job.bundle * block_size) as isize - begin as isize;
+        if let Some(list) = self.job.slots {
+            // SAFETY: the entry is below the count.
+            let slot = unsafe { list.slot(self.unit.list(), j) };
+            self.slot = slot.and_then(|slot| usize::try_from(slot).ok()).filter(|&slot| slot < kv.pages.count);
+            if self.slot.is_none() {
+                self.tokens = 0..0;
+            }
+        }
+    }
+
+    /// The tile of the bundle to which the next token belongs, and the tokens that follow it there, itself included.
+    #[inline(always)]
+    fn place(&self, size: usize) -> (usize, usize) {
+        let place = (self.tokens.start as isize + self.origin) as usize;
+        (place / size, size - place % size)
+    }
+
+    /// Adds to the tile what there is room for of the tokens to come, up to the end of a page. A missing page has none.
+    ///
+    /// # Safety
+    /// As for [`Cutter::cut`]; there are tokens to come.
+    #[inline(always)]
+    unsafe fn push_run<T: Row>(&mut self, tile: &mut Tile<T>, room: usize) {
+        let kv = &self.job.problem.kv;
+        let (first, size) = (self.tokens.start, kv.pages.size);
+        let (p, row) = (first / size, first % size);
+        let count = (size - row).min(self.tokens.len()).min(room);
+        // SAFETY: the page exists, and the rows are inside it; a slot holds whole blocks.
+        unsafe {
+            let (page, head) = match self.job.slots {
+                None => (kv.pages.page(self.unit.sequence, p), self.unit.kv_head),
+                Some(_) => (self.slot, 0),
+            };
+            if let Some(page) = page {
+                (0..count).for_each(|n| tile.push(kv, first + n, [page, row + n, head]));
+            }
+        }
+        self.tokens.start += count;
+    }
+
+    /// # Safety
+    /// As for [`Cutter::cut`]; `j` is the entry after those before.
+    unsafe fn explain(&mut self, j: usize) -> Entry {
+        if !self.known.contains(&j) {
+            self.known = j..self.entries.end.min(j + BATCH);
+            let explained = &mut self.explained[..self.known.len()];
+            // SAFETY: the entries are below the count.
+            unsafe { self.job.plan.explain(self.unit.list(), j, explained) };
+        }
+        self.explained[j - self.known.start]
+    }
+}

@@ -1,0 +1,393 @@
+//! What attention and repair have in common on the CPU: Flash-Decoding over fixed chunks of each list.
+//!
+//! What reads one list is a unit: a sequence's KV head, for all positions that share the list or for one that has its own.
+//! The entries of its list are cut into chunks of a fixed number, and these into bundles; a [`Plan`] says what each entry
+//! is. A task takes one chunk for up to 64 query rows and reads its tokens once: it attends over the tiles of a bundle,
+//! and joins the bundles, in the order of the list, to the chunk's state. Then the chunks are joined in order. Cuts and
+//! orders follow from sizes alone, and a row's bits from the tokens that it sees, so that neither batch nor threads nor
+//! other positions change a bit; a long list keeps every thread busy even when the batch is 1.
+
+mod cutter;
+mod join;
+mod partial;
+mod span;
+mod tile;
+
+pub use join::join_states;
+
+use super::{Outputs, Problem};
+use crate::core::dtype::Float;
+use crate::core::status::Result;
+use crate::ops::simd::{Kernel, Lanes, Row, dispatch, widen};
+use crate::ops::views::{BlockList, ListAt, State};
+use crate::runtime::cpu::{Cpu, Rows, Scratch};
+use crate::with_float;
+use cutter::Cutter;
+use partial::{HEADS, Partial, Queries};
+use span::Span;
+use std::ops::Range;
+use tile::Tile;
+
+/// Tokens of a chunk, where one block has fewer.
+const CHUNK_TOKENS: usize = 512;
+/// Spans that one task attends to, eight rows each.
+const SPANS: usize = 8;
+/// Tasks that have memory of their own; what is more takes turns.
+const LANES: usize = 256;
+
+/// What an entry of the list adds to the result.
+#[derive(Clone, Copy)]
+pub enum Entry {
+    Nothing,
+    /// The tokens of this block.
+    Block(usize),
+    /// This one of the partials that were kept.
+    Kept(usize),
+}
+
+/// What to join for each list.
+///
+/// # Safety
+/// Both functions: the tensors of the op are valid, and there is such a list.
+pub trait Plan: Sync {
+    /// The entries that matter: those before add nothing.
+    unsafe fn entries(&self, at: ListAt) -> Range<usize>;
+
+    /// Explains the entries from `first` on, as many as `entries` takes; none lies past the last.
+    unsafe fn explain(&self, at: ListAt, first: usize, entries: &mut [Entry]);
+}
+
+/// A plan, what it refers to, and where results go.
+pub struct Job<'a> {
+    pub problem: &'a Problem<'a>,
+    pub plan: &'a dyn Plan,
+    /// Whether each position has a list of its own.
+    pub own_lists: bool,
+    /// The list that says in which page each entry lies.
+    pub slots: Option<&'a BlockList<'a>>,
+    /// Entries that share a partial state.
+    pub bundle: usize,
+    /// Joined before everything else.
+    pub start: Option<State<'a>>,
+    /// What `Entry::Kept` names.
+    pub kept: Option<State<'a>>,
+    /// Where the state of each bundle goes.
+    pub partials: Option<State<'a>>,
+    pub outputs: &'a Outputs<'a>,
+}
+
+/// What reads one list.
+#[derive(Clone, Copy)]
+pub struct Unit {
+    pub sequence: usize,
+    pub kv_head: usize,
+    /// The first position, and how many there are.
+    pub position: usize,
+    pub positions: usize,
+}
+
+impl Unit {
+    pub fn list(&self) -> ListAt {
+        [self.sequence, self.position, self.kv_head]
+    }
+}
+
+/// How a job is cut.
+struct Cut {
+    units: usize,
+    /// Of a unit's query rows, eight each.
+    spans: usize,
+    /// Entries of a chunk.
+    chunk: usize,
+    /// Channels of a value, and floats of a partial.
+    value_dim: usize,
+    floats: usize,
+}
+
+impl Cut {
+    fn of(job: &Job) -> Cut {
+        let Problem { positions, heads, kv, block_size, .. } = job.problem;
+        let (lists, shared) = if job.own_lists { (positions.count(), 1) } else { (1, positions.count()) };
+        let rows = shared * heads.group();
+        Cut {
+            units: positions.batch() * lists * heads.kv,
+            spans: rows.div_ceil(HEADS),
+            chunk: (CHUNK_TOKENS / block_size).max(1).next_multiple_of(job.bundle),
+            value_dim: kv.value_dim(),
+            floats: Partial::floats(rows.min(HEADS), kv.value_dim()),
+        }
+    }
+}
+
+impl Job<'_> {
+    fn unit(&self, n: usize) -> Unit {
+        let (kv_heads, count) = (self.problem.heads.kv, self.problem.positions.count());
+        let (rest, kv_head) = (n / kv_heads, n % kv_heads);
+        match self.own_lists {
+            true => Unit { sequence: rest / count, kv_head, position: rest % count, positions: 1 },
+            false => Unit { sequence: rest, kv_head, position: 0, positions: count },
+        }
+    }
+
+    fn span(&self, unit: Unit, n: usize) -> Span {
+        let group = self.problem.heads.group();
+        Span {
+            sequence: unit.sequence,
+            position: unit.position,
+            head: unit.kv_head * group,
+            group,
+            first: n * HEADS,
+            heads: (unit.positions * group - n * HEADS).min(HEADS),
+            ranked: self.problem.positions.dimension().is_some(),
+        }
+    }
+
+    /// The chunks of a unit: those before are known to add nothing.
+    ///
+    /// # Safety
+    /// The op's caller vouches for the tensors; there is such a unit.
+    unsafe fn chunks(&self, cut: &Cut, unit: Unit) -> Range<usize> {
+        // SAFETY: the unit's list is one of the plan's.
+        let entries = unsafe { self.plan.entries(unit.list()) };
+        entries.start / cut.chunk..entries.end.div_ceil(cut.chunk)
+    }
+}
+
+/// Attends to what the plan names and joins it.
+pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
+    let Problem { heads, block_size, kv, .. } = job.problem;
+    let cut = &Cut::of(job);
+    let scratch = cpu.scratch();
+    // The chunks of unit n are first_chunk[n] … first_chunk[n + 1].
+    let first_chunk = scratch.slice(cut.units + 1, 0usize)?;
+    let mut tokens = 0usize;
+    for n in 0..cut.units {
+        // SAFETY: the op's caller vouches for the tensors.
+        let (chunks, entries) = unsafe { (job.chunks(cut, job.unit(n)), job.plan.entries(job.unit(n).list())) };
+        first_chunk[n + 1] = first_chunk[n] + chunks.len();
+        tokens = tokens.saturating_add(entries.len().saturating_mul(*block_size));
+    }
+    let first_chunk = &*first_chunk;
+    let chunks = first_chunk[cut.units];
+    let states = scratch.slice(chunks * cut.spans * cut.floats, 0f32)?;
+
+    let sets = cut.spans.div_ceil(SPANS);
+    let memory = Memory { spans: cut.spans.min(SPANS), dim: heads.dim, cut, copies: Tile::<f32>::floats(kv) };
+    {
+        let states = Rows::new(states, cut.floats);
+        let chunk_bytes = (tokens / chunks.max(1)).saturating_mul((heads.dim + cut.value_dim) * kv.k.dtype.bytes());
+        in_lanes(cpu, &scratch, chunks * sets, memory.floats(), chunk_bytes, |task, room| {
+            let (c, set) = (task / sets, task % sets);
+            let n = first_chunk.partition_point(|&first| first <= c) - 1;
+            let unit = job.unit(n);
+            let spans = set * SPANS..cut.spans.min((set + 1) * SPANS);
+            // SAFETY: as above; the states of this chunk's spans are this task's.
+            unsafe {
+                let first = (job.chunks(cut, unit).start + c - first_chunk[n]) * cut.chunk;
+                let entries = first..job.plan.entries(unit.list()).end.min(first.saturating_add(cut.chunk));
+                let parts = std::array::from_fn(|p| {
+                    let span = spans.clone().nth(p)?;
+                    Some((job.span(unit, span), states.row(c * cut.spans + span)))
+                });
+                with_float!(tile::element(kv), T => {
+                    dispatch(AttendChunk::<T>::new(job, unit, entries, parts, &memory, room));
+                })
+            }
+        })?;
+    }
+    join::join_chunks(cpu, &scratch, job, cut, first_chunk, states)
+}
+
+/// Runs tasks, each with `floats` of memory that only it uses while it runs.
+fn in_lanes(
+    cpu: &Cpu,
+    scratch: &Scratch,
+    tasks: usize,
+    floats: usize,
+    task_bytes: usize,
+    task: impl Fn(usize, &mut [f32]) + Sync + Send,
+) -> Result<()> {
+    let lanes = tasks.min(LANES);
+    let memory = Rows::new(scratch.slice(lanes * floats, 0f32)?, floats);
+    let lane_bytes = task_bytes.saturating_mul(tasks.div_ceil(lanes.max(1)));
+    cpu.parallel(lanes, lane_bytes, |lane| {
+        // SAFETY: the lane's row; its tasks run one after the other.
+        (lane..tasks).step_by(lanes).for_each(|n| task(n, unsafe { memory.row(lane) }));
+    });
+    Ok(())
+}
+
+/// What a task needs beside the states that it makes.
+struct Memory<'c> {
+    spans: usize,
+    dim: usize,
+    cut: &'c Cut,
+    /// Of a tile.
+    copies: usize,
+}
+
+impl Memory<'_> {
+    fn floats(&self) -> usize {
+        let of_span = HEADS * self.dim + self.cut.floats;
+        self.spans * of_span + self.cut.floats + 4 * self.cut.value_dim + 2 * self.copies
+    }
+}
+
+/// The first floats of what is left.
+fn take<'w>(memory: &mut &'w mut [f32], count: usize) -> &'w mut [f32] {
+    let (taken, rest) = std::mem::take(memory).split_at_mut(count);
+    *memory = rest;
+    taken
+}
+
+/// A span's part of a chunk.
+struct Share<'w> {
+    span: Span,
+    queries: Queries<'w>,
+    /// Of the bundle that is being attended, and of all before.
+    bundle: Partial<'w>,
+    total: Partial<'w>,
+}
+
+struct AttendChunk<'a, T> {
+    job: &'a Job<'a>,
+    cutter: Cutter<'a>,
+    shares: [Option<Share<'a>>; SPANS],
+    tiles: [Tile<'a, T>; 2],
+    one: Partial<'a>,
+    spare: &'a mut [f32],
+    value_dim: usize,
+}
+
+impl<'a, T: Row> AttendChunk<'a, T> {
+    /// `parts` are spans, each with memory for its result.
+    ///
+    /// # Safety
+    /// The op's caller vouches for the tensors; the entries are below the count.
+    unsafe fn new(
+        job: &'a Job<'a>,
+        unit: Unit,
+        entries: Range<usize>,
+        parts: [Option<(Span, &'a mut [f32])>; SPANS],
+        memory: &Memory,
+        mut room: &'a mut [f32],
+    ) -> AttendChunk<'a, T> {
+        let (problem, value_dim) = (job.problem, memory.cut.value_dim);
+        let mut seen = usize::MAX..0;
+        let shares = parts.map(|part| {
+            let (span, total) = part?;
+            let queries = Queries {
+                values: take(&mut room, HEADS * memory.dim),
+                // SAFETY: the span's rows are the problem's.
+                seen: std::array::from_fn(|n| {
+                    if n < span.heads { unsafe { problem.seen(unit.sequence, span.row(n).0) } } else { 0..0 }
+                }),
+                cap: problem.cap,
+                value_dim,
+            };
+            for range in queries.seen.iter().filter(|range| !range.is_empty()) {
+                seen = seen.start.min(range.start)..seen.end.max(range.end);
+            }
+            let bundle = Partial::empty(take(&mut room, memory.cut.floats));
+            Some(Share { span, queries, bundle, total: Partial::empty(total) })
+        });
+        let one = Partial::empty(take(&mut room, memory.cut.floats));
+        let spare = take(&mut room, 4 * value_dim);
+        let tiles = [(); 2].map(|()| Tile::new(take(&mut room, memory.copies)));
+        AttendChunk { job, cutter: Cutter::new(job, unit, seen, entries), shares, tiles, one, spare, value_dim }
+    }
+}
+
+impl<T: Row> Kernel for AttendChunk<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let AttendChunk { job, mut cutter, mut shares, mut tiles, mut one, spare, value_dim } = self;
+        // SAFETY: the op's caller vouches for its tensors, and the spans are inside them.
+        unsafe {
+            for share in shares.iter_mut().flatten() {
+                read_queries::<L>(job.problem, &share.span, share.queries.values);
+            }
+            let last = shares.iter().flatten().count() - 1;
+            // While one tile is attended, the rows of the next are on their way.
+            let [mut tile, mut next] = tiles.each_mut();
+            let mut found = cutter.cut(tile);
+            while found {
+                found = cutter.cut(next);
+                for (n, share) in shares.iter_mut().flatten().enumerate() {
+                    let ahead = if n == last { next.rows()[0] } else { &[] };
+                    share.add::<L, T>(job, tile, (n == 0, ahead), (&mut one, spare), value_dim);
+                }
+                std::mem::swap(&mut tile, &mut next);
+            }
+        }
+    }
+}
+
+impl<'w> Share<'w> {
+    /// Adds a tile, and what ends with it.
+    ///
+    /// # Safety
+    /// The op's caller vouches for its tensors; the tile is of this chunk.
+    #[inline(always)]
+    unsafe fn add<L: Lanes, T: Row>(
+        &mut self,
+        job: &Job,
+        tile: &Tile<T>,
+        fetch: (bool, &[*const T]),
+        (one, spare): (&mut Partial<'w>, &mut [f32]),
+        value_dim: usize,
+    ) {
+        let Share { span, queries, bundle, total } = self;
+        // SAFETY: the rows of a tile, a partial that a plan names and the span are inside their tensors.
+        unsafe {
+            if tile.len() > 0 {
+                let first = bundle.is_empty(span);
+                let target = if first { &mut *bundle } else { &mut *one };
+                target.attend::<L, T>(queries, span, tile, fetch, spare);
+                if !first {
+                    bundle.fold::<L>(one, span, value_dim);
+                }
+            }
+            if let (Some(n), Some(kept)) = (tile.kept, &job.kept) {
+                one.read(kept, Some(n), span, value_dim);
+                total.fold::<L>(one, span, value_dim);
+            }
+            if let Some(n) = tile.closes {
+                if let Some(partials) = &job.partials {
+                    bundle.write(partials, Some(n), span, value_dim);
+                }
+                total.fold::<L>(bundle, span, value_dim);
+                bundle.clear();
+            }
+        }
+    }
+}
+
+/// Query heads of a span, in f32 and times the scale, zeros after them.
+///
+/// # Safety
+/// The op's caller vouches for q, and the span is inside it.
+#[inline(always)]
+unsafe fn read_queries<L: Lanes>(problem: &Problem, span: &Span, queries: &mut [f32]) {
+    let Problem { positions, heads, scale, .. } = problem;
+    let step = positions.q.stride(positions.q.rank() - 1);
+    queries[span.heads * heads.dim..].fill(0.0);
+    for (n, query) in queries.chunks_exact_mut(heads.dim).take(span.heads).enumerate() {
+        let (r, h) = span.row(n);
+        with_float!(positions.q.dtype, T => {
+            let row = positions.q.at::<T, 3>(positions.place(span.sequence, r, h));
+            // SAFETY: the row has D elements, as a query of `queries`.
+            unsafe {
+                if step == 1 {
+                    widen::<L, T>(row, *scale, query);
+                } else {
+                    for (d, x) in query.iter_mut().enumerate() {
+                        *x = row.offset(d as isize * step).read().to_f32() * scale;
+                    }
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,161 @@
+//! The tokens that are attended together.
+
+use crate::core::dtype::{DType, Float};
+use crate::core::tensor::Tensor;
+use crate::ops::simd::Row;
+use crate::ops::views::{PagedKv, Scale};
+use crate::with_key;
+use std::ops::Range;
+
+/// Tokens of a tile; fewer where they have to be copied first.
+pub const TILE: usize = 64;
+const COPIED: usize = 16;
+
+/// What is attended together: some tokens, or a partial that was kept.
+pub struct Tile<'w, T> {
+    keys: [*const T; TILE],
+    values: [*const T; TILE],
+    /// Where each token stands in its sequence.
+    tokens: [u32; TILE],
+    /// The first and one past the last of those places.
+    reach: Range<usize>,
+    len: usize,
+    /// Its number in its bundle: tiles of a bundle are cut at multiples of their size, whether the tokens are there or not.
+    pub number: usize,
+    pub kept: Option<usize>,
+    /// The bundle that ends with this tile.
+    pub closes: Option<usize>,
+    copies: Option<&'w mut [f32]>,
+}
+
+/// Rows have to be copied, as float32: those of FP8, and those whose channels do not follow each other.
+pub fn must_copy(kv: &PagedKv) -> bool {
+    kv.k.dtype.is_float8() || kv.k.stride(3) != 1 || kv.v.stride(3) != 1
+}
+
+/// The element type of the rows of tiles.
+pub fn element(kv: &PagedKv) -> DType {
+    if must_copy(kv) { DType::F32 } else { kv.k.dtype }
+}
+
+impl<'w, T: Row> Tile<'w, T> {
+    /// Floats of memory for copies that one takes.
+    pub fn floats(kv: &PagedKv) -> usize {
+        if must_copy(kv) { COPIED * (kv.k.dim(3) + kv.v.dim(3)) } else { 0 }
+    }
+
+    /// `copies` is as long as [`Tile::floats`] says; T is what [`element`] says.
+    pub fn new(copies: &'w mut [f32]) -> Tile<'w, T> {
+        Tile {
+            keys: [std::ptr::null(); TILE],
+            values: [std::ptr::null(); TILE],
+            tokens: [0; TILE],
+            reach: usize::MAX..0,
+            len: 0,
+            number: 0,
+            kept: None,
+            closes: None,
+            copies: (!copies.is_empty()).then_some(copies),
+        }
+    }
+
+    pub fn clear(&mut self) {
+        (self.len, self.number, self.kept, self.closes) = (0, 0, None, None);
+        self.reach = usize::MAX..0;
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Tokens for which there are places.
+    pub fn size(&self) -> usize {
+        if self.copies.is_some() { COPIED } else { TILE }
+    }
+
+    /// Keys and values.
+    #[inline(always)]
+    pub fn rows(&self) -> [&[*const T]; 2] {
+        [&self.keys[..self.len], &self.values[..self.len]]
+    }
+
+    /// Whether a row that sees these tokens sees the whole tile.
+    #[inline(always)]
+    pub fn is_seen(&self, seen: &Range<usize>) -> bool {
+        seen.start <= self.reach.start && self.reach.end <= seen.end
+    }
+
+    /// What a row that sees these tokens sees of this tile.
+    pub fn among(&self, seen: &Range<usize>) -> Range<usize> {
+        let range = seen.start.max(self.reach.start)..seen.end.min(self.reach.end);
+        if range.is_empty() { 0..0 } else { range }
+    }
+
+    /// The tokens of this tile that are among these.
+    pub fn part(&self, seen: &Range<usize>) -> Part<T> {
+        let mut part = Part { keys: [std::ptr::null(); TILE], values: [std::ptr::null(); TILE], len: 0 };
+        for n in (0..self.len).filter(|&n| seen.contains(&(self.tokens[n] as usize))) {
+            part.keys[part.len] = self.keys[n];
+            part.values[part.len] = self.values[n];
+            part.len += 1;
+        }
+        part
+    }
+
+    /// Adds token `t` of the sequence, which lies at (page, row, KV head).
+    ///
+    /// # Safety
+    /// The tensors are valid and hold this token; there is room.
+    #[inline(always)]
+    pub unsafe fn push(&mut self, kv: &PagedKv, t: usize, place: [usize; 3]) {
+        let (key, value) = match &mut self.copies {
+            None => (kv.k.at::<T, 3>(place).cast_const(), kv.v.at::<T, 3>(place).cast_const()),
+            Some(copies) => {
+                let dims = kv.k.dim(3) + kv.v.dim(3);
+                let (key, value) = copies[self.len * dims..][..dims].split_at_mut(kv.k.dim(3));
+                // SAFETY: the token is inside the tensors and their scales.
+                unsafe {
+                    copy_row(&kv.k, &kv.k_scale, place, key);
+                    copy_row(&kv.v, &kv.v_scale, place, value);
+                }
+                // T is f32 where rows are copied.
+                (key.as_ptr().cast(), value.as_ptr().cast())
+            }
+        };
+        self.keys[self.len] = key;
+        self.values[self.len] = value;
+        self.tokens[self.len] = t as u32;
+        self.reach = self.reach.start.min(t)..self.reach.end.max(t + 1);
+        self.len += 1;
+    }
+}
+
+/// Some tokens of a tile.
+pub struct Part<T> {
+    keys: [*const T; TILE],
+    values: [*const T; TILE],
+    len: usize,
+}
+
+impl<T> Part<T> {
+    pub fn rows(&self) -> [&[*const T]; 2] {
+        [&self.keys[..self.len], &self.values[..self.len]]
+    }
+}
+
+/// Copies the row of a token, as what its stored values stand for.
+///
+/// # Safety
+/// The tensors are valid and hold the token.
+#[inline(never)]
+unsafe fn copy_row(t: &Tensor, scale: &Option<Scale>, place: [usize; 3], to: &mut [f32]) {
+    // SAFETY: the token is inside the tensor.
+    let scale = scale.as_ref().map_or(1.0, |scale| unsafe { scale.of(place) });
+    with_key!(t.dtype, T => {
+        let (row, step) = (t.at::<T, 3>(place), t.stride(3));
+        for (d, x) in to.iter_mut().enumerate() {
+            // SAFETY: `to` is as long as the row.
+            *x = unsafe { row.offset(d as isize * step).read() }.to_f32() * scale;
+        }
+    })
+}
