@@ -26,6 +26,8 @@ pub const I32: DType = DType { code: 0, bits: 32 };
 pub const I64: DType = DType { code: 0, bits: 64 };
 pub const U8: DType = DType { code: 1, bits: 8 };
 pub const BOOL: DType = DType { code: 6, bits: 8 };
+pub const F8E4M3: DType = DType { code: 10, bits: 8 };
+pub const F8E5M2: DType = DType { code: 12, bits: 8 };
 
 impl DType {
     pub fn bytes(self) -> usize {
@@ -38,6 +40,8 @@ impl DType {
             F32 => 2f64.powi(-23),
             F16 => 2f64.powi(-10),
             BF16 => 2f64.powi(-7),
+            F8E4M3 => 2f64.powi(-3),
+            F8E5M2 => 2f64.powi(-2),
             other => panic!("{other:?} is no float"),
         }
     }
@@ -59,6 +63,7 @@ impl DType {
             // Not from_f64, which drops the low bits before it rounds: a float32 just past a tie would go the wrong way.
             F16 => f16::from_f32(x as f32).to_le_bytes().to_vec(),
             BF16 => bf16::from_f32(x as f32).to_le_bytes().to_vec(),
+            F8E4M3 | F8E5M2 => vec![self.nearest_code(x)],
             other => panic!("{other:?} is no float"),
         }
     }
@@ -68,8 +73,17 @@ impl DType {
             F32 => f32::from_le_bytes(bytes.try_into().unwrap()) as f64,
             F16 => f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
             BF16 => bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
+            F8E4M3 => float8(bytes[0], 3, 7, 0x7f),
+            F8E5M2 => float8(bytes[0], 2, 15, 0x7d),
             other => panic!("{other:?} is no float"),
         }
+    }
+
+    /// The 8-bit float next to `x`; NaN for NaN.
+    fn nearest_code(self, x: f64) -> u8 {
+        let distance = |code: &u8| (self.decode_float(&[*code]) - x).abs();
+        let values = (0..=255u8).filter(|code| distance(code) < f64::INFINITY);
+        values.min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(0x7f)
     }
 
     fn encode_int(self, x: i64) -> Vec<u8> {
@@ -82,6 +96,19 @@ impl DType {
             I64 => i64::from_le_bytes(bytes.try_into().unwrap()),
             _ => bytes[0] as i64,
         }
+    }
+}
+
+/// Value of an 8-bit float: NaN from a code on; of e5m2 0x7c is infinity.
+fn float8(code: u8, mantissa_bits: i32, bias: i32, nan: u8) -> f64 {
+    let (size, sign) = (code & 0x7f, if code & 0x80 == 0 { 1.0 } else { -1.0 });
+    let (exponent, mantissa) = ((size >> mantissa_bits) as i32, (size & ((1 << mantissa_bits) - 1)) as f64);
+    let fraction = mantissa / 2f64.powi(mantissa_bits);
+    sign * match exponent {
+        _ if size >= nan => f64::NAN,
+        31 => f64::INFINITY,
+        0 => fraction * 2f64.powi(1 - bias),
+        _ => (1.0 + fraction) * 2f64.powi(exponent - bias),
     }
 }
 
