@@ -145,7 +145,8 @@ typedef void (*vwd_task)(void *work, uint64_t index);
 
 /**
  * The caller's threads: calls task(work, 0) … task(work, tasks − 1), each once, in any order and on any threads, and
- * returns when all have returned. Called by several threads at once where the session is.
+ * returns when all have returned. Called by several threads at once where the session is, never from inside a task. Does
+ * not unwind.
  */
 typedef void (*vwd_parallel_for)(void *parallel_context, uint64_t tasks, vwd_task task, void *work);
 
@@ -254,15 +255,38 @@ VWD_API vwd_status vwd_session_info(const vwd_session *session, vwd_session_deta
 /**
  * Gives a stream a scratch arena of at least `bytes`, so that calls on it find what they need.
  *
- * A CUDA session makes stream_count arenas at creation and gives one to each stream on its first call; this call adds
- * one, or replaces a smaller one. Memory of a replaced arena stays until the session is released, so that graphs
- * captured with it remain valid. On a CPU session this is a no-op.
+ * A stream without an arena gets one of options.scratch_bytes, or of what the call needs where that is more, on its first
+ * call that needs scratch; not while it is capturing a graph. This call makes the arena before, or replaces a smaller
+ * one, whose memory stays until the stream is forgotten: graphs captured with it remain valid. What a call needs, its
+ * twin with _scratch in its name tells, `vwd_attention_scratch`. On a CPU session this is a no-op.
  *
- * stream  As in op calls. May not be capturing.
+ * Graphs captured on one stream, and calls on it, use one arena: they run one after the other, wherever they are launched.
  *
- * Allocates and may synchronise the device. Thread-safe. Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
+ * stream  As in op calls; the handle of the per-thread default stream means the calling thread's. Not capturing.
+ * bytes   0 means options.scratch_bytes.
+ *
+ * Blocks until the stream has passed what was enqueued before; allocates. Thread-safe.
+ * Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
  */
-VWD_API vwd_status vwd_session_reserve(const vwd_session *session, vwd_stream stream, uint64_t bytes);
+VWD_API
+vwd_status vwd_session_reserve(const vwd_session *session,
+                               vwd_stream stream,
+                               uint64_t bytes);
+
+/**
+ * Lets go of what the session keeps for a stream, its scratch arenas: the next stream that needs one gets them.
+ *
+ * The stream has passed its last call on this session, and graphs captured on it are not launched again. A stream that was
+ * not seen before is not an error, nor is it to use a forgotten one again. Before a stream is destroyed: its handle may
+ * come back as another's. On a CPU session this is a no-op.
+ *
+ * stream  As in `vwd_session_reserve`.
+ *
+ * Does not block. Thread-safe. Errors: INVALID_ARGUMENT.
+ */
+VWD_API
+vwd_status vwd_session_forget_stream(const vwd_session *session,
+                                     vwd_stream stream);
 
 /**
  * One of the session's own streams, for work that runs beside the caller's. Non-blocking; not to be destroyed.
@@ -672,6 +696,21 @@ vwd_status vwd_select_blocks(const vwd_session *session,
                              vwd_stream stream);
 
 /**
+ * Tells how many bytes of scratch `vwd_select_blocks` with these arguments needs in its stream's arena: 0 on a CPU session.
+ *
+ * For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
+ * contents of tensors, which need not be there yet. The arguments are checked as in the call.
+ *
+ * bytes  Out.
+ *
+ * Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_select_blocks_scratch(const vwd_session *session,
+                                     const vwd_select_blocks_args *args,
+                                     uint64_t *bytes);
+
+/**
  * Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: the second level).
  *
  * α_t = mean over the G query heads of softmax_t(scale·q̃_h·k̃_t) over all tokens of the candidates; ties go to the lower
@@ -701,6 +740,21 @@ VWD_API
 vwd_status vwd_select_tokens(const vwd_session *session,
                              const vwd_select_tokens_args *args,
                              vwd_stream stream);
+
+/**
+ * Tells how many bytes of scratch `vwd_select_tokens` with these arguments needs in its stream's arena: 0 on a CPU session.
+ *
+ * For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
+ * contents of tensors, which need not be there yet. The arguments are checked as in the call.
+ *
+ * bytes  Out.
+ *
+ * Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_select_tokens_scratch(const vwd_session *session,
+                                     const vwd_select_tokens_args *args,
+                                     uint64_t *bytes);
 
 /* --- Attention over a selection, joining of states, and repair of a wrong prediction ------------------------------ */
 
@@ -880,6 +934,21 @@ vwd_status vwd_attention(const vwd_session *session,
                          vwd_stream stream);
 
 /**
+ * Tells how many bytes of scratch `vwd_attention` with these arguments needs in its stream's arena: 0 on a CPU session.
+ *
+ * For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
+ * contents of tensors, which need not be there yet. The arguments are checked as in the call.
+ *
+ * bytes  Out.
+ *
+ * Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_attention_scratch(const vwd_session *session,
+                                 const vwd_attention_args *args,
+                                 uint64_t *bytes);
+
+/**
  * Joins attention states over disjoint sets of tokens (Flash-Decoding: Dao et al. 2023).
  *
  * m' = max_n m_n, l' = Σ_n l_n e^(m_n−m'), acc' = Σ_n acc_n e^(m_n−m'), out = acc'/l', lse = m' + ln l'. Empty states
@@ -931,6 +1000,21 @@ VWD_API
 vwd_status vwd_repair(const vwd_session *session,
                       const vwd_repair_args *args,
                       vwd_stream stream);
+
+/**
+ * Tells how many bytes of scratch `vwd_repair` with these arguments needs in its stream's arena: 0 on a CPU session.
+ *
+ * For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
+ * contents of tensors, which need not be there yet. The arguments are checked as in the call.
+ *
+ * bytes  Out.
+ *
+ * Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_repair_scratch(const vwd_session *session,
+                              const vwd_repair_args *args,
+                              uint64_t *bytes);
 
 /* --- Transfer of KV blocks from pinned host memory ---------------------------------------------------------------- */
 

@@ -1,6 +1,6 @@
 //! Attention over a selection, joining of states, and repair of a wrong prediction.
 
-use super::boundary::{boundary, handle, versioned};
+use super::boundary::{boundary, handle, out, versioned};
 use super::session::vwd_session;
 use crate::abi::{vwd_attention_args, vwd_merge_states_args, vwd_repair_args, vwd_status, vwd_stream};
 use crate::ops::{attention, repair};
@@ -45,6 +45,32 @@ pub unsafe extern "C" fn vwd_attention(
         // SAFETY: the C contract of args->kv.
         let kv = unsafe { versioned(args.kv, "kv", &mut kv_room)? };
         attention::run(session, &attention::Request::from_c(session, args, kv)?, stream)
+    })
+}
+
+/// Tells how many bytes of scratch `vwd_attention` with these arguments needs in its stream's arena: 0 on a CPU session.
+///
+/// For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
+/// contents of tensors, which need not be there yet. The arguments are checked as in the call.
+///
+/// bytes  Out.
+///
+/// Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_attention_scratch(
+    session: *const vwd_session,
+    args: *const vwd_attention_args,
+    bytes: *mut u64,
+) -> vwd_status {
+    boundary(|| {
+        let (mut room, mut kv_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: the C contract of session, args and bytes.
+        let (session, args, bytes) =
+            unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?, out(bytes, "bytes")?) };
+        // SAFETY: the C contract of args->kv.
+        let kv = unsafe { versioned(args.kv, "kv", &mut kv_room)? };
+        bytes.write(attention::scratch(session, &attention::Request::from_c(session, args, kv)?)?);
+        Ok(())
     })
 }
 
@@ -115,5 +141,31 @@ pub unsafe extern "C" fn vwd_repair(
         // SAFETY: the C contract of args->kv.
         let kv = unsafe { versioned(args.kv, "kv", &mut kv_room)? };
         repair::run(session, &repair::Request::from_c(session, args, kv)?, stream)
+    })
+}
+
+/// Tells how many bytes of scratch `vwd_repair` with these arguments needs in its stream's arena: 0 on a CPU session.
+///
+/// For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
+/// contents of tensors, which need not be there yet. The arguments are checked as in the call.
+///
+/// bytes  Out.
+///
+/// Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_repair_scratch(
+    session: *const vwd_session,
+    args: *const vwd_repair_args,
+    bytes: *mut u64,
+) -> vwd_status {
+    boundary(|| {
+        let (mut room, mut kv_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: the C contract of session, args and bytes.
+        let (session, args, bytes) =
+            unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?, out(bytes, "bytes")?) };
+        // SAFETY: the C contract of args->kv.
+        let kv = unsafe { versioned(args.kv, "kv", &mut kv_room)? };
+        bytes.write(repair::scratch(session, &repair::Request::from_c(session, args, kv)?)?);
+        Ok(())
     })
 }

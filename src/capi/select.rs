@@ -1,6 +1,6 @@
 //! Selection of KV blocks, and of tokens inside them.
 
-use super::boundary::{boundary, handle, versioned};
+use super::boundary::{boundary, handle, out, versioned};
 use super::session::vwd_session;
 use crate::abi::{vwd_select_blocks_args, vwd_select_tokens_args, vwd_status, vwd_stream};
 use crate::ops::select;
@@ -53,6 +53,32 @@ pub unsafe extern "C" fn vwd_select_blocks(
     })
 }
 
+/// Tells how many bytes of scratch `vwd_select_blocks` with these arguments needs in its stream's arena: 0 on a CPU session.
+///
+/// For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
+/// contents of tensors, which need not be there yet. The arguments are checked as in the call.
+///
+/// bytes  Out.
+///
+/// Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_select_blocks_scratch(
+    session: *const vwd_session,
+    args: *const vwd_select_blocks_args,
+    bytes: *mut u64,
+) -> vwd_status {
+    boundary(|| {
+        let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: the C contract of session, args and bytes.
+        let (session, args, bytes) =
+            unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?, out(bytes, "bytes")?) };
+        // SAFETY: the C contract of args->index.
+        let index = unsafe { versioned(args.index, "index", &mut index_room)? };
+        bytes.write(select::blocks_scratch(session, &select::BlocksRequest::from_c(session, args, index)?)?);
+        Ok(())
+    })
+}
+
 /// Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: the second level).
 ///
 /// α_t = mean over the G query heads of softmax_t(scale·q̃_h·k̃_t) over all tokens of the candidates; ties go to the lower
@@ -90,5 +116,31 @@ pub unsafe extern "C" fn vwd_select_tokens(
         // SAFETY: the C contract of args->index.
         let index = unsafe { versioned(args.index, "index", &mut index_room)? };
         select::tokens(session, &select::TokensRequest::from_c(session, args, index)?, stream)
+    })
+}
+
+/// Tells how many bytes of scratch `vwd_select_tokens` with these arguments needs in its stream's arena: 0 on a CPU session.
+///
+/// For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
+/// contents of tensors, which need not be there yet. The arguments are checked as in the call.
+///
+/// bytes  Out.
+///
+/// Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_select_tokens_scratch(
+    session: *const vwd_session,
+    args: *const vwd_select_tokens_args,
+    bytes: *mut u64,
+) -> vwd_status {
+    boundary(|| {
+        let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: the C contract of session, args and bytes.
+        let (session, args, bytes) =
+            unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?, out(bytes, "bytes")?) };
+        // SAFETY: the C contract of args->index.
+        let index = unsafe { versioned(args.index, "index", &mut index_room)? };
+        bytes.write(select::tokens_scratch(session, &select::TokensRequest::from_c(session, args, index)?)?);
+        Ok(())
     })
 }

@@ -109,13 +109,18 @@ pub unsafe extern "C" fn vwd_session_info(
 
 /// Gives a stream a scratch arena of at least `bytes`, so that calls on it find what they need.
 ///
-/// A CUDA session makes stream_count arenas at creation and gives one to each stream on its first call; this call adds
-/// one, or replaces a smaller one. Memory of a replaced arena stays until the session is released, so that graphs
-/// captured with it remain valid. On a CPU session this is a no-op.
+/// A stream without an arena gets one of options.scratch_bytes, or of what the call needs where that is more, on its first
+/// call that needs scratch; not while it is capturing a graph. This call makes the arena before, or replaces a smaller
+/// one, whose memory stays until the stream is forgotten: graphs captured with it remain valid. What a call needs, its
+/// twin with _scratch in its name tells, `vwd_attention_scratch`. On a CPU session this is a no-op.
 ///
-/// stream  As in op calls. May not be capturing.
+/// Graphs captured on one stream, and calls on it, use one arena: they run one after the other, wherever they are launched.
 ///
-/// Allocates and may synchronise the device. Thread-safe. Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
+/// stream  As in op calls; the handle of the per-thread default stream means the calling thread's. Not capturing.
+/// bytes   0 means options.scratch_bytes.
+///
+/// Blocks until the stream has passed what was enqueued before; allocates. Thread-safe.
+/// Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_session_reserve(
     session: *const vwd_session,
@@ -125,6 +130,23 @@ pub unsafe extern "C" fn vwd_session_reserve(
     boundary(|| {
         // SAFETY: the C contract of session.
         unsafe { handle(session, "session")? }.reserve(stream, bytes)
+    })
+}
+
+/// Lets go of what the session keeps for a stream, its scratch arenas: the next stream that needs one gets them.
+///
+/// The stream has passed its last call on this session, and graphs captured on it are not launched again. A stream that was
+/// not seen before is not an error, nor is it to use a forgotten one again. Before a stream is destroyed: its handle may
+/// come back as another's. On a CPU session this is a no-op.
+///
+/// stream  As in `vwd_session_reserve`.
+///
+/// Does not block. Thread-safe. Errors: INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_session_forget_stream(session: *const vwd_session, stream: vwd_stream) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of session.
+        unsafe { handle(session, "session")? }.forget_stream(stream)
     })
 }
 

@@ -28,7 +28,6 @@ pub struct Options {
     pub device_id: i32,
     pub threads: usize,
     pub scratch_bytes: usize,
-    pub stream_count: usize,
     pub pinned_limit: u64,
 }
 
@@ -39,7 +38,6 @@ impl Default for Options {
             device_id: 0,
             threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
             scratch_bytes: 16 << 20,
-            stream_count: 4,
             pinned_limit: u64::MAX,
         }
     }
@@ -145,6 +143,25 @@ impl Session {
         match &self.backend {
             Backend::Cpu(_) => require_no_stream(stream),
             Backend::Cuda(cuda) => cuda.reserve(stream, bytes),
+        }
+    }
+
+    /// Lets go of what the session keeps for a stream.
+    pub fn forget_stream(&self, stream: vwd_stream) -> Result<()> {
+        match &self.backend {
+            Backend::Cpu(_) => require_no_stream(stream),
+            Backend::Cuda(cuda) => {
+                cuda.forget_stream(stream);
+                Ok(())
+            }
+        }
+    }
+
+    /// Bytes of scratch that a call needs of its stream's arena: none on the CPU; on CUDA what its launch takes.
+    pub fn scratch_bytes(&self, on_cuda: impl FnOnce(&Cuda) -> Result<usize>) -> Result<u64> {
+        match &self.backend {
+            Backend::Cpu(_) => Ok(0),
+            Backend::Cuda(cuda) => Ok(on_cuda(cuda)? as u64),
         }
     }
 

@@ -183,6 +183,7 @@ fn list(call: &mut Call, names: [&'static str; 2], base: usize, role: Role, cap:
 
 fn select_blocks(backend: &Backend, method: u32) -> Call<'_> {
     let mut call = Call::new::<vwd_select_blocks_args>(backend, "vwd_select_blocks", SIZES, vwd_select_blocks);
+    call.has_scratch(vwd_select_blocks_scratch);
     let kind = match method {
         VWD_SELECT_MINMAX => VWD_INDEX_MINMAX,
         VWD_SELECT_LABEL_MASS => VWD_INDEX_LABEL,
@@ -214,6 +215,7 @@ fn select_blocks(backend: &Backend, method: u32) -> Call<'_> {
 
 fn select_tokens(backend: &Backend) -> Call<'_> {
     let mut call = Call::new::<vwd_select_tokens_args>(backend, "vwd_select_tokens", SIZES, vwd_select_tokens);
+    call.has_scratch(vwd_select_tokens_scratch);
     call.scalar("flags", offset_of!(vwd_select_tokens_args, flags), 0, FLAGS);
     call.scalar("block_size", offset_of!(vwd_select_tokens_args, block_size), 8, &[0]);
     call.scalar("k", offset_of!(vwd_select_tokens_args, k), 5, &[6, u32::MAX]);
@@ -255,6 +257,7 @@ const PARTIALS: [&str; 2] = ["B Hq cap D", "B Hq cap"];
 
 fn attention(backend: &Backend, over_list: bool) -> Call<'_> {
     let mut call = Call::new::<vwd_attention_args>(backend, "vwd_attention", SIZES, vwd_attention);
+    call.has_scratch(vwd_attention_scratch);
     call.scalar("flags", offset_of!(vwd_attention_args, flags), 0, FLAGS);
     let (block_size, bad): (u32, &[u32]) = if over_list { (8, &[0, 3, 5, 12, u32::MAX]) } else { (0, &[8]) };
     call.scalar("block_size", offset_of!(vwd_attention_args, block_size), block_size, bad);
@@ -293,6 +296,7 @@ fn merge_states(backend: &Backend) -> Call<'_> {
 
 fn repair(backend: &Backend, mode: u32) -> Call<'_> {
     let mut call = Call::new::<vwd_repair_args>(backend, "vwd_repair", SIZES, vwd_repair);
+    call.has_scratch(vwd_repair_scratch);
     call.scalar("mode", offset_of!(vwd_repair_args, mode), mode, &[0, 3, u32::MAX]);
     call.scalar("block_size", offset_of!(vwd_repair_args, block_size), 8, &[0, 3, 5, 12, u32::MAX]);
     call.float("scale", offset_of!(vwd_repair_args, scale), 0.0, NO_NUMBER);

@@ -100,6 +100,30 @@ impl<'b> Call<'b> {
         }
     }
 
+    /// The function that tells the call's scratch: it accepts and refuses what the call does, in the same words.
+    pub fn has_scratch<T: Versioned + 'b>(
+        &mut self,
+        scratch: unsafe extern "C" fn(*const vanward::capi::vwd_session, *const T, *mut u64) -> vwd_status,
+    ) {
+        const UNTOUCHED: u64 = 77;
+        let invoke = std::mem::replace(&mut self.invoke, Box::new(|_, _, _| VWD_OK));
+        self.invoke = Box::new(move |handle, args, stream| {
+            let mut bytes = UNTOUCHED;
+            // SAFETY: as for the call itself.
+            let (told, words) = (unsafe { scratch(handle.cast(), args.cast(), &mut bytes) }, last_error());
+            // SAFETY: NULL is an error.
+            let nowhere = unsafe { scratch(handle.cast(), args.cast(), std::ptr::null_mut()) };
+            assert_eq!(nowhere, VWD_ERROR_INVALID_ARGUMENT);
+            let status = invoke(handle, args, stream);
+            if stream.is_null() {
+                assert_eq!(told, status, "its scratch: {words}");
+                assert!(told == VWD_OK || words == last_error(), "its scratch: {words}");
+                assert_eq!(bytes, if told == VWD_OK { 0 } else { UNTOUCHED }, "scratch of a CPU session");
+            }
+            status
+        });
+    }
+
     /// Address of a field of the argument struct.
     pub fn address<T>(&mut self, offset: usize) -> *mut T {
         self.args.as_mut_ptr().cast::<u8>().wrapping_add(offset).cast()

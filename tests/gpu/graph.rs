@@ -16,13 +16,13 @@ pub fn check(result: CUresult) {
 }
 
 /// A graph of what `enqueue` puts on the stream, launched on it by `replay`.
-struct Graph {
+pub struct Graph {
     exec: sys::CUgraphExec,
     stream: CUstream,
 }
 
 impl Graph {
-    fn capture(stream: CUstream, enqueue: impl FnOnce()) -> Graph {
+    pub fn capture(stream: CUstream, enqueue: impl FnOnce()) -> Graph {
         let (mut graph, mut exec) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the stream is idle, and its context is current: the backend made it so.
         unsafe {
@@ -36,7 +36,7 @@ impl Graph {
         Graph { exec, stream }
     }
 
-    fn replay(&self) {
+    pub fn replay(&self) {
         // SAFETY: the graph is instantiated; the stream lives as long as the backend.
         unsafe {
             check(sys::cuGraphLaunch(self.exec, self.stream));

@@ -1,7 +1,7 @@
 //! Contexts, streams, sessions and memory of the CUDA backend.
 
 use crate::Case;
-use crate::graph::check;
+use crate::graph::{Graph, check};
 use crate::support::*;
 use cudarc::driver::sys;
 use std::ffi::c_void;
@@ -15,6 +15,9 @@ pub const CASES: &[Case] = &[
     ("info_tells_the_device_and_the_kernels", info_tells_the_device_and_the_kernels),
     ("released_sessions_give_their_memory_back", released_sessions_give_their_memory_back),
     ("reserve_beyond_the_device_is_an_error_that_changes_nothing", reserve_beyond_the_device_is_an_error),
+    ("arenas_are_made_on_demand_and_forgotten_ones_used_again", arenas_are_made_on_demand),
+    ("per_thread_default_streams_have_arenas_of_their_own", per_thread_default_streams_have_arenas_of_their_own),
+    ("reserve_leaves_a_capture_alone", reserve_leaves_a_capture_alone),
     ("device_that_does_not_exist_is_unavailable", device_that_does_not_exist_is_unavailable),
     ("host_tensors_are_refused", host_tensors_are_refused),
     ("strides_beyond_32_bits_are_followed", strides_beyond_32_bits_are_followed),
@@ -127,7 +130,8 @@ fn info_tells_the_device_and_the_kernels(_: &Backend) {
     let details = cuda_session(args()).details();
     assert_eq!(details.device, VWD_DEVICE_CUDA);
     assert!(details.compute_capability >= 80 && details.multiprocessors > 0 && details.kernels > 0);
-    assert!(details.driver_version >= 12040 && details.load_microseconds > 0 && details.scratch_bytes > 0);
+    assert!(details.driver_version >= 12040 && details.load_microseconds > 0);
+    assert_eq!((details.scratch_bytes, details.scratch_peak), (0, 0), "no arena is made before it is needed");
     assert!(details.device_name[0] != 0);
 }
 
@@ -168,6 +172,78 @@ fn reserve_beyond_the_device_is_an_error(backend: &Backend) {
     known.check();
     // SAFETY: a live session.
     assert_ok(unsafe { vwd_session_reserve(backend.session(), backend.stream(), 32 << 20) });
+}
+
+fn reserve(session: &Session, stream: vwd_stream, bytes: u64) {
+    // SAFETY: a live session and stream.
+    assert_ok(unsafe { vwd_session_reserve(session.raw(), stream, bytes) });
+}
+
+fn forget(session: &Session, stream: vwd_stream) {
+    // SAFETY: a live session; nothing of it runs on the stream.
+    assert_ok(unsafe { vwd_session_forget_stream(session.raw(), stream) });
+}
+
+fn arenas_are_made_on_demand(backend: &Backend) {
+    let (session, stream) = (cuda_session(args()), backend.stream());
+    let held = || session.details().scratch_bytes;
+    reserve(&session, stream, 1 << 20);
+    let first = held();
+    assert!(first >= 1 << 20, "{first}");
+    reserve(&session, stream, 1 << 10);
+    assert_eq!(held(), first, "what is there is enough");
+    reserve(&session, stream, 2 << 20);
+    let both = held();
+    assert!(both >= first + (2 << 20), "a graph may use the smaller one");
+    forget(&session, stream);
+    forget(&session, stream);
+    reserve(&session, std::ptr::null_mut(), 2 << 20);
+    reserve(&session, stream, 1 << 20);
+    assert_eq!(held(), both, "both are used again");
+    reserve(&session, session_stream(&session), 0);
+    assert!(held() >= both + (16 << 20), "0 means options.scratch_bytes");
+}
+
+fn session_stream(session: &Session) -> vwd_stream {
+    let mut stream = std::ptr::null_mut();
+    // SAFETY: valid arguments.
+    assert_ok(unsafe { vwd_session_stream(session.raw(), VWD_STREAM_SPECULATE, &mut stream) });
+    stream
+}
+
+fn per_thread_default_streams_have_arenas_of_their_own(_: &Backend) {
+    const PER_THREAD: vwd_stream = std::ptr::without_provenance_mut(2);
+    let session = cuda_session(args());
+    let held = || session.details().scratch_bytes;
+    reserve(&session, PER_THREAD, 1 << 20);
+    let one = held();
+    reserve(&session, PER_THREAD, 1 << 20);
+    assert_eq!(held(), one);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            reserve(&session, PER_THREAD, 1 << 20);
+            assert_eq!(held(), 2 * one);
+            forget(&session, PER_THREAD);
+        });
+    });
+    reserve(&session, PER_THREAD, 1 << 20);
+    assert_eq!(held(), 2 * one, "this thread has kept its own");
+}
+
+fn reserve_leaves_a_capture_alone(backend: &Backend) {
+    let (session, known) = (cuda_session(args()), Known::new(backend));
+    let (stream, other) = (backend.stream(), session_stream(&session));
+    let graph = Graph::capture(stream.cast(), || {
+        known.enqueue(session.raw(), stream);
+        // SAFETY: live sessions and streams.
+        unsafe {
+            let status = vwd_session_reserve(session.raw(), stream, 1 << 20);
+            assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &["stream: ", "is capturing a graph; expected"]);
+            assert_ok(vwd_session_reserve(session.raw(), other, 1 << 20));
+        }
+    });
+    graph.replay();
+    known.check();
 }
 
 fn device_that_does_not_exist_is_unavailable(_: &Backend) {

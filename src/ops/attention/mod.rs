@@ -302,6 +302,11 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
     }
 }
 
+/// Bytes of scratch that `run` takes from its stream's arena.
+pub fn scratch(session: &Session, _request: &Request) -> Result<u64> {
+    session.scratch_bytes(|_| Err(Error::unsupported("vwd_attention has no CUDA kernel in this build")))
+}
+
 /// States [B, (Q,) Hq, ..] that are joined.
 pub struct States<'a> {
     inputs: [Option<State<'a>>; MOST_INPUTS],

@@ -134,3 +134,8 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
         On::Cuda(_) => Err(Error::unsupported("vwd_repair has no CUDA kernel in this build")),
     }
 }
+
+/// Bytes of scratch that `run` takes from its stream's arena.
+pub fn scratch(session: &Session, _request: &Request) -> Result<u64> {
+    session.scratch_bytes(|_| Err(Error::unsupported("vwd_repair has no CUDA kernel in this build")))
+}

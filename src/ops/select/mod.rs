@@ -276,9 +276,19 @@ pub fn blocks(session: &Session, request: &BlocksRequest, stream: vwd_stream) ->
     }
 }
 
+/// Bytes of scratch that `blocks` takes from its stream's arena.
+pub fn blocks_scratch(session: &Session, _request: &BlocksRequest) -> Result<u64> {
+    session.scratch_bytes(|_| Err(Error::unsupported("vwd_select_blocks has no CUDA kernel in this build")))
+}
+
 pub fn tokens(session: &Session, request: &TokensRequest, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
         On::Cpu(cpu) => cpu::tokens(cpu, request),
         On::Cuda(_) => Err(Error::unsupported("vwd_select_tokens has no CUDA kernel in this build")),
     }
+}
+
+/// Bytes of scratch that `tokens` takes from its stream's arena.
+pub fn tokens_scratch(session: &Session, _request: &TokensRequest) -> Result<u64> {
+    session.scratch_bytes(|_| Err(Error::unsupported("vwd_select_tokens has no CUDA kernel in this build")))
 }

@@ -1,39 +1,71 @@
 //! Scratch memory on the device: one arena a stream. Calls on one stream follow each other, so each starts at the arena's
-//! beginning; nothing is allocated after session creation but by `vwd_session_reserve`.
+//! beginning. An arena is made by `vwd_session_reserve`, or by the first call on a stream that needs one.
 
 use super::driver::check;
 use crate::core::status::{Code, Error, Result};
-use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
+use cudarc::driver::sys::{self, CUdeviceptr, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Counters at the beginning of each arena, which are zero between calls: a kernel that counts leaves them so. What lies after
+/// them is undefined.
+pub const COUNTERS: usize = 1 << 14;
+const COUNTER_BYTES: usize = COUNTERS * size_of::<u32>();
 
 pub struct Arenas {
+    /// Of an arena that a call makes.
+    default_bytes: usize,
     state: Mutex<State>,
 }
 
-#[derive(Default)]
-struct State {
-    bound: Vec<(usize, Arena)>,
-    free: Vec<Arena>,
-    /// Replaced by larger ones; kept because captured graphs may point there.
-    retired: Vec<Arena>,
-    peak: usize,
+/// Whom an arena serves: a stream, or one thread's share of the handle that means another stream to each thread.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Owner {
+    stream: usize,
+    thread: u64,
 }
 
-#[derive(Clone, Copy)]
+impl Owner {
+    fn of(stream: CUstream) -> Owner {
+        /// CU_STREAM_LEGACY is what NULL is.
+        const LEGACY: usize = 1;
+        const PER_THREAD: usize = 2;
+        match stream as usize {
+            LEGACY => Owner { stream: 0, thread: 0 },
+            PER_THREAD => Owner { stream: PER_THREAD, thread: this_thread() },
+            stream => Owner { stream, thread: 0 },
+        }
+    }
+}
+
+/// Never given twice, as the system's numbers and a thread's addresses are.
+fn this_thread() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        static NUMBER: u64 = NEXT.fetch_add(1, Relaxed);
+    }
+    NUMBER.with(|&number| number)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct Arena {
     base: CUdeviceptr,
+    /// After the counters.
     bytes: usize,
 }
 
 impl Arena {
-    fn alloc(bytes: usize) -> Result<Arena> {
+    /// Cleared when the stream gets there. The context is current.
+    fn alloc(bytes: usize, stream: CUstream) -> Result<Arena> {
+        let total = bytes.saturating_add(COUNTER_BYTES);
         let mut base = 0;
-        // SAFETY: the context is current. Kernels count on zeroed scratch, and leave it zeroed where they count.
+        // SAFETY: the context is current; the counters lie in what was allocated.
         unsafe {
-            check(sys::cuMemAlloc_v2(&mut base, bytes), "cuMemAlloc")
+            check(sys::cuMemAlloc_v2(&mut base, total), "cuMemAlloc")
                 .map_err(|e| Error::new(e.code, format!("{bytes} bytes of scratch: {}", e.message)))?;
             let arena = Arena { base, bytes };
-            check(sys::cuMemsetD8_v2(base, 0, bytes), "cuMemsetD8").inspect_err(|_| arena.free())?;
+            let cleared = sys::cuMemsetD8Async(base, 0, COUNTER_BYTES, stream);
+            check(cleared, "cuMemsetD8Async").inspect_err(|_| arena.free())?;
             Ok(arena)
         }
     }
@@ -45,85 +77,231 @@ impl Arena {
     }
 }
 
-impl Arenas {
-    /// The context is current.
-    pub fn create(count: usize, bytes: usize) -> Result<Arenas> {
-        let arenas = Arenas { state: Mutex::default() };
-        for _ in 0..count {
-            let made = Arena::alloc(bytes);
-            match made {
-                Ok(arena) => arenas.state.lock().free.push(arena),
-                Err(error) => {
-                    arenas.release();
+/// Who has which arena.
+#[derive(Default)]
+struct State {
+    bound: Vec<(Owner, Arena)>,
+    /// Replaced by larger ones; kept as long as their streams, whose captured graphs may point there.
+    retired: Vec<(Owner, Arena)>,
+    /// Let go.
+    free: Vec<Arena>,
+    peak: usize,
+}
+
+impl State {
+    fn of(&self, owner: Owner) -> Option<Arena> {
+        self.bound.iter().find(|(bound, _)| *bound == owner).map(|&(_, arena)| arena)
+    }
+
+    /// Its arena so far is retired.
+    fn bind(&mut self, owner: Owner, arena: Arena) {
+        match self.bound.iter_mut().find(|(bound, _)| *bound == owner) {
+            Some((_, bound)) => {
+                let old = std::mem::replace(bound, arena);
+                self.retired.push((owner, old));
+            }
+            None => self.bound.push((owner, arena)),
+        }
+    }
+
+    /// Its arenas go to whoever needs one next.
+    fn forget(&mut self, owner: Owner) {
+        let State { bound, retired, free, .. } = self;
+        for list in [bound, retired] {
+            free.extend(list.extract_if(.., |(of, _)| *of == owner).map(|(_, arena)| arena));
+        }
+    }
+
+    /// The smallest arena of at least so many bytes that was let go.
+    fn take_free(&mut self, bytes: usize) -> Option<Arena> {
+        let fits = self.free.iter().enumerate().filter(|(_, arena)| arena.bytes >= bytes);
+        let (at, _) = fits.min_by_key(|(_, arena)| arena.bytes)?;
+        Some(self.free.swap_remove(at))
+    }
+
+    /// An arena that was let go, or a new one. The context is current, and the stream is not capturing.
+    fn give(&mut self, owner: Owner, stream: CUstream, bytes: usize) -> Result<Arena> {
+        let arena = match self.take_free(bytes) {
+            Some(arena) => arena,
+            None => Arena::alloc(bytes, stream).or_else(|error| {
+                // The device may be short because of arenas that nobody has.
+                if self.free.is_empty() {
                     return Err(error);
                 }
-            }
-        }
-        // Room for every stream that has no reserve of its own: binding allocates nothing.
-        arenas.state.lock().bound.reserve(count);
-        Ok(arenas)
+                self.free.drain(..).for_each(Arena::free);
+                Arena::alloc(bytes, stream)
+            })?,
+        };
+        self.bind(owner, arena);
+        Ok(arena)
     }
 
-    /// The beginning of the stream's arena, if it holds `bytes`.
+    fn all(&self) -> impl Iterator<Item = Arena> {
+        let owned = self.bound.iter().chain(&self.retired).map(|&(_, arena)| arena);
+        owned.chain(self.free.iter().copied())
+    }
+}
+
+impl Arenas {
+    pub fn new(default_bytes: usize) -> Arenas {
+        Arenas { default_bytes, state: Mutex::default() }
+    }
+
+    /// Where `bytes` bytes of the stream's arena begin. Makes the arena if the stream has none. The context is current.
     pub fn scratch(&self, stream: CUstream, bytes: usize) -> Result<CUdeviceptr> {
+        Ok(self.arena(stream, bytes)?.base + COUNTER_BYTES as CUdeviceptr)
+    }
+
+    /// The stream's counters, [`COUNTERS`] times 32 bits. Otherwise as [`Arenas::scratch`].
+    pub fn counters(&self, stream: CUstream) -> Result<CUdeviceptr> {
+        Ok(self.arena(stream, 0)?.base)
+    }
+
+    #[inline]
+    fn arena(&self, stream: CUstream, bytes: usize) -> Result<Arena> {
         let mut state = self.state.lock();
-        let key = stream as usize;
-        let arena = match state.bound.iter().find(|(bound, _)| *bound == key) {
-            Some((_, arena)) => *arena,
+        let owner = Owner::of(stream);
+        let arena = match state.of(owner) {
+            Some(arena) if arena.bytes >= bytes => arena,
+            Some(arena) => {
+                let found = format!("an arena of {}", arena.bytes);
+                return Err(out_of_scratch(stream, bytes, &found, ""));
+            }
+            None if is_capturing(stream)? => {
+                let found = "no arena and is capturing a graph";
+                return Err(out_of_scratch(stream, bytes, found, " before the capture"));
+            }
             None => {
-                let streams = state.bound.len();
-                let arena = state.free.pop().ok_or_else(|| {
-                    let text = format!(
-                        "no scratch arena is left for stream {stream:p}: {streams} streams hold one; raise stream_count \
-                         or call vwd_session_reserve for this stream with at least {bytes} bytes"
-                    );
-                    Error::new(Code::OutOfScratch, text)
-                })?;
-                state.bound.push((key, arena));
-                arena
+                let _allocating = Allocating::enter()?;
+                state.give(owner, stream, bytes.max(self.default_bytes))?
             }
         };
-        if bytes > arena.bytes {
-            let text = format!(
-                "the call needs {bytes} bytes of scratch and stream {stream:p} has {}; call vwd_session_reserve for it",
-                arena.bytes
-            );
-            return Err(Error::new(Code::OutOfScratch, text));
-        }
         state.peak = state.peak.max(bytes);
-        Ok(arena.base)
+        Ok(arena)
     }
 
-    /// Gives the stream an arena of at least `bytes`. The context is current.
+    /// Gives the stream an arena of at least `bytes`, 0 meaning the default, that is ready on return. The context is current.
     pub fn reserve(&self, stream: CUstream, bytes: usize) -> Result<()> {
         let mut state = self.state.lock();
-        let key = stream as usize;
-        let at = state.bound.iter().position(|(bound, _)| *bound == key);
-        if at.is_some_and(|at| state.bound[at].1.bytes >= bytes) {
+        let bytes = if bytes == 0 { self.default_bytes } else { bytes };
+        let owner = Owner::of(stream);
+        if state.of(owner).is_some_and(|arena| arena.bytes >= bytes) {
             return Ok(());
         }
-        let arena = Arena::alloc(bytes.max(1))?;
-        match at {
-            Some(at) => {
-                let old = std::mem::replace(&mut state.bound[at].1, arena);
-                state.retired.push(old);
-            }
-            None => state.bound.push((key, arena)),
+        if is_capturing(stream)? {
+            return Err(Error::argument("stream", format!("{stream:p} is capturing a graph"), "one that is not"));
         }
-        Ok(())
+        let _allocating = Allocating::enter()?;
+        state.give(owner, stream, bytes)?;
+        drop(state);
+        // SAFETY: the context is current; the stream is the caller's and not capturing.
+        check(unsafe { sys::cuStreamSynchronize(stream) }, "cuStreamSynchronize")
+    }
+
+    pub fn forget(&self, stream: CUstream) {
+        self.state.lock().forget(Owner::of(stream));
     }
 
     /// Bytes held, and the most that one call has used.
     pub fn usage(&self) -> (u64, u64) {
         let state = self.state.lock();
-        let all = state.bound.iter().map(|(_, arena)| arena).chain(&state.free).chain(&state.retired);
-        (all.map(|arena| arena.bytes as u64).sum(), state.peak as u64)
+        (state.all().map(|arena| (arena.bytes + COUNTER_BYTES) as u64).sum(), state.peak as u64)
     }
 
     /// Frees everything. The context is current.
     pub fn release(&self) {
         let state = std::mem::take(&mut *self.state.lock());
-        let bound = state.bound.into_iter().map(|(_, arena)| arena);
-        bound.chain(state.free).chain(state.retired).for_each(Arena::free);
+        state.all().for_each(Arena::free);
+    }
+}
+
+#[cold]
+fn out_of_scratch(stream: CUstream, bytes: usize, found: &str, when: &str) -> Error {
+    let text = format!(
+        "the call needs {bytes} bytes of scratch and stream {stream:p} has {found}; call \
+         vwd_session_reserve(session, {stream:p}, {bytes}){when}"
+    );
+    Error::new(Code::OutOfScratch, text)
+}
+
+fn is_capturing(stream: CUstream) -> Result<bool> {
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the context is current, and the stream is the caller's.
+    check(unsafe { sys::cuStreamIsCapturing(stream, &mut status) }, "cuStreamIsCapturing")?;
+    Ok(status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// While it lives this thread may allocate and wait, even though a graph is captured on some other stream in the mode that
+/// forbids that to every thread.
+struct Allocating {
+    before: CUstreamCaptureMode,
+}
+
+impl Allocating {
+    fn enter() -> Result<Allocating> {
+        let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the driver is open; it exchanges the mode with this thread's.
+        let exchanged = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+        check(exchanged, "cuThreadExchangeStreamCaptureMode")?;
+        Ok(Allocating { before: mode })
+    }
+}
+
+impl Drop for Allocating {
+    fn drop(&mut self) {
+        // SAFETY: as above, on the same thread.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream(handle: usize) -> CUstream {
+        handle as CUstream
+    }
+
+    fn arena(bytes: usize) -> Arena {
+        Arena { base: bytes as CUdeviceptr, bytes }
+    }
+
+    #[test]
+    fn null_and_legacy_are_one_stream() {
+        assert_eq!(Owner::of(stream(0)), Owner::of(stream(1)));
+        assert_ne!(Owner::of(stream(0)), Owner::of(stream(0x7f00)));
+    }
+
+    #[test]
+    fn threads_share_arenas_of_streams_but_not_of_the_per_thread_stream() {
+        let owners = || [0, 2, 0x7f00].map(|handle| Owner::of(stream(handle)));
+        let here = owners();
+        assert_eq!(owners(), here);
+        let there = std::thread::spawn(owners).join().unwrap();
+        assert_eq!((there[0], there[2]), (here[0], here[2]));
+        assert_ne!(there[1], here[1]);
+    }
+
+    #[test]
+    fn replaced_arena_stays_with_its_stream_until_that_is_forgotten() {
+        let (first, second) = (Owner::of(stream(0x100)), Owner::of(stream(0x200)));
+        let mut state = State::default();
+        state.bind(first, arena(10));
+        state.bind(first, arena(20));
+        state.bind(second, arena(30));
+        assert_eq!((state.of(first), state.take_free(1)), (Some(arena(20)), None));
+        state.forget(first);
+        assert_eq!((state.of(first), state.of(second)), (None, Some(arena(30))));
+        assert_eq!(state.take_free(11), Some(arena(20)), "the smallest that fits");
+        assert_eq!((state.take_free(11), state.take_free(10)), (None, Some(arena(10))));
+        assert_eq!(state.all().collect::<Vec<_>>(), [arena(30)]);
+    }
+
+    #[test]
+    fn forgetting_a_stream_without_an_arena_changes_nothing() {
+        let mut state = State::default();
+        state.bind(Owner::of(stream(0x100)), arena(10));
+        state.forget(Owner::of(stream(0x200)));
+        assert_eq!(state.of(Owner::of(stream(0x100))), Some(arena(10)));
     }
 }

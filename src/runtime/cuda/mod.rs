@@ -1,5 +1,5 @@
 //! The CUDA backend's resources: the primary context, the kernels, scratch arenas, the pinned pool and the session's own
-//! streams. Everything a call needs is made at session creation.
+//! streams. What a call needs is made at session creation, but for the scratch arena of its stream.
 
 mod arena;
 mod context;
@@ -81,10 +81,9 @@ impl Cuda {
         let started = Instant::now();
         let kernels = Loaded::load(families, &context, &facts)?;
         facts.load_microseconds = started.elapsed().as_micros() as u64;
-        let arenas = Arenas::create(options.stream_count, options.scratch_bytes)?;
-        let streams = create_streams().inspect_err(|_| arenas.release())?;
+        let streams = create_streams()?;
         drop(entered);
-        let pinned = PinnedPool::new(options.pinned_limit);
+        let (arenas, pinned) = (Arenas::new(options.scratch_bytes), PinnedPool::new(options.pinned_limit));
         Ok(Cuda { kernels, arenas, pinned, streams, facts, context })
     }
 
@@ -104,6 +103,19 @@ impl Cuda {
         let _entered = self.context.enter()?;
         let bytes = usize::try_from(bytes).map_err(|_| Error::argument("bytes", bytes, "a size in memory"))?;
         self.arenas.reserve(stream.cast(), bytes)
+    }
+
+    pub fn forget_stream(&self, stream: vwd_stream) {
+        self.arenas.forget(stream.cast());
+    }
+
+    /// Those of a family that the session was created with.
+    pub fn kernels<K: Kernels>(&self) -> &K {
+        self.kernels.of()
+    }
+
+    pub fn facts(&self) -> &Facts {
+        &self.facts
     }
 
     pub fn pinned_alloc(&self, bytes: u64) -> Result<*mut c_void> {
@@ -223,18 +235,26 @@ pub struct Enqueue<'s> {
 }
 
 impl Enqueue<'_> {
-    /// Those of a family that the session was created with.
+    /// As [`Cuda::kernels`].
     pub fn kernels<K: Kernels>(&self) -> &K {
-        self.cuda.kernels.of()
+        self.cuda.kernels()
     }
 
     pub fn facts(&self) -> &Facts {
-        &self.cuda.facts
+        self.cuda.facts()
     }
 
-    /// Scratch for this call alone, aligned to 256 bytes.
+    /// Scratch for this call alone, aligned to 256 bytes. What it holds is undefined.
     pub fn scratch(&self, bytes: usize) -> Result<CUdeviceptr> {
         self.cuda.arenas.scratch(self.stream, bytes)
+    }
+
+    /// Counters of [`Enqueue::counters`].
+    pub const COUNTERS: usize = arena::COUNTERS;
+
+    /// Counters of 32 bits for this call alone: they are zero, and its last kernel leaves them so.
+    pub fn counters(&self) -> Result<CUdeviceptr> {
+        self.cuda.arenas.counters(self.stream)
     }
 
     /// Launches a kernel on the caller's stream.
