@@ -20,7 +20,6 @@ pub mod device_type {
     pub const CPU: i32 = 1;
     pub const CUDA: i32 = 2;
     pub const CUDA_HOST: i32 = 3;
-    pub const CUDA_MANAGED: i32 = 13;
 }
 
 /// Where a session computes, and so where its tensors must live.
