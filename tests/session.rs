@@ -3,7 +3,6 @@
 mod support;
 
 use std::ffi::{c_char, c_void};
-use std::mem::offset_of;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::*;
@@ -38,13 +37,6 @@ fn session_refuses_options_that_make_no_sense() {
 }
 
 #[test]
-fn session_accepts_the_options_of_an_earlier_version() {
-    let mut options = vwd_session_options { device: VWD_DEVICE_CPU, threads: 1, flags: u32::MAX, ..args() };
-    options.struct_size = offset_of!(vwd_session_options, pinned_limit) as u32;
-    assert_eq!(Session::create(&options).expect("flags lie past the end").details().threads, 1);
-}
-
-#[test]
 fn failed_creation_leaves_the_out_parameter_alone() {
     let options = vwd_session_options { device: 99, ..args() };
     let mut session = 0x40 as *mut vwd_session;
@@ -72,6 +64,7 @@ fn null_session_is_an_argument_error() {
         let names_session = |status| assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &["session: NULL; expected "]);
         names_session(vwd_session_info(null, &mut details));
         names_session(vwd_session_reserve(null, std::ptr::null_mut(), 1));
+        names_session(vwd_session_forget_stream(null, std::ptr::null_mut()));
         names_session(vwd_session_stream(null, VWD_STREAM_SELECT, &mut stream));
         names_session(vwd_pinned_alloc(null, 1, &mut pointer));
         names_session(vwd_pinned_free(null, std::ptr::null_mut(), std::ptr::null_mut()));
@@ -123,6 +116,8 @@ fn cpu_session_has_no_streams() {
         );
         assert_ok(vwd_session_reserve(session.raw(), std::ptr::null_mut(), 1 << 40));
         assert_fails(vwd_session_reserve(session.raw(), stream, 1), VWD_ERROR_INVALID_ARGUMENT, &["stream"]);
+        assert_ok(vwd_session_forget_stream(session.raw(), std::ptr::null_mut()));
+        assert_fails(vwd_session_forget_stream(session.raw(), stream), VWD_ERROR_INVALID_ARGUMENT, &["stream"]);
     }
     assert_eq!(stream, 0x40 as vwd_stream);
 }
@@ -380,5 +375,94 @@ fn released_sessions_leave_no_threads() {
         let sessions: Vec<Session> = (0..20).map(|_| Session::cpu(3)).collect();
         drop(sessions);
         assert_eq!(settle(), before);
+    });
+}
+
+// --- after fork ------------------------------------------------------------------------------------------------------
+
+/// Runs `body` in a child of this process, which must end well within some seconds.
+fn in_child(body: impl FnOnce() + std::panic::UnwindSafe) {
+    // SAFETY: the child runs the body and ends; this process waits for it.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            libc::_exit(std::panic::catch_unwind(body).is_err() as i32);
+        }
+        assert!(child > 0, "fork");
+        let (mut status, deadline) = (0, Instant::now() + Duration::from_secs(30));
+        while libc::waitpid(child, &mut status, libc::WNOHANG) == 0 {
+            if Instant::now() > deadline {
+                libc::kill(child, libc::SIGKILL);
+                libc::waitpid(child, &mut status, 0);
+                panic!("the child hangs");
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "the child failed: {status:#x}");
+    }
+}
+
+/// Verifies so many rows that a session's threads share the work.
+fn verify_many(backend: &Backend) -> vwd_status {
+    const ROWS: usize = 20_000;
+    let tokens = |width| Tensor::ints(backend, I32, &Array::filled(&[ROWS, width], 7), &Layout::default());
+    let result = || Tensor::poisoned(backend, I32, &[ROWS], &Layout::default());
+    let (draft, target, accepted, next_token) = (tokens(4), tokens(5), result(), result());
+    let arguments = vwd_verify_args {
+        draft: draft.c(),
+        target: target.c(),
+        accepted: accepted.c(),
+        next_token: next_token.c(),
+        ..args()
+    };
+    // SAFETY: the tensors outlive the call.
+    let status = unsafe { vwd_verify(backend.session(), &arguments, std::ptr::null_mut()) };
+    assert!(status != VWD_OK || accepted.read_ints().data.iter().all(|&k| k == 4));
+    status
+}
+
+#[test]
+fn child_gets_errors_from_what_its_parent_made_and_may_make_its_own() {
+    alone("child_gets_errors_from_what_its_parent_made_and_may_make_its_own", || {
+        let backend = Backend::cpu(4);
+        assert_ok(verify_many(&backend));
+        let options = vwd_forecast_options { layers: 1, input_dim: 4, q_heads: 1, head_dim: 4, ..args() };
+        let mut forecast = std::ptr::null_mut();
+        // SAFETY: the pointers are valid.
+        assert_ok(unsafe { vwd_forecast_create(backend.session(), &options, &mut forecast) });
+        let (session, forecast) = (backend.session() as usize, forecast as usize);
+        let shared = std::panic::AssertUnwindSafe(&backend);
+        let refused = move || {
+            let refused = |status, name: &str| {
+                let words =
+                    format!("{name}: made before this process was forked; expected a handle made in this process");
+                assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &[&words]);
+            };
+            let (session, forecast) = (session as *const vwd_session, forecast as *mut vwd_forecast);
+            refused(verify_many(&shared), "session");
+            // SAFETY: the parent's handles, which live here as memory.
+            unsafe {
+                refused(vwd_session_info(session, &mut args()), "session");
+                refused(vwd_forecast_info(forecast, &mut args()), "forecast");
+                refused(vwd_forecast_create(session, &options, &mut std::ptr::null_mut()), "session");
+                vwd_forecast_release(forecast);
+                vwd_session_release(session.cast_mut());
+            }
+        };
+        in_child(move || {
+            refused();
+            // A session of its own works, and is not its child's.
+            let own = Backend::cpu(4);
+            assert_ok(verify_many(&own));
+            let shared = std::panic::AssertUnwindSafe(&own);
+            in_child(move || {
+                assert_eq!(verify_many(&shared), VWD_ERROR_INVALID_ARGUMENT);
+                refused();
+            });
+            assert_ok(verify_many(&own));
+        });
+        assert_ok(verify_many(&backend));
+        // SAFETY: released once in this process.
+        unsafe { vwd_forecast_release(forecast as *mut vwd_forecast) };
     });
 }

@@ -1,7 +1,10 @@
-//! What may not change a bit: the number of a session's threads, and other calls on the same session at the same time.
+//! What may not change a bit: the number of a session's threads, whose threads they are, other calls on the same session at
+//! the same time, and the caller's floating-point environment.
 
 mod support;
 
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use support::paged::{Paged, Shape};
 use support::*;
 use vanward::abi::*;
@@ -17,11 +20,15 @@ fn results_do_not_depend_on_the_number_of_threads() {
 
 #[test]
 fn threads_that_share_a_session_get_what_each_would_get_alone() {
+    share(&Backend::cpu(3));
+}
+
+/// Calls from four threads at once give what each would give alone.
+fn share(backend: &Backend) {
     let expected: Vec<Outputs> = (0..3).map(|seed| Step::run(&Backend::cpu(1), seed)).collect();
-    let backend = Backend::cpu(3);
     std::thread::scope(|scope| {
         for thread in 0..4 {
-            let (backend, expected) = (&backend, &expected);
+            let expected = &expected;
             scope.spawn(move || {
                 for round in 0..3 {
                     let seed = (thread + round) % 3;
@@ -30,6 +37,151 @@ fn threads_that_share_a_session_get_what_each_would_get_alone() {
             });
         }
     });
+}
+
+// --- an engine's own threads -----------------------------------------------------------------------------------------
+
+/// An engine's threads, as C knows them: tasks are dealt out to so many threads, which flush subnormals to zero, and so many
+/// of each call are left out.
+struct Engine {
+    threads: u64,
+    forgets: u64,
+    tasks: AtomicU64,
+}
+
+impl Engine {
+    fn new(threads: u64) -> Engine {
+        Engine { threads, forgets: 0, tasks: AtomicU64::new(0) }
+    }
+
+    fn options(&self) -> vwd_session_options {
+        let parallel_context = (&raw const *self).cast_mut().cast();
+        vwd_session_options { device: VWD_DEVICE_CPU, parallel_for: Some(parallel_for), parallel_context, ..args() }
+    }
+
+    fn backend(&self) -> Backend {
+        Backend::of(Session::create(&self.options()).unwrap_or_else(|(_, text)| panic!("{text}")))
+    }
+}
+
+unsafe extern "C" fn parallel_for(context: *mut c_void, tasks: u64, task: vwd_task, work: *mut c_void) {
+    // SAFETY: the options name an engine that outlives the session.
+    let (engine, task, work) = (unsafe { &*context.cast::<Engine>() }, task.expect("a function"), work as usize);
+    engine.tasks.fetch_add(tasks, Relaxed);
+    let tasks = tasks - engine.forgets.min(tasks);
+    std::thread::scope(|scope| {
+        for thread in 0..engine.threads {
+            // The last tasks first: the order is the engine's.
+            let mine = (0..tasks).rev().filter(move |index| index % engine.threads == thread);
+            // SAFETY: each task once, before this returns.
+            let run = move |index| with_control(Some(FLUSHING), || unsafe { task(work as *mut c_void, index) });
+            scope.spawn(move || mine.for_each(run));
+        }
+    });
+}
+
+#[test]
+fn results_do_not_depend_on_whose_threads_they_are() {
+    let expected = Step::run(&Backend::cpu(1), 1);
+    for threads in [1, 3] {
+        let engine = Engine::new(threads);
+        assert_same(&Step::run(&engine.backend(), 1), &expected);
+        assert!(engine.tasks.into_inner() > 100, "the engine's threads did the work");
+    }
+}
+
+#[test]
+fn engine_lends_its_threads_to_several_calls_at_once() {
+    share(&Engine::new(3).backend());
+}
+
+#[test]
+fn session_with_lent_threads_has_none_of_its_own() {
+    let engine = Engine::new(2);
+    let session = Session::create(&engine.options()).unwrap();
+    assert_eq!(session.details().threads, 0);
+    let refused = |options: vwd_session_options, words: &str| {
+        let (status, text) = Session::create(&options).err().expect("refused");
+        assert_eq!(status, VWD_ERROR_INVALID_ARGUMENT);
+        assert!(text.starts_with(words), "{text}");
+    };
+    refused(
+        vwd_session_options { threads: 1, ..engine.options() },
+        "options.threads: 1; expected 0 beside parallel_for",
+    );
+    refused(vwd_session_options { parallel_for: None, ..engine.options() }, "options.parallel_context: ");
+}
+
+#[test]
+fn tasks_that_an_engine_forgets_are_an_error() {
+    let engine = Engine { forgets: 2, ..Engine::new(2) };
+    let backend = engine.backend();
+    const ROWS: usize = 20_000;
+    let tokens = |width| Tensor::ints(&backend, I32, &Array::filled(&[ROWS, width], 7), &Layout::default());
+    let result = || Tensor::poisoned(&backend, I32, &[ROWS], &Layout::default());
+    let (draft, target, accepted, next_token) = (tokens(4), tokens(5), result(), result());
+    let arguments = vwd_verify_args {
+        draft: draft.c(),
+        target: target.c(),
+        accepted: accepted.c(),
+        next_token: next_token.c(),
+        ..args()
+    };
+    // SAFETY: the tensors outlive the call.
+    let status = unsafe { vwd_verify(backend.session(), &arguments, std::ptr::null_mut()) };
+    assert_fails(status, VWD_ERROR_INTERNAL, &["options.parallel_for returned when ", " tasks had run"]);
+}
+
+// --- the caller's floating-point environment -------------------------------------------------------------------------
+
+/// Runs a call with MXCSR set so, and checks that the call leaves it so.
+#[cfg(target_arch = "x86_64")]
+fn with_control<R>(control: Option<u32>, call: impl FnOnce() -> R) -> R {
+    use std::arch::asm;
+    const STICKY: u32 = 0x3f;
+    let Some(control) = control else { return call() };
+    let (mut before, mut after) = (0u32, 0u32);
+    // SAFETY: the register is as before when this returns.
+    unsafe {
+        asm!("stmxcsr [{}]", in(reg) &raw mut before);
+        asm!("ldmxcsr [{}]", in(reg) &raw const control);
+        let result = call();
+        asm!("stmxcsr [{}]", in(reg) &raw mut after);
+        asm!("ldmxcsr [{}]", in(reg) &raw const before);
+        assert_eq!(after & !STICKY, control & !STICKY, "the call changed the caller's environment");
+        result
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn with_control<R>(_: Option<u32>, call: impl FnOnce() -> R) -> R {
+    call()
+}
+
+/// Subnormals are zero, in and out.
+const FLUSHING: u32 = 0x1f80 | 0x8040;
+/// And rounding down, up, towards zero; a trap on every exception, inexact results included.
+const CONTROLS: [u32; 5] = [FLUSHING, 0x1f80 | 0x2000, 0x1f80 | 0x4000, 0x1f80 | 0x6000, 0];
+
+#[test]
+fn results_do_not_depend_on_the_callers_floating_point_environment() {
+    let engine = Engine::new(2);
+    for backend in [Backend::cpu(1), Backend::cpu(3), engine.backend()] {
+        let expected = Step::run(&backend, 1);
+        for control in CONTROLS {
+            assert_same(&Step::run_with(&backend, 1, Some(control)), &expected);
+        }
+    }
+}
+
+/// Threads inherit the environment of the thread that starts them.
+#[test]
+fn results_do_not_depend_on_the_environment_in_which_the_session_was_created() {
+    let expected = Step::run(&Backend::cpu(1), 1);
+    for control in CONTROLS {
+        let session = with_control(Some(control), || Session::cpu(3));
+        assert_same(&Step::run(&Backend::of(session), 1), &expected);
+    }
 }
 
 type Outputs = Vec<(&'static str, Vec<u8>)>;
@@ -54,12 +206,18 @@ const K: usize = 12;
 struct Step<'b> {
     backend: &'b Backend,
     rng: Rng,
+    /// MXCSR during each call.
+    control: Option<u32>,
     outputs: Vec<(&'static str, Tensor<'b>)>,
 }
 
 impl<'b> Step<'b> {
     fn run(backend: &'b Backend, seed: u64) -> Outputs {
-        let mut step = Step { backend, rng: Rng::new(seed), outputs: vec![] };
+        Step::run_with(backend, seed, None)
+    }
+
+    fn run_with(backend: &'b Backend, seed: u64, control: Option<u32>) -> Outputs {
+        let mut step = Step { backend, rng: Rng::new(seed), control, outputs: vec![] };
         step.verify_and_pack();
         step.attend();
         step.forecast();
@@ -101,7 +259,8 @@ impl<'b> Step<'b> {
         args: T,
     ) {
         // SAFETY: the tensors live until the step has been read.
-        self.backend.finish(unsafe { call(self.backend.session(), &args, self.backend.stream()) });
+        let call = || unsafe { call(self.backend.session(), &args, self.backend.stream()) };
+        self.backend.finish(with_control(self.control, call));
     }
 
     fn verify_and_pack(&mut self) {
@@ -149,6 +308,14 @@ impl<'b> Step<'b> {
         let sample = self.floats(BF16, &[100, KV_HEADS, DIM]);
         let importance = self.output("importance", F32, &[KV_HEADS, DIM]);
         let call = vwd_channel_importance_args { q: q.c(), k: sample.c(), channels, importance, ..args() };
+        self.call(vwd_channel_importance, call);
+        // Products of these keys are subnormal.
+        let faint = self.rng.normals(&[100, KV_HEADS, DIM]).map(|x| x * 1e-40);
+        let faint = Tensor::floats(self.backend, F32, &faint, &Layout::default());
+        let plain = self.floats(F32, &[BATCH, HEADS, DIM]);
+        let importance = self.output("importance of faint keys", F32, &[KV_HEADS, DIM]);
+        let ranked = self.output("channels of faint keys", I32, &[KV_HEADS, DIM / 2]);
+        let call = vwd_channel_importance_args { q: plain.c(), k: faint.c(), channels: ranked, importance, ..args() };
         self.call(vwd_channel_importance, call);
 
         // Rows of each index: blocks, windows, tokens; sequence i is page i.
@@ -295,9 +462,10 @@ impl<'b> Step<'b> {
         // SAFETY: the tensors outlive the calls; created here, released here.
         unsafe {
             assert_ok(vwd_forecast_create(self.backend.session(), &options, &mut forecast));
-            assert_ok(vwd_forecast_accumulate(forecast, &text));
-            assert_ok(vwd_forecast_solve(forecast, 16));
-            self.backend.finish(vwd_forecast_project(forecast, &project, self.backend.stream()));
+            assert_ok(with_control(self.control, || vwd_forecast_accumulate(forecast, &text)));
+            assert_ok(with_control(self.control, || vwd_forecast_solve(forecast, 16)));
+            let stream = self.backend.stream();
+            self.backend.finish(with_control(self.control, || vwd_forecast_project(forecast, &project, stream)));
             vwd_forecast_release(forecast);
         }
     }

@@ -26,7 +26,8 @@ pub const VWD_STREAM_WRITE_BACK: u32 = 3;
 pub type vwd_task = Option<unsafe extern "C" fn(work: *mut c_void, index: u64)>;
 
 /// The caller's threads: calls task(work, 0) … task(work, tasks − 1), each once, in any order and on any threads, and
-/// returns when all have returned. Called by several threads at once where the session is.
+/// returns when all have returned. Called by several threads at once where the session is, never from inside a task. Does
+/// not unwind.
 pub type vwd_parallel_for =
     Option<unsafe extern "C" fn(parallel_context: *mut c_void, tasks: u64, task: vwd_task, work: *mut c_void)>;
 

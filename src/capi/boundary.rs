@@ -1,11 +1,12 @@
-//! The one place where a call crosses from C: catches panics, records the message, picks the status, and reads
-//! handles, out parameters and text.
+//! The one place where a call crosses from C: sets floating point right, catches panics, records the message, picks the
+//! status, and reads handles, out parameters and text.
 
 use crate::abi::{VWD_OK, vwd_status};
+use crate::core::floats::Floats;
 use crate::core::quiet;
 use crate::core::status::{Code, Error, Result};
 pub use crate::core::versioned::{optional_versioned, versioned, write_versioned};
-use std::any::Any;
+use crate::runtime::fork::Process;
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
@@ -18,13 +19,17 @@ thread_local! {
 /// Runs the body of one C function.
 #[inline]
 pub fn boundary(body: impl FnOnce() -> Result<()>) -> vwd_status {
+    let _floats = Floats::enter();
     let outer = quiet::enter();
     let outcome = catch_unwind(AssertUnwindSafe(body));
     quiet::leave(outer);
     let error = match outcome {
         Ok(Ok(())) => return VWD_OK,
         Ok(Err(error)) => error,
-        Err(payload) => Error::new(Code::Internal, describe(payload.as_ref())),
+        Err(payload) => {
+            let text = quiet::describe(payload.as_ref());
+            Error::new(Code::Internal, format!("internal error: {text}; please report it"))
+        }
     };
     LAST_ERROR.with_borrow_mut(|text| {
         text.clear();
@@ -37,23 +42,39 @@ pub fn with_last_error<R>(read: impl FnOnce(&str) -> R) -> R {
     LAST_ERROR.with_borrow(|text| read(text))
 }
 
-fn describe(payload: &(dyn Any + Send)) -> String {
-    let what = payload
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("unknown");
-    let place = quiet::panic_place();
-    format!("internal error: {what}{place}; please report it")
+/// What a handle points to.
+pub trait Handle {
+    fn maker(&self) -> Process;
 }
 
 /// The object behind a handle.
 ///
 /// # Safety
 /// `handle` is NULL or a live handle of its type.
-pub unsafe fn handle<'a, T>(handle: *const T, name: &str) -> Result<&'a T> {
-    // SAFETY: forwarded to the caller.
-    unsafe { handle.as_ref() }.ok_or_else(|| Error::argument(name, "NULL", "a live handle"))
+#[inline]
+pub unsafe fn handle<'a, T: Handle>(handle: *const T, name: &str) -> Result<&'a T> {
+    // SAFETY: NULL or live, says the caller.
+    match unsafe { handle.as_ref() } {
+        Some(object) if object.maker().is_this() => Ok(object),
+        Some(_) => Err(Error::argument(name, "made before this process was forked", "a handle made in this process")),
+        None => Err(Error::argument(name, "NULL", "a live handle")),
+    }
+}
+
+/// Ends the life of a handle; nothing for NULL. One of a process that this was forked from stays as it is: there are no
+/// threads here to join, and no device to give memory back to.
+///
+/// # Safety
+/// `handle` is NULL, or came from `Box::into_raw` and is not used again.
+pub unsafe fn release<T: Handle>(handle: *mut T) {
+    // SAFETY: NULL or live, says the caller.
+    if unsafe { handle.as_ref() }.is_some_and(|object| object.maker().is_this()) {
+        boundary(|| {
+            // SAFETY: not NULL, and the caller's to give back.
+            drop(unsafe { Box::from_raw(handle) });
+            Ok(())
+        });
+    }
 }
 
 /// Writes an out parameter.

@@ -1,17 +1,25 @@
 //! Forecast: the queries of layer l+1 from the residual stream that enters layer l, fitted in closed form.
 
-use super::boundary::{boundary, handle, optional_versioned, out, text, versioned, write_versioned};
+use super::boundary::{Handle, boundary, handle, optional_versioned, out, release, text, versioned, write_versioned};
 use super::session::vwd_session;
 use crate::abi::{
     vwd_forecast_accumulate_args, vwd_forecast_details, vwd_forecast_options, vwd_forecast_project_args, vwd_status,
     vwd_stream,
 };
 use crate::decode::forecast::{self, Forecast};
+use crate::runtime::fork::Process;
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
 
 /// Linear maps, one per layer, that forecast the next layer's queries. Opaque.
-pub struct vwd_forecast(pub(crate) Forecast);
+pub struct vwd_forecast(pub(crate) Forecast, Process);
+
+impl Handle for vwd_forecast {
+    #[inline]
+    fn maker(&self) -> Process {
+        self.1
+    }
+}
 
 /// Creates a forecast without maps: fit them with `vwd_forecast_accumulate` and `vwd_forecast_solve`.
 ///
@@ -34,7 +42,7 @@ pub unsafe extern "C" fn vwd_forecast_create(
             (handle(session, "session")?, versioned(options, "options", &mut room)?, out(forecast, "forecast")?)
         };
         let created = Forecast::create(&session.0, &forecast::Options::from_c(options)?)?;
-        forecast.write(Box::into_raw(Box::new(vwd_forecast(created))));
+        forecast.write(Box::into_raw(Box::new(vwd_forecast(created, session.maker()))));
         Ok(())
     })
 }
@@ -42,13 +50,8 @@ pub unsafe extern "C" fn vwd_forecast_create(
 /// Releases a forecast; NULL is a no-op. No call on it may be in progress.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_release(forecast: *mut vwd_forecast) {
-    if !forecast.is_null() {
-        boundary(|| {
-            // SAFETY: made by Box::into_raw, released once.
-            drop(unsafe { Box::from_raw(forecast) });
-            Ok(())
-        });
-    }
+    // SAFETY: the C contract of forecast.
+    unsafe { release(forecast) }
 }
 
 /// Fills `details`, whose struct_size the caller has set. Waits for an accumulate or solve in progress. Thread-safe.
@@ -137,7 +140,7 @@ pub unsafe extern "C" fn vwd_forecast_load(
         let (session, path, forecast) =
             unsafe { (handle(session, "session")?, text(path, "path")?, out(forecast, "forecast")?) };
         let loaded = Forecast::load(&session.0, path)?;
-        forecast.write(Box::into_raw(Box::new(vwd_forecast(loaded))));
+        forecast.write(Box::into_raw(Box::new(vwd_forecast(loaded, session.maker()))));
         Ok(())
     })
 }

@@ -1,8 +1,9 @@
 //! Versions, the last error, and the session.
 
-use super::boundary::{boundary, handle, out, versioned, with_last_error, write_versioned};
+use super::boundary::{Handle, boundary, handle, out, release, versioned, with_last_error, write_versioned};
 use crate::abi::{VWD_ABI_VERSION, vwd_session_details, vwd_session_options, vwd_status, vwd_stream};
 use crate::ops;
+use crate::runtime::fork::Process;
 use crate::runtime::{Options, Session};
 use std::ffi::{c_char, c_void};
 use std::mem::MaybeUninit;
@@ -10,7 +11,14 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 /// What calls run on: a device, its scratch memory and its threads or streams. Opaque.
-pub struct vwd_session(pub(crate) Arc<Session>);
+pub struct vwd_session(pub(crate) Arc<Session>, Process);
+
+impl Handle for vwd_session {
+    #[inline]
+    fn maker(&self) -> Process {
+        self.1
+    }
+}
 
 impl Deref for vwd_session {
     type Target = Session;
@@ -71,10 +79,12 @@ pub unsafe extern "C" fn vwd_session_create(
         let options = if options.is_null() {
             Options::default()
         } else {
-            // SAFETY: the C contract of options.
-            Options::from_c(unsafe { versioned(options, "options", &mut room) }?)?
+            // SAFETY: the C contract of options and of what they point to.
+            unsafe { Options::from_c(versioned(options, "options", &mut room)?)? }
         };
-        session.write(Box::into_raw(Box::new(vwd_session(Arc::new(Session::create(&options, ops::FAMILIES)?)))));
+        let maker = Process::this()?;
+        let created = Arc::new(Session::create(&options, ops::FAMILIES)?);
+        session.write(Box::into_raw(Box::new(vwd_session(created, maker))));
         Ok(())
     })
 }
@@ -82,13 +92,8 @@ pub unsafe extern "C" fn vwd_session_create(
 /// Releases a session; NULL is a no-op. Its calls have returned and its streams have passed them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_session_release(session: *mut vwd_session) {
-    if !session.is_null() {
-        boundary(|| {
-            // SAFETY: made by Box::into_raw, released once.
-            drop(unsafe { Box::from_raw(session) });
-            Ok(())
-        });
-    }
+    // SAFETY: the C contract of session.
+    unsafe { release(session) }
 }
 
 /// Tells what the session runs on and what it holds.

@@ -3,6 +3,7 @@
 pub mod copy;
 pub mod dtype;
 pub mod float8;
+pub mod floats;
 pub mod overlap;
 pub mod quiet;
 pub mod status;

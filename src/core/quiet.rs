@@ -1,5 +1,6 @@
 //! A library prints nothing: panics inside it become messages, all others go to the hook that was there before.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::sync::Once;
 
@@ -21,9 +22,15 @@ pub fn leave(before: bool) {
     INSIDE.set(before);
 }
 
-/// Where this thread last panicked, " at file:line" or nothing; forgotten once asked.
-pub fn panic_place() -> String {
-    PANIC_PLACE.with_borrow_mut(std::mem::take)
+/// What a panic that this thread has caught says, and where it began if that was on this thread: "words at file:line".
+pub fn describe(payload: &(dyn Any + Send)) -> String {
+    let words = payload
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("unknown");
+    let place = PANIC_PLACE.with_borrow_mut(std::mem::take);
+    format!("{words}{place}")
 }
 
 fn install_hook() {

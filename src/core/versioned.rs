@@ -115,3 +115,44 @@ pub unsafe fn write_versioned<T: Versioned>(target: *mut T, value: &T, name: &st
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a third version, whose second had a field less.
+    #[repr(C)]
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    struct Grown {
+        struct_size: u32,
+        first: u32,
+        second: u64,
+        third: u64,
+    }
+
+    // SAFETY: repr(C), struct_size first, plain data.
+    unsafe impl Versioned for Grown {
+        const KNOWN_SIZES: &'static [usize] = &[16, 24];
+    }
+
+    /// What is read of a caller's struct of so many bytes.
+    fn read(struct_size: u32) -> std::result::Result<Grown, String> {
+        let (given, mut room) = (Grown { struct_size, first: 1, second: 2, third: 3 }, MaybeUninit::uninit());
+        // SAFETY: all sizes of these tests are readable.
+        unsafe { versioned(&given, "args", &mut room) }.copied().map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn fields_that_an_earlier_caller_has_not_are_zero() {
+        assert_eq!(read(24), Ok(Grown { struct_size: 24, first: 1, second: 2, third: 3 }));
+        assert_eq!(read(16), Ok(Grown { struct_size: 16, first: 1, second: 2, third: 0 }));
+    }
+
+    #[test]
+    fn sizes_of_no_version_are_refused() {
+        for size in [0, 8, 12, 20, 23] {
+            let text = read(size).unwrap_err();
+            assert!(text.starts_with(&format!("args.struct_size: {size}; expected 16 or 24")), "{text}");
+        }
+    }
+}

@@ -1,8 +1,10 @@
-//! The CPU backend's resources: a pool of threads that the session owns, and scratch memory that calls reuse.
+//! The CPU backend's resources: threads, the session's own or lent by the engine, and scratch memory that calls reuse.
 
 use super::Options;
 use super::host::HostMemory;
+use super::lent::ParallelFor;
 use crate::abi::{VWD_DEVICE_CPU, vwd_session_details};
+use crate::core::floats::Floats;
 use crate::core::quiet;
 use crate::core::status::{Code, Error, Result};
 use bumpalo::Bump;
@@ -14,32 +16,48 @@ use std::mem::ManuallyDrop;
 use std::thread::JoinHandle;
 
 pub struct Cpu {
-    threads: usize,
-    /// Absent when the session has one thread: then the caller does the work.
-    pool: Option<Pool>,
+    workers: Workers,
     scratch: Mutex<Vec<Bump>>,
     pub host: HostMemory,
 }
 
+/// Who does a call's work.
+enum Workers {
+    /// The caller.
+    None,
+    /// So many threads of the session, while the caller waits.
+    Own(Pool),
+    Lent(ParallelFor),
+}
+
 /// Less work than this is done by the caller: waking a worker takes some microseconds.
 const INLINE_BYTES: usize = 64 << 10;
+/// Work that is worth one call of an engine's task: several small tasks are one.
+const SHARE_BYTES: usize = 16 << 10;
 
 impl Cpu {
     pub fn start(options: &Options) -> Result<Cpu> {
-        let pool = if options.threads > 1 { Some(Pool::start(options.threads)?) } else { None };
-        Ok(Cpu {
-            threads: options.threads,
-            pool,
-            scratch: Mutex::new(Vec::new()),
-            host: HostMemory::new(options.pinned_limit),
-        })
+        let workers = match options.parallel_for {
+            Some(lent) => Workers::Lent(lent),
+            None if options.threads > 1 => Workers::Own(Pool::start(options.threads)?),
+            None => Workers::None,
+        };
+        Ok(Cpu { workers, scratch: Mutex::new(Vec::new()), host: HostMemory::new(options.pinned_limit) })
     }
 
     /// Runs `task(0) … task(tasks−1)` and waits for all. The order is free, so tasks share nothing they write.
     pub fn parallel(&self, tasks: usize, bytes_per_task: usize, task: impl Fn(usize) + Sync + Send) {
-        match &self.pool {
-            Some(pool) if tasks > 1 && tasks.saturating_mul(bytes_per_task) >= INLINE_BYTES => {
+        let is_small = tasks < 2 || tasks.saturating_mul(bytes_per_task) < INLINE_BYTES;
+        match &self.workers {
+            Workers::Own(pool) if !is_small => {
                 pool.threads.install(|| (0..tasks).into_par_iter().for_each(task));
+            }
+            Workers::Lent(lent) if !is_small => {
+                let each = (SHARE_BYTES / bytes_per_task).max(1);
+                lent.run(tasks.div_ceil(each), &|share| {
+                    let first = share * each;
+                    (first..tasks.min(first + each)).for_each(&task);
+                });
             }
             _ => (0..tasks).for_each(task),
         }
@@ -53,19 +71,27 @@ impl Cpu {
         bytes_per_task: usize,
         task: impl Fn(usize, &mut [T]) + Sync + Send,
     ) {
-        let tasks = data.len().div_ceil(size);
-        match &self.pool {
-            Some(pool) if tasks > 1 && tasks.saturating_mul(bytes_per_task) >= INLINE_BYTES => {
-                pool.threads.install(|| data.par_chunks_mut(size).enumerate().for_each(|(i, chunk)| task(i, chunk)));
-            }
-            _ => data.chunks_mut(size).enumerate().for_each(|(i, chunk)| task(i, chunk)),
+        if data.is_empty() {
+            return;
         }
+        let (len, rows) = (data.len(), Rows::new(data, size));
+        // SAFETY: each chunk is one task's alone.
+        self.parallel(len.div_ceil(size), bytes_per_task, |i| task(i, unsafe { rows.row(i) }));
     }
 
     /// Scratch memory for one call. Calls reuse what earlier ones grew, so a steady state allocates nothing.
     pub fn scratch(&self) -> Scratch<'_> {
         let bump = self.scratch.lock().pop().unwrap_or_default();
         Scratch { cpu: self, bump: Some(bump) }
+    }
+
+    /// Of the session, or the caller's one; 0 where an engine lends its own.
+    fn threads(&self) -> u32 {
+        match &self.workers {
+            Workers::None => 1,
+            Workers::Own(pool) => pool.handles.len() as u32,
+            Workers::Lent(_) => 0,
+        }
     }
 
     pub fn details(&self) -> vwd_session_details {
@@ -75,7 +101,7 @@ impl Cpu {
             struct_size: size_of::<vwd_session_details>() as u32,
             device: VWD_DEVICE_CPU,
             device_id: 0,
-            threads: self.threads as u32,
+            threads: self.threads(),
             driver_version: 0,
             compute_capability: 0,
             multiprocessors: 0,
@@ -105,6 +131,7 @@ impl Pool {
             .spawn_handler(|thread| {
                 let builder = std::thread::Builder::new().name(format!("vanward-{}", thread.index()));
                 handles.push(builder.spawn(|| {
+                    let _floats = Floats::enter();
                     quiet::enter();
                     thread.run();
                 })?);
@@ -145,30 +172,34 @@ impl Scratch<'_> {
     }
 }
 
-/// Equal rows of a slice that parallel tasks write, each its own.
+/// Equal rows of a slice that parallel tasks write, each its own; the last may be shorter.
 pub struct Rows<'a, T> {
     first: *mut T,
+    /// Of a row, and of the slice.
     len: usize,
-    count: usize,
+    total: usize,
     slice: PhantomData<&'a mut [T]>,
 }
 
 // SAFETY: what is shared is an address; whoever takes a row vouches that it is theirs.
 unsafe impl<T: Send> Sync for Rows<'_, T> {}
+// SAFETY: a slice of what may be sent may be.
+unsafe impl<T: Send> Send for Rows<'_, T> {}
 
 impl<'a, T> Rows<'a, T> {
     /// Rows of `len` elements.
     pub fn new(slice: &'a mut [T], len: usize) -> Rows<'a, T> {
-        Rows { first: slice.as_mut_ptr(), len, count: slice.len() / len.max(1), slice: PhantomData }
+        Rows { first: slice.as_mut_ptr(), len, total: slice.len(), slice: PhantomData }
     }
 
     /// # Safety
     /// The row belongs to this task alone, and no earlier reference to it is used again.
     #[allow(clippy::mut_from_ref)] // rows do not overlap
     pub unsafe fn row(&self, r: usize) -> &mut [T] {
-        assert!(r < self.count || self.len == 0);
+        let begin = r * self.len;
+        assert!(begin < self.total || self.len == 0);
         // SAFETY: the row is inside the slice and, says the caller, nobody else's.
-        unsafe { std::slice::from_raw_parts_mut(self.first.add(r * self.len), self.len) }
+        unsafe { std::slice::from_raw_parts_mut(self.first.add(begin), self.len.min(self.total - begin)) }
     }
 }
 

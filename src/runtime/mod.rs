@@ -2,7 +2,9 @@
 
 pub mod cpu;
 pub mod cuda;
+pub mod fork;
 pub mod host;
+mod lent;
 
 use crate::abi::{
     VWD_DEVICE_AUTO, VWD_DEVICE_CPU, VWD_DEVICE_CUDA, VWD_STREAM_PREFETCH, VWD_STREAM_SELECT, VWD_STREAM_SPECULATE,
@@ -12,6 +14,7 @@ use crate::core::status::{Code, Error, Result};
 use crate::core::tensor::{Checks, Device};
 use cpu::Cpu;
 use cuda::{Cuda, Enqueue, Family, Role};
+use lent::ParallelFor;
 use std::ffi::c_void;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +30,8 @@ pub struct Options {
     pub device: Choice,
     pub device_id: i32,
     pub threads: usize,
+    /// In place of threads of its own.
+    pub parallel_for: Option<ParallelFor>,
     pub scratch_bytes: usize,
     pub pinned_limit: u64,
 }
@@ -37,6 +42,7 @@ impl Default for Options {
             device: Choice::Auto,
             device_id: 0,
             threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
+            parallel_for: None,
             scratch_bytes: 16 << 20,
             pinned_limit: u64::MAX,
         }
@@ -44,7 +50,9 @@ impl Default for Options {
 }
 
 impl Options {
-    pub fn from_c(c: &vwd_session_options) -> Result<Options> {
+    /// # Safety
+    /// `parallel_for` is absent, or does what its contract says as long as the session lives.
+    pub unsafe fn from_c(c: &vwd_session_options) -> Result<Options> {
         const MOST_THREADS: u32 = 1024;
         let mut options = Options { device_id: c.device_id, ..Options::default() };
         options.device = match c.device {
@@ -62,6 +70,20 @@ impl Options {
         require_no_flags("options.flags", c.flags)?;
         if c.threads != 0 {
             options.threads = c.threads as usize;
+        }
+        if let Some(call) = c.parallel_for {
+            if c.threads != 0 {
+                return Err(Error::argument(
+                    "options.threads",
+                    c.threads,
+                    "0 beside parallel_for, whose threads do the work",
+                ));
+            }
+            // SAFETY: forwarded to the caller, whose words these are.
+            options.parallel_for = Some(unsafe { ParallelFor::new(call, c.parallel_context) });
+        } else if !c.parallel_context.is_null() {
+            let found = format!("{:p} without parallel_for", c.parallel_context);
+            return Err(Error::argument("options.parallel_context", found, "NULL"));
         }
         if c.scratch_bytes != 0 {
             options.scratch_bytes = c.scratch_bytes as usize;

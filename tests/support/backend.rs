@@ -31,7 +31,12 @@ unsafe impl Sync for Cuda {}
 
 impl Backend {
     pub fn cpu(threads: u32) -> Backend {
-        Backend { session: Session::cpu(threads), device: Device::Cpu }
+        Backend::of(Session::cpu(threads))
+    }
+
+    /// Of a session on the CPU.
+    pub fn of(session: Session) -> Backend {
+        Backend { session, device: Device::Cpu }
     }
 
     /// CUDA device 0, or why it cannot be used.
