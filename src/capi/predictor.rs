@@ -44,7 +44,7 @@ pub unsafe extern "C" fn vwd_predictor_reset(
 /// args->state                                Input.
 /// args->seq_lens    [B]                      int32: lengths at the coming step; n_i = ⌈len/S⌉ is clamped to max_blocks.
 /// args->budgets     [B]                      int32, optional: k of each sequence; ⌈r·k⌉ is clamped to 0 … cap.
-/// args->predicted   [B, Hk, cap]             Out, ascending.
+/// args->predicted   [B, Hk, cap]             Out, ascending; without slots.
 /// args->scores      [B, Hk, max_blocks]      float32, out, optional: ŝ of blocks below n_i.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may

@@ -5,7 +5,9 @@
 
 use crate::Case;
 use crate::support::oracle::{self, top_k};
-use crate::support::{Array, Backend, F32, I32, Layout, Rng, Tensor, absent, args, array, assert_ok, rounds};
+use crate::support::{
+    Array, Backend, DType, F32, I32, Layout, Rng, Tensor, absent, args, array, assert_fails, assert_ok, rounds,
+};
 use vanward::abi::*;
 use vanward::capi::*;
 
@@ -15,13 +17,18 @@ pub const CASES: &[Case] = cases![
     predictor_ratio_in_float32_makes_no_extra_block,
     predictor_state_that_is_not_finite_does_not_stay,
     predictor_factors_of_zero_mean_the_previous_scores,
+    predictor_refuses_a_list_with_slots,
     calibration_finds_the_point_with_the_highest_hit_rate,
     calibration_grid_smooths_noise_and_keeps_what_is_certain,
     calibration_does_not_depend_on_the_scores_offset_and_scale,
 ];
 
 /// What is promised on the CPU alone.
-pub const ON_THE_CPU: &[Case] = cases![predictor_results_do_not_depend_on_the_number_of_threads];
+pub const ON_THE_CPU: &[Case] = cases![
+    predictor_results_do_not_depend_on_the_number_of_threads,
+    predictor_calls_end_at_once_where_there_is_nothing_to_do,
+    calibration_needs_memory_for_the_blocks_that_exist_alone,
+];
 
 /// Level and trend, −inf and 0 while unseen.
 #[derive(Clone, Copy)]
@@ -253,6 +260,85 @@ fn predictor_factors_of_zero_mean_the_previous_scores(backend: &Backend) {
     assert_eq!(layer.level.read_floats().data, [5.0, 5.0]);
 }
 
+fn predictor_refuses_a_list_with_slots(backend: &Backend) {
+    let layer = Layer::new(backend, &[1, 1, 3], [&Layout::default(), &Layout::default()], EXACT[0]);
+    let plain = Layout::default();
+    let lens = Tensor::ints(backend, I32, &Array::filled(&[1], 12), &plain);
+    let ids = Tensor::poisoned(backend, I32, &[1, 1, 2], &plain);
+    let counts = Tensor::poisoned(backend, I32, &[1, 1], &plain);
+    let slots = Tensor::poisoned(backend, I32, &[1, 1, 2], &plain);
+    let args = vwd_predictor_predict_args {
+        block_size: 4,
+        k: 1,
+        state: layer.state(),
+        seq_lens: lens.c(),
+        predicted: vwd_block_list { ids: ids.c(), counts: counts.c(), slots: slots.c() },
+        ..args()
+    };
+    // SAFETY: everything is alive during the call.
+    let status = unsafe { vwd_predictor_predict(backend.session(), &args, backend.stream()) };
+    assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &["predicted.slots"]);
+    for t in [&ids, &counts, &slots] {
+        t.assert_untouched("predicted");
+    }
+}
+
+/// A tensor without an element, of extents that would take years to walk.
+fn boundless(dtype: DType, shape: &[i64]) -> vwd_tensor {
+    let mut t = vwd_tensor { device_type: 1, dtype_code: dtype.code, dtype_bits: dtype.bits, ..absent() };
+    t.ndim = shape.len() as i32;
+    t.shape[..shape.len()].copy_from_slice(shape);
+    t.data = std::ptr::dangling_mut::<u64>().cast();
+    t
+}
+
+fn predictor_calls_end_at_once_where_there_is_nothing_to_do(backend: &Backend) {
+    const HUGE: i64 = 1 << 60;
+    let lens = Tensor::ints(backend, I32, &Array::filled(&[2], 12), &Layout::default());
+    let mut rows = Tensor::ints(backend, I32, &Array::filled(&[1], 0), &Layout::default()).c();
+    (rows.shape[0], rows.strides[0]) = (HUGE, 0);
+    for shape in [[2, 1 << 50, 0], [2, 0, HUGE], [0, HUGE, 1 << 10], [0, HUGE, HUGE]] {
+        let level = boundless(F32, &shape);
+        let state = vwd_predictor_state { level, trend: level };
+        let seq_lens = if shape[0] == 2 { lens.c() } else { boundless(I32, &[0]) };
+        let update = vwd_predictor_update_args { block_size: 4, state, seq_lens, scores: level, ..args() };
+        let calibrate = vwd_predictor_calibrate_args {
+            k: 1,
+            scores: boundless(F32, &[shape[0], 1, shape[1], shape[2]]),
+            block_counts: boundless(I32, &[shape[0], 1]),
+            ..args()
+        };
+        let (mut holt, mut rate) = (EXACT[4], f64::NAN);
+        // SAFETY: everything is alive during the calls; none has an element to read but lens and rows.
+        unsafe {
+            for rows in [rows, absent(), boundless(I32, &[0])] {
+                let reset = vwd_predictor_reset_args { state, rows, ..args() };
+                assert_ok(vwd_predictor_reset(backend.session(), &reset, backend.stream()));
+            }
+            assert_ok(vwd_predictor_update(backend.session(), &update, backend.stream()));
+            assert_ok(vwd_predictor_calibrate(backend.session(), &calibrate, &mut holt, &mut rate));
+        }
+        assert_eq!((holt.alpha, holt.beta, holt.gamma, rate), (1.0, 0.0, 0.0, 0.0));
+    }
+    // Without sequences or heads there is no count to write either.
+    for shape in [[2, 0, HUGE], [0, HUGE, 1 << 10], [0, HUGE, HUGE]] {
+        let level = boundless(F32, &shape);
+        let args = vwd_predictor_predict_args {
+            block_size: 4,
+            state: vwd_predictor_state { level, trend: level },
+            seq_lens: if shape[0] == 2 { lens.c() } else { boundless(I32, &[0]) },
+            predicted: vwd_block_list {
+                ids: boundless(I32, &[shape[0], shape[1], 7]),
+                counts: boundless(I32, &shape[..2]),
+                slots: absent(),
+            },
+            ..args()
+        };
+        // SAFETY: as above.
+        assert_ok(unsafe { vwd_predictor_predict(backend.session(), &args, backend.stream()) });
+    }
+}
+
 // --- calibration -----------------------------------------------------------------------------------------------------
 
 struct History {
@@ -382,6 +468,19 @@ fn calibration_does_not_depend_on_the_scores_offset_and_scale(backend: &Backend)
         assert_eq!((again.alpha, again.beta, again.gamma, same), (best.alpha, best.beta, best.gamma, rate));
         history.scores = original;
     }
+}
+
+fn calibration_needs_memory_for_the_blocks_that_exist_alone(backend: &Backend) {
+    // Every row of 2^40 blocks is one number, of which six are read.
+    let one = Tensor::floats(backend, F32, &Array::filled(&[1], 1.0), &Layout::default());
+    let mut scores = one.c();
+    (scores.ndim, scores.shape, scores.strides) = (4, [1, 3, 2, 1 << 40, 0], [0; 5]);
+    let counts = Tensor::ints(backend, I32, &Array::new(&[1, 3], vec![-1, 4, 6]), &Layout::default());
+    let args = vwd_predictor_calibrate_args { k: 2, scores, block_counts: counts.c(), ..args() };
+    let (mut holt, mut rate) = (EXACT[4], f64::NAN);
+    // SAFETY: everything is alive during the call.
+    assert_ok(unsafe { vwd_predictor_calibrate(backend.session(), &args, &mut holt, &mut rate) });
+    assert_eq!(rate, 0.0, "blocks of equal score say nothing");
 }
 
 fn predictor_results_do_not_depend_on_the_number_of_threads(_: &Backend) {

@@ -9,7 +9,7 @@ use super::{Ratio, check_holt};
 use crate::abi::{vwd_holt, vwd_predictor_calibrate_args};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::Tensor;
+use crate::core::tensor::{ANY, Tensor};
 use crate::ops::topk::{Budget, select_top};
 use crate::runtime::cpu::Cpu;
 use crate::runtime::{On, Session, require_no_flags};
@@ -49,9 +49,10 @@ impl<'a> CalibrateRequest<'a> {
         };
         let ratio = Ratio::from_c(c.ratio)?;
         let checks = session.checks();
-        let scores = checks.required("scores", &c.scores)?.of(DType::F32)?.of_rank(4)?;
+        let shape = [("N", ANY), ("T", ANY), ("Hk", ANY), ("nb", ANY)];
+        let scores = checks.input("scores", &c.scores, &[DType::F32], &shape)?;
         let steps = [("N", scores.dim(0)), ("T", scores.dim(1))];
-        let block_counts = checks.required("block_counts", &c.block_counts)?.of(DType::I32)?.of_shape(&steps)?;
+        let block_counts = checks.input("block_counts", &c.block_counts, &[DType::I32], &steps)?;
         let budget = Budget { k: c.k as usize, init: c.init_blocks as usize, local: c.local_blocks as usize };
         Ok(CalibrateRequest { ratio, budget, grid, scores, block_counts })
     }
@@ -83,6 +84,10 @@ struct Rating {
 
 fn search(cpu: &Cpu, r: &CalibrateRequest) -> Result<Best> {
     let grid = &r.grid[..];
+    let mut best = Best { holt: grid[0], hit_rate: 0.0 };
+    if r.scores.shape().contains(&0) {
+        return Ok(best);
+    }
     let (heads, runs) = (r.scores.dim(2), r.scores.dim(0) * r.scores.dim(2));
     let tasks = grid.len().div_ceil(GROUP).saturating_mul(runs);
     let mut ratings: Vec<Result<Rating>> = Vec::new();
@@ -96,8 +101,7 @@ fn search(cpu: &Cpu, r: &CalibrateRequest) -> Result<Best> {
         rating[0] = unsafe { rate(cpu, r, points, run / heads, run % heads) };
     });
 
-    let mut best = Best { holt: grid[0], hit_rate: 0.0 };
-    for (points, ratings) in grid.chunks(GROUP).zip(ratings.chunks(runs.max(1))) {
+    for (points, ratings) in grid.chunks(GROUP).zip(ratings.chunks(runs)) {
         let mut sum = Rating::default();
         for rating in ratings {
             let rating = rating.as_ref().map_err(Error::clone)?;
@@ -131,7 +135,10 @@ fn built_in_grid() -> Vec<vwd_holt> {
 /// # Safety
 /// The caller of the op keeps the tensors valid, the session computes on the CPU, and `n` and `g` are inside the shape.
 unsafe fn rate(cpu: &Cpu, r: &CalibrateRequest, points: &[vwd_holt], n: usize, g: usize) -> Result<Rating> {
-    let (steps, most) = (r.scores.dim(1), r.scores.dim(3));
+    let steps = r.scores.dim(1);
+    // SAFETY: n is below N, t below T.
+    let blocks = |t: usize| (unsafe { r.block_counts.get::<i32, 2>([n, t]) }.max(0) as usize).min(r.scores.dim(3));
+    let most = (0..steps).map(blocks).max().unwrap_or(0);
     let scratch = cpu.scratch();
     let (scores, predicted) = (scratch.slice(most, 0.0f32)?, scratch.slice(most, 0.0f32)?);
     // Level and trend of every block, per point.
@@ -139,13 +146,12 @@ unsafe fn rate(cpu: &Cpu, r: &CalibrateRequest, points: &[vwd_holt], n: usize, g
     let wider = Budget { k: r.ratio.of(r.budget.k), ..r.budget };
     let mut rating = Rating::default();
     for t in 0..steps {
-        // SAFETY: n, t and g are inside the shapes; j stays below nb.
-        let scores = unsafe {
-            let blocks = (r.block_counts.get::<i32, 2>([n, t]).max(0) as usize).min(most);
-            let scores = &mut scores[..blocks];
-            scores.iter_mut().enumerate().for_each(|(j, score)| *score = r.scores.get([n, t, g, j]));
-            &*scores
-        };
+        let scores = &mut scores[..blocks(t)];
+        for (j, score) in scores.iter_mut().enumerate() {
+            // SAFETY: n, t and g are inside the shape; j stays below nb.
+            *score = unsafe { r.scores.get([n, t, g, j]) };
+        }
+        let scores = &*scores;
         let target = if t > 0 { Target::of(scores, r.budget) } else { None };
         rating.steps += target.is_some() as u64;
         for ((holt, hits), state) in points.iter().zip(&mut rating.hits).zip(states.chunks_mut(most.max(1))) {

@@ -5,7 +5,7 @@ use crate::abi::vwd_holt;
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::topk::{Budget, select_top};
-use crate::runtime::cpu::Cpu;
+use crate::runtime::cpu::{Cpu, Rows};
 
 const UNSEEN: f32 = f32::NEG_INFINITY;
 
@@ -27,8 +27,11 @@ pub(super) fn smooth(level: f32, trend: f32, score: f32, holt: &vwd_holt) -> (f3
 pub fn reset(cpu: &Cpu, r: &ResetRequest) {
     let (batch, blocks) = (r.state.batch(), r.state.max_blocks());
     let listed = r.rows.map_or(batch, |rows| rows.dim(0));
+    if r.state.is_empty() || listed == 0 {
+        return;
+    }
     // A task takes one head of every row, so that a row listed twice is not written by two tasks.
-    cpu.parallel(r.state.kv_heads(), listed * blocks * 8, |g| {
+    cpu.parallel(r.state.kv_heads(), listed.saturating_mul(blocks).saturating_mul(8), |g| {
         for n in 0..listed {
             // SAFETY: n is below the number of rows.
             let i = r.rows.map_or(n as i64, |rows| unsafe { rows.get::<i32, 1>([n]) } as i64);
@@ -47,14 +50,16 @@ pub fn reset(cpu: &Cpu, r: &ResetRequest) {
 }
 
 pub fn predict(cpu: &Cpu, r: &PredictRequest) -> Result<()> {
-    let (heads, most) = (r.state.kv_heads(), r.state.max_blocks());
+    let (batch, heads) = (r.state.batch(), r.state.kv_heads());
+    // SAFETY: i is below B.
+    let most = (0..batch).map(|i| unsafe { r.blocks.count(i) }).max().unwrap_or(0);
     let scratch = cpu.scratch();
-    // A row of ŝ for each task; one float where the state has no blocks, so that counts are still written.
-    let width = most.max(1);
-    let rows = scratch.slice(r.state.batch() * heads * width, 0.0f32)?;
-    cpu.parallel_chunks(rows, width, most * 8, |task, row| {
-        // SAFETY: the task is below B·Hk, and has this (sequence, KV head) to itself.
-        unsafe { predict_row(r, task / heads, task % heads, row) }
+    let tasks = batch * heads;
+    // ŝ of each task's blocks.
+    let rows = Rows::new(scratch.slice(tasks * most, 0.0f32)?, most);
+    cpu.parallel(tasks, most * 8, |task| {
+        // SAFETY: the task is below B·Hk, and has this (sequence, KV head) and this row to itself.
+        unsafe { predict_row(r, task / heads, task % heads, rows.row(task)) }
     });
     Ok(())
 }
@@ -89,6 +94,9 @@ unsafe fn predict_row(r: &PredictRequest, i: usize, g: usize, row: &mut [f32]) {
 
 pub fn update(cpu: &Cpu, r: &UpdateRequest) {
     let heads = r.state.kv_heads();
+    if r.state.is_empty() {
+        return;
+    }
     cpu.parallel(r.state.batch() * heads, r.state.max_blocks() * 12, |task| {
         // SAFETY: the task is below B·Hk, and has this (sequence, KV head) to itself.
         unsafe { update_row(r, task / heads, task % heads) }

@@ -16,7 +16,7 @@ use crate::abi::{
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{Checks, Tensor};
+use crate::core::tensor::{ANY, Checks, Tensor};
 use crate::ops::topk::Budget;
 use crate::ops::views::{BlockList, Lists};
 use crate::runtime::{On, Session, require_no_flags};
@@ -30,10 +30,15 @@ struct State<'a> {
 
 impl<'a> State<'a> {
     fn from_c(checks: &Checks, c: &'a vwd_predictor_state) -> Result<State<'a>> {
-        let level = checks.required("state.level", &c.level)?.of(DType::F32)?.of_rank(3)?;
-        let shape = [("B", level.dim(0)), ("Hk", level.dim(1)), ("max_blocks", level.dim(2))];
-        let trend = checks.required("state.trend", &c.trend)?.of(DType::F32)?.of_shape(&shape)?;
+        let shape = [("B", ANY), ("Hk", ANY), ("max_blocks", ANY)];
+        let level = checks.input("state.level", &c.level, &[DType::F32], &shape)?;
+        let trend = checks.input("state.trend", &c.trend, &[DType::F32], &shape_of(&level))?;
         Ok(State { level, trend })
+    }
+
+    /// Whether it has no block at all, however many sequences and heads it claims.
+    fn is_empty(&self) -> bool {
+        self.level.shape().contains(&0)
     }
 
     fn writable(self) -> Result<State<'a>> {
@@ -53,6 +58,11 @@ impl<'a> State<'a> {
     }
 }
 
+/// Of all that has a value for every block.
+fn shape_of(level: &Tensor) -> [(&'static str, usize); 3] {
+    [("B", level.dim(0)), ("Hk", level.dim(1)), ("max_blocks", level.dim(2))]
+}
+
 /// How many blocks each sequence has.
 #[derive(Clone, Copy)]
 struct Blocks<'a> {
@@ -66,7 +76,7 @@ impl<'a> Blocks<'a> {
         if size == 0 {
             return Err(Error::argument("block_size", 0, "at least 1"));
         }
-        let seq_lens = checks.required("seq_lens", seq_lens)?.of(DType::I32)?.of_shape(&[("B", state.batch())])?;
+        let seq_lens = checks.input("seq_lens", seq_lens, &[DType::I32], &[("B", state.batch())])?;
         Ok(Blocks { seq_lens, size: size as usize, most: state.max_blocks() })
     }
 
@@ -125,10 +135,7 @@ impl<'a> ResetRequest<'a> {
         require_no_flags("flags", c.flags)?;
         let checks = session.checks();
         let state = State::from_c(&checks, &c.state)?.writable()?;
-        let rows = match checks.optional("rows", &c.rows)? {
-            Some(rows) => Some(rows.of(DType::I32)?.of_rank(1)?),
-            None => None,
-        };
+        let rows = checks.optional_input("rows", &c.rows, &[DType::I32], &[("n", ANY)])?;
         overlap::reject(&[Some(&state.level), Some(&state.trend)], &[rows.as_ref()])?;
         Ok(ResetRequest { state, rows })
     }
@@ -169,10 +176,7 @@ impl<'a> PredictRequest<'a> {
         let state = State::from_c(&checks, &c.state)?;
         let (batch, heads) = (state.batch(), state.kv_heads());
         let blocks = Blocks::from_c(&checks, &c.seq_lens, c.block_size, &state)?;
-        let budgets = match checks.optional("budgets", &c.budgets)? {
-            Some(budgets) => Some(budgets.of(DType::I32)?.of_shape(&[("B", batch)])?),
-            None => None,
-        };
+        let budgets = checks.optional_input("budgets", &c.budgets, &[DType::I32], &[("B", batch)])?;
         let names = ["predicted.ids", "predicted.counts", "predicted.slots"];
         let lists = Lists { batch, positions: None, kv_heads: heads };
         let predicted = BlockList::from_c(&checks, &c.predicted, names, lists)?.writable()?;
@@ -186,13 +190,7 @@ impl<'a> PredictRequest<'a> {
             let found = format!("{} with local_blocks {}", budget.init, budget.local);
             return Err(Error::argument("init_blocks", found, format!("at most predicted's cap, {cap}, together")));
         }
-        let scores = match checks.optional("scores", &c.scores)? {
-            Some(scores) => {
-                let shape = [("B", batch), ("Hk", heads), ("max_blocks", state.max_blocks())];
-                Some(scores.of(DType::F32)?.of_shape(&shape)?.writable()?)
-            }
-            None => None,
-        };
+        let scores = checks.optional_output("scores", &c.scores, &[DType::F32], &shape_of(&state.level))?;
         overlap::reject(
             &[Some(&predicted.ids), Some(&predicted.counts), scores.as_ref()],
             &[Some(&state.level), Some(&state.trend), Some(&blocks.seq_lens), budgets.as_ref()],
@@ -223,8 +221,7 @@ impl<'a> UpdateRequest<'a> {
         let holt = check_holt("holt", &c.holt)?;
         let state = State::from_c(&checks, &c.state)?.writable()?;
         let blocks = Blocks::from_c(&checks, &c.seq_lens, c.block_size, &state)?;
-        let shape = [("B", state.batch()), ("Hk", state.kv_heads()), ("max_blocks", state.max_blocks())];
-        let scores = checks.required("scores", &c.scores)?.of(DType::F32)?.of_shape(&shape)?;
+        let scores = checks.input("scores", &c.scores, &[DType::F32], &shape_of(&state.level))?;
         overlap::reject(&[Some(&state.level), Some(&state.trend)], &[Some(&blocks.seq_lens), Some(&scores)])?;
         Ok(UpdateRequest { state, blocks, holt, scores })
     }
