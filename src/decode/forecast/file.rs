@@ -1,15 +1,17 @@
 //! Maps in a safetensors file; docs/forecast.md has the format.
 
-use super::map::{Map, Matrix};
+use super::map::{Map, Matrix, zeros};
+use super::replace::{open, replace};
 use super::{DEFAULT_RIDGE, Shape};
 use crate::core::status::{Code, Error, Result};
 use half::{bf16, f16};
-use safetensors::{Dtype, SafeTensors};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
 use std::fmt::{Display, Write as _};
-use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Read, Write};
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 const FORMAT: &str = "vanward.forecast";
 const VERSION: &str = "1";
@@ -65,129 +67,173 @@ fn write<'a>(
     Ok(())
 }
 
-/// Writes a file beside `path` and renames it, so that `path` is never half written.
-fn replace(path: &str, write: impl FnOnce(&mut BufWriter<File>) -> std::io::Result<()>) -> std::io::Result<()> {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let beside = format!("{path}.{}-{}.tmp", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-    let file = OpenOptions::new().write(true).create_new(true).open(&beside)?;
-    let mut buffer = BufWriter::with_capacity(1 << 20, file);
-    let outcome = write(&mut buffer)
-        .and_then(|()| buffer.into_inner().map_err(|error| error.into_error()))
-        .and_then(|file| file.sync_all())
-        .and_then(|()| std::fs::rename(&beside, path));
-    if outcome.is_err() {
-        // The first error is the one to tell.
-        let _ = std::fs::remove_file(&beside);
-    }
-    outcome
-}
-
 // --- load ------------------------------------------------------------------------------------------------------------
 
 pub fn load(path: &str) -> Result<(Shape, f32, Maps)> {
-    let bytes = read(path)?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|error| io(path, error))?;
-    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(|error| io(path, error))?;
-    let metadata = header.metadata().as_ref();
-    let field = |name: &str| metadata.and_then(|metadata| metadata.get(name)).map(String::as_str);
-    for (name, expected) in [("format", FORMAT), ("version", VERSION)] {
-        if field(name) != Some(expected) {
-            let found = field(name).unwrap_or("nothing");
-            return Err(io(path, format!("metadata {name:?} is {found:?}; expected {expected:?}")));
-        }
+    let reader = Reader::open(path)?;
+    let (shape, ridge) = reader.metadata()?;
+    // All that the header can tell is checked before the first value is read.
+    let layers = (0..shape.layers).map(|layer| reader.parts(layer, &shape)).collect::<Result<Vec<_>>>()?;
+    let count = reader.header.offset_keys().len();
+    let used: usize = layers.iter().map(Vec::len).sum();
+    if count != used {
+        return Err(io(path, format!("{count} tensors; expected {used}")));
     }
-    let number = |name: &str| -> Result<usize> {
-        let text = field(name).unwrap_or("nothing");
-        text.parse().map_err(|_| io(path, format!("metadata {name:?} is {text:?}; expected a number")))
-    };
-    let shape = Shape {
-        layers: number("layers")?,
-        input_dim: number("input_dim")?,
-        q_heads: number("q_heads")?,
-        head_dim: number("head_dim")?,
-    };
-    let shape = shape
-        .checked(|name, value, expected| io(path, format!("metadata {name:?} is {value}; expected {expected}")))?;
-    let ridge = match field("ridge") {
-        None => DEFAULT_RIDGE,
-        Some(text) => match text.parse::<f32>() {
-            Ok(ridge) if ridge > 0.0 && ridge.is_finite() => ridge,
-            _ => return Err(io(path, format!("metadata \"ridge\" is {text:?}; expected a number above 0"))),
-        },
-    };
-    // One tensor a layer at least: a file that promises more layers than it has tensors ends here.
-    let mut maps = Maps::new();
-    let mut used = 0;
-    for layer in 0..shape.layers {
-        let map = load_map(&file, layer, &shape).map_err(|error| match error.code {
-            Code::OutOfMemory => error,
-            _ => io(path, error),
-        })?;
-        used += if map.rank() == 0 { 1 } else { 2 };
-        maps.push(Some(Arc::new(map)));
-    }
-    if used != file.len() {
-        return Err(io(path, format!("{} tensors; expected {used}", file.len())));
-    }
+    let maps = layers.iter().map(|parts| Ok(Some(Arc::new(reader.map(parts)?)))).collect::<Result<Maps>>()?;
     Ok((shape, ridge, maps))
 }
 
-fn load_map(file: &SafeTensors, layer: usize, shape: &Shape) -> Result<Map> {
-    let (inputs, outputs) = (shape.inputs(), shape.outputs());
-    let name = |part: &str| format!("layer.{layer}.{part}");
-    let Ok(down) = file.tensor(&name("down")) else {
-        return Ok(Map::Whole(load_matrix(file, &name("weight"), outputs, inputs)?));
-    };
-    let rank = down.shape().first().copied().unwrap_or(0);
-    if rank == 0 || rank > inputs.min(outputs) {
-        let expected = format!("a rank of 1 to {}", inputs.min(outputs));
-        return Err(Error::argument(&name("down"), format!("shape {:?}", down.shape()), expected));
-    }
-    let down = load_matrix(file, &name("down"), rank, inputs)?;
-    Ok(Map::Cut { down, up: load_matrix(file, &name("up"), outputs, rank)? })
+/// A file whose header was read and fits its size.
+struct Reader<'p> {
+    path: &'p str,
+    file: File,
+    header: Metadata,
+    /// Where the tensors begin.
+    data: u64,
 }
 
-fn load_matrix(file: &SafeTensors, name: &str, rows: usize, columns: usize) -> Result<Matrix> {
-    let tensor = file.tensor(name).map_err(|_| Error::argument(name, "no such tensor", "every layer's map"))?;
-    if tensor.shape() != [rows, columns] {
-        return Err(Error::argument(name, format!("shape {:?}", tensor.shape()), format!("[{rows}, {columns}]")));
+impl Reader<'_> {
+    fn open(path: &str) -> Result<Reader<'_>> {
+        /// What the format allows.
+        const LONGEST: u64 = 100_000_000;
+        let (file, size) = open(path)
+            .and_then(|file| file.metadata().map(|about| (file, about.len())))
+            .map_err(|error| io(path, error))?;
+        let read = |bytes: &mut [u8], at| file.read_exact_at(bytes, at).map_err(|error| io(path, error));
+        let mut length = [0; 8];
+        if size < 8 {
+            return Err(io(path, format!("{size} bytes; expected a safetensors header")));
+        }
+        read(&mut length, 0)?;
+        let length = u64::from_le_bytes(length);
+        if length > LONGEST.min(size - 8) {
+            return Err(io(path, format!("a header of {length} bytes; expected at most {}", LONGEST.min(size - 8))));
+        }
+        let mut text: Vec<u8> = zeros(length as usize, "a forecast file's header")?;
+        read(&mut text, 8)?;
+        let header: Metadata =
+            serde_json::from_slice(&text).map_err(|error| io(path, format!("no safetensors header: {error}")))?;
+        let (data, described) = (8 + length, header.data_len() as u64);
+        if size - data != described {
+            let found = format!("{} bytes of tensors", size - data);
+            return Err(io(path, format!("{found}; expected {described}, as the header says")));
+        }
+        Ok(Reader { path, file, header, data })
     }
-    let width = match tensor.dtype() {
-        Dtype::F32 => 4,
-        Dtype::F16 | Dtype::BF16 => 2,
-        other => return Err(Error::argument(name, format!("dtype {other}"), "F32, F16 or BF16")),
-    };
-    let mut matrix = Matrix::zeros(rows, columns)?;
-    for (i, row) in tensor.data().chunks_exact(columns * width).enumerate() {
-        let values = matrix.row_mut(i).iter_mut();
-        match tensor.dtype() {
-            Dtype::F16 => decode(values, row, |bytes| f16::from_le_bytes(bytes).to_f32()),
-            Dtype::BF16 => decode(values, row, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-            _ => decode(values, row, f32::from_le_bytes),
+
+    /// What the maps have in common.
+    fn metadata(&self) -> Result<(Shape, f32)> {
+        let metadata = self.header.metadata().as_ref();
+        let field = |name: &str| metadata.and_then(|metadata| metadata.get(name)).map_or("nothing", String::as_str);
+        let refuse = |name: &str, found: &str, expected: &str| {
+            io(self.path, format!("metadata {name:?} is {found:?}; expected {expected}"))
+        };
+        for (name, expected) in [("format", FORMAT), ("version", VERSION)] {
+            if field(name) != expected {
+                return Err(refuse(name, field(name), expected));
+            }
+        }
+        let number = |name: &str| -> Result<usize> {
+            let text = field(name);
+            text.parse().map_err(|_| refuse(name, text, "a number"))
+        };
+        let shape = Shape {
+            layers: number("layers")?,
+            input_dim: number("input_dim")?,
+            q_heads: number("q_heads")?,
+            head_dim: number("head_dim")?,
+        };
+        let shape = shape.checked(|name, value, expected| refuse(name, &value.to_string(), &expected))?;
+        let ridge = match field("ridge") {
+            "nothing" => DEFAULT_RIDGE,
+            text => match text.parse::<f32>() {
+                Ok(ridge) if ridge > 0.0 && ridge.is_finite() => ridge,
+                _ => return Err(refuse("ridge", text, "a number above 0")),
+            },
+        };
+        Ok((shape, ridge))
+    }
+
+    /// The tensors of a layer: one, or two where it is cut.
+    fn parts(&self, layer: usize, shape: &Shape) -> Result<Vec<Part<'_>>> {
+        let (inputs, outputs) = (shape.inputs(), shape.outputs());
+        let name = |part: &str| format!("layer.{layer}.{part}");
+        let Some(down) = self.header.info(&name("down")) else {
+            return Ok(vec![self.part(name("weight"), outputs, inputs)?]);
+        };
+        let rank = down.shape.first().copied().unwrap_or(0);
+        if rank == 0 || rank > inputs.min(outputs) {
+            let expected = format!("a rank of 1 to {}", inputs.min(outputs));
+            return Err(self.refuse(&name("down"), format!("shape {:?}", down.shape), expected));
+        }
+        Ok(vec![self.part(name("down"), rank, inputs)?, self.part(name("up"), outputs, rank)?])
+    }
+
+    fn part(&self, name: String, rows: usize, columns: usize) -> Result<Part<'_>> {
+        let Some(info) = self.header.info(&name) else {
+            return Err(self.refuse(&name, "no such tensor", "every layer's map"));
+        };
+        if info.shape != [rows, columns] {
+            return Err(self.refuse(&name, format!("shape {:?}", info.shape), format!("[{rows}, {columns}]")));
+        }
+        let width = match info.dtype {
+            Dtype::F32 => 4,
+            Dtype::F16 | Dtype::BF16 => 2,
+            other => return Err(self.refuse(&name, format!("dtype {other}"), "F32, F16 or BF16")),
+        };
+        Ok(Part { name, info, rows, columns, row_bytes: columns * width })
+    }
+
+    fn map(&self, parts: &[Part]) -> Result<Map> {
+        match parts {
+            [down, up] => Ok(Map::Cut { down: self.matrix(down)?, up: self.matrix(up)? }),
+            _ => Ok(Map::Whole(self.matrix(&parts[0])?)),
         }
     }
-    if matrix.is_finite() { Ok(matrix) } else { Err(Error::argument(name, "a value is not finite", "finite values")) }
+
+    fn matrix(&self, part: &Part) -> Result<Matrix> {
+        /// Bytes that are read at once.
+        const PIECE: usize = 1 << 20;
+        let Part { info, rows, columns, row_bytes, .. } = *part;
+        let mut matrix = Matrix::zeros(rows, columns)?;
+        let together = (PIECE / row_bytes).clamp(1, rows);
+        let mut piece: Vec<u8> = zeros(together * row_bytes, "a piece of a forecast's file")?;
+        for first in (0..rows).step_by(together) {
+            let piece = &mut piece[..together.min(rows - first) * row_bytes];
+            let at = self.data + (info.data_offsets.0 + first * row_bytes) as u64;
+            self.file.read_exact_at(piece, at).map_err(|error| io(self.path, error))?;
+            for (i, row) in piece.chunks_exact(row_bytes).enumerate() {
+                let values = matrix.row_mut(first + i).iter_mut();
+                match info.dtype {
+                    Dtype::F16 => decode(values, row, |bytes| f16::from_le_bytes(bytes).to_f32()),
+                    Dtype::BF16 => decode(values, row, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+                    _ => decode(values, row, f32::from_le_bytes),
+                }
+            }
+        }
+        if matrix.is_finite() {
+            Ok(matrix)
+        } else {
+            Err(self.refuse(&part.name, "a value is not finite", "finite values"))
+        }
+    }
+
+    fn refuse(&self, name: &str, found: impl Display, expected: impl Display) -> Error {
+        io(self.path, format!("{name}: {found}; expected {expected}"))
+    }
+}
+
+/// A tensor that fits its place in the maps.
+struct Part<'h> {
+    name: String,
+    info: &'h TensorInfo,
+    rows: usize,
+    columns: usize,
+    row_bytes: usize,
 }
 
 fn decode<'a, const N: usize>(to: impl Iterator<Item = &'a mut f32>, from: &[u8], read: impl Fn([u8; N]) -> f32) {
     to.zip(from.as_chunks::<N>().0).for_each(|(value, &bytes)| *value = read(bytes));
-}
-
-fn read(path: &str) -> Result<Vec<u8>> {
-    let open = || -> std::io::Result<(File, u64)> {
-        let file = File::open(path)?;
-        let about = file.metadata()?;
-        if !about.is_file() {
-            return Err(std::io::Error::other("not a regular file"));
-        }
-        Ok((file, about.len()))
-    };
-    let (file, length) = open().map_err(|error| io(path, error))?;
-    let mut bytes = Vec::new();
-    let size = usize::try_from(length).unwrap_or(usize::MAX);
-    bytes.try_reserve_exact(size).map_err(|_| Error::out_of_memory(size, "a forecast's file"))?;
-    file.take(length).read_to_end(&mut bytes).map_err(|error| io(path, error))?;
-    Ok(bytes)
 }
 
 fn io(path: &str, what: impl Display) -> Error {

@@ -8,6 +8,7 @@ mod cpu;
 mod file;
 mod fit;
 mod map;
+mod replace;
 
 use crate::abi::{
     VWD_ROPE_HALVES, VWD_ROPE_INTERLEAVED, vwd_forecast_accumulate_args, vwd_forecast_details, vwd_forecast_options,
