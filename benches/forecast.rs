@@ -1,6 +1,6 @@
-//! Projection of one token by a forecast (stream of 4096 to 32 heads of 128 channels), whole and of rank 128, beside a
-//! plain read of the same bytes by as many threads; and the fit of one map of a small model (576 to 9 heads of 64) on 2048
-//! tokens. Projections take several layers in turn, which together are far larger than the caches.
+//! Projection by a forecast (stream of 4096 to 32 heads of 128 channels), whole and of rank 128, without and with memory,
+//! beside a plain read of the same bytes by as many threads; and the fit of one map of a small model (576 to 9 heads of 64)
+//! on 2048 tokens. Projections take several layers in turn, which together are far larger than the caches.
 
 use criterion::{Criterion, Throughput};
 use rayon::prelude::*;
@@ -16,15 +16,40 @@ use vanward::capi::*;
 mod support;
 use support::{Rng, Session, absent, args, assert_ok};
 
+#[derive(Clone, Copy)]
 struct Shape {
-    layers: usize,
     input: usize,
     heads: usize,
     dim: usize,
+    memory: bool,
 }
 
-const LARGE: Shape = Shape { layers: 4, input: 4096, heads: 32, dim: 128 };
-const SMALL: Shape = Shape { layers: 1, input: 576, heads: 9, dim: 64 };
+impl Shape {
+    fn outputs(&self) -> usize {
+        self.heads * self.dim
+    }
+
+    fn inputs(&self) -> usize {
+        self.input + 1 + if self.memory { self.outputs() } else { 0 }
+    }
+
+    fn flags(&self) -> u32 {
+        if self.memory { VWD_FORECAST_MEMORY } else { 0 }
+    }
+
+    /// Rows and columns of a map's tensors.
+    fn parts(&self, rank: Option<usize>) -> Vec<(&'static str, usize, usize)> {
+        match rank {
+            None => vec![("weight", self.outputs(), self.inputs())],
+            Some(rank) => vec![("down", rank, self.inputs()), ("up", self.outputs(), rank)],
+        }
+    }
+}
+
+const LARGE: Shape = Shape { input: 4096, heads: 32, dim: 128, memory: false };
+const SMALL: Shape = Shape { input: 576, heads: 9, dim: 64, memory: false };
+/// Of all layers together.
+const MAP_BYTES: usize = 256 << 20;
 const TOKENS: usize = 2048;
 const RANK: usize = 128;
 
@@ -50,19 +75,14 @@ fn noise(count: usize) -> Vec<f32> {
 }
 
 /// Loads maps of random values, whole or of a rank, as a training script would have written them.
-fn load(session: &Session, rank: Option<usize>) -> *mut vwd_forecast {
-    let Shape { layers, input, heads, dim } = LARGE;
+fn load(session: &Session, shape: &Shape, layers: usize, rank: Option<usize>) -> *mut vwd_forecast {
     let mut header = serde_json::json!({ "__metadata__": {
-        "format": "vanward.forecast", "version": "1", "layers": layers.to_string(), "input_dim": input.to_string(),
-        "q_heads": heads.to_string(), "head_dim": dim.to_string(),
+        "format": "vanward.forecast", "version": "2", "flags": shape.flags().to_string(), "layers": layers.to_string(),
+        "input_dim": shape.input.to_string(), "q_heads": shape.heads.to_string(), "head_dim": shape.dim.to_string(),
     }});
     let mut end = 0;
     for layer in 0..layers {
-        let parts = match rank {
-            None => vec![("weight", heads * dim, input + 1)],
-            Some(rank) => vec![("down", rank, input + 1), ("up", heads * dim, rank)],
-        };
-        for (part, rows, columns) in parts {
+        for (part, rows, columns) in shape.parts(rank) {
             let start = end;
             end += rows * columns * 4;
             header[format!("layer.{layer}.{part}")] =
@@ -100,11 +120,12 @@ fn measure(criterion: &mut Criterion, name: &str, bytes: usize, work: &dyn Fn(us
     best.get()
 }
 
-fn project(criterion: &mut Criterion, session: &Session, rank: Option<usize>, batch: usize) {
-    let Shape { layers, input, heads, dim } = LARGE;
-    let name = rank.map_or("whole".to_string(), |rank| format!("rank {rank}"));
-    let forecast = load(session, rank);
-    let values = rank.map_or((input + 1) * heads * dim, |rank| rank * (input + 1 + heads * dim));
+/// A read of the maps, then projections of each of these batches with them.
+fn project(criterion: &mut Criterion, session: &Session, shape: Shape, rank: Option<usize>, batches: &[usize]) {
+    let whole = rank.map_or("whole".to_string(), |rank| format!("rank {rank}"));
+    let name = if shape.memory { format!("{whole} with memory") } else { whole };
+    let values: usize = shape.parts(rank).iter().map(|(_, rows, columns)| rows * columns).sum();
+    let layers = MAP_BYTES / (values * 4) + 1;
     let readers =
         rayon::ThreadPoolBuilder::new().num_threads(session.details().threads as usize).build().expect("threads");
     let memory = noise(layers * values);
@@ -113,41 +134,50 @@ fn project(criterion: &mut Criterion, session: &Session, rank: Option<usize>, ba
         let sum = |part: &[f32]| part.iter().fold(0, |sum, value| sum ^ value.to_bits());
         black_box(readers.install(|| part.par_chunks(64 << 10).map(sum).reduce(|| 0, |a, b| a ^ b)));
     });
-    let (x, positions, q) = (noise(batch * input), vec![4000i32; batch], vec![0f32; batch * heads * dim]);
-    let projected = measure(criterion, &format!("project {name}, batch {batch}"), values * 4, &|turn| {
-        let call = vwd_forecast_project_args {
-            layer: (turn % layers) as u32,
-            x: tensor(&x, 2, &[batch, input]),
-            positions: tensor(&positions, 0, &[batch]),
-            q: tensor(&q, 2, &[batch, heads, dim]),
-            ..args()
-        };
-        // SAFETY: everything is alive.
-        assert_ok(unsafe { vwd_forecast_project(forecast, &call, std::ptr::null_mut()) });
-    });
+    drop(memory);
+    let forecast = load(session, &shape, layers, rank);
+    for &batch in batches {
+        let (x, positions) = (noise(batch * shape.input), vec![4000i32; batch]);
+        let (previous, q) = (noise(batch * shape.outputs()), vec![0f32; batch * shape.outputs()]);
+        let queries = [batch, shape.heads, shape.dim];
+        let projected = measure(criterion, &format!("project {name}, batch {batch}"), values * 4, &|turn| {
+            let call = vwd_forecast_project_args {
+                layer: (turn % layers) as u32,
+                x: tensor(&x, 2, &[batch, shape.input]),
+                previous: if shape.memory { tensor(&previous, 2, &queries) } else { absent() },
+                positions: tensor(&positions, 0, &[batch]),
+                q: tensor(&q, 2, &queries),
+                ..args()
+            };
+            // SAFETY: everything is alive.
+            assert_ok(unsafe { vwd_forecast_project(forecast, &call, std::ptr::null_mut()) });
+        });
+        println!(
+            "{name}, batch {batch}: read {:?}, project {:?}: {:.0} % of the read's bandwidth",
+            Duration::from_secs_f64(read),
+            Duration::from_secs_f64(projected),
+            100.0 * read / projected
+        );
+    }
     // SAFETY: made by load, released once.
     unsafe { vwd_forecast_release(forecast) };
-    println!(
-        "{name}, batch {batch}: read {:?}, project {:?}: {:.0} % of the read's bandwidth",
-        Duration::from_secs_f64(read),
-        Duration::from_secs_f64(projected),
-        100.0 * read / projected
-    );
 }
 
-fn fit(session: &Session) {
-    let Shape { layers, input, heads, dim } = SMALL;
+fn fit(session: &Session, shape: Shape) {
     let options = vwd_forecast_options {
-        layers: layers as u32,
-        input_dim: input as u32,
-        q_heads: heads as u32,
-        head_dim: dim as u32,
+        flags: shape.flags(),
+        layers: 1,
+        input_dim: shape.input as u32,
+        q_heads: shape.heads as u32,
+        head_dim: shape.dim as u32,
         ..args()
     };
-    let (x, q) = (noise(TOKENS * input), noise(TOKENS * heads * dim));
+    let (x, q) = (noise(TOKENS * shape.input), noise((TOKENS + 1) * shape.outputs()));
+    let queries = |first: usize| tensor(&q[first * shape.outputs()..], 2, &[TOKENS, shape.heads, shape.dim]);
     let call = vwd_forecast_accumulate_args {
-        x: tensor(&x, 2, &[TOKENS, input]),
-        q: tensor(&q, 2, &[TOKENS, heads, dim]),
+        x: tensor(&x, 2, &[TOKENS, shape.input]),
+        previous: if shape.memory { queries(0) } else { absent() },
+        q: queries(1),
         ..args()
     };
     for rank in [0, RANK as u32] {
@@ -161,7 +191,8 @@ fn fit(session: &Session) {
             assert_ok(vwd_forecast_solve(forecast, rank));
             let solved = start.elapsed() - accumulated;
             vwd_forecast_release(forecast);
-            println!("fit, rank {rank}: accumulate {TOKENS} tokens {accumulated:?}, solve {solved:?}");
+            let memory = shape.memory;
+            println!("fit, rank {rank}, memory {memory}: accumulate {TOKENS} tokens {accumulated:?}, solve {solved:?}");
         }
     }
 }
@@ -169,8 +200,10 @@ fn fit(session: &Session) {
 fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     let session = Session::cpu(0);
-    fit(&session);
-    project(&mut criterion, &session, None, 1);
-    project(&mut criterion, &session, None, 8);
-    project(&mut criterion, &session, Some(RANK), 1);
+    for memory in [false, true] {
+        fit(&session, Shape { memory, ..SMALL });
+        let large = Shape { memory, ..LARGE };
+        project(&mut criterion, &session, large, None, if memory { &[1] } else { &[1, 8] });
+        project(&mut criterion, &session, large, Some(RANK), &[1]);
+    }
 }

@@ -1263,7 +1263,10 @@ vwd_status vwd_predictor_calibrate(const vwd_session *session,
 
 /* --- Forecast: the queries of layer l+1 from the residual stream that enters layer l, fitted in closed form ------- */
 
-/** Flag of a forecast: its maps read the forecast layer's pre-RoPE queries at the token before, too. */
+/**
+ * Flag of a forecast: its maps read the forecast layer's pre-RoPE queries at the token before, too, which an engine has
+ * from its last step and passes as `previous`.
+ */
 #define VWD_FORECAST_MEMORY 1
 
 /** Options of `vwd_forecast_create`; zero means the default. */
@@ -1279,7 +1282,7 @@ typedef struct {
   uint32_t q_heads;
   /** Head dimension. */
   uint32_t head_dim;
-  /** Ridge λ relative to the mean diagonal of X̂ᵀX̂; 0 means 1e−3. */
+  /** Ridge λ relative to the mean diagonal of X̂ᵀX̂ (with memory: of each kind of input); 0 means 1e−3. */
   float ridge;
 } vwd_forecast_options;
 #define VWD_FORECAST_OPTIONS_INIT \
@@ -1289,7 +1292,7 @@ typedef struct {
 /** What a forecast holds, filled by `vwd_forecast_info`. */
 typedef struct {
   uint32_t struct_size;
-  /** As in its options. */
+  /** As in its options: 0 or VWD_FORECAST_MEMORY. */
   uint32_t flags;
   uint32_t layers;
   uint32_t input_dim;
@@ -1372,7 +1375,7 @@ typedef struct vwd_forecast vwd_forecast;
  * Creates a forecast without maps: fit them with `vwd_forecast_accumulate` and `vwd_forecast_solve`.
  *
  * session   Kept alive by the forecast; may be released first.
- * options   Required: layers, input_dim, q_heads and head_dim have no default.
+ * options   Required: layers, input_dim, q_heads and head_dim have no default. flags: 0 or VWD_FORECAST_MEMORY.
  * forecast  Out. Release with `vwd_forecast_release`.
  *
  * Blocks and allocates; not for capture. Thread-safe.
@@ -1393,11 +1396,15 @@ VWD_API void vwd_forecast_release(vwd_forecast *forecast);
 VWD_API vwd_status vwd_forecast_info(const vwd_forecast *forecast, vwd_forecast_details *details);
 
 /**
- * Adds activations to the sums X̂ᵀX̂ and X̂ᵀQ of one map; x̂ = x / rms(x) with a constant 1 appended.
+ * Adds activations to the sums X̂ᵀX̂ and X̂ᵀQ of one map, whose inputs are X̂ = [x / rms(x), 1] or, with
+ * VWD_FORECAST_MEMORY, [x / rms(x), previous, 1].
  *
- * args->layer                     0 … layers−1.
- * args->x  [N, input_dim]         float32, float16 or bfloat16. Residual stream that enters the layer, per token.
- * args->q  [N, q_heads, head_dim] float32, float16 or bfloat16. Pre-RoPE queries of the layer that is forecast.
+ * args->layer                            0 … layers−1.
+ * args->x         [N, input_dim]         float32, float16 or bfloat16. Residual stream that enters the layer, per token.
+ * args->previous  [N, q_heads, head_dim] float32, float16 or bfloat16. Given with VWD_FORECAST_MEMORY and only then: what
+ *                                        q is at the token before each; zeros for the first token of a sequence. May be
+ *                                        the memory of q, one row earlier.
+ * args->q         [N, q_heads, head_dim] float32, float16 or bfloat16. Pre-RoPE queries of the layer that is forecast.
  *
  * Streamed: any number of calls, any N. Blocks until done and may allocate; not for capture. Thread-safe; calls on one
  * forecast wait for each other. Tensors are borrowed during the call and are CPU tensors on any session.
@@ -1409,47 +1416,62 @@ vwd_status vwd_forecast_accumulate(const vwd_forecast *forecast,
                                    const vwd_forecast_accumulate_args *args);
 
 /**
- * Solves W = (X̂ᵀX̂ + λ·mean(diag)·I)⁻¹ X̂ᵀQ for every map that has sums, and frees the sums.
+ * Solves W = (X̂ᵀX̂ + λ·M)⁻¹ X̂ᵀQ for every map that has sums, and frees the sums. M is mean(diag X̂ᵀX̂)·I; with memory it is
+ * diagonal, and that mean is taken over each kind of input apart: x / rms(x) with the constant, and previous (where that
+ * was zero throughout, its mean is the other's).
  *
  * rank  0 keeps W whole; else W is replaced by the best approximation of that rank of the fitted outputs X̂W (SVD).
  *
  * A map without sums is left as it is. Blocks until done and allocates; not for capture. Thread-safe.
- * Errors: INVALID_ARGUMENT (rank above min(input_dim + 1, q_heads·head_dim); no map has sums; a system that is singular for
- * want of ridge, or whose solution exceeds float32), OUT_OF_MEMORY, INTERNAL. After an error sums and maps are as they
- * were.
+ * Errors: INVALID_ARGUMENT (rank above min(inputs, q_heads·head_dim), where inputs are input_dim + 1 and, with memory,
+ * q_heads·head_dim more; no map has sums; a system that is singular for want of ridge, or whose solution exceeds
+ * float32), OUT_OF_MEMORY, INTERNAL. After an error sums and maps are as they were.
  */
 VWD_API
 vwd_status vwd_forecast_solve(const vwd_forecast *forecast,
                               uint32_t rank);
 
 /**
- * Writes the solved maps to a safetensors file (docs/forecast.md has the format). An existing file is replaced whole.
+ * Writes the solved maps to a safetensors file (docs/forecast.md has the format). An existing file is replaced whole, by
+ * renaming a new one from the same folder (`.vanward-….tmp`), and its permissions stay; of a symbolic link what it names
+ * is replaced. A path that names anything but a regular file is refused. After an error the file is as it was.
  *
  * path  NUL-terminated UTF-8.
  *
  * Blocks; not for capture. Thread-safe.
- * Errors: INVALID_ARGUMENT (path; a map is not solved), IO, OUT_OF_MEMORY, INTERNAL.
+ * Errors: INVALID_ARGUMENT (path; a map is not solved), IO (the message names path), OUT_OF_MEMORY, INTERNAL.
  */
-VWD_API vwd_status vwd_forecast_save(const vwd_forecast *forecast, const char *path);
+VWD_API
+vwd_status vwd_forecast_save(const vwd_forecast *forecast,
+                             const char *path);
 
 /**
- * Reads maps that `vwd_forecast_save`, or a training script, wrote.
+ * Reads maps that `vwd_forecast_save`, or a training script, wrote. Whether they have memory is in the file:
+ * `vwd_forecast_info` tells.
  *
  * session   Kept alive by the forecast; may be released first.
  * path      NUL-terminated UTF-8.
  * forecast  Out. Release with `vwd_forecast_release`.
  *
+ * The header is checked against the format and the file's size before the maps are read. A path that names anything but
+ * a regular file is refused without waiting for it.
+ *
  * Blocks and allocates; not for capture. Thread-safe.
- * Errors: INVALID_ARGUMENT, IO (the message says what does not fit the format), OUT_OF_MEMORY, INTERNAL.
+ * Errors: INVALID_ARGUMENT, IO (the message names path and says what does not fit the format), OUT_OF_MEMORY, INTERNAL.
  */
 VWD_API vwd_status vwd_forecast_load(const vwd_session *session, const char *path, vwd_forecast **forecast);
 
 /**
- * Forecasts queries: q[i] = RoPE at positions[i] of W·x̂[i]. They go into `vwd_select_blocks` of the next layer.
+ * Forecasts queries: q[i] = RoPE at positions[i] of W times row i of X̂ (see `vwd_forecast_accumulate`). They go into
+ * `vwd_select_blocks` of the next layer.
  *
  * args->layer                             0 … layers−1; its map is solved or loaded.
- * args->rope                              The model's rotary embedding. Angles are computed in double precision.
+ * args->rope                              The model's rotary embedding; NULL means all defaults. Angles are computed in
+ *                                         double precision.
  * args->x          [B, input_dim]         float32, float16 or bfloat16.
+ * args->previous   [B, q_heads, head_dim] float32, float16 or bfloat16. Given with VWD_FORECAST_MEMORY and only then: the
+ *                                         true pre-RoPE queries of the layer that is forecast at the token before; zeros
+ *                                         for the first token of a sequence.
  * args->positions  [B]                    int32; 0 leaves a row unrotated.
  * args->q          [B, q_heads, head_dim] float32, float16 or bfloat16, out.
  *

@@ -2,7 +2,8 @@
 
 use super::{Versioned, vwd_tensor};
 
-/// Flag of a forecast: its maps read the forecast layer's pre-RoPE queries at the token before, too.
+/// Flag of a forecast: its maps read the forecast layer's pre-RoPE queries at the token before, too, which an engine has
+/// from its last step and passes as `previous`.
 pub const VWD_FORECAST_MEMORY: u32 = 1;
 
 /// Options of `vwd_forecast_create`; zero means the default.
@@ -20,7 +21,7 @@ pub struct vwd_forecast_options {
     pub q_heads: u32,
     /// Head dimension.
     pub head_dim: u32,
-    /// Ridge λ relative to the mean diagonal of X̂ᵀX̂; 0 means 1e−3.
+    /// Ridge λ relative to the mean diagonal of X̂ᵀX̂ (with memory: of each kind of input); 0 means 1e−3.
     pub ridge: f32,
 }
 
@@ -32,7 +33,7 @@ unsafe impl Versioned for vwd_forecast_options {}
 #[derive(Clone, Copy)]
 pub struct vwd_forecast_details {
     pub struct_size: u32,
-    /// As in its options.
+    /// As in its options: 0 or VWD_FORECAST_MEMORY.
     pub flags: u32,
     pub layers: u32,
     pub input_dim: u32,

@@ -24,7 +24,7 @@ impl Handle for vwd_forecast {
 /// Creates a forecast without maps: fit them with `vwd_forecast_accumulate` and `vwd_forecast_solve`.
 ///
 /// session   Kept alive by the forecast; may be released first.
-/// options   Required: layers, input_dim, q_heads and head_dim have no default.
+/// options   Required: layers, input_dim, q_heads and head_dim have no default. flags: 0 or VWD_FORECAST_MEMORY.
 /// forecast  Out. Release with `vwd_forecast_release`.
 ///
 /// Blocks and allocates; not for capture. Thread-safe.
@@ -67,11 +67,15 @@ pub unsafe extern "C" fn vwd_forecast_info(
     })
 }
 
-/// Adds activations to the sums X̂ᵀX̂ and X̂ᵀQ of one map; x̂ = x / rms(x) with a constant 1 appended.
+/// Adds activations to the sums X̂ᵀX̂ and X̂ᵀQ of one map, whose inputs are X̂ = [x / rms(x), 1] or, with
+/// VWD_FORECAST_MEMORY, [x / rms(x), previous, 1].
 ///
-/// args->layer                     0 … layers−1.
-/// args->x  [N, input_dim]         float32, float16 or bfloat16. Residual stream that enters the layer, per token.
-/// args->q  [N, q_heads, head_dim] float32, float16 or bfloat16. Pre-RoPE queries of the layer that is forecast.
+/// args->layer                            0 … layers−1.
+/// args->x         [N, input_dim]         float32, float16 or bfloat16. Residual stream that enters the layer, per token.
+/// args->previous  [N, q_heads, head_dim] float32, float16 or bfloat16. Given with VWD_FORECAST_MEMORY and only then: what
+///                                        q is at the token before each; zeros for the first token of a sequence. May be
+///                                        the memory of q, one row earlier.
+/// args->q         [N, q_heads, head_dim] float32, float16 or bfloat16. Pre-RoPE queries of the layer that is forecast.
 ///
 /// Streamed: any number of calls, any N. Blocks until done and may allocate; not for capture. Thread-safe; calls on one
 /// forecast wait for each other. Tensors are borrowed during the call and are CPU tensors on any session.
@@ -90,14 +94,16 @@ pub unsafe extern "C" fn vwd_forecast_accumulate(
     })
 }
 
-/// Solves W = (X̂ᵀX̂ + λ·mean(diag)·I)⁻¹ X̂ᵀQ for every map that has sums, and frees the sums.
+/// Solves W = (X̂ᵀX̂ + λ·M)⁻¹ X̂ᵀQ for every map that has sums, and frees the sums. M is mean(diag X̂ᵀX̂)·I; with memory it is
+/// diagonal, and that mean is taken over each kind of input apart: x / rms(x) with the constant, and previous (where that
+/// was zero throughout, its mean is the other's).
 ///
 /// rank  0 keeps W whole; else W is replaced by the best approximation of that rank of the fitted outputs X̂W (SVD).
 ///
 /// A map without sums is left as it is. Blocks until done and allocates; not for capture. Thread-safe.
-/// Errors: INVALID_ARGUMENT (rank above min(input_dim + 1, q_heads·head_dim); no map has sums; a system that is singular for
-/// want of ridge, or whose solution exceeds float32), OUT_OF_MEMORY, INTERNAL. After an error sums and maps are as they
-/// were.
+/// Errors: INVALID_ARGUMENT (rank above min(inputs, q_heads·head_dim), where inputs are input_dim + 1 and, with memory,
+/// q_heads·head_dim more; no map has sums; a system that is singular for want of ridge, or whose solution exceeds
+/// float32), OUT_OF_MEMORY, INTERNAL. After an error sums and maps are as they were.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_solve(forecast: *const vwd_forecast, rank: u32) -> vwd_status {
     boundary(|| {
@@ -106,12 +112,14 @@ pub unsafe extern "C" fn vwd_forecast_solve(forecast: *const vwd_forecast, rank:
     })
 }
 
-/// Writes the solved maps to a safetensors file (docs/forecast.md has the format). An existing file is replaced whole.
+/// Writes the solved maps to a safetensors file (docs/forecast.md has the format). An existing file is replaced whole, by
+/// renaming a new one from the same folder (`.vanward-….tmp`), and its permissions stay; of a symbolic link what it names
+/// is replaced. A path that names anything but a regular file is refused. After an error the file is as it was.
 ///
 /// path  NUL-terminated UTF-8.
 ///
 /// Blocks; not for capture. Thread-safe.
-/// Errors: INVALID_ARGUMENT (path; a map is not solved), IO, OUT_OF_MEMORY, INTERNAL.
+/// Errors: INVALID_ARGUMENT (path; a map is not solved), IO (the message names path), OUT_OF_MEMORY, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_save(forecast: *const vwd_forecast, path: *const c_char) -> vwd_status {
     boundary(|| {
@@ -121,14 +129,18 @@ pub unsafe extern "C" fn vwd_forecast_save(forecast: *const vwd_forecast, path: 
     })
 }
 
-/// Reads maps that `vwd_forecast_save`, or a training script, wrote.
+/// Reads maps that `vwd_forecast_save`, or a training script, wrote. Whether they have memory is in the file:
+/// `vwd_forecast_info` tells.
 ///
 /// session   Kept alive by the forecast; may be released first.
 /// path      NUL-terminated UTF-8.
 /// forecast  Out. Release with `vwd_forecast_release`.
 ///
+/// The header is checked against the format and the file's size before the maps are read. A path that names anything but
+/// a regular file is refused without waiting for it.
+///
 /// Blocks and allocates; not for capture. Thread-safe.
-/// Errors: INVALID_ARGUMENT, IO (the message says what does not fit the format), OUT_OF_MEMORY, INTERNAL.
+/// Errors: INVALID_ARGUMENT, IO (the message names path and says what does not fit the format), OUT_OF_MEMORY, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_load(
     session: *const vwd_session,
@@ -145,11 +157,16 @@ pub unsafe extern "C" fn vwd_forecast_load(
     })
 }
 
-/// Forecasts queries: q[i] = RoPE at positions[i] of W·x̂[i]. They go into `vwd_select_blocks` of the next layer.
+/// Forecasts queries: q[i] = RoPE at positions[i] of W times row i of X̂ (see `vwd_forecast_accumulate`). They go into
+/// `vwd_select_blocks` of the next layer.
 ///
 /// args->layer                             0 … layers−1; its map is solved or loaded.
-/// args->rope                              The model's rotary embedding. Angles are computed in double precision.
+/// args->rope                              The model's rotary embedding; NULL means all defaults. Angles are computed in
+///                                         double precision.
 /// args->x          [B, input_dim]         float32, float16 or bfloat16.
+/// args->previous   [B, q_heads, head_dim] float32, float16 or bfloat16. Given with VWD_FORECAST_MEMORY and only then: the
+///                                         true pre-RoPE queries of the layer that is forecast at the token before; zeros
+///                                         for the first token of a sequence.
 /// args->positions  [B]                    int32; 0 leaves a row unrotated.
 /// args->q          [B, q_heads, head_dim] float32, float16 or bfloat16, out.
 ///

@@ -424,17 +424,18 @@ fn predictor_calibrate(backend: &Backend) -> Call<'_> {
 
 // --- forecast --------------------------------------------------------------------------------------------------------
 
-/// A forecast with one solved map of two.
+/// A forecast with memory and one solved map of two.
 struct Forecast(*mut vwd_forecast);
 
 impl Forecast {
     fn solved(backend: &Backend) -> Forecast {
-        let options = vwd_forecast_options { layers: 2, input_dim: 6, q_heads: 2, head_dim: 8, ..args() };
+        let flags = VWD_FORECAST_MEMORY;
+        let options = vwd_forecast_options { flags, layers: 2, input_dim: 6, q_heads: 2, head_dim: 8, ..args() };
         let (x, q) = (Rng::new(1).normals(&[40, 6]), Rng::new(2).normals(&[40, 2, 8]));
         let host = Backend::cpu(1);
         let (x, q) =
             (Tensor::floats(&host, F32, &x, &Layout::default()), Tensor::floats(&host, F32, &q, &Layout::default()));
-        let text = vwd_forecast_accumulate_args { layer: 0, x: x.c(), q: q.c(), ..args() };
+        let text = vwd_forecast_accumulate_args { layer: 0, x: x.c(), previous: q.c(), q: q.c(), ..args() };
         let mut forecast = std::ptr::null_mut();
         // SAFETY: every pointer is valid.
         unsafe {
@@ -469,6 +470,7 @@ fn forecast_accumulate(backend: &Backend) -> Call<'_> {
     call.takes_no_stream();
     call.scalar("layer", offset_of!(vwd_forecast_accumulate_args, layer), 0, &[2, u32::MAX]);
     call.input("x", offset_of!(vwd_forecast_accumulate_args, x), F32, "N input").values(&[ONE; 30]);
+    call.input("previous", offset_of!(vwd_forecast_accumulate_args, previous), F32, "N heads dim").values(&[ONE; 80]);
     call.input("q", offset_of!(vwd_forecast_accumulate_args, q), F32, "N heads dim").values(&[ONE; 80]);
     call
 }
@@ -495,6 +497,7 @@ fn forecast_project(backend: &Backend) -> Call<'_> {
     call.float("rope.attention_factor", rope + offset_of!(vwd_rope, attention_factor), 0.0, NO_NUMBER);
     call.input("rope.inv_freq", rope + offset_of!(vwd_rope, inv_freq), F32, "half").optional();
     call.input("x", offset_of!(vwd_forecast_project_args, x), F32, "N input");
+    call.input("previous", offset_of!(vwd_forecast_project_args, previous), F32, "N heads dim");
     call.input("positions", offset_of!(vwd_forecast_project_args, positions), I32, "N");
     call.output("q", offset_of!(vwd_forecast_project_args, q), F32, "N heads dim");
     call

@@ -1,22 +1,21 @@
 //! Projection on the CPU. It is bound by reading the map: every row of it is read once for the whole batch.
 
 use super::map::{Map, Matrix};
-use super::{ProjectRequest, Rope, inverse_rms};
-use crate::core::dtype::{Float, Rounded};
+use super::{ProjectRequest, Rope};
+use crate::core::dtype::Rounded;
 use crate::core::status::Result;
-use crate::core::tensor::Tensor;
 use crate::ops::simd::{Kernel, LANES, Lanes, dispatch};
 use crate::runtime::cpu::{Cpu, Scratch};
 use crate::with_float;
 
 pub fn project(cpu: &Cpu, r: &ProjectRequest) -> Result<()> {
     let scratch = cpu.scratch();
-    let batch = r.x.dim(0);
+    let batch = r.inputs.count();
     let width = r.shape.inputs().next_multiple_of(LANES);
     let x = scratch.slice(batch * width, 0.0f32)?;
     cpu.parallel_chunks(x, width, width * 16, |b, row| {
-        // SAFETY: b is below B.
-        unsafe { with_float!(r.x.dtype, T => normalise::<T>(&r.x, b, row)) }
+        // SAFETY: b is below B; the op's caller keeps the tensors valid.
+        unsafe { r.inputs.write(b, row, |value| value as f32) }
     });
     let q = match &*r.map {
         Map::Whole(weight) => multiply(cpu, &scratch, weight, x)?,
@@ -46,23 +45,6 @@ pub fn project(cpu: &Cpu, r: &ProjectRequest) -> Result<()> {
     Ok(())
 }
 
-/// x̂ of a row, with zeros after the constant.
-///
-/// # Safety
-/// `b` is below B; x is valid and of dtype `T`.
-unsafe fn normalise<T: Float>(x: &Tensor, b: usize, row: &mut [f32]) {
-    let (values, rest) = row.split_at_mut(x.dim(1));
-    // SAFETY: forwarded to the caller; c is below input_dim.
-    unsafe {
-        let scale = inverse_rms::<T>(x, b);
-        for (c, value) in values.iter_mut().enumerate() {
-            *value = (x.get::<T, 2>([b, c]).to_f32() as f64 * scale) as f32;
-        }
-    }
-    rest.fill(0.0);
-    rest[0] = 1.0;
-}
-
 /// cos and sin of every pair's angle at the position of row `b`, times the factor on rotated channels.
 ///
 /// # Safety
@@ -88,7 +70,7 @@ unsafe fn turn(r: &ProjectRequest, b: usize, row: &mut [f32]) {
 /// # Safety
 /// `b` and `h` are inside q's shape; q is valid and of dtype `T`, and nobody else writes this head.
 unsafe fn write_head<T: Rounded>(r: &ProjectRequest, b: usize, h: usize, q: &[f32], turns: &[f32]) {
-    let (batch, dim) = (r.x.dim(0), r.shape.head_dim);
+    let (batch, dim) = (r.inputs.count(), r.shape.head_dim);
     let value = |c: usize| q[(h * dim + c) * batch + b];
     // SAFETY: forwarded to the caller; channels are below head_dim.
     let write = |c: usize, value: f32| unsafe { r.q.set([b, h, c], T::from_f32(value)) };

@@ -14,7 +14,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 const FORMAT: &str = "vanward.forecast";
-const VERSION: &str = "1";
+/// The first has no flags.
+const VERSIONS: [&str; 2] = ["1", "2"];
 
 type Maps = Vec<Option<Arc<Map>>>;
 
@@ -43,9 +44,10 @@ fn write<'a>(
     ridge: f32,
     tensors: impl Iterator<Item = (String, &'a Matrix)> + Clone,
 ) -> std::io::Result<()> {
-    let Shape { layers, input_dim, q_heads, head_dim } = shape;
+    let Shape { flags, layers, input_dim, q_heads, head_dim } = shape;
+    let [.., version] = VERSIONS;
     let mut header = format!(
-        r#"{{"__metadata__":{{"format":"{FORMAT}","version":"{VERSION}","layers":"{layers}","input_dim":"{input_dim}","q_heads":"{q_heads}","head_dim":"{head_dim}","ridge":"{ridge}"}}"#
+        r#"{{"__metadata__":{{"format":"{FORMAT}","version":"{version}","flags":"{flags}","layers":"{layers}","input_dim":"{input_dim}","q_heads":"{q_heads}","head_dim":"{head_dim}","ridge":"{ridge}"}}"#
     );
     let mut end = 0;
     for (name, Matrix { rows, columns, .. }) in tensors.clone() {
@@ -128,16 +130,18 @@ impl Reader<'_> {
         let refuse = |name: &str, found: &str, expected: &str| {
             io(self.path, format!("metadata {name:?} is {found:?}; expected {expected}"))
         };
-        for (name, expected) in [("format", FORMAT), ("version", VERSION)] {
-            if field(name) != expected {
-                return Err(refuse(name, field(name), expected));
-            }
-        }
+        let one_of = |name: &str, known: &[&str]| match field(name) {
+            found if known.contains(&found) => Ok(found),
+            found => Err(refuse(name, found, &known.join(" or "))),
+        };
+        one_of("format", &[FORMAT])?;
+        let version = one_of("version", &VERSIONS)?;
         let number = |name: &str| -> Result<usize> {
             let text = field(name);
             text.parse().map_err(|_| refuse(name, text, "a number"))
         };
         let shape = Shape {
+            flags: if version == VERSIONS[0] { 0 } else { number("flags")? },
             layers: number("layers")?,
             input_dim: number("input_dim")?,
             q_heads: number("q_heads")?,

@@ -3,8 +3,9 @@
 //! Sums and solution are in double precision. Every matrix is column major, and tasks take panels of its columns: what a
 //! panel holds does not depend on who computes it.
 
+use super::inputs::write_queries;
 use super::map::{Map, Matrix, zeros};
-use super::{AccumulateRequest, Shape, inverse_rms};
+use super::{AccumulateRequest, Shape};
 use crate::core::dtype::Float;
 use crate::core::status::{Code, Error, Result};
 use crate::core::tensor::{Device, Tensor};
@@ -32,13 +33,12 @@ pub struct Sums {
     gram: Vec<f64>,
     /// X̂ᵀQ [inputs, outputs]
     cross: Vec<f64>,
-    inputs: usize,
 }
 
 impl Sums {
     fn empty(shape: &Shape) -> Result<Sums> {
         let (n, m) = (shape.inputs(), shape.outputs());
-        Ok(Sums { gram: zeros(n * n, "X̂ᵀX̂")?, cross: zeros(n * m, "X̂ᵀQ")?, inputs: n })
+        Ok(Sums { gram: zeros(n * n, "X̂ᵀX̂")?, cross: zeros(n * m, "X̂ᵀQ")? })
     }
 
     pub fn bytes(&self) -> usize {
@@ -57,12 +57,12 @@ pub fn on_host<R>(session: &Session, work: impl FnOnce(&Cpu) -> Result<R>) -> Re
 }
 
 pub fn accumulate(cpu: &Cpu, shape: &Shape, sums: &mut Option<Sums>, r: &AccumulateRequest) -> Result<()> {
-    let (tokens, n, m) = (r.x.dim(0), shape.inputs(), shape.outputs());
+    let (tokens, n, m) = (r.inputs.count(), shape.inputs(), shape.outputs());
     if tokens == 0 {
         return Ok(());
     }
-    for t in [&r.x, &r.q] {
-        // SAFETY: the op's caller keeps x and q valid.
+    for t in [Some(&r.inputs.x), r.inputs.previous.as_ref(), Some(&r.q)].into_iter().flatten() {
+        // SAFETY: the op's caller keeps the tensors valid.
         unsafe { with_float!(t.dtype, T => check_finite::<T>(cpu, t))? };
     }
     let mut x: Vec<f64> = zeros(tokens.min(CHUNK) * n, "a chunk of X̂")?;
@@ -74,12 +74,12 @@ pub fn accumulate(cpu: &Cpu, shape: &Shape, sums: &mut Option<Sums>, r: &Accumul
     for first in (0..tokens).step_by(CHUNK) {
         let count = CHUNK.min(tokens - first);
         cpu.parallel_chunks(&mut x[..count * n], n, n * 8, |i, row| {
-            // SAFETY: first + i is below N.
-            unsafe { with_float!(r.x.dtype, T => read_x::<T>(&r.x, first + i, row)) }
+            // SAFETY: first + i is below N; the op's caller keeps the tensors valid.
+            unsafe { r.inputs.write(first + i, row, |value| value) }
         });
         cpu.parallel_chunks(&mut q[..count * m], m, m * 8, |i, row| {
             // SAFETY: first + i is below N.
-            unsafe { with_float!(r.q.dtype, T => read_q::<T>(&r.q, first + i, row)) }
+            unsafe { with_float!(r.q.dtype, T => write_queries::<T, f64>(&r.q, first + i, row, |value| value)) }
         });
         let x = MatRef::from_row_major_slice(&x[..count * n], count, n);
         let q = MatRef::from_row_major_slice(&q[..count * m], count, m);
@@ -115,35 +115,8 @@ unsafe fn check_finite<T: Float>(cpu: &Cpu, t: &Tensor) -> Result<()> {
     }
 }
 
-/// x̂ of token `i`.
-///
-/// # Safety
-/// `i` is below N; x is valid and of dtype `T`.
-unsafe fn read_x<T: Float>(x: &Tensor, i: usize, row: &mut [f64]) {
-    let (last, values) = row.split_last_mut().expect("the constant's place");
-    // SAFETY: forwarded to the caller; c is below input_dim.
-    unsafe {
-        let scale = inverse_rms::<T>(x, i);
-        for (c, value) in values.iter_mut().enumerate() {
-            *value = x.get::<T, 2>([i, c]).to_f32() as f64 * scale;
-        }
-    }
-    *last = 1.0;
-}
-
-/// # Safety
-/// `i` is below N; q is valid and of dtype `T`.
-unsafe fn read_q<T: Float>(q: &Tensor, i: usize, row: &mut [f64]) {
-    for (h, head) in row.chunks_mut(q.dim(2)).enumerate() {
-        for (c, value) in head.iter_mut().enumerate() {
-            // SAFETY: forwarded to the caller; h and c are below q_heads and head_dim.
-            *value = unsafe { q.get::<T, 3>([i, h, c]) }.to_f32() as f64;
-        }
-    }
-}
-
 /// The maps of all layers that have sums.
-pub fn solve(cpu: &Cpu, sums: &[Option<Sums>], ridge: f32, rank: usize) -> Result<Vec<(usize, Map)>> {
+pub fn solve(cpu: &Cpu, shape: &Shape, sums: &[Option<Sums>], ridge: f32, rank: usize) -> Result<Vec<(usize, Map)>> {
     /// Bytes that layers solved side by side may work with, about three times their sums; one layer always may.
     const WORKSPACE: usize = 256 << 20;
     let waiting = || sums.iter().enumerate().filter_map(|(layer, sums)| Some((layer, sums.as_ref()?)));
@@ -152,19 +125,17 @@ pub fn solve(cpu: &Cpu, sums: &[Option<Sums>], ridge: f32, rank: usize) -> Resul
     for group in maps.chunks_mut(together) {
         cpu.parallel_chunks(group, 1, usize::MAX, |_, place| {
             let (layer, sums, map) = &mut place[0];
-            *map = Some(solve_layer(cpu, *layer, sums, ridge, rank));
+            *map = Some(solve_layer(cpu, shape, *layer, sums, ridge, rank));
         });
     }
     maps.into_iter().map(|(layer, _, map)| Ok((layer, map.expect("solved above")?))).collect()
 }
 
 /// The map that fits the sums of a layer best, whole (`rank` 0) or cut.
-fn solve_layer(cpu: &Cpu, layer: usize, sums: &Sums, ridge: f32, rank: usize) -> Result<Map> {
-    let n = sums.inputs;
-    let m = sums.cross.len() / n;
+fn solve_layer(cpu: &Cpu, shape: &Shape, layer: usize, sums: &Sums, ridge: f32, rank: usize) -> Result<Map> {
+    let (n, m) = (shape.inputs(), shape.outputs());
     let mut system = copy(&sums.gram)?;
-    let mean = (0..n).map(|i| sums.gram[i * n + i]).sum::<f64>() / n as f64;
-    (0..n).for_each(|i| system[i * n + i] += ridge as f64 * mean);
+    add_ridge(&mut system, shape, ridge as f64);
     if let Some(pivot) = factor(&mut system, n)? {
         let found = format!("{ridge} leaves the system of layer {layer} singular (pivot {pivot} of {n})");
         return Err(Error::argument("options.ridge", found, "a larger one, or more tokens"));
@@ -203,6 +174,23 @@ fn solve_layer(cpu: &Cpu, layer: usize, sums: &Sums, ridge: f32, rank: usize) ->
         up.row_mut(i).iter_mut().enumerate().for_each(|(j, value)| *value = leading[(i, j)] as f32);
     }
     Ok(Map::Cut { down, up })
+}
+
+/// Adds λ times the mean of the diagonal, taken over the queries at the token before and over all other inputs apart:
+/// queries are of any scale, x̂ is of scale 1, and one ridge for both would shrink the smaller kind too much and the larger
+/// too little.
+fn add_ridge(system: &mut [f64], shape: &Shape, ridge: f64) {
+    let (n, remembered) = (shape.inputs(), shape.remembered());
+    let (mut past, mut present) = (0.0, 0.0);
+    for i in 0..n {
+        *if remembered.contains(&i) { &mut past } else { &mut present } += system[i * n + i];
+    }
+    present /= (n - remembered.len()) as f64;
+    // Without a token that has one before it, nothing is known of their scale.
+    past = if past > 0.0 { past / remembered.len() as f64 } else { present };
+    for i in 0..n {
+        system[i * n + i] += ridge * if remembered.contains(&i) { past } else { present };
+    }
 }
 
 /// A = LLᵀ in place of A's lower triangle; or the first pivot that is not positive.

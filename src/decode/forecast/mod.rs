@@ -1,32 +1,37 @@
 //! Forecast: the pre-RoPE queries of layer l+1 from the residual stream x that enters layer l.
 //!
-//! q̂ = W·x̂, where x̂ is x / rms(x) with a constant 1 appended. W is the ridge solution over activations of any text,
-//! accumulated in a stream (`fit`), whole or cut to a low rank; it goes to a file and comes from one (`file`); a decode step
-//! projects with it (`cpu`).
+//! q̂ = W·[x̂, 1] or, with memory, W·[x̂, q', 1], where x̂ is x / rms(x) and q' the queries of layer l+1 at the token
+//! before (`inputs`). W is the ridge solution over activations of any text, accumulated in a stream (`fit`), whole or cut
+//! to a low rank; it goes to a file and comes from one (`file`, `replace`); a decode step projects with it (`cpu`).
 
 mod cpu;
 mod file;
 mod fit;
+mod inputs;
 mod map;
 mod replace;
 
 use crate::abi::{
-    VWD_ROPE_HALVES, VWD_ROPE_INTERLEAVED, vwd_forecast_accumulate_args, vwd_forecast_details, vwd_forecast_options,
-    vwd_forecast_project_args, vwd_rope, vwd_stream,
+    VWD_FORECAST_MEMORY, VWD_ROPE_HALVES, VWD_ROPE_INTERLEAVED, vwd_forecast_accumulate_args, vwd_forecast_details,
+    vwd_forecast_options, vwd_forecast_project_args, vwd_rope, vwd_stream,
 };
-use crate::core::dtype::{DType, Float};
+use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Device, Tensor};
 use crate::runtime::{On, Session, require_no_flags};
 use fit::Sums;
+use inputs::Inputs;
 use map::Map;
 use parking_lot::{Mutex, RwLock};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// What a map reads and writes, the same for every layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
+    /// 0 or VWD_FORECAST_MEMORY.
+    pub flags: usize,
     pub layers: usize,
     pub input_dim: usize,
     pub q_heads: usize,
@@ -34,10 +39,13 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// `refuse` makes the error of a dimension out of bounds, from its name, value and bound.
+    /// `refuse` makes the error of a flag that is unknown or a dimension out of bounds, from its name, value and bound.
     fn checked(self, refuse: impl Fn(&str, usize, String) -> Error) -> Result<Shape> {
         const MOST_LAYERS: usize = 1 << 16;
         const WIDEST: usize = 1 << 20;
+        if self.flags & !(VWD_FORECAST_MEMORY as usize) != 0 {
+            return Err(refuse("flags", self.flags, format!("0 or VWD_FORECAST_MEMORY ({VWD_FORECAST_MEMORY})")));
+        }
         let bounds = [
             ("layers", self.layers, MOST_LAYERS),
             ("input_dim", self.input_dim, WIDEST),
@@ -56,13 +64,27 @@ impl Shape {
         Ok(self)
     }
 
-    /// Length of x̂.
+    pub fn has_memory(&self) -> bool {
+        self.flags & VWD_FORECAST_MEMORY as usize != 0
+    }
+
+    /// Which inputs are queries at the token before: those between x̂ and the constant.
+    pub fn remembered(&self) -> Range<usize> {
+        self.input_dim..self.input_dim + if self.has_memory() { self.outputs() } else { 0 }
+    }
+
+    /// Inputs of a map, the constant among them.
     pub fn inputs(&self) -> usize {
-        self.input_dim + 1
+        self.remembered().end + 1
     }
 
     pub fn outputs(&self) -> usize {
         self.q_heads * self.head_dim
+    }
+
+    /// Of a tensor with the queries of so many tokens.
+    fn queries(&self, rows: (&'static str, usize)) -> [(&'static str, usize); 3] {
+        [rows, ("q_heads", self.q_heads), ("head_dim", self.head_dim)]
     }
 }
 
@@ -74,8 +96,8 @@ pub struct Options {
 
 impl Options {
     pub fn from_c(c: &vwd_forecast_options) -> Result<Options> {
-        require_no_flags("options.flags", c.flags)?;
         let shape = Shape {
+            flags: c.flags as usize,
             layers: c.layers as usize,
             input_dim: c.input_dim as usize,
             q_heads: c.q_heads as usize,
@@ -115,7 +137,7 @@ impl Forecast {
         let solved = || maps.iter().flatten();
         vwd_forecast_details {
             struct_size: size_of::<vwd_forecast_details>() as u32,
-            flags: 0,
+            flags: self.shape.flags as u32,
             layers: self.shape.layers as u32,
             input_dim: self.shape.input_dim as u32,
             q_heads: self.shape.q_heads as u32,
@@ -139,7 +161,7 @@ impl Forecast {
             return Err(Error::argument("rank", rank, format!("0 to {most}, the smaller side of a map")));
         }
         let mut sums = self.sums.lock();
-        let solved = fit::on_host(&self.session, |cpu| fit::solve(cpu, &sums, self.ridge, rank))?;
+        let solved = fit::on_host(&self.session, |cpu| fit::solve(cpu, &self.shape, &sums, self.ridge, rank))?;
         if solved.is_empty() {
             return Err(Error::argument("forecast", "no map has sums", "an accumulated map"));
         }
@@ -173,8 +195,7 @@ impl Forecast {
 
 pub struct AccumulateRequest<'a> {
     layer: usize,
-    /// [N, input_dim]
-    x: Tensor<'a>,
+    inputs: Inputs<'a>,
     /// [N, q_heads, head_dim]
     q: Tensor<'a>,
 }
@@ -183,12 +204,10 @@ impl<'a> AccumulateRequest<'a> {
     pub fn from_c(forecast: &Forecast, c: &'a vwd_forecast_accumulate_args) -> Result<AccumulateRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let checks = Checks { device: Device::Cpu };
-        let (shape, layer) = (forecast.shape, forecast.layer(c.layer)?);
-        let x = checks.required("x", &c.x)?.of_any(DType::FLOATS)?.of_rank(2)?;
-        let x = x.of_shape(&[("N", x.dim(0)), ("input_dim", shape.input_dim)])?;
-        let outputs = [("N", x.dim(0)), ("q_heads", shape.q_heads), ("head_dim", shape.head_dim)];
-        let q = checks.required("q", &c.q)?.of_any(DType::FLOATS)?.of_shape(&outputs)?;
-        Ok(AccumulateRequest { layer, x, q })
+        let (shape, layer) = (&forecast.shape, forecast.layer(c.layer)?);
+        let inputs = Inputs::from_c(&checks, shape, &c.x, &c.previous, "N")?;
+        let q = checks.input("q", &c.q, DType::FLOATS, &shape.queries(("N", inputs.count())))?;
+        Ok(AccumulateRequest { layer, inputs, q })
     }
 }
 
@@ -196,8 +215,7 @@ pub struct ProjectRequest<'a> {
     shape: Shape,
     map: Arc<Map>,
     rope: Rope<'a>,
-    /// [B, input_dim]
-    x: Tensor<'a>,
+    inputs: Inputs<'a>,
     /// [B]
     positions: Tensor<'a>,
     /// [B, q_heads, head_dim]
@@ -214,17 +232,16 @@ impl<'a> ProjectRequest<'a> {
         let checks = forecast.session.checks();
         let (shape, layer) = (forecast.shape, forecast.layer(c.layer)?);
         let rope = Rope::from_c(&checks, rope, shape.head_dim)?;
-        let x = checks.required("x", &c.x)?.of_any(DType::FLOATS)?.of_rank(2)?;
-        let x = x.of_shape(&[("B", x.dim(0)), ("input_dim", shape.input_dim)])?;
-        let batch = ("B", x.dim(0));
-        let positions = checks.required("positions", &c.positions)?.of(DType::I32)?.of_shape(&[batch])?;
-        let outputs = [batch, ("q_heads", shape.q_heads), ("head_dim", shape.head_dim)];
-        let q = checks.required("q", &c.q)?.of_any(DType::FLOATS)?.of_shape(&outputs)?.writable()?;
-        overlap::reject(&[Some(&q)], &[Some(&x), Some(&positions), rope.inv_freq.as_ref()])?;
+        let inputs = Inputs::from_c(&checks, &shape, &c.x, &c.previous, "B")?;
+        let batch = ("B", inputs.count());
+        let positions = checks.input("positions", &c.positions, &[DType::I32], &[batch])?;
+        let q = checks.output("q", &c.q, DType::FLOATS, &shape.queries(batch))?;
+        let read = [Some(&inputs.x), inputs.previous.as_ref(), Some(&positions), rope.inv_freq.as_ref()];
+        overlap::reject(&[Some(&q)], &read)?;
         let Some(map) = forecast.maps.read()[layer].clone() else {
             return Err(Error::argument("layer", format!("{layer} has no map"), "a layer that is solved or loaded"));
         };
-        Ok(ProjectRequest { shape, map, rope, x, positions, q })
+        Ok(ProjectRequest { shape, map, rope, inputs, positions, q })
     }
 }
 
@@ -268,10 +285,8 @@ impl<'a> Rope<'a> {
         if !c.attention_factor.is_finite() {
             return Err(Error::argument("rope.attention_factor", c.attention_factor, "a finite number"));
         }
-        let inv_freq = match checks.optional("rope.inv_freq", &c.inv_freq)? {
-            Some(t) => Some(t.of(DType::F32)?.of_shape(&[("rotary_dim/2", dim / 2)])?),
-            None => None,
-        };
+        let pairs = [("rotary_dim/2", dim / 2)];
+        let inv_freq = checks.optional_input("rope.inv_freq", &c.inv_freq, &[DType::F32], &pairs)?;
         let or = |value: f32, default: f64| if value == 0.0 { default } else { value as f64 };
         Ok(Rope { interleaved, dim, theta: or(c.theta, 10000.0), scale: or(c.attention_factor, 1.0), inv_freq })
     }
@@ -280,15 +295,4 @@ impl<'a> Rope<'a> {
     fn pair(&self, c: usize) -> (usize, usize) {
         if self.interleaved { (2 * c, 2 * c + 1) } else { (c, c + self.dim / 2) }
     }
-}
-
-/// 1 / rms(x) of a row; 0 where x is 0, whose x̂ is then 0 but for the constant.
-///
-/// # Safety
-/// `i` is a row of x, which is valid and of dtype `T`.
-unsafe fn inverse_rms<T: Float>(x: &Tensor, i: usize) -> f64 {
-    // SAFETY: forwarded to the caller; c is below input_dim.
-    let squares = (0..x.dim(1)).map(|c| (unsafe { x.get::<T, 2>([i, c]) }.to_f32() as f64).powi(2));
-    let mean = squares.sum::<f64>() / x.dim(1) as f64;
-    if mean == 0.0 { 0.0 } else { 1.0 / mean.sqrt() }
 }
