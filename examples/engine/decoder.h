@@ -32,7 +32,8 @@ typedef struct {
   int32_t first_token; /* the model's answer to the prompt */
 
   /* Learned from the prefill. */
-  vwd_forecast *forecast; /* [layers − 1] maps: from the residual stream of layer l to the queries of layer l + 1 */
+  vwd_forecast *forecast; /* [layers − 1] maps: from the residual stream of layer l, and the queries of layer l + 1 at the
+                             token before, to those of layer l + 1; all queries are ahead of rotary embedding */
   vwd_holt holt;
   double holt_hit_rate;
   int samples;              /* the prompt's last tokens, at most SAMPLE */
@@ -40,6 +41,8 @@ typedef struct {
   float *sample_k;          /* [layers, SAMPLE, kv_heads, head_dim] */
   float *sample_scores;     /* [layers, SAMPLE, kv_heads, max_pages] */
   float *previous_residual; /* [MAX_ROWS, hidden]: what entered the layer before */
+  float *last_q;            /* [layers, heads, head_dim]: the prompt's last token's, ahead of rotary embedding */
+  float *pass_q;            /* [1 + MAX_ROWS, heads, head_dim]: a pass's, behind those of the token before it */
 } decoder;
 
 typedef struct {
@@ -78,6 +81,7 @@ bool measure_predictors(decoder *d, const int32_t *tokens, int count, const floa
 /* False, with the call's name and Vanward's message on stderr, unless status is VWD_OK. */
 bool succeeded(vwd_status status, const char *call);
 vwd_tensor q_view(const decoder *d, const float *q, int rows);
+size_t q_count(const decoder *d); /* floats of a token's queries in one layer */
 /* Summaries of the tokens begin … end − 1, of the kind and behind the table that `index` names. */
 bool update_index(const decoder *d, int layer, const int32_t *table, const vwd_index *index, int64_t begin,
                   int64_t end);

@@ -16,6 +16,8 @@ bool succeeded(vwd_status status, const char *call) {
 
 int blocks_of(int64_t tokens) { return (int)((tokens + PAGE - 1) / PAGE); }
 
+size_t q_count(const decoder *d) { return (size_t)d->shape.heads * (size_t)d->shape.head_dim; }
+
 vwd_tensor q_view(const decoder *d, const float *q, int rows) {
   return TENSOR(q, FLOAT32, rows, d->shape.heads, d->shape.head_dim);
 }
@@ -56,15 +58,21 @@ static void keep_sample(decoder *d, const attention_call *call) {
   }
 }
 
-/* Map l − 1 learns this layer's queries, before rotary embedding, from the residual stream one layer back. */
+/* Map l − 1 learns this layer's queries from the residual stream one layer back and from the queries one token back. */
 static bool feed_forecast(decoder *d, const attention_call *call) {
+  size_t row = q_count(d), n = (size_t)call->n;
+  float *last = d->last_q + (size_t)call->layer * row; /* zeros ahead of the first token */
   if (call->layer > 0) {
+    memcpy(d->pass_q, last, row * sizeof(float));
+    memcpy(d->pass_q + row, call->q_plain, n * row * sizeof(float));
     vwd_forecast_accumulate_args args = VWD_FORECAST_ACCUMULATE_ARGS_INIT;
     args.layer = (uint32_t)call->layer - 1;
     args.x = TENSOR(d->previous_residual, FLOAT32, call->n, d->shape.hidden);
-    args.q = q_view(d, call->q_plain, call->n);
+    args.previous = q_view(d, d->pass_q, call->n);
+    args.q = q_view(d, d->pass_q + row, call->n);
     if (!succeeded(vwd_forecast_accumulate(d->forecast, &args), "vwd_forecast_accumulate")) return false;
   }
+  memcpy(last, call->q_plain + (n - 1) * row, row * sizeof(float));
   memcpy(d->previous_residual, call->residual, (size_t)call->n * (size_t)d->shape.hidden * sizeof(float));
   return true;
 }
@@ -161,6 +169,7 @@ static bool prefill(decoder *d, progress_fn progress, void *context) {
 static bool create_forecast(decoder *d) {
   if (d->shape.layers < 2) return false;
   vwd_forecast_options options = VWD_FORECAST_OPTIONS_INIT;
+  options.flags = VWD_FORECAST_MEMORY;
   options.layers = (uint32_t)d->shape.layers - 1;
   options.input_dim = (uint32_t)d->shape.hidden;
   options.q_heads = (uint32_t)d->shape.heads;
@@ -188,7 +197,10 @@ bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, const
   d->previous_residual = calloc((size_t)MAX_ROWS * (size_t)shape->hidden, sizeof(float));
   d->sample_q = calloc(samples * (size_t)(shape->heads * shape->head_dim), sizeof(float));
   d->sample_k = calloc(samples * (size_t)(shape->kv_heads * shape->head_dim), sizeof(float));
-  if (!d->prompt_tokens || !d->previous_residual || !d->sample_q || !d->sample_k) return false;
+  d->last_q = calloc((size_t)shape->layers * q_count(d), sizeof(float));
+  d->pass_q = calloc((1 + MAX_ROWS) * q_count(d), sizeof(float));
+  if (!d->prompt_tokens || !d->previous_residual || !d->sample_q || !d->sample_k || !d->last_q || !d->pass_q)
+    return false;
   memcpy(d->prompt_tokens, prompt, (size_t)count * sizeof *prompt);
   if (!kv_init(&d->cache, shape, (int)tokens, max_new + GAMMA + 2 * PAGE) || !sequence_init(&d->prompt, &d->cache) ||
       !sequence_reserve(&d->prompt, count) || !create_forecast(d))
@@ -203,7 +215,8 @@ void decoder_free(decoder *d) {
   vwd_forecast_release(d->forecast);
   sequence_free(&d->prompt);
   kv_free(&d->cache);
-  void *parts[] = {d->prompt_tokens, d->sample_q, d->sample_k, d->sample_scores, d->previous_residual};
+  void *parts[] = {d->prompt_tokens,     d->sample_q, d->sample_k, d->sample_scores,
+                   d->previous_residual, d->last_q,   d->pass_q};
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) free(parts[i]);
   *d = (decoder){0};
 }

@@ -32,7 +32,7 @@ static bool attend(void *context, const attention_call *call) {
   const decoder *d = r->d;
   const int32_t seq_len = (int32_t)call->position + 1;
   int next = call->layer + 1;
-  bool ok = next == d->shape.layers || forecast_queries(d, call, r->forecast_q);
+  bool ok = forecast_queries(r, call);
   for (int i = 0; ok && next < d->shape.layers && i < RATIOS; i++)
     ok = select_blocks(r, next, r->seq.table, &seq_len, r->forecast_q, 1, predicted_blocks(d, p->ratios[i]),
                        &p->forecast[next % 2][i], NULL);

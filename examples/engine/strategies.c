@@ -155,7 +155,11 @@ bool learn(const decoder *d, const predictor *p, int layer, const int32_t *seq_l
   return succeeded(vwd_predictor_update(d->session, &args, NULL), "vwd_predictor_update");
 }
 
-bool forecast_queries(const decoder *d, const attention_call *call, float *q) {
+bool forecast_queries(run *r, const attention_call *call) {
+  const decoder *d = r->d;
+  float *last = r->last_q + (size_t)call->layer * q_count(d);
+  memcpy(last, call->q_plain, q_count(d) * sizeof(float));
+  if (call->layer + 1 == d->shape.layers) return true;
   const int32_t position = (int32_t)call->position;
   vwd_rope rope = VWD_ROPE_INIT;
   rope.style = VWD_ROPE_INTERLEAVED;
@@ -164,8 +168,9 @@ bool forecast_queries(const decoder *d, const attention_call *call, float *q) {
   args.layer = (uint32_t)call->layer;
   args.rope = &rope;
   args.x = TENSOR(call->residual, FLOAT32, 1, d->shape.hidden);
+  args.previous = q_view(d, last + q_count(d), 1);
   args.positions = TENSOR(&position, INT32, 1);
-  args.q = q_view(d, q, 1);
+  args.q = q_view(d, r->forecast_q, 1);
   return succeeded(vwd_forecast_project(d->forecast, &args, NULL), "vwd_forecast_project");
 }
 
@@ -238,8 +243,8 @@ static bool two_level(void *context, const attention_call *call) {
 static bool forecast_next(run *r, const attention_call *call) {
   const int32_t seq_len = (int32_t)call->position + 1;
   int next = call->layer + 1;
-  if (next == r->d->shape.layers) return true;
-  return forecast_queries(r->d, call, r->forecast_q) &&
+  if (!forecast_queries(r, call)) return false;
+  return next == r->d->shape.layers ||
          select_blocks(r, next, r->seq.table, &seq_len, r->forecast_q, 1, predicted_blocks(r->d, r->d->select.ratio),
                        &r->guess[next % 2], NULL);
 }
@@ -310,12 +315,14 @@ bool run_init(run *r, decoder *d, strategy how) {
   size_t entries = (size_t)(s->heads * guess);
   *r = (run){.d = d, .how = how};
   r->scores = calloc((size_t)(s->kv_heads * d->cache.max_pages), sizeof(float));
-  r->forecast_q = calloc((size_t)(s->heads * s->head_dim), sizeof(float));
+  r->forecast_q = calloc(q_count(d), sizeof(float));
+  r->last_q = calloc((size_t)s->layers * q_count(d), sizeof(float));
+  if (r->last_q) memcpy(r->last_q, d->last_q, (size_t)s->layers * q_count(d) * sizeof(float));
   r->partial = (partials){calloc(entries * (size_t)s->head_dim, sizeof(float)), calloc(entries, sizeof(float)),
                           calloc(entries, sizeof(float))};
   r->missed = calloc((size_t)s->kv_heads, sizeof *r->missed);
   vwd_holt holt = how == HOLT ? d->holt : (vwd_holt){1, 0, 0};
-  return r->scores && r->forecast_q && r->partial.acc && r->partial.m && r->partial.l && r->missed &&
+  return r->scores && r->forecast_q && r->last_q && r->partial.acc && r->partial.m && r->partial.l && r->missed &&
          sequence_fork(&r->seq, &d->prompt) && list_init(&r->selected, MAX_STEP, s->kv_heads, select->k) &&
          list_init(&r->coarse, MAX_STEP, s->kv_heads, select->coarse) &&
          list_init(&r->tokens, MAX_STEP, s->kv_heads, select->tokens) &&
@@ -327,7 +334,7 @@ void run_free(run *r) {
   sequence_free(&r->seq);
   list *lists[] = {&r->selected, &r->coarse, &r->tokens, &r->guess[0], &r->guess[1]};
   for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) list_free(lists[i]);
-  void *parts[] = {r->scores, r->forecast_q, r->partial.acc, r->partial.m, r->partial.l, r->missed};
+  void *parts[] = {r->scores, r->forecast_q, r->last_q, r->partial.acc, r->partial.m, r->partial.l, r->missed};
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) free(parts[i]);
   predictor_free(&r->predictor);
 }

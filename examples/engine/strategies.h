@@ -32,6 +32,7 @@ typedef struct {
   list guess[2];       /* of this layer and the next, by parity */
   float *scores;       /* [kv_heads, max_pages] of the true selection */
   float *forecast_q;   /* [heads, head_dim] */
+  float *last_q;       /* [layers, heads, head_dim] of the token before, ahead of rotary embedding */
   partials partial;
   predictor predictor;
   int32_t *missed; /* [kv_heads] */
@@ -53,8 +54,9 @@ void predictor_free(predictor *p);
 bool predict(const decoder *d, const predictor *p, int layer, const int32_t *seq_len, float ratio, list *out);
 bool learn(const decoder *d, const predictor *p, int layer, const int32_t *seq_len, const float *scores);
 
-/* Queries of the next layer from what enters this one. */
-bool forecast_queries(const decoder *d, const attention_call *call, float *q);
+/* Queries of the next layer from what enters this one and from the next layer's at the token before, which this layer's
+ * then become for the coming token. */
+bool forecast_queries(run *r, const attention_call *call);
 
 /* Summaries of tokens that have entered the cache: blocks, and labels where the mode reads them. */
 bool summarize(run *r, int layer, int64_t begin, int64_t end);
