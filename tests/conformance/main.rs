@@ -12,6 +12,9 @@ macro_rules! cases {
 }
 
 mod attention;
+mod attention_edges;
+mod attention_model;
+mod attention_rows;
 mod forecast;
 mod index;
 mod keys_to_blocks;
@@ -40,6 +43,9 @@ const FAMILIES: &[Family] = &[
     Family { cases: select_batch::CASES, on_cuda: false },
     Family { cases: select_batch::ON_THE_CPU, on_cuda: false },
     Family { cases: attention::CASES, on_cuda: false },
+    Family { cases: attention_rows::CASES, on_cuda: false },
+    Family { cases: attention_edges::CASES, on_cuda: false },
+    Family { cases: attention_edges::ON_THE_CPU, on_cuda: false },
     Family { cases: predictor::CASES, on_cuda: false },
     Family { cases: predictor::ON_THE_CPU, on_cuda: false },
     Family { cases: forecast::CASES, on_cuda: false },

@@ -118,6 +118,13 @@ impl State {
         self.acc.iter().map(|a| if self.l == 0.0 { 0.0 } else { a / self.l }).collect()
     }
 
+    /// With a sink, which takes part in the sum alone.
+    pub fn out_beside(&self, sink: f64) -> Vec<f64> {
+        let total = self.lse().max(sink) + (-(self.lse() - sink).abs()).exp().ln_1p();
+        let share = if self.l == 0.0 || sink == f64::INFINITY { 0.0 } else { (self.lse() - total).exp() };
+        self.out().iter().map(|x| x * share).collect()
+    }
+
     pub fn lse(&self) -> f64 {
         self.m + self.l.ln()
     }
@@ -125,8 +132,21 @@ impl State {
 
 /// q [D]; keys and values: one [D] per token.
 pub fn attention(q: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> State {
-    let scores: Vec<f64> = keys.iter().map(|k| scale * dot(q, k)).collect();
-    let mut state = State::empty(q.len());
+    capped_attention(q, keys, values, q.len(), scale, None)
+}
+
+/// The same with values [Dv], and scores that become cap·tanh(s / cap) where there is a cap.
+pub fn capped_attention(
+    q: &[f64],
+    keys: &[&[f64]],
+    values: &[&[f64]],
+    value_dim: usize,
+    scale: f64,
+    cap: Option<f64>,
+) -> State {
+    let capped = |s: f64| cap.map_or(s, |cap| cap * (s / cap).tanh());
+    let scores: Vec<f64> = keys.iter().map(|k| capped(scale * dot(q, k))).collect();
+    let mut state = State::empty(value_dim);
     state.m = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     for (s, value) in scores.iter().zip(values) {
         let weight = (s - state.m).exp();
@@ -134,6 +154,15 @@ pub fn attention(q: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64) -> S
         state.acc.iter_mut().zip(*value).for_each(|(acc, v)| *acc += weight * v);
     }
     state
+}
+
+/// The tokens that row `row` of `rows` sees of a sequence of `len`, of the last `window` alone unless that is 0.
+pub fn seen(len: usize, rows: usize, row: usize, window: usize) -> std::ops::Range<usize> {
+    if row >= rows {
+        return 0..0;
+    }
+    let end = (len + row + 1).saturating_sub(rows);
+    if window == 0 { 0..end } else { end.saturating_sub(window)..end }
 }
 
 pub fn merge(states: &[State]) -> State {

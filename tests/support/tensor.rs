@@ -81,9 +81,18 @@ impl DType {
 
     /// The 8-bit float next to `x`; NaN for NaN.
     fn nearest_code(self, x: f64) -> u8 {
-        let distance = |code: &u8| (self.decode_float(&[*code]) - x).abs();
-        let values = (0..=255u8).filter(|code| distance(code) < f64::INFINITY);
-        values.min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(0x7f)
+        if x.is_nan() {
+            return 0x7f;
+        }
+        // Codes of one sign ascend with their values.
+        let value = |code: u8| self.decode_float(&[code]);
+        let (mut low, mut high) = (0u8, if self == F8E4M3 { 0x7e } else { 0x7b });
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if value(middle) <= x.abs() { low = middle } else { high = middle }
+        }
+        let nearest = if x.abs() - value(low) <= value(high) - x.abs() { low } else { high };
+        nearest | if x < 0.0 { 0x80 } else { 0 }
     }
 
     fn encode_int(self, x: i64) -> Vec<u8> {

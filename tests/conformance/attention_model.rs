@@ -1,0 +1,621 @@
+//! A layer with every argument that attention and repair take: query positions, lists, windows, caps, sinks, values of a
+//! width of their own, FP8 with scales, slots. What a row should see and give is written here from the contract.
+
+use crate::support::*;
+use std::ops::Range;
+use vanward::abi::*;
+use vanward::capi::*;
+
+/// Error of a result computed in f32: scores of a few units carry some 2⁻²⁰ each, and weights as much, relative to values
+/// of a few units. A result of 16 bits adds half its spacing.
+pub const TOLERANCE: f64 = 4e-5;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Lists {
+    /// None: every token.
+    Absent,
+    /// One for the positions of a sequence.
+    Shared,
+    /// One for each position.
+    Own,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scales {
+    Absent,
+    One,
+    PerHead,
+    PerToken,
+}
+
+/// What a call is about. The default is what attention was before it took anything else.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    pub batch: usize,
+    /// Q; of rank 3 where absent.
+    pub positions: Option<usize>,
+    /// Rows of each sequence; absent: Q.
+    pub q_lens: bool,
+    pub kv_heads: usize,
+    pub group: usize,
+    pub dim: usize,
+    pub value_dim: usize,
+    pub page: usize,
+    pub block: usize,
+    /// Most tokens of a sequence.
+    pub most: usize,
+    pub q_type: DType,
+    pub kv_type: DType,
+    pub lists: Lists,
+    pub slots: bool,
+    pub scale: Option<f64>,
+    pub cap: Option<f64>,
+    pub window: usize,
+    pub sinks: bool,
+    pub scales: [Scales; 2],
+    /// What no row sees is NaN, scales included.
+    pub poisoned: bool,
+}
+
+impl Default for Spec {
+    fn default() -> Spec {
+        Spec {
+            batch: 2,
+            positions: None,
+            q_lens: false,
+            kv_heads: 2,
+            group: 4,
+            dim: 64,
+            value_dim: 64,
+            page: 16,
+            block: 16,
+            most: 300,
+            q_type: F16,
+            kv_type: F16,
+            lists: Lists::Shared,
+            slots: false,
+            scale: None,
+            cap: None,
+            window: 0,
+            sinks: false,
+            scales: [Scales::Absent; 2],
+            poisoned: true,
+        }
+    }
+}
+
+impl Spec {
+    /// Any sizes, and none of what is new.
+    pub fn plain(rng: &mut Rng) -> Spec {
+        // 9/3, 28/4, 40/8 and 128/1 are heads of models.
+        let heads = [(1, 1), (2, 3), (3, 3), (4, 7), (8, 5), (2, 16), (1, 128), (2, 4)];
+        let (kv_heads, group) = rng.pick(&heads);
+        let pages = [(1, 1), (2, 4), (61, 61), (64, 16), (16, 64), (576, 64), (8, 8), (32, 1), (16, 2)];
+        let (page, block) = rng.pick(&pages);
+        let dim = rng.pick(&[16, 24, 64, 80, 128]);
+        Spec {
+            batch: rng.size(1..=3),
+            kv_heads,
+            group,
+            dim,
+            value_dim: dim,
+            page,
+            block,
+            most: rng.pick(&[40, 300]),
+            q_type: rng.pick(&[F32, F16, BF16]),
+            kv_type: rng.pick(&[F32, F16, BF16]),
+            lists: rng.pick(&[Lists::Absent, Lists::Shared]),
+            poisoned: rng.one_in(2),
+            ..Spec::default()
+        }
+    }
+
+    pub fn with_positions(self, rng: &mut Rng) -> Spec {
+        let lists = rng.pick(&[Lists::Absent, Lists::Shared, Lists::Own]);
+        Spec { positions: Some(rng.pick(&[1, 2, 3, 4, 4, 7])), q_lens: rng.one_in(2), lists, ..self }
+    }
+
+    pub fn with_window(self, rng: &mut Rng) -> Spec {
+        Spec { window: rng.pick(&[1, 2, 5, 16, 33, 64, 100, 128, 5000]), ..self }
+    }
+
+    pub fn with_cap(self, rng: &mut Rng) -> Spec {
+        Spec { cap: Some(rng.pick(&[1e-3, 0.5, 2.0, 30.0, 1e4])), ..self }
+    }
+
+    pub fn with_sinks(self) -> Spec {
+        Spec { sinks: true, ..self }
+    }
+
+    pub fn with_value_dim(self, rng: &mut Rng) -> Spec {
+        let (dim, value_dim) = rng.pick(&[(24, 16), (64, 128), (192, 128), (576, 512), (576, 576), (16, 72)]);
+        Spec { dim, value_dim, scale: Some(rng.pick(&[0.05, 0.1])), ..self }
+    }
+
+    pub fn with_fp8(self, rng: &mut Rng) -> Spec {
+        let mut scales = || rng.pick(&[Scales::Absent, Scales::One, Scales::PerHead, Scales::PerToken]);
+        let scales = [scales(), scales()];
+        Spec { kv_type: rng.pick(&[F8E4M3, F8E5M2]), scales, ..self }
+    }
+
+    /// Lists that say where their entries lie.
+    pub fn with_slots(self, rng: &mut Rng) -> Spec {
+        let (page, block) = rng.pick(&[(16, 16), (64, 16), (8, 1), (32, 4), (64, 64)]);
+        let lists = if self.lists == Lists::Absent { Lists::Shared } else { self.lists };
+        Spec { slots: true, page, block, lists, ..self }
+    }
+
+    /// Each argument by chance.
+    pub fn random(rng: &mut Rng) -> Spec {
+        let mut spec = Spec::plain(rng);
+        if rng.one_in(2) {
+            spec = spec.with_positions(rng);
+        }
+        if rng.one_in(2) {
+            spec = spec.with_window(rng);
+        }
+        if rng.one_in(3) {
+            spec = spec.with_cap(rng);
+        }
+        if rng.one_in(2) {
+            spec = spec.with_sinks();
+        }
+        if rng.one_in(4) {
+            spec = spec.with_value_dim(rng);
+        }
+        if rng.one_in(2) {
+            spec = spec.with_fp8(rng);
+        }
+        if rng.one_in(3) {
+            spec = spec.with_slots(rng);
+        }
+        spec
+    }
+
+    pub fn rows(&self) -> usize {
+        self.positions.unwrap_or(1)
+    }
+
+    pub fn heads(&self) -> usize {
+        self.kv_heads * self.group
+    }
+
+    fn lists_per_head(&self) -> usize {
+        if self.lists == Lists::Own { self.rows() } else { 1 }
+    }
+
+    /// [B, Q, ..], without Q in a call of rank 3.
+    pub fn shape(&self, rest: &[usize]) -> Vec<usize> {
+        [&[self.batch], self.positions.as_slice(), rest].concat()
+    }
+
+    /// [B, Q, Hk, ..], without Q where lists are shared.
+    pub fn list_shape(&self, rest: &[usize]) -> Vec<usize> {
+        let own = self.positions.filter(|_| self.lists == Lists::Own);
+        [&[self.batch], own.as_slice(), &[self.kv_heads], rest].concat()
+    }
+}
+
+/// Block ids of each list, [B, lists, Hk]; entries may be out of range, but not repeated.
+pub type Ids = Array<Vec<i64>>;
+
+/// Values as the library sees them, already rounded to their types.
+pub struct Model {
+    pub spec: Spec,
+    /// [B, Q, Hq, D]
+    pub q: Array<f64>,
+    /// As they are stored, [pages, P, Hk, D] and [.., Dv].
+    pub k: Array<f64>,
+    pub v: Array<f64>,
+    /// [pages, P, Hk] each, whatever the shape in which they are given.
+    pub scales: [Array<f64>; 2],
+    /// [B, max_pages]
+    pub table: Array<i64>,
+    /// [B, Hk, runs of a page]: where each lies in the pool.
+    pub slots: Array<i64>,
+    pub lens: Vec<i64>,
+    pub q_lens: Vec<i64>,
+    pub sinks: Vec<f64>,
+}
+
+impl Model {
+    pub fn random(rng: &mut Rng, spec: Spec) -> Model {
+        let max_pages = spec.most.div_ceil(spec.page);
+        let runs = spec.batch * max_pages * if spec.slots { spec.kv_heads } else { 1 };
+        let pages = runs + 2;
+        let mut order: Vec<i64> = (0..pages as i64).collect();
+        rng.shuffle(&mut order);
+        let kv_heads = if spec.slots { 1 } else { spec.kv_heads };
+        let tokens = [pages, spec.page, kv_heads];
+        let stored = |rng: &mut Rng, dim| rng.normals(&[&tokens[..], &[dim]].concat()).map(|&x| spec.kv_type.round(x));
+        let lens = (0..spec.batch).map(|_| match rng.size(0..=5) {
+            0 => rng.int(0..=4),
+            1 => spec.most as i64,
+            _ => rng.int(0..=spec.most as i64),
+        });
+        let lens = lens.collect();
+        let q_lens = (0..spec.batch).map(|_| rng.int(-1..=spec.rows() as i64 + 1)).collect();
+        let sinks = (0..spec.heads()).map(|_| rng.pick(&[-3.0, 0.0, 2.0, 90.0, f64::INFINITY, f64::NEG_INFINITY]));
+        let sinks = sinks.collect();
+        let scales = spec.scales.map(|kind| scales(rng, kind, &tokens));
+        let mut model = Model {
+            q: rng.normals(&[spec.batch, spec.rows(), spec.heads(), spec.dim]).map(|&x| spec.q_type.round(x)),
+            k: stored(rng, spec.dim),
+            v: stored(rng, spec.value_dim),
+            scales,
+            table: Array::from_fn(&[spec.batch, max_pages], |at| order[(at[0] * max_pages + at[1]) % order.len()]),
+            slots: Array::from_fn(&[spec.batch, spec.kv_heads, max_pages], |at| {
+                order[((at[0] * spec.kv_heads + at[1]) * max_pages + at[2]) % order.len()]
+            }),
+            lens,
+            q_lens,
+            sinks,
+            spec,
+        };
+        // A page or slot that is not there holds nothing.
+        for page in model.table.data.iter_mut().chain(&mut model.slots.data) {
+            if rng.one_in(12) {
+                *page = rng.pick(&[-1, i32::MIN as i64, i32::MAX as i64, pages as i64]);
+            }
+        }
+        model
+    }
+
+    pub fn len(&self, i: usize) -> usize {
+        let most = if self.spec.slots { i64::MAX } else { (self.table.shape[1] * self.spec.page) as i64 };
+        self.lens[i].clamp(0, most) as usize
+    }
+
+    /// Rows that a sequence has.
+    pub fn rows(&self, i: usize) -> usize {
+        let rows = self.spec.rows();
+        if self.spec.q_lens { self.q_lens[i].clamp(0, rows as i64) as usize } else { rows }
+    }
+
+    pub fn seen(&self, i: usize, r: usize) -> Range<usize> {
+        oracle::seen(self.len(i), self.rows(i), r, self.spec.window)
+    }
+
+    /// A share of the blocks of each list, ascending, and some that are not there.
+    pub fn ids(&self, rng: &mut Rng, share: f64) -> Ids {
+        let spec = &self.spec;
+        Array::from_fn(&[spec.batch, spec.lists_per_head(), spec.kv_heads], |at| {
+            let n = self.len(at[0]).div_ceil(spec.block);
+            let mut ids: Vec<i64> =
+                rng.subset(n, (share * n as f64).round() as usize).into_iter().map(|id| id as i64).collect();
+            if rng.one_in(3) {
+                ids.push(n as i64 + rng.int(0..=3));
+            }
+            if rng.one_in(6) {
+                ids.insert(0, -1);
+            }
+            ids
+        })
+    }
+
+    /// The list of row `r`.
+    pub fn list<'i>(&self, ids: &'i Ids, i: usize, r: usize, g: usize) -> &'i [i64] {
+        &ids[[i, if self.spec.lists == Lists::Own { r } else { 0 }, g]]
+    }
+
+    /// The tokens of some blocks that row `r` sees.
+    fn tokens(&self, i: usize, r: usize, blocks: &[i64]) -> Vec<usize> {
+        let (seen, size) = (self.seen(i, r), self.spec.block);
+        let blocks = blocks.iter().filter_map(|&id| usize::try_from(id).ok());
+        blocks.flat_map(|id| id * size..(id + 1) * size).filter(|t| seen.contains(t)).collect()
+    }
+
+    /// (page, row, head) of a token.
+    pub fn place(&self, i: usize, g: usize, t: usize) -> Option<[usize; 3]> {
+        let (p, row) = (t / self.spec.page, t % self.spec.page);
+        let (page, head) = match self.spec.slots {
+            true => (*self.slots.row([i, g]).get(p)?, 0),
+            false => (*self.table.row([i]).get(p)?, g),
+        };
+        (0..self.k.shape[0] as i64).contains(&page).then_some([page as usize, row, head])
+    }
+
+    /// The formula, for row `r` and query head `h` over these blocks.
+    pub fn expected(&self, i: usize, r: usize, h: usize, blocks: &[i64]) -> oracle::State {
+        let (spec, g) = (&self.spec, h / self.spec.group);
+        let places: Vec<_> = self.tokens(i, r, blocks).iter().filter_map(|&t| self.place(i, g, t)).collect();
+        let values = |of: &Array<f64>, scale: &Array<f64>| -> Vec<Vec<f64>> {
+            places.iter().map(|&at| of.row(at).iter().map(|x| x * scale[at]).collect()).collect()
+        };
+        let (keys, values) = (values(&self.k, &self.scales[0]), values(&self.v, &self.scales[1]));
+        let [keys, values] = [&keys, &values].map(|rows| rows.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        let scale = spec.scale.unwrap_or(1.0 / (spec.dim as f64).sqrt());
+        oracle::capped_attention(self.q.row([i, r, h]), &keys, &values, spec.value_dim, scale, spec.cap)
+    }
+
+    /// The same layer for row `r` alone, whose sequence ends with it; for a call of rank 3.
+    pub fn row(&self, r: usize) -> Model {
+        let spec = Spec { positions: None, q_lens: false, ..self.spec.clone() };
+        let rows = self.spec.rows();
+        Model {
+            q: Array::from_fn(&[spec.batch, 1, spec.heads(), spec.dim], |at| self.q[[at[0], r, at[2], at[3]]]),
+            k: self.k.clone(),
+            v: self.v.clone(),
+            scales: self.scales.clone(),
+            table: self.table.clone(),
+            slots: self.slots.clone(),
+            lens: (0..spec.batch).map(|i| (self.len(i) + r + 1) as i64 - rows as i64).collect(),
+            q_lens: self.q_lens.clone(),
+            sinks: self.sinks.clone(),
+            spec,
+        }
+    }
+
+    /// Every block that there is, where a call has no list.
+    pub fn everything(&self) -> Ids {
+        let spec = &self.spec;
+        Array::from_fn(&[spec.batch, 1, spec.kv_heads], |at| (0..self.len(at[0]).div_ceil(spec.block) as i64).collect())
+    }
+
+    /// Makes NaN what no row sees over these lists.
+    pub fn poison(&mut self, lists: &[&Ids]) {
+        let mut used = Array::filled(&self.k.shape[..3], false);
+        for at in array::indices(&[self.spec.batch, self.spec.rows(), self.spec.kv_heads]) {
+            let [i, r, g] = [at[0], at[1], at[2]];
+            for ids in lists {
+                for t in self.tokens(i, r, self.list(ids, i, r, g)) {
+                    if let Some(place) = self.place(i, g, t) {
+                        used[place] = true;
+                    }
+                }
+            }
+        }
+        for at in array::indices(&used.shape) {
+            let place = [at[0], at[1], at[2]];
+            if !used[place] {
+                (0..self.spec.dim).for_each(|d| self.k[[at[0], at[1], at[2], d]] = f64::NAN);
+                (0..self.spec.value_dim).for_each(|d| self.v[[at[0], at[1], at[2], d]] = f64::NAN);
+                for (scales, kind) in self.scales.iter_mut().zip(self.spec.scales) {
+                    if kind == Scales::PerToken {
+                        scales[place] = f64::NAN;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn scales(rng: &mut Rng, kind: Scales, tokens: &[usize; 3]) -> Array<f64> {
+    let mut value = || F32.round(rng.pick(&[0.25, 0.7, 1.0, 1.9]));
+    let (one, heads) = (value(), (0..tokens[2]).map(|_| value()).collect::<Vec<f64>>());
+    Array::from_fn(tokens, |at| match kind {
+        Scales::Absent => 1.0,
+        Scales::One => one,
+        Scales::PerHead => heads[at[2]],
+        Scales::PerToken => value(),
+    })
+}
+
+/// A model in memory.
+pub struct Placed<'b> {
+    backend: &'b Backend,
+    pub spec: Spec,
+    pub q: Tensor<'b>,
+    pub k: Tensor<'b>,
+    pub v: Tensor<'b>,
+    scales: [Option<Tensor<'b>>; 2],
+    table: Tensor<'b>,
+    lens: Tensor<'b>,
+    q_lens: Option<Tensor<'b>>,
+    sinks: Option<Tensor<'b>>,
+}
+
+impl<'b> Placed<'b> {
+    pub fn new(backend: &'b Backend, rng: &mut Rng, model: &Model) -> Placed<'b> {
+        let spec = &model.spec;
+        let place = |dtype, shape: &[usize], data: &[f64], layout: &Layout| {
+            Tensor::floats(backend, dtype, &Array::new(shape, data.to_vec()), layout)
+        };
+        let ints = |rng: &mut Rng, data: &[i64]| {
+            Tensor::ints(backend, I32, &Array::new(&[data.len()], data.to_vec()), &Layout::random(rng, 1))
+        };
+        let mut rows = |rank| if rng.one_in(4) { Layout::random(rng, rank) } else { Layout::random_rows(rng, rank) };
+        let (of_k, of_v) = (rows(4), rows(4));
+        let scales = std::array::from_fn(|n| {
+            let (all, heads) = (&model.scales[n], model.scales[n].shape[2]);
+            let layout = Layout::random(rng, if spec.scales[n] == Scales::PerToken { 3 } else { 1 });
+            match spec.scales[n] {
+                Scales::Absent => None,
+                Scales::One => Some(place(F32, &[1], &all.data[..1], &layout)),
+                Scales::PerHead => Some(place(F32, &[heads], &all.data[..heads], &layout)),
+                Scales::PerToken => Some(place(F32, &all.shape, &all.data, &layout)),
+            }
+        });
+        let q = spec.shape(&[spec.heads(), spec.dim]);
+        Placed {
+            backend,
+            q: place(spec.q_type, &q, &model.q.data, &Layout::random(rng, q.len())),
+            k: Tensor::floats(backend, spec.kv_type, &model.k, &of_k),
+            v: Tensor::floats(backend, spec.kv_type, &model.v, &of_v),
+            scales,
+            table: Tensor::ints(backend, I32, &model.table, &Layout::random(rng, 2)),
+            lens: ints(rng, &model.lens),
+            q_lens: spec.q_lens.then(|| ints(rng, &model.q_lens)),
+            sinks: spec.sinks.then(|| place(F32, &[spec.heads()], &model.sinks, &Layout::random(rng, 1))),
+            spec: spec.clone(),
+        }
+    }
+
+    pub fn kv(&self) -> vwd_paged_kv {
+        let c = |t: &Option<Tensor>| t.as_ref().map_or(absent(), Tensor::c);
+        vwd_paged_kv {
+            k: self.k.c(),
+            v: self.v.c(),
+            page_table: if self.spec.slots { absent() } else { self.table.c() },
+            seq_lens: self.lens.c(),
+            k_scale: c(&self.scales[0]),
+            v_scale: c(&self.scales[1]),
+            ..args()
+        }
+    }
+
+    pub fn attention(&self, list: Option<&PlacedList>, results: &Results) -> vwd_attention_args {
+        let c = |t: &Option<Tensor>| t.as_ref().map_or(absent(), Tensor::c);
+        let list = list.map(PlacedList::c);
+        vwd_attention_args {
+            block_size: if list.is_some() { self.spec.block as u32 } else { 0 },
+            scale: self.spec.scale.unwrap_or(0.0) as f32,
+            soft_cap: self.spec.cap.unwrap_or(0.0) as f32,
+            window: self.spec.window as u32,
+            kv: kept(self.kv()),
+            q: self.q.c(),
+            q_lens: c(&self.q_lens),
+            list: list.unwrap_or(vwd_block_list { ids: absent(), counts: absent(), slots: absent() }),
+            sinks: c(&self.sinks),
+            out: results.out.c(),
+            lse: results.lse.c(),
+            state: state_of(&results.state),
+            ..args()
+        }
+    }
+
+    pub fn repair(&self, mode: u32, lists: [&PlacedList; 2], results: &Results) -> vwd_repair_args {
+        let call = self.attention(Some(lists[1]), results);
+        let mut predicted = lists[0].c();
+        predicted.slots = absent();
+        vwd_repair_args {
+            mode,
+            block_size: call.block_size,
+            scale: call.scale,
+            soft_cap: call.soft_cap,
+            window: call.window,
+            kv: call.kv,
+            q: call.q,
+            q_lens: call.q_lens,
+            predicted,
+            selected: call.list,
+            sinks: call.sinks,
+            out: call.out,
+            lse: call.lse,
+            state: call.state,
+            ..args()
+        }
+    }
+
+    pub fn attend(&self, call: &vwd_attention_args) {
+        // SAFETY: the tensors of the call are alive.
+        self.backend.finish(unsafe { vwd_attention(self.backend.session(), call, self.backend.stream()) });
+    }
+
+    pub fn call_repair(&self, call: &vwd_repair_args) {
+        // SAFETY: as above.
+        self.backend.finish(unsafe { vwd_repair(self.backend.session(), call, self.backend.stream()) });
+    }
+}
+
+pub struct PlacedList<'b> {
+    ids: Tensor<'b>,
+    counts: Tensor<'b>,
+    slots: Option<Tensor<'b>>,
+    pub cap: usize,
+}
+
+impl<'b> PlacedList<'b> {
+    pub fn new(backend: &'b Backend, rng: &mut Rng, model: &Model, ids: &Ids) -> PlacedList<'b> {
+        let spec = &model.spec;
+        let cap = ids.data.iter().map(Vec::len).max().unwrap_or(0) + rng.size(0..=3);
+        let (mut all, mut slots) = (vec![], vec![]);
+        for at in array::indices(&ids.shape) {
+            let list = &ids[[at[0], at[1], at[2]]];
+            for j in 0..cap {
+                let id = list.get(j).copied();
+                // A list may know where a block lies even if it is past the sequence.
+                let run = id.filter(|&id| id >= 0).map(|id| id as usize * spec.block / spec.page);
+                let slot = run.and_then(|run| model.slots.row([at[0], at[2]]).get(run).copied());
+                all.push(id.unwrap_or(-7));
+                slots.push(slot.unwrap_or(-1));
+            }
+        }
+        let shape = spec.list_shape(&[cap]);
+        let counts = Array::new(&spec.list_shape(&[]), ids.data.iter().map(|list| list.len() as i64).collect());
+        let layout = |rng: &mut Rng, rank| Layout::random(rng, rank);
+        PlacedList {
+            ids: Tensor::ints(backend, I32, &Array::new(&shape, all), &layout(rng, shape.len())),
+            counts: Tensor::ints(backend, I32, &counts, &layout(rng, shape.len() - 1)),
+            slots: spec
+                .slots
+                .then(|| Tensor::ints(backend, I32, &Array::new(&shape, slots), &layout(rng, shape.len()))),
+            cap,
+        }
+    }
+
+    pub fn c(&self) -> vwd_block_list {
+        let slots = self.slots.as_ref().map_or(absent(), Tensor::c);
+        vwd_block_list { ids: self.ids.c(), counts: self.counts.c(), slots }
+    }
+}
+
+/// Outputs of a call, poisoned before it.
+pub struct Results<'b> {
+    pub out: Tensor<'b>,
+    pub lse: Tensor<'b>,
+    pub state: [Tensor<'b>; 3],
+}
+
+pub fn state_of(t: &[Tensor; 3]) -> vwd_attention_state {
+    vwd_attention_state { acc: t[0].c(), m: t[1].c(), l: t[2].c() }
+}
+
+pub fn partials_of(t: &[Tensor; 3]) -> vwd_attention_partials {
+    vwd_attention_partials { acc: t[0].c(), m: t[1].c(), l: t[2].c() }
+}
+
+/// A state for each group of entries.
+pub fn partials<'b>(backend: &'b Backend, rng: &mut Rng, spec: &Spec, groups: usize) -> [Tensor<'b>; 3] {
+    let (acc, m) = (spec.shape(&[spec.heads(), groups, spec.value_dim]), spec.shape(&[spec.heads(), groups]));
+    [&acc, &m, &m].map(|shape| Tensor::poisoned(backend, F32, shape, &Layout::random(rng, shape.len())))
+}
+
+impl<'b> Results<'b> {
+    pub fn new(backend: &'b Backend, rng: &mut Rng, spec: &Spec) -> Results<'b> {
+        let (acc, m) = (spec.shape(&[spec.heads(), spec.value_dim]), spec.shape(&[spec.heads()]));
+        let mut output =
+            |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &Layout::random(rng, shape.len()));
+        let out = output(spec.q_type, &acc);
+        Results { out, lse: output(F32, &m), state: [output(F32, &acc), output(F32, &m), output(F32, &m)] }
+    }
+
+    /// Everything written, as bytes.
+    pub fn bits(&self) -> Vec<Array<Vec<u8>>> {
+        [&self.out, &self.lse].into_iter().chain(&self.state).map(Tensor::read_raw).collect()
+    }
+
+    /// Each row and head equals the formula over the blocks that (i, r, g) names.
+    pub fn check(&self, model: &Model, blocks: impl Fn(usize, usize, usize) -> Vec<i64>) {
+        let spec = &model.spec;
+        let full = [spec.batch, spec.rows(), spec.heads()];
+        let rows = |t: &Tensor| Array::new(&[&full[..], &[spec.value_dim]].concat(), t.read_floats().data);
+        let numbers = |t: &Tensor| Array::new(&full, t.read_floats().data);
+        let (out, lse) = (rows(&self.out), numbers(&self.lse));
+        let (acc, m, l) = (rows(&self.state[0]), numbers(&self.state[1]), numbers(&self.state[2]));
+        for at in array::indices(&full) {
+            let at = [at[0], at[1], at[2]];
+            let [i, r, h] = at;
+            let want = model.expected(i, r, h, &blocks(i, r, h / spec.group));
+            let place = format!("{at:?} of {spec:?}, lens {:?}, q_lens {:?}", model.lens, model.q_lens);
+            let rows = if spec.sinks { want.out_beside(model.sinks[h]) } else { want.out() };
+            for (d, (&found, want)) in out.row(at).iter().zip(rows).enumerate() {
+                close(found, want, TOLERANCE + spec.q_type.rounding(want), &format!("out[{d}] at {place}"));
+            }
+            close(lse[at], want.lse(), TOLERANCE, &format!("lse at {place}"));
+            close(m[at], want.m, TOLERANCE, &format!("m at {place}"));
+            close(l[at], want.l, TOLERANCE * want.l, &format!("l at {place}"));
+            for (d, (&found, &want_acc)) in acc.row(at).iter().zip(&want.acc).enumerate() {
+                close(found, want_acc, TOLERANCE * want.l, &format!("acc[{d}] at {place}"));
+            }
+        }
+        self.out.assert_written("out", |_| true);
+        self.lse.assert_written("lse", |_| true);
+    }
+}
+
+#[track_caller]
+pub fn close(found: f64, expected: f64, tolerance: f64, what: &str) {
+    let equal = found == expected || (found - expected).abs() <= tolerance;
+    assert!(equal, "{what}: {found}, expected {expected} ± {tolerance}");
+}
