@@ -1,5 +1,6 @@
 //! What one call through the C ABI costs: greedy verification of 32 sequences of 128 drafts, of one sequence of one draft
-//! (a call that does next to nothing), and of an argument that is refused.
+//! (a call that does next to nothing), of an argument that is refused, and selection for a batch of no sequences, which
+//! makes its checks and returns.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::ptr::null_mut;
@@ -8,7 +9,7 @@ use vanward::capi::*;
 
 #[path = "../tests/support/mod.rs"]
 mod support;
-use support::{Array, Backend, I32, Layout, Tensor, args};
+use support::{Array, Backend, F16, F32, I32, Layout, Tensor, absent, args};
 
 /// Tensors of a batch whose drafts are all right.
 struct Verify<'b> {
@@ -31,6 +32,51 @@ impl<'b> Verify<'b> {
     }
 }
 
+/// Selection of blocks by largest and smallest key, of a batch without sequences.
+struct Select<'b> {
+    q: Tensor<'b>,
+    lens: Tensor<'b>,
+    bounds: [Tensor<'b>; 2],
+    list: [Tensor<'b>; 2],
+    scores: Tensor<'b>,
+}
+
+impl<'b> Select<'b> {
+    fn new(backend: &'b Backend) -> Select<'b> {
+        let (kv_heads, dim) = (8, 128);
+        let tensor = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &Layout::default());
+        Select {
+            q: tensor(F16, &[0, 4 * kv_heads, dim]),
+            lens: tensor(I32, &[0]),
+            bounds: [(); 2].map(|_| tensor(F16, &[1, 2, kv_heads, dim])),
+            list: [tensor(I32, &[0, kv_heads, 128]), tensor(I32, &[0, kv_heads])],
+            scores: tensor(F32, &[0, kv_heads, 2048]),
+        }
+    }
+
+    fn index(&self) -> vwd_index {
+        let [max, min] = &self.bounds;
+        vwd_index { kind: VWD_INDEX_MINMAX, block_size: 64, key_max: max.c(), key_min: min.c(), ..args() }
+    }
+
+    fn args(&self, index: &vwd_index) -> vwd_select_blocks_args {
+        let [ids, counts] = &self.list;
+        vwd_select_blocks_args {
+            method: VWD_SELECT_MINMAX,
+            block_size: 64,
+            k: 128,
+            init_blocks: 1,
+            local_blocks: 2,
+            index,
+            q: self.q.c(),
+            seq_lens: self.lens.c(),
+            selected: vwd_block_list { ids: ids.c(), counts: counts.c(), slots: absent() },
+            scores: self.scores.c(),
+            ..args()
+        }
+    }
+}
+
 fn calls(criterion: &mut Criterion) {
     let backend = Backend::cpu(0);
     // SAFETY: the session and the tensors of each call are alive.
@@ -47,6 +93,13 @@ fn calls(criterion: &mut Criterion) {
 
     let refused = vwd_verify_args { flags: 1, ..call };
     group.bench_function("refused", |b| b.iter(|| assert_eq!(verify(&refused), VWD_ERROR_INVALID_ARGUMENT)));
+
+    let none = Select::new(&backend);
+    let index = none.index();
+    let call = none.args(&index);
+    // SAFETY: the session, the index and the tensors are alive.
+    let select = || unsafe { vwd_select_blocks(backend.session(), &call, null_mut()) };
+    group.bench_function("select_blocks_0", |b| b.iter(|| assert_eq!(select(), VWD_OK)));
 }
 
 criterion_group!(benches, calls);

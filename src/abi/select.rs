@@ -11,11 +11,13 @@ pub const VWD_SELECT_MEAN_DOT: u32 = 3;
 /// Softmax mass of each candidate block by its INT4 labels, from LABEL.
 pub const VWD_SELECT_LABEL_MASS: u32 = 4;
 
-/// Bit of a selection's status: a query held a NaN, or a score would have been one; what it concerns ranked last.
+/// Bit of a list's status: a query of the list holds a NaN, or the product of a query and a summary is one. What it concerns
+/// ranks last.
 pub const VWD_SELECT_NAN: u32 = 1;
-/// Bit of a selection's status: a block, full window or candidate token of the sequence has no summary in the index.
+/// Bit of a list's status: a block, complete window or candidate token that the list's queries see has no place in the index.
 pub const VWD_SELECT_NO_SUMMARY: u32 = 2;
-/// Bit of a selection's status: a length, budget or count was out of range, or scores had fewer places than blocks.
+/// Bit of a list's status: a length, number of rows, budget or count of candidates was out of range, or scores had fewer
+/// places than there are blocks.
 pub const VWD_SELECT_CLAMPED: u32 = 4;
 
 /// Arguments of `vwd_select_blocks`; see there.

@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 /// Builds or extends the summaries of tokens begin[i] … seq_lens[i]−1 of each sequence from their post-RoPE keys.
 ///
 /// MINMAX: every block that holds a token of the range is summarised from all its tokens below seq_lens[i]; a zero is +0.
+/// Of FP8 keys the extremes are rounded to the type of key_max.
 /// MEAN: every window that ends inside the range: the float32 sum of its keys in the order of the tokens, times 1/window,
 /// rounded to the type of means.
 /// LABEL: every token of the range. From lo (a zero is +0) and hi, the smallest and largest of its r channels x, in float32:
@@ -19,7 +20,11 @@ use std::mem::MaybeUninit;
 /// left out of maxima and minima, and NaN in means and labels: none of these is selected before others.
 /// Extending token by token gives the same bits as building at once, also after tokens were taken back and replaced.
 ///
-/// args->k           [pages, P, Hk, D]  float32, float16 or bfloat16. See vwd_paged_kv for pages and lengths.
+/// Keys in FP8 are summarised as what they stand for: the stored value times its scale, rounded to float32.
+///
+/// args->k           [pages, P, Hk, D]  float32, float16, bfloat16, float8_e4m3fn or float8_e5m2; D a multiple of 8, 16 … 576.
+///                                      See vwd_paged_kv for pages and lengths.
+/// args->k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1), and only for keys in FP8.
 /// args->page_table  [B, max_pages]     int32, optional.
 /// args->seq_lens    [B]                int32. End of the range.
 /// args->begin       [B]                int32, optional (absent: 0). Clamped to 0 … seq_lens[i].
@@ -60,8 +65,7 @@ pub unsafe extern "C" fn vwd_index_update(
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 /// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
 /// this point.
-/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED,
-/// DRIVER, INTERNAL.
+/// Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_channel_importance(
     session: *const vwd_session,

@@ -299,13 +299,13 @@ fn reach(t: &vwd_tensor) -> Option<ByteRange> {
     Some((data.checked_add(low)?, data.checked_add(end)?))
 }
 
-/// Where a tensor that has elements, in C order without gaps as most have them, ends; `None` for others, and where `reach`
+/// Where a tensor ends whose elements, if any, lie in C order without gaps, as most do; `None` for others, and where `reach`
 /// has none.
 #[inline(always)]
 fn packed_end(t: &vwd_tensor) -> Option<i64> {
     let mut stride = 1i64;
     for d in (0..MAX_RANK.min(t.ndim as usize)).rev() {
-        if t.strides[d] != stride || t.shape[d] <= 0 {
+        if t.strides[d] != stride || t.shape[d] < 0 {
             return None;
         }
         stride = stride.checked_mul(t.shape[d])?;

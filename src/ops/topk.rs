@@ -3,6 +3,7 @@
 //! Order: larger first; equal scores (−0 and +0 are equal) by the lower index; NaN ranks as −inf. The k-th largest is
 //! found by counting digits of sortable keys (radix select): at most three passes over the scores, no memory but a
 //! histogram on the stack, and the same answer whatever the order of the counting. Results come out ascending by index.
+//! The k best count those that are forced.
 
 /// How many are selected of n: min(n, max(k, forced)), where the first `init` and the last `local` are forced.
 #[derive(Clone, Copy, Debug)]
@@ -12,22 +13,45 @@ pub struct Budget {
     pub local: usize,
 }
 
+/// Adjacent indices of one score.
+#[derive(Clone, Copy, Debug)]
+pub struct Run {
+    pub score: f32,
+    pub count: usize,
+}
+
 /// Hands the indices selected from `scores` to `emit`, ascending, and returns how many there are.
-pub fn select_top(scores: &[f32], budget: Budget, mut emit: impl FnMut(usize)) -> usize {
-    let n = scores.len();
+pub fn select_top(scores: &[f32], budget: Budget, emit: impl FnMut(usize)) -> usize {
+    select_top_of(scores, &[], budget, emit)
+}
+
+/// The same where runs follow the scores: what has no summary, however much it is, takes no memory.
+pub fn select_top_of(scores: &[f32], runs: &[Run], budget: Budget, mut emit: impl FnMut(usize)) -> usize {
+    let n = scores.len() + runs.iter().map(|run| run.count).sum::<usize>();
     let init = budget.init.min(n);
-    let local = budget.local.min(n - init);
-    let free = &scores[init..n - local];
-    let wanted = budget.k.saturating_sub(init + local).min(free.len());
+    let end = n - budget.local.min(n - init);
+    let wanted = budget.k.saturating_sub(init + n - end).min(end - init);
     (0..init).for_each(&mut emit);
-    let mut cut = Cut::of_best(free, wanted);
-    for (i, &score) in free.iter().enumerate() {
+    let single = &scores[init.min(scores.len())..end.min(scores.len())];
+    let mut at = scores.len();
+    let runs = runs.iter().map(move |run| {
+        let first = at;
+        at += run.count;
+        (run.score, first.max(init)..at.min(end))
+    });
+    let free = single.iter().map(|&score| (score, 1)).chain(runs.clone().map(|(score, run)| (score, run.len())));
+    let mut cut = Cut::of_best(free, end - init, wanted);
+    for (i, &score) in single.iter().enumerate() {
         if cut.takes(score) {
             emit(init + i);
         }
     }
-    (n - local..n).for_each(&mut emit);
-    init + wanted + local
+    for (score, run) in runs {
+        let taken = cut.take(score, run.len());
+        run.take(taken).for_each(&mut emit);
+    }
+    (end..n).for_each(&mut emit);
+    init + wanted + (n - end)
 }
 
 /// The boundary below the best k scores. Asked about each score once, in ascending order of index, it takes those k.
@@ -39,11 +63,12 @@ pub struct Cut {
 }
 
 impl Cut {
-    pub fn of_best(scores: &[f32], k: usize) -> Cut {
+    /// Of n scores, which come as runs: each with how often it is there. n is less than 2^32.
+    pub fn of_best(runs: impl Iterator<Item = (f32, usize)> + Clone, n: usize, k: usize) -> Cut {
         if k == 0 {
             return Cut { key: u32::MAX, ties: 0 };
         }
-        if k >= scores.len() {
+        if k >= n {
             return Cut { key: 0, ties: 0 };
         }
         // The k-th largest key, digit by digit from the top: `key` holds the digits known so far (under `known`), and
@@ -52,12 +77,12 @@ impl Cut {
         for (shift, bits) in [(21, 11), (10, 11), (0, 10)] {
             let digits = (1u32 << bits) - 1;
             let mut counts = [0u32; 1 << 11];
-            for &score in scores {
+            runs.clone().for_each(|(score, count)| {
                 let other = sort_key(score);
                 if other & known == key {
-                    counts[(other >> shift & digits) as usize] += 1;
+                    counts[(other >> shift & digits) as usize] += count as u32;
                 }
-            }
+            });
             let mut digit = digits as usize;
             while (counts[digit] as usize) < rank {
                 rank -= counts[digit] as usize;
@@ -75,12 +100,19 @@ impl Cut {
 
     #[inline(always)]
     pub fn takes(&mut self, score: f32) -> bool {
+        self.take(score, 1) == 1
+    }
+
+    /// How many of a run it takes: its first ones.
+    #[inline(always)]
+    pub fn take(&mut self, score: f32, count: usize) -> usize {
         let key = sort_key(score);
         if key == self.key && self.ties > 0 {
-            self.ties -= 1;
-            return true;
+            let taken = count.min(self.ties);
+            self.ties -= taken;
+            return taken;
         }
-        key > self.key
+        if key > self.key { count } else { 0 }
     }
 }
 
@@ -133,6 +165,24 @@ mod tests {
             let count = select_top(&scores, budget, |i| ids.push(i));
             prop_assert_eq!(count, ids.len());
             prop_assert_eq!(ids, by_sorting(&scores, budget));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn selects_from_runs_what_it_selects_from_their_scores(
+            scores in prop::collection::vec(score(), 0..40),
+            runs in prop::collection::vec((score(), 0usize..30), 0..20),
+            k in 0usize..500, init in 0usize..60, local in 0usize..60,
+        ) {
+            let runs: Vec<Run> = runs.into_iter().map(|(score, count)| Run { score, count }).collect();
+            let repeated = runs.iter().flat_map(|run| std::iter::repeat_n(run.score, run.count));
+            let all: Vec<f32> = scores.iter().copied().chain(repeated).collect();
+            let budget = Budget { k, init, local };
+            let mut ids = Vec::new();
+            let count = select_top_of(&scores, &runs, budget, |i| ids.push(i));
+            prop_assert_eq!(count, ids.len());
+            prop_assert_eq!(ids, by_sorting(&all, budget));
         }
     }
 

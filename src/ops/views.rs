@@ -389,16 +389,6 @@ impl<'a> BlockList<'a> {
         Ok(BlockList { ids, counts, slots })
     }
 
-    /// Without slots; absent when no tensor is given. Part of a list is an error.
-    pub fn optional_from_c(
-        checks: &Checks,
-        c: &'a vwd_block_list,
-        names: [&'static str; 3],
-        lists: Lists,
-    ) -> Result<Option<BlockList<'a>>> {
-        if BlockList::is_absent(c) { Ok(None) } else { BlockList::from_c(checks, c, names, lists).map(Some) }
-    }
-
     /// Whether no tensor of a list is given.
     pub fn is_absent(c: &vwd_block_list) -> bool {
         [&c.ids, &c.counts, &c.slots].iter().all(|t| t.data.is_null())

@@ -13,15 +13,20 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_verify", verify),
     ("vwd_pack", pack),
     ("vwd_verify_pack", verify_pack),
-    ("vwd_index_update of MINMAX", |b| index_update(b, VWD_INDEX_MINMAX)),
-    ("vwd_index_update of MEAN", |b| index_update(b, VWD_INDEX_MEAN)),
-    ("vwd_index_update of LABEL", |b| index_update(b, VWD_INDEX_LABEL)),
+    ("vwd_index_update of MINMAX", |b| index_update(b, VWD_INDEX_MINMAX, false)),
+    ("vwd_index_update of MEAN", |b| index_update(b, VWD_INDEX_MEAN, false)),
+    ("vwd_index_update of LABEL", |b| index_update(b, VWD_INDEX_LABEL, false)),
+    ("vwd_index_update of MINMAX of FP8", |b| index_update(b, VWD_INDEX_MINMAX, true)),
+    ("vwd_index_update of LABEL of FP8", |b| index_update(b, VWD_INDEX_LABEL, true)),
     ("vwd_channel_importance", channel_importance),
-    ("vwd_select_blocks by MINMAX", |b| select_blocks(b, VWD_SELECT_MINMAX)),
-    ("vwd_select_blocks by MEAN_SOFTMAX", |b| select_blocks(b, VWD_SELECT_MEAN_SOFTMAX)),
-    ("vwd_select_blocks by MEAN_DOT", |b| select_blocks(b, VWD_SELECT_MEAN_DOT)),
-    ("vwd_select_blocks by LABEL_MASS", |b| select_blocks(b, VWD_SELECT_LABEL_MASS)),
-    ("vwd_select_tokens", select_tokens),
+    ("vwd_select_blocks by MINMAX", |b| select_blocks(b, VWD_SELECT_MINMAX, Rows::One)),
+    ("vwd_select_blocks by MEAN_SOFTMAX", |b| select_blocks(b, VWD_SELECT_MEAN_SOFTMAX, Rows::One)),
+    ("vwd_select_blocks by MEAN_DOT", |b| select_blocks(b, VWD_SELECT_MEAN_DOT, Rows::One)),
+    ("vwd_select_blocks by LABEL_MASS", |b| select_blocks(b, VWD_SELECT_LABEL_MASS, Rows::One)),
+    ("vwd_select_blocks for rows that share lists", |b| select_blocks(b, VWD_SELECT_MINMAX, Rows::Shared)),
+    ("vwd_select_blocks for rows with lists of their own", |b| select_blocks(b, VWD_SELECT_LABEL_MASS, Rows::Own)),
+    ("vwd_select_tokens", |b| select_tokens(b, Rows::One)),
+    ("vwd_select_tokens for rows with lists of their own", |b| select_tokens(b, Rows::Own)),
     ("vwd_attention over a list", |b| attention(b, true)),
     ("vwd_attention over everything", |b| attention(b, false)),
     ("vwd_merge_states", merge_states),
@@ -42,6 +47,9 @@ const FLAGS: &[u32] = &[1, 1 << 31, u32::MAX];
 /// Values that no factor takes.
 const NO_NUMBER: &[f32] = &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
 
+/// Values that no scale takes.
+const NO_SCALE: &[f32] = &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1.0];
+
 /// Sizes that the families share; small, and such that none can be taken for another.
 const SIZES: &[(&str, usize)] = &[
     ("B", 3),
@@ -58,6 +66,7 @@ const SIZES: &[(&str, usize)] = &[
     ("cap", 5),
     ("cap2", 7),
     ("nb", 11),
+    ("Q", 13),
 ];
 
 // --- verify and pack -------------------------------------------------------------------------------------------------
@@ -148,10 +157,18 @@ fn index(call: &mut Call, at: usize, kind: u32, role: Role) {
     }
 }
 
-fn index_update(backend: &Backend, kind: u32) -> Call<'_> {
+/// `float8`: of keys in FP8, with a scale for each token.
+fn index_update(backend: &Backend, kind: u32, float8: bool) -> Call<'_> {
     let mut call = Call::new::<vwd_index_update_args>(backend, "vwd_index_update", SIZES, vwd_index_update);
     call.scalar("flags", offset_of!(vwd_index_update_args, flags), 0, FLAGS);
-    call.input("k", offset_of!(vwd_index_update_args, k), F32, "pages? P? Hk D");
+    let dtype = if float8 { F8E4M3 } else { F32 };
+    call.input("k", offset_of!(vwd_index_update_args, k), dtype, "pages? P? Hk D");
+    let scale = offset_of!(vwd_index_update_args, k_scale);
+    if float8 {
+        call.input("k_scale", scale, F32, "pages? P? Hk").optional();
+    } else {
+        call.refused("k_scale", scale);
+    }
     call.input("page_table", offset_of!(vwd_index_update_args, page_table), I32, "B max_pages?").optional();
     call.input("seq_lens", offset_of!(vwd_index_update_args, seq_lens), I32, "B").values(&[16, 3, 9]);
     call.input("begin", offset_of!(vwd_index_update_args, begin), I32, "B").optional();
@@ -181,7 +198,42 @@ fn list(call: &mut Call, names: [&'static str; 2], base: usize, role: Role, cap:
     call.field(names[1], at, role, I32, "B Hk");
 }
 
-fn select_blocks(backend: &Backend, method: u32) -> Call<'_> {
+/// Query positions of a selection.
+#[derive(Clone, Copy, PartialEq)]
+enum Rows {
+    One,
+    Shared,
+    Own,
+}
+
+impl Rows {
+    fn q(self, heads: &'static str) -> &'static str {
+        match (self, heads) {
+            (Rows::One, "Hk") => "B Hk D",
+            (Rows::One, _) => "B Hq D",
+            _ => "B Q? Hq D",
+        }
+    }
+
+    /// The shapes of a tensor with a row for each list, ending with this.
+    fn lists(self, last: &'static str) -> &'static str {
+        let shapes = [("", "B Hk", "B Q Hk"), ("cap?", "B Hk cap?", "B Q Hk cap?"), ("cap", "B Hk cap", "B Q Hk cap")];
+        let more = [("cap2?", "B Hk cap2?", "B Q Hk cap2?"), ("nb?", "B Hk nb?", "B Q Hk nb?")];
+        let found = shapes.into_iter().chain(more).find(|shape| shape.0 == last).expect("a known shape");
+        if self == Rows::Own { found.2 } else { found.1 }
+    }
+}
+
+/// The fields of the vwd_block_list at `base`, and slots, which it must not have.
+fn list_of(call: &mut Call, names: [&'static str; 3], base: usize, role: Role, rows: Rows, cap: &'static str) {
+    let at = call.address(base + offset_of!(vwd_block_list, ids));
+    call.field(names[0], at, role, I32, rows.lists(cap));
+    let at = call.address(base + offset_of!(vwd_block_list, counts));
+    call.field(names[1], at, role, I32, rows.lists(""));
+    call.refused(names[2], base + offset_of!(vwd_block_list, slots));
+}
+
+fn select_blocks(backend: &Backend, method: u32, rows: Rows) -> Call<'_> {
     let mut call = Call::new::<vwd_select_blocks_args>(backend, "vwd_select_blocks", SIZES, vwd_select_blocks);
     call.has_scratch(vwd_select_blocks_scratch);
     let kind = match method {
@@ -196,24 +248,26 @@ fn select_blocks(backend: &Backend, method: u32) -> Call<'_> {
     call.scalar("init_blocks", offset_of!(vwd_select_blocks_args, init_blocks), 1, &[5, u32::MAX]);
     call.scalar("local_blocks", offset_of!(vwd_select_blocks_args, local_blocks), 1, &[]);
     let reads_scale = matches!(method, VWD_SELECT_MEAN_SOFTMAX | VWD_SELECT_LABEL_MASS);
-    call.float("scale", offset_of!(vwd_select_blocks_args, scale), 0.5, if reads_scale { NO_NUMBER } else { &[] });
+    call.float("scale", offset_of!(vwd_select_blocks_args, scale), 0.5, if reads_scale { NO_SCALE } else { &[] });
     call.scalar("flags", offset_of!(vwd_select_blocks_args, flags), 0, FLAGS);
-    let heads = if method == VWD_SELECT_MEAN_DOT { "B Hk D" } else { "B Hq D" };
-    call.input("q", offset_of!(vwd_select_blocks_args, q), F32, heads);
+    let heads = if method == VWD_SELECT_MEAN_DOT { "Hk" } else { "Hq" };
+    call.input("q", offset_of!(vwd_select_blocks_args, q), F32, rows.q(heads));
+    call.input("q_lens", offset_of!(vwd_select_blocks_args, q_lens), I32, "B").optional();
     index(&mut call, offset_of!(vwd_select_blocks_args, index), kind, Role::In);
     call.input("seq_lens", offset_of!(vwd_select_blocks_args, seq_lens), I32, "B").values(&[80, 3, 31]);
     call.input("budgets", offset_of!(vwd_select_blocks_args, budgets), I32, "B").optional();
     if method == VWD_SELECT_LABEL_MASS {
-        let names = ["candidates.ids", "candidates.counts"];
-        list(&mut call, names, offset_of!(vwd_select_blocks_args, candidates), Role::In, "B Hk cap2?");
+        let names = ["candidates.ids", "candidates.counts", "candidates.slots"];
+        list_of(&mut call, names, offset_of!(vwd_select_blocks_args, candidates), Role::In, rows, "cap2?");
     }
-    let names = ["selected.ids", "selected.counts"];
-    list(&mut call, names, offset_of!(vwd_select_blocks_args, selected), Role::Out, "B Hk cap?");
-    call.output("scores", offset_of!(vwd_select_blocks_args, scores), F32, "B Hk nb?").optional();
+    let names = ["selected.ids", "selected.counts", "selected.slots"];
+    list_of(&mut call, names, offset_of!(vwd_select_blocks_args, selected), Role::Out, rows, "cap?");
+    call.output("scores", offset_of!(vwd_select_blocks_args, scores), F32, rows.lists("nb?")).optional();
+    call.output("status", offset_of!(vwd_select_blocks_args, status), U32, rows.lists("")).optional();
     call
 }
 
-fn select_tokens(backend: &Backend) -> Call<'_> {
+fn select_tokens(backend: &Backend, rows: Rows) -> Call<'_> {
     let mut call = Call::new::<vwd_select_tokens_args>(backend, "vwd_select_tokens", SIZES, vwd_select_tokens);
     call.has_scratch(vwd_select_tokens_scratch);
     call.scalar("flags", offset_of!(vwd_select_tokens_args, flags), 0, FLAGS);
@@ -221,16 +275,18 @@ fn select_tokens(backend: &Backend) -> Call<'_> {
     call.scalar("k", offset_of!(vwd_select_tokens_args, k), 5, &[6, u32::MAX]);
     call.scalar("init_tokens", offset_of!(vwd_select_tokens_args, init_tokens), 1, &[5, u32::MAX]);
     call.scalar("local_tokens", offset_of!(vwd_select_tokens_args, local_tokens), 1, &[]);
-    call.float("scale", offset_of!(vwd_select_tokens_args, scale), 0.0, NO_NUMBER);
-    call.input("q", offset_of!(vwd_select_tokens_args, q), F32, "B Hq D");
+    call.float("scale", offset_of!(vwd_select_tokens_args, scale), 0.0, NO_SCALE);
+    call.input("q", offset_of!(vwd_select_tokens_args, q), F32, rows.q("Hq"));
+    call.input("q_lens", offset_of!(vwd_select_tokens_args, q_lens), I32, "B").optional();
     index(&mut call, offset_of!(vwd_select_tokens_args, index), VWD_INDEX_LABEL, Role::In);
     call.input("seq_lens", offset_of!(vwd_select_tokens_args, seq_lens), I32, "B").values(&[80, 3, 31]);
     call.input("budgets", offset_of!(vwd_select_tokens_args, budgets), I32, "B").optional();
-    let names = ["candidates.ids", "candidates.counts"];
-    list(&mut call, names, offset_of!(vwd_select_tokens_args, candidates), Role::In, "B Hk cap2?");
-    let names = ["selected.ids", "selected.counts"];
-    list(&mut call, names, offset_of!(vwd_select_tokens_args, selected), Role::Out, "B Hk cap?");
-    call.output("scores", offset_of!(vwd_select_tokens_args, scores), F32, "B Hk cap").optional();
+    let names = ["candidates.ids", "candidates.counts", "candidates.slots"];
+    list_of(&mut call, names, offset_of!(vwd_select_tokens_args, candidates), Role::In, rows, "cap2?");
+    let names = ["selected.ids", "selected.counts", "selected.slots"];
+    list_of(&mut call, names, offset_of!(vwd_select_tokens_args, selected), Role::Out, rows, "cap?");
+    call.output("scores", offset_of!(vwd_select_tokens_args, scores), F32, rows.lists("cap")).optional();
+    call.output("status", offset_of!(vwd_select_tokens_args, status), U32, rows.lists("")).optional();
     call
 }
 

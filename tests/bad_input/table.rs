@@ -52,6 +52,8 @@ pub struct Call<'b> {
     scalars: Vec<(&'static str, *mut u32, Vec<u32>)>,
     /// (name, address): host arrays, which must not be NULL
     arrays: Vec<(&'static str, *mut *const c_void)>,
+    /// (name, address): tensors that must be absent.
+    refused: Vec<(&'static str, *mut vwd_tensor)>,
     /// Outputs that may share memory.
     may_overlap: Vec<[&'static str; 2]>,
     handle: (&'static str, *const c_void),
@@ -93,6 +95,7 @@ impl<'b> Call<'b> {
             fields: vec![],
             scalars: vec![],
             arrays: vec![],
+            refused: vec![],
             may_overlap: vec![],
             handle,
             takes_stream: true,
@@ -209,6 +212,12 @@ impl<'b> Call<'b> {
         self.may_overlap.push([a, b]);
     }
 
+    /// A tensor that must not be given.
+    pub fn refused(&mut self, name: &'static str, offset: usize) {
+        let at = self.address(offset);
+        self.refused.push((name, at));
+    }
+
     /// A pointer that need not be given.
     pub fn may_be_null(&mut self, name: &str) {
         self.arrays.retain(|array| array.0 != name);
@@ -243,6 +252,7 @@ impl<'b> Call<'b> {
         for n in 0..self.fields.len() {
             self.tensor_rows(n, &mut table);
         }
+        self.refused_rows(&mut table);
         self.overlap_rows(&mut table);
         let accepted = self.invoke();
         assert_eq!(accepted, VWD_OK, "{}: every row restores what it broke: {}", self.name, last_error());
@@ -407,6 +417,19 @@ impl<'b> Call<'b> {
         if width > 1 {
             let data = valid.data.wrapping_byte_add(width / 2);
             expect(format!("{} bytes off its alignment", width / 2), own, vwd_tensor { data, ..valid });
+        }
+    }
+
+    fn refused_rows(&mut self, table: &mut Table) {
+        // As good as any tensor that is given.
+        let given = self.fields.first().map(|field| field.at);
+        for (name, at) in self.refused.clone() {
+            // SAFETY: fields of the argument struct.
+            let absent = unsafe { at.replace(*given.expect("a call with tensors")) };
+            let status = self.invoke();
+            self.expect(table, &format!("{name} given"), &[name], status);
+            // SAFETY: as above.
+            unsafe { at.write(absent) };
         }
     }
 

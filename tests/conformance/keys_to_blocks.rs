@@ -1,18 +1,13 @@
 //! From keys to a selection: vwd_index_update over ragged sequences, some of whose pages name nothing, and the calls that
-//! read what it wrote. Where the contract fixes every bit, the oracle computes in single precision.
+//! read what it wrote. What it writes is in index_bits.rs.
 
 use crate::Case;
 use crate::support::*;
-use half::f16;
 use std::collections::BTreeSet;
 use vanward::abi::*;
 use vanward::capi::*;
 
 pub const CASES: &[Case] = cases![
-    index_minmax_holds_the_largest_and_smallest_key_and_ignores_nan,
-    index_mean_is_the_sum_in_order_times_the_reciprocal,
-    index_labels_round_to_nearest_even_against_the_stored_scale,
-    index_extended_after_rollback_has_the_bits_of_one_built_at_once,
     select_ranks_blocks_by_the_bound_of_their_keys,
     select_ranks_blocks_by_the_windows_that_overlap_them,
     select_ranks_candidates_by_the_mass_of_their_labels,
@@ -22,22 +17,48 @@ pub const CASES: &[Case] = cases![
 // --- sequences: keys in pages ----------------------------------------------------------------------------------------
 
 /// Ragged sequences of random keys in scattered pages; some page table entries name no page.
-struct Sequences<'b> {
-    backend: &'b Backend,
-    dtype: DType,
-    kv_heads: usize,
-    dim: usize,
-    page_size: usize,
-    pages: usize,
-    table: Array<i64>,
-    lens: Array<i64>,
-    keys: Array<f64>,
+pub struct Sequences<'b> {
+    pub backend: &'b Backend,
+    pub dtype: DType,
+    pub kv_heads: usize,
+    pub dim: usize,
+    pub page_size: usize,
+    pub pages: usize,
+    pub table: Array<i64>,
+    pub lens: Array<i64>,
+    pub keys: Array<f64>,
+    /// What the keys are stored as, if not as what they are.
+    pub float8: Option<Float8>,
+}
+
+/// Keys in 8 bits.
+pub struct Float8 {
+    /// DLPack's: float8_e4m3fn or float8_e5m2.
+    code: u8,
+    bytes: Array<i64>,
+    /// [1], [Hk] or [pages, P, Hk]; absent: 1.
+    scale: Option<Array<f64>>,
+}
+
+/// The value of a float8 by its definition.
+fn decode(code: u8, byte: i64) -> f64 {
+    let (mantissa_bits, bias) = if code == 10 { (3, 7) } else { (2, 15) };
+    let sign = if byte & 128 == 0 { 1.0 } else { -1.0 };
+    let (exponent, mantissa) = ((byte & 127) >> mantissa_bits, byte & ((1 << mantissa_bits) - 1));
+    let fraction = mantissa as f64 / 2f64.powi(mantissa_bits);
+    match (code, exponent, mantissa) {
+        (10, 15, 7) => f64::NAN,
+        (12, 31, 0) => sign * f64::INFINITY,
+        (12, 31, _) => f64::NAN,
+        (_, 0, _) => sign * fraction * 2f64.powi(1 - bias),
+        _ => sign * (1.0 + fraction) * 2f64.powi(exponent as i32 - bias),
+    }
 }
 
 impl<'b> Sequences<'b> {
-    fn random(backend: &'b Backend, rng: &mut Rng) -> Sequences<'b> {
+    pub fn random(backend: &'b Backend, rng: &mut Rng) -> Sequences<'b> {
         let dtype = rng.pick(&[F32, F16, BF16]);
-        let (kv_heads, dim) = (rng.size(1..=3), rng.pick(&[16, 16, 24, 64, 128, 256]));
+        let (kv_heads, dim) = (rng.size(1..=3), rng.pick(&[16, 16, 24, 64, 128, 256, 576]));
         let page_size = rng.pick(&[1, 4, 16, 64]);
         let batch = rng.size(1..=3);
         let most = rng.pick(&[5, 40, 150]) / page_size + 1;
@@ -52,34 +73,64 @@ impl<'b> Sequences<'b> {
         let capacity = (most * page_size) as i64;
         let lens = Array::from_fn(&[batch], |_| rng.int(-1..=capacity + 1));
         let keys = rng.normals(&[pages, page_size, kv_heads, dim]).map(|&x| dtype.round(x));
-        Sequences { backend, dtype, kv_heads, dim, page_size, pages, table, lens, keys }
+        Sequences { backend, dtype, kv_heads, dim, page_size, pages, table, lens, keys, float8: None }
     }
 
-    fn batch(&self) -> usize {
+    /// Of any bytes as FP8, with scales of any shape; `dtype` is that of summaries.
+    pub fn quantised(backend: &'b Backend, rng: &mut Rng) -> Sequences<'b> {
+        let s = Sequences::random(backend, rng);
+        let code = rng.pick(&[10, 12]);
+        let bytes = Array::from_fn(&s.keys.shape, |_| rng.int(0..=255));
+        let shape = rng.pick(&[vec![], vec![1], vec![s.kv_heads], s.keys.shape[..3].to_vec()]);
+        let scale = (!shape.is_empty()).then(|| Array::from_fn(&shape, |_| F32.round(0.001 + rng.unit())));
+        let keys = Array::from_fn(&s.keys.shape, |at| {
+            let scale = scale.as_ref().map_or(1.0, |scale| match scale.shape[..] {
+                [1] => scale[[0]],
+                [_] => scale[[at[2]]],
+                _ => scale[[at[0], at[1], at[2]]],
+            });
+            // One rounding to single precision.
+            F32.round(decode(code, bytes[[at[0], at[1], at[2], at[3]]]) * scale)
+        });
+        Sequences { keys, float8: Some(Float8 { code, bytes, scale }), ..s }
+    }
+
+    pub fn batch(&self) -> usize {
         self.table.shape[0]
     }
 
-    fn capacity(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.table.shape[1] * self.page_size
     }
 
-    fn len(&self, i: usize) -> usize {
+    pub fn len(&self, i: usize) -> usize {
         self.lens[[i]].clamp(0, self.capacity() as i64) as usize
     }
 
-    fn key(&self, i: usize, t: usize, g: usize) -> Option<&[f64]> {
+    pub fn key(&self, i: usize, t: usize, g: usize) -> Option<&[f64]> {
         let pages = oracle::Pages { table: Some(&self.table), pages: self.pages, size: self.page_size };
         let (page, slot) = pages.find(i, t)?;
         Some(self.keys.row([page, slot, g]))
     }
 
-    fn update(&self, rng: &mut Rng, lens: &Array<i64>, begin: Option<&Array<i64>>, index: &Summaries) {
-        let k = Tensor::floats(self.backend, self.dtype, &self.keys, &Layout::random(rng, 4));
+    pub fn update(&self, rng: &mut Rng, lens: &Array<i64>, begin: Option<&Array<i64>>, index: &Summaries) {
+        let (k, given, scale) = match &self.float8 {
+            None => {
+                let k = Tensor::floats(self.backend, self.dtype, &self.keys, &Layout::random(rng, 4));
+                (k.alias(), k.c(), None)
+            }
+            Some(Float8 { code, bytes, scale }) => {
+                let k = Tensor::ints(self.backend, U8, bytes, &Layout::random(rng, 4));
+                let mut floats = |a| Tensor::floats(self.backend, F32, a, &Layout::random(rng, a.shape.len()));
+                (k.alias(), vwd_tensor { dtype_code: *code, ..k.c() }, scale.as_ref().map(&mut floats))
+            }
+        };
         let table = Tensor::ints(self.backend, I32, &self.table, &Layout::random(rng, 2));
         let lens = Tensor::ints(self.backend, I32, lens, &Layout::random(rng, 1));
         let begin = begin.map(|begin| Tensor::ints(self.backend, I32, begin, &Layout::random(rng, 1)));
         let args = vwd_index_update_args {
-            k: k.c(),
+            k: given,
+            k_scale: scale.as_ref().map_or(absent(), Tensor::c),
             page_table: table.c(),
             seq_lens: lens.c(),
             begin: begin.as_ref().map_or(absent(), Tensor::c),
@@ -94,22 +145,22 @@ impl<'b> Sequences<'b> {
 
 // --- summaries -------------------------------------------------------------------------------------------------------
 
-struct Summaries<'b> {
-    kind: u32,
-    block_size: usize,
-    window: usize,
-    stride: usize,
-    rows: usize,
-    pages: usize,
-    table: Option<(Array<i64>, Tensor<'b>)>,
-    channels: Option<(Array<i64>, Tensor<'b>)>,
+pub struct Summaries<'b> {
+    pub kind: u32,
+    pub block_size: usize,
+    pub window: usize,
+    pub stride: usize,
+    pub rows: usize,
+    pub pages: usize,
+    pub table: Option<(Array<i64>, Tensor<'b>)>,
+    pub channels: Option<(Array<i64>, Tensor<'b>)>,
     /// key_max and key_min; means; labels, label_scale and label_min.
-    tensors: Vec<Tensor<'b>>,
+    pub tensors: Vec<Tensor<'b>>,
 }
 
 impl<'b> Summaries<'b> {
     /// Room for all that the sequences can hold; poisoned.
-    fn room(rng: &mut Rng, s: &Sequences<'b>, kind: u32) -> Summaries<'b> {
+    pub fn room(rng: &mut Rng, s: &Sequences<'b>, kind: u32) -> Summaries<'b> {
         let block_size = rng.pick(&[s.page_size, s.page_size * 2, s.page_size.max(2) / 2, 16.max(s.page_size)]);
         let (window, stride) = rng.pick(&[(32, 16), (8, 4), (5, 3), (3, 7), (1, 1)]);
         let kept = rng.pick(&[2, 6, 8, 16, s.dim]).min(s.dim);
@@ -152,7 +203,7 @@ impl<'b> Summaries<'b> {
     }
 
     /// The same shapes in memory of their own.
-    fn twin(&self, backend: &'b Backend) -> Summaries<'b> {
+    pub fn twin(&self, backend: &'b Backend) -> Summaries<'b> {
         let tensor = |t: &Tensor<'b>| Tensor::poisoned(backend, t.dtype, &t.shape, &Layout::default());
         let ints = |(a, _): &(Array<i64>, Tensor<'b>)| (a.clone(), Tensor::ints(backend, I32, a, &Layout::default()));
         Summaries {
@@ -163,7 +214,7 @@ impl<'b> Summaries<'b> {
         }
     }
 
-    fn c(&self) -> vwd_index {
+    pub fn c(&self) -> vwd_index {
         let at = |kind, n: usize| if self.kind == kind { self.tensors[n].c() } else { absent() };
         let given = |t: &Option<(Array<i64>, Tensor)>| t.as_ref().map_or(absent(), |(_, t)| t.c());
         vwd_index {
@@ -183,12 +234,12 @@ impl<'b> Summaries<'b> {
         }
     }
 
-    fn find(&self, i: usize, j: usize) -> (usize, usize) {
+    pub fn find(&self, i: usize, j: usize) -> (usize, usize) {
         let pages = oracle::Pages { table: self.table.as_ref().map(|(a, _)| a), pages: self.pages, size: self.rows };
         pages.find(i, j).expect("room for all")
     }
 
-    fn count(&self, len: usize) -> usize {
+    pub fn count(&self, len: usize) -> usize {
         match self.kind {
             VWD_INDEX_MINMAX => len.div_ceil(self.block_size),
             VWD_INDEX_MEAN => oracle::windows(len, self.window, self.stride),
@@ -197,7 +248,7 @@ impl<'b> Summaries<'b> {
     }
 
     /// Every summary of sequences of these lengths, as (i, j, g, bytes).
-    fn stored(&self, lens: &[usize]) -> Vec<(usize, usize, usize, Vec<u8>)> {
+    pub fn stored(&self, lens: &[usize]) -> Vec<(usize, usize, usize, Vec<u8>)> {
         let raw: Vec<Array<Vec<u8>>> = self.tensors.iter().map(Tensor::read_raw).collect();
         let mut all = vec![];
         for (i, &len) in lens.iter().enumerate() {
@@ -211,150 +262,6 @@ impl<'b> Summaries<'b> {
         }
         all
     }
-}
-
-const KINDS: [u32; 3] = [VWD_INDEX_MINMAX, VWD_INDEX_MEAN, VWD_INDEX_LABEL];
-
-/// Equal as numbers, NaN to NaN.
-#[track_caller]
-fn assert_same(found: &[f64], expected: &[f64], what: &str) {
-    let same = found.len() == expected.len()
-        && found.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()));
-    assert!(same, "{what}: found {found:?}, expected {expected:?}");
-}
-
-fn index_minmax_holds_the_largest_and_smallest_key_and_ignores_nan(backend: &Backend) {
-    rounds(25, |rng| {
-        let mut s = Sequences::random(backend, rng);
-        let special = [f64::NAN, 0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY];
-        s.keys = s.keys.map(|&x| if rng.one_in(20) { rng.pick(&special) } else { x });
-        let index = Summaries::room(rng, &s, VWD_INDEX_MINMAX);
-        s.update(rng, &s.lens, None, &index);
-        let (max, min) = (index.tensors[0].read_floats(), index.tensors[1].read_floats());
-        for i in 0..s.batch() {
-            for j in 0..index.count(s.len(i)) {
-                let (page, row) = index.find(i, j);
-                for g in 0..s.kv_heads {
-                    let end = s.len(i).min((j + 1) * index.block_size);
-                    let keys: Vec<_> = (j * index.block_size..end).filter_map(|t| s.key(i, t, g)).collect();
-                    for c in 0..s.dim {
-                        let mut values: Vec<f64> = keys.iter().map(|k| k[c]).filter(|x| !x.is_nan()).collect();
-                        values.sort_by(f64::total_cmp);
-                        let largest = values.last().copied().unwrap_or(f64::NEG_INFINITY) + 0.0; // −0 + 0 is +0
-                        let smallest = values.first().copied().unwrap_or(f64::INFINITY) + 0.0;
-                        let found = [max[[page, row, g, c]], min[[page, row, g, c]]];
-                        assert_same(&found, &[largest, smallest], &format!("block {j} of {i}, head {g}, channel {c}"));
-                    }
-                }
-            }
-        }
-    });
-}
-
-fn index_mean_is_the_sum_in_order_times_the_reciprocal(backend: &Backend) {
-    rounds(25, |rng| {
-        let s = Sequences::random(backend, rng);
-        let index = Summaries::room(rng, &s, VWD_INDEX_MEAN);
-        s.update(rng, &s.lens, None, &index);
-        let means = index.tensors[0].read_floats();
-        for i in 0..s.batch() {
-            for w in 0..index.count(s.len(i)) {
-                let (page, row) = index.find(i, w);
-                for g in 0..s.kv_heads {
-                    let expected: Vec<f64> = (0..s.dim)
-                        .map(|c| {
-                            // Single precision on purpose: the contract fixes every bit.
-                            let mut sum = 0f32;
-                            for t in w * index.stride..w * index.stride + index.window {
-                                sum += s.key(i, t, g).map_or(f32::NAN, |key| key[c] as f32);
-                            }
-                            s.dtype.round((sum * (1.0 / index.window as f32)) as f64)
-                        })
-                        .collect();
-                    assert_same(means.row([page, row, g]), &expected, &format!("window {w} of {i}, head {g}"));
-                }
-            }
-        }
-    });
-}
-
-/// Code, scale and minimum as the contract has them, in single precision.
-fn label(values: &[f32]) -> (Vec<u8>, f32, f32) {
-    let numbers = || values.iter().copied().filter(|x| !x.is_nan());
-    let (low, high) = (numbers().fold(f32::INFINITY, f32::min), numbers().fold(f32::NEG_INFINITY, f32::max));
-    let low = low + 0.0; // −0 + 0 is +0
-    let step = (high - low) / 15.0;
-    let scale = f16::from_f32(if step > 0.0 { step.min(65504.0) } else { 0.0 }).to_f32();
-    let min = if low > high { f32::NAN } else { f16::from_f32(low.clamp(-65504.0, 65504.0)).to_f32() };
-    let code = |x: f32| {
-        let code = ((x - min) / scale).round_ties_even();
-        if scale == 0.0 || code.is_nan() { 0 } else { code.clamp(0.0, 15.0) as u8 }
-    };
-    (values.iter().map(|&x| code(x)).collect(), scale, min)
-}
-
-fn index_labels_round_to_nearest_even_against_the_stored_scale(backend: &Backend) {
-    rounds(25, |rng| {
-        let mut s = Sequences::random(backend, rng);
-        let hard = rng.pick(&[0.0, 1e-8, 1.0, 3e4]);
-        let special = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, 1e30];
-        let dtype = s.dtype;
-        s.keys = s.keys.map(|&x| dtype.round(if rng.one_in(30) { rng.pick(&special) } else { x * hard }));
-        let index = Summaries::room(rng, &s, VWD_INDEX_LABEL);
-        s.update(rng, &s.lens, None, &index);
-        let [codes, scale, min] = &index.tensors[..] else { unreachable!() };
-        let (codes, scale, min) = (codes.read_ints(), scale.read_floats(), min.read_floats());
-        let channels = &index.channels.as_ref().unwrap().0;
-        for i in 0..s.batch() {
-            for t in 0..s.len(i) {
-                let (page, row) = index.find(i, t);
-                for g in 0..s.kv_heads {
-                    let key = s.key(i, t, g);
-                    let value = |&c: &i64| key.map_or(f32::NAN, |key| key[c as usize] as f32);
-                    let values: Vec<f32> = channels.row([g]).iter().map(value).collect();
-                    let (expected, want_scale, want_min) = label(&values);
-                    let found = codes.row([page, row, g]).iter().flat_map(|&b| [(b & 15) as u8, (b >> 4) as u8]);
-                    assert_eq!(found.collect::<Vec<_>>(), expected, "token {t} of {i}, head {g}: {values:?}");
-                    let found = [scale[[page, row, g]], min[[page, row, g]]];
-                    assert_same(&found, &[want_scale as f64, want_min as f64], "scale and minimum");
-                }
-            }
-        }
-    });
-}
-
-fn index_extended_after_rollback_has_the_bits_of_one_built_at_once(backend: &Backend) {
-    rounds(15, |rng| {
-        let mut s = Sequences::random(backend, rng);
-        for kind in KINDS {
-            let index = Summaries::room(rng, &s, kind);
-            let truth = s.keys.clone();
-            let mut now: Vec<usize> = vec![0; s.batch()];
-            while (0..s.batch()).any(|i| now[i] < s.len(i)) {
-                // A draft runs ahead with other keys, part of it is refused, and the true tokens replace it.
-                if rng.one_in(3) {
-                    let ahead = |i: usize| if now[i] < s.len(i) { now[i] + rng.size(0..=9) } else { now[i] };
-                    let ahead = Array::new(&[s.batch()], (0..s.batch()).map(ahead).map(|t| t as i64).collect());
-                    s.keys = s.keys.map(|x| x + 1.0);
-                    let begin = Array::from_fn(&[s.batch()], |at| now[at[0]] as i64);
-                    s.update(rng, &ahead, Some(&begin), &index);
-                    s.keys = truth.clone();
-                }
-                let begin = Array::from_fn(&[s.batch()], |at| now[at[0]] as i64);
-                for (i, now) in now.iter_mut().enumerate() {
-                    *now = s.len(i).min(*now + rng.pick(&[1, 1, 1, 2, 17]));
-                }
-                let end = Array::from_fn(&[s.batch()], |at| now[at[0]] as i64);
-                s.update(rng, &end, Some(&begin), &index);
-            }
-            let at_once = index.twin(backend);
-            s.update(rng, &s.lens, None, &at_once);
-            let lens: Vec<usize> = (0..s.batch()).map(|i| s.len(i)).collect();
-            for (stepped, built) in index.stored(&lens).iter().zip(&at_once.stored(&lens)) {
-                assert_eq!(stepped, built, "kind {kind}");
-            }
-        }
-    });
 }
 
 // --- selection -------------------------------------------------------------------------------------------------------

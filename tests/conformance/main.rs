@@ -17,10 +17,13 @@ mod attention_model;
 mod attention_rows;
 mod forecast;
 mod index;
+mod index_bits;
 mod keys_to_blocks;
 mod predictor;
 mod select;
 mod select_batch;
+mod select_labels;
+mod select_status;
 mod verify;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -38,7 +41,10 @@ struct Family {
 const FAMILIES: &[Family] = &[
     Family { cases: verify::CASES, on_cuda: true },
     Family { cases: index::CASES, on_cuda: false },
+    Family { cases: index_bits::CASES, on_cuda: false },
     Family { cases: select::CASES, on_cuda: false },
+    Family { cases: select_labels::CASES, on_cuda: false },
+    Family { cases: select_status::CASES, on_cuda: false },
     Family { cases: keys_to_blocks::CASES, on_cuda: false },
     Family { cases: select_batch::CASES, on_cuda: false },
     Family { cases: select_batch::ON_THE_CPU, on_cuda: false },

@@ -1,4 +1,5 @@
-//! vwd_select_blocks and vwd_select_tokens, over summaries that the test makes itself.
+//! vwd_select_blocks over summaries that the test makes itself, for one query position or several, with lists that these
+//! share or lists of their own. Labels are in select_labels.rs.
 //!
 //! Scores are compared with the formula. The selection is then exact with respect to the scores that the call wrote: no
 //! tolerance can hide a wrong top-k.
@@ -7,6 +8,7 @@ use crate::Case;
 use crate::index::Place;
 use crate::support::paged::random_lens;
 use crate::support::*;
+use std::ops::Range;
 use vanward::abi::*;
 use vanward::capi::*;
 
@@ -14,91 +16,210 @@ pub const CASES: &[Case] = cases![
     select_minmax_agrees_with_the_formula,
     select_mean_softmax_agrees_with_the_formula,
     select_mean_dot_agrees_with_the_formula,
-    select_label_mass_agrees_with_the_formula,
     select_gives_ties_to_the_lower_block,
     select_ranks_nan_last,
     select_handles_many_blocks,
-    select_tokens_agrees_with_the_formula,
-    select_tokens_gives_ties_to_the_lower_token,
 ];
 
 /// One call's sizes, queries and lengths.
-struct Scene<'b> {
-    batch: usize,
-    kv_heads: usize,
-    group: usize,
-    dim: usize,
-    /// Tokens of a block, and of the longest sequence.
-    block: usize,
-    capacity: usize,
-    q: Tensor<'b>,
-    queries: Array<f64>,
-    lens: Tensor<'b>,
-    len_values: Array<i64>,
-    scale: f32,
+pub struct Scene<'b> {
+    pub batch: usize,
+    pub kv_heads: usize,
+    pub group: usize,
+    pub dim: usize,
+    /// Tokens of a block, and of the longest sequence but for some that are longer.
+    pub block: usize,
+    pub capacity: usize,
+    /// Q, if q has a dimension for it, and whether every position has a list of its own.
+    positions: Option<usize>,
+    own: bool,
+    pub q: Tensor<'b>,
+    /// [B, Q, Hq, D]
+    pub queries: Array<f64>,
+    q_lens: Option<(Tensor<'b>, Array<i64>)>,
+    pub lens: Tensor<'b>,
+    pub len_values: Array<i64>,
+    pub scale: f32,
 }
 
 impl<'b> Scene<'b> {
-    fn random(backend: &'b Backend, rng: &mut Rng) -> Scene<'b> {
+    pub fn random(backend: &'b Backend, rng: &mut Rng) -> Scene<'b> {
         let (batch, kv_heads, group) = (rng.size(1..=3), rng.size(1..=3), rng.size(1..=5));
-        let (dim, block) = (rng.pick(&[16, 24, 64, 128, 256]), rng.pick(&[1, 8, 16, 24, 64]));
+        let (dim, block) = (rng.pick(&[16, 24, 64, 128, 256, 576]), rng.pick(&[1, 8, 16, 24, 64]));
         let capacity = rng.size(0..=40 * block);
         Scene::new(backend, rng, [batch, kv_heads, group, dim], block, capacity)
     }
 
-    fn new(backend: &'b Backend, rng: &mut Rng, sizes: [usize; 4], block: usize, capacity: usize) -> Scene<'b> {
+    /// With several positions half of the time.
+    pub fn new(backend: &'b Backend, rng: &mut Rng, sizes: [usize; 4], block: usize, capacity: usize) -> Scene<'b> {
+        let positions = rng.one_in(2).then(|| rng.size(1..=4));
+        Scene::with_positions(backend, rng, sizes, block, capacity, positions)
+    }
+
+    pub fn with_positions(
+        backend: &'b Backend,
+        rng: &mut Rng,
+        sizes: [usize; 4],
+        block: usize,
+        capacity: usize,
+        positions: Option<usize>,
+    ) -> Scene<'b> {
         let [batch, kv_heads, group, dim] = sizes;
         let dtype = rng.pick(&[F32, F16, BF16]);
-        let queries = rng.normals(&[batch, kv_heads * group, dim]).map(|&x| dtype.round(x));
+        let count = positions.unwrap_or(1);
+        let queries = rng.normals(&[batch, count, kv_heads * group, dim]).map(|&x| dtype.round(x));
         let len_values = random_lens(rng, batch, capacity);
-        Scene {
+        let q_lens = rng.one_in(2).then(|| {
+            let values = Array::from_fn(&[batch], |_| rng.int(-1..=count as i64 + 1));
+            (Tensor::ints(backend, I32, &values, &Layout::random(rng, 1)), values)
+        });
+        let scene = Scene {
             batch,
             kv_heads,
             group,
             dim,
             block,
             capacity,
-            q: Tensor::floats(backend, dtype, &queries, &Layout::random(rng, 3)),
+            positions,
+            own: positions.is_some() && rng.one_in(2),
+            q: Tensor::poisoned(backend, F32, &[0], &Layout::default()),
             queries,
+            q_lens,
             lens: Tensor::ints(backend, I32, &len_values, &Layout::random(rng, 1)),
             len_values,
             scale: rng.pick(&[0.0, 0.0, 0.3]),
+        };
+        let mut queries = scene.queries.clone();
+        for i in 0..batch {
+            for r in 0..count {
+                // A NaN now and then; rows that are not there hold anything.
+                if rng.one_in(10) || r >= scene.q_len(i) {
+                    let at = [i, r, rng.size(0..=kv_heads * group - 1), rng.size(0..=dim - 1)];
+                    queries[at] = f64::NAN;
+                }
+            }
+        }
+        scene.with_queries(backend, rng, dtype, queries)
+    }
+
+    /// The same with other queries [B, Q, Hq, D].
+    pub fn with_queries(self, backend: &'b Backend, rng: &mut Rng, dtype: DType, queries: Array<f64>) -> Scene<'b> {
+        let [batch, _, heads, dim] = queries.shape[..] else { unreachable!() };
+        let shape = match self.positions {
+            Some(count) => vec![batch, count, heads, dim],
+            None => vec![batch, heads, dim],
+        };
+        let q = Array::new(&shape, queries.data.clone());
+        Scene { q: Tensor::floats(backend, dtype, &q, &Layout::random(rng, shape.len())), queries, ..self }
+    }
+
+    /// All sequences of this length and with all positions.
+    pub fn with_lens(self, backend: &'b Backend, len: i64) -> Scene<'b> {
+        let len_values = Array::filled(&[self.batch], len);
+        let lens = Tensor::ints(backend, I32, &len_values, &Layout::default());
+        Scene { lens, len_values, q_lens: None, ..self }
+    }
+
+    pub fn len(&self, i: usize) -> usize {
+        self.len_values[[i]].max(0) as usize
+    }
+
+    pub fn q_len(&self, i: usize) -> usize {
+        let count = self.positions.unwrap_or(1);
+        self.q_lens.as_ref().map_or(count, |(_, values)| values[[i]].clamp(0, count as i64) as usize)
+    }
+
+    /// Tokens that position r sees: those up to its own.
+    pub fn sees(&self, i: usize, r: usize) -> usize {
+        let position = self.len(i) as i64 - self.q_len(i) as i64 + r as i64;
+        if r < self.q_len(i) { (position + 1).max(0) as usize } else { 0 }
+    }
+
+    /// Lists of a sequence and KV head.
+    pub fn per_head(&self) -> usize {
+        if self.own { self.positions.unwrap() } else { 1 }
+    }
+
+    /// The positions that list l is for. Those whose queries hold a NaN ask for nothing.
+    pub fn positions(&self, i: usize, l: usize) -> Range<usize> {
+        if self.own { l.min(self.q_len(i))..(l + 1).min(self.q_len(i)) } else { 0..self.q_len(i) }
+    }
+
+    /// Tokens of which list l chooses.
+    pub fn tokens(&self, i: usize, l: usize) -> usize {
+        self.positions(i, l).map(|r| self.sees(i, r)).max().unwrap_or(0)
+    }
+
+    pub fn blocks(&self, i: usize, l: usize) -> usize {
+        self.tokens(i, l).div_ceil(self.block)
+    }
+
+    pub fn queries_of(&self, i: usize, r: usize, g: usize) -> Vec<&[f64]> {
+        (0..self.group).map(|h| self.queries.row([i, r, g * self.group + h])).collect()
+    }
+
+    pub fn is_nan(&self, i: usize, r: usize, g: usize) -> bool {
+        self.queries_of(i, r, g).iter().any(|q| q.iter().any(|x| x.is_nan()))
+    }
+
+    /// The bits of a status that follow from queries and lengths.
+    pub fn status(&self, i: usize, l: usize, g: usize) -> i64 {
+        let nan = self.positions(i, l).any(|r| self.is_nan(i, r, g));
+        let count = self.positions.unwrap_or(1) as i64;
+        let clamped =
+            self.len_values[[i]] < 0 || self.q_lens.as_ref().is_some_and(|(_, v)| !(0..=count).contains(&v[[i]]));
+        nan as i64 * VWD_SELECT_NAN as i64 | clamped as i64 * VWD_SELECT_CLAMPED as i64
+    }
+
+    pub fn q_lens_c(&self) -> vwd_tensor {
+        self.q_lens.as_ref().map_or(absent(), |(tensor, _)| tensor.c())
+    }
+
+    pub fn scale(&self) -> f64 {
+        if self.scale == 0.0 { 1.0 / (self.dim as f64).sqrt() } else { self.scale as f64 }
+    }
+
+    /// The shape of a tensor with a row for each list.
+    pub fn rows(&self, last: &[usize]) -> Vec<usize> {
+        match self.own {
+            true => [&[self.batch, self.per_head(), self.kv_heads], last].concat(),
+            false => [&[self.batch, self.kv_heads], last].concat(),
         }
     }
 
-    fn len(&self, i: usize) -> usize {
-        self.len_values[[i]].clamp(0, self.capacity as i64) as usize
+    /// Sequence, list and KV head of an index of such a tensor.
+    pub fn list_at(&self, at: &[usize]) -> [usize; 3] {
+        if self.own { [at[0], at[1], at[2]] } else { [at[0], 0, at[1]] }
     }
 
-    fn blocks(&self, i: usize) -> usize {
-        self.len(i).div_ceil(self.block)
+    /// Of every list: sequence, list and KV head.
+    pub fn lists(&self) -> impl Iterator<Item = [usize; 3]> {
+        indices(&[self.batch, self.per_head(), self.kv_heads]).map(|at| [at[0], at[1], at[2]])
     }
 
-    fn queries_of(&self, i: usize, g: usize) -> Vec<&[f64]> {
-        (0..self.group).map(|h| self.queries.row([i, g * self.group + h])).collect()
+    pub fn output(&self, backend: &'b Backend, rng: &mut Rng, dtype: DType, last: &[usize]) -> Tensor<'b> {
+        let shape = self.rows(last);
+        Tensor::poisoned(backend, dtype, &shape, &Layout::random(rng, shape.len()))
     }
 
-    /// The longest sequence that an index holds: lengths are clamped to it.
-    fn hold(&mut self, tokens: usize) {
-        self.capacity = tokens;
-    }
-
-    fn scale(&self) -> f64 {
-        if self.scale == 0.0 { 1.0 / (self.dim as f64).sqrt() } else { self.scale as f64 }
+    /// What such a tensor holds, as [B, lists, Hk, ..].
+    pub fn read<T: Clone>(&self, array: Array<T>) -> Array<T> {
+        let last = &array.shape[self.rows(&[]).len()..];
+        Array::new(&[&[self.batch, self.per_head(), self.kv_heads], last].concat(), array.data)
     }
 }
 
 /// What a call may choose: budgets, forced blocks, capacity of the result.
-struct Choice<'b> {
-    k: usize,
-    init: usize,
-    local: usize,
+pub struct Choice<'b> {
+    pub k: usize,
+    pub init: usize,
+    pub local: usize,
     budgets: Option<(Tensor<'b>, Array<i64>)>,
-    cap: usize,
+    pub cap: usize,
 }
 
 impl<'b> Choice<'b> {
-    fn random(backend: &'b Backend, rng: &mut Rng, batch: usize, most: usize) -> Choice<'b> {
+    pub fn random(backend: &'b Backend, rng: &mut Rng, batch: usize, most: usize) -> Choice<'b> {
         let (init, local) = (rng.size(0..=2), rng.size(0..=3));
         let k = rng.size(0..=most);
         let cap = k.max(init + local) + rng.size(0..=3);
@@ -109,11 +230,17 @@ impl<'b> Choice<'b> {
         Choice { k, init, local, budgets, cap }
     }
 
-    fn budget(&self, i: usize) -> usize {
+    pub fn budget(&self, i: usize) -> usize {
         self.budgets.as_ref().map_or(self.k, |(_, values)| values[[i]].clamp(0, self.cap as i64) as usize)
     }
 
-    fn budgets_c(&self) -> vwd_tensor {
+    /// The bit of a status that follows from the budget.
+    pub fn status(&self, i: usize) -> i64 {
+        let clamped = self.budgets.as_ref().is_some_and(|(_, v)| !(0..=self.cap as i64).contains(&v[[i]]));
+        clamped as i64 * VWD_SELECT_CLAMPED as i64
+    }
+
+    pub fn budgets_c(&self) -> vwd_tensor {
         self.budgets.as_ref().map_or(absent(), |(tensor, _)| tensor.c())
     }
 }
@@ -124,135 +251,132 @@ pub struct ListTensors<'b> {
 }
 
 impl<'b> ListTensors<'b> {
-    pub fn poisoned(backend: &'b Backend, rng: &mut Rng, shape: [usize; 3]) -> ListTensors<'b> {
-        ListTensors {
-            ids: Tensor::poisoned(backend, I32, &shape, &Layout::random(rng, 3)),
-            counts: Tensor::poisoned(backend, I32, &shape[..2], &Layout::random(rng, 2)),
-        }
-    }
-
-    pub fn of(backend: &'b Backend, rng: &mut Rng, list: &oracle::List) -> ListTensors<'b> {
-        ListTensors {
-            ids: Tensor::ints(backend, I32, &list.ids, &Layout::random(rng, 3)),
-            counts: Tensor::ints(backend, I32, &list.counts, &Layout::random(rng, 2)),
-        }
+    pub fn poisoned(backend: &'b Backend, rng: &mut Rng, scene: &Scene<'b>, cap: usize) -> ListTensors<'b> {
+        let (ids, counts) = (scene.output(backend, rng, I32, &[cap]), scene.output(backend, rng, I32, &[]));
+        ListTensors { ids, counts }
     }
 
     pub fn c(&self) -> vwd_block_list {
         vwd_block_list { ids: self.ids.c(), counts: self.counts.c(), slots: absent() }
     }
 
-    /// Checks that the list is exactly this.
-    pub fn check(&self, expected: impl Fn(usize, usize) -> Vec<usize>) {
-        let (ids, counts) = (self.ids.read_ints(), self.counts.read_ints());
-        for i in 0..ids.shape[0] {
-            for g in 0..ids.shape[1] {
-                let expected: Vec<i64> = expected(i, g).iter().map(|&id| id as i64).collect();
-                assert_eq!(counts[[i, g]], expected.len() as i64, "count of sequence {i}, head {g}");
-                assert_eq!(ids.row([i, g])[..expected.len()], expected, "ids of sequence {i}, head {g}");
-            }
+    /// Checks that each list is exactly this.
+    pub fn check(&self, scene: &Scene, expected: impl Fn([usize; 3]) -> Vec<usize>) {
+        let (ids, counts) = (scene.read(self.ids.read_ints()), scene.read(self.counts.read_ints()));
+        for at in scene.lists() {
+            let expected: Vec<i64> = expected(at).iter().map(|&id| id as i64).collect();
+            assert_eq!(counts[at], expected.len() as i64, "count of list {at:?}");
+            assert_eq!(ids.row(at)[..expected.len()], expected, "ids of list {at:?}");
         }
-        self.check_written();
+        self.check_written(scene);
     }
 
-    pub fn check_written(&self) {
-        let counts = self.counts.read_ints();
-        self.ids.assert_written("ids", |at| (at[2] as i64) < counts[[at[0], at[1]]]);
+    pub fn check_written(&self, scene: &Scene) {
+        let counts = scene.read(self.counts.read_ints());
+        self.ids.assert_written("ids", |at| (at[at.len() - 1] as i64) < counts[scene.list_at(at)]);
         self.counts.assert_written("counts", |_| true);
     }
 }
 
-/// Ascending ids among `n` blocks, with what callers get wrong: repeated ids, ids that do not exist, counts out of range.
-pub fn random_list(
-    rng: &mut Rng,
-    batch: usize,
-    kv_heads: usize,
-    cap: usize,
-    n: impl Fn(usize) -> usize,
-) -> oracle::List {
-    let mut list =
-        oracle::List { ids: Array::filled(&[batch, kv_heads, cap], -7), counts: Array::filled(&[batch, kv_heads], 0) };
-    for i in 0..batch {
-        for g in 0..kv_heads {
-            let n = n(i);
-            let count = if rng.one_in(5) { 0 } else { rng.size(0..=n.min(cap)) };
-            let mut ids: Vec<i64> = rng.subset(n, count).into_iter().map(|id| id as i64).collect();
-            if rng.one_in(4) && !ids.is_empty() && ids.len() < cap {
-                ids.push(rng.pick(&ids));
-            }
-            if rng.one_in(4) && ids.len() < cap {
-                ids.push(rng.pick(&[-1, n as i64, n as i64 + 9, i32::MAX as i64, i32::MIN as i64]));
-            }
-            ids.sort_unstable();
-            list.counts[[i, g]] = match ids.len() {
-                0 => -rng.int(0..=2),
-                len if len == cap => len as i64 + rng.int(0..=2),
-                len => len as i64,
-            };
-            (0..ids.len()).for_each(|j| list.ids[[i, g, j]] = ids[j]);
-        }
-    }
-    list
+/// What the formula gives for one position.
+pub struct Scored {
+    /// (score, tolerance) of each block that it sees.
+    pub blocks: Vec<(f64, f64)>,
+    /// Something that it sees has no summary.
+    pub missing: bool,
 }
 
-/// Runs the call with scores and without; checks scores (value, tolerance) and the selection.
-fn check_blocks(
+/// Runs the call with scores, without, and with too few places for scores; checks scores, selection and status, to which
+/// `also` adds what follows from a list's candidates.
+pub fn check_blocks(
     backend: &Backend,
     rng: &mut Rng,
     scene: &Scene,
     choice: &Choice,
     args: vwd_select_blocks_args,
-    expected: impl Fn(usize, usize) -> Vec<(f64, f64)>,
+    expected: impl Fn(usize, usize, usize) -> Scored,
+    also: impl Fn([usize; 3]) -> i64,
 ) {
-    let (batch, heads) = (scene.batch, scene.kv_heads);
-    let most = (0..batch).map(|i| scene.blocks(i)).max().unwrap_or(0) + rng.size(0..=2);
-    let scores = Tensor::poisoned(backend, F32, &[batch, heads, most], &Layout::random(rng, 3));
-    let [with, without] = [0, 1].map(|_| ListTensors::poisoned(backend, rng, [batch, heads, choice.cap]));
-    let common = vwd_select_blocks_args {
-        block_size: scene.block as u32,
-        k: choice.k as u32,
-        init_blocks: choice.init as u32,
-        local_blocks: choice.local as u32,
-        scale: scene.scale,
-        q: scene.q.c(),
-        seq_lens: scene.lens.c(),
-        budgets: choice.budgets_c(),
-        ..args
-    };
-    for args in [
-        vwd_select_blocks_args { selected: with.c(), scores: scores.c(), ..common },
-        vwd_select_blocks_args { selected: without.c(), ..common },
-    ] {
+    let most = scene.lists().map(|[i, l, _]| scene.blocks(i, l)).max().unwrap_or(0) + rng.size(0..=2);
+    let few = rng.size(0..=most);
+    let rooms = [Some(most), None, Some(few)];
+    let scores = rooms.map(|room| room.map(|room| scene.output(backend, rng, F32, &[room])));
+    let lists = rooms.map(|_| ListTensors::poisoned(backend, rng, scene, choice.cap));
+    let status = rooms.map(|_| scene.output(backend, rng, U32, &[]));
+    for n in 0..rooms.len() {
+        let args = vwd_select_blocks_args {
+            block_size: scene.block as u32,
+            k: choice.k as u32,
+            init_blocks: choice.init as u32,
+            local_blocks: choice.local as u32,
+            scale: scene.scale,
+            q: scene.q.c(),
+            q_lens: scene.q_lens_c(),
+            seq_lens: scene.lens.c(),
+            budgets: choice.budgets_c(),
+            selected: lists[n].c(),
+            scores: scores[n].as_ref().map_or(absent(), Tensor::c),
+            status: status[n].c(),
+            ..args
+        };
         // SAFETY: the tensors outlive the call.
         backend.finish(unsafe { vwd_select_blocks(backend.session(), &args, backend.stream()) });
     }
-    let got = scores.read_floats();
-    for i in 0..batch {
-        for g in 0..heads {
-            let want = expected(i, g);
-            assert_eq!(want.len(), scene.blocks(i));
-            for (j, &(want, tolerance)) in want.iter().enumerate() {
-                let got = got[[i, g, j]];
-                let close = got == want || (got - want).abs() <= tolerance;
-                assert!(close, "score of block {j} of sequence {i}, head {g}: {got}, expected {want} ± {tolerance:e}");
+    let got = scene.read(scores[0].as_ref().unwrap().read_floats());
+    let status = status.map(|status| scene.read(status.read_ints()));
+    for at @ [i, l, g] in scene.lists() {
+        let n = scene.blocks(i, l);
+        let mut want: Vec<(f64, f64)> = vec![(f64::NEG_INFINITY, 0.0); n];
+        let mut expected_status = scene.status(i, l, g) | choice.status(i) | also(at);
+        for r in scene.positions(i, l) {
+            let scored = expected(i, r, g);
+            assert_eq!(scored.blocks.len(), scene.sees(i, r).div_ceil(scene.block));
+            expected_status |= scored.missing as i64 * VWD_SELECT_NO_SUMMARY as i64;
+            for (best, one) in want.iter_mut().zip(scored.blocks).filter(|_| !scene.is_nan(i, r, g)) {
+                *best = (best.0.max(one.0), best.1.max(one.1));
             }
         }
+        for (j, &(want, tolerance)) in want.iter().enumerate() {
+            let got = got.row(at)[j];
+            let close = got == want || want.is_finite() && (got - want).abs() <= tolerance;
+            assert!(close, "score of block {j} of list {at:?}: {got}, expected {want} ± {tolerance:e}");
+        }
+        for (run, room) in rooms.iter().enumerate() {
+            let short = room.is_some_and(|room| room < n) as i64 * VWD_SELECT_CLAMPED as i64;
+            assert_eq!(status[run][at], expected_status | short, "status of list {at:?}");
+        }
     }
-    scores.assert_written("scores", |at| at[2] < scene.blocks(at[0]));
-    for list in [&with, &without] {
-        list.check(|i, g| {
-            let n = scene.blocks(i);
+    let few = (scores[2].as_ref().unwrap(), few);
+    for (scores, room) in [(scores[0].as_ref().unwrap(), most), few] {
+        let written = scene.read(scores.read_floats());
+        for at @ [i, l, _] in scene.lists() {
+            let n = scene.blocks(i, l).min(room);
+            assert_eq!(written.row(at)[..n], got.row(at)[..n], "scores with {room} places");
+        }
+        scores.assert_written("scores", |at| {
+            let [i, l, _] = scene.list_at(at);
+            at[at.len() - 1] < scene.blocks(i, l)
+        });
+    }
+    for list in &lists {
+        list.check(scene, |at @ [i, l, _]| {
+            let n = scene.blocks(i, l);
             let count = oracle::selection_size(n, choice.budget(i), choice.init, choice.local);
-            oracle::top_k(&got.row([i, g])[..n], count, choice.init, choice.local)
+            oracle::top_k(&got.row(at)[..n], count, choice.init, choice.local)
         });
     }
     scene.q.assert_untouched("q");
     scene.lens.assert_untouched("seq_lens");
 }
 
+/// Without candidates.
+fn none(_: [usize; 3]) -> i64 {
+    0
+}
+
 // --- MINMAX ----------------------------------------------------------------------------------------------------------
 
-struct MinMax<'b> {
+pub struct MinMax<'b> {
     place: Place<'b>,
     max: Tensor<'b>,
     min: Tensor<'b>,
@@ -260,14 +384,13 @@ struct MinMax<'b> {
 
 impl<'b> MinMax<'b> {
     /// Maxima and minima from this source of keys.
-    fn new(
+    pub fn new(
         backend: &'b Backend,
         rng: &mut Rng,
-        scene: &mut Scene,
+        scene: &Scene,
         keys: impl Fn(&mut Rng, &[usize]) -> Array<f64>,
     ) -> Self {
         let place = Place::random(backend, rng, scene.batch, scene.capacity.div_ceil(scene.block));
-        scene.hold(place.capacity() * scene.block);
         let extents = [place.pages, place.rows, scene.kv_heads, scene.dim];
         let (a, b) = (keys(rng, &extents), keys(rng, &extents));
         let of =
@@ -280,7 +403,7 @@ impl<'b> MinMax<'b> {
         }
     }
 
-    fn args(&self, scene: &Scene) -> vwd_select_blocks_args {
+    pub fn args(&self, scene: &Scene) -> vwd_select_blocks_args {
         let index = vwd_index {
             kind: VWD_INDEX_MINMAX,
             block_size: scene.block as u32,
@@ -292,13 +415,12 @@ impl<'b> MinMax<'b> {
         vwd_select_blocks_args { method: VWD_SELECT_MINMAX, index: kept(index), ..args() }
     }
 
-    /// (score, tolerance) of every block.
-    fn scores(&self, scene: &Scene) -> impl Fn(usize, usize) -> Vec<(f64, f64)> {
+    pub fn scores(&self, scene: &Scene) -> impl Fn(usize, usize, usize) -> Scored {
         let (max, min) = (self.max.read_floats(), self.min.read_floats());
-        move |i, g| {
-            let q = scene.queries_of(i, g);
+        move |i, r, g| {
+            let q = scene.queries_of(i, r, g);
             let block = |j| {
-                let (page, row) = self.place.find(i, j).unwrap();
+                let Some((page, row)) = self.place.find(i, j) else { return (f64::NEG_INFINITY, 0.0) };
                 let (max, min) = (max.row([page, row, g]), min.row([page, row, g]));
                 let size = |q: &[f64]| (0..q.len()).map(|c| q[c].abs() * (max[c].abs() + min[c].abs())).sum::<f64>();
                 let magnitude = q.iter().map(|q| size(q)).sum::<f64>();
@@ -306,17 +428,19 @@ impl<'b> MinMax<'b> {
                 let terms = 2 * scene.dim + scene.group + 2;
                 (oracle::minmax_score(&q, max, min), terms as f64 * F32.epsilon() * magnitude)
             };
-            (0..scene.blocks(i)).map(block).collect()
+            let blocks = 0..scene.sees(i, r).div_ceil(scene.block);
+            let missing = blocks.clone().any(|j| self.place.find(i, j).is_none());
+            Scored { blocks: blocks.map(block).collect(), missing }
         }
     }
 }
 
 fn select_minmax_agrees_with_the_formula(backend: &Backend) {
-    rounds(60, |rng| {
-        let mut scene = Scene::random(backend, rng);
+    rounds(80, |rng| {
+        let scene = Scene::random(backend, rng);
         let choice = Choice::random(backend, rng, scene.batch, 20);
-        let summaries = MinMax::new(backend, rng, &mut scene, |rng, extents| rng.normals(extents));
-        check_blocks(backend, rng, &scene, &choice, summaries.args(&scene), summaries.scores(&scene));
+        let summaries = MinMax::new(backend, rng, &scene, |rng, extents| rng.normals(extents));
+        check_blocks(backend, rng, &scene, &choice, summaries.args(&scene), summaries.scores(&scene), none);
     });
 }
 
@@ -324,29 +448,32 @@ fn select_minmax_agrees_with_the_formula(backend: &Backend) {
 fn select_gives_ties_to_the_lower_block(backend: &Backend) {
     rounds(20, |rng| {
         let (block, blocks) = (8, rng.size(1..=300));
-        let mut scene = Scene::new(backend, rng, [1, 2, 2, 16], block, block * blocks);
-        scene.queries = rng.whole(&scene.queries.shape.clone(), 1);
-        scene.q = Tensor::floats(backend, F32, &scene.queries, &Layout::default());
+        let scene = Scene::new(backend, rng, [1, 2, 2, 16], block, block * blocks);
+        let queries = rng.whole(&scene.queries.shape, 1);
+        let scene = scene.with_queries(backend, rng, F32, queries);
         let most = rng.pick(&[0, 1, 1]);
         let choice = Choice::random(backend, rng, 1, blocks);
-        let summaries = MinMax::new(backend, rng, &mut scene, |rng, extents| {
+        let summaries = MinMax::new(backend, rng, &scene, |rng, extents| {
             // One number for all channels of a block, so that few scores are possible.
             let per_block = rng.whole(&extents[..3], most);
             Array::from_fn(extents, |at| per_block[[at[0], at[1], at[2]]])
         });
         let scores = summaries.scores(&scene);
-        let exact = |i, g| scores(i, g).into_iter().map(|(score, _)| (score, 0.0)).collect();
-        check_blocks(backend, rng, &scene, &choice, summaries.args(&scene), exact);
+        let exact = |i, r, g| {
+            let scored = scores(i, r, g);
+            Scored { blocks: scored.blocks.into_iter().map(|(score, _)| (score, 0.0)).collect(), ..scored }
+        };
+        check_blocks(backend, rng, &scene, &choice, summaries.args(&scene), exact, none);
     });
 }
 
 fn select_ranks_nan_last(backend: &Backend) {
     rounds(5, |rng| {
         let block = 8;
-        let mut scene = Scene::new(backend, rng, [1, 1, 1, 16], block, block * 50);
-        scene.len_values = Array::new(&[1], vec![400]);
-        scene.lens = Tensor::ints(backend, I32, &scene.len_values, &Layout::default());
-        let summaries = MinMax::new(backend, rng, &mut scene, |rng, extents| {
+        let scene = Scene::with_positions(backend, rng, [1, 1, 1, 16], block, block * 50, None);
+        let queries = rng.normals(&scene.queries.shape);
+        let scene = scene.with_queries(backend, rng, F32, queries.map(|&x| F32.round(x))).with_lens(backend, 400);
+        let summaries = MinMax::new(backend, rng, &scene, |rng, extents| {
             let mut keys = rng.normals(extents);
             for row in 0..extents[0] * extents[1] {
                 if rng.one_in(3) {
@@ -355,7 +482,7 @@ fn select_ranks_nan_last(backend: &Backend) {
             }
             keys
         });
-        let selected = ListTensors::poisoned(backend, rng, [1, 1, 50]);
+        let selected = ListTensors::poisoned(backend, rng, &scene, 50);
         let k = rng.size(1..=50);
         let args = vwd_select_blocks_args {
             block_size: block as u32,
@@ -367,9 +494,9 @@ fn select_ranks_nan_last(backend: &Backend) {
         };
         // SAFETY: the tensors outlive the call.
         backend.finish(unsafe { vwd_select_blocks(backend.session(), &args, backend.stream()) });
-        let scores: Vec<f64> = summaries.scores(&scene)(0, 0).into_iter().map(|(score, _)| score).collect();
+        let scores: Vec<f64> = summaries.scores(&scene)(0, 0, 0).blocks.into_iter().map(|(score, _)| score).collect();
         let numbers = scores.iter().filter(|score| !score.is_nan()).count();
-        selected.check_written();
+        selected.check_written(&scene);
         let chosen = selected.ids.read_ints();
         assert_eq!(selected.counts.read_ints()[[0, 0]], k as i64);
         let of_numbers = chosen.data[..k].iter().filter(|&&j| !scores[j as usize].is_nan()).count();
@@ -381,16 +508,16 @@ fn select_ranks_nan_last(backend: &Backend) {
 fn select_handles_many_blocks(backend: &Backend) {
     rounds(4, |rng| {
         let (block, blocks) = (16, rng.pick(&[2048, 4096, 5000]));
-        let mut scene = Scene::new(backend, rng, [2, 2, 4, 64], block, block * blocks);
+        let scene = Scene::new(backend, rng, [2, 2, 4, 64], block, block * blocks);
         let choice = Choice::random(backend, rng, 2, 512);
-        let summaries = MinMax::new(backend, rng, &mut scene, |rng, extents| rng.normals(extents));
-        check_blocks(backend, rng, &scene, &choice, summaries.args(&scene), summaries.scores(&scene));
+        let summaries = MinMax::new(backend, rng, &scene, |rng, extents| rng.normals(extents));
+        check_blocks(backend, rng, &scene, &choice, summaries.args(&scene), summaries.scores(&scene), none);
     });
 }
 
 // --- MEAN ------------------------------------------------------------------------------------------------------------
 
-struct Means<'b> {
+pub struct Means<'b> {
     place: Place<'b>,
     means: Tensor<'b>,
     window: usize,
@@ -398,17 +525,16 @@ struct Means<'b> {
 }
 
 impl<'b> Means<'b> {
-    fn random(backend: &'b Backend, rng: &mut Rng, scene: &mut Scene) -> Means<'b> {
+    pub fn random(backend: &'b Backend, rng: &mut Rng, scene: &Scene) -> Means<'b> {
         let (window, stride) = rng.pick(&[(32, 16), (32, 16), (16, 16), (8, 4), (5, 3), (4, 7)]);
         let place = Place::random(backend, rng, scene.batch, oracle::windows(scene.capacity, window, stride));
-        scene.hold(place.capacity() * stride + window - 1);
         let values = rng.normals(&[place.pages, place.rows, scene.kv_heads, scene.dim]);
         let dtype = rng.pick(&[F32, F16, BF16]);
         let means = Tensor::floats(backend, dtype, &values, &Layout::random(rng, 4));
         Means { place, means, window, stride }
     }
 
-    fn args(&self, method: u32) -> vwd_select_blocks_args {
+    pub fn args(&self, method: u32) -> vwd_select_blocks_args {
         let default = (self.window, self.stride) == (32, 16);
         let index = vwd_index {
             kind: VWD_INDEX_MEAN,
@@ -421,266 +547,56 @@ impl<'b> Means<'b> {
         vwd_select_blocks_args { method, index: kept(index), ..args() }
     }
 
-    /// Block scores from window scores; the tolerance is `relative` of the score plus `absolute`.
-    fn pooled(&self, scene: &Scene, scores: Vec<f64>, i: usize, relative: f64, absolute: f64) -> Vec<(f64, f64)> {
-        let blocks = oracle::pool_windows(&scores, self.window, self.stride, scene.block, scene.blocks(i));
-        blocks.into_iter().map(|score| (score, relative * score.abs() + absolute)).collect()
+    /// From the windows that are full for a position and have a mean, scored together by `score`. One whose page the index
+    /// does not have is worth `without`, one for which it has no room −inf. The tolerance is `relative` of the score plus
+    /// `absolute`.
+    fn scores(
+        &self,
+        scene: &Scene,
+        score: impl Fn(&[&[f64]], &[&[f64]]) -> Vec<f64>,
+        without: f64,
+        [relative, absolute]: [f64; 2],
+    ) -> impl Fn(usize, usize, usize) -> Scored {
+        let means = self.means.read_floats();
+        move |i, r, g| {
+            let full = oracle::windows(scene.sees(i, r), self.window, self.stride);
+            let places: Vec<(usize, (usize, usize))> =
+                (0..full).filter_map(|w| self.place.find(i, w).map(|at| (w, at))).collect();
+            let rows: Vec<&[f64]> = places.iter().map(|&(_, (page, row))| means.row([page, row, g])).collect();
+            let score_without = |w| if w < self.place.capacity() { without } else { f64::NEG_INFINITY };
+            let mut scores: Vec<f64> = (0..full).map(score_without).collect();
+            let of_rows = score(&scene.queries_of(i, r, g), &rows);
+            places.iter().zip(of_rows).for_each(|(&(w, _), score)| scores[w] = score);
+            let blocks = scene.sees(i, r).div_ceil(scene.block);
+            let blocks = oracle::pool_windows(&scores, self.window, self.stride, scene.block, blocks);
+            let missing = places.len() < full;
+            Scored { blocks: blocks.into_iter().map(|s| (s, relative * s.abs() + absolute)).collect(), missing }
+        }
     }
 }
 
 fn select_mean_softmax_agrees_with_the_formula(backend: &Backend) {
-    rounds(60, |rng| {
-        let mut scene = Scene::random(backend, rng);
+    rounds(80, |rng| {
+        let scene = Scene::random(backend, rng);
         let choice = Choice::random(backend, rng, scene.batch, 20);
-        let summaries = Means::random(backend, rng, &mut scene);
-        let means = summaries.means.read_floats();
-        let expected = |i, g| {
-            let rows = (0..oracle::windows(scene.len(i), summaries.window, summaries.stride))
-                .map(|w| summaries.place.find(i, w).unwrap())
-                .map(|(page, row)| means.row([page, row, g]))
-                .collect::<Vec<_>>();
-            let scores = oracle::mean_softmax(&scene.queries_of(i, g), &rows, scene.scale());
-            // A logit of size 10 has an error near 1e−5 after D products in float32, and e^x doubles as its relative error.
-            summaries.pooled(&scene, scores, i, 1e-4, 1e-7)
-        };
-        check_blocks(backend, rng, &scene, &choice, summaries.args(VWD_SELECT_MEAN_SOFTMAX), expected);
+        let summaries = Means::random(backend, rng, &scene);
+        let score = |q: &[&[f64]], means: &[&[f64]]| oracle::mean_softmax(q, means, scene.scale());
+        // A logit of size 10 has an error near 1e−5 after D products in float32, and e^x doubles as its relative error.
+        let expected = summaries.scores(&scene, score, 0.0, [2e-4, 1e-7]);
+        check_blocks(backend, rng, &scene, &choice, summaries.args(VWD_SELECT_MEAN_SOFTMAX), expected, none);
     });
 }
 
 fn select_mean_dot_agrees_with_the_formula(backend: &Backend) {
-    rounds(60, |rng| {
-        let mut sizes = Scene::random(backend, rng);
-        sizes.group = 1;
-        let mut scene =
-            Scene::new(backend, rng, [sizes.batch, sizes.kv_heads, 1, sizes.dim], sizes.block, sizes.capacity);
-        let choice = Choice::random(backend, rng, scene.batch, 20);
-        let summaries = Means::random(backend, rng, &mut scene);
-        let means = summaries.means.read_floats();
-        let expected = |i, g| {
-            let q = scene.queries.row([i, g]);
-            let rows = (0..oracle::windows(scene.len(i), summaries.window, summaries.stride))
-                .map(|w| summaries.place.find(i, w).unwrap())
-                .map(|(page, row)| means.row([page, row, g]));
-            let scores = rows.map(|mean| oracle::dot(q, mean)).collect();
-            // D products of normal numbers: |q·k| summed is about D, each addition rounds once.
-            summaries.pooled(&scene, scores, i, 0.0, (scene.dim * scene.dim) as f64 * F32.epsilon())
-        };
-        check_blocks(backend, rng, &scene, &choice, summaries.args(VWD_SELECT_MEAN_DOT), expected);
-    });
-}
-
-// --- LABEL -----------------------------------------------------------------------------------------------------------
-
-struct Labels<'b> {
-    place: Place<'b>,
-    codes: Tensor<'b>,
-    scale: Tensor<'b>,
-    min: Tensor<'b>,
-    channels: Tensor<'b>,
-    channel_values: Array<i64>,
-}
-
-impl<'b> Labels<'b> {
-    fn random(backend: &'b Backend, rng: &mut Rng, scene: &mut Scene) -> Labels<'b> {
-        let kept = rng.pick(&[2, 8, scene.dim / 2, scene.dim]);
-        let place = Place::random(backend, rng, scene.batch, scene.capacity);
-        scene.hold(place.capacity());
-        let chosen = (0..scene.kv_heads).flat_map(|_| rng.subset(scene.dim, kept)).map(|c| c as i64).collect();
-        let channel_values = Array::new(&[scene.kv_heads, kept], chosen);
-        let rows = [place.pages, place.rows, scene.kv_heads];
-        let codes = Array::from_fn(&[rows[0], rows[1], rows[2], kept / 2], |_| rng.int(0..=255));
-        let scale = Array::from_fn(&rows, |_| 0.3 * rng.unit());
-        Labels {
-            codes: Tensor::ints(backend, U8, &codes, &Layout::random(rng, 4)),
-            scale: Tensor::floats(backend, F16, &scale, &Layout::random(rng, 3)),
-            min: Tensor::floats(backend, F16, &rng.normals(&rows).map(|x| x - 2.0), &Layout::random(rng, 3)),
-            channels: Tensor::ints(backend, I32, &channel_values, &Layout::random(rng, 2)),
-            channel_values,
-            place,
-        }
-    }
-
-    fn index(&self) -> vwd_index {
-        vwd_index {
-            kind: VWD_INDEX_LABEL,
-            table: self.place.table_c(),
-            labels: self.codes.c(),
-            label_scale: self.scale.c(),
-            label_min: self.min.c(),
-            channels: self.channels.c(),
-            ..args()
-        }
-    }
-
-    /// The softmax mass, summed over the group's heads, of each of these tokens.
-    fn mass(&self, scene: &Scene) -> impl Fn(usize, usize, &[usize]) -> Vec<f64> {
-        let (codes, scale, min) = (self.codes.read_ints(), self.scale.read_floats(), self.min.read_floats());
-        move |i, g, tokens| {
-            let channels = self.channel_values.row([g]);
-            let label = |&t: &usize| {
-                let (page, row) = self.place.find(i, t).unwrap();
-                let code = |n: usize| (codes[[page, row, g, n / 2]] >> (4 * (n % 2)) & 15) as f64;
-                (0..channels.len()).map(|n| min[[page, row, g]] + scale[[page, row, g]] * code(n)).collect()
-            };
-            let labels: Vec<Vec<f64>> = tokens.iter().map(label).collect();
-            let kept = |q: &[f64]| channels.iter().map(|&c| q[c as usize]).collect::<Vec<f64>>();
-            let queries: Vec<Vec<f64>> = scene.queries_of(i, g).into_iter().map(kept).collect();
-            let queries: Vec<&[f64]> = queries.iter().map(Vec::as_slice).collect();
-            oracle::label_mass(&queries, &labels, scene.scale())
-        }
-    }
-}
-
-fn select_label_mass_agrees_with_the_formula(backend: &Backend) {
-    rounds(60, |rng| {
-        let mut scene = Scene::random(backend, rng);
-        let choice = Choice::random(backend, rng, scene.batch, 20);
-        let labels = Labels::random(backend, rng, &mut scene);
-        let cap = rng.size(0..=30);
-        let list = random_list(rng, scene.batch, scene.kv_heads, cap, |i| scene.blocks(i));
-        let candidates = ListTensors::of(backend, rng, &list);
-        let mass = labels.mass(&scene);
-        let expected = |i, g| {
-            let n = scene.blocks(i);
-            let blocks = list.blocks(i, g, n);
-            let tokens = oracle::tokens(&blocks, scene.block, scene.len(i));
-            let mass = mass(i, g, &tokens);
-            let sum = |j: usize| tokens.iter().zip(&mass).filter(|(t, _)| *t / scene.block == j).map(|(_, m)| m).sum();
-            // As for MEAN_SOFTMAX.
-            let score = |j| if blocks.contains(&j) { sum(j) } else { f64::NEG_INFINITY };
-            (0..n).map(score).map(|score: f64| (score, 1e-4 * score.abs() + 1e-7)).collect()
-        };
-        let args = vwd_select_blocks_args {
-            method: VWD_SELECT_LABEL_MASS,
-            index: kept(labels.index()),
-            candidates: candidates.c(),
-            ..args()
-        };
-        check_blocks(backend, rng, &scene, &choice, args, expected);
-        candidates.ids.assert_untouched("candidates.ids");
-    });
-}
-
-// --- tokens ----------------------------------------------------------------------------------------------------------
-
-fn select_tokens_agrees_with_the_formula(backend: &Backend) {
     rounds(80, |rng| {
-        let mut scene = Scene::random(backend, rng);
-        let choice = Choice::random(backend, rng, scene.batch, 60);
-        let labels = Labels::random(backend, rng, &mut scene);
-        let cap = rng.size(0..=30);
-        let list = random_list(rng, scene.batch, scene.kv_heads, cap, |i| scene.blocks(i));
-        check_tokens(backend, rng, &scene, &choice, &labels, &list);
-    });
-}
-
-fn check_tokens(
-    backend: &Backend,
-    rng: &mut Rng,
-    scene: &Scene,
-    choice: &Choice,
-    labels: &Labels,
-    list: &oracle::List,
-) {
-    let candidates = ListTensors::of(backend, rng, list);
-    let shape = [scene.batch, scene.kv_heads, choice.cap];
-    let [with, without] = [0, 1].map(|_| ListTensors::poisoned(backend, rng, shape));
-    let scores = Tensor::poisoned(backend, F32, &shape, &Layout::random(rng, 3));
-    let common = vwd_select_tokens_args {
-        block_size: scene.block as u32,
-        k: choice.k as u32,
-        init_tokens: choice.init as u32,
-        local_tokens: choice.local as u32,
-        scale: scene.scale,
-        q: scene.q.c(),
-        index: kept(labels.index()),
-        seq_lens: scene.lens.c(),
-        budgets: choice.budgets_c(),
-        candidates: candidates.c(),
-        ..args()
-    };
-    for args in [
-        vwd_select_tokens_args { selected: with.c(), scores: scores.c(), ..common },
-        vwd_select_tokens_args { selected: without.c(), ..common },
-    ] {
-        // SAFETY: the tensors outlive the call.
-        backend.finish(unsafe { vwd_select_tokens(backend.session(), &args, backend.stream()) });
-    }
-    let (ids, counts, got) = (with.ids.read_ints(), with.counts.read_ints(), scores.read_floats());
-    assert_eq!(counts, without.counts.read_ints());
-    let mass = labels.mass(scene);
-    for i in 0..scene.batch {
-        for g in 0..scene.kv_heads {
-            let len = scene.len(i);
-            let count = counts[[i, g]] as usize;
-            let chosen = &ids.row([i, g])[..count];
-            assert_eq!(chosen, &without.ids.read_ints().row([i, g])[..count], "with scores and without");
-            let tokens = oracle::tokens(&list.blocks(i, g, scene.blocks(i)), scene.block, len);
-            let alpha: Vec<f64> = mass(i, g, &tokens).into_iter().map(|m| m / scene.group as f64).collect();
-            let forced: Vec<usize> = (0..len).filter(|&t| t < choice.init || t + choice.local >= len).collect();
-            let mut all: Vec<usize> = [&tokens[..], &forced[..]].concat();
-            all.sort_unstable();
-            all.dedup();
-            assert_eq!(count, all.len().min(choice.budget(i)).max(forced.len()), "count of sequence {i}, head {g}");
-            assert!(chosen.is_sorted_by(|a, b| a < b), "ascending: {chosen:?}");
-            let is_chosen = |t: usize| chosen.contains(&(t as i64));
-            assert!(chosen.iter().all(|&t| all.contains(&(t as usize))), "from the candidates: {chosen:?}");
-            assert!(forced.iter().all(|&t| is_chosen(t)), "the forced ones: {chosen:?}");
-            // The worst that was chosen is no worse than the best that was not, up to the error of a softmax in float32.
-            let free = tokens.iter().zip(&alpha).filter(|(t, _)| !forced.contains(t));
-            let (taken, left): (Vec<_>, Vec<_>) = free.partition(|(t, _)| is_chosen(**t));
-            let worst = taken.iter().map(|(_, a)| **a).fold(f64::INFINITY, f64::min);
-            let best = left.iter().map(|(_, a)| **a).fold(0.0, f64::max);
-            assert!(worst >= best * (1.0 - 1e-4) - 1e-9, "chose a token of {worst}, left one of {best}");
-            for (j, &t) in chosen.iter().enumerate() {
-                let want = tokens.iter().position(|&token| token == t as usize).map_or(0.0, |at| alpha[at]);
-                let got = got[[i, g, j]];
-                assert!((got - want).abs() <= 1e-4 * want + 1e-7, "score of token {t}: {got}, expected {want}");
-            }
-        }
-    }
-    with.check_written();
-    without.check_written();
-    scores.assert_written("scores", |at| (at[2] as i64) < counts[[at[0], at[1]]]);
-    candidates.ids.assert_untouched("candidates.ids");
-}
-
-/// Labels that are all alike give every token the same share.
-fn select_tokens_gives_ties_to_the_lower_token(backend: &Backend) {
-    rounds(20, |rng| {
-        let mut scene = Scene::random(backend, rng);
-        let choice = Choice::random(backend, rng, scene.batch, 60);
-        let mut labels = Labels::random(backend, rng, &mut scene);
-        let rows = labels.scale.shape.clone();
-        labels.scale = Tensor::floats(backend, F16, &Array::filled(&rows, 0.0), &Layout::default());
-        labels.min = Tensor::floats(backend, F16, &Array::filled(&rows, 0.5), &Layout::default());
-        let list = random_list(rng, scene.batch, scene.kv_heads, 12, |i| scene.blocks(i));
-        let candidates = ListTensors::of(backend, rng, &list);
-        let selected = ListTensors::poisoned(backend, rng, [scene.batch, scene.kv_heads, choice.cap]);
-        let args = vwd_select_tokens_args {
-            block_size: scene.block as u32,
-            k: choice.k as u32,
-            init_tokens: choice.init as u32,
-            local_tokens: choice.local as u32,
-            q: scene.q.c(),
-            index: kept(labels.index()),
-            seq_lens: scene.lens.c(),
-            budgets: choice.budgets_c(),
-            candidates: candidates.c(),
-            selected: selected.c(),
-            ..args()
-        };
-        // SAFETY: the tensors outlive the call.
-        backend.finish(unsafe { vwd_select_tokens(backend.session(), &args, backend.stream()) });
-        selected.check(|i, g| {
-            let len = scene.len(i);
-            let tokens = oracle::tokens(&list.blocks(i, g, scene.blocks(i)), scene.block, len);
-            let forced = |t: &usize| *t < choice.init || t + choice.local >= len;
-            let mut chosen: Vec<usize> = (0..len).filter(forced).collect();
-            let room = choice.budget(i).saturating_sub(chosen.len());
-            chosen.extend(tokens.into_iter().filter(|t| !forced(t)).take(room));
-            chosen.sort_unstable();
-            chosen
-        });
+        let sizes = Scene::random(backend, rng);
+        let scene = Scene::new(backend, rng, [sizes.batch, sizes.kv_heads, 1, sizes.dim], sizes.block, sizes.capacity);
+        let choice = Choice::random(backend, rng, scene.batch, 20);
+        let summaries = Means::random(backend, rng, &scene);
+        let score = |q: &[&[f64]], means: &[&[f64]]| means.iter().map(|mean| oracle::dot(q[0], mean)).collect();
+        // D products of normal numbers: |q·k| summed is about D, each addition rounds once.
+        let absolute = (scene.dim * scene.dim) as f64 * F32.epsilon();
+        let expected = summaries.scores(&scene, score, f64::NEG_INFINITY, [0.0, absolute]);
+        check_blocks(backend, rng, &scene, &choice, summaries.args(VWD_SELECT_MEAN_DOT), expected, none);
     });
 }

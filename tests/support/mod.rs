@@ -11,12 +11,12 @@ pub mod rng;
 pub mod session;
 pub mod tensor;
 
-pub use array::Array;
+pub use array::{Array, indices};
 pub use backend::Backend;
 pub use paged::Paged;
 pub use rng::{Rng, rounds};
 pub use session::{Session, assert_fails, assert_ok, last_error};
-pub use tensor::{BF16, BOOL, DType, F8E4M3, F8E5M2, F16, F32, I32, I64, Layout, Tensor, U8, absent};
+pub use tensor::{BF16, BOOL, DType, F8E4M3, F8E5M2, F16, F32, I32, I64, Layout, Tensor, U8, U32, absent};
 
 use vanward::abi::Versioned;
 

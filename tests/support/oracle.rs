@@ -274,7 +274,8 @@ pub fn label_mass(q: &[&[f64]], labels: &[Vec<f64>], scale: f64) -> Vec<f64> {
 pub fn top_k(scores: &[f64], count: usize, init: usize, local: usize) -> Vec<usize> {
     let n = scores.len();
     let forced = |j: usize| j < init || j + local >= n;
-    let rank = |j: usize| if scores[j].is_nan() { f64::NEG_INFINITY } else { scores[j] };
+    // −0 + 0 is +0
+    let rank = |j: usize| if scores[j].is_nan() { f64::NEG_INFINITY } else { scores[j] + 0.0 };
     let mut order: Vec<usize> = (0..n).collect();
     order.sort_by(|&a, &b| forced(b).cmp(&forced(a)).then(rank(b).total_cmp(&rank(a))).then(a.cmp(&b)));
     let mut chosen = order[..count].to_vec();

@@ -27,7 +27,7 @@ impl Shape {
         Shape {
             batch: rng.size(1..=4),
             kv_heads: rng.size(1..=3),
-            dim: rng.pick(&[16, 24, 40, 64, 72, 128, 256]),
+            dim: rng.pick(&[16, 24, 40, 64, 72, 128, 256, 576]),
             page: if paged { rng.pick(&[4, 8, 16, 32]) } else { rng.size(1..=150) },
             max_pages: if paged { rng.size(1..=8) } else { 1 },
             dtype: rng.pick(&[F32, F16, BF16]),

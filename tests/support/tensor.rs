@@ -25,6 +25,7 @@ pub const BF16: DType = DType { code: 4, bits: 16 };
 pub const I32: DType = DType { code: 0, bits: 32 };
 pub const I64: DType = DType { code: 0, bits: 64 };
 pub const U8: DType = DType { code: 1, bits: 8 };
+pub const U32: DType = DType { code: 1, bits: 32 };
 pub const BOOL: DType = DType { code: 6, bits: 8 };
 pub const F8E4M3: DType = DType { code: 10, bits: 8 };
 pub const F8E5M2: DType = DType { code: 12, bits: 8 };

@@ -2,19 +2,19 @@
 
 use super::{ImportanceRequest, Kind, Labels, UpdateRequest, Windows};
 use crate::core::dtype::{Element, Rounded};
-use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::simd::{self, Kernel, LANES, Lanes, Row};
 use crate::ops::topk::{Budget, select_top};
 use crate::ops::views::{MAX_DIM, Spare, adjacent, spare};
 use crate::runtime::cpu::Cpu;
-use crate::with_float;
+use crate::{with_float, with_key};
 use half::f16;
 use std::marker::PhantomData;
 use std::ops::Range;
 
 pub fn update(cpu: &Cpu, r: &UpdateRequest) {
-    let batch = r.pages.batch();
+    // Without heads there is nothing to summarise, however many tokens there are.
+    let batch = if r.k.dim(2) == 0 { 0 } else { r.pages.batch() };
     // Summaries of one task: about a block's worth of tokens.
     let chunk = match &r.index.kind {
         Kind::MinMax { .. } => 1,
@@ -25,7 +25,7 @@ pub fn update(cpu: &Cpu, r: &UpdateRequest) {
     let most = (0..batch).map(|i| unsafe { stale(r, i) }.len()).max().unwrap_or(0);
     let chunks = most.div_ceil(chunk);
     let bytes = 64 * r.k.dim(2) * r.k.dim(3) * r.k.dtype.bytes();
-    with_float!(r.k.dtype, T => cpu.parallel(batch * chunks, bytes, |task| {
+    with_key!(r.k.dtype, T => cpu.parallel(batch * chunks, bytes, |task| {
         let i = task / chunks;
         // SAFETY: as above.
         let all = unsafe { stale(r, i) };
@@ -35,7 +35,7 @@ pub fn update(cpu: &Cpu, r: &UpdateRequest) {
     }));
 }
 
-/// The summaries of sequence `i` that the tokens of the range change or complete.
+/// The summaries of sequence `i` that the tokens of the range change or complete, as far as the index has room.
 ///
 /// # Safety
 /// `i` is below the batch size, and the tensors are valid.
@@ -46,11 +46,12 @@ unsafe fn stale(r: &UpdateRequest, i: usize) -> Range<usize> {
     if begin == len {
         return 0..0;
     }
-    match &r.index.kind {
+    let touched = match &r.index.kind {
         Kind::MinMax { block_size, .. } => begin / block_size..len.div_ceil(*block_size),
         Kind::Mean { windows, .. } => windows.full(begin)..windows.full(len),
         Kind::Label(_) => begin..len,
-    }
+    };
+    touched.start..touched.end.min(r.index.capacity())
 }
 
 /// Some summaries of one sequence, for all KV heads.
@@ -61,7 +62,7 @@ struct Update<'a, T> {
     element: PhantomData<T>,
 }
 
-impl<T: Row + Rounded> Kernel for Update<'_, T> {
+impl<T: Row> Kernel for Update<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -77,7 +78,9 @@ impl<T: Row + Rounded> Kernel for Update<'_, T> {
                     Kind::MinMax { block_size, max, min } => {
                         for j in summaries.clone() {
                             if let Some(at) = row(j) {
-                                minmax::<L, T>(&keys, j * block_size, *block_size, max, min, at);
+                                with_float!(max.dtype, M => {
+                                    minmax::<L, T, M>(&keys, j * block_size, *block_size, max, min, at);
+                                });
                             }
                         }
                     }
@@ -112,9 +115,10 @@ struct Keys<'a> {
 /// Rows that are looked up together.
 const STEP: usize = 8;
 
-/// Addresses of some keys, and room for those whose channels lie apart.
+/// Addresses of some keys, what to multiply them by, and room for those whose channels lie apart.
 struct Found<T> {
     rows: [*const T; STEP],
+    scales: [f32; STEP],
     count: usize,
     spares: [Spare<T>; STEP],
 }
@@ -122,12 +126,33 @@ struct Found<T> {
 impl<T: Row> Found<T> {
     #[inline(always)]
     fn new() -> Found<T> {
-        Found { rows: [std::ptr::null(); STEP], count: 0, spares: [const { spare() }; STEP] }
+        let rows = [std::ptr::null(); STEP];
+        Found { rows, scales: [1.0; STEP], count: 0, spares: [const { spare() }; STEP] }
     }
 
     #[inline(always)]
-    fn rows(&self) -> &[*const T] {
-        &self.rows[..self.count]
+    fn keys(&self) -> impl Iterator<Item = Key<T>> {
+        (0..self.count).map(|n| Key { row: self.rows[n], scale: self.scales[n] })
+    }
+}
+
+/// One key: value = stored · scale. Types other than FP8 have no scale.
+#[derive(Clone, Copy)]
+struct Key<T> {
+    row: *const T,
+    scale: f32,
+}
+
+impl<T: Row> Key<T> {
+    /// Channels c … c+7.
+    ///
+    /// # Safety
+    /// They are inside the key, which is valid.
+    #[inline(always)]
+    unsafe fn load<L: Lanes>(self, c: usize) -> L {
+        // SAFETY: forwarded to the caller.
+        let stored = unsafe { T::load::<L>(self.row.add(c)) };
+        if T::DTYPE.is_float8() { stored.mul(L::splat(self.scale)) } else { stored }
     }
 }
 
@@ -146,6 +171,9 @@ impl Keys<'_> {
                 let Some(page) = r.pages.page(i, t / r.pages.size) else { continue };
                 let at = [page, t % r.pages.size, g];
                 found.rows[found.count] = adjacent(&r.k, at, &mut found.spares[found.count]);
+                if let Some(scale) = &r.k_scale {
+                    found.scales[found.count] = scale.of(at);
+                }
             }
             found.count += 1;
         }
@@ -155,9 +183,10 @@ impl Keys<'_> {
 /// Largest and smallest key of the block that starts at token `begin`.
 ///
 /// # Safety
-/// The tensors are valid, of dtype `T`, and `at` is a row of theirs that no other task touches.
+/// The tensors are valid, k of dtype `T`, the summaries of dtype `M`, and `at` is a row of theirs that no other task
+/// touches.
 #[inline(always)]
-unsafe fn minmax<L: Lanes, T: Row + Rounded>(
+unsafe fn minmax<L: Lanes, T: Row, M: Rounded>(
     keys: &Keys,
     begin: usize,
     size: usize,
@@ -177,9 +206,9 @@ unsafe fn minmax<L: Lanes, T: Row + Rounded>(
             for c in (0..dim).step_by(LANES) {
                 let (up, down) = (largest.as_mut_ptr().add(c), smallest.as_mut_ptr().add(c));
                 let (mut largest, mut smallest) = (L::load(up), L::load(down));
-                for row in found.rows() {
+                for key in found.keys() {
                     // In this order NaN is ignored.
-                    let key = T::load::<L>(row.add(c));
+                    let key = key.load::<L>(c);
                     largest = key.max(largest);
                     smallest = key.min(smallest);
                 }
@@ -189,8 +218,8 @@ unsafe fn minmax<L: Lanes, T: Row + Rounded>(
         }
         // Adding 0 makes every zero +0, whichever came first.
         for c in 0..dim {
-            write(max, at, c, T::from_f32(largest[c] + 0.0));
-            write(min, at, c, T::from_f32(smallest[c] + 0.0));
+            write(max, at, c, M::from_f32(largest[c] + 0.0));
+            write(min, at, c, M::from_f32(smallest[c] + 0.0));
         }
     }
 }
@@ -216,8 +245,8 @@ unsafe fn mean<L: Lanes, T: Row, M: Rounded>(keys: &Keys, j: usize, windows: &Wi
             for c in (0..dim).step_by(LANES) {
                 let place = sums.as_mut_ptr().add(c);
                 let mut sum = L::load(place);
-                for row in found.rows() {
-                    sum = sum.add(T::load(row.add(c)));
+                for key in found.keys() {
+                    sum = sum.add(key.load(c));
                 }
                 sum.store(place);
             }
@@ -243,9 +272,9 @@ unsafe fn label<L: Lanes, T: Row>(keys: &Keys, t: usize, labels: &Labels, channe
     let mut key = [0.0; MAX_DIM + 1];
     // NaN past the end: ignored.
     let mut values = [f32::NAN; MAX_DIM];
-    if let [row] = found.rows() {
+    if let Some(Key { row, scale }) = found.keys().next() {
         // SAFETY: forwarded to the caller.
-        unsafe { simd::widen::<L, T>(*row, 1.0, &mut key[..dim]) };
+        unsafe { simd::widen::<L, T>(row, scale, &mut key[..dim]) };
         for (value, channel) in values.iter_mut().zip(channels) {
             *value = key[channel.map_or(MAX_DIM, usize::from)];
         }
@@ -297,65 +326,67 @@ unsafe fn write<T: Element>(t: &Tensor, at: [usize; 3], c: usize, value: T) {
     unsafe { t.set([at[0], at[1], at[2], c], value) }
 }
 
-pub fn importance(cpu: &Cpu, r: &ImportanceRequest) -> Result<()> {
+pub fn importance(cpu: &Cpu, r: &ImportanceRequest) {
     let heads = r.heads;
-    let scratch = cpu.scratch();
-    // max_t |x| of every head, those of q first.
-    let peaks = scratch.slice((heads.q + heads.kv) * heads.dim, 0f32)?;
-    let bytes = r.q.dim(0).max(r.k.dim(0)) * heads.dim * r.q.dtype.bytes();
-    with_float!(r.q.dtype, T => cpu.parallel_chunks(peaks, heads.dim, bytes, |h, peak| {
-        let (x, head) = if h < heads.q { (&r.q, h) } else { (&r.k, h - heads.q) };
-        simd::dispatch(Peak::<T> { x, head, peak, element: PhantomData });
+    let tokens = heads.group().saturating_mul(r.q.dim(0)).saturating_add(r.k.dim(0));
+    let bytes = tokens.saturating_mul(heads.dim * r.q.dtype.bytes());
+    // Without sampled queries their heads, however many, add nothing.
+    let sampled = if r.q.dim(0) == 0 { 0 } else { heads.group() };
+    with_float!(r.q.dtype, T => cpu.parallel(heads.kv, bytes, |g| {
+        let peak = |x, head| simd::dispatch(Peak::<T> { x, head, element: PhantomData });
+        let mut row = [0.0; MAX_DIM];
+        for h in g * heads.group()..g * heads.group() + sampled {
+            row.iter_mut().zip(peak(&r.q, h)).for_each(|(sum, peak)| *sum += peak);
+        }
+        row.iter_mut().zip(peak(&r.k, g)).for_each(|(x, peak)| *x = *x / heads.group() as f32 * peak);
+        // SAFETY: each task has results of its own.
+        unsafe { choose(r, g, &row[..heads.dim]) };
     }));
-    let (of_q, of_k) = peaks.split_at(heads.q * heads.dim);
-    let group = heads.group();
-    let row = scratch.slice(heads.dim, 0f32)?;
-    for g in 0..heads.kv {
-        for (c, importance) in row.iter_mut().enumerate() {
-            let sum: f32 = (g * group..(g + 1) * group).map(|h| of_q[h * heads.dim + c]).sum();
-            *importance = sum / group as f32 * of_k[g * heads.dim + c];
-        }
-        // SAFETY: g and every index below are inside the checked shapes.
-        unsafe {
-            let mut place = 0;
-            select_top(row, Budget { k: r.channels.dim(1), init: 0, local: 0 }, |c| {
-                r.channels.set([g, place], c as i32);
-                place += 1;
-            });
-            if let Some(out) = &r.importance {
-                for (c, &importance) in row.iter().enumerate() {
-                    out.set([g, c], importance);
-                }
-            }
-        }
-    }
-    Ok(())
 }
 
-/// peak[c] = max_t |x[t, head, c]|, NaN ignored.
+/// Writes the channels of KV head `g`, whose importance this is.
+///
+/// # Safety
+/// The tensors are valid, `g` is below Hk, and no other task writes its results.
+unsafe fn choose(r: &ImportanceRequest, g: usize, row: &[f32]) {
+    let mut place = 0;
+    select_top(row, Budget { k: r.channels.dim(1), init: 0, local: 0 }, |c| {
+        // SAFETY: forwarded to the caller; r channels are selected.
+        unsafe { r.channels.set([g, place], c as i32) };
+        place += 1;
+    });
+    if let Some(out) = &r.importance {
+        for (c, &importance) in row.iter().enumerate() {
+            // SAFETY: forwarded to the caller; the row has D values.
+            unsafe { out.set([g, c], importance) };
+        }
+    }
+}
+
+/// max_t |x[t, head, c]| of each channel, NaN ignored.
 struct Peak<'a, T> {
     x: &'a Tensor<'a>,
     head: usize,
-    peak: &'a mut [f32],
     element: PhantomData<T>,
 }
 
 impl<T: Row> Kernel for Peak<'_, T> {
-    type Output = ();
+    type Output = [f32; MAX_DIM];
 
     #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let mut row = [0.0; MAX_DIM];
+    fn run<L: Lanes>(self) -> [f32; MAX_DIM] {
+        let (mut peak, mut row) = ([0.0; MAX_DIM], [0.0; MAX_DIM]);
         let mut spare = spare();
-        let dim = self.peak.len();
+        let dim = self.x.dim(2);
         for t in 0..self.x.dim(0) {
             // SAFETY: t and head are inside the shape, whose last extent is dim.
             unsafe {
                 simd::widen::<L, T>(adjacent(self.x, [t, self.head], &mut spare), 1.0, &mut row[..dim]);
             }
-            for (peak, x) in self.peak.iter_mut().zip(&row) {
+            for (peak, x) in peak[..dim].iter_mut().zip(&row) {
                 *peak = if x.abs() > *peak { x.abs() } else { *peak };
             }
         }
+        peak
     }
 }

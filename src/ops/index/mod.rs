@@ -5,7 +5,7 @@
 
 mod cpu;
 
-use super::views::{Heads, MAX_DIM, Pages, check_head_dim};
+use super::views::{Heads, MAX_DIM, Pages, Scale, check_head_dim};
 use crate::abi::{
     VWD_INDEX_LABEL, VWD_INDEX_MEAN, VWD_INDEX_MINMAX, vwd_channel_importance_args, vwd_index, vwd_index_update_args,
     vwd_stream,
@@ -13,7 +13,7 @@ use crate::abi::{
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{Checks, Tensor};
+use crate::core::tensor::{ANY, Checks, Tensor};
 use crate::runtime::{On, Session, require_no_flags};
 
 /// Summaries of one layer: what they are and where they lie. Shapes as in `vwd_index`.
@@ -99,17 +99,20 @@ impl<'a> Labels<'a> {
 
 impl<'a> Index<'a> {
     /// `dim` is D, and `batch` the number of sequences.
+    #[inline(always)]
     pub fn from_c(checks: &Checks, c: &'a vwd_index, batch: usize, dim: usize) -> Result<Index<'a>> {
         require_no_flags("index.flags", c.flags)?;
-        let float = |name, t| checks.required(name, t)?.of_any(DType::FLOATS)?.of_rank(4);
+        let float = |name, t| {
+            let shape = [("pages", ANY), ("rows", ANY), ("Hk", ANY), ("D", dim)];
+            checks.input(name, t, DType::FLOATS, &shape)
+        };
         let (kind, shape) = match c.kind {
             VWD_INDEX_MINMAX => {
                 if c.block_size == 0 {
                     return Err(Error::argument("index.block_size", 0, "at least 1"));
                 }
                 let max = float("index.key_max", &c.key_max)?;
-                let min = checks.required("index.key_min", &c.key_min)?.of(max.dtype)?;
-                let min = min.of_shape(&summaries(&max, "D", max.dim(3)))?;
+                let min = checks.input("index.key_min", &c.key_min, &[max.dtype], &summaries(&max, "D", dim))?;
                 (Kind::MinMax { block_size: c.block_size as usize, max, min }, max)
             }
             VWD_INDEX_MEAN => {
@@ -124,20 +127,12 @@ impl<'a> Index<'a> {
             }
             other => return Err(Error::argument("index.kind", other, "a VWD_INDEX_* value (1 to 3)")),
         };
-        if !matches!(kind, Kind::Label(_)) {
-            shape.of_shape(&summaries(&shape, "D", dim))?;
+        let entries = [("B", batch), ("max_index_pages", ANY)];
+        let table = checks.optional_input("index.table", &c.table, &[DType::I32], &entries)?;
+        if table.is_none() && shape.dim(0) < batch {
+            let found = format!("{} pages for {batch} sequences without index.table", shape.dim(0));
+            return Err(Error::argument(&shape.name.to_string(), found, "one page a sequence"));
         }
-        let table = match checks.optional("index.table", &c.table)? {
-            Some(t) => {
-                let t = t.of(DType::I32)?.of_rank(2)?;
-                Some(t.of_shape(&[("B", batch), ("max_index_pages", t.dim(1))])?)
-            }
-            None if shape.dim(0) < batch => {
-                let found = format!("{} pages for {batch} sequences without index.table", shape.dim(0));
-                return Err(Error::argument(&shape.name.to_string(), found, "one page a sequence"));
-            }
-            None => None,
-        };
         Ok(Index { kind, table, pages: shape.dim(0), rows: shape.dim(1) })
     }
 
@@ -166,19 +161,8 @@ impl<'a> Index<'a> {
     }
 
     /// Summaries that a sequence has room for.
-    fn capacity(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.rows.saturating_mul(self.table.map_or(1, |t| t.dim(1)))
-    }
-
-    /// The longest sequence that the index holds, in tokens.
-    pub fn token_capacity(&self) -> usize {
-        let capacity = self.capacity();
-        match &self.kind {
-            Kind::MinMax { block_size, .. } => capacity.saturating_mul(*block_size),
-            // One token more, and a window past the last row would be full.
-            Kind::Mean { windows, .. } => capacity.saturating_mul(windows.stride).saturating_add(windows.size - 1),
-            Kind::Label(_) => capacity,
-        }
     }
 
     /// Page and row of summary `j` of sequence `i`, or `None` where it has none.
@@ -199,15 +183,11 @@ impl<'a> Index<'a> {
 
 impl<'a> Labels<'a> {
     fn from_c(checks: &Checks, c: &'a vwd_index, dim: usize) -> Result<Labels<'a>> {
-        let channels = checks.required("index.channels", &c.channels)?.of(DType::I32)?.of_rank(2)?;
+        let channels = checks.input("index.channels", &c.channels, &[DType::I32], &[("Hk", ANY), ("r", ANY)])?;
         check_kept(&channels, dim)?;
-        let codes = checks.required("index.labels", &c.labels)?.of(DType::U8)?.of_rank(4)?;
-        let codes = codes.of_shape(&summaries(&codes, "r/2", channels.dim(1) / 2))?;
-        let channels = channels.of_shape(&[("Hk", codes.dim(2)), ("r", channels.dim(1))])?;
-        let per_token = |name, t| {
-            let all = summaries(&codes, "", 0);
-            checks.required(name, t)?.of(DType::F16)?.of_shape(&all[..3])
-        };
+        let shape = [("pages", ANY), ("rows", ANY), ("Hk", channels.dim(0)), ("r/2", channels.dim(1) / 2)];
+        let codes = checks.input("index.labels", &c.labels, &[DType::U8], &shape)?;
+        let per_token = |name, t| checks.input(name, t, &[DType::F16], &summaries(&codes, "", 0)[..3]);
         let scale = per_token("index.label_scale", &c.label_scale)?;
         let min = per_token("index.label_min", &c.label_min)?;
         Ok(Labels { codes, scale, min, channels })
@@ -234,6 +214,8 @@ fn check_kept(channels: &Tensor, dim: usize) -> Result<()> {
 pub struct UpdateRequest<'a> {
     /// [pages, P, Hk, D]
     pub k: Tensor<'a>,
+    /// Of FP8 keys; absent: 1.
+    pub k_scale: Option<Scale<'a>>,
     pub pages: Pages<'a>,
     /// [B]
     pub begin: Option<Tensor<'a>>,
@@ -244,17 +226,18 @@ impl<'a> UpdateRequest<'a> {
     pub fn from_c(session: &Session, c: &'a vwd_index_update_args, index: &'a vwd_index) -> Result<UpdateRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let checks = session.checks();
-        let k = checks.required("k", &c.k)?.of_any(DType::FLOATS)?.of_rank(4)?;
+        let k = checks.input("k", &c.k, DType::KEYS, &[("pages", ANY), ("P", ANY), ("Hk", ANY), ("D", ANY)])?;
         check_head_dim(&k, k.dim(3))?;
+        let k_scale = Scale::from_c(&checks, "k_scale", &c.k_scale, &k)?;
         let pages = Pages::new(&checks, &k, ["page_table", "seq_lens"], &c.page_table, &c.seq_lens)?;
-        let begin = match checks.optional("begin", &c.begin)? {
-            Some(begin) => Some(begin.of(DType::I32)?.of_shape(&[("B", pages.batch())])?),
-            None => None,
-        };
+        let begin = checks.optional_input("begin", &c.begin, &[DType::I32], &[("B", pages.batch())])?;
         let index = Index::from_c(&checks, index, pages.batch(), k.dim(3))?;
         if let Kind::MinMax { block_size, max, .. } = &index.kind {
             pages.check_block_size("index.block_size", *block_size)?;
-            max.of(k.dtype)?;
+            // Extremes of 16 or 32 bits are stored as they are.
+            if !k.dtype.is_float8() {
+                max.of(k.dtype)?;
+            }
         }
         let outputs = index.summaries();
         for out in outputs.into_iter().flatten() {
@@ -266,6 +249,7 @@ impl<'a> UpdateRequest<'a> {
         }
         let inputs = [
             Some(&k),
+            k_scale.as_ref().map(|scale| &scale.0),
             pages.table.as_ref(),
             Some(&pages.seq_lens),
             begin.as_ref(),
@@ -273,7 +257,7 @@ impl<'a> UpdateRequest<'a> {
             index.channels(),
         ];
         overlap::reject(&outputs, &inputs)?;
-        Ok(UpdateRequest { k, pages, begin, index })
+        Ok(UpdateRequest { k, k_scale, pages, begin, index })
     }
 }
 
@@ -305,17 +289,13 @@ impl<'a> ImportanceRequest<'a> {
     pub fn from_c(session: &Session, c: &'a vwd_channel_importance_args) -> Result<ImportanceRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let checks = session.checks();
-        let q = checks.required("q", &c.q)?.of_any(DType::FLOATS)?.of_rank(3)?;
-        let k = checks.required("k", &c.k)?.of(q.dtype)?.of_rank(3)?;
+        let q = checks.input("q", &c.q, DType::FLOATS, &[("Tq", ANY), ("Hq", ANY), ("D", ANY)])?;
+        let k = checks.input("k", &c.k, &[q.dtype], &[("Tk", ANY), ("Hk", ANY), ("D", q.dim(2))])?;
         let heads = Heads::new(&q, k.dim(1))?;
-        let k = k.of_shape(&[("Tk", k.dim(0)), ("Hk", heads.kv), ("D", heads.dim)])?;
-        let channels = checks.required("channels", &c.channels)?.of(DType::I32)?.of_rank(2)?;
+        let channels = checks.output("channels", &c.channels, &[DType::I32], &[("Hk", heads.kv), ("r", ANY)])?;
         check_kept(&channels, heads.dim)?;
-        let channels = channels.of_shape(&[("Hk", heads.kv), ("r", channels.dim(1))])?.writable()?;
-        let importance = match checks.optional("importance", &c.importance)? {
-            Some(t) => Some(t.of(DType::F32)?.of_shape(&[("Hk", heads.kv), ("D", heads.dim)])?.writable()?),
-            None => None,
-        };
+        let shape = [("Hk", heads.kv), ("D", heads.dim)];
+        let importance = checks.optional_output("importance", &c.importance, &[DType::F32], &shape)?;
         overlap::reject(&[Some(&channels), importance.as_ref()], &[Some(&q), Some(&k)])?;
         Ok(ImportanceRequest { q, k, heads, channels, importance })
     }
@@ -323,7 +303,10 @@ impl<'a> ImportanceRequest<'a> {
 
 pub fn importance(session: &Session, request: &ImportanceRequest, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
-        On::Cpu(cpu) => cpu::importance(cpu, request),
+        On::Cpu(cpu) => {
+            cpu::importance(cpu, request);
+            Ok(())
+        }
         On::Cuda(_) => Err(Error::unsupported("vwd_channel_importance has no CUDA kernel in this build")),
     }
 }

@@ -1,24 +1,26 @@
 //! Selection of blocks by their summaries, and of tokens inside them by their labels.
 //!
 //! Everything that can be selected gets a score; the exact top k of the scores, and what is forced, come out ascending.
+//! How many blocks a sequence has, and which of them are forced, follows from its length alone: what the index holds
+//! changes nothing but scores.
 
 mod cpu;
 
-use super::index::{Index, Kind, Labels, Windows};
+use super::index::{Index, Kind};
 use super::topk::Budget;
-use super::views::{BlockList, Heads, Lists, check_head_dim, scale_or_default};
+use super::views::{BlockList, Heads, ListAt, Lists, Positions, check_head_dim, scale_or_default};
 use crate::abi::*;
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{Checks, Tensor};
+use crate::core::tensor::{ANY, Checks, Tensor};
 use crate::runtime::{On, Session, require_no_flags};
+use std::ops::Range;
 
 /// What both calls read of each sequence.
 #[derive(Clone, Copy)]
 pub struct Queries<'a> {
-    /// [B, Hq, D]
-    pub q: Tensor<'a>,
+    pub positions: Positions<'a>,
     pub heads: Heads,
     /// Of q·k.
     pub scale: f32,
@@ -30,32 +32,55 @@ pub struct Queries<'a> {
 }
 
 impl<'a> Queries<'a> {
-    fn from_c(checks: &Checks, q: &'a vwd_tensor, index: &'a vwd_index, lens: &'a vwd_tensor) -> Result<Queries<'a>> {
-        let q = checks.required("q", q)?.of_any(DType::FLOATS)?.of_rank(3)?;
-        check_head_dim(&q, q.dim(2))?;
-        let index = Index::from_c(checks, index, q.dim(0), q.dim(2))?;
-        let heads = Heads::new(&q, index.kv_heads())?;
-        let seq_lens = checks.required("seq_lens", lens)?.of(DType::I32)?.of_shape(&[("B", q.dim(0))])?;
-        Ok(Queries { q, heads, scale: 1.0, index, seq_lens, block_size: 1 })
+    /// `c` are q, q_lens and seq_lens; `scale` is absent where the method has none.
+    #[inline(always)]
+    fn from_c(
+        checks: &Checks,
+        c: [&'a vwd_tensor; 3],
+        index: &'a vwd_index,
+        block_size: u32,
+        scale: Option<f32>,
+    ) -> Result<Queries<'a>> {
+        if block_size == 0 {
+            return Err(Error::argument("block_size", 0, "at least 1"));
+        }
+        let positions = Positions::from_c(checks, c[0], c[1])?;
+        let q = &positions.q;
+        let dim = q.dim(q.rank() - 1);
+        check_head_dim(q, dim)?;
+        let index = Index::from_c(checks, index, q.dim(0), dim)?;
+        let heads = Heads::new(q, index.kv_heads())?;
+        let seq_lens = checks.input("seq_lens", c[2], &[DType::I32], &[("B", q.dim(0))])?;
+        let scale = scale.map_or(Ok(1.0), |scale| scale_or_default(scale, heads.dim))?;
+        Ok(Queries { positions, heads, scale, index, seq_lens, block_size: block_size as usize })
     }
 
     pub fn batch(&self) -> usize {
-        self.q.dim(0)
+        self.positions.batch()
     }
 
-    /// Tokens of sequence `i`, clamped to what the index holds.
+    fn lists(&self) -> Lists {
+        Lists { batch: self.batch(), positions: self.positions.dimension(), kv_heads: self.heads.kv }
+    }
+
+    /// Tokens of sequence `i`.
     ///
     /// # Safety
     /// The op's caller keeps seq_lens valid, and the session computes on the CPU.
     pub unsafe fn len(&self, i: usize) -> usize {
         // SAFETY: forwarded to the caller.
-        let len = unsafe { self.seq_lens.get::<i32, 1>([i]) };
-        (len.max(0) as usize).min(self.index.token_capacity())
+        unsafe { self.seq_lens.get::<i32, 1>([i]).max(0) as usize }
     }
 
-    fn inputs(&self) -> [Option<&Tensor<'a>>; 7] {
-        let [a, b, c] = self.index.summaries();
-        [Some(&self.q), a, b, c, self.index.table.as_ref(), self.index.channels(), Some(&self.seq_lens)]
+    /// The positions of sequence `i` that see its token `t`.
+    ///
+    /// # Safety
+    /// As for [`Queries::len`], and q_lens is valid.
+    pub unsafe fn seeing(&self, i: usize, t: usize) -> Range<usize> {
+        // SAFETY: forwarded to the caller.
+        let (len, positions) = unsafe { (self.len(i), self.positions.len(i)) };
+        // Position r sees the tokens below len − positions + r + 1.
+        (t + positions).saturating_sub(len).min(positions)..positions
     }
 }
 
@@ -70,6 +95,7 @@ pub struct Quota<'a> {
 
 impl<'a> Quota<'a> {
     /// `forced` are the arguments of the first and last ones that are always selected, with their names.
+    #[inline(always)]
     fn from_c(
         checks: &Checks,
         k: u32,
@@ -86,157 +112,157 @@ impl<'a> Quota<'a> {
             let (name, found) = (format!("{init_name} + {local_name}"), init + local);
             return Err(Error::argument(&name, found, format!("at most the {cap} places of selected.ids")));
         }
-        let budgets = match checks.optional("budgets", budgets)? {
-            Some(budgets) => Some(budgets.of(DType::I32)?.of_shape(&[("B", selected.ids.dim(0))])?),
-            None => None,
-        };
+        let budgets = checks.optional_input("budgets", budgets, &[DType::I32], &[("B", selected.ids.dim(0))])?;
         Ok(Quota { budget: Budget { k: k as usize, init, local }, budgets, cap })
     }
 
+    /// What sequence `i` may choose, and whether its budget had to be clamped for that.
+    ///
     /// # Safety
     /// `i` is below the batch size; the op's caller keeps budgets valid, and the session computes on the CPU.
-    pub unsafe fn of(&self, i: usize) -> Budget {
+    pub unsafe fn of(&self, i: usize) -> (Budget, bool) {
+        let Some(budgets) = &self.budgets else { return (self.budget, false) };
         // SAFETY: forwarded to the caller.
-        let given = self.budgets.map(|budgets| unsafe { budgets.get::<i32, 1>([i]) });
-        Budget { k: given.map_or(self.budget.k, |k| (k.max(0) as usize).min(self.cap)), ..self.budget }
+        let given = unsafe { budgets.get::<i32, 1>([i]) };
+        let k = (given.max(0) as usize).min(self.cap);
+        (Budget { k, ..self.budget }, k as i64 != given as i64)
     }
 }
 
-/// How blocks are scored, and what that reads.
+/// Checked arguments of either call; shapes as in `vwd_select_blocks` and `vwd_select_tokens`.
 #[derive(Clone, Copy)]
-#[allow(clippy::large_enum_variant)] // lives on the stack of one call
-pub enum Method<'a> {
-    MinMax { max: Tensor<'a>, min: Tensor<'a> },
-    Mean { windows: Windows, means: Tensor<'a>, softmax: bool },
-    LabelMass { labels: Labels<'a>, candidates: BlockList<'a> },
-}
-
-/// Checked arguments; shapes as in `vwd_select_blocks`.
-#[derive(Clone, Copy)]
-pub struct BlocksRequest<'a> {
+pub struct Request<'a> {
     pub queries: Queries<'a>,
-    pub method: Method<'a>,
     pub quota: Quota<'a>,
+    /// Of an index of means: MEAN_SOFTMAX rather than MEAN_DOT.
+    pub softmax: bool,
+    /// Of an index of labels: the blocks to weigh.
+    pub candidates: Option<BlockList<'a>>,
     pub selected: BlockList<'a>,
-    /// [B, Hk, max_blocks]
+    /// As selected's ids, with a place for each block or each selected token.
     pub scores: Option<Tensor<'a>>,
-    /// usize::MAX without scores.
-    max_blocks: usize,
+    /// As selected's counts.
+    pub status: Option<Tensor<'a>>,
 }
 
-impl<'a> BlocksRequest<'a> {
-    pub fn from_c(session: &Session, c: &'a vwd_select_blocks_args, index: &'a vwd_index) -> Result<BlocksRequest<'a>> {
+/// One list to be made.
+pub struct List {
+    pub at: ListAt,
+    /// The query positions that it is for.
+    pub positions: Range<usize>,
+    /// Tokens that the last of them sees.
+    pub tokens: usize,
+}
+
+impl<'a> Request<'a> {
+    #[inline(always)]
+    pub fn of_blocks(session: &Session, c: &'a vwd_select_blocks_args, index: &'a vwd_index) -> Result<Request<'a>> {
         require_no_flags("flags", c.flags)?;
         match c.method {
-            VWD_SELECT_MINMAX => check_kind(index, VWD_INDEX_MINMAX, "VWD_INDEX_MINMAX"),
-            VWD_SELECT_MEAN_SOFTMAX | VWD_SELECT_MEAN_DOT => check_kind(index, VWD_INDEX_MEAN, "VWD_INDEX_MEAN"),
-            VWD_SELECT_LABEL_MASS => check_kind(index, VWD_INDEX_LABEL, "VWD_INDEX_LABEL"),
+            VWD_SELECT_MINMAX => require_kind(index, VWD_INDEX_MINMAX, "VWD_INDEX_MINMAX"),
+            VWD_SELECT_MEAN_SOFTMAX | VWD_SELECT_MEAN_DOT => require_kind(index, VWD_INDEX_MEAN, "VWD_INDEX_MEAN"),
+            VWD_SELECT_LABEL_MASS => require_kind(index, VWD_INDEX_LABEL, "VWD_INDEX_LABEL"),
             other => Err(Error::argument("method", other, "a VWD_SELECT_* value (1 to 4)")),
         }?;
         let checks = session.checks();
-        let mut queries = Queries::from_c(&checks, &c.q, index, &c.seq_lens)?;
-        queries.block_size = check_block_size(c.block_size)?;
-        let (batch, heads) = (queries.batch(), queries.heads);
-        let names = ["candidates.ids", "candidates.counts", "candidates.slots"];
-        let lists = Lists { batch, positions: None, kv_heads: heads.kv };
-        let candidates = BlockList::optional_from_c(&checks, &c.candidates, names, lists)?;
-        let method = match (c.method, queries.index.kind) {
-            (VWD_SELECT_MINMAX, Kind::MinMax { block_size, max, min }) => {
-                if block_size != queries.block_size {
-                    return Err(Error::argument("block_size", c.block_size, format!("index.block_size {block_size}")));
-                }
-                Method::MinMax { max, min }
-            }
-            (VWD_SELECT_MEAN_SOFTMAX, Kind::Mean { windows, means }) => Method::Mean { windows, means, softmax: true },
-            (VWD_SELECT_MEAN_DOT, Kind::Mean { windows, means }) => {
-                if heads.q != heads.kv {
-                    let expected = format!("one Forecast vector for each of the {} KV heads", heads.kv);
-                    return Err(Error::argument("q", format!("{} heads", heads.q), expected));
-                }
-                Method::Mean { windows, means, softmax: false }
-            }
-            (VWD_SELECT_LABEL_MASS, Kind::Label(labels)) => {
-                // Not optional here: this says what is missing.
-                let candidates = BlockList::from_c(&checks, &c.candidates, names, lists)?;
-                Method::LabelMass { labels, candidates }
-            }
-            _ => unreachable!("the kind fits the method"),
+        let softmax = c.method == VWD_SELECT_MEAN_SOFTMAX;
+        let scale = if softmax || c.method == VWD_SELECT_LABEL_MASS { Some(c.scale) } else { None };
+        let queries = Queries::from_c(&checks, [&c.q, &c.q_lens, &c.seq_lens], index, c.block_size, scale)?;
+        if matches!(queries.index.kind, Kind::MinMax { block_size, .. } if block_size != queries.block_size) {
+            let expected = format!("index.block_size {}", index.block_size);
+            return Err(Error::argument("block_size", c.block_size, expected));
+        }
+        if c.method == VWD_SELECT_MEAN_DOT && queries.heads.group() != 1 {
+            let expected = format!("one Forecast vector for each of the {} KV heads", queries.heads.kv);
+            return Err(Error::argument("q", format!("{} heads", queries.heads.q), expected));
+        }
+        let selected = selected(&checks, &c.selected, &queries)?;
+        let candidates = match c.method {
+            VWD_SELECT_LABEL_MASS => Some(candidates(&checks, &c.candidates, &queries, &selected)?),
+            _ if BlockList::is_absent(&c.candidates) => None,
+            _ => return Err(Error::argument("candidates", "given", "absent: only VWD_SELECT_LABEL_MASS reads them")),
         };
-        if !matches!(method, Method::LabelMass { .. }) && candidates.is_some() {
-            return Err(Error::argument("candidates", "given", "absent: only VWD_SELECT_LABEL_MASS reads them"));
-        }
-        if matches!(method, Method::Mean { softmax: true, .. } | Method::LabelMass { .. }) {
-            queries.scale = scale_or_default(c.scale, heads.dim)?;
-        }
-        let selected = selected_from_c(&checks, &c.selected, &queries)?;
         let forced = [("init_blocks", c.init_blocks), ("local_blocks", c.local_blocks)];
         let quota = Quota::from_c(&checks, c.k, forced, &c.budgets, &selected)?;
-        let scores = match checks.optional("scores", &c.scores)? {
-            Some(t) => {
-                let t = t.of(DType::F32)?.of_rank(3)?;
-                Some(t.of_shape(&[("B", batch), ("Hk", heads.kv), ("max_blocks", t.dim(2))])?.writable()?)
-            }
-            None => None,
-        };
-        let max_blocks = scores.map_or(usize::MAX, |t| t.dim(2));
-        let request = BlocksRequest { queries, method, quota, selected, scores, max_blocks };
-        reject_overlaps(&queries, &quota, candidates.as_ref(), &selected, scores.as_ref())?;
+        let [scores, status] = results(&checks, &selected, &c.scores, ("max_blocks", ANY), &c.status)?;
+        let request = Request { queries, quota, softmax, candidates, selected, scores, status };
+        request.reject_overlaps()?;
         Ok(request)
     }
 
-    /// Blocks of sequence `i`.
-    ///
-    /// # Safety
-    /// As for [`Queries::len`].
-    pub unsafe fn blocks(&self, i: usize) -> usize {
-        // SAFETY: forwarded to the caller.
-        let n = unsafe { self.queries.len(i) }.div_ceil(self.queries.block_size);
-        n.min(self.max_blocks)
-    }
-}
-
-/// Checked arguments; shapes as in `vwd_select_tokens`.
-#[derive(Clone, Copy)]
-pub struct TokensRequest<'a> {
-    pub queries: Queries<'a>,
-    pub labels: Labels<'a>,
-    pub quota: Quota<'a>,
-    pub candidates: BlockList<'a>,
-    pub selected: BlockList<'a>,
-    /// [B, Hk, cap]
-    pub scores: Option<Tensor<'a>>,
-}
-
-impl<'a> TokensRequest<'a> {
-    pub fn from_c(session: &Session, c: &'a vwd_select_tokens_args, index: &'a vwd_index) -> Result<TokensRequest<'a>> {
+    #[inline(always)]
+    pub fn of_tokens(session: &Session, c: &'a vwd_select_tokens_args, index: &'a vwd_index) -> Result<Request<'a>> {
         require_no_flags("flags", c.flags)?;
-        check_kind(index, VWD_INDEX_LABEL, "VWD_INDEX_LABEL")?;
+        require_kind(index, VWD_INDEX_LABEL, "VWD_INDEX_LABEL")?;
         let checks = session.checks();
-        let mut queries = Queries::from_c(&checks, &c.q, index, &c.seq_lens)?;
-        queries.block_size = check_block_size(c.block_size)?;
-        queries.scale = scale_or_default(c.scale, queries.heads.dim)?;
-        let (batch, kv) = (queries.batch(), queries.heads.kv);
-        let Kind::Label(labels) = queries.index.kind else { unreachable!("the kind was checked") };
-        let names = ["candidates.ids", "candidates.counts", "candidates.slots"];
-        let lists = Lists { batch, positions: None, kv_heads: kv };
-        let candidates = BlockList::from_c(&checks, &c.candidates, names, lists)?;
-        let selected = selected_from_c(&checks, &c.selected, &queries)?;
+        let queries = Queries::from_c(&checks, [&c.q, &c.q_lens, &c.seq_lens], index, c.block_size, Some(c.scale))?;
+        let selected = selected(&checks, &c.selected, &queries)?;
+        let candidates = Some(candidates(&checks, &c.candidates, &queries, &selected)?);
         let forced = [("init_tokens", c.init_tokens), ("local_tokens", c.local_tokens)];
         let quota = Quota::from_c(&checks, c.k, forced, &c.budgets, &selected)?;
-        let scores = match checks.optional("scores", &c.scores)? {
-            Some(t) => {
-                let shape = [("B", batch), ("Hk", kv), ("cap", selected.cap())];
-                Some(t.of(DType::F32)?.of_shape(&shape)?.writable()?)
-            }
-            None => None,
+        let [scores, status] = results(&checks, &selected, &c.scores, ("cap", selected.cap()), &c.status)?;
+        let request = Request { queries, quota, softmax: false, candidates, selected, scores, status };
+        request.reject_overlaps()?;
+        Ok(request)
+    }
+
+    #[inline(always)]
+    fn reject_overlaps(&self) -> Result<()> {
+        let Queries { positions, index, seq_lens, .. } = &self.queries;
+        let [a, b, c] = index.summaries();
+        let [ids, counts] = match &self.candidates {
+            Some(list) => [Some(&list.ids), Some(&list.counts)],
+            None => [None; 2],
         };
-        reject_overlaps(&queries, &quota, Some(&candidates), &selected, scores.as_ref())?;
-        Ok(TokensRequest { queries, labels, quota, candidates, selected, scores })
+        overlap::reject(
+            &[Some(&self.selected.ids), Some(&self.selected.counts), self.scores.as_ref(), self.status.as_ref()],
+            &[
+                Some(&positions.q),
+                positions.lens.as_ref(),
+                Some(seq_lens),
+                a,
+                b,
+                c,
+                index.table.as_ref(),
+                index.channels(),
+                self.quota.budgets.as_ref(),
+                ids,
+                counts,
+            ],
+        )
+    }
+
+    /// How many lists are made.
+    pub fn lists(&self) -> usize {
+        self.queries.batch() * self.selected.per_head() * self.queries.heads.kv
+    }
+
+    /// The list of this number; they are numbered in the order of their counts.
+    ///
+    /// # Safety
+    /// The number is below [`Request::lists`], the op's caller keeps the tensors valid, and the session computes on the
+    /// CPU.
+    pub unsafe fn list(&self, number: usize) -> List {
+        let (kv, per_head) = (self.queries.heads.kv, self.selected.per_head());
+        let (i, r, g) = (number / (kv * per_head), number / kv % per_head, number % kv);
+        // SAFETY: forwarded to the caller; i is below the batch size.
+        let (len, count) = unsafe { (self.queries.len(i), self.queries.positions.len(i)) };
+        let positions = if self.selected.is_own() { r.min(count)..(r + 1).min(count) } else { 0..count };
+        // The last of them sees all that the others see.
+        let tokens = if positions.is_empty() { 0 } else { (len + positions.end).saturating_sub(count) };
+        List { at: [i, r, g], positions, tokens }
+    }
+
+    /// The number of the list that position `r` of sequence `i` and KV head `g` reads.
+    pub fn list_of(&self, i: usize, r: usize, g: usize) -> usize {
+        let r = if self.selected.is_own() { r } else { 0 };
+        (i * self.selected.per_head() + r) * self.queries.heads.kv + g
     }
 }
 
 /// Before the index's tensors, of which those of another kind are missing.
-fn check_kind(index: &vwd_index, wanted: u32, name: &str) -> Result<()> {
+#[inline(always)]
+fn require_kind(index: &vwd_index, wanted: u32, name: &str) -> Result<()> {
     if index.kind == wanted {
         Ok(())
     } else {
@@ -244,32 +270,45 @@ fn check_kind(index: &vwd_index, wanted: u32, name: &str) -> Result<()> {
     }
 }
 
-fn check_block_size(block_size: u32) -> Result<usize> {
-    if block_size == 0 {
-        return Err(Error::argument("block_size", 0, "at least 1"));
-    }
-    Ok(block_size as usize)
-}
-
-fn selected_from_c<'a>(checks: &Checks, c: &'a vwd_block_list, queries: &Queries) -> Result<BlockList<'a>> {
+#[inline(always)]
+fn selected<'a>(checks: &Checks, c: &'a vwd_block_list, queries: &Queries) -> Result<BlockList<'a>> {
     let names = ["selected.ids", "selected.counts", "selected.slots"];
-    let lists = Lists { batch: queries.batch(), positions: None, kv_heads: queries.heads.kv };
-    BlockList::from_c(checks, c, names, lists)?.writable()
+    BlockList::from_c(checks, c, names, queries.lists())?.writable()
 }
 
-fn reject_overlaps(
+/// Of the rank that selected has.
+fn candidates<'a>(
+    checks: &Checks,
+    c: &'a vwd_block_list,
     queries: &Queries,
-    quota: &Quota,
-    candidates: Option<&BlockList>,
     selected: &BlockList,
-    scores: Option<&Tensor>,
-) -> Result<()> {
-    let outputs = [Some(&selected.ids), Some(&selected.counts), scores];
-    overlap::reject(&outputs, &queries.inputs())?;
-    overlap::reject(&outputs, &[quota.budgets.as_ref(), candidates.map(|c| &c.ids), candidates.map(|c| &c.counts)])
+) -> Result<BlockList<'a>> {
+    let names = ["candidates.ids", "candidates.counts", "candidates.slots"];
+    let candidates = BlockList::from_c(checks, c, names, queries.lists())?;
+    candidates.ids.of_rank(selected.ids.rank())?;
+    Ok(candidates)
 }
 
-pub fn blocks(session: &Session, request: &BlocksRequest, stream: vwd_stream) -> Result<()> {
+/// scores [B, Hk, last] and status [B, Hk]; with a dimension for positions where selected has one.
+#[inline(always)]
+fn results<'a>(
+    checks: &Checks,
+    selected: &BlockList,
+    scores: &'a vwd_tensor,
+    last: (&'static str, usize),
+    status: &'a vwd_tensor,
+) -> Result<[Option<Tensor<'a>>; 2]> {
+    let counts = &selected.counts;
+    let (batch, positions) = (("B", counts.dim(0)), ("Q", counts.dim(1)));
+    let lead = if selected.is_own() { [batch, positions] } else { [batch; 2] };
+    let shape = [lead[0], lead[1], ("Hk", counts.dim(counts.rank() - 1)), last];
+    let first = 4 - selected.ids.rank();
+    let scores = checks.optional_output("scores", scores, &[DType::F32], &shape[first..])?;
+    let status = checks.optional_output("status", status, &[DType::U32], &shape[first..3])?;
+    Ok([scores, status])
+}
+
+pub fn blocks(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
         On::Cpu(cpu) => cpu::blocks(cpu, request),
         On::Cuda(_) => Err(Error::unsupported("vwd_select_blocks has no CUDA kernel in this build")),
@@ -277,11 +316,11 @@ pub fn blocks(session: &Session, request: &BlocksRequest, stream: vwd_stream) ->
 }
 
 /// Bytes of scratch that `blocks` takes from its stream's arena.
-pub fn blocks_scratch(session: &Session, _request: &BlocksRequest) -> Result<u64> {
+pub fn blocks_scratch(session: &Session, _request: &Request) -> Result<u64> {
     session.scratch_bytes(|_| Err(Error::unsupported("vwd_select_blocks has no CUDA kernel in this build")))
 }
 
-pub fn tokens(session: &Session, request: &TokensRequest, stream: vwd_stream) -> Result<()> {
+pub fn tokens(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
         On::Cpu(cpu) => cpu::tokens(cpu, request),
         On::Cuda(_) => Err(Error::unsupported("vwd_select_tokens has no CUDA kernel in this build")),
@@ -289,6 +328,6 @@ pub fn tokens(session: &Session, request: &TokensRequest, stream: vwd_stream) ->
 }
 
 /// Bytes of scratch that `tokens` takes from its stream's arena.
-pub fn tokens_scratch(session: &Session, _request: &TokensRequest) -> Result<u64> {
+pub fn tokens_scratch(session: &Session, _request: &Request) -> Result<u64> {
     session.scratch_bytes(|_| Err(Error::unsupported("vwd_select_tokens has no CUDA kernel in this build")))
 }

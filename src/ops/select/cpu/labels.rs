@@ -2,12 +2,12 @@
 //!
 //! q̃·k̃ = min·Σ_c q̃_c + scale·Σ_c q̃_c·code_c on the kept channels, so codes are never turned into keys.
 
-use super::{BlocksRequest, CHUNK, Quad, Softmax, finish, weighable, widen_queries};
+use super::{CHUNK, List, Quad, Request, Softmax, Wide, finish, set_status, weighable};
+use crate::abi::{VWD_SELECT_NAN, VWD_SELECT_NO_SUMMARY};
 use crate::core::status::Result;
 use crate::ops::index::Labels;
-use crate::ops::select::{Queries, TokensRequest};
 use crate::ops::simd::{self, Kernel, LANES, Lanes};
-use crate::ops::topk::Cut;
+use crate::ops::topk::{Cut, Run};
 use crate::ops::views::{BlockList, MAX_DIM, adjacent, spare};
 use crate::runtime::cpu::{Cpu, Rows, Scratch};
 use half::f16;
@@ -16,93 +16,131 @@ use std::ops::Range;
 /// Tokens whose codes are unpacked together.
 const STEP: usize = 8;
 
-pub fn blocks(cpu: &Cpu, r: &BlocksRequest, labels: &Labels, candidates: &BlockList) -> Result<()> {
-    let queries = &r.queries;
-    let (batch, heads) = (queries.batch(), queries.heads);
+pub fn blocks(cpu: &Cpu, r: &Request, labels: &Labels) -> Result<()> {
+    let block_size = r.queries.block_size;
     let scratch = cpu.scratch();
-    // SAFETY: i is below the batch size, and the caller keeps the tensors valid.
-    let blocks = |i| unsafe { r.blocks(i) };
-    let weighed = weigh(cpu, &scratch, queries, labels, candidates, blocks)?;
-    let most_blocks = (0..batch).map(blocks).max().unwrap_or(0);
-    let scores = Rows::new(scratch.slice(batch * heads.kv * most_blocks, f32::NEG_INFINITY)?, most_blocks);
-    cpu.parallel(batch * heads.kv, weighed.bytes(), |task| {
-        let (i, g) = (task / heads.kv, task % heads.kv);
-        // SAFETY: each task has rows and results of its own.
+    let wide = Wide::new(cpu, &scratch, &r.queries)?;
+    let weighed = Weighed::new(cpu, &scratch, r, labels, &wide)?;
+    let most = weighed.candidates.most;
+    let scores = Rows::new(scratch.slice(r.lists() * most, f32::NEG_INFINITY)?, most);
+    let none = Run { score: f32::NEG_INFINITY, count: 0 };
+    let runs = Rows::new(scratch.slice(r.lists() * (2 * most + 1), none)?, 2 * most + 1);
+    cpu.parallel(r.lists(), weighed.bytes(), |n| {
+        // SAFETY: each task has rows and results of its own, and the caller keeps the tensors valid.
         unsafe {
-            let (chosen, mass) = weighed.softmax(task, queries.len(i));
-            let scores = &mut scores.row(task)[..blocks(i)];
-            for (&block, mass) in chosen.blocks.iter().zip(mass.chunks(queries.block_size)) {
-                scores[block as usize] = mass.iter().sum();
+            let list = r.list(n);
+            let chosen = weighed.candidates.of(n, &list);
+            let scores = scores.row(n);
+            for (position, _) in wide.sound(&list) {
+                let sees = r.queries.positions.seen(list.at[0], position, r.queries.len(list.at[0]));
+                let mass = weighed.softmax(n, &list, position);
+                // Blocks that begin past the position stay −inf.
+                let begun = chosen.blocks.partition_point(|&block| (block as usize) * block_size < sees);
+                for (at, score) in scores[..begun].iter_mut().enumerate() {
+                    let tokens = at * block_size..((at + 1) * block_size).min(mass.len());
+                    let sum = mass.get(tokens).map_or(0.0, |mass| mass.iter().sum());
+                    *score = score.max(sum);
+                }
             }
-            finish(r, i, g, scores);
+            let count = spread(chosen.blocks, scores, list.tokens.div_ceil(block_size), runs.row(n));
+            finish(r, &list, &[], &runs.row(n)[..count], wide.seen(&list) | weighed.seen(n, &chosen));
         }
     });
     Ok(())
 }
 
-pub fn tokens(cpu: &Cpu, r: &TokensRequest) -> Result<()> {
-    let queries = &r.queries;
-    let heads = queries.heads;
+/// The scores of some of `blocks` blocks, with −inf between them; returns how many runs there are.
+fn spread(some: &[i32], scores: &[f32], blocks: usize, runs: &mut [Run]) -> usize {
+    let (mut count, mut next) = (0, 0);
+    for (&block, &score) in some.iter().zip(scores) {
+        runs[count] = Run { score: f32::NEG_INFINITY, count: block as usize - next };
+        runs[count + 1] = Run { score, count: 1 };
+        (count, next) = (count + 2, block as usize + 1);
+    }
+    runs[count] = Run { score: f32::NEG_INFINITY, count: blocks - next };
+    count + 1
+}
+
+pub fn tokens(cpu: &Cpu, r: &Request, labels: &Labels) -> Result<()> {
+    let group = r.queries.heads.group() as f32;
     let scratch = cpu.scratch();
-    // SAFETY: i is below the batch size, and the caller keeps the tensors valid.
-    let blocks = |i| unsafe { queries.len(i) }.div_ceil(queries.block_size);
-    let weighed = weigh(cpu, &scratch, queries, &r.labels, &r.candidates, blocks)?;
-    cpu.parallel(queries.batch() * heads.kv, weighed.bytes(), |task| {
-        let (i, g) = (task / heads.kv, task % heads.kv);
-        // SAFETY: each task has rows and results of its own.
+    let wide = Wide::new(cpu, &scratch, &r.queries)?;
+    let weighed = Weighed::new(cpu, &scratch, r, labels, &wide)?;
+    let alphas = Rows::new(scratch.slice(r.lists() * weighed.row_len(), 0f32)?, weighed.row_len());
+    cpu.parallel(r.lists(), weighed.bytes(), |n| {
+        // SAFETY: each task has rows and results of its own, and the caller keeps the tensors valid.
         unsafe {
-            let (chosen, mass) = weighed.softmax(task, queries.len(i));
-            mass.iter_mut().for_each(|mass| *mass /= heads.group() as f32);
-            select_tokens(r, i, g, &chosen, mass);
+            let list = r.list(n);
+            let chosen = weighed.candidates.of(n, &list);
+            let alpha = &mut alphas.row(n)[..weighed.candidates.known(&chosen)];
+            for (position, _) in wide.sound(&list) {
+                let mass = weighed.softmax(n, &list, position);
+                alpha.iter_mut().zip(mass).for_each(|(alpha, mass)| *alpha = alpha.max(*mass / group));
+            }
+            select_tokens(r, &list, &chosen, alpha, wide.seen(&list) | weighed.seen(n, &chosen));
         }
     });
     Ok(())
 }
 
-/// Selects among the candidate tokens of one sequence and KV head, whose weights are `alpha`, and writes the results.
+/// Selects among the candidate tokens of one list and writes the results. The first ones weigh `alpha`, the others
+/// nothing. `seen` are bits of the status.
 ///
 /// # Safety
-/// The tensors are valid, and no other task writes the results of (i, g).
-unsafe fn select_tokens(r: &TokensRequest, i: usize, g: usize, chosen: &Chosen, alpha: &[f32]) {
+/// The tensors are valid, and no other task writes the results of this list.
+unsafe fn select_tokens(r: &Request, list: &List, chosen: &Chosen, alpha: &[f32], seen: u32) {
+    let [i, position, g] = list.at;
     // SAFETY: i is below the batch size.
-    let (len, budget) = unsafe { (r.queries.len(i), r.quota.of(i)) };
+    let (budget, clamped) = unsafe { r.quota.of(i) };
+    let len = list.tokens;
     let init = budget.init.min(len);
     let local = budget.local.min(len - init);
     // Candidates that are not forced are adjacent, for both are ascending.
-    let first = chosen.tokens_below(init);
-    let end = chosen.tokens_below(len - local);
-    let wanted = budget.k.saturating_sub(init + local).min(end - first);
+    let free = chosen.tokens_below(init)..chosen.tokens_below(len - local);
+    let wanted = budget.k.saturating_sub(init + local).min(free.len());
+    let weigh = |at: usize| alpha.get(at).copied().unwrap_or(0.0);
     let mut place = 0;
     let mut select = |token: usize, score: f32| {
         // SAFETY: at most cap tokens are selected.
         unsafe {
-            r.selected.ids.set([i, g, place], token as i32);
-            if let Some(scores) = &r.scores {
-                scores.set([i, g, place], score);
+            r.selected.set_id(list.at, place, token as i32);
+            match &r.scores {
+                Some(scores) if r.selected.is_own() => scores.set([i, position, g, place], score),
+                Some(scores) => scores.set([i, g, place], score),
+                None => {}
             }
         }
         place += 1;
     };
     let forced = |tokens: Range<usize>, mut at: usize, select: &mut dyn FnMut(usize, f32)| {
         for token in tokens {
-            let candidate = at < alpha.len() && chosen.token(at) == token;
-            select(token, if candidate { alpha[at] } else { 0.0 });
-            at += candidate as usize;
+            let is_candidate = at < chosen.tokens() && chosen.token(at) == token;
+            select(token, if is_candidate { weigh(at) } else { 0.0 });
+            at += is_candidate as usize;
         }
     };
     forced(0..init, 0, &mut select);
-    let mut cut = Cut::of_best(&alpha[first..end], wanted);
-    for (at, &alpha) in alpha.iter().enumerate().take(end).skip(first) {
-        if cut.takes(alpha) {
-            select(chosen.token(at), alpha);
+    // The best of those with a weight; what is left of the wanted, of those without, which all rank behind.
+    let weighed = free.start.min(alpha.len())..free.end.min(alpha.len());
+    let taken = wanted.min(weighed.len());
+    let ones = alpha[weighed.clone()].iter().map(|&alpha| (alpha, 1));
+    let mut cut = Cut::of_best(ones, weighed.len(), taken);
+    for at in weighed.clone() {
+        if cut.takes(alpha[at]) {
+            select(chosen.token(at), alpha[at]);
         }
     }
-    forced(len - local..len, end, &mut select);
-    // SAFETY: i and g are inside the shape.
-    unsafe { r.selected.counts.set([i, g], place as i32) };
+    let others = free.start.max(weighed.end)..free.end;
+    others.take(wanted - taken).for_each(|at| select(chosen.token(at), 0.0));
+    forced(len - local..len, free.end, &mut select);
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        r.selected.set_count(list.at, place);
+        set_status(r, list, seen, clamped);
+    }
 }
 
-/// The candidate blocks of one sequence and KV head: ascending, each once, none past the sequence.
+/// The candidate blocks of one list: ascending, each once, none past what its positions see.
 struct Chosen<'a> {
     blocks: &'a [i32],
     block_size: usize,
@@ -132,125 +170,138 @@ impl Chosen<'_> {
     }
 }
 
-/// Products of queries and the labels of all candidates.
-struct Weighed<'a> {
+/// The candidates of all lists.
+struct Candidates<'s> {
     block_size: usize,
+    /// Tokens for which the index has room.
+    capacity: usize,
+    /// [lists][most] and their counts.
+    blocks: &'s [i32],
+    most: usize,
+    counts: &'s [usize],
+}
+
+impl<'s> Candidates<'s> {
+    fn new(cpu: &Cpu, scratch: &'s Scratch, r: &Request) -> Result<Candidates<'s>> {
+        let (block_size, index) = (&r.queries.block_size, &r.queries.index);
+        let given = r.candidates.as_ref().expect("an index of labels has candidates");
+        // SAFETY: the list exists, and the caller keeps the tensors valid.
+        let list = |n| unsafe { r.list(n) };
+        let all = |list: &List| list.tokens.div_ceil(*block_size);
+        let most = (0..r.lists()).map(|n| all(&list(n))).max().unwrap_or(0).min(given.cap());
+        let blocks = scratch.slice(r.lists() * most, 0i32)?;
+        let counts = scratch.slice(r.lists(), 0usize)?;
+        {
+            let (blocks, counts) = (Rows::new(blocks, most), Rows::new(counts, 1));
+            cpu.parallel(r.lists(), given.cap() * size_of::<i32>(), |n| {
+                // SAFETY: as above, and each task has rows of its own.
+                unsafe { counts.row(n)[0] = ascending(given, &list(n), all(&list(n)), blocks.row(n)) };
+            });
+        }
+        Ok(Candidates { block_size: *block_size, capacity: index.capacity(), blocks, most, counts })
+    }
+
+    fn of(&self, n: usize, list: &List) -> Chosen<'s> {
+        let blocks = &self.blocks[n * self.most..][..self.counts[n]];
+        Chosen { blocks, block_size: self.block_size, len: list.tokens }
+    }
+
+    /// How many of them the index has room for: the first ones.
+    fn known(&self, chosen: &Chosen) -> usize {
+        chosen.tokens_below(self.capacity)
+    }
+}
+
+/// Products of queries and the labels of all candidates for which the index has room.
+struct Weighed<'s> {
+    candidates: Candidates<'s>,
     group: usize,
-    /// [B·Hk][most_blocks] and their counts.
-    lists: &'a [i32],
-    most_blocks: usize,
-    counts: &'a [usize],
-    /// [B·Hk][chunks][quads][CHUNK]
-    products: Rows<'a, Quad>,
-    /// [B·Hk][chunks · CHUNK]
-    masses: Rows<'a, f32>,
+    sharing: usize,
+    /// [lists][sharing][chunks][quads][CHUNK]
+    products: Rows<'s, Quad>,
+    /// [lists][chunks · CHUNK]
+    masses: Rows<'s, f32>,
+    /// [lists][chunks]
+    seen: &'s [u32],
     chunks: usize,
 }
 
-impl Weighed<'_> {
+impl<'s> Weighed<'s> {
+    fn new(cpu: &Cpu, scratch: &'s Scratch, r: &Request, labels: &Labels, wide: &Wide) -> Result<Weighed<'s>> {
+        let heads = r.queries.heads;
+        let quads = heads.group().div_ceil(4);
+        let candidates = Candidates::new(cpu, scratch, r)?;
+        let kept = Kept::new(cpu, scratch, r, labels, wide)?;
+        // SAFETY: the list exists, and the caller keeps the tensors valid.
+        let list = |n| unsafe { r.list(n) };
+        let known = |n| candidates.known(&candidates.of(n, &list(n)));
+        let chunks = (0..r.lists()).map(known).max().unwrap_or(0).div_ceil(CHUNK);
+        let sharing = if r.selected.is_own() { 1 } else { r.queries.positions.count() };
+        let products = scratch.slice(r.lists() * sharing * chunks * quads * CHUNK, [f32::NEG_INFINITY; 4])?;
+        let seen = scratch.slice(r.lists() * chunks, 0u32)?;
+        let cells = Cells { products: Rows::new(products, quads * CHUNK), sharing, chunks };
+        let bytes = sharing * CHUNK * heads.group() * row_len(labels);
+        cpu.parallel_chunks(seen, 1, bytes, |task, seen| {
+            let (n, chunk) = (task / chunks, task % chunks);
+            let list = list(n);
+            let chosen = candidates.of(n, &list);
+            let tokens = chunk * CHUNK..known(n).min((chunk + 1) * CHUNK);
+            let (cells, kept, seen) = (&cells, &kept, &mut seen[0]);
+            simd::dispatch(Products { r, labels, wide, kept, cells, n, list, chosen, tokens, seen });
+        });
+        let products = Rows::new(products, chunks * quads * CHUNK);
+        let masses = Rows::new(scratch.slice(r.lists() * chunks * CHUNK, 0f32)?, chunks * CHUNK);
+        Ok(Weighed { candidates, group: heads.group(), sharing, products, masses, seen, chunks })
+    }
+
+    /// Places for the tokens of a list.
+    fn row_len(&self) -> usize {
+        self.chunks * CHUNK
+    }
+
     fn bytes(&self) -> usize {
-        self.chunks * CHUNK * self.group * size_of::<f32>()
+        self.sharing * self.row_len() * self.group * size_of::<f32>()
     }
 
-    fn chosen(&self, task: usize, len: usize) -> Chosen<'_> {
-        let blocks = &self.lists[task * self.most_blocks..][..self.counts[task]];
-        Chosen { blocks, block_size: self.block_size, len }
-    }
-
-    /// The candidates of (sequence, KV head) `task`, and the softmax mass of each of their tokens.
+    /// The softmax mass of each candidate token of a list for one of its positions.
     ///
     /// # Safety
-    /// No other task asks for these.
+    /// No other task asks for this list's, and what was there for another position is not used again.
     #[allow(clippy::mut_from_ref)] // as Rows
-    unsafe fn softmax(&self, task: usize, len: usize) -> (Chosen<'_>, &mut [f32]) {
-        let chosen = self.chosen(task, len);
+    unsafe fn softmax(&self, n: usize, list: &List, position: usize) -> &[f32] {
+        let known = self.candidates.known(&self.candidates.of(n, list));
         // SAFETY: forwarded to the caller.
-        let (products, mass) = unsafe { (self.products.row(task), self.masses.row(task)) };
+        let (products, mass) =
+            unsafe { (self.products.row(n * self.sharing + position % self.sharing), self.masses.row(n)) };
         simd::dispatch(Softmax { products, group: self.group, mass });
-        let tokens = chosen.tokens();
-        (chosen, &mut mass[..tokens])
+        &mass[..known]
+    }
+
+    /// What a list's labels add to its status.
+    fn seen(&self, n: usize, chosen: &Chosen) -> u32 {
+        let seen = self.seen[n * self.chunks..][..self.chunks].iter().fold(0, |bits, seen| bits | seen);
+        if chosen.tokens() > self.candidates.known(chosen) { seen | VWD_SELECT_NO_SUMMARY } else { seen }
     }
 }
 
-fn weigh<'s>(
-    cpu: &Cpu,
-    scratch: &'s Scratch,
-    queries: &Queries,
-    labels: &Labels,
-    candidates: &BlockList,
-    blocks: impl Fn(usize) -> usize + Sync + Send,
-) -> Result<Weighed<'s>> {
-    let (batch, heads, block_size) = (queries.batch(), queries.heads, queries.block_size);
-    let rows = batch * heads.kv;
-    let most_blocks = (0..batch).map(&blocks).max().unwrap_or(0).min(candidates.cap());
-    let lists = scratch.slice(rows * most_blocks, 0i32)?;
-    let counts = scratch.slice(rows, 0usize)?;
-    {
-        let (lists, counts) = (Rows::new(lists, most_blocks), Rows::new(counts, 1));
-        cpu.parallel(rows, candidates.cap() * size_of::<i32>(), |task| {
-            let (i, g) = (task / heads.kv, task % heads.kv);
-            // SAFETY: each task has rows of its own; i, g and the entries are inside the list.
-            unsafe { counts.row(task)[0] = ascending(candidates, i, g, blocks(i), lists.row(task)) }
-        });
-    }
-    let (lists, counts) = (&*lists, &*counts);
-    let chosen = |task: usize| {
-        // SAFETY: the sequence is below the batch size.
-        let len = unsafe { queries.len(task / heads.kv) };
-        Chosen { blocks: &lists[task * most_blocks..][..counts[task]], block_size, len }
-    };
-    let chunks = (0..rows).map(|task| chosen(task).tokens()).max().unwrap_or(0).div_ceil(CHUNK);
-
-    let wide = scratch.slice(batch * heads.q * heads.dim, 0f32)?;
-    widen_queries(cpu, queries, wide);
-    let quads = heads.group().div_ceil(4);
-    let kept = scratch.slice(rows * quads * 4 * row_len(labels), 0f32)?;
-    let sums = scratch.slice(rows * quads, [0f32; 4])?;
-    for task in 0..rows {
-        let wide = &wide[task * heads.group() * heads.dim..][..heads.group() * heads.dim];
-        let kept = &mut kept[task * quads * 4 * row_len(labels)..][..quads * 4 * row_len(labels)];
-        keep_channels(labels, task % heads.kv, wide, heads.dim, kept, &mut sums[task * quads..][..quads]);
-    }
-
-    let products = scratch.slice(rows * chunks * quads * CHUNK, [f32::NEG_INFINITY; 4])?;
-    let bytes = CHUNK * heads.group() * row_len(labels);
-    cpu.parallel_chunks(products, quads * CHUNK, bytes, |task, cell| {
-        let (row, chunk) = (task / chunks, task % chunks);
-        let chosen = chosen(row);
-        let tokens = chunk * CHUNK..chosen.tokens().min((chunk + 1) * CHUNK);
-        simd::dispatch(Products {
-            queries,
-            labels,
-            at: (row / heads.kv, row % heads.kv),
-            chosen,
-            tokens,
-            kept: &kept[row * quads * 4 * row_len(labels)..][..quads * 4 * row_len(labels)],
-            sums: &sums[row * quads..][..quads],
-            cell,
-        });
-    });
-    Ok(Weighed {
-        block_size,
-        group: heads.group(),
-        lists,
-        most_blocks,
-        counts,
-        products: Rows::new(products, chunks * quads * CHUNK),
-        masses: Rows::new(scratch.slice(rows * chunks * CHUNK, 0f32)?, chunks * CHUNK),
-        chunks,
-    })
+/// Products of each list's positions, a chunk at a time.
+struct Cells<'a> {
+    products: Rows<'a, Quad>,
+    /// Positions that share a list.
+    sharing: usize,
+    chunks: usize,
 }
 
-/// Copies the list of (i, g) without what is past the sequence or not above all before it; returns how many remain.
+/// Copies a list of candidates without what is past the sequence or not above all before it; returns how many remain.
 ///
 /// # Safety
-/// `i` and `g` are inside the list, which is valid.
-unsafe fn ascending(list: &BlockList, i: usize, g: usize, blocks: usize, out: &mut [i32]) -> usize {
+/// The list is one of these candidates, which are valid.
+unsafe fn ascending(candidates: &BlockList, list: &List, blocks: usize, out: &mut [i32]) -> usize {
     let (mut count, mut last) = (0, -1);
     // SAFETY: forwarded to the caller; count clamps to the capacity.
     unsafe {
-        for entry in 0..list.count([i, 0, g]) {
-            let id = list.id([i, 0, g], entry);
+        for entry in 0..candidates.count(list.at) {
+            let id = candidates.id(list.at, entry);
             if id > last && (id as usize) < blocks {
                 out[count] = id;
                 count += 1;
@@ -270,68 +321,148 @@ fn row_len(labels: &Labels) -> usize {
     2 * half_row(labels)
 }
 
-/// Picks the kept channels of a group's queries [G][D] into rows in the order of unpacked codes, and adds them up.
-fn keep_channels(labels: &Labels, g: usize, wide: &[f32], dim: usize, kept: &mut [f32], sums: &mut [Quad]) {
-    // SAFETY: the op's caller keeps the channels valid.
-    let channels = unsafe { labels.channels_of(g, dim) };
-    for (h, (q, row)) in wide.chunks_exact(dim).zip(kept.chunks_exact_mut(row_len(labels))).enumerate() {
-        for (n, channel) in channels[..labels.kept()].iter().enumerate() {
-            row[n % 2 * half_row(labels) + n / 2] = channel.map_or(0.0, |c| q[c as usize]);
+/// The kept channels of each row of queries, in the order of unpacked codes, and their sums.
+struct Kept<'s> {
+    /// [rows][quads · 4][row_len]
+    values: &'s [f32],
+    /// [rows][quads]
+    sums: &'s [Quad],
+    quads: usize,
+}
+
+impl<'s> Kept<'s> {
+    fn new(cpu: &Cpu, scratch: &'s Scratch, r: &Request, labels: &Labels, wide: &Wide) -> Result<Kept<'s>> {
+        let heads = r.queries.heads;
+        let (rows, quads, len) = (wide.nan.len(), heads.group().div_ceil(4), row_len(labels));
+        let values = scratch.slice(rows * quads * 4 * len, 0f32)?;
+        let sums = scratch.slice(rows * quads, [0f32; 4])?;
+        {
+            let sums = Rows::new(sums, quads);
+            cpu.parallel_chunks(values, quads * 4 * len, quads * 4 * len * size_of::<f32>(), |n, values| {
+                // SAFETY: the op's caller keeps the channels valid; each task has sums of its own.
+                let (channels, sums) = unsafe { (labels.channels_of(n % heads.kv, heads.dim), sums.row(n)) };
+                let queries = wide.row(n).chunks_exact(heads.dim);
+                for (h, (q, row)) in queries.zip(values.chunks_exact_mut(len)).enumerate() {
+                    for (n, channel) in channels[..labels.kept()].iter().enumerate() {
+                        row[n % 2 * (len / 2) + n / 2] = channel.map_or(0.0, |c| q[c as usize]);
+                    }
+                    sums[h / 4][h % 4] = row.iter().sum();
+                }
+            });
         }
-        sums[h / 4][h % 4] = row.iter().sum();
+        Ok(Kept { values, sums, quads })
     }
 }
 
-/// Products of some candidate tokens with the heads of one group.
+/// Products of some candidate tokens of one list with the heads of its positions.
 struct Products<'a> {
-    queries: &'a Queries<'a>,
+    r: &'a Request<'a>,
     labels: &'a Labels<'a>,
-    at: (usize, usize),
+    wide: &'a Wide<'a>,
+    kept: &'a Kept<'a>,
+    cells: &'a Cells<'a>,
+    n: usize,
+    list: List,
     chosen: Chosen<'a>,
     tokens: Range<usize>,
-    kept: &'a [f32],
-    sums: &'a [Quad],
-    cell: &'a mut [Quad],
+    seen: &'a mut u32,
+}
+
+/// The unpacked labels of some tokens.
+struct Unpacked {
+    codes: [[f32; MAX_DIM]; STEP],
+    scales: [f32; STEP],
+    minima: [f32; STEP],
+    /// Which tokens they are, ascending, and where in the chunk their products belong.
+    tokens: [usize; STEP],
+    places: [usize; STEP],
+    count: usize,
 }
 
 impl Kernel for Products<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let Products { queries, labels, at: (i, g), chosen, tokens, kept, sums, cell } = self;
-        let (half, len) = (half_row(labels), row_len(labels));
-        let mut codes = [[0f32; MAX_DIM]; STEP];
-        for first in tokens.clone().step_by(STEP) {
-            let mut rows = [std::ptr::null(); STEP];
-            let mut places = [(0, 0.0, 0.0); STEP];
-            let mut found = 0;
-            for at in first..tokens.end.min(first + STEP) {
-                // SAFETY: the caller keeps the tensors valid; the row is inside them.
-                unsafe {
-                    let Some([page, row]) = queries.index.row(i, chosen.token(at)) else { continue };
-                    let (scale, min) = (labels.scale.get::<f16, 3>([page, row, g]), labels.min.get([page, row, g]));
-                    places[found] = (at % CHUNK, scale.to_f32(), f16::to_f32(min));
-                    let mut spare = spare();
-                    let packed = adjacent::<u8, 3>(&labels.codes, [page, row, g], &mut spare);
-                    let packed = std::slice::from_raw_parts(packed, labels.kept() / 2);
-                    let (even, odd) = codes[found].split_at_mut(half);
-                    for ((even, odd), &pair) in even.iter_mut().zip(odd).zip(packed) {
-                        *even = (pair & 15) as i32 as f32;
-                        *odd = (pair >> 4) as i32 as f32;
-                    }
-                }
-                rows[found] = codes[found].as_ptr();
-                found += 1;
-            }
-            for (quad, (queries, sums)) in kept.chunks_exact(4 * len).zip(sums).enumerate() {
-                let mut products = [[0.0; 4]; STEP];
-                // SAFETY: the rows hold `len` codes.
-                unsafe { simd::dot_four::<L, f32>(&rows[..found], queries, &mut products[..found]) };
-                for (&(place, scale, min), product) in places[..found].iter().zip(products) {
-                    cell[quad * CHUNK + place] = std::array::from_fn(|h| weighable(min * sums[h] + scale * product[h]));
+    fn run<L: Lanes>(mut self) {
+        let mut labels = Unpacked {
+            codes: [[0.0; MAX_DIM]; STEP],
+            scales: [0.0; STEP],
+            minima: [0.0; STEP],
+            tokens: [0; STEP],
+            places: [0; STEP],
+            count: 0,
+        };
+        // SAFETY: the caller keeps the lengths valid.
+        let len = unsafe { self.r.queries.len(self.list.at[0]) };
+        for first in self.tokens.clone().step_by(STEP) {
+            self.unpack(first..self.tokens.end.min(first + STEP), &mut labels);
+            for (position, row) in self.wide.sound(&self.list) {
+                // SAFETY: as above.
+                let sees = unsafe { self.r.queries.positions.seen(self.list.at[0], position, len) };
+                if self.multiply::<L>(&labels, position, row, sees) {
+                    *self.seen |= VWD_SELECT_NAN;
                 }
             }
         }
+    }
+}
+
+impl Products<'_> {
+    /// Unpacks the labels of the candidate tokens at these places; one without a summary is left out.
+    #[inline(always)]
+    fn unpack(&mut self, places: Range<usize>, to: &mut Unpacked) {
+        let [i, _, g] = self.list.at;
+        let labels = self.labels;
+        to.count = 0;
+        for at in places {
+            let (n, token) = (to.count, self.chosen.token(at));
+            // SAFETY: the caller keeps the tensors valid; the row is inside them.
+            unsafe {
+                let Some([page, row]) = self.r.queries.index.row(i, token) else {
+                    *self.seen |= VWD_SELECT_NO_SUMMARY;
+                    continue;
+                };
+                to.scales[n] = labels.scale.get::<f16, 3>([page, row, g]).to_f32();
+                to.minima[n] = labels.min.get::<f16, 3>([page, row, g]).to_f32();
+                let mut spare = spare();
+                let packed = adjacent::<u8, 3>(&labels.codes, [page, row, g], &mut spare);
+                let packed = std::slice::from_raw_parts(packed, labels.kept() / 2);
+                let (even, odd) = to.codes[n].split_at_mut(half_row(labels));
+                for ((even, odd), &pair) in even.iter_mut().zip(odd).zip(packed) {
+                    *even = (pair & 15) as i32 as f32;
+                    *odd = (pair >> 4) as i32 as f32;
+                }
+            }
+            (to.tokens[n], to.places[n]) = (token, at % CHUNK);
+            to.count += 1;
+        }
+    }
+
+    /// Products of those labels that a position sees with its heads. Says whether one was NaN.
+    #[inline(always)]
+    fn multiply<L: Lanes>(&self, labels: &Unpacked, position: usize, row: usize, sees: usize) -> bool {
+        let Kept { values, sums, quads } = *self.kept;
+        let len = row_len(self.labels);
+        let count = labels.tokens[..labels.count].partition_point(|&token| token < sees);
+        let codes: [*const f32; STEP] = std::array::from_fn(|n| labels.codes[n].as_ptr());
+        let Cells { products, sharing, chunks } = self.cells;
+        // SAFETY: this chunk of the list belongs to this task.
+        let cell =
+            unsafe { products.row((self.n * sharing + position % sharing) * chunks + self.tokens.start / CHUNK) };
+        let mut is_nan = false;
+        let queries = values[row * quads * 4 * len..].chunks_exact(4 * len);
+        for (quad, (queries, sums)) in queries.zip(&sums[row * quads..][..quads]).enumerate() {
+            let mut products = [[0.0; 4]; STEP];
+            // SAFETY: the rows hold `len` codes.
+            unsafe { simd::dot_four::<L, f32>(&codes[..count], queries, &mut products[..count]) };
+            let heads = (self.r.queries.heads.group() - 4 * quad).min(4);
+            for (n, product) in products[..count].iter().enumerate() {
+                let (scale, min) = (labels.scales[n], labels.minima[n]);
+                let product: Quad = std::array::from_fn(|h| min * sums[h] + scale * product[h]);
+                is_nan |= product[..heads].iter().fold(false, |nan, x| nan | x.is_nan());
+                cell[quad * CHUNK + labels.places[n]] = product.map(weighable);
+            }
+        }
+        is_nan
     }
 }

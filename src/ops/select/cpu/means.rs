@@ -1,10 +1,12 @@
 //! MEAN_SOFTMAX and MEAN_DOT: products of queries and mean keys, and of each block the best window that overlaps it.
 
-use super::{BlocksRequest, CHUNK, Quad, Softmax, finish, weighable, widen_queries};
+use super::{CHUNK, Quad, Request, Softmax, Wide, finish, weighable};
+use crate::abi::{VWD_SELECT_NAN, VWD_SELECT_NO_SUMMARY};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::index::Windows;
 use crate::ops::simd::{self, Kernel, Lanes, Row};
+use crate::ops::topk::Run;
 use crate::ops::views::{adjacent, spare};
 use crate::runtime::cpu::{Cpu, Rows};
 use crate::with_float;
@@ -14,74 +16,130 @@ use std::ops::Range;
 /// Windows whose rows are looked up together.
 const STEP: usize = 8;
 
-pub fn blocks(cpu: &Cpu, r: &BlocksRequest, windows: &Windows, means: &Tensor, softmax: bool) -> Result<()> {
+pub fn blocks(cpu: &Cpu, r: &Request, windows: &Windows, means: &Tensor) -> Result<()> {
     let queries = &r.queries;
     let (batch, heads) = (queries.batch(), queries.heads);
     let quads = heads.group().div_ceil(4);
+    // Full windows for which the index has room.
+    let stored = |tokens: usize| windows.full(tokens).min(queries.index.capacity());
     // SAFETY: i is below the batch size, and the caller keeps the tensors valid.
-    let (full, blocks) = (|i| windows.full(unsafe { queries.len(i) }), |i| unsafe { r.blocks(i) });
-    let chunks = (0..batch).map(full).max().unwrap_or(0).div_ceil(CHUNK);
-    let most_blocks = (0..batch).map(blocks).max().unwrap_or(0);
+    let of = |i| stored(unsafe { queries.len(i) });
+    let most = (0..batch).map(of).max().unwrap_or(0);
+    let chunks = most.div_ceil(CHUNK);
     let scratch = cpu.scratch();
-    let wide = scratch.slice(batch * heads.q * heads.dim, 0f32)?;
-    widen_queries(cpu, queries, wide);
-    // [B·Hk][quads · 4][D]: groups padded with heads of zeros.
-    let grouped = scratch.slice(batch * heads.kv * quads * 4 * heads.dim, 0f32)?;
-    let group_len = heads.group() * heads.dim;
-    for (to, from) in grouped.chunks_exact_mut(quads * 4 * heads.dim).zip(wide.chunks_exact(group_len)) {
-        to[..group_len].copy_from_slice(from);
+    let wide = Wide::new(cpu, &scratch, queries)?;
+    let rows = wide.nan.len();
+    // [rows][quads · 4][D]: groups padded with heads of zeros.
+    let grouped = scratch.slice(rows * quads * 4 * heads.dim, 0f32)?;
+    for (to, from) in grouped.chunks_exact_mut(quads * 4 * heads.dim).zip(wide.values.chunks_exact(wide.row_len)) {
+        to[..wide.row_len].copy_from_slice(from);
     }
-    // [B·Hk][chunks][quads][CHUNK]
-    let products = scratch.slice(batch * heads.kv * chunks * quads * CHUNK, [f32::NEG_INFINITY; 4])?;
-    let cells = Rows::new(products, quads * CHUNK);
+    // [rows][chunks][quads][CHUNK]
+    let products = scratch.slice(rows * chunks * quads * CHUNK, [f32::NEG_INFINITY; 4])?;
+    let seen = scratch.slice(r.lists() * chunks, 0u32)?;
+    let cells = Cells { products: Rows::new(products, quads * CHUNK), seen: Rows::new(seen, 1), chunks };
     let bytes = CHUNK * heads.kv * heads.dim * means.dtype.bytes();
     with_float!(means.dtype, T => cpu.parallel(batch * chunks, bytes, |task| {
         let (i, chunk) = (task / chunks, task % chunks);
-        let windows = chunk * CHUNK..full(i).min((chunk + 1) * CHUNK);
-        let first_cell = i * heads.kv * chunks + chunk;
-        simd::dispatch(Products::<T> {
-            r, means, grouped, i, windows, cells: &cells, first_cell, chunks, element: PhantomData,
-        });
+        let some = chunk * CHUNK..of(i).min((chunk + 1) * CHUNK);
+        let wide = &wide;
+        let task = Products::<T> {
+            r, windows, means, wide, grouped, i, some, cells: &cells, element: PhantomData,
+        };
+        simd::dispatch(task);
     }));
     let products = Rows::new(products, chunks * quads * CHUNK);
-    let masses = Rows::new(scratch.slice(batch * heads.kv * chunks * CHUNK, 0f32)?, chunks * CHUNK);
-    let scores = Rows::new(scratch.slice(batch * heads.kv * most_blocks, 0f32)?, most_blocks);
-    cpu.parallel(batch * heads.kv, chunks * quads * CHUNK * size_of::<Quad>(), |task| {
-        let (i, g) = (task / heads.kv, task % heads.kv);
-        // SAFETY: each task has rows and results of its own.
+    let masses = Rows::new(scratch.slice(rows * chunks * CHUNK, 0f32)?, chunks * CHUNK);
+    let best = Rows::new(scratch.slice(r.lists() * most, f32::NEG_INFINITY)?, most);
+    let runs = Rows::new(scratch.slice(r.lists() * most_runs(most), NOTHING)?, most_runs(most));
+    cpu.parallel(r.lists(), chunks * quads * CHUNK * size_of::<Quad>(), |n| {
+        // SAFETY: each task has rows and results of its own; positions have one list each, or share it.
         unsafe {
-            let (products, of_window) = (products.row(task), masses.row(task));
-            if softmax {
-                simd::dispatch(Softmax { products, group: heads.group(), mass: of_window });
-            } else {
-                for (score, product) in of_window.iter_mut().zip(products) {
-                    *score = product[0];
+            let list = r.list(n);
+            let best = &mut best.row(n)[..stored(list.tokens)];
+            for (position, row) in wide.sound(&list) {
+                let sees = stored(queries.positions.seen(list.at[0], position, queries.len(list.at[0])));
+                let products = &mut products.row(row)[..sees.div_ceil(CHUNK) * quads * CHUNK];
+                let mass = masses.row(row);
+                if r.softmax {
+                    simd::dispatch(Softmax { products, group: heads.group(), mass });
+                } else {
+                    mass.iter_mut().zip(products).for_each(|(mass, product)| *mass = product[0]);
                 }
+                best[..sees].iter_mut().zip(mass).for_each(|(best, mass)| *best = best.max(*mass));
             }
-            let scores = &mut scores.row(task)[..blocks(i)];
-            for (j, score) in scores.iter_mut().enumerate() {
-                let begin = j * queries.block_size;
-                let overlapping = windows.overlapping(begin, begin + queries.block_size);
-                let overlapping = overlapping.start..overlapping.end.min(full(i));
-                *score = of_window[overlapping].iter().fold(f32::NEG_INFINITY, |best, &x| best.max(x));
+            let mut status = seen[n * chunks..][..chunks].iter().fold(wide.seen(&list), |bits, seen| bits | seen);
+            if windows.full(list.tokens) > best.len() {
+                status |= VWD_SELECT_NO_SUMMARY;
             }
-            finish(r, i, g, scores);
+            let runs = runs.row(n);
+            let count = pool(windows, best, queries.block_size, list.tokens.div_ceil(queries.block_size), runs);
+            finish(r, &list, &[], &runs[..count], status);
         }
     });
     Ok(())
 }
 
-/// Products of some windows of one sequence with all heads; those of KV head g go to cell first_cell + g·chunks.
+const NOTHING: Run = Run { score: f32::NEG_INFINITY, count: 0 };
+
+/// How often the windows that overlap a block change from block to block, and once more.
+fn most_runs(windows: usize) -> usize {
+    2 * windows + 1
+}
+
+/// Of each of `blocks` blocks the best score of the windows that overlap it, −inf without any. Blocks with the same windows
+/// are one run; returns how many runs there are.
+fn pool(windows: &Windows, scores: &[f32], block_size: usize, blocks: usize, runs: &mut [Run]) -> usize {
+    let (mut count, mut j) = (0, 0);
+    while j < blocks {
+        let over = windows.overlapping(j * block_size, (j + 1) * block_size);
+        let (first, end) = (over.start.min(scores.len()), over.end.min(scores.len()));
+        let score = scores[first.min(end)..end].iter().fold(f32::NEG_INFINITY, |best, &x| best.max(x));
+        // The first block that reaches into another window, and the first that begins past the first of these.
+        let next = match scores.len() - end {
+            0 => blocks,
+            _ if block_size >= windows.stride => j + 1,
+            _ => (end * windows.stride) / block_size,
+        };
+        let past = match scores.len() - first {
+            0 => blocks,
+            _ if next == j + 1 => next,
+            _ => (first * windows.stride + windows.size).div_ceil(block_size),
+        };
+        let next = next.min(past).min(blocks);
+        runs[count] = Run { score, count: next - j };
+        (count, j) = (count + 1, next);
+    }
+    count
+}
+
+/// Products of each row of queries, and what was seen on the way for each list, a chunk at a time.
+struct Cells<'a> {
+    products: Rows<'a, Quad>,
+    seen: Rows<'a, u32>,
+    chunks: usize,
+}
+
+/// Products of some windows of one sequence with the heads of all its positions.
 struct Products<'a, T> {
-    r: &'a BlocksRequest<'a>,
+    r: &'a Request<'a>,
+    windows: &'a Windows,
     means: &'a Tensor<'a>,
+    wide: &'a Wide<'a>,
     grouped: &'a [f32],
     i: usize,
-    windows: Range<usize>,
-    cells: &'a Rows<'a, Quad>,
-    first_cell: usize,
-    chunks: usize,
+    some: Range<usize>,
+    cells: &'a Cells<'a>,
     element: PhantomData<T>,
+}
+
+/// The rows of some windows in `means`.
+struct Found<T> {
+    rows: [*const T; STEP],
+    /// Where in the chunk they belong, and the first position that sees them: both ascend.
+    places: [usize; STEP],
+    seen_from: [usize; STEP],
+    count: usize,
 }
 
 impl<T: Row> Kernel for Products<'_, T> {
@@ -89,44 +147,83 @@ impl<T: Row> Kernel for Products<'_, T> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let heads = self.r.queries.heads;
-        let dim = heads.dim;
-        let quads = heads.group().div_ceil(4);
+        let queries = &self.r.queries;
+        // SAFETY: the caller keeps q_lens valid.
+        let positions = unsafe { queries.positions.len(self.i) };
         let mut spares = [const { spare::<T>() }; STEP];
-        for first in self.windows.clone().step_by(STEP) {
-            for g in 0..heads.kv {
-                let mut rows = [std::ptr::null(); STEP];
-                let mut places = [0; STEP];
-                let mut found = 0;
-                for j in first..self.windows.end.min(first + STEP) {
+        for first in self.some.clone().step_by(STEP) {
+            let windows = first..self.some.end.min(first + STEP);
+            for g in 0..queries.heads.kv {
+                let mut found =
+                    Found { rows: [std::ptr::null(); STEP], places: [0; STEP], seen_from: [0; STEP], count: 0 };
+                for j in windows.clone() {
+                    let n = found.count;
                     // SAFETY: the caller keeps the tensors valid; the row is inside means.
                     unsafe {
-                        let Some([page, row]) = self.r.queries.index.row(self.i, j) else { continue };
-                        rows[found] = adjacent(self.means, [page, row, g], &mut spares[found]);
+                        let seeing = queries.seeing(self.i, j * self.windows.stride + self.windows.size - 1);
+                        let Some([page, row]) = queries.index.row(self.i, j) else {
+                            self.mark(seeing, g, VWD_SELECT_NO_SUMMARY);
+                            continue;
+                        };
+                        found.rows[n] = adjacent(self.means, [page, row, g], &mut spares[n]);
+                        (found.places[n], found.seen_from[n]) = (j % CHUNK, seeing.start);
                     }
-                    places[found] = j % CHUNK;
-                    found += 1;
+                    found.count += 1;
                 }
-                let queries = &self.grouped[(self.i * heads.kv + g) * quads * 4 * dim..][..quads * 4 * dim];
-                // SAFETY: the cell belongs to this task.
-                let cell = unsafe { self.cells.row(self.first_cell + g * self.chunks) };
-                for (quad, queries) in queries.chunks_exact(4 * dim).enumerate() {
-                    let mut products = [[0.0; 4]; STEP];
-                    // SAFETY: every row has D elements.
-                    unsafe {
-                        if heads.group() == 1 {
-                            for (product, &row) in products.iter_mut().zip(&rows[..found]) {
-                                product[0] = simd::dot::<L, T>(row, &queries[..dim]);
-                            }
-                        } else {
-                            simd::dot_four::<L, T>(&rows[..found], queries, &mut products[..found]);
-                        }
+                // What the first of them is seen from on.
+                let least = if found.count > 0 { found.seen_from[0] } else { positions };
+                (least..positions).for_each(|r| self.multiply::<L>(&found, g, r));
+            }
+        }
+    }
+}
+
+impl<T: Row> Products<'_, T> {
+    /// Products of those windows that position `r` sees with its heads of group `g`.
+    #[inline(always)]
+    fn multiply<L: Lanes>(&self, found: &Found<T>, g: usize, r: usize) {
+        let heads = self.r.queries.heads;
+        let (dim, quads) = (heads.dim, heads.group().div_ceil(4));
+        let row = self.wide.number(self.i, r, g);
+        if self.wide.nan[row] {
+            return;
+        }
+        let count = found.seen_from[..found.count].partition_point(|&from| from <= r);
+        let (rows, places) = (&found.rows[..count], &found.places[..count]);
+        let queries = &self.grouped[row * quads * 4 * dim..][..quads * 4 * dim];
+        // SAFETY: the cell belongs to this task.
+        let cell = unsafe { self.cells.products.row(row * self.cells.chunks + self.some.start / CHUNK) };
+        let mut is_nan = false;
+        for (quad, queries) in queries.chunks_exact(4 * dim).enumerate() {
+            let mut products = [[0.0; 4]; STEP];
+            // SAFETY: every row has D elements.
+            unsafe {
+                if heads.group() == 1 {
+                    for (product, &row) in products.iter_mut().zip(rows) {
+                        product[0] = simd::dot::<L, T>(row, &queries[..dim]);
                     }
-                    for (&place, product) in places[..found].iter().zip(products) {
-                        cell[quad * CHUNK + place] = product.map(weighable);
-                    }
+                } else {
+                    simd::dot_four::<L, T>(rows, queries, &mut products[..count]);
                 }
             }
+            let heads = (heads.group() - 4 * quad).min(4);
+            for (&place, product) in places.iter().zip(products) {
+                is_nan |= product[..heads].iter().fold(false, |nan, x| nan | x.is_nan());
+                cell[quad * CHUNK + place] = product.map(weighable);
+            }
+        }
+        if is_nan {
+            self.mark(r..r + 1, g, VWD_SELECT_NAN);
+        }
+    }
+
+    /// Adds to the status of these positions' lists.
+    #[cold]
+    fn mark(&self, positions: Range<usize>, g: usize, seen: u32) {
+        for r in positions {
+            let cell = self.r.list_of(self.i, r, g) * self.cells.chunks + self.some.start / CHUNK;
+            // SAFETY: the cell belongs to this task.
+            unsafe { self.cells.seen.row(cell)[0] |= seen };
         }
     }
 }

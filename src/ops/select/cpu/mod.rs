@@ -1,20 +1,21 @@
 //! Selection on the CPU, in two parallel steps: tasks of a chunk each compute products of queries and summaries, then
-//! one task per sequence and KV head turns them into scores and picks the best.
+//! one task per list turns them into scores and picks the best. Scratch is sized by the summaries that there are, not by
+//! the lengths of sequences: what has no summary is a run of −inf.
 
 mod labels;
 mod means;
 mod minmax;
 
-use super::{BlocksRequest, Method, Queries};
+use super::{List, Queries, Request};
+use crate::abi::{VWD_SELECT_CLAMPED, VWD_SELECT_NAN};
 use crate::core::status::Result;
+use crate::ops::index::Kind;
 use crate::ops::simd::{self, Kernel, LANES, Lanes, Row};
-use crate::ops::topk::select_top;
+use crate::ops::topk::{Run, select_top_of};
 use crate::ops::views::{adjacent, spare};
-use crate::runtime::cpu::Cpu;
+use crate::runtime::cpu::{Cpu, Rows, Scratch};
 use crate::with_float;
 use std::marker::PhantomData;
-
-pub use labels::tokens;
 
 /// Blocks, windows or tokens of one task.
 const CHUNK: usize = 128;
@@ -22,44 +23,161 @@ const CHUNK: usize = 128;
 /// Query heads are taken four at a time: products of one summary and four heads.
 type Quad = [f32; 4];
 
-pub fn blocks(cpu: &Cpu, r: &BlocksRequest) -> Result<()> {
-    match &r.method {
-        Method::MinMax { max, min } => minmax::blocks(cpu, r, max, min),
-        Method::Mean { windows, means, softmax } => means::blocks(cpu, r, windows, means, *softmax),
-        Method::LabelMass { labels, candidates } => labels::blocks(cpu, r, labels, candidates),
+pub fn blocks(cpu: &Cpu, r: &Request) -> Result<()> {
+    if is_empty(r) {
+        finish_empty(r);
+        return Ok(());
+    }
+    match &r.queries.index.kind {
+        Kind::MinMax { max, min, .. } => minmax::blocks(cpu, r, max, min),
+        Kind::Mean { windows, means } => means::blocks(cpu, r, windows, means),
+        Kind::Label(labels) => labels::blocks(cpu, r, labels),
     }
 }
 
-/// Selects from the scores of one sequence and KV head, one for each block, and writes the results.
+pub fn tokens(cpu: &Cpu, r: &Request) -> Result<()> {
+    if is_empty(r) {
+        finish_empty(r);
+        return Ok(());
+    }
+    match &r.queries.index.kind {
+        Kind::Label(labels) => labels::tokens(cpu, r, labels),
+        _ => unreachable!("the kind was checked"),
+    }
+}
+
+/// Nobody asks. Other extents may then be anything.
+fn is_empty(r: &Request) -> bool {
+    r.queries.batch() * r.queries.positions.count() == 0
+}
+
+fn finish_empty(r: &Request) {
+    // SAFETY: the lists exist and are this thread's, and the caller keeps the tensors valid.
+    (0..r.lists()).for_each(|n| unsafe { finish(r, &r.list(n), &[], &[], 0) });
+}
+
+/// Selects from the scores of one list's blocks, of which runs follow, and writes the results. `seen` are bits of the
+/// status.
 ///
 /// # Safety
-/// The tensors are valid, and no other task writes the results of (i, g).
-unsafe fn finish(r: &BlocksRequest, i: usize, g: usize, scores: &[f32]) {
-    // SAFETY: forwarded to the caller; at most cap blocks are selected, and scores has max_blocks places.
+/// The tensors are valid, and no other task writes the results of this list.
+unsafe fn finish(r: &Request, list: &List, scores: &[f32], runs: &[Run], seen: u32) {
+    let [i, position, g] = list.at;
+    let blocks = scores.len() + runs.iter().map(|run| run.count).sum::<usize>();
+    // SAFETY: forwarded to the caller; at most cap blocks are selected, and no more scores are written than there is
+    // room for.
     unsafe {
+        let (budget, mut clamped) = r.quota.of(i);
         let mut place = 0;
-        let count = select_top(scores, r.quota.of(i), |block| {
-            r.selected.ids.set([i, g, place], block as i32);
+        let count = select_top_of(scores, runs, budget, |block| {
+            r.selected.set_id(list.at, place, block as i32);
             place += 1;
         });
-        r.selected.counts.set([i, g], count as i32);
+        r.selected.set_count(list.at, count);
         if let Some(out) = &r.scores {
-            for (j, &score) in scores.iter().enumerate() {
-                out.set([i, g, j], score);
+            let room = out.dim(out.rank() - 1);
+            let of_runs = runs.iter().flat_map(|run| std::iter::repeat_n(run.score, run.count));
+            for (j, score) in scores.iter().copied().chain(of_runs).take(room).enumerate() {
+                if r.selected.is_own() { out.set([i, position, g, j], score) } else { out.set([i, g, j], score) }
             }
+            clamped |= blocks > room;
         }
+        set_status(r, list, seen, clamped);
     }
 }
 
-/// Query heads as f32 times `scale`: out[(i·Hq + h)·D + d].
-fn widen_queries(cpu: &Cpu, queries: &Queries, out: &mut [f32]) {
-    let Queries { q, heads, scale, .. } = queries;
-    with_float!(q.dtype, T => cpu.parallel_chunks(out, heads.dim, heads.dim * size_of::<f32>(), |task, out| {
-        let mut spare = spare();
-        // SAFETY: the sequence and the head are inside q, which is valid.
-        let row = unsafe { adjacent::<T, 2>(q, [task / heads.q, task % heads.q], &mut spare) };
-        simd::dispatch(Widen { row, scale: *scale, out, element: PhantomData });
-    }));
+/// Writes the status of a list, if it is wanted. `clamped` says that something was besides lengths and candidates.
+///
+/// # Safety
+/// As for [`finish`].
+unsafe fn set_status(r: &Request, list: &List, seen: u32, clamped: bool) {
+    let Some(status) = &r.status else { return };
+    let [i, position, g] = list.at;
+    let is_outside = |x: i32, most: usize| x < 0 || x as usize > most;
+    // SAFETY: forwarded to the caller; the list is inside status, q_lens and candidates.
+    unsafe {
+        let positions = &r.queries.positions;
+        let clamped = clamped
+            || r.queries.seq_lens.get::<i32, 1>([i]) < 0
+            || positions.lens.is_some_and(|lens| is_outside(lens.get([i]), positions.count()))
+            || r.candidates.is_some_and(|candidates| {
+                let counts = &candidates.counts;
+                let count = if candidates.is_own() { counts.get([i, position, g]) } else { counts.get([i, g]) };
+                is_outside(count, candidates.cap())
+            });
+        let value = seen | if clamped { VWD_SELECT_CLAMPED } else { 0 };
+        if r.selected.is_own() { status.set([i, position, g], value) } else { status.set([i, g], value) }
+    }
+}
+
+/// The queries as f32 times their scale.
+struct Wide<'s> {
+    /// For each sequence, position and KV head, in this order: [G][D].
+    values: &'s [f32],
+    row_len: usize,
+    /// Which of these rows hold a NaN: for them all scores are −inf.
+    nan: &'s [bool],
+    kv: usize,
+    positions: usize,
+}
+
+impl<'s> Wide<'s> {
+    fn new(cpu: &Cpu, scratch: &'s Scratch, queries: &Queries) -> Result<Wide<'s>> {
+        let Queries { positions, heads, .. } = queries;
+        let rows = queries.batch() * positions.count() * heads.kv;
+        let row_len = heads.group() * heads.dim;
+        let values = scratch.slice(rows * row_len, 0f32)?;
+        let nan = scratch.slice(rows, false)?;
+        let flags = Rows::new(nan, 1);
+        with_float!(positions.q.dtype, T => {
+            cpu.parallel_chunks(values, row_len, row_len * size_of::<f32>(), |n, out| {
+                let (i, r, g) = (n / (heads.kv * positions.count()), n / heads.kv % positions.count(), n % heads.kv);
+                for (h, out) in out.chunks_exact_mut(heads.dim).enumerate() {
+                    // SAFETY: the head is inside q, which is valid.
+                    unsafe { widen::<T>(queries, [i, r, g * heads.group() + h], out) };
+                }
+                // SAFETY: each task has a flag of its own.
+                unsafe { flags.row(n)[0] = out.iter().fold(false, |nan, x| nan | x.is_nan()) };
+            });
+        });
+        Ok(Wide { values, row_len, nan, kv: heads.kv, positions: positions.count() })
+    }
+
+    /// Number of the row of (sequence, position, KV head).
+    fn number(&self, i: usize, r: usize, g: usize) -> usize {
+        (i * self.positions + r) * self.kv + g
+    }
+
+    fn row(&self, number: usize) -> &'s [f32] {
+        &self.values[number * self.row_len..][..self.row_len]
+    }
+
+    /// The positions of a list whose queries are numbers, with the numbers of their rows.
+    fn sound(&self, list: &List) -> impl Iterator<Item = (usize, usize)> {
+        let [i, _, g] = list.at;
+        list.positions.clone().map(move |r| (r, self.number(i, r, g))).filter(|&(_, row)| !self.nan[row])
+    }
+
+    /// What a list's queries add to its status.
+    fn seen(&self, list: &List) -> u32 {
+        let sound = self.sound(list).count();
+        if sound < list.positions.len() { VWD_SELECT_NAN } else { 0 }
+    }
+}
+
+/// # Safety
+/// The sequence, position and head are inside q, which is valid and of dtype `T`; `out` has D places.
+unsafe fn widen<T: Row>(queries: &Queries, [i, r, h]: [usize; 3], out: &mut [f32]) {
+    let positions = &queries.positions;
+    let mut spare = spare();
+    // SAFETY: forwarded to the caller.
+    let row = unsafe {
+        match positions.dimension() {
+            Some(_) => adjacent::<T, 3>(&positions.q, [i, r, h], &mut spare),
+            None => adjacent::<T, 2>(&positions.q, [i, h], &mut spare),
+        }
+    };
+    simd::dispatch(Widen { row, scale: queries.scale, out, element: PhantomData });
 }
 
 struct Widen<'a, T> {
