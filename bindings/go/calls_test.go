@@ -153,6 +153,35 @@ func TestSummariseSelectAttendRepair(t *testing.T) {
 	near(t, "merged lse", lse, math.Log(8), 1e-6)
 }
 
+// Queries of zeros weigh all that they see alike, and a sink of 0 counts as one token of value 0.
+func TestQueryPositionsWindowsSinksAndScales(t *testing.T) {
+	s, seq := cpuSession(t), newSequence()
+	const rows = 2
+	q, out := make([]float32, rows*heads*channels), make([]float32, rows*heads*channels)
+	args := AttentionArgs{
+		KV: seq.kv(), Q: Of(q, 1, rows, heads, channels), Window: 3, Sinks: Of(make([]float32, heads)),
+		Out: Of(out, 1, rows, heads, channels),
+	}
+	must(t, s.Attention(args, 0))
+	near(t, "tokens 2, 3, 4", out[:heads*channels], 9.0/4, 1e-6)
+	near(t, "tokens 3, 4, 5", out[heads*channels:], 12.0/4, 1e-6)
+
+	args.QLens = Of([]int32{1})
+	must(t, s.Attention(args, 0))
+	near(t, "the only row", out[:heads*channels], 12.0/4, 1e-6)
+	near(t, "a row that is not there", out[heads*channels:], 0, 0)
+
+	ones := make([]Float8E5M2, tokens*channels)
+	for i := range ones {
+		ones[i] = 15 << 2 // exponent 0 in a bias of 15, no mantissa
+	}
+	bytes := Of(ones, 1, tokens, 1, channels)
+	args.KV = PagedKV{K: bytes, V: bytes, SeqLens: Of(seq.lens), VScale: Of([]float32{2.5})}
+	args.Sinks = Tensor{}
+	must(t, s.Attention(args, 0))
+	near(t, "values of 1, scaled", out[:heads*channels], 2.5, 1e-6)
+}
+
 func TestChannelsLabelsAndTokens(t *testing.T) {
 	s, seq := cpuSession(t), newSequence()
 	for i := range seq.q {

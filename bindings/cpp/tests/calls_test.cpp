@@ -179,6 +179,39 @@ static void summarise_select_attend_repair(const vw::Session &session) {
   CHECK(all_near(out, 1.5, 1e-6) && all_near(lse, std::log(8.0), 1e-6));
 }
 
+// Queries of zeros weigh all that they see alike, and a sink of 0 counts as one token of value 0.
+static void query_positions_windows_sinks_and_scales(const vw::Session &session) {
+  Sequence sequence;
+  vwd_paged_kv kv = sequence.kv();
+  const Floats q(64), sinks(2);
+  const Ints one = {1};
+  Floats out(64);
+  const auto rows_are = [&](double first, double second) {
+    return std::all_of(out.begin(), out.begin() + 32, [&](float x) { return near(x, first, 1e-6); }) &&
+           std::all_of(out.begin() + 32, out.end(), [&](float x) { return near(x, second, 1e-6); });
+  };
+  auto args = vw::make<vwd_attention_args>();
+  args.window = 3;
+  args.kv = &kv;
+  args.q = vw::tensor(q, {1, 2, 2, 16});
+  args.sinks = vw::tensor(sinks);
+  args.out = vw::tensor(out, {1, 2, 2, 16});
+  session.attention(args);
+  CHECK(rows_are(9.0 / 4, 12.0 / 4));  // of tokens 2, 3, 4 and of tokens 3, 4, 5
+
+  args.q_lens = vw::tensor(one);
+  session.attention(args);
+  CHECK(rows_are(12.0 / 4, 0));
+
+  const std::vector<vw::Float8E4M3> ones(Sequence::tokens * 16, {7 << 3});  // exponent 0 in a bias of 7, no mantissa
+  const Floats scale = {2.5f};
+  kv.k = kv.v = vw::tensor(ones, {1, Sequence::tokens, 1, 16});
+  kv.v_scale = vw::tensor(scale);
+  args.sinks = {};
+  session.attention(args);
+  CHECK(rows_are(2.5, 0));
+}
+
 static void channels_labels_and_tokens(const vw::Session &session) {
   Sequence sequence;
   std::fill(sequence.q.begin(), sequence.q.end(), 1.0f);
@@ -311,8 +344,13 @@ static void forecast(const vw::Session &session) {
 int main() {
   const auto session = cpu_session();
   void (*const steps[])(const vw::Session &) = {
-      verify_and_pack, summarise_select_attend_repair, channels_labels_and_tokens,
-      gather,          predict_update_calibrate,       forecast,
+      verify_and_pack,
+      summarise_select_attend_repair,
+      query_positions_windows_sinks_and_scales,
+      channels_labels_and_tokens,
+      gather,
+      predict_update_calibrate,
+      forecast,
   };
   for (auto step : steps) {
     try {
