@@ -329,6 +329,29 @@ Args make() {
 inline const char *version() noexcept { return vwd_version(); }
 inline std::uint32_t abi_version() noexcept { return vwd_abi_version(); }
 
+/// A share of a call's work: task(0) … task(tasks − 1) are to be run, each once.
+class Task {
+ public:
+  Task(vwd_task run, void *work) noexcept : run_(run), work_(work) {}
+  void operator()(std::uint64_t index) const { run_(work_, index); }
+
+ private:
+  vwd_task run_;
+  void *work_;
+};
+
+/// Has a CPU session's work done by threads of the program: `pool(tasks, task)`, with a Task, runs every task, on any
+/// threads and in any order, and returns when all have returned. It does not throw, may be called by several threads at
+/// once, and outlives the session and its forecasts.
+template <class Pool>
+void use_threads(vwd_session_options &options, Pool &pool) {
+  static_assert(!std::is_const_v<Pool>, "a pool is called");
+  options.parallel_context = &pool;
+  options.parallel_for = [](void *context, std::uint64_t tasks, vwd_task task, void *work) noexcept {
+    (*static_cast<Pool *>(context))(tasks, Task(task, work));
+  };
+}
+
 /// What `predictor_calibrate` found.
 struct Calibration {
   vwd_holt holt;
@@ -397,6 +420,7 @@ class BasicSession {
   Return<void> reserve(vwd_stream stream, std::uint64_t bytes) const {
     return Report::finish(vwd_session_reserve(get(), stream, bytes));
   }
+  Return<void> forget_stream(vwd_stream stream) const { return Report::finish(vwd_session_forget_stream(get(), stream)); }
   /// One of the session's own streams, by VWD_STREAM_*; NULL on a CPU session.
   Return<vwd_stream> stream(std::uint32_t role) const {
     vwd_stream stream = nullptr;
@@ -442,6 +466,17 @@ class BasicSession {
   Return<void> attention(const vwd_attention_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_attention(get(), &args, stream));
   }
+  /// Bytes of scratch that the call would take on a stream; 0 on a CPU session.
+  Return<std::uint64_t> attention_scratch(const vwd_attention_args &args) const {
+    return scratch(vwd_attention_scratch, args);
+  }
+  Return<std::uint64_t> repair_scratch(const vwd_repair_args &args) const { return scratch(vwd_repair_scratch, args); }
+  Return<std::uint64_t> select_blocks_scratch(const vwd_select_blocks_args &args) const {
+    return scratch(vwd_select_blocks_scratch, args);
+  }
+  Return<std::uint64_t> select_tokens_scratch(const vwd_select_tokens_args &args) const {
+    return scratch(vwd_select_tokens_scratch, args);
+  }
   Return<void> merge_states(const vwd_merge_states_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_merge_states(get(), &args, stream));
   }
@@ -467,6 +502,14 @@ class BasicSession {
   }
 
  private:
+  template <class Args>
+  Return<std::uint64_t> scratch(vwd_status (*call)(const vwd_session *, const Args *, std::uint64_t *),
+                                const Args &args) const {
+    std::uint64_t bytes = 0;
+    const vwd_status status = call(get(), &args, &bytes);
+    return Report::finish(status, bytes);
+  }
+
   struct Release {
     void operator()(vwd_session *session) const noexcept { vwd_session_release(session); }
   };

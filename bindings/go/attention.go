@@ -3,10 +3,14 @@ package vanward
 // #include "calls.h"
 // #cgo noescape attention
 // #cgo nocallback attention
+// #cgo noescape attention_scratch
+// #cgo nocallback attention_scratch
 // #cgo noescape merge_states
 // #cgo nocallback merge_states
 // #cgo noescape repair
 // #cgo nocallback repair
+// #cgo noescape repair_scratch
+// #cgo nocallback repair_scratch
 import "C"
 
 // AttentionArgs are the arguments of Session.Attention; vwd_attention documents them.
@@ -33,6 +37,16 @@ func (s *Session) Attention(args AttentionArgs, stream Stream) error {
 	defer l.release()
 	c, kv := args.lower(&l)
 	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.attention(h, &c, &kv, stream.c()) })
+}
+
+// AttentionScratch is how many bytes of scratch the call takes on a stream; 0 on a CPU session.
+func (s *Session) AttentionScratch(args AttentionArgs) (uint64, error) {
+	var l lowering
+	defer l.release()
+	var bytes C.uint64_t
+	c, kv := args.lower(&l)
+	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.attention_scratch(h, &c, &kv, &bytes) })
+	return uint64(bytes), err
 }
 
 func (args AttentionArgs) lower(l *lowering) (C.vwd_attention_args, C.vwd_paged_kv) {
@@ -111,6 +125,16 @@ func (s *Session) Repair(args RepairArgs, stream Stream) error {
 	defer l.release()
 	c, kv := args.lower(&l)
 	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.repair(h, &c, &kv, stream.c()) })
+}
+
+// RepairScratch is how many bytes of scratch the call takes on a stream; 0 on a CPU session.
+func (s *Session) RepairScratch(args RepairArgs) (uint64, error) {
+	var l lowering
+	defer l.release()
+	var bytes C.uint64_t
+	c, kv := args.lower(&l)
+	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.repair_scratch(h, &c, &kv, &bytes) })
+	return uint64(bytes), err
 }
 
 func (args RepairArgs) lower(l *lowering) (C.vwd_repair_args, C.vwd_paged_kv) {

@@ -158,6 +158,24 @@ func TestEveryElementTypeHasItsDType(t *testing.T) {
 	}
 }
 
+func TestScratchIsAskedForWithoutACall(t *testing.T) {
+	s, seq, out := cpuSession(t), newSequence(), make([]float32, heads*channels)
+	args := AttentionArgs{KV: seq.kv(), Q: seq.queries(), Out: Of(out, 1, heads, channels)}
+	if bytes, err := s.AttentionScratch(args); bytes != 0 || err != nil {
+		t.Error(bytes, err)
+	}
+	args.KV.K = Tensor{}
+	_, err := s.AttentionScratch(args)
+	wantInvalid(t, err, "kv.k: ")
+	_, err = s.RepairScratch(RepairArgs{})
+	wantInvalid(t, err, "")
+	_, err = s.SelectBlocksScratch(SelectBlocksArgs{})
+	wantInvalid(t, err, "")
+	_, err = s.SelectTokensScratch(SelectTokensArgs{})
+	wantInvalid(t, err, "")
+	must(t, s.ForgetStream(0))
+}
+
 func TestPinnedMemoryIsASlice(t *testing.T) {
 	s := cpuSession(t)
 	source, err := PinnedAlloc[float64](s, 100)

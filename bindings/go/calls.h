@@ -34,6 +34,9 @@ static inline outcome session_info(const vwd_session *session, vwd_session_detai
 static inline outcome session_reserve(const vwd_session *session, uintptr_t stream, uint64_t bytes) {
   return outcome_of(vwd_session_reserve(session, (vwd_stream)stream, bytes));
 }
+static inline outcome session_forget_stream(const vwd_session *session, uintptr_t stream) {
+  return outcome_of(vwd_session_forget_stream(session, (vwd_stream)stream));
+}
 static inline outcome session_stream(const vwd_session *session, uint32_t role, vwd_stream *stream) {
   return outcome_of(vwd_session_stream(session, role, stream));
 }
@@ -69,17 +72,35 @@ static inline outcome select_blocks(const vwd_session *session, const vwd_select
   joined.index = index;
   return outcome_of(vwd_select_blocks(session, &joined, (vwd_stream)stream));
 }
+static inline outcome select_blocks_scratch(const vwd_session *session, const vwd_select_blocks_args *args,
+                                            const vwd_index *index, uint64_t *bytes) {
+  vwd_select_blocks_args joined = *args;
+  joined.index = index;
+  return outcome_of(vwd_select_blocks_scratch(session, &joined, bytes));
+}
 static inline outcome select_tokens(const vwd_session *session, const vwd_select_tokens_args *args,
                                     const vwd_index *index, uintptr_t stream) {
   vwd_select_tokens_args joined = *args;
   joined.index = index;
   return outcome_of(vwd_select_tokens(session, &joined, (vwd_stream)stream));
 }
+static inline outcome select_tokens_scratch(const vwd_session *session, const vwd_select_tokens_args *args,
+                                            const vwd_index *index, uint64_t *bytes) {
+  vwd_select_tokens_args joined = *args;
+  joined.index = index;
+  return outcome_of(vwd_select_tokens_scratch(session, &joined, bytes));
+}
 static inline outcome attention(const vwd_session *session, const vwd_attention_args *args, const vwd_paged_kv *kv,
                                 uintptr_t stream) {
   vwd_attention_args joined = *args;
   joined.kv = kv;
   return outcome_of(vwd_attention(session, &joined, (vwd_stream)stream));
+}
+static inline outcome attention_scratch(const vwd_session *session, const vwd_attention_args *args,
+                                        const vwd_paged_kv *kv, uint64_t *bytes) {
+  vwd_attention_args joined = *args;
+  joined.kv = kv;
+  return outcome_of(vwd_attention_scratch(session, &joined, bytes));
 }
 static inline outcome merge_states(const vwd_session *session, const vwd_merge_states_args *args, uintptr_t stream) {
   return outcome_of(vwd_merge_states(session, args, (vwd_stream)stream));
@@ -89,6 +110,12 @@ static inline outcome repair(const vwd_session *session, const vwd_repair_args *
   vwd_repair_args joined = *args;
   joined.kv = kv;
   return outcome_of(vwd_repair(session, &joined, (vwd_stream)stream));
+}
+static inline outcome repair_scratch(const vwd_session *session, const vwd_repair_args *args,
+                                     const vwd_paged_kv *kv, uint64_t *bytes) {
+  vwd_repair_args joined = *args;
+  joined.kv = kv;
+  return outcome_of(vwd_repair_scratch(session, &joined, bytes));
 }
 static inline outcome gather_blocks(const vwd_session *session, const vwd_gather_blocks_args *args, uintptr_t stream) {
   return outcome_of(vwd_gather_blocks(session, args, (vwd_stream)stream));

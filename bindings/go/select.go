@@ -7,8 +7,12 @@ package vanward
 // #cgo nocallback channel_importance
 // #cgo noescape select_blocks
 // #cgo nocallback select_blocks
+// #cgo noescape select_blocks_scratch
+// #cgo nocallback select_blocks_scratch
 // #cgo noescape select_tokens
 // #cgo nocallback select_tokens
+// #cgo noescape select_tokens_scratch
+// #cgo nocallback select_tokens_scratch
 import "C"
 
 // IndexUpdateArgs are the arguments of Session.IndexUpdate; vwd_index_update documents them.
@@ -93,6 +97,16 @@ func (s *Session) SelectBlocks(args SelectBlocksArgs, stream Stream) error {
 	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.select_blocks(h, &c, &index, stream.c()) })
 }
 
+// SelectBlocksScratch is how many bytes of scratch the call takes on a stream; 0 on a CPU session.
+func (s *Session) SelectBlocksScratch(args SelectBlocksArgs) (uint64, error) {
+	var l lowering
+	defer l.release()
+	var bytes C.uint64_t
+	c, index := args.lower(&l)
+	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.select_blocks_scratch(h, &c, &index, &bytes) })
+	return uint64(bytes), err
+}
+
 func (args SelectBlocksArgs) lower(l *lowering) (C.vwd_select_blocks_args, C.vwd_index) {
 	return C.vwd_select_blocks_args{
 		struct_size:  C.sizeof_vwd_select_blocks_args,
@@ -137,6 +151,16 @@ func (s *Session) SelectTokens(args SelectTokensArgs, stream Stream) error {
 	defer l.release()
 	c, index := args.lower(&l)
 	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.select_tokens(h, &c, &index, stream.c()) })
+}
+
+// SelectTokensScratch is how many bytes of scratch the call takes on a stream; 0 on a CPU session.
+func (s *Session) SelectTokensScratch(args SelectTokensArgs) (uint64, error) {
+	var l lowering
+	defer l.release()
+	var bytes C.uint64_t
+	c, index := args.lower(&l)
+	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.select_tokens_scratch(h, &c, &index, &bytes) })
+	return uint64(bytes), err
 }
 
 func (args SelectTokensArgs) lower(l *lowering) (C.vwd_select_tokens_args, C.vwd_index) {

@@ -156,6 +156,11 @@ func (s *Session) Reserve(stream Stream, bytes uint64) error {
 	})
 }
 
+// ForgetStream lets a stream's scratch arena go; the stream has passed its calls.
+func (s *Session) ForgetStream(stream Stream) error {
+	return s.run(&lowering{}, func(c *C.vwd_session) C.outcome { return C.session_forget_stream(c, stream.c()) })
+}
+
 // Stream is one of the session's own streams; 0 on a CPU session.
 func (s *Session) Stream(role StreamRole) (Stream, error) {
 	var stream C.vwd_stream

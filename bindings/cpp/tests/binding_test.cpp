@@ -143,6 +143,40 @@ static void pinned_memory_comes_as_a_span_and_goes_back() {
   CHECK(!session.pinned_alloc<double>(SIZE_MAX / 2));
 }
 
+static void a_session_can_work_on_threads_of_the_program() {
+  std::uint64_t ran = 0;
+  auto pool = [&ran](std::uint64_t tasks, vw::Task task) {
+    for (std::uint64_t index = tasks; index-- > 0; ++ran) task(index);
+  };
+  auto options = vw::make<vwd_session_options>();
+  options.device = VWD_DEVICE_CPU;
+  vw::use_threads(options, pool);
+  auto session = *vw::nothrow::Session::create(options);
+  constexpr int rows = 4096;
+  std::vector<float> data(rows * 256, 1), packed(rows * 256);
+  const std::vector<std::int32_t> all(rows / 16, 16);
+  std::vector<std::int64_t> offsets(rows / 16 + 1);
+  const vwd_tensor from = vw::tensor(data, {rows / 16, 16, 256}), to = vw::tensor(packed, {rows, 256});
+  auto args = vw::make<vwd_pack_args>();
+  args.tensor_count = 1;
+  args.rows = &from;
+  args.packed = &to;
+  args.accepted = vw::tensor(all);
+  args.offsets = vw::tensor(offsets);
+  CHECK(session.pack(args).has_value());
+  CHECK(packed == data && ran > 1);
+  CHECK(session.info()->threads == 0);
+}
+
+static void scratch_is_asked_for_without_a_call() {
+  auto session = *vw::nothrow::Session::create(on_cpu());
+  CHECK(session.attention_scratch(vw::make<vwd_attention_args>()).error().message().rfind("kv: ", 0) == 0);
+  CHECK(session.repair_scratch(vw::make<vwd_repair_args>()).status() == vw::Status::invalid_argument);
+  CHECK(session.select_blocks_scratch(vw::make<vwd_select_blocks_args>()).status() == vw::Status::invalid_argument);
+  CHECK(session.select_tokens_scratch(vw::make<vwd_select_tokens_args>()).status() == vw::Status::invalid_argument);
+  CHECK(session.forget_stream(nullptr).has_value());
+}
+
 static void each_thread_gets_its_own_message() {
   const auto session = *vw::nothrow::Session::create(on_cpu());
   std::array<int, 8> wrong{};
@@ -197,6 +231,8 @@ int main() {
   views_carry_dtype_shape_strides_and_device();
   a_view_that_its_memory_cannot_hold_is_refused_by_the_call();
   pinned_memory_comes_as_a_span_and_goes_back();
+  a_session_can_work_on_threads_of_the_program();
+  scratch_is_asked_for_without_a_call();
   each_thread_gets_its_own_message();
 #if defined(__cpp_exceptions)
   a_throwing_session_throws_status_and_message();

@@ -62,7 +62,7 @@ class Abi(unittest.TestCase):
 
     def test_every_call_is_in_the_cpp_header_too(self):
         cpp = (HEADER.parents[1] / "bindings" / "cpp" / "vanward.hpp").read_text()
-        self.assertEqual([name for name in _header.PROTOTYPES if f"{name}(" not in cpp], [])
+        self.assertEqual([name for name in _header.PROTOTYPES if not re.search(rf"\b{name}\b", cpp)], [])
 
     def test_every_constant_has_the_headers_value(self):
         enums = [

@@ -68,6 +68,17 @@ class Sessions(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "role: 'read'; expected one of select, "):
                 session.stream("read")
 
+    def test_scratch_is_asked_for_without_a_call(self):
+        q, kv, out = (np.zeros(shape, np.float32) for shape in ((1, 1, 16), (1, 8, 1, 16), (1, 1, 16)))
+        arguments = dict(kv=vanward.PagedKV(kv, kv, np.array([8], np.int32)), q=q, out=out)
+        with cpu_session() as session:
+            self.assertEqual(session.attention_scratch(**arguments), 0)
+            with self.assertRaisesRegex(vanward.InvalidArgument, "out: "):
+                session.attention_scratch(**arguments | dict(out=out[0]))
+            with self.assertRaisesRegex(TypeError, r"Session\.repair_scratch\(\) missing"):
+                session.repair_scratch(**arguments)
+            session.forget_stream(stream=0)
+
     def test_pinned_memory_is_an_array(self):
         with cpu_session() as session:
             memory = session.pinned_alloc(64)

@@ -214,12 +214,13 @@ class Call:
     in a CUDA graph. `stream` replaces the stream that it was prepared for.
     """
 
-    __slots__ = ("_function", "_owner", "_reference", "_stream", "_keep", "args")
+    __slots__ = ("_name", "_function", "_owner", "_reference", "_stream", "_keep", "args")
 
     def __init__(
         self, owner: Any, struct: type[Structure], stream: int, inputs: dict[str, Any], outputs: dict[str, Any]
     ):
-        self._function = getattr(lib, struct.__name__.removesuffix("_args"))
+        self._name = struct.__name__.removesuffix("_args")
+        self._function = getattr(lib, self._name)
         self._owner = owner
         self._stream = stream
         self._keep: list[Any] = []
@@ -231,3 +232,9 @@ class Call:
         status = self._function(self._owner.handle, self._reference, stream)
         if status:
             check(status)
+
+    def scratch(self) -> int:
+        """Bytes of scratch that it takes on a stream; 0 on a CPU session. Of attention, repair and selection."""
+        size = c_uint64()
+        check(getattr(lib, f"{self._name}_scratch")(self._owner.handle, self._reference, byref(size)))
+        return size.value

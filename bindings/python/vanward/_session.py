@@ -45,6 +45,16 @@ def at_once(prepare: Callable[P, Call]) -> Callable[P, None]:
     return _described(run, prepared, None)
 
 
+def scratch_of(prepare: Callable[P, Call]) -> Callable[P, int]:
+    """The bytes of scratch that the call takes on a stream; 0 on a CPU session."""
+    prepared = _renamed(prepare, "_scratch")
+
+    def ask(*args: P.args, **kwargs: P.kwargs) -> int:
+        return prepared(*args, **kwargs).scratch()
+
+    return _described(ask, prepared, int)
+
+
 def _renamed(prepare: Callable[P, Call], suffix: str) -> Callable[P, Call]:
     """The same function under the name of the method that it serves: errors about its arguments carry it."""
     assert isinstance(prepare, types.FunctionType)
@@ -128,6 +138,10 @@ class Session:
     def reserve(self, scratch_bytes: int, *, stream: int = 0) -> None:
         """vwd_session_reserve."""
         check(lib.vwd_session_reserve(self.handle, stream, scratch_bytes))
+
+    def forget_stream(self, *, stream: int) -> None:
+        """vwd_session_forget_stream: lets a stream's scratch arena go."""
+        check(lib.vwd_session_forget_stream(self.handle, stream))
 
     def stream(self, role: StreamRole | str) -> int:
         """vwd_session_stream: the address of one of the session's own streams; 0 on a CPU session."""
@@ -567,6 +581,11 @@ class Session:
     predictor_reset = at_once(prepare_predictor_reset)
     predictor_predict = at_once(prepare_predictor_predict)
     predictor_update = at_once(prepare_predictor_update)
+
+    attention_scratch = scratch_of(prepare_attention)
+    repair_scratch = scratch_of(prepare_repair)
+    select_blocks_scratch = scratch_of(prepare_select_blocks)
+    select_tokens_scratch = scratch_of(prepare_select_tokens)
 
 
 def _pairs(rows: Sequence[Array], packed: Sequence[Array]) -> int:
