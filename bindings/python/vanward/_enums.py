@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import operator
+from typing import Any
 
 from . import _header as c
 
@@ -46,11 +48,16 @@ class SelectMethod(enum.IntEnum):
 
 
 class SelectStatus(enum.IntFlag):
-    """Bits of the status words that a selection writes."""
+    """Bits of the status words that a selection writes: SelectStatus(status[i, h])."""
 
     NAN = c.VWD_SELECT_NAN
     NO_SUMMARY = c.VWD_SELECT_NO_SUMMARY
     CLAMPED = c.VWD_SELECT_CLAMPED
+
+    @classmethod
+    def _missing_(cls, value: Any) -> Any:
+        """Of several bits, or none, in whatever kind of integer the array holds."""
+        return super()._missing_(operator.index(value))
 
 
 class RepairMode(enum.IntEnum):
