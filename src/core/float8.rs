@@ -41,7 +41,7 @@ static E5M2: [f32; 256] = table(5, 2, 15, true);
 const fn table(exponent_bits: u32, mantissa_bits: u32, bias: i32, ieee: bool) -> [f32; 256] {
     let (most, ones) = ((1 << exponent_bits) - 1, (1 << mantissa_bits) - 1);
     let mut values = [0.0; 256];
-    let mut code = 0;
+    let mut code = 0usize;
     while code < 256 {
         let (exponent, mantissa) = (code >> mantissa_bits & most, code & ones);
         let is_last = exponent == most;
@@ -54,7 +54,7 @@ const fn table(exponent_bits: u32, mantissa_bits: u32, bias: i32, ieee: bool) ->
         } else {
             (mantissa + ones + 1) as f32 * power_of_two(exponent as i32 - bias - mantissa_bits as i32)
         };
-        values[code as usize] = if code >= 128 { -magnitude } else { magnitude };
+        values[code] = if code >= 128 { -magnitude } else { magnitude };
         code += 1;
     }
     values
