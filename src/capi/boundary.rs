@@ -82,7 +82,7 @@ pub unsafe fn release<T: Handle>(handle: *mut T) {
 /// # Safety
 /// `target` is NULL or valid for a write.
 pub unsafe fn out<T>(target: *mut T, name: &str) -> Result<&'static mut MaybeUninit<T>> {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: NULL or valid for a write, says the caller; nothing is read of a MaybeUninit.
     unsafe { target.cast::<MaybeUninit<T>>().as_mut() }
         .ok_or_else(|| Error::argument(name, "NULL", "a place for the result"))
 }

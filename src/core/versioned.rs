@@ -44,7 +44,7 @@ pub unsafe fn optional_versioned<'a, T: Versioned>(
         // SAFETY: T accepts all-zero bytes.
         return Ok(unsafe { room.assume_init_ref() });
     }
-    // SAFETY: forwarded to the caller.
+    // SAFETY: not NULL; the rest is as the caller says of it.
     unsafe { versioned(source, name, room) }
 }
 
@@ -99,7 +99,7 @@ unsafe fn require_zeros_after<T: Versioned>(source: *const T, size: usize, name:
 /// `target` is NULL or points to at least `struct_size` writable bytes.
 pub unsafe fn write_versioned<T: Versioned>(target: *mut T, value: &T, name: &str) -> Result<()> {
     let mut room = MaybeUninit::uninit();
-    // SAFETY: forwarded to the caller; versioned checks the pointer.
+    // SAFETY: versioned checks that the pointer is not NULL and aligned; what is writable is readable.
     let size = unsafe {
         versioned(target.cast_const(), name, &mut room)?;
         target.cast::<u32>().read() as usize

@@ -25,7 +25,7 @@ pub struct Cpu {
 enum Workers {
     /// The caller.
     None,
-    /// So many threads of the session, while the caller waits.
+    /// The session's threads, while the caller waits.
     Own(Pool),
     Lent(ParallelFor),
 }

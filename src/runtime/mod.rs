@@ -79,7 +79,7 @@ impl Options {
                     "0 beside parallel_for, whose threads do the work",
                 ));
             }
-            // SAFETY: forwarded to the caller, whose words these are.
+            // SAFETY: the caller says that it keeps its contract as long as the session, which alone uses it, lives.
             options.parallel_for = Some(unsafe { ParallelFor::new(call, c.parallel_context) });
         } else if !c.parallel_context.is_null() {
             let found = format!("{:p} without parallel_for", c.parallel_context);

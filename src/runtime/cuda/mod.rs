@@ -252,7 +252,8 @@ impl Enqueue<'_> {
     /// Counters of [`Enqueue::counters`].
     pub const COUNTERS: usize = arena::COUNTERS;
 
-    /// Counters of 32 bits for this call alone: they are zero, and its last kernel leaves them so.
+    /// Counters of 32 bits for this call alone: they are zero, and its last kernel leaves them so. A call that counts tells of
+    /// a byte of scratch at least: its arena must be there before a capture.
     pub fn counters(&self) -> Result<CUdeviceptr> {
         self.cuda.arenas.counters(self.stream)
     }
@@ -262,7 +263,7 @@ impl Enqueue<'_> {
     /// # Safety
     /// As for [`Kernel::launch`].
     pub unsafe fn launch<const N: usize>(&self, kernel: &Kernel, grid: Grid, params: [*const c_void; N]) -> Result<()> {
-        // SAFETY: forwarded to the caller; the context is current.
+        // SAFETY: the context is current while this lives; the caller vouches for the parameters and what they point to.
         unsafe { kernel.launch(grid, self.stream, params) }
     }
 
@@ -271,7 +272,7 @@ impl Enqueue<'_> {
     /// # Safety
     /// `bytes` bytes at `address` are the device's, and valid until the stream has passed.
     pub unsafe fn fill_zero(&self, address: *mut u8, bytes: usize) -> Result<()> {
-        // SAFETY: forwarded to the caller; the context is current.
+        // SAFETY: the context is current while this lives; the caller vouches for the bytes.
         check(unsafe { sys::cuMemsetD8Async(address as CUdeviceptr, 0, bytes, self.stream) }, "cuMemsetD8Async")
     }
 }

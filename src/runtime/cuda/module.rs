@@ -117,7 +117,7 @@ impl Kernel {
         let Grid { ctas, threads, kind } = grid;
         let mut attribute = match kind {
             Kind::Plain => {
-                // SAFETY: forwarded to the caller; the driver copies the parameters during the call.
+                // SAFETY: the caller vouches for parameters and context; the driver copies the parameters during the call.
                 let launched =
                     unsafe { sys::cuLaunchKernel(self.function, ctas, 1, 1, threads, 1, 1, 0, stream, params, none) };
                 return check(launched, self.name);
