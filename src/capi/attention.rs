@@ -1,6 +1,6 @@
 //! Attention over a selection, joining of states, and repair of a wrong prediction.
 
-use super::boundary::{boundary, handle, out, versioned};
+use super::boundary::{computing, handle, out, versioned};
 use super::session::vwd_session;
 use crate::abi::{vwd_attention_args, vwd_merge_states_args, vwd_repair_args, vwd_status, vwd_stream};
 use crate::ops::{attention, repair};
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn vwd_attention(
     args: *const vwd_attention_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let (mut room, mut kv_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn vwd_attention_scratch(
     args: *const vwd_attention_args,
     bytes: *mut u64,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let (mut room, mut kv_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session, args and bytes.
         let (session, args, bytes) =
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn vwd_merge_states(
     args: *const vwd_merge_states_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
@@ -134,7 +134,7 @@ pub unsafe extern "C" fn vwd_repair(
     args: *const vwd_repair_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let (mut room, mut kv_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn vwd_repair_scratch(
     args: *const vwd_repair_args,
     bytes: *mut u64,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let (mut room, mut kv_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session, args and bytes.
         let (session, args, bytes) =

@@ -1,6 +1,6 @@
 //! Forecast: the queries of layer l+1 from the residual stream that enters layer l, fitted in closed form.
 
-use super::boundary::{Handle, boundary, handle, optional_versioned, out, release, text, versioned, write_versioned};
+use super::boundary::{Handle, computing, handle, optional_versioned, out, release, text, versioned, write_versioned};
 use super::session::vwd_session;
 use crate::abi::{
     vwd_forecast_accumulate_args, vwd_forecast_details, vwd_forecast_options, vwd_forecast_project_args, vwd_status,
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn vwd_forecast_create(
     options: *const vwd_forecast_options,
     forecast: *mut *mut vwd_forecast,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
         let (session, options, forecast) = unsafe {
@@ -61,7 +61,7 @@ pub unsafe extern "C" fn vwd_forecast_info(
     forecast: *const vwd_forecast,
     details: *mut vwd_forecast_details,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         // SAFETY: the C contract of the arguments.
         unsafe { write_versioned(details, &handle(forecast, "forecast")?.0.details(), "details") }
     })
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn vwd_forecast_accumulate(
     forecast: *const vwd_forecast,
     args: *const vwd_forecast_accumulate_args,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
         let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args", &mut room)?) };
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn vwd_forecast_accumulate(
 /// float32), OUT_OF_MEMORY, INTERNAL. After an error sums and maps are as they were.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_solve(forecast: *const vwd_forecast, rank: u32) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         // SAFETY: the C contract of forecast.
         unsafe { handle(forecast, "forecast")? }.0.solve(rank as usize)
     })
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn vwd_forecast_solve(forecast: *const vwd_forecast, rank:
 /// Errors: INVALID_ARGUMENT (path; a map is not solved), IO (the message names path), OUT_OF_MEMORY, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_save(forecast: *const vwd_forecast, path: *const c_char) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         // SAFETY: the C contract of forecast and path.
         let (forecast, path) = unsafe { (handle(forecast, "forecast")?, text(path, "path")?) };
         forecast.0.save(path)
@@ -147,7 +147,7 @@ pub unsafe extern "C" fn vwd_forecast_load(
     path: *const c_char,
     forecast: *mut *mut vwd_forecast,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         // SAFETY: the C contract of the arguments.
         let (session, path, forecast) =
             unsafe { (handle(session, "session")?, text(path, "path")?, out(forecast, "forecast")?) };
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn vwd_forecast_project(
     args: *const vwd_forecast_project_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let (mut room, mut rope_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of the arguments.
         let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args", &mut room)?) };

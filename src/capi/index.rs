@@ -1,6 +1,6 @@
 //! Summaries of keys, from which blocks and tokens are selected.
 
-use super::boundary::{boundary, handle, versioned};
+use super::boundary::{computing, handle, versioned};
 use super::session::vwd_session;
 use crate::abi::{vwd_channel_importance_args, vwd_index_update_args, vwd_status, vwd_stream};
 use crate::ops::index;
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn vwd_index_update(
     args: *const vwd_index_update_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn vwd_channel_importance(
     args: *const vwd_channel_importance_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };

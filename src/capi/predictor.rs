@@ -1,6 +1,6 @@
 //! Prediction of the next step's blocks from the scores of past steps (PRR: Holt's linear smoothing).
 
-use super::boundary::{boundary, handle, out, versioned};
+use super::boundary::{computing, handle, out, versioned};
 use super::session::vwd_session;
 use crate::abi::{
     vwd_holt, vwd_predictor_calibrate_args, vwd_predictor_predict_args, vwd_predictor_reset_args,
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn vwd_predictor_reset(
     args: *const vwd_predictor_reset_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
@@ -58,7 +58,7 @@ pub unsafe extern "C" fn vwd_predictor_predict(
     args: *const vwd_predictor_predict_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn vwd_predictor_update(
     args: *const vwd_predictor_update_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
@@ -122,7 +122,7 @@ pub unsafe extern "C" fn vwd_predictor_calibrate(
     holt: *mut vwd_holt,
     hit_rate: *mut f64,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let mut room = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };

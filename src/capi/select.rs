@@ -1,6 +1,6 @@
 //! Selection of KV blocks, and of tokens inside them.
 
-use super::boundary::{boundary, handle, out, versioned};
+use super::boundary::{computing, handle, out, versioned};
 use super::session::vwd_session;
 use crate::abi::{vwd_select_blocks_args, vwd_select_tokens_args, vwd_status, vwd_stream};
 use crate::ops::select;
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn vwd_select_blocks(
     args: *const vwd_select_blocks_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
@@ -77,7 +77,7 @@ pub unsafe extern "C" fn vwd_select_blocks_scratch(
     args: *const vwd_select_blocks_args,
     bytes: *mut u64,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session, args and bytes.
         let (session, args, bytes) =
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn vwd_select_tokens(
     args: *const vwd_select_tokens_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
@@ -148,7 +148,7 @@ pub unsafe extern "C" fn vwd_select_tokens_scratch(
     args: *const vwd_select_tokens_args,
     bytes: *mut u64,
 ) -> vwd_status {
-    boundary(|| {
+    computing(|| {
         let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session, args and bytes.
         let (session, args, bytes) =
