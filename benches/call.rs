@@ -1,6 +1,6 @@
 //! What one call through the C ABI costs: greedy verification of 32 sequences of 128 drafts, of one sequence of one draft
-//! (a call that does next to nothing), of an argument that is refused, and selection for a batch of no sequences, which
-//! makes its checks and returns.
+//! (a call that does next to nothing), of an argument that is refused, of selection for a batch of no sequences, which
+//! makes its checks and returns, and the checks of attention and of repair.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::ptr::null_mut;
@@ -102,5 +102,41 @@ fn calls(criterion: &mut Criterion) {
     group.bench_function("select_blocks_0", |b| b.iter(|| assert_eq!(select(), VWD_OK)));
 }
 
-criterion_group!(benches, calls);
+/// The checks of attention and repair over plain tensors: to tell the scratch of a call takes no more.
+fn checks(criterion: &mut Criterion) {
+    let backend = Backend::cpu(0);
+    let tensor = |dtype, shape: &[usize]| Tensor::poisoned(&backend, dtype, shape, &Layout::default());
+    let (q, out, cache) = (tensor(F16, &[8, 32, 128]), tensor(F16, &[8, 32, 128]), tensor(F16, &[64, 16, 8, 128]));
+    let (v, table, lens) = (tensor(F16, &[64, 16, 8, 128]), tensor(I32, &[8, 64]), tensor(I32, &[8]));
+    let lists = [(); 2].map(|()| (tensor(I32, &[8, 8, 16]), tensor(I32, &[8, 8])));
+    let [predicted, selected] =
+        lists.each_ref().map(|(ids, counts)| vwd_block_list { ids: ids.c(), counts: counts.c(), slots: absent() });
+    let (acc, m, l) = (tensor(F32, &[8, 32, 16, 128]), tensor(F32, &[8, 32, 16]), tensor(F32, &[8, 32, 16]));
+    let kv = vwd_paged_kv { k: cache.c(), v: v.c(), page_table: table.c(), seq_lens: lens.c(), ..args() };
+    let attention = vwd_attention_args { block_size: 16, kv: &kv, q: q.c(), list: selected, out: out.c(), ..args() };
+    let partials = vwd_attention_partials { acc: acc.c(), m: m.c(), l: l.c() };
+    let repair = vwd_repair_args {
+        mode: VWD_REPAIR_EXACT,
+        block_size: 16,
+        kv: &kv,
+        q: q.c(),
+        predicted,
+        selected,
+        predicted_partials: partials,
+        out: out.c(),
+        ..args()
+    };
+    let mut bytes = 0;
+    let mut group = criterion.benchmark_group("checks");
+    // SAFETY: the session and the tensors of each call are alive.
+    group.bench_function("attention", |b| {
+        b.iter(|| assert_eq!(unsafe { vwd_attention_scratch(backend.session(), &attention, &mut bytes) }, VWD_OK))
+    });
+    // SAFETY: as above.
+    group.bench_function("repair", |b| {
+        b.iter(|| assert_eq!(unsafe { vwd_repair_scratch(backend.session(), &repair, &mut bytes) }, VWD_OK))
+    });
+}
+
+criterion_group!(benches, calls, checks);
 criterion_main!(benches);

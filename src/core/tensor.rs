@@ -88,11 +88,15 @@ impl fmt::Display for Name {
 
 impl From<&'static str> for Name {
     fn from(text: &'static str) -> Name {
-        Name { text, index: None }
+        Name::new(text)
     }
 }
 
 impl Name {
+    pub const fn new(text: &'static str) -> Name {
+        Name { text, index: None }
+    }
+
     pub fn member(text: &'static str, index: usize) -> Name {
         Name { text, index: Some(index as u32) }
     }
@@ -159,69 +163,102 @@ impl Checks {
 
     /// A tensor that must be given, of one of these dtypes and of this shape (see [`Tensor::of_shape`]).
     #[inline(always)]
-    pub fn input<'a>(
+    pub fn input<'a, const RANK: usize>(
         &self,
         name: impl Into<Name>,
         t: &'a vwd_tensor,
         dtypes: &[DType],
-        shape: &[(&str, usize)],
+        shape: &[(&str, usize); RANK],
     ) -> Result<Tensor<'a>> {
-        if let Some(end) = self.plain_end(t, dtypes, shape) {
-            return Ok(Tensor::new(name.into(), t, (t.data as i64, end)));
-        }
-        self.required(name, t)?.of_any(dtypes)?.of_shape(shape)
+        let name = name.into();
+        let bytes = match self.plain_end(t, dtypes, shape) {
+            Some(end) => (t.data as i64, end),
+            // A copy, so that the shape of those that are plain need not lie in memory.
+            None => self.input_bytes(name, t, dtypes, &{ *shape })?,
+        };
+        Ok(Tensor::new(name, t, bytes))
     }
 
     /// The same of a tensor that the op writes.
     #[inline(always)]
-    pub fn output<'a>(
+    pub fn output<'a, const RANK: usize>(
         &self,
         name: impl Into<Name>,
         t: &'a vwd_tensor,
         dtypes: &[DType],
-        shape: &[(&str, usize)],
+        shape: &[(&str, usize); RANK],
     ) -> Result<Tensor<'a>> {
-        if let Some(end) = self.plain_end(t, dtypes, shape) {
-            return Ok(Tensor::new(name.into(), t, (t.data as i64, end)));
-        }
-        self.required(name, t)?.of_any(dtypes)?.of_shape(shape)?.writable()
+        let name = name.into();
+        let bytes = match self.plain_end(t, dtypes, shape) {
+            Some(end) => (t.data as i64, end),
+            None => self.output_bytes(name, t, dtypes, &{ *shape })?,
+        };
+        Ok(Tensor::new(name, t, bytes))
     }
 
     /// [`Checks::input`] of a tensor that is absent when its `data` is NULL.
     #[inline(always)]
-    pub fn optional_input<'a>(
+    pub fn optional_input<'a, const RANK: usize>(
         &self,
         name: impl Into<Name>,
         t: &'a vwd_tensor,
         dtypes: &[DType],
-        shape: &[(&str, usize)],
+        shape: &[(&str, usize); RANK],
     ) -> Result<Option<Tensor<'a>>> {
-        given(t).map(|t| self.input(name, t, dtypes, shape)).transpose()
+        if t.data.is_null() { Ok(None) } else { Ok(Some(self.input(name, t, dtypes, shape)?)) }
     }
 
     /// [`Checks::output`] of one.
     #[inline(always)]
-    pub fn optional_output<'a>(
+    pub fn optional_output<'a, const RANK: usize>(
         &self,
         name: impl Into<Name>,
         t: &'a vwd_tensor,
         dtypes: &[DType],
-        shape: &[(&str, usize)],
+        shape: &[(&str, usize); RANK],
     ) -> Result<Option<Tensor<'a>>> {
-        given(t).map(|t| self.output(name, t, dtypes, shape)).transpose()
+        if t.data.is_null() { Ok(None) } else { Ok(Some(self.output(name, t, dtypes, shape)?)) }
     }
 
-    /// Where a tensor ends that is as expected and in C order without gaps, as most are: it passes every check.
+    /// Where an input lies that need not be plain. No view, which calls would have to pass through memory.
     #[inline(never)]
-    fn plain_end(&self, t: &vwd_tensor, dtypes: &[DType], shape: &[(&str, usize)]) -> Option<i64> {
-        let is_expected = t.ndim as usize == shape.len()
+    fn input_bytes(&self, name: Name, t: &vwd_tensor, dtypes: &[DType], shape: &[(&str, usize)]) -> Result<ByteRange> {
+        Ok(self.required(name, t)?.of_any(dtypes)?.of_shape(shape)?.bytes)
+    }
+
+    #[inline(never)]
+    fn output_bytes(&self, name: Name, t: &vwd_tensor, dtypes: &[DType], shape: &[(&str, usize)]) -> Result<ByteRange> {
+        Ok(self.required(name, t)?.of_any(dtypes)?.of_shape(shape)?.writable()?.bytes)
+    }
+
+    /// Where a tensor ends that is as expected and in C order without gaps, as most are: it passes every check. Only such
+    /// dtypes are expected whose size is a power of two.
+    #[inline(always)]
+    fn plain_end<const RANK: usize>(
+        &self,
+        t: &vwd_tensor,
+        dtypes: &[DType],
+        shape: &[(&str, usize); RANK],
+    ) -> Option<i64> {
+        let dtype = DType { code: t.dtype_code, bits: t.dtype_bits };
+        let (data, size) = (t.data as i64, t.dtype_bits as i64 / 8);
+        let is_expected = t.ndim as usize == RANK
             && t.lanes <= 1
-            && dtypes.contains(&DType { code: t.dtype_code, bits: t.dtype_bits })
+            && dtypes.contains(&dtype)
             && self.device.accepts(t.device_type, t.device_id)
-            && !t.data.is_null()
-            && t.data as i64 % alignment(t) == 0;
-        let is_expected = is_expected && shape.iter().zip(&t.shape).all(|(&(_, n), &extent)| fits(extent, n));
-        if is_expected { packed_end(t) } else { None }
+            && data != 0
+            && data & (size - 1) == 0;
+        if !is_expected {
+            return None;
+        }
+        let mut stride = 1i64;
+        for d in (0..RANK).rev() {
+            if t.strides[d] != stride || !fits(t.shape[d], shape[d].1) || t.shape[d] < 0 {
+                return None;
+            }
+            stride = stride.checked_mul(t.shape[d])?;
+        }
+        data.checked_add(stride.checked_mul(size)?)
     }
 
     fn check(&self, t: &vwd_tensor) -> std::result::Result<ByteRange, Flaw> {

@@ -3,7 +3,7 @@
 use crate::abi::{vwd_block_list, vwd_paged_kv, vwd_tensor};
 use crate::core::dtype::{DType, Element};
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{ANY, Checks, MAX_RANK, Name, Tensor, given};
+use crate::core::tensor::{ANY, Checks, Name, Tensor, given};
 use crate::runtime::require_no_flags;
 use std::mem::MaybeUninit;
 
@@ -17,6 +17,7 @@ pub struct Heads {
 
 impl Heads {
     /// From q [.., Hq, D] and a tensor with Hk heads.
+    #[inline(always)]
     pub fn new(q: &Tensor, kv_heads: usize) -> Result<Heads> {
         let heads = Heads { q: q.dim(q.rank() - 2), kv: kv_heads, dim: q.dim(q.rank() - 1) };
         if heads.kv == 0 || heads.q == 0 || !heads.q.is_multiple_of(heads.kv) {
@@ -36,6 +37,7 @@ impl Heads {
 pub const MAX_DIM: usize = 576;
 
 /// D is a multiple of 8 from 16 to 576.
+#[inline(always)]
 pub fn check_head_dim(t: &Tensor, dim: usize) -> Result<()> {
     if (16..=MAX_DIM).contains(&dim) && dim.is_multiple_of(8) {
         return Ok(());
@@ -55,11 +57,12 @@ pub struct Positions<'a> {
 }
 
 impl<'a> Positions<'a> {
+    #[inline(always)]
     pub fn from_c(checks: &Checks, q: &'a vwd_tensor, lens: &'a vwd_tensor) -> Result<Positions<'a>> {
-        let shape = [("B", ANY), ("Q", ANY), ("Hq", ANY), ("D", ANY)];
+        let (batch, heads, dim) = (("B", ANY), ("Hq", ANY), ("D", ANY));
         let q = match q.ndim {
-            4 => checks.input("q", q, DType::FLOATS, &shape)?,
-            _ => checks.input("q", q, DType::FLOATS, &[shape[0], shape[2], shape[3]])?,
+            4 => checks.input("q", q, DType::FLOATS, &[batch, ("Q", ANY), heads, dim])?,
+            _ => checks.input("q", q, DType::FLOATS, &[batch, heads, dim])?,
         };
         let lens = checks.optional_input("q_lens", lens, &[DType::I32], &[("B", q.dim(0))])?;
         Ok(Positions { q, lens })
@@ -131,6 +134,7 @@ pub unsafe fn adjacent<T: Element, const N: usize>(t: &Tensor, index: [usize; N]
 }
 
 /// The scale of q·k: 0 stands for 1/√D.
+#[inline(always)]
 pub fn scale_or_default(scale: f32, dim: usize) -> Result<f32> {
     if !(scale.is_finite() && scale >= 0.0) {
         return Err(Error::argument("scale", scale, "a finite number above 0, or 0 for 1/√D"));
@@ -144,6 +148,7 @@ pub struct Scale<'a>(pub Tensor<'a>);
 
 impl<'a> Scale<'a> {
     /// `of` [pages, P, Hk, ..] are the keys or values.
+    #[inline(always)]
     pub fn from_c(
         checks: &Checks,
         name: &'static str,
@@ -197,6 +202,7 @@ pub struct Pages<'a> {
 
 impl<'a> Pages<'a> {
     /// `paged` is [pages, P, …]; there are as many sequences as lengths.
+    #[inline(always)]
     pub fn new(
         checks: &Checks,
         paged: &Tensor,
@@ -299,6 +305,7 @@ pub struct PagedKv<'a> {
 
 impl<'a> PagedKv<'a> {
     /// Of `batch` sequences, keys of `dim` channels. `in_slots`: the pages are named by the slots of a list.
+    #[inline(always)]
     pub fn from_c(
         checks: &Checks,
         c: &'a vwd_paged_kv,
@@ -347,20 +354,12 @@ pub struct BlockList<'a> {
     pub slots: Option<Tensor<'a>>,
 }
 
-impl Lists {
-    /// B, Q and Hk, of which a tensor without a dimension for positions has those from the second result on.
-    #[inline(always)]
-    pub fn shape(&self) -> ([(&'static str, usize); 3], usize) {
-        let batch = ("B", self.batch);
-        ([batch, self.positions.map_or(batch, |q| ("Q", q)), ("Hk", self.kv_heads)], self.positions.is_none() as usize)
-    }
-}
-
 /// Which list: sequence, position and KV head.
 pub type ListAt = [usize; 3];
 
 impl<'a> BlockList<'a> {
     /// Without slots. `names` are those of ids, counts and slots.
+    #[inline(always)]
     pub fn from_c(
         checks: &Checks,
         c: &'a vwd_block_list,
@@ -374,6 +373,7 @@ impl<'a> BlockList<'a> {
     }
 
     /// With slots or without.
+    #[inline(always)]
     pub fn with_slots_from_c(
         checks: &Checks,
         c: &'a vwd_block_list,
@@ -381,15 +381,32 @@ impl<'a> BlockList<'a> {
         lists: Lists,
     ) -> Result<BlockList<'a>> {
         let own = lists.positions.filter(|_| c.ids.ndim == 4);
-        let ([batch, first, heads], skip) = Lists { positions: own, ..lists }.shape();
-        let ids = checks.input(names[0], &c.ids, &[DType::I32], &[batch, first, heads, ("cap", ANY)][skip..])?;
-        let (heads, cap) = (("Hk", ids.dim(ids.rank() - 2)), ("cap", ids.dim(ids.rank() - 1)));
-        let counts = checks.input(names[1], &c.counts, &[DType::I32], &[batch, first, heads][skip..])?;
-        let slots = checks.optional_input(names[2], &c.slots, &[DType::I32], &[batch, first, heads, cap][skip..])?;
+        let (i32, batch) = (&[DType::I32], ("B", lists.batch));
+        let (heads, any) = (("Hk", lists.kv_heads), ("cap", ANY));
+        let ids = match own {
+            Some(q) => checks.input(names[0], &c.ids, i32, &[batch, ("Q", q), heads, any])?,
+            None => checks.input(names[0], &c.ids, i32, &[batch, heads, any])?,
+        };
+        let cap = ("cap", ids.dim(ids.rank() - 1));
+        let counts = match own {
+            Some(q) => checks.input(names[1], &c.counts, i32, &[batch, ("Q", q), heads])?,
+            None => checks.input(names[1], &c.counts, i32, &[batch, heads])?,
+        };
+        let slots = match own {
+            Some(q) => checks.optional_input(names[2], &c.slots, i32, &[batch, ("Q", q), heads, cap])?,
+            None => checks.optional_input(names[2], &c.slots, i32, &[batch, heads, cap])?,
+        };
         Ok(BlockList { ids, counts, slots })
     }
 
+    /// Hk of a list that is not checked yet; 0 where it cannot be told.
+    pub fn kv_heads_of(c: &vwd_block_list) -> usize {
+        let rank = c.ids.ndim as usize;
+        if matches!(rank, 3 | 4) { c.ids.shape[rank - 2].max(0) as usize } else { 0 }
+    }
+
     /// Whether no tensor of a list is given.
+    #[inline(always)]
     pub fn is_absent(c: &vwd_block_list) -> bool {
         [&c.ids, &c.counts, &c.slots].iter().all(|t| t.data.is_null())
     }
@@ -410,10 +427,6 @@ impl<'a> BlockList<'a> {
     /// Lists of a sequence and KV head: one, or one for each position.
     pub fn per_head(&self) -> usize {
         if self.is_own() { self.ids.dim(1) } else { 1 }
-    }
-
-    pub fn kv_heads(&self) -> usize {
-        self.ids.dim(self.ids.rank() - 2)
     }
 
     pub fn cap(&self) -> usize {
@@ -492,35 +505,26 @@ pub struct State<'a> {
 }
 
 impl<'a> State<'a> {
-    /// `c` and `names` are acc, m and l; `lead` is the shape of m and l.
-    pub fn from_c<N: Into<Name> + Copy>(
+    /// `c` and `names` are acc, m and l; `acc` and `lead`, that without its last dimension, are their shapes.
+    #[inline(always)]
+    pub fn from_c<const LEAD: usize, const ACC: usize>(
         checks: &Checks,
         c: [&'a vwd_tensor; 3],
-        names: [N; 3],
-        lead: &[(&str, usize)],
-        dim: usize,
+        names: [Name; 3],
+        lead: &[(&str, usize); LEAD],
+        acc: &[(&str, usize); ACC],
     ) -> Result<State<'a>> {
-        let mut full = [("Dv", dim); MAX_RANK];
-        full[..lead.len()].copy_from_slice(lead);
         Ok(State {
-            acc: checks.input(names[0], c[0], &[DType::F32], &full[..=lead.len()])?,
+            acc: checks.input(names[0], c[0], &[DType::F32], acc)?,
             m: checks.input(names[1], c[1], &[DType::F32], lead)?,
             l: checks.input(names[2], c[2], &[DType::F32], lead)?,
         })
     }
 
-    /// Absent when no tensor is given; part of a state is an error.
-    pub fn optional_from_c(
-        checks: &Checks,
-        c: [&'a vwd_tensor; 3],
-        names: [&'static str; 3],
-        lead: &[(&str, usize)],
-        dim: usize,
-    ) -> Result<Option<State<'a>>> {
-        if c.iter().all(|t| t.data.is_null()) {
-            return Ok(None);
-        }
-        State::from_c(checks, c, names, lead, dim).map(Some)
+    /// Whether no tensor of a state is given.
+    #[inline(always)]
+    pub fn is_absent(c: [&vwd_tensor; 3]) -> bool {
+        c.iter().all(|t| t.data.is_null())
     }
 
     pub fn writable(self) -> Result<State<'a>> {

@@ -9,19 +9,19 @@ use std::ops::Range;
 
 pub fn run(cpu: &Cpu, r: &Request) -> Result<()> {
     let job = |plan| Job {
-        problem: &r.problem,
+        problem: r.problem,
         plan,
-        own_lists: r.list.is_some_and(|list| list.is_own()),
-        slots: r.list.as_ref().filter(|list| list.slots.is_some()),
+        own_lists: r.list.is_some_and(BlockList::is_own),
+        slots: r.list.filter(|list| list.slots.is_some()),
         bundle: r.bundle,
         start: None,
         kept: None,
         partials: r.partials,
-        outputs: &r.outputs,
+        outputs: r.outputs,
     };
-    match &r.list {
-        Some(list) => run_job(cpu, &job(&Listed { problem: &r.problem, list })),
-        None => run_job(cpu, &job(&Everything { problem: &r.problem })),
+    match r.list {
+        Some(list) => run_job(cpu, &job(&Listed { problem: r.problem, list })),
+        None => run_job(cpu, &job(&Everything { problem: r.problem })),
     }
 }
 

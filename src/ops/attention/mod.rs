@@ -48,29 +48,22 @@ pub struct Numbers {
 }
 
 impl<'a> Problem<'a> {
-    /// With the list in whose slots the pages may lie. Checks all but `block_size`.
+    /// Over the pages of the sequences, or those that the slots of `list` name. Checks all but `block_size`.
     #[inline(always)]
     pub fn from_c(
         checks: &Checks,
         [q, q_lens]: [&'a vwd_tensor; 2],
         kv: &'a vwd_paged_kv,
         numbers: Numbers,
-        (list, names): (Option<&'a vwd_block_list>, [&'static str; 3]),
-    ) -> Result<(Problem<'a>, Option<BlockList<'a>>)> {
+        list: &vwd_block_list,
+    ) -> Result<Problem<'a>> {
         let positions = Positions::from_c(checks, q, q_lens)?;
         let (batch, dim) = (positions.batch(), positions.q.dim(positions.q.rank() - 1));
-        let in_slots = list.is_some_and(|list| given(&list.slots).is_some());
+        let in_slots = given(&list.slots).is_some();
         let kv = PagedKv::from_c(checks, kv, batch, dim, in_slots)?;
-        let list = match list {
-            Some(list) => {
-                // Pages that slots name hold one head; how many there are, the list says.
-                let kv_heads = if in_slots { ANY } else { kv.k.dim(2) };
-                let lists = Lists { batch, positions: positions.dimension(), kv_heads };
-                Some(BlockList::with_slots_from_c(checks, list, names, lists)?)
-            }
-            None => None,
-        };
-        let heads = Heads::new(&positions.q, list.map_or(kv.k.dim(2), |list| list.kv_heads()))?;
+        // Pages that slots name hold one head; how many there are, the list says.
+        let kv_heads = if in_slots { BlockList::kv_heads_of(list) } else { kv.k.dim(2) };
+        let heads = Heads::new(&positions.q, kv_heads)?;
         let Numbers { block_size, scale, soft_cap, window } = numbers;
         if scale == 0.0 && dim != kv.value_dim() {
             let expected = format!("the scale of q·k, since D={dim} and Dv={} differ", kv.value_dim());
@@ -79,7 +72,7 @@ impl<'a> Problem<'a> {
         if !(soft_cap.is_finite() && soft_cap >= 0.0) {
             return Err(Error::argument("soft_cap", soft_cap, "a finite number above 0, or 0 for none"));
         }
-        let problem = Problem {
+        Ok(Problem {
             positions,
             kv,
             heads,
@@ -87,8 +80,14 @@ impl<'a> Problem<'a> {
             cap: (soft_cap > 0.0).then_some(soft_cap),
             window: if window == 0 { usize::MAX } else { window as usize },
             block_size: block_size as usize,
-        };
-        Ok((problem, list))
+        })
+    }
+
+    /// How many lists there may be.
+    #[inline(always)]
+    pub fn lists(&self) -> Lists {
+        let positions = &self.positions;
+        Lists { batch: positions.batch(), positions: positions.dimension(), kv_heads: self.heads.kv }
     }
 
     pub fn inputs(&self) -> [Option<&Tensor<'a>>; 8] {
@@ -149,6 +148,7 @@ pub struct Extents {
 }
 
 impl Extents {
+    #[inline(always)]
     pub fn of(problem: &Problem) -> Extents {
         let positions = &problem.positions;
         Extents {
@@ -159,36 +159,46 @@ impl Extents {
         }
     }
 
-    /// B, Q, Hq and what is asked for, of which a tensor without a dimension for positions has those from `skip` on.
-    #[inline(always)]
-    fn full<'n>(&self, last: (&'n str, usize)) -> ([(&'n str, usize); 4], usize) {
-        let batch = ("B", self.batch);
-        let first = self.positions.map_or(batch, |q| ("Q", q));
-        ([batch, first, ("Hq", self.heads), last], self.positions.is_none() as usize)
-    }
-
+    /// A state with these names, absent when no tensor is given; part of a state is an error.
     #[inline(always)]
     pub fn state<'a>(
         &self,
         checks: &Checks,
         c: &'a vwd_attention_state,
-        names: [&'static str; 3],
+        names: [Name; 3],
     ) -> Result<Option<State<'a>>> {
-        let (shape, skip) = self.full(("", 0));
-        State::optional_from_c(checks, [&c.acc, &c.m, &c.l], names, &shape[skip..3], self.dim)
+        let c = [&c.acc, &c.m, &c.l];
+        if State::is_absent(c) { Ok(None) } else { self.required_state(checks, c, names).map(Some) }
     }
 
-    /// One state per bundle of list entries.
+    #[inline(always)]
+    fn required_state<'a>(&self, checks: &Checks, c: [&'a vwd_tensor; 3], names: [Name; 3]) -> Result<State<'a>> {
+        let (batch, heads, dim) = (("B", self.batch), ("Hq", self.heads), ("Dv", self.dim));
+        match self.positions.map(|q| ("Q", q)) {
+            None => State::from_c(checks, c, names, &[batch, heads], &[batch, heads, dim]),
+            Some(q) => State::from_c(checks, c, names, &[batch, q, heads], &[batch, q, heads, dim]),
+        }
+    }
+
+    /// The same of one state per bundle of list entries.
     #[inline(always)]
     pub fn partials<'a>(
         &self,
         checks: &Checks,
         c: &'a vwd_attention_partials,
-        names: [&'static str; 3],
+        names: [Name; 3],
         groups: usize,
     ) -> Result<Option<State<'a>>> {
-        let (shape, skip) = self.full(("⌈cap/partial_blocks⌉", groups));
-        State::optional_from_c(checks, [&c.acc, &c.m, &c.l], names, &shape[skip..], self.dim)
+        let c = [&c.acc, &c.m, &c.l];
+        if State::is_absent(c) {
+            return Ok(None);
+        }
+        let (batch, heads, dim) = (("B", self.batch), ("Hq", self.heads), ("Dv", self.dim));
+        let groups = ("⌈cap/partial_blocks⌉", groups);
+        Ok(Some(match self.positions.map(|q| ("Q", q)) {
+            None => State::from_c(checks, c, names, &[batch, heads, groups], &[batch, heads, groups, dim])?,
+            Some(q) => State::from_c(checks, c, names, &[batch, q, heads, groups], &[batch, q, heads, groups, dim])?,
+        }))
     }
 }
 
@@ -202,34 +212,41 @@ impl<'a> Outputs<'a> {
         (out_dtypes, out_required): (&[DType], bool),
         extents: &Extents,
     ) -> Result<Outputs<'a>> {
-        let (shape, skip) = extents.full(("Dv", extents.dim));
-        let out = match out_required || !out.data.is_null() {
-            true => Some(checks.output("out", out, out_dtypes, &shape[skip..])?),
-            false => None,
+        let (batch, heads, dim) = (("B", extents.batch), ("Hq", extents.heads), ("Dv", extents.dim));
+        let out = match (out_required || !out.data.is_null(), extents.positions) {
+            (false, _) => None,
+            (true, None) => Some(checks.output("out", out, out_dtypes, &[batch, heads, dim])?),
+            (true, Some(q)) => Some(checks.output("out", out, out_dtypes, &[batch, ("Q", q), heads, dim])?),
         };
-        let lse = checks.optional_output("lse", lse, &[DType::F32], &shape[skip..3])?;
-        let state = extents.state(checks, state, ["state.acc", "state.m", "state.l"])?;
-        let state = state.map(State::writable).transpose()?;
-        let sinks = checks.optional_input("sinks", sinks, &[DType::F32], &shape[2..3])?;
+        let lse = match extents.positions {
+            None => checks.optional_output("lse", lse, &[DType::F32], &[batch, heads])?,
+            Some(q) => checks.optional_output("lse", lse, &[DType::F32], &[batch, ("Q", q), heads])?,
+        };
+        let state = extents.state(checks, state, STATE)?.map(State::writable).transpose()?;
+        let sinks = checks.optional_input("sinks", sinks, &[DType::F32], &[heads])?;
         Ok(Outputs { out, lse, state, sinks })
     }
 
     pub fn tensors(&self) -> [Option<&Tensor<'a>>; 5] {
-        let [acc, m, l] = tensors(&self.state);
+        let [acc, m, l] = tensors(self.state.as_ref());
         [self.out.as_ref(), self.lse.as_ref(), acc, m, l]
     }
 }
 
+/// Names of an argument's acc, m and l.
+pub const fn names([acc, m, l]: [&'static str; 3]) -> [Name; 3] {
+    [Name::new(acc), Name::new(m), Name::new(l)]
+}
+
+const STATE: [Name; 3] = names(["state.acc", "state.m", "state.l"]);
+const PARTIALS: [Name; 3] = names(["partials.acc", "partials.m", "partials.l"]);
+
 /// Those of a state that may be absent.
-pub fn tensors<'s, 'a>(state: &'s Option<State<'a>>) -> [Option<&'s Tensor<'a>>; 3] {
+pub fn tensors<'s, 'a>(state: Option<&'s State<'a>>) -> [Option<&'s Tensor<'a>>; 3] {
     match state {
         Some(state) => state.tensors().map(Some),
         None => [None; 3],
     }
-}
-
-fn is_absent(partials: &vwd_attention_partials) -> bool {
-    [&partials.acc, &partials.m, &partials.l].iter().all(|t| given(t).is_none())
 }
 
 /// Partials of a list of `cap` entries.
@@ -243,50 +260,63 @@ pub fn bundle(block_size: usize, partial_blocks: u32, partials_kept: bool) -> us
     if partials_kept || asked > 1 || block_size >= 8 { asked } else { TOKENS / block_size }
 }
 
-/// Checked arguments of `vwd_attention`.
-pub struct Request<'a> {
-    pub problem: Problem<'a>,
-    pub list: Option<BlockList<'a>>,
+/// Checked arguments of `vwd_attention`. The parts stay where they were made: they are large, and the checks are short.
+#[derive(Clone, Copy)]
+pub struct Request<'r> {
+    pub problem: &'r Problem<'r>,
+    pub list: Option<&'r BlockList<'r>>,
     /// Entries that share a state.
     pub bundle: usize,
-    pub outputs: Outputs<'a>,
-    pub partials: Option<State<'a>>,
+    pub outputs: &'r Outputs<'r>,
+    pub partials: Option<&'r State<'r>>,
 }
 
-impl<'a> Request<'a> {
-    pub fn from_c(session: &Session, c: &'a vwd_attention_args, kv: &'a vwd_paged_kv) -> Result<Request<'a>> {
+impl Request<'_> {
+    /// Checks the arguments and hands them to `then`.
+    #[inline(always)]
+    pub fn with<R>(
+        session: &Session,
+        c: &vwd_attention_args,
+        kv: &vwd_paged_kv,
+        then: impl FnOnce(&Request) -> Result<R>,
+    ) -> Result<R> {
         require_no_flags("flags", c.flags)?;
         let checks = &session.checks();
         let numbers = Numbers { block_size: c.block_size, scale: c.scale, soft_cap: c.soft_cap, window: c.window };
-        let list = (!BlockList::is_absent(&c.list)).then_some(&c.list);
-        let list = (list, ["list.ids", "list.counts", "list.slots"]);
-        let (mut problem, list) = Problem::from_c(checks, [&c.q, &c.q_lens], kv, numbers, list)?;
-        match list {
-            Some(_) => problem.kv.pages.check_block_size("block_size", problem.block_size)?,
-            None if c.block_size != 0 => return Err(Error::argument("block_size", c.block_size, "0 without a list")),
-            None if !is_absent(&c.partials) => {
-                return Err(Error::argument("partials", "given", "a list, or no partials"));
+        let mut problem = Problem::from_c(checks, [&c.q, &c.q_lens], kv, numbers, &c.list)?;
+        let list = if BlockList::is_absent(&c.list) {
+            if c.block_size != 0 {
+                return Err(Error::argument("block_size", c.block_size, "0 without a list"));
             }
-            None => problem.block_size = TOKENS,
-        }
+            if !State::is_absent([&c.partials.acc, &c.partials.m, &c.partials.l]) {
+                return Err(Error::argument("partials", "given without a list", "a list, which partials need"));
+            }
+            problem.block_size = TOKENS;
+            None
+        } else {
+            problem.kv.pages.check_block_size("block_size", problem.block_size)?;
+            let names = ["list.ids", "list.counts", "list.slots"];
+            Some(BlockList::with_slots_from_c(checks, &c.list, names, problem.lists())?)
+        };
         let extents = Extents::of(&problem);
         let dtypes = &[problem.positions.q.dtype, DType::F32];
         let outputs = Outputs::from_c(checks, [&c.out, &c.lse, &c.sinks], &c.state, (dtypes, true), &extents)?;
-        let groups = list.map_or(0, |list| partial_count(list.cap(), c.partial_blocks));
-        let partials = extents.partials(checks, &c.partials, ["partials.acc", "partials.m", "partials.l"], groups)?;
+        let groups = list.as_ref().map_or(0, |list| partial_count(list.cap(), c.partial_blocks));
+        let partials = extents.partials(checks, &c.partials, PARTIALS, groups)?;
         let partials = partials.map(State::writable).transpose()?;
         let bundle = bundle(problem.block_size, c.partial_blocks, partials.is_some());
-        let request = Request { problem, list, bundle, outputs, partials };
+        let (list, partials) = (list.as_ref(), partials.as_ref());
+        let request = Request { problem: &problem, list, bundle, outputs: &outputs, partials };
         request.reject_overlap()?;
-        Ok(request)
+        then(&request)
     }
 
     #[inline(always)]
     fn reject_overlap(&self) -> Result<()> {
         let [out, lse, acc, m, l] = self.outputs.tensors();
-        let [part_acc, part_m, part_l] = tensors(&self.partials);
+        let [part_acc, part_m, part_l] = tensors(self.partials);
         let [q, q_lens, k, v, table, lens, k_scale, v_scale] = self.problem.inputs();
-        let [ids, counts, slots] = self.list.as_ref().map_or([None; 3], BlockList::tensors);
+        let [ids, counts, slots] = self.list.map_or([None; 3], BlockList::tensors);
         let sinks = self.outputs.sinks.as_ref();
         overlap::reject(
             &[out, lse, acc, m, l, part_acc, part_m, part_l],
@@ -346,12 +376,10 @@ impl<'a> MergeRequest<'a> {
             return Err(Error::argument("out", "no output is given", "out, lse or state"));
         }
         overlap::reject(&outputs.tensors(), &[outputs.sinks.as_ref()])?;
-        let (shape, skip) = extents.full(("", 0));
         let mut inputs = [None; MOST_INPUTS];
         for (n, (input, given)) in inputs.iter_mut().zip(given).enumerate() {
             let names = ["inputs[].acc", "inputs[].m", "inputs[].l"].map(|text| Name::member(text, n));
-            let tensors = [&given.acc, &given.m, &given.l];
-            let state = State::from_c(checks, tensors, names, &shape[skip..3], extents.dim)?;
+            let state = extents.required_state(checks, [&given.acc, &given.m, &given.l], names)?;
             overlap::reject(&outputs.tensors(), &state.tensors().map(Some))?;
             *input = Some(state);
         }
@@ -361,14 +389,16 @@ impl<'a> MergeRequest<'a> {
 
 /// From the first state's acc [B, (Q,) Hq, Dv].
 fn extents_of(checks: &Checks, acc: &vwd_tensor) -> Result<Extents> {
-    let full = [("B", ANY), ("Q", ANY), ("Hq", ANY), ("Dv", ANY)];
-    let shape: &[_] = if acc.ndim == 4 { &full } else { &[full[0], full[2], full[3]] };
-    let acc = checks.input(Name::member("inputs[].acc", 0), acc, &[DType::F32], shape)?;
-    let rank = acc.rank();
+    let (batch, heads, dim) = (("B", ANY), ("Hq", ANY), ("Dv", ANY));
+    let name = Name::member("inputs[].acc", 0);
+    let acc = match acc.ndim {
+        4 => checks.input(name, acc, &[DType::F32], &[batch, ("Q", ANY), heads, dim])?,
+        _ => checks.input(name, acc, &[DType::F32], &[batch, heads, dim])?,
+    };
     // Every query head stands for itself here.
     let heads = Heads::new(&acc, 1)?;
     check_head_dim(&acc, heads.dim)?;
-    let positions = (rank == 4).then(|| acc.dim(1));
+    let positions = (acc.rank() == 4).then(|| acc.dim(1));
     Ok(Extents { batch: acc.dim(0), positions, heads: heads.q, dim: heads.dim })
 }
 

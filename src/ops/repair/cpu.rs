@@ -15,18 +15,18 @@ pub fn run(cpu: &Cpu, r: &Request) -> Result<()> {
     };
     let plan = Repair { r, exact: kept.is_some() };
     let job = Job {
-        problem: &r.problem,
+        problem: r.problem,
         plan: &plan,
         own_lists: r.selected.is_own(),
-        slots: r.selected.slots.is_some().then_some(&r.selected),
+        slots: r.selected.slots.is_some().then_some(r.selected),
         bundle: r.bundle,
         start,
         kept,
         partials: None,
-        outputs: &r.outputs,
+        outputs: r.outputs,
     };
     run_job(cpu, &job)?;
-    if let Some(counts) = &r.missed_counts {
+    if let Some(counts) = r.missed_counts {
         let (heads, lists) = (r.problem.heads.kv, r.selected.per_head());
         let bytes = r.selected.cap() * size_of::<i32>();
         cpu.parallel(r.problem.positions.batch() * lists * heads, bytes, |n| {
@@ -102,7 +102,7 @@ impl Repair<'_> {
     /// # Safety
     /// As for [`Plan::entries`].
     unsafe fn is_selected(&self, at: ListAt, bundle: usize) -> bool {
-        let selected = &self.r.selected;
+        let selected = self.r.selected;
         // SAFETY: forwarded to the caller.
         unsafe {
             self.r.bundle == 1

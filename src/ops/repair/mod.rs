@@ -5,14 +5,17 @@
 
 mod cpu;
 
-use super::attention::{Extents, Numbers, Outputs, Problem, bundle, partial_count, tensors};
-use super::views::{BlockList, Lists, State};
+use super::attention::{Extents, Numbers, Outputs, Problem, bundle, names, partial_count, tensors};
+use super::views::{BlockList, State};
 use crate::abi::{VWD_REPAIR_EXACT, VWD_REPAIR_SUPERSET, vwd_paged_kv, vwd_repair_args, vwd_stream};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{Checks, Tensor};
+use crate::core::tensor::{Checks, Name, Tensor};
 use crate::runtime::{On, Session, require_no_flags};
+
+const STATE: [Name; 3] = names(["predicted_state.acc", "predicted_state.m", "predicted_state.l"]);
+const PARTIALS: [Name; 3] = names(["predicted_partials.acc", "predicted_partials.m", "predicted_partials.l"]);
 
 /// What the speculative pass has kept.
 #[derive(Clone, Copy)]
@@ -23,49 +26,62 @@ pub enum Kept<'a> {
     Exact(State<'a>),
 }
 
-/// Checked arguments of `vwd_repair`.
-pub struct Request<'a> {
-    pub problem: Problem<'a>,
-    pub predicted: BlockList<'a>,
-    pub selected: BlockList<'a>,
+/// Checked arguments of `vwd_repair`. The parts stay where they were made: they are large, and the checks are short.
+#[derive(Clone, Copy)]
+pub struct Request<'r> {
+    pub problem: &'r Problem<'r>,
+    pub predicted: &'r BlockList<'r>,
+    pub selected: &'r BlockList<'r>,
     /// Entries that share a partial state.
     pub bundle: usize,
-    pub kept: Kept<'a>,
-    pub outputs: Outputs<'a>,
+    pub kept: &'r Kept<'r>,
+    pub outputs: &'r Outputs<'r>,
     /// As the counts of the lists.
-    pub missed_counts: Option<Tensor<'a>>,
+    pub missed_counts: Option<&'r Tensor<'r>>,
 }
 
-impl<'a> Request<'a> {
-    pub fn from_c(session: &Session, c: &'a vwd_repair_args, kv: &'a vwd_paged_kv) -> Result<Request<'a>> {
+impl Request<'_> {
+    /// Checks the arguments and hands them to `then`.
+    #[inline(always)]
+    pub fn with<R>(
+        session: &Session,
+        c: &vwd_repair_args,
+        kv: &vwd_paged_kv,
+        then: impl FnOnce(&Request) -> Result<R>,
+    ) -> Result<R> {
         require_no_flags("flags", c.flags)?;
         let checks = &session.checks();
         let numbers = Numbers { block_size: c.block_size, scale: c.scale, soft_cap: c.soft_cap, window: c.window };
-        let list = (Some(&c.selected), ["selected.ids", "selected.counts", "selected.slots"]);
-        let (problem, selected) = Problem::from_c(checks, [&c.q, &c.q_lens], kv, numbers, list)?;
-        let selected = selected.expect("a list was given");
+        let problem = Problem::from_c(checks, [&c.q, &c.q_lens], kv, numbers, &c.selected)?;
         problem.kv.pages.check_block_size("block_size", problem.block_size)?;
-        let extents = Extents::of(&problem);
-        let lists = Lists {
-            batch: extents.batch,
-            positions: extents.positions.filter(|_| selected.is_own()),
-            kv_heads: problem.heads.kv,
-        };
+        let names = ["selected.ids", "selected.counts", "selected.slots"];
+        let selected = BlockList::with_slots_from_c(checks, &c.selected, names, problem.lists())?;
         let names = ["predicted.ids", "predicted.counts", "predicted.slots"];
-        let predicted = BlockList::from_c(checks, &c.predicted, names, lists)?;
+        let predicted = BlockList::from_c(checks, &c.predicted, names, problem.lists())?;
         if predicted.is_own() != selected.is_own() {
             let found = format!("shape {:?}", predicted.ids.shape());
             return Err(Error::argument("predicted.ids", found, "the rank of selected.ids"));
         }
+        let extents = Extents::of(&problem);
         let kept = Kept::from_c(checks, c, &predicted, &extents)?;
         let dtypes = &[problem.positions.q.dtype, DType::F32];
         let outputs = Outputs::from_c(checks, [&c.out, &c.lse, &c.sinks], &c.state, (dtypes, true), &extents)?;
-        let (shape, skip) = lists.shape();
-        let missed_counts = checks.optional_output("missed_counts", &c.missed_counts, &[DType::I32], &shape[skip..])?;
-        let bundle = bundle(problem.block_size, c.partial_blocks, matches!(kept, Kept::Exact(_)));
-        let request = Request { problem, predicted, selected, bundle, kept, outputs, missed_counts };
+        let (i32, batch, heads) = (&[DType::I32], ("B", extents.batch), ("Hk", problem.heads.kv));
+        let missed_counts = match extents.positions.filter(|_| selected.is_own()) {
+            None => checks.optional_output("missed_counts", &c.missed_counts, i32, &[batch, heads])?,
+            Some(q) => checks.optional_output("missed_counts", &c.missed_counts, i32, &[batch, ("Q", q), heads])?,
+        };
+        let request = Request {
+            problem: &problem,
+            predicted: &predicted,
+            selected: &selected,
+            bundle: bundle(problem.block_size, c.partial_blocks, matches!(kept, Kept::Exact(_))),
+            kept: &kept,
+            outputs: &outputs,
+            missed_counts: missed_counts.as_ref(),
+        };
         request.reject_overlap()?;
-        Ok(request)
+        then(&request)
     }
 
     #[inline(always)]
@@ -78,27 +94,25 @@ impl<'a> Request<'a> {
             Kept::Superset(state) => (Some(state), None),
             Kept::Exact(partials) => (None, Some(partials)),
         };
-        let [part_acc, part_m, part_l] = tensors(&partials);
-        let sinks = self.outputs.sinks.as_ref();
-        let outputs = [out, lse, acc, m, l, self.missed_counts.as_ref()];
+        let [part_acc, part_m, part_l] = tensors(partials);
+        let outputs = [out, lse, acc, m, l, self.missed_counts];
         let lists = [predicted, predicted_counts, selected, selected_counts, slots];
         let [a, b, c, d, e] = lists;
+        let sinks = self.outputs.sinks.as_ref();
         overlap::reject(
             &outputs,
             &[q, q_lens, k, v, table, lens, k_scale, v_scale, a, b, c, d, e, part_acc, part_m, part_l, sinks],
         )?;
-        if state.is_some() { reject_all_but_in_place(outputs, tensors(&state)) } else { Ok(()) }
+        if state.is_some() { reject_all_but_in_place(outputs, tensors(state)) } else { Ok(()) }
     }
 }
 
 impl<'a> Kept<'a> {
     #[inline(always)]
     fn from_c(checks: &Checks, c: &'a vwd_repair_args, predicted: &BlockList, extents: &Extents) -> Result<Kept<'a>> {
-        let names = ["predicted_state.acc", "predicted_state.m", "predicted_state.l"];
-        let state = extents.state(checks, &c.predicted_state, names)?;
-        let names = ["predicted_partials.acc", "predicted_partials.m", "predicted_partials.l"];
+        let state = extents.state(checks, &c.predicted_state, STATE)?;
         let groups = partial_count(predicted.cap(), c.partial_blocks);
-        let partials = extents.partials(checks, &c.predicted_partials, names, groups)?;
+        let partials = extents.partials(checks, &c.predicted_partials, PARTIALS, groups)?;
         let misplaced = |name, found, expected| Err(Error::argument(name, found, expected));
         match (c.mode, state, partials) {
             (VWD_REPAIR_SUPERSET, Some(state), None) => Ok(Kept::Superset(state)),

@@ -28,7 +28,7 @@ pub fn join_chunks(
         // SAFETY: no other task takes the states of these chunks' span.
         let chunks = (first_chunk[n]..first_chunk[n + 1]).map(|c| unsafe { states.row(c * cut.spans + s) });
         let chunks = chunks.map(|memory| Source::Memory(Partial::over(memory)));
-        let sources = job.start.iter().map(Source::Tensors).chain(chunks);
+        let sources = job.start.into_iter().map(Source::Tensors).chain(chunks);
         dispatch(Join { sources, outputs: job.outputs, span: job.span(job.unit(n), s), dim: cut.value_dim, memory });
     })
 }

@@ -68,11 +68,11 @@ pub struct Job<'a> {
     /// Entries that share a partial state.
     pub bundle: usize,
     /// Joined before everything else.
-    pub start: Option<State<'a>>,
+    pub start: Option<&'a State<'a>>,
     /// What `Entry::Kept` names.
-    pub kept: Option<State<'a>>,
+    pub kept: Option<&'a State<'a>>,
     /// Where the state of each bundle goes.
-    pub partials: Option<State<'a>>,
+    pub partials: Option<&'a State<'a>>,
     pub outputs: &'a Outputs<'a>,
 }
 
@@ -350,12 +350,12 @@ impl<'w> Share<'w> {
                     bundle.fold::<L>(one, span, value_dim);
                 }
             }
-            if let (Some(n), Some(kept)) = (tile.kept, &job.kept) {
+            if let (Some(n), Some(kept)) = (tile.kept, job.kept) {
                 one.read(kept, Some(n), span, value_dim);
                 total.fold::<L>(one, span, value_dim);
             }
             if let Some(n) = tile.closes {
-                if let Some(partials) = &job.partials {
+                if let Some(partials) = job.partials {
                     bundle.write(partials, Some(n), span, value_dim);
                 }
                 total.fold::<L>(bundle, span, value_dim);
