@@ -2,6 +2,7 @@
 
 mod arrays;
 mod calls;
+mod combinations;
 mod handles;
 #[path = "../support/mod.rs"]
 mod support;
@@ -23,10 +24,16 @@ fn main() {
             Err(Failed::from(format!("{} of {rows} rows failed:\n{}", failures.len(), failures.join("\n"))))
         })
     });
-    let others: [(&str, fn()); 7] = [
+    let others: [(&str, fn()); 10] = [
         ("forecast_calls_refuse_what_is_missing", handles::forecast_calls_refuse_what_is_missing),
         ("calibration_needs_a_place_for_its_result_alone", handles::calibration_needs_a_place_for_its_result_alone),
         ("structs_of_other_sizes_are_refused", handles::structs_of_other_sizes_are_refused),
+        (
+            "attention_refuses_what_makes_no_sense_together",
+            combinations::attention_refuses_what_makes_no_sense_together,
+        ),
+        ("slots_refuse_what_makes_no_sense_beside_them", combinations::slots_refuse_what_makes_no_sense_beside_them),
+        ("repair_refuses_what_makes_no_sense_together", combinations::repair_refuses_what_makes_no_sense_together),
         ("tensors_of_one_form_are_checked_one_by_one", arrays::tensors_of_one_form_are_checked_one_by_one),
         (
             "tensors_of_one_form_may_differ_in_what_is_ignored",

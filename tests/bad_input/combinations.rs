@@ -1,0 +1,160 @@
+//! Arguments of attention and repair of which each is fine, and which make no sense together.
+
+use crate::support::*;
+use std::ptr::null_mut;
+use vanward::abi::*;
+use vanward::capi::*;
+
+const SESSION_STREAM: vwd_stream = null_mut();
+
+/// Tensors of every shape that the calls below take.
+struct Memory<'b> {
+    backend: &'b Backend,
+    kv: vwd_paged_kv,
+    q: Tensor<'b>,
+    rows: Tensor<'b>,
+    lists: [vwd_block_list; 2],
+    out: [Tensor<'b>; 2],
+    partials: vwd_attention_partials,
+}
+
+impl<'b> Memory<'b> {
+    fn new(backend: &'b Backend) -> Memory<'b> {
+        let leak = |dtype, shape: &[usize]| leaked(backend, dtype, shape);
+        let list = |ids: &[usize], counts: &[usize]| vwd_block_list {
+            ids: leak(I32, ids),
+            counts: leak(I32, counts),
+            slots: absent(),
+        };
+        let tensor = |shape: &[usize]| Tensor::poisoned(backend, F16, shape, &Layout::default());
+        Memory {
+            backend,
+            kv: vwd_paged_kv {
+                k: leak(F16, &[4, 16, 2, 64]),
+                v: leak(F16, &[4, 16, 2, 64]),
+                page_table: leak(I32, &[2, 3]),
+                seq_lens: leak(I32, &[2]),
+                ..args()
+            },
+            q: tensor(&[2, 4, 64]),
+            rows: tensor(&[2, 3, 4, 64]),
+            lists: [list(&[2, 2, 5], &[2, 2]), list(&[2, 3, 2, 5], &[2, 3, 2])],
+            out: [tensor(&[2, 4, 64]), tensor(&[2, 3, 4, 64])],
+            partials: vwd_attention_partials {
+                acc: leak(F32, &[2, 4, 5, 64]),
+                m: leak(F32, &[2, 4, 5]),
+                l: leak(F32, &[2, 4, 5]),
+            },
+        }
+    }
+
+    fn attention(&self) -> vwd_attention_args {
+        let (kv, list) = (kept(self.kv), self.lists[0]);
+        vwd_attention_args { block_size: 16, kv, q: self.q.c(), list, out: self.out[0].c(), ..args() }
+    }
+
+    fn repair(&self) -> vwd_repair_args {
+        vwd_repair_args {
+            mode: VWD_REPAIR_EXACT,
+            block_size: 16,
+            kv: kept(self.kv),
+            q: self.q.c(),
+            predicted: self.lists[0],
+            selected: self.lists[0],
+            predicted_partials: self.partials,
+            out: self.out[0].c(),
+            ..args()
+        }
+    }
+
+    /// The call is refused, with these words.
+    #[track_caller]
+    fn refuses(&self, call: &vwd_attention_args, words: &[&str]) {
+        // SAFETY: the tensors live as long as the process.
+        let status = unsafe { vwd_attention(self.backend.session(), call, SESSION_STREAM) };
+        assert_refused(status, words);
+    }
+
+    #[track_caller]
+    fn refuses_repair(&self, call: &vwd_repair_args, words: &[&str]) {
+        // SAFETY: as above.
+        let status = unsafe { vwd_repair(self.backend.session(), call, SESSION_STREAM) };
+        assert_refused(status, words);
+    }
+}
+
+#[track_caller]
+fn assert_refused(status: vwd_status, words: &[&str]) {
+    let text = last_error();
+    assert_eq!(status, VWD_ERROR_INVALID_ARGUMENT, "{words:?}");
+    assert!(text.starts_with(words[0]) && words.iter().all(|word| text.contains(word)), "{words:?} in {text:?}");
+}
+
+/// A tensor in memory that is kept for good.
+fn leaked(backend: &Backend, dtype: DType, shape: &[usize]) -> vwd_tensor {
+    let tensor = Tensor::poisoned(backend, dtype, shape, &Layout::default());
+    let c = tensor.c();
+    std::mem::forget(tensor);
+    c
+}
+
+pub fn attention_refuses_what_makes_no_sense_together() {
+    let backend = &Backend::cpu(1);
+    let memory = Memory::new(backend);
+    let call = memory.attention();
+    let with = |kv: vwd_paged_kv| vwd_attention_args { kv: kept(kv), ..call };
+    let scale = leaked(backend, F32, &[1]);
+    memory.refuses(&with(vwd_paged_kv { k_scale: scale, ..memory.kv }), &["kv.k_scale: ", "float16", "FP8"]);
+    memory.refuses(&with(vwd_paged_kv { v_scale: scale, ..memory.kv }), &["kv.v_scale: ", "float16", "FP8"]);
+    let bytes = leaked(backend, U8, &[4, 16, 2, 64]);
+    memory.refuses(&with(vwd_paged_kv { k: bytes, v: bytes, ..memory.kv }), &["kv.k: ", "uint8"]);
+    let q = leaked(backend, F8E4M3, &[2, 4, 64]);
+    memory.refuses(&vwd_attention_args { q, ..call }, &["q: ", "float8_e4m3fn"]);
+    let v = leaked(backend, F16, &[4, 16, 2, 32]);
+    memory.refuses(&with(vwd_paged_kv { v, ..memory.kv }), &["scale: 0", "D=64", "Dv=32"]);
+
+    let everything =
+        vwd_attention_args { list: vwd_block_list { ids: absent(), counts: absent(), slots: absent() }, ..call };
+    memory.refuses(&everything, &["block_size: 16", "0 without a list"]);
+    let partials = vwd_attention_args { block_size: 0, partials: memory.partials, ..everything };
+    memory.refuses(&partials, &["partials: ", "without a list", "need"]);
+    memory.refuses(&vwd_attention_args { list: memory.lists[1], ..call }, &["list.ids: ", "[B=2, Hk=2, cap]"]);
+    let rows = vwd_attention_args { q: memory.rows.c(), ..call };
+    memory.refuses(&rows, &["out: ", "[B=2, Q=3, Hq=4, Dv=64]"]);
+}
+
+pub fn slots_refuse_what_makes_no_sense_beside_them() {
+    let backend = &Backend::cpu(1);
+    let memory = Memory::new(backend);
+    let pool = leaked(backend, F16, &[9, 16, 1, 64]);
+    let in_pool = vwd_paged_kv { k: pool, v: pool, page_table: absent(), ..memory.kv };
+    let list = vwd_block_list { slots: leaked(backend, I32, &[2, 2, 5]), ..memory.lists[0] };
+    let call = vwd_attention_args { kv: kept(in_pool), list, ..memory.attention() };
+    // SAFETY: the tensors live as long as the process.
+    assert_ok(unsafe { vwd_attention(backend.session(), &call, SESSION_STREAM) });
+    let with = |kv: vwd_paged_kv| vwd_attention_args { kv: kept(kv), ..call };
+    let both = vwd_paged_kv { page_table: memory.kv.page_table, ..in_pool };
+    memory.refuses(&with(both), &["kv.page_table: ", "slots", "one of the two"]);
+    let two_heads = vwd_paged_kv { k: memory.kv.k, v: memory.kv.v, ..in_pool };
+    memory.refuses(&with(two_heads), &["kv.k: ", "2 KV heads", "[slots, P, 1, D]"]);
+    memory.refuses(&vwd_attention_args { block_size: 32, ..call }, &["block_size: 32", "16 tokens of a slot"]);
+    let alone = vwd_block_list { ids: absent(), counts: absent(), ..list };
+    memory.refuses(&vwd_attention_args { list: alone, ..call }, &["list.ids: "]);
+    let repair = vwd_repair_args { predicted: list, selected: list, kv: kept(in_pool), ..memory.repair() };
+    memory.refuses_repair(&repair, &["predicted.slots: ", "no slots"]);
+}
+
+pub fn repair_refuses_what_makes_no_sense_together() {
+    let backend = &Backend::cpu(1);
+    let memory = Memory::new(backend);
+    let rows = vwd_repair_args { q: memory.rows.c(), out: memory.out[1].c(), ..memory.repair() };
+    let mixed = vwd_repair_args { selected: memory.lists[1], ..rows };
+    memory.refuses_repair(&mixed, &["predicted.ids: ", "rank of selected.ids"]);
+    let mixed = vwd_repair_args { predicted: memory.lists[1], ..rows };
+    memory.refuses_repair(&mixed, &["predicted.ids: ", "rank of selected.ids"]);
+    let missing = vwd_repair_args {
+        predicted_partials: vwd_attention_partials { acc: absent(), m: absent(), l: absent() },
+        ..memory.repair()
+    };
+    memory.refuses_repair(&missing, &["predicted_partials: absent", "partials"]);
+}
