@@ -529,6 +529,7 @@ typedef struct {
  * Builds or extends the summaries of tokens begin[i] … seq_lens[i]−1 of each sequence from their post-RoPE keys.
  *
  * MINMAX: every block that holds a token of the range is summarised from all its tokens below seq_lens[i]; a zero is +0.
+ * Of FP8 keys the extremes are rounded to the type of key_max.
  * MEAN: every window that ends inside the range: the float32 sum of its keys in the order of the tokens, times 1/window,
  * rounded to the type of means.
  * LABEL: every token of the range. From lo (a zero is +0) and hi, the smallest and largest of its r channels x, in float32:
@@ -539,7 +540,11 @@ typedef struct {
  * left out of maxima and minima, and NaN in means and labels: none of these is selected before others.
  * Extending token by token gives the same bits as building at once, also after tokens were taken back and replaced.
  *
- * args->k           [pages, P, Hk, D]  float32, float16 or bfloat16. See vwd_paged_kv for pages and lengths.
+ * Keys in FP8 are summarised as what they stand for: the stored value times its scale, rounded to float32.
+ *
+ * args->k           [pages, P, Hk, D]  float32, float16, bfloat16, float8_e4m3fn or float8_e5m2; D a multiple of 8, 16 … 576.
+ *                                      See vwd_paged_kv for pages and lengths.
+ * args->k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1), and only for keys in FP8.
  * args->page_table  [B, max_pages]     int32, optional.
  * args->seq_lens    [B]                int32. End of the range.
  * args->begin       [B]                int32, optional (absent: 0). Clamped to 0 … seq_lens[i].
@@ -571,8 +576,7 @@ vwd_status vwd_index_update(const vwd_session *session,
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
  * this point.
- * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED,
- * DRIVER, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_channel_importance(const vwd_session *session,
@@ -593,13 +597,19 @@ vwd_status vwd_channel_importance(const vwd_session *session,
 /** Softmax mass of each candidate block by its INT4 labels, from LABEL. */
 #define VWD_SELECT_LABEL_MASS 4
 
-/** Bit of a selection's status: a query held a NaN, or a score would have been one; what it concerns ranked last. */
+/**
+ * Bit of a list's status: a query of the list holds a NaN, or the product of a query and a summary is one. What it concerns
+ * ranks last.
+ */
 #define VWD_SELECT_NAN 1
 
-/** Bit of a selection's status: a block, full window or candidate token of the sequence has no summary in the index. */
+/** Bit of a list's status: a block, complete window or candidate token that the list's queries see has no place in the index. */
 #define VWD_SELECT_NO_SUMMARY 2
 
-/** Bit of a selection's status: a length, budget or count was out of range, or scores had fewer places than blocks. */
+/**
+ * Bit of a list's status: a length, number of rows, budget or count of candidates was out of range, or scores had fewer
+ * places than there are blocks.
+ */
 #define VWD_SELECT_CLAMPED 4
 
 /** Arguments of `vwd_select_blocks`; see there. */
@@ -666,23 +676,33 @@ typedef struct {
  *   MEAN_DOT      max over the windows w that overlap j of q_g·means_w
  *   LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
  *                 channels; −inf for a block that is no candidate
- * A block without a summary or a complete window scores −inf, and so does one whose score would be NaN. In a softmax, and
- * for MEAN_DOT, a window or token without a summary, or whose product is not finite, weighs nothing (MEAN_DOT: is −inf).
+ * A score is −inf for a block without a summary (MEAN: without a complete window for which the index has room), and where
+ * it would be NaN. In a softmax, and for MEAN_DOT, a window or token that has no summary, or whose product is not finite,
+ * weighs nothing (MEAN_DOT: is −inf). A NaN in any of the G query heads: every block scores −inf.
  * min(n_i, max(budget, forced)) blocks of the n_i = ⌈len/block_size⌉ are selected: the forced ones (the first init_blocks
- * and the last local_blocks), then the best.
+ * and the last local_blocks), then the best. So k counts the forced blocks. n_i and what is forced follow from seq_lens
+ * alone, whatever index and scores have room for. −0 and +0 are equal.
  *
- * args->method                          One of VWD_SELECT_*; index.kind must be what it reads.
- * args->block_size                      S, tokens of a block; MINMAX: equal to index.block_size.
- * args->k                               Budget of every sequence. k and init_blocks + local_blocks fit in selected's cap.
- * args->scale                           Of q·k; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
- * args->q           [B, Hq, D]          float32, float16 or bfloat16. MEAN_DOT: [B, Hk, D], one Forecast vector a head.
- * args->index                           As filled by `vwd_index_update`.
- * args->seq_lens    [B]                 int32. Clamped to 0 … what the index holds (MEAN: with no window past it full).
- * args->budgets     [B]                 int32, optional: k of each sequence; clamped to 0 … cap.
- * args->candidates  [B, Hk, cap2]       LABEL_MASS: the blocks to weigh. Other methods: absent.
- * args->selected    [B, Hk, cap]        Out, ascending.
- * args->scores      [B, Hk, max_blocks] float32, out, optional. Scores of blocks below n_i; the rest is not written.
- *                                       max_blocks bounds n_i.
+ * Query positions: row r of sequence i stands at p = seq_lens[i] − q_lens[i] + r, for seq_lens counts the rows themselves.
+ * It does not see blocks that begin past p (−inf), nor windows and labels that reach past p. With a list for each row,
+ * its len is p + 1. Where the rows share a list, a block's score is the largest that it has for any of them. Rows from
+ * q_lens[i] on are not read, their lists are empty, and so is a shared list without rows.
+ *
+ * args->method                             One of VWD_SELECT_*; index.kind must be what it reads.
+ * args->block_size                         S, tokens of a block; MINMAX: equal to index.block_size.
+ * args->k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
+ * args->scale                              Of q·k, above 0; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
+ * args->index                              As filled by `vwd_index_update`.
+ * args->q           [B, (Q,) Hq, D]        float32, float16 or bfloat16. MEAN_DOT: Hk for Hq, one Forecast vector a head.
+ * args->q_lens      [B]                    int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
+ * args->seq_lens    [B]                    int32. Clamped to 0 and above.
+ * args->budgets     [B]                    int32, optional: k of each sequence's lists; clamped to 0 … cap.
+ * args->candidates  [B, (Q,) Hk, cap2]     LABEL_MASS: the blocks to weigh, of selected's rank. Other methods: absent.
+ * args->selected    [B, (Q,) Hk, cap]      Out, ascending. Q only if q has it: each row's own lists, otherwise shared ones.
+ * args->scores      [B, (Q,) Hk, max_blocks]  float32, out, optional. Scores of blocks below n_i, as many as have a place;
+ *                                          the rest is not written. As each of selected's lists.
+ * args->status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
+ * Lists have no slots.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -714,21 +734,26 @@ vwd_status vwd_select_blocks_scratch(const vwd_session *session,
  * Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: the second level).
  *
  * α_t = mean over the G query heads of softmax_t(scale·q̃_h·k̃_t) over all tokens of the candidates; ties go to the lower
- * token. A token without a label, or whose product is not finite, has α = 0. The first init_tokens and the last
- * local_tokens of a sequence are always selected, candidates or not: max(min(candidate tokens ∪ forced, budget), forced)
- * tokens in all.
+ * token. A token without a label, or whose product is not finite, has α = 0; so have all where one of the G query heads
+ * holds a NaN. The first init_tokens and the last local_tokens of a sequence are always selected, candidates or not, and
+ * follow from seq_lens alone: max(min(candidate tokens ∪ forced, budget), forced) tokens in all. So k counts the forced
+ * tokens. Query positions as for `vwd_select_blocks`: tokens past p weigh nothing, and where rows share a list α_t is the
+ * largest that it has for any of them.
  *
- * args->block_size                  S, tokens of a candidate block.
- * args->k                           Budget of every sequence. k and init_tokens + local_tokens fit in selected's cap.
- * args->scale                       Of q·k; 0 means 1/√D.
- * args->q           [B, Hq, D]      float32, float16 or bfloat16.
- * args->index                       kind LABEL.
- * args->seq_lens    [B]             int32. Clamped to 0 … what the index holds.
- * args->budgets     [B]             int32, optional: k of each sequence; clamped to 0 … cap.
- * args->candidates  [B, Hk, cap2]   Blocks to choose from.
- * args->selected    [B, Hk, cap]    Out, ascending token positions.
- * args->scores      [B, Hk, cap]    float32, out, optional. α of each selected token; 0 for a forced one that is in no
- *                                   candidate.
+ * args->block_size                      S, tokens of a candidate block.
+ * args->k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap.
+ * args->scale                           Of q·k, above 0; 0 means 1/√D.
+ * args->index                           kind LABEL.
+ * args->q           [B, (Q,) Hq, D]     float32, float16 or bfloat16.
+ * args->q_lens      [B]                 int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
+ * args->seq_lens    [B]                 int32. Clamped to 0 and above.
+ * args->budgets     [B]                 int32, optional: k of each sequence's lists; clamped to 0 … cap.
+ * args->candidates  [B, (Q,) Hk, cap2]  Blocks to choose from, of selected's rank.
+ * args->selected    [B, (Q,) Hk, cap]   Out, ascending token positions. Q only if q has it: each row's own lists.
+ * args->scores      [B, (Q,) Hk, cap]   float32, out, optional. α of each selected token; 0 for a forced one that is in no
+ *                                       candidate.
+ * args->status      [B, (Q,) Hk]        uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
+ * Lists have no slots.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -1190,8 +1215,8 @@ vwd_status vwd_predictor_reset(const vwd_session *session,
  * Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that was never seen has ŝ = −inf.
  *
  * args->block_size                           S.
- * args->k                                    Budget of the selection that is predicted. ⌈ratio·k⌉ and
- *                                            init_blocks + local_blocks fit in predicted's cap.
+ * args->k                                    Budget of the selection that is predicted. It counts the forced blocks, and so
+ *                                            does ⌈ratio·k⌉. That and init_blocks + local_blocks fit in predicted's cap.
  * args->ratio                                r ≥ 1; 0 means 1. ⌈r·k⌉ forgives the float's rounding (one part in a million).
  * args->holt                                 Only gamma is read.
  * args->state                                Input.

@@ -37,8 +37,8 @@ pub unsafe extern "C" fn vwd_predictor_reset(
 /// Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that was never seen has ŝ = −inf.
 ///
 /// args->block_size                           S.
-/// args->k                                    Budget of the selection that is predicted. ⌈ratio·k⌉ and
-///                                            init_blocks + local_blocks fit in predicted's cap.
+/// args->k                                    Budget of the selection that is predicted. It counts the forced blocks, and so
+///                                            does ⌈ratio·k⌉. That and init_blocks + local_blocks fit in predicted's cap.
 /// args->ratio                                r ≥ 1; 0 means 1. ⌈r·k⌉ forgives the float's rounding (one part in a million).
 /// args->holt                                 Only gamma is read.
 /// args->state                                Input.
