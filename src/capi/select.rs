@@ -3,6 +3,7 @@
 use super::boundary::{computing, handle, out, versioned};
 use super::session::vwd_session;
 use crate::abi::{vwd_select_blocks_args, vwd_select_tokens_args, vwd_status, vwd_stream};
+use crate::core::status::Error;
 use crate::ops::select;
 use std::mem::MaybeUninit;
 
@@ -59,7 +60,9 @@ pub unsafe extern "C" fn vwd_select_blocks(
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
         // SAFETY: the C contract of args->index.
         let index = unsafe { versioned(args.index, "index", &mut index_room)? };
-        select::blocks(session, &select::Request::of_blocks(session, args, index)?, stream)
+        // Looked at where it is made: it is large to move.
+        let request = select::Request::of_blocks(session, args, index);
+        select::blocks(session, request.as_ref().map_err(Error::clone)?, stream)
     })
 }
 
@@ -130,7 +133,9 @@ pub unsafe extern "C" fn vwd_select_tokens(
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
         // SAFETY: the C contract of args->index.
         let index = unsafe { versioned(args.index, "index", &mut index_room)? };
-        select::tokens(session, &select::Request::of_tokens(session, args, index)?, stream)
+        // Looked at where it is made: it is large to move.
+        let request = select::Request::of_tokens(session, args, index);
+        select::tokens(session, request.as_ref().map_err(Error::clone)?, stream)
     })
 }
 

@@ -44,6 +44,15 @@ pub enum Kind<'a> {
     Label(Labels<'a>),
 }
 
+impl<'a> Kind<'a> {
+    /// One of the summaries, [pages, rows, Hk, ..].
+    fn first(&self) -> &Tensor<'a> {
+        match self {
+            Kind::MinMax { max: t, .. } | Kind::Mean { means: t, .. } | Kind::Label(Labels { codes: t, .. }) => t,
+        }
+    }
+}
+
 /// Windows of `size` tokens every `stride` tokens.
 #[derive(Clone, Copy)]
 pub struct Windows {
@@ -106,42 +115,36 @@ impl<'a> Index<'a> {
             let shape = [("pages", ANY), ("rows", ANY), ("Hk", ANY), ("D", dim)];
             checks.input(name, t, DType::FLOATS, &shape)
         };
-        let (kind, shape) = match c.kind {
+        let kind = match c.kind {
             VWD_INDEX_MINMAX => {
                 if c.block_size == 0 {
                     return Err(Error::argument("index.block_size", 0, "at least 1"));
                 }
                 let max = float("index.key_max", &c.key_max)?;
                 let min = checks.input("index.key_min", &c.key_min, &[max.dtype], &summaries(&max, "D", dim))?;
-                (Kind::MinMax { block_size: c.block_size as usize, max, min }, max)
+                Kind::MinMax { block_size: c.block_size as usize, max, min }
             }
             VWD_INDEX_MEAN => {
                 let or = |given: u32, default| if given == 0 { default } else { given as usize };
                 let windows = Windows { size: or(c.window, 32), stride: or(c.stride, 16) };
-                let means = float("index.means", &c.means)?;
-                (Kind::Mean { windows, means }, means)
+                Kind::Mean { windows, means: float("index.means", &c.means)? }
             }
-            VWD_INDEX_LABEL => {
-                let labels = Labels::from_c(checks, c, dim)?;
-                (Kind::Label(labels), labels.codes)
-            }
+            VWD_INDEX_LABEL => Kind::Label(Labels::from_c(checks, c, dim)?),
             other => return Err(Error::argument("index.kind", other, "a VWD_INDEX_* value (1 to 3)")),
         };
         let entries = [("B", batch), ("max_index_pages", ANY)];
         let table = checks.optional_input("index.table", &c.table, &[DType::I32], &entries)?;
-        if table.is_none() && shape.dim(0) < batch {
-            let found = format!("{} pages for {batch} sequences without index.table", shape.dim(0));
+        let shape = kind.first();
+        let (pages, rows) = (shape.dim(0), shape.dim(1));
+        if table.is_none() && pages < batch {
+            let found = format!("{pages} pages for {batch} sequences without index.table");
             return Err(Error::argument(&shape.name.to_string(), found, "one page a sequence"));
         }
-        Ok(Index { kind, table, pages: shape.dim(0), rows: shape.dim(1) })
+        Ok(Index { kind, table, pages, rows })
     }
 
     pub fn kv_heads(&self) -> usize {
-        match &self.kind {
-            Kind::MinMax { max: t, .. } | Kind::Mean { means: t, .. } | Kind::Label(Labels { codes: t, .. }) => {
-                t.dim(2)
-            }
-        }
+        self.kind.first().dim(2)
     }
 
     /// The tensors that `vwd_index_update` writes.

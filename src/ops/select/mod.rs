@@ -51,7 +51,10 @@ impl<'a> Queries<'a> {
         let index = Index::from_c(checks, index, q.dim(0), dim)?;
         let heads = Heads::new(q, index.kv_heads())?;
         let seq_lens = checks.input("seq_lens", c[2], &[DType::I32], &[("B", q.dim(0))])?;
-        let scale = scale.map_or(Ok(1.0), |scale| scale_or_default(scale, heads.dim))?;
+        let scale = match scale {
+            Some(scale) => scale_or_default(scale, heads.dim)?,
+            None => 1.0,
+        };
         Ok(Queries { positions, heads, scale, index, seq_lens, block_size: block_size as usize })
     }
 
@@ -185,9 +188,8 @@ impl<'a> Request<'a> {
         let forced = [("init_blocks", c.init_blocks), ("local_blocks", c.local_blocks)];
         let quota = Quota::from_c(&checks, c.k, forced, &c.budgets, &selected)?;
         let [scores, status] = results(&checks, &selected, &c.scores, ("max_blocks", ANY), &c.status)?;
-        let request = Request { queries, quota, softmax, candidates, selected, scores, status };
-        request.reject_overlaps()?;
-        Ok(request)
+        reject_overlaps(&queries, &quota, candidates.as_ref(), &selected, [scores.as_ref(), status.as_ref()])?;
+        Ok(Request { queries, quota, softmax, candidates, selected, scores, status })
     }
 
     #[inline(always)]
@@ -201,35 +203,8 @@ impl<'a> Request<'a> {
         let forced = [("init_tokens", c.init_tokens), ("local_tokens", c.local_tokens)];
         let quota = Quota::from_c(&checks, c.k, forced, &c.budgets, &selected)?;
         let [scores, status] = results(&checks, &selected, &c.scores, ("cap", selected.cap()), &c.status)?;
-        let request = Request { queries, quota, softmax: false, candidates, selected, scores, status };
-        request.reject_overlaps()?;
-        Ok(request)
-    }
-
-    #[inline(always)]
-    fn reject_overlaps(&self) -> Result<()> {
-        let Queries { positions, index, seq_lens, .. } = &self.queries;
-        let [a, b, c] = index.summaries();
-        let [ids, counts] = match &self.candidates {
-            Some(list) => [Some(&list.ids), Some(&list.counts)],
-            None => [None; 2],
-        };
-        overlap::reject(
-            &[Some(&self.selected.ids), Some(&self.selected.counts), self.scores.as_ref(), self.status.as_ref()],
-            &[
-                Some(&positions.q),
-                positions.lens.as_ref(),
-                Some(seq_lens),
-                a,
-                b,
-                c,
-                index.table.as_ref(),
-                index.channels(),
-                self.quota.budgets.as_ref(),
-                ids,
-                counts,
-            ],
-        )
+        reject_overlaps(&queries, &quota, candidates.as_ref(), &selected, [scores.as_ref(), status.as_ref()])?;
+        Ok(Request { queries, quota, softmax: false, candidates, selected, scores, status })
     }
 
     /// How many lists are made.
@@ -273,7 +248,10 @@ fn require_kind(index: &vwd_index, wanted: u32, name: &str) -> Result<()> {
 #[inline(always)]
 fn selected<'a>(checks: &Checks, c: &'a vwd_block_list, queries: &Queries) -> Result<BlockList<'a>> {
     let names = ["selected.ids", "selected.counts", "selected.slots"];
-    BlockList::from_c(checks, c, names, queries.lists())?.writable()
+    let selected = BlockList::from_c(checks, c, names, queries.lists())?;
+    selected.ids.writable()?;
+    selected.counts.writable()?;
+    Ok(selected)
 }
 
 /// Of the rank that selected has.
@@ -306,6 +284,35 @@ fn results<'a>(
     let scores = checks.optional_output("scores", scores, &[DType::F32], &shape[first..])?;
     let status = checks.optional_output("status", status, &[DType::U32], &shape[first..3])?;
     Ok([scores, status])
+}
+
+/// `results` are scores and status.
+#[inline(always)]
+fn reject_overlaps(
+    queries: &Queries,
+    quota: &Quota,
+    candidates: Option<&BlockList>,
+    selected: &BlockList,
+    results: [Option<&Tensor>; 2],
+) -> Result<()> {
+    let Queries { positions, index, seq_lens, .. } = queries;
+    let [a, b, c] = index.summaries();
+    overlap::reject(
+        &[Some(&selected.ids), Some(&selected.counts), results[0], results[1]],
+        &[
+            Some(&positions.q),
+            positions.lens.as_ref(),
+            Some(seq_lens),
+            a,
+            b,
+            c,
+            index.table.as_ref(),
+            index.channels(),
+            quota.budgets.as_ref(),
+            candidates.map(|list| &list.ids),
+            candidates.map(|list| &list.counts),
+        ],
+    )
 }
 
 pub fn blocks(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
