@@ -168,7 +168,7 @@ impl<'b> Scene<'b> {
         let count = self.positions.unwrap_or(1) as i64;
         let clamped =
             self.len_values[[i]] < 0 || self.q_lens.as_ref().is_some_and(|(_, v)| !(0..=count).contains(&v[[i]]));
-        nan as i64 * VWD_SELECT_NAN as i64 | clamped as i64 * VWD_SELECT_CLAMPED as i64
+        (nan as i64 * VWD_SELECT_NAN as i64) | (clamped as i64 * VWD_SELECT_CLAMPED as i64)
     }
 
     pub fn q_lens_c(&self) -> vwd_tensor {
