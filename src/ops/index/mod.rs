@@ -190,7 +190,8 @@ impl<'a> Labels<'a> {
         check_kept(&channels, dim)?;
         let shape = [("pages", ANY), ("rows", ANY), ("Hk", channels.dim(0)), ("r/2", channels.dim(1) / 2)];
         let codes = checks.input("index.labels", &c.labels, &[DType::U8], &shape)?;
-        let per_token = |name, t| checks.input(name, t, &[DType::F16], &summaries(&codes, "", 0)[..3]);
+        let [pages, rows, heads, _] = summaries(&codes, "", 0);
+        let per_token = |name, t| checks.input(name, t, &[DType::F16], &[pages, rows, heads]);
         let scale = per_token("index.label_scale", &c.label_scale)?;
         let min = per_token("index.label_min", &c.label_min)?;
         Ok(Labels { codes, scale, min, channels })

@@ -278,12 +278,19 @@ fn results<'a>(
 ) -> Result<[Option<Tensor<'a>>; 2]> {
     let counts = &selected.counts;
     let (batch, positions) = (("B", counts.dim(0)), ("Q", counts.dim(1)));
-    let lead = if selected.is_own() { [batch, positions] } else { [batch; 2] };
-    let shape = [lead[0], lead[1], ("Hk", counts.dim(counts.rank() - 1)), last];
-    let first = 4 - selected.ids.rank();
-    let scores = checks.optional_output("scores", scores, &[DType::F32], &shape[first..])?;
-    let status = checks.optional_output("status", status, &[DType::U32], &shape[first..3])?;
-    Ok([scores, status])
+    let heads = ("Hk", counts.dim(counts.rank() - 1));
+    let (score, bits) = (&[DType::F32], &[DType::U32]);
+    Ok(if selected.is_own() {
+        [
+            checks.optional_output("scores", scores, score, &[batch, positions, heads, last])?,
+            checks.optional_output("status", status, bits, &[batch, positions, heads])?,
+        ]
+    } else {
+        [
+            checks.optional_output("scores", scores, score, &[batch, heads, last])?,
+            checks.optional_output("status", status, bits, &[batch, heads])?,
+        ]
+    })
 }
 
 /// `results` are scores and status.
