@@ -15,4 +15,9 @@ pub mod views;
 use crate::runtime::cuda::Family;
 
 /// Every family that has kernels.
-pub const FAMILIES: &[Family] = &[Family::of::<verify::Kernels>(), Family::of::<pack::Kernels>()];
+pub const FAMILIES: &[Family] = &[
+    Family::of::<verify::Kernels>(),
+    Family::of::<pack::Kernels>(),
+    Family::of::<index::Kernels>(),
+    Family::of::<select::Kernels>(),
+];

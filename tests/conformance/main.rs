@@ -40,9 +40,9 @@ struct Family {
 
 const FAMILIES: &[Family] = &[
     Family { cases: verify::CASES, on_cuda: true },
-    Family { cases: index::CASES, on_cuda: false },
-    Family { cases: index_bits::CASES, on_cuda: false },
-    Family { cases: select::CASES, on_cuda: false },
+    Family { cases: index::CASES, on_cuda: true },
+    Family { cases: index_bits::CASES, on_cuda: true },
+    Family { cases: select::CASES, on_cuda: true },
     Family { cases: select_labels::CASES, on_cuda: false },
     Family { cases: select_status::CASES, on_cuda: false },
     Family { cases: keys_to_blocks::CASES, on_cuda: false },

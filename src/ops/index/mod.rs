@@ -4,6 +4,9 @@
 //! channels as code = rne((x − min) / scale) in 0 … 15.
 
 mod cpu;
+mod cuda;
+
+pub(super) use cuda::{Kernels, Place, Summary, address, element_type, has_aligned_rows, kind, saturated, step};
 
 use super::views::{Heads, MAX_DIM, Pages, Scale, check_head_dim};
 use crate::abi::{
@@ -271,7 +274,7 @@ pub fn update(session: &Session, request: &UpdateRequest, stream: vwd_stream) ->
             cpu::update(cpu, request);
             Ok(())
         }
-        On::Cuda(_) => Err(Error::unsupported("vwd_index_update has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::update(&enqueue, request),
     }
 }
 
@@ -311,6 +314,6 @@ pub fn importance(session: &Session, request: &ImportanceRequest, stream: vwd_st
             cpu::importance(cpu, request);
             Ok(())
         }
-        On::Cuda(_) => Err(Error::unsupported("vwd_channel_importance has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::importance(&enqueue, request),
     }
 }

@@ -5,6 +5,9 @@
 //! changes nothing but scores.
 
 mod cpu;
+mod cuda;
+
+pub(super) use cuda::Kernels;
 
 use super::index::{Index, Kind};
 use super::topk::Budget;
@@ -325,13 +328,13 @@ fn reject_overlaps(
 pub fn blocks(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
         On::Cpu(cpu) => cpu::blocks(cpu, request),
-        On::Cuda(_) => Err(Error::unsupported("vwd_select_blocks has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::blocks(&enqueue, request),
     }
 }
 
 /// Bytes of scratch that `blocks` takes from its stream's arena.
-pub fn blocks_scratch(session: &Session, _request: &Request) -> Result<u64> {
-    session.scratch_bytes(|_| Err(Error::unsupported("vwd_select_blocks has no CUDA kernel in this build")))
+pub fn blocks_scratch(session: &Session, request: &Request) -> Result<u64> {
+    session.scratch_bytes(|cuda| cuda::blocks_scratch(cuda.facts().multiprocessors as usize, request))
 }
 
 pub fn tokens(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {

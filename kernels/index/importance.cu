@@ -1,0 +1,55 @@
+// The channels that decide the scores of each KV head.
+//
+//   importance[g, c] = Σ_h max_t |q[t, h, c]| / G · max_t |k[t, g, c]|, h over the heads of g in their order · the r largest, ascending
+//
+// Bytes: the samples, once. It runs once for a model or a prompt: one CTA for each KV head, plainly.
+//
+// On entry: D ≤ MOST_CHANNELS.
+//
+// targets: compute_80
+
+#include "common/topk.cuh"
+#include "index/params.cuh"
+
+constexpr uint32 MOST_CHANNELS = 576;
+
+// peak[c] = max_t |x[t, head, c]|, as bits, which sort as numbers of one sign do. NaN is ignored.
+__device__ inline void find_peaks(const Sample &x, uint32 head, uint32 dim, uint32 dtype, uint32 *peak) {
+    for (uint32 c = threadIdx.x; c < dim; c += TOPK_THREADS) peak[c] = 0;
+    __syncthreads();
+    const uint32 together = max(TOPK_THREADS / dim, 1u);  // tokens that the CTA looks at side by side
+    for (uint32 n = threadIdx.x; n < together * dim; n += TOPK_THREADS) {
+        const uint32 c = n % dim;
+        float largest = 0.0f;
+        for (uint32 t = n / dim; t < x.tokens; t += together) {
+            const float value = fabsf(load_query(x.data + t * x.token + head * x.head + c * x.channel, dtype));
+            largest = value > largest ? value : largest;
+        }
+        atomicMax(&peak[c], __float_as_uint(largest));
+    }
+    __syncthreads();
+}
+
+extern "C" __global__ void __launch_bounds__(TOPK_THREADS) index_importance(const __grid_constant__ ImportanceParams p) {
+    __shared__ uint32 peak[MOST_CHANNELS];
+    __shared__ float importance[MOST_CHANNELS];
+    __shared__ TopKShared shared;
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const uint32 g = blockIdx.x;
+    for (uint32 c = threadIdx.x; c < p.dim; c += TOPK_THREADS) importance[c] = 0.0f;
+    for (uint32 h = g * p.group; h < (g + 1) * p.group; h++) {
+        find_peaks(p.q, h, p.dim, p.dtype, peak);
+        for (uint32 c = threadIdx.x; c < p.dim; c += TOPK_THREADS) importance[c] += __uint_as_float(peak[c]);
+        __syncthreads();
+    }
+    find_peaks(p.k, g, p.dim, p.dtype, peak);
+    for (uint32 c = threadIdx.x; c < p.dim; c += TOPK_THREADS) {
+        importance[c] = importance[c] / float(p.group) * __uint_as_float(peak[c]);
+        if (p.importance) as<float>(p.importance + g * p.importance_head + c * p.importance_channel) = importance[c];
+    }
+    __syncthreads();
+    const auto key = [&](uint32 c) { return sort_key(importance[c]); };
+    TopK<decltype(key)> top(shared, 0, p.dim, key);
+    top.take(top.cut(p.kept), [&](uint32 place, uint32 c) { as<int32>(p.channels + g * p.channels_head + place * p.channels_place) = c; });
+}

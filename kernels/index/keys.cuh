@@ -1,0 +1,89 @@
+// The keys that summaries are made of: pages of one layer, and what each sequence has of them.
+#pragma once
+
+#include "common/eight.cuh"
+#include "common/place.cuh"
+
+// Strides are in bytes; those of `scale` are 0 where it does not vary.
+struct Keys {
+    const char *data, *scale, *table, *seq_lens, *begin;  // begin, table and scale may be null
+    int64 page, token, head, channel;
+    int64 scale_page, scale_token, scale_head;
+    int64 table_seq, table_page, seq_lens_seq, begin_seq;
+    uint32 pages, page_size, capacity;  // tokens that a sequence has pages for
+    uint32 kv_heads, dim, dtype;
+    uint32 adjacent;  // channels lie side by side, rows are aligned to 16 bytes (to 8 where an element has one)
+
+    // Tokens of sequence i, and the first whose key is new.
+    __device__ uint32 length(uint32 i, uint32 &first) const {
+        const int32 given = __ldg(reinterpret_cast<const int32 *>(seq_lens + i * seq_lens_seq));
+        const int32 from = begin ? __ldg(reinterpret_cast<const int32 *>(begin + i * begin_seq)) : 0;
+        const uint32 len = min(uint32(max(given, 0)), capacity);
+        first = min(uint32(max(from, 0)), len);
+        return len;
+    }
+    // The key of token t of sequence i, and its scale; null where it has no page.
+    __device__ const char *find(uint32 i, uint32 t, uint32 g, float &factor) const {
+        uint32 at = i, n = t;
+        if (table) {
+            const uint32 p = t / page_size;
+            at = __ldg(reinterpret_cast<const uint32 *>(table + i * table_seq + p * table_page)), n = t - p * page_size;
+            if (at >= pages) return nullptr;
+        }
+        if (scale) factor = __ldg(reinterpret_cast<const float *>(scale + at * scale_page + n * scale_token + g * scale_head));
+        return data + at * page + n * token + g * head;
+    }
+    // A value as it counts: of 8 bits, times its scale.
+    __device__ float value(float stored, float factor) const { return scale ? __fmul_rn(stored, factor) : stored; }
+};
+
+// Eight channels of up to COUNT keys of a sequence and head: begin, begin + step, … below end.
+template <uint32 BYTES, uint32 COUNT> struct Fetched {
+    Eight<BYTES> eight[COUNT];
+    float factor[BYTES == 1 ? COUNT : 1];
+    bool exist;
+
+    // True where they lie side by side and in one page; then all or none of them exist.
+    __device__ bool load(const Keys &k, uint32 i, uint32 g, uint32 c, uint32 begin, uint32 step, uint32 end) {
+        uint32 at = i, n = begin;
+        if (!k.adjacent) return false;
+        if (k.table) {
+            const uint32 p = begin / k.page_size;
+            n = begin - p * k.page_size;
+            if (n + (COUNT - 1) * step >= k.page_size) return false;
+            at = __ldg(reinterpret_cast<const uint32 *>(k.table + i * k.table_seq + p * k.table_page));
+        }
+        exist = at < k.pages;
+        if (!exist) return true;
+        const char *key = k.data + at * k.page + n * k.token + g * k.head + c * BYTES;
+        const char *scale = k.scale + at * k.scale_page + n * k.scale_token + g * k.scale_head;
+        const int64 key_step = step * k.token, scale_step = step * k.scale_token;
+#pragma unroll
+        for (uint32 m = 0; m < COUNT; m++, key += key_step, scale += scale_step) {
+            if (begin + m * step >= end) break;
+            eight[m].load(key);
+            if (BYTES == 1 && k.scale) factor[m] = __ldg(reinterpret_cast<const float *>(scale));
+        }
+        return true;
+    }
+    __device__ void widen(const Keys &k, uint32 m, float (&x)[8]) const {
+        eight[m].widen(x, k.dtype);
+        if (BYTES == 1 && k.scale) {
+#pragma unroll
+            for (uint32 i = 0; i < 8; i++) x[i] = __fmul_rn(x[i], factor[BYTES == 1 ? m : 0]);
+        }
+    }
+};
+
+// Eight channels of a key that lies in any way; false where it is not there.
+template <uint32 BYTES> __device__ inline bool fetch_one(const Keys &k, uint32 i, uint32 g, uint32 c, uint32 t, float (&x)[8]) {
+    float factor;
+    const char *key = k.find(i, t, g, factor);
+    if (!key) return false;
+    Eight<BYTES> eight;
+    eight.gather(key + c * k.channel, k.channel);
+    eight.widen(x, k.dtype);
+#pragma unroll
+    for (uint32 n = 0; n < 8; n++) x[n] = k.value(x[n], factor);
+    return true;
+}

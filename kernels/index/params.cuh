@@ -1,0 +1,32 @@
+// Parameters of the kernels of index.
+#pragma once
+
+#include "index/keys.cuh"
+
+// Of kernels/index/update.cu.
+struct UpdateParams {
+    Keys keys;
+    Place place;
+    Summary first, second, third;  // MINMAX: max, min · MEAN: means · LABEL: codes, scales, minima
+    const char *channels;
+    int64 channels_head, channels_channel;
+    uint32 dtype;          // of the summaries
+    uint32 size, stride;  // MINMAX: tokens of a block · MEAN: tokens of a window, and from one to the next
+    uint32 kept;          // LABEL: channels
+    uint32 lanes, split, slices;
+};
+
+// Of kernels/index/importance.cu: a tensor [tokens, heads, D].
+struct Sample {
+    const char *data;
+    int64 token, head, channel;
+    uint32 tokens;
+};
+struct ImportanceParams {
+    Sample q, k;
+    char *channels, *importance;  // importance may be null
+    int64 channels_head, channels_place, importance_head, importance_channel;
+    uint32 group, dim, dtype, kept;
+};
+
+#include "index/layout.cuh"

@@ -1,0 +1,247 @@
+// Summaries of keys.
+//
+//   MINMAX  max[j, c], min[j, c] over the tokens of block j · MEAN  Σ_t k[t, c] / window over the tokens of window j, in their order
+//   LABEL   code[t, n] = rne((x[n] − min) / scale) in 0 … 15, of the chosen channels x of token t; min and scale float16
+//
+// Bytes: the keys of the range, once (MEAN: window/stride times, from the L1 cache but for the first); summaries are a small part of that.
+// A token of a decoding step costs one memory round trip or two.
+//
+// Cut: `slices` CTAs for each sequence and head take turns at what its new tokens change: with lengths on the device the grid cannot know how
+// much that is.
+//   MINMAX: a slot is the lanes of a key, eight channels each; `split` slots share a block's tokens and join in shared memory.
+//   MEAN: the lanes of a slot add up a window each. LABEL: a warp takes a token.
+//
+// On entry: lanes and split are powers of two, lanes ≤ 32, lanes · split ≤ 256; D is a multiple of 8.
+//
+// targets: compute_80, compute_90
+
+#include "index/params.cuh"
+
+constexpr uint32 THREADS = 256;
+
+
+// What of its summaries a sequence's new tokens change: begin … end−1.
+struct Stale {
+    uint32 len, begin, end;
+};
+
+// A CTA's part: a head of a sequence, for which `slices` CTAs take turns at the summaries.
+struct Turn {
+    uint32 seq, head, slice, slices;
+
+    __device__ Turn(const UpdateParams &p)
+        : head(blockIdx.x % p.keys.kv_heads), slices(p.slices) {
+        const uint32 n = blockIdx.x / p.keys.kv_heads;
+        seq = n / slices, slice = n - seq * slices;
+    }
+};
+
+// A summary and where it goes.
+struct Unit {
+    uint32 j, page, row;
+    bool exists;
+
+    __device__ Unit(const UpdateParams &p, const Turn &turn, const Stale &stale, uint32 j) : j(j) {
+        exists = j < stale.end && p.place.find(turn.seq, j, page, row);
+    }
+};
+
+__device__ inline void extend(float (&largest)[8], float (&smallest)[8], const float (&x)[8]) {
+#pragma unroll
+    for (uint32 i = 0; i < 8; i++) largest[i] = fmaxf(largest[i], x[i]), smallest[i] = fminf(smallest[i], x[i]);  // NaN is ignored
+}
+
+template <uint32 BYTES>
+__device__ inline void extremes(const UpdateParams &p, const Turn &turn, const Stale &stale, uint32 j, uint32 slot, uint32 c, float (&largest)[8],
+                                float (&smallest)[8]) {
+    constexpr uint32 COUNT = 4;
+    const uint32 begin = j * p.size, end = min(p.size, stale.len - begin) + begin;
+    for (uint32 t = begin + slot; t < end; t += COUNT * p.split) {
+        Fetched<BYTES, COUNT> keys;
+        float x[8];
+        if (keys.load(p.keys, turn.seq, turn.head, c, t, p.split, end)) {
+            if (!keys.exist) continue;
+#pragma unroll
+            for (uint32 n = 0; n < COUNT; n++) {
+                if (t + n * p.split >= end) break;
+                keys.widen(p.keys, n, x);
+                extend(largest, smallest, x);
+            }
+        } else {
+#pragma unroll 1
+            for (uint32 u = t; u < min(t + COUNT * p.split, end); u += p.split)
+                if (fetch_one<BYTES>(p.keys, turn.seq, turn.head, c, u, x)) extend(largest, smallest, x);
+        }
+    }
+}
+
+template <uint32 BYTES> __device__ inline void update_minmax(const UpdateParams &p) {
+    constexpr uint32 ROW = THREADS + 4;  // apart by four banks
+    __shared__ float part[16 * ROW];
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const Turn turn(p);
+    Stale stale;
+    stale.len = p.keys.length(turn.seq, stale.begin);
+    const bool none = stale.begin == stale.len;
+    stale.begin /= p.size, stale.end = none ? stale.begin : (stale.len - 1) / p.size + 1;
+
+    const uint32 lanes = p.lanes, slot = threadIdx.x / lanes, lane = threadIdx.x % lanes, together = THREADS / (lanes * p.split);
+    for (uint32 j = stale.begin + turn.slice * together; j < stale.end; j += turn.slices * together) {
+        const Unit unit(p, turn, stale, j + slot / p.split);
+        for (uint32 first = 0; first < p.keys.dim; first += lanes * 8) {
+            float largest[8], smallest[8];
+#pragma unroll
+            for (uint32 i = 0; i < 8; i++) largest[i] = minus_infinity(), smallest[i] = -minus_infinity();
+            if (unit.exists && first + lane * 8 < p.keys.dim)
+                extremes<BYTES>(p, turn, stale, unit.j, slot % p.split, first + lane * 8, largest, smallest);
+#pragma unroll
+            for (uint32 i = 0; i < 8; i++) part[i * ROW + threadIdx.x] = largest[i], part[(8 + i) * ROW + threadIdx.x] = smallest[i];
+            __syncthreads();
+            // Channel by channel, maxima first.
+            for (uint32 out = threadIdx.x; out < together * lanes * 16; out += THREADS) {
+                const uint32 c = out % (lanes * 8), n = out / (lanes * 8), which = n / together;
+                const float *joined = part + (which * 8 + c % 8) * ROW + n % together * p.split * lanes + c / 8;
+                float x = joined[0];
+                for (uint32 s = 1; s < p.split; s++) x = which ? fminf(x, joined[s * lanes]) : fmaxf(x, joined[s * lanes]);
+                const Unit of(p, turn, stale, j + n % together);
+                const Summary &to = which ? p.second : p.first;
+                // A zero is +0, whichever came first.
+                if (of.exists && first + c < p.keys.dim) store_element(to.at(of.page, of.row, turn.head) + (first + c) * to.channel, p.dtype, x + 0.0f);
+            }
+            __syncthreads();
+        }
+    }
+}
+
+__device__ inline void add(float (&sum)[8], const float (&x)[8]) {
+#pragma unroll
+    for (uint32 i = 0; i < 8; i++) sum[i] = __fadd_rn(sum[i], x[i]);
+}
+__device__ inline void spoil(float (&sum)[8]) {
+#pragma unroll
+    for (uint32 i = 0; i < 8; i++) sum[i] = __uint_as_float(0x7fc00000);
+}
+
+template <uint32 BYTES> __device__ inline void add_window(const UpdateParams &p, const Turn &turn, const Unit &unit, uint32 c) {
+    constexpr uint32 COUNT = BYTES == 2 ? 16 : 8;
+    float sum[8] = {};
+    const uint32 begin = unit.j * p.stride, end = begin + p.size;
+    for (uint32 t = begin; t < end; t += COUNT) {
+        Fetched<BYTES, COUNT> keys;
+        float x[8];
+        if (keys.load(p.keys, turn.seq, turn.head, c, t, 1, end)) {
+            if (!keys.exist) spoil(sum);
+#pragma unroll
+            for (uint32 n = 0; n < COUNT; n++) {
+                if (t + n >= end || !keys.exist) break;
+                keys.widen(p.keys, n, x);
+                add(sum, x);
+            }
+        } else {
+#pragma unroll 1
+            for (uint32 u = t; u < min(t + COUNT, end); u++) {
+                if (fetch_one<BYTES>(p.keys, turn.seq, turn.head, c, u, x))
+                    add(sum, x);
+                else
+                    spoil(sum);
+            }
+        }
+    }
+    const float share = 1.0f / float(p.size);
+    char *to = p.first.at(unit.page, unit.row, turn.head);
+#pragma unroll
+    for (uint32 i = 0; i < 8; i++) store_element(to + (c + i) * p.first.channel, p.dtype, __fmul_rn(sum[i], share));
+}
+
+// Windows that are full once there are so many tokens.
+__device__ inline uint32 full_windows(const UpdateParams &p, uint32 len) { return len < p.size ? 0 : (len - p.size) / p.stride + 1; }
+
+template <uint32 BYTES> __device__ inline void update_means(const UpdateParams &p) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const Turn turn(p);
+    Stale stale;
+    stale.len = p.keys.length(turn.seq, stale.begin);
+    stale.begin = full_windows(p, stale.begin), stale.end = full_windows(p, stale.len);
+    const uint32 slots = THREADS / p.lanes;
+    for (uint32 j = stale.begin + turn.slice * slots + threadIdx.x / p.lanes; j < stale.end; j += turn.slices * slots) {
+        const Unit unit(p, turn, stale, j);
+        if (!unit.exists) continue;
+        for (uint32 c = threadIdx.x % p.lanes * 8; c < p.keys.dim; c += p.lanes * 8) add_window<BYTES>(p, turn, unit, c);
+    }
+}
+
+// 0 for what is negative, and for NaN.
+__device__ inline float positive(float x) { return x > 0.0f ? x : 0.0f; }
+
+// The labels of one token and head, by a warp. value(n) is that of chosen channel n; the lane's first two are in `own`.
+template <typename Value> __device__ inline void write_label(const UpdateParams &p, const Turn &turn, const Unit &unit, const float2 &own, const Value &value) {
+    constexpr float MOST = 65504.0f;  // the largest float16
+    const uint32 lane = threadIdx.x % WARP, pairs = p.kept / 2;
+    const auto pair = [&](uint32 n) { return n == lane ? own : make_float2(value(2 * n), value(2 * n + 1)); };
+    float low = -minus_infinity(), high = minus_infinity();
+    for (uint32 n = lane; n < pairs; n += WARP) {
+        const float2 x = pair(n);
+        low = fminf(low, fminf(x.x, x.y)), high = fmaxf(high, fmaxf(x.x, x.y));  // NaN is ignored
+    }
+#pragma unroll
+    for (uint32 bit = 1; bit < WARP; bit *= 2)
+        low = fminf(low, __shfl_xor_sync(FULL_WARP, low, bit)), high = fmaxf(high, __shfl_xor_sync(FULL_WARP, high, bit));
+    low += 0.0f;
+    const uint16 min_bits = low <= high ? narrow_float16(fminf(fmaxf(low, -MOST), MOST)) : 0x7e00;
+    const uint16 scale_bits = narrow_float16(fminf(positive((high - low) / 15.0f), MOST));
+    const float least = widen_float16(min_bits), scale = widen_float16(scale_bits);
+    const auto code = [&](float x) {
+        // Adding 2^23 rounds to a whole number, ties to even, and leaves it in the low bits.
+        return scale == 0.0f ? 0u : __float_as_uint(fminf(positive((x - least) / scale), 15.0f) + 8388608.0f) & 15;
+    };
+    for (uint32 n = lane; n < pairs; n += WARP) {
+        const float2 x = pair(n);
+        as<uint8>(p.first.at(unit.page, unit.row, turn.head) + n * p.first.channel) = code(x.x) | code(x.y) << 4;
+    }
+    if (lane == 0) {
+        as<uint16>(p.second.at(unit.page, unit.row, turn.head)) = scale_bits;
+        as<uint16>(p.third.at(unit.page, unit.row, turn.head)) = min_bits;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 4) index_labels(const __grid_constant__ UpdateParams p) {
+    constexpr uint32 HELD = 2;  // tokens that a warp looks up together
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const Turn turn(p);
+    const uint32 lane = threadIdx.x % WARP, warps = THREADS / WARP, step = turn.slices * warps;
+    Stale stale;
+    stale.len = stale.end = p.keys.length(turn.seq, stale.begin);
+    const auto channel = [&](uint32 n) {
+        return n < p.kept ? __ldg(reinterpret_cast<const uint32 *>(p.channels + turn.head * p.channels_head + n * p.channels_channel)) : 0;
+    };
+    const uint32 low = channel(2 * lane), high = channel(2 * lane + 1);
+    for (uint32 t = stale.begin + turn.slice * warps + threadIdx.x / WARP; t < stale.end; t += HELD * step) {
+        const char *key[HELD] = {};
+        float factor[HELD] = {};
+        float2 own[HELD];
+        // A channel outside the key reads as 0, one of a key that is not there as NaN.
+        const auto value = [&](uint32 m, uint32 c) {
+            if (!key[m]) return __uint_as_float(0x7fc00000);
+            return c < p.keys.dim ? p.keys.value(load_element(key[m] + c * p.keys.channel, p.keys.dtype), factor[m]) : 0.0f;
+        };
+#pragma unroll
+        for (uint32 m = 0; m < HELD; m++) key[m] = t + m * step < stale.end ? p.keys.find(turn.seq, t + m * step, turn.head, factor[m]) : nullptr;
+#pragma unroll
+        for (uint32 m = 0; m < HELD; m++) own[m] = make_float2(value(m, low), value(m, high));
+#pragma unroll
+        for (uint32 m = 0; m < HELD; m++) {
+            const Unit unit(p, turn, stale, t + m * step);
+            if (unit.exists) write_label(p, turn, unit, own[m], [&](uint32 n) { return value(m, channel(n)); });
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 3) index_minmax_8(const __grid_constant__ UpdateParams p) { update_minmax<1>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 3) index_minmax_16(const __grid_constant__ UpdateParams p) { update_minmax<2>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) index_minmax_32(const __grid_constant__ UpdateParams p) { update_minmax<4>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) index_means_8(const __grid_constant__ UpdateParams p) { update_means<1>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) index_means_16(const __grid_constant__ UpdateParams p) { update_means<2>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 2) index_means_32(const __grid_constant__ UpdateParams p) { update_means<4>(p); }

@@ -1,0 +1,51 @@
+// Parameters of the selecting kernels.
+#pragma once
+
+#include "common/place.cuh"
+
+// Strides are in bytes. A position's stride is 0 where all positions share a list.
+struct List {
+    char *ids, *counts;
+    int64 ids_seq, ids_pos, ids_head, ids_entry;
+    int64 counts_seq, counts_pos, counts_head;
+};
+
+struct SelectParams {
+    const char *q, *q_lens, *seq_lens, *budgets;
+    char *scores, *status;
+    int64 q_seq, q_pos, q_head, q_channel;
+    int64 q_lens_seq, seq_lens_seq, budgets_seq;
+    int64 scores_seq, scores_pos, scores_head, scores_block;
+    int64 status_seq, status_pos, status_head;
+    List selected;
+    Place place;
+    uint32 *arrived;  // a counter for each row, 0 between calls; where a kernel follows, what each CTA saw [rows, slices]
+    // Scores [rows, held_row].
+    float *held;
+    uint32 held_row;
+    uint32 batch, positions, lists, kv_heads, group, dim, q_type;  // lists: of a sequence and KV head; 1 or `positions`
+    uint32 block_size, k, cap, init, local, max_blocks;
+    uint32 slices;
+    float scale;
+};
+
+// Of kernels/select/minmax.cu.
+struct MinMaxParams {
+    SelectParams select;
+    Summary max, min;
+    uint32 dtype, lanes, adjacent;  // lanes of a block: 8, 16 or 32
+};
+
+// Of kernels/select/means.cu.
+struct MeanParams {
+    SelectParams select;
+    Summary means;
+    float *products;   // [rows, heads, windows]
+    float *partials;   // [rows, heads, chunks, 2]
+    uint32 *seen;      // [rows, scoring], by the CTAs of score_means; then [rows], the positions whose query holds a NaN
+    uint32 heads, chunks, scoring;
+    uint32 size, stride;  // tokens of a window, and from one to the next
+    uint32 softmax, dtype, lanes, adjacent;
+};
+
+#include "select/layout.cuh"

@@ -1,0 +1,27 @@
+// Selection from scores that another kernel has left: CTA r makes row r.
+//
+// Bytes: a row's scores, from the L2 cache, once; beyond 8192 of them, once a pass (up to five).
+//
+// On entry: held and arrived are those of the kernel before.
+//
+// targets: compute_80, compute_90
+
+#include "select/rows.cuh"
+
+extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) select_top(const __grid_constant__ SelectParams p) {
+    __shared__ TopKShared shared;
+    __shared__ uint32 seen;
+    allow_next_kernel();
+    if (threadIdx.x == 0) seen = 0;
+    __syncthreads();
+    wait_for_previous_kernel();
+    const Row row(p, blockIdx.x);
+    for (uint32 slice = threadIdx.x; slice < p.slices; slice += TOPK_THREADS) {
+        const uint32 saw = __ldcg(&p.arrived[row.number * p.slices + slice]);
+        if (saw) atomicOr(&seen, saw);
+    }
+    __syncthreads();
+    const float *held = p.held + uint64(row.number) * p.held_row;
+    const uint32 stored = min(row.n, p.place.capacity);
+    finish(p, row, stored, seen | (row.n > stored ? NO_SUMMARY : 0), shared, [&](uint32 j) { return __ldcg(held + j); });
+}

@@ -1,0 +1,358 @@
+//! Launch of the kernels of kernels/index.
+
+use super::{ImportanceRequest, Index, Kind, UpdateRequest};
+use crate::core::dtype::DType;
+use crate::core::status::{Error, Result};
+use crate::core::tensor::Tensor;
+use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind as Launch, Modules, Source, source};
+
+pub struct Kernels {
+    minmax: ByWidth,
+    means: ByWidth,
+    labels: Kernel,
+    importance: Kernel,
+}
+
+impl cuda::Kernels for Kernels {
+    const SOURCES: &[Source] =
+        &[source!("index/update", compute_80, compute_90), source!("index/importance", compute_80)];
+
+    fn find(modules: &Modules) -> Result<Kernels> {
+        let kernel = |name| modules.kernel("index/update", name);
+        let widths =
+            |[b8, b16, b32]: [&'static str; 3]| Ok(ByWidth { b8: kernel(b8)?, b16: kernel(b16)?, b32: kernel(b32)? });
+        Ok(Kernels {
+            minmax: widths(["index_minmax_8", "index_minmax_16", "index_minmax_32"])?,
+            means: widths(["index_means_8", "index_means_16", "index_means_32"])?,
+            labels: kernel("index_labels")?,
+            importance: modules.kernel("index/importance", "index_importance")?,
+        })
+    }
+}
+
+/// A kernel for each width of a key's elements.
+struct ByWidth {
+    b8: Kernel,
+    b16: Kernel,
+    b32: Kernel,
+}
+
+impl ByWidth {
+    fn of(&self, dtype: DType) -> &Kernel {
+        match dtype.bits {
+            8 => &self.b8,
+            16 => &self.b16,
+            _ => &self.b32,
+        }
+    }
+}
+
+kernel_struct! {
+    /// Mirrors Place of kernels/common/place.cuh. Strides are in bytes.
+    #[derive(Clone, Copy)]
+    pub struct Place {
+        table: *const u8,
+        table_seq: i64,
+        table_page: i64,
+        pages: u32,
+        rows: u32,
+        pub capacity: u32,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors Summary of kernels/common/place.cuh: a tensor [pages, rows, Hk, …].
+    #[derive(Clone, Copy)]
+    pub struct Summary {
+        data: *mut u8,
+        page: i64,
+        row: i64,
+        head: i64,
+        channel: i64,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors Keys of kernels/index/keys.cuh. Strides are in bytes.
+    struct Keys {
+        data: *const u8,
+        scale: *const u8,
+        table: *const u8,
+        seq_lens: *const u8,
+        begin: *const u8,
+        page: i64,
+        token: i64,
+        head: i64,
+        channel: i64,
+        scale_page: i64,
+        scale_token: i64,
+        scale_head: i64,
+        table_seq: i64,
+        table_page: i64,
+        seq_lens_seq: i64,
+        begin_seq: i64,
+        pages: u32,
+        page_size: u32,
+        capacity: u32,
+        kv_heads: u32,
+        dim: u32,
+        dtype: u32,
+        adjacent: u32,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors UpdateParams of kernels/index/params.cuh.
+    struct UpdateParams {
+        keys: Keys,
+        place: Place,
+        first: Summary,
+        second: Summary,
+        third: Summary,
+        channels: *const u8,
+        channels_head: i64,
+        channels_channel: i64,
+        dtype: u32,
+        size: u32,
+        stride: u32,
+        kept: u32,
+        lanes: u32,
+        split: u32,
+        slices: u32,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors Sample of kernels/index/params.cuh: a tensor [tokens, heads, D]. Strides are in bytes.
+    struct Sample {
+        data: *const u8,
+        token: i64,
+        head: i64,
+        channel: i64,
+        tokens: u32,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors ImportanceParams of kernels/index/params.cuh.
+    struct ImportanceParams {
+        q: Sample,
+        k: Sample,
+        channels: *mut u8,
+        importance: *mut u8,
+        channels_head: i64,
+        channels_place: i64,
+        importance_head: i64,
+        importance_channel: i64,
+        group: u32,
+        dim: u32,
+        dtype: u32,
+        kept: u32,
+    }
+}
+
+const THREADS: u32 = 256;
+/// Of the choice of channels.
+const IMPORTANCE_THREADS: u32 = 512;
+/// Channels of a lane.
+const LANE_CHANNELS: usize = 8;
+/// Tokens that a lane of MINMAX asks for at once.
+const LANE_TOKENS: usize = 4;
+/// CTAs of a multiprocessor that wait for memory side by side.
+const RESIDENT_CTAS: usize = 4;
+
+/// An element type as kernels/common/eight.cuh numbers them.
+pub fn element_type(dtype: DType) -> u32 {
+    const TYPES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2];
+    TYPES.iter().position(|&t| t == dtype).expect("a floating-point type") as u32
+}
+
+/// A number of the contract as kernels take it: more than they can count is as good as the most.
+pub fn saturated(n: usize) -> u32 {
+    n.min(i32::MAX as usize) as u32
+}
+
+/// Address of an optional tensor, and its stride in bytes of a dimension.
+pub fn address(t: Option<&Tensor>) -> *mut u8 {
+    t.map_or(std::ptr::null_mut(), |t| t.data)
+}
+pub fn step(t: Option<&Tensor>, d: usize) -> i64 {
+    t.map_or(0, |t| t.byte_stride(d))
+}
+
+/// Whether the last dimension lies side by side in rows that begin at multiples of `alignment` bytes.
+pub fn has_aligned_rows(t: &Tensor, alignment: i64) -> bool {
+    let last = t.rank() - 1;
+    let starts = (0..last).map(|d| t.byte_stride(d)).chain([t.data as i64]);
+    t.stride(last) == 1 && starts.into_iter().all(|start| start % alignment == 0)
+}
+
+impl Place {
+    pub fn new(index: &Index) -> Place {
+        let table = index.table.as_ref();
+        Place {
+            table: address(table),
+            table_seq: step(table, 0),
+            table_page: step(table, 1),
+            pages: saturated(index.pages),
+            // Of none there is no summary, whatever is divided by.
+            rows: saturated(index.rows).max(1),
+            capacity: saturated(index.capacity()),
+        }
+    }
+}
+
+impl Summary {
+    pub fn new(t: Option<&Tensor>) -> Summary {
+        let channel = t.map_or(0, |t| t.byte_stride(3));
+        Summary { data: address(t), page: step(t, 0), row: step(t, 1), head: step(t, 2), channel }
+    }
+}
+
+impl Keys {
+    fn new(r: &UpdateRequest) -> Keys {
+        let (k, table, scale) = (&r.k, r.pages.table.as_ref(), r.k_scale.map(|scale| scale.0));
+        // [1], [Hk] or [pages, P, Hk]
+        let [scale_page, scale_token, scale_head] = match &scale {
+            Some(t) if t.rank() == 3 => [0, 1, 2].map(|d| t.byte_stride(d)),
+            Some(t) if t.dim(0) > 1 => [0, 0, t.byte_stride(0)],
+            _ => [0; 3],
+        };
+        Keys {
+            data: k.data,
+            scale: address(scale.as_ref()),
+            table: address(table),
+            seq_lens: r.pages.seq_lens.data,
+            begin: address(r.begin.as_ref()),
+            page: k.byte_stride(0),
+            token: k.byte_stride(1),
+            head: k.byte_stride(2),
+            channel: k.byte_stride(3),
+            scale_page,
+            scale_token,
+            scale_head,
+            table_seq: step(table, 0),
+            table_page: step(table, 1),
+            seq_lens_seq: r.pages.seq_lens.byte_stride(0),
+            begin_seq: step(r.begin.as_ref(), 0),
+            pages: saturated(r.pages.count),
+            page_size: saturated(r.pages.size),
+            capacity: saturated(r.pages.capacity()),
+            kv_heads: k.dim(2) as u32,
+            dim: k.dim(3) as u32,
+            dtype: element_type(k.dtype),
+            adjacent: has_aligned_rows(k, if k.dtype.bits == 8 { 8 } else { 16 }) as u32,
+        }
+    }
+}
+
+pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
+    let (batch, kv_heads, dim) = (r.pages.batch(), r.k.dim(2), r.k.dim(3));
+    let keys = Keys::new(r);
+    if batch == 0 || kv_heads == 0 || keys.capacity == 0 {
+        return Ok(());
+    }
+    let lanes = dim.div_ceil(LANE_CHANNELS).next_power_of_two().min(32);
+    let (tokens, kernels): (_, &Kernels) = (keys.capacity as usize, enqueue.kernels());
+    let (mut size, mut stride, mut split, mut dtype) = (1, 1, 1, DType::F16);
+    let (kernel, summaries, at_once) = match &r.index.kind {
+        Kind::MinMax { block_size, max, .. } => {
+            (size, dtype) = (*block_size, max.dtype);
+            split = size.div_ceil(LANE_TOKENS).next_power_of_two().min(THREADS as usize / lanes);
+            (kernels.minmax.of(r.k.dtype), tokens.div_ceil(size), THREADS as usize / (lanes * split))
+        }
+        Kind::Mean { windows, means } => {
+            (size, stride, dtype) = (windows.size, windows.stride, means.dtype);
+            (kernels.means.of(r.k.dtype), windows.full(tokens), THREADS as usize / lanes)
+        }
+        Kind::Label(_) => (&kernels.labels, tokens, THREADS as usize / 32),
+    };
+    let resident = enqueue.facts().multiprocessors as usize * RESIDENT_CTAS;
+    let slices = (resident / (batch * kv_heads)).min(summaries.div_ceil(at_once)).max(1);
+    let ctas = slices.saturating_mul(batch).saturating_mul(kv_heads);
+    if ctas > i32::MAX as usize {
+        return Err(Error::unsupported(format!(
+            "seq_lens: {batch} sequences of {kv_heads} KV heads; CUDA takes up to 2^31 − 1 together"
+        )));
+    }
+    let [first, second, third] = r.index.summaries().map(Summary::new);
+    let channels = r.index.channels();
+    let params = UpdateParams {
+        keys,
+        place: Place::new(&r.index),
+        first,
+        second,
+        third,
+        channels: address(channels),
+        channels_head: step(channels, 0),
+        channels_channel: step(channels, 1),
+        dtype: element_type(dtype),
+        size: size as u32,
+        stride: stride as u32,
+        kept: channels.map_or(0, |t| t.dim(1)) as u32,
+        lanes: lanes as u32,
+        split: split as u32,
+        slices: slices as u32,
+    };
+    let grid = Grid { ctas: ctas as u32, threads: THREADS, kind: kind(enqueue) };
+    // SAFETY: UpdateParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
+    // kernels wait before they touch anything.
+    unsafe { enqueue.launch(kernel, grid, [(&raw const params).cast()]) }
+}
+
+impl Sample {
+    fn new(t: &Tensor) -> Sample {
+        let [token, head, channel] = [0, 1, 2].map(|d| t.byte_stride(d));
+        Sample { data: t.data, token, head, channel, tokens: saturated(t.dim(0)) }
+    }
+}
+
+pub fn importance(enqueue: &Enqueue, r: &ImportanceRequest) -> Result<()> {
+    let (heads, importance, kernels): (_, _, &Kernels) = (r.heads, r.importance.as_ref(), enqueue.kernels());
+    if r.q.dim(0).max(r.k.dim(0)) > i32::MAX as usize {
+        return Err(Error::unsupported("q, k: CUDA takes up to 2^31 − 1 tokens".to_string()));
+    }
+    let params = ImportanceParams {
+        q: Sample::new(&r.q),
+        k: Sample::new(&r.k),
+        channels: r.channels.data,
+        importance: address(importance),
+        channels_head: r.channels.byte_stride(0),
+        channels_place: r.channels.byte_stride(1),
+        importance_head: step(importance, 0),
+        importance_channel: step(importance, 1),
+        // Of a sample without tokens there may be any number.
+        group: if r.q.dim(0) == 0 { 1 } else { heads.group() as u32 },
+        dim: heads.dim as u32,
+        dtype: element_type(r.q.dtype),
+        kept: r.channels.dim(1) as u32,
+    };
+    let grid = Grid { ctas: heads.kv as u32, threads: IMPORTANCE_THREADS, kind: Launch::Plain };
+    // SAFETY: ImportanceParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
+    unsafe { enqueue.launch(&kernels.importance, grid, [(&raw const params).cast()]) }
+}
+
+/// Of kernels that wait for the one before ahead of all else: they start early where the device can do that.
+pub fn kind(enqueue: &Enqueue) -> Launch {
+    if enqueue.facts().launches_dependents() { Launch::Dependent } else { Launch::Plain }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::cuda::layout;
+
+    #[test]
+    fn kernels_read_the_parameters_where_they_lie() {
+        let structs = [
+            Place::layout("Place"),
+            Summary::layout("Summary"),
+            Keys::layout("Keys"),
+            UpdateParams::layout("UpdateParams"),
+            Sample::layout("Sample"),
+            ImportanceParams::layout("ImportanceParams"),
+        ];
+        layout::check("index", file!(), &structs);
+    }
+}

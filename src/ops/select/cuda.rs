@@ -1,0 +1,447 @@
+//! Launch of the kernels of kernels/select.
+
+use super::{BlockList, Request};
+use crate::core::status::{Error, Result};
+use crate::core::tensor::Tensor;
+use crate::ops::index::{self, Kind, Place, Summary, Windows};
+use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Modules, Source, source};
+
+pub struct Kernels {
+    /// Scores and selection in one launch: 16 bits, one query position, D up to COMMON_DIM, channels side by side.
+    minmax_common: Kernel,
+    minmax_16: Kernel,
+    minmax_32: Kernel,
+    means_16: Kernel,
+    means_32: Kernel,
+    weigh_means: Kernel,
+    /// Selection from scores.
+    top: Kernel,
+}
+
+impl cuda::Kernels for Kernels {
+    const SOURCES: &[Source] = &[
+        source!("select/minmax", compute_80, compute_90),
+        source!("select/means", compute_80, compute_90),
+        source!("select/top", compute_80, compute_90),
+    ];
+
+    fn find(modules: &Modules) -> Result<Kernels> {
+        let minmax = |name| modules.kernel("select/minmax", name);
+        let means = |name| modules.kernel("select/means", name);
+        Ok(Kernels {
+            minmax_common: minmax("select_minmax_common")?,
+            minmax_16: minmax("score_minmax_16")?,
+            minmax_32: minmax("score_minmax_32")?,
+            means_16: means("score_means_16")?,
+            means_32: means("score_means_32")?,
+            weigh_means: means("weigh_means")?,
+            top: modules.kernel("select/top", "select_top")?,
+        })
+    }
+}
+
+kernel_struct! {
+    /// Mirrors List of kernels/select/params.cuh. Strides are in bytes; a position's is 0 where positions share a list.
+    #[derive(Clone, Copy)]
+    struct ListParams {
+        ids: *mut u8,
+        counts: *mut u8,
+        ids_seq: i64,
+        ids_pos: i64,
+        ids_head: i64,
+        ids_entry: i64,
+        counts_seq: i64,
+        counts_pos: i64,
+        counts_head: i64,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors SelectParams of kernels/select/params.cuh. Strides are in bytes.
+    #[derive(Clone, Copy)]
+    struct SelectParams {
+        q: *const u8,
+        q_lens: *const u8,
+        seq_lens: *const u8,
+        budgets: *const u8,
+        scores: *mut u8,
+        status: *mut u8,
+        q_seq: i64,
+        q_pos: i64,
+        q_head: i64,
+        q_channel: i64,
+        q_lens_seq: i64,
+        seq_lens_seq: i64,
+        budgets_seq: i64,
+        scores_seq: i64,
+        scores_pos: i64,
+        scores_head: i64,
+        scores_block: i64,
+        status_seq: i64,
+        status_pos: i64,
+        status_head: i64,
+        selected: ListParams,
+        place: Place,
+        arrived: *mut u8,
+        held: *mut u8,
+        held_row: u32,
+        batch: u32,
+        positions: u32,
+        lists: u32,
+        kv_heads: u32,
+        group: u32,
+        dim: u32,
+        q_type: u32,
+        block_size: u32,
+        k: u32,
+        cap: u32,
+        init: u32,
+        local: u32,
+        max_blocks: u32,
+        slices: u32,
+        scale: f32,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors MinMaxParams of kernels/select/params.cuh.
+    struct MinMaxParams {
+        select: SelectParams,
+        max: Summary,
+        min: Summary,
+        dtype: u32,
+        lanes: u32,
+        adjacent: u32,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors MeanParams of kernels/select/params.cuh.
+    struct MeanParams {
+        select: SelectParams,
+        means: Summary,
+        products: *mut u8,
+        partials: *mut u8,
+        seen: *mut u8,
+        heads: u32,
+        chunks: u32,
+        scoring: u32,
+        size: u32,
+        stride: u32,
+        softmax: u32,
+        dtype: u32,
+        lanes: u32,
+        adjacent: u32,
+    }
+}
+
+const THREADS: u32 = 512;
+/// CHUNK of kernels/select/means.cu.
+const CHUNK_WINDOWS: usize = 128;
+/// MOST_HEADS of kernels/select/means.cu: of all positions of a list.
+const MOST_HEADS: usize = 1024;
+/// Tokens of the longest sequence.
+const MOST_TOKENS: usize = i32::MAX as usize;
+/// CHUNK of kernels/select/minmax.cu: blocks that are worth a CTA.
+const CHUNK: usize = 64;
+/// The longest row that the common form takes.
+const COMMON_DIM: usize = 128;
+/// MOST_FOLDED of kernels/select/minmax.cu: positions · D of a shared list.
+const MOST_FOLDED: usize = 8 * 576;
+/// Positions of a shared list: bits of a word.
+const MOST_SHARING: usize = 32;
+/// Channels of a lane.
+const LANE_CHANNELS: usize = 8;
+
+pub fn blocks(enqueue: &Enqueue, r: &Request) -> Result<()> {
+    if r.lists() == 0 {
+        return Ok(());
+    }
+    let multiprocessors = enqueue.facts().multiprocessors as usize;
+    match &r.queries.index.kind {
+        Kind::MinMax { max, min, .. } => minmax(enqueue, r, &MinMaxPlan::new(multiprocessors, r, max, min)?, max, min),
+        Kind::Mean { windows, means } => mean(enqueue, r, &MeanPlan::new(multiprocessors, r, windows)?, windows, means),
+        Kind::Label(_) => Err(no_labels()),
+    }
+}
+
+/// What `blocks` takes of its stream's arena.
+pub fn blocks_scratch(multiprocessors: usize, r: &Request) -> Result<usize> {
+    if r.lists() == 0 {
+        return Ok(0);
+    }
+    Ok(match &r.queries.index.kind {
+        Kind::MinMax { max, min, .. } => MinMaxPlan::new(multiprocessors, r, max, min)?.bytes,
+        Kind::Mean { windows, .. } => MeanPlan::new(multiprocessors, r, windows)?.bytes,
+        Kind::Label(_) => return Err(no_labels()),
+    })
+}
+
+fn no_labels() -> Error {
+    Error::unsupported("VWD_SELECT_LABEL_MASS has no CUDA kernel in this build")
+}
+
+fn check_sharing(r: &Request) -> Result<()> {
+    if sharing(r) <= MOST_SHARING {
+        return Ok(());
+    }
+    Err(Error::unsupported(format!("q: {} positions share a list; CUDA takes up to {MOST_SHARING}", sharing(r))))
+}
+
+/// Positions that a list is for.
+fn sharing(r: &Request) -> usize {
+    if r.selected.is_own() { 1 } else { r.queries.positions.count() }
+}
+
+/// The four dimensions of a tensor that has one for positions, or not: strides of sequence, position, head and entry.
+fn strides(t: Option<&Tensor>, has_positions: bool) -> [i64; 4] {
+    match has_positions {
+        true => [0, 1, 2, 3].map(|d| index::step(t, d)),
+        false => [index::step(t, 0), 0, index::step(t, 1), index::step(t, 2)],
+    }
+}
+
+impl ListParams {
+    fn new(list: &BlockList) -> ListParams {
+        let [ids_seq, ids_pos, ids_head, ids_entry] = strides(Some(&list.ids), list.is_own());
+        let [counts_seq, counts_pos, counts_head, _] = strides(Some(&list.counts), list.is_own());
+        let (ids, counts) = (list.ids.data, list.counts.data);
+        ListParams { ids, counts, ids_seq, ids_pos, ids_head, ids_entry, counts_seq, counts_pos, counts_head }
+    }
+}
+
+impl SelectParams {
+    /// Without scratch.
+    fn new(r: &Request, slices: usize) -> SelectParams {
+        let (positions, heads) = (&r.queries.positions, r.queries.heads);
+        let (scores, status, own) = (r.scores.as_ref(), r.status.as_ref(), r.selected.is_own());
+        let [q_seq, q_pos, q_head, q_channel] = strides(Some(&positions.q), positions.dimension().is_some());
+        let [scores_seq, scores_pos, scores_head, scores_block] = strides(scores, own);
+        let [status_seq, status_pos, status_head, _] = strides(status, own);
+        let budget = r.quota.budget;
+        SelectParams {
+            q: positions.q.data,
+            q_lens: index::address(positions.lens.as_ref()),
+            seq_lens: r.queries.seq_lens.data,
+            budgets: index::address(r.quota.budgets.as_ref()),
+            scores: index::address(scores),
+            status: index::address(status),
+            q_seq,
+            q_pos,
+            q_head,
+            q_channel,
+            q_lens_seq: index::step(positions.lens.as_ref(), 0),
+            seq_lens_seq: r.queries.seq_lens.byte_stride(0),
+            budgets_seq: index::step(r.quota.budgets.as_ref(), 0),
+            scores_seq,
+            scores_pos,
+            scores_head,
+            scores_block,
+            status_seq,
+            status_pos,
+            status_head,
+            selected: ListParams::new(&r.selected),
+            place: Place::new(&r.queries.index),
+            arrived: std::ptr::null_mut(),
+            held: std::ptr::null_mut(),
+            held_row: 0,
+            batch: r.queries.batch() as u32,
+            positions: positions.count() as u32,
+            lists: r.selected.per_head() as u32,
+            kv_heads: heads.kv as u32,
+            group: heads.group() as u32,
+            dim: heads.dim as u32,
+            q_type: index::element_type(positions.q.dtype),
+            block_size: index::saturated(r.queries.block_size),
+            k: index::saturated(budget.k),
+            cap: index::saturated(r.quota.cap),
+            init: index::saturated(budget.init),
+            local: index::saturated(budget.local),
+            max_blocks: scores.map_or(0, |t| index::saturated(t.dim(t.rank() - 1))),
+            slices: slices as u32,
+            scale: r.queries.scale,
+        }
+    }
+}
+
+/// How the work of MINMAX is cut, and where its parts of scratch begin.
+struct MinMaxPlan {
+    /// One launch does it.
+    is_common: bool,
+    adjacent: bool,
+    stored: usize,
+    slices: usize,
+    held: usize,
+    seen: usize,
+    bytes: usize,
+}
+
+impl MinMaxPlan {
+    fn new(multiprocessors: usize, r: &Request, max: &Tensor, min: &Tensor) -> Result<MinMaxPlan> {
+        let (rows, dim) = (r.lists(), r.queries.heads.dim);
+        check_sharing(r)?;
+        if sharing(r) * dim > MOST_FOLDED {
+            let found = format!("q: {} positions of {dim} channels share a list", sharing(r));
+            return Err(Error::unsupported(format!("{found}; CUDA takes up to {MOST_FOLDED} channels of all")));
+        }
+        let adjacent = [max, min].into_iter().all(|t| index::has_aligned_rows(t, 16));
+        let is_common = adjacent && max.dtype.bits == 16 && r.queries.positions.count() == 1 && dim <= COMMON_DIM;
+        let stored = r.queries.index.capacity().min(MOST_TOKENS.div_ceil(r.queries.block_size));
+        let slices = slices(multiprocessors, rows, stored.div_ceil(CHUNK))?;
+        let mut scratch = Scratch::default();
+        let held = scratch.take(&[rows, stored, size_of::<f32>()]);
+        let seen = scratch.take(&[if is_common { 0 } else { rows }, slices, size_of::<u32>()]);
+        Ok(MinMaxPlan { is_common, adjacent, stored, slices, held, seen, bytes: scratch.bytes })
+    }
+}
+
+fn minmax(enqueue: &Enqueue, r: &Request, plan: &MinMaxPlan, max: &Tensor, min: &Tensor) -> Result<()> {
+    let (rows, kernels): (_, &Kernels) = (r.lists(), enqueue.kernels());
+    let base = enqueue.scratch(plan.bytes)? as usize;
+    // Rows of several CTAs are fewer than the device's multiprocessors.
+    let arrived = if plan.is_common { enqueue.counters()? as usize } else { base + plan.seen };
+    let mut select = SelectParams::new(r, plan.slices);
+    (select.place.capacity, select.held_row) = (plan.stored as u32, plan.stored as u32);
+    (select.held, select.arrived) = ((base + plan.held) as *mut u8, arrived as *mut u8);
+    let params = MinMaxParams {
+        select,
+        max: Summary::new(Some(max)),
+        min: Summary::new(Some(min)),
+        dtype: index::element_type(max.dtype),
+        // A half of the lanes for each summary.
+        lanes: 2 * (r.queries.heads.dim / LANE_CHANNELS).next_power_of_two().clamp(4, 16) as u32,
+        adjacent: plan.adjacent as u32,
+    };
+    let all = grid(enqueue, rows * plan.slices);
+    // SAFETY: the parameters are the kernels' structs; the op's caller keeps the tensors valid until the stream has passed,
+    // and scratch is this call's. The kernels wait before they touch anything.
+    unsafe {
+        if plan.is_common {
+            return enqueue.launch(&kernels.minmax_common, all, [(&raw const params).cast()]);
+        }
+        let scoring = if max.dtype.bits == 16 { &kernels.minmax_16 } else { &kernels.minmax_32 };
+        enqueue.launch(scoring, all, [(&raw const params).cast()])?;
+        enqueue.launch(&kernels.top, grid(enqueue, rows), [(&raw const params.select).cast()])
+    }
+}
+
+/// How the work of the MEAN methods is cut, and where its parts of scratch begin.
+struct MeanPlan {
+    heads: usize,
+    stored: usize,
+    /// Blocks that any window overlaps.
+    reached: usize,
+    chunks: usize,
+    scoring: usize,
+    weighing: usize,
+    held: usize,
+    products: usize,
+    partials: usize,
+    seen: usize,
+    bytes: usize,
+}
+
+impl MeanPlan {
+    fn new(multiprocessors: usize, r: &Request, windows: &Windows) -> Result<MeanPlan> {
+        let (rows, block_size) = (r.lists(), r.queries.block_size);
+        check_sharing(r)?;
+        let heads = sharing(r) * r.queries.heads.group();
+        if heads > MOST_HEADS {
+            return Err(Error::unsupported(format!(
+                "q: {heads} query heads for a list; CUDA takes up to {MOST_HEADS}"
+            )));
+        }
+        let stored = r.queries.index.capacity().min(windows.full(MOST_TOKENS));
+        let tokens = if stored == 0 { 0 } else { (stored - 1) * windows.stride + windows.size };
+        let reached = tokens.min(MOST_TOKENS).div_ceil(block_size);
+        let chunks = stored.div_ceil(CHUNK_WINDOWS);
+        let scoring = slices(multiprocessors, rows, chunks)?;
+        let weighing = slices(multiprocessors, rows, stored.div_ceil(THREADS as usize))?;
+        let mut scratch = Scratch::default();
+        let held = scratch.take(&[rows, reached, size_of::<u32>()]);
+        let products = scratch.take(&[rows, heads, stored, size_of::<f32>()]);
+        let partials = scratch.take(&[rows, heads, chunks, 2 * size_of::<f32>()]);
+        let seen = scratch.take(&[rows, scoring + 1, size_of::<u32>()]);
+        let bytes = scratch.bytes;
+        Ok(MeanPlan { heads, stored, reached, chunks, scoring, weighing, held, products, partials, seen, bytes })
+    }
+}
+
+fn mean(enqueue: &Enqueue, r: &Request, plan: &MeanPlan, windows: &Windows, means: &Tensor) -> Result<()> {
+    let (rows, kernels): (_, &Kernels) = (r.lists(), enqueue.kernels());
+    let base = enqueue.scratch(plan.bytes)? as usize;
+    let mut select = SelectParams::new(r, plan.weighing);
+    (select.place.capacity, select.held_row) = (plan.stored as u32, plan.reached as u32);
+    (select.held, select.arrived) = ((base + plan.held) as *mut u8, enqueue.counters()? as *mut u8);
+    let params = MeanParams {
+        select,
+        means: Summary::new(Some(means)),
+        products: (base + plan.products) as *mut u8,
+        partials: (base + plan.partials) as *mut u8,
+        seen: (base + plan.seen) as *mut u8,
+        heads: plan.heads as u32,
+        chunks: plan.chunks as u32,
+        scoring: plan.scoring as u32,
+        size: windows.size as u32,
+        stride: windows.stride as u32,
+        softmax: r.softmax as u32,
+        dtype: index::element_type(means.dtype),
+        lanes: (r.queries.heads.dim / LANE_CHANNELS).next_power_of_two().clamp(4, 32) as u32,
+        adjacent: index::has_aligned_rows(means, 16) as u32,
+    };
+    let scores = if means.dtype.bits == 16 { &kernels.means_16 } else { &kernels.means_32 };
+    let params = [(&raw const params).cast()];
+    // SAFETY: as in `minmax`.
+    unsafe {
+        enqueue.launch(scores, grid(enqueue, rows * plan.scoring), params)?;
+        enqueue.launch(&kernels.weigh_means, grid(enqueue, rows * plan.weighing), params)
+    }
+}
+
+/// Parts of a call's scratch, one after the other.
+#[derive(Default)]
+struct Scratch {
+    bytes: usize,
+}
+
+impl Scratch {
+    /// Where a part begins whose size is a product.
+    fn take(&mut self, size: &[usize]) -> usize {
+        const ALIGNMENT: usize = 256;
+        let begin = self.bytes;
+        let bytes = size.iter().fold(1usize, |bytes, &n| bytes.saturating_mul(n));
+        // More than there is stays more than there is.
+        self.bytes = begin.saturating_add(bytes).min(isize::MAX as usize).next_multiple_of(ALIGNMENT);
+        begin
+    }
+}
+
+/// CTAs of a row, of at most so many: together they fill the device.
+fn slices(multiprocessors: usize, rows: usize, most: usize) -> Result<usize> {
+    if rows > i32::MAX as usize {
+        return Err(Error::unsupported(format!("selected: {rows} lists; CUDA takes up to 2^31 − 1")));
+    }
+    Ok((multiprocessors / rows).min(most).max(1))
+}
+
+fn grid(enqueue: &Enqueue, ctas: usize) -> Grid {
+    Grid { ctas: ctas as u32, threads: THREADS, kind: index::kind(enqueue) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::cuda::layout;
+
+    #[test]
+    fn kernels_read_the_parameters_where_they_lie() {
+        let structs = [
+            ListParams::layout("List"),
+            SelectParams::layout("SelectParams"),
+            MinMaxParams::layout("MinMaxParams"),
+            MeanParams::layout("MeanParams"),
+        ];
+        layout::check("select", file!(), &structs);
+    }
+}
