@@ -1,0 +1,162 @@
+"""Block summaries and selection beside torch, in one process: torch's matmul and topk, eager and in a CUDA graph.
+
+    python benches/gpu/select.py [--out FILE] [--quick]
+
+8 KV heads of 128 channels, groups of 4, blocks of 64 tokens, bfloat16, 128 blocks of nb; the first and the two last forced. Every
+selection is compared with torch's before it is timed. `event` is one call between two CUDA events, the host's time in it; `graph`
+is GPU time, from calls in a CUDA graph. `floor` is the time in which the device copies as many bytes as the summaries have, half
+of them read. Microseconds, medians; inputs are in no cache.
+"""
+
+import argparse
+import math
+import pathlib
+import sys
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bindings" / "python"))
+import vanward  # noqa: E402
+from timing import Rows, Timer  # noqa: E402
+
+HEADS, GROUP, DIM, BLOCK = 8, 4, 128, 64
+INIT, LOCAL = 1, 2
+WINDOW, STRIDE = 32, 16
+
+
+def random(*shape):
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def torch_minmax(q, high, low, k):
+    """Quest: the bound on q·k of each block, then the best k."""
+    q = q.view(q.shape[0], HEADS, GROUP, DIM).float()
+    positive, negative = q.clamp(min=0).sum(2).bfloat16(), q.clamp(max=0).sum(2).bfloat16()
+    high, low = high.permute(0, 2, 1, 3), low.permute(0, 2, 1, 3)
+    scores = (high @ positive[..., None] + low @ negative[..., None]).squeeze(-1)
+    return scores.topk(k, dim=-1).indices
+
+
+class Case:
+    """`sets` indices of one shape, and the library's calls on each."""
+
+    def __init__(self, session, batch, tokens, k, method="minmax", group=GROUP):
+        self.session, self.batch, self.k, self.method = session, batch, k, method
+        self.blocks = tokens // BLOCK
+        summaries = 2 * self.blocks if method == "minmax" else tokens // STRIDE - 1
+        self.bytes = batch * summaries * HEADS * DIM * 2
+        self.sets = min(20, max(2, math.ceil((384 << 20) / self.bytes)))
+        self.q = random(batch, HEADS * (1 if method == "mean_dot" else group), DIM)
+        self.lens = torch.full((batch,), tokens, dtype=torch.int32, device="cuda")
+        rows = summaries // 2 if method == "minmax" else summaries
+        self.first = [random(batch, rows, HEADS, DIM) for _ in range(self.sets)]
+        self.second = [x - random(*x.shape).abs() for x in self.first] if method == "minmax" else [None] * self.sets
+        self.ids = torch.empty(batch, HEADS, k, dtype=torch.int32, device="cuda")
+        self.counts = torch.empty(batch, HEADS, dtype=torch.int32, device="cuda")
+        self.scores = torch.empty(batch, HEADS, self.blocks, device="cuda")
+
+    def index(self, i):
+        if self.method == "minmax":
+            return vanward.Index("minmax", block_size=BLOCK, key_max=self.first[i], key_min=self.second[i])
+        return vanward.Index("mean", window=WINDOW, stride=STRIDE, means=self.first[i])
+
+    def prepared(self, i, stream, **more):
+        return self.session.prepare_select_blocks(
+            method=self.method, block_size=BLOCK, k=self.k, init_blocks=INIT, local_blocks=LOCAL, index=self.index(i), q=self.q,
+            seq_lens=self.lens, selected=vanward.BlockList(self.ids, self.counts), stream=stream, **more,
+        )
+
+    def on_current_stream(self):
+        """call(i) on whichever stream is current: each stream's calls are prepared on first use."""
+        by_stream = {}
+
+        def call(i):
+            stream = torch.cuda.current_stream().cuda_stream
+            if stream not in by_stream:
+                by_stream[stream] = [self.prepared(n, stream) for n in range(self.sets)]
+            by_stream[stream][i]()
+
+        return call
+
+    def check(self):
+        """The list is the exact best of the scores that the call wrote."""
+        self.prepared(0, torch.cuda.current_stream().cuda_stream, scores=self.scores)()
+        torch.cuda.synchronize()
+        scores = self.scores.clone()
+        scores[..., :INIT] = scores[..., self.blocks - LOCAL :] = math.inf
+        best = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.k]
+        assert torch.equal(self.ids.long(), best.sort(dim=-1).values), "ids"
+        assert (self.counts == min(self.k, self.blocks)).all(), "counts"
+        if self.method == "minmax":
+            theirs = torch_minmax(self.q, self.first[0], self.second[0], self.k)
+            same = sum(len(set(a.tolist()) & set(b.tolist())) for a, b in zip(self.ids.flatten(0, 1), theirs.flatten(0, 1)))
+            assert same >= 0.9 * theirs.numel(), "torch's selection, but for its rounding and what is forced"
+
+
+def floor(timer, size):
+    sets = min(20, max(2, math.ceil((384 << 20) / size)))
+    buffers = [torch.empty(2, size // 2, dtype=torch.uint8, device="cuda") for _ in range(sets)]
+    return timer.graph(lambda i: buffers[i][0].copy_(buffers[i][1]), sets)
+
+
+def select(session, timer, rows, quick):
+    shapes = [(1, 32 << 10), (1, 128 << 10), (1, 512 << 10), (8, 128 << 10)]
+    for batch, tokens in shapes if quick else [(1, 8 << 10), *shapes, (1, 1 << 20), (8, 32 << 10), (64, 32 << 10)]:
+        case = Case(session, batch, tokens, 128)
+        case.check()
+        ours = case.on_current_stream()
+        peer = lambda i: torch_minmax(case.q, case.first[i], case.second[i], case.k)  # noqa: E731
+        row = dict(batch=batch, tokens=tokens, floor=floor(timer, case.bytes))
+        row.update(vanward_graph=timer.graph(ours, case.sets), torch_graph=timer.graph(peer, case.sets))
+        row.update(vanward_event=timer.event(ours, case.sets), torch_event=timer.event(peer, case.sets))
+        rows.put("minmax", **row)
+    for method, group in (("mean_dot", 1), ("mean_softmax", 4), ("mean_softmax", 16)):
+        for tokens in (32 << 10, 128 << 10):
+            case = Case(session, 1, tokens, 128, method, group)
+            case.check()
+            ours = case.on_current_stream()
+            rows.put(method, group=group, tokens=tokens, floor=floor(timer, case.bytes), vanward_graph=timer.graph(ours, case.sets))
+
+
+def build(session, timer, rows):
+    """Summaries of 128K tokens at once, and of one more token."""
+    tokens = 128 << 10
+    k = random(tokens // BLOCK, BLOCK, HEADS, DIM)
+    pages = torch.randperm(len(k), device="cuda").int()[None]
+    lens, begin = (torch.tensor([n], dtype=torch.int32, device="cuda") for n in (tokens, tokens - 1))
+    high, low, means = (torch.empty(1, n, HEADS, DIM, device="cuda", dtype=torch.bfloat16) for n in (tokens // BLOCK, tokens // BLOCK, tokens // STRIDE))
+    indices = {
+        "minmax": vanward.Index("minmax", block_size=BLOCK, key_max=high, key_min=low),
+        "mean": vanward.Index("mean", window=WINDOW, stride=STRIDE, means=means),
+    }
+    for name, index in indices.items():
+
+        def update(_, **more):
+            stream = torch.cuda.current_stream().cuda_stream
+            session.prepare_index_update(index=index, k=k, seq_lens=lens, page_table=pages, stream=stream, **more)()
+
+        one = lambda i: update(i, begin=begin)  # noqa: E731
+        rows.put("index", kind=name, floor=floor(timer, k.nbytes), bulk_graph=timer.graph(update, 3), one_token_graph=timer.graph(one, 20))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="file for one JSON object a row")
+    parser.add_argument("--quick", action="store_true", help="a few points of the grid")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    timer = Timer()
+    rows = Rows(options.out)
+    with vanward.Session("cuda") as session:
+        info = session.info()
+        rows.put("machine", device=torch.cuda.get_device_name(), torch=torch.__version__, vanward=vanward.__version__,
+                 driver=info.driver_version, load_microseconds=info.load_microseconds)
+        # A stream cannot be given scratch while it captures.
+        torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
+        session.reserve(64 << 20, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
+        select(session, timer, rows, options.quick)
+        build(session, timer, rows)
+
+
+if __name__ == "__main__":
+    main()
