@@ -64,15 +64,15 @@ template <uint32 BYTES> struct Eight {
 #pragma unroll
         for (uint32 i = 0; i < WORDS; i++) word[i] = 0;
     }
-    // They lie side by side; aligned to their size, or to 16 bytes.
+    // They lie side by side; aligned to their size, or to 16 bytes. Not by __ldg: a dependent kernel starts before what it reads is written.
     __device__ void load(const char *p) {
         if constexpr (BYTES == 1) {
-            const uint2 x = __ldg(reinterpret_cast<const uint2 *>(p));
+            const uint2 x = as<uint2>(p);
             word[0] = x.x, word[1] = x.y;
         } else {
 #pragma unroll
             for (uint32 i = 0; i < WORDS / 4; i++) {
-                const uint4 x = __ldg(reinterpret_cast<const uint4 *>(p) + i);
+                const uint4 x = reinterpret_cast<const uint4 *>(p)[i];
                 word[4 * i] = x.x, word[4 * i + 1] = x.y, word[4 * i + 2] = x.z, word[4 * i + 3] = x.w;
             }
         }

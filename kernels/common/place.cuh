@@ -15,7 +15,7 @@ struct Place {
         page = i, row = j;
         if (!table) return true;
         const uint32 n = j / rows;
-        page = __ldg(reinterpret_cast<const uint32 *>(table + i * table_seq + n * table_page)), row = j - n * rows;
+        page = as<uint32>(table + i * table_seq + n * table_page), row = j - n * rows;
         return page < pages;
     }
 };

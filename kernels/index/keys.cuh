@@ -16,8 +16,8 @@ struct Keys {
 
     // Tokens of sequence i, and the first whose key is new.
     __device__ uint32 length(uint32 i, uint32 &first) const {
-        const int32 given = __ldg(reinterpret_cast<const int32 *>(seq_lens + i * seq_lens_seq));
-        const int32 from = begin ? __ldg(reinterpret_cast<const int32 *>(begin + i * begin_seq)) : 0;
+        const int32 given = as<int32>(seq_lens + i * seq_lens_seq);
+        const int32 from = begin ? as<int32>(begin + i * begin_seq) : 0;
         const uint32 len = min(uint32(max(given, 0)), capacity);
         first = min(uint32(max(from, 0)), len);
         return len;
@@ -27,10 +27,10 @@ struct Keys {
         uint32 at = i, n = t;
         if (table) {
             const uint32 p = t / page_size;
-            at = __ldg(reinterpret_cast<const uint32 *>(table + i * table_seq + p * table_page)), n = t - p * page_size;
+            at = as<uint32>(table + i * table_seq + p * table_page), n = t - p * page_size;
             if (at >= pages) return nullptr;
         }
-        if (scale) factor = __ldg(reinterpret_cast<const float *>(scale + at * scale_page + n * scale_token + g * scale_head));
+        if (scale) factor = as<float>(scale + at * scale_page + n * scale_token + g * scale_head);
         return data + at * page + n * token + g * head;
     }
     // A value as it counts: of 8 bits, times its scale.
@@ -51,7 +51,7 @@ template <uint32 BYTES, uint32 COUNT> struct Fetched {
             const uint32 p = begin / k.page_size;
             n = begin - p * k.page_size;
             if (n + (COUNT - 1) * step >= k.page_size) return false;
-            at = __ldg(reinterpret_cast<const uint32 *>(k.table + i * k.table_seq + p * k.table_page));
+            at = as<uint32>(k.table + i * k.table_seq + p * k.table_page);
         }
         exist = at < k.pages;
         if (!exist) return true;
@@ -62,7 +62,7 @@ template <uint32 BYTES, uint32 COUNT> struct Fetched {
         for (uint32 m = 0; m < COUNT; m++, key += key_step, scale += scale_step) {
             if (begin + m * step >= end) break;
             eight[m].load(key);
-            if (BYTES == 1 && k.scale) factor[m] = __ldg(reinterpret_cast<const float *>(scale));
+            if (BYTES == 1 && k.scale) factor[m] = as<float>(scale);
         }
         return true;
     }

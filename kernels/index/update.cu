@@ -215,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) index_labels(const __gr
     Stale stale;
     stale.len = stale.end = p.keys.length(turn.seq, stale.begin);
     const auto channel = [&](uint32 n) {
-        return n < p.kept ? __ldg(reinterpret_cast<const uint32 *>(p.channels + turn.head * p.channels_head + n * p.channels_channel)) : 0;
+        return n < p.kept ? as<uint32>(p.channels + turn.head * p.channels_head + n * p.channels_channel) : 0;
     };
     const uint32 low = channel(2 * lane), high = channel(2 * lane + 1);
     for (uint32 t = stale.begin + turn.slice * warps + threadIdx.x / WARP; t < stale.end; t += HELD * step) {

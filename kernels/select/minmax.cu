@@ -126,7 +126,7 @@ __device__ inline void load_four(const Place &place, const Summary &s, const cha
         if (j + m >= place.capacity) break;
         if (place.table) {
             if (row == place.rows) n++, row = 0;
-            page = __ldg(reinterpret_cast<const uint32 *>(place.table + seq * place.table_seq + n * place.table_page));
+            page = as<uint32>(place.table + seq * place.table_seq + n * place.table_page);
             if (page >= place.pages) continue;
         }
         exist |= 1 << m;

@@ -25,9 +25,9 @@ struct Lengths {
     int32 tokens, queries;
 
     __device__ Lengths(const SelectParams &p, uint32 seq) {
-        tokens = __ldg(reinterpret_cast<const int32 *>(p.seq_lens + seq * p.seq_lens_seq));
+        tokens = as<int32>(p.seq_lens + seq * p.seq_lens_seq);
         queries = p.positions;
-        if (p.q_lens) queries = __ldg(reinterpret_cast<const int32 *>(p.q_lens + seq * p.q_lens_seq));
+        if (p.q_lens) queries = as<int32>(p.q_lens + seq * p.q_lens_seq);
     }
 };
 
@@ -76,7 +76,7 @@ __device__ inline bool is_last(const SelectParams &p, uint32 row, uint32 active,
 template <typename Score>
 __device__ void finish(const SelectParams &p, const Row &row, uint32 stored, uint32 seen, TopKShared &shared, const Score &score) {
     int32 given = p.k;
-    if (p.budgets) given = __ldg(reinterpret_cast<const int32 *>(p.budgets + row.seq * p.budgets_seq));
+    if (p.budgets) given = as<int32>(p.budgets + row.seq * p.budgets_seq);
     const uint32 n = row.n, k = min(uint32(max(given, 0)), p.cap), init = min(p.init, n), local = min(p.local, n - init);
     const uint32 forced = init + local, wanted = min(k > forced ? k - forced : 0, n - forced);
     const uint32 end = max(min(n - local, stored), init), of_stored = min(wanted, end - init);
