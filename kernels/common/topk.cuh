@@ -47,11 +47,18 @@ template <typename Key> struct TopK {
         : shared(shared), make(key), begin(begin), count(end - begin), thread(threadIdx.x), warp(thread / WARP), lane(thread % WARP) {
         reinterpret_cast<uint4 *>(shared.bin)[thread] = make_uint4(0, 0, 0, 0);
         present = 0, least = ~0u, most = 0;
-#pragma unroll 8
-        for (uint32 i = thread; i < count; i += TOPK_THREADS) {
-            const uint32 x = make(begin + i);
-            if (count <= TOPK_HELD) shared.key[i] = x;
-            present += x != 0, least = min(least, x - 1), most = max(most, x);  // one that is not there is past all
+        constexpr uint32 AT_ONCE = 8;  // on their way together
+#pragma unroll 1
+        for (uint32 first = thread; first < count; first += AT_ONCE * TOPK_THREADS) {
+            uint32 x[AT_ONCE];
+#pragma unroll
+            for (uint32 n = 0; n < AT_ONCE; n++) x[n] = first + n * TOPK_THREADS < count ? make(begin + first + n * TOPK_THREADS) : 0;
+#pragma unroll
+            for (uint32 n = 0; n < AT_ONCE; n++) {
+                const uint32 i = first + n * TOPK_THREADS;
+                if (i < count && count <= TOPK_HELD) shared.key[i] = x[n];
+                present += x[n] != 0, least = min(least, x[n] - 1), most = max(most, x[n]);  // one that is not there is past all
+            }
         }
         if (thread < -count % 4 && count <= TOPK_HELD) shared.key[count + thread] = 0;
         present = __reduce_add_sync(FULL_WARP, present);
