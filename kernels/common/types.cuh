@@ -22,6 +22,12 @@ struct General {
     static constexpr bool IS_GENERAL = true;
 };
 
+// n / value for n < 2^31: 2n · magic >> 32 >> shift.
+struct Divisor {
+    uint32 value, magic, shift;
+    __device__ uint32 divide(uint32 n) const { return __umulhi(2 * n, magic) >> shift; }
+};
+
 // i · stride, in bytes. Of an int32 stride it is one instruction, of an int64 three.
 __device__ inline int64 offset(uint32 i, int32 stride) {
     int64 bytes;

@@ -8,12 +8,6 @@ constexpr uint32 MAX_LAYOUTS = 8;
 constexpr uint32 MAX_SUMMED_BATCH = 1024;  // sequences whose counts a CTA adds up itself to find an offset
 constexpr uint32 SLOTS = 4;                // units a lane can hold at once
 
-// n / value for n < 2^31: 2n · magic >> 32 >> shift.
-struct Divisor {
-    uint32 value, magic, shift;
-    __device__ uint32 divide(uint32 n) const { return __umulhi(2 * n, magic) >> shift; }
-};
-
 // How the rows of some tensors lie, and how they are cut into tiles. A row is `units` units (of 16, 8, 4, 2 or 1 bytes: the largest that
 // every address is a multiple of), in runs of `run` consecutive ones: unit c is at (c / run / inner) · outer stride
 // + (c / run mod inner) · inner stride + (c mod run) units. Strides are in bytes. What is read first comes first, as in VerifyParams.

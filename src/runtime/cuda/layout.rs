@@ -18,7 +18,7 @@ macro_rules! kernel_struct {
         #[cfg(test)]
         impl $(<$stride>)? $name $(<$stride>)? {
             /// What `layout.cuh` says of it; `kernels_name` is its name there.
-            fn layout(kernels_name: &str) -> String {
+            pub fn layout(kernels_name: &str) -> String {
                 let mut text = format!("\nVWD_SIZE({kernels_name}, {})\n", size_of::<Self>());
                 $(
                     let (field, at) = (stringify!($field), std::mem::offset_of!(Self, $field));
@@ -39,6 +39,30 @@ pub fn is_near(stride: i64) -> bool {
 /// ⌈log2 n⌉; 0 for 0.
 pub fn log2_ceil(n: u32) -> u32 {
     n.max(1).next_power_of_two().trailing_zeros()
+}
+
+kernel_struct! {
+    /// n / value by a multiplication, for n < 2^31: 2n · magic >> 32 >> shift. Mirrors Divisor of kernels/common/types.cuh.
+    #[derive(Clone, Copy, PartialEq)]
+    pub struct Divisor {
+        pub value: u32,
+        magic: u32,
+        shift: u32,
+    }
+}
+
+impl Divisor {
+    pub const NONE: Divisor = Divisor { value: 0, magic: 0, shift: 0 };
+
+    /// `value` is not 0.
+    pub fn new(value: u32) -> Divisor {
+        // Most are powers of two: no division.
+        if value.is_power_of_two() {
+            return Divisor { value, magic: 1 << 31, shift: value.trailing_zeros() };
+        }
+        let shift = log2_ceil(value);
+        Divisor { value, magic: (1u64 << (31 + shift)).div_ceil(value as u64) as u32, shift }
+    }
 }
 
 /// Compares with the family's `layout.cuh`, or writes it where `VANWARD_WRITE_LAYOUTS` is set.

@@ -46,6 +46,8 @@ pub struct Facts {
     pub multiprocessors: u32,
     /// 90 for compute capability 9.0.
     pub capability: u32,
+    /// Shared memory that a CTA can have.
+    pub shared_bytes: u32,
     driver_version: u32,
     load_microseconds: u64,
     name: [c_char; 64],
@@ -199,6 +201,7 @@ impl Facts {
         Ok(Facts {
             multiprocessors: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
             capability: (major * 10 + minor) as u32,
+            shared_bytes: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
             driver_version: driver_version as u32,
             load_microseconds: 0,
             name: super::fixed_text(&context.name()?),

@@ -53,7 +53,7 @@ impl Module {
                 .and_then(|()| check(sys::cuFuncLoad(function), "cuFuncLoad"))
         };
         match result {
-            Ok(()) => Ok(Kernel { name, function }),
+            Ok(()) => Ok(Kernel { name, function, shared: 0 }),
             Err(error) => {
                 let text = format!("kernel {name} of module {}: {}", self.name, error.message);
                 Err(Error::new(error.code, text))
@@ -74,6 +74,8 @@ impl Drop for Module {
 pub struct Kernel {
     name: &'static str,
     function: CUfunction,
+    /// Bytes of shared memory beside what the kernel declares.
+    shared: u32,
 }
 
 // SAFETY: as for Module.
@@ -101,6 +103,18 @@ pub enum Kind {
 }
 
 impl Kernel {
+    /// The kernel with so many bytes of shared memory beside what it declares.
+    pub fn sharing(self, bytes: u32) -> Kernel {
+        Kernel { shared: bytes, ..self }
+    }
+
+    /// Lets launches ask for that many. The context is current.
+    pub fn allow_shared(&self, bytes: u32) -> Result<()> {
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is loaded.
+        check(unsafe { sys::cuFuncSetAttribute(self.function, attribute, bytes as i32) }, self.name)
+    }
+
     /// Enqueues the kernel.
     ///
     /// # Safety
@@ -118,8 +132,9 @@ impl Kernel {
         let mut attribute = match kind {
             Kind::Plain => {
                 // SAFETY: the caller vouches for parameters and context; the driver copies the parameters during the call.
-                let launched =
-                    unsafe { sys::cuLaunchKernel(self.function, ctas, 1, 1, threads, 1, 1, 0, stream, params, none) };
+                let launched = unsafe {
+                    sys::cuLaunchKernel(self.function, ctas, 1, 1, threads, 1, 1, self.shared, stream, params, none)
+                };
                 return check(launched, self.name);
             }
             Kind::Dependent => sys::CUlaunchAttribute {
@@ -129,7 +144,8 @@ impl Kernel {
             },
             Kind::Clusters(size) => clusters_of(size),
         };
-        let config = config(ctas, threads, stream, &mut attribute);
+        let mut config = config(ctas, threads, stream, &mut attribute);
+        config.sharedMemBytes = self.shared;
         // SAFETY: as above, configuration and attribute included.
         check(unsafe { sys::cuLaunchKernelEx(&config, self.function, params, none) }, self.name)
     }

@@ -4,35 +4,12 @@ use super::tuning;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Name;
 use crate::ops::pack::{Pair, Request};
-use crate::runtime::cuda::layout::{is_near, kernel_struct, log2_ceil};
+use crate::runtime::cuda::layout::{Divisor, is_near, kernel_struct, log2_ceil};
 use std::mem::MaybeUninit;
 
 const MAX_TENSORS: usize = 256;
 const MAX_LAYOUTS: usize = 8;
 const LOG_LANES: u32 = 5;
-
-kernel_struct! {
-    /// n / value by a multiplication, for n < 2^31: 2n · magic >> 32 >> shift. Mirrors Divisor of kernels/pack/pack.cuh.
-    #[derive(Clone, Copy, PartialEq)]
-    struct Divisor {
-        value: u32,
-        magic: u32,
-        shift: u32,
-    }
-}
-
-impl Divisor {
-    const NONE: Divisor = Divisor { value: 0, magic: 0, shift: 0 };
-
-    fn new(value: u32) -> Divisor {
-        // Most are powers of two: no division.
-        if value.is_power_of_two() {
-            return Divisor { value, magic: 1 << 31, shift: value.trailing_zeros() };
-        }
-        let shift = log2_ceil(value);
-        Divisor { value, magic: (1u64 << (31 + shift)).div_ceil(value as u64) as u32, shift }
-    }
-}
 
 kernel_struct! {
     /// Mirrors RowLayout of kernels/pack/pack.cuh: `Stride` is i32 for rows of the common form, else i64. Strides are in bytes.
