@@ -20,4 +20,5 @@ pub const FAMILIES: &[Family] = &[
     Family::of::<pack::Kernels>(),
     Family::of::<index::Kernels>(),
     Family::of::<select::Kernels>(),
+    Family::of::<attention::device::Kernels>(),
 ];

@@ -4,6 +4,8 @@
 //! sum unfinished; states over disjoint tokens join to the state over all of them.
 
 mod cpu;
+mod cuda;
+pub mod device;
 pub mod engine;
 
 use super::views::{BlockList, Heads, Lists, PagedKv, Positions, State, check_head_dim, scale_or_default};
@@ -328,13 +330,13 @@ impl Request<'_> {
 pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
         On::Cpu(cpu) => cpu::run(cpu, request),
-        On::Cuda(_) => Err(Error::unsupported("vwd_attention has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::run(&enqueue, request),
     }
 }
 
 /// Bytes of scratch that `run` takes from its stream's arena.
-pub fn scratch(session: &Session, _request: &Request) -> Result<u64> {
-    session.scratch_bytes(|_| Err(Error::unsupported("vwd_attention has no CUDA kernel in this build")))
+pub fn scratch(session: &Session, request: &Request) -> Result<u64> {
+    session.scratch_bytes(|cuda| cuda::scratch(cuda, request))
 }
 
 /// States [B, (Q,) Hq, ..] that are joined.
@@ -405,6 +407,6 @@ fn extents_of(checks: &Checks, acc: &vwd_tensor) -> Result<Extents> {
 pub fn merge(session: &Session, request: &MergeRequest, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
         On::Cpu(cpu) => cpu::merge(cpu, request),
-        On::Cuda(_) => Err(Error::unsupported("vwd_merge_states has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::merge(&enqueue, request),
     }
 }

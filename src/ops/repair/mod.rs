@@ -4,6 +4,7 @@
 //! selected list, the partials of predicted ∩ selected with the missed blocks.
 
 mod cpu;
+mod cuda;
 
 use super::attention::{Extents, Numbers, Outputs, Problem, bundle, names, partial_count, tensors};
 use super::views::{BlockList, State};
@@ -145,11 +146,11 @@ fn reject_all_but_in_place(outputs: [Option<&Tensor>; 6], state: [Option<&Tensor
 pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
         On::Cpu(cpu) => cpu::run(cpu, request),
-        On::Cuda(_) => Err(Error::unsupported("vwd_repair has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::run(&enqueue, request),
     }
 }
 
 /// Bytes of scratch that `run` takes from its stream's arena.
-pub fn scratch(session: &Session, _request: &Request) -> Result<u64> {
-    session.scratch_bytes(|_| Err(Error::unsupported("vwd_repair has no CUDA kernel in this build")))
+pub fn scratch(session: &Session, request: &Request) -> Result<u64> {
+    session.scratch_bytes(|cuda| cuda::scratch(cuda, request))
 }

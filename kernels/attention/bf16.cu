@@ -1,0 +1,14 @@
+// Decode attention to bfloat16 keys and values on tensor cores: out = Σ softmax(scale·q·k) v over a list of blocks, or over everything.
+//
+// Bytes: keys and values of what is listed once for all heads of a group and all query positions that share the list, 2·D a token and KV
+// head of 16-bit elements; the rest is small. Cut and parameters: attention.cuh; pipeline: mma.cuh; joins: join.cuh.
+//
+// Kernels differ in the largest D and Dv that they take; a head of fewer channels is padded in shared memory.
+//
+// targets: compute_80, compute_90
+
+#include "attention/mma.cuh"
+
+ATTENTION_KERNEL(attention_bf16_128, MmaEngine<Bfloat16, 128, 128>)
+ATTENTION_KERNEL(attention_bf16_256, MmaEngine<Bfloat16, 256, 256>)
+ATTENTION_KERNEL(attention_bf16_576, MmaEngine<Bfloat16, 576, 512>)

@@ -1,0 +1,470 @@
+// The tensor-core engine: a warp attends for eight rows to a tile of 16 tokens at a time.
+//
+//   scores  Sᵀ [16 tokens × 8 rows]   = K  [16 × D]  · Qᵀ [D × 8]      keys are M of m16n8k16, rows are N
+//   acc     Oᵀ [Dv × 8 rows]         += Vᵀ [Dv × 16] · Pᵀ [16 × 8]     movmatrix turns scores into this product's operand
+//
+// A team of 1, 2, 4 or 8 warps shares a tile, each for eight of the rows, so that keys and values are read once for all.
+//
+//   list entries ─ page table ─┐                       (one granule a lane, for many tiles at once)
+//   cp.async ring of `stages` tiles a team, each row padded by 16 bytes against bank conflicts
+//   wait for the oldest ─ scores ─ mask ─ running softmax ─ acc ─ ask for the tile after the youngest
+#pragma once
+
+#include "attention/run.cuh"
+
+__device__ inline uint32 shared_address(const void *p) { return uint32(__cvta_generic_to_shared(p)); }
+// Copies 16 bytes, or writes zeros.
+__device__ inline void copy_16(uint32 to, const char *from, bool is_there) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+}
+__device__ inline void copy_4(uint32 to, const char *from, bool is_there) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is_there ? 4 : 0) : "memory");
+}
+__device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <uint32 N> __device__ inline void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+__device__ inline void wait_copies(uint32 most) {
+    switch (most) {
+        case 0: wait_copies<0>(); break;
+        case 1: wait_copies<1>(); break;
+        case 2: wait_copies<2>(); break;
+        case 3: wait_copies<3>(); break;
+        case 4: wait_copies<4>(); break;
+        case 5: wait_copies<5>(); break;
+        case 6: wait_copies<6>(); break;
+        default: wait_copies<7>();
+    }
+}
+__device__ inline void load_matrices(uint32 (&r)[4], uint32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+__device__ inline void load_transposed(uint32 (&r)[4], uint32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address) : "memory");
+}
+__device__ inline uint32 transpose(uint32 x) {
+    uint32 y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+struct Float16 {
+    static constexpr uint32 BYTES = 2;
+    __device__ static void multiply(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+    __device__ static uint32 pack(float low, float high) {
+        uint32 x;
+        asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(x) : "f"(low), "f"(high));
+        return x;
+    }
+};
+struct Bfloat16 {
+    static constexpr uint32 BYTES = 2;
+    __device__ static void multiply(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+    __device__ static uint32 pack(float low, float high) {
+        uint32 x;
+        asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(x) : "f"(low), "f"(high));
+        return x;
+    }
+};
+// FP8 is multiplied as float16, into which both of its types fit.
+struct Float8 : Float16 {
+    static constexpr uint32 BYTES = 1;
+};
+
+// Four FP8 values as float16, the first two of them and the last two; e4m3 then lacks a factor of E4M3_UNIT.
+#if __CUDA_ARCH__ >= 890
+constexpr float E4M3_UNIT = 1.0f;
+#else
+constexpr float E4M3_UNIT = 256.0f;
+#endif
+template <bool IS_E5M2>
+__device__ inline void widen_fp8(uint32 x, uint32 &first, uint32 &last) {
+#if __CUDA_ARCH__ >= 890
+    if constexpr (!IS_E5M2) {
+        asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %2;\n\tcvt.rn.f16x2.e4m3x2 %0, low;\n\tcvt.rn.f16x2.e4m3x2 %1, high;\n\t}"
+            : "=r"(first), "=r"(last) : "r"(x));
+        return;
+    }
+#endif
+    // e5m2 is the upper byte of a float16.
+    first = __byte_perm(x, 0, 0x1404);
+    last = __byte_perm(x, 0, 0x3424);
+    if constexpr (IS_E5M2) return;
+    const auto shifted = [](uint32 pair) {
+        const uint32 magnitude = pair & 0x7f007f00, nan = (magnitude + 0x01000100) & 0x80008000;
+        return (pair & 0x80008000) | magnitude >> 1 | (nan - (nan >> 15));
+    };
+    first = shifted(first);
+    last = shifted(last);
+}
+
+// What is known of the tokens of a tile.
+struct Facts {
+    int32 position[TILE];  // −1: not there
+    float k_scale[TILE], v_scale[TILE];
+};
+
+template <typename Type, uint32 MAX_DIM, uint32 MAX_VALUE_DIM>
+struct MmaEngine {
+    static constexpr bool IS_FP8 = Type::BYTES == 1;
+    static constexpr uint32 K_STEPS = MAX_DIM / 16, V_STEPS = MAX_VALUE_DIM / 16;
+    static constexpr bool HOLDS_QUERIES = MAX_DIM <= 256;
+    // Of rows in shared memory: an odd number of 16 bytes, so that eight of them hit different banks.
+    static constexpr uint32 PITCH = MAX_DIM * Type::BYTES + 16, QUERY_PITCH = MAX_DIM * 2 + 16;
+
+    const AttentionParams &p;
+    char *shared;
+    uint32 lane, warp, team, member;
+    uint32 query[HOLDS_QUERIES ? K_STEPS : 1][2];
+    float acc[V_STEPS][4];
+    float m[2], l[2];
+    // Tokens that the lane's rows see.
+    int32 first[2];
+    uint32 count[2];
+    // FP8: what the rows' queries were divided by; scales of the head; the unit of acc where values have scales of their own.
+    float query_unit[2];
+    float k_scale, v_scale, value_unit;
+    // Where the granule that the lane knows of lies.
+    int32 position, page, row_in_page;
+    const char *key, *value;
+
+    __device__ MmaEngine(const AttentionParams &p, char *shared) : p(p), shared(shared) {
+        lane = threadIdx.x % WARP;
+        warp = threadIdx.x / WARP;
+        team = warp >> p.log_members;
+        member = warp & ((1 << p.log_members) - 1);
+        clear();
+    }
+    __device__ void clear() {
+#pragma unroll
+        for (uint32 j = 0; j < V_STEPS; j++)
+#pragma unroll
+            for (uint32 e = 0; e < 4; e++) acc[j][e] = 0.0f;
+        m[0] = m[1] = minus_infinity();
+        l[0] = l[1] = 0.0f;
+        value_unit = 0x1p-100f;
+    }
+    // The lane's rows among the warp's eight.
+    __device__ uint32 row(uint32 i) const { return lane % 4 * 2 + i; }
+    __device__ void store(const WarpState &to) const {
+#pragma unroll
+        for (uint32 j = 0; j < V_STEPS; j++) {
+#pragma unroll
+            for (uint32 e = 0; e < 4; e++) {
+                const uint32 channel = j * 16 + (IS_FP8 ? lane / 4 * 2 + e / 2 : lane / 4 + e / 2 * 8);
+                if (row(e % 2) < p.kept_rows && channel < p.value_dim) *to.acc.at(row(e % 2), channel) = acc[j][e];
+            }
+        }
+        if (lane >= 4) return;
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            to.m[row(i)] = m[i];
+            to.l[row(i)] = l[i];
+        }
+    }
+    __device__ void sync_team() const {
+        if (p.log_members == 0) __syncwarp();
+        else asm volatile("barrier.sync.aligned %0, %1;" ::"r"(team + 1), "r"(WARP << p.log_members) : "memory");
+    }
+    // A stage: facts, keys, values.
+    __device__ char *stage(uint32 n) const { return shared + (team * p.stages + n) * p.stage_bytes; }
+    __device__ char *query_of(uint32 row) const { return shared + p.q_offset + row * QUERY_PITCH; }
+
+    // Asks for the queries, or writes them: zeros for rows and channels that do not exist.
+    __device__ void load_queries(const Pair &pair) {
+        const uint32 rows = rows_of(p, pair);
+#pragma unroll 1
+        for (uint32 row = warp; row < WARP_ROWS << p.log_members; row += WARPS) {
+            const bool exists = row < rows;
+            const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + (exists ? row : 0));
+            const char *from = p.q.at(pair.seq, position, head);
+            char *const to = query_of(row);
+            if constexpr (!IS_FP8) {
+                for (uint32 d = lane * 8; d < MAX_DIM; d += 8 * WARP) {
+                    const bool is_there = exists && d < p.dim;
+                    copy_16(shared_address(to) + d * 2, is_there ? from + d * 2 : p.q.data, is_there);
+                }
+            } else {
+                // Divided by a power of two, so that float16 holds what bfloat16 did.
+                const auto at = [&](uint32 d) {
+                    const uint32 bits = exists && d < p.dim ? as<uint16>(from + d * 2) : 0;
+                    if (p.q_type == BFLOAT16) return __uint_as_float(bits << 16);
+                    float x;
+                    asm("{\n\t.reg .b16 h;\n\tcvt.u16.u32 h, %1;\n\tcvt.f32.f16 %0, h;\n\t}" : "=f"(x) : "r"(bits));
+                    return x;
+                };
+                float top = 0x1p-100f;
+                for (uint32 d = lane; d < p.dim; d += WARP) top = fmaxf(top, fabsf(at(d)));
+#pragma unroll
+                for (uint32 step = 1; step < WARP; step *= 2) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, step));
+                const float power = __uint_as_float(__float_as_uint(top) & 0x7f800000), inverse = 1.0f / power;
+                for (uint32 d = lane * 2; d < MAX_DIM; d += 2 * WARP) as<uint32>(to + d * 2) = Type::pack(at(d) * inverse, at(d + 1) * inverse);
+                if (lane == 0) as<float>(to + MAX_DIM * 2) = power;
+            }
+        }
+    }
+    __device__ void read_queries(const Pair &pair, const Reach &reach) {
+        if constexpr (HOLDS_QUERIES) {
+#pragma unroll
+            for (uint32 s = 0; s < K_STEPS; s++) read_query(query[s], s);
+        }
+        const uint32 rows = rows_of(p, pair);
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            const uint32 n = member * WARP_ROWS + row(i);
+            first[i] = 0;
+            count[i] = 0;
+            if (n < rows) reach.row(p, place_of_row(p, pair, first_row(p, pair) + n).position, first[i], count[i]);
+            if constexpr (IS_FP8) query_unit[i] = as<float>(query_of(n) + MAX_DIM * 2);
+        }
+        if constexpr (IS_FP8) {
+            const bool of_head = !p.scales_per_token;
+            k_scale = of_head && p.k_scale.data ? as<float>(p.k_scale.at(0, 0, pair.head)) : 1.0f;
+            v_scale = of_head && p.v_scale.data ? as<float>(p.v_scale.at(0, 0, pair.head)) : 1.0f;
+        }
+    }
+    // Of 16 channels, in the order in which a lane meets those of the keys.
+    __device__ void read_query(uint32 (&to)[2], uint32 s) const {
+        const char *from = query_of(member * WARP_ROWS + lane / 4) + s * 32 + lane % 4 * (IS_FP8 ? 8 : 4);
+        to[0] = as<uint32>(from);
+        to[1] = as<uint32>(from + (IS_FP8 ? 4 : 16));
+    }
+
+    // Asks for a tile: eight lanes a row, the rows shared by the team.
+    __device__ void load(const Tiles &tiles, const Pair &pair, const Reach &reach, uint32 entries, uint32 tile, char *to) {
+        if (tiles.begins(p, tile)) {
+            const Place place = tiles.find(p, pair, reach, entries, tile);
+            position = place.position;
+            page = place.page;
+            row_in_page = place.row;
+            key = p.k.at(place.page, place.row, pair.head);
+            value = p.v.at(place.page, place.row, pair.head);
+        }
+        const uint32 members = 1 << p.log_members, column = lane % 8;
+        const uint32 k_chunks = p.dim * Type::BYTES / 16, v_chunks = p.v_offset ? p.value_dim * Type::BYTES / 16 : 0;
+        Facts &facts = as<Facts>(to);
+#pragma unroll 1
+        for (uint32 quarter = member; quarter < 4; quarter += members) {
+            const uint32 r = lane / 8 + quarter * 4, from = tiles.lane_of(p, tile, r), within = r & ((1 << p.log_granule) - 1);
+            const int32 granule = __shfl_sync(FULL_WARP, position, from);
+            const bool is_there = is_reached(reach, granule, within);
+            const char *from_key = reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, reinterpret_cast<uint64>(key), from));
+            const char *from_value = reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, reinterpret_cast<uint64>(value), from));
+            from_key += within * p.k.step[1] + column * 16;
+            from_value += within * p.v.step[1] + column * 16;
+            const uint32 k_to = shared_address(to) + sizeof(Facts) + r * PITCH + column * 16, v_to = k_to + p.v_offset;
+#pragma unroll
+            for (uint32 j = 0; j < (MAX_DIM * Type::BYTES + 127) / 128; j++)
+                if (column + j * 8 < k_chunks) copy_16(k_to + j * 128, from_key + j * 128, is_there);
+#pragma unroll
+            for (uint32 j = 0; j < (MAX_VALUE_DIM * Type::BYTES + 127) / 128; j++)
+                if (column + j * 8 < v_chunks) copy_16(v_to + j * 128, from_value + j * 128, is_there);
+            if (column == 0) facts.position[r] = is_there ? granule + int32(within) : -1;
+            if constexpr (IS_FP8) {
+                const int32 token_page = __shfl_sync(FULL_WARP, page, from), token_row = __shfl_sync(FULL_WARP, row_in_page, from) + int32(within);
+                if (!p.scales_per_token || column > 1) continue;
+                const View<3> &scale = column == 0 ? p.k_scale : p.v_scale;
+                float *const scale_to = (column == 0 ? facts.k_scale : facts.v_scale) + r;
+                if (!scale.data) *scale_to = 1.0f;
+                else copy_4(shared_address(scale_to), is_there ? scale.at(token_page, token_row, pair.head) : scale.data, is_there);
+            }
+        }
+    }
+
+    template <bool IS_E5M2>
+    __device__ void score(float (&c)[4], uint32 keys) const {
+        float sum[2][4] = {};
+#pragma unroll
+        for (uint32 s = 0; s < K_STEPS; s += IS_FP8 ? 2 : 1) {
+            uint32 k[4];
+            load_matrices(k, keys + s * 16 * Type::BYTES);
+            if constexpr (IS_FP8) {
+#pragma unroll
+                for (uint32 half = 0; half < 2; half++) {
+                    uint32 a[4];
+                    widen_fp8<IS_E5M2>(k[half * 2], a[0], a[2]);
+                    widen_fp8<IS_E5M2>(k[half * 2 + 1], a[1], a[3]);
+                    multiply_query(sum[half], a, s + half);
+                }
+            } else {
+                multiply_query(sum[s % 2], k, s);
+            }
+        }
+#pragma unroll
+        for (uint32 e = 0; e < 4; e++) c[e] = sum[0][e] + sum[1][e];
+    }
+    __device__ void multiply_query(float (&c)[4], const uint32 (&a)[4], uint32 s) const {
+        if constexpr (HOLDS_QUERIES) {
+            Type::multiply(c, a, query[s][0], query[s][1]);
+        } else {
+            uint32 q[2];
+            read_query(q, s);
+            Type::multiply(c, a, q[0], q[1]);
+        }
+    }
+    template <bool IS_E5M2>
+    __device__ void weigh(uint32 values, const uint32 (&weights)[2]) {
+#pragma unroll
+        for (uint32 j = 0; j < V_STEPS; j += IS_FP8 ? 2 : 1) {
+            uint32 v[4];
+            load_transposed(v, values + j * 16 * Type::BYTES);
+            if constexpr (IS_FP8) {
+#pragma unroll
+                for (uint32 half = 0; half < 2; half++) {
+                    // A word is two channels of two tokens: the channels become rows r and r + 8.
+                    uint32 a[4];
+                    widen_fp8<IS_E5M2>(__byte_perm(v[half * 2], 0, 0x3120), a[0], a[1]);
+                    widen_fp8<IS_E5M2>(__byte_perm(v[half * 2 + 1], 0, 0x3120), a[2], a[3]);
+                    Type::multiply(acc[j + half], a, weights[0], weights[1]);
+                }
+            } else {
+                Type::multiply(acc[j], v, weights[0], weights[1]);
+            }
+        }
+    }
+
+    template <bool IS_E5M2>
+    __device__ void attend(const char *tile) {
+        const Facts &facts = as<Facts>(tile);
+        const uint32 matrix = lane / 8, line = lane % 8, keys = shared_address(tile) + sizeof(Facts);
+        float c[4];
+        // Matrices: tokens 0–7 and 8–15 of the first 16 bytes, then of the next.
+        score<IS_E5M2>(c, keys + (line + matrix % 2 * 8) * PITCH + matrix / 2 * 16);
+
+        // s · log2 e = c · factor.
+        float factor = p.scale * LOG2_E;
+        const int32 tokens[2] = {facts.position[lane / 4], facts.position[lane / 4 + 8]};
+        if constexpr (IS_FP8) {
+            const float widened = IS_E5M2 ? 1.0f : E4M3_UNIT;
+#pragma unroll
+            for (uint32 e = 0; e < 4; e++)
+                c[e] *= query_unit[e % 2] * widened * (p.scales_per_token ? facts.k_scale[lane / 4 + e / 2 * 8] : k_scale);
+        }
+        if (p.soft_cap != 0.0f) {
+#pragma unroll
+            for (uint32 e = 0; e < 4; e++) c[e] = p.soft_cap * tanhf(c[e] * p.scale / p.soft_cap);
+            factor = LOG2_E;
+        }
+#pragma unroll
+        for (uint32 e = 0; e < 4; e++)
+            if (uint32(tokens[e / 2] - first[e % 2]) >= count[e % 2]) c[e] = minus_infinity();
+
+        float next[2] = {fmaxf(c[0], c[2]), fmaxf(c[1], c[3])};
+#pragma unroll
+        for (uint32 step = 4; step < WARP; step *= 2) {
+            next[0] = fmaxf(next[0], __shfl_xor_sync(FULL_WARP, next[0], step));
+            next[1] = fmaxf(next[1], __shfl_xor_sync(FULL_WARP, next[1], step));
+        }
+        float inverse = 1.0f, shrink = 1.0f;
+        if constexpr (IS_FP8) {
+            if (p.scales_per_token) shrink = raise_value_unit(facts, inverse);
+        }
+        next[0] = fmaxf(m[0], next[0] * factor);
+        next[1] = fmaxf(m[1], next[1] * factor);
+        if (__any_sync(FULL_WARP, next[0] != m[0] || next[1] != m[1] || shrink != 1.0f)) {
+            const float keep[2] = {weight(m[0], next[0]), weight(m[1], next[1])};
+            l[0] *= keep[0];
+            l[1] *= keep[1];
+#pragma unroll
+            for (uint32 j = 0; j < V_STEPS; j++)
+#pragma unroll
+                for (uint32 e = 0; e < 4; e++) acc[j][e] *= keep[e % 2] * shrink;
+            m[0] = next[0];
+            m[1] = next[1];
+        }
+        // Where nothing has been seen yet, −inf − 0 and not −inf + inf.
+        const float shift[2] = {m[0] == minus_infinity() ? 0.0f : m[0], m[1] == minus_infinity() ? 0.0f : m[1]};
+#pragma unroll
+        for (uint32 e = 0; e < 4; e++) {
+            c[e] = exp2_fast(fmaf(c[e], factor, -shift[e % 2]));
+            l[e % 2] += c[e];
+        }
+        if constexpr (IS_FP8) {
+            if (p.scales_per_token) {
+#pragma unroll
+                for (uint32 e = 0; e < 4; e++) c[e] *= facts.v_scale[lane / 4 + e / 2 * 8] * inverse;
+            }
+        }
+        const uint32 weights[2] = {transpose(Type::pack(c[0], c[1])), transpose(Type::pack(c[2], c[3]))};
+        // Transposed, of FP8: as for keys; of other types: the first 16 bytes and the next of tokens 0–7, then of 8–15.
+        const uint32 token_half = IS_FP8 ? matrix % 2 : matrix / 2, column = IS_FP8 ? matrix / 2 : matrix % 2;
+        weigh<IS_E5M2>(keys + p.v_offset + (line + token_half * 8) * PITCH + column * 16, weights);
+    }
+    // The unit becomes at least the tile's largest scale; returns what acc shrinks by.
+    __device__ float raise_value_unit(const Facts &facts, float &inverse) {
+        float top = fabsf(facts.v_scale[lane % TILE]);
+#pragma unroll
+        for (uint32 step = 1; step < TILE; step *= 2) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, step));
+        const float raised = fmaxf(value_unit, 2.0f * __uint_as_float(__float_as_uint(top) & 0x7f800000)), shrink = value_unit / raised;
+        value_unit = raised;
+        inverse = 1.0f / raised;
+        return shrink;
+    }
+
+    // After the last tile of a unit or a chunk: l of the lane's rows is complete, acc is in the values' own units.
+    __device__ void finish() {
+#pragma unroll
+        for (uint32 step = 4; step < WARP; step *= 2) {
+            l[0] += __shfl_xor_sync(FULL_WARP, l[0], step);
+            l[1] += __shfl_xor_sync(FULL_WARP, l[1], step);
+        }
+        if constexpr (IS_FP8) {
+            const float factor = (p.kv_type == FLOAT8_E5M2 ? 1.0f : E4M3_UNIT) * (p.scales_per_token ? value_unit : v_scale);
+#pragma unroll
+            for (uint32 j = 0; j < V_STEPS; j++)
+#pragma unroll
+                for (uint32 e = 0; e < 4; e++) acc[j][e] *= factor;
+        }
+    }
+
+    // Attends to the team's tiles. `close(unit, true)` follows the last tile of each unit, where units are kept apart; else the last of
+    // all; `close(unit, false)` if there is none.
+    template <typename Close>
+    __device__ void run(const Item &item, const Pair &pair, const Reach &reach, Close close) {
+        const uint32 stages = p.stages, unit_tiles = p.partials.acc.data ? p.unit_tiles.value : ~0u;
+        const Tiles tiles(p, item, team, WARPS >> p.log_members);
+        load_queries(pair);
+        zero_padding();
+        uint32 at = 0, part = 0, unit = tiles.first;
+        for (uint32 step = 0;; step++) {
+            if (step >= stages) {
+                wait_copies(stages - 1);
+                if (step == stages) {
+                    __syncthreads();
+                    read_queries(pair, reach);
+                }
+                const bool exists = tiles.count, ends = step - stages + 1 >= tiles.count;
+                if (exists) {
+                    sync_team();
+                    if (IS_FP8 && p.kv_type == FLOAT8_E5M2) attend<true>(stage(at));
+                    else attend<false>(stage(at));
+                }
+                sync_team();
+                if (ends || ++part == unit_tiles) {
+                    close(unit, exists);
+                    part = 0;
+                    unit += tiles.step;
+                }
+                if (ends) break;
+            }
+            if (step < tiles.count) load(tiles, pair, reach, item.entries, step, stage(at));
+            end_copies();
+            at = at + 1 == stages ? 0 : at + 1;
+        }
+    }
+    // Channels of keys that no copy writes.
+    __device__ void zero_padding() const {
+        const uint32 bytes = p.dim * Type::BYTES, chunks = (MAX_DIM * Type::BYTES - bytes) / 16;
+        if (chunks == 0) return;
+        for (uint32 n = lane; n < p.stages * TILE * chunks; n += WARP) {
+            const uint32 row = n / chunks;
+            *reinterpret_cast<uint4 *>(stage(row / TILE) + sizeof(Facts) + row % TILE * PITCH + bytes + n % chunks * 16) = uint4{0, 0, 0, 0};
+        }
+    }
+};

@@ -1,0 +1,240 @@
+// What precedes attention on the device: the cut of many pairs into chunks, and what repair leaves to attend to.
+//
+// attention_cut writes an item for every CTA of the attention that follows; one CTA, which reads each pair's lengths and counts.
+//
+// repair finds, for each pair, the selected blocks that were not predicted: the list that attention then reads. What was predicted and is
+// selected it joins from the states that were kept:
+//
+//   SUPERSET  missed = selected ∖ predicted              start = the predicted state
+//   EXACT     missed = selected ∖ those kept by partials  start = Σ partials of predicted ∩ selected
+//
+// A partial of several blocks serves if all of them are selected; otherwise those selected are attended to again. Bytes: both lists, and a
+// state of Dv + 2 floats for each partial that serves. Cut: a CTA takes one row, a query position and head, of a pair; its warps take turns
+// at the partials.
+//
+// targets: compute_80, compute_90
+
+#include "attention/join.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS) attention_cut(const __grid_constant__ AttentionParams p, Item *items, uint32 ctas) {
+    __shared__ uint32 sums[WARPS], stored_sums[WARPS];
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, range = (p.pairs + THREADS - 1) / THREADS;
+    const uint32 first = min(threadIdx.x * range, p.pairs), last = min(first + range, p.pairs);
+    Item item{};
+    uint32 total = 0;
+    for (uint32 n = first; n < last; n++) total += describe(p, n, item);
+    total = __reduce_add_sync(FULL_WARP, total);
+    if (lane == 0) sums[warp] = total;
+    __syncthreads();
+    total = 0;
+    for (uint32 w = 0; w < WARPS; w++) total += sums[w];
+    const uint32 chunk = chunk_units(p, total);
+    // Chunks, and those whose states have to be stored.
+    uint32 chunks = 0, stored = 0;
+    for (uint32 n = first; n < last; n++) {
+        const uint32 of = chunks_of(describe(p, n, item), chunk);
+        chunks += of;
+        stored += of > 1 ? of : 0;
+    }
+    const uint32 end = warp_inclusive_sum(chunks), stored_end = warp_inclusive_sum(stored);
+    __syncthreads();
+    if (lane == WARP - 1) {
+        sums[warp] = end;
+        stored_sums[warp] = stored_end;
+    }
+    __syncthreads();
+    uint32 at = end - chunks, all = 0;
+    item.slot = stored_end - stored;
+    for (uint32 w = 0; w < WARPS; w++) {
+        if (w < warp) {
+            at += sums[w];
+            item.slot += stored_sums[w];
+        }
+        all += sums[w];
+    }
+    for (uint32 n = first; n < last; n++) {
+        const uint32 units = describe(p, n, item);
+        item.chunks = chunks_of(units, chunk);
+        for (item.chunk = 0; item.chunk < item.chunks; item.chunk++) {
+            item.take(units);
+            items[at++] = item;
+        }
+        item.slot += item.chunks > 1 ? item.chunks : 0;
+    }
+    for (uint32 n = all + threadIdx.x; n < ctas; n += THREADS) items[n].chunks = 0;
+}
+
+// The first place in an ascending list that holds `id`; `count` if none does.
+__device__ inline uint32 find(const int32 *list, uint32 count, int32 id) {
+    uint32 begin = 0, end = count;
+    while (begin < end) {
+        const uint32 middle = begin + (end - begin) / 2;
+        if (list[middle] < id) begin = middle + 1;
+        else end = middle;
+    }
+    return begin < count && list[begin] == id ? begin : count;
+}
+
+struct Lists {
+    const int32 *predicted, *selected;
+    uint32 predicted_count, count;
+};
+
+// Entry `j` names a block that begins inside the sequence, for the first time.
+__device__ inline bool is_block(const RepairParams &p, const Reach &reach, const int32 *list, uint32 j) {
+    const int32 id = list[j];
+    return id >= 0 && int64(id) * p.to.block.value < reach.end && (j == 0 || list[j - 1] != id);
+}
+
+enum class Part : uint32 { NOTHING, ATTEND, JOIN };
+
+// The part of a selected block in the result; the first block that shares a partial stands for it.
+__device__ inline Part part_of(const RepairParams &p, const Reach &reach, const Lists &lists, uint32 j, bool &is_missed, int32 &partial) {
+    if (j >= lists.count || !is_block(p, reach, lists.selected, j)) return Part::NOTHING;
+    const uint32 at = find(lists.predicted, lists.predicted_count, lists.selected[j]);
+    is_missed = at == lists.predicted_count;
+    if (is_missed) return Part::ATTEND;
+    if (!p.exact) return Part::NOTHING;
+    partial = p.entries.divide(at);
+    const uint32 first = partial * p.entries.value, last = min(first + p.entries.value, lists.predicted_count);
+    bool is_first = true;
+    for (uint32 other = first; other < last; other++) {
+        if (other == at || !is_block(p, reach, lists.predicted, other)) continue;
+        if (find(lists.selected, lists.count, lists.predicted[other]) == lists.count) return Part::ATTEND;
+        is_first &= other > at;
+    }
+    return is_first ? Part::JOIN : Part::NOTHING;
+}
+
+constexpr uint32 MAX_CHANNELS = 576, LANE_CHANNELS = MAX_CHANNELS / WARP;
+constexpr uint32 AT_ONCE = 4;  // states that a warp asks for before it joins them
+
+extern "C" __global__ void __launch_bounds__(THREADS) repair(const __grid_constant__ RepairParams p) {
+    extern __shared__ __align__(128) char shared[];
+    __shared__ uint32 attend_sums[WARPS], join_sums[WARPS], missed;
+    __shared__ float warp_m[WARPS], warp_l[WARPS];
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, number = blockIdx.x / p.to.rows, row = blockIdx.x - number * p.to.rows;
+    // Numbered without blocks of rows.
+    const uint32 by_head = p.to.kv_heads.divide(number), seq = p.to.list_positions.divide(by_head);
+    const Pair pair{seq, by_head - seq * p.to.list_positions.value, number - by_head * p.to.kv_heads.value, 0};
+    const Reach reach = Reach::load(p.to, pair);
+    int32 *const predicted = reinterpret_cast<int32 *>(shared), *const selected = predicted + p.predicted_cap, *const partials = selected + p.to.cap;
+    const uint32 predicted_count = clamped(as<int32>(p.predicted_counts.at(pair.seq, pair.position, pair.head)), p.predicted_cap);
+    const Lists lists{predicted, selected, predicted_count, count_of(p.to, pair)};
+    const uint32 longest = max(lists.count, predicted_count);
+    for (uint32 j = threadIdx.x; j < longest; j += THREADS) {
+        if (j < predicted_count) predicted[j] = as<int32>(p.predicted.at(pair.seq, pair.position, pair.head, j));
+        if (j < lists.count) selected[j] = as<int32>(p.to.ids.at(pair.seq, pair.position, pair.head, j));
+    }
+    if (threadIdx.x == 0) missed = 0;
+    __syncthreads();
+    const uint32 list = number * p.to.cap;
+    uint32 attended = 0, joined = 0;
+    for (uint32 begin = 0; begin < lists.count; begin += THREADS) {
+        const uint32 j = begin + threadIdx.x;
+        bool is_missed = false;
+        int32 partial = 0;
+        const Part part = part_of(p, reach, lists, j, is_missed, partial);
+        const uint32 attends = __ballot_sync(FULL_WARP, part == Part::ATTEND), joins = __ballot_sync(FULL_WARP, part == Part::JOIN);
+        const uint32 misses = __popc(__ballot_sync(FULL_WARP, is_missed)), before = (1u << lane) - 1;
+        if (lane == 0) {
+            attend_sums[warp] = __popc(attends);
+            join_sums[warp] = __popc(joins);
+            if (misses) atomicAdd(&missed, misses);
+        }
+        __syncthreads();
+        uint32 attend_at = attended + __popc(attends & before), join_at = joined + __popc(joins & before);
+        for (uint32 w = 0; w < WARPS; w++) {
+            if (w < warp) {
+                attend_at += attend_sums[w];
+                join_at += join_sums[w];
+            }
+            attended += attend_sums[w];
+            joined += join_sums[w];
+        }
+        if (part == Part::ATTEND && row == 0) {
+            p.ids[list + attend_at] = selected[j];
+            if (p.to.slots.data) p.slots[list + attend_at] = as<int32>(p.to.slots.at(pair.seq, pair.position, pair.head, j));
+        }
+        if (part == Part::JOIN) partials[join_at] = partial;
+        __syncthreads();
+    }
+    if (row == 0 && threadIdx.x == 0) {
+        p.counts[number] = attended;
+        if (p.missed.data) as<int32>(p.missed.at(pair.seq, pair.position, pair.head)) = missed;
+    }
+
+    // The row's state. A row that sees nothing starts from nothing, whatever was kept.
+    const auto [position, head] = place_of_row(p.to, pair, row);
+    int32 first;
+    uint32 seen;
+    reach.row(p.to, position, first, seen);
+    const uint32 states = seen == 0 ? 0 : p.exact ? joined : 1;
+    float acc[LANE_CHANNELS] = {}, m = minus_infinity(), l = 0.0f;
+#pragma unroll 1
+    for (uint32 n = warp; n < states; n += WARPS * AT_ONCE) {
+        float one[AT_ONCE][LANE_CHANNELS], one_m[AT_ONCE], one_l[AT_ONCE], top = m;
+#pragma unroll
+        for (uint32 k = 0; k < AT_ONCE; k++) {
+            one_m[k] = minus_infinity();
+            one_l[k] = 0.0f;
+            if (n + k * WARPS >= states) continue;
+            const uint32 partial = p.exact ? partials[n + k * WARPS] : 0;
+            const char *const from = p.kept.acc.at(pair.seq, position, head, partial);
+#pragma unroll
+            for (uint32 i = 0; i < LANE_CHANNELS; i++) {
+                if (i * WARP >= p.to.value_dim) break;
+                if (lane + i * WARP < p.to.value_dim) one[k][i] = as<float>(from + (lane + i * WARP) * p.kept.acc.step[4]);
+            }
+            one_l[k] = as<float>(p.kept.l.at(pair.seq, position, head, partial));
+            one_m[k] = as<float>(p.kept.m.at(pair.seq, position, head, partial)) * LOG2_E;
+        }
+#pragma unroll
+        for (uint32 k = 0; k < AT_ONCE; k++)
+            if (one_l[k] != 0.0f) top = fmaxf(top, one_m[k]);
+        const float keep = weight(m, top);
+        m = top;
+        l *= keep;
+#pragma unroll
+        for (uint32 i = 0; i < LANE_CHANNELS; i++) acc[i] *= keep;
+#pragma unroll
+        for (uint32 k = 0; k < AT_ONCE; k++) {
+            if (one_l[k] == 0.0f) continue;
+            const float take = weight(one_m[k], top);
+            l += one_l[k] * take;
+#pragma unroll
+            for (uint32 i = 0; i < LANE_CHANNELS; i++) {
+                if (i * WARP >= p.to.value_dim) break;
+                acc[i] += one[k][i] * take;
+            }
+        }
+    }
+    if (lane == 0) {
+        warp_m[warp] = m;
+        warp_l[warp] = l;
+    }
+    __syncthreads();
+    float top = minus_infinity(), sum = 0.0f;
+    for (uint32 w = 0; w < WARPS; w++) top = fmaxf(top, warp_m[w]);
+    for (uint32 w = 0; w < WARPS; w++) sum += weight(warp_m[w], top) * warp_l[w];
+    // The lists are used up; their memory has room for a row of each warp.
+    float *const rows = reinterpret_cast<float *>(shared);
+    const float weighs = weight(m, top);
+#pragma unroll
+    for (uint32 i = 0; i < LANE_CHANNELS; i++)
+        if (lane + i * WARP < p.to.value_dim) rows[warp * p.to.value_dim + lane + i * WARP] = acc[i] * weighs;
+    __syncthreads();
+    for (uint32 d = threadIdx.x; d < p.to.value_dim; d += THREADS) {
+        float x = 0.0f;
+        for (uint32 w = 0; w < WARPS; w++) x += rows[w * p.to.value_dim + d];
+        as<float>(p.to.start.acc.at(pair.seq, position, head, 0, d)) = x;
+    }
+    if (threadIdx.x == 0) {
+        as<float>(p.to.start.m.at(pair.seq, position, head)) = top * LN_2;
+        as<float>(p.to.start.l.at(pair.seq, position, head)) = sum;
+    }
+}

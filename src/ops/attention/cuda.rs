@@ -1,0 +1,57 @@
+//! Attention and joining of states on CUDA.
+
+use super::device::{self, Job, Kernels, MAX_INPUTS, MergeParams, Params, Plan, StateView, THREADS};
+use super::{MergeRequest, Request};
+use crate::core::status::{Error, Result};
+use crate::runtime::cuda::layout::Divisor;
+use crate::runtime::cuda::{Cuda, Enqueue, Facts};
+
+fn plan(facts: &Facts, r: &Request) -> Result<Option<Plan>> {
+    let (problem, outputs) = (&r.problem, &r.outputs);
+    let job = Job { problem, list: r.list, bundle: r.bundle, partials: r.partials, outputs };
+    device::plan(facts, &job)
+}
+
+pub fn scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
+    Ok(plan(cuda.facts(), r)?.map_or(0, |plan| plan.scratch()))
+}
+
+pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
+    let Some(mut plan) = plan(enqueue.facts(), r)? else { return Ok(()) };
+    plan.place(enqueue.scratch(plan.scratch())? as *mut u8, enqueue.counters()? as *mut u8);
+    // SAFETY: the op's caller keeps the tensors valid until the stream has passed.
+    unsafe { device::launch(enqueue, &plan) }
+}
+
+pub fn merge(enqueue: &Enqueue, r: &MergeRequest) -> Result<()> {
+    let extents = &r.states.extents;
+    let positions = extents.positions.unwrap_or(1);
+    let rows = extents.batch * positions * extents.heads;
+    if rows == 0 {
+        return Ok(());
+    }
+    let count = |n: usize| u32::try_from(n).ok().filter(|&n| n < 1 << 31);
+    let Some(rows) = count(rows) else {
+        return Err(Error::unsupported(format!("{rows} rows of states; CUDA takes up to 2^31 − 1")));
+    };
+    let to = Params {
+        pairs: rows,
+        positions: positions as u32,
+        value_dim: extents.dim as u32,
+        own_lists: 1,
+        group: Divisor::new(1),
+        out_type: device::type_of_out(&r.outputs),
+        ..device::results(&r.outputs)
+    };
+    let mut input = [StateView::ABSENT; MAX_INPUTS];
+    let mut inputs = 0;
+    for (view, state) in input.iter_mut().zip(r.states.iter()) {
+        *view = StateView::of_state(state);
+        inputs += 1;
+    }
+    let params = MergeParams { to, inputs, heads: extents.heads as u32, input };
+    let kernels: &Kernels = enqueue.kernels();
+    let grid = device::plain_grid(rows.div_ceil(THREADS / 32));
+    // SAFETY: MergeParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
+    unsafe { enqueue.launch(&kernels.merge, grid, [(&raw const params).cast()]) }
+}

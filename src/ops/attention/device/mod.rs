@@ -1,0 +1,115 @@
+//! What attention and repair have in common on CUDA: the kernels of kernels/attention/ and their launch.
+
+mod params;
+mod plan;
+
+pub use params::{MAX_INPUTS, MergeParams, Params, RepairParams, StateView, View};
+pub use plan::{Job, Plan, THREADS, lists, plan, results};
+
+use super::Outputs;
+use crate::core::status::Result;
+use crate::runtime::cuda::layout::Divisor;
+use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, Modules, Source, source};
+use plan::{Element, Engine, STATIC_SHARED, Width};
+
+pub struct Kernels {
+    /// By width.
+    f16: [Kernel; 3],
+    bf16: [Kernel; 3],
+    fp8: [Kernel; 3],
+    general: Kernel,
+    cut: Kernel,
+    pub repair: Kernel,
+    pub merge: Kernel,
+}
+
+impl cuda::Kernels for Kernels {
+    const SOURCES: &[Source] = &[
+        source!("attention/f16", compute_80, compute_90),
+        source!("attention/bf16", compute_80, compute_90),
+        source!("attention/fp8", compute_80, compute_90),
+        source!("attention/general", compute_80, compute_90),
+        source!("attention/plan", compute_80, compute_90),
+        source!("attention/merge", compute_80),
+    ];
+
+    fn find(modules: &Modules) -> Result<Kernels> {
+        let facts = modules.facts();
+        let of = |source, name| {
+            let kernel = modules.kernel(source, name)?;
+            kernel.allow_shared(most_shared(facts))?;
+            Ok(kernel)
+        };
+        let by_width = |source, [narrow, wide, widest]: [&'static str; 3]| {
+            Ok([of(source, narrow)?, of(source, wide)?, of(source, widest)?])
+        };
+        Ok(Kernels {
+            f16: by_width("attention/f16", ["attention_f16_128", "attention_f16_256", "attention_f16_576"])?,
+            bf16: by_width("attention/bf16", ["attention_bf16_128", "attention_bf16_256", "attention_bf16_576"])?,
+            fp8: by_width("attention/fp8", ["attention_fp8_128", "attention_fp8_256", "attention_fp8_576"])?,
+            general: of("attention/general", "attention_general")?,
+            cut: modules.kernel("attention/plan", "attention_cut")?,
+            repair: of("attention/plan", "repair")?,
+            merge: modules.kernel("attention/merge", "merge_states")?,
+        })
+    }
+}
+
+impl Kernels {
+    fn of(&self, engine: Engine) -> &Kernel {
+        let Engine::Mma(element, width) = engine else { return &self.general };
+        let by_width = match element {
+            Element::F16 => &self.f16,
+            Element::Bf16 => &self.bf16,
+            Element::Fp8 => &self.fp8,
+        };
+        match width {
+            Width::W128 => &by_width[0],
+            Width::W256 => &by_width[1],
+            Width::W576 => &by_width[2],
+        }
+    }
+}
+
+/// Of kernels that wait themselves for the one before.
+pub fn grid(enqueue: &Enqueue, ctas: u32) -> Grid {
+    let kind = if enqueue.facts().launches_dependents() { Kind::Dependent } else { Kind::Plain };
+    Grid { ctas, threads: THREADS, kind }
+}
+
+/// Launches a plan that has its scratch.
+///
+/// # Safety
+/// The op's caller keeps the tensors of the plan valid until the stream has passed.
+pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan) -> Result<()> {
+    let kernels: &Kernels = enqueue.kernels();
+    let params = &raw const plan.params;
+    // SAFETY: Params is the kernels' struct, the rest are of the kernels' types; forwarded to the caller.
+    unsafe {
+        if plan.is_cut_apart {
+            let (items, ctas) = (&raw const plan.params.items, &raw const plan.ctas);
+            enqueue.launch(&kernels.cut, grid(enqueue, 1), [params.cast(), items.cast(), ctas.cast()])?;
+        }
+        let kernel = kernels.of(plan.engine).sharing(plan.shared);
+        enqueue.launch(&kernel, grid(enqueue, plan.ctas), [params.cast()])
+    }
+}
+
+/// Of the others.
+pub fn plain_grid(ctas: u32) -> Grid {
+    Grid { ctas, threads: THREADS, kind: Kind::Plain }
+}
+
+/// Dynamic shared memory that a kernel can have.
+pub fn most_shared(facts: &Facts) -> u32 {
+    facts.shared_bytes - STATIC_SHARED
+}
+
+pub fn type_of_out(outputs: &Outputs) -> u32 {
+    outputs.out.as_ref().map_or(0, |out| params::code(out.dtype))
+}
+
+/// Entries that share a kept state, for the kernels.
+pub fn bundle(entries: usize) -> Divisor {
+    Divisor::new(entries as u32)
+}
