@@ -22,8 +22,9 @@ pub const CASES: &[Case] = cases![
     repair_exact_attends_again_groups_with_a_block_predicted_in_vain,
     merge_of_disjoint_lists_is_the_state_of_their_union,
     merge_agrees_with_the_formula,
-    gather_copies_listed_blocks_and_skips_ids_outside_their_tensor,
 ];
+
+pub const GATHER: &[Case] = cases![gather_copies_listed_blocks_and_skips_ids_outside_their_tensor];
 
 /// What is promised on the CPU alone.
 pub const ON_THE_CPU: &[Case] = cases![attention_bits_do_not_depend_on_threads_or_on_the_batch];
@@ -31,6 +32,13 @@ pub const ON_THE_CPU: &[Case] = cases![attention_bits_do_not_depend_on_threads_o
 /// Error of a result computed in f32: scores of a few units carry some 2⁻²⁰ each, and weights as much, relative to values
 /// of a few units. A result of 16 bits adds half its spacing.
 const TOLERANCE: f64 = 4e-5;
+
+/// What a GPU adds to the error of acc, relative to l: its weights may have the keys' type, of 16 bits, and values are a few
+/// units.
+fn weight_rounding(backend: &Backend, layer: &Layer) -> f64 {
+    let kv_type = layer.shape.kv_type;
+    if backend.is_cuda() && kv_type != F32 { 4.0 * kv_type.rounding(1.0) } else { 0.0 }
+}
 
 // --- a layer's keys, values and queries ------------------------------------------------------------------------------
 
@@ -50,6 +58,7 @@ struct Shape {
 
 impl Shape {
     fn random(rng: &mut Rng) -> Shape {
+        let kv_type = rng.pick(&[F32, F16, BF16]);
         let (page, block) = rng.pick(&[(16, 16), (64, 16), (16, 64), (8, 8), (64, 64), (128, 32), (32, 128), (24, 8)]);
         Shape {
             batch: rng.size(1..=3),
@@ -59,8 +68,9 @@ impl Shape {
             page,
             block,
             most: rng.pick(&[40, 300, 1200]),
-            q_type: rng.pick(&[F32, F16, BF16]),
-            kv_type: rng.pick(&[F32, F16, BF16]),
+            // Queries mostly have the type of the keys.
+            q_type: if rng.one_in(3) { rng.pick(&[F32, F16, BF16]) } else { kv_type },
+            kv_type,
         }
     }
 }
@@ -159,6 +169,9 @@ struct Layouts {
 
 impl Layouts {
     fn random(rng: &mut Rng) -> Layouts {
+        if rng.one_in(2) {
+            return Layouts::default();
+        }
         let kv = if rng.one_in(4) { Layout::random(rng, 4) } else { Layout::random_rows(rng, 4) };
         Layouts { q: Layout::random(rng, 3), kv, table: Layout::random(rng, 2) }
     }
@@ -204,6 +217,7 @@ struct Results<'b> {
     out: Tensor<'b>,
     lse: Tensor<'b>,
     state: [Tensor<'b>; 3],
+    weight_rounding: f64,
 }
 
 impl<'b> Results<'b> {
@@ -216,6 +230,7 @@ impl<'b> Results<'b> {
             out: output(out_type, &[batch, heads, dim]),
             lse: output(F32, &[batch, heads]),
             state: [output(F32, &[batch, heads, dim]), output(F32, &[batch, heads]), output(F32, &[batch, heads])],
+            weight_rounding: weight_rounding(backend, layer),
         }
     }
 
@@ -232,19 +247,20 @@ impl<'b> Results<'b> {
     fn check(&self, layer: &Layer, blocks: impl Fn(usize, usize) -> BTreeSet<usize>) {
         let (out, lse) = (self.out.read_floats(), self.lse.read_floats());
         let [acc, m, l] = self.state.each_ref().map(Tensor::read_floats);
+        let of_acc = TOLERANCE + self.weight_rounding;
         for i in 0..layer.shape.batch {
             for h in 0..layer.q.shape[1] {
                 let expected = layer.expected(i, h, &blocks(i, h / layer.shape.group));
                 let place = format!("[{i}, {h}] of {:?}, lens {:?}", layer.shape, layer.lens);
                 let rounding = |x| self.out.dtype.rounding(x);
                 for (d, want) in expected.out().into_iter().enumerate() {
-                    close(out[[i, h, d]], want, TOLERANCE + rounding(want), &format!("out[{d}] at {place}"));
+                    close(out[[i, h, d]], want, of_acc + rounding(want), &format!("out[{d}] at {place}"));
                 }
                 close(lse[[i, h]], expected.lse(), TOLERANCE, &format!("lse at {place}"));
                 close(m[[i, h]], expected.m, TOLERANCE, &format!("m at {place}"));
                 close(l[[i, h]], expected.l, TOLERANCE * expected.l, &format!("l at {place}"));
                 for (d, want) in expected.acc.iter().enumerate() {
-                    close(acc[[i, h, d]], *want, TOLERANCE * expected.l, &format!("acc[{d}] at {place}"));
+                    close(acc[[i, h, d]], *want, of_acc * expected.l, &format!("acc[{d}] at {place}"));
                 }
             }
         }
@@ -463,7 +479,7 @@ fn attention_partials_are_the_states_of_their_groups(backend: &Backend) {
                 let want = layer.expected(i, h, &members);
                 close(m[[i, h, n]], want.m, TOLERANCE, "m");
                 close(l[[i, h, n]], want.l, TOLERANCE * want.l, "l");
-                close(acc[[i, h, n, 0]], want.acc[0], TOLERANCE * want.l, "acc");
+                close(acc[[i, h, n, 0]], want.acc[0], (TOLERANCE + results.weight_rounding) * want.l, "acc");
             }
         }
         for t in &kept {

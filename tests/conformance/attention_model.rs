@@ -132,6 +132,12 @@ impl Spec {
         Spec { dim, value_dim, scale: Some(rng.pick(&[0.05, 0.1])), ..self }
     }
 
+    /// Partials of heads wider than 256 do not fit the shared memory of a GPU where many rows share them.
+    pub fn with_partials(self, backend: &Backend) -> Spec {
+        let most = if backend.is_cuda() { 256 } else { usize::MAX };
+        Spec { dim: self.dim.min(most), value_dim: self.value_dim.min(most), ..self }
+    }
+
     pub fn with_fp8(self, rng: &mut Rng) -> Spec {
         let mut scales = || rng.pick(&[Scales::Absent, Scales::One, Scales::PerHead, Scales::PerToken]);
         let scales = [scales(), scales()];
@@ -259,6 +265,22 @@ impl Model {
             }
         }
         model
+    }
+
+    /// What a GPU adds to the error of acc, relative to l: its weights may have 16 bits, and values are a few units, times
+    /// their scale.
+    pub fn weight_rounding(&self, is_cuda: bool) -> f64 {
+        let weights = match self.spec.kv_type {
+            _ if !is_cuda => return 0.0,
+            F32 => return 0.0,
+            BF16 => BF16,
+            _ => F16,
+        };
+        let scale = self.scales[1]
+            .data
+            .iter()
+            .fold(1.0, |most: f64, scale| if scale.is_finite() { most.max(scale.abs()) } else { most });
+        4.0 * scale * weights.rounding(1.0)
     }
 
     pub fn len(&self, i: usize) -> usize {
@@ -555,6 +577,7 @@ pub struct Results<'b> {
     pub out: Tensor<'b>,
     pub lse: Tensor<'b>,
     pub state: [Tensor<'b>; 3],
+    is_cuda: bool,
 }
 
 pub fn state_of(t: &[Tensor; 3]) -> vwd_attention_state {
@@ -577,7 +600,8 @@ impl<'b> Results<'b> {
         let mut output =
             |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &Layout::random(rng, shape.len()));
         let out = output(spec.q_type, &acc);
-        Results { out, lse: output(F32, &m), state: [output(F32, &acc), output(F32, &m), output(F32, &m)] }
+        let state = [output(F32, &acc), output(F32, &m), output(F32, &m)];
+        Results { out, lse: output(F32, &m), state, is_cuda: backend.is_cuda() }
     }
 
     /// Everything written, as bytes.
@@ -593,6 +617,7 @@ impl<'b> Results<'b> {
         let numbers = |t: &Tensor| Array::new(&full, t.read_floats().data);
         let (out, lse) = (rows(&self.out), numbers(&self.lse));
         let (acc, m, l) = (rows(&self.state[0]), numbers(&self.state[1]), numbers(&self.state[2]));
+        let of_acc = TOLERANCE + model.weight_rounding(self.is_cuda);
         for at in array::indices(&full) {
             let at = [at[0], at[1], at[2]];
             let [i, r, h] = at;
@@ -600,13 +625,13 @@ impl<'b> Results<'b> {
             let place = format!("{at:?} of {spec:?}, lens {:?}, q_lens {:?}", model.lens, model.q_lens);
             let rows = if spec.sinks { want.out_beside(model.sinks[h]) } else { want.out() };
             for (d, (&found, want)) in out.row(at).iter().zip(rows).enumerate() {
-                close(found, want, TOLERANCE + spec.q_type.rounding(want), &format!("out[{d}] at {place}"));
+                close(found, want, of_acc + spec.q_type.rounding(want), &format!("out[{d}] at {place}"));
             }
             close(lse[at], want.lse(), TOLERANCE, &format!("lse at {place}"));
             close(m[at], want.m, TOLERANCE, &format!("m at {place}"));
             close(l[at], want.l, TOLERANCE * want.l, &format!("l at {place}"));
             for (d, (&found, &want_acc)) in acc.row(at).iter().zip(&want.acc).enumerate() {
-                close(found, want_acc, TOLERANCE * want.l, &format!("acc[{d}] at {place}"));
+                close(found, want_acc, of_acc * want.l, &format!("acc[{d}] at {place}"));
             }
         }
         self.out.assert_written("out", |_| true);
