@@ -18,7 +18,7 @@ struct Repair {
 impl Repair {
     fn new(facts: &Facts, r: &Request) -> Result<Option<Repair>> {
         let (problem, outputs) = (&r.problem, &r.outputs);
-        let job = Job { problem, list: Some(&r.selected), bundle: r.bundle, partials: None, outputs };
+        let job = Job { problem, list: Some(r.selected), bundle: r.bundle, partials: None, outputs };
         let Some(plan) = device::plan(facts, &job)? else { return Ok(None) };
         let repair = Repair {
             lists: device::lists(&job),
