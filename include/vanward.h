@@ -792,7 +792,7 @@ vwd_status vwd_select_tokens_scratch(const vwd_session *session,
  * page_table  [B, max_pages]      int32, optional. Page p of sequence i is page_table[i, p]. Absent: sequence i is page i
  *                                 alone, so that k is [B, T, Hk, D]; with the slots of a list, see `vwd_block_list`. A page
  *                                 outside 0 … pages−1 holds no tokens.
- * seq_lens    [B]                 int32. Tokens of each sequence; clamped to 0 … what its pages can hold.
+ * seq_lens    [B]                 int32. Tokens of each sequence; clamped to 0 … what its pages can hold (slots hold any).
  * k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Key = stored value · scale.
  * v_scale     [1], [Hk] or [pages, P, Hk]  likewise.
  */
@@ -926,26 +926,41 @@ typedef struct {
    /* state */ VWD_ATTENTION_STATE_INIT, /* missed_counts */ VWD_TENSOR_INIT}
 
 /**
- * Decode attention of one query position per sequence over a list of blocks, a list of tokens, or everything.
+ * Decode attention of a sequence's query positions over a list of blocks, a list of tokens, or everything.
  *
- * out[i, h] = Σ_t softmax_t(scale·q_h·k_t) v_t over the tokens t of the list of KV head h / G that are below seq_lens[i].
- * Nothing to attend: out = 0, lse = −inf. Speculative attention is this call over a predicted list with state or
- * partials kept for `vwd_repair`. Several query positions of one sequence are several rows that share pages
- * (a page_table with stride 0) and differ in seq_lens.
+ * out[i, h] = Σ_t softmax_t(s_t) v_t with s_t = scale·q_h·k_t, over the tokens t of the list of KV head h / G that the
+ * position sees. Of Q positions row r < q_lens[i] stands at p = seq_lens[i] − q_lens[i] + r, for seq_lens counts the rows
+ * themselves, and sees the tokens 0 … p; with a window w the tokens p − w + 1 … p, itself included. Rows at or past
+ * q_lens, and rows with nothing to attend: out 0, lse −inf, the empty state. Speculative attention is this call over a
+ * predicted list with state or partials kept for `vwd_repair`.
  *
- * args->block_size                Tokens of a block of the list, S; 1 for a list of tokens; 0 without a list. With a
- *                                 page_table, S divides P or P divides S.
- * args->partial_blocks            Entries of the list that share one partial; 0 means 1.
- * args->scale                     Of q·k; 0 means 1/√D.
- * args->q         [B, Hq, D]      float32, float16 or bfloat16. Hq = G·Hk, any G ≥ 1.
- * args->kv                        Keys and values.
- * args->list      [B, Hk, cap]    Optional (ids and counts absent: every token).
- * args->out       [B, Hq, D]      dtype of q, or float32; out.
- * args->lse       [B, Hq]         float32, out, optional. Natural logarithm of Σ e^s.
- * args->state                     Out, optional (all three or none).
- * args->partials                  Out, optional (all three or none); needs a list. Entries past the count are not written.
+ * args->block_size                     Tokens of a block of the list, S; 1 for a list of tokens; 0 without a list. With a
+ *                                      page_table, S divides P or P divides S; with slots, S divides P.
+ * args->partial_blocks                 Entries of the list that share one partial; 0 means 1.
+ * args->scale                          Of q·k, above 0; 0 means 1/√D, and must be given where D ≠ Dv.
+ * args->soft_cap                       c: s becomes c·tanh(s / c), before anything is masked. 0: none.
+ * args->window                         w, in tokens. 0: none.
+ * args->q         [B, Hq, D]           float32, float16 or bfloat16. Hq = G·Hk, any G ≥ 1. Q = 1.
+ *              or [B, Q, Hq, D]
+ * args->q_lens    [B]                  int32, optional (absent: Q). Rows of each sequence; clamped to 0 … Q.
+ * args->kv                             Keys and values.
+ * args->list      [B, Hk, cap]         Optional (no tensor given: every token). Shared by the positions of a sequence,
+ *              or [B, Q, Hk, cap]      which then read its tokens once; or each position's own (q of rank 4). With slots
+ *                                      kv is a pool [slots, P, 1, D] without page_table, and Hk is the list's.
+ * args->sinks     [Hq]                 float32, optional: out = acc / (l + e^(sink − m)). +inf: out 0; −inf: no sink.
+ *                                      Neither capped, nor in lse, state or partials.
+ * args->out       [B, Hq, Dv]          dtype of q, or float32; out.
+ *              or [B, Q, Hq, Dv]
+ * args->lse       [B, Hq]              float32, out, optional. Natural logarithm of Σ e^s.
+ *              or [B, Q, Hq]
+ * args->state                          Out, optional (all three or none).
+ * args->partials                       Out, optional (all three or none); needs a list. Entries past the count are not
+ *                                      written.
  *
- * On the CPU results do not depend on batch, neighbours or threads.
+ * FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t; what is masked is not multiplied, so
+ * that bytes and scales of tokens that no row sees may be NaN. A NaN in a token spoils the rows that see it, and no other.
+ *
+ * On the CPU results do not depend on batch, neighbours, other positions or threads.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -976,19 +991,24 @@ vwd_status vwd_attention_scratch(const vwd_session *session,
 /**
  * Joins attention states over disjoint sets of tokens (Flash-Decoding: Dao et al. 2023).
  *
- * m' = max_n m_n, l' = Σ_n l_n e^(m_n−m'), acc' = Σ_n acc_n e^(m_n−m'), out = acc'/l', lse = m' + ln l'. Empty states
- * are neutral; joined in the order given.
+ * m' = max_n m_n, l' = Σ_n l_n e^(m_n−m'), acc' = Σ_n acc_n e^(m_n−m'), out = acc' / (l' + e^(sink − m')),
+ * lse = m' + ln l'. Empty states are neutral; joined in the order given.
  *
- * args->input_count        Number of states, 1 … 16.
- * args->inputs  [n]        Host array of states [B, Hq, D], [B, Hq], [B, Hq].
- * args->out     [B, Hq, D] float32, float16 or bfloat16, out, optional.
- * args->lse     [B, Hq]    float32, out, optional.
- * args->state              Out, optional (all three or none). At least one of out, lse and state is given.
+ * args->input_count            Number of states, 1 … 16.
+ * args->inputs  [n]            Host array of states [B, Hq, Dv], [B, Hq], [B, Hq], or all with Q after B. Dv a multiple of
+ *                              8, 16 … 576.
+ * args->sinks   [Hq]           float32, optional; as in `vwd_attention`, and in out alone.
+ * args->out     [B, Hq, Dv]    float32, float16 or bfloat16, out, optional.
+ *            or [B, Q, Hq, Dv]
+ * args->lse     [B, Hq]        float32, out, optional.
+ *            or [B, Q, Hq]
+ * args->state                  Out, optional (all three or none). At least one of out, lse and state is given.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
  * this point; the array inputs only during the call. Outputs do not overlap inputs.
- * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED,
+ * DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_merge_states(const vwd_session *session,
@@ -1003,17 +1023,27 @@ vwd_status vwd_merge_states(const vwd_session *session,
  * missed blocks; a group of partial_blocks that holds a block predicted in vain is attended again. On the CPU, with
  * block_size ≥ 8 and partial_blocks ≤ 1, EXACT equals `vwd_attention` over selected bit for bit.
  *
- * args->mode                                VWD_REPAIR_SUPERSET or VWD_REPAIR_EXACT.
- * args->block_size, partial_blocks, scale   As in the call of `vwd_attention` that made the state or partials.
- * args->q, kv                               Likewise.
- * args->predicted           [B, Hk, cap]    The list that was attended.
- * args->selected            [B, Hk, cap2]   The true list.
- * args->predicted_state                     SUPERSET: kept by `vwd_attention`. EXACT: absent.
- * args->predicted_partials                  EXACT: kept by `vwd_attention`. SUPERSET: absent.
- * args->out                 [B, Hq, D]      dtype of q, or float32; out.
- * args->lse                 [B, Hq]         float32, out, optional.
- * args->state                               Out, optional (all three or none); may be predicted_state itself.
- * args->missed_counts       [B, Hk]         int32, out, optional: size of selected ∖ predicted.
+ * Positions, masks, caps and sinks mean what they mean in `vwd_attention`. A block is missed if it is selected, not
+ * predicted, and begins below seq_lens (with lists of each position's own: at or before the position).
+ *
+ * args->mode                              VWD_REPAIR_SUPERSET or VWD_REPAIR_EXACT.
+ * args->block_size, partial_blocks,       As in the call of `vwd_attention` that made the state or partials.
+ *       scale, soft_cap, window
+ * args->q, q_lens, kv                     Likewise.
+ * args->predicted  [B, Hk, cap]           The list that was attended; without slots.
+ *               or [B, Q, Hk, cap]
+ * args->selected   [B, Hk, cap2]          The true list, of the same rank; with slots if kv is a pool that slots name.
+ *               or [B, Q, Hk, cap2]
+ * args->predicted_state                   SUPERSET: kept by `vwd_attention`. EXACT: absent.
+ * args->predicted_partials                EXACT: kept by `vwd_attention`. SUPERSET: absent.
+ * args->sinks      [Hq]                   float32, optional; enters out alone, so that it is given in every call.
+ * args->out        [B, Hq, Dv]            dtype of q, or float32; out.
+ *               or [B, Q, Hq, Dv]
+ * args->lse        [B, Hq]                float32, out, optional.
+ *               or [B, Q, Hq]
+ * args->state                             Out, optional (all three or none); may be predicted_state itself.
+ * args->missed_counts  [B, Hk]            int32, out, optional: size of selected ∖ predicted, of each list.
+ *                   or [B, Q, Hk]
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes

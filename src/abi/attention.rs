@@ -10,7 +10,7 @@ use super::{Versioned, vwd_block_list, vwd_tensor};
 /// page_table  [B, max_pages]      int32, optional. Page p of sequence i is page_table[i, p]. Absent: sequence i is page i
 ///                                 alone, so that k is [B, T, Hk, D]; with the slots of a list, see `vwd_block_list`. A page
 ///                                 outside 0 … pages−1 holds no tokens.
-/// seq_lens    [B]                 int32. Tokens of each sequence; clamped to 0 … what its pages can hold.
+/// seq_lens    [B]                 int32. Tokens of each sequence; clamped to 0 … what its pages can hold (slots hold any).
 /// k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Key = stored value · scale.
 /// v_scale     [1], [Hk] or [pages, P, Hk]  likewise.
 #[repr(C)]

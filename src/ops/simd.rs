@@ -90,7 +90,7 @@ pub trait Lanes: Copy {
         let x = Self::splat(-10.0).max(Self::splat(10.0).min(self));
         let (square, size) = (x.mul(x), x.max(Self::splat(0.0).sub(x)));
         let mut p = Self::splat(-5.704_988_8e-3);
-        for c in [2.063_908_8e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_2e-1] {
+        for c in [2.063_908_8e-2, -5.373_971_6e-2, 1.333_144_2e-1, -0.333_332_8] {
             p = p.mul_add(square, Self::splat(c));
         }
         let close = p.mul(square).mul_add(x, x);

@@ -399,10 +399,11 @@ impl<'a> BlockList<'a> {
         Ok(BlockList { ids, counts, slots })
     }
 
-    /// Hk of a list that is not checked yet; 0 where it cannot be told.
-    pub fn kv_heads_of(c: &vwd_block_list) -> usize {
-        let rank = c.ids.ndim as usize;
-        if matches!(rank, 3 | 4) { c.ids.shape[rank - 2].max(0) as usize } else { 0 }
+    /// Hk, as the ids of a list have it.
+    pub fn kv_heads(checks: &Checks, c: &vwd_block_list, name: &'static str) -> Result<usize> {
+        let ids = checks.required(name, &c.ids)?;
+        let ids = if ids.rank() == 4 { ids } else { ids.of_rank(3)? };
+        Ok(ids.dim(ids.rank() - 2))
     }
 
     /// Whether no tensor of a list is given.

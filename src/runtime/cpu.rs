@@ -85,6 +85,17 @@ impl Cpu {
         Scratch { cpu: self, bump: Some(bump) }
     }
 
+    /// Shares of a call's work that keep all threads busy: for work that needs memory of its own, which one share reuses.
+    pub fn shares(&self) -> usize {
+        const OF_A_THREAD: usize = 8;
+        const OF_LENT_THREADS: usize = 256;
+        match &self.workers {
+            Workers::None => 1,
+            Workers::Own(pool) => OF_A_THREAD * pool.handles.len(),
+            Workers::Lent(_) => OF_LENT_THREADS,
+        }
+    }
+
     /// Of the session, or the caller's one; 0 where an engine lends its own.
     fn threads(&self) -> u32 {
         match &self.workers {

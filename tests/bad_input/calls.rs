@@ -375,7 +375,7 @@ fn attention_of_rows(backend: &Backend) -> Call<'_> {
     let kv = paged_kv(&mut call, offset_of!(vwd_attention_args, kv), F8E4M3, KV_OF_ROWS);
     page_table(&mut call, kv);
     call.input("kv.k_scale", kv + offset_of!(vwd_paged_kv, k_scale), F32, "pages P Hk").optional();
-    call.input("kv.v_scale", kv + offset_of!(vwd_paged_kv, v_scale), F32, "Hk").optional();
+    call.input("kv.v_scale", kv + offset_of!(vwd_paged_kv, v_scale), F32, "pages P Hk").optional();
     let at = call.address(offset_of!(vwd_attention_args, list));
     call.field("list.ids", at, Role::In, I32, "B Q Hk cap");
     call.field("list.counts", at.wrapping_add(1), Role::In, I32, "B Q Hk");
@@ -397,7 +397,7 @@ fn attention_over_slots(backend: &Backend) -> Call<'_> {
     let at = call.address(offset_of!(vwd_attention_args, list));
     call.field("list.ids", at, Role::In, I32, "B Hk cap");
     call.field("list.counts", at.wrapping_add(1), Role::In, I32, "B Hk");
-    call.field("list.slots", at.wrapping_add(2), Role::In, I32, "B Hk cap");
+    call.field("list.slots", at.wrapping_add(2), Role::In, I32, "B Hk cap").optional();
     call.output("out", offset_of!(vwd_attention_args, out), F16, "B Hq D");
     call
 }
@@ -475,7 +475,7 @@ fn repair_of_rows(backend: &Backend) -> Call<'_> {
     let at = call.address(offset_of!(vwd_repair_args, selected));
     call.field("selected.ids", at, Role::In, I32, "B Q Hk cap2");
     call.field("selected.counts", at.wrapping_add(1), Role::In, I32, "B Q Hk");
-    call.field("selected.slots", at.wrapping_add(2), Role::In, I32, "B Q Hk cap2");
+    call.field("selected.slots", at.wrapping_add(2), Role::In, I32, "B Q Hk cap2").optional();
     let at = call.address(offset_of!(vwd_repair_args, predicted_partials));
     let names = ["predicted_partials.acc", "predicted_partials.m", "predicted_partials.l"];
     state(&mut call, names, at, Role::In, PARTIALS_OF_ROWS);

@@ -57,14 +57,14 @@ impl<'a> Problem<'a> {
         [q, q_lens]: [&'a vwd_tensor; 2],
         kv: &'a vwd_paged_kv,
         numbers: Numbers,
-        list: &vwd_block_list,
+        (list, name_of_ids): (&vwd_block_list, &'static str),
     ) -> Result<Problem<'a>> {
         let positions = Positions::from_c(checks, q, q_lens)?;
         let (batch, dim) = (positions.batch(), positions.q.dim(positions.q.rank() - 1));
         let in_slots = given(&list.slots).is_some();
         let kv = PagedKv::from_c(checks, kv, batch, dim, in_slots)?;
         // Pages that slots name hold one head; how many there are, the list says.
-        let kv_heads = if in_slots { BlockList::kv_heads_of(list) } else { kv.k.dim(2) };
+        let kv_heads = if in_slots { BlockList::kv_heads(checks, list, name_of_ids)? } else { kv.k.dim(2) };
         let heads = Heads::new(&positions.q, kv_heads)?;
         let Numbers { block_size, scale, soft_cap, window } = numbers;
         if scale == 0.0 && dim != kv.value_dim() {
@@ -285,7 +285,8 @@ impl Request<'_> {
         require_no_flags("flags", c.flags)?;
         let checks = &session.checks();
         let numbers = Numbers { block_size: c.block_size, scale: c.scale, soft_cap: c.soft_cap, window: c.window };
-        let mut problem = Problem::from_c(checks, [&c.q, &c.q_lens], kv, numbers, &c.list)?;
+        let list = (&c.list, "list.ids");
+        let mut problem = Problem::from_c(checks, [&c.q, &c.q_lens], kv, numbers, list)?;
         let list = if BlockList::is_absent(&c.list) {
             if c.block_size != 0 {
                 return Err(Error::argument("block_size", c.block_size, "0 without a list"));

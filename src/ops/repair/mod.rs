@@ -53,7 +53,8 @@ impl Request<'_> {
         require_no_flags("flags", c.flags)?;
         let checks = &session.checks();
         let numbers = Numbers { block_size: c.block_size, scale: c.scale, soft_cap: c.soft_cap, window: c.window };
-        let problem = Problem::from_c(checks, [&c.q, &c.q_lens], kv, numbers, &c.selected)?;
+        let list = (&c.selected, "selected.ids");
+        let problem = Problem::from_c(checks, [&c.q, &c.q_lens], kv, numbers, list)?;
         problem.kv.pages.check_block_size("block_size", problem.block_size)?;
         let names = ["selected.ids", "selected.counts", "selected.slots"];
         let selected = BlockList::with_slots_from_c(checks, &c.selected, names, problem.lists())?;

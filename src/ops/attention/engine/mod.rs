@@ -32,8 +32,6 @@ use tile::Tile;
 const CHUNK_TOKENS: usize = 512;
 /// Spans that one task attends to, eight rows each.
 const SPANS: usize = 8;
-/// Tasks that have memory of their own; what is more takes turns.
-const LANES: usize = 256;
 
 /// What an entry of the list adds to the result.
 #[derive(Clone, Copy)]
@@ -176,7 +174,7 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
     {
         let states = Rows::new(states, cut.floats);
         let chunk_bytes = (tokens / chunks.max(1)).saturating_mul((heads.dim + cut.value_dim) * kv.k.dtype.bytes());
-        in_lanes(cpu, &scratch, chunks * sets, memory.floats(), chunk_bytes, |task, room| {
+        in_shares(cpu, &scratch, chunks * sets, memory.floats(), chunk_bytes, |task, room| {
             let (c, set) = (task / sets, task % sets);
             let n = first_chunk.partition_point(|&first| first <= c) - 1;
             let unit = job.unit(n);
@@ -198,8 +196,8 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
     join::join_chunks(cpu, &scratch, job, cut, first_chunk, states)
 }
 
-/// Runs tasks, each with `floats` of memory that only it uses while it runs.
-fn in_lanes(
+/// Runs tasks, each with `floats` of memory that only it uses while it runs. Tasks of one share take turns with it.
+fn in_shares(
     cpu: &Cpu,
     scratch: &Scratch,
     tasks: usize,
@@ -207,12 +205,12 @@ fn in_lanes(
     task_bytes: usize,
     task: impl Fn(usize, &mut [f32]) + Sync + Send,
 ) -> Result<()> {
-    let lanes = tasks.min(LANES);
-    let memory = Rows::new(scratch.slice(lanes * floats, 0f32)?, floats);
-    let lane_bytes = task_bytes.saturating_mul(tasks.div_ceil(lanes.max(1)));
-    cpu.parallel(lanes, lane_bytes, |lane| {
-        // SAFETY: the lane's row; its tasks run one after the other.
-        (lane..tasks).step_by(lanes).for_each(|n| task(n, unsafe { memory.row(lane) }));
+    let shares = tasks.min(cpu.shares());
+    let memory = Rows::new(scratch.slice(shares * floats, 0f32)?, floats);
+    let bytes = task_bytes.saturating_mul(tasks.div_ceil(shares.max(1)));
+    cpu.parallel(shares, bytes, |share| {
+        // SAFETY: the share's row; its tasks run one after the other.
+        (share..tasks).step_by(shares).for_each(|n| task(n, unsafe { memory.row(share) }));
     });
     Ok(())
 }
@@ -273,14 +271,15 @@ impl<'a, T: Row> AttendChunk<'a, T> {
         mut room: &'a mut [f32],
     ) -> AttendChunk<'a, T> {
         let (problem, value_dim) = (job.problem, memory.cut.value_dim);
-        let mut seen = usize::MAX..0;
+        let mut seen = tile::NOWHERE;
         let shares = parts.map(|part| {
             let (span, total) = part?;
             let queries = Queries {
                 values: take(&mut room, HEADS * memory.dim),
-                // SAFETY: the span's rows are the problem's.
-                seen: std::array::from_fn(|n| {
-                    if n < span.heads { unsafe { problem.seen(unit.sequence, span.row(n).0) } } else { 0..0 }
+                seen: std::array::from_fn(|n| match n < span.heads {
+                    // SAFETY: the span's rows are the problem's.
+                    true => unsafe { problem.seen(unit.sequence, span.row(n).0) },
+                    false => 0..0,
                 }),
                 cap: problem.cap,
                 value_dim,

@@ -17,7 +17,7 @@ pub struct Tile<'w, T> {
     values: [*const T; TILE],
     /// Where each token stands in its sequence.
     tokens: [u32; TILE],
-    /// The first and one past the last of those places.
+    /// The first and one past the last of those places; empty at first, with no place in it.
     reach: Range<usize>,
     len: usize,
     /// Its number in its bundle: tiles of a bundle are cut at multiples of their size, whether the tokens are there or not.
@@ -27,6 +27,9 @@ pub struct Tile<'w, T> {
     pub closes: Option<usize>,
     copies: Option<&'w mut [f32]>,
 }
+
+/// Grows to what is added to it.
+pub const NOWHERE: Range<usize> = Range { start: usize::MAX, end: 0 };
 
 /// Rows have to be copied, as float32: those of FP8, and those whose channels do not follow each other.
 pub fn must_copy(kv: &PagedKv) -> bool {
@@ -50,7 +53,7 @@ impl<'w, T: Row> Tile<'w, T> {
             keys: [std::ptr::null(); TILE],
             values: [std::ptr::null(); TILE],
             tokens: [0; TILE],
-            reach: usize::MAX..0,
+            reach: NOWHERE,
             len: 0,
             number: 0,
             kept: None,
@@ -61,7 +64,7 @@ impl<'w, T: Row> Tile<'w, T> {
 
     pub fn clear(&mut self) {
         (self.len, self.number, self.kept, self.closes) = (0, 0, None, None);
-        self.reach = usize::MAX..0;
+        self.reach = NOWHERE;
     }
 
     pub fn len(&self) -> usize {
