@@ -78,10 +78,10 @@ pub unsafe extern "C" fn vwd_verify_pack(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
-        let mut room = MaybeUninit::uninit();
+        let (mut room, mut place) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
         // SAFETY: the C contract of rows and packed.
-        pack::run_verified(session, &unsafe { pack::VerifiedRequest::from_c(session, args) }?, stream)
+        pack::run_verified(session, unsafe { pack::VerifiedRequest::from_c(session, args, &mut place) }?, stream)
     })
 }

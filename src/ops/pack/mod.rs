@@ -14,6 +14,7 @@ use crate::core::overlap::{self, Hull};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Checks, Name, Template, Tensor};
 use crate::runtime::{On, Session, require_no_flags};
+use std::mem::MaybeUninit;
 
 /// The tensors to pack and where to: checked, and read from the caller's arrays when needed, so that a call of any length
 /// allocates nothing.
@@ -56,19 +57,12 @@ pub struct VerifiedRequest<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    /// Checks every pair, and all tensors of the call for overlap: these beside the pairs. Also returns γ, where it is not
-    /// given.
+    /// To be checked by [`Pairs::check_all`].
     ///
     /// # Safety
     /// `rows` and `packed` are NULL or hold `count` tensors that live as long as the result.
     #[inline(always)]
-    unsafe fn from_c<const O: usize, const I: usize>(
-        checks: &Checks,
-        (count, rows, packed): (u32, *const vwd_tensor, *const vwd_tensor),
-        (batch, gamma): (usize, Option<usize>),
-        outputs: &[Option<&Tensor<'a>>; O],
-        inputs: &[Option<&Tensor<'a>>; I],
-    ) -> Result<(Pairs<'a>, usize)> {
+    unsafe fn unchecked(count: u32, rows: *const vwd_tensor, packed: *const vwd_tensor) -> Result<Pairs<'a>> {
         if count == 0 || count as usize > MOST_TENSORS {
             return Err(Error::argument("tensor_count", count, format!("1 to {MOST_TENSORS}")));
         }
@@ -81,9 +75,7 @@ impl<'a> Pairs<'a> {
         let (rows, packed) = unsafe {
             (std::slice::from_raw_parts(rows, count as usize), std::slice::from_raw_parts(packed, count as usize))
         };
-        let mut pairs = Pairs { rows, packed, fresh: [0; MOST_TENSORS / 64], row_bytes: 0 };
-        let gamma = pairs.check_all(checks, batch, gamma, outputs, inputs)?;
-        Ok((pairs, gamma))
+        Ok(Pairs { rows, packed, fresh: [0; MOST_TENSORS / 64], row_bytes: 0 })
     }
 
     pub fn len(&self) -> usize {
@@ -196,10 +188,9 @@ impl<'a> Request<'a> {
         let accepted = checks.input("accepted", &c.accepted, &[DType::I32], &[("B", ANY)])?;
         let batch = accepted.dim(0);
         let offsets = check_offsets(&checks, &c.offsets, batch)?;
-        let arrays = (c.tensor_count, c.rows, c.packed);
         // SAFETY: forwarded to the caller.
-        let (pairs, gamma) =
-            unsafe { Pairs::from_c(&checks, arrays, (batch, None), &[Some(&offsets)], &[Some(&accepted)]) }?;
+        let mut pairs = unsafe { Pairs::unchecked(c.tensor_count, c.rows, c.packed) }?;
+        let gamma = pairs.check_all(&checks, batch, None, &[Some(&offsets)], &[Some(&accepted)])?;
         Ok(Request { pairs, accepted, offsets, gamma })
     }
 
@@ -209,22 +200,30 @@ impl<'a> Request<'a> {
 }
 
 impl<'a> VerifiedRequest<'a> {
+    /// Made in `place`, where it stays: some hundred bytes whose addresses the checks take.
+    ///
     /// # Safety
     /// The arrays rows and packed hold tensor_count tensors.
     #[inline(always)]
-    pub unsafe fn from_c(session: &Session, c: &'a vwd_verify_pack_args) -> Result<VerifiedRequest<'a>> {
+    pub unsafe fn from_c<'p>(
+        session: &Session,
+        c: &'a vwd_verify_pack_args,
+        place: &'p mut MaybeUninit<VerifiedRequest<'a>>,
+    ) -> Result<&'p VerifiedRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let checks = session.checks();
         let verify = verify::Request::unchecked_overlap(&checks, &verify::Given::from(c))?;
-        let sizes = (verify.batch(), Some(verify.gamma()));
-        let offsets = check_offsets(&checks, &c.offsets, verify.batch())?;
-        let [accepted, next_token, mismatch, committed] = verify.outputs();
-        let outputs = [accepted, next_token, mismatch, committed, Some(&offsets)];
-        let arrays = (c.tensor_count, c.rows, c.packed);
+        let (batch, gamma, accepted) = (verify.batch(), verify.gamma(), verify.accepted);
+        let offsets = check_offsets(&checks, &c.offsets, batch)?;
         // SAFETY: forwarded to the caller.
-        let (pairs, gamma) = unsafe { Pairs::from_c(&checks, arrays, sizes, &outputs, &verify.inputs()) }?;
-        let accepted = verify.accepted;
-        Ok(VerifiedRequest { verify, pack: Request { pairs, accepted, offsets, gamma } })
+        let pairs = unsafe { Pairs::unchecked(c.tensor_count, c.rows, c.packed) }?;
+        let VerifiedRequest { verify, pack } =
+            place.write(VerifiedRequest { verify, pack: Request { pairs, accepted, offsets, gamma } });
+        let [accepted, next_token, mismatch, committed] = verify.outputs();
+        let outputs = [accepted, next_token, mismatch, committed, Some(&pack.offsets)];
+        pack.pairs.check_all(&checks, batch, Some(gamma), &outputs, &verify.inputs())?;
+        // SAFETY: written above.
+        Ok(unsafe { place.assume_init_ref() })
     }
 }
 

@@ -1,0 +1,187 @@
+"""Attention over selected blocks, and its repair, beside torch, in one process.
+
+    python benches/gpu/attention.py [--out FILE] [--quick]
+
+32 query heads on 8 KV heads of 128 channels, bfloat16, pages and blocks of 64 tokens, a list for each KV head. Every result is
+compared with torch's in float32 before it is timed. `graph` is GPU time, from calls in a CUDA graph; `event` is one call between
+two CUDA events, the host's time in it. `copy` is the time in which the device copies as many bytes as are attended to, half of them
+read. torch gathers the listed blocks and calls scaled_dot_product_attention; dense, it calls that alone. Microseconds, medians;
+inputs are in no cache.
+"""
+
+import argparse
+import math
+import pathlib
+import sys
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bindings" / "python"))
+import vanward  # noqa: E402
+from timing import Rows, Timer  # noqa: E402
+
+HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 64
+GROUP = HEADS // KV_HEADS
+
+
+def random(*shape):
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def lists(batch, blocks, count):
+    """Distinct blocks for each sequence and KV head, ascending."""
+    chosen = torch.rand(batch, KV_HEADS, blocks, device="cuda").argsort(-1)[..., :count]
+    return chosen.sort(-1).values.int()
+
+
+class Case:
+    """`sets` caches of one shape, each with a list of `budget` tokens, and the library's calls on each."""
+
+    def __init__(self, session, batch, tokens, budget):
+        self.session, self.batch, self.blocks, self.count = session, batch, tokens // BLOCK, budget // BLOCK
+        self.bytes = 2 * batch * budget * KV_HEADS * DIM * 2
+        cache = 2 * batch * tokens * KV_HEADS * DIM * 2
+        self.sets = min(10, max(2, math.ceil((384 << 20) / self.bytes), 2), max(2, (16 << 30) // cache))
+        self.q = random(batch, HEADS, DIM)
+        self.lens = torch.full((batch,), tokens, dtype=torch.int32, device="cuda")
+        pages = batch * self.blocks
+        self.keys, self.values = ([random(pages, BLOCK, KV_HEADS, DIM) for _ in range(self.sets)] for _ in range(2))
+        self.table = torch.randperm(pages, device="cuda").int().view(batch, self.blocks)
+        self.ids = [lists(batch, self.blocks, self.count) for _ in range(self.sets)]
+        self.counts = torch.full((batch, KV_HEADS), self.count, dtype=torch.int32, device="cuda")
+        self.out = torch.empty(batch, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+
+    def kv(self, i):
+        return vanward.PagedKV(self.keys[i], self.values[i], self.lens, page_table=self.table)
+
+    def attention(self, i, stream, listed=True, **more):
+        if listed:
+            more.update(block_size=BLOCK, list=vanward.BlockList(self.ids[i], self.counts))
+        return self.session.prepare_attention(kv=self.kv(i), q=self.q, out=self.out, stream=stream, **more)
+
+    def kept(self, cap):
+        """Room for a state of each entry."""
+        new = lambda *tail: torch.empty(self.batch, HEADS, cap, *tail, device="cuda")  # noqa: E731
+        return vanward.AttentionPartials(new(DIM), new(), new())
+
+    def on_current_stream(self, prepare):
+        """call(i) on whichever stream is current: each stream's calls are prepared on first use."""
+        by_stream = {}
+
+        def call(i):
+            stream = torch.cuda.current_stream().cuda_stream
+            if stream not in by_stream:
+                by_stream[stream] = [prepare(n, stream) for n in range(self.sets)]
+            by_stream[stream][i]()
+
+        return call
+
+    def gathered(self, of, i):
+        """[B, Hk, count·S, D] of the listed blocks."""
+        pages = self.table[:, None].expand(-1, KV_HEADS, -1).gather(2, self.ids[i].long()).long()
+        heads = torch.arange(KV_HEADS, device="cuda")[None, :, None]
+        return of[i][pages, :, heads].flatten(2, 3)
+
+    def torch_listed(self, i):
+        keys, values = self.gathered(self.keys, i), self.gathered(self.values, i)
+        return F.scaled_dot_product_attention(self.q[:, :, None], keys, values, enable_gqa=True).squeeze(2)
+
+    def torch_dense(self, i):
+        view = lambda x: x.view(self.batch, -1, KV_HEADS, DIM).transpose(1, 2)  # noqa: E731
+        return F.scaled_dot_product_attention(self.q[:, :, None], view(self.keys[i]), view(self.values[i]), enable_gqa=True)
+
+    def check(self, i=0):
+        torch.cuda.synchronize()
+        q = self.q.float().view(self.batch, KV_HEADS, GROUP, DIM)
+        scores = q @ self.gathered(self.keys, i).float().transpose(-1, -2) / math.sqrt(DIM)
+        want = (scores.softmax(-1) @ self.gathered(self.values, i).float()).view(self.batch, HEADS, DIM)
+        error = (self.out.float() - want).norm() / want.norm()
+        assert error < 1e-2, f"error {error:.1e}"
+
+
+def copied(timer, size):
+    sets = min(20, max(2, math.ceil((384 << 20) / size)))
+    buffers = [torch.empty(2, size // 2, dtype=torch.uint8, device="cuda") for _ in range(sets)]
+    return timer.graph(lambda i: buffers[i][0].copy_(buffers[i][1]), sets)
+
+
+def attend(session, timer, rows, quick):
+    points = [(1, 1024), (1, 2048), (1, 4096), (1, 8192), (4, 4096), (16, 4096)]
+    for batch, budget in points[2:4] if quick else points:
+        case = Case(session, batch, 32 << 10, budget)
+        attention = case.on_current_stream(case.attention)
+        attention(0)
+        case.check()
+        kept = case.kept(case.count)
+        keeping = case.on_current_stream(lambda i, stream: case.attention(i, stream, partials=kept))
+        row = dict(batch=batch, tokens=budget, copy=copied(timer, case.bytes), vanward_graph=timer.graph(attention, case.sets))
+        row.update(partials_graph=timer.graph(keeping, case.sets), torch_graph=timer.graph(case.torch_listed, case.sets))
+        row.update(vanward_event=timer.event(attention, case.sets))
+        rows.put("attention", **row)
+
+
+def repair(session, timer, rows):
+    """EXACT repair of a prediction that missed a share of 128 blocks, which it had others for."""
+    case = Case(session, 1, 32 << 10, 128 * BLOCK)
+    attention = case.on_current_stream(case.attention)
+    rows.put("repair", missed="attended anew", vanward_graph=timer.graph(attention, case.sets))
+    for percent in (0, 2, 10, 30, 100):
+        missed = math.ceil(case.count * percent / 100)
+        right, predicted = case.ids, []
+        for ids in right:
+            order = torch.rand(1, KV_HEADS, case.blocks, device="cuda").scatter_(2, ids.long(), 2.0).argsort(-1)
+            wrong = order[..., :missed].int()
+            keep = torch.rand(1, KV_HEADS, case.count, device="cuda").argsort(-1)[..., missed:]
+            predicted.append(torch.cat([ids.gather(2, keep), wrong], -1).sort(-1).values.contiguous())
+        kept = [case.kept(case.count) for _ in range(case.sets)]
+        stream = torch.cuda.current_stream().cuda_stream
+        for i in range(case.sets):
+            case.ids = predicted
+            case.attention(i, stream, partials=kept[i])()
+        case.ids = right
+
+        def repaired(i, stream):
+            return session.prepare_repair(
+                mode="exact", block_size=BLOCK, kv=case.kv(i), q=case.q, out=case.out, stream=stream, predicted_partials=kept[i],
+                predicted=vanward.BlockList(predicted[i], case.counts), selected=vanward.BlockList(right[i], case.counts),
+            )
+
+        call = case.on_current_stream(repaired)
+        call(0)
+        case.check()
+        rows.put("repair", missed=f"{percent} %", vanward_graph=timer.graph(call, case.sets))
+
+
+def dense(session, timer, rows):
+    for tokens in (32 << 10, 128 << 10):
+        case = Case(session, 1, tokens, tokens)
+        case.table = torch.arange(case.blocks, device="cuda").int()[None]
+        ours = case.on_current_stream(lambda i, stream: case.attention(i, stream, listed=False))
+        ours(0)
+        case.check()
+        row = dict(tokens=tokens, copy=copied(timer, case.bytes), vanward_graph=timer.graph(ours, case.sets))
+        rows.put("dense", **row, torch_graph=timer.graph(case.torch_dense, case.sets))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="file for one JSON object a row")
+    parser.add_argument("--quick", action="store_true", help="a few points of the grid")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    timer, rows = Timer(), Rows(options.out)
+    with vanward.Session("cuda") as session:
+        info = session.info()
+        rows.put("machine", device=torch.cuda.get_device_name(), torch=torch.__version__, vanward=vanward.__version__,
+                 driver=info.driver_version, load_microseconds=info.load_microseconds)
+        # A stream cannot be given scratch while it captures.
+        torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
+        session.reserve(256 << 20, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
+        attend(session, timer, rows, options.quick)
+        repair(session, timer, rows)
+        dense(session, timer, rows)
+
+
+if __name__ == "__main__":
+    main()
