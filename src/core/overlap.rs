@@ -206,7 +206,8 @@ fn is_packed(shape: &[i64], strides: &[i64]) -> bool {
     let mut stride = 1;
     shape.iter().zip(strides).rev().all(|(&n, &s)| {
         let packed = s == stride;
-        stride *= n;
+        // Overflows only where there are no elements, of which any answer is true.
+        stride = stride.wrapping_mul(n);
         packed
     })
 }

@@ -453,10 +453,17 @@ impl<'a> Tensor<'a> {
         if d < self.rank() { self.given.strides[d] as isize } else { 0 }
     }
 
-    /// Stride of dimension `d` in bytes; 0 past the rank.
+    /// Stride of dimension `d` in bytes; 0 past the rank. That of a single element is never taken, may be any number, and
+    /// wraps.
     #[inline(always)]
     pub fn byte_stride(&self, d: usize) -> i64 {
-        self.stride(d) as i64 * self.dtype.bytes() as i64
+        (self.stride(d) as i64).wrapping_mul(self.dtype.bytes() as i64)
+    }
+
+    /// Whether it has no element at all, however large its other extents and strides are.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.shape().contains(&0)
     }
 
     pub fn count(&self) -> usize {

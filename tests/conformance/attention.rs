@@ -1,5 +1,5 @@
-//! vwd_attention, vwd_merge_states, vwd_repair and vwd_gather_blocks: agreement with the formulas over every layout and
-//! size, and the bits that are promised to be equal.
+//! vwd_attention, vwd_merge_states and vwd_repair: agreement with the formulas over every layout and size, and the bits that
+//! are promised to be equal.
 
 use crate::Case;
 use crate::support::oracle::{List, Pages};
@@ -23,8 +23,6 @@ pub const CASES: &[Case] = cases![
     merge_of_disjoint_lists_is_the_state_of_their_union,
     merge_agrees_with_the_formula,
 ];
-
-pub const GATHER: &[Case] = cases![gather_copies_listed_blocks_and_skips_ids_outside_their_tensor];
 
 /// What is promised on the CPU alone.
 pub const ON_THE_CPU: &[Case] = cases![attention_bits_do_not_depend_on_threads_or_on_the_batch];
@@ -739,45 +737,5 @@ fn attention_bits_do_not_depend_on_threads_or_on_the_batch(_: &Backend) {
                 assert_eq!(alone.data, together.row([i]), "sequence {i} alone");
             }
         }
-    });
-}
-
-// --- gather ----------------------------------------------------------------------------------------------------------
-
-fn gather_copies_listed_blocks_and_skips_ids_outside_their_tensor(backend: &Backend) {
-    rounds(40, |rng| {
-        let (n, m, listed) = (rng.size(1..=20), rng.size(1..=30), rng.size(0..=20).min(30));
-        let inner: Vec<usize> = (0..rng.size(0..=4)).map(|_| rng.size(1..=9)).collect();
-        let dtype = rng.pick(&[F16, F32, U8, I64]);
-        let shape = |n: usize| [&[n], inner.as_slice()].concat();
-        let bytes = rng.bytes(shape(n).iter().product::<usize>() * dtype.bytes());
-        let source = Tensor::raw(backend, dtype, &shape(n), &bytes, &Layout::random(rng, inner.len() + 1));
-        let target = Tensor::poisoned(backend, dtype, &shape(m), &Layout::random(rng, inner.len() + 1));
-        let ids = Array::from_fn(&[listed], |_| rng.int(-1..=n as i64));
-        let mut places: Vec<i64> = (0..m as i64).collect();
-        rng.shuffle(&mut places);
-        places.resize(listed.max(m), -1);
-        let places = rng.one_in(2).then(|| Array::new(&[listed], places[..listed].to_vec()));
-        let count = rng.one_in(2).then(|| rng.int(-2..=listed as i64 + 2));
-        let source_ids = Tensor::ints(backend, I32, &ids, &Layout::random(rng, 1));
-        let target_ids = places.as_ref().map(|ids| Tensor::ints(backend, I32, ids, &Layout::random(rng, 1)));
-        let counted = count.map(|c| Tensor::ints(backend, I32, &Array::new(&[1], vec![c]), &Layout::default()));
-        let call = vwd_gather_blocks_args {
-            engine: rng.pick(&[VWD_GATHER_AUTO, VWD_GATHER_KERNEL, VWD_GATHER_COPY_ENGINE]),
-            source: source.c(),
-            target: target.c(),
-            source_ids: source_ids.c(),
-            target_ids: target_ids.as_ref().map_or(absent(), Tensor::c),
-            count: counted.as_ref().map_or(absent(), Tensor::c),
-            ..args()
-        };
-        // SAFETY: the tensors are alive.
-        backend.finish(unsafe { vwd_gather_blocks(backend.session(), &call, backend.stream()) });
-        let pairs = oracle::gather(&ids.data, places.as_ref().map(|p| p.data.as_slice()), count, n, m);
-        let (from, to) = (source.read_raw(), target.read_raw());
-        for &(s, t) in &pairs {
-            assert_eq!(from.row([s]), to.row([t]), "block {s} → {t}");
-        }
-        target.assert_written("target", |at| pairs.iter().any(|&(_, t)| t == at[0]));
     });
 }

@@ -16,6 +16,7 @@ mod attention_edges;
 mod attention_model;
 mod attention_rows;
 mod forecast;
+mod gather;
 mod index;
 mod index_bits;
 mod keys_to_blocks;
@@ -40,6 +41,7 @@ struct Family {
 
 const FAMILIES: &[Family] = &[
     Family { cases: verify::CASES, on_cuda: true },
+    Family { cases: verify::ON_THE_CPU, on_cuda: false },
     Family { cases: index::CASES, on_cuda: true },
     Family { cases: index_bits::CASES, on_cuda: true },
     Family { cases: select::CASES, on_cuda: true },
@@ -49,10 +51,11 @@ const FAMILIES: &[Family] = &[
     Family { cases: select_batch::CASES, on_cuda: false },
     Family { cases: select_batch::ON_THE_CPU, on_cuda: false },
     Family { cases: attention::CASES, on_cuda: true },
-    Family { cases: attention::GATHER, on_cuda: false },
     Family { cases: attention_rows::CASES, on_cuda: true },
     Family { cases: attention_edges::CASES, on_cuda: true },
     Family { cases: attention_edges::ON_THE_CPU, on_cuda: false },
+    Family { cases: gather::CASES, on_cuda: false },
+    Family { cases: gather::ON_THE_CPU, on_cuda: false },
     Family { cases: predictor::CASES, on_cuda: false },
     Family { cases: predictor::ON_THE_CPU, on_cuda: false },
     Family { cases: forecast::CASES, on_cuda: false },

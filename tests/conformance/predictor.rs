@@ -6,7 +6,7 @@
 use crate::Case;
 use crate::support::oracle::{self, top_k};
 use crate::support::{
-    Array, Backend, DType, F32, I32, Layout, Rng, Tensor, absent, args, array, assert_fails, assert_ok, rounds,
+    Array, Backend, F32, I32, Layout, Rng, Tensor, absent, args, array, assert_fails, assert_ok, boundless, rounds,
 };
 use vanward::abi::*;
 use vanward::capi::*;
@@ -281,15 +281,6 @@ fn predictor_refuses_a_list_with_slots(backend: &Backend) {
     for t in [&ids, &counts, &slots] {
         t.assert_untouched("predicted");
     }
-}
-
-/// A tensor without an element, of extents that would take years to walk.
-fn boundless(dtype: DType, shape: &[i64]) -> vwd_tensor {
-    let mut t = vwd_tensor { device_type: 1, dtype_code: dtype.code, dtype_bits: dtype.bits, ..absent() };
-    t.ndim = shape.len() as i32;
-    t.shape[..shape.len()].copy_from_slice(shape);
-    t.data = std::ptr::dangling_mut::<u64>().cast();
-    t
 }
 
 fn predictor_calls_end_at_once_where_there_is_nothing_to_do(backend: &Backend) {

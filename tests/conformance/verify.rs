@@ -24,6 +24,9 @@ pub const CASES: &[Case] = cases![
     verify_pack_handles_plain_tensors_of_every_size,
 ];
 
+/// What is promised on the CPU alone.
+pub const ON_THE_CPU: &[Case] = cases![pack_looks_for_no_row_in_tensors_without_elements];
+
 const BATCHES: [usize; 9] = [0, 1, 31, 32, 33, 1023, 1024, 1025, 4096];
 
 // --- verify ----------------------------------------------------------------------------------------------------------
@@ -320,6 +323,33 @@ fn pack_takes_the_keys_and_values_of_32_layers(backend: &Backend) {
             (0..64).map(|_| Pair::random(backend, rng, [batch, gamma, batch * gamma], &[2, 16])).collect();
         check_pack(backend, rng, &pairs, &counts);
     });
+}
+
+fn pack_looks_for_no_row_in_tensors_without_elements(backend: &Backend) {
+    let accepted = plain_ints(backend, I32, &Array::filled(&[3], 2));
+    let offsets = Tensor::poisoned(backend, I32, &[4], &Layout::default());
+    let element = accepted.c().data;
+    // Rows without elements; rows of one element that stands for all, of which none is kept.
+    for (rows, packed) in [([3, 2, 0], [4, 0]), ([3, 2, 1 << 56], [0, 1 << 56])] {
+        let mut rows = vwd_tensor { data: element, ..boundless(F32, &rows) };
+        let mut packed = boundless(F32, &packed);
+        // Where there is nothing, not even an address could be computed.
+        if rows.shape[2] == 0 {
+            rows.strides[0] = 1 << 61;
+        }
+        packed.strides[0] = 1 << 61;
+        let args = vwd_pack_args {
+            tensor_count: 1,
+            rows: &rows,
+            packed: &packed,
+            accepted: accepted.c(),
+            offsets: offsets.c(),
+            ..args()
+        };
+        // SAFETY: everything is alive during the call.
+        assert_ok(unsafe { vwd_pack(backend.session(), &args, backend.stream()) });
+        assert_eq!(offsets.read_ints().data, [0, 2, 4, 6]);
+    }
 }
 
 /// K and V are halves of each row of one buffer, on both sides.

@@ -168,7 +168,7 @@ impl Layout {
     }
 
     /// Strides, and elements before element 0 and in all.
-    fn place(&self, shape: &[usize]) -> (Vec<i64>, usize, usize) {
+    pub fn place(&self, shape: &[usize]) -> (Vec<i64>, usize, usize) {
         let natural: Vec<usize> = (0..shape.len()).collect();
         let order = if self.order.is_empty() { &natural } else { &self.order };
         let mut strides = vec![0; shape.len()];
@@ -203,6 +203,15 @@ pub struct Tensor<'b> {
 pub fn absent() -> vwd_tensor {
     // SAFETY: plain data, valid when zero.
     unsafe { std::mem::zeroed() }
+}
+
+/// A tensor without an element, of extents that would take years to walk.
+pub fn boundless(dtype: DType, shape: &[i64]) -> vwd_tensor {
+    let mut t = vwd_tensor { device_type: 1, dtype_code: dtype.code, dtype_bits: dtype.bits, ..absent() };
+    t.ndim = shape.len() as i32;
+    t.shape[..shape.len()].copy_from_slice(shape);
+    t.data = std::ptr::dangling_mut::<u64>().cast();
+    t
 }
 
 impl<'b> Tensor<'b> {

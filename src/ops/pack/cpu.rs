@@ -18,7 +18,7 @@ pub fn run(cpu: &Cpu, r: &Request) {
         write_offset(&r.offsets, batch, total);
     }
     let first = r.pairs.get(0).rows;
-    let bytes = r.gamma * row_bytes(&first);
+    let bytes = r.gamma.saturating_mul(row_bytes(&first));
     cpu.parallel(r.pairs.len() * batch, bytes, |task| {
         let (n, i) = (task / batch, task % batch);
         // SAFETY: tasks copy to disjoint rows of packed; offsets were written above.
@@ -65,14 +65,18 @@ unsafe fn copy_rows(pair: &Pair, i: usize, count: usize, first: i64) {
     let Pair { rows, packed } = pair;
     let cap = packed.dim(0) as i64;
     let count = count.min((cap - first).max(0) as usize);
+    // Nor do offsets exist where there are no elements.
+    if count == 0 || packed.is_empty() {
+        return;
+    }
     let size = rows.dtype.bytes();
-    let source = rows.data.wrapping_offset(i as isize * rows.stride(0) * size as isize);
-    let target = packed.data.wrapping_offset(first as isize * packed.stride(0) * size as isize);
+    let source = rows.data.wrapping_offset(i as isize * rows.byte_stride(0) as isize);
+    let target = packed.data.wrapping_offset(first as isize * packed.byte_stride(0) as isize);
     // Dimensions of what is copied: the rows, then each row's own.
     let dims = rows.rank() - 1;
     let shape: [usize; 4] = std::array::from_fn(|d| if d == 0 { count } else { rows.dim(d + 1) });
-    let from: [isize; 4] = std::array::from_fn(|d| rows.stride((d + 1).min(4)) * size as isize);
-    let to: [isize; 4] = std::array::from_fn(|d| packed.stride(d) * size as isize);
+    let from: [isize; 4] = std::array::from_fn(|d| rows.byte_stride(d + 1) as isize);
+    let to: [isize; 4] = std::array::from_fn(|d| packed.byte_stride(d) as isize);
     // SAFETY: the walk stays inside the checked shapes of both.
     unsafe { copy_strided(source, target, &shape[..dims], &from[..dims], &to[..dims], size) }
 }

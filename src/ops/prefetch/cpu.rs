@@ -6,6 +6,10 @@ use crate::core::tensor::{MAX_RANK, Tensor};
 use crate::runtime::cpu::Cpu;
 
 pub fn gather(cpu: &Cpu, r: &GatherRequest) {
+    // Nothing to copy, however long the list is. Offsets may not even exist.
+    if r.source.is_empty() || r.target.is_empty() {
+        return;
+    }
     let listed = r.source_ids.dim(0);
     // SAFETY: the op's caller vouches for the tensors; count has one element.
     let count = r.count.map_or(listed, |count| (unsafe { count.get::<i32, 1>([0]) }.max(0) as usize).min(listed));
@@ -28,8 +32,8 @@ pub fn gather(cpu: &Cpu, r: &GatherRequest) {
 /// # Safety
 /// The tensors are valid and equal in their trailing shape, the blocks inside them, and nothing else writes the target.
 unsafe fn copy_block(source: &Tensor, from: usize, target: &Tensor, to: usize, size: usize) {
-    let address = |t: &Tensor, block: usize| t.data.wrapping_offset(block as isize * t.stride(0) * size as isize);
-    let strides = |t: &Tensor| std::array::from_fn::<isize, { MAX_RANK - 1 }, _>(|d| t.stride(d + 1) * size as isize);
+    let address = |t: &Tensor, block: usize| t.data.wrapping_offset(block as isize * t.byte_stride(0) as isize);
+    let strides = |t: &Tensor| std::array::from_fn::<isize, { MAX_RANK - 1 }, _>(|d| t.byte_stride(d + 1) as isize);
     let shape: [usize; MAX_RANK - 1] = std::array::from_fn(|d| source.dim(d + 1));
     let inner = source.rank() - 1;
     let (source_strides, target_strides) = (strides(source), strides(target));

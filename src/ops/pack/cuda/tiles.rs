@@ -157,7 +157,7 @@ struct Piece {
 
 impl<'a> Pieces<'a> {
     pub fn new(request: &'a Request<'a>) -> Pieces<'a> {
-        let bytes = request.pairs.row_bytes * request.batch() * request.gamma;
+        let bytes = request.pairs.row_bytes.saturating_mul(request.batch()).saturating_mul(request.gamma);
         Pieces { request, n: 0, current: None, bytes }
     }
 
