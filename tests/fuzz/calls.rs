@@ -1,0 +1,209 @@
+//! Calls over tensors of tokens, rows, scores and blocks, described so that they are accepted; `case` has the words.
+
+use crate::case::{Case, Place, Role, of};
+use crate::content::Content;
+use crate::support::*;
+use vanward::abi::*;
+use vanward::capi::*;
+
+pub const FLOATS: [DType; 3] = [F32, F16, BF16];
+
+// --- verify and pack -------------------------------------------------------------------------------------------------
+
+pub fn verify(case: &mut Case) {
+    type Args = vwd_verify_args;
+    let args = case.call::<Args>(vwd_verify);
+    let fields = [of!(args, Args, draft), of!(args, Args, target), of!(args, Args, draft_lens)];
+    let results = [of!(args, Args, next_token), of!(args, Args, mismatch), of!(args, Args, committed)];
+    let (batch, _) = tokens(case, fields, results);
+    case.output(of!(args, Args, accepted), I32, &[batch]);
+}
+
+/// What verification reads and, but for accepted, writes: B and γ.
+fn tokens(case: &mut Case, fields: [Place; 3], results: [Place; 3]) -> (i64, i64) {
+    let most = case.rng.pick(&[4, 4, 4, 300]);
+    let (batch, gamma) = (case.extent(1..=most), case.extent(0..=8));
+    let (dtype, after) = (case.rng.pick(&[I32, I64]), gamma.saturating_add(1));
+    let [draft, target, draft_lens] = fields;
+    case.input(draft, dtype, &[batch, gamma], Content::Tokens);
+    case.input(target, dtype, &[batch, after], Content::Tokens);
+    case.maybe_input(draft_lens, I32, &[batch], Content::Counts(gamma));
+    let [next_token, mismatch, committed] = results;
+    case.output(next_token, dtype, &[batch]);
+    let flag = case.rng.pick(&[I32, U8, BOOL]);
+    case.maybe_output(mismatch, flag, &[batch]);
+    case.maybe_output(committed, dtype, &[batch, after]);
+    (batch, gamma)
+}
+
+pub fn pack(case: &mut Case) {
+    type Args = vwd_pack_args;
+    let args = case.call::<Args>(vwd_pack);
+    let (batch, gamma) = (case.extent(1..=5), case.extent(0..=6));
+    let arrays = [of!(args, Args, tensor_count), of!(args, Args, rows), of!(args, Args, packed)];
+    rows(case, arrays, of!(args, Args, offsets), batch, gamma);
+    case.input(of!(args, Args, accepted), I32, &[batch], Content::Counts(gamma));
+}
+
+/// The pairs of rows and packed, and the offsets.
+fn rows(case: &mut Case, [count, rows, packed]: [Place; 3], offsets: Place, batch: i64, gamma: i64) {
+    let pairs = case.rng.size(1..=4);
+    case.length(count, pairs, 256);
+    let rows = case.array::<vwd_tensor>(rows, pairs);
+    let packed = case.array::<vwd_tensor>(packed, pairs);
+    for (rows, packed) in rows.into_iter().zip(packed) {
+        let (code, bits) = case.rng.pick(&[(2, 16), (2, 32), (1, 8), (0, 64), (4, 16), (10, 8), (2, 24), (5, 128)]);
+        let dtype = DType { code, bits };
+        let longest = case.rng.pick(&[3, 3, 40]);
+        let inner: Vec<i64> = (0..case.rng.size(0..=3)).map(|_| case.extent(1..=longest)).collect();
+        case.input(rows, dtype, &[&[batch, gamma], &inner[..]].concat(), Content::Bytes);
+        let cap = case.extent(0..=24);
+        case.output(packed, dtype, &[&[cap], &inner[..]].concat());
+    }
+    let dtype = case.rng.pick(&[I32, I64]);
+    case.output(offsets, dtype, &[batch.saturating_add(1)]);
+}
+
+pub fn verify_pack(case: &mut Case) {
+    type Args = vwd_verify_pack_args;
+    let args = case.call::<Args>(vwd_verify_pack);
+    let fields = [of!(args, Args, draft), of!(args, Args, target), of!(args, Args, draft_lens)];
+    let results = [of!(args, Args, next_token), of!(args, Args, mismatch), of!(args, Args, committed)];
+    let (batch, gamma) = tokens(case, fields, results);
+    case.output(of!(args, Args, accepted), I32, &[batch]);
+    let arrays = [of!(args, Args, tensor_count), of!(args, Args, rows), of!(args, Args, packed)];
+    rows(case, arrays, of!(args, Args, offsets), batch, gamma);
+}
+
+// --- gather ----------------------------------------------------------------------------------------------------------
+
+pub fn gather_blocks(case: &mut Case) {
+    type Args = vwd_gather_blocks_args;
+    let args = case.call::<Args>(vwd_gather_blocks);
+    let engine = case.rng.pick(&[VWD_GATHER_AUTO, VWD_GATHER_KERNEL, VWD_GATHER_COPY_ENGINE]);
+    case.number(of!(args, Args, engine), engine);
+    let (code, bits) = case.rng.pick(&[(2, 16), (2, 32), (1, 8), (0, 64), (10, 8), (2, 24), (5, 128)]);
+    let (dtype, sources, targets, listed) =
+        (DType { code, bits }, case.extent(1..=9), case.extent(1..=9), case.extent(0..=8));
+    let longest = case.rng.pick(&[4, 4, 60]);
+    let inner: Vec<i64> = (0..case.rng.size(0..=3)).map(|_| case.extent(1..=longest)).collect();
+    case.input(of!(args, Args, source), dtype, &[&[sources], &inner[..]].concat(), Content::Bytes);
+    case.output(of!(args, Args, target), dtype, &[&[targets], &inner[..]].concat());
+    case.input(of!(args, Args, source_ids), I32, &[listed], Content::Indices(sources));
+    case.maybe_input(of!(args, Args, target_ids), I32, &[listed], Content::Distinct(targets));
+    case.maybe_input(of!(args, Args, count), I32, &[1], Content::Counts(listed));
+}
+
+// --- predictor -------------------------------------------------------------------------------------------------------
+
+/// The state, and its shape.
+fn predictor_state(case: &mut Case, place: Place, role: Role) -> [i64; 3] {
+    let most = case.rng.pick(&[12, 12, 400]);
+    let shape = [case.extent(1..=4), case.extent(1..=3), case.extent(1..=most)];
+    case.tensor(of!(place, vwd_predictor_state, level), role, F32, &shape, Content::Floats);
+    case.tensor(of!(place, vwd_predictor_state, trend), role, F32, &shape, Content::Floats);
+    shape
+}
+
+fn holt(case: &mut Case) -> vwd_holt {
+    let mut factor = || case.rng.pick(&[0.0, 0.25, 0.5, 1.0, 1e-30]);
+    vwd_holt { alpha: factor(), beta: factor(), gamma: factor() * 2.0 - 1.0 }
+}
+
+fn write_holt(case: &mut Case, place: &Place, holt: &vwd_holt) {
+    case.real(of!(place, vwd_holt, alpha), holt.alpha);
+    case.real(of!(place, vwd_holt, beta), holt.beta);
+    case.real(of!(place, vwd_holt, gamma), holt.gamma);
+}
+
+pub fn predictor_reset(case: &mut Case) {
+    type Args = vwd_predictor_reset_args;
+    let args = case.call::<Args>(vwd_predictor_reset);
+    let [batch, ..] = predictor_state(case, of!(args, Args, state), Role::InOut);
+    let listed = case.extent(0..=6);
+    case.maybe_input(of!(args, Args, rows), I32, &[listed], Content::Indices(batch));
+}
+
+pub fn predictor_predict(case: &mut Case) {
+    type Args = vwd_predictor_predict_args;
+    let args = case.call::<Args>(vwd_predictor_predict);
+    let [batch, heads, blocks] = predictor_state(case, of!(args, Args, state), Role::In);
+    let (cap, size) = (case.extent(3..=12), case.rng.size(1..=16) as u32);
+    let ratio: f32 = case.rng.pick(&[0.0, 1.0, 1.25, 1.5]);
+    case.number(of!(args, Args, block_size), size);
+    let places = cap.clamp(0, 40) as f32 / ratio.max(1.0);
+    let k = case.rng.size(0..=places as usize) as u32;
+    case.number(of!(args, Args, k), k);
+    forced(case, [of!(args, Args, init_blocks), of!(args, Args, local_blocks)], cap);
+    case.real(of!(args, Args, ratio), ratio);
+    let factors = holt(case);
+    write_holt(case, &of!(args, Args, holt), &factors);
+    let tokens = blocks.saturating_mul(size as i64);
+    case.input(of!(args, Args, seq_lens), I32, &[batch], Content::Counts(tokens));
+    case.maybe_input(of!(args, Args, budgets), I32, &[batch], Content::Counts(cap));
+    list(case, of!(args, Args, predicted), Role::Out, &[batch, heads, cap], blocks);
+    case.maybe_output(of!(args, Args, scores), F32, &[batch, heads, blocks]);
+}
+
+pub fn predictor_update(case: &mut Case) {
+    type Args = vwd_predictor_update_args;
+    let args = case.call::<Args>(vwd_predictor_update);
+    let shape = predictor_state(case, of!(args, Args, state), Role::InOut);
+    let size = case.rng.size(1..=16) as u32;
+    case.number(of!(args, Args, block_size), size);
+    let factors = holt(case);
+    write_holt(case, &of!(args, Args, holt), &factors);
+    let tokens = shape[2].saturating_mul(size as i64);
+    case.input(of!(args, Args, seq_lens), I32, &shape[..1], Content::Counts(tokens));
+    case.input(of!(args, Args, scores), F32, &shape, Content::Floats);
+}
+
+pub fn predictor_calibrate(case: &mut Case) {
+    type Args = vwd_predictor_calibrate_args;
+    let args = case.call_with::<Args>(|session, args| {
+        let (mut best, mut rate) = (vwd_holt { alpha: -7.0, beta: -7.0, gamma: -7.0 }, -7.0f64);
+        // SAFETY: the arguments are what the case describes, and both results have a place.
+        let status = unsafe { vwd_predictor_calibrate(session.raw(), args.cast(), &mut best, &mut rate) };
+        assert!(status != VWD_OK || (0.0..=1.0).contains(&rate), "hit rate {rate}");
+        assert!(status == VWD_OK || (best.alpha, rate) == (-7.0, -7.0), "written in spite of an error");
+        let mut results: Vec<u8> = [best.alpha, best.beta, best.gamma].iter().flat_map(|x| x.to_le_bytes()).collect();
+        results.extend(rate.to_le_bytes());
+        (status, if status == VWD_OK { results } else { vec![] })
+    });
+    let k = case.rng.size(0..=8) as u32;
+    case.number(of!(args, Args, k), k);
+    forced(case, [of!(args, Args, init_blocks), of!(args, Args, local_blocks)], 8);
+    let ratio = case.rng.pick(&[0.0, 1.0, 1.25, 3.5]);
+    case.real(of!(args, Args, ratio), ratio);
+    if case.rng.one_in(2) {
+        let points = case.rng.size(1..=9);
+        case.length(of!(args, Args, grid_count), points, u32::MAX);
+        for place in case.array::<vwd_holt>(of!(args, Args, grid), points) {
+            let factors = holt(case);
+            write_holt(case, &place, &factors);
+        }
+    }
+    let shape = [case.extent(1..=3), case.extent(1..=6), case.extent(1..=3), case.extent(1..=20)];
+    case.input(of!(args, Args, scores), F32, &shape, Content::Floats);
+    case.input(of!(args, Args, block_counts), I32, &shape[..2], Content::Counts(shape[3]));
+}
+
+// --- what several calls take -----------------------------------------------------------------------------------------
+
+/// A block list of this shape, of ids below `n`; without slots.
+pub fn list(case: &mut Case, place: Place, role: Role, shape: &[i64], n: i64) {
+    let (cap, lists) = shape.split_last().expect("lists have places");
+    case.tensor(of!(place, vwd_block_list, ids), role, I32, shape, Content::Ascending(n));
+    case.tensor(of!(place, vwd_block_list, counts), role, I32, lists, Content::Counts(*cap));
+    let slots = case.tensor(of!(place, vwd_block_list, slots), role, I32, shape, Content::Indices(n));
+    case.optional(false, slots);
+}
+
+/// How many of the first and of the last are selected in any case; together they fit in `cap`.
+pub fn forced(case: &mut Case, [init, local]: [Place; 2], cap: i64) {
+    let most = cap.clamp(0, 6) as usize;
+    let first = case.rng.size(0..=most) / 2;
+    let last = case.rng.size(0..=most - first) / 2;
+    case.number(init, first as u32);
+    case.number(local, last as u32);
+}
