@@ -101,7 +101,7 @@ pub struct vwd_merge_states_args {
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_merge_states_args {}
 
-/// The result covers predicted ∪ selected blocks (PRR): what was predicted in vain stays in.
+/// The result covers predicted ∪ selected blocks (PRR: Wang et al. 2026): what was predicted in vain stays in.
 pub const VWD_REPAIR_SUPERSET: u32 = 1;
 /// The result covers the selected blocks alone.
 pub const VWD_REPAIR_EXACT: u32 = 2;

@@ -6,7 +6,7 @@ use super::{Versioned, vwd_block_list, vwd_index, vwd_tensor};
 pub const VWD_SELECT_MINMAX: u32 = 1;
 /// Softmax mass of mean keys, from MEAN (InfLLM-v2: Zhao et al. 2025).
 pub const VWD_SELECT_MEAN_SOFTMAX: u32 = 2;
-/// Dot product of a Forecast vector and mean keys, from MEAN (SparDA).
+/// Dot product of a Forecast vector and mean keys, from MEAN (SparDA: Fu et al. 2026).
 pub const VWD_SELECT_MEAN_DOT: u32 = 3;
 /// Softmax mass of each candidate block by its INT4 labels, from LABEL.
 pub const VWD_SELECT_LABEL_MASS: u32 = 4;

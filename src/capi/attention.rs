@@ -42,9 +42,9 @@ use std::mem::MaybeUninit;
 ///
 /// On the CPU results do not depend on batch, neighbours, other positions or threads.
 ///
-/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
-/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
-/// this point; inputs are not written.
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+/// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+/// borrowed until the stream passes this point; inputs are not written.
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
 /// session), UNSUPPORTED, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
@@ -104,9 +104,9 @@ pub unsafe extern "C" fn vwd_attention_scratch(
 ///            or [B, Q, Hq]
 /// args->state                  Out, optional (all three or none). At least one of out, lse and state is given.
 ///
-/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
-/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
-/// this point; the array inputs only during the call. Outputs do not overlap inputs.
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+/// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+/// borrowed until the stream passes this point; the array inputs only during the call. Outputs do not overlap inputs.
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED,
 /// DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
@@ -153,9 +153,9 @@ pub unsafe extern "C" fn vwd_merge_states(
 /// args->missed_counts  [B, Hk]            int32, out, optional: size of selected ∖ predicted, of each list.
 ///                   or [B, Q, Hk]
 ///
-/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
-/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
-/// this point; inputs are not written.
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+/// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+/// borrowed until the stream passes this point; inputs are not written.
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
 /// session), UNSUPPORTED, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]

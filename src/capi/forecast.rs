@@ -170,9 +170,9 @@ pub unsafe extern "C" fn vwd_forecast_load(
 /// args->positions  [B]                    int32; 0 leaves a row unrotated.
 /// args->q          [B, q_heads, head_dim] float32, float16 or bfloat16, out.
 ///
-/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
-/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
-/// this point; inputs are not written.
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+/// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+/// borrowed until the stream passes this point; inputs are not written.
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
 /// session), UNSUPPORTED, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]

@@ -1,4 +1,4 @@
-//! Prediction of the next step's blocks from the scores of past steps (PRR: Holt's linear smoothing).
+//! Prediction of the next step's blocks from the scores of past steps (PRR: Wang et al. 2026; Holt's linear smoothing).
 
 use super::boundary::{computing, handle, out, versioned};
 use super::session::vwd_session;
@@ -32,7 +32,8 @@ pub unsafe extern "C" fn vwd_predictor_reset(
     })
 }
 
-/// Predicts which blocks the coming selection will choose (PRR): the top ⌈ratio·k⌉ of ŝ = level + gamma·trend.
+/// Predicts which blocks the coming selection will choose (PRR: Wang et al. 2026): the top ⌈ratio·k⌉ of
+/// ŝ = level + gamma·trend.
 ///
 /// Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that was never seen has ŝ = −inf.
 ///
@@ -47,9 +48,9 @@ pub unsafe extern "C" fn vwd_predictor_reset(
 /// args->predicted   [B, Hk, cap]             Out, ascending; without slots.
 /// args->scores      [B, Hk, max_blocks]      float32, out, optional: ŝ of blocks below n_i.
 ///
-/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
-/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
-/// this point; inputs are not written.
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+/// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+/// borrowed until the stream passes this point; inputs are not written.
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
 /// session), UNSUPPORTED, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]

@@ -43,9 +43,9 @@ use std::mem::MaybeUninit;
 /// args->status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
 /// Lists have no slots.
 ///
-/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
-/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
-/// this point; inputs are not written.
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+/// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+/// borrowed until the stream passes this point; inputs are not written.
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
 /// session), UNSUPPORTED, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn vwd_select_blocks_scratch(
     })
 }
 
-/// Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: the second level).
+/// Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: Hu et al. 2026, the second level).
 ///
 /// α_t = mean over the G query heads of softmax_t(scale·q̃_h·k̃_t) over all tokens of the candidates; ties go to the lower
 /// token. A token without a label, or whose product is not finite, has α = 0; so have all where one of the G query heads
@@ -116,9 +116,9 @@ pub unsafe extern "C" fn vwd_select_blocks_scratch(
 /// args->status      [B, (Q,) Hk]        uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
 /// Lists have no slots.
 ///
-/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
-/// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
-/// this point; inputs are not written.
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+/// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+/// borrowed until the stream passes this point; inputs are not written.
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
 /// session), UNSUPPORTED, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]

@@ -22,7 +22,8 @@ use std::mem::MaybeUninit;
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 /// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
 /// this point; inputs are not written.
-/// Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 tokens or more), DRIVER, INTERNAL.
+/// Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^29 sequences or 2^31
+/// tokens or more), DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_verify(
     session: *const vwd_session,
