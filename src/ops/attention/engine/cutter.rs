@@ -134,7 +134,7 @@ impl<'a> Cutter<'a> {
                 Some(_) => (self.slot, 0),
             };
             if let Some(page) = page {
-                (0..count).for_each(|n| tile.push(kv, first + n, [page, row + n, head]));
+                tile.push(kv, first, count, [page, row, head]);
             }
         }
         self.tokens.start += count;

@@ -105,31 +105,44 @@ impl<'w, T: Row> Tile<'w, T> {
         part
     }
 
-    /// Adds token `t` of the sequence, which lies at (page, row, KV head).
+    /// Adds `count` tokens of the sequence, `first` and those after it, which lie from (page, row, KV head) on.
     ///
     /// # Safety
-    /// The tensors are valid and hold this token; there is room.
+    /// The tensors are valid, these rows are inside the page, and there is room.
     #[inline(always)]
-    pub unsafe fn push(&mut self, kv: &PagedKv, t: usize, place: [usize; 3]) {
-        let (key, value) = match &mut self.copies {
-            None => (kv.k.at::<T, 3>(place).cast_const(), kv.v.at::<T, 3>(place).cast_const()),
-            Some(copies) => {
-                let dims = kv.k.dim(3) + kv.v.dim(3);
-                let (key, value) = copies[self.len * dims..][..dims].split_at_mut(kv.k.dim(3));
-                // SAFETY: the token is inside the tensors and their scales.
-                unsafe {
-                    copy_row(&kv.k, &kv.k_scale, place, key);
-                    copy_row(&kv.v, &kv.v_scale, place, value);
-                }
-                // T is f32 where rows are copied.
-                (key.as_ptr().cast(), value.as_ptr().cast())
+    pub unsafe fn push(&mut self, kv: &PagedKv, first: usize, count: usize, place: [usize; 3]) {
+        if self.copies.is_some() {
+            // SAFETY: as the caller says.
+            unsafe { self.push_copies(kv, count, place) };
+        } else {
+            let (key, value) = (kv.k.at::<T, 3>(place).cast_const(), kv.v.at::<T, 3>(place).cast_const());
+            let (of_keys, of_values) = (kv.k.stride(1), kv.v.stride(1));
+            let places = self.keys[self.len..].iter_mut().zip(&mut self.values[self.len..]).take(count);
+            for (n, (to_key, to_value)) in (0..).zip(places) {
+                (*to_key, *to_value) = (key.wrapping_offset(n * of_keys), value.wrapping_offset(n * of_values));
             }
-        };
-        self.keys[self.len] = key;
-        self.values[self.len] = value;
-        self.tokens[self.len] = t as u32;
-        self.reach = self.reach.start.min(t)..self.reach.end.max(t + 1);
-        self.len += 1;
+        }
+        let tokens = self.tokens[self.len..].iter_mut().take(count);
+        tokens.zip(first as u32..).for_each(|(place, t)| *place = t);
+        self.reach = self.reach.start.min(first)..self.reach.end.max(first + count);
+        self.len += count;
+    }
+
+    /// # Safety
+    /// As for [`Tile::push`], and T is f32.
+    #[inline(never)]
+    unsafe fn push_copies(&mut self, kv: &PagedKv, count: usize, [page, row, head]: [usize; 3]) {
+        let Some(copies) = &mut self.copies else { return };
+        let dims = kv.k.dim(3) + kv.v.dim(3);
+        for n in 0..count {
+            let (key, value) = copies[(self.len + n) * dims..][..dims].split_at_mut(kv.k.dim(3));
+            // SAFETY: the token is inside the tensors and their scales.
+            unsafe {
+                copy_row(&kv.k, &kv.k_scale, [page, row + n, head], key);
+                copy_row(&kv.v, &kv.v_scale, [page, row + n, head], value);
+            }
+            (self.keys[self.len + n], self.values[self.len + n]) = (key.as_ptr().cast(), value.as_ptr().cast());
+        }
     }
 }
 
