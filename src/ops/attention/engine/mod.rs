@@ -188,7 +188,7 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
                     Some((job.span(unit, span), states.row(c * cut.spans + span)))
                 });
                 with_float!(tile::element(kv), T => {
-                    dispatch(AttendChunk::<T>::new(job, unit, entries, parts, &memory, room));
+                    dispatch(&mut AttendChunk::<T>::new(job, unit, entries, parts, &memory, room));
                 })
             }
         })?;
@@ -297,12 +297,13 @@ impl<'a, T: Row> AttendChunk<'a, T> {
     }
 }
 
-impl<T: Row> Kernel for AttendChunk<'_, T> {
+// By reference: it is too large to be passed along.
+impl<T: Row> Kernel for &mut AttendChunk<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let AttendChunk { job, mut cutter, mut shares, mut tiles, mut one, spare, value_dim } = self;
+        let AttendChunk { job, cutter, shares, tiles, one, spare, value_dim } = self;
         // SAFETY: the op's caller vouches for its tensors, and the spans are inside them.
         unsafe {
             for share in shares.iter_mut().flatten() {
@@ -316,7 +317,7 @@ impl<T: Row> Kernel for AttendChunk<'_, T> {
                 found = cutter.cut(next);
                 for (n, share) in shares.iter_mut().flatten().enumerate() {
                     let ahead = if n == last { next.rows()[0] } else { &[] };
-                    share.add::<L, T>(job, tile, (n == 0, ahead), (&mut one, spare), value_dim);
+                    share.add::<L, T>(job, tile, (n == 0, ahead), (one, spare), *value_dim);
                 }
                 std::mem::swap(&mut tile, &mut next);
             }
