@@ -246,7 +246,8 @@ impl<'a> Pages<'a> {
 
     /// Most tokens that any sequence can have.
     pub fn capacity(&self) -> usize {
-        if self.in_slots { usize::MAX } else { self.size * self.table.map_or(1, |t| t.dim(1)) }
+        let pages = if self.in_slots { usize::MAX } else { self.table.map_or(1, |t| t.dim(1)) };
+        self.size.saturating_mul(pages)
     }
 
     /// A block holds whole pages or a page whole blocks; a slot holds whole blocks. `name` is that of the argument.

@@ -51,6 +51,9 @@ pub fn reset(cpu: &Cpu, r: &ResetRequest) {
 
 pub fn predict(cpu: &Cpu, r: &PredictRequest) -> Result<()> {
     let (batch, heads) = (r.state.batch(), r.state.kv_heads());
+    if heads == 0 {
+        return Ok(());
+    }
     // SAFETY: i is below B.
     let most = (0..batch).map(|i| unsafe { r.blocks.count(i) }).max().unwrap_or(0);
     let scratch = cpu.scratch();

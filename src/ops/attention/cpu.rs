@@ -59,7 +59,8 @@ impl Plan for Everything<'_> {
         // SAFETY: there is such a sequence.
         let (rows, first, end) =
             unsafe { (self.problem.positions.len(i), self.problem.seen(i, 0).start, self.problem.kv.pages.len(i)) };
-        if rows == 0 { 0..0 } else { first / size..end.div_ceil(size) }
+        let has_pages = self.problem.kv.pages.count > 0;
+        if rows == 0 || !has_pages { 0..0 } else { first / size..end.div_ceil(size) }
     }
 
     unsafe fn explain(&self, _: ListAt, first: usize, entries: &mut [Entry]) {

@@ -13,8 +13,8 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 pub fn update(cpu: &Cpu, r: &UpdateRequest) {
-    // Without heads there is nothing to summarise, however many tokens there are.
-    let batch = if r.k.dim(2) == 0 { 0 } else { r.pages.batch() };
+    // Without heads, or room, there is nothing to summarise, however many sequences and tokens there are.
+    let batch = if r.k.dim(2) == 0 || r.index.capacity() == 0 { 0 } else { r.pages.batch() };
     // Summaries of one task: about a block's worth of tokens.
     let chunk = match &r.index.kind {
         Kind::MinMax { .. } => 1,

@@ -168,7 +168,8 @@ impl<'a> Index<'a> {
 
     /// Summaries that a sequence has room for.
     pub fn capacity(&self) -> usize {
-        self.rows.saturating_mul(self.table.map_or(1, |t| t.dim(1)))
+        let pages = if self.pages == 0 { 0 } else { self.table.map_or(1, |t| t.dim(1)) };
+        self.rows.saturating_mul(pages)
     }
 
     /// Page and row of summary `j` of sequence `i`, or `None` where it has none.

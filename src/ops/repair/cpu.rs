@@ -28,7 +28,7 @@ pub fn run(cpu: &Cpu, r: &Request) -> Result<()> {
     run_job(cpu, &job)?;
     if let Some(counts) = r.missed_counts {
         let (heads, lists) = (r.problem.heads.kv, r.selected.per_head());
-        let bytes = r.selected.cap() * size_of::<i32>();
+        let bytes = r.selected.cap().saturating_mul(size_of::<i32>());
         cpu.parallel(r.problem.positions.batch() * lists * heads, bytes, |n| {
             let at = [n / heads / lists, n / heads % lists, n % heads];
             let place = if r.selected.is_own() { at } else { [at[0], at[2], 0] };
