@@ -400,7 +400,8 @@ typedef struct {
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
  * this point; inputs are not written.
- * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 tokens or more), DRIVER, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^29 sequences or 2^31
+ * tokens or more), DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_verify(const vwd_session *session,
@@ -591,7 +592,7 @@ vwd_status vwd_channel_importance(const vwd_session *session,
 /** Softmax mass of mean keys, from MEAN (InfLLM-v2: Zhao et al. 2025). */
 #define VWD_SELECT_MEAN_SOFTMAX 2
 
-/** Dot product of a Forecast vector and mean keys, from MEAN (SparDA). */
+/** Dot product of a Forecast vector and mean keys, from MEAN (SparDA: Fu et al. 2026). */
 #define VWD_SELECT_MEAN_DOT 3
 
 /** Softmax mass of each candidate block by its INT4 labels, from LABEL. */
@@ -704,9 +705,9 @@ typedef struct {
  * args->status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
  * Lists have no slots.
  *
- * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
- * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
- * this point; inputs are not written.
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+ * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+ * borrowed until the stream passes this point; inputs are not written.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
  * session), UNSUPPORTED, DRIVER, INTERNAL.
  */
@@ -731,7 +732,7 @@ vwd_status vwd_select_blocks_scratch(const vwd_session *session,
                                      uint64_t *bytes);
 
 /**
- * Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: the second level).
+ * Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: Hu et al. 2026, the second level).
  *
  * α_t = mean over the G query heads of softmax_t(scale·q̃_h·k̃_t) over all tokens of the candidates; ties go to the lower
  * token. A token without a label, or whose product is not finite, has α = 0; so have all where one of the G query heads
@@ -755,9 +756,9 @@ vwd_status vwd_select_blocks_scratch(const vwd_session *session,
  * args->status      [B, (Q,) Hk]        uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
  * Lists have no slots.
  *
- * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
- * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
- * this point; inputs are not written.
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+ * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+ * borrowed until the stream passes this point; inputs are not written.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
  * session), UNSUPPORTED, DRIVER, INTERNAL.
  */
@@ -887,7 +888,7 @@ typedef struct {
    /* sinks */ VWD_TENSOR_INIT, /* out */ VWD_TENSOR_INIT, /* lse */ VWD_TENSOR_INIT, \
    /* state */ VWD_ATTENTION_STATE_INIT}
 
-/** The result covers predicted ∪ selected blocks (PRR): what was predicted in vain stays in. */
+/** The result covers predicted ∪ selected blocks (PRR: Wang et al. 2026): what was predicted in vain stays in. */
 #define VWD_REPAIR_SUPERSET 1
 
 /** The result covers the selected blocks alone. */
@@ -962,9 +963,9 @@ typedef struct {
  *
  * On the CPU results do not depend on batch, neighbours, other positions or threads.
  *
- * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
- * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
- * this point; inputs are not written.
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+ * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+ * borrowed until the stream passes this point; inputs are not written.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
  * session), UNSUPPORTED, DRIVER, INTERNAL.
  */
@@ -1004,9 +1005,9 @@ vwd_status vwd_attention_scratch(const vwd_session *session,
  *            or [B, Q, Hq]
  * args->state                  Out, optional (all three or none). At least one of out, lse and state is given.
  *
- * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
- * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
- * this point; the array inputs only during the call. Outputs do not overlap inputs.
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+ * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+ * borrowed until the stream passes this point; the array inputs only during the call. Outputs do not overlap inputs.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED,
  * DRIVER, INTERNAL.
  */
@@ -1045,9 +1046,9 @@ vwd_status vwd_merge_states(const vwd_session *session,
  * args->missed_counts  [B, Hk]            int32, out, optional: size of selected ∖ predicted, of each list.
  *                   or [B, Q, Hk]
  *
- * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
- * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
- * this point; inputs are not written.
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+ * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+ * borrowed until the stream passes this point; inputs are not written.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
  * session), UNSUPPORTED, DRIVER, INTERNAL.
  */
@@ -1122,7 +1123,7 @@ vwd_status vwd_gather_blocks(const vwd_session *session,
                              const vwd_gather_blocks_args *args,
                              vwd_stream stream);
 
-/* --- Prediction of the next step's blocks from the scores of past steps (PRR: Holt's linear smoothing) ------------ */
+/* --- Prediction of the next step's blocks from the scores of past steps (PRR: Wang et al. 2026) ------------------- */
 
 /**
  * Smoothed scores of one layer, in the caller's memory. Before its first step a sequence's rows are filled by
@@ -1240,7 +1241,8 @@ vwd_status vwd_predictor_reset(const vwd_session *session,
                                vwd_stream stream);
 
 /**
- * Predicts which blocks the coming selection will choose (PRR): the top ⌈ratio·k⌉ of ŝ = level + gamma·trend.
+ * Predicts which blocks the coming selection will choose (PRR: Wang et al. 2026): the top ⌈ratio·k⌉ of
+ * ŝ = level + gamma·trend.
  *
  * Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that was never seen has ŝ = −inf.
  *
@@ -1255,9 +1257,9 @@ vwd_status vwd_predictor_reset(const vwd_session *session,
  * args->predicted   [B, Hk, cap]             Out, ascending; without slots.
  * args->scores      [B, Hk, max_blocks]      float32, out, optional: ŝ of blocks below n_i.
  *
- * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
- * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
- * this point; inputs are not written.
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+ * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+ * borrowed until the stream passes this point; inputs are not written.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
  * session), UNSUPPORTED, DRIVER, INTERNAL.
  */
@@ -1530,9 +1532,9 @@ VWD_API vwd_status vwd_forecast_load(const vwd_session *session, const char *pat
  * args->positions  [B]                    int32; 0 leaves a row unrotated.
  * args->q          [B, q_heads, head_dim] float32, float16 or bfloat16, out.
  *
- * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
- * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
- * this point; inputs are not written.
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+ * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+ * borrowed until the stream passes this point; inputs are not written.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
  * session), UNSUPPORTED, DRIVER, INTERNAL.
  */

@@ -1,4 +1,4 @@
-//! Prediction of the next step's blocks from the scores of past steps (PRR: Wang et al. 2026; Holt's linear smoothing).
+//! Prediction of the next step's blocks from the scores of past steps (PRR: Wang et al. 2026).
 
 use super::boundary::{computing, handle, out, versioned};
 use super::session::vwd_session;

@@ -51,6 +51,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: select_batch::CASES, on_cuda: false },
     Family { cases: select_batch::ON_THE_CPU, on_cuda: false },
     Family { cases: attention::CASES, on_cuda: true },
+    Family { cases: attention::repair::CASES, on_cuda: true },
     Family { cases: attention_rows::CASES, on_cuda: true },
     Family { cases: attention_edges::CASES, on_cuda: true },
     Family { cases: attention_edges::ON_THE_CPU, on_cuda: false },

@@ -1,0 +1,278 @@
+//! Partials, vwd_merge_states and vwd_repair: agreement with the formulas over every layout and size.
+
+use super::*;
+
+pub const CASES: &[Case] = cases![
+    attention_partials_are_the_states_of_their_groups,
+    repair_superset_covers_predicted_and_selected_blocks,
+    repair_exact_covers_the_selected_blocks_alone,
+    repair_exact_attends_again_groups_with_a_block_predicted_in_vain,
+    merge_of_disjoint_lists_is_the_state_of_their_union,
+    merge_agrees_with_the_formula,
+];
+
+/// One state per group of entries.
+fn partials<'b>(backend: &'b Backend, rng: &mut Rng, layer: &Layer, cap: usize, group: usize) -> [Tensor<'b>; 3] {
+    let (batch, heads, n) = (layer.shape.batch, layer.q.shape[1], cap.div_ceil(group));
+    let mut output = |shape: &[usize]| Tensor::poisoned(backend, F32, shape, &Layout::random(rng, shape.len()));
+    [output(&[batch, heads, n, layer.shape.dim]), output(&[batch, heads, n]), output(&[batch, heads, n])]
+}
+
+fn partials_of(t: &[Tensor; 3]) -> vwd_attention_partials {
+    vwd_attention_partials { acc: t[0].c(), m: t[1].c(), l: t[2].c() }
+}
+
+fn attention_partials_are_the_states_of_their_groups(backend: &Backend) {
+    rounds(30, |rng| {
+        let group = rng.pick(&[1, 1, 2, 3, 5]);
+        let shape = Shape::random(rng);
+        let block = rng.pick(&[shape.block, shape.block, 1]);
+        let layer = Layer::random(rng, Shape { block, ..shape });
+        let placed = Placed::new(backend, &layer, &Layouts::random(rng));
+        let list = layer.list(rng, 0.5);
+        let listed = PlacedList::new(backend, &list, rng);
+        let results = Results::new(backend, rng, &layer, F32);
+        let kept = partials(backend, rng, &layer, list.ids.shape[2], group);
+        attend(
+            backend,
+            &vwd_attention_args {
+                list: listed.c(),
+                partial_blocks: group as u32,
+                partials: partials_of(&kept),
+                ..attention_args(&layer, &placed, &results)
+            },
+        );
+        results.check(&layer, |i, g| layer.listed(&list, i, g));
+        let [acc, m, l] = kept.each_ref().map(Tensor::read_floats);
+        let groups = |i: usize, h: usize| (list.counts[[i, h / layer.shape.group]] as usize).div_ceil(group);
+        for at in array::indices(&m.shape) {
+            let [i, h, n] = [at[0], at[1], at[2]];
+            let ids = list.ids.row([i, h / layer.shape.group]);
+            let count = list.counts[[i, h / layer.shape.group]] as usize;
+            if n < groups(i, h) {
+                let members = ids[n * group..count.min((n + 1) * group)].iter().map(|&id| id as usize).collect();
+                let want = layer.expected(i, h, &members);
+                close(m[[i, h, n]], want.m, TOLERANCE, "m");
+                close(l[[i, h, n]], want.l, TOLERANCE * want.l, "l");
+                close(acc[[i, h, n, 0]], want.acc[0], (TOLERANCE + results.weight_rounding) * want.l, "acc");
+            }
+        }
+        for t in &kept {
+            t.assert_written("partials", |at| at[2] < groups(at[0], at[1]));
+        }
+    });
+}
+
+/// A list that shares `overlap` of its blocks with another.
+fn alike(rng: &mut Rng, layer: &Layer, list: &List, overlap: f64) -> List {
+    let mut other = list.clone();
+    for at in array::indices(&list.counts.shape) {
+        let (i, g) = (at[0], at[1]);
+        let (n, count) = (layer.blocks(i), list.counts[[i, g]] as usize);
+        let from = layer.listed(list, i, g).into_iter().collect::<Vec<_>>();
+        let rest: Vec<usize> = (0..n).filter(|b| !from.contains(b)).collect();
+        let keep = (overlap * count as f64).round() as usize;
+        let mut blocks: Vec<usize> = rng.subset(count, keep).into_iter().map(|j| from[j]).collect();
+        blocks.extend(rng.subset(rest.len(), (count - keep).min(rest.len())).into_iter().map(|j| rest[j]));
+        blocks.sort_unstable();
+        other.counts[[i, g]] = blocks.len() as i64;
+        for (j, block) in blocks.into_iter().enumerate() {
+            other.ids[[i, g, j]] = block as i64;
+        }
+    }
+    other
+}
+
+struct Prediction<'b> {
+    layer: Layer,
+    placed: Placed<'b>,
+    predicted: List,
+    selected: List,
+    lists: [PlacedList<'b>; 2],
+    missed: Tensor<'b>,
+}
+
+impl<'b> Prediction<'b> {
+    fn random(backend: &'b Backend, rng: &mut Rng, block: Option<usize>) -> Prediction<'b> {
+        let shape = Shape::random(rng);
+        let layer = Layer::random(rng, Shape { block: block.unwrap_or(shape.block), ..shape });
+        let placed = Placed::new(backend, &layer, &Layouts::random(rng));
+        let (share, overlap) = (rng.pick(&[0.0, 0.3, 0.5, 0.9]), rng.pick(&[0.0, 0.3, 0.7, 0.95, 1.0]));
+        let predicted = layer.list(rng, share);
+        let selected = alike(rng, &layer, &predicted, overlap);
+        let lists = [PlacedList::new(backend, &predicted, rng), PlacedList::new(backend, &selected, rng)];
+        let missed =
+            Tensor::poisoned(backend, I32, &[layer.shape.batch, layer.shape.kv_heads], &Layout::random(rng, 2));
+        Prediction { layer, placed, predicted, selected, lists, missed }
+    }
+
+    fn attention(&self, list: usize, results: &Results) -> vwd_attention_args {
+        vwd_attention_args { list: self.lists[list].c(), ..attention_args(&self.layer, &self.placed, results) }
+    }
+
+    fn repair(&self, mode: u32, results: &Results) -> vwd_repair_args {
+        vwd_repair_args {
+            mode,
+            block_size: self.layer.shape.block as u32,
+            q: self.placed.q.c(),
+            kv: kept(self.placed.kv()),
+            predicted: self.lists[0].c(),
+            selected: self.lists[1].c(),
+            out: results.out.c(),
+            lse: results.lse.c(),
+            state: results.state(),
+            missed_counts: self.missed.c(),
+            ..args()
+        }
+    }
+
+    fn covered(&self, exact: bool) -> impl Fn(usize, usize) -> (BTreeSet<usize>, usize) + '_ {
+        move |i, g| {
+            let [predicted, selected] = [&self.predicted, &self.selected].map(|list| self.layer.listed(list, i, g));
+            oracle::repair(&predicted, &selected, exact)
+        }
+    }
+
+    fn check(&self, exact: bool, results: &Results) {
+        let covered = self.covered(exact);
+        results.check(&self.layer, |i, g| covered(i, g).0);
+        for at in array::indices(&self.missed.shape) {
+            assert_eq!(self.missed.read_ints()[[at[0], at[1]]], covered(at[0], at[1]).1 as i64, "missed_counts{at:?}");
+        }
+    }
+}
+
+fn repair_superset_covers_predicted_and_selected_blocks(backend: &Backend) {
+    rounds(25, |rng| {
+        let block = rng.pick(&[None, None, Some(1)]);
+        let case = Prediction::random(backend, rng, block);
+        let first = Results::new(backend, rng, &case.layer, F32);
+        attend(backend, &case.attention(0, &first));
+        // Into a state of its own, or in place.
+        let in_place = rng.one_in(2);
+        let mut results = Results::new(backend, rng, &case.layer, F32);
+        let mut call = case.repair(VWD_REPAIR_SUPERSET, &results);
+        call.predicted_state = first.state();
+        if in_place {
+            call.state = first.state();
+        }
+        repair(backend, &call);
+        if in_place {
+            results.state = first.state;
+        }
+        case.check(false, &results);
+    });
+}
+
+fn repair_exact_covers_the_selected_blocks_alone(backend: &Backend) {
+    rounds(30, |rng| {
+        let case = Prediction::random(backend, rng, None);
+        let dtype = out_type(rng, &case.layer);
+        let first = Results::new(backend, rng, &case.layer, dtype);
+        let kept = partials(backend, rng, &case.layer, case.predicted.ids.shape[2], 1);
+        attend(backend, &vwd_attention_args { partials: partials_of(&kept), ..case.attention(0, &first) });
+        let repaired = Results::new(backend, rng, &case.layer, dtype);
+        let call = case.repair(VWD_REPAIR_EXACT, &repaired);
+        repair(backend, &vwd_repair_args { predicted_partials: partials_of(&kept), ..call });
+        case.check(true, &repaired);
+        // Bit for bit on the CPU only.
+        if !backend.is_cuda() {
+            let direct = Results::new(backend, rng, &case.layer, dtype);
+            attend(backend, &case.attention(1, &direct));
+            assert_eq!(repaired.bits(), direct.bits());
+        }
+    });
+}
+
+fn repair_exact_attends_again_groups_with_a_block_predicted_in_vain(backend: &Backend) {
+    rounds(25, |rng| {
+        let (block, group) = rng.pick(&[(None, 2), (None, 3), (None, 100), (Some(1), 1), (Some(1), 4), (Some(1), 64)]);
+        let case = Prediction::random(backend, rng, block);
+        let first = Results::new(backend, rng, &case.layer, F32);
+        let kept = partials(backend, rng, &case.layer, case.predicted.ids.shape[2], group);
+        let partial_blocks = group as u32;
+        let call = case.attention(0, &first);
+        attend(backend, &vwd_attention_args { partial_blocks, partials: partials_of(&kept), ..call });
+        let results = Results::new(backend, rng, &case.layer, F32);
+        let call = case.repair(VWD_REPAIR_EXACT, &results);
+        repair(backend, &vwd_repair_args { partial_blocks, predicted_partials: partials_of(&kept), ..call });
+        case.check(true, &results);
+    });
+}
+
+fn merge_of_disjoint_lists_is_the_state_of_their_union(backend: &Backend) {
+    rounds(20, |rng| {
+        let shape = Shape::random(rng);
+        let layer = Layer::random(rng, shape);
+        let placed = Placed::new(backend, &layer, &Layouts::random(rng));
+        let count = rng.size(1..=16);
+        let all = layer.list(rng, 0.8);
+        let mut states = vec![];
+        for n in 0..count {
+            let mut list = all.clone();
+            for id in &mut list.ids.data {
+                *id = if *id >= 0 && *id as usize % count == n { *id } else { -1 };
+            }
+            let listed = PlacedList::new(backend, &list, rng);
+            let results = Results::new(backend, rng, &layer, F32);
+            attend(backend, &vwd_attention_args { list: listed.c(), ..attention_args(&layer, &placed, &results) });
+            states.push(results);
+        }
+        let inputs: Vec<_> = states.iter().map(Results::state).collect();
+        let dtype = rng.pick(&[F32, F16, BF16]);
+        let merged = Results::new(backend, rng, &layer, dtype);
+        let call = vwd_merge_states_args {
+            input_count: count as u32,
+            inputs: inputs.as_ptr(),
+            out: merged.out.c(),
+            lse: merged.lse.c(),
+            state: merged.state(),
+            ..args()
+        };
+        // SAFETY: the tensors and the array are alive.
+        backend.finish(unsafe { vwd_merge_states(backend.session(), &call, backend.stream()) });
+        merged.check(&layer, |i, g| layer.listed(&all, i, g));
+    });
+}
+
+/// Any states: some empty, and maxima so far apart that the lesser vanish.
+fn merge_agrees_with_the_formula(backend: &Backend) {
+    rounds(20, |rng| {
+        let (batch, heads, dim) = (rng.size(0..=3), rng.size(1..=9), rng.pick(&[16, 72, 256]));
+        let count = rng.size(1..=16);
+        let states: Vec<[Tensor; 3]> = (0..count)
+            .map(|_| {
+                let empty = Array::from_fn(&[batch, heads], |_| rng.one_in(4));
+                let m =
+                    empty.map(|&e| if e { f64::NEG_INFINITY } else { rng.pick(&[1.0, 90.0, -300.0]) + rng.normal() });
+                let l = empty.map(|&e| if e { 0.0 } else { 1.0 + 50.0 * rng.unit() });
+                let acc = Array::from_fn(&[batch, heads, dim], |at| {
+                    if empty[[at[0], at[1]]] { 0.0 } else { l[[at[0], at[1]]] * rng.normal() }
+                });
+                [&acc, &m, &l].map(|t| Tensor::floats(backend, F32, t, &Layout::random(rng, t.shape.len())))
+            })
+            .collect();
+        let inputs: Vec<_> = states.iter().map(state_of).collect();
+        let out = Tensor::poisoned(backend, F32, &[batch, heads, dim], &Layout::random(rng, 3));
+        let lse = Tensor::poisoned(backend, F32, &[batch, heads], &Layout::random(rng, 2));
+        let call = vwd_merge_states_args {
+            input_count: count as u32,
+            inputs: inputs.as_ptr(),
+            out: out.c(),
+            lse: lse.c(),
+            ..args()
+        };
+        // SAFETY: the tensors and the array are alive.
+        backend.finish(unsafe { vwd_merge_states(backend.session(), &call, backend.stream()) });
+        let read: Vec<[Array<f64>; 3]> = states.iter().map(|s| s.each_ref().map(Tensor::read_floats)).collect();
+        let (out, lse) = (out.read_floats(), lse.read_floats());
+        for at in array::indices(&[batch, heads]) {
+            let at = [at[0], at[1]];
+            let state = |[acc, m, l]: &[Array<f64>; 3]| oracle::State { acc: acc.row(at).to_vec(), m: m[at], l: l[at] };
+            let want = oracle::merge(&read.iter().map(state).collect::<Vec<_>>());
+            // A float32 of 300 is 3·10⁻⁵ from the next.
+            close(lse[at], want.lse(), 5e-5, "lse");
+            want.out().iter().zip(out.row(at)).for_each(|(&want, &got)| close(got, want, TOLERANCE, "out"));
+        }
+    });
+}
