@@ -18,6 +18,7 @@ pub const CASES: &[Case] = &[
     ("arenas_are_made_on_demand_and_forgotten_ones_used_again", arenas_are_made_on_demand),
     ("per_thread_default_streams_have_arenas_of_their_own", per_thread_default_streams_have_arenas_of_their_own),
     ("reserve_leaves_a_capture_alone", reserve_leaves_a_capture_alone),
+    ("scratch_that_is_missing_or_too_small_is_an_error", scratch_that_is_missing_or_too_small_is_an_error),
     ("device_that_does_not_exist_is_unavailable", device_that_does_not_exist_is_unavailable),
     ("host_tensors_are_refused", host_tensors_are_refused),
     ("strides_beyond_32_bits_are_followed", strides_beyond_32_bits_are_followed),
@@ -244,6 +245,34 @@ fn reserve_leaves_a_capture_alone(backend: &Backend) {
     });
     graph.replay();
     known.check();
+}
+
+/// Dense attention over sequences that are long enough for several CTAs each.
+fn scratch_that_is_missing_or_too_small_is_an_error(backend: &Backend) {
+    let (session, stream, plain) = (cuda_session(args()), backend.stream(), Layout::default());
+    let ones = |shape: &[usize]| Tensor::floats(backend, F16, &Array::filled(shape, 1.0), &plain);
+    let (q, k, v) = (ones(&[2, 4, 64]), ones(&[2, 8192, 2, 64]), ones(&[2, 8192, 2, 64]));
+    let seq_lens = Tensor::ints(backend, I32, &Array::new(&[2], vec![8192, 77]), &plain);
+    let out = Tensor::poisoned(backend, F16, &[2, 4, 64], &plain);
+    let kv = vwd_paged_kv { k: k.c(), v: v.c(), seq_lens: seq_lens.c(), ..args() };
+    let call = vwd_attention_args { kv: &kv, q: q.c(), out: out.c(), ..args() };
+    // SAFETY: the tensors outlive the calls.
+    let attend = || unsafe { vwd_attention(session.raw(), &call, stream) };
+    let mut bytes = 0;
+    // SAFETY: as above.
+    assert_ok(unsafe { vwd_attention_scratch(session.raw(), &call, &mut bytes) });
+    assert!(bytes > 256, "{bytes}");
+    let refuse = |found: &str| {
+        assert_fails(attend(), VWD_ERROR_OUT_OF_SCRATCH, &[&bytes.to_string(), found, "vwd_session_reserve"]);
+    };
+    Graph::capture(stream.cast(), || refuse("captur"));
+    reserve(&session, stream, 256);
+    refuse("scratch");
+    backend.finish(0);
+    out.assert_untouched("out");
+    reserve(&session, stream, bytes);
+    Graph::capture(stream.cast(), || assert_ok(attend())).replay();
+    assert!(out.read_floats().data.iter().all(|&x| x == 1.0), "the mean of ones");
 }
 
 fn device_that_does_not_exist_is_unavailable(_: &Backend) {
