@@ -37,7 +37,8 @@ impl Repair {
 
     /// Shared memory of the first kernel: both lists and the partials that serve, then a row of each warp.
     fn shared(&self, r: &Request) -> usize {
-        let lists = (r.predicted.cap() + 2 * r.selected.cap()) * size_of::<i32>();
+        let entries = r.selected.cap().saturating_mul(2).saturating_add(r.predicted.cap());
+        let lists = entries.saturating_mul(size_of::<i32>());
         lists.max(8 * r.problem.kv.value_dim() * size_of::<f32>())
     }
 
