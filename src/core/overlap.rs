@@ -119,7 +119,7 @@ pub fn reject_many<'t>(
 }
 
 fn collision(out: &Tensor, other: &Tensor) -> Error {
-    Error::argument(&out.name.to_string(), format!("overlaps {}", other.name), "memory of its own")
+    Error::argument(&out.name().to_string(), format!("overlaps {}", other.name()), "memory of its own")
 }
 
 /// True unless the two views, neither empty, provably share no byte. Exact for views whose outer strides agree, such as
@@ -140,7 +140,7 @@ struct Span {
 impl Span {
     fn of(t: &Tensor) -> Span {
         let element = t.dtype.bytes() as i64;
-        let mut span = Span { start: t.data as i64, element, dims: [(1, 0); MAX_RANK], rank: 0 };
+        let mut span = Span { start: t.data() as i64, element, dims: [(1, 0); MAX_RANK], rank: 0 };
         for (&n, &s) in t.shape().iter().zip(t.strides()) {
             if s < 0 {
                 span.start += (n - 1) * s * element;

@@ -5,6 +5,7 @@ use super::overlap;
 use super::status::{Error, Result};
 use crate::abi::vwd_tensor;
 use std::fmt;
+use std::ptr::NonNull;
 
 pub const MAX_RANK: usize = 5;
 
@@ -50,14 +51,20 @@ impl fmt::Display for Device {
 /// A borrowed, strided view of the caller's memory. Checked: rank, dtype, device, alignment, and that every element's
 /// byte offset fits in 63 bits. Shape and strides stay where the caller has them. Strides are in elements and may be
 /// zero or negative.
+///
+/// A call makes a dozen of them and hands them on: they are kept small.
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
-    pub name: Name,
-    pub data: *mut u8,
-    pub dtype: DType,
     given: &'a vwd_tensor,
     bytes: ByteRange,
+    /// The parts of its name.
+    text: NonNull<u8>,
+    index: u32,
+    length: u16,
+    pub dtype: DType,
 }
+
+const _: () = assert!(size_of::<Option<Tensor>>() == 40);
 
 /// Addresses of the first byte of a tensor and of the one past its last; equal without elements.
 pub type ByteRange = (i64, i64);
@@ -73,15 +80,18 @@ unsafe impl Sync for Tensor<'_> {}
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Name {
     text: &'static str,
-    index: Option<u32>,
+    /// NO_MEMBER where it is not that of one.
+    index: u32,
 }
+
+const NO_MEMBER: u32 = u32::MAX;
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.index, self.text.split_once("[]")) {
-            (None, _) => f.write_str(self.text),
-            (Some(i), Some((array, member))) => write!(f, "{array}[{i}]{member}"),
-            (Some(i), None) => write!(f, "{}[{i}]", self.text),
+            (NO_MEMBER, _) => f.write_str(self.text),
+            (i, Some((array, member))) => write!(f, "{array}[{i}]{member}"),
+            (i, None) => write!(f, "{}[{i}]", self.text),
         }
     }
 }
@@ -94,11 +104,11 @@ impl From<&'static str> for Name {
 
 impl Name {
     pub const fn new(text: &'static str) -> Name {
-        Name { text, index: None }
+        Name { text, index: NO_MEMBER }
     }
 
     pub fn member(text: &'static str, index: usize) -> Name {
-        Name { text, index: Some(index as u32) }
+        Name { text, index: index as u32 }
     }
 }
 
@@ -414,7 +424,20 @@ impl<'a> Tensor<'a> {
     #[inline(always)]
     fn new(name: Name, given: &'a vwd_tensor, bytes: ByteRange) -> Tensor<'a> {
         let dtype = DType { code: given.dtype_code, bits: given.dtype_bits };
-        Tensor { name, data: given.data.cast(), dtype, given, bytes }
+        let (text, length) = (NonNull::from_ref(name.text).cast(), name.text.len() as u16);
+        Tensor { given, bytes, text, index: name.index, length, dtype }
+    }
+
+    pub fn name(&self) -> Name {
+        // SAFETY: `new` took these parts from a static text; a length that 16 bits cannot hold is cut.
+        let text = unsafe { std::slice::from_raw_parts(self.text.as_ptr(), self.length.into()) };
+        Name { text: std::str::from_utf8(text).unwrap_or_default(), index: self.index }
+    }
+
+    /// Address of element [0, …, 0].
+    #[inline(always)]
+    pub fn data(&self) -> *mut u8 {
+        self.given.data.cast()
     }
 
     /// A view of what was checked before, or described by [`contiguous`].
@@ -484,26 +507,26 @@ impl<'a> Tensor<'a> {
 
     #[inline(always)]
     pub fn of_any(self, allowed: &[DType]) -> Result<Self> {
-        if allowed.contains(&self.dtype) { Ok(self) } else { Err(wrong_dtype(self.name, self.dtype, allowed)) }
+        if allowed.contains(&self.dtype) { Ok(self) } else { Err(wrong_dtype(self.name(), self.dtype, allowed)) }
     }
 
     #[inline(always)]
     pub fn of_rank(self, rank: usize) -> Result<Self> {
-        if self.rank() == rank { Ok(self) } else { Err(wrong_rank(self.name, self.shape(), rank)) }
+        if self.rank() == rank { Ok(self) } else { Err(wrong_rank(self.name(), self.shape(), rank)) }
     }
 
     /// The shape, each extent with the symbol that the contract gives it: `&[("B", 4), ("γ+1", 9), ("cap", ANY)]`.
     #[inline(always)]
     pub fn of_shape(self, expected: &[(&str, usize)]) -> Result<Self> {
         let same = self.rank() == expected.len() && expected.iter().zip(self.shape()).all(|(e, &n)| fits(n, e.1));
-        if same { Ok(self) } else { Err(wrong_shape(self.name, self.shape(), expected)) }
+        if same { Ok(self) } else { Err(wrong_shape(self.name(), self.shape(), expected)) }
     }
 
     /// For a tensor the op writes: no element may share bytes with another.
     #[inline(always)]
     pub fn writable(self) -> Result<Self> {
         let injective = overlap::is_injective(self.shape(), self.strides());
-        if injective { Ok(self) } else { Err(overlapping(self.name, self.shape(), self.strides())) }
+        if injective { Ok(self) } else { Err(overlapping(self.name(), self.shape(), self.strides())) }
     }
 
     // --- access --------------------------------------------------------------------------------------------------
@@ -514,11 +537,11 @@ impl<'a> Tensor<'a> {
         debug_assert_eq!(self.dtype, T::DTYPE);
         let mut offset = 0isize;
         for (d, &i) in index.iter().enumerate() {
-            debug_assert!(i < self.dim(d), "{}: index {i} of dimension {d} with {}", self.name, self.dim(d));
+            debug_assert!(i < self.dim(d), "{}: index {i} of dimension {d} with {}", self.name(), self.dim(d));
             // Past the rank i is 0, so that it does not matter what stands there.
             offset = offset.wrapping_add((i as isize).wrapping_mul(self.given.strides[d] as isize));
         }
-        self.data.cast::<T>().wrapping_offset(offset)
+        self.data().cast::<T>().wrapping_offset(offset)
     }
 
     /// Reads one element.

@@ -22,7 +22,7 @@ impl Heads {
         let heads = Heads { q: q.dim(q.rank() - 2), kv: kv_heads, dim: q.dim(q.rank() - 1) };
         if heads.kv == 0 || heads.q == 0 || !heads.q.is_multiple_of(heads.kv) {
             let expected = format!("a positive multiple of the {} KV heads", heads.kv);
-            return Err(Error::argument(&q.name.to_string(), format!("{} query heads", heads.q), expected));
+            return Err(Error::argument(&q.name().to_string(), format!("{} query heads", heads.q), expected));
         }
         check_head_dim(q, heads.dim)?;
         Ok(heads)
@@ -43,7 +43,7 @@ pub fn check_head_dim(t: &Tensor, dim: usize) -> Result<()> {
         return Ok(());
     }
     let expected = "a multiple of 8 from 16 to 576";
-    Err(Error::argument(&t.name.to_string(), format!("head dimension {dim}"), expected))
+    Err(Error::argument(&t.name().to_string(), format!("head dimension {dim}"), expected))
 }
 
 /// Query positions: q [B, Hq, D], one of each sequence, or [B, Q, Hq, D], of which a sequence has its first q_lens.
@@ -159,7 +159,7 @@ impl<'a> Scale<'a> {
         if !of.dtype.is_float8() {
             return Err(Error::argument(
                 name,
-                format!("given for {} of dtype {}", of.name, of.dtype),
+                format!("given for {} of dtype {}", of.name(), of.dtype),
                 "none but for FP8",
             ));
         }
@@ -216,7 +216,7 @@ impl<'a> Pages<'a> {
         let table = checks.optional_input(names[0], table, &[DType::I32], &shape)?;
         if table.is_none() && paged.dim(0) < batch {
             let found = format!("{} pages for {batch} sequences without a page table", paged.dim(0));
-            return Err(Error::argument(&paged.name.to_string(), found, "one page a sequence"));
+            return Err(Error::argument(&paged.name().to_string(), found, "one page a sequence"));
         }
         Ok(Pages { table, seq_lens, count: paged.dim(0), size: paged.dim(1), in_slots: false })
     }
@@ -234,7 +234,7 @@ impl<'a> Pages<'a> {
         }
         if pool.dim(2) != 1 {
             let found = format!("{} KV heads in the pages that slots name", pool.dim(2));
-            return Err(Error::argument(&pool.name.to_string(), found, "one: [slots, P, 1, D]"));
+            return Err(Error::argument(&pool.name().to_string(), found, "one: [slots, P, 1, D]"));
         }
         let seq_lens = checks.input(names[1], lens, &[DType::I32], &[("B", ANY)])?;
         Ok(Pages { table: None, seq_lens, count: pool.dim(0), size: pool.dim(1), in_slots: true })

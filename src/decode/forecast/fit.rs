@@ -111,7 +111,7 @@ unsafe fn check_finite<T: Float>(cpu: &Cpu, t: &Tensor) -> Result<()> {
     });
     match bad.into_inner() {
         usize::MAX => Ok(()),
-        row => Err(Error::argument(&t.name.to_string(), format!("row {row} is not finite"), "finite values")),
+        row => Err(Error::argument(&t.name().to_string(), format!("row {row} is not finite"), "finite values")),
     }
 }
 

@@ -175,7 +175,7 @@ pub fn saturated(n: usize) -> u32 {
 
 /// Address of an optional tensor, and its stride in bytes of a dimension.
 pub fn address(t: Option<&Tensor>) -> *mut u8 {
-    t.map_or(std::ptr::null_mut(), |t| t.data)
+    t.map_or(std::ptr::null_mut(), |t| t.data())
 }
 pub fn step(t: Option<&Tensor>, d: usize) -> i64 {
     t.map_or(0, |t| t.byte_stride(d))
@@ -184,7 +184,7 @@ pub fn step(t: Option<&Tensor>, d: usize) -> i64 {
 /// Whether the last dimension lies side by side in rows that begin at multiples of `alignment` bytes.
 pub fn has_aligned_rows(t: &Tensor, alignment: i64) -> bool {
     let last = t.rank() - 1;
-    let starts = (0..last).map(|d| t.byte_stride(d)).chain([t.data as i64]);
+    let starts = (0..last).map(|d| t.byte_stride(d)).chain([t.data() as i64]);
     t.stride(last) == 1 && starts.into_iter().all(|start| start % alignment == 0)
 }
 
@@ -220,10 +220,10 @@ impl Keys {
             _ => [0; 3],
         };
         Keys {
-            data: k.data,
+            data: k.data(),
             scale: address(scale.as_ref()),
             table: address(table),
-            seq_lens: r.pages.seq_lens.data,
+            seq_lens: r.pages.seq_lens.data(),
             begin: address(r.begin.as_ref()),
             page: k.byte_stride(0),
             token: k.byte_stride(1),
@@ -304,7 +304,7 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
 impl Sample {
     fn new(t: &Tensor) -> Sample {
         let [token, head, channel] = [0, 1, 2].map(|d| t.byte_stride(d));
-        Sample { data: t.data, token, head, channel, tokens: saturated(t.dim(0)) }
+        Sample { data: t.data(), token, head, channel, tokens: saturated(t.dim(0)) }
     }
 }
 
@@ -316,7 +316,7 @@ pub fn importance(enqueue: &Enqueue, r: &ImportanceRequest) -> Result<()> {
     let params = ImportanceParams {
         q: Sample::new(&r.q),
         k: Sample::new(&r.k),
-        channels: r.channels.data,
+        channels: r.channels.data(),
         importance: address(importance),
         channels_head: r.channels.byte_stride(0),
         channels_place: r.channels.byte_stride(1),

@@ -141,7 +141,7 @@ impl<'a> Index<'a> {
         let (pages, rows) = (shape.dim(0), shape.dim(1));
         if table.is_none() && pages < batch {
             let found = format!("{pages} pages for {batch} sequences without index.table");
-            return Err(Error::argument(&shape.name.to_string(), found, "one page a sequence"));
+            return Err(Error::argument(&shape.name().to_string(), found, "one page a sequence"));
         }
         Ok(Index { kind, table, pages, rows })
     }
@@ -214,7 +214,7 @@ fn check_kept(channels: &Tensor, dim: usize) -> Result<()> {
         return Ok(());
     }
     let expected = format!("an even number of channels from 2 to D={dim}");
-    Err(Error::argument(&channels.name.to_string(), format!("r = {r}"), expected))
+    Err(Error::argument(&channels.name().to_string(), format!("r = {r}"), expected))
 }
 
 /// Checked arguments; shapes as in `vwd_index_update`.
@@ -252,7 +252,7 @@ impl<'a> UpdateRequest<'a> {
             out.writable()?;
             if out.dim(2) != k.dim(2) {
                 let expected = format!("the {} of k", k.dim(2));
-                return Err(Error::argument(&out.name.to_string(), format!("{} KV heads", out.dim(2)), expected));
+                return Err(Error::argument(&out.name().to_string(), format!("{} KV heads", out.dim(2)), expected));
             }
         }
         let inputs = [

@@ -70,8 +70,8 @@ unsafe fn copy_rows(pair: &Pair, i: usize, count: usize, first: i64) {
         return;
     }
     let size = rows.dtype.bytes();
-    let source = rows.data.wrapping_offset(i as isize * rows.byte_stride(0) as isize);
-    let target = packed.data.wrapping_offset(first as isize * packed.byte_stride(0) as isize);
+    let source = rows.data().wrapping_offset(i as isize * rows.byte_stride(0) as isize);
+    let target = packed.data().wrapping_offset(first as isize * packed.byte_stride(0) as isize);
     // Dimensions of what is copied: the rows, then each row's own.
     let dims = rows.rank() - 1;
     let shape: [usize; 4] = std::array::from_fn(|d| if d == 0 { count } else { rows.dim(d + 1) });

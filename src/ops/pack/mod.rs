@@ -116,13 +116,13 @@ impl<'a> Pairs<'a> {
         let gamma = gamma.unwrap_or(rows.dim(1));
         if rows.rank() < 2 || rows.dim(0) != batch || rows.dim(1) != gamma {
             let found = format!("shape {:?}", rows.shape());
-            return Err(Error::argument(&rows.name.to_string(), found, format!("[B={batch}, γ={gamma}, …]")));
+            return Err(Error::argument(&rows.name().to_string(), found, format!("[B={batch}, γ={gamma}, …]")));
         }
         let packed = packed.of(rows.dtype)?.writable()?;
         if packed.rank() == 0 || packed.shape()[1..] != rows.shape()[2..] {
             let found = format!("shape {:?}", packed.shape());
-            let expected = format!("[cap] and then {:?}, as in {}", &rows.shape()[2..], rows.name);
-            return Err(Error::argument(&packed.name.to_string(), found, expected));
+            let expected = format!("[cap] and then {:?}, as in {}", &rows.shape()[2..], rows.name());
+            return Err(Error::argument(&packed.name().to_string(), found, expected));
         }
         Ok(Pair { rows, packed })
     }

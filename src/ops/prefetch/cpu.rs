@@ -32,7 +32,7 @@ pub fn gather(cpu: &Cpu, r: &GatherRequest) {
 /// # Safety
 /// The tensors are valid and equal in their trailing shape, the blocks inside them, and nothing else writes the target.
 unsafe fn copy_block(source: &Tensor, from: usize, target: &Tensor, to: usize, size: usize) {
-    let address = |t: &Tensor, block: usize| t.data.wrapping_offset(block as isize * t.byte_stride(0) as isize);
+    let address = |t: &Tensor, block: usize| t.data().wrapping_offset(block as isize * t.byte_stride(0) as isize);
     let strides = |t: &Tensor| std::array::from_fn::<isize, { MAX_RANK - 1 }, _>(|d| t.byte_stride(d + 1) as isize);
     let shape: [usize; MAX_RANK - 1] = std::array::from_fn(|d| source.dim(d + 1));
     let inner = source.rank() - 1;

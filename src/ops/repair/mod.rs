@@ -131,7 +131,7 @@ impl<'a> Kept<'a> {
 /// The state may be updated in place: each head is read before it is written, by the same task.
 fn reject_all_but_in_place(outputs: [Option<&Tensor>; 6], state: [Option<&Tensor>; 3]) -> Result<()> {
     let in_place = |out: Option<&Tensor>, kept: Option<&Tensor>| match (out, kept) {
-        (Some(out), Some(kept)) => out.data == kept.data && out.strides() == kept.strides(),
+        (Some(out), Some(kept)) => out.data() == kept.data() && out.strides() == kept.strides(),
         _ => false,
     };
     for (n, kept) in state.into_iter().enumerate() {

@@ -206,7 +206,7 @@ impl ListParams {
     fn new(list: &BlockList) -> ListParams {
         let [ids_seq, ids_pos, ids_head, ids_entry] = strides(Some(&list.ids), list.is_own());
         let [counts_seq, counts_pos, counts_head, _] = strides(Some(&list.counts), list.is_own());
-        let (ids, counts) = (list.ids.data, list.counts.data);
+        let (ids, counts) = (list.ids.data(), list.counts.data());
         ListParams { ids, counts, ids_seq, ids_pos, ids_head, ids_entry, counts_seq, counts_pos, counts_head }
     }
 }
@@ -221,9 +221,9 @@ impl SelectParams {
         let [status_seq, status_pos, status_head, _] = strides(status, own);
         let budget = r.quota.budget;
         SelectParams {
-            q: positions.q.data,
+            q: positions.q.data(),
             q_lens: index::address(positions.lens.as_ref()),
-            seq_lens: r.queries.seq_lens.data,
+            seq_lens: r.queries.seq_lens.data(),
             budgets: index::address(r.quota.budgets.as_ref()),
             scores: index::address(scores),
             status: index::address(status),

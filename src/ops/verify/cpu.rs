@@ -47,7 +47,7 @@ unsafe fn row<T: Token>(r: &Request, i: usize) {
             let refused = k < len;
             match mismatch.dtype {
                 DType::I32 => mismatch.set([i], refused as i32),
-                _ => mismatch.data.wrapping_offset(i as isize * mismatch.stride(0)).write(refused as u8),
+                _ => mismatch.data().wrapping_offset(i as isize * mismatch.stride(0)).write(refused as u8),
             }
         }
         if let Some(committed) = r.committed {

@@ -123,11 +123,11 @@ impl<Stride> Params<Stride> {
     /// `narrow` turns a stride into its type.
     #[inline(always)]
     fn new(r: &Request, mut narrow: impl FnMut(i64) -> Stride) -> Params<Stride> {
-        let address = |t: &Option<Tensor>| t.as_ref().map_or(std::ptr::null_mut(), |t| t.data);
+        let address = |t: &Option<Tensor>| t.as_ref().map_or(std::ptr::null_mut(), |t| t.data());
         let mut step = |t: Option<&Tensor>, d| narrow(t.map_or(0, |t| t.byte_stride(d)));
         Params {
-            draft: r.draft.data,
-            target: r.target.data,
+            draft: r.draft.data(),
+            target: r.target.data(),
             draft_seq: step(Some(&r.draft), 0),
             target_seq: step(Some(&r.target), 0),
             draft_pos: step(Some(&r.draft), 1),
@@ -137,8 +137,8 @@ impl<Stride> Params<Stride> {
             log_lanes: log_lanes(r.gamma()),
             share: 0,
             draft_lens: address(&r.draft_lens),
-            accepted: r.accepted.data,
-            next_token: r.next_token.data,
+            accepted: r.accepted.data(),
+            next_token: r.next_token.data(),
             mismatch: address(&r.mismatch),
             committed: address(&r.committed),
             draft_lens_seq: step(r.draft_lens.as_ref(), 0),

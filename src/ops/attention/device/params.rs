@@ -23,7 +23,7 @@ impl<const N: usize> View<N> {
     pub fn new(t: &Tensor, dims: [usize; N]) -> View<N> {
         // Of one element a stride may be anything.
         let step = |d: usize| if d != NONE && t.dim(d) > 1 { t.byte_stride(d) } else { 0 };
-        View { data: t.data, step: dims.map(step) }
+        View { data: t.data(), step: dims.map(step) }
     }
 
     /// [B, Q, ..], or without Q: a tensor with N dimensions or one less.

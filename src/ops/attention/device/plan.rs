@@ -170,7 +170,7 @@ fn describe(job: &Job) -> Result<Option<Params>> {
     let ids = list.map_or(View::ABSENT, |list| {
         let ids = list_view(&list.ids);
         // An empty list is not no list.
-        if ids.data.is_null() { View { data: list.counts.data, ..ids } } else { ids }
+        if ids.data.is_null() { View { data: list.counts.data(), ..ids } } else { ids }
     });
     Ok(Some(Params {
         kv_heads: Divisor::new(heads.kv as u32),
@@ -264,7 +264,7 @@ fn is_copied_by_16(t: &Tensor) -> bool {
     let on_16 = |d: usize| t.dim(d) <= 1 || t.byte_stride(d) % 16 == 0;
     t.stride(last) == 1
         && (t.dim(last) * t.dtype.bytes()).is_multiple_of(16)
-        && (t.data as usize).is_multiple_of(16)
+        && (t.data() as usize).is_multiple_of(16)
         && (0..last).all(on_16)
 }
 

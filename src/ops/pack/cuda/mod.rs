@@ -153,7 +153,7 @@ fn check_rest(pieces: &Pieces) -> Result<()> {
 /// No sequence: the total is 0.
 fn write_empty_offsets(enqueue: &Enqueue, r: &Request) -> Result<()> {
     // SAFETY: offsets has one element, which the op's caller keeps valid until the stream has passed.
-    unsafe { enqueue.fill_zero(r.offsets.data, r.offsets.dtype.bytes()) }
+    unsafe { enqueue.fill_zero(r.offsets.data(), r.offsets.dtype.bytes()) }
 }
 
 fn fused(enqueue: &Enqueue, r: &VerifiedRequest, verify_params: &mut VerifyParams<i32>, launch: &Launch) -> Result<()> {

@@ -220,14 +220,14 @@ impl Piece {
             }
         }
         let [inner, outer, rest] = dims;
-        let ends = Ends { src: rows.data, dst: packed.data };
+        let ends = Ends { src: rows.data(), dst: packed.data() };
         let rows_steps = rows.byte_stride(0) | rows.byte_stride(1) | packed.byte_stride(0) | run;
         let steps = rows_steps | inner.1 | inner.2 | outer.1 | outer.2 | rest.1 | rest.2;
         let widest = steps.trailing_zeros().min(4);
         let log_unit = widest.min(ends.bits().trailing_zeros());
         let units = (run >> log_unit) * inner.0 * outer.0;
         if units >= 1 << 31 {
-            return Err(too_many_units(rows.name, units));
+            return Err(too_many_units(rows.name(), units));
         }
         let log_lanes = log2_ceil(units as u32).min(LOG_LANES);
         let log_lane_pos = log2_ceil(r.gamma as u32).saturating_sub(log_slots).min(LOG_LANES - log_lanes);
@@ -324,8 +324,8 @@ impl Launch {
             layouts: self.layouts as u32,
             by_sequence: self.by_sequence as u32,
             early_ctas,
-            accepted: r.accepted.data,
-            offsets: r.offsets.data,
+            accepted: r.accepted.data(),
+            offsets: r.offsets.data(),
             accepted_seq: Stride::narrow(r.accepted.byte_stride(0)),
             offsets_seq: Stride::narrow(r.offsets.byte_stride(0)),
             offsets_bytes: r.offsets.dtype.bytes() as u32,
