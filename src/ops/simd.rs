@@ -163,6 +163,12 @@ pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
         // SAFETY: the CPU has just said so.
         return unsafe { x86::run_avx2(kernel) };
     }
+    run_portable(kernel)
+}
+
+/// Not inlined, so that a call with wider vectors has no stack taken for this one.
+#[inline(never)]
+fn run_portable<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Portable>()
 }
 

@@ -5,6 +5,7 @@
 
 pub mod array;
 pub mod backend;
+pub mod memory;
 pub mod oracle;
 pub mod paged;
 pub mod rng;
@@ -13,6 +14,7 @@ pub mod tensor;
 
 pub use array::{Array, indices};
 pub use backend::Backend;
+pub use memory::{Mapping, STACK, stack_of};
 pub use paged::Paged;
 pub use rng::{Rng, rounds};
 pub use session::{Session, assert_fails, assert_ok, last_error};

@@ -68,6 +68,8 @@ impl<T: Row> Kernel for Update<'_, T> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         let Update { r, i, summaries, .. } = self;
+        // One for all, for it is large.
+        let found = &mut Found::<T>::new();
         for g in 0..r.k.dim(2) {
             let keys = Keys { r, i, g };
             // SAFETY: the caller keeps the table valid.
@@ -79,7 +81,7 @@ impl<T: Row> Kernel for Update<'_, T> {
                         for j in summaries.clone() {
                             if let Some(at) = row(j) {
                                 with_float!(max.dtype, M => {
-                                    minmax::<L, T, M>(&keys, j * block_size, *block_size, max, min, at);
+                                    minmax::<L, T, M>(&keys, found, j * block_size, *block_size, max, min, at);
                                 });
                             }
                         }
@@ -87,7 +89,7 @@ impl<T: Row> Kernel for Update<'_, T> {
                     Kind::Mean { windows, means } => {
                         for j in summaries.clone() {
                             if let Some(at) = row(j) {
-                                with_float!(means.dtype, M => mean::<L, T, M>(&keys, j, windows, means, at));
+                                with_float!(means.dtype, M => mean::<L, T, M>(&keys, found, j, windows, means, at));
                             }
                         }
                     }
@@ -95,7 +97,7 @@ impl<T: Row> Kernel for Update<'_, T> {
                         let channels = labels.channels_of(g, r.k.dim(3));
                         for j in summaries.clone() {
                             if let Some(at) = row(j) {
-                                label::<L, T>(&keys, j, labels, &channels[..labels.kept()], at);
+                                label::<L, T>(&keys, found, j, labels, &channels[..labels.kept()], at);
                             }
                         }
                     }
@@ -188,6 +190,7 @@ impl Keys<'_> {
 #[inline(always)]
 unsafe fn minmax<L: Lanes, T: Row, M: Rounded>(
     keys: &Keys,
+    found: &mut Found<T>,
     begin: usize,
     size: usize,
     max: &Tensor,
@@ -197,12 +200,11 @@ unsafe fn minmax<L: Lanes, T: Row, M: Rounded>(
     let dim = max.dim(3);
     let mut largest = [f32::NEG_INFINITY; MAX_DIM];
     let mut smallest = [f32::INFINITY; MAX_DIM];
-    let mut found = Found::<T>::new();
     // SAFETY: forwarded to the caller.
     unsafe {
         let end = keys.r.pages.len(keys.i).min(begin + size);
         for first in (begin..end).step_by(STEP) {
-            keys.find(first..end.min(first + STEP), &mut found);
+            keys.find(first..end.min(first + STEP), found);
             for c in (0..dim).step_by(LANES) {
                 let (up, down) = (largest.as_mut_ptr().add(c), smallest.as_mut_ptr().add(c));
                 let (mut largest, mut smallest) = (L::load(up), L::load(down));
@@ -229,16 +231,22 @@ unsafe fn minmax<L: Lanes, T: Row, M: Rounded>(
 /// # Safety
 /// As for [`minmax`]; `means` is of dtype `M`.
 #[inline(always)]
-unsafe fn mean<L: Lanes, T: Row, M: Rounded>(keys: &Keys, j: usize, windows: &Windows, means: &Tensor, at: [usize; 3]) {
+unsafe fn mean<L: Lanes, T: Row, M: Rounded>(
+    keys: &Keys,
+    found: &mut Found<T>,
+    j: usize,
+    windows: &Windows,
+    means: &Tensor,
+    at: [usize; 3],
+) {
     let dim = means.dim(3);
     let mut sums = [0.0; MAX_DIM];
-    let mut found = Found::<T>::new();
     let (begin, end) = (j * windows.stride, j * windows.stride + windows.size);
     // SAFETY: forwarded to the caller.
     unsafe {
         for first in (begin..end).step_by(STEP) {
             let tokens = first..end.min(first + STEP);
-            keys.find(tokens.clone(), &mut found);
+            keys.find(tokens.clone(), found);
             if found.count < tokens.len() {
                 sums = [f32::NAN; MAX_DIM];
             }
@@ -263,11 +271,17 @@ unsafe fn mean<L: Lanes, T: Row, M: Rounded>(keys: &Keys, j: usize, windows: &Wi
 /// # Safety
 /// As for [`minmax`].
 #[inline(always)]
-unsafe fn label<L: Lanes, T: Row>(keys: &Keys, t: usize, labels: &Labels, channels: &[Option<u16>], at: [usize; 3]) {
+unsafe fn label<L: Lanes, T: Row>(
+    keys: &Keys,
+    found: &mut Found<T>,
+    t: usize,
+    labels: &Labels,
+    channels: &[Option<u16>],
+    at: [usize; 3],
+) {
     let dim = keys.r.k.dim(3);
-    let mut found = Found::<T>::new();
     // SAFETY: forwarded to the caller.
-    unsafe { keys.find(t..t + 1, &mut found) };
+    unsafe { keys.find(t..t + 1, found) };
     // The last one stands for a channel outside the key.
     let mut key = [0.0; MAX_DIM + 1];
     // NaN past the end: ignored.
