@@ -18,14 +18,14 @@ pub unsafe fn copy_strided(
         piece *= shape[dims - 1];
         dims -= 1;
     }
-    // SAFETY: forwarded to the caller.
+    // SAFETY: the walk of these dimensions stays in the boxes, and at every point of it the tail is one piece.
     unsafe { copy_pieces(source, target, &shape[..dims], from, to, piece) }
 }
 
 /// # Safety
 /// As for [`copy_strided`]; `piece` bytes are contiguous at every point of the box.
 unsafe fn copy_pieces(source: *const u8, target: *mut u8, shape: &[usize], from: &[isize], to: &[isize], piece: usize) {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: a point of the shape is inside both boxes, which do not overlap.
     unsafe {
         match shape {
             [] => std::ptr::copy_nonoverlapping(source, target, piece),

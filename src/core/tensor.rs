@@ -1,5 +1,6 @@
 //! Tensor views: a checked `vwd_tensor`, and the vocabulary of checks that every op uses on its arguments.
 
+use super::along::Along;
 use super::dtype::{DType, Element};
 use super::overlap;
 use super::status::{Error, Result};
@@ -544,13 +545,25 @@ impl<'a> Tensor<'a> {
         self.data().cast::<T>().wrapping_offset(offset)
     }
 
+    /// The elements along dimension `d` from the one at `index` on.
+    #[inline(always)]
+    pub fn along<T: Element, const N: usize>(&self, d: usize, index: [usize; N]) -> Along<T> {
+        Along::new(self.at(index), self.stride(d))
+    }
+
+    /// The row at `index`, which names all dimensions but the last.
+    #[inline(always)]
+    pub fn row<T: Element, const N: usize>(&self, index: [usize; N]) -> Along<T> {
+        self.along(N, index)
+    }
+
     /// Reads one element.
     ///
     /// # Safety
     /// The caller of the op keeps the memory valid; `T` is the dtype and `index` is inside the shape.
     #[inline(always)]
     pub unsafe fn get<T: Element, const N: usize>(&self, index: [usize; N]) -> T {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the index is inside a checked shape, whose every element the caller keeps valid.
         unsafe { self.at::<T, N>(index).read() }
     }
 
@@ -560,7 +573,7 @@ impl<'a> Tensor<'a> {
     /// As for [`Tensor::get`], and no other task touches this element.
     #[inline(always)]
     pub unsafe fn set<T: Element, const N: usize>(&self, index: [usize; N], value: T) {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: as for get, and this element is the caller's alone.
         unsafe { self.at::<T, N>(index).write(value) }
     }
 }

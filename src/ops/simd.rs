@@ -112,7 +112,7 @@ pub trait Row: Float {
 impl Row for f32 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const f32) -> L {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: eight values are readable at p.
         unsafe { L::load(p) }
     }
 }
@@ -120,7 +120,7 @@ impl Row for f32 {
 impl Row for f16 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const f16) -> L {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: eight values are readable at p.
         unsafe { L::load_f16(p) }
     }
 }
@@ -128,7 +128,7 @@ impl Row for f16 {
 impl Row for bf16 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const bf16) -> L {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: eight values are readable at p.
         unsafe { L::load_bf16(p) }
     }
 }
@@ -136,7 +136,7 @@ impl Row for bf16 {
 impl Row for F8E4M3 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const F8E4M3) -> L {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: eight elements are readable at p.
         L::from_array(&std::array::from_fn(|lane| unsafe { p.add(lane).read() }.to_f32()))
     }
 }
@@ -144,7 +144,7 @@ impl Row for F8E4M3 {
 impl Row for F8E5M2 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const F8E5M2) -> L {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: eight elements are readable at p.
         L::from_array(&std::array::from_fn(|lane| unsafe { p.add(lane).read() }.to_f32()))
     }
 }
@@ -182,7 +182,7 @@ fn run_portable<K: Kernel>(kernel: K) -> K::Output {
 pub unsafe fn dot<L: Lanes, T: Row>(row: *const T, query: &[f32]) -> f32 {
     let mut sum = L::splat(0.0);
     for d in (0..query.len()).step_by(LANES) {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: d + 8 is at most the length of both, a multiple of 8.
         sum = unsafe { T::load::<L>(row.add(d)).mul_add(L::load(query.as_ptr().add(d)), sum) };
     }
     sum.sum()
@@ -201,7 +201,7 @@ pub unsafe fn dot_four<L: Lanes, T: Row>(rows: &[*const T], queries: &[f32], sco
         let (first, second) = (pair[0], pair[pair.len() - 1]);
         let (mut first_sums, mut second_sums) = ([L::splat(0.0); 4], [L::splat(0.0); 4]);
         for d in (0..dim).step_by(LANES) {
-            // SAFETY: forwarded to the caller.
+            // SAFETY: d + 8 ≤ D: rows have as many elements, and query j begins at j·D.
             unsafe {
                 let (a, b) = (T::load::<L>(first.add(d)), T::load::<L>(second.add(d)));
                 for (j, (of_first, of_second)) in first_sums.iter_mut().zip(&mut second_sums).enumerate() {
@@ -237,7 +237,7 @@ pub unsafe fn weigh_four<L: Lanes, T: Row>(
         for &row in ahead.next().unwrap_or_default() {
             fetch(row, dim);
         }
-        // SAFETY: forwarded to the caller; these channels exist.
+        // SAFETY: `rows`, `weights` and `totals` are the caller's as they are; these channels exist.
         unsafe {
             if d + 2 * LANES <= dim {
                 weigh_channels::<L, T, 2>(rows, weights, totals, d);
@@ -262,7 +262,7 @@ unsafe fn weigh_channels<L: Lanes, T: Row, const WIDTH: usize>(
     let mut sums = [[L::splat(0.0); WIDTH]; 4];
     for (&row, weights) in rows.iter().zip(weights) {
         for w in 0..WIDTH {
-            // SAFETY: forwarded to the caller.
+            // SAFETY: the row has these eight channels, which are below D.
             let channels = unsafe { T::load::<L>(row.add(d + w * LANES)) };
             for (sums, &weight) in sums.iter_mut().zip(weights) {
                 sums[w] = channels.mul_add(L::splat(weight), sums[w]);
@@ -272,7 +272,7 @@ unsafe fn weigh_channels<L: Lanes, T: Row, const WIDTH: usize>(
     let dim = totals.len() / 4;
     for (j, sums) in sums.iter().enumerate() {
         for (w, sum) in sums.iter().enumerate() {
-            // SAFETY: forwarded to the caller.
+            // SAFETY: total j has D places from j·D on, and these channels are below D.
             unsafe { sum.store(totals.as_mut_ptr().add(j * dim + d + w * LANES)) };
         }
     }
@@ -301,7 +301,7 @@ pub fn fetch<T>(row: *const T, len: usize) {
 #[inline(always)]
 pub unsafe fn widen<L: Lanes, T: Row>(row: *const T, scale: f32, out: &mut [f32]) {
     for d in (0..out.len()).step_by(LANES) {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: d + 8 is at most the length of both, a multiple of 8.
         unsafe { T::load::<L>(row.add(d)).mul(L::splat(scale)).store(out.as_mut_ptr().add(d)) };
     }
 }
@@ -326,22 +326,22 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: eight values are readable at p.
         Portable(unsafe { p.cast::<[f32; LANES]>().read_unaligned() })
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: eight values are readable at p.
         Portable(unsafe { p.cast::<[f16; LANES]>().read_unaligned() }.map(f16::to_f32))
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const bf16) -> Self {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: eight values are readable at p.
         Portable(unsafe { p.cast::<[bf16; LANES]>().read_unaligned() }.map(bf16::to_f32))
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: eight values are writable at p.
         unsafe { p.cast::<[f32; LANES]>().write_unaligned(self.0) }
     }
     #[inline(always)]

@@ -85,9 +85,9 @@ impl<'a> Positions<'a> {
     /// Rows of sequence `i`, clamped to Q.
     ///
     /// # Safety
-    /// The op's caller keeps q_lens valid, and the session computes on the CPU.
+    /// There is a sequence `i`, the op's caller keeps q_lens valid, and the session computes on the CPU.
     pub unsafe fn len(&self, i: usize) -> usize {
-        // SAFETY: forwarded to the caller; i is a sequence.
+        // SAFETY: q_lens has an entry for each sequence, of which i is one.
         let len = self.lens.map(|lens| unsafe { lens.get::<i32, 1>([i]) });
         len.map_or(self.count(), |len| (len.max(0) as usize).min(self.count()))
     }
@@ -97,7 +97,7 @@ impl<'a> Positions<'a> {
     /// # Safety
     /// As for [`Positions::len`].
     pub unsafe fn seen(&self, i: usize, r: usize, tokens: usize) -> usize {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: i is a sequence.
         let len = unsafe { self.len(i) };
         if r < len { (tokens + r + 1).saturating_sub(len) } else { 0 }
     }
@@ -122,13 +122,13 @@ pub const fn spare<T>() -> Spare<T> {
 /// The caller of the op keeps `t` valid, `T` is its dtype, `index` names all dimensions but the last, of at most MAX_DIM.
 #[inline(always)]
 pub unsafe fn adjacent<T: Element, const N: usize>(t: &Tensor, index: [usize; N], spare: &mut Spare<T>) -> *const T {
-    let (row, stride) = (t.at::<T, N>(index), t.stride(N));
-    if stride == 1 {
-        return row;
+    let row = t.row::<T, N>(index);
+    if let Some(first) = row.packed() {
+        return first;
     }
     for (c, place) in spare[..t.dim(N)].iter_mut().enumerate() {
-        // SAFETY: forwarded to the caller.
-        place.write(unsafe { row.wrapping_offset(c as isize * stride).read() });
+        // SAFETY: c is inside the last dimension of a tensor that the caller keeps valid.
+        place.write(unsafe { row.get(c) });
     }
     spare.as_ptr().cast()
 }
@@ -269,9 +269,9 @@ impl<'a> Pages<'a> {
     /// Tokens of sequence `i`, clamped to what its pages can hold.
     ///
     /// # Safety
-    /// The op's caller keeps seq_lens valid, and the session computes on the CPU.
+    /// There is a sequence `i`, the op's caller keeps the tensors valid, and the session computes on the CPU.
     pub unsafe fn len(&self, i: usize) -> usize {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: seq_lens has an entry for each sequence, of which i is one.
         let len = unsafe { self.seq_lens.get::<i32, 1>([i]) };
         (len.max(0) as usize).min(self.capacity())
     }
@@ -285,7 +285,7 @@ impl<'a> Pages<'a> {
         match &self.table {
             None => (p == 0).then_some(i),
             Some(table) if p < table.dim(1) => {
-                // SAFETY: forwarded to the caller; p is inside the table.
+                // SAFETY: table has a row for each sequence, and p is inside it.
                 let page = unsafe { table.get::<i32, 2>([i, p]) };
                 (page >= 0 && (page as usize) < self.count).then_some(page as usize)
             }
@@ -438,9 +438,9 @@ impl<'a> BlockList<'a> {
     /// Entries of a list, clamped to the capacity.
     ///
     /// # Safety
-    /// The op's caller keeps the list valid, and the session computes on the CPU.
+    /// There is such a list, the op's caller keeps the tensors valid, and the session computes on the CPU.
     pub unsafe fn count(&self, at: ListAt) -> usize {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: counts has a place for each list, of which `at` is one.
         let count = unsafe { self.counts.at::<i32, 3>(self.place(at)).read() };
         (count.max(0) as usize).min(self.cap())
     }
@@ -451,7 +451,7 @@ impl<'a> BlockList<'a> {
     /// As for [`BlockList::count`], and `j` is below the capacity.
     #[inline]
     pub unsafe fn id(&self, at: ListAt, j: usize) -> i32 {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: ids have cap places for each list, of which `at` is one, and j is below cap.
         unsafe { self.entry(&self.ids, at, j).read() }
     }
 
@@ -461,7 +461,7 @@ impl<'a> BlockList<'a> {
     /// As for [`BlockList::id`].
     #[inline]
     pub unsafe fn slot(&self, at: ListAt, j: usize) -> Option<i32> {
-        // SAFETY: forwarded to the caller; slots have the shape of ids.
+        // SAFETY: as for id: slots have the shape of ids.
         self.slots.map(|slots| unsafe { self.entry(&slots, at, j).read() })
     }
 
@@ -471,7 +471,7 @@ impl<'a> BlockList<'a> {
     /// As for [`BlockList::id`], and the list is this task's.
     #[inline]
     pub unsafe fn set_id(&self, at: ListAt, j: usize, id: i32) {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: as for id, and the list is this task's.
         unsafe { self.entry(&self.ids, at, j).write(id) }
     }
 
@@ -480,7 +480,7 @@ impl<'a> BlockList<'a> {
     /// # Safety
     /// As for [`BlockList::set_id`].
     pub unsafe fn set_count(&self, at: ListAt, count: usize) {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: counts has a place for each list, and this one is the task's.
         unsafe { self.counts.at::<i32, 3>(self.place(at)).write(count as i32) }
     }
 

@@ -51,7 +51,7 @@ pub fn project(cpu: &Cpu, r: &ProjectRequest) -> Result<()> {
 /// `b` is below B; the tensors are valid.
 unsafe fn turn(r: &ProjectRequest, b: usize, row: &mut [f32]) {
     let Rope { dim, theta, scale, inv_freq, .. } = &r.rope;
-    // SAFETY: forwarded to the caller; c is below rotary_dim / 2.
+    // SAFETY: b is below B, and c below rotary_dim / 2, the length of inv_freq.
     unsafe {
         let position = r.positions.get::<i32, 1>([b]) as f64;
         for (c, turn) in row.chunks_exact_mut(2).enumerate() {
@@ -72,7 +72,7 @@ unsafe fn turn(r: &ProjectRequest, b: usize, row: &mut [f32]) {
 unsafe fn write_head<T: Rounded>(r: &ProjectRequest, b: usize, h: usize, q: &[f32], turns: &[f32]) {
     let (batch, dim) = (r.inputs.count(), r.shape.head_dim);
     let value = |c: usize| q[(h * dim + c) * batch + b];
-    // SAFETY: forwarded to the caller; channels are below head_dim.
+    // SAFETY: b and h are inside q, whose last extent is head_dim; every c below is less than that.
     let write = |c: usize, value: f32| unsafe { r.q.set([b, h, c], T::from_f32(value)) };
     for (c, turn) in turns.chunks_exact(2).enumerate() {
         let (first, second) = r.rope.pair(c);

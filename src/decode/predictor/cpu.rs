@@ -3,7 +3,6 @@
 use super::{PredictRequest, ResetRequest, UpdateRequest};
 use crate::abi::vwd_holt;
 use crate::core::status::Result;
-use crate::core::tensor::Tensor;
 use crate::ops::topk::{Budget, select_top};
 use crate::runtime::cpu::{Cpu, Rows};
 
@@ -75,9 +74,9 @@ unsafe fn predict_row(r: &PredictRequest, i: usize, g: usize, row: &mut [f32]) {
     // clamped budget nor the forced blocks exceed cap.
     unsafe {
         let row = &mut row[..r.blocks.count(i)];
-        let (level, trend) = (Row::new(&r.state.level, i, g), Row::new(&r.state.trend, i, g));
+        let (level, trend) = (r.state.level.row::<f32, 2>([i, g]), r.state.trend.row::<f32, 2>([i, g]));
         for (j, score) in row.iter_mut().enumerate() {
-            *score = forecast(*level.at(j), *trend.at(j), r.gamma);
+            *score = forecast(level.get(j), trend.get(j), r.gamma);
         }
         if let Some(scores) = r.scores {
             for (j, &score) in row.iter().enumerate() {
@@ -111,29 +110,12 @@ pub fn update(cpu: &Cpu, r: &UpdateRequest) {
 unsafe fn update_row(r: &UpdateRequest, i: usize, g: usize) {
     // SAFETY: j stays below n_i ≤ max_blocks.
     unsafe {
-        let (level, trend) = (Row::new(&r.state.level, i, g), Row::new(&r.state.trend, i, g));
-        let scores = Row::new(&r.scores, i, g);
+        let (level, trend) = (r.state.level.row::<f32, 2>([i, g]), r.state.trend.row::<f32, 2>([i, g]));
+        let scores = r.scores.row::<f32, 2>([i, g]);
         for j in 0..r.blocks.count(i) {
-            let (l, t) = (level.at(j), trend.at(j));
-            (*l, *t) = smooth(*l, *t, *scores.at(j), &r.holt);
+            let (l, t) = smooth(level.get(j), trend.get(j), scores.get(j), &r.holt);
+            level.set(j, l);
+            trend.set(j, t);
         }
-    }
-}
-
-/// One row of a [B, Hk, max_blocks] float32 tensor.
-#[derive(Clone, Copy)]
-struct Row {
-    start: *mut f32,
-    stride: isize,
-}
-
-impl Row {
-    fn new(t: &Tensor, i: usize, g: usize) -> Row {
-        Row { start: t.at([i, g]), stride: t.stride(2) }
-    }
-
-    #[inline(always)]
-    fn at(self, j: usize) -> *mut f32 {
-        self.start.wrapping_offset(j as isize * self.stride)
     }
 }

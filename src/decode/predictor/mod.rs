@@ -83,9 +83,9 @@ impl<'a> Blocks<'a> {
     /// n_i = ⌈len/S⌉, clamped to what the state holds.
     ///
     /// # Safety
-    /// The caller of the op keeps seq_lens valid, and the session computes on the CPU.
+    /// There is a sequence `i`, the op's caller keeps seq_lens valid, and the session computes on the CPU.
     unsafe fn count(&self, i: usize) -> usize {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: seq_lens has an entry for each sequence, of which i is one.
         let len = unsafe { self.seq_lens.get::<i32, 1>([i]) };
         (len.max(0) as usize).div_ceil(self.size).min(self.most)
     }

@@ -40,7 +40,7 @@ pub fn update(cpu: &Cpu, r: &UpdateRequest) {
 /// # Safety
 /// `i` is below the batch size, and the tensors are valid.
 unsafe fn stale(r: &UpdateRequest, i: usize) -> Range<usize> {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: i is a sequence, of which seq_lens and begin have an entry each.
     let (len, begin) = unsafe { (r.pages.len(i), r.begin.map_or(0, |b| b.get::<i32, 1>([i]))) };
     let begin = (begin.max(0) as usize).min(len);
     if begin == len {
@@ -152,7 +152,7 @@ impl<T: Row> Key<T> {
     /// They are inside the key, which is valid.
     #[inline(always)]
     unsafe fn load<L: Lanes>(self, c: usize) -> L {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: c … c+7 are channels of the key, which begins at row.
         let stored = unsafe { T::load::<L>(self.row.add(c)) };
         if T::DTYPE.is_float8() { stored.mul(L::splat(self.scale)) } else { stored }
     }
@@ -168,7 +168,7 @@ impl Keys<'_> {
         let Keys { r, i, g } = *self;
         found.count = 0;
         for t in tokens {
-            // SAFETY: forwarded to the caller; the page is inside the tensor.
+            // SAFETY: page() gives pages of the tensor; t mod P is a row of one, and g a head.
             unsafe {
                 let Some(page) = r.pages.page(i, t / r.pages.size) else { continue };
                 let at = [page, t % r.pages.size, g];
@@ -200,7 +200,7 @@ unsafe fn minmax<L: Lanes, T: Row, M: Rounded>(
     let dim = max.dim(3);
     let mut largest = [f32::NEG_INFINITY; MAX_DIM];
     let mut smallest = [f32::INFINITY; MAX_DIM];
-    // SAFETY: forwarded to the caller.
+    // SAFETY: the tokens are below the length, the row is this task's; `largest` and `smallest` have room for D.
     unsafe {
         let end = keys.r.pages.len(keys.i).min(begin + size);
         for first in (begin..end).step_by(STEP) {
@@ -242,7 +242,7 @@ unsafe fn mean<L: Lanes, T: Row, M: Rounded>(
     let dim = means.dim(3);
     let mut sums = [0.0; MAX_DIM];
     let (begin, end) = (j * windows.stride, j * windows.stride + windows.size);
-    // SAFETY: forwarded to the caller.
+    // SAFETY: a full window ends below the length, the row is this task's, and `sums` has room for D.
     unsafe {
         for first in (begin..end).step_by(STEP) {
             let tokens = first..end.min(first + STEP);
@@ -280,14 +280,14 @@ unsafe fn label<L: Lanes, T: Row>(
     at: [usize; 3],
 ) {
     let dim = keys.r.k.dim(3);
-    // SAFETY: forwarded to the caller.
+    // SAFETY: t is a token of the sequence.
     unsafe { keys.find(t..t + 1, found) };
     // The last one stands for a channel outside the key.
     let mut key = [0.0; MAX_DIM + 1];
     // NaN past the end: ignored.
     let mut values = [f32::NAN; MAX_DIM];
     if let Some(Key { row, scale }) = found.keys().next() {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: a key that was found has D channels.
         unsafe { simd::widen::<L, T>(row, scale, &mut key[..dim]) };
         for (value, channel) in values.iter_mut().zip(channels) {
             *value = key[channel.map_or(MAX_DIM, usize::from)];
@@ -313,7 +313,7 @@ unsafe fn label<L: Lanes, T: Row>(
             *code = (positive((x - min) / scale).min(15.0) + WHOLE).to_bits() as u8 & 15;
         }
     }
-    // SAFETY: forwarded to the caller.
+    // SAFETY: the row is this task's, and codes have a place for each pair of channels.
     unsafe {
         labels.min.set(at, min);
         labels.scale.set(at, scale);
@@ -336,7 +336,7 @@ fn positive(x: f32) -> f32 {
 /// `at` and `c` are inside `t`, which is of dtype `T`, and no other task touches the element.
 #[inline(always)]
 unsafe fn write<T: Element>(t: &Tensor, at: [usize; 3], c: usize, value: T) {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: at and c name an element of t, which is this task's.
     unsafe { t.set([at[0], at[1], at[2], c], value) }
 }
 
@@ -365,13 +365,13 @@ pub fn importance(cpu: &Cpu, r: &ImportanceRequest) {
 unsafe fn choose(r: &ImportanceRequest, g: usize, row: &[f32]) {
     let mut place = 0;
     select_top(row, Budget { k: r.channels.dim(1), init: 0, local: 0 }, |c| {
-        // SAFETY: forwarded to the caller; r channels are selected.
+        // SAFETY: r channels are chosen, as many as a row of channels has places.
         unsafe { r.channels.set([g, place], c as i32) };
         place += 1;
     });
     if let Some(out) = &r.importance {
         for (c, &importance) in row.iter().enumerate() {
-            // SAFETY: forwarded to the caller; the row has D values.
+            // SAFETY: the row has D values, as one of importance has places.
             unsafe { out.set([g, c], importance) };
         }
     }

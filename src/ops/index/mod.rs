@@ -99,10 +99,10 @@ impl<'a> Labels<'a> {
     /// for a channel of zeros.
     ///
     /// # Safety
-    /// The op's caller keeps the tensor valid, and the session computes on the CPU.
+    /// There is such a head, the op's caller keeps the tensor valid, and the session computes on the CPU.
     pub unsafe fn channels_of(&self, g: usize, dim: usize) -> [Option<u16>; MAX_DIM] {
         std::array::from_fn(|n| {
-            // SAFETY: forwarded to the caller; n is inside the tensor.
+            // SAFETY: g is a head, and n below r, the places of its row.
             let channel = (n < self.kept()).then(|| unsafe { self.channels.get::<i32, 2>([g, n]) })?;
             (0..dim as i32).contains(&channel).then_some(channel as u16)
         })

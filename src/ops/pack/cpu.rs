@@ -29,14 +29,14 @@ pub fn run(cpu: &Cpu, r: &Request) {
 /// # Safety
 /// `i` is below the batch size.
 unsafe fn accepted(r: &Request, i: usize) -> usize {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: accepted has an entry for each sequence, of which i is one.
     (unsafe { r.accepted.get::<i32, 1>([i]) }.max(0) as usize).min(r.gamma)
 }
 
 /// # Safety
 /// `i` is at most the batch size.
 unsafe fn write_offset(offsets: &Tensor, i: usize, value: i64) {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: offsets has B+1 entries.
     unsafe {
         match offsets.dtype {
             DType::I32 => offsets.set([i], value as i32),
@@ -48,7 +48,7 @@ unsafe fn write_offset(offsets: &Tensor, i: usize, value: i64) {
 /// # Safety
 /// As for [`write_offset`].
 unsafe fn read_offset(offsets: &Tensor, i: usize) -> i64 {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: offsets has B+1 entries.
     unsafe {
         match offsets.dtype {
             DType::I32 => offsets.get::<i32, 1>([i]) as i64,

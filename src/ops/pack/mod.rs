@@ -188,7 +188,7 @@ impl<'a> Request<'a> {
         let accepted = checks.input("accepted", &c.accepted, &[DType::I32], &[("B", ANY)])?;
         let batch = accepted.dim(0);
         let offsets = check_offsets(&checks, &c.offsets, batch)?;
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller says the same of the arrays.
         let mut pairs = unsafe { Pairs::unchecked(c.tensor_count, c.rows, c.packed) }?;
         let gamma = pairs.check_all(&checks, batch, None, &[Some(&offsets)], &[Some(&accepted)])?;
         Ok(Request { pairs, accepted, offsets, gamma })
@@ -215,7 +215,7 @@ impl<'a> VerifiedRequest<'a> {
         let verify = verify::Request::unchecked_overlap(&checks, &verify::Given::from(c))?;
         let (batch, gamma, accepted) = (verify.batch(), verify.gamma(), verify.accepted);
         let offsets = check_offsets(&checks, &c.offsets, batch)?;
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller says the same of the arrays.
         let pairs = unsafe { Pairs::unchecked(c.tensor_count, c.rows, c.packed) }?;
         let VerifiedRequest { verify, pack } =
             place.write(VerifiedRequest { verify, pack: Request { pairs, accepted, offsets, gamma } });

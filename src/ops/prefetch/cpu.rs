@@ -37,7 +37,7 @@ unsafe fn copy_block(source: &Tensor, from: usize, target: &Tensor, to: usize, s
     let shape: [usize; MAX_RANK - 1] = std::array::from_fn(|d| source.dim(d + 1));
     let inner = source.rank() - 1;
     let (source_strides, target_strides) = (strides(source), strides(target));
-    // SAFETY: forwarded to the caller.
+    // SAFETY: both blocks have this shape and lie inside their tensors, which do not overlap.
     unsafe {
         copy_strided(
             address(source, from),

@@ -55,7 +55,7 @@ impl Plan for Repair<'_> {
         let mut walk = None;
         let mut last_bundle = (usize::MAX, false);
         for (j, entry) in (first..).zip(entries) {
-            // SAFETY: forwarded to the caller; entries are below the count.
+            // SAFETY: j is an entry below the count, so both lists have what is looked at.
             unsafe {
                 let Some(block) = problem.block(selected, at, j) else {
                     *entry = Entry::Nothing;
@@ -90,7 +90,7 @@ impl Repair<'_> {
     /// As for [`Plan::entries`].
     unsafe fn members(&self, at: ListAt, bundle: usize) -> impl Iterator<Item = usize> {
         let Request { problem, predicted, bundle: size, .. } = self.r;
-        // SAFETY: forwarded to the caller.
+        // SAFETY: `at` names a list of either, for they have the same shape but for cap.
         let count = unsafe { predicted.count(at) };
         let entries = bundle * size..count.min((bundle + 1) * size);
         // SAFETY: as above; entries are below the count.
@@ -103,7 +103,7 @@ impl Repair<'_> {
     /// As for [`Plan::entries`].
     unsafe fn is_selected(&self, at: ListAt, bundle: usize) -> bool {
         let selected = self.r.selected;
-        // SAFETY: forwarded to the caller.
+        // SAFETY: `at` names a list of either, whose members are entries below the count.
         unsafe {
             self.r.bundle == 1
                 || self.members(at, bundle).all(|block| Walk::to(selected, at, block).find(block).is_some())
@@ -116,7 +116,7 @@ impl Repair<'_> {
     /// As for [`Plan::entries`].
     unsafe fn missed(&self, at: ListAt) -> usize {
         let Request { problem, predicted, selected, .. } = self.r;
-        // SAFETY: forwarded to the caller; j is below the count.
+        // SAFETY: `at` names a list of both; j is below the count.
         unsafe {
             let mut walk = Walk::to(predicted, at, 0);
             let blocks = (0..selected.count(at)).filter_map(|j| problem.block(selected, at, j));
@@ -139,7 +139,7 @@ impl<'a> Walk<'a> {
     /// # Safety
     /// The list is valid, `i` and `g` inside it.
     unsafe fn to(list: &'a BlockList, at: ListAt, block: usize) -> Walk<'a> {
-        // SAFETY: forwarded to the caller; positions are below the count.
+        // SAFETY: `at` is a list of these; positions stay below its count.
         unsafe {
             let count = list.count(at);
             let (mut position, mut end) = (0, count);
@@ -157,7 +157,7 @@ impl<'a> Walk<'a> {
     /// As for [`Walk::to`].
     unsafe fn find(&mut self, block: usize) -> Option<usize> {
         while self.position < self.count {
-            // SAFETY: forwarded to the caller; the position is below the count.
+            // SAFETY: the position is below the count of the list that this began with.
             let id = unsafe { self.list.id(self.at, self.position) } as i64;
             if id >= block as i64 {
                 return (id == block as i64).then_some(self.position);

@@ -72,9 +72,9 @@ impl<'a> Queries<'a> {
     /// Tokens of sequence `i`.
     ///
     /// # Safety
-    /// The op's caller keeps seq_lens valid, and the session computes on the CPU.
+    /// There is a sequence `i`, the op's caller keeps seq_lens valid, and the session computes on the CPU.
     pub unsafe fn len(&self, i: usize) -> usize {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: seq_lens has an entry for each sequence, of which i is one.
         unsafe { self.seq_lens.get::<i32, 1>([i]).max(0) as usize }
     }
 
@@ -83,7 +83,7 @@ impl<'a> Queries<'a> {
     /// # Safety
     /// As for [`Queries::len`], and q_lens is valid.
     pub unsafe fn seeing(&self, i: usize, t: usize) -> Range<usize> {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: i is a sequence, of which seq_lens and q_lens have an entry each.
         let (len, positions) = unsafe { (self.len(i), self.positions.len(i)) };
         // Position r sees the tokens below len − positions + r + 1.
         (t + positions).saturating_sub(len).min(positions)..positions
@@ -128,7 +128,7 @@ impl<'a> Quota<'a> {
     /// `i` is below the batch size; the op's caller keeps budgets valid, and the session computes on the CPU.
     pub unsafe fn of(&self, i: usize) -> (Budget, bool) {
         let Some(budgets) = &self.budgets else { return (self.budget, false) };
-        // SAFETY: forwarded to the caller.
+        // SAFETY: budgets has an entry for each sequence, of which i is one.
         let given = unsafe { budgets.get::<i32, 1>([i]) };
         let k = (given.max(0) as usize).min(self.cap);
         (Budget { k, ..self.budget }, k as i64 != given as i64)
@@ -223,7 +223,7 @@ impl<'a> Request<'a> {
     pub unsafe fn list(&self, number: usize) -> List {
         let (kv, per_head) = (self.queries.heads.kv, self.selected.per_head());
         let (i, r, g) = (number / (kv * per_head), number / kv % per_head, number % kv);
-        // SAFETY: forwarded to the caller; i is below the batch size.
+        // SAFETY: a number below the count of lists gives i below the batch size.
         let (len, count) = unsafe { (self.queries.len(i), self.queries.positions.len(i)) };
         let positions = if self.selected.is_own() { r.min(count)..(r + 1).min(count) } else { 0..count };
         // The last of them sees all that the others see.

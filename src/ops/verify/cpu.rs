@@ -1,6 +1,7 @@
 //! Verification on the CPU: one pass over each row up to its first mismatch.
 
 use super::Request;
+use crate::core::along::Along;
 use crate::core::dtype::{DType, Token};
 use crate::runtime::cpu::Cpu;
 
@@ -32,32 +33,28 @@ unsafe fn row<T: Token>(r: &Request, i: usize) {
     // SAFETY: every index below is inside the checked shapes: j < len ≤ γ and k ≤ γ.
     unsafe {
         let len = r.draft_lens.map_or(gamma, |lens| (lens.get::<i32, 1>([i]).max(0) as usize).min(gamma));
-        // Where row i begins, and the way from token to token: found once.
-        let (draft, target) = (r.draft.at::<T, 1>([i]), r.target.at::<T, 1>([i]));
-        let (draft_step, target_step) = (r.draft.stride(1), r.target.stride(1));
+        let (draft, target) = (r.draft.row::<T, 1>([i]), r.target.row::<T, 1>([i]));
         let agrees = |j: usize| {
-            let guess = draft.wrapping_offset(j as isize * draft_step).read();
-            !guess.is_negative() && guess == target.wrapping_offset(j as isize * target_step).read()
+            let guess = draft.get(j);
+            !guess.is_negative() && guess == target.get(j)
         };
         let k = (0..len).position(|j| !agrees(j)).unwrap_or(len);
-        let next = r.target.get::<T, 2>([i, k]);
+        let next = target.get(k);
         r.accepted.set([i], k as i32);
         r.next_token.set([i], next);
         if let Some(mismatch) = r.mismatch {
             let refused = k < len;
             match mismatch.dtype {
                 DType::I32 => mismatch.set([i], refused as i32),
-                _ => mismatch.data().wrapping_offset(i as isize * mismatch.stride(0)).write(refused as u8),
+                // A bool is a byte, too.
+                _ => Along::new(mismatch.data(), mismatch.stride(0)).set(i, refused as u8),
             }
         }
         if let Some(committed) = r.committed {
-            for j in 0..k {
-                committed.set([i, j], r.draft.get::<T, 2>([i, j]));
-            }
-            committed.set([i, k], next);
-            for j in k + 1..=gamma {
-                committed.set([i, j], T::NONE);
-            }
+            let committed = committed.row::<T, 1>([i]);
+            (0..k).for_each(|j| committed.set(j, draft.get(j)));
+            committed.set(k, next);
+            (k + 1..=gamma).for_each(|j| committed.set(j, T::NONE));
         }
     }
 }

@@ -84,7 +84,8 @@ pub fn grid(enqueue: &Enqueue, ctas: u32) -> Grid {
 pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan) -> Result<()> {
     let kernels: &Kernels = enqueue.kernels();
     let params = &raw const plan.params;
-    // SAFETY: Params is the kernels' struct, the rest are of the kernels' types; forwarded to the caller.
+    // SAFETY: Params is the kernels' struct, the rest are of the kernels' types, and the plan's addresses are those of valid
+    // tensors.
     unsafe {
         if plan.is_cut_apart {
             let (items, ctas) = (&raw const plan.params.items, &raw const plan.ctas);

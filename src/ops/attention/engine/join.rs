@@ -134,11 +134,10 @@ fn norm(m: f32, l: f32, sink: Option<f32>) -> f32 {
 unsafe fn write_row(out: &Tensor, span: &Span, n: usize, acc: &[f32], norm: f32) {
     let (i, (r, h)) = (span.sequence, span.row(n));
     with_float!(out.dtype, T => {
-        let row = if span.ranked { out.at::<T, 3>([i, r, h]) } else { out.at::<T, 2>([i, h]) };
-        let step = out.stride(out.rank() - 1);
+        let row = if span.ranked { out.row::<T, 3>([i, r, h]) } else { out.row::<T, 2>([i, h]) };
         for (d, &x) in acc.iter().enumerate() {
             // SAFETY: the row has as many channels as acc.
-            unsafe { row.offset(d as isize * step).write(T::from_f32(x * norm)) };
+            unsafe { row.set(d, T::from_f32(x * norm)) };
         }
     })
 }

@@ -372,20 +372,17 @@ impl<'w> Share<'w> {
 #[inline(always)]
 unsafe fn read_queries<L: Lanes>(problem: &Problem, span: &Span, queries: &mut [f32]) {
     let Problem { positions, heads, scale, .. } = problem;
-    let step = positions.q.stride(positions.q.rank() - 1);
+    let channel = positions.q.rank() - 1;
     queries[span.heads * heads.dim..].fill(0.0);
     for (n, query) in queries.chunks_exact_mut(heads.dim).take(span.heads).enumerate() {
         let (r, h) = span.row(n);
         with_float!(positions.q.dtype, T => {
-            let row = positions.q.at::<T, 3>(positions.place(span.sequence, r, h));
+            let row = positions.q.along::<T, 3>(channel, positions.place(span.sequence, r, h));
             // SAFETY: the row has D elements, as a query of `queries`.
             unsafe {
-                if step == 1 {
-                    widen::<L, T>(row, *scale, query);
-                } else {
-                    for (d, x) in query.iter_mut().enumerate() {
-                        *x = row.offset(d as isize * step).read().to_f32() * scale;
-                    }
+                match row.packed() {
+                    Some(row) => widen::<L, T>(row, *scale, query),
+                    None => query.iter_mut().enumerate().for_each(|(d, x)| *x = row.get(d).to_f32() * scale),
                 }
             }
         })

@@ -86,7 +86,7 @@ impl<'w> Partial<'w> {
             let acc = &mut self.acc[quad * 4 * queries.value_dim..][..4 * queries.value_dim];
             let seen = &queries.seen[heads.clone()];
             if seen.iter().all(|seen| tile.is_seen(seen)) {
-                // SAFETY: forwarded to the caller.
+                // SAFETY: the tile's rows have D and Dv channels; acc has four heads of Dv.
                 let (m, l) = unsafe { all.attend::<L>(acc) };
                 self.m[quad * 4..quad * 4 + 4].copy_from_slice(&m);
                 self.l[quad * 4..quad * 4 + 4].copy_from_slice(&l);
@@ -145,12 +145,11 @@ impl<'w> Partial<'w> {
     #[inline(always)]
     pub unsafe fn read(&mut self, from: &State, partial: Option<usize>, span: &Span, value_dim: usize) {
         for (h, acc) in self.acc.chunks_exact_mut(value_dim).take(span.heads).enumerate() {
-            let step = from.acc.stride(from.acc.rank() - 1);
             // SAFETY: the caller vouches for the tensors, and a head of acc has Dv values.
             unsafe {
                 self.m[h] = span.at(&from.m, h, partial).read();
                 self.l[h] = span.at(&from.l, h, partial).read();
-                copy(span.at(&from.acc, h, partial), step, acc.as_mut_ptr(), 1, value_dim);
+                span.row_of(&from.acc, h, partial).read_into(acc);
             }
         }
     }
@@ -162,12 +161,11 @@ impl<'w> Partial<'w> {
     #[inline(always)]
     pub unsafe fn write(&self, to: &State, partial: Option<usize>, span: &Span, value_dim: usize) {
         for (h, acc) in self.acc.chunks_exact(value_dim).take(span.heads).enumerate() {
-            let step = to.acc.stride(to.acc.rank() - 1);
             // SAFETY: as for read.
             unsafe {
                 span.at(&to.m, h, partial).write(self.m[h]);
                 span.at(&to.l, h, partial).write(self.l[h]);
-                copy(acc.as_ptr(), 1, span.at(&to.acc, h, partial), step, value_dim);
+                span.row_of(&to.acc, h, partial).write_from(acc);
             }
         }
     }
@@ -211,7 +209,7 @@ impl<T: Row> Quad<'_, T> {
             if self.fetch_values {
                 self.values[2 * n..][..keys.len()].iter().for_each(|&row| fetch(row, acc.len() / 4));
             }
-            // SAFETY: forwarded to the caller; four heads of queries follow each other.
+            // SAFETY: each key has D channels, and `queries` four heads of D.
             unsafe { dot_four::<L, T>(keys, self.queries, scores) };
         }
         let rows = self.keys.len();
@@ -223,23 +221,6 @@ impl<T: Row> Quad<'_, T> {
         // SAFETY: as above.
         unsafe { weigh_four::<L, T>(self.values, &scores[..rows], acc, self.ahead) };
         sums
-    }
-}
-
-/// Copies `count` elements that lie `from_step` apart to places that lie `to_step` apart.
-///
-/// # Safety
-/// All are valid, and the two do not overlap.
-#[inline(always)]
-unsafe fn copy<T: Copy>(from: *const T, from_step: isize, to: *mut T, to_step: isize, count: usize) {
-    // SAFETY: the elements at these steps are those the caller vouches for.
-    unsafe {
-        if from_step == 1 && to_step == 1 {
-            return std::ptr::copy_nonoverlapping(from, to, count);
-        }
-        for n in 0..count as isize {
-            to.offset(n * to_step).write(from.offset(n * from_step).read());
-        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Which query heads a task handles, and where they stand in tensors.
 
+use crate::core::along::Along;
 use crate::core::tensor::Tensor;
 
 /// Consecutive rows of a unit, at most eight. A unit is what reads one list: G query heads of one position, or of each of
@@ -37,5 +38,11 @@ impl Span {
             (false, Some(p)) => t.at([i, h, p]),
             (true, Some(p)) => t.at([i, r, h, p]),
         }
+    }
+
+    /// The elements of that row.
+    #[inline(always)]
+    pub fn row_of(&self, t: &Tensor, n: usize, partial: Option<usize>) -> Along<f32> {
+        Along::new(self.at(t, n, partial), t.stride(t.rank() - 1))
     }
 }

@@ -115,11 +115,10 @@ impl<'w, T: Row> Tile<'w, T> {
             // SAFETY: as the caller says.
             unsafe { self.push_copies(kv, count, place) };
         } else {
-            let (key, value) = (kv.k.at::<T, 3>(place).cast_const(), kv.v.at::<T, 3>(place).cast_const());
-            let (of_keys, of_values) = (kv.k.stride(1), kv.v.stride(1));
+            let (keys, values) = (kv.k.along::<T, 3>(1, place), kv.v.along::<T, 3>(1, place));
             let places = self.keys[self.len..].iter_mut().zip(&mut self.values[self.len..]).take(count);
             for (n, (to_key, to_value)) in (0..).zip(places) {
-                (*to_key, *to_value) = (key.wrapping_offset(n * of_keys), value.wrapping_offset(n * of_values));
+                (*to_key, *to_value) = (keys.at(n), values.at(n));
             }
         }
         let tokens = self.tokens[self.len..].iter_mut().take(count);
@@ -168,10 +167,10 @@ unsafe fn copy_row(t: &Tensor, scale: &Option<Scale>, place: [usize; 3], to: &mu
     // SAFETY: the token is inside the tensor.
     let scale = scale.as_ref().map_or(1.0, |scale| unsafe { scale.of(place) });
     with_key!(t.dtype, T => {
-        let (row, step) = (t.at::<T, 3>(place), t.stride(3));
+        let row = t.row::<T, 3>(place);
         for (d, x) in to.iter_mut().enumerate() {
             // SAFETY: `to` is as long as the row.
-            *x = unsafe { row.offset(d as isize * step).read() }.to_f32() * scale;
+            *x = unsafe { row.get(d) }.to_f32() * scale;
         }
     })
 }

@@ -133,7 +133,7 @@ unsafe fn select_tokens(r: &Request, list: &List, chosen: &Chosen, alpha: &[f32]
     let others = free.start.max(weighed.end)..free.end;
     others.take(wanted - taken).for_each(|at| select(chosen.token(at), 0.0));
     forced(len - local..len, free.end, &mut select);
-    // SAFETY: forwarded to the caller.
+    // SAFETY: the list is this task's, and place at most its capacity.
     unsafe {
         r.selected.set_count(list.at, place);
         set_status(r, list, seen, clamped);
@@ -270,7 +270,7 @@ impl<'s> Weighed<'s> {
     #[allow(clippy::mut_from_ref)] // as Rows
     unsafe fn softmax(&self, n: usize, list: &List, position: usize) -> &[f32] {
         let known = self.candidates.known(&self.candidates.of(n, list));
-        // SAFETY: forwarded to the caller.
+        // SAFETY: row n of the masses and those of its products are this list's, which this task alone asks for.
         let (products, mass) =
             unsafe { (self.products.row(n * self.sharing + position % self.sharing), self.masses.row(n)) };
         simd::dispatch(Softmax { products, group: self.group, mass });
@@ -298,7 +298,7 @@ struct Cells<'a> {
 /// The list is one of these candidates, which are valid.
 unsafe fn ascending(candidates: &BlockList, list: &List, blocks: usize, out: &mut [i32]) -> usize {
     let (mut count, mut last) = (0, -1);
-    // SAFETY: forwarded to the caller; count clamps to the capacity.
+    // SAFETY: count clamps to the capacity, and at most as many entries are kept.
     unsafe {
         for entry in 0..candidates.count(list.at) {
             let id = candidates.id(list.at, entry);

@@ -140,7 +140,7 @@ impl<T: Row> Bounds<'_, T> {
         let dim = self.max.dim(3);
         let q = self.sums[query * 2 * dim..][..2 * dim].as_ptr();
         let (mut upper, mut lower) = (L::splat(0.0), L::splat(0.0));
-        // SAFETY: forwarded to the caller; q has 2D values.
+        // SAFETY: `at` names a row of D channels in both; q has 2D values.
         unsafe {
             let (mut max, mut min) = (spare::<T>(), spare::<T>());
             let (max, min) = (adjacent(self.max, at, &mut max), adjacent(self.min, at, &mut min));

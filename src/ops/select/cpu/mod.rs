@@ -64,8 +64,8 @@ fn finish_empty(r: &Request) {
 unsafe fn finish(r: &Request, list: &List, scores: &[f32], runs: &[Run], seen: u32) {
     let [i, position, g] = list.at;
     let blocks = scores.len() + runs.iter().map(|run| run.count).sum::<usize>();
-    // SAFETY: forwarded to the caller; at most cap blocks are selected, and no more scores are written than there is
-    // room for.
+    // SAFETY: the list's results are this task's; at most cap blocks are selected, and no more scores are written than there
+    // is room for.
     unsafe {
         let (budget, mut clamped) = r.quota.of(i);
         let mut place = 0;
@@ -94,7 +94,7 @@ unsafe fn set_status(r: &Request, list: &List, seen: u32, clamped: bool) {
     let Some(status) = &r.status else { return };
     let [i, position, g] = list.at;
     let is_outside = |x: i32, most: usize| x < 0 || x as usize > most;
-    // SAFETY: forwarded to the caller; the list is inside status, q_lens and candidates.
+    // SAFETY: the list is inside status, q_lens and candidates, whose leading dimensions are those of the lists.
     unsafe {
         let positions = &r.queries.positions;
         let clamped = clamped
@@ -170,7 +170,7 @@ impl<'s> Wide<'s> {
 unsafe fn widen<T: Row>(queries: &Queries, [i, r, h]: [usize; 3], out: &mut [f32]) {
     let positions = &queries.positions;
     let mut spare = spare();
-    // SAFETY: forwarded to the caller.
+    // SAFETY: q has this head, of D ≤ MAX_DIM channels.
     let row = unsafe {
         match positions.dimension() {
             Some(_) => adjacent::<T, 3>(&positions.q, [i, r, h], &mut spare),
