@@ -43,7 +43,7 @@ pub struct vwd_session_options {
     /// CUDA ordinal.
     pub device_id: i32,
     /// CPU: threads of the session that share one call's work while the caller waits; 0 means every core the process may
-    /// use, 1 that the caller does the work. With parallel_for 0.
+    /// use, 1 that the caller does the work; at most 1024. With parallel_for 0.
     pub threads: u32,
     /// CUDA: bytes of a scratch arena that a call makes for its stream; 0 means 16 MiB. See `vwd_session_reserve`.
     pub scratch_bytes: u64,
@@ -72,15 +72,16 @@ pub struct vwd_session_details {
     pub driver_version: u32,
     /// 90 for compute capability 9.0; 0 on a CPU session.
     pub compute_capability: u32,
+    /// Of the device; 0 on a CPU session.
     pub multiprocessors: u32,
-    /// Kernels loaded at creation.
+    /// Kernels loaded at creation; 0 on a CPU session.
     pub kernels: u32,
     /// Microseconds that loading (and, by the driver, compiling) them took.
     pub load_microseconds: u64,
-    /// Scratch now held, and the most that calls have used of it.
+    /// Bytes of scratch now held, and the most that calls have used of it.
     pub scratch_bytes: u64,
     pub scratch_peak: u64,
-    /// Pinned memory handed out now, the most ever, and held by the pool for reuse.
+    /// Bytes of pinned memory handed out now, the most ever, and held by the pool for reuse.
     pub pinned_in_use: u64,
     pub pinned_peak: u64,
     pub pinned_cached: u64,

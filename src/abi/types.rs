@@ -29,15 +29,16 @@ pub type vwd_stream = *mut c_void;
 
 /// A strided view of the caller's memory, in DLPack's codes (`vanward_dlpack.h` converts). Final: it does not grow.
 ///
-/// data         Address of element [0, …, 0]; NULL marks an optional tensor as absent. Aligned to the element size.
+/// data         Address of element [0, …, 0], aligned to the element size. NULL marks an optional tensor as absent; one that
+///              is required may have it if it has no elements.
 /// device_type  1 CPU, 2 CUDA, 3 pinned host memory (accepted wherever CPU is).
 /// device_id    CUDA ordinal; ignored for CPU.
 /// dtype_code   0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 float8_e4m3fn, 12 float8_e5m2.
-/// dtype_bits   Bits of one element.
+/// dtype_bits   Bits of one element, whole bytes.
 /// lanes        0 or 1.
 /// ndim         0 … 5.
 /// shape        Extents; entries past ndim are ignored.
-/// strides      In elements, any sign; they carry the layout (NHD, HND, paged, contiguous).
+/// strides      In elements, of any sign, of inputs also 0; they carry the layout (NHD, HND, paged, contiguous).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_tensor {

@@ -45,8 +45,8 @@ use std::mem::MaybeUninit;
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 /// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 /// borrowed until the stream passes this point; inputs are not written.
-/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-/// session), UNSUPPORTED, DRIVER, INTERNAL.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+/// UNSUPPORTED, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_attention(
     session: *const vwd_session,
@@ -156,8 +156,8 @@ pub unsafe extern "C" fn vwd_merge_states(
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 /// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 /// borrowed until the stream passes this point; inputs are not written.
-/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-/// session), UNSUPPORTED, DRIVER, INTERNAL.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+/// UNSUPPORTED, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_repair(
     session: *const vwd_session,

@@ -57,7 +57,7 @@ pub unsafe extern "C" fn vwd_index_update(
 /// in the order of the heads, divided by G, times the peak of the keys. NaN is ignored in maxima. The r largest are chosen,
 /// ties to the lower channel.
 ///
-/// args->q           [Tq, Hq, D]  float32, float16 or bfloat16. Sample of post-RoPE queries.
+/// args->q           [Tq, Hq, D]  float32, float16 or bfloat16; D a multiple of 8, 16 … 576. Sample of post-RoPE queries.
 /// args->k           [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys.
 /// args->channels    [Hk, r]      int32, out, ascending. r even, 2 … D.
 /// args->importance  [Hk, D]      float32, out, optional.

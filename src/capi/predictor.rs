@@ -51,8 +51,8 @@ pub unsafe extern "C" fn vwd_predictor_reset(
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 /// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 /// borrowed until the stream passes this point; inputs are not written.
-/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-/// session), UNSUPPORTED, DRIVER, INTERNAL.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+/// UNSUPPORTED, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_predictor_predict(
     session: *const vwd_session,

@@ -32,7 +32,8 @@ use std::mem::MaybeUninit;
 /// args->k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
 /// args->scale                              Of q·k, above 0; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
 /// args->index                              As filled by `vwd_index_update`.
-/// args->q           [B, (Q,) Hq, D]        float32, float16 or bfloat16. MEAN_DOT: Hk for Hq, one Forecast vector a head.
+/// args->q           [B, (Q,) Hq, D]        float32, float16 or bfloat16; D a multiple of 8, 16 … 576. MEAN_DOT: Hk for
+///                                          Hq, one Forecast vector a head.
 /// args->q_lens      [B]                    int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
 /// args->seq_lens    [B]                    int32. Clamped to 0 and above.
 /// args->budgets     [B]                    int32, optional: k of each sequence's lists; clamped to 0 … cap.
@@ -46,8 +47,8 @@ use std::mem::MaybeUninit;
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 /// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 /// borrowed until the stream passes this point; inputs are not written.
-/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-/// session), UNSUPPORTED, DRIVER, INTERNAL.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+/// UNSUPPORTED, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_select_blocks(
     session: *const vwd_session,
@@ -105,7 +106,7 @@ pub unsafe extern "C" fn vwd_select_blocks_scratch(
 /// args->k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap.
 /// args->scale                           Of q·k, above 0; 0 means 1/√D.
 /// args->index                           kind LABEL.
-/// args->q           [B, (Q,) Hq, D]     float32, float16 or bfloat16.
+/// args->q           [B, (Q,) Hq, D]     float32, float16 or bfloat16; D a multiple of 8, 16 … 576.
 /// args->q_lens      [B]                 int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
 /// args->seq_lens    [B]                 int32. Clamped to 0 and above.
 /// args->budgets     [B]                 int32, optional: k of each sequence's lists; clamped to 0 … cap.
@@ -119,8 +120,8 @@ pub unsafe extern "C" fn vwd_select_blocks_scratch(
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 /// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 /// borrowed until the stream passes this point; inputs are not written.
-/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-/// session), UNSUPPORTED, DRIVER, INTERNAL.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+/// UNSUPPORTED, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_select_tokens(
     session: *const vwd_session,

@@ -64,7 +64,7 @@ pub unsafe extern "C" fn vwd_last_error(buf: *mut c_char, cap: usize) -> usize {
 /// options  NULL means all defaults: device AUTO.
 /// session  Out. Release with `vwd_session_release`.
 ///
-/// Blocks and allocates: starts the threads, or loads the kernels. Thread-safe.
+/// Blocks and allocates: starts the threads, or loads the kernels; not for capture. Thread-safe.
 /// Errors: INVALID_ARGUMENT, UNAVAILABLE (CUDA without driver or device; the message says why), OUT_OF_MEMORY, DRIVER
 /// (the message holds the JIT log), INTERNAL.
 #[unsafe(no_mangle)]
@@ -89,7 +89,9 @@ pub unsafe extern "C" fn vwd_session_create(
     })
 }
 
-/// Releases a session; NULL is a no-op. Its calls have returned and its streams have passed them.
+/// Releases a session, with the streams and pinned memory that it lent; NULL is a no-op. Its calls have returned, streams
+/// have passed them, and nobody uses it any more but forecasts, which keep what they need of it. Blocks until its threads
+/// have ended; not for capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_session_release(session: *mut vwd_session) {
     // SAFETY: the C contract of session.
@@ -155,7 +157,7 @@ pub unsafe extern "C" fn vwd_session_forget_stream(session: *const vwd_session, 
     })
 }
 
-/// One of the session's own streams, for work that runs beside the caller's. Non-blocking; not to be destroyed.
+/// One of the session's own streams, non-blocking, for work that runs beside the caller's. It goes with the session.
 ///
 /// role    One of VWD_STREAM_*.
 /// stream  Out; NULL on a CPU session.
