@@ -1,5 +1,6 @@
 //! The binary interface: what the shared library exports, and how the structs of the header lie in memory.
 
+mod loading;
 mod structs;
 
 use std::collections::BTreeSet;
