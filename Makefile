@@ -4,6 +4,7 @@
 # make test     everything that can be checked without a GPU
 # make bench    measures the CPU backend
 # make install  headers, libraries, pkg-config file, CMake package; PREFIX=/usr/local, DESTDIR respected
+# make wheel    one file for pip, with the library in it: build/wheel
 # make header   writes include/vanward.h, and what mirrors it, from the Rust declarations
 # make kernels  compiles kernels/*/*.cu to the PTX that is committed
 # make gpu-bundle  packs what checks and times the library on a machine with a GPU; BUNDLE=build/gpu-bundle
@@ -14,7 +15,7 @@ VENV := .cache/venv
 JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
-.PHONY: all setup demo test lint test-rust test-c test-go test-python test-kernels bench install header kernels gpu-bundle \
+.PHONY: all setup demo test lint test-rust test-c test-go test-python test-kernels bench install wheel header kernels gpu-bundle \
   library configure clean
 
 all:
@@ -59,9 +60,16 @@ test-python: export VANWARD_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0
 test-python: library $(VENV)/ready
 	cd bindings/python && $(CURDIR)/$(VENV)/bin/python -m unittest discover -s tests -t . -v
 
+# One file that pip installs anywhere with as new a glibc: the package, the library and the licence.
+wheel: export VANWARD_WHEEL_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0
+wheel: library $(VENV)/ready
+	rm -rf $(BUILD)/wheel
+	$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(BUILD)/wheel ./bindings/python
+	@ls $(BUILD)/wheel/*.whl
+
 $(VENV)/ready:
 	python3 -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check numpy
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check numpy
 	touch $@
 
 # The library where the bindings look for it: build/lib.

@@ -1,4 +1,4 @@
-//! The constants, structs and functions of the header, read back from its text.
+//! The constants, structs, functions and comments of the header, read back from its text.
 
 pub struct Struct {
     pub name: String,
@@ -66,4 +66,30 @@ fn typed(code: &str) -> (String, String) {
     let code = code.trim();
     let at = code.rfind([' ', '*']).expect("a type") + 1;
     (code[..at].trim_end().to_owned(), code[at..].to_owned())
+}
+
+/// The comment of each function and struct, by name, without its asterisks.
+pub fn comments(header: &str) -> Vec<(String, String)> {
+    let mut comments = Vec::new();
+    let mut rest = header;
+    while let Some((_, found)) = rest.split_once("/**") {
+        let (comment, code) = found.split_once("*/").expect("the end of a comment");
+        if let Some(name) = commented(code.trim_start()) {
+            let lines = comment.trim().lines().map(|line| {
+                let line = line.trim_start();
+                line.strip_prefix("* ").or(line.strip_prefix('*')).unwrap_or(line)
+            });
+            comments.push((name, lines.collect::<Vec<_>>().join("\n")));
+        }
+        rest = code;
+    }
+    comments
+}
+
+fn commented(code: &str) -> Option<String> {
+    if let Some(function) = code.strip_prefix("VWD_API") {
+        return Some(typed(function.split_once('(')?.0).1);
+    }
+    let body = code.strip_prefix("typedef struct {\n")?;
+    Some(body.split_once("\n} ")?.1.split_once(';')?.0.to_owned())
 }

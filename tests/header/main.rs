@@ -32,6 +32,11 @@ fn python_structs_and_prototypes_are_in_step() {
 }
 
 #[test]
+fn python_documentation_is_in_step() {
+    assert_in_step("bindings/python/vanward/_docs.py", &python::docs(&header::make(root())));
+}
+
+#[test]
 fn list_of_fields_to_compare_is_in_step() {
     assert_in_step("tests/abi/layout.rs", &layout::make(&header::make(root())));
 }

@@ -31,7 +31,7 @@ from ._enums import (
     Status,
     StreamRole,
 )
-from ._errors import Error, InvalidArgument
+from ._errors import Error, FileError, InvalidArgument, OutOfMemory
 from ._forecast import Forecast, ForecastInfo
 from ._session import Info, Session
 from ._tensor import bfloat16, float8_e4m3fn, float8_e5m2, pinned
@@ -47,6 +47,7 @@ __all__ = [
     "Call",
     "Device",
     "Error",
+    "FileError",
     "Forecast",
     "ForecastInfo",
     "GatherEngine",
@@ -55,6 +56,7 @@ __all__ = [
     "IndexKind",
     "Info",
     "InvalidArgument",
+    "OutOfMemory",
     "PagedKV",
     "PredictorState",
     "RepairMode",

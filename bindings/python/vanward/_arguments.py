@@ -1,45 +1,91 @@
-"""Argument structs from Python objects: the groups that calls share, and how a ctypes struct is filled by name."""
+"""Argument structs from Python objects: the groups that calls share, and how a ctypes struct is filled by name.
+
+Groups allocate what a call writes: `BlockList.empty(q, …)` and its like take the shape from the arrays that they are used
+with, and make arrays of the same library on the same device.
+"""
 
 from __future__ import annotations
 
 import functools
+import math
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int32, c_uint32, c_uint64, pointer, sizeof
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from . import _header
 from ._abi import lib
+from ._allocate import full, same, shape
+from ._docs import DOCS
 from ._enums import IndexKind, RopeStyle, of_name
 from ._errors import check
-from ._tensor import view
+from ._tensor import View, view
 
-Array = Any
-"""Anything with the buffer protocol or __dlpack__; None where an optional tensor is absent."""
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    class _Exporter(Protocol):
+        def __dlpack__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    Array = Buffer | _Exporter | View
+else:
+    Array = Any
+"""Anything with the buffer protocol or __dlpack__. The fields of groups are what they were given."""
 
 
+T = TypeVar("T")
+
+
+def documented(kind: type[T]) -> type[T]:
+    """What is said to be a call or a struct of vanward.h by its first word carries the header's comment, too."""
+    for described in [kind, *vars(kind).values()]:
+        of_class_method = getattr(described, "__func__", described)
+        name = re.match(r"vwd_\w+", getattr(of_class_method, "__doc__", None) or "")
+        if name:
+            of_class_method.__doc__ += f"\n\n{DOCS[name[0]]}"
+    return kind
+
+
+@documented
 @dataclass
 class BlockList:
     """vwd_block_list: ids [B, Hk, cap] and counts [B, Hk], or [B, Q, …] where each query position has its own list."""
 
-    ids: Array
-    counts: Array
-    slots: Array = None
+    ids: Any
+    counts: Any
+    slots: Any = None
+
+    @classmethod
+    def empty(cls, q: Array, *, kv_heads: int, capacity: int, each_row: bool = False) -> BlockList:
+        """Room for `capacity` blocks (or tokens) of each sequence and KV head; `each_row`: of each query position, too."""
+        rows = shape(q)[: 2 if each_row else 1] + (kv_heads,)
+        return cls(full(q, rows + (capacity,), "int32"), full(q, rows, "int32"))
+
+    def scores(self, blocks: int) -> Any:
+        """Room for the scores of as many blocks as a sequence may have: select_blocks(scores=…)."""
+        return full(self.ids, shape(self.ids)[:-1] + (blocks,), "float32")
+
+    def status(self) -> Any:
+        """Room for the bits of SelectStatus of each list: select_blocks(status=…)."""
+        return full(self.ids, shape(self.ids)[:-1], "uint32")
 
 
+@documented
 @dataclass
 class PagedKV:
     """vwd_paged_kv: k [pages, P, Hk, D], v [pages, P, Hk, Dv], seq_lens [B], page_table [B, max_pages], scales of FP8."""
 
-    k: Array
-    v: Array
-    seq_lens: Array
-    page_table: Array = None
-    k_scale: Array = None
-    v_scale: Array = None
+    k: Any
+    v: Any
+    seq_lens: Any
+    page_table: Any = None
+    k_scale: Any = None
+    v_scale: Any = None
 
 
+@documented
 @dataclass
 class Index:
     """vwd_index: summaries of one layer's keys; a kind names the fields that it uses."""
@@ -48,38 +94,87 @@ class Index:
     block_size: int = 0
     window: int = 0
     stride: int = 0
-    table: Array = None
-    key_max: Array = None
-    key_min: Array = None
-    means: Array = None
-    labels: Array = None
-    label_scale: Array = None
-    label_min: Array = None
-    channels: Array = None
+    table: Any = None
+    key_max: Any = None
+    key_min: Any = None
+    means: Any = None
+    labels: Any = None
+    label_scale: Any = None
+    label_min: Any = None
+    channels: Any = None
+
+    @classmethod
+    def minmax(cls, k: Array, *, batch: int, tokens: int, block_size: int) -> Index:
+        """Room for the extremes of every block of `batch` sequences of at most `tokens`, in the dtype of k.
+
+        k is [pages, P, Hk, D] of 16 or 32 bits; for keys in FP8 pass any array of the dtype that is to be stored.
+        """
+        rows = (batch, -(-tokens // block_size), *shape(k)[2:])
+        return cls(IndexKind.MINMAX, block_size=block_size, key_max=same(k, rows), key_min=same(k, rows))
+
+    @classmethod
+    def mean(cls, k: Array, *, batch: int, tokens: int, window: int = 32, stride: int = 16) -> Index:
+        """Room for the mean of every full window of `batch` sequences of at most `tokens`, in the dtype of k."""
+        rows = (batch, max(0, tokens - window) // stride + 1, *shape(k)[2:])
+        return cls(IndexKind.MEAN, window=window, stride=stride, means=same(k, rows))
+
+    @classmethod
+    def label(cls, channels: Array, *, batch: int, tokens: int) -> Index:
+        """Room for the INT4 labels of every token of `batch` sequences; channels [Hk, r] as channel_importance wrote them."""
+        kv_heads, r = shape(channels)
+        rows = (batch, tokens, kv_heads)
+        labels = full(channels, rows + (r // 2,), "uint8")
+        scale, least = (full(channels, rows, "float16") for _ in range(2))
+        return cls(IndexKind.LABEL, labels=labels, label_scale=scale, label_min=least, channels=channels)
 
 
+@documented
 @dataclass
 class AttentionState:
     """vwd_attention_state: acc [B, (Q,) Hq, Dv], m and l [B, (Q,) Hq]."""
 
-    acc: Array
-    m: Array
-    l: Array  # noqa: E741
+    acc: Any
+    m: Any
+    l: Any  # noqa: E741
+
+    @classmethod
+    def empty(cls, q: Array, *, value_dim: int | None = None) -> AttentionState:
+        """The state of no tokens, for the queries q; `value_dim` where values are not as wide as keys."""
+        *rows, dim = shape(q)
+        return cls(*_states(q, tuple(rows), value_dim or dim))
 
 
+@documented
 @dataclass
 class AttentionPartials(AttentionState):
-    """vwd_attention_partials: a state per entry of a list."""
+    """vwd_attention_partials: a state per entry of a list, acc [B, (Q,) Hq, groups, Dv]."""
+
+    @classmethod
+    def empty(  # type: ignore[override]
+        cls, q: Array, *, list: BlockList, partial_blocks: int = 1, value_dim: int | None = None
+    ) -> AttentionPartials:
+        """A state of no tokens for each entry of the list, or for each group of `partial_blocks` entries."""
+        *rows, dim = shape(q)
+        groups = -(-shape(list.ids)[-1] // max(partial_blocks, 1))
+        return cls(*_states(q, (*rows, groups), value_dim or dim))
 
 
+@documented
 @dataclass
 class PredictorState:
     """vwd_predictor_state: level and trend [B, Hk, max_blocks]."""
 
-    level: Array
-    trend: Array
+    level: Any
+    trend: Any
+
+    @classmethod
+    def empty(cls, like: Array, *, batch: int, kv_heads: int, blocks: int) -> PredictorState:
+        """The state of sequences that were not seen yet, as predictor_reset leaves it; arrays of the library of `like`."""
+        rows = (batch, kv_heads, blocks)
+        return cls(full(like, rows, "float32", -math.inf), full(like, rows, "float32"))
 
 
+@documented
 @dataclass
 class Holt:
     """vwd_holt: smoothing factors; these predict the previous step's scores again."""
@@ -89,6 +184,7 @@ class Holt:
     gamma: float = 0.0
 
 
+@documented
 @dataclass
 class Rope:
     """vwd_rope; zeros mean the defaults."""
@@ -97,7 +193,11 @@ class Rope:
     rotary_dim: int = 0
     theta: float = 0.0
     attention_factor: float = 0.0
-    inv_freq: Array = None
+    inv_freq: Any = None
+
+
+def _states(q: Array, rows: tuple[int, ...], dim: int) -> tuple[Array, Array, Array]:
+    return full(q, (*rows, dim), "float32"), full(q, rows, "float32", -math.inf), full(q, rows, "float32")
 
 
 _GROUPS = {

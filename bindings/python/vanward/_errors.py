@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 
 from ._abi import lib
 from ._enums import Status
@@ -21,6 +22,26 @@ class InvalidArgument(Error, ValueError):
     """An argument breaks the contract; the message names it."""
 
 
+class FileError(Error, OSError):
+    """A file could not be read or written, or holds something else; `errno` where the system gave one."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(status, message)
+        number = re.search(r"\(os error (\d+)\)", message)
+        self.errno = int(number[1]) if number else None
+
+
+class OutOfMemory(Error, MemoryError):
+    """Host or device memory could not be had."""
+
+
+_RAISED = {
+    Status.INVALID_ARGUMENT: InvalidArgument,
+    Status.OUT_OF_MEMORY: OutOfMemory,
+    Status.IO: FileError,
+}
+
+
 def check(status: int) -> None:
     """Raises the failure of this thread's last call."""
     if status == Status.OK:
@@ -29,4 +50,4 @@ def check(status: int) -> None:
     buffer = ctypes.create_string_buffer(size)
     lib.vwd_last_error(buffer, size)
     message = buffer.value.decode("utf-8", "replace")
-    raise (InvalidArgument if status == Status.INVALID_ARGUMENT else Error)(status, message)
+    raise _RAISED.get(Status(status), Error)(status, message)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from . import _header
 from ._abi import lib
-from ._arguments import Array, Call, Rope, arguments, integer
+from ._arguments import Array, Call, Rope, arguments, documented, integer
 from ._errors import check
 from ._session import Session, at_once
 
@@ -28,6 +28,7 @@ class ForecastInfo(NamedTuple):
     sum_bytes: int
 
 
+@documented
 class Forecast:
     """Maps that are fitted with accumulate and solve, or loaded. May outlive its session."""
 
@@ -80,7 +81,7 @@ class Forecast:
         memory = bool(details.flags & _header.VWD_FORECAST_MEMORY)
         return ForecastInfo(memory, *(getattr(details, name) for name in ForecastInfo._fields[1:]))
 
-    def accumulate(self, *, layer: int, x: Array, q: Array, previous: Array = None) -> None:
+    def accumulate(self, *, layer: int, x: Array, q: Array, previous: Array | None = None) -> None:
         """vwd_forecast_accumulate: adds activations of one layer, in host memory, to the map's sums."""
         keep: list[Any] = []
         inputs = dict(layer=layer, x=x, previous=previous, q=q)
@@ -103,7 +104,7 @@ class Forecast:
         positions: Array,
         q: Array,
         rope: Rope | None = None,
-        previous: Array = None,
+        previous: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_forecast_project: forecasts the next layer's queries."""
@@ -119,7 +120,7 @@ class Forecast:
 
 
 def _path(path: str | os.PathLike[str]) -> bytes:
-    encoded = os.fspath(path).encode("utf-8")
+    encoded = os.fsencode(path)
     if b"\0" in encoded:
         raise ValueError("path: a NUL inside")
     return encoded

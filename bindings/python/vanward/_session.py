@@ -26,6 +26,7 @@ from ._arguments import (
     PagedKV,
     PredictorState,
     arguments,
+    documented,
     integer,
 )
 from ._enums import Device, GatherEngine, RepairMode, SelectMethod, StreamRole
@@ -92,6 +93,7 @@ class Info(NamedTuple):
     pinned_cached: int
 
 
+@documented
 class Session:
     """What calls run on. Close it, or use it as a context manager, when the device has passed its last call."""
 
@@ -167,9 +169,9 @@ class Session:
         target: Array,
         accepted: Array,
         next_token: Array,
-        draft_lens: Array = None,
-        mismatch: Array = None,
-        committed: Array = None,
+        draft_lens: Array | None = None,
+        mismatch: Array | None = None,
+        committed: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_verify: accepts the leading draft tokens that the target agrees with."""
@@ -209,9 +211,9 @@ class Session:
         accepted: Array,
         next_token: Array,
         offsets: Array,
-        draft_lens: Array = None,
-        mismatch: Array = None,
-        committed: Array = None,
+        draft_lens: Array | None = None,
+        mismatch: Array | None = None,
+        committed: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_verify_pack: verify, and pack of what it accepted."""
@@ -240,9 +242,9 @@ class Session:
         index: Index,
         k: Array,
         seq_lens: Array,
-        k_scale: Array = None,
-        page_table: Array = None,
-        begin: Array = None,
+        k_scale: Array | None = None,
+        page_table: Array | None = None,
+        begin: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_index_update: builds or extends the summaries of tokens begin … seq_lens−1."""
@@ -255,7 +257,7 @@ class Session:
         )
 
     def prepare_channel_importance(
-        self, *, q: Array, k: Array, channels: Array, importance: Array = None, stream: int = 0
+        self, *, q: Array, k: Array, channels: Array, importance: Array | None = None, stream: int = 0
     ) -> Call:
         """vwd_channel_importance: chooses the key channels that decide the scores of each KV head."""
         return Call(
@@ -279,11 +281,11 @@ class Session:
         init_blocks: int = 0,
         local_blocks: int = 0,
         scale: float = 0.0,
-        q_lens: Array = None,
-        budgets: Array = None,
+        q_lens: Array | None = None,
+        budgets: Array | None = None,
         candidates: BlockList | None = None,
-        scores: Array = None,
-        status: Array = None,
+        scores: Array | None = None,
+        status: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_select_blocks: scores the blocks of every sequence and selects the exact best."""
@@ -321,10 +323,10 @@ class Session:
         init_tokens: int = 0,
         local_tokens: int = 0,
         scale: float = 0.0,
-        q_lens: Array = None,
-        budgets: Array = None,
-        scores: Array = None,
-        status: Array = None,
+        q_lens: Array | None = None,
+        budgets: Array | None = None,
+        scores: Array | None = None,
+        status: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_select_tokens: selects the exact best tokens inside candidate blocks by their INT4 labels."""
@@ -361,10 +363,10 @@ class Session:
         scale: float = 0.0,
         soft_cap: float = 0.0,
         window: int = 0,
-        q_lens: Array = None,
+        q_lens: Array | None = None,
         list: BlockList | None = None,
-        sinks: Array = None,
-        lse: Array = None,
+        sinks: Array | None = None,
+        lse: Array | None = None,
         state: AttentionState | None = None,
         partials: AttentionPartials | None = None,
         stream: int = 0,
@@ -393,9 +395,9 @@ class Session:
         self,
         *,
         inputs: Sequence[AttentionState],
-        sinks: Array = None,
-        out: Array = None,
-        lse: Array = None,
+        sinks: Array | None = None,
+        out: Array | None = None,
+        lse: Array | None = None,
         state: AttentionState | None = None,
         stream: int = 0,
     ) -> Call:
@@ -422,13 +424,13 @@ class Session:
         scale: float = 0.0,
         soft_cap: float = 0.0,
         window: int = 0,
-        q_lens: Array = None,
+        q_lens: Array | None = None,
         predicted_state: AttentionState | None = None,
         predicted_partials: AttentionPartials | None = None,
-        sinks: Array = None,
-        lse: Array = None,
+        sinks: Array | None = None,
+        lse: Array | None = None,
         state: AttentionState | None = None,
-        missed_counts: Array = None,
+        missed_counts: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_repair: turns attention over predicted blocks into attention over the selected ones."""
@@ -461,8 +463,8 @@ class Session:
         source: Array,
         target: Array,
         source_ids: Array,
-        target_ids: Array = None,
-        count: Array = None,
+        target_ids: Array | None = None,
+        count: Array | None = None,
         engine: GatherEngine | str = GatherEngine.AUTO,
         stream: int = 0,
     ) -> Call:
@@ -477,7 +479,7 @@ class Session:
 
     # --- predict -----------------------------------------------------------------------------------------------------
 
-    def prepare_predictor_reset(self, *, state: PredictorState, rows: Array = None, stream: int = 0) -> Call:
+    def prepare_predictor_reset(self, *, state: PredictorState, rows: Array | None = None, stream: int = 0) -> Call:
         """vwd_predictor_reset: forgets what was seen of some sequences."""
         return Call(self, _header.vwd_predictor_reset_args, stream, inputs=dict(rows=rows), outputs=dict(state=state))
 
@@ -493,8 +495,8 @@ class Session:
         local_blocks: int = 0,
         ratio: float = 0.0,
         holt: Holt | None = None,
-        budgets: Array = None,
-        scores: Array = None,
+        budgets: Array | None = None,
+        scores: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_predictor_predict: predicts which blocks the coming selection will choose."""
