@@ -45,6 +45,22 @@ enum class Status : vwd_status {
   internal = VWD_ERROR_INTERNAL,
 };
 
+namespace detail {
+/// Ranks that no tensor has: the call that gets one fails and names the argument, which is not known where the tensor is made.
+inline constexpr std::int32_t ranks_differ = -1;
+inline constexpr std::int32_t too_small = -2;
+
+/// Says what such a rank stands for.
+inline void explain(std::string &message) {
+  const auto replace = [&](const char *found, const char *words) {
+    const std::size_t at = message.find(found);
+    if (at != std::string::npos) message.replace(at, std::string::npos, words);
+  };
+  replace(": ndim -1;", ": strides of another rank than the shape; expected as many as extents");
+  replace(": ndim -2;", ": a container that is too small; expected every element of the view inside it");
+}
+}  // namespace detail
+
 /// Why a call did nothing.
 class Error : public std::exception {
  public:
@@ -54,6 +70,7 @@ class Error : public std::exception {
   static Error last(vwd_status status) {
     std::string message(vwd_last_error(nullptr, 0), '\0');
     vwd_last_error(message.data(), message.size() + 1);  // the NUL goes where std::string keeps its own
+    if (status == VWD_ERROR_INVALID_ARGUMENT) detail::explain(message);
     return Error(static_cast<Status>(status), std::move(message));
   }
 
@@ -216,9 +233,6 @@ class Dims {
 };
 
 namespace detail {
-/// A rank that no tensor has: the call that gets it fails and names the argument, which is not known here.
-inline constexpr std::int32_t refused = -1;
-
 template <class Container>
 using RequireContainer = decltype(std::data(std::declval<Container &>()));
 
@@ -259,7 +273,7 @@ vwd_tensor tensor(T *data, const Dims &shape, const Dims &strides, Device device
   view.dtype_code = dtype.code;
   view.dtype_bits = dtype.bits;
   view.lanes = 1;
-  view.ndim = strides.rank() == shape.rank() ? shape.rank() : detail::refused;
+  view.ndim = strides.rank() == shape.rank() ? shape.rank() : detail::ranks_differ;
   for (std::int32_t d = 0; d < 5 && d < view.ndim; ++d) {
     view.shape[d] = shape[d];
     view.strides[d] = strides[d];
@@ -298,7 +312,7 @@ template <class Container, class = detail::RequireContainer<Container>>
 vwd_tensor tensor(Container &&memory, const Dims &shape, const Dims &strides, Device device = cpu) {
   static_assert(detail::outlives_the_expression<Container>, "the container is gone before the call: give it a name");
   vwd_tensor view = tensor(std::data(memory), shape, strides, device);
-  if (!detail::fits(view, std::size(memory))) view.ndim = detail::refused;
+  if (view.ndim >= 0 && !detail::fits(view, std::size(memory))) view.ndim = detail::too_small;
   return view;
 }
 

@@ -15,7 +15,7 @@ import (
 
 func cpuSession(t testing.TB) *Session {
 	t.Helper()
-	s, err := NewSession(Options{Device: CPU, Threads: 2})
+	s, err := NewSession(Options{Device: DeviceCPU, Threads: 2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,14 +26,14 @@ func cpuSession(t testing.TB) *Session {
 func wantInvalid(t *testing.T, err error, message string) {
 	t.Helper()
 	var e *Error
-	if !errors.Is(err, InvalidArgument) || !errors.As(err, &e) || !strings.Contains(e.Message, message) {
+	if !errors.Is(err, ErrInvalidArgument) || !errors.As(err, &e) || !strings.Contains(e.Message, message) {
 		t.Errorf("found %v; expected an invalid argument with %q", err, message)
 	}
 }
 
 func TestSessionSaysWhatItRunsOn(t *testing.T) {
 	info, err := cpuSession(t).Info()
-	if err != nil || info.Device != CPU || info.Threads != 2 || info.DriverVersion != 0 || info.DeviceName == "" {
+	if err != nil || info.Device != DeviceCPU || info.Threads != 2 || info.DriverVersion != 0 || info.DeviceName == "" {
 		t.Error(info, err)
 	}
 	if stream, err := cpuSession(t).Stream(StreamPrefetch); stream != 0 || err != nil {
@@ -84,10 +84,10 @@ func TestErrorsCarryStatusAndMessage(t *testing.T) {
 	wantInvalid(t, err, "options.threads: -1")
 	err = cpuSession(t).Verify(VerifyArgs{}, 0)
 	wantInvalid(t, err, "draft: ")
-	if !strings.HasPrefix(err.Error(), "vanward: draft: ") || errors.Is(err, OutOfScratch) {
+	if !strings.HasPrefix(err.Error(), "vanward: draft: ") || errors.Is(err, ErrOutOfScratch) {
 		t.Error(err)
 	}
-	for status := InvalidArgument; status <= Internal; status++ {
+	for status := ErrInvalidArgument; status <= ErrInternal; status++ {
 		if status.Error() == "unknown status" {
 			t.Errorf("status %d has no name", status)
 		}

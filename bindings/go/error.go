@@ -5,30 +5,30 @@ import "C"
 
 import "unsafe"
 
-// Status is the reason why a call did nothing. It is an error itself, so that errors.Is(err, vanward.OutOfScratch)
+// Status is the reason why a call did nothing. It is an error itself, so that errors.Is(err, vanward.ErrOutOfScratch)
 // works.
 type Status int32
 
 const (
-	InvalidArgument Status = C.VWD_ERROR_INVALID_ARGUMENT // an argument breaks the contract; the message names it
-	Unavailable     Status = C.VWD_ERROR_UNAVAILABLE      // no driver, or no such device
-	Unsupported     Status = C.VWD_ERROR_UNSUPPORTED      // valid, but this build or backend cannot do it
-	OutOfMemory     Status = C.VWD_ERROR_OUT_OF_MEMORY    // host or device memory could not be had
-	OutOfScratch    Status = C.VWD_ERROR_OUT_OF_SCRATCH   // the stream's arena is too small; see Session.Reserve
-	Driver          Status = C.VWD_ERROR_DRIVER           // the CUDA driver refused
-	IO              Status = C.VWD_ERROR_IO               // a file could not be read or written, or holds something else
-	Internal        Status = C.VWD_ERROR_INTERNAL         // a defect of the library
+	ErrInvalidArgument Status = C.VWD_ERROR_INVALID_ARGUMENT // an argument breaks the contract; the message names it
+	ErrUnavailable     Status = C.VWD_ERROR_UNAVAILABLE      // no driver, or no such device
+	ErrUnsupported     Status = C.VWD_ERROR_UNSUPPORTED      // valid, but this build or backend cannot do it
+	ErrOutOfMemory     Status = C.VWD_ERROR_OUT_OF_MEMORY    // host or device memory could not be had
+	ErrOutOfScratch    Status = C.VWD_ERROR_OUT_OF_SCRATCH   // the stream's arena is too small; see Session.Reserve
+	ErrDriver          Status = C.VWD_ERROR_DRIVER           // the CUDA driver refused
+	ErrIO              Status = C.VWD_ERROR_IO               // a file could not be read or written, or holds something else
+	ErrInternal        Status = C.VWD_ERROR_INTERNAL         // a defect of the library
 )
 
 var statusNames = map[Status]string{
-	InvalidArgument: "invalid argument",
-	Unavailable:     "unavailable",
-	Unsupported:     "unsupported",
-	OutOfMemory:     "out of memory",
-	OutOfScratch:    "out of scratch",
-	Driver:          "driver error",
-	IO:              "input/output error",
-	Internal:        "internal error",
+	ErrInvalidArgument: "invalid argument",
+	ErrUnavailable:     "unavailable",
+	ErrUnsupported:     "unsupported",
+	ErrOutOfMemory:     "out of memory",
+	ErrOutOfScratch:    "out of scratch",
+	ErrDriver:          "driver error",
+	ErrIO:              "input/output error",
+	ErrInternal:        "internal error",
 }
 
 func (s Status) Error() string {
@@ -50,7 +50,7 @@ func (e *Error) Error() string { return "vanward: " + e.Message }
 func (e *Error) Unwrap() error { return e.Status }
 
 func invalid(name, message string) *Error {
-	return &Error{Status: InvalidArgument, Message: name + ": " + message}
+	return &Error{Status: ErrInvalidArgument, Message: name + ": " + message}
 }
 
 func failure(o C.outcome) error {

@@ -8,7 +8,7 @@ import (
 )
 
 func ExampleSession_Verify() {
-	session, err := vanward.NewSession(vanward.Options{Device: vanward.CPU})
+	session, err := vanward.NewSession(vanward.Options{Device: vanward.DeviceCPU})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -111,6 +111,21 @@ func (f *Forecast) Info() (ForecastInfo, error) {
 }
 
 // AccumulateArgs are the arguments of Forecast.Accumulate; vwd_forecast_accumulate documents them.
+//
+//	Adds activations to the sums X̂ᵀX̂ and X̂ᵀQ of one map, whose inputs are X̂ = [x / rms(x), 1] or, with
+//	VWD_FORECAST_MEMORY, [x / rms(x), previous, 1].
+//
+//	layer                            0 … layers−1.
+//	x         [N, input_dim]         float32, float16 or bfloat16. Residual stream that enters the layer, per token.
+//	previous  [N, q_heads, head_dim] float32, float16 or bfloat16. Given with VWD_FORECAST_MEMORY and only then: what
+//	                                 q is at the token before each; zeros for the first token of a sequence. May be
+//	                                 the memory of q, one row earlier.
+//	q         [N, q_heads, head_dim] float32, float16 or bfloat16. Pre-RoPE queries of the layer that is forecast.
+//
+//	Streamed: any number of calls, any N. Blocks until done and may allocate; not for capture. Thread-safe; calls on one
+//	forecast wait for each other. Tensors are borrowed during the call and are CPU tensors on any session.
+//	Errors: INVALID_ARGUMENT (the message names the argument; a value that is not finite), OUT_OF_MEMORY, INTERNAL. After an
+//	error the sums are as they were.
 type AccumulateArgs struct {
 	Layer    int
 	X        Tensor
@@ -152,6 +167,25 @@ func (f *Forecast) Save(path string) error {
 }
 
 // ProjectArgs are the arguments of Forecast.Project; vwd_forecast_project documents them.
+//
+//	Forecasts queries: q[i] = RoPE at positions[i] of W times row i of X̂ (see `vwd_forecast_accumulate`). They go into
+//	`vwd_select_blocks` of the next layer.
+//
+//	layer                             0 … layers−1; its map is solved or loaded.
+//	rope                              The model's rotary embedding; NULL means all defaults. Angles are computed in
+//	                                  double precision.
+//	x          [B, input_dim]         float32, float16 or bfloat16.
+//	previous   [B, q_heads, head_dim] float32, float16 or bfloat16. Given with VWD_FORECAST_MEMORY and only then: the
+//	                                  true pre-RoPE queries of the layer that is forecast at the token before; zeros
+//	                                  for the first token of a sequence.
+//	positions  [B]                    int32; 0 leaves a row unrotated.
+//	q          [B, q_heads, head_dim] float32, float16 or bfloat16, out.
+//
+//	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+//	once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+//	borrowed until the stream passes this point; inputs are not written.
+//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
+//	session), UNSUPPORTED, DRIVER, INTERNAL.
 type ProjectArgs struct {
 	Layer     int
 	Rope      Rope

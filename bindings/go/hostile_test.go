@@ -27,7 +27,7 @@ func TestRandomArgumentsNeverPanic(t *testing.T) {
 			scramble(random, args)
 			if err, _ := method.Call([]reflect.Value{args, reflect.ValueOf(Stream(0))})[0].Interface().(error); err != nil {
 				var e *Error
-				if !errors.As(err, &e) || errors.Is(err, Internal) || e.Message == "" {
+				if !errors.As(err, &e) || errors.Is(err, ErrInternal) || e.Message == "" {
 					t.Errorf("%s: %v", session.Type().Method(i).Name, err)
 				}
 			}

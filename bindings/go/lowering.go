@@ -36,11 +36,15 @@ func (l *lowering) fail(name, message string) {
 }
 
 func (l *lowering) count(name string, n, most int) int {
-	if n < 0 || n > most {
-		l.fail(name, fmt.Sprintf("%d; expected 0 to %d", n, most))
-		return 0
+	switch {
+	case n < 0:
+		l.fail(name, fmt.Sprintf("%d; expected at least 0", n))
+	case n > most:
+		l.fail(name, fmt.Sprintf("%d; expected at most %d", n, most))
+	default:
+		return n
 	}
-	return n
+	return 0
 }
 
 func (l *lowering) uint32(name string, n int) C.uint32_t {

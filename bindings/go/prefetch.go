@@ -6,6 +6,23 @@ package vanward
 import "C"
 
 // GatherBlocksArgs are the arguments of Session.GatherBlocks; vwd_gather_blocks documents them.
+//
+//	Copies listed blocks: target[target_ids[j]] = source[source_ids[j]] for j below count.
+//
+//	A pair with an id outside its tensor (−1, say) is skipped. target_ids are distinct.
+//
+//	engine                One of VWD_GATHER_*. A CPU session copies with its threads, whatever the engine.
+//	source      [N, …]    Any dtype. CPU session: CPU or pinned memory. CUDA session: pinned host memory (device_type
+//	                      3) or the session's device.
+//	target      [M, …]    Out; dtype and trailing shape of source; on the session's device.
+//	source_ids  [n]       int32.
+//	target_ids  [n]       int32, optional (absent: 0 … n−1).
+//	count       [1]       int32, optional (absent: n). Clamped to 0 … n.
+//
+//	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+//	be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+//	this point. target must not overlap source.
+//	Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
 type GatherBlocksArgs struct {
 	Engine    GatherEngine
 	Source    Tensor

@@ -16,6 +16,36 @@ package vanward
 import "C"
 
 // IndexUpdateArgs are the arguments of Session.IndexUpdate; vwd_index_update documents them.
+//
+//	Builds or extends the summaries of tokens begin[i] … seq_lens[i]−1 of each sequence from their post-RoPE keys.
+//
+//	MINMAX: every block that holds a token of the range is summarised from all its tokens below seq_lens[i]; a zero is +0.
+//	Of FP8 keys the extremes are rounded to the type of key_max.
+//	MEAN: every window that ends inside the range: the float32 sum of its keys in the order of the tokens, times 1/window,
+//	rounded to the type of means.
+//	LABEL: every token of the range. From lo (a zero is +0) and hi, the smallest and largest of its r channels x, in float32:
+//	  label_min = float16(lo), label_scale = float16((hi − lo) / 15), both clamped to ±65504, the scale also to 0 or above;
+//	  code = clamp(rne((x − label_min) / label_scale), 0, 15) against the stored values, and 0 where label_scale is 0.
+//	All rounding is to nearest, ties to even. NaN is ignored in maxima and minima and has code 0; without any number max is
+//	−inf, min +inf, label_min NaN and label_scale 0. A channel outside 0 … D−1 reads as 0. A token without a page is
+//	left out of maxima and minima, and NaN in means and labels: none of these is selected before others.
+//	Extending token by token gives the same bits as building at once, also after tokens were taken back and replaced.
+//
+//	Keys in FP8 are summarised as what they stand for: the stored value times its scale, rounded to float32.
+//
+//	k           [pages, P, Hk, D]  float32, float16, bfloat16, float8_e4m3fn or float8_e5m2; D a multiple of 8, 16 … 576.
+//	                               See vwd_paged_kv for pages and lengths.
+//	k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1), and only for keys in FP8.
+//	page_table  [B, max_pages]     int32, optional.
+//	seq_lens    [B]                int32. End of the range.
+//	begin       [B]                int32, optional (absent: 0). Clamped to 0 … seq_lens[i].
+//	index                          The summaries, out; its table and channels are inputs. Summaries that have no row
+//	                               to live in are not stored.
+//
+//	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+//	be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+//	this point.
+//	Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
 type IndexUpdateArgs struct {
 	Index     Index
 	K         Tensor
@@ -45,6 +75,22 @@ func (args IndexUpdateArgs) lower(l *lowering) (C.vwd_index_update_args, C.vwd_i
 }
 
 // ChannelImportanceArgs are the arguments of Session.ChannelImportance; vwd_channel_importance documents them.
+//
+//	Chooses the r key channels that decide the scores of each KV head (Double Sparsity: Yang et al. 2024, section 3.2).
+//
+//	importance[h, c] = mean over the G query heads of h of max_t |q[t, ·, c]|, times max_t |k[t, h, c]|, in float32: the sum
+//	in the order of the heads, divided by G, times the peak of the keys. NaN is ignored in maxima. The r largest are chosen,
+//	ties to the lower channel.
+//
+//	q           [Tq, Hq, D]  float32, float16 or bfloat16. Sample of post-RoPE queries.
+//	k           [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys.
+//	channels    [Hk, r]      int32, out, ascending. r even, 2 … D.
+//	importance  [Hk, D]      float32, out, optional.
+//
+//	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+//	be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+//	this point.
+//	Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
 type ChannelImportanceArgs struct {
 	Q          Tensor
 	K          Tensor
@@ -71,6 +117,48 @@ func (args ChannelImportanceArgs) lower(l *lowering) C.vwd_channel_importance_ar
 }
 
 // SelectBlocksArgs are the arguments of Session.SelectBlocks; vwd_select_blocks documents them.
+//
+//	Scores the blocks of every sequence and selects the exact top k per sequence and KV head; ties go to the lower block.
+//
+//	Scores s[i, g, j] of block j, with h over the G query heads of KV head g:
+//	  MINMAX        Σ_h Σ_c max(q_hc, 0)·key_max_c + min(q_hc, 0)·key_min_c
+//	  MEAN_SOFTMAX  max over the windows w that overlap j of Σ_h softmax_w(scale·q_h·means_w)
+//	  MEAN_DOT      max over the windows w that overlap j of q_g·means_w
+//	  LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
+//	                channels; −inf for a block that is no candidate
+//	A score is −inf for a block without a summary (MEAN: without a complete window for which the index has room), and where
+//	it would be NaN. In a softmax, and for MEAN_DOT, a window or token that has no summary, or whose product is not finite,
+//	weighs nothing (MEAN_DOT: is −inf). A NaN in any of the G query heads: every block scores −inf.
+//	min(n_i, max(budget, forced)) blocks of the n_i = ⌈len/block_size⌉ are selected: the forced ones (the first init_blocks
+//	and the last local_blocks), then the best. So k counts the forced blocks. n_i and what is forced follow from seq_lens
+//	alone, whatever index and scores have room for. −0 and +0 are equal.
+//
+//	Query positions: row r of sequence i stands at p = seq_lens[i] − q_lens[i] + r, for seq_lens counts the rows themselves.
+//	It does not see blocks that begin past p (−inf), nor windows and labels that reach past p. With a list for each row,
+//	its len is p + 1. Where the rows share a list, a block's score is the largest that it has for any of them. Rows from
+//	q_lens[i] on are not read, their lists are empty, and so is a shared list without rows.
+//
+//	method                             One of VWD_SELECT_*; index.kind must be what it reads.
+//	block_size                         S, tokens of a block; MINMAX: equal to index.block_size.
+//	k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
+//	scale                              Of q·k, above 0; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
+//	index                              As filled by `vwd_index_update`.
+//	q           [B, (Q,) Hq, D]        float32, float16 or bfloat16. MEAN_DOT: Hk for Hq, one Forecast vector a head.
+//	q_lens      [B]                    int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
+//	seq_lens    [B]                    int32. Clamped to 0 and above.
+//	budgets     [B]                    int32, optional: k of each sequence's lists; clamped to 0 … cap.
+//	candidates  [B, (Q,) Hk, cap2]     LABEL_MASS: the blocks to weigh, of selected's rank. Other methods: absent.
+//	selected    [B, (Q,) Hk, cap]      Out, ascending. Q only if q has it: each row's own lists, otherwise shared ones.
+//	scores      [B, (Q,) Hk, max_blocks]  float32, out, optional. Scores of blocks below n_i, as many as have a place;
+//	                                   the rest is not written. As each of selected's lists.
+//	status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
+//	Lists have no slots.
+//
+//	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+//	once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+//	borrowed until the stream passes this point; inputs are not written.
+//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
+//	session), UNSUPPORTED, DRIVER, INTERNAL.
 type SelectBlocksArgs struct {
 	Method      SelectMethod
 	BlockSize   int
@@ -128,6 +216,36 @@ func (args SelectBlocksArgs) lower(l *lowering) (C.vwd_select_blocks_args, C.vwd
 }
 
 // SelectTokensArgs are the arguments of Session.SelectTokens; vwd_select_tokens documents them.
+//
+//	Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: Hu et al. 2026, the second level).
+//
+//	α_t = mean over the G query heads of softmax_t(scale·q̃_h·k̃_t) over all tokens of the candidates; ties go to the lower
+//	token. A token without a label, or whose product is not finite, has α = 0; so have all where one of the G query heads
+//	holds a NaN. The first init_tokens and the last local_tokens of a sequence are always selected, candidates or not, and
+//	follow from seq_lens alone: max(min(candidate tokens ∪ forced, budget), forced) tokens in all. So k counts the forced
+//	tokens. Query positions as for `vwd_select_blocks`: tokens past p weigh nothing, and where rows share a list α_t is the
+//	largest that it has for any of them.
+//
+//	block_size                      S, tokens of a candidate block.
+//	k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap.
+//	scale                           Of q·k, above 0; 0 means 1/√D.
+//	index                           kind LABEL.
+//	q           [B, (Q,) Hq, D]     float32, float16 or bfloat16.
+//	q_lens      [B]                 int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
+//	seq_lens    [B]                 int32. Clamped to 0 and above.
+//	budgets     [B]                 int32, optional: k of each sequence's lists; clamped to 0 … cap.
+//	candidates  [B, (Q,) Hk, cap2]  Blocks to choose from, of selected's rank.
+//	selected    [B, (Q,) Hk, cap]   Out, ascending token positions. Q only if q has it: each row's own lists.
+//	scores      [B, (Q,) Hk, cap]   float32, out, optional. α of each selected token; 0 for a forced one that is in no
+//	                                candidate.
+//	status      [B, (Q,) Hk]        uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
+//	Lists have no slots.
+//
+//	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+//	once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+//	borrowed until the stream passes this point; inputs are not written.
+//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
+//	session), UNSUPPORTED, DRIVER, INTERNAL.
 type SelectTokensArgs struct {
 	BlockSize   int
 	K           int

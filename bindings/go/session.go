@@ -1,8 +1,8 @@
 // Package vanward binds libvanward: verification and packing of speculated tokens, selection of KV blocks, sparse
 // attention, exact repair and KV prefetch, for engines that keep their own memory and streams.
 //
-// What a call computes, and the shape and dtype of each of its arguments, is documented once, in vanward.h; here are
-// the names. Absent tensors are zero Tensors, absent numbers zeros. Errors are *Error; errors.Is finds their Status.
+// What a call computes, and the shape and dtype of each of its arguments, stands with its Args in the words of vanward.h, under
+// the C names. Absent tensors are zero Tensors, absent numbers zeros. Errors are *Error; errors.Is finds their Status.
 //
 // Goroutines may share a Session. Calls on one stream are ordered by the caller, as in C. On a CUDA session calls only
 // enqueue: their memory stays valid until the stream has passed them, so it is device or pinned memory, never Go's.
@@ -29,9 +29,9 @@ func (s Stream) c() C.uintptr_t { return C.uintptr_t(s) }
 type Device uint32
 
 const (
-	Auto Device = C.VWD_DEVICE_AUTO // CUDA where a driver and a device are present, else CPU
-	CPU  Device = C.VWD_DEVICE_CPU
-	CUDA Device = C.VWD_DEVICE_CUDA
+	DeviceAuto Device = C.VWD_DEVICE_AUTO // CUDA where a driver and a device are present, else CPU
+	DeviceCPU  Device = C.VWD_DEVICE_CPU
+	DeviceCUDA Device = C.VWD_DEVICE_CUDA
 )
 
 // StreamRole is what one of a session's own streams is for.

@@ -59,6 +59,19 @@ const (
 )
 
 // BlockList is vwd_block_list: blocks (or tokens) per sequence and KV head, or per query position.
+//
+//	A list of blocks (of tokens, where block_size is 1) per sequence and KV head. Final: it does not grow.
+//
+//	With query positions (q of rank 4) a list is shared by the positions of a sequence, or each position has its own.
+//
+//	ids     [B, Hk, cap] or [B, Q, Hk, cap]  int32, ascending. As input: ids past the sequence and repeated ids are skipped.
+//	counts  [B, Hk] or [B, Q, Hk]            int32; clamped to 0 … cap. Entries of ids at or past the count are neither read
+//	                                         nor written.
+//	slots   as ids                           int32, optional, and only as input of `vwd_attention` and `vwd_repair`: the page
+//	                                         in which each entry lies, in place of the page table. k and v are then a pool
+//	                                         [slots, P, 1, D] whose pages hold P consecutive tokens of one KV head; S divides
+//	                                         P, and an entry's tokens start at row id·S mod P. −1, or any slot outside the
+//	                                         pool, is not there and adds nothing.
 type BlockList struct {
 	IDs    Tensor
 	Counts Tensor
@@ -66,6 +79,18 @@ type BlockList struct {
 }
 
 // PagedKV is vwd_paged_kv: keys and values of one layer.
+//
+//	Paged keys and values of one layer.
+//
+//	flags       Must be 0.
+//	k           [pages, P, Hk, D]   float32, float16, bfloat16, float8_e4m3fn or float8_e5m2. D a multiple of 8, 16 … 576.
+//	v           [pages, P, Hk, Dv]  dtype of k; Dv likewise. May be a view of k's memory (MLA: its first 512 channels).
+//	page_table  [B, max_pages]      int32, optional. Page p of sequence i is page_table[i, p]. Absent: sequence i is page i
+//	                                alone, so that k is [B, T, Hk, D]; with the slots of a list, see `vwd_block_list`. A page
+//	                                outside 0 … pages−1 holds no tokens.
+//	seq_lens    [B]                 int32. Tokens of each sequence; clamped to 0 … what its pages can hold (slots hold any).
+//	k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Key = stored value · scale.
+//	v_scale     [1], [Hk] or [pages, P, Hk]  likewise.
 type PagedKV struct {
 	K         Tensor
 	V         Tensor
@@ -76,6 +101,26 @@ type PagedKV struct {
 }
 
 // Index is vwd_index: summaries of the keys of one layer.
+//
+//	Summaries of the keys of one layer, in the caller's memory. Fields that `kind` does not name stay zero.
+//
+//	Every tensor is [pages, rows, Hk, …]: summary j of sequence i is row j % rows of page table[i, j / rows], or of page i
+//	where `table` is absent. A summary is a block (MINMAX), a window (MEAN) or a token (LABEL). A page outside the tensor,
+//	and a row past the table, hold no summary.
+//
+//	flags        Must be 0.
+//	kind         One of VWD_INDEX_*.
+//	block_size   MINMAX: tokens of a block, S.
+//	window       MEAN: tokens of a window; 0 means 32.
+//	stride       MEAN: tokens from one window to the next; 0 means 16.
+//	table        [B, max_index_pages]     int32, optional.
+//	key_max      [pages, rows, Hk, D]     MINMAX; the keys' dtype (of FP8 keys: float32, float16 or bfloat16).
+//	key_min      [pages, rows, Hk, D]     MINMAX; dtype of key_max.
+//	means        [pages, rows, Hk, D]     MEAN; float32, float16 or bfloat16.
+//	labels       [pages, rows, Hk, r/2]   LABEL; uint8. Channel 2i in the low four bits, 2i+1 in the high ones.
+//	label_scale  [pages, rows, Hk]        LABEL; float16. Key ≈ label_min + label_scale · code.
+//	label_min    [pages, rows, Hk]        LABEL; float16.
+//	channels     [Hk, r]                  LABEL; int32, from `vwd_channel_importance`. r even, 2 … D.
 type Index struct {
 	Kind       IndexKind
 	BlockSize  int
@@ -92,6 +137,13 @@ type Index struct {
 }
 
 // AttentionState is vwd_attention_state: what attention knows before it divides.
+//
+//	Attention state per query head: out = acc / l, lse = m + ln l. Natural logarithms, s = scale·q·k.
+//	Nothing attended: acc = 0, m = −inf, l = 0. Final: it does not grow.
+//
+//	acc  [B, Hq, Dv] or [B, Q, Hq, Dv]  float32. Σ e^(s−m) v
+//	m    [B, Hq] or [B, Q, Hq]          float32. max s
+//	l    [B, Hq] or [B, Q, Hq]          float32. Σ e^(s−m)
 type AttentionState struct {
 	Acc Tensor
 	M   Tensor
@@ -99,6 +151,12 @@ type AttentionState struct {
 }
 
 // AttentionPartials is vwd_attention_partials: a state per entry of a block list.
+//
+//	Attention state per entry of a block list (per group of `partial_blocks` consecutive entries). Final: it does not grow.
+//
+//	acc  [B, Hq, groups, Dv] or [B, Q, Hq, groups, Dv]  float32; groups = ⌈cap / partial_blocks⌉
+//	m    [B, Hq, groups] or [B, Q, Hq, groups]          float32
+//	l    [B, Hq, groups] or [B, Q, Hq, groups]          float32
 type AttentionPartials struct {
 	Acc Tensor
 	M   Tensor
@@ -106,12 +164,21 @@ type AttentionPartials struct {
 }
 
 // PredictorState is vwd_predictor_state: smoothed scores of one layer.
+//
+//	Smoothed scores of one layer, in the caller's memory. Before its first step a sequence's rows are filled by
+//	`vwd_predictor_reset`. Final: it does not grow.
+//
+//	level  [B, Hk, max_blocks]  float32. L; not finite while the block has not been seen.
+//	trend  [B, Hk, max_blocks]  float32. T.
 type PredictorState struct {
 	Level Tensor
 	Trend Tensor
 }
 
 // Holt is vwd_holt: smoothing factors. {1, 0, 0} predicts the previous step's scores again.
+//
+//	Smoothing factors. {1, 0, 0} predicts the previous step's scores again; {0, 0, 0} means {1, 0, 0}. Final: it does not
+//	grow.
 type Holt struct {
 	Alpha float32
 	Beta  float32
@@ -119,6 +186,8 @@ type Holt struct {
 }
 
 // Rope is vwd_rope: rotary position embedding.
+//
+//	Rotary position embedding (Su et al. 2021). Angle of pair c at position t: t·inv_freq[c].
 type Rope struct {
 	Style           RopeStyle
 	RotaryDim       int

@@ -93,3 +93,10 @@ fn commented(code: &str) -> Option<String> {
     let body = code.strip_prefix("typedef struct {\n")?;
     Some(body.split_once("\n} ")?.1.split_once(';')?.0.to_owned())
 }
+
+/// Arguments under their own names, and what continues their lines as far to the left.
+pub fn of_fields(comment: &str) -> String {
+    let Some(at) = comment.find("args->") else { return comment.to_owned() };
+    let (before, arguments) = comment.split_at(at);
+    before.to_owned() + &arguments.replace("args->", "").replace("\n      ", "\n")
+}

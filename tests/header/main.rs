@@ -1,6 +1,7 @@
 //! What is made of the C declarations in `src/abi` and `src/capi`: the header, and what mirrors it. `make header` writes it.
 
 mod declarations;
+mod go;
 mod header;
 mod layout;
 mod python;
@@ -34,6 +35,16 @@ fn python_structs_and_prototypes_are_in_step() {
 #[test]
 fn python_documentation_is_in_step() {
     assert_in_step("bindings/python/vanward/_docs.py", &python::docs(&header::make(root())));
+}
+
+#[test]
+fn comments_of_the_go_structs_are_in_step() {
+    let header = header::make(root());
+    for file in ["attention", "forecast", "predictor", "prefetch", "select", "types", "verify"] {
+        let path = format!("bindings/go/{file}.go");
+        let source = std::fs::read_to_string(root().join(&path)).expect("a Go file");
+        assert_in_step(&path, &go::with_comments(&source, &header));
+    }
 }
 
 #[test]

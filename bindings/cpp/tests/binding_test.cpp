@@ -126,6 +126,12 @@ static void a_view_that_its_memory_cannot_hold_is_refused_by_the_call() {
     CHECK(done.status() == vw::Status::invalid_argument);
     CHECK(!done && done.error().message().rfind("draft: ", 0) == 0);
   }
+  args.draft = bad[0];
+  CHECK(session.verify(args).error().message() ==
+        "draft: a container that is too small; expected every element of the view inside it");
+  args.draft = bad[5];
+  CHECK(session.verify(args).error().message() ==
+        "draft: strides of another rank than the shape; expected as many as extents");
   CHECK(vw::tensor(small, {0, 100}).ndim == 2 && vw::tensor(small, {7}, {1}).ndim == 1);
   CHECK(vw::tensor(small, {4, 7}, {0, 1}).ndim == 2);
 }

@@ -56,7 +56,7 @@ class Sessions(unittest.TestCase):
         with self.assertRaisesRegex(vanward.InvalidArgument, "options.threads"):
             vanward.Session(vanward.Device.CPU, threads=100_000)
 
-        with self.assertRaisesRegex(ValueError, "threads: -1; expected 0 to"):
+        with self.assertRaisesRegex(ValueError, "threads: -1; expected at least 0"):
             vanward.Session("cpu", threads=-1)
         with self.assertRaisesRegex(ValueError, "device: 'gpu'; expected one of auto, cpu, cuda"):
             vanward.Session("gpu")
@@ -123,7 +123,7 @@ class Errors(unittest.TestCase):
         for arguments, message in [
             (dict(kv=(kv, kv)), "kv: tuple; expected PagedKV"),
             (dict(kv=vanward.PagedKV(kv, "v", lens)), "kv.v: str has neither"),
-            (dict(kv=vanward.PagedKV(kv, kv, lens), block_size=-1), "block_size: -1; expected 0 to"),
+            (dict(kv=vanward.PagedKV(kv, kv, lens), block_size=-1), "block_size: -1; expected at least 0"),
             (dict(kv=vanward.PagedKV(kv, kv, lens), block_size=1.5), "block_size: 1.5; expected an integer"),
             (dict(kv=vanward.PagedKV(kv, kv, lens), block_size="page"), "block_size: 'page'; expected an integer"),
             (dict(kv=vanward.PagedKV(kv, kv, lens), scale="big"), "scale: 'big'; expected a number"),

@@ -283,7 +283,8 @@ def integer(value: Any, path: str, least: int, most: int) -> int:
     except TypeError:
         raise TypeError(f"{path}: {value!r}; expected an integer") from None
     if not least <= exact <= most:
-        raise ValueError(f"{path}: {exact}; expected {least} to {most}")
+        bound = f"at least {least}" if exact < least else f"at most {most}"
+        raise ValueError(f"{path}: {exact}; expected {bound}")
     return exact
 
 
