@@ -1,13 +1,15 @@
-# make          builds the library: target/release/libvanward.so and .a
-# make setup    says what building and testing need, and installs it where it can
-# make demo     decodes a real language model on the CPU
-# make test     everything that can be checked without a GPU
-# make bench    measures the CPU backend
-# make install  headers, libraries, pkg-config file, CMake package; PREFIX=/usr/local, DESTDIR respected
-# make wheel    one file for pip, with the library in it: build/wheel
-# make header   writes include/vanward.h, and what mirrors it, from the Rust declarations
-# make kernels  compiles kernels/*/*.cu to the PTX that is committed
-# make gpu-bundle  packs what checks and times the library on a machine with a GPU; BUNDLE=build/gpu-bundle
+# make            builds the library: build/lib
+# make setup      says what building and testing need, and installs it where it can
+# make demo       decodes a real language model on the CPU
+# make test       everything that can be checked without a GPU
+# make bench      measures the CPU backend
+# make install    headers, libraries, pkg-config files, CMake package; PREFIX=/usr/local, DESTDIR respected
+# make uninstall  removes what make install put there
+# make wheel      a wheel for pip, with the library in it: build/wheel
+# make deb        a Debian package of what make install installs: build/packages
+# make header     writes include/vanward.h, and what mirrors it, from the Rust declarations
+# make kernels    compiles kernels/*/*.cu to the PTX that is committed
+# make gpu-bundle packs what checks and times the library on a machine with a GPU; BUNDLE=build/gpu-bundle
 
 PREFIX ?= /usr/local
 BUILD := build
@@ -15,11 +17,13 @@ VENV := .cache/venv
 JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
-.PHONY: all setup demo test lint test-rust test-c test-go test-python test-kernels bench install wheel header kernels gpu-bundle \
-  library configure clean
+.PHONY: all help setup demo test lint test-rust test-c test-go test-python test-kernels test-install bench install uninstall wheel \
+  deb header kernels gpu-bundle library configure clean
 
-all:
-	cargo build --release --lib --locked
+all: library
+
+help:
+	@sed -n 's/^# //p; /^$$/q' Makefile
 
 setup:
 	@.ci/setup
@@ -60,13 +64,6 @@ test-python: export VANWARD_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0
 test-python: library $(VENV)/ready
 	cd bindings/python && "$(CURDIR)/$(VENV)/bin/python" -m unittest discover -s tests -t . -v
 
-# One file that pip installs anywhere with as new a glibc: the package, the library and the licence.
-wheel: export VANWARD_WHEEL_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0
-wheel: library $(VENV)/ready
-	rm -rf $(BUILD)/wheel
-	$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(BUILD)/wheel ./bindings/python
-	@ls $(BUILD)/wheel/*.whl
-
 $(VENV)/ready:
 	python3 -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check numpy
@@ -87,8 +84,33 @@ bench:
 	cargo bench --locked --bench '*'
 	benches/report.py | tee $(RESULTS)
 
+# The folder to install into; a prefix may be relative and hold spaces.
+prefix = "$$(realpath -ms "$(PREFIX)")"
+
+# What lies in a standard folder is found once ldconfig has seen it; for others README.md says how a program finds it.
 install: library
-	DESTDIR=$(DESTDIR) cmake --install $(BUILD) --prefix $(abspath $(PREFIX))
+	DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix $(prefix)
+	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig || true; fi
+
+# Installs once more, beside everything, to learn the names.
+uninstall: library
+	@rm -rf $(BUILD)/uninstall
+	@DESTDIR=$(BUILD)/uninstall cmake --install $(BUILD) --prefix $(prefix) >/dev/null
+	cd $(BUILD)/uninstall && find . -not -type d -exec sh -c 'for path; do rm -f "$$0/$$path"; done' "$(DESTDIR)" {} +
+	@rmdir "$(DESTDIR)"$(prefix)/lib*/cmake/Vanward "$(DESTDIR)"$(prefix)/share/doc/vanward
+
+# One file that pip installs anywhere with as new a glibc: the package, the library and the licence.
+wheel: export VANWARD_WHEEL_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0
+wheel: library $(VENV)/ready
+	rm -rf $(BUILD)/wheel
+	$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(BUILD)/wheel ./bindings/python
+	@ls $(BUILD)/wheel/*.whl
+
+deb: library
+	cmake -S . -B $(BUILD)/deb -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX=/usr -DVANWARD_BUILD_TESTS=OFF \
+	  -DVANWARD_PREBUILT="$(CURDIR)/$(BUILD)/lib"
+	cmake --build $(BUILD)/deb
+	cd $(BUILD)/deb && cpack -G DEB -B "$(CURDIR)/$(BUILD)/packages"
 
 header:
 	VANWARD_WRITE_HEADER=1 cargo test --locked --test header

@@ -15,12 +15,16 @@ DESTDIR="$scratch" cmake --install "$build" --prefix /opt/vanward >/dev/null
 prefix="$scratch/opt/vanward"
 lib=$(dirname "$(find "$prefix" -name libvanward.a)")
 
-for path in "$prefix"/include/vanward.h "$lib"/libvanward.so{,.0} "$lib"/pkgconfig/vanward.pc \
-  "$lib"/cmake/Vanward/VanwardConfig{,Version}.cmake; do
+for path in "$prefix"/include/vanward.h{,pp} "$lib"/libvanward.so{,.0} "$lib"/pkgconfig/vanward{,-static}.pc \
+  "$prefix"/share/doc/vanward/LICENSE "$lib"/cmake/Vanward/VanwardConfig{,Version}.cmake; do
   test -e "$path" || { echo "not installed: $path" >&2; exit 1; }
 done
 outside=$(find "$scratch" -not -type d -not -path "$prefix/*")
 test -z "$outside" || { echo "installed outside DESTDIR/PREFIX: $outside" >&2; exit 1; }
+
+for path in "$HOME/" "$(realpath "$examples/..")/"; do
+  ! grep -aqF "$path" "$lib"/libvanward.so.0 "$lib"/libvanward.a || { echo "the library names $path" >&2; exit 1; }
+done
 
 cp -r "$examples/consumer-$way" "$scratch/consumer"
 cd "$scratch/consumer"
