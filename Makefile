@@ -35,7 +35,7 @@ demo: configure
 # --- tests: each target runs alone, too ----------------------------------------------------------------------------------
 
 test: setup
-	@python3 .ci/summary.py lint test-rust test-kernels test-c test-go test-python
+	@python3 .ci/summary.py lint test-rust test-kernels test-c test-go test-python test-install
 
 lint:
 	cargo fmt --check
@@ -68,6 +68,10 @@ $(VENV)/ready:
 	python3 -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check numpy
 	touch $@
+
+# README.md, typed by somebody who has just read it.
+test-install:
+	python3 tests/readme.py $(BUILD)/readme
 
 # The library where the bindings look for it: build/lib.
 library: configure
