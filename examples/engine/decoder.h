@@ -18,11 +18,17 @@ typedef struct {
   float ratio;     /* speculation attends ⌈ratio·k⌉ predicted blocks */
 } selection;
 
+/* What the prompt leaves behind besides keys and values: what the modes that are to run read. */
+typedef struct {
+  bool summaries, labels, holt, forecast;
+} preparation;
+
 typedef struct {
   model *model;
   model_shape shape;
   vwd_session *session;
   selection select;
+  preparation prepare;
   int32_t end_token;
 
   kv_cache cache;
@@ -62,8 +68,8 @@ typedef struct {
 typedef void (*progress_fn)(void *context, int done, int total);
 
 /* Takes the prompt in and prepares what the strategies need. The session and model are borrowed. */
-bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, const int32_t *prompt, int count,
-                  int max_new, int32_t end_token, progress_fn progress, void *context);
+bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, preparation what, const int32_t *prompt,
+                  int count, int max_new, int32_t end_token, progress_fn progress, void *context);
 void decoder_free(decoder *d);
 
 /* Generates up to `limit` tokens into out->tokens, greedily. With `forced` tokens it reads those instead of its own

@@ -163,7 +163,12 @@ gguf *gguf_open(const char *path) {
   int fd = open(path, O_RDONLY);
   struct stat info;
   void *bytes = MAP_FAILED;
-  if (fd >= 0 && fstat(fd, &info) == 0) bytes = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+  if (fd >= 0 && fstat(fd, &info) == 0 && !S_ISREG(info.st_mode)) {
+    fprintf(stderr, "%s: not a file\n", path);
+    close(fd);
+    return NULL;
+  }
+  if (fd >= 0) bytes = mmap(NULL, (size_t)info.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
   if (fd >= 0) close(fd);
   if (bytes == MAP_FAILED) {
     perror(path);

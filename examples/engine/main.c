@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -29,6 +30,10 @@ static const mode_name names[STRATEGIES] = {
     [DRAFTS] = {"drafts", "sparse, drafted: prompt lookup"},
     [TWO_LEVEL_DRAFTS] = {"two-level-drafts", "two levels, drafted"},
 };
+
+/* The order of the table: what there is to gain stands beside what it is compared with. */
+static const strategy order[STRATEGIES] = {DENSE,  TWO_LEVEL_DRAFTS, TWO_LEVEL, SPARSE,
+                                           DRAFTS, PREVIOUS,         HOLT,      FORECAST};
 
 static const float ratios[RATIOS] = {1.0f, 1.25f, 1.5f};
 
@@ -65,14 +70,19 @@ static void progress(void *title, int done, int total) {
   if (done == total) fprintf(stderr, "\r%60s\r", "");
 }
 
-static int usage(const char *problem) {
-  fprintf(stderr,
-          "%s\nusage: vanward-engine --model PATH | --tiny  [--prompt FILE] [--tokens N] [--threads N] [--k BLOCKS] "
-          "[--mode NAME]\nmodes:",
-          problem);
-  for (int m = 0; m < STRATEGIES; m++) fprintf(stderr, " %s", names[m].option);
-  fprintf(stderr, " (default: all of them)\n");
-  return 2;
+static void usage(FILE *out) {
+  fprintf(out,
+          "usage: vanward-engine --model FILE.gguf | --tiny  [option value]...\n"
+          "  --model FILE   a Llama model in F32, F16, Q4_0, Q4_1 or Q8_0\n"
+          "  --tiny         random weights instead: every step is taken, and the text is noise\n"
+          "  --prompt FILE  the user's message; default %s\n"
+          "  --tokens N     how many to generate, 2 to 4096; default 128\n"
+          "  --threads N    1 to 256; default: as many as there are processors\n"
+          "  --k BLOCKS     blocks of %d tokens that sparse attention reads, 2 to 1024; default 64, with --tiny 16\n"
+          "  --mode NAME    one mode alone, and what it needs; default: all of them, compared\n"
+          "modes:\n",
+          ENGINE_PROMPT, PAGE);
+  for (int i = 0; i < STRATEGIES; i++) fprintf(out, "  %-17s%s\n", names[order[i]].option, names[order[i]].title);
 }
 
 static int find_mode(const char *name) {
@@ -81,49 +91,73 @@ static int find_mode(const char *name) {
   return -1;
 }
 
-/* NULL, or what is wrong. */
-static const char *parse(int count, char **words, options *o) {
+/* A whole number in the range, and nothing else. */
+static bool number(const char *option, const char *text, int least, int most, int *out) {
+  char *end;
+  long value = strtol(text, &end, 10);
+  if (end == text || *end || value < least || value > most) {
+    fprintf(stderr, "%s: \"%s\"; expected %d to %d\n", option, text, least, most);
+    return false;
+  }
+  *out = (int)value;
+  return true;
+}
+
+static bool set(options *o, const char *option, const char *value, int *k) {
+  if (strcmp(option, "--model") == 0) return (o->model = value) != NULL;
+  if (strcmp(option, "--prompt") == 0) return (o->prompt = value) != NULL;
+  if (strcmp(option, "--tokens") == 0) return number(option, value, 2, 4096, &o->tokens);
+  if (strcmp(option, "--threads") == 0) return number(option, value, 1, 256, &o->threads);
+  if (strcmp(option, "--k") == 0) return number(option, value, 2, 1024, k);
+  if (strcmp(option, "--mode") == 0 && (o->only = find_mode(value)) >= 0) return true;
+  fprintf(stderr, "%s %s: unknown\n", option, value);
+  return false;
+}
+
+/* False where something is wrong, which is said. */
+static bool parse(int count, char **words, options *o) {
   int k = 0;
   *o = (options){.prompt = ENGINE_PROMPT, .tokens = 128, .only = -1};
   for (int i = 1; i < count; i++) {
-    const char *word = words[i], *value = i + 1 < count ? words[i + 1] : NULL;
-    if (strcmp(word, "--tiny") == 0) {
-      o->tiny = true;
-      continue;
-    }
-    if (!value) return "an option lacks its value";
-    i++;
-    if (strcmp(word, "--model") == 0) o->model = value;
-    else if (strcmp(word, "--prompt") == 0) o->prompt = value;
-    else if (strcmp(word, "--tokens") == 0) o->tokens = atoi(value);
-    else if (strcmp(word, "--threads") == 0) o->threads = atoi(value);
-    else if (strcmp(word, "--k") == 0) k = atoi(value);
-    else if (strcmp(word, "--mode") != 0) return "unknown option";
-    else if ((o->only = find_mode(value)) < 0) return "unknown mode";
+    if (strcmp(words[i], "--tiny") == 0) o->tiny = true;
+    else if (i + 1 == count) return fprintf(stderr, "%s: unknown, or without its value\n", words[i]), false;
+    else if (!set(o, words[i], words[i + 1], &k)) return false;
+    else i++;
   }
-  if (!o->model == !o->tiny) return "give either --model or --tiny";
-  if (o->tokens < 2 || o->tokens > 4096) return "--tokens: 2 to 4096";
-  if (o->threads <= 0) o->threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
-  if (k == 0) k = o->tiny ? 16 : 48;
-  if (k < 2 || k > 1024) return "--k: 2 to 1024"; /* the first block and the last are always among them */
-  int local = k < 16 ? 1 : k / 6;
-  o->select = (selection){
-      .k = k, .init = 1, .local = local, .coarse = 2 * k, .tokens = (1 + local) * PAGE + k * PAGE / 4, .ratio = 1.25f};
-  return NULL;
+  if (!o->model == !o->tiny) return fprintf(stderr, "expected either --model or --tiny\n"), false;
+  if (o->threads == 0) o->threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  if (k == 0) k = o->tiny ? 16 : 64; /* the first block and the last are always among them */
+  int local = k < 16 ? 1 : k / 8;
+  o->select = (selection){.k = k,
+                          .init = 1,
+                          .local = local,
+                          .coarse = k + k / 2,
+                          .tokens = (1 + local) * PAGE + k * PAGE * 3 / 16,
+                          .ratio = 1.25f};
+  return true;
+}
+
+/* What the modes that are to run read of the prompt. */
+static preparation prepared(const options *o) {
+  bool all = o->only < 0;
+  return (preparation){.summaries = o->only != DENSE,
+                       .labels = all || o->only == TWO_LEVEL || o->only == TWO_LEVEL_DRAFTS,
+                       .holt = all || o->only == HOLT || o->only == PREVIOUS,
+                       .forecast = all || o->only == FORECAST};
 }
 
 static char *read_text(const char *path, size_t *length) {
   FILE *file = fopen(path, "rb");
+  struct stat info;
   char *text = NULL;
-  *length = 0;
-  if (file && fseek(file, 0, SEEK_END) == 0) {
-    long size = ftell(file);
-    rewind(file);
-    text = size > 0 ? malloc((size_t)size) : NULL;
-    if (text) *length = fread(text, 1, (size_t)size, file);
+  if (!file || fstat(fileno(file), &info) != 0) {
+    perror(path);
+  } else if (!S_ISREG(info.st_mode) || info.st_size == 0) {
+    fprintf(stderr, "%s: %s\n", path, S_ISREG(info.st_mode) ? "empty" : "not a file");
+  } else if ((text = malloc((size_t)info.st_size))) {
+    *length = fread(text, 1, (size_t)info.st_size, file);
   }
   if (file) fclose(file);
-  if (!text) perror(path);
   return text;
 }
 
@@ -147,7 +181,7 @@ static int put_message(const tokenizer *t, const char *role, const char *words, 
 
 static int32_t *make_prompt(const program *p, const options *o, int *count) {
   static const char system[] = "You are a helpful AI assistant named SmolLM, trained by Hugging Face";
-  size_t length;
+  size_t length = 0;
   char *text = read_text(o->prompt, &length);
   int capacity = (int)length + 256, n = 0;
   int32_t *tokens = text ? malloc((size_t)capacity * sizeof *tokens) : NULL;
@@ -209,18 +243,21 @@ static bool prepare(program *p, const options *o) {
   int count;
   int32_t *prompt = make_prompt(p, o, &count);
   double begin = now();
-  bool ok = prompt && decoder_init(&p->decoder, p->session, p->model, o->select, prompt, count, o->tokens,
-                                   tokenizer_id(p->tokenizer, "<|im_end|>"), progress, "prompt");
+  bool ok = prompt && decoder_init(&p->decoder, p->session, p->model, o->select, prepared(o), prompt, count,
+                                   o->tokens, tokenizer_id(p->tokenizer, "<|im_end|>"), progress, "prompt");
   free(prompt);
   if (!ok) return false;
   const decoder *d = &p->decoder;
-  printf("%d prompt tokens taken in, forecast fitted, labels written: %.1f s. Holt's factors, picked on the prompt: "
-         "alpha %.2f, beta %.2f, "
-         "gamma %.2f (hit rate %.3f).\n",
-         count, now() - begin, (double)d->holt.alpha, (double)d->holt.beta, (double)d->holt.gamma, d->holt_hit_rate);
-  printf("Sparse attention reads %d of %d blocks of %d tokens; two levels read %d tokens of %d blocks; guesses are "
-         "%.2f times as large.\n\n",
-         o->select.k, (count + PAGE - 1) / PAGE, PAGE, o->select.tokens, o->select.coarse, (double)o->select.ratio);
+  int blocks = (count + PAGE - 1) / PAGE, k = o->select.k < blocks ? o->select.k : blocks;
+  printf("%d prompt tokens taken in, in %.1f s. Sparse attention reads %d of its %d blocks of %d tokens", count,
+         now() - begin, k, blocks, PAGE);
+  if (d->prepare.labels)
+    printf("; two levels read %d tokens out of %d blocks", o->select.tokens < count ? o->select.tokens : count,
+           o->select.coarse < blocks ? o->select.coarse : blocks);
+  if (d->prepare.holt)
+    printf("; guesses are %.2f times as large (Holt's factors, picked on the prompt: %.2f, %.2f, %.2f)",
+           (double)o->select.ratio, (double)d->holt.alpha, (double)d->holt.beta, (double)d->holt.gamma);
+  printf(".\n\n");
   return true;
 }
 
@@ -229,7 +266,7 @@ static bool run_mode(program *p, const options *o, strategy m) {
   g->tokens = calloc((size_t)o->tokens, sizeof *g->tokens);
   if (!g->tokens || !generate(&p->decoder, m, NULL, o->tokens, g, progress, (void *)(uintptr_t)names[m].title))
     return false;
-  if (m == DENSE || m == SPARSE || m == TWO_LEVEL) {
+  if (o->only >= 0 || m == DENSE || m == SPARSE || m == TWO_LEVEL_DRAFTS) {
     printf("--- %s\n", names[m].title);
     print_text(p, o, g);
   }
@@ -260,12 +297,26 @@ static void print_percent(bool known, double share) {
   else printf("%9s", "");
 }
 
+/* The row beside dense attention's, in words. */
+static void print_meaning(const program *p) {
+  const generation *dense = &p->made[DENSE], *best = &p->made[TWO_LEVEL_DRAFTS];
+  int equal = 0;
+  if (p->tiny_bytes || dense->count == 0 || best->count == 0) return;
+  while (equal < dense->count && equal < best->count && best->tokens[equal] == dense->tokens[equal]) equal++;
+  printf("\nThe second row says: with %.0f%% of the keys and values read, %d of %d tokens are those of dense attention%s, at "
+         "%.1f times its speed.\n",
+         100 * (double)best->n.kv_bytes / (double)best->n.dense_bytes, equal, dense->count,
+         equal == dense->count ? "" : " before the first that is not",
+         dense->seconds / (dense->count - 1) * (best->count - 1) / best->seconds);
+}
+
 static void print_table(const program *p) {
   printf("%-33s%9s%9s%9s%9s%9s%27s%9s\n", "", "tokens", "accepted", "KV read", "+ index", "choices",
          "true blocks guessed at r =", "repaired");
   printf("%-33s%9s%9s%9s%9s%9s%9.4g%9.4g%9.4g%9s\n", "mode", "per s", "of 8", "of dense", "", "as dense",
          (double)ratios[0], (double)ratios[1], (double)ratios[2], "at 1.25");
-  for (int m = 0; m < STRATEGIES; m++) {
+  for (int i = 0; i < STRATEGIES; i++) {
+    const int m = order[i];
     const generation *g = &p->made[m];
     const counters *n = &g->n;
     if (g->count == 0) continue;
@@ -276,11 +327,12 @@ static void print_table(const program *p) {
     print_percent(true, (double)n->kv_bytes / (double)n->dense_bytes);
     print_percent(n->index_bytes > 0, (double)(n->kv_bytes + n->index_bytes) / (double)n->dense_bytes);
     print_percent(p->made[DENSE].count > 0 && m != DENSE, p->agreement[twin(m)]);
-    for (int i = 0; i < RATIOS; i++)
-      print_percent(guesses && p->named[m - PREVIOUS][0] > 0, guesses ? p->named[m - PREVIOUS][i] : 0);
+    for (int r = 0; r < RATIOS; r++)
+      print_percent(guesses && p->named[m - PREVIOUS][0] > 0, guesses ? p->named[m - PREVIOUS][r] : 0);
     print_percent(n->selected > 0, n->selected ? (double)n->missed / (double)n->selected : 0);
     printf("\n");
   }
+  print_meaning(p);
   printf("\nKV read counts what attention reads for the tokens that were kept; index, the summaries and labels that "
          "selection reads besides.\n"
          "Choices as dense: each mode reads dense attention's text and chooses at every token; the guessed and drafted "
@@ -304,9 +356,15 @@ static bool check(const program *p) {
 }
 
 static bool run_all(program *p, const options *o) {
-  bool ok = load(p, o) && prepare(p, o);
-  for (int m = 0; ok && m < STRATEGIES; m++)
-    if (o->only < 0 || o->only == m) ok = run_mode(p, o, (strategy)m);
+  bool ok = load(p, o);
+  if (ok && o->only < 0)
+    printf("One prompt is taken in once and continued by %d tokens in %d ways, which differ in what attention reads. The "
+           "text of three comes first, then a table.\n%s\n",
+           o->tokens, STRATEGIES, o->tiny ? "" : "This takes two to three minutes on two cores.\n");
+  fflush(stdout);
+  ok = ok && prepare(p, o);
+  for (int i = 0; ok && i < STRATEGIES; i++)
+    if (o->only < 0 || o->only == (int)order[i]) ok = run_mode(p, o, order[i]);
   if (ok && o->only < 0)
     ok = compare_with_dense(p, SPARSE) && compare_with_dense(p, TWO_LEVEL) &&
          measure_predictors(&p->decoder, p->made[SPARSE].tokens, p->made[SPARSE].count, ratios, p->named, progress,
@@ -318,8 +376,8 @@ static bool run_all(program *p, const options *o) {
 
 int main(int count, char **words) {
   options o;
-  const char *problem = parse(count, words, &o);
-  if (problem) return usage(problem);
+  if (count == 2 && (strcmp(words[1], "--help") == 0 || strcmp(words[1], "-h") == 0)) return usage(stdout), 0;
+  if (!parse(count, words, &o)) return usage(stderr), 2;
   if (o.tiny)
     printf("A tiny random model stands in for a real one: every step is taken, but its text is noise and its figures "
            "mean nothing.\n");

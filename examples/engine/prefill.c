@@ -83,9 +83,11 @@ static bool attend_prompt(void *context, const attention_call *call) {
   for (int row = 0; row < call->n; row++) seq_lens[row] = (int32_t)call->position + row + 1;
   kv_write(&d->prompt, d->prompt.table, call->layer, call->position, call->n, call->k, call->v);
   vwd_index index = kv_minmax(&d->cache, call->layer, d->prompt.table, 1);
-  keep_sample(d, call);
-  return update_index(d, call->layer, d->prompt.table, &index, call->position, call->position + call->n) &&
-         attend_dense(d, d->prompt.table, seq_lens, call) && feed_forecast(d, call);
+  if (d->prepare.labels || d->prepare.holt) keep_sample(d, call);
+  if (d->prepare.summaries &&
+      !update_index(d, call->layer, d->prompt.table, &index, call->position, call->position + call->n))
+    return false;
+  return attend_dense(d, d->prompt.table, seq_lens, call) && (!d->prepare.forecast || feed_forecast(d, call));
 }
 
 /* Label channels from the sample, then INT4 labels of the whole prompt. */
@@ -177,12 +179,13 @@ static bool create_forecast(decoder *d) {
   return succeeded(vwd_forecast_create(d->session, &options, &d->forecast), "vwd_forecast_create");
 }
 
-bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, const int32_t *prompt, int count,
-                  int max_new, int32_t end_token, progress_fn progress, void *context) {
+bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, preparation what, const int32_t *prompt,
+                  int count, int max_new, int32_t end_token, progress_fn progress, void *context) {
   *d = (decoder){.model = m,
                  .shape = model_get_shape(m),
                  .session = session,
                  .select = s,
+                 .prepare = what,
                  .end_token = end_token,
                  .prompt_count = count};
   const model_shape *shape = &d->shape;
@@ -203,12 +206,13 @@ bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, const
     return false;
   memcpy(d->prompt_tokens, prompt, (size_t)count * sizeof *prompt);
   if (!kv_init(&d->cache, shape, (int)tokens, max_new + GAMMA + 2 * PAGE) || !sequence_init(&d->prompt, &d->cache) ||
-      !sequence_reserve(&d->prompt, count) || !create_forecast(d))
+      !sequence_reserve(&d->prompt, count) || (what.forecast && !create_forecast(d)))
     return false;
   d->sample_scores = calloc(samples * (size_t)(shape->kv_heads * d->cache.max_pages), sizeof(float));
   bool ok = d->sample_scores && prefill(d, progress, context);
-  for (int l = 0; ok && l < shape->layers; l++) ok = label_layer(d, l);
-  return ok && calibrate(d) && succeeded(vwd_forecast_solve(d->forecast, 0), "vwd_forecast_solve");
+  for (int l = 0; what.labels && ok && l < shape->layers; l++) ok = label_layer(d, l);
+  return ok && (!what.holt || calibrate(d)) &&
+         (!what.forecast || succeeded(vwd_forecast_solve(d->forecast, 0), "vwd_forecast_solve"));
 }
 
 void decoder_free(decoder *d) {
