@@ -54,8 +54,8 @@ import "C"
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 //	once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 //	borrowed until the stream passes this point; inputs are not written.
-//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-//	session), UNSUPPORTED, DRIVER, INTERNAL.
+//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+//	UNSUPPORTED, DRIVER, INTERNAL.
 type AttentionArgs struct {
 	BlockSize     int
 	PartialBlocks int
@@ -194,8 +194,8 @@ func (args MergeStatesArgs) lower(l *lowering) C.vwd_merge_states_args {
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 //	once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 //	borrowed until the stream passes this point; inputs are not written.
-//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-//	session), UNSUPPORTED, DRIVER, INTERNAL.
+//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+//	UNSUPPORTED, DRIVER, INTERNAL.
 type RepairArgs struct {
 	Mode              RepairMode
 	BlockSize         int

@@ -82,7 +82,7 @@ func (args IndexUpdateArgs) lower(l *lowering) (C.vwd_index_update_args, C.vwd_i
 //	in the order of the heads, divided by G, times the peak of the keys. NaN is ignored in maxima. The r largest are chosen,
 //	ties to the lower channel.
 //
-//	q           [Tq, Hq, D]  float32, float16 or bfloat16. Sample of post-RoPE queries.
+//	q           [Tq, Hq, D]  float32, float16 or bfloat16; D a multiple of 8, 16 … 576. Sample of post-RoPE queries.
 //	k           [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys.
 //	channels    [Hk, r]      int32, out, ascending. r even, 2 … D.
 //	importance  [Hk, D]      float32, out, optional.
@@ -143,7 +143,8 @@ func (args ChannelImportanceArgs) lower(l *lowering) C.vwd_channel_importance_ar
 //	k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
 //	scale                              Of q·k, above 0; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
 //	index                              As filled by `vwd_index_update`.
-//	q           [B, (Q,) Hq, D]        float32, float16 or bfloat16. MEAN_DOT: Hk for Hq, one Forecast vector a head.
+//	q           [B, (Q,) Hq, D]        float32, float16 or bfloat16; D a multiple of 8, 16 … 576. MEAN_DOT: Hk for
+//	                                   Hq, one Forecast vector a head.
 //	q_lens      [B]                    int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
 //	seq_lens    [B]                    int32. Clamped to 0 and above.
 //	budgets     [B]                    int32, optional: k of each sequence's lists; clamped to 0 … cap.
@@ -157,8 +158,8 @@ func (args ChannelImportanceArgs) lower(l *lowering) C.vwd_channel_importance_ar
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 //	once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 //	borrowed until the stream passes this point; inputs are not written.
-//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-//	session), UNSUPPORTED, DRIVER, INTERNAL.
+//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+//	UNSUPPORTED, DRIVER, INTERNAL.
 type SelectBlocksArgs struct {
 	Method      SelectMethod
 	BlockSize   int
@@ -230,7 +231,7 @@ func (args SelectBlocksArgs) lower(l *lowering) (C.vwd_select_blocks_args, C.vwd
 //	k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap.
 //	scale                           Of q·k, above 0; 0 means 1/√D.
 //	index                           kind LABEL.
-//	q           [B, (Q,) Hq, D]     float32, float16 or bfloat16.
+//	q           [B, (Q,) Hq, D]     float32, float16 or bfloat16; D a multiple of 8, 16 … 576.
 //	q_lens      [B]                 int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
 //	seq_lens    [B]                 int32. Clamped to 0 and above.
 //	budgets     [B]                 int32, optional: k of each sequence's lists; clamped to 0 … cap.
@@ -244,8 +245,8 @@ func (args SelectBlocksArgs) lower(l *lowering) (C.vwd_select_blocks_args, C.vwd
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 //	once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 //	borrowed until the stream passes this point; inputs are not written.
-//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-//	session), UNSUPPORTED, DRIVER, INTERNAL.
+//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+//	UNSUPPORTED, DRIVER, INTERNAL.
 type SelectTokensArgs struct {
 	BlockSize   int
 	K           int

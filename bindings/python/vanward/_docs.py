@@ -3,15 +3,16 @@
 DOCS = {
     "vwd_tensor": """A strided view of the caller's memory, in DLPack's codes (`vanward_dlpack.h` converts). Final: it does not grow.
 
-data         Address of element [0, …, 0]; NULL marks an optional tensor as absent. Aligned to the element size.
+data         Address of element [0, …, 0], aligned to the element size. NULL marks an optional tensor as absent; one that
+             is required may have it if it has no elements.
 device_type  1 CPU, 2 CUDA, 3 pinned host memory (accepted wherever CPU is).
 device_id    CUDA ordinal; ignored for CPU.
 dtype_code   0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 float8_e4m3fn, 12 float8_e5m2.
-dtype_bits   Bits of one element.
+dtype_bits   Bits of one element, whole bytes.
 lanes        0 or 1.
 ndim         0 … 5.
 shape        Extents; entries past ndim are ignored.
-strides      In elements, any sign; they carry the layout (NHD, HND, paged, contiguous).
+strides      In elements, of any sign, of inputs also 0; they carry the layout (NHD, HND, paged, contiguous).
 """,
     "vwd_block_list": """A list of blocks (of tokens, where block_size is 1) per sequence and KV head. Final: it does not grow.
 
@@ -45,11 +46,13 @@ message as it was.
 options  NULL means all defaults: device AUTO.
 session  Out. Release with `vwd_session_release`.
 
-Blocks and allocates: starts the threads, or loads the kernels. Thread-safe.
+Blocks and allocates: starts the threads, or loads the kernels; not for capture. Thread-safe.
 Errors: INVALID_ARGUMENT, UNAVAILABLE (CUDA without driver or device; the message says why), OUT_OF_MEMORY, DRIVER
 (the message holds the JIT log), INTERNAL.
 """,
-    "vwd_session_release": """Releases a session; NULL is a no-op. Its calls have returned and its streams have passed them.
+    "vwd_session_release": """Releases a session, with the streams and pinned memory that it lent; NULL is a no-op. Its calls have returned, streams
+have passed them, and nobody uses it any more but forecasts, which keep what they need of it. Blocks until its threads
+have ended; not for capture.
 """,
     "vwd_session_info": """Tells what the session runs on and what it holds.
 
@@ -82,7 +85,7 @@ stream  As in `vwd_session_reserve`.
 
 Does not block. Thread-safe. Errors: INVALID_ARGUMENT.
 """,
-    "vwd_session_stream": """One of the session's own streams, for work that runs beside the caller's. Non-blocking; not to be destroyed.
+    "vwd_session_stream": """One of the session's own streams, non-blocking, for work that runs beside the caller's. It goes with the session.
 
 role    One of VWD_STREAM_*.
 stream  Out; NULL on a CPU session.
@@ -211,7 +214,7 @@ importance[h, c] = mean over the G query heads of h of max_t |q[t, ·, c]|, time
 in the order of the heads, divided by G, times the peak of the keys. NaN is ignored in maxima. The r largest are chosen,
 ties to the lower channel.
 
-q           [Tq, Hq, D]  float32, float16 or bfloat16. Sample of post-RoPE queries.
+q           [Tq, Hq, D]  float32, float16 or bfloat16; D a multiple of 8, 16 … 576. Sample of post-RoPE queries.
 k           [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys.
 channels    [Hk, r]      int32, out, ascending. r even, 2 … D.
 importance  [Hk, D]      float32, out, optional.
@@ -250,7 +253,8 @@ block_size                         S, tokens of a block; MINMAX: equal to index.
 k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
 scale                              Of q·k, above 0; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
 index                              As filled by `vwd_index_update`.
-q           [B, (Q,) Hq, D]        float32, float16 or bfloat16. MEAN_DOT: Hk for Hq, one Forecast vector a head.
+q           [B, (Q,) Hq, D]        float32, float16 or bfloat16; D a multiple of 8, 16 … 576. MEAN_DOT: Hk for
+                                   Hq, one Forecast vector a head.
 q_lens      [B]                    int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
 seq_lens    [B]                    int32. Clamped to 0 and above.
 budgets     [B]                    int32, optional: k of each sequence's lists; clamped to 0 … cap.
@@ -264,8 +268,8 @@ Lists have no slots.
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 borrowed until the stream passes this point; inputs are not written.
-Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-session), UNSUPPORTED, DRIVER, INTERNAL.
+Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+UNSUPPORTED, DRIVER, INTERNAL.
 """,
     "vwd_select_blocks_scratch": """Tells how many bytes of scratch `vwd_select_blocks` with these arguments needs in its stream's arena: 0 on a CPU session.
 
@@ -289,7 +293,7 @@ block_size                      S, tokens of a candidate block.
 k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap.
 scale                           Of q·k, above 0; 0 means 1/√D.
 index                           kind LABEL.
-q           [B, (Q,) Hq, D]     float32, float16 or bfloat16.
+q           [B, (Q,) Hq, D]     float32, float16 or bfloat16; D a multiple of 8, 16 … 576.
 q_lens      [B]                 int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
 seq_lens    [B]                 int32. Clamped to 0 and above.
 budgets     [B]                 int32, optional: k of each sequence's lists; clamped to 0 … cap.
@@ -303,8 +307,8 @@ Lists have no slots.
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 borrowed until the stream passes this point; inputs are not written.
-Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-session), UNSUPPORTED, DRIVER, INTERNAL.
+Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+UNSUPPORTED, DRIVER, INTERNAL.
 """,
     "vwd_select_tokens_scratch": """Tells how many bytes of scratch `vwd_select_tokens` with these arguments needs in its stream's arena: 0 on a CPU session.
 
@@ -385,8 +389,8 @@ On the CPU results do not depend on batch, neighbours, other positions or thread
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 borrowed until the stream passes this point; inputs are not written.
-Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-session), UNSUPPORTED, DRIVER, INTERNAL.
+Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+UNSUPPORTED, DRIVER, INTERNAL.
 """,
     "vwd_attention_scratch": """Tells how many bytes of scratch `vwd_attention` with these arguments needs in its stream's arena: 0 on a CPU session.
 
@@ -450,8 +454,8 @@ missed_counts  [B, Hk]            int32, out, optional: size of selected ∖ pre
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 borrowed until the stream passes this point; inputs are not written.
-Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-session), UNSUPPORTED, DRIVER, INTERNAL.
+Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+UNSUPPORTED, DRIVER, INTERNAL.
 """,
     "vwd_repair_scratch": """Tells how many bytes of scratch `vwd_repair` with these arguments needs in its stream's arena: 0 on a CPU session.
 
@@ -527,8 +531,8 @@ scores      [B, Hk, max_blocks]      float32, out, optional: ŝ of blocks below 
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 borrowed until the stream passes this point; inputs are not written.
-Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-session), UNSUPPORTED, DRIVER, INTERNAL.
+Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+UNSUPPORTED, DRIVER, INTERNAL.
 """,
     "vwd_predictor_update": """Folds the true scores of a step into the state (PRR, Holt 1957).
 
@@ -655,7 +659,7 @@ q          [B, q_heads, head_dim] float32, float16 or bfloat16, out.
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 borrowed until the stream passes this point; inputs are not written.
-Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch of a CPU
-session), UNSUPPORTED, DRIVER, INTERNAL.
+Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
+UNSUPPORTED, DRIVER, INTERNAL.
 """,
 }
