@@ -2,7 +2,7 @@
 
     tests/readme.py SCRATCH
 
-Run from the root of a checkout by `make test-install`. Needs a C and a C++ compiler, Go, pkg-config, and a package index for pip.
+Run by `make test-install`. Needs a C and a C++ compiler, Go, pkg-config, and a package index for pip.
 """
 
 import os
@@ -37,14 +37,13 @@ def blocks(language):
 
 def program(language):
     """Its name, its text, and the commands that stand after it."""
-    text, commands = re.search(rf"^```{language}\n(\S+ quick\S*.*?)^```\n.*?^```sh\n(.*?)^```$", README, re.M | re.S).groups()
+    block = rf"^```{language}\n(\S+ quick\S*.*?)^```\n.*?^```sh\n(.*?)^```$"
+    text, commands = re.search(block, README, re.M | re.S).groups()
     return re.search(r"quick\.\w+", text)[0], text, commands
 
 
 def setUpModule():
     """The block that installs, for another prefix; then what it exports."""
-    global ENVIRONMENT
-    ENVIRONMENT = dict(os.environ)
     shutil.rmtree(SCRATCH, ignore_errors=True)
     SCRATCH.mkdir(parents=True)
     install = next(block for block in blocks("sh") if SHOWN_PREFIX in block)
@@ -101,6 +100,7 @@ class Tree(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    ENVIRONMENT = dict(os.environ)
+    # Without what the make that runs this was told.
+    ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("MAKE") and name != "DESTDIR"}
     BEFORE = sh("git status --porcelain --untracked-files=all", ROOT) if ROOT.joinpath(".git").exists() else ""
     unittest.main(verbosity=2)

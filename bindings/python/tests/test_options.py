@@ -101,6 +101,40 @@ class Options(unittest.TestCase):
             want = self.attended(q[0, h], flat_k, flat_v, 0, len(rows))
             np.testing.assert_allclose(out[0, h], want, atol=2e-6)  # a few float32 roundings of 1
 
+    def test_the_caches_of_engines_are_views(self):
+        """The layouts in docs/engine.md, each filled with the same sequence."""
+        blocks, page, heads, dim, tokens = 6, 16, 2, 16, 70
+        pages = np.array([[4, 1, 5, 0, 2]], np.int32)
+        plain = self.normal(2, 5, page, heads, dim)  # keys and values of the pages in order
+        q, lens = self.normal(1, 4, dim), np.array([tokens], np.int32)
+        flash, nhd = floats(2, blocks, page, heads, dim), floats(blocks, 2, page, heads, dim)
+        hnd, unified = floats(blocks, 2, heads, page, dim), floats(2, 5 * page + 8, heads * dim)
+        cells = self.random.permutation(5 * page).astype(np.int32)[None] + 8
+        flash[:, pages[0]], nhd[pages[0]] = plain, plain.swapaxes(0, 1)
+        hnd[pages[0]] = plain.swapaxes(0, 1).swapaxes(2, 3)
+        unified[:, cells[0]] = plain.reshape(2, 5 * page, heads * dim)
+        split = unified.reshape(2, -1, 1, heads, dim)
+        whole = plain.reshape(2, 1, 5 * page, heads, dim)
+        views = dict(
+            flash=PagedKV(flash[0], flash[1], lens, pages),
+            nhd=PagedKV(nhd[:, 0], nhd[:, 1], lens, pages),
+            hnd=PagedKV(hnd[:, 0].swapaxes(1, 2), hnd[:, 1].swapaxes(1, 2), lens, pages),
+            unified=PagedKV(split[0], split[1], lens, cells),
+            stream=PagedKV(whole[0], whole[1], lens),
+        )
+        ids = BlockList(np.array([[[0, 2, 4], [1, 3, 4]]], np.int32), np.full((1, 2), 3, np.int32))
+        for name, kv in views.items():
+            out = floats(1, 4, dim)
+            self.session.attention(kv=kv, q=q, list=ids, block_size=page, out=out)
+            for h in range(4):
+                rows = np.concatenate([np.arange(b * page, min((b + 1) * page, tokens)) for b in ids.ids[0, h // 2]])
+                k, v = (x[0, rows, h // 2] for x in whole)
+                want = self.attended(q[0, h], k, v, 0, len(rows))
+                np.testing.assert_allclose(out[0, h], want, atol=2e-6, err_msg=name)  # a few float32 roundings of 1
+            index = Index.minmax(kv.k, batch=1, tokens=80, block_size=page)
+            self.session.index_update(index=index, k=kv.k, page_table=kv.page_table, seq_lens=lens)
+            np.testing.assert_array_equal(index.key_max[0, 1], whole[0, 0, page : 2 * page].max(0), name)
+
     def test_a_merged_state_meets_its_sinks_once(self):
         acc, m, l = self.normal(1, 2, 16), floats(1, 2), floats(1, 2) + 3
         state = AttentionState(acc, m, l)
