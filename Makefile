@@ -7,6 +7,7 @@
 # make uninstall  removes what make install put there
 # make wheel      a wheel for pip, with the library in it: build/wheel
 # make deb        a Debian package of what make install installs: build/packages
+# make reference  the contract of every call as HTML: target/doc/vanward/capi/index.html
 # make header     writes include/vanward.h, and what mirrors it, from the Rust declarations
 # make kernels    compiles kernels/*/*.cu to the PTX that is committed
 # make gpu-bundle packs what checks and times the library on a machine with a GPU; BUNDLE=build/gpu-bundle
@@ -18,7 +19,7 @@ JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
 .PHONY: all help setup demo test lint test-rust test-c test-go test-python test-kernels test-install bench install uninstall wheel \
-  deb header kernels gpu-bundle library configure clean
+  deb reference header kernels gpu-bundle library configure clean
 
 all: library
 
@@ -115,6 +116,10 @@ deb: library
 	  -DVANWARD_PREBUILT="$(CURDIR)/$(BUILD)/lib"
 	cmake --build $(BUILD)/deb
 	cd $(BUILD)/deb && cpack -G DEB -B "$(CURDIR)/$(BUILD)/packages"
+
+reference: export RUSTDOCFLAGS := --html-in-header docs/reference.html -D warnings
+reference:
+	cargo doc --no-deps --lib --locked
 
 header:
 	VANWARD_WRITE_HEADER=1 cargo test --locked --test header

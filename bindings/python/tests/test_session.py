@@ -50,6 +50,26 @@ class Sessions(unittest.TestCase):
             with self.assertRaisesRegex(vanward.InvalidArgument, "session: NULL"):
                 use()
 
+    def test_a_child_of_fork_gets_an_error_and_makes_a_session_of_its_own(self):
+        program = """
+import os, numpy as np, vanward
+arguments = dict(draft=np.zeros((1, 3), np.int32), target=np.zeros((1, 4), np.int32),
+                 accepted=np.zeros(1, np.int32), next_token=np.zeros(1, np.int32))
+session = vanward.Session("cpu", threads=2)
+child = os.fork()
+if child == 0:
+    try:
+        session.verify(**arguments)
+    except vanward.InvalidArgument:
+        vanward.Session("cpu", threads=2).verify(**arguments)
+        os._exit(7)
+    os._exit(1)
+session.verify(**arguments)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+        self.assertEqual(done.stdout, "7\n")
+
     def test_options_are_checked(self):
         with self.assertRaisesRegex(vanward.InvalidArgument, "options.device: 99"):
             vanward.Session(99)
