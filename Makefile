@@ -102,7 +102,7 @@ uninstall: library
 	@rm -rf $(BUILD)/uninstall
 	@DESTDIR=$(BUILD)/uninstall cmake --install $(BUILD) --prefix $(prefix) >/dev/null
 	cd $(BUILD)/uninstall && find . -not -type d -exec sh -c 'for path; do rm -f "$$0/$$path"; done' "$(DESTDIR)" {} +
-	@rmdir "$(DESTDIR)"$(prefix)/lib*/cmake/Vanward "$(DESTDIR)"$(prefix)/share/doc/vanward
+	@rmdir "$(DESTDIR)"$(prefix)/lib*/cmake/Vanward "$(DESTDIR)"$(prefix)/share/doc/vanward 2>/dev/null || true
 
 # One file that pip installs anywhere with as new a glibc: the package, the library and the licence.
 wheel: export VANWARD_WHEEL_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0

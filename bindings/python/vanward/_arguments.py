@@ -320,22 +320,27 @@ class Call:
     def __init__(
         self, owner: Any, struct: type[Structure], stream: int, inputs: dict[str, Any], outputs: dict[str, Any]
     ):
-        self._name = struct.__name__.removesuffix("_args")
-        self._function = getattr(lib, self._name)
+        self._name = struct.__name__.removeprefix("vwd_").removesuffix("_args")
+        self._function = getattr(lib, f"vwd_{self._name}")
         self._owner = owner
         self._stream = stream
         self._keep: list[Any] = []
-        self.args = arguments(struct, self._keep, inputs, outputs)
+        try:
+            self.args = arguments(struct, self._keep, inputs, outputs)
+        except (TypeError, ValueError) as error:
+            error.args = (f"{self._name}: {error}",)
+            raise
         self._reference = byref(self.args)
 
     def __call__(self, stream: int | None = None) -> None:
         stream = self._stream if stream is None else stream
         status = self._function(self._owner.handle, self._reference, stream)
         if status:
-            check(status)
+            check(status, self._name)
 
     def scratch(self) -> int:
         """Bytes of scratch that it takes on a stream; 0 on a CPU session. Of attention, repair and selection."""
         size = c_uint64()
-        check(getattr(lib, f"{self._name}_scratch")(self._owner.handle, self._reference, byref(size)))
+        ask = getattr(lib, f"vwd_{self._name}_scratch")
+        check(ask(self._owner.handle, self._reference, byref(size)), f"{self._name}_scratch")
         return size.value

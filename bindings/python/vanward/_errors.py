@@ -12,8 +12,8 @@ from ._enums import Status
 class Error(RuntimeError):
     """A call did nothing: `status` says why, `message` what was found and what was expected."""
 
-    def __init__(self, status: int, message: str):
-        super().__init__(message)
+    def __init__(self, status: int, message: str, call: str = ""):
+        super().__init__(f"{call}: {message}" if call else message)
         self.status = Status(status)
         self.message = message
 
@@ -25,8 +25,8 @@ class InvalidArgument(Error, ValueError):
 class FileError(Error, OSError):
     """A file could not be read or written, or holds something else; `errno` where the system gave one."""
 
-    def __init__(self, status: int, message: str):
-        super().__init__(status, message)
+    def __init__(self, status: int, message: str, call: str = ""):
+        super().__init__(status, message, call)
         number = re.search(r"\(os error (\d+)\)", message)
         self.errno = int(number[1]) if number else None
 
@@ -42,12 +42,12 @@ _RAISED = {
 }
 
 
-def check(status: int) -> None:
-    """Raises the failure of this thread's last call."""
+def check(status: int, call: str = "") -> None:
+    """Raises the failure of this thread's last call, under that call's name."""
     if status == Status.OK:
         return
     size = lib.vwd_last_error(None, 0) + 1
     buffer = ctypes.create_string_buffer(size)
     lib.vwd_last_error(buffer, size)
     message = buffer.value.decode("utf-8", "replace")
-    raise _RAISED.get(Status(status), Error)(status, message)
+    raise _RAISED.get(Status(status), Error)(status, message, call)
