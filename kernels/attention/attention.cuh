@@ -92,7 +92,7 @@ struct AttentionParams {
     View<3> k_scale, v_scale;  // [pages, P, Hk]
 };
 
-// Of repair, in plan.cu. ids, slots, counts, seq_lens and q_lens are those of `to`, whose list is the selected.
+// Of repair. ids, slots, counts, seq_lens and q_lens are those of `to`, whose list is the selected.
 struct RepairParams {
     AttentionParams to;
     View<4> predicted;         // [B, Q, Hk, cap]
@@ -104,6 +104,8 @@ struct RepairParams {
     uint32 exact;
     uint32 predicted_cap;
     Divisor entries;           // that share a partial
+    // Shared memory of repair in one launch: states that a CTA has joined, what its cluster sends it, lists.
+    uint32 kept_offset, received_offset, lists_offset;
 };
 
 constexpr uint32 MAX_INPUTS = 16;

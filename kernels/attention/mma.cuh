@@ -11,8 +11,8 @@
 #pragma once
 
 #include "attention/run.cuh"
+#include "common/cluster.cuh"
 
-__device__ inline uint32 shared_address(const void *p) { return uint32(__cvta_generic_to_shared(p)); }
 // Copies 16 bytes, or writes zeros.
 __device__ inline void copy_16(uint32 to, const char *from, bool is_there) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
@@ -237,6 +237,7 @@ struct MmaEngine {
     }
 
     // Asks for a tile: eight lanes a row, the rows shared by the team.
+    template <typename Tiles>
     __device__ void load(const Tiles &tiles, const Pair &pair, const Reach &reach, uint32 entries, uint32 tile, char *to) {
         if (tiles.begins(p, tile)) {
             const Place place = tiles.find(p, pair, reach, entries, tile);

@@ -15,6 +15,7 @@
 // targets: compute_80, compute_90
 
 #include "attention/join.cuh"
+#include "attention/repair.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_cut(const __grid_constant__ AttentionParams p, Item *items, uint32 ctas) {
     __shared__ uint32 sums[WARPS], stored_sums[WARPS];
@@ -66,54 +67,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_cut(const __grid
     for (uint32 n = all + threadIdx.x; n < ctas; n += THREADS) items[n].chunks = 0;
 }
 
-// The first place in an ascending list that holds `id`; `count` if none does.
-__device__ inline uint32 find(const int32 *list, uint32 count, int32 id) {
-    uint32 begin = 0, end = count;
-    while (begin < end) {
-        const uint32 middle = begin + (end - begin) / 2;
-        if (list[middle] < id) begin = middle + 1;
-        else end = middle;
-    }
-    return begin < count && list[begin] == id ? begin : count;
-}
-
-struct Lists {
-    const int32 *predicted, *selected;
-    uint32 predicted_count, count;
-};
-
-// Entry `j` names a block that begins inside the sequence, for the first time.
-__device__ inline bool is_block(const RepairParams &p, const Reach &reach, const int32 *list, uint32 j) {
-    const int32 id = list[j];
-    return id >= 0 && int64(id) * p.to.block.value < reach.end && (j == 0 || list[j - 1] != id);
-}
-
-enum class Part : uint32 { NOTHING, ATTEND, JOIN };
-
-// The part of a selected block in the result; the first block that shares a partial stands for it.
-__device__ inline Part part_of(const RepairParams &p, const Reach &reach, const Lists &lists, uint32 j, bool &is_missed, int32 &partial) {
-    if (j >= lists.count || !is_block(p, reach, lists.selected, j)) return Part::NOTHING;
-    const uint32 at = find(lists.predicted, lists.predicted_count, lists.selected[j]);
-    is_missed = at == lists.predicted_count;
-    if (is_missed) return Part::ATTEND;
-    if (!p.exact) return Part::NOTHING;
-    partial = p.entries.divide(at);
-    const uint32 first = partial * p.entries.value, last = min(first + p.entries.value, lists.predicted_count);
-    bool is_first = true;
-    for (uint32 other = first; other < last; other++) {
-        if (other == at || !is_block(p, reach, lists.predicted, other)) continue;
-        if (find(lists.selected, lists.count, lists.predicted[other]) == lists.count) return Part::ATTEND;
-        is_first &= other > at;
-    }
-    return is_first ? Part::JOIN : Part::NOTHING;
-}
-
 constexpr uint32 MAX_CHANNELS = 576, LANE_CHANNELS = MAX_CHANNELS / WARP;
 constexpr uint32 AT_ONCE = 4;  // states that a warp asks for before it joins them
 
 extern "C" __global__ void __launch_bounds__(THREADS) repair(const __grid_constant__ RepairParams p) {
     extern __shared__ __align__(128) char shared[];
-    __shared__ uint32 attend_sums[WARPS], join_sums[WARPS], missed;
     __shared__ float warp_m[WARPS], warp_l[WARPS];
     allow_next_kernel();
     wait_for_previous_kernel();
@@ -130,42 +88,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) repair(const __grid_consta
         if (j < predicted_count) predicted[j] = as<int32>(p.predicted.at(pair.seq, pair.position, pair.head, j));
         if (j < lists.count) selected[j] = as<int32>(p.to.ids.at(pair.seq, pair.position, pair.head, j));
     }
-    if (threadIdx.x == 0) missed = 0;
     __syncthreads();
     const uint32 list = number * p.to.cap;
-    uint32 attended = 0, joined = 0;
-    for (uint32 begin = 0; begin < lists.count; begin += THREADS) {
-        const uint32 j = begin + threadIdx.x;
-        bool is_missed = false;
-        int32 partial = 0;
-        const Part part = part_of(p, reach, lists, j, is_missed, partial);
-        const uint32 attends = __ballot_sync(FULL_WARP, part == Part::ATTEND), joins = __ballot_sync(FULL_WARP, part == Part::JOIN);
-        const uint32 misses = __popc(__ballot_sync(FULL_WARP, is_missed)), before = (1u << lane) - 1;
-        if (lane == 0) {
-            attend_sums[warp] = __popc(attends);
-            join_sums[warp] = __popc(joins);
-            if (misses) atomicAdd(&missed, misses);
-        }
-        __syncthreads();
-        uint32 attend_at = attended + __popc(attends & before), join_at = joined + __popc(joins & before);
-        for (uint32 w = 0; w < WARPS; w++) {
-            if (w < warp) {
-                attend_at += attend_sums[w];
-                join_at += join_sums[w];
-            }
-            attended += attend_sums[w];
-            joined += join_sums[w];
-        }
-        if (part == Part::ATTEND && row == 0) {
-            p.ids[list + attend_at] = selected[j];
-            if (p.to.slots.data) p.slots[list + attend_at] = as<int32>(p.to.slots.at(pair.seq, pair.position, pair.head, j));
-        }
-        if (part == Part::JOIN) partials[join_at] = partial;
-        __syncthreads();
-    }
+    const Found found = find_parts(
+        p, reach, lists, [](uint32) { return 0; },
+        [&](uint32 j, uint32 at, int32) {
+            if (row) return;
+            p.ids[list + at] = selected[j];
+            if (p.to.slots.data) p.slots[list + at] = as<int32>(p.to.slots.at(pair.seq, pair.position, pair.head, j));
+        },
+        [&](int32 partial, uint32 at) { partials[at] = partial; });
     if (row == 0 && threadIdx.x == 0) {
-        p.counts[number] = attended;
-        if (p.missed.data) as<int32>(p.missed.at(pair.seq, pair.position, pair.head)) = missed;
+        p.counts[number] = found.attended;
+        if (p.missed.data) as<int32>(p.missed.at(pair.seq, pair.position, pair.head)) = found.missed;
     }
 
     // The row's state. A row that sees nothing starts from nothing, whatever was kept.
@@ -173,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) repair(const __grid_consta
     int32 first;
     uint32 seen;
     reach.row(p.to, position, first, seen);
-    const uint32 states = seen == 0 ? 0 : p.exact ? joined : 1;
+    const uint32 states = seen == 0 ? 0 : p.exact ? found.joined : 1;
     float acc[LANE_CHANNELS] = {}, m = minus_infinity(), l = 0.0f;
 #pragma unroll 1
     for (uint32 n = warp; n < states; n += WARPS * AT_ONCE) {

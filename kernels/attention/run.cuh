@@ -47,7 +47,8 @@ __device__ inline void keep_apart(const AttentionParams &p, const Pair &pair, co
 
 // Parameters lie in constant memory, where a kernel finds them cold: this asks for all lines at once, so that nothing waits for one after
 // another. The words are to be used, late.
-__device__ inline uint32 ask_for_parameters(const AttentionParams &p) {
+template <typename Params>
+__device__ inline uint32 ask_for_parameters(const Params &p) {
     constexpr uint32 LINE = 64;
     return threadIdx.x < sizeof(p) / LINE ? reinterpret_cast<const uint32 *>(&p)[threadIdx.x * (LINE / 4)] : 0;
 }

@@ -100,6 +100,8 @@ pub enum Kind {
     Dependent,
     /// So many CTAs form a cluster; the grid is a multiple of them. Needs compute capability 9.0.
     Clusters(u32),
+    /// Both of these.
+    DependentClusters(u32),
 }
 
 impl Kernel {
@@ -129,7 +131,12 @@ impl Kernel {
     ) -> Result<()> {
         let (params, none) = (params.as_mut_ptr().cast::<*mut c_void>(), std::ptr::null_mut());
         let Grid { ctas, threads, kind } = grid;
-        let mut attribute = match kind {
+        let dependent = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let (mut attributes, count) = match kind {
             Kind::Plain => {
                 // SAFETY: the caller vouches for parameters and context; the driver copies the parameters during the call.
                 let launched = unsafe {
@@ -137,24 +144,29 @@ impl Kernel {
                 };
                 return check(launched, self.name);
             }
-            Kind::Dependent => sys::CUlaunchAttribute {
-                id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
-                pad: [0; 4],
-                value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
-            },
-            Kind::Clusters(size) => clusters_of(size),
+            Kind::Dependent => ([dependent; 2], 1),
+            Kind::Clusters(size) => ([clusters_of(size); 2], 1),
+            Kind::DependentClusters(size) => ([dependent, clusters_of(size)], 2),
         };
-        let mut config = config(ctas, threads, stream, &mut attribute);
+        let mut config = config(ctas, threads, stream, &mut attributes[..count]);
         config.sharedMemBytes = self.shared;
         // SAFETY: as above, configuration and attribute included.
         check(unsafe { sys::cuLaunchKernelEx(&config, self.function, params, none) }, self.name)
     }
 
+    /// Lets clusters have more CTAs than every device can form. The context is current.
+    pub fn allow_large_clusters(&self) -> Result<()> {
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        // SAFETY: the function is loaded.
+        check(unsafe { sys::cuFuncSetAttribute(self.function, attribute, 1) }, self.name)
+    }
+
     /// Clusters of so many CTAs that the device can run at once; 0 where it cannot run them, or not in this process's share of
     /// it. The context is current.
     pub fn active_clusters(&self, size: u32, threads: u32) -> u32 {
-        let mut attribute = clusters_of(size);
-        let config = config(size, threads, std::ptr::null_mut(), &mut attribute);
+        let mut attribute = [clusters_of(size)];
+        let mut config = config(size, threads, std::ptr::null_mut(), &mut attribute);
+        config.sharedMemBytes = self.shared;
         let mut clusters = 0;
         // SAFETY: the function is loaded; the driver reads configuration and attribute during the call.
         let result = unsafe { sys::cuOccupancyMaxActiveClusters(&mut clusters, self.function, &config) };
@@ -171,7 +183,7 @@ fn clusters_of(ctas: u32) -> sys::CUlaunchAttribute {
     }
 }
 
-fn config(ctas: u32, threads: u32, stream: CUstream, attribute: &mut sys::CUlaunchAttribute) -> sys::CUlaunchConfig {
+fn config(ctas: u32, threads: u32, stream: CUstream, attributes: &mut [sys::CUlaunchAttribute]) -> sys::CUlaunchConfig {
     sys::CUlaunchConfig {
         gridDimX: ctas,
         gridDimY: 1,
@@ -181,7 +193,7 @@ fn config(ctas: u32, threads: u32, stream: CUstream, attribute: &mut sys::CUlaun
         blockDimZ: 1,
         sharedMemBytes: 0,
         hStream: stream,
-        attrs: attribute,
-        numAttrs: 1,
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: attributes.len() as u32,
     }
 }

@@ -4,13 +4,16 @@ mod params;
 mod plan;
 
 pub use params::{MAX_INPUTS, MergeParams, Params, RepairParams, StateView, View};
-pub use plan::{Job, Plan, THREADS, lists, plan, results};
+pub use plan::{Job, Pairs, Plan, THREADS, WARPS, is_copied_by_16, lists, pairs, plan, results};
 
 use super::Outputs;
 use crate::core::status::Result;
 use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, Modules, Source, source};
 use plan::{Element, Engine, STATIC_SHARED, Width};
+
+/// Of repair in one launch; more CTAs than LARGEST_CLUSTER not on every device.
+const CLUSTER_SIZES: [u32; 5] = [1, 2, 4, 8, 16];
 
 pub struct Kernels {
     /// By width.
@@ -20,6 +23,10 @@ pub struct Kernels {
     general: Kernel,
     cut: Kernel,
     pub repair: Kernel,
+    /// In one launch, by element.
+    repair_at_once: Vec<Kernel>,
+    /// CTAs of the clusters that those can form, ascending; none where they do not run.
+    pub cluster_sizes: Vec<u32>,
     pub merge: Kernel,
 }
 
@@ -30,6 +37,7 @@ impl cuda::Kernels for Kernels {
         source!("attention/fp8", compute_80, compute_90),
         source!("attention/general", compute_80, compute_90),
         source!("attention/plan", compute_80, compute_90),
+        source!("attention/repair", compute_90),
         source!("attention/merge", compute_80),
     ];
 
@@ -43,7 +51,16 @@ impl cuda::Kernels for Kernels {
         let by_width = |source, [narrow, wide, widest]: [&'static str; 3]| {
             Ok([of(source, narrow)?, of(source, wide)?, of(source, widest)?])
         };
+        let at_once = ["repair_f16_128", "repair_bf16_128", "repair_fp8_128"];
+        let at_once = if modules.has("attention/repair") { &at_once[..] } else { &[] };
+        let repair_at_once = at_once.iter().map(|name| of("attention/repair", name)).collect::<Result<Vec<_>>>()?;
+        repair_at_once.iter().try_for_each(Kernel::allow_large_clusters)?;
+        let forms = |kernel: &Kernel, size| kernel.sharing(most_shared(facts)).active_clusters(size, THREADS) > 0;
+        let can_form = |&size: &u32| repair_at_once.iter().all(|kernel| size == 1 || forms(kernel, size));
+        let sizes = if repair_at_once.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
         Ok(Kernels {
+            cluster_sizes: sizes.iter().copied().filter(can_form).collect(),
+            repair_at_once,
             f16: by_width("attention/f16", ["attention_f16_128", "attention_f16_256", "attention_f16_576"])?,
             bf16: by_width("attention/bf16", ["attention_bf16_128", "attention_bf16_256", "attention_bf16_576"])?,
             fp8: by_width("attention/fp8", ["attention_fp8_128", "attention_fp8_256", "attention_fp8_576"])?,
@@ -56,6 +73,14 @@ impl cuda::Kernels for Kernels {
 }
 
 impl Kernels {
+    /// Repair in one launch, where there is such a kernel.
+    pub fn repair_of(&self, engine: Engine) -> Option<&Kernel> {
+        match engine {
+            Engine::Mma(element, Width::W128) => self.repair_at_once.get(element as usize),
+            _ => None,
+        }
+    }
+
     fn of(&self, engine: Engine) -> &Kernel {
         let Engine::Mma(element, width) = engine else { return &self.general };
         let by_width = match element {

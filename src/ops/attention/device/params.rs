@@ -165,6 +165,9 @@ kernel_struct! {
         pub exact: u32,
         pub predicted_cap: u32,
         pub entries: Divisor,
+        pub kept_offset: u32,
+        pub received_offset: u32,
+        pub lists_offset: u32,
     }
 }
 
@@ -187,6 +190,13 @@ impl Params {
         // SAFETY: zeros are valid for every field: numbers and addresses.
         let zero = unsafe { std::mem::zeroed() };
         Params { row_blocks: one, kv_heads: one, list_positions: one, group: one, block: one, page: one, ..zero }
+    }
+}
+
+impl RepairParams {
+    pub fn none() -> RepairParams {
+        // SAFETY: zeros are valid for every field: numbers and addresses.
+        unsafe { std::mem::zeroed() }
     }
 }
 

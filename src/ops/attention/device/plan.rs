@@ -11,7 +11,7 @@ use crate::runtime::cuda::Facts;
 use crate::runtime::cuda::layout::Divisor;
 
 pub const THREADS: u32 = 256;
-const WARPS: u32 = 8;
+pub const WARPS: u32 = 8;
 const WARP_ROWS: u32 = 8;
 const TILE: u32 = 16;
 /// What is known of a tile's tokens.
@@ -96,11 +96,21 @@ pub fn lists(job: &Job) -> usize {
     job.problem.positions.batch() * per_head * job.problem.heads.kv
 }
 
-/// `None` where there is nothing to do.
-pub fn plan(facts: &Facts, job: &Job) -> Result<Option<Plan>> {
+/// The pairs of a call, and what a CTA needs for one of them.
+pub struct Pairs {
+    pub params: Params,
+    pub engine: Engine,
+    /// Rows of a CTA.
+    pub rows: u32,
+    /// Dynamic shared memory.
+    pub shared: u32,
+}
+
+/// With rings of at most so many stages. `None` where there is nothing to do.
+pub fn pairs(facts: &Facts, job: &Job, most_stages: u32) -> Result<Option<Pairs>> {
     let engine = engine(job);
     let Some(mut params) = describe(job)? else { return Ok(None) };
-    let shared = share(&mut params, engine, super::most_shared(facts))?;
+    let shared = share(&mut params, engine, super::most_shared(facts), most_stages)?;
     let rows_of_cta = WARP_ROWS << params.log_members;
     let row_blocks = params.rows.div_ceil(rows_of_cta);
     let pairs = lists(job) as u64 * row_blocks as u64;
@@ -111,13 +121,20 @@ pub fn plan(facts: &Facts, job: &Job) -> Result<Option<Plan>> {
     }
     params.pairs = pairs as u32;
     params.row_blocks = Divisor::new(row_blocks);
+    Ok(Some(Pairs { rows: params.rows.min(rows_of_cta), params, engine, shared }))
+}
+
+/// `None` where there is nothing to do.
+pub fn plan(facts: &Facts, job: &Job) -> Result<Option<Plan>> {
+    let Some(Pairs { mut params, engine, rows, shared }) = pairs(facts, job, MOST_STAGES)? else { return Ok(None) };
     let few = params.pairs <= FEW_PAIRS;
     let cut = facts.multiprocessors.saturating_sub(params.pairs).max(facts.multiprocessors / 2).max(1);
     params.cut = Divisor::new(cut);
-    let most_chunks = (units as u32).div_ceil(params.least_units).max(1);
+    let units = longest(job, params.unit_tokens) as u32;
+    let most_chunks = units.div_ceil(params.least_units).max(1);
     let ctas = (params.pairs + cut).min(params.pairs.saturating_mul(most_chunks));
     let slots = if few { ctas } else { 2 * cut };
-    let state_bytes = params.rows.min(rows_of_cta) as usize * (params.value_dim as usize + 2) * size_of::<f32>();
+    let state_bytes = rows as usize * (params.value_dim as usize + 2) * size_of::<f32>();
     let items = if few { 0 } else { ctas as usize * ITEM_BYTES };
     let scratch = Scratch { items: items.next_multiple_of(256), states: slots as usize * state_bytes };
     Ok(Some(Plan { params, engine, ctas, shared, is_cut_apart: !few, scratch }))
@@ -259,7 +276,7 @@ fn engine(job: &Job) -> Engine {
 }
 
 /// Rows of adjacent elements begin and end on 16 bytes.
-fn is_copied_by_16(t: &Tensor) -> bool {
+pub fn is_copied_by_16(t: &Tensor) -> bool {
     let last = t.rank() - 1;
     let on_16 = |d: usize| t.dim(d) <= 1 || t.byte_stride(d) % 16 == 0;
     t.stride(last) == 1
@@ -269,7 +286,7 @@ fn is_copied_by_16(t: &Tensor) -> bool {
 }
 
 /// Lays shared memory out, and says how much it takes.
-fn share(params: &mut Params, engine: Engine, most: u32) -> Result<u32> {
+fn share(params: &mut Params, engine: Engine, most: u32, most_stages: u32) -> Result<u32> {
     params.kept_rows = params.rows.min(WARP_ROWS);
     let warp_acc = params.kept_rows * (params.value_dim + 4) * size_of::<f32>() as u32;
     // Where units are kept apart: the state of one, and that of all, of every warp.
@@ -290,7 +307,7 @@ fn share(params: &mut Params, engine: Engine, most: u32) -> Result<u32> {
                 let of_team = most.saturating_sub(rest) / (WARPS / members);
                 let mut stage = FACTS_BYTES + tile + params.v_offset;
                 // What a team has attended to takes the place of its tiles.
-                let stages = (of_team / stage).min(MOST_STAGES);
+                let stages = (of_team / stage).min(most_stages);
                 stage = stage.max((members * warp_acc).div_ceil(stages.max(1)).next_multiple_of(16));
                 ((of_team / stage).min(stages), stage, q_pitch, 0)
             }

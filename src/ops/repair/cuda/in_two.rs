@@ -1,13 +1,13 @@
-//! Repair on CUDA: one kernel finds what was missed and joins what was kept, the next attends to what was missed and joins
-//! that to it.
+//! Repair in two launches: one kernel finds what was missed and joins what was kept, the next attends to what was missed and
+//! joins that to it.
 
-use super::{Kept, Request};
+use super::{Request, job, params};
 use crate::core::status::{Error, Result};
-use crate::ops::attention::device::{self, Job, Kernels, Plan, RepairParams, StateView, View};
-use crate::runtime::cuda::{Cuda, Enqueue, Facts};
+use crate::ops::attention::device::{self, Kernels, Plan, RepairParams, StateView, View};
+use crate::runtime::cuda::{Enqueue, Facts};
 
 /// A plan, and what the first kernel leaves for the second behind the plan's own scratch.
-struct Repair {
+pub struct InTwo {
     plan: Plan,
     lists: usize,
     /// Floats of the states to start from: acc, then m, then l.
@@ -15,12 +15,11 @@ struct Repair {
     rows: usize,
 }
 
-impl Repair {
-    fn new(facts: &Facts, r: &Request) -> Result<Option<Repair>> {
-        let (problem, outputs) = (&r.problem, &r.outputs);
-        let job = Job { problem, list: Some(r.selected), bundle: r.bundle, partials: None, outputs };
+impl InTwo {
+    pub fn new(facts: &Facts, r: &Request) -> Result<Option<InTwo>> {
+        let (problem, job) = (r.problem, job(r));
         let Some(plan) = device::plan(facts, &job)? else { return Ok(None) };
-        let repair = Repair {
+        let repair = InTwo {
             lists: device::lists(&job),
             rows: problem.positions.batch() * problem.positions.count() * problem.heads.q,
             acc: problem.positions.batch() * problem.positions.count() * problem.heads.q * problem.kv.value_dim(),
@@ -52,17 +51,13 @@ impl Repair {
         self.acc + 2 * self.rows + self.ids(r) + slots + self.lists
     }
 
-    fn scratch(&self, r: &Request) -> usize {
+    pub fn scratch(&self, r: &Request) -> usize {
         self.plan.scratch().next_multiple_of(256) + self.words(r) * size_of::<u32>()
     }
 }
 
-pub fn scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
-    Ok(Repair::new(cuda.facts(), r)?.map_or(0, |repair| repair.scratch(r)))
-}
-
 pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
-    let Some(mut repair) = Repair::new(enqueue.facts(), r)? else { return Ok(()) };
+    let Some(mut repair) = InTwo::new(enqueue.facts(), r)? else { return Ok(()) };
     let base = enqueue.scratch(repair.scratch(r))? as *mut u8;
     repair.plan.place(base, enqueue.counters()? as *mut u8);
     let words = base.wrapping_add(repair.plan.scratch().next_multiple_of(256));
@@ -81,31 +76,16 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         l: View { data: at(l), step: sums },
     };
     repair.plan.params.start = start;
-    let (exact, kept) = match &r.kept {
-        Kept::Superset(state) => (0, StateView::of_state(state)),
-        Kept::Exact(partials) => (1, StateView::of_partials(partials)),
-    };
-    let params = RepairParams {
-        to: repair.plan.params,
-        predicted: View::by_position(&r.predicted.ids),
-        predicted_counts: View::by_position(&r.predicted.counts),
-        missed: r.missed_counts.map_or(View::ABSENT, View::by_position),
-        kept,
-        ids: at(ids),
-        slots: at(slots),
-        counts: at(counts),
-        exact,
-        predicted_cap: r.predicted.cap() as u32,
-        entries: device::bundle(r.bundle),
-    };
+    let (ids, counts, slots) = (at(ids), at(counts), at(slots));
+    let params = RepairParams { ids, slots, counts, ..params(r, repair.plan.params) };
 
     // What the first kernel leaves is the second's list.
     let to = &mut repair.plan.params;
     let (cap, kv_heads) = (r.selected.cap() as i64, r.problem.heads.kv as i64);
     let of_position = if r.selected.is_own() { kv_heads } else { 0 };
     let of_sequence = r.selected.per_head() as i64 * kv_heads;
-    to.counts = View { data: at(counts), step: [of_sequence * 4, of_position * 4, 4] };
-    let list = |word| View { data: at(word), step: [of_sequence * cap * 4, of_position * cap * 4, cap * 4, 4] };
+    to.counts = View { data: counts, step: [of_sequence * 4, of_position * 4, 4] };
+    let list = |data| View { data, step: [of_sequence * cap * 4, of_position * cap * 4, cap * 4, 4] };
     to.ids = list(ids);
     if r.selected.slots.is_some() {
         to.slots = list(slots);
