@@ -112,7 +112,8 @@ struct Facts {
 
 template <typename Type, uint32 MAX_DIM, uint32 MAX_VALUE_DIM>
 struct MmaEngine {
-    static constexpr bool IS_FP8 = Type::BYTES == 1;
+    static constexpr uint32 BYTES = Type::BYTES;
+    static constexpr bool IS_FP8 = BYTES == 1;
     static constexpr uint32 K_STEPS = MAX_DIM / 16, V_STEPS = MAX_VALUE_DIM / 16;
     static constexpr bool HOLDS_QUERIES = MAX_DIM <= 256;
     // Of rows in shared memory: an odd number of 16 bytes, so that eight of them hit different banks.

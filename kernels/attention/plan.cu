@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) repair(const __grid_consta
     const Reach reach = Reach::load(p.to, pair);
     int32 *const predicted = reinterpret_cast<int32 *>(shared), *const selected = predicted + p.predicted_cap, *const partials = selected + p.to.cap;
     const uint32 predicted_count = clamped(as<int32>(p.predicted_counts.at(pair.seq, pair.position, pair.head)), p.predicted_cap);
-    const Lists lists{predicted, selected, predicted_count, count_of(p.to, pair)};
+    const Lists lists{predicted, selected, predicted_count, count_of(p.to, pair), blocks_of(p.to, reach)};
     const uint32 longest = max(lists.count, predicted_count);
     for (uint32 j = threadIdx.x; j < longest; j += THREADS) {
         if (j < predicted_count) predicted[j] = as<int32>(p.predicted.at(pair.seq, pair.position, pair.head, j));
@@ -91,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) repair(const __grid_consta
     __syncthreads();
     const uint32 list = number * p.to.cap;
     const Found found = find_parts(
-        p, reach, lists, [](uint32) { return 0; },
+        p, lists, [](uint32) { return 0; },
         [&](uint32 j, uint32 at, int32) {
             if (row) return;
             p.ids[list + at] = selected[j];

@@ -4,9 +4,10 @@
 // CTAs takes a pair. Each of them goes through both lists, and then has its share of the missed tiles and of the partials; orders follow
 // from the lists, so that a call repeated gives the same bits.
 //
-//   lists ─┬─ tiles of missed blocks asked for ─────────────┬─ attended to ─┐
-//          └─ partials that serve, joined in registers ─────┘               ├─ joined in the CTA ─ sent to the CTA of the cluster
-//                                                                           ┘    that has these channels ─ joined ─ results
+//   lists ─ search ─┬─ tiles of missed blocks asked for ── attended to ─┬─ joined in the CTA ─ sent to the CTA of the cluster that has
+//                   └─ partials that serve, joined in registers ────────┘  these channels ─ joined ─ results
+//
+// A call takes a few microseconds, in which nearly every instruction runs once: short code comes before unrolled loops.
 //
 // targets: compute_90
 
@@ -14,135 +15,142 @@
 #include "attention/repair.cuh"
 #include "common/cluster.cuh"
 
-__device__ inline void arrive_in_cluster_first() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
-__device__ inline void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// Writes to the same place in the shared memory of another CTA of the cluster.
-__device__ inline void send(void *to, uint32 rank, float4 x) {
-    asm volatile("{\n\t.reg .b32 there;\n\t"
-                 "mapa.shared::cluster.u32 there, %0, %1;\n\t"
-                 "st.shared::cluster.v4.f32 [there], {%2, %3, %4, %5};\n\t}" ::"r"(shared_address(to)),
-                 "r"(rank), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
-}
+// Counts the bytes that are still to come, once.
+struct Arrival {
+    uint64 barrier;
+
+    __device__ void open() {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
+                     "fence.mbarrier_init.release.cluster;" ::"r"(shared_address(&barrier)) : "memory");
+    }
+    __device__ void expect(uint32 bytes) {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes) : "memory");
+    }
+    __device__ void wait(uint32 parity) {
+        asm volatile("{\n\t.reg .pred done;\n"
+                     "again:\n\t"
+                     "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+                     "@!done bra again;\n\t}" ::"r"(shared_address(&barrier)), "r"(parity) : "memory");
+    }
+    // To the same place in another CTA of the cluster, whose arrival counts it.
+    __device__ void send(void *to, uint32 rank, float4 x) {
+        asm volatile("{\n\t.reg .b32 there, barrier;\n\t"
+                     "mapa.shared::cluster.u32 there, %0, %2;\n\t"
+                     "mapa.shared::cluster.u32 barrier, %1, %2;\n\t"
+                     "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [barrier];\n\t}" ::"r"(
+                         shared_address(to)),
+                     "r"(shared_address(&barrier)), "r"(rank), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+    }
+};
+
 __device__ inline uint32 log2_ceil(uint32 n) { return n <= 1 ? 0 : 32 - __clz(n - 1); }
 
 // A CTA of a pair's cluster.
 struct Member {
     uint32 rank, log_ctas;
     __device__ Member() : rank(cluster_rank()), log_ctas(__ffs(cluster_ctas()) - 1) {}
-    __device__ uint32 ctas() const { return 1 << log_ctas; }
 };
 
-// Tiles of what is attended to: a CTA's list, in shared memory.
-struct MissedTiles : Tiles {
-    const int32 *ids, *pages;  // of each block, and of its first token
-
-    __device__ MissedTiles(const AttentionParams &p, const Item &item, uint32 team, uint32 teams, const int32 *ids, const int32 *pages)
-        : Tiles(p, item, team, teams), ids(ids), pages(pages) {}
-    __device__ Place find(const AttentionParams &p, const Pair &pair, const Reach &reach, uint32 entries, uint32 tile) const {
-        const uint32 lane = threadIdx.x % WARP, log_granules = LOG_TILE - p.log_granule, mine = tile + (lane >> log_granules);
-        const uint32 x = (first + mine * step) * TILE + ((lane & ((1 << log_granules) - 1)) << p.log_granule), e = p.block.divide(x);
-        if (mine >= count || e >= entries) return {-1, 0, 0};
-        const int32 position = ids[e] * int32(p.block.value) + int32(x - e * p.block.value);
-        if (position >= reach.end || position + (1 << p.log_granule) <= reach.begin) return {-1, 0, 0};
-        if (!p.slots.data && !p.table.data) return {position, int32(pair.seq), position};
-        const uint32 number = p.page.divide(position);
-        const bool of_block = p.slots.data || p.block.value <= p.page.value;
-        const int32 page = of_block ? pages[e] : as<int32>(p.table.at(pair.seq, number));
-        if (uint32(page) >= p.pages) return {-1, 0, 0};
-        return {position, page, position - int32(number * p.page.value)};
-    }
-};
-
-// Where a warp of the cluster has its share of kept states: of its row, every `step`-th from `first` on. Rows go round the warps, and warps
-// that are left over take turns at a row.
+// Of a CTA, and of its cluster: which warp joins which states that were kept. Rows go round the warps; warps that are left over take turns
+// at a row.
 struct KeptShare {
-    uint32 rows, log_rows;  // up to WARPS
-    __device__ explicit KeptShare(uint32 rows) : rows(rows), log_rows(min(log2_ceil(rows), 3u)) {}
-    __device__ uint32 turns() const { return WARPS >> log_rows; }
-    __device__ uint32 turn() const { return threadIdx.x / WARP >> log_rows; }
-    __device__ uint32 row() const { return threadIdx.x / WARP & ((1 << log_rows) - 1); }
+    uint32 rows, log_rows, warp;
+    __device__ explicit KeptShare(uint32 rows) : rows(rows), log_rows(min(log2_ceil(rows), 3u)), warp(threadIdx.x / WARP) {}
+    __device__ uint32 log_turns() const { return 3 - log_rows; }
+    __device__ uint32 turn() const { return warp >> log_rows; }
+    __device__ uint32 row() const { return warp & ((1 << log_rows) - 1); }
 };
+static_assert(WARPS == 1 << 3, "of KeptShare");
 
 // Kept states of a CTA: acc [turns][rows][Dv], then m and l [turns][rows].
 struct KeptStates {
     float *acc, *m, *l;
     uint32 rows, channels;
-    __device__ KeptStates(float *data, uint32 turns, uint32 rows, uint32 channels) : acc(data), rows(rows), channels(channels) {
-        m = acc + turns * rows * channels;
-        l = m + turns * rows;
+    __device__ KeptStates(float *data, const KeptShare &share, uint32 channels) : acc(data), rows(share.rows), channels(channels) {
+        m = acc + ((rows * channels) << share.log_turns());
+        l = m + (rows << share.log_turns());
     }
 };
 
 constexpr uint32 LANE_CHANNELS = 4, VECTOR_CHANNELS = LANE_CHANNELS * WARP;
-constexpr uint32 AT_ONCE = 4;  // states that a warp asks for before it joins them
+constexpr uint32 AT_ONCE = 8;  // states that a warp asks for before it joins them
 
-__device__ inline void add(float4 &sum, float4 x, float weight) {
-    sum.x += x.x * weight;
-    sum.y += x.y * weight;
-    sum.z += x.z * weight;
-    sum.w += x.w * weight;
-}
+// Where a row has its kept states, of acc the lane's channels.
+struct KeptRow {
+    const char *acc, *m, *l;
+    uint32 position;
 
-// Joins the CTA's share of the `count` states that serve.
+    __device__ KeptRow(const RepairParams &r, const Pair &pair, uint32 row) {
+        const auto [its_position, head] = place_of_row(r.to, pair, first_row(r.to, pair) + row);
+        position = its_position;
+        acc = r.kept.acc.at(pair.seq, position, head) + threadIdx.x % WARP * LANE_CHANNELS * sizeof(float);
+        m = r.kept.m.at(pair.seq, position, head);
+        l = r.kept.l.at(pair.seq, position, head);
+    }
+};
+
+// Joins the CTA's share of the `count` states that serve; `from` is the warp's first row.
 template <uint32 MAX_VALUE_DIM>
 __device__ inline void join_kept(const RepairParams &r, const Pair &pair, const Reach &reach, const Member &cta, const int32 *partials, uint32 count,
-                                 const KeptShare &share, const KeptStates &to) {
-    constexpr uint32 VECTORS = (MAX_VALUE_DIM + VECTOR_CHANNELS - 1) / VECTOR_CHANNELS;
+                                 const KeptShare &share, KeptRow from, const KeptStates &to) {
+    static_assert(MAX_VALUE_DIM <= VECTOR_CHANNELS);
     const AttentionParams &p = r.to;
-    const uint32 lane = threadIdx.x % WARP, step = share.turns() << cta.log_ctas;
+    const uint32 lane = threadIdx.x % WARP, log_step = share.log_turns() + cta.log_ctas, channel = lane * LANE_CHANNELS;
+    const uint32 first = (cta.rank << share.log_turns()) + share.turn();
 #pragma unroll 1
     for (uint32 row = share.row(); row < share.rows; row += WARPS) {
-        const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + row);
-        int32 first;
+        if (row >= WARPS) from = KeptRow(r, pair, row);
+        int32 begin;
         uint32 seen;
-        reach.row(p, position, first, seen);
+        reach.row(p, from.position, begin, seen);
         // A row that sees nothing starts from nothing, whatever was kept.
-        const uint32 states = seen == 0 ? 0 : count;
-        float4 sum[VECTORS] = {};
+        const uint32 states = seen && count > first ? ((count - first - 1) >> log_step) + 1 : 0;
+        float4 sum{};
         float m = minus_infinity(), l = 0.0f;
 #pragma unroll 1
-        for (uint32 n = cta.rank * share.turns() + share.turn(); n < states; n += step * AT_ONCE) {
-            float4 one[AT_ONCE][VECTORS];
-            float one_m[AT_ONCE], one_l[AT_ONCE], top = m;
-#pragma unroll
-            for (uint32 k = 0; k < AT_ONCE; k++) {
-                one_m[k] = minus_infinity();
-                one_l[k] = 0.0f;
-                if (n + k * step >= states) continue;
-                const uint32 partial = r.exact ? partials[n + k * step] : 0;
-                const char *const from = r.kept.acc.at(pair.seq, position, head, partial);
-#pragma unroll
-                for (uint32 i = 0; i < VECTORS; i++) {
-                    const uint32 channel = i * VECTOR_CHANNELS + lane * LANE_CHANNELS;
-                    if (channel < p.value_dim) one[k][i] = as<float4>(from + channel * sizeof(float));
-                }
-                one_l[k] = as<float>(r.kept.l.at(pair.seq, position, head, partial));
-                one_m[k] = as<float>(r.kept.m.at(pair.seq, position, head, partial)) * LOG2_E;
+        for (uint32 n = 0; n < states; n += WARP) {
+            // A lane knows of one state, and asks for four channels of each.
+            const uint32 some = min(states - n, WARP);
+            int32 partial = 0;
+            float own_m = minus_infinity(), own_l = 0.0f, take = 0.0f;
+            if (lane < some) {
+                if (r.exact) partial = partials[first + ((n + lane) << log_step)];
+                own_m = as<float>(from.m + offset(partial, int32(r.kept.m.step[3]))) * LOG2_E;
+                own_l = as<float>(from.l + offset(partial, int32(r.kept.l.step[3])));
             }
+#pragma unroll 1
+            for (uint32 k = 0; k < some; k += AT_ONCE) {
+                float4 one[AT_ONCE];
 #pragma unroll
-            for (uint32 k = 0; k < AT_ONCE; k++)
-                if (one_l[k] != 0.0f) top = fmaxf(top, one_m[k]);
-            const float keep = weight(m, top);
-            m = top;
-            l *= keep;
+                for (uint32 i = 0; i < AT_ONCE; i++) {
+                    const int32 its = __shfl_sync(FULL_WARP, partial, k + i);
+                    if (k + i < some && channel < p.value_dim) one[i] = as<float4>(from.acc + offset(its, int32(r.kept.acc.step[3])));
+                }
+                if (k == 0) {
+                    const bool is_there = own_l != 0.0f;
+                    float top = is_there ? own_m : minus_infinity();
 #pragma unroll
-            for (uint32 i = 0; i < VECTORS; i++) sum[i] = {sum[i].x * keep, sum[i].y * keep, sum[i].z * keep, sum[i].w * keep};
+                    for (uint32 step = 1; step < WARP; step *= 2) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, step));
+                    top = fmaxf(top, m);
+                    take = is_there ? weight(own_m, top) : 0.0f;
+                    const float keep = weight(m, top);
+                    float more = take * own_l;
 #pragma unroll
-            for (uint32 k = 0; k < AT_ONCE; k++) {
-                if (one_l[k] == 0.0f) continue;
-                const float take = weight(one_m[k], top);
-                l += one_l[k] * take;
+                    for (uint32 step = 1; step < WARP; step *= 2) more += __shfl_xor_sync(FULL_WARP, more, step);
+                    l = l * keep + more;
+                    m = top;
+                    sum = {sum.x * keep, sum.y * keep, sum.z * keep, sum.w * keep};
+                }
 #pragma unroll
-                for (uint32 i = 0; i < VECTORS; i++) add(sum[i], one[k][i], take);
+                for (uint32 i = 0; i < AT_ONCE; i++) {
+                    const float its = __shfl_sync(FULL_WARP, take, k + i);
+                    if (k + i >= some || its == 0.0f) continue;
+                    sum = {fmaf(one[i].x, its, sum.x), fmaf(one[i].y, its, sum.y), fmaf(one[i].z, its, sum.z), fmaf(one[i].w, its, sum.w)};
+                }
             }
         }
         const uint32 at = share.turn() * to.rows + row;
-#pragma unroll
-        for (uint32 i = 0; i < VECTORS; i++) {
-            const uint32 channel = i * VECTOR_CHANNELS + lane * LANE_CHANNELS;
-            if (channel < p.value_dim) *reinterpret_cast<float4 *>(to.acc + at * to.channels + channel) = sum[i];
-        }
+        if (channel < p.value_dim) *reinterpret_cast<float4 *>(to.acc + at * to.channels + channel) = sum;
         if (lane == 0) {
             to.m[at] = m;
             to.l[at] = l;
@@ -150,50 +158,113 @@ __device__ inline void join_kept(const RepairParams &r, const Pair &pair, const 
     }
 }
 
+// Stays there, however many tokens it is from there.
+constexpr Place NOWHERE{-0x40000000, 0, 0};
+
+// What is attended to: a CTA's list, in shared memory.
+struct Missed {
+    const int32 *ids, *pages;  // of each block, and of its first token
+    uint32 count;
+
+    // Where a token lies, counted along the list.
+    __device__ Place place_of(const AttentionParams &p, const Pair &pair, const Reach &reach, uint32 x) const {
+        const uint32 e = p.block.divide(x);
+        if (e >= count) return NOWHERE;
+        const int32 position = ids[e] * int32(p.block.value) + int32(x - e * p.block.value);
+        if (position >= reach.end) return NOWHERE;
+        if (!p.slots.data && !p.table.data) return {position, int32(pair.seq), position};
+        const uint32 number = p.page.divide(position);
+        const bool of_block = p.slots.data || p.block.value <= p.page.value;
+        const int32 page = of_block ? pages[e] : as<int32>(p.table.at(pair.seq, number));
+        if (uint32(page) >= p.pages) return NOWHERE;
+        return {position, page, position - int32(number * p.page.value)};
+    }
+};
+
+// Asks for the warp's share of a tile: 16 lanes copy a row.
+template <typename Engine>
+__device__ inline void ask(const Engine &engine, const Missed &missed, const Pair &pair, const Reach &reach, uint32 tile, char *to) {
+    const AttentionParams &p = engine.p;
+    const uint32 chunk = engine.lane % TILE * 16, half = engine.lane / TILE;
+    const bool has_key = chunk < p.dim * Engine::BYTES, has_value = p.v_offset && chunk < p.value_dim * Engine::BYTES;
+    // Tokens of a tile may lie side by side: then the place of the first is that of all.
+    const bool together = p.log_granule == LOG_TILE;
+    Facts &facts = as<Facts>(to);
+    Place place{};
+    const char *key = nullptr, *value = nullptr;
+    uint32 keys = shared_address(to) + sizeof(Facts) + half * Engine::PITCH + chunk;
+#pragma unroll 1
+    for (uint32 its = half, n = 0; n < TILE / 2; n++, its += 2, keys += 2 * Engine::PITCH) {
+        if (n == 0 || !together) {
+            place = missed.place_of(p, pair, reach, tile * TILE + its);
+            key = p.k.at(place.page, place.row, pair.head) + chunk;
+            value = p.v.at(place.page, place.row, pair.head) + chunk;
+        }
+        if ((n & ((1 << p.log_members) - 1)) == engine.member) {
+            const bool is_there = place.position >= reach.begin && place.position < reach.end;
+            if (has_key) copy_16(keys, key, is_there);
+            if (has_value) copy_16(keys + p.v_offset, value, is_there);
+            if (chunk == 0) facts.position[its] = is_there ? place.position : -1;
+            if constexpr (Engine::IS_FP8) {
+                if (p.scales_per_token && chunk <= 16) {
+                    const View<3> &scale = chunk ? p.v_scale : p.k_scale;
+                    float *const scale_to = (chunk ? facts.v_scale : facts.k_scale) + its;
+                    if (!scale.data) *scale_to = 1.0f;
+                    else copy_4(shared_address(scale_to), is_there ? scale.at(place.page, place.row, pair.head) : scale.data, is_there);
+                }
+            }
+        }
+        place.position += 2;
+        place.row += 2;
+        key += 2 * p.k.step[1];
+        value += 2 * p.v.step[1];
+    }
+}
+
+// As load_queries, of 16-bit keys: a warp copies a row.
+template <typename Engine>
+__device__ inline void ask_for_queries(const Engine &engine, const Pair &pair, uint32 rows) {
+    const AttentionParams &p = engine.p;
+#pragma unroll 1
+    for (uint32 row = engine.warp; row < WARP_ROWS << p.log_members; row += WARPS) {
+        const bool exists = row < rows && engine.lane * 8 < p.dim;
+        const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + (exists ? row : 0));
+        const char *const from = p.q.at(pair.seq, position, head) + (exists ? engine.lane * 16 : 0);
+        if (engine.lane * 16 < Engine::QUERY_PITCH - 16) copy_16(shared_address(engine.query_of(row)) + engine.lane * 16, from, exists);
+    }
+}
+
 // A row's two channels, of the CTA's kept states and of its first `teams` teams.
 __device__ inline Joined join_cta(const AttentionParams &p, const KeptStates &kept, uint32 turns, const Sums &sums, char *shared, uint32 teams, uint32 row, uint32 channel) {
     Joined joined;
-    float2 acc[WARPS];
-    float m[WARPS], l[WARPS];
-#pragma unroll
-    for (uint32 i = 0; i < WARPS; i++) {
-        if (i >= turns) continue;
-        const uint32 at = i * kept.rows + row;
-        acc[i] = *reinterpret_cast<const float2 *>(kept.acc + at * kept.channels + channel);
-        m[i] = kept.m[at];
-        l[i] = kept.l[at];
-    }
-    joined.add(acc, m, l, turns);
-    const uint32 within = row % WARP_ROWS, member = row / WARP_ROWS;
-#pragma unroll
-    for (uint32 i = 0; i < WARPS; i++) {
-        if (i >= teams) continue;
-        const uint32 warp = (i << p.log_members) + member;
-        acc[i] = *reinterpret_cast<const float2 *>(acc_of(p, shared, warp).at(within, channel));
-        m[i] = sums.m[warp][within];
-        l[i] = sums.l[warp][within];
-    }
-    joined.add(acc, m, l, teams);
+    const auto add = [&](const float *acc, float m, float l) {
+        const float2 its_acc[1] = {*reinterpret_cast<const float2 *>(acc)};
+        const float its_m[1] = {m}, its_l[1] = {l};
+        joined.add(its_acc, its_m, its_l, 1);
+    };
+#pragma unroll 1
+    for (uint32 i = 0, at = row; i < turns; i++, at += kept.rows) add(kept.acc + at * kept.channels + channel, kept.m[at], kept.l[at]);
+    const uint32 within = row % WARP_ROWS;
+#pragma unroll 1
+    for (uint32 i = 0, warp = row / WARP_ROWS; i < teams; i++, warp += 1 << p.log_members)
+        add(acc_of(p, shared, warp).at(within, channel), sums.m[warp][within], sums.l[warp][within]);
     return joined;
 }
 
-// What each CTA of the cluster has of two channels: x, y, m, l.
-__device__ inline Joined join_received(const float4 *received, const Member &cta, uint32 pitch) {
+// Joins what 2^log_parts lanes side by side have of two channels, x, y, m and l; all lanes of the warp take part.
+__device__ inline Joined join_lanes(float4 x, uint32 log_parts) {
     Joined joined;
+    joined.m = x.z;
 #pragma unroll 1
-    for (uint32 begin = 0; begin < cta.ctas(); begin += JOINED_AT_ONCE) {
-        const uint32 count = min(cta.ctas() - begin, JOINED_AT_ONCE);
-        float2 acc[JOINED_AT_ONCE];
-        float m[JOINED_AT_ONCE], l[JOINED_AT_ONCE];
-#pragma unroll
-        for (uint32 i = 0; i < JOINED_AT_ONCE; i++) {
-            if (i >= count) continue;
-            const float4 x = received[(begin + i) * pitch];
-            acc[i] = {x.x, x.y};
-            m[i] = x.z;
-            l[i] = x.w;
-        }
-        joined.add(acc, m, l, count);
+    for (uint32 step = 1; step < 1u << log_parts; step *= 2) joined.m = fmaxf(joined.m, __shfl_xor_sync(FULL_WARP, joined.m, step));
+    const float take = weight(x.z, joined.m);
+    joined.acc = {x.x * take, x.y * take};
+    joined.l = x.w * take;
+#pragma unroll 1
+    for (uint32 step = 1; step < 1u << log_parts; step *= 2) {
+        joined.acc.x += __shfl_xor_sync(FULL_WARP, joined.acc.x, step);
+        joined.acc.y += __shfl_xor_sync(FULL_WARP, joined.acc.y, step);
+        joined.l += __shfl_xor_sync(FULL_WARP, joined.l, step);
     }
     return joined;
 }
@@ -203,45 +274,57 @@ __device__ inline void repair_at_once(const RepairParams &r) {
     extern __shared__ __align__(128) char shared[];
     __shared__ Sums sums;
     __shared__ uint32 words[THREADS];
+    __shared__ Arrival from_cluster;
     const AttentionParams &p = r.to;
     const uint32 word = ask_for_parameters(r);
     allow_next_kernel();
-    wait_for_previous_kernel();
     const Member cta;
-    if (cta.log_ctas) arrive_in_cluster_first();
     const Pair pair = pair_of(p, blockIdx.x >> cta.log_ctas);
+    const KeptShare share(rows_of(p, pair));
+    // Two channels a thread: of each CTA of the cluster, those that this one joins.
+    const uint32 half = p.value_dim / 2, pairs = share.rows * half, log_received = max(log2_ceil(pairs), cta.log_ctas) - cta.log_ctas;
+    if (threadIdx.x == 0 && cta.log_ctas) {
+        const uint32 begin = min(cta.rank << log_received, pairs), end = min(begin + (1 << log_received), pairs);
+        from_cluster.open();
+        from_cluster.expect(((end - begin) * sizeof(float4)) << cta.log_ctas);
+    }
+    __syncwarp();
+    if (cta.log_ctas) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 
-    // Both lists, from which the search reads; then what it finds.
+    // Both lists, from which the search reads; then what it finds. The first entries are asked for beside their counts.
     int32 *const predicted = reinterpret_cast<int32 *>(shared + r.lists_offset), *const selected = predicted + r.predicted_cap;
     int32 *const partials = selected + p.cap, *const missed = partials + p.cap, *const pages = missed + p.cap;
-    const auto predicted_id = [&](uint32 j) { return as<int32>(r.predicted.at(pair.seq, pair.position, pair.head, j)); };
-    const auto selected_id = [&](uint32 j) { return as<int32>(p.ids.at(pair.seq, pair.position, pair.head, j)); };
-    // The first entries are asked for beside their counts.
+    const char *const from_predicted = r.predicted.at(pair.seq, pair.position, pair.head), *const from_selected = p.ids.at(pair.seq, pair.position, pair.head);
+    const KeptRow kept_row(r, pair, min(share.row(), share.rows - 1));
+    asm volatile("" ::"l"(from_predicted), "l"(from_selected), "l"(kept_row.acc), "l"(kept_row.m), "l"(kept_row.l));
+    wait_for_previous_kernel();
+    const auto predicted_id = [&](uint32 j) { return as<int32>(from_predicted + j * r.predicted.step[3]); };
+    const auto selected_id = [&](uint32 j) { return as<int32>(from_selected + j * p.ids.step[3]); };
     const int32 first_predicted = threadIdx.x < r.predicted_cap ? predicted_id(threadIdx.x) : 0;
     const int32 first_selected = threadIdx.x < p.cap ? selected_id(threadIdx.x) : 0;
     const Reach reach = Reach::load(p, pair);
     const uint32 predicted_count = clamped(as<int32>(r.predicted_counts.at(pair.seq, pair.position, pair.head)), r.predicted_cap);
-    const Lists lists{predicted, selected, predicted_count, count_of(p, pair)};
+    const Lists lists{predicted, selected, predicted_count, count_of(p, pair), blocks_of(p, reach)};
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
     Engine engine(p, shared);
-    engine.load_queries(pair);
+    if constexpr (Engine::IS_FP8) engine.load_queries(pair);
+    else ask_for_queries(engine, pair, share.rows);
     end_copies();
     engine.zero_padding();
-    const KeptShare share(rows_of(p, pair));
     if (threadIdx.x < lists.predicted_count) predicted[threadIdx.x] = first_predicted;
     if (threadIdx.x < lists.count) selected[threadIdx.x] = first_selected;
-    for (uint32 j = threadIdx.x + THREADS; j < max(lists.count, lists.predicted_count); j += THREADS) {
-        if (j < lists.predicted_count) predicted[j] = predicted_id(j);
-        if (j < lists.count) selected[j] = selected_id(j);
-    }
+#pragma unroll 1
+    for (uint32 j = threadIdx.x + THREADS; j < lists.predicted_count; j += THREADS) predicted[j] = predicted_id(j);
+#pragma unroll 1
+    for (uint32 j = threadIdx.x + THREADS; j < lists.count; j += THREADS) selected[j] = selected_id(j);
     __syncthreads();
     const auto page = [&](uint32 j) {
         if (p.slots.data) return as<int32>(p.slots.at(pair.seq, pair.position, pair.head, j));
-        const int64 begin = int64(selected[j]) * p.block.value;
-        return p.table.data && begin >= 0 && begin < reach.end ? as<int32>(p.table.at(pair.seq, p.page.divide(begin))) : 0;
+        const uint32 id = selected[j];
+        return p.table.data && id < lists.blocks ? as<int32>(p.table.at(pair.seq, p.page.divide(id * p.block.value))) : 0;
     };
     const Found found = find_parts(
-        r, reach, lists, page,
+        r, lists, page,
         [&](uint32 j, uint32 at, int32 page) {
             missed[at] = selected[j];
             pages[at] = page;
@@ -253,69 +336,76 @@ __device__ inline void repair_at_once(const RepairParams &r) {
     // Its share of the tiles is asked for, its share of what was kept joined meanwhile.
     Item item{};
     item.chunk = cta.rank;
-    item.chunks = cta.ctas();
+    item.chunks = 1 << cta.log_ctas;
     item.take((found.attended * p.block.value + TILE - 1) / TILE);
-    const uint32 teams = WARPS >> p.log_members;
-    const MissedTiles tiles(p, item, engine.team, teams, missed, pages);
+    const uint32 teams = WARPS >> p.log_members, first = item.begin + engine.team, own = first < item.end ? (item.end - first - 1) / teams + 1 : 0;
+    const Missed list{missed, pages, found.attended};
+    const bool is_double = p.stages > 1;
+    const auto stage_of = [&](uint32 tile) { return engine.stage(is_double ? tile & 1 : 0); };
+    const KeptStates kept(reinterpret_cast<float *>(shared + r.kept_offset), share, p.value_dim);
 #pragma unroll 1
-    for (uint32 n = 0; n < p.stages; n++) {
-        if (n < tiles.count) engine.load(tiles, pair, reach, found.attended, n, engine.stage(n));
+    for (uint32 n = 0;; n++) {
+        if (n == p.stages) {
+            join_kept<MAX_VALUE_DIM>(r, pair, reach, cta, partials, r.exact ? found.joined : 1, share, kept_row, kept);
+            // Queries were asked for before the tiles.
+            if (is_double) wait_copies<2>();
+            else wait_copies<1>();
+            __syncthreads();
+            if (own) engine.read_queries(pair, reach);
+        }
+        if (n >= p.stages) {
+            const uint32 tile = n - p.stages;
+            if (tile >= own) break;
+            if (is_double) wait_copies<1>();
+            else wait_copies<0>();
+            engine.sync_team();
+            if (Engine::IS_FP8 && p.kv_type == FLOAT8_E5M2) engine.template attend<true>(stage_of(tile));
+            else engine.template attend<false>(stage_of(tile));
+            engine.sync_team();
+        }
+        if (n < own) ask(engine, list, pair, reach, first + n * teams, stage_of(n));
         end_copies();
     }
-    const KeptStates kept(reinterpret_cast<float *>(shared + r.kept_offset), share.turns(), share.rows, p.value_dim);
-    join_kept<MAX_VALUE_DIM>(r, pair, reach, cta, partials, r.exact ? found.joined : 1, share, kept);
-    wait_copies(p.stages - 1);
-    __syncthreads();
-    if (tiles.count) {
-        engine.read_queries(pair, reach);
-#pragma unroll 1
-        for (uint32 n = 0, at = 0; n < tiles.count; n++) {
-            wait_copies(p.stages - 1);
-            engine.sync_team();
-            if (Engine::IS_FP8 && p.kv_type == FLOAT8_E5M2) engine.template attend<true>(engine.stage(at));
-            else engine.template attend<false>(engine.stage(at));
-            engine.sync_team();
-            if (n + p.stages < tiles.count) engine.load(tiles, pair, reach, found.attended, n + p.stages, engine.stage(at));
-            end_copies();
-            at = at + 1 == p.stages ? 0 : at + 1;
-        }
+    if (own) {
         engine.finish();
         engine.store(WarpState{acc_of(p, shared, engine.warp), sums.m[engine.warp], sums.l[engine.warp]});
     }
     __syncthreads();
 
-    // Two channels a thread. A state that nothing joins is the first CTA's.
-    const uint32 half = p.value_dim / 2, pairs = share.rows * half, joined_teams = min(teams, item.end - item.begin);
+    // What needs no other CTA goes the same way, without the cluster.
     const bool alone = cta.log_ctas == 0 || (!r.exact && found.attended == 0);
-    const uint32 log_received = max(log2_ceil(pairs), cta.log_ctas) - cta.log_ctas;
     float4 *const received = reinterpret_cast<float4 *>(shared + r.received_offset);
-    if (cta.log_ctas) wait_for_cluster();
+    if (cta.log_ctas) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (alone && cta.rank) return;
+#pragma unroll 1
     for (uint32 n = threadIdx.x; n < pairs; n += THREADS) {
         const uint32 row = p.half_value.divide(n), channel = (n - row * half) * 2;
-        const Joined joined = join_cta(p, kept, share.turns(), sums, shared, joined_teams, row, channel);
-        if (alone) {
-            write_results(p, pair, first_row(p, pair) + row, channel, joined.acc, joined.m, joined.l);
-        } else {
-            const uint32 owner = n >> log_received, at = n - (owner << log_received);
-            send(received + (cta.rank << log_received) + at, owner, {joined.acc.x, joined.acc.y, joined.m, joined.l});
-        }
+        const Joined joined = join_cta(p, kept, 1 << share.log_turns(), sums, shared, min(teams, item.end - item.begin), row, channel);
+        const float4 x{joined.acc.x, joined.acc.y, joined.m, joined.l};
+        const uint32 owner = n >> log_received;
+        if (alone) received[n] = x;
+        else from_cluster.send(received + (cta.rank << log_received) + n - (owner << log_received), owner, x);
     }
-    if (alone) return;
-    arrive_in_cluster();
-    wait_for_cluster();
-    for (uint32 at = threadIdx.x; at < 1u << log_received; at += THREADS) {
-        const uint32 n = (cta.rank << log_received) + at;
-        if (n >= pairs) break;
-        const uint32 row = p.half_value.divide(n), channel = (n - row * half) * 2;
-        const Joined joined = join_received(received + at, cta, 1 << log_received);
+    if (alone) __syncthreads();
+    const uint32 log_parts = alone ? 0 : cta.log_ctas, begin = alone ? 0 : cta.rank << log_received, end = alone ? pairs : min(begin + (1 << log_received), pairs);
+    const uint32 part = threadIdx.x & ((1 << log_parts) - 1);
+#pragma unroll 1
+    for (uint32 first = begin; first < end; first += THREADS >> log_parts) {
+        const uint32 n = first + (threadIdx.x >> log_parts), row = p.half_value.divide(n), channel = (n - row * half) * 2;
+        // Found while the states are on their way.
+        const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + row);
+        asm volatile("" ::"l"(p.out.at(pair.seq, position, head, channel)));
+        if (!alone) from_cluster.wait(0);
+        const float4 x = n < end ? received[(part << log_received) + n - begin] : float4{0.0f, 0.0f, minus_infinity(), 0.0f};
+        const Joined joined = join_lanes(x, log_parts);
+        if (n >= end || part) continue;
         write_results(p, pair, first_row(p, pair) + row, channel, joined.acc, joined.m, joined.l);
     }
 }
 
-#define REPAIR_KERNEL(name, Type, MAX_DIM)                                                                       \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) name(const __grid_constant__ RepairParams p) { \
-        repair_at_once<MmaEngine<Type, MAX_DIM, MAX_DIM>, MAX_DIM>(p);                                           \
+#define REPAIR_KERNEL(name, Type, MAX_DIM)                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) name(const __grid_constant__ RepairParams p) { \
+        repair_at_once<MmaEngine<Type, MAX_DIM, MAX_DIM>, MAX_DIM>(p);                                     \
     }
 
 REPAIR_KERNEL(repair_bf16_128, Bfloat16, 128)

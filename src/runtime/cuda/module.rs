@@ -154,13 +154,6 @@ impl Kernel {
         check(unsafe { sys::cuLaunchKernelEx(&config, self.function, params, none) }, self.name)
     }
 
-    /// Lets clusters have more CTAs than every device can form. The context is current.
-    pub fn allow_large_clusters(&self) -> Result<()> {
-        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
-        // SAFETY: the function is loaded.
-        check(unsafe { sys::cuFuncSetAttribute(self.function, attribute, 1) }, self.name)
-    }
-
     /// Clusters of so many CTAs that the device can run at once; 0 where it cannot run them, or not in this process's share of
     /// it. The context is current.
     pub fn active_clusters(&self, size: u32, threads: u32) -> u32 {

@@ -7,6 +7,9 @@ pub const CASES: &[Case] = cases![
     repair_superset_covers_predicted_and_selected_blocks,
     repair_exact_covers_the_selected_blocks_alone,
     repair_exact_attends_again_groups_with_a_block_predicted_in_vain,
+    repair_of_any_share_missed_agrees_with_the_formula,
+    repair_repeated_gives_the_same_bits,
+    repair_gives_the_same_bits_wherever_in_the_batch,
     merge_of_disjoint_lists_is_the_state_of_their_union,
     merge_agrees_with_the_formula,
 ];
@@ -63,16 +66,17 @@ fn attention_partials_are_the_states_of_their_groups(backend: &Backend) {
     });
 }
 
-/// A list that shares `overlap` of its blocks with another.
-fn alike(rng: &mut Rng, layer: &Layer, list: &List, overlap: f64) -> List {
+/// A list as long as another, or a share of that, which has `overlap` of its blocks from there.
+fn alike(rng: &mut Rng, layer: &Layer, list: &List, length: f64, overlap: f64) -> List {
     let mut other = list.clone();
     for at in array::indices(&list.counts.shape) {
         let (i, g) = (at[0], at[1]);
-        let (n, count) = (layer.blocks(i), list.counts[[i, g]] as usize);
+        let (n, all) = (layer.blocks(i), list.counts[[i, g]] as usize);
+        let count = (length * all as f64).round() as usize;
         let from = layer.listed(list, i, g).into_iter().collect::<Vec<_>>();
         let rest: Vec<usize> = (0..n).filter(|b| !from.contains(b)).collect();
         let keep = (overlap * count as f64).round() as usize;
-        let mut blocks: Vec<usize> = rng.subset(count, keep).into_iter().map(|j| from[j]).collect();
+        let mut blocks: Vec<usize> = rng.subset(all, keep).into_iter().map(|j| from[j]).collect();
         blocks.extend(rng.subset(rest.len(), (count - keep).min(rest.len())).into_iter().map(|j| rest[j]));
         blocks.sort_unstable();
         other.counts[[i, g]] = blocks.len() as i64;
@@ -96,10 +100,21 @@ impl<'b> Prediction<'b> {
     fn random(backend: &'b Backend, rng: &mut Rng, block: Option<usize>) -> Prediction<'b> {
         let shape = Shape::random(rng);
         let layer = Layer::random(rng, Shape { block: block.unwrap_or(shape.block), ..shape });
-        let placed = Placed::new(backend, &layer, &Layouts::random(rng));
+        let layouts = Layouts::random(rng);
         let (share, overlap) = (rng.pick(&[0.0, 0.3, 0.5, 0.9]), rng.pick(&[0.0, 0.3, 0.7, 0.95, 1.0]));
         let predicted = layer.list(rng, share);
-        let selected = alike(rng, &layer, &predicted, overlap);
+        let selected = alike(rng, &layer, &predicted, rng.pick(&[1.0, 1.0, 0.7]), overlap);
+        Prediction::new(backend, rng, layer, &layouts, [predicted, selected])
+    }
+
+    fn new(
+        backend: &'b Backend,
+        rng: &mut Rng,
+        layer: Layer,
+        layouts: &Layouts,
+        [predicted, selected]: [List; 2],
+    ) -> Prediction<'b> {
+        let placed = Placed::new(backend, &layer, layouts);
         let lists = [PlacedList::new(backend, &predicted, rng), PlacedList::new(backend, &selected, rng)];
         let missed =
             Tensor::poisoned(backend, I32, &[layer.shape.batch, layer.shape.kv_heads], &Layout::random(rng, 2));
@@ -197,6 +212,115 @@ fn repair_exact_attends_again_groups_with_a_block_predicted_in_vain(backend: &Ba
         let call = case.repair(VWD_REPAIR_EXACT, &results);
         repair(backend, &vwd_repair_args { partial_blocks, predicted_partials: partials_of(&kept), ..call });
         case.check(true, &results);
+    });
+}
+
+/// Two sequences of up to 256 blocks, half of which are predicted.
+fn of_many_blocks(rng: &mut Rng, kv_type: DType) -> (Layer, List) {
+    let (page, block) = rng.pick(&[(64, 16), (16, 16), (32, 32), (8, 16)]);
+    let most = 256 * block;
+    let (batch, kv_heads, group, dim) = (2, 2, 4, 128);
+    let mut layer =
+        Layer::random(rng, Shape { batch, kv_heads, group, dim, page, block, most, q_type: kv_type, kv_type });
+    layer.lens = vec![most as i64, rng.int(1..=most as i64)];
+    let predicted = layer.list(rng, 0.5);
+    (layer, predicted)
+}
+
+/// What a speculative pass keeps, in tensors whose elements follow each other.
+struct Speculated<'b> {
+    state: [Tensor<'b>; 3],
+    partials: [Tensor<'b>; 3],
+}
+
+impl<'b> Speculated<'b> {
+    fn new(backend: &'b Backend, rng: &mut Rng, case: &Prediction<'b>) -> Speculated<'b> {
+        let Shape { batch, dim, .. } = case.layer.shape;
+        let (heads, cap) = (case.layer.q.shape[1], case.predicted.ids.shape[2]);
+        let plain =
+            |rest: &[usize]| Tensor::poisoned(backend, F32, &[&[batch, heads], rest].concat(), &Layout::default());
+        let kept = Speculated {
+            state: [plain(&[dim]), plain(&[]), plain(&[])],
+            partials: [plain(&[cap, dim]), plain(&[cap]), plain(&[cap])],
+        };
+        let results = Results::new(backend, rng, &case.layer, F32);
+        let (state, partials) = (state_of(&kept.state), partials_of(&kept.partials));
+        attend(backend, &vwd_attention_args { state, partials, ..case.attention(0, &results) });
+        kept
+    }
+
+    fn repair(&self, backend: &'b Backend, rng: &mut Rng, case: &Prediction, exact: bool) -> Results<'b> {
+        let results = Results::new(backend, rng, &case.layer, case.layer.shape.q_type);
+        let call = match exact {
+            true => vwd_repair_args {
+                predicted_partials: partials_of(&self.partials),
+                ..case.repair(VWD_REPAIR_EXACT, &results)
+            },
+            false => {
+                vwd_repair_args { predicted_state: state_of(&self.state), ..case.repair(VWD_REPAIR_SUPERSET, &results) }
+            }
+        };
+        repair(backend, &call);
+        results
+    }
+}
+
+fn repair_of_any_share_missed_agrees_with_the_formula(backend: &Backend) {
+    rounds(2, |rng| {
+        // A list of some length relative to the predicted, and how much of it that has: with a length below 1 blocks were
+        // predicted in vain.
+        for (length, overlap) in [(1.0, 1.0), (1.0, 0.98), (1.0, 0.7), (1.0, 0.0), (0.6, 0.9), (0.0, 0.0)] {
+            let kv_type = rng.pick(&[F16, BF16]);
+            let (layer, predicted) = of_many_blocks(rng, kv_type);
+            let selected = alike(rng, &layer, &predicted, length, overlap);
+            let case = Prediction::new(backend, rng, layer, &Layouts::default(), [predicted, selected]);
+            let kept = Speculated::new(backend, rng, &case);
+            for exact in [true, false] {
+                let results = kept.repair(backend, rng, &case, exact);
+                case.check(exact, &results);
+            }
+        }
+    });
+}
+
+fn repair_repeated_gives_the_same_bits(backend: &Backend) {
+    let repeats = if backend.is_cuda() { 500 } else { 3 };
+    rounds(1, |rng| {
+        let (layer, predicted) = of_many_blocks(rng, BF16);
+        let selected = alike(rng, &layer, &predicted, 1.0, 0.7);
+        let case = Prediction::new(backend, rng, layer, &Layouts::default(), [predicted, selected]);
+        let kept = Speculated::new(backend, rng, &case);
+        for exact in [true, false] {
+            let first = kept.repair(backend, rng, &case, exact).bits();
+            for n in 0..repeats {
+                assert!(kept.repair(backend, rng, &case, exact).bits() == first, "repeat {n}, exact {exact}");
+            }
+        }
+    });
+}
+
+fn repair_gives_the_same_bits_wherever_in_the_batch(backend: &Backend) {
+    rounds(2, |rng| {
+        // The second sequence is the first once more.
+        let (mut layer, mut predicted) = of_many_blocks(rng, F16);
+        let heads = layer.q.shape[1];
+        layer.lens[1] = layer.lens[0];
+        layer.q = Array::from_fn(&layer.q.shape.clone(), |at| layer.q[[0, at[1], at[2]]]);
+        layer.table = Array::from_fn(&layer.table.shape.clone(), |at| layer.table[[0, at[1]]]);
+        let twice = |list: &List| List {
+            ids: Array::from_fn(&list.ids.shape, |at| list.ids[[0, at[1], at[2]]]),
+            counts: Array::from_fn(&list.counts.shape, |at| list.counts[[0, at[1]]]),
+        };
+        predicted = twice(&predicted);
+        let selected = twice(&alike(rng, &layer, &predicted, 1.0, 0.8));
+        let case = Prediction::new(backend, rng, layer, &Layouts::default(), [predicted, selected]);
+        let kept = Speculated::new(backend, rng, &case);
+        for exact in [true, false] {
+            for (n, bits) in kept.repair(backend, rng, &case, exact).bits().iter().enumerate() {
+                let (first, second) = bits.data.split_at(bits.data.len() / 2);
+                assert!(first == second, "output {n} of {heads} heads, exact {exact}");
+            }
+        }
     });
 }
 

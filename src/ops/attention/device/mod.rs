@@ -9,11 +9,11 @@ pub use plan::{Job, Pairs, Plan, THREADS, WARPS, is_copied_by_16, lists, pairs, 
 use super::Outputs;
 use crate::core::status::Result;
 use crate::runtime::cuda::layout::Divisor;
-use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, Modules, Source, source};
+use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 use plan::{Element, Engine, STATIC_SHARED, Width};
 
-/// Of repair in one launch; more CTAs than LARGEST_CLUSTER not on every device.
-const CLUSTER_SIZES: [u32; 5] = [1, 2, 4, 8, 16];
+/// Of repair in one launch.
+const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 pub struct Kernels {
     /// By width.
@@ -54,7 +54,6 @@ impl cuda::Kernels for Kernels {
         let at_once = ["repair_f16_128", "repair_bf16_128", "repair_fp8_128"];
         let at_once = if modules.has("attention/repair") { &at_once[..] } else { &[] };
         let repair_at_once = at_once.iter().map(|name| of("attention/repair", name)).collect::<Result<Vec<_>>>()?;
-        repair_at_once.iter().try_for_each(Kernel::allow_large_clusters)?;
         let forms = |kernel: &Kernel, size| kernel.sharing(most_shared(facts)).active_clusters(size, THREADS) > 0;
         let can_form = |&size: &u32| repair_at_once.iter().all(|kernel| size == 1 || forms(kernel, size));
         let sizes = if repair_at_once.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
