@@ -10,6 +10,7 @@ inputs are in no cache.
 """
 
 import argparse
+import functools
 import math
 import pathlib
 import sys
@@ -121,36 +122,45 @@ def attend(session, timer, rows, quick):
         rows.put("attention", **row)
 
 
-def repair(session, timer, rows):
-    """EXACT repair of a prediction that missed a share of 128 blocks, which it had others for."""
-    case = Case(session, 1, 32 << 10, 128 * BLOCK)
-    attention = case.on_current_stream(case.attention)
-    rows.put("repair", missed="attended anew", vanward_graph=timer.graph(attention, case.sets))
-    for percent in (0, 2, 10, 30, 100):
-        missed = math.ceil(case.count * percent / 100)
-        right, predicted = case.ids, []
-        for ids in right:
-            order = torch.rand(1, KV_HEADS, case.blocks, device="cuda").scatter_(2, ids.long(), 2.0).argsort(-1)
-            wrong = order[..., :missed].int()
-            keep = torch.rand(1, KV_HEADS, case.count, device="cuda").argsort(-1)[..., missed:]
-            predicted.append(torch.cat([ids.gather(2, keep), wrong], -1).sort(-1).values.contiguous())
-        kept = [case.kept(case.count) for _ in range(case.sets)]
-        stream = torch.cuda.current_stream().cuda_stream
-        for i in range(case.sets):
-            case.ids = predicted
-            case.attention(i, stream, partials=kept[i])()
-        case.ids = right
+def misses(case, ids, percent):
+    """A prediction of as many blocks, of which a share was not selected."""
+    missed = math.ceil(case.count * percent / 100)
+    order = torch.rand(case.batch, KV_HEADS, case.blocks, device="cuda").scatter_(2, ids.long(), 2.0).argsort(-1)
+    keep = torch.rand(case.batch, KV_HEADS, case.count, device="cuda").argsort(-1)[..., missed:]
+    return torch.cat([ids.gather(2, keep), order[..., :missed].int()], -1).sort(-1).values.contiguous()
 
-        def repaired(i, stream):
-            return session.prepare_repair(
-                mode="exact", block_size=BLOCK, kv=case.kv(i), q=case.q, out=case.out, stream=stream, predicted_partials=kept[i],
-                predicted=vanward.BlockList(predicted[i], case.counts), selected=vanward.BlockList(right[i], case.counts),
-            )
 
-        call = case.on_current_stream(repaired)
-        call(0)
+def repair(session, timer, rows, quick):
+    """Repair of a prediction that missed a share of 128 blocks, which it had others for."""
+    for batch in (1,) if quick else (1, 8):
+        case = Case(session, batch, 32 << 10, 128 * BLOCK)
+        attention = case.on_current_stream(case.attention)
+        attention(0)
         case.check()
-        rows.put("repair", missed=f"{percent} %", vanward_graph=timer.graph(call, case.sets))
+        anew = timer.graph(attention, case.sets)
+        right = case.ids
+        kept = [case.kept(case.count) for _ in range(case.sets)]
+        new = lambda *tail: torch.empty(batch, HEADS, *tail, device="cuda")  # noqa: E731
+        states = [vanward.AttentionState(new(DIM), new(), new()) for _ in range(case.sets)]
+        for percent in (0, 2, 10, 30, 100):
+            case.ids = predicted = [misses(case, ids, percent) for ids in right]
+            for i in range(case.sets):
+                stream = torch.cuda.current_stream().cuda_stream
+                case.attention(i, stream, partials=kept[i], state=states[i])()
+            case.ids = right
+
+            def repaired(mode, i, stream):
+                from_kept = dict(predicted_partials=kept[i]) if mode == "exact" else dict(predicted_state=states[i])
+                return session.prepare_repair(
+                    mode=mode, block_size=BLOCK, kv=case.kv(i), q=case.q, out=case.out, stream=stream, **from_kept,
+                    predicted=vanward.BlockList(predicted[i], case.counts), selected=vanward.BlockList(right[i], case.counts),
+                )
+
+            call = {mode: case.on_current_stream(functools.partial(repaired, mode)) for mode in ("exact", "superset")}
+            call["exact"](0)
+            case.check()
+            row = {f"{mode}_graph": timer.graph(call[mode], case.sets) for mode in call}
+            rows.put("repair", batch=batch, missed=f"{percent} %", anew_graph=anew, **row)
 
 
 def dense(session, timer, rows):
@@ -179,7 +189,7 @@ def main():
         torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
         session.reserve(256 << 20, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
         attend(session, timer, rows, options.quick)
-        repair(session, timer, rows)
+        repair(session, timer, rows, options.quick)
         dense(session, timer, rows)
 
 

@@ -238,7 +238,6 @@ struct MmaEngine {
     }
 
     // Asks for a tile: eight lanes a row, the rows shared by the team.
-    template <typename Tiles>
     __device__ void load(const Tiles &tiles, const Pair &pair, const Reach &reach, uint32 entries, uint32 tile, char *to) {
         if (tiles.begins(p, tile)) {
             const Place place = tiles.find(p, pair, reach, entries, tile);

@@ -75,7 +75,7 @@ struct KeptStates {
 constexpr uint32 LANE_CHANNELS = 4, VECTOR_CHANNELS = LANE_CHANNELS * WARP;
 constexpr uint32 AT_ONCE = 8;  // states that a warp asks for before it joins them
 
-// Where a row has its kept states, of acc the lane's channels.
+// Where a row has its kept states, of acc the lane's channels; the first ones for lanes without.
 struct KeptRow {
     const char *acc, *m, *l;
     uint32 position;
@@ -83,7 +83,8 @@ struct KeptRow {
     __device__ KeptRow(const RepairParams &r, const Pair &pair, uint32 row) {
         const auto [its_position, head] = place_of_row(r.to, pair, first_row(r.to, pair) + row);
         position = its_position;
-        acc = r.kept.acc.at(pair.seq, position, head) + threadIdx.x % WARP * LANE_CHANNELS * sizeof(float);
+        const uint32 channel = threadIdx.x % WARP * LANE_CHANNELS;
+        acc = r.kept.acc.at(pair.seq, position, head) + (channel < r.to.value_dim ? channel : 0) * sizeof(float);
         m = r.kept.m.at(pair.seq, position, head);
         l = r.kept.l.at(pair.seq, position, head);
     }
@@ -104,49 +105,37 @@ __device__ inline void join_kept(const RepairParams &r, const Pair &pair, const 
         uint32 seen;
         reach.row(p, from.position, begin, seen);
         // A row that sees nothing starts from nothing, whatever was kept.
-        const uint32 states = seen && count > first ? ((count - first - 1) >> log_step) + 1 : 0;
+        const uint32 states = seen ? count : 0;
         float4 sum{};
         float m = minus_infinity(), l = 0.0f;
 #pragma unroll 1
-        for (uint32 n = 0; n < states; n += WARP) {
-            // A lane knows of one state, and asks for four channels of each.
-            const uint32 some = min(states - n, WARP);
-            int32 partial = 0;
-            float own_m = minus_infinity(), own_l = 0.0f, take = 0.0f;
-            if (lane < some) {
-                if (r.exact) partial = partials[first + ((n + lane) << log_step)];
-                own_m = as<float>(from.m + offset(partial, int32(r.kept.m.step[3]))) * LOG2_E;
-                own_l = as<float>(from.l + offset(partial, int32(r.kept.l.step[3])));
+        for (uint32 n = first; n < states; n += AT_ONCE << log_step) {
+            // Loads without a branch between them, so that none waits for another: past the last, the last once more.
+            float4 one[AT_ONCE];
+            float one_m[AT_ONCE], one_l[AT_ONCE], top = m;
+#pragma unroll
+            for (uint32 i = 0; i < AT_ONCE; i++) {
+                const uint32 its = min(n + (i << log_step), states - 1), partial = r.exact ? partials[its] : 0;
+                one[i] = as<float4>(from.acc + offset(partial, int32(r.kept.acc.step[3])));
+                one_m[i] = as<float>(from.m + offset(partial, int32(r.kept.m.step[3])));
+                one_l[i] = as<float>(from.l + offset(partial, int32(r.kept.l.step[3])));
             }
-#pragma unroll 1
-            for (uint32 k = 0; k < some; k += AT_ONCE) {
-                float4 one[AT_ONCE];
 #pragma unroll
-                for (uint32 i = 0; i < AT_ONCE; i++) {
-                    const int32 its = __shfl_sync(FULL_WARP, partial, k + i);
-                    if (k + i < some && channel < p.value_dim) one[i] = as<float4>(from.acc + offset(its, int32(r.kept.acc.step[3])));
-                }
-                if (k == 0) {
-                    const bool is_there = own_l != 0.0f;
-                    float top = is_there ? own_m : minus_infinity();
+            for (uint32 i = 0; i < AT_ONCE; i++) {
+                const bool is_there = n + (i << log_step) < states && one_l[i] != 0.0f;
+                one_m[i] = is_there ? one_m[i] * LOG2_E : minus_infinity();
+                top = fmaxf(top, one_m[i]);
+            }
+            const float keep = weight(m, top);
+            m = top;
+            l *= keep;
+            sum = {sum.x * keep, sum.y * keep, sum.z * keep, sum.w * keep};
 #pragma unroll
-                    for (uint32 step = 1; step < WARP; step *= 2) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, step));
-                    top = fmaxf(top, m);
-                    take = is_there ? weight(own_m, top) : 0.0f;
-                    const float keep = weight(m, top);
-                    float more = take * own_l;
-#pragma unroll
-                    for (uint32 step = 1; step < WARP; step *= 2) more += __shfl_xor_sync(FULL_WARP, more, step);
-                    l = l * keep + more;
-                    m = top;
-                    sum = {sum.x * keep, sum.y * keep, sum.z * keep, sum.w * keep};
-                }
-#pragma unroll
-                for (uint32 i = 0; i < AT_ONCE; i++) {
-                    const float its = __shfl_sync(FULL_WARP, take, k + i);
-                    if (k + i >= some || its == 0.0f) continue;
-                    sum = {fmaf(one[i].x, its, sum.x), fmaf(one[i].y, its, sum.y), fmaf(one[i].z, its, sum.z), fmaf(one[i].w, its, sum.w)};
-                }
+            for (uint32 i = 0; i < AT_ONCE; i++) {
+                if (one_m[i] == minus_infinity()) continue;
+                const float take = exp2_fast(one_m[i] - top);
+                l += one_l[i] * take;
+                sum = {fmaf(one[i].x, take, sum.x), fmaf(one[i].y, take, sum.y), fmaf(one[i].z, take, sum.z), fmaf(one[i].w, take, sum.w)};
             }
         }
         const uint32 at = share.turn() * to.rows + row;
@@ -158,9 +147,6 @@ __device__ inline void join_kept(const RepairParams &r, const Pair &pair, const 
     }
 }
 
-// Stays there, however many tokens it is from there.
-constexpr Place NOWHERE{-0x40000000, 0, 0};
-
 // What is attended to: a CTA's list, in shared memory.
 struct Missed {
     const int32 *ids, *pages;  // of each block, and of its first token
@@ -169,55 +155,44 @@ struct Missed {
     // Where a token lies, counted along the list.
     __device__ Place place_of(const AttentionParams &p, const Pair &pair, const Reach &reach, uint32 x) const {
         const uint32 e = p.block.divide(x);
-        if (e >= count) return NOWHERE;
+        if (e >= count) return {-1, 0, 0};
         const int32 position = ids[e] * int32(p.block.value) + int32(x - e * p.block.value);
-        if (position >= reach.end) return NOWHERE;
+        if (position >= reach.end || position < reach.begin) return {-1, 0, 0};
         if (!p.slots.data && !p.table.data) return {position, int32(pair.seq), position};
         const uint32 number = p.page.divide(position);
         const bool of_block = p.slots.data || p.block.value <= p.page.value;
         const int32 page = of_block ? pages[e] : as<int32>(p.table.at(pair.seq, number));
-        if (uint32(page) >= p.pages) return NOWHERE;
+        if (uint32(page) >= p.pages) return {-1, 0, 0};
         return {position, page, position - int32(number * p.page.value)};
     }
 };
 
-// Asks for the warp's share of a tile: 16 lanes copy a row.
+// Asks for the warp's share of a tile. A lane finds a row of keys or of values; 16 lanes then copy a row.
 template <typename Engine>
 __device__ inline void ask(const Engine &engine, const Missed &missed, const Pair &pair, const Reach &reach, uint32 tile, char *to) {
     const AttentionParams &p = engine.p;
-    const uint32 chunk = engine.lane % TILE * 16, half = engine.lane / TILE;
-    const bool has_key = chunk < p.dim * Engine::BYTES, has_value = p.v_offset && chunk < p.value_dim * Engine::BYTES;
-    // Tokens of a tile may lie side by side: then the place of the first is that of all.
-    const bool together = p.log_granule == LOG_TILE;
+    const uint32 t = engine.lane % TILE, half = engine.lane / TILE;
+    const Place place = missed.place_of(p, pair, reach, tile * TILE + t);
+    const View<4> &of = half ? p.v : p.k;
+    const bool is_there = place.position >= 0;
+    const uint64 row = reinterpret_cast<uint64>(is_there ? of.at(place.page, place.row, pair.head) : of.data);
+    const uint32 there = __ballot_sync(FULL_WARP, is_there), to_keys = shared_address(to) + sizeof(Facts) + t * 16;
+    const bool has_key = t * 16 < p.dim * Engine::BYTES, has_value = p.v_offset && t * 16 < p.value_dim * Engine::BYTES;
     Facts &facts = as<Facts>(to);
-    Place place{};
-    const char *key = nullptr, *value = nullptr;
-    uint32 keys = shared_address(to) + sizeof(Facts) + half * Engine::PITCH + chunk;
+    if (engine.member == 0 && half == 0) facts.position[t] = place.position;
+    if constexpr (Engine::IS_FP8) {
+        const View<3> &scale = half ? p.v_scale : p.k_scale;
+        if (engine.member == 0 && p.scales_per_token)
+            (half ? facts.v_scale : facts.k_scale)[t] = !is_there ? 0.0f : scale.data ? as<float>(scale.at(place.page, place.row, pair.head)) : 1.0f;
+    }
 #pragma unroll 1
-    for (uint32 its = half, n = 0; n < TILE / 2; n++, its += 2, keys += 2 * Engine::PITCH) {
-        if (n == 0 || !together) {
-            place = missed.place_of(p, pair, reach, tile * TILE + its);
-            key = p.k.at(place.page, place.row, pair.head) + chunk;
-            value = p.v.at(place.page, place.row, pair.head) + chunk;
-        }
-        if ((n & ((1 << p.log_members) - 1)) == engine.member) {
-            const bool is_there = place.position >= reach.begin && place.position < reach.end;
-            if (has_key) copy_16(keys, key, is_there);
-            if (has_value) copy_16(keys + p.v_offset, value, is_there);
-            if (chunk == 0) facts.position[its] = is_there ? place.position : -1;
-            if constexpr (Engine::IS_FP8) {
-                if (p.scales_per_token && chunk <= 16) {
-                    const View<3> &scale = chunk ? p.v_scale : p.k_scale;
-                    float *const scale_to = (chunk ? facts.v_scale : facts.k_scale) + its;
-                    if (!scale.data) *scale_to = 1.0f;
-                    else copy_4(shared_address(scale_to), is_there ? scale.at(place.page, place.row, pair.head) : scale.data, is_there);
-                }
-            }
-        }
-        place.position += 2;
-        place.row += 2;
-        key += 2 * p.k.step[1];
-        value += 2 * p.v.step[1];
+    for (uint32 n = engine.member; n < TILE / 2; n += 1 << p.log_members) {
+        const uint32 its = n * 2 + half;
+        const char *const key = reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, row, its)) + t * 16;
+        const char *const value = reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, row, its + TILE)) + t * 16;
+        const bool copies = there >> its & 1;
+        if (has_key) copy_16(to_keys + its * Engine::PITCH, key, copies);
+        if (has_value) copy_16(to_keys + its * Engine::PITCH + p.v_offset, value, copies);
     }
 }
 
@@ -235,7 +210,8 @@ __device__ inline void ask_for_queries(const Engine &engine, const Pair &pair, u
 }
 
 // A row's two channels, of the CTA's kept states and of its first `teams` teams.
-__device__ inline Joined join_cta(const AttentionParams &p, const KeptStates &kept, uint32 turns, const Sums &sums, char *shared, uint32 teams, uint32 row, uint32 channel) {
+__device__ inline Joined join_cta(const AttentionParams &p, const KeptStates &kept, uint32 turns, const Sums &sums, char *shared, uint32 teams,
+                                  uint32 row, uint32 channel) {
     Joined joined;
     const auto add = [&](const float *acc, float m, float l) {
         const float2 its_acc[1] = {*reinterpret_cast<const float2 *>(acc)};
@@ -275,6 +251,7 @@ __device__ inline void repair_at_once(const RepairParams &r) {
     __shared__ Sums sums;
     __shared__ uint32 words[THREADS];
     __shared__ Arrival from_cluster;
+    // What parameters alone decide comes before the wait for the kernel before.
     const AttentionParams &p = r.to;
     const uint32 word = ask_for_parameters(r);
     allow_next_kernel();
@@ -294,7 +271,8 @@ __device__ inline void repair_at_once(const RepairParams &r) {
     // Both lists, from which the search reads; then what it finds. The first entries are asked for beside their counts.
     int32 *const predicted = reinterpret_cast<int32 *>(shared + r.lists_offset), *const selected = predicted + r.predicted_cap;
     int32 *const partials = selected + p.cap, *const missed = partials + p.cap, *const pages = missed + p.cap;
-    const char *const from_predicted = r.predicted.at(pair.seq, pair.position, pair.head), *const from_selected = p.ids.at(pair.seq, pair.position, pair.head);
+    const char *const from_predicted = r.predicted.at(pair.seq, pair.position, pair.head);
+    const char *const from_selected = p.ids.at(pair.seq, pair.position, pair.head);
     const KeptRow kept_row(r, pair, min(share.row(), share.rows - 1));
     asm volatile("" ::"l"(from_predicted), "l"(from_selected), "l"(kept_row.acc), "l"(kept_row.m), "l"(kept_row.l));
     wait_for_previous_kernel();
@@ -342,31 +320,30 @@ __device__ inline void repair_at_once(const RepairParams &r) {
     const Missed list{missed, pages, found.attended};
     const bool is_double = p.stages > 1;
     const auto stage_of = [&](uint32 tile) { return engine.stage(is_double ? tile & 1 : 0); };
-    const KeptStates kept(reinterpret_cast<float *>(shared + r.kept_offset), share, p.value_dim);
+    const auto ask_for = [&](uint32 tile) {
+        if (tile < own) ask(engine, list, pair, reach, first + tile * teams, stage_of(tile));
+        end_copies();
+    };
 #pragma unroll 1
-    for (uint32 n = 0;; n++) {
-        if (n == p.stages) {
-            join_kept<MAX_VALUE_DIM>(r, pair, reach, cta, partials, r.exact ? found.joined : 1, share, kept_row, kept);
-            // Queries were asked for before the tiles.
-            if (is_double) wait_copies<2>();
-            else wait_copies<1>();
-            __syncthreads();
-            if (own) engine.read_queries(pair, reach);
-        }
-        if (n >= p.stages) {
-            const uint32 tile = n - p.stages;
-            if (tile >= own) break;
+    for (uint32 tile = 0; tile < p.stages; tile++) ask_for(tile);
+    const KeptStates kept(reinterpret_cast<float *>(shared + r.kept_offset), share, p.value_dim);
+    join_kept<MAX_VALUE_DIM>(r, pair, reach, cta, partials, r.exact ? found.joined : 1, share, kept_row, kept);
+    // Queries were asked for before the tiles.
+    if (is_double) wait_copies<2>();
+    else wait_copies<1>();
+    __syncthreads();
+    if (own) {
+        engine.read_queries(pair, reach);
+#pragma unroll 1
+        for (uint32 tile = 0; tile < own; tile++) {
             if (is_double) wait_copies<1>();
             else wait_copies<0>();
             engine.sync_team();
             if (Engine::IS_FP8 && p.kv_type == FLOAT8_E5M2) engine.template attend<true>(stage_of(tile));
             else engine.template attend<false>(stage_of(tile));
             engine.sync_team();
+            ask_for(tile + p.stages);
         }
-        if (n < own) ask(engine, list, pair, reach, first + n * teams, stage_of(n));
-        end_copies();
-    }
-    if (own) {
         engine.finish();
         engine.store(WarpState{acc_of(p, shared, engine.warp), sums.m[engine.warp], sums.l[engine.warp]});
     }
@@ -387,7 +364,8 @@ __device__ inline void repair_at_once(const RepairParams &r) {
         else from_cluster.send(received + (cta.rank << log_received) + n - (owner << log_received), owner, x);
     }
     if (alone) __syncthreads();
-    const uint32 log_parts = alone ? 0 : cta.log_ctas, begin = alone ? 0 : cta.rank << log_received, end = alone ? pairs : min(begin + (1 << log_received), pairs);
+    const uint32 log_parts = alone ? 0 : cta.log_ctas, begin = alone ? 0 : cta.rank << log_received;
+    const uint32 end = alone ? pairs : min(begin + (1 << log_received), pairs);
     const uint32 part = threadIdx.x & ((1 << log_parts) - 1);
 #pragma unroll 1
     for (uint32 first = begin; first < end; first += THREADS >> log_parts) {

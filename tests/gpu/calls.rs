@@ -13,6 +13,7 @@ pub const CASES: &[Case] = &[
         "what_a_pack_cannot_take_is_refused_before_its_first_launch",
         what_a_pack_cannot_take_is_refused_before_its_first_launch,
     ),
+    ("repair_refuses_lists_that_no_shared_memory_holds", repair_refuses_lists_that_no_shared_memory_holds),
 ];
 
 const ALLOWED: &[&str] =
@@ -217,4 +218,47 @@ fn what_a_pack_cannot_take_is_refused_before_its_first_launch(backend: &Backend)
         written.assert_untouched("accepted");
         next_token.assert_untouched("next_token");
     }
+}
+
+/// Lists and what was kept are expanded with stride 0, so that any length takes no memory.
+fn repair_refuses_lists_that_no_shared_memory_holds(backend: &Backend) {
+    let plain = Layout::default();
+    let ones = |shape: &[usize]| Tensor::floats(backend, F16, &Array::filled(shape, 1.0), &plain);
+    let ints = |shape: &[usize]| Tensor::ints(backend, I32, &Array::filled(shape, 0), &plain);
+    let (q, k) = (ones(&[1, 1, 16]), ones(&[1, 16, 1, 16]));
+    let (table, lens, counts, id) = (ints(&[1, 1]), ints(&[1]), ints(&[1, 1]), ints(&[1, 1, 1]));
+    let floats = |shape: &[usize]| Tensor::floats(backend, F32, &Array::filled(shape, 0.0), &plain);
+    let (acc, sum) = (floats(&[1, 1, 1, 16]), floats(&[1, 1, 1]));
+    let out = Tensor::poisoned(backend, F16, &[1, 1, 16], &plain);
+    let kv = vwd_paged_kv { k: k.c(), v: k.c(), page_table: table.c(), seq_lens: lens.c(), ..args() };
+    let long = |tensor: &Tensor, length: i64| {
+        let mut c = tensor.c();
+        (c.shape[2], c.strides[2]) = (length, 0);
+        c
+    };
+    for (predicted, selected, piece) in
+        [(1, 1 << 24, "do not fit"), (1 << 61, 1, "do not fit"), (1, 1 << 61, "lists of")]
+    {
+        let list = |length| vwd_block_list { ids: long(&id, length), counts: counts.c(), slots: absent() };
+        let call = vwd_repair_args {
+            mode: VWD_REPAIR_EXACT,
+            block_size: 16,
+            q: q.c(),
+            kv: kept(kv),
+            predicted: list(predicted),
+            selected: list(selected),
+            predicted_partials: vwd_attention_partials {
+                acc: long(&acc, predicted),
+                m: long(&sum, predicted),
+                l: long(&sum, predicted),
+            },
+            out: out.c(),
+            ..args()
+        };
+        // SAFETY: the tensors outlive the call.
+        let status = unsafe { vwd_repair(backend.session(), &call, backend.stream()) };
+        assert_fails(status, VWD_ERROR_UNSUPPORTED, &[piece]);
+    }
+    backend.finish(0);
+    out.assert_untouched("out");
 }
