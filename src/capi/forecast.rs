@@ -47,7 +47,8 @@ pub unsafe extern "C" fn vwd_forecast_create(
     })
 }
 
-/// Releases a forecast; NULL is a no-op. No call on it may be in progress.
+/// Releases a forecast; NULL is a no-op. No call on it may be in progress; on a CUDA session streams have passed its
+/// projections, and no graph that holds one runs again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_release(forecast: *mut vwd_forecast) {
     // SAFETY: the C contract of forecast.
@@ -100,10 +101,13 @@ pub unsafe extern "C" fn vwd_forecast_accumulate(
 ///
 /// rank  0 keeps W whole; else W is replaced by the best approximation of that rank of the fitted outputs X̂W (SVD).
 ///
-/// A map without sums is left as it is. Blocks until done and allocates; not for capture. Thread-safe.
+/// A map without sums is left as it is. On a CUDA session maps are copied to the device, too; those that they replace stay
+/// there until the forecast is released, for graphs that hold them.
+///
+/// Blocks until done and allocates; not for capture. Thread-safe.
 /// Errors: INVALID_ARGUMENT (rank above min(inputs, q_heads·head_dim), where inputs are input_dim + 1 and, with memory,
 /// q_heads·head_dim more; no map has sums; a system that is singular for want of ridge, or whose solution exceeds
-/// float32), OUT_OF_MEMORY, INTERNAL. After an error sums and maps are as they were.
+/// float32), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error sums and maps are as they were.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_solve(forecast: *const vwd_forecast, rank: u32) -> vwd_status {
     computing(|| {
@@ -137,10 +141,11 @@ pub unsafe extern "C" fn vwd_forecast_save(forecast: *const vwd_forecast, path: 
 /// forecast  Out. Release with `vwd_forecast_release`.
 ///
 /// The header is checked against the format and the file's size before the maps are read. A path that names anything but
-/// a regular file is refused without waiting for it.
+/// a regular file is refused without waiting for it. On a CUDA session the maps are copied to the device, too.
 ///
 /// Blocks and allocates; not for capture. Thread-safe.
-/// Errors: INVALID_ARGUMENT, IO (the message names path and says what does not fit the format), OUT_OF_MEMORY, INTERNAL.
+/// Errors: INVALID_ARGUMENT, IO (the message names path and says what does not fit the format), OUT_OF_MEMORY, DRIVER,
+/// INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_load(
     session: *const vwd_session,

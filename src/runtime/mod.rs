@@ -5,6 +5,7 @@ pub mod cuda;
 pub mod fork;
 pub mod host;
 mod lent;
+mod placed;
 
 use crate::abi::{
     VWD_DEVICE_AUTO, VWD_DEVICE_CPU, VWD_DEVICE_CUDA, VWD_STREAM_PREFETCH, VWD_STREAM_SELECT, VWD_STREAM_SPECULATE,
@@ -15,6 +16,7 @@ use crate::core::tensor::{Checks, Device};
 use cpu::Cpu;
 use cuda::{Cuda, Enqueue, Family, Role};
 use lent::ParallelFor;
+pub use placed::Placed;
 use std::ffi::c_void;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

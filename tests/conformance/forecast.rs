@@ -1,8 +1,8 @@
 //! vwd_forecast_project, with maps that the test makes itself and hands over in a file.
 
 use crate::Case;
+use crate::support::maps::{Forecast, Map};
 use crate::support::*;
-use std::ffi::CString;
 use vanward::abi::*;
 use vanward::capi::*;
 
@@ -11,92 +11,21 @@ pub const CASES: &[Case] = cases![
     forecast_of_low_rank_projects_what_the_formula_projects,
     forecast_with_memory_projects_what_the_formula_projects,
     forecast_projects_a_row_of_zeros_to_the_constant,
+    forecast_projects_large_maps_and_batches,
+    forecast_bits_of_a_row_do_not_depend_on_the_batch,
+    forecast_projects_rows_of_any_scale,
 ];
 
-/// A map W [q_heads·head_dim, inputs] as up [outputs, r] · down [r, inputs], or whole.
-struct Map {
-    heads: usize,
-    dim: usize,
-    input_dim: usize,
-    memory: bool,
-    factors: Vec<(&'static str, Array<f64>)>,
-}
-
-impl Map {
-    fn random(rng: &mut Rng, rank: Option<usize>, memory: bool) -> Map {
-        let (heads, dim, input_dim) = (rng.size(1..=6), rng.pick(&[8, 16, 40, 64]), rng.pick(&[2, 63, 199, 576]));
-        let inputs = input_dim + if memory { heads * dim } else { 0 } + 1;
-        let mut factor =
-            |rows: usize, columns: usize| rng.normals(&[rows, columns]).map(|x| F32.round(x / (columns as f64).sqrt()));
-        let factors = match rank {
-            None => vec![("weight", factor(heads * dim, inputs))],
-            Some(rank) => vec![("down", factor(rank, inputs)), ("up", factor(heads * dim, rank))],
-        };
-        Map { heads, dim, input_dim, memory, factors }
-    }
-
-    /// As a file, read by the library.
-    fn load(&self, backend: &Backend) -> Forecast {
-        let (mut tensors, mut data) = (String::new(), vec![]);
-        for (name, values) in &self.factors {
-            let (begin, [rows, columns]) = (data.len(), [values.shape[0], values.shape[1]]);
-            data.extend(values.data.iter().flat_map(|&x| (x as f32).to_le_bytes()));
-            let offsets = format!("[{begin},{}]", data.len());
-            tensors +=
-                &format!(r#","layer.0.{name}":{{"dtype":"F32","shape":[{rows},{columns}],"data_offsets":{offsets}}}"#);
-        }
-        let Map { heads, dim, input_dim, memory, .. } = self;
-        let flags = if *memory { VWD_FORECAST_MEMORY } else { 0 };
-        let metadata = format!(
-            r#""format":"vanward.forecast","version":"2","flags":"{flags}","layers":"1","input_dim":"{input_dim}","q_heads":"{heads}","head_dim":"{dim}""#
-        );
-        let header = format!(r#"{{"__metadata__":{{{metadata}}}{tensors}}}"#);
-        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
-        let thread = format!("{:?}", std::thread::current().id()).replace(['(', ')'], "");
-        let path = std::env::temp_dir().join(format!("vanward-forecast-{}-{thread}", std::process::id()));
-        std::fs::write(&path, file).expect("write to the temporary folder");
-        let name = CString::new(path.to_str().expect("UTF-8")).unwrap();
-        let mut forecast = std::ptr::null_mut();
-        // SAFETY: the pointers are valid.
-        let status = unsafe { vwd_forecast_load(backend.session(), name.as_ptr(), &mut forecast) };
-        let _ = std::fs::remove_file(&path);
-        assert_ok(status);
-        Forecast(forecast)
-    }
-
-    /// W·[x̂, previous, 1] for one row, and the sum of the products' magnitudes of each output.
-    fn apply(&self, x: &[f64], previous: &[f64]) -> (Vec<f64>, Vec<f64>) {
-        let rms = (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64).sqrt();
-        let mut values: Vec<f64> = x.iter().map(|x| if rms > 0.0 { x / rms } else { 0.0 }).collect();
-        values.extend_from_slice(previous);
-        values.push(1.0);
-        let mut sizes: Vec<f64> = values.iter().map(|x| x.abs()).collect();
-        for (_, factor) in &self.factors {
-            let rows = 0..factor.shape[0];
-            let absolute = |row: &[f64]| row.iter().map(|w| w.abs()).collect::<Vec<f64>>();
-            (values, sizes) = (
-                rows.clone().map(|row| oracle::dot(factor.row([row]), &values)).collect(),
-                rows.map(|row| oracle::dot(&absolute(factor.row([row])), &sizes)).collect(),
-            );
-        }
-        (values, sizes)
-    }
-}
-
-struct Forecast(*mut vwd_forecast);
-
-impl Drop for Forecast {
-    fn drop(&mut self) {
-        // SAFETY: loaded above, released once.
-        unsafe { vwd_forecast_release(self.0) };
-    }
+/// Heads, channels and inputs of a small map.
+fn small(rng: &mut Rng) -> [usize; 3] {
+    [rng.size(1..=6), rng.pick(&[8, 16, 40, 64]), rng.pick(&[2, 63, 199, 576])]
 }
 
 fn check(backend: &Backend, rng: &mut Rng, map: &Map, x: &Array<f64>) {
     let batch = x.shape[0];
     let forecast = map.load(backend);
     let style = rng.pick(&[VWD_ROPE_HALVES, VWD_ROPE_INTERLEAVED]);
-    let rotary = rng.pick(&[map.dim, map.dim, map.dim / 2, 2]);
+    let rotary = rng.pick(&[map.dim, map.dim, map.dim / 2, 2]) / 2 * 2;
     let factor = rng.pick(&[1.0, 1.25]);
     let own = rng.one_in(2).then(|| rng.normals(&[rotary / 2]).map(|&f| F32.round(f)));
     let own_tensor = own.as_ref().map(|own| Tensor::floats(backend, F32, own, &Layout::default()));
@@ -159,7 +88,8 @@ fn check(backend: &Backend, rng: &mut Rng, map: &Map, x: &Array<f64>) {
 
 fn forecast_projects_what_the_formula_projects(backend: &Backend) {
     rounds(25, |rng| {
-        let map = Map::random(rng, None, false);
+        let shape = small(rng);
+        let map = Map::random(rng, shape, None, false);
         let batch = rng.size(0..=9);
         let x = rng.normals(&[batch, map.input_dim]);
         check(backend, rng, &map, &x);
@@ -169,7 +99,8 @@ fn forecast_projects_what_the_formula_projects(backend: &Backend) {
 fn forecast_of_low_rank_projects_what_the_formula_projects(backend: &Backend) {
     rounds(25, |rng| {
         let rank = rng.size(1..=3);
-        let map = Map::random(rng, Some(rank), false);
+        let shape = small(rng);
+        let map = Map::random(rng, shape, Some(rank), false);
         let batch = rng.size(0..=9);
         let x = rng.normals(&[batch, map.input_dim]);
         check(backend, rng, &map, &x);
@@ -179,7 +110,8 @@ fn forecast_of_low_rank_projects_what_the_formula_projects(backend: &Backend) {
 fn forecast_with_memory_projects_what_the_formula_projects(backend: &Backend) {
     rounds(25, |rng| {
         let rank = rng.one_in(2).then(|| rng.size(1..=3));
-        let map = Map::random(rng, rank, true);
+        let shape = small(rng);
+        let map = Map::random(rng, shape, rank, true);
         let batch = rng.size(0..=9);
         let x = rng.normals(&[batch, map.input_dim]);
         check(backend, rng, &map, &x);
@@ -188,7 +120,95 @@ fn forecast_with_memory_projects_what_the_formula_projects(backend: &Backend) {
 
 fn forecast_projects_a_row_of_zeros_to_the_constant(backend: &Backend) {
     rounds(3, |rng| {
-        let map = Map::random(rng, None, false);
+        let shape = small(rng);
+        let map = Map::random(rng, shape, None, false);
         check(backend, rng, &map, &Array::filled(&[2, map.input_dim], 0.0));
+    });
+}
+
+/// Odd numbers of heads, heads of 64 to 256 channels, several slices of inputs and groups of the rank, and batches that take several
+/// CTAs.
+fn forecast_projects_large_maps_and_batches(backend: &Backend) {
+    let cases = [
+        ([5, 128, 2500], Some(130), false, 17),
+        ([3, 256, 1030], Some(300), false, 70),
+        ([7, 96, 640], Some(64), true, 16),
+        ([9, 64, 4096], Some(128), false, 3),
+        ([33, 65, 300], None, false, 20),
+        ([3, 64, 1500], None, true, 65),
+        ([1, 80, 100], Some(16), false, 256),
+    ];
+    for (shape, rank, memory, batch) in cases {
+        rounds(2, |rng| {
+            let map = Map::random(rng, shape, rank, memory);
+            let x = rng.normals(&[batch, map.input_dim]);
+            check(backend, rng, &map, &x);
+        });
+    }
+}
+
+/// Rows of `x` and `previous`, through plain tensors.
+fn project(backend: &Backend, forecast: &Forecast, map: &Map, x: &Array<f64>, previous: &Array<f64>) -> Array<f64> {
+    let (plain, batch) = (Layout::default(), x.shape[0]);
+    let rope = vwd_rope { theta: 0.0, ..args() };
+    let positions = Tensor::ints(backend, I32, &Array::filled(&[batch], 5), &plain);
+    let (x, previous) = (Tensor::floats(backend, F32, x, &plain), Tensor::floats(backend, F32, previous, &plain));
+    let q = Tensor::poisoned(backend, F32, &[batch, map.heads, map.dim], &plain);
+    let previous = if map.memory { previous.c() } else { absent() };
+    let (x, positions) = (x.c(), positions.c());
+    let args = vwd_forecast_project_args { rope: &rope, x, previous, positions, q: q.c(), ..args() };
+    // SAFETY: the tensors outlive the call.
+    backend.finish(unsafe { vwd_forecast_project(forecast.0, &args, backend.stream()) });
+    q.read_floats()
+}
+
+fn forecast_bits_of_a_row_do_not_depend_on_the_batch(backend: &Backend) {
+    rounds(4, |rng| {
+        let (rank, memory) = (rng.pick(&[None, Some(40)]), rng.one_in(2));
+        let map = Map::random(rng, [3, 64, 1100], rank, memory);
+        let forecast = map.load(backend);
+        let batch = 70;
+        let (x, previous) = (rng.normals(&[batch, 1100]), rng.normals(&[batch, 3, 64]));
+        let together = project(backend, &forecast, &map, &x, &previous);
+        for i in [0, 9, 16, 33, 69] {
+            let part = |a: &Array<f64>| Array::new(&[&[1], &a.shape[1..]].concat(), a.row([i]).to_vec());
+            let alone = project(backend, &forecast, &map, &part(&x), &part(&previous));
+            assert_eq!(alone.data, together.row([i]), "row {i}");
+        }
+    });
+}
+
+/// From subnormal to almost infinite; and what is not finite stays in its row.
+fn forecast_projects_rows_of_any_scale(backend: &Backend) {
+    rounds(4, |rng| {
+        let rank = rng.pick(&[None, Some(20)]);
+        let map = Map::random(rng, [2, 32, 700], rank, false);
+        let forecast = map.load(backend);
+        let row = rng.normals(&[700]);
+        let scaled = |scale: f64| row.data.iter().map(|v| F32.round(v * scale)).collect::<Vec<_>>();
+        let mut mixed = scaled(1.0);
+        mixed[..350].iter_mut().for_each(|v| *v *= 2f64.powi(60));
+        let wild = |value: f64| (0..700).map(|c| if c == 333 { value } else { 1.0 }).collect::<Vec<_>>();
+        let rows =
+            [scaled(1.0), scaled(1e-36), scaled(1e37), scaled(1e-41), mixed, wild(f64::NAN), wild(f64::INFINITY)];
+        let x = Array::new(&[7, 700], rows.concat());
+        let found = project(backend, &forecast, &map, &x, &Array::filled(&[7, 1, 1], 0.0));
+        let size = found.row([0]).iter().fold(0.0f64, |most, q| most.max(q.abs()));
+        // Rounded inputs, of which subnormal ones keep some 13 bits; sums of 700 products.
+        for (i, tolerance) in [(1, 1e-5), (2, 1e-5), (3, 1e-3)] {
+            for (a, b) in found.row([i]).iter().zip(found.row([0])) {
+                assert!((a - b).abs() <= tolerance * size, "row {i}: {a}, expected {b}");
+            }
+        }
+        let mixed = project(
+            backend,
+            &forecast,
+            &map,
+            &Array::new(&[1, 700], x.row([4]).to_vec()),
+            &Array::filled(&[1, 1, 1], 0.0),
+        );
+        assert_eq!(mixed.data, found.row([4]), "beside rows that are not finite");
+        assert!(mixed.data.iter().all(|q| q.is_finite()));
+        assert!(found.row([5]).iter().chain(found.row([6])).all(|q| q.is_nan()));
     });
 }

@@ -57,9 +57,10 @@ const FAMILIES: &[Family] = &[
     Family { cases: attention_edges::ON_THE_CPU, on_cuda: false },
     Family { cases: gather::CASES, on_cuda: false },
     Family { cases: gather::ON_THE_CPU, on_cuda: false },
-    Family { cases: predictor::CASES, on_cuda: false },
+    Family { cases: predictor::CASES, on_cuda: true },
+    Family { cases: predictor::CALIBRATION, on_cuda: false },
     Family { cases: predictor::ON_THE_CPU, on_cuda: false },
-    Family { cases: forecast::CASES, on_cuda: false },
+    Family { cases: forecast::CASES, on_cuda: true },
     Family { cases: attention::ON_THE_CPU, on_cuda: false },
 ];
 

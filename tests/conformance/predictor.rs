@@ -18,6 +18,10 @@ pub const CASES: &[Case] = cases![
     predictor_state_that_is_not_finite_does_not_stay,
     predictor_factors_of_zero_mean_the_previous_scores,
     predictor_refuses_a_list_with_slots,
+    predictor_takes_long_rows_and_large_batches,
+];
+
+pub const CALIBRATION: &[Case] = cases![
     calibration_finds_the_point_with_the_highest_hit_rate,
     calibration_grid_smooths_noise_and_keeps_what_is_certain,
     calibration_does_not_depend_on_the_scores_offset_and_scale,
@@ -208,6 +212,41 @@ fn predictor_predicts_what_holts_formulas_predict(backend: &Backend) {
 fn assert_same(found: &Array<f64>, expected: &Array<f64>) {
     for (at, (a, b)) in found.data.iter().zip(&expected.data).enumerate() {
         assert!(a == b || (a.is_nan() && b.is_nan()), "element {at}: {a}, expected {b}");
+    }
+}
+
+/// Rows past what a CTA holds, and more rows than a device has multiprocessors; scores of few values, of normal ones, and none.
+fn predictor_takes_long_rows_and_large_batches(backend: &Backend) {
+    let shapes = [[1, 3, 20_000], [1, 1, 8193], [256, 2, 70], [3, 7, 2048]];
+    for (shape, cap) in shapes.into_iter().zip([2100, 8200, 60, 600]) {
+        rounds(2, |rng| {
+            let holt = EXACT[1];
+            let layer = Layer::new(backend, &shape, [&Layout::default(), &Layout::default()], holt);
+            let most = 4 * shape[2] as i64;
+            let lens: Vec<i64> = (0..shape[0]).map(|i| if i == 0 { most } else { rng.int(0..=most + 9) }).collect();
+            let mut states = Array::filled(&shape, UNSEEN);
+            for scores in
+                [rng.whole(&shape, 2), rng.normals(&shape).map(|x| (x * 1024.0).round()), rng.whole(&shape, 2)]
+            {
+                layer.update(&lens, &scores);
+                for at in array::indices(&shape) {
+                    let at = [at[0], at[1], at[2]];
+                    if at[2] < layer.blocks(lens[at[0]]) {
+                        states[at] = states[at].after(scores[at], &holt);
+                    }
+                }
+                let k = rng.size(cap / 2..=cap) as u32;
+                let p = Prediction { lens: lens.clone(), k, init: 1, local: 2, ..Prediction::default() };
+                let (lists, _) = layer.predict(&p, cap);
+                for (row, list) in lists.iter().enumerate() {
+                    let (i, g) = (row / shape[1], row % shape[1]);
+                    let n = layer.blocks(lens[i]);
+                    let want: Vec<f64> = states.row([i, g])[..n].iter().map(|state| state.forecast(&holt)).collect();
+                    let ids = top_k(&want, (k as usize).max(3).min(n), 1, 2);
+                    assert!(list.iter().map(|&j| j as usize).eq(ids), "P̂ of ({i}, {g}), {n} blocks, k {k}");
+                }
+            }
+        });
     }
 }
 

@@ -16,7 +16,7 @@ pub const CASES: &[Case] = &[
     ("repair_refuses_lists_that_no_shared_memory_holds", repair_refuses_lists_that_no_shared_memory_holds),
 ];
 
-const ALLOWED: &[&str] =
+pub const ALLOWED: &[&str] =
     &["cuCtxGetCurrent", "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2", "cuLaunchKernel", "cuLaunchKernelEx"];
 
 /// Names of the driver calls since recording began.
@@ -40,7 +40,7 @@ extern "C" fn record(_user: *mut c_void, _domain: c_int, _id: u32, data: *const 
 }
 
 /// CUPTI, as far as this test needs it.
-struct Cupti {
+pub struct Cupti {
     subscriber: *mut c_void,
     enable_domain: extern "C" fn(u32, *mut c_void, c_int) -> c_int,
     unsubscribe: extern "C" fn(*mut c_void) -> c_int,
@@ -48,7 +48,7 @@ struct Cupti {
 
 impl Cupti {
     /// `VANWARD_CUPTI` names the library where the loader does not find it.
-    fn open() -> Cupti {
+    pub fn open() -> Cupti {
         type Subscribe = extern "C" fn(
             *mut *mut c_void,
             extern "C" fn(*mut c_void, c_int, u32, *const CallbackData),
@@ -87,7 +87,7 @@ impl Cupti {
     }
 
     /// The driver calls that `body` makes.
-    fn calls_of(&self, body: impl FnOnce()) -> Vec<String> {
+    pub fn calls_of(&self, body: impl FnOnce()) -> Vec<String> {
         const DRIVER_API: c_int = 1;
         SEEN.lock().unwrap().clear();
         assert_eq!((self.enable_domain)(1, self.subscriber, DRIVER_API), 0, "cuptiEnableDomain");

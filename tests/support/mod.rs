@@ -5,6 +5,7 @@
 
 pub mod array;
 pub mod backend;
+pub mod maps;
 pub mod memory;
 pub mod oracle;
 pub mod paged;

@@ -297,6 +297,14 @@ impl<'b> Tensor<'b> {
         self.memory.write(&bytes);
     }
 
+    /// As [`Tensor::refill_ints`].
+    pub fn refill_floats(&self, values: &Array<f64>) {
+        assert_eq!(values.shape, self.shape);
+        let bytes: Vec<u8> = values.data.iter().flat_map(|&x| self.dtype.encode_float(x)).collect();
+        assert_eq!(bytes.len() + self.base * self.dtype.bytes(), self.before.len(), "gaps");
+        self.memory.write(&bytes);
+    }
+
     /// Makes it as it was before any call.
     pub fn repoison(&self) {
         self.memory.write(&self.before);

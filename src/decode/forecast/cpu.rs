@@ -17,7 +17,7 @@ pub fn project(cpu: &Cpu, r: &ProjectRequest) -> Result<()> {
         // SAFETY: b is below B; the op's caller keeps the tensors valid.
         unsafe { r.inputs.write(b, row, |value| value as f32) }
     });
-    let q = match &*r.map {
+    let q = match &*r.solved.map {
         Map::Whole(weight) => multiply(cpu, &scratch, weight, x)?,
         Map::Cut { down, up } => {
             let inner = multiply(cpu, &scratch, down, x)?;

@@ -5,6 +5,7 @@
 //! to a low rank; it goes to a file and comes from one (`file`, `replace`); a decode step projects with it (`cpu`).
 
 mod cpu;
+mod cuda;
 mod file;
 mod fit;
 mod inputs;
@@ -20,6 +21,8 @@ use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Device, Tensor};
 use crate::runtime::{On, Session, require_no_flags};
+pub(super) use cuda::Kernels;
+use cuda::PlacedMap;
 use fit::Sums;
 use inputs::Inputs;
 use map::Map;
@@ -121,20 +124,37 @@ pub struct Forecast {
     /// Per layer. Held while sums grow and while they are solved.
     sums: Mutex<Vec<Option<Sums>>>,
     /// Per layer. Held only to take or to replace a map, so that projections do not wait for each other or for a fit.
-    maps: RwLock<Vec<Option<Arc<Map>>>>,
+    maps: RwLock<Vec<Option<Solved>>>,
+    /// Maps that were replaced: streams and captured graphs may still read them.
+    replaced: Mutex<Vec<Arc<PlacedMap>>>,
+}
+
+/// A map, and where it is on a CUDA session's device.
+#[derive(Clone)]
+struct Solved {
+    map: Arc<Map>,
+    placed: Option<Arc<PlacedMap>>,
+}
+
+impl Solved {
+    fn new(session: &Arc<Session>, shape: &Shape, map: Arc<Map>) -> Result<Solved> {
+        let placed = PlacedMap::new(session, shape, &map)?.map(Arc::new);
+        Ok(Solved { map, placed })
+    }
 }
 
 impl Forecast {
     pub fn create(session: &Arc<Session>, options: &Options) -> Result<Forecast> {
         let (shape, ridge) = (options.shape, options.ridge);
         let sums = Mutex::new((0..shape.layers).map(|_| None).collect());
-        Ok(Forecast { session: session.clone(), shape, ridge, sums, maps: RwLock::new(vec![None; shape.layers]) })
+        let maps = RwLock::new(vec![None; shape.layers]);
+        Ok(Forecast { session: session.clone(), shape, ridge, sums, maps, replaced: Mutex::default() })
     }
 
     pub fn details(&self) -> vwd_forecast_details {
         let sum_bytes = self.sums.lock().iter().flatten().map(|sums| sums.bytes() as u64).sum();
         let maps = self.maps.read();
-        let solved = || maps.iter().flatten();
+        let solved = || maps.iter().flatten().map(|solved| &solved.map);
         vwd_forecast_details {
             struct_size: size_of::<vwd_forecast_details>() as u32,
             flags: self.shape.flags as u32,
@@ -165,23 +185,28 @@ impl Forecast {
         if solved.is_empty() {
             return Err(Error::argument("forecast", "no map has sums", "an accumulated map"));
         }
-        let mut maps = self.maps.write();
+        let solved = solved
+            .into_iter()
+            .map(|(layer, map)| Ok((layer, Solved::new(&self.session, &self.shape, Arc::new(map))?)))
+            .collect::<Result<Vec<_>>>()?;
+        let (mut maps, mut replaced) = (self.maps.write(), self.replaced.lock());
         for (layer, map) in solved {
-            maps[layer] = Some(Arc::new(map));
+            replaced.extend(maps[layer].replace(map).and_then(|old| old.placed));
             sums[layer] = None;
         }
         Ok(())
     }
 
     pub fn save(&self, path: &str) -> Result<()> {
-        let maps = self.maps.read().clone();
+        let maps = self.maps.read().iter().map(|solved| Some(solved.as_ref()?.map.clone())).collect();
         file::save(path, &self.shape, self.ridge, &maps)
     }
 
     pub fn load(session: &Arc<Session>, path: &str) -> Result<Forecast> {
         let (shape, ridge, maps) = file::load(path)?;
         let forecast = Forecast::create(session, &Options { shape, ridge })?;
-        *forecast.maps.write() = maps;
+        let place = |map: Option<Arc<Map>>| map.map(|map| Solved::new(session, &shape, map)).transpose();
+        *forecast.maps.write() = maps.into_iter().map(place).collect::<Result<_>>()?;
         Ok(forecast)
     }
 
@@ -213,7 +238,7 @@ impl<'a> AccumulateRequest<'a> {
 
 pub struct ProjectRequest<'a> {
     shape: Shape,
-    map: Arc<Map>,
+    solved: Solved,
     rope: Rope<'a>,
     inputs: Inputs<'a>,
     /// [B]
@@ -238,10 +263,10 @@ impl<'a> ProjectRequest<'a> {
         let q = checks.output("q", &c.q, DType::FLOATS, &shape.queries(batch))?;
         let read = [Some(&inputs.x), inputs.previous.as_ref(), Some(&positions), rope.inv_freq.as_ref()];
         overlap::reject(&[Some(&q)], &read)?;
-        let Some(map) = forecast.maps.read()[layer].clone() else {
+        let Some(solved) = forecast.maps.read()[layer].clone() else {
             return Err(Error::argument("layer", format!("{layer} has no map"), "a layer that is solved or loaded"));
         };
-        Ok(ProjectRequest { shape, map, rope, inputs, positions, q })
+        Ok(ProjectRequest { shape, solved, rope, inputs, positions, q })
     }
 }
 
@@ -249,7 +274,10 @@ impl Forecast {
     pub fn project(&self, request: &ProjectRequest, stream: vwd_stream) -> Result<()> {
         match self.session.on(stream)? {
             On::Cpu(cpu) => cpu::project(cpu, request),
-            On::Cuda(_) => Err(Error::unsupported("vwd_forecast_project has no CUDA kernel in this build")),
+            On::Cuda(enqueue) => {
+                let map = request.solved.placed.as_ref().expect("maps of a CUDA session are on its device");
+                cuda::project(&enqueue, request, map)
+            }
         }
     }
 }

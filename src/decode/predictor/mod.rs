@@ -6,8 +6,10 @@
 
 mod calibrate;
 mod cpu;
+mod cuda;
 
 pub use calibrate::{CalibrateRequest, calibrate};
+pub(super) use cuda::Kernels;
 
 use crate::abi::{
     vwd_holt, vwd_predictor_predict_args, vwd_predictor_reset_args, vwd_predictor_state, vwd_predictor_update_args,
@@ -147,7 +149,7 @@ pub fn reset(session: &Session, request: &ResetRequest, stream: vwd_stream) -> R
             cpu::reset(cpu, request);
             Ok(())
         }
-        On::Cuda(_) => Err(Error::unsupported("vwd_predictor_reset has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::reset(&enqueue, request),
     }
 }
 
@@ -202,7 +204,7 @@ impl<'a> PredictRequest<'a> {
 pub fn predict(session: &Session, request: &PredictRequest, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
         On::Cpu(cpu) => cpu::predict(cpu, request),
-        On::Cuda(_) => Err(Error::unsupported("vwd_predictor_predict has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::predict(&enqueue, request),
     }
 }
 
@@ -233,6 +235,6 @@ pub fn update(session: &Session, request: &UpdateRequest, stream: vwd_stream) ->
             cpu::update(cpu, request);
             Ok(())
         }
-        On::Cuda(_) => Err(Error::unsupported("vwd_predictor_update has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::update(&enqueue, request),
     }
 }

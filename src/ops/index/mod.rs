@@ -6,7 +6,7 @@
 mod cpu;
 mod cuda;
 
-pub(super) use cuda::{Kernels, Place, Summary, address, element_type, has_aligned_rows, kind, saturated, step};
+pub(crate) use cuda::{Kernels, Place, Summary, address, element_type, has_aligned_rows, kind, saturated, step};
 
 use super::views::{Heads, MAX_DIM, Pages, Scale, check_head_dim};
 use crate::abi::{

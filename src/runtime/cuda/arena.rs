@@ -233,12 +233,12 @@ fn is_capturing(stream: CUstream) -> Result<bool> {
 
 /// While it lives this thread may allocate and wait, even though a graph is captured on some other stream in the mode that
 /// forbids that to every thread.
-struct Allocating {
+pub(super) struct Allocating {
     before: CUstreamCaptureMode,
 }
 
 impl Allocating {
-    fn enter() -> Result<Allocating> {
+    pub(super) fn enter() -> Result<Allocating> {
         let mut mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the driver is open; it exchanges the mode with this thread's.
         let exchanged = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };

@@ -68,6 +68,7 @@ macro_rules! source {
 pub(crate) use source;
 
 /// A family, before its kernels are loaded.
+#[derive(Clone, Copy)]
 pub struct Family {
     sources: &'static [Source],
     kernels: fn() -> TypeId,

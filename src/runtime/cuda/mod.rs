@@ -6,6 +6,7 @@ mod context;
 mod driver;
 mod family;
 pub mod layout;
+mod memory;
 mod module;
 mod pinned;
 
@@ -128,6 +129,19 @@ impl Cuda {
     pub fn pinned_free(&self, pointer: *mut c_void, stream: vwd_stream) -> Result<()> {
         let _entered = self.context.enter()?;
         self.pinned.free(pointer, stream.cast())
+    }
+
+    /// Device memory with these values, which are there on return. Freed by [`Cuda::free`].
+    pub fn upload(&self, values: &[f32]) -> Result<CUdeviceptr> {
+        let _entered = self.context.enter()?;
+        memory::upload(values)
+    }
+
+    /// Nothing uses the memory any more.
+    pub fn free(&self, address: CUdeviceptr) {
+        if let Ok(_entered) = self.context.enter() {
+            memory::free(address);
+        }
     }
 
     pub fn details(&self) -> vwd_session_details {

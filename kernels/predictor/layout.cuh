@@ -1,0 +1,56 @@
+// Where the fields of src/decode/predictor/cuda.rs lie: `make kernels` writes this, a test compares it.
+#pragma once
+
+#include "common/layout.cuh"
+
+VWD_SIZE(Rows, 32)
+VWD_FIELD(Rows, data, 0, 8)
+VWD_FIELD(Rows, seq, 8, 8)
+VWD_FIELD(Rows, head, 16, 8)
+VWD_FIELD(Rows, block, 24, 8)
+
+VWD_SIZE(State, 80)
+VWD_FIELD(State, level, 0, 32)
+VWD_FIELD(State, trend, 32, 32)
+VWD_FIELD(State, batch, 64, 4)
+VWD_FIELD(State, kv_heads, 68, 4)
+VWD_FIELD(State, max_blocks, 72, 4)
+
+VWD_SIZE(ResetParams, 104)
+VWD_FIELD(ResetParams, state, 0, 80)
+VWD_FIELD(ResetParams, rows, 80, 8)
+VWD_FIELD(ResetParams, rows_entry, 88, 8)
+VWD_FIELD(ResetParams, listed, 96, 8)
+
+VWD_SIZE(Blocks, 24)
+VWD_FIELD(Blocks, seq_lens, 0, 8)
+VWD_FIELD(Blocks, seq_lens_seq, 8, 8)
+VWD_FIELD(Blocks, size, 16, 4)
+
+VWD_SIZE(UpdateParams, 152)
+VWD_FIELD(UpdateParams, state, 0, 80)
+VWD_FIELD(UpdateParams, blocks, 80, 24)
+VWD_FIELD(UpdateParams, scores, 104, 32)
+VWD_FIELD(UpdateParams, slices, 136, 4)
+VWD_FIELD(UpdateParams, alpha, 140, 4)
+VWD_FIELD(UpdateParams, beta, 144, 4)
+
+VWD_SIZE(PredictParams, 240)
+VWD_FIELD(PredictParams, state, 0, 80)
+VWD_FIELD(PredictParams, blocks, 80, 24)
+VWD_FIELD(PredictParams, scores, 104, 32)
+VWD_FIELD(PredictParams, budgets, 136, 8)
+VWD_FIELD(PredictParams, ids, 144, 8)
+VWD_FIELD(PredictParams, counts, 152, 8)
+VWD_FIELD(PredictParams, budgets_seq, 160, 8)
+VWD_FIELD(PredictParams, ids_seq, 168, 8)
+VWD_FIELD(PredictParams, ids_head, 176, 8)
+VWD_FIELD(PredictParams, ids_entry, 184, 8)
+VWD_FIELD(PredictParams, counts_seq, 192, 8)
+VWD_FIELD(PredictParams, counts_head, 200, 8)
+VWD_FIELD(PredictParams, ratio, 208, 8)
+VWD_FIELD(PredictParams, k, 216, 4)
+VWD_FIELD(PredictParams, cap, 220, 4)
+VWD_FIELD(PredictParams, init, 224, 4)
+VWD_FIELD(PredictParams, local, 228, 4)
+VWD_FIELD(PredictParams, gamma, 232, 4)

@@ -1,0 +1,61 @@
+// Parameters of the predictor's kernels. Strides are in bytes.
+#pragma once
+
+#include "common/types.cuh"
+
+// A float32 for each block: [B, Hk, max_blocks].
+struct Rows {
+    char *data;
+    int64 seq, head, block;
+
+    __device__ float &at(uint32 i, uint32 g, uint32 j) const { return as<float>(data + i * seq + g * head + j * block); }
+};
+
+// max_blocks is that of the state.
+struct State {
+    Rows level, trend;
+    uint32 batch, kv_heads, max_blocks;
+};
+
+struct ResetParams {
+    State state;
+    const char *rows;  // null: every sequence
+    int64 rows_entry;
+    uint64 listed;
+};
+
+// How many blocks each sequence has.
+struct Blocks {
+    const char *seq_lens;
+    int64 seq_lens_seq;
+    uint32 size;
+
+    __device__ uint32 of(uint32 i, const State &state) const {
+        const uint32 len = max(as<int32>(seq_lens + i * seq_lens_seq), 0);
+        return min(len / size + (len % size != 0), state.max_blocks);
+    }
+};
+
+struct UpdateParams {
+    State state;
+    Blocks blocks;
+    Rows scores;
+    uint32 slices;  // CTAs of a sequence and KV head
+    float alpha, beta;
+};
+
+struct PredictParams {
+    State state;
+    Blocks blocks;
+    Rows scores;  // null: none are written
+    const char *budgets;
+    char *ids, *counts;
+    int64 budgets_seq;
+    int64 ids_seq, ids_head, ids_entry;
+    int64 counts_seq, counts_head;
+    double ratio;
+    uint32 k, cap, init, local;  // k: already with the ratio
+    float gamma;
+};
+
+#include "predictor/layout.cuh"
