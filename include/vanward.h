@@ -1453,7 +1453,10 @@ vwd_status vwd_forecast_create(const vwd_session *session,
                                const vwd_forecast_options *options,
                                vwd_forecast **forecast);
 
-/** Releases a forecast; NULL is a no-op. No call on it may be in progress. */
+/**
+ * Releases a forecast; NULL is a no-op. No call on it may be in progress; on a CUDA session streams have passed its
+ * projections, and no graph that holds one runs again.
+ */
 VWD_API void vwd_forecast_release(vwd_forecast *forecast);
 
 /**
@@ -1489,10 +1492,13 @@ vwd_status vwd_forecast_accumulate(const vwd_forecast *forecast,
  *
  * rank  0 keeps W whole; else W is replaced by the best approximation of that rank of the fitted outputs X̂W (SVD).
  *
- * A map without sums is left as it is. Blocks until done and allocates; not for capture. Thread-safe.
+ * A map without sums is left as it is. On a CUDA session maps are copied to the device, too; those that they replace stay
+ * there until the forecast is released, for graphs that hold them.
+ *
+ * Blocks until done and allocates; not for capture. Thread-safe.
  * Errors: INVALID_ARGUMENT (rank above min(inputs, q_heads·head_dim), where inputs are input_dim + 1 and, with memory,
  * q_heads·head_dim more; no map has sums; a system that is singular for want of ridge, or whose solution exceeds
- * float32), OUT_OF_MEMORY, INTERNAL. After an error sums and maps are as they were.
+ * float32), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error sums and maps are as they were.
  */
 VWD_API
 vwd_status vwd_forecast_solve(const vwd_forecast *forecast,
@@ -1521,10 +1527,11 @@ vwd_status vwd_forecast_save(const vwd_forecast *forecast,
  * forecast  Out. Release with `vwd_forecast_release`.
  *
  * The header is checked against the format and the file's size before the maps are read. A path that names anything but
- * a regular file is refused without waiting for it.
+ * a regular file is refused without waiting for it. On a CUDA session the maps are copied to the device, too.
  *
  * Blocks and allocates; not for capture. Thread-safe.
- * Errors: INVALID_ARGUMENT, IO (the message names path and says what does not fit the format), OUT_OF_MEMORY, INTERNAL.
+ * Errors: INVALID_ARGUMENT, IO (the message names path and says what does not fit the format), OUT_OF_MEMORY, DRIVER,
+ * INTERNAL.
  */
 VWD_API vwd_status vwd_forecast_load(const vwd_session *session, const char *path, vwd_forecast **forecast);
 

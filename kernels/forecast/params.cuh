@@ -17,7 +17,7 @@ struct Inputs {
 struct PackParams {
     Inputs from;
     float *to;
-    uint32 batch, width;
+    uint32 width;
 };
 
 struct ProjectParams {

@@ -56,7 +56,6 @@ kernel_struct! {
     struct PackParams {
         from: InputParams,
         to: *mut u8,
-        batch: u32,
         width: u32,
     }
 }
@@ -229,96 +228,137 @@ fn lies_packed(t: &Tensor) -> bool {
     has_aligned_rows(t, 16) && t.dim(t.rank() - 1).is_multiple_of(LANE_INPUTS)
 }
 
+/// How the work is cut, and where the parts of scratch begin.
+struct Plan {
+    /// CTAs that multiply with the inputs; the other CTAs of that launch take a row each.
+    multiplying: usize,
+    finishing: usize,
+    products: usize,
+    factors: usize,
+    scales: usize,
+    turns: usize,
+    /// Of the inputs that have to be packed: x, and the queries at the token before.
+    packed: [Option<usize>; 2],
+    bytes: usize,
+}
+
+/// Rows of the batch that a CTA of the first kernel takes.
+fn together(batch: usize) -> usize {
+    if batch <= 16 { 16 } else { 32 }
+}
+
+/// Pairs of a head's channels that rotate, and the channels after them, two by two.
+fn units(r: &ProjectRequest) -> usize {
+    let pairs = r.rope.dim / 2;
+    pairs + (r.shape.head_dim - 2 * pairs).div_ceil(2)
+}
+
+/// CTAs that pack a row of inputs.
+fn packing(inputs: usize) -> usize {
+    packed_width(inputs).div_ceil(THREADS as usize)
+}
+
+impl Plan {
+    fn new(r: &ProjectRequest, map: &PlacedMap) -> Result<Plan> {
+        let (batch, units) = (r.inputs.count(), r.shape.q_heads * units(r));
+        let tiles = map.slices() * (map.rows / ROWS);
+        let multiplying = batch.div_ceil(together(batch)).saturating_mul(tiles);
+        let finishing = match map.rank {
+            0 => batch.saturating_mul(units.div_ceil(THREADS as usize)),
+            _ => batch.div_ceil(16).saturating_mul(units.div_ceil(OUTPUT_UNITS)),
+        };
+        let most =
+            multiplying.saturating_add(batch).max(finishing).max(batch.saturating_mul(packing(r.shape.inputs())));
+        if most > i32::MAX as usize {
+            return Err(Error::unsupported(format!("x: {batch} rows; CUDA takes fewer through a map of this size")));
+        }
+        let mut scratch = Scratch::default();
+        let products = scratch.take(&[map.slices(), batch, map.rows, size_of::<f32>()]);
+        let factors = scratch.take(&[map.slices(), batch, size_of::<f32>()]);
+        let scales = scratch.take(&[batch, size_of::<f64>()]);
+        let turns = scratch.take(&[batch, r.rope.dim, size_of::<f32>()]);
+        let packed = [(Some(&r.inputs.x), r.shape.input_dim), (r.inputs.previous.as_ref(), r.shape.outputs())];
+        let packed = packed.map(|(t, inputs)| {
+            let packs = t.is_some_and(|t| !lies_packed(t));
+            packs.then(|| scratch.take(&[batch, packed_width(inputs), size_of::<f32>()]))
+        });
+        Ok(Plan { multiplying, finishing, products, factors, scales, turns, packed, bytes: scratch.bytes })
+    }
+}
+
+impl ProjectParams {
+    /// `inputs` are x, and the queries at the token before; `base` is where scratch begins.
+    fn new(r: &ProjectRequest, map: &PlacedMap, plan: &Plan, [x, previous]: [InputParams; 2], base: usize) -> Self {
+        let at = |part: usize| (base + part) as *mut u8;
+        let first = map.memory.address();
+        let bias = first.wrapping_add(map.rows * map.columns());
+        let (positions, inv_freq) = (Some(&r.positions), r.rope.inv_freq.as_ref());
+        ProjectParams {
+            x,
+            previous,
+            first,
+            bias,
+            second: bias.wrapping_add(map.rows),
+            products: at(plan.products),
+            factors: at(plan.factors),
+            scales: at(plan.scales),
+            turns: at(plan.turns),
+            positions: address(positions),
+            inv_freq: address(inv_freq),
+            q: r.q.data,
+            positions_row: step(positions, 0),
+            inv_freq_pair: step(inv_freq, 0),
+            q_row: r.q.byte_stride(0),
+            q_head: r.q.byte_stride(1),
+            q_channel: r.q.byte_stride(2),
+            log2_theta: r.rope.theta.log2(),
+            attention_factor: r.rope.scale,
+            batch: saturated(r.inputs.count()),
+            rows: map.rows as u32,
+            columns: map.columns() as u32,
+            rank: map.rank as u32,
+            second_row: map.rank.next_multiple_of(CHUNK) as u32,
+            q_heads: r.shape.q_heads as u32,
+            head_dim: r.shape.head_dim as u32,
+            q_type: element_type(r.q.dtype),
+            pairs: (r.rope.dim / 2) as u32,
+            interleaved: r.rope.interleaved as u32,
+            units: Divisor::new(units(r) as u32),
+            multiplying: plan.multiplying as u32,
+        }
+    }
+}
+
 pub fn project(enqueue: &Enqueue, r: &ProjectRequest, map: &PlacedMap) -> Result<()> {
     let (batch, kernels): (_, &Kernels) = (r.inputs.count(), enqueue.kernels());
     if batch == 0 {
         return Ok(());
     }
-    let (heads, dim, pairs) = (r.shape.q_heads, r.shape.head_dim, r.rope.dim / 2);
-    let units = (dim - 2 * pairs).div_ceil(2) + pairs;
-    // Rows of the batch that a CTA of the first kernel takes.
-    let (inputs, together) = if batch <= 16 { (&kernels.inputs_16, 16) } else { (&kernels.inputs_32, 32) };
-    let multiplying = batch.div_ceil(together).saturating_mul(map.slices()).saturating_mul(map.rows / ROWS);
-    let finishing = match map.rank {
-        0 => batch.saturating_mul((heads * units).div_ceil(THREADS as usize)),
-        _ => batch.div_ceil(16).saturating_mul((heads * units).div_ceil(OUTPUT_UNITS)),
-    };
-    let widest = packed_width(r.shape.inputs()).div_ceil(THREADS as usize);
-    if multiplying.saturating_add(batch).max(finishing).max(batch.saturating_mul(widest)) > i32::MAX as usize {
-        return Err(Error::unsupported(format!("x: {batch} rows; CUDA takes fewer through a map of this size")));
-    }
-
-    let mut scratch = Scratch::default();
-    let products = scratch.take(&[map.slices(), batch, map.rows, size_of::<f32>()]);
-    let factors = scratch.take(&[map.slices(), batch, size_of::<f32>()]);
-    let scales = scratch.take(&[batch, size_of::<f64>()]);
-    let turns = scratch.take(&[batch, pairs, 2 * size_of::<f32>()]);
-    let given = [(Some(&r.inputs.x), map.x), (r.inputs.previous.as_ref(), map.previous)];
-    let given = given.map(|(t, slices)| (InputParams::new(t, slices), t.is_some_and(|t| !lies_packed(t))));
-    let packed = given.map(|(inputs, packs)| {
-        let width = if packs { packed_width(inputs.count as usize) } else { 0 };
-        scratch.take(&[batch, width, size_of::<f32>()])
-    });
-    let base = enqueue.scratch(scratch.bytes)? as usize;
-    let at = |part: usize| (base + part) as *mut u8;
+    let plan = Plan::new(r, map)?;
+    let base = enqueue.scratch(plan.bytes)? as usize;
     let kind = kind(enqueue);
     let grid = |ctas: usize, threads| Grid { ctas: ctas as u32, threads, kind };
-    let mut inputs_of = [given[0].0, given[1].0];
-    for ((inputs, (from, packs)), part) in inputs_of.iter_mut().zip(given).zip(packed) {
-        if packs {
-            let width = packed_width(from.count as usize);
-            let params = PackParams { from, to: at(part), batch: saturated(batch), width: width as u32 };
-            let grid = grid(batch * width.div_ceil(THREADS as usize), THREADS);
-            // SAFETY: as below.
-            unsafe { enqueue.launch(&kernels.pack, grid, [(&raw const params).cast()])? };
-            *inputs = from.packed(at(part));
-        }
+    let mut inputs =
+        [InputParams::new(Some(&r.inputs.x), map.x), InputParams::new(r.inputs.previous.as_ref(), map.previous)];
+    for (inputs, part) in inputs.iter_mut().zip(plan.packed) {
+        let Some(part) = part else { continue };
+        let (to, count) = ((base + part) as *mut u8, inputs.count as usize);
+        let params = PackParams { from: *inputs, to, width: packed_width(count) as u32 };
+        // SAFETY: PackParams is the kernel's struct; otherwise as below.
+        unsafe { enqueue.launch(&kernels.pack, grid(batch * packing(count), THREADS), [(&raw const params).cast()])? };
+        *inputs = inputs.packed(to);
     }
-    let first = map.memory.address();
-    let bias = first.wrapping_add(map.rows * map.columns());
-    let (positions, inv_freq) = (Some(&r.positions), r.rope.inv_freq.as_ref());
-    let params = ProjectParams {
-        x: inputs_of[0],
-        previous: inputs_of[1],
-        first,
-        bias,
-        second: bias.wrapping_add(map.rows),
-        products: at(products),
-        factors: at(factors),
-        scales: at(scales),
-        turns: at(turns),
-        positions: address(positions),
-        inv_freq: address(inv_freq),
-        q: r.q.data,
-        positions_row: step(positions, 0),
-        inv_freq_pair: step(inv_freq, 0),
-        q_row: r.q.byte_stride(0),
-        q_head: r.q.byte_stride(1),
-        q_channel: r.q.byte_stride(2),
-        log2_theta: r.rope.theta.log2(),
-        attention_factor: r.rope.scale,
-        batch: saturated(batch),
-        rows: map.rows as u32,
-        columns: map.columns() as u32,
-        rank: map.rank as u32,
-        second_row: map.rank.next_multiple_of(CHUNK) as u32,
-        q_heads: heads as u32,
-        head_dim: dim as u32,
-        q_type: element_type(r.q.dtype),
-        pairs: pairs as u32,
-        interleaved: r.rope.interleaved as u32,
-        units: Divisor::new(units as u32),
-        multiplying: multiplying as u32,
-    };
+    let params = ProjectParams::new(r, map, &plan, inputs, base);
     let params = [(&raw const params).cast()];
+    let multiply = if together(batch) == 16 { &kernels.inputs_16 } else { &kernels.inputs_32 };
     // SAFETY: ProjectParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed, and
     // the forecast keeps the map. That was ready before any call could name it, and the kernels wait before they touch
     // anything else.
     unsafe {
-        enqueue.launch(inputs, grid(multiplying + batch, THREADS), params)?;
+        enqueue.launch(multiply, grid(plan.multiplying + batch, THREADS), params)?;
         match map.rank {
-            0 => enqueue.launch(&kernels.turn, grid(finishing, THREADS), params),
-            _ => enqueue.launch(&kernels.outputs, grid(finishing, OUTPUT_THREADS), params),
+            0 => enqueue.launch(&kernels.turn, grid(plan.finishing, THREADS), params),
+            _ => enqueue.launch(&kernels.outputs, grid(plan.finishing, OUTPUT_THREADS), params),
         }
     }
 }
