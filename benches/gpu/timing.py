@@ -40,6 +40,20 @@ class Timer:
         torch.cuda.synchronize()
         return statistics.median(begin.elapsed_time(end) for begin, end in pairs) * 1e3
 
+    def queued(self, call, sets, repeats=40):
+        """Median microseconds of call(i) between two events, all enqueued before the first call begins."""
+        for i in range(3):
+            call(i % sets)
+        pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+        torch.cuda.synchronize()
+        torch.cuda._sleep(10_000_000)  # some milliseconds
+        for i, (begin, end) in enumerate(pairs):
+            begin.record()
+            call(i % sets)
+            end.record()
+        torch.cuda.synchronize()
+        return statistics.median(begin.elapsed_time(end) for begin, end in pairs) * 1e3
+
     def graph(self, call, sets, replays=15):
         """Median microseconds of one of several calls in a CUDA graph: GPU time. The cache is evicted before a replay."""
         calls = min(sets, 20)

@@ -2,9 +2,9 @@
 
 use super::{Versioned, vwd_tensor};
 
-/// The library picks the engine from the block size and count.
+/// The library picks the engine, by the size and number of blocks; for lists in device memory the kernel.
 pub const VWD_GATHER_AUTO: u32 = 0;
-/// A kernel with few thread blocks reads the mapped host memory; lists may be in device memory.
+/// A kernel with few thread blocks reads the mapped host memory.
 pub const VWD_GATHER_KERNEL: u32 = 1;
 /// The copy engine; lists must be in host memory.
 pub const VWD_GATHER_COPY_ENGINE: u32 = 2;

@@ -21,4 +21,5 @@ pub const FAMILIES: &[Family] = &[
     Family::of::<index::Kernels>(),
     Family::of::<select::Kernels>(),
     Family::of::<attention::device::Kernels>(),
+    Family::of::<prefetch::Kernels>(),
 ];

@@ -37,6 +37,7 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_repair exactly", |b| repair(b, VWD_REPAIR_EXACT)),
     ("vwd_repair of rows", repair_of_rows),
     ("vwd_gather_blocks", gather_blocks),
+    ("vwd_gather_blocks of lists per KV head", gather_blocks_per_head),
     ("vwd_predictor_reset", predictor_reset),
     ("vwd_predictor_predict", predictor_predict),
     ("vwd_predictor_update", predictor_update),
@@ -495,6 +496,20 @@ fn gather_blocks(backend: &Backend) -> Call<'_> {
     let targets = call.input("target_ids", offset_of!(vwd_gather_blocks_args, target_ids), I32, "n");
     targets.optional().values(&[0, 6, 5, 9, 1]);
     call.input("count", offset_of!(vwd_gather_blocks_args, count), I32, "1").optional().values(&[5]);
+    call
+}
+
+fn gather_blocks_per_head(backend: &Backend) -> Call<'_> {
+    let sizes = [("N", 9), ("M", 13), ("E", 8), ("B", 3), ("Hk", 2), ("cap", 5)];
+    let mut call = Call::new::<vwd_gather_blocks_args>(backend, "vwd_gather_blocks", &sizes, vwd_gather_blocks);
+    call.scalar("flags", offset_of!(vwd_gather_blocks_args, flags), 0, FLAGS);
+    call.scalar("engine", offset_of!(vwd_gather_blocks_args, engine), VWD_GATHER_AUTO, &[3, u32::MAX]);
+    call.input("source", offset_of!(vwd_gather_blocks_args, source), F16, "N? Hk E").any_dtype();
+    call.output("target", offset_of!(vwd_gather_blocks_args, target), F16, "M? E").any_dtype();
+    call.input("source_ids", offset_of!(vwd_gather_blocks_args, source_ids), I32, "B Hk cap").values(&[8, 0, -1, 3, 3]);
+    let targets = call.input("target_ids", offset_of!(vwd_gather_blocks_args, target_ids), I32, "B Hk cap");
+    targets.optional().values(&[0, 6, 5, 9, 1]);
+    call.input("count", offset_of!(vwd_gather_blocks_args, count), I32, "B Hk").optional().values(&[5]);
     call
 }
 

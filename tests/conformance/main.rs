@@ -55,7 +55,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: attention_rows::CASES, on_cuda: true },
     Family { cases: attention_edges::CASES, on_cuda: true },
     Family { cases: attention_edges::ON_THE_CPU, on_cuda: false },
-    Family { cases: gather::CASES, on_cuda: false },
+    Family { cases: gather::CASES, on_cuda: true },
     Family { cases: gather::ON_THE_CPU, on_cuda: false },
     Family { cases: predictor::CASES, on_cuda: true },
     Family { cases: predictor::CALIBRATION, on_cuda: false },

@@ -87,11 +87,19 @@ pub fn gather_blocks(case: &mut Case) {
         (DType { code, bits }, case.extent(1..=9), case.extent(1..=9), case.extent(0..=8));
     let longest = case.rng.pick(&[4, 4, 60]);
     let inner: Vec<i64> = (0..case.rng.size(0..=3)).map(|_| case.extent(1..=longest)).collect();
-    case.input(of!(args, Args, source), dtype, &[&[sources], &inner[..]].concat(), Content::Bytes);
+    // One list, or one for each sequence and KV head.
+    let (heads, lists) = match case.rng.one_in(2) {
+        true => (vec![], vec![]),
+        false => (vec![case.extent(1..=3)], vec![case.extent(1..=3)]),
+    };
+    let lists = [lists, heads.clone()].concat();
+    let counts = if lists.is_empty() { &[1][..] } else { &lists };
+    let ids = [&lists, &[listed][..]].concat();
+    case.input(of!(args, Args, source), dtype, &[&[sources], &heads[..], &inner[..]].concat(), Content::Bytes);
     case.output(of!(args, Args, target), dtype, &[&[targets], &inner[..]].concat());
-    case.input(of!(args, Args, source_ids), I32, &[listed], Content::Indices(sources));
-    case.maybe_input(of!(args, Args, target_ids), I32, &[listed], Content::Distinct(targets));
-    case.maybe_input(of!(args, Args, count), I32, &[1], Content::Counts(listed));
+    case.input(of!(args, Args, source_ids), I32, &ids, Content::Indices(sources));
+    case.maybe_input(of!(args, Args, target_ids), I32, &ids, Content::Distinct(targets));
+    case.maybe_input(of!(args, Args, count), I32, counts, Content::Counts(listed));
 }
 
 // --- predictor -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@
 mod support;
 
 mod calls;
+mod gather;
 mod graph;
 mod predict;
 mod runtime;
@@ -25,21 +26,19 @@ fn main() {
     if let Err(reason) = &backend {
         println!("gpu: {reason}");
     }
-    let trials =
-        [graph::CASES, predict::CASES, calls::CASES, runtime::CASES].concat().into_iter().map(|(name, case)| {
-            match &backend {
-                Ok(backend) => {
-                    let backend = backend.clone();
-                    Trial::test(name, move || {
-                        case(&backend);
-                        Ok(())
-                    })
-                }
-                Err(reason) => {
-                    let failure = Failed::from(format!("VANWARD_REQUIRE_GPU=1, but {reason}"));
-                    Trial::test(name, move || Err(failure)).with_ignored_flag(!required)
-                }
-            }
-        });
+    let cases = [graph::CASES, gather::CASES, predict::CASES, calls::CASES, runtime::CASES].concat();
+    let trials = cases.into_iter().map(|(name, case)| match &backend {
+        Ok(backend) => {
+            let backend = backend.clone();
+            Trial::test(name, move || {
+                case(&backend);
+                Ok(())
+            })
+        }
+        Err(reason) => {
+            let failure = Failed::from(format!("VANWARD_REQUIRE_GPU=1, but {reason}"));
+            Trial::test(name, move || Err(failure)).with_ignored_flag(!required)
+        }
+    });
     libtest_mimic::run(&arguments, trials.collect()).exit();
 }

@@ -82,6 +82,15 @@ impl Backend {
         }
     }
 
+    /// Copies bytes to memory of that kind; as [`Backend::place`].
+    pub fn place_in(&self, place: Place, bytes: &[u8]) -> Memory<'_> {
+        match place {
+            Place::Session => self.place(bytes),
+            Place::Host => Memory::host(bytes),
+            Place::Pinned => Memory::pinned(&self.session, bytes),
+        }
+    }
+
     /// Copies bytes to where the session computes. Aligned to 64 bytes, and no longer than they are.
     pub fn place(&self, bytes: &[u8]) -> Memory<'_> {
         match &self.device {
@@ -120,8 +129,30 @@ impl Cuda {
     }
 }
 
+/// Kinds of memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Place {
+    /// Where the session computes.
+    Session,
+    Host,
+    /// From `vwd_pinned_alloc`.
+    Pinned,
+}
+
+impl Place {
+    /// DLPack's device type and id.
+    pub fn device(self, backend: &Backend) -> (i32, i32) {
+        match self {
+            Place::Session => backend.device(),
+            Place::Host => (1, 0),
+            Place::Pinned => (3, 0),
+        }
+    }
+}
+
 pub enum Memory<'b> {
     Host { data: *mut u8, layout: Layout, length: usize },
+    Pinned { session: &'b Session, data: *mut u8, length: usize },
     Cuda { cuda: &'b Cuda, address: sys::CUdeviceptr, length: usize },
 }
 
@@ -142,9 +173,19 @@ impl Memory<'_> {
         }
     }
 
+    fn pinned<'s>(session: &'s Session, bytes: &[u8]) -> Memory<'s> {
+        let mut data = std::ptr::null_mut();
+        // SAFETY: the result has a place, and the new memory holds all the bytes.
+        unsafe {
+            assert_ok(vwd_pinned_alloc(session.raw(), bytes.len().max(1) as u64, &mut data));
+            data.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+        Memory::Pinned { session, data: data.cast(), length: bytes.len() }
+    }
+
     pub fn address(&self) -> usize {
         match self {
-            Memory::Host { data, .. } => *data as usize,
+            Memory::Host { data, .. } | Memory::Pinned { data, .. } => *data as usize,
             Memory::Cuda { address, .. } => *address as usize,
         }
     }
@@ -152,7 +193,7 @@ impl Memory<'_> {
     /// Replaces the first bytes.
     pub fn write(&self, bytes: &[u8]) {
         match self {
-            Memory::Host { data, length, .. } => {
+            Memory::Host { data, length, .. } | Memory::Pinned { data, length, .. } => {
                 assert!(bytes.len() <= *length);
                 // SAFETY: they fit.
                 unsafe { data.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
@@ -168,8 +209,10 @@ impl Memory<'_> {
 
     pub fn read(&self) -> Vec<u8> {
         match self {
-            // SAFETY: allocated with this length, and written as a whole.
-            Memory::Host { data, length, .. } => unsafe { std::slice::from_raw_parts(*data, *length) }.to_vec(),
+            Memory::Host { data, length, .. } | Memory::Pinned { data, length, .. } => {
+                // SAFETY: allocated with this length, and written as a whole.
+                unsafe { std::slice::from_raw_parts(*data, *length) }.to_vec()
+            }
             Memory::Cuda { cuda, address, length } => {
                 cuda.enter();
                 let mut bytes = vec![0; *length];
@@ -186,6 +229,10 @@ impl Drop for Memory<'_> {
         match self {
             // SAFETY: allocated with this layout.
             Memory::Host { data, layout, .. } => unsafe { std::alloc::dealloc(*data, *layout) },
+            // SAFETY: allocated by this session; calls that read it have passed.
+            Memory::Pinned { session, data, .. } => unsafe {
+                vwd_pinned_free(session.raw(), data.cast(), std::ptr::null_mut());
+            },
             Memory::Cuda { cuda, address, .. } => {
                 cuda.enter();
                 // SAFETY: allocated by malloc_sync; a failure here would hide the test's own.

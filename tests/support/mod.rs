@@ -14,7 +14,7 @@ pub mod session;
 pub mod tensor;
 
 pub use array::{Array, indices};
-pub use backend::Backend;
+pub use backend::{Backend, Place};
 pub use memory::{Mapping, STACK, stack_of};
 pub use paged::Paged;
 pub use rng::{Rng, rounds};

@@ -4,7 +4,7 @@
 //! wrote into an output can be told from what it left alone.
 
 use super::array::{Array, indices};
-use super::backend::{Backend, Memory};
+use super::backend::{Backend, Memory, Place};
 use super::rng::Rng;
 use half::{bf16, f16};
 use std::ffi::c_void;
@@ -190,6 +190,7 @@ impl Layout {
 
 pub struct Tensor<'b> {
     backend: &'b Backend,
+    place: Place,
     memory: Arc<Memory<'b>>,
     /// The bytes before any call.
     before: Arc<Vec<u8>>,
@@ -250,7 +251,14 @@ impl<'b> Tensor<'b> {
             }
         }
         let memory = Arc::new(backend.place(&bytes));
-        Tensor { backend, memory, before: Arc::new(bytes), dtype, shape: shape.to_vec(), strides, base }
+        let (place, shape) = (Place::Session, shape.to_vec());
+        Tensor { backend, place, memory, before: Arc::new(bytes), dtype, shape, strides, base }
+    }
+
+    /// The same in memory of that kind.
+    pub fn moved_to(self, place: Place) -> Tensor<'b> {
+        let memory = Arc::new(self.backend.place_in(place, &self.before));
+        Tensor { place, memory, ..self }
     }
 
     /// The part at `index` of dimension `d`, in the same memory: K of a buffer that holds K and V side by side.
@@ -259,7 +267,7 @@ impl<'b> Tensor<'b> {
         shape.remove(d);
         let base = self.base as i64 + strides.remove(d) * index as i64;
         let (memory, before) = (self.memory.clone(), self.before.clone());
-        Tensor { backend: self.backend, memory, before, dtype: self.dtype, shape, strides, base: base as usize }
+        Tensor { memory, before, shape, strides, base: base as usize, ..*self }
     }
 
     /// The same view of the same memory.
@@ -269,7 +277,7 @@ impl<'b> Tensor<'b> {
     }
 
     pub fn c(&self) -> vwd_tensor {
-        let (device_type, device_id) = self.backend.device();
+        let (device_type, device_id) = self.place.device(self.backend);
         let mut shape = [0; 5];
         let mut strides = [0; 5];
         for d in 0..self.shape.len() {

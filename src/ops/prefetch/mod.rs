@@ -1,52 +1,215 @@
-//! Gather of listed blocks: target[target_ids[j]] = source[source_ids[j]].
+//! Gather of listed blocks: target[target_ids[j]] = source[source_ids[j]], and of lists that each sequence and KV head has:
+//! target[target_ids[i, g, j]] = source[source_ids[i, g, j], g].
 
 mod cpu;
+mod cuda;
 
-use crate::abi::{VWD_GATHER_COPY_ENGINE, vwd_gather_blocks_args, vwd_stream, vwd_tensor};
+pub use cuda::Kernels;
+
+use crate::abi::{
+    VWD_GATHER_AUTO, VWD_GATHER_COPY_ENGINE, VWD_GATHER_KERNEL, vwd_gather_blocks_args, vwd_stream, vwd_tensor,
+};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Checks, Device, Tensor, device_type};
 use crate::runtime::{On, Session, require_no_flags};
 
+#[derive(Clone, Copy, PartialEq)]
+pub enum Engine {
+    Auto,
+    Kernel,
+    CopyEngine,
+}
+
+impl Engine {
+    fn from_c(engine: u32) -> Result<Engine> {
+        match engine {
+            VWD_GATHER_AUTO => Ok(Engine::Auto),
+            VWD_GATHER_KERNEL => Ok(Engine::Kernel),
+            VWD_GATHER_COPY_ENGINE => Ok(Engine::CopyEngine),
+            other => Err(Error::argument("engine", other, "a VWD_GATHER_* value (0 to 2)")),
+        }
+    }
+}
+
 /// Checked arguments of `vwd_gather_blocks`.
 pub struct GatherRequest<'a> {
-    /// [N, …]
+    pub engine: Engine,
+    /// [N, …], or [N, Hk, …] where each KV head has its lists.
     pub source: Tensor<'a>,
     /// [M, …]
     pub target: Tensor<'a>,
-    /// [n]
+    pub pairs: Pairs<'a>,
+    /// The source lies in pinned memory, and not on the session's device.
+    pub from_host: bool,
+    /// The lists are read during the call.
+    pub lists_on_host: bool,
+}
+
+/// Which block goes where: one list, or one for each sequence and KV head.
+pub struct Pairs<'a> {
+    /// [n], or [B, Hk, cap].
     pub source_ids: Tensor<'a>,
-    /// [n]
+    /// As source_ids.
     pub target_ids: Option<Tensor<'a>>,
-    /// [1]
-    pub count: Option<Tensor<'a>>,
+    /// [1], or [B, Hk].
+    pub counts: Option<Tensor<'a>>,
 }
 
 impl<'a> GatherRequest<'a> {
     pub fn from_c(session: &Session, c: &'a vwd_gather_blocks_args) -> Result<GatherRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let checks = session.checks();
-        if c.engine > VWD_GATHER_COPY_ENGINE {
-            return Err(Error::argument("engine", c.engine, "a VWD_GATHER_* value (0 to 2)"));
-        }
+        let engine = Engine::from_c(c.engine)?;
         let source = or_in(PINNED, &checks, &c.source).required("source", &c.source)?;
-        if source.rank() == 0 {
-            return Err(Error::argument("source", "rank 0", "[N, …]"));
+        let per_head = match or_in(HOST, &checks, &c.source_ids).required("source_ids", &c.source_ids)?.rank() {
+            1 => false,
+            3 => true,
+            rank => return Err(Error::argument("source_ids", format!("rank {rank}"), "[n] or [B, Hk, cap]")),
+        };
+        let lead = if per_head { 2 } else { 1 };
+        if source.rank() < lead {
+            let expected = if per_head { "[N, Hk, …]" } else { "[N, …]" };
+            return Err(Error::argument("source", format!("rank {}", source.rank()), expected));
         }
         let target = checks.required("target", &c.target)?.of(source.dtype)?.writable()?;
-        if target.rank() != source.rank() || target.shape()[1..] != source.shape()[1..] {
+        let inner = &source.shape()[lead..];
+        if target.rank() == 0 || &target.shape()[1..] != inner {
             let found = format!("shape {:?}", target.shape());
-            let expected = format!("[M] and then {:?}, as in source", &source.shape()[1..]);
-            return Err(Error::argument("target", found, expected));
+            return Err(Error::argument("target", found, format!("[M] and then {inner:?}, as in source")));
         }
-        let (i32, n) = (&[DType::I32], ("n", ANY));
-        let source_ids = or_in(HOST, &checks, &c.source_ids).input("source_ids", &c.source_ids, i32, &[n])?;
-        let n = ("n", source_ids.dim(0));
-        let target_ids = or_in(HOST, &checks, &c.target_ids).optional_input("target_ids", &c.target_ids, i32, &[n])?;
-        let count = or_in(HOST, &checks, &c.count).optional_input("count", &c.count, i32, &[("1", 1)])?;
-        overlap::reject(&[Some(&target)], &[Some(&source), Some(&source_ids), target_ids.as_ref(), count.as_ref()])?;
-        Ok(GatherRequest { source, target, source_ids, target_ids, count })
+        let pairs = Pairs::from_c(&checks, c, per_head.then(|| source.dim(1)))?;
+        if checks.device != Device::Cpu {
+            pairs.check_places(c, engine)?;
+        }
+        let Pairs { source_ids, target_ids, counts } = &pairs;
+        overlap::reject(&[Some(&target)], &[Some(&source), Some(source_ids), target_ids.as_ref(), counts.as_ref()])?;
+        let from_host = HOST.contains(&c.source.device_type);
+        let lists_on_host = HOST.contains(&c.source_ids.device_type);
+        Ok(GatherRequest { engine, source, target, pairs, from_host, lists_on_host })
+    }
+
+    fn per_head(&self) -> bool {
+        self.pairs.per_head()
+    }
+
+    /// Nothing to copy, however long the lists are. Offsets may not even exist.
+    fn is_empty(&self) -> bool {
+        self.source.is_empty() || self.target.is_empty() || self.pairs.source_ids.is_empty()
+    }
+
+    /// Dimensions of a block: those of the target after the first.
+    fn block_dims(&self) -> usize {
+        self.target.rank() - 1
+    }
+
+    /// Strides in bytes of dimension `d` of a block, in source and target.
+    fn block_strides(&self, d: usize) -> [i64; 2] {
+        [self.source.byte_stride(d + if self.per_head() { 2 } else { 1 }), self.target.byte_stride(d + 1)]
+    }
+
+    /// Offsets in bytes of an entry's blocks in source and target; `None` where it copies nothing.
+    ///
+    /// # Safety
+    /// The op's caller keeps the lists valid, they lie in host memory, and the entry is inside them.
+    unsafe fn offsets(&self, [i, g, j]: [usize; 3]) -> Option<[i64; 2]> {
+        let row = |id: i32, blocks: usize| usize::try_from(id).ok().filter(|&row| row < blocks);
+        // SAFETY: forwarded to the caller.
+        let from = row(unsafe { self.pairs.id(&self.pairs.source_ids, [i, g, j]) }, self.source.dim(0))?;
+        let to = match &self.pairs.target_ids {
+            // SAFETY: as above.
+            Some(ids) => row(unsafe { self.pairs.id(ids, [i, g, j]) }, self.target.dim(0))?,
+            None => Some((i * self.pairs.heads() + g) * self.pairs.cap() + j).filter(|&at| at < self.target.dim(0))?,
+        };
+        let head = if self.per_head() { g as i64 * self.source.byte_stride(1) } else { 0 };
+        Some([from as i64 * self.source.byte_stride(0) + head, to as i64 * self.target.byte_stride(0)])
+    }
+}
+
+impl<'a> Pairs<'a> {
+    /// `heads`: of the source, where lists are per KV head.
+    fn from_c(checks: &Checks, c: &'a vwd_gather_blocks_args, heads: Option<usize>) -> Result<Pairs<'a>> {
+        let i32 = &[DType::I32];
+        let listed = |t| or_in(HOST, checks, t);
+        let source_ids = &c.source_ids;
+        let (source_ids, target_ids, counts) = match heads {
+            None => {
+                let source_ids = listed(source_ids).input("source_ids", source_ids, i32, &[("n", ANY)])?;
+                let n = ("n", source_ids.dim(0));
+                let target_ids = listed(&c.target_ids).optional_input("target_ids", &c.target_ids, i32, &[n])?;
+                (source_ids, target_ids, listed(&c.count).optional_input("count", &c.count, i32, &[("1", 1)])?)
+            }
+            Some(heads) => {
+                let shape = [("B", ANY), ("Hk", heads), ("cap", ANY)];
+                let source_ids = listed(source_ids).input("source_ids", source_ids, i32, &shape)?;
+                let (batch, heads, cap) = (("B", source_ids.dim(0)), ("Hk", heads), ("cap", source_ids.dim(2)));
+                let shape = [batch, heads, cap];
+                let target_ids = listed(&c.target_ids).optional_input("target_ids", &c.target_ids, i32, &shape)?;
+                (source_ids, target_ids, listed(&c.count).optional_input("count", &c.count, i32, &[batch, heads])?)
+            }
+        };
+        Ok(Pairs { source_ids, target_ids, counts })
+    }
+
+    /// On CUDA: all lists are the host's or all the device's, and the copy engine takes its orders from the host.
+    fn check_places(&self, c: &vwd_gather_blocks_args, engine: Engine) -> Result<()> {
+        let is_on_host = |t: &vwd_tensor| HOST.contains(&t.device_type);
+        let host = is_on_host(&c.source_ids);
+        if engine == Engine::CopyEngine && !host {
+            let found = format!("device_type {}", c.source_ids.device_type);
+            return Err(Error::argument("source_ids", found, "host memory (1 or 3) for VWD_GATHER_COPY_ENGINE"));
+        }
+        for (name, t, given) in [("target_ids", &c.target_ids, &self.target_ids), ("count", &c.count, &self.counts)] {
+            if given.is_some() && is_on_host(t) != host {
+                let expected = if host { "host memory, as source_ids" } else { "device memory, as source_ids" };
+                return Err(Error::argument(name, format!("device_type {}", t.device_type), expected));
+            }
+        }
+        Ok(())
+    }
+
+    fn per_head(&self) -> bool {
+        self.source_ids.rank() == 3
+    }
+
+    /// B; 1 for a single list.
+    fn batch(&self) -> usize {
+        if self.per_head() { self.source_ids.dim(0) } else { 1 }
+    }
+
+    /// Hk; 1 for a single list.
+    fn heads(&self) -> usize {
+        if self.per_head() { self.source_ids.dim(1) } else { 1 }
+    }
+
+    /// Entries of a list.
+    fn cap(&self) -> usize {
+        self.source_ids.dim(self.source_ids.rank() - 1)
+    }
+
+    fn entries(&self) -> usize {
+        self.source_ids.count()
+    }
+
+    /// Entries of a list that count.
+    ///
+    /// # Safety
+    /// The op's caller keeps the lists valid, and they lie in host memory.
+    unsafe fn count(&self, i: usize, g: usize) -> usize {
+        let Some(counts) = &self.counts else { return self.cap() };
+        let at = if self.per_head() { [i, g] } else { [0, 0] };
+        // SAFETY: forwarded to the caller. Past the rank a coordinate is 0.
+        let count = unsafe { counts.at::<i32, 2>(at).read() };
+        (count.max(0) as usize).min(self.cap())
+    }
+
+    /// # Safety
+    /// As for [`Pairs::count`]; the entry is inside the lists.
+    unsafe fn id(&self, ids: &Tensor, [i, g, j]: [usize; 3]) -> i32 {
+        let at = if self.per_head() { [i, g, j] } else { [j, 0, 0] };
+        // SAFETY: forwarded to the caller. Past the rank a coordinate is 0.
+        unsafe { ids.at::<i32, 3>(at).read() }
     }
 }
 
@@ -64,6 +227,6 @@ pub fn gather(session: &Session, request: &GatherRequest, stream: vwd_stream) ->
             cpu::gather(cpu, request);
             Ok(())
         }
-        On::Cuda(_) => Err(Error::unsupported("vwd_gather_blocks has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::gather(&enqueue, request),
     }
 }

@@ -224,7 +224,8 @@ fn out_of_scratch(stream: CUstream, bytes: usize, found: &str, when: &str) -> Er
     Error::new(Code::OutOfScratch, text)
 }
 
-fn is_capturing(stream: CUstream) -> Result<bool> {
+/// The context is current.
+pub fn is_capturing(stream: CUstream) -> Result<bool> {
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the context is current, and the stream is the caller's.
     check(unsafe { sys::cuStreamIsCapturing(stream, &mut status) }, "cuStreamIsCapturing")?;

@@ -3,6 +3,7 @@
 
 mod arena;
 mod context;
+mod copies;
 mod driver;
 mod family;
 pub mod layout;
@@ -10,6 +11,7 @@ mod memory;
 mod module;
 mod pinned;
 
+pub use copies::MOST_COPIES;
 pub(crate) use family::source;
 pub use family::{Family, Kernels, Modules, Source, Target};
 pub use module::{Grid, Kernel, Kind};
@@ -19,6 +21,7 @@ use crate::abi::{VWD_DEVICE_CUDA, vwd_session_details, vwd_stream};
 use crate::core::status::{Code, Error, Result};
 use arena::Arenas;
 use context::{Context, Entered};
+use copies::Copies;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUdeviceptr, CUstream};
 use driver::check;
 use family::Loaded;
@@ -30,6 +33,7 @@ pub struct Cuda {
     kernels: Loaded,
     arenas: Arenas,
     pinned: PinnedPool,
+    copies: Copies,
     streams: [CUstream; Role::COUNT],
     facts: Facts,
     // Last: released after all that lives in it.
@@ -87,7 +91,7 @@ impl Cuda {
         let streams = create_streams()?;
         drop(entered);
         let (arenas, pinned) = (Arenas::new(options.scratch_bytes), PinnedPool::new(options.pinned_limit));
-        Ok(Cuda { kernels, arenas, pinned, streams, facts, context })
+        Ok(Cuda { kernels, arenas, pinned, copies: Copies::find(), streams, facts, context })
     }
 
     pub fn ordinal(&self) -> i32 {
@@ -273,6 +277,26 @@ impl Enqueue<'_> {
     /// a byte of scratch at least: its arena must be there before a capture.
     pub fn counters(&self) -> Result<CUdeviceptr> {
         self.cuda.arenas.counters(self.stream)
+    }
+
+    /// Whether the copy engines take many copies of this call at once.
+    pub fn copies_are_batched(&self) -> Result<bool> {
+        Ok(self.cuda.copies.are_batched(self.stream, arena::is_capturing(self.stream)?))
+    }
+
+    /// Enqueues copies of `bytes` bytes each, at most [`MOST_COPIES`]. `batched`: [`Enqueue::copies_are_batched`].
+    ///
+    /// # Safety
+    /// Source and target of each are memory that the device reaches, valid until the stream has passed.
+    pub unsafe fn copy(
+        &self,
+        targets: &[CUdeviceptr],
+        sources: &[CUdeviceptr],
+        bytes: usize,
+        batched: bool,
+    ) -> Result<()> {
+        // SAFETY: forwarded to the caller; the context is current while this lives.
+        unsafe { self.cuda.copies.enqueue(targets, sources, bytes, self.stream, batched) }
     }
 
     /// Launches a kernel on the caller's stream.

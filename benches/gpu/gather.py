@@ -1,0 +1,133 @@
+"""Blocks from pinned host memory to the device, by each engine, beside torch and single copies, in one process.
+
+    python benches/gpu/gather.py [--out FILE] [--quick]
+
+Random blocks of 4 GiB of pinned memory, to slots in order. `kernel` reads lists on the device, `given` is the same kernel with lists on
+the host, `copy` the copy engine, `auto` the library's choice for lists on the host; `each` is a copy_ of each block (cudaMemcpyAsync),
+`torch` index_select into pinned memory and one copy. GB/s (10^9 bytes) from the median time between two CUDA events; the host is ahead
+of the device for the library's engines, and its time counts for `each` and `torch`; `kernel_graph` is one of several calls in a CUDA
+graph. `beside`: how much longer a kernel that adds 1 to 2 GiB takes while blocks travel. Every result is compared with the source before
+it is timed.
+"""
+
+import argparse
+import pathlib
+import statistics
+import sys
+
+import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bindings" / "python"))
+import vanward  # noqa: E402
+from timing import Rows, Timer  # noqa: E402
+
+POOL = 4 << 30
+SETS = 16
+ENGINES = (("kernel", "kernel", "cuda"), ("given", "kernel", "cpu"), ("copy", "copy_engine", "cpu"), ("auto", "auto", "cpu"))
+
+
+class Case:
+    """`SETS` lists of `count` blocks of `size` bytes, and each way to bring them."""
+
+    def __init__(self, session, pool, size, count):
+        self.session, self.size, self.count = session, size, count
+        self.source = pool.view(-1, size)
+        self.target = torch.zeros(count, size, dtype=torch.uint8, device="cuda")
+        self.ids = [torch.randperm(len(self.source))[:count].int() for _ in range(SETS)]
+        self.lists = {"cuda": [ids.cuda() for ids in self.ids], "cpu": self.ids}
+        self.rows = [[self.source[n] for n in ids.tolist()] for ids in self.ids]
+        self.long = [ids.long() for ids in self.ids]
+        self.staged = torch.empty(count, size, dtype=torch.uint8, pin_memory=True)
+
+    def prepared(self, engine, place):
+        """call(i) on whichever stream is current: each stream's calls are prepared on first use."""
+        by_stream = {}
+
+        def call(i):
+            stream = torch.cuda.current_stream().cuda_stream
+            if stream not in by_stream:
+                more = dict(source=vanward.pinned(self.source), target=self.target, engine=engine, stream=stream)
+                by_stream[stream] = [self.session.prepare_gather_blocks(source_ids=ids, **more) for ids in self.lists[place]]
+            by_stream[stream][i]()
+
+        return call
+
+    def each(self, i):
+        for to, row in enumerate(self.rows[i]):
+            self.target[to].copy_(row, non_blocking=True)
+
+    def torch(self, i):
+        torch.index_select(self.source, 0, self.long[i], out=self.staged)
+        self.target.copy_(self.staged, non_blocking=True)
+
+    def check(self, call):
+        self.target.zero_()
+        call(0)
+        torch.cuda.synchronize()
+        assert torch.equal(self.target.cpu(), self.source[self.long[0]]), "blocks"
+
+    def rate(self, time, call, repeats=40):
+        self.check(call)
+        return self.size * self.count / time(call, SETS, repeats) / 1e3
+
+
+def rates(session, pool, timer, rows, quick):
+    sizes = (4, 16, 64) if quick else (1, 4, 8, 16, 32, 64, 128, 256)
+    for size in sizes:
+        for count in (64, 512) if quick else (16, 64, 128, 512):
+            case = Case(session, pool, size << 10, count)
+            row = dict(kib=size, count=count)
+            for name, engine, place in ENGINES:
+                row[name] = case.rate(timer.queued, case.prepared(engine, place))
+            row["kernel_graph"] = case.rate(lambda call, sets, _: timer.graph(call, sets), case.prepared("kernel", "cuda"))
+            for name, peer in (("each", case.each), ("torch", case.torch)):
+                row[name] = case.rate(timer.event, peer, 5)
+            rows.put("gather", **row)
+
+
+def beside(session, pool, rows):
+    """A kernel that device memory limits, alone and while blocks travel on another stream."""
+    a, b = (torch.empty(2 << 30, dtype=torch.uint8, device="cuda") for _ in range(2))
+    side = torch.cuda.Stream()
+    for size, engine, place in ((4, "kernel", "cuda"), (16, "kernel", "cuda"), (64, "copy_engine", "cpu")):
+        with torch.cuda.stream(side):
+            case = Case(session, pool, size << 10, 512)
+            call = case.prepared(engine, place)
+            call(0)
+        times = {False: [], True: []}
+        for n in range(40):
+            travelling = n % 2 == 1
+            torch.cuda.synchronize()
+            with torch.cuda.stream(side):
+                for i in range(SETS if travelling else 0):
+                    call(i)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            torch.add(a.view(torch.int32), 1, out=b.view(torch.int32))
+            end.record()
+            torch.cuda.synchronize()
+            times[travelling].append(begin.elapsed_time(end) * 1e3)
+        alone, with_copies = statistics.median(times[False]), statistics.median(times[True])
+        rows.put("beside", kib=size, count=512, engine=engine, alone=alone, travelling=with_copies, slower=with_copies / alone)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="file for one JSON object a row")
+    parser.add_argument("--quick", action="store_true", help="a few points of the grid")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    timer = Timer()
+    rows = Rows(options.out)
+    pool = torch.empty(POOL, dtype=torch.uint8, pin_memory=True)
+    pool.view(torch.int64).copy_(torch.arange(POOL // 8, device="cuda").mul_(0x9E3779B97F4A7C15 - (1 << 64)))
+    with vanward.Session("cuda") as session, torch.cuda.stream(torch.cuda.Stream()):
+        info = session.info()
+        rows.put("machine", device=torch.cuda.get_device_name(), torch=torch.__version__, vanward=vanward.__version__,
+                 driver=info.driver_version, load_microseconds=info.load_microseconds)
+        rates(session, pool, timer, rows, options.quick)
+        beside(session, pool, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+// Where the fields of src/ops/prefetch/cuda/params.rs lie: `make kernels` writes this, a test compares it.
+#pragma once
+
+#include "common/layout.cuh"
+
+VWD_SIZE(Offsets, 16)
+VWD_FIELD(Offsets, from, 0, 8)
+VWD_FIELD(Offsets, to, 8, 8)
+
+VWD_SIZE(Lists, 152)
+VWD_FIELD(Lists, source_ids, 0, 8)
+VWD_FIELD(Lists, target_ids, 8, 8)
+VWD_FIELD(Lists, counts, 16, 8)
+VWD_FIELD(Lists, source_seq, 24, 8)
+VWD_FIELD(Lists, source_head, 32, 8)
+VWD_FIELD(Lists, source_entry, 40, 8)
+VWD_FIELD(Lists, target_seq, 48, 8)
+VWD_FIELD(Lists, target_head, 56, 8)
+VWD_FIELD(Lists, target_entry, 64, 8)
+VWD_FIELD(Lists, count_seq, 72, 8)
+VWD_FIELD(Lists, count_head, 80, 8)
+VWD_FIELD(Lists, source_block, 88, 8)
+VWD_FIELD(Lists, source_block_head, 96, 8)
+VWD_FIELD(Lists, target_block, 104, 8)
+VWD_FIELD(Lists, cap, 112, 12)
+VWD_FIELD(Lists, heads, 124, 12)
+VWD_FIELD(Lists, entries, 136, 4)
+VWD_FIELD(Lists, sources, 140, 4)
+VWD_FIELD(Lists, targets, 144, 4)
+
+VWD_SIZE(Given, 16008)
+VWD_FIELD(Given, of, 0, 16000)
+VWD_FIELD(Given, entries, 16000, 4)
+
+VWD_SIZE(BulkParams, 40)
+VWD_FIELD(BulkParams, source, 0, 8)
+VWD_FIELD(BulkParams, target, 8, 8)
+VWD_FIELD(BulkParams, pieces, 16, 12)
+VWD_FIELD(BulkParams, piece, 28, 4)
+VWD_FIELD(BulkParams, last, 32, 4)
+VWD_FIELD(BulkParams, stages, 36, 4)
+
+VWD_SIZE(Nested, 32)
+VWD_FIELD(Nested, extent, 0, 12)
+VWD_FIELD(Nested, source, 16, 8)
+VWD_FIELD(Nested, target, 24, 8)
+
+VWD_SIZE(VectorParams, 184)
+VWD_FIELD(VectorParams, source, 0, 8)
+VWD_FIELD(VectorParams, target, 8, 8)
+VWD_FIELD(VectorParams, tiles, 16, 12)
+VWD_FIELD(VectorParams, units, 28, 4)
+VWD_FIELD(VectorParams, log_unit, 32, 4)
+VWD_FIELD(VectorParams, log_lanes, 36, 4)
+VWD_FIELD(VectorParams, dims, 40, 4)
+VWD_FIELD(VectorParams, run, 44, 12)
+VWD_FIELD(VectorParams, dim, 56, 128)
