@@ -1137,6 +1137,358 @@ vwd_status vwd_gather_blocks(const vwd_session *session,
                              const vwd_gather_blocks_args *args,
                              vwd_stream stream);
 
+/* --- Tiered KV cache: all KV in host memory, what is being read in slots on the device ---------------------------- */
+
+/** Told how far an allocation is; `done` reaches `total`. Does not unwind. */
+typedef void (*vwd_progress)(void *progress_context, uint64_t done, uint64_t total);
+
+/** Options of `vwd_kv_cache_create`; what has no default must be at least 1. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t layers;
+  /** Hk; 1 for MLA rows. */
+  uint32_t kv_heads;
+  /** S, tokens of a block. */
+  uint32_t block_size;
+  /** D and Dv: channels of a key and of a value, multiples of 8 in 16 … 576. */
+  uint32_t key_dim;
+  uint32_t value_dim;
+  /** DLPack's code and bits of keys and values: float32, float16, bfloat16, float8_e4m3fn or float8_e5m2. */
+  uint32_t dtype_code;
+  uint32_t dtype_bits;
+  /** 1: each token has scales of its own for each KV head, which are kept with it; FP8 only. 0: none are kept. */
+  uint32_t token_scales;
+  /** Most sequences at once. Their numbers are below this. */
+  uint32_t max_sequences;
+  /** Most blocks of a sequence. */
+  uint32_t max_blocks;
+  /** Blocks of host memory, each of all layers and KV heads. */
+  uint32_t host_blocks;
+  /** Slots of a layer that blocks are fetched into, each of one block of one KV head. */
+  uint32_t slots;
+  /** What the last so many resolves of a layer named stays in its slot; 0 means 2. */
+  uint32_t hold;
+  /** Called while memory is allocated; may be NULL. */
+  vwd_progress progress;
+  /** First argument of progress. */
+  void *progress_context;
+} vwd_kv_cache_options;
+#define VWD_KV_CACHE_OPTIONS_INIT \
+  {/* struct_size */ sizeof(vwd_kv_cache_options), /* flags */ 0, /* layers */ 0, /* kv_heads */ 0, \
+   /* block_size */ 0, /* key_dim */ 0, /* value_dim */ 0, /* dtype_code */ 0, /* dtype_bits */ 0, \
+   /* token_scales */ 0, /* max_sequences */ 0, /* max_blocks */ 0, /* host_blocks */ 0, /* slots */ 0, /* hold */ 0, \
+   /* progress */ NULL, /* progress_context */ NULL}
+
+/** What a cache takes, filled by `vwd_kv_cache_capacity` before there is one. */
+typedef struct {
+  uint32_t struct_size;
+  uint32_t flags;
+  /** Of one block of one KV head of one layer: its keys, values and scales, which lie in one run. */
+  uint64_t run_bytes;
+  /** Pinned memory, from the session. */
+  uint64_t host_bytes;
+  /** Memory of the device, bookkeeping included. */
+  uint64_t device_bytes;
+  /** Slots of a layer in all: those of the tails, then `slots` of the options. */
+  uint64_t total_slots;
+  /** Longest selection that may be resolved: entries of all lists of a call together. */
+  uint64_t largest_selection;
+} vwd_kv_cache_sizes;
+#define VWD_KV_CACHE_SIZES_INIT \
+  {/* struct_size */ sizeof(vwd_kv_cache_sizes), /* flags */ 0, /* run_bytes */ 0, /* host_bytes */ 0, \
+   /* device_bytes */ 0, /* total_slots */ 0, /* largest_selection */ 0}
+
+/**
+ * Where a layer's slots lie, filled by `vwd_kv_cache_view`. The views stay valid as long as the cache.
+ *
+ * k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name.
+ * k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
+ * tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The same memory by sequence and place: pages of
+ *                        the newest blocks, for vwd_index_update.
+ * tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
+ * tail_table   [max_sequences, max_blocks]  int32. The page of tail_k that block n of a sequence is in while it is one of the
+ *                        two newest.
+ */
+typedef struct {
+  uint32_t struct_size;
+  uint32_t flags;
+  vwd_tensor k;
+  vwd_tensor v;
+  vwd_tensor k_scale;
+  vwd_tensor v_scale;
+  vwd_tensor tail_k;
+  vwd_tensor tail_v;
+  vwd_tensor tail_k_scale;
+  vwd_tensor tail_v_scale;
+  vwd_tensor tail_table;
+} vwd_kv_cache_layer;
+#define VWD_KV_CACHE_LAYER_INIT \
+  {/* struct_size */ sizeof(vwd_kv_cache_layer), /* flags */ 0, /* k */ VWD_TENSOR_INIT, /* v */ VWD_TENSOR_INIT, \
+   /* k_scale */ VWD_TENSOR_INIT, /* v_scale */ VWD_TENSOR_INIT, /* tail_k */ VWD_TENSOR_INIT, \
+   /* tail_v */ VWD_TENSOR_INIT, /* tail_k_scale */ VWD_TENSOR_INIT, /* tail_v_scale */ VWD_TENSOR_INIT, \
+   /* tail_table */ VWD_TENSOR_INIT}
+
+/**
+ * Counters since the cache was created, filled by `vwd_kv_cache_info`. Entries are those of lists, blocks those of one KV
+ * head of one layer.
+ */
+typedef struct {
+  uint32_t struct_size;
+  uint32_t flags;
+  uint32_t sequences;
+  /** Blocks of host memory that sequences hold, and that are free. */
+  uint32_t blocks_in_use;
+  uint32_t blocks_free;
+  uint64_t host_bytes;
+  uint64_t device_bytes;
+  /** Entries that were there when they were resolved, those of tails included. */
+  uint64_t hits;
+  /** Entries that were not there: each takes a copy, or waits for one that an earlier entry has asked for. */
+  uint64_t misses;
+  uint64_t bytes_fetched;
+  uint64_t bytes_written_back;
+  /** Blocks that left their slot for another. */
+  uint64_t evictions;
+  /** Of those, fetched and not named by a later resolve. */
+  uint64_t unused;
+  /** Waits that found copies under way. */
+  uint64_t waits;
+  /** Tokens that had no place: see `vwd_kv_cache_append`. */
+  uint64_t dropped_tokens;
+} vwd_kv_cache_stats;
+#define VWD_KV_CACHE_STATS_INIT \
+  {/* struct_size */ sizeof(vwd_kv_cache_stats), /* flags */ 0, /* sequences */ 0, /* blocks_in_use */ 0, \
+   /* blocks_free */ 0, /* host_bytes */ 0, /* device_bytes */ 0, /* hits */ 0, /* misses */ 0, /* bytes_fetched */ 0, \
+   /* bytes_written_back */ 0, /* evictions */ 0, /* unused */ 0, /* waits */ 0, /* dropped_tokens */ 0}
+
+/** Arguments of `vwd_kv_cache_append`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t layer;
+  vwd_tensor sequences;
+  vwd_tensor begin;
+  vwd_tensor lens;
+  vwd_tensor k;
+  vwd_tensor v;
+  vwd_tensor k_scale;
+  vwd_tensor v_scale;
+} vwd_kv_cache_append_args;
+#define VWD_KV_CACHE_APPEND_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_kv_cache_append_args), /* flags */ 0, /* layer */ 0, /* sequences */ VWD_TENSOR_INIT, \
+   /* begin */ VWD_TENSOR_INIT, /* lens */ VWD_TENSOR_INIT, /* k */ VWD_TENSOR_INIT, /* v */ VWD_TENSOR_INIT, \
+   /* k_scale */ VWD_TENSOR_INIT, /* v_scale */ VWD_TENSOR_INIT}
+
+/** Arguments of `vwd_kv_cache_resolve`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t layer;
+  vwd_tensor sequences;
+  vwd_block_list wanted;
+  vwd_block_list resident;
+  vwd_tensor missed_counts;
+} vwd_kv_cache_resolve_args;
+#define VWD_KV_CACHE_RESOLVE_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_kv_cache_resolve_args), /* flags */ 0, /* layer */ 0, /* sequences */ VWD_TENSOR_INIT, \
+   /* wanted */ VWD_BLOCK_LIST_INIT, /* resident */ VWD_BLOCK_LIST_INIT, /* missed_counts */ VWD_TENSOR_INIT}
+
+/**
+ * A tiered KV cache of all layers of a model. Opaque.
+ *
+ * The newest one or two blocks of each sequence lie in slots of their own, its tail; there tokens are appended. A block that
+ * is full is written back to host memory, from where resolve and fetch bring it to a slot when a list names it. Forks share
+ * whole blocks, which never change.
+ */
+typedef struct vwd_kv_cache vwd_kv_cache;
+
+/**
+ * Fills `sizes`, whose struct_size the caller has set, with what a cache of these options takes. Allocates nothing.
+ *
+ * Thread-safe.
+ * Errors: INVALID_ARGUMENT (the message names the option).
+ */
+VWD_API vwd_status vwd_kv_cache_capacity(const vwd_kv_cache_options *options, vwd_kv_cache_sizes *sizes);
+
+/**
+ * Creates a cache without sequences.
+ *
+ * session  Kept alive by the cache; may be released first. Its pinned_limit counts host_bytes.
+ * options  Required.
+ * cache    Out. Release with `vwd_kv_cache_release`.
+ *
+ * Blocks and allocates; not for capture. Thread-safe.
+ * Errors: INVALID_ARGUMENT (the message names the option), UNSUPPORTED (a CUDA session, in this build), OUT_OF_MEMORY,
+ * INTERNAL. After an error nothing is kept.
+ */
+VWD_API
+vwd_status vwd_kv_cache_create(const vwd_session *session,
+                               const vwd_kv_cache_options *options,
+                               vwd_kv_cache **cache);
+
+/**
+ * Releases a cache and all its sequences; NULL is a no-op. No call on it may be in progress, and its streams have passed its
+ * last call.
+ */
+VWD_API
+void vwd_kv_cache_release(vwd_kv_cache *cache);
+
+/**
+ * Begins a sequence without tokens.
+ *
+ * sequence  Out: its number, below max_sequences. Free with `vwd_kv_cache_free`.
+ *
+ * Thread-safe; calls on one cache are ordered by the caller where they are about the same sequence or layer. Enqueues what
+ * the device must know; not for capture.
+ * Errors: INVALID_ARGUMENT, OUT_OF_MEMORY (max_sequences are in use), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_kv_cache_add(const vwd_kv_cache *cache,
+                            uint32_t *sequence,
+                            vwd_stream stream);
+
+/**
+ * Makes room for so many tokens in all; fewer than there is room for change nothing.
+ *
+ * As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more than max_blocks), OUT_OF_MEMORY (host_blocks are in
+ * use: every sequence stays as it is), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_kv_cache_extend(const vwd_kv_cache *cache,
+                               uint32_t sequence,
+                               uint64_t tokens,
+                               vwd_stream stream);
+
+/**
+ * Begins a sequence with the first tokens of another. Whole blocks are shared; the rest of them is copied.
+ *
+ * sequence  The other; stays as it is.
+ * tokens    As many as were appended in every layer, at most, or what the fork reads of the others is undefined.
+ * fork      Out: the new sequence's number.
+ *
+ * As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has room for), OUT_OF_MEMORY
+ * (max_sequences or host_blocks are in use), DRIVER, INTERNAL. After an error every sequence is as it was.
+ */
+VWD_API
+vwd_status vwd_kv_cache_fork(const vwd_kv_cache *cache,
+                             uint32_t sequence,
+                             uint64_t tokens,
+                             uint32_t *fork,
+                             vwd_stream stream);
+
+/**
+ * Cuts a sequence to its first tokens, and gives back the room for more. Rejected draft tokens need no call: the next append
+ * overwrites them.
+ *
+ * As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has room for), OUT_OF_MEMORY (the
+ * last block is shared, and there is none to copy it to), DRIVER, INTERNAL. After an error the sequence is as it was.
+ */
+VWD_API
+vwd_status vwd_kv_cache_truncate(const vwd_kv_cache *cache,
+                                 uint32_t sequence,
+                                 uint64_t tokens,
+                                 vwd_stream stream);
+
+/**
+ * Ends a sequence. Copies on their way for it do no harm; its number may be given again.
+ *
+ * As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence), DRIVER, INTERNAL.
+ */
+VWD_API vwd_status vwd_kv_cache_free(const vwd_kv_cache *cache, uint32_t sequence, vwd_stream stream);
+
+/**
+ * Writes the keys and values of new tokens of one layer: token t of row i becomes token begin[i] + t of its sequence. A block
+ * that gets its last token is written back to host memory.
+ *
+ * args->layer                     0 … layers−1.
+ * args->sequences  [B]            int32. Distinct.
+ * args->begin      [B]            int32. The tokens that the sequence has; fewer where drafts were rejected, but not before its
+ *                                 last two blocks, nor before where it was forked or truncated.
+ * args->lens       [B]            int32, optional (absent: T). Clamped to 0 … T.
+ * args->k          [B, T, Hk, D]  The cache's dtype.
+ * args->v          [B, T, Hk, Dv] The same.
+ * args->k_scale    [B, T, Hk]     float32. Given with token_scales and only then.
+ * args->v_scale    [B, T, Hk]     The same.
+ *
+ * A token has no place, and is dropped, where no sequence has that number, where `vwd_kv_cache_extend` has made no room,
+ * or where tokens before it are missing. Lists that were resolved before stay right for up to S more tokens a sequence.
+ * T is any; a prefill appends chunks of many blocks.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+ * captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
+ * Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_kv_cache_append(const vwd_kv_cache *cache,
+                               const vwd_kv_cache_append_args *args,
+                               vwd_stream stream);
+
+/**
+ * Gives each wanted block a slot. Those that are there now can be read at once; for the others it asks for copies, which
+ * `vwd_kv_cache_fetch` makes. A block that several sequences share has one slot and one copy.
+ *
+ * args->layer                         0 … layers−1.
+ * args->sequences        [B]          int32.
+ * args->wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
+ *                                     at most slots / hold of the options.
+ * args->wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
+ * args->wanted.slots     As ids; out. The slot of each block once its copy has landed, −1 for a block that the sequence
+ *                        does not have. Places past the count are not written.
+ * args->resident         Out, all of it or none: the entries whose blocks are there now, in the same order; shaped as wanted.
+ * args->missed_counts    As counts; out, optional: entries that are not there yet.
+ *
+ * What the last `hold` resolves of a layer named keeps its slot; what is named least recently makes room. Wanted lists and
+ * the layer's views are what attention and repair take: attention reads `resident` at once, repair folds in the rest after
+ * `vwd_kv_cache_wait`. A prefetch is a resolve of a predicted list and a fetch; one that proves wrong costs bandwidth.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+ * captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
+ * Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_kv_cache_resolve(const vwd_kv_cache *cache,
+                                const vwd_kv_cache_resolve_args *args,
+                                vwd_stream stream);
+
+/**
+ * Makes the copies that resolves of the layer have asked for, beside the stream, after what it holds now. A copy whose slot
+ * has since been given to another block does not land.
+ *
+ * Returns at once; on a CPU session the blocks are there on return. Does not allocate or synchronise; may be captured.
+ * Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_kv_cache_fetch(const vwd_kv_cache *cache,
+                              uint32_t layer,
+                              vwd_stream stream);
+
+/**
+ * Makes the stream wait for the layer's copies; those that no fetch has begun begin now.
+ *
+ * Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured.
+ * Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
+ */
+VWD_API vwd_status vwd_kv_cache_wait(const vwd_kv_cache *cache, uint32_t layer, vwd_stream stream);
+
+/**
+ * Fills `view`, whose struct_size the caller has set, with where a layer's slots lie. Thread-safe.
+ * Errors: INVALID_ARGUMENT.
+ */
+VWD_API vwd_status vwd_kv_cache_view(const vwd_kv_cache *cache, uint32_t layer, vwd_kv_cache_layer *view);
+
+/**
+ * Fills `stats`, whose struct_size the caller has set, without synchronising: on a CUDA session with what the device has
+ * counted so far. Thread-safe.
+ * Errors: INVALID_ARGUMENT.
+ */
+VWD_API
+vwd_status vwd_kv_cache_info(const vwd_kv_cache *cache,
+                             vwd_kv_cache_stats *stats);
+
 /* --- Prediction of the next step's blocks from the scores of past steps (PRR: Wang et al. 2026) ------------------- */
 
 /**

@@ -4,8 +4,8 @@
 //! crate it offers the same: [`capi`] has every function, under its C name and `unsafe`, [`abi`] their structs and constants,
 //! and [`core`] what both share. There is no safe Rust interface.
 //!
-//! Behind the boundary, `ops` holds one folder per family of calls (contract, checks, CPU reference, CUDA launch), `decode` the
-//! predictors, `runtime` the session and what it owns. See `docs/architecture.md`.
+//! Behind the boundary, `ops` holds one folder per family of calls (contract, checks, CPU reference, CUDA launch), `kv` the
+//! tiered cache, `decode` the predictors, `runtime` the session and what it owns. See `docs/architecture.md`.
 
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(clippy::undocumented_unsafe_blocks)]
@@ -17,5 +17,6 @@ pub mod abi;
 pub mod capi;
 pub mod core;
 mod decode;
+mod kv;
 mod ops;
 mod runtime;

@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 
 /// The floors of `src`, each with those that it may read beside itself.
-const FLOORS: [(&str, &[&str]); 6] = [
+const FLOORS: [(&str, &[&str]); 7] = [
     ("abi", &[]),
     ("core", &["abi"]),
     ("runtime", &["abi", "core"]),
     ("ops", &["abi", "core", "runtime"]),
+    ("kv", &["abi", "core", "runtime", "ops"]),
     ("decode", &["abi", "core", "runtime", "ops"]),
-    ("capi", &["abi", "core", "runtime", "ops", "decode"]),
+    ("capi", &["abi", "core", "runtime", "ops", "kv", "decode"]),
 ];
 
 #[test]

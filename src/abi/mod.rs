@@ -7,6 +7,7 @@
 mod attention;
 mod forecast;
 mod index;
+mod kv;
 mod predictor;
 mod prefetch;
 mod select;
@@ -17,6 +18,7 @@ mod verify;
 pub use attention::*;
 pub use forecast::*;
 pub use index::*;
+pub use kv::*;
 pub use predictor::*;
 pub use prefetch::*;
 pub use select::*;

@@ -414,7 +414,8 @@ impl<'a> BlockList<'a> {
     }
 
     pub fn writable(self) -> Result<BlockList<'a>> {
-        Ok(BlockList { ids: self.ids.writable()?, counts: self.counts.writable()?, slots: self.slots })
+        let slots = self.slots.map(Tensor::writable).transpose()?;
+        Ok(BlockList { ids: self.ids.writable()?, counts: self.counts.writable()?, slots })
     }
 
     pub fn tensors(&self) -> [Option<&Tensor<'a>>; 3] {
@@ -473,6 +474,17 @@ impl<'a> BlockList<'a> {
     pub unsafe fn set_id(&self, at: ListAt, j: usize, id: i32) {
         // SAFETY: as for id, and the list is this task's.
         unsafe { self.entry(&self.ids, at, j).write(id) }
+    }
+
+    /// Writes the slot of entry `j`, in a list that has slots.
+    ///
+    /// # Safety
+    /// As for [`BlockList::set_id`].
+    #[inline]
+    pub unsafe fn set_slot(&self, at: ListAt, j: usize, slot: i32) {
+        let slots = self.slots.as_ref().expect("a list with slots");
+        // SAFETY: forwarded to the caller; slots have the shape of ids.
+        unsafe { self.entry(slots, at, j).write(slot) }
     }
 
     /// Writes how many entries a list has.

@@ -340,6 +340,103 @@ class vwd_gather_blocks_args(Structure):
     ]
 
 
+class vwd_kv_cache_options(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("layers", c_uint32),
+        ("kv_heads", c_uint32),
+        ("block_size", c_uint32),
+        ("key_dim", c_uint32),
+        ("value_dim", c_uint32),
+        ("dtype_code", c_uint32),
+        ("dtype_bits", c_uint32),
+        ("token_scales", c_uint32),
+        ("max_sequences", c_uint32),
+        ("max_blocks", c_uint32),
+        ("host_blocks", c_uint32),
+        ("slots", c_uint32),
+        ("hold", c_uint32),
+        ("progress", vwd_progress),
+        ("progress_context", c_void_p),
+    ]
+
+
+class vwd_kv_cache_sizes(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("run_bytes", c_uint64),
+        ("host_bytes", c_uint64),
+        ("device_bytes", c_uint64),
+        ("total_slots", c_uint64),
+        ("largest_selection", c_uint64),
+    ]
+
+
+class vwd_kv_cache_layer(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("k", vwd_tensor),
+        ("v", vwd_tensor),
+        ("k_scale", vwd_tensor),
+        ("v_scale", vwd_tensor),
+        ("tail_k", vwd_tensor),
+        ("tail_v", vwd_tensor),
+        ("tail_k_scale", vwd_tensor),
+        ("tail_v_scale", vwd_tensor),
+        ("tail_table", vwd_tensor),
+    ]
+
+
+class vwd_kv_cache_stats(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("sequences", c_uint32),
+        ("blocks_in_use", c_uint32),
+        ("blocks_free", c_uint32),
+        ("host_bytes", c_uint64),
+        ("device_bytes", c_uint64),
+        ("hits", c_uint64),
+        ("misses", c_uint64),
+        ("bytes_fetched", c_uint64),
+        ("bytes_written_back", c_uint64),
+        ("evictions", c_uint64),
+        ("unused", c_uint64),
+        ("waits", c_uint64),
+        ("dropped_tokens", c_uint64),
+    ]
+
+
+class vwd_kv_cache_append_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("layer", c_uint32),
+        ("sequences", vwd_tensor),
+        ("begin", vwd_tensor),
+        ("lens", vwd_tensor),
+        ("k", vwd_tensor),
+        ("v", vwd_tensor),
+        ("k_scale", vwd_tensor),
+        ("v_scale", vwd_tensor),
+    ]
+
+
+class vwd_kv_cache_resolve_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("layer", c_uint32),
+        ("sequences", vwd_tensor),
+        ("wanted", vwd_block_list),
+        ("resident", vwd_block_list),
+        ("missed_counts", vwd_tensor),
+    ]
+
+
 class vwd_predictor_state(Structure):
     _fields_ = [
         ("level", vwd_tensor),
@@ -501,6 +598,20 @@ PROTOTYPES = {
     "vwd_repair": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_repair_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_gather_blocks": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_kv_cache_capacity": (c_int32, [c_void_p, c_void_p]),
+    "vwd_kv_cache_create": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_kv_cache_release": (None, [c_void_p]),
+    "vwd_kv_cache_add": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_kv_cache_extend": (c_int32, [c_void_p, c_uint32, c_uint64, c_void_p]),
+    "vwd_kv_cache_fork": (c_int32, [c_void_p, c_uint32, c_uint64, c_void_p, c_void_p]),
+    "vwd_kv_cache_truncate": (c_int32, [c_void_p, c_uint32, c_uint64, c_void_p]),
+    "vwd_kv_cache_free": (c_int32, [c_void_p, c_uint32, c_void_p]),
+    "vwd_kv_cache_append": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_kv_cache_resolve": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_kv_cache_fetch": (c_int32, [c_void_p, c_uint32, c_void_p]),
+    "vwd_kv_cache_wait": (c_int32, [c_void_p, c_uint32, c_void_p]),
+    "vwd_kv_cache_view": (c_int32, [c_void_p, c_uint32, c_void_p]),
+    "vwd_kv_cache_info": (c_int32, [c_void_p, c_void_p]),
     "vwd_predictor_reset": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_predictor_predict": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_predictor_update": (c_int32, [c_void_p, c_void_p, c_void_p]),

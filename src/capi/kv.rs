@@ -1,0 +1,290 @@
+//! Tiered KV cache: all KV in host memory, what is being read in slots on the device.
+
+use super::boundary::{Handle, boundary, handle, out, release, versioned, write_versioned};
+use super::session::vwd_session;
+use crate::abi::{
+    vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_options, vwd_kv_cache_resolve_args, vwd_kv_cache_sizes,
+    vwd_kv_cache_stats, vwd_status, vwd_stream,
+};
+use crate::kv::{self, AppendRequest, KvCache, ResolveRequest};
+use crate::runtime::fork::Process;
+use std::mem::MaybeUninit;
+
+/// A tiered KV cache of all layers of a model. Opaque.
+///
+/// The newest one or two blocks of each sequence lie in slots of their own, its tail; there tokens are appended. A block that
+/// is full is written back to host memory, from where resolve and fetch bring it to a slot when a list names it. Forks share
+/// whole blocks, which never change.
+pub struct vwd_kv_cache(KvCache, Process);
+
+impl Handle for vwd_kv_cache {
+    #[inline]
+    fn maker(&self) -> Process {
+        self.1
+    }
+}
+
+/// Fills `sizes`, whose struct_size the caller has set, with what a cache of these options takes. Allocates nothing.
+///
+/// Thread-safe.
+/// Errors: INVALID_ARGUMENT (the message names the option).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_capacity(
+    options: *const vwd_kv_cache_options,
+    sizes: *mut vwd_kv_cache_sizes,
+) -> vwd_status {
+    boundary(|| {
+        let mut room = MaybeUninit::uninit();
+        // SAFETY: the C contract of the arguments.
+        unsafe { write_versioned(sizes, &kv::capacity(versioned(options, "options", &mut room)?)?, "sizes") }
+    })
+}
+
+/// Creates a cache without sequences.
+///
+/// session  Kept alive by the cache; may be released first. Its pinned_limit counts host_bytes.
+/// options  Required.
+/// cache    Out. Release with `vwd_kv_cache_release`.
+///
+/// Blocks and allocates; not for capture. Thread-safe.
+/// Errors: INVALID_ARGUMENT (the message names the option), UNSUPPORTED (a CUDA session, in this build), OUT_OF_MEMORY,
+/// INTERNAL. After an error nothing is kept.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_create(
+    session: *const vwd_session,
+    options: *const vwd_kv_cache_options,
+    cache: *mut *mut vwd_kv_cache,
+) -> vwd_status {
+    boundary(|| {
+        let mut room = MaybeUninit::uninit();
+        // SAFETY: the C contract of the arguments, progress among them.
+        unsafe {
+            let (session, options) = (handle(session, "session")?, versioned(options, "options", &mut room)?);
+            let cache = out(cache, "cache")?;
+            let created = KvCache::create(&session.0, options)?;
+            cache.write(Box::into_raw(Box::new(vwd_kv_cache(created, session.maker()))));
+        }
+        Ok(())
+    })
+}
+
+/// Releases a cache and all its sequences; NULL is a no-op. No call on it may be in progress, and its streams have passed its
+/// last call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_release(cache: *mut vwd_kv_cache) {
+    // SAFETY: the C contract of cache.
+    unsafe { release(cache) }
+}
+
+/// Begins a sequence without tokens.
+///
+/// sequence  Out: its number, below max_sequences. Free with `vwd_kv_cache_free`.
+///
+/// Thread-safe; calls on one cache are ordered by the caller where they are about the same sequence or layer. Enqueues what
+/// the device must know; not for capture.
+/// Errors: INVALID_ARGUMENT, OUT_OF_MEMORY (max_sequences are in use), DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_add(
+    cache: *const vwd_kv_cache,
+    sequence: *mut u32,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of the arguments.
+        let (cache, sequence) = unsafe { (handle(cache, "cache")?, out(sequence, "sequence")?) };
+        sequence.write(cache.0.add(stream)?);
+        Ok(())
+    })
+}
+
+/// Makes room for so many tokens in all; fewer than there is room for change nothing.
+///
+/// As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more than max_blocks), OUT_OF_MEMORY (host_blocks are in
+/// use: every sequence stays as it is), DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_extend(
+    cache: *const vwd_kv_cache,
+    sequence: u32,
+    tokens: u64,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of cache.
+        unsafe { handle(cache, "cache")? }.0.extend(sequence, tokens, stream)
+    })
+}
+
+/// Begins a sequence with the first tokens of another. Whole blocks are shared; the rest of them is copied.
+///
+/// sequence  The other; stays as it is.
+/// tokens    As many as were appended in every layer, at most, or what the fork reads of the others is undefined.
+/// fork      Out: the new sequence's number.
+///
+/// As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has room for), OUT_OF_MEMORY
+/// (max_sequences or host_blocks are in use), DRIVER, INTERNAL. After an error every sequence is as it was.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_fork(
+    cache: *const vwd_kv_cache,
+    sequence: u32,
+    tokens: u64,
+    fork: *mut u32,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of the arguments.
+        let (cache, fork) = unsafe { (handle(cache, "cache")?, out(fork, "fork")?) };
+        fork.write(cache.0.fork(sequence, tokens, stream)?);
+        Ok(())
+    })
+}
+
+/// Cuts a sequence to its first tokens, and gives back the room for more. Rejected draft tokens need no call: the next append
+/// overwrites them.
+///
+/// As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has room for), OUT_OF_MEMORY (the
+/// last block is shared, and there is none to copy it to), DRIVER, INTERNAL. After an error the sequence is as it was.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_truncate(
+    cache: *const vwd_kv_cache,
+    sequence: u32,
+    tokens: u64,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of cache.
+        unsafe { handle(cache, "cache")? }.0.truncate(sequence, tokens, stream)
+    })
+}
+
+/// Ends a sequence. Copies on their way for it do no harm; its number may be given again.
+///
+/// As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence), DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_free(
+    cache: *const vwd_kv_cache,
+    sequence: u32,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of cache.
+        unsafe { handle(cache, "cache")? }.0.free(sequence, stream)
+    })
+}
+
+/// Writes the keys and values of new tokens of one layer: token t of row i becomes token begin[i] + t of its sequence. A block
+/// that gets its last token is written back to host memory.
+///
+/// args->layer                     0 … layers−1.
+/// args->sequences  [B]            int32. Distinct.
+/// args->begin      [B]            int32. The tokens that the sequence has; fewer where drafts were rejected, but not before its
+///                                 last two blocks, nor before where it was forked or truncated.
+/// args->lens       [B]            int32, optional (absent: T). Clamped to 0 … T.
+/// args->k          [B, T, Hk, D]  The cache's dtype.
+/// args->v          [B, T, Hk, Dv] The same.
+/// args->k_scale    [B, T, Hk]     float32. Given with token_scales and only then.
+/// args->v_scale    [B, T, Hk]     The same.
+///
+/// A token has no place, and is dropped, where no sequence has that number, where `vwd_kv_cache_extend` has made no room,
+/// or where tokens before it are missing. Lists that were resolved before stay right for up to S more tokens a sequence.
+/// T is any; a prefill appends chunks of many blocks.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+/// captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
+/// Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_append(
+    cache: *const vwd_kv_cache,
+    args: *const vwd_kv_cache_append_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        let mut room = MaybeUninit::uninit();
+        // SAFETY: the C contract of cache and args.
+        let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut room)?) };
+        cache.0.append(&AppendRequest::from_c(&cache.0, args)?, stream)
+    })
+}
+
+/// Gives each wanted block a slot. Those that are there now can be read at once; for the others it asks for copies, which
+/// `vwd_kv_cache_fetch` makes. A block that several sequences share has one slot and one copy.
+///
+/// args->layer                         0 … layers−1.
+/// args->sequences        [B]          int32.
+/// args->wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
+///                                     at most slots / hold of the options.
+/// args->wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
+/// args->wanted.slots     As ids; out. The slot of each block once its copy has landed, −1 for a block that the sequence
+///                        does not have. Places past the count are not written.
+/// args->resident         Out, all of it or none: the entries whose blocks are there now, in the same order; shaped as wanted.
+/// args->missed_counts    As counts; out, optional: entries that are not there yet.
+///
+/// What the last `hold` resolves of a layer named keeps its slot; what is named least recently makes room. Wanted lists and
+/// the layer's views are what attention and repair take: attention reads `resident` at once, repair folds in the rest after
+/// `vwd_kv_cache_wait`. A prefetch is a resolve of a predicted list and a fetch; one that proves wrong costs bandwidth.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+/// captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
+/// Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_resolve(
+    cache: *const vwd_kv_cache,
+    args: *const vwd_kv_cache_resolve_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    boundary(|| {
+        let mut room = MaybeUninit::uninit();
+        // SAFETY: the C contract of cache and args.
+        let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut room)?) };
+        cache.0.resolve(&ResolveRequest::from_c(&cache.0, args)?, stream)
+    })
+}
+
+/// Makes the copies that resolves of the layer have asked for, beside the stream, after what it holds now. A copy whose slot
+/// has since been given to another block does not land.
+///
+/// Returns at once; on a CPU session the blocks are there on return. Does not allocate or synchronise; may be captured.
+/// Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_fetch(cache: *const vwd_kv_cache, layer: u32, stream: vwd_stream) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of cache.
+        unsafe { handle(cache, "cache")? }.0.fetch(layer, stream)
+    })
+}
+
+/// Makes the stream wait for the layer's copies; those that no fetch has begun begin now.
+///
+/// Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured.
+/// Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_wait(cache: *const vwd_kv_cache, layer: u32, stream: vwd_stream) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of cache.
+        unsafe { handle(cache, "cache")? }.0.wait(layer, stream)
+    })
+}
+
+/// Fills `view`, whose struct_size the caller has set, with where a layer's slots lie. Thread-safe.
+/// Errors: INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_view(
+    cache: *const vwd_kv_cache,
+    layer: u32,
+    view: *mut vwd_kv_cache_layer,
+) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of the arguments.
+        unsafe { write_versioned(view, &handle(cache, "cache")?.0.view(layer)?, "view") }
+    })
+}
+
+/// Fills `stats`, whose struct_size the caller has set, without synchronising: on a CUDA session with what the device has
+/// counted so far. Thread-safe.
+/// Errors: INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_info(cache: *const vwd_kv_cache, stats: *mut vwd_kv_cache_stats) -> vwd_status {
+    boundary(|| {
+        // SAFETY: the C contract of the arguments.
+        unsafe { write_versioned(stats, &handle(cache, "cache")?.0.stats(), "stats") }
+    })
+}

@@ -1,0 +1,348 @@
+//! A layer of the cache on the CPU: the reference. What travels on a device is there when a call returns.
+
+mod memory;
+mod residents;
+
+pub use memory::{Pinned, Pool};
+
+use super::options::{Options, Run, TAIL_BLOCKS};
+use super::sequences::{Opened, Sequences};
+use super::{AppendRequest, Counters, ResolveRequest};
+use crate::core::tensor::Tensor;
+use crate::runtime::cpu::Cpu;
+use residents::{Evicted, Given, Residents};
+use std::ops::Range;
+
+pub struct Layer {
+    /// [total_slots, run] and, in the cache's host memory, [host_blocks, Hk, run].
+    pool: Pool,
+    host: *mut u8,
+    options: Options,
+    run: Run,
+    /// Of each sequence.
+    tails: Vec<Tail>,
+    residents: Residents,
+    queue: Vec<Travel>,
+}
+
+// SAFETY: what it points to is the cache's, which locks it.
+unsafe impl Send for Layer {}
+// SAFETY: as above; tasks that share it write places of their own.
+unsafe impl Sync for Layer {}
+
+/// A copy that a resolve asked for.
+struct Travel {
+    block: usize,
+    head: usize,
+    given: Given,
+}
+
+/// Newest blocks of a sequence, which lie in slots of their own: `first` … `newest` and no more than two of them.
+#[derive(Clone, Copy, Debug)]
+struct Tail {
+    newest: i64,
+    first: i64,
+}
+
+impl Tail {
+    const EMPTY: Tail = Tail { newest: -1, first: 0 };
+
+    fn holds(&self, block: i64) -> bool {
+        (self.first.max(self.newest - 1)..=self.newest).contains(&block)
+    }
+
+    /// Goes through the blocks that tokens from `begin` on are written to, as far as there is room: number, tokens of the
+    /// block, and the first of the tokens given. Returns how many have no place.
+    fn walk(
+        &mut self,
+        size: usize,
+        blocks: usize,
+        tokens: Range<i64>,
+        mut each: impl FnMut(usize, Range<usize>, usize),
+    ) -> u64 {
+        let (mut at, mut dropped) = (tokens.start, 0);
+        while at < tokens.end {
+            let (number, within) = (at.div_euclid(size as i64), at.rem_euclid(size as i64));
+            let end = tokens.end.min((number + 1) * size as i64);
+            let begins_next = within == 0 && number == self.newest + 1;
+            if (0..blocks as i64).contains(&number) && (self.holds(number) || begins_next) {
+                self.newest = self.newest.max(number);
+                let within = within as usize;
+                each(number as usize, within..within + (end - at) as usize, (at - tokens.start) as usize);
+            } else {
+                dropped += (end - at) as u64;
+            }
+            at = end;
+        }
+        dropped
+    }
+}
+
+impl Layer {
+    /// `host` is the layer's part of the cache's host memory.
+    pub fn new(options: &Options, pool: Pool, host: *mut u8) -> Layer {
+        let keys = options.host_blocks * options.kv_heads;
+        Layer {
+            pool,
+            host,
+            options: *options,
+            run: options.run(),
+            tails: vec![Tail::EMPTY; options.max_sequences],
+            residents: Residents::new(keys, options.slots, options.hold),
+            queue: Vec::new(),
+        }
+    }
+
+    pub fn pool(&self) -> *mut u8 {
+        self.pool.data()
+    }
+
+    fn slot(&self, slot: usize) -> *mut u8 {
+        self.pool.data().wrapping_add(slot * self.run.bytes)
+    }
+
+    fn host(&self, block: usize, head: usize) -> *mut u8 {
+        self.host.wrapping_add((block * self.options.kv_heads + head) * self.run.bytes)
+    }
+
+    fn tail_slot(&self, sequence: usize, number: usize, head: usize) -> usize {
+        self.options.tail_page(sequence, number) * self.options.kv_heads + head
+    }
+
+    fn copy_runs(&self, from: impl Fn(usize) -> *mut u8, to: impl Fn(usize) -> *mut u8) {
+        for head in 0..self.options.kv_heads {
+            // SAFETY: both are runs of the pool or of host memory, and two different ones.
+            unsafe { std::ptr::copy_nonoverlapping(from(head), to(head), self.run.bytes) }
+        }
+    }
+
+    // --- sequences -----------------------------------------------------------------------------------------------
+
+    pub fn add(&mut self, sequence: usize) {
+        self.tails[sequence] = Tail::EMPTY;
+    }
+
+    /// `child` has the first `whole` blocks of `parent`, and of the next what `opened` says.
+    pub fn fork(&mut self, parent: usize, child: usize, whole: usize, opened: Option<Opened>) {
+        let shared = whole as i64;
+        let from = self.tails[parent];
+        // What is shared is not written any more.
+        self.tails[parent].first = from.first.max(shared);
+        self.tails[child] = Tail { newest: from.newest.min(shared - 1), first: shared };
+        if let Some(opened) = opened.filter(|_| shared <= from.newest) {
+            self.open(child, opened, from.holds(shared).then_some(parent));
+        }
+    }
+
+    /// The sequence ends before block `whole`, or with what `opened` says of it.
+    pub fn truncate(&mut self, sequence: usize, whole: usize, opened: Option<Opened>) {
+        let (tail, cut) = (self.tails[sequence], whole as i64);
+        if tail.newest < cut {
+            return;
+        }
+        self.tails[sequence] = Tail { newest: cut - 1, first: cut };
+        if let Some(opened) = opened {
+            self.open(sequence, opened, tail.holds(cut).then_some(sequence));
+        }
+    }
+
+    /// Makes a block the newest of a sequence. Its tokens are in the tail of sequence `from`, or in host memory.
+    fn open(&mut self, sequence: usize, Opened { number, content }: Opened, from: Option<usize>) {
+        self.tails[sequence].newest = number as i64;
+        let to = |head| self.slot(self.tail_slot(sequence, number, head));
+        match from {
+            Some(from) if from == sequence => {}
+            Some(from) => self.copy_runs(|head| self.slot(self.tail_slot(from, number, head)), to),
+            None => self.copy_runs(|head| self.host(content as usize, head), to),
+        }
+    }
+
+    pub fn drop_blocks(&mut self, blocks: &[u32]) {
+        for &block in blocks {
+            for head in 0..self.options.kv_heads {
+                self.residents.drop_block(block as usize * self.options.kv_heads + head);
+            }
+        }
+    }
+
+    // --- calls ---------------------------------------------------------------------------------------------------
+
+    /// # Safety
+    /// The request's tensors are valid.
+    pub unsafe fn append(&mut self, cpu: &Cpu, sequences: &Sequences, r: &AppendRequest, counters: &mut Counters) {
+        let heads = self.options.kv_heads;
+        let this = &*self;
+        let row = |i: usize| {
+            // SAFETY: the caller vouches for the tensors.
+            let (sequence, tokens) = unsafe { (r.sequence(i), r.tokens(i)) };
+            let blocks = sequences.blocks(sequence)?;
+            Some((sequence, blocks, tokens))
+        };
+        let token_bytes: usize = this.run.parts.iter().map(|part| part.token).sum();
+        cpu.parallel(r.batch() * heads, r.most_tokens() * token_bytes, |task| {
+            let (i, head) = (task / heads, task % heads);
+            let Some((sequence, blocks, tokens)) = row(i) else { return };
+            let mut tail = this.tails[sequence];
+            tail.walk(this.options.block_size, blocks.len(), tokens, |number, within, first| {
+                let slot = this.slot(this.tail_slot(sequence, number, head));
+                for (n, token) in within.clone().enumerate() {
+                    // SAFETY: the token is one of those given, and has its place in the slot, which is this task's.
+                    unsafe { this.write_token(r, [i, first + n, head], slot, token) };
+                }
+                if within.end == this.options.block_size {
+                    let host = this.host(blocks[number] as usize, head);
+                    // SAFETY: a run each; the block is this sequence's alone.
+                    unsafe { std::ptr::copy_nonoverlapping(slot, host, this.run.bytes) };
+                }
+            });
+        });
+        for i in 0..r.batch() {
+            match row(i) {
+                Some((sequence, blocks, tokens)) => {
+                    let (size, mut full) = (self.options.block_size, 0);
+                    let tail = &mut self.tails[sequence];
+                    counters.dropped_tokens +=
+                        tail.walk(size, blocks.len(), tokens, |_, within, _| full += (within.end == size) as u64);
+                    counters.bytes_written_back += full * (heads * self.run.bytes) as u64;
+                }
+                // SAFETY: as above.
+                None => counters.dropped_tokens += unsafe { r.tokens(i) }.count() as u64,
+            }
+        }
+    }
+
+    /// # Safety
+    /// The tensors are valid, the index inside them, and nobody else touches the token's place in the slot.
+    unsafe fn write_token(&self, r: &AppendRequest, index: [usize; 3], slot: *mut u8, token: usize) {
+        for (part, tensor) in self.run.parts.iter().zip(r.parts()) {
+            let Some(tensor) = tensor else { continue };
+            let to = slot.wrapping_add(part.begin + token * part.token);
+            // SAFETY: forwarded to the caller.
+            unsafe { copy_row(tensor, index, to) };
+        }
+    }
+
+    /// # Safety
+    /// The request's tensors are valid.
+    pub unsafe fn resolve(&mut self, sequences: &Sequences, r: &ResolveRequest, counters: &mut Counters) {
+        self.residents.begin();
+        // First what is there, so that nothing of it makes room for the rest.
+        for at in r.lists() {
+            // SAFETY: the caller vouches for the tensors.
+            for (_, sequence, id) in unsafe { r.entries(at) } {
+                if let Place::Stored { key } = self.place(sequences, sequence, at[2], id) {
+                    self.residents.name(key);
+                }
+            }
+        }
+        for at in r.lists() {
+            let (mut there, mut missed) = (0, 0);
+            // SAFETY: as above.
+            for (j, sequence, id) in unsafe { r.entries(at) } {
+                let (slot, is_there) = match self.place(sequences, sequence, at[2], id) {
+                    Place::Nowhere => (NO_SLOT, false),
+                    Place::Tail { slot } => (slot as i32, true),
+                    Place::Stored { key } => self.stored(key, counters),
+                };
+                missed += (slot != NO_SLOT && !is_there) as usize;
+                // SAFETY: as above; of a list no more entries are there than it has.
+                unsafe {
+                    r.wanted.set_slot(at, j, slot);
+                    if let Some(resident) = r.resident.as_ref().filter(|_| is_there) {
+                        resident.set_id(at, there, id);
+                        resident.set_slot(at, there, slot);
+                    }
+                }
+                there += is_there as usize;
+            }
+            counters.hits += there as u64;
+            counters.misses += missed as u64;
+            // SAFETY: as above.
+            unsafe { r.set_counts(at, there, missed) };
+        }
+    }
+
+    /// The slot of a block that is not in a tail, and whether the block is there.
+    fn stored(&mut self, key: usize, counters: &mut Counters) -> (i32, bool) {
+        let first = self.options.tail_slots();
+        if let Some(slot) = self.residents.name(key) {
+            return ((first + slot) as i32, self.residents.is_there(slot));
+        }
+        let (given, evicted) = self.residents.give(key);
+        counters.evictions += (evicted != Evicted::Nothing) as u64;
+        counters.unused += (evicted == Evicted::Unused) as u64;
+        let heads = self.options.kv_heads;
+        self.queue.push(Travel { block: key / heads, head: key % heads, given });
+        ((first + given.slot) as i32, false)
+    }
+
+    /// Where block `id` of a sequence is.
+    fn place(&self, sequences: &Sequences, sequence: usize, head: usize, id: i32) -> Place {
+        let Some(blocks) = sequences.blocks(sequence) else { return Place::Nowhere };
+        let tail = &self.tails[sequence];
+        let number = id as usize;
+        if id < 0 || number >= blocks.len() || id as i64 > tail.newest {
+            return Place::Nowhere;
+        }
+        if tail.holds(id as i64) {
+            return Place::Tail { slot: self.tail_slot(sequence, number, head) };
+        }
+        Place::Stored { key: blocks[number] as usize * self.options.kv_heads + head }
+    }
+
+    /// Makes the copies that resolves have asked for. Returns how many there were.
+    pub fn fetch(&mut self, cpu: &Cpu, counters: &mut Counters) -> usize {
+        let mut queue = std::mem::take(&mut self.queue);
+        let asked = queue.len();
+        queue.retain(|travel| self.residents.land(travel.given));
+        let first = self.options.tail_slots();
+        let this = &*self;
+        cpu.parallel(queue.len(), self.run.bytes, |n| {
+            let Travel { block, head, given } = queue[n];
+            // SAFETY: a run of host memory and one of the pool, which no other copy names: each has its slot.
+            unsafe {
+                std::ptr::copy_nonoverlapping(this.host(block, head), this.slot(first + given.slot), this.run.bytes)
+            };
+        });
+        counters.bytes_fetched += (queue.len() * self.run.bytes) as u64;
+        queue.clear();
+        self.queue = queue;
+        asked
+    }
+}
+
+/// In a list: the block is nowhere.
+const NO_SLOT: i32 = -1;
+
+enum Place {
+    Nowhere,
+    Tail {
+        slot: usize,
+    },
+    /// By block and KV head.
+    Stored {
+        key: usize,
+    },
+}
+
+/// The channels of one token and KV head, or its scale.
+///
+/// # Safety
+/// The tensor is valid, the index inside it, and there is room at `to`.
+unsafe fn copy_row(tensor: &Tensor, [i, t, g]: [usize; 3], to: *mut u8) {
+    let size = tensor.dtype.bytes();
+    let at = [i, t, g].iter().enumerate().fold(0i64, |sum, (d, &n)| sum.wrapping_add(n as i64 * tensor.byte_stride(d)));
+    let (from, channels, step) = (tensor.data().wrapping_offset(at as isize), tensor.dim(3), tensor.byte_stride(3));
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        if channels == 1 || step == size as i64 {
+            return std::ptr::copy_nonoverlapping(from, to, channels * size);
+        }
+        for c in 0..channels {
+            let from = from.wrapping_offset((c as i64 * step) as isize);
+            std::ptr::copy_nonoverlapping(from, to.add(c * size), size);
+        }
+    }
+}
+
+const _: () = assert!(TAIL_BLOCKS == 3, "two that lists may name, and one that tokens begin meanwhile");

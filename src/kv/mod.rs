@@ -1,0 +1,467 @@
+//! The tiered KV cache: all keys and values in host memory by blocks, the newest and what is being read in slots on the device.
+//!
+//! A block of one KV head of one layer is a run: keys, values, scales. The host keeps every whole block as [layer, block, KV head];
+//! a layer's pool has slots of one run each. The newest blocks of a sequence lie in slots of their own, its tail, where tokens are
+//! appended; a block that is full is written back. Whole blocks are shared among sequences and never change.
+
+mod cpu;
+mod options;
+mod sequences;
+
+pub use options::Options;
+
+use crate::abi::{
+    vwd_block_list, vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_options, vwd_kv_cache_resolve_args,
+    vwd_kv_cache_sizes, vwd_kv_cache_stats, vwd_stream, vwd_tensor,
+};
+use crate::core::dtype::DType;
+use crate::core::overlap;
+use crate::core::status::{Error, Result};
+use crate::core::tensor::{ANY, Tensor, device_type};
+use crate::ops::views::{BlockList, ListAt, Lists};
+use crate::runtime::cpu::Cpu;
+use crate::runtime::{On, Session, require_no_flags};
+use cpu::{Layer, Pinned, Pool};
+use options::Part;
+use parking_lot::Mutex;
+use sequences::Sequences;
+use std::ops::Range;
+use std::sync::Arc;
+
+pub struct KvCache {
+    session: Arc<Session>,
+    options: Options,
+    sizes: vwd_kv_cache_sizes,
+    /// [max_sequences, max_blocks]: where the newest blocks lie. It never changes.
+    tail_table: Vec<i32>,
+    state: Mutex<State>,
+}
+
+struct State {
+    sequences: Sequences,
+    layers: Vec<Layer>,
+    counters: Counters,
+    // Last: the layers point into it.
+    _host: Pinned,
+}
+
+/// Since the cache was created; see vwd_kv_cache_stats.
+#[derive(Default)]
+struct Counters {
+    hits: u64,
+    misses: u64,
+    bytes_fetched: u64,
+    bytes_written_back: u64,
+    evictions: u64,
+    unused: u64,
+    waits: u64,
+    dropped_tokens: u64,
+}
+
+/// What a cache would take.
+pub fn capacity(c: &vwd_kv_cache_options) -> Result<vwd_kv_cache_sizes> {
+    Options::from_c(c)?.sizes()
+}
+
+impl KvCache {
+    /// # Safety
+    /// `progress` of the options is NULL or does what its contract says.
+    pub unsafe fn create(session: &Arc<Session>, c: &vwd_kv_cache_options) -> Result<KvCache> {
+        let options = Options::from_c(c)?;
+        let sizes = options.sizes()?;
+        let On::Cpu(_) = session.on(std::ptr::null_mut())? else {
+            return Err(Error::unsupported("vwd_kv_cache has no CUDA backend in this build"));
+        };
+        let progress = |done: u64| {
+            if let Some(call) = c.progress {
+                // SAFETY: forwarded to the caller.
+                unsafe { call(c.progress_context, done, sizes.host_bytes + sizes.device_bytes) }
+            }
+        };
+        progress(0);
+        let host = Pinned::alloc(session, sizes.host_bytes)?;
+        progress(sizes.host_bytes);
+        let pool_bytes = options.total_slots() * options.run().bytes;
+        let layer_bytes = sizes.host_bytes as usize / options.layers;
+        let mut layers = Vec::with_capacity(options.layers);
+        for n in 0..options.layers {
+            layers.push(Layer::new(&options, Pool::alloc(pool_bytes)?, host.data().wrapping_add(n * layer_bytes)));
+            progress(sizes.host_bytes + sizes.device_bytes * (n as u64 + 1) / options.layers as u64);
+        }
+        let (rows, columns) = (options.max_sequences, options.max_blocks);
+        let sequences = Sequences::new(options.block_size, rows, columns, options.host_blocks);
+        let pages = (0..rows).flat_map(|i| (0..columns).map(move |n| options.tail_page(i, n) as i32));
+        Ok(KvCache {
+            session: session.clone(),
+            options,
+            sizes,
+            tail_table: pages.collect(),
+            state: Mutex::new(State { sequences, layers, counters: Counters::default(), _host: host }),
+        })
+    }
+
+    fn cpu(&self, stream: vwd_stream) -> Result<&Cpu> {
+        match self.session.on(stream)? {
+            On::Cpu(cpu) => Ok(cpu),
+            On::Cuda(_) => Err(Error::unsupported("vwd_kv_cache has no CUDA backend in this build")),
+        }
+    }
+
+    fn layer(&self, layer: u32) -> Result<usize> {
+        if (layer as usize) < self.options.layers {
+            return Ok(layer as usize);
+        }
+        Err(Error::argument("layer", layer, format!("0 … {}", self.options.layers - 1)))
+    }
+
+    // --- sequences -----------------------------------------------------------------------------------------------
+
+    pub fn add(&self, stream: vwd_stream) -> Result<u32> {
+        self.cpu(stream)?;
+        let state = &mut *self.state.lock();
+        let sequence = state.sequences.add()?;
+        state.layers.iter_mut().for_each(|layer| layer.add(sequence as usize));
+        Ok(sequence)
+    }
+
+    pub fn extend(&self, sequence: u32, tokens: u64, stream: vwd_stream) -> Result<()> {
+        self.cpu(stream)?;
+        self.state.lock().sequences.extend(sequence, tokens)
+    }
+
+    pub fn fork(&self, parent: u32, tokens: u64, stream: vwd_stream) -> Result<u32> {
+        self.cpu(stream)?;
+        let state = &mut *self.state.lock();
+        let (child, opened) = state.sequences.fork(parent, tokens)?;
+        let whole = tokens as usize / self.options.block_size;
+        for layer in &mut state.layers {
+            layer.fork(parent as usize, child as usize, whole, opened);
+        }
+        Ok(child)
+    }
+
+    pub fn truncate(&self, sequence: u32, tokens: u64, stream: vwd_stream) -> Result<()> {
+        self.cpu(stream)?;
+        let state = &mut *self.state.lock();
+        let truncated = state.sequences.truncate(sequence, tokens)?;
+        let whole = tokens as usize / self.options.block_size;
+        for layer in &mut state.layers {
+            layer.truncate(sequence as usize, whole, truncated.opened);
+            layer.drop_blocks(&truncated.dropped);
+        }
+        Ok(())
+    }
+
+    pub fn free(&self, sequence: u32, stream: vwd_stream) -> Result<()> {
+        self.cpu(stream)?;
+        let state = &mut *self.state.lock();
+        let dropped = state.sequences.free(sequence)?;
+        state.layers.iter_mut().for_each(|layer| layer.drop_blocks(&dropped));
+        Ok(())
+    }
+
+    // --- calls ---------------------------------------------------------------------------------------------------
+
+    pub fn append(&self, request: &AppendRequest, stream: vwd_stream) -> Result<()> {
+        let cpu = self.cpu(stream)?;
+        let state = &mut *self.state.lock();
+        // SAFETY: the call's contract keeps the tensors valid.
+        unsafe { state.layers[request.layer].append(cpu, &state.sequences, request, &mut state.counters) };
+        Ok(())
+    }
+
+    pub fn resolve(&self, request: &ResolveRequest, stream: vwd_stream) -> Result<()> {
+        self.cpu(stream)?;
+        let state = &mut *self.state.lock();
+        // SAFETY: the call's contract keeps the tensors valid.
+        unsafe { state.layers[request.layer].resolve(&state.sequences, request, &mut state.counters) };
+        Ok(())
+    }
+
+    pub fn fetch(&self, layer: u32, stream: vwd_stream) -> Result<()> {
+        let (cpu, layer) = (self.cpu(stream)?, self.layer(layer)?);
+        let state = &mut *self.state.lock();
+        state.layers[layer].fetch(cpu, &mut state.counters);
+        Ok(())
+    }
+
+    pub fn wait(&self, layer: u32, stream: vwd_stream) -> Result<()> {
+        let (cpu, layer) = (self.cpu(stream)?, self.layer(layer)?);
+        let state = &mut *self.state.lock();
+        let asked = state.layers[layer].fetch(cpu, &mut state.counters);
+        state.counters.waits += (asked > 0) as u64;
+        Ok(())
+    }
+
+    // --- what there is -------------------------------------------------------------------------------------------
+
+    pub fn view(&self, layer: u32) -> Result<vwd_kv_cache_layer> {
+        let pool = self.state.lock().layers[self.layer(layer)?].pool();
+        let Options { max_sequences, max_blocks, kv_heads, block_size, dtype, dims, .. } = self.options;
+        let pages = self.options.tail_slots() / kv_heads;
+        let run = self.options.run();
+        let part = |part: Part, dtype: DType, slots: usize, heads: usize, channels: Option<usize>| {
+            let element = dtype.bytes();
+            let shape: Vec<usize> = [slots, block_size, heads].into_iter().chain(channels).collect();
+            let (run, token) = (run.bytes / element, part.token / element);
+            let strides = [heads * run, token, run, 1];
+            let data = if part.token == 0 { std::ptr::null_mut() } else { pool.wrapping_add(part.begin) };
+            strided(data, dtype, &shape, &strides[..shape.len()])
+        };
+        let [keys, values, key_scales, value_scales] = run.parts;
+        let of = |slots: usize, heads: usize| {
+            [
+                part(keys, dtype, slots, heads, Some(dims[0])),
+                part(values, dtype, slots, heads, Some(dims[1])),
+                part(key_scales, DType::F32, slots, heads, None),
+                part(value_scales, DType::F32, slots, heads, None),
+            ]
+        };
+        let [k, v, k_scale, v_scale] = of(self.options.total_slots(), 1);
+        let [tail_k, tail_v, tail_k_scale, tail_v_scale] = of(pages, kv_heads);
+        let table = self.tail_table.as_ptr().cast_mut().cast();
+        Ok(vwd_kv_cache_layer {
+            struct_size: size_of::<vwd_kv_cache_layer>() as u32,
+            flags: 0,
+            k,
+            v,
+            k_scale,
+            v_scale,
+            tail_k,
+            tail_v,
+            tail_k_scale,
+            tail_v_scale,
+            tail_table: strided(table, DType::I32, &[max_sequences, max_blocks], &[max_blocks, 1]),
+        })
+    }
+
+    pub fn stats(&self) -> vwd_kv_cache_stats {
+        let state = self.state.lock();
+        let Counters { hits, misses, bytes_fetched, bytes_written_back, evictions, unused, waits, dropped_tokens } =
+            state.counters;
+        vwd_kv_cache_stats {
+            struct_size: size_of::<vwd_kv_cache_stats>() as u32,
+            flags: 0,
+            sequences: state.sequences.count() as u32,
+            blocks_in_use: state.sequences.blocks_in_use() as u32,
+            blocks_free: state.sequences.free_blocks() as u32,
+            host_bytes: self.sizes.host_bytes,
+            device_bytes: self.sizes.device_bytes,
+            hits,
+            misses,
+            bytes_fetched,
+            bytes_written_back,
+            evictions,
+            unused,
+            waits,
+            dropped_tokens,
+        }
+    }
+}
+
+/// Describes memory of the cache; strides are in elements. Without memory it is absent.
+fn strided(data: *mut u8, dtype: DType, extents: &[usize], steps: &[usize]) -> vwd_tensor {
+    let (mut shape, mut strides) = ([0; 5], [0; 5]);
+    if !data.is_null() {
+        for (d, (&n, &step)) in extents.iter().zip(steps).enumerate() {
+            (shape[d], strides[d]) = (n as i64, step as i64);
+        }
+    }
+    vwd_tensor {
+        data: data.cast(),
+        device_type: device_type::CPU,
+        device_id: 0,
+        dtype_code: dtype.code,
+        dtype_bits: dtype.bits,
+        lanes: 1,
+        ndim: if data.is_null() { 0 } else { extents.len() as i32 },
+        shape,
+        strides,
+    }
+}
+
+/// Checked arguments of `vwd_kv_cache_append`.
+pub struct AppendRequest<'a> {
+    pub layer: usize,
+    /// [B]
+    sequences: Tensor<'a>,
+    begin: Tensor<'a>,
+    lens: Option<Tensor<'a>>,
+    /// [B, T, Hk, D], [B, T, Hk, Dv] and, twice, [B, T, Hk].
+    parts: [Option<Tensor<'a>>; 4],
+}
+
+impl<'a> AppendRequest<'a> {
+    pub fn from_c(cache: &KvCache, c: &'a vwd_kv_cache_append_args) -> Result<AppendRequest<'a>> {
+        require_no_flags("flags", c.flags)?;
+        let (checks, options) = (cache.session.checks(), &cache.options);
+        let (layer, i32) = (cache.layer(c.layer)?, &[DType::I32]);
+        let sequences = checks.input("sequences", &c.sequences, i32, &[("B", ANY)])?;
+        let batch = ("B", sequences.dim(0));
+        let begin = checks.input("begin", &c.begin, i32, &[batch])?;
+        let lens = checks.optional_input("lens", &c.lens, i32, &[batch])?;
+        let (heads, [key, value]) = (("Hk", options.kv_heads), options.dims);
+        let k = checks.input("k", &c.k, &[options.dtype], &[batch, ("T", ANY), heads, ("D", key)])?;
+        let tokens = ("T", k.dim(1));
+        let v = checks.input("v", &c.v, &[options.dtype], &[batch, tokens, heads, ("Dv", value)])?;
+        let scale = |name: &'static str, t: &'a vwd_tensor| match options.token_scales {
+            true => checks.input(name, t, &[DType::F32], &[batch, tokens, heads]).map(Some),
+            false if t.data.is_null() => Ok(None),
+            false => Err(Error::argument(name, "given", "none: the cache keeps no scales of tokens")),
+        };
+        let [k_scale, v_scale] = [scale("k_scale", &c.k_scale)?, scale("v_scale", &c.v_scale)?];
+        Ok(AppendRequest { layer, sequences, begin, lens, parts: [Some(k), Some(v), k_scale, v_scale] })
+    }
+
+    fn batch(&self) -> usize {
+        self.sequences.dim(0)
+    }
+
+    fn most_tokens(&self) -> usize {
+        self.parts[0].map_or(0, |k| k.dim(1))
+    }
+
+    fn parts(&self) -> [Option<&Tensor<'a>>; 4] {
+        self.parts.each_ref().map(Option::as_ref)
+    }
+
+    /// # Safety
+    /// The call's caller keeps the tensors valid, and they lie in host memory.
+    unsafe fn sequence(&self, i: usize) -> usize {
+        // SAFETY: forwarded to the caller.
+        usize::try_from(unsafe { self.sequences.get::<i32, 1>([i]) }).unwrap_or(usize::MAX)
+    }
+
+    /// Places of the tokens of row `i`.
+    ///
+    /// # Safety
+    /// As for [`AppendRequest::sequence`].
+    unsafe fn tokens(&self, i: usize) -> Range<i64> {
+        let most = self.most_tokens() as i64;
+        // SAFETY: forwarded to the caller.
+        let (begin, len) = unsafe {
+            (self.begin.get::<i32, 1>([i]) as i64, self.lens.map_or(most, |lens| lens.get::<i32, 1>([i]) as i64))
+        };
+        begin..begin + len.clamp(0, most)
+    }
+}
+
+/// Checked arguments of `vwd_kv_cache_resolve`.
+pub struct ResolveRequest<'a> {
+    pub layer: usize,
+    /// [B]
+    sequences: Tensor<'a>,
+    /// With slots, which are written.
+    wanted: BlockList<'a>,
+    resident: Option<BlockList<'a>>,
+    missed_counts: Option<Tensor<'a>>,
+}
+
+const WANTED: [&str; 3] = ["wanted.ids", "wanted.counts", "wanted.slots"];
+const RESIDENT: [&str; 3] = ["resident.ids", "resident.counts", "resident.slots"];
+
+impl<'a> ResolveRequest<'a> {
+    pub fn from_c(cache: &KvCache, c: &'a vwd_kv_cache_resolve_args) -> Result<ResolveRequest<'a>> {
+        require_no_flags("flags", c.flags)?;
+        let (checks, layer) = (cache.session.checks(), cache.layer(c.layer)?);
+        let sequences = checks.input("sequences", &c.sequences, &[DType::I32], &[("B", ANY)])?;
+        let kv_heads = cache.options.kv_heads;
+        let lists = |positions| Lists { batch: sequences.dim(0), positions, kv_heads };
+        let slots = |list: BlockList<'a>, name| match list.slots {
+            Some(slots) => slots.writable(),
+            None => Err(Error::argument(name, "data is NULL", "a tensor")),
+        };
+        let wanted = BlockList::with_slots_from_c(&checks, &c.wanted, WANTED, lists(positions(&c.wanted)))?;
+        let wanted_slots = slots(wanted, WANTED[2])?;
+        let own = wanted.is_own().then(|| wanted.per_head());
+        let resident = match BlockList::is_absent(&c.resident) {
+            true => None,
+            false => {
+                let resident = BlockList::with_slots_from_c(&checks, &c.resident, RESIDENT, lists(own))?.writable()?;
+                slots(resident, RESIDENT[2])?;
+                if resident.ids.shape() != wanted.ids.shape() {
+                    let found = format!("shape {:?}", resident.ids.shape());
+                    return Err(Error::argument(
+                        RESIDENT[0],
+                        found,
+                        format!("{:?}, as wanted.ids", wanted.ids.shape()),
+                    ));
+                }
+                Some(resident)
+            }
+        };
+        let missed_counts = checks.optional("missed_counts", &c.missed_counts)?;
+        if let Some(missed) = &missed_counts {
+            missed.of(DType::I32)?.writable()?;
+            if missed.shape() != wanted.counts.shape() {
+                let found = format!("shape {:?}", missed.shape());
+                return Err(Error::argument(
+                    "missed_counts",
+                    found,
+                    format!("{:?}, as wanted.counts", wanted.counts.shape()),
+                ));
+            }
+        }
+        let [ids, counts, at] = resident.as_ref().map_or([None; 3], |list| list.tensors());
+        overlap::reject(
+            &[Some(&wanted_slots), ids, counts, at, missed_counts.as_ref()],
+            &[Some(&sequences), Some(&wanted.ids), Some(&wanted.counts)],
+        )?;
+        let request = ResolveRequest { layer, sequences, wanted, resident, missed_counts };
+        request.check_size(cache)?;
+        Ok(request)
+    }
+
+    /// What lists may name at most must have slots.
+    fn check_size(&self, cache: &KvCache) -> Result<()> {
+        let (entries, most) = (self.wanted.ids.count(), cache.options.largest_selection());
+        if entries <= most {
+            return Ok(());
+        }
+        let options = &cache.options;
+        let expected = format!("at most {most} (options.slots {} / options.hold {})", options.slots, options.hold);
+        Err(Error::argument(WANTED[0], format!("{entries} entries"), expected))
+    }
+
+    fn lists(&self) -> impl Iterator<Item = ListAt> + use<> {
+        let (batch, own) = (self.sequences.dim(0), self.wanted.per_head());
+        let heads = self.wanted.ids.dim(self.wanted.ids.rank() - 2);
+        (0..batch).flat_map(move |i| (0..own).flat_map(move |r| (0..heads).map(move |g| [i, r, g])))
+    }
+
+    /// Entries of a list, as (place, sequence, id).
+    ///
+    /// # Safety
+    /// The call's caller keeps the tensors valid, and they lie in host memory.
+    unsafe fn entries(&self, at: ListAt) -> impl Iterator<Item = (usize, usize, i32)> {
+        // SAFETY: forwarded to the caller; entries are below the count.
+        let (sequence, count) = unsafe { (self.sequences.get::<i32, 1>([at[0]]), self.wanted.count(at)) };
+        let sequence = usize::try_from(sequence).unwrap_or(usize::MAX);
+        // SAFETY: as above.
+        (0..count).map(move |j| (j, sequence, unsafe { self.wanted.id(at, j) }))
+    }
+}
+
+impl ResolveRequest<'_> {
+    /// Writes what a list came to.
+    ///
+    /// # Safety
+    /// As for [`ResolveRequest::entries`].
+    unsafe fn set_counts(&self, at: ListAt, there: usize, missed: usize) {
+        // SAFETY: forwarded to the caller; the counts have the shape of wanted.counts.
+        unsafe {
+            if let Some(resident) = &self.resident {
+                resident.set_count(at, there);
+            }
+            if let Some(counts) = &self.missed_counts {
+                let place = if self.wanted.is_own() { at } else { [at[0], at[2], 0] };
+                counts.at::<i32, 3>(place).write(missed as i32);
+            }
+        }
+    }
+}
+
+/// Whether the lists are of each position's own, as the ids say.
+fn positions(list: &vwd_block_list) -> Option<usize> {
+    (list.ids.ndim == 4).then(|| list.ids.shape[1].max(0) as usize)
+}

@@ -1,0 +1,184 @@
+//! What a cache is made for, and the sizes that follow from it.
+
+use crate::abi::{vwd_kv_cache_options, vwd_kv_cache_sizes};
+use crate::core::dtype::DType;
+use crate::core::status::{Error, Result};
+use crate::runtime::require_no_flags;
+
+/// Blocks of a sequence that its tail has places for: the two newest, and one that the next tokens may begin while lists name
+/// those.
+pub const TAIL_BLOCKS: usize = 3;
+
+/// Alignment of a run and of its parts.
+const ALIGNMENT: usize = 64;
+
+#[derive(Clone, Copy)]
+pub struct Options {
+    pub layers: usize,
+    pub kv_heads: usize,
+    /// S
+    pub block_size: usize,
+    /// D and Dv
+    pub dims: [usize; 2],
+    pub dtype: DType,
+    pub token_scales: bool,
+    pub max_sequences: usize,
+    pub max_blocks: usize,
+    pub host_blocks: usize,
+    /// Beside those of the tails.
+    pub slots: usize,
+    pub hold: usize,
+}
+
+impl Options {
+    pub fn from_c(c: &vwd_kv_cache_options) -> Result<Options> {
+        require_no_flags("options.flags", c.flags)?;
+        let counts = [
+            ("options.layers", c.layers),
+            ("options.kv_heads", c.kv_heads),
+            ("options.block_size", c.block_size),
+            ("options.max_sequences", c.max_sequences),
+            ("options.max_blocks", c.max_blocks),
+            ("options.host_blocks", c.host_blocks),
+            ("options.slots", c.slots),
+        ];
+        for (name, n) in counts {
+            if n == 0 {
+                return Err(Error::argument(name, 0, "at least 1"));
+            }
+        }
+        for (name, dim) in [("options.key_dim", c.key_dim), ("options.value_dim", c.value_dim)] {
+            if !(16..=576).contains(&dim) || dim % 8 != 0 {
+                return Err(Error::argument(name, dim, "a multiple of 8 in 16 … 576"));
+            }
+        }
+        let dtype = dtype(c)?;
+        let token_scales = match c.token_scales {
+            0 => false,
+            1 if dtype.is_float8() => true,
+            1 => return Err(Error::argument("options.token_scales", format!("1 for {dtype}"), "0 but for FP8")),
+            other => return Err(Error::argument("options.token_scales", other, "0 or 1")),
+        };
+        let options = Options {
+            layers: c.layers as usize,
+            kv_heads: c.kv_heads as usize,
+            block_size: c.block_size as usize,
+            dims: [c.key_dim as usize, c.value_dim as usize],
+            dtype,
+            token_scales,
+            max_sequences: c.max_sequences as usize,
+            max_blocks: c.max_blocks as usize,
+            host_blocks: c.host_blocks as usize,
+            slots: c.slots as usize,
+            hold: if c.hold == 0 { 2 } else { c.hold as usize },
+        };
+        options.check_counts()?;
+        Ok(options)
+    }
+
+    /// Slots and tokens are named in 32 bits.
+    fn check_counts(&self) -> Result<()> {
+        let fits = |a: usize, b: usize| a.checked_mul(b).is_some_and(|n| n <= i32::MAX as usize);
+        let small = |name: &str, found: String| Err(Error::argument(name, found, "at most 2^31 − 1 together"));
+        if !fits(self.host_blocks, self.kv_heads) {
+            return small("options.host_blocks", format!("{} of {} KV heads", self.host_blocks, self.kv_heads));
+        }
+        if !fits(self.max_blocks, self.block_size) {
+            return small("options.max_blocks", format!("{} of {} tokens", self.max_blocks, self.block_size));
+        }
+        let tails = self.max_sequences.saturating_mul(TAIL_BLOCKS).saturating_mul(self.kv_heads);
+        if !fits(tails.saturating_add(self.slots), 1) {
+            return small("options.slots", format!("{} and {tails} for the tails", self.slots));
+        }
+        if !fits(self.max_sequences, self.max_blocks) {
+            return small("options.max_sequences", format!("{} of {} blocks", self.max_sequences, self.max_blocks));
+        }
+        Ok(())
+    }
+
+    /// Slots before those that blocks are fetched into.
+    pub fn tail_slots(&self) -> usize {
+        self.max_sequences * TAIL_BLOCKS * self.kv_heads
+    }
+
+    pub fn total_slots(&self) -> usize {
+        self.tail_slots() + self.slots
+    }
+
+    /// Where block `n` of a sequence is while it is new: a page of all KV heads.
+    pub fn tail_page(&self, sequence: usize, n: usize) -> usize {
+        sequence * TAIL_BLOCKS + n % TAIL_BLOCKS
+    }
+
+    pub fn run(&self) -> Run {
+        Run::new(self)
+    }
+
+    pub fn sizes(&self) -> Result<vwd_kv_cache_sizes> {
+        let product = |of: &[u64]| of.iter().try_fold(1u64, |n, &x| n.checked_mul(x)).filter(|&n| n <= i64::MAX as u64);
+        let run = self.run().bytes as u64;
+        let (layers, heads) = (self.layers as u64, self.kv_heads as u64);
+        let host = product(&[layers, self.host_blocks as u64, heads, run]);
+        let slots = product(&[layers, self.total_slots() as u64, run]);
+        // Bookkeeping: which slot each block is in, of each slot its block, and the tables.
+        let blocks = product(&[layers, self.host_blocks as u64, heads, 4]);
+        let facts = product(&[layers, self.slots as u64, 24]);
+        let tables = product(&[self.max_sequences as u64, self.max_blocks as u64, 8]);
+        let device = [slots, blocks, facts, tables].into_iter().try_fold(0u64, |sum, n| sum.checked_add(n?));
+        let (Some(host_bytes), Some(device_bytes)) = (host, device) else {
+            return Err(Error::argument("options", "more than 2^63 bytes", "sizes that fit in memory"));
+        };
+        Ok(vwd_kv_cache_sizes {
+            struct_size: size_of::<vwd_kv_cache_sizes>() as u32,
+            flags: 0,
+            run_bytes: run,
+            host_bytes,
+            device_bytes,
+            total_slots: self.total_slots() as u64,
+            largest_selection: self.largest_selection() as u64,
+        })
+    }
+
+    /// Entries of which so many resolves find room one after the other.
+    pub fn largest_selection(&self) -> usize {
+        self.slots / self.hold
+    }
+}
+
+fn dtype(c: &vwd_kv_cache_options) -> Result<DType> {
+    let narrow = |n: u32| u8::try_from(n).ok();
+    let found = narrow(c.dtype_code).zip(narrow(c.dtype_bits)).map(|(code, bits)| DType { code, bits });
+    found.filter(|dtype| DType::KEYS.contains(dtype)).ok_or_else(|| {
+        let found = format!("code {}, {} bits", c.dtype_code, c.dtype_bits);
+        let names: Vec<String> = DType::KEYS.iter().map(DType::to_string).collect();
+        Error::argument("options.dtype_code", found, names.join(" or "))
+    })
+}
+
+/// One block of one KV head: its keys, values and scales, one after the other.
+#[derive(Clone, Copy)]
+pub struct Run {
+    /// Bytes of a token's key, value, key's scale and value's scale, and where those of a block begin.
+    pub parts: [Part; 4],
+    pub bytes: usize,
+}
+
+#[derive(Clone, Copy, Default)]
+pub struct Part {
+    pub begin: usize,
+    /// 0 where there is none.
+    pub token: usize,
+}
+
+impl Run {
+    fn new(options: &Options) -> Run {
+        let [key, value] = options.dims.map(|dim| dim * options.dtype.bytes());
+        let scale = if options.token_scales { size_of::<f32>() } else { 0 };
+        let (mut parts, mut end) = ([Part::default(); 4], 0);
+        for (part, token) in parts.iter_mut().zip([key, value, scale, scale]) {
+            *part = Part { begin: end, token };
+            end = (end + token * options.block_size).next_multiple_of(ALIGNMENT);
+        }
+        Run { parts, bytes: end }
+    }
+}

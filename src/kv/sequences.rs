@@ -1,0 +1,198 @@
+//! Sequences and their blocks: which physical block holds which, how many sequences share it. The same on every backend.
+//!
+//! Whole blocks are shared and never change. The block that a sequence may still write to is its own; it is in the tail, and its
+//! physical block gets its content when it is full.
+
+use crate::core::status::{Code, Error, Result};
+
+/// In a table: no block.
+pub const NONE: i32 = -1;
+
+pub struct Sequences {
+    block_size: usize,
+    max_blocks: usize,
+    /// Blocks of each; `None` where there is no sequence.
+    lens: Vec<Option<usize>>,
+    /// [max_sequences, max_blocks]
+    table: Vec<i32>,
+    /// Sequences that hold each block.
+    holders: Vec<u32>,
+    free: Vec<u32>,
+}
+
+/// A block that a sequence may write to from here on, and which of its own, or of another, has the tokens before.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Opened {
+    /// Its number in the sequence.
+    pub number: usize,
+    /// The block that holds its tokens so far, if it is not in a tail.
+    pub content: u32,
+}
+
+/// What a truncation did.
+pub struct Truncated {
+    pub opened: Option<Opened>,
+    /// Blocks that nobody holds any more, or whose content is not to be kept.
+    pub dropped: Vec<u32>,
+}
+
+impl Sequences {
+    pub fn new(block_size: usize, max_sequences: usize, max_blocks: usize, blocks: usize) -> Sequences {
+        Sequences {
+            block_size,
+            max_blocks,
+            lens: vec![None; max_sequences],
+            table: vec![NONE; max_sequences * max_blocks],
+            holders: vec![0; blocks],
+            // The lowest first.
+            free: (0..blocks as u32).rev().collect(),
+        }
+    }
+
+    pub fn count(&self) -> usize {
+        self.lens.iter().flatten().count()
+    }
+
+    pub fn free_blocks(&self) -> usize {
+        self.free.len()
+    }
+
+    pub fn blocks_in_use(&self) -> usize {
+        self.holders.len() - self.free.len()
+    }
+
+    /// Blocks of a sequence; `None` where there is none of that number.
+    pub fn blocks(&self, sequence: usize) -> Option<&[i32]> {
+        let len = (*self.lens.get(sequence)?)?;
+        Some(&self.table[sequence * self.max_blocks..][..len])
+    }
+
+    fn len(&self, name: &str, sequence: u32) -> Result<usize> {
+        let len = self.lens.get(sequence as usize).copied().flatten();
+        len.ok_or_else(|| Error::argument(name, sequence, "a sequence of this cache"))
+    }
+
+    fn require_free(&self, blocks: usize) -> Result<()> {
+        if blocks <= self.free.len() {
+            return Ok(());
+        }
+        let text = format!("host pool: {blocks} more blocks are needed and {} are free", self.free.len());
+        Err(Error::new(Code::OutOfMemory, text))
+    }
+
+    /// There is one.
+    fn take(&mut self) -> u32 {
+        let block = self.free.pop().expect("checked by the caller");
+        self.holders[block as usize] = 1;
+        block
+    }
+
+    /// Gives up one holder's share; the block is pushed to `dropped` when that was the last.
+    fn give_up(&mut self, block: i32, dropped: &mut Vec<u32>) {
+        let holders = &mut self.holders[block as usize];
+        *holders -= 1;
+        if *holders == 0 {
+            self.free.push(block as u32);
+            dropped.push(block as u32);
+        }
+    }
+
+    pub fn add(&mut self) -> Result<u32> {
+        let Some(sequence) = self.lens.iter().position(Option::is_none) else {
+            let text = format!("all {} sequences of the cache are in use", self.lens.len());
+            return Err(Error::new(Code::OutOfMemory, text));
+        };
+        self.lens[sequence] = Some(0);
+        Ok(sequence as u32)
+    }
+
+    /// Makes room for so many tokens.
+    pub fn extend(&mut self, sequence: u32, tokens: u64) -> Result<()> {
+        let len = self.len("sequence", sequence)?;
+        let blocks = tokens.div_ceil(self.block_size as u64);
+        if blocks > self.max_blocks as u64 {
+            let expected = format!("at most {} blocks of {} tokens", self.max_blocks, self.block_size);
+            return Err(Error::argument("tokens", tokens, expected));
+        }
+        let blocks = (blocks as usize).max(len);
+        self.require_free(blocks - len)?;
+        for n in len..blocks {
+            let block = self.take();
+            self.table[sequence as usize * self.max_blocks + n] = block as i32;
+        }
+        self.lens[sequence as usize] = Some(blocks);
+        Ok(())
+    }
+
+    fn check_tokens(&self, len: usize, tokens: u64) -> Result<()> {
+        let most = (len * self.block_size) as u64;
+        if tokens <= most {
+            return Ok(());
+        }
+        Err(Error::argument("tokens", tokens, format!("at most {most}, what the sequence has room for")))
+    }
+
+    /// A sequence that shares the whole blocks among the first tokens of another, with a block of its own for the rest.
+    pub fn fork(&mut self, parent: u32, tokens: u64) -> Result<(u32, Option<Opened>)> {
+        let len = self.len("sequence", parent)?;
+        self.check_tokens(len, tokens)?;
+        let (whole, rest) = (tokens as usize / self.block_size, tokens as usize % self.block_size);
+        self.require_free((rest > 0) as usize)?;
+        let child = self.add()?;
+        let (from, to) = (parent as usize * self.max_blocks, child as usize * self.max_blocks);
+        for n in 0..whole {
+            let block = self.table[from + n];
+            self.table[to + n] = block;
+            self.holders[block as usize] += 1;
+        }
+        let opened = (rest > 0).then(|| {
+            self.table[to + whole] = self.take() as i32;
+            Opened { number: whole, content: self.table[from + whole] as u32 }
+        });
+        self.lens[child as usize] = Some(whole + opened.iter().len());
+        Ok((child, opened))
+    }
+
+    pub fn truncate(&mut self, sequence: u32, tokens: u64) -> Result<Truncated> {
+        let len = self.len("sequence", sequence)?;
+        self.check_tokens(len, tokens)?;
+        let (whole, rest) = (tokens as usize / self.block_size, tokens as usize % self.block_size);
+        let row = sequence as usize * self.max_blocks;
+        let last = self.table[row + whole.min(self.max_blocks - 1)];
+        let is_shared = rest > 0 && self.holders[last as usize] > 1;
+        // What is cut off comes first.
+        let cut = whole + (rest > 0) as usize;
+        let is_enough = (cut..len).any(|n| self.holders[self.table[row + n] as usize] == 1);
+        if is_shared && !is_enough {
+            self.require_free(1)?;
+        }
+        let mut dropped = Vec::new();
+        for n in cut..len {
+            let block = std::mem::replace(&mut self.table[row + n], NONE);
+            self.give_up(block, &mut dropped);
+        }
+        self.lens[sequence as usize] = Some(cut);
+        let opened = (rest > 0).then(|| {
+            if is_shared {
+                self.give_up(last, &mut dropped);
+                self.table[row + whole] = self.take() as i32;
+            } else {
+                dropped.push(last as u32);
+            }
+            Opened { number: whole, content: last as u32 }
+        });
+        Ok(Truncated { opened, dropped })
+    }
+
+    /// Ends a sequence; returns the blocks that nobody holds any more.
+    pub fn free(&mut self, sequence: u32) -> Result<Vec<u32>> {
+        let len = self.len("sequence", sequence)?;
+        let (row, mut dropped) = (sequence as usize * self.max_blocks, Vec::new());
+        for n in 0..len {
+            let block = std::mem::replace(&mut self.table[row + n], NONE);
+            self.give_up(block, &mut dropped);
+        }
+        self.lens[sequence as usize] = None;
+        Ok(dropped)
+    }
+}

@@ -1,0 +1,487 @@
+//! A cache beside a model of it: sequences as lists of tokens, each of which is told by its number.
+
+use crate::support::*;
+use std::collections::HashMap;
+use std::ffi::c_void;
+use vanward::abi::*;
+use vanward::capi::*;
+
+pub struct Shape {
+    pub layers: usize,
+    pub heads: usize,
+    pub block: usize,
+    pub dims: [usize; 2],
+    pub dtype: DType,
+    pub scales: bool,
+    pub sequences: usize,
+    /// Of host memory.
+    pub blocks: usize,
+    pub slots: usize,
+}
+
+/// Most blocks of a sequence.
+pub const MOST_BLOCKS: usize = 12;
+const HOLD: usize = 2;
+
+impl Shape {
+    pub fn options(&self) -> vwd_kv_cache_options {
+        vwd_kv_cache_options {
+            layers: self.layers as u32,
+            kv_heads: self.heads as u32,
+            block_size: self.block as u32,
+            key_dim: self.dims[0] as u32,
+            value_dim: self.dims[1] as u32,
+            dtype_code: self.dtype.code as u32,
+            dtype_bits: self.dtype.bits as u32,
+            token_scales: self.scales as u32,
+            max_sequences: self.sequences as u32,
+            max_blocks: MOST_BLOCKS as u32,
+            host_blocks: self.blocks as u32,
+            slots: self.slots as u32,
+            hold: HOLD as u32,
+            ..args()
+        }
+    }
+
+    /// Bytes of a token's key, value and scales.
+    fn parts(&self) -> [usize; 4] {
+        let [key, value] = self.dims.map(|dim| dim * self.dtype.bytes());
+        let scale = if self.scales { 4 } else { 0 };
+        [key, value, scale, scale]
+    }
+}
+
+/// A cache that releases itself.
+pub struct Cache {
+    pub raw: *mut vwd_kv_cache,
+    pub session: Session,
+}
+
+impl Cache {
+    pub fn new(options: &vwd_kv_cache_options) -> Cache {
+        let (session, mut raw) = (Session::cpu(1), std::ptr::null_mut());
+        // SAFETY: everything is valid.
+        assert_ok(unsafe { vwd_kv_cache_create(session.raw(), options, &mut raw) });
+        Cache { raw, session }
+    }
+
+    pub fn stats(&self) -> vwd_kv_cache_stats {
+        let mut stats = args();
+        // SAFETY: both are valid.
+        assert_ok(unsafe { vwd_kv_cache_info(self.raw, &mut stats) });
+        stats
+    }
+
+    pub fn view(&self, layer: usize) -> vwd_kv_cache_layer {
+        let mut view = args();
+        // SAFETY: both are valid.
+        assert_ok(unsafe { vwd_kv_cache_view(self.raw, layer as u32, &mut view) });
+        view
+    }
+
+    pub fn add(&self) -> Result<u32, vwd_status> {
+        let mut sequence = u32::MAX;
+        // SAFETY: both are valid.
+        let status = unsafe { vwd_kv_cache_add(self.raw, &mut sequence, NO_STREAM) };
+        if status == VWD_OK { Ok(sequence) } else { Err(status) }
+    }
+
+    pub fn fork(&self, sequence: u32, tokens: usize) -> Result<u32, vwd_status> {
+        let mut fork = u32::MAX;
+        // SAFETY: both are valid.
+        let status = unsafe { vwd_kv_cache_fork(self.raw, sequence, tokens as u64, &mut fork, NO_STREAM) };
+        if status == VWD_OK { Ok(fork) } else { Err(status) }
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        // SAFETY: created above, released once.
+        unsafe { vwd_kv_cache_release(self.raw) }
+    }
+}
+
+pub const NO_STREAM: vwd_stream = std::ptr::null_mut();
+
+/// Packed, in host memory.
+pub fn tensor<T>(data: &[T], dtype: DType, shape: &[usize]) -> vwd_tensor {
+    assert_eq!(size_of_val(data), (shape.iter().product::<usize>() * dtype.bytes()).next_multiple_of(size_of::<T>()));
+    let mut t = vwd_tensor { device_type: 1, dtype_code: dtype.code, dtype_bits: dtype.bits, lanes: 1, ..absent() };
+    let mut stride = 1;
+    for d in (0..shape.len()).rev() {
+        (t.shape[d], t.strides[d]) = (shape[d] as i64, stride);
+        stride *= shape[d] as i64;
+    }
+    (t.ndim, t.data) = (shape.len() as i32, data.as_ptr().cast_mut().cast::<c_void>());
+    t
+}
+
+/// The bytes of one part of a token.
+fn content(token: u64, layer: usize, head: usize, part: usize, bytes: usize) -> impl Iterator<Item = u8> {
+    let mut x = token << 16 ^ (layer << 8 | head << 4 | part) as u64;
+    let mut next = move || {
+        // SplitMix64
+        x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let y = (x ^ x >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        (y ^ y >> 27).to_le_bytes()
+    };
+    (0..bytes.div_ceil(8)).flat_map(move |_| next()).take(bytes)
+}
+
+#[derive(Default)]
+struct Sequence {
+    /// Its number in the cache.
+    number: u32,
+    tokens: Vec<u64>,
+    /// Each by a number of its own, which those that share it have in common.
+    blocks: Vec<u64>,
+}
+
+/// A cache, and what must be in it.
+pub struct Checked<'s> {
+    shape: &'s Shape,
+    cache: Cache,
+    views: Vec<vwd_kv_cache_layer>,
+    sequences: Vec<Sequence>,
+    /// Sequences that hold each block.
+    holders: HashMap<u64, usize>,
+    /// Tokens and blocks so far.
+    tokens: u64,
+    blocks: u64,
+}
+
+impl<'s> Checked<'s> {
+    pub fn new(shape: &'s Shape) -> Checked<'s> {
+        let cache = Cache::new(&shape.options());
+        let views = (0..shape.layers).map(|layer| cache.view(layer)).collect();
+        Checked { shape, cache, views, sequences: vec![], holders: HashMap::new(), tokens: 0, blocks: 0 }
+    }
+
+    /// One operation, with what follows from it.
+    pub fn step(&mut self, rng: &mut Rng) {
+        match rng.size(0..=19) {
+            0 => self.add(),
+            1 => self.free(rng),
+            2 => self.fork(rng),
+            3 => self.truncate(rng),
+            4..=9 => self.append(rng),
+            _ => self.read(rng),
+        }
+        if rng.one_in(64) {
+            self.compare_counts();
+        }
+    }
+
+    fn compare_counts(&self) {
+        let stats = self.cache.stats();
+        let (blocks, all) = (self.holders.len(), self.shape.blocks);
+        let found = (stats.sequences as usize, stats.blocks_in_use as usize, stats.blocks_free as usize);
+        assert_eq!(found, (self.sequences.len(), blocks, all - blocks));
+        assert_eq!(stats.dropped_tokens, 0);
+    }
+
+    /// Frees everything: no block is lost.
+    pub fn finish(mut self) {
+        while let Some(sequence) = self.sequences.pop() {
+            // SAFETY: the cache lives.
+            assert_ok(unsafe { vwd_kv_cache_free(self.cache.raw, sequence.number, NO_STREAM) });
+        }
+        let stats = self.cache.stats();
+        assert_eq!((stats.sequences, stats.blocks_in_use, stats.blocks_free as usize), (0, 0, self.shape.blocks));
+        assert!(stats.hits > 0 && stats.misses > 0 && stats.evictions > 0 && stats.unused > 0, "what was tested?");
+    }
+
+    fn free_blocks(&self) -> usize {
+        self.shape.blocks - self.holders.len()
+    }
+
+    fn new_block(&mut self) -> u64 {
+        self.blocks += 1;
+        self.holders.insert(self.blocks, 1);
+        self.blocks
+    }
+
+    fn give_up(&mut self, block: u64) {
+        let holders = self.holders.get_mut(&block).expect("a block");
+        *holders -= 1;
+        if *holders == 0 {
+            self.holders.remove(&block);
+        }
+    }
+
+    fn pick(&self, rng: &mut Rng) -> Option<usize> {
+        (!self.sequences.is_empty()).then(|| rng.size(0..=self.sequences.len() - 1))
+    }
+
+    fn add(&mut self) {
+        match self.cache.add() {
+            Ok(number) => self.sequences.push(Sequence { number, ..Sequence::default() }),
+            Err(status) => {
+                assert_eq!((status, self.sequences.len()), (VWD_ERROR_OUT_OF_MEMORY, self.shape.sequences));
+            }
+        }
+    }
+
+    fn free(&mut self, rng: &mut Rng) {
+        let Some(at) = self.pick(rng) else { return };
+        let sequence = self.sequences.swap_remove(at);
+        // SAFETY: the cache lives.
+        assert_ok(unsafe { vwd_kv_cache_free(self.cache.raw, sequence.number, NO_STREAM) });
+        sequence.blocks.into_iter().for_each(|block| self.give_up(block));
+    }
+
+    fn fork(&mut self, rng: &mut Rng) {
+        let Some(at) = self.pick(rng) else { return };
+        let tokens = rng.size(0..=self.sequences[at].tokens.len());
+        let (whole, rest) = (tokens / self.shape.block, tokens % self.shape.block);
+        let fits = self.free_blocks() >= (rest > 0) as usize && self.sequences.len() < self.shape.sequences;
+        match self.cache.fork(self.sequences[at].number, tokens) {
+            Ok(number) => {
+                assert!(fits);
+                let mut blocks = self.sequences[at].blocks[..whole].to_vec();
+                blocks.iter().for_each(|block| *self.holders.get_mut(block).expect("a block") += 1);
+                if rest > 0 {
+                    blocks.push(self.new_block());
+                }
+                let tokens = self.sequences[at].tokens[..tokens].to_vec();
+                self.sequences.push(Sequence { number, tokens, blocks });
+            }
+            Err(status) => assert_eq!((status, fits), (VWD_ERROR_OUT_OF_MEMORY, false)),
+        }
+    }
+
+    fn truncate(&mut self, rng: &mut Rng) {
+        let Some(at) = self.pick(rng) else { return };
+        let sequence = &self.sequences[at];
+        let tokens = rng.size(0..=sequence.tokens.len());
+        let (whole, rest) = (tokens / self.shape.block, tokens % self.shape.block);
+        let cut = sequence.blocks[whole + (rest > 0) as usize..].to_vec();
+        let is_shared = rest > 0 && self.holders[&sequence.blocks[whole]] > 1;
+        let freed = cut.iter().filter(|block| self.holders[block] == 1).count();
+        let fits = !is_shared || self.free_blocks() + freed > 0;
+        // SAFETY: the cache lives.
+        let status = unsafe { vwd_kv_cache_truncate(self.cache.raw, sequence.number, tokens as u64, NO_STREAM) };
+        assert_eq!(status, if fits { VWD_OK } else { VWD_ERROR_OUT_OF_MEMORY });
+        if !fits {
+            return;
+        }
+        self.sequences[at].tokens.truncate(tokens);
+        self.sequences[at].blocks.truncate(whole + (rest > 0) as usize);
+        cut.into_iter().for_each(|block| self.give_up(block));
+        if is_shared {
+            let block = self.new_block();
+            let shared = std::mem::replace(&mut self.sequences[at].blocks[whole], block);
+            self.give_up(shared);
+        }
+    }
+
+    /// Chunks of a prefill or drafts, of some sequences at once; the last of the drafts are rejected.
+    fn append(&mut self, rng: &mut Rng) {
+        let mut rows: Vec<usize> = (0..self.sequences.len()).collect();
+        rng.shuffle(&mut rows);
+        rows.truncate(rng.size(1..=3));
+        let is_prefill = rng.one_in(6);
+        let most = if is_prefill { 4 * self.shape.block } else { self.shape.block.min(4) };
+        let mut lens = vec![0; rows.len()];
+        for (&row, len) in rows.iter().zip(&mut lens) {
+            *len = rng.size(0..=most);
+            if !self.extend(row, *len) {
+                *len = 0;
+            }
+        }
+        let begin: Vec<i32> = rows.iter().map(|&row| self.sequences[row].tokens.len() as i32).collect();
+        let first = self.tokens + 1;
+        self.tokens += (rows.len() * most) as u64;
+        let token = |i: usize, t: usize| first + (i * most + t) as u64;
+        for layer in 0..self.shape.layers {
+            self.append_to(layer, &rows, &begin, &lens, most, token);
+        }
+        for (i, &row) in rows.iter().enumerate() {
+            let kept = if is_prefill { lens[i] } else { lens[i] - rng.size(0..=lens[i]) };
+            self.sequences[row].tokens.extend((0..kept).map(|t| token(i, t)));
+        }
+    }
+
+    /// Makes room for more tokens if there is any.
+    fn extend(&mut self, row: usize, more: usize) -> bool {
+        let sequence = &self.sequences[row];
+        let tokens = sequence.tokens.len() + more;
+        let needed = tokens.div_ceil(self.shape.block);
+        let missing = needed.saturating_sub(sequence.blocks.len());
+        let expected = match () {
+            _ if needed > MOST_BLOCKS => VWD_ERROR_INVALID_ARGUMENT,
+            _ if missing > self.free_blocks() => VWD_ERROR_OUT_OF_MEMORY,
+            _ => VWD_OK,
+        };
+        // SAFETY: the cache lives.
+        let status = unsafe { vwd_kv_cache_extend(self.cache.raw, sequence.number, tokens as u64, NO_STREAM) };
+        assert_eq!(status, expected);
+        if status == VWD_OK {
+            for _ in 0..missing {
+                let block = self.new_block();
+                self.sequences[row].blocks.push(block);
+            }
+        }
+        status == VWD_OK
+    }
+
+    fn append_to(
+        &self,
+        layer: usize,
+        rows: &[usize],
+        begin: &[i32],
+        lens: &[usize],
+        most: usize,
+        token: impl Fn(usize, usize) -> u64,
+    ) {
+        let Shape { heads, dims, dtype, scales, .. } = *self.shape;
+        let numbers: Vec<i32> = rows.iter().map(|&row| self.sequences[row].number as i32).collect();
+        let lens: Vec<i32> = lens.iter().map(|&len| len as i32).collect();
+        let batch = rows.len();
+        // Words, so that they are aligned.
+        let words = |part: usize| -> Vec<u64> {
+            let size = self.shape.parts()[part];
+            let places = (0..batch).flat_map(|i| (0..most).flat_map(move |t| (0..heads).map(move |g| (i, t, g))));
+            let bytes: Vec<u8> = places.flat_map(|(i, t, g)| content(token(i, t), layer, g, part, size)).collect();
+            let word = |chunk: &[u8]| u64::from_le_bytes(std::array::from_fn(|n| chunk.get(n).copied().unwrap_or(0)));
+            bytes.chunks(8).map(word).collect()
+        };
+        let parts: Vec<Vec<u64>> = (0..4).map(words).collect();
+        let scale = |part: usize| if scales { tensor(&parts[part], F32, &[batch, most, heads]) } else { absent() };
+        let call = vwd_kv_cache_append_args {
+            layer: layer as u32,
+            sequences: tensor(&numbers, I32, &[batch]),
+            begin: tensor(begin, I32, &[batch]),
+            lens: tensor(&lens, I32, &[batch]),
+            k: tensor(&parts[0], dtype, &[batch, most, heads, dims[0]]),
+            v: tensor(&parts[1], dtype, &[batch, most, heads, dims[1]]),
+            k_scale: scale(2),
+            v_scale: scale(3),
+            ..args()
+        };
+        // SAFETY: everything is valid.
+        assert_ok(unsafe { vwd_kv_cache_append(self.cache.raw, &call, NO_STREAM) });
+    }
+
+    /// Resolves random lists. What is resident is there at once, and everything after a fetch, if there is one.
+    fn read(&mut self, rng: &mut Rng) {
+        let Shape { heads, slots, layers, .. } = *self.shape;
+        let layer = rng.size(0..=layers - 1);
+        let batch = rng.size(1..=2);
+        let most = slots / HOLD / (batch * heads);
+        if most == 0 || self.sequences.is_empty() {
+            return;
+        }
+        let (cap, lists) = (rng.size(1..=most.min(6)), batch * heads);
+        let rows: Vec<usize> = (0..batch).map(|_| rng.size(0..=self.sequences.len() - 1)).collect();
+        let numbers: Vec<i32> = rows.iter().map(|&row| self.sequences[row].number as i32).collect();
+        let id = |rng: &mut Rng, list: usize| {
+            let blocks = self.sequences[rows[list / heads]].tokens.len().div_ceil(self.shape.block) as i64;
+            let range = if rng.one_in(10) { -1..=MOST_BLOCKS as i64 } else { 0..=(blocks - 1).max(0) };
+            rng.int(range) as i32
+        };
+        let ids: Vec<i32> = (0..lists * cap).map(|n| id(rng, n / cap)).collect();
+        let counts: Vec<i32> = (0..lists).map(|_| rng.int(-1..=cap as i64 + 1) as i32).collect();
+        let (shape, lead) = ([batch, heads, cap], [batch, heads]);
+        let untouched = vec![-7i32; lists * cap];
+        let (wanted, resident_ids, resident_slots) = (untouched.clone(), untouched.clone(), untouched.clone());
+        let (resident_counts, missed) = (vec![-7i32; lists], vec![-7i32; lists]);
+        let call = vwd_kv_cache_resolve_args {
+            layer: layer as u32,
+            sequences: tensor(&numbers, I32, &[batch]),
+            wanted: vwd_block_list {
+                ids: tensor(&ids, I32, &shape),
+                counts: tensor(&counts, I32, &lead),
+                slots: tensor(&wanted, I32, &shape),
+            },
+            resident: vwd_block_list {
+                ids: tensor(&resident_ids, I32, &shape),
+                counts: tensor(&resident_counts, I32, &lead),
+                slots: tensor(&resident_slots, I32, &shape),
+            },
+            missed_counts: tensor(&missed, I32, &lead),
+            ..args()
+        };
+        // SAFETY: everything is valid.
+        assert_ok(unsafe { vwd_kv_cache_resolve(self.cache.raw, &call, NO_STREAM) });
+        // The call wrote behind the compiler's back.
+        let [wanted, resident_ids, resident_slots, resident_counts, missed] =
+            [wanted, resident_ids, resident_slots, resident_counts, missed].map(std::hint::black_box);
+        let is_fetched = !rng.one_in(4);
+        for list in 0..lists {
+            let (row, head, count) = (rows[list / heads], list % heads, counts[list].clamp(0, cap as i32) as usize);
+            let there = resident_counts[list] as usize;
+            let mut resident =
+                (0..there).map(|j| (resident_ids[list * cap + j], resident_slots[list * cap + j])).peekable();
+            let mut nowhere = 0;
+            for j in 0..count {
+                let (id, slot) = (ids[list * cap + j], wanted[list * cap + j]);
+                self.compare_place(row, id, slot);
+                if resident.next_if_eq(&(id, slot)).is_some() {
+                    self.compare(layer, row, head, id, slot);
+                } else {
+                    nowhere += (slot < 0) as usize;
+                }
+            }
+            assert_eq!(resident.next(), None, "resident entries are wanted ones, in order");
+            assert_eq!(there + nowhere + missed[list] as usize, count);
+            assert!(wanted[list * cap + count..(list + 1) * cap].iter().all(|&slot| slot == -7), "past the count");
+        }
+        if !is_fetched {
+            return;
+        }
+        // SAFETY: the cache lives.
+        assert_ok(unsafe {
+            match rng.one_in(2) {
+                true => vwd_kv_cache_fetch(self.cache.raw, layer as u32, NO_STREAM),
+                false => vwd_kv_cache_wait(self.cache.raw, layer as u32, NO_STREAM),
+            }
+        });
+        for list in 0..lists {
+            for j in 0..counts[list].clamp(0, cap as i32) as usize {
+                let at = list * cap + j;
+                self.compare(layer, rows[list / heads], list % heads, ids[at], wanted[at]);
+            }
+        }
+    }
+
+    /// Blocks with tokens have a slot, those that the sequence lacks have none.
+    fn compare_place(&self, row: usize, id: i32, slot: i32) {
+        let sequence = &self.sequences[row];
+        let with_tokens = sequence.tokens.len().div_ceil(self.shape.block);
+        if (0..with_tokens as i32).contains(&id) {
+            assert!(slot >= 0, "block {id} of {with_tokens} has no slot");
+        } else if !(0..sequence.blocks.len() as i32).contains(&id) {
+            assert_eq!(slot, -1, "block {id} of {}", sequence.blocks.len());
+        }
+    }
+
+    /// Every byte of a block's tokens in its slot.
+    fn compare(&self, layer: usize, row: usize, head: usize, id: i32, slot: i32) {
+        let sequence = &self.sequences[row];
+        let begin = id.max(0) as usize * self.shape.block;
+        if id < 0 || slot < 0 || begin >= sequence.tokens.len() {
+            return;
+        }
+        let view = &self.views[layer];
+        let tensors = [&view.k, &view.v, &view.k_scale, &view.v_scale];
+        let end = sequence.tokens.len().min(begin + self.shape.block);
+        for (n, &token) in sequence.tokens[begin..end].iter().enumerate() {
+            for (part, (t, size)) in
+                tensors.into_iter().zip(self.shape.parts()).enumerate().filter(|(_, (_, size))| *size > 0)
+            {
+                let width = t.dtype_bits as i64 / 8;
+                assert!((slot as i64) < t.shape[0]);
+                let at = (slot as i64 * t.strides[0] + n as i64 * t.strides[1]) * width;
+                // SAFETY: inside the view, whose tokens are packed.
+                let found = unsafe { std::slice::from_raw_parts(t.data.cast::<u8>().offset(at as isize), size) };
+                let same = content(token, layer, head, part, size).eq(found.iter().copied());
+                assert!(
+                    same,
+                    "part {part} of token {} of block {id}, layer {layer}, KV head {head}, slot {slot}",
+                    begin + n
+                );
+            }
+        }
+    }
+}
