@@ -1405,7 +1405,7 @@ VWD_API vwd_status vwd_kv_cache_free(const vwd_kv_cache *cache, uint32_t sequenc
  * that gets its last token is written back to host memory.
  *
  * args->layer                     0 … layers−1.
- * args->sequences  [B]            int32. Distinct.
+ * args->sequences  [B]            int32. Distinct, so at most max_sequences.
  * args->begin      [B]            int32. The tokens that the sequence has; fewer where drafts were rejected, but not before its
  *                                 last two blocks, nor before where it was forked or truncated.
  * args->lens       [B]            int32, optional (absent: T). Clamped to 0 … T.
@@ -1432,7 +1432,7 @@ vwd_status vwd_kv_cache_append(const vwd_kv_cache *cache,
  * `vwd_kv_cache_fetch` makes. A block that several sequences share has one slot and one copy.
  *
  * args->layer                         0 … layers−1.
- * args->sequences        [B]          int32.
+ * args->sequences        [B]          int32. At most max_sequences of them.
  * args->wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
  *                                     at most slots / hold of the options.
  * args->wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.

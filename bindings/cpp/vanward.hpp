@@ -580,14 +580,96 @@ class BasicForecast {
   std::unique_ptr<vwd_forecast, Release> handle_;
 };
 
+/// A tiered KV cache. Move-only; keeps what it needs of its session alive.
+template <class Report>
+class BasicKvCache {
+  template <class T>
+  using Return = typename Report::template Return<T>;
+
+ public:
+  BasicKvCache() = default;
+
+  /// What a cache of these options takes; allocates nothing.
+  static Return<vwd_kv_cache_sizes> capacity(const vwd_kv_cache_options &options) {
+    auto sizes = make<vwd_kv_cache_sizes>();
+    const vwd_status status = vwd_kv_cache_capacity(&options, &sizes);
+    return Report::finish(status, sizes);
+  }
+  static Return<BasicKvCache> create(const BasicSession<Report> &session, const vwd_kv_cache_options &options) {
+    vwd_kv_cache *handle = nullptr;
+    const vwd_status status = vwd_kv_cache_create(session.get(), &options, &handle);
+    return Report::finish(status, BasicKvCache(handle));
+  }
+
+  /// For calls of vanward.h itself; stays owned here.
+  vwd_kv_cache *get() const noexcept { return handle_.get(); }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+  /// The number of a new sequence.
+  Return<std::uint32_t> add(vwd_stream stream = nullptr) const {
+    std::uint32_t sequence = 0;
+    const vwd_status status = vwd_kv_cache_add(get(), &sequence, stream);
+    return Report::finish(status, sequence);
+  }
+  Return<void> extend(std::uint32_t sequence, std::uint64_t tokens, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_kv_cache_extend(get(), sequence, tokens, stream));
+  }
+  /// The number of a new sequence that begins with the first tokens of another.
+  Return<std::uint32_t> fork(std::uint32_t sequence, std::uint64_t tokens, vwd_stream stream = nullptr) const {
+    std::uint32_t made = 0;
+    const vwd_status status = vwd_kv_cache_fork(get(), sequence, tokens, &made, stream);
+    return Report::finish(status, made);
+  }
+  Return<void> truncate(std::uint32_t sequence, std::uint64_t tokens, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_kv_cache_truncate(get(), sequence, tokens, stream));
+  }
+  Return<void> free(std::uint32_t sequence, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_kv_cache_free(get(), sequence, stream));
+  }
+
+  Return<void> append(const vwd_kv_cache_append_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_kv_cache_append(get(), &args, stream));
+  }
+  Return<void> resolve(const vwd_kv_cache_resolve_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_kv_cache_resolve(get(), &args, stream));
+  }
+  Return<void> fetch(std::uint32_t layer, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_kv_cache_fetch(get(), layer, stream));
+  }
+  Return<void> wait(std::uint32_t layer, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_kv_cache_wait(get(), layer, stream));
+  }
+
+  Return<vwd_kv_cache_layer> view(std::uint32_t layer) const {
+    auto view = make<vwd_kv_cache_layer>();
+    const vwd_status status = vwd_kv_cache_view(get(), layer, &view);
+    return Report::finish(status, view);
+  }
+  Return<vwd_kv_cache_stats> info() const {
+    auto stats = make<vwd_kv_cache_stats>();
+    const vwd_status status = vwd_kv_cache_info(get(), &stats);
+    return Report::finish(status, stats);
+  }
+
+ private:
+  explicit BasicKvCache(vwd_kv_cache *handle) : handle_(handle) {}
+
+  struct Release {
+    void operator()(vwd_kv_cache *cache) const noexcept { vwd_kv_cache_release(cache); }
+  };
+  std::unique_ptr<vwd_kv_cache, Release> handle_;
+};
+
 namespace nothrow {
 using Session = BasicSession<ByResult>;
 using Forecast = BasicForecast<ByResult>;
+using KvCache = BasicKvCache<ByResult>;
 }  // namespace nothrow
 
 #if defined(__cpp_exceptions)
 using Session = BasicSession<ByException>;
 using Forecast = BasicForecast<ByException>;
+using KvCache = BasicKvCache<ByException>;
 #endif
 
 }  // namespace vanward

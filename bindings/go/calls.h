@@ -163,4 +163,50 @@ static inline outcome forecast_project(const vwd_forecast *forecast, const vwd_f
   return outcome_of(vwd_forecast_project(forecast, &joined, (vwd_stream)stream));
 }
 
+static inline outcome kv_cache_capacity(const vwd_kv_cache_options *options, vwd_kv_cache_sizes *sizes) {
+  return outcome_of(vwd_kv_cache_capacity(options, sizes));
+}
+static inline outcome kv_cache_create(const vwd_session *session, const vwd_kv_cache_options *options,
+                                      vwd_kv_cache **cache) {
+  return outcome_of(vwd_kv_cache_create(session, options, cache));
+}
+static inline outcome kv_cache_add(const vwd_kv_cache *cache, uint32_t *sequence, uintptr_t stream) {
+  return outcome_of(vwd_kv_cache_add(cache, sequence, (vwd_stream)stream));
+}
+static inline outcome kv_cache_extend(const vwd_kv_cache *cache, uint32_t sequence, uint64_t tokens,
+                                      uintptr_t stream) {
+  return outcome_of(vwd_kv_cache_extend(cache, sequence, tokens, (vwd_stream)stream));
+}
+static inline outcome kv_cache_fork(const vwd_kv_cache *cache, uint32_t sequence, uint64_t tokens, uint32_t *made,
+                                    uintptr_t stream) {
+  return outcome_of(vwd_kv_cache_fork(cache, sequence, tokens, made, (vwd_stream)stream));
+}
+static inline outcome kv_cache_truncate(const vwd_kv_cache *cache, uint32_t sequence, uint64_t tokens,
+                                        uintptr_t stream) {
+  return outcome_of(vwd_kv_cache_truncate(cache, sequence, tokens, (vwd_stream)stream));
+}
+static inline outcome kv_cache_free(const vwd_kv_cache *cache, uint32_t sequence, uintptr_t stream) {
+  return outcome_of(vwd_kv_cache_free(cache, sequence, (vwd_stream)stream));
+}
+static inline outcome kv_cache_append(const vwd_kv_cache *cache, const vwd_kv_cache_append_args *args,
+                                      uintptr_t stream) {
+  return outcome_of(vwd_kv_cache_append(cache, args, (vwd_stream)stream));
+}
+static inline outcome kv_cache_resolve(const vwd_kv_cache *cache, const vwd_kv_cache_resolve_args *args,
+                                       uintptr_t stream) {
+  return outcome_of(vwd_kv_cache_resolve(cache, args, (vwd_stream)stream));
+}
+static inline outcome kv_cache_fetch(const vwd_kv_cache *cache, uint32_t layer, uintptr_t stream) {
+  return outcome_of(vwd_kv_cache_fetch(cache, layer, (vwd_stream)stream));
+}
+static inline outcome kv_cache_wait(const vwd_kv_cache *cache, uint32_t layer, uintptr_t stream) {
+  return outcome_of(vwd_kv_cache_wait(cache, layer, (vwd_stream)stream));
+}
+static inline outcome kv_cache_view(const vwd_kv_cache *cache, uint32_t layer, vwd_kv_cache_layer *view) {
+  return outcome_of(vwd_kv_cache_view(cache, layer, view));
+}
+static inline outcome kv_cache_info(const vwd_kv_cache *cache, vwd_kv_cache_stats *stats) {
+  return outcome_of(vwd_kv_cache_info(cache, stats));
+}
+
 #endif

@@ -1,6 +1,7 @@
 package vanward
 
 import (
+	"errors"
 	"math"
 	"path/filepath"
 	"testing"
@@ -221,6 +222,58 @@ func TestGather(t *testing.T) {
 		SourceIDs: Of([]int32{2, -1, 0}), TargetIDs: Of([]int32{0, 1, 1}),
 	}, 0))
 	equal(t, "target", target, 4, 5, 0, 1)
+}
+
+func TestKvCache(t *testing.T) {
+	s := cpuSession(t)
+	options := KvCacheOptions{
+		Layers: 1, KVHeads: 1, BlockSize: 2, KeyDim: 16, ValueDim: 16, DType: F32,
+		MaxSequences: 2, MaxBlocks: 4, HostBlocks: 4, Slots: 4,
+	}
+	cache, err := s.NewKvCache(options)
+	must(t, err)
+	defer cache.Close()
+	sequence, err := cache.Add(0)
+	must(t, err)
+	must(t, cache.Extend(sequence, 8, 0))
+	rows := make([]float32, 8*16)
+	for n := range rows {
+		rows[n] = float32(n / 16)
+	}
+	sequences := Of([]int32{int32(sequence)})
+	must(t, cache.Append(KvCacheAppendArgs{
+		Sequences: sequences, Begin: Of([]int32{0}), K: Of(rows, 1, 8, 1, 16), V: Of(rows, 1, 8, 1, 16),
+	}, 0))
+
+	wanted, missed := list([]int32{1, 3}, []int32{2}), make([]int32, 1)
+	wanted.Slots = Of(make([]int32, 2), 1, 1, 2)
+	must(t, cache.Resolve(KvCacheResolveArgs{Sequences: sequences, Wanted: wanted, MissedCounts: Of(missed, 1, 1)}, 0))
+	equal(t, "missed", missed, 1) // the last block is in the tail
+	must(t, cache.Fetch(0, 0))
+	must(t, cache.Wait(0, 0))
+	view, err := cache.View(0)
+	must(t, err)
+	out := make([]float32, 16)
+	must(t, s.Attention(AttentionArgs{
+		BlockSize: 2, KV: PagedKV{K: view.K, V: view.V, SeqLens: Of([]int32{8})}, Q: Of(make([]float32, 16), 1, 1, 16),
+		List: wanted, Out: Of(out, 1, 1, 16),
+	}, 0))
+	equal(t, "mean of the values", out[:1], 4.5)
+
+	fork, err := cache.Fork(sequence, 6, 0)
+	must(t, err)
+	must(t, cache.Truncate(sequence, 2, 0))
+	info, err := cache.Info()
+	must(t, err)
+	sizes, err := options.Capacity()
+	must(t, err)
+	if info.Sequences != 2 || info.BlocksInUse != 3 || info.Misses != 1 || info.HostBytes != sizes.HostBytes {
+		t.Error(info, sizes)
+	}
+	must(t, cache.Free(fork, 0))
+	if err := cache.Free(fork, 0); !errors.Is(err, InvalidArgument) {
+		t.Error(err)
+	}
 }
 
 func TestPredictUpdateCalibrate(t *testing.T) {

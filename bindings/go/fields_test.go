@@ -32,6 +32,9 @@ func TestEveryFieldOfTheHeadersStructsIsSet(t *testing.T) {
 		"predictor_calibrate": each(filled[PredictorCalibrateArgs]().lower(&l)),
 		"forecast_accumulate": each(filled[AccumulateArgs]().lower(&l)),
 		"forecast_project":    each(filled[ProjectArgs]().lower(&l)),
+		"kv_cache_options":    each(filled[KvCacheOptions]().lower(&l)),
+		"kv_cache_append":     each(filled[KvCacheAppendArgs]().lower(&l)),
+		"kv_cache_resolve":    each(filled[KvCacheResolveArgs]().lower(&l)),
 	}
 	if l.err != nil {
 		t.Fatal(l.err)
@@ -68,6 +71,8 @@ func fill(value reflect.Value) {
 	switch {
 	case value.Type() == reflect.TypeFor[Tensor]():
 		value.Set(reflect.ValueOf(Of([]float32{1}).In(DeviceMemory(1))))
+	case value.Type() == reflect.TypeFor[DType]():
+		value.Set(reflect.ValueOf(F32))
 	case value.Kind() == reflect.Struct:
 		for i := range value.NumField() {
 			fill(value.Field(i))
@@ -92,6 +97,7 @@ func wantSet(t *testing.T, path string, c reflect.Value) {
 		"flags", "_", // 0, and padding
 		"kv", "index", "rope", // set in calls.h
 		"parallel_for", "parallel_context", // left out
+		"progress", "progress_context",
 	}
 	for i := range c.NumField() {
 		name, field := c.Type().Field(i).Name, c.Field(i)

@@ -114,6 +114,16 @@ impl KvCache {
         Err(Error::argument("layer", layer, format!("0 … {}", self.options.layers - 1)))
     }
 
+    /// Numbers of no more sequences than there can be.
+    fn numbers<'a>(&self, t: &'a vwd_tensor) -> Result<Tensor<'a>> {
+        let numbers = self.session.checks().input("sequences", t, &[DType::I32], &[("B", ANY)])?;
+        let (found, most) = (numbers.dim(0), self.options.max_sequences);
+        if found <= most {
+            return Ok(numbers);
+        }
+        Err(Error::argument("sequences", format!("{found} of them"), format!("at most max_sequences, {most}")))
+    }
+
     // --- sequences -----------------------------------------------------------------------------------------------
 
     pub fn add(&self, stream: vwd_stream) -> Result<u32> {
@@ -296,7 +306,7 @@ impl<'a> AppendRequest<'a> {
         require_no_flags("flags", c.flags)?;
         let (checks, options) = (cache.session.checks(), &cache.options);
         let (layer, i32) = (cache.layer(c.layer)?, &[DType::I32]);
-        let sequences = checks.input("sequences", &c.sequences, i32, &[("B", ANY)])?;
+        let sequences = cache.numbers(&c.sequences)?;
         let batch = ("B", sequences.dim(0));
         let begin = checks.input("begin", &c.begin, i32, &[batch])?;
         let lens = checks.optional_input("lens", &c.lens, i32, &[batch])?;
@@ -315,6 +325,11 @@ impl<'a> AppendRequest<'a> {
 
     fn batch(&self) -> usize {
         self.sequences.dim(0)
+    }
+
+    /// No token, however large its other extents are.
+    fn is_empty(&self) -> bool {
+        self.parts[0].is_none_or(|k| k.is_empty())
     }
 
     fn most_tokens(&self) -> usize {
@@ -364,7 +379,7 @@ impl<'a> ResolveRequest<'a> {
     pub fn from_c(cache: &KvCache, c: &'a vwd_kv_cache_resolve_args) -> Result<ResolveRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let (checks, layer) = (cache.session.checks(), cache.layer(c.layer)?);
-        let sequences = checks.input("sequences", &c.sequences, &[DType::I32], &[("B", ANY)])?;
+        let sequences = cache.numbers(&c.sequences)?;
         let kv_heads = cache.options.kv_heads;
         let lists = |positions| Lists { batch: sequences.dim(0), positions, kv_heads };
         let slots = |list: BlockList<'a>, name| match list.slots {
@@ -414,13 +429,21 @@ impl<'a> ResolveRequest<'a> {
 
     /// What lists may name at most must have slots.
     fn check_size(&self, cache: &KvCache) -> Result<()> {
-        let (entries, most) = (self.wanted.ids.count(), cache.options.largest_selection());
+        let ids = &self.wanted.ids;
+        let entries = if ids.is_empty() { 0 } else { ids.count() };
+        let most = cache.options.largest_selection();
         if entries <= most {
             return Ok(());
         }
         let options = &cache.options;
         let expected = format!("at most {most} (options.slots {} / options.hold {})", options.slots, options.hold);
         Err(Error::argument(WANTED[0], format!("{entries} entries"), expected))
+    }
+
+    /// Nothing to find and nothing to write, however large its extents are.
+    fn is_empty(&self) -> bool {
+        let writes_counts = self.resident.is_some() || self.missed_counts.is_some();
+        self.wanted.counts.is_empty() || (self.wanted.ids.is_empty() && !writes_counts)
     }
 
     fn lists(&self) -> impl Iterator<Item = ListAt> + use<> {

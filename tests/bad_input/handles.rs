@@ -83,6 +83,11 @@ pub fn structs_of_other_sizes_are_refused() {
             refused("details.struct_size", vwd_session_info(session.raw(), &mut details));
         }
         vwd_forecast_release(forecast);
+        for size in sizes_that_no_version_had::<vwd_kv_cache_options>() {
+            let options = vwd_kv_cache_options { struct_size: size, ..args() };
+            refused("options.struct_size", vwd_kv_cache_capacity(&options, &mut args()));
+            refused("options.struct_size", vwd_kv_cache_create(session.raw(), &options, &mut null_mut()));
+        }
         // A later version's struct is filled as far as this one knows it.
         let mut later = (args::<vwd_session_details>(), [0u8; 32]);
         later.0.struct_size += 32;

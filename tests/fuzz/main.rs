@@ -9,6 +9,7 @@
 //! `VANWARD_FUZZ_SECONDS` is the time for all targets (24); `VANWARD_SEED=<seed>` runs that seed alone, best with the
 //! name of a target: `VANWARD_SEED=17 cargo test --test fuzz -- vwd_repair`.
 
+mod caches;
 mod calls;
 mod case;
 mod check;
@@ -55,6 +56,8 @@ const TARGETS: &[(&str, Target)] = &[
     ("vwd_repair to a superset", Target::Call(|case| sequences::repair(case, VWD_REPAIR_SUPERSET))),
     ("vwd_repair exactly", Target::Call(|case| sequences::repair(case, VWD_REPAIR_EXACT))),
     ("vwd_gather_blocks", Target::Call(calls::gather_blocks)),
+    ("vwd_kv_cache_append", Target::Call(caches::append)),
+    ("vwd_kv_cache_resolve", Target::Call(caches::resolve)),
     ("vwd_predictor_reset", Target::Call(calls::predictor_reset)),
     ("vwd_predictor_predict", Target::Call(calls::predictor_predict)),
     ("vwd_predictor_update", Target::Call(calls::predictor_update)),

@@ -75,5 +75,5 @@ fn of_parameter(c_type: &str) -> String {
 
 /// Functions are called by address, and streams are addresses.
 fn is_pointer(c_type: &str) -> bool {
-    c_type.ends_with('*') || matches!(c_type, "vwd_stream" | "vwd_task" | "vwd_parallel_for")
+    c_type.ends_with('*') || matches!(c_type, "vwd_stream" | "vwd_task" | "vwd_parallel_for" | "vwd_progress")
 }

@@ -265,6 +265,49 @@ static void gather(const vw::Session &session) {
   CHECK((target == Ints{4, 5, 0, 1}));
 }
 
+static void tiered_cache(const vw::Session &session) {
+  auto options = vw::make<vwd_kv_cache_options>();
+  options.layers = options.kv_heads = 1;
+  options.block_size = 2;
+  options.key_dim = options.value_dim = 16;
+  options.dtype_code = 2;
+  options.dtype_bits = 32;
+  options.max_sequences = 2;
+  options.max_blocks = options.host_blocks = 4;
+  options.slots = 4;
+  const auto cache = vw::KvCache::create(session, options);
+  const std::uint32_t sequence = cache.add();
+  cache.extend(sequence, 8);
+  Floats rows(8 * 16);
+  for (std::size_t n = 0; n < rows.size(); ++n) rows[n] = static_cast<float>(n / 16);
+  Ints sequences = {static_cast<std::int32_t>(sequence)}, begin = {0};
+  auto append = vw::make<vwd_kv_cache_append_args>();
+  append.sequences = vw::tensor(sequences);
+  append.begin = vw::tensor(begin);
+  append.k = append.v = vw::tensor(rows, {1, 8, 1, 16});
+  cache.append(append);
+
+  Ints ids = {1, 3}, counts = {2}, slots(2), missed(1);
+  auto resolve = vw::make<vwd_kv_cache_resolve_args>();
+  resolve.sequences = vw::tensor(sequences);
+  resolve.wanted = list(ids, counts);
+  resolve.wanted.slots = vw::tensor(slots, {1, 1, 2});
+  resolve.missed_counts = vw::tensor(missed, {1, 1});
+  cache.resolve(resolve);
+  CHECK(missed[0] == 1);  // the last block is in the tail
+  cache.fetch(0);
+  cache.wait(0);
+  const vwd_kv_cache_layer view = cache.view(0);
+  const auto *keys = static_cast<const float *>(view.k.data);
+  CHECK(keys[slots[0] * view.k.strides[0]] == 2 && keys[slots[1] * view.k.strides[0]] == 6);
+
+  const std::uint32_t fork = cache.fork(sequence, 6);
+  cache.truncate(sequence, 2);
+  CHECK(cache.info().sequences == 2 && cache.info().blocks_in_use == 3 && cache.info().misses == 1);
+  CHECK(cache.info().host_bytes == vw::KvCache::capacity(options).host_bytes);
+  cache.free(fork);
+}
+
 static void predict_update_calibrate(const vw::Session &session) {
   Floats level(3, 9), trend(3, 9), scores = {3, 1, 2};
   Ints lens = {6}, ids(2), count(1);
@@ -349,6 +392,7 @@ int main() {
       query_positions_windows_sinks_and_scales,
       channels_labels_and_tokens,
       gather,
+      tiered_cache,
       predict_update_calibrate,
       forecast,
   };

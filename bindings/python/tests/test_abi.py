@@ -50,8 +50,10 @@ class Abi(unittest.TestCase):
     def test_every_call_that_takes_arguments_has_a_method_with_each_of_them(self):
         of_the_library = {"struct_size", "flags", "tensor_count", "input_count", "grid_count"}
         for name in re.findall(r"\bvwd_(\w+)_args \*args, ", CODE):
-            owner = vanward.Forecast if name.startswith("forecast_") else vanward.Session
-            parameters = inspect.signature(getattr(owner, name.removeprefix("forecast_"))).parameters
+            owners = {"forecast_": vanward.Forecast, "kv_cache_": vanward.KvCache}
+            prefix = next((prefix for prefix in owners if name.startswith(prefix)), "")
+            owner = owners.get(prefix, vanward.Session)
+            parameters = inspect.signature(getattr(owner, name.removeprefix(prefix))).parameters
             fields = {field for field, *_ in structs()[f"vwd_{name}_args"]._fields_}
             self.assertEqual(set(parameters) - {"self", "stream"}, fields - of_the_library, name)
 

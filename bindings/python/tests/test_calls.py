@@ -203,6 +203,37 @@ class Calls(unittest.TestCase):
         )
         self.assertEqual(target.tolist(), [[9, 10, 11], [-1, -1, -1], [0, 1, 2]])
 
+    def test_kv_cache(self):
+        options = dict(layers=1, kv_heads=1, block_size=2, key_dim=16, value_dim=16, dtype="float32", max_sequences=2)
+        options.update(max_blocks=4, host_blocks=4, slots=4)
+        with vanward.KvCache(self.session, **options) as cache:
+            sequence = cache.add()
+            cache.extend(sequence, 8)
+            rows = np.repeat(np.arange(8, dtype=np.float32), 16).reshape(1, 8, 1, 16)
+            sequences, begin = np.array([sequence], np.int32), ints(1)
+            cache.append(layer=0, sequences=sequences, begin=begin, k=rows, v=rows)
+            wanted = BlockList(np.array([[[1, 3]]], np.int32), np.array([[2]], np.int32), ints(1, 1, 2))
+            resident = BlockList(ints(1, 1, 2), ints(1, 1), ints(1, 1, 2))
+            missed = ints(1, 1)
+            cache.resolve(layer=0, sequences=sequences, wanted=wanted, resident=resident, missed_counts=missed)
+            self.assertEqual((missed.tolist(), resident.counts.tolist(), resident.ids[0, 0, 0]), ([[1]], [[1]], 3))
+            cache.fetch(0)
+            cache.wait(0)
+            out, view = floats(1, 1, 16), cache.view(0)
+            kv = vanward.PagedKV(view.k, view.v, np.array([8], np.int32))
+            self.session.attention(block_size=2, kv=kv, q=floats(1, 1, 16), list=wanted, out=out)
+            np.testing.assert_allclose(out, (2 + 3 + 6 + 7) / 4)
+            fork = cache.fork(sequence, 6)
+            cache.truncate(sequence, 2)
+            info = cache.info()
+            self.assertEqual((info.sequences, info.blocks_in_use, info.misses), (2, 3, 1))
+            self.assertEqual(info.host_bytes, vanward.KvCache.capacity(**options).host_bytes)
+            cache.free(fork)
+            with self.assertRaisesRegex(vanward.InvalidArgument, "sequence"):
+                cache.free(fork)
+        with self.assertRaisesRegex(ValueError, "dtype"):
+            vanward.KvCache.capacity(**{**options, "dtype": "int8"})
+
     def test_predictor(self):
         state = PredictorState(np.full((1, 1, 3), 9, np.float32), np.full((1, 1, 3), 9, np.float32))
         lens = np.array([6], np.int32)

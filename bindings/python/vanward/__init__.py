@@ -33,6 +33,7 @@ from ._enums import (
 )
 from ._errors import Error, FileError, InvalidArgument, OutOfMemory
 from ._forecast import Forecast, ForecastInfo
+from ._kv_cache import KvCache, KvCacheLayer, KvCacheSizes, KvCacheStats
 from ._session import Info, Session
 from ._tensor import bfloat16, float8_e4m3fn, float8_e5m2, pinned
 
@@ -56,6 +57,10 @@ __all__ = [
     "IndexKind",
     "Info",
     "InvalidArgument",
+    "KvCache",
+    "KvCacheLayer",
+    "KvCacheSizes",
+    "KvCacheStats",
     "OutOfMemory",
     "PagedKV",
     "PredictorState",

@@ -357,7 +357,7 @@ class vwd_kv_cache_options(Structure):
         ("host_blocks", c_uint32),
         ("slots", c_uint32),
         ("hold", c_uint32),
-        ("progress", vwd_progress),
+        ("progress", c_void_p),
         ("progress_context", c_void_p),
     ]
 

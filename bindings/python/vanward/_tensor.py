@@ -218,6 +218,8 @@ def pinned(array: Any) -> View:
 
 def view(array: Any, writable: bool) -> tuple[vwd_tensor, Any]:
     """A tensor, and what must live as long as it is used."""
+    if isinstance(array, vwd_tensor):  # memory of the library's own
+        return array, array
     if isinstance(array, View):
         tensor, keep = view(array.array, writable)
         if array.device_type is not None:

@@ -60,12 +60,14 @@ impl Tail {
         tokens: Range<i64>,
         mut each: impl FnMut(usize, Range<usize>, usize),
     ) -> u64 {
-        let (mut at, mut dropped) = (tokens.start, 0);
-        while at < tokens.end {
-            let (number, within) = (at.div_euclid(size as i64), at.rem_euclid(size as i64));
-            let end = tokens.end.min((number + 1) * size as i64);
-            let begins_next = within == 0 && number == self.newest + 1;
-            if (0..blocks as i64).contains(&number) && (self.holds(number) || begins_next) {
+        let room = (size * blocks) as i64;
+        let mut at = tokens.start.max(0).min(tokens.end);
+        let past = tokens.end.min(room).max(at);
+        let mut dropped = ((at - tokens.start) + (tokens.end - past)) as u64;
+        while at < past {
+            let (number, within) = (at / size as i64, at % size as i64);
+            let end = past.min((number + 1) * size as i64);
+            if self.holds(number) || (within == 0 && number == self.newest + 1) {
                 self.newest = self.newest.max(number);
                 let within = within as usize;
                 each(number as usize, within..within + (end - at) as usize, (at - tokens.start) as usize);
@@ -170,6 +172,9 @@ impl Layer {
     /// # Safety
     /// The request's tensors are valid.
     pub unsafe fn append(&mut self, cpu: &Cpu, sequences: &Sequences, r: &AppendRequest, counters: &mut Counters) {
+        if r.is_empty() {
+            return;
+        }
         let heads = self.options.kv_heads;
         let this = &*self;
         let row = |i: usize| {
@@ -205,8 +210,11 @@ impl Layer {
                         tail.walk(size, blocks.len(), tokens, |_, within, _| full += (within.end == size) as u64);
                     counters.bytes_written_back += full * (heads * self.run.bytes) as u64;
                 }
-                // SAFETY: as above.
-                None => counters.dropped_tokens += unsafe { r.tokens(i) }.count() as u64,
+                None => {
+                    // SAFETY: as above.
+                    let tokens = unsafe { r.tokens(i) };
+                    counters.dropped_tokens += (tokens.end - tokens.start) as u64;
+                }
             }
         }
     }
@@ -225,6 +233,9 @@ impl Layer {
     /// # Safety
     /// The request's tensors are valid.
     pub unsafe fn resolve(&mut self, sequences: &Sequences, r: &ResolveRequest, counters: &mut Counters) {
+        if r.is_empty() {
+            return;
+        }
         self.residents.begin();
         // First what is there, so that nothing of it makes room for the rest.
         for at in r.lists() {

@@ -1,0 +1,291 @@
+package vanward
+
+// #include "calls.h"
+// #cgo noescape kv_cache_append
+// #cgo nocallback kv_cache_append
+// #cgo noescape kv_cache_resolve
+// #cgo nocallback kv_cache_resolve
+import "C"
+
+import "unsafe"
+
+// KvCacheOptions describe a tiered cache; only Hold has a default. vwd_kv_cache_options documents them.
+type KvCacheOptions struct {
+	Layers       int
+	KVHeads      int
+	BlockSize    int
+	KeyDim       int
+	ValueDim     int
+	DType        DType
+	TokenScales  bool // FP8: each token has scales of its own
+	MaxSequences int
+	MaxBlocks    int
+	HostBlocks   int
+	Slots        int
+	Hold         int
+}
+
+// KvCache keeps all keys and values in host memory, and what is being read in slots. It outlives its session.
+type KvCache struct {
+	handle handle[*C.vwd_kv_cache]
+}
+
+// NewKvCache creates a cache without sequences.
+func (s *Session) NewKvCache(options KvCacheOptions) (*KvCache, error) {
+	var l lowering
+	c := options.lower(&l)
+	k := &KvCache{}
+	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.kv_cache_create(h, &c, &k.handle.c) })
+	if err != nil {
+		return nil, err
+	}
+	return k, nil
+}
+
+func (options KvCacheOptions) lower(l *lowering) C.vwd_kv_cache_options {
+	c := C.vwd_kv_cache_options{
+		struct_size:   C.sizeof_vwd_kv_cache_options,
+		layers:        l.uint32("options.layers", options.Layers),
+		kv_heads:      l.uint32("options.kv_heads", options.KVHeads),
+		block_size:    l.uint32("options.block_size", options.BlockSize),
+		key_dim:       l.uint32("options.key_dim", options.KeyDim),
+		value_dim:     l.uint32("options.value_dim", options.ValueDim),
+		dtype_code:    C.uint32_t(options.DType >> 8),
+		dtype_bits:    C.uint32_t(options.DType & 0xff),
+		max_sequences: l.uint32("options.max_sequences", options.MaxSequences),
+		max_blocks:    l.uint32("options.max_blocks", options.MaxBlocks),
+		host_blocks:   l.uint32("options.host_blocks", options.HostBlocks),
+		slots:         l.uint32("options.slots", options.Slots),
+		hold:          l.uint32("options.hold", options.Hold),
+	}
+	if options.TokenScales {
+		c.token_scales = 1
+	}
+	return c
+}
+
+// KvCacheSizes is what a cache takes; vwd_kv_cache_sizes documents it.
+type KvCacheSizes struct {
+	RunBytes         uint64
+	HostBytes        uint64
+	DeviceBytes      uint64
+	TotalSlots       uint64
+	LargestSelection uint64
+}
+
+// Capacity tells what a cache of these options takes, and allocates nothing.
+func (options KvCacheOptions) Capacity() (KvCacheSizes, error) {
+	var l lowering
+	c := options.lower(&l)
+	if l.err != nil {
+		return KvCacheSizes{}, l.err
+	}
+	d := C.vwd_kv_cache_sizes{struct_size: C.sizeof_vwd_kv_cache_sizes}
+	err := failure(C.kv_cache_capacity(&c, &d))
+	return KvCacheSizes{
+		RunBytes: uint64(d.run_bytes), HostBytes: uint64(d.host_bytes), DeviceBytes: uint64(d.device_bytes),
+		TotalSlots: uint64(d.total_slots), LargestSelection: uint64(d.largest_selection),
+	}, err
+}
+
+// Close releases the cache once calls in progress have returned. Closing again does nothing; calls after it fail.
+func (k *KvCache) Close() error {
+	if k != nil {
+		k.handle.close(func(c *C.vwd_kv_cache) { C.vwd_kv_cache_release(c) })
+	}
+	return nil
+}
+
+func (k *KvCache) run(l *lowering, call func(*C.vwd_kv_cache) C.outcome) error {
+	if l.err != nil {
+		return l.err
+	}
+	if k == nil {
+		return invalid("cache", "nil")
+	}
+	return k.handle.use("cache", call)
+}
+
+// Add begins a sequence without tokens and tells its number.
+func (k *KvCache) Add(stream Stream) (int, error) {
+	var sequence C.uint32_t
+	err := k.run(&lowering{}, func(h *C.vwd_kv_cache) C.outcome { return C.kv_cache_add(h, &sequence, stream.c()) })
+	return int(sequence), err
+}
+
+// Extend makes room for so many tokens in all.
+func (k *KvCache) Extend(sequence int, tokens uint64, stream Stream) error {
+	var l lowering
+	n := l.uint32("sequence", sequence)
+	return k.run(&l, func(h *C.vwd_kv_cache) C.outcome {
+		return C.kv_cache_extend(h, n, C.uint64_t(tokens), stream.c())
+	})
+}
+
+// Fork begins a sequence with the first tokens of another and tells its number.
+func (k *KvCache) Fork(sequence int, tokens uint64, stream Stream) (int, error) {
+	var l lowering
+	var made C.uint32_t
+	n := l.uint32("sequence", sequence)
+	err := k.run(&l, func(h *C.vwd_kv_cache) C.outcome {
+		return C.kv_cache_fork(h, n, C.uint64_t(tokens), &made, stream.c())
+	})
+	return int(made), err
+}
+
+// Truncate cuts a sequence to its first tokens.
+func (k *KvCache) Truncate(sequence int, tokens uint64, stream Stream) error {
+	var l lowering
+	n := l.uint32("sequence", sequence)
+	return k.run(&l, func(h *C.vwd_kv_cache) C.outcome {
+		return C.kv_cache_truncate(h, n, C.uint64_t(tokens), stream.c())
+	})
+}
+
+// Free ends a sequence.
+func (k *KvCache) Free(sequence int, stream Stream) error {
+	var l lowering
+	n := l.uint32("sequence", sequence)
+	return k.run(&l, func(h *C.vwd_kv_cache) C.outcome { return C.kv_cache_free(h, n, stream.c()) })
+}
+
+// KvCacheAppendArgs are the arguments of KvCache.Append; vwd_kv_cache_append documents them.
+type KvCacheAppendArgs struct {
+	Layer     int
+	Sequences Tensor
+	Begin     Tensor
+	Lens      Tensor
+	K         Tensor
+	V         Tensor
+	KScale    Tensor
+	VScale    Tensor
+}
+
+// Append writes the keys and values of new tokens of one layer.
+func (k *KvCache) Append(args KvCacheAppendArgs, stream Stream) error {
+	var l lowering
+	defer l.release()
+	c := args.lower(&l)
+	return k.run(&l, func(h *C.vwd_kv_cache) C.outcome { return C.kv_cache_append(h, &c, stream.c()) })
+}
+
+func (args KvCacheAppendArgs) lower(l *lowering) C.vwd_kv_cache_append_args {
+	return C.vwd_kv_cache_append_args{
+		struct_size: C.sizeof_vwd_kv_cache_append_args,
+		layer:       l.uint32("layer", args.Layer),
+		sequences:   l.tensor("sequences", args.Sequences),
+		begin:       l.tensor("begin", args.Begin),
+		lens:        l.tensor("lens", args.Lens),
+		k:           l.tensor("k", args.K),
+		v:           l.tensor("v", args.V),
+		k_scale:     l.tensor("k_scale", args.KScale),
+		v_scale:     l.tensor("v_scale", args.VScale),
+	}
+}
+
+// KvCacheResolveArgs are the arguments of KvCache.Resolve; vwd_kv_cache_resolve documents them.
+type KvCacheResolveArgs struct {
+	Layer        int
+	Sequences    Tensor
+	Wanted       BlockList
+	Resident     BlockList
+	MissedCounts Tensor
+}
+
+// Resolve gives each wanted block a slot.
+func (k *KvCache) Resolve(args KvCacheResolveArgs, stream Stream) error {
+	var l lowering
+	defer l.release()
+	c := args.lower(&l)
+	return k.run(&l, func(h *C.vwd_kv_cache) C.outcome { return C.kv_cache_resolve(h, &c, stream.c()) })
+}
+
+func (args KvCacheResolveArgs) lower(l *lowering) C.vwd_kv_cache_resolve_args {
+	return C.vwd_kv_cache_resolve_args{
+		struct_size:   C.sizeof_vwd_kv_cache_resolve_args,
+		layer:         l.uint32("layer", args.Layer),
+		sequences:     l.tensor("sequences", args.Sequences),
+		wanted:        l.blockList("wanted.ids", "wanted.counts", "wanted.slots", args.Wanted),
+		resident:      l.blockList("resident.ids", "resident.counts", "resident.slots", args.Resident),
+		missed_counts: l.tensor("missed_counts", args.MissedCounts),
+	}
+}
+
+// Fetch makes the copies that resolves of the layer have asked for.
+func (k *KvCache) Fetch(layer int, stream Stream) error {
+	var l lowering
+	n := l.uint32("layer", layer)
+	return k.run(&l, func(h *C.vwd_kv_cache) C.outcome { return C.kv_cache_fetch(h, n, stream.c()) })
+}
+
+// Wait makes the stream wait for the layer's copies.
+func (k *KvCache) Wait(layer int, stream Stream) error {
+	var l lowering
+	n := l.uint32("layer", layer)
+	return k.run(&l, func(h *C.vwd_kv_cache) C.outcome { return C.kv_cache_wait(h, n, stream.c()) })
+}
+
+// KvCacheLayer is where a layer's slots lie; vwd_kv_cache_layer documents it.
+type KvCacheLayer struct {
+	K, V, KScale, VScale                 Tensor
+	TailK, TailV, TailKScale, TailVScale Tensor
+	TailTable                            Tensor
+}
+
+// View tells where a layer's slots lie: memory that is the cache's until it is closed.
+func (k *KvCache) View(layer int) (KvCacheLayer, error) {
+	var l lowering
+	n := l.uint32("layer", layer)
+	v := C.vwd_kv_cache_layer{struct_size: C.sizeof_vwd_kv_cache_layer}
+	err := k.run(&l, func(h *C.vwd_kv_cache) C.outcome { return C.kv_cache_view(h, n, &v) })
+	return KvCacheLayer{
+		K: tensorOf(v.k), V: tensorOf(v.v), KScale: tensorOf(v.k_scale), VScale: tensorOf(v.v_scale),
+		TailK: tensorOf(v.tail_k), TailV: tensorOf(v.tail_v),
+		TailKScale: tensorOf(v.tail_k_scale), TailVScale: tensorOf(v.tail_v_scale),
+		TailTable: tensorOf(v.tail_table),
+	}, err
+}
+
+// tensorOf views memory of the library's own.
+func tensorOf(c C.vwd_tensor) Tensor {
+	if c.data == nil {
+		return Tensor{}
+	}
+	shape, strides := make([]int, c.ndim), make([]int, c.ndim)
+	for d := range shape {
+		shape[d], strides[d] = int(c.shape[d]), int(c.strides[d])
+	}
+	dtype := DType(c.dtype_code)<<8 | DType(c.dtype_bits)
+	memory := Memory{int32(c.device_type), int32(c.device_id)}
+	return At(uintptr(unsafe.Pointer(c.data)), dtype, memory, shape...).WithStrides(strides...)
+}
+
+// KvCacheStats are counters since the cache was created; vwd_kv_cache_stats documents them.
+type KvCacheStats struct {
+	Sequences        int
+	BlocksInUse      int
+	BlocksFree       int
+	HostBytes        uint64
+	DeviceBytes      uint64
+	Hits             uint64
+	Misses           uint64
+	BytesFetched     uint64
+	BytesWrittenBack uint64
+	Evictions        uint64
+	Unused           uint64
+	Waits            uint64
+	DroppedTokens    uint64
+}
+
+// Info tells what the cache has counted.
+func (k *KvCache) Info() (KvCacheStats, error) {
+	d := C.vwd_kv_cache_stats{struct_size: C.sizeof_vwd_kv_cache_stats}
+	err := k.run(&lowering{}, func(h *C.vwd_kv_cache) C.outcome { return C.kv_cache_info(h, &d) })
+	return KvCacheStats{
+		Sequences: int(d.sequences), BlocksInUse: int(d.blocks_in_use), BlocksFree: int(d.blocks_free),
+		HostBytes: uint64(d.host_bytes), DeviceBytes: uint64(d.device_bytes), Hits: uint64(d.hits), Misses: uint64(d.misses),
+		BytesFetched: uint64(d.bytes_fetched), BytesWrittenBack: uint64(d.bytes_written_back),
+		Evictions: uint64(d.evictions), Unused: uint64(d.unused), Waits: uint64(d.waits),
+		DroppedTokens: uint64(d.dropped_tokens),
+	}, err
+}
