@@ -305,7 +305,7 @@ impl ProjectParams {
             turns: at(plan.turns),
             positions: address(positions),
             inv_freq: address(inv_freq),
-            q: r.q.data,
+            q: r.q.data(),
             positions_row: step(positions, 0),
             inv_freq_pair: step(inv_freq, 0),
             q_row: r.q.byte_stride(0),
