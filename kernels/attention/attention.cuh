@@ -7,7 +7,7 @@
 
 #include "common/types.cuh"
 
-constexpr uint32 WARPS = 8;
+constexpr uint32 WARPS = 8, LOG_WARPS = 3;
 constexpr uint32 THREADS = WARPS * WARP;
 constexpr uint32 WARP_ROWS = 8;  // rows that a warp attends for
 constexpr uint32 TILE = 16;      // tokens that it attends to at once
@@ -61,6 +61,7 @@ struct AttentionParams {
     uint32 least_units;      // of a chunk
     Divisor cut;             // chunks that the units of all pairs are cut into, about
     Divisor unit_tiles;
+    uint32 most_units;       // of a list that is full
     Divisor half_value;      // Dv / 2
     uint32 dim, value_dim;
     float scale, soft_cap;
@@ -69,6 +70,7 @@ struct AttentionParams {
     uint32 log_members;      // 2^log_members warps share a tile, each for 8 rows
     uint32 kept_rows;        // rows of a warp that exist
     uint32 stages;
+    uint32 log_octets;       // a CTA of a cluster joins 2^log_octets times 8 channels
     uint32 v_offset, stage_bytes;  // v_offset 0: values are the first channels of keys
     uint32 q_offset, q_pitch, totals_offset;
     uint32 q_type, kv_type;
@@ -235,18 +237,31 @@ struct Place {
     int32 position, page, row;
 };
 
-// The granule that begins with token `x` of a pair, counted along its list.
-__device__ inline Place place_of(const AttentionParams &p, const Pair &pair, const Reach &reach, uint32 entries, uint32 x) {
+// What a list says of an entry.
+struct Listed {
+    int32 id = -1, previous = -1, slot = 0;
+};
+
+// Of the entry of token `x` of a pair, counted along its list; whether the list is that long is asked later.
+__device__ inline Listed listed(const AttentionParams &p, const Pair &pair, uint32 x) {
+    Listed listed;
+    const uint32 e = p.block.divide(x);
+    if (!p.ids.data || e >= p.cap) return listed;
+    const char *const ids = p.ids.at(pair.seq, pair.position, pair.head, e);
+    listed.id = as<int32>(ids);
+    if (e) listed.previous = as<int32>(ids - p.ids.step[3]);
+    if (p.slots.data) listed.slot = as<int32>(p.slots.at(pair.seq, pair.position, pair.head, e));
+    return listed;
+}
+
+// The granule that begins with token `x`.
+__device__ inline Place place_of(const AttentionParams &p, const Pair &pair, const Reach &reach, uint32 entries, uint32 x, const Listed &listed) {
     Place place{-1, 0, 0};
-    int32 position, page = pair.seq;
+    int32 position, page = p.slots.data ? listed.slot : pair.seq;
     if (p.ids.data) {
         const uint32 e = p.block.divide(x), within = x - e * p.block.value;
-        if (e >= entries) return place;
-        const char *const ids = p.ids.at(pair.seq, pair.position, pair.head, e);
-        const int32 id = as<int32>(ids), previous = e ? as<int32>(ids - p.ids.step[3]) : -1;
-        if (p.slots.data) page = as<int32>(p.slots.at(pair.seq, pair.position, pair.head, e));
-        if (id < 0 || id == previous || int64(id) * p.block.value >= reach.end) return place;
-        position = id * int32(p.block.value) + int32(within);
+        if (e >= entries || listed.id < 0 || listed.id == listed.previous || int64(listed.id) * p.block.value >= reach.end) return place;
+        position = listed.id * int32(p.block.value) + int32(within);
     } else {
         position = (reach.begin & ~int32(TILE - 1)) + int32(x);
     }
@@ -266,23 +281,26 @@ struct Tiles {
     uint32 first, step;  // unit, and units from one to the next
     uint32 count;        // tiles
 
-    __device__ Tiles(const AttentionParams &p, const Item &item, uint32 team, uint32 teams) {
-        first = item.begin + team;
-        step = teams;
-        count = first < item.end ? ((item.end - first - 1) / teams + 1) * p.unit_tiles.value : 0;
-    }
+    static constexpr uint32 NOWHERE = ~0u;
+
+    __device__ Tiles(const AttentionParams &p, uint32 first, uint32 end, uint32 log_step)
+        : first(first), step(1u << log_step), count(first < end ? (((end - first - 1) >> log_step) + 1) * p.unit_tiles.value : 0) {}
     // Are the places of granules to be found before this tile is asked for? A lane finds one, for as many tiles as that covers.
     __device__ bool begins(const AttentionParams &p, uint32 tile) const { return (tile << (LOG_TILE - p.log_granule)) % WARP == 0; }
-    __device__ Place find(const AttentionParams &p, const Pair &pair, const Reach &reach, uint32 entries, uint32 tile) const {
+    // The token that the lane's granule begins with; NOWHERE past the last.
+    __device__ uint32 token(const AttentionParams &p, uint32 tile) const {
         const uint32 lane = threadIdx.x % WARP, log_granules = LOG_TILE - p.log_granule, mine = tile + (lane >> log_granules);
-        if (mine >= count) return {-1, 0, 0};
+        if (mine >= count) return NOWHERE;
         uint32 unit = mine, within = (lane & ((1 << log_granules) - 1)) << p.log_granule;
         if (p.unit_tiles.value > 1) {
             unit = p.unit_tiles.divide(mine);
             within += (mine - unit * p.unit_tiles.value) * TILE;
         }
-        if (within >= p.unit_tokens) return {-1, 0, 0};
-        return place_of(p, pair, reach, entries, (first + unit * step) * p.unit_tokens + within);
+        return within < p.unit_tokens ? (first + unit * step) * p.unit_tokens + within : NOWHERE;
+    }
+    __device__ Place find(const AttentionParams &p, const Pair &pair, const Reach &reach, uint32 entries, uint32 tile) const {
+        const uint32 x = token(p, tile);
+        return x == NOWHERE ? Place{-1, 0, 0} : place_of(p, pair, reach, entries, x, listed(p, pair, x));
     }
     // The lane that knows of token `t` of a tile.
     __device__ uint32 lane_of(const AttentionParams &p, uint32 tile, uint32 t) const {

@@ -49,11 +49,11 @@ struct GeneralEngine {
     uint32 lane, warp, team, member;
     WarpState state;  // in shared memory all along
 
-    __device__ GeneralEngine(const AttentionParams &p, char *shared) : p(p), shared(shared) {
+    __device__ GeneralEngine(const AttentionParams &p, char *shared, uint32 log_members) : p(p), shared(shared) {
         lane = threadIdx.x % WARP;
         warp = threadIdx.x / WARP;
-        team = warp >> p.log_members;
-        member = warp & ((1 << p.log_members) - 1);
+        team = warp >> log_members;
+        member = warp & ((1 << log_members) - 1);
         // A stage holds acc of a team's rows, as acc_of() has it, and m and l of each.
         const uint32 row_pitch = p.value_dim + 4, rows = p.kept_rows;
         float *const acc = reinterpret_cast<float *>(shared + team * p.stages * p.stage_bytes) + member * rows * row_pitch;
@@ -143,7 +143,7 @@ struct GeneralEngine {
         __syncthreads();
         const uint32 before = member * WARP_ROWS, all = rows_of(p, pair), rows = all > before ? min(all - before, WARP_ROWS) : 0;
         const uint32 unit_tiles = p.partials.acc.data ? p.unit_tiles.value : ~0u;
-        const Tiles tiles(p, item, team, WARPS >> p.log_members);
+        const Tiles tiles(p, item.begin + team, item.end, LOG_WARPS - p.log_members);
         if (tiles.count == 0) close(0, false);
         Place place;
         uint32 part = 0, unit = tiles.first;

@@ -17,6 +17,9 @@
 __device__ inline void copy_16(uint32 to, const char *from, bool is_there) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
+__device__ inline void copy_16(uint32 to, const char *from) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
 __device__ inline void copy_4(uint32 to, const char *from, bool is_there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is_there ? 4 : 0) : "memory");
 }
@@ -110,10 +113,12 @@ struct Facts {
     float k_scale[TILE], v_scale[TILE];
 };
 
-template <typename Type, uint32 MAX_DIM, uint32 MAX_VALUE_DIM>
+// Keys and values of Type, of up to MAX_DIM and MAX_VALUE_DIM channels; BLOCKS times eight rows a warp.
+template <typename Type, uint32 MAX_DIM, uint32 MAX_VALUE_DIM, uint32 BLOCKS = 1>
 struct MmaEngine {
     static constexpr uint32 BYTES = Type::BYTES;
     static constexpr bool IS_FP8 = BYTES == 1;
+    static constexpr uint32 ROW_BLOCKS = BLOCKS, CHANNELS = MAX_VALUE_DIM;
     static constexpr uint32 K_STEPS = MAX_DIM / 16, V_STEPS = MAX_VALUE_DIM / 16;
     static constexpr bool HOLDS_QUERIES = MAX_DIM <= 256;
     // Of rows in shared memory: an odd number of 16 bytes, so that eight of them hit different banks.
@@ -121,57 +126,61 @@ struct MmaEngine {
 
     const AttentionParams &p;
     char *shared;
-    uint32 lane, warp, team, member;
-    uint32 query[HOLDS_QUERIES ? K_STEPS : 1][2];
-    float acc[V_STEPS][4];
-    float m[2], l[2];
+    uint32 lane, warp, log_members, team, member;
+    uint32 query[BLOCKS][HOLDS_QUERIES ? K_STEPS : 1][2];
+    float acc[BLOCKS][V_STEPS][4];
+    float m[BLOCKS][2], l[BLOCKS][2];
     // Tokens that the lane's rows see.
-    int32 first[2];
-    uint32 count[2];
+    int32 first[BLOCKS][2];
+    uint32 count[BLOCKS][2];
     // FP8: what the rows' queries were divided by; scales of the head; the unit of acc where values have scales of their own.
-    float query_unit[2];
+    float query_unit[BLOCKS][2];
     float k_scale, v_scale, value_unit;
     // Where the granule that the lane knows of lies.
     int32 position, page, row_in_page;
     const char *key, *value;
 
-    __device__ MmaEngine(const AttentionParams &p, char *shared) : p(p), shared(shared) {
+    // 2^log_members warps share a tile.
+    __device__ MmaEngine(const AttentionParams &p, char *shared, uint32 log_members) : p(p), shared(shared), log_members(log_members) {
         lane = threadIdx.x % WARP;
         warp = threadIdx.x / WARP;
-        team = warp >> p.log_members;
-        member = warp & ((1 << p.log_members) - 1);
+        team = warp >> log_members;
+        member = warp & ((1 << log_members) - 1);
         clear();
     }
     __device__ void clear() {
 #pragma unroll
-        for (uint32 j = 0; j < V_STEPS; j++)
+        for (uint32 b = 0; b < BLOCKS; b++) {
 #pragma unroll
-            for (uint32 e = 0; e < 4; e++) acc[j][e] = 0.0f;
-        m[0] = m[1] = minus_infinity();
-        l[0] = l[1] = 0.0f;
+            for (uint32 j = 0; j < V_STEPS; j++)
+#pragma unroll
+                for (uint32 e = 0; e < 4; e++) acc[b][j][e] = 0.0f;
+            m[b][0] = m[b][1] = minus_infinity();
+            l[b][0] = l[b][1] = 0.0f;
+        }
         value_unit = 0x1p-100f;
     }
-    // The lane's rows among the warp's eight.
+    // The lane's rows among eight, and its channels among those of acc: two rows of each of two channels.
     __device__ uint32 row(uint32 i) const { return lane % 4 * 2 + i; }
+    __device__ uint32 channel(uint32 j, uint32 half) const { return j * 16 + (IS_FP8 ? lane / 4 * 2 + half : lane / 4 + half * 8); }
+    // Of one block.
     __device__ void store(const WarpState &to) const {
 #pragma unroll
         for (uint32 j = 0; j < V_STEPS; j++) {
 #pragma unroll
-            for (uint32 e = 0; e < 4; e++) {
-                const uint32 channel = j * 16 + (IS_FP8 ? lane / 4 * 2 + e / 2 : lane / 4 + e / 2 * 8);
-                if (row(e % 2) < p.kept_rows && channel < p.value_dim) *to.acc.at(row(e % 2), channel) = acc[j][e];
-            }
+            for (uint32 e = 0; e < 4; e++)
+                if (row(e % 2) < p.kept_rows && channel(j, e / 2) < p.value_dim) *to.acc.at(row(e % 2), channel(j, e / 2)) = acc[0][j][e];
         }
         if (lane >= 4) return;
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
-            to.m[row(i)] = m[i];
-            to.l[row(i)] = l[i];
+            to.m[row(i)] = m[0][i];
+            to.l[row(i)] = l[0][i];
         }
     }
     __device__ void sync_team() const {
-        if (p.log_members == 0) __syncwarp();
-        else asm volatile("barrier.sync.aligned %0, %1;" ::"r"(team + 1), "r"(WARP << p.log_members) : "memory");
+        if (log_members == 0) __syncwarp();
+        else asm volatile("barrier.sync.aligned %0, %1;" ::"r"(team + 1), "r"(WARP << log_members) : "memory");
     }
     // A stage: facts, keys, values.
     __device__ char *stage(uint32 n) const { return shared + (team * p.stages + n) * p.stage_bytes; }
@@ -181,7 +190,7 @@ struct MmaEngine {
     __device__ void load_queries(const Pair &pair) {
         const uint32 rows = rows_of(p, pair);
 #pragma unroll 1
-        for (uint32 row = warp; row < WARP_ROWS << p.log_members; row += WARPS) {
+        for (uint32 row = warp; row < WARP_ROWS << log_members; row += WARPS) {
             const bool exists = row < rows;
             const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + (exists ? row : 0));
             const char *from = p.q.at(pair.seq, position, head);
@@ -213,22 +222,13 @@ struct MmaEngine {
     __device__ void read_queries(const Pair &pair, const Reach &reach) {
         if constexpr (HOLDS_QUERIES) {
 #pragma unroll
-            for (uint32 s = 0; s < K_STEPS; s++) read_query(query[s], s);
-        }
-        const uint32 rows = rows_of(p, pair);
-#pragma unroll
-        for (uint32 i = 0; i < 2; i++) {
-            const uint32 n = member * WARP_ROWS + row(i);
-            first[i] = 0;
-            count[i] = 0;
-            if (n < rows) reach.row(p, place_of_row(p, pair, first_row(p, pair) + n).position, first[i], count[i]);
-            if constexpr (IS_FP8) query_unit[i] = as<float>(query_of(n) + MAX_DIM * 2);
+            for (uint32 s = 0; s < K_STEPS; s++) read_query(query[0][s], s);
         }
         if constexpr (IS_FP8) {
-            const bool of_head = !p.scales_per_token;
-            k_scale = of_head && p.k_scale.data ? as<float>(p.k_scale.at(0, 0, pair.head)) : 1.0f;
-            v_scale = of_head && p.v_scale.data ? as<float>(p.v_scale.at(0, 0, pair.head)) : 1.0f;
+#pragma unroll
+            for (uint32 i = 0; i < 2; i++) query_unit[0][i] = as<float>(query_of(member * WARP_ROWS + row(i)) + MAX_DIM * 2);
         }
+        read_reach(pair, reach, member * WARP_ROWS);
     }
     // Of 16 channels, in the order in which a lane meets those of the keys.
     __device__ void read_query(uint32 (&to)[2], uint32 s) const {
@@ -236,51 +236,171 @@ struct MmaEngine {
         to[0] = as<uint32>(from);
         to[1] = as<uint32>(from + (IS_FP8 ? 4 : 16));
     }
-
-    // Asks for a tile: eight lanes a row, the rows shared by the team.
-    __device__ void load(const Tiles &tiles, const Pair &pair, const Reach &reach, uint32 entries, uint32 tile, char *to) {
-        if (tiles.begins(p, tile)) {
-            const Place place = tiles.find(p, pair, reach, entries, tile);
-            position = place.position;
-            page = place.page;
-            row_in_page = place.row;
-            key = p.k.at(place.page, place.row, pair.head);
-            value = p.v.at(place.page, place.row, pair.head);
+    // What the warp's rows see, and what scales all of it: rows of the pair from `begin` on.
+    __device__ void read_reach(const Pair &pair, const Reach &reach, uint32 begin) {
+        const uint32 rows = rows_of(p, pair);
+#pragma unroll
+        for (uint32 b = 0; b < BLOCKS; b++) {
+#pragma unroll
+            for (uint32 i = 0; i < 2; i++) {
+                const uint32 n = begin + b * WARP_ROWS + row(i);
+                first[b][i] = 0;
+                count[b][i] = 0;
+                if (n < rows) reach.row(p, place_of_row(p, pair, first_row(p, pair) + n).position, first[b][i], count[b][i]);
+            }
         }
-        const uint32 members = 1 << p.log_members, column = lane % 8;
-        const uint32 k_chunks = p.dim * Type::BYTES / 16, v_chunks = p.v_offset ? p.value_dim * Type::BYTES / 16 : 0;
-        Facts &facts = as<Facts>(to);
-#pragma unroll 1
-        for (uint32 quarter = member; quarter < 4; quarter += members) {
-            const uint32 r = lane / 8 + quarter * 4, from = tiles.lane_of(p, tile, r), within = r & ((1 << p.log_granule) - 1);
-            const int32 granule = __shfl_sync(FULL_WARP, position, from);
-            const bool is_there = is_reached(reach, granule, within);
-            const char *from_key = reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, reinterpret_cast<uint64>(key), from));
-            const char *from_value = reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, reinterpret_cast<uint64>(value), from));
-            from_key += within * p.k.step[1] + column * 16;
-            from_value += within * p.v.step[1] + column * 16;
-            const uint32 k_to = shared_address(to) + sizeof(Facts) + r * PITCH + column * 16, v_to = k_to + p.v_offset;
+        if constexpr (IS_FP8) {
+            const bool of_head = !p.scales_per_token;
+            k_scale = of_head && p.k_scale.data ? as<float>(p.k_scale.at(0, 0, pair.head)) : 1.0f;
+            v_scale = of_head && p.v_scale.data ? as<float>(p.v_scale.at(0, 0, pair.head)) : 1.0f;
+        }
+    }
+
+    // Reads queries without a way through shared memory: asks for them ...
+    __device__ void ask_queries(const Pair &pair) {
+        const uint32 rows = rows_of(p, pair);
 #pragma unroll
-            for (uint32 j = 0; j < (MAX_DIM * Type::BYTES + 127) / 128; j++)
-                if (column + j * 8 < k_chunks) copy_16(k_to + j * 128, from_key + j * 128, is_there);
+        for (uint32 b = 0; b < BLOCKS; b++) {
+            const uint32 n = b * WARP_ROWS + lane / 4;
+            const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + (n < rows ? n : 0));
+            const char *const from = p.q.at(pair.seq, position, head) + lane % 4 * (IS_FP8 ? 8 : 4);
 #pragma unroll
-            for (uint32 j = 0; j < (MAX_VALUE_DIM * Type::BYTES + 127) / 128; j++)
-                if (column + j * 8 < v_chunks) copy_16(v_to + j * 128, from_value + j * 128, is_there);
-            if (column == 0) facts.position[r] = is_there ? granule + int32(within) : -1;
-            if constexpr (IS_FP8) {
-                const int32 token_page = __shfl_sync(FULL_WARP, page, from), token_row = __shfl_sync(FULL_WARP, row_in_page, from) + int32(within);
-                if (!p.scales_per_token || column > 1) continue;
-                const View<3> &scale = column == 0 ? p.k_scale : p.v_scale;
-                float *const scale_to = (column == 0 ? facts.k_scale : facts.v_scale) + r;
-                if (!scale.data) *scale_to = 1.0f;
-                else copy_4(shared_address(scale_to), is_there ? scale.at(token_page, token_row, pair.head) : scale.data, is_there);
+            for (uint32 s = 0; s < K_STEPS; s++) {
+                const bool is_there = n < rows && s * 16 < p.dim;
+#pragma unroll
+                for (uint32 half = 0; half < 2; half++) {
+                    const uint32 d = s * 32 + half * (IS_FP8 ? 4 : 16);
+                    query[b][s][half] = is_there && (IS_FP8 || s * 16 + half * 8 < p.dim) ? as<uint32>(from + d) : 0;
+                }
+            }
+        }
+    }
+    // ... and brings them into their form: of FP8 divided by a power of two, so that float16 holds what bfloat16 did.
+    __device__ void take_queries() {
+        if constexpr (IS_FP8) {
+            const auto at = [&](uint32 pair, uint32 half) {
+                const uint32 bits = half ? pair >> 16 : pair & 0xffff;
+                if (p.q_type == BFLOAT16) return __uint_as_float(bits << 16);
+                float x;
+                asm("{\n\t.reg .b16 h;\n\tcvt.u16.u32 h, %1;\n\tcvt.f32.f16 %0, h;\n\t}" : "=f"(x) : "r"(bits));
+                return x;
+            };
+#pragma unroll
+            for (uint32 b = 0; b < BLOCKS; b++) {
+                float top = 0x1p-100f;
+#pragma unroll
+                for (uint32 n = 0; n < K_STEPS * 4; n++) top = fmaxf(top, fabsf(at(query[b][n / 4][n / 2 % 2], n % 2)));
+                top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
+                top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
+                const float power = __uint_as_float(__float_as_uint(top) & 0x7f800000), inverse = 1.0f / power;
+#pragma unroll
+                for (uint32 n = 0; n < K_STEPS * 2; n++) {
+                    uint32 &x = query[b][n / 2][n % 2];
+                    x = Type::pack(at(x, 0) * inverse, at(x, 1) * inverse);
+                }
+#pragma unroll
+                for (uint32 i = 0; i < 2; i++) query_unit[b][i] = __shfl_sync(FULL_WARP, power, row(i) * 4);
             }
         }
     }
 
+    // Notes where the granule lies that a lane is asked about.
+    __device__ void note(const Pair &pair, const Place &place) {
+        position = place.position;
+        page = place.page;
+        row_in_page = place.row;
+        key = p.k.at(place.page, place.row, pair.head);
+        value = p.v.at(place.page, place.row, pair.head);
+    }
+    // Asks for a tile, eight lanes a row, the rows shared by the team. Where its tokens lie is noted.
+    __device__ void load(const Tiles &tiles, const Pair &pair, const Reach &reach, uint32 tile, char *to) const {
+        if (p.log_granule == LOG_TILE) load_side_by_side(tiles, pair, reach, tile, to);
+        else load_apart(tiles, pair, reach, tile, to);
+    }
+    // All of its tokens lie side by side.
+    __device__ void load_side_by_side(const Tiles &tiles, const Pair &pair, const Reach &reach, uint32 tile, char *to) const {
+        const uint32 from = tiles.lane_of(p, tile, 0);
+        const int32 granule = __shfl_sync(FULL_WARP, position, from);
+        const char *from_key = of_lane(key, from), *from_value = of_lane(value, from);
+        if (log_members == 0 && !IS_FP8 && p.dim == MAX_DIM && p.value_dim == MAX_VALUE_DIM && p.v_offset && is_whole(reach, granule))
+            return load_whole(granule, from_key, from_value, to);
+        int32 token_page = 0, token_row = 0;
+        if constexpr (IS_FP8) {
+            token_page = __shfl_sync(FULL_WARP, page, from);
+            token_row = __shfl_sync(FULL_WARP, row_in_page, from);
+        }
+#pragma unroll
+        for (uint32 quarter = 0; quarter < 4; quarter++) {
+            if (quarter % (1 << log_members) != member) continue;
+            const uint32 r = lane / 8 + quarter * 4;
+            ask_token(pair, reach, granule, r, from_key + r * p.k.step[1], from_value + r * p.v.step[1], token_page, token_row + int32(r), r, to);
+        }
+    }
+    __device__ static bool is_whole(const Reach &reach, int32 granule) { return granule >= reach.begin && granule + int32(TILE) <= reach.end; }
+    // Every token is seen, and no channel padded.
+    __device__ void load_whole(int32 granule, const char *from_key, const char *from_value, char *to) const {
+        const uint32 k_to = shared_address(to) + sizeof(Facts) + lane / 8 * PITCH + lane % 8 * 16;
+        from_key += lane / 8 * p.k.step[1] + lane % 8 * 16;
+        from_value += lane / 8 * p.v.step[1] + lane % 8 * 16;
+#pragma unroll
+        for (uint32 quarter = 0; quarter < 4; quarter++) {
+#pragma unroll
+            for (uint32 j = 0; j < MAX_DIM * Type::BYTES / 128; j++) copy_16(k_to + quarter * 4 * PITCH + j * 128, from_key + j * 128);
+            from_key += 4 * p.k.step[1];
+        }
+#pragma unroll
+        for (uint32 quarter = 0; quarter < 4; quarter++) {
+#pragma unroll
+            for (uint32 j = 0; j < MAX_VALUE_DIM * Type::BYTES / 128; j++) copy_16(k_to + p.v_offset + quarter * 4 * PITCH + j * 128, from_value + j * 128);
+            from_value += 4 * p.v.step[1];
+        }
+        if (lane < TILE) as<Facts>(to).position[lane] = granule + int32(lane);
+    }
+    __device__ void load_apart(const Tiles &tiles, const Pair &pair, const Reach &reach, uint32 tile, char *to) const {
+#pragma unroll 1
+        for (uint32 quarter = member; quarter < 4; quarter += 1 << log_members) {
+            const uint32 r = lane / 8 + quarter * 4, from = tiles.lane_of(p, tile, r), within = r & ((1 << p.log_granule) - 1);
+            const int32 granule = __shfl_sync(FULL_WARP, position, from);
+            const char *const from_key = of_lane(key, from) + within * p.k.step[1], *const from_value = of_lane(value, from) + within * p.v.step[1];
+            int32 token_page = 0, token_row = 0;
+            if constexpr (IS_FP8) {
+                token_page = __shfl_sync(FULL_WARP, page, from);
+                token_row = __shfl_sync(FULL_WARP, row_in_page, from) + int32(within);
+            }
+            ask_token(pair, reach, granule, within, from_key, from_value, token_page, token_row, r, to);
+        }
+    }
+    __device__ static const char *of_lane(const char *address, uint32 lane) {
+        return reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, reinterpret_cast<uint64>(address), lane));
+    }
+    // Asks for the token `within` a granule, as row `r` of a tile.
+    __device__ void ask_token(const Pair &pair, const Reach &reach, int32 granule, uint32 within, const char *from_key, const char *from_value,
+                              int32 token_page, int32 token_row, uint32 r, char *to) const {
+        const uint32 column = lane % 8, k_chunks = p.dim * Type::BYTES / 16, v_chunks = p.v_offset ? p.value_dim * Type::BYTES / 16 : 0;
+        const uint32 k_to = shared_address(to) + sizeof(Facts) + r * PITCH + column * 16, v_to = k_to + p.v_offset;
+        const bool is_there = is_reached(reach, granule, within);
+        Facts &facts = as<Facts>(to);
+        from_key += column * 16;
+        from_value += column * 16;
+#pragma unroll
+        for (uint32 j = 0; j < (MAX_DIM * Type::BYTES + 127) / 128; j++)
+            if (column + j * 8 < k_chunks) copy_16(k_to + j * 128, from_key + j * 128, is_there);
+#pragma unroll
+        for (uint32 j = 0; j < (MAX_VALUE_DIM * Type::BYTES + 127) / 128; j++)
+            if (column + j * 8 < v_chunks) copy_16(v_to + j * 128, from_value + j * 128, is_there);
+        if (column == 0) facts.position[r] = is_there ? granule + int32(within) : -1;
+        if constexpr (IS_FP8) {
+            if (!p.scales_per_token || column > 1) return;
+            const View<3> &scale = column == 0 ? p.k_scale : p.v_scale;
+            float *const scale_to = (column == 0 ? facts.k_scale : facts.v_scale) + r;
+            if (!scale.data) *scale_to = 1.0f;
+            else copy_4(shared_address(scale_to), is_there ? scale.at(token_page, token_row, pair.head) : scale.data, is_there);
+        }
+    }
+
     template <bool IS_E5M2>
-    __device__ void score(float (&c)[4], uint32 keys) const {
-        float sum[2][4] = {};
+    __device__ void score(float (&c)[BLOCKS][4], uint32 keys) const {
+        float sum[2][BLOCKS][4] = {};
 #pragma unroll
         for (uint32 s = 0; s < K_STEPS; s += IS_FP8 ? 2 : 1) {
             uint32 k[4];
@@ -298,63 +418,86 @@ struct MmaEngine {
             }
         }
 #pragma unroll
-        for (uint32 e = 0; e < 4; e++) c[e] = sum[0][e] + sum[1][e];
+        for (uint32 b = 0; b < BLOCKS; b++)
+#pragma unroll
+            for (uint32 e = 0; e < 4; e++) c[b][e] = sum[0][b][e] + sum[1][b][e];
     }
-    __device__ void multiply_query(float (&c)[4], const uint32 (&a)[4], uint32 s) const {
+    __device__ void multiply_query(float (&c)[BLOCKS][4], const uint32 (&a)[4], uint32 s) const {
         if constexpr (HOLDS_QUERIES) {
-            Type::multiply(c, a, query[s][0], query[s][1]);
+#pragma unroll
+            for (uint32 b = 0; b < BLOCKS; b++) Type::multiply(c[b], a, query[b][s][0], query[b][s][1]);
         } else {
             uint32 q[2];
             read_query(q, s);
-            Type::multiply(c, a, q[0], q[1]);
+            Type::multiply(c[0], a, q[0], q[1]);
         }
     }
     template <bool IS_E5M2>
-    __device__ void weigh(uint32 values, const uint32 (&weights)[2]) {
+    __device__ void weigh(uint32 values, const uint32 (&weights)[BLOCKS][2]) {
 #pragma unroll
         for (uint32 j = 0; j < V_STEPS; j += IS_FP8 ? 2 : 1) {
             uint32 v[4];
             load_transposed(v, values + j * 16 * Type::BYTES);
-            if constexpr (IS_FP8) {
 #pragma unroll
-                for (uint32 half = 0; half < 2; half++) {
+            for (uint32 half = 0; half < (IS_FP8 ? 2 : 1); half++) {
+                uint32 a[4] = {v[0], v[1], v[2], v[3]};
+                if constexpr (IS_FP8) {
                     // A word is two channels of two tokens: the channels become rows r and r + 8.
-                    uint32 a[4];
                     widen_fp8<IS_E5M2>(__byte_perm(v[half * 2], 0, 0x3120), a[0], a[1]);
                     widen_fp8<IS_E5M2>(__byte_perm(v[half * 2 + 1], 0, 0x3120), a[2], a[3]);
-                    Type::multiply(acc[j + half], a, weights[0], weights[1]);
                 }
-            } else {
-                Type::multiply(acc[j], v, weights[0], weights[1]);
+#pragma unroll
+                for (uint32 b = 0; b < BLOCKS; b++) Type::multiply(acc[b][j + half], a, weights[b][0], weights[b][1]);
             }
         }
     }
 
+    // `is_whole`: every row sees every token of the tile.
+    __device__ void attend(const char *tile, bool is_whole = false) {
+        if (IS_FP8 && p.kv_type == FLOAT8_E5M2) attend<true>(tile, is_whole);
+        else attend<false>(tile, is_whole);
+    }
     template <bool IS_E5M2>
-    __device__ void attend(const char *tile) {
+    __device__ void attend(const char *tile, bool is_whole) {
         const Facts &facts = as<Facts>(tile);
         const uint32 matrix = lane / 8, line = lane % 8, keys = shared_address(tile) + sizeof(Facts);
-        float c[4];
+        float c[BLOCKS][4];
         // Matrices: tokens 0–7 and 8–15 of the first 16 bytes, then of the next.
         score<IS_E5M2>(c, keys + (line + matrix % 2 * 8) * PITCH + matrix / 2 * 16);
 
+        float inverse = 1.0f, shrink = 1.0f;
+        if constexpr (IS_FP8) {
+            if (p.scales_per_token) shrink = raise_value_unit(facts, inverse);
+        }
+        uint32 weights[BLOCKS][2];
+#pragma unroll
+        for (uint32 b = 0; b < BLOCKS; b++) soften<IS_E5M2>(b, c[b], is_whole, facts, shrink, inverse, weights[b]);
+        // Transposed, of FP8: as for keys; of other types: the first 16 bytes and the next of tokens 0–7, then of 8–15.
+        const uint32 token_half = IS_FP8 ? matrix % 2 : matrix / 2, column = IS_FP8 ? matrix / 2 : matrix % 2;
+        weigh<IS_E5M2>(keys + p.v_offset + (line + token_half * 8) * PITCH + column * 16, weights);
+    }
+    // The running softmax of a block: products with the queries become weights of the values.
+    template <bool IS_E5M2>
+    __device__ void soften(uint32 b, float (&c)[4], bool is_whole, const Facts &facts, float shrink, float inverse, uint32 (&weights)[2]) {
         // s · log2 e = c · factor.
         float factor = p.scale * LOG2_E;
-        const int32 tokens[2] = {facts.position[lane / 4], facts.position[lane / 4 + 8]};
         if constexpr (IS_FP8) {
             const float widened = IS_E5M2 ? 1.0f : E4M3_UNIT;
 #pragma unroll
             for (uint32 e = 0; e < 4; e++)
-                c[e] *= query_unit[e % 2] * widened * (p.scales_per_token ? facts.k_scale[lane / 4 + e / 2 * 8] : k_scale);
+                c[e] *= query_unit[b][e % 2] * widened * (p.scales_per_token ? facts.k_scale[lane / 4 + e / 2 * 8] : k_scale);
         }
         if (p.soft_cap != 0.0f) {
 #pragma unroll
             for (uint32 e = 0; e < 4; e++) c[e] = p.soft_cap * tanhf(c[e] * p.scale / p.soft_cap);
             factor = LOG2_E;
         }
+        if (!is_whole) {
+            const int32 tokens[2] = {facts.position[lane / 4], facts.position[lane / 4 + 8]};
 #pragma unroll
-        for (uint32 e = 0; e < 4; e++)
-            if (uint32(tokens[e / 2] - first[e % 2]) >= count[e % 2]) c[e] = minus_infinity();
+            for (uint32 e = 0; e < 4; e++)
+                if (uint32(tokens[e / 2] - first[b][e % 2]) >= count[b][e % 2]) c[e] = minus_infinity();
+        }
 
         float next[2] = {fmaxf(c[0], c[2]), fmaxf(c[1], c[3])};
 #pragma unroll
@@ -362,10 +505,7 @@ struct MmaEngine {
             next[0] = fmaxf(next[0], __shfl_xor_sync(FULL_WARP, next[0], step));
             next[1] = fmaxf(next[1], __shfl_xor_sync(FULL_WARP, next[1], step));
         }
-        float inverse = 1.0f, shrink = 1.0f;
-        if constexpr (IS_FP8) {
-            if (p.scales_per_token) shrink = raise_value_unit(facts, inverse);
-        }
+        float (&m)[2] = this->m[b], (&l)[2] = this->l[b];
         next[0] = fmaxf(m[0], next[0] * factor);
         next[1] = fmaxf(m[1], next[1] * factor);
         if (__any_sync(FULL_WARP, next[0] != m[0] || next[1] != m[1] || shrink != 1.0f)) {
@@ -375,7 +515,7 @@ struct MmaEngine {
 #pragma unroll
             for (uint32 j = 0; j < V_STEPS; j++)
 #pragma unroll
-                for (uint32 e = 0; e < 4; e++) acc[j][e] *= keep[e % 2] * shrink;
+                for (uint32 e = 0; e < 4; e++) acc[b][j][e] *= keep[e % 2] * shrink;
             m[0] = next[0];
             m[1] = next[1];
         }
@@ -392,10 +532,8 @@ struct MmaEngine {
                 for (uint32 e = 0; e < 4; e++) c[e] *= facts.v_scale[lane / 4 + e / 2 * 8] * inverse;
             }
         }
-        const uint32 weights[2] = {transpose(Type::pack(c[0], c[1])), transpose(Type::pack(c[2], c[3]))};
-        // Transposed, of FP8: as for keys; of other types: the first 16 bytes and the next of tokens 0–7, then of 8–15.
-        const uint32 token_half = IS_FP8 ? matrix % 2 : matrix / 2, column = IS_FP8 ? matrix / 2 : matrix % 2;
-        weigh<IS_E5M2>(keys + p.v_offset + (line + token_half * 8) * PITCH + column * 16, weights);
+        weights[0] = transpose(Type::pack(c[0], c[1]));
+        weights[1] = transpose(Type::pack(c[2], c[3]));
     }
     // The unit becomes at least the tile's largest scale; returns what acc shrinks by.
     __device__ float raise_value_unit(const Facts &facts, float &inverse) {
@@ -411,40 +549,49 @@ struct MmaEngine {
     // After the last tile of a unit or a chunk: l of the lane's rows is complete, acc is in the values' own units.
     __device__ void finish() {
 #pragma unroll
-        for (uint32 step = 4; step < WARP; step *= 2) {
-            l[0] += __shfl_xor_sync(FULL_WARP, l[0], step);
-            l[1] += __shfl_xor_sync(FULL_WARP, l[1], step);
-        }
-        if constexpr (IS_FP8) {
-            const float factor = (p.kv_type == FLOAT8_E5M2 ? 1.0f : E4M3_UNIT) * (p.scales_per_token ? value_unit : v_scale);
+        for (uint32 b = 0; b < BLOCKS; b++) {
 #pragma unroll
-            for (uint32 j = 0; j < V_STEPS; j++)
+            for (uint32 step = 4; step < WARP; step *= 2) {
+                l[b][0] += __shfl_xor_sync(FULL_WARP, l[b][0], step);
+                l[b][1] += __shfl_xor_sync(FULL_WARP, l[b][1], step);
+            }
+            if constexpr (IS_FP8) {
+                const float factor = (p.kv_type == FLOAT8_E5M2 ? 1.0f : E4M3_UNIT) * (p.scales_per_token ? value_unit : v_scale);
 #pragma unroll
-                for (uint32 e = 0; e < 4; e++) acc[j][e] *= factor;
+                for (uint32 j = 0; j < V_STEPS; j++)
+#pragma unroll
+                    for (uint32 e = 0; e < 4; e++) acc[b][j][e] *= factor;
+            }
         }
     }
 
-    // Attends to the team's tiles. `close(unit, true)` follows the last tile of each unit, where units are kept apart; else the last of
-    // all; `close(unit, false)` if there is none.
+    // Attends to a chunk, as a team of the CTA.
     template <typename Close>
     __device__ void run(const Item &item, const Pair &pair, const Reach &reach, Close close) {
-        const uint32 stages = p.stages, unit_tiles = p.partials.acc.data ? p.unit_tiles.value : ~0u;
-        const Tiles tiles(p, item, team, WARPS >> p.log_members);
+        const Tiles tiles(p, item.begin + team, item.end, LOG_WARPS - log_members);
         load_queries(pair);
+        const auto find = [&](uint32 tile) { return tiles.find(p, pair, reach, item.entries, tile); };
+        run(tiles, pair, reach, find, [&] {
+            wait_copies(p.stages - 1);
+            __syncthreads();
+            read_queries(pair, reach);
+        }, close);
+    }
+    // Attends to the team's tiles. `begin()` precedes the first; `close(unit, true)` follows the last of each unit, where units are kept
+    // apart, else the last of all; `close(unit, false)` if there is none.
+    template <typename Find, typename Begin, typename Close>
+    __device__ void run(const Tiles &tiles, const Pair &pair, const Reach &reach, Find find, Begin begin, Close close) {
+        const uint32 stages = p.stages, unit_tiles = p.partials.acc.data ? p.unit_tiles.value : ~0u;
         zero_padding();
         uint32 at = 0, part = 0, unit = tiles.first;
         for (uint32 step = 0;; step++) {
             if (step >= stages) {
+                if (step == stages) begin();
                 wait_copies(stages - 1);
-                if (step == stages) {
-                    __syncthreads();
-                    read_queries(pair, reach);
-                }
                 const bool exists = tiles.count, ends = step - stages + 1 >= tiles.count;
                 if (exists) {
                     sync_team();
-                    if (IS_FP8 && p.kv_type == FLOAT8_E5M2) attend<true>(stage(at));
-                    else attend<false>(stage(at));
+                    attend(stage(at));
                 }
                 sync_team();
                 if (ends || ++part == unit_tiles) {
@@ -454,7 +601,10 @@ struct MmaEngine {
                 }
                 if (ends) break;
             }
-            if (step < tiles.count) load(tiles, pair, reach, item.entries, step, stage(at));
+            if (step < tiles.count) {
+                if (tiles.begins(p, step)) note(pair, find(step));
+                load(tiles, pair, reach, step, stage(at));
+            }
             end_copies();
             at = at + 1 == stages ? 0 : at + 1;
         }

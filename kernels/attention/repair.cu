@@ -284,7 +284,7 @@ __device__ inline void repair_at_once(const RepairParams &r) {
     const uint32 predicted_count = clamped(as<int32>(r.predicted_counts.at(pair.seq, pair.position, pair.head)), r.predicted_cap);
     const Lists lists{predicted, selected, predicted_count, count_of(p, pair), blocks_of(p, reach)};
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
-    Engine engine(p, shared);
+    Engine engine(p, shared, p.log_members);
     if constexpr (Engine::IS_FP8) engine.load_queries(pair);
     else ask_for_queries(engine, pair, share.rows);
     end_copies();
@@ -339,8 +339,7 @@ __device__ inline void repair_at_once(const RepairParams &r) {
             if (is_double) wait_copies<1>();
             else wait_copies<0>();
             engine.sync_team();
-            if (Engine::IS_FP8 && p.kv_type == FLOAT8_E5M2) engine.template attend<true>(stage_of(tile));
-            else engine.template attend<false>(stage_of(tile));
+            engine.attend(stage_of(tile));
             engine.sync_team();
             ask_for(tile + p.stages);
         }

@@ -69,7 +69,7 @@ __device__ inline void attention(const AttentionParams &p) {
     const Reach reach = Reach::of(p, pair, item.length, item.queries);
 
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(uint32(__cvta_generic_to_shared(words + threadIdx.x))), "r"(word) : "memory");
-    Engine engine(p, shared);
+    Engine engine(p, shared, p.log_members);
     const uint32 warp = engine.warp;
     const WarpState state{acc_of(p, shared, warp), sums.m[warp], sums.l[warp]};
     if (p.partials.acc.data) clear_state(p, state);

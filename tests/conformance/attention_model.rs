@@ -110,6 +110,36 @@ impl Spec {
         }
     }
 
+    /// 16-bit queries, 128 channels, blocks and pages of whole tiles of 16 tokens; else anything.
+    pub fn in_whole_tiles(rng: &mut Rng) -> Spec {
+        let spec = Spec::random(rng);
+        let (positions, group) = rng.pick(&[(None, 1), (None, 4), (None, 7), (None, 16), (Some(2), 3), (Some(4), 4)]);
+        let (batch, kv_heads) = rng.pick(&[(1, 1), (2, 2), (2, 9), (5, 7), (9, 8)]);
+        let (page, block) = rng.pick(&[(16, 16), (64, 16), (64, 64), (16, 48), (96, 32)]);
+        let scales = spec.scales.map(|scale| if scale == Scales::PerToken { Scales::Absent } else { scale });
+        let q_type = if spec.q_type == F32 { F16 } else { spec.q_type };
+        let lists = match (positions, spec.lists) {
+            (None, Lists::Own) => Lists::Shared,
+            (_, lists) => lists,
+        };
+        Spec {
+            batch,
+            positions,
+            kv_heads,
+            group,
+            dim: 128,
+            value_dim: 128,
+            page,
+            block: if spec.slots { 16 } else { block },
+            most: if batch > 2 { 40 } else { 300 },
+            kv_type: if matches!(spec.kv_type, F8E4M3 | F8E5M2) { spec.kv_type } else { q_type },
+            q_type,
+            lists,
+            scales,
+            ..spec
+        }
+    }
+
     pub fn with_positions(self, rng: &mut Rng) -> Spec {
         let lists = rng.pick(&[Lists::Absent, Lists::Shared, Lists::Own]);
         Spec { positions: Some(rng.pick(&[1, 2, 3, 4, 4, 7])), q_lens: rng.one_in(2), lists, ..self }

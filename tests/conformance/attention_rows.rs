@@ -16,6 +16,8 @@ pub const CASES: &[Case] = cases![
     attention_over_slots_agrees_with_the_formula,
     attention_with_everything_at_once_agrees_with_the_formula,
     attention_partials_of_rows_are_the_states_of_their_groups,
+    attention_in_whole_tiles_agrees_with_the_formula,
+    attention_partials_in_whole_tiles_are_the_states_of_their_groups,
     four_positions_give_what_four_calls_give,
     a_shared_list_gives_what_lists_that_repeat_it_give,
     repair_superset_of_rows_covers_predicted_and_selected_blocks,
@@ -167,47 +169,72 @@ fn a_shared_list_gives_what_lists_that_repeat_it_give(backend: &Backend) {
 fn attention_partials_of_rows_are_the_states_of_their_groups(backend: &Backend) {
     rounds(20, |rng| {
         let group = rng.pick(&[1, 1, 2, 5]);
-        let mut spec = Spec { most: 150, ..Spec::random(rng).with_partials(backend) };
-        if spec.lists == Lists::Absent {
-            spec.lists = Lists::Shared;
-        }
-        let model = Model::random(rng, Spec { poisoned: false, ..spec });
-        let ids = model.ids(rng, 0.5);
-        let list = PlacedList::new(backend, rng, &model, &ids);
-        let placed = Placed::new(backend, rng, &model);
-        let results = Results::new(backend, rng, &model.spec);
-        let kept = partials(backend, rng, &model.spec, list.cap.div_ceil(group));
-        placed.attend(&vwd_attention_args {
-            partial_blocks: group as u32,
-            partials: partials_of(&kept),
-            ..placed.attention(Some(&list), &results)
-        });
-        results.check(&model, |i, r, g| model.list(&ids, i, r, g).to_vec());
-        let (spec, groups) = (&model.spec, list.cap.div_ceil(group));
-        let full = [spec.batch, spec.rows(), spec.heads(), groups];
-        let [m, l] = [&kept[1], &kept[2]].map(|t| Array::new(&full, t.read_floats().data));
-        let acc = Array::new(&[&full[..], &[spec.value_dim]].concat(), kept[0].read_floats().data);
-        let count = |i: usize, r: usize, h: usize| model.list(&ids, i, r, h / spec.group).len();
-        for at in array::indices(&full) {
-            let at = [at[0], at[1], at[2], at[3]];
-            let [i, r, h, n] = at;
-            if n < count(i, r, h).div_ceil(group) {
-                let list = model.list(&ids, i, r, h / spec.group);
-                let want = model.expected(i, r, h, &list[n * group..list.len().min((n + 1) * group)]);
-                close(m[at], want.m, TOLERANCE, "m");
-                close(l[at], want.l, TOLERANCE * want.l, "l");
-                let of_acc = TOLERANCE + model.weight_rounding(backend.is_cuda());
-                close(acc.row(at)[0], want.acc[0], of_acc * want.l, "acc");
-            }
-        }
-        let ranked = spec.positions.is_some();
-        for t in &kept {
-            t.assert_written("partials", |at| {
-                let (r, h, n) = if ranked { (at[1], at[2], at[3]) } else { (0, at[1], at[2]) };
-                n < count(at[0], r, h).div_ceil(group)
-            });
-        }
+        let spec = Spec { most: 150, ..Spec::random(rng).with_partials(backend) };
+        partials_agree(backend, rng, spec, group);
     });
+}
+
+/// Up to 16 rows of 128 channels over whole tiles have a kernel of their own on CUDA, whose cut follows from how many lists
+/// there are: some, and more than are cut into the most parts.
+fn attention_in_whole_tiles_agrees_with_the_formula(backend: &Backend) {
+    rounds(40, |rng| {
+        let spec = Spec::in_whole_tiles(rng);
+        agrees(backend, rng, spec);
+    });
+}
+
+fn attention_partials_in_whole_tiles_are_the_states_of_their_groups(backend: &Backend) {
+    rounds(20, |rng| {
+        let group = rng.pick(&[1, 1, 2, 5]);
+        let spec = Spec::in_whole_tiles(rng);
+        partials_agree(backend, rng, spec, group);
+    });
+    // More tiles in a partial than a warp looks up at once.
+    let rng = &mut Rng::new(8);
+    let spec = Spec { batch: 1, kv_heads: 1, page: 64, block: 1024, most: 1500, ..Spec::in_whole_tiles(rng) };
+    partials_agree(backend, rng, Spec { slots: false, ..spec }, 1);
+}
+
+fn partials_agree(backend: &Backend, rng: &mut Rng, mut spec: Spec, group: usize) {
+    if spec.lists == Lists::Absent {
+        spec.lists = Lists::Shared;
+    }
+    let model = Model::random(rng, Spec { poisoned: false, ..spec });
+    let ids = model.ids(rng, 0.5);
+    let list = PlacedList::new(backend, rng, &model, &ids);
+    let placed = Placed::new(backend, rng, &model);
+    let results = Results::new(backend, rng, &model.spec);
+    let kept = partials(backend, rng, &model.spec, list.cap.div_ceil(group));
+    placed.attend(&vwd_attention_args {
+        partial_blocks: group as u32,
+        partials: partials_of(&kept),
+        ..placed.attention(Some(&list), &results)
+    });
+    results.check(&model, |i, r, g| model.list(&ids, i, r, g).to_vec());
+    let (spec, groups) = (&model.spec, list.cap.div_ceil(group));
+    let full = [spec.batch, spec.rows(), spec.heads(), groups];
+    let [m, l] = [&kept[1], &kept[2]].map(|t| Array::new(&full, t.read_floats().data));
+    let acc = Array::new(&[&full[..], &[spec.value_dim]].concat(), kept[0].read_floats().data);
+    let count = |i: usize, r: usize, h: usize| model.list(&ids, i, r, h / spec.group).len();
+    for at in array::indices(&full) {
+        let at = [at[0], at[1], at[2], at[3]];
+        let [i, r, h, n] = at;
+        if n < count(i, r, h).div_ceil(group) {
+            let list = model.list(&ids, i, r, h / spec.group);
+            let want = model.expected(i, r, h, &list[n * group..list.len().min((n + 1) * group)]);
+            close(m[at], want.m, TOLERANCE, "m");
+            close(l[at], want.l, TOLERANCE * want.l, "l");
+            let of_acc = TOLERANCE + model.weight_rounding(backend.is_cuda());
+            close(acc.row(at)[0], want.acc[0], of_acc * want.l, "acc");
+        }
+    }
+    let ranked = spec.positions.is_some();
+    for t in &kept {
+        t.assert_written("partials", |at| {
+            let (r, h, n) = if ranked { (at[1], at[2], at[3]) } else { (0, at[1], at[2]) };
+            n < count(at[0], r, h).div_ceil(group)
+        });
+    }
 }
 
 /// A prediction and what turned out to be right.

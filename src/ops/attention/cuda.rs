@@ -6,19 +6,21 @@ use crate::core::status::{Error, Result};
 use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::{Cuda, Enqueue, Facts};
 
-fn plan(facts: &Facts, r: &Request) -> Result<Option<Plan>> {
+fn plan(kernels: &Kernels, facts: &Facts, r: &Request) -> Result<Option<Plan>> {
     let (problem, outputs) = (&r.problem, &r.outputs);
     let job = Job { problem, list: r.list, bundle: r.bundle, partials: r.partials, outputs };
-    device::plan(facts, &job)
+    device::fastest(kernels, facts, &job)
 }
 
 pub fn scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
-    Ok(plan(cuda.facts(), r)?.map_or(0, |plan| plan.scratch()))
+    Ok(plan(cuda.kernels(), cuda.facts(), r)?.map_or(0, |plan| plan.scratch()))
 }
 
 pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
-    let Some(mut plan) = plan(enqueue.facts(), r)? else { return Ok(()) };
-    plan.place(enqueue.scratch(plan.scratch())? as *mut u8, enqueue.counters()? as *mut u8);
+    let Some(mut plan) = plan(enqueue.kernels(), enqueue.facts(), r)? else { return Ok(()) };
+    if plan.scratch() > 0 {
+        plan.place(enqueue.scratch(plan.scratch())? as *mut u8, enqueue.counters()? as *mut u8);
+    }
     // SAFETY: the op's caller keeps the tensors valid until the stream has passed.
     unsafe { device::launch(enqueue, &plan) }
 }

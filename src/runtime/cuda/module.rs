@@ -117,6 +117,13 @@ impl Kernel {
         check(unsafe { sys::cuFuncSetAttribute(self.function, attribute, bytes as i32) }, self.name)
     }
 
+    /// Lets launches ask for clusters of more than [`super::LARGEST_CLUSTER`] CTAs. The context is current.
+    pub fn allow_large_clusters(&self) -> Result<()> {
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;
+        // SAFETY: the function is loaded.
+        check(unsafe { sys::cuFuncSetAttribute(self.function, attribute, 1) }, self.name)
+    }
+
     /// Enqueues the kernel.
     ///
     /// # Safety

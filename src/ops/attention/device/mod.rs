@@ -1,15 +1,18 @@
 //! What attention and repair have in common on CUDA: the kernels of kernels/attention/ and their launch.
 
+mod latent;
 mod params;
+mod plain;
 mod plan;
 
 pub use params::{MAX_INPUTS, MergeParams, Params, RepairParams, StateView, View};
-pub use plan::{Job, Pairs, Plan, THREADS, WARPS, is_copied_by_16, lists, pairs, plan, results};
+pub use plan::{Job, Pairs, Plan, THREADS, WARPS, fastest, is_copied_by_16, lists, pairs, plan, results};
 
 use super::Outputs;
 use crate::core::status::Result;
 use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
+use plain::{Clusters, Rows};
 use plan::{Element, Engine, STATIC_SHARED, Width};
 
 /// Of repair in one launch.
@@ -20,6 +23,8 @@ pub struct Kernels {
     f16: [Kernel; 3],
     bf16: [Kernel; 3],
     fp8: [Kernel; 3],
+    /// Where clusters can run.
+    plain: Option<Plain>,
     general: Kernel,
     cut: Kernel,
     pub repair: Kernel,
@@ -30,11 +35,25 @@ pub struct Kernels {
     pub merge: Kernel,
 }
 
+/// Kernels of clusters, by rows: up to 4, 8 and 16; of FP8 8 and 16.
+struct Plain {
+    f16: [Kernel; 3],
+    bf16: [Kernel; 3],
+    fp8: [Kernel; 2],
+    /// Of float16 and bfloat16.
+    latent: [Kernel; 2],
+    clusters: Clusters,
+}
+
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[
         source!("attention/f16", compute_80, compute_90),
         source!("attention/bf16", compute_80, compute_90),
         source!("attention/fp8", compute_80, compute_90),
+        source!("attention/plain_f16", compute_90),
+        source!("attention/plain_bf16", compute_90),
+        source!("attention/plain_fp8", compute_90),
+        source!("attention/latent", compute_90),
         source!("attention/general", compute_80, compute_90),
         source!("attention/plan", compute_80, compute_90),
         source!("attention/repair", compute_90),
@@ -57,7 +76,9 @@ impl cuda::Kernels for Kernels {
         let forms = |kernel: &Kernel, size| kernel.sharing(most_shared(facts)).active_clusters(size, THREADS) > 0;
         let can_form = |&size: &u32| repair_at_once.iter().all(|kernel| size == 1 || forms(kernel, size));
         let sizes = if repair_at_once.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
+        let plain = if modules.has("attention/plain_f16") { Some(Plain::find(of)?) } else { None };
         Ok(Kernels {
+            plain: plain.filter(|plain| plain.clusters.exist()),
             cluster_sizes: sizes.iter().copied().filter(can_form).collect(),
             repair_at_once,
             f16: by_width("attention/f16", ["attention_f16_128", "attention_f16_256", "attention_f16_576"])?,
@@ -71,7 +92,47 @@ impl cuda::Kernels for Kernels {
     }
 }
 
+impl Plain {
+    fn find(of: impl Fn(&'static str, &'static str) -> Result<Kernel>) -> Result<Plain> {
+        let [f16, bf16, fp8] = ["attention/plain_f16", "attention/plain_bf16", "attention/plain_fp8"];
+        let f16 =
+            [of(f16, "attention_plain_f16_4")?, of(f16, "attention_plain_f16_8")?, of(f16, "attention_plain_f16_16")?];
+        let bf16 = [
+            of(bf16, "attention_plain_bf16_4")?,
+            of(bf16, "attention_plain_bf16_8")?,
+            of(bf16, "attention_plain_bf16_16")?,
+        ];
+        let fp8 = [of(fp8, "attention_plain_fp8_8")?, of(fp8, "attention_plain_fp8_16")?];
+        let latent =
+            [of("attention/latent", "attention_latent_f16")?, of("attention/latent", "attention_latent_bf16")?];
+        for kernel in &latent {
+            kernel.allow_large_clusters()?;
+        }
+        Ok(Plain { clusters: Clusters::of(&latent[0]), f16, bf16, fp8, latent })
+    }
+
+    fn latent(&self, element: Element) -> &Kernel {
+        &self.latent[(element == Element::Bf16) as usize]
+    }
+
+    fn of(&self, element: Element, rows: Rows) -> &Kernel {
+        match element {
+            Element::F16 => &self.f16[rows as usize],
+            Element::Bf16 => &self.bf16[rows as usize],
+            Element::Fp8 => &self.fp8[rows as usize - 1],
+        }
+    }
+}
+
 impl Kernels {
+    fn of_clusters(&self) -> &Plain {
+        self.plain.as_ref().expect("only what runs is planned")
+    }
+
+    fn clusters(&self) -> Option<&Clusters> {
+        self.plain.as_ref().map(|plain| &plain.clusters)
+    }
+
     /// Repair in one launch, where there is such a kernel.
     pub fn repair_of(&self, engine: Engine) -> Option<&Kernel> {
         match engine {
@@ -81,7 +142,12 @@ impl Kernels {
     }
 
     fn of(&self, engine: Engine) -> &Kernel {
-        let Engine::Mma(element, width) = engine else { return &self.general };
+        let (element, width) = match engine {
+            Engine::General => return &self.general,
+            Engine::Plain(element, rows) => return self.of_clusters().of(element, rows),
+            Engine::Latent(element) => return self.of_clusters().latent(element),
+            Engine::Mma(element, width) => (element, width),
+        };
         let by_width = match element {
             Element::F16 => &self.f16,
             Element::Bf16 => &self.bf16,
@@ -116,7 +182,11 @@ pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan) -> Result<()> {
             enqueue.launch(&kernels.cut, grid(enqueue, 1), [params.cast(), items.cast(), ctas.cast()])?;
         }
         let kernel = kernels.of(plan.engine).sharing(plan.shared);
-        enqueue.launch(&kernel, grid(enqueue, plan.ctas), [params.cast()])
+        let grid = match plan.cluster {
+            None => grid(enqueue, plan.ctas),
+            Some(size) => Grid { ctas: plan.ctas, threads: plan.threads, kind: Kind::DependentClusters(size) },
+        };
+        enqueue.launch(&kernel, grid, [params.cast()])
     }
 }
 

@@ -2,6 +2,8 @@
 //! what scratch they need.
 
 use super::params::{NONE, Params, StateView, View, code};
+use super::plain::Rows;
+use super::{Kernels, latent, plain};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
@@ -12,10 +14,10 @@ use crate::runtime::cuda::layout::Divisor;
 
 pub const THREADS: u32 = 256;
 pub const WARPS: u32 = 8;
-const WARP_ROWS: u32 = 8;
-const TILE: u32 = 16;
+pub const WARP_ROWS: u32 = 8;
+pub const TILE: u32 = 16;
 /// What is known of a tile's tokens.
-const FACTS_BYTES: u32 = 192;
+pub const FACTS_BYTES: u32 = 192;
 const MOST_STAGES: u32 = 8;
 /// Tiles of a chunk: one for each warp.
 const LEAST_TILES: u32 = 8;
@@ -33,6 +35,10 @@ const MOST: u64 = 1 << 31;
 pub enum Engine {
     /// On tensor cores: element type of keys and queries, and the largest D and Dv.
     Mma(Element, Width),
+    /// The common case of it, for so many rows.
+    Plain(Element, Rows),
+    /// Where values are the first of many channels of keys.
+    Latent(Element),
     General,
 }
 
@@ -77,15 +83,19 @@ pub struct Plan {
     pub params: Params,
     pub engine: Engine,
     pub ctas: u32,
+    /// Of a CTA.
+    pub threads: u32,
+    /// CTAs of a cluster, where there are clusters.
+    pub cluster: Option<u32>,
     /// Dynamic shared memory.
     pub shared: u32,
     /// Whether a kernel cuts the pairs first.
     pub is_cut_apart: bool,
-    scratch: Scratch,
+    pub scratch: Scratch,
 }
 
-#[derive(Clone, Copy)]
-struct Scratch {
+#[derive(Clone, Copy, Default)]
+pub struct Scratch {
     items: usize,
     states: usize,
 }
@@ -124,7 +134,27 @@ pub fn pairs(facts: &Facts, job: &Job, most_stages: u32) -> Result<Option<Pairs>
     Ok(Some(Pairs { rows: params.rows.min(rows_of_cta), params, engine, shared }))
 }
 
-/// `None` where there is nothing to do.
+/// In clusters where they take the tensors. `None` where there is nothing to do.
+pub fn fastest(kernels: &Kernels, facts: &Facts, job: &Job) -> Result<Option<Plan>> {
+    if let (Engine::Mma(element, width), Some(clusters)) = (engine(job), kernels.clusters()) {
+        let Some(params) = describe(job)? else { return Ok(None) };
+        let (lists, tokens) = (lists(job), longest(job, 1));
+        let plan = match width {
+            Width::W128 => {
+                let cut = plain::cut(clusters, &params, element, lists, tokens, super::most_shared(facts));
+                cut.map(|cut| cut.plan(params, element, longest(job, params.unit_tokens) as u32))
+            }
+            Width::W256 => None,
+            Width::W576 => latent::plan(clusters, &params, element, lists, tokens),
+        };
+        if plan.is_some() {
+            return Ok(plan);
+        }
+    }
+    plan(facts, job)
+}
+
+/// In CTAs of their own. `None` where there is nothing to do.
 pub fn plan(facts: &Facts, job: &Job) -> Result<Option<Plan>> {
     let Some(Pairs { mut params, engine, rows, shared }) = pairs(facts, job, MOST_STAGES)? else { return Ok(None) };
     let few = params.pairs <= FEW_PAIRS;
@@ -137,7 +167,8 @@ pub fn plan(facts: &Facts, job: &Job) -> Result<Option<Plan>> {
     let state_bytes = rows as usize * (params.value_dim as usize + 2) * size_of::<f32>();
     let items = if few { 0 } else { ctas as usize * ITEM_BYTES };
     let scratch = Scratch { items: items.next_multiple_of(256), states: slots as usize * state_bytes };
-    Ok(Some(Plan { params, engine, ctas, shared, is_cut_apart: !few, scratch }))
+    let cluster = None;
+    Ok(Some(Plan { params, engine, ctas, threads: THREADS, cluster, shared, is_cut_apart: !few, scratch }))
 }
 
 impl Plan {
@@ -295,22 +326,21 @@ fn share(params: &mut Params, engine: Engine, most: u32, most_stages: u32) -> Re
     let members = if engine == Engine::General { 1 } else { params.rows.div_ceil(WARP_ROWS).min(WARPS) };
     for log_members in members.next_power_of_two().ilog2()..=WARPS.ilog2() {
         let members = 1 << log_members;
-        let (stages, stage_bytes, q_pitch, sums) = match engine {
+        let (stages, stage_bytes, q_pitch, sums) = if let Engine::Mma(element, width) = engine {
+            let bytes = if element == Element::Fp8 { 1 } else { 2 };
+            let tile = TILE * (width.channels() * bytes + 16);
+            params.v_offset = if values_are_keys(params) { 0 } else { tile };
+            let q_pitch = width.channels() * 2 + 16;
+            let rest = members * WARP_ROWS * q_pitch + totals;
+            let of_team = most.saturating_sub(rest) / (WARPS / members);
+            let mut stage = FACTS_BYTES + tile + params.v_offset;
+            // What a team has attended to takes the place of its tiles.
+            let stages = (of_team / stage).min(most_stages);
+            stage = stage.max((members * warp_acc).div_ceil(stages.max(1)).next_multiple_of(16));
+            ((of_team / stage).min(stages), stage, q_pitch, 0)
+        } else {
             // A stage holds acc of a team; m and l of each warp's rows lie behind the queries.
-            Engine::General => (1, members * warp_acc, (params.dim + 4) * 4, 2 * WARPS * WARP_ROWS * 4),
-            Engine::Mma(element, width) => {
-                let bytes = if element == Element::Fp8 { 1 } else { 2 };
-                let tile = TILE * (width.channels() * bytes + 16);
-                params.v_offset = if values_are_keys(params) { 0 } else { tile };
-                let q_pitch = width.channels() * 2 + 16;
-                let rest = members * WARP_ROWS * q_pitch + totals;
-                let of_team = most.saturating_sub(rest) / (WARPS / members);
-                let mut stage = FACTS_BYTES + tile + params.v_offset;
-                // What a team has attended to takes the place of its tiles.
-                let stages = (of_team / stage).min(most_stages);
-                stage = stage.max((members * warp_acc).div_ceil(stages.max(1)).next_multiple_of(16));
-                ((of_team / stage).min(stages), stage, q_pitch, 0)
-            }
+            (1, members * warp_acc, (params.dim + 4) * 4, 2 * WARPS * WARP_ROWS * 4)
         };
         let tiles = (WARPS / members * stages * stage_bytes).next_multiple_of(16);
         params.log_members = log_members;
@@ -330,6 +360,6 @@ fn share(params: &mut Params, engine: Engine, most: u32, most_stages: u32) -> Re
 }
 
 /// MLA: the values are the first channels of the keys.
-fn values_are_keys(params: &Params) -> bool {
+pub fn values_are_keys(params: &Params) -> bool {
     params.k.data == params.v.data && params.k.step == params.v.step && params.value_dim <= params.dim
 }

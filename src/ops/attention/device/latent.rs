@@ -1,0 +1,52 @@
+//! The plan of kernels/attention/latent.cuh: a cluster of CTAs for each list and 16 of its rows.
+
+use super::params::Params;
+use super::plain::Clusters;
+use super::plan::{Element, Engine, FACTS_BYTES, Plan, Scratch, THREADS, TILE, values_are_keys};
+use crate::runtime::cuda::layout::Divisor;
+
+const ROWS: u32 = 16;
+const TILES: u32 = 4;
+const STAGES: u32 = 2;
+const KEY_CHANNELS: u32 = 576;
+/// Products of a step: of eight warps, 16 rows and 16 tokens each.
+const SUMS_BYTES: u32 = 8 * ROWS * TILE * size_of::<f32>() as u32;
+
+/// `None` where the kernel does not take these tensors. `tokens` is the length of a full list.
+pub fn plan(clusters: &Clusters, params: &Params, element: Element, lists: usize, tokens: u64) -> Option<Plan> {
+    let is_taken = values_are_keys(params) && params.partials.acc.data.is_null() && element != Element::Fp8;
+    let row_blocks = params.rows.div_ceil(ROWS);
+    let pairs = lists as u64 * row_blocks as u64;
+    if !is_taken || pairs * tokens.max(1).div_ceil(TILE as u64) >= 1 << 27 {
+        return None;
+    }
+    let pairs = pairs as u32;
+    let ctas = clusters.of_pairs(pairs);
+    let octets = (params.value_dim / 8).div_ceil(ctas).next_power_of_two();
+    let stage_bytes = FACTS_BYTES + TILE * (KEY_CHANNELS * 2 + 16);
+    let ring = TILES * STAGES * stage_bytes;
+    let received = ctas * (octets * 8 + 2) * ROWS * size_of::<f32>() as u32;
+    let params = Params {
+        pairs,
+        row_blocks: Divisor::new(row_blocks),
+        log_members: (ROWS / 8).ilog2(),
+        kept_rows: ROWS,
+        stages: STAGES,
+        log_octets: octets.ilog2(),
+        v_offset: 0,
+        stage_bytes,
+        q_offset: ring,
+        totals_offset: ring + received,
+        ..*params
+    };
+    Some(Plan {
+        params,
+        engine: Engine::Latent(element),
+        ctas: pairs * ctas,
+        threads: THREADS,
+        cluster: Some(ctas),
+        shared: ring + received + SUMS_BYTES,
+        is_cut_apart: false,
+        scratch: Scratch::default(),
+    })
+}
