@@ -27,7 +27,7 @@ pub fn gather(cpu: &Cpu, r: &GatherRequest) {
 /// # Safety
 /// The tensors are valid, the entry is inside the lists, and nothing else writes the target that it names.
 unsafe fn copy_block(r: &GatherRequest, entry: [usize; 3]) {
-    // SAFETY: forwarded to the caller.
+    // SAFETY: the lists are valid and in host memory, as on a CPU session all are, and the entry is inside them.
     let Some([from, to]) = (unsafe { r.offsets(entry) }) else { return };
     let dims = r.block_dims();
     let shape: [usize; MAX_RANK - 1] = std::array::from_fn(|d| r.target.dim(d + 1));

@@ -115,7 +115,7 @@ impl<'a> GatherRequest<'a> {
     /// The op's caller keeps the lists valid, they lie in host memory, and the entry is inside them.
     unsafe fn offsets(&self, [i, g, j]: [usize; 3]) -> Option<[i64; 2]> {
         let row = |id: i32, blocks: usize| usize::try_from(id).ok().filter(|&row| row < blocks);
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller keeps the lists valid, in host memory, and the entry inside them.
         let from = row(unsafe { self.pairs.id(&self.pairs.source_ids, [i, g, j]) }, self.source.dim(0))?;
         let to = match &self.pairs.target_ids {
             // SAFETY: as above.
@@ -199,7 +199,7 @@ impl<'a> Pairs<'a> {
     unsafe fn count(&self, i: usize, g: usize) -> usize {
         let Some(counts) = &self.counts else { return self.cap() };
         let at = if self.per_head() { [i, g] } else { [0, 0] };
-        // SAFETY: forwarded to the caller. Past the rank a coordinate is 0.
+        // SAFETY: the caller keeps the counts valid, in host memory; past the rank a coordinate is 0.
         let count = unsafe { counts.at::<i32, 2>(at).read() };
         (count.max(0) as usize).min(self.cap())
     }
@@ -208,7 +208,7 @@ impl<'a> Pairs<'a> {
     /// As for [`Pairs::count`]; the entry is inside the lists.
     unsafe fn id(&self, ids: &Tensor, [i, g, j]: [usize; 3]) -> i32 {
         let at = if self.per_head() { [i, g, j] } else { [j, 0, 0] };
-        // SAFETY: forwarded to the caller. Past the rank a coordinate is 0.
+        // SAFETY: the caller keeps the ids valid, in host memory, and the entry inside; past the rank a coordinate is 0.
         unsafe { ids.at::<i32, 3>(at).read() }
     }
 }

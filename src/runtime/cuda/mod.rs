@@ -295,7 +295,7 @@ impl Enqueue<'_> {
         bytes: usize,
         batched: bool,
     ) -> Result<()> {
-        // SAFETY: forwarded to the caller; the context is current while this lives.
+        // SAFETY: the caller vouches for the memory; the context is current while this lives.
         unsafe { self.cuda.copies.enqueue(targets, sources, bytes, self.stream, batched) }
     }
 
