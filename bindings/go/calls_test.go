@@ -271,7 +271,7 @@ func TestKvCache(t *testing.T) {
 		t.Error(info, sizes)
 	}
 	must(t, cache.Free(fork, 0))
-	if err := cache.Free(fork, 0); !errors.Is(err, InvalidArgument) {
+	if err := cache.Free(fork, 0); !errors.Is(err, ErrInvalidArgument) {
 		t.Error(err)
 	}
 }

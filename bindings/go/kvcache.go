@@ -9,7 +9,9 @@ import "C"
 
 import "unsafe"
 
-// KvCacheOptions describe a tiered cache; only Hold has a default. vwd_kv_cache_options documents them.
+// KvCacheOptions are those of NewKvCache; vwd_kv_cache_options documents them.
+//
+//	Options of `vwd_kv_cache_create`; what has no default must be at least 1.
 type KvCacheOptions struct {
 	Layers       int
 	KVHeads      int
@@ -64,7 +66,9 @@ func (options KvCacheOptions) lower(l *lowering) C.vwd_kv_cache_options {
 	return c
 }
 
-// KvCacheSizes is what a cache takes; vwd_kv_cache_sizes documents it.
+// KvCacheSizes is vwd_kv_cache_sizes: what a cache takes.
+//
+//	What a cache takes, filled by `vwd_kv_cache_capacity` before there is one.
 type KvCacheSizes struct {
 	RunBytes         uint64
 	HostBytes        uint64
@@ -150,6 +154,27 @@ func (k *KvCache) Free(sequence int, stream Stream) error {
 }
 
 // KvCacheAppendArgs are the arguments of KvCache.Append; vwd_kv_cache_append documents them.
+//
+//	Writes the keys and values of new tokens of one layer: token t of row i becomes token begin[i] + t of its sequence. A block
+//	that gets its last token is written back to host memory.
+//
+//	layer                     0 … layers−1.
+//	sequences  [B]            int32. Distinct, so at most max_sequences.
+//	begin      [B]            int32. The tokens that the sequence has; fewer where drafts were rejected, but not before its
+//	                          last two blocks, nor before where it was forked or truncated.
+//	lens       [B]            int32, optional (absent: T). Clamped to 0 … T.
+//	k          [B, T, Hk, D]  The cache's dtype.
+//	v          [B, T, Hk, Dv] The same.
+//	k_scale    [B, T, Hk]     float32. Given with token_scales and only then.
+//	v_scale    [B, T, Hk]     The same.
+//
+//	A token has no place, and is dropped, where no sequence has that number, where `vwd_kv_cache_extend` has made no room,
+//	or where tokens before it are missing. Lists that were resolved before stay right for up to S more tokens a sequence.
+//	T is any; a prefill appends chunks of many blocks.
+//
+//	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+//	captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
+//	Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
 type KvCacheAppendArgs struct {
 	Layer     int
 	Sequences Tensor
@@ -184,6 +209,27 @@ func (args KvCacheAppendArgs) lower(l *lowering) C.vwd_kv_cache_append_args {
 }
 
 // KvCacheResolveArgs are the arguments of KvCache.Resolve; vwd_kv_cache_resolve documents them.
+//
+//	Gives each wanted block a slot. Those that are there now can be read at once; for the others it asks for copies, which
+//	`vwd_kv_cache_fetch` makes. A block that several sequences share has one slot and one copy.
+//
+//	layer                         0 … layers−1.
+//	sequences        [B]          int32. At most max_sequences of them.
+//	wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
+//	                              at most slots / hold of the options.
+//	wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
+//	wanted.slots     As ids; out. The slot of each block once its copy has landed, −1 for a block that the sequence
+//	                 does not have. Places past the count are not written.
+//	resident         Out, all of it or none: the entries whose blocks are there now, in the same order; shaped as wanted.
+//	missed_counts    As counts; out, optional: entries that are not there yet.
+//
+//	What the last `hold` resolves of a layer named keeps its slot; what is named least recently makes room. Wanted lists and
+//	the layer's views are what attention and repair take: attention reads `resident` at once, repair folds in the rest after
+//	`vwd_kv_cache_wait`. A prefetch is a resolve of a predicted list and a fetch; one that proves wrong costs bandwidth.
+//
+//	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+//	captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
+//	Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
 type KvCacheResolveArgs struct {
 	Layer        int
 	Sequences    Tensor
@@ -225,7 +271,17 @@ func (k *KvCache) Wait(layer int, stream Stream) error {
 	return k.run(&l, func(h *C.vwd_kv_cache) C.outcome { return C.kv_cache_wait(h, n, stream.c()) })
 }
 
-// KvCacheLayer is where a layer's slots lie; vwd_kv_cache_layer documents it.
+// KvCacheLayer is vwd_kv_cache_layer: where a layer's slots lie.
+//
+//	Where a layer's slots lie, filled by `vwd_kv_cache_view`. The views stay valid as long as the cache.
+//
+//	k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name.
+//	k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
+//	tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The same memory by sequence and place: pages of
+//	                       the newest blocks, for vwd_index_update.
+//	tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
+//	tail_table   [max_sequences, max_blocks]  int32. The page of tail_k that block n of a sequence is in while it is one of the
+//	                       two newest.
 type KvCacheLayer struct {
 	K, V, KScale, VScale                 Tensor
 	TailK, TailV, TailKScale, TailVScale Tensor
@@ -260,7 +316,10 @@ func tensorOf(c C.vwd_tensor) Tensor {
 	return At(uintptr(unsafe.Pointer(c.data)), dtype, memory, shape...).WithStrides(strides...)
 }
 
-// KvCacheStats are counters since the cache was created; vwd_kv_cache_stats documents them.
+// KvCacheStats is vwd_kv_cache_stats: what was counted since the cache was created.
+//
+//	Counters since the cache was created, filled by `vwd_kv_cache_info`. Entries are those of lists, blocks those of one KV
+//	head of one layer.
 type KvCacheStats struct {
 	Sequences        int
 	BlocksInUse      int

@@ -74,7 +74,7 @@ impl KvCache {
         };
         let progress = |done: u64| {
             if let Some(call) = c.progress {
-                // SAFETY: forwarded to the caller.
+                // SAFETY: the caller says that it keeps its contract.
                 unsafe { call(c.progress_context, done, sizes.host_bytes + sizes.device_bytes) }
             }
         };
@@ -343,7 +343,7 @@ impl<'a> AppendRequest<'a> {
     /// # Safety
     /// The call's caller keeps the tensors valid, and they lie in host memory.
     unsafe fn sequence(&self, i: usize) -> usize {
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller keeps the tensors valid, in host memory, and i is one of their rows.
         usize::try_from(unsafe { self.sequences.get::<i32, 1>([i]) }).unwrap_or(usize::MAX)
     }
 
@@ -353,7 +353,7 @@ impl<'a> AppendRequest<'a> {
     /// As for [`AppendRequest::sequence`].
     unsafe fn tokens(&self, i: usize) -> Range<i64> {
         let most = self.most_tokens() as i64;
-        // SAFETY: forwarded to the caller.
+        // SAFETY: the caller keeps the tensors valid, in host memory, and i is one of their rows.
         let (begin, len) = unsafe {
             (self.begin.get::<i32, 1>([i]) as i64, self.lens.map_or(most, |lens| lens.get::<i32, 1>([i]) as i64))
         };
@@ -457,7 +457,7 @@ impl<'a> ResolveRequest<'a> {
     /// # Safety
     /// The call's caller keeps the tensors valid, and they lie in host memory.
     unsafe fn entries(&self, at: ListAt) -> impl Iterator<Item = (usize, usize, i32)> {
-        // SAFETY: forwarded to the caller; entries are below the count.
+        // SAFETY: the caller keeps the tensors valid, in host memory, and the list is one of them.
         let (sequence, count) = unsafe { (self.sequences.get::<i32, 1>([at[0]]), self.wanted.count(at)) };
         let sequence = usize::try_from(sequence).unwrap_or(usize::MAX);
         // SAFETY: as above.
@@ -471,7 +471,7 @@ impl ResolveRequest<'_> {
     /// # Safety
     /// As for [`ResolveRequest::entries`].
     unsafe fn set_counts(&self, at: ListAt, there: usize, missed: usize) {
-        // SAFETY: forwarded to the caller; the counts have the shape of wanted.counts.
+        // SAFETY: the caller keeps the tensors valid, in host memory; the counts have the shape of wanted.counts.
         unsafe {
             if let Some(resident) = &self.resident {
                 resident.set_count(at, there);

@@ -489,6 +489,137 @@ be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors
 this point. target must not overlap source.
 Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^30 pieces of 4 KiB or more), DRIVER, INTERNAL.
 """,
+    "vwd_kv_cache_options": """Options of `vwd_kv_cache_create`; what has no default must be at least 1.
+""",
+    "vwd_kv_cache_sizes": """What a cache takes, filled by `vwd_kv_cache_capacity` before there is one.
+""",
+    "vwd_kv_cache_layer": """Where a layer's slots lie, filled by `vwd_kv_cache_view`. The views stay valid as long as the cache.
+
+k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name.
+k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
+tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The same memory by sequence and place: pages of
+                       the newest blocks, for vwd_index_update.
+tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
+tail_table   [max_sequences, max_blocks]  int32. The page of tail_k that block n of a sequence is in while it is one of the
+                       two newest.
+""",
+    "vwd_kv_cache_stats": """Counters since the cache was created, filled by `vwd_kv_cache_info`. Entries are those of lists, blocks those of one KV
+head of one layer.
+""",
+    "vwd_kv_cache_append_args": """Arguments of `vwd_kv_cache_append`; see there.
+""",
+    "vwd_kv_cache_resolve_args": """Arguments of `vwd_kv_cache_resolve`; see there.
+""",
+    "vwd_kv_cache_capacity": """Fills `sizes`, whose struct_size the caller has set, with what a cache of these options takes. Allocates nothing.
+
+Thread-safe.
+Errors: INVALID_ARGUMENT (the message names the option).
+""",
+    "vwd_kv_cache_create": """Creates a cache without sequences.
+
+session  Kept alive by the cache; may be released first. Its pinned_limit counts host_bytes.
+options  Required.
+cache    Out. Release with `vwd_kv_cache_release`.
+
+Blocks and allocates; not for capture. Thread-safe.
+Errors: INVALID_ARGUMENT (the message names the option), UNSUPPORTED (a CUDA session, in this build), OUT_OF_MEMORY,
+INTERNAL. After an error nothing is kept.
+""",
+    "vwd_kv_cache_release": """Releases a cache and all its sequences; NULL is a no-op. No call on it may be in progress, and its streams have passed its
+last call.
+""",
+    "vwd_kv_cache_add": """Begins a sequence without tokens.
+
+sequence  Out: its number, below max_sequences. Free with `vwd_kv_cache_free`.
+
+Thread-safe; calls on one cache are ordered by the caller where they are about the same sequence or layer. Enqueues what
+the device must know; not for capture.
+Errors: INVALID_ARGUMENT, OUT_OF_MEMORY (max_sequences are in use), DRIVER, INTERNAL.
+""",
+    "vwd_kv_cache_extend": """Makes room for so many tokens in all; fewer than there is room for change nothing.
+
+As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more than max_blocks), OUT_OF_MEMORY (host_blocks are in
+use: every sequence stays as it is), DRIVER, INTERNAL.
+""",
+    "vwd_kv_cache_fork": """Begins a sequence with the first tokens of another. Whole blocks are shared; the rest of them is copied.
+
+sequence  The other; stays as it is.
+tokens    As many as were appended in every layer, at most, or what the fork reads of the others is undefined.
+fork      Out: the new sequence's number.
+
+As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has room for), OUT_OF_MEMORY
+(max_sequences or host_blocks are in use), DRIVER, INTERNAL. After an error every sequence is as it was.
+""",
+    "vwd_kv_cache_truncate": """Cuts a sequence to its first tokens, and gives back the room for more. Rejected draft tokens need no call: the next append
+overwrites them.
+
+As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has room for), OUT_OF_MEMORY (the
+last block is shared, and there is none to copy it to), DRIVER, INTERNAL. After an error the sequence is as it was.
+""",
+    "vwd_kv_cache_free": """Ends a sequence. Copies on their way for it do no harm; its number may be given again.
+
+As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence), DRIVER, INTERNAL.
+""",
+    "vwd_kv_cache_append": """Writes the keys and values of new tokens of one layer: token t of row i becomes token begin[i] + t of its sequence. A block
+that gets its last token is written back to host memory.
+
+layer                     0 … layers−1.
+sequences  [B]            int32. Distinct, so at most max_sequences.
+begin      [B]            int32. The tokens that the sequence has; fewer where drafts were rejected, but not before its
+                          last two blocks, nor before where it was forked or truncated.
+lens       [B]            int32, optional (absent: T). Clamped to 0 … T.
+k          [B, T, Hk, D]  The cache's dtype.
+v          [B, T, Hk, Dv] The same.
+k_scale    [B, T, Hk]     float32. Given with token_scales and only then.
+v_scale    [B, T, Hk]     The same.
+
+A token has no place, and is dropped, where no sequence has that number, where `vwd_kv_cache_extend` has made no room,
+or where tokens before it are missing. Lists that were resolved before stay right for up to S more tokens a sequence.
+T is any; a prefill appends chunks of many blocks.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
+Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+""",
+    "vwd_kv_cache_resolve": """Gives each wanted block a slot. Those that are there now can be read at once; for the others it asks for copies, which
+`vwd_kv_cache_fetch` makes. A block that several sequences share has one slot and one copy.
+
+layer                         0 … layers−1.
+sequences        [B]          int32. At most max_sequences of them.
+wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
+                              at most slots / hold of the options.
+wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
+wanted.slots     As ids; out. The slot of each block once its copy has landed, −1 for a block that the sequence
+                 does not have. Places past the count are not written.
+resident         Out, all of it or none: the entries whose blocks are there now, in the same order; shaped as wanted.
+missed_counts    As counts; out, optional: entries that are not there yet.
+
+What the last `hold` resolves of a layer named keeps its slot; what is named least recently makes room. Wanted lists and
+the layer's views are what attention and repair take: attention reads `resident` at once, repair folds in the rest after
+`vwd_kv_cache_wait`. A prefetch is a resolve of a predicted list and a fetch; one that proves wrong costs bandwidth.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
+Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+""",
+    "vwd_kv_cache_fetch": """Makes the copies that resolves of the layer have asked for, beside the stream, after what it holds now. A copy whose slot
+has since been given to another block does not land.
+
+Returns at once; on a CPU session the blocks are there on return. Does not allocate or synchronise; may be captured.
+Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
+""",
+    "vwd_kv_cache_wait": """Makes the stream wait for the layer's copies; those that no fetch has begun begin now.
+
+Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured.
+Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
+""",
+    "vwd_kv_cache_view": """Fills `view`, whose struct_size the caller has set, with where a layer's slots lie. Thread-safe.
+Errors: INVALID_ARGUMENT.
+""",
+    "vwd_kv_cache_info": """Fills `stats`, whose struct_size the caller has set, without synchronising: on a CUDA session with what the device has
+counted so far. Thread-safe.
+Errors: INVALID_ARGUMENT.
+""",
     "vwd_predictor_state": """Smoothed scores of one layer, in the caller's memory. Before its first step a sequence's rows are filled by
 `vwd_predictor_reset`. Final: it does not grow.
 

@@ -147,9 +147,9 @@ class KvCache:
         begin: Array,
         k: Array,
         v: Array,
-        lens: Array = None,
-        k_scale: Array = None,
-        v_scale: Array = None,
+        lens: Array | None = None,
+        k_scale: Array | None = None,
+        v_scale: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_kv_cache_append: writes the keys and values of new tokens of one layer."""
@@ -163,7 +163,7 @@ class KvCache:
         sequences: Array,
         wanted: BlockList,
         resident: BlockList | None = None,
-        missed_counts: Array = None,
+        missed_counts: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_kv_cache_resolve: gives each wanted block a slot, which is written to wanted.slots."""

@@ -225,7 +225,7 @@ impl Layer {
         for (part, tensor) in self.run.parts.iter().zip(r.parts()) {
             let Some(tensor) = tensor else { continue };
             let to = slot.wrapping_add(part.begin + token * part.token);
-            // SAFETY: forwarded to the caller.
+            // SAFETY: the index is inside the tensor, and the part has room for the token's channels.
             unsafe { copy_row(tensor, index, to) };
         }
     }
@@ -344,7 +344,7 @@ unsafe fn copy_row(tensor: &Tensor, [i, t, g]: [usize; 3], to: *mut u8) {
     let size = tensor.dtype.bytes();
     let at = [i, t, g].iter().enumerate().fold(0i64, |sum, (d, &n)| sum.wrapping_add(n as i64 * tensor.byte_stride(d)));
     let (from, channels, step) = (tensor.data().wrapping_offset(at as isize), tensor.dim(3), tensor.byte_stride(3));
-    // SAFETY: forwarded to the caller.
+    // SAFETY: the row is inside a valid tensor, and its channels fit at `to`.
     unsafe {
         if channels == 1 || step == size as i64 {
             return std::ptr::copy_nonoverlapping(from, to, channels * size);
