@@ -725,7 +725,8 @@ forecast  Out. Release with `vwd_forecast_release`.
 Blocks and allocates; not for capture. Thread-safe.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, INTERNAL.
 """,
-    "vwd_forecast_release": """Releases a forecast; NULL is a no-op. No call on it may be in progress.
+    "vwd_forecast_release": """Releases a forecast; NULL is a no-op. No call on it may be in progress; on a CUDA session streams have passed its
+projections, and no graph that holds one runs again.
 """,
     "vwd_forecast_info": """Fills `details`, whose struct_size the caller has set. Waits for an accumulate or solve in progress. Thread-safe.
 Errors: INVALID_ARGUMENT.
@@ -751,10 +752,13 @@ was zero throughout, its mean is the other's).
 
 rank  0 keeps W whole; else W is replaced by the best approximation of that rank of the fitted outputs X̂W (SVD).
 
-A map without sums is left as it is. Blocks until done and allocates; not for capture. Thread-safe.
+A map without sums is left as it is. On a CUDA session maps are copied to the device, too; those that they replace stay
+there until the forecast is released, for graphs that hold them.
+
+Blocks until done and allocates; not for capture. Thread-safe.
 Errors: INVALID_ARGUMENT (rank above min(inputs, q_heads·head_dim), where inputs are input_dim + 1 and, with memory,
 q_heads·head_dim more; no map has sums; a system that is singular for want of ridge, or whose solution exceeds
-float32), OUT_OF_MEMORY, INTERNAL. After an error sums and maps are as they were.
+float32), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error sums and maps are as they were.
 """,
     "vwd_forecast_save": """Writes the solved maps to a safetensors file (docs/forecast.md has the format). An existing file is replaced whole, by
 renaming a new one from the same folder (`.vanward-….tmp`), and its permissions stay; of a symbolic link what it names
@@ -773,10 +777,11 @@ path      NUL-terminated UTF-8.
 forecast  Out. Release with `vwd_forecast_release`.
 
 The header is checked against the format and the file's size before the maps are read. A path that names anything but
-a regular file is refused without waiting for it.
+a regular file is refused without waiting for it. On a CUDA session the maps are copied to the device, too.
 
 Blocks and allocates; not for capture. Thread-safe.
-Errors: INVALID_ARGUMENT, IO (the message names path and says what does not fit the format), OUT_OF_MEMORY, INTERNAL.
+Errors: INVALID_ARGUMENT, IO (the message names path and says what does not fit the format), OUT_OF_MEMORY, DRIVER,
+INTERNAL.
 """,
     "vwd_forecast_project": """Forecasts queries: q[i] = RoPE at positions[i] of W times row i of X̂ (see `vwd_forecast_accumulate`). They go into
 `vwd_select_blocks` of the next layer.

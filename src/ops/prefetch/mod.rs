@@ -19,7 +19,7 @@ use crate::runtime::{On, Session, require_no_flags};
 pub enum Engine {
     Auto,
     Kernel,
-    CopyEngine,
+    Copy,
 }
 
 impl Engine {
@@ -27,7 +27,7 @@ impl Engine {
         match engine {
             VWD_GATHER_AUTO => Ok(Engine::Auto),
             VWD_GATHER_KERNEL => Ok(Engine::Kernel),
-            VWD_GATHER_COPY_ENGINE => Ok(Engine::CopyEngine),
+            VWD_GATHER_COPY_ENGINE => Ok(Engine::Copy),
             other => Err(Error::argument("engine", other, "a VWD_GATHER_* value (0 to 2)")),
         }
     }
@@ -156,7 +156,7 @@ impl<'a> Pairs<'a> {
     fn check_places(&self, c: &vwd_gather_blocks_args, engine: Engine) -> Result<()> {
         let is_on_host = |t: &vwd_tensor| HOST.contains(&t.device_type);
         let host = is_on_host(&c.source_ids);
-        if engine == Engine::CopyEngine && !host {
+        if engine == Engine::Copy && !host {
             let found = format!("device_type {}", c.source_ids.device_type);
             return Err(Error::argument("source_ids", found, "host memory (1 or 3) for VWD_GATHER_COPY_ENGINE"));
         }

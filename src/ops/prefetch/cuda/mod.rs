@@ -98,7 +98,7 @@ pub fn gather(enqueue: &Enqueue, r: &GatherRequest) -> Result<()> {
         return unsafe { launch.enqueue(enqueue, 0, entries, (&raw const lists).cast()) };
     }
     match r.engine {
-        Engine::CopyEngine => copy(enqueue, r, &form, enqueue.copies_are_batched()?),
+        Engine::Copy => copy(enqueue, r, &form, enqueue.copies_are_batched()?),
         Engine::Auto if suits_copy_engine(r, &form) && enqueue.copies_are_batched()? => copy(enqueue, r, &form, true),
         Engine::Auto | Engine::Kernel => launch_given(enqueue, r, &form),
     }
