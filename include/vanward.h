@@ -792,6 +792,60 @@ vwd_status vwd_select_tokens_scratch(const vwd_session *session,
                                      const vwd_select_tokens_args *args,
                                      uint64_t *bytes);
 
+/* --- The best of rows of scores ----------------------------------------------------------------------------------- */
+
+/** Ids ascend. */
+#define VWD_TOPK_ASCENDING 0
+
+/** The best comes first. */
+#define VWD_TOPK_BEST_FIRST 1
+
+/** Arguments of `vwd_topk`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t k;
+  uint32_t order;
+  vwd_tensor scores;
+  vwd_tensor lens;
+  vwd_tensor budgets;
+  vwd_tensor ids;
+  vwd_tensor counts;
+  vwd_tensor values;
+} vwd_topk_args;
+#define VWD_TOPK_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_topk_args), /* flags */ 0, /* k */ 0, /* order */ 0, /* scores */ VWD_TENSOR_INIT, \
+   /* lens */ VWD_TENSOR_INIT, /* budgets */ VWD_TENSOR_INIT, /* ids */ VWD_TENSOR_INIT, /* counts */ VWD_TENSOR_INIT, \
+   /* values */ VWD_TENSOR_INIT}
+
+/**
+ * Selects the exact top k of each row of scores; ties go to the lower index.
+ *
+ * Row r has lens[r] scores. counts[r] = min(k, lens[r]) of them are selected: those that come first when the larger score comes
+ * first and, of equal ones, the lower index. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only
+ * where there are too few others. So the result is one and the same on every backend, device and run.
+ *
+ * args->k                  Budget of every row, at most cap.
+ * args->order              VWD_TOPK_ASCENDING: by index. VWD_TOPK_BEST_FIRST: in the order above.
+ * args->scores   [R, n]    float32, float16 or bfloat16.
+ * args->lens     [R]       int32, optional: scores of each row; absent: n. Clamped to 0 … n.
+ * args->budgets  [R]       int32, optional: k of each row; clamped to 0 … cap.
+ * args->ids      [R, cap]  int32, out. Places from counts[r] on are not written; so of values.
+ * args->counts   [R]       int32, out.
+ * args->values   [R, cap]  dtype of scores, out, optional: the selected scores as they are stored, NaN included.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+ * captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes this
+ * point; inputs are not written.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED (CUDA:
+ * VWD_TOPK_BEST_FIRST of more than 4096), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_topk(const vwd_session *session,
+                    const vwd_topk_args *args,
+                    vwd_stream stream);
+
 /* --- Attention over a selection, joining of states, and repair of a wrong prediction ------------------------------ */
 
 /**

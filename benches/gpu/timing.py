@@ -1,6 +1,7 @@
 """The two ways in which the GPU benchmarks time a call, and the floor beside it: an empty kernel."""
 
 import ctypes
+import math
 import statistics
 
 import torch
@@ -76,6 +77,13 @@ class Timer:
             torch.cuda.synchronize()
             times.append(begin.elapsed_time(end) * 1e3 / calls)
         return statistics.median(times)
+
+
+    def copy(self, size):
+        """Median microseconds of a copy that reads and writes half of so many bytes each."""
+        sets = min(20, max(2, math.ceil((384 << 20) / size)))
+        buffers = [torch.empty(2, size // 2, dtype=torch.uint8, device="cuda") for _ in range(sets)]
+        return self.graph(lambda i: buffers[i][0].copy_(buffers[i][1]), sets)
 
 
 class Rows:

@@ -477,6 +477,9 @@ class BasicSession {
   Return<void> select_tokens(const vwd_select_tokens_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_select_tokens(get(), &args, stream));
   }
+  Return<void> topk(const vwd_topk_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_topk(get(), &args, stream));
+  }
   Return<void> attention(const vwd_attention_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_attention(get(), &args, stream));
   }

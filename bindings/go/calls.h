@@ -90,6 +90,9 @@ static inline outcome select_tokens_scratch(const vwd_session *session, const vw
   joined.index = index;
   return outcome_of(vwd_select_tokens_scratch(session, &joined, bytes));
 }
+static inline outcome topk(const vwd_session *session, const vwd_topk_args *args, uintptr_t stream) {
+  return outcome_of(vwd_topk(session, args, (vwd_stream)stream));
+}
 static inline outcome attention(const vwd_session *session, const vwd_attention_args *args, const vwd_paged_kv *kv,
                                 uintptr_t stream) {
   vwd_attention_args joined = *args;

@@ -214,6 +214,21 @@ func TestChannelsLabelsAndTokens(t *testing.T) {
 	equal(t, "tokens", ids, 1, 4, 5)
 }
 
+func TestTopK(t *testing.T) {
+	s := cpuSession(t)
+	ids, counts, values := []int32{-1, -1, -1}, make([]int32, 1), make([]float32, 3)
+	args := TopKArgs{
+		K: 3, Scores: Of([]float32{1, 5, 2, 5, 4}, 1, 5), IDs: Of(ids, 1, 3), Counts: Of(counts), Values: Of(values, 1, 3),
+	}
+	must(t, s.TopK(args, 0))
+	equal(t, "ascending", ids, 1, 3, 4)
+	args.Order, args.Lens = TopKBestFirst, Of([]int32{3})
+	must(t, s.TopK(args, 0))
+	equal(t, "best first", ids, 1, 2, 0)
+	equal(t, "values", values, 5, 2, 1)
+	equal(t, "counts", counts, 3)
+}
+
 func TestGather(t *testing.T) {
 	s := cpuSession(t)
 	target := []int32{-1, -1, -1, -1}

@@ -22,6 +22,7 @@ func TestEveryFieldOfTheHeadersStructsIsSet(t *testing.T) {
 		"channel_importance":  each(filled[ChannelImportanceArgs]().lower(&l)),
 		"select_blocks":       each(filled[SelectBlocksArgs]().lower(&l)),
 		"select_tokens":       each(filled[SelectTokensArgs]().lower(&l)),
+		"topk":                each(filled[TopKArgs]().lower(&l)),
 		"attention":           each(filled[AttentionArgs]().lower(&l)),
 		"merge_states":        each(filled[MergeStatesArgs]().lower(&l)),
 		"repair":              each(filled[RepairArgs]().lower(&l)),

@@ -13,6 +13,8 @@ package vanward
 // #cgo nocallback select_tokens
 // #cgo noescape select_tokens_scratch
 // #cgo nocallback select_tokens_scratch
+// #cgo noescape topk
+// #cgo nocallback topk
 import "C"
 
 // IndexUpdateArgs are the arguments of Session.IndexUpdate; vwd_index_update documents them.
@@ -299,4 +301,59 @@ func (args SelectTokensArgs) lower(l *lowering) (C.vwd_select_tokens_args, C.vwd
 		scores:       l.tensor("scores", args.Scores),
 		status:       l.tensor("status", args.Status),
 	}, l.index(args.Index)
+}
+
+// TopKArgs are the arguments of Session.TopK; vwd_topk documents them.
+//
+//	Selects the exact top k of each row of scores; ties go to the lower index.
+//
+//	Row r has lens[r] scores. counts[r] = min(k, lens[r]) of them are selected: those that come first when the larger score comes
+//	first and, of equal ones, the lower index. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only
+//	where there are too few others. So the result is one and the same on every backend, device and run.
+//
+//	k                  Budget of every row, at most cap.
+//	order              VWD_TOPK_ASCENDING: by index. VWD_TOPK_BEST_FIRST: in the order above.
+//	scores   [R, n]    float32, float16 or bfloat16.
+//	lens     [R]       int32, optional: scores of each row; absent: n. Clamped to 0 … n.
+//	budgets  [R]       int32, optional: k of each row; clamped to 0 … cap.
+//	ids      [R, cap]  int32, out. Places from counts[r] on are not written; so of values.
+//	counts   [R]       int32, out.
+//	values   [R, cap]  dtype of scores, out, optional: the selected scores as they are stored, NaN included.
+//
+//	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+//	captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes this
+//	point; inputs are not written.
+//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED (CUDA:
+//	VWD_TOPK_BEST_FIRST of more than 4096), DRIVER, INTERNAL.
+type TopKArgs struct {
+	K       int
+	Order   TopKOrder
+	Scores  Tensor
+	Lens    Tensor
+	Budgets Tensor
+	IDs     Tensor
+	Counts  Tensor
+	Values  Tensor
+}
+
+// TopK selects the exact best of each row of scores.
+func (s *Session) TopK(args TopKArgs, stream Stream) error {
+	var l lowering
+	defer l.release()
+	c := args.lower(&l)
+	return s.run(&l, func(h *C.vwd_session) C.outcome { return C.topk(h, &c, stream.c()) })
+}
+
+func (args TopKArgs) lower(l *lowering) C.vwd_topk_args {
+	return C.vwd_topk_args{
+		struct_size: C.sizeof_vwd_topk_args,
+		k:           l.uint32("k", args.K),
+		order:       C.uint32_t(args.Order),
+		scores:      l.tensor("scores", args.Scores),
+		lens:        l.tensor("lens", args.Lens),
+		budgets:     l.tensor("budgets", args.Budgets),
+		ids:         l.tensor("ids", args.IDs),
+		counts:      l.tensor("counts", args.Counts),
+		values:      l.tensor("values", args.Values),
+	}
 }

@@ -41,6 +41,14 @@ const (
 	RepairExact    RepairMode = C.VWD_REPAIR_EXACT    // selected alone
 )
 
+// TopKOrder is how the best of a row are put in order.
+type TopKOrder uint32
+
+const (
+	TopKAscending TopKOrder = C.VWD_TOPK_ASCENDING // by index
+	TopKBestFirst TopKOrder = C.VWD_TOPK_BEST_FIRST
+)
+
 // GatherEngine is what copies blocks.
 type GatherEngine uint32
 

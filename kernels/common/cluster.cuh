@@ -19,6 +19,43 @@ __device__ inline uint32 cluster_rank() {
 }
 __device__ inline uint32 shared_address(const void *p) { return uint32(__cvta_generic_to_shared(p)); }
 
+// A barrier of all threads of the cluster in two halves: what was written before the first is seen after the second.
+__device__ inline void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+// Where p, in this CTA's shared memory, lies in that of CTA `rank`.
+__device__ inline uint32 address_in(uint32 rank, const void *p) {
+    uint32 there = shared_address(p);
+#if __CUDA_ARCH__ >= 900
+    asm("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(there) : "r"(rank));
+#endif
+    return there;
+}
+// At p in CTA `rank`. Where there are no clusters, that is this one.
+__device__ inline uint2 load_two_from(uint32 rank, const uint32 *p) {
+#if __CUDA_ARCH__ >= 900
+    uint2 x;
+    asm volatile("ld.shared::cluster.v2.u32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address_in(rank, p)) : "memory");
+    return x;
+#else
+    return *reinterpret_cast<const uint2 *>(p);
+#endif
+}
+__device__ inline void store_word_to(uint32 rank, uint32 *p, uint32 x) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address_in(rank, p)), "r"(x) : "memory");
+#else
+    *p = x;
+#endif
+}
+
 // CTAs of a cluster are 1, 2, 4 or 8. Each fills a share of the entries, a whole number of chunks, and sends it to the others. Nothing is
 // fenced: a chunk and the news of its arrival travel together (st.async).
 template <uint32 ENTRIES>

@@ -12,6 +12,7 @@ mod predictor;
 mod prefetch;
 mod select;
 mod session;
+mod topk;
 mod types;
 mod verify;
 
@@ -23,6 +24,7 @@ pub use predictor::*;
 pub use prefetch::*;
 pub use select::*;
 pub use session::*;
+pub use topk::*;
 pub use types::*;
 pub use verify::*;
 

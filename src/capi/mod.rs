@@ -13,6 +13,7 @@ mod predictor;
 mod prefetch;
 mod select;
 mod session;
+mod topk;
 mod verify;
 
 pub use attention::*;
@@ -23,4 +24,5 @@ pub use predictor::*;
 pub use prefetch::*;
 pub use select::*;
 pub use session::*;
+pub use topk::*;
 pub use verify::*;

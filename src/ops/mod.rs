@@ -20,6 +20,7 @@ pub const FAMILIES: &[Family] = &[
     Family::of::<pack::Kernels>(),
     Family::of::<index::Kernels>(),
     Family::of::<select::Kernels>(),
+    Family::of::<topk::Kernels>(),
     Family::of::<attention::device::Kernels>(),
     Family::of::<prefetch::Kernels>(),
 ];

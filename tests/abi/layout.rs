@@ -150,6 +150,18 @@ structs! {
         scores,
         status,
     }
+    vwd_topk_args {
+        struct_size,
+        flags,
+        k,
+        order,
+        scores,
+        lens,
+        budgets,
+        ids,
+        counts,
+        values,
+    }
     vwd_paged_kv {
         struct_size,
         flags,

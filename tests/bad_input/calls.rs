@@ -27,6 +27,7 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_select_blocks for rows with lists of their own", |b| select_blocks(b, VWD_SELECT_LABEL_MASS, Rows::Own)),
     ("vwd_select_tokens", |b| select_tokens(b, Rows::One)),
     ("vwd_select_tokens for rows with lists of their own", |b| select_tokens(b, Rows::Own)),
+    ("vwd_topk", topk),
     ("vwd_attention over a list", |b| attention(b, true)),
     ("vwd_attention over everything", |b| attention(b, false)),
     ("vwd_attention of rows over FP8", attention_of_rows),
@@ -298,6 +299,21 @@ fn select_tokens(backend: &Backend, rows: Rows) -> Call<'_> {
     list_of(&mut call, names, offset_of!(vwd_select_tokens_args, selected), Role::Out, rows, "cap?");
     call.output("scores", offset_of!(vwd_select_tokens_args, scores), F32, rows.lists("cap")).optional();
     call.output("status", offset_of!(vwd_select_tokens_args, status), U32, rows.lists("")).optional();
+    call
+}
+
+fn topk(backend: &Backend) -> Call<'_> {
+    let sizes = [("R", 3), ("n", 11), ("cap", 5)];
+    let mut call = Call::new::<vwd_topk_args>(backend, "vwd_topk", &sizes, vwd_topk);
+    call.scalar("flags", offset_of!(vwd_topk_args, flags), 0, FLAGS);
+    call.scalar("k", offset_of!(vwd_topk_args, k), 5, &[6, u32::MAX]);
+    call.scalar("order", offset_of!(vwd_topk_args, order), VWD_TOPK_BEST_FIRST, &[2, u32::MAX]);
+    call.input("scores", offset_of!(vwd_topk_args, scores), F32, "R n?");
+    call.input("lens", offset_of!(vwd_topk_args, lens), I32, "R").optional();
+    call.input("budgets", offset_of!(vwd_topk_args, budgets), I32, "R").optional();
+    call.output("ids", offset_of!(vwd_topk_args, ids), I32, "R cap?");
+    call.output("counts", offset_of!(vwd_topk_args, counts), I32, "R");
+    call.output("values", offset_of!(vwd_topk_args, values), F32, "R cap").optional();
     call
 }
 

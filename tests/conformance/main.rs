@@ -25,6 +25,7 @@ mod select;
 mod select_batch;
 mod select_labels;
 mod select_status;
+mod topk;
 mod verify;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -50,6 +51,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: keys_to_blocks::CASES, on_cuda: false },
     Family { cases: select_batch::CASES, on_cuda: false },
     Family { cases: select_batch::ON_THE_CPU, on_cuda: false },
+    Family { cases: topk::CASES, on_cuda: true },
     Family { cases: attention::CASES, on_cuda: true },
     Family { cases: attention::repair::CASES, on_cuda: true },
     Family { cases: attention_rows::CASES, on_cuda: true },

@@ -75,6 +75,26 @@ pub fn verify_pack(case: &mut Case) {
     rows(case, arrays, of!(args, Args, offsets), batch, gamma);
 }
 
+// --- top-k ------------------------------------------------------------------------------------------------------------
+
+pub fn topk(case: &mut Case) {
+    type Args = vwd_topk_args;
+    let args = case.call::<Args>(vwd_topk);
+    let longest = case.rng.pick(&[20, 20, 600]);
+    let (rows, n, cap) = (case.extent(1..=6), case.extent(0..=longest), case.extent(0..=30));
+    let k = case.rng.size(0..=cap.clamp(0, 30) as usize);
+    case.number(of!(args, Args, k), k as u32);
+    let order = case.rng.pick(&[VWD_TOPK_ASCENDING, VWD_TOPK_BEST_FIRST]);
+    case.number(of!(args, Args, order), order);
+    let dtype = case.rng.pick(&FLOATS);
+    case.input(of!(args, Args, scores), dtype, &[rows, n], Content::Floats);
+    case.maybe_input(of!(args, Args, lens), I32, &[rows], Content::Counts(n));
+    case.maybe_input(of!(args, Args, budgets), I32, &[rows], Content::Counts(cap));
+    case.output(of!(args, Args, ids), I32, &[rows, cap]);
+    case.output(of!(args, Args, counts), I32, &[rows]);
+    case.maybe_output(of!(args, Args, values), dtype, &[rows, cap]);
+}
+
 // --- gather ----------------------------------------------------------------------------------------------------------
 
 pub fn gather_blocks(case: &mut Case) {

@@ -50,6 +50,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("vwd_select_blocks by MEAN_DOT", Target::Call(|case| sequences::select_blocks(case, VWD_SELECT_MEAN_DOT))),
     ("vwd_select_blocks by LABEL_MASS", Target::Call(|case| sequences::select_blocks(case, VWD_SELECT_LABEL_MASS))),
     ("vwd_select_tokens", Target::Call(sequences::select_tokens)),
+    ("vwd_topk", Target::Call(calls::topk)),
     ("vwd_attention over a list", Target::Call(|case| sequences::attention(case, true))),
     ("vwd_attention over everything", Target::Call(|case| sequences::attention(case, false))),
     ("vwd_merge_states", Target::Call(sequences::merge_states)),

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Each is a file of `src/abi` and, where it has functions, one of `src/capi`. The header has them in this order.
-const FAMILIES: [&str; 10] =
-    ["types", "session", "verify", "index", "select", "attention", "prefetch", "kv", "predictor", "forecast"];
+const FAMILIES: [&str; 11] =
+    ["types", "session", "verify", "index", "select", "topk", "attention", "prefetch", "kv", "predictor", "forecast"];
 
 const LINE: usize = 120;
 

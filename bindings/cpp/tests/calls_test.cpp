@@ -253,6 +253,18 @@ static void channels_labels_and_tokens(const vw::Session &session) {
   CHECK(token_count[0] == 3 && (tokens == Ints{1, 4, 5}));
 }
 
+static void topk(const vw::Session &session) {
+  const std::vector<float> scores = {1, 5, 2, 5, 4};
+  Ints ids(3), counts(1);
+  auto args = vw::make<vwd_topk_args>();
+  args.k = 3;
+  args.scores = vw::tensor(scores, {1, 5});
+  args.ids = vw::tensor(ids, {1, 3});
+  args.counts = vw::tensor(counts);
+  session.topk(args);
+  CHECK(counts[0] == 3 && (ids == Ints{1, 3, 4}));
+}
+
 static void gather(const vw::Session &session) {
   const Ints source = {0, 1, 2, 3, 4, 5};
   Ints target(4, -1), source_ids = {2, -1, 0}, target_ids = {0, 1, 1};
@@ -391,6 +403,7 @@ int main() {
       summarise_select_attend_repair,
       query_positions_windows_sinks_and_scales,
       channels_labels_and_tokens,
+      topk,
       gather,
       tiered_cache,
       predict_update_calibrate,

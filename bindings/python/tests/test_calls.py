@@ -192,6 +192,17 @@ class Calls(unittest.TestCase):
             np.testing.assert_allclose([masses[0, g, b] for b in mass], list(mass.values()), rtol=1e-4)
             self.assertEqual(blocks.ids[0, g].tolist(), sorted(sorted(mass, key=mass.get)[-2:]))
 
+    def test_topk(self):
+        scores = np.array([[1, 5, 2, 5, 4], [np.nan, 3, -1, 0, 7]], np.float32)
+        ids, counts, values = ints(2, 3), ints(2), floats(2, 3)
+        self.session.topk(k=3, scores=scores, ids=ids, counts=counts)
+        self.assertEqual(ids.tolist(), [[1, 3, 4], [1, 3, 4]])
+        lens = np.array([5, 3], np.int32)
+        self.session.topk(k=3, scores=scores, ids=ids, counts=counts, values=values, lens=lens, order="best_first")
+        self.assertEqual(ids.tolist(), [[1, 3, 4], [1, 2, 0]])
+        self.assertEqual(values[0].tolist(), [5, 5, 4])
+        self.assertEqual(counts.tolist(), [3, 3])
+
     def test_gather(self):
         source, target = np.arange(12, dtype=np.int16).reshape(4, 3), np.full((3, 3), -1, np.int16)
         self.session.gather_blocks(

@@ -30,6 +30,7 @@ from ._enums import (
     SelectStatus,
     Status,
     StreamRole,
+    TopKOrder,
 )
 from ._errors import Error, FileError, InvalidArgument, OutOfMemory
 from ._forecast import Forecast, ForecastInfo
@@ -72,6 +73,7 @@ __all__ = [
     "Session",
     "Status",
     "StreamRole",
+    "TopKOrder",
     "bfloat16",
     "float8_e4m3fn",
     "float8_e5m2",

@@ -319,6 +319,29 @@ bytes  Out.
 
 Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
 """,
+    "vwd_topk_args": """Arguments of `vwd_topk`; see there.
+""",
+    "vwd_topk": """Selects the exact top k of each row of scores; ties go to the lower index.
+
+Row r has lens[r] scores. counts[r] = min(k, lens[r]) of them are selected: those that come first when the larger score comes
+first and, of equal ones, the lower index. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only
+where there are too few others. So the result is one and the same on every backend, device and run.
+
+k                  Budget of every row, at most cap.
+order              VWD_TOPK_ASCENDING: by index. VWD_TOPK_BEST_FIRST: in the order above.
+scores   [R, n]    float32, float16 or bfloat16.
+lens     [R]       int32, optional: scores of each row; absent: n. Clamped to 0 … n.
+budgets  [R]       int32, optional: k of each row; clamped to 0 … cap.
+ids      [R, cap]  int32, out. Places from counts[r] on are not written; so of values.
+counts   [R]       int32, out.
+values   [R, cap]  dtype of scores, out, optional: the selected scores as they are stored, NaN included.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes this
+point; inputs are not written.
+Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED (CUDA:
+VWD_TOPK_BEST_FIRST of more than 4096), DRIVER, INTERNAL.
+""",
     "vwd_paged_kv": """Paged keys and values of one layer.
 
 flags       Must be 0.

@@ -65,6 +65,11 @@ class RepairMode(enum.IntEnum):
     EXACT = c.VWD_REPAIR_EXACT
 
 
+class TopKOrder(enum.IntEnum):
+    ASCENDING = c.VWD_TOPK_ASCENDING
+    BEST_FIRST = c.VWD_TOPK_BEST_FIRST
+
+
 class GatherEngine(enum.IntEnum):
     AUTO = c.VWD_GATHER_AUTO
     KERNEL = c.VWD_GATHER_KERNEL
@@ -82,6 +87,7 @@ _TAKEN = {
     "role": StreamRole,
     "kind": IndexKind,
     "method": SelectMethod,
+    "order": TopKOrder,
     "mode": RepairMode,
     "engine": GatherEngine,
     "style": RopeStyle,

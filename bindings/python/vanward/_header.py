@@ -43,6 +43,8 @@ VWD_SELECT_LABEL_MASS = 4
 VWD_SELECT_NAN = 1
 VWD_SELECT_NO_SUMMARY = 2
 VWD_SELECT_CLAMPED = 4
+VWD_TOPK_ASCENDING = 0
+VWD_TOPK_BEST_FIRST = 1
 VWD_REPAIR_SUPERSET = 1
 VWD_REPAIR_EXACT = 2
 VWD_GATHER_AUTO = 0
@@ -236,6 +238,21 @@ class vwd_select_tokens_args(Structure):
         ("selected", vwd_block_list),
         ("scores", vwd_tensor),
         ("status", vwd_tensor),
+    ]
+
+
+class vwd_topk_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("k", c_uint32),
+        ("order", c_uint32),
+        ("scores", vwd_tensor),
+        ("lens", vwd_tensor),
+        ("budgets", vwd_tensor),
+        ("ids", vwd_tensor),
+        ("counts", vwd_tensor),
+        ("values", vwd_tensor),
     ]
 
 
@@ -592,6 +609,7 @@ PROTOTYPES = {
     "vwd_select_blocks_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_select_tokens": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_select_tokens_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_topk": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_attention": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_attention_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_merge_states": (c_int32, [c_void_p, c_void_p, c_void_p]),

@@ -29,7 +29,7 @@ from ._arguments import (
     documented,
     integer,
 )
-from ._enums import Device, GatherEngine, RepairMode, SelectMethod, StreamRole
+from ._enums import Device, GatherEngine, RepairMode, SelectMethod, StreamRole, TopKOrder
 from ._errors import check
 
 P = ParamSpec("P")
@@ -350,6 +350,28 @@ class Session:
             outputs=dict(selected=selected, scores=scores, status=status),
         )
 
+    def prepare_topk(
+        self,
+        *,
+        k: int,
+        scores: Array,
+        ids: Array,
+        counts: Array,
+        order: TopKOrder | str = TopKOrder.ASCENDING,
+        lens: Array = None,
+        budgets: Array = None,
+        values: Array = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_topk: selects the exact best of each row of scores, ties to the lower index."""
+        return Call(
+            self,
+            _header.vwd_topk_args,
+            stream,
+            inputs=dict(k=k, order=order, scores=scores, lens=lens, budgets=budgets),
+            outputs=dict(ids=ids, counts=counts, values=values),
+        )
+
     # --- attention, repair, prefetch ---------------------------------------------------------------------------------
 
     def prepare_attention(
@@ -576,6 +598,7 @@ class Session:
     channel_importance = at_once(prepare_channel_importance)
     select_blocks = at_once(prepare_select_blocks)
     select_tokens = at_once(prepare_select_tokens)
+    topk = at_once(prepare_topk)
     attention = at_once(prepare_attention)
     merge_states = at_once(prepare_merge_states)
     repair = at_once(prepare_repair)

@@ -1,0 +1,17 @@
+// Parameters of the kernels of topk.
+#pragma once
+
+#include "common/types.cuh"
+
+// Strides are in bytes.
+struct TopKParams {
+    const char *scores, *lens, *budgets;
+    char *ids, *counts, *values;
+    int64 scores_row, scores_entry, lens_row, budgets_row;
+    int64 ids_row, ids_entry, counts_row, values_row, values_entry;
+    uint32 n, k, cap, dtype;
+    uint32 adjacent;  // entries of a row lie side by side, and four of them are aligned
+    uint32 chunks;    // of keys that shared memory has room for
+};
+
+#include "topk/layout.cuh"

@@ -1,0 +1,41 @@
+//! The best of rows of scores.
+
+use super::boundary::{computing, handle, versioned};
+use super::session::vwd_session;
+use crate::abi::{vwd_status, vwd_stream, vwd_topk_args};
+use crate::ops::topk;
+use std::mem::MaybeUninit;
+
+/// Selects the exact top k of each row of scores; ties go to the lower index.
+///
+/// Row r has lens[r] scores. counts[r] = min(k, lens[r]) of them are selected: those that come first when the larger score comes
+/// first and, of equal ones, the lower index. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only
+/// where there are too few others. So the result is one and the same on every backend, device and run.
+///
+/// args->k                  Budget of every row, at most cap.
+/// args->order              VWD_TOPK_ASCENDING: by index. VWD_TOPK_BEST_FIRST: in the order above.
+/// args->scores   [R, n]    float32, float16 or bfloat16.
+/// args->lens     [R]       int32, optional: scores of each row; absent: n. Clamped to 0 … n.
+/// args->budgets  [R]       int32, optional: k of each row; clamped to 0 … cap.
+/// args->ids      [R, cap]  int32, out. Places from counts[r] on are not written; so of values.
+/// args->counts   [R]       int32, out.
+/// args->values   [R, cap]  dtype of scores, out, optional: the selected scores as they are stored, NaN included.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+/// captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes this
+/// point; inputs are not written.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED (CUDA:
+/// VWD_TOPK_BEST_FIRST of more than 4096), DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_topk(
+    session: *const vwd_session,
+    args: *const vwd_topk_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    computing(|| {
+        let mut room = MaybeUninit::uninit();
+        // SAFETY: the C contract of session and args.
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        topk::run(session, &topk::Request::from_c(session, args)?, stream)
+    })
+}
