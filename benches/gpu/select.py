@@ -93,12 +93,6 @@ class Case:
             assert same >= 0.9 * theirs.numel(), "torch's selection, but for its rounding and what is forced"
 
 
-def floor(timer, size):
-    sets = min(20, max(2, math.ceil((384 << 20) / size)))
-    buffers = [torch.empty(2, size // 2, dtype=torch.uint8, device="cuda") for _ in range(sets)]
-    return timer.graph(lambda i: buffers[i][0].copy_(buffers[i][1]), sets)
-
-
 def select(session, timer, rows, quick):
     shapes = [(1, 32 << 10), (1, 128 << 10), (1, 512 << 10), (8, 128 << 10)]
     for batch, tokens in shapes if quick else [(1, 8 << 10), *shapes, (1, 1 << 20), (8, 32 << 10), (64, 32 << 10)]:
@@ -106,7 +100,7 @@ def select(session, timer, rows, quick):
         case.check()
         ours = case.on_current_stream()
         peer = lambda i: torch_minmax(case.q, case.first[i], case.second[i], case.k)  # noqa: E731
-        row = dict(batch=batch, tokens=tokens, floor=floor(timer, case.bytes))
+        row = dict(batch=batch, tokens=tokens, floor=timer.copy(case.bytes))
         row.update(vanward_graph=timer.graph(ours, case.sets), torch_graph=timer.graph(peer, case.sets))
         row.update(vanward_event=timer.event(ours, case.sets), torch_event=timer.event(peer, case.sets))
         rows.put("minmax", **row)
@@ -115,7 +109,7 @@ def select(session, timer, rows, quick):
             case = Case(session, 1, tokens, 128, method, group)
             case.check()
             ours = case.on_current_stream()
-            rows.put(method, group=group, tokens=tokens, floor=floor(timer, case.bytes), vanward_graph=timer.graph(ours, case.sets))
+            rows.put(method, group=group, tokens=tokens, floor=timer.copy(case.bytes), vanward_graph=timer.graph(ours, case.sets))
 
 
 def build(session, timer, rows):
@@ -136,7 +130,40 @@ def build(session, timer, rows):
             session.prepare_index_update(index=index, k=k, seq_lens=lens, page_table=pages, stream=stream, **more)()
 
         one = lambda i: update(i, begin=begin)  # noqa: E731
-        rows.put("index", kind=name, floor=floor(timer, k.nbytes), bulk_graph=timer.graph(update, 3), one_token_graph=timer.graph(one, 20))
+        rows.put("index", kind=name, floor=timer.copy(k.nbytes), bulk_graph=timer.graph(update, 3), one_token_graph=timer.graph(one, 20))
+
+
+def labels(session, timer, rows):
+    """The second level: tokens, or blocks of 16, out of 8192 candidate tokens by 64 channels in INT4."""
+    kept, block, count, tokens = 64, 16, 512, 128 << 10
+    lens = torch.tensor([tokens], dtype=torch.int32, device="cuda")
+    sets = 20
+    indices = [
+        vanward.Index(
+            "label", labels=torch.randint(0, 256, (1, tokens, HEADS, kept // 2), dtype=torch.uint8, device="cuda"),
+            label_scale=torch.rand(1, tokens, HEADS, device="cuda").half(), label_min=torch.randn(1, tokens, HEADS, device="cuda").half(),
+            channels=torch.arange(kept, dtype=torch.int32, device="cuda").expand(HEADS, kept),
+        )
+        for _ in range(sets)
+    ]
+    ids = torch.stack([torch.randperm(tokens // block, device="cuda")[:count].sort().values for _ in range(HEADS)])[None].int()
+    candidates = vanward.BlockList(ids, torch.full((1, HEADS), count, dtype=torch.int32, device="cuda"))
+    q = random(1, HEADS * GROUP, DIM)
+    for name, k in (("tokens", 1024), ("label_mass", 128)):
+        selected = vanward.BlockList(
+            torch.empty(1, HEADS, k, dtype=torch.int32, device="cuda"), torch.empty(1, HEADS, dtype=torch.int32, device="cuda")
+        )
+        common = dict(block_size=block, k=k, q=q, seq_lens=lens, candidates=candidates, selected=selected)
+
+        def call(i):
+            stream = torch.cuda.current_stream().cuda_stream
+            if name == "tokens":
+                session.prepare_select_tokens(index=indices[i], stream=stream, **common)()
+            else:
+                session.prepare_select_blocks(method="label_mass", index=indices[i], stream=stream, **common)()
+
+        size = count * block * HEADS * (kept // 2 + 4)
+        rows.put("labels", what_is_selected=name, k=k, floor=timer.copy(size), vanward_graph=timer.graph(call, sets))
 
 
 def main():
@@ -155,6 +182,7 @@ def main():
         torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
         session.reserve(64 << 20, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
         select(session, timer, rows, options.quick)
+        labels(session, timer, rows)
         build(session, timer, rows)
 
 

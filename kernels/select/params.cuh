@@ -48,4 +48,19 @@ struct MeanParams {
     uint32 softmax, dtype, lanes, adjacent;
 };
 
+// Of kernels/select/labels.cu.
+struct LabelParams {
+    SelectParams select;
+    Summary codes, scales, minima;
+    List candidates;
+    const char *channels;
+    int64 channels_head, channels_channel;
+    float *products;   // [lists, heads, places]
+    float2 *partials;  // [lists, heads, chunks]
+    uint32 *seen;      // [CTAs]
+    int32 *blocks;     // [CTAs, cap]; null where they fit in shared memory
+    uint32 cap, places, chunks, heads, kept;
+    uint32 adjacent;
+};
+
 #include "select/layout.cuh"

@@ -1,5 +1,7 @@
 //! Launch of the kernels of kernels/select.
 
+mod labels;
+
 use super::{BlockList, Request};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
@@ -17,6 +19,7 @@ pub struct Kernels {
     weigh_means: Kernel,
     /// Selection from scores.
     top: Kernel,
+    labels: labels::LabelKernels,
 }
 
 impl cuda::Kernels for Kernels {
@@ -24,6 +27,7 @@ impl cuda::Kernels for Kernels {
         source!("select/minmax", compute_80, compute_90),
         source!("select/means", compute_80, compute_90),
         source!("select/top", compute_80, compute_90),
+        source!("select/labels", compute_80, compute_90),
     ];
 
     fn find(modules: &Modules) -> Result<Kernels> {
@@ -37,6 +41,7 @@ impl cuda::Kernels for Kernels {
             means_32: means("score_means_32")?,
             weigh_means: means("weigh_means")?,
             top: modules.kernel("select/top", "select_top")?,
+            labels: labels::LabelKernels::find(modules)?,
         })
     }
 }
@@ -162,7 +167,7 @@ pub fn blocks(enqueue: &Enqueue, r: &Request) -> Result<()> {
     match &r.queries.index.kind {
         Kind::MinMax { max, min, .. } => minmax(enqueue, r, &MinMaxPlan::new(multiprocessors, r, max, min)?, max, min),
         Kind::Mean { windows, means } => mean(enqueue, r, &MeanPlan::new(multiprocessors, r, windows)?, windows, means),
-        Kind::Label(_) => Err(no_labels()),
+        Kind::Label(labels) => labels::select(enqueue, r, labels, true),
     }
 }
 
@@ -174,12 +179,23 @@ pub fn blocks_scratch(multiprocessors: usize, r: &Request) -> Result<usize> {
     Ok(match &r.queries.index.kind {
         Kind::MinMax { max, min, .. } => MinMaxPlan::new(multiprocessors, r, max, min)?.bytes,
         Kind::Mean { windows, .. } => MeanPlan::new(multiprocessors, r, windows)?.bytes,
-        Kind::Label(_) => return Err(no_labels()),
+        Kind::Label(_) => labels::LabelPlan::new(r, true)?.bytes,
     })
 }
 
-fn no_labels() -> Error {
-    Error::unsupported("VWD_SELECT_LABEL_MASS has no CUDA kernel in this build")
+pub fn tokens(enqueue: &Enqueue, r: &Request) -> Result<()> {
+    if r.lists() == 0 {
+        return Ok(());
+    }
+    match &r.queries.index.kind {
+        Kind::Label(labels) => labels::select(enqueue, r, labels, false),
+        _ => unreachable!("the kind was checked"),
+    }
+}
+
+/// What `tokens` takes of its stream's arena.
+pub fn tokens_scratch(r: &Request) -> Result<usize> {
+    if r.lists() == 0 { Ok(0) } else { Ok(labels::LabelPlan::new(r, false)?.bytes) }
 }
 
 fn check_sharing(r: &Request) -> Result<()> {
@@ -441,6 +457,7 @@ mod tests {
             SelectParams::layout("SelectParams"),
             MinMaxParams::layout("MinMaxParams"),
             MeanParams::layout("MeanParams"),
+            labels::LabelParams::layout("LabelParams"),
         ];
         layout::check("select", file!(), &structs);
     }

@@ -340,11 +340,11 @@ pub fn blocks_scratch(session: &Session, request: &Request) -> Result<u64> {
 pub fn tokens(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
         On::Cpu(cpu) => cpu::tokens(cpu, request),
-        On::Cuda(_) => Err(Error::unsupported("vwd_select_tokens has no CUDA kernel in this build")),
+        On::Cuda(enqueue) => cuda::tokens(&enqueue, request),
     }
 }
 
 /// Bytes of scratch that `tokens` takes from its stream's arena.
-pub fn tokens_scratch(session: &Session, _request: &Request) -> Result<u64> {
-    session.scratch_bytes(|_| Err(Error::unsupported("vwd_select_tokens has no CUDA kernel in this build")))
+pub fn tokens_scratch(session: &Session, request: &Request) -> Result<u64> {
+    session.scratch_bytes(|_| cuda::tokens_scratch(request))
 }

@@ -1,0 +1,156 @@
+//! Launch of the kernels of kernels/select/labels.cu: LABEL_MASS and selection of tokens.
+
+use super::{ListParams, MOST_HEADS, MOST_TOKENS, Scratch, SelectParams, THREADS, check_sharing, grid, sharing};
+use crate::core::status::{Error, Result};
+use crate::ops::index::{self, Labels, Summary};
+use crate::ops::select::Request;
+use crate::ops::views::BlockList;
+use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules};
+
+pub struct LabelKernels {
+    blocks: Kernel,
+    tokens: Kernel,
+    /// Clusters of 2, 4 and 8 CTAs that run at once.
+    clusters: [usize; 3],
+}
+
+impl LabelKernels {
+    pub fn find(modules: &Modules) -> Result<LabelKernels> {
+        let kernel = |name| modules.kernel("select/labels", name);
+        let (blocks, tokens) = (kernel("select_label_blocks")?, kernel("select_label_tokens")?);
+        let active = |size: u32| match modules.facts().launches_dependents() {
+            true => tokens.active_clusters(size, THREADS) as usize,
+            false => 0,
+        };
+        Ok(LabelKernels { blocks, tokens, clusters: [2, 4, LARGEST_CLUSTER].map(active) })
+    }
+
+    /// CTAs of a list: enough for its tokens, as long as all lists are made at once.
+    fn cluster(&self, lists: usize, places: usize) -> usize {
+        let mut ctas = 1;
+        for active in self.clusters {
+            if places <= ctas * CTA_TOKENS || lists > active {
+                break;
+            }
+            ctas *= 2;
+        }
+        ctas
+    }
+}
+
+kernel_struct! {
+    /// Mirrors LabelParams of kernels/select/params.cuh. Strides are in bytes.
+    pub struct LabelParams {
+        select: SelectParams,
+        codes: Summary,
+        scales: Summary,
+        minima: Summary,
+        candidates: ListParams,
+        channels: *const u8,
+        channels_head: i64,
+        channels_channel: i64,
+        products: *mut u8,
+        partials: *mut u8,
+        seen: *mut u8,
+        blocks: *mut u8,
+        cap: u32,
+        places: u32,
+        chunks: u32,
+        heads: u32,
+        kept: u32,
+        adjacent: u32,
+    }
+}
+
+/// TOKEN_CHUNK of kernels/select/labels.cu: tokens of a warp.
+const CHUNK: usize = 64;
+/// Tokens that are worth a CTA.
+const CTA_TOKENS: usize = CHUNK * THREADS as usize / 32;
+/// HELD_BLOCKS of kernels/select/labels.cu: candidates that fit in shared memory.
+const HELD_BLOCKS: usize = 2048;
+
+/// How the work is cut, and where its parts of scratch begin.
+pub struct LabelPlan {
+    heads: usize,
+    /// Candidate tokens of a list that the index has room for.
+    places: usize,
+    chunks: usize,
+    held: usize,
+    products: usize,
+    partials: usize,
+    seen: usize,
+    /// Where they do not fit in shared memory.
+    blocks: Option<usize>,
+    pub bytes: usize,
+}
+
+impl LabelPlan {
+    /// Of blocks, or of tokens.
+    pub fn new(r: &Request, of_blocks: bool) -> Result<LabelPlan> {
+        check_sharing(r)?;
+        let (lists, heads) = (r.lists(), sharing(r) * r.queries.heads.group());
+        if heads > MOST_HEADS {
+            let text = format!("q: {heads} query heads for a list; CUDA takes up to {MOST_HEADS}");
+            return Err(Error::unsupported(text));
+        }
+        let most_ctas = LARGEST_CLUSTER as usize;
+        if lists > i32::MAX as usize / most_ctas {
+            return Err(Error::unsupported(format!("selected: {lists} lists; CUDA takes up to 2^28 − 1")));
+        }
+        let cap = given(r).cap();
+        let places = cap.saturating_mul(r.queries.block_size).min(r.queries.index.capacity()).min(MOST_TOKENS);
+        let chunks = places.div_ceil(CHUNK);
+        let mut scratch = Scratch::default();
+        let held = scratch.take(&[if of_blocks { lists } else { 0 }, cap, size_of::<f32>()]);
+        let products = scratch.take(&[lists, heads, places, size_of::<f32>()]);
+        let partials = scratch.take(&[lists, heads, chunks, 2 * size_of::<f32>()]);
+        let seen = scratch.take(&[lists, most_ctas, size_of::<u32>()]);
+        let blocks = (cap > HELD_BLOCKS).then(|| scratch.take(&[lists, most_ctas, cap, size_of::<i32>()]));
+        Ok(LabelPlan { heads, places, chunks, held, products, partials, seen, blocks, bytes: scratch.bytes })
+    }
+}
+
+/// The candidates.
+fn given<'r, 'a>(r: &'r Request<'a>) -> &'r BlockList<'a> {
+    r.candidates.as_ref().expect("an index of labels has candidates")
+}
+
+pub fn select(enqueue: &Enqueue, r: &Request, labels: &Labels, of_blocks: bool) -> Result<()> {
+    let (lists, plan) = (r.lists(), LabelPlan::new(r, of_blocks)?);
+    let kernels = &enqueue.kernels::<super::Kernels>().labels;
+    let base = enqueue.scratch(plan.bytes)? as usize;
+    let at = |part: usize| (base + part) as *mut u8;
+    let mut select = SelectParams::new(r, 1);
+    select.held = at(plan.held);
+    select.held_row = index::saturated(given(r).cap());
+    let params = LabelParams {
+        select,
+        codes: Summary::new(Some(&labels.codes)),
+        scales: Summary::new(Some(&labels.scale)),
+        minima: Summary::new(Some(&labels.min)),
+        candidates: ListParams::new(given(r)),
+        channels: labels.channels.data(),
+        channels_head: labels.channels.byte_stride(0),
+        channels_channel: labels.channels.byte_stride(1),
+        products: at(plan.products),
+        partials: at(plan.partials),
+        seen: at(plan.seen),
+        blocks: plan.blocks.map_or(std::ptr::null_mut(), at),
+        cap: index::saturated(given(r).cap()),
+        places: plan.places as u32,
+        chunks: plan.chunks as u32,
+        heads: plan.heads as u32,
+        kept: labels.kept() as u32,
+        adjacent: (labels.kept().is_multiple_of(32) && index::has_aligned_rows(&labels.codes, 16)) as u32,
+    };
+    let ctas = kernels.cluster(lists, plan.places);
+    let all = match ctas {
+        1 => grid(enqueue, lists),
+        _ => Grid { kind: Kind::DependentClusters(ctas as u32), ..grid(enqueue, lists * ctas) },
+    };
+    let kernel = if of_blocks { &kernels.blocks } else { &kernels.tokens };
+    // SAFETY: LabelParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed, and
+    // scratch is this call's. The kernels wait before they touch anything.
+    unsafe { enqueue.launch(kernel, all, [(&raw const params).cast()]) }
+}
