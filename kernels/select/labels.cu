@@ -336,6 +336,7 @@ struct Labels {
         return best;
     }
 
+    __device__ float *held() const { return s.held + uint64(row.number) * s.held_row; }
     __device__ char *ids() const {
         return s.selected.ids + row.seq * s.selected.ids_seq + row.list * s.selected.ids_pos + row.head * s.selected.ids_head;
     }
@@ -359,15 +360,21 @@ struct Labels {
         return k;
     }
 
-    // The best `wanted` of `count`, of which score(i) tells: emit(place, i).
-    template <typename Score, typename Emit> __device__ void select(uint32 count, uint32 wanted, const Score &score, const Emit &emit) const {
+    // The best `wanted` of `count`, of which held has the scores from `begin` on, where they are below `limit`: emit(place, i).
+    template <typename Emit> __device__ void select(uint32 begin, uint32 count, uint32 limit, uint32 wanted, const Emit &emit) const {
         if (wanted == 0) return;
         open(shared.top);
+        const float *held = this->held() + begin;
+        limit = max(limit, begin) - begin;
         const auto quads = [&](uint32 i, uint32 end, uint32 (&x)[QUADS][4]) {
 #pragma unroll
             for (uint32 n = 0; n < QUADS; n++) {
 #pragma unroll
-                for (uint32 m = 0; m < 4; m++) x[n][m] = i + n * STEP + m < end ? sort_key(score(i + n * STEP + m)) : 0;
+                for (uint32 m = 0; m < 4; m++) {
+                    const uint32 j = i + n * STEP + m;
+                    const float score = j < min(end, limit) ? __ldcg(held + j) : 0.0f;
+                    x[n][m] = j < end ? sort_key(score) : 0;
+                }
             }
         };
         ClusterTopK<THREADS, decltype(quads)> top(shared.top, nullptr, 0, count, quads);
@@ -387,8 +394,13 @@ struct Labels {
             as<int32>(to + place * s.selected.ids_entry) = token;
             if (s.scores) as<float>(scores() + place * s.scores_block) = score;
         };
-        select(end - begin, wanted, [&](uint32 i) { return alpha(begin + i); },
-               [&](uint32 place, uint32 i) { write(init + place, candidates.token(begin + i), s.scores ? alpha(begin + i) : 0.0f); });
+        // What this CTA will look at.
+        const uint32 share = span_of(end - begin, ctas * WARPS) * WARPS, first = begin + cta * share, last = min(min(first + share, end), known);
+        for (uint32 at = first + thread; at < last; at += THREADS) held()[at] = alpha(at);
+        __syncthreads();
+        select(begin, end - begin, known, wanted, [&](uint32 place, uint32 i) {
+            write(init + place, candidates.token(begin + i), s.scores && begin + i < known ? __ldcg(held() + begin + i) : 0.0f);
+        });
         for (uint32 i = cta * THREADS + thread; i < forced; i += ctas * THREADS) {
             const uint32 token = i < init ? i : len - forced + i, entry = s.scores ? candidates.entry_of(token / s.block_size) : candidates.count;
             write(i < init ? i : wanted + i, token, entry < candidates.count ? alpha(entry * s.block_size + token % s.block_size) : 0.0f);
@@ -401,7 +413,7 @@ struct Labels {
         uint32 lanes = 1;
         while (lanes < min(s.block_size, WARP)) lanes *= 2;
         const uint32 within = lane & (lanes - 1), step = ctas * THREADS / lanes;
-        float *held = s.held + uint64(row.number) * s.held_row;
+        float *held = this->held();
         const uint32 rounded = (candidates.count + WARP / lanes - 1) / (WARP / lanes) * (WARP / lanes);  // lanes of a warp go together
         for (uint32 entry = (cta * THREADS + thread) / lanes; entry < rounded; entry += step) {
             float best = minus_infinity();
@@ -419,7 +431,6 @@ struct Labels {
     }
     __device__ void select_blocks() const {
         sum_blocks();
-        const float *held = s.held + uint64(row.number) * s.held_row;
         const uint32 n = row.n, init = min(s.init, n), local = min(s.local, n - init), forced = init + local;
         bool clamped;
         const uint32 k = budget(clamped), wanted = min(k > forced ? k - forced : 0, n - forced);
@@ -435,8 +446,9 @@ struct Labels {
         const auto write = [&](uint32 place, uint32 j) { as<int32>(to + place * s.selected.ids_entry) = j; };
         // If others are selected, all that have a score are: before entry i there are so many others.
         const auto others_before = [&](uint32 i) { return candidates.block[begin + i] - init - i; };
-        select(end - begin, of_scored, [&](uint32 i) { return __ldcg(held + begin + i); },
-               [&](uint32 place, uint32 i) { write(init + place + (others > 0 ? min(others_before(i), others) : 0), candidates.block[begin + i]); });
+        select(begin, end - begin, ~0u, of_scored, [&](uint32 place, uint32 i) {
+            write(init + place + (others > 0 ? min(others_before(i), others) : 0), candidates.block[begin + i]);
+        });
         for (uint32 i = cta * THREADS + thread; i < others; i += ctas * THREADS) {
             uint32 low = 0, high = end - begin;
             while (low < high) {
@@ -451,7 +463,7 @@ struct Labels {
         for (uint32 i = cta * THREADS + thread; i < forced; i += ctas * THREADS) write(i < init ? i : wanted + i, i < init ? i : n - forced + i);
         for (uint32 j = cta * THREADS + thread; s.scores && j < min(n, s.max_blocks); j += ctas * THREADS) {
             const uint32 entry = candidates.entry_of(j);
-            as<float>(scores() + j * s.scores_block) = entry < candidates.count ? __ldcg(held + entry) : minus_infinity();
+            as<float>(scores() + j * s.scores_block) = entry < candidates.count ? __ldcg(held() + entry) : minus_infinity();
         }
         finish(forced + wanted, clamped || (s.scores && n > s.max_blocks));
     }

@@ -76,7 +76,9 @@ pub struct LabelPlan {
     /// Candidate tokens of a list that the index has room for.
     places: usize,
     chunks: usize,
+    /// Scores, of blocks or of tokens.
     held: usize,
+    held_row: usize,
     products: usize,
     partials: usize,
     seen: usize,
@@ -102,12 +104,13 @@ impl LabelPlan {
         let places = cap.saturating_mul(r.queries.block_size).min(r.queries.index.capacity()).min(MOST_TOKENS);
         let chunks = places.div_ceil(CHUNK);
         let mut scratch = Scratch::default();
-        let held = scratch.take(&[if of_blocks { lists } else { 0 }, cap, size_of::<f32>()]);
+        let held_row = if of_blocks { cap } else { places };
+        let held = scratch.take(&[lists, held_row, size_of::<f32>()]);
         let products = scratch.take(&[lists, heads, places, size_of::<f32>()]);
         let partials = scratch.take(&[lists, heads, chunks, 2 * size_of::<f32>()]);
         let seen = scratch.take(&[lists, most_ctas, size_of::<u32>()]);
         let blocks = (cap > HELD_BLOCKS).then(|| scratch.take(&[lists, most_ctas, cap, size_of::<i32>()]));
-        Ok(LabelPlan { heads, places, chunks, held, products, partials, seen, blocks, bytes: scratch.bytes })
+        Ok(LabelPlan { heads, places, chunks, held, held_row, products, partials, seen, blocks, bytes: scratch.bytes })
     }
 }
 
@@ -122,8 +125,7 @@ pub fn select(enqueue: &Enqueue, r: &Request, labels: &Labels, of_blocks: bool) 
     let base = enqueue.scratch(plan.bytes)? as usize;
     let at = |part: usize| (base + part) as *mut u8;
     let mut select = SelectParams::new(r, 1);
-    select.held = at(plan.held);
-    select.held_row = index::saturated(given(r).cap());
+    (select.held, select.held_row) = (at(plan.held), index::saturated(plan.held_row));
     let params = LabelParams {
         select,
         codes: Summary::new(Some(&labels.codes)),
