@@ -316,7 +316,7 @@ fn attention_reads_what_lists_resolve_to() {
         // SAFETY: the cache lives.
         assert_ok(unsafe { vwd_kv_cache_extend(cache.raw, sequence, TOKENS as u64, NO_STREAM) });
         assert_ok(append_rows(&cache, 0, &[sequence as i32], 0, &rows));
-        let (ids, blocks) = (vec![0i32, 2, 5].repeat(2), vec![3i32; 2]);
+        let (ids, blocks) = ([0i32, 2, 5].repeat(2), vec![3i32; 2]);
         let (slots, lens) = (resolve(&cache, &[sequence], &ids[..3]).0, [TOKENS as i32]);
         fetch(&cache);
         let view = cache.view(0);
