@@ -126,19 +126,23 @@ func (l *lowering) pagedKV(kv PagedKV) C.vwd_paged_kv {
 
 func (l *lowering) index(index Index) C.vwd_index {
 	return C.vwd_index{
-		struct_size: C.sizeof_vwd_index,
-		kind:        C.uint32_t(index.Kind),
-		block_size:  l.uint32("index.block_size", index.BlockSize),
-		window:      l.uint32("index.window", index.Window),
-		stride:      l.uint32("index.stride", index.Stride),
-		table:       l.tensor("index.table", index.Table),
-		key_max:     l.tensor("index.key_max", index.KeyMax),
-		key_min:     l.tensor("index.key_min", index.KeyMin),
-		means:       l.tensor("index.means", index.Means),
-		labels:      l.tensor("index.labels", index.Labels),
-		label_scale: l.tensor("index.label_scale", index.LabelScale),
-		label_min:   l.tensor("index.label_min", index.LabelMin),
-		channels:    l.tensor("index.channels", index.Channels),
+		struct_size:  C.sizeof_vwd_index,
+		kind:         C.uint32_t(index.Kind),
+		block_size:   l.uint32("index.block_size", index.BlockSize),
+		window:       l.uint32("index.window", index.Window),
+		stride:       l.uint32("index.stride", index.Stride),
+		table:        l.tensor("index.table", index.Table),
+		key_max:      l.tensor("index.key_max", index.KeyMax),
+		key_min:      l.tensor("index.key_min", index.KeyMin),
+		means:        l.tensor("index.means", index.Means),
+		labels:       l.tensor("index.labels", index.Labels),
+		label_scale:  l.tensor("index.label_scale", index.LabelScale),
+		label_min:    l.tensor("index.label_min", index.LabelMin),
+		channels:     l.tensor("index.channels", index.Channels),
+		axes:         l.tensor("index.axes", index.Axes),
+		axis_range:   l.tensor("index.axis_range", index.AxisRange),
+		axis_weights: l.tensor("index.axis_weights", index.AxisWeights),
+		axis_centre:  l.tensor("index.axis_centre", index.AxisCentre),
 	}
 }
 

@@ -98,9 +98,11 @@ type ChannelImportanceArgs struct {
 	K          Tensor
 	Channels   Tensor
 	Importance Tensor
+	Weights    Tensor
+	Centre     Tensor
 }
 
-// ChannelImportance chooses the key channels that decide the scores of each KV head.
+// ChannelImportance chooses the key channels that decide the scores of each KV head, and finds weights and centre for AXIS.
 func (s *Session) ChannelImportance(args ChannelImportanceArgs, stream Stream) error {
 	var l lowering
 	defer l.release()
@@ -115,6 +117,8 @@ func (args ChannelImportanceArgs) lower(l *lowering) C.vwd_channel_importance_ar
 		k:           l.tensor("k", args.K),
 		channels:    l.tensor("channels", args.Channels),
 		importance:  l.tensor("importance", args.Importance),
+		weights:     l.tensor("weights", args.Weights),
+		centre:      l.tensor("centre", args.Centre),
 	}
 }
 

@@ -12,6 +12,7 @@ const (
 	IndexMinMax IndexKind = C.VWD_INDEX_MINMAX // per block: largest and smallest key (Quest)
 	IndexMean   IndexKind = C.VWD_INDEX_MEAN   // per window: mean key (InfLLM-v2)
 	IndexLabel  IndexKind = C.VWD_INDEX_LABEL  // per token: r channels in INT4 (Double Sparsity)
+	IndexAxis   IndexKind = C.VWD_INDEX_AXIS   // per block: mean key and the axis of their spread
 )
 
 // SelectMethod is how blocks are scored.
@@ -22,6 +23,7 @@ const (
 	SelectMeanSoftmax SelectMethod = C.VWD_SELECT_MEAN_SOFTMAX
 	SelectMeanDot     SelectMethod = C.VWD_SELECT_MEAN_DOT
 	SelectLabelMass   SelectMethod = C.VWD_SELECT_LABEL_MASS
+	SelectAxis        SelectMethod = C.VWD_SELECT_AXIS
 )
 
 // SelectStatus are the bits of the status words that a selection writes.
@@ -130,18 +132,22 @@ type PagedKV struct {
 //	label_min    [pages, rows, Hk]        LABEL; float16.
 //	channels     [Hk, r]                  LABEL; int32, from `vwd_channel_importance`. r even, 2 … D.
 type Index struct {
-	Kind       IndexKind
-	BlockSize  int
-	Window     int
-	Stride     int
-	Table      Tensor
-	KeyMax     Tensor
-	KeyMin     Tensor
-	Means      Tensor
-	Labels     Tensor
-	LabelScale Tensor
-	LabelMin   Tensor
-	Channels   Tensor
+	Kind        IndexKind
+	BlockSize   int
+	Window      int
+	Stride      int
+	Table       Tensor
+	KeyMax      Tensor
+	KeyMin      Tensor
+	Means       Tensor
+	Labels      Tensor
+	LabelScale  Tensor
+	LabelMin    Tensor
+	Channels    Tensor
+	Axes        Tensor
+	AxisRange   Tensor
+	AxisWeights Tensor
+	AxisCentre  Tensor
 }
 
 // AttentionState is vwd_attention_state: what attention knows before it divides.

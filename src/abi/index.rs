@@ -1,6 +1,7 @@
 //! Summaries of keys, from which blocks and tokens are selected.
 
 use super::{Versioned, vwd_tensor};
+use std::mem::offset_of;
 
 /// Per block, KV head and channel: largest and smallest key (Quest: Tang et al. 2024, section 3).
 pub const VWD_INDEX_MINMAX: u32 = 1;
@@ -9,16 +10,18 @@ pub const VWD_INDEX_MINMAX: u32 = 1;
 pub const VWD_INDEX_MEAN: u32 = 2;
 /// Per token and KV head: r chosen channels of the key in INT4 (Double Sparsity: Yang et al. 2024).
 pub const VWD_INDEX_LABEL: u32 = 3;
+/// Per block and KV head: the mean key, and one axis along which the keys spread, scaled to their spread.
+pub const VWD_INDEX_AXIS: u32 = 4;
 
 /// Summaries of the keys of one layer, in the caller's memory. Fields that `kind` does not name stay zero.
 ///
 /// Every tensor is [pages, rows, Hk, …]: summary j of sequence i is row j % rows of page table[i, j / rows], or of page i
-/// where `table` is absent. A summary is a block (MINMAX), a window (MEAN) or a token (LABEL). A page outside the tensor,
-/// and a row past the table, hold no summary.
+/// where `table` is absent. A summary is a block (MINMAX, AXIS), a window (MEAN) or a token (LABEL). A page outside the
+/// tensor, and a row past the table, hold no summary.
 ///
 /// flags        Must be 0.
 /// kind         One of VWD_INDEX_*.
-/// block_size   MINMAX: tokens of a block, S.
+/// block_size   MINMAX, AXIS: tokens of a block, S.
 /// window       MEAN: tokens of a window; 0 means 32.
 /// stride       MEAN: tokens from one window to the next; 0 means 16.
 /// table        [B, max_index_pages]     int32, optional.
@@ -29,6 +32,13 @@ pub const VWD_INDEX_LABEL: u32 = 3;
 /// label_scale  [pages, rows, Hk]        LABEL; float16. Key ≈ label_min + label_scale · code.
 /// label_min    [pages, rows, Hk]        LABEL; float16.
 /// channels     [Hk, r]                  LABEL; int32, from `vwd_channel_importance`. r even, 2 … D.
+/// axes         [pages, rows, Hk, 2·D]   AXIS; float32, float16 or bfloat16: the mean key less axis_centre, then the axis.
+///              [pages, rows, Hk, D]     Or uint8: the same in INT4, value 2i in the low four bits, 2i+1 in the high ones.
+/// axis_range   [pages, rows, Hk, 4·⌈D/32⌉]  AXIS in INT4 only; float16: of each group of 32 channels (the last may have
+///                                       fewer), first the mean's, then the axis's, scale and minimum.
+/// axis_weights [Hk, D]                  AXIS; float32, optional: what channels count, see `vwd_channel_importance`. Read by
+///                                       `vwd_index_update` alone. Absent: 1.
+/// axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key, read likewise. Absent: 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_index {
@@ -46,10 +56,16 @@ pub struct vwd_index {
     pub label_scale: vwd_tensor,
     pub label_min: vwd_tensor,
     pub channels: vwd_tensor,
+    pub axes: vwd_tensor,
+    pub axis_range: vwd_tensor,
+    pub axis_weights: vwd_tensor,
+    pub axis_centre: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_index {}
+unsafe impl Versioned for vwd_index {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_index, axes), size_of::<vwd_index>()];
+}
 
 /// Arguments of `vwd_index_update`; see there.
 #[repr(C)]
@@ -80,7 +96,12 @@ pub struct vwd_channel_importance_args {
     pub k: vwd_tensor,
     pub channels: vwd_tensor,
     pub importance: vwd_tensor,
+    pub weights: vwd_tensor,
+    pub centre: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_channel_importance_args {}
+unsafe impl Versioned for vwd_channel_importance_args {
+    const KNOWN_SIZES: &'static [usize] =
+        &[offset_of!(vwd_channel_importance_args, weights), size_of::<vwd_channel_importance_args>()];
+}

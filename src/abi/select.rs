@@ -10,6 +10,8 @@ pub const VWD_SELECT_MEAN_SOFTMAX: u32 = 2;
 pub const VWD_SELECT_MEAN_DOT: u32 = 3;
 /// Softmax mass of each candidate block by its INT4 labels, from LABEL.
 pub const VWD_SELECT_LABEL_MASS: u32 = 4;
+/// Softmax mass of the block's mean key and axis, from AXIS.
+pub const VWD_SELECT_AXIS: u32 = 5;
 
 /// Bit of a list's status: a query of the list holds a NaN, or the product of a query and a summary is one. What it concerns
 /// ranks last.

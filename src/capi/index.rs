@@ -15,9 +15,15 @@ use std::mem::MaybeUninit;
 /// LABEL: every token of the range. From lo (a zero is +0) and hi, the smallest and largest of its r channels x, in float32:
 ///   label_min = float16(lo), label_scale = float16((hi − lo) / 15), both clamped to ±65504, the scale also to 0 or above;
 ///   code = clamp(rne((x − label_min) / label_scale), 0, 15) against the stored values, and 0 where label_scale is 0.
+/// AXIS: every block as for MINMAX, of its n tokens k_t. With μ their mean, x_t = k_t − μ and W_c = axis_weights_c²:
+///   z = W∘x_t of the token whose Σ_c W_c·x_tc² is the largest (ties to the lower); three times u_t = x_t·z,
+///   b = Σ_t u_t·x_t and z = W∘b / |u|. Stored are μ − axis_centre and 1.15·b / (|u|·√n), all 0 where |u| is 0.
+///   In INT4 each group of 32 channels has the scale, minimum and codes that a label of them would have; one that holds
+///   what is no finite number has scale 0 and minimum NaN. Sums are in float32 and in an order that depends on nothing but
+///   D and S: a token's is one of eight that are added up at last, and products are fused.
 /// All rounding is to nearest, ties to even. NaN is ignored in maxima and minima and has code 0; without any number max is
 /// −inf, min +inf, label_min NaN and label_scale 0. A channel outside 0 … D−1 reads as 0. A token without a page is
-/// left out of maxima and minima, and NaN in means and labels: none of these is selected before others.
+/// left out of maxima and minima, and NaN in means, labels and AXIS: none of these is selected before others.
 /// Extending token by token gives the same bits as building at once, also after tokens were taken back and replaced.
 ///
 /// Keys in FP8 are summarised as what they stand for: the stored value times its scale, rounded to float32.
@@ -28,7 +34,7 @@ use std::mem::MaybeUninit;
 /// args->page_table  [B, max_pages]     int32, optional.
 /// args->seq_lens    [B]                int32. End of the range.
 /// args->begin       [B]                int32, optional (absent: 0). Clamped to 0 … seq_lens[i].
-/// args->index                          The summaries, out; its table and channels are inputs. Summaries that have no row
+/// args->index                          The summaries, out; its table, channels, axis_weights and axis_centre are inputs. Summaries that have no row
 ///                                      to live in are not stored.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
@@ -51,16 +57,22 @@ pub unsafe extern "C" fn vwd_index_update(
     })
 }
 
-/// Chooses the r key channels that decide the scores of each KV head (Double Sparsity: Yang et al. 2024, section 3.2).
+/// Chooses the r key channels that decide the scores of each KV head (Double Sparsity: Yang et al. 2024, section 3.2), and
+/// finds what channels weigh and where keys centre, for AXIS.
 ///
 /// importance[h, c] = mean over the G query heads of h of max_t |q[t, ·, c]|, times max_t |k[t, h, c]|, in float32: the sum
 /// in the order of the heads, divided by G, times the peak of the keys. NaN is ignored in maxima. The r largest are chosen,
 /// ties to the lower channel.
 ///
+/// weights[h, c] = mean over the tokens and the G query heads of h of |q[t, ·, c]|, centre[h, c] = mean over the tokens of
+/// k[t, h, c]: what AXIS takes, from any text or the prompt. In float32; a NaN counts as 0, and so does a mean of nothing.
+///
 /// args->q           [Tq, Hq, D]  float32, float16 or bfloat16; D a multiple of 8, 16 … 576. Sample of post-RoPE queries.
 /// args->k           [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys.
-/// args->channels    [Hk, r]      int32, out, ascending. r even, 2 … D.
+/// args->channels    [Hk, r]      int32, out, optional, ascending. r even, 2 … D.
 /// args->importance  [Hk, D]      float32, out, optional.
+/// args->weights     [Hk, D]      float32, out, optional.
+/// args->centre      [Hk, D]      float32, out, optional.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 /// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes

@@ -15,9 +15,11 @@ use std::mem::MaybeUninit;
 ///   MEAN_DOT      max over the windows w that overlap j of q_g·means_w
 ///   LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
 ///                 channels; −inf for a block that is no candidate
+///   AXIS          Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))) over the blocks
 /// A score is −inf for a block without a summary (MEAN: without a complete window for which the index has room), and where
 /// it would be NaN. In a softmax, and for MEAN_DOT, a window or token that has no summary, or whose product is not finite,
-/// weighs nothing (MEAN_DOT: is −inf). A NaN in any of the G query heads: every block scores −inf.
+/// weighs nothing (MEAN_DOT: is −inf); so does a block (AXIS), which then scores −inf. A NaN in any of the G query heads:
+/// every block scores −inf.
 /// min(n_i, max(budget, forced)) blocks of the n_i = ⌈len/block_size⌉ are selected: the forced ones (the first init_blocks
 /// and the last local_blocks), then the best. So k counts the forced blocks. n_i and what is forced follow from seq_lens
 /// alone, whatever index and scores have room for. −0 and +0 are equal.
@@ -28,7 +30,7 @@ use std::mem::MaybeUninit;
 /// q_lens[i] on are not read, their lists are empty, and so is a shared list without rows.
 ///
 /// args->method                             One of VWD_SELECT_*; index.kind must be what it reads.
-/// args->block_size                         S, tokens of a block; MINMAX: equal to index.block_size.
+/// args->block_size                         S, tokens of a block; MINMAX, AXIS: equal to index.block_size.
 /// args->k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
 /// args->scale                              Of q·k, above 0; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
 /// args->index                              As filled by `vwd_index_update`.

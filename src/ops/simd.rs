@@ -33,6 +33,8 @@ pub trait Lanes: Copy {
     fn div(self, other: Self) -> Self;
     /// self · factor + addend
     fn mul_add(self, factor: Self, addend: Self) -> Self;
+    /// The same, rounded once on every machine.
+    fn fused(self, factor: Self, addend: Self) -> Self;
     /// The larger; `other` where either is NaN.
     fn max(self, other: Self) -> Self;
     /// The smaller; `other` where either is NaN.
@@ -80,6 +82,23 @@ pub trait Lanes: Copy {
         }
         let p = p.mul_add(r.mul(r), r).add(Self::splat(1.0));
         p.mul(n.exp2_whole()).zero_below(self, LOW)
+    }
+
+    /// ln(2·cosh self) within 3 ulp; NaN stays NaN.
+    #[inline(always)]
+    fn ln_2cosh(self) -> Self {
+        let two = Self::splat(2.0);
+        let size = self.max(Self::splat(0.0).sub(self));
+        // |x| + ln(1 + y) with y = e^(−2|x|) ≤ 1, and ln(1 + y) = 2·artanh w with w = y / (2 + y) ≤ 1/3.
+        let y = Self::splat(0.0).sub(size.mul(two)).exp();
+        let w = y.div(y.add(two));
+        let square = w.mul(w);
+        let mut p = Self::splat(1.0 / 13.0);
+        for c in [1.0 / 11.0, 1.0 / 9.0, 1.0 / 7.0, 1.0 / 5.0, 1.0 / 3.0] {
+            p = p.mul_add(square, Self::splat(c));
+        }
+        let half = p.mul(square).mul_add(w, w);
+        half.mul_add(two, size)
     }
 
     /// tanh self within 3 ulp; NaN stays NaN.
@@ -366,6 +385,10 @@ impl Lanes for Portable {
         self.mul(factor).add(addend)
     }
     #[inline(always)]
+    fn fused(self, factor: Self, addend: Self) -> Self {
+        Portable(std::array::from_fn(|i| self.0[i].mul_add(factor.0[i], addend.0[i])))
+    }
+    #[inline(always)]
     fn max(self, other: Self) -> Self {
         self.map(other, |a, b| if a > b { a } else { b })
     }
@@ -451,6 +474,10 @@ mod x86 {
         #[inline(always)]
         fn mul_add(self, factor: Self, addend: Self) -> Self {
             Avx2(unsafe { _mm256_fmadd_ps(self.0, factor.0, addend.0) })
+        }
+        #[inline(always)]
+        fn fused(self, factor: Self, addend: Self) -> Self {
+            self.mul_add(factor, addend)
         }
         #[inline(always)]
         fn max(self, other: Self) -> Self {

@@ -94,6 +94,10 @@ structs! {
         label_scale,
         label_min,
         channels,
+        axes,
+        axis_range,
+        axis_weights,
+        axis_centre,
     }
     vwd_index_update_args {
         struct_size,
@@ -112,6 +116,8 @@ structs! {
         k,
         channels,
         importance,
+        weights,
+        centre,
     }
     vwd_select_blocks_args {
         struct_size,

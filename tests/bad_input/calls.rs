@@ -16,6 +16,7 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_index_update of MINMAX", |b| index_update(b, VWD_INDEX_MINMAX, false)),
     ("vwd_index_update of MEAN", |b| index_update(b, VWD_INDEX_MEAN, false)),
     ("vwd_index_update of LABEL", |b| index_update(b, VWD_INDEX_LABEL, false)),
+    ("vwd_index_update of AXIS", |b| index_update(b, VWD_INDEX_AXIS, false)),
     ("vwd_index_update of MINMAX of FP8", |b| index_update(b, VWD_INDEX_MINMAX, true)),
     ("vwd_index_update of LABEL of FP8", |b| index_update(b, VWD_INDEX_LABEL, true)),
     ("vwd_channel_importance", channel_importance),
@@ -23,6 +24,7 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_select_blocks by MEAN_SOFTMAX", |b| select_blocks(b, VWD_SELECT_MEAN_SOFTMAX, Rows::One)),
     ("vwd_select_blocks by MEAN_DOT", |b| select_blocks(b, VWD_SELECT_MEAN_DOT, Rows::One)),
     ("vwd_select_blocks by LABEL_MASS", |b| select_blocks(b, VWD_SELECT_LABEL_MASS, Rows::One)),
+    ("vwd_select_blocks by AXIS", |b| select_blocks(b, VWD_SELECT_AXIS, Rows::One)),
     ("vwd_select_blocks for rows that share lists", |b| select_blocks(b, VWD_SELECT_MINMAX, Rows::Shared)),
     ("vwd_select_blocks for rows with lists of their own", |b| select_blocks(b, VWD_SELECT_LABEL_MASS, Rows::Own)),
     ("vwd_select_tokens", |b| select_tokens(b, Rows::One)),
@@ -71,6 +73,7 @@ const SIZES: &[(&str, usize)] = &[
     ("max_pages", 2),
     ("r", 10),
     ("r/2", 5),
+    ("4·⌈D/32⌉", 4),
     ("index_pages", 7),
     ("rows", 9),
     ("cap", 5),
@@ -144,7 +147,7 @@ fn verify_pack(backend: &Backend) -> Call<'_> {
 fn index(call: &mut Call, at: usize, kind: u32, role: Role) {
     let base = call.nested::<vwd_index>(["index", "index.struct_size", "index.flags"], at);
     let other = if kind == VWD_INDEX_MEAN { VWD_INDEX_LABEL } else { VWD_INDEX_MEAN };
-    let bad: &[u32] = if role == Role::In { &[0, 4, u32::MAX, other] } else { &[0, 4, u32::MAX] };
+    let bad: &[u32] = if role == Role::In { &[0, 5, u32::MAX, other] } else { &[0, 5, u32::MAX] };
     call.scalar("index.kind", base + offset_of!(vwd_index, kind), kind, bad);
     call.input("index.table", base + offset_of!(vwd_index, table), I32, "B max_pages?").optional();
     let mut summary = |name, offset: usize, dtype, shape| {
@@ -159,6 +162,14 @@ fn index(call: &mut Call, at: usize, kind: u32, role: Role) {
         }
         VWD_INDEX_MEAN => {
             summary("index.means", offset_of!(vwd_index, means), F32, "index_pages? rows? Hk D");
+        }
+        VWD_INDEX_AXIS => {
+            summary("index.axes", offset_of!(vwd_index, axes), U8, "index_pages rows Hk D");
+            summary("index.axis_range", offset_of!(vwd_index, axis_range), F16, "index_pages rows Hk 4·⌈D/32⌉");
+            let mut learned = |name, offset: usize| drop(call.input(name, base + offset, F32, "Hk D").optional());
+            learned("index.axis_weights", offset_of!(vwd_index, axis_weights));
+            learned("index.axis_centre", offset_of!(vwd_index, axis_centre));
+            call.scalar("index.block_size", base + offset_of!(vwd_index, block_size), 8, &[0]);
         }
         _ => {
             summary("index.labels", offset_of!(vwd_index, labels), U8, "index_pages rows Hk r/2");
@@ -194,8 +205,10 @@ fn channel_importance(backend: &Backend) -> Call<'_> {
     call.scalar("flags", offset_of!(vwd_channel_importance_args, flags), 0, FLAGS);
     call.input("q", offset_of!(vwd_channel_importance_args, q), F32, "pages? Hq D");
     call.input("k", offset_of!(vwd_channel_importance_args, k), F32, "P? Hk D");
-    call.output("channels", offset_of!(vwd_channel_importance_args, channels), I32, "Hk r");
+    call.output("channels", offset_of!(vwd_channel_importance_args, channels), I32, "Hk r").optional();
     call.output("importance", offset_of!(vwd_channel_importance_args, importance), F32, "Hk D").optional();
+    call.output("weights", offset_of!(vwd_channel_importance_args, weights), F32, "Hk D").optional();
+    call.output("centre", offset_of!(vwd_channel_importance_args, centre), F32, "Hk D").optional();
     call
 }
 
@@ -251,15 +264,16 @@ fn select_blocks(backend: &Backend, method: u32, rows: Rows) -> Call<'_> {
     let kind = match method {
         VWD_SELECT_MINMAX => VWD_INDEX_MINMAX,
         VWD_SELECT_LABEL_MASS => VWD_INDEX_LABEL,
+        VWD_SELECT_AXIS => VWD_INDEX_AXIS,
         _ => VWD_INDEX_MEAN,
     };
-    call.scalar("method", offset_of!(vwd_select_blocks_args, method), method, &[0, 5, u32::MAX]);
-    let bad: &[u32] = if method == VWD_SELECT_MINMAX { &[0, 4, 16] } else { &[0] };
+    call.scalar("method", offset_of!(vwd_select_blocks_args, method), method, &[0, 6, u32::MAX]);
+    let bad: &[u32] = if matches!(method, VWD_SELECT_MINMAX | VWD_SELECT_AXIS) { &[0, 4, 16] } else { &[0] };
     call.scalar("block_size", offset_of!(vwd_select_blocks_args, block_size), 8, bad);
     call.scalar("k", offset_of!(vwd_select_blocks_args, k), 5, &[6, u32::MAX]);
     call.scalar("init_blocks", offset_of!(vwd_select_blocks_args, init_blocks), 1, &[5, u32::MAX]);
     call.scalar("local_blocks", offset_of!(vwd_select_blocks_args, local_blocks), 1, &[]);
-    let reads_scale = matches!(method, VWD_SELECT_MEAN_SOFTMAX | VWD_SELECT_LABEL_MASS);
+    let reads_scale = matches!(method, VWD_SELECT_MEAN_SOFTMAX | VWD_SELECT_LABEL_MASS | VWD_SELECT_AXIS);
     call.float("scale", offset_of!(vwd_select_blocks_args, scale), 0.5, if reads_scale { NO_SCALE } else { &[] });
     call.scalar("flags", offset_of!(vwd_select_blocks_args, flags), 0, FLAGS);
     let heads = if method == VWD_SELECT_MEAN_DOT { "Hk" } else { "Hq" };

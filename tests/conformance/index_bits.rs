@@ -15,11 +15,11 @@ pub const CASES: &[Case] = cases![
     index_extended_after_rollback_has_the_bits_of_one_built_at_once,
 ];
 
-const KINDS: [u32; 3] = [VWD_INDEX_MINMAX, VWD_INDEX_MEAN, VWD_INDEX_LABEL];
+const KINDS: [u32; 4] = [VWD_INDEX_MINMAX, VWD_INDEX_MEAN, VWD_INDEX_LABEL, VWD_INDEX_AXIS];
 
 /// Equal as numbers, NaN to NaN.
 #[track_caller]
-fn assert_same(found: &[f64], expected: &[f64], what: &str) {
+pub fn assert_same(found: &[f64], expected: &[f64], what: &str) {
     let same = found.len() == expected.len()
         && found.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()));
     assert!(same, "{what}: found {found:?}, expected {expected:?}");
@@ -90,7 +90,7 @@ fn check_means(rng: &mut Rng, s: &Sequences) {
 }
 
 /// Code, scale and minimum as the contract has them, in single precision.
-fn label(values: &[f32]) -> (Vec<u8>, f32, f32) {
+pub fn label(values: &[f32]) -> (Vec<u8>, f32, f32) {
     let numbers = || values.iter().copied().filter(|x| !x.is_nan());
     let (low, high) = (numbers().fold(f32::INFINITY, f32::min), numbers().fold(f32::NEG_INFINITY, f32::max));
     let low = low + 0.0; // −0 + 0 is +0

@@ -154,7 +154,9 @@ pub struct Summaries<'b> {
     pub pages: usize,
     pub table: Option<(Array<i64>, Tensor<'b>)>,
     pub channels: Option<(Array<i64>, Tensor<'b>)>,
-    /// key_max and key_min; means; labels, label_scale and label_min.
+    /// AXIS: weights and centre, or neither.
+    pub learned: Option<[(Array<f64>, Tensor<'b>); 2]>,
+    /// key_max and key_min; means; labels, label_scale and label_min; axes and, in INT4, axis_range.
     pub tensors: Vec<Tensor<'b>>,
 }
 
@@ -165,7 +167,7 @@ impl<'b> Summaries<'b> {
         let (window, stride) = rng.pick(&[(32, 16), (8, 4), (5, 3), (3, 7), (1, 1)]);
         let kept = rng.pick(&[2, 6, 8, 16, s.dim]).min(s.dim);
         let needed = match kind {
-            VWD_INDEX_MINMAX => s.capacity().div_ceil(block_size),
+            VWD_INDEX_MINMAX | VWD_INDEX_AXIS => s.capacity().div_ceil(block_size),
             VWD_INDEX_MEAN => oracle::windows(s.capacity(), window, stride),
             _ => s.capacity(),
         };
@@ -190,6 +192,15 @@ impl<'b> Summaries<'b> {
             let tensor = Tensor::ints(s.backend, I32, &channels, &Layout::random(rng, 2));
             (channels, tensor)
         });
+        let is_int4 = rng.one_in(2);
+        let learned = (kind == VWD_INDEX_AXIS && rng.one_in(2)).then(|| {
+            let normal = [rng.normals(&[s.kv_heads, s.dim]), rng.normals(&[s.kv_heads, s.dim])];
+            normal.map(|x| {
+                let x = x.map(|&x| F32.round(x));
+                let tensor = Tensor::floats(s.backend, F32, &x, &Layout::random(rng, 2));
+                (x, tensor)
+            })
+        });
         let mut make = |dtype, last: &[usize]| {
             let shape = [&[pages, rows, s.kv_heads], last].concat();
             Tensor::poisoned(s.backend, dtype, &shape, &Layout::random(rng, shape.len()))
@@ -197,18 +208,23 @@ impl<'b> Summaries<'b> {
         let tensors = match kind {
             VWD_INDEX_MINMAX => vec![make(s.dtype, &[s.dim]), make(s.dtype, &[s.dim])],
             VWD_INDEX_MEAN => vec![make(s.dtype, &[s.dim])],
+            VWD_INDEX_AXIS if is_int4 => vec![make(U8, &[s.dim]), make(F16, &[4 * s.dim.div_ceil(32)])],
+            VWD_INDEX_AXIS => vec![make(s.dtype, &[2 * s.dim])],
             _ => vec![make(U8, &[kept / 2]), make(F16, &[]), make(F16, &[])],
         };
-        Summaries { kind, block_size, window, stride, rows, pages, table, channels, tensors }
+        Summaries { kind, block_size, window, stride, rows, pages, table, channels, learned, tensors }
     }
 
     /// The same shapes in memory of their own.
     pub fn twin(&self, backend: &'b Backend) -> Summaries<'b> {
         let tensor = |t: &Tensor<'b>| Tensor::poisoned(backend, t.dtype, &t.shape, &Layout::default());
         let ints = |(a, _): &(Array<i64>, Tensor<'b>)| (a.clone(), Tensor::ints(backend, I32, a, &Layout::default()));
+        let floats =
+            |(a, _): &(Array<f64>, Tensor<'b>)| (a.clone(), Tensor::floats(backend, F32, a, &Layout::default()));
         Summaries {
             table: self.table.as_ref().map(ints),
             channels: self.channels.as_ref().map(ints),
+            learned: self.learned.as_ref().map(|of| of.each_ref().map(floats)),
             tensors: self.tensors.iter().map(tensor).collect(),
             ..*self
         }
@@ -217,9 +233,12 @@ impl<'b> Summaries<'b> {
     pub fn c(&self) -> vwd_index {
         let at = |kind, n: usize| if self.kind == kind { self.tensors[n].c() } else { absent() };
         let given = |t: &Option<(Array<i64>, Tensor)>| t.as_ref().map_or(absent(), |(_, t)| t.c());
+        let learned = |n: usize| self.learned.as_ref().map_or(absent(), |of| of[n].1.c());
+        let has_blocks = matches!(self.kind, VWD_INDEX_MINMAX | VWD_INDEX_AXIS);
+        let is_int4 = self.tensors.len() == 2;
         vwd_index {
             kind: self.kind,
-            block_size: if self.kind == VWD_INDEX_MINMAX { self.block_size as u32 } else { 0 },
+            block_size: if has_blocks { self.block_size as u32 } else { 0 },
             window: if self.kind == VWD_INDEX_MEAN { self.window as u32 } else { 0 },
             stride: if self.kind == VWD_INDEX_MEAN { self.stride as u32 } else { 0 },
             table: given(&self.table),
@@ -230,6 +249,10 @@ impl<'b> Summaries<'b> {
             label_scale: at(VWD_INDEX_LABEL, 1),
             label_min: at(VWD_INDEX_LABEL, 2),
             channels: given(&self.channels),
+            axes: at(VWD_INDEX_AXIS, 0),
+            axis_range: if is_int4 { at(VWD_INDEX_AXIS, 1) } else { absent() },
+            axis_weights: learned(0),
+            axis_centre: learned(1),
             ..args()
         }
     }
@@ -241,7 +264,7 @@ impl<'b> Summaries<'b> {
 
     pub fn count(&self, len: usize) -> usize {
         match self.kind {
-            VWD_INDEX_MINMAX => len.div_ceil(self.block_size),
+            VWD_INDEX_MINMAX | VWD_INDEX_AXIS => len.div_ceil(self.block_size),
             VWD_INDEX_MEAN => oracle::windows(len, self.window, self.stride),
             _ => len,
         }

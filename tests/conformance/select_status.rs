@@ -16,7 +16,8 @@ pub const CASES: &[Case] = cases![
     select_and_importance_take_any_extents_without_elements,
 ];
 
-const METHODS: [u32; 4] = [VWD_SELECT_MINMAX, VWD_SELECT_MEAN_SOFTMAX, VWD_SELECT_MEAN_DOT, VWD_SELECT_LABEL_MASS];
+const METHODS: [u32; 5] =
+    [VWD_SELECT_MINMAX, VWD_SELECT_MEAN_SOFTMAX, VWD_SELECT_MEAN_DOT, VWD_SELECT_LABEL_MASS, VWD_SELECT_AXIS];
 
 const HEADS: usize = 2;
 const DIM: usize = 16;
@@ -25,6 +26,7 @@ const BLOCK: usize = 4;
 /// An index of each kind over `rows` summaries of one sequence, of ones but where `value` says otherwise.
 struct Indices<'b> {
     floats: [Tensor<'b>; 3],
+    axes: Tensor<'b>,
     labels: [Tensor<'b>; 4],
 }
 
@@ -39,6 +41,7 @@ impl<'b> Indices<'b> {
         let channels = Array::from_fn(&[HEADS, 2], |at| at[1] as i64);
         Indices {
             floats: [0, 1, 2].map(|_| of(F32, &[DIM])),
+            axes: of(F32, &[2 * DIM]),
             labels: [
                 Tensor::ints(backend, U8, &codes, &plain),
                 Tensor::floats(backend, F16, &Array::filled(&[1, rows, HEADS], 0.0), &plain),
@@ -60,6 +63,9 @@ impl<'b> Indices<'b> {
                 key_min: min.c(),
                 ..args()
             },
+            VWD_SELECT_AXIS => {
+                vwd_index { kind: VWD_INDEX_AXIS, block_size: BLOCK as u32, axes: self.axes.c(), ..args() }
+            }
             VWD_SELECT_LABEL_MASS => vwd_index {
                 kind: VWD_INDEX_LABEL,
                 labels: codes.c(),
@@ -130,7 +136,7 @@ impl Call<'_> {
         let (scores, status) = (empty(F32, &with(places)), empty(U32, &lead));
         let list = |ids: &Tensor, counts: &Tensor| vwd_block_list { ids: ids.c(), counts: counts.c(), slots: absent() };
         let none = vwd_block_list { ids: absent(), counts: absent(), slots: absent() };
-        let reads = !matches!(method, Some(VWD_SELECT_MINMAX | VWD_SELECT_MEAN_SOFTMAX | VWD_SELECT_MEAN_DOT));
+        let reads = matches!(method, None | Some(VWD_SELECT_LABEL_MASS));
         let candidates = if reads { list(&candidates[0], &candidates[1]) } else { none };
         let ([k, init, local], q_lens) = (self.choose, q_lens.as_ref().map_or(absent(), Tensor::c));
         // SAFETY: the tensors are alive.
@@ -228,7 +234,7 @@ fn select_forces_the_newest_block_whatever_scores_and_index_hold(backend: &Backe
 /// The first rows of an index.
 fn cut(index: vwd_index, rows: i64) -> vwd_index {
     let mut index = index;
-    for t in [&mut index.key_max, &mut index.key_min, &mut index.means] {
+    for t in [&mut index.key_max, &mut index.key_min, &mut index.means, &mut index.axes] {
         t.shape[1] = rows;
     }
     index

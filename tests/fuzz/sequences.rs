@@ -144,6 +144,7 @@ impl Summaries {
         case.number(of!(index, vwd_index, window), window);
         case.number(of!(index, vwd_index, stride), stride);
         let codes = [pages, rows, self.kv_heads, kept / 2];
+        let is_int4 = case.rng.one_in(2);
         let mut summary = |kind, place, dtype, shape: &[i64]| {
             let field = case.tensor(place, self.role, dtype, shape, Content::Floats);
             case.optional(kind == self.kind, field);
@@ -154,6 +155,21 @@ impl Summaries {
         summary(VWD_INDEX_LABEL, of!(index, vwd_index, labels), U8, &codes);
         summary(VWD_INDEX_LABEL, of!(index, vwd_index, label_scale), F16, &shape[..3]);
         summary(VWD_INDEX_LABEL, of!(index, vwd_index, label_min), F16, &shape[..3]);
+        let range = [pages, rows, self.kv_heads, 4 * ((self.dim + 31) / 32)];
+        let both = [pages, rows, self.kv_heads, 2 * self.dim];
+        let axes = of!(index, vwd_index, axes);
+        if is_int4 {
+            summary(VWD_INDEX_AXIS, axes, U8, &shape)
+        } else {
+            summary(VWD_INDEX_AXIS, axes, dtype, &both)
+        }
+        let stored = if is_int4 { VWD_INDEX_AXIS } else { u32::MAX };
+        summary(stored, of!(index, vwd_index, axis_range), F16, &range);
+        for place in [of!(index, vwd_index, axis_weights), of!(index, vwd_index, axis_centre)] {
+            let field = case.input(place, F32, &[self.kv_heads, self.dim], Content::Floats);
+            let is_given = self.kind == VWD_INDEX_AXIS && case.rng.one_in(2);
+            case.optional(is_given, field);
+        }
         let channels = of!(index, vwd_index, channels);
         let channels = case.input(channels, I32, &[self.kv_heads, kept], Content::Indices(self.dim));
         case.optional(self.kind == VWD_INDEX_LABEL, channels);
@@ -189,8 +205,10 @@ pub fn channel_importance(case: &mut Case) {
     case.input(of!(args, Args, q), dtype, &[queries, heads, dim], Content::Floats);
     case.input(of!(args, Args, k), dtype, &[keys, kv_heads, dim], Content::Floats);
     let kept = case.rng.pick(&[2, 8, 16]);
-    case.output(of!(args, Args, channels), I32, &[kv_heads, kept]);
-    case.maybe_output(of!(args, Args, importance), F32, &[kv_heads, dim]);
+    case.maybe_output(of!(args, Args, channels), I32, &[kv_heads, kept]);
+    for place in [of!(args, Args, importance), of!(args, Args, weights), of!(args, Args, centre)] {
+        case.maybe_output(place, F32, &[kv_heads, dim]);
+    }
 }
 
 // --- select ----------------------------------------------------------------------------------------------------------
@@ -205,6 +223,7 @@ pub fn select_blocks(case: &mut Case, method: u32) {
     let (kind, heads) = match method {
         VWD_SELECT_MINMAX => (VWD_INDEX_MINMAX, sizes.heads),
         VWD_SELECT_LABEL_MASS => (VWD_INDEX_LABEL, sizes.heads),
+        VWD_SELECT_AXIS => (VWD_INDEX_AXIS, sizes.heads),
         VWD_SELECT_MEAN_DOT => (VWD_INDEX_MEAN, sizes.kv_heads),
         _ => (VWD_INDEX_MEAN, sizes.heads),
     };

@@ -229,6 +229,27 @@ pub fn label_range(chosen: &[f64]) -> (f64, f64) {
     ((max - min) / 15.0, min)
 }
 
+/// Mean of a block's keys [n][D] and the axis along which they spread: two steps with the Gram matrix from its column of the
+/// largest diagonal element.
+pub fn axis(keys: &[&[f64]], weights: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    let (n, mean) = (keys.len(), mean(keys));
+    let x: Vec<Vec<f64>> = keys.iter().map(|k| k.iter().zip(&mean).map(|(k, m)| k - m).collect()).collect();
+    let weighted: Vec<Vec<f64>> = x.iter().map(|x| x.iter().zip(weights).map(|(x, w)| x * w).collect()).collect();
+    let gram = |s: usize, t: usize| dot(&weighted[s], &weighted[t]);
+    let farthest = (0..n).rev().max_by(|&s, &t| gram(s, s).total_cmp(&gram(t, t))).expect("a token");
+    let normalised = |u: Vec<f64>| {
+        let size = dot(&u, &u).sqrt();
+        u.iter().map(|u| if size == 0.0 { 0.0 } else { u / size }).collect::<Vec<f64>>()
+    };
+    let mut u = normalised((0..n).map(|t| gram(t, farthest)).collect());
+    for _ in 0..2 {
+        u = normalised((0..n).map(|t| (0..n).map(|s| gram(t, s) * u[s]).sum()).collect());
+    }
+    let along = |c: usize| 1.15 * (0..n).map(|t| x[t][c] * u[t]).sum::<f64>() / (n as f64).sqrt();
+    let axis = (0..mean.len()).map(along).collect();
+    (mean, axis)
+}
+
 /// importance [Hk, D] of q [Tq, Hq, D] and k [Tk, Hk, D].
 pub fn channel_importance(q: &Array<f64>, k: &Array<f64>) -> Array<f64> {
     let (heads, dim) = (k.shape[1], k.shape[2]);
@@ -252,6 +273,19 @@ pub fn mean_softmax(q: &[&[f64]], means: &[&[f64]], scale: f64) -> Vec<f64> {
     let mut sum = vec![0.0; means.len()];
     for q in q {
         let scores: Vec<f64> = means.iter().map(|mean| scale * dot(q, mean)).collect();
+        sum.iter_mut().zip(softmax(&scores)).for_each(|(sum, p)| *sum += p);
+    }
+    sum
+}
+
+/// Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))) of every block j.
+pub fn axis_mass(q: &[&[f64]], blocks: &[(&[f64], &[f64])], scale: f64) -> Vec<f64> {
+    let mut sum = vec![0.0; blocks.len()];
+    for q in q {
+        let along = |axis: &[f64]| (scale * dot(q, axis)).abs();
+        let score =
+            |(mean, axis): &(&[f64], &[f64])| scale * dot(q, mean) + along(axis) + (-2.0 * along(axis)).exp().ln_1p();
+        let scores: Vec<f64> = blocks.iter().map(score).collect();
         sum.iter_mut().zip(softmax(&scores)).for_each(|(sum, p)| *sum += p);
     }
     sum

@@ -203,6 +203,29 @@ class Calls(unittest.TestCase):
         self.assertEqual(values[0].tolist(), [5, 5, 4])
         self.assertEqual(counts.tolist(), [3, 3])
 
+    def test_axes_and_block_selection(self):
+        q, kv, k, _ = self.sequence()
+        weights, centre = floats(2, 16), floats(2, 16)
+        self.session.channel_importance(q=np.repeat(q, 4, 0), k=k.astype(np.float32), weights=weights, centre=centre)
+        np.testing.assert_allclose(weights, np.abs(q[0]).reshape(2, 3, 16).mean(1), rtol=1e-6)
+        np.testing.assert_allclose(centre, k.mean(0), rtol=1e-5, atol=1e-6)
+
+        axes = floats(1, 6, 2, 32)
+        index = Index(IndexKind.AXIS, block_size=4, axes=axes, axis_weights=weights, axis_centre=centre)
+        self.session.index_update(k=kv.k, page_table=kv.page_table, seq_lens=kv.seq_lens, index=index)
+        selected, scores = BlockList(ints(1, 2, 3), ints(1, 2)), floats(1, 2, 6)
+        self.session.select_blocks(
+            method="axis", block_size=4, k=3, index=index, q=q, seq_lens=kv.seq_lens, selected=selected, scores=scores
+        )
+        for g in range(2):
+            mean = np.stack([k[4 * j : 4 * j + 4, g].mean(0) - centre[g] for j in range(6)])
+            np.testing.assert_allclose(axes[0, :, g, :16], mean, atol=1e-5)
+            heads = q[0, 3 * g : 3 * g + 3].astype(np.float64) / 4
+            along = axes[0, :, g, 16:] @ heads.T
+            mass = sum(softmax(mean @ head + np.log(2 * np.cosh(a))) for head, a in zip(heads, along.T, strict=True))
+            np.testing.assert_allclose(scores[0, g], mass, rtol=1e-3)
+            self.assertEqual(selected.ids[0, g].tolist(), sorted(np.argsort(-mass)[:3]))
+
     def test_gather(self):
         source, target = np.arange(12, dtype=np.int16).reshape(4, 3), np.full((3, 3), -1, np.int16)
         self.session.gather_blocks(

@@ -102,6 +102,10 @@ class Index:
     label_scale: Any = None
     label_min: Any = None
     channels: Any = None
+    axes: Any = None
+    axis_range: Any = None
+    axis_weights: Any = None
+    axis_centre: Any = None
 
     @classmethod
     def minmax(cls, k: Array, *, batch: int, tokens: int, block_size: int) -> Index:

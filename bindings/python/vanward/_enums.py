@@ -38,6 +38,7 @@ class IndexKind(enum.IntEnum):
     MINMAX = c.VWD_INDEX_MINMAX
     MEAN = c.VWD_INDEX_MEAN
     LABEL = c.VWD_INDEX_LABEL
+    AXIS = c.VWD_INDEX_AXIS
 
 
 class SelectMethod(enum.IntEnum):
@@ -45,6 +46,7 @@ class SelectMethod(enum.IntEnum):
     MEAN_SOFTMAX = c.VWD_SELECT_MEAN_SOFTMAX
     MEAN_DOT = c.VWD_SELECT_MEAN_DOT
     LABEL_MASS = c.VWD_SELECT_LABEL_MASS
+    AXIS = c.VWD_SELECT_AXIS
 
 
 class SelectStatus(enum.IntFlag):

@@ -36,10 +36,12 @@ VWD_STREAM_WRITE_BACK = 3
 VWD_INDEX_MINMAX = 1
 VWD_INDEX_MEAN = 2
 VWD_INDEX_LABEL = 3
+VWD_INDEX_AXIS = 4
 VWD_SELECT_MINMAX = 1
 VWD_SELECT_MEAN_SOFTMAX = 2
 VWD_SELECT_MEAN_DOT = 3
 VWD_SELECT_LABEL_MASS = 4
+VWD_SELECT_AXIS = 5
 VWD_SELECT_NAN = 1
 VWD_SELECT_NO_SUMMARY = 2
 VWD_SELECT_CLAMPED = 4
@@ -171,6 +173,10 @@ class vwd_index(Structure):
         ("label_scale", vwd_tensor),
         ("label_min", vwd_tensor),
         ("channels", vwd_tensor),
+        ("axes", vwd_tensor),
+        ("axis_range", vwd_tensor),
+        ("axis_weights", vwd_tensor),
+        ("axis_centre", vwd_tensor),
     ]
 
 
@@ -195,6 +201,8 @@ class vwd_channel_importance_args(Structure):
         ("k", vwd_tensor),
         ("channels", vwd_tensor),
         ("importance", vwd_tensor),
+        ("weights", vwd_tensor),
+        ("centre", vwd_tensor),
     ]
 
 

@@ -257,15 +257,23 @@ class Session:
         )
 
     def prepare_channel_importance(
-        self, *, q: Array, k: Array, channels: Array, importance: Array | None = None, stream: int = 0
+        self,
+        *,
+        q: Array,
+        k: Array,
+        channels: Array | None = None,
+        importance: Array | None = None,
+        weights: Array | None = None,
+        centre: Array | None = None,
+        stream: int = 0,
     ) -> Call:
-        """vwd_channel_importance: chooses the key channels that decide the scores of each KV head."""
+        """vwd_channel_importance: chooses the key channels that decide the scores, and finds what AXIS takes."""
         return Call(
             self,
             _header.vwd_channel_importance_args,
             stream,
             inputs=dict(q=q, k=k),
-            outputs=dict(channels=channels, importance=importance),
+            outputs=dict(channels=channels, importance=importance, weights=weights, centre=centre),
         )
 
     def prepare_select_blocks(

@@ -267,6 +267,7 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
             (kernels.means.of(r.k.dtype), windows.full(tokens), THREADS as usize / lanes)
         }
         Kind::Label(_) => (&kernels.labels, tokens, THREADS as usize / 32),
+        Kind::Axis(_) => return Err(Error::unsupported("VWD_INDEX_AXIS has no CUDA kernel in this build")),
     };
     let resident = enqueue.facts().multiprocessors as usize * RESIDENT_CTAS;
     let slices = (resident / (batch * kv_heads)).min(summaries.div_ceil(at_once)).max(1);
@@ -310,23 +311,26 @@ impl Sample {
 
 pub fn importance(enqueue: &Enqueue, r: &ImportanceRequest) -> Result<()> {
     let (heads, importance, kernels): (_, _, &Kernels) = (r.heads, r.importance.as_ref(), enqueue.kernels());
+    if r.channels.is_none() || r.weights.is_some() || r.centre.is_some() {
+        return Err(Error::unsupported("weights, centre: no CUDA kernel in this build".to_string()));
+    }
     if r.q.dim(0).max(r.k.dim(0)) > i32::MAX as usize {
         return Err(Error::unsupported("q, k: CUDA takes up to 2^31 − 1 tokens".to_string()));
     }
     let params = ImportanceParams {
         q: Sample::new(&r.q),
         k: Sample::new(&r.k),
-        channels: r.channels.data(),
+        channels: address(r.channels.as_ref()),
         importance: address(importance),
-        channels_head: r.channels.byte_stride(0),
-        channels_place: r.channels.byte_stride(1),
+        channels_head: step(r.channels.as_ref(), 0),
+        channels_place: step(r.channels.as_ref(), 1),
         importance_head: step(importance, 0),
         importance_channel: step(importance, 1),
         // Of a sample without tokens there may be any number.
         group: if r.q.dim(0) == 0 { 1 } else { heads.group() as u32 },
         dim: heads.dim as u32,
         dtype: element_type(r.q.dtype),
-        kept: r.channels.dim(1) as u32,
+        kept: r.channels.map_or(0, |t| t.dim(1)) as u32,
     };
     let grid = Grid { ctas: heads.kv as u32, threads: IMPORTANCE_THREADS, kind: Launch::Plain };
     // SAFETY: ImportanceParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.

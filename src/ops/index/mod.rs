@@ -1,7 +1,8 @@
 //! Summaries of keys, from which blocks and tokens are selected, and the choice of the channels that labels keep.
 //!
 //! MINMAX: per block and channel the largest and smallest key. MEAN: per window the mean key. LABEL: per token the chosen
-//! channels as code = rne((x − min) / scale) in 0 … 15.
+//! channels as code = rne((x − min) / scale) in 0 … 15. AXIS: per block the mean key μ and an axis a along which its keys
+//! spread, 1.15·Xᵀu/√n with X = K − μ and u near the principal direction of the tokens.
 
 mod cpu;
 mod cuda;
@@ -10,8 +11,8 @@ pub(crate) use cuda::{Kernels, Place, Summary, address, element_type, has_aligne
 
 use super::views::{Heads, MAX_DIM, Pages, Scale, check_head_dim};
 use crate::abi::{
-    VWD_INDEX_LABEL, VWD_INDEX_MEAN, VWD_INDEX_MINMAX, vwd_channel_importance_args, vwd_index, vwd_index_update_args,
-    vwd_stream,
+    VWD_INDEX_AXIS, VWD_INDEX_LABEL, VWD_INDEX_MEAN, VWD_INDEX_MINMAX, vwd_channel_importance_args, vwd_index,
+    vwd_index_update_args, vwd_stream,
 };
 use crate::core::dtype::DType;
 use crate::core::overlap;
@@ -45,6 +46,7 @@ pub enum Kind<'a> {
         means: Tensor<'a>,
     },
     Label(Labels<'a>),
+    Axis(Axes<'a>),
 }
 
 impl<'a> Kind<'a> {
@@ -52,6 +54,7 @@ impl<'a> Kind<'a> {
     fn first(&self) -> &Tensor<'a> {
         match self {
             Kind::MinMax { max: t, .. } | Kind::Mean { means: t, .. } | Kind::Label(Labels { codes: t, .. }) => t,
+            Kind::Axis(Axes { axes: t, .. }) => t,
         }
     }
 }
@@ -75,6 +78,23 @@ pub struct Labels<'a> {
     /// [Hk, r]
     pub channels: Tensor<'a>,
 }
+
+/// Mean key and axis of each block, side by side.
+#[derive(Clone, Copy)]
+pub struct Axes<'a> {
+    pub block_size: usize,
+    /// [pages, rows, Hk, 2·D]; in INT4 [pages, rows, Hk, D].
+    pub axes: Tensor<'a>,
+    /// In INT4: [pages, rows, Hk, 4·⌈D/32⌉], of each group scale and minimum.
+    pub range: Option<Tensor<'a>>,
+    /// [Hk, D]
+    pub weights: Option<Tensor<'a>>,
+    /// [Hk, D]
+    pub centre: Option<Tensor<'a>>,
+}
+
+/// Channels of a group that share a scale and a minimum.
+pub const GROUP: usize = 32;
 
 impl Windows {
     /// Windows that are full once there are `len` tokens.
@@ -133,7 +153,8 @@ impl<'a> Index<'a> {
                 Kind::Mean { windows, means: float("index.means", &c.means)? }
             }
             VWD_INDEX_LABEL => Kind::Label(Labels::from_c(checks, c, dim)?),
-            other => return Err(Error::argument("index.kind", other, "a VWD_INDEX_* value (1 to 3)")),
+            VWD_INDEX_AXIS => Kind::Axis(Axes::from_c(checks, c, dim)?),
+            other => return Err(Error::argument("index.kind", other, "a VWD_INDEX_* value (1 to 4)")),
         };
         let entries = [("B", batch), ("max_index_pages", ANY)];
         let table = checks.optional_input("index.table", &c.table, &[DType::I32], &entries)?;
@@ -156,6 +177,7 @@ impl<'a> Index<'a> {
             Kind::MinMax { max, min, .. } => [Some(max), Some(min), None],
             Kind::Mean { means, .. } => [Some(means), None, None],
             Kind::Label(l) => [Some(&l.codes), Some(&l.scale), Some(&l.min)],
+            Kind::Axis(a) => [Some(&a.axes), a.range.as_ref(), None],
         }
     }
 
@@ -163,6 +185,14 @@ impl<'a> Index<'a> {
         match &self.kind {
             Kind::Label(l) => Some(&l.channels),
             _ => None,
+        }
+    }
+
+    /// What `vwd_index_update` alone reads.
+    fn learned(&self) -> [Option<&Tensor<'a>>; 2] {
+        match &self.kind {
+            Kind::Axis(a) => [a.weights.as_ref(), a.centre.as_ref()],
+            _ => [None; 2],
         }
     }
 
@@ -199,6 +229,29 @@ impl<'a> Labels<'a> {
         let scale = per_token("index.label_scale", &c.label_scale)?;
         let min = per_token("index.label_min", &c.label_min)?;
         Ok(Labels { codes, scale, min, channels })
+    }
+}
+
+impl<'a> Axes<'a> {
+    fn from_c(checks: &Checks, c: &'a vwd_index, dim: usize) -> Result<Axes<'a>> {
+        if c.block_size == 0 {
+            return Err(Error::argument("index.block_size", 0, "at least 1"));
+        }
+        let types = [DType::U8, DType::F32, DType::F16, DType::BF16];
+        let is_int4 = (c.axes.dtype_code, c.axes.dtype_bits) == (DType::U8.code, DType::U8.bits);
+        let (last, extent) = if is_int4 { ("D", dim) } else { ("2·D", 2 * dim) };
+        let shape = [("pages", ANY), ("rows", ANY), ("Hk", ANY), (last, extent)];
+        let axes = checks.input("index.axes", &c.axes, &types, &shape)?;
+        let groups = summaries(&axes, "4·⌈D/32⌉", 4 * dim.div_ceil(GROUP));
+        let range = match is_int4 {
+            true => Some(checks.input("index.axis_range", &c.axis_range, &[DType::F16], &groups)?),
+            false if c.axis_range.data.is_null() => None,
+            false => return Err(Error::argument("index.axis_range", "given", "absent: axes are not in INT4")),
+        };
+        let per_channel = [("Hk", axes.dim(2)), ("D", dim)];
+        let weights = checks.optional_input("index.axis_weights", &c.axis_weights, &[DType::F32], &per_channel)?;
+        let centre = checks.optional_input("index.axis_centre", &c.axis_centre, &[DType::F32], &per_channel)?;
+        Ok(Axes { block_size: c.block_size as usize, axes, range, weights, centre })
     }
 }
 
@@ -240,12 +293,16 @@ impl<'a> UpdateRequest<'a> {
         let pages = Pages::new(&checks, &k, ["page_table", "seq_lens"], &c.page_table, &c.seq_lens)?;
         let begin = checks.optional_input("begin", &c.begin, &[DType::I32], &[("B", pages.batch())])?;
         let index = Index::from_c(&checks, index, pages.batch(), k.dim(3))?;
-        if let Kind::MinMax { block_size, max, .. } = &index.kind {
-            pages.check_block_size("index.block_size", *block_size)?;
-            // Extremes of 16 or 32 bits are stored as they are.
-            if !k.dtype.is_float8() {
-                max.of(k.dtype)?;
+        match &index.kind {
+            Kind::MinMax { block_size, max, .. } => {
+                pages.check_block_size("index.block_size", *block_size)?;
+                // Extremes of 16 or 32 bits are stored as they are.
+                if !k.dtype.is_float8() {
+                    max.of(k.dtype)?;
+                }
             }
+            Kind::Axis(axes) => pages.check_block_size("index.block_size", axes.block_size)?,
+            _ => {}
         }
         let outputs = index.summaries();
         for out in outputs.into_iter().flatten() {
@@ -255,6 +312,7 @@ impl<'a> UpdateRequest<'a> {
                 return Err(Error::argument(&out.name().to_string(), format!("{} KV heads", out.dim(2)), expected));
             }
         }
+        let [weights, centre] = index.learned();
         let inputs = [
             Some(&k),
             k_scale.as_ref().map(|scale| &scale.0),
@@ -263,6 +321,8 @@ impl<'a> UpdateRequest<'a> {
             begin.as_ref(),
             index.table.as_ref(),
             index.channels(),
+            weights,
+            centre,
         ];
         overlap::reject(&outputs, &inputs)?;
         Ok(UpdateRequest { k, k_scale, pages, begin, index })
@@ -288,9 +348,11 @@ pub struct ImportanceRequest<'a> {
     pub k: Tensor<'a>,
     pub heads: Heads,
     /// [Hk, r]
-    pub channels: Tensor<'a>,
-    /// [Hk, D]
+    pub channels: Option<Tensor<'a>>,
+    /// These [Hk, D].
     pub importance: Option<Tensor<'a>>,
+    pub weights: Option<Tensor<'a>>,
+    pub centre: Option<Tensor<'a>>,
 }
 
 impl<'a> ImportanceRequest<'a> {
@@ -300,12 +362,18 @@ impl<'a> ImportanceRequest<'a> {
         let q = checks.input("q", &c.q, DType::FLOATS, &[("Tq", ANY), ("Hq", ANY), ("D", ANY)])?;
         let k = checks.input("k", &c.k, &[q.dtype], &[("Tk", ANY), ("Hk", ANY), ("D", q.dim(2))])?;
         let heads = Heads::new(&q, k.dim(1))?;
-        let channels = checks.output("channels", &c.channels, &[DType::I32], &[("Hk", heads.kv), ("r", ANY)])?;
-        check_kept(&channels, heads.dim)?;
-        let shape = [("Hk", heads.kv), ("D", heads.dim)];
-        let importance = checks.optional_output("importance", &c.importance, &[DType::F32], &shape)?;
-        overlap::reject(&[Some(&channels), importance.as_ref()], &[Some(&q), Some(&k)])?;
-        Ok(ImportanceRequest { q, k, heads, channels, importance })
+        let kept = [("Hk", heads.kv), ("r", ANY)];
+        let channels = checks.optional_output("channels", &c.channels, &[DType::I32], &kept)?;
+        if let Some(channels) = &channels {
+            check_kept(channels, heads.dim)?;
+        }
+        let per_channel =
+            |name, t| checks.optional_output(name, t, &[DType::F32], &[("Hk", heads.kv), ("D", heads.dim)]);
+        let importance = per_channel("importance", &c.importance)?;
+        let (weights, centre) = (per_channel("weights", &c.weights)?, per_channel("centre", &c.centre)?);
+        let outputs = [channels.as_ref(), importance.as_ref(), weights.as_ref(), centre.as_ref()];
+        overlap::reject(&outputs, &[Some(&q), Some(&k)])?;
+        Ok(ImportanceRequest { q, k, heads, channels, importance, weights, centre })
     }
 }
 

@@ -168,6 +168,7 @@ pub fn blocks(enqueue: &Enqueue, r: &Request) -> Result<()> {
         Kind::MinMax { max, min, .. } => minmax(enqueue, r, &MinMaxPlan::new(multiprocessors, r, max, min)?, max, min),
         Kind::Mean { windows, means } => mean(enqueue, r, &MeanPlan::new(multiprocessors, r, windows)?, windows, means),
         Kind::Label(labels) => labels::select(enqueue, r, labels, true),
+        Kind::Axis(_) => Err(no_axes()),
     }
 }
 
@@ -180,6 +181,7 @@ pub fn blocks_scratch(multiprocessors: usize, r: &Request) -> Result<usize> {
         Kind::MinMax { max, min, .. } => MinMaxPlan::new(multiprocessors, r, max, min)?.bytes,
         Kind::Mean { windows, .. } => MeanPlan::new(multiprocessors, r, windows)?.bytes,
         Kind::Label(_) => labels::LabelPlan::new(r, true)?.bytes,
+        Kind::Axis(_) => return Err(no_axes()),
     })
 }
 
@@ -196,6 +198,10 @@ pub fn tokens(enqueue: &Enqueue, r: &Request) -> Result<()> {
 /// What `tokens` takes of its stream's arena.
 pub fn tokens_scratch(r: &Request) -> Result<usize> {
     if r.lists() == 0 { Ok(0) } else { Ok(labels::LabelPlan::new(r, false)?.bytes) }
+}
+
+fn no_axes() -> Error {
+    Error::unsupported("VWD_SELECT_AXIS has no CUDA kernel in this build")
 }
 
 fn check_sharing(r: &Request) -> Result<()> {

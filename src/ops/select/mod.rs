@@ -168,13 +168,20 @@ impl<'a> Request<'a> {
             VWD_SELECT_MINMAX => require_kind(index, VWD_INDEX_MINMAX, "VWD_INDEX_MINMAX"),
             VWD_SELECT_MEAN_SOFTMAX | VWD_SELECT_MEAN_DOT => require_kind(index, VWD_INDEX_MEAN, "VWD_INDEX_MEAN"),
             VWD_SELECT_LABEL_MASS => require_kind(index, VWD_INDEX_LABEL, "VWD_INDEX_LABEL"),
-            other => Err(Error::argument("method", other, "a VWD_SELECT_* value (1 to 4)")),
+            VWD_SELECT_AXIS => require_kind(index, VWD_INDEX_AXIS, "VWD_INDEX_AXIS"),
+            other => Err(Error::argument("method", other, "a VWD_SELECT_* value (1 to 5)")),
         }?;
         let checks = session.checks();
         let softmax = c.method == VWD_SELECT_MEAN_SOFTMAX;
-        let scale = if softmax || c.method == VWD_SELECT_LABEL_MASS { Some(c.scale) } else { None };
+        let has_scale = softmax || matches!(c.method, VWD_SELECT_LABEL_MASS | VWD_SELECT_AXIS);
+        let scale = has_scale.then_some(c.scale);
         let queries = Queries::from_c(&checks, [&c.q, &c.q_lens, &c.seq_lens], index, c.block_size, scale)?;
-        if matches!(queries.index.kind, Kind::MinMax { block_size, .. } if block_size != queries.block_size) {
+        let of_index = match &queries.index.kind {
+            Kind::MinMax { block_size, .. } => *block_size,
+            Kind::Axis(axes) => axes.block_size,
+            _ => queries.block_size,
+        };
+        if of_index != queries.block_size {
             let expected = format!("index.block_size {}", index.block_size);
             return Err(Error::argument("block_size", c.block_size, expected));
         }

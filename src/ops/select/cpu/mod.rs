@@ -2,6 +2,7 @@
 //! one task per list turns them into scores and picks the best. Scratch is sized by the summaries that there are, not by
 //! the lengths of sequences: what has no summary is a run of −inf.
 
+mod axis;
 mod labels;
 mod means;
 mod minmax;
@@ -32,6 +33,7 @@ pub fn blocks(cpu: &Cpu, r: &Request) -> Result<()> {
         Kind::MinMax { max, min, .. } => minmax::blocks(cpu, r, max, min),
         Kind::Mean { windows, means } => means::blocks(cpu, r, windows, means),
         Kind::Label(labels) => labels::blocks(cpu, r, labels),
+        Kind::Axis(axes) => axis::blocks(cpu, r, axes),
     }
 }
 

@@ -1,5 +1,7 @@
 //! Summaries on the CPU, eight channels at a time and in the order of the tokens.
 
+mod axis;
+
 use super::{ImportanceRequest, Kind, Labels, UpdateRequest, Windows};
 use crate::core::dtype::{Element, Rounded};
 use crate::core::tensor::Tensor;
@@ -17,7 +19,7 @@ pub fn update(cpu: &Cpu, r: &UpdateRequest) {
     let batch = if r.k.dim(2) == 0 || r.index.capacity() == 0 { 0 } else { r.pages.batch() };
     // Summaries of one task: about a block's worth of tokens.
     let chunk = match &r.index.kind {
-        Kind::MinMax { .. } => 1,
+        Kind::MinMax { .. } | Kind::Axis(_) => 1,
         Kind::Mean { .. } => 4,
         Kind::Label(_) => 64,
     };
@@ -50,6 +52,7 @@ unsafe fn stale(r: &UpdateRequest, i: usize) -> Range<usize> {
         Kind::MinMax { block_size, .. } => begin / block_size..len.div_ceil(*block_size),
         Kind::Mean { windows, .. } => windows.full(begin)..windows.full(len),
         Kind::Label(_) => begin..len,
+        Kind::Axis(axes) => begin / axes.block_size..len.div_ceil(axes.block_size),
     };
     touched.start..touched.end.min(r.index.capacity())
 }
@@ -98,6 +101,13 @@ impl<T: Row> Kernel for Update<'_, T> {
                         for j in summaries.clone() {
                             if let Some(at) = row(j) {
                                 label::<L, T>(&keys, found, j, labels, &channels[..labels.kept()], at);
+                            }
+                        }
+                    }
+                    Kind::Axis(axes) => {
+                        for j in summaries.clone() {
+                            if let Some(at) = row(j) {
+                                axis::summarise::<L, T>(&keys, j, axes, at);
                             }
                         }
                     }
@@ -293,32 +303,57 @@ unsafe fn label<L: Lanes, T: Row>(
             *value = key[channel.map_or(MAX_DIM, usize::from)];
         }
     }
+    let (low, high) = extent::<L>(&values[..channels.len().next_multiple_of(LANES)]);
+    let range = Range4::new(low, high);
+    let mut codes = [0u8; MAX_DIM];
+    range.encode(&values[..channels.len()], &mut codes);
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        labels.min.set(at, range.min);
+        labels.scale.set(at, range.scale);
+        for (n, pair) in codes[..channels.len()].as_chunks::<2>().0.iter().enumerate() {
+            write(&labels.codes, at, n, pair[0] | pair[1] << 4);
+        }
+    }
+}
+
+/// The smallest and the largest of whole vectors, NaN ignored; a zero is +0.
+#[inline(always)]
+fn extent<L: Lanes>(values: &[f32]) -> (f32, f32) {
     let (mut low, mut high) = (L::splat(f32::INFINITY), L::splat(f32::NEG_INFINITY));
-    for eight in values[..channels.len().next_multiple_of(LANES)].as_chunks().0 {
+    for eight in values.as_chunks().0 {
         let x = L::from_array(eight);
         low = x.min(low);
         high = x.max(high);
     }
     let low = low.to_array().into_iter().fold(f32::INFINITY, |a, b| if b < a { b } else { a }) + 0.0;
-    let high = high.to_array().into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
-    // Without a number: a minimum that says so, and that select gives no weight.
-    let min = if low <= high { f16::from_f32(low.clamp(-MOST, MOST)) } else { f16::NAN };
-    let scale = f16::from_f32(positive((high - low) / 15.0).min(MOST));
-    let mut codes = [0u8; MAX_DIM];
-    if scale != f16::ZERO {
-        let (min, scale) = (min.to_f32(), scale.to_f32());
-        for (code, x) in codes.iter_mut().zip(&values[..channels.len()]) {
+    (low, high.to_array().into_iter().fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a }))
+}
+
+/// What codes of four bits stand for: value ≈ min + scale·code.
+struct Range4 {
+    scale: f16,
+    min: f16,
+}
+
+impl Range4 {
+    /// Without a number, low above high: a minimum that says so, and that select gives no weight.
+    #[inline(always)]
+    fn new(low: f32, high: f32) -> Range4 {
+        let min = if low <= high { f16::from_f32(low.clamp(-MOST, MOST)) } else { f16::NAN };
+        Range4 { scale: f16::from_f32(positive((high - low) / 15.0).min(MOST)), min }
+    }
+
+    #[inline(always)]
+    fn encode(&self, values: &[f32], codes: &mut [u8]) {
+        if self.scale == f16::ZERO {
+            return codes[..values.len()].fill(0);
+        }
+        let (min, scale) = (self.min.to_f32(), self.scale.to_f32());
+        for (code, x) in codes.iter_mut().zip(values) {
             // Adding 2^23 rounds to a whole number, ties to even, and leaves it in the low bits.
             const WHOLE: f32 = (1 << 23) as f32;
             *code = (positive((x - min) / scale).min(15.0) + WHOLE).to_bits() as u8 & 15;
-        }
-    }
-    // SAFETY: the row is this task's, and codes have a place for each pair of channels.
-    unsafe {
-        labels.min.set(at, min);
-        labels.scale.set(at, scale);
-        for (n, pair) in codes[..channels.len()].as_chunks::<2>().0.iter().enumerate() {
-            write(&labels.codes, at, n, pair[0] | pair[1] << 4);
         }
     }
 }
@@ -347,6 +382,8 @@ pub fn importance(cpu: &Cpu, r: &ImportanceRequest) {
     // Without sampled queries their heads, however many, add nothing.
     let sampled = if r.q.dim(0) == 0 { 0 } else { heads.group() };
     with_float!(r.q.dtype, T => cpu.parallel(heads.kv, bytes, |g| {
+        // SAFETY: each task has results of its own.
+        unsafe { average::<T>(r, g, sampled) };
         let peak = |x, head| simd::dispatch(Peak::<T> { x, head, element: PhantomData });
         let mut row = [0.0; MAX_DIM];
         for h in g * heads.group()..g * heads.group() + sampled {
@@ -363,16 +400,67 @@ pub fn importance(cpu: &Cpu, r: &ImportanceRequest) {
 /// # Safety
 /// The tensors are valid, `g` is below Hk, and no other task writes its results.
 unsafe fn choose(r: &ImportanceRequest, g: usize, row: &[f32]) {
-    let mut place = 0;
-    select_top(row, Budget { k: r.channels.dim(1), init: 0, local: 0 }, |c| {
-        // SAFETY: r channels are chosen, as many as a row of channels has places.
-        unsafe { r.channels.set([g, place], c as i32) };
-        place += 1;
-    });
+    if let Some(channels) = &r.channels {
+        let mut place = 0;
+        select_top(row, Budget { k: channels.dim(1), init: 0, local: 0 }, |c| {
+            // SAFETY: r channels are chosen, as many as a row of channels has places.
+            unsafe { channels.set([g, place], c as i32) };
+            place += 1;
+        });
+    }
     if let Some(out) = &r.importance {
         for (c, &importance) in row.iter().enumerate() {
             // SAFETY: the row has D values, as one of importance has places.
             unsafe { out.set([g, c], importance) };
+        }
+    }
+}
+
+/// Writes the weights and the centre of KV head `g`, of whose query heads so many are sampled.
+///
+/// # Safety
+/// As for [`choose`], and the samples are of dtype `T`.
+unsafe fn average<T: Row>(r: &ImportanceRequest, g: usize, sampled: usize) {
+    let first = g * r.heads.group();
+    let of = |out: &Option<Tensor>, x: &Tensor, heads: Range<usize>, absolute| {
+        let Some(out) = out else { return };
+        let (mut sums, count) = ([0.0; MAX_DIM], heads.len() * x.dim(0));
+        for head in heads {
+            simd::dispatch(Sum::<T> { x, head, absolute, sums: &mut sums, element: PhantomData });
+        }
+        for (c, sum) in sums[..x.dim(2)].iter().enumerate() {
+            // SAFETY: forwarded to the caller; the channel is inside the row.
+            unsafe { out.set([g, c], if count == 0 { 0.0 } else { sum / count as f32 }) };
+        }
+    };
+    of(&r.weights, &r.q, first..first + sampled, true);
+    of(&r.centre, &r.k, g..g + 1, false);
+}
+
+/// Σ_t x[t, head, c] of each channel, or of |x|, in the order of the tokens; NaN is 0.
+struct Sum<'a, T> {
+    x: &'a Tensor<'a>,
+    head: usize,
+    absolute: bool,
+    sums: &'a mut [f32; MAX_DIM],
+    element: PhantomData<T>,
+}
+
+impl<T: Row> Kernel for Sum<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let (dim, mut row, mut spare) = (self.x.dim(2), [0.0; MAX_DIM], spare());
+        for t in 0..self.x.dim(0) {
+            // SAFETY: t and head are inside the shape, whose last extent is dim.
+            unsafe {
+                simd::widen::<L, T>(adjacent(self.x, [t, self.head], &mut spare), 1.0, &mut row[..dim]);
+            }
+            for (sum, &x) in self.sums.iter_mut().zip(&row[..dim]) {
+                let x = if self.absolute { x.abs() } else { x };
+                *sum += if x.is_nan() { 0.0 } else { x };
+            }
         }
     }
 }

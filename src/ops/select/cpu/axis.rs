@@ -1,0 +1,291 @@
+//! AXIS: Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))). For keys mean ± axis, half of them each, this is
+//! the mass that they have.
+
+use super::{CHUNK, Quad, Request, Softmax, Wide, finish, weighable};
+use crate::abi::{VWD_SELECT_NAN, VWD_SELECT_NO_SUMMARY};
+use crate::core::dtype::Float;
+use crate::core::status::Result;
+use crate::core::tensor::Tensor;
+use crate::ops::index::{Axes, GROUP};
+use crate::ops::simd::{self, Kernel, LANES, Lanes};
+use crate::ops::topk::Run;
+use crate::ops::views::MAX_DIM;
+use crate::runtime::cpu::{Cpu, Rows};
+use crate::with_float;
+use half::f16;
+use std::ops::Range;
+
+/// Blocks that are unpacked together.
+const STEP: usize = 4;
+
+pub fn blocks(cpu: &Cpu, r: &Request, axes: &Axes) -> Result<()> {
+    let queries = &r.queries;
+    let (batch, heads) = (queries.batch(), queries.heads);
+    let quads = heads.group().div_ceil(4);
+    // Blocks for which the index has room.
+    let stored = |tokens: usize| tokens.div_ceil(queries.block_size).min(queries.index.capacity());
+    // SAFETY: i is below the batch size, and the caller keeps the tensors valid.
+    let of = |i| stored(unsafe { queries.len(i) });
+    let chunks = (0..batch).map(of).max().unwrap_or(0).div_ceil(CHUNK);
+    let scratch = cpu.scratch();
+    let wide = Wide::new(cpu, &scratch, queries)?;
+    let rows = wide.nan.len();
+    let order = Order::of(axes, heads.dim);
+    // [rows][quads · 4][order.len()]: groups padded with heads of zeros.
+    let grouped = scratch.slice(rows * quads * 4 * order.len(), 0f32)?;
+    for (to, from) in grouped.chunks_exact_mut(quads * 4 * order.len()).zip(wide.values.chunks_exact(wide.row_len)) {
+        for (to, from) in to.chunks_exact_mut(order.len()).zip(from.chunks_exact(heads.dim)) {
+            from.iter().enumerate().for_each(|(c, &x)| to[order.place(c)] = x);
+        }
+    }
+    // [rows][chunks][quads][CHUNK]
+    let products = scratch.slice(rows * chunks * quads * CHUNK, [f32::NEG_INFINITY; 4])?;
+    let seen = scratch.slice(r.lists() * chunks, 0u32)?;
+    let cells = Cells { products: Rows::new(products, quads * CHUNK), seen: Rows::new(seen, 1), chunks };
+    let bytes = CHUNK * heads.kv * 2 * heads.dim * size_of::<f32>();
+    cpu.parallel(batch * chunks, bytes, |task| {
+        let (i, chunk) = (task / chunks, task % chunks);
+        let some = chunk * CHUNK..of(i).min((chunk + 1) * CHUNK);
+        simd::dispatch(Products { r, axes, order, wide: &wide, grouped, i, some, cells: &cells });
+    });
+    let products = Rows::new(products, chunks * quads * CHUNK);
+    let masses = Rows::new(scratch.slice(rows * chunks * CHUNK, 0f32)?, chunks * CHUNK);
+    let counts = Rows::new(scratch.slice(rows * chunks * CHUNK, false)?, chunks * CHUNK);
+    let best = Rows::new(scratch.slice(r.lists() * chunks * CHUNK, f32::NEG_INFINITY)?, chunks * CHUNK);
+    cpu.parallel(r.lists(), chunks * quads * CHUNK * size_of::<Quad>(), |n| {
+        // SAFETY: each task has rows and results of its own; positions have one list each, or share it.
+        unsafe {
+            let list = r.list(n);
+            let (all, here) = (list.tokens.div_ceil(queries.block_size), stored(list.tokens));
+            let best = best.row(n);
+            for (position, row) in wide.sound(&list) {
+                let sees = stored(queries.positions.seen(list.at[0], position, queries.len(list.at[0])));
+                let products = &mut products.row(row)[..sees.div_ceil(CHUNK) * quads * CHUNK];
+                let (mass, counts) = (masses.row(row), counts.row(row));
+                Weighing { products, group: heads.group(), mass, counts }.raise(&mut best[..sees]);
+            }
+            let mut status = seen[n * chunks..][..chunks].iter().fold(wide.seen(&list), |bits, seen| bits | seen);
+            if all > here {
+                status |= VWD_SELECT_NO_SUMMARY;
+            }
+            let rest = Run { score: f32::NEG_INFINITY, count: all - here };
+            finish(r, &list, &best[..here], &[rest], status);
+        }
+    });
+    Ok(())
+}
+
+/// The products of one row of queries with the blocks that it sees, and room for their masses.
+struct Weighing<'a> {
+    products: &'a mut [Quad],
+    group: usize,
+    mass: &'a mut [f32],
+    counts: &'a mut [bool],
+}
+
+impl Weighing<'_> {
+    /// Raises scores to the masses. A block that lacks a product has none.
+    fn raise(self, best: &mut [f32]) {
+        let Weighing { products, group, mass, counts } = self;
+        let cells = products.chunks_exact(group.div_ceil(4) * CHUNK);
+        for (cell, counts) in cells.zip(counts.chunks_mut(CHUNK)) {
+            for (n, counts) in counts.iter_mut().enumerate() {
+                let mut quads = cell[n..].iter().step_by(CHUNK);
+                *counts = quads.all(|product| product.iter().all(|&x| x > f32::NEG_INFINITY));
+            }
+        }
+        simd::dispatch(Softmax { products, group, mass });
+        for ((best, &mass), &counts) in best.iter_mut().zip(&*mass).zip(&*counts) {
+            *best = if counts { best.max(mass) } else { *best };
+        }
+    }
+}
+
+/// How the channels of an unpacked part lie: as they are, or of INT4 the even ones, then the odd ones, each padded to whole
+/// vectors.
+#[derive(Clone, Copy)]
+struct Order {
+    dim: usize,
+    is_int4: bool,
+}
+
+impl Order {
+    fn of(axes: &Axes, dim: usize) -> Order {
+        Order { dim, is_int4: axes.range.is_some() }
+    }
+
+    fn half(self) -> usize {
+        (self.dim / 2).next_multiple_of(LANES)
+    }
+
+    fn len(self) -> usize {
+        if self.is_int4 { 2 * self.half() } else { self.dim }
+    }
+
+    fn place(self, c: usize) -> usize {
+        if self.is_int4 { c % 2 * self.half() + c / 2 } else { c }
+    }
+}
+
+/// Products of each row of queries, and what was seen on the way for each list, a chunk at a time.
+struct Cells<'a> {
+    products: Rows<'a, Quad>,
+    seen: Rows<'a, u32>,
+    chunks: usize,
+}
+
+/// Products of some blocks of one sequence with the heads of all its positions.
+struct Products<'a> {
+    r: &'a Request<'a>,
+    axes: &'a Axes<'a>,
+    order: Order,
+    wide: &'a Wide<'a>,
+    grouped: &'a [f32],
+    i: usize,
+    some: Range<usize>,
+    cells: &'a Cells<'a>,
+}
+
+/// Places for the even and the odd channels of a part.
+const MOST: usize = MAX_DIM + 2 * LANES;
+
+/// Some blocks' means and axes.
+struct Unpacked {
+    parts: [[[f32; MOST]; 2]; STEP],
+    /// Where in the chunk they belong, and the first position that sees them: both ascend.
+    places: [usize; STEP],
+    seen_from: [usize; STEP],
+    count: usize,
+}
+
+impl Kernel for Products<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        let queries = &self.r.queries;
+        // SAFETY: the caller keeps q_lens valid.
+        let positions = unsafe { queries.positions.len(self.i) };
+        let mut blocks =
+            Unpacked { parts: [[[0.0; MOST]; 2]; STEP], places: [0; STEP], seen_from: [0; STEP], count: 0 };
+        for first in self.some.clone().step_by(STEP) {
+            for g in 0..queries.heads.kv {
+                blocks.count = 0;
+                for j in first..self.some.end.min(first + STEP) {
+                    let n = blocks.count;
+                    // SAFETY: the caller keeps the tensors valid; the row is inside them.
+                    unsafe {
+                        let seeing = queries.seeing(self.i, j * queries.block_size);
+                        let Some([page, row]) = queries.index.row(self.i, j) else {
+                            self.mark(seeing, g, VWD_SELECT_NO_SUMMARY);
+                            continue;
+                        };
+                        for part in 0..2 {
+                            self.unpack([page, row, g], part, &mut blocks.parts[n][part]);
+                        }
+                        (blocks.places[n], blocks.seen_from[n]) = (j % CHUNK, seeing.start);
+                    }
+                    blocks.count += 1;
+                }
+                let least = if blocks.count > 0 { blocks.seen_from[0] } else { positions };
+                (least..positions).for_each(|r| self.multiply::<L>(&blocks, g, r));
+            }
+        }
+    }
+}
+
+impl Products<'_> {
+    /// The mean (part 0) or the axis (part 1) of a summary.
+    ///
+    /// # Safety
+    /// `at` is a row of the tensors, which are valid.
+    #[inline(always)]
+    unsafe fn unpack(&self, at: [usize; 3], part: usize, to: &mut [f32; MOST]) {
+        let (axes, dim) = (&self.axes.axes, self.order.dim);
+        // SAFETY: forwarded to the caller.
+        unsafe {
+            let Some(range) = &self.axes.range else {
+                return with_float!(axes.dtype, T => {
+                    for (c, to) in to[..dim].iter_mut().enumerate() {
+                        *to = axes.get::<T, 4>([at[0], at[1], at[2], part * dim + c]).to_f32();
+                    }
+                });
+            };
+            let (even, odd) = to.split_at_mut(self.order.half());
+            let groups = dim.div_ceil(GROUP);
+            let bytes = dim / 2;
+            let mut packed = [0u8; MAX_DIM / 2];
+            copy(axes, at, part * bytes, &mut packed[..bytes]);
+            let pairs = packed[..bytes].chunks(GROUP / 2);
+            let halves = even[..bytes].chunks_mut(GROUP / 2).zip(odd[..bytes].chunks_mut(GROUP / 2));
+            for (n, (pairs, (even, odd))) in pairs.zip(halves).enumerate() {
+                let of = |which| range.get::<f16, 4>([at[0], at[1], at[2], 2 * (part * groups + n) + which]).to_f32();
+                let (scale, min) = (of(0), of(1));
+                for ((even, odd), &pair) in even.iter_mut().zip(odd).zip(pairs) {
+                    *even = min + scale * (pair & 15) as i32 as f32;
+                    *odd = min + scale * (pair >> 4) as i32 as f32;
+                }
+            }
+        }
+    }
+
+    /// Products of those blocks that position `r` sees with its heads of group `g`.
+    #[inline(always)]
+    fn multiply<L: Lanes>(&self, blocks: &Unpacked, g: usize, r: usize) {
+        let (heads, len) = (self.r.queries.heads, self.order.len());
+        let quads = heads.group().div_ceil(4);
+        let row = self.wide.number(self.i, r, g);
+        if self.wide.nan[row] {
+            return;
+        }
+        let count = blocks.seen_from[..blocks.count].partition_point(|&from| from <= r);
+        let parts: [*const f32; 2 * STEP] = std::array::from_fn(|n| blocks.parts[n / 2][n % 2].as_ptr());
+        let queries = &self.grouped[row * quads * 4 * len..][..quads * 4 * len];
+        // SAFETY: the cell belongs to this task.
+        let cell = unsafe { self.cells.products.row(row * self.cells.chunks + self.some.start / CHUNK) };
+        let mut is_nan = false;
+        for (quad, queries) in queries.chunks_exact(4 * len).enumerate() {
+            let mut products = [[0.0; 4]; 2 * STEP];
+            // SAFETY: every part has `len` values.
+            unsafe { simd::dot_four::<L, f32>(&parts[..2 * count], queries, &mut products[..2 * count]) };
+            let of_group = (heads.group() - 4 * quad).min(4);
+            for n in 0..count {
+                let (mean, axis) = (products[2 * n], products[2 * n + 1]);
+                let both = L::from_array(&std::array::from_fn(|h| axis[h % 4])).ln_2cosh().to_array();
+                let product: Quad = std::array::from_fn(|h| mean[h] + both[h]);
+                is_nan |= product[..of_group].iter().any(|x| x.is_nan());
+                cell[quad * CHUNK + blocks.places[n]] = product.map(weighable);
+            }
+        }
+        if is_nan {
+            self.mark(r..r + 1, g, VWD_SELECT_NAN);
+        }
+    }
+
+    /// Adds to the status of these positions' lists.
+    #[cold]
+    fn mark(&self, positions: Range<usize>, g: usize, seen: u32) {
+        for r in positions {
+            let cell = self.r.list_of(self.i, r, g) * self.cells.chunks + self.some.start / CHUNK;
+            // SAFETY: the cell belongs to this task.
+            unsafe { self.cells.seen.row(cell)[0] |= seen };
+        }
+    }
+}
+
+/// Some bytes of a row, from `first` on.
+///
+/// # Safety
+/// They are inside the tensor, which is valid and of bytes.
+#[inline(always)]
+unsafe fn copy(t: &Tensor, at: [usize; 3], first: usize, to: &mut [u8]) {
+    // SAFETY: forwarded to the caller.
+    unsafe {
+        let (row, stride) = (t.at::<u8, 4>([at[0], at[1], at[2], first]), t.stride(3));
+        if stride == 1 {
+            to.copy_from_slice(std::slice::from_raw_parts(row, to.len()));
+        } else {
+            to.iter_mut().enumerate().for_each(|(n, to)| *to = row.wrapping_offset(n as isize * stride).read());
+        }
+    }
+}
