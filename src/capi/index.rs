@@ -17,7 +17,8 @@ use std::mem::MaybeUninit;
 ///   code = clamp(rne((x − label_min) / label_scale), 0, 15) against the stored values, and 0 where label_scale is 0.
 /// AXIS: every block as for MINMAX, of its n tokens k_t. With μ their mean, x_t = k_t − μ and W_c = axis_weights_c²:
 ///   z = W∘x_t of the token whose Σ_c W_c·x_tc² is the largest (ties to the lower); three times u_t = x_t·z,
-///   b = Σ_t u_t·x_t and z = W∘b / |u|. Stored are μ − axis_centre and 1.15·b / (|u|·√n), all 0 where |u| is 0.
+///   b = Σ_t u_t·x_t and z = W∘b / |u|. Stored are μ − axis_centre and r·b / |u| with
+///   r = max(1.15 / √n, 0.6·max_t |u_t| / |u|), all 0 where |u| is 0.
 ///   In INT4 each group of 32 channels has the scale, minimum and codes that a label of them would have; one that holds
 ///   what is no finite number has scale 0 and minimum NaN. Sums are in float32 and in an order that depends on nothing but
 ///   D and S: a token's is one of eight that are added up at last, and products are fused.

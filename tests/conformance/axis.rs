@@ -1,9 +1,9 @@
 //! AXIS: the summaries that vwd_index_update makes, what vwd_channel_importance finds for them, and the blocks that
-//! vwd_select_blocks selects by them. Extension after rollback is in index_bits.rs.
+//! vwd_select_blocks selects by them.
 
 use crate::Case;
 use crate::index::Place;
-use crate::index_bits::{assert_same, label};
+use crate::index_bits::{assert_same, check_rollback, label};
 use crate::keys_to_blocks::{Sequences, Summaries};
 use crate::select::{Choice, Scene, Scored, check_blocks};
 use crate::support::*;
@@ -15,6 +15,7 @@ pub const CASES: &[Case] = cases![
     axis_has_the_bits_of_its_contract,
     axis_of_float8_keys_is_that_of_their_scaled_values,
     axis_of_equal_keys_is_zero,
+    axis_extended_after_rollback_has_the_bits_of_one_built_at_once,
     channel_weights_and_centre_are_means,
     select_axis_agrees_with_the_formula,
     select_axis_takes_many_blocks,
@@ -137,7 +138,9 @@ fn in_order(keys: &[Option<&[f64]>], dim: usize, weights: &[f64], centre: &[f64]
         axis = (0..dim).map(|c| over_tokens(&|t, sum| x[t][c].mul_add(u[t], sum)) * shrink).collect();
         towards = (0..dim).map(|c| axis[c] * squares[c]).collect();
         if step == 2 {
-            axis.iter_mut().for_each(|a| *a *= 1.15 / (n as f32).sqrt());
+            let most = u.iter().fold(0f32, |most, u| most.max(u.abs()));
+            let reach = (1.15 / (n as f32).sqrt()).max(0.6 * most * shrink);
+            axis.iter_mut().for_each(|a| *a *= reach);
         }
     }
     let mean = mean.iter().zip(centre).map(|(mean, &centre)| mean - centre as f32);
@@ -187,6 +190,10 @@ fn check_bits(rng: &mut Rng, s: &Sequences) {
         assert_same(range.row([page, row, g]), &ranges, &what);
         assert_same(axes, &packed, &what);
     }
+}
+
+fn axis_extended_after_rollback_has_the_bits_of_one_built_at_once(backend: &Backend) {
+    check_rollback(backend, &[VWD_INDEX_AXIS]);
 }
 
 fn axis_of_equal_keys_is_zero(backend: &Backend) {

@@ -245,7 +245,8 @@ pub fn axis(keys: &[&[f64]], weights: &[f64]) -> (Vec<f64>, Vec<f64>) {
     for _ in 0..2 {
         u = normalised((0..n).map(|t| (0..n).map(|s| gram(t, s) * u[s]).sum()).collect());
     }
-    let along = |c: usize| 1.15 * (0..n).map(|t| x[t][c] * u[t]).sum::<f64>() / (n as f64).sqrt();
+    let reach = u.iter().fold(1.15 / (n as f64).sqrt(), |reach, u| reach.max(0.6 * u.abs()));
+    let along = |c: usize| reach * (0..n).map(|t| x[t][c] * u[t]).sum::<f64>();
     let axis = (0..mean.len()).map(along).collect();
     (mean, axis)
 }

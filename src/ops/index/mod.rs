@@ -2,7 +2,7 @@
 //!
 //! MINMAX: per block and channel the largest and smallest key. MEAN: per window the mean key. LABEL: per token the chosen
 //! channels as code = rne((x − min) / scale) in 0 … 15. AXIS: per block the mean key μ and an axis a along which its keys
-//! spread, 1.15·Xᵀu/√n with X = K − μ and u near the principal direction of the tokens.
+//! spread, r·Xᵀu with X = K − μ, u near the principal direction of the tokens and a reach r.
 
 mod cpu;
 mod cuda;
@@ -188,8 +188,8 @@ impl<'a> Index<'a> {
         }
     }
 
-    /// What `vwd_index_update` alone reads.
-    fn learned(&self) -> [Option<&Tensor<'a>>; 2] {
+    /// What `vwd_index_update` alone reads: weights and centre.
+    pub fn learned(&self) -> [Option<&Tensor<'a>>; 2] {
         match &self.kind {
             Kind::Axis(a) => [a.weights.as_ref(), a.centre.as_ref()],
             _ => [None; 2],

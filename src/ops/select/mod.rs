@@ -313,7 +313,7 @@ fn reject_overlaps(
     results: [Option<&Tensor>; 2],
 ) -> Result<()> {
     let Queries { positions, index, seq_lens, .. } = queries;
-    let [a, b, c] = index.summaries();
+    let ([a, b, c], [weights, centre]) = (index.summaries(), index.learned());
     overlap::reject(
         &[Some(&selected.ids), Some(&selected.counts), results[0], results[1]],
         &[
@@ -325,6 +325,8 @@ fn reject_overlaps(
             c,
             index.table.as_ref(),
             index.channels(),
+            weights,
+            centre,
             quota.budgets.as_ref(),
             candidates.map(|list| &list.ids),
             candidates.map(|list| &list.counts),

@@ -16,8 +16,10 @@ use half::f16;
 
 /// Steps towards the principal direction.
 const STEPS: usize = 3;
-/// How much of the tokens' spread along the axis the axis stands for: measured, see docs/index-select.md.
-const REACH: f32 = 1.15;
+/// How far the axis reaches: so much of the tokens' spread along it, and so much of the way to the farthest of them, which a
+/// query may look for alone. Measured, see docs/index-select.md.
+const OF_SPREAD: f32 = 1.15;
+const OF_FARTHEST: f32 = 0.6;
 
 /// A number for each channel.
 type Channels = [f32; MAX_DIM];
@@ -103,11 +105,12 @@ impl Block<'_> {
             let squares: Channels = std::array::from_fn(|c| weights[c] * weights[c]);
             let mut towards = self.farthest::<L, T>(&squares);
             for step in 0..STEPS {
-                let size = self.step::<L, T>(&towards, &mut sums);
+                let (size, most) = self.step::<L, T>(&towards, &mut sums);
                 join::<L>(&sums[..dim], &mut axis);
                 // Of keys that are all the same there is no axis.
                 let shrink = if size == 0.0 { 0.0 } else { 1.0 / size.sqrt() };
-                let last = if step + 1 == STEPS { REACH / (self.tokens as f32).sqrt() } else { 1.0 };
+                let reach = (OF_SPREAD / (self.tokens as f32).sqrt()).max(OF_FARTHEST * most * shrink);
+                let last = if step + 1 == STEPS { reach } else { 1.0 };
                 for c in 0..dim {
                     axis[c] *= shrink;
                     (towards[c], axis[c]) = (axis[c] * squares[c], axis[c] * last);
@@ -140,24 +143,25 @@ impl Block<'_> {
         best
     }
 
-    /// Σ_t u_t·x_t for each channel and lane, and Σ_t u_t² of all.
+    /// Σ_t u_t·x_t for each channel and lane; returns Σ_t u_t² and the largest |u_t| of all.
     ///
     /// # Safety
     /// As for [`Block::axis`].
     #[inline(always)]
-    unsafe fn step<L: Lanes, T: Row>(&mut self, towards: &Channels, sums: &mut Tile) -> f32 {
+    unsafe fn step<L: Lanes, T: Row>(&mut self, towards: &Channels, sums: &mut Tile) -> (f32, f32) {
         sums[..self.dim].fill([0.0; LANES]);
-        let mut sizes = L::splat(0.0);
+        let (mut sizes, mut most) = (L::splat(0.0), 0f32);
         for first in (0..self.tokens).step_by(LANES) {
             // SAFETY: forwarded to the caller.
             unsafe { self.load::<L, T>(first) };
             let u = self.product(|c| (L::from_array(&self.tile[c]), L::splat(towards[c])));
             sizes = u.fused(u, sizes);
+            most = u.to_array().iter().fold(most, |most, u| most.max(u.abs()));
             for (sum, x) in sums[..self.dim].iter_mut().zip(&self.tile) {
                 *sum = L::from_array(x).fused(u, L::from_array(sum)).to_array();
             }
         }
-        sizes.sum()
+        (sizes.sum(), most)
     }
 
     /// Σ_c of the products of these pairs, in each lane: in order over eight channels, these sums folded in halves.
