@@ -1,6 +1,7 @@
 # make            builds the library: build/lib
 # make setup      says what building and testing need, and installs it where it can
 # make demo       decodes a real language model on the CPU
+# make accuracy   what selection costs: attention over selected blocks beside dense attention, in that model
 # make test       everything that can be checked without a GPU
 # make bench      measures the CPU backend
 # make install    headers, libraries, pkg-config files, CMake package; PREFIX=/usr/local, DESTDIR respected
@@ -18,7 +19,7 @@ VENV := .cache/venv
 JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
-.PHONY: all help setup demo test lint test-rust test-c test-go test-python test-kernels test-install bench install uninstall wheel \
+.PHONY: all help setup demo accuracy test lint test-rust test-c test-go test-python test-kernels test-install bench install uninstall wheel \
   deb reference header kernels gpu-bundle library configure clean
 
 all: library
@@ -32,6 +33,12 @@ setup:
 demo: configure
 	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine
 	examples/engine/demo.sh $(BUILD)/examples/engine/vanward-engine
+
+# A text of some 4,400 tokens.
+accuracy: configure
+	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine
+	cat LICENSE examples/engine/prompt.txt > $(BUILD)/accuracy.txt
+	examples/engine/demo.sh $(BUILD)/examples/engine/vanward-engine --accuracy --tokens 64 --prompt $(BUILD)/accuracy.txt
 
 # --- tests: each target runs alone, too ----------------------------------------------------------------------------------
 

@@ -32,18 +32,23 @@ typedef struct {
 typedef struct {
   run run;
   contender all[SIZES][RECIPES];
-  float *sparse; /* [heads, head_dim] */
-  int64_t count; /* layers and steps */
+  float *weights, *centre; /* [layers, kv_heads, head_dim], of AXIS */
+  float *sparse;           /* [heads, head_dim] */
+  int64_t count;           /* layers and steps */
 } trial;
 
-static vwd_index of_layer(const contender *c, const kv_cache *cache, int layer) {
+static vwd_tensor learned(const trial *t, float *values, int layer) {
+  const model_shape *s = &t->run.d->shape;
+  return TENSOR(values + (size_t)layer * (size_t)(s->kv_heads * s->head_dim), FLOAT32, s->kv_heads, s->head_dim);
+}
+
+static vwd_index of_layer(const trial *t, const contender *c, int layer) {
   vwd_index index = c->first;
   vwd_tensor *fields[2] = {&index.key_max, &index.key_min};
   if (c->how->kind == VWD_INDEX_MEAN) fields[0] = &index.means;
   if (c->how->kind == VWD_INDEX_AXIS) {
-    const vwd_index learned = kv_axis(cache, layer, NULL, 1);
-    index.axis_weights = learned.axis_weights;
-    index.axis_centre = learned.axis_centre;
+    index.axis_weights = learned(t, t->weights, layer);
+    index.axis_centre = learned(t, t->centre, layer);
     fields[0] = &index.axes, fields[1] = &index.axis_range;
   }
   for (int n = 0; n < 2; n++)
@@ -81,7 +86,7 @@ static bool extend(trial *t, int layer, int64_t begin, int64_t end) {
   bool ok = true;
   for (int n = 0; n < SIZES * RECIPES && ok; n++) {
     const contender *c = &t->all[n / RECIPES][n % RECIPES];
-    const vwd_index index = of_layer(c, &d->cache, layer);
+    const vwd_index index = of_layer(t, c, layer);
     ok = update_index(d, layer, t->run.seq.table, &index, begin, end);
   }
   return ok;
@@ -90,7 +95,7 @@ static bool extend(trial *t, int layer, int64_t begin, int64_t end) {
 /* Adds |sparse − dense| / |dense| over all heads. */
 static bool compare(trial *t, contender *c, const attention_call *call, const int32_t *seq_len) {
   const decoder *d = t->run.d;
-  const vwd_index index = of_layer(c, &d->cache, call->layer);
+  const vwd_index index = of_layer(t, c, call->layer);
   if (!select_from(&t->run, &index, c->how->method, c->block, seq_len, call->q, 1, d->select.k * PAGE / c->block,
                    &c->selected, NULL))
     return false;
@@ -117,12 +122,28 @@ static bool attend(void *context, const attention_call *call) {
   return ok;
 }
 
+/* Of the prompt's last tokens. */
+static bool learn_axes(trial *t, int layer) {
+  const decoder *d = t->run.d;
+  const model_shape *s = &d->shape;
+  size_t first = (size_t)layer * SAMPLE;
+  vwd_channel_importance_args args = VWD_CHANNEL_IMPORTANCE_ARGS_INIT;
+  args.q = q_view(d, d->sample_q + first * q_count(d), d->samples);
+  args.k = TENSOR(d->sample_k + first * (size_t)(s->kv_heads * s->head_dim), FLOAT32, d->samples, s->kv_heads, s->head_dim);
+  args.weights = learned(t, t->weights, layer);
+  args.centre = learned(t, t->centre, layer);
+  return succeeded(vwd_channel_importance(d->session, &args, NULL), "vwd_channel_importance");
+}
+
 static bool trial_init(trial *t, decoder *d) {
-  *t = (trial){.sparse = calloc(q_count(d), sizeof(float))};
-  bool ok = run_init(&t->run, d, DENSE) && t->sparse;
+  size_t channels = (size_t)(d->shape.layers * d->shape.kv_heads * d->shape.head_dim);
+  *t = (trial){.weights = calloc(channels, sizeof(float)),
+               .centre = calloc(channels, sizeof(float)),
+               .sparse = calloc(q_count(d), sizeof(float))};
+  bool ok = run_init(&t->run, d, DENSE) && t->weights && t->centre && t->sparse;
   for (int n = 0; ok && n < SIZES * RECIPES; n++)
     ok = contender_init(&t->all[n / RECIPES][n % RECIPES], d, &recipes[n % RECIPES], sizes[n / RECIPES]);
-  for (int l = 0; ok && l < d->shape.layers; l++) ok = extend(t, l, 0, t->run.seq.length);
+  for (int l = 0; ok && l < d->shape.layers; l++) ok = learn_axes(t, l) && extend(t, l, 0, t->run.seq.length);
   return ok;
 }
 
@@ -133,6 +154,8 @@ static void trial_free(trial *t) {
     free(c->parts[0]);
     free(c->parts[1]);
   }
+  free(t->weights);
+  free(t->centre);
   free(t->sparse);
   run_free(&t->run);
 }

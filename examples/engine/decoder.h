@@ -82,6 +82,17 @@ bool generate(decoder *d, strategy how, const int32_t *forced, int limit, genera
 bool measure_predictors(decoder *d, const int32_t *tokens, int count, const float ratios[RATIOS],
                         double share[PREDICTORS][RATIOS], progress_fn progress, void *context);
 
+/* How far attention over selected blocks is from dense attention, relative to its size: the mean over all layers of the
+ * steps that read `tokens`, by block size and method, each with as many tokens selected as SPARSE selects. Needs the
+ * sample that labels need. */
+enum { SIZES = 3, RECIPES = 4 };
+typedef struct {
+  int size[SIZES];
+  const char *name[RECIPES];
+  double error[SIZES][RECIPES];
+} accuracy;
+bool measure_accuracy(decoder *d, const int32_t *tokens, int count, accuracy *out, progress_fn progress, void *context);
+
 /* --- shared by prefill.c and strategies.c --- */
 
 /* False, with the call's name and Vanward's message on stderr, unless status is VWD_OK. */

@@ -39,7 +39,7 @@ static const float ratios[RATIOS] = {1.0f, 1.25f, 1.5f};
 
 typedef struct {
   const char *model, *prompt;
-  bool tiny;
+  bool tiny, accuracy;
   int tokens, threads, only; /* only: the one mode to run, or -1 */
   selection select;
 } options;
@@ -53,6 +53,8 @@ typedef struct {
   model *model;
   vwd_session *session;
   decoder decoder;
+  int32_t *prompt;
+  int prompt_count;
   generation made[STRATEGIES];
   double agreement[STRATEGIES]; /* share of choices equal to dense attention's in the same state */
   double named[PREDICTORS][RATIOS];
@@ -79,6 +81,7 @@ static void usage(FILE *out) {
           "  --tokens N     how many to generate, 2 to 4096; default 128\n"
           "  --threads N    1 to 256; default: as many as there are processors\n"
           "  --k BLOCKS     blocks of %d tokens that sparse attention reads, 2 to 1024; default 64, with --tiny 16\n"
+          "  --accuracy     how far attention over selected blocks is from dense attention, on the prompt's end\n"
           "  --mode NAME    one mode alone, and what it needs; default: all of them, compared\n"
           "modes:\n",
           ENGINE_PROMPT, PAGE);
@@ -120,6 +123,7 @@ static bool parse(int count, char **words, options *o) {
   *o = (options){.prompt = ENGINE_PROMPT, .tokens = 128, .only = -1};
   for (int i = 1; i < count; i++) {
     if (strcmp(words[i], "--tiny") == 0) o->tiny = true;
+    else if (strcmp(words[i], "--accuracy") == 0) o->accuracy = true;
     else if (i + 1 == count) return fprintf(stderr, "%s: unknown, or without its value\n", words[i]), false;
     else if (!set(o, words[i], words[i + 1], &k)) return false;
     else i++;
@@ -139,6 +143,7 @@ static bool parse(int count, char **words, options *o) {
 
 /* What the modes that are to run read of the prompt. */
 static preparation prepared(const options *o) {
+  if (o->accuracy) return (preparation){.labels = true};
   bool all = o->only < 0;
   return (preparation){.summaries = o->only != DENSE,
                        .labels = all || o->only == TWO_LEVEL || o->only == TWO_LEVEL_DRAFTS,
@@ -212,6 +217,7 @@ static bool load(program *p, const options *o) {
 
 static void unload(program *p) {
   for (int m = 0; m < STRATEGIES; m++) free(p->made[m].tokens);
+  free(p->prompt);
   decoder_free(&p->decoder);
   vwd_session_release(p->session);
   model_free(p->model);
@@ -240,13 +246,13 @@ static bool same(const generation *a, const generation *b) {
 }
 
 static bool prepare(program *p, const options *o) {
-  int count;
-  int32_t *prompt = make_prompt(p, o, &count);
+  p->prompt = make_prompt(p, o, &p->prompt_count);
+  /* Accuracy is measured on the prompt's own end. */
+  int count = o->accuracy ? p->prompt_count - o->tokens : p->prompt_count;
   double begin = now();
-  bool ok = prompt && decoder_init(&p->decoder, p->session, p->model, o->select, prepared(o), prompt, count,
-                                   o->tokens, tokenizer_id(p->tokenizer, "<|im_end|>"), progress, "prompt");
-  free(prompt);
-  if (!ok) return false;
+  if (!p->prompt || !decoder_init(&p->decoder, p->session, p->model, o->select, prepared(o), p->prompt, count, o->tokens,
+                                  tokenizer_id(p->tokenizer, "<|im_end|>"), progress, "prompt"))
+    return false;
   const decoder *d = &p->decoder;
   int blocks = (count + PAGE - 1) / PAGE, k = o->select.k < blocks ? o->select.k : blocks;
   printf("%d prompt tokens taken in, in %.1f s. Sparse attention reads %d of its %d blocks of %d tokens", count,
@@ -355,8 +361,26 @@ static bool check(const program *p) {
   return all;
 }
 
+static bool print_accuracy(program *p, const options *o) {
+  accuracy a;
+  const int32_t *end = p->prompt + p->prompt_count - o->tokens;
+  if (!measure_accuracy(&p->decoder, end, o->tokens, &a, progress, "measuring accuracy")) return false;
+  printf("Attention over %d selected tokens beside dense attention: |difference| / |dense|, mean of the prompt's last %d "
+         "tokens and all layers\n\n%-16s",
+         o->select.k * PAGE, o->tokens, "blocks of");
+  for (int s = 0; s < SIZES; s++) printf("%9d", a.size[s]);
+  printf("\n");
+  for (int m = 0; m < RECIPES; m++) {
+    printf("%-16s", a.name[m]);
+    for (int s = 0; s < SIZES; s++) printf("%9.4f", a.error[s][m]);
+    printf("\n");
+  }
+  return true;
+}
+
 static bool run_all(program *p, const options *o) {
   bool ok = load(p, o);
+  if (o->accuracy) return ok && prepare(p, o) && print_accuracy(p, o);
   if (ok && o->only < 0)
     printf("One prompt is taken in once and continued by %d tokens in %d ways, which differ in what attention reads. The "
            "text of three comes first, then a table.\n%s\n",

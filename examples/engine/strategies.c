@@ -47,23 +47,28 @@ static void count_summaries(run *r, int rows, const int32_t *seq_lens) {
 
 /* --- One call of Vanward each --- */
 
-bool select_blocks(run *r, int layer, const int32_t *table, const int32_t *seq_lens, const float *q, int rows, int k,
-                   list *out, float *scores) {
+bool select_from(run *r, const vwd_index *index, uint32_t method, int block, const int32_t *seq_lens, const float *q,
+                 int rows, int k, list *out, float *scores) {
   const decoder *d = r->d;
-  const vwd_index index = kv_minmax(&d->cache, layer, table, rows);
   vwd_select_blocks_args args = VWD_SELECT_BLOCKS_ARGS_INIT;
-  args.method = VWD_SELECT_MINMAX;
-  args.block_size = PAGE;
+  args.method = method;
+  args.block_size = (uint32_t)block;
   args.k = (uint32_t)k;
   args.init_blocks = (uint32_t)d->select.init;
-  args.local_blocks = (uint32_t)d->select.local;
-  args.index = &index;
+  args.local_blocks = (uint32_t)((d->select.local * PAGE + block - 1) / block);
+  args.index = index;
   args.q = q_view(d, q, rows);
   args.seq_lens = TENSOR(seq_lens, INT32, rows);
   args.selected = list_view(out, rows);
   if (scores) args.scores = TENSOR(scores, FLOAT32, rows, d->shape.kv_heads, d->cache.max_pages);
-  count_summaries(r, rows, seq_lens);
   return succeeded(vwd_select_blocks(d->session, &args, NULL), "vwd_select_blocks");
+}
+
+bool select_blocks(run *r, int layer, const int32_t *table, const int32_t *seq_lens, const float *q, int rows, int k,
+                   list *out, float *scores) {
+  const vwd_index index = kv_minmax(&r->d->cache, layer, table, rows);
+  count_summaries(r, rows, seq_lens);
+  return select_from(r, &index, VWD_SELECT_MINMAX, PAGE, seq_lens, q, rows, k, out, scores);
 }
 
 static bool select_tokens(run *r, int layer, const int32_t *table, const int32_t *seq_lens, const float *q, int rows) {

@@ -63,6 +63,9 @@ bool summarize(run *r, int layer, int64_t begin, int64_t end);
 
 /* Takes the rows of a pass in and returns the page table that shows all of them; NULL on failure. */
 const int32_t *append(run *r, const attention_call *call);
+/* By any summaries, of blocks of any size. */
+bool select_from(run *r, const vwd_index *index, uint32_t method, int block, const int32_t *seq_lens, const float *q,
+                 int rows, int k, list *out, float *scores);
 bool select_blocks(run *r, int layer, const int32_t *table, const int32_t *seq_lens, const float *q, int rows, int k,
                    list *out, float *scores);
 bool attend_list(run *r, const attention_call *call, const int32_t *table, const int32_t *seq_lens, const list *l,
