@@ -565,7 +565,8 @@ typedef struct {
  *   code = clamp(rne((x − label_min) / label_scale), 0, 15) against the stored values, and 0 where label_scale is 0.
  * AXIS: every block as for MINMAX, of its n tokens k_t. With μ their mean, x_t = k_t − μ and W_c = axis_weights_c²:
  *   z = W∘x_t of the token whose Σ_c W_c·x_tc² is the largest (ties to the lower); three times u_t = x_t·z,
- *   b = Σ_t u_t·x_t and z = W∘b / |u|. Stored are μ − axis_centre and 1.15·b / (|u|·√n), all 0 where |u| is 0.
+ *   b = Σ_t u_t·x_t and z = W∘b / |u|. Stored are μ − axis_centre and r·b / |u| with
+ *   r = max(1.15 / √n, 0.6·max_t |u_t| / |u|), all 0 where |u| is 0.
  *   In INT4 each group of 32 channels has the scale, minimum and codes that a label of them would have; one that holds
  *   what is no finite number has scale 0 and minimum NaN. Sums are in float32 and in an order that depends on nothing but
  *   D and S: a token's is one of eight that are added up at last, and products are fused.
@@ -722,8 +723,8 @@ typedef struct {
  *   AXIS          Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))) over the blocks
  * A score is −inf for a block without a summary (MEAN: without a complete window for which the index has room), and where
  * it would be NaN. In a softmax, and for MEAN_DOT, a window or token that has no summary, or whose product is not finite,
- * weighs nothing (MEAN_DOT: is −inf); so does a block (AXIS), which scores −inf. A NaN in any of the G query heads: every
- * block scores −inf.
+ * weighs nothing (MEAN_DOT: is −inf); so does a block (AXIS), which then scores −inf. A NaN in any of the G query heads:
+ * every block scores −inf.
  * min(n_i, max(budget, forced)) blocks of the n_i = ⌈len/block_size⌉ are selected: the forced ones (the first init_blocks
  * and the last local_blocks), then the best. So k counts the forced blocks. n_i and what is forced follow from seq_lens
  * alone, whatever index and scores have room for. −0 and +0 are equal.

@@ -28,9 +28,16 @@ import "C"
 //	LABEL: every token of the range. From lo (a zero is +0) and hi, the smallest and largest of its r channels x, in float32:
 //	  label_min = float16(lo), label_scale = float16((hi − lo) / 15), both clamped to ±65504, the scale also to 0 or above;
 //	  code = clamp(rne((x − label_min) / label_scale), 0, 15) against the stored values, and 0 where label_scale is 0.
+//	AXIS: every block as for MINMAX, of its n tokens k_t. With μ their mean, x_t = k_t − μ and W_c = axis_weights_c²:
+//	  z = W∘x_t of the token whose Σ_c W_c·x_tc² is the largest (ties to the lower); three times u_t = x_t·z,
+//	  b = Σ_t u_t·x_t and z = W∘b / |u|. Stored are μ − axis_centre and r·b / |u| with
+//	  r = max(1.15 / √n, 0.6·max_t |u_t| / |u|), all 0 where |u| is 0.
+//	  In INT4 each group of 32 channels has the scale, minimum and codes that a label of them would have; one that holds
+//	  what is no finite number has scale 0 and minimum NaN. Sums are in float32 and in an order that depends on nothing but
+//	  D and S: a token's is one of eight that are added up at last, and products are fused.
 //	All rounding is to nearest, ties to even. NaN is ignored in maxima and minima and has code 0; without any number max is
 //	−inf, min +inf, label_min NaN and label_scale 0. A channel outside 0 … D−1 reads as 0. A token without a page is
-//	left out of maxima and minima, and NaN in means and labels: none of these is selected before others.
+//	left out of maxima and minima, and NaN in means, labels and AXIS: none of these is selected before others.
 //	Extending token by token gives the same bits as building at once, also after tokens were taken back and replaced.
 //
 //	Keys in FP8 are summarised as what they stand for: the stored value times its scale, rounded to float32.
@@ -41,7 +48,7 @@ import "C"
 //	page_table  [B, max_pages]     int32, optional.
 //	seq_lens    [B]                int32. End of the range.
 //	begin       [B]                int32, optional (absent: 0). Clamped to 0 … seq_lens[i].
-//	index                          The summaries, out; its table and channels are inputs. Summaries that have no row
+//	index                          The summaries, out; its table, channels, axis_weights and axis_centre are inputs. Summaries that have no row
 //	                               to live in are not stored.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
@@ -78,16 +85,22 @@ func (args IndexUpdateArgs) lower(l *lowering) (C.vwd_index_update_args, C.vwd_i
 
 // ChannelImportanceArgs are the arguments of Session.ChannelImportance; vwd_channel_importance documents them.
 //
-//	Chooses the r key channels that decide the scores of each KV head (Double Sparsity: Yang et al. 2024, section 3.2).
+//	Chooses the r key channels that decide the scores of each KV head (Double Sparsity: Yang et al. 2024, section 3.2), and
+//	finds what channels weigh and where keys centre, for AXIS.
 //
 //	importance[h, c] = mean over the G query heads of h of max_t |q[t, ·, c]|, times max_t |k[t, h, c]|, in float32: the sum
 //	in the order of the heads, divided by G, times the peak of the keys. NaN is ignored in maxima. The r largest are chosen,
 //	ties to the lower channel.
 //
+//	weights[h, c] = mean over the tokens and the G query heads of h of |q[t, ·, c]|, centre[h, c] = mean over the tokens of
+//	k[t, h, c]: what AXIS takes, from any text or the prompt. In float32; a NaN counts as 0, and so does a mean of nothing.
+//
 //	q           [Tq, Hq, D]  float32, float16 or bfloat16; D a multiple of 8, 16 … 576. Sample of post-RoPE queries.
 //	k           [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys.
-//	channels    [Hk, r]      int32, out, ascending. r even, 2 … D.
+//	channels    [Hk, r]      int32, out, optional, ascending. r even, 2 … D.
 //	importance  [Hk, D]      float32, out, optional.
+//	weights     [Hk, D]      float32, out, optional.
+//	centre      [Hk, D]      float32, out, optional.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 //	be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -132,9 +145,11 @@ func (args ChannelImportanceArgs) lower(l *lowering) C.vwd_channel_importance_ar
 //	  MEAN_DOT      max over the windows w that overlap j of q_g·means_w
 //	  LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
 //	                channels; −inf for a block that is no candidate
+//	  AXIS          Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))) over the blocks
 //	A score is −inf for a block without a summary (MEAN: without a complete window for which the index has room), and where
 //	it would be NaN. In a softmax, and for MEAN_DOT, a window or token that has no summary, or whose product is not finite,
-//	weighs nothing (MEAN_DOT: is −inf). A NaN in any of the G query heads: every block scores −inf.
+//	weighs nothing (MEAN_DOT: is −inf); so does a block (AXIS), which then scores −inf. A NaN in any of the G query heads:
+//	every block scores −inf.
 //	min(n_i, max(budget, forced)) blocks of the n_i = ⌈len/block_size⌉ are selected: the forced ones (the first init_blocks
 //	and the last local_blocks), then the best. So k counts the forced blocks. n_i and what is forced follow from seq_lens
 //	alone, whatever index and scores have room for. −0 and +0 are equal.
@@ -145,7 +160,7 @@ func (args ChannelImportanceArgs) lower(l *lowering) C.vwd_channel_importance_ar
 //	q_lens[i] on are not read, their lists are empty, and so is a shared list without rows.
 //
 //	method                             One of VWD_SELECT_*; index.kind must be what it reads.
-//	block_size                         S, tokens of a block; MINMAX: equal to index.block_size.
+//	block_size                         S, tokens of a block; MINMAX, AXIS: equal to index.block_size.
 //	k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
 //	scale                              Of q·k, above 0; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
 //	index                              As filled by `vwd_index_update`.

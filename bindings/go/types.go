@@ -115,12 +115,12 @@ type PagedKV struct {
 //	Summaries of the keys of one layer, in the caller's memory. Fields that `kind` does not name stay zero.
 //
 //	Every tensor is [pages, rows, Hk, …]: summary j of sequence i is row j % rows of page table[i, j / rows], or of page i
-//	where `table` is absent. A summary is a block (MINMAX), a window (MEAN) or a token (LABEL). A page outside the tensor,
-//	and a row past the table, hold no summary.
+//	where `table` is absent. A summary is a block (MINMAX, AXIS), a window (MEAN) or a token (LABEL). A page outside the
+//	tensor, and a row past the table, hold no summary.
 //
 //	flags        Must be 0.
 //	kind         One of VWD_INDEX_*.
-//	block_size   MINMAX: tokens of a block, S.
+//	block_size   MINMAX, AXIS: tokens of a block, S.
 //	window       MEAN: tokens of a window; 0 means 32.
 //	stride       MEAN: tokens from one window to the next; 0 means 16.
 //	table        [B, max_index_pages]     int32, optional.
@@ -131,6 +131,13 @@ type PagedKV struct {
 //	label_scale  [pages, rows, Hk]        LABEL; float16. Key ≈ label_min + label_scale · code.
 //	label_min    [pages, rows, Hk]        LABEL; float16.
 //	channels     [Hk, r]                  LABEL; int32, from `vwd_channel_importance`. r even, 2 … D.
+//	axes         [pages, rows, Hk, 2·D]   AXIS; float32, float16 or bfloat16: the mean key less axis_centre, then the axis.
+//	             [pages, rows, Hk, D]     Or uint8: the same in INT4, value 2i in the low four bits, 2i+1 in the high ones.
+//	axis_range   [pages, rows, Hk, 4·⌈D/32⌉]  AXIS in INT4 only; float16: of each group of 32 channels (the last may have
+//	                                      fewer), first the mean's, then the axis's, scale and minimum.
+//	axis_weights [Hk, D]                  AXIS; float32, optional: what channels count, see `vwd_channel_importance`. Read by
+//	                                      `vwd_index_update` alone. Absent: 1.
+//	axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key, read likewise. Absent: 0.
 type Index struct {
 	Kind        IndexKind
 	BlockSize   int

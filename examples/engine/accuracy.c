@@ -129,7 +129,8 @@ static bool learn_axes(trial *t, int layer) {
   size_t first = (size_t)layer * SAMPLE;
   vwd_channel_importance_args args = VWD_CHANNEL_IMPORTANCE_ARGS_INIT;
   args.q = q_view(d, d->sample_q + first * q_count(d), d->samples);
-  args.k = TENSOR(d->sample_k + first * (size_t)(s->kv_heads * s->head_dim), FLOAT32, d->samples, s->kv_heads, s->head_dim);
+  args.k = TENSOR(d->sample_k + first * (size_t)(s->kv_heads * s->head_dim), FLOAT32, d->samples, s->kv_heads,
+                  s->head_dim);
   args.weights = learned(t, t->weights, layer);
   args.centre = learned(t, t->centre, layer);
   return succeeded(vwd_channel_importance(d->session, &args, NULL), "vwd_channel_importance");
