@@ -166,9 +166,10 @@ fn index(call: &mut Call, at: usize, kind: u32, role: Role) {
         VWD_INDEX_AXIS => {
             summary("index.axes", offset_of!(vwd_index, axes), U8, "index_pages rows Hk D");
             summary("index.axis_range", offset_of!(vwd_index, axis_range), F16, "index_pages rows Hk 4·⌈D/32⌉");
-            let mut learned = |name, offset: usize| drop(call.input(name, base + offset, F32, "Hk D").optional());
-            learned("index.axis_weights", offset_of!(vwd_index, axis_weights));
-            learned("index.axis_centre", offset_of!(vwd_index, axis_centre));
+            let weights = base + offset_of!(vwd_index, axis_weights);
+            call.input("index.axis_weights", weights, F32, "Hk D").optional();
+            let centre = base + offset_of!(vwd_index, axis_centre);
+            call.input("index.axis_centre", centre, F32, "Hk D").optional();
             call.scalar("index.block_size", base + offset_of!(vwd_index, block_size), 8, &[0]);
         }
         _ => {

@@ -39,9 +39,7 @@ pub unsafe fn summarise<L: Lanes, T: Row>(keys: &Keys, j: usize, axes: &Axes, at
     unsafe {
         let axis = block.axis::<L, T>(&per_channel(axes.weights.as_ref(), at[2], dim, 1.0));
         let centre = per_channel(axes.centre.as_ref(), at[2], dim, 0.0);
-        for c in 0..dim {
-            block.mean[c] -= centre[c];
-        }
+        block.mean[..dim].iter_mut().zip(&centre).for_each(|(mean, centre)| *mean -= centre);
         for (part, values) in [&block.mean, &axis].into_iter().enumerate() {
             match &axes.range {
                 Some(range) => store_int4::<L>(axes, range, at, part, &values[..dim]),
