@@ -209,6 +209,8 @@ __device__ inline void attention_latent(const AttentionParams &p) {
         }
     }
     latent.send(exchange);
+    // What comes to a CTA is of one or two warps of each: the others may still read the tiles whose place the joining takes.
+    __syncthreads();
     exchange.join(pair);
 }
 

@@ -14,7 +14,14 @@ const SUMS_BYTES: u32 = 8 * ROWS * TILE * size_of::<f32>() as u32;
 
 /// `None` where the kernel does not take these tensors. `tokens` is the length of a full list.
 pub fn plan(clusters: &Clusters, params: &Params, element: Element, lists: usize, tokens: u64) -> Option<Plan> {
-    let is_taken = values_are_keys(params) && params.partials.acc.data.is_null() && element != Element::Fp8;
+    // What it is proven for: a position a sequence, lists of whole tiles or none, neither window nor cap.
+    let is_plain = params.positions == 1 && params.q_lens.data.is_null() && 1 << params.log_granule == TILE;
+    let is_taken = is_plain
+        && params.window == 0
+        && params.soft_cap == 0.0
+        && values_are_keys(params)
+        && params.partials.acc.data.is_null()
+        && element != Element::Fp8;
     let row_blocks = params.rows.div_ceil(ROWS);
     let pairs = lists as u64 * row_blocks as u64;
     if !is_taken || pairs * tokens.max(1).div_ceil(TILE as u64) >= 1 << 27 {
