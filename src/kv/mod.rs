@@ -449,7 +449,7 @@ impl<'a> ResolveRequest<'a> {
     fn lists(&self) -> impl Iterator<Item = ListAt> + use<> {
         let (batch, own) = (self.sequences.dim(0), self.wanted.per_head());
         let heads = self.wanted.ids.dim(self.wanted.ids.rank() - 2);
-        (0..batch).flat_map(move |i| (0..own).flat_map(move |r| (0..heads).map(move |g| [i, r, g])))
+        (0..batch * own * heads).map(move |n| [n / heads / own, n / heads % own, n % heads])
     }
 
     /// Entries of a list, as (place, sequence, id).

@@ -63,6 +63,25 @@ impl Cpu {
         }
     }
 
+    /// Runs tasks, each with `floats` of memory that only it uses while it runs. Tasks of one share take turns with it.
+    pub fn in_shares(
+        &self,
+        scratch: &Scratch,
+        tasks: usize,
+        floats: usize,
+        bytes_per_task: usize,
+        task: impl Fn(usize, &mut [f32]) + Sync + Send,
+    ) -> Result<()> {
+        let shares = tasks.min(self.shares());
+        let memory = Rows::new(scratch.slice(shares * floats, 0f32)?, floats);
+        let bytes = bytes_per_task.saturating_mul(tasks.div_ceil(shares.max(1)));
+        self.parallel(shares, bytes, |share| {
+            // SAFETY: the share's row; its tasks run one after the other.
+            (share..tasks).step_by(shares).for_each(|n| task(n, unsafe { memory.row(share) }));
+        });
+        Ok(())
+    }
+
     /// Runs `task(i, chunk i of data)` for every chunk of `size` elements (the last may be shorter) and waits for all.
     pub fn parallel_chunks<T: Send>(
         &self,

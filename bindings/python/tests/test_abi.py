@@ -77,6 +77,7 @@ class Abi(unittest.TestCase):
             ("REPAIR", vanward.RepairMode),
             ("GATHER", vanward.GatherEngine),
             ("ROPE", vanward.RopeStyle),
+            ("TOPK", vanward.TopKOrder),
         ]
         in_header = {
             (family, member): int(value)

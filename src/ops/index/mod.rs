@@ -331,10 +331,7 @@ impl<'a> UpdateRequest<'a> {
 
 pub fn update(session: &Session, request: &UpdateRequest, stream: vwd_stream) -> Result<()> {
     match session.on(stream)? {
-        On::Cpu(cpu) => {
-            cpu::update(cpu, request);
-            Ok(())
-        }
+        On::Cpu(cpu) => cpu::update(cpu, request),
         On::Cuda(enqueue) => cuda::update(&enqueue, request),
     }
 }

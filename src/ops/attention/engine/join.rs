@@ -2,7 +2,7 @@
 
 use super::partial::{HEADS, Partial};
 use super::span::Span;
-use super::{Cut, Job, in_shares};
+use super::{Cut, Job};
 use crate::core::dtype::Rounded;
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
@@ -23,7 +23,7 @@ pub fn join_chunks(
 ) -> Result<()> {
     let of_unit = states.len().div_ceil(cut.units.max(1)) * size_of::<f32>();
     let states = Rows::new(states, cut.floats);
-    in_shares(cpu, scratch, cut.units * cut.spans, 2 * cut.floats, of_unit, |task, memory| {
+    cpu.in_shares(scratch, cut.units * cut.spans, 2 * cut.floats, of_unit, |task, memory| {
         let (n, s) = (task / cut.spans, task % cut.spans);
         // SAFETY: no other task takes the states of these chunks' span.
         let chunks = (first_chunk[n]..first_chunk[n + 1]).map(|c| unsafe { states.row(c * cut.spans + s) });
@@ -39,7 +39,7 @@ pub fn join_states(cpu: &Cpu, states: &States, outputs: &Outputs) -> Result<()> 
     let (spans, floats) = (heads.div_ceil(HEADS), Partial::floats(heads.min(HEADS), dim));
     let bytes = states.iter().count() * floats * size_of::<f32>();
     let (ranked, positions) = (positions.is_some(), positions.unwrap_or(1));
-    in_shares(cpu, &cpu.scratch(), batch * positions * spans, 2 * floats, bytes, |task, memory| {
+    cpu.in_shares(&cpu.scratch(), batch * positions * spans, 2 * floats, bytes, |task, memory| {
         let (row, first) = (task / spans, task % spans * HEADS);
         let span = Span {
             sequence: row / positions,

@@ -20,7 +20,7 @@ use crate::core::dtype::Float;
 use crate::core::status::Result;
 use crate::ops::simd::{Kernel, Lanes, Row, dispatch, widen};
 use crate::ops::views::{BlockList, ListAt, State};
-use crate::runtime::cpu::{Cpu, Rows, Scratch};
+use crate::runtime::cpu::{Cpu, Rows};
 use crate::with_float;
 use cutter::Cutter;
 use partial::{HEADS, Partial, Queries};
@@ -174,7 +174,7 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
     {
         let states = Rows::new(states, cut.floats);
         let chunk_bytes = (tokens / chunks.max(1)).saturating_mul((heads.dim + cut.value_dim) * kv.k.dtype.bytes());
-        in_shares(cpu, &scratch, chunks * sets, memory.floats(), chunk_bytes, |task, room| {
+        cpu.in_shares(&scratch, chunks * sets, memory.floats(), chunk_bytes, |task, room| {
             let (c, set) = (task / sets, task % sets);
             let n = first_chunk.partition_point(|&first| first <= c) - 1;
             let unit = job.unit(n);
@@ -194,25 +194,6 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
         })?;
     }
     join::join_chunks(cpu, &scratch, job, cut, first_chunk, states)
-}
-
-/// Runs tasks, each with `floats` of memory that only it uses while it runs. Tasks of one share take turns with it.
-fn in_shares(
-    cpu: &Cpu,
-    scratch: &Scratch,
-    tasks: usize,
-    floats: usize,
-    task_bytes: usize,
-    task: impl Fn(usize, &mut [f32]) + Sync + Send,
-) -> Result<()> {
-    let shares = tasks.min(cpu.shares());
-    let memory = Rows::new(scratch.slice(shares * floats, 0f32)?, floats);
-    let bytes = task_bytes.saturating_mul(tasks.div_ceil(shares.max(1)));
-    cpu.parallel(shares, bytes, |share| {
-        // SAFETY: the share's row; its tasks run one after the other.
-        (share..tasks).step_by(shares).for_each(|n| task(n, unsafe { memory.row(share) }));
-    });
-    Ok(())
 }
 
 /// What a task needs beside the states that it makes.

@@ -24,20 +24,23 @@ const OF_FARTHEST: f32 = 0.6;
 /// A number for each channel.
 type Channels = [f32; MAX_DIM];
 /// For each channel, eight tokens or what they add up to.
-type Tile = [[f32; LANES]; MAX_DIM];
+type Tile = [[f32; LANES]];
+/// Floats of two tiles: too many for a caller's stack.
+pub const ROOM: usize = 2 * MAX_DIM * LANES;
 
 /// # Safety
 /// As for `minmax`: the tensors are valid, k of dtype `T`, and `at` is a row of the summaries that no other task touches.
 #[inline(always)]
-pub unsafe fn summarise<L: Lanes, T: Row>(keys: &Keys, j: usize, axes: &Axes, at: [usize; 3]) {
+pub unsafe fn summarise<L: Lanes, T: Row>(keys: &Keys, room: &mut [f32], j: usize, axes: &Axes, at: [usize; 3]) {
     let dim = keys.r.k.dim(3);
     let begin = j * axes.block_size;
     // SAFETY: forwarded to the caller.
     let tokens = axes.block_size.min(unsafe { keys.r.pages.len(keys.i) } - begin);
-    let mut block = Block { keys, begin, tokens, dim, mean: [0.0; MAX_DIM], tile: [[0.0; LANES]; MAX_DIM] };
+    let (tile, sums) = room.as_chunks_mut().0.split_at_mut(MAX_DIM);
+    let mut block = Block { keys, begin, tokens, dim, mean: [0.0; MAX_DIM], tile };
     // SAFETY: forwarded to the caller.
     unsafe {
-        let axis = block.axis::<L, T>(&per_channel(axes.weights.as_ref(), at[2], dim, 1.0));
+        let axis = block.axis::<L, T>(sums, &per_channel(axes.weights.as_ref(), at[2], dim, 1.0));
         let centre = per_channel(axes.centre.as_ref(), at[2], dim, 0.0);
         block.mean[..dim].iter_mut().zip(&centre).for_each(|(mean, centre)| *mean -= centre);
         for (part, values) in [&block.mean, &axis].into_iter().enumerate() {
@@ -75,7 +78,7 @@ struct Block<'a> {
     dim: usize,
     mean: Channels,
     /// Eight tokens less the mean; 0 past the last.
-    tile: Tile,
+    tile: &'a mut Tile,
 }
 
 impl Block<'_> {
@@ -84,15 +87,15 @@ impl Block<'_> {
     /// # Safety
     /// The keys are valid and of dtype `T`.
     #[inline(always)]
-    unsafe fn axis<L: Lanes, T: Row>(&mut self, weights: &Channels) -> Channels {
+    unsafe fn axis<L: Lanes, T: Row>(&mut self, sums: &mut Tile, weights: &Channels) -> Channels {
         let dim = self.dim;
-        let mut sums: Tile = [[0.0; LANES]; MAX_DIM];
         let mut axis = [0.0; MAX_DIM];
+        sums[..dim].fill([0.0; LANES]);
         // SAFETY: forwarded to the caller.
         unsafe {
             for first in (0..self.tokens).step_by(LANES) {
                 self.load::<L, T>(first);
-                for (sum, x) in sums[..dim].iter_mut().zip(&self.tile) {
+                for (sum, x) in sums[..dim].iter_mut().zip(&*self.tile) {
                     *sum = L::from_array(sum).add(L::from_array(x)).to_array();
                 }
             }
@@ -103,7 +106,7 @@ impl Block<'_> {
             let squares: Channels = std::array::from_fn(|c| weights[c] * weights[c]);
             let mut towards = self.farthest::<L, T>(&squares);
             for step in 0..STEPS {
-                let (size, most) = self.step::<L, T>(&towards, &mut sums);
+                let (size, most) = self.step::<L, T>(&towards, sums);
                 join::<L>(&sums[..dim], &mut axis);
                 // Of keys that are all the same there is no axis.
                 let shrink = if size == 0.0 { 0.0 } else { 1.0 / size.sqrt() };
@@ -155,7 +158,7 @@ impl Block<'_> {
             let u = self.product(|c| (L::from_array(&self.tile[c]), L::splat(towards[c])));
             sizes = u.fused(u, sizes);
             most = u.to_array().iter().fold(most, |most, u| most.max(u.abs()));
-            for (sum, x) in sums[..self.dim].iter_mut().zip(&self.tile) {
+            for (sum, x) in sums[..self.dim].iter_mut().zip(&*self.tile) {
                 *sum = L::from_array(x).fused(u, L::from_array(sum)).to_array();
             }
         }
@@ -190,27 +193,22 @@ impl Block<'_> {
     #[inline(always)]
     unsafe fn load<L: Lanes, T: Row>(&mut self, first: usize) {
         let Keys { r, i, g } = *self.keys;
-        let mut rows = [None; LANES];
-        let mut spares = [const { spare::<T>() }; LANES];
+        let mut spare = spare::<T>();
         let count = LANES.min(self.tokens - first);
-        // SAFETY: forwarded to the caller; the page is inside the tensor.
-        unsafe {
-            for (lane, (row, spare)) in rows[..count].iter_mut().zip(&mut spares).enumerate() {
-                let t = self.begin + first + lane;
-                *row = r.pages.page(i, t / r.pages.size).map(|page| {
+        self.tile[..self.dim].fill([0.0; LANES]);
+        for lane in 0..count {
+            let t = self.begin + first + lane;
+            // SAFETY: page() gives pages of the tensor, t mod P is a row of one, and the key has dim channels.
+            unsafe {
+                let key = r.pages.page(i, t / r.pages.size).map(|page| {
                     let at = [page, t % r.pages.size, g];
-                    Key { row: adjacent(&r.k, at, spare), scale: r.k_scale.as_ref().map_or(1.0, |scale| scale.of(at)) }
+                    let scale = r.k_scale.as_ref().map_or(1.0, |scale| scale.of(at));
+                    Key { row: adjacent(&r.k, at, &mut spare), scale }
                 });
-            }
-            for c in (0..self.dim).step_by(LANES) {
-                let mean = L::load(self.mean.as_ptr().add(c));
-                let tokens: [[f32; LANES]; LANES] = std::array::from_fn(|lane| match rows[lane] {
-                    _ if lane >= count => [0.0; LANES],
-                    Some(key) => key.load::<L>(c).sub(mean).to_array(),
-                    None => [f32::NAN; LANES],
-                });
-                for (n, lanes) in self.tile[c..c + LANES].iter_mut().enumerate() {
-                    *lanes = std::array::from_fn(|lane| tokens[lane][n]);
+                for c in (0..self.dim).step_by(LANES) {
+                    let mean = L::load(self.mean.as_ptr().add(c));
+                    let x = key.map_or([f32::NAN; LANES], |key| key.load::<L>(c).sub(mean).to_array());
+                    self.tile[c..c + LANES].iter_mut().zip(x).for_each(|(lanes, x)| lanes[lane] = x);
                 }
             }
         }

@@ -4,6 +4,7 @@ mod axis;
 
 use super::{ImportanceRequest, Kind, Labels, UpdateRequest, Windows};
 use crate::core::dtype::{Element, Rounded};
+use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::simd::{self, Kernel, LANES, Lanes, Row};
 use crate::ops::topk::{Budget, select_top};
@@ -14,7 +15,7 @@ use half::f16;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-pub fn update(cpu: &Cpu, r: &UpdateRequest) {
+pub fn update(cpu: &Cpu, r: &UpdateRequest) -> Result<()> {
     // Without heads, or room, there is nothing to summarise, however many sequences and tokens there are.
     let batch = if r.k.dim(2) == 0 || r.index.capacity() == 0 { 0 } else { r.pages.batch() };
     // Summaries of one task: about a block's worth of tokens.
@@ -27,14 +28,26 @@ pub fn update(cpu: &Cpu, r: &UpdateRequest) {
     let most = (0..batch).map(|i| unsafe { stale(r, i) }.len()).max().unwrap_or(0);
     let chunks = most.div_ceil(chunk);
     let bytes = 64 * r.k.dim(2) * r.k.dim(3) * r.k.dtype.bytes();
-    with_key!(r.k.dtype, T => cpu.parallel(batch * chunks, bytes, |task| {
+    let some = |task: usize| {
         let i = task / chunks;
         // SAFETY: as above.
         let all = unsafe { stale(r, i) };
         let first = all.end.min(all.start + task % chunks * chunk);
-        let some = first..all.end.min(first + chunk);
-        simd::dispatch(Update::<T> { r, i, summaries: some, element: PhantomData });
-    }));
+        (i, first..all.end.min(first + chunk))
+    };
+    with_key!(r.k.dtype, T => {
+        let run = |task, room: &mut [f32]| {
+            let (i, summaries) = some(task);
+            simd::dispatch(Update::<T> { r, i, summaries, room, element: PhantomData });
+        };
+        match &r.index.kind {
+            Kind::Axis(_) => cpu.in_shares(&cpu.scratch(), batch * chunks, axis::ROOM, bytes, run),
+            _ => {
+                cpu.parallel(batch * chunks, bytes, |task| run(task, &mut []));
+                Ok(())
+            }
+        }
+    })
 }
 
 /// The summaries of sequence `i` that the tokens of the range change or complete, as far as the index has room.
@@ -62,6 +75,8 @@ struct Update<'a, T> {
     r: &'a UpdateRequest<'a>,
     i: usize,
     summaries: Range<usize>,
+    /// axis::ROOM floats for axes, else none.
+    room: &'a mut [f32],
     element: PhantomData<T>,
 }
 
@@ -70,7 +85,7 @@ impl<T: Row> Kernel for Update<'_, T> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Update { r, i, summaries, .. } = self;
+        let Update { r, i, summaries, room, .. } = self;
         // One for all, for it is large.
         let found = &mut Found::<T>::new();
         for g in 0..r.k.dim(2) {
@@ -107,7 +122,7 @@ impl<T: Row> Kernel for Update<'_, T> {
                     Kind::Axis(axes) => {
                         for j in summaries.clone() {
                             if let Some(at) = row(j) {
-                                axis::summarise::<L, T>(&keys, j, axes, at);
+                                axis::summarise::<L, T>(&keys, room, j, axes, at);
                             }
                         }
                     }
