@@ -18,10 +18,10 @@ pub trait Kernels: Any + Send + Sync + Sized {
     fn find(modules: &Modules) -> Result<Self>;
 }
 
-/// `kernels/<name>.cu` as PTX, for each target that it names, ascending.
+/// `kernels/<name>.cu` as PTX, compressed by build.rs, for each target that it names, ascending.
 pub struct Source {
     pub name: &'static str,
-    pub ptx: &'static [(Target, &'static str)],
+    pub ptx: &'static [(Target, &'static [u8])],
 }
 
 /// What PTX is compiled for, as the compiler calls it.
@@ -46,7 +46,7 @@ impl Target {
 
 impl Source {
     /// The last that the device runs.
-    fn ptx_for(&self, capability: u32) -> Option<&'static str> {
+    fn ptx_for(&self, capability: u32) -> Option<&'static [u8]> {
         self.ptx.iter().rev().find(|(target, _)| target.runs_on(capability)).map(|&(_, ptx)| ptx)
     }
 }
@@ -58,9 +58,7 @@ macro_rules! source {
             name: $name,
             ptx: &[$((
                 $crate::runtime::cuda::Target::$target,
-                include_str!(concat!(
-                    env!("CARGO_MANIFEST_DIR"), "/kernels/ptx/", $name, ".", stringify!($target), ".ptx"
-                )),
+                include_bytes!(concat!(env!("OUT_DIR"), "/ptx/", $name, ".", stringify!($target), ".ptx.z")),
             )),+],
         }
     };
@@ -154,7 +152,7 @@ impl Loaded {
 
 /// The driver compiles PTX where it has not kept the result of an earlier time, some tens of milliseconds for a file:
 /// several threads ask it at once.
-fn load_modules(sources: &[(&'static str, &'static str)], context: &Context) -> Result<Vec<Module>> {
+fn load_modules(sources: &[(&'static str, &'static [u8])], context: &Context) -> Result<Vec<Module>> {
     let mut slots: Vec<Option<Result<Module>>> = sources.iter().map(|_| None).collect();
     let queue = Mutex::new(sources.iter().zip(&mut slots));
     let work = || {

@@ -21,10 +21,12 @@ impl Module {
         self.name
     }
 
-    /// The context is current.
-    pub fn load(name: &'static str, ptx: &str) -> Result<Module> {
+    /// Of compressed PTX. The context is current.
+    pub fn load(name: &'static str, ptx: &[u8]) -> Result<Module> {
         const LOG_BYTES: usize = 8 << 10;
-        let image = CString::new(ptx).map_err(|_| Error::new(Code::Internal, format!("{name}.ptx holds a NUL")))?;
+        let broken = |what: String| Error::new(Code::Internal, format!("{name}.ptx {what}"));
+        let ptx = miniz_oxide::inflate::decompress_to_vec_zlib(ptx).map_err(|e| broken(format!("is damaged: {e}")))?;
+        let image = CString::new(ptx).map_err(|_| broken("holds a NUL".into()))?;
         let mut log = vec![0u8; LOG_BYTES];
         let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
