@@ -237,7 +237,7 @@ fn repair_refuses_lists_that_no_shared_memory_holds(backend: &Backend) {
         c
     };
     for (predicted, selected, piece) in
-        [(1, 1 << 24, "do not fit"), (1 << 61, 1, "do not fit"), (1, 1 << 61, "lists of")]
+        [(1, 1 << 24, "do not fit"), (1 << 56, 1, "do not fit"), (1, 1 << 56, "lists of")]
     {
         let list = |length| vwd_block_list { ids: long(&id, length), counts: counts.c(), slots: absent() };
         let call = vwd_repair_args {
