@@ -9,18 +9,13 @@ read. torch gathers the listed blocks and calls scaled_dot_product_attention; de
 inputs are in no cache.
 """
 
-import argparse
 import functools
 import math
-import pathlib
-import sys
 
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bindings" / "python"))
-import vanward  # noqa: E402
-from timing import Rows, Timer  # noqa: E402
+from timing import run, vanward
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 64
 GROUP = HEADS // KV_HEADS
@@ -174,24 +169,11 @@ def dense(session, timer, rows):
         rows.put("dense", **row, torch_graph=timer.graph(case.torch_dense, case.sets))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="file for one JSON object a row")
-    parser.add_argument("--quick", action="store_true", help="a few points of the grid")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    timer, rows = Timer(), Rows(options.out)
-    with vanward.Session("cuda") as session:
-        info = session.info()
-        rows.put("machine", device=torch.cuda.get_device_name(), torch=torch.__version__, vanward=vanward.__version__,
-                 driver=info.driver_version, load_microseconds=info.load_microseconds)
-        # A stream cannot be given scratch while it captures.
-        torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
-        session.reserve(256 << 20, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
-        attend(session, timer, rows, options.quick)
-        repair(session, timer, rows, options.quick)
-        dense(session, timer, rows)
+def measure(session, timer, rows, quick):
+    attend(session, timer, rows, quick)
+    repair(session, timer, rows, quick)
+    dense(session, timer, rows)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, scratch_bytes=256 << 20)

@@ -10,16 +10,11 @@ graph. `beside`: how much longer a kernel that adds 1 to 2 GiB takes while block
 it is timed.
 """
 
-import argparse
-import pathlib
 import statistics
-import sys
 
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bindings" / "python"))
-import vanward  # noqa: E402
-from timing import Rows, Timer  # noqa: E402
+from timing import run, vanward
 
 POOL = 4 << 30
 SETS = 16
@@ -111,23 +106,13 @@ def beside(session, pool, rows):
         rows.put("beside", kib=size, count=512, engine=engine, alone=alone, travelling=with_copies, slower=with_copies / alone)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="file for one JSON object a row")
-    parser.add_argument("--quick", action="store_true", help="a few points of the grid")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    timer = Timer()
-    rows = Rows(options.out)
+def measure(session, timer, rows, quick):
     pool = torch.empty(POOL, dtype=torch.uint8, pin_memory=True)
     pool.view(torch.int64).copy_(torch.arange(POOL // 8, device="cuda").mul_(0x9E3779B97F4A7C15 - (1 << 64)))
-    with vanward.Session("cuda") as session, torch.cuda.stream(torch.cuda.Stream()):
-        info = session.info()
-        rows.put("machine", device=torch.cuda.get_device_name(), torch=torch.__version__, vanward=vanward.__version__,
-                 driver=info.driver_version, load_microseconds=info.load_microseconds)
-        rates(session, pool, timer, rows, options.quick)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        rates(session, pool, timer, rows, quick)
         beside(session, pool, rows)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure)

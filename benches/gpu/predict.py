@@ -10,29 +10,18 @@ bytes as the map or the state has, half of them read; `empty` is an empty kernel
 no cache.
 """
 
-import argparse
 import json
 import math
-import pathlib
-import sys
 import tempfile
 
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bindings" / "python"))
-import vanward  # noqa: E402
-from timing import Rows, Timer  # noqa: E402
+from timing import run, vanward
 
 INPUTS, Q_HEADS, DIM = 4096, 32, 128
 OUTPUTS = Q_HEADS * DIM
 HEADS, K, CAP, BLOCK = 8, 128, 160, 64
 HOLT = vanward.Holt(0.5, 0.25, 1.0)
-
-
-def floor(timer, size):
-    sets = min(20, max(2, math.ceil((384 << 20) / size)))
-    buffers = [torch.empty(2, size // 2, dtype=torch.uint8, device="cuda") for _ in range(sets)]
-    return timer.graph(lambda i: buffers[i][0].copy_(buffers[i][1]), sets)
 
 
 class Maps:
@@ -103,7 +92,7 @@ def forecasts(session, timer, rows):
             assert error < 3e-3, f"{error}: more than bfloat16 rounds"
             cosine, sine = cosine.float(), sine.float()
             peer = lambda i: q.copy_(projected(x, maps.factors[i], cosine, sine))  # noqa: E731
-            row = dict(rank=rank, batch=batch, error=f"{error:.1e}", floor=floor(timer, size), empty=timer.graph(timer.launch_empty, 20))
+            row = dict(rank=rank, batch=batch, error=f"{error:.1e}", floor=timer.copy(size), empty=timer.graph(timer.launch_empty, 20))
             row.update(vanward_graph=timer.graph(ours, layers), torch_graph=timer.graph(peer, layers))
             row.update(vanward_event=timer.event(ours, layers), torch_event=timer.event(peer, layers))
             rows.put("forecast", **row)
@@ -166,31 +155,18 @@ def predictors(session, timer, rows):
     for batch, blocks in ((1, 512), (1, 2048), (1, 8192), (16, 2048), (64, 2048)):
         case = Predictor(session, batch, blocks)
         case.check()
-        row = dict(batch=batch, blocks=blocks, floor=floor(timer, case.bytes), empty=timer.graph(timer.launch_empty, 20))
+        row = dict(batch=batch, blocks=blocks, floor=timer.copy(case.bytes), empty=timer.graph(timer.launch_empty, 20))
         for name in ("update", "predict", "both"):
             row[f"{name}_graph"] = timer.graph(getattr(case, name), case.sets)
         row.update(torch_graph=timer.graph(case.torch_both, case.sets), both_event=timer.event(case.both, case.sets))
         rows.put("predictor", **row)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="file for one JSON object a row")
-    options = parser.parse_args()
-    torch.manual_seed(0)
+def measure(session, timer, rows, _quick):
     torch.backends.cuda.matmul.allow_tf32 = False
-    timer = Timer()
-    rows = Rows(options.out)
-    with vanward.Session("cuda") as session:
-        info = session.info()
-        rows.put("machine", device=torch.cuda.get_device_name(), torch=torch.__version__, vanward=vanward.__version__,
-                 driver=info.driver_version, load_microseconds=info.load_microseconds)
-        # A stream cannot be given scratch while it captures.
-        torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
-        session.reserve(64 << 20, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
-        forecasts(session, timer, rows)
-        predictors(session, timer, rows)
+    forecasts(session, timer, rows)
+    predictors(session, timer, rows)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, scratch_bytes=64 << 20)

@@ -8,16 +8,11 @@ is GPU time, from calls in a CUDA graph. `floor` is the time in which the device
 of them read. Microseconds, medians; inputs are in no cache.
 """
 
-import argparse
 import math
-import pathlib
-import sys
 
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bindings" / "python"))
-import vanward  # noqa: E402
-from timing import Rows, Timer  # noqa: E402
+from timing import run, vanward
 
 HEADS, GROUP, DIM, BLOCK = 8, 4, 128, 64
 INIT, LOCAL = 1, 2
@@ -166,25 +161,11 @@ def labels(session, timer, rows):
         rows.put("labels", what_is_selected=name, k=k, floor=timer.copy(size), vanward_graph=timer.graph(call, sets))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="file for one JSON object a row")
-    parser.add_argument("--quick", action="store_true", help="a few points of the grid")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    timer = Timer()
-    rows = Rows(options.out)
-    with vanward.Session("cuda") as session:
-        info = session.info()
-        rows.put("machine", device=torch.cuda.get_device_name(), torch=torch.__version__, vanward=vanward.__version__,
-                 driver=info.driver_version, load_microseconds=info.load_microseconds)
-        # A stream cannot be given scratch while it captures.
-        torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
-        session.reserve(64 << 20, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
-        select(session, timer, rows, options.quick)
-        labels(session, timer, rows)
-        build(session, timer, rows)
+def measure(session, timer, rows, quick):
+    select(session, timer, rows, quick)
+    labels(session, timer, rows)
+    build(session, timer, rows)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure, scratch_bytes=64 << 20)

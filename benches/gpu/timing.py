@@ -1,10 +1,17 @@
-"""The two ways in which the GPU benchmarks time a call, and the floor beside it: an empty kernel."""
+"""What the GPU benchmarks share: how a call is timed, the floors beside it, where rows go, and the command line."""
 
+import argparse
 import ctypes
+import json
 import math
+import pathlib
 import statistics
+import sys
 
 import torch
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bindings" / "python"))
+import vanward  # noqa: E402
 
 _FLUSH_BYTES = 256 << 20  # larger than any L2 cache
 _EMPTY_PTX = b""".version 7.0
@@ -78,7 +85,6 @@ class Timer:
             times.append(begin.elapsed_time(end) * 1e3 / calls)
         return statistics.median(times)
 
-
     def copy(self, size):
         """Median microseconds of a copy that reads and writes half of so many bytes each."""
         sets = min(20, max(2, math.ceil((384 << 20) / size)))
@@ -93,10 +99,27 @@ class Rows:
         self._file = open(path, "w") if path else None
 
     def put(self, what, **row):
-        import json
-
         cells = (f"{key}={value:.2f}" if isinstance(value, float) else f"{key}={value}" for key, value in row.items())
         print(f"{what:12}", "  ".join(cells), flush=True)
         if self._file:
             self._file.write(json.dumps({"what": what, **row}) + "\n")
             self._file.flush()
+
+
+def run(about, measure, scratch_bytes=0):
+    """The benchmark's command line: measure(session, timer, rows, quick). Calls that are captured find so much scratch."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="file for one JSON object a row")
+    parser.add_argument("--quick", action="store_true", help="a few points of the grid")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    timer, rows = Timer(), Rows(options.out)
+    with vanward.Session("cuda") as session:
+        info = session.info()
+        rows.put("machine", device=torch.cuda.get_device_name(), torch=torch.__version__, vanward=vanward.__version__,
+                 driver=info.driver_version, load_microseconds=info.load_microseconds)
+        if scratch_bytes:
+            # A stream cannot be given scratch while it captures.
+            torch.cuda.graph.default_capture_stream = torch.cuda.Stream()
+            session.reserve(scratch_bytes, stream=torch.cuda.graph.default_capture_stream.cuda_stream)
+        measure(session, timer, rows, options.quick)

@@ -7,16 +7,11 @@ calls in a CUDA graph; `ascending` gives ids by index, `best_first` in order, as
 copies as many bytes as the scores have, half of them read. Microseconds, medians; inputs are in no cache.
 """
 
-import argparse
 import math
-import pathlib
-import sys
 
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bindings" / "python"))
-import vanward  # noqa: E402
-from timing import Rows, Timer  # noqa: E402
+from timing import run
 
 try:
     import flashinfer
@@ -64,27 +59,18 @@ class Case:
             assert (self.counts == self.k).all(), "counts"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="file for one JSON object a row")
-    parser.add_argument("--quick", action="store_true", help="a few points of the grid")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    timer, rows = Timer(), Rows(options.out)
-    with vanward.Session("cuda") as session:
-        rows.put("machine", device=torch.cuda.get_device_name(), torch=torch.__version__, vanward=vanward.__version__,
-                 driver=session.info().driver_version)
-        for count, n, k in SHAPES if options.quick else SHAPES + MORE:
-            case = Case(session, count, n, k)
-            case.check()
-            row = dict(rows=count, n=n, k=k, floor=timer.copy(count * n * 4))
-            for order in ("ascending", "best_first"):
-                row[f"{order}_graph"] = timer.graph(case.on_current_stream(order), case.sets)
-            row["torch_graph"] = timer.graph(lambda i: case.scores[i].topk(k, dim=-1), case.sets)
-            if flashinfer:
-                row["flashinfer_graph"] = timer.graph(lambda i: flashinfer.top_k(case.scores[i], k), case.sets)
-            rows.put("topk", **row)
+def measure(session, timer, rows, quick):
+    for count, n, k in SHAPES if quick else SHAPES + MORE:
+        case = Case(session, count, n, k)
+        case.check()
+        row = dict(rows=count, n=n, k=k, floor=timer.copy(count * n * 4))
+        for order in ("ascending", "best_first"):
+            row[f"{order}_graph"] = timer.graph(case.on_current_stream(order), case.sets)
+        row["torch_graph"] = timer.graph(lambda i: case.scores[i].topk(k, dim=-1), case.sets)
+        if flashinfer:
+            row["flashinfer_graph"] = timer.graph(lambda i: flashinfer.top_k(case.scores[i], k), case.sets)
+        rows.put("topk", **row)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure)

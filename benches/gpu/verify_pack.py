@@ -7,16 +7,11 @@ to batch 1024. Every result is compared with torch's before it is timed. `event`
 host's time in it; `graph` is GPU time, from calls in a CUDA graph. Microseconds, medians; inputs are in no cache.
 """
 
-import argparse
 import math
-import pathlib
-import sys
 
 import torch
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bindings" / "python"))
-import vanward  # noqa: E402
-from timing import Rows, Timer  # noqa: E402
+from timing import run
 
 ALPHAS = (0.3, 0.6, 0.9)
 GAMMAS = (8, 64, 128)
@@ -152,22 +147,11 @@ def verify_pack(session, timer, rows, quick):
                     del case, peer, one, two
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="file for one JSON object a row")
-    parser.add_argument("--quick", action="store_true", help="a few points of the grid")
-    options = parser.parse_args()
-    torch.manual_seed(0)
+def measure(session, timer, rows, quick):
     torch._dynamo.config.cache_size_limit = 64
-    timer = Timer()
-    rows = Rows(options.out)
-    with vanward.Session("cuda") as session:
-        info = session.info()
-        rows.put("machine", device=torch.cuda.get_device_name(), torch=torch.__version__, vanward=vanward.__version__,
-                 driver=info.driver_version, load_microseconds=info.load_microseconds)
-        verify(session, timer, rows, options.quick)
-        verify_pack(session, timer, rows, options.quick)
+    verify(session, timer, rows, quick)
+    verify_pack(session, timer, rows, quick)
 
 
 if __name__ == "__main__":
-    main()
+    run(__doc__, measure)
