@@ -10,6 +10,7 @@
 # make deb        a Debian package of what make install installs: build/packages
 # make reference  the contract of every call as HTML: target/doc/vanward/capi/index.html
 # make header     writes include/vanward.h, and what mirrors it, from the Rust declarations
+# make notices    writes THIRD-PARTY, the licences of what the library links
 # make kernels    compiles kernels/*/*.cu to the PTX that is committed
 # make gpu-bundle packs what checks and times the library on a machine with a GPU; BUNDLE=build/gpu-bundle
 
@@ -20,7 +21,7 @@ JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
 .PHONY: all help setup demo accuracy test lint test-rust test-c test-go test-python test-kernels test-install bench install uninstall wheel \
-  deb reference header kernels gpu-bundle library configure clean
+  deb reference header notices kernels gpu-bundle library configure clean
 
 all: library
 
@@ -111,7 +112,7 @@ uninstall: library
 	cd $(BUILD)/uninstall && find . -not -type d -exec sh -c 'for path; do rm -f "$$0/$$path"; done' "$(DESTDIR)" {} +
 	@rmdir "$(DESTDIR)"$(prefix)/lib*/cmake/Vanward "$(DESTDIR)"$(prefix)/share/doc/vanward 2>/dev/null || true
 
-# One file that pip installs anywhere with as new a glibc: the package, the library and the licence.
+# One file that pip installs anywhere with as new a glibc: the package, the library and the licences.
 wheel: export VANWARD_WHEEL_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0
 wheel: library $(VENV)/ready
 	rm -rf $(BUILD)/wheel
@@ -130,6 +131,9 @@ reference:
 
 header:
 	VANWARD_WRITE_HEADER=1 cargo test --locked --test header
+
+notices:
+	VANWARD_WRITE_NOTICES=1 cargo test --locked --test notices
 
 # What the sources assert of their parameters comes from the Rust structs.
 kernels:

@@ -16,7 +16,7 @@ prefix="$scratch/opt/vanward"
 lib=$(dirname "$(find "$prefix" -name libvanward.a)")
 
 for path in "$prefix"/include/vanward.h{,pp} "$lib"/libvanward.so{,.0} "$lib"/pkgconfig/vanward{,-static}.pc \
-  "$prefix"/share/doc/vanward/LICENSE "$lib"/cmake/Vanward/VanwardConfig{,Version}.cmake; do
+  "$prefix"/share/doc/vanward/{LICENSE,THIRD-PARTY} "$lib"/cmake/Vanward/VanwardConfig{,Version}.cmake; do
   test -e "$path" || { echo "not installed: $path" >&2; exit 1; }
 done
 outside=$(find "$scratch" -not -type d -not -path "$prefix/*")

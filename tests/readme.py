@@ -79,7 +79,9 @@ class QuickStart(unittest.TestCase):
         self.run_program("go")
 
     def test_python(self):
-        self.run_program("python")
+        folder = self.run_program("python")
+        carried = {path.name for path in folder.glob("env/lib/*/site-packages/vanward-*.dist-info/licenses/*")}
+        self.assertEqual(carried, {"LICENSE", "THIRD-PARTY"})
 
     def test_the_program_for_a_gpu_compiles(self):
         gpu = [text for text in blocks("python") if text.startswith("# gpu.py")]
