@@ -1,7 +1,7 @@
 //! AXIS: Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))). For keys mean ± axis, half of them each, this is
 //! the mass that they have.
 
-use super::{CHUNK, Quad, Request, Softmax, Wide, finish, weighable};
+use super::{CHUNK, Cells, Chunk, Quad, Request, Softmax, Wide, finish, weighable};
 use crate::abi::{VWD_SELECT_NAN, VWD_SELECT_NO_SUMMARY};
 use crate::core::dtype::Float;
 use crate::core::status::Result;
@@ -13,7 +13,6 @@ use crate::ops::views::MAX_DIM;
 use crate::runtime::cpu::{Cpu, Rows};
 use crate::with_float;
 use half::f16;
-use std::ops::Range;
 
 /// Blocks that are unpacked together.
 const STEP: usize = 4;
@@ -46,7 +45,8 @@ pub fn blocks(cpu: &Cpu, r: &Request, axes: &Axes) -> Result<()> {
     cpu.parallel(batch * chunks, bytes, |task| {
         let (i, chunk) = (task / chunks, task % chunks);
         let some = chunk * CHUNK..of(i).min((chunk + 1) * CHUNK);
-        simd::dispatch(Products { r, axes, order, wide: &wide, grouped, i, some, cells: &cells });
+        let at = Chunk { r, i, some, cells: &cells };
+        simd::dispatch(Products { at, axes, order, wide: &wide, grouped });
     });
     let products = Rows::new(products, chunks * quads * CHUNK);
     let masses = Rows::new(scratch.slice(rows * chunks * CHUNK, 0f32)?, chunks * CHUNK);
@@ -127,23 +127,13 @@ impl Order {
     }
 }
 
-/// Products of each row of queries, and what was seen on the way for each list, a chunk at a time.
-struct Cells<'a> {
-    products: Rows<'a, Quad>,
-    seen: Rows<'a, u32>,
-    chunks: usize,
-}
-
 /// Products of some blocks of one sequence with the heads of all its positions.
 struct Products<'a> {
-    r: &'a Request<'a>,
+    at: Chunk<'a>,
     axes: &'a Axes<'a>,
     order: Order,
     wide: &'a Wide<'a>,
     grouped: &'a [f32],
-    i: usize,
-    some: Range<usize>,
-    cells: &'a Cells<'a>,
 }
 
 /// Places for the even and the odd channels of a part.
@@ -163,21 +153,21 @@ impl Kernel for Products<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let queries = &self.r.queries;
+        let Chunk { r: Request { queries, .. }, i, ref some, .. } = self.at;
         // SAFETY: the caller keeps q_lens valid.
-        let positions = unsafe { queries.positions.len(self.i) };
+        let positions = unsafe { queries.positions.len(i) };
         let mut blocks =
             Unpacked { parts: [[[0.0; MOST]; 2]; STEP], places: [0; STEP], seen_from: [0; STEP], count: 0 };
-        for first in self.some.clone().step_by(STEP) {
+        for first in some.clone().step_by(STEP) {
             for g in 0..queries.heads.kv {
                 blocks.count = 0;
-                for j in first..self.some.end.min(first + STEP) {
+                for j in first..some.end.min(first + STEP) {
                     let n = blocks.count;
                     // SAFETY: the caller keeps the tensors valid; the row is inside them.
                     unsafe {
-                        let seeing = queries.seeing(self.i, j * queries.block_size);
-                        let Some([page, row]) = queries.index.row(self.i, j) else {
-                            self.mark(seeing, g, VWD_SELECT_NO_SUMMARY);
+                        let seeing = queries.seeing(i, j * queries.block_size);
+                        let Some([page, row]) = queries.index.row(i, j) else {
+                            self.at.mark(seeing, g, VWD_SELECT_NO_SUMMARY);
                             continue;
                         };
                         for part in 0..2 {
@@ -232,17 +222,17 @@ impl Products<'_> {
     /// Products of those blocks that position `r` sees with its heads of group `g`.
     #[inline(always)]
     fn multiply<L: Lanes>(&self, blocks: &Unpacked, g: usize, r: usize) {
-        let (heads, len) = (self.r.queries.heads, self.order.len());
+        let (heads, len) = (self.at.r.queries.heads, self.order.len());
         let quads = heads.group().div_ceil(4);
-        let row = self.wide.number(self.i, r, g);
+        let row = self.wide.number(self.at.i, r, g);
         if self.wide.nan[row] {
             return;
         }
         let count = blocks.seen_from[..blocks.count].partition_point(|&from| from <= r);
         let parts: [*const f32; 2 * STEP] = std::array::from_fn(|n| blocks.parts[n / 2][n % 2].as_ptr());
         let queries = &self.grouped[row * quads * 4 * len..][..quads * 4 * len];
-        // SAFETY: the cell belongs to this task.
-        let cell = unsafe { self.cells.products.row(row * self.cells.chunks + self.some.start / CHUNK) };
+        // SAFETY: the earlier reference to the cell was that of an earlier call.
+        let cell = unsafe { self.at.products(row) };
         let mut is_nan = false;
         for (quad, queries) in queries.chunks_exact(4 * len).enumerate() {
             let mut products = [[0.0; 4]; 2 * STEP];
@@ -258,17 +248,7 @@ impl Products<'_> {
             }
         }
         if is_nan {
-            self.mark(r..r + 1, g, VWD_SELECT_NAN);
-        }
-    }
-
-    /// Adds to the status of these positions' lists.
-    #[cold]
-    fn mark(&self, positions: Range<usize>, g: usize, seen: u32) {
-        for r in positions {
-            let cell = self.r.list_of(self.i, r, g) * self.cells.chunks + self.some.start / CHUNK;
-            // SAFETY: the cell belongs to this task.
-            unsafe { self.cells.seen.row(cell)[0] |= seen };
+            self.at.mark(r..r + 1, g, VWD_SELECT_NAN);
         }
     }
 }

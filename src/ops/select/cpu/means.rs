@@ -1,6 +1,6 @@
 //! MEAN_SOFTMAX and MEAN_DOT: products of queries and mean keys, and of each block the best window that overlaps it.
 
-use super::{CHUNK, Quad, Request, Softmax, Wide, finish, weighable};
+use super::{CHUNK, Cells, Chunk, Quad, Request, Softmax, Wide, finish, weighable};
 use crate::abi::{VWD_SELECT_NAN, VWD_SELECT_NO_SUMMARY};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
@@ -11,7 +11,6 @@ use crate::ops::views::{adjacent, spare};
 use crate::runtime::cpu::{Cpu, Rows};
 use crate::with_float;
 use std::marker::PhantomData;
-use std::ops::Range;
 
 /// Windows whose rows are looked up together.
 const STEP: usize = 8;
@@ -42,11 +41,8 @@ pub fn blocks(cpu: &Cpu, r: &Request, windows: &Windows, means: &Tensor) -> Resu
     with_float!(means.dtype, T => cpu.parallel(batch * chunks, bytes, |task| {
         let (i, chunk) = (task / chunks, task % chunks);
         let some = chunk * CHUNK..of(i).min((chunk + 1) * CHUNK);
-        let wide = &wide;
-        let task = Products::<T> {
-            r, windows, means, wide, grouped, i, some, cells: &cells, element: PhantomData,
-        };
-        simd::dispatch(task);
+        let at = Chunk { r, i, some, cells: &cells };
+        simd::dispatch(Products::<T> { at, windows, means, wide: &wide, grouped, element: PhantomData });
     }));
     let products = Rows::new(products, chunks * quads * CHUNK);
     let masses = Rows::new(scratch.slice(rows * chunks * CHUNK, 0f32)?, chunks * CHUNK);
@@ -113,23 +109,13 @@ fn pool(windows: &Windows, scores: &[f32], block_size: usize, blocks: usize, run
     count
 }
 
-/// Products of each row of queries, and what was seen on the way for each list, a chunk at a time.
-struct Cells<'a> {
-    products: Rows<'a, Quad>,
-    seen: Rows<'a, u32>,
-    chunks: usize,
-}
-
 /// Products of some windows of one sequence with the heads of all its positions.
 struct Products<'a, T> {
-    r: &'a Request<'a>,
+    at: Chunk<'a>,
     windows: &'a Windows,
     means: &'a Tensor<'a>,
     wide: &'a Wide<'a>,
     grouped: &'a [f32],
-    i: usize,
-    some: Range<usize>,
-    cells: &'a Cells<'a>,
     element: PhantomData<T>,
 }
 
@@ -147,12 +133,12 @@ impl<T: Row> Kernel for Products<'_, T> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let queries = &self.r.queries;
+        let Chunk { r: Request { queries, .. }, i, ref some, .. } = self.at;
         // SAFETY: the caller keeps q_lens valid.
-        let positions = unsafe { queries.positions.len(self.i) };
+        let positions = unsafe { queries.positions.len(i) };
         let mut spares = [const { spare::<T>() }; STEP];
-        for first in self.some.clone().step_by(STEP) {
-            let windows = first..self.some.end.min(first + STEP);
+        for first in some.clone().step_by(STEP) {
+            let windows = first..some.end.min(first + STEP);
             for g in 0..queries.heads.kv {
                 let mut found =
                     Found { rows: [std::ptr::null(); STEP], places: [0; STEP], seen_from: [0; STEP], count: 0 };
@@ -160,9 +146,9 @@ impl<T: Row> Kernel for Products<'_, T> {
                     let n = found.count;
                     // SAFETY: the caller keeps the tensors valid; the row is inside means.
                     unsafe {
-                        let seeing = queries.seeing(self.i, j * self.windows.stride + self.windows.size - 1);
-                        let Some([page, row]) = queries.index.row(self.i, j) else {
-                            self.mark(seeing, g, VWD_SELECT_NO_SUMMARY);
+                        let seeing = queries.seeing(i, j * self.windows.stride + self.windows.size - 1);
+                        let Some([page, row]) = queries.index.row(i, j) else {
+                            self.at.mark(seeing, g, VWD_SELECT_NO_SUMMARY);
                             continue;
                         };
                         found.rows[n] = adjacent(self.means, [page, row, g], &mut spares[n]);
@@ -182,17 +168,17 @@ impl<T: Row> Products<'_, T> {
     /// Products of those windows that position `r` sees with its heads of group `g`.
     #[inline(always)]
     fn multiply<L: Lanes>(&self, found: &Found<T>, g: usize, r: usize) {
-        let heads = self.r.queries.heads;
+        let heads = self.at.r.queries.heads;
         let (dim, quads) = (heads.dim, heads.group().div_ceil(4));
-        let row = self.wide.number(self.i, r, g);
+        let row = self.wide.number(self.at.i, r, g);
         if self.wide.nan[row] {
             return;
         }
         let count = found.seen_from[..found.count].partition_point(|&from| from <= r);
         let (rows, places) = (&found.rows[..count], &found.places[..count]);
         let queries = &self.grouped[row * quads * 4 * dim..][..quads * 4 * dim];
-        // SAFETY: the cell belongs to this task.
-        let cell = unsafe { self.cells.products.row(row * self.cells.chunks + self.some.start / CHUNK) };
+        // SAFETY: the earlier reference to the cell was that of an earlier call.
+        let cell = unsafe { self.at.products(row) };
         let mut is_nan = false;
         for (quad, queries) in queries.chunks_exact(4 * dim).enumerate() {
             let mut products = [[0.0; 4]; STEP];
@@ -213,17 +199,7 @@ impl<T: Row> Products<'_, T> {
             }
         }
         if is_nan {
-            self.mark(r..r + 1, g, VWD_SELECT_NAN);
-        }
-    }
-
-    /// Adds to the status of these positions' lists.
-    #[cold]
-    fn mark(&self, positions: Range<usize>, g: usize, seen: u32) {
-        for r in positions {
-            let cell = self.r.list_of(self.i, r, g) * self.cells.chunks + self.some.start / CHUNK;
-            // SAFETY: the cell belongs to this task.
-            unsafe { self.cells.seen.row(cell)[0] |= seen };
+            self.at.mark(r..r + 1, g, VWD_SELECT_NAN);
         }
     }
 }

@@ -17,6 +17,7 @@ use crate::ops::views::{adjacent, spare};
 use crate::runtime::cpu::{Cpu, Rows, Scratch};
 use crate::with_float;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// Blocks, windows or tokens of one task.
 const CHUNK: usize = 128;
@@ -196,6 +197,44 @@ impl<T: Row> Kernel for Widen<'_, T> {
     fn run<L: Lanes>(self) {
         // SAFETY: row and out have D elements.
         unsafe { simd::widen::<L, T>(self.row, self.scale, self.out) }
+    }
+}
+
+/// Products of each row of queries, and what was seen on the way for each list, a chunk at a time.
+struct Cells<'a> {
+    products: Rows<'a, Quad>,
+    seen: Rows<'a, u32>,
+    chunks: usize,
+}
+
+/// Some blocks or windows of one sequence, inside one chunk, and the cells that the task which has them writes.
+struct Chunk<'a> {
+    r: &'a Request<'a>,
+    i: usize,
+    some: Range<usize>,
+    cells: &'a Cells<'a>,
+}
+
+impl Chunk<'_> {
+    /// The products of a row of queries of this sequence.
+    ///
+    /// # Safety
+    /// No earlier reference to them is used again.
+    #[inline(always)]
+    #[allow(clippy::mut_from_ref)] // as Rows
+    unsafe fn products(&self, row: usize) -> &mut [Quad] {
+        // SAFETY: the cell belongs to the task that has this chunk; the rest is the caller's promise.
+        unsafe { self.cells.products.row(row * self.cells.chunks + self.some.start / CHUNK) }
+    }
+
+    /// Adds to the status of these positions' lists.
+    #[cold]
+    fn mark(&self, positions: Range<usize>, g: usize, seen: u32) {
+        for r in positions {
+            let cell = self.r.list_of(self.i, r, g) * self.cells.chunks + self.some.start / CHUNK;
+            // SAFETY: the cell belongs to the task that has this chunk.
+            unsafe { self.cells.seen.row(cell)[0] |= seen };
+        }
     }
 }
 
