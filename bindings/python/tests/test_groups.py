@@ -35,6 +35,7 @@ class Shapes(unittest.TestCase):
         indices = dict(
             minmax=Index.minmax(k, batch=2, tokens=tokens, block_size=size),
             mean_softmax=Index.mean(k, batch=2, tokens=tokens),
+            axis=Index.axis(k, batch=2, tokens=tokens, block_size=size),
         )
         with cpu_session() as session:
             for each_row in (True, False):
@@ -89,6 +90,27 @@ class Shapes(unittest.TestCase):
             )
         self.assertEqual((selected.counts.tolist(), status.tolist()), ([[12]], [[0]]))
 
+    def test_axes_are_stored_in_int4_or_as_the_keys_are(self):
+        random = np.random.default_rng(SEED)
+        size, dim = 8, 40  # two groups of channels, the last one short
+        k = random.standard_normal((1, 20, 2, dim), np.float32)
+        weights, centre = (random.random((2, dim), np.float32) for _ in range(2))
+        for array in (weights, centre):
+            array.flags.writeable = False
+        read = dict(batch=1, tokens=20, block_size=size, weights=weights, centre=centre)
+        packed, whole = Index.axis(k, **read), Index.axis(k, int4=False, **read)
+        with cpu_session() as session:
+            for index in (packed, whole):
+                session.index_update(index=index, k=k, seq_lens=np.array([20], np.int32))
+        codes = np.stack([packed.axes & 15, packed.axes >> 4], -1).reshape(1, 3, 2, 2, dim)
+        ranges = packed.axis_range.astype(np.float32).reshape(1, 3, 2, 2, 2, 2)
+        scale, least = (np.repeat(ranges[..., n], 32, -1)[..., :dim] for n in range(2))
+        wanted = whole.axes.reshape(1, 3, 2, 2, dim)
+        # Half a step of a code, and the rounding of scale and minimum.
+        self.assertTrue((abs(least + scale * codes - wanted) <= 0.51 * scale + 0.002).all())
+        mean = np.stack([k[0, j : j + size].mean(0) for j in range(0, 20, size)])
+        np.testing.assert_allclose(wanted[0, :, :, 0], mean - centre, atol=1e-6)  # a mean of 8 in float32
+
     def test_an_empty_state_adds_nothing(self):
         q = np.random.default_rng(SEED).standard_normal((1, 2, 16), np.float32)
         some = AttentionState(q, floats(1, 2), floats(1, 2) + 2)
@@ -131,6 +153,7 @@ class Documentation(unittest.TestCase):
         for method in (vanward.Session.repair, vanward.Session.prepare_repair, vanward.Session.repair_scratch):
             self.assertRegex(method.__doc__, r"missed_counts +\[B, Hk\]")
         self.assertRegex(vanward.Forecast.project.__doc__, r"\nq +\[B, q_heads, head_dim\]")
+        self.assertRegex(vanward.KvCache.append.__doc__, r"\nk +\[B, T, Hk, D\]")
         self.assertRegex(vanward.BlockList.__doc__, r"ids +\[B, Hk, cap\]")
         for name, text in vars(vanward.Session).items():
             self.assertFalse(re.search(r"args->", getattr(text, "__doc__", None) or ""), name)

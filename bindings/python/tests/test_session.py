@@ -1,5 +1,6 @@
 """Sessions, errors and prepared calls."""
 
+import pickle
 import subprocess
 import sys
 import threading
@@ -164,6 +165,53 @@ class Errors(unittest.TestCase):
             vanward.Forecast.load(self.session, "a\0b")
         with self.assertRaisesRegex(vanward.Error, "stream"):
             self.session.verify(**verify_arguments(stream=4096))
+
+    def test_errors_name_the_call_and_the_argument(self):
+        session, one, holt = self.session, np.zeros((1, 4), np.float32), vanward.Holt()
+        shape = dict(layers=1, input_dim=4, q_heads=1, head_dim=8)
+        forecast = vanward.Forecast(session, **shape)
+        self.addCleanup(forecast.close)
+        scores = dict(scores=np.zeros((1, 2, 1, 4), np.float32), block_counts=ints(1, 2))
+        sizes = dict(layers=1, kv_heads=1, block_size=4, key_dim=16, value_dim=16, dtype="float16")
+        sizes.update(max_sequences=1, max_blocks=2, host_blocks=2, slots=8)
+        cache = vanward.KvCache(session, **sizes)
+        self.addCleanup(cache.close)
+        for use, message in [
+            (lambda: vanward.Session("cpu", threads=-1), "session_create: threads: -1"),
+            (lambda: vanward.Session("cpu", threads=100_000), "session_create: options.threads: "),
+            (lambda: session.reserve(1.5), "session_reserve: scratch_bytes: 1.5; expected an integer"),
+            (lambda: session.reserve(-1), "session_reserve: scratch_bytes: -1; expected at least 0"),
+            (lambda: session.stream("read"), "session_stream: role: 'read'"),
+            (lambda: session.pinned_alloc("much"), "pinned_alloc: size: 'much'"),
+            (lambda: session.verify(**verify_arguments(stream=self)), "verify: stream: "),
+            (lambda: session.merge_states(inputs=one), "merge_states: inputs: ndarray; expected a list"),
+            (lambda: session.pack(rows=one, packed=[one], accepted=one, offsets=one), "pack: rows: ndarray; "),
+            (lambda: session.predictor_calibrate(k=1.5, **scores), "predictor_calibrate: k: 1.5; expected an integer"),
+            (lambda: session.predictor_calibrate(k=1, ratio=0.5, **scores), "predictor_calibrate: ratio: 0.5; "),
+            (lambda: session.predictor_calibrate(k=1, grid=holt, **scores), "predictor_calibrate: grid: Holt; "),
+            (lambda: vanward.Forecast(session, **shape | dict(ridge="much")), "forecast_create: ridge: 'much'"),
+            (lambda: vanward.Forecast(session, **shape | dict(layers=0)), "forecast_create: options.layers: 0"),
+            (lambda: vanward.Forecast.load(session, 7), "forecast_load: path: "),
+            (lambda: vanward.Forecast.load(session, "/nowhere/maps"), "forecast_load: /nowhere/maps"),
+            (lambda: forecast.save("a\0b"), "forecast_save: path: a NUL inside"),
+            (lambda: forecast.solve(1.5), "forecast_solve: rank: 1.5; expected an integer"),
+            (lambda: forecast.solve(99), "forecast_solve: rank: 99"),
+            (lambda: forecast.accumulate(layer=0, x=[1], q=one), "forecast_accumulate: x: list has neither"),
+            (lambda: forecast.accumulate(layer=0, x=one, q=one), "forecast_accumulate: q: shape "),
+            (lambda: cache.extend(0, -1), "kv_cache_extend: tokens: -1; expected at least 0"),
+            (lambda: cache.extend(7, 1), "kv_cache_extend: sequence: 7"),
+            (lambda: cache.view(7), "kv_cache_view: layer: 7"),
+        ]:
+            with self.subTest(message):
+                with self.assertRaises((TypeError, ValueError, OSError)) as caught:
+                    use()
+                self.assertTrue(str(caught.exception).startswith(message), caught.exception)
+
+    def test_errors_travel_between_processes(self):
+        with self.assertRaises(vanward.InvalidArgument) as caught:
+            self.session.verify(**verify_arguments(target=np.zeros((1, 9), np.int32)))
+        again = pickle.loads(pickle.dumps(caught.exception))
+        self.assertEqual((type(again), str(again)), (vanward.InvalidArgument, str(caught.exception)))
 
     def test_each_thread_gets_its_own_results_and_messages(self):
         wrong = []

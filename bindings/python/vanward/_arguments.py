@@ -20,7 +20,7 @@ from ._abi import lib
 from ._allocate import full, same, shape
 from ._docs import DOCS
 from ._enums import IndexKind, RopeStyle, of_name
-from ._errors import check
+from ._errors import check, invoke, naming
 from ._tensor import View, view
 
 if TYPE_CHECKING:
@@ -123,6 +123,30 @@ class Index:
         return cls(IndexKind.MEAN, window=window, stride=stride, means=same(k, rows))
 
     @classmethod
+    def axis(
+        cls,
+        k: Array,
+        *,
+        batch: int,
+        tokens: int,
+        block_size: int,
+        int4: bool = True,
+        weights: Array | None = None,
+        centre: Array | None = None,
+    ) -> Index:
+        """Room for the mean and the axis of every block of `batch` sequences of at most `tokens`, in INT4 or in the dtype of k.
+
+        k is [pages, P, Hk, D]; weights and centre are [Hk, D] as channel_importance wrote them.
+        """
+        kv_heads, dim = shape(k)[2:]
+        rows = (batch, -(-tokens // block_size), kv_heads)
+        axes = full(k, rows + (dim,), "uint8") if int4 else same(k, rows + (2 * dim,))
+        ranges = full(k, rows + (4 * -(-dim // _AXIS_GROUP),), "float16") if int4 else None
+        made = cls(IndexKind.AXIS, block_size=block_size, axes=axes, axis_range=ranges)
+        made.axis_weights, made.axis_centre = weights, centre
+        return made
+
+    @classmethod
     def label(cls, channels: Array, *, batch: int, tokens: int) -> Index:
         """Room for the INT4 labels of every token of `batch` sequences; channels [Hk, r] as channel_importance wrote them."""
         kv_heads, r = shape(channels)
@@ -215,7 +239,8 @@ _GROUPS = {
     _header.vwd_rope: Rope,
 }
 _BY_POINTER = [POINTER(struct) for struct in _GROUPS if hasattr(struct, "struct_size")]
-_INDEX_INPUTS = ("table", "channels")  # read, even where the index is written
+_INDEX_INPUTS = ("table", "channels", "axis_weights", "axis_centre")  # read, even where the index is written
+_AXIS_GROUP = 32  # channels that share a scale and a minimum in INT4
 _RANGES = {c_uint32: (0, (1 << 32) - 1), c_uint64: (0, (1 << 64) - 1), c_int32: (-(1 << 31), (1 << 31) - 1)}
 
 
@@ -292,6 +317,19 @@ def integer(value: Any, path: str, least: int, most: int) -> int:
     return exact
 
 
+def whole(call: str, name: str, value: Any, most: int = (1 << 64) - 1) -> int:
+    """A number that a call takes by itself."""
+    with naming(call):
+        return integer(value, name, 0, most)
+
+
+def count(call: str, name: str, values: Any) -> int:
+    """How many there are of what a call takes several of."""
+    if not isinstance(values, Sequence):
+        raise TypeError(f"{call}: {name}: {type(values).__name__}; expected a list")
+    return len(values)
+
+
 def number(value: Any, path: str) -> float:
     try:
         return float(value)
@@ -304,11 +342,17 @@ def _types(struct: type[Structure]) -> dict[str, Any]:
     return dict(struct._fields_)  # type: ignore[arg-type]
 
 
+def name_of(struct: type[Structure]) -> str:
+    """Of the call that takes these arguments, or makes something of these options."""
+    return struct.__name__.removeprefix("vwd_").removesuffix("_args").replace("_options", "_create")
+
+
 def arguments(struct: type[Structure], keep: list[Any], inputs: dict[str, Any], outputs: dict[str, Any]) -> Any:
     """A struct with its size and fields set; None leaves one zero. Outputs refuse read-only memory."""
     args = struct(struct_size=sizeof(struct))
-    _Lowering(keep, writable=False).fill(args, inputs)
-    _Lowering(keep, writable=True).fill(args, outputs)
+    with naming(name_of(struct)):
+        _Lowering(keep, writable=False).fill(args, inputs)
+        _Lowering(keep, writable=True).fill(args, outputs)
     return args
 
 
@@ -324,16 +368,12 @@ class Call:
     def __init__(
         self, owner: Any, struct: type[Structure], stream: int, inputs: dict[str, Any], outputs: dict[str, Any]
     ):
-        self._name = struct.__name__.removeprefix("vwd_").removesuffix("_args")
+        self._name = name_of(struct)
         self._function = getattr(lib, f"vwd_{self._name}")
         self._owner = owner
-        self._stream = stream
+        self._stream = whole(self._name, "stream", stream)
         self._keep: list[Any] = []
-        try:
-            self.args = arguments(struct, self._keep, inputs, outputs)
-        except (TypeError, ValueError) as error:
-            error.args = (f"{self._name}: {error}",)
-            raise
+        self.args = arguments(struct, self._keep, inputs, outputs)
         self._reference = byref(self.args)
 
     def __call__(self, stream: int | None = None) -> None:
@@ -344,7 +384,6 @@ class Call:
 
     def scratch(self) -> int:
         """Bytes of scratch that it takes on a stream; 0 on a CPU session. Of attention, repair and selection."""
-        size = c_uint64()
-        ask = getattr(lib, f"vwd_{self._name}_scratch")
-        check(ask(self._owner.handle, self._reference, byref(size)), f"{self._name}_scratch")
-        return size.value
+        needed = c_uint64()
+        invoke(f"{self._name}_scratch", self._owner.handle, self._reference, byref(needed))
+        return needed.value

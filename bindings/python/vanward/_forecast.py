@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from . import _header
 from ._abi import lib
-from ._arguments import Array, Call, Rope, arguments, documented, integer
-from ._errors import check
+from ._arguments import Array, Call, Rope, arguments, documented, whole
+from ._errors import invoke, naming
 from ._session import Session, at_once
 
 
@@ -48,7 +48,7 @@ class Forecast:
         sizes = dict(flags=flags, layers=layers, input_dim=input_dim, q_heads=q_heads, head_dim=head_dim, ridge=ridge)
         options = arguments(_header.vwd_forecast_options, [], inputs=sizes, outputs={})
         handle = c_void_p()
-        check(lib.vwd_forecast_create(session.handle, byref(options), byref(handle)))
+        invoke("forecast_create", session.handle, byref(options), byref(handle))
         self.handle = handle.value
 
     @classmethod
@@ -57,7 +57,7 @@ class Forecast:
         forecast = cls.__new__(cls)
         forecast.handle = None
         handle = c_void_p()
-        check(lib.vwd_forecast_load(session.handle, _path(path), byref(handle)))
+        invoke("forecast_load", session.handle, _path("forecast_load", path), byref(handle))
         forecast.handle = handle.value
         return forecast
 
@@ -77,7 +77,7 @@ class Forecast:
 
     def info(self) -> ForecastInfo:
         details = _header.vwd_forecast_details(struct_size=sizeof(_header.vwd_forecast_details))
-        check(lib.vwd_forecast_info(self.handle, byref(details)))
+        invoke("forecast_info", self.handle, byref(details))
         memory = bool(details.flags & _header.VWD_FORECAST_MEMORY)
         return ForecastInfo(memory, *(getattr(details, name) for name in ForecastInfo._fields[1:]))
 
@@ -86,15 +86,15 @@ class Forecast:
         keep: list[Any] = []
         inputs = dict(layer=layer, x=x, previous=previous, q=q)
         args = arguments(_header.vwd_forecast_accumulate_args, keep, inputs=inputs, outputs={})
-        check(lib.vwd_forecast_accumulate(self.handle, byref(args)))
+        invoke("forecast_accumulate", self.handle, byref(args))
 
     def solve(self, rank: int = 0) -> None:
         """vwd_forecast_solve: fits every map that has sums; rank 0 keeps the maps whole."""
-        check(lib.vwd_forecast_solve(self.handle, integer(rank, "rank", 0, (1 << 32) - 1)))
+        invoke("forecast_solve", self.handle, whole("forecast_solve", "rank", rank, (1 << 32) - 1))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """vwd_forecast_save: writes the maps to a safetensors file."""
-        check(lib.vwd_forecast_save(self.handle, _path(path)))
+        invoke("forecast_save", self.handle, _path("forecast_save", path))
 
     def prepare_project(
         self,
@@ -119,8 +119,9 @@ class Forecast:
     project = at_once(prepare_project)
 
 
-def _path(path: str | os.PathLike[str]) -> bytes:
-    encoded = os.fsencode(path)
-    if b"\0" in encoded:
-        raise ValueError("path: a NUL inside")
+def _path(call: str, path: str | os.PathLike[str]) -> bytes:
+    with naming(f"{call}: path"):
+        encoded = os.fsencode(path)
+        if b"\0" in encoded:
+            raise ValueError("a NUL inside")
     return encoded

@@ -7,14 +7,21 @@ from typing import Any, NamedTuple
 
 from . import _header
 from ._abi import lib
-from ._arguments import Array, BlockList, Call, arguments, integer
-from ._errors import check
+from ._arguments import Array, BlockList, Call, arguments, documented, whole
+from ._errors import invoke
 from ._session import Session, at_once
 
-_DTYPES = {"float32": (2, 32), "float16": (2, 16), "bfloat16": (4, 16), "float8_e4m3fn": (10, 8), "float8_e5m2": (12, 8)}
-_LARGEST = (1 << 64) - 1
+_DTYPES = {
+    "float32": (2, 32),
+    "float16": (2, 16),
+    "bfloat16": (4, 16),
+    "float8_e4m3fn": (10, 8),
+    "float8_e5m2": (12, 8),
+}
+_MOST = (1 << 32) - 1
 
 
+@documented
 class KvCacheSizes(NamedTuple):
     """vwd_kv_cache_sizes."""
 
@@ -25,6 +32,7 @@ class KvCacheSizes(NamedTuple):
     largest_selection: int
 
 
+@documented
 class KvCacheStats(NamedTuple):
     """vwd_kv_cache_stats."""
 
@@ -43,17 +51,18 @@ class KvCacheStats(NamedTuple):
     dropped_tokens: int
 
 
+@documented
 class KvCacheLayer(NamedTuple):
     """vwd_kv_cache_layer: where a layer's slots lie, as arrays that the calls of this package take."""
 
     k: Array
     v: Array
-    k_scale: Array
-    v_scale: Array
+    k_scale: Array | None
+    v_scale: Array | None
     tail_k: Array
     tail_v: Array
-    tail_k_scale: Array
-    tail_v_scale: Array
+    tail_k_scale: Array | None
+    tail_v_scale: Array | None
     tail_table: Array
 
 
@@ -73,7 +82,7 @@ def _options(
     hold: int = 0,
 ) -> Any:
     if dtype not in _DTYPES:
-        raise ValueError(f"dtype: {dtype!r}; expected one of {', '.join(_DTYPES)}")
+        raise ValueError(f"kv_cache_create: dtype: {dtype!r}; expected one of {', '.join(_DTYPES)}")
     code, bits = _DTYPES[dtype]
     fields = dict(layers=layers, kv_heads=kv_heads, block_size=block_size, key_dim=key_dim, value_dim=value_dim)
     fields.update(dtype_code=code, dtype_bits=bits, token_scales=int(token_scales), max_sequences=max_sequences)
@@ -81,20 +90,31 @@ def _options(
     return arguments(_header.vwd_kv_cache_options, [], inputs=fields, outputs={})
 
 
+@documented
 class KvCache:
-    """vwd_kv_cache, made with the fields of vwd_kv_cache_options; dtype is a name. May outlive its session."""
+    """A tiered cache. It may outlive its session.
+
+    layers, kv_heads, block_size (S), key_dim (D), value_dim (Dv)
+    dtype          "float32", "float16", "bfloat16", "float8_e4m3fn" or "float8_e5m2".
+    token_scales   True: each token of FP8 has scales of its own for each KV head.
+    max_sequences  Most sequences at once.
+    max_blocks     Most blocks of a sequence.
+    host_blocks    Blocks of host memory, each of all layers and KV heads.
+    slots          Slots of a layer that blocks are fetched into, each of one block of one KV head.
+    hold           What the last so many resolves of a layer named stays in its slot; 0 means 2.
+    """
 
     def __init__(self, session: Session, **options: Any):
         self.handle: int | None = None
         handle = c_void_p()
-        check(lib.vwd_kv_cache_create(session.handle, byref(_options(**options)), byref(handle)))
+        invoke("kv_cache_create", session.handle, byref(_options(**options)), byref(handle))
         self.handle = handle.value
 
     @staticmethod
     def capacity(**options: Any) -> KvCacheSizes:
         """vwd_kv_cache_capacity: what a cache of these options takes."""
         sizes = _header.vwd_kv_cache_sizes(struct_size=sizeof(_header.vwd_kv_cache_sizes))
-        check(lib.vwd_kv_cache_capacity(byref(_options(**options)), byref(sizes)))
+        invoke("kv_cache_capacity", byref(_options(**options)), byref(sizes))
         return KvCacheSizes(*(getattr(sizes, name) for name in KvCacheSizes._fields))
 
     def close(self) -> None:
@@ -116,26 +136,26 @@ class KvCache:
     def add(self, *, stream: int = 0) -> int:
         """vwd_kv_cache_add: the number of a new sequence."""
         sequence = c_uint32()
-        check(lib.vwd_kv_cache_add(self.handle, byref(sequence), stream))
+        invoke("kv_cache_add", self.handle, byref(sequence), stream)
         return sequence.value
 
     def extend(self, sequence: int, tokens: int, *, stream: int = 0) -> None:
         """vwd_kv_cache_extend: makes room for so many tokens in all."""
-        check(lib.vwd_kv_cache_extend(self.handle, _sequence(sequence), _tokens(tokens), stream))
+        invoke("kv_cache_extend", self.handle, *_part("kv_cache_extend", sequence, tokens), stream)
 
     def fork(self, sequence: int, tokens: int, *, stream: int = 0) -> int:
         """vwd_kv_cache_fork: the number of a new sequence that begins with the first tokens of another."""
         made = c_uint32()
-        check(lib.vwd_kv_cache_fork(self.handle, _sequence(sequence), _tokens(tokens), byref(made), stream))
+        invoke("kv_cache_fork", self.handle, *_part("kv_cache_fork", sequence, tokens), byref(made), stream)
         return made.value
 
     def truncate(self, sequence: int, tokens: int, *, stream: int = 0) -> None:
         """vwd_kv_cache_truncate: cuts a sequence to its first tokens."""
-        check(lib.vwd_kv_cache_truncate(self.handle, _sequence(sequence), _tokens(tokens), stream))
+        invoke("kv_cache_truncate", self.handle, *_part("kv_cache_truncate", sequence, tokens), stream)
 
     def free(self, sequence: int, *, stream: int = 0) -> None:
         """vwd_kv_cache_free: ends a sequence."""
-        check(lib.vwd_kv_cache_free(self.handle, _sequence(sequence), stream))
+        invoke("kv_cache_free", self.handle, whole("kv_cache_free", "sequence", sequence, _MOST), stream)
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -153,7 +173,9 @@ class KvCache:
         stream: int = 0,
     ) -> Call:
         """vwd_kv_cache_append: writes the keys and values of new tokens of one layer."""
-        inputs = dict(layer=layer, sequences=sequences, begin=begin, lens=lens, k=k, v=v, k_scale=k_scale, v_scale=v_scale)
+        inputs = dict(
+            layer=layer, sequences=sequences, begin=begin, lens=lens, k=k, v=v, k_scale=k_scale, v_scale=v_scale
+        )
         return Call(self, _header.vwd_kv_cache_append_args, stream, inputs=inputs, outputs={})
 
     def prepare_resolve(
@@ -180,35 +202,28 @@ class KvCache:
 
     def fetch(self, layer: int, *, stream: int = 0) -> None:
         """vwd_kv_cache_fetch: makes the copies that resolves of the layer have asked for."""
-        check(lib.vwd_kv_cache_fetch(self.handle, _layer(layer), stream))
+        invoke("kv_cache_fetch", self.handle, whole("kv_cache_fetch", "layer", layer, _MOST), stream)
 
     def wait(self, layer: int, *, stream: int = 0) -> None:
         """vwd_kv_cache_wait: makes the stream wait for the layer's copies."""
-        check(lib.vwd_kv_cache_wait(self.handle, _layer(layer), stream))
+        invoke("kv_cache_wait", self.handle, whole("kv_cache_wait", "layer", layer, _MOST), stream)
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
     def view(self, layer: int) -> KvCacheLayer:
         """vwd_kv_cache_view: the layer's slots, for PagedKV and index_update. Valid until close."""
         view = _header.vwd_kv_cache_layer(struct_size=sizeof(_header.vwd_kv_cache_layer))
-        check(lib.vwd_kv_cache_view(self.handle, _layer(layer), byref(view)))
+        invoke("kv_cache_view", self.handle, whole("kv_cache_view", "layer", layer, _MOST), byref(view))
         tensors = (getattr(view, name) for name in KvCacheLayer._fields)
-        return KvCacheLayer(*(tensor if tensor.data else None for tensor in tensors))
+        present: list[Any] = [tensor if tensor.data else None for tensor in tensors]
+        return KvCacheLayer(*present)
 
     def info(self) -> KvCacheStats:
         """vwd_kv_cache_info: counters, without synchronising."""
         stats = _header.vwd_kv_cache_stats(struct_size=sizeof(_header.vwd_kv_cache_stats))
-        check(lib.vwd_kv_cache_info(self.handle, byref(stats)))
+        invoke("kv_cache_info", self.handle, byref(stats))
         return KvCacheStats(*(getattr(stats, name) for name in KvCacheStats._fields))
 
 
-def _sequence(number: int) -> int:
-    return integer(number, "sequence", 0, (1 << 32) - 1)
-
-
-def _tokens(number: int) -> int:
-    return integer(number, "tokens", 0, _LARGEST)
-
-
-def _layer(number: int) -> int:
-    return integer(number, "layer", 0, (1 << 32) - 1)
+def _part(call: str, sequence: int, tokens: int) -> tuple[int, int]:
+    return whole(call, "sequence", sequence, _MOST), whole(call, "tokens", tokens)

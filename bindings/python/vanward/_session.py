@@ -26,11 +26,12 @@ from ._arguments import (
     PagedKV,
     PredictorState,
     arguments,
+    count,
     documented,
-    integer,
+    whole,
 )
 from ._enums import Device, GatherEngine, RepairMode, SelectMethod, StreamRole, TopKOrder
-from ._errors import check
+from ._errors import invoke
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -112,7 +113,7 @@ class Session:
         )
         options = arguments(_header.vwd_session_options, [], inputs=wanted, outputs={})
         handle = c_void_p()
-        check(lib.vwd_session_create(byref(options), byref(handle)))
+        invoke("session_create", byref(options), byref(handle))
         self.handle = handle.value
 
     def close(self) -> None:
@@ -131,7 +132,7 @@ class Session:
 
     def info(self) -> Info:
         details = _header.vwd_session_details(struct_size=sizeof(_header.vwd_session_details))
-        check(lib.vwd_session_info(self.handle, byref(details)))
+        invoke("session_info", self.handle, byref(details))
         values = {name: getattr(details, name) for name in Info._fields}
         values["device"] = Device(details.device)
         values["device_name"] = details.device_name.decode("utf-8", "replace")
@@ -139,26 +140,27 @@ class Session:
 
     def reserve(self, scratch_bytes: int, *, stream: int = 0) -> None:
         """vwd_session_reserve."""
-        check(lib.vwd_session_reserve(self.handle, stream, scratch_bytes))
+        invoke("session_reserve", self.handle, stream, whole("session_reserve", "scratch_bytes", scratch_bytes))
 
     def forget_stream(self, *, stream: int) -> None:
         """vwd_session_forget_stream: lets a stream's scratch arena go."""
-        check(lib.vwd_session_forget_stream(self.handle, stream))
+        invoke("session_forget_stream", self.handle, stream)
 
     def stream(self, role: StreamRole | str) -> int:
         """vwd_session_stream: the address of one of the session's own streams; 0 on a CPU session."""
         stream = c_void_p()
-        check(lib.vwd_session_stream(self.handle, integer(role, "role", 0, (1 << 32) - 1), byref(stream)))
+        number = whole("session_stream", "role", role, (1 << 32) - 1)
+        invoke("session_stream", self.handle, number, byref(stream))
         return stream.value or 0
 
     def pinned_alloc(self, size: int) -> ctypes.Array[c_uint8]:
         """vwd_pinned_alloc: bytes that numpy.frombuffer and torch.frombuffer take. Gone after pinned_free or close."""
-        memory = POINTER(c_uint8 * size)()
-        check(lib.vwd_pinned_alloc(self.handle, size, byref(memory)))
+        memory = POINTER(c_uint8 * whole("pinned_alloc", "size", size))()
+        invoke("pinned_alloc", self.handle, size, byref(memory))
         return memory.contents
 
     def pinned_free(self, memory: ctypes.Array[c_uint8], *, stream: int = 0) -> None:
-        check(lib.vwd_pinned_free(self.handle, ctypes.addressof(memory), stream))
+        invoke("pinned_free", self.handle, ctypes.addressof(memory), stream)
 
     # --- verify and pack ---------------------------------------------------------------------------------------------
 
@@ -197,7 +199,7 @@ class Session:
             self,
             _header.vwd_pack_args,
             stream,
-            inputs=dict(tensor_count=_pairs(rows, packed), rows=rows, accepted=accepted),
+            inputs=dict(tensor_count=_pairs("pack", rows, packed), rows=rows, accepted=accepted),
             outputs=dict(packed=packed, offsets=offsets),
         )
 
@@ -222,7 +224,11 @@ class Session:
             _header.vwd_verify_pack_args,
             stream,
             inputs=dict(
-                tensor_count=_pairs(rows, packed), rows=rows, draft=draft, target=target, draft_lens=draft_lens
+                tensor_count=_pairs("verify_pack", rows, packed),
+                rows=rows,
+                draft=draft,
+                target=target,
+                draft_lens=draft_lens,
             ),
             outputs=dict(
                 packed=packed,
@@ -366,9 +372,9 @@ class Session:
         ids: Array,
         counts: Array,
         order: TopKOrder | str = TopKOrder.ASCENDING,
-        lens: Array = None,
-        budgets: Array = None,
-        values: Array = None,
+        lens: Array | None = None,
+        budgets: Array | None = None,
+        values: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_topk: selects the exact best of each row of scores, ties to the lower index."""
@@ -436,7 +442,7 @@ class Session:
             self,
             _header.vwd_merge_states_args,
             stream,
-            inputs=dict(input_count=len(inputs), inputs=inputs, sinks=sinks),
+            inputs=dict(input_count=count("merge_states", "inputs", inputs), inputs=inputs, sinks=sinks),
             outputs=dict(out=out, lse=lse, state=state),
         )
 
@@ -588,7 +594,7 @@ class Session:
                 init_blocks=init_blocks,
                 local_blocks=local_blocks,
                 ratio=ratio,
-                grid_count=len(grid or ()),
+                grid_count=count("predictor_calibrate", "grid", grid or ()),
                 grid=grid,
                 scores=scores,
                 block_counts=block_counts,
@@ -596,7 +602,7 @@ class Session:
             outputs={},
         )
         best, rate = _header.vwd_holt(), c_double()
-        check(lib.vwd_predictor_calibrate(self.handle, byref(args), byref(best), byref(rate)))
+        invoke("predictor_calibrate", self.handle, byref(args), byref(best), byref(rate))
         return Holt(best.alpha, best.beta, best.gamma), rate.value
 
     verify = at_once(prepare_verify)
@@ -621,7 +627,8 @@ class Session:
     select_tokens_scratch = scratch_of(prepare_select_tokens)
 
 
-def _pairs(rows: Sequence[Array], packed: Sequence[Array]) -> int:
-    if len(rows) != len(packed):
-        raise ValueError(f"packed: {len(packed)} tensors; expected {len(rows)}, as many as rows")
-    return len(rows)
+def _pairs(call: str, rows: Sequence[Array], packed: Sequence[Array]) -> int:
+    tensors = count(call, "rows", rows)
+    if count(call, "packed", packed) != tensors:
+        raise ValueError(f"{call}: packed: {len(packed)} tensors; expected {tensors}, as many as rows")
+    return tensors
