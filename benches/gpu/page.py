@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes what a GPU benchmark measured as a page under benches/results, one table for each kind of row.
+"""Writes what the GPU benchmarks measured as pages under benches/results, one table for each kind of row, and as a plot.
 
     benches/gpu/page.py NAME SCRIPT ROWS.jsonl      writes benches/results/NAME.md from what benches/gpu/SCRIPT.py --out gave
+    benches/gpu/page.py --plot NAME SELECT.jsonl ATTENTION.jsonl     writes benches/results/NAME.svg; needs matplotlib
 """
 
 import ast
@@ -9,7 +10,10 @@ import json
 import pathlib
 import sys
 
+sys.path.pop(0)  # matplotlib wants the standard library's select, not the one here
 HERE = pathlib.Path(__file__).parent
+RESULTS = HERE.parent / "results"
+SELECTED = 8192  # tokens that select.py chooses: 128 blocks of 64
 
 
 def cell(value):
@@ -22,16 +26,73 @@ def table(rows):
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def main(name, script, path):
-    rows = [json.loads(line) for line in open(path)]
+def rows_of(path):
+    return [json.loads(line) for line in open(path)]
+
+
+def page(name, script, path):
+    rows = rows_of(path)
     about = {key: value for key, value in rows[0].items() if key != "what"}
     text = ast.get_docstring(ast.parse((HERE / f"{script}.py").read_text()))
     kinds = dict.fromkeys((row["what"], *(key for key in row)) for row in rows[1:])
     parts = [f"# {script}, {name}", ", ".join(f"{key} {value}" for key, value in about.items()) + ".", text]
     for what, *keys in kinds:
         parts += [f"## {what}", table([row for row in rows[1:] if row["what"] == what and list(row) == keys])]
-    (HERE.parent / "results" / f"{name}.md").write_text("\n\n".join(parts) + "\n")
+    (RESULTS / f"{name}.md").write_text("\n\n".join(parts) + "\n")
+
+
+def points(rows, what):
+    """Rows of one sequence by their tokens."""
+    found = {row["tokens"]: row for row in rows if row["what"] == what and row.get("batch", 1) == 1}
+    return dict(sorted(found.items()))
+
+
+def series(axes, rows, key, label, more=0.0, **style):
+    axes.plot(list(rows), [row[key] + more for row in rows.values()], marker="o", label=label, markersize=4, **style)
+
+
+def plot(name, select, attention):
+    """What a step costs beside full attention as the context grows, and attention alone as the budget does."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as pyplot
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    pyplot.rcParams["svg.hashsalt"] = "vanward"
+    select, attention = rows_of(select), rows_of(attention)
+    device = attention[0]["device"]
+    chosen, listed, full = points(select, "minmax"), points(attention, "attention"), points(attention, "dense")
+    chosen = {tokens: row for tokens, row in chosen.items() if tokens > SELECTED}
+    at = listed[SELECTED]
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
+    series(left, full, "torch_graph", "full attention, torch", color="C3")
+    series(left, full, "vanward_graph", "full attention, Vanward", color="C1")
+    series(left, chosen, "torch_graph", "select, gather, attend: torch", at["torch_graph"], color="C7")
+    series(left, chosen, "vanward_graph", "select, attend: Vanward", at["vanward_graph"], color="C0")
+    left.set(title=f"One layer of a step: {SELECTED // 1024}K tokens of the context", xlabel="tokens of context")
+    series(right, listed, "torch_graph", "torch: gather, attend", color="C7")
+    series(right, listed, "vanward_graph", "Vanward", color="C0")
+    series(right, listed, "copy", "plain copy of the bytes read", color="C2", linestyle="--")
+    right.set(title="Attention over a list", xlabel="tokens selected")
+    for axes in (left, right):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set(ylabel="µs", ylim=(axes.get_ylim()[0], 3 * axes.get_ylim()[1]))  # room for the legend
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x / 1024:g}K"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small", loc="upper left")
+    figure.suptitle(f"GPU time on one {device}; 32/8 heads of 128 channels, bfloat16, one sequence", fontsize="medium")
+    figure.tight_layout()
+    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "--plot":
+        plot(*sys.argv[2:])
+    else:
+        page(*sys.argv[1:])
