@@ -8,7 +8,7 @@
 # make uninstall  removes what make install put there
 # make wheel      a wheel for pip, with the library in it: build/wheel
 # make deb        a Debian package of what make install installs: build/packages
-# make reference  the contract of every call as HTML: target/doc/vanward/capi/index.html
+# make reference  docs and the contract of every call as HTML: target/doc/index.html
 # make header     writes include/vanward.h, and what mirrors it, from the Rust declarations
 # make notices    writes THIRD-PARTY, the licences of what the library links
 # make kernels    compiles kernels/*/*.cu to the PTX that is committed
@@ -125,9 +125,19 @@ deb: library
 	cmake --build $(BUILD)/deb
 	cd $(BUILD)/deb && cpack -G DEB -B "$(CURDIR)/$(BUILD)/packages"
 
+# The contracts from the crate's comments, as vanward.h is, then a page for each of docs. Links between files become links
+# between pages, or to the files.
 reference: export RUSTDOCFLAGS := --html-in-header docs/reference.html -D warnings
+reference: pages := $${CARGO_TARGET_DIR:-target}/doc
+reference: files := https://github.com/vanward/vanward/blob/main
 reference:
 	cargo doc --no-deps --lib --locked
+	for page in docs/*.md; do \
+	  rustdoc "$$page" --html-in-header docs/reference.html --markdown-no-toc --output "$(pages)" || exit 1; \
+	done
+	mv "$(pages)/README.html" "$(pages)/index.html"
+	sed -Ei -e 's|href="\.\./include/vanward\.h"|href="vanward/capi/index.html"|g' -e 's|href="\.\./|href="$(files)/|g' \
+	  -e 's|href="README\.md|href="index.html|g' -e 's|(href="[a-z-]+)\.md|\1.html|g' "$(pages)"/*.html
 
 header:
 	VANWARD_WRITE_HEADER=1 cargo test --locked --test header

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import unittest
+from html.parser import HTMLParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,6 +88,41 @@ class QuickStart(unittest.TestCase):
         gpu = [text for text in blocks("python") if text.startswith("# gpu.py")]
         self.assertEqual(len(gpu), 1)
         compile(gpu[0], "gpu.py", "exec")
+
+
+class Links(HTMLParser):
+    """Of a page: where it leads, and the places in it."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.targets, self.places = [], set()
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        self.places.add(values.get("id"))
+        if tag == "a" and "href" in values:
+            self.targets.append(values["href"])
+
+
+class Reference(unittest.TestCase):
+    def test_every_page_of_docs_is_there_and_leads_somewhere(self):
+        sh("make reference", ROOT)
+        folder = Path(ROOT, ENVIRONMENT.get("CARGO_TARGET_DIR", "target"), "doc")
+        names = ["index" if path.stem == "README" else path.stem for path in ROOT.glob("docs/*.md")]
+        checked = 0
+        for name in names:
+            for target in Links(folder / f"{name}.html").targets:
+                path, _, place = target.partition("#")
+                file = re.sub(r"https://github.com/vanward/vanward/blob/main/", f"{ROOT}/", path)
+                if file.startswith("https:"):
+                    continue
+                checked += 1
+                page = folder / file if path else folder / f"{name}.html"
+                self.assertTrue(page.exists(), f"{name}: {target}")
+                if place and page.suffix == ".html":
+                    self.assertIn(place, Links(page).places, f"{name}: {target}")
+        self.assertGreater(checked, len(names))
 
 
 class Tree(unittest.TestCase):
