@@ -35,7 +35,7 @@ demo: configure
 	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine
 	examples/engine/demo.sh $(BUILD)/examples/engine/vanward-engine
 
-# A text of some 4,400 tokens.
+# A text of some 4,300 tokens.
 accuracy: configure
 	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine
 	cat LICENSE examples/engine/prompt.txt > $(BUILD)/accuracy.txt

@@ -163,8 +163,8 @@ gguf *gguf_open(const char *path) {
   int fd = open(path, O_RDONLY);
   struct stat info;
   void *bytes = MAP_FAILED;
-  if (fd >= 0 && fstat(fd, &info) == 0 && !S_ISREG(info.st_mode)) {
-    fprintf(stderr, "%s: not a file\n", path);
+  if (fd >= 0 && fstat(fd, &info) == 0 && (!S_ISREG(info.st_mode) || info.st_size == 0)) {
+    fprintf(stderr, "%s: %s\n", path, S_ISREG(info.st_mode) ? "empty" : "not a file");
     close(fd);
     return NULL;
   }

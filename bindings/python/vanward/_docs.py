@@ -358,9 +358,9 @@ ids      [R, cap]  int32, out. Places from counts[r] on are not written; so of v
 counts   [R]       int32, out.
 values   [R, cap]  dtype of scores, out, optional: the selected scores as they are stored, NaN included.
 
-Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
-captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes this
-point; inputs are not written.
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
+borrowed until the stream passes this point; inputs are not written.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED (CUDA:
 VWD_TOPK_BEST_FIRST of more than 4096), DRIVER, INTERNAL.
 """,
