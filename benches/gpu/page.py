@@ -41,10 +41,10 @@ def page(name, script, path):
     (RESULTS / f"{name}.md").write_text("\n\n".join(parts) + "\n")
 
 
-def points(rows, what):
-    """Rows of one sequence by their tokens."""
+def points(rows, what, past=0):
+    """Rows of one sequence of more tokens than `past`, by their tokens."""
     found = {row["tokens"]: row for row in rows if row["what"] == what and row.get("batch", 1) == 1}
-    return dict(sorted(found.items()))
+    return {tokens: found[tokens] for tokens in sorted(found) if tokens > past}
 
 
 def series(axes, rows, key, label, more=0.0, **style):
@@ -62,14 +62,16 @@ def plot(name, select, attention):
     pyplot.rcParams["svg.hashsalt"] = "vanward"
     select, attention = rows_of(select), rows_of(attention)
     device = attention[0]["device"]
-    chosen, listed, full = points(select, "minmax"), points(attention, "attention"), points(attention, "dense")
-    chosen = {tokens: row for tokens, row in chosen.items() if tokens > SELECTED}
+    listed, full = points(attention, "attention"), points(attention, "dense")
+    minmax, axis = (points(select, what, SELECTED) for what in ("minmax", "axis"))
     at = listed[SELECTED]
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
     series(left, full, "torch_graph", "full attention, torch", color="C3")
     series(left, full, "vanward_graph", "full attention, Vanward", color="C1")
-    series(left, chosen, "torch_graph", "select, gather, attend: torch", at["torch_graph"], color="C7")
-    series(left, chosen, "vanward_graph", "select, attend: Vanward", at["vanward_graph"], color="C0")
+    series(left, minmax, "torch_graph", "select, gather, attend: torch", at["torch_graph"], color="C7")
+    series(left, minmax, "vanward_graph", "select, attend: Vanward", at["vanward_graph"], color="C0")
+    if axis:
+        series(left, axis, "vanward_graph", "… by AXIS", at["vanward_graph"], color="C4")
     left.set(title=f"One layer of a step: {SELECTED // 1024}K tokens of the context", xlabel="tokens of context")
     series(right, listed, "torch_graph", "torch: gather, attend", color="C7")
     series(right, listed, "vanward_graph", "Vanward", color="C0")
