@@ -162,7 +162,7 @@ template <typename Type>
 __device__ inline void attention_latent(const AttentionParams &p) {
     extern __shared__ __align__(128) char shared[];
     __shared__ alignas(8) uint64 arrived;
-    __shared__ uint32 words[WARP];
+    __shared__ uint32 words[WARP], steps_of_cta;
     const uint32 word = ask_for_parameters(p);
     if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
     const Exchange exchange(p, shared, &arrived, LATENT_ROWS, 0);
@@ -179,10 +179,12 @@ __device__ inline void attention_latent(const AttentionParams &p) {
     latent.ask_queries(pair);
     engine.read_reach(pair, reach, 0);
     const Tiles tiles(p, exchange.rank * LATENT_TILES + engine.team, units, log_step);
-    const uint32 steps = Tiles(p, exchange.rank * LATENT_TILES, units, log_step).count, stages = p.stages;
+    const uint32 own_steps = Tiles(p, exchange.rank * LATENT_TILES, units, log_step).count, stages = p.stages;
+    // Of one warp's reading: barriers stand between steps.
+    if (threadIdx.x == 0) steps_of_cta = own_steps;
     // A team without a tile in the last step gets one of nothing.
     const auto load = [&](uint32 tile) {
-        if (tile < steps) {
+        if (tile < own_steps) {
             if (tiles.begins(p, tile)) engine.note(pair, tiles.find(p, pair, reach, entries, tile));
             engine.load(tiles, pair, reach, tile, engine.stage(tile % stages));
         }
@@ -190,6 +192,8 @@ __device__ inline void attention_latent(const AttentionParams &p) {
     };
 #pragma unroll 1
     for (uint32 step = 0; step + 1 < stages; step++) load(step);
+    __syncthreads();
+    const uint32 steps = steps_of_cta;
 #pragma unroll 1
     for (uint32 step = 0; step < steps; step++) {
         wait_copies(stages - 2);

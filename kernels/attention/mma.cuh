@@ -256,52 +256,71 @@ struct MmaEngine {
         }
     }
 
-    // Reads queries without a way through shared memory: asks for them ...
-    __device__ void ask_queries(const Pair &pair) {
-        const uint32 rows = rows_of(p, pair);
+    // Queries as a warp alone asks for them: ROWS of them beside each other, in memory of its own. Here each lane finds what it copies ...
+    template <uint32 ROWS>
+    struct WarpQueries {
+        static constexpr uint32 CHUNKS = MAX_DIM * 2 / 16, COPIES = ROWS * CHUNKS / WARP;
+        const char *from[COPIES];
+
+        __device__ WarpQueries(const AttentionParams &p, const Pair &pair, uint32 lane) {
+            const uint32 rows = rows_of(p, pair);
+#pragma unroll
+            for (uint32 n = 0; n < COPIES; n++) {
+                // Rows that do not exist are copies of the first.
+                const uint32 row = (n * WARP + lane) / CHUNKS;
+                const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + (row < rows ? row : 0));
+                from[n] = p.q.at(pair.seq, position, head) + lane % CHUNKS * 16;
+                asm volatile("" ::"l"(from[n]));
+            }
+        }
+        __device__ void ask(uint32 to, uint32 lane) const {
+#pragma unroll
+            for (uint32 n = 0; n < COPIES; n++) copy_16(to + (n * WARP + lane) / CHUNKS * QUERY_PITCH + lane % CHUNKS * 16, from[n]);
+        }
+    };
+    // ... and here brings them into their form: of FP8 divided by a power of two, so that float16 holds what bfloat16 did.
+    template <uint32 ROWS>
+    __device__ void take_queries(uint32 from) {
 #pragma unroll
         for (uint32 b = 0; b < BLOCKS; b++) {
-            const uint32 n = b * WARP_ROWS + lane / 4;
-            const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + (n < rows ? n : 0));
-            const char *const from = p.q.at(pair.seq, position, head) + lane % 4 * (IS_FP8 ? 8 : 4);
+            if constexpr (!IS_FP8) {
+                const uint32 address = from + (b * WARP_ROWS + lane % WARP_ROWS) % ROWS * QUERY_PITCH + lane / 8 * 16;
 #pragma unroll
-            for (uint32 s = 0; s < K_STEPS; s++) {
-                const bool is_there = n < rows && s * 16 < p.dim;
-#pragma unroll
-                for (uint32 half = 0; half < 2; half++) {
-                    const uint32 d = s * 32 + half * (IS_FP8 ? 4 : 16);
-                    query[b][s][half] = is_there && (IS_FP8 || s * 16 + half * 8 < p.dim) ? as<uint32>(from + d) : 0;
+                for (uint32 s = 0; s < K_STEPS; s += 2) {
+                    uint32 x[4];
+                    load_matrices(x, address + s * 32);
+                    query[b][s][0] = x[0], query[b][s][1] = x[1], query[b][s + 1][0] = x[2], query[b][s + 1][1] = x[3];
                 }
+            } else {
+                const uint32 address = from + (b * WARP_ROWS + lane / 4) % ROWS * QUERY_PITCH + lane % 4 * 8;
+#pragma unroll
+                for (uint32 s = 0; s < K_STEPS; s++)
+                    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(query[b][s][0]), "=r"(query[b][s][1]) : "r"(address + s * 32) : "memory");
+                divide_queries(b);
             }
         }
     }
-    // ... and brings them into their form: of FP8 divided by a power of two, so that float16 holds what bfloat16 did.
-    __device__ void take_queries() {
-        if constexpr (IS_FP8) {
-            const auto at = [&](uint32 pair, uint32 half) {
-                const uint32 bits = half ? pair >> 16 : pair & 0xffff;
-                if (p.q_type == BFLOAT16) return __uint_as_float(bits << 16);
-                float x;
-                asm("{\n\t.reg .b16 h;\n\tcvt.u16.u32 h, %1;\n\tcvt.f32.f16 %0, h;\n\t}" : "=f"(x) : "r"(bits));
-                return x;
-            };
+    __device__ void divide_queries(uint32 b) {
+        const auto at = [&](uint32 pair, uint32 half) {
+            const uint32 bits = half ? pair >> 16 : pair & 0xffff;
+            if (p.q_type == BFLOAT16) return __uint_as_float(bits << 16);
+            float x;
+            asm("{\n\t.reg .b16 h;\n\tcvt.u16.u32 h, %1;\n\tcvt.f32.f16 %0, h;\n\t}" : "=f"(x) : "r"(bits));
+            return x;
+        };
+        float top = 0x1p-100f;
 #pragma unroll
-            for (uint32 b = 0; b < BLOCKS; b++) {
-                float top = 0x1p-100f;
+        for (uint32 n = 0; n < K_STEPS * 4; n++) top = fmaxf(top, fabsf(at(query[b][n / 4][n / 2 % 2], n % 2)));
+        top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
+        const float power = __uint_as_float(__float_as_uint(top) & 0x7f800000), inverse = 1.0f / power;
 #pragma unroll
-                for (uint32 n = 0; n < K_STEPS * 4; n++) top = fmaxf(top, fabsf(at(query[b][n / 4][n / 2 % 2], n % 2)));
-                top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
-                top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
-                const float power = __uint_as_float(__float_as_uint(top) & 0x7f800000), inverse = 1.0f / power;
-#pragma unroll
-                for (uint32 n = 0; n < K_STEPS * 2; n++) {
-                    uint32 &x = query[b][n / 2][n % 2];
-                    x = Type::pack(at(x, 0) * inverse, at(x, 1) * inverse);
-                }
-#pragma unroll
-                for (uint32 i = 0; i < 2; i++) query_unit[b][i] = __shfl_sync(FULL_WARP, power, row(i) * 4);
-            }
+        for (uint32 n = 0; n < K_STEPS * 2; n++) {
+            uint32 &x = query[b][n / 2][n % 2];
+            x = Type::pack(at(x, 0) * inverse, at(x, 1) * inverse);
         }
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) query_unit[b][i] = __shfl_sync(FULL_WARP, power, row(i) * 4);
     }
 
     // Notes where the granule lies that a lane is asked about.

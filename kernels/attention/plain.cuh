@@ -1,15 +1,16 @@
-// Attention of up to ROWS rows to keys and values of 128 channels, whose tokens lie side by side in tiles, by a cluster of CTAs for each
-// pair: the common case, in which as much time goes by before the first key is there and after the last as between. What does not depend
-// on memory is computed before the kernel waits for the one before, and parameters are not looked for later.
+// Attention of up to ROWS rows to keys and values of 128 channels, whose tokens lie side by side in tiles: the common case, in which as
+// much time goes by before the first key is there and after the last as between. As many CTAs take a list as have a multiprocessor each.
+// What does not depend on memory is computed before the kernel waits for the one before, and parameters are not looked for later.
 //
 //   warp w of CTA r ── units r + ctas · (w + warps · n): nothing is divided by a count, so that entries can be asked for before
 //                      the length of their list is known
-//   one round trip: the entries of all of a warp's tiles, lengths, queries ── one: their pages ── one: tiles ── exchange.cuh
+//   one round trip: the entries of all of a warp's tiles, lengths, queries ── one: their pages ── one: tiles
+//   warps join in shared memory, a slice of the channels each ── slices of the CTAs, through scratch, in the warp that ends last
 //
-// How a row's tokens are cut depends on its own list and on the size of the cluster, and on nothing else.
+// How a row's tokens are cut depends on its own list and on how many lists there are, and on nothing else.
 #pragma once
 
-#include "attention/exchange.cuh"
+#include "attention/mma.cuh"
 
 // In a register from here on.
 template <typename T> __device__ inline T held(T x) {
@@ -24,7 +25,7 @@ __device__ inline void touch(const void *address) { asm volatile("" ::"l"(addres
 struct PlainTiles {
     const AttentionParams &p;
     const Pair &pair;
-    uint32 lane, first, log_step;  // unit, and units from one to the next
+    uint32 lane, first, step;  // unit, and units from one to the next
     uint32 entry, within;  // of the list, of the entry
     const char *listed, *slot;
     const char *table, *k, *v;
@@ -35,8 +36,8 @@ struct PlainTiles {
     int32 position;  // −1: nobody sees it
     int64 key, value;
 
-    __device__ PlainTiles(const AttentionParams &p, const Pair &pair, uint32 first, uint32 log_step)
-        : p(p), pair(pair), lane(threadIdx.x % WARP), first(first), log_step(log_step) {
+    __device__ PlainTiles(const AttentionParams &p, const Pair &pair, uint32 first, uint32 step)
+        : p(p), pair(pair), lane(threadIdx.x % WARP), first(first), step(step) {
         aim(0);
         table = held(p.table.at(pair.seq));
         table_step = held(int32(p.table.step[1]));
@@ -51,7 +52,7 @@ struct PlainTiles {
     }
     // At tiles `tile` and on.
     __device__ void aim(uint32 tile) {
-        const uint32 n = p.unit_tiles.divide(tile + lane), unit = first + (n << log_step);
+        const uint32 n = p.unit_tiles.divide(tile + lane), unit = first + n * step;
         const uint32 x = (unit * p.unit_tiles.value + tile + lane - n * p.unit_tiles.value) * TILE;
         entry = p.block.divide(x);
         within = x - entry * p.block.value;
@@ -88,45 +89,234 @@ struct PlainTiles {
     }
 };
 
-// Where a warp's state goes.
-template <typename Engine, uint32 ROWS>
-struct PlainPlaces {
-    static constexpr uint32 COUNT = Engine::CHANNELS / 8;
-    uint32 to[COUNT], there[COUNT], sums[2], sums_there[2];
-    bool has_rows, has_sums[2];
+// Where units are kept apart: the state of all of a warp's, in the form in which its lanes hold it.
+template <typename Engine>
+struct Total {
+    static constexpr uint32 BLOCKS = Engine::ROW_BLOCKS, ACC = Engine::CHANNELS / 4;  // floats of acc that a lane has of a block
+    float *acc;
+    float m[BLOCKS][2], l[BLOCKS][2];
 
-    __device__ PlainPlaces(const Exchange &exchange, const Engine &engine) {
-        const uint32 mine = shared_address(exchange.received(exchange.rank, engine.warp)) + engine.row(0) * sizeof(float);
-        const uint32 barrier = shared_address(exchange.arrived), log_octets = exchange.log_octets;
-        has_rows = engine.row(0) < ROWS;
+    // In the warp's memory.
+    __device__ explicit Total(char *memory) : acc(reinterpret_cast<float *>(memory) + threadIdx.x % WARP) {}
+    __device__ void clear() {
 #pragma unroll
-        for (uint32 n = 0; n < COUNT; n++) {
-            const uint32 channel = engine.channel(n / 2, n % 2), owner = channel >> 3 >> log_octets, within = channel - (owner << log_octets << 3);
-            there[n] = Exchange::address_in(owner, barrier);
-            to[n] = held(there[n] + (mine - barrier) + within * ROWS * uint32(sizeof(float)));
+        for (uint32 b = 0; b < BLOCKS; b++) {
+            m[b][0] = m[b][1] = minus_infinity();
+            l[b][0] = l[b][1] = 0.0f;
         }
 #pragma unroll
-        for (uint32 i = 0; i < 2; i++) {
-            const uint32 owner = engine.lane / 4 + i * 8;
-            has_sums[i] = owner >> exchange.log_ctas == 0;
-            sums_there[i] = Exchange::address_in(has_sums[i] ? owner : 0, barrier);
-            sums[i] = held(sums_there[i] + (mine - barrier) + (8 << log_octets) * ROWS * uint32(sizeof(float)));
-        }
+        for (uint32 n = 0; n < BLOCKS * ACC; n++) acc[n * WARP] = 0.0f;
     }
-    __device__ void send(const Engine &engine) const {
-        if (!has_rows) return;
+    // Adds the unit that the engine has, or becomes what the engine has.
+    template <bool TO_ENGINE>
+    __device__ void add(Engine &engine) {
 #pragma unroll
-        for (uint32 b = 0; b < Engine::ROW_BLOCKS; b++) {
-            constexpr uint32 BLOCK_BYTES = WARP_ROWS * sizeof(float);
-#pragma unroll
-            for (uint32 n = 0; n < COUNT; n++)
-                Exchange::send(to[n] + b * BLOCK_BYTES, there[n], engine.acc[b][n / 2][n % 2 * 2], engine.acc[b][n / 2][n % 2 * 2 + 1]);
+        for (uint32 b = 0; b < BLOCKS; b++) {
+            float keep[2], take[2];
 #pragma unroll
             for (uint32 i = 0; i < 2; i++) {
-                if (!has_sums[i]) continue;
-                Exchange::send(sums[i] + b * BLOCK_BYTES, sums_there[i], engine.m[b][0], engine.m[b][1]);
-                Exchange::send(sums[i] + b * BLOCK_BYTES + ROWS * uint32(sizeof(float)), sums_there[i], engine.l[b][0], engine.l[b][1]);
+                const float top = fmaxf(m[b][i], engine.m[b][i]);
+                keep[i] = weight(m[b][i], top);
+                take[i] = weight(engine.m[b][i], top);
+                m[b][i] = top;
+                l[b][i] = l[b][i] * keep[i] + engine.l[b][i] * take[i];
             }
+#pragma unroll
+            for (uint32 n = 0; n < ACC; n++) {
+                float &sum = acc[(b * ACC + n) * WARP], &one = engine.acc[b][n / 4][n % 4];
+                const float joined = sum * keep[n % 2] + one * take[n % 2];
+                (TO_ENGINE ? one : sum) = joined;
+            }
+            if constexpr (TO_ENGINE) {
+#pragma unroll
+                for (uint32 i = 0; i < 2; i++) {
+                    engine.m[b][i] = m[b][i];
+                    engine.l[b][i] = l[b][i];
+                }
+            }
+        }
+    }
+};
+
+// Writes the state of a unit to the caller's partials.
+template <typename Engine>
+__device__ inline void write_partial(const AttentionParams &p, const Pair &pair, const Engine &engine, uint32 number) {
+    const uint32 rows = rows_of(p, pair);
+#pragma unroll
+    for (uint32 b = 0; b < Engine::ROW_BLOCKS; b++) {
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            const uint32 row = b * WARP_ROWS + engine.row(i);
+            if (row >= rows) continue;
+            const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + row);
+            char *const to = p.partials.acc.at(pair.seq, position, head, number);
+#pragma unroll
+            for (uint32 n = 0; n < Engine::CHANNELS / 8; n++) {
+                const uint32 channel = engine.channel(n / 2, n % 2);
+                if (channel < p.value_dim) as<float>(to + channel * p.partials.acc.step[4]) = engine.acc[b][n / 2][n % 2 * 2 + i];
+            }
+            if (engine.lane >= 4) continue;
+            as<float>(p.partials.m.at(pair.seq, position, head, number)) = engine.m[b][i] * LN_2;
+            as<float>(p.partials.l.at(pair.seq, position, head, number)) = engine.l[b][i];
+        }
+    }
+}
+
+// How the warps of a CTA join, then the CTAs of a pair. Each warp takes a slice: 16 of the channels, of all rows. A word of its lane is two
+// rows of a channel, and beside it the same two rows of a CTA, whose sums weigh that CTA's words.
+template <uint32 ROWS>
+struct PlainJoin {
+    static constexpr uint32 MOST_CTAS = 16, SLICE = 128 / WARPS, ROW_PAIRS = ROWS / 2, WORDS = SLICE * ROW_PAIRS / WARP;
+    static_assert(SLICE == MOST_CTAS, "a lane's words are those of a channel and of a CTA");
+    struct Shared {
+        float2 m[WARPS][ROW_PAIRS], l[WARPS][ROW_PAIRS];
+    };
+    // A slice of a CTA's state, in scratch [pairs][WARPS][ctas].
+    struct Stored {
+        float2 acc[SLICE][ROW_PAIRS], m[ROW_PAIRS], l[ROW_PAIRS];
+    };
+
+    const AttentionParams &p;
+    Shared &shared;
+    float2 *acc;  // [warps][channels][row pairs], in the place of tiles
+    uint32 ctas, rank, number;  // of the pair
+    uint32 lane, warp, row_pair;
+    float2 word[WORDS], m, l;
+
+    __device__ PlainJoin(const AttentionParams &p, Shared &shared, char *tiles, uint32 ctas, uint32 rank, uint32 number)
+        : p(p), shared(shared), acc(reinterpret_cast<float2 *>(tiles)), ctas(ctas), rank(rank), number(number), lane(threadIdx.x % WARP),
+          warp(threadIdx.x / WARP), row_pair(lane % ROW_PAIRS) {}
+
+    // Words of a warp, of channels or of CTAs: of which one.
+    __device__ uint32 of_word(uint32 n) const { return (n * WARP + lane) / ROW_PAIRS; }
+
+    // Joins the warps of the CTA.
+    template <typename Engine>
+    __device__ void join_warps(const Engine &engine) {
+        const bool has_rows = engine.row(0) < ROWS;
+        if (lane < 4 && has_rows) {
+#pragma unroll
+            for (uint32 b = 0; b < Engine::ROW_BLOCKS; b++) shared.m[warp][b * 4 + lane] = {engine.m[b][0], engine.m[b][1]};
+        }
+        // Its tiles are done with when all warps are here.
+        __syncthreads();
+        if (has_rows) {
+#pragma unroll
+            for (uint32 b = 0; b < Engine::ROW_BLOCKS; b++) {
+                const uint32 pair = b * 4 + lane % 4;
+                const float2 top = top_of_warps(pair), take{weight(engine.m[b][0], top.x), weight(engine.m[b][1], top.y)};
+                if (lane < 4) shared.l[warp][pair] = {engine.l[b][0] * take.x, engine.l[b][1] * take.y};
+#pragma unroll
+                for (uint32 n = 0; n < Engine::CHANNELS / 8; n++)
+                    acc[place(warp, engine.channel(n / 2, n % 2), pair)] = {engine.acc[b][n / 2][n % 2 * 2] * take.x, engine.acc[b][n / 2][n % 2 * 2 + 1] * take.y};
+            }
+        }
+        m = top_of_warps(row_pair);
+        __syncthreads();
+        l = sum_of_warps([&](uint32 w) { return shared.l[w][row_pair]; });
+#pragma unroll
+        for (uint32 n = 0; n < WORDS; n++) word[n] = sum_of_warps([&](uint32 w) { return acc[place(w, warp * SLICE + of_word(n), row_pair)]; });
+    }
+    // Row pairs are turned so that lanes hit different banks.
+    __device__ static uint32 place(uint32 warp, uint32 channel, uint32 pair) {
+        return (warp * 128 + channel) * ROW_PAIRS + (ROWS == 16 ? pair ^ (channel & 2) << 1 : pair);
+    }
+    template <typename Of>
+    __device__ static float2 sum_of_warps(const Of &of) {
+        float2 sum = of(0);
+#pragma unroll
+        for (uint32 w = 1; w < WARPS; w++) {
+            const float2 one = of(w);
+            sum = {sum.x + one.x, sum.y + one.y};
+        }
+        return sum;
+    }
+    __device__ float2 top_of_warps(uint32 pair) const {
+        float2 top = shared.m[0][pair];
+#pragma unroll
+        for (uint32 w = 1; w < WARPS; w++) top = {fmaxf(top.x, shared.m[w][pair].x), fmaxf(top.y, shared.m[w][pair].y)};
+        return top;
+    }
+    // Joins the CTAs of the pair; true in the warp that has the slice of all of them.
+    __device__ bool join_ctas() {
+        if (ctas == 1) return true;
+        Stored *const all = reinterpret_cast<Stored *>(p.scratch) + (number * WARPS + warp) * ctas;
+        Stored &mine = all[rank];
+#pragma unroll
+        for (uint32 n = 0; n < WORDS; n++) __stcg(&mine.acc[0][0] + n * WARP + lane, word[n]);
+        if (lane < ROW_PAIRS) {
+            __stcg(mine.m + lane, m);
+            __stcg(mine.l + lane, l);
+        }
+        __syncwarp();
+        uint32 before = 0;
+        if (lane == 0) {
+            uint32 *const counter = p.counters + number * WARPS + warp;
+            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+            if (before == ctas - 1) *counter = 0;
+        }
+        if (__shfl_sync(FULL_WARP, before, 0) != ctas - 1) return false;
+        __syncwarp();
+        // Past the last CTA, the last once more, which weighs nothing.
+        float2 its_m[WORDS], its_l[WORDS], one[MOST_CTAS][WORDS];
+#pragma unroll
+        for (uint32 n = 0; n < WORDS; n++) {
+            const Stored &its = all[min(of_word(n), ctas - 1)];
+            its_m[n] = __ldcg(its.m + row_pair);
+            its_l[n] = __ldcg(its.l + row_pair);
+        }
+#pragma unroll
+        for (uint32 i = 0; i < MOST_CTAS; i++)
+#pragma unroll
+            for (uint32 n = 0; n < WORDS; n++) one[i][n] = i < ctas ? __ldcg(&all[i].acc[0][0] + n * WARP + lane) : float2{0.0f, 0.0f};
+        m = {minus_infinity(), minus_infinity()};
+#pragma unroll
+        for (uint32 n = 0; n < WORDS; n++) {
+            if (of_word(n) >= ctas) its_m[n] = {minus_infinity(), minus_infinity()};
+            m = {fmaxf(m.x, its_m[n].x), fmaxf(m.y, its_m[n].y)};
+        }
+#pragma unroll
+        for (uint32 step = ROW_PAIRS; step < WARP; step *= 2) {
+            m.x = fmaxf(m.x, __shfl_xor_sync(FULL_WARP, m.x, step));
+            m.y = fmaxf(m.y, __shfl_xor_sync(FULL_WARP, m.y, step));
+        }
+        l = {0.0f, 0.0f};
+#pragma unroll
+        for (uint32 n = 0; n < WORDS; n++) {
+            its_m[n] = {weight(its_m[n].x, m.x), weight(its_m[n].y, m.y)};
+            l = {fmaf(its_m[n].x, its_l[n].x, l.x), fmaf(its_m[n].y, its_l[n].y, l.y)};
+            word[n] = {0.0f, 0.0f};
+        }
+#pragma unroll
+        for (uint32 step = ROW_PAIRS; step < WARP; step *= 2) {
+            l.x += __shfl_xor_sync(FULL_WARP, l.x, step);
+            l.y += __shfl_xor_sync(FULL_WARP, l.y, step);
+        }
+#pragma unroll
+        for (uint32 i = 0; i < MOST_CTAS; i++) {
+            const uint32 from = i * ROW_PAIRS % WARP + row_pair;
+            const float2 mine = its_m[i * ROW_PAIRS / WARP], take{__shfl_sync(FULL_WARP, mine.x, from), __shfl_sync(FULL_WARP, mine.y, from)};
+#pragma unroll
+            for (uint32 n = 0; n < WORDS; n++) word[n] = {fmaf(take.x, one[i][n].x, word[n].x), fmaf(take.y, one[i][n].y, word[n].y)};
+        }
+        return true;
+    }
+    // Writes the results of the slice: of two channels next to each other a lane has one row each.
+    __device__ void write(const Pair &pair) const {
+        const uint32 rows = rows_of(p, pair);
+        const bool is_odd = lane & ROW_PAIRS;
+        const uint32 row = row_pair * 2 + is_odd;
+#pragma unroll
+        for (uint32 n = 0; n < WORDS; n++) {
+            const float other = __shfl_xor_sync(FULL_WARP, is_odd ? word[n].x : word[n].y, ROW_PAIRS);
+            if (row >= rows) continue;
+            Joined joined;
+            joined.acc = is_odd ? float2{other, word[n].y} : float2{word[n].x, other};
+            joined.m = is_odd ? m.y : m.x;
+            joined.l = is_odd ? l.y : l.x;
+            const uint32 of_pair = first_row(p, pair) + row, channel = warp * SLICE + (of_word(n) & ~1u);
+            if (p.start.acc.data) join_start(p, pair, of_pair, channel, joined);
+            write_results(p, pair, of_pair, channel, joined.acc, joined.m, joined.l);
         }
     }
 };
@@ -134,35 +324,39 @@ struct PlainPlaces {
 template <typename Type, uint32 ROWS>
 __device__ inline void attention_plain(const AttentionParams &p) {
     using Engine = MmaEngine<Type, 128, 128, (ROWS + WARP_ROWS - 1) / WARP_ROWS>;
+    using Queries = typename Engine::template WarpQueries<ROWS>;
     constexpr uint32 PITCH = Engine::PITCH, V_OFFSET = TILE * PITCH, STAGE = sizeof(Facts) + 2 * V_OFFSET, CHUNKS = 128 * Type::BYTES / 128;
+    constexpr uint32 STAGES = 4 / Type::BYTES;
     extern __shared__ __align__(128) char shared[];
-    __shared__ alignas(8) uint64 arrived;
+    __shared__ typename PlainJoin<ROWS>::Shared states;
     __shared__ uint32 words[WARP];
     const uint32 word = ask_for_parameters(p);
     if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
-    const Exchange exchange(p, shared, &arrived, ROWS, held(__ffs(blockDim.x / WARP) - 1));
     Engine engine(p, shared, 0);
-    const PlainPlaces<Engine, ROWS> places(exchange, engine);
-    const Pair pair = pair_of(p, blockIdx.x >> exchange.log_ctas);
-    const uint32 first = (engine.warp << exchange.log_ctas) + exchange.rank, log_step = exchange.log_states + exchange.log_ctas, lane = engine.lane;
-    PlainTiles tiles(p, pair, first, log_step);
-    Total<Engine> total(p, shared, engine);
-    const uint32 stages = held(p.stages), unit_tiles = p.partials.acc.data ? held(p.unit_tiles.value) : ~0u;
-    char *const ring = shared + engine.warp * stages * STAGE;
+    const uint32 number = p.ctas.divide(blockIdx.x), ctas = held(p.ctas.value), rank = blockIdx.x - number * ctas, lane = engine.lane;
+    const Pair pair = pair_of(p, number);
+    PlainJoin<ROWS> join(p, states, shared, ctas, rank, number);
+    const uint32 first = engine.warp * ctas + rank, step_units = WARPS * ctas;
+    PlainTiles tiles(p, pair, first, step_units);
+    // A warp's queries; once they are taken, what its units have come to.
+    char *const memory = held(shared + p.q_offset + engine.warp * p.q_pitch);
+    Total<Engine> total(memory);
+    const Queries queries(p, pair, lane);
+    const uint32 unit_tiles = p.partials.acc.data ? held(p.unit_tiles.value) : ~0u;
+    char *const ring = shared + engine.warp * STAGES * STAGE;
     touch(p.out.data);
     touch(p.lse.data);
     touch(p.sinks.data);
     touch(p.state.l.data);
     touch(p.start.acc.data);
     allow_next_kernel();
-    exchange.open();
     wait_for_previous_kernel();
 
     tiles.ask();
-    engine.ask_queries(pair);
+    queries.ask(shared_address(memory), lane);
     const Reach reach = Reach::load(p, pair);
     const uint32 entries = count_of(p, pair), units = units_of(p, reach, entries);
-    const uint32 count = units > first ? (((units - first - 1) >> log_step) + 1) * p.unit_tiles.value : 0;
+    const uint32 count = units > first ? (p.ctas.divide((units - first - 1) / WARPS) + 1) * p.unit_tiles.value : 0;
     engine.read_reach(pair, reach, 0);
     // Tokens that every row sees.
     const bool has_rows = p.own_lists || reach.queries == int32(p.positions);
@@ -215,11 +409,14 @@ __device__ inline void attention_plain(const AttentionParams &p) {
     };
     uint32 part = 0, unit = first;
 #pragma unroll 1
-    for (uint32 step = 0, at = 0; step < count + stages; step++) {
-        if (step == stages) engine.take_queries();
-        if (step >= stages) {
-            wait_copies(stages - 1);
+    for (uint32 step = 0, at = 0; step < count + STAGES; step++) {
+        if (step >= STAGES) {
+            wait_copies<STAGES - 1>();
             __syncwarp();
+            if (step == STAGES) {
+                engine.template take_queries<ROWS>(shared_address(memory));
+                if (p.partials.acc.data) total.clear();
+            }
             engine.attend(ring + at * STAGE, is_whole >> at & 1);
             __syncwarp();
             if (++part == unit_tiles) {
@@ -228,17 +425,17 @@ __device__ inline void attention_plain(const AttentionParams &p) {
                 total.template add<false>(engine);
                 engine.clear();
                 part = 0;
-                unit += 1 << log_step;
+                unit += step_units;
             }
         }
         if (step < count) load(step, at);
         end_copies();
-        at = at + 1 == stages ? 0 : at + 1;
+        at = (at + 1) % STAGES;
     }
-    if (p.partials.acc.data) total.template add<true>(engine);
-    else engine.finish();
-    places.send(engine);
-    exchange.join(pair);
+    if (!p.partials.acc.data) engine.finish();
+    else if (count) total.template add<true>(engine);
+    join.join_warps(engine);
+    if (join.join_ctas()) join.write(pair);
 }
 
 #define PLAIN_KERNEL(name, ...)                                                                                                     \

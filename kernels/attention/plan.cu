@@ -18,53 +18,32 @@
 #include "attention/repair.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention_cut(const __grid_constant__ AttentionParams p, Item *items, uint32 ctas) {
-    __shared__ uint32 sums[WARPS], stored_sums[WARPS];
+    __shared__ uint32 sums[WARPS], more, slots;  // of all pairs: items beyond the first of each, and states that have to be stored
     allow_next_kernel();
     wait_for_previous_kernel();
-    const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, range = (p.pairs + THREADS - 1) / THREADS;
-    const uint32 first = min(threadIdx.x * range, p.pairs), last = min(first + range, p.pairs);
     Item item{};
     uint32 total = 0;
-    for (uint32 n = first; n < last; n++) total += describe(p, n, item);
+    for (uint32 n = threadIdx.x; n < p.pairs; n += THREADS) total += describe(p, n, item);
     total = __reduce_add_sync(FULL_WARP, total);
-    if (lane == 0) sums[warp] = total;
+    if (threadIdx.x % WARP == 0) sums[threadIdx.x / WARP] = total;
+    if (threadIdx.x == 0) more = slots = 0;
     __syncthreads();
     total = 0;
     for (uint32 w = 0; w < WARPS; w++) total += sums[w];
-    const uint32 chunk = chunk_units(p, total);
-    // Chunks, and those whose states have to be stored.
-    uint32 chunks = 0, stored = 0;
-    for (uint32 n = first; n < last; n++) {
-        const uint32 of = chunks_of(describe(p, n, item), chunk);
-        chunks += of;
-        stored += of > 1 ? of : 0;
-    }
-    const uint32 end = warp_inclusive_sum(chunks), stored_end = warp_inclusive_sum(stored);
-    __syncthreads();
-    if (lane == WARP - 1) {
-        sums[warp] = end;
-        stored_sums[warp] = stored_end;
-    }
-    __syncthreads();
-    uint32 at = end - chunks, all = 0;
-    item.slot = stored_end - stored;
-    for (uint32 w = 0; w < WARPS; w++) {
-        if (w < warp) {
-            at += sums[w];
-            item.slot += stored_sums[w];
-        }
-        all += sums[w];
-    }
-    for (uint32 n = first; n < last; n++) {
-        const uint32 units = describe(p, n, item);
-        item.chunks = chunks_of(units, chunk);
+    const uint32 chunk = chunk_units(p, total), room = ctas - p.pairs;
+    for (uint32 n = threadIdx.x; n < p.pairs; n += THREADS) {
+        // A pair is what this one reading says. Readings that have grown since they were summed get the room that there is.
+        const uint32 units = describe(p, n, item), wanted = chunks_of(units, chunk) - 1, at = wanted ? atomicAdd(&more, wanted) : 0;
+        const uint32 beyond = min(wanted, room - min(at, room));
+        item.chunks = beyond + 1;
+        item.slot = beyond ? atomicAdd(&slots, item.chunks) : 0;
         for (item.chunk = 0; item.chunk < item.chunks; item.chunk++) {
             item.take(units);
-            items[at++] = item;
+            items[item.chunk ? p.pairs + at + item.chunk - 1 : n] = item;
         }
-        item.slot += item.chunks > 1 ? item.chunks : 0;
     }
-    for (uint32 n = all + threadIdx.x; n < ctas; n += THREADS) items[n].chunks = 0;
+    __syncthreads();
+    for (uint32 n = p.pairs + min(more, room) + threadIdx.x; n < ctas; n += THREADS) items[n].chunks = 0;
 }
 
 constexpr uint32 MAX_CHANNELS = 576, LANE_CHANNELS = MAX_CHANNELS / WARP;
@@ -79,13 +58,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) repair(const __grid_consta
     // Numbered without blocks of rows.
     const uint32 by_head = p.to.kv_heads.divide(number), seq = p.to.list_positions.divide(by_head);
     const Pair pair{seq, by_head - seq * p.to.list_positions.value, number - by_head * p.to.kv_heads.value, 0};
-    const Reach reach = Reach::load(p.to, pair);
+    __shared__ Reading reading;
+    if (threadIdx.x == 0) reading = Reading::load(p, pair);
+    __syncthreads();
+    const Reach reach = reading.reach(p, pair);
     int32 *const predicted = reinterpret_cast<int32 *>(shared), *const selected = predicted + p.predicted_cap, *const partials = selected + p.to.cap;
-    const uint32 predicted_count = clamped(as<int32>(p.predicted_counts.at(pair.seq, pair.position, pair.head)), p.predicted_cap);
-    const Lists lists{predicted, selected, predicted_count, count_of(p.to, pair), blocks_of(p.to, reach)};
-    const uint32 longest = max(lists.count, predicted_count);
+    const Lists lists{predicted, selected, reading.predicted, reading.selected, blocks_of(p.to, reach)};
+    const uint32 longest = max(lists.count, lists.predicted_count);
     for (uint32 j = threadIdx.x; j < longest; j += THREADS) {
-        if (j < predicted_count) predicted[j] = as<int32>(p.predicted.at(pair.seq, pair.position, pair.head, j));
+        if (j < lists.predicted_count) predicted[j] = as<int32>(p.predicted.at(pair.seq, pair.position, pair.head, j));
         if (j < lists.count) selected[j] = as<int32>(p.to.ids.at(pair.seq, pair.position, pair.head, j));
     }
     __syncthreads();

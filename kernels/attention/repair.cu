@@ -251,6 +251,7 @@ __device__ inline void repair_at_once(const RepairParams &r) {
     __shared__ Sums sums;
     __shared__ uint32 words[THREADS];
     __shared__ Arrival from_cluster;
+    __shared__ Reading reading;
     // What parameters alone decide comes before the wait for the kernel before.
     const AttentionParams &p = r.to;
     const uint32 word = ask_for_parameters(r);
@@ -280,22 +281,23 @@ __device__ inline void repair_at_once(const RepairParams &r) {
     const auto selected_id = [&](uint32 j) { return as<int32>(from_selected + j * p.ids.step[3]); };
     const int32 first_predicted = threadIdx.x < r.predicted_cap ? predicted_id(threadIdx.x) : 0;
     const int32 first_selected = threadIdx.x < p.cap ? selected_id(threadIdx.x) : 0;
-    const Reach reach = Reach::load(p, pair);
-    const uint32 predicted_count = clamped(as<int32>(r.predicted_counts.at(pair.seq, pair.position, pair.head)), r.predicted_cap);
-    const Lists lists{predicted, selected, predicted_count, count_of(p, pair), blocks_of(p, reach)};
+    const Reading own_reading = Reading::load(r, pair);
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
     Engine engine(p, shared, p.log_members);
     if constexpr (Engine::IS_FP8) engine.load_queries(pair);
     else ask_for_queries(engine, pair, share.rows);
     end_copies();
     engine.zero_padding();
-    if (threadIdx.x < lists.predicted_count) predicted[threadIdx.x] = first_predicted;
-    if (threadIdx.x < lists.count) selected[threadIdx.x] = first_selected;
+    if (threadIdx.x < own_reading.predicted) predicted[threadIdx.x] = first_predicted;
+    if (threadIdx.x < own_reading.selected) selected[threadIdx.x] = first_selected;
 #pragma unroll 1
-    for (uint32 j = threadIdx.x + THREADS; j < lists.predicted_count; j += THREADS) predicted[j] = predicted_id(j);
+    for (uint32 j = threadIdx.x + THREADS; j < own_reading.predicted; j += THREADS) predicted[j] = predicted_id(j);
 #pragma unroll 1
-    for (uint32 j = threadIdx.x + THREADS; j < lists.count; j += THREADS) selected[j] = selected_id(j);
+    for (uint32 j = threadIdx.x + THREADS; j < own_reading.selected; j += THREADS) selected[j] = selected_id(j);
+    if (threadIdx.x == 0) reading = own_reading;
     __syncthreads();
+    const Reach reach = reading.reach(r, pair);
+    const Lists lists{predicted, selected, reading.predicted, reading.selected, blocks_of(p, reach)};
     const auto page = [&](uint32 j) {
         if (p.slots.data) return as<int32>(p.slots.at(pair.seq, pair.position, pair.head, j));
         const uint32 id = selected[j];

@@ -17,6 +17,19 @@ __device__ inline uint32 find(const int32 *list, uint32 count, int32 id) {
     return at < count && list[at] == id ? at : count;
 }
 
+// Lengths and counts of a pair, read once for a CTA: its threads then agree on them, whatever happens to the caller's meanwhile.
+struct Reading {
+    int32 length, queries;
+    uint32 predicted, selected;
+
+    __device__ static Reading load(const RepairParams &p, const Pair &pair) {
+        const Reach reach = Reach::load(p.to, pair);
+        const int32 predicted = as<int32>(p.predicted_counts.at(pair.seq, pair.position, pair.head));
+        return {reach.length, reach.queries, uint32(clamped(predicted, p.predicted_cap)), count_of(p.to, pair)};
+    }
+    __device__ Reach reach(const RepairParams &p, const Pair &pair) const { return Reach::of(p.to, pair, length, queries); }
+};
+
 // Of a pair, in shared memory.
 struct Lists {
     const int32 *predicted, *selected;

@@ -1,9 +1,9 @@
 //! The plan of kernels/attention/latent.cuh: a cluster of CTAs for each list and 16 of its rows.
 
 use super::params::Params;
-use super::plain::Clusters;
 use super::plan::{Element, Engine, FACTS_BYTES, Plan, Scratch, THREADS, TILE, values_are_keys};
 use crate::runtime::cuda::layout::Divisor;
+use crate::runtime::cuda::{Kernel, LARGEST_CLUSTER};
 
 const ROWS: u32 = 16;
 const TILES: u32 = 4;
@@ -11,6 +11,30 @@ const STAGES: u32 = 2;
 const KEY_CHANNELS: u32 = 576;
 /// Products of a step: of eight warps, 16 rows and 16 tokens each.
 const SUMS_BYTES: u32 = 8 * ROWS * TILE * size_of::<f32>() as u32;
+
+/// How many clusters of 2, 4, 8 and 16 CTAs that fill a multiprocessor each run at once.
+#[derive(Clone, Copy)]
+pub struct Clusters([u32; 4]);
+
+impl Clusters {
+    /// The context is current.
+    pub fn of(kernel: &Kernel) -> Clusters {
+        const SHARED: u32 = 160 << 10;
+        let kernel = kernel.sharing(SHARED);
+        Clusters([2, 4, LARGEST_CLUSTER, 2 * LARGEST_CLUSTER].map(|ctas| kernel.active_clusters(ctas, THREADS)))
+    }
+
+    /// Not all devices have a cluster of 16.
+    pub fn exist(&self) -> bool {
+        self.0[..3].iter().all(|&clusters| clusters > 0)
+    }
+
+    /// CTAs of the largest that there are as many of as pairs, all at once.
+    pub fn of_pairs(&self, pairs: u32) -> u32 {
+        let fits = self.0.iter().rposition(|&clusters| pairs <= clusters);
+        fits.map_or(1, |n| 2 << n)
+    }
+}
 
 /// `None` where the kernel does not take these tensors. `tokens` is the length of a full list.
 pub fn plan(clusters: &Clusters, params: &Params, element: Element, lists: usize, tokens: u64) -> Option<Plan> {

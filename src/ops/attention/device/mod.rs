@@ -12,7 +12,8 @@ use super::Outputs;
 use crate::core::status::Result;
 use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
-use plain::{Clusters, Rows};
+use latent::Clusters;
+use plain::Rows;
 use plan::{Element, Engine, STATIC_SHARED, Width};
 
 /// Of repair in one launch.
@@ -23,8 +24,9 @@ pub struct Kernels {
     f16: [Kernel; 3],
     bf16: [Kernel; 3],
     fp8: [Kernel; 3],
-    /// Where clusters can run.
     plain: Option<Plain>,
+    /// Where clusters can run.
+    latent: Option<Latent>,
     general: Kernel,
     cut: Kernel,
     pub repair: Kernel,
@@ -35,13 +37,16 @@ pub struct Kernels {
     pub merge: Kernel,
 }
 
-/// Kernels of clusters, by rows: up to 4, 8 and 16; of FP8 8 and 16.
+/// Of the common case, by rows: up to 4, 8 and 16; of FP8 8 and 16.
 struct Plain {
     f16: [Kernel; 3],
     bf16: [Kernel; 3],
     fp8: [Kernel; 2],
+}
+
+struct Latent {
     /// Of float16 and bfloat16.
-    latent: [Kernel; 2],
+    kernels: [Kernel; 2],
     clusters: Clusters,
 }
 
@@ -77,8 +82,10 @@ impl cuda::Kernels for Kernels {
         let can_form = |&size: &u32| repair_at_once.iter().all(|kernel| size == 1 || forms(kernel, size));
         let sizes = if repair_at_once.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
         let plain = if modules.has("attention/plain_f16") { Some(Plain::find(of)?) } else { None };
+        let latent = if modules.has("attention/latent") { Some(Latent::find(of)?) } else { None };
         Ok(Kernels {
-            plain: plain.filter(|plain| plain.clusters.exist()),
+            plain,
+            latent: latent.filter(|latent| latent.clusters.exist()),
             cluster_sizes: sizes.iter().copied().filter(can_form).collect(),
             repair_at_once,
             f16: by_width("attention/f16", ["attention_f16_128", "attention_f16_256", "attention_f16_576"])?,
@@ -94,25 +101,18 @@ impl cuda::Kernels for Kernels {
 
 impl Plain {
     fn find(of: impl Fn(&'static str, &'static str) -> Result<Kernel>) -> Result<Plain> {
-        let [f16, bf16, fp8] = ["attention/plain_f16", "attention/plain_bf16", "attention/plain_fp8"];
-        let f16 =
-            [of(f16, "attention_plain_f16_4")?, of(f16, "attention_plain_f16_8")?, of(f16, "attention_plain_f16_16")?];
-        let bf16 = [
-            of(bf16, "attention_plain_bf16_4")?,
-            of(bf16, "attention_plain_bf16_8")?,
-            of(bf16, "attention_plain_bf16_16")?,
-        ];
-        let fp8 = [of(fp8, "attention_plain_fp8_8")?, of(fp8, "attention_plain_fp8_16")?];
-        let latent =
-            [of("attention/latent", "attention_latent_f16")?, of("attention/latent", "attention_latent_bf16")?];
-        for kernel in &latent {
-            kernel.allow_large_clusters()?;
-        }
-        Ok(Plain { clusters: Clusters::of(&latent[0]), f16, bf16, fp8, latent })
-    }
-
-    fn latent(&self, element: Element) -> &Kernel {
-        &self.latent[(element == Element::Bf16) as usize]
+        let by_rows =
+            |source, [few, more, most]: [&'static str; 3]| Ok([of(source, few)?, of(source, more)?, of(source, most)?]);
+        let f16 = ["attention_plain_f16_4", "attention_plain_f16_8", "attention_plain_f16_16"];
+        let bf16 = ["attention_plain_bf16_4", "attention_plain_bf16_8", "attention_plain_bf16_16"];
+        Ok(Plain {
+            f16: by_rows("attention/plain_f16", f16)?,
+            bf16: by_rows("attention/plain_bf16", bf16)?,
+            fp8: [
+                of("attention/plain_fp8", "attention_plain_fp8_8")?,
+                of("attention/plain_fp8", "attention_plain_fp8_16")?,
+            ],
+        })
     }
 
     fn of(&self, element: Element, rows: Rows) -> &Kernel {
@@ -124,13 +124,31 @@ impl Plain {
     }
 }
 
+impl Latent {
+    fn find(of: impl Fn(&'static str, &'static str) -> Result<Kernel>) -> Result<Latent> {
+        let kernels =
+            [of("attention/latent", "attention_latent_f16")?, of("attention/latent", "attention_latent_bf16")?];
+        for kernel in &kernels {
+            kernel.allow_large_clusters()?;
+        }
+        Ok(Latent { clusters: Clusters::of(&kernels[0]), kernels })
+    }
+
+    fn of(&self, element: Element) -> &Kernel {
+        &self.kernels[(element == Element::Bf16) as usize]
+    }
+}
+
+/// Of a kernel's family that a plan names.
+const PLANNED: &str = "only what runs is planned";
+
 impl Kernels {
-    fn of_clusters(&self) -> &Plain {
-        self.plain.as_ref().expect("only what runs is planned")
+    fn has_plain(&self) -> bool {
+        self.plain.is_some()
     }
 
     fn clusters(&self) -> Option<&Clusters> {
-        self.plain.as_ref().map(|plain| &plain.clusters)
+        self.latent.as_ref().map(|latent| &latent.clusters)
     }
 
     /// Repair in one launch, where there is such a kernel.
@@ -144,8 +162,8 @@ impl Kernels {
     fn of(&self, engine: Engine) -> &Kernel {
         let (element, width) = match engine {
             Engine::General => return &self.general,
-            Engine::Plain(element, rows) => return self.of_clusters().of(element, rows),
-            Engine::Latent(element) => return self.of_clusters().latent(element),
+            Engine::Plain(element, rows) => return self.plain.as_ref().expect(PLANNED).of(element, rows),
+            Engine::Latent(element) => return self.latent.as_ref().expect(PLANNED).of(element),
             Engine::Mma(element, width) => (element, width),
         };
         let by_width = match element {

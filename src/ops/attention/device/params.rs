@@ -130,6 +130,7 @@ kernel_struct! {
         pub kv_type: u32,
         pub scales_per_token: u32,
         pub unit_entries: Divisor,
+        pub ctas: Divisor,
         pub items: *mut u8,
         pub scratch: *mut u8,
         pub counters: *mut u8,

@@ -49,6 +49,13 @@ pub enum Element {
     Fp8,
 }
 
+impl Element {
+    /// Of a key's or value's channel.
+    pub fn bytes(self) -> u32 {
+        if self == Element::Fp8 { 1 } else { 2 }
+    }
+}
+
 /// D and Dv up to 128, up to 256, or up to 576 and 512.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Width {
@@ -100,6 +107,12 @@ pub struct Scratch {
     states: usize,
 }
 
+impl Scratch {
+    pub fn of_states(states: usize) -> Scratch {
+        Scratch { items: 0, states }
+    }
+}
+
 /// Lists of a call; own ones are of a position each.
 pub fn lists(job: &Job) -> usize {
     let per_head = job.list.map_or(1, |list| list.per_head());
@@ -134,18 +147,17 @@ pub fn pairs(facts: &Facts, job: &Job, most_stages: u32) -> Result<Option<Pairs>
     Ok(Some(Pairs { rows: params.rows.min(rows_of_cta), params, engine, shared }))
 }
 
-/// In clusters where they take the tensors. `None` where there is nothing to do.
+/// By kernels of the common case where they take the tensors. `None` where there is nothing to do.
 pub fn fastest(kernels: &Kernels, facts: &Facts, job: &Job) -> Result<Option<Plan>> {
-    if let (Engine::Mma(element, width), Some(clusters)) = (engine(job), kernels.clusters()) {
+    if let Engine::Mma(element, width) = engine(job) {
         let Some(params) = describe(job)? else { return Ok(None) };
         let (lists, tokens) = (lists(job), longest(job, 1));
-        let plan = match width {
-            Width::W128 => {
-                let cut = plain::cut(clusters, &params, element, lists, tokens, super::most_shared(facts));
-                cut.map(|cut| cut.plan(params, element, longest(job, params.unit_tokens) as u32))
+        let plan = match (width, kernels.clusters()) {
+            (Width::W128, _) if kernels.has_plain() => {
+                plain::plan(facts, &params, element, lists, tokens, longest(job, params.unit_tokens))
             }
-            Width::W256 => None,
-            Width::W576 => latent::plan(clusters, &params, element, lists, tokens),
+            (Width::W576, Some(clusters)) => latent::plan(clusters, &params, element, lists, tokens),
+            _ => None,
         };
         if plan.is_some() {
             return Ok(plan);
@@ -327,8 +339,7 @@ fn share(params: &mut Params, engine: Engine, most: u32, most_stages: u32) -> Re
     for log_members in members.next_power_of_two().ilog2()..=WARPS.ilog2() {
         let members = 1 << log_members;
         let (stages, stage_bytes, q_pitch, sums) = if let Engine::Mma(element, width) = engine {
-            let bytes = if element == Element::Fp8 { 1 } else { 2 };
-            let tile = TILE * (width.channels() * bytes + 16);
+            let tile = TILE * (width.channels() * element.bytes() + 16);
             params.v_offset = if values_are_keys(params) { 0 } else { tile };
             let q_pitch = width.channels() * 2 + 16;
             let rest = members * WARP_ROWS * q_pitch + totals;
