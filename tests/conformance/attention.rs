@@ -12,11 +12,13 @@ use vanward::capi::*;
 pub const CASES: &[Case] = cases![
     attention_over_blocks_agrees_with_the_formula,
     attention_over_tokens_agrees_with_the_formula,
+    attention_over_any_number_of_lists_agrees_with_the_formula,
     attention_without_a_list_covers_every_token,
     attention_without_a_page_table_reads_one_page_per_sequence,
     attention_rows_may_share_pages_through_an_expanded_page_table,
     attention_survives_hostile_lists_lengths_and_pages,
     attention_to_nan_keys_spoils_their_own_heads_alone,
+    attention_gives_the_same_bits_wherever_in_the_batch,
 ];
 
 /// What is promised on the CPU alone.
@@ -329,6 +331,29 @@ fn attention_over_tokens_agrees_with_the_formula(backend: &Backend) {
     });
 }
 
+/// Of so many lists that a device divides each among all of its share of multiprocessors, down to one.
+fn attention_over_any_number_of_lists_agrees_with_the_formula(backend: &Backend) {
+    rounds(2, |rng| {
+        for (batch, kv_heads, most) in
+            [(1, 1, 3000), (1, 8, 3000), (3, 5, 2000), (5, 4, 700), (9, 7, 300), (17, 8, 200)]
+        {
+            let kv_type = rng.pick(&[F16, BF16]);
+            let (page, block) = rng.pick(&[(64, 64), (16, 16), (64, 16), (16, 64)]);
+            let group = rng.pick(&[1, 3, 4, 8, 16]);
+            let layer = Layer::random(
+                rng,
+                Shape { batch, kv_heads, group, dim: 128, page, block, most, q_type: kv_type, kv_type },
+            );
+            let placed = Placed::new(backend, &layer, &Layouts::default());
+            let list = layer.list(rng, 0.6);
+            let listed = PlacedList::new(backend, &list, rng);
+            let results = Results::new(backend, rng, &layer, kv_type);
+            attend(backend, &vwd_attention_args { list: listed.c(), ..attention_args(&layer, &placed, &results) });
+            results.check(&layer, |i, g| layer.listed(&list, i, g));
+        }
+    });
+}
+
 fn attention_without_a_list_covers_every_token(backend: &Backend) {
     rounds(30, |rng| {
         let shape = Shape::random(rng);
@@ -428,6 +453,32 @@ fn attention_to_nan_keys_spoils_their_own_heads_alone(backend: &Backend) {
 }
 
 // --- what may not change a bit ---------------------------------------------------------------------------------------
+
+fn attention_gives_the_same_bits_wherever_in_the_batch(backend: &Backend) {
+    rounds(4, |rng| {
+        for dim in [64, 128, 256] {
+            // The last sequence is the first once more.
+            let shape = Shape { batch: 3, dim, ..Shape::random(rng) };
+            let mut layer = Layer::random(rng, shape);
+            let from = |i: usize| if i == 2 { 0 } else { i };
+            layer.lens[2] = layer.lens[0];
+            layer.q = Array::from_fn(&layer.q.shape, |at| layer.q[[from(at[0]), at[1], at[2]]]);
+            layer.table = Array::from_fn(&layer.table.shape, |at| layer.table[[from(at[0]), at[1]]]);
+            let list = layer.list(rng, 0.6);
+            let list = List {
+                ids: Array::from_fn(&list.ids.shape, |at| list.ids[[from(at[0]), at[1], at[2]]]),
+                counts: Array::from_fn(&list.counts.shape, |at| list.counts[[from(at[0]), at[1]]]),
+            };
+            let placed = Placed::new(backend, &layer, &Layouts::default());
+            let listed = PlacedList::new(backend, &list, rng);
+            let results = Results::new(backend, rng, &layer, F32);
+            attend(backend, &vwd_attention_args { list: listed.c(), ..attention_args(&layer, &placed, &results) });
+            for (n, bits) in results.bits().iter().enumerate() {
+                assert!(bits.row([0]) == bits.row([2]), "output {n} of {:?}", layer.shape);
+            }
+        }
+    });
+}
 
 fn attention_bits_do_not_depend_on_threads_or_on_the_batch(_: &Backend) {
     let backends = [1, 2, 5].map(Backend::cpu);

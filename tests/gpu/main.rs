@@ -5,6 +5,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod attention;
 mod calls;
 mod gather;
 mod graph;
@@ -26,7 +27,7 @@ fn main() {
     if let Err(reason) = &backend {
         println!("gpu: {reason}");
     }
-    let cases = [graph::CASES, gather::CASES, predict::CASES, calls::CASES, runtime::CASES].concat();
+    let cases = [graph::CASES, attention::CASES, gather::CASES, predict::CASES, calls::CASES, runtime::CASES].concat();
     let trials = cases.into_iter().map(|(name, case)| match &backend {
         Ok(backend) => {
             let backend = backend.clone();
