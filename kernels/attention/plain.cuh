@@ -56,7 +56,8 @@ struct PlainTiles {
         const uint32 x = (unit * p.unit_tiles.value + tile + lane - n * p.unit_tiles.value) * TILE;
         entry = p.block.divide(x);
         within = x - entry * p.block.value;
-        is_asked = unit < p.most_units;
+        // The last of units of several entries may be longer than the list's room.
+        is_asked = unit < p.most_units && (!p.ids.data || entry < p.cap);
         listed = held(p.ids.at(pair.seq, pair.position, pair.head, entry));
         slot = p.slots.at(pair.seq, pair.position, pair.head, entry);
     }
