@@ -16,6 +16,13 @@ struct UpdateParams {
     uint32 lanes, split, slices;
 };
 
+// Of kernels/index/axis.cu. first: means and axes · second: in INT4, scales and minima
+struct AxisParams {
+    UpdateParams update;
+    const char *weights, *centre;  // may be null
+    int64 weights_head, weights_channel, centre_head, centre_channel;
+};
+
 // Of kernels/index/importance.cu: a tensor [tokens, heads, D].
 struct Sample {
     const char *data;
@@ -24,8 +31,9 @@ struct Sample {
 };
 struct ImportanceParams {
     Sample q, k;
-    char *channels, *importance;  // importance may be null
+    char *channels, *importance, *weights, *centre;  // each may be null
     int64 channels_head, channels_place, importance_head, importance_channel;
+    int64 weights_head, weights_channel, centre_head, centre_channel;
     uint32 group, dim, dtype, kept;
 };
 

@@ -15,36 +15,7 @@
 //
 // targets: compute_80, compute_90
 
-#include "index/params.cuh"
-
-constexpr uint32 THREADS = 256;
-
-
-// What of its summaries a sequence's new tokens change: begin … end−1.
-struct Stale {
-    uint32 len, begin, end;
-};
-
-// A CTA's part: a head of a sequence, for which `slices` CTAs take turns at the summaries.
-struct Turn {
-    uint32 seq, head, slice, slices;
-
-    __device__ Turn(const UpdateParams &p)
-        : head(blockIdx.x % p.keys.kv_heads), slices(p.slices) {
-        const uint32 n = blockIdx.x / p.keys.kv_heads;
-        seq = n / slices, slice = n - seq * slices;
-    }
-};
-
-// A summary and where it goes.
-struct Unit {
-    uint32 j, page, row;
-    bool exists;
-
-    __device__ Unit(const UpdateParams &p, const Turn &turn, const Stale &stale, uint32 j) : j(j) {
-        exists = j < stale.end && p.place.find(turn.seq, j, page, row);
-    }
-};
+#include "index/turn.cuh"
 
 __device__ inline void extend(float (&largest)[8], float (&smallest)[8], const float (&x)[8]) {
 #pragma unroll
@@ -172,12 +143,8 @@ template <uint32 BYTES> __device__ inline void update_means(const UpdateParams &
     }
 }
 
-// 0 for what is negative, and for NaN.
-__device__ inline float positive(float x) { return x > 0.0f ? x : 0.0f; }
-
 // The labels of one token and head, by a warp. value(n) is that of chosen channel n; the lane's first two are in `own`.
 template <typename Value> __device__ inline void write_label(const UpdateParams &p, const Turn &turn, const Unit &unit, const float2 &own, const Value &value) {
-    constexpr float MOST = 65504.0f;  // the largest float16
     const uint32 lane = threadIdx.x % WARP, pairs = p.kept / 2;
     const auto pair = [&](uint32 n) { return n == lane ? own : make_float2(value(2 * n), value(2 * n + 1)); };
     float low = -minus_infinity(), high = minus_infinity();
@@ -189,20 +156,14 @@ template <typename Value> __device__ inline void write_label(const UpdateParams 
     for (uint32 bit = 1; bit < WARP; bit *= 2)
         low = fminf(low, __shfl_xor_sync(FULL_WARP, low, bit)), high = fmaxf(high, __shfl_xor_sync(FULL_WARP, high, bit));
     low += 0.0f;
-    const uint16 min_bits = low <= high ? narrow_float16(fminf(fmaxf(low, -MOST), MOST)) : 0x7e00;
-    const uint16 scale_bits = narrow_float16(fminf(positive((high - low) / 15.0f), MOST));
-    const float least = widen_float16(min_bits), scale = widen_float16(scale_bits);
-    const auto code = [&](float x) {
-        // Adding 2^23 rounds to a whole number, ties to even, and leaves it in the low bits.
-        return scale == 0.0f ? 0u : __float_as_uint(fminf(positive((x - least) / scale), 15.0f) + 8388608.0f) & 15;
-    };
+    const Range range(low, high);
     for (uint32 n = lane; n < pairs; n += WARP) {
         const float2 x = pair(n);
-        as<uint8>(p.first.at(unit.page, unit.row, turn.head) + n * p.first.channel) = code(x.x) | code(x.y) << 4;
+        as<uint8>(p.first.at(unit.page, unit.row, turn.head) + n * p.first.channel) = range.code(x.x) | range.code(x.y) << 4;
     }
     if (lane == 0) {
-        as<uint16>(p.second.at(unit.page, unit.row, turn.head)) = scale_bits;
-        as<uint16>(p.third.at(unit.page, unit.row, turn.head)) = min_bits;
+        as<uint16>(p.second.at(unit.page, unit.row, turn.head)) = range.scale_bits;
+        as<uint16>(p.third.at(unit.page, unit.row, turn.head)) = range.min_bits;
     }
 }
 

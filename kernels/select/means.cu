@@ -1,17 +1,20 @@
-// Selection of blocks by the mean keys of windows, in two launches.
+// Selection of blocks by the mean keys of windows, or by those of the blocks with an axis, in two launches.
 //
 //   MEAN_DOT (SparDA)         s[w] = q·mean[w]
 //   MEAN_SOFTMAX (InfLLM-v2)  s[w] = Σ_h softmax_w(scale·q_h·mean[w])
+//   AXIS                      s[w] = Σ_h softmax_w(scale·q_h·mean[w] + ln(2·cosh(scale·q_h·axis[w]))), a window being a block
 //   score[j] = max over the query positions and the windows w that overlap block j of s[w] · the exact top k of the scores, ascending
 //
-// Bytes: the mean keys, once; beside them a float32 product for each window and head, written and read in the L2 cache.
+// Bytes: the summaries, once; beside them a float32 product for each window and head, written and read in the L2 cache.
 //
 // Cut: score_means gives each CTA of a row chunks of windows; a group of lanes holds a mean key and multiplies it with all heads, which lie
 // in shared memory (as many at a time as fit). Of each chunk and head it keeps the largest product and the sum of e^(product − largest). In
 // weigh_means a thread takes a window and raises the scores of the blocks that it overlaps. Chunks are of one size, so sums do not depend
-// on the grid. The CTA that arrives last selects.
+// on the grid. The CTA that arrives last selects. Of AXIS a lane has 32 channels, which in INT4 are a group: half of a block's lanes have the
+// mean, the others the axis.
 //
-// On entry: D is a multiple of 8; heads ≤ MOST_HEADS; lanes · 8 ≥ D or lanes = 32; SelectParams.place and held are those of windows and of
+// On entry: D is a multiple of 8; heads ≤ MOST_HEADS; lanes · 8 ≥ D or lanes = 32 (AXIS: lanes · 16 ≥ D or lanes = 32, at least 8; of INT4
+// adjacent only where D is a multiple of 32; size 1, stride a block's tokens); SelectParams.place and held are those of windows and of
 // blocks: capacity counts windows, held_row blocks.
 //
 // targets: compute_80, compute_90
@@ -83,7 +86,135 @@ __device__ inline uint32 multiply(const MeanParams &p, const Row &row, uint32 ch
     return saw;
 }
 
-template <uint32 BYTES> __device__ inline void score_means(const MeanParams &p) {
+// A lane's 32 channels of one part of a summary, from c on: codes and what they stand for, or where its elements lie.
+template <uint32 BYTES> struct AxisPart {
+    static constexpr bool IS_INT4 = BYTES == 0;
+    const char *at;
+    uint4 codes;
+    float scale, min;
+
+    __device__ void load(const MeanParams &p, const char *axes, const char *range, uint32 part, uint32 c) {
+        const uint32 dim = p.select.dim;
+        at = axes + (part * dim + c) * p.means.channel, scale = 1.0f, min = 0.0f;
+        if constexpr (IS_INT4) {
+            at = axes + (part * dim + c) / 2 * p.means.channel;
+            const uint32 group = 2 * (part * ((dim + 31) / 32) + c / 32);
+            if (p.adjacent) {
+                codes = as<uint4>(at);
+                const uint32 both = as<uint32>(range + group * 2);
+                scale = widen_float16(both & 0xffff), min = widen_float16(both >> 16);
+            } else {
+                uint32 word[4] = {};
+                for (uint32 n = 0; n < 16; n++)
+                    if (c + 2 * n < dim) word[n / 4] |= uint32(as<uint8>(at + n * p.means.channel)) << n % 4 * 8;
+                codes = make_uint4(word[0], word[1], word[2], word[3]);
+                scale = widen_float16(as<uint16>(range + group * p.range.channel)), min = widen_float16(as<uint16>(range + (group + 1) * p.range.channel));
+            }
+        }
+    }
+    // Channels 8n … 8n + 7 of them.
+    __device__ void unpack(const MeanParams &p, uint32 n, float (&x)[8]) const {
+        if constexpr (IS_INT4) {
+            const uint32 word = n == 0 ? codes.x : n == 1 ? codes.y : n == 2 ? codes.z : codes.w;
+#pragma unroll
+            for (uint32 i = 0; i < 8; i++) x[i] = float(word >> 4 * i & 15);
+        } else {
+            Eight<BYTES> eight;
+            const char *from = at + 8 * n * p.means.channel;
+            if (p.adjacent)
+                eight.load(from);
+            else
+                eight.gather(from, p.means.channel);
+            eight.widen(x, p.dtype);
+        }
+    }
+};
+
+// ln(2·cosh x)
+__device__ inline float ln_2cosh(float x) { return fabsf(x) + __logf(1.0f + __expf(-2.0f * fabsf(x))); }
+
+// As `multiply`, of means and axes.
+template <uint32 BYTES>
+__device__ inline uint32 multiply_axes(const MeanParams &p, const Row &row, uint32 chunk, uint32 count, uint32 first_head, uint32 heads, const float *q,
+                                       float (*staged)[CHUNK]) {
+    constexpr uint32 BLOCKS = 2, TOGETHER = 4, OWN = BLOCKS * TOGETHER;  // blocks and heads of a lane at a time
+    const SelectParams &s = p.select;
+    const uint32 lane = threadIdx.x % WARP, half = p.lanes / 2, within = lane & (p.lanes - 1), part = within / half, step = WARP / p.lanes;
+    const uint32 begin = chunk * CHUNK + threadIdx.x / WARP * WARP_WINDOWS, last = min(begin + WARP_WINDOWS, count);
+    float *products = p.products + (uint64(row.number) * p.heads + first_head) * s.place.capacity;
+    const uint32 n = within / TOGETHER % BLOCKS, h = within % TOGETHER;  // whose product is this lane's
+    uint32 saw = 0;
+    for (uint32 base = begin; base < last; base += BLOCKS * step) {
+        const char *axes[BLOCKS], *range[BLOCKS];
+#pragma unroll
+        for (uint32 m = 0; m < BLOCKS; m++) {
+            const uint32 j = base + lane / p.lanes + m * step;
+            uint32 page, in_page;
+            const bool exists = j < last && s.place.find(row.seq, j, page, in_page);
+            axes[m] = exists ? p.means.at(page, in_page, row.head) : nullptr;
+            range[m] = exists && BYTES == 0 ? p.range.at(page, in_page, row.head) : nullptr;
+        }
+        for (uint32 head = 0; head < heads; head += TOGETHER) {
+            float x[BLOCKS][TOGETHER] = {};
+            for (uint32 c = (within & (half - 1)) * 32; c < s.dim; c += half * 32) {
+                AxisPart<BYTES> parts[BLOCKS] = {};
+#pragma unroll
+                for (uint32 m = 0; m < BLOCKS; m++)
+                    if (axes[m]) parts[m].load(p, axes[m], range[m], part, c);
+                float sums[BLOCKS][TOGETHER] = {}, of_q[TOGETHER] = {};
+#pragma unroll
+                for (uint32 word = 0; word < 4; word++) {
+                    if (c + 8 * word >= s.dim) break;
+                    float of[BLOCKS][8] = {};
+#pragma unroll
+                    for (uint32 m = 0; m < BLOCKS; m++)
+                        if (axes[m]) parts[m].unpack(p, word, of[m]);
+#pragma unroll
+                    for (uint32 i = 0; i < TOGETHER; i++) {
+                        if (head + i >= heads) break;
+                        const float4 *from = reinterpret_cast<const float4 *>(q + (head + i) * s.dim + c + 8 * word);
+                        const float4 low = from[0], high = from[1];
+                        const float query[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+                        for (uint32 e = 0; e < 8; e++) {
+                            of_q[i] += query[e];
+#pragma unroll
+                            for (uint32 m = 0; m < BLOCKS; m++) sums[m][i] = fmaf(of[m][e], query[e], sums[m][i]);
+                        }
+                    }
+                }
+#pragma unroll
+                for (uint32 m = 0; m < BLOCKS; m++)
+#pragma unroll
+                    for (uint32 i = 0; i < TOGETHER; i++)
+                        x[m][i] += BYTES == 0 ? fmaf(parts[m].scale, sums[m][i], parts[m].min * of_q[i]) : sums[m][i];
+            }
+            float mine = 0.0f;
+#pragma unroll
+            for (uint32 m = 0; m < BLOCKS; m++)
+#pragma unroll
+                for (uint32 i = 0; i < TOGETHER; i++) {
+                    float sum = x[m][i];
+                    for (uint32 bit = 1; bit < half; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
+                    const float other = __shfl_xor_sync(FULL_WARP, sum, half);
+                    const float product = part == 0 ? sum + ln_2cosh(other) : other + ln_2cosh(sum);
+                    if (m == n && i == h) mine = product;
+                }
+            const uint32 w = base + lane / p.lanes + n * step;
+            const bool exists = n == 0 ? axes[0] != nullptr : axes[1] != nullptr;
+            if (within >= OWN || w >= last || head + h >= heads) continue;
+            const bool sees = exists && w < windows(p, row.position(row.first + (first_head + head + h) / s.group) + 1);
+            const float product = sees && fabsf(mine) < -minus_infinity() ? mine : minus_infinity();
+            if (sees && mine != mine) saw |= SAW_NAN;
+            if (!exists) saw |= NO_SUMMARY;
+            products[uint64(head + h) * s.place.capacity + w] = product;
+            staged[head + h][w - chunk * CHUNK] = product;
+        }
+    }
+    return saw;
+}
+
+template <uint32 BYTES, bool IS_AXIS> __device__ inline void score(const MeanParams &p) {
     __shared__ float4 q[STAGED / 4];
     __shared__ float staged[STAGED_HEADS][CHUNK];
     __shared__ uint32 nan, seen;
@@ -111,8 +242,11 @@ template <uint32 BYTES> __device__ inline void score_means(const MeanParams &p) 
         __syncthreads();
         for (uint32 chunk = slice; chunk * CHUNK < count; chunk += p.scoring) {
             const float *staged_q = reinterpret_cast<const float *>(q);
-            saw |= p.adjacent ? multiply<BYTES, 8 / BYTES>(p, row, chunk, count, first, here, staged_q, staged)
-                              : multiply<BYTES, 1>(p, row, chunk, count, first, here, staged_q, staged);
+            if constexpr (IS_AXIS)
+                saw |= multiply_axes<BYTES>(p, row, chunk, count, first, here, staged_q, staged);
+            else
+                saw |= p.adjacent ? multiply<BYTES, 8 / BYTES>(p, row, chunk, count, first, here, staged_q, staged)
+                                  : multiply<BYTES, 1>(p, row, chunk, count, first, here, staged_q, staged);
             __syncthreads();
             for (uint32 h = threadIdx.x / WARP; h < here && p.softmax; h += TOPK_WARPS) {
                 Sum sum = {minus_infinity(), 0.0f};
@@ -131,8 +265,11 @@ template <uint32 BYTES> __device__ inline void score_means(const MeanParams &p) 
     if (slice == 0) p.seen[gridDim.x + row.number] = nan;
 }
 
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_means_16(const __grid_constant__ MeanParams p) { score_means<2>(p); }
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_means_32(const __grid_constant__ MeanParams p) { score_means<4>(p); }
+extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_means_16(const __grid_constant__ MeanParams p) { score<2, false>(p); }
+extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_means_32(const __grid_constant__ MeanParams p) { score<4, false>(p); }
+extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_axes_4(const __grid_constant__ MeanParams p) { score<0, true>(p); }
+extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_axes_16(const __grid_constant__ MeanParams p) { score<2, true>(p); }
+extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_axes_32(const __grid_constant__ MeanParams p) { score<4, true>(p); }
 
 extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) weigh_means(const __grid_constant__ MeanParams p) {
     __shared__ union {
@@ -169,12 +306,14 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) weigh_means(const 
             if (nan >> position & 1 || w >= windows(p, row.position(query) + 1)) continue;
             const float *products = p.products + (uint64(row.number) * p.heads + first) * s.place.capacity + w;
             float mass = 0.0f;
+            bool counts = true;
 #pragma unroll 4
             for (uint32 h = 0; h < s.group; h++) {
                 const float product = __ldcg(products + uint64(h) * s.place.capacity);
+                counts &= !p.is_axis || product > minus_infinity();
                 mass = p.softmax ? mass + __expf(product - shared.of_head[first + h].x) * shared.of_head[first + h].y : product;
             }
-            best = max(best, sort_key(mass));
+            if (counts) best = max(best, sort_key(mass));
         }
         const uint32 begin = w * p.stride, last = min((begin + p.size - 1) / s.block_size, blocks - 1);
         for (uint32 j = begin / s.block_size; best > 0 && j <= last; j++) atomicMax(keys + j, best);

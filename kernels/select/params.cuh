@@ -39,13 +39,24 @@ struct MinMaxParams {
 // Of kernels/select/means.cu.
 struct MeanParams {
     SelectParams select;
-    Summary means;
+    Summary means, range;  // AXIS: axes, and in INT4 their scales and minima
     float *products;   // [rows, heads, windows]
     float *partials;   // [rows, heads, chunks, 2]
     uint32 *seen;      // [rows, scoring], by the CTAs of score_means; then [rows], the positions whose query holds a NaN
     uint32 heads, chunks, scoring;
     uint32 size, stride;  // tokens of a window, and from one to the next
-    uint32 softmax, dtype, lanes, adjacent;
+    uint32 softmax, is_axis, dtype, lanes, adjacent;
+};
+
+// Of kernels/select/axes.cu. products, partials, queries: where they begin in dynamic shared memory
+struct AxesParams {
+    SelectParams select;
+    Summary axes, range;
+    uint32 terms;   // numbers of bfloat16 that are a query's: 1 to 3
+    uint32 turns;   // of a warp's blocks on their way
+    uint32 chunks;  // of a row for which the index has room
+    uint32 pitch;   // of a block's products
+    uint32 products, partials, queries;
 };
 
 // Of kernels/select/labels.cu.

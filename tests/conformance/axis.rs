@@ -19,6 +19,7 @@ pub const CASES: &[Case] = cases![
     channel_weights_and_centre_are_means,
     select_axis_agrees_with_the_formula,
     select_axis_takes_many_blocks,
+    select_axis_takes_int4_in_rows_of_whole_units,
     select_axis_ranks_what_is_not_finite_last,
 ];
 
@@ -264,13 +265,19 @@ struct Axes<'b> {
 
 impl<'b> Axes<'b> {
     fn random(backend: &'b Backend, rng: &mut Rng, scene: &Scene) -> Axes<'b> {
+        let layouts = [Layout::random(rng, 4), Layout::random(rng, 4)];
+        let is_int4 = !rng.one_in(3);
+        Axes::new(backend, rng, scene, is_int4, layouts)
+    }
+
+    fn new(backend: &'b Backend, rng: &mut Rng, scene: &Scene, is_int4: bool, layouts: [Layout; 2]) -> Axes<'b> {
         let place = Place::random(backend, rng, scene.batch, scene.capacity.div_ceil(scene.block));
         let rows = [place.pages, place.rows, scene.kv_heads];
         let shape = |last: usize| [rows[0], rows[1], rows[2], last];
-        if rng.one_in(3) {
+        if !is_int4 {
             let dtype = rng.pick(&[F32, F16, BF16]);
             let values = rng.normals(&shape(2 * scene.dim)).map(|&x| dtype.round(x));
-            let axes = Tensor::floats(backend, dtype, &values, &Layout::random(rng, 4));
+            let axes = Tensor::floats(backend, dtype, &values, &layouts[0]);
             return Axes { place, axes, range: None, values };
         }
         let groups = scene.dim.div_ceil(GROUP);
@@ -284,8 +291,8 @@ impl<'b> Axes<'b> {
             let range = &range.row([at[0], at[1], at[2]])[2 * (part * groups + c / GROUP)..];
             range[1] + range[0] * code as f64
         });
-        let axes = Tensor::ints(backend, U8, &bytes, &Layout::random(rng, 4));
-        let range = Tensor::floats(backend, F16, &range, &Layout::random(rng, 4));
+        let axes = Tensor::ints(backend, U8, &bytes, &layouts[0]);
+        let range = Tensor::floats(backend, F16, &range, &layouts[1]);
         Axes { place, axes, range: Some(range), values }
     }
 
@@ -337,7 +344,23 @@ fn select_axis_takes_many_blocks(backend: &Backend) {
         let sizes = [rng.size(1..=2), 2, rng.pick(&[1, 3, 4, 8]), rng.pick(&[64, 128])];
         let scene = Scene::with_positions(backend, rng, sizes, block, block * blocks, None);
         let choice = Choice::random(backend, rng, sizes[0], 512);
-        let axes = Axes::random(backend, rng, &scene);
+        let is_int4 = !rng.one_in(3);
+        let axes = Axes::new(backend, rng, &scene, is_int4, [Layout::default(), Layout::default()]);
+        check_blocks(backend, rng, &scene, &choice, axes.args(&scene), axes.scores(&scene), |_| 0);
+    });
+}
+
+/// As engines have them: one query position, or a list for each, and channels by the 64.
+fn select_axis_takes_int4_in_rows_of_whole_units(backend: &Backend) {
+    rounds(60, |rng| {
+        let block = rng.pick(&[1, 16, 64]);
+        let most = rng.pick(&[1, 40, 700]);
+        let blocks = rng.size(1..=most);
+        let sizes = [rng.size(1..=3), rng.size(1..=3), rng.pick(&[1, 3, 4, 8, 9, 16]), rng.pick(&[64, 128, 192, 256])];
+        let positions = rng.one_in(3).then(|| rng.size(1..=3));
+        let scene = Scene::with_positions(backend, rng, sizes, block, block * blocks, positions);
+        let choice = Choice::random(backend, rng, sizes[0], 40);
+        let axes = Axes::new(backend, rng, &scene, true, [Layout::default(), Layout::default()]);
         check_blocks(backend, rng, &scene, &choice, axes.args(&scene), axes.scores(&scene), |_| 0);
     });
 }

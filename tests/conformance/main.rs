@@ -47,7 +47,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: index::CASES, on_cuda: true },
     Family { cases: index_bits::CASES, on_cuda: true },
     Family { cases: select::CASES, on_cuda: true },
-    Family { cases: axis::CASES, on_cuda: false },
+    Family { cases: axis::CASES, on_cuda: true },
     Family { cases: select_labels::CASES, on_cuda: true },
     Family { cases: select_status::CASES, on_cuda: true },
     Family { cases: keys_to_blocks::CASES, on_cuda: true },

@@ -11,21 +11,30 @@ pub struct Kernels {
     minmax: ByWidth,
     means: ByWidth,
     labels: Kernel,
+    axes: ByWidth,
+    /// Of blocks or keys that do not stay in registers.
+    wide_axes: ByWidth,
     importance: Kernel,
 }
 
 impl cuda::Kernels for Kernels {
-    const SOURCES: &[Source] =
-        &[source!("index/update", compute_80, compute_90), source!("index/importance", compute_80)];
+    const SOURCES: &[Source] = &[
+        source!("index/update", compute_80, compute_90),
+        source!("index/axis", compute_80, compute_90),
+        source!("index/importance", compute_80),
+    ];
 
     fn find(modules: &Modules) -> Result<Kernels> {
-        let kernel = |name| modules.kernel("index/update", name);
-        let widths =
-            |[b8, b16, b32]: [&'static str; 3]| Ok(ByWidth { b8: kernel(b8)?, b16: kernel(b16)?, b32: kernel(b32)? });
+        let widths = |source, [b8, b16, b32]: [&'static str; 3]| {
+            let kernel = |name| modules.kernel(source, name);
+            Ok(ByWidth { b8: kernel(b8)?, b16: kernel(b16)?, b32: kernel(b32)? })
+        };
         Ok(Kernels {
-            minmax: widths(["index_minmax_8", "index_minmax_16", "index_minmax_32"])?,
-            means: widths(["index_means_8", "index_means_16", "index_means_32"])?,
-            labels: kernel("index_labels")?,
+            minmax: widths("index/update", ["index_minmax_8", "index_minmax_16", "index_minmax_32"])?,
+            means: widths("index/update", ["index_means_8", "index_means_16", "index_means_32"])?,
+            labels: modules.kernel("index/update", "index_labels")?,
+            axes: widths("index/axis", ["index_axes_8", "index_axes_16", "index_axes_32"])?,
+            wide_axes: widths("index/axis", ["index_wide_axes_8", "index_wide_axes_16", "index_wide_axes_32"])?,
             importance: modules.kernel("index/importance", "index_importance")?,
         })
     }
@@ -124,6 +133,19 @@ kernel_struct! {
 }
 
 kernel_struct! {
+    /// Mirrors AxisParams of kernels/index/params.cuh.
+    struct AxisParams {
+        update: UpdateParams,
+        weights: *const u8,
+        centre: *const u8,
+        weights_head: i64,
+        weights_channel: i64,
+        centre_head: i64,
+        centre_channel: i64,
+    }
+}
+
+kernel_struct! {
     /// Mirrors Sample of kernels/index/params.cuh: a tensor [tokens, heads, D]. Strides are in bytes.
     struct Sample {
         data: *const u8,
@@ -141,10 +163,16 @@ kernel_struct! {
         k: Sample,
         channels: *mut u8,
         importance: *mut u8,
+        weights: *mut u8,
+        centre: *mut u8,
         channels_head: i64,
         channels_place: i64,
         importance_head: i64,
         importance_channel: i64,
+        weights_head: i64,
+        weights_channel: i64,
+        centre_head: i64,
+        centre_channel: i64,
         group: u32,
         dim: u32,
         dtype: u32,
@@ -159,6 +187,11 @@ const IMPORTANCE_THREADS: u32 = 512;
 const LANE_CHANNELS: usize = 8;
 /// Tokens that a lane of MINMAX asks for at once.
 const LANE_TOKENS: usize = 4;
+/// SLOTS of kernels/index/axis.cu: they share a block's tokens.
+const TOKEN_SLOTS: usize = 8;
+/// Tokens and channels of a block whose keys stay in registers.
+const HELD_TOKENS: usize = 64;
+const HELD_CHANNELS: usize = 256;
 /// CTAs of a multiprocessor that wait for memory side by side.
 const RESIDENT_CTAS: usize = 4;
 
@@ -254,6 +287,7 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
         return Ok(());
     }
     let lanes = dim.div_ceil(LANE_CHANNELS).next_power_of_two().min(32);
+    let [weights, centre] = r.index.learned();
     let (tokens, kernels): (_, &Kernels) = (keys.capacity as usize, enqueue.kernels());
     let (mut size, mut stride, mut split, mut dtype) = (1, 1, 1, DType::F16);
     let (kernel, summaries, at_once) = match &r.index.kind {
@@ -267,7 +301,12 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
             (kernels.means.of(r.k.dtype), windows.full(tokens), THREADS as usize / lanes)
         }
         Kind::Label(_) => (&kernels.labels, tokens, THREADS as usize / 32),
-        Kind::Axis(_) => return Err(Error::unsupported("VWD_INDEX_AXIS has no CUDA kernel in this build")),
+        Kind::Axis(axes) => {
+            (size, dtype) = (axes.block_size, if axes.range.is_some() { DType::F16 } else { axes.axes.dtype });
+            let wide = size > HELD_TOKENS || dim > HELD_CHANNELS;
+            let kernels = if wide { &kernels.wide_axes } else { &kernels.axes };
+            (kernels.of(r.k.dtype), tokens.div_ceil(size), THREADS as usize / (TOKEN_SLOTS * lanes))
+        }
     };
     let resident = enqueue.facts().multiprocessors as usize * RESIDENT_CTAS;
     let slices = (resident / (batch * kv_heads)).min(summaries.div_ceil(at_once)).max(1);
@@ -297,8 +336,18 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
         slices: slices as u32,
     };
     let grid = Grid { ctas: ctas as u32, threads: THREADS, kind: kind(enqueue) };
-    // SAFETY: UpdateParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
-    // kernels wait before they touch anything.
+    // Other kernels read of it what comes first.
+    let params = AxisParams {
+        update: params,
+        weights: address(weights),
+        centre: address(centre),
+        weights_head: step(weights, 0),
+        weights_channel: step(weights, 1),
+        centre_head: step(centre, 0),
+        centre_channel: step(centre, 1),
+    };
+    // SAFETY: AxisParams, or UpdateParams with which it begins, is the kernels' struct; the op's caller keeps the tensors
+    // valid until the stream has passed. The kernels wait before they touch anything.
     unsafe { enqueue.launch(kernel, grid, [(&raw const params).cast()]) }
 }
 
@@ -311,9 +360,6 @@ impl Sample {
 
 pub fn importance(enqueue: &Enqueue, r: &ImportanceRequest) -> Result<()> {
     let (heads, importance, kernels): (_, _, &Kernels) = (r.heads, r.importance.as_ref(), enqueue.kernels());
-    if r.channels.is_none() || r.weights.is_some() || r.centre.is_some() {
-        return Err(Error::unsupported("weights, centre: no CUDA kernel in this build".to_string()));
-    }
     if r.q.dim(0).max(r.k.dim(0)) > i32::MAX as usize {
         return Err(Error::unsupported("q, k: CUDA takes up to 2^31 − 1 tokens".to_string()));
     }
@@ -322,10 +368,16 @@ pub fn importance(enqueue: &Enqueue, r: &ImportanceRequest) -> Result<()> {
         k: Sample::new(&r.k),
         channels: address(r.channels.as_ref()),
         importance: address(importance),
+        weights: address(r.weights.as_ref()),
+        centre: address(r.centre.as_ref()),
         channels_head: step(r.channels.as_ref(), 0),
         channels_place: step(r.channels.as_ref(), 1),
         importance_head: step(importance, 0),
         importance_channel: step(importance, 1),
+        weights_head: step(r.weights.as_ref(), 0),
+        weights_channel: step(r.weights.as_ref(), 1),
+        centre_head: step(r.centre.as_ref(), 0),
+        centre_channel: step(r.centre.as_ref(), 1),
         // Of a sample without tokens there may be any number.
         group: if r.q.dim(0) == 0 { 1 } else { heads.group() as u32 },
         dim: heads.dim as u32,
@@ -354,6 +406,7 @@ mod tests {
             Summary::layout("Summary"),
             Keys::layout("Keys"),
             UpdateParams::layout("UpdateParams"),
+            AxisParams::layout("AxisParams"),
             Sample::layout("Sample"),
             ImportanceParams::layout("ImportanceParams"),
         ];

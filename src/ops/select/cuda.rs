@@ -1,13 +1,14 @@
 //! Launch of the kernels of kernels/select.
 
+mod axes;
 mod labels;
 
 use super::{BlockList, Request};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::ops::index::{self, Kind, Place, Summary, Windows};
+use crate::ops::index::{self, Axes, Kind, Place, Summary, Windows};
 use crate::runtime::cuda::layout::kernel_struct;
-use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Modules, Source, source};
+use crate::runtime::cuda::{self, Cuda, Enqueue, Grid, Kernel, Modules, Source, source};
 
 pub struct Kernels {
     /// Scores and selection in one launch: 16 bits, one query position, D up to COMMON_DIM, channels side by side.
@@ -16,10 +17,15 @@ pub struct Kernels {
     minmax_32: Kernel,
     means_16: Kernel,
     means_32: Kernel,
+    axes_4: Kernel,
+    axes_16: Kernel,
+    axes_32: Kernel,
     weigh_means: Kernel,
     /// Selection from scores.
     top: Kernel,
     labels: labels::LabelKernels,
+    /// AXIS in INT4, in one launch.
+    axes: Option<axes::AxesKernels>,
 }
 
 impl cuda::Kernels for Kernels {
@@ -28,6 +34,7 @@ impl cuda::Kernels for Kernels {
         source!("select/means", compute_80, compute_90),
         source!("select/top", compute_80, compute_90),
         source!("select/labels", compute_80, compute_90),
+        source!("select/axes", compute_90),
     ];
 
     fn find(modules: &Modules) -> Result<Kernels> {
@@ -39,9 +46,13 @@ impl cuda::Kernels for Kernels {
             minmax_32: minmax("score_minmax_32")?,
             means_16: means("score_means_16")?,
             means_32: means("score_means_32")?,
+            axes_4: means("score_axes_4")?,
+            axes_16: means("score_axes_16")?,
+            axes_32: means("score_axes_32")?,
             weigh_means: means("weigh_means")?,
             top: modules.kernel("select/top", "select_top")?,
             labels: labels::LabelKernels::find(modules)?,
+            axes: axes::AxesKernels::find(modules)?,
         })
     }
 }
@@ -126,6 +137,7 @@ kernel_struct! {
     struct MeanParams {
         select: SelectParams,
         means: Summary,
+        range: Summary,
         products: *mut u8,
         partials: *mut u8,
         seen: *mut u8,
@@ -135,6 +147,7 @@ kernel_struct! {
         size: u32,
         stride: u32,
         softmax: u32,
+        is_axis: u32,
         dtype: u32,
         lanes: u32,
         adjacent: u32,
@@ -166,22 +179,35 @@ pub fn blocks(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let multiprocessors = enqueue.facts().multiprocessors as usize;
     match &r.queries.index.kind {
         Kind::MinMax { max, min, .. } => minmax(enqueue, r, &MinMaxPlan::new(multiprocessors, r, max, min)?, max, min),
-        Kind::Mean { windows, means } => mean(enqueue, r, &MeanPlan::new(multiprocessors, r, windows)?, windows, means),
+        Kind::Mean { windows, means } => {
+            mean(enqueue, r, &MeanPlan::new(multiprocessors, r, windows)?, windows, &Summaries::of_means(r, means))
+        }
+        Kind::Axis(axes) => {
+            let kernels = enqueue.kernels::<Kernels>().axes.as_ref();
+            if let (Some(kernels), Some(plan)) = (kernels, axes::AxesPlan::new(kernels, r, axes)) {
+                return axes::select(enqueue, kernels, r, axes, &plan);
+            }
+            let blocks = blocks_as_windows(axes);
+            mean(enqueue, r, &MeanPlan::new(multiprocessors, r, &blocks)?, &blocks, &Summaries::of_axes(r, axes))
+        }
         Kind::Label(labels) => labels::select(enqueue, r, labels, true),
-        Kind::Axis(_) => Err(no_axes()),
     }
 }
 
 /// What `blocks` takes of its stream's arena.
-pub fn blocks_scratch(multiprocessors: usize, r: &Request) -> Result<usize> {
+pub fn blocks_scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
     if r.lists() == 0 {
         return Ok(0);
     }
+    let multiprocessors = cuda.facts().multiprocessors as usize;
     Ok(match &r.queries.index.kind {
         Kind::MinMax { max, min, .. } => MinMaxPlan::new(multiprocessors, r, max, min)?.bytes,
         Kind::Mean { windows, .. } => MeanPlan::new(multiprocessors, r, windows)?.bytes,
         Kind::Label(_) => labels::LabelPlan::new(r, true)?.bytes,
-        Kind::Axis(_) => return Err(no_axes()),
+        Kind::Axis(axes) => match axes::AxesPlan::new(cuda.kernels::<Kernels>().axes.as_ref(), r, axes) {
+            Some(_) => 0,
+            None => MeanPlan::new(multiprocessors, r, &blocks_as_windows(axes))?.bytes,
+        },
     })
 }
 
@@ -198,10 +224,6 @@ pub fn tokens(enqueue: &Enqueue, r: &Request) -> Result<()> {
 /// What `tokens` takes of its stream's arena.
 pub fn tokens_scratch(r: &Request) -> Result<usize> {
     if r.lists() == 0 { Ok(0) } else { Ok(labels::LabelPlan::new(r, false)?.bytes) }
-}
-
-fn no_axes() -> Error {
-    Error::unsupported("VWD_SELECT_AXIS has no CUDA kernel in this build")
 }
 
 fn check_sharing(r: &Request) -> Result<()> {
@@ -348,7 +370,50 @@ fn minmax(enqueue: &Enqueue, r: &Request, plan: &MinMaxPlan, max: &Tensor, min: 
     }
 }
 
-/// How the work of the MEAN methods is cut, and where its parts of scratch begin.
+/// Blocks as windows: one overlaps itself alone, and is there from its first token on.
+fn blocks_as_windows(axes: &Axes) -> Windows {
+    Windows { size: 1, stride: axes.block_size }
+}
+
+/// What score_means and score_axes read.
+struct Summaries<'a> {
+    first: &'a Tensor<'a>,
+    /// Of INT4.
+    range: Option<&'a Tensor<'a>>,
+    is_axis: bool,
+    /// Of a summary.
+    lanes: usize,
+    adjacent: bool,
+}
+
+impl<'a> Summaries<'a> {
+    fn of_means(r: &Request, means: &'a Tensor<'a>) -> Summaries<'a> {
+        let lanes = (r.queries.heads.dim / LANE_CHANNELS).next_power_of_two().clamp(4, 32);
+        let adjacent = index::has_aligned_rows(means, 16);
+        Summaries { first: means, range: None, is_axis: false, lanes, adjacent }
+    }
+
+    /// Half of the lanes for the means, the others for the axes.
+    fn of_axes(r: &Request, axes: &'a Axes<'a>) -> Summaries<'a> {
+        let dim = r.queries.heads.dim;
+        let lanes = 2 * dim.div_ceil(index::GROUP).next_power_of_two().clamp(4, 16);
+        let has_aligned_range = |range: &Tensor| dim.is_multiple_of(index::GROUP) && index::has_aligned_rows(range, 4);
+        let adjacent = index::has_aligned_rows(&axes.axes, 16) && axes.range.as_ref().is_none_or(has_aligned_range);
+        Summaries { first: &axes.axes, range: axes.range.as_ref(), is_axis: true, lanes, adjacent }
+    }
+
+    fn scoring<'k>(&self, kernels: &'k Kernels) -> &'k Kernel {
+        match (self.is_axis, self.first.dtype.bits) {
+            (false, 16) => &kernels.means_16,
+            (false, _) => &kernels.means_32,
+            (true, 8) => &kernels.axes_4,
+            (true, 16) => &kernels.axes_16,
+            (true, _) => &kernels.axes_32,
+        }
+    }
+}
+
+/// How the work of the MEAN methods and of AXIS is cut, and where its parts of scratch begin.
 struct MeanPlan {
     heads: usize,
     stored: usize,
@@ -390,7 +455,7 @@ impl MeanPlan {
     }
 }
 
-fn mean(enqueue: &Enqueue, r: &Request, plan: &MeanPlan, windows: &Windows, means: &Tensor) -> Result<()> {
+fn mean(enqueue: &Enqueue, r: &Request, plan: &MeanPlan, windows: &Windows, summaries: &Summaries) -> Result<()> {
     let (rows, kernels): (_, &Kernels) = (r.lists(), enqueue.kernels());
     let base = enqueue.scratch(plan.bytes)? as usize;
     let mut select = SelectParams::new(r, plan.weighing);
@@ -398,7 +463,8 @@ fn mean(enqueue: &Enqueue, r: &Request, plan: &MeanPlan, windows: &Windows, mean
     (select.held, select.arrived) = ((base + plan.held) as *mut u8, enqueue.counters()? as *mut u8);
     let params = MeanParams {
         select,
-        means: Summary::new(Some(means)),
+        means: Summary::new(Some(summaries.first)),
+        range: Summary::new(summaries.range),
         products: (base + plan.products) as *mut u8,
         partials: (base + plan.partials) as *mut u8,
         seen: (base + plan.seen) as *mut u8,
@@ -407,12 +473,14 @@ fn mean(enqueue: &Enqueue, r: &Request, plan: &MeanPlan, windows: &Windows, mean
         scoring: plan.scoring as u32,
         size: windows.size as u32,
         stride: windows.stride as u32,
-        softmax: r.softmax as u32,
-        dtype: index::element_type(means.dtype),
-        lanes: (r.queries.heads.dim / LANE_CHANNELS).next_power_of_two().clamp(4, 32) as u32,
-        adjacent: index::has_aligned_rows(means, 16) as u32,
+        softmax: (r.softmax || summaries.is_axis) as u32,
+        is_axis: summaries.is_axis as u32,
+        // INT4 has none.
+        dtype: if summaries.range.is_some() { 0 } else { index::element_type(summaries.first.dtype) },
+        lanes: summaries.lanes as u32,
+        adjacent: summaries.adjacent as u32,
     };
-    let scores = if means.dtype.bits == 16 { &kernels.means_16 } else { &kernels.means_32 };
+    let scores = summaries.scoring(kernels);
     let params = [(&raw const params).cast()];
     // SAFETY: as in `minmax`.
     unsafe {
@@ -463,6 +531,7 @@ mod tests {
             SelectParams::layout("SelectParams"),
             MinMaxParams::layout("MinMaxParams"),
             MeanParams::layout("MeanParams"),
+            axes::AxesParams::layout("AxesParams"),
             labels::LabelParams::layout("LabelParams"),
         ];
         layout::check("select", file!(), &structs);

@@ -343,7 +343,7 @@ pub fn blocks(session: &Session, request: &Request, stream: vwd_stream) -> Resul
 
 /// Bytes of scratch that `blocks` takes from its stream's arena.
 pub fn blocks_scratch(session: &Session, request: &Request) -> Result<u64> {
-    session.scratch_bytes(|cuda| cuda::blocks_scratch(cuda.facts().multiprocessors as usize, request))
+    session.scratch_bytes(|cuda| cuda::blocks_scratch(cuda, request))
 }
 
 pub fn tokens(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {

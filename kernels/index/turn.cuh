@@ -1,0 +1,51 @@
+// How the CTAs of an update take turns at the summaries of a sequence and head.
+#pragma once
+
+#include "index/params.cuh"
+
+constexpr uint32 THREADS = 256;
+
+// What of its summaries a sequence's new tokens change: begin … end−1.
+struct Stale {
+    uint32 len, begin, end;
+};
+
+// A CTA's part: a head of a sequence, for which `slices` CTAs take turns at the summaries.
+struct Turn {
+    uint32 seq, head, slice, slices;
+
+    __device__ Turn(const UpdateParams &p)
+        : head(blockIdx.x % p.keys.kv_heads), slices(p.slices) {
+        const uint32 n = blockIdx.x / p.keys.kv_heads;
+        seq = n / slices, slice = n - seq * slices;
+    }
+};
+
+// A summary and where it goes.
+struct Unit {
+    uint32 j, page, row;
+    bool exists;
+
+    __device__ Unit(const UpdateParams &p, const Turn &turn, const Stale &stale, uint32 j) : j(j) {
+        exists = j < stale.end && p.place.find(turn.seq, j, page, row);
+    }
+};
+
+// 0 for what is negative, and for NaN.
+__device__ inline float positive(float x) { return x > 0.0f ? x : 0.0f; }
+
+// What codes of four bits stand for: value ≈ min + scale · code. Without a number low is above high, and the minimum NaN.
+struct Range {
+    uint16 scale_bits, min_bits;
+
+    __device__ Range(float low, float high) {
+        constexpr float MOST = 65504.0f;  // the largest float16
+        min_bits = low <= high ? narrow_float16(fminf(fmaxf(low, -MOST), MOST)) : 0x7e00;
+        scale_bits = narrow_float16(fminf(positive((high - low) / 15.0f), MOST));
+    }
+    __device__ uint32 code(float x) const {
+        const float least = widen_float16(min_bits), scale = widen_float16(scale_bits);
+        // Adding 2^23 rounds to a whole number, ties to even, and leaves it in the low bits.
+        return scale == 0.0f ? 0u : __float_as_uint(fminf(positive((x - least) / scale), 15.0f) + 8388608.0f) & 15;
+    }
+};
