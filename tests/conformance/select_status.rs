@@ -284,7 +284,7 @@ fn select_of_a_short_index_and_the_longest_sequence_takes_little_memory(backend:
     let index = Indices::new(backend, 8, |row| row as f64);
     for (window, stride) in [(BLOCK as u32, BLOCK as u32), (1 << 30, 1), (1, 1 << 28), (u32::MAX, 1)] {
         // On CUDA the scores of the blocks that MEAN's windows reach lie side by side: here there are 2^28.
-        let is_wide = stride > BLOCK as u32 && backend.is_cuda();
+        let is_wide = window.max(stride) > BLOCK as u32 && backend.is_cuda();
         let is_taken =
             |method: &Option<u32>| !(is_wide && matches!(method, Some(VWD_SELECT_MEAN_SOFTMAX | VWD_SELECT_MEAN_DOT)));
         for method in METHODS.map(Some).into_iter().chain([None]).filter(is_taken) {

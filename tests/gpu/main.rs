@@ -11,6 +11,7 @@ mod gather;
 mod graph;
 mod predict;
 mod runtime;
+mod select;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
@@ -27,8 +28,9 @@ fn main() {
     if let Err(reason) = &backend {
         println!("gpu: {reason}");
     }
-    let cases = [graph::CASES, attention::CASES, gather::CASES, predict::CASES, calls::CASES, runtime::CASES].concat();
-    let trials = cases.into_iter().map(|(name, case)| match &backend {
+    let cases =
+        [graph::CASES, attention::CASES, gather::CASES, predict::CASES, select::CASES, calls::CASES, runtime::CASES];
+    let trials = cases.concat().into_iter().map(|(name, case)| match &backend {
         Ok(backend) => {
             let backend = backend.clone();
             Trial::test(name, move || {

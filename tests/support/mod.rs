@@ -10,6 +10,7 @@ pub mod memory;
 pub mod oracle;
 pub mod paged;
 pub mod rng;
+pub mod selection;
 pub mod session;
 pub mod tensor;
 
