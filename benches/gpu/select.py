@@ -2,10 +2,10 @@
 
     python benches/gpu/select.py [--out FILE] [--quick]
 
-8 KV heads of 128 channels, groups of 4, blocks of 64 tokens, bfloat16, 128 blocks of nb; the first and the two last forced. Every
-selection is compared with torch's before it is timed. `event` is one call between two CUDA events, the host's time in it; `graph`
-is GPU time, from calls in a CUDA graph. `floor` is the time in which the device copies as many bytes as the summaries have, half
-of them read. Microseconds, medians; inputs are in no cache.
+8 KV heads of 128 channels, groups of 4, blocks of 64 tokens, bfloat16 (axis: summaries in INT4), 128 blocks of nb; the first and the
+two last forced. Every selection is compared with torch's before it is timed. `event` is one call between two CUDA events, the host's
+time in it; `graph` is GPU time, from calls in a CUDA graph. `floor` is the time in which the device copies as many bytes as the
+summaries have, half of them read. Microseconds, medians; inputs are in no cache.
 """
 
 import math
@@ -32,20 +32,38 @@ def torch_minmax(q, high, low, k):
     return scores.topk(k, dim=-1).indices
 
 
+def torch_axis(q, codes, ranges, k):
+    """AXIS from summaries in INT4: Σ_h softmax of q·mean + ln 2·cosh(q·axis), then the best k. Scores, and the blocks."""
+    batch, rows = codes.shape[:2]
+    numbers = torch.stack([codes & 15, codes >> 4], -1).float().view(batch, rows, HEADS, 2, DIM // 32, 32)
+    scale, least = ranges.float().view(batch, rows, HEADS, 2, DIM // 32, 2).unbind(-1)
+    mean, axis = (least[..., None] + scale[..., None] * numbers).flatten(-2).permute(3, 0, 2, 4, 1)
+    q = q.view(batch, HEADS, -1, DIM).float() / math.sqrt(DIM)
+    along = (q @ axis).abs()
+    mass = (q @ mean + along + torch.log1p(torch.exp(-2 * along))).softmax(-1).sum(2)
+    return mass, mass.topk(k, dim=-1).indices
+
+
 class Case:
     """`sets` indices of one shape, and the library's calls on each."""
 
     def __init__(self, session, batch, tokens, k, method="minmax", group=GROUP):
         self.session, self.batch, self.k, self.method = session, batch, k, method
         self.blocks = tokens // BLOCK
-        summaries = 2 * self.blocks if method == "minmax" else tokens // STRIDE - 1
-        self.bytes = batch * summaries * HEADS * DIM * 2
+        summaries = self.blocks if method == "axis" else 2 * self.blocks if method == "minmax" else tokens // STRIDE - 1
+        self.bytes = batch * summaries * HEADS * (DIM + DIM // 4 if method == "axis" else DIM * 2)
         self.sets = min(20, max(2, math.ceil((384 << 20) / self.bytes)))
         self.q = random(batch, HEADS * (1 if method == "mean_dot" else group), DIM)
         self.lens = torch.full((batch,), tokens, dtype=torch.int32, device="cuda")
         rows = summaries // 2 if method == "minmax" else summaries
-        self.first = [random(batch, rows, HEADS, DIM) for _ in range(self.sets)]
-        self.second = [x - random(*x.shape).abs() for x in self.first] if method == "minmax" else [None] * self.sets
+        if method == "axis":
+            self.first = [torch.randint(256, (batch, rows, HEADS, DIM), device="cuda", dtype=torch.uint8) for _ in range(self.sets)]
+            self.second = [random(batch, rows, HEADS, DIM // 8).half() for _ in range(self.sets)]
+            for ranges in self.second:
+                ranges[..., 0::2].abs_().mul_(0.1)
+        else:
+            self.first = [random(batch, rows, HEADS, DIM) for _ in range(self.sets)]
+            self.second = [x - random(*x.shape).abs() for x in self.first] if method == "minmax" else [None] * self.sets
         self.ids = torch.empty(batch, HEADS, k, dtype=torch.int32, device="cuda")
         self.counts = torch.empty(batch, HEADS, dtype=torch.int32, device="cuda")
         self.scores = torch.empty(batch, HEADS, self.blocks, device="cuda")
@@ -53,6 +71,8 @@ class Case:
     def index(self, i):
         if self.method == "minmax":
             return vanward.Index("minmax", block_size=BLOCK, key_max=self.first[i], key_min=self.second[i])
+        if self.method == "axis":
+            return vanward.Index("axis", block_size=BLOCK, axes=self.first[i], axis_range=self.second[i])
         return vanward.Index("mean", window=WINDOW, stride=STRIDE, means=self.first[i])
 
     def prepared(self, i, stream, **more):
@@ -86,6 +106,9 @@ class Case:
             theirs = torch_minmax(self.q, self.first[0], self.second[0], self.k)
             same = sum(len(set(a.tolist()) & set(b.tolist())) for a, b in zip(self.ids.flatten(0, 1), theirs.flatten(0, 1)))
             assert same >= 0.9 * theirs.numel(), "torch's selection, but for its rounding and what is forced"
+        if self.method == "axis":
+            theirs, _ = torch_axis(self.q, self.first[0], self.second[0], self.k)
+            assert torch.allclose(self.scores, theirs, rtol=2e-3, atol=1e-6), "torch's scores, but for its rounding"
 
 
 def select(session, timer, rows, quick):
@@ -99,6 +122,14 @@ def select(session, timer, rows, quick):
         row.update(vanward_graph=timer.graph(ours, case.sets), torch_graph=timer.graph(peer, case.sets))
         row.update(vanward_event=timer.event(ours, case.sets), torch_event=timer.event(peer, case.sets))
         rows.put("minmax", **row)
+        case = Case(session, batch, tokens, 128, "axis")
+        case.check()
+        ours = case.on_current_stream()
+        peer = lambda i: torch_axis(case.q, case.first[i], case.second[i], case.k)  # noqa: E731
+        row = dict(batch=batch, tokens=tokens, floor=timer.copy(case.bytes))
+        row.update(vanward_graph=timer.graph(ours, case.sets), torch_graph=timer.graph(peer, case.sets))
+        row.update(vanward_event=timer.event(ours, case.sets))
+        rows.put("axis", **row)
     for method, group in (("mean_dot", 1), ("mean_softmax", 4), ("mean_softmax", 16)):
         for tokens in (32 << 10, 128 << 10):
             case = Case(session, 1, tokens, 128, method, group)
@@ -114,7 +145,10 @@ def build(session, timer, rows):
     pages = torch.randperm(len(k), device="cuda").int()[None]
     lens, begin = (torch.tensor([n], dtype=torch.int32, device="cuda") for n in (tokens, tokens - 1))
     high, low, means = (torch.empty(1, n, HEADS, DIM, device="cuda", dtype=torch.bfloat16) for n in (tokens // BLOCK, tokens // BLOCK, tokens // STRIDE))
+    codes = torch.empty(1, tokens // BLOCK, HEADS, DIM, device="cuda", dtype=torch.uint8)
+    ranges = torch.empty(1, tokens // BLOCK, HEADS, DIM // 8, device="cuda", dtype=torch.float16)
     indices = {
+        "axis": vanward.Index("axis", block_size=BLOCK, axes=codes, axis_range=ranges),
         "minmax": vanward.Index("minmax", block_size=BLOCK, key_max=high, key_min=low),
         "mean": vanward.Index("mean", window=WINDOW, stride=STRIDE, means=means),
     }
