@@ -1,8 +1,8 @@
 //! A call allocates nothing, however many tensors it takes and wherever they lie.
 
 use std::alloc::{GlobalAlloc, Layout as Size, System};
+use std::cell::Cell;
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use vanward::abi::*;
 use vanward::capi::*;
 
@@ -11,12 +11,15 @@ use support::*;
 
 struct Counting;
 
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
+thread_local! {
+    /// Of this thread: tests run side by side.
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
 
 // SAFETY: forwards to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, size: Size) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
         // SAFETY: forwarded to the caller.
         unsafe { System.alloc(size) }
     }
@@ -58,12 +61,79 @@ fn calls_allocate_nothing() {
                 offsets: offsets.c(),
                 ..args()
             };
-            let before = ALLOCATIONS.load(Relaxed);
+            let before = ALLOCATIONS.get();
             // SAFETY: the tensors outlive the call.
             let status = unsafe { vwd_verify_pack(backend.session(), &args, null_mut()) };
-            let made = ALLOCATIONS.load(Relaxed) - before;
+            let made = ALLOCATIONS.get() - before;
             assert_ok(status);
             assert_eq!(made, 0, "{count} tensors of {forms} forms");
         }
     });
+}
+
+/// Of a step, however often lists are resolved before the copies are made.
+#[test]
+fn steps_of_a_kv_cache_allocate_nothing() {
+    const LISTS: usize = 2;
+    const CAP: usize = 4;
+    let backend = Backend::cpu(1);
+    let options = vwd_kv_cache_options {
+        layers: 1,
+        kv_heads: 1,
+        block_size: 4,
+        key_dim: 16,
+        value_dim: 16,
+        dtype_code: F32.code as u32,
+        dtype_bits: F32.bits as u32,
+        max_sequences: 2,
+        max_blocks: 64,
+        host_blocks: 128,
+        slots: 16,
+        ..args()
+    };
+    let mut cache = null_mut();
+    // SAFETY: everything is valid.
+    assert_ok(unsafe { vwd_kv_cache_create(backend.session(), &options, &mut cache) });
+    for _ in 0..LISTS {
+        let mut sequence = u32::MAX;
+        // SAFETY: the cache lives.
+        unsafe {
+            assert_ok(vwd_kv_cache_add(cache, &mut sequence, null_mut()));
+            assert_ok(vwd_kv_cache_extend(cache, sequence, 256, null_mut()));
+        }
+    }
+    let ints = |values: Array<i64>| Tensor::ints(&backend, I32, &values, &Layout::default());
+    let place = |dtype, shape: &[usize]| Tensor::poisoned(&backend, dtype, shape, &Layout::default());
+    let (sequences, begin) = (ints(Array::from_fn(&[LISTS], |at| at[0] as i64)), place(I32, &[LISTS]));
+    let (ids, slots) = (place(I32, &[LISTS, 1, CAP]), place(I32, &[LISTS, 1, CAP]));
+    let counts = ints(Array::filled(&[LISTS, 1], CAP as i64));
+    let rows = place(F32, &[LISTS, 8, 1, 16]);
+    let append =
+        vwd_kv_cache_append_args { sequences: sequences.c(), begin: begin.c(), k: rows.c(), v: rows.c(), ..args() };
+    let wanted = vwd_block_list { ids: ids.c(), counts: counts.c(), slots: slots.c() };
+    let resolve = vwd_kv_cache_resolve_args { sequences: sequences.c(), wanted, ..args() };
+    for step in 0..32i64 {
+        begin.refill_ints(&Array::filled(&[LISTS], step * 8));
+        ids.refill_ints(&Array::from_fn(&[LISTS, 1, CAP], |at| (step * 2 - at[2] as i64 * 5).max(0)));
+        let before = ALLOCATIONS.get();
+        // SAFETY: the tensors outlive the calls.
+        let statuses = unsafe {
+            [
+                vwd_kv_cache_append(cache, &append, null_mut()),
+                vwd_kv_cache_resolve(cache, &resolve, null_mut()),
+                if step % 8 == 6 { vwd_kv_cache_fetch(cache, 0, null_mut()) } else { VWD_OK },
+                if step % 8 == 7 { vwd_kv_cache_wait(cache, 0, null_mut()) } else { VWD_OK },
+            ]
+        };
+        let made = ALLOCATIONS.get() - before;
+        assert_eq!((statuses, made), ([VWD_OK; 4], 0), "step {step}");
+    }
+    let mut stats = args();
+    // SAFETY: the cache lives until it is released.
+    unsafe {
+        assert_ok(vwd_kv_cache_info(cache, &mut stats));
+        vwd_kv_cache_release(cache);
+    }
+    let vwd_kv_cache_stats { misses, evictions, bytes_fetched, dropped_tokens, .. } = stats;
+    assert!(misses > 0 && evictions > 0 && bytes_fetched > 0 && dropped_tokens == 0, "what was tested?");
 }

@@ -1,5 +1,6 @@
 //! What every other module stands on: status, data types, tensor views and their checks.
 
+pub mod allocate;
 pub mod along;
 pub mod copy;
 pub mod dtype;

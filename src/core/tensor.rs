@@ -115,22 +115,29 @@ impl Name {
 
 /// Describes memory of the library's own, packed, in C order.
 pub fn contiguous(data: *mut u8, dtype: DType, extents: &[usize]) -> vwd_tensor {
-    let (mut shape, mut strides, mut stride) = ([0; MAX_RANK], [0; MAX_RANK], 1);
+    let (mut steps, mut step) = ([0; MAX_RANK], 1);
     for (d, &n) in extents.iter().enumerate().rev() {
-        (shape[d], strides[d]) = (n as i64, stride);
-        stride *= n as i64;
+        steps[d] = step;
+        step *= n;
     }
-    vwd_tensor {
-        data: data.cast(),
-        device_type: device_type::CPU,
-        device_id: 0,
-        dtype_code: dtype.code,
-        dtype_bits: dtype.bits,
-        lanes: 1,
-        ndim: extents.len() as i32,
-        shape,
-        strides,
+    strided(Device::Cpu, data, dtype, extents, &steps)
+}
+
+/// Describes memory of the library's own; steps are in elements. Without memory it is absent.
+pub fn strided(device: Device, data: *mut u8, dtype: DType, extents: &[usize], steps: &[usize]) -> vwd_tensor {
+    let (device_type, device_id) = match device {
+        Device::Cpu => (device_type::CPU, 0),
+        Device::Cuda(ordinal) => (device_type::CUDA, ordinal),
+    };
+    let (mut shape, mut strides, mut ndim) = ([0; MAX_RANK], [0; MAX_RANK], 0);
+    if !data.is_null() {
+        ndim = extents.len() as i32;
+        for (d, (&n, &step)) in extents.iter().zip(steps).enumerate() {
+            (shape[d], strides[d]) = (n as i64, step as i64);
+        }
     }
+    let (dtype_code, dtype_bits) = (dtype.code, dtype.bits);
+    vwd_tensor { data: data.cast(), device_type, device_id, dtype_code, dtype_bits, lanes: 1, ndim, shape, strides }
 }
 
 /// Turns `vwd_tensor`s into views for one device.

@@ -14,10 +14,11 @@ use crate::abi::{
     vwd_block_list, vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_options, vwd_kv_cache_resolve_args,
     vwd_kv_cache_sizes, vwd_kv_cache_stats, vwd_stream, vwd_tensor,
 };
+use crate::core::allocate::{collected, reserved};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{ANY, Tensor, device_type};
+use crate::core::tensor::{ANY, Device, Tensor, strided};
 use crate::ops::views::{BlockList, ListAt, Lists};
 use crate::runtime::cpu::Cpu;
 use crate::runtime::{On, Session, require_no_flags};
@@ -83,19 +84,19 @@ impl KvCache {
         progress(sizes.host_bytes);
         let pool_bytes = options.total_slots() * options.run().bytes;
         let layer_bytes = sizes.host_bytes as usize / options.layers;
-        let mut layers = Vec::with_capacity(options.layers);
+        let mut layers = reserved(options.layers, "the layers of a KV cache")?;
         for n in 0..options.layers {
-            layers.push(Layer::new(&options, Pool::alloc(pool_bytes)?, host.data().wrapping_add(n * layer_bytes)));
+            layers.push(Layer::new(&options, Pool::alloc(pool_bytes)?, host.data().wrapping_add(n * layer_bytes))?);
             progress(sizes.host_bytes + sizes.device_bytes * (n as u64 + 1) / options.layers as u64);
         }
         let (rows, columns) = (options.max_sequences, options.max_blocks);
-        let sequences = Sequences::new(options.block_size, rows, columns, options.host_blocks);
-        let pages = (0..rows).flat_map(|i| (0..columns).map(move |n| options.tail_page(i, n) as i32));
+        let sequences = Sequences::new(options.block_size, rows, columns, options.host_blocks)?;
+        let pages = (0..rows * columns).map(|n| options.tail_page(n / columns, n % columns) as i32);
         Ok(KvCache {
             session: session.clone(),
             options,
             sizes,
-            tail_table: pages.collect(),
+            tail_table: collected(pages, "the pages of a KV cache's tails")?,
             state: Mutex::new(State { sequences, layers, counters: Counters::default(), _host: host }),
         })
     }
@@ -216,7 +217,7 @@ impl KvCache {
             let (run, token) = (run.bytes / element, part.token / element);
             let strides = [heads * run, token, run, 1];
             let data = if part.token == 0 { std::ptr::null_mut() } else { pool.wrapping_add(part.begin) };
-            strided(data, dtype, &shape, &strides[..shape.len()])
+            strided(Device::Cpu, data, dtype, &shape, &strides[..shape.len()])
         };
         let [keys, values, key_scales, value_scales] = run.parts;
         let of = |slots: usize, heads: usize| {
@@ -241,7 +242,7 @@ impl KvCache {
             tail_v,
             tail_k_scale,
             tail_v_scale,
-            tail_table: strided(table, DType::I32, &[max_sequences, max_blocks], &[max_blocks, 1]),
+            tail_table: strided(Device::Cpu, table, DType::I32, &[max_sequences, max_blocks], &[max_blocks, 1]),
         })
     }
 
@@ -266,27 +267,6 @@ impl KvCache {
             waits,
             dropped_tokens,
         }
-    }
-}
-
-/// Describes memory of the cache; strides are in elements. Without memory it is absent.
-fn strided(data: *mut u8, dtype: DType, extents: &[usize], steps: &[usize]) -> vwd_tensor {
-    let (mut shape, mut strides) = ([0; 5], [0; 5]);
-    if !data.is_null() {
-        for (d, (&n, &step)) in extents.iter().zip(steps).enumerate() {
-            (shape[d], strides[d]) = (n as i64, step as i64);
-        }
-    }
-    vwd_tensor {
-        data: data.cast(),
-        device_type: device_type::CPU,
-        device_id: 0,
-        dtype_code: dtype.code,
-        dtype_bits: dtype.bits,
-        lanes: 1,
-        ndim: if data.is_null() { 0 } else { extents.len() as i32 },
-        shape,
-        strides,
     }
 }
 

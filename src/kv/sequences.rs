@@ -3,10 +3,13 @@
 //! Whole blocks are shared and never change. The block that a sequence may still write to is its own; it is in the tail, and its
 //! physical block gets its content when it is full.
 
+use crate::core::allocate::{collected, filled, reserved};
 use crate::core::status::{Code, Error, Result};
 
 /// In a table: no block.
 pub const NONE: i32 = -1;
+
+const DROPPED: &str = "the blocks that a sequence of a KV cache gives back";
 
 pub struct Sequences {
     block_size: usize,
@@ -37,16 +40,17 @@ pub struct Truncated {
 }
 
 impl Sequences {
-    pub fn new(block_size: usize, max_sequences: usize, max_blocks: usize, blocks: usize) -> Sequences {
-        Sequences {
+    pub fn new(block_size: usize, max_sequences: usize, max_blocks: usize, blocks: usize) -> Result<Sequences> {
+        const PURPOSE: &str = "the sequences and blocks of a KV cache";
+        Ok(Sequences {
             block_size,
             max_blocks,
-            lens: vec![None; max_sequences],
-            table: vec![NONE; max_sequences * max_blocks],
-            holders: vec![0; blocks],
+            lens: filled(None, max_sequences, PURPOSE)?,
+            table: filled(NONE, max_sequences * max_blocks, PURPOSE)?,
+            holders: filled(0, blocks, PURPOSE)?,
             // The lowest first.
-            free: (0..blocks as u32).rev().collect(),
-        }
+            free: collected((0..blocks as u32).rev(), PURPOSE)?,
+        })
     }
 
     pub fn count(&self) -> usize {
@@ -166,7 +170,7 @@ impl Sequences {
         if is_shared && !is_enough {
             self.require_free(1)?;
         }
-        let mut dropped = Vec::new();
+        let mut dropped = reserved(len - cut + 1, DROPPED)?;
         for n in cut..len {
             let block = std::mem::replace(&mut self.table[row + n], NONE);
             self.give_up(block, &mut dropped);
@@ -187,7 +191,7 @@ impl Sequences {
     /// Ends a sequence; returns the blocks that nobody holds any more.
     pub fn free(&mut self, sequence: u32) -> Result<Vec<u32>> {
         let len = self.len("sequence", sequence)?;
-        let (row, mut dropped) = (sequence as usize * self.max_blocks, Vec::new());
+        let (row, mut dropped) = (sequence as usize * self.max_blocks, reserved(len, DROPPED)?);
         for n in 0..len {
             let block = std::mem::replace(&mut self.table[row + n], NONE);
             self.give_up(block, &mut dropped);

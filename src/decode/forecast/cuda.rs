@@ -1,7 +1,8 @@
 //! Maps on a device, and launch of the kernels of kernels/forecast.
 
-use super::map::{Map, Matrix, zeros};
+use super::map::{Map, Matrix};
 use super::{ProjectRequest, Shape};
+use crate::core::allocate::zeros;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;

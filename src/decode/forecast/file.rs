@@ -1,8 +1,9 @@
 //! Maps in a safetensors file; docs/forecast.md has the format.
 
-use super::map::{Map, Matrix, zeros};
+use super::map::{Map, Matrix};
 use super::replace::{open, replace};
 use super::{DEFAULT_RIDGE, Shape};
+use crate::core::allocate::zeros;
 use crate::core::status::{Code, Error, Result};
 use half::{bf16, f16};
 use safetensors::Dtype;

@@ -4,8 +4,9 @@
 //! panel holds does not depend on who computes it.
 
 use super::inputs::write_queries;
-use super::map::{Map, Matrix, zeros};
+use super::map::{Map, Matrix};
 use super::{AccumulateRequest, Shape};
+use crate::core::allocate::zeros;
 use crate::core::dtype::Float;
 use crate::core::status::{Code, Error, Result};
 use crate::core::tensor::{Device, Tensor};

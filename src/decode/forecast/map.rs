@@ -1,6 +1,7 @@
 //! A solved map: what a projection multiplies with.
 
-use crate::core::status::{Error, Result};
+use crate::core::allocate::zeros;
+use crate::core::status::Result;
 use crate::ops::simd::LANES;
 
 /// W, or W cut to two factors: q̂ = up·(down·x̂).
@@ -59,12 +60,4 @@ impl Matrix {
     pub fn is_finite(&self) -> bool {
         self.values.iter().all(|value| value.is_finite())
     }
-}
-
-/// Zeros, or an error where memory does not suffice.
-pub fn zeros<T: Clone + Default>(len: usize, purpose: &str) -> Result<Vec<T>> {
-    let mut values = Vec::new();
-    values.try_reserve_exact(len).map_err(|_| Error::out_of_memory(len.saturating_mul(size_of::<T>()), purpose))?;
-    values.resize(len, T::default());
-    Ok(values)
 }

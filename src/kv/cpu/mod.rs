@@ -8,9 +8,11 @@ pub use memory::{Pinned, Pool};
 use super::options::{Options, Run, TAIL_BLOCKS};
 use super::sequences::{Opened, Sequences};
 use super::{AppendRequest, Counters, ResolveRequest};
+use crate::core::allocate::filled;
+use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::runtime::cpu::Cpu;
-use residents::{Evicted, Given, Residents};
+use residents::{Evicted, Residents};
 use std::ops::Range;
 
 pub struct Layer {
@@ -22,20 +24,12 @@ pub struct Layer {
     /// Of each sequence.
     tails: Vec<Tail>,
     residents: Residents,
-    queue: Vec<Travel>,
 }
 
 // SAFETY: what it points to is the cache's, which locks it.
 unsafe impl Send for Layer {}
 // SAFETY: as above; tasks that share it write places of their own.
 unsafe impl Sync for Layer {}
-
-/// A copy that a resolve asked for.
-struct Travel {
-    block: usize,
-    head: usize,
-    given: Given,
-}
 
 /// Newest blocks of a sequence, which lie in slots of their own: `first` … `newest` and no more than two of them.
 #[derive(Clone, Copy, Debug)]
@@ -82,17 +76,16 @@ impl Tail {
 
 impl Layer {
     /// `host` is the layer's part of the cache's host memory.
-    pub fn new(options: &Options, pool: Pool, host: *mut u8) -> Layer {
+    pub fn new(options: &Options, pool: Pool, host: *mut u8) -> Result<Layer> {
         let keys = options.host_blocks * options.kv_heads;
-        Layer {
+        Ok(Layer {
             pool,
             host,
             options: *options,
             run: options.run(),
-            tails: vec![Tail::EMPTY; options.max_sequences],
-            residents: Residents::new(keys, options.slots, options.hold),
-            queue: Vec::new(),
-        }
+            tails: filled(Tail::EMPTY, options.max_sequences, "the tails of a KV cache")?,
+            residents: Residents::new(keys, options.slots, options.hold)?,
+        })
     }
 
     pub fn pool(&self) -> *mut u8 {
@@ -279,12 +272,10 @@ impl Layer {
         if let Some(slot) = self.residents.name(key) {
             return ((first + slot) as i32, self.residents.is_there(slot));
         }
-        let (given, evicted) = self.residents.give(key);
+        let (slot, evicted) = self.residents.give(key);
         counters.evictions += (evicted != Evicted::Nothing) as u64;
         counters.unused += (evicted == Evicted::Unused) as u64;
-        let heads = self.options.kv_heads;
-        self.queue.push(Travel { block: key / heads, head: key % heads, given });
-        ((first + given.slot) as i32, false)
+        ((first + slot) as i32, false)
     }
 
     /// Where block `id` of a sequence is.
@@ -303,21 +294,17 @@ impl Layer {
 
     /// Makes the copies that resolves have asked for. Returns how many there were.
     pub fn fetch(&mut self, cpu: &Cpu, counters: &mut Counters) -> usize {
-        let mut queue = std::mem::take(&mut self.queue);
-        let asked = queue.len();
-        queue.retain(|travel| self.residents.land(travel.given));
-        let first = self.options.tail_slots();
+        let (first, heads, asked) = (self.options.tail_slots(), self.options.kv_heads, self.residents.asked());
         let this = &*self;
-        cpu.parallel(queue.len(), self.run.bytes, |n| {
-            let Travel { block, head, given } = queue[n];
+        cpu.parallel(asked, self.run.bytes, |n| {
+            let Some((slot, key)) = this.residents.copy(n) else { return };
             // SAFETY: a run of host memory and one of the pool, which no other copy names: each has its slot.
             unsafe {
-                std::ptr::copy_nonoverlapping(this.host(block, head), this.slot(first + given.slot), this.run.bytes)
+                let (from, to) = (this.host(key / heads, key % heads), this.slot(first + slot));
+                std::ptr::copy_nonoverlapping(from, to, this.run.bytes)
             };
         });
-        counters.bytes_fetched += (queue.len() * self.run.bytes) as u64;
-        queue.clear();
-        self.queue = queue;
+        counters.bytes_fetched += (self.residents.land() * self.run.bytes) as u64;
         asked
     }
 }

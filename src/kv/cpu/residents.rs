@@ -1,4 +1,8 @@
-//! Which block of which KV head each slot holds: the least recently named makes room for the next.
+//! Which block of which KV head each slot holds, and which of them are still to be copied: the least recently named makes room for
+//! the next.
+
+use crate::core::allocate::{collected, filled, reserved};
+use crate::core::status::Result;
 
 /// No block, or no slot.
 const NOBODY: u32 = u32::MAX;
@@ -7,6 +11,8 @@ pub struct Residents {
     /// By block and KV head.
     slot_of: Vec<u32>,
     slots: Vec<Slot>,
+    /// Slots given away since the last copies, each once.
+    asked: Vec<u32>,
     /// Ends of the list of slots in the order in which they were named.
     oldest: u32,
     newest: u32,
@@ -18,21 +24,13 @@ pub struct Residents {
 #[derive(Clone, Copy)]
 struct Slot {
     holds: u32,
-    /// Blocks that it was given so far: a copy for an earlier one does not land.
-    generation: u32,
     named_at: u64,
+    is_asked: bool,
     is_there: bool,
     /// Named since it was fetched.
     is_used: bool,
     before: u32,
     after: u32,
-}
-
-/// A slot as it was given to a block.
-#[derive(Clone, Copy)]
-pub struct Given {
-    pub slot: usize,
-    pub generation: u32,
 }
 
 /// What a slot held before it was given to another block.
@@ -45,24 +43,26 @@ pub enum Evicted {
 }
 
 impl Residents {
-    pub fn new(keys: usize, slots: usize, hold: usize) -> Residents {
+    pub fn new(keys: usize, slots: usize, hold: usize) -> Result<Residents> {
+        const PURPOSE: &str = "the slots' bookkeeping of a KV cache";
         let slot = |n: usize| Slot {
             holds: NOBODY,
-            generation: 0,
             named_at: 0,
+            is_asked: false,
             is_there: false,
             is_used: false,
             before: if n == 0 { NOBODY } else { n as u32 - 1 },
             after: if n + 1 == slots { NOBODY } else { n as u32 + 1 },
         };
-        Residents {
-            slot_of: vec![NOBODY; keys],
-            slots: (0..slots).map(slot).collect(),
+        Ok(Residents {
+            slot_of: filled(NOBODY, keys, PURPOSE)?,
+            slots: collected((0..slots).map(slot), PURPOSE)?,
+            asked: reserved(slots, PURPOSE)?,
             oldest: 0,
             newest: slots as u32 - 1,
             now: hold as u64,
             hold: hold as u64,
-        }
+        })
     }
 
     /// A resolve begins.
@@ -89,8 +89,8 @@ impl Residents {
         slot.is_there
     }
 
-    /// Gives a block that has no slot the oldest one.
-    pub fn give(&mut self, key: usize) -> (Given, Evicted) {
+    /// Gives a block that has no slot the oldest one, and asks for its copy.
+    pub fn give(&mut self, key: usize) -> (usize, Evicted) {
         let at = self.oldest;
         let slot = &mut self.slots[at as usize];
         assert!(slot.named_at + self.hold <= self.now, "more slots are named than the cache has");
@@ -103,20 +103,37 @@ impl Residents {
             self.slot_of[slot.holds as usize] = NOBODY;
         }
         slot.holds = key as u32;
-        slot.generation = slot.generation.wrapping_add(1);
         (slot.is_there, slot.is_used) = (false, false);
+        if !std::mem::replace(&mut slot.is_asked, true) {
+            self.asked.push(at);
+        }
         self.slot_of[key] = at;
-        let given = Given { slot: at as usize, generation: slot.generation };
         self.name(key);
-        (given, evicted)
+        (at as usize, evicted)
     }
 
-    /// Whether a copy may still land; then it has.
-    pub fn land(&mut self, given: Given) -> bool {
-        let slot = &mut self.slots[given.slot];
-        let is_current = slot.holds != NOBODY && slot.generation == given.generation;
-        slot.is_there |= is_current;
-        is_current
+    /// Slots that were given away since the last copies.
+    pub fn asked(&self) -> usize {
+        self.asked.len()
+    }
+
+    /// The `n`-th of them and its block; `None` where that is no more.
+    pub fn copy(&self, n: usize) -> Option<(usize, usize)> {
+        let at = self.asked[n] as usize;
+        let key = self.slots[at].holds;
+        (key != NOBODY).then_some((at, key as usize))
+    }
+
+    /// The copies are made. Returns how many there were.
+    pub fn land(&mut self) -> usize {
+        let mut landed = 0;
+        for &at in &self.asked {
+            let slot = &mut self.slots[at as usize];
+            (slot.is_asked, slot.is_there) = (false, slot.holds != NOBODY);
+            landed += slot.is_there as usize;
+        }
+        self.asked.clear();
+        landed
     }
 
     /// The block is no more: its slot is the first to be given away.
@@ -127,7 +144,6 @@ impl Residents {
         }
         let slot = &mut self.slots[at as usize];
         slot.holds = NOBODY;
-        slot.generation = slot.generation.wrapping_add(1);
         // A list that named it may still be read: it waits as others do.
         if slot.named_at + self.hold <= self.now {
             self.unlink(at);
