@@ -1412,8 +1412,8 @@ VWD_API vwd_status vwd_kv_cache_capacity(const vwd_kv_cache_options *options, vw
  * cache    Out. Release with `vwd_kv_cache_release`.
  *
  * Blocks and allocates; not for capture. Thread-safe.
- * Errors: INVALID_ARGUMENT (the message names the option), UNSUPPORTED (a CUDA session, in this build), OUT_OF_MEMORY,
- * INTERNAL. After an error nothing is kept.
+ * Errors: INVALID_ARGUMENT (the message names the option), UNSUPPORTED (CUDA: runs of 2^32 bytes, more than 2^30 slots),
+ * OUT_OF_MEMORY, DRIVER, INTERNAL. After an error nothing is kept.
  */
 VWD_API
 vwd_status vwd_kv_cache_create(const vwd_session *session,
@@ -1422,7 +1422,7 @@ vwd_status vwd_kv_cache_create(const vwd_session *session,
 
 /**
  * Releases a cache and all its sequences; NULL is a no-op. No call on it may be in progress, and its streams have passed its
- * last call.
+ * last call; it waits for its own copies.
  */
 VWD_API
 void vwd_kv_cache_release(vwd_kv_cache *cache);
@@ -1432,8 +1432,9 @@ void vwd_kv_cache_release(vwd_kv_cache *cache);
  *
  * sequence  Out: its number, below max_sequences. Free with `vwd_kv_cache_free`.
  *
- * Thread-safe; calls on one cache are ordered by the caller where they are about the same sequence or layer. Enqueues what
- * the device must know; not for capture.
+ * Thread-safe; calls on one cache are ordered by the caller where they are about the same layer, and on the device by one
+ * stream or by events: this call, and those like it, are about every layer. Enqueues what the device must know; not for
+ * capture.
  * Errors: INVALID_ARGUMENT, OUT_OF_MEMORY (max_sequences are in use), DRIVER, INTERNAL.
  */
 VWD_API
@@ -1559,10 +1560,14 @@ vwd_status vwd_kv_cache_fetch(const vwd_kv_cache *cache,
 /**
  * Makes the stream wait for the layer's copies; those that no fetch has begun begin now.
  *
- * Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured.
+ * Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured; what was begun outside
+ * a graph is waited for outside of it, on the stream that launches it.
  * Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
  */
-VWD_API vwd_status vwd_kv_cache_wait(const vwd_kv_cache *cache, uint32_t layer, vwd_stream stream);
+VWD_API
+vwd_status vwd_kv_cache_wait(const vwd_kv_cache *cache,
+                             uint32_t layer,
+                             vwd_stream stream);
 
 /**
  * Fills `view`, whose struct_size the caller has set, with where a layer's slots lie. Thread-safe.
@@ -1571,9 +1576,9 @@ VWD_API vwd_status vwd_kv_cache_wait(const vwd_kv_cache *cache, uint32_t layer, 
 VWD_API vwd_status vwd_kv_cache_view(const vwd_kv_cache *cache, uint32_t layer, vwd_kv_cache_layer *view);
 
 /**
- * Fills `stats`, whose struct_size the caller has set, without synchronising: on a CUDA session with what the device has
- * counted so far. Thread-safe.
- * Errors: INVALID_ARGUMENT.
+ * Fills `stats`, whose struct_size the caller has set, without waiting for any work: on a CUDA session it copies what the
+ * device has counted so far. Thread-safe.
+ * Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
  */
 VWD_API
 vwd_status vwd_kv_cache_info(const vwd_kv_cache *cache,

@@ -47,8 +47,8 @@ pub unsafe extern "C" fn vwd_kv_cache_capacity(
 /// cache    Out. Release with `vwd_kv_cache_release`.
 ///
 /// Blocks and allocates; not for capture. Thread-safe.
-/// Errors: INVALID_ARGUMENT (the message names the option), UNSUPPORTED (a CUDA session, in this build), OUT_OF_MEMORY,
-/// INTERNAL. After an error nothing is kept.
+/// Errors: INVALID_ARGUMENT (the message names the option), UNSUPPORTED (CUDA: runs of 2^32 bytes, more than 2^30 slots),
+/// OUT_OF_MEMORY, DRIVER, INTERNAL. After an error nothing is kept.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_create(
     session: *const vwd_session,
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn vwd_kv_cache_create(
 }
 
 /// Releases a cache and all its sequences; NULL is a no-op. No call on it may be in progress, and its streams have passed its
-/// last call.
+/// last call; it waits for its own copies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_release(cache: *mut vwd_kv_cache) {
     // SAFETY: the C contract of cache.
@@ -80,8 +80,9 @@ pub unsafe extern "C" fn vwd_kv_cache_release(cache: *mut vwd_kv_cache) {
 ///
 /// sequence  Out: its number, below max_sequences. Free with `vwd_kv_cache_free`.
 ///
-/// Thread-safe; calls on one cache are ordered by the caller where they are about the same sequence or layer. Enqueues what
-/// the device must know; not for capture.
+/// Thread-safe; calls on one cache are ordered by the caller where they are about the same layer, and on the device by one
+/// stream or by events: this call, and those like it, are about every layer. Enqueues what the device must know; not for
+/// capture.
 /// Errors: INVALID_ARGUMENT, OUT_OF_MEMORY (max_sequences are in use), DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_add(
@@ -254,7 +255,8 @@ pub unsafe extern "C" fn vwd_kv_cache_fetch(cache: *const vwd_kv_cache, layer: u
 
 /// Makes the stream wait for the layer's copies; those that no fetch has begun begin now.
 ///
-/// Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured.
+/// Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured; what was begun outside
+/// a graph is waited for outside of it, on the stream that launches it.
 /// Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_wait(cache: *const vwd_kv_cache, layer: u32, stream: vwd_stream) -> vwd_status {
@@ -278,13 +280,13 @@ pub unsafe extern "C" fn vwd_kv_cache_view(
     })
 }
 
-/// Fills `stats`, whose struct_size the caller has set, without synchronising: on a CUDA session with what the device has
-/// counted so far. Thread-safe.
-/// Errors: INVALID_ARGUMENT.
+/// Fills `stats`, whose struct_size the caller has set, without waiting for any work: on a CUDA session it copies what the
+/// device has counted so far. Thread-safe.
+/// Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_info(cache: *const vwd_kv_cache, stats: *mut vwd_kv_cache_stats) -> vwd_status {
     boundary(|| {
         // SAFETY: the C contract of the arguments.
-        unsafe { write_versioned(stats, &handle(cache, "cache")?.0.stats(), "stats") }
+        unsafe { write_versioned(stats, &handle(cache, "cache")?.0.stats()?, "stats") }
     })
 }

@@ -4,7 +4,7 @@ use super::boundary::{Handle, boundary, handle, out, release, versioned, with_la
 use crate::abi::{VWD_ABI_VERSION, vwd_session_details, vwd_session_options, vwd_status, vwd_stream};
 use crate::runtime::fork::Process;
 use crate::runtime::{Options, Session};
-use crate::{decode, ops};
+use crate::{decode, kv, ops};
 use std::ffi::{c_char, c_void};
 use std::mem::MaybeUninit;
 use std::ops::Deref;
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn vwd_session_create(
             unsafe { Options::from_c(versioned(options, "options", &mut room)?)? }
         };
         let maker = Process::this()?;
-        let created = Arc::new(Session::create(&options, &[ops::FAMILIES, decode::FAMILIES].concat())?);
+        let created = Arc::new(Session::create(&options, &[ops::FAMILIES, kv::FAMILIES, decode::FAMILIES].concat())?);
         session.write(Box::into_raw(Box::new(vwd_session(created, maker))));
         Ok(())
     })

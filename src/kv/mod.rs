@@ -5,59 +5,47 @@
 //! appended; a block that is full is written back. Whole blocks are shared among sequences and never change.
 
 mod cpu;
+mod cuda;
 mod options;
+mod pinned;
 mod sequences;
+mod store;
 
+pub use cuda::Kernels;
 pub use options::Options;
 
 use crate::abi::{
     vwd_block_list, vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_options, vwd_kv_cache_resolve_args,
     vwd_kv_cache_sizes, vwd_kv_cache_stats, vwd_stream, vwd_tensor,
 };
-use crate::core::allocate::{collected, reserved};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{ANY, Device, Tensor, strided};
+use crate::core::tensor::{ANY, Tensor, strided};
 use crate::ops::views::{BlockList, ListAt, Lists};
-use crate::runtime::cpu::Cpu;
-use crate::runtime::{On, Session, require_no_flags};
-use cpu::{Layer, Pinned, Pool};
+use crate::runtime::cuda::Family;
+use crate::runtime::{Session, require_no_flags};
 use options::Part;
 use parking_lot::Mutex;
-use sequences::Sequences;
+use sequences::{Opened, Sequences};
 use std::ops::Range;
 use std::sync::Arc;
+use store::{Changed, Counters, Store, admit};
 
 pub struct KvCache {
     session: Arc<Session>,
     options: Options,
     sizes: vwd_kv_cache_sizes,
-    /// [max_sequences, max_blocks]: where the newest blocks lie. It never changes.
-    tail_table: Vec<i32>,
     state: Mutex<State>,
 }
 
 struct State {
     sequences: Sequences,
-    layers: Vec<Layer>,
-    counters: Counters,
-    // Last: the layers point into it.
-    _host: Pinned,
+    store: Box<dyn Store>,
 }
 
-/// Since the cache was created; see vwd_kv_cache_stats.
-#[derive(Default)]
-struct Counters {
-    hits: u64,
-    misses: u64,
-    bytes_fetched: u64,
-    bytes_written_back: u64,
-    evictions: u64,
-    unused: u64,
-    waits: u64,
-    dropped_tokens: u64,
-}
+/// Every family that has kernels.
+pub const FAMILIES: &[Family] = &[Family::of::<Kernels>()];
 
 /// What a cache would take.
 pub fn capacity(c: &vwd_kv_cache_options) -> Result<vwd_kv_cache_sizes> {
@@ -70,9 +58,6 @@ impl KvCache {
     pub unsafe fn create(session: &Arc<Session>, c: &vwd_kv_cache_options) -> Result<KvCache> {
         let options = Options::from_c(c)?;
         let sizes = options.sizes()?;
-        let On::Cpu(_) = session.on(std::ptr::null_mut())? else {
-            return Err(Error::unsupported("vwd_kv_cache has no CUDA backend in this build"));
-        };
         let progress = |done: u64| {
             if let Some(call) = c.progress {
                 // SAFETY: the caller says that it keeps its contract.
@@ -80,32 +65,18 @@ impl KvCache {
             }
         };
         progress(0);
-        let host = Pinned::alloc(session, sizes.host_bytes)?;
-        progress(sizes.host_bytes);
-        let pool_bytes = options.total_slots() * options.run().bytes;
-        let layer_bytes = sizes.host_bytes as usize / options.layers;
-        let mut layers = reserved(options.layers, "the layers of a KV cache")?;
-        for n in 0..options.layers {
-            layers.push(Layer::new(&options, Pool::alloc(pool_bytes)?, host.data().wrapping_add(n * layer_bytes))?);
-            progress(sizes.host_bytes + sizes.device_bytes * (n as u64 + 1) / options.layers as u64);
-        }
-        let (rows, columns) = (options.max_sequences, options.max_blocks);
-        let sequences = Sequences::new(options.block_size, rows, columns, options.host_blocks)?;
-        let pages = (0..rows * columns).map(|n| options.tail_page(n / columns, n % columns) as i32);
-        Ok(KvCache {
-            session: session.clone(),
-            options,
-            sizes,
-            tail_table: collected(pages, "the pages of a KV cache's tails")?,
-            state: Mutex::new(State { sequences, layers, counters: Counters::default(), _host: host }),
-        })
-    }
-
-    fn cpu(&self, stream: vwd_stream) -> Result<&Cpu> {
-        match self.session.on(stream)? {
-            On::Cpu(cpu) => Ok(cpu),
-            On::Cuda(_) => Err(Error::unsupported("vwd_kv_cache has no CUDA backend in this build")),
-        }
+        let sequences =
+            Sequences::new(options.block_size, options.max_sequences, options.max_blocks, options.host_blocks)?;
+        // Of so many layers.
+        let share = |layers: usize| {
+            let of = |bytes: u64| (bytes as u128 * layers as u128 / options.layers as u128) as u64;
+            progress(of(sizes.host_bytes) + of(sizes.device_bytes));
+        };
+        let store: Box<dyn Store> = match session.cuda() {
+            None => Box::new(cpu::Layers::create(session, &options, share)?),
+            Some(_) => Box::new(cuda::Layers::create(session, &options, share)?),
+        };
+        Ok(KvCache { session: session.clone(), options, sizes, state: Mutex::new(State { sequences, store }) })
     }
 
     fn layer(&self, layer: u32) -> Result<usize> {
@@ -128,86 +99,77 @@ impl KvCache {
     // --- sequences -----------------------------------------------------------------------------------------------
 
     pub fn add(&self, stream: vwd_stream) -> Result<u32> {
-        self.cpu(stream)?;
-        let state = &mut *self.state.lock();
-        let sequence = state.sequences.add()?;
-        state.layers.iter_mut().for_each(|layer| layer.add(sequence as usize));
+        let State { sequences, store } = &mut *self.state.lock();
+        let on = admit(&**store, &self.session, stream)?;
+        let sequence = sequences.add()?;
+        store.add(&on, sequence as usize)?;
         Ok(sequence)
     }
 
     pub fn extend(&self, sequence: u32, tokens: u64, stream: vwd_stream) -> Result<()> {
-        self.cpu(stream)?;
-        self.state.lock().sequences.extend(sequence, tokens)
+        let State { sequences, store } = &mut *self.state.lock();
+        let on = admit(&**store, &self.session, stream)?;
+        let whole = sequences.extend(sequence, tokens)?;
+        store.extend(&on, &changed(sequences, sequence, whole, None))
     }
 
     pub fn fork(&self, parent: u32, tokens: u64, stream: vwd_stream) -> Result<u32> {
-        self.cpu(stream)?;
-        let state = &mut *self.state.lock();
-        let (child, opened) = state.sequences.fork(parent, tokens)?;
+        let State { sequences, store } = &mut *self.state.lock();
+        let on = admit(&**store, &self.session, stream)?;
+        let (child, opened) = sequences.fork(parent, tokens)?;
         let whole = tokens as usize / self.options.block_size;
-        for layer in &mut state.layers {
-            layer.fork(parent as usize, child as usize, whole, opened);
-        }
+        store.fork(&on, parent as usize, &changed(sequences, child, whole, opened))?;
         Ok(child)
     }
 
     pub fn truncate(&self, sequence: u32, tokens: u64, stream: vwd_stream) -> Result<()> {
-        self.cpu(stream)?;
-        let state = &mut *self.state.lock();
-        let truncated = state.sequences.truncate(sequence, tokens)?;
+        let State { sequences, store } = &mut *self.state.lock();
+        let on = admit(&**store, &self.session, stream)?;
+        let truncated = sequences.truncate(sequence, tokens)?;
         let whole = tokens as usize / self.options.block_size;
-        for layer in &mut state.layers {
-            layer.truncate(sequence as usize, whole, truncated.opened);
-            layer.drop_blocks(&truncated.dropped);
-        }
-        Ok(())
+        store.truncate(&on, &changed(sequences, sequence, whole, truncated.opened))?;
+        store.drop_blocks(&on, &truncated.dropped)
     }
 
     pub fn free(&self, sequence: u32, stream: vwd_stream) -> Result<()> {
-        self.cpu(stream)?;
-        let state = &mut *self.state.lock();
-        let dropped = state.sequences.free(sequence)?;
-        state.layers.iter_mut().for_each(|layer| layer.drop_blocks(&dropped));
-        Ok(())
+        let State { sequences, store } = &mut *self.state.lock();
+        let on = admit(&**store, &self.session, stream)?;
+        let dropped = sequences.free(sequence)?;
+        store.free(&on, sequence as usize)?;
+        store.drop_blocks(&on, &dropped)
     }
 
     // --- calls ---------------------------------------------------------------------------------------------------
 
     pub fn append(&self, request: &AppendRequest, stream: vwd_stream) -> Result<()> {
-        let cpu = self.cpu(stream)?;
-        let state = &mut *self.state.lock();
+        let on = self.session.on(stream)?;
+        let State { sequences, store } = &mut *self.state.lock();
         // SAFETY: the call's contract keeps the tensors valid.
-        unsafe { state.layers[request.layer].append(cpu, &state.sequences, request, &mut state.counters) };
-        Ok(())
+        unsafe { store.append(&on, sequences, request) }
     }
 
     pub fn resolve(&self, request: &ResolveRequest, stream: vwd_stream) -> Result<()> {
-        self.cpu(stream)?;
-        let state = &mut *self.state.lock();
+        let on = self.session.on(stream)?;
+        let State { sequences, store } = &mut *self.state.lock();
         // SAFETY: the call's contract keeps the tensors valid.
-        unsafe { state.layers[request.layer].resolve(&state.sequences, request, &mut state.counters) };
-        Ok(())
+        unsafe { store.resolve(&on, sequences, request) }
     }
 
     pub fn fetch(&self, layer: u32, stream: vwd_stream) -> Result<()> {
-        let (cpu, layer) = (self.cpu(stream)?, self.layer(layer)?);
-        let state = &mut *self.state.lock();
-        state.layers[layer].fetch(cpu, &mut state.counters);
-        Ok(())
+        let (on, layer) = (self.session.on(stream)?, self.layer(layer)?);
+        self.state.lock().store.fetch(&on, layer)
     }
 
     pub fn wait(&self, layer: u32, stream: vwd_stream) -> Result<()> {
-        let (cpu, layer) = (self.cpu(stream)?, self.layer(layer)?);
-        let state = &mut *self.state.lock();
-        let asked = state.layers[layer].fetch(cpu, &mut state.counters);
-        state.counters.waits += (asked > 0) as u64;
-        Ok(())
+        let (on, layer) = (self.session.on(stream)?, self.layer(layer)?);
+        self.state.lock().store.wait(&on, layer)
     }
 
     // --- what there is -------------------------------------------------------------------------------------------
 
     pub fn view(&self, layer: u32) -> Result<vwd_kv_cache_layer> {
-        let pool = self.state.lock().layers[self.layer(layer)?].pool();
+        let (layer, state, device) = (self.layer(layer)?, self.state.lock(), self.session.device());
+        let pool = state.store.pool(layer);
         let Options { max_sequences, max_blocks, kv_heads, block_size, dtype, dims, .. } = self.options;
         let pages = self.options.tail_slots() / kv_heads;
         let run = self.options.run();
@@ -217,7 +179,7 @@ impl KvCache {
             let (run, token) = (run.bytes / element, part.token / element);
             let strides = [heads * run, token, run, 1];
             let data = if part.token == 0 { std::ptr::null_mut() } else { pool.wrapping_add(part.begin) };
-            strided(Device::Cpu, data, dtype, &shape, &strides[..shape.len()])
+            strided(device, data, dtype, &shape, &strides[..shape.len()])
         };
         let [keys, values, key_scales, value_scales] = run.parts;
         let of = |slots: usize, heads: usize| {
@@ -230,7 +192,6 @@ impl KvCache {
         };
         let [k, v, k_scale, v_scale] = of(self.options.total_slots(), 1);
         let [tail_k, tail_v, tail_k_scale, tail_v_scale] = of(pages, kv_heads);
-        let table = self.tail_table.as_ptr().cast_mut().cast();
         Ok(vwd_kv_cache_layer {
             struct_size: size_of::<vwd_kv_cache_layer>() as u32,
             flags: 0,
@@ -242,15 +203,21 @@ impl KvCache {
             tail_v,
             tail_k_scale,
             tail_v_scale,
-            tail_table: strided(Device::Cpu, table, DType::I32, &[max_sequences, max_blocks], &[max_blocks, 1]),
+            tail_table: strided(
+                device,
+                state.store.tail_table().cast(),
+                DType::I32,
+                &[max_sequences, max_blocks],
+                &[max_blocks, 1],
+            ),
         })
     }
 
-    pub fn stats(&self) -> vwd_kv_cache_stats {
+    pub fn stats(&self) -> Result<vwd_kv_cache_stats> {
         let state = self.state.lock();
         let Counters { hits, misses, bytes_fetched, bytes_written_back, evictions, unused, waits, dropped_tokens } =
-            state.counters;
-        vwd_kv_cache_stats {
+            state.store.counters()?;
+        Ok(vwd_kv_cache_stats {
             struct_size: size_of::<vwd_kv_cache_stats>() as u32,
             flags: 0,
             sequences: state.sequences.count() as u32,
@@ -266,8 +233,13 @@ impl KvCache {
             unused,
             waits,
             dropped_tokens,
-        }
+        })
     }
+}
+
+fn changed(sequences: &Sequences, sequence: u32, whole: usize, opened: Option<Opened>) -> Changed<'_> {
+    let blocks = sequences.blocks(sequence as usize).expect("a sequence that was changed");
+    Changed { sequence: sequence as usize, blocks, whole, opened }
 }
 
 /// Checked arguments of `vwd_kv_cache_append`.

@@ -1,6 +1,8 @@
 //! What a cache is made for, and the sizes that follow from it.
 
+use super::cuda::{Bookkeeping, Tables};
 use crate::abi::{vwd_kv_cache_options, vwd_kv_cache_sizes};
+use crate::core::allocate::collected;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::runtime::require_no_flags;
@@ -110,6 +112,28 @@ impl Options {
         sequence * TAIL_BLOCKS + n % TAIL_BLOCKS
     }
 
+    /// Places of a layer for a block of one KV head in host memory.
+    pub fn keys(&self) -> usize {
+        self.host_blocks * self.kv_heads
+    }
+
+    /// Of a layer.
+    pub fn host_bytes(&self) -> u64 {
+        self.keys() as u64 * self.run().bytes as u64
+    }
+
+    /// Of a layer.
+    pub fn pool_bytes(&self) -> u64 {
+        self.total_slots() as u64 * self.run().bytes as u64
+    }
+
+    /// [max_sequences, max_blocks]: the page of each block while it is new.
+    pub fn tail_table(&self) -> Result<Vec<i32>> {
+        let pages = (0..self.max_sequences * self.max_blocks)
+            .map(|n| self.tail_page(n / self.max_blocks, n % self.max_blocks) as i32);
+        collected(pages, "the pages of a KV cache's tails")
+    }
+
     pub fn run(&self) -> Run {
         Run::new(self)
     }
@@ -120,11 +144,9 @@ impl Options {
         let (layers, heads) = (self.layers as u64, self.kv_heads as u64);
         let host = product(&[layers, self.host_blocks as u64, heads, run]);
         let slots = product(&[layers, self.total_slots() as u64, run]);
-        // Bookkeeping: which slot each block is in, of each slot its block, and the tables.
-        let blocks = product(&[layers, self.host_blocks as u64, heads, 4]);
-        let facts = product(&[layers, self.slots as u64, 24]);
-        let tables = product(&[self.max_sequences as u64, self.max_blocks as u64, 8]);
-        let device = [slots, blocks, facts, tables].into_iter().try_fold(0u64, |sum, n| sum.checked_add(n?));
+        let bookkeeping = product(&[layers, Bookkeeping::of(self).bytes]);
+        let device =
+            [slots, bookkeeping, Some(Tables::of(self).bytes)].into_iter().try_fold(0u64, |sum, n| sum.checked_add(n?));
         let (Some(host_bytes), Some(device_bytes)) = (host, device) else {
             return Err(Error::argument("options", "more than 2^63 bytes", "sizes that fit in memory"));
         };

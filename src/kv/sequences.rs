@@ -110,8 +110,8 @@ impl Sequences {
         Ok(sequence as u32)
     }
 
-    /// Makes room for so many tokens.
-    pub fn extend(&mut self, sequence: u32, tokens: u64) -> Result<()> {
+    /// Makes room for so many tokens. Returns how many blocks there were before.
+    pub fn extend(&mut self, sequence: u32, tokens: u64) -> Result<usize> {
         let len = self.len("sequence", sequence)?;
         let blocks = tokens.div_ceil(self.block_size as u64);
         if blocks > self.max_blocks as u64 {
@@ -125,7 +125,7 @@ impl Sequences {
             self.table[sequence as usize * self.max_blocks + n] = block as i32;
         }
         self.lens[sequence as usize] = Some(blocks);
-        Ok(())
+        Ok(len)
     }
 
     fn check_tokens(&self, len: usize, tokens: u64) -> Result<()> {

@@ -156,6 +156,14 @@ impl Session {
         }
     }
 
+    /// What a CUDA session keeps of its device.
+    pub fn cuda(&self) -> Option<&Cuda> {
+        match &self.backend {
+            Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => Some(cuda),
+        }
+    }
+
     pub fn details(&self) -> vwd_session_details {
         match &self.backend {
             Backend::Cpu(cpu) => cpu.details(),

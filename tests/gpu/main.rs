@@ -2,10 +2,13 @@
 //!
 //! Without a CUDA device every case is listed as ignored, with the reason, or fails if `VANWARD_REQUIRE_GPU=1`.
 
+#[path = "../kv_cache/model.rs"]
+mod model;
 #[path = "../support/mod.rs"]
 mod support;
 
 mod attention;
+mod cache;
 mod calls;
 mod gather;
 mod graph;
@@ -28,8 +31,16 @@ fn main() {
     if let Err(reason) = &backend {
         println!("gpu: {reason}");
     }
-    let cases =
-        [graph::CASES, attention::CASES, gather::CASES, predict::CASES, select::CASES, calls::CASES, runtime::CASES];
+    let cases = [
+        graph::CASES,
+        attention::CASES,
+        gather::CASES,
+        predict::CASES,
+        select::CASES,
+        cache::CASES,
+        calls::CASES,
+        runtime::CASES,
+    ];
     let trials = cases.concat().into_iter().map(|(name, case)| match &backend {
         Ok(backend) => {
             let backend = backend.clone();

@@ -1,6 +1,6 @@
 //! What is refused, what is counted, and what the slots are for.
 
-use crate::model::{Cache, NO_STREAM, Shape, tensor};
+use crate::model::{self, NO_STREAM, Shape, tensor};
 use crate::support::*;
 use std::ffi::c_void;
 use vanward::abi::*;
@@ -18,6 +18,27 @@ const SHAPE: Shape = Shape {
     slots: 16,
 };
 const RUN: u64 = 2 * 4 * 16 * 4;
+
+/// A cache with a session of its own.
+struct Cache {
+    // Before the session: fields drop in order.
+    cache: model::Cache,
+    session: Backend,
+}
+
+impl Cache {
+    fn new(options: &vwd_kv_cache_options) -> Cache {
+        let session = Backend::cpu(1);
+        Cache { cache: model::Cache::on(&session, options), session }
+    }
+}
+
+impl std::ops::Deref for Cache {
+    type Target = model::Cache;
+    fn deref(&self) -> &model::Cache {
+        &self.cache
+    }
+}
 
 fn options() -> vwd_kv_cache_options {
     SHAPE.options()
@@ -334,7 +355,7 @@ fn attention_reads_what_lists_resolve_to() {
                 ..args()
             };
             // SAFETY: everything is valid.
-            assert_ok(unsafe { vwd_attention(cache.session.raw(), &call, NO_STREAM) });
+            assert_ok(unsafe { vwd_attention(cache.session.session(), &call, NO_STREAM) });
             std::hint::black_box(out)
         };
         let seq_lens = tensor(&lens, I32, &[1]);
@@ -373,7 +394,7 @@ fn index_of_new_tokens_is_built_from_the_tails() {
             ..args()
         };
         // SAFETY: everything is valid.
-        assert_ok(unsafe { vwd_index_update(cache.session.raw(), &call, NO_STREAM) });
+        assert_ok(unsafe { vwd_index_update(cache.session.session(), &call, NO_STREAM) });
     }
     let (high, low) = (std::hint::black_box(high), std::hint::black_box(low));
     for (n, (high, low)) in high.iter().zip(&low).enumerate() {

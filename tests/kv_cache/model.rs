@@ -1,6 +1,7 @@
-//! A cache beside a model of it: sequences as lists of tokens, each of which is told by its number.
+//! A cache beside a model of it: sequences as lists of tokens, each of which is told by its number. On the CPU and on CUDA.
 
 use crate::support::*;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use vanward::abi::*;
@@ -18,6 +19,53 @@ pub struct Shape {
     pub blocks: usize,
     pub slots: usize,
 }
+
+pub const SHAPES: [Shape; 4] = [
+    Shape {
+        layers: 2,
+        heads: 2,
+        block: 4,
+        dims: [16, 16],
+        dtype: BF16,
+        scales: false,
+        sequences: 6,
+        blocks: 40,
+        slots: 32,
+    },
+    Shape {
+        layers: 1,
+        heads: 3,
+        block: 1,
+        dims: [16, 24],
+        dtype: F32,
+        scales: false,
+        sequences: 5,
+        blocks: 60,
+        slots: 40,
+    },
+    Shape {
+        layers: 3,
+        heads: 1,
+        block: 5,
+        dims: [24, 16],
+        dtype: F8E4M3,
+        scales: true,
+        sequences: 9,
+        blocks: 30,
+        slots: 16,
+    },
+    Shape {
+        layers: 1,
+        heads: 1,
+        block: 16,
+        dims: [16, 16],
+        dtype: F8E5M2,
+        scales: false,
+        sequences: 20,
+        blocks: 64,
+        slots: 8,
+    },
+];
 
 /// Most blocks of a sequence.
 pub const MOST_BLOCKS: usize = 12;
@@ -54,15 +102,15 @@ impl Shape {
 /// A cache that releases itself.
 pub struct Cache {
     pub raw: *mut vwd_kv_cache,
-    pub session: Session,
+    stream: vwd_stream,
 }
 
 impl Cache {
-    pub fn new(options: &vwd_kv_cache_options) -> Cache {
-        let (session, mut raw) = (Session::cpu(1), std::ptr::null_mut());
+    pub fn on(backend: &Backend, options: &vwd_kv_cache_options) -> Cache {
+        let mut raw = std::ptr::null_mut();
         // SAFETY: everything is valid.
-        assert_ok(unsafe { vwd_kv_cache_create(session.raw(), options, &mut raw) });
-        Cache { raw, session }
+        assert_ok(unsafe { vwd_kv_cache_create(backend.session(), options, &mut raw) });
+        Cache { raw, stream: backend.stream() }
     }
 
     pub fn stats(&self) -> vwd_kv_cache_stats {
@@ -82,15 +130,50 @@ impl Cache {
     pub fn add(&self) -> Result<u32, vwd_status> {
         let mut sequence = u32::MAX;
         // SAFETY: both are valid.
-        let status = unsafe { vwd_kv_cache_add(self.raw, &mut sequence, NO_STREAM) };
+        let status = unsafe { vwd_kv_cache_add(self.raw, &mut sequence, self.stream) };
         if status == VWD_OK { Ok(sequence) } else { Err(status) }
+    }
+
+    pub fn extend(&self, sequence: u32, tokens: usize) -> vwd_status {
+        // SAFETY: the cache lives.
+        unsafe { vwd_kv_cache_extend(self.raw, sequence, tokens as u64, self.stream) }
     }
 
     pub fn fork(&self, sequence: u32, tokens: usize) -> Result<u32, vwd_status> {
         let mut fork = u32::MAX;
         // SAFETY: both are valid.
-        let status = unsafe { vwd_kv_cache_fork(self.raw, sequence, tokens as u64, &mut fork, NO_STREAM) };
+        let status = unsafe { vwd_kv_cache_fork(self.raw, sequence, tokens as u64, &mut fork, self.stream) };
         if status == VWD_OK { Ok(fork) } else { Err(status) }
+    }
+
+    pub fn truncate(&self, sequence: u32, tokens: usize) -> vwd_status {
+        // SAFETY: the cache lives.
+        unsafe { vwd_kv_cache_truncate(self.raw, sequence, tokens as u64, self.stream) }
+    }
+
+    pub fn free(&self, sequence: u32) {
+        // SAFETY: the cache lives.
+        assert_ok(unsafe { vwd_kv_cache_free(self.raw, sequence, self.stream) });
+    }
+
+    pub fn append(&self, call: &vwd_kv_cache_append_args) -> vwd_status {
+        // SAFETY: the callers' tensors are valid until the stream has passed.
+        unsafe { vwd_kv_cache_append(self.raw, call, self.stream) }
+    }
+
+    pub fn resolve(&self, call: &vwd_kv_cache_resolve_args) -> vwd_status {
+        // SAFETY: the callers' tensors are valid until the stream has passed.
+        unsafe { vwd_kv_cache_resolve(self.raw, call, self.stream) }
+    }
+
+    pub fn fetch(&self, layer: usize) -> vwd_status {
+        // SAFETY: the cache lives.
+        unsafe { vwd_kv_cache_fetch(self.raw, layer as u32, self.stream) }
+    }
+
+    pub fn wait(&self, layer: usize) -> vwd_status {
+        // SAFETY: the cache lives.
+        unsafe { vwd_kv_cache_wait(self.raw, layer as u32, self.stream) }
     }
 }
 
@@ -101,6 +184,82 @@ impl Drop for Cache {
     }
 }
 
+/// What many operations have met.
+pub fn assert_met(stats: &vwd_kv_cache_stats) {
+    let vwd_kv_cache_stats { hits, misses, evictions, unused, .. } = *stats;
+    assert!(hits > 0 && misses > 0 && evictions > 0 && unused > 0, "{hits} {misses} {evictions} {unused}");
+}
+
+/// Memory that both the host and the session's device reach, for the tensors of one call after the other.
+pub struct Arena<'b> {
+    backend: &'b Backend,
+    base: *mut c_void,
+    used: Cell<usize>,
+}
+
+const ARENA_BYTES: usize = 1 << 22;
+
+impl<'b> Arena<'b> {
+    pub fn new(backend: &'b Backend) -> Arena<'b> {
+        let mut base = std::ptr::null_mut();
+        // SAFETY: the result has a place.
+        assert_ok(unsafe { vwd_pinned_alloc(backend.session(), ARENA_BYTES as u64, &mut base) });
+        Arena { backend, base, used: Cell::new(0) }
+    }
+
+    /// What was placed is no more; no call uses it.
+    pub fn clear(&self) {
+        self.used.set(0);
+    }
+
+    pub fn place<T: Copy>(&self, values: &[T]) -> Placed<T> {
+        let at = self.used.get().next_multiple_of(64);
+        self.used.set(at + size_of_val(values));
+        assert!(self.used.get() <= ARENA_BYTES);
+        let data = self.base.cast::<u8>().wrapping_add(at).cast::<T>();
+        // SAFETY: inside the arena, and nobody else's.
+        unsafe { data.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+        Placed { data, len: values.len(), device: self.backend.device() }
+    }
+}
+
+impl Drop for Arena<'_> {
+    fn drop(&mut self) {
+        // SAFETY: allocated by this session; calls that used it have passed.
+        unsafe { vwd_pinned_free(self.backend.session(), self.base, self.backend.stream()) };
+    }
+}
+
+/// Values in an arena.
+pub struct Placed<T> {
+    data: *mut T,
+    len: usize,
+    device: (i32, i32),
+}
+
+impl<T: Copy> Placed<T> {
+    pub fn tensor(&self, dtype: DType, shape: &[usize]) -> vwd_tensor {
+        // SAFETY: placed in the arena, which outlives it here.
+        let values = unsafe { std::slice::from_raw_parts(self.data, self.len) };
+        let (device_type, device_id) = self.device;
+        vwd_tensor { device_type, device_id, ..tensor(values, dtype, shape) }
+    }
+
+    /// As calls that have passed left them.
+    pub fn read(&self) -> Vec<T> {
+        // SAFETY: placed in the arena. No reference is kept across calls, which write behind the compiler's back.
+        (0..self.len).map(|n| unsafe { self.data.add(n).read_volatile() }).collect()
+    }
+
+    #[allow(dead_code, reason = "of the tests in which calls are replayed")]
+    pub fn write(&self, values: &[T]) {
+        assert_eq!(values.len(), self.len);
+        // SAFETY: as above.
+        values.iter().enumerate().for_each(|(n, &value)| unsafe { self.data.add(n).write_volatile(value) });
+    }
+}
+
+#[allow(dead_code, reason = "of the tests of the CPU alone")]
 pub const NO_STREAM: vwd_stream = std::ptr::null_mut();
 
 /// Packed, in host memory.
@@ -140,7 +299,12 @@ struct Sequence {
 /// A cache, and what must be in it.
 pub struct Checked<'s> {
     shape: &'s Shape,
+    backend: &'s Backend,
+    // Before its tensors' memory: it waits for what is under way.
     cache: Cache,
+    arena: Arena<'s>,
+    /// The slots of a layer, as they were when they were last looked at.
+    pool: RefCell<Vec<u8>>,
     views: Vec<vwd_kv_cache_layer>,
     sequences: Vec<Sequence>,
     /// Sequences that hold each block.
@@ -151,10 +315,20 @@ pub struct Checked<'s> {
 }
 
 impl<'s> Checked<'s> {
-    pub fn new(shape: &'s Shape) -> Checked<'s> {
-        let cache = Cache::new(&shape.options());
-        let views = (0..shape.layers).map(|layer| cache.view(layer)).collect();
-        Checked { shape, cache, views, sequences: vec![], holders: HashMap::new(), tokens: 0, blocks: 0 }
+    pub fn new(shape: &'s Shape, backend: &'s Backend) -> Checked<'s> {
+        let cache = Cache::on(backend, &shape.options());
+        Checked {
+            shape,
+            backend,
+            views: (0..shape.layers).map(|layer| cache.view(layer)).collect(),
+            cache,
+            arena: Arena::new(backend),
+            pool: RefCell::default(),
+            sequences: vec![],
+            holders: HashMap::new(),
+            tokens: 0,
+            blocks: 0,
+        }
     }
 
     /// One operation, with what follows from it.
@@ -173,6 +347,7 @@ impl<'s> Checked<'s> {
     }
 
     fn compare_counts(&self) {
+        self.backend.finish(VWD_OK);
         let stats = self.cache.stats();
         let (blocks, all) = (self.holders.len(), self.shape.blocks);
         let found = (stats.sequences as usize, stats.blocks_in_use as usize, stats.blocks_free as usize);
@@ -180,15 +355,15 @@ impl<'s> Checked<'s> {
         assert_eq!(stats.dropped_tokens, 0);
     }
 
-    /// Frees everything: no block is lost.
-    pub fn finish(mut self) {
+    /// Frees everything: no block is lost. Returns what was counted.
+    pub fn finish(mut self) -> vwd_kv_cache_stats {
         while let Some(sequence) = self.sequences.pop() {
-            // SAFETY: the cache lives.
-            assert_ok(unsafe { vwd_kv_cache_free(self.cache.raw, sequence.number, NO_STREAM) });
+            self.cache.free(sequence.number);
         }
+        self.backend.finish(VWD_OK);
         let stats = self.cache.stats();
         assert_eq!((stats.sequences, stats.blocks_in_use, stats.blocks_free as usize), (0, 0, self.shape.blocks));
-        assert!(stats.hits > 0 && stats.misses > 0 && stats.evictions > 0 && stats.unused > 0, "what was tested?");
+        stats
     }
 
     fn free_blocks(&self) -> usize {
@@ -225,8 +400,7 @@ impl<'s> Checked<'s> {
     fn free(&mut self, rng: &mut Rng) {
         let Some(at) = self.pick(rng) else { return };
         let sequence = self.sequences.swap_remove(at);
-        // SAFETY: the cache lives.
-        assert_ok(unsafe { vwd_kv_cache_free(self.cache.raw, sequence.number, NO_STREAM) });
+        self.cache.free(sequence.number);
         sequence.blocks.into_iter().for_each(|block| self.give_up(block));
     }
 
@@ -259,8 +433,7 @@ impl<'s> Checked<'s> {
         let is_shared = rest > 0 && self.holders[&sequence.blocks[whole]] > 1;
         let freed = cut.iter().filter(|block| self.holders[block] == 1).count();
         let fits = !is_shared || self.free_blocks() + freed > 0;
-        // SAFETY: the cache lives.
-        let status = unsafe { vwd_kv_cache_truncate(self.cache.raw, sequence.number, tokens as u64, NO_STREAM) };
+        let status = self.cache.truncate(sequence.number, tokens);
         assert_eq!(status, if fits { VWD_OK } else { VWD_ERROR_OUT_OF_MEMORY });
         if !fits {
             return;
@@ -313,8 +486,7 @@ impl<'s> Checked<'s> {
             _ if missing > self.free_blocks() => VWD_ERROR_OUT_OF_MEMORY,
             _ => VWD_OK,
         };
-        // SAFETY: the cache lives.
-        let status = unsafe { vwd_kv_cache_extend(self.cache.raw, sequence.number, tokens as u64, NO_STREAM) };
+        let status = self.cache.extend(sequence.number, tokens);
         assert_eq!(status, expected);
         if status == VWD_OK {
             for _ in 0..missing {
@@ -346,21 +518,22 @@ impl<'s> Checked<'s> {
             let word = |chunk: &[u8]| u64::from_le_bytes(std::array::from_fn(|n| chunk.get(n).copied().unwrap_or(0)));
             bytes.chunks(8).map(word).collect()
         };
-        let parts: Vec<Vec<u64>> = (0..4).map(words).collect();
-        let scale = |part: usize| if scales { tensor(&parts[part], F32, &[batch, most, heads]) } else { absent() };
+        self.arena.clear();
+        let parts: Vec<Placed<u64>> = (0..4).map(|part| self.arena.place(&words(part))).collect();
+        let ints = |values: &[i32]| self.arena.place(values).tensor(I32, &[batch]);
+        let scale = |part: usize| if scales { parts[part].tensor(F32, &[batch, most, heads]) } else { absent() };
         let call = vwd_kv_cache_append_args {
             layer: layer as u32,
-            sequences: tensor(&numbers, I32, &[batch]),
-            begin: tensor(begin, I32, &[batch]),
-            lens: tensor(&lens, I32, &[batch]),
-            k: tensor(&parts[0], dtype, &[batch, most, heads, dims[0]]),
-            v: tensor(&parts[1], dtype, &[batch, most, heads, dims[1]]),
+            sequences: ints(&numbers),
+            begin: ints(begin),
+            lens: ints(&lens),
+            k: parts[0].tensor(dtype, &[batch, most, heads, dims[0]]),
+            v: parts[1].tensor(dtype, &[batch, most, heads, dims[1]]),
             k_scale: scale(2),
             v_scale: scale(3),
             ..args()
         };
-        // SAFETY: everything is valid.
-        assert_ok(unsafe { vwd_kv_cache_append(self.cache.raw, &call, NO_STREAM) });
+        self.backend.finish(self.cache.append(&call));
     }
 
     /// Resolves random lists. What is resident is there at once, and everything after a fetch, if there is one.
@@ -383,31 +556,31 @@ impl<'s> Checked<'s> {
         let ids: Vec<i32> = (0..lists * cap).map(|n| id(rng, n / cap)).collect();
         let counts: Vec<i32> = (0..lists).map(|_| rng.int(-1..=cap as i64 + 1) as i32).collect();
         let (shape, lead) = ([batch, heads, cap], [batch, heads]);
-        let untouched = vec![-7i32; lists * cap];
-        let (wanted, resident_ids, resident_slots) = (untouched.clone(), untouched.clone(), untouched.clone());
-        let (resident_counts, missed) = (vec![-7i32; lists], vec![-7i32; lists]);
+        self.arena.clear();
+        let untouched = |len: usize| self.arena.place(&vec![-7i32; len]);
+        let [wanted, resident_ids, resident_slots] = [(); 3].map(|()| untouched(lists * cap));
+        let [resident_counts, missed] = [(); 2].map(|()| untouched(lists));
         let call = vwd_kv_cache_resolve_args {
             layer: layer as u32,
-            sequences: tensor(&numbers, I32, &[batch]),
+            sequences: self.arena.place(&numbers).tensor(I32, &[batch]),
             wanted: vwd_block_list {
-                ids: tensor(&ids, I32, &shape),
-                counts: tensor(&counts, I32, &lead),
-                slots: tensor(&wanted, I32, &shape),
+                ids: self.arena.place(&ids).tensor(I32, &shape),
+                counts: self.arena.place(&counts).tensor(I32, &lead),
+                slots: wanted.tensor(I32, &shape),
             },
             resident: vwd_block_list {
-                ids: tensor(&resident_ids, I32, &shape),
-                counts: tensor(&resident_counts, I32, &lead),
-                slots: tensor(&resident_slots, I32, &shape),
+                ids: resident_ids.tensor(I32, &shape),
+                counts: resident_counts.tensor(I32, &lead),
+                slots: resident_slots.tensor(I32, &shape),
             },
-            missed_counts: tensor(&missed, I32, &lead),
+            missed_counts: missed.tensor(I32, &lead),
             ..args()
         };
-        // SAFETY: everything is valid.
-        assert_ok(unsafe { vwd_kv_cache_resolve(self.cache.raw, &call, NO_STREAM) });
-        // The call wrote behind the compiler's back.
+        self.backend.finish(self.cache.resolve(&call));
         let [wanted, resident_ids, resident_slots, resident_counts, missed] =
-            [wanted, resident_ids, resident_slots, resident_counts, missed].map(std::hint::black_box);
+            [wanted, resident_ids, resident_slots, resident_counts, missed].map(|placed| placed.read());
         let is_fetched = !rng.one_in(4);
+        self.look_at(layer);
         for list in 0..lists {
             let (row, head, count) = (rows[list / heads], list % heads, counts[list].clamp(0, cap as i32) as usize);
             let there = resident_counts[list] as usize;
@@ -427,16 +600,15 @@ impl<'s> Checked<'s> {
             assert_eq!(there + nowhere + missed[list] as usize, count);
             assert!(wanted[list * cap + count..(list + 1) * cap].iter().all(|&slot| slot == -7), "past the count");
         }
+        // Copies may still be under way when the next calls are made.
+        if rng.one_in(2) {
+            assert_ok(self.cache.fetch(layer));
+        }
         if !is_fetched {
             return;
         }
-        // SAFETY: the cache lives.
-        assert_ok(unsafe {
-            match rng.one_in(2) {
-                true => vwd_kv_cache_fetch(self.cache.raw, layer as u32, NO_STREAM),
-                false => vwd_kv_cache_wait(self.cache.raw, layer as u32, NO_STREAM),
-            }
-        });
+        self.backend.finish(self.cache.wait(layer));
+        self.look_at(layer);
         for list in 0..lists {
             for j in 0..counts[list].clamp(0, cap as i32) as usize {
                 let at = list * cap + j;
@@ -456,6 +628,16 @@ impl<'s> Checked<'s> {
         }
     }
 
+    /// Takes the slots of a layer as they are now.
+    fn look_at(&self, layer: usize) {
+        let Shape { sequences, heads, slots, .. } = *self.shape;
+        let k = &self.views[layer].k;
+        let run = k.strides[0] as usize * (k.dtype_bits as usize / 8);
+        let mut pool = self.pool.borrow_mut();
+        pool.resize((sequences * 3 * heads + slots) * run, 0);
+        self.backend.read(k.data as usize, &mut pool);
+    }
+
     /// Every byte of a block's tokens in its slot.
     fn compare(&self, layer: usize, row: usize, head: usize, id: i32, slot: i32) {
         let sequence = &self.sequences[row];
@@ -463,7 +645,7 @@ impl<'s> Checked<'s> {
         if id < 0 || slot < 0 || begin >= sequence.tokens.len() {
             return;
         }
-        let view = &self.views[layer];
+        let (view, pool) = (&self.views[layer], self.pool.borrow());
         let tensors = [&view.k, &view.v, &view.k_scale, &view.v_scale];
         let end = sequence.tokens.len().min(begin + self.shape.block);
         for (n, &token) in sequence.tokens[begin..end].iter().enumerate() {
@@ -473,8 +655,7 @@ impl<'s> Checked<'s> {
                 let width = t.dtype_bits as i64 / 8;
                 assert!((slot as i64) < t.shape[0]);
                 let at = (slot as i64 * t.strides[0] + n as i64 * t.strides[1]) * width;
-                // SAFETY: inside the view, whose tokens are packed.
-                let found = unsafe { std::slice::from_raw_parts(t.data.cast::<u8>().offset(at as isize), size) };
+                let found = &pool[t.data as usize - view.k.data as usize + at as usize..][..size];
                 let same = content(token, layer, head, part, size).eq(found.iter().copied());
                 assert!(
                     same,

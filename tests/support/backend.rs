@@ -82,6 +82,24 @@ impl Backend {
         }
     }
 
+    /// Copies bytes from where the session computes.
+    pub fn read(&self, address: usize, bytes: &mut [u8]) {
+        match &self.device {
+            // SAFETY: the caller names memory of the session's that has so many bytes.
+            Device::Cpu => unsafe { bytes.as_mut_ptr().copy_from_nonoverlapping(address as *const u8, bytes.len()) },
+            Device::Cuda(cuda) => {
+                cuda.enter();
+                // SAFETY: as above.
+                unsafe { result::memcpy_dtoh_sync(bytes, address as sys::CUdeviceptr) }.expect("download");
+            }
+        }
+    }
+
+    /// What `vwd_session_info` tells.
+    pub fn details(&self) -> vwd_session_details {
+        self.session.details()
+    }
+
     /// Copies bytes to memory of that kind; as [`Backend::place`].
     pub fn place_in(&self, place: Place, bytes: &[u8]) -> Memory<'_> {
         match place {

@@ -567,18 +567,19 @@ options  Required.
 cache    Out. Release with `vwd_kv_cache_release`.
 
 Blocks and allocates; not for capture. Thread-safe.
-Errors: INVALID_ARGUMENT (the message names the option), UNSUPPORTED (a CUDA session, in this build), OUT_OF_MEMORY,
-INTERNAL. After an error nothing is kept.
+Errors: INVALID_ARGUMENT (the message names the option), UNSUPPORTED (CUDA: runs of 2^32 bytes, more than 2^30 slots),
+OUT_OF_MEMORY, DRIVER, INTERNAL. After an error nothing is kept.
 """,
     "vwd_kv_cache_release": """Releases a cache and all its sequences; NULL is a no-op. No call on it may be in progress, and its streams have passed its
-last call.
+last call; it waits for its own copies.
 """,
     "vwd_kv_cache_add": """Begins a sequence without tokens.
 
 sequence  Out: its number, below max_sequences. Free with `vwd_kv_cache_free`.
 
-Thread-safe; calls on one cache are ordered by the caller where they are about the same sequence or layer. Enqueues what
-the device must know; not for capture.
+Thread-safe; calls on one cache are ordered by the caller where they are about the same layer, and on the device by one
+stream or by events: this call, and those like it, are about every layer. Enqueues what the device must know; not for
+capture.
 Errors: INVALID_ARGUMENT, OUT_OF_MEMORY (max_sequences are in use), DRIVER, INTERNAL.
 """,
     "vwd_kv_cache_extend": """Makes room for so many tokens in all; fewer than there is room for change nothing.
@@ -655,15 +656,16 @@ Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 """,
     "vwd_kv_cache_wait": """Makes the stream wait for the layer's copies; those that no fetch has begun begin now.
 
-Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured.
+Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured; what was begun outside
+a graph is waited for outside of it, on the stream that launches it.
 Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 """,
     "vwd_kv_cache_view": """Fills `view`, whose struct_size the caller has set, with where a layer's slots lie. Thread-safe.
 Errors: INVALID_ARGUMENT.
 """,
-    "vwd_kv_cache_info": """Fills `stats`, whose struct_size the caller has set, without synchronising: on a CUDA session with what the device has
-counted so far. Thread-safe.
-Errors: INVALID_ARGUMENT.
+    "vwd_kv_cache_info": """Fills `stats`, whose struct_size the caller has set, without waiting for any work: on a CUDA session it copies what the
+device has counted so far. Thread-safe.
+Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
 """,
     "vwd_predictor_state": """Smoothed scores of one layer, in the caller's memory. Before its first step a sequence's rows are filled by
 `vwd_predictor_reset`. Final: it does not grow.

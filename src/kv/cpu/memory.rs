@@ -1,9 +1,7 @@
-//! Memory of the cache, given back on drop.
+//! The slots of a layer, given back on drop.
 
 use crate::core::status::{Error, Result};
-use crate::runtime::Session;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::sync::Arc;
 
 /// Slots.
 pub struct Pool {
@@ -30,31 +28,5 @@ impl Drop for Pool {
     fn drop(&mut self) {
         // SAFETY: allocated with this layout.
         unsafe { dealloc(self.data, self.layout) }
-    }
-}
-
-/// Pinned memory of a session.
-pub struct Pinned {
-    session: Arc<Session>,
-    data: *mut u8,
-}
-
-// SAFETY: an allocation of its own.
-unsafe impl Send for Pinned {}
-
-impl Pinned {
-    pub fn alloc(session: &Arc<Session>, bytes: u64) -> Result<Pinned> {
-        Ok(Pinned { session: session.clone(), data: session.pinned_alloc(bytes)?.cast() })
-    }
-
-    pub fn data(&self) -> *mut u8 {
-        self.data
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        // It came from this session: nothing can be refused.
-        let _ = self.session.pinned_free(self.data.cast(), std::ptr::null_mut());
     }
 }

@@ -1,24 +1,126 @@
-//! A layer of the cache on the CPU: the reference. What travels on a device is there when a call returns.
+//! The cache on the CPU: the reference. What travels on a device is there when a call returns.
 
 mod memory;
 mod residents;
 
-pub use memory::{Pinned, Pool};
+use memory::Pool;
 
 use super::options::{Options, Run, TAIL_BLOCKS};
+use super::pinned::Pinned;
 use super::sequences::{Opened, Sequences};
-use super::{AppendRequest, Counters, ResolveRequest};
-use crate::core::allocate::filled;
+use super::store::{Changed, Counters, Store};
+use super::{AppendRequest, ResolveRequest};
+use crate::core::allocate::{filled, reserved};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::runtime::cpu::Cpu;
+use crate::runtime::{On, Session};
 use residents::{Evicted, Residents};
 use std::ops::Range;
+use std::sync::Arc;
 
-pub struct Layer {
-    /// [total_slots, run] and, in the cache's host memory, [host_blocks, Hk, run].
+/// All layers, with what they count.
+pub struct Layers {
+    layers: Vec<Layer>,
+    tail_table: Vec<i32>,
+    counters: Counters,
+}
+
+impl Layers {
+    /// Tells `progress` how many layers there are so far.
+    pub fn create(session: &Arc<Session>, options: &Options, progress: impl Fn(usize)) -> Result<Layers> {
+        let mut layers = reserved(options.layers, "the layers of a KV cache")?;
+        for n in 0..options.layers {
+            layers.push(Layer::create(session, options)?);
+            progress(n + 1);
+        }
+        Ok(Layers { layers, tail_table: options.tail_table()?, counters: Counters::default() })
+    }
+}
+
+/// The session's, which is on the CPU.
+fn cpu<'o>(on: &'o On) -> &'o Cpu {
+    let On::Cpu(cpu) = on else { unreachable!("a cache of a CPU session") };
+    cpu
+}
+
+impl Store for Layers {
+    fn admit(&self, _: &On) -> Result<()> {
+        Ok(())
+    }
+
+    fn add(&mut self, _: &On, sequence: usize) -> Result<()> {
+        self.layers.iter_mut().for_each(|layer| layer.tails[sequence] = Tail::EMPTY);
+        Ok(())
+    }
+
+    fn extend(&mut self, _: &On, _: &Changed) -> Result<()> {
+        Ok(())
+    }
+
+    fn fork(&mut self, _: &On, parent: usize, child: &Changed) -> Result<()> {
+        for layer in &mut self.layers {
+            layer.fork(parent, child.sequence, child.whole, child.opened);
+        }
+        Ok(())
+    }
+
+    fn truncate(&mut self, _: &On, cut: &Changed) -> Result<()> {
+        for layer in &mut self.layers {
+            layer.truncate(cut.sequence, cut.whole, cut.opened);
+        }
+        Ok(())
+    }
+
+    fn free(&mut self, _: &On, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn drop_blocks(&mut self, _: &On, blocks: &[u32]) -> Result<()> {
+        self.layers.iter_mut().for_each(|layer| layer.drop_blocks(blocks));
+        Ok(())
+    }
+
+    unsafe fn append(&mut self, on: &On, sequences: &Sequences, request: &AppendRequest) -> Result<()> {
+        // SAFETY: the caller vouches for the tensors.
+        unsafe { self.layers[request.layer].append(cpu(on), sequences, request, &mut self.counters) };
+        Ok(())
+    }
+
+    unsafe fn resolve(&mut self, _: &On, sequences: &Sequences, request: &ResolveRequest) -> Result<()> {
+        // SAFETY: the caller vouches for the tensors.
+        unsafe { self.layers[request.layer].resolve(sequences, request, &mut self.counters) };
+        Ok(())
+    }
+
+    fn fetch(&mut self, on: &On, layer: usize) -> Result<()> {
+        self.layers[layer].fetch(cpu(on), &mut self.counters);
+        Ok(())
+    }
+
+    fn wait(&mut self, on: &On, layer: usize) -> Result<()> {
+        let asked = self.layers[layer].fetch(cpu(on), &mut self.counters);
+        self.counters.waits += (asked > 0) as u64;
+        Ok(())
+    }
+
+    fn pool(&self, layer: usize) -> *mut u8 {
+        self.layers[layer].pool.data()
+    }
+
+    fn tail_table(&self) -> *mut i32 {
+        self.tail_table.as_ptr().cast_mut()
+    }
+
+    fn counters(&self) -> Result<Counters> {
+        Ok(self.counters)
+    }
+}
+
+struct Layer {
+    /// [total_slots, run] and [host_blocks, Hk, run].
     pool: Pool,
-    host: *mut u8,
+    host: Pinned,
     options: Options,
     run: Run,
     /// Of each sequence.
@@ -26,7 +128,7 @@ pub struct Layer {
     residents: Residents,
 }
 
-// SAFETY: what it points to is the cache's, which locks it.
+// SAFETY: what it points to is its own, and the cache locks it.
 unsafe impl Send for Layer {}
 // SAFETY: as above; tasks that share it write places of their own.
 unsafe impl Sync for Layer {}
@@ -75,21 +177,15 @@ impl Tail {
 }
 
 impl Layer {
-    /// `host` is the layer's part of the cache's host memory.
-    pub fn new(options: &Options, pool: Pool, host: *mut u8) -> Result<Layer> {
-        let keys = options.host_blocks * options.kv_heads;
+    fn create(session: &Arc<Session>, options: &Options) -> Result<Layer> {
         Ok(Layer {
-            pool,
-            host,
+            pool: Pool::alloc(options.pool_bytes() as usize)?,
+            host: Pinned::alloc(session, options.host_bytes())?,
             options: *options,
             run: options.run(),
             tails: filled(Tail::EMPTY, options.max_sequences, "the tails of a KV cache")?,
-            residents: Residents::new(keys, options.slots, options.hold)?,
+            residents: Residents::new(options.keys(), options.slots, options.hold)?,
         })
-    }
-
-    pub fn pool(&self) -> *mut u8 {
-        self.pool.data()
     }
 
     fn slot(&self, slot: usize) -> *mut u8 {
@@ -97,7 +193,7 @@ impl Layer {
     }
 
     fn host(&self, block: usize, head: usize) -> *mut u8 {
-        self.host.wrapping_add((block * self.options.kv_heads + head) * self.run.bytes)
+        self.host.data().wrapping_add((block * self.options.kv_heads + head) * self.run.bytes)
     }
 
     fn tail_slot(&self, sequence: usize, number: usize, head: usize) -> usize {
@@ -112,10 +208,6 @@ impl Layer {
     }
 
     // --- sequences -----------------------------------------------------------------------------------------------
-
-    pub fn add(&mut self, sequence: usize) {
-        self.tails[sequence] = Tail::EMPTY;
-    }
 
     /// `child` has the first `whole` blocks of `parent`, and of the next what `opened` says.
     pub fn fork(&mut self, parent: usize, child: usize, whole: usize, opened: Option<Opened>) {

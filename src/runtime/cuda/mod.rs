@@ -2,6 +2,7 @@
 //! streams. What a call needs is made at session creation, but for the scratch arena of its stream.
 
 mod arena;
+mod beside;
 mod context;
 mod copies;
 mod driver;
@@ -11,9 +12,11 @@ mod memory;
 mod module;
 mod pinned;
 
+pub use beside::Beside;
 pub use copies::MOST_COPIES;
 pub(crate) use family::source;
 pub use family::{Family, Kernels, Modules, Source, Target};
+pub use memory::Apart;
 pub use module::{Grid, Kernel, Kind};
 
 use super::Options;
@@ -139,6 +142,18 @@ impl Cuda {
     pub fn upload(&self, values: &[f32]) -> Result<CUdeviceptr> {
         let _entered = self.context.enter()?;
         memory::upload(values)
+    }
+
+    /// Device memory, whose contents are undefined. Freed by [`Cuda::free`].
+    pub fn alloc(&self, bytes: usize) -> Result<CUdeviceptr> {
+        let _entered = self.context.enter()?;
+        memory::alloc(bytes)
+    }
+
+    /// Runs some copies on a stream that no capture knows, and waits for them: no other stream is waited for.
+    pub fn apart(&self, work: impl FnOnce(&Apart) -> Result<()>) -> Result<()> {
+        let _entered = self.context.enter()?;
+        memory::apart(work)
     }
 
     /// Nothing uses the memory any more.

@@ -2,7 +2,9 @@
 
 use super::driver::check;
 use crate::core::status::{Code, Error, Result};
-use cudarc::driver::sys::{self, CUfunction, CUjit_option_enum as Jit, CUmodule, CUresult, CUstream};
+use cudarc::driver::sys::{
+    self, CUfunction, CUgraph, CUgraphNode, CUjit_option_enum as Jit, CUmodule, CUresult, CUstream,
+};
 use std::ffi::{CString, c_void};
 
 /// One PTX text in a context, unloaded on drop.
@@ -161,6 +163,38 @@ impl Kernel {
         config.sharedMemBytes = self.shared;
         // SAFETY: as above, configuration and attribute included.
         check(unsafe { sys::cuLaunchKernelEx(&config, self.function, params, none) }, self.name)
+    }
+
+    /// Adds the kernel to a graph, after some of its nodes. Of kinds of launches, only plain ones are nodes.
+    ///
+    /// # Safety
+    /// As for [`Kernel::launch`], whenever the graph is launched; the nodes are the graph's.
+    pub unsafe fn add_node<const N: usize>(
+        &self,
+        graph: CUgraph,
+        before: &[CUgraphNode],
+        grid: Grid,
+        mut params: [*const c_void; N],
+    ) -> Result<CUgraphNode> {
+        let node = sys::CUDA_KERNEL_NODE_PARAMS {
+            func: self.function,
+            gridDimX: grid.ctas,
+            gridDimY: 1,
+            gridDimZ: 1,
+            blockDimX: grid.threads,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared,
+            kernelParams: params.as_mut_ptr().cast(),
+            extra: std::ptr::null_mut(),
+            kern: std::ptr::null_mut(),
+            ctx: std::ptr::null_mut(),
+        };
+        let mut added = std::ptr::null_mut();
+        // SAFETY: the caller vouches for graph and parameters, which the driver copies during the call.
+        let result = unsafe { sys::cuGraphAddKernelNode_v2(&mut added, graph, before.as_ptr(), before.len(), &node) };
+        check(result, self.name)?;
+        Ok(added)
     }
 
     /// Clusters of so many CTAs that the device can run at once; 0 where it cannot run them, or not in this process's share of

@@ -43,8 +43,15 @@ unsafe impl Send for Piece {}
 /// Smallest class: one page of the device's memory management would be wasted on less.
 const SMALLEST: u64 = 4096;
 
-/// Powers of two and the halves between them: at most a third is unused.
+/// Largest class: what is larger, such as the host memory of a KV cache, is rarely asked for twice.
+const LARGEST: u64 = 64 << 20;
+
+/// Powers of two and the halves between them: at most a third is unused. Beyond the largest, whole pieces of the system's memory.
 fn size_class(bytes: u64) -> Option<u64> {
+    const PIECE: u64 = 2 << 20;
+    if bytes > LARGEST {
+        return bytes.checked_next_multiple_of(PIECE).filter(|&n| n <= 1 << 62);
+    }
     let above = bytes.max(SMALLEST).checked_next_power_of_two().filter(|&n| n <= 1 << 62)?;
     let between = above / 4 * 3;
     Some(if between >= bytes.max(SMALLEST) { between } else { above })
@@ -177,5 +184,6 @@ mod tests {
             assert!(class == SMALLEST || class * 2 <= bytes * 3 + 2, "{bytes} → {class}");
         }
         assert_eq!(size_class(u64::MAX), None);
+        assert_eq!((size_class((64 << 20) + 1), size_class(5 << 30)), (Some(66 << 20), Some(5 << 30)));
     }
 }

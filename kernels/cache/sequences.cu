@@ -1,0 +1,71 @@
+// What the device must know of the sequences: their blocks, the tails, and which blocks are no more. Host calls between steps; no time to
+// speak of.
+//
+// targets: compute_80
+
+#include "cache/params.cuh"
+
+#include "cache/layout.cuh"
+
+constexpr uint32 THREADS = 256;
+
+#define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
+
+// Blocks of a sequence, how many it has, and the tails of one that begins. One CTA.
+KERNEL cache_table(const __grid_constant__ TableParams p, const __grid_constant__ Blocks blocks) {
+    int32 *row = p.cache.table + uint64(p.sequence) * p.cache.max_blocks + p.first;
+    for (uint32 n = threadIdx.x; n < blocks.count; n += THREADS) row[n] = blocks.of[n];
+    if (threadIdx.x == 0) p.cache.lens[p.sequence] = p.len;
+    for (uint32 l = threadIdx.x; p.begins && l < p.cache.layer_count; l += THREADS) p.cache.layers[l].tails[p.sequence] = {-1, 0};
+}
+
+// The first tokens of a block that a sequence goes on with, to its tail. A CTA for each layer and KV head.
+KERNEL cache_open(const __grid_constant__ CutParams p) {
+    const uint32 l = p.cache.heads.divide(blockIdx.x), g = blockIdx.x - l * p.cache.heads.value;
+    const Layer &layer = p.cache.layers[l];
+    const Tail tail = layer.tails[p.from];
+    const int32 n = p.whole;
+    if (n > tail.newest || (holds(tail, n) && p.from == p.to)) return;
+    const char *source = holds(tail, n) ? p.cache.tail(layer, p.from, n, g) : p.cache.stored(layer, p.content, g);
+    const uint4 *from = reinterpret_cast<const uint4 *>(source);
+    uint4 *to = reinterpret_cast<uint4 *>(p.cache.tail(layer, p.to, n, g));
+    for (uint64 u = threadIdx.x; u < p.cache.run / 16; u += THREADS) to[u] = from[u];
+}
+
+// Tails of a sequence and its fork. One CTA.
+KERNEL cache_fork(const __grid_constant__ CutParams p) {
+    const int32 *from = p.cache.table + uint64(p.from) * p.cache.max_blocks;
+    int32 *to = p.cache.table + uint64(p.to) * p.cache.max_blocks;
+    for (uint32 n = threadIdx.x; n < p.whole; n += THREADS) to[n] = from[n];
+    const int32 whole = p.whole;
+    for (uint32 l = threadIdx.x; l < p.cache.layer_count; l += THREADS) {
+        Tail *tails = p.cache.layers[l].tails;
+        const Tail tail = tails[p.from];
+        // What is shared is not written any more.
+        tails[p.from].first = max(tail.first, whole);
+        tails[p.to] = {p.is_opened && whole <= tail.newest ? whole : min(tail.newest, whole - 1), whole};
+    }
+}
+
+// The tail of a sequence that is cut. One CTA.
+KERNEL cache_truncate(const __grid_constant__ CutParams p) {
+    const int32 whole = p.whole;
+    for (uint32 l = threadIdx.x; l < p.cache.layer_count; l += THREADS) {
+        Tail &tail = p.cache.layers[l].tails[p.to];
+        if (tail.newest >= whole) tail = {p.is_opened ? whole : whole - 1, whole};
+    }
+}
+
+// Blocks that are no more: their slots are the first to be given away.
+KERNEL cache_drop(const __grid_constant__ Cache cache, const __grid_constant__ Blocks blocks) {
+    const uint32 heads = cache.heads.value, of_layer = blocks.count * heads;
+    const uint64 all = uint64(of_layer) * cache.layer_count;
+    for (uint64 n = uint64(blockIdx.x) * THREADS + threadIdx.x; n < all; n += uint64(gridDim.x) * THREADS) {
+        const uint32 l = n / of_layer, rest = n - uint64(l) * of_layer, b = cache.heads.divide(rest), g = rest - b * heads;
+        const Layer &layer = cache.layers[l];
+        const uint32 slot = unpack(atomicExch(layer.homes + blocks.of[b] * heads + g, NO_HOME)).slot;
+        if (slot >= CLAIMED) continue;
+        layer.holds[slot] = NOBODY;
+        layer.named[slot] &= ~CHANCE;
+    }
+}

@@ -1,0 +1,481 @@
+//! The cache on CUDA: slots and bookkeeping on the device, whole blocks in mapped host memory.
+//!
+//! The host decides which blocks a sequence has (`add` … `free`: calls between steps) and enqueues that on the caller's stream.
+//! All that a step decides is decided on the device, from tensors that lie there, so that a step can be captured and replayed:
+//!
+//! | decided                                         | where it is kept                                             |
+//! |---|---|
+//! | blocks of a sequence                            | `table`, `lens`: by host calls                               |
+//! | where a tail ends, which of its pages are full  | `tails`, `full`: by append                                   |
+//! | which slot a block is in, and since when        | `homes`, `holds`, `named`: by resolve                        |
+//! | what is to be copied                            | `ring`: by resolve; a slot is in it once, however often it was given away |
+//! | what is there                                   | `homes`: by fetch, when its copies have landed               |
+//!
+//! Calls of one layer follow each other on the device; so do the host's calls, which are about every layer. Beside them run the
+//! copies, each kind on a stream of the cache's own, and this is what keeps them apart:
+//!
+//! - A fetch begins after what the caller's stream held: whoever reads a slot that a resolve gave away comes before the copy.
+//!   Fetches follow each other, so that a copy for a slot's earlier block ends before that of the later one begins.
+//! - A fetch looks up what a slot is for when it begins to copy, and marks it as there by comparing the resolve that gave it
+//!   (`Home::since`): a copy that comes late finds another resolve, or none.
+//! - A write-back begins after its append, and ends before the layer's next append and before a fork or a cut: before any
+//!   resolve that may name its blocks as stored, since they are in the tail until then. (An append of more than S tokens
+//!   waits for its own.) So a fetch may run late and copy what was asked for after it was called.
+//!
+//! In a capture the copies are nodes that branch off the stream (runtime/cuda/beside.rs). A graph cannot wait for what was begun
+//! outside of it: its stream waits, by `vwd_kv_cache_wait`, before the graph is launched.
+
+mod memory;
+mod params;
+mod plan;
+
+pub use plan::{Bookkeeping, Tables};
+
+use super::options::Options;
+use super::pinned::Pinned;
+use super::sequences::Sequences;
+use super::store::{Changed, Counters, Store};
+use super::{AppendRequest, ResolveRequest};
+use crate::core::allocate::{collected, filled, reserved};
+use crate::core::status::{Error, Result};
+use crate::ops::index::kind;
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
+use crate::runtime::{On, Session};
+use memory::{Memory, Streams, cuda};
+use params::{
+    AppendParams, Blocks, Cache, Clock, CutParams, FetchParams, Layer, MOST_BLOCKS, ResolveParams, TableParams, Tail,
+};
+use std::ffi::c_void;
+use std::sync::Arc;
+
+pub struct Kernels {
+    find: Kernel,
+    give: Kernel,
+    append: Kernel,
+    spill: Kernel,
+    fetch: Kernel,
+    write_back: Kernel,
+    table: Kernel,
+    open: Kernel,
+    fork: Kernel,
+    truncate: Kernel,
+    drop: Kernel,
+}
+
+impl cuda::Kernels for Kernels {
+    const SOURCES: &[Source] = &[
+        source!("cache/resolve", compute_80, compute_90),
+        source!("cache/append", compute_80, compute_90),
+        source!("cache/copies", compute_80, compute_90),
+        source!("cache/sequences", compute_80),
+    ];
+
+    fn find(modules: &Modules) -> Result<Kernels> {
+        let (resolve, sequences) = ("cache/resolve", "cache/sequences");
+        let mut fetch = modules.kernel("cache/copies", "cache_fetch")?;
+        if modules.facts().capability >= 90 {
+            fetch.allow_shared(tuning::FETCH_ROOM)?;
+            fetch = fetch.sharing(tuning::FETCH_ROOM);
+        }
+        Ok(Kernels {
+            find: modules.kernel(resolve, "cache_find")?,
+            give: modules.kernel(resolve, "cache_give")?,
+            append: modules.kernel("cache/append", "cache_append")?,
+            spill: modules.kernel("cache/append", "cache_spill")?,
+            fetch,
+            write_back: modules.kernel("cache/copies", "cache_write_back")?,
+            table: modules.kernel(sequences, "cache_table")?,
+            open: modules.kernel(sequences, "cache_open")?,
+            fork: modules.kernel(sequences, "cache_fork")?,
+            truncate: modules.kernel(sequences, "cache_truncate")?,
+            drop: modules.kernel(sequences, "cache_drop")?,
+        })
+    }
+}
+
+/// Threads of the kernels' CTAs, as their sources have them, and how many CTAs there are.
+mod tuning {
+    pub const FIND_THREADS: u32 = 128;
+    pub const GIVE_THREADS: u32 = 1024;
+    pub const APPEND_THREADS: u32 = 128;
+    pub const APPEND_WARPS: usize = 4;
+    pub const FETCH_THREADS: u32 = 128;
+    /// Bulk copies under way in a CTA: four warps, four stages, 4 KiB.
+    pub const FETCH_ROOM: u32 = 64 << 10;
+    /// CTAs that keep the bus busy by bulk copies, by plain loads, and by stores to host memory.
+    pub const BULK_CTAS: u32 = 4;
+    pub const PLAIN_CTAS: u32 = 32;
+    pub const WRITE_CTAS: u32 = 4;
+    pub const WRITE_THREADS: u32 = 256;
+    pub const SEQUENCE_THREADS: u32 = 256;
+    pub const DROP_CTAS: usize = 64;
+    /// CTAs of a multiprocessor that wait for memory side by side.
+    pub const RESIDENT_CTAS: usize = 8;
+}
+
+/// All layers, with what the device knows of them.
+pub struct Layers {
+    session: Arc<Session>,
+    // Before the memory that its kernels use: it waits for them.
+    streams: Streams,
+    cache: Cache,
+    layers: Vec<OneLayer>,
+    tail_table: *mut i32,
+    /// Waits of the host's that found copies under way.
+    waits: u64,
+    _tables: Memory,
+}
+
+// SAFETY: addresses of its own memory, which only the device reads.
+unsafe impl Send for Layers {}
+
+struct OneLayer {
+    params: Layer,
+    fetched: Fetched,
+    is_captured: bool,
+    _pool: Memory,
+    _bookkeeping: Memory,
+    _host: Pinned,
+}
+
+/// Where the last fetch was called, if nothing was resolved since.
+#[derive(Clone, Copy, PartialEq)]
+enum Fetched {
+    No,
+    /// In a capture of that identity, or in none.
+    In(Option<u64>),
+}
+
+impl OneLayer {
+    fn create(session: &Arc<Session>, options: &Options) -> Result<OneLayer> {
+        let plan = Bookkeeping::of(options);
+        let host = Pinned::alloc(session, options.host_bytes())?;
+        let pool = Memory::alloc(session, options.pool_bytes())?;
+        let bookkeeping = Memory::alloc(session, plan.bytes)?;
+        let base = bookkeeping.address();
+        let tails = filled(Tail::EMPTY, options.max_sequences, "the tails of a KV cache")?;
+        cuda(session).apart(|apart| {
+            // SAFETY: all of it lies in the bookkeeping, which nobody uses yet.
+            unsafe {
+                apart.fill(base, 0, plan.homes as usize)?;
+                apart.fill(base + plan.homes, 0xff, (plan.bytes - plan.homes) as usize)?;
+                apart.write(base + plan.clock, &[Clock::new(options.hold)])?;
+                apart.write(base + plan.tails, &tails)
+            }
+        })?;
+        Ok(OneLayer {
+            params: Layer::new(pool.at(0), host.data(), base, &plan),
+            fetched: Fetched::No,
+            is_captured: false,
+            _pool: pool,
+            _bookkeeping: bookkeeping,
+            _host: host,
+        })
+    }
+}
+
+/// The call's place on the caller's stream.
+fn enqueue<'o, 's>(on: &'o On<'s>) -> &'o Enqueue<'s> {
+    let On::Cuda(enqueue) = on else { unreachable!("a cache of a CUDA session") };
+    enqueue
+}
+
+fn param<T>(params: &T) -> *const c_void {
+    (&raw const *params).cast()
+}
+
+fn plain(ctas: usize, threads: u32) -> Grid {
+    Grid { ctas: ctas as u32, threads, kind: Kind::Plain }
+}
+
+impl Layers {
+    /// Tells `progress` how many layers there are so far.
+    pub fn create(session: &Arc<Session>, options: &Options, progress: impl Fn(usize)) -> Result<Layers> {
+        check_size(options)?;
+        let mut layers = reserved(options.layers, "the layers of a KV cache")?;
+        for n in 0..options.layers {
+            layers.push(OneLayer::create(session, options)?);
+            progress(n + 1);
+        }
+        let streams = Streams::create(session, options.layers)?;
+        let plan = Tables::of(options);
+        let tables = Memory::alloc(session, plan.bytes)?;
+        let (base, tail_table) = (tables.address(), options.tail_table()?);
+        let params = collected(layers.iter().map(|layer| layer.params), "the layers of a KV cache")?;
+        cuda(session).apart(|apart| {
+            // SAFETY: all of it lies in the tables, which nobody uses yet.
+            unsafe {
+                apart.write(base + plan.layers, &params)?;
+                apart.write(base + plan.tail_table, &tail_table)?;
+                apart.fill(base + plan.table, 0xff, (plan.bytes - plan.table) as usize)
+            }
+        })?;
+        Ok(Layers {
+            session: session.clone(),
+            streams,
+            cache: Cache::new(options, base, &plan),
+            layers,
+            tail_table: tables.at(plan.tail_table),
+            waits: 0,
+            _tables: tables,
+        })
+    }
+
+    /// Blocks of a sequence from number `first` on, and how many it has then; as many launches as that takes.
+    fn write_table(
+        &self,
+        enqueue: &Enqueue,
+        sequence: usize,
+        first: usize,
+        blocks: &[i32],
+        begins: bool,
+    ) -> Result<()> {
+        let (kernels, mut at): (&Kernels, _) = (enqueue.kernels(), first);
+        loop {
+            let end = blocks.len().min(at + MOST_BLOCKS);
+            let given = Blocks::new(blocks[at..end].iter().map(|&block| block as u32));
+            let params = TableParams {
+                cache: self.cache,
+                sequence: sequence as u32,
+                first: at as u32,
+                len: blocks.len() as i32,
+                begins: begins as u32,
+            };
+            // SAFETY: the kernel's structs; the sequence has a row, which has places for its blocks.
+            unsafe {
+                let grid = plain(1, tuning::SEQUENCE_THREADS);
+                enqueue.launch(&kernels.table, grid, [param(&params), param(&given)])?;
+            }
+            at = end;
+            if at == blocks.len() {
+                return Ok(());
+            }
+        }
+    }
+
+    fn cut(&self, from: usize, changed: &Changed) -> CutParams {
+        CutParams {
+            cache: self.cache,
+            from: from as u32,
+            to: changed.sequence as u32,
+            whole: changed.whole as u32,
+            is_opened: changed.opened.is_some() as u32,
+            content: changed.opened.map_or(0, |opened| opened.content),
+        }
+    }
+
+    /// Tokens of the block that a sequence goes on with, if there is one, to its tail: from that of sequence `from`, or from host
+    /// memory. What was written back is there from then on.
+    fn open(&self, enqueue: &Enqueue, from: usize, changed: &Changed) -> Result<()> {
+        for layer in 0..self.layers.len() {
+            self.streams.write.join(enqueue, layer)?;
+        }
+        if changed.opened.is_none() {
+            return Ok(());
+        }
+        let (kernels, params): (&Kernels, _) = (enqueue.kernels(), self.cut(from, changed));
+        let ctas = self.layers.len() * self.cache.kv_heads();
+        // SAFETY: the kernel's struct; the sequences and their blocks exist.
+        unsafe { enqueue.launch(&kernels.open, plain(ctas, tuning::SEQUENCE_THREADS), [param(&params)]) }
+    }
+
+    fn copies(&mut self, enqueue: &Enqueue, layer: usize, is_wait: bool) -> Result<()> {
+        let kernels: &Kernels = enqueue.kernels();
+        let params = FetchParams { layer: self.layers[layer].params, cache: self.cache, is_wait: is_wait as u32 };
+        let ctas = if enqueue.facts().capability >= 90 { tuning::BULK_CTAS } else { tuning::PLAIN_CTAS };
+        let grid = plain(ctas as usize, tuning::FETCH_THREADS);
+        // SAFETY: the kernel's struct; the layer's memory lives until the stream has passed.
+        unsafe { self.streams.fetch.launch(enqueue, layer, &kernels.fetch, grid, [param(&params)]) }
+    }
+}
+
+/// What the kernels count in 32 bits.
+fn check_size(options: &Options) -> Result<()> {
+    let run = options.run();
+    let (run, entries) = (run.bytes as u64, options.kv_heads as u64);
+    if run > u32::MAX as u64 {
+        return Err(Error::unsupported(format!("options.block_size: runs of {run} bytes; CUDA takes fewer than 2^32")));
+    }
+    if options.slots > 1 << 30 || options.layers as u64 * entries > i32::MAX as u64 {
+        let found = format!("{} slots, {} layers of {entries} KV heads", options.slots, options.layers);
+        return Err(Error::unsupported(format!("options: {found}; CUDA takes up to 2^30 slots, and 2^31 KV heads")));
+    }
+    Ok(())
+}
+
+impl Store for Layers {
+    fn admit(&self, on: &On) -> Result<()> {
+        match enqueue(on).is_capturing()? {
+            true => {
+                Err(Error::argument("stream", "a stream that is capturing", "one that is not: the call is the host's"))
+            }
+            false => Ok(()),
+        }
+    }
+
+    fn add(&mut self, on: &On, sequence: usize) -> Result<()> {
+        self.write_table(enqueue(on), sequence, 0, &[], true)
+    }
+
+    fn extend(&mut self, on: &On, extended: &Changed) -> Result<()> {
+        self.write_table(enqueue(on), extended.sequence, extended.whole, extended.blocks, false)
+    }
+
+    fn fork(&mut self, on: &On, parent: usize, child: &Changed) -> Result<()> {
+        let (enqueue, params) = (enqueue(on), self.cut(parent, child));
+        let kernels: &Kernels = enqueue.kernels();
+        self.open(enqueue, parent, child)?;
+        // SAFETY: the kernel's struct; both sequences have rows.
+        unsafe { enqueue.launch(&kernels.fork, plain(1, tuning::SEQUENCE_THREADS), [param(&params)])? };
+        self.write_table(enqueue, child.sequence, child.whole, child.blocks, false)
+    }
+
+    fn truncate(&mut self, on: &On, cut: &Changed) -> Result<()> {
+        let (enqueue, params) = (enqueue(on), self.cut(cut.sequence, cut));
+        let kernels: &Kernels = enqueue.kernels();
+        self.open(enqueue, cut.sequence, cut)?;
+        // SAFETY: the kernel's struct; the sequence has tails.
+        unsafe { enqueue.launch(&kernels.truncate, plain(1, tuning::SEQUENCE_THREADS), [param(&params)])? };
+        self.write_table(enqueue, cut.sequence, cut.whole, cut.blocks, false)
+    }
+
+    fn free(&mut self, on: &On, sequence: usize) -> Result<()> {
+        let (enqueue, none) = (enqueue(on), Blocks::new([].into_iter()));
+        let kernels: &Kernels = enqueue.kernels();
+        let params = TableParams { cache: self.cache, sequence: sequence as u32, first: 0, len: -1, begins: 0 };
+        // SAFETY: the kernel's structs; the sequence has a row.
+        unsafe { enqueue.launch(&kernels.table, plain(1, tuning::SEQUENCE_THREADS), [param(&params), param(&none)]) }
+    }
+
+    fn drop_blocks(&mut self, on: &On, blocks: &[u32]) -> Result<()> {
+        let enqueue = enqueue(on);
+        let kernels: &Kernels = enqueue.kernels();
+        for some in blocks.chunks(MOST_BLOCKS) {
+            let given = Blocks::new(some.iter().copied());
+            let each = some.len() * self.layers.len() * self.cache.kv_heads();
+            let ctas = each.div_ceil(tuning::SEQUENCE_THREADS as usize).min(tuning::DROP_CTAS);
+            // SAFETY: the kernel's structs; the blocks are the cache's.
+            unsafe {
+                let grid = plain(ctas, tuning::SEQUENCE_THREADS);
+                enqueue.launch(&kernels.drop, grid, [param(&self.cache), param(&given)])?;
+            }
+        }
+        Ok(())
+    }
+
+    unsafe fn append(&mut self, on: &On, _: &Sequences, r: &AppendRequest) -> Result<()> {
+        if r.is_empty() {
+            return Ok(());
+        }
+        let enqueue = enqueue(on);
+        let kernels: &Kernels = enqueue.kernels();
+        let (heads, layer) = (self.cache.kv_heads(), self.layers[r.layer].params);
+        let tokens = r.most_tokens().saturating_mul(heads);
+        if tokens >= 1 << 30 {
+            let text =
+                format!("k: {} tokens of {heads} KV heads; CUDA takes fewer than 2^30 together", r.most_tokens());
+            return Err(Error::unsupported(text));
+        }
+        // The pages that the last append listed, and may be written now, have been read.
+        self.streams.write.join(enqueue, r.layer)?;
+        let resident = enqueue.facts().multiprocessors as usize * tuning::RESIDENT_CTAS;
+        let per_row = tokens.div_ceil(tuning::APPEND_WARPS).min(resident.div_ceil(r.batch()));
+        let params = AppendParams::new(&layer, &self.cache, r, per_row as u32);
+        // SAFETY: the kernels' structs; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
+        unsafe {
+            if self.cache.may_spill(r.most_tokens()) {
+                enqueue.launch(&kernels.spill, plain(r.batch() * heads, tuning::APPEND_THREADS), [param(&params)])?;
+            }
+            let grid = Grid { kind: kind(enqueue), ..plain(r.batch() * per_row, tuning::APPEND_THREADS) };
+            enqueue.launch(&kernels.append, grid, [param(&params)])?;
+            let params = FetchParams { layer, cache: self.cache, is_wait: 0 };
+            let grid = plain(tuning::WRITE_CTAS as usize, tuning::WRITE_THREADS);
+            self.streams.write.launch(enqueue, r.layer, &kernels.write_back, grid, [param(&params)])?;
+        }
+        // Some of its blocks are in no tail any more.
+        if r.most_tokens() > self.cache.block_size() {
+            self.streams.write.join(enqueue, r.layer)?;
+        }
+        Ok(())
+    }
+
+    unsafe fn resolve(&mut self, on: &On, _: &Sequences, r: &ResolveRequest) -> Result<()> {
+        let lists = r.lists().count();
+        if r.is_empty() || lists == 0 {
+            return Ok(());
+        }
+        let enqueue = enqueue(on);
+        let kernels: &Kernels = enqueue.kernels();
+        if lists > i32::MAX as usize {
+            return Err(Error::unsupported(format!("wanted.counts: {lists} lists; CUDA takes up to 2^31 − 1")));
+        }
+        let layer = &mut self.layers[r.layer];
+        let params = ResolveParams::new(&layer.params, &self.cache, r);
+        // SAFETY: the kernels' struct; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
+        // Both kernels wait before they touch anything.
+        unsafe {
+            let grid = Grid { kind: kind(enqueue), ..plain(lists, tuning::FIND_THREADS) };
+            enqueue.launch(&kernels.find, grid, [param(&params)])?;
+            let grid = Grid { kind: kind(enqueue), ..plain(1, tuning::GIVE_THREADS) };
+            enqueue.launch(&kernels.give, grid, [param(&params)])?;
+        }
+        layer.fetched = Fetched::No;
+        layer.is_captured |= enqueue.is_capturing()?;
+        Ok(())
+    }
+
+    fn fetch(&mut self, on: &On, layer: usize) -> Result<()> {
+        let enqueue = enqueue(on);
+        self.copies(enqueue, layer, false)?;
+        self.layers[layer].fetched = Fetched::In(enqueue.capture()?);
+        Ok(())
+    }
+
+    fn wait(&mut self, on: &On, layer: usize) -> Result<()> {
+        let enqueue = enqueue(on);
+        let capture = enqueue.capture()?;
+        let OneLayer { fetched, is_captured, .. } = self.layers[layer];
+        // A graph may have been replayed that asks for more; one that is being captured has no such graph inside.
+        let is_begun = fetched == Fetched::In(capture) && (capture.is_some() || !is_captured);
+        if !is_begun {
+            self.copies(enqueue, layer, true)?;
+            self.layers[layer].fetched = Fetched::In(capture);
+        } else if capture.is_none() {
+            self.waits += self.streams.fetch.is_busy(layer) as u64;
+        }
+        self.streams.write.join(enqueue, layer)?;
+        self.streams.fetch.join(enqueue, layer)
+    }
+
+    fn pool(&self, layer: usize) -> *mut u8 {
+        self.layers[layer].params.pool
+    }
+
+    fn tail_table(&self) -> *mut i32 {
+        self.tail_table
+    }
+
+    fn counters(&self) -> Result<Counters> {
+        let mut clocks = reserved(self.layers.len(), "the counters of a KV cache")?;
+        cuda(&self.session).apart(|apart| {
+            for layer in &self.layers {
+                let mut clock = [Clock::default()];
+                // SAFETY: the layer's clock, which is plain numbers.
+                unsafe { apart.read(layer.params.clock(), &mut clock)? };
+                clocks.push(clock[0].totals);
+            }
+            Ok(())
+        })?;
+        let sum = Counters { waits: self.waits, ..Counters::default() };
+        Ok(clocks.into_iter().fold(sum, |sum, of| Counters {
+            hits: sum.hits + of.hits,
+            misses: sum.misses + of.misses,
+            bytes_fetched: sum.bytes_fetched + of.fetched,
+            bytes_written_back: sum.bytes_written_back + of.written,
+            evictions: sum.evictions + of.evictions,
+            unused: sum.unused + of.unused,
+            waits: sum.waits + of.waits,
+            dropped_tokens: sum.dropped_tokens + of.dropped,
+        }))
+    }
+}

@@ -1,0 +1,442 @@
+//! Parameters of the kernels of kernels/cache.
+
+use super::super::options::Options;
+use super::super::{AppendRequest, ResolveRequest};
+use super::plan::{Bookkeeping, Tables};
+use crate::core::tensor::Tensor;
+use crate::ops::index::{address, step};
+use crate::ops::views::BlockList;
+use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+
+kernel_struct! {
+    /// Mirrors Tail of kernels/cache/params.cuh.
+    #[derive(Clone, Copy)]
+    pub struct Tail {
+        newest: i32,
+        first: i32,
+    }
+}
+
+impl Tail {
+    pub const EMPTY: Tail = Tail { newest: -1, first: 0 };
+}
+
+kernel_struct! {
+    /// Mirrors Totals of kernels/cache/params.cuh.
+    #[derive(Clone, Copy, Default)]
+    pub struct Totals {
+        pub hits: u64,
+        pub misses: u64,
+        pub fetched: u64,
+        pub written: u64,
+        pub evictions: u64,
+        pub unused: u64,
+        pub waits: u64,
+        pub dropped: u64,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors Clock of kernels/cache/params.cuh.
+    #[derive(Clone, Copy, Default)]
+    pub struct Clock {
+        pushed: u64,
+        taken: u64,
+        taking: u64,
+        now: u32,
+        hand: u32,
+        missed: u32,
+        distinct: u32,
+        hits: u32,
+        misses: u32,
+        tickets: u32,
+        is_set: u32,
+        left: u32,
+        full: u32,
+        written: u32,
+        spare: u32,
+        pub totals: Totals,
+    }
+}
+
+impl Clock {
+    /// Slots that nobody has named yet may be given away at once.
+    pub fn new(hold: usize) -> Clock {
+        Clock { now: hold as u32, ..Clock::default() }
+    }
+}
+
+kernel_struct! {
+    /// Mirrors Missed of kernels/cache/params.cuh.
+    pub struct Missed {
+        entry: u32,
+        key: u32,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors Full of kernels/cache/params.cuh.
+    pub struct Full {
+        page: u32,
+        block: u32,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors Layer of kernels/cache/params.cuh.
+    #[derive(Clone, Copy)]
+    pub struct Layer {
+        pub pool: *mut u8,
+        host: *mut u8,
+        clock: *mut Clock,
+        tails: *mut Tail,
+        homes: *mut u64,
+        holds: *mut u32,
+        named: *mut u32,
+        asked: *mut u32,
+        ring: *mut u32,
+        travels: *mut u64,
+        missed: *mut Missed,
+        distinct: *mut u32,
+        full: *mut Full,
+        arrived: *mut u32,
+    }
+}
+
+impl Layer {
+    /// With its bookkeeping at `base`.
+    pub fn new(pool: *mut u8, host: *mut u8, base: u64, plan: &Bookkeeping) -> Layer {
+        Layer {
+            pool,
+            host,
+            clock: (base + plan.clock) as *mut _,
+            tails: (base + plan.tails) as *mut _,
+            homes: (base + plan.homes) as *mut _,
+            holds: (base + plan.holds) as *mut _,
+            named: (base + plan.named) as *mut _,
+            asked: (base + plan.asked) as *mut _,
+            ring: (base + plan.ring) as *mut _,
+            travels: (base + plan.travels) as *mut _,
+            missed: (base + plan.missed) as *mut _,
+            distinct: (base + plan.distinct) as *mut _,
+            full: (base + plan.full) as *mut _,
+            arrived: (base + plan.arrived) as *mut _,
+        }
+    }
+
+    pub fn clock(&self) -> u64 {
+        self.clock as u64
+    }
+}
+
+kernel_struct! {
+    /// Mirrors Cache of kernels/cache/params.cuh.
+    #[derive(Clone, Copy)]
+    pub struct Cache {
+        layers: *mut Layer,
+        table: *mut i32,
+        lens: *mut i32,
+        run: u64,
+        parts: [u32; 4],
+        token: [u32; 4],
+        size: Divisor,
+        heads: Divisor,
+        layer_count: u32,
+        max_sequences: u32,
+        max_blocks: u32,
+        first_slot: u32,
+        slots: u32,
+        hold: u32,
+    }
+}
+
+impl Cache {
+    /// With its tables at `base`; options whose parts begin below 2^32.
+    pub fn new(options: &Options, base: u64, plan: &Tables) -> Cache {
+        let run = options.run();
+        Cache {
+            layers: (base + plan.layers) as *mut _,
+            table: (base + plan.table) as *mut _,
+            lens: (base + plan.lens) as *mut _,
+            run: run.bytes as u64,
+            parts: run.parts.map(|part| part.begin as u32),
+            token: run.parts.map(|part| part.token as u32),
+            size: Divisor::new(options.block_size as u32),
+            heads: Divisor::new(options.kv_heads as u32),
+            layer_count: options.layers as u32,
+            max_sequences: options.max_sequences as u32,
+            max_blocks: options.max_blocks as u32,
+            first_slot: options.tail_slots() as u32,
+            slots: options.slots as u32,
+            hold: options.hold as u32,
+        }
+    }
+
+    pub fn block_size(&self) -> usize {
+        self.size.value as usize
+    }
+
+    pub fn kv_heads(&self) -> usize {
+        self.heads.value as usize
+    }
+
+    /// Whether so many tokens may need a page again that holds tokens from before: they end four blocks on at least.
+    pub fn may_spill(&self, tokens: usize) -> bool {
+        tokens as u64 > 2 * self.size.value as u64 + 1
+    }
+}
+
+kernel_struct! {
+    /// Mirrors PartRows of kernels/cache/params.cuh.
+    #[derive(Clone, Copy)]
+    struct PartRows {
+        data: *const u8,
+        seq: i64,
+        token: i64,
+        head: i64,
+        channel: i64,
+    }
+}
+
+impl PartRows {
+    fn new(t: Option<&Tensor>) -> PartRows {
+        PartRows {
+            data: address(t),
+            seq: step(t, 0),
+            token: step(t, 1),
+            head: step(t, 2),
+            channel: t.filter(|t| t.rank() == 4).map_or(0, |t| t.byte_stride(3)),
+        }
+    }
+
+    /// Bytes, as a power of two, that a lane copies at once.
+    fn log_unit(&self, t: Option<&Tensor>, part: u32, token: u32) -> u32 {
+        const WIDEST: i64 = 16;
+        let Some(t) = t else { return 0 };
+        let element = t.dtype.bytes();
+        let is_packed = t.rank() == 4 && t.stride(3) == 1;
+        let starts = [self.data as i64, self.seq, self.token, self.head, part as i64, token as i64];
+        if is_packed && starts.into_iter().all(|start| start % WIDEST == 0) {
+            return WIDEST.trailing_zeros();
+        }
+        element.trailing_zeros()
+    }
+}
+
+kernel_struct! {
+    /// Mirrors AppendParams of kernels/cache/params.cuh.
+    pub struct AppendParams {
+        layer: Layer,
+        cache: Cache,
+        sequences: *const u8,
+        begin: *const u8,
+        lens: *const u8,
+        sequences_seq: i64,
+        begin_seq: i64,
+        lens_seq: i64,
+        rows: [PartRows; 4],
+        most: u32,
+        per_row: u32,
+        log_unit: [u32; 4],
+    }
+}
+
+impl AppendParams {
+    pub fn new(layer: &Layer, cache: &Cache, r: &AppendRequest, per_row: u32) -> AppendParams {
+        let (parts, lens) = (r.parts(), r.lens.as_ref());
+        let rows = parts.map(PartRows::new);
+        let unit = |n: usize| rows[n].log_unit(parts[n], cache.parts[n], cache.token[n]);
+        AppendParams {
+            layer: *layer,
+            cache: *cache,
+            sequences: r.sequences.data(),
+            begin: r.begin.data(),
+            lens: address(lens),
+            sequences_seq: r.sequences.byte_stride(0),
+            begin_seq: r.begin.byte_stride(0),
+            lens_seq: step(lens, 0),
+            rows,
+            most: r.most_tokens() as u32,
+            per_row,
+            log_unit: [unit(0), unit(1), unit(2), unit(3)],
+        }
+    }
+}
+
+kernel_struct! {
+    /// Mirrors ListRows of kernels/cache/params.cuh.
+    #[derive(Clone, Copy)]
+    struct ListRows {
+        ids: *mut u8,
+        counts: *mut u8,
+        slots: *mut u8,
+        ids_seq: i64,
+        ids_position: i64,
+        ids_head: i64,
+        ids_entry: i64,
+        counts_seq: i64,
+        counts_position: i64,
+        counts_head: i64,
+        slots_seq: i64,
+        slots_position: i64,
+        slots_head: i64,
+        slots_entry: i64,
+    }
+}
+
+/// Strides of sequence, position and head; that of positions is 0 where they share a list.
+fn list_steps(t: Option<&Tensor>, is_own: bool) -> [i64; 3] {
+    if is_own { [0, 1, 2].map(|d| step(t, d)) } else { [step(t, 0), 0, step(t, 1)] }
+}
+
+impl ListRows {
+    fn new(list: Option<&BlockList>) -> ListRows {
+        let is_own = list.is_some_and(BlockList::is_own);
+        let [ids, counts, slots] = list.map_or([None; 3], BlockList::tensors);
+        let entry = |t: Option<&Tensor>| t.map_or(0, |t| t.byte_stride(t.rank() - 1));
+        let [ids_seq, ids_position, ids_head] = list_steps(ids, is_own);
+        let [counts_seq, counts_position, counts_head] = list_steps(counts, is_own);
+        let [slots_seq, slots_position, slots_head] = list_steps(slots, is_own);
+        ListRows {
+            ids: address(ids),
+            counts: address(counts),
+            slots: address(slots),
+            ids_seq,
+            ids_position,
+            ids_head,
+            ids_entry: entry(ids),
+            counts_seq,
+            counts_position,
+            counts_head,
+            slots_seq,
+            slots_position,
+            slots_head,
+            slots_entry: entry(slots),
+        }
+    }
+}
+
+kernel_struct! {
+    /// Mirrors ResolveParams of kernels/cache/params.cuh.
+    pub struct ResolveParams {
+        layer: Layer,
+        cache: Cache,
+        sequences: *const u8,
+        sequences_seq: i64,
+        wanted: ListRows,
+        resident: ListRows,
+        missed: *mut u8,
+        missed_seq: i64,
+        missed_position: i64,
+        missed_head: i64,
+        heads: Divisor,
+        positions: Divisor,
+        cap: Divisor,
+    }
+}
+
+impl ResolveParams {
+    /// Of at least one list.
+    pub fn new(layer: &Layer, cache: &Cache, r: &ResolveRequest) -> ResolveParams {
+        let missed = r.missed_counts.as_ref();
+        let [missed_seq, missed_position, missed_head] = list_steps(missed, r.wanted.is_own());
+        ResolveParams {
+            layer: *layer,
+            cache: *cache,
+            sequences: r.sequences.data(),
+            sequences_seq: r.sequences.byte_stride(0),
+            wanted: ListRows::new(Some(&r.wanted)),
+            resident: ListRows::new(r.resident.as_ref()),
+            missed: address(missed),
+            missed_seq,
+            missed_position,
+            missed_head,
+            heads: cache.heads,
+            positions: Divisor::new(r.wanted.per_head() as u32),
+            // No entry is divided where there is none.
+            cap: if r.wanted.cap() == 0 { Divisor::NONE } else { Divisor::new(r.wanted.cap() as u32) },
+        }
+    }
+}
+
+kernel_struct! {
+    /// Mirrors FetchParams of kernels/cache/params.cuh.
+    pub struct FetchParams {
+        pub layer: Layer,
+        pub cache: Cache,
+        pub is_wait: u32,
+    }
+}
+
+/// Blocks of a launch.
+pub const MOST_BLOCKS: usize = 900;
+
+kernel_struct! {
+    /// Mirrors Blocks of kernels/cache/params.cuh.
+    pub struct Blocks {
+        of: [u32; MOST_BLOCKS],
+        count: u32,
+    }
+}
+
+impl Blocks {
+    /// No more than there is room for.
+    pub fn new(blocks: impl ExactSizeIterator<Item = u32>) -> Blocks {
+        let mut given = Blocks { of: [0; MOST_BLOCKS], count: blocks.len() as u32 };
+        given.of.iter_mut().zip(blocks).for_each(|(to, block)| *to = block);
+        given
+    }
+}
+
+kernel_struct! {
+    /// Mirrors TableParams of kernels/cache/params.cuh.
+    pub struct TableParams {
+        pub cache: Cache,
+        pub sequence: u32,
+        pub first: u32,
+        pub len: i32,
+        pub begins: u32,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors CutParams of kernels/cache/params.cuh.
+    pub struct CutParams {
+        pub cache: Cache,
+        pub from: u32,
+        pub to: u32,
+        pub whole: u32,
+        pub is_opened: u32,
+        pub content: u32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::cuda::layout;
+
+    #[test]
+    fn kernels_read_the_parameters_where_they_lie() {
+        let structs = [
+            Tail::layout("Tail"),
+            Totals::layout("Totals"),
+            Clock::layout("Clock"),
+            Missed::layout("Missed"),
+            Full::layout("Full"),
+            Layer::layout("Layer"),
+            Cache::layout("Cache"),
+        ];
+        let of_calls = [
+            PartRows::layout("PartRows"),
+            AppendParams::layout("AppendParams"),
+            ListRows::layout("ListRows"),
+            ResolveParams::layout("ResolveParams"),
+            FetchParams::layout("FetchParams"),
+            Blocks::layout("Blocks"),
+            TableParams::layout("TableParams"),
+            CutParams::layout("CutParams"),
+        ];
+        layout::check("cache", file!(), &[&structs[..], &of_calls].concat());
+    }
+}

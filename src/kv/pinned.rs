@@ -1,0 +1,31 @@
+//! The host memory of a layer, pinned where a device reads it.
+
+use crate::core::status::Result;
+use crate::runtime::Session;
+use std::sync::Arc;
+
+/// Pinned memory of a session.
+pub struct Pinned {
+    session: Arc<Session>,
+    data: *mut u8,
+}
+
+// SAFETY: an allocation of its own.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    pub fn alloc(session: &Arc<Session>, bytes: u64) -> Result<Pinned> {
+        Ok(Pinned { session: session.clone(), data: session.pinned_alloc(bytes)?.cast() })
+    }
+
+    pub fn data(&self) -> *mut u8 {
+        self.data
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // It came from this session: nothing can be refused.
+        let _ = self.session.pinned_free(self.data.cast(), std::ptr::null_mut());
+    }
+}

@@ -1,0 +1,163 @@
+//! The tiered KV cache on CUDA: copies beside the stream, and steps in a graph.
+
+use crate::Case;
+use crate::graph::Graph;
+use crate::model::{Arena, Cache, Checked, SHAPES, assert_met};
+use crate::support::*;
+use vanward::abi::*;
+
+pub const CASES: &[Case] = &[
+    (
+        "kv_cache_holds_what_was_appended_after_a_hundred_thousand_operations",
+        kv_cache_holds_what_was_appended_after_a_hundred_thousand_operations,
+    ),
+    ("kv_cache_step_replays_a_graph_with_other_tokens", kv_cache_step_replays_a_graph_with_other_tokens),
+    ("kv_cache_is_released_with_copies_under_way", kv_cache_is_released_with_copies_under_way),
+];
+
+/// `VANWARD_CACHE_OPERATIONS`: so many instead, where each costs more.
+fn kv_cache_holds_what_was_appended_after_a_hundred_thousand_operations(backend: &Backend) {
+    let given: Option<usize> = std::env::var("VANWARD_CACHE_OPERATIONS").ok().and_then(|n| n.parse().ok());
+    let operations = given.unwrap_or(100_000) / SHAPES.len();
+    for shape in &SHAPES {
+        rounds(1, |rng| {
+            let mut checked = Checked::new(shape, backend);
+            for _ in 0..operations {
+                checked.step(rng);
+            }
+            let stats = checked.finish();
+            if given.is_none() {
+                assert_met(&stats);
+            }
+        });
+    }
+}
+
+const HEADS: usize = 2;
+const BLOCK: usize = 4;
+const DIM: usize = 16;
+const SEQUENCES: usize = 3;
+const BLOCKS: usize = 40;
+const CAP: usize = 4;
+
+fn options() -> vwd_kv_cache_options {
+    vwd_kv_cache_options {
+        layers: 2,
+        kv_heads: HEADS as u32,
+        block_size: BLOCK as u32,
+        key_dim: DIM as u32,
+        value_dim: DIM as u32,
+        dtype_code: F32.code as u32,
+        dtype_bits: F32.bits as u32,
+        max_sequences: SEQUENCES as u32,
+        max_blocks: BLOCKS as u32,
+        host_blocks: (SEQUENCES * BLOCKS) as u32,
+        slots: (2 * SEQUENCES * HEADS * CAP + 8) as u32,
+        hold: 2,
+        ..args()
+    }
+}
+
+/// What a token's keys are, all alike.
+fn key(layer: usize, sequence: usize, token: usize, head: usize) -> f32 {
+    (token * 100 + sequence * 10 + layer * 2 + head) as f32
+}
+
+/// A sequence of each number, with room for all its blocks.
+fn begun(backend: &Backend) -> Cache {
+    let cache = Cache::on(backend, &options());
+    for n in 0..SEQUENCES as u32 {
+        assert_eq!(cache.add(), Ok(n));
+        assert_ok(cache.extend(n, BLOCKS * BLOCK));
+    }
+    backend.finish(VWD_OK);
+    cache
+}
+
+/// Appends a token to every sequence of both layers, resolves lists of its blocks and waits for them: in a graph, whose replays
+/// read what lies in the same tensors then.
+fn kv_cache_step_replays_a_graph_with_other_tokens(backend: &Backend) {
+    let (cache, arena) = (begun(backend), Arena::new(backend));
+    let lists = SEQUENCES * HEADS;
+    let sequences = arena.place(&std::array::from_fn::<i32, SEQUENCES, _>(|n| n as i32));
+    let begin = arena.place(&[0i32; SEQUENCES]);
+    let rows = [(); 2].map(|()| arena.place(&[0f32; SEQUENCES * HEADS * DIM]));
+    let ids = arena.place(&vec![0i32; lists * CAP]);
+    let counts = arena.place(&vec![CAP as i32; lists]);
+    let slots = [(); 2].map(|()| arena.place(&vec![-7i32; lists * CAP]));
+    let numbers = sequences.tensor(I32, &[SEQUENCES]);
+    let graph = Graph::capture(backend.stream().cast(), || {
+        for layer in 0..2 {
+            let k = rows[layer].tensor(F32, &[SEQUENCES, 1, HEADS, DIM]);
+            let begin = begin.tensor(I32, &[SEQUENCES]);
+            assert_ok(cache.append(&vwd_kv_cache_append_args {
+                layer: layer as u32,
+                sequences: numbers,
+                begin,
+                k,
+                v: k,
+                ..args()
+            }));
+            let wanted = vwd_block_list {
+                ids: ids.tensor(I32, &[SEQUENCES, HEADS, CAP]),
+                counts: counts.tensor(I32, &[SEQUENCES, HEADS]),
+                slots: slots[layer].tensor(I32, &[SEQUENCES, HEADS, CAP]),
+            };
+            let call = vwd_kv_cache_resolve_args { layer: layer as u32, sequences: numbers, wanted, ..args() };
+            assert_ok(cache.resolve(&call));
+            assert_ok(cache.fetch(layer));
+        }
+        (0..2).for_each(|layer| assert_ok(cache.wait(layer)));
+    });
+    let views = [0, 1].map(|layer| cache.view(layer));
+    let run = views[0].k.strides[0] as usize;
+    let total = views[0].k.shape[0] as usize;
+    rounds(1, |rng| {
+        for token in 0..BLOCKS * BLOCK {
+            begin.write(&[token as i32; SEQUENCES]);
+            for (layer, rows) in rows.iter().enumerate() {
+                let of = |n: usize| key(layer, n / DIM / HEADS, token, n / DIM % HEADS);
+                rows.write(&(0..SEQUENCES * HEADS * DIM).map(of).collect::<Vec<_>>());
+            }
+            let named: Vec<i32> = (0..lists * CAP).map(|_| rng.int(0..=(token / BLOCK) as i64) as i32).collect();
+            ids.write(&named);
+            graph.replay();
+            for layer in 0..2 {
+                let mut pool = vec![0u8; total * run * 4];
+                backend.read(views[layer].k.data as usize, &mut pool);
+                for (n, (&slot, &id)) in slots[layer].read().iter().zip(&named).enumerate() {
+                    let (sequence, head) = (n / CAP / HEADS, n / CAP % HEADS);
+                    for t in 0..BLOCK.min(token + 1 - id as usize * BLOCK) {
+                        let at = (slot as usize * run + t * DIM) * 4;
+                        let found = f32::from_le_bytes(pool[at..at + 4].try_into().expect("four bytes"));
+                        let expected = key(layer, sequence, id as usize * BLOCK + t, head);
+                        assert_eq!(found, expected, "after token {token}: block {id} in slot {slot}");
+                    }
+                }
+            }
+        }
+    });
+    let stats = cache.stats();
+    assert_eq!(stats.dropped_tokens, 0);
+    assert!(stats.misses > 0 && stats.bytes_fetched > 0 && stats.bytes_written_back > 0, "what was tested?");
+}
+
+fn kv_cache_is_released_with_copies_under_way(backend: &Backend) {
+    for _ in 0..8 {
+        let (cache, arena) = (begun(backend), Arena::new(backend));
+        let tokens = BLOCKS * BLOCK;
+        let rows = arena.place(&vec![1f32; tokens * HEADS * DIM]);
+        let k = rows.tensor(F32, &[1, tokens, HEADS, DIM]);
+        let (number, begin) = (arena.place(&[0i32]).tensor(I32, &[1]), arena.place(&[0i32]).tensor(I32, &[1]));
+        let ids: Vec<i32> = (0..HEADS * CAP).map(|n| n as i32).collect();
+        let wanted = vwd_block_list {
+            ids: arena.place(&ids).tensor(I32, &[1, HEADS, CAP]),
+            counts: arena.place(&[CAP as i32; HEADS]).tensor(I32, &[1, HEADS]),
+            slots: arena.place(&ids).tensor(I32, &[1, HEADS, CAP]),
+        };
+        assert_ok(cache.append(&vwd_kv_cache_append_args { sequences: number, begin, k, v: k, ..args() }));
+        assert_ok(cache.resolve(&vwd_kv_cache_resolve_args { sequences: number, wanted, ..args() }));
+        backend.finish(cache.fetch(0));
+        drop(cache);
+    }
+}
