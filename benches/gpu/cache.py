@@ -1,0 +1,173 @@
+"""The tiered KV cache: what a step costs, how fast misses travel, and what they cost the kernels beside them.
+
+    python benches/gpu/cache.py [--out FILE] [--quick]
+
+Blocks of 64 tokens, bfloat16. From step to step a list keeps its blocks but for the share `new`, which are drawn at random; slots are
+twice the list, so that most of the new ones are missed. `resolve`: GPU time of one call in a CUDA graph; 16 channels, since nothing of them
+is read. `travel`: resolve, fetch and wait, in a graph; GB/s (10^9 bytes) of what travelled. `beside`: a kernel that adds 1 to 2 GiB,
+alone and while a list travels. `layer`: resolve and fetch a list, products of matrices that take about 120 µs, wait, attend; the same
+without new blocks. Microseconds, medians. Attention over slots is compared with attention over the tokens before anything is timed.
+"""
+
+import statistics
+
+import torch
+
+from timing import run, vanward
+
+BLOCK = 64
+STEPS = 20
+
+
+def stream():
+    return torch.cuda.current_stream().cuda_stream
+
+
+class Case:
+    """A cache of one layer with `batch` sequences of `blocks` blocks, and lists of `count` of them for each step."""
+
+    def __init__(self, session, batch, heads, dim, blocks, count, new, slots=2):
+        self.session, self.batch, self.heads, self.blocks, self.count, self.dim = session, batch, heads, blocks, count, dim
+        entries = batch * heads * count
+        self.cache = vanward.KvCache(session, layers=1, kv_heads=heads, block_size=BLOCK, key_dim=dim, value_dim=dim, dtype="bfloat16",
+                                     max_sequences=batch, max_blocks=blocks + 4, host_blocks=batch * (blocks + 4), slots=slots * entries)
+        self.tokens = blocks * BLOCK + 5
+        self.k = torch.randn(1, self.tokens, heads, dim, device="cuda", dtype=torch.bfloat16)
+        for n in range(batch):
+            assert self.cache.add(stream=stream()) == n
+            self.cache.extend(n, self.tokens, stream=stream())
+            number, begin = (torch.tensor([x], dtype=torch.int32, device="cuda") for x in (n, 0))
+            self.cache.append(layer=0, sequences=number, begin=begin, k=self.k, v=self.k, stream=stream())
+        self.numbers = torch.arange(batch, dtype=torch.int32, device="cuda")
+        self.counts = torch.full((batch, heads), count, dtype=torch.int32, device="cuda")
+        self.missed = torch.zeros_like(self.counts)
+        self.lists = [vanward.BlockList(ids, self.counts, torch.zeros_like(ids)) for ids in self.drift(new)]
+        self.calls = {}
+
+    def drift(self, new):
+        shape = (self.batch, self.heads, self.blocks)
+        rank = torch.rand(shape, device="cuda")
+        for _ in range(STEPS):
+            yield rank.argsort(-1)[..., : self.count].sort(-1).values.int().contiguous()
+            # Of those in the list some leave, and as many of the others come.
+            leaving = torch.rand(shape, device="cuda") < new
+            listed = rank.argsort(-1).argsort(-1) < self.count
+            rank = torch.where(listed & leaving, 2.0, torch.where(listed, -1.0, torch.rand(shape, device="cuda")))
+
+    def resolve(self, i):
+        key = (i, stream())
+        if key not in self.calls:
+            more = dict(layer=0, sequences=self.numbers, wanted=self.lists[i], missed_counts=self.missed, stream=stream())
+            self.calls[key] = self.cache.prepare_resolve(**more)
+        self.calls[key]()
+
+    def travel(self, i):
+        self.resolve(i)
+        self.cache.fetch(0, stream=stream())
+        self.cache.wait(0, stream=stream())
+
+    def attention(self, i):
+        key = ("attention", i, stream())
+        if key not in self.calls:
+            view = self.cache.view(0)
+            self.q = torch.ones(self.batch, 4 * self.heads, self.dim, device="cuda", dtype=torch.bfloat16)
+            self.lens = torch.full((self.batch,), self.tokens, dtype=torch.int32, device="cuda")
+            self.out = torch.empty_like(self.q)
+            self.calls[key] = self.session.prepare_attention(kv=vanward.PagedKV(view.k, view.v, self.lens), q=self.q, out=self.out,
+                                                             block_size=BLOCK, list=self.lists[i], stream=stream())
+        self.calls[key]()
+
+    def check(self):
+        whole = self.k.expand(self.batch, -1, -1, -1)
+        for i in range(STEPS):
+            self.travel(i)
+            self.attention(i)
+            expected = torch.empty_like(self.out)
+            listed = vanward.BlockList(self.lists[i].ids, self.counts)
+            self.session.attention(kv=vanward.PagedKV(whole, whole, self.lens), q=self.q, out=expected, block_size=BLOCK, list=listed,
+                                   stream=stream())
+            torch.cuda.synchronize()
+            assert torch.equal(self.out, expected), f"step {i}"
+
+    def share_missed(self):
+        before = self.cache.info()
+        for i in range(STEPS):
+            self.travel(i)
+        torch.cuda.synchronize()
+        after = self.cache.info()
+        missed, hit = after.misses - before.misses, after.hits - before.hits
+        return missed / (missed + hit), (after.bytes_fetched - before.bytes_fetched) / STEPS
+
+
+def resolves(session, timer, rows):
+    for batch, count, new in ((8, 128, 0.0), (8, 128, 0.1), (8, 128, 0.3), (1, 128, 0.1), (32, 64, 0.1)):
+        case = Case(session, batch, 8, 16, 2048 if batch == 8 else 512, count, new)
+        case.check()
+        missed, _ = case.share_missed()
+        rows.put("resolve", batch=batch, heads=8, count=count, new=new, missed=missed, graph=timer.graph(case.resolve, STEPS))
+
+
+def travels(session, timer, rows):
+    for batch, heads, blocks, count, new in ((16, 2, 512, 64, 0.1), (1, 8, 2048, 128, 0.1), (1, 8, 2048, 128, 0.5)):
+        case = Case(session, batch, heads, 128, blocks, count, new)
+        case.check()
+        missed, size = case.share_missed()
+        time = timer.graph(case.travel, STEPS)
+        rows.put("travel", batch=batch, heads=heads, count=count, new=new, missed=missed, graph=time, gbs=size / time / 1e3)
+
+
+def beside(session, rows):
+    a, b = (torch.empty(1 << 30, dtype=torch.uint8, device="cuda") for _ in range(2))
+    case = Case(session, 16, 2, 128, 512, 64, 1.0)
+    times = {False: [], True: []}
+    for n in range(40):
+        travelling = n % 2 == 1
+        torch.cuda.synchronize()
+        if travelling:
+            case.resolve(n % STEPS)
+            case.cache.fetch(0, stream=stream())
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        torch.add(a.view(torch.int32), 1, out=b.view(torch.int32))
+        end.record()
+        case.cache.wait(0, stream=stream())
+        torch.cuda.synchronize()
+        times[travelling].append(begin.elapsed_time(end) * 1e3)
+    alone, with_copies = statistics.median(times[False]), statistics.median(times[True])
+    rows.put("beside", alone=alone, travelling=with_copies, slower=with_copies / alone)
+
+
+def layers(session, timer, rows):
+    x = torch.randn(64, 8192, device="cuda", dtype=torch.bfloat16)
+    weights = [torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    y = torch.empty_like(x)
+    products = lambda _: [torch.mm(x, w, out=y) for w in weights]
+    alone = timer.graph(products, STEPS)
+    none = None
+    for new in (0.0, 0.05, 0.1, 0.2):
+        case = Case(session, 1, 8, 128, 2048, 128, new)
+
+        def step(i):
+            case.resolve(i)
+            case.cache.fetch(0, stream=stream())
+            products(i)
+            case.cache.wait(0, stream=stream())
+            case.attention(i)
+
+        case.check()
+        missed, size = case.share_missed()
+        time = timer.graph(step, STEPS)
+        none = none or time
+        rows.put("layer", new=new, missed=missed, mib=size / (1 << 20), products=alone, graph=time, slower=time / none)
+
+
+def measure(session, timer, rows, quick):
+    with torch.cuda.stream(torch.cuda.Stream()):
+        resolves(session, timer, rows)
+        travels(session, timer, rows)
+        beside(session, rows)
+        layers(session, timer, rows)
+
+
+if __name__ == "__main__":
+    run(__doc__, measure, scratch_bytes=256 << 20)
