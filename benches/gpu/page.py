@@ -2,7 +2,7 @@
 """Writes what the GPU benchmarks measured as pages under benches/results, one table for each kind of row, and as a plot.
 
     benches/gpu/page.py NAME SCRIPT ROWS.jsonl      writes benches/results/NAME.md from what benches/gpu/SCRIPT.py --out gave
-    benches/gpu/page.py --plot NAME SELECT.jsonl ATTENTION.jsonl     writes benches/results/NAME.svg; needs matplotlib
+    benches/gpu/page.py --plot NAME SELECTION.jsonl ATTENTION.jsonl     writes benches/results/NAME.svg; needs matplotlib
 """
 
 import ast
@@ -10,10 +10,9 @@ import json
 import pathlib
 import sys
 
-sys.path.pop(0)  # matplotlib wants the standard library's select, not the one here
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE.parent / "results"
-SELECTED = 8192  # tokens that select.py chooses: 128 blocks of 64
+SELECTED = 8192  # tokens that selection.py chooses: 128 blocks of 64
 
 
 def cell(value):

@@ -12,7 +12,6 @@ import pathlib
 import statistics
 import sys
 
-sys.path.pop(0)  # matplotlib wants the standard library's select, not the one here
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
 
 

@@ -1,6 +1,6 @@
 """Block summaries and selection beside torch, in one process: torch's matmul and topk, eager and in a CUDA graph.
 
-    python benches/gpu/select.py [--out FILE] [--quick]
+    python benches/gpu/selection.py [--out FILE] [--quick]
 
 8 KV heads of 128 channels, groups of 4, blocks of 64 tokens, bfloat16 (axis: summaries in INT4), 128 blocks of nb; the first and the
 two last forced. Every selection is compared with torch's before it is timed. `event` is one call between two CUDA events, the host's
