@@ -273,7 +273,7 @@ impl Plan {
         if most > i32::MAX as usize {
             return Err(Error::unsupported(format!("x: {batch} rows; CUDA takes fewer through a map of this size")));
         }
-        let mut scratch = Scratch::default();
+        let mut scratch = cuda::Parts::default();
         let products = scratch.take(&[map.slices(), batch, map.rows, size_of::<f32>()]);
         let factors = scratch.take(&[map.slices(), batch, size_of::<f32>()]);
         let scales = scratch.take(&[batch, size_of::<f64>()]);
@@ -361,24 +361,6 @@ pub fn project(enqueue: &Enqueue, r: &ProjectRequest, map: &PlacedMap) -> Result
             0 => enqueue.launch(&kernels.turn, grid(plan.finishing, THREADS), params),
             _ => enqueue.launch(&kernels.outputs, grid(plan.finishing, OUTPUT_THREADS), params),
         }
-    }
-}
-
-/// Parts of a call's scratch, one after the other.
-#[derive(Default)]
-struct Scratch {
-    bytes: usize,
-}
-
-impl Scratch {
-    /// Where a part begins whose size is a product.
-    fn take(&mut self, size: &[usize]) -> usize {
-        const ALIGNMENT: usize = 256;
-        let begin = self.bytes;
-        let bytes = size.iter().fold(1usize, |bytes, &n| bytes.saturating_mul(n));
-        // More than there is stays more than there is.
-        self.bytes = begin.saturating_add(bytes).min(isize::MAX as usize).next_multiple_of(ALIGNMENT);
-        begin
     }
 }
 

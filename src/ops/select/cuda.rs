@@ -333,7 +333,7 @@ impl MinMaxPlan {
         let is_common = adjacent && max.dtype.bits == 16 && r.queries.positions.count() == 1 && dim <= COMMON_DIM;
         let stored = r.queries.index.capacity().min(MOST_TOKENS.div_ceil(r.queries.block_size));
         let slices = slices(multiprocessors, rows, stored.div_ceil(CHUNK))?;
-        let mut scratch = Scratch::default();
+        let mut scratch = cuda::Parts::default();
         let held = scratch.take(&[rows, stored, size_of::<f32>()]);
         let seen = scratch.take(&[if is_common { 0 } else { rows }, slices, size_of::<u32>()]);
         Ok(MinMaxPlan { is_common, adjacent, stored, slices, held, seen, bytes: scratch.bytes })
@@ -445,7 +445,7 @@ impl MeanPlan {
         let chunks = stored.div_ceil(CHUNK_WINDOWS);
         let scoring = slices(multiprocessors, rows, chunks)?;
         let weighing = slices(multiprocessors, rows, stored.div_ceil(THREADS as usize))?;
-        let mut scratch = Scratch::default();
+        let mut scratch = cuda::Parts::default();
         let held = scratch.take(&[rows, reached, size_of::<u32>()]);
         let products = scratch.take(&[rows, heads, stored, size_of::<f32>()]);
         let partials = scratch.take(&[rows, heads, chunks, 2 * size_of::<f32>()]);
@@ -486,24 +486,6 @@ fn mean(enqueue: &Enqueue, r: &Request, plan: &MeanPlan, windows: &Windows, summ
     unsafe {
         enqueue.launch(scores, grid(enqueue, rows * plan.scoring), params)?;
         enqueue.launch(&kernels.weigh_means, grid(enqueue, rows * plan.weighing), params)
-    }
-}
-
-/// Parts of a call's scratch, one after the other.
-#[derive(Default)]
-struct Scratch {
-    bytes: usize,
-}
-
-impl Scratch {
-    /// Where a part begins whose size is a product.
-    fn take(&mut self, size: &[usize]) -> usize {
-        const ALIGNMENT: usize = 256;
-        let begin = self.bytes;
-        let bytes = size.iter().fold(1usize, |bytes, &n| bytes.saturating_mul(n));
-        // More than there is stays more than there is.
-        self.bytes = begin.saturating_add(bytes).min(isize::MAX as usize).next_multiple_of(ALIGNMENT);
-        begin
     }
 }
 

@@ -18,6 +18,24 @@ pub struct Arenas {
     state: Mutex<State>,
 }
 
+/// Parts of one call's scratch, one after the other.
+#[derive(Default)]
+pub struct Parts {
+    pub bytes: usize,
+}
+
+impl Parts {
+    /// Where a part begins whose size is a product.
+    pub fn take(&mut self, size: &[usize]) -> usize {
+        const ALIGNMENT: usize = 256;
+        let begin = self.bytes;
+        let bytes = size.iter().fold(1usize, |bytes, &n| bytes.saturating_mul(n));
+        // More than there is stays more than there is.
+        self.bytes = begin.saturating_add(bytes).min(isize::MAX as usize).next_multiple_of(ALIGNMENT);
+        begin
+    }
+}
+
 /// Whom an arena serves: a stream, or one thread's share of the handle that means another stream to each thread.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Owner {

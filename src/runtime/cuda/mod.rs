@@ -12,6 +12,7 @@ mod memory;
 mod module;
 mod pinned;
 
+pub use arena::Parts;
 pub use beside::Beside;
 pub use copies::MOST_COPIES;
 pub(crate) use family::source;

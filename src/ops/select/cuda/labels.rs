@@ -1,12 +1,12 @@
 //! Launch of the kernels of kernels/select/labels.cu: LABEL_MASS and selection of tokens.
 
-use super::{ListParams, MOST_HEADS, MOST_TOKENS, Scratch, SelectParams, THREADS, check_sharing, grid, sharing};
+use super::{ListParams, MOST_HEADS, MOST_TOKENS, SelectParams, THREADS, check_sharing, grid, sharing};
 use crate::core::status::{Error, Result};
 use crate::ops::index::{self, Labels, Summary};
 use crate::ops::select::Request;
 use crate::ops::views::BlockList;
 use crate::runtime::cuda::layout::kernel_struct;
-use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules};
+use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Parts};
 
 pub struct LabelKernels {
     blocks: Kernel,
@@ -103,7 +103,7 @@ impl LabelPlan {
         let cap = given(r).cap();
         let places = cap.saturating_mul(r.queries.block_size).min(r.queries.index.capacity()).min(MOST_TOKENS);
         let chunks = places.div_ceil(CHUNK);
-        let mut scratch = Scratch::default();
+        let mut scratch = Parts::default();
         let held_row = if of_blocks { cap } else { places };
         let held = scratch.take(&[lists, held_row, size_of::<f32>()]);
         let products = scratch.take(&[lists, heads, places, size_of::<f32>()]);
