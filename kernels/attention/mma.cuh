@@ -51,6 +51,9 @@ __device__ inline uint32 transpose(uint32 x) {
     return y;
 }
 
+// Asks the L2 cache for a line. Unlike a load it may come before the kernel before has written there: that cache is where writes end up.
+__device__ inline void prefetch(const char *address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
 struct Float16 {
     static constexpr uint32 BYTES = 2;
     __device__ static void multiply(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
@@ -272,6 +275,11 @@ struct MmaEngine {
                 from[n] = p.q.at(pair.seq, position, head) + lane % CHUNKS * 16;
                 asm volatile("" ::"l"(from[n]));
             }
+        }
+        __device__ void announce(uint32 lane) const {
+#pragma unroll
+            for (uint32 n = 0; n < COPIES; n++)
+                if (lane % 8 == 0) prefetch(from[n]);
         }
         __device__ void ask(uint32 to, uint32 lane) const {
 #pragma unroll

@@ -61,6 +61,15 @@ struct PlainTiles {
         listed = held(p.ids.at(pair.seq, pair.position, pair.head, entry));
         slot = p.slots.at(pair.seq, pair.position, pair.head, entry);
     }
+    // Of what is read once the kernel waits no longer, what comes before tiles; of a page table a warp's worth of lines.
+    __device__ void announce(uint32 warp) const {
+        if (is_asked && p.ids.data) prefetch(listed);
+        if (warp) return;
+        constexpr uint32 ENTRIES = 128 / sizeof(int32);
+        if (p.table.data && uint64(lane * ENTRIES) * p.page.value < p.capacity) prefetch(p.table.at(pair.seq, lane * ENTRIES));
+        if (lane == 0) prefetch(p.seq_lens.at(pair.seq));
+        if (lane == 1 && p.ids.data) prefetch(p.counts.at(pair.seq, pair.position, pair.head));
+    }
     __device__ void ask() {
         id = previous = -1;
         page = pair.seq;
@@ -350,6 +359,8 @@ __device__ inline void attention_plain(const AttentionParams &p) {
     touch(p.sinks.data);
     touch(p.state.l.data);
     touch(p.start.acc.data);
+    tiles.announce(engine.warp);
+    if (engine.warp == 0) queries.announce(lane);
     allow_next_kernel();
     wait_for_previous_kernel();
 
@@ -358,20 +369,20 @@ __device__ inline void attention_plain(const AttentionParams &p) {
     const Reach reach = Reach::load(p, pair);
     const uint32 entries = count_of(p, pair), units = units_of(p, reach, entries);
     const uint32 count = units > first ? (p.ctas.divide((units - first - 1) / WARPS) + 1) * p.unit_tiles.value : 0;
-    engine.read_reach(pair, reach, 0);
     // Tokens that every row sees.
     const bool has_rows = p.own_lists || reach.queries == int32(p.positions);
     const int32 seen_end = p.own_lists ? reach.end : has_rows ? reach.length - reach.queries + 1 : 0;
     const int32 seen_begin = p.window ? max((p.own_lists ? reach.end : reach.length) - int32(p.window), 0) : 0;
     uint32 whole = 0, is_whole = 0;  // bits of tiles, of stages
+    const auto find = [&] {
+        tiles.find(reach, entries);
+        whole = __ballot_sync(FULL_WARP, tiles.position >= seen_begin && tiles.position + int32(TILE) <= seen_end);
+    };
     const auto load = [&](uint32 tile, uint32 at) {
-        if (tile % WARP == 0) {
-            if (tile) {
-                tiles.aim(tile);
-                tiles.ask();
-            }
-            tiles.find(reach, entries);
-            whole = __ballot_sync(FULL_WARP, tiles.position >= seen_begin && tiles.position + int32(TILE) <= seen_end);
+        if (tile % WARP == 0 && tile) {
+            tiles.aim(tile);
+            tiles.ask();
+            find();
         }
         const uint32 from = tile % WARP;
         const char *from_key = tiles.k + __shfl_sync(FULL_WARP, tiles.key, from), *from_value = tiles.v + __shfl_sync(FULL_WARP, tiles.value, from);
@@ -408,10 +419,12 @@ __device__ inline void attention_plain(const AttentionParams &p) {
             from_value += 4 * int64(tiles.v_row);
         }
     };
+    find();
     uint32 part = 0, unit = first;
 #pragma unroll 1
     for (uint32 step = 0, at = 0; step < count + STAGES; step++) {
         if (step >= STAGES) {
+            if (step == STAGES) engine.read_reach(pair, reach, 0);
             wait_copies<STAGES - 1>();
             __syncwarp();
             if (step == STAGES) {
@@ -433,7 +446,7 @@ __device__ inline void attention_plain(const AttentionParams &p) {
         end_copies();
         at = (at + 1) % STAGES;
     }
-    if (!p.partials.acc.data) engine.finish();
+    if (count && !p.partials.acc.data) engine.finish();
     else if (count) total.template add<true>(engine);
     join.join_warps(engine);
     if (join.join_ctas()) join.write(pair);

@@ -3,5 +3,6 @@
 
 #include "attention/plain.cuh"
 
+PLAIN_KERNEL(attention_plain_fp8_4, Float8, 4)
 PLAIN_KERNEL(attention_plain_fp8_8, Float8, 8)
 PLAIN_KERNEL(attention_plain_fp8_16, Float8, 16)

@@ -37,11 +37,11 @@ pub struct Kernels {
     pub merge: Kernel,
 }
 
-/// Of the common case, by rows: up to 4, 8 and 16; of FP8 8 and 16.
+/// Of the common case, by rows: up to 4, 8 and 16.
 struct Plain {
     f16: [Kernel; 3],
     bf16: [Kernel; 3],
-    fp8: [Kernel; 2],
+    fp8: [Kernel; 3],
 }
 
 struct Latent {
@@ -105,22 +105,21 @@ impl Plain {
             |source, [few, more, most]: [&'static str; 3]| Ok([of(source, few)?, of(source, more)?, of(source, most)?]);
         let f16 = ["attention_plain_f16_4", "attention_plain_f16_8", "attention_plain_f16_16"];
         let bf16 = ["attention_plain_bf16_4", "attention_plain_bf16_8", "attention_plain_bf16_16"];
+        let fp8 = ["attention_plain_fp8_4", "attention_plain_fp8_8", "attention_plain_fp8_16"];
         Ok(Plain {
             f16: by_rows("attention/plain_f16", f16)?,
             bf16: by_rows("attention/plain_bf16", bf16)?,
-            fp8: [
-                of("attention/plain_fp8", "attention_plain_fp8_8")?,
-                of("attention/plain_fp8", "attention_plain_fp8_16")?,
-            ],
+            fp8: by_rows("attention/plain_fp8", fp8)?,
         })
     }
 
     fn of(&self, element: Element, rows: Rows) -> &Kernel {
-        match element {
-            Element::F16 => &self.f16[rows as usize],
-            Element::Bf16 => &self.bf16[rows as usize],
-            Element::Fp8 => &self.fp8[rows as usize - 1],
-        }
+        let by_rows = match element {
+            Element::F16 => &self.f16,
+            Element::Bf16 => &self.bf16,
+            Element::Fp8 => &self.fp8,
+        };
+        &by_rows[rows as usize]
     }
 }
 

@@ -10,6 +10,8 @@ const CHANNELS: u32 = 128;
 const MOST_TOKENS: u64 = 12 << 10;
 /// Of a list.
 const MOST_CTAS: u32 = 16;
+/// Lists of fewer tokens in all leave half of the multiprocessors to the kernel that follows, which then is there before they end.
+const FEW_TOKENS: u64 = 64 << 10;
 
 /// Rows of a list that a kernel is made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,10 +22,10 @@ pub enum Rows {
 }
 
 impl Rows {
-    fn of(rows: u32, element: Element) -> Option<Rows> {
+    fn of(rows: u32) -> Option<Rows> {
         match rows {
-            0..=4 if element != Element::Fp8 => Some(Rows::UpTo4),
-            0..=8 => Some(Rows::UpTo8),
+            0..=4 => Some(Rows::UpTo4),
+            5..=8 => Some(Rows::UpTo8),
             9..=16 => Some(Rows::UpTo16),
             _ => None,
         }
@@ -37,7 +39,7 @@ impl Rows {
 /// `None` where the kernel does not take these tensors, or would not be the faster. `tokens` is the length of a full list, `units`
 /// the number of its units.
 pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, tokens: u64, units: u64) -> Option<Plan> {
-    let rows = Rows::of(params.rows, element)?;
+    let rows = Rows::of(params.rows)?;
     let has_list = !params.ids.data.is_null();
     let is_taken = params.dim == CHANNELS
         && params.value_dim == CHANNELS
@@ -46,7 +48,11 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
         && [params.k, params.v].iter().all(|kv| has_short_steps(&kv.step[..2]))
         && has_short_steps(&params.table.step);
     let pairs = u32::try_from(lists).ok().filter(|&pairs| pairs < 1 << 20)?;
-    if !is_taken || tokens > MOST_TOKENS || (!has_list && pairs > facts.multiprocessors / MOST_CTAS * 2) {
+    // Of one sequence all are as long.
+    let may_differ = pairs > params.kv_heads.value;
+    let is_uneven =
+        may_differ && (tokens > MOST_TOKENS || (!has_list && pairs > facts.multiprocessors / MOST_CTAS * 2));
+    if !is_taken || is_uneven {
         return None;
     }
     let stages = if element == Element::Fp8 { 4 } else { 2 };
@@ -58,7 +64,11 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
     if shared > super::most_shared(facts) {
         return None;
     }
-    let ctas = (facts.multiprocessors / pairs.max(1)).clamp(1, MOST_CTAS);
+    // Fewer where a token takes longer.
+    let is_slow = rows != Rows::UpTo4 || element == Element::Fp8;
+    let few = FEW_TOKENS >> if has_partials { 2 } else { is_slow as u32 };
+    let share = if pairs as u64 * tokens <= few { facts.multiprocessors / 2 } else { facts.multiprocessors };
+    let ctas = (share / pairs.max(1)).clamp(1, MOST_CTAS);
     let params = Params {
         pairs,
         ctas: Divisor::new(ctas),
