@@ -6,7 +6,8 @@
 compared with torch's in float32 before it is timed. `graph` is GPU time, from calls in a CUDA graph; `event` is one call between
 two CUDA events, the host's time in it. `copy` is the time in which the device copies as many bytes as are attended to, half of them
 read. torch gathers the listed blocks and calls scaled_dot_product_attention; dense, it calls that alone. Microseconds, medians;
-inputs are in no cache.
+inputs are in no cache. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single tokens, beside one
+position over blocks of bfloat16.
 """
 
 import functools
@@ -169,10 +170,65 @@ def dense(session, timer, rows):
         rows.put("dense", **row, torch_graph=timer.graph(case.torch_dense, case.sets))
 
 
+def scattered(case, budget):
+    """For each cache a list of single tokens, and what torch attends to."""
+    chosen = [torch.rand(1, KV_HEADS, case.blocks * BLOCK, device="cuda").argsort(-1)[..., :budget].sort(-1).values for _ in range(case.sets)]
+    heads = torch.arange(KV_HEADS, device="cuda")[None, :, None]
+
+    def gathered(of, i):
+        pages = case.table[0].long()[chosen[i] // BLOCK]
+        return of[i][pages, chosen[i] % BLOCK, heads]
+
+    case.gathered = gathered
+    return [ids.int() for ids in chosen]
+
+
+def forms(session, timer, rows):
+    """Other lists, rows and types than those above, beside blocks of the same number of tokens."""
+
+    def put(form, budget, case, blocks, call):
+        rows.put("forms", form=form, tokens=budget, blocks_graph=blocks, vanward_graph=timer.graph(call, case.sets))
+
+    for budget in (1024, 4096, 8192):
+        case = Case(session, 1, 32 << 10, budget)
+        blocks = timer.graph(case.on_current_stream(case.attention), case.sets)
+
+        q = random(1, 4, HEADS, DIM)
+        out = torch.empty_like(q)
+        four = case.on_current_stream(lambda i, stream: session.prepare_attention(
+            kv=case.kv(i), q=q, out=out, stream=stream, block_size=BLOCK, list=vanward.BlockList(case.ids[i], case.counts)))
+        four(0)
+        # The last position sees every token.
+        case.q, case.out = q[:, 3], out[:, 3]
+        case.check()
+        put("four positions", budget, case, blocks, four)
+
+        case.q, case.out = random(1, HEADS, DIM), torch.empty(1, HEADS, DIM, device="cuda", dtype=torch.bfloat16)
+        eight_bits = [[x.to(torch.float8_e4m3fn) for x in of] for of in (case.keys, case.values)]
+        case.keys, case.values = ([x.bfloat16() for x in of] for of in eight_bits)
+        case.kv = lambda i: vanward.PagedKV(
+            *(vanward.float8_e4m3fn(of[i].view(torch.uint8)) for of in eight_bits), case.lens, page_table=case.table)
+        narrow = case.on_current_stream(case.attention)
+        narrow(0)
+        case.check()
+        put("float8_e4m3fn", budget, case, blocks, narrow)
+
+    case = Case(session, 1, 32 << 10, 1024)
+    blocks = timer.graph(case.on_current_stream(case.attention), case.sets)
+    ids, counts = scattered(case, 1024), torch.full((1, KV_HEADS), 1024, dtype=torch.int32, device="cuda")
+    tokens = case.on_current_stream(lambda i, stream: session.prepare_attention(
+        kv=case.kv(i), q=case.q, out=case.out, stream=stream, block_size=1, list=vanward.BlockList(ids[i], counts)))
+    tokens(0)
+    case.check()
+    put("single tokens", 1024, case, blocks, tokens)
+
+
 def measure(session, timer, rows, quick):
     attend(session, timer, rows, quick)
     repair(session, timer, rows, quick)
     dense(session, timer, rows)
+    if not quick:
+        forms(session, timer, rows)
 
 
 if __name__ == "__main__":
