@@ -38,7 +38,7 @@ struct Clock {
     uint64 pushed, taken;      // slots that were asked for, and those that copies were begun for
     uint64 taking;             // where the copies under way end
     uint32 now, hand;          // resolves so far; the slot that the next search begins with
-    uint32 missed, distinct;   // of a resolve: entries without a slot, and blocks among them
+    uint32 claimed, waiting;   // of a resolve: entries in `claims`, and in `others`
     uint32 hits, misses;       // of a resolve
     uint32 tickets, is_set, left;  // of copies: CTAs that began, whether `taking` is told, CTAs that ended
     uint32 full, written;      // pages to write back; CTAs that ended
@@ -46,6 +46,7 @@ struct Clock {
     Totals totals;
 };
 
+// An entry without a slot, and the block that it waits for.
 struct Missed {
     uint32 entry, key;
 };
@@ -64,8 +65,8 @@ struct Layer {
     uint32 *asked;       // [slots]: whether it is in `ring`, and no copy was begun
     uint32 *ring;        // [2·slots]
     uint64 *travels;     // [2·slots]: what was copied for each of `ring`
-    Missed *missed;      // [largest selection]
-    uint32 *distinct;    // [largest selection]
+    Missed *claims;      // [largest selection]: the first entry of each block that needs a slot
+    Missed *others;      // [largest selection]: its other entries
     Full *full;          // [3·max_sequences]
     uint32 *arrived;     // [max_sequences]: CTAs of an append that ended
 };

@@ -1,13 +1,14 @@
 // Resolve: wanted blocks to slots.
 //
 //   find   a CTA for each list: blocks that have a slot are named, of the others each is claimed once
-//   give   one CTA: a slot for each claimed block, and the slots of the entries that wait for one
+//   give   one CTA: a slot for each claimed block, and for its other entries
 //
 // The search for slots is a clock: the hand goes over slots, gives away those that nobody has named since it last came by, and takes that
 // chance from the others. What the last `hold` resolves have named stays in any case; a call names at most slots / hold, so two rounds of
 // the hand find enough.
 //
-// Time: four dependent reads to find a block, two to give it a slot; no memory to speak of.
+// Time: dependent accesses, no memory to speak of: four to find a block; for one that needs a slot one to list it, one to see which slots
+// may go, two to give it one.
 //
 // On entry: the sequences are fewer than max_sequences, all entries together at most slots / hold.
 //
@@ -65,11 +66,11 @@ __device__ inline Found find(const ResolveParams &p, const Sequence &sequence, u
         return found;
     }
     found.key = sequence.row[id] * p.cache.heads.value + head;
-    const uint64 bits = __ldcg(p.layer.homes + found.key);
+    // Looks and claims at once.
+    const uint64 bits = atomicCAS(p.layer.homes + found.key, NO_HOME, CLAIMED_HOME);
     const Home home = unpack(bits);
     if (home.slot >= CLAIMED) {
-        found.waits = true;
-        found.claims = bits == NO_HOME && atomicCAS(p.layer.homes + found.key, NO_HOME, CLAIMED_HOME) == NO_HOME;
+        found.waits = true, found.claims = bits == NO_HOME;
         return found;
     }
     found.slot = p.cache.first_slot + home.slot, found.is_there = home.is_there();
@@ -92,15 +93,17 @@ extern "C" __global__ void __launch_bounds__(FIND_THREADS) cache_find(const __gr
         const uint32 j = first + threadIdx.x;
         const int32 id = j < count ? as<int32>(ids + j * p.wanted.ids_entry) : -1;
         const Found found = find(p, sequence, at.head, id, now);
-        const uint32 waiting = __ballot_sync(FULL_WARP, found.waits), claiming = __ballot_sync(FULL_WARP, found.claims);
-        if (waiting) {
-            // Room for those that wait, and for those that claim.
+        const uint32 claiming = __ballot_sync(FULL_WARP, found.claims), others = __ballot_sync(FULL_WARP, found.waits && !found.claims);
+        if (claiming | others) {
             uint32 begin = 0;
-            if (lane < 2) begin = atomicAdd(lane == 0 ? &p.layer.clock->missed : &p.layer.clock->distinct, uint32(__popc(lane == 0 ? waiting : claiming)));
-            const uint32 waits_at = __shfl_sync(FULL_WARP, begin, 0) + __popc(waiting & below);
-            const uint32 claims_at = __shfl_sync(FULL_WARP, begin, 1) + __popc(claiming & below);
-            if (found.waits) p.layer.missed[waits_at] = {at.list * p.cap.value + j, found.key};
-            if (found.claims) p.layer.distinct[claims_at] = found.key;
+            if (lane < 2) begin = atomicAdd(lane == 0 ? &p.layer.clock->claimed : &p.layer.clock->waiting, uint32(__popc(lane == 0 ? claiming : others)));
+            const uint32 claims_at = __shfl_sync(FULL_WARP, begin, 0) + __popc(claiming & below);
+            const uint32 waits_at = __shfl_sync(FULL_WARP, begin, 1) + __popc(others & below);
+            const Missed entry = {at.list * p.cap.value + j, found.key};
+            if (found.claims)
+                p.layer.claims[claims_at] = entry;
+            else if (found.waits)
+                p.layer.others[waits_at] = entry;
         }
         if (j < count && !found.waits) as<int32>(slots + j * p.wanted.slots_entry) = found.slot;
         missed += found.waits || (found.slot >= 0 && !found.is_there);
@@ -151,86 +154,100 @@ __device__ inline uint32 sum_before(uint32 mine, uint32 *sums, uint32 &all) {
     return before + upto - mine;
 }
 
+// A slot that may be given away, as it was.
+struct Victim {
+    uint32 slot, named, held;
+};
 struct Given {
     uint32 asked, evictions, unused;
 };
 
-// Slot s is block `key`'s from now on.
-__device__ inline void give(const Layer &layer, uint32 s, uint32 named, uint32 key, uint32 now, uint32 ring_end, uint32 ring_size, Given *given) {
-    const uint32 old = layer.holds[s];
-    if (old != NOBODY) {
-        const Home home = unpack(atomicExch(layer.homes + old, NO_HOME));
-        atomicAdd(&given->evictions, 1u);
-        if (home.is_there() && !(named & IN_USE)) atomicAdd(&given->unused, 1u);
-    }
-    layer.holds[s] = key;
+__device__ inline void set_slot(const ResolveParams &p, uint32 entry, uint32 slot) {
+    const Place at = place_of(p, p.cap.divide(entry));
+    const uint32 j = entry - at.list * p.cap.value;
+    as<int32>(slots_at(p.wanted, at) + j * p.wanted.slots_entry) = p.cache.first_slot + slot;
+}
+
+// The slot is the block's of an entry from now on.
+__device__ inline void give(const ResolveParams &p, const Victim &victim, const Missed &to, uint32 now, uint32 ring_end, Given *given) {
+    const Layer &layer = p.layer;
+    const uint32 s = victim.slot, ring_size = 2 * p.cache.slots;
+    set_slot(p, to.entry, s);
     layer.named[s] = named_at(now) | CHANCE;
-    atomicExch(layer.homes + key, pack({s, now << 1}));
+    layer.holds[s] = to.key;
+    atomicExch(layer.homes + to.key, pack({s, now << 1}));
+    const Home before = unpack(victim.held == NOBODY ? NO_HOME : atomicExch(layer.homes + victim.held, NO_HOME));
     // Copies that begin meanwhile see the block before the slot is asked for anew.
     __threadfence();
-    if (atomicExch(layer.asked + s, 1u)) return;
+    const bool is_new = atomicExch(layer.asked + s, 1u) == 0;
+    if (victim.held != NOBODY) atomicAdd(&given->evictions, 1u);
+    if (victim.held != NOBODY && before.is_there() && !(victim.named & IN_USE)) atomicAdd(&given->unused, 1u);
+    if (!is_new) return;
     const uint32 at = ring_end + atomicAdd(&given->asked, 1u);
     layer.ring[at - (at >= ring_size ? ring_size : 0)] = s;
 }
 
 extern "C" __global__ void __launch_bounds__(GIVE_THREADS) cache_give(const __grid_constant__ ResolveParams p) {
     __shared__ uint32 sums[GIVE_WARPS], end;
+    __shared__ Victim victims[GIVE_THREADS];
     __shared__ Given given;
-    wait_for_previous_kernel();
-    allow_next_kernel();
     Clock &clock = *p.layer.clock;
     const Layer &layer = p.layer;
-    const uint32 now = clock.now + 1, distinct = clock.distinct, missed = clock.missed, slots = p.cache.slots;
-    const uint32 span = min(slots, GIVE_THREADS * SIDE_BY_SIDE);
+    // `find` leaves these alone, and all before it has ended.
+    const uint32 now = clock.now + 1, slots = p.cache.slots, span = min(slots, GIVE_THREADS * SIDE_BY_SIDE);
     const uint64 pushed = clock.pushed;
     const uint32 ring_end = pushed % (2 * slots);
     uint32 hand = clock.hand;
     if (threadIdx.x == 0) given = {0, 0, 0};
-    __syncthreads();
-    for (uint32 done = 0; done < distinct;) {
-        uint32 named[SIDE_BY_SIDE], victims = 0, spared = 0;  // bits
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    const uint32 claimed = __ldcg(&clock.claimed), waiting = __ldcg(&clock.waiting);
+    // The first round of claims; the entries past them are of no use, but they exist.
+    Missed claim = layer.claims[min(threadIdx.x, claimed - (claimed > 0))];
+    for (uint32 done = 0; done < claimed;) {
+        uint32 slot[SIDE_BY_SIDE], named[SIDE_BY_SIDE], held[SIDE_BY_SIDE], may_go = 0, spared = 0;  // bits
 #pragma unroll
         for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
-            const uint32 n = threadIdx.x * SIDE_BY_SIDE + k, s = hand + n - (hand + n >= slots ? slots : 0);
+            const uint32 n = threadIdx.x * SIDE_BY_SIDE + k;
+            slot[k] = hand + n - (hand + n >= slots ? slots : 0);
             if (n >= span) continue;
-            named[k] = layer.named[s];
-            const bool may_go = age(now, named[k]) >= p.cache.hold;
-            victims |= uint32(may_go && !(named[k] & CHANCE)) << k;
-            spared |= uint32(may_go && (named[k] & CHANCE)) << k;
+            named[k] = __ldcg(layer.named + slot[k]), held[k] = __ldcg(layer.holds + slot[k]);
+            const bool is_old = age(now, named[k]) >= p.cache.hold;
+            may_go |= uint32(is_old && !(named[k] & CHANCE)) << k;
+            spared |= uint32(is_old && (named[k] & CHANCE)) << k;
         }
+        // No more than there are claims for, or threads to give them.
+        const uint32 most = min(claimed - done, GIVE_THREADS);
         if (threadIdx.x == 0) end = span;
-        uint32 all, rank = done + sum_before(__popc(victims), sums, all);
+        uint32 all, rank = sum_before(__popc(may_go), sums, all);
 #pragma unroll
         for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
-            const uint32 n = threadIdx.x * SIDE_BY_SIDE + k, s = hand + n - (hand + n >= slots ? slots : 0);
-            if (!(victims >> k & 1)) continue;
-            if (rank < distinct) give(layer, s, named[k], layer.distinct[rank], now, ring_end, 2 * slots, &given);
-            if (rank + 1 == distinct) end = n + 1;
+            if (!(may_go >> k & 1)) continue;
+            if (rank < most) victims[rank] = {slot[k], named[k], held[k]};
+            if (rank + 1 == most) end = threadIdx.x * SIDE_BY_SIDE + k + 1;
             ++rank;
         }
         __syncthreads();
 #pragma unroll
-        for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
-            const uint32 n = threadIdx.x * SIDE_BY_SIDE + k, s = hand + n - (hand + n >= slots ? slots : 0);
-            if ((spared >> k & 1) && n < end) layer.named[s] = named[k] & ~CHANCE;
-        }
-        done += all;
+        for (uint32 k = 0; k < SIDE_BY_SIDE; ++k)
+            if ((spared >> k & 1) && threadIdx.x * SIDE_BY_SIDE + k < end) layer.named[slot[k]] = named[k] & ~CHANCE;
+        const uint32 found = min(all, most);
+        if (done > 0 && threadIdx.x < found) claim = layer.claims[done + threadIdx.x];
+        if (threadIdx.x < found) give(p, victims[threadIdx.x], claim, now, ring_end, &given);
+        done += found;
         hand += end;
         if (hand >= slots) hand -= slots;
         __syncthreads();
     }
-    for (uint32 n = threadIdx.x; n < missed; n += GIVE_THREADS) {
-        const Missed miss = layer.missed[n];
-        const Place at = place_of(p, p.cap.divide(miss.entry));
-        const uint32 j = miss.entry - at.list * p.cap.value;
-        const int32 slot = p.cache.first_slot + unpack(__ldcg(layer.homes + miss.key)).slot;
-        as<int32>(slots_at(p.wanted, at) + j * p.wanted.slots_entry) = slot;
+    for (uint32 n = threadIdx.x; n < waiting; n += GIVE_THREADS) {
+        const Missed other = layer.others[n];
+        set_slot(p, other.entry, unpack(__ldcg(layer.homes + other.key)).slot);
     }
     __syncthreads();
     if (threadIdx.x) return;
-    clock.totals.hits += clock.hits, clock.totals.misses += clock.misses;
+    clock.totals.hits += __ldcg(&clock.hits), clock.totals.misses += __ldcg(&clock.misses);
     clock.totals.evictions += given.evictions, clock.totals.unused += given.unused;
-    clock.hits = clock.misses = clock.missed = clock.distinct = 0;
+    clock.hits = clock.misses = clock.claimed = clock.waiting = 0;
     clock.now = now, clock.hand = hand;
     __threadfence();
     *reinterpret_cast<volatile uint64 *>(&clock.pushed) = pushed + given.asked;
