@@ -1,4 +1,4 @@
-// A table of bytes that the CTAs of a cluster fill together, in shared memory (compute capability 9.0; elsewhere a CTA is alone).
+// What CTAs of a cluster tell each other through shared memory (compute capability 9.0; elsewhere a CTA is alone).
 #pragma once
 
 #include "common/types.cuh"
@@ -55,6 +55,74 @@ __device__ inline void store_word_to(uint32 rank, uint32 *p, uint32 x) {
     *p = x;
 #endif
 }
+// p is aligned to 8 bytes.
+__device__ inline void store_two_to(uint32 rank, uint32 *p, const uint2 &x) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.v2.u32 [%0], {%1, %2};" ::"r"(address_in(rank, p)), "r"(x.x), "r"(x.y) : "memory");
+#else
+    *reinterpret_cast<uint2 *>(p) = x;
+#endif
+}
+// *p += x in CTA `rank`.
+__device__ inline void add_word_in(uint32 rank, uint32 *p, uint32 x) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("red.relaxed.cluster.shared::cluster.add.u32 [%0], %1;" ::"r"(address_in(rank, p)), "r"(x) : "memory");
+#else
+    atomicAdd(p, x);
+#endif
+}
+
+// What the CTAs of a cluster, or one that is alone, send to the first. Nothing is fenced: words and the news of their arrival travel together
+// (st.async). open() ─ join() ─ send() ─ receive().
+struct Mailbox {
+    alignas(8) uint64 arrived;  // mbarrier: counts the bytes still to come
+
+    // Early: between this and join() the CTAs of the cluster start.
+    __device__ void open() {
+#if __CUDA_ARCH__ >= 900
+        if (cluster_ctas() == 1) return;
+        if (threadIdx.x == 0) {
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
+                         "fence.mbarrier_init.release.cluster;" ::"r"(shared_address(&arrived)) : "memory");
+        }
+        __syncwarp();
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+    }
+    // By all threads. Those of the first CTA say how many bytes come, its own included.
+    __device__ void join(uint32 bytes) const {
+#if __CUDA_ARCH__ >= 900
+        if (cluster_ctas() == 1) return;
+        asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+        if (cluster_rank() == 0 && threadIdx.x == 0)
+            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&arrived)), "r"(bytes) : "memory");
+#endif
+    }
+    // To where p lies in the first CTA's shared memory.
+    __device__ void send(uint32 *p, uint32 x) const {
+#if __CUDA_ARCH__ >= 900
+        if (cluster_ctas() > 1) {
+            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address_in(0, p)), "r"(x),
+                         "r"(address_in(0, &arrived)) : "memory");
+            return;
+        }
+#endif
+        *p = x;
+    }
+    // All that was sent is here. By all threads of the first CTA.
+    __device__ void receive() const {
+#if __CUDA_ARCH__ >= 900
+        if (cluster_ctas() > 1) {
+            asm volatile("{\n\t.reg .pred done;\n"
+                         "again:\n\t"
+                         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n\t"
+                         "@!done bra again;\n\t}" ::"r"(shared_address(&arrived)) : "memory");
+            return;
+        }
+#endif
+        __syncthreads();
+    }
+};
 
 // CTAs of a cluster are 1, 2, 4 or 8. Each fills a share of the entries, a whole number of chunks, and sends it to the others. Nothing is
 // fenced: a chunk and the news of its arrival travel together (st.async).

@@ -12,6 +12,7 @@
 #include "common/cluster.cuh"
 #include "common/topk.cuh"
 
+constexpr uint32 LOG_BINS = 11, BINS = 1 << LOG_BINS;
 constexpr uint32 DIGITS = 3, LARGEST_CLUSTER = 8;
 
 template <uint32 THREADS> struct ClusterTopKShared {

@@ -47,6 +47,34 @@ __device__ inline float load_query(const char *p, uint32 type) {
     const uint32 bits = as<uint16>(p);
     return type == FLOAT16 ? widen_float16(bits) : widen_bfloat16(bits);
 }
+template <uint32 COUNT> __device__ inline void widen_queries(const uint32 (&bits)[COUNT], uint32 type, float (&x)[COUNT]) {
+#pragma unroll
+    for (uint32 n = 0; n < COUNT; n++) x[n] = type == FLOAT16 ? widen_float16(bits[n]) : type == BFLOAT16 ? widen_bfloat16(bits[n]) : __uint_as_float(bits[n]);
+}
+// COUNT of them, `stride` bytes apart, on their way together; 0 from the count-th on.
+template <uint32 COUNT> __device__ inline void load_queries(const char *p, int64 stride, uint32 count, uint32 type, float (&x)[COUNT]) {
+    uint32 bits[COUNT];
+    if (type == FLOAT32) {
+#pragma unroll
+        for (uint32 n = 0; n < COUNT; n++) bits[n] = n < count ? as<uint32>(p + n * stride) : 0;
+    } else {
+#pragma unroll
+        for (uint32 n = 0; n < COUNT; n++) bits[n] = n < count ? as<uint16>(p + n * stride) : 0;
+    }
+    widen_queries(bits, type, x);
+}
+// Of each place that is read; 0 of another.
+template <uint32 COUNT> __device__ inline void load_queries(const char *const (&p)[COUNT], const bool (&reads)[COUNT], uint32 type, float (&x)[COUNT]) {
+    uint32 bits[COUNT];
+    if (type == FLOAT32) {
+#pragma unroll
+        for (uint32 n = 0; n < COUNT; n++) bits[n] = reads[n] ? as<uint32>(p[n]) : 0;
+    } else {
+#pragma unroll
+        for (uint32 n = 0; n < COUNT; n++) bits[n] = reads[n] ? as<uint16>(p[n]) : 0;
+    }
+    widen_queries(bits, type, x);
+}
 // Rounds to nearest, ties to even; not to 8 bits.
 __device__ inline void store_element(char *p, uint32 type, float x) {
     if (type == FLOAT32)

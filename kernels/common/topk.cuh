@@ -1,21 +1,25 @@
-// The exact top k of one row of keys, by one CTA.
+// The exact top k of one row of scores, by one CTA.
 //
-// Order: larger first; equal scores (−0 and +0 are equal) by the lower index; NaN ranks as −inf. Scores become keys that sort as they do. The
-// wanted-th largest key is found by counting: 2048 bins over the range that the keys span, then over the bin in which it lies, and so on. Each
-// pass narrows 2^32 possible keys by 2^11, so three suffice whatever the scores are; scores of usual spread need one or two.
+// Order: larger first; equal scores (−0 and +0 are equal) by the lower index; NaN is not there. The wanted-th largest score is found by counting
+// scores in 2048 bins. The first bins are of equal width: where scores have a usual spread few share a bin, and those few are compared with
+// each other. Where many do, bins of the digits of a key that sorts as scores do follow, 11 bits a pass: three suffice whatever the scores
+// are.
 //
-// Keys stay in shared memory, 8192 of them; those of a longer row are made of the scores again for each pass. A warp takes neighbouring keys, so
-// that the places of the chosen follow from what the warps before it found, and ids come out ascending without a sort. Code is kept short:
-// a CTA runs it once, and fetching it costs as much as running it.
+// A warp takes neighbouring scores, so that the places of the chosen follow from what the warps before it found, and ids come out ascending
+// without a sort.
 #pragma once
 
 #include "common/eight.cuh"
 
 constexpr uint32 TOPK_THREADS = 512, TOPK_WARPS = TOPK_THREADS / WARP;
 constexpr uint32 TOPK_HELD = 8192;
-constexpr uint32 LOG_BINS = 11, BINS = 1 << LOG_BINS;
-static_assert(BINS == 4 * TOPK_THREADS, "a thread owns four bins");
+constexpr uint32 LOG_TOPK_BINS = 11, TOPK_BINS = 1 << LOG_TOPK_BINS;
+constexpr uint32 CANDIDATES = 128;  // scores that are compared with each other
+static_assert(TOPK_BINS == 4 * TOPK_THREADS, "a thread owns four bins");
 
+__device__ inline float not_there() { return __uint_as_float(0x7fc00000); }
+
+// NaN ranks as −inf.
 __device__ inline uint32 sort_key(float score) {
     const uint32 bits = __float_as_uint(score == score ? score + 0.0f : minus_infinity());  // −0 + 0 is +0
     return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -24,61 +28,131 @@ __device__ inline uint32 sort_key(float score) {
 // Of key 0, which no score has: −inf.
 __device__ inline float score_of(uint32 key) { return key == 0 ? minus_infinity() : __uint_as_float(key >> 31 ? key & 0x7fffffff : ~key); }
 
-// Keys above `key` are in, and the first `ties` of those that equal it.
+// Scores above `score` are in, and those that equal it up to index `last`.
 struct Cut {
-    uint32 key, ties;
+    float score;
+    uint32 last;
+
+    __device__ bool takes(float x, uint32 i) const { return x > score || (x == score && i <= last); }
 };
 
 struct TopKShared {
-    alignas(16) uint32 bin[BINS];
-    alignas(16) uint32 key[TOPK_HELD];
-    uint32 of_warp[TOPK_WARPS], also_of_warp[TOPK_WARPS], present_in_warp[TOPK_WARPS];
-    uint32 chosen, rank, count;
+    alignas(16) uint32 bin[TOPK_BINS];
+    float candidate[CANDIDATES];
+    uint32 index[CANDIDATES];  // of a candidate
+    uint32 of_warp[TOPK_WARPS], also_of_warp[TOPK_WARPS];
+    uint32 chosen, rank, count, found;
+    Cut cut;
 };
 
-// Of begin … end−1, of which key(j) says the key; 0: it is not there. All threads of the CTA take part.
-template <typename Key> struct TopK {
-    TopKShared &shared;
-    const Key &make;
-    const uint32 begin, count, thread, warp, lane;
-    uint32 present, least, most;  // how many keys there are, the smallest and the largest
+// In shared memory, aligned to 16 bytes, with room for a multiple of four.
+struct HeldScores {
+    const float *score;
+    uint32 count;
 
-    __device__ TopK(TopKShared &shared, uint32 begin, uint32 end, const Key &key)
-        : shared(shared), make(key), begin(begin), count(end - begin), thread(threadIdx.x), warp(thread / WARP), lane(thread % WARP) {
-        reinterpret_cast<uint4 *>(shared.bin)[thread] = make_uint4(0, 0, 0, 0);
-        present = 0, least = ~0u, most = 0;
+    __device__ float at(uint32 i) const { return score[i]; }
+    // i is a multiple of four; past the last one anything.
+    __device__ float4 four(uint32 i) const { return *reinterpret_cast<const float4 *>(score + i); }
+};
+
+__device__ inline float number_or_least(float x) { return x == x ? x : minus_infinity(); }
+
+// make(0) … make(count−1), held in shared memory where they fit; otherwise made again for each pass.
+template <typename Make> struct MadeScores {
+    const Make &make;
+    float *const held;
+    const uint32 count;
+    const bool holds;
+
+    // By all threads of the CTA. `held` has room for so many.
+    __device__ MadeScores(float *held, uint32 room, uint32 count, const Make &make) : make(make), held(held), count(count), holds(count <= room) {
+        if (!holds) return;
         constexpr uint32 AT_ONCE = 8;  // on their way together
 #pragma unroll 1
-        for (uint32 first = thread; first < count; first += AT_ONCE * TOPK_THREADS) {
-            uint32 x[AT_ONCE];
+        for (uint32 i = threadIdx.x; i < count; i += AT_ONCE * TOPK_THREADS) {
+            float x[AT_ONCE];
 #pragma unroll
-            for (uint32 n = 0; n < AT_ONCE; n++) x[n] = first + n * TOPK_THREADS < count ? make(begin + first + n * TOPK_THREADS) : 0;
+            for (uint32 n = 0; n < AT_ONCE; n++) x[n] = i + n * TOPK_THREADS < count ? make(i + n * TOPK_THREADS) : 0.0f;
+#pragma unroll
+            for (uint32 n = 0; n < AT_ONCE; n++)
+                if (i + n * TOPK_THREADS < count) held[i + n * TOPK_THREADS] = number_or_least(x[n]);
+        }
+        __syncthreads();
+    }
+    __device__ float at(uint32 i) const { return holds ? held[i] : number_or_least(make(i)); }
+    __device__ float one(uint32 i) const { return i < count ? number_or_least(make(i)) : 0.0f; }
+    __device__ float4 four(uint32 i) const { return holds ? HeldScores{held, count}.four(i) : make_float4(one(i), one(i + 1), one(i + 2), one(i + 3)); }
+};
+
+// Of equal width in score from `low` on; or, of keys from `base` on, 2^shift keys each.
+struct Bins {
+    float scale, offset;
+    uint32 base, shift, count;
+    bool is_by_score;
+
+    __device__ Bins(float low, float high) : base(0), shift(32), count(TOPK_BINS), is_by_score(true) {
+        scale = fminf(__fdividef(TOPK_BINS - 1, high - low), __uint_as_float(0x7f7fffff));
+        offset = -low * scale;
+    }
+    // Those of a larger score are not before those of a smaller one. `count` or more: none.
+    __device__ uint32 of(float x) const {
+        if (is_by_score) return min(__float2uint_rz(fmaf(x, scale, offset)), TOPK_BINS - 1);
+        return x == x ? sort_key(x) - base >> shift : ~0u;
+    }
+    // Those of the next digit of the keys that are in bin `chosen` of this one.
+    __device__ void narrow(uint32 chosen) {
+        if (!is_by_score) base += chosen << shift;
+        const uint32 bits = min(shift, LOG_TOPK_BINS);
+        shift -= bits, count = 1u << bits, is_by_score = false;
+    }
+};
+
+// `present` of the scores are there. All threads of the CTA take part.
+template <typename Scores> struct TopK {
+    TopKShared &shared;
+    const Scores &scores;
+    const uint32 present, thread, warp, lane;
+    const uint32 first, last;  // this warp's
+
+    __device__ TopK(TopKShared &shared, const Scores &scores, uint32 present)
+        : shared(shared), scores(scores), present(present), thread(threadIdx.x), warp(thread / WARP), lane(thread % WARP),
+          first(min(warp * span(), scores.count)), last(min(first + span(), scores.count)) {}
+
+    __device__ uint32 span() const { return (scores.count + TOPK_THREADS - 1) / TOPK_THREADS * WARP; }
+
+    // use(score, index) of each that is this thread's, and of up to three that are not there.
+    template <typename Use> __device__ void each(const Use &use) const {
+        constexpr uint32 AT_ONCE = 2, STEP = 4 * TOPK_THREADS;  // all are read before any is used
+#pragma unroll 1
+        for (uint32 base = 4 * thread; base < scores.count; base += AT_ONCE * STEP) {
+            float4 four[AT_ONCE];
+#pragma unroll
+            for (uint32 n = 0; n < AT_ONCE; n++)
+                if (base + n * STEP < scores.count) four[n] = scores.four(base + n * STEP);
 #pragma unroll
             for (uint32 n = 0; n < AT_ONCE; n++) {
-                const uint32 i = first + n * TOPK_THREADS;
-                if (i < count && count <= TOPK_HELD) shared.key[i] = x[n];
-                present += x[n] != 0, least = min(least, x[n] - 1), most = max(most, x[n]);  // one that is not there is past all
+                const uint32 i = base + n * STEP;
+                if (i >= scores.count) break;
+                if (i + 1 >= scores.count) four[n].y = not_there();
+                if (i + 2 >= scores.count) four[n].z = not_there();
+                if (i + 3 >= scores.count) four[n].w = not_there();
+                use(four[n].x, i), use(four[n].y, i + 1), use(four[n].z, i + 2), use(four[n].w, i + 3);
             }
         }
-        if (thread < -count % 4 && count <= TOPK_HELD) shared.key[count + thread] = 0;
-        present = __reduce_add_sync(FULL_WARP, present);
-        least = __reduce_min_sync(FULL_WARP, least), most = __reduce_max_sync(FULL_WARP, most);
-        if (lane == 0) shared.of_warp[warp] = least, shared.also_of_warp[warp] = most, shared.present_in_warp[warp] = present;
-        __syncthreads();
-        present = __reduce_add_sync(FULL_WARP, lane < TOPK_WARPS ? shared.present_in_warp[lane % TOPK_WARPS] : 0);
-        least = __reduce_min_sync(FULL_WARP, shared.of_warp[lane % TOPK_WARPS]) + 1;
-        most = __reduce_max_sync(FULL_WARP, shared.also_of_warp[lane % TOPK_WARPS]);
     }
 
-    // Keys i … i + 3, for i a multiple of four; 0 past the end.
-    __device__ void four(uint32 i, uint32 (&x)[4]) const {
-        if (count <= TOPK_HELD) {
-            const uint4 keys = *reinterpret_cast<const uint4 *>(shared.key + i);
-            x[0] = keys.x, x[1] = keys.y, x[2] = keys.z, x[3] = keys.w;
-        } else {
-#pragma unroll
-            for (uint32 n = 0; n < 4; n++) x[n] = i + n < count ? make(begin + i + n) : 0;
-        }
+    // Of the finite scores.
+    __device__ Bins find_range() const {
+        reinterpret_cast<uint4 *>(shared.bin)[thread] = make_uint4(0, 0, 0, 0);
+        if (thread == 0) shared.found = 0;
+        const float infinity = -minus_infinity();
+        float low = infinity, high = -infinity;
+        each([&](float x, uint32) { low = fminf(low, x > -infinity ? x : infinity), high = fmaxf(high, x); });
+        const uint32 least = __reduce_min_sync(FULL_WARP, sort_key(low)), most = __reduce_max_sync(FULL_WARP, sort_key(high));
+        if (lane == 0) shared.of_warp[warp] = least, shared.also_of_warp[warp] = most;
+        __syncthreads();
+        low = score_of(__reduce_min_sync(FULL_WARP, shared.of_warp[lane % TOPK_WARPS]));
+        return Bins(low, score_of(__reduce_max_sync(FULL_WARP, shared.also_of_warp[lane % TOPK_WARPS])));
     }
 
     // Σ of[w] over the warps before this one.
@@ -86,19 +160,12 @@ template <typename Key> struct TopK {
         return __reduce_add_sync(FULL_WARP, lane < warp ? of[lane % TOPK_WARPS] : 0);
     }
 
-    // The bin of the wanted-th largest of the keys base … base + (bins << shift) − 1: `chosen`. It is the rank-th largest of the `count` keys
-    // there. All bins are 0 before and after.
-    __device__ void choose_bin(uint32 base, uint32 shift, uint32 bins, uint32 wanted) {
-#pragma unroll 1
-        for (uint32 i = 4 * thread; i < count; i += 4 * TOPK_THREADS) {
-            uint32 x[4];
-            four(i, x);
-#pragma unroll
-            for (uint32 n = 0; n < 4; n++) {
-                const uint32 place = x[n] - base >> shift;
-                if (place < bins) atomicAdd(&shared.bin[place], 1u);
-            }
-        }
+    // The bin of the wanted-th largest score: `chosen`. It is the rank-th largest of the `count` there. All bins are 0 before and after.
+    __device__ void choose_bin(const Bins &bins, uint32 wanted) {
+        each([&](float x, uint32) {
+            const uint32 bin = bins.of(x);
+            if (bin < bins.count) atomicAdd(&shared.bin[bin], 1u);
+        });
         __syncthreads();
         uint4 &mine = reinterpret_cast<uint4 *>(shared.bin)[TOPK_THREADS - 1 - thread];  // from the top
         const uint4 counts = mine;
@@ -114,7 +181,7 @@ template <typename Key> struct TopK {
         __syncthreads();
         uint32 above = sum_before(shared.of_warp) + through - sum;
         if (above < wanted && wanted <= above + sum) {
-            uint32 bin = BINS - 1 - 4 * thread, here = counts.w;
+            uint32 bin = TOPK_BINS - 1 - 4 * thread, here = counts.w;
             if (above + here < wanted) above += here, bin--, here = counts.z;
             if (above + here < wanted) above += here, bin--, here = counts.y;
             if (above + here < wanted) above += here, bin--, here = counts.x;
@@ -123,63 +190,90 @@ template <typename Key> struct TopK {
         __syncthreads();
     }
 
-    __device__ Cut cut(uint32 wanted) {
-        if (wanted == 0) return {~0u, 0};
-        if (wanted >= present) return {0, 0};
-        const uint32 width = WARP - __clz(most - least);
-        uint32 base = least, shift = width > LOG_BINS ? width - LOG_BINS : 0, bins = (most - base >> shift) + 1;
-#pragma unroll 1
-        while (bins > 1) {
-            choose_bin(base, shift, bins, wanted);
-            base += shared.chosen << shift, wanted = shared.rank;
-            if (shared.count == wanted) return {base - 1, 0};  // all that are there
-            bins = 1u << min(shift, LOG_BINS);
-            shift -= min(shift, LOG_BINS);
+    // By comparing the scores of the bin that was chosen with each other.
+    __device__ Cut cut_in_bin(const Bins &bins) {
+        const uint32 chosen = shared.chosen, rank = shared.rank;
+        each([&](float x, uint32 i) {
+            if (bins.of(x) != chosen || x != x) return;
+            const uint32 n = atomicAdd(&shared.found, 1u);
+            shared.candidate[n] = x, shared.index[n] = i;
+        });
+        __syncthreads();
+        const uint32 found = shared.found;
+        if (thread < found) {
+            const float mine = shared.candidate[thread];
+            const uint32 index = shared.index[thread];
+            uint32 before = 0;
+#pragma unroll 4
+            for (uint32 n = 0; n < found; n++) {
+                const float x = shared.candidate[n];
+                before += x > mine || (x == mine && shared.index[n] < index);
+            }
+            if (before == rank - 1) shared.cut = {mine, index};
         }
-        return {base, wanted};
+        __syncthreads();
+        return shared.cut;
     }
 
-    // emit(place, j), ascending, for each that is in.
-    template <typename Emit> __device__ void take(const Cut &cut, const Emit &emit) {
-        constexpr uint32 CHUNK = 4 * WARP;
-        const uint32 span = (count + CHUNK * TOPK_WARPS - 1) / (CHUNK * TOPK_WARPS) * CHUNK, first = warp * span, last = min(first + span, count);
-        uint32 above = 0, equal = 0, x[4];
+    // Through the ties-th of those that equal `score`.
+    __device__ Cut cut_in_ties(float score, uint32 ties) {
+        uint32 equal = 0;
 #pragma unroll 1
-        for (uint32 i = first + 4 * lane; i < last; i += CHUNK) {
-            four(i, x);
-#pragma unroll
-            for (uint32 n = 0; n < 4; n++) above += x[n] > cut.key, equal += x[n] != 0 && x[n] == cut.key;
-        }
-        above = __reduce_add_sync(FULL_WARP, above), equal = __reduce_add_sync(FULL_WARP, equal);
-        __syncthreads();  // what was there is read
-        if (lane == 0) shared.of_warp[warp] = above, shared.also_of_warp[warp] = equal;
+        for (uint32 i = first + lane; i < last; i += WARP) equal += scores.at(i) == score;
+        equal = __reduce_add_sync(FULL_WARP, equal);
+        if (lane == 0) shared.of_warp[warp] = equal;
         __syncthreads();
-        above = sum_before(shared.of_warp), equal = sum_before(shared.also_of_warp);
+        uint32 before = sum_before(shared.of_warp);
 #pragma unroll 1
-        for (uint32 chunk = first; chunk < last; chunk += CHUNK) {
-            const uint32 i = chunk + 4 * lane;
-            if (i < last)
-                four(i, x);
-            else
-                x[0] = x[1] = x[2] = x[3] = 0;
-            uint32 both = 0;  // above in the low half, equal in the high one
+        for (uint32 i = first + lane; i - lane < last && before < ties; i += WARP) {
+            const bool is_equal = i < last && scores.at(i) == score;
+            const uint32 mask = __ballot_sync(FULL_WARP, is_equal);
+            if (is_equal && before + __popc(mask & ((1u << lane) - 1)) == ties - 1) shared.cut = {score, i};
+            before += __popc(mask);
+        }
+        __syncthreads();
+        return shared.cut;
+    }
+
+    __device__ Cut cut(uint32 wanted) {
+        if (wanted == 0) return {not_there(), 0};
+        if (wanted >= present) return {minus_infinity(), ~0u};
+        Bins bins = find_range();
+#pragma unroll 1
+        for (;;) {
+            choose_bin(bins, wanted);
+            if (shared.count <= CANDIDATES) return cut_in_bin(bins);
+            if (!bins.is_by_score) wanted = shared.rank;
+            if (bins.shift == 0) return cut_in_ties(score_of(bins.base + shared.chosen), wanted);
+            bins.narrow(shared.chosen);
+        }
+    }
+
+    // emit(place, i), ascending, for each that is in.
+    template <typename Emit> __device__ void take(const Cut &cut, const Emit &emit) {
+        constexpr uint32 AT_ONCE = 4;
+        uint32 place = 0;
+#pragma unroll 4
+        for (uint32 i = first + lane; i < last; i += WARP) place += cut.takes(scores.at(i), i);
+        place = __reduce_add_sync(FULL_WARP, place);
+        __syncthreads();  // what was there is read
+        if (lane == 0) shared.of_warp[warp] = place;
+        __syncthreads();
+        place = sum_before(shared.of_warp);
+#pragma unroll 1
+        for (uint32 base = first; base < last; base += AT_ONCE * WARP) {
+            bool is_in[AT_ONCE];
 #pragma unroll
-            for (uint32 n = 0; n < 4; n++) both += (x[n] > cut.key) + ((x[n] != 0 && x[n] == cut.key) << 16);
-            uint32 through = both;
-#pragma unroll
-            for (uint32 step = 1; step < WARP; step *= 2) {
-                const uint32 other = __shfl_up_sync(FULL_WARP, through, step);
-                if (lane >= step) through += other;
+            for (uint32 n = 0; n < AT_ONCE; n++) {
+                const uint32 i = base + n * WARP + lane;
+                is_in[n] = i < last && cut.takes(scores.at(i), i);
             }
-            uint32 above_before = above + (through - both & 0xffff), equal_before = equal + (through - both >> 16);
 #pragma unroll
-            for (uint32 n = 0; n < 4; n++) {
-                const bool is_above = x[n] > cut.key, is_equal = x[n] != 0 && x[n] == cut.key;
-                if (is_above || (is_equal && equal_before < cut.ties)) emit(above_before + min(equal_before, cut.ties), begin + i + n);
-                above_before += is_above, equal_before += is_equal;
+            for (uint32 n = 0; n < AT_ONCE; n++) {
+                const uint32 mask = __ballot_sync(FULL_WARP, is_in[n]);
+                if (is_in[n]) emit(place + __popc(mask & ((1u << lane) - 1)), base + n * WARP + lane);
+                place += __popc(mask);
             }
-            const uint32 all = __shfl_sync(FULL_WARP, through, WARP - 1);
-            above += all & 0xffff, equal += all >> 16;
         }
     }
 };

@@ -141,26 +141,26 @@ template <uint32 BYTES, bool WIDE> struct Block {
 
     // Σ_c x_c·z_c of each token of a batch, or Σ_c W_c·x_c².
     template <bool IS_SIZE> __device__ __forceinline__ void multiply(uint32 batch, Tokens &x, float (&product)[HELD]) const {
-        float sums[WIDE ? 4 : 1][HELD] = {};
-#pragma unroll
-        for (uint32 m = 0; m < CHUNKS; m++) {
+        // As halves are folded: the first eight channels of a lane, the third, the second.
+#pragma unroll 1
+        for (uint32 n = 0; n < CHUNKS; n++) {
+            const uint32 m = n == 0 ? 0 : CHUNKS - n;
             again(batch, m, x);
-            if (channel(m) >= p.update.keys.dim) continue;
-            float of[8];
-            if (IS_SIZE)
+            float sums[HELD] = {};
+            if (channel(m) < p.update.keys.dim) {
+                float of[8];
+                if (IS_SIZE)
 #pragma unroll
-                for (uint32 e = 0; e < 8; e++) of[e] = square(channel(m) + e);
-            else
-                read(vector() + channel(m), of);
+                    for (uint32 e = 0; e < 8; e++) of[e] = square(channel(m) + e);
+                else
+                    read(vector() + channel(m), of);
 #pragma unroll
-            for (uint32 i = 0; i < HELD; i++)
+                for (uint32 i = 0; i < HELD; i++)
 #pragma unroll
-                for (uint32 e = 0; e < 8; e++) sums[m][i] = fmaf(IS_SIZE ? __fmul_rn(x[i][e], of[e]) : of[e], x[i][e], sums[m][i]);
-        }
+                    for (uint32 e = 0; e < 8; e++) sums[i] = fmaf(IS_SIZE ? __fmul_rn(x[i][e], of[e]) : of[e], x[i][e], sums[i]);
+            }
 #pragma unroll
-        for (uint32 i = 0; i < HELD; i++) {
-            product[i] = sums[0][i];
-            if constexpr (WIDE) product[i] = __fadd_rn(__fadd_rn(product[i], sums[2][i]), sums[1][i]);
+            for (uint32 i = 0; i < HELD; i++) product[i] = n == 0 ? sums[i] : __fadd_rn(product[i], sums[i]);
         }
         add_lanes(product);
     }
@@ -172,9 +172,10 @@ template <uint32 BYTES, bool WIDE> struct Block {
     }
 
     __device__ __forceinline__ void find_mean(Tokens &x) const {
-#pragma unroll
+#pragma unroll 1
         for (uint32 m = 0; m < CHUNKS; m++) {
             float sum[8] = {};
+#pragma unroll 1
             for (uint32 batch = 0; batch < (WIDE ? batches : 1); batch++) {
                 load(batch, m, x);
 #pragma unroll
@@ -195,6 +196,7 @@ template <uint32 BYTES, bool WIDE> struct Block {
     __device__ __forceinline__ void find_farthest(Tokens &x) const {
         float largest = minus_infinity();
         uint32 farthest = 0;
+#pragma unroll 1
         for (uint32 batch = 0; batch < (WIDE ? batches : 1); batch++) {
             float size[HELD];
             multiply<true>(batch, x, size);
@@ -213,7 +215,7 @@ template <uint32 BYTES, bool WIDE> struct Block {
             const uint32 t = shared.farthest[unit * SLOTS + s];
             if (other > largest || (other == largest && other > minus_infinity() && t < farthest)) largest = other, farthest = t;
         }
-#pragma unroll
+#pragma unroll 1
         for (uint32 m = 0; m < CHUNKS; m++) {
             if (slot != farthest % SLOTS || channel(m) >= p.update.keys.dim) continue;
             again(farthest / BATCH, m, x);
@@ -236,24 +238,26 @@ template <uint32 BYTES, bool WIDE> struct Block {
     // z = W∘Σ_t u_t·x_t / |u| with u_t = x_t·z; `axis` is it without W, of channel `member` and those that follow it, in the last step as it
     // is stored.
     __device__ __forceinline__ void step(bool is_last, Tokens &x, float (&axis)[CHUNKS]) const {
-        float size = 0.0f, most = 0.0f, sum[CHUNKS][8] = {};
+        float size = 0.0f, most = 0.0f;
+#pragma unroll 1
         for (uint32 batch = 0; batch < (WIDE ? batches : 1); batch++) {
             float u[HELD];
             multiply<false>(batch, x, u);
 #pragma unroll
             for (uint32 i = 0; i < HELD; i++) size = fmaf(u[i], u[i], size), most = fmaxf(most, fabsf(u[i]));
-#pragma unroll
+#pragma unroll 1
             for (uint32 m = 0; m < CHUNKS; m++) {
                 again(batch, m, x);
+                if (channel(m) >= p.update.keys.dim) continue;
+                float sum[8] = {};
+                if (batch > 0) read(part(slot) + channel(m), sum);
 #pragma unroll
                 for (uint32 i = 0; i < HELD; i++)
 #pragma unroll
-                    for (uint32 e = 0; e < 8; e++) sum[m][e] = fmaf(x[i][e], u[i], sum[m][e]);
+                    for (uint32 e = 0; e < 8; e++) sum[e] = fmaf(x[i][e], u[i], sum[e]);
+                write(sum, part(slot) + channel(m));
             }
         }
-#pragma unroll
-        for (uint32 m = 0; m < CHUNKS; m++)
-            if (channel(m) < p.update.keys.dim) write(sum[m], part(slot) + channel(m));
         if (lane == 0) shared.size[unit * SLOTS + slot] = size, shared.best[unit * SLOTS + slot] = most;
         __syncthreads();
         size = tree(shared.size + unit * SLOTS, 1);
@@ -329,6 +333,7 @@ template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const Axis
         typename Of::Tokens x;
         block.find_mean(x);
         block.find_farthest(x);
+#pragma unroll 1
         for (uint32 step = 1; step <= STEPS; step++) block.step(step == STEPS, x, axis);
 #pragma unroll
         for (uint32 m = 0; m < Of::CHUNKS; m++) {

@@ -84,7 +84,10 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS) index_importance(cons
     }
     __syncthreads();
     if (!p.channels) return;
-    const auto key = [&](uint32 c) { return sort_key(importance[c]); };
-    TopK<decltype(key)> top(shared, 0, p.dim, key);
+    for (uint32 c = threadIdx.x; c < p.dim; c += TOPK_THREADS)
+        if (importance[c] != importance[c]) importance[c] = minus_infinity();
+    __syncthreads();
+    const HeldScores scores = {importance, p.dim};
+    TopK<HeldScores> top(shared, scores, p.dim);
     top.take(top.cut(p.kept), [&](uint32 place, uint32 c) { as<int32>(p.channels + g * p.channels_head + place * p.channels_place) = c; });
 }

@@ -48,6 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) predictor_update(const __g
 
 extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) predictor_predict(const __grid_constant__ PredictParams p) {
     __shared__ TopKShared shared;
+    __shared__ alignas(16) float room[TOPK_HELD];
     allow_next_kernel();
     const State &s = p.state;
     const uint32 seq = blockIdx.x / s.kv_heads, head = blockIdx.x - seq * s.kv_heads, thread = threadIdx.x;
@@ -65,9 +66,10 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) predictor_predict(
     char *ids = p.ids + seq * p.ids_seq + head * p.ids_head;
     const auto emit = [&](uint32 place, uint32 j) { as<int32>(ids + place * p.ids_entry) = j; };
     if (wanted > 0) {
-        const auto key = [&](uint32 j) { return sort_key(score(j)); };
-        TopK<decltype(key)> top(shared, init, n - local, key);
-        top.take(top.cut(wanted), [&](uint32 place, uint32 j) { emit(init + place, j); });
+        const auto make = [&](uint32 i) { return score(init + i); };
+        const MadeScores<decltype(make)> scores(room, TOPK_HELD, n - forced, make);
+        TopK<MadeScores<decltype(make)>> top(shared, scores, n - forced);
+        top.take(top.cut(wanted), [&](uint32 place, uint32 i) { emit(init + place, init + i); });
     }
     for (uint32 j = thread; j < init; j += TOPK_THREADS) emit(j, j);
     for (uint32 j = thread; j < local; j += TOPK_THREADS) emit(init + wanted + j, n - local + j);

@@ -22,7 +22,7 @@
 #include "common/cluster_topk.cuh"
 #include "select/rows.cuh"
 
-constexpr uint32 THREADS = 512, WARPS = THREADS / WARP;
+constexpr uint32 THREADS = TOPK_THREADS, WARPS = THREADS / WARP;
 constexpr uint32 TOKENS = 2, TOKEN_CHUNK = TOKENS * WARP;  // of a lane, of a warp
 constexpr uint32 HEADS = 4;                                // at a time
 constexpr uint32 STAGED = 4096, STAGED_HEADS = 64;         // channels and heads in shared memory
@@ -36,7 +36,8 @@ struct Staged {
 
 struct LabelShared {
     union {
-        ClusterTopKShared<THREADS> top;
+        TopKShared top;
+        ClusterTopKShared<THREADS> cluster_top;
         Staged staged;
     };
     float2 of_head[MOST_HEADS];  // the largest product, and what weights are multiplied by
@@ -49,6 +50,7 @@ struct LabelShared {
 struct Candidates {
     const int32 *block;
     uint32 count, size, tokens;  // tokens: that the list sees
+    Divisor by_size;
 
     // The first entry from which on blocks begin at token `begin` or later.
     __device__ uint32 entries_before(uint32 begin) const {
@@ -68,7 +70,10 @@ struct Candidates {
         if (entries == 0) return 0;
         return (entries - 1) * size + min(size, min(end, tokens) - block[entries - 1] * size);
     }
-    __device__ uint32 token(uint32 at) const { return block[at / size] * size + at % size; }
+    __device__ uint32 token(uint32 at) const {
+        const uint32 entry = by_size.divide(at);
+        return block[entry] * size + (at - entry * size);
+    }
     // The entry of a block; count if it is none.
     __device__ uint32 entry_of(uint32 j) const {
         const uint32 entry = entries_before(j * size);
@@ -78,19 +83,22 @@ struct Candidates {
 
 // What is asked for before the lengths are known.
 struct Early {
-    static constexpr uint32 CHANNELS = 2;
-    int32 count, id;           // candidates that are given, and this thread's
+    static constexpr uint32 IDS = 2, CHANNELS = 2;
+    int32 count, id[IDS];      // candidates that are given, and this thread's first
     uint32 channel[CHANNELS];  // the first that this lane stages
 
     __device__ Early(const LabelParams &p) {
         const SelectParams &s = p.select;
-        const uint32 number = blockIdx.x / cluster_ctas(), head = number % s.kv_heads, list = number / s.kv_heads % s.lists;
-        const uint32 seq = number / (s.kv_heads * s.lists);
+        const uint32 number = s.by_slices.divide(blockIdx.x), heads = s.by_heads.divide(number), head = number - heads * s.kv_heads;
+        const uint32 seq = s.by_lists.divide(heads), list = heads - seq * s.lists;
         const List &given = p.candidates;
         count = as<int32>(given.counts + seq * given.counts_seq + list * given.counts_pos + head * given.counts_head);
-        id = -1;
-        if (threadIdx.x < p.cap)
-            id = as<int32>(given.ids + seq * given.ids_seq + list * given.ids_pos + head * given.ids_head + threadIdx.x * given.ids_entry);
+        const char *ids = given.ids + seq * given.ids_seq + list * given.ids_pos + head * given.ids_head;
+#pragma unroll
+        for (uint32 n = 0; n < IDS; n++) {
+            const uint32 i = threadIdx.x + n * THREADS;
+            id[n] = i < p.cap ? as<int32>(ids + i * given.ids_entry) : -1;
+        }
 #pragma unroll
         for (uint32 n = 0; n < CHANNELS; n++) {
             const uint32 i = threadIdx.x % WARP + n * WARP;
@@ -111,7 +119,7 @@ struct Labels {
     uint32 known;  // candidate tokens for which the index has room: the first ones
 
     __device__ Labels(const LabelParams &p, LabelShared &shared)
-        : p(p), s(p.select), shared(shared), early(p), row(p.select, blockIdx.x / cluster_ctas()), thread(threadIdx.x), warp(thread / WARP), lane(thread % WARP),
+        : p(p), s(p.select), shared(shared), early(p), row(p.select, p.select.by_slices.divide(blockIdx.x)), thread(threadIdx.x), warp(thread / WARP), lane(thread % WARP),
           ctas(cluster_ctas()), cta(cluster_rank()), heads((row.last - row.first) * p.select.group) {}
 
     __device__ const char *query(uint32 h, uint32 channel) const {
@@ -119,9 +127,16 @@ struct Labels {
         return s.q + row.seq * s.q_seq + position * s.q_pos + head * s.q_head + channel * s.q_channel;
     }
     __device__ void find_nan() {
-        for (uint32 t = thread; t < heads * s.dim; t += THREADS) {
-            const float x = load_query(query(t / s.dim, t % s.dim), s.q_type);
-            if (x != x) atomicOr(&shared.nan, 1u << t / s.dim / s.group);
+        constexpr uint32 AT_ONCE = 4;
+        for (uint32 h = warp; h < heads; h += WARPS) {
+#pragma unroll 1
+            for (uint32 c = lane; c < s.dim; c += AT_ONCE * WARP) {
+                float x[AT_ONCE];
+                load_queries(query(h, c), WARP * s.q_channel, (s.dim - c + WARP - 1) / WARP, s.q_type, x);
+#pragma unroll
+                for (uint32 n = 0; n < AT_ONCE; n++)
+                    if (x[n] != x[n]) atomicOr(&shared.nan, 1u << h / s.group);
+            }
         }
     }
 
@@ -134,8 +149,8 @@ struct Labels {
         int32 most = -1;
         uint32 count = 0;
         for (uint32 base = 0; base < entries; base += THREADS) {
-            int32 id = early.id;
-            if (base > 0 && base + thread < entries) id = as<int32>(ids + (base + thread) * list.ids_entry);
+            int32 id = base == 0 ? early.id[0] : early.id[1];
+            if (base >= Early::IDS * THREADS && base + thread < entries) id = as<int32>(ids + (base + thread) * list.ids_entry);
             if (base + thread >= entries || id < 0 || uint32(id) >= row.n) id = -1;
             int32 through = id;
 #pragma unroll
@@ -157,7 +172,7 @@ struct Labels {
             count += __reduce_add_sync(FULL_WARP, lane < WARPS ? shared.also_of_warp[lane % WARPS] : 0);
         }
         __syncthreads();
-        candidates = {to, count, s.block_size, row.tokens};
+        candidates = {to, count, s.block_size, row.tokens, s.by_block};
         known = candidates.tokens_below(min(row.tokens, s.place.capacity));
         if (thread == 0 && candidates.tokens_below(row.tokens) > known) atomicOr(&shared.seen, NO_SUMMARY);
     }
@@ -168,11 +183,24 @@ struct Labels {
         const uint32 rounded = (count + HEADS - 1) / HEADS * HEADS;
         for (uint32 h = warp; h < rounded; h += WARPS) {
             float sum = 0.0f;
-            for (uint32 n = lane; n < row_len; n += WARP) {
-                uint32 channel = n < WARP ? early.channel[0] : n < 2 * WARP ? early.channel[1] : s.dim;
-                if (n >= Early::CHANNELS * WARP && n < p.kept) channel = as<uint32>(p.channels + row.head * p.channels_head + n * p.channels_channel);
-                const float x = h < count && channel < s.dim ? load_query(query(first + h, channel), s.q_type) * s.scale : 0.0f;
-                to[h * row_len + n] = x, sum += x;
+#pragma unroll 1
+            for (uint32 base = lane; base < row_len; base += Early::CHANNELS * WARP) {
+                const char *from[Early::CHANNELS];
+                bool reads[Early::CHANNELS];
+                float x[Early::CHANNELS];
+#pragma unroll
+                for (uint32 m = 0; m < Early::CHANNELS; m++) {
+                    const uint32 n = base + m * WARP;
+                    uint32 channel = base < WARP ? early.channel[m] : s.dim;
+                    if (base >= WARP && n < p.kept) channel = as<uint32>(p.channels + row.head * p.channels_head + n * p.channels_channel);
+                    reads[m] = h < count && channel < s.dim, from[m] = query(first + h, reads[m] ? channel : 0);
+                }
+                load_queries(from, reads, s.q_type, x);
+#pragma unroll
+                for (uint32 m = 0; m < Early::CHANNELS; m++) {
+                    if (base + m * WARP >= row_len) break;
+                    to[h * row_len + base + m * WARP] = x[m] * s.scale, sum += x[m] * s.scale;
+                }
             }
 #pragma unroll
             for (uint32 bit = 1; bit < WARP; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
@@ -234,16 +262,29 @@ struct Labels {
         bool exists[TOKENS];
         float scale[TOKENS], least[TOKENS];
         uint32 token[TOKENS], saw = 0;
+        uint32 page[TOKENS], n[TOKENS];
 #pragma unroll
         for (uint32 t = 0; t < TOKENS; t++) {
             const uint32 at = chunk * TOKEN_CHUNK + t * WARP + lane;
-            uint32 page = 0, n = 0;
             token[t] = at < known ? candidates.token(at) : 0;
-            exists[t] = at < known && s.place.find(row.seq, token[t], page, n);
-            if (at < known && !exists[t]) saw |= NO_SUMMARY;
-            codes[t] = p.codes.at(page, n, row.head);
-            scale[t] = exists[t] ? widen_float16(as<uint16>(p.scales.at(page, n, row.head))) : 0.0f;
-            least[t] = exists[t] ? widen_float16(as<uint16>(p.minima.at(page, n, row.head))) : 0.0f;
+            page[t] = row.seq, n[t] = token[t];
+        }
+        if (s.place.table) {
+#pragma unroll
+            for (uint32 t = 0; t < TOKENS; t++) {
+                const uint32 number = token[t] / s.place.rows;
+                n[t] -= number * s.place.rows, page[t] = as<uint32>(s.place.table + row.seq * s.place.table_seq + number * s.place.table_page);
+            }
+        }
+#pragma unroll
+        for (uint32 t = 0; t < TOKENS; t++) {
+            const bool is_known = chunk * TOKEN_CHUNK + t * WARP + lane < known;
+            exists[t] = is_known && (!s.place.table || page[t] < s.place.pages);
+            if (is_known && !exists[t]) saw |= NO_SUMMARY;
+            if (!exists[t]) page[t] = n[t] = 0;
+            codes[t] = p.codes.at(page[t], n[t], row.head);
+            scale[t] = exists[t] ? widen_float16(as<uint16>(p.scales.at(page[t], n[t], row.head))) : 0.0f;
+            least[t] = exists[t] ? widen_float16(as<uint16>(p.minima.at(page[t], n[t], row.head))) : 0.0f;
         }
         for (uint32 h = 0; h < count; h += HEADS) {
             float x[TOKENS][HEADS] = {};
@@ -360,10 +401,19 @@ struct Labels {
         return k;
     }
 
-    // The best `wanted` of `count`, of which held has the scores from `begin` on, where they are below `limit`: emit(place, i).
-    template <typename Emit> __device__ void select(uint32 begin, uint32 count, uint32 limit, uint32 wanted, const Emit &emit) const {
+    // The best `wanted` of `count`, whose scores held has from `begin` on: emit(place, i). They are few: the first CTA looks at all.
+    template <typename Emit> __device__ void select_few(uint32 begin, uint32 count, uint32 wanted, const Emit &emit) const {
+        if (wanted == 0 || cta > 0) return;
+        const float *held = this->held() + begin;
+        const auto make = [&](uint32 i) { return __ldcg(held + i); };
+        const MadeScores<decltype(make)> scores(row_scores, p.room, count, make);
+        TopK<MadeScores<decltype(make)>> top(shared.top, scores, count);
+        top.take(top.cut(wanted), emit);
+    }
+    // The same by all CTAs, of scores that are 0 from `limit` on.
+    template <typename Emit> __device__ void select_many(uint32 begin, uint32 count, uint32 limit, uint32 wanted, const Emit &emit) const {
         if (wanted == 0) return;
-        open(shared.top);
+        ::open(shared.cluster_top);
         const float *held = this->held() + begin;
         limit = max(limit, begin) - begin;
         const auto quads = [&](uint32 i, uint32 end, uint32 (&x)[QUADS][4]) {
@@ -377,7 +427,7 @@ struct Labels {
                 }
             }
         };
-        ClusterTopK<THREADS, decltype(quads)> top(shared.top, nullptr, 0, count, quads);
+        ClusterTopK<THREADS, decltype(quads)> top(shared.cluster_top, nullptr, 0, count, quads);
         top.cut(wanted, DIGITS);
         if (ctas > 1) cluster_arrive();
         top.take(emit);
@@ -398,7 +448,7 @@ struct Labels {
         const uint32 share = span_of(end - begin, ctas * WARPS) * WARPS, first = begin + cta * share, last = min(min(first + share, end), known);
         for (uint32 at = first + thread; at < last; at += THREADS) held()[at] = alpha(at);
         __syncthreads();
-        select(begin, end - begin, known, wanted, [&](uint32 place, uint32 i) {
+        select_many(begin, end - begin, known, wanted, [&](uint32 place, uint32 i) {
             write(init + place, candidates.token(begin + i), s.scores && begin + i < known ? __ldcg(held() + begin + i) : 0.0f);
         });
         for (uint32 i = cta * THREADS + thread; i < forced; i += ctas * THREADS) {
@@ -446,7 +496,7 @@ struct Labels {
         const auto write = [&](uint32 place, uint32 j) { as<int32>(to + place * s.selected.ids_entry) = j; };
         // If others are selected, all that have a score are: before entry i there are so many others.
         const auto others_before = [&](uint32 i) { return candidates.block[begin + i] - init - i; };
-        select(begin, end - begin, ~0u, of_scored, [&](uint32 place, uint32 i) {
+        select_few(begin, end - begin, of_scored, [&](uint32 place, uint32 i) {
             write(init + place + (others > 0 ? min(others_before(i), others) : 0), candidates.block[begin + i]);
         });
         for (uint32 i = cta * THREADS + thread; i < others; i += ctas * THREADS) {

@@ -9,12 +9,12 @@
 //
 // Cut: score_means gives each CTA of a row chunks of windows; a group of lanes holds a mean key and multiplies it with all heads, which lie
 // in shared memory (as many at a time as fit). Of each chunk and head it keeps the largest product and the sum of e^(product − largest). In
-// weigh_means a thread takes a window and raises the scores of the blocks that it overlaps. Chunks are of one size, so sums do not depend
-// on the grid. The CTA that arrives last selects. Of AXIS a lane has 32 channels, which in INT4 are a group: half of a block's lanes have the
-// mean, the others the axis.
+// weigh_means a CTA of a row's cluster takes neighbouring blocks; a thread takes a window and raises the scores of those that it overlaps.
+// Chunks are of one size, so sums do not depend on the grid. The first CTA selects. Of AXIS a lane has 32 channels, which in INT4 are a
+// group: half of a block's lanes have the mean, the others the axis.
 //
 // On entry: D is a multiple of 8; heads ≤ MOST_HEADS; lanes · 8 ≥ D or lanes = 32 (AXIS: lanes · 16 ≥ D or lanes = 32, at least 8; of INT4
-// adjacent only where D is a multiple of 32; size 1, stride a block's tokens); SelectParams.place and held are those of windows and of
+// adjacent only where D is a multiple of 32; size 1, stride a block's tokens); SelectParams.place and held_row are those of windows and of
 // blocks: capacity counts windows, held_row blocks.
 //
 // targets: compute_80, compute_90
@@ -22,17 +22,15 @@
 #include "select/lanes.cuh"
 #include "select/rows.cuh"
 
-constexpr uint32 CHUNK = 128, WARP_WINDOWS = CHUNK / TOPK_WARPS;
+constexpr uint32 SCORING_THREADS = 512, SCORING_WARPS = SCORING_THREADS / WARP;
+constexpr uint32 CHUNK = 128, WARP_WINDOWS = CHUNK / SCORING_WARPS;
 constexpr uint32 STAGED = 4096, STAGED_HEADS = 32;  // channels and heads in shared memory
 constexpr uint32 MOST_HEADS = 1024;                 // of all positions of a row
+constexpr uint32 TILE = 1024;                       // blocks whose scores a CTA raises at a time
 
 // Windows that are full once there are so many tokens, as far as the index has room.
 __device__ inline uint32 windows(const MeanParams &p, int32 tokens) {
     return tokens < 0 || uint32(tokens) < p.size ? 0 : min((uint32(tokens) - p.size) / p.stride + 1, p.select.place.capacity);
-}
-// Blocks that any of so many windows overlaps.
-__device__ inline uint32 reached(const MeanParams &p, const Row &row, uint32 windows) {
-    return windows == 0 ? 0 : min(((windows - 1) * p.stride + p.size - 1) / p.select.block_size + 1, row.n);
 }
 
 // Sum and largest of e^x, so that sums of several can be joined.
@@ -224,15 +222,13 @@ template <uint32 BYTES, bool IS_AXIS> __device__ inline void score(const MeanPar
     const uint32 lane = threadIdx.x % WARP, slice = blockIdx.x % p.scoring;
     const Row row(s, blockIdx.x / p.scoring);
     const uint32 count = windows(p, row.tokens), heads = (row.last - row.first) * s.group;
-    uint32 *keys = reinterpret_cast<uint32 *>(s.held) + uint64(row.number) * s.held_row;
-    for (uint32 j = slice * TOPK_THREADS + threadIdx.x; j < reached(p, row, count); j += p.scoring * TOPK_THREADS) keys[j] = 0;
     if (threadIdx.x == 0) nan = seen = 0;
     const uint32 at_once = min(STAGED / s.dim, STAGED_HEADS);
     uint32 saw = 0;
     for (uint32 first = 0; first < heads; first += at_once) {
         const uint32 here = min(at_once, heads - first);
         __syncthreads();
-        for (uint32 t = threadIdx.x; t < here * s.dim; t += TOPK_THREADS) {
+        for (uint32 t = threadIdx.x; t < here * s.dim; t += SCORING_THREADS) {
             const uint32 h = first + t / s.dim, c = t % s.dim, position = h / s.group;
             const char *at = s.q + row.seq * s.q_seq + (row.first + position) * s.q_pos + (row.head * s.group + h % s.group) * s.q_head + c * s.q_channel;
             const float x = load_query(at, s.q_type) * s.scale;
@@ -248,7 +244,7 @@ template <uint32 BYTES, bool IS_AXIS> __device__ inline void score(const MeanPar
                 saw |= p.adjacent ? multiply<BYTES, 8 / BYTES>(p, row, chunk, count, first, here, staged_q, staged)
                                   : multiply<BYTES, 1>(p, row, chunk, count, first, here, staged_q, staged);
             __syncthreads();
-            for (uint32 h = threadIdx.x / WARP; h < here && p.softmax; h += TOPK_WARPS) {
+            for (uint32 h = threadIdx.x / WARP; h < here && p.softmax; h += SCORING_WARPS) {
                 Sum sum = {minus_infinity(), 0.0f};
                 for (uint32 w = lane; w < min(CHUNK, count - chunk * CHUNK); w += WARP) sum.join({staged[h][w], 1.0f});
                 sum.join_lanes();
@@ -265,27 +261,47 @@ template <uint32 BYTES, bool IS_AXIS> __device__ inline void score(const MeanPar
     if (slice == 0) p.seen[gridDim.x + row.number] = nan;
 }
 
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_means_16(const __grid_constant__ MeanParams p) { score<2, false>(p); }
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_means_32(const __grid_constant__ MeanParams p) { score<4, false>(p); }
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_axes_4(const __grid_constant__ MeanParams p) { score<0, true>(p); }
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_axes_16(const __grid_constant__ MeanParams p) { score<2, true>(p); }
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_axes_32(const __grid_constant__ MeanParams p) { score<4, true>(p); }
+extern "C" __global__ void __launch_bounds__(SCORING_THREADS, 1) score_means_16(const __grid_constant__ MeanParams p) { score<2, false>(p); }
+extern "C" __global__ void __launch_bounds__(SCORING_THREADS, 1) score_means_32(const __grid_constant__ MeanParams p) { score<4, false>(p); }
+extern "C" __global__ void __launch_bounds__(SCORING_THREADS, 1) score_axes_4(const __grid_constant__ MeanParams p) { score<0, true>(p); }
+extern "C" __global__ void __launch_bounds__(SCORING_THREADS, 1) score_axes_16(const __grid_constant__ MeanParams p) { score<2, true>(p); }
+extern "C" __global__ void __launch_bounds__(SCORING_THREADS, 1) score_axes_32(const __grid_constant__ MeanParams p) { score<4, true>(p); }
 
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) weigh_means(const __grid_constant__ MeanParams p) {
-    __shared__ union {
-        float2 of_head[MOST_HEADS];  // the largest product, and what weights are multiplied by
-        TopKShared top;
-    } shared;
-    __shared__ uint32 seen;
-    allow_next_kernel();
-    wait_for_previous_kernel();
+// A window's score: the largest of the positions' that see it, as a key; 0 if there is none.
+__device__ inline uint32 weigh_window(const MeanParams &p, const Row &row, uint32 w, uint32 nan, const float2 *of_head) {
     const SelectParams &s = p.select;
-    const uint32 lane = threadIdx.x % WARP, slice = blockIdx.x % s.slices;
-    const Row row(s, blockIdx.x / s.slices);
-    const uint32 count = windows(p, row.tokens), heads = (row.last - row.first) * s.group, blocks = reached(p, row, count);
-    const uint32 active = max(min((count + TOPK_THREADS - 1) / TOPK_THREADS, s.slices), 1u);
-    if (slice >= active) return;
-    if (threadIdx.x == 0) seen = 0;
+    uint32 best = 0;
+    for (uint32 query = row.first; query < row.last; query++) {
+        const uint32 position = query - row.first, first = position * s.group;
+        if (nan >> position & 1 || w >= windows(p, row.position(query) + 1)) continue;
+        const float *products = p.products + (uint64(row.number) * p.heads + first) * s.place.capacity + w;
+        float mass = 0.0f;
+        bool counts = true;
+#pragma unroll 4
+        for (uint32 h = 0; h < s.group; h++) {
+            const float product = __ldcg(products + uint64(h) * s.place.capacity);
+            counts &= !p.is_axis || product > minus_infinity();
+            mass = p.softmax ? mass + __expf(product - of_head[first + h].x) * of_head[first + h].y : product;
+        }
+        if (counts) best = max(best, sort_key(mass));
+    }
+    return best;
+}
+
+extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) weigh_means(const __grid_constant__ MeanParams p) {
+    __shared__ float2 of_head[MOST_HEADS];  // the largest product, and what weights are multiplied by
+    __shared__ uint32 raised[TILE];         // keys of blocks
+    __shared__ TopKShared top;
+    __shared__ SinkShared shared;
+    allow_next_kernel();
+    const SelectParams &s = p.select;
+    const RowSink sink(s, shared);
+    sink.open();
+    wait_for_previous_kernel();
+    const uint32 lane = threadIdx.x % WARP;
+    const Row row(s, sink.number);
+    const Quota quota(s, row, budget_of(s, row.seq));
+    const uint32 count = windows(p, row.tokens), heads = (row.last - row.first) * s.group;
     for (uint32 h = threadIdx.x / WARP; h < heads && p.softmax; h += TOPK_WARPS) {
         const float2 *from = reinterpret_cast<const float2 *>(p.partials) + (uint64(row.number) * p.heads + h) * p.chunks;
         Sum sum = {minus_infinity(), 0.0f};
@@ -294,41 +310,35 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) weigh_means(const 
             sum.join({part.x, part.y});
         }
         sum.join_lanes();
-        if (lane == 0) shared.of_head[h] = sum.sum > 0.0f ? make_float2(sum.most, 1.0f / sum.sum) : make_float2(0.0f, 0.0f);
+        if (lane == 0) of_head[h] = sum.sum > 0.0f ? make_float2(sum.most, 1.0f / sum.sum) : make_float2(0.0f, 0.0f);
     }
+    const uint32 nan = __ldcg(p.seen + s.by_slices.divide(gridDim.x) * p.scoring + row.number);
     __syncthreads();
-    const uint32 nan = __ldcg(p.seen + gridDim.x / s.slices * p.scoring + row.number);
-    uint32 *keys = reinterpret_cast<uint32 *>(s.held) + uint64(row.number) * s.held_row;
-    for (uint32 w = slice * TOPK_THREADS + threadIdx.x; w < count; w += active * TOPK_THREADS) {
-        uint32 best = 0;
-        for (uint32 query = row.first; query < row.last; query++) {
-            const uint32 position = query - row.first, first = position * s.group;
-            if (nan >> position & 1 || w >= windows(p, row.position(query) + 1)) continue;
-            const float *products = p.products + (uint64(row.number) * p.heads + first) * s.place.capacity + w;
-            float mass = 0.0f;
-            bool counts = true;
-#pragma unroll 4
-            for (uint32 h = 0; h < s.group; h++) {
-                const float product = __ldcg(products + uint64(h) * s.place.capacity);
-                counts &= !p.is_axis || product > minus_infinity();
-                mass = p.softmax ? mass + __expf(product - shared.of_head[first + h].x) * shared.of_head[first + h].y : product;
-            }
-            if (counts) best = max(best, sort_key(mass));
+    sink.join(quota);
+    char *scores = s.scores + row.seq * s.scores_seq + row.list * s.scores_pos + row.head * s.scores_head;
+    const uint32 share = (quota.stored + s.slices - 1) / s.slices, first = min(sink.slice * share, quota.stored), last = min(first + share, quota.stored);
+    for (uint32 begin = first; begin < last; begin += TILE) {
+        const uint32 end = min(begin + TILE, last);
+        for (uint32 j = begin + threadIdx.x; j < end; j += TOPK_THREADS) raised[j - begin] = 0;
+        __syncthreads();
+        // Windows that overlap the tile.
+        const uint64 token = uint64(begin) * s.block_size, past = uint64(end) * s.block_size;
+        const uint32 from = token < p.size ? 0 : min(uint32((token - p.size) / p.stride) + 1, count), to = min((past + p.stride - 1) / p.stride, uint64(count));
+        for (uint32 w = from + threadIdx.x; w < to; w += TOPK_THREADS) {
+            const uint32 best = weigh_window(p, row, w, nan, of_head);
+            const uint32 window = w * p.stride, final = min((window + p.size - 1) / s.block_size, end - 1);
+            for (uint32 j = max(window / s.block_size, begin); best > 0 && j <= final; j++) atomicMax(&raised[j - begin], best);
         }
-        const uint32 begin = w * p.stride, last = min((begin + p.size - 1) / s.block_size, blocks - 1);
-        for (uint32 j = begin / s.block_size; best > 0 && j <= last; j++) atomicMax(keys + j, best);
-    }
-    for (uint32 n = threadIdx.x; slice == 0 && n < p.scoring; n += TOPK_THREADS) {
-        const uint32 saw = __ldcg(p.seen + row.number * p.scoring + n);
-        if (saw) atomicOr(&seen, saw);
-    }
-    if (!is_last(s, row.number, active, seen)) return;
-    const auto score = [&](uint32 j) { return score_of(__ldcg(keys + j)); };
-    if (s.scores) {
-        char *scores = s.scores + row.seq * s.scores_seq + row.list * s.scores_pos + row.head * s.scores_head;
-        for (uint32 j = threadIdx.x; j < min(blocks, s.max_blocks); j += TOPK_THREADS) as<float>(scores + j * s.scores_block) = score(j);
+        __syncthreads();
+        for (uint32 j = begin + threadIdx.x; j < end; j += TOPK_THREADS) {
+            const float score = score_of(raised[j - begin]);
+            sink.put(quota, j, score);
+            if (s.scores && j < s.max_blocks) as<float>(scores + j * s.scores_block) = score;
+        }
     }
     // A full window for which the index has no room.
-    const bool misses = row.tokens >= p.size && (row.tokens - p.size) / p.stride + 1 > s.place.capacity;
-    finish(s, row, blocks, seen | (misses ? NO_SUMMARY : 0), shared.top, score);
+    uint32 saw = row.tokens >= p.size && (row.tokens - p.size) / p.stride + 1 > s.place.capacity ? NO_SUMMARY : 0;
+    for (uint32 n = threadIdx.x; sink.slice == 0 && n < p.scoring; n += TOPK_THREADS) saw |= __ldcg(p.seen + row.number * p.scoring + n);
+    sink.report(saw);
+    sink.finish(row, quota, top);
 }

@@ -7,13 +7,10 @@
 // Bytes: both summaries of every block, once: 4·D a block and KV head at 16 bits. A context of 128K tokens in blocks of 64 with 8 heads of 128
 // channels has 8.4 MB, 2 µs; the rest is latency.
 //
-// Cut: `slices` CTAs for each row (sequence, KV head; or position, too), and a slice of its live blocks for each. A half-warp's lanes (fewer
-// where D is small) hold eight channels each of a block's maxima, as many others of its minima. The CTA that arrives last at the row's counter
-// selects from the scores, which are in the L2 cache.
+// Cut: a cluster of CTAs for each row (sequence, KV head; or position, too), and a slice of its live blocks for each. A half-warp's lanes
+// (fewer where D is small) hold eight channels each of a block's maxima, as many others of its minima. The first CTA selects from the scores.
 //
-//   request blocks and length ─ add up the heads ─ products ─ scores ─ last of the row? ─ keys to shared memory ─ cut ─ ids
-//
-// The common form is one launch (select_minmax_common). Others take two: score_minmax_*, and select_top.
+//   request blocks and length ─ add up the heads ─ products ─ scores to the first CTA ─ cut ─ ids
 //
 // On entry: D is a multiple of 8, MinMaxParams.adjacent only where channels lie side by side and rows are aligned to 16 bytes;
 // positions · D ≤ MOST_FOLDED; lanes · 4 ≥ D or lanes = 32.
@@ -30,14 +27,17 @@ constexpr uint32 MOST_FOLDED = 8 * 576;  // positions · D
 __device__ inline void fold_heads(const SelectParams &p, uint32 seq, uint32 head, uint32 first, uint32 positions, float *to, uint32 *nan) {
     const uint32 count = positions * p.dim;
     for (uint32 t = threadIdx.x; t < count; t += TOPK_THREADS) {
-        const uint32 n = t / p.dim, c = t - n * p.dim;
+        const uint32 n = positions == 1 ? 0 : t / p.dim, c = t - n * p.dim;
         const char *q = p.q + seq * p.q_seq + (first + n) * p.q_pos + head * p.group * p.q_head + c * p.q_channel;
         float positive = 0.0f, negative = 0.0f;
         bool is_nan = false;
-#pragma unroll 4
-        for (uint32 h = 0; h < p.group; h++) {
-            const float x = load_query(q + h * p.q_head, p.q_type);
-            positive += fmaxf(x, 0.0f), negative += fminf(x, 0.0f), is_nan |= x != x;
+        constexpr uint32 AT_ONCE = 4;
+#pragma unroll 1
+        for (uint32 h = 0; h < p.group; h += AT_ONCE) {
+            float x[AT_ONCE];
+            load_queries(q + h * p.q_head, p.q_head, p.group - h, p.q_type, x);
+#pragma unroll
+            for (uint32 m = 0; m < AT_ONCE; m++) positive += fmaxf(x[m], 0.0f), negative += fminf(x[m], 0.0f), is_nan |= x[m] != x[m];
         }
         to[2 * n * p.dim + c] = positive, to[(2 * n + 1) * p.dim + c] = negative;
         if (is_nan) atomicOr(nan, 1u << n);
@@ -45,7 +45,7 @@ __device__ inline void fold_heads(const SelectParams &p, uint32 seq, uint32 head
 }
 
 template <uint32 BYTES, uint32 COUNT>
-__device__ inline void score_slice(const MinMaxParams &p, const Row &row, uint32 begin, uint32 end, float *folded, uint32 *nan, uint32 *seen) {
+__device__ inline void score_slice(const MinMaxParams &p, const RowSink &sink, const Row &row, const Quota &quota, uint32 begin, uint32 end, float *folded, uint32 *nan) {
     const SelectParams &s = p.select;
     const uint32 lane = threadIdx.x % WARP, lanes = p.lanes, step = WARP / lanes;
     const uint32 within = lane & (lanes - 1), half = lanes / 2, channel = (within & (half - 1)) * 8;
@@ -60,7 +60,7 @@ __device__ inline void score_slice(const MinMaxParams &p, const Row &row, uint32
     load(first, channel);
     fold_heads(s, row.seq, row.head, row.first, row.last - row.first, folded, nan);
     __syncthreads();
-    float *held = s.held + uint64(row.number) * s.held_row;
+    sink.join(quota);
     char *scores = s.scores + row.seq * s.scores_seq + row.list * s.scores_pos + row.head * s.scores_head;
     uint32 saw = *nan ? SAW_NAN : 0;
     for (uint32 base = first; base - lane / lanes < last; base += COUNT * step) {
@@ -86,128 +86,138 @@ __device__ inline void score_slice(const MinMaxParams &p, const Row &row, uint32
                 score = fmaxf(score, sum);
         }
         if (within < COUNT && j < last) {
-            held[j] = score;
+            sink.put(quota, j, score);
             if (s.scores && j < s.max_blocks) as<float>(scores + j * s.scores_block) = score;
             if (!exists) saw |= NO_SUMMARY;
         }
     }
-    if (saw) atomicOr(seen, saw);
+    if (row.n > quota.stored) saw |= NO_SUMMARY;
+    sink.report(saw);
 }
 
-template <uint32 BYTES> __device__ inline void score_general(const MinMaxParams &p) {
+template <uint32 BYTES> __device__ inline void select_general(const MinMaxParams &p) {
     __shared__ float4 folded[MOST_FOLDED / 2];
-    __shared__ uint32 nan, seen;
+    __shared__ TopKShared top;
+    __shared__ SinkShared shared;
+    __shared__ uint32 nan;
     allow_next_kernel();
+    const SelectParams &s = p.select;
+    const RowSink sink(s, shared);
+    sink.open();
+    if (threadIdx.x == 0) nan = 0;
+    __syncthreads();
     wait_for_previous_kernel();
-    const Row row(p.select, blockIdx.x / p.select.slices);
-    const uint32 slice = blockIdx.x % p.select.slices, stored = min(row.n, p.select.place.capacity);
-    const uint32 share = max((stored + p.select.slices - 1) / p.select.slices, CHUNK), begin = min(slice * share, stored);
-    if (threadIdx.x == 0) nan = seen = 0;
-    __syncthreads();
-    if (slice == 0 || begin < stored) {
-        const uint32 end = min(begin + share, stored);
-        float *to = reinterpret_cast<float *>(folded);
-        if (p.adjacent)
-            score_slice<BYTES, 8 / BYTES>(p, row, begin, end, to, &nan, &seen);
-        else
-            score_slice<BYTES, 1>(p, row, begin, end, to, &nan, &seen);
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) p.select.arrived[blockIdx.x] = seen;
+    const Row row(s, sink.number);
+    const Quota quota(s, row, budget_of(s, row.seq));
+    const uint32 share = max((quota.stored + s.slices - 1) / s.slices, CHUNK), begin = min(sink.slice * share, quota.stored);
+    const uint32 end = min(begin + share, quota.stored);
+    float *to = reinterpret_cast<float *>(folded);
+    if (p.adjacent)
+        score_slice<BYTES, 8 / BYTES>(p, sink, row, quota, begin, end, to, &nan);
+    else
+        score_slice<BYTES, 1>(p, sink, row, quota, begin, end, to, &nan);
+    sink.finish(row, quota, top);
 }
 
-// Four neighbouring blocks, of which each lane has eight channels; `data` is its part of summary [0, 0].
-__device__ inline void load_four(const Place &place, const Summary &s, const char *data, uint32 seq, uint32 j, bool reads, Eight<2> (&to)[4],
-                                 uint32 &exist) {
-    uint32 page = seq, n = j / place.rows, row = place.table ? j - n * place.rows : j;
-    exist = 0;
+// Four neighbouring blocks, of which each lane has eight channels; `data` is its part of summary [0, 0], of the sequence where there is no table.
+// Says which are there.
+__device__ inline uint32 load_four(const Place &place, const Summary &s, const char *data, uint32 seq, uint32 j, bool reads, Eight<2> (&to)[4]) {
+    uint32 page[4], row[4], exist = 0;
+    if (place.table) {
+        uint32 n = j / place.rows, r = j - n * place.rows;
 #pragma unroll
-    for (uint32 m = 0; m < 4; m++, row++) {
-        if (j + m >= place.capacity) break;
-        if (place.table) {
-            if (row == place.rows) n++, row = 0;
-            page = as<uint32>(place.table + seq * place.table_seq + n * place.table_page);
-            if (page >= place.pages) continue;
+        for (uint32 m = 0; m < 4; m++, r++) {
+            if (r == place.rows) n++, r = 0;
+            row[m] = r, page[m] = place.pages;
+            if (j + m < place.capacity) page[m] = as<uint32>(place.table + seq * place.table_seq + n * place.table_page);
         }
-        exist |= 1 << m;
-        if (reads) to[m].load(data + page * s.page + row * s.row);
+    } else {
+#pragma unroll
+        for (uint32 m = 0; m < 4; m++) row[m] = j + m, page[m] = j + m < place.capacity ? 0 : place.pages;
     }
+#pragma unroll
+    for (uint32 m = 0; m < 4; m++) {
+        if (page[m] >= place.pages) continue;
+        exist |= 1 << m;
+        if (reads) to[m].load(data + page[m] * s.page + row[m] * s.row);
+    }
+    return exist;
 }
 
 // The common form: 16 bits, one query position, D up to 128, channels side by side. Chunks of blocks go round the slices, so that the first
-// are asked for before the length is known; each warp has DEPTH chunks' blocks on their way.
-constexpr uint32 DEPTH = 3;
-
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) select_minmax_common(const __grid_constant__ MinMaxParams p) {
+// are asked for before the length is known; each warp asks for the next four blocks once it has multiplied four. Two CTAs fit in a
+// multiprocessor: the next kernel's can start while this one's end.
+extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_common(const __grid_constant__ MinMaxParams p) {
     __shared__ union {
         alignas(16) float folded[256];
         TopKShared top;
     } shared;
-    __shared__ uint32 nan, seen;
+    __shared__ SinkShared sink_shared;
+    __shared__ uint32 nan;
+    __shared__ Row row;  // registers hold blocks
+    __shared__ Quota quota;
     allow_next_kernel();
     const SelectParams &s = p.select;
-    const uint32 number = blockIdx.x / s.slices, slice = blockIdx.x - number * s.slices, seq = number / s.kv_heads, head = number - seq * s.kv_heads;
-    const uint32 lane = threadIdx.x % WARP, channel = lane % 16 * 8, warp_blocks = threadIdx.x / WARP * 4, step = s.slices * CHUNK;
+    const RowSink sink(s, sink_shared);
+    sink.open();
+    const uint32 seq = s.by_heads.divide(sink.number), head = sink.number - seq * s.kv_heads;
+    const uint32 lane = threadIdx.x % WARP, channel = lane % 16 * 8, step = s.slices * CHUNK;
     const Summary &summary = lane < 16 ? p.max : p.min;
-    const char *data = summary.data + head * summary.head + channel * 2;
+    const char *data = summary.data + head * summary.head + channel * 2 + (s.place.table ? 0 : seq * summary.page);
+    const int64 row_bytes = summary.row;
     const bool reads = channel < s.dim;
-    if (threadIdx.x == 0) nan = seen = 0;
+    if (threadIdx.x == 0) nan = 0;
     wait_for_previous_kernel();
 
     // All that is asked for before the first answer is looked at.
     const Lengths lengths(s, seq);
-    Eight<2> eight[DEPTH][4];
-    uint32 exist[DEPTH];
-    uint32 j = slice * CHUNK + warp_blocks;
-    const auto load = [&](uint32 turn, uint32 j) { load_four(s.place, summary, data, seq, j, reads, eight[turn], exist[turn]); };
-    load(0, j);
+    const int32 budget = budget_of(s, seq);
+    Eight<2> eight[4];
+    uint32 j = sink.slice * CHUNK + threadIdx.x / WARP * 4;
+    const auto load = [&](uint32 j) -> uint32 {
+        if (s.place.table || j + 4 > s.place.capacity) return load_four(s.place, summary, data, seq, j, reads, eight);
+#pragma unroll
+        for (uint32 n = 0; n < 4; n++)
+            if (reads) eight[n].load(data + (j + n) * row_bytes);
+        return 15;
+    };
+    uint32 exist = load(j);
     __syncthreads();
     fold_heads(s, seq, head, 0, 1, shared.folded, &nan);
-    const Row row(s, number, lengths);
-    const uint32 stored = min(row.n, s.place.capacity), active = max(min((stored + CHUNK - 1) / CHUNK, s.slices), 1u);
-    if (slice >= active) return;
-#pragma unroll
-    for (uint32 turn = 1; turn < DEPTH; turn++)
-        if (j + turn * step < stored) load(turn, j + turn * step);
+    if (threadIdx.x == 0) row = Row(s, sink.number, lengths), quota = Quota(s, row, budget);
     __syncthreads();
+    sink.join(quota);
     const float4 *q = reinterpret_cast<const float4 *>(shared.folded + (lane < 16 ? 0 : s.dim) + (reads ? channel : 0));
-    const float4 low = q[0], high = q[1];
-    const float of[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    const uint32 stored = quota.stored, own = own_of<4>(lane);
     const bool query_is_nan = nan && row.first < row.last;
-    uint32 saw = query_is_nan ? SAW_NAN : 0;
-    float *held = s.held + uint64(number) * s.held_row;
-    char *scores = s.scores + seq * s.scores_seq + head * s.scores_head;
-    while (j < stored) {
+    uint32 saw = (query_is_nan ? SAW_NAN : 0) | (row.n > stored ? NO_SUMMARY : 0);
+#pragma unroll 1
+    for (; j < stored; j += step) {
+        const float4 low = q[0], high = q[1];
+        const float of[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        float x[4];
 #pragma unroll
-        for (uint32 turn = 0; turn < DEPTH; turn++) {
-            float x[4];
+        for (uint32 n = 0; n < 4; n++) {
+            float k[8];
+            eight[n].widen(k, p.dtype);
+            x[n] = 0.0f;
 #pragma unroll
-            for (uint32 n = 0; n < 4; n++) {
-                float k[8];
-                eight[turn][n].widen(k, p.dtype);
-                x[n] = 0.0f;
-#pragma unroll
-                for (uint32 i = 0; i < 8; i++) x[n] = fmaf(k[i], of[i], x[n]);
-                x[n] = reads ? x[n] : 0.0f;
-            }
-            const uint32 own = own_of<4>(lane), exists = exist[turn] >> own & 1;
-            if (j + DEPTH * step < stored) load(turn, j + DEPTH * step);
-            const float sum = add_lanes(x, WARP);
-            if (lane < 4 && j + own < stored) {
-                const bool is_number = sum == sum && !query_is_nan && exists;
-                const float score = is_number ? sum : minus_infinity();
-                if (!is_number) saw |= exists ? SAW_NAN : NO_SUMMARY;
-                held[j + own] = score;
-                if (s.scores && j + own < s.max_blocks) as<float>(scores + (j + own) * s.scores_block) = score;
-            }
-            j += step;
-            if (j >= stored) break;
+            for (uint32 i = 0; i < 8; i++) x[n] = fmaf(k[i], of[i], x[n]);
+            x[n] = reads ? x[n] : 0.0f;
         }
+        const uint32 exists = exist >> own & 1;
+        if (j + step < stored) exist = load(j + step);
+        const float sum = add_lanes(x, WARP);
+        if (lane >= 4 || j + own >= stored) continue;
+        const bool is_number = sum == sum && !query_is_nan && exists;
+        const float score = is_number ? sum : minus_infinity();
+        if (!is_number) saw |= exists ? SAW_NAN : NO_SUMMARY;
+        sink.put(quota, j + own, score);
+        if (s.scores && j + own < s.max_blocks) as<float>(s.scores + seq * s.scores_seq + head * s.scores_head + (j + own) * s.scores_block) = score;
     }
-    if (saw) atomicOr(&seen, saw);
-    if (!is_last(s, number, active, seen)) return;
-    finish(s, row, stored, seen | (row.n > stored ? NO_SUMMARY : 0), shared.top, [&](uint32 j) { return __ldcg(held + j); });
+    sink.report(saw);
+    sink.finish(row, quota, shared.top);
 }
 
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_minmax_16(const __grid_constant__ MinMaxParams p) { score_general<2>(p); }
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) score_minmax_32(const __grid_constant__ MinMaxParams p) { score_general<4>(p); }
+extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) select_minmax_16(const __grid_constant__ MinMaxParams p) { select_general<2>(p); }
+extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) select_minmax_32(const __grid_constant__ MinMaxParams p) { select_general<4>(p); }

@@ -19,14 +19,15 @@ struct SelectParams {
     int64 status_seq, status_pos, status_head;
     List selected;
     Place place;
-    uint32 *arrived;  // a counter for each row, 0 between calls; where a kernel follows, what each CTA saw [rows, slices]
-    // Scores [rows, held_row].
+    // Where a kernel follows: scores [rows, held_row], and what each CTA saw [rows, slices].
     float *held;
-    uint32 held_row;
+    uint32 *arrived;
+    uint32 held_row;  // blocks of a row that have a score
     uint32 batch, positions, lists, kv_heads, group, dim, q_type;  // lists: of a sequence and KV head; 1 or `positions`
     uint32 block_size, k, cap, init, local, max_blocks;
-    uint32 slices;
+    uint32 slices;  // CTAs of a row; a cluster, if no kernel follows
     float scale;
+    Divisor by_slices, by_heads, by_lists, by_block;
 };
 
 // Of kernels/select/minmax.cu.
@@ -52,9 +53,8 @@ struct MeanParams {
 struct AxesParams {
     SelectParams select;
     Summary axes, range;
-    uint32 terms;   // numbers of bfloat16 that are a query's: 1 to 3
     uint32 turns;   // of a warp's blocks on their way
-    uint32 chunks;  // of a row for which the index has room
+    uint32 parts;   // 16 blocks each, of a row for which the index has room
     uint32 pitch;   // of a block's products
     uint32 products, partials, queries;
 };
@@ -72,6 +72,7 @@ struct LabelParams {
     int32 *blocks;     // [CTAs, cap]; null where they fit in shared memory
     uint32 cap, places, chunks, heads, kept;
     uint32 adjacent;
+    uint32 room;  // scores of blocks that fit in shared memory
 };
 
 #include "select/layout.cuh"

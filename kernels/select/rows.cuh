@@ -1,24 +1,16 @@
 // What the selecting kernels share: what a row of scores is, and how a CTA selects from it.
 //
 // A row is a list to be made: of (sequence, KV head), or of (sequence, query position, KV head) where every position has its own. `slices`
-// CTAs score a row's blocks and leave the scores in `held`. Either the one that arrives last at the row's counter selects from them, or a
-// kernel that follows does (select_top).
+// CTAs score a row's blocks. They are a cluster and send the scores to shared memory of its first CTA, which selects from them. Where there are
+// no clusters, or scores do not fit, they leave them in `held`, and a kernel that follows selects (select_top).
 #pragma once
 
+#include "common/cluster.cuh"
 #include "common/eight.cuh"
-#include "select/params.cuh"
 #include "common/topk.cuh"
+#include "select/params.cuh"
 
-enum Status : uint32 { SAW_NAN = 1, NO_SUMMARY = 2, CLAMPED = 4, NOT_LAST = ~0u };
-
-// What a CTA adds to its row's counter: itself, and what it saw. There are fewer than 1024.
-constexpr uint32 ARRIVED = 1, ARRIVED_NAN = 1 << 10, ARRIVED_MISSING = 1 << 20;
-
-__device__ inline uint32 arrive(uint32 *counter, uint32 news) {
-    uint32 before;
-    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(news) : "memory");
-    return before;
-}
+enum Status : uint32 { SAW_NAN = 1, NO_SUMMARY = 2, CLAMPED = 4 };
 
 // What is given of a sequence: tokens, and query positions.
 struct Lengths {
@@ -40,69 +32,133 @@ struct Row {
     uint32 tokens, n;    // that the last of them sees, and their blocks
     bool clamped;
 
-    __device__ Row(const SelectParams &p, uint32 number) : Row(p, number, Lengths(p, number / (p.kv_heads * p.lists))) {}
+    Row() = default;
+    __device__ Row(const SelectParams &p, uint32 number) : Row(p, number, Lengths(p, p.by_lists.divide(p.by_heads.divide(number)))) {}
     __device__ Row(const SelectParams &p, uint32 number, const Lengths &lengths) : number(number) {
-        head = number % p.kv_heads;
-        list = number / p.kv_heads % p.lists;
-        seq = number / (p.kv_heads * p.lists);
+        const uint32 heads = p.by_heads.divide(number);
+        head = number - heads * p.kv_heads;
+        seq = p.by_lists.divide(heads), list = heads - seq * p.lists;
         const int32 given = lengths.tokens, found = lengths.queries;
         len = max(given, 0), queries = min(max(found, 0), int32(p.positions));
         clamped = given < 0 || uint32(found) != queries;
         const bool shares = p.lists == 1;
         first = shares ? 0 : min(list, queries), last = shares ? queries : min(list + 1, queries);
         tokens = first < last ? max(position(last - 1) + 1, 0) : 0;
-        n = (tokens + p.block_size - 1) / p.block_size;
+        n = tokens == 0 ? 0 : p.by_block.divide(tokens - 1) + 1;
     }
     // Where the query stands; it sees the keys up to there.
     __device__ int32 position(uint32 query) const { return len - int32(queries) + int32(query); }
 };
 
-// The row's CTA that is last goes on, and knows what the others saw: `seen` is in shared memory, and has what this CTA did.
-__device__ inline bool is_last(const SelectParams &p, uint32 row, uint32 active, uint32 &seen) {
-    __syncthreads();  // all scores of this CTA are written
-    if (threadIdx.x == 0) {
-        uint32 sum = ARRIVED + (seen & SAW_NAN ? ARRIVED_NAN : 0) + (seen & NO_SUMMARY ? ARRIVED_MISSING : 0);
-        if (active > 1) {
-            sum += arrive(&p.arrived[row], sum);
-            if (sum % ARRIVED_NAN == active) p.arrived[row] = 0;
-        }
-        seen = sum % ARRIVED_NAN == active ? (sum / ARRIVED_NAN % 1024 ? SAW_NAN : 0) | (sum / ARRIVED_MISSING ? NO_SUMMARY : 0) : NOT_LAST;
+// k of a sequence, as it is given.
+__device__ inline int32 budget_of(const SelectParams &p, uint32 seq) { return p.budgets ? as<int32>(p.budgets + seq * p.budgets_seq) : int32(p.k); }
+
+// How many blocks of a row are selected, given k.
+struct Quota {
+    uint32 stored;               // the first ones, which have a score; the others are worth −inf
+    uint32 init, local, wanted;  // first and last ones, which are forced; others
+    uint32 end, of_stored;       // `of_stored` of the wanted are among blocks init … end−1, the rest follow them
+    bool clamped;
+
+    Quota() = default;
+    __device__ Quota(const SelectParams &p, const Row &row, int32 given) {
+        const uint32 n = row.n, k = min(uint32(max(given, 0)), p.cap);
+        stored = min(n, p.held_row);
+        init = min(p.init, n), local = min(p.local, n - init);
+        const uint32 forced = init + local;
+        wanted = min(k > forced ? k - forced : 0, n - forced);
+        end = max(min(n - local, stored), init), of_stored = min(wanted, end - init);
+        clamped = row.clamped || given != int32(k) || (p.scores && n > p.max_blocks);
     }
-    __syncthreads();
-    return seen != NOT_LAST;
-}
+};
 
-// Selects among n blocks of which the first `stored` have a score(j), and writes the list and its status. The others are worth −inf.
-template <typename Score>
-__device__ void finish(const SelectParams &p, const Row &row, uint32 stored, uint32 seen, TopKShared &shared, const Score &score) {
-    int32 given = p.k;
-    if (p.budgets) given = as<int32>(p.budgets + row.seq * p.budgets_seq);
-    const uint32 n = row.n, k = min(uint32(max(given, 0)), p.cap), init = min(p.init, n), local = min(p.local, n - init);
-    const uint32 forced = init + local, wanted = min(k > forced ? k - forced : 0, n - forced);
-    const uint32 end = max(min(n - local, stored), init), of_stored = min(wanted, end - init);
-    const uint32 thread = threadIdx.x;
+// Writes a block to its place in a row's list.
+struct Emit {
+    char *ids;
+    int64 stride;
+    uint32 first;
 
+    __device__ Emit from(uint32 place) const { return {ids, stride, first + place}; }
+    __device__ void operator()(uint32 place, uint32 j) const { as<int32>(ids + (first + place) * stride) = j; }
+};
+
+// Writes a row's list and its status. choose(emit) emits the place, from 0 on, and number of each of the stored blocks that are selected.
+template <typename Choose>
+__device__ void finish(const SelectParams &p, const Row &row, const Quota &quota, uint32 seen, const Choose &choose) {
+    const uint32 thread = threadIdx.x, n = row.n, init = quota.init, wanted = quota.wanted, local = quota.local;
     char *ids = p.selected.ids + row.seq * p.selected.ids_seq + row.list * p.selected.ids_pos + row.head * p.selected.ids_head;
-    const auto emit = [&](uint32 place, uint32 j) { as<int32>(ids + place * p.selected.ids_entry) = j; };
-    if (of_stored > 0) {
-        const auto key = [&](uint32 j) { return sort_key(score(j)); };
-        TopK<decltype(key)> top(shared, init, end, key);
-        top.take(top.cut(of_stored), [&](uint32 place, uint32 j) { emit(init + place, j); });
-    }
+    const Emit emit = {ids, p.selected.ids_entry, 0};
+    if (quota.of_stored > 0) choose(emit.from(init));
     for (uint32 j = thread; j < init; j += TOPK_THREADS) emit(j, j);
-    for (uint32 j = thread; j < wanted - of_stored; j += TOPK_THREADS) emit(init + of_stored + j, end + j);
+    for (uint32 j = thread; j < wanted - quota.of_stored; j += TOPK_THREADS) emit(init + quota.of_stored + j, quota.end + j);
     for (uint32 j = thread; j < local; j += TOPK_THREADS) emit(init + wanted + j, n - local + j);
     if (p.scores) {
         char *scores = p.scores + row.seq * p.scores_seq + row.list * p.scores_pos + row.head * p.scores_head;
-        for (uint32 j = stored + thread; j < min(n, p.max_blocks); j += TOPK_THREADS) as<float>(scores + j * p.scores_block) = minus_infinity();
+        for (uint32 j = quota.stored + thread; j < min(n, p.max_blocks); j += TOPK_THREADS) as<float>(scores + j * p.scores_block) = minus_infinity();
     }
     if (thread == 0) {
         as<int32>(p.selected.counts + row.seq * p.selected.counts_seq + row.list * p.selected.counts_pos + row.head * p.selected.counts_head) =
-            forced + wanted;
-        if (p.status) {
-            const bool clamped = row.clamped || given != int32(k) || (p.scores && n > p.max_blocks);
+            init + local + wanted;
+        if (p.status)
             as<uint32>(p.status + row.seq * p.status_seq + row.list * p.status_pos + row.head * p.status_head) =
-                seen | (clamped ? CLAMPED : 0);
-        }
+                seen | (quota.clamped ? CLAMPED : 0);
     }
 }
+
+constexpr uint32 MOST_SLICES = 16;  // of a row, where they are a cluster
+
+extern __shared__ __align__(16) float row_scores[];  // in the cluster's first CTA
+
+struct SinkShared {
+    Mailbox mailbox;
+    uint32 saw[MOST_SLICES * TOPK_WARPS];  // of each warp of the cluster
+    uint32 seen;                           // by this CTA
+};
+
+// The way of a row's scores to the CTA or the kernel that selects from them: open() ─ join() ─ put() of each stored block, report() of each warp
+// ─ finish().
+struct RowSink {
+    const SelectParams &p;
+    SinkShared &shared;
+    uint32 number, slice;  // of the row, of its CTAs
+
+    __device__ RowSink(const SelectParams &p, SinkShared &shared)
+        : p(p), shared(shared), number(p.by_slices.divide(blockIdx.x)), slice(blockIdx.x - number * p.slices) {}
+
+    // By all threads, early.
+    __device__ void open() const {
+        if (threadIdx.x == 0) shared.seen = 0;
+        shared.mailbox.open();
+    }
+    // After open() and __syncthreads(). All threads take part.
+    __device__ void join(const Quota &quota) const { shared.mailbox.join(4 * (quota.stored + p.slices * TOPK_WARPS)); }
+
+    __device__ void put(const Quota &quota, uint32 j, float score) const {
+        if (p.held)
+            p.held[uint64(number) * p.held_row + j] = score;
+        else
+            shared.mailbox.send(reinterpret_cast<uint32 *>(row_scores) + j, __float_as_uint(quota.init <= j && j < quota.end ? score : not_there()));
+    }
+    __device__ void report(uint32 saw) const {
+        saw = __reduce_or_sync(FULL_WARP, saw);
+        if (threadIdx.x % WARP > 0) return;
+        if (!p.held)
+            shared.mailbox.send(&shared.saw[slice * TOPK_WARPS + threadIdx.x / WARP], saw);
+        else if (saw)
+            atomicOr(&shared.seen, saw);
+    }
+    __device__ void finish(const Row &row, const Quota &quota, TopKShared &top_shared) const {
+        if (p.held) {
+            __syncthreads();
+            if (threadIdx.x == 0) p.arrived[blockIdx.x] = shared.seen;
+            return;
+        }
+        if (slice > 0) return;
+        shared.mailbox.receive();
+        uint32 seen = 0;
+        for (uint32 n = threadIdx.x; n < p.slices * TOPK_WARPS && threadIdx.x < WARP; n += WARP) seen |= shared.saw[n];
+        const HeldScores scores = {row_scores, quota.stored};
+        TopK<HeldScores> top(top_shared, scores, quota.end - quota.init);
+        ::finish(p, row, quota, __reduce_or_sync(FULL_WARP, seen), [&](const Emit &emit) { top.take(top.cut(quota.of_stored), emit); });
+    }
+};

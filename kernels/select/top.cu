@@ -1,6 +1,6 @@
 // Selection from scores that another kernel has left: CTA r makes row r.
 //
-// Bytes: a row's scores, from the L2 cache, once; beyond 8192 of them, once a pass (up to five).
+// Bytes: a row's scores, from the L2 cache, once; beyond 8192 of them, once a pass (up to six).
 //
 // On entry: held and arrived are those of the kernel before.
 //
@@ -10,6 +10,7 @@
 
 extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) select_top(const __grid_constant__ SelectParams p) {
     __shared__ TopKShared shared;
+    __shared__ alignas(16) float room[TOPK_HELD];
     __shared__ uint32 seen;
     allow_next_kernel();
     if (threadIdx.x == 0) seen = 0;
@@ -21,7 +22,13 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) select_top(const _
         if (saw) atomicOr(&seen, saw);
     }
     __syncthreads();
-    const float *held = p.held + uint64(row.number) * p.held_row;
-    const uint32 stored = min(row.n, p.place.capacity);
-    finish(p, row, stored, seen | (row.n > stored ? NO_SUMMARY : 0), shared, [&](uint32 j) { return __ldcg(held + j); });
+    const Quota quota(p, row, budget_of(p, row.seq));
+    const float *held = p.held + uint64(row.number) * p.held_row + quota.init;
+    finish(p, row, quota, seen, [&](const Emit &emit) {
+        const auto make = [&](uint32 i) { return __ldcg(held + i); };
+        const uint32 count = quota.end - quota.init;
+        const MadeScores<decltype(make)> scores(room, TOPK_HELD, count, make);
+        TopK<MadeScores<decltype(make)>> top(shared, scores, count);
+        top.take(top.cut(quota.of_stored), [&](uint32 place, uint32 i) { emit(place, quota.init + i); });
+    });
 }

@@ -2,26 +2,28 @@
 
 mod axes;
 mod labels;
+mod rows;
 
 use super::{BlockList, Request};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::ops::index::{self, Axes, Kind, Place, Summary, Windows};
-use crate::runtime::cuda::layout::kernel_struct;
-use crate::runtime::cuda::{self, Cuda, Enqueue, Grid, Kernel, Modules, Source, source};
+use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+use crate::runtime::cuda::{self, Cuda, Enqueue, Facts, Grid, Kernel, Modules, Source, source};
+use rows::{RowKernel, RowPlan};
 
 pub struct Kernels {
-    /// Scores and selection in one launch: 16 bits, one query position, D up to COMMON_DIM, channels side by side.
-    minmax_common: Kernel,
-    minmax_16: Kernel,
-    minmax_32: Kernel,
+    /// 16 bits, one query position, D up to COMMON_DIM, channels side by side.
+    minmax_common: RowKernel,
+    minmax_16: RowKernel,
+    minmax_32: RowKernel,
     means_16: Kernel,
     means_32: Kernel,
     axes_4: Kernel,
     axes_16: Kernel,
     axes_32: Kernel,
-    weigh_means: Kernel,
-    /// Selection from scores.
+    weigh_means: RowKernel,
+    /// Selection from scores in memory.
     top: Kernel,
     labels: labels::LabelKernels,
     /// AXIS in INT4, in one launch.
@@ -38,18 +40,18 @@ impl cuda::Kernels for Kernels {
     ];
 
     fn find(modules: &Modules) -> Result<Kernels> {
-        let minmax = |name| modules.kernel("select/minmax", name);
+        let minmax = |name, declared| RowKernel::find(modules, "select/minmax", name, declared);
         let means = |name| modules.kernel("select/means", name);
         Ok(Kernels {
-            minmax_common: minmax("select_minmax_common")?,
-            minmax_16: minmax("score_minmax_16")?,
-            minmax_32: minmax("score_minmax_32")?,
+            minmax_common: minmax("select_minmax_common", COMMON)?,
+            minmax_16: minmax("select_minmax_16", GENERAL)?,
+            minmax_32: minmax("select_minmax_32", GENERAL)?,
             means_16: means("score_means_16")?,
             means_32: means("score_means_32")?,
             axes_4: means("score_axes_4")?,
             axes_16: means("score_axes_16")?,
             axes_32: means("score_axes_32")?,
-            weigh_means: means("weigh_means")?,
+            weigh_means: RowKernel::find(modules, "select/means", "weigh_means", MEANS)?,
             top: modules.kernel("select/top", "select_top")?,
             labels: labels::LabelKernels::find(modules)?,
             axes: axes::AxesKernels::find(modules)?,
@@ -99,8 +101,8 @@ kernel_struct! {
         status_head: i64,
         selected: ListParams,
         place: Place,
-        arrived: *mut u8,
         held: *mut u8,
+        arrived: *mut u8,
         held_row: u32,
         batch: u32,
         positions: u32,
@@ -117,6 +119,10 @@ kernel_struct! {
         max_blocks: u32,
         slices: u32,
         scale: f32,
+        by_slices: Divisor,
+        by_heads: Divisor,
+        by_lists: Divisor,
+        by_block: Divisor,
     }
 }
 
@@ -154,6 +160,7 @@ kernel_struct! {
     }
 }
 
+/// SCORING_THREADS of kernels/select/means.cu, and THREADS of kernels/select/labels.cu.
 const THREADS: u32 = 512;
 /// CHUNK of kernels/select/means.cu.
 const CHUNK_WINDOWS: usize = 128;
@@ -163,6 +170,10 @@ const MOST_HEADS: usize = 1024;
 const MOST_TOKENS: usize = i32::MAX as usize;
 /// CHUNK of kernels/select/minmax.cu: blocks that are worth a CTA.
 const CHUNK: usize = 64;
+/// Shared memory that the kernels declare, or more.
+const COMMON: usize = 13 << 10;
+const GENERAL: usize = 48 << 10;
+const MEANS: usize = 24 << 10;
 /// The longest row that the common form takes.
 const COMMON_DIM: usize = 128;
 /// MOST_FOLDED of kernels/select/minmax.cu: positions · D of a shared list.
@@ -176,11 +187,11 @@ pub fn blocks(enqueue: &Enqueue, r: &Request) -> Result<()> {
     if r.lists() == 0 {
         return Ok(());
     }
-    let multiprocessors = enqueue.facts().multiprocessors as usize;
+    let facts = enqueue.facts();
     match &r.queries.index.kind {
-        Kind::MinMax { max, min, .. } => minmax(enqueue, r, &MinMaxPlan::new(multiprocessors, r, max, min)?, max, min),
+        Kind::MinMax { max, min, .. } => minmax(enqueue, r, &MinMaxPlan::new(facts, r, max, min)?, max, min),
         Kind::Mean { windows, means } => {
-            mean(enqueue, r, &MeanPlan::new(multiprocessors, r, windows)?, windows, &Summaries::of_means(r, means))
+            mean(enqueue, r, &MeanPlan::new(facts, r, windows)?, windows, &Summaries::of_means(r, means))
         }
         Kind::Axis(axes) => {
             let kernels = enqueue.kernels::<Kernels>().axes.as_ref();
@@ -188,7 +199,7 @@ pub fn blocks(enqueue: &Enqueue, r: &Request) -> Result<()> {
                 return axes::select(enqueue, kernels, r, axes, &plan);
             }
             let blocks = blocks_as_windows(axes);
-            mean(enqueue, r, &MeanPlan::new(multiprocessors, r, &blocks)?, &blocks, &Summaries::of_axes(r, axes))
+            mean(enqueue, r, &MeanPlan::new(facts, r, &blocks)?, &blocks, &Summaries::of_axes(r, axes))
         }
         Kind::Label(labels) => labels::select(enqueue, r, labels, true),
     }
@@ -199,14 +210,14 @@ pub fn blocks_scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
     if r.lists() == 0 {
         return Ok(0);
     }
-    let multiprocessors = cuda.facts().multiprocessors as usize;
+    let facts = cuda.facts();
     Ok(match &r.queries.index.kind {
-        Kind::MinMax { max, min, .. } => MinMaxPlan::new(multiprocessors, r, max, min)?.bytes,
-        Kind::Mean { windows, .. } => MeanPlan::new(multiprocessors, r, windows)?.bytes,
+        Kind::MinMax { max, min, .. } => MinMaxPlan::new(facts, r, max, min)?.bytes,
+        Kind::Mean { windows, .. } => MeanPlan::new(facts, r, windows)?.bytes,
         Kind::Label(_) => labels::LabelPlan::new(r, true)?.bytes,
         Kind::Axis(axes) => match axes::AxesPlan::new(cuda.kernels::<Kernels>().axes.as_ref(), r, axes) {
             Some(_) => 0,
-            None => MeanPlan::new(multiprocessors, r, &blocks_as_windows(axes))?.bytes,
+            None => MeanPlan::new(facts, r, &blocks_as_windows(axes))?.bytes,
         },
     })
 }
@@ -257,13 +268,13 @@ impl ListParams {
 
 impl SelectParams {
     /// Without scratch.
-    fn new(r: &Request, slices: usize) -> SelectParams {
+    fn new(r: &Request) -> SelectParams {
         let (positions, heads) = (&r.queries.positions, r.queries.heads);
         let (scores, status, own) = (r.scores.as_ref(), r.status.as_ref(), r.selected.is_own());
         let [q_seq, q_pos, q_head, q_channel] = strides(Some(&positions.q), positions.dimension().is_some());
         let [scores_seq, scores_pos, scores_head, scores_block] = strides(scores, own);
         let [status_seq, status_pos, status_head, _] = strides(status, own);
-        let budget = r.quota.budget;
+        let (budget, block_size) = (r.quota.budget, index::saturated(r.queries.block_size));
         SelectParams {
             q: positions.q.data(),
             q_lens: index::address(positions.lens.as_ref()),
@@ -287,8 +298,8 @@ impl SelectParams {
             status_head,
             selected: ListParams::new(&r.selected),
             place: Place::new(&r.queries.index),
-            arrived: std::ptr::null_mut(),
             held: std::ptr::null_mut(),
+            arrived: std::ptr::null_mut(),
             held_row: 0,
             batch: r.queries.batch() as u32,
             positions: positions.count() as u32,
@@ -297,33 +308,34 @@ impl SelectParams {
             group: heads.group() as u32,
             dim: heads.dim as u32,
             q_type: index::element_type(positions.q.dtype),
-            block_size: index::saturated(r.queries.block_size),
+            block_size,
             k: index::saturated(budget.k),
             cap: index::saturated(r.quota.cap),
             init: index::saturated(budget.init),
             local: index::saturated(budget.local),
             max_blocks: scores.map_or(0, |t| index::saturated(t.dim(t.rank() - 1))),
-            slices: slices as u32,
+            slices: 1,
             scale: r.queries.scale,
+            by_slices: Divisor::new(1),
+            by_heads: Divisor::new(heads.kv as u32),
+            by_lists: Divisor::new(r.selected.per_head() as u32),
+            by_block: Divisor::new(block_size),
         }
     }
 }
 
-/// How the work of MINMAX is cut, and where its parts of scratch begin.
+/// How the work of MINMAX is cut.
 struct MinMaxPlan {
-    /// One launch does it.
     is_common: bool,
     adjacent: bool,
     stored: usize,
-    slices: usize,
-    held: usize,
-    seen: usize,
+    rows: RowPlan,
     bytes: usize,
 }
 
 impl MinMaxPlan {
-    fn new(multiprocessors: usize, r: &Request, max: &Tensor, min: &Tensor) -> Result<MinMaxPlan> {
-        let (rows, dim) = (r.lists(), r.queries.heads.dim);
+    fn new(facts: &Facts, r: &Request, max: &Tensor, min: &Tensor) -> Result<MinMaxPlan> {
+        let dim = r.queries.heads.dim;
         check_sharing(r)?;
         if sharing(r) * dim > MOST_FOLDED {
             let found = format!("q: {} positions of {dim} channels share a list", sharing(r));
@@ -332,22 +344,23 @@ impl MinMaxPlan {
         let adjacent = [max, min].into_iter().all(|t| index::has_aligned_rows(t, 16));
         let is_common = adjacent && max.dtype.bits == 16 && r.queries.positions.count() == 1 && dim <= COMMON_DIM;
         let stored = r.queries.index.capacity().min(MOST_TOKENS.div_ceil(r.queries.block_size));
-        let slices = slices(multiprocessors, rows, stored.div_ceil(CHUNK))?;
+        let declared = if is_common { COMMON } else { GENERAL };
         let mut scratch = cuda::Parts::default();
-        let held = scratch.take(&[rows, stored, size_of::<f32>()]);
-        let seen = scratch.take(&[if is_common { 0 } else { rows }, slices, size_of::<u32>()]);
-        Ok(MinMaxPlan { is_common, adjacent, stored, slices, held, seen, bytes: scratch.bytes })
+        let rows = RowPlan::new(facts, declared, [r.lists(), stored, stored.div_ceil(CHUNK)], &mut scratch)?;
+        Ok(MinMaxPlan { is_common, adjacent, stored, rows, bytes: scratch.bytes })
     }
 }
 
 fn minmax(enqueue: &Enqueue, r: &Request, plan: &MinMaxPlan, max: &Tensor, min: &Tensor) -> Result<()> {
-    let (rows, kernels): (_, &Kernels) = (r.lists(), enqueue.kernels());
-    let base = enqueue.scratch(plan.bytes)? as usize;
-    // Rows of several CTAs are fewer than the device's multiprocessors.
-    let arrived = if plan.is_common { enqueue.counters()? as usize } else { base + plan.seen };
-    let mut select = SelectParams::new(r, plan.slices);
-    (select.place.capacity, select.held_row) = (plan.stored as u32, plan.stored as u32);
-    (select.held, select.arrived) = ((base + plan.held) as *mut u8, arrived as *mut u8);
+    let kernels: &Kernels = enqueue.kernels();
+    let kernel = match (plan.is_common, max.dtype.bits) {
+        (true, _) => &kernels.minmax_common,
+        (false, 16) => &kernels.minmax_16,
+        (false, _) => &kernels.minmax_32,
+    };
+    let mut select = SelectParams::new(r);
+    select.place.capacity = plan.stored as u32;
+    plan.rows.fill(&mut select, kernel, scratch(enqueue, plan.bytes)?);
     let params = MinMaxParams {
         select,
         max: Summary::new(Some(max)),
@@ -357,17 +370,9 @@ fn minmax(enqueue: &Enqueue, r: &Request, plan: &MinMaxPlan, max: &Tensor, min: 
         lanes: 2 * (r.queries.heads.dim / LANE_CHANNELS).next_power_of_two().clamp(4, 16) as u32,
         adjacent: plan.adjacent as u32,
     };
-    let all = grid(enqueue, rows * plan.slices);
     // SAFETY: the parameters are the kernels' structs; the op's caller keeps the tensors valid until the stream has passed,
     // and scratch is this call's. The kernels wait before they touch anything.
-    unsafe {
-        if plan.is_common {
-            return enqueue.launch(&kernels.minmax_common, all, [(&raw const params).cast()]);
-        }
-        let scoring = if max.dtype.bits == 16 { &kernels.minmax_16 } else { &kernels.minmax_32 };
-        enqueue.launch(scoring, all, [(&raw const params).cast()])?;
-        enqueue.launch(&kernels.top, grid(enqueue, rows), [(&raw const params.select).cast()])
-    }
+    unsafe { plan.rows.launch(enqueue, kernel, &kernels.top, &params.select, (&raw const params).cast()) }
 }
 
 /// Blocks as windows: one overlaps itself alone, and is there from its first token on.
@@ -417,12 +422,9 @@ impl<'a> Summaries<'a> {
 struct MeanPlan {
     heads: usize,
     stored: usize,
-    /// Blocks that any window overlaps.
-    reached: usize,
     chunks: usize,
     scoring: usize,
-    weighing: usize,
-    held: usize,
+    weighing: RowPlan,
     products: usize,
     partials: usize,
     seen: usize,
@@ -430,7 +432,7 @@ struct MeanPlan {
 }
 
 impl MeanPlan {
-    fn new(multiprocessors: usize, r: &Request, windows: &Windows) -> Result<MeanPlan> {
+    fn new(facts: &Facts, r: &Request, windows: &Windows) -> Result<MeanPlan> {
         let (rows, block_size) = (r.lists(), r.queries.block_size);
         check_sharing(r)?;
         let heads = sharing(r) * r.queries.heads.group();
@@ -441,26 +443,27 @@ impl MeanPlan {
         }
         let stored = r.queries.index.capacity().min(windows.full(MOST_TOKENS));
         let tokens = if stored == 0 { 0 } else { (stored - 1) * windows.stride + windows.size };
+        // Blocks that any window overlaps.
         let reached = tokens.min(MOST_TOKENS).div_ceil(block_size);
         let chunks = stored.div_ceil(CHUNK_WINDOWS);
-        let scoring = slices(multiprocessors, rows, chunks)?;
-        let weighing = slices(multiprocessors, rows, stored.div_ceil(THREADS as usize))?;
+        let scoring = (facts.multiprocessors as usize / rows).min(chunks).max(1);
         let mut scratch = cuda::Parts::default();
-        let held = scratch.take(&[rows, reached, size_of::<u32>()]);
+        let most = stored.div_ceil(rows::THREADS as usize).min(reached);
+        let weighing = RowPlan::new(facts, MEANS, [rows, reached, most], &mut scratch)?;
         let products = scratch.take(&[rows, heads, stored, size_of::<f32>()]);
         let partials = scratch.take(&[rows, heads, chunks, 2 * size_of::<f32>()]);
         let seen = scratch.take(&[rows, scoring + 1, size_of::<u32>()]);
         let bytes = scratch.bytes;
-        Ok(MeanPlan { heads, stored, reached, chunks, scoring, weighing, held, products, partials, seen, bytes })
+        Ok(MeanPlan { heads, stored, chunks, scoring, weighing, products, partials, seen, bytes })
     }
 }
 
 fn mean(enqueue: &Enqueue, r: &Request, plan: &MeanPlan, windows: &Windows, summaries: &Summaries) -> Result<()> {
-    let (rows, kernels): (_, &Kernels) = (r.lists(), enqueue.kernels());
-    let base = enqueue.scratch(plan.bytes)? as usize;
-    let mut select = SelectParams::new(r, plan.weighing);
-    (select.place.capacity, select.held_row) = (plan.stored as u32, plan.reached as u32);
-    (select.held, select.arrived) = ((base + plan.held) as *mut u8, enqueue.counters()? as *mut u8);
+    let kernels: &Kernels = enqueue.kernels();
+    let base = scratch(enqueue, plan.bytes)?;
+    let mut select = SelectParams::new(r);
+    select.place.capacity = plan.stored as u32;
+    plan.weighing.fill(&mut select, &kernels.weigh_means, base);
     let params = MeanParams {
         select,
         means: Summary::new(Some(summaries.first)),
@@ -481,20 +484,17 @@ fn mean(enqueue: &Enqueue, r: &Request, plan: &MeanPlan, windows: &Windows, summ
         adjacent: summaries.adjacent as u32,
     };
     let scores = summaries.scoring(kernels);
-    let params = [(&raw const params).cast()];
+    let address = (&raw const params).cast();
     // SAFETY: as in `minmax`.
     unsafe {
-        enqueue.launch(scores, grid(enqueue, rows * plan.scoring), params)?;
-        enqueue.launch(&kernels.weigh_means, grid(enqueue, rows * plan.weighing), params)
+        enqueue.launch(scores, grid(enqueue, r.lists() * plan.scoring), [address])?;
+        plan.weighing.launch(enqueue, &kernels.weigh_means, &kernels.top, &params.select, address)
     }
 }
 
-/// CTAs of a row, of at most so many: together they fill the device.
-fn slices(multiprocessors: usize, rows: usize, most: usize) -> Result<usize> {
-    if rows > i32::MAX as usize {
-        return Err(Error::unsupported(format!("selected: {rows} lists; CUDA takes up to 2^31 − 1")));
-    }
-    Ok((multiprocessors / rows).min(most).max(1))
+/// Where a call's scratch begins; it may need none.
+fn scratch(enqueue: &Enqueue, bytes: usize) -> Result<usize> {
+    if bytes == 0 { Ok(0) } else { Ok(enqueue.scratch(bytes)? as usize) }
 }
 
 fn grid(enqueue: &Enqueue, ctas: usize) -> Grid {

@@ -10,8 +10,9 @@ use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules
 
 /// They need clusters.
 pub struct AxesKernels {
-    /// Of so many tiles of heads: 1 and 2.
-    of_tiles: [Kernel; 2],
+    /// Of bfloat16 and of other queries, of one tile of heads and of two.
+    bf16: [Kernel; 2],
+    others: [Kernel; 2],
     /// Clusters of 1, 2, … CTAs that run at once.
     clusters: [usize; 5],
     /// Dynamic shared memory that a CTA can have.
@@ -30,10 +31,11 @@ impl AxesKernels {
             kernel.allow_large_clusters()?;
             Ok(kernel)
         };
-        let of_tiles = [kernel("select_axes_8")?, kernel("select_axes_16")?];
+        let bf16 = [kernel("select_axes_8_bf16")?, kernel("select_axes_16_bf16")?];
+        let others = [kernel("select_axes_8")?, kernel("select_axes_16")?];
         let sizes = [1, 2, 4, LARGEST_CLUSTER, 2 * LARGEST_CLUSTER];
-        let clusters = sizes.map(|size| of_tiles[1].sharing(shared).active_clusters(size, THREADS) as usize);
-        Ok(Some(AxesKernels { of_tiles, clusters, shared: shared as usize }))
+        let clusters = sizes.map(|size| others[1].sharing(shared).active_clusters(size, THREADS) as usize);
+        Ok(Some(AxesKernels { bf16, others, clusters, shared: shared as usize }))
     }
 }
 
@@ -43,9 +45,8 @@ kernel_struct! {
         select: SelectParams,
         axes: Summary,
         range: Summary,
-        terms: u32,
         turns: u32,
-        chunks: u32,
+        parts: u32,
         pitch: u32,
         products: u32,
         partials: u32,
@@ -54,9 +55,9 @@ kernel_struct! {
 }
 
 /// Shared memory that the kernels declare, at most.
-const STATIC_SHARED: u32 = 44 << 10;
-/// CHUNK of kernels/select/axes.cu.
-const CHUNK: usize = 64;
+const STATIC_SHARED: u32 = 20 << 10;
+/// Blocks that are worth a CTA.
+const CTA_BLOCKS: usize = 64;
 /// HEADS of kernels/select/axes.cu: of a tile.
 const HEADS: usize = 8;
 /// BLOCKS and MOST_TURNS of kernels/select/axes.cu: of a warp, on their way.
@@ -69,7 +70,7 @@ const GAP: usize = 16;
 #[derive(Clone, Copy)]
 pub struct AxesPlan {
     stored: usize,
-    chunks: usize,
+    parts: usize,
     tiles: usize,
     terms: usize,
     ctas: usize,
@@ -91,7 +92,7 @@ impl AxesPlan {
             return None;
         }
         let stored = r.queries.index.capacity().min(MOST_TOKENS.div_ceil(r.queries.block_size));
-        let chunks = stored.div_ceil(CHUNK);
+        let chunks = stored.div_ceil(CTA_BLOCKS);
         let sizes = (0..kernels.clusters.len()).filter(|&n| kernels.clusters[n] > 0);
         // As many CTAs as run at once and have work; more where shared memory is short.
         let enough =
@@ -99,48 +100,44 @@ impl AxesPlan {
         let least = (0..kernels.clusters.len()).find(|&n| enough(n))?;
         let plans = sizes
             .filter(|&n| n >= least)
-            .flat_map(|n| (1..=MOST_TURNS).rev().map(move |turns| AxesPlan::of(r, stored, chunks, 1 << n, turns)));
+            .flat_map(|n| (1..=MOST_TURNS).rev().map(move |turns| AxesPlan::of(r, stored, 1 << n, turns)));
         let fits = |plan: &AxesPlan| plan.bytes <= kernels.shared;
         plans.filter(fits).find(|plan| r.lists() <= i32::MAX as usize / plan.ctas)
     }
 
-    fn of(r: &Request, stored: usize, chunks: usize, ctas: usize, turns: usize) -> AxesPlan {
+    fn of(r: &Request, stored: usize, ctas: usize, turns: usize) -> AxesPlan {
         let (heads, q) = (r.queries.heads, r.queries.positions.q.dtype);
-        let terms = if q == DType::BF16 {
-            1
-        } else if q == DType::F16 {
-            2
-        } else {
-            3
-        };
+        // TERMS of the kernels for bfloat16 and for others.
+        let terms = if q == DType::BF16 { 1 } else { 3 };
         let (tiles, pitch) = (heads.group().div_ceil(HEADS), heads.group().next_multiple_of(4));
         let on_their_way = THREADS as usize / 32 * turns * BLOCKS * (heads.dim + heads.dim / 4 + 2 * GAP);
         let products = on_their_way.max(stored.saturating_mul(size_of::<f32>()).next_multiple_of(16));
-        let share = chunks.div_ceil(ctas) * CHUNK;
+        let parts = stored.div_ceil(BLOCKS);
+        let share = parts.div_ceil(ctas) * BLOCKS;
         let partials = products.saturating_add(share.saturating_mul(pitch * size_of::<f32>()));
-        let of_chunks = chunks.saturating_mul(heads.group() * 2 * size_of::<f32>()).next_multiple_of(16);
-        let queries = partials.saturating_add(of_chunks);
+        let of_parts = parts.saturating_mul(heads.group() * 2 * size_of::<f32>()).next_multiple_of(16);
+        let queries = partials.saturating_add(of_parts);
         let bytes = queries.saturating_add(terms * tiles * HEADS * heads.dim * 2);
-        AxesPlan { stored, chunks, tiles, terms, ctas, turns, pitch, products, partials, queries, bytes }
+        AxesPlan { stored, parts, tiles, terms, ctas, turns, pitch, products, partials, queries, bytes }
     }
 }
 
 pub fn select(enqueue: &Enqueue, kernels: &AxesKernels, r: &Request, axes: &Axes, plan: &AxesPlan) -> Result<()> {
-    let mut select = SelectParams::new(r, plan.ctas);
-    select.place.capacity = plan.stored as u32;
+    let mut select = SelectParams::new(r);
+    (select.place.capacity, select.slices) = (plan.stored as u32, plan.ctas as u32);
     let params = AxesParams {
         select,
         axes: Summary::new(Some(&axes.axes)),
         range: Summary::new(axes.range.as_ref()),
-        terms: plan.terms as u32,
         turns: plan.turns as u32,
-        chunks: plan.chunks as u32,
+        parts: plan.parts as u32,
         pitch: plan.pitch as u32,
         products: plan.products as u32,
         partials: plan.partials as u32,
         queries: plan.queries as u32,
     };
-    let kernel = kernels.of_tiles[plan.tiles - 1].sharing(plan.bytes as u32);
+    let of_tiles = if plan.terms == 1 { &kernels.bf16 } else { &kernels.others };
+    let kernel = of_tiles[plan.tiles - 1].sharing(plan.bytes as u32);
     let all = Grid { kind: Kind::DependentClusters(plan.ctas as u32), ..grid(enqueue, r.lists() * plan.ctas) };
     // SAFETY: AxesParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything.

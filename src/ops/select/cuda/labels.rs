@@ -1,11 +1,12 @@
 //! Launch of the kernels of kernels/select/labels.cu: LABEL_MASS and selection of tokens.
 
+use super::rows::{most_scores, score_bytes};
 use super::{ListParams, MOST_HEADS, MOST_TOKENS, SelectParams, THREADS, check_sharing, grid, sharing};
 use crate::core::status::{Error, Result};
 use crate::ops::index::{self, Labels, Summary};
 use crate::ops::select::Request;
 use crate::ops::views::BlockList;
-use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::layout::{Divisor, kernel_struct};
 use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Parts};
 
 pub struct LabelKernels {
@@ -13,17 +14,21 @@ pub struct LabelKernels {
     tokens: Kernel,
     /// Clusters of 2, 4 and 8 CTAs that run at once.
     clusters: [usize; 3],
+    /// Scores of blocks for which a CTA has room.
+    room: usize,
 }
 
 impl LabelKernels {
     pub fn find(modules: &Modules) -> Result<LabelKernels> {
         let kernel = |name| modules.kernel("select/labels", name);
         let (blocks, tokens) = (kernel("select_label_blocks")?, kernel("select_label_tokens")?);
+        let room = most_scores(modules.facts(), DECLARED);
+        blocks.allow_shared(score_bytes(room))?;
         let active = |size: u32| match modules.facts().launches_dependents() {
             true => tokens.active_clusters(size, THREADS) as usize,
             false => 0,
         };
-        Ok(LabelKernels { blocks, tokens, clusters: [2, 4, LARGEST_CLUSTER].map(active) })
+        Ok(LabelKernels { blocks, tokens, clusters: [2, 4, LARGEST_CLUSTER].map(active), room })
     }
 
     /// CTAs of a list: enough for its tokens, as long as all lists are made at once.
@@ -60,9 +65,12 @@ kernel_struct! {
         heads: u32,
         kept: u32,
         adjacent: u32,
+        room: u32,
     }
 }
 
+/// Shared memory that the kernels declare, or more.
+const DECLARED: usize = 43 << 10;
 /// TOKEN_CHUNK of kernels/select/labels.cu: tokens of a warp.
 const CHUNK: usize = 64;
 /// Tokens that are worth a CTA.
@@ -124,7 +132,10 @@ pub fn select(enqueue: &Enqueue, r: &Request, labels: &Labels, of_blocks: bool) 
     let kernels = &enqueue.kernels::<super::Kernels>().labels;
     let base = enqueue.scratch(plan.bytes)? as usize;
     let at = |part: usize| (base + part) as *mut u8;
-    let mut select = SelectParams::new(r, 1);
+    let ctas = kernels.cluster(lists, plan.places);
+    let room = if of_blocks && plan.held_row <= kernels.room { plan.held_row } else { 0 };
+    let mut select = SelectParams::new(r);
+    (select.slices, select.by_slices) = (ctas as u32, Divisor::new(ctas as u32));
     (select.held, select.held_row) = (at(plan.held), index::saturated(plan.held_row));
     let params = LabelParams {
         select,
@@ -145,8 +156,8 @@ pub fn select(enqueue: &Enqueue, r: &Request, labels: &Labels, of_blocks: bool) 
         heads: plan.heads as u32,
         kept: labels.kept() as u32,
         adjacent: (labels.kept().is_multiple_of(32) && index::has_aligned_rows(&labels.codes, 16)) as u32,
+        room: room as u32,
     };
-    let ctas = kernels.cluster(lists, plan.places);
     let all = match ctas {
         1 => grid(enqueue, lists),
         _ => Grid { kind: Kind::DependentClusters(ctas as u32), ..grid(enqueue, lists * ctas) },
@@ -154,5 +165,5 @@ pub fn select(enqueue: &Enqueue, r: &Request, labels: &Labels, of_blocks: bool) 
     let kernel = if of_blocks { &kernels.blocks } else { &kernels.tokens };
     // SAFETY: LabelParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed, and
     // scratch is this call's. The kernels wait before they touch anything.
-    unsafe { enqueue.launch(kernel, all, [(&raw const params).cast()]) }
+    unsafe { enqueue.launch(&kernel.sharing(score_bytes(room)), all, [(&raw const params).cast()]) }
 }
