@@ -83,6 +83,22 @@ __device__ inline void store_element(char *p, uint32 type, float x) {
         as<uint16>(p) = type == FLOAT16 ? narrow_float16(x) : narrow_bfloat16(x);
 }
 
+// Eight neighbouring channels, `step` bytes apart.
+__device__ inline void store_eight(char *p, int64 step, uint32 type, const float (&x)[8]) {
+    if (step != 2 || type == FLOAT32 || reinterpret_cast<uint64>(p) % 16) {
+#pragma unroll
+        for (uint32 i = 0; i < 8; i++) store_element(p + i * step, type, x[i]);
+        return;
+    }
+    uint32 word[4];
+#pragma unroll
+    for (uint32 i = 0; i < 4; i++) {
+        const float low = x[2 * i], high = x[2 * i + 1];
+        word[i] = type == FLOAT16 ? narrow_float16(low) | narrow_float16(high) << 16 : narrow_bfloat16(low) | narrow_bfloat16(high) << 16;
+    }
+    as<uint4>(p) = make_uint4(word[0], word[1], word[2], word[3]);
+}
+
 // Eight elements of BYTES each; which type of that width is known where they are widened.
 template <uint32 BYTES> struct Eight {
     static constexpr uint32 WORDS = BYTES * 2;

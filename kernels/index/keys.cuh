@@ -50,7 +50,7 @@ template <uint32 BYTES, uint32 COUNT> struct Fetched {
         if (k.table) {
             const uint32 p = begin / k.page_size;
             n = begin - p * k.page_size;
-            if (n + (COUNT - 1) * step >= k.page_size) return false;
+            if (n + min((COUNT - 1) * step, end - 1 - begin) >= k.page_size) return false;
             at = as<uint32>(k.table + i * k.table_seq + p * k.table_page);
         }
         exist = at < k.pages;

@@ -8,8 +8,9 @@
 //
 // Cut: `slices` CTAs for each sequence and head take turns at what its new tokens change: with lengths on the device the grid cannot know how
 // much that is.
-//   MINMAX: a slot is the lanes of a key, eight channels each; `split` slots share a block's tokens and join in shared memory.
-//   MEAN: the lanes of a slot add up a window each. LABEL: a warp takes a token.
+//   A slot is the lanes of a key, eight channels each.
+//   MINMAX: a warp takes a block where there are many; of few, `split` slots share a block's tokens and join in shared memory.
+//   MEAN: a slot takes windows side by side, so that a token that is in two is read once. LABEL: a warp takes a token.
 //
 // On entry: lanes and split are powers of two, lanes ≤ 32, lanes · split ≤ 256; D is a multiple of 8.
 //
@@ -22,26 +23,64 @@ __device__ inline void extend(float (&largest)[8], float (&smallest)[8], const f
     for (uint32 i = 0; i < 8; i++) largest[i] = fmaxf(largest[i], x[i]), smallest[i] = fminf(smallest[i], x[i]);  // NaN is ignored
 }
 
-template <uint32 BYTES>
-__device__ inline void extremes(const UpdateParams &p, const Turn &turn, const Stale &stale, uint32 j, uint32 slot, uint32 c, float (&largest)[8],
-                                float (&smallest)[8]) {
-    constexpr uint32 COUNT = 4;
+__device__ inline void clear(float (&largest)[8], float (&smallest)[8]) {
+#pragma unroll
+    for (uint32 i = 0; i < 8; i++) largest[i] = minus_infinity(), smallest[i] = -minus_infinity();
+}
+
+// Of the tokens of block j that one of `slots` takes, COUNT at a time.
+template <uint32 BYTES, uint32 COUNT>
+__device__ inline void extremes(const UpdateParams &p, const Turn &turn, const Stale &stale, uint32 j, uint32 slot, uint32 slots, uint32 c,
+                                float (&largest)[8], float (&smallest)[8]) {
     const uint32 begin = j * p.size, end = min(p.size, stale.len - begin) + begin;
-    for (uint32 t = begin + slot; t < end; t += COUNT * p.split) {
+    for (uint32 t = begin + slot; t < end; t += COUNT * slots) {
         Fetched<BYTES, COUNT> keys;
         float x[8];
-        if (keys.load(p.keys, turn.seq, turn.head, c, t, p.split, end)) {
+        if (keys.load(p.keys, turn.seq, turn.head, c, t, slots, end)) {
             if (!keys.exist) continue;
 #pragma unroll
             for (uint32 n = 0; n < COUNT; n++) {
-                if (t + n * p.split >= end) break;
+                if (t + n * slots >= end) break;
                 keys.widen(p.keys, n, x);
                 extend(largest, smallest, x);
             }
         } else {
 #pragma unroll 1
-            for (uint32 u = t; u < min(t + COUNT * p.split, end); u += p.split)
+            for (uint32 u = t; u < min(t + COUNT * slots, end); u += slots)
                 if (fetch_one<BYTES>(p.keys, turn.seq, turn.head, c, u, x)) extend(largest, smallest, x);
+        }
+    }
+}
+
+// A zero is +0, whichever came first.
+__device__ inline void store_extremes(const UpdateParams &p, const Turn &turn, const Unit &unit, const Summary &to, uint32 c, float (&x)[8]) {
+#pragma unroll
+    for (uint32 i = 0; i < 8; i++) x[i] += 0.0f;
+    store_eight(to.at(unit.page, unit.row, turn.head) + c * to.channel, to.channel, p.dtype, x);
+}
+
+// A block for each warp, which waits for no other.
+template <uint32 BYTES> __device__ inline void minmax_by_warps(const UpdateParams &p, const Turn &turn, const Stale &stale) {
+    constexpr uint32 COUNT = BYTES == 2 ? 6 : 4, WARPS = THREADS / WARP;
+    const uint32 lane = threadIdx.x % p.lanes, slots = WARP / p.lanes, slot = threadIdx.x % WARP / p.lanes;
+    for (uint32 j = stale.begin + turn.slice * WARPS + threadIdx.x / WARP; j < stale.end; j += turn.slices * WARPS) {
+        const Unit unit(p, turn, stale, j);
+        if (!unit.exists) continue;
+        for (uint32 first = 0; first < p.keys.dim; first += p.lanes * 8) {
+            const uint32 c = first + lane * 8;
+            float largest[8], smallest[8];
+            clear(largest, smallest);
+            if (c < p.keys.dim) extremes<BYTES, COUNT>(p, turn, stale, j, slot, slots, c, largest, smallest);
+            for (uint32 bit = p.lanes; bit < WARP; bit *= 2) {
+#pragma unroll
+                for (uint32 i = 0; i < 8; i++) {
+                    largest[i] = fmaxf(largest[i], __shfl_xor_sync(FULL_WARP, largest[i], bit));
+                    smallest[i] = fminf(smallest[i], __shfl_xor_sync(FULL_WARP, smallest[i], bit));
+                }
+            }
+            if (c >= p.keys.dim) continue;
+            if (slot == 0) store_extremes(p, turn, unit, p.first, c, largest);
+            if (slot == slots - 1) store_extremes(p, turn, unit, p.second, c, smallest);
         }
     }
 }
@@ -56,16 +95,16 @@ template <uint32 BYTES> __device__ inline void update_minmax(const UpdateParams 
     stale.len = p.keys.length(turn.seq, stale.begin);
     const bool none = stale.begin == stale.len;
     stale.begin /= p.size, stale.end = none ? stale.begin : (stale.len - 1) / p.size + 1;
+    if (stale.end - stale.begin >= turn.slices * (THREADS / WARP)) return minmax_by_warps<BYTES>(p, turn, stale);
 
     const uint32 lanes = p.lanes, slot = threadIdx.x / lanes, lane = threadIdx.x % lanes, together = THREADS / (lanes * p.split);
     for (uint32 j = stale.begin + turn.slice * together; j < stale.end; j += turn.slices * together) {
         const Unit unit(p, turn, stale, j + slot / p.split);
         for (uint32 first = 0; first < p.keys.dim; first += lanes * 8) {
             float largest[8], smallest[8];
-#pragma unroll
-            for (uint32 i = 0; i < 8; i++) largest[i] = minus_infinity(), smallest[i] = -minus_infinity();
+            clear(largest, smallest);
             if (unit.exists && first + lane * 8 < p.keys.dim)
-                extremes<BYTES>(p, turn, stale, unit.j, slot % p.split, first + lane * 8, largest, smallest);
+                extremes<BYTES, 4>(p, turn, stale, unit.j, slot % p.split, p.split, first + lane * 8, largest, smallest);
 #pragma unroll
             for (uint32 i = 0; i < 8; i++) part[i * ROW + threadIdx.x] = largest[i], part[(8 + i) * ROW + threadIdx.x] = smallest[i];
             __syncthreads();
@@ -94,53 +133,72 @@ __device__ inline void spoil(float (&sum)[8]) {
     for (uint32 i = 0; i < 8; i++) sum[i] = __uint_as_float(0x7fc00000);
 }
 
-template <uint32 BYTES> __device__ inline void add_window(const UpdateParams &p, const Turn &turn, const Unit &unit, uint32 c) {
-    constexpr uint32 COUNT = BYTES == 2 ? 16 : 8;
-    float sum[8] = {};
-    const uint32 begin = unit.j * p.stride, end = begin + p.size;
-    for (uint32 t = begin; t < end; t += COUNT) {
-        Fetched<BYTES, COUNT> keys;
-        float x[8];
-        if (keys.load(p.keys, turn.seq, turn.head, c, t, 1, end)) {
-            if (!keys.exist) spoil(sum);
+__device__ inline void store_mean(const UpdateParams &p, const Turn &turn, const Stale &stale, uint32 j, uint32 c, float (&sum)[8]) {
+    const Unit unit(p, turn, stale, j);
+    if (!unit.exists) return;
+    const float share = 1.0f / float(p.size);
 #pragma unroll
-            for (uint32 n = 0; n < COUNT; n++) {
-                if (t + n >= end || !keys.exist) break;
-                keys.widen(p.keys, n, x);
-                add(sum, x);
-            }
-        } else {
+    for (uint32 i = 0; i < 8; i++) sum[i] = __fmul_rn(sum[i], share);
+    store_eight(p.first.at(unit.page, unit.row, turn.head) + c * p.first.channel, p.first.channel, p.dtype, sum);
+}
+
+// `count` windows from `first` on, one step after the other. A token of step j is in window j, and in the one before while that lasts: where
+// windows are longer than two steps, `count` is 1 and a step is the window.
+template <uint32 BYTES>
+__device__ inline void add_windows(const UpdateParams &p, const Turn &turn, const Stale &stale, uint32 first, uint32 count, uint32 c) {
+    constexpr uint32 COUNT = BYTES == 2 ? 16 : 8;
+    const uint32 step = count > 1 ? min(p.stride, p.size) : p.size, overlap = p.size - step;
+    float now[8] = {}, before[8];
+    for (uint32 j = first; j <= first + count; j++) {
+        const bool opens = j < first + count;
+        const uint32 begin = j * p.stride, end = begin + (opens ? step : overlap), until = j > first ? begin + overlap : begin;
+#pragma unroll
+        for (uint32 i = 0; i < 8; i++) before[i] = now[i], now[i] = 0.0f;
+        for (uint32 t = begin; t < end; t += COUNT) {
+            Fetched<BYTES, COUNT> keys;
+            float x[8];
+            if (keys.load(p.keys, turn.seq, turn.head, c, t, 1, end)) {
+                if (!keys.exist) {
+                    spoil(now);
+                    if (t < until) spoil(before);
+                }
+#pragma unroll
+                for (uint32 n = 0; n < COUNT; n++) {
+                    if (t + n >= end || !keys.exist) break;
+                    keys.widen(p.keys, n, x);
+                    add(now, x);
+                    if (t + n < until) add(before, x);
+                }
+            } else {
 #pragma unroll 1
-            for (uint32 u = t; u < min(t + COUNT, end); u++) {
-                if (fetch_one<BYTES>(p.keys, turn.seq, turn.head, c, u, x))
-                    add(sum, x);
-                else
-                    spoil(sum);
+                for (uint32 u = t; u < min(t + COUNT, end); u++) {
+                    const bool exists = fetch_one<BYTES>(p.keys, turn.seq, turn.head, c, u, x);
+                    exists ? add(now, x) : spoil(now);
+                    if (u < until) exists ? add(before, x) : spoil(before);
+                }
             }
         }
+        if (j > first) store_mean(p, turn, stale, j - 1, c, before);
     }
-    const float share = 1.0f / float(p.size);
-    char *to = p.first.at(unit.page, unit.row, turn.head);
-#pragma unroll
-    for (uint32 i = 0; i < 8; i++) store_element(to + (c + i) * p.first.channel, p.dtype, __fmul_rn(sum[i], share));
 }
 
 // Windows that are full once there are so many tokens.
 __device__ inline uint32 full_windows(const UpdateParams &p, uint32 len) { return len < p.size ? 0 : (len - p.size) / p.stride + 1; }
 
 template <uint32 BYTES> __device__ inline void update_means(const UpdateParams &p) {
+    constexpr uint32 MOST_TOGETHER = 8;
     allow_next_kernel();
     wait_for_previous_kernel();
     const Turn turn(p);
     Stale stale;
     stale.len = p.keys.length(turn.seq, stale.begin);
     stale.begin = full_windows(p, stale.begin), stale.end = full_windows(p, stale.len);
-    const uint32 slots = THREADS / p.lanes;
-    for (uint32 j = stale.begin + turn.slice * slots + threadIdx.x / p.lanes; j < stale.end; j += turn.slices * slots) {
-        const Unit unit(p, turn, stale, j);
-        if (!unit.exists) continue;
-        for (uint32 c = threadIdx.x % p.lanes * 8; c < p.keys.dim; c += p.lanes * 8) add_window<BYTES>(p, turn, unit, c);
-    }
+    const uint32 slots = THREADS / p.lanes, all = turn.slices * slots;
+    // A few side by side, if every slot has some then.
+    const uint32 count = p.size > 2 * p.stride ? 1 : min(max((stale.end - stale.begin) / all, 1u), MOST_TOGETHER);
+    for (uint32 j = stale.begin + (turn.slice * slots + threadIdx.x / p.lanes) * count; j < stale.end; j += all * count)
+        for (uint32 c = threadIdx.x % p.lanes * 8; c < p.keys.dim; c += p.lanes * 8)
+            add_windows<BYTES>(p, turn, stale, j, min(count, stale.end - j), c);
 }
 
 // The labels of one token and head, by a warp. value(n) is that of chosen channel n; the lane's first two are in `own`.

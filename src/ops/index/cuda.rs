@@ -192,8 +192,6 @@ const TOKEN_SLOTS: usize = 8;
 /// Tokens and channels of a block whose keys stay in registers.
 const HELD_TOKENS: usize = 64;
 const HELD_CHANNELS: usize = 256;
-/// CTAs of a multiprocessor that wait for memory side by side.
-const RESIDENT_CTAS: usize = 4;
 
 /// An element type as kernels/common/eight.cuh numbers them.
 pub fn element_type(dtype: DType) -> u32 {
@@ -290,25 +288,26 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
     let [weights, centre] = r.index.learned();
     let (tokens, kernels): (_, &Kernels) = (keys.capacity as usize, enqueue.kernels());
     let (mut size, mut stride, mut split, mut dtype) = (1, 1, 1, DType::F16);
-    let (kernel, summaries, at_once) = match &r.index.kind {
+    // Beside the kernel: summaries, how many of them a CTA takes at once, and CTAs that fit a multiprocessor.
+    let (kernel, summaries, at_once, resident) = match &r.index.kind {
         Kind::MinMax { block_size, max, .. } => {
             (size, dtype) = (*block_size, max.dtype);
             split = size.div_ceil(LANE_TOKENS).next_power_of_two().min(THREADS as usize / lanes);
-            (kernels.minmax.of(r.k.dtype), tokens.div_ceil(size), THREADS as usize / (lanes * split))
+            (kernels.minmax.of(r.k.dtype), tokens.div_ceil(size), THREADS as usize / (lanes * split), 3)
         }
         Kind::Mean { windows, means } => {
             (size, stride, dtype) = (windows.size, windows.stride, means.dtype);
-            (kernels.means.of(r.k.dtype), windows.full(tokens), THREADS as usize / lanes)
+            (kernels.means.of(r.k.dtype), windows.full(tokens), THREADS as usize / lanes, 2)
         }
-        Kind::Label(_) => (&kernels.labels, tokens, THREADS as usize / 32),
+        Kind::Label(_) => (&kernels.labels, tokens, THREADS as usize / 32, 4),
         Kind::Axis(axes) => {
             (size, dtype) = (axes.block_size, if axes.range.is_some() { DType::F16 } else { axes.axes.dtype });
             let wide = size > HELD_TOKENS || dim > HELD_CHANNELS;
             let kernels = if wide { &kernels.wide_axes } else { &kernels.axes };
-            (kernels.of(r.k.dtype), tokens.div_ceil(size), THREADS as usize / (TOKEN_SLOTS * lanes))
+            (kernels.of(r.k.dtype), tokens.div_ceil(size), THREADS as usize / (TOKEN_SLOTS * lanes), 4)
         }
     };
-    let resident = enqueue.facts().multiprocessors as usize * RESIDENT_CTAS;
+    let resident = enqueue.facts().multiprocessors as usize * resident;
     let slices = (resident / (batch * kv_heads)).min(summaries.div_ceil(at_once)).max(1);
     let ctas = slices.saturating_mul(batch).saturating_mul(kv_heads);
     if ctas > i32::MAX as usize {
