@@ -11,7 +11,7 @@
 # make reference  docs and the contract of every call as HTML: target/doc/index.html
 # make header     writes include/vanward.h, and what mirrors it, from the Rust declarations
 # make notices    writes THIRD-PARTY, the licences of what the library links
-# make kernels    compiles kernels/*/*.cu to the PTX that is committed
+# make kernels    compiles kernels/*/*.cu to the PTX and machine code that are committed
 # make gpu-bundle packs what checks and times the library on a machine with a GPU; BUNDLE=build/gpu-bundle
 
 PREFIX ?= /usr/local

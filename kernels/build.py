@@ -3,9 +3,11 @@
 
     build.py                 compile everything (fetches the CUDA 12.4 compiler into .cache/ the first time; needs no GPU and no toolkit)
     build.py --check-ptxas   assemble every PTX for each architecture it must run on; print registers, spills and stack; fail on
-                             spills or stack in any kernel that its source does not list in a line "// cold: name, name"
+                             spills or stack in any kernel that its source does not list in a line "// cold: name, name", and on
+                             machine code that is not what is committed
 
-A source is compiled for each target of its line "// targets: compute_80, compute_90a" (verify/verify.cu -> ptx/verify/verify.compute_80.ptx, …).
+A source is compiled for each target of its line "// targets: compute_80, compute_90a" (verify/verify.cu -> ptx/verify/verify.compute_80.ptx, …),
+and the PTX is assembled for the first device that it runs on (cubin/verify/verify.compute_80.cubin): a driver takes 20 s to do that itself.
 Includes are relative to kernels/. tests/ptx_manifest.rs checks, without a compiler, that what is committed is what the sources say.
 """
 
@@ -17,9 +19,11 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 KERNELS = pathlib.Path(__file__).resolve().parent
 PTX = KERNELS / "ptx"
+CUBIN = KERNELS / "cubin"
 TOOLCHAIN = KERNELS.parent / ".cache" / "cuda-12.4"
 PACKAGES = {
     "nvidia-cuda-nvrtc-cu12": "12.4.127",
@@ -27,7 +31,8 @@ PACKAGES = {
     "nvidia-cuda-nvcc-cu12": "12.4.131",
 }
 FLAGS = ["--std=c++17", "--restrict", "--no-display-error-number"]
-# What a PTX target has to assemble for: it runs on every later chip, except that one with an "a" runs on its own only.
+# What a PTX target has to assemble for: it runs on every later chip, except that one with an "a" runs on its own only. Machine code
+# is committed for the first; it runs on later chips of the same major version.
 ARCHITECTURES = {"compute_80": ["sm_80", "sm_89", "sm_90"], "compute_90": ["sm_90"], "compute_90a": ["sm_90a"]}
 
 
@@ -86,42 +91,57 @@ class Nvrtc:
         return self.text(program, "PTX")
 
 
+def cubin_of(ptx: pathlib.Path) -> pathlib.Path:
+    return CUBIN / ptx.relative_to(PTX).with_suffix(".cubin")
+
+
+def assemble(ptx: pathlib.Path, arch: str, to: pathlib.Path) -> str:
+    """What the assembler says of each kernel."""
+    ptxas = toolchain() / "cuda_nvcc" / "bin" / "ptxas"
+    ptxas.chmod(0o755)
+    run = subprocess.run([ptxas, "-v", f"-arch={arch}", ptx, "-o", to], capture_output=True, text=True)
+    if run.returncode:
+        sys.exit(run.stderr)
+    return run.stderr
+
+
 def sha256(paths) -> dict[str, str]:
     return {p.relative_to(KERNELS).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(paths)}
 
 
 def build():
     nvrtc = Nvrtc(toolchain())
-    for stale in PTX.rglob("*.ptx"):
+    for stale in [*PTX.rglob("*.ptx"), *CUBIN.rglob("*.cubin")]:
         stale.unlink()
     targets = {}
     for source, target, ptx in outputs():
         ptx.parent.mkdir(parents=True, exist_ok=True)
         ptx.write_text(nvrtc.compile(source, target), encoding="utf-8")
         targets[ptx.relative_to(KERNELS).as_posix()] = target
+        cubin_of(ptx).parent.mkdir(parents=True, exist_ok=True)
+        assemble(ptx, ARCHITECTURES[target][0], cubin_of(ptx))
     manifest = {
         "compiler": PACKAGES,
         "flags": FLAGS,
         "targets": targets,
         "sources": sha256([*KERNELS.glob("*/*.cu"), *KERNELS.glob("*/*.cuh"), KERNELS / "build.py"]),
         "ptx": sha256(PTX.rglob("*.ptx")),
+        "cubin": sha256(CUBIN.rglob("*.cubin")),
     }
     (PTX / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-    print(f"{len(targets)} PTX files in {PTX.relative_to(KERNELS.parent)}")
+    print(f"{len(targets)} files in {PTX.relative_to(KERNELS.parent)} and in {CUBIN.relative_to(KERNELS.parent)}")
 
 
 def check_ptxas():
-    ptxas = toolchain() / "cuda_nvcc" / "bin" / "ptxas"
-    ptxas.chmod(0o755)
     failures = []
+    assembled = pathlib.Path(tempfile.mkdtemp()) / "cubin"
     print(f"{'kernel':32} {'for':7} {'registers':>9} {'spills':>6} {'stack':>6} {'shared':>6}")
     for source, target, ptx in outputs():
         cold = directive(source, "cold")
         for arch in ARCHITECTURES[target]:
-            run = subprocess.run([ptxas, "-v", f"-arch={arch}", ptx, "-o", "/dev/null"], capture_output=True, text=True)
-            if run.returncode:
-                sys.exit(run.stderr)
-            entries = run.stderr.split("Compiling entry function '")[1:]
+            entries = assemble(ptx, arch, assembled).split("Compiling entry function '")[1:]
+            if arch == ARCHITECTURES[target][0] and assembled.read_bytes() != cubin_of(ptx).read_bytes():
+                failures.append(f"{cubin_of(ptx).relative_to(KERNELS)} is not what {ptx.relative_to(KERNELS)} assembles to")
             for entry in entries:
                 kernel = entry.split("'")[0]
                 used = {}

@@ -51,8 +51,9 @@ fn ptx_was_compiled_from_these_sources() {
 }
 
 #[test]
-fn ptx_is_as_the_compiler_wrote_it() {
+fn ptx_and_machine_code_are_as_the_compiler_wrote_them() {
     assert_eq!(listed("ptx"), hashed(&["ptx"]), "{REMEDY}");
+    assert_eq!(listed("cubin"), hashed(&["cubin"]), "{REMEDY}");
 }
 
 #[test]

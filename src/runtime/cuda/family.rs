@@ -3,7 +3,7 @@
 
 use super::Facts;
 use super::context::Context;
-use super::module::{Kernel, Module};
+use super::module::{Image, Kernel, Module};
 use crate::core::quiet;
 use crate::core::status::{Code, Error, Result};
 use parking_lot::Mutex;
@@ -18,10 +18,10 @@ pub trait Kernels: Any + Send + Sync + Sized {
     fn find(modules: &Modules) -> Result<Self>;
 }
 
-/// `kernels/<name>.cu` as PTX, compressed by build.rs, for each target that it names, ascending.
+/// `kernels/<name>.cu`, compiled for each target that it names, ascending.
 pub struct Source {
     pub name: &'static str,
-    pub ptx: &'static [(Target, &'static [u8])],
+    pub images: &'static [(Target, Image)],
 }
 
 /// What PTX is compiled for, as the compiler calls it.
@@ -42,12 +42,21 @@ impl Target {
             Target::compute_90a => capability == 90,
         }
     }
+
+    /// Whether the machine code assembled of the PTX does. It is of the first device, and serves its major version.
+    fn is_assembled_for(self, capability: u32) -> bool {
+        match self {
+            Target::compute_80 => capability / 10 == 8,
+            Target::compute_90 | Target::compute_90a => capability / 10 == 9,
+        }
+    }
 }
 
 impl Source {
     /// The last that the device runs.
-    fn ptx_for(&self, capability: u32) -> Option<&'static [u8]> {
-        self.ptx.iter().rev().find(|(target, _)| target.runs_on(capability)).map(|&(_, ptx)| ptx)
+    fn image_for(&self, capability: u32) -> Option<Image> {
+        let (target, image) = self.images.iter().rev().find(|(target, _)| target.runs_on(capability))?;
+        Some(Image { code: image.code.filter(|_| target.is_assembled_for(capability)), ..*image })
     }
 }
 
@@ -56,9 +65,14 @@ macro_rules! source {
     ($name:literal, $($target:ident),+) => {
         $crate::runtime::cuda::Source {
             name: $name,
-            ptx: &[$((
+            images: &[$((
                 $crate::runtime::cuda::Target::$target,
-                include_bytes!(concat!(env!("OUT_DIR"), "/ptx/", $name, ".", stringify!($target), ".ptx.z")),
+                $crate::runtime::cuda::Image {
+                    ptx: include_bytes!(concat!(env!("OUT_DIR"), "/ptx/", $name, ".", stringify!($target), ".ptx.z")),
+                    code: Some(include_bytes!(
+                        concat!(env!("OUT_DIR"), "/cubin/", $name, ".", stringify!($target), ".cubin.z")
+                    )),
+                },
             )),+],
         }
     };
@@ -119,7 +133,7 @@ impl Loaded {
     pub fn load(families: &[Family], context: &Context, facts: &Facts) -> Result<Loaded> {
         let for_device = |family: &Family| {
             let sources = family.sources.iter();
-            sources.filter_map(|source| Some((source.name, source.ptx_for(facts.capability)?))).collect::<Vec<_>>()
+            sources.filter_map(|source| Some((source.name, source.image_for(facts.capability)?))).collect::<Vec<_>>()
         };
         let per_family: Vec<_> = families.iter().map(for_device).collect();
         let modules = load_modules(&per_family.concat(), context)?;
@@ -150,15 +164,15 @@ impl Loaded {
     }
 }
 
-/// The driver compiles PTX where it has not kept the result of an earlier time, some tens of milliseconds for a file:
-/// several threads ask it at once.
-fn load_modules(sources: &[(&'static str, &'static [u8])], context: &Context) -> Result<Vec<Module>> {
+/// Where the driver has to compile PTX and has not kept the result of an earlier time, a file takes up to seconds: several
+/// threads ask it at once.
+fn load_modules(sources: &[(&'static str, Image)], context: &Context) -> Result<Vec<Module>> {
     let mut slots: Vec<Option<Result<Module>>> = sources.iter().map(|_| None).collect();
     let queue = Mutex::new(sources.iter().zip(&mut slots));
     let work = || {
         loop {
-            let Some((&(name, ptx), slot)) = queue.lock().next() else { break };
-            *slot = Some(context.enter().and_then(|_entered| Module::load(name, ptx)));
+            let Some(((name, image), slot)) = queue.lock().next() else { break };
+            *slot = Some(context.enter().and_then(|_entered| Module::load(name, image)));
         }
     };
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(sources.len());

@@ -18,7 +18,7 @@ pub use copies::MOST_COPIES;
 pub(crate) use family::source;
 pub use family::{Family, Kernels, Modules, Source, Target};
 pub use memory::Apart;
-pub use module::{Grid, Kernel, Kind};
+pub use module::{Grid, Image, Kernel, Kind};
 
 use super::Options;
 use crate::abi::{VWD_DEVICE_CUDA, vwd_session_details, vwd_stream};

@@ -1,4 +1,4 @@
-//! Modules, loaded from PTX, and the kernels in them.
+//! Modules, loaded from machine code or PTX, and the kernels in them.
 
 use super::driver::check;
 use crate::core::status::{Code, Error, Result};
@@ -7,7 +7,15 @@ use cudarc::driver::sys::{
 };
 use std::ffi::{CString, c_void};
 
-/// One PTX text in a context, unloaded on drop.
+/// What one source was compiled to, compressed by build.rs.
+#[derive(Clone, Copy)]
+pub struct Image {
+    pub ptx: &'static [u8],
+    /// What the pinned assembler made of the PTX, if it is for this device.
+    pub code: Option<&'static [u8]>,
+}
+
+/// One source's kernels in a context, unloaded on drop.
 pub struct Module {
     name: &'static str,
     raw: CUmodule,
@@ -23,17 +31,32 @@ impl Module {
         self.name
     }
 
-    /// Of compressed PTX. The context is current.
-    pub fn load(name: &'static str, ptx: &[u8]) -> Result<Module> {
+    /// Machine code where there is some, or else PTX, which every driver takes and compiles (CUDA_FORCE_PTX_JIT=1 has it
+    /// refuse the former). The context is current.
+    pub fn load(name: &'static str, image: &Image) -> Result<Module> {
+        let inflate = |data| {
+            let inflated = miniz_oxide::inflate::decompress_to_vec_zlib(data);
+            inflated.map_err(|e| Error::new(Code::Internal, format!("kernel module {name} is damaged: {e}")))
+        };
+        if let Some(code) = image.code
+            && let Ok(module) = Module::load_data(name, &inflate(code)?)
+        {
+            return Ok(module);
+        }
+        let mut ptx = inflate(image.ptx)?;
+        ptx.push(0);
+        Module::load_data(name, &ptx)
+    }
+
+    /// Of a cubin, or of PTX that ends in NUL.
+    fn load_data(name: &'static str, image: &[u8]) -> Result<Module> {
         const LOG_BYTES: usize = 8 << 10;
-        let broken = |what: String| Error::new(Code::Internal, format!("{name}.ptx {what}"));
-        let ptx = miniz_oxide::inflate::decompress_to_vec_zlib(ptx).map_err(|e| broken(format!("is damaged: {e}")))?;
-        let image = CString::new(ptx).map_err(|_| broken("holds a NUL".into()))?;
         let mut log = vec![0u8; LOG_BYTES];
         let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
         let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG_BYTES as *mut c_void];
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the image is NUL-terminated PTX; the log buffer outlives the call and has the size that is passed.
+        // SAFETY: the image is a whole cubin, which says its own length, or PTX with its NUL; the log buffer outlives the call
+        // and has the size that is passed.
         let result = unsafe {
             let count = options.len() as u32;
             sys::cuModuleLoadDataEx(&mut raw, image.as_ptr().cast(), count, options.as_mut_ptr(), values.as_mut_ptr())
