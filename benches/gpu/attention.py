@@ -39,7 +39,7 @@ class Case:
         self.session, self.batch, self.blocks, self.count = session, batch, tokens // BLOCK, budget // BLOCK
         self.bytes = 2 * batch * budget * KV_HEADS * DIM * 2
         cache = 2 * batch * tokens * KV_HEADS * DIM * 2
-        self.sets = min(10, max(2, math.ceil((384 << 20) / self.bytes), 2), max(2, (16 << 30) // cache))
+        self.sets = min(20, max(2, math.ceil((384 << 20) / self.bytes)), max(2, (16 << 30) // cache))
         self.q = random(batch, HEADS, DIM)
         self.lens = torch.full((batch,), tokens, dtype=torch.int32, device="cuda")
         pages = batch * self.blocks
@@ -97,12 +97,6 @@ class Case:
         assert error < 1e-2, f"error {error:.1e}"
 
 
-def copied(timer, size):
-    sets = min(20, max(2, math.ceil((384 << 20) / size)))
-    buffers = [torch.empty(2, size // 2, dtype=torch.uint8, device="cuda") for _ in range(sets)]
-    return timer.graph(lambda i: buffers[i][0].copy_(buffers[i][1]), sets)
-
-
 def attend(session, timer, rows, quick):
     points = [(1, 1024), (1, 2048), (1, 4096), (1, 8192), (4, 4096), (16, 4096)]
     for batch, budget in points[2:4] if quick else points:
@@ -112,7 +106,7 @@ def attend(session, timer, rows, quick):
         case.check()
         kept = case.kept(case.count)
         keeping = case.on_current_stream(lambda i, stream: case.attention(i, stream, partials=kept))
-        row = dict(batch=batch, tokens=budget, copy=copied(timer, case.bytes), vanward_graph=timer.graph(attention, case.sets))
+        row = dict(batch=batch, tokens=budget, copy=timer.copy(case.bytes), vanward_graph=timer.graph(attention, case.sets))
         row.update(partials_graph=timer.graph(keeping, case.sets), torch_graph=timer.graph(case.torch_listed, case.sets))
         row.update(vanward_event=timer.event(attention, case.sets))
         rows.put("attention", **row)
@@ -166,7 +160,7 @@ def dense(session, timer, rows):
         ours = case.on_current_stream(lambda i, stream: case.attention(i, stream, listed=False))
         ours(0)
         case.check()
-        row = dict(tokens=tokens, copy=copied(timer, case.bytes), vanward_graph=timer.graph(ours, case.sets))
+        row = dict(tokens=tokens, copy=timer.copy(case.bytes), vanward_graph=timer.graph(ours, case.sets))
         rows.put("dense", **row, torch_graph=timer.graph(case.torch_dense, case.sets))
 
 
