@@ -5,8 +5,8 @@
 32 query heads on 8 KV heads of 128 channels, bfloat16, pages and blocks of 64 tokens, a list for each KV head. Every result is
 compared with torch's in float32 before it is timed. `graph` is GPU time, from calls in a CUDA graph; `event` is one call between
 two CUDA events, the host's time in it. `copy` is the time in which the device copies as many bytes as are attended to, half of them
-read. torch gathers the listed blocks and calls scaled_dot_product_attention; dense, it calls that alone. Microseconds, medians;
-inputs are in no cache. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single tokens, beside one
+read. torch gathers the listed blocks and calls scaled_dot_product_attention; dense, it calls that alone. `state` and `partials` keep the state of a row, or of
+each block. Microseconds, medians; inputs are in no cache. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single tokens, beside one
 position over blocks of bfloat16.
 """
 
@@ -35,15 +35,15 @@ def lists(batch, blocks, count):
 class Case:
     """`sets` caches of one shape, each with a list of `budget` tokens, and the library's calls on each."""
 
-    def __init__(self, session, batch, tokens, budget):
-        self.session, self.batch, self.blocks, self.count = session, batch, tokens // BLOCK, budget // BLOCK
+    def __init__(self, session, batch, tokens, budget, block=BLOCK):
+        self.session, self.batch, self.block, self.blocks, self.count = session, batch, block, tokens // block, budget // block
         self.bytes = 2 * batch * budget * KV_HEADS * DIM * 2
         cache = 2 * batch * tokens * KV_HEADS * DIM * 2
         self.sets = min(20, max(2, math.ceil((384 << 20) / self.bytes)), max(2, (16 << 30) // cache))
         self.q = random(batch, HEADS, DIM)
         self.lens = torch.full((batch,), tokens, dtype=torch.int32, device="cuda")
         pages = batch * self.blocks
-        self.keys, self.values = ([random(pages, BLOCK, KV_HEADS, DIM) for _ in range(self.sets)] for _ in range(2))
+        self.keys, self.values = ([random(pages, block, KV_HEADS, DIM) for _ in range(self.sets)] for _ in range(2))
         self.table = torch.randperm(pages, device="cuda").int().view(batch, self.blocks)
         self.ids = [lists(batch, self.blocks, self.count) for _ in range(self.sets)]
         self.counts = torch.full((batch, KV_HEADS), self.count, dtype=torch.int32, device="cuda")
@@ -54,13 +54,15 @@ class Case:
 
     def attention(self, i, stream, listed=True, **more):
         if listed:
-            more.update(block_size=BLOCK, list=vanward.BlockList(self.ids[i], self.counts))
+            more.update(block_size=self.block, list=vanward.BlockList(self.ids[i], self.counts))
         return self.session.prepare_attention(kv=self.kv(i), q=self.q, out=self.out, stream=stream, **more)
 
     def kept(self, cap):
         """Room for a state of each entry."""
-        new = lambda *tail: torch.empty(self.batch, HEADS, cap, *tail, device="cuda")  # noqa: E731
-        return vanward.AttentionPartials(new(DIM), new(), new())
+        return vanward.AttentionPartials(*self.states(cap))
+
+    def states(self, *entries):
+        return [torch.empty(self.batch, HEADS, *entries, *tail, device="cuda") for tail in ((DIM,), (), ())]
 
     def on_current_stream(self, prepare):
         """call(i) on whichever stream is current: each stream's calls are prepared on first use."""
@@ -106,10 +108,26 @@ def attend(session, timer, rows, quick):
         case.check()
         kept = case.kept(case.count)
         keeping = case.on_current_stream(lambda i, stream: case.attention(i, stream, partials=kept))
+        state = vanward.AttentionState(*case.states())
+        with_state = case.on_current_stream(lambda i, stream: case.attention(i, stream, state=state))
         row = dict(batch=batch, tokens=budget, copy=timer.copy(case.bytes), vanward_graph=timer.graph(attention, case.sets))
-        row.update(partials_graph=timer.graph(keeping, case.sets), torch_graph=timer.graph(case.torch_listed, case.sets))
+        row.update(state_graph=timer.graph(with_state, case.sets), partials_graph=timer.graph(keeping, case.sets))
+        row.update(torch_graph=timer.graph(case.torch_listed, case.sets))
         row.update(vanward_event=timer.event(attention, case.sets))
         rows.put("attention", **row)
+
+
+def sizes(session, timer, rows):
+    """Blocks and pages of other sizes."""
+    for budget in (1024, 2048, 4096, 8192):
+        row = dict(tokens=budget)
+        for block in (16, 32, 64, 128, 256):
+            case = Case(session, 1, 32 << 10, budget, block)
+            call = case.on_current_stream(case.attention)
+            call(0)
+            case.check()
+            row[f"blocks_of_{block}"] = timer.graph(call, case.sets)
+        rows.put("sizes", **row)
 
 
 def misses(case, ids, percent):
@@ -130,8 +148,7 @@ def repair(session, timer, rows, quick):
         anew = timer.graph(attention, case.sets)
         right = case.ids
         kept = [case.kept(case.count) for _ in range(case.sets)]
-        new = lambda *tail: torch.empty(batch, HEADS, *tail, device="cuda")  # noqa: E731
-        states = [vanward.AttentionState(new(DIM), new(), new()) for _ in range(case.sets)]
+        states = [vanward.AttentionState(*case.states()) for _ in range(case.sets)]
         for percent in (0, 2, 10, 30, 100):
             case.ids = predicted = [misses(case, ids, percent) for ids in right]
             for i in range(case.sets):
@@ -222,6 +239,7 @@ def measure(session, timer, rows, quick):
     repair(session, timer, rows, quick)
     dense(session, timer, rows)
     if not quick:
+        sizes(session, timer, rows)
         forms(session, timer, rows)
 
 

@@ -51,7 +51,7 @@ def series(axes, rows, key, label, more=0.0, **style):
 
 
 def plot(name, select, attention):
-    """What a step costs beside full attention as the context grows, and attention alone as the budget does."""
+    """A step beside full attention and selection alone as the context grows, attention alone as the budget does."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -63,20 +63,26 @@ def plot(name, select, attention):
     device = attention[0]["device"]
     listed, full = points(attention, "attention"), points(attention, "dense")
     minmax, axis = (points(select, what, SELECTED) for what in ("minmax", "axis"))
+    copied = "plain copy of the bytes read"
     at = listed[SELECTED]
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(16, 4))
     series(left, full, "torch_graph", "full attention, torch", color="C3")
     series(left, full, "vanward_graph", "full attention, Vanward", color="C1")
     series(left, minmax, "torch_graph", "select, gather, attend: torch", at["torch_graph"], color="C7")
     series(left, minmax, "vanward_graph", "select, attend: Vanward", at["vanward_graph"], color="C0")
-    if axis:
-        series(left, axis, "vanward_graph", "… by AXIS", at["vanward_graph"], color="C4")
+    series(left, axis, "vanward_graph", "… by AXIS", at["vanward_graph"], color="C4")
     left.set(title=f"One layer of a step: {SELECTED // 1024}K tokens of the context", xlabel="tokens of context")
+    series(middle, minmax, "torch_graph", "MINMAX, torch", color="C7")
+    series(middle, minmax, "vanward_graph", "MINMAX, Vanward", color="C0")
+    series(middle, axis, "vanward_graph", "AXIS, Vanward", color="C4")
+    series(middle, minmax, "floor", f"MINMAX, {copied}", color="C2", linestyle="--")
+    series(middle, axis, "floor", f"AXIS, {copied}", color="C8", linestyle="--")
+    middle.set(title="Selection of 128 blocks of 64 tokens", xlabel="tokens of context")
     series(right, listed, "torch_graph", "torch: gather, attend", color="C7")
     series(right, listed, "vanward_graph", "Vanward", color="C0")
-    series(right, listed, "copy", "plain copy of the bytes read", color="C2", linestyle="--")
+    series(right, listed, "copy", copied, color="C2", linestyle="--")
     right.set(title="Attention over a list", xlabel="tokens selected")
-    for axes in (left, right):
+    for axes in (left, middle, right):
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set(ylabel="µs", ylim=(axes.get_ylim()[0], 3 * axes.get_ylim()[1]))  # room for the legend

@@ -5,7 +5,8 @@
 8 KV heads of 128 channels, groups of 4, blocks of 64 tokens, bfloat16 (axis: summaries in INT4), 128 blocks of nb; the first and the
 two last forced. Every selection is compared with torch's before it is timed. `event` is one call between two CUDA events, the host's
 time in it; `graph` is GPU time, from calls in a CUDA graph. `floor` is the time in which the device copies as many bytes as the
-summaries have, half of them read. Microseconds, medians; inputs are in no cache.
+summaries have, half of them read. `sizes`, `groups` and `k` are other forms of the same call for one sequence. Microseconds, medians;
+inputs are in no cache.
 """
 
 import math
@@ -25,7 +26,7 @@ def random(*shape):
 
 def torch_minmax(q, high, low, k):
     """Quest: the bound on q·k of each block, then the best k."""
-    q = q.view(q.shape[0], HEADS, GROUP, DIM).float()
+    q = q.view(q.shape[0], HEADS, -1, DIM).float()
     positive, negative = q.clamp(min=0).sum(2).bfloat16(), q.clamp(max=0).sum(2).bfloat16()
     high, low = high.permute(0, 2, 1, 3), low.permute(0, 2, 1, 3)
     scores = (high @ positive[..., None] + low @ negative[..., None]).squeeze(-1)
@@ -47,9 +48,9 @@ def torch_axis(q, codes, ranges, k):
 class Case:
     """`sets` indices of one shape, and the library's calls on each."""
 
-    def __init__(self, session, batch, tokens, k, method="minmax", group=GROUP):
-        self.session, self.batch, self.k, self.method = session, batch, k, method
-        self.blocks = tokens // BLOCK
+    def __init__(self, session, batch, tokens, k, method="minmax", group=GROUP, block=BLOCK):
+        self.session, self.batch, self.k, self.method, self.block = session, batch, k, method, block
+        self.blocks = tokens // block
         summaries = self.blocks if method == "axis" else 2 * self.blocks if method == "minmax" else tokens // STRIDE - 1
         self.bytes = batch * summaries * HEADS * (DIM + DIM // 4 if method == "axis" else DIM * 2)
         self.sets = min(20, max(2, math.ceil((384 << 20) / self.bytes)))
@@ -70,14 +71,14 @@ class Case:
 
     def index(self, i):
         if self.method == "minmax":
-            return vanward.Index("minmax", block_size=BLOCK, key_max=self.first[i], key_min=self.second[i])
+            return vanward.Index("minmax", block_size=self.block, key_max=self.first[i], key_min=self.second[i])
         if self.method == "axis":
-            return vanward.Index("axis", block_size=BLOCK, axes=self.first[i], axis_range=self.second[i])
+            return vanward.Index("axis", block_size=self.block, axes=self.first[i], axis_range=self.second[i])
         return vanward.Index("mean", window=WINDOW, stride=STRIDE, means=self.first[i])
 
     def prepared(self, i, stream, **more):
         return self.session.prepare_select_blocks(
-            method=self.method, block_size=BLOCK, k=self.k, init_blocks=INIT, local_blocks=LOCAL, index=self.index(i), q=self.q,
+            method=self.method, block_size=self.block, k=self.k, init_blocks=INIT, local_blocks=LOCAL, index=self.index(i), q=self.q,
             seq_lens=self.lens, selected=vanward.BlockList(self.ids, self.counts), stream=stream, **more,
         )
 
@@ -136,6 +137,25 @@ def select(session, timer, rows, quick):
             case.check()
             ours = case.on_current_stream()
             rows.put(method, group=group, tokens=tokens, floor=timer.copy(case.bytes), vanward_graph=timer.graph(ours, case.sets))
+
+
+def forms(session, timer, rows):
+    """Other sizes of blocks and groups, and other numbers of blocks to select, for one sequence."""
+
+    def put(about, tokens, k, **form):
+        row = dict(tokens=tokens, k=k, **form)
+        for method in ("minmax", "axis"):
+            case = Case(session, 1, tokens, k, method, **form)
+            case.check()
+            row[f"{method}_graph"] = timer.graph(case.on_current_stream(), case.sets)
+        rows.put(about, **row)
+
+    for block in (16, 32, 64, 128):
+        put("sizes", 128 << 10, 8192 // block, block=block)
+    for group in (1, 4, 8, 16):
+        put("groups", 128 << 10, 128, group=group)
+    for k in (32, 128, 512, 2048):
+        put("k", 512 << 10, k)
 
 
 def build(session, timer, rows):
@@ -197,6 +217,8 @@ def labels(session, timer, rows):
 
 def measure(session, timer, rows, quick):
     select(session, timer, rows, quick)
+    if not quick:
+        forms(session, timer, rows)
     labels(session, timer, rows)
     build(session, timer, rows)
 
