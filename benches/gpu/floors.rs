@@ -1,10 +1,12 @@
 //! Verification and packing beside what bounds them: an empty kernel, a plain device copy of the same bytes, the two-step
-//! path, and, on the host, the launches of each call without the library. `cargo bench --bench gpu_floors`, on a machine
-//! with a GPU; writes one JSON object per row to the file named by VANWARD_BENCH_OUT, and a table to stdout.
+//! path, and, on the host, the launches of each call without the library; so, too, of the sparse families. `cargo bench
+//! --bench gpu_floors`, on a machine with a GPU; writes one JSON object per row to the file named by VANWARD_BENCH_OUT, and a table to stdout.
 
 mod device;
+mod sparse;
 
 use device::{Buffer, Device, args, check_status, tensor};
+use sparse::Sparse;
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::io::Write;
@@ -160,17 +162,28 @@ impl Bench {
             let both = rows.verify_pack_args(&tokens);
             self.host_of("verify_pack", tensors, &|| self.verify_pack_with(&both));
         }
+        Sparse::new(&self.device, self.session).each(|what, call| {
+            let (launches, time, bare) = self.host_times(what, "", call);
+            self.rows.put(
+                serde_json::json!({"what": "sparse_host_ns", "call": what, "launches": launches, "time": time, "bare": bare}),
+            );
+        });
     }
 
-    /// Beside the same launches without the library.
     fn host_of(&self, what: &str, tensors: usize, call: &dyn Fn()) {
+        let tensors_of = if tensors > 0 { format!("{tensors} tensors") } else { String::new() };
+        let (launches, time, bare) = self.host_times(what, &tensors_of, call);
+        self.rows.put(serde_json::json!({"what": "host_ns", "call": what, "tensors": tensors, "launches": launches,
+            "time": time, "bare": bare}));
+    }
+
+    /// How many launches a call makes, its time, and that of the same launches without the library.
+    fn host_times(&self, what: &str, of: &str, call: &dyn Fn()) -> (usize, f64, f64) {
         let launches = self.device.launches(call);
         let [time, bare] = self.device.host_times([call, &|| launches.launch()]);
         let count = launches.count();
-        let tensors_of = if tensors > 0 { format!("{tensors} tensors") } else { String::new() };
-        println!("  {what:<12} {tensors_of:>11}  {time:6.0}       {count} × {bare:6.0}      {:6.0}", time - bare);
-        self.rows.put(serde_json::json!({"what": "host_ns", "call": what, "tensors": tensors, "launches": count,
-            "time": time, "bare": bare}));
+        println!("  {what:<13} {of:>11}  {time:6.0}       {count} × {bare:6.0}      {:6.0}", time - bare);
+        (count, time, bare)
     }
 
     fn verify(&self) {
