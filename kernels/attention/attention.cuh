@@ -76,7 +76,7 @@ struct AttentionParams {
     uint32 q_type, kv_type;
     uint32 scales_per_token; // 1: k_scale and v_scale have pages
     Divisor unit_entries;    // where partials are kept
-    Divisor ctas;            // of a pair, in plain.cuh
+    Divisor ctas;            // of a pair, in plain.cuh and latent.cuh
     const char *items;       // what each CTA does, where there are more than 32 pairs
     char *scratch;           // states of chunks; see StoredState
     uint32 *counters;        // chunks of a pair that are done; zero before and after

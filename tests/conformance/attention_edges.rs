@@ -18,6 +18,7 @@ pub const CASES: &[Case] = cases![
     a_draft_that_is_nan_spoils_no_earlier_position,
     fp8_gives_what_the_dequantised_cache_gives,
     mla_reads_values_that_are_a_view_of_the_keys,
+    mla_of_one_position_agrees_with_the_formula,
     rows_past_q_lens_are_empty,
 ];
 
@@ -185,20 +186,44 @@ fn mla_reads_values_that_are_a_view_of_the_keys(backend: &Backend) {
         let mut spec = Spec { kv_heads: 1, group, page, dim: 576, value_dim: 512, block: 1, batch: 1, ..dense() };
         spec = Spec { scale: Some(0.07), most: 150, positions: Some(2), kv_type: BF16, q_type: BF16, ..spec };
         let mut model = Model::random(rng, Spec { lists: Lists::Shared, ..spec });
-        model.v = Array::from_fn(&model.v.shape, |at| model.k[[at[0], at[1], at[2], at[3]]]);
         model.lens = vec![150];
         let ids = model.ids(rng, 0.5);
-        let placed = Placed::new(backend, rng, &model);
-        let results = Results::new(backend, rng, &model.spec);
-        let list = PlacedList::new(backend, rng, &model, &ids);
-        let mut call = placed.attention(Some(&list), &results);
-        let mut kv = placed.kv();
-        kv.v = kv.k;
-        kv.v.shape[3] = 512;
-        call.kv = kept(kv);
-        placed.attend(&call);
-        results.check(&model, |i, r, g| model.list(&ids, i, r, g).to_vec());
+        check_latents(backend, rng, model, &ids);
     }
+}
+
+/// Values are a view of the keys. `ids` are of no list where the call has none.
+fn check_latents(backend: &Backend, rng: &mut Rng, mut model: Model, ids: &Ids) {
+    model.v = Array::from_fn(&model.v.shape, |at| model.k[[at[0], at[1], at[2], at[3]]]);
+    let placed = Placed::new(backend, rng, &model);
+    let results = Results::new(backend, rng, &model.spec);
+    let list = (model.spec.lists != Lists::Absent).then(|| PlacedList::new(backend, rng, &model, ids));
+    let mut call = placed.attention(list.as_ref(), &results);
+    let mut kv = placed.kv();
+    kv.v = kv.k;
+    kv.v.shape[3] = model.spec.value_dim as i64;
+    call.kv = kept(kv);
+    placed.attend(&call);
+    results.check(&model, |i, r, g| model.list(ids, i, r, g).to_vec());
+}
+
+/// Blocks and pages of any size, rows of any number, lists that are cut among many CTAs or few.
+fn mla_of_one_position_agrees_with_the_formula(backend: &Backend) {
+    rounds(20, |rng| {
+        let (batch, group) = rng.pick(&[(1, 16), (1, 5), (2, 20), (3, 16), (9, 1), (40, 3), (1, 40)]);
+        let (dim, value_dim) = rng.pick(&[(576, 512), (576, 512), (512, 512), (320, 256), (264, 16)]);
+        let (page, block) = rng.pick(&[(64, 64), (64, 16), (16, 48), (64, 1), (1, 1), (61, 61), (8, 24)]);
+        let (q_type, most) = (rng.pick(&[F16, BF16]), if batch > 3 { 100 } else { 700 });
+        let lists = rng.pick(&[Lists::Absent, Lists::Shared, Lists::Shared]);
+        let spec = Spec { batch, kv_heads: 1, group, dim, value_dim, page, block, most, lists, ..Spec::default() };
+        let spec = Spec { scale: Some(0.05), kv_type: q_type, q_type, sinks: rng.one_in(3), ..spec };
+        let spec = if rng.one_in(4) { spec.with_slots(rng) } else { spec };
+        let mut model = Model::random(rng, spec);
+        let share = rng.pick(&[0.1, 0.5, 1.0]);
+        let ids = if model.spec.lists == Lists::Absent { model.everything() } else { model.ids(rng, share) };
+        model.poison(&[&ids]);
+        check_latents(backend, rng, model, &ids);
+    });
 }
 
 // --- memory, stack, threads ------------------------------------------------------------------------------------------

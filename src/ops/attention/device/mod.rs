@@ -127,9 +127,6 @@ impl Latent {
     fn find(of: impl Fn(&'static str, &'static str) -> Result<Kernel>) -> Result<Latent> {
         let kernels =
             [of("attention/latent", "attention_latent_f16")?, of("attention/latent", "attention_latent_bf16")?];
-        for kernel in &kernels {
-            kernel.allow_large_clusters()?;
-        }
         Ok(Latent { clusters: Clusters::of(&kernels[0]), kernels })
     }
 

@@ -1,0 +1,33 @@
+// Barriers in shared memory that count arrivals and bytes (compute capability 9.0), and copies that tell them of their bytes.
+#pragma once
+
+#include "common/cluster.cuh"
+
+struct Barrier {
+    uint64 word;
+
+    // By one thread, before a barrier that the others pass.
+    __device__ void open(uint32 arrivals) {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n\t"
+                     "fence.mbarrier_init.release.cluster;" ::"r"(shared_address(this)), "r"(arrivals) : "memory");
+    }
+    // An arrival that awaits so many bytes.
+    __device__ void expect(uint32 bytes) const {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(this)), "r"(bytes) : "memory");
+    }
+    // Until phase `number` is over.
+    __device__ void wait(uint32 number) const {
+        asm volatile("{\n\t.reg .pred done;\n"
+                     "again:\n\t"
+                     "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
+                     "@!done bra again;\n\t}" ::"r"(shared_address(this)), "r"(number & 1) : "memory");
+    }
+};
+
+// Addresses and bytes are multiples of 16.
+__device__ inline void copy_bulk(uint32 to, const char *from, uint32 bytes, const Barrier &barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
+                 "r"(shared_address(&barrier)) : "memory");
+}
+// Between ordinary writes to shared memory and copies to the same place.
+__device__ inline void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
