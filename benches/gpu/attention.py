@@ -7,7 +7,8 @@ compared with torch's in float32 before it is timed. `graph` is GPU time, from c
 two CUDA events, the host's time in it. `copy` is the time in which the device copies as many bytes as are attended to, half of them
 read. torch gathers the listed blocks and calls scaled_dot_product_attention; dense, it calls that alone. `state` and `partials` keep the state of a row, or of
 each block. Microseconds, medians; inputs are in no cache. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single tokens, beside one
-position over blocks of bfloat16.
+position over blocks of bfloat16. `latents` is MLA: keys of 576 channels whose first 512 are the values, one for all heads, and lists of 2048
+tokens, in blocks and single.
 """
 
 import functools
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from timing import run, vanward
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 64
+LATENT, VALUE, LATENT_SCALE = 576, 512, 192**-0.5
 GROUP = HEADS // KV_HEADS
 
 
@@ -234,10 +236,67 @@ def forms(session, timer, rows):
     put("single tokens", 1024, case, blocks, tokens)
 
 
+class Latents:
+    """`sets` caches of latents, each with lists of `budget` tokens, and the library's calls on each."""
+
+    on_current_stream = Case.on_current_stream
+
+    def __init__(self, session, batch, heads, budget=2048, tokens=16 << 10):
+        self.session, self.batch, self.blocks = session, batch, tokens // BLOCK
+        self.bytes = batch * budget * LATENT * 2
+        self.sets = min(20, max(2, math.ceil((384 << 20) / self.bytes)))
+        self.q, self.out = random(batch, heads, LATENT), random(batch, heads, VALUE)
+        self.lens = torch.full((batch,), tokens, dtype=torch.int32, device="cuda")
+        self.table = torch.randperm(batch * self.blocks, device="cuda").int().view(batch, self.blocks)
+        self.latents = [random(batch * self.blocks, BLOCK, 1, LATENT) for _ in range(self.sets)]
+        self.ids, self.tokens = ([self.some(tokens // size, budget // size) for _ in range(self.sets)] for size in (BLOCK, 1))
+
+    def some(self, count, chosen):
+        return torch.rand(self.batch, 1, count, device="cuda").argsort(-1)[..., :chosen].sort(-1).values.int()
+
+    def attention(self, block, ids, i, stream):
+        kv = vanward.PagedKV(self.latents[i], self.latents[i][..., :VALUE], self.lens, page_table=self.table)
+        counts = torch.full((self.batch, 1), ids[i].shape[-1], dtype=torch.int32, device="cuda")
+        listed = vanward.BlockList(ids[i], counts)
+        return self.session.prepare_attention(
+            kv=kv, q=self.q, out=self.out, stream=stream, block_size=block, list=listed, scale=LATENT_SCALE)
+
+    def call(self, block, ids):
+        return self.on_current_stream(functools.partial(self.attention, block, ids))
+
+    def torch_listed(self, i):
+        """Heads are rows of one head."""
+        pages = self.table.gather(1, self.ids[i][:, 0].long()).long()
+        keys = self.latents[i][pages].view(self.batch, 1, -1, LATENT)
+        return F.scaled_dot_product_attention(self.q[:, None], keys, keys[..., :VALUE], scale=LATENT_SCALE).squeeze(1)
+
+    def check(self, block, ids, i=0):
+        torch.cuda.synchronize()
+        places = (ids[i][:, 0].long()[..., None] * block + torch.arange(block, device="cuda")).flatten(1)
+        keys = self.latents[i][self.table.long().gather(1, places // BLOCK), places % BLOCK, 0].float()
+        want = (self.q.float() @ keys.transpose(-1, -2) * LATENT_SCALE).softmax(-1) @ keys[..., :VALUE]
+        error = (self.out.float() - want).norm() / want.norm()
+        assert error < 1e-2, f"error {error:.1e}"
+
+
+def latents(session, timer, rows, quick):
+    for heads in (16,) if quick else (16, 128):
+        for batch in (1, 8, 64):
+            case = Latents(session, batch, heads)
+            row = dict(batch=batch, heads=heads, copy=timer.copy(case.bytes))
+            for name, block, ids in (("vanward", BLOCK, case.ids), ("single_tokens", 1, case.tokens)):
+                call = case.call(block, ids)
+                call(0)
+                case.check(block, ids)
+                row[f"{name}_graph"] = timer.graph(call, case.sets)
+            rows.put("latents", **row, torch_graph=timer.graph(case.torch_listed, case.sets))
+
+
 def measure(session, timer, rows, quick):
     attend(session, timer, rows, quick)
     repair(session, timer, rows, quick)
     dense(session, timer, rows)
+    latents(session, timer, rows, quick)
     if not quick:
         sizes(session, timer, rows)
         forms(session, timer, rows)
