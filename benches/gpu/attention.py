@@ -5,10 +5,10 @@
 32 query heads on 8 KV heads of 128 channels, bfloat16, pages and blocks of 64 tokens, a list for each KV head. Every result is
 compared with torch's in float32 before it is timed. `graph` is GPU time, from calls in a CUDA graph; `event` is one call between
 two CUDA events, the host's time in it. `copy` is the time in which the device copies as many bytes as are attended to, half of them
-read. torch gathers the listed blocks and calls scaled_dot_product_attention; dense, it calls that alone. `state` and `partials` keep the state of a row, or of
-each block. Microseconds, medians; inputs are in no cache. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single tokens, beside one
-position over blocks of bfloat16. `latents` is MLA: keys of 576 channels whose first 512 are the values, one for all heads, and lists of 2048
-tokens, in blocks and single.
+read. torch gathers the listed blocks and calls scaled_dot_product_attention; dense, it calls that alone. `state` and `partials` keep
+the state of a row, or of each block. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single
+tokens, beside one position over blocks of bfloat16. `latents` is MLA: keys of 576 channels whose first 512 are the values, one for all
+heads, and lists of 2048 tokens, in blocks and single. Microseconds, medians; inputs are in no cache.
 """
 
 import functools

@@ -6,8 +6,8 @@
 sequence, so it is given each KV head as a sequence of its own, in a cache that is laid out so. `xqa` is its kernel for decoding on
 Hopper, `decode` the faster form of BatchDecodeWithPagedKVCacheWrapper (on tensor cores or not), `block_sparse`
 BlockSparseAttentionWrapper, which takes one list for all heads. `step` is MINMAX selection and attention over what it selected, in one
-graph, beside XQA over all tokens. Every result is compared with torch's in float32 before it is timed; `error` is relative in norm. GPU
-time from calls in a CUDA graph, microseconds, medians; inputs are in no cache.
+graph, beside XQA over all tokens; `latents` MLA beside BatchMLAPagedAttentionWrapper. Every result is compared with torch's in float32
+before it is timed; `error` is relative in norm. GPU time from calls in a CUDA graph, microseconds, medians; inputs are in no cache.
 """
 
 import math
@@ -159,6 +159,32 @@ def block_sparse(session, timer, rows):
         rows.put("block_sparse", tokens=budget, vanward_graph=ours, block_sparse_graph=theirs, ratio=theirs / ours)
 
 
+def latents(session, timer, rows):
+    """MLA over 2048 listed tokens: ours in blocks of 64, the peer's in pages of one token."""
+    for heads in (16, 128):
+        for batch in (1, 8, 64):
+            case = attention.Latents(session, batch, heads)
+            ours = case.call(BLOCK, case.ids)
+            ours(0)
+            case.check(BLOCK, case.ids)
+            row = dict(batch=batch, heads=heads, vanward_graph=timer.graph(ours, case.sets))
+
+            tokens = case.tokens[0][:, 0].long()
+            places = (case.table.long().gather(1, tokens // BLOCK) * BLOCK + tokens % BLOCK).int()
+            begins = torch.arange(batch + 1, dtype=torch.int32, device="cuda")
+            lens = torch.full((batch,), places.shape[1], dtype=torch.int32, device="cuda")
+            wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace()[0], backend="fa3")
+            widths = attention.VALUE, attention.LATENT - attention.VALUE
+            wrapper.plan(begins, begins * places.shape[1], places.flatten(), lens, heads, *widths, 1, False, attention.LATENT_SCALE,
+                         torch.bfloat16, torch.bfloat16)
+            split = lambda x: [part.contiguous() for part in x.split(widths, -1)]  # noqa: E731
+            q, caches = split(case.q), [split(x.view(-1, 1, attention.LATENT)) for x in case.latents]
+            case.out = wrapper.run(*q, *caches[0])
+            case.check(1, case.tokens)
+            row["mla_graph"] = timer.graph(lambda i: wrapper.run(*q, *caches[i], out=case.out), case.sets)
+            rows.put("latents", **row, ratio=row["mla_graph"] / row["vanward_graph"])
+
+
 def steps(session, timer, rows, quick):
     context = 128 << 10
     for batch in (1,) if quick else (1, 8):
@@ -189,6 +215,7 @@ def measure(session, timer, rows, quick):
     if not quick:
         positions(session, timer, rows)
         block_sparse(session, timer, rows)
+        latents(session, timer, rows)
 
 
 if __name__ == "__main__":
