@@ -37,19 +37,23 @@ __device__ inline void write_element(char *address, uint32 type, float x) {
     }
 }
 
-// Writes two channels of a row's results.
-__device__ inline void write_results(const AttentionParams &p, const Pair &pair, uint32 row, uint32 channel, float2 acc, float m, float l) {
-    const auto [position, head] = place_of_row(p, pair, row);
-    if (p.out.data) {
-        float norm = l == 0.0f ? 0.0f : 1.0f / l;
-        if (p.sinks.data && l != 0.0f) {
-            const float sink = as<float>(p.sinks.at(head)) * LOG2_E, top = fmaxf(m, sink), keep = weight(m, top);
-            norm = keep / (l * keep + (sink == top ? 1.0f : weight(sink, top)));
-        }
-        char *to = p.out.at(pair.seq, position, head, channel);
-        write_element(to, p.out_type, acc.x * norm);
-        write_element(to + p.out.step[3], p.out_type, acc.y * norm);
+// What a row's acc is multiplied by: 1 / l, or less of it where the head has a sink.
+__device__ inline float norm_of(const AttentionParams &p, uint32 head, float m, float l) {
+    float norm = l == 0.0f ? 0.0f : 1.0f / l;
+    if (p.sinks.data && l != 0.0f) {
+        const float sink = as<float>(p.sinks.at(head)) * LOG2_E, top = fmaxf(m, sink), keep = weight(m, top);
+        norm = keep / (l * keep + (sink == top ? 1.0f : weight(sink, top)));
     }
+    return norm;
+}
+// Writes two channels of `out`, the first of which lies there.
+__device__ inline void write_out(const AttentionParams &p, char *to, float2 acc, float norm) {
+    write_element(to, p.out_type, acc.x * norm);
+    write_element(to + p.out.step[3], p.out_type, acc.y * norm);
+}
+// Writes two channels of a row's state, and what else is told of the row.
+__device__ inline void write_state(const AttentionParams &p, const Pair &pair, const RowPlace &place, uint32 channel, float2 acc, float m, float l) {
+    const auto [position, head] = place;
     if (p.state.acc.data) {
         char *to = p.state.acc.at(pair.seq, position, head, 0, channel);
         as<float>(to) = acc.x;
@@ -60,6 +64,15 @@ __device__ inline void write_results(const AttentionParams &p, const Pair &pair,
         if (p.state.m.data) as<float>(p.state.m.at(pair.seq, position, head)) = m * LN_2;
         if (p.state.l.data) as<float>(p.state.l.at(pair.seq, position, head)) = l;
     }
+}
+// Writes two channels of a row's results.
+__device__ inline void write_results(const AttentionParams &p, const Pair &pair, uint32 row, uint32 channel, float2 acc, float m, float l) {
+    const RowPlace place = place_of_row(p, pair, row);
+    if (p.out.data) {
+        const float norm = norm_of(p, place.head, m, l);
+        write_out(p, p.out.at(pair.seq, place.position, place.head, channel), acc, norm);
+    }
+    write_state(p, pair, place, channel, acc, m, l);
 }
 
 // m and l of the warps' rows.

@@ -4,7 +4,7 @@
 //
 //   warp w of CTA r ── units r + ctas · (w + warps · n): nothing is divided by a count, so that entries can be asked for before
 //                      the length of their list is known
-//   one round trip: the entries of all of a warp's tiles, lengths, queries ── one: their pages ── one: tiles
+//   one round trip: the entries of all of a warp's tiles, lengths, counts ── one: pages, queries ── one: tiles
 //   warps join in shared memory, a slice of the channels each ── slices of the CTAs, through scratch, in the warp that ends last
 //
 // How a row's tokens are cut depends on its own list and on how many lists there are, and on nothing else.
@@ -20,6 +20,12 @@ template <typename T> __device__ inline T held(T x) {
 }
 // Whatever constant memory has to be read for it is read.
 __device__ inline void touch(const void *address) { asm volatile("" ::"l"(address)); }
+// A word, waited for where it is used. Of ordinary loads, some of them under conditions, the compiler lets one wait for the other.
+__device__ inline int32 asked(const char *address) {
+    int32 x;
+    asm volatile("ld.global.b32 %0, [%1];" : "=r"(x) : "l"(address) : "memory");
+    return x;
+}
 
 // Where a warp's tiles lie, 32 of them: a tile a lane.
 struct PlainTiles {
@@ -27,17 +33,20 @@ struct PlainTiles {
     const Pair &pair;
     uint32 lane, first, step;  // unit, and units from one to the next
     uint32 entry, within;  // of the list, of the entry
-    const char *listed, *slot;
-    const char *table, *k, *v;
+    // Of what is not to be read that of the length, so that nothing is read under a condition.
+    const char *listed, *before, *slot;
+    const char *length, *table, *k, *v;
     int32 table_step, k_page, v_page, k_row, v_row;
     bool is_asked;
-    int32 id, previous, page;
+    int32 id, previous, slot_page, page;
+    int64 at;    // the tile's first token, whatever the list says
+    uint32 row;  // of its page
     // What is found.
     int32 position;  // −1: nobody sees it
     int64 key, value;
 
     __device__ PlainTiles(const AttentionParams &p, const Pair &pair, uint32 first, uint32 step)
-        : p(p), pair(pair), lane(threadIdx.x % WARP), first(first), step(step) {
+        : p(p), pair(pair), lane(threadIdx.x % WARP), first(first), step(step), length(held(p.seq_lens.at(pair.seq))) {
         aim(0);
         table = held(p.table.at(pair.seq));
         table_step = held(int32(p.table.step[1]));
@@ -58,42 +67,38 @@ struct PlainTiles {
         within = x - entry * p.block.value;
         // The last of units of several entries may be longer than the list's room.
         is_asked = unit < p.most_units && (!p.ids.data || entry < p.cap);
-        listed = held(p.ids.at(pair.seq, pair.position, pair.head, entry));
-        slot = p.slots.at(pair.seq, pair.position, pair.head, entry);
+        const bool is_listed = is_asked && p.ids.data;
+        listed = held(is_listed ? p.ids.at(pair.seq, pair.position, pair.head, entry) : length);
+        before = held(is_listed && entry ? listed - p.ids.step[3] : length);
+        slot = is_listed ? p.slots.at(pair.seq, pair.position, pair.head, entry) : length;
     }
     // Of what is read once the kernel waits no longer, what comes before tiles; of a page table a warp's worth of lines.
     __device__ void announce(uint32 warp) const {
-        if (is_asked && p.ids.data) prefetch(listed);
+        prefetch(listed);
         if (warp) return;
         constexpr uint32 ENTRIES = 128 / sizeof(int32);
         if (p.table.data && uint64(lane * ENTRIES) * p.page.value < p.capacity) prefetch(p.table.at(pair.seq, lane * ENTRIES));
-        if (lane == 0) prefetch(p.seq_lens.at(pair.seq));
+        if (lane == 0) prefetch(length);
         if (lane == 1 && p.ids.data) prefetch(p.counts.at(pair.seq, pair.position, pair.head));
     }
     __device__ void ask() {
-        id = previous = -1;
-        page = pair.seq;
-        if (!is_asked || !p.ids.data) return;
-        id = as<int32>(listed);
-        if (entry) previous = as<int32>(listed - p.ids.step[3]);
-        if (p.slots.data) page = as<int32>(slot);
+        id = asked(listed);
+        previous = asked(before);
+        if (p.slots.data) slot_page = asked(slot);
+    }
+    // Before it is known who sees the tile: what lies within the capacity has a page.
+    __device__ void ask_page(const Reach &reach) {
+        const int32 block = p.block.value;
+        at = (p.ids.data ? offset(id, block) : (reach.begin & ~int32(TILE - 1)) + offset(entry, block)) + within;
+        const uint32 number = p.slots.data || p.table.data ? p.page.divide(at) : 0;
+        row = at - number * p.page.value;
+        page = p.slots.data ? slot_page : pair.seq;
+        if (!p.slots.data && p.table.data) page = asked(is_asked && uint64(at) < p.capacity ? table + offset(number, table_step) : length);
     }
     __device__ void find(const Reach &reach, uint32 entries) {
-        bool exists = is_asked;
-        position = (reach.begin & ~int32(TILE - 1)) + int32(entry * p.block.value + within);
-        if (p.ids.data) {
-            exists &= entry < entries && id >= 0 && id != previous && offset(id, int32(p.block.value)) < reach.end;
-            position = id * int32(p.block.value) + int32(within);
-        }
-        exists &= position < reach.end && position + int32(TILE) > reach.begin;
-        uint32 row = position;
-        if (p.slots.data || p.table.data) {
-            const uint32 number = p.page.divide(position);
-            row = position - number * p.page.value;
-            if (!p.slots.data && exists) page = as<int32>(table + offset(number, table_step));
-        }
-        exists &= uint32(page) < p.pages;
-        if (!exists) position = -1;
+        bool exists = is_asked && at < reach.end && at + TILE > reach.begin && uint32(page) < p.pages;
+        if (p.ids.data) exists &= entry < entries && id >= 0 && (entry == 0 || id != previous);
+        position = exists ? int32(at) : -1;
         key = offset(page, k_page) + offset(row, k_row);
         value = offset(page, v_page) + offset(row, v_row);
     }
@@ -173,32 +178,53 @@ __device__ inline void write_partial(const AttentionParams &p, const Pair &pair,
 }
 
 // How the warps of a CTA join, then the CTAs of a pair. Each warp takes a slice: 16 of the channels, of all rows. A word of its lane is two
-// rows of a channel, and beside it the same two rows of a CTA, whose sums weigh that CTA's words.
+// rows of a channel.
 template <uint32 ROWS>
 struct PlainJoin {
-    static constexpr uint32 MOST_CTAS = 16, SLICE = 128 / WARPS, ROW_PAIRS = ROWS / 2, WORDS = SLICE * ROW_PAIRS / WARP;
-    static_assert(SLICE == MOST_CTAS, "a lane's words are those of a channel and of a CTA");
+    static constexpr uint32 SLICE = 128 / WARPS, ROW_PAIRS = ROWS / 2, WORDS = SLICE * ROW_PAIRS / WARP;
     struct Shared {
         float2 m[WARPS][ROW_PAIRS], l[WARPS][ROW_PAIRS];
     };
     // A slice of a CTA's state, in scratch [pairs][WARPS][ctas].
     struct Stored {
-        float2 acc[SLICE][ROW_PAIRS], m[ROW_PAIRS], l[ROW_PAIRS];
+        float2 acc[SLICE][ROW_PAIRS];
+        float4 sums[ROW_PAIRS];  // m, l
     };
+    static constexpr uint32 SUMS = SLICE * ROW_PAIRS * sizeof(float2);
+    static constexpr uint32 AT_ONCE = 8;  // CTAs whose slices are asked for before they are joined
 
     const AttentionParams &p;
     Shared &shared;
     float2 *acc;  // [warps][channels][row pairs], in the place of tiles
-    uint32 ctas, rank, number;  // of the pair
+    uint32 ctas, rank;  // of the pair
     uint32 lane, warp, row_pair;
+    char *stored;     // the slice's, of all CTAs
+    uint32 *counter;  // of those that are there
     float2 word[WORDS], m, l;
+    // Of what the lane writes in the end, which nothing but a long way to its address keeps waiting.
+    bool has_row;
+    uint32 row;  // of the list
+    RowPlace row_place;
+    char *out;
 
-    __device__ PlainJoin(const AttentionParams &p, Shared &shared, char *tiles, uint32 ctas, uint32 rank, uint32 number)
-        : p(p), shared(shared), acc(reinterpret_cast<float2 *>(tiles)), ctas(ctas), rank(rank), number(number), lane(threadIdx.x % WARP),
-          warp(threadIdx.x / WARP), row_pair(lane % ROW_PAIRS) {}
+    __device__ PlainJoin(const AttentionParams &p, const Pair &pair, Shared &shared, char *tiles, uint32 ctas, uint32 rank, uint32 number)
+        : p(p), shared(shared), acc(reinterpret_cast<float2 *>(tiles)), ctas(ctas), rank(rank), lane(threadIdx.x % WARP),
+          warp(threadIdx.x / WARP), row_pair(lane % ROW_PAIRS) {
+        const uint32 slice = number * WARPS + warp;
+        stored = held(p.scratch + uint64(slice * ctas) * uint32(sizeof(Stored)));
+        counter = held(p.counters + slice);
+        const uint32 of_pair = row_pair * 2 + (lane & ROW_PAIRS ? 1 : 0);
+        has_row = of_pair < rows_of(p, pair);
+        row = first_row(p, pair) + (has_row ? of_pair : 0);
+        const auto [position, head] = place_of_row(p, pair, row);
+        row_place = {held(position), held(head)};
+        out = held(p.out.at(pair.seq, position, head, channel(0)));
+    }
 
-    // Words of a warp, of channels or of CTAs: of which one.
-    __device__ uint32 of_word(uint32 n) const { return (n * WARP + lane) / ROW_PAIRS; }
+    // Of a word, within the slice.
+    __device__ uint32 channel_of(uint32 n) const { return (n * WARP + lane) / ROW_PAIRS; }
+    // Of two words of neighbouring lanes the first one's.
+    __device__ uint32 channel(uint32 n) const { return warp * SLICE + (channel_of(n) & ~1u); }
 
     // Joins the warps of the CTA.
     template <typename Engine>
@@ -225,7 +251,7 @@ struct PlainJoin {
         __syncthreads();
         l = sum_of_warps([&](uint32 w) { return shared.l[w][row_pair]; });
 #pragma unroll
-        for (uint32 n = 0; n < WORDS; n++) word[n] = sum_of_warps([&](uint32 w) { return acc[place(w, warp * SLICE + of_word(n), row_pair)]; });
+        for (uint32 n = 0; n < WORDS; n++) word[n] = sum_of_warps([&](uint32 w) { return acc[place(w, warp * SLICE + channel_of(n), row_pair)]; });
     }
     // Row pairs are turned so that lanes hit different banks.
     __device__ static uint32 place(uint32 warp, uint32 channel, uint32 pair) {
@@ -250,83 +276,75 @@ struct PlainJoin {
     // Joins the CTAs of the pair; true in the warp that has the slice of all of them.
     __device__ bool join_ctas() {
         if (ctas == 1) return true;
-        Stored *const all = reinterpret_cast<Stored *>(p.scratch) + (number * WARPS + warp) * ctas;
-        Stored &mine = all[rank];
+        char *const mine = held(stored + rank * uint32(sizeof(Stored)) + lane * uint32(sizeof(float2)));
 #pragma unroll
-        for (uint32 n = 0; n < WORDS; n++) __stcg(&mine.acc[0][0] + n * WARP + lane, word[n]);
-        if (lane < ROW_PAIRS) {
-            __stcg(mine.m + lane, m);
-            __stcg(mine.l + lane, l);
-        }
+        for (uint32 n = 0; n < WORDS; n++) __stcg(reinterpret_cast<float2 *>(mine) + n * WARP, word[n]);
+        if (lane < ROW_PAIRS) __stcg(reinterpret_cast<float4 *>(mine + SUMS + lane * uint32(sizeof(float2))), {m.x, m.y, l.x, l.y});
         __syncwarp();
         uint32 before = 0;
         if (lane == 0) {
-            uint32 *const counter = p.counters + number * WARPS + warp;
             asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
             if (before == ctas - 1) *counter = 0;
         }
         if (__shfl_sync(FULL_WARP, before, 0) != ctas - 1) return false;
         __syncwarp();
-        // Past the last CTA, the last once more, which weighs nothing.
-        float2 its_m[WORDS], its_l[WORDS], one[MOST_CTAS][WORDS];
-#pragma unroll
-        for (uint32 n = 0; n < WORDS; n++) {
-            const Stored &its = all[min(of_word(n), ctas - 1)];
-            its_m[n] = __ldcg(its.m + row_pair);
-            its_l[n] = __ldcg(its.l + row_pair);
-        }
-#pragma unroll
-        for (uint32 i = 0; i < MOST_CTAS; i++)
-#pragma unroll
-            for (uint32 n = 0; n < WORDS; n++) one[i][n] = i < ctas ? __ldcg(&all[i].acc[0][0] + n * WARP + lane) : float2{0.0f, 0.0f};
         m = {minus_infinity(), minus_infinity()};
+#pragma unroll 1
+        for (uint32 begin = 0; begin < ctas; begin += AT_ONCE) join_stored(begin);
+        return true;
+    }
+    // Joins the slices of some CTAs to what is joined of those before.
+    __device__ void join_stored(uint32 begin) {
+        const char *const acc = held(stored + begin * uint32(sizeof(Stored)) + lane * uint32(sizeof(float2)));
+        const char *const from = held(stored + begin * uint32(sizeof(Stored)) + SUMS + row_pair * uint32(sizeof(float4)));
+        float4 sums[AT_ONCE];
+        float2 one[AT_ONCE][WORDS], top = m;
 #pragma unroll
-        for (uint32 n = 0; n < WORDS; n++) {
-            if (of_word(n) >= ctas) its_m[n] = {minus_infinity(), minus_infinity()};
-            m = {fmaxf(m.x, its_m[n].x), fmaxf(m.y, its_m[n].y)};
+        for (uint32 i = 0; i < AT_ONCE; i++) {
+            const bool exists = begin + i < ctas;
+            sums[i] = {minus_infinity(), minus_infinity(), 0.0f, 0.0f};
+            if (exists) sums[i] = __ldcg(reinterpret_cast<const float4 *>(from + i * sizeof(Stored)));
+#pragma unroll
+            for (uint32 n = 0; n < WORDS; n++) {
+                one[i][n] = {0.0f, 0.0f};
+                if (exists) one[i][n] = __ldcg(reinterpret_cast<const float2 *>(acc + i * sizeof(Stored)) + n * WARP);
+            }
         }
 #pragma unroll
-        for (uint32 step = ROW_PAIRS; step < WARP; step *= 2) {
-            m.x = fmaxf(m.x, __shfl_xor_sync(FULL_WARP, m.x, step));
-            m.y = fmaxf(m.y, __shfl_xor_sync(FULL_WARP, m.y, step));
-        }
-        l = {0.0f, 0.0f};
+        for (uint32 i = 0; i < AT_ONCE; i++) top = {fmaxf(top.x, sums[i].x), fmaxf(top.y, sums[i].y)};
+        // Where nothing is seen, −inf − 0 and not −inf + inf.
+        const float2 shift{top.x == minus_infinity() ? 0.0f : top.x, top.y == minus_infinity() ? 0.0f : top.y};
+        const float2 keep{exp2_fast(m.x - shift.x), exp2_fast(m.y - shift.y)};
+        m = top;
+        l = begin ? float2{l.x * keep.x, l.y * keep.y} : float2{0.0f, 0.0f};
 #pragma unroll
-        for (uint32 n = 0; n < WORDS; n++) {
-            its_m[n] = {weight(its_m[n].x, m.x), weight(its_m[n].y, m.y)};
-            l = {fmaf(its_m[n].x, its_l[n].x, l.x), fmaf(its_m[n].y, its_l[n].y, l.y)};
-            word[n] = {0.0f, 0.0f};
-        }
+        for (uint32 n = 0; n < WORDS; n++) word[n] = begin ? float2{word[n].x * keep.x, word[n].y * keep.y} : float2{0.0f, 0.0f};
 #pragma unroll
-        for (uint32 step = ROW_PAIRS; step < WARP; step *= 2) {
-            l.x += __shfl_xor_sync(FULL_WARP, l.x, step);
-            l.y += __shfl_xor_sync(FULL_WARP, l.y, step);
-        }
-#pragma unroll
-        for (uint32 i = 0; i < MOST_CTAS; i++) {
-            const uint32 from = i * ROW_PAIRS % WARP + row_pair;
-            const float2 mine = its_m[i * ROW_PAIRS / WARP], take{__shfl_sync(FULL_WARP, mine.x, from), __shfl_sync(FULL_WARP, mine.y, from)};
+        for (uint32 i = 0; i < AT_ONCE; i++) {
+            const float2 take{exp2_fast(sums[i].x - shift.x), exp2_fast(sums[i].y - shift.y)};
+            l = {fmaf(take.x, sums[i].z, l.x), fmaf(take.y, sums[i].w, l.y)};
 #pragma unroll
             for (uint32 n = 0; n < WORDS; n++) word[n] = {fmaf(take.x, one[i][n].x, word[n].x), fmaf(take.y, one[i][n].y, word[n].y)};
         }
-        return true;
     }
     // Writes the results of the slice: of two channels next to each other a lane has one row each.
     __device__ void write(const Pair &pair) const {
-        const uint32 rows = rows_of(p, pair);
         const bool is_odd = lane & ROW_PAIRS;
-        const uint32 row = row_pair * 2 + is_odd;
+        float norm = 0.0f;
 #pragma unroll
         for (uint32 n = 0; n < WORDS; n++) {
             const float other = __shfl_xor_sync(FULL_WARP, is_odd ? word[n].x : word[n].y, ROW_PAIRS);
-            if (row >= rows) continue;
+            if (!has_row) continue;
             Joined joined;
             joined.acc = is_odd ? float2{other, word[n].y} : float2{word[n].x, other};
             joined.m = is_odd ? m.y : m.x;
             joined.l = is_odd ? l.y : l.x;
-            const uint32 of_pair = first_row(p, pair) + row, channel = warp * SLICE + (of_word(n) & ~1u);
-            if (p.start.acc.data) join_start(p, pair, of_pair, channel, joined);
-            write_results(p, pair, of_pair, channel, joined.acc, joined.m, joined.l);
+            if (p.start.acc.data) join_start(p, pair, row, channel(n), joined);
+            if (p.out.data) {
+                if (n == 0) norm = norm_of(p, row_place.head, joined.m, joined.l);
+                write_out(p, out + (channel(n) - channel(0)) * p.out.step[3], joined.acc, norm);
+            }
+            write_state(p, pair, row_place, channel(n), joined.acc, joined.m, joined.l);
         }
     }
 };
@@ -345,13 +363,15 @@ __device__ inline void attention_plain(const AttentionParams &p) {
     Engine engine(p, shared, 0);
     const uint32 number = p.ctas.divide(blockIdx.x), ctas = held(p.ctas.value), rank = blockIdx.x - number * ctas, lane = engine.lane;
     const Pair pair = pair_of(p, number);
-    PlainJoin<ROWS> join(p, states, shared, ctas, rank, number);
+    PlainJoin<ROWS> join(p, pair, states, shared, ctas, rank, number);
     const uint32 first = engine.warp * ctas + rank, step_units = WARPS * ctas;
     PlainTiles tiles(p, pair, first, step_units);
     // A warp's queries; once they are taken, what its units have come to.
     char *const memory = held(shared + p.q_offset + engine.warp * p.q_pitch);
     Total<Engine> total(memory);
     const Queries queries(p, pair, lane);
+    const char *const q_len = held(p.q_lens.data ? p.q_lens.at(pair.seq) : tiles.length);
+    const char *const list_count = held(p.ids.data ? p.counts.at(pair.seq, pair.position, pair.head) : tiles.length);
     const uint32 unit_tiles = p.partials.acc.data ? held(p.unit_tiles.value) : ~0u;
     char *const ring = shared + engine.warp * STAGES * STAGE;
     touch(p.out.data);
@@ -365,9 +385,11 @@ __device__ inline void attention_plain(const AttentionParams &p) {
     wait_for_previous_kernel();
 
     tiles.ask();
+    const int32 length = asked(tiles.length), rows_seen = asked(q_len), listed = asked(list_count);
+    const Reach reach = Reach::of(p, pair, clamped(length, p.capacity), p.q_lens.data ? clamped(rows_seen, p.positions) : p.positions);
+    tiles.ask_page(reach);
     queries.ask(shared_address(memory), lane);
-    const Reach reach = Reach::load(p, pair);
-    const uint32 entries = count_of(p, pair), units = units_of(p, reach, entries);
+    const uint32 entries = p.ids.data ? clamped(listed, p.cap) : 0, units = units_of(p, reach, entries);
     const uint32 count = units > first ? (p.ctas.divide((units - first - 1) / WARPS) + 1) * p.unit_tiles.value : 0;
     // Tokens that every row sees.
     const bool has_rows = p.own_lists || reach.queries == int32(p.positions);
@@ -382,6 +404,7 @@ __device__ inline void attention_plain(const AttentionParams &p) {
         if (tile % WARP == 0 && tile) {
             tiles.aim(tile);
             tiles.ask();
+            tiles.ask_page(reach);
             find();
         }
         const uint32 from = tile % WARP;
