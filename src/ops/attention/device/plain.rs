@@ -64,9 +64,12 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
     if shared > super::most_shared(facts) {
         return None;
     }
-    // Fewer where a token takes longer.
-    let is_slow = rows != Rows::UpTo4 || element == Element::Fp8;
-    let few = FEW_TOKENS >> if has_partials { 2 } else { is_slow as u32 };
+    // States that are kept are written the faster the more write them.
+    let few = match (has_partials, rows) {
+        (false, _) => FEW_TOKENS,
+        (true, Rows::UpTo4) => FEW_TOKENS / 2,
+        (true, _) => FEW_TOKENS / 4,
+    };
     let share = if pairs as u64 * tokens <= few { facts.multiprocessors / 2 } else { facts.multiprocessors };
     let ctas = (share / pairs.max(1)).clamp(1, MOST_CTAS);
     let params = Params {
