@@ -20,7 +20,7 @@ VENV := .cache/venv
 JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
-.PHONY: all help setup demo accuracy test lint test-rust test-c test-go test-python test-kernels test-install bench install uninstall wheel \
+.PHONY: all help setup demo accuracy test lint test-rust test-valgrind test-c test-go test-python test-kernels test-install bench install uninstall wheel \
   deb reference header notices kernels gpu-bundle library configure clean
 
 all: library
@@ -44,7 +44,7 @@ accuracy: configure
 # --- tests: each target runs alone, too ----------------------------------------------------------------------------------
 
 test: setup
-	@python3 .ci/summary.py lint test-rust test-kernels test-c test-go test-python test-install
+	@python3 .ci/summary.py lint test-rust test-valgrind test-kernels test-c test-go test-python test-install
 
 lint:
 	cargo fmt --check
@@ -52,6 +52,11 @@ lint:
 
 test-rust:
 	cargo test --locked
+
+# Fewer of the random operations on a KV cache, with an eye on every access.
+test-valgrind: setup
+	VANWARD_CACHE_OPERATIONS=20000 cargo test --locked --test kv_cache --config "target.'cfg(all())'.runner = 'valgrind --quiet --error-exitcode=9 \
+	  --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite'" -- cache_holds
 
 # Assembles the committed PTX for each architecture; spills and stack are failures.
 test-kernels:
