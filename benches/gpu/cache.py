@@ -3,10 +3,12 @@
     python benches/gpu/cache.py [--out FILE] [--quick]
 
 Blocks of 64 tokens, bfloat16. From step to step a list keeps its blocks but for the share `new`, which are drawn at random; slots are
-twice the list, so that most of the new ones are missed. `resolve`: GPU time of one call in a CUDA graph; 16 channels, since nothing of them
-is read. `travel`: resolve, fetch and wait, in a graph; GB/s (10^9 bytes) of what travelled. `beside`: a kernel that adds 1 to 2 GiB,
-alone and while a list travels. `layer`: resolve and fetch a list, products of matrices that take about 120 µs, wait, attend; the same
-without new blocks. Microseconds, medians. Attention over slots is compared with attention over the tokens before anything is timed.
+twice the list, and before the steps are timed they hold the list before the first and blocks that no step names: each step misses its new
+blocks, and `missed` says which share that was. `resolve`: GPU time of one call in a CUDA graph; 16 channels, since nothing of them is read.
+`travel`: resolve, fetch and wait, in a graph; GB/s (10^9 bytes) of what travelled. `beside`: a kernel that adds 1 to 2 GiB, alone and while
+a list travels. `layer`: what a layer of a decoder costs that asks for the next one's blocks where it begins: resolve and fetch, products of
+matrices that take about 100 µs, wait, attend; `slower` than without new blocks. Microseconds, medians. Attention over slots is compared
+with attention over the tokens before anything is timed.
 """
 
 import statistics
@@ -27,7 +29,7 @@ class Case:
     """A cache of one layer with `batch` sequences of `blocks` blocks, and lists of `count` of them for each step."""
 
     def __init__(self, session, batch, heads, dim, blocks, count, new, slots=2):
-        self.session, self.batch, self.heads, self.blocks, self.count, self.dim = session, batch, heads, blocks, count, dim
+        self.session, self.batch, self.heads, self.dim, self.blocks, self.count, self.slots = session, batch, heads, dim, blocks, count, slots
         entries = batch * heads * count
         self.cache = vanward.KvCache(session, layers=1, kv_heads=heads, block_size=BLOCK, key_dim=dim, value_dim=dim, dtype="bfloat16",
                                      max_sequences=batch, max_blocks=blocks + 4, host_blocks=batch * (blocks + 4), slots=slots * entries)
@@ -41,18 +43,35 @@ class Case:
         self.numbers = torch.arange(batch, dtype=torch.int32, device="cuda")
         self.counts = torch.full((batch, heads), count, dtype=torch.int32, device="cuda")
         self.missed = torch.zeros_like(self.counts)
-        self.lists = [vanward.BlockList(ids, self.counts, torch.zeros_like(ids)) for ids in self.drift(new)]
+        # Of each step, then of the one before the first.
+        before, *steps = map(self.slotted, self.drift(new))
+        self.lists = [*steps, before]
         self.calls = {}
+
+    def slotted(self, ids):
+        return vanward.BlockList(ids, self.counts, torch.zeros_like(ids))
 
     def drift(self, new):
         shape = (self.batch, self.heads, self.blocks)
         rank = torch.rand(shape, device="cuda")
-        for _ in range(STEPS):
+        for _ in range(STEPS + 1):
             yield rank.argsort(-1)[..., : self.count].sort(-1).values.int().contiguous()
             # Of those in the list some leave, and as many of the others come.
             leaving = torch.rand(shape, device="cuda") < new
             listed = rank.argsort(-1).argsort(-1) < self.count
             rank = torch.where(listed & leaving, 2.0, torch.where(listed, -1.0, torch.rand(shape, device="cuda")))
+
+    def forget(self):
+        """Slots hold the list before the first step, and blocks of none."""
+        if len(self.lists) == STEPS + 1:
+            rank = torch.rand(self.batch, self.heads, self.blocks, device="cuda")
+            for of in self.lists:
+                rank.scatter_(-1, of.ids.long(), 2.0)
+            unnamed = rank.argsort(-1)[..., : self.slots * self.count]
+            assert (rank.gather(-1, unnamed) < 1).all(), "too few blocks"
+            self.lists += [self.slotted(ids.sort(-1).values.int().contiguous()) for ids in unnamed.split(self.count, -1)]
+        for i in reversed(range(STEPS, len(self.lists))):
+            self.travel(i)
 
     def resolve(self, i):
         key = (i, stream())
@@ -90,6 +109,8 @@ class Case:
             assert torch.equal(self.out, expected), f"step {i}"
 
     def share_missed(self):
+        self.forget()
+        torch.cuda.synchronize()
         before = self.cache.info()
         for i in range(STEPS):
             self.travel(i)
@@ -98,13 +119,16 @@ class Case:
         missed, hit = after.misses - before.misses, after.hits - before.hits
         return missed / (missed + hit), (after.bytes_fetched - before.bytes_fetched) / STEPS
 
+    def time(self, timer, call):
+        return timer.graph(call, STEPS, before=self.forget)
+
 
 def resolves(session, timer, rows):
     for batch, count, new in ((8, 128, 0.0), (8, 128, 0.1), (8, 128, 0.3), (1, 128, 0.1), (32, 64, 0.1)):
-        case = Case(session, batch, 8, 16, 2048 if batch == 8 else 512, count, new)
+        case = Case(session, batch, 8, 16, 2048 if batch < 32 else 512, count, new)
         case.check()
         missed, _ = case.share_missed()
-        rows.put("resolve", batch=batch, heads=8, count=count, new=new, missed=missed, graph=timer.graph(case.resolve, STEPS))
+        rows.put("resolve", batch=batch, heads=8, count=count, new=new, missed=missed, graph=case.time(timer, case.resolve))
 
 
 def travels(session, timer, rows):
@@ -112,7 +136,7 @@ def travels(session, timer, rows):
         case = Case(session, batch, heads, 128, blocks, count, new)
         case.check()
         missed, size = case.share_missed()
-        time = timer.graph(case.travel, STEPS)
+        time = case.time(timer, case.travel)
         rows.put("travel", batch=batch, heads=heads, count=count, new=new, missed=missed, graph=time, gbs=size / time / 1e3)
 
 
@@ -156,7 +180,7 @@ def layers(session, timer, rows):
 
         case.check()
         missed, size = case.share_missed()
-        time = timer.graph(step, STEPS)
+        time = case.time(timer, step)
         none = none or time
         rows.put("layer", new=new, missed=missed, mib=size / (1 << 20), products=alone, graph=time, slower=time / none)
 

@@ -62,10 +62,10 @@ class Timer:
         torch.cuda.synchronize()
         return statistics.median(begin.elapsed_time(end) for begin, end in pairs) * 1e3
 
-    def graph(self, call, sets, replays=15):
+    def graph(self, call, sets, replays=15, before=lambda: None):
         """
-        Median microseconds of one of twenty calls or more in a CUDA graph: GPU time. Before a replay the cache is filled by reads: it
-        holds neither a set nor anything to write back, which would be paid for by the first calls.
+        Median microseconds of one of twenty calls or more in a CUDA graph: GPU time. Before a replay `before` is called, and the cache is
+        filled by reads: it holds neither a set nor anything to write back, which would be paid for by the first calls.
         """
         calls = 20 if sets >= 20 else sets * math.ceil(20 / sets)
         side = torch.cuda.Stream()
@@ -80,6 +80,7 @@ class Timer:
         times = []
         for _ in range(replays):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            before()
             self._flush.view(torch.int64).sum()
             begin.record()
             graph.replay()
