@@ -134,7 +134,8 @@ def build():
 
 def check_ptxas():
     failures = []
-    assembled = pathlib.Path(tempfile.mkdtemp()) / "cubin"
+    folder = tempfile.TemporaryDirectory()
+    assembled = pathlib.Path(folder.name) / "cubin"
     print(f"{'kernel':32} {'for':7} {'registers':>9} {'spills':>6} {'stack':>6} {'shared':>6}")
     for source, target, ptx in outputs():
         cold = directive(source, "cold")

@@ -178,7 +178,7 @@ struct Latent {
             const float next = fmaxf(m[i], top * factor), shift = next == minus_infinity() ? 0.0f : next;
             keep[i] = weight(m[i], next);
             m[i] = next;
-                // −inf times a factor too small for a float32 would be NaN.
+            // −inf times a factor too small for a float32 would be NaN.
 #pragma unroll
             for (uint32 e = i * 2; e < i * 2 + 2; e++) c[e] = c[e] == minus_infinity() ? 0.0f : exp2_fast(fmaf(c[e], factor, -shift));
             l[i] = l[i] * keep[i] + c[i * 2] + c[i * 2 + 1];
