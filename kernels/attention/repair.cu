@@ -16,22 +16,7 @@
 #include "common/cluster.cuh"
 
 // Counts the bytes that are still to come, once.
-struct Arrival {
-    uint64 barrier;
-
-    __device__ void open() {
-        asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
-                     "fence.mbarrier_init.release.cluster;" ::"r"(shared_address(&barrier)) : "memory");
-    }
-    __device__ void expect(uint32 bytes) {
-        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)), "r"(bytes) : "memory");
-    }
-    __device__ void wait(uint32 parity) {
-        asm volatile("{\n\t.reg .pred done;\n"
-                     "again:\n\t"
-                     "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n\t"
-                     "@!done bra again;\n\t}" ::"r"(shared_address(&barrier)), "r"(parity) : "memory");
-    }
+struct Arrival : Barrier {
     // To the same place in another CTA of the cluster, whose arrival counts it.
     __device__ void send(void *to, uint32 rank, float4 x) {
         asm volatile("{\n\t.reg .b32 there, barrier;\n\t"
@@ -39,7 +24,7 @@ struct Arrival {
                      "mapa.shared::cluster.u32 barrier, %1, %2;\n\t"
                      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [there], {%3, %4, %5, %6}, [barrier];\n\t}" ::"r"(
                          shared_address(to)),
-                     "r"(shared_address(&barrier)), "r"(rank), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
+                     "r"(shared_address(this)), "r"(rank), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w) : "memory");
     }
 };
 
@@ -263,7 +248,7 @@ __device__ inline void repair_at_once(const RepairParams &r) {
     const uint32 half = p.value_dim / 2, pairs = share.rows * half, log_received = max(log2_ceil(pairs), cta.log_ctas) - cta.log_ctas;
     if (threadIdx.x == 0 && cta.log_ctas) {
         const uint32 begin = min(cta.rank << log_received, pairs), end = min(begin + (1 << log_received), pairs);
-        from_cluster.open();
+        from_cluster.open(1);
         from_cluster.expect(((end - begin) * sizeof(float4)) << cta.log_ctas);
     }
     __syncwarp();

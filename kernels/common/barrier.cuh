@@ -1,7 +1,9 @@
 // Barriers in shared memory that count arrivals and bytes (compute capability 9.0), and copies that tell them of their bytes.
 #pragma once
 
-#include "common/cluster.cuh"
+#include "common/types.cuh"
+
+__device__ inline uint32 shared_address(const void *p) { return uint32(__cvta_generic_to_shared(p)); }
 
 struct Barrier {
     uint64 word;

@@ -1,7 +1,7 @@
 // What CTAs of a cluster tell each other through shared memory (compute capability 9.0; elsewhere a CTA is alone).
 #pragma once
 
-#include "common/types.cuh"
+#include "common/barrier.cuh"
 
 __device__ inline uint32 cluster_ctas() {
     uint32 n = 1;
@@ -17,7 +17,6 @@ __device__ inline uint32 cluster_rank() {
 #endif
     return rank;
 }
-__device__ inline uint32 shared_address(const void *p) { return uint32(__cvta_generic_to_shared(p)); }
 
 // A barrier of all threads of the cluster in two halves: what was written before the first is seen after the second.
 __device__ inline void cluster_arrive() {
@@ -75,16 +74,13 @@ __device__ inline void add_word_in(uint32 rank, uint32 *p, uint32 x) {
 // What the CTAs of a cluster, or one that is alone, send to the first. Nothing is fenced: words and the news of their arrival travel together
 // (st.async). open() ─ join() ─ send() ─ receive().
 struct Mailbox {
-    alignas(8) uint64 arrived;  // mbarrier: counts the bytes still to come
+    Barrier arrived;  // of the bytes still to come
 
     // Early: between this and join() the CTAs of the cluster start.
     __device__ void open() {
 #if __CUDA_ARCH__ >= 900
         if (cluster_ctas() == 1) return;
-        if (threadIdx.x == 0) {
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
-                         "fence.mbarrier_init.release.cluster;" ::"r"(shared_address(&arrived)) : "memory");
-        }
+        if (threadIdx.x == 0) arrived.open(1);
         __syncwarp();
         asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
@@ -94,8 +90,7 @@ struct Mailbox {
 #if __CUDA_ARCH__ >= 900
         if (cluster_ctas() == 1) return;
         asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-        if (cluster_rank() == 0 && threadIdx.x == 0)
-            asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&arrived)), "r"(bytes) : "memory");
+        if (cluster_rank() == 0 && threadIdx.x == 0) arrived.expect(bytes);
 #endif
     }
     // To where p lies in the first CTA's shared memory.
@@ -113,10 +108,7 @@ struct Mailbox {
     __device__ void receive() const {
 #if __CUDA_ARCH__ >= 900
         if (cluster_ctas() > 1) {
-            asm volatile("{\n\t.reg .pred done;\n"
-                         "again:\n\t"
-                         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n\t"
-                         "@!done bra again;\n\t}" ::"r"(shared_address(&arrived)) : "memory");
+            arrived.wait(0);
             return;
         }
 #endif
@@ -130,7 +122,7 @@ template <uint32 ENTRIES>
 struct SharedTable {
     static constexpr uint32 CHUNK = 16;
     alignas(CHUNK) uint8 entry[ENTRIES];
-    alignas(8) uint64 arrived;  // mbarrier: counts the bytes still to come
+    Barrier arrived;  // of the bytes still to come
 
     __device__ static uint32 chunks(uint32 entries) { return (entries + CHUNK - 1) / CHUNK; }
 
@@ -140,10 +132,8 @@ struct SharedTable {
         if (cluster_ctas() == 1) return;
         if (threadIdx.x == 0) {
             const uint32 begin = min(cluster_rank() * share, entries), end = min(begin + share, entries);
-            const uint32 bytes = (chunks(entries) - chunks(end - begin)) * CHUNK;
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
-                         "fence.mbarrier_init.release.cluster;\n\t"
-                         "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&arrived)), "r"(bytes) : "memory");
+            arrived.open(1);
+            arrived.expect((chunks(entries) - chunks(end - begin)) * CHUNK);
         }
         __syncwarp();
         asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -167,10 +157,7 @@ struct SharedTable {
                              shared_address(entry + begin)),
                          "r"(shared_address(&arrived)), "r"(peer), "r"(chunk.x), "r"(chunk.y), "r"(chunk.z), "r"(chunk.w) : "memory");
         }
-        asm volatile("{\n\t.reg .pred done;\n"
-                     "again:\n\t"
-                     "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n\t"
-                     "@!done bra again;\n\t}" ::"r"(shared_address(&arrived)) : "memory");
+        arrived.wait(0);
 #endif
     }
 };

@@ -1,9 +1,7 @@
 // Pieces of memory that one lane moves by bulk copies through shared memory, several under way at once (compute capability 9.0).
 #pragma once
 
-#include "common/types.cuh"
-
-__device__ inline uint32 shared_address(const void *p) { return uint32(__cvta_generic_to_shared(p)); }
+#include "common/barrier.cuh"
 
 struct Landing {
     char *target;
