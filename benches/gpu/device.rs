@@ -178,8 +178,8 @@ impl Device {
         }
     }
 
-    /// What a call launches, to be launched again without it.
-    pub fn launches(&self, call: &dyn Fn()) -> Launches<'_> {
+    /// What a call launches, to be launched again without it. `begins_early`: its first kernel, too, may start while the one before it runs.
+    pub fn launches(&self, call: &dyn Fn(), begins_early: bool) -> Launches<'_> {
         call();
         self.synchronize();
         // SAFETY: the stream is idle and lives; the graph lives as long as the launches, whose parameters it owns.
@@ -198,7 +198,7 @@ impl Device {
                 }
                 (params, cluster)
             });
-            Launches { device: self, graph, kernels: kernels.collect() }
+            Launches { device: self, graph, kernels: kernels.collect(), begins_early }
         }
     }
 
@@ -240,6 +240,7 @@ pub struct Launches<'d> {
     device: &'d Device,
     graph: CUgraph,
     kernels: Vec<(sys::CUDA_KERNEL_NODE_PARAMS, sys::CUlaunchAttributeValue)>,
+    begins_early: bool,
 }
 
 impl Launches<'_> {
@@ -247,21 +248,23 @@ impl Launches<'_> {
         self.kernels.len()
     }
 
-    /// Launches them as the library does: through cuLaunchKernel, or with the attribute that the kernel needs.
+    /// Launches them as the library does: through cuLaunchKernel, or with the attributes that the kernel needs.
     pub fn launch(&self) {
+        use sys::CUlaunchAttributeID::{
+            CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION as CLUSTER,
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION as EARLY,
+        };
         for (n, (kernel, cluster)) in self.kernels.iter().enumerate() {
+            let mut attributes = [sys::CUlaunchAttribute { id: CLUSTER, pad: [0; 4], value: *cluster }; 2];
             // SAFETY: the field is that of the attribute it was read for.
-            let in_clusters = unsafe { cluster.clusterDim.x } > 1;
-            let attribute = if in_clusters {
-                Some((sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, *cluster))
-            } else if n > 0 && self.device.is_hopper_or_later {
-                let value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
-                Some((sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION, value))
-            } else {
-                None
-            };
+            let mut count = (unsafe { cluster.clusterDim.x } > 1) as usize;
+            if self.device.is_hopper_or_later && (n > 0 || self.begins_early) {
+                attributes[count].id = EARLY;
+                attributes[count].value = sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 };
+                count += 1;
+            }
             // SAFETY: as the library launched it; the graph owns the parameters.
-            check(unsafe { launch(kernel, attribute, self.device.stream) });
+            check(unsafe { launch(kernel, &mut attributes[..count], self.device.stream) });
         }
     }
 }
@@ -270,17 +273,17 @@ impl Launches<'_> {
 /// The parameters are the kernel's.
 unsafe fn launch(
     kernel: &sys::CUDA_KERNEL_NODE_PARAMS,
-    attribute: Option<(sys::CUlaunchAttributeID, sys::CUlaunchAttributeValue)>,
+    attributes: &mut [sys::CUlaunchAttribute],
     stream: CUstream,
 ) -> CUresult {
-    let (ctas, threads, none) = (kernel.gridDimX, kernel.blockDimX, std::ptr::null_mut());
-    let Some((id, value)) = attribute else {
+    let (ctas, threads, shared, none) =
+        (kernel.gridDimX, kernel.blockDimX, kernel.sharedMemBytes, std::ptr::null_mut());
+    if attributes.is_empty() {
         // SAFETY: forwarded to the caller.
         return unsafe {
-            sys::cuLaunchKernel(kernel.func, ctas, 1, 1, threads, 1, 1, 0, stream, kernel.kernelParams, none)
+            sys::cuLaunchKernel(kernel.func, ctas, 1, 1, threads, 1, 1, shared, stream, kernel.kernelParams, none)
         };
-    };
-    let mut attribute = sys::CUlaunchAttribute { id, pad: [0; 4], value };
+    }
     let config = sys::CUlaunchConfig {
         gridDimX: ctas,
         gridDimY: 1,
@@ -288,10 +291,10 @@ unsafe fn launch(
         blockDimX: threads,
         blockDimY: 1,
         blockDimZ: 1,
-        sharedMemBytes: 0,
+        sharedMemBytes: shared,
         hStream: stream,
-        attrs: &mut attribute,
-        numAttrs: 1,
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: attributes.len() as u32,
     };
     // SAFETY: forwarded to the caller.
     unsafe { sys::cuLaunchKernelEx(&config, kernel.func, kernel.kernelParams, none) }

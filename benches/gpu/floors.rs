@@ -163,7 +163,7 @@ impl Bench {
             self.host_of("verify_pack", tensors, &|| self.verify_pack_with(&both));
         }
         Sparse::new(&self.device, self.session).each(|what, call| {
-            let (launches, time, bare) = self.host_times(what, "", call);
+            let (launches, time, bare) = self.host_times(what, "", call, true);
             self.rows.put(
                 serde_json::json!({"what": "sparse_host_ns", "call": what, "launches": launches, "time": time, "bare": bare}),
             );
@@ -172,14 +172,14 @@ impl Bench {
 
     fn host_of(&self, what: &str, tensors: usize, call: &dyn Fn()) {
         let tensors_of = if tensors > 0 { format!("{tensors} tensors") } else { String::new() };
-        let (launches, time, bare) = self.host_times(what, &tensors_of, call);
+        let (launches, time, bare) = self.host_times(what, &tensors_of, call, false);
         self.rows.put(serde_json::json!({"what": "host_ns", "call": what, "tensors": tensors, "launches": launches,
             "time": time, "bare": bare}));
     }
 
     /// How many launches a call makes, its time, and that of the same launches without the library.
-    fn host_times(&self, what: &str, of: &str, call: &dyn Fn()) -> (usize, f64, f64) {
-        let launches = self.device.launches(call);
+    fn host_times(&self, what: &str, of: &str, call: &dyn Fn(), begins_early: bool) -> (usize, f64, f64) {
+        let launches = self.device.launches(call, begins_early);
         let [time, bare] = self.device.host_times([call, &|| launches.launch()]);
         let count = launches.count();
         println!("  {what:<13} {of:>11}  {time:6.0}       {count} × {bare:6.0}      {:6.0}", time - bare);
