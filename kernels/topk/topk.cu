@@ -2,106 +2,31 @@
 //
 //   ids of row r: the k entries that come first by (larger score, lower index); ascending, or in that order
 //
-// Bytes: every score once, every id and value once. A row of 131072 float32 scores has 524 KB; eight of them take 1 µs. Rows longer than the
-// registers of a cluster (131072 scores for eight CTAs) are read once a pass, up to five times, from the L2 cache.
+// Bytes: every score once, every id and value once. A row of 131072 float32 scores has 524 KB; eight of them take 1 µs.
 //
-// Cut: a cluster of 1, 2, 4 or 8 CTAs for each row; a warp takes neighbouring scores.
+// Cut: a CTA has a row of up to 16384 scores in its registers (of up to 8192 in half of them, so that a multiprocessor has two rows). Of
+// longer rows sift.cu leaves as many as that, if there is scratch. Otherwise a cluster of 1, 2, 4 or 8 CTAs takes each row, in which a warp
+// has neighbouring scores; those beyond the cluster's registers and shared memory are read once a pass, up to five times.
 //
-//   request scores and length ─ count the first digit as they arrive ─ read the cluster's counts ─ next digit … ─ places ─ ids, values
-//                                                                                     best first: ─ ids to CTA 0 ─ sort ─┘
+//   request scores or entries ─ bounds ─ bins ─ places ─ ids, values
+//                                                 └ best first: sort ┘
 //
-// On entry: the grid is a multiple of the cluster; best first, cap ≤ MOST_SORTED.
+// On entry: the grid is a multiple of the cluster; `room` has places for what is selected, best first a power of two.
 //
 // targets: compute_80, compute_90
 
-#include "common/cluster_topk.cuh"
-#include "topk/params.cuh"
+#include "topk/row.cuh"
 
-constexpr uint32 THREADS = 1024, MOST_SORTED = 4096;
+constexpr uint32 SHORT = 512, LONG = 1024;
 
-// Neighbouring scores.
-template <uint32 BYTES> struct alignas(4 * BYTES) Four {
-    uint32 word[BYTES];
-    __device__ uint32 bits(uint32 n) const { return BYTES == 4 ? word[n] : word[n / 2] >> n % 2 * 16 & 0xffff; }
-};
-
-extern __shared__ uint4 room[];  // TopKParams.chunks times a key for each register of the CTA that holds one
-
-struct Row {
-    const TopKParams &p;
-    const uint32 number;
-    const char *scores;
-    uint32 len, wanted;
-
-    __device__ Row(const TopKParams &p, uint32 number) : p(p), number(number), scores(p.scores + number * p.scores_row) {
-        int32 given = p.n, k = p.k;
-        if (p.lens) given = as<int32>(p.lens + number * p.lens_row);
-        if (p.budgets) k = as<int32>(p.budgets + number * p.budgets_row);
-        len = min(uint32(max(given, 0)), p.n), wanted = min(min(uint32(max(k, 0)), p.cap), len);
-    }
-    // Keys from each of first + n · STEP on; 0 from `end` on.
-    template <uint32 BYTES> __device__ void load(uint32 first, uint32 end, uint32 (&x)[QUADS][4]) const {
-        Four<BYTES> four[QUADS];
-#pragma unroll
-        for (uint32 n = 0; n < QUADS; n++)
-            if (p.adjacent && first + n * STEP + 4 <= end) four[n] = as<Four<BYTES>>(scores + BYTES * uint64(first + n * STEP));
-#pragma unroll
-        for (uint32 n = 0; n < QUADS; n++) {
-            const uint32 i = first + n * STEP;
-#pragma unroll
-            for (uint32 m = 0; m < 4; m++) {
-                x[n][m] = 0;
-                if (p.adjacent && i + 4 <= end)
-                    x[n][m] = sort_key(widen<BYTES>(four[n].bits(m)));
-                else if (i + m < end)
-                    x[n][m] = sort_key(widen<BYTES>(stored<BYTES>(i + m)));
-            }
-        }
-    }
-    template <uint32 BYTES> __device__ uint32 stored(uint32 j) const {
-        const char *from = scores + j * p.scores_entry;
-        return BYTES == 4 ? as<uint32>(from) : as<uint16>(from);
-    }
-    template <uint32 BYTES> __device__ float widen(uint32 bits) const {
-        if (BYTES == 4) return __uint_as_float(bits);
-        return p.dtype == BFLOAT16 ? widen_bfloat16(bits) : widen_float16(bits);
-    }
-    __device__ int32 &id(uint32 place) const { return as<int32>(p.ids + number * p.ids_row + place * p.ids_entry); }
-    // The value is the score as it is stored.
-    template <uint32 BYTES> __device__ void write(uint32 place, uint32 j) const {
-        id(place) = j;
-        if (!p.values) return;
-        char *to = p.values + number * p.values_row + place * p.values_entry;
-        if (BYTES == 4)
-            as<uint32>(to) = stored<4>(j);
-        else
-            as<uint16>(to) = stored<2>(j);
-    }
-    __device__ void write_count() const { as<int32>(p.counts + number * p.counts_row) = wanted; }
-};
-
-template <uint32 BYTES> __device__ inline void ascending(const TopKParams &p) {
-    __shared__ ClusterTopKShared<THREADS> shared;
-    allow_next_kernel();
-    open(shared);
-    wait_for_previous_kernel();
-    const uint32 ctas = cluster_ctas();
-    const Row row(p, blockIdx.x / ctas);
-    if (cluster_rank() == 0 && threadIdx.x == 0) row.write_count();
-    if (row.wanted == 0) return;
-    const auto quads = [&](uint32 i, uint32 end, uint32 (&x)[QUADS][4]) { row.load<BYTES>(i, end, x); };
-    ClusterTopK<THREADS, decltype(quads)> top(shared, room, p.chunks, row.len, quads);
-    top.cut(row.wanted, BYTES == 4 ? 3 : 2);
-    if (ctas > 1) cluster_arrive();
-    top.take([&](uint32 place, uint32 j) { row.write<BYTES>(place, j); });
-    if (ctas > 1) cluster_wait();  // others may still read this CTA's counts
-}
+// An item for each that is selected, after an index for each key in registers if that is no score of the row; or chunks of a cluster's keys.
+extern __shared__ uint4 room[];
 
 // Score and index as one number that is larger for what comes first.
 __device__ inline uint64 item_of(uint32 key, uint32 j) { return uint64(key) << 32 | ~j; }
 
 // Sorts `count` items, the largest first; all threads of a CTA take part.
-__device__ inline void sort_items(uint64 *item, uint32 count) {
+template <uint32 THREADS> __device__ inline void sort_items(uint64 *item, uint32 count) {
     uint32 size = 2;
     while (size < count) size *= 2;
     for (uint32 i = count + threadIdx.x; i < size; i += THREADS) item[i] = 0;
@@ -118,34 +43,142 @@ __device__ inline void sort_items(uint64 *item, uint32 count) {
     }
 }
 
-template <uint32 BYTES> __device__ inline void best_first(const TopKParams &p) {
-    __shared__ union {
-        ClusterTopKShared<THREADS> top;
-        uint64 item[MOST_SORTED];
-    } shared;
+template <uint32 BYTES, bool IS_ORDERED, uint32 THREADS> __device__ inline void write_items(const Row &row, uint64 *item) {
+    if (IS_ORDERED) sort_items<THREADS>(item, row.wanted);
+#pragma unroll 1
+    for (uint32 i = threadIdx.x; i < row.wanted; i += THREADS) row.write<BYTES>(i, ~uint32(item[i]), uint32(item[i] >> 32));
+}
+
+// Selects from the keys in registers; index(j) is that of key j.
+template <uint32 BYTES, bool IS_ORDERED, uint32 THREADS, typename Index>
+__device__ inline void select(const Row &row, CtaTopK<THREADS> &top, uint32 present, uint64 *item, const Index &index) {
+    top.cut(row.wanted, present);
+    top.take([&](uint32 place, uint32 j, uint32 key) { item[place] = item_of(key, index(j)); });
+    __syncthreads();
+    write_items<BYTES, IS_ORDERED, THREADS>(row, item);
+}
+
+template <uint32 BYTES, bool IS_ORDERED> __device__ inline void select_short(const TopKParams &p) {
+    __shared__ CtaTopKShared<SHORT> shared;
     allow_next_kernel();
-    open(shared.top);
+    open(shared);
+    wait_for_previous_kernel();
+    const Row row(p, blockIdx.x);
+    if (threadIdx.x == 0) row.write_count();
+    if (row.wanted == 0) return;
+    CtaTopK<SHORT> top(shared, row.len);
+    row.load<BYTES>(top.first, top.end(), top.x);
+    select<BYTES, IS_ORDERED>(row, top, row.len, reinterpret_cast<uint64 *>(room), [](uint32 j) { return j; });
+}
+
+// Entries of a row that was sifted, one slice's after the other's, each from a whole quad on.
+struct Entries {
+    struct Shared {
+        uint32 first[MOST_SLICES];           // places before each slice
+        uint32 places[WARP], present[WARP];  // of a warp's slices
+    };
+    const Row &row;
+    Shared &shared;
+    uint32 places, present;  // 0: the scores themselves are needed
+
+    // By all threads.
+    __device__ Entries(const Row &row, Shared &shared) : row(row), shared(shared), places(0), present(0) {
+        const uint32 slices = row.p.slices, slice = threadIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+        if (slices == 0) return;
+        uint32 found = 0;
+        if (slice < slices) found = __ldcg(reinterpret_cast<const uint32 *>(row.p.found) + uint64(row.number) * slices + slice);
+        const bool are_too_many = found == TOO_MANY;
+        if (are_too_many) found = 0;
+        const uint32 own = (found + 3) / 4 * 4;
+        uint32 through = own;
+#pragma unroll
+        for (uint32 step = 1; step < WARP; step *= 2) {
+            const uint32 other = __shfl_up_sync(FULL_WARP, through, step);
+            if (lane >= step) through += other;
+        }
+        found = __reduce_add_sync(FULL_WARP, found);
+        if (lane == WARP - 1) shared.places[warp] = through, shared.present[warp] = found;
+        if (__syncthreads_or(are_too_many)) return;
+        const uint32 of_warp = shared.places[lane], before = __reduce_add_sync(FULL_WARP, lane < warp ? of_warp : 0);
+        const uint32 all = __reduce_add_sync(FULL_WARP, of_warp), there = __reduce_add_sync(FULL_WARP, shared.present[lane]);
+        if (slice < slices) shared.first[slice] = before + through - own;
+        __syncthreads();
+        if (there >= row.wanted && all <= CtaTopK<LONG>::MOST) places = all, present = there;
+    }
+    // Keys and indices of the quad at place i.
+    __device__ void load(uint32 i, uint32 (&key)[4], uint4 &index) const {
+        uint32 slice = 0;
+#pragma unroll
+        for (uint32 step = MOST_SLICES / 2; step > 0; step /= 2)
+            if (slice + step < row.p.slices && shared.first[slice + step] <= i) slice += step;
+        const uint64 at = (uint64(row.number) * row.p.slices + slice) * MOST_KEPT + (i - shared.first[slice]);
+        const uint4 *from = reinterpret_cast<const uint4 *>(row.p.sifted + at * 8);
+        const uint4 low = __ldcg(from), high = __ldcg(from + 1);
+        key[0] = low.x, key[1] = low.z, key[2] = high.x, key[3] = high.z;
+        index = make_uint4(low.y, low.w, high.y, high.w);
+    }
+};
+
+template <uint32 BYTES, bool IS_ORDERED> __device__ inline void select_long(const TopKParams &p) {
+    __shared__ union {
+        ClusterTopKShared<LONG> cluster;
+        CtaTopKShared<LONG> alone;
+    } shared;  // both begin with bins, which are opened together; only one is written then
+    __shared__ Entries::Shared slices;
+    constexpr uint32 HELD = CtaTopK<LONG>::MOST / 4;
+    allow_next_kernel();
+    open(shared.cluster);
     wait_for_previous_kernel();
     const uint32 ctas = cluster_ctas();
     const Row row(p, blockIdx.x / ctas);
     if (cluster_rank() == 0 && threadIdx.x == 0) row.write_count();
     if (row.wanted == 0) return;
+    const bool is_short = p.alone && row.len <= CtaTopK<LONG>::MOST;
+    const Entries entries(row, slices);
+    if (is_short || entries.places > 0) {
+        if (cluster_rank() != 0) return;
+        CtaTopK<LONG> top(shared.alone, is_short ? row.len : entries.places);
+        if (is_short) {
+            row.load<BYTES>(top.first, top.end(), top.x);
+        } else {
+#pragma unroll
+            for (uint32 n = 0; n < QUADS; n++) {
+                const uint32 i = top.first + n * STEP;
+                top.x[n][0] = top.x[n][1] = top.x[n][2] = top.x[n][3] = 0;
+                if (i < top.end()) entries.load(i, top.x[n], room[i / 4]);
+            }
+        }
+        const uint32 *index = reinterpret_cast<const uint32 *>(room);
+        uint64 *item = reinterpret_cast<uint64 *>(room + (is_short ? 0 : HELD));
+        select<BYTES, IS_ORDERED>(row, top, is_short ? row.len : entries.present, item, [&](uint32 j) { return is_short ? j : index[j]; });
+        return;
+    }
     const auto quads = [&](uint32 i, uint32 end, uint32 (&x)[QUADS][4]) { row.load<BYTES>(i, end, x); };
-    ClusterTopK<THREADS, decltype(quads)> top(shared.top, room, p.chunks, row.len, quads);
+    ClusterTopK<LONG, decltype(quads)> top(shared.cluster, room, p.chunks, row.len, quads);
     top.cut(row.wanted, BYTES == 4 ? 3 : 2);
+    if (!IS_ORDERED) {
+        if (ctas > 1) cluster_arrive();
+        top.take([&](uint32 place, uint32 j) { row.write<BYTES>(place, j, UNKNOWN); });
+        if (ctas > 1) cluster_wait();  // others may still read this CTA's counts
+        return;
+    }
     top.take([&](uint32 place, uint32 j) { row.id(place) = j; });
     if (ctas > 1) cluster_arrive(), cluster_wait();
     __syncthreads();
     if (cluster_rank() != 0) return;
-    for (uint32 i = threadIdx.x; i < row.wanted; i += THREADS) {
+    uint64 *item = reinterpret_cast<uint64 *>(room);
+    for (uint32 i = threadIdx.x; i < row.wanted; i += LONG) {
         const uint32 j = __ldcg(&row.id(i));
-        shared.item[i] = item_of(sort_key(row.widen<BYTES>(row.stored<BYTES>(j))), j);
+        item[i] = item_of(sort_key(row.widen<BYTES>(row.stored<BYTES>(j))), j);
     }
-    sort_items(shared.item, row.wanted);
-    for (uint32 i = threadIdx.x; i < row.wanted; i += THREADS) row.write<BYTES>(i, ~uint32(shared.item[i]));
+    write_items<BYTES, true, LONG>(row, item);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) topk_ascending_16(const __grid_constant__ TopKParams p) { ascending<2>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) topk_ascending_32(const __grid_constant__ TopKParams p) { ascending<4>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) topk_best_first_16(const __grid_constant__ TopKParams p) { best_first<2>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) topk_best_first_32(const __grid_constant__ TopKParams p) { best_first<4>(p); }
+extern "C" __global__ void __launch_bounds__(SHORT, 2) topk_short_ascending_16(const __grid_constant__ TopKParams p) { select_short<2, false>(p); }
+extern "C" __global__ void __launch_bounds__(SHORT, 2) topk_short_ascending_32(const __grid_constant__ TopKParams p) { select_short<4, false>(p); }
+extern "C" __global__ void __launch_bounds__(SHORT, 2) topk_short_best_first_16(const __grid_constant__ TopKParams p) { select_short<2, true>(p); }
+extern "C" __global__ void __launch_bounds__(SHORT, 2) topk_short_best_first_32(const __grid_constant__ TopKParams p) { select_short<4, true>(p); }
+extern "C" __global__ void __launch_bounds__(LONG, 1) topk_ascending_16(const __grid_constant__ TopKParams p) { select_long<2, false>(p); }
+extern "C" __global__ void __launch_bounds__(LONG, 1) topk_ascending_32(const __grid_constant__ TopKParams p) { select_long<4, false>(p); }
+extern "C" __global__ void __launch_bounds__(LONG, 1) topk_best_first_16(const __grid_constant__ TopKParams p) { select_long<2, true>(p); }
+extern "C" __global__ void __launch_bounds__(LONG, 1) topk_best_first_32(const __grid_constant__ TopKParams p) { select_long<4, true>(p); }

@@ -9,6 +9,7 @@ pub const CASES: &[Case] = cases![
     topk_agrees_with_a_plain_sort,
     topk_is_exact_whatever_the_distribution,
     topk_takes_long_rows_and_many,
+    topk_of_long_rows_is_exact_whatever_the_distribution,
     topk_of_1024_ragged_rows_is_exact,
     topk_is_the_same_every_time,
 ];
@@ -164,6 +165,37 @@ fn topk_takes_long_rows_and_many(backend: &Backend) {
                 let scores = rng.normals(&[rows, n as usize]).map(|&x| dtype.round(x));
                 let scene = Scene { dtype, lens: lens.clone(), best_first, ..Scene::plain(scores, k) };
                 scene.check(backend, [&plain, &plain]);
+            }
+        }
+    });
+}
+
+/// What a sample of a row misjudges: equal scores, scores in order, the best in one place, few numbers, a period.
+fn topk_of_long_rows_is_exact_whatever_the_distribution(backend: &Backend) {
+    let plain = Layout::default();
+    rounds(1, |rng| {
+        let n = 50_000;
+        let mut row =
+            |make: &mut dyn FnMut(&mut Rng, usize) -> f64| Array::from_fn(&[1, n], |at| F32.round(make(rng, at[1])));
+        let all = [
+            row(&mut |_, _| -2.5),
+            row(&mut |_, j| j as f64),
+            row(&mut |_, j| -(j as f64)),
+            row(&mut |rng, j| if j / 3000 == 9 { 9.0 + rng.normal() } else { rng.normal() }),
+            row(&mut |rng, _| if rng.one_in(50) { rng.normal() } else { f64::NEG_INFINITY }),
+            row(&mut |rng, _| rng.normal().max(0.0)),
+            row(&mut |rng, _| rng.int(-3..=3) as f64),
+            row(&mut |_, j| if j % 48 < 8 { 1.0 } else { j as f64 }),
+            row(&mut |rng, _| rng.pick(&SPECIAL)),
+        ];
+        for (number, scores) in all.into_iter().enumerate() {
+            for k in [1, 128, 2048, 3125, 3126, 20_000] {
+                println!("distribution {number}, {k} of {n}");
+                let scene = Scene::plain(scores.clone(), k);
+                scene.check(backend, [&plain, &plain]);
+                if k == 2048 {
+                    Scene { best_first: true, ..scene }.check(backend, [&plain, &plain]);
+                }
             }
         }
     });

@@ -20,6 +20,7 @@ pub const CASES: &[Case] = &[
     ("per_thread_default_streams_have_arenas_of_their_own", per_thread_default_streams_have_arenas_of_their_own),
     ("reserve_leaves_a_capture_alone", reserve_leaves_a_capture_alone),
     ("scratch_that_is_missing_or_too_small_is_an_error", scratch_that_is_missing_or_too_small_is_an_error),
+    ("topk_is_the_same_without_scratch", topk_is_the_same_without_scratch),
     ("device_that_does_not_exist_is_unavailable", device_that_does_not_exist_is_unavailable),
     ("host_tensors_are_refused", host_tensors_are_refused),
     ("strides_beyond_32_bits_are_followed", strides_beyond_32_bits_are_followed),
@@ -282,6 +283,28 @@ fn scratch_that_is_missing_or_too_small_is_an_error(backend: &Backend) {
     reserve(&session, stream, bytes);
     Graph::capture(stream.cast(), || assert_ok(attend())).replay();
     assert!(out.read_floats().data.iter().all(|&x| x == 1.0), "the mean of ones");
+}
+
+/// vwd_topk needs no scratch; where there is some it takes another way for long rows.
+fn topk_is_the_same_without_scratch(backend: &Backend) {
+    let (session, stream, plain) = (cuda_session(args()), backend.stream(), Layout::default());
+    rounds(1, |rng| {
+        let scores = Tensor::floats(backend, F32, &rng.normals(&[3, 40_000]), &plain);
+        let select = || {
+            let ids = Tensor::poisoned(backend, I32, &[3, 1000], &plain);
+            let counts = Tensor::poisoned(backend, I32, &[3], &plain);
+            let call = vwd_topk_args { k: 1000, scores: scores.c(), ids: ids.c(), counts: counts.c(), ..args() };
+            // SAFETY: the tensors outlive the call and its replay.
+            let enqueue = || assert_ok(unsafe { vwd_topk(session.raw(), &call, stream) });
+            Graph::capture(stream.cast(), enqueue).replay();
+            (ids.read_ints(), counts.read_ints())
+        };
+        let without = select();
+        assert_eq!(session.details().scratch_bytes, 0);
+        reserve(&session, stream, 16 << 20);
+        assert!(select() == without);
+        assert!(session.details().scratch_peak > 0);
+    });
 }
 
 fn device_that_does_not_exist_is_unavailable(_: &Backend) {

@@ -1,19 +1,26 @@
 //! Launch of the kernels of kernels/topk.
 
 use super::Request;
+use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::ops::index;
 use crate::runtime::cuda::layout::kernel_struct;
-use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Parts, Source, source};
 
 pub struct Kernels {
-    ascending: ByWidth,
-    best_first: ByWidth,
+    ascending: Order,
+    best_first: Order,
+    sift: ByWidth,
     /// Clusters of 2, 4 and 8 CTAs that run at once.
     clusters: [usize; 3],
-    /// Chunks of keys for which shared memory has room.
-    chunks: usize,
+    room: Room,
+}
+
+/// The kernels for one order of results.
+struct Order {
+    short: ByWidth,
+    long: ByWidth,
 }
 
 /// A kernel for each width of a score.
@@ -23,31 +30,51 @@ struct ByWidth {
 }
 
 impl ByWidth {
-    fn find(modules: &Modules, [b16, b32]: [&'static str; 2], bytes: usize) -> Result<ByWidth> {
-        let kernel = |name| {
-            let kernel = modules.kernel("topk/topk", name)?;
-            kernel.allow_shared(bytes as u32)?;
-            Ok(kernel)
-        };
-        Ok(ByWidth { b16: kernel(b16)?, b32: kernel(b32)? })
+    fn of(&self, dtype: DType) -> &Kernel {
+        if dtype.bits == 16 { &self.b16 } else { &self.b32 }
     }
 }
 
+/// What a device has room for.
+#[derive(Clone, Copy)]
+struct Room {
+    multiprocessors: usize,
+    /// Of shared memory beside what the kernels declare.
+    bytes: usize,
+}
+
 impl cuda::Kernels for Kernels {
-    const SOURCES: &[Source] = &[source!("topk/topk", compute_80, compute_90)];
+    const SOURCES: &[Source] =
+        &[source!("topk/topk", compute_80, compute_90), source!("topk/sift", compute_80, compute_90)];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let facts = modules.facts();
-        let chunks = ((facts.shared_bytes as usize - STATIC_BYTES) / CHUNK_BYTES).min(MOST_CHUNKS);
-        let bytes = chunks * CHUNK_BYTES;
-        let ascending = ByWidth::find(modules, ["topk_ascending_16", "topk_ascending_32"], bytes)?;
-        let best_first = ByWidth::find(modules, ["topk_best_first_16", "topk_best_first_32"], bytes)?;
+        let bytes = facts.shared_bytes as usize - STATIC_BYTES;
+        let selecting = |[b16, b32]: [&'static str; 2]| {
+            let kernel = |name| {
+                let kernel = modules.kernel("topk/topk", name)?;
+                kernel.allow_shared(bytes as u32)?;
+                Ok(kernel)
+            };
+            Ok(ByWidth { b16: kernel(b16)?, b32: kernel(b32)? })
+        };
+        let ascending = Order {
+            short: selecting(["topk_short_ascending_16", "topk_short_ascending_32"])?,
+            long: selecting(["topk_ascending_16", "topk_ascending_32"])?,
+        };
+        let best_first = Order {
+            short: selecting(["topk_short_best_first_16", "topk_short_best_first_32"])?,
+            long: selecting(["topk_best_first_16", "topk_best_first_32"])?,
+        };
+        let sift = |name| modules.kernel("topk/sift", name);
+        let sift = ByWidth { b16: sift("topk_sift_16")?, b32: sift("topk_sift_32")? };
         let active = |size: u32| match facts.launches_dependents() {
-            true => ascending.b32.active_clusters(size, THREADS) as usize,
+            true => ascending.long.b32.active_clusters(size, THREADS) as usize,
             false => 0,
         };
         let clusters = [2, 4, LARGEST_CLUSTER].map(active);
-        Ok(Kernels { ascending, best_first, clusters, chunks })
+        let room = Room { multiprocessors: facts.multiprocessors as usize, bytes };
+        Ok(Kernels { ascending, best_first, sift, clusters, room })
     }
 }
 
@@ -60,6 +87,8 @@ kernel_struct! {
         ids: *mut u8,
         counts: *mut u8,
         values: *mut u8,
+        sifted: *mut u8,
+        found: *mut u8,
         scores_row: i64,
         scores_entry: i64,
         lens_row: i64,
@@ -75,30 +104,73 @@ kernel_struct! {
         dtype: u32,
         adjacent: u32,
         chunks: u32,
+        slices: u32,
+        alone: u32,
     }
 }
 
-/// THREADS and MOST_SORTED of kernels/topk/topk.cu, and how many keys a thread has in registers.
+/// Threads of the kernels for long and short rows and of sifting (kernels/topk), and how many keys a thread has in registers.
 const THREADS: u32 = 1024;
-const MOST_SORTED: usize = 4096;
+const SHORT_THREADS: u32 = 512;
+const SIFT_THREADS: u32 = 512;
 const THREAD_KEYS: usize = 16;
 /// Keys of a CTA, in its registers or a chunk of shared memory.
 const CHUNK: usize = THREADS as usize * THREAD_KEYS;
 const CHUNK_BYTES: usize = CHUNK * size_of::<u32>();
+const SHORT: usize = SHORT_THREADS as usize * THREAD_KEYS;
+/// That one CTA puts in order.
+const MOST_SORTED: usize = 4096;
 /// More would not fit in the largest shared memory beside what the kernels declare.
 const MOST_CHUNKS: usize = 3;
 const STATIC_BYTES: usize = 33 << 10;
+/// One that is selected, or kept: a key and an index.
+const ITEM_BYTES: usize = 8;
+/// MOST_KEPT and MOST_SLICES of kernels/topk/row.cuh: what a CTA keeps of its slice of a row, and slices of a row.
+const MOST_KEPT: usize = 6144;
+const MOST_SLICES: usize = 512;
+/// Of a row, in sifting. More is not expected to fit in the registers of a CTA.
+const SAMPLE: usize = 8192;
+const MOST_EXPECTED: f64 = 12288.0;
+/// Of sifting; a session's own arenas have as much.
+const MOST_SCRATCH: usize = 16 << 20;
 
 /// CTAs of a row: enough to have it in registers, as long as all rows run at once.
-fn cluster(kernels: &Kernels, rows: usize, n: usize) -> usize {
+fn cluster(clusters: [usize; 3], rows: usize, n: usize) -> usize {
     let mut ctas = 1;
-    for active in kernels.clusters {
+    for active in clusters {
         if n <= ctas * CHUNK || rows > active {
             break;
         }
         ctas *= 2;
     }
     ctas
+}
+
+/// Bytes of shared memory for what a row selects.
+fn item_bytes(most: usize, best_first: bool) -> usize {
+    let places = if best_first { most.next_power_of_two().max(2) } else { most };
+    places.saturating_mul(ITEM_BYTES)
+}
+
+/// Slices of each row, if it is worth sifting: a CTA for each, so many that all run at once. 0: it is not.
+fn slices(room: Room, rows: usize, n: usize, most: usize, best_first: bool) -> usize {
+    let count = (2 * room.multiprocessors / rows).clamp(1, n.div_ceil(SHORT).clamp(1, MOST_SLICES));
+    // As the kernel has it.
+    let share = SAMPLE as f64 / n as f64;
+    let expected = most as f64 * share;
+    let kept = (expected + 8.0 * expected.sqrt() + 8.0) / share;
+    let fits = kept <= MOST_EXPECTED.min((count * MOST_KEPT) as f64)
+        && CHUNK_BYTES + item_bytes(most, best_first) <= room.bytes
+        && scratch(rows, count).0.bytes <= MOST_SCRATCH;
+    if n > CHUNK && most > 0 && most <= n / 16 && fits { count } else { 0 }
+}
+
+/// Scratch of sifting, and where in it the counts begin.
+fn scratch(rows: usize, slices: usize) -> (Parts, usize) {
+    let mut parts = Parts::default();
+    parts.take(&[rows, slices, MOST_KEPT, ITEM_BYTES]);
+    let found = parts.take(&[rows, slices, size_of::<u32>()]);
+    (parts, found)
 }
 
 /// Whether four neighbouring scores of any row can be loaded together.
@@ -119,9 +191,25 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         let text = format!("VWD_TOPK_BEST_FIRST of {}; CUDA puts up to {MOST_SORTED} in order", r.most());
         return Err(Error::unsupported(text));
     }
-    let (n, kernels): (_, &Kernels) = (r.scores.dim(1), enqueue.kernels());
-    let ctas = cluster(kernels, rows, n);
-    let chunks = if n <= ctas * CHUNK { 0 } else { n.div_ceil(ctas * CHUNK).min(kernels.chunks) };
+    let (n, most, kernels): (_, _, &Kernels) = (r.scores.dim(1), r.most(), enqueue.kernels());
+    let items = item_bytes(most, r.best_first);
+    let is_short = n <= SHORT && items <= kernels.room.bytes;
+    let mut slices = slices(kernels.room, rows, n, most, r.best_first);
+    let (parts, found_at) = scratch(rows, slices);
+    let (mut sifted, mut found) = (std::ptr::null_mut(), std::ptr::null_mut());
+    if slices > 0 {
+        // Without it, as where a graph is captured on a stream that has none, a cluster takes the row.
+        match enqueue.scratch(parts.bytes) {
+            Ok(base) => (sifted, found) = (base as *mut u8, (base + found_at as u64) as *mut u8),
+            Err(_) => slices = 0,
+        }
+    }
+    let ctas = if is_short { 1 } else { cluster(kernels.clusters, rows, n) };
+    let most_chunks = (kernels.room.bytes / CHUNK_BYTES).min(MOST_CHUNKS);
+    let chunks = if n <= ctas * CHUNK { 0 } else { n.div_ceil(ctas * CHUNK).min(most_chunks) };
+    let alone_bytes = items + if slices > 0 { CHUNK_BYTES } else { 0 };
+    let alone = alone_bytes <= kernels.room.bytes;
+    let bytes = (chunks * CHUNK_BYTES).max(if alone || r.best_first { alone_bytes } else { 0 });
     let (lens, budgets, values) = (r.lens.as_ref(), r.budgets.as_ref(), r.values.as_ref());
     let params = TopKParams {
         scores: r.scores.data(),
@@ -130,6 +218,8 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         ids: r.ids.data(),
         counts: r.counts.data(),
         values: index::address(values),
+        sifted,
+        found,
         scores_row: r.scores.byte_stride(0),
         scores_entry: r.scores.byte_stride(1),
         lens_row: index::step(lens, 0),
@@ -145,17 +235,25 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         dtype: index::element_type(r.scores.dtype),
         adjacent: has_adjacent_fours(&r.scores) as u32,
         chunks: chunks as u32,
+        slices: slices as u32,
+        alone: alone as u32,
     };
+    let (dtype, params) = (r.scores.dtype, [(&raw const params).cast()]);
+    if slices > 0 {
+        let grid = Grid { ctas: (rows * slices) as u32, threads: SIFT_THREADS, kind: index::kind(enqueue) };
+        // SAFETY: as below; scratch is this call's.
+        unsafe { enqueue.launch(kernels.sift.of(dtype), grid, params)? };
+    }
     let order = if r.best_first { &kernels.best_first } else { &kernels.ascending };
-    let kernel = if r.scores.dtype.bits == 16 { &order.b16 } else { &order.b32 };
+    let (kernel, threads) = if is_short { (&order.short, SHORT_THREADS) } else { (&order.long, THREADS) };
     let kind = match ctas {
         1 => index::kind(enqueue),
         ctas => Kind::DependentClusters(ctas as u32),
     };
-    let grid = Grid { ctas: (rows * ctas) as u32, threads: THREADS, kind };
+    let grid = Grid { ctas: (rows * ctas) as u32, threads, kind };
     // SAFETY: TopKParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything.
-    unsafe { enqueue.launch(&kernel.sharing((chunks * CHUNK_BYTES) as u32), grid, [(&raw const params).cast()]) }
+    unsafe { enqueue.launch(&kernel.of(dtype).sharing(bytes as u32), grid, params) }
 }
 
 #[cfg(test)]
@@ -166,5 +264,36 @@ mod tests {
     #[test]
     fn kernels_read_the_parameters_where_they_lie() {
         layout::check("topk", file!(), &[TopKParams::layout("TopKParams")]);
+    }
+
+    const H200: Room = Room { multiprocessors: 132, bytes: (227 << 10) - STATIC_BYTES };
+
+    #[test]
+    fn long_rows_are_sifted_by_as_many_ctas_as_run_at_once() {
+        let ascending = |rows, n, k| slices(H200, rows, n, k, false);
+        assert_eq!(ascending(1, 1 << 20, 2048), 128, "each has the scores of its registers");
+        assert_eq!(
+            (ascending(8, 1 << 20, 2048), ascending(64, 1 << 17, 128), ascending(300, 1 << 17, 2048)),
+            (33, 4, 1)
+        );
+        assert_eq!(ascending(1, i32::MAX as usize, 2048), 264);
+    }
+
+    #[test]
+    fn rows_are_not_sifted_where_too_much_would_be_left() {
+        let ascending = |rows, n, k| slices(H200, rows, n, k, false);
+        assert_eq!((ascending(1, CHUNK, 1), ascending(1, CHUNK + 1, 0), ascending(1, CHUNK + 1, 1)), (0, 0, 3));
+        assert_eq!((ascending(1, 1 << 17, 1 << 13), ascending(1, 1 << 17, (1 << 13) + 1)), (16, 0));
+        assert_eq!((ascending(200, 1 << 17, 4096), ascending(400, 1 << 17, 128)), (0, 0));
+        let small = Room { bytes: CHUNK_BYTES, ..H200 };
+        assert_eq!(slices(small, 1, 1 << 17, 128, false), 0);
+    }
+
+    #[test]
+    fn scratch_of_sifting_is_what_an_arena_has() {
+        for rows in [1, 7, 64, 131, 132, 264, 300] {
+            let count = slices(H200, rows, 1 << 20, 128, true);
+            assert!(count > 0 && scratch(rows, count).0.bytes <= MOST_SCRATCH, "{rows}");
+        }
     }
 }

@@ -1,0 +1,85 @@
+// A row of scores, its keys, and where its best go.
+#pragma once
+
+#include "common/cta_topk.cuh"
+#include "topk/params.cuh"
+
+// Neighbouring scores.
+template <uint32 BYTES> struct alignas(4 * BYTES) Four {
+    uint32 word[BYTES];
+    __device__ uint32 bits(uint32 n) const { return BYTES == 4 ? word[n] : word[n / 2] >> n % 2 * 16 & 0xffff; }
+};
+
+constexpr uint32 UNKNOWN = 0;  // no key
+
+struct Row {
+    const TopKParams &p;
+    const uint32 number;
+    const char *scores;
+    uint32 len, wanted;
+
+    __device__ Row(const TopKParams &p, uint32 number) : p(p), number(number), scores(p.scores + number * p.scores_row) {
+        int32 given = p.n, k = p.k;
+        if (p.lens) given = as<int32>(p.lens + number * p.lens_row);
+        if (p.budgets) k = as<int32>(p.budgets + number * p.budgets_row);
+        len = min(uint32(max(given, 0)), p.n), wanted = min(min(uint32(max(k, 0)), p.cap), len);
+    }
+    // Keys from each of at[n] on, a multiple of four; 0 from `end` on.
+    template <uint32 BYTES> __device__ void load(const uint32 (&at)[QUADS], uint32 end, uint32 (&x)[QUADS][4]) const {
+        Four<BYTES> four[QUADS];
+#pragma unroll
+        for (uint32 n = 0; n < QUADS; n++) {
+            if (p.adjacent && at[n] + 4 <= end) {
+                four[n] = as<Four<BYTES>>(scores + BYTES * uint64(at[n]));
+                continue;
+            }
+            uint32 bits[4];
+#pragma unroll
+            for (uint32 m = 0; m < 4; m++) bits[m] = at[n] + m < end ? stored<BYTES>(at[n] + m) : 0;
+#pragma unroll
+            for (uint32 m = 0; m < BYTES; m++) four[n].word[m] = BYTES == 4 ? bits[m] : bits[2 * m] | bits[2 * m + 1] << 16;
+        }
+#pragma unroll
+        for (uint32 n = 0; n < QUADS; n++)
+#pragma unroll
+            for (uint32 m = 0; m < 4; m++) x[n][m] = at[n] + m < end ? sort_key(widen<BYTES>(four[n].bits(m))) : 0;
+    }
+    // From each of first + n · STEP on.
+    template <uint32 BYTES> __device__ void load(uint32 first, uint32 end, uint32 (&x)[QUADS][4]) const {
+        uint32 at[QUADS];
+#pragma unroll
+        for (uint32 n = 0; n < QUADS; n++) at[n] = first + n * STEP;
+        load<BYTES>(at, end, x);
+    }
+    template <uint32 BYTES> __device__ uint32 stored(uint32 j) const {
+        const char *from = scores + j * p.scores_entry;
+        return BYTES == 4 ? as<uint32>(from) : as<uint16>(from);
+    }
+    template <uint32 BYTES> __device__ float widen(uint32 bits) const {
+        if (BYTES == 4) return __uint_as_float(bits);
+        return p.dtype == BFLOAT16 ? widen_bfloat16(bits) : widen_float16(bits);
+    }
+    // The score as it is stored: what its key tells, or where that is not known, or others have it, too, read again.
+    template <uint32 BYTES> __device__ uint32 value_of(uint32 key, uint32 j) const {
+        constexpr uint32 ZERO = 0x80000000u, LEAST = 0x007fffffu;  // of −0 and +0; of −inf and NaN
+        if (key == UNKNOWN || key == ZERO || key == LEAST) return stored<BYTES>(j);
+        const uint32 bits = key >> 31 ? key & 0x7fffffffu : ~key;
+        if (BYTES == 4) return bits;
+        return p.dtype == BFLOAT16 ? bits >> 16 : narrow_float16(__uint_as_float(bits));
+    }
+    __device__ int32 &id(uint32 place) const { return as<int32>(p.ids + number * p.ids_row + place * p.ids_entry); }
+    template <uint32 BYTES> __device__ void write(uint32 place, uint32 j, uint32 key) const {
+        id(place) = j;
+        if (!p.values) return;
+        char *to = p.values + number * p.values_row + place * p.values_entry;
+        if (BYTES == 4)
+            as<uint32>(to) = value_of<4>(key, j);
+        else
+            as<uint16>(to) = value_of<2>(key, j);
+    }
+    __device__ void write_count() const { as<int32>(p.counts + number * p.counts_row) = wanted; }
+};
+
+// What is left of a row after sifting: for each slice up to so many entries, a key and its index.
+constexpr uint32 MOST_KEPT = 6144, MOST_SLICES = 512;
+constexpr uint32 TOO_MANY = ~0u;  // instead of how many
