@@ -33,6 +33,26 @@ template <uint32 CHANNELS> struct Shared {
     uint32 farthest[THREADS];
 };
 
+// Eight channels of a token that lies anywhere.
+template <uint32 BYTES> struct One {
+    Eight<BYTES> eight;
+    float factor;
+    bool exists;
+};
+// Not inline: seldom called, from many places.
+template <uint32 BYTES> __device__ __noinline__ One<BYTES> fetch(const Keys &k, uint32 seq, uint32 head, uint32 t, uint32 c) {
+    One<BYTES> one;
+    one.eight.clear(), one.factor = 1.0f;
+    const char *key = k.find(seq, t, head, one.factor);
+    one.exists = key != nullptr;
+    if (!key) return one;
+    if (k.adjacent)
+        one.eight.load(key + c * BYTES);
+    else
+        one.eight.gather(key + c * k.channel, k.channel);
+    return one;
+}
+
 // A unit's block. WIDE: keys of more than 256 channels, or blocks of more than 64 tokens; they do not stay in registers.
 template <uint32 BYTES, bool WIDE> struct Block {
     static constexpr uint32 CHUNKS = WIDE ? 3 : 1;  // eight channels each, that a lane has
@@ -45,10 +65,22 @@ template <uint32 BYTES, bool WIDE> struct Block {
     const uint32 lanes, members, unit, member, slot, lane, width;  // width: channels of a unit's place in what is shared
     uint32 begin = 0, n = 0;                                       // first token, and how many; 0 where there is no block
     uint32 batches = 1;                                            // of the fullest block at hand: lanes of a warp go together
+    float share, of_spread;                                        // 1 / n, and how far the axis reaches by the tokens' spread
+    bool is_together;                                              // the tokens are in one page
+    struct {
+        bool exists;
+        uint32 page, row;  // of the first token
+    } at;
 
     __device__ __forceinline__ Block(const AxisParams &p, const Turn &turn, Parts &shared)
         : p(p), turn(turn), shared(shared), lanes(p.update.lanes), members(SLOTS * lanes), unit(threadIdx.x / members),
           member(threadIdx.x % members), slot(member / lanes), lane(member % lanes), width(WIDE && lanes == WARP ? MOST_CHANNELS : lanes * 8) {}
+
+    // Units wait for themselves only, or for those of the same warp.
+    __device__ __forceinline__ void sync() const {
+        const uint32 count = max(members, WARP);
+        sync_threads(1 + threadIdx.x / count, count);
+    }
 
     __device__ __forceinline__ uint32 channel(uint32 m) const { return (m * lanes + lane) * 8; }
     __device__ __forceinline__ float *mean() const { return shared.mean + unit * width; }
@@ -65,36 +97,63 @@ template <uint32 BYTES, bool WIDE> struct Block {
         reinterpret_cast<float4 *>(to)[1] = make_float4(from[4], from[5], from[6], from[7]);
     }
 
+    // Where the tokens lie: most blocks are in one page.
+    __device__ __forceinline__ void find() {
+        is_together = p.update.keys.adjacent;
+        uint32 page = turn.seq, row = begin;
+        if (p.update.keys.table) {
+            const Keys &k = p.update.keys;
+            const uint32 number = begin / k.page_size;
+            row = begin - number * k.page_size;
+            is_together &= row + n <= k.page_size;
+            if (n > 0) page = as<uint32>(k.table + turn.seq * k.table_seq + number * k.table_page);
+        }
+        at = {page < p.update.keys.pages, page, row};
+    }
+
     // This slot's tokens of a batch; 0 past the last, NaN where there is no page.
     __device__ __forceinline__ void load(uint32 batch, uint32 m, Tokens &x) const {
-        const uint32 c = channel(m), first = batch * BATCH + slot;
+        const Keys &k = p.update.keys;
+        const uint32 c = channel(m), first = batch * BATCH + slot, last = c < k.dim ? n : 0;
         constexpr uint32 TOGETHER = BYTES == 4 ? 4 : 8;
 #pragma unroll
         for (uint32 from = 0; from < HELD; from += TOGETHER) {
             Eight<BYTES> eight[TOGETHER];
             float factor[TOGETHER];
             uint32 absent = 0;
+            if (is_together) {
+                const uint64 row = at.row + first + from * SLOTS;
+                const char *key = k.data + at.page * k.page + row * k.token + turn.head * k.head + c * BYTES;
+                const char *scale = k.scale + at.page * k.scale_page + row * k.scale_token + turn.head * k.scale_head;
 #pragma unroll
-            for (uint32 i = 0; i < TOGETHER; i++) {
-                const uint32 t = first + (from + i) * SLOTS;
-                eight[i].clear(), factor[i] = 1.0f;
-                if (t >= n || c >= p.update.keys.dim) continue;
-                const char *key = p.update.keys.find(turn.seq, begin + t, turn.head, factor[i]);
-                if (!key)
-                    absent |= 1 << i;
-                else if (p.update.keys.adjacent)
-                    eight[i].load(key + c * BYTES);
-                else
-                    eight[i].gather(key + c * p.update.keys.channel, p.update.keys.channel);
+                for (uint32 i = 0; i < TOGETHER; i++) {
+                    eight[i].clear(), factor[i] = 1.0f;
+                    if (at.exists && first + (from + i) * SLOTS < last) {
+                        eight[i].load(key + i * SLOTS * k.token);
+                        if (BYTES == 1 && k.scale) factor[i] = as<float>(scale + i * SLOTS * k.scale_token);
+                    }
+                }
+                absent = at.exists ? 0 : ~0u;
+            } else {
+#pragma unroll
+                for (uint32 i = 0; i < TOGETHER; i++) {
+                    eight[i].clear(), factor[i] = 1.0f;
+                    const uint32 t = first + (from + i) * SLOTS;
+                    if (t >= last) continue;
+                    const One<BYTES> one = fetch<BYTES>(k, turn.seq, turn.head, begin + t, c);
+                    eight[i] = one.eight, factor[i] = one.factor;
+                    if (!one.exists) absent |= 1 << i;
+                }
             }
 #pragma unroll
             for (uint32 i = 0; i < TOGETHER; i++) {
                 float to[8];
-                eight[i].widen(to, p.update.keys.dtype);
+                eight[i].widen(to, k.dtype);
+                const bool is_absent = absent >> i & 1 && first + (from + i) * SLOTS < last;
 #pragma unroll
                 for (uint32 e = 0; e < 8; e++) {
                     if (BYTES == 1) to[e] = __fmul_rn(to[e], factor[i]);
-                    x[from + i][e] = absent >> i & 1 ? __uint_as_float(0x7fc00000) : to[e];
+                    x[from + i][e] = is_absent ? __uint_as_float(0x7fc00000) : to[e];
                 }
             }
         }
@@ -185,10 +244,9 @@ template <uint32 BYTES, bool WIDE> struct Block {
             }
             if (channel(m) < p.update.keys.dim) write(sum, part(slot) + channel(m));
         }
-        __syncthreads();
-        const float share = 1.0f / float(n);
+        sync();
         for (uint32 c = member; c < p.update.keys.dim; c += members) mean()[c] = __fmul_rn(tree(part(0) + c, width), share);
-        __syncthreads();
+        sync();
         if (!WIDE) subtract_mean(0, 0, x);
     }
 
@@ -207,7 +265,7 @@ template <uint32 BYTES, bool WIDE> struct Block {
             }
         }
         if (lane == 0) shared.best[unit * SLOTS + slot] = largest, shared.farthest[unit * SLOTS + slot] = farthest;
-        __syncthreads();
+        sync();
         largest = minus_infinity(), farthest = 0;
 #pragma unroll
         for (uint32 s = 0; s < SLOTS; s++) {
@@ -232,7 +290,7 @@ template <uint32 BYTES, bool WIDE> struct Block {
             for (uint32 e = 0; e < 8; e++) z[e] = __fmul_rn(__uint_as_float(bits[e]), square(channel(m) + e));
             write(z, vector() + channel(m));
         }
-        __syncthreads();
+        sync();
     }
 
     // z = W∘Σ_t u_t·x_t / |u| with u_t = x_t·z; `axis` is it without W, of channel `member` and those that follow it, in the last step as it
@@ -259,14 +317,14 @@ template <uint32 BYTES, bool WIDE> struct Block {
             }
         }
         if (lane == 0) shared.size[unit * SLOTS + slot] = size, shared.best[unit * SLOTS + slot] = most;
-        __syncthreads();
+        sync();
         size = tree(shared.size + unit * SLOTS, 1);
         // Of keys that are all the same there is no axis.
         const float shrink = size == 0.0f ? 0.0f : 1.0f / sqrtf(size);
         most = 0.0f;
 #pragma unroll
         for (uint32 other = 0; other < SLOTS; other++) most = fmaxf(most, shared.best[unit * SLOTS + other]);
-        const float reach = fmaxf(1.15f / sqrtf(float(n)), __fmul_rn(__fmul_rn(0.6f, most), shrink)), last = is_last ? reach : 1.0f;
+        const float reach = fmaxf(of_spread, __fmul_rn(__fmul_rn(0.6f, most), shrink)), last = is_last ? reach : 1.0f;
 #pragma unroll
         for (uint32 m = 0; m < CHUNKS; m++) {
             const uint32 c = member + m * members;
@@ -275,7 +333,7 @@ template <uint32 BYTES, bool WIDE> struct Block {
             vector()[c] = __fmul_rn(axis[m], square(c));
             axis[m] = __fmul_rn(axis[m], last);
         }
-        __syncthreads();
+        sync();
     }
 };
 
@@ -323,12 +381,15 @@ template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const Axis
     }
     __syncthreads();
     Of block(p, turn, shared);
-    const uint32 together = THREADS / block.members;
-    for (uint32 j = stale.begin + turn.slice * together; j < stale.end; j += turn.slices * together) {
-        const Unit unit(u, turn, stale, j + block.unit);
+    // Units of one warp go together.
+    const uint32 together = THREADS / block.members, joined = max(WARP / block.members, 1u), ahead = block.unit / joined * joined;
+    for (uint32 j = stale.begin + turn.slice * together + ahead; j < stale.end; j += turn.slices * together) {
+        const Unit unit(u, turn, stale, j + block.unit - ahead);
         block.begin = unit.j * u.size;
         block.n = unit.exists ? min(u.size, stale.len - block.begin) : 0;
         block.batches = (min(u.size, stale.len - j * u.size) + BATCH - 1) / BATCH;
+        block.find();
+        block.share = 1.0f / float(block.n), block.of_spread = 1.15f / sqrtf(float(block.n));
         float axis[Of::CHUNKS];
         typename Of::Tokens x;
         block.find_mean(x);
@@ -344,7 +405,7 @@ template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const Axis
             store(p, unit, turn.head, 0, c, is_there, mean, block.members);
             store(p, unit, turn.head, 1, c, is_there, axis[m], block.members);
         }
-        __syncthreads();
+        block.sync();
     }
 }
 

@@ -31,6 +31,9 @@ struct Unit {
     }
 };
 
+// A barrier of `count` threads, whole warps; number 0 is __syncthreads().
+__device__ inline void sync_threads(uint32 number, uint32 count) { asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(count) : "memory"); }
+
 // 0 for what is negative, and for NaN.
 __device__ inline float positive(float x) { return x > 0.0f ? x : 0.0f; }
 

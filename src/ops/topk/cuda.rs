@@ -276,7 +276,7 @@ mod tests {
             (ascending(8, 1 << 20, 2048), ascending(64, 1 << 17, 128), ascending(300, 1 << 17, 2048)),
             (33, 4, 1)
         );
-        assert_eq!(ascending(1, i32::MAX as usize, 2048), 264);
+        assert_eq!(ascending(1, 1 << 22, 128), 264);
     }
 
     #[test]
@@ -284,7 +284,7 @@ mod tests {
         let ascending = |rows, n, k| slices(H200, rows, n, k, false);
         assert_eq!((ascending(1, CHUNK, 1), ascending(1, CHUNK + 1, 0), ascending(1, CHUNK + 1, 1)), (0, 0, 3));
         assert_eq!((ascending(1, 1 << 17, 1 << 13), ascending(1, 1 << 17, (1 << 13) + 1)), (16, 0));
-        assert_eq!((ascending(200, 1 << 17, 4096), ascending(400, 1 << 17, 128)), (0, 0));
+        assert_eq!((ascending(200, 1 << 17, 4096), ascending(400, 1 << 17, 128), ascending(1, 1 << 24, 1)), (0, 0, 0));
         let small = Room { bytes: CHUNK_BYTES, ..H200 };
         assert_eq!(slices(small, 1, 1 << 17, 128, false), 0);
     }
