@@ -28,6 +28,9 @@ struct Divisor {
     __device__ uint32 divide(uint32 n) const { return __umulhi(2 * n, magic) >> shift; }
 };
 
+// Of a power of two.
+__device__ inline uint32 log2_of(uint32 n) { return __ffs(n) - 1; }
+
 // i · stride, in bytes. Of an int32 stride it is one instruction, of an int64 three.
 __device__ inline int64 offset(uint32 i, int32 stride) {
     int64 bytes;

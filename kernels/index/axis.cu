@@ -28,8 +28,8 @@ template <uint32 CHANNELS> struct Shared {
     alignas(16) float part[SLOTS * CHANNELS];
     alignas(16) float mean[CHANNELS];
     alignas(16) float vector[CHANNELS];
-    float square[CHANNELS];               // W
-    float size[THREADS], best[THREADS];  // of each slot
+    float square[CHANNELS];                          // W
+    alignas(16) float size[THREADS], best[THREADS];  // of each slot
     uint32 farthest[THREADS];
 };
 
@@ -62,24 +62,21 @@ template <uint32 BYTES, bool WIDE> struct Block {
     const AxisParams &p;
     const Turn &turn;
     Parts &shared;
-    const uint32 lanes, members, unit, member, slot, lane, width;  // width: channels of a unit's place in what is shared
+    const uint32 lanes, dim, members, unit, member, slot, lane, width;  // width: channels of a unit's place in what is shared
     uint32 begin = 0, n = 0;                                       // first token, and how many; 0 where there is no block
     uint32 batches = 1;                                            // of the fullest block at hand: lanes of a warp go together
     float share, of_spread;                                        // 1 / n, and how far the axis reaches by the tokens' spread
-    bool is_together;                                              // the tokens are in one page
-    struct {
-        bool exists;
-        uint32 page, row;  // of the first token
-    } at;
+    bool is_together, exists;                                      // the tokens are in one page, and there is one
+    const char *own, *own_scale;                                   // there, this slot's first
 
     __device__ __forceinline__ Block(const AxisParams &p, const Turn &turn, Parts &shared)
-        : p(p), turn(turn), shared(shared), lanes(p.update.lanes), members(SLOTS * lanes), unit(threadIdx.x / members),
-          member(threadIdx.x % members), slot(member / lanes), lane(member % lanes), width(WIDE && lanes == WARP ? MOST_CHANNELS : lanes * 8) {}
+        : p(p), turn(turn), shared(shared), lanes(p.update.lanes), dim(p.update.keys.dim), members(SLOTS * lanes), unit(threadIdx.x >> log2_of(members)),
+          member(threadIdx.x & (members - 1)), slot(member >> log2_of(lanes)), lane(member & (lanes - 1)), width(WIDE && lanes == WARP ? MOST_CHANNELS : lanes * 8) {}
 
     // Units wait for themselves only, or for those of the same warp.
     __device__ __forceinline__ void sync() const {
         const uint32 count = max(members, WARP);
-        sync_threads(1 + threadIdx.x / count, count);
+        sync_threads(1 + (threadIdx.x >> log2_of(count)), count);
     }
 
     __device__ __forceinline__ uint32 channel(uint32 m) const { return (m * lanes + lane) * 8; }
@@ -99,45 +96,45 @@ template <uint32 BYTES, bool WIDE> struct Block {
 
     // Where the tokens lie: most blocks are in one page.
     __device__ __forceinline__ void find() {
-        is_together = p.update.keys.adjacent;
+        const Keys &k = p.update.keys;
         uint32 page = turn.seq, row = begin;
-        if (p.update.keys.table) {
-            const Keys &k = p.update.keys;
-            const uint32 number = begin / k.page_size;
+        is_together = k.adjacent;
+        if (k.table) {
+            const uint32 number = k.page_of.divide(begin);
             row = begin - number * k.page_size;
             is_together &= row + n <= k.page_size;
-            if (n > 0) page = as<uint32>(k.table + turn.seq * k.table_seq + number * k.table_page);
+            page = n > 0 ? as<uint32>(k.table + turn.seq * k.table_seq + number * k.table_page) : 0;
         }
-        at = {page < p.update.keys.pages, page, row};
+        exists = page < k.pages;
+        own = exists ? k.data + page * k.page + (row + slot) * k.token + turn.head * k.head + lane * 8 * BYTES : nullptr;
+        own_scale = k.scale + page * k.scale_page + (row + slot) * k.scale_token + turn.head * k.scale_head;
     }
 
     // This slot's tokens of a batch; 0 past the last, NaN where there is no page.
     __device__ __forceinline__ void load(uint32 batch, uint32 m, Tokens &x) const {
         const Keys &k = p.update.keys;
-        const uint32 c = channel(m), first = batch * BATCH + slot, last = c < k.dim ? n : 0;
+        const uint32 c = channel(m), first = batch * BATCH + slot, last = c < dim ? n : 0;
         constexpr uint32 TOGETHER = BYTES == 4 ? 4 : 8;
 #pragma unroll
         for (uint32 from = 0; from < HELD; from += TOGETHER) {
             Eight<BYTES> eight[TOGETHER];
             float factor[TOGETHER];
             uint32 absent = 0;
-            if (is_together) {
-                const uint64 row = at.row + first + from * SLOTS;
-                const char *key = k.data + at.page * k.page + row * k.token + turn.head * k.head + c * BYTES;
-                const char *scale = k.scale + at.page * k.scale_page + row * k.scale_token + turn.head * k.scale_head;
 #pragma unroll
-                for (uint32 i = 0; i < TOGETHER; i++) {
-                    eight[i].clear(), factor[i] = 1.0f;
-                    if (at.exists && first + (from + i) * SLOTS < last) {
-                        eight[i].load(key + i * SLOTS * k.token);
-                        if (BYTES == 1 && k.scale) factor[i] = as<float>(scale + i * SLOTS * k.scale_token);
-                    }
+            for (uint32 i = 0; i < TOGETHER; i++) eight[i].clear(), factor[i] = 1.0f;
+            if (is_together) {
+                const char *key = own + (WIDE ? batch * BATCH * k.token + m * lanes * 8 * BYTES : 0) + from * SLOTS * k.token;
+                const char *scale = own_scale + (WIDE ? batch * BATCH * k.scale_token : 0) + from * SLOTS * k.scale_token;
+#pragma unroll
+                for (uint32 i = 0; i < TOGETHER; i++, key += SLOTS * k.token, scale += SLOTS * k.scale_token) {
+                    if (!exists || first + (from + i) * SLOTS >= last) continue;
+                    eight[i].load(key);
+                    if (BYTES == 1 && k.scale) factor[i] = as<float>(scale);
                 }
-                absent = at.exists ? 0 : ~0u;
+                if (!exists) absent = ~0u;
             } else {
 #pragma unroll
                 for (uint32 i = 0; i < TOGETHER; i++) {
-                    eight[i].clear(), factor[i] = 1.0f;
                     const uint32 t = first + (from + i) * SLOTS;
                     if (t >= last) continue;
                     const One<BYTES> one = fetch<BYTES>(k, turn.seq, turn.head, begin + t, c);
@@ -149,17 +146,19 @@ template <uint32 BYTES, bool WIDE> struct Block {
             for (uint32 i = 0; i < TOGETHER; i++) {
                 float to[8];
                 eight[i].widen(to, k.dtype);
-                const bool is_absent = absent >> i & 1 && first + (from + i) * SLOTS < last;
 #pragma unroll
-                for (uint32 e = 0; e < 8; e++) {
-                    if (BYTES == 1) to[e] = __fmul_rn(to[e], factor[i]);
-                    x[from + i][e] = is_absent ? __uint_as_float(0x7fc00000) : to[e];
-                }
+                for (uint32 e = 0; e < 8; e++) x[from + i][e] = BYTES == 1 ? __fmul_rn(to[e], factor[i]) : to[e];
             }
+            if (absent == 0) continue;
+#pragma unroll
+            for (uint32 i = 0; i < TOGETHER; i++)
+                if (absent >> i & 1 && first + (from + i) * SLOTS < last)
+#pragma unroll
+                    for (uint32 e = 0; e < 8; e++) x[from + i][e] = __uint_as_float(0x7fc00000);
         }
     }
     __device__ __forceinline__ void subtract_mean(uint32 batch, uint32 m, Tokens &x) const {
-        if (channel(m) >= p.update.keys.dim) return;
+        if (channel(m) >= dim) return;
         float of[8];
         read(mean() + channel(m), of);
 #pragma unroll
@@ -206,7 +205,7 @@ template <uint32 BYTES, bool WIDE> struct Block {
             const uint32 m = n == 0 ? 0 : CHUNKS - n;
             again(batch, m, x);
             float sums[HELD] = {};
-            if (channel(m) < p.update.keys.dim) {
+            if (channel(m) < dim) {
                 float of[8];
                 if (IS_SIZE)
 #pragma unroll
@@ -242,10 +241,10 @@ template <uint32 BYTES, bool WIDE> struct Block {
 #pragma unroll
                     for (uint32 e = 0; e < 8; e++) sum[e] = __fadd_rn(sum[e], x[i][e]);
             }
-            if (channel(m) < p.update.keys.dim) write(sum, part(slot) + channel(m));
+            if (channel(m) < dim) write(sum, part(slot) + channel(m));
         }
         sync();
-        for (uint32 c = member; c < p.update.keys.dim; c += members) mean()[c] = __fmul_rn(tree(part(0) + c, width), share);
+        for (uint32 c = member; c < dim; c += members) mean()[c] = __fmul_rn(tree(part(0) + c, width), share);
         sync();
         if (!WIDE) subtract_mean(0, 0, x);
     }
@@ -267,15 +266,17 @@ template <uint32 BYTES, bool WIDE> struct Block {
         if (lane == 0) shared.best[unit * SLOTS + slot] = largest, shared.farthest[unit * SLOTS + slot] = farthest;
         sync();
         largest = minus_infinity(), farthest = 0;
+        float of[SLOTS];
+        read(shared.best + unit * SLOTS, of);
 #pragma unroll
         for (uint32 s = 0; s < SLOTS; s++) {
-            const float other = shared.best[unit * SLOTS + s];
+            const float other = of[s];
             const uint32 t = shared.farthest[unit * SLOTS + s];
             if (other > largest || (other == largest && other > minus_infinity() && t < farthest)) largest = other, farthest = t;
         }
 #pragma unroll 1
         for (uint32 m = 0; m < CHUNKS; m++) {
-            if (slot != farthest % SLOTS || channel(m) >= p.update.keys.dim) continue;
+            if (slot != farthest % SLOTS || channel(m) >= dim) continue;
             again(farthest / BATCH, m, x);
             // By masks: an index would send all tokens through memory.
             uint32 bits[8] = {};
@@ -306,7 +307,7 @@ template <uint32 BYTES, bool WIDE> struct Block {
 #pragma unroll 1
             for (uint32 m = 0; m < CHUNKS; m++) {
                 again(batch, m, x);
-                if (channel(m) >= p.update.keys.dim) continue;
+                if (channel(m) >= dim) continue;
                 float sum[8] = {};
                 if (batch > 0) read(part(slot) + channel(m), sum);
 #pragma unroll
@@ -318,17 +319,20 @@ template <uint32 BYTES, bool WIDE> struct Block {
         }
         if (lane == 0) shared.size[unit * SLOTS + slot] = size, shared.best[unit * SLOTS + slot] = most;
         sync();
-        size = tree(shared.size + unit * SLOTS, 1);
+        float of[SLOTS];
+        read(shared.size + unit * SLOTS, of);
+        size = tree(of, 1);
         // Of keys that are all the same there is no axis.
         const float shrink = size == 0.0f ? 0.0f : 1.0f / sqrtf(size);
         most = 0.0f;
+        read(shared.best + unit * SLOTS, of);
 #pragma unroll
-        for (uint32 other = 0; other < SLOTS; other++) most = fmaxf(most, shared.best[unit * SLOTS + other]);
+        for (uint32 other = 0; other < SLOTS; other++) most = fmaxf(most, of[other]);
         const float reach = fmaxf(of_spread, __fmul_rn(__fmul_rn(0.6f, most), shrink)), last = is_last ? reach : 1.0f;
 #pragma unroll
         for (uint32 m = 0; m < CHUNKS; m++) {
             const uint32 c = member + m * members;
-            if (c >= p.update.keys.dim) break;
+            if (c >= dim) break;
             axis[m] = __fmul_rn(tree(part(0) + c, width), shrink);
             vector()[c] = __fmul_rn(axis[m], square(c));
             axis[m] = __fmul_rn(axis[m], last);
@@ -337,20 +341,33 @@ template <uint32 BYTES, bool WIDE> struct Block {
     }
 };
 
+// Finite; the least and the largest of a warp.
+__device__ inline void find_extent(float &low, float &high) {
+    const auto key = [](float x) { return int32(__float_as_uint(x)) < 0 ? ~__float_as_uint(x) : __float_as_uint(x) | 0x80000000u; };
+    const auto number = [](uint32 key) { return __uint_as_float(int32(key) < 0 ? key & 0x7fffffffu : ~key); };
+    low = number(__reduce_min_sync(FULL_WARP, key(low))), high = number(__reduce_max_sync(FULL_WARP, key(high)));
+}
+
 // Channel c of the mean (part 0) or the axis (part 1). All threads of a warp come here, those past the last channel with `is_there` false.
-__device__ inline void store(const AxisParams &p, const Unit &unit, uint32 head, uint32 part, uint32 c, bool is_there, float x, uint32 members) {
+__device__ inline void store(const AxisParams &p, const Unit &unit, uint32 head, uint32 dim, uint32 part, uint32 c, bool is_there, float x, uint32 members) {
     const UpdateParams &u = p.update;
     char *to = u.first.at(unit.page, unit.row, head);
-    const uint32 dim = u.keys.dim, n = part * dim + c;
+    const uint32 n = part * dim + c;
     if (!u.second.data) {
         if (is_there) store_element(to + n * u.first.channel, u.dtype, x);
         return;
     }
-    float low = is_there ? x : -minus_infinity(), high = is_there ? x : minus_infinity();
     bool of_numbers = !is_there || fabsf(x) < -minus_infinity();
-    for (uint32 bit = 1; bit < min(GROUP, members); bit *= 2) {
-        low = fminf(low, __shfl_xor_sync(FULL_WARP, low, bit)), high = fmaxf(high, __shfl_xor_sync(FULL_WARP, high, bit));
-        of_numbers &= __shfl_xor_sync(FULL_WARP, of_numbers, bit);
+    float low = x, high = x;
+    if (members >= WARP && __all_sync(FULL_WARP, is_there && of_numbers)) {
+        find_extent(low, high);
+    } else {
+        low = is_there ? x : -minus_infinity(), high = is_there ? x : minus_infinity();
+#pragma unroll 1
+        for (uint32 bit = 1; bit < min(GROUP, members); bit *= 2) {
+            low = fminf(low, __shfl_xor_sync(FULL_WARP, low, bit)), high = fmaxf(high, __shfl_xor_sync(FULL_WARP, high, bit));
+            of_numbers &= __shfl_xor_sync(FULL_WARP, of_numbers, bit);
+        }
     }
     // What is no number makes the group none.
     const Range range = of_numbers ? Range(low + 0.0f, high) : Range(1.0f, 0.0f);
@@ -373,16 +390,18 @@ template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const Axis
     Stale stale;
     stale.len = u.keys.length(turn.seq, stale.begin);
     const bool none = stale.begin == stale.len;
-    stale.begin /= u.size, stale.end = none ? stale.begin : (stale.len - 1) / u.size + 1;
+    stale.begin = u.size_of.divide(stale.begin), stale.end = none ? stale.begin : u.size_of.divide(stale.len - 1) + 1;
 
-    for (uint32 c = threadIdx.x; c < u.keys.dim; c += THREADS) {
+    Of block(p, turn, shared);
+    const uint32 together = THREADS >> log2_of(block.members), joined = max(WARP >> log2_of(block.members), 1u), ahead = block.unit & ~(joined - 1);
+    if (stale.begin + turn.slice * together >= stale.end) return;
+
+    for (uint32 c = threadIdx.x; c < block.dim; c += THREADS) {
         const float w = p.weights ? as<float>(p.weights + turn.head * p.weights_head + c * p.weights_channel) : 1.0f;
         shared.square[c] = __fmul_rn(w, w);
     }
     __syncthreads();
-    Of block(p, turn, shared);
     // Units of one warp go together.
-    const uint32 together = THREADS / block.members, joined = max(WARP / block.members, 1u), ahead = block.unit / joined * joined;
     for (uint32 j = stale.begin + turn.slice * together + ahead; j < stale.end; j += turn.slices * together) {
         const Unit unit(u, turn, stale, j + block.unit - ahead);
         block.begin = unit.j * u.size;
@@ -399,11 +418,11 @@ template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const Axis
 #pragma unroll
         for (uint32 m = 0; m < Of::CHUNKS; m++) {
             const uint32 c = block.member + m * block.members;
-            const bool is_there = c < u.keys.dim && unit.exists;
+            const bool is_there = c < block.dim && unit.exists;
             float mean = 0.0f;
             if (is_there) mean = block.mean()[c] - (p.centre ? as<float>(p.centre + turn.head * p.centre_head + c * p.centre_channel) : 0.0f);
-            store(p, unit, turn.head, 0, c, is_there, mean, block.members);
-            store(p, unit, turn.head, 1, c, is_there, axis[m], block.members);
+            store(p, unit, turn.head, block.dim, 0, c, is_there, mean, block.members);
+            store(p, unit, turn.head, block.dim, 1, c, is_there, axis[m], block.members);
         }
         block.sync();
     }

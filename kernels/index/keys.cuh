@@ -13,6 +13,7 @@ struct Keys {
     uint32 pages, page_size, capacity;  // tokens that a sequence has pages for
     uint32 kv_heads, dim, dtype;
     uint32 adjacent;  // channels lie side by side, rows are aligned to 16 bytes (to 8 where an element has one)
+    Divisor page_of;  // page_size
 
     // Tokens of sequence i, and the first whose key is new.
     __device__ uint32 length(uint32 i, uint32 &first) const {
@@ -26,7 +27,7 @@ struct Keys {
     __device__ const char *find(uint32 i, uint32 t, uint32 g, float &factor) const {
         uint32 at = i, n = t;
         if (table) {
-            const uint32 p = t / page_size;
+            const uint32 p = page_of.divide(t);
             at = as<uint32>(table + i * table_seq + p * table_page), n = t - p * page_size;
             if (at >= pages) return nullptr;
         }
@@ -48,7 +49,7 @@ template <uint32 BYTES, uint32 COUNT> struct Fetched {
         uint32 at = i, n = begin;
         if (!k.adjacent) return false;
         if (k.table) {
-            const uint32 p = begin / k.page_size;
+            const uint32 p = k.page_of.divide(begin);
             n = begin - p * k.page_size;
             if (n + min((COUNT - 1) * step, end - 1 - begin) >= k.page_size) return false;
             at = as<uint32>(k.table + i * k.table_seq + p * k.table_page);

@@ -14,6 +14,7 @@ struct UpdateParams {
     uint32 size, stride;  // MINMAX: tokens of a block · MEAN: tokens of a window, and from one to the next
     uint32 kept;          // LABEL: channels
     uint32 lanes, split, slices;
+    Divisor size_of, stride_of, heads_of, slices_of;  // size, stride, keys.kv_heads, slices
 };
 
 // Of kernels/index/axis.cu. first: means and axes · second: in INT4, scales and minima

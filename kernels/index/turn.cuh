@@ -14,10 +14,10 @@ struct Stale {
 struct Turn {
     uint32 seq, head, slice, slices;
 
-    __device__ Turn(const UpdateParams &p)
-        : head(blockIdx.x % p.keys.kv_heads), slices(p.slices) {
-        const uint32 n = blockIdx.x / p.keys.kv_heads;
-        seq = n / slices, slice = n - seq * slices;
+    __device__ Turn(const UpdateParams &p) : slices(p.slices) {
+        const uint32 n = p.heads_of.divide(blockIdx.x);
+        head = blockIdx.x - n * p.keys.kv_heads;
+        seq = p.slices_of.divide(n), slice = n - seq * slices;
     }
 };
 

@@ -10,7 +10,8 @@
 // much that is.
 //   A slot is the lanes of a key, eight channels each.
 //   MINMAX: a warp takes a block where there are many; of few, `split` slots share a block's tokens and join in shared memory.
-//   MEAN: a slot takes windows side by side, so that a token that is in two is read once. LABEL: a warp takes a token.
+//   MEAN: a slot takes windows side by side, so that a token that is in two is read once; of few windows a thread takes a channel.
+//   LABEL: a warp takes a token.
 //
 // On entry: lanes and split are powers of two, lanes ≤ 32, lanes · split ≤ 256; D is a multiple of 8.
 //
@@ -62,7 +63,7 @@ __device__ inline void store_extremes(const UpdateParams &p, const Turn &turn, c
 // A block for each warp, which waits for no other.
 template <uint32 BYTES> __device__ inline void minmax_by_warps(const UpdateParams &p, const Turn &turn, const Stale &stale) {
     constexpr uint32 COUNT = BYTES == 2 ? 6 : 4, WARPS = THREADS / WARP;
-    const uint32 lane = threadIdx.x % p.lanes, slots = WARP / p.lanes, slot = threadIdx.x % WARP / p.lanes;
+    const uint32 log_lanes = log2_of(p.lanes), lane = threadIdx.x & (p.lanes - 1), slots = WARP >> log_lanes, slot = threadIdx.x % WARP >> log_lanes;
     for (uint32 j = stale.begin + turn.slice * WARPS + threadIdx.x / WARP; j < stale.end; j += turn.slices * WARPS) {
         const Unit unit(p, turn, stale, j);
         if (!unit.exists) continue;
@@ -94,27 +95,29 @@ template <uint32 BYTES> __device__ inline void update_minmax(const UpdateParams 
     Stale stale;
     stale.len = p.keys.length(turn.seq, stale.begin);
     const bool none = stale.begin == stale.len;
-    stale.begin /= p.size, stale.end = none ? stale.begin : (stale.len - 1) / p.size + 1;
+    stale.begin = p.size_of.divide(stale.begin), stale.end = none ? stale.begin : p.size_of.divide(stale.len - 1) + 1;
     if (stale.end - stale.begin >= turn.slices * (THREADS / WARP)) return minmax_by_warps<BYTES>(p, turn, stale);
 
-    const uint32 lanes = p.lanes, slot = threadIdx.x / lanes, lane = threadIdx.x % lanes, together = THREADS / (lanes * p.split);
+    const uint32 lanes = p.lanes, log_lanes = log2_of(lanes), log_split = log2_of(p.split), log_together = log2_of(THREADS) - log_lanes - log_split;
+    const uint32 slot = threadIdx.x >> log_lanes, lane = threadIdx.x & (lanes - 1), together = 1u << log_together;
     for (uint32 j = stale.begin + turn.slice * together; j < stale.end; j += turn.slices * together) {
-        const Unit unit(p, turn, stale, j + slot / p.split);
+        const Unit unit(p, turn, stale, j + (slot >> log_split));
         for (uint32 first = 0; first < p.keys.dim; first += lanes * 8) {
             float largest[8], smallest[8];
             clear(largest, smallest);
             if (unit.exists && first + lane * 8 < p.keys.dim)
-                extremes<BYTES, 4>(p, turn, stale, unit.j, slot % p.split, p.split, first + lane * 8, largest, smallest);
+                extremes<BYTES, 4>(p, turn, stale, unit.j, slot & (p.split - 1), p.split, first + lane * 8, largest, smallest);
 #pragma unroll
             for (uint32 i = 0; i < 8; i++) part[i * ROW + threadIdx.x] = largest[i], part[(8 + i) * ROW + threadIdx.x] = smallest[i];
             __syncthreads();
             // Channel by channel, maxima first.
             for (uint32 out = threadIdx.x; out < together * lanes * 16; out += THREADS) {
-                const uint32 c = out % (lanes * 8), n = out / (lanes * 8), which = n / together;
-                const float *joined = part + (which * 8 + c % 8) * ROW + n % together * p.split * lanes + c / 8;
+                const uint32 c = out & (lanes * 8 - 1), n = out >> (log_lanes + 3), which = n >> log_together, block = n & (together - 1);
+                const float *joined = part + (which * 8 + c % 8) * ROW + block * p.split * lanes + c / 8;
                 float x = joined[0];
-                for (uint32 s = 1; s < p.split; s++) x = which ? fminf(x, joined[s * lanes]) : fmaxf(x, joined[s * lanes]);
-                const Unit of(p, turn, stale, j + n % together);
+#pragma unroll 4
+                for (uint32 s = 0; s < p.split; s++) x = which ? fminf(x, joined[s * lanes]) : fmaxf(x, joined[s * lanes]);
+                const Unit of(p, turn, stale, j + block);
                 const Summary &to = which ? p.second : p.first;
                 // A zero is +0, whichever came first.
                 if (of.exists && first + c < p.keys.dim) store_element(to.at(of.page, of.row, turn.head) + (first + c) * to.channel, p.dtype, x + 0.0f);
@@ -182,8 +185,56 @@ __device__ inline void add_windows(const UpdateParams &p, const Turn &turn, cons
     }
 }
 
+// One channel of a window, whose tokens are on their way together. The sum is that of add_windows.
+template <uint32 BYTES> __device__ inline void add_channel(const UpdateParams &p, const Turn &turn, const Stale &stale, uint32 j, uint32 c) {
+    constexpr uint32 COUNT = 32;
+    const Keys &k = p.keys;
+    const uint32 begin = j * p.stride, end = begin + p.size;
+    const Unit unit(p, turn, stale, j);
+    float sum = 0.0f;
+#pragma unroll 1
+    for (uint32 t = begin; t < end; t += COUNT) {
+        const uint32 count = min(COUNT, end - t);
+        uint32 at = turn.seq, n = t;
+        if (k.table) {
+            const uint32 q = k.page_of.divide(t);
+            at = as<uint32>(k.table + turn.seq * k.table_seq + q * k.table_page), n = t - q * k.page_size;
+            if (n + count > k.page_size) {
+#pragma unroll 1
+                for (uint32 u = t; u < t + count; u++) {
+                    float factor;
+                    const char *key = k.find(turn.seq, u, turn.head, factor);
+                    sum = key ? __fadd_rn(sum, k.value(load_element(key + c * k.channel, k.dtype), factor)) : __uint_as_float(0x7fc00000);
+                }
+                continue;
+            }
+        }
+        if (at >= k.pages) {
+            sum = __uint_as_float(0x7fc00000);
+            continue;
+        }
+        const char *key = k.data + at * k.page + n * k.token + turn.head * k.head + c * k.channel;
+        const char *scale = k.scale + at * k.scale_page + n * k.scale_token + turn.head * k.scale_head;
+        uint32 bits[COUNT];
+        float factor[BYTES == 1 ? COUNT : 1];
+#pragma unroll
+        for (uint32 m = 0; m < COUNT; m++, key += k.token, scale += k.scale_token) {
+            if (m >= count) break;
+            bits[m] = BYTES == 4 ? as<uint32>(key) : BYTES == 2 ? as<uint16>(key) : as<uint8>(key);
+            if (BYTES == 1) factor[m] = k.scale ? as<float>(scale) : 1.0f;
+        }
+#pragma unroll
+        for (uint32 m = 0; m < COUNT; m++) {
+            if (m >= count) break;
+            const float x = BYTES == 4 ? __uint_as_float(bits[m]) : BYTES == 1 ? widen_float8(bits[m], k.dtype == FLOAT8_E4M3) : k.dtype == BFLOAT16 ? widen_bfloat16(bits[m]) : widen_float16(bits[m]);
+            sum = __fadd_rn(sum, BYTES == 1 ? k.value(x, factor[BYTES == 1 ? m : 0]) : x);
+        }
+    }
+    if (unit.exists) store_element(p.first.at(unit.page, unit.row, turn.head) + c * p.first.channel, p.dtype, __fmul_rn(sum, 1.0f / float(p.size)));
+}
+
 // Windows that are full once there are so many tokens.
-__device__ inline uint32 full_windows(const UpdateParams &p, uint32 len) { return len < p.size ? 0 : (len - p.size) / p.stride + 1; }
+__device__ inline uint32 full_windows(const UpdateParams &p, uint32 len) { return len < p.size ? 0 : p.stride_of.divide(len - p.size) + 1; }
 
 template <uint32 BYTES> __device__ inline void update_means(const UpdateParams &p) {
     constexpr uint32 MOST_TOGETHER = 8;
@@ -193,11 +244,17 @@ template <uint32 BYTES> __device__ inline void update_means(const UpdateParams &
     Stale stale;
     stale.len = p.keys.length(turn.seq, stale.begin);
     stale.begin = full_windows(p, stale.begin), stale.end = full_windows(p, stale.len);
-    const uint32 slots = THREADS / p.lanes, all = turn.slices * slots;
+    const uint32 log_lanes = log2_of(p.lanes), slots = THREADS >> log_lanes, all = turn.slices * slots, windows = stale.end - stale.begin;
+    // Of few, a window for a CTA and a channel for a thread.
+    if (windows <= turn.slices) {
+        if (turn.slice < windows)
+            for (uint32 c = threadIdx.x; c < p.keys.dim; c += THREADS) add_channel<BYTES>(p, turn, stale, stale.begin + turn.slice, c);
+        return;
+    }
     // A few side by side, if every slot has some then.
-    const uint32 count = p.size > 2 * p.stride ? 1 : min(max((stale.end - stale.begin) / all, 1u), MOST_TOGETHER);
-    for (uint32 j = stale.begin + (turn.slice * slots + threadIdx.x / p.lanes) * count; j < stale.end; j += all * count)
-        for (uint32 c = threadIdx.x % p.lanes * 8; c < p.keys.dim; c += p.lanes * 8)
+    const uint32 count = p.size > 2 * p.stride || windows < 2 * all ? 1 : min(windows / all, MOST_TOGETHER);
+    for (uint32 j = stale.begin + (turn.slice * slots + (threadIdx.x >> log_lanes)) * count; j < stale.end; j += all * count)
+        for (uint32 c = (threadIdx.x & (p.lanes - 1)) * 8; c < p.keys.dim; c += p.lanes * 8)
             add_windows<BYTES>(p, turn, stale, j, min(count, stale.end - j), c);
 }
 

@@ -4,7 +4,7 @@ use super::{ImportanceRequest, Index, Kind, UpdateRequest};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::layout::{Divisor, kernel_struct};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind as Launch, Modules, Source, source};
 
 pub struct Kernels {
@@ -108,6 +108,7 @@ kernel_struct! {
         dim: u32,
         dtype: u32,
         adjacent: u32,
+        page_of: Divisor,
     }
 }
 
@@ -129,6 +130,10 @@ kernel_struct! {
         lanes: u32,
         split: u32,
         slices: u32,
+        size_of: Divisor,
+        stride_of: Divisor,
+        heads_of: Divisor,
+        slices_of: Divisor,
     }
 }
 
@@ -274,6 +279,7 @@ impl Keys {
             dim: k.dim(3) as u32,
             dtype: element_type(k.dtype),
             adjacent: has_aligned_rows(k, if k.dtype.bits == 8 { 8 } else { 16 }) as u32,
+            page_of: Divisor::new(saturated(r.pages.size).max(1)),
         }
     }
 }
@@ -304,10 +310,16 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
             (size, dtype) = (axes.block_size, if axes.range.is_some() { DType::F16 } else { axes.axes.dtype });
             let wide = size > HELD_TOKENS || dim > HELD_CHANNELS;
             let kernels = if wide { &kernels.wide_axes } else { &kernels.axes };
-            (kernels.of(r.k.dtype), tokens.div_ceil(size), THREADS as usize / (TOKEN_SLOTS * lanes), 4)
+            (
+                kernels.of(r.k.dtype),
+                tokens.div_ceil(size),
+                THREADS as usize / (TOKEN_SLOTS * lanes),
+                if wide { 1 } else { 2 },
+            )
         }
     };
-    let resident = enqueue.facts().multiprocessors as usize * resident;
+    // What begins late has little that is new, and idle CTAs are waited for.
+    let resident = enqueue.facts().multiprocessors as usize * if r.begin.is_some() { 1 } else { resident };
     let slices = (resident / (batch * kv_heads)).min(summaries.div_ceil(at_once)).max(1);
     let ctas = slices.saturating_mul(batch).saturating_mul(kv_heads);
     if ctas > i32::MAX as usize {
@@ -327,12 +339,16 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
         channels_head: step(channels, 0),
         channels_channel: step(channels, 1),
         dtype: element_type(dtype),
-        size: size as u32,
-        stride: stride as u32,
+        size: saturated(size),
+        stride: saturated(stride),
         kept: channels.map_or(0, |t| t.dim(1)) as u32,
         lanes: lanes as u32,
         split: split as u32,
         slices: slices as u32,
+        size_of: Divisor::new(saturated(size)),
+        stride_of: Divisor::new(saturated(stride).max(1)),
+        heads_of: Divisor::new(kv_heads as u32),
+        slices_of: Divisor::new(slices as u32),
     };
     let grid = Grid { ctas: ctas as u32, threads: THREADS, kind: kind(enqueue) };
     // Other kernels read of it what comes first.
@@ -401,6 +417,7 @@ mod tests {
     #[test]
     fn kernels_read_the_parameters_where_they_lie() {
         let structs = [
+            Divisor::layout("Divisor"),
             Place::layout("Place"),
             Summary::layout("Summary"),
             Keys::layout("Keys"),
