@@ -54,6 +54,7 @@ pub struct Kernels {
     append: Kernel,
     spill: Kernel,
     fetch: Kernel,
+    fetch_grid: Grid,
     write_back: Kernel,
     table: Kernel,
     open: Kernel,
@@ -73,9 +74,15 @@ impl cuda::Kernels for Kernels {
     fn find(modules: &Modules) -> Result<Kernels> {
         let (resolve, sequences) = ("cache/resolve", "cache/sequences");
         let mut fetch = modules.kernel("cache/copies", "cache_fetch")?;
+        let mut fetch_grid = plain(tuning::PLAIN_CTAS, tuning::FETCH_THREADS);
         if modules.facts().capability >= 90 {
             fetch.allow_shared(tuning::FETCH_ROOM)?;
             fetch = fetch.sharing(tuning::FETCH_ROOM);
+            fetch_grid = Grid {
+                ctas: tuning::BULK_CTAS,
+                kind: fetch.together(tuning::BULK_CTAS, tuning::FETCH_THREADS),
+                ..fetch_grid
+            };
         }
         Ok(Kernels {
             find: modules.kernel(resolve, "cache_find")?,
@@ -83,6 +90,7 @@ impl cuda::Kernels for Kernels {
             append: modules.kernel("cache/append", "cache_append")?,
             spill: modules.kernel("cache/append", "cache_spill")?,
             fetch,
+            fetch_grid,
             write_back: modules.kernel("cache/copies", "cache_write_back")?,
             table: modules.kernel(sequences, "cache_table")?,
             open: modules.kernel(sequences, "cache_open")?,
@@ -104,7 +112,7 @@ mod tuning {
     pub const FETCH_ROOM: u32 = 64 << 10;
     /// CTAs that keep the bus busy by bulk copies, by plain loads, and by stores to host memory.
     pub const BULK_CTAS: u32 = 4;
-    pub const PLAIN_CTAS: u32 = 32;
+    pub const PLAIN_CTAS: usize = 32;
     pub const WRITE_CTAS: u32 = 4;
     pub const WRITE_THREADS: u32 = 256;
     pub const SEQUENCE_THREADS: u32 = 256;
@@ -282,10 +290,8 @@ impl Layers {
     fn copies(&mut self, enqueue: &Enqueue, layer: usize, is_wait: bool) -> Result<()> {
         let kernels: &Kernels = enqueue.kernels();
         let params = FetchParams { layer: self.layers[layer].params, cache: self.cache, is_wait: is_wait as u32 };
-        let ctas = if enqueue.facts().capability >= 90 { tuning::BULK_CTAS } else { tuning::PLAIN_CTAS };
-        let grid = plain(ctas as usize, tuning::FETCH_THREADS);
         // SAFETY: the kernel's struct; the layer's memory lives until the stream has passed.
-        unsafe { self.streams.fetch.launch(enqueue, layer, &kernels.fetch, grid, [param(&params)]) }
+        unsafe { self.streams.fetch.launch(enqueue, layer, &kernels.fetch, kernels.fetch_grid, [param(&params)]) }
     }
 }
 

@@ -188,7 +188,7 @@ impl Kernel {
         check(unsafe { sys::cuLaunchKernelEx(&config, self.function, params, none) }, self.name)
     }
 
-    /// Adds the kernel to a graph, after some of its nodes. Of kinds of launches, only plain ones are nodes.
+    /// Adds the kernel to a graph, after some of its nodes, which end before it begins whatever the kind of launch.
     ///
     /// # Safety
     /// As for [`Kernel::launch`], whenever the graph is launched; the nodes are the graph's.
@@ -217,6 +217,11 @@ impl Kernel {
         // SAFETY: the caller vouches for graph and parameters, which the driver copies during the call.
         let result = unsafe { sys::cuGraphAddKernelNode_v2(&mut added, graph, before.as_ptr(), before.len(), &node) };
         check(result, self.name)?;
+        if let Kind::Clusters(size) | Kind::DependentClusters(size) = grid.kind {
+            let clusters = clusters_of(size);
+            // SAFETY: the node was added just now; the driver reads the value during the call.
+            check(unsafe { sys::cuGraphKernelNodeSetAttribute(added, clusters.id, &clusters.value) }, self.name)?;
+        }
         Ok(added)
     }
 
@@ -230,6 +235,13 @@ impl Kernel {
         // SAFETY: the function is loaded; the driver reads configuration and attribute during the call.
         let result = unsafe { sys::cuOccupancyMaxActiveClusters(&mut clusters, self.function, &config) };
         if result == CUresult::CUDA_SUCCESS { clusters as u32 } else { 0 }
+    }
+
+    /// For a few CTAs that run beside other kernels: as one cluster, where the device can form it, they lie side by side. Each by
+    /// itself would lie in another part of the device, and take a pair of multiprocessors from kernels whose CTAs come in pairs.
+    /// The context is current.
+    pub fn together(&self, ctas: u32, threads: u32) -> Kind {
+        if self.active_clusters(ctas, threads) > 0 { Kind::Clusters(ctas) } else { Kind::Plain }
     }
 }
 

@@ -26,6 +26,8 @@ pub struct Kernels {
 struct Bulk {
     lists: Kernel,
     given: Kernel,
+    /// Of a launch of all its CTAs.
+    kind: Kind,
 }
 
 impl cuda::Kernels for Kernels {
@@ -51,9 +53,11 @@ impl Bulk {
         let kernel = |name| {
             let kernel = modules.kernel("prefetch/bulk", name)?;
             kernel.allow_shared(tuning::ROOM)?;
-            Ok(kernel)
+            Ok(kernel.sharing(tuning::ROOM))
         };
-        Ok(Bulk { lists: kernel("gather_bulk")?, given: kernel("gather_bulk_given")? })
+        let lists = kernel("gather_bulk")?;
+        let kind = lists.together(tuning::BULK_CTAS, tuning::WARPS * 32);
+        Ok(Bulk { lists, given: kernel("gather_bulk_given")?, kind })
     }
 }
 
@@ -121,6 +125,8 @@ struct Launch {
     per_cta: u64,
     most_ctas: u64,
     threads: u32,
+    /// Of a launch of that many CTAs; one of fewer is plain.
+    kind: Kind,
 }
 
 enum Params {
@@ -153,11 +159,12 @@ impl Launch {
         let stages = tuning::ROOM / tuning::WARPS / piece;
         Launch {
             params: Params::Bulk(BulkParams::new(r, form.run, piece, stages)),
-            kernels: [&bulk.lists, &bulk.given].map(|kernel| kernel.sharing(tuning::ROOM)),
+            kernels: [bulk.lists, bulk.given],
             per_block: form.run.div_ceil(piece as u64),
             per_cta: 1,
             most_ctas: tuning::BULK_CTAS as u64,
             threads: tuning::WARPS * 32,
+            kind: bulk.kind,
         }
     }
 
@@ -177,6 +184,7 @@ impl Launch {
             per_cta: (tuning::VECTOR_THREADS >> log_lanes) as u64,
             most_ctas: if r.from_host { tuning::VECTOR_CTAS } else { device_ctas } as u64,
             threads: tuning::VECTOR_THREADS,
+            kind: Kind::Plain,
         })
     }
 
@@ -191,7 +199,8 @@ impl Launch {
             Params::Vectors(params) => (&raw const *params).cast(),
         };
         let ctas = (entries as u64 * self.per_block).div_ceil(self.per_cta).min(self.most_ctas);
-        let grid = Grid { ctas: ctas as u32, threads: self.threads, kind: Kind::Plain };
+        let kind = if ctas == self.most_ctas { self.kind } else { Kind::Plain };
+        let grid = Grid { ctas: ctas as u32, threads: self.threads, kind };
         // SAFETY: the parameters are the kernels' structs, as the caller says of the second; the op's caller keeps source and
         // target valid until the stream has passed.
         unsafe { enqueue.launch(&self.kernels[which], grid, [params, pairs]) }
