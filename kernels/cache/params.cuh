@@ -42,7 +42,7 @@ struct Clock {
     uint32 hits, misses;       // of a resolve
     uint32 tickets, is_set, left;  // of copies: CTAs that began, whether `taking` is told, CTAs that ended
     uint32 full, written;      // pages to write back; CTAs that ended
-    uint32 spare;
+    uint32 drawn;                  // of a resolve: places in the ring that were given out one by one
     Totals totals;
 };
 
@@ -128,6 +128,7 @@ struct ResolveParams {
     char *missed;
     int64 missed_seq, missed_position, missed_head;
     Divisor heads, positions, cap;
+    uint32 entries;  // of all lists
 };
 
 // --- copies ---------------------------------------------------------------------------------------------------------------

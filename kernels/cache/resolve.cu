@@ -1,25 +1,31 @@
 // Resolve: wanted blocks to slots.
 //
 //   find   a CTA for each list: blocks that have a slot are named, of the others each is claimed once
-//   give   one CTA: a slot for each claimed block, and for its other entries
+//   give   one CTA, or a cluster: a slot for each claimed block, and for its other entries
 //
 // The search for slots is a clock: the hand goes over slots, gives away those that nobody has named since it last came by, and takes that
 // chance from the others. What the last `hold` resolves have named stays in any case; a call names at most slots / hold, so two rounds of
 // the hand find enough.
 //
-// Time: dependent accesses, no memory to speak of: four to find a block; for one that needs a slot one to list it, one to see which slots
-// may go, two to give it one.
+// Warps of all CTAs take turns at the slots from the hand on, so that the slots given are spread over the cluster wherever they lie:
 //
-// On entry: the sequences are fewer than max_sequences, all entries together at most slots / hold.
+//   look at own slots ─ tell each CTA how many may go ─ barrier ─ rank them ─ give those of a rank below the claims ─ barrier ─ hand on
+//
+// Time: dependent accesses, no memory to speak of: three to find a block; for one that needs a slot one to list it, one to see which slots
+// may go, one to give it one.
+//
+// On entry: the sequences are fewer than max_sequences, all entries together (`entries`) at most slots / hold.
 //
 // targets: compute_80, compute_90
 
 #include "cache/params.cuh"
+#include "common/cluster.cuh"
 
 #include "cache/layout.cuh"
 
 constexpr uint32 FIND_THREADS = 128, FIND_WARPS = FIND_THREADS / WARP;
-constexpr uint32 GIVE_THREADS = 1024, GIVE_WARPS = GIVE_THREADS / WARP, SIDE_BY_SIDE = 4;
+constexpr uint32 MOST_THREADS = 1024, MOST_CTAS = 8;           // of `give`
+constexpr uint32 SIDE_BY_SIDE = 4, TURN = SIDE_BY_SIDE * WARP;  // slots of a lane, and of a warp
 
 struct Place {
     uint32 list, i, position, head;
@@ -45,8 +51,7 @@ struct Sequence {
     uint32 number;
     Tail tail;
 };
-__device__ inline Sequence sequence_of(const ResolveParams &p, uint32 i) {
-    const uint32 number = as<uint32>(p.sequences + i * p.sequences_seq);
+__device__ inline Sequence sequence_of(const ResolveParams &p, uint32 number) {
     if (number >= p.cache.max_sequences) return {p.cache.table, 0, 0, {-1, 0}};
     const Tail tail = p.layer.tails[number];
     return {p.cache.table + uint64(number) * p.cache.max_blocks, min(p.cache.lens[number], tail.newest + 1), number, tail};
@@ -58,14 +63,14 @@ struct Found {
     bool is_there = false, waits = false, claims = false;
     uint32 key = 0;
 };
-__device__ inline Found find(const ResolveParams &p, const Sequence &sequence, uint32 head, int32 id, uint32 now) {
+__device__ inline Found find(const ResolveParams &p, const Sequence &sequence, uint32 head, int32 id, int32 block, uint32 now) {
     Found found;
     if (id < 0 || id >= sequence.blocks) return found;
     if (holds(sequence.tail, id)) {
         found.slot = p.cache.tail_page(sequence.number, id) * p.cache.heads.value + head, found.is_there = true;
         return found;
     }
-    found.key = sequence.row[id] * p.cache.heads.value + head;
+    found.key = block * p.cache.heads.value + head;
     // Looks and claims at once.
     const uint64 bits = atomicCAS(p.layer.homes + found.key, NO_HOME, CLAIMED_HOME);
     const Home home = unpack(bits);
@@ -78,25 +83,33 @@ __device__ inline Found find(const ResolveParams &p, const Sequence &sequence, u
     return found;
 }
 
-extern "C" __global__ void __launch_bounds__(FIND_THREADS) cache_find(const __grid_constant__ ResolveParams p) {
+extern "C" __global__ void __launch_bounds__(FIND_THREADS, 8) cache_find(const __grid_constant__ ResolveParams p) {
     __shared__ uint32 there_of[FIND_WARPS];
     wait_for_previous_kernel();
     allow_next_kernel();
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, below = (1u << lane) - 1;
     const Place at = place_of(p, blockIdx.x);
-    const Sequence sequence = sequence_of(p, at.i);
-    const uint32 count = min(uint32(max(as<int32>(counts_at(p.wanted, at)), 0)), p.cap.value), now = p.layer.clock->now + 1;
     const char *ids = ids_at(p.wanted, at);
     char *slots = slots_at(p.wanted, at);
+    // What does not depend on each other is asked for at once, whether it counts or not.
+    const uint32 number = as<uint32>(p.sequences + at.i * p.sequences_seq), now = p.layer.clock->now + 1;
+    const int32 given = as<int32>(counts_at(p.wanted, at));
+    int32 next = threadIdx.x < p.cap.value ? as<int32>(ids + threadIdx.x * p.wanted.ids_entry) : -1;
+    __syncwarp();  // so that none of them is put off
+    const Sequence sequence = sequence_of(p, number);
+    const uint32 count = min(uint32(max(given, 0)), p.cap.value);
     uint32 there = 0, missed = 0;  // of the list, and of the lane's entries
     for (uint32 first = 0; first < count; first += FIND_THREADS) {
-        const uint32 j = first + threadIdx.x;
-        const int32 id = j < count ? as<int32>(ids + j * p.wanted.ids_entry) : -1;
-        const Found found = find(p, sequence, at.head, id, now);
+        const uint32 j = first + threadIdx.x, after = j + FIND_THREADS;
+        const int32 id = j < count ? next : -1;
+        const int32 block = uint32(id) < p.cache.max_blocks ? sequence.row[id] : 0;
+        next = after < count ? as<int32>(ids + after * p.wanted.ids_entry) : -1;
+        const Found found = find(p, sequence, at.head, id, block, now);
         const uint32 claiming = __ballot_sync(FULL_WARP, found.claims), others = __ballot_sync(FULL_WARP, found.waits && !found.claims);
         if (claiming | others) {
             uint32 begin = 0;
-            if (lane < 2) begin = atomicAdd(lane == 0 ? &p.layer.clock->claimed : &p.layer.clock->waiting, uint32(__popc(lane == 0 ? claiming : others)));
+            if (lane == 0 && claiming) begin = atomicAdd(&p.layer.clock->claimed, uint32(__popc(claiming)));
+            if (lane == 1 && others) begin = atomicAdd(&p.layer.clock->waiting, uint32(__popc(others)));
             const uint32 claims_at = __shfl_sync(FULL_WARP, begin, 0) + __popc(claiming & below);
             const uint32 waits_at = __shfl_sync(FULL_WARP, begin, 1) + __popc(others & below);
             const Missed entry = {at.list * p.cap.value + j, found.key};
@@ -133,122 +146,226 @@ extern "C" __global__ void __launch_bounds__(FIND_THREADS) cache_find(const __gr
     if (missed) atomicAdd(&p.layer.clock->misses, missed);
 }
 
-// Sum over the threads before this one, and over all.
-__device__ inline uint32 sum_before(uint32 mine, uint32 *sums, uint32 &all) {
-    const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    uint32 upto = mine;
-    for (uint32 d = 1; d < WARP; d *= 2) {
-        const uint32 other = __shfl_up_sync(FULL_WARP, upto, d);
-        if (lane >= d) upto += other;
-    }
-    if (lane == WARP - 1) sums[warp] = upto;
-    __syncthreads();
-    const uint32 of_lane = lane < GIVE_WARPS ? sums[lane] : 0;
-    uint32 scanned = of_lane;
-    for (uint32 d = 1; d < WARP; d *= 2) {
-        const uint32 other = __shfl_up_sync(FULL_WARP, scanned, d);
-        if (lane >= d) scanned += other;
-    }
-    all = __shfl_sync(FULL_WARP, scanned, WARP - 1);
-    const uint32 before = __shfl_sync(FULL_WARP, scanned - of_lane, warp);
-    return before + upto - mine;
-}
-
-// A slot that may be given away, as it was.
-struct Victim {
-    uint32 slot, named, held;
-};
-struct Given {
-    uint32 asked, evictions, unused;
-};
-
 __device__ inline void set_slot(const ResolveParams &p, uint32 entry, uint32 slot) {
     const Place at = place_of(p, p.cap.divide(entry));
     const uint32 j = entry - at.list * p.cap.value;
     as<int32>(slots_at(p.wanted, at) + j * p.wanted.slots_entry) = p.cache.first_slot + slot;
 }
 
-// The slot is the block's of an entry from now on.
-__device__ inline void give(const ResolveParams &p, const Victim &victim, const Missed &to, uint32 now, uint32 ring_end, Given *given) {
-    const Layer &layer = p.layer;
-    const uint32 s = victim.slot, ring_size = 2 * p.cache.slots;
-    set_slot(p, to.entry, s);
-    layer.named[s] = named_at(now) | CHANCE;
-    layer.holds[s] = to.key;
-    atomicExch(layer.homes + to.key, pack({s, now << 1}));
-    const Home before = unpack(victim.held == NOBODY ? NO_HOME : atomicExch(layer.homes + victim.held, NO_HOME));
-    // Copies that begin meanwhile see the block before the slot is asked for anew.
-    __threadfence();
-    const bool is_new = atomicExch(layer.asked + s, 1u) == 0;
-    if (victim.held != NOBODY) atomicAdd(&given->evictions, 1u);
-    if (victim.held != NOBODY && before.is_there() && !(victim.named & IN_USE)) atomicAdd(&given->unused, 1u);
-    if (!is_new) return;
-    const uint32 at = ring_end + atomicAdd(&given->asked, 1u);
-    layer.ring[at - (at >= ring_size ? ring_size : 0)] = s;
+// Slots of a lane, as they are.
+struct Seen {
+    uint32 slot[SIDE_BY_SIDE], named[SIDE_BY_SIDE], held[SIDE_BY_SIDE], asked[SIDE_BY_SIDE];
+};
+// Of the `span` slots from the hand on those from `first` on, WARP apart.
+__device__ inline void look(const ResolveParams &p, uint32 hand, uint32 first, uint32 span, uint32 now, Seen &seen) {
+#pragma unroll
+    for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
+        const uint32 n = first + k * WARP;
+        const uint32 s = seen.slot[k] = hand + n - (hand + n >= p.cache.slots ? p.cache.slots : 0);
+        // Past the span: one that stays.
+        seen.named[k] = named_at(now), seen.held[k] = NOBODY, seen.asked[k] = 0;
+        if (n < span) seen.named[k] = __ldcg(p.layer.named + s), seen.held[k] = __ldcg(p.layer.holds + s), seen.asked[k] = __ldcg(p.layer.asked + s);
+    }
 }
 
-extern "C" __global__ void __launch_bounds__(GIVE_THREADS) cache_give(const __grid_constant__ ResolveParams p) {
-    __shared__ uint32 sums[GIVE_WARPS], end;
-    __shared__ Victim victims[GIVE_THREADS];
+__device__ inline Missed claim_of(const Layer &layer, uint32 n) {
+    const uint2 claim = __ldcg(reinterpret_cast<const uint2 *>(layer.claims + n));
+    return {claim.x, claim.y};
+}
+
+// What the slots of a call come to in one CTA.
+struct Given {
+    uint32 evictions, unused;
+    uint32 end;  // where the hand stops, if it does so here
+};
+
+// Words that the CTAs of a cluster, or one that is alone, send to each other in rounds. Nothing is fenced: a word and the news of its
+// arrival travel together (st.async). open() ─ join() ─ [ send() ─ receive() ─ sync_all() ] …
+struct Exchange {
+    Barrier arrived;  // of the bytes still to come in a round
+
+    // Early: between this and join() the CTAs of the cluster start.
+    __device__ void open() {
+#if __CUDA_ARCH__ >= 900
+        if (cluster_ctas() == 1) return;
+        if (threadIdx.x == 0) arrived.open(1);
+        __syncwarp();
+        asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+    }
+    __device__ void join() const {
+#if __CUDA_ARCH__ >= 900
+        if (cluster_ctas() == 1) return;
+        __syncwarp();
+        asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+    }
+    // A warp's word to each CTA, to where p lies there; so many warps send one.
+    __device__ void send(uint32 *p, uint32 x, uint32 warps) const {
+        const uint32 lane = threadIdx.x % WARP;
+#if __CUDA_ARCH__ >= 900
+        if (cluster_ctas() > 1) {
+            if (threadIdx.x == 0) arrived.expect(warps * sizeof(uint32));
+            if (lane < cluster_ctas())
+                asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address_in(lane, p)), "r"(x),
+                             "r"(address_in(lane, &arrived)) : "memory");
+            return;
+        }
+#endif
+        if (lane == 0) *p = x;
+    }
+    // By all threads, which also see what their CTA wrote before.
+    __device__ void receive(uint32 round) const {
+        __syncthreads();
+#if __CUDA_ARCH__ >= 900
+        if (cluster_ctas() > 1) arrived.wait(round);
+#endif
+    }
+};
+
+// How many claims are loaded before anybody knows how many there are.
+constexpr uint32 KEPT = 2;  // by a thread
+
+// All writes of a cluster, or of a CTA that is alone, are there for all its threads.
+__device__ inline void sync_all(uint32 ctas) {
+    if (ctas == 1) {
+        __syncthreads();
+    } else {
+        __syncwarp();
+        cluster_arrive();
+        cluster_wait();
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __grid_constant__ ResolveParams p) {
+    __shared__ Missed kept[KEPT * MOST_THREADS];
+    __shared__ uint32 taken[MOST_THREADS * SIDE_BY_SIDE];       // slots that a warp gives, in turn
+    __shared__ uint32 counts[MOST_CTAS * MOST_THREADS / WARP];  // of each warp: how many may go; above 16 bits, whether one is asked for already
     __shared__ Given given;
+    __shared__ Exchange exchange;
+    const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, below = (1u << lane) - 1;
+    const uint32 ctas = cluster_ctas(), cta = cluster_rank(), warps = ctas * (blockDim.x / WARP), turn = warp * ctas + cta;
+    exchange.open();
     Clock &clock = *p.layer.clock;
     const Layer &layer = p.layer;
     // `find` leaves these alone, and all before it has ended.
-    const uint32 now = clock.now + 1, slots = p.cache.slots, span = min(slots, GIVE_THREADS * SIDE_BY_SIDE);
+    const uint32 now = clock.now + 1, slots = p.cache.slots, ring_size = 2 * slots, span = min(slots, warps * TURN);
     const uint64 pushed = clock.pushed;
-    const uint32 ring_end = pushed % (2 * slots);
+    const uint32 ring_end = pushed % ring_size;
+    const auto ring_place = [=](uint32 n) { return n - (n >= ring_size ? ring_size : 0); };
     uint32 hand = clock.hand;
     if (threadIdx.x == 0) given = {0, 0, 0};
     wait_for_previous_kernel();
     allow_next_kernel();
-    const uint32 claimed = __ldcg(&clock.claimed), waiting = __ldcg(&clock.waiting);
-    // The first round of claims; the entries past them are of no use, but they exist.
-    Missed claim = layer.claims[min(threadIdx.x, claimed - (claimed > 0))];
-    for (uint32 done = 0; done < claimed;) {
-        uint32 slot[SIDE_BY_SIDE], named[SIDE_BY_SIDE], held[SIDE_BY_SIDE], may_go = 0, spared = 0;  // bits
+    // claimed, waiting, hits, misses
+    const uint4 found = __ldcg(reinterpret_cast<const uint4 *>(&clock.claimed));
+    Missed early[KEPT];
+#pragma unroll
+    for (uint32 k = 0; k < KEPT; ++k) {
+        const uint32 n = threadIdx.x + k * blockDim.x;
+        if (n < p.entries) early[k] = claim_of(layer, n);
+    }
+    const uint32 first = turn * TURN + lane;
+    Seen seen;
+    look(p, hand, first, span, now, seen);
+#pragma unroll
+    for (uint32 k = 0; k < KEPT; ++k) kept[threadIdx.x + k * blockDim.x] = early[k];
+    exchange.join();
+    const uint32 claimed = found.x, waiting = found.y;
+    // Places in the ring follow the ranks, but if one of the slots is asked for already: then a copy that begins meanwhile may take it off
+    // the ring, and from this rank on places are drawn one by one.
+    bool is_drawn = false;
+    uint32 in_turn = 0;
+    for (uint32 done = 0, round = 0; done < claimed; ++round) {
+        uint32 may_go[SIDE_BY_SIDE], spared = 0, count = 0;  // bits
+        bool is_asked = false;
 #pragma unroll
         for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
-            const uint32 n = threadIdx.x * SIDE_BY_SIDE + k;
-            slot[k] = hand + n - (hand + n >= slots ? slots : 0);
-            if (n >= span) continue;
-            named[k] = __ldcg(layer.named + slot[k]), held[k] = __ldcg(layer.holds + slot[k]);
-            const bool is_old = age(now, named[k]) >= p.cache.hold;
-            may_go |= uint32(is_old && !(named[k] & CHANCE)) << k;
-            spared |= uint32(is_old && (named[k] & CHANCE)) << k;
+            const bool is_old = age(now, seen.named[k]) >= p.cache.hold, had_chance = !(seen.named[k] & CHANCE);
+            may_go[k] = __ballot_sync(FULL_WARP, is_old && had_chance);
+            spared |= uint32(is_old && !had_chance) << k;
+            is_asked |= is_old && had_chance && seen.asked[k];
+            count += __popc(may_go[k]);
         }
-        // No more than there are claims for, or threads to give them.
-        const uint32 most = min(claimed - done, GIVE_THREADS);
-        if (threadIdx.x == 0) end = span;
-        uint32 all, rank = sum_before(__popc(may_go), sums, all);
+        is_asked = __ballot_sync(FULL_WARP, is_asked);
+        exchange.send(counts + turn, count | uint32(is_asked) << 16, warps);
+        exchange.receive(round);
+        uint32 all = 0, before = 0;
+        for (uint32 w = lane; w < warps; w += WARP) {
+            all += counts[w];
+            if (w < turn) before += counts[w];
+        }
+        all = __reduce_add_sync(FULL_WARP, all), before = __reduce_add_sync(FULL_WARP, before) & 0xffff;
+        if (all >> 16 && !is_drawn) is_drawn = true, in_turn = done;
+        const uint32 left_over = claimed - done, mine = before < left_over ? min(count, left_over - before) : 0, rank = done + before;
+        uint32 *slots_taken = taken + warp * TURN, n = 0, is_leaving = 0;
+        uint64 left[SIDE_BY_SIDE];
 #pragma unroll
         for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
-            if (!(may_go >> k & 1)) continue;
-            if (rank < most) victims[rank] = {slot[k], named[k], held[k]};
-            if (rank + 1 == most) end = threadIdx.x * SIDE_BY_SIDE + k + 1;
-            ++rank;
+            const uint32 s = seen.slot[k], at = n + __popc(may_go[k] & below);
+            n += __popc(may_go[k]);
+            left[k] = NO_HOME;
+            if (before + at >= left_over) continue;
+            if (spared >> k & 1) layer.named[s] = seen.named[k] & ~CHANCE;
+            if (!(may_go[k] >> lane & 1)) continue;
+            slots_taken[at] = s;
+            if (before + at + 1 == left_over) given.end = first + k * WARP + 1;
+            if (seen.held[k] == NOBODY) continue;
+            left[k] = atomicExch(layer.homes + seen.held[k], NO_HOME);
+            is_leaving |= 1u << k;
         }
-        __syncthreads();
+        __syncwarp();
+#pragma unroll 1
+        for (uint32 v = lane; v < mine; v += WARP) {
+            const uint32 s = slots_taken[v];
+            const Missed to = rank + v < KEPT * blockDim.x ? kept[rank + v] : claim_of(layer, rank + v);
+            set_slot(p, to.entry, s);
+            layer.named[s] = named_at(now) | CHANCE;
+            layer.holds[s] = to.key;
+            *static_cast<volatile uint64 *>(layer.homes + to.key) = pack({s, now << 1});
+            if (is_drawn) continue;
+            layer.asked[s] = 1;
+            layer.ring[ring_place(ring_end + rank + v)] = s;
+        }
+        if (is_drawn) {
+            // Copies that begin meanwhile see the block before the slot is asked for anew.
+            __threadfence();
+#pragma unroll 1
+            for (uint32 v = lane; v < mine; v += WARP)
+                if (atomicExch(layer.asked + slots_taken[v], 1u) == 0)
+                    layer.ring[ring_place(ring_end + in_turn + atomicAdd(&clock.drawn, 1u))] = slots_taken[v];
+        }
+        uint32 leaving = 0;  // blocks, and in the upper half those that were fetched for nothing
 #pragma unroll
         for (uint32 k = 0; k < SIDE_BY_SIDE; ++k)
-            if ((spared >> k & 1) && threadIdx.x * SIDE_BY_SIDE + k < end) layer.named[slot[k]] = named[k] & ~CHANCE;
-        const uint32 found = min(all, most);
-        if (done > 0 && threadIdx.x < found) claim = layer.claims[done + threadIdx.x];
-        if (threadIdx.x < found) give(p, victims[threadIdx.x], claim, now, ring_end, &given);
-        done += found;
-        hand += end;
+            if (is_leaving >> k & 1) leaving += 1 | uint32(unpack(left[k]).is_there() && !(seen.named[k] & IN_USE)) << 16;
+        leaving = __reduce_add_sync(FULL_WARP, leaving);
+        if (lane == 0 && leaving) {
+            atomicAdd(&given.evictions, leaving & 0xffff);
+            if (leaving >> 16) atomicAdd(&given.unused, leaving >> 16);
+        }
+        sync_all(ctas);
+        done += min(all & 0xffff, left_over);
+        if (done == claimed) break;
+        hand += span;
         if (hand >= slots) hand -= slots;
-        __syncthreads();
+        look(p, hand, first, span, now, seen);
     }
-    for (uint32 n = threadIdx.x; n < waiting; n += GIVE_THREADS) {
+    for (uint32 n = cta * blockDim.x + threadIdx.x; n < waiting; n += ctas * blockDim.x) {
         const Missed other = layer.others[n];
         set_slot(p, other.entry, unpack(__ldcg(layer.homes + other.key)).slot);
     }
-    __syncthreads();
     if (threadIdx.x) return;
-    clock.totals.hits += __ldcg(&clock.hits), clock.totals.misses += __ldcg(&clock.misses);
-    clock.totals.evictions += given.evictions, clock.totals.unused += given.unused;
-    clock.hits = clock.misses = clock.claimed = clock.waiting = 0;
-    clock.now = now, clock.hand = hand;
-    __threadfence();
-    *reinterpret_cast<volatile uint64 *>(&clock.pushed) = pushed + given.asked;
+    // Where the hand stops, or at the first if it does not move.
+    if (claimed > 0 ? given.end > 0 : cta == 0) {
+        const uint32 more = is_drawn ? in_turn + __ldcg(&clock.drawn) : claimed;
+        __threadfence();
+        *static_cast<volatile uint64 *>(&clock.pushed) = pushed + more;
+        hand += given.end;
+        clock.hand = hand - (hand >= slots ? slots : 0), clock.now = now;
+        clock.claimed = clock.waiting = clock.hits = clock.misses = clock.drawn = 0;
+        atomicAdd(&clock.totals.hits, uint64(found.z)), atomicAdd(&clock.totals.misses, uint64(found.w));
+    }
+    if (given.evictions) atomicAdd(&clock.totals.evictions, uint64(given.evictions));
+    if (given.unused) atomicAdd(&clock.totals.unused, uint64(given.unused));
 }

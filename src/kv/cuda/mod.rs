@@ -39,7 +39,7 @@ use super::{AppendRequest, ResolveRequest};
 use crate::core::allocate::{collected, filled, reserved};
 use crate::core::status::{Error, Result};
 use crate::ops::index::kind;
-use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 use crate::runtime::{On, Session};
 use memory::{Memory, Streams, cuda};
 use params::{
@@ -51,6 +51,8 @@ use std::sync::Arc;
 pub struct Kernels {
     find: Kernel,
     give: Kernel,
+    /// CTAs of the largest cluster in which the device runs `give`.
+    most_give: u32,
     append: Kernel,
     spill: Kernel,
     fetch: Kernel,
@@ -84,9 +86,13 @@ impl cuda::Kernels for Kernels {
                 ..fetch_grid
             };
         }
+        let give = modules.kernel(resolve, "cache_give")?;
+        let sizes = if modules.facts().capability >= 90 { &[LARGEST_CLUSTER, 4, 2][..] } else { &[] };
+        let formed = |&&size: &&u32| give.active_clusters(size, tuning::MOST_GIVE_THREADS) > 0;
         Ok(Kernels {
             find: modules.kernel(resolve, "cache_find")?,
-            give: modules.kernel(resolve, "cache_give")?,
+            give,
+            most_give: sizes.iter().find(formed).copied().unwrap_or(1),
             append: modules.kernel("cache/append", "cache_append")?,
             spill: modules.kernel("cache/append", "cache_spill")?,
             fetch,
@@ -104,7 +110,10 @@ impl cuda::Kernels for Kernels {
 /// Threads of the kernels' CTAs, as their sources have them, and how many CTAs there are.
 mod tuning {
     pub const FIND_THREADS: u32 = 128;
-    pub const GIVE_THREADS: u32 = 1024;
+    /// Of `give`: slots that a warp looks at, warps that a CTA had better have, and most threads.
+    pub const TURN: usize = 128;
+    pub const GIVE_WARPS: usize = 16;
+    pub const MOST_GIVE_THREADS: u32 = 1024;
     pub const APPEND_THREADS: u32 = 128;
     pub const APPEND_WARPS: usize = 4;
     pub const FETCH_THREADS: u32 = 128;
@@ -119,6 +128,17 @@ mod tuning {
     pub const DROP_CTAS: usize = 64;
     /// CTAs of a multiprocessor that wait for memory side by side.
     pub const RESIDENT_CTAS: usize = 8;
+
+    /// CTAs of `give`, one cluster of up to so many, and threads of each, for so many entries: the more of a warp's slots are
+    /// looked at in one round, the fewer rounds there are.
+    pub fn give(slots: usize, entries: usize, most_ctas: u32) -> (u32, u32) {
+        /// Slots to look at for one that is given.
+        const LOOKED_AT: usize = 4;
+        let warps = slots.min(entries.saturating_mul(LOOKED_AT)).div_ceil(TURN).max(1);
+        let ctas = warps.div_ceil(GIVE_WARPS).next_power_of_two().min(most_ctas as usize);
+        let threads = 32 * warps.div_ceil(ctas).min(MOST_GIVE_THREADS as usize / 32);
+        (ctas as u32, threads as u32)
+    }
 }
 
 /// All layers, with what the device knows of them.
@@ -422,8 +442,9 @@ impl Store for Layers {
         unsafe {
             let grid = Grid { kind: kind(enqueue), ..plain(lists, tuning::FIND_THREADS) };
             enqueue.launch(&kernels.find, grid, [param(&params)])?;
-            let grid = Grid { kind: kind(enqueue), ..plain(1, tuning::GIVE_THREADS) };
-            enqueue.launch(&kernels.give, grid, [param(&params)])?;
+            let (ctas, threads) = tuning::give(params.slots(), params.entries as usize, kernels.most_give);
+            let kind = if ctas == 1 { kind(enqueue) } else { Kind::DependentClusters(ctas) };
+            enqueue.launch(&kernels.give, Grid { ctas, threads, kind }, [param(&params)])?;
         }
         layer.fetched = Fetched::No;
         layer.is_captured |= enqueue.is_capturing()?;
@@ -483,5 +504,22 @@ impl Store for Layers {
             waits: sum.waits + of.waits,
             dropped_tokens: sum.dropped_tokens + of.dropped,
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::tuning::give;
+
+    #[test]
+    fn give_looks_at_as_many_slots_in_a_round_as_it_may_need() {
+        assert_eq!(give(8, 4, 8), (1, 32));
+        assert_eq!(give(2048, 1024, 8), (1, 512));
+        assert_eq!(give(16384, 8192, 8), (8, 512));
+        assert_eq!(give(16384, 8192, 1), (1, 1024), "no clusters");
+        assert_eq!(give(32768, 16384, 8), (8, 1024));
+        assert_eq!(give(1 << 30, 1 << 29, 8), (8, 1024));
+        assert_eq!(give(1 << 30, 64, 8), (1, 64), "few entries");
+        assert_eq!(give(64, 0, 8), (1, 32), "no entries");
     }
 }

@@ -54,7 +54,7 @@ kernel_struct! {
         left: u32,
         full: u32,
         written: u32,
-        spare: u32,
+        drawn: u32,
         pub totals: Totals,
     }
 }
@@ -332,10 +332,15 @@ kernel_struct! {
         heads: Divisor,
         positions: Divisor,
         cap: Divisor,
+        pub entries: u32,
     }
 }
 
 impl ResolveParams {
+    pub fn slots(&self) -> usize {
+        self.cache.slots as usize
+    }
+
     /// Of at least one list.
     pub fn new(layer: &Layer, cache: &Cache, r: &ResolveRequest) -> ResolveParams {
         let missed = r.missed_counts.as_ref();
@@ -355,6 +360,7 @@ impl ResolveParams {
             positions: Divisor::new(r.wanted.per_head() as u32),
             // No entry is divided where there is none.
             cap: if r.wanted.cap() == 0 { Divisor::NONE } else { Divisor::new(r.wanted.cap() as u32) },
+            entries: if r.wanted.ids.is_empty() { 0 } else { r.wanted.ids.count() as u32 },
         }
     }
 }
