@@ -3,11 +3,11 @@
     python benches/gpu/gather.py [--out FILE] [--quick]
 
 Random blocks of 4 GiB of pinned memory, to slots in order. `kernel` reads lists on the device, `given` is the same kernel with lists on
-the host, `copy` the copy engine, `auto` the library's choice for lists on the host; `each` is a copy_ of each block (cudaMemcpyAsync),
-`torch` index_select into pinned memory and one copy. GB/s (10^9 bytes) from the median time between two CUDA events; the host is ahead
-of the device for the library's engines, and its time counts for `each` and `torch`; `kernel_graph` is one of several calls in a CUDA
-graph. `beside`: how much longer a kernel that adds 1 to 2 GiB takes while blocks travel. Every result is compared with the source before
-it is timed.
+the host, `copy` the copy engine, `auto` the library's choice for lists on the host and `of_best` its share of the better of these two;
+`each` is a copy_ of each block (cudaMemcpyAsync), `torch` index_select into pinned memory and one copy. GB/s (10^9 bytes) from the median
+time between two CUDA events; the host is ahead of the device for the library's engines, and its time counts for `each` and `torch`;
+`kernel_graph` is one of several calls in a CUDA graph. `beside`: how much longer a kernel that adds 1 to 2 GiB takes while blocks travel.
+Every result is compared with the source before it is timed.
 """
 
 import statistics
@@ -74,6 +74,7 @@ def rates(session, pool, timer, rows, quick):
             row = dict(kib=size, count=count)
             for name, engine, place in ENGINES:
                 row[name] = case.rate(timer.queued, case.prepared(engine, place))
+            row["of_best"] = row["auto"] / max(row["given"], row["copy"])
             row["kernel_graph"] = case.rate(lambda call, sets, _: timer.graph(call, sets), case.prepared("kernel", "cuda"))
             for name, peer in (("each", case.each), ("torch", case.torch)):
                 row[name] = case.rate(timer.event, peer, 5)
