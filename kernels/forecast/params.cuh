@@ -26,10 +26,11 @@ struct ProjectParams {
     // `second` [outputs, rank], too. Rows of `second` are `second_row` floats apart, a multiple of 32; what is past rank or count is 0.
     const float *first, *bias, *second;
     // Scratch: products of each slice [slices, B, rows], which lack a factor [slices, B], and those of x the row's scale [B] = 1 / rms; the
-    // cosine and sine of each pair [B, pairs, 2], times the factor on rotated channels.
+    // cosine and sine of each pair [B, pairs, 2], times the factor on rotated channels. Of a map that is cut `factors` are [slices, B, 2]: beside
+    // each factor Σ x² of the slice, which lacks its square; there are no scales, and of larger batches the slices' sums [B, rows].
     float *products, *factors;
     double *scales;
-    float *turns;
+    float *turns, *sums;
     const char *positions, *inv_freq;
     char *q;
     int64 positions_row, inv_freq_pair, q_row, q_head, q_channel;
@@ -38,7 +39,10 @@ struct ProjectParams {
     uint32 q_heads, head_dim, q_type;
     uint32 pairs, interleaved;  // of a head's channels that rotate
     Divisor units;              // of a head: its pairs, and the channels after them, two by two
-    uint32 multiplying;         // CTAs of forecast_inputs_* that multiply; the others take a row each
+    uint32 multiplying;         // CTAs of forecast_inputs_* and forecast_inner_* that multiply; the others take a row, or a pair a thread
+    // Cut: groups of 16 rows of the batch that the CTAs of forecast_inner_* and forecast_outputs_* take at once; √count of x.
+    uint32 inner_groups, output_groups;
+    float root_count;
 };
 
 #include "forecast/layout.cuh"

@@ -13,25 +13,37 @@ use crate::runtime::{Placed, Session};
 use std::sync::Arc;
 
 pub struct Kernels {
-    /// For 16 rows of the batch at a time, and for 32.
+    pack: Kernel,
+    /// Of maps that are cut: for inputs of 16 bits alone, and for any.
+    inner_16: Kernel,
+    inner_32: Kernel,
+    sums: Kernel,
+    /// For 32 channels a CTA, slices not added up before; and for 64.
+    outputs_32: Kernel,
+    outputs_64: Kernel,
+    /// Of whole maps: for 16 rows of the batch at a time, and for 32.
     inputs_16: Kernel,
     inputs_32: Kernel,
-    outputs: Kernel,
     turn: Kernel,
-    pack: Kernel,
 }
 
 impl cuda::Kernels for Kernels {
-    const SOURCES: &[Source] = &[source!("forecast/project", compute_80, compute_90)];
+    const SOURCES: &[Source] =
+        &[source!("forecast/whole", compute_80, compute_90), source!("forecast/cut", compute_80, compute_90)];
 
     fn find(modules: &Modules) -> Result<Kernels> {
-        let kernel = |name| modules.kernel("forecast/project", name);
+        let whole = |name| modules.kernel("forecast/whole", name);
+        let cut = |name| modules.kernel("forecast/cut", name);
         Ok(Kernels {
-            inputs_16: kernel("forecast_inputs_16")?,
-            inputs_32: kernel("forecast_inputs_32")?,
-            outputs: kernel("forecast_outputs")?,
-            turn: kernel("forecast_turn")?,
-            pack: kernel("forecast_pack")?,
+            pack: whole("forecast_pack")?,
+            inner_16: cut("forecast_inner_16")?,
+            inner_32: cut("forecast_inner_32")?,
+            sums: cut("forecast_sums")?,
+            outputs_32: cut("forecast_outputs_32")?,
+            outputs_64: cut("forecast_outputs_64")?,
+            inputs_16: whole("forecast_inputs_16")?,
+            inputs_32: whole("forecast_inputs_32")?,
+            turn: whole("forecast_turn")?,
         })
     }
 }
@@ -73,6 +85,7 @@ kernel_struct! {
         factors: *mut u8,
         scales: *mut u8,
         turns: *mut u8,
+        sums: *mut u8,
         positions: *const u8,
         inv_freq: *const u8,
         q: *mut u8,
@@ -95,17 +108,21 @@ kernel_struct! {
         interleaved: u32,
         units: Divisor,
         multiplying: u32,
+        inner_groups: u32,
+        output_groups: u32,
+        root_count: f32,
     }
 }
 
 const THREADS: u32 = 256;
-/// OUTPUT_WARPS of kernels/forecast/project.cu in threads, and units that such a CTA takes.
-const OUTPUT_THREADS: u32 = 128;
-const OUTPUT_UNITS: usize = 32;
-/// CHUNK of kernels/forecast/project.cu.
+/// CHUNK of kernels/forecast/products.cuh.
 const CHUNK: usize = 32;
 /// Rows of a map that a CTA takes.
 const ROWS: usize = 8;
+/// Rows of the batch that a CTA takes at a time: M of a product of matrices on tensor cores.
+const BATCH_ROWS: usize = 16;
+/// INNER of kernels/forecast/cut.cu.
+const INNER: usize = 128;
 
 /// How the inputs of one kind are cut: into slices of `share`, zeros after the last.
 #[derive(Clone, Copy)]
@@ -114,17 +131,26 @@ struct Slices {
     count: usize,
 }
 
+/// MOST_SLICES of kernels/forecast/cut.cu.
+const MOST_SLICES: usize = 8;
+
+/// By the map's shape alone, so that sums do not depend on the batch.
 impl Slices {
-    /// By the map's shape alone, so that sums do not depend on the batch: a few CTAs for each multiprocessor, of 1024 inputs
-    /// or more each.
-    fn of(inputs: usize, rows: usize) -> Slices {
+    /// Of a whole map: a few CTAs for each multiprocessor, of 1024 inputs or more each.
+    fn of_whole(inputs: usize, rows: usize) -> Slices {
         const CTAS: usize = 512;
-        const MOST: usize = 8;
         const LEAST: usize = 1024;
         /// A chunk for each warp.
         const ALIGNMENT: usize = 256;
-        let most = (CTAS / rows.div_ceil(ROWS)).clamp(1, MOST);
+        let most = (CTAS / rows.div_ceil(ROWS)).clamp(1, MOST_SLICES);
         let share = inputs.div_ceil(most).max(LEAST).min(inputs).next_multiple_of(ALIGNMENT).max(ALIGNMENT);
+        Slices { share, count: inputs.div_ceil(share) }
+    }
+
+    /// Of a map that is cut: whole steps of all warps of a CTA, of STEP inputs each in kernels/forecast/cut.cu.
+    fn of_cut(inputs: usize) -> Slices {
+        const STEP: usize = 512;
+        let share = inputs.div_ceil(MOST_SLICES).next_multiple_of(STEP).max(STEP);
         Slices { share, count: inputs.div_ceil(share) }
     }
 
@@ -155,7 +181,11 @@ impl PlacedMap {
             Map::Cut { down, up } => (down, Some(up)),
         };
         let remembered = shape.remembered();
-        let (x, previous) = (Slices::of(shape.input_dim, first.rows), Slices::of(remembered.len(), first.rows));
+        let slices = |inputs| match second {
+            Some(_) => Slices::of_cut(inputs),
+            None => Slices::of_whole(inputs, first.rows),
+        };
+        let (x, previous) = (slices(shape.input_dim), slices(remembered.len()));
         let (rows, columns) = (first.rows.next_multiple_of(ROWS), x.columns() + previous.columns());
         let second_row = first.rows.next_multiple_of(CHUNK);
         let second_values = second.map_or(0, |up| up.rows.saturating_mul(second_row));
@@ -231,21 +261,27 @@ fn lies_packed(t: &Tensor) -> bool {
 
 /// How the work is cut, and where the parts of scratch begin.
 struct Plan {
-    /// CTAs that multiply with the inputs; the other CTAs of that launch take a row each.
+    /// CTAs that multiply with the inputs, and the others of that launch, which prepare rows.
     multiplying: usize,
+    preparing: usize,
+    /// CTAs that add slices up in a launch of their own; 0 where there is none.
+    adding: usize,
     finishing: usize,
+    inner_groups: usize,
+    output_groups: usize,
     products: usize,
     factors: usize,
     scales: usize,
     turns: usize,
+    sums: usize,
     /// Of the inputs that have to be packed: x, and the queries at the token before.
     packed: [Option<usize>; 2],
     bytes: usize,
 }
 
-/// Rows of the batch that a CTA of the first kernel takes.
+/// Rows of the batch that a CTA takes which multiplies with the inputs of a whole map.
 fn together(batch: usize) -> usize {
-    if batch <= 16 { 16 } else { 32 }
+    if batch <= BATCH_ROWS { BATCH_ROWS } else { 2 * BATCH_ROWS }
 }
 
 /// Pairs of a head's channels that rotate, and the channels after them, two by two.
@@ -259,31 +295,91 @@ fn packing(inputs: usize) -> usize {
     packed_width(inputs).div_ceil(THREADS as usize)
 }
 
+/// CTAs of each kind, by the name of their part in [`Plan`].
+#[derive(Debug, PartialEq)]
+struct Ctas {
+    multiplying: usize,
+    preparing: usize,
+    adding: usize,
+    finishing: usize,
+    inner_groups: usize,
+    output_groups: usize,
+}
+
+impl Ctas {
+    /// `units` are all pairs of channels of a row, `pairs` those of a head that turn.
+    fn of_cut(batch: usize, tiles: usize, rows: usize, units: usize, pairs: usize) -> Ctas {
+        /// Two for each of some 128 multiprocessors; what groups are left, they take one after the other.
+        const AT_ONCE: usize = 256;
+        let groups = batch.div_ceil(BATCH_ROWS);
+        // Slices of one group are read by every CTA, as fast as it can. More are added up first, and read by half as many.
+        let adds = groups > 1;
+        let finishers = units.div_ceil(if adds { 32 } else { 16 });
+        let at_once = |ctas: usize| (AT_ONCE / ctas).clamp(1, groups);
+        let (inner_groups, output_groups) = (at_once(tiles), at_once(finishers));
+        Ctas {
+            multiplying: tiles.saturating_mul(inner_groups),
+            preparing: batch.saturating_mul(pairs).div_ceil(THREADS as usize),
+            adding: if adds { groups.saturating_mul(rows.div_ceil(INNER)) } else { 0 },
+            finishing: finishers.saturating_mul(output_groups),
+            inner_groups,
+            output_groups,
+        }
+    }
+
+    fn of_whole(batch: usize, tiles: usize, units: usize) -> Ctas {
+        Ctas {
+            multiplying: batch.div_ceil(together(batch)).saturating_mul(tiles),
+            preparing: batch,
+            adding: 0,
+            finishing: batch.saturating_mul(units.div_ceil(THREADS as usize)),
+            inner_groups: 0,
+            output_groups: 0,
+        }
+    }
+}
+
 impl Plan {
     fn new(r: &ProjectRequest, map: &PlacedMap) -> Result<Plan> {
-        let (batch, units) = (r.inputs.count(), r.shape.q_heads * units(r));
+        let (batch, pairs, units) = (r.inputs.count(), r.rope.dim / 2, r.shape.q_heads * units(r));
         let tiles = map.slices() * (map.rows / ROWS);
-        let multiplying = batch.div_ceil(together(batch)).saturating_mul(tiles);
-        let finishing = match map.rank {
-            0 => batch.saturating_mul(units.div_ceil(THREADS as usize)),
-            _ => batch.div_ceil(16).saturating_mul(units.div_ceil(OUTPUT_UNITS)),
+        let is_cut = map.rank > 0;
+        let Ctas { multiplying, preparing, adding, finishing, inner_groups, output_groups } = if is_cut {
+            Ctas::of_cut(batch, tiles, map.rows, units, pairs)
+        } else {
+            Ctas::of_whole(batch, tiles, units)
         };
-        let most =
-            multiplying.saturating_add(batch).max(finishing).max(batch.saturating_mul(packing(r.shape.inputs())));
+        let packing = batch.saturating_mul(packing(r.shape.inputs()));
+        let most = multiplying.saturating_add(preparing).max(adding).max(finishing).max(packing);
         if most > i32::MAX as usize {
             return Err(Error::unsupported(format!("x: {batch} rows; CUDA takes fewer through a map of this size")));
         }
         let mut scratch = cuda::Parts::default();
         let products = scratch.take(&[map.slices(), batch, map.rows, size_of::<f32>()]);
-        let factors = scratch.take(&[map.slices(), batch, size_of::<f32>()]);
+        let factors = scratch.take(&[map.slices(), batch, size_of::<[f32; 2]>()]);
         let scales = scratch.take(&[batch, size_of::<f64>()]);
         let turns = scratch.take(&[batch, r.rope.dim, size_of::<f32>()]);
+        let sums = scratch.take(&[if adding > 0 { batch } else { 0 }, map.rows, size_of::<f32>()]);
         let packed = [(Some(&r.inputs.x), r.shape.input_dim), (r.inputs.previous.as_ref(), r.shape.outputs())];
         let packed = packed.map(|(t, inputs)| {
             let packs = t.is_some_and(|t| !lies_packed(t));
             packs.then(|| scratch.take(&[batch, packed_width(inputs), size_of::<f32>()]))
         });
-        Ok(Plan { multiplying, finishing, products, factors, scales, turns, packed, bytes: scratch.bytes })
+        Ok(Plan {
+            multiplying,
+            preparing,
+            adding,
+            finishing,
+            inner_groups,
+            output_groups,
+            products,
+            factors,
+            scales,
+            turns,
+            sums,
+            packed,
+            bytes: scratch.bytes,
+        })
     }
 }
 
@@ -304,6 +400,7 @@ impl ProjectParams {
             factors: at(plan.factors),
             scales: at(plan.scales),
             turns: at(plan.turns),
+            sums: at(plan.sums),
             positions: address(positions),
             inv_freq: address(inv_freq),
             q: r.q.data(),
@@ -326,6 +423,9 @@ impl ProjectParams {
             interleaved: r.rope.interleaved as u32,
             units: Divisor::new(units(r) as u32),
             multiplying: plan.multiplying as u32,
+            inner_groups: plan.inner_groups as u32,
+            output_groups: plan.output_groups as u32,
+            root_count: (r.shape.input_dim as f64).sqrt() as f32,
         }
     }
 }
@@ -351,16 +451,23 @@ pub fn project(enqueue: &Enqueue, r: &ProjectRequest, map: &PlacedMap) -> Result
     }
     let params = ProjectParams::new(r, map, &plan, inputs, base);
     let params = [(&raw const params).cast()];
-    let multiply = if together(batch) == 16 { &kernels.inputs_16 } else { &kernels.inputs_32 };
+    let multiply = grid(plan.multiplying + plan.preparing, THREADS);
     // SAFETY: ProjectParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed, and
     // the forecast keeps the map. That was ready before any call could name it, and the kernels wait before they touch
     // anything else.
     unsafe {
-        enqueue.launch(multiply, grid(plan.multiplying + batch, THREADS), params)?;
-        match map.rank {
-            0 => enqueue.launch(&kernels.turn, grid(plan.finishing, THREADS), params),
-            _ => enqueue.launch(&kernels.outputs, grid(plan.finishing, OUTPUT_THREADS), params),
+        if map.rank == 0 {
+            let kernel = if together(batch) == BATCH_ROWS { &kernels.inputs_16 } else { &kernels.inputs_32 };
+            enqueue.launch(kernel, multiply, params)?;
+            return enqueue.launch(&kernels.turn, grid(plan.finishing, THREADS), params);
         }
+        let is_wide = inputs.iter().any(|inputs| inputs.slices > 0 && inputs.dtype == element_type(DType::F32));
+        enqueue.launch(if is_wide { &kernels.inner_32 } else { &kernels.inner_16 }, multiply, params)?;
+        if plan.adding == 0 {
+            return enqueue.launch(&kernels.outputs_32, grid(plan.finishing, THREADS), params);
+        }
+        enqueue.launch(&kernels.sums, grid(plan.adding, THREADS), params)?;
+        enqueue.launch(&kernels.outputs_64, grid(plan.finishing, THREADS), params)
     }
 }
 
@@ -380,13 +487,31 @@ mod tests {
     fn slices_hold_all_inputs_and_have_a_chunk_for_each_warp() {
         for inputs in [0, 1, 63, 256, 1023, 4096, 5000, 1 << 20] {
             for rows in [1, 8, 128, 4096, 1 << 20] {
-                let slices = Slices::of(inputs, rows);
-                assert!(slices.columns() >= inputs && slices.share.is_multiple_of(256) && slices.count <= 8);
-                assert!(
-                    slices.count == 0 || slices.share * (slices.count - 1) < inputs,
-                    "{inputs} of {rows}: an empty slice"
-                );
+                for (slices, step) in [(Slices::of_whole(inputs, rows), 256), (Slices::of_cut(inputs), 512)] {
+                    assert!(
+                        slices.columns() >= inputs && slices.share.is_multiple_of(step) && slices.count <= MOST_SLICES
+                    );
+                    assert!(
+                        slices.count == 0 || slices.share * (slices.count - 1) < inputs,
+                        "{inputs} of {rows}: an empty slice"
+                    );
+                }
             }
         }
+    }
+
+    #[test]
+    fn ctas_take_every_row_of_a_batch_through_a_cut_map() {
+        // 4096 → 4096 of rank 128, RoPE on all of 32 heads of 128 channels: 8 slices of 16 tiles, 2048 pairs.
+        for (batch, multiplying, preparing, adding, finishing) in
+            [(1, 128, 1, 0, 128), (16, 128, 4, 0, 128), (17, 256, 5, 2, 128), (256, 256, 64, 16, 256)]
+        {
+            let ctas = Ctas::of_cut(batch, 128, 128, 2048, 64);
+            let groups = (ctas.inner_groups, ctas.output_groups);
+            assert_eq!((ctas.multiplying, ctas.preparing), (multiplying, preparing), "{batch}: {groups:?}");
+            assert_eq!((ctas.adding, ctas.finishing), (adding, finishing), "{batch}: {groups:?}");
+        }
+        let many = Ctas::of_cut(40, 4096, 4096, 100, 0);
+        assert_eq!((many.inner_groups, many.preparing, many.adding), (1, 0, 96));
     }
 }
