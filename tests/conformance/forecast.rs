@@ -147,12 +147,19 @@ fn forecast_projects_large_maps_and_batches(backend: &Backend) {
     }
 }
 
-/// Rows of `x` and `previous`, through plain tensors.
-fn project(backend: &Backend, forecast: &Forecast, map: &Map, x: &Array<f64>, previous: &Array<f64>) -> Array<f64> {
+/// Rows of `x` and `previous`, through plain tensors of one type.
+fn project(
+    backend: &Backend,
+    forecast: &Forecast,
+    map: &Map,
+    dtype: DType,
+    x: &Array<f64>,
+    previous: &Array<f64>,
+) -> Array<f64> {
     let (plain, batch) = (Layout::default(), x.shape[0]);
     let rope = vwd_rope { theta: 0.0, ..args() };
     let positions = Tensor::ints(backend, I32, &Array::filled(&[batch], 5), &plain);
-    let (x, previous) = (Tensor::floats(backend, F32, x, &plain), Tensor::floats(backend, F32, previous, &plain));
+    let (x, previous) = (Tensor::floats(backend, dtype, x, &plain), Tensor::floats(backend, dtype, previous, &plain));
     let q = Tensor::poisoned(backend, F32, &[batch, map.heads, map.dim], &plain);
     let previous = if map.memory { previous.c() } else { absent() };
     let (x, positions) = (x.c(), positions.c());
@@ -163,17 +170,21 @@ fn project(backend: &Backend, forecast: &Forecast, map: &Map, x: &Array<f64>, pr
 }
 
 fn forecast_bits_of_a_row_do_not_depend_on_the_batch(backend: &Backend) {
-    rounds(4, |rng| {
-        let (rank, memory) = (rng.pick(&[None, Some(40)]), rng.one_in(2));
+    rounds(9, |rng| {
+        let (rank, memory) = (rng.pick(&[None, Some(40), Some(150)]), rng.one_in(2));
+        let dtype = rng.pick(&[F32, F16, BF16]);
         let map = Map::random(rng, [3, 64, 1100], rank, memory);
         let forecast = map.load(backend);
         let batch = 70;
         let (x, previous) = (rng.normals(&[batch, 1100]), rng.normals(&[batch, 3, 64]));
-        let together = project(backend, &forecast, &map, &x, &previous);
-        for i in [0, 9, 16, 33, 69] {
-            let part = |a: &Array<f64>| Array::new(&[&[1], &a.shape[1..]].concat(), a.row([i]).to_vec());
-            let alone = project(backend, &forecast, &map, &part(&x), &part(&previous));
-            assert_eq!(alone.data, together.row([i]), "row {i}");
+        let together = project(backend, &forecast, &map, dtype, &x, &previous);
+        for (i, rows) in [(0, 1), (9, 1), (16, 1), (33, 1), (69, 1), (5, 4), (50, 16), (31, 17)] {
+            let part = |a: &Array<f64>| {
+                let values = (i..i + rows).flat_map(|i| a.row([i]).to_vec());
+                Array::new(&[&[rows], &a.shape[1..]].concat(), values.collect())
+            };
+            let apart = project(backend, &forecast, &map, dtype, &part(&x), &part(&previous));
+            assert_eq!(apart.data, part(&together).data, "{rows} rows from {i} on, of {dtype:?}");
         }
     });
 }
@@ -192,7 +203,7 @@ fn forecast_projects_rows_of_any_scale(backend: &Backend) {
         let rows =
             [scaled(1.0), scaled(1e-36), scaled(1e37), scaled(1e-41), mixed, wild(f64::NAN), wild(f64::INFINITY)];
         let x = Array::new(&[7, 700], rows.concat());
-        let found = project(backend, &forecast, &map, &x, &Array::filled(&[7, 1, 1], 0.0));
+        let found = project(backend, &forecast, &map, F32, &x, &Array::filled(&[7, 1, 1], 0.0));
         let size = found.row([0]).iter().fold(0.0f64, |most, q| most.max(q.abs()));
         // Rounded inputs, of which subnormal ones keep some 13 bits; sums of 700 products.
         for (i, tolerance) in [(1, 1e-5), (2, 1e-5), (3, 1e-3)] {
@@ -204,6 +215,7 @@ fn forecast_projects_rows_of_any_scale(backend: &Backend) {
             backend,
             &forecast,
             &map,
+            F32,
             &Array::new(&[1, 700], x.row([4]).to_vec()),
             &Array::filled(&[1, 1, 1], 0.0),
         );
