@@ -23,7 +23,7 @@ constexpr uint32 MOST_SLICES = 8, ROWS = 16;
 #if __CUDA_ARCH__ >= 900
 constexpr uint32 INNER_REGISTERS = 112, OUTPUT_REGISTERS = 144;
 #else
-constexpr uint32 INNER_REGISTERS = 128, OUTPUT_REGISTERS = 168;
+constexpr uint32 INNER_REGISTERS = 168, OUTPUT_REGISTERS = 168;
 #endif
 
 // --- inner ---------------------------------------------------------------------------------------------------------------------------------------
