@@ -52,19 +52,22 @@ fn cost(tiles: u32, ctas: u32, clusters: u32) -> u32 {
     tiles.div_ceil(ctas * clusters) + if clusters > 1 { join } else { 0 }
 }
 
-/// `None` where the kernel does not take these tensors. `tokens` is the length of a full list.
-pub fn plan(clusters: &Clusters, params: &Params, element: Element, lists: usize, tokens: u64) -> Option<Plan> {
-    // What it is proven for: a position a sequence, neither window nor cap.
+/// What the kernels for latents are proven for: a position a sequence, neither window nor cap.
+pub fn are_latents(params: &Params, element: Element) -> bool {
     let is_plain = params.positions == 1 && params.q_lens.data.is_null();
-    let is_taken = is_plain
+    is_plain
         && params.window == 0
         && params.soft_cap == 0.0
         && values_are_keys(params)
         && params.partials.acc.data.is_null()
-        && element != Element::Fp8;
+        && element != Element::Fp8
+}
+
+/// `None` where the kernel does not take these tensors. `tokens` is the length of a full list.
+pub fn plan(clusters: &Clusters, params: &Params, element: Element, lists: usize, tokens: u64) -> Option<Plan> {
     let row_blocks = params.rows.div_ceil(ROWS);
     let (pairs, tiles) = (lists as u64 * row_blocks as u64, tokens.max(1).div_ceil(TILE as u64));
-    if !is_taken || pairs * tiles >= 1 << 27 {
+    if !are_latents(params, element) || pairs * tiles >= 1 << 27 {
         return None;
     }
     let pairs = pairs as u32;
@@ -86,6 +89,7 @@ pub fn plan(clusters: &Clusters, params: &Params, element: Element, lists: usize
         ctas: pairs * ctas * clusters,
         threads: THREADS,
         cluster: Some(ctas),
+        joining: 0,
         shared: SHARED,
         is_cut_apart: false,
         scratch: Scratch::of_states((slices * slice_bytes) as usize),

@@ -1,6 +1,7 @@
 //! What attention and repair have in common on CUDA: the kernels of kernels/attention/ and their launch.
 
 mod latent;
+mod latent_many;
 mod params;
 mod plain;
 mod plan;
@@ -27,6 +28,7 @@ pub struct Kernels {
     plain: Option<Plain>,
     /// Where clusters can run.
     latent: Option<Latent>,
+    latent_many: Option<LatentMany>,
     general: Kernel,
     cut: Kernel,
     pub repair: Kernel,
@@ -50,6 +52,13 @@ struct Latent {
     clusters: Clusters,
 }
 
+/// On compute capability 9.0.
+struct LatentMany {
+    /// Of float16 and bfloat16.
+    kernels: [Kernel; 2],
+    join: Kernel,
+}
+
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[
         source!("attention/f16", compute_80, compute_90),
@@ -59,6 +68,7 @@ impl cuda::Kernels for Kernels {
         source!("attention/plain_bf16", compute_90),
         source!("attention/plain_fp8", compute_90),
         source!("attention/latent", compute_90),
+        source!("attention/latent_many", compute_90a),
         source!("attention/general", compute_80, compute_90),
         source!("attention/plan", compute_80, compute_90),
         source!("attention/repair", compute_90),
@@ -83,8 +93,10 @@ impl cuda::Kernels for Kernels {
         let sizes = if repair_at_once.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
         let plain = if modules.has("attention/plain_f16") { Some(Plain::find(of)?) } else { None };
         let latent = if modules.has("attention/latent") { Some(Latent::find(of)?) } else { None };
+        let latent_many = if modules.has("attention/latent_many") { Some(LatentMany::find(of)?) } else { None };
         Ok(Kernels {
             plain,
+            latent_many,
             latent: latent.filter(|latent| latent.clusters.exist()),
             cluster_sizes: sizes.iter().copied().filter(can_form).collect(),
             repair_at_once,
@@ -135,12 +147,24 @@ impl Latent {
     }
 }
 
+impl LatentMany {
+    fn find(of: impl Fn(&'static str, &'static str) -> Result<Kernel>) -> Result<LatentMany> {
+        let of = |name| of("attention/latent_many", name);
+        let kernels = [of("attention_latent_many_f16")?, of("attention_latent_many_bf16")?];
+        Ok(LatentMany { kernels, join: of("join_latent_many")? })
+    }
+}
+
 /// Of a kernel's family that a plan names.
 const PLANNED: &str = "only what runs is planned";
 
 impl Kernels {
     fn has_plain(&self) -> bool {
         self.plain.is_some()
+    }
+
+    fn has_latent_many(&self) -> bool {
+        self.latent_many.is_some()
     }
 
     fn clusters(&self) -> Option<&Clusters> {
@@ -160,6 +184,9 @@ impl Kernels {
             Engine::General => return &self.general,
             Engine::Plain(element, rows) => return self.plain.as_ref().expect(PLANNED).of(element, rows),
             Engine::Latent(element) => return self.latent.as_ref().expect(PLANNED).of(element),
+            Engine::LatentMany(element) => {
+                return &self.latent_many.as_ref().expect(PLANNED).kernels[(element == Element::Bf16) as usize];
+            }
             Engine::Mma(element, width) => (element, width),
         };
         let by_width = match element {
@@ -197,10 +224,14 @@ pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan) -> Result<()> {
         }
         let kernel = kernels.of(plan.engine).sharing(plan.shared);
         let grid = match plan.cluster {
-            None => grid(enqueue, plan.ctas),
+            None => Grid { threads: plan.threads, ..grid(enqueue, plan.ctas) },
             Some(size) => Grid { ctas: plan.ctas, threads: plan.threads, kind: Kind::DependentClusters(size) },
         };
-        enqueue.launch(&kernel, grid, [params.cast()])
+        enqueue.launch(&kernel, grid, [params.cast()])?;
+        if let (1.., Some(many)) = (plan.joining, &kernels.latent_many) {
+            enqueue.launch(&many.join, self::grid(enqueue, plan.joining), [params.cast()])?;
+        }
+        Ok(())
     }
 }
 

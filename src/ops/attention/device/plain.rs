@@ -90,6 +90,7 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
         ctas: pairs * ctas,
         threads: THREADS,
         cluster: None,
+        joining: 0,
         shared,
         is_cut_apart: false,
         scratch: Scratch::of_states(states as usize),

@@ -3,7 +3,7 @@
 
 use super::params::{NONE, Params, StateView, View, code};
 use super::plain::Rows;
-use super::{Kernels, latent, plain};
+use super::{Kernels, latent, latent_many, plain};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
@@ -39,6 +39,8 @@ pub enum Engine {
     Plain(Element, Rows),
     /// Where values are the first of many channels of keys.
     Latent(Element),
+    /// The same, for many rows.
+    LatentMany(Element),
     General,
 }
 
@@ -94,6 +96,8 @@ pub struct Plan {
     pub threads: u32,
     /// CTAs of a cluster, where there are clusters.
     pub cluster: Option<u32>,
+    /// CTAs of a kernel that joins states; 0 where none does.
+    pub joining: u32,
     /// Dynamic shared memory.
     pub shared: u32,
     /// Whether a kernel cuts the pairs first.
@@ -156,7 +160,10 @@ pub fn fastest(kernels: &Kernels, facts: &Facts, job: &Job) -> Result<Option<Pla
             (Width::W128, _) if kernels.has_plain() => {
                 plain::plan(facts, &params, element, lists, tokens, longest(job, params.unit_tokens))
             }
-            (Width::W576, Some(clusters)) => latent::plan(clusters, &params, element, lists, tokens),
+            (Width::W576, Some(clusters)) => {
+                let many = kernels.has_latent_many().then(|| latent_many::plan(facts, &params, element, lists, tokens));
+                many.flatten().or_else(|| latent::plan(clusters, &params, element, lists, tokens))
+            }
             _ => None,
         };
         if plan.is_some() {
@@ -179,8 +186,8 @@ pub fn plan(facts: &Facts, job: &Job) -> Result<Option<Plan>> {
     let state_bytes = rows as usize * (params.value_dim as usize + 2) * size_of::<f32>();
     let items = if few { 0 } else { ctas as usize * ITEM_BYTES };
     let scratch = Scratch { items: items.next_multiple_of(256), states: slots as usize * state_bytes };
-    let cluster = None;
-    Ok(Some(Plan { params, engine, ctas, threads: THREADS, cluster, shared, is_cut_apart: !few, scratch }))
+    let (cluster, joining) = (None, 0);
+    Ok(Some(Plan { params, engine, ctas, threads: THREADS, cluster, joining, shared, is_cut_apart: !few, scratch }))
 }
 
 impl Plan {
