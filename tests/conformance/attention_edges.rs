@@ -19,6 +19,7 @@ pub const CASES: &[Case] = cases![
     fp8_gives_what_the_dequantised_cache_gives,
     mla_reads_values_that_are_a_view_of_the_keys,
     mla_of_one_position_agrees_with_the_formula,
+    mla_of_many_heads_agrees_with_the_formula,
     rows_past_q_lens_are_empty,
 ];
 
@@ -211,19 +212,33 @@ fn check_latents(backend: &Backend, rng: &mut Rng, mut model: Model, ids: &Ids) 
 fn mla_of_one_position_agrees_with_the_formula(backend: &Backend) {
     rounds(20, |rng| {
         let (batch, group) = rng.pick(&[(1, 16), (1, 5), (2, 20), (3, 16), (9, 1), (40, 3), (1, 40)]);
-        let (dim, value_dim) = rng.pick(&[(576, 512), (576, 512), (512, 512), (320, 256), (264, 16)]);
-        let (page, block) = rng.pick(&[(64, 64), (64, 16), (16, 48), (64, 1), (1, 1), (61, 61), (8, 24)]);
-        let (q_type, most) = (rng.pick(&[F16, BF16]), if batch > 3 { 100 } else { 700 });
-        let lists = rng.pick(&[Lists::Absent, Lists::Shared, Lists::Shared]);
-        let spec = Spec { batch, kv_heads: 1, group, dim, value_dim, page, block, most, lists, ..Spec::default() };
-        let spec = Spec { scale: Some(0.05), kv_type: q_type, q_type, sinks: rng.one_in(3), ..spec };
-        let spec = if rng.one_in(4) { spec.with_slots(rng) } else { spec };
-        let mut model = Model::random(rng, spec);
-        let share = rng.pick(&[0.1, 0.5, 1.0]);
-        let ids = if model.spec.lists == Lists::Absent { model.everything() } else { model.ids(rng, share) };
-        model.poison(&[&ids]);
-        check_latents(backend, rng, model, &ids);
+        let most = if batch > 3 { 100 } else { 700 };
+        check_one_position(backend, rng, batch, group, most);
     });
+}
+
+/// Of all tokens or of none, of whole tiles and parts.
+fn mla_of_many_heads_agrees_with_the_formula(backend: &Backend) {
+    rounds(16, |rng| {
+        let (batch, group) = rng.pick(&[(1, 64), (3, 64), (1, 128), (3, 72), (1, 33), (2, 128)]);
+        let most = rng.pick(&[1, 40, 64, 130, 700]);
+        check_one_position(backend, rng, batch, group, most);
+    });
+}
+
+fn check_one_position(backend: &Backend, rng: &mut Rng, batch: usize, group: usize, most: usize) {
+    let (dim, value_dim) = rng.pick(&[(576, 512), (576, 512), (512, 512), (320, 256), (264, 16)]);
+    let (page, block) = rng.pick(&[(64, 64), (64, 16), (16, 48), (64, 1), (1, 1), (61, 61), (8, 24)]);
+    let q_type = rng.pick(&[F16, BF16]);
+    let lists = rng.pick(&[Lists::Absent, Lists::Shared, Lists::Shared]);
+    let spec = Spec { batch, kv_heads: 1, group, dim, value_dim, page, block, most, lists, ..Spec::default() };
+    let spec = Spec { scale: Some(0.05), kv_type: q_type, q_type, sinks: rng.one_in(3), ..spec };
+    let spec = if rng.one_in(4) { spec.with_slots(rng) } else { spec };
+    let mut model = Model::random(rng, spec);
+    let share = rng.pick(&[0.0, 0.1, 0.5, 1.0]);
+    let ids = if model.spec.lists == Lists::Absent { model.everything() } else { model.ids(rng, share) };
+    model.poison(&[&ids]);
+    check_latents(backend, rng, model, &ids);
 }
 
 // --- memory, stack, threads ------------------------------------------------------------------------------------------
