@@ -93,7 +93,7 @@ impl cuda::Kernels for Kernels {
         let sizes = if repair_at_once.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
         let plain = if modules.has("attention/plain_f16") { Some(Plain::find(of)?) } else { None };
         let latent = if modules.has("attention/latent") { Some(Latent::find(of)?) } else { None };
-        let latent_many = if modules.has("attention/latent_many") { Some(LatentMany::find(of)?) } else { None };
+        let latent_many = if modules.has("attention/latent_many") { Some(LatentMany::find(modules, of)?) } else { None };
         Ok(Kernels {
             plain,
             latent_many,
@@ -148,10 +148,10 @@ impl Latent {
 }
 
 impl LatentMany {
-    fn find(of: impl Fn(&'static str, &'static str) -> Result<Kernel>) -> Result<LatentMany> {
-        let of = |name| of("attention/latent_many", name);
-        let kernels = [of("attention_latent_many_f16")?, of("attention_latent_many_bf16")?];
-        Ok(LatentMany { kernels, join: of("join_latent_many")? })
+    fn find(modules: &Modules, of: impl Fn(&'static str, &'static str) -> Result<Kernel>) -> Result<LatentMany> {
+        let source = "attention/latent_many";
+        let kernels = [of(source, "attention_latent_many_f16")?, of(source, "attention_latent_many_bf16")?];
+        Ok(LatentMany { kernels, join: modules.kernel(source, "join_latent_many")? })
     }
 }
 
