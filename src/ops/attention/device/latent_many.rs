@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn lists_are_cut_while_there_are_multiprocessors_for_more() {
-        for (pairs, ctas) in [(2, 16), (16, 7), (32, 3), (64, 2), (128, 1)] {
+        for (pairs, ctas) in [(2, 16), (16, 7), (32, 3), (64, 1), (128, 1)] {
             assert_eq!(cut(MULTIPROCESSORS, pairs, 32), ctas, "{pairs} lists");
         }
     }
