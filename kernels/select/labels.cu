@@ -20,7 +20,7 @@
 // targets: compute_80, compute_90
 
 #include "common/cluster_topk.cuh"
-#include "select/rows.cuh"
+#include "select/candidates.cuh"
 
 constexpr uint32 THREADS = TOPK_THREADS, WARPS = THREADS / WARP;
 constexpr uint32 TOKENS = 2, TOKEN_CHUNK = TOKENS * WARP;  // of a lane, of a warp
@@ -44,41 +44,6 @@ struct LabelShared {
     int32 block[HELD_BLOCKS];
     int32 of_warp[WARPS], also_of_warp[WARPS];
     uint32 nan, seen;
-};
-
-// The candidate blocks of a list: ascending, each once, none past what its positions see.
-struct Candidates {
-    const int32 *block;
-    uint32 count, size, tokens;  // tokens: that the list sees
-    Divisor by_size;
-
-    // The first entry from which on blocks begin at token `begin` or later.
-    __device__ uint32 entries_before(uint32 begin) const {
-        uint32 low = 0, high = count;
-        while (low < high) {
-            const uint32 middle = (low + high) / 2;
-            if (uint64(block[middle]) * size < begin)
-                low = middle + 1;
-            else
-                high = middle;
-        }
-        return low;
-    }
-    // Candidate tokens before token `end`: only the last block can be partial.
-    __device__ uint32 tokens_below(uint32 end) const {
-        const uint32 entries = entries_before(end);
-        if (entries == 0) return 0;
-        return (entries - 1) * size + min(size, min(end, tokens) - block[entries - 1] * size);
-    }
-    __device__ uint32 token(uint32 at) const {
-        const uint32 entry = by_size.divide(at);
-        return block[entry] * size + (at - entry * size);
-    }
-    // The entry of a block; count if it is none.
-    __device__ uint32 entry_of(uint32 j) const {
-        const uint32 entry = entries_before(j * size);
-        return entry < count && uint32(block[entry]) == j ? entry : count;
-    }
 };
 
 // What is asked for before the lengths are known.
@@ -146,32 +111,10 @@ struct Labels {
         const List &list = p.candidates;
         const char *ids = list.ids + row.seq * list.ids_seq + row.list * list.ids_pos + row.head * list.ids_head;
         const uint32 entries = min(uint32(max(early.count, 0)), p.cap);
-        int32 most = -1;
-        uint32 count = 0;
-        for (uint32 base = 0; base < entries; base += THREADS) {
-            int32 id = base == 0 ? early.id[0] : early.id[1];
-            if (base >= Early::IDS * THREADS && base + thread < entries) id = as<int32>(ids + (base + thread) * list.ids_entry);
-            if (base + thread >= entries || id < 0 || uint32(id) >= row.n) id = -1;
-            int32 through = id;
-#pragma unroll
-            for (uint32 step = 1; step < WARP; step *= 2) {
-                const int32 other = __shfl_up_sync(FULL_WARP, through, step);
-                if (lane >= step) through = max(through, other);
-            }
-            int32 before = __shfl_up_sync(FULL_WARP, through, 1);
-            if (lane == 0) before = -1;
-            if (lane == WARP - 1) shared.of_warp[warp] = through;
-            __syncthreads();
-            before = max(max(before, most), __reduce_max_sync(FULL_WARP, lane < warp ? shared.of_warp[lane % WARPS] : -1));
-            const uint32 mask = __ballot_sync(FULL_WARP, id > before);
-            if (lane == 0) shared.also_of_warp[warp] = __popc(mask);
-            most = max(most, __reduce_max_sync(FULL_WARP, shared.of_warp[lane % WARPS]));
-            __syncthreads();
-            const uint32 place = count + __reduce_add_sync(FULL_WARP, lane < warp ? shared.also_of_warp[lane % WARPS] : 0) + __popc(mask & ((1u << lane) - 1));
-            if (mask >> lane & 1) to[place] = id;
-            count += __reduce_add_sync(FULL_WARP, lane < WARPS ? shared.also_of_warp[lane % WARPS] : 0);
-        }
-        __syncthreads();
+        const auto id_of = [&](uint32 base) {
+            return base == 0 ? early.id[0] : base < Early::IDS * THREADS ? early.id[1] : as<int32>(ids + (base + thread) * list.ids_entry);
+        };
+        const uint32 count = keep_ascending<THREADS>(entries, row.n, id_of, to, shared.of_warp, shared.also_of_warp);
         candidates = {to, count, s.block_size, row.tokens, s.by_block};
         known = candidates.tokens_below(min(row.tokens, s.place.capacity));
         if (thread == 0 && candidates.tokens_below(row.tokens) > known) atomicOr(&shared.seen, NO_SUMMARY);

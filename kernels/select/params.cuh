@@ -75,4 +75,14 @@ struct LabelParams {
     uint32 room;  // scores of blocks that fit in shared memory
 };
 
+// Of kernels/select/held_labels.cu. products, partials, queries: where they begin in dynamic shared memory
+struct HeldLabelParams {
+    LabelParams labels;
+    Divisor by_units;           // of all CTAs of a list: each has whole units
+    uint32 unit, unit_blocks;   // tokens of a unit, and its blocks
+    uint32 pitch;               // of a token's products
+    uint32 tiles, terms, lanes; // lanes: that add up a block
+    uint32 products, partials, queries;
+};
+
 #include "select/layout.cuh"

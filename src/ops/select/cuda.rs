@@ -1,15 +1,17 @@
 //! Launch of the kernels of kernels/select.
 
 mod axes;
+mod held_labels;
 mod labels;
 mod rows;
 
 use super::{BlockList, Request};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::ops::index::{self, Axes, Kind, Place, Summary, Windows};
+use crate::ops::index::{self, Axes, Kind, Labels, Place, Summary, Windows};
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
 use crate::runtime::cuda::{self, Cuda, Enqueue, Facts, Grid, Kernel, Modules, Source, source};
+use held_labels::HeldLabelPlan;
 use rows::{RowKernel, RowPlan};
 
 pub struct Kernels {
@@ -26,6 +28,8 @@ pub struct Kernels {
     /// Selection from scores in memory.
     top: Kernel,
     labels: labels::LabelKernels,
+    /// Labels of lists that fit in a cluster.
+    held_labels: Option<held_labels::HeldLabelKernels>,
     /// AXIS in INT4, in one launch.
     axes: Option<axes::AxesKernels>,
 }
@@ -36,6 +40,7 @@ impl cuda::Kernels for Kernels {
         source!("select/means", compute_80, compute_90),
         source!("select/top", compute_80, compute_90),
         source!("select/labels", compute_80, compute_90),
+        source!("select/held_labels", compute_90),
         source!("select/axes", compute_90),
     ];
 
@@ -54,6 +59,7 @@ impl cuda::Kernels for Kernels {
             weigh_means: RowKernel::find(modules, "select/means", "weigh_means", MEANS)?,
             top: modules.kernel("select/top", "select_top")?,
             labels: labels::LabelKernels::find(modules)?,
+            held_labels: held_labels::HeldLabelKernels::find(modules)?,
             axes: axes::AxesKernels::find(modules)?,
         })
     }
@@ -201,7 +207,7 @@ pub fn blocks(enqueue: &Enqueue, r: &Request) -> Result<()> {
             let blocks = blocks_as_windows(axes);
             mean(enqueue, r, &MeanPlan::new(facts, r, &blocks)?, &blocks, &Summaries::of_axes(r, axes))
         }
-        Kind::Label(labels) => labels::select(enqueue, r, labels, true),
+        Kind::Label(labels) => by_labels(enqueue, r, labels, true),
     }
 }
 
@@ -214,7 +220,7 @@ pub fn blocks_scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
     Ok(match &r.queries.index.kind {
         Kind::MinMax { max, min, .. } => MinMaxPlan::new(facts, r, max, min)?.bytes,
         Kind::Mean { windows, .. } => MeanPlan::new(facts, r, windows)?.bytes,
-        Kind::Label(_) => labels::LabelPlan::new(r, true)?.bytes,
+        Kind::Label(labels) => label_scratch(cuda, r, labels, true)?,
         Kind::Axis(axes) => match axes::AxesPlan::new(cuda.kernels::<Kernels>().axes.as_ref(), r, axes) {
             Some(_) => 0,
             None => MeanPlan::new(facts, r, &blocks_as_windows(axes))?.bytes,
@@ -227,14 +233,34 @@ pub fn tokens(enqueue: &Enqueue, r: &Request) -> Result<()> {
         return Ok(());
     }
     match &r.queries.index.kind {
-        Kind::Label(labels) => labels::select(enqueue, r, labels, false),
+        Kind::Label(labels) => by_labels(enqueue, r, labels, false),
         _ => unreachable!("the kind was checked"),
     }
 }
 
 /// What `tokens` takes of its stream's arena.
-pub fn tokens_scratch(r: &Request) -> Result<usize> {
-    if r.lists() == 0 { Ok(0) } else { Ok(labels::LabelPlan::new(r, false)?.bytes) }
+pub fn tokens_scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
+    match &r.queries.index.kind {
+        _ if r.lists() == 0 => Ok(0),
+        Kind::Label(labels) => label_scratch(cuda, r, labels, false),
+        _ => unreachable!("the kind was checked"),
+    }
+}
+
+/// Selection of blocks, or of tokens.
+fn by_labels(enqueue: &Enqueue, r: &Request, labels: &Labels, of_blocks: bool) -> Result<()> {
+    let kernels = enqueue.kernels::<Kernels>().held_labels.as_ref();
+    match (kernels, HeldLabelPlan::new(kernels, r, labels, of_blocks)) {
+        (Some(kernels), Some(plan)) => held_labels::select(enqueue, kernels, r, labels, &plan),
+        _ => labels::select(enqueue, r, labels, of_blocks),
+    }
+}
+
+fn label_scratch(cuda: &Cuda, r: &Request, labels: &Labels, of_blocks: bool) -> Result<usize> {
+    match HeldLabelPlan::new(cuda.kernels::<Kernels>().held_labels.as_ref(), r, labels, of_blocks) {
+        Some(_) => Ok(0),
+        None => Ok(labels::LabelPlan::new(r, of_blocks)?.bytes),
+    }
 }
 
 fn check_sharing(r: &Request) -> Result<()> {
@@ -515,6 +541,7 @@ mod tests {
             MeanParams::layout("MeanParams"),
             axes::AxesParams::layout("AxesParams"),
             labels::LabelParams::layout("LabelParams"),
+            held_labels::HeldLabelParams::layout("HeldLabelParams"),
         ];
         layout::check("select", file!(), &structs);
     }

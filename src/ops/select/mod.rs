@@ -355,5 +355,5 @@ pub fn tokens(session: &Session, request: &Request, stream: vwd_stream) -> Resul
 
 /// Bytes of scratch that `tokens` takes from its stream's arena.
 pub fn tokens_scratch(session: &Session, request: &Request) -> Result<u64> {
-    session.scratch_bytes(|_| cuda::tokens_scratch(request))
+    session.scratch_bytes(|cuda| cuda::tokens_scratch(cuda, request))
 }

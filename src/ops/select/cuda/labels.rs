@@ -46,6 +46,7 @@ impl LabelKernels {
 
 kernel_struct! {
     /// Mirrors LabelParams of kernels/select/params.cuh. Strides are in bytes.
+    #[derive(Clone, Copy)]
     pub struct LabelParams {
         select: SelectParams,
         codes: Summary,
@@ -66,6 +67,38 @@ kernel_struct! {
         kept: u32,
         adjacent: u32,
         room: u32,
+    }
+}
+
+impl LabelParams {
+    /// Without scratch.
+    pub fn new(select: SelectParams, r: &Request, labels: &Labels) -> LabelParams {
+        let none = std::ptr::null_mut();
+        LabelParams {
+            select,
+            codes: Summary::new(Some(&labels.codes)),
+            scales: Summary::new(Some(&labels.scale)),
+            minima: Summary::new(Some(&labels.min)),
+            candidates: ListParams::new(given(r)),
+            channels: labels.channels.data(),
+            channels_head: labels.channels.byte_stride(0),
+            channels_channel: labels.channels.byte_stride(1),
+            products: none,
+            partials: none,
+            seen: none,
+            blocks: none,
+            cap: index::saturated(given(r).cap()),
+            places: 0,
+            chunks: 0,
+            heads: 0,
+            kept: labels.kept() as u32,
+            adjacent: 0,
+            room: 0,
+        }
+    }
+
+    pub fn with_chunks(self, chunks: usize) -> LabelParams {
+        LabelParams { chunks: chunks as u32, ..self }
     }
 }
 
@@ -108,8 +141,7 @@ impl LabelPlan {
         if lists > i32::MAX as usize / most_ctas {
             return Err(Error::unsupported(format!("selected: {lists} lists; CUDA takes up to 2^28 − 1")));
         }
-        let cap = given(r).cap();
-        let places = cap.saturating_mul(r.queries.block_size).min(r.queries.index.capacity()).min(MOST_TOKENS);
+        let (cap, places) = (given(r).cap(), places(r));
         let chunks = places.div_ceil(CHUNK);
         let mut scratch = Parts::default();
         let held_row = if of_blocks { cap } else { places };
@@ -122,8 +154,13 @@ impl LabelPlan {
     }
 }
 
+/// Candidate tokens of a list that the index has room for.
+pub fn places(r: &Request) -> usize {
+    given(r).cap().saturating_mul(r.queries.block_size).min(r.queries.index.capacity()).min(MOST_TOKENS)
+}
+
 /// The candidates.
-fn given<'r, 'a>(r: &'r Request<'a>) -> &'r BlockList<'a> {
+pub fn given<'r, 'a>(r: &'r Request<'a>) -> &'r BlockList<'a> {
     r.candidates.as_ref().expect("an index of labels has candidates")
 }
 
@@ -138,25 +175,16 @@ pub fn select(enqueue: &Enqueue, r: &Request, labels: &Labels, of_blocks: bool) 
     (select.slices, select.by_slices) = (ctas as u32, Divisor::new(ctas as u32));
     (select.held, select.held_row) = (at(plan.held), index::saturated(plan.held_row));
     let params = LabelParams {
-        select,
-        codes: Summary::new(Some(&labels.codes)),
-        scales: Summary::new(Some(&labels.scale)),
-        minima: Summary::new(Some(&labels.min)),
-        candidates: ListParams::new(given(r)),
-        channels: labels.channels.data(),
-        channels_head: labels.channels.byte_stride(0),
-        channels_channel: labels.channels.byte_stride(1),
         products: at(plan.products),
         partials: at(plan.partials),
         seen: at(plan.seen),
         blocks: plan.blocks.map_or(std::ptr::null_mut(), at),
-        cap: index::saturated(given(r).cap()),
         places: plan.places as u32,
         chunks: plan.chunks as u32,
         heads: plan.heads as u32,
-        kept: labels.kept() as u32,
         adjacent: (labels.kept().is_multiple_of(32) && index::has_aligned_rows(&labels.codes, 16)) as u32,
         room: room as u32,
+        ..LabelParams::new(select, r, labels)
     };
     let all = match ctas {
         1 => grid(enqueue, lists),

@@ -1,0 +1,170 @@
+//! Launch of the kernels of kernels/select/held_labels.cu: LABEL_MASS and selection of tokens, of lists that fit in a cluster.
+
+use super::labels::{LabelParams, given, places};
+use super::{SelectParams, THREADS, grid, sharing};
+use crate::core::dtype::DType;
+use crate::core::status::Result;
+use crate::ops::index::{self, Labels};
+use crate::ops::select::Request;
+use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules};
+
+/// Kept channels for which there are kernels.
+const KEPT: [usize; 3] = [32, 64, 128];
+
+/// They need clusters.
+pub struct HeldLabelKernels {
+    /// Of each number of kept channels.
+    tokens: [Kernel; KEPT.len()],
+    blocks: [Kernel; KEPT.len()],
+    /// Clusters of 1, 2, … CTAs that run at once.
+    clusters: [usize; 4],
+    /// Dynamic shared memory that a CTA can have.
+    shared: usize,
+}
+
+impl HeldLabelKernels {
+    pub fn find(modules: &Modules) -> Result<Option<HeldLabelKernels>> {
+        if !modules.has("select/held_labels") {
+            return Ok(None);
+        }
+        let shared = modules.facts().shared_bytes - STATIC_SHARED;
+        let kernel = |name| {
+            let kernel = modules.kernel("select/held_labels", name)?;
+            kernel.allow_shared(shared)?;
+            Ok(kernel)
+        };
+        let tokens =
+            [kernel("select_held_tokens_32")?, kernel("select_held_tokens_64")?, kernel("select_held_tokens_128")?];
+        let blocks =
+            [kernel("select_held_blocks_32")?, kernel("select_held_blocks_64")?, kernel("select_held_blocks_128")?];
+        let sizes = [1, 2, 4, LARGEST_CLUSTER];
+        let clusters = sizes.map(|size| tokens[0].sharing(shared).active_clusters(size, THREADS) as usize);
+        Ok(Some(HeldLabelKernels { tokens, blocks, clusters, shared: shared as usize }))
+    }
+}
+
+kernel_struct! {
+    /// Mirrors HeldLabelParams of kernels/select/params.cuh.
+    pub struct HeldLabelParams {
+        labels: LabelParams,
+        by_units: Divisor,
+        unit: u32,
+        unit_blocks: u32,
+        pitch: u32,
+        tiles: u32,
+        terms: u32,
+        lanes: u32,
+        products: u32,
+        partials: u32,
+        queries: u32,
+    }
+}
+
+/// Shared memory that the kernels declare, at most.
+const STATIC_SHARED: u32 = 34 << 10;
+/// TOKENS of kernels/select/held_labels.cu: of a warp, at a time.
+const TOKENS: usize = 64;
+/// Tokens that are worth a CTA.
+const CTA_TOKENS: usize = TOKENS * THREADS as usize / 32;
+/// HEADS and MOST_HEADS of kernels/select/held_labels.cu: of a tile, of a list.
+const HEADS: usize = 8;
+const MOST_HEADS: usize = 16;
+/// HELD_BLOCKS of kernels/select/held_labels.cu.
+const HELD_BLOCKS: usize = 2048;
+/// The largest share of a list that must stay in one CTA.
+const MOST_UNIT: usize = 512;
+
+/// How the work is cut, and where its parts of shared memory begin.
+#[derive(Clone, Copy)]
+pub struct HeldLabelPlan {
+    of_blocks: bool,
+    kernel: usize,
+    ctas: usize,
+    chunks: usize,
+    unit: usize,
+    pitch: usize,
+    tiles: usize,
+    terms: usize,
+    products: usize,
+    partials: usize,
+    queries: usize,
+    bytes: usize,
+}
+
+impl HeldLabelPlan {
+    /// `None` for a form that the kernels do not have: that depends on the lists, not on how many they are.
+    pub fn new(kernels: Option<&HeldLabelKernels>, r: &Request, labels: &Labels, of_blocks: bool) -> Option<Self> {
+        let (kernels, heads, block_size) = (kernels?, r.queries.heads, r.queries.block_size);
+        let kernel = KEPT.iter().position(|&kept| kept == labels.kept())?;
+        let has_form = sharing(r) == 1 && heads.group() <= MOST_HEADS && given(r).cap() <= HELD_BLOCKS;
+        if !has_form || !index::has_aligned_rows(&labels.codes, 16) {
+            return None;
+        }
+        // Whole blocks, where they are selected, and whole chunks of tokens.
+        let unit = if of_blocks { block_size.checked_mul(TOKENS / divisor(block_size, TOKENS))? } else { TOKENS };
+        if unit > MOST_UNIT {
+            return None;
+        }
+        let chunks = places(r).div_ceil(CTA_TOKENS);
+        // As many CTAs as run at once and have work; more where shared memory is short.
+        let enough =
+            |n: usize| 1 << n >= chunks || kernels.clusters.get(n + 1).is_none_or(|&active| r.lists() > active);
+        let least = (0..kernels.clusters.len()).find(|&n| enough(n))?;
+        let sizes = (least..kernels.clusters.len()).filter(|&n| kernels.clusters[n] > 0);
+        let mut plans = sizes.map(|n| HeldLabelPlan::of(r, labels, of_blocks, kernel, unit, 1 << n));
+        plans.find(|plan| plan.bytes <= kernels.shared && r.lists() <= i32::MAX as usize / plan.ctas)
+    }
+
+    fn of(r: &Request, labels: &Labels, of_blocks: bool, kernel: usize, unit: usize, ctas: usize) -> HeldLabelPlan {
+        let (heads, q, places) = (r.queries.heads, r.queries.positions.q.dtype, places(r));
+        // bfloat16 is what the tensor cores take; other queries are sums of three.
+        let terms = if q == DType::BF16 { 1 } else { 3 };
+        let (tiles, pitch) = (heads.group().div_ceil(HEADS), heads.group().next_multiple_of(4));
+        let scores = if of_blocks { given(r).cap() } else { places };
+        // Queries in float32 lie where scores come later.
+        let products = (scores.max(heads.group() * heads.dim) * size_of::<f32>()).next_multiple_of(16);
+        let (chunks, share) = (places.div_ceil(TOKENS), places.div_ceil(ctas * unit) * unit);
+        let partials = products.saturating_add(share.saturating_mul(pitch * size_of::<f32>()));
+        let of_chunks = chunks.saturating_mul(heads.group() * 2 * size_of::<f32>()).next_multiple_of(16);
+        let queries = partials.saturating_add(of_chunks);
+        let bytes = queries.saturating_add(terms * tiles * HEADS * labels.kept() * 2);
+        HeldLabelPlan { of_blocks, kernel, ctas, chunks, unit, pitch, tiles, terms, products, partials, queries, bytes }
+    }
+}
+
+/// The greatest that divides both.
+fn divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { divisor(b, a % b) }
+}
+
+pub fn select(
+    enqueue: &Enqueue,
+    kernels: &HeldLabelKernels,
+    r: &Request,
+    labels: &Labels,
+    plan: &HeldLabelPlan,
+) -> Result<()> {
+    let mut select = SelectParams::new(r);
+    (select.slices, select.by_slices) = (plan.ctas as u32, Divisor::new(plan.ctas as u32));
+    let block_size = r.queries.block_size;
+    let params = HeldLabelParams {
+        labels: LabelParams::new(select, r, labels).with_chunks(plan.chunks),
+        by_units: Divisor::new((plan.ctas * plan.unit) as u32),
+        unit: plan.unit as u32,
+        unit_blocks: if plan.of_blocks { (plan.unit / block_size) as u32 } else { 0 },
+        pitch: plan.pitch as u32,
+        tiles: plan.tiles as u32,
+        terms: plan.terms as u32,
+        lanes: block_size.next_power_of_two().min(32) as u32,
+        products: plan.products as u32,
+        partials: plan.partials as u32,
+        queries: plan.queries as u32,
+    };
+    let of_kept = if plan.of_blocks { &kernels.blocks } else { &kernels.tokens };
+    let kernel = of_kept[plan.kernel].sharing(plan.bytes as u32);
+    let all = Grid { kind: Kind::DependentClusters(plan.ctas as u32), ..grid(enqueue, r.lists() * plan.ctas) };
+    // SAFETY: HeldLabelParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
+    // kernels wait before they touch anything.
+    unsafe { enqueue.launch(&kernel, all, [(&raw const params).cast()]) }
+}
