@@ -230,6 +230,11 @@ impl<'b> Choice<'b> {
         Choice { k, init, local, budgets, cap }
     }
 
+    /// So many, none of them forced.
+    pub fn plain(k: usize) -> Choice<'b> {
+        Choice { k, init: 0, local: 0, budgets: None, cap: k }
+    }
+
     pub fn budget(&self, i: usize) -> usize {
         self.budgets.as_ref().map_or(self.k, |(_, values)| values[[i]].clamp(0, self.cap as i64) as usize)
     }

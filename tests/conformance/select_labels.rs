@@ -11,6 +11,8 @@ use vanward::capi::*;
 pub const CASES: &[Case] = cases![
     select_label_mass_agrees_with_the_formula,
     select_tokens_agrees_with_the_formula,
+    select_by_labels_agrees_with_the_formula_where_shares_of_a_list_end,
+    select_by_labels_takes_all_of_a_list_and_nothing_of_it,
     select_tokens_gives_ties_to_the_lower_token,
 ];
 
@@ -85,6 +87,12 @@ struct Labels<'b> {
 impl<'b> Labels<'b> {
     fn random(backend: &'b Backend, rng: &mut Rng, scene: &Scene) -> Labels<'b> {
         let kept = rng.pick(&[2, 8, scene.dim / 2, scene.dim]);
+        let layout = Layout::random(rng, 4);
+        Labels::of(backend, rng, scene, kept, &layout)
+    }
+
+    /// Of so many channels, whose codes lie so.
+    fn of(backend: &'b Backend, rng: &mut Rng, scene: &Scene, kept: usize, layout: &Layout) -> Labels<'b> {
         let place = Place::random(backend, rng, scene.batch, scene.capacity);
         let chosen = (0..scene.kv_heads).flat_map(|_| rng.subset(scene.dim, kept)).map(|c| c as i64).collect();
         let channel_values = Array::new(&[scene.kv_heads, kept], chosen);
@@ -92,7 +100,7 @@ impl<'b> Labels<'b> {
         let codes = Array::from_fn(&[rows[0], rows[1], rows[2], kept / 2], |_| rng.int(0..=255));
         let scale = Array::from_fn(&rows, |_| 0.3 * rng.unit());
         Labels {
-            codes: Tensor::ints(backend, U8, &codes, &Layout::random(rng, 4)),
+            codes: Tensor::ints(backend, U8, &codes, layout),
             scale: Tensor::floats(backend, F16, &scale, &Layout::random(rng, 3)),
             min: Tensor::floats(backend, F16, &rng.normals(&rows).map(|x| x - 2.0), &Layout::random(rng, 3)),
             channels: Tensor::ints(backend, I32, &channel_values, &Layout::random(rng, 2)),
@@ -148,28 +156,39 @@ fn select_label_mass_agrees_with_the_formula(backend: &Backend) {
         let labels = Labels::random(backend, rng, &scene);
         let cap = rng.size(0..=30);
         let candidates = Candidates::random(backend, rng, &scene, cap);
-        let mass = labels.mass(&scene);
-        let expected = |i, r, g| {
-            let l = if scene.per_head() > 1 { r } else { 0 };
-            let blocks = candidates.blocks(&scene, [i, l, g]);
-            let tokens = candidates.tokens(&scene, [i, l, g]);
-            let mass = mass([i, r, g], &tokens);
-            let sum = |j: usize| tokens.iter().zip(&mass).filter(|(t, _)| *t / scene.block == j).map(|(_, m)| m).sum();
-            // As for MEAN_SOFTMAX.
-            let score = |j| if blocks.contains(&j) { sum(j) } else { f64::NEG_INFINITY };
-            let blocks = (0..scene.sees(i, r).div_ceil(scene.block)).map(score);
-            let blocks = blocks.map(|score: f64| (score, 2e-4 * score.abs() + 1e-7)).collect();
-            Scored { blocks, missing: labels.is_missing(i, &tokens) }
-        };
-        let args = vwd_select_blocks_args {
-            method: VWD_SELECT_LABEL_MASS,
-            index: kept(labels.index()),
-            candidates: candidates.tensors.c(),
-            ..args()
-        };
-        check_blocks(backend, rng, &scene, &choice, args, expected, |at| candidates.status(at));
-        candidates.tensors.ids.assert_untouched("candidates.ids");
+        check_mass(backend, rng, &scene, &choice, &labels, &candidates);
     });
+}
+
+fn check_mass<'b>(
+    backend: &'b Backend,
+    rng: &mut Rng,
+    scene: &Scene<'b>,
+    choice: &Choice,
+    labels: &Labels,
+    candidates: &Candidates,
+) {
+    let mass = labels.mass(scene);
+    let expected = |i, r, g| {
+        let l = if scene.per_head() > 1 { r } else { 0 };
+        let blocks = candidates.blocks(scene, [i, l, g]);
+        let tokens = candidates.tokens(scene, [i, l, g]);
+        let mass = mass([i, r, g], &tokens);
+        let sum = |j: usize| tokens.iter().zip(&mass).filter(|(t, _)| *t / scene.block == j).map(|(_, m)| m).sum();
+        // As for MEAN_SOFTMAX.
+        let score = |j| if blocks.contains(&j) { sum(j) } else { f64::NEG_INFINITY };
+        let blocks = (0..scene.sees(i, r).div_ceil(scene.block)).map(score);
+        let blocks = blocks.map(|score: f64| (score, 2e-4 * score.abs() + 1e-7)).collect();
+        Scored { blocks, missing: labels.is_missing(i, &tokens) }
+    };
+    let args = vwd_select_blocks_args {
+        method: VWD_SELECT_LABEL_MASS,
+        index: kept(labels.index()),
+        candidates: candidates.tensors.c(),
+        ..args()
+    };
+    check_blocks(backend, rng, scene, choice, args, expected, |at| candidates.status(at));
+    candidates.tensors.ids.assert_untouched("candidates.ids");
 }
 
 // --- tokens ----------------------------------------------------------------------------------------------------------
@@ -265,6 +284,44 @@ fn check_tokens<'b>(
     without.check_written(scene);
     scores.assert_written("scores", |at| (at[at.len() - 1] as i64) < counts[scene.list_at(at)]);
     candidates.tensors.ids.assert_untouched("candidates.ids");
+}
+
+// --- shares of a list ------------------------------------------------------------------------------------------------
+
+/// Lists of about as many tokens as one, two and more shares of it have, in labels whose rows are single runs.
+fn select_by_labels_agrees_with_the_formula_where_shares_of_a_list_end(backend: &Backend) {
+    rounds(40, |rng| {
+        let (kept, block) = (rng.pick(&[32, 64, 128]), rng.pick(&[1, 7, 8, 16, 24, 64, 128]));
+        let (dim, group) = (rng.pick(&[kept, 2 * kept]), rng.size(1..=10));
+        let capacity = (rng.pick(&[1, 64, 128, 512, 1024, 2048]) + rng.size(0..=2)) - 1;
+        let sizes = [rng.size(1..=2), rng.size(1..=2), group, dim];
+        let scene = Scene::new(backend, rng, sizes, block, capacity);
+        let labels = Labels::of(backend, rng, &scene, kept, &Layout::default());
+        let most = capacity.div_ceil(block).max(1);
+        let some = rng.size(0..=most);
+        let cap = rng.pick(&[most, most + 3, some]);
+        let candidates = Candidates::random(backend, rng, &scene, cap);
+        let most = rng.pick(&[0, 40, capacity + 2]);
+        let [tokens, blocks] = [0, 1].map(|_| Choice::random(backend, rng, scene.batch, most));
+        check_tokens(backend, rng, &scene, &tokens, &labels, &candidates);
+        check_mass(backend, rng, &scene, &blocks, &labels, &candidates);
+    });
+}
+
+/// k of 0, of all candidates, and of one more and one less, each candidate once, without forced tokens.
+fn select_by_labels_takes_all_of_a_list_and_nothing_of_it(backend: &Backend) {
+    rounds(10, |rng| {
+        let block = 16;
+        let scene = Scene::with_positions(backend, rng, [2, 2, 4, 128], block, 1200, None);
+        let labels = Labels::of(backend, rng, &scene, 64, &Layout::default());
+        let candidates = Candidates::random(backend, rng, &scene, 1200 / block);
+        let tokens = scene.lists().map(|at| candidates.tokens(&scene, at).len()).max().unwrap();
+        for k in [0, 1, tokens.saturating_sub(1), tokens, tokens + 1] {
+            let choice = Choice::plain(k);
+            check_tokens(backend, rng, &scene, &choice, &labels, &candidates);
+            check_mass(backend, rng, &scene, &Choice::plain(k.div_ceil(block)), &labels, &candidates);
+        }
+    });
 }
 
 /// Labels that are all alike give every token the same share.
