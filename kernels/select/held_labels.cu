@@ -76,10 +76,12 @@ template <uint32 WORDS> __device__ inline void load_words(const char *from, uint
     }
 }
 
+constexpr int64 NONE = -1ll << 62;
+
 struct HeldShared {
     alignas(16) uint32 digit[DIGITS];        // of this CTA's scores
     alignas(16) uint32 first_digit[DIGITS];  // in the first CTA: of all scores
-    const char *codes[WARPS][TOKENS];        // of a warp's tokens; null where there are none
+    int64 codes[WARPS][TOKENS];              // where those of a warp's tokens begin; NONE where there are none
     int32 block[HELD_BLOCKS];
     float2 of_head[MOST_HEADS];  // the largest product, and what weights are multiplied by
     float sum[MOST_HEADS];       // of a query's kept channels
@@ -117,7 +119,6 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
     const LabelParams &p;
     const SelectParams &s;
     HeldShared &shared;
-    char *const room;  // scores of the whole list (in the first CTA), products of this CTA's tokens, partial sums of the whole list, queries
     const uint32 thread, warp, lane, slice, heads;
     uint32 first, count;  // this CTA's candidate tokens
     uint32 known;         // candidate tokens for which the index has room: the first ones
@@ -127,8 +128,8 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
     Row row;
     Candidates candidates;
 
-    __device__ HeldLabels(const HeldLabelParams &held, HeldShared &shared, char *room)
-        : held(held), p(held.labels), s(held.labels.select), shared(shared), room(room), thread(threadIdx.x), warp(thread / WARP), lane(thread % WARP),
+    __device__ HeldLabels(const HeldLabelParams &held, HeldShared &shared)
+        : held(held), p(held.labels), s(held.labels.select), shared(shared), thread(threadIdx.x), warp(thread / WARP), lane(thread % WARP),
           slice(cluster_rank()), heads(held.labels.select.group) {}
 
     // What was written to any shared memory of the cluster, all see.
@@ -138,8 +139,11 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         cluster_wait();
     }
 
-    __device__ float *scores() const { return reinterpret_cast<float *>(room); }
-    __device__ float *products() const { return reinterpret_cast<float *>(room + held.products); }
+    // Scores of the whole list (in the first CTA), products of this CTA's tokens, partial sums of the whole list, queries.
+    __device__ float *scores() const { return row_scores; }
+    __device__ float *products() const { return row_scores + held.products / 4; }
+    __device__ float2 *partials() const { return reinterpret_cast<float2 *>(row_scores + held.partials / 4); }
+    __device__ uint2 *queries() const { return reinterpret_cast<uint2 *>(row_scores + held.queries / 4); }
     // Of a CTA, at most.
     __device__ uint32 units() const { return held.by_units.divide(known + held.by_units.value - 1); }
     __device__ uint32 parts() const { return (known + TOKENS - 1) / TOKENS; }
@@ -173,7 +177,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
             const uint32 channel = channels[i];
             x[i] = head < heads && channel < s.dim ? scores()[head * s.dim + channel] : 0.0f;
         }
-        uint2 *to = reinterpret_cast<uint2 *>(room + held.queries) + (word * 2 * held.tiles + tile) * held.terms * WARP + lane;
+        uint2 *to = queries() + (word * 2 * held.tiles + tile) * held.terms * WARP + lane;
 #pragma unroll 1
         for (uint32 term = 0; term < held.terms; term++) {
             uint32 of[8];
@@ -247,23 +251,23 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
 #pragma unroll
         for (uint32 t = 0; t < 2; t++) {
             const bool exists = exist >> t & 1;
-            shared.codes[warp][t * WARP + lane] = exists ? p.codes.at(page[t], n[t], row.head) : nullptr;
+            shared.codes[warp][t * WARP + lane] = exists ? p.codes.at(page[t], n[t], row.head) - p.codes.data : NONE;
             range[t] = 0;
             if (exists) range[t] = as<uint16>(p.scales.at(page[t], n[t], row.head)) | uint32(as<uint16>(p.minima.at(page[t], n[t], row.head))) << 16;
         }
         __syncwarp();
 #pragma unroll
         for (uint32 j = 0; j < ROWS; j++) {
-            const char *at = shared.codes[warp][8 * j + lane / 4];
+            const int64 at = shared.codes[warp][8 * j + lane / 4];
 #pragma unroll
             for (uint32 word = 0; word < WORDS; word++) codes[j][word] = 0;
-            if (at) load_words(at + lane % 4 * 4 * WORDS, codes[j]);
+            if (at != NONE) load_words(p.codes.data + at + lane % 4 * 4 * WORDS, codes[j]);
         }
         return exist;
     }
     // Products of these tokens with a tile of heads.
     __device__ void multiply(uint32 tile, const uint32 (&codes)[ROWS][WORDS], float (&sums)[TILES][4]) const {
-        const uint2 *q = reinterpret_cast<const uint2 *>(room + held.queries) + tile * held.terms * WARP + lane;
+        const uint2 *q = queries() + tile * held.terms * WARP + lane;
 #pragma unroll
         for (uint32 word = 0; word < WORDS; word++)
 #pragma unroll
@@ -314,7 +318,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
             for (uint32 j = 0; j < ROWS; j++) sum[n] += exp2_of(sums[j / 2][j % 2 * 2 + n] - from_most);
 #pragma unroll
             for (uint32 bit = 4; bit < WARP; bit *= 2) sum[n] += __shfl_xor_sync(FULL_WARP, sum[n], bit);
-            uint32 *to = reinterpret_cast<uint32 *>(room + held.partials) + ((h + n) * p.chunks + number) * 2;
+            uint32 *to = reinterpret_cast<uint32 *>(partials() + (h + n) * p.chunks + number);
             if (lane / 4 < s.slices && h + n < heads) store_two_to(lane / 4, to, make_uint2(__float_as_uint(most[n]), __float_as_uint(sum[n])));
         }
         return saw;
@@ -322,7 +326,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
 
     // By a warp for each head; weights of heads that are not there are 0.
     __device__ void weigh_heads() const {
-        const float2 *of = reinterpret_cast<const float2 *>(room + held.partials) + warp * p.chunks;
+        const float2 *of = partials() + warp * p.chunks;
         const uint32 parts = warp < heads ? this->parts() : 0;
         float most = minus_infinity(), sum = 0.0f;
 #pragma unroll 4
@@ -601,7 +605,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
 template <uint32 WORDS, bool OF_BLOCKS> __device__ inline void select_held(const HeldLabelParams &p) {
     __shared__ HeldShared shared;
     allow_next_kernel();
-    HeldLabels<WORDS, OF_BLOCKS>(p, shared, reinterpret_cast<char *>(row_scores)).run();
+    HeldLabels<WORDS, OF_BLOCKS>(p, shared).run();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) select_held_tokens_32(const __grid_constant__ HeldLabelParams p) { select_held<1, false>(p); }

@@ -6,7 +6,8 @@
 //   each the largest that it is for any of the query positions that share a list
 //
 // Bytes: the labels of the candidates, once: r/2 + 4 a token and KV head. 8192 tokens of 64 channels and 8 heads have 2.4 MB, .6 µs; the rest is
-// latency. Products are written and read in the L2 cache, 4 bytes a token and query head.
+// latency. Products are written and read in the L2 cache, 4 bytes a token and query head. Lists that fit in a cluster, in the usual form of
+// labels, are for held_labels.cu.
 //
 // Cut: a cluster of CTAs for each list. A warp takes 64 neighbouring candidate tokens, two a lane, and multiplies them with four heads at a
 // time, which lie in shared memory. Of each such chunk and head it keeps the largest product and the sum of e^(product − largest): chunks are
