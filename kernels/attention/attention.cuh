@@ -60,7 +60,7 @@ struct AttentionParams {
     uint32 unit_tokens;      // a tile's, or those of the entries that share a partial
     uint32 least_units;      // of a chunk
     Divisor cut;             // chunks that the units of all pairs are cut into, about
-    Divisor unit_tiles;
+    Divisor unit_tiles;      // in plain.cuh those of a warp
     uint32 most_units;       // of a list that is full
     Divisor half_value;      // Dv / 2
     uint32 dim, value_dim;
@@ -70,7 +70,7 @@ struct AttentionParams {
     uint32 log_members;      // 2^log_members warps share a tile, each for 8 rows
     uint32 kept_rows;        // rows of a warp that exist
     uint32 stages;
-    uint32 log_octets;       // a CTA of a cluster joins 2^log_octets times 8 channels
+    uint32 log_octets;       // in latent.cuh: a CTA of a cluster joins 2^log_octets times 8 channels; in plain.cuh: so many warps share a unit
     uint32 v_offset, stage_bytes;  // v_offset 0: values are the first channels of keys
     uint32 q_offset, q_pitch, totals_offset;
     uint32 q_type, kv_type;

@@ -7,6 +7,9 @@
 //   one round trip: the entries of all of a warp's tiles, lengths, counts ── one: pages, queries ── one: tiles
 //   warps join in shared memory, a slice of the channels each ── slices of the CTAs, through scratch, in the warp that ends last
 //
+// Where partials are kept and there are warps enough, 2^log_octets of them share a unit, and none has a second one: the unit's state is
+// there once the warps join. Elsewhere a warp has units of its own, and adds up their states beside its queries.
+//
 // How a row's tokens are cut depends on its own list and on how many lists there are, and on nothing else.
 #pragma once
 
@@ -32,6 +35,7 @@ struct PlainTiles {
     const AttentionParams &p;
     const Pair &pair;
     uint32 lane, first, step;  // unit, and units from one to the next
+    uint32 begin;              // of the warp's tiles, in each unit
     uint32 entry, within;  // of the list, of the entry
     // Of what is not to be read that of the length, so that nothing is read under a condition.
     const char *listed, *before, *slot;
@@ -45,8 +49,8 @@ struct PlainTiles {
     int32 position;  // −1: nobody sees it
     int64 key, value;
 
-    __device__ PlainTiles(const AttentionParams &p, const Pair &pair, uint32 first, uint32 step)
-        : p(p), pair(pair), lane(threadIdx.x % WARP), first(first), step(step), length(held(p.seq_lens.at(pair.seq))) {
+    __device__ PlainTiles(const AttentionParams &p, const Pair &pair, uint32 first, uint32 step, uint32 member)
+        : p(p), pair(pair), lane(threadIdx.x % WARP), first(first), step(step), begin(member * p.unit_tiles.value), length(held(p.seq_lens.at(pair.seq))) {
         aim(0);
         table = held(p.table.at(pair.seq));
         table_step = held(int32(p.table.step[1]));
@@ -62,7 +66,7 @@ struct PlainTiles {
     // At tiles `tile` and on.
     __device__ void aim(uint32 tile) {
         const uint32 n = p.unit_tiles.divide(tile + lane), unit = first + n * step;
-        const uint32 x = (unit * p.unit_tiles.value + tile + lane - n * p.unit_tiles.value) * TILE;
+        const uint32 x = ((unit * p.unit_tiles.value << p.log_octets) + begin + tile + lane - n * p.unit_tiles.value) * TILE;
         entry = p.block.divide(x);
         within = x - entry * p.block.value;
         // The last of units of several entries may be longer than the list's room.
@@ -253,6 +257,79 @@ struct PlainJoin {
 #pragma unroll
         for (uint32 n = 0; n < WORDS; n++) word[n] = sum_of_warps([&](uint32 w) { return acc[place(w, warp * SLICE + channel_of(n), row_pair)]; });
     }
+    // Joins the warps of the CTA, of which 2^log_sharing share a unit, and writes the states of units to the caller's partials.
+    template <typename Engine>
+    __device__ void join_units(const Engine &engine, const Pair &pair, uint32 log_sharing, uint32 units) {
+        const bool has_rows = engine.row(0) < ROWS;
+        if (lane < 4 && has_rows) {
+#pragma unroll
+            for (uint32 b = 0; b < Engine::ROW_BLOCKS; b++) shared.m[warp][b * 4 + lane] = {engine.m[b][0], engine.m[b][1]};
+        }
+        __syncthreads();
+        if (has_rows) {
+#pragma unroll
+            for (uint32 b = 0; b < Engine::ROW_BLOCKS; b++) {
+                const uint32 its = b * 4 + lane % 4;
+                const float2 top = top_of_unit(warp >> log_sharing, log_sharing, its), take{weight(engine.m[b][0], top.x), weight(engine.m[b][1], top.y)};
+                if (lane < 4) shared.l[warp][its] = {engine.l[b][0] * take.x, engine.l[b][1] * take.y};
+#pragma unroll
+                for (uint32 n = 0; n < Engine::CHANNELS / 8; n++)
+                    acc[place(warp, engine.channel(n / 2, n % 2), its)] = {engine.acc[b][n / 2][n % 2 * 2] * take.x, engine.acc[b][n / 2][n % 2 * 2 + 1] * take.y};
+            }
+        }
+        m = top_of_warps(row_pair);
+        l = {0.0f, 0.0f};
+#pragma unroll
+        for (uint32 n = 0; n < WORDS; n++) word[n] = {0.0f, 0.0f};
+        // The lane's two rows.
+        const uint32 rows = rows_of(p, pair), row = row_pair * 2;
+        const RowPlace places[2] = {place_of_row(p, pair, first_row(p, pair) + min(row, rows - 1)), place_of_row(p, pair, first_row(p, pair) + min(row + 1, rows - 1))};
+        __syncthreads();
+#pragma unroll 1
+        for (uint32 team = 0; team < WARPS >> log_sharing; team++) {
+            const uint32 unit = team * ctas + rank;
+            const float2 top = top_of_unit(team, log_sharing, row_pair), take{weight(top.x, m.x), weight(top.y, m.y)};
+            float2 its[WORDS];
+#pragma unroll
+            for (uint32 n = 0; n < WORDS; n++) {
+                its[n] = sum_of_unit(team, log_sharing, [&](uint32 w) { return acc[place(w, warp * SLICE + channel_of(n), row_pair)]; });
+                word[n] = {fmaf(its[n].x, take.x, word[n].x), fmaf(its[n].y, take.y, word[n].y)};
+            }
+            const float2 its_l = sum_of_unit(team, log_sharing, [&](uint32 w) { return shared.l[w][row_pair]; });
+            l = {fmaf(its_l.x, take.x, l.x), fmaf(its_l.y, take.y, l.y)};
+            if (unit >= units) continue;
+#pragma unroll
+            for (uint32 i = 0; i < 2; i++) {
+                if (row + i >= rows) continue;
+                const auto [position, head] = places[i];
+                char *const to = p.partials.acc.at(pair.seq, position, head, unit, warp * SLICE);
+#pragma unroll
+                for (uint32 n = 0; n < WORDS; n++) as<float>(to + channel_of(n) * p.partials.acc.step[4]) = i ? its[n].y : its[n].x;
+                if (warp > 0 || lane >= ROW_PAIRS) continue;
+                as<float>(p.partials.m.at(pair.seq, position, head, unit)) = (i ? top.y : top.x) * LN_2;
+                as<float>(p.partials.l.at(pair.seq, position, head, unit)) = i ? its_l.y : its_l.x;
+            }
+        }
+    }
+    template <typename Of>
+    __device__ static float2 sum_of_unit(uint32 team, uint32 log_sharing, const Of &of) {
+        float2 sum = of(team << log_sharing);
+#pragma unroll 1
+        for (uint32 w = 1; w < 1u << log_sharing; w++) {
+            const float2 one = of((team << log_sharing) + w);
+            sum = {sum.x + one.x, sum.y + one.y};
+        }
+        return sum;
+    }
+    __device__ float2 top_of_unit(uint32 team, uint32 log_sharing, uint32 pair) const {
+        float2 top = shared.m[team << log_sharing][pair];
+#pragma unroll 1
+        for (uint32 w = 1; w < 1u << log_sharing; w++) {
+            const float2 one = shared.m[(team << log_sharing) + w][pair];
+            top = {fmaxf(top.x, one.x), fmaxf(top.y, one.y)};
+        }
+        return top;
+    }
     // Row pairs are turned so that lanes hit different banks.
     __device__ static uint32 place(uint32 warp, uint32 channel, uint32 pair) {
         return (warp * 128 + channel) * ROW_PAIRS + (ROWS == 16 ? pair ^ (channel & 2) << 1 : pair);
@@ -364,15 +441,17 @@ __device__ inline void attention_plain(const AttentionParams &p) {
     const uint32 number = p.ctas.divide(blockIdx.x), ctas = held(p.ctas.value), rank = blockIdx.x - number * ctas, lane = engine.lane;
     const Pair pair = pair_of(p, number);
     PlainJoin<ROWS> join(p, pair, states, shared, ctas, rank, number);
-    const uint32 first = engine.warp * ctas + rank, step_units = WARPS * ctas;
-    PlainTiles tiles(p, pair, first, step_units);
+    const uint32 log_sharing = p.log_octets, log_teams = LOG_WARPS - log_sharing;
+    const uint32 first = (engine.warp >> log_sharing) * ctas + rank, step_units = ctas << log_teams;
+    PlainTiles tiles(p, pair, first, step_units, engine.warp & ((1 << log_sharing) - 1));
     // A warp's queries; once they are taken, what its units have come to.
     char *const memory = held(shared + p.q_offset + engine.warp * p.q_pitch);
     Total<Engine> total(memory);
     const Queries queries(p, pair, lane);
     const char *const q_len = held(p.q_lens.data ? p.q_lens.at(pair.seq) : tiles.length);
     const char *const list_count = held(p.ids.data ? p.counts.at(pair.seq, pair.position, pair.head) : tiles.length);
-    const uint32 unit_tiles = p.partials.acc.data ? held(p.unit_tiles.value) : ~0u;
+    const bool keeps = p.partials.acc.data, keeps_apart = keeps && p.most_units > step_units;
+    const uint32 unit_tiles = keeps_apart ? held(p.unit_tiles.value) : ~0u;
     char *const ring = shared + engine.warp * STAGES * STAGE;
     touch(p.out.data);
     touch(p.lse.data);
@@ -390,7 +469,7 @@ __device__ inline void attention_plain(const AttentionParams &p) {
     tiles.ask_page(reach);
     queries.ask(shared_address(memory), lane);
     const uint32 entries = p.ids.data ? clamped(listed, p.cap) : 0, units = units_of(p, reach, entries);
-    const uint32 count = units > first ? (p.ctas.divide((units - first - 1) / WARPS) + 1) * p.unit_tiles.value : 0;
+    const uint32 count = units > first ? (p.ctas.divide((units - first - 1) >> log_teams) + 1) * p.unit_tiles.value : 0;
     // Tokens that every row sees.
     const bool has_rows = p.own_lists || reach.queries == int32(p.positions);
     const int32 seen_end = p.own_lists ? reach.end : has_rows ? reach.length - reach.queries + 1 : 0;
@@ -452,7 +531,7 @@ __device__ inline void attention_plain(const AttentionParams &p) {
             __syncwarp();
             if (step == STAGES) {
                 engine.template take_queries<ROWS>(shared_address(memory));
-                if (p.partials.acc.data) total.clear();
+                if (keeps_apart) total.clear();
             }
             engine.attend(ring + at * STAGE, is_whole >> at & 1);
             __syncwarp();
@@ -469,9 +548,10 @@ __device__ inline void attention_plain(const AttentionParams &p) {
         end_copies();
         at = (at + 1) % STAGES;
     }
-    if (count && !p.partials.acc.data) engine.finish();
+    if (count && !keeps_apart) engine.finish();
     else if (count) total.template add<true>(engine);
-    join.join_warps(engine);
+    if (keeps && !keeps_apart) join.join_units(engine, pair, log_sharing, units);
+    else join.join_warps(engine);
     if (join.join_ctas()) join.write(pair);
 }
 

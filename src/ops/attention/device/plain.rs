@@ -59,11 +59,6 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
     let tile_bytes = TILE * (CHANNELS * element.bytes() + 16);
     let ring = WARPS * stages * (FACTS_BYTES + 2 * tile_bytes);
     let has_partials = !params.partials.acc.data.is_null();
-    let warp_bytes = warp_bytes(rows, has_partials);
-    let shared = ring + WARPS * warp_bytes;
-    if shared > super::most_shared(facts) {
-        return None;
-    }
     // States that are kept are written the faster the more write them.
     let few = match (has_partials, rows) {
         (false, _) => FEW_TOKENS,
@@ -72,10 +67,19 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
     };
     let share = if pairs as u64 * tokens <= few { facts.multiprocessors / 2 } else { facts.multiprocessors };
     let ctas = (share / pairs.max(1)).clamp(1, MOST_CTAS);
+    let sharing = if has_partials { sharing(params.unit_tiles.value, units, ctas) } else { Some(1) };
+    let warp_bytes = warp_bytes(rows, sharing.is_none());
+    let shared = ring + WARPS * warp_bytes;
+    if shared > super::most_shared(facts) {
+        return None;
+    }
+    let sharing = sharing.unwrap_or(1);
     let params = Params {
         pairs,
         ctas: Divisor::new(ctas),
         most_units: units as u32,
+        unit_tiles: Divisor::new(params.unit_tiles.value / sharing),
+        log_octets: sharing.ilog2(),
         log_members: (rows == Rows::UpTo16) as u32,
         kept_rows: rows.count(),
         v_offset: tile_bytes,
@@ -101,14 +105,35 @@ fn has_short_steps(steps: &[i64]) -> bool {
     steps.iter().all(|&step| i32::try_from(step).is_ok())
 }
 
-/// Of each warp: queries; or, once those are in registers, the state of its units.
-fn warp_bytes(rows: Rows, has_partials: bool) -> u32 {
+/// Warps that share a unit of so many tiles, none of which has a second unit; `None` where there are more units than warps.
+fn sharing(unit_tiles: u32, units: u64, ctas: u32) -> Option<u32> {
+    let has_one = |&warps: &u32| unit_tiles.is_multiple_of(warps) && units <= (WARPS / warps * ctas) as u64;
+    (0..=WARPS.ilog2()).map(|log| 1 << log).rfind(has_one)
+}
+
+/// Of each warp: queries; or, once those are in registers, the state of its units where it has several.
+fn warp_bytes(rows: Rows, adds_up: bool) -> u32 {
     let queries = rows.count() * (CHANNELS * 2 + 16);
     let state = rows.count().next_multiple_of(WARP_ROWS) * CHANNELS * size_of::<f32>() as u32;
-    if has_partials { queries.max(state) } else { queries }
+    if adds_up { queries.max(state) } else { queries }
 }
 
 /// What a CTA leaves for the others of its list: acc, m and l of each row, m and l once a warp.
 fn state_bytes(rows: Rows) -> u32 {
     rows.count() * (CHANNELS + 2 * WARPS) * size_of::<f32>() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warps_share_a_unit_as_long_as_none_has_a_second() {
+        // Blocks of 64 tokens, by eight CTAs a list.
+        for (tokens, warps) in [(512, Some(4)), (1024, Some(4)), (2048, Some(2)), (4096, Some(1)), (8192, None)] {
+            assert_eq!(sharing(4, tokens / 64, 8), warps, "{tokens} tokens");
+        }
+        assert_eq!(sharing(3, 1, 16), Some(1));
+        assert_eq!(sharing(16, 1, 1), Some(8));
+    }
 }
