@@ -4,6 +4,7 @@ use super::*;
 
 pub const CASES: &[Case] = cases![
     attention_partials_are_the_states_of_their_groups,
+    attention_partials_of_any_number_of_blocks_are_their_states,
     repair_superset_covers_predicted_and_selected_blocks,
     repair_exact_covers_the_selected_blocks_alone,
     repair_exact_attends_again_groups_with_a_block_predicted_in_vain,
@@ -31,39 +32,59 @@ fn attention_partials_are_the_states_of_their_groups(backend: &Backend) {
         let shape = Shape::random(rng);
         let block = rng.pick(&[shape.block, shape.block, 1]);
         let layer = Layer::random(rng, Shape { block, ..shape });
-        let placed = Placed::new(backend, &layer, &Layouts::random(rng));
-        let list = layer.list(rng, 0.5);
-        let listed = PlacedList::new(backend, &list, rng);
-        let results = Results::new(backend, rng, &layer, F32);
-        let kept = partials(backend, rng, &layer, list.ids.shape[2], group);
-        attend(
-            backend,
-            &vwd_attention_args {
-                list: listed.c(),
-                partial_blocks: group as u32,
-                partials: partials_of(&kept),
-                ..attention_args(&layer, &placed, &results)
-            },
-        );
-        results.check(&layer, |i, g| layer.listed(&list, i, g));
-        let [acc, m, l] = kept.each_ref().map(Tensor::read_floats);
-        let groups = |i: usize, h: usize| (list.counts[[i, h / layer.shape.group]] as usize).div_ceil(group);
-        for at in array::indices(&m.shape) {
-            let [i, h, n] = [at[0], at[1], at[2]];
-            let ids = list.ids.row([i, h / layer.shape.group]);
-            let count = list.counts[[i, h / layer.shape.group]] as usize;
-            if n < groups(i, h) {
-                let members = ids[n * group..count.min((n + 1) * group)].iter().map(|&id| id as usize).collect();
-                let want = layer.expected(i, h, &members);
-                close(m[[i, h, n]], want.m, TOLERANCE, "m");
-                close(l[[i, h, n]], want.l, TOLERANCE * want.l, "l");
-                close(acc[[i, h, n, 0]], want.acc[0], (TOLERANCE + results.weight_rounding) * want.l, "acc");
-            }
-        }
-        for t in &kept {
-            t.assert_written("partials", |at| at[2] < groups(at[0], at[1]));
-        }
+        let layouts = Layouts::random(rng);
+        check_partials(backend, rng, &layer, &layouts, group);
     });
+}
+
+fn attention_partials_of_any_number_of_blocks_are_their_states(backend: &Backend) {
+    rounds(10, |rng| {
+        let (block, blocks) = (rng.pick(&[16, 32, 64, 128]), rng.pick(&[2, 8, 40, 300]));
+        let (kv_heads, group, kv_type) = (rng.pick(&[1, 3]), rng.pick(&[1, 4, 8, 12]), rng.pick(&[F16, BF16]));
+        let (page, most) = (rng.pick(&[16, 64]), (blocks * block).min(5000));
+        let layer = Layer::random(
+            rng,
+            Shape { batch: 1, kv_heads, group, dim: 128, page, block, most, q_type: kv_type, kv_type },
+        );
+        let entries = rng.pick(&[1, 1, 3]);
+        check_partials(backend, rng, &layer, &Layouts::default(), entries);
+    });
+}
+
+/// Of a list of half of the blocks, `group` of which share a state.
+fn check_partials(backend: &Backend, rng: &mut Rng, layer: &Layer, layouts: &Layouts, group: usize) {
+    let placed = Placed::new(backend, layer, layouts);
+    let list = layer.list(rng, 0.5);
+    let listed = PlacedList::new(backend, &list, rng);
+    let results = Results::new(backend, rng, layer, F32);
+    let kept = partials(backend, rng, layer, list.ids.shape[2], group);
+    attend(
+        backend,
+        &vwd_attention_args {
+            list: listed.c(),
+            partial_blocks: group as u32,
+            partials: partials_of(&kept),
+            ..attention_args(layer, &placed, &results)
+        },
+    );
+    results.check(layer, |i, g| layer.listed(&list, i, g));
+    let [acc, m, l] = kept.each_ref().map(Tensor::read_floats);
+    let groups = |i: usize, h: usize| (list.counts[[i, h / layer.shape.group]] as usize).div_ceil(group);
+    for at in array::indices(&m.shape) {
+        let [i, h, n] = [at[0], at[1], at[2]];
+        let ids = list.ids.row([i, h / layer.shape.group]);
+        let count = list.counts[[i, h / layer.shape.group]] as usize;
+        if n < groups(i, h) {
+            let members = ids[n * group..count.min((n + 1) * group)].iter().map(|&id| id as usize).collect();
+            let want = layer.expected(i, h, &members);
+            close(m[[i, h, n]], want.m, TOLERANCE, "m");
+            close(l[[i, h, n]], want.l, TOLERANCE * want.l, "l");
+            close(acc[[i, h, n, 0]], want.acc[0], (TOLERANCE + results.weight_rounding) * want.l, "acc");
+        }
+    }
+    for t in &kept {
+        t.assert_written("partials", |at| at[2] < groups(at[0], at[1]));
+    }
 }
 
 /// A list as long as another, or a share of that, which has `overlap` of its blocks from there.
