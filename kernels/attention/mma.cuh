@@ -52,8 +52,6 @@ __device__ inline uint32 transpose(uint32 x) {
 }
 
 // Asks the L2 cache for a line. Unlike a load it may come before the kernel before has written there: that cache is where writes end up.
-__device__ inline void prefetch(const char *address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
-
 struct Float16 {
     static constexpr uint32 BYTES = 2;
     __device__ static void multiply(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {

@@ -43,6 +43,9 @@ __device__ inline int64 offset(uint32 i, int64 stride) { return i * stride; }
 template <typename T> __device__ inline T &as(char *address) { return *reinterpret_cast<T *>(address); }
 template <typename T> __device__ inline const T &as(const char *address) { return *reinterpret_cast<const T *>(address); }
 
+// Asks for a line to be brought to the L2 cache.
+__device__ inline void prefetch(const void *address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
+
 // Dependent launch (compute capability 9.0 and later; elsewhere nothing, and kernels run one after the other). A kernel that allows it
 // lets the next one start once all its own CTAs have started; the next waits for its end before it reads its results or writes anything.
 __device__ inline void allow_next_kernel() {

@@ -43,8 +43,6 @@ struct SharedSlice {
     __device__ float factor(uint32 w, uint32 row, uint32 most) const { return power_of_two(int32(127 + exponent[w][row] - most)); }
 };
 
-__device__ inline void prefetch(const float *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
-
 // Of the largest of some numbers of a row, which four lanes share; or the one before, if that is larger.
 template <uint32 TYPE, uint32 BYTES> __device__ inline uint32 exponent_of(const Eight<BYTES> (&x)[CHUNKS], uint32 before) {
     uint32 most = 0;

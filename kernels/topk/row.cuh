@@ -51,6 +51,12 @@ struct Row {
         for (uint32 n = 0; n < QUADS; n++) at[n] = first + n * STEP;
         load<BYTES>(at, end, x);
     }
+    // Of what is loaded soon.
+    template <uint32 BYTES> __device__ void announce(uint32 first, uint32 end) const {
+#pragma unroll
+        for (uint32 n = 0; n < QUADS; n++)
+            if (p.adjacent && first + n * STEP + 4 <= end) prefetch(scores + BYTES * uint64(first + n * STEP));
+    }
     template <uint32 BYTES> __device__ uint32 stored(uint32 j) const {
         const char *from = scores + j * p.scores_entry;
         return BYTES == 4 ? as<uint32>(from) : as<uint16>(from);

@@ -45,8 +45,8 @@ template <uint32 BYTES> __device__ inline void sift(const TopKParams &p) {
     KeyBins<THREADS> bins(shared);
     const uint32 span = ((row.len + p.slices - 1) / p.slices + 31) / 32 * 32;
     const uint32 begin = min(slice * span, row.len), end = min(begin + span, row.len), first = bins.warp * CHUNK + 4 * bins.lane;
-    uint32 x[QUADS][4], least;
-    row.load<BYTES>(begin + first, end, x);
+    uint32 least;
+    row.announce<BYTES>(begin + first, end);
     {
         uint32 at[QUADS], sample[QUADS][4], of_quad[QUADS], low = ~0u, high = 0;
         const uint32 apart = row.len / PLACES & ~7u;
@@ -78,8 +78,8 @@ template <uint32 BYTES> __device__ inline void sift(const TopKParams &p) {
     uint32 kept = 0;
 #pragma unroll 1
     for (uint32 chunk = begin, turn = 0; chunk < end; chunk += AT_ONCE, turn ^= 1) {
-        if (chunk > begin) row.load<BYTES>(chunk + first, end, x);
-        uint32 own = 0;
+        uint32 x[QUADS][4], own = 0;
+        row.load<BYTES>(chunk + first, end, x);
 #pragma unroll
         for (uint32 n = 0; n < QUADS; n++)
 #pragma unroll

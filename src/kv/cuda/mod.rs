@@ -80,11 +80,7 @@ impl cuda::Kernels for Kernels {
         if modules.facts().capability >= 90 {
             fetch.allow_shared(tuning::FETCH_ROOM)?;
             fetch = fetch.sharing(tuning::FETCH_ROOM);
-            fetch_grid = Grid {
-                ctas: tuning::BULK_CTAS,
-                kind: fetch.together(tuning::BULK_CTAS, tuning::FETCH_THREADS),
-                ..fetch_grid
-            };
+            fetch_grid = Grid { ctas: tuning::BULK_CTAS, kind: fetch.in_pairs(tuning::FETCH_THREADS), ..fetch_grid };
         }
         let give = modules.kernel(resolve, "cache_give")?;
         let sizes = if modules.facts().capability >= 90 { &[LARGEST_CLUSTER, 4, 2][..] } else { &[] };

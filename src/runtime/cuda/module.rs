@@ -237,11 +237,11 @@ impl Kernel {
         if result == CUresult::CUDA_SUCCESS { clusters as u32 } else { 0 }
     }
 
-    /// For a few CTAs that run beside other kernels: as one cluster, where the device can form it, they lie side by side. Each by
-    /// itself would lie in another part of the device, and take a pair of multiprocessors from kernels whose CTAs come in pairs.
+    /// For a few CTAs that run beside other kernels: as clusters of two, where the device can form them, a pair lies side by side. Each
+    /// by itself would lie in another part of the device, and take a pair of multiprocessors from kernels whose CTAs come in pairs.
     /// The context is current.
-    pub fn together(&self, ctas: u32, threads: u32) -> Kind {
-        if self.active_clusters(ctas, threads) > 0 { Kind::Clusters(ctas) } else { Kind::Plain }
+    pub fn in_pairs(&self, threads: u32) -> Kind {
+        if self.active_clusters(2, threads) > 0 { Kind::Clusters(2) } else { Kind::Plain }
     }
 }
 

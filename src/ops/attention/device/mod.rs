@@ -93,7 +93,8 @@ impl cuda::Kernels for Kernels {
         let sizes = if repair_at_once.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
         let plain = if modules.has("attention/plain_f16") { Some(Plain::find(of)?) } else { None };
         let latent = if modules.has("attention/latent") { Some(Latent::find(of)?) } else { None };
-        let latent_many = if modules.has("attention/latent_many") { Some(LatentMany::find(modules, of)?) } else { None };
+        let latent_many =
+            if modules.has("attention/latent_many") { Some(LatentMany::find(modules, of)?) } else { None };
         Ok(Kernels {
             plain,
             latent_many,

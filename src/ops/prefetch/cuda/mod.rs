@@ -56,7 +56,7 @@ impl Bulk {
             Ok(kernel.sharing(tuning::ROOM))
         };
         let lists = kernel("gather_bulk")?;
-        let kind = lists.together(tuning::BULK_CTAS, tuning::WARPS * 32);
+        let kind = lists.in_pairs(tuning::WARPS * 32);
         Ok(Bulk { lists, given: kernel("gather_bulk_given")?, kind })
     }
 }
