@@ -318,8 +318,9 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
             )
         }
     };
-    // What begins late has little that is new, and idle CTAs are waited for.
-    let resident = enqueue.facts().multiprocessors as usize * if r.begin.is_some() { 1 } else { resident };
+    // What begins late has little that is new, and idle CTAs are waited for; two of a multiprocessor take long chunks nearly as fast.
+    let resident =
+        if r.begin.is_some() { resident.min(2) } else { resident } * enqueue.facts().multiprocessors as usize;
     let slices = (resident / (batch * kv_heads)).min(summaries.div_ceil(at_once)).max(1);
     let ctas = slices.saturating_mul(batch).saturating_mul(kv_heads);
     if ctas > i32::MAX as usize {
