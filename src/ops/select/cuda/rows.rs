@@ -9,15 +9,23 @@ use std::ffi::c_void;
 
 /// Clusters that a row's CTAs can be.
 const CLUSTERS: [u32; 4] = [2, 4, 8, 16];
-/// Scores that leave a multiprocessor room for a second CTA.
-const FEW_SCORES: usize = 8192;
 const SCORE: usize = size_of::<f32>();
 /// TOPK_THREADS of kernels/common/topk.cuh.
 pub const THREADS: u32 = 512;
 
 /// Scores for which a CTA has room that declares so many bytes of shared memory.
 pub fn most_scores(facts: &Facts, declared: usize) -> usize {
-    (facts.shared_bytes as usize).saturating_sub(declared) / (4 * SCORE) * 4
+    scores_in(facts.shared_bytes as usize, declared)
+}
+
+/// Scores that leave its multiprocessor room for a second such CTA; 1 KiB of each is the driver's.
+fn few_scores(facts: &Facts, declared: usize) -> usize {
+    const OF_DRIVER: usize = 1 << 10;
+    scores_in((facts.shared_bytes as usize + OF_DRIVER) / 2 - OF_DRIVER, declared)
+}
+
+fn scores_in(bytes: usize, declared: usize) -> usize {
+    bytes.saturating_sub(declared) / (4 * SCORE) * 4
 }
 
 /// Shared memory of so many scores, which are read four at a time.
@@ -28,6 +36,7 @@ pub fn score_bytes(scores: usize) -> u32 {
 /// A kernel that scores rows and selects from them.
 pub struct RowKernel {
     kernel: Kernel,
+    few_scores: usize,
     /// Clusters of each size that run at once: of CTAs with few scores, and with as many as there is room for.
     active: [[usize; CLUSTERS.len()]; 2],
 }
@@ -36,22 +45,22 @@ impl RowKernel {
     /// Of one that declares so many bytes of shared memory.
     pub fn find(modules: &Modules, source: &str, name: &'static str, declared: usize) -> Result<RowKernel> {
         let (kernel, facts) = (modules.kernel(source, name)?, modules.facts());
-        let most = most_scores(facts, declared);
+        let (few_scores, most) = (few_scores(facts, declared), most_scores(facts, declared));
         kernel.allow_shared(score_bytes(most))?;
         let mut active = [[0; CLUSTERS.len()]; 2];
         if facts.launches_dependents() {
             kernel.allow_large_clusters()?;
-            active = [FEW_SCORES.min(most), most].map(|scores| {
+            active = [few_scores, most].map(|scores| {
                 let kernel = kernel.sharing(score_bytes(scores));
                 CLUSTERS.map(|ctas| kernel.active_clusters(ctas, THREADS) as usize)
             });
         }
-        Ok(RowKernel { kernel, active })
+        Ok(RowKernel { kernel, few_scores, active })
     }
 
     /// CTAs of a row: at most so many, as long as all rows are made at once.
     fn cluster(&self, rows: usize, scores: usize, most: usize) -> usize {
-        let active = self.active[(scores > FEW_SCORES) as usize];
+        let active = self.active[(scores > self.few_scores) as usize];
         let fit = CLUSTERS.iter().zip(active).take_while(|&(&ctas, _)| (ctas as usize) < 2 * most);
         fit.filter(|&(_, active)| rows <= active).map(|(&ctas, _)| ctas as usize).last().unwrap_or(1)
     }
