@@ -34,9 +34,8 @@ template <uint32 BYTES> __device__ inline void sift(const TopKParams &p) {
     wait_for_previous_kernel();
     const uint32 number = blockIdx.x / p.slices, slice = blockIdx.x - number * p.slices;
     const Row row(p, number);
-    // The kernel that follows needs no help with those.
-    if (row.len <= CtaTopK<1024>::MOST) return;
-    const uint32 rank = rank_of(row);
+    // With short ones the kernel that follows needs no help.
+    const uint32 rank = row.len > CtaTopK<1024>::MOST ? rank_of(row) : 0;
     uint32 &found = as<uint32>(p.found + blockIdx.x * 4ull);
     if (rank == 0) {
         if (threadIdx.x == 0) found = TOO_MANY;
