@@ -4,11 +4,6 @@
 
 #include "attention/attention.cuh"
 
-__device__ inline float exp2_fast(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 // 2^(m − to); 0 where m is −inf, whatever `to` is.
 __device__ inline float weight(float m, float to) { return m == minus_infinity() ? 0.0f : exp2_fast(m - to); }
 

@@ -43,6 +43,13 @@ __device__ inline int64 offset(uint32 i, int64 stride) { return i * stride; }
 template <typename T> __device__ inline T &as(char *address) { return *reinterpret_cast<T *>(address); }
 template <typename T> __device__ inline const T &as(const char *address) { return *reinterpret_cast<const T *>(address); }
 
+// 2^x, but for the last bits.
+__device__ inline float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // Asks for a line to be brought to the L2 cache.
 __device__ inline void prefetch(const void *address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 

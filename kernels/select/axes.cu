@@ -22,6 +22,7 @@
 // targets: compute_90
 
 #include "common/cluster.cuh"
+#include "select/codes.cuh"
 #include "select/rows.cuh"
 
 constexpr uint32 THREADS = 512, WARPS = THREADS / WARP;
@@ -50,35 +51,10 @@ __device__ inline uint2 load_two(uint32 at) {
     return x;
 }
 
-// sum += a·b: 16 blocks by 16 channels, these by 8 heads.
-__device__ inline void multiply_add(float (&sum)[4], const uint32 (&a)[4], const uint2 &b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
-}
-__device__ inline float exp2_of(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 __device__ inline float log2_of(float x) {
     float y;
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
-}
-// 16 + code of the n-th and the (n + 4)-th of eight codes, in bfloat16.
-__device__ inline uint32 widen_codes(uint32 codes, uint32 n) {
-    const uint32 at_bit_3 = n == 0 ? codes << 3 : codes >> 4 * n - 3;
-    return at_bit_3 & 0x00780078 | 0x41804180;
-}
-// Σ over the lanes through this one.
-__device__ inline uint32 sum_lanes(uint32 sum) {
-#pragma unroll
-    for (uint32 step = 1; step < WARP; step *= 2) {
-        const uint32 other = __shfl_up_sync(FULL_WARP, sum, step);
-        if (threadIdx.x % WARP >= step) sum += other;
-    }
-    return sum;
 }
 
 // What lies in dynamic shared memory: blocks on their way, and when these are read the row's keys (in the first CTA); then products, partial
@@ -264,7 +240,7 @@ template <uint32 TILES, uint32 TERMS> struct Axes {
                 const uint32 n = begin + block * 8 + lane / 4;
                 const bool exists = mask >> (lane / 4 + block * 8) * 2 & 1, counts = n < count && h < heads;
                 const float along = fabsf(scale * x[1][block][m]);
-                product[block] = fmaf(scale, x[0][block][m], along + log2_of(1.0f + exp2_of(-2.0f * along)));
+                product[block] = fmaf(scale, x[0][block][m], along + log2_of(1.0f + exp2_fast(-2.0f * along)));
                 if (counts) saw |= !exists ? NO_SUMMARY : product[block] != product[block] ? SAW_NAN : 0;
                 if (!exists || !(fabsf(product[block]) < -minus_infinity())) product[block] = minus_infinity();
                 if (counts) reinterpret_cast<float *>(room + p.products)[n * p.pitch + h] = product[block];
@@ -278,7 +254,7 @@ template <uint32 TILES, uint32 TERMS> struct Axes {
         float most = fmaxf(product[0], product[1]), sum = 0.0f;
 #pragma unroll
         for (uint32 bit = 4; bit < WARP; bit *= 2) most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, bit));
-        if (most > minus_infinity()) sum = exp2_of(product[0] - most) + exp2_of(product[1] - most);
+        if (most > minus_infinity()) sum = exp2_fast(product[0] - most) + exp2_fast(product[1] - most);
 #pragma unroll
         for (uint32 bit = 4; bit < WARP; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
         uint32 *to = reinterpret_cast<uint32 *>(room + p.partials) + (h * p.parts + number) * 2;
@@ -319,7 +295,7 @@ template <uint32 TILES, uint32 TERMS> struct Axes {
 #pragma unroll
             for (uint32 bit = 1; bit < WARP; bit *= 2) most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, bit));
 #pragma unroll 4
-            for (uint32 n = lane; n < parts && most > minus_infinity(); n += WARP) sum = fmaf(of[n].y, exp2_of(of[n].x - most), sum);
+            for (uint32 n = lane; n < parts && most > minus_infinity(); n += WARP) sum = fmaf(of[n].y, exp2_fast(of[n].x - most), sum);
 #pragma unroll
             for (uint32 bit = 1; bit < WARP; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
             if (lane == 0) shared.of_head[h] = sum > 0.0f ? make_float2(most, 1.0f / sum) : make_float2(0.0f, 0.0f);
@@ -334,7 +310,7 @@ template <uint32 TILES, uint32 TERMS> struct Axes {
         for (uint32 h = 0; h < heads; h++) {
             const float product = products[h];
             counts &= product > minus_infinity();
-            sum = fmaf(exp2_of(product - shared.of_head[h].x), shared.of_head[h].y, sum);
+            sum = fmaf(exp2_fast(product - shared.of_head[h].x), shared.of_head[h].y, sum);
         }
         return counts ? sum : minus_infinity();
     }

@@ -26,6 +26,7 @@
 
 #include "common/cluster.cuh"
 #include "select/candidates.cuh"
+#include "select/codes.cuh"
 
 constexpr uint32 THREADS = 512, WARPS = THREADS / WARP;
 constexpr uint32 TOKENS = 64, TILES = TOKENS / 16;    // of a warp, at a time; rows of 16 that the tensor cores take
@@ -38,31 +39,6 @@ constexpr float LOG2_E = 1.44269504f;
 static_assert(DIGITS == 4 * THREADS, "a thread owns four");
 static_assert(MOST_HEADS == WARPS, "a warp has a head");
 
-// sum += a·b: 16 tokens by 16 channels, these by 8 heads.
-__device__ inline void multiply_add(float (&sum)[4], const uint32 (&a)[4], const uint2 &b) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
-}
-__device__ inline float exp2_of(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-// 16 + code of the n-th and the (n + 4)-th of eight codes, in bfloat16.
-__device__ inline uint32 widen_codes(uint32 codes, uint32 n) {
-    const uint32 at_bit_3 = n == 0 ? codes << 3 : codes >> 4 * n - 3;
-    return at_bit_3 & 0x00780078 | 0x41804180;
-}
-// Σ over the lanes through this one.
-__device__ inline uint32 sum_lanes(uint32 sum) {
-#pragma unroll
-    for (uint32 step = 1; step < WARP; step *= 2) {
-        const uint32 other = __shfl_up_sync(FULL_WARP, sum, step);
-        if (threadIdx.x % WARP >= step) sum += other;
-    }
-    return sum;
-}
 // Side by side, aligned to their size. Not by __ldg: a dependent kernel starts before what it reads is written.
 template <uint32 WORDS> __device__ inline void load_words(const char *from, uint32 (&to)[WORDS]) {
     if constexpr (WORDS == 1) {
@@ -315,7 +291,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
             for (uint32 bit = 4; bit < WARP; bit *= 2) most[n] = fmaxf(most[n], __shfl_xor_sync(FULL_WARP, most[n], bit));
             const float from_most = most[n] > minus_infinity() ? most[n] : 0.0f;
 #pragma unroll
-            for (uint32 j = 0; j < ROWS; j++) sum[n] += exp2_of(sums[j / 2][j % 2 * 2 + n] - from_most);
+            for (uint32 j = 0; j < ROWS; j++) sum[n] += exp2_fast(sums[j / 2][j % 2 * 2 + n] - from_most);
 #pragma unroll
             for (uint32 bit = 4; bit < WARP; bit *= 2) sum[n] += __shfl_xor_sync(FULL_WARP, sum[n], bit);
             uint32 *to = reinterpret_cast<uint32 *>(partials() + (h + n) * p.chunks + number);
@@ -335,7 +311,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         for (uint32 bit = 1; bit < WARP; bit *= 2) most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, bit));
         const float from_most = most > minus_infinity() ? most : 0.0f;
 #pragma unroll 4
-        for (uint32 n = lane; n < parts; n += WARP) sum = fmaf(of[n].y, exp2_of(of[n].x - from_most), sum);
+        for (uint32 n = lane; n < parts; n += WARP) sum = fmaf(of[n].y, exp2_fast(of[n].x - from_most), sum);
 #pragma unroll
         for (uint32 bit = 1; bit < WARP; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
         if (!OF_BLOCKS) sum *= float(heads);
@@ -349,8 +325,8 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
 #pragma unroll 1
         for (uint32 h = 0; h < held.pitch; h += 4, of++, by += 4) {
             const float4 four = *of;
-            sum = fmaf(exp2_of(four.x - by[0].x), by[0].y, sum), sum = fmaf(exp2_of(four.y - by[1].x), by[1].y, sum);
-            sum = fmaf(exp2_of(four.z - by[2].x), by[2].y, sum), sum = fmaf(exp2_of(four.w - by[3].x), by[3].y, sum);
+            sum = fmaf(exp2_fast(four.x - by[0].x), by[0].y, sum), sum = fmaf(exp2_fast(four.y - by[1].x), by[1].y, sum);
+            sum = fmaf(exp2_fast(four.z - by[2].x), by[2].y, sum), sum = fmaf(exp2_fast(four.w - by[3].x), by[3].y, sum);
         }
         return sum;
     }
