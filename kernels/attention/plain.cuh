@@ -230,9 +230,9 @@ struct PlainJoin {
     // Of two words of neighbouring lanes the first one's.
     __device__ uint32 channel(uint32 n) const { return warp * SLICE + (channel_of(n) & ~1u); }
 
-    // Joins the warps of the CTA.
-    template <typename Engine>
-    __device__ void join_warps(const Engine &engine) {
+    // A warp's state to shared memory, relative to the largest maxima of those that it joins: top_of(row pair).
+    template <typename Engine, typename TopOf>
+    __device__ void leave(const Engine &engine, const TopOf &top_of) {
         const bool has_rows = engine.row(0) < ROWS;
         if (lane < 4 && has_rows) {
 #pragma unroll
@@ -243,14 +243,19 @@ struct PlainJoin {
         if (has_rows) {
 #pragma unroll
             for (uint32 b = 0; b < Engine::ROW_BLOCKS; b++) {
-                const uint32 pair = b * 4 + lane % 4;
-                const float2 top = top_of_warps(pair), take{weight(engine.m[b][0], top.x), weight(engine.m[b][1], top.y)};
-                if (lane < 4) shared.l[warp][pair] = {engine.l[b][0] * take.x, engine.l[b][1] * take.y};
+                const uint32 its = b * 4 + lane % 4;
+                const float2 top = top_of(its), take{weight(engine.m[b][0], top.x), weight(engine.m[b][1], top.y)};
+                if (lane < 4) shared.l[warp][its] = {engine.l[b][0] * take.x, engine.l[b][1] * take.y};
 #pragma unroll
                 for (uint32 n = 0; n < Engine::CHANNELS / 8; n++)
-                    acc[place(warp, engine.channel(n / 2, n % 2), pair)] = {engine.acc[b][n / 2][n % 2 * 2] * take.x, engine.acc[b][n / 2][n % 2 * 2 + 1] * take.y};
+                    acc[place(warp, engine.channel(n / 2, n % 2), its)] = {engine.acc[b][n / 2][n % 2 * 2] * take.x, engine.acc[b][n / 2][n % 2 * 2 + 1] * take.y};
             }
         }
+    }
+    // Joins the warps of the CTA.
+    template <typename Engine>
+    __device__ void join_warps(const Engine &engine) {
+        leave(engine, [&](uint32 its) { return top_of_warps(its); });
         m = top_of_warps(row_pair);
         __syncthreads();
         l = sum_of_warps([&](uint32 w) { return shared.l[w][row_pair]; });
@@ -260,23 +265,7 @@ struct PlainJoin {
     // Joins the warps of the CTA, of which 2^log_sharing share a unit, and writes the states of units to the caller's partials.
     template <typename Engine>
     __device__ void join_units(const Engine &engine, const Pair &pair, uint32 log_sharing, uint32 units) {
-        const bool has_rows = engine.row(0) < ROWS;
-        if (lane < 4 && has_rows) {
-#pragma unroll
-            for (uint32 b = 0; b < Engine::ROW_BLOCKS; b++) shared.m[warp][b * 4 + lane] = {engine.m[b][0], engine.m[b][1]};
-        }
-        __syncthreads();
-        if (has_rows) {
-#pragma unroll
-            for (uint32 b = 0; b < Engine::ROW_BLOCKS; b++) {
-                const uint32 its = b * 4 + lane % 4;
-                const float2 top = top_of_unit(warp >> log_sharing, log_sharing, its), take{weight(engine.m[b][0], top.x), weight(engine.m[b][1], top.y)};
-                if (lane < 4) shared.l[warp][its] = {engine.l[b][0] * take.x, engine.l[b][1] * take.y};
-#pragma unroll
-                for (uint32 n = 0; n < Engine::CHANNELS / 8; n++)
-                    acc[place(warp, engine.channel(n / 2, n % 2), its)] = {engine.acc[b][n / 2][n % 2 * 2] * take.x, engine.acc[b][n / 2][n % 2 * 2 + 1] * take.y};
-            }
-        }
+        leave(engine, [&](uint32 its) { return top_of_unit(warp >> log_sharing, log_sharing, its); });
         m = top_of_warps(row_pair);
         l = {0.0f, 0.0f};
 #pragma unroll
