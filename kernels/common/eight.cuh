@@ -52,8 +52,7 @@ template <uint32 COUNT> __device__ inline void widen_queries(const uint32 (&bits
     for (uint32 n = 0; n < COUNT; n++) x[n] = type == FLOAT16 ? widen_float16(bits[n]) : type == BFLOAT16 ? widen_bfloat16(bits[n]) : __uint_as_float(bits[n]);
 }
 // COUNT of them, `stride` bytes apart, on their way together; 0 from the count-th on.
-template <uint32 COUNT> __device__ inline void load_queries(const char *p, int64 stride, uint32 count, uint32 type, float (&x)[COUNT]) {
-    uint32 bits[COUNT];
+template <uint32 COUNT> __device__ inline void load_query_bits(const char *p, int64 stride, uint32 count, uint32 type, uint32 (&bits)[COUNT]) {
     if (type == FLOAT32) {
 #pragma unroll
         for (uint32 n = 0; n < COUNT; n++) bits[n] = n < count ? as<uint32>(p + n * stride) : 0;
@@ -61,6 +60,10 @@ template <uint32 COUNT> __device__ inline void load_queries(const char *p, int64
 #pragma unroll
         for (uint32 n = 0; n < COUNT; n++) bits[n] = n < count ? as<uint16>(p + n * stride) : 0;
     }
+}
+template <uint32 COUNT> __device__ inline void load_queries(const char *p, int64 stride, uint32 count, uint32 type, float (&x)[COUNT]) {
+    uint32 bits[COUNT];
+    load_query_bits(p, stride, count, type, bits);
     widen_queries(bits, type, x);
 }
 // Of each place that is read; 0 of another.
@@ -99,6 +102,19 @@ __device__ inline void store_eight(char *p, int64 step, uint32 type, const float
     as<uint4>(p) = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
+// An element of BYTES, and nothing that follows is waited for first.
+template <uint32 BYTES> __device__ inline uint32 ask_bits(const char *p) {
+    uint32 bits;
+    if constexpr (BYTES == 1) {
+        asm volatile("ld.global.u8 %0, [%1];" : "=r"(bits) : "l"(p) : "memory");
+    } else if constexpr (BYTES == 2) {
+        asm volatile("ld.global.u16 %0, [%1];" : "=r"(bits) : "l"(p) : "memory");
+    } else {
+        asm volatile("ld.global.u32 %0, [%1];" : "=r"(bits) : "l"(p) : "memory");
+    }
+    return bits;
+}
+
 // Eight elements of BYTES each; which type of that width is known where they are widened.
 template <uint32 BYTES> struct Eight {
     static constexpr uint32 WORDS = BYTES * 2;
@@ -119,6 +135,17 @@ template <uint32 BYTES> struct Eight {
                 const uint4 x = reinterpret_cast<const uint4 *>(p)[i];
                 word[4 * i] = x.x, word[4 * i + 1] = x.y, word[4 * i + 2] = x.z, word[4 * i + 3] = x.w;
             }
+        }
+    }
+    // As load, and nothing that follows is waited for first.
+    __device__ void ask(const char *p) {
+        if constexpr (BYTES == 1) {
+            asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(p) : "memory");
+        } else {
+#pragma unroll
+            for (uint32 i = 0; i < WORDS; i += 4)
+                asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                             : "=r"(word[i]), "=r"(word[i + 1]), "=r"(word[i + 2]), "=r"(word[i + 3]) : "l"(p + 4 * i) : "memory");
         }
     }
     // They lie `stride` bytes apart.

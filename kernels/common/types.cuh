@@ -53,6 +53,13 @@ __device__ inline float exp2_fast(float x) {
 // Asks for a line to be brought to the L2 cache.
 __device__ inline void prefetch(const void *address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
+// What may be about to change.
+__device__ inline int32 load_hint(const char *p) {
+    int32 x;
+    asm volatile("ld.volatile.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+    return x;
+}
+
 // Dependent launch (compute capability 9.0 and later; elsewhere nothing, and kernels run one after the other). A kernel that allows it
 // lets the next one start once all its own CTAs have started; the next waits for its end before it reads its results or writes anything.
 __device__ inline void allow_next_kernel() {

@@ -157,6 +157,24 @@ template <uint32 BYTES, bool WIDE> struct Block {
                     for (uint32 e = 0; e < 8; e++) x[from + i][e] = __uint_as_float(0x7fc00000);
         }
     }
+    // The tokens of a block that was guessed, asked for and here; 0 past the last.
+    __device__ __forceinline__ void ask(const Guess &guess, Eight<BYTES> (&eight)[HELD]) const {
+        const Keys &k = p.update.keys;
+#pragma unroll
+        for (uint32 i = 0; i < HELD; i++) {
+            eight[i].clear();
+            if (guess.key && unit == 0 && channel(0) < dim && slot + i * SLOTS < p.update.size)
+                eight[i].ask(guess.key + (slot + i * SLOTS) * k.token + channel(0) * BYTES);
+        }
+    }
+    __device__ __forceinline__ void take(const Eight<BYTES> (&eight)[HELD], uint32 count, Tokens &x) const {
+#pragma unroll
+        for (uint32 i = 0; i < HELD; i++) {
+            eight[i].widen(x[i], p.update.keys.dtype);
+#pragma unroll
+            for (uint32 e = 0; e < 8; e++) x[i][e] = unit == 0 && slot + i * SLOTS < count ? x[i][e] : 0.0f;
+        }
+    }
     __device__ __forceinline__ void subtract_mean(uint32 batch, uint32 m, Tokens &x) const {
         if (channel(m) >= dim) return;
         float of[8];
@@ -229,13 +247,14 @@ template <uint32 BYTES, bool WIDE> struct Block {
                          __fadd_rn(__fadd_rn(of[4 * step], of[5 * step]), __fadd_rn(of[6 * step], of[7 * step])));
     }
 
-    __device__ __forceinline__ void find_mean(Tokens &x) const {
+    // Of tokens that are here, or are to be loaded.
+    __device__ __forceinline__ void find_mean(Tokens &x, bool are_here) const {
 #pragma unroll 1
         for (uint32 m = 0; m < CHUNKS; m++) {
             float sum[8] = {};
 #pragma unroll 1
             for (uint32 batch = 0; batch < (WIDE ? batches : 1); batch++) {
-                load(batch, m, x);
+                if (!are_here) load(batch, m, x);
 #pragma unroll
                 for (uint32 i = 0; i < HELD; i++)
 #pragma unroll
@@ -384,15 +403,21 @@ template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const Axis
     using Of = Block<BYTES, WIDE>;
     __shared__ typename Of::Parts shared;
     allow_next_kernel();
-    wait_for_previous_kernel();
     const UpdateParams &u = p.update;
     const Turn turn(u);
-    Stale stale;
-    stale.len = u.keys.length(turn.seq, stale.begin);
-    const bool none = stale.begin == stale.len;
-    stale.begin = u.size_of.divide(stale.begin), stale.end = none ? stale.begin : u.size_of.divide(stale.len - 1) + 1;
-
     Of block(p, turn, shared);
+    // The guess: one block, by the first CTA.
+    const bool fits = !WIDE && turn.slice == 0;
+    const uint32 likely = fits ? stale_blocks(u, u.keys.lengths_now(turn.seq)).begin : 0;
+    const Guess guess(u.keys, turn.seq, turn.head, likely * u.size, fits ? u.size : ~0u);
+    wait_for_previous_kernel();
+    const int2 lengths = u.keys.lengths_now(turn.seq);
+    const uint32 page = guess.page_now();
+    Eight<BYTES> eight[HELD];
+    if (!WIDE) block.ask(guess, eight);
+    const Stale stale = stale_blocks(u, lengths);
+    bool is_right = !WIDE && guess.key && guess.page == page && stale.begin == likely && stale.end == likely + 1;
+
     const uint32 together = THREADS >> log2_of(block.members), joined = max(WARP >> log2_of(block.members), 1u), ahead = block.unit & ~(joined - 1);
     if (stale.begin + turn.slice * together >= stale.end) return;
 
@@ -400,18 +425,20 @@ template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const Axis
         const float w = p.weights ? as<float>(p.weights + turn.head * p.weights_head + c * p.weights_channel) : 1.0f;
         shared.square[c] = __fmul_rn(w, w);
     }
-    __syncthreads();
+    // Threads may have guessed differently.
+    is_right = __syncthreads_and(is_right);
+    typename Of::Tokens x;
+    if (!WIDE) block.take(eight, stale.len - likely * u.size, x);
     // Units of one warp go together.
-    for (uint32 j = stale.begin + turn.slice * together + ahead; j < stale.end; j += turn.slices * together) {
+    for (uint32 j = stale.begin + turn.slice * together + ahead; j < stale.end; j += turn.slices * together, is_right = false) {
         const Unit unit(u, turn, stale, j + block.unit - ahead);
         block.begin = unit.j * u.size;
         block.n = unit.exists ? min(u.size, stale.len - block.begin) : 0;
         block.batches = (min(u.size, stale.len - j * u.size) + BATCH - 1) / BATCH;
-        block.find();
+        if (!is_right) block.find();
         block.share = 1.0f / float(block.n), block.of_spread = 1.15f / sqrtf(float(block.n));
         float axis[Of::CHUNKS];
-        typename Of::Tokens x;
-        block.find_mean(x);
+        block.find_mean(x, is_right);
         block.find_farthest(x);
 #pragma unroll 1
         for (uint32 step = 1; step <= STEPS; step++) block.step(step == STEPS, x, axis);

@@ -4,6 +4,13 @@
 #include "common/eight.cuh"
 #include "common/place.cuh"
 
+// A word as it is now; before the wait for the kernel ahead, which may be writing it, that is a guess.
+__device__ inline uint32 read_now(const char *address) {
+    uint32 x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(address) : "memory");
+    return x;
+}
+
 // Strides are in bytes; those of `scale` are 0 where it does not vary.
 struct Keys {
     const char *data, *scale, *table, *seq_lens, *begin;  // begin, table and scale may be null
@@ -15,14 +22,18 @@ struct Keys {
     uint32 adjacent;  // channels lie side by side, rows are aligned to 16 bytes (to 8 where an element has one)
     Divisor page_of;  // page_size
 
-    // Tokens of sequence i, and the first whose key is new.
-    __device__ uint32 length(uint32 i, uint32 &first) const {
-        const int32 given = as<int32>(seq_lens + i * seq_lens_seq);
-        const int32 from = begin ? as<int32>(begin + i * begin_seq) : 0;
-        const uint32 len = min(uint32(max(given, 0)), capacity);
-        first = min(uint32(max(from, 0)), len);
+    // What is given of sequence i: its tokens, and the first whose key is new.
+    __device__ int2 lengths_now(uint32 i) const {
+        const int32 len = read_now(seq_lens + i * seq_lens_seq);
+        return make_int2(len, begin ? read_now(begin + i * begin_seq) : 0);
+    }
+    // The same, as far as there is room.
+    __device__ uint32 length(const int2 &given, uint32 &first) const {
+        const uint32 len = min(uint32(max(given.x, 0)), capacity);
+        first = min(uint32(max(given.y, 0)), len);
         return len;
     }
+    __device__ uint32 length(uint32 i, uint32 &first) const { return length(lengths_now(i), first); }
     // The key of token t of sequence i, and its scale; null where it has no page.
     __device__ const char *find(uint32 i, uint32 t, uint32 g, float &factor) const {
         uint32 at = i, n = t;
@@ -36,6 +47,27 @@ struct Keys {
     }
     // A value as it counts: of 8 bits, times its scale.
     __device__ float value(float stored, float factor) const { return scale ? __fmul_rn(stored, factor) : stored; }
+};
+
+// Keys that lie in one page, if a guess is right: a step's token mostly extends what the last one did. The guess is made before the kernel
+// waits for the one ahead; then the keys are asked for beside all that says whether it was right, not after it.
+struct Guess {
+    const char *key = nullptr;  // of the first token; null where nothing is guessed
+    const char *entry = nullptr;
+    uint32 page;
+
+    __device__ Guess(const Keys &k, uint32 i, uint32 g, uint32 t, uint32 count) : page(i) {
+        if (!k.begin || !k.adjacent || k.scale || count > k.capacity || t > k.capacity - count) return;
+        const uint32 p = k.table ? k.page_of.divide(t) : 0, n = t - p * k.page_size;
+        if (k.table) {
+            if (n + count > k.page_size) return;
+            entry = k.table + i * k.table_seq + p * k.table_page;
+            page = read_now(entry);
+        }
+        if (page < k.pages) key = k.data + page * k.page + n * k.token + g * k.head;
+    }
+    // What the table says now, after the wait.
+    __device__ uint32 page_now() const { return entry ? read_now(entry) : page; }
 };
 
 // Eight channels of up to COUNT keys of a sequence and head: begin, begin + step, … below end.

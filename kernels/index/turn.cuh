@@ -10,6 +10,15 @@ struct Stale {
     uint32 len, begin, end;
 };
 
+// Blocks that a sequence's new tokens change.
+__device__ inline Stale stale_blocks(const UpdateParams &p, const int2 &lengths) {
+    Stale stale;
+    stale.len = p.keys.length(lengths, stale.begin);
+    const bool none = stale.begin == stale.len;
+    stale.begin = p.size_of.divide(stale.begin), stale.end = none ? stale.begin : p.size_of.divide(stale.len - 1) + 1;
+    return stale;
+}
+
 // A CTA's part: a head of a sequence, for which `slices` CTAs take turns at the summaries.
 struct Turn {
     uint32 seq, head, slice, slices;

@@ -4,7 +4,7 @@
 //   LABEL   code[t, n] = rne((x[n] − min) / scale) in 0 … 15, of the chosen channels x of token t; min and scale float16
 //
 // Bytes: the keys of the range, once (MEAN: window/stride times, from the L1 cache but for the first); summaries are a small part of that.
-// A token of a decoding step costs one memory round trip or two.
+// A token of a decoding step costs one memory round trip where its block or window was guessed, and else two or three.
 //
 // Cut: `slices` CTAs for each sequence and head take turns at what its new tokens change: with lengths on the device the grid cannot know how
 // much that is.
@@ -86,45 +86,91 @@ template <uint32 BYTES> __device__ inline void minmax_by_warps(const UpdateParam
     }
 }
 
-template <uint32 BYTES> __device__ inline void update_minmax(const UpdateParams &p) {
-    constexpr uint32 ROW = THREADS + 4;  // apart by four banks
-    __shared__ float part[16 * ROW];
-    allow_next_kernel();
-    wait_for_previous_kernel();
-    const Turn turn(p);
-    Stale stale;
-    stale.len = p.keys.length(turn.seq, stale.begin);
-    const bool none = stale.begin == stale.len;
-    stale.begin = p.size_of.divide(stale.begin), stale.end = none ? stale.begin : p.size_of.divide(stale.len - 1) + 1;
-    if (stale.end - stale.begin >= turn.slices * (THREADS / WARP)) return minmax_by_warps<BYTES>(p, turn, stale);
+// Few blocks: `split` slots share the tokens of one, and so many blocks are taken together.
+template <uint32 BYTES> struct Joint {
+    static constexpr uint32 ROW = THREADS + 4;  // apart by four banks
+    static constexpr uint32 COUNT = 4;
+    const UpdateParams &p;
+    const Turn &turn;
+    float *const part;  // [16][ROW]
+    const uint32 log_lanes, log_split, log_together, together, slot, within, c;
 
-    const uint32 lanes = p.lanes, log_lanes = log2_of(lanes), log_split = log2_of(p.split), log_together = log2_of(THREADS) - log_lanes - log_split;
-    const uint32 slot = threadIdx.x >> log_lanes, lane = threadIdx.x & (lanes - 1), together = 1u << log_together;
-    for (uint32 j = stale.begin + turn.slice * together; j < stale.end; j += turn.slices * together) {
-        const Unit unit(p, turn, stale, j + (slot >> log_split));
-        for (uint32 first = 0; first < p.keys.dim; first += lanes * 8) {
-            float largest[8], smallest[8];
-            clear(largest, smallest);
-            if (unit.exists && first + lane * 8 < p.keys.dim)
-                extremes<BYTES, 4>(p, turn, stale, unit.j, slot & (p.split - 1), p.split, first + lane * 8, largest, smallest);
+    __device__ Joint(const UpdateParams &p, const Turn &turn, float *part)
+        : p(p), turn(turn), part(part), log_lanes(log2_of(p.lanes)), log_split(log2_of(p.split)), log_together(log2_of(THREADS) - log_lanes - log_split),
+          together(1u << log_together), slot(threadIdx.x >> log_lanes), within(slot & (p.split - 1)), c((threadIdx.x & (p.lanes - 1)) * 8) {}
+
+    // The extremes of blocks from j on, channels from `first` on, of which each thread has found its part.
+    __device__ void store(const Stale &stale, uint32 j, uint32 first, const float (&largest)[8], const float (&smallest)[8]) const {
 #pragma unroll
-            for (uint32 i = 0; i < 8; i++) part[i * ROW + threadIdx.x] = largest[i], part[(8 + i) * ROW + threadIdx.x] = smallest[i];
-            __syncthreads();
-            // Channel by channel, maxima first.
-            for (uint32 out = threadIdx.x; out < together * lanes * 16; out += THREADS) {
-                const uint32 c = out & (lanes * 8 - 1), n = out >> (log_lanes + 3), which = n >> log_together, block = n & (together - 1);
-                const float *joined = part + (which * 8 + c % 8) * ROW + block * p.split * lanes + c / 8;
-                float x = joined[0];
-#pragma unroll 4
-                for (uint32 s = 0; s < p.split; s++) x = which ? fminf(x, joined[s * lanes]) : fmaxf(x, joined[s * lanes]);
-                const Unit of(p, turn, stale, j + block);
-                const Summary &to = which ? p.second : p.first;
-                // A zero is +0, whichever came first.
-                if (of.exists && first + c < p.keys.dim) store_element(to.at(of.page, of.row, turn.head) + (first + c) * to.channel, p.dtype, x + 0.0f);
+        for (uint32 i = 0; i < 8; i++) part[i * ROW + threadIdx.x] = largest[i], part[(8 + i) * ROW + threadIdx.x] = smallest[i];
+        __syncthreads();
+        // Channel by channel, maxima first.
+        for (uint32 out = threadIdx.x; out < together << log_lanes + 4; out += THREADS) {
+            const uint32 channel = out & (8 << log_lanes) - 1, n = out >> log_lanes + 3, which = n >> log_together, block = n & (together - 1);
+            const float *joined = part + (which * 8 + channel % 8) * ROW + (block << log_split + log_lanes) + channel / 8;
+            float x = joined[0];
+#pragma unroll 8
+            for (uint32 s = 1; s < p.split; s++) x = which ? fminf(x, joined[s << log_lanes]) : fmaxf(x, joined[s << log_lanes]);
+            const Unit of(p, turn, stale, j + block);
+            const Summary &to = which ? p.second : p.first;
+            // A zero is +0, whichever came first.
+            if (of.exists && first + channel < p.keys.dim)
+                store_element(to.at(of.page, of.row, turn.head) + (first + channel) * to.channel, p.dtype, x + 0.0f);
+        }
+        __syncthreads();
+    }
+
+    // Waits for the kernel ahead, and asks for the lengths. True where the first CTA took all that there is to do: the block that was guessed.
+    __device__ bool take_guessed(Stale &stale) const {
+        const bool fits = turn.slice == 0 && p.size <= COUNT * p.split && p.keys.dim <= 8 << log_lanes;
+        const uint32 likely = fits ? stale_blocks(p, p.keys.lengths_now(turn.seq)).begin : 0;
+        const Guess guess(p.keys, turn.seq, turn.head, likely * p.size, fits ? p.size : ~0u);
+        const bool asks = guess.key && slot < p.split && c < p.keys.dim;
+        wait_for_previous_kernel();
+        const int2 lengths = p.keys.lengths_now(turn.seq);
+        const uint32 page = guess.page_now();
+        Eight<BYTES> eight[COUNT];
+#pragma unroll
+        for (uint32 n = 0; n < COUNT; n++) {
+            eight[n].clear();
+            if (asks && within + n * p.split < p.size) eight[n].ask(guess.key + (within + n * p.split) * p.keys.token + c * BYTES);
+        }
+        stale = stale_blocks(p, lengths);
+        // Threads may have guessed differently.
+        if (!__syncthreads_and(guess.key && guess.page == page && stale.begin == likely && stale.end == likely + 1)) return false;
+        float largest[8], smallest[8], x[8];
+        clear(largest, smallest);
+#pragma unroll
+        for (uint32 n = 0; n < COUNT; n++) {
+            if (!asks || within + n * p.split >= stale.len - likely * p.size) break;
+            eight[n].widen(x, p.keys.dtype);
+            extend(largest, smallest, x);
+        }
+        store(stale, likely, 0, largest, smallest);
+        return true;
+    }
+    __device__ void take(const Stale &stale) const {
+        for (uint32 j = stale.begin + turn.slice * together; j < stale.end; j += turn.slices * together) {
+            const Unit unit(p, turn, stale, j + (slot >> log_split));
+            for (uint32 first = 0; first < p.keys.dim; first += 8 << log_lanes) {
+                float largest[8], smallest[8];
+                clear(largest, smallest);
+                if (unit.exists && first + c < p.keys.dim) extremes<BYTES, COUNT>(p, turn, stale, unit.j, within, p.split, first + c, largest, smallest);
+                store(stale, j, first, largest, smallest);
             }
-            __syncthreads();
         }
     }
+};
+
+template <uint32 BYTES> __device__ inline void update_minmax(const UpdateParams &p) {
+    __shared__ float part[16 * Joint<BYTES>::ROW];
+    allow_next_kernel();
+    const Turn turn(p);
+    const Joint<BYTES> joint(p, turn, part);
+    Stale stale;
+    if (joint.take_guessed(stale)) return;
+    if (stale.end - stale.begin >= turn.slices * (THREADS / WARP)) return minmax_by_warps<BYTES>(p, turn, stale);
+    joint.take(stale);
 }
 
 __device__ inline void add(float (&sum)[8], const float (&x)[8]) {
@@ -185,12 +231,44 @@ __device__ inline void add_windows(const UpdateParams &p, const Turn &turn, cons
     }
 }
 
-// One channel of a window, whose tokens are on their way together. The sum is that of add_windows.
+// One channel of neighbouring tokens, which are on their way together.
+template <uint32 BYTES> struct Channel {
+    static constexpr uint32 COUNT = 32;
+    uint32 bits[COUNT];
+    float factor[BYTES == 1 ? COUNT : 1];
+
+    __device__ void ask(const Keys &k, const char *key, const char *scale, uint32 count) {
+#pragma unroll
+        for (uint32 m = 0; m < COUNT; m++, key += k.token, scale += k.scale_token) {
+            if (m >= count) break;
+            bits[m] = ask_bits<BYTES>(key);
+            if (BYTES == 1) factor[m] = k.scale ? as<float>(scale) : 1.0f;
+        }
+    }
+    __device__ float add_to(float sum, const Keys &k, uint32 count) const {
+#pragma unroll
+        for (uint32 m = 0; m < COUNT; m++) {
+            if (m >= count) break;
+            const float x = BYTES == 4   ? __uint_as_float(bits[m])
+                            : BYTES == 1 ? widen_float8(bits[m], k.dtype == FLOAT8_E4M3)
+                            : k.dtype == BFLOAT16 ? widen_bfloat16(bits[m])
+                                                  : widen_float16(bits[m]);
+            sum = __fadd_rn(sum, BYTES == 1 ? k.value(x, factor[BYTES == 1 ? m : 0]) : x);
+        }
+        return sum;
+    }
+};
+
+__device__ inline void store_channel(const UpdateParams &p, const Turn &turn, const Stale &stale, uint32 j, uint32 c, float sum) {
+    const Unit unit(p, turn, stale, j);
+    if (unit.exists) store_element(p.first.at(unit.page, unit.row, turn.head) + c * p.first.channel, p.dtype, __fmul_rn(sum, 1.0f / float(p.size)));
+}
+
+// One channel of a window. The sum is that of add_windows.
 template <uint32 BYTES> __device__ inline void add_channel(const UpdateParams &p, const Turn &turn, const Stale &stale, uint32 j, uint32 c) {
-    constexpr uint32 COUNT = 32;
+    constexpr uint32 COUNT = Channel<BYTES>::COUNT;
     const Keys &k = p.keys;
     const uint32 begin = j * p.stride, end = begin + p.size;
-    const Unit unit(p, turn, stale, j);
     float sum = 0.0f;
 #pragma unroll 1
     for (uint32 t = begin; t < end; t += COUNT) {
@@ -213,37 +291,46 @@ template <uint32 BYTES> __device__ inline void add_channel(const UpdateParams &p
             sum = __uint_as_float(0x7fc00000);
             continue;
         }
+        Channel<BYTES> channel;
         const char *key = k.data + at * k.page + n * k.token + turn.head * k.head + c * k.channel;
-        const char *scale = k.scale + at * k.scale_page + n * k.scale_token + turn.head * k.scale_head;
-        uint32 bits[COUNT];
-        float factor[BYTES == 1 ? COUNT : 1];
-#pragma unroll
-        for (uint32 m = 0; m < COUNT; m++, key += k.token, scale += k.scale_token) {
-            if (m >= count) break;
-            bits[m] = BYTES == 4 ? as<uint32>(key) : BYTES == 2 ? as<uint16>(key) : as<uint8>(key);
-            if (BYTES == 1) factor[m] = k.scale ? as<float>(scale) : 1.0f;
-        }
-#pragma unroll
-        for (uint32 m = 0; m < COUNT; m++) {
-            if (m >= count) break;
-            const float x = BYTES == 4 ? __uint_as_float(bits[m]) : BYTES == 1 ? widen_float8(bits[m], k.dtype == FLOAT8_E4M3) : k.dtype == BFLOAT16 ? widen_bfloat16(bits[m]) : widen_float16(bits[m]);
-            sum = __fadd_rn(sum, BYTES == 1 ? k.value(x, factor[BYTES == 1 ? m : 0]) : x);
-        }
+        channel.ask(k, key, k.scale + at * k.scale_page + n * k.scale_token + turn.head * k.scale_head, count);
+        sum = channel.add_to(sum, k, count);
     }
-    if (unit.exists) store_element(p.first.at(unit.page, unit.row, turn.head) + c * p.first.channel, p.dtype, __fmul_rn(sum, 1.0f / float(p.size)));
+    store_channel(p, turn, stale, j, c, sum);
 }
 
 // Windows that are full once there are so many tokens.
 __device__ inline uint32 full_windows(const UpdateParams &p, uint32 len) { return len < p.size ? 0 : p.stride_of.divide(len - p.size) + 1; }
 
+__device__ inline Stale stale_windows(const UpdateParams &p, const int2 &lengths) {
+    Stale stale;
+    stale.len = p.keys.length(lengths, stale.begin);
+    stale.begin = full_windows(p, stale.begin), stale.end = full_windows(p, stale.len);
+    return stale;
+}
+
+// Waits for the kernel ahead, and asks for the lengths. True where the first CTA took all that there is to do: the window that was guessed.
+template <uint32 BYTES> __device__ inline bool take_guessed_window(const UpdateParams &p, const Turn &turn, Stale &stale) {
+    const bool fits = turn.slice == 0 && p.size <= Channel<BYTES>::COUNT && p.keys.dim <= THREADS;
+    const uint32 likely = fits ? stale_windows(p, p.keys.lengths_now(turn.seq)).begin : 0, c = threadIdx.x;
+    const Guess guess(p.keys, turn.seq, turn.head, likely * p.stride, fits ? p.size : ~0u);
+    wait_for_previous_kernel();
+    const int2 lengths = p.keys.lengths_now(turn.seq);
+    const uint32 page = guess.page_now();
+    Channel<BYTES> channel;
+    if (guess.key && c < p.keys.dim) channel.ask(p.keys, guess.key + c * p.keys.channel, nullptr, p.size);
+    stale = stale_windows(p, lengths);
+    if (!guess.key || guess.page != page || stale.begin != likely || stale.end != likely + 1) return false;
+    if (c < p.keys.dim) store_channel(p, turn, stale, likely, c, channel.add_to(0.0f, p.keys, p.size));
+    return true;
+}
+
 template <uint32 BYTES> __device__ inline void update_means(const UpdateParams &p) {
     constexpr uint32 MOST_TOGETHER = 8;
     allow_next_kernel();
-    wait_for_previous_kernel();
     const Turn turn(p);
     Stale stale;
-    stale.len = p.keys.length(turn.seq, stale.begin);
-    stale.begin = full_windows(p, stale.begin), stale.end = full_windows(p, stale.len);
+    if (take_guessed_window<BYTES>(p, turn, stale)) return;
     const uint32 log_lanes = log2_of(p.lanes), slots = THREADS >> log_lanes, all = turn.slices * slots, windows = stale.end - stale.begin;
     // Of few, a window for a CTA and a channel for a thread.
     if (windows <= turn.slices) {
