@@ -31,5 +31,15 @@ __device__ inline void copy_bulk(uint32 to, const char *from, uint32 bytes, cons
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes),
                  "r"(shared_address(&barrier)) : "memory");
 }
+// From shared memory, which is to stay as it is until wait_stores(), of the same thread.
+__device__ inline void store_bulk(char *to, uint32 from, uint32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\n\t"
+                 "cp.async.bulk.commit_group;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+__device__ inline void wait_stores() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+// Asks the L2 cache for bytes, a multiple of 16 at one.
+__device__ inline void prefetch_bulk(const char *from, uint32 bytes) {
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
 // Between ordinary writes to shared memory and copies to the same place.
 __device__ inline void fence_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

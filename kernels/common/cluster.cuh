@@ -71,6 +71,49 @@ __device__ inline void add_word_in(uint32 rank, uint32 *p, uint32 x) {
 #endif
 }
 
+// A barrier of the cluster in two halves after which all its CTAs have started, and barriers in shared memory that were opened before
+// the first are open. Nothing else is awaited: one that orders memory waits for all that was written to it.
+__device__ inline void cluster_start() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ inline void cluster_started() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+// What a CTA that is alone has written is there when the bytes are.
+__device__ inline void tell_own(const Barrier &arrived, uint32 bytes) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.acq_rel.cta;\n\t"
+                 "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&arrived)), "r"(bytes) : "memory");
+#endif
+}
+// To where p lies in CTA `rank`, together with the news of its arrival there.
+__device__ inline void send_word(uint32 rank, uint32 *p, uint32 x, const Barrier &arrived) {
+#if __CUDA_ARCH__ >= 900
+    if (cluster_ctas() == 1) {
+        *p = x;
+        return tell_own(arrived, sizeof(x));
+    }
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address_in(rank, p)), "r"(x),
+                 "r"(address_in(rank, &arrived)) : "memory");
+#endif
+}
+// p is aligned to 16 bytes.
+__device__ inline void send_four(uint32 rank, void *p, const uint4 &x, const Barrier &arrived) {
+#if __CUDA_ARCH__ >= 900
+    if (cluster_ctas() == 1) {
+        *static_cast<uint4 *>(p) = x;
+        return tell_own(arrived, sizeof(x));
+    }
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                     address_in(rank, p)),
+                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(address_in(rank, &arrived)) : "memory");
+#endif
+}
+
 // What the CTAs of a cluster, or one that is alone, send to the first. Nothing is fenced: words and the news of their arrival travel together
 // (st.async). open() ─ join() ─ send() ─ receive().
 struct Mailbox {
@@ -85,14 +128,21 @@ struct Mailbox {
         asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
     }
-    // By all threads. Those of the first CTA say how many bytes come, its own included.
-    __device__ void join(uint32 bytes) const {
+    // By all threads, here and below. After this the CTAs of the cluster have started.
+    __device__ void start() const {
 #if __CUDA_ARCH__ >= 900
         if (cluster_ctas() == 1) return;
         asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+    }
+    // Those of the first CTA say how many bytes come, its own included. Some may have come before.
+    __device__ void expect(uint32 bytes) const {
+#if __CUDA_ARCH__ >= 900
+        if (cluster_ctas() == 1) return;
         if (cluster_rank() == 0 && threadIdx.x == 0) arrived.expect(bytes);
 #endif
     }
+    __device__ void join(uint32 bytes) const { start(), expect(bytes); }
     // To where p lies in the first CTA's shared memory.
     __device__ void send(uint32 *p, uint32 x) const {
 #if __CUDA_ARCH__ >= 900

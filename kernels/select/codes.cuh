@@ -12,7 +12,9 @@ __device__ inline void multiply_add(float (&sum)[4], const uint32 (&a)[4], const
 // 16 + code of the n-th and the (n + 4)-th of eight codes, in bfloat16.
 __device__ inline uint32 widen_codes(uint32 codes, uint32 n) {
     const uint32 at_bit_3 = n == 0 ? codes << 3 : codes >> 4 * n - 3;
-    return at_bit_3 & 0x00780078 | 0x41804180;
+    uint32 widened;  // at_bit_3 & … | …: one instruction
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(widened) : "r"(at_bit_3), "r"(0x00780078), "r"(0x41804180));
+    return widened;
 }
 // Σ over the lanes through this one.
 __device__ inline uint32 sum_lanes(uint32 sum) {

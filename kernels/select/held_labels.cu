@@ -2,8 +2,8 @@
 //
 // What is computed is what labels.cu computes, for one query position a list. Products never leave the chip:
 //
-//   request queries, channels, candidates, lengths ─ request labels ─ products ─ largest and sums ─ cluster ─ weights, scores, first digits
-//   ─ cluster ─ cut ─ ids
+//   request queries, channels, candidates, lengths ─ request labels ─ products ─ largest and sums ─ all CTAs ─ weights, scores, bins ─ all CTAs
+//   ─ … ─ cut ─ ids
 //
 // Cut: a cluster of CTAs for each list, neighbouring candidate tokens for each CTA. A warp takes 64 of them, four lanes a token, and multiplies
 // them with eight heads at a time on the tensor cores. A code c stands there as 16 + c, exact in bfloat16, a query as a sum of one or three such
@@ -12,10 +12,11 @@
 //   Σ_c q_c·(min + scale·code_c) = scale·(Σ_c q_c·(16 + code_c) − 16·Σ_c q_c) + min·Σ_c q_c
 //
 // Of each 64 tokens and head the largest product, and the sum of 2^(product − largest), go to all CTAs of the cluster: always of 64, so sums
-// depend neither on the cluster nor on the batch. Scores go to the first CTA, and how many have which first digit. It finds the digits of the
-// k-th largest, and then which are above it; warps take neighbouring scores, so that ids come out ascending.
+// depend neither on the cluster nor on the batch. Scores stay where they are made, and all CTAs find the cut together (cluster_cut.cuh).
 //
-// Barriers of the cluster are three, and all threads of all its CTAs reach each of them, whatever a list is: nothing returns early.
+// CTAs tell each other by words that travel together with the news of their arrival (st.async): a barrier of the cluster that orders memory
+// would wait for all that was written to it. There is one that does not, so that all have started before anything is sent. Nothing returns
+// early, and each CTA awaits all that is sent to it before it ends. Instructions count as much as bytes: 16 warps take turns.
 //
 // Bytes: the labels of the candidates, once: 2.4 MB for 8192 tokens of 64 channels and 8 heads, .6 µs. The rest is latency.
 //
@@ -24,7 +25,7 @@
 //
 // targets: compute_90
 
-#include "common/cluster.cuh"
+#include "common/cluster_cut.cuh"
 #include "select/candidates.cuh"
 #include "select/codes.cuh"
 
@@ -34,9 +35,7 @@ constexpr uint32 ROWS = TOKENS / 8;                   // tokens of which a lane 
 constexpr uint32 HEADS = 8, MOST_HEADS = 16;          // of a tile, of a list
 constexpr uint32 MOST_CTAS = 8;
 constexpr uint32 HELD_BLOCKS = 2048, IDS = HELD_BLOCKS / THREADS;
-constexpr uint32 DIGIT = 11, DIGITS = 1 << DIGIT, FIRST_SHIFT = 20;
 constexpr float LOG2_E = 1.44269504f;
-static_assert(DIGITS == 4 * THREADS, "a thread owns four");
 static_assert(MOST_HEADS == WARPS, "a warp has a head");
 
 // Side by side, aligned to their size. Not by __ldg: a dependent kernel starts before what it reads is written.
@@ -52,40 +51,83 @@ template <uint32 WORDS> __device__ inline void load_words(const char *from, uint
     }
 }
 
-constexpr int64 NONE = -1ll << 62;
+constexpr uint32 FLOAT16_NAN = 0x7e00;
 
 struct HeldShared {
-    alignas(16) uint32 digit[DIGITS];        // of this CTA's scores
-    alignas(16) uint32 first_digit[DIGITS];  // in the first CTA: of all scores
-    int64 codes[WARPS][TOKENS];              // where those of a warp's tokens begin; NONE where there are none
+    ClusterCutShared<THREADS> cut;
+    int64 codes[WARPS][TOKENS];  // where those of a warp's tokens begin
     int32 block[HELD_BLOCKS];
-    float2 of_head[MOST_HEADS];  // the largest product, and what weights are multiplied by
-    float sum[MOST_HEADS];       // of a query's kept channels
-    uint32 channel[32 * 4];
-    uint32 saw[MOST_CTAS * WARPS];  // in the first CTA: each warp of the cluster
+    float2 of_head[MOST_HEADS];        // the largest product, and what weights are multiplied by
+    alignas(8) float sum[MOST_HEADS];  // of a query's kept channels
+    alignas(16) uint32 channel[32 * 4];
+    alignas(16) uint8 is_nan[WARPS];  // a query is
+    uint32 saw[MOST_CTAS * WARPS];    // in the first CTA: each warp of the cluster
     int32 of_warp[WARPS], also_of_warp[WARPS];
-    uint32 chosen, rank, count;
+    Barrier weighed;  // partial sums are here
 };
 
-// What is asked for before anything is known.
-struct Request {
-    Lengths lengths;
-    int32 budget, count, id[IDS], before[IDS];  // candidates that are given, this thread's, and the one before each
-    uint32 channel;                             // the kept channel of this thread
+// Where things of a list begin, found while the kernel before this one still runs: announced, so that addresses are in registers by then.
+struct Places {
+    const char *ids, *counts, *lens, *channels, *query;  // ids, channels: of a thread; query: of a warp, from its lane on
+    const char *codes, *scales, *minima;                 // of a head; of a sequence's page, where there is no table
 
-    __device__ Request(const LabelParams &p, uint32 seq, uint32 head, uint32 list) : lengths(p.select, seq), budget(budget_of(p.select, seq)) {
+    __device__ Places(const LabelParams &p, uint32 seq, uint32 head, uint32 list) {
         const List &given = p.candidates;
-        count = as<int32>(given.counts + seq * given.counts_seq + list * given.counts_pos + head * given.counts_head);
-        const char *ids = given.ids + seq * given.ids_seq + list * given.ids_pos + head * given.ids_head;
+        const SelectParams &s = p.select;
+        const uint32 thread = threadIdx.x, warp = thread / WARP, lane = thread % WARP, page = s.place.table ? 0 : seq;
+        ids = given.ids + seq * given.ids_seq + list * given.ids_pos + head * given.ids_head + thread * given.ids_entry;
+        counts = given.counts + seq * given.counts_seq + list * given.counts_pos + head * given.counts_head;
+        lens = s.seq_lens + seq * s.seq_lens_seq, channels = p.channels + head * p.channels_head + thread * p.channels_channel;
+        query = s.q + seq * s.q_seq + list * s.q_pos + (head * s.group + warp) * s.q_head + lane * s.q_channel;
+        codes = p.codes.at(page, 0, head), scales = p.scales.at(page, 0, head), minima = p.minima.at(page, 0, head);
+        if (thread < p.cap) prefetch(ids);
+        if (thread < p.kept) prefetch(channels);
+        if (warp < s.group && lane < s.dim) prefetch(query);
+        prefetch(counts), prefetch(lens);
+        if (s.place.pages > 0 && s.place.rows > 0) prefetch(codes), prefetch(scales), prefetch(minima);
+    }
+};
+
+// What is asked for before anything is known. Nothing of it is looked at before all is asked for.
+struct Request {
+    static constexpr uint32 AT_ONCE = 4;
+    int32 budget, tokens, queries, count, id[IDS], before[IDS];  // candidates that are given, this thread's, and the one before each
+    uint32 channel;                                              // the kept channel of this thread
+    uint32 bits[AT_ONCE];                                        // of a warp's query, if it has one: channels from its lane on, WARP apart
+
+    __device__ Request(const LabelParams &p, uint32 seq, const Places &places) {
+        const SelectParams &s = p.select;
+        const uint32 thread = threadIdx.x, lane = thread % WARP;
+        const int64 step = p.candidates.ids_entry;
+        channel = s.dim;  // of zeros
+        if (thread < p.kept) channel = as<uint32>(places.channels);
+        // What few warps ask for comes before what all need at once.
 #pragma unroll
-        for (uint32 n = 0; n < IDS; n++) {
-            const uint32 i = threadIdx.x + n * THREADS;
-            id[n] = before[n] = -1;
-            if (i < p.cap) id[n] = as<int32>(ids + i * given.ids_entry);
-            if (i < p.cap && i > 0) before[n] = as<int32>(ids + (i - 1) * given.ids_entry);
+        for (uint32 n = 0; n < AT_ONCE; n++) bits[n] = 0;
+        if (thread / WARP < s.group) {
+            const bool is_wide = s.q_type == FLOAT32;
+#pragma unroll
+            for (uint32 n = 0; n < AT_ONCE; n++) {
+                const char *at = places.query + n * WARP * s.q_channel;
+                if (lane + n * WARP < s.dim && is_wide) bits[n] = as<uint32>(at);
+                if (lane + n * WARP < s.dim && !is_wide) bits[n] = as<uint16>(at);
+            }
         }
-        channel = p.select.dim;  // of zeros
-        if (threadIdx.x < p.kept) channel = as<uint32>(p.channels + head * p.channels_head + threadIdx.x * p.channels_channel);
+#pragma unroll
+        for (uint32 n = 0; n < IDS; n++) id[n] = before[n] = -1;
+        if (thread < p.cap) id[0] = as<int32>(places.ids);
+        if (thread < p.cap && thread > 0) before[0] = as<int32>(places.ids - step);
+        if (p.cap > THREADS) {
+            asm volatile("" ::: "memory");  // mostly they are not there: a branch is shorter than what it skips
+#pragma unroll
+            for (uint32 n = 1; n < IDS; n++) {
+                if (thread + n * THREADS >= p.cap) break;
+                id[n] = as<int32>(places.ids + n * THREADS * step), before[n] = as<int32>(places.ids + (n * THREADS - 1) * step);
+            }
+        }
+        count = as<int32>(places.counts), tokens = as<int32>(places.lens), queries = s.positions, budget = s.k;
+        if (s.q_lens) queries = as<int32>(s.q_lens + seq * s.q_lens_seq);
+        if (s.budgets) budget = as<int32>(s.budgets + seq * s.budgets_seq);
     }
 };
 
@@ -96,10 +138,13 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
     const SelectParams &s;
     HeldShared &shared;
     const uint32 thread, warp, lane, slice, heads;
+    uint32 limit;         // tokens that the list sees and for which the index has room
+    uint32 share;         // units of a CTA, at most
     uint32 first, count;  // this CTA's candidate tokens
-    uint32 known;         // candidate tokens for which the index has room: the first ones
+    uint32 known;         // candidate tokens below the limit: the first ones
     bool is_sound;        // the query holds no NaN
     bool clamped;
+    int32 budget;
     uint32 begin, end, wanted, init, local;  // so many of begin … end−1, of candidate tokens or blocks; and first and last ones, which are forced
     Row row;
     Candidates candidates;
@@ -108,43 +153,37 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         : held(held), p(held.labels), s(held.labels.select), shared(shared), thread(threadIdx.x), warp(thread / WARP), lane(thread % WARP),
           slice(cluster_rank()), heads(held.labels.select.group) {}
 
-    // What was written to any shared memory of the cluster, all see.
-    __device__ void synchronise() const {
-        __syncwarp();
-        cluster_arrive();
-        cluster_wait();
-    }
-
-    // Scores of the whole list (in the first CTA), products of this CTA's tokens, partial sums of the whole list, queries.
+    // Scores and products of this CTA's tokens or blocks, partial sums of the whole list, queries.
     __device__ float *scores() const { return row_scores; }
     __device__ float *products() const { return row_scores + held.products / 4; }
     __device__ float2 *partials() const { return reinterpret_cast<float2 *>(row_scores + held.partials / 4); }
     __device__ uint2 *queries() const { return reinterpret_cast<uint2 *>(row_scores + held.queries / 4); }
-    // Of a CTA, at most.
-    __device__ uint32 units() const { return held.by_units.divide(known + held.by_units.value - 1); }
     __device__ uint32 parts() const { return (known + TOKENS - 1) / TOKENS; }
 
-    // A head's query in float32 for each warp: it lies where scores come later. Says whether it holds a NaN.
-    __device__ bool load_queries() const {
-        constexpr uint32 AT_ONCE = 4;
+    // A head's query in float32 for each warp: it lies where scores come later.
+    __device__ void keep_queries(const Request &request, const Places &places) const {
+        constexpr uint32 AT_ONCE = Request::AT_ONCE;
         bool is_nan = false;
-        if (warp >= heads) return false;
-        const char *q = s.q + row.seq * s.q_seq + row.list * s.q_pos + (row.head * heads + warp) * s.q_head;
+        float x[AT_ONCE];
+        widen_queries(request.bits, s.q_type, x);
 #pragma unroll 1
-        for (uint32 c = lane; c < s.dim; c += AT_ONCE * WARP) {
-            float x[AT_ONCE];
-            ::load_queries(q + c * s.q_channel, WARP * s.q_channel, (s.dim - c + WARP - 1) / WARP, s.q_type, x);
+        for (uint32 c = lane; warp < heads; ) {
 #pragma unroll
             for (uint32 n = 0; n < AT_ONCE; n++) {
                 is_nan |= x[n] != x[n];
                 if (c + n * WARP < s.dim) scores()[warp * s.dim + c + n * WARP] = x[n];
             }
+            c += AT_ONCE * WARP;
+            if (c - lane >= s.dim) break;
+            const uint32 left = (s.dim + WARP - 1 - min(c, s.dim)) / WARP;
+            ::load_queries(places.query + (c - lane) * s.q_channel, WARP * s.q_channel, left, s.q_type, x);
         }
-        return is_nan;
+        is_nan = __any_sync(FULL_WARP, is_nan);
+        if (lane == 0) shared.is_nan[warp] = is_nan;
     }
     // Splits the kept channels into numbers of bfloat16, laid out as lanes read them: [words, steps, tiles, terms, lanes].
     __device__ void stage_queries() const {
-        const uint32 word = thread / WARP % WORDS, tile = thread / WARP / WORDS, head = tile * HEADS + lane / 4;
+        const uint32 from_last = WARPS - 1 - warp, word = from_last % WORDS, tile = from_last / WORDS, head = tile * HEADS + lane / 4;
         if (tile >= held.tiles) return;
         const uint32 *channels = shared.channel + (lane % 4 * WORDS + word) * 8;
         float x[8];
@@ -191,28 +230,41 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
             shared.block[i] = request.id[n];
             is_clean &= request.id[n] > request.before[n] && uint32(request.id[n]) < row.n;
         }
+        budget = __shfl_sync(FULL_WARP, request.budget, 0);  // here it is awaited; later, labels would be with it
         uint32 count = entries;
         if (!__syncthreads_and(is_clean)) {
             const auto id_of = [&](uint32 base) { return shared.block[base + thread]; };
             count = keep_ascending<THREADS>(entries, row.n, id_of, shared.block, shared.of_warp, shared.also_of_warp);
         }
         candidates = {shared.block, count, s.block_size, row.tokens, s.by_block};
-        known = candidates.tokens_below(min(row.tokens, s.place.capacity));
-        const uint32 share = units() * held.unit;
-        first = min(slice * share, known), this->count = min(share, known - first);
+        limit = min(row.tokens, s.place.capacity);
+        const uint32 most = min(count * s.block_size, limit);  // of known
+        share = held.by_units.divide(most + held.by_units.value - 1);
+        first = min(slice * share * held.unit, most), this->count = min(share * held.unit, most - first);
+    }
+    // The candidate tokens below the limit. What is asked for before is on its way.
+    __device__ void find_known() {
+        known = candidates.tokens_below(limit);
+        first = min(first, known), count = min(count, known - first);
     }
 
     // Asks for the labels of the CTA's tokens from `from` on: eight tokens' channels, and two tokens' scale and minimum, whose presence is told.
-    __device__ uint32 request_labels(uint32 from, uint32 (&codes)[ROWS][WORDS], uint32 (&range)[2]) const {
-        uint32 page[2], n[2], exist = 0;
+    // `misses`: one is not there that should be.
+    __device__ uint32 request_labels(const Places &places, uint32 from, uint32 (&codes)[ROWS][WORDS], uint32 (&range)[2][2],
+                                     bool &misses) const {
+        const uint32 last = max(first + count, 1u) - 1;
+        uint32 n[2], exist = 0;
 #pragma unroll
         for (uint32 t = 0; t < 2; t++) {
             const uint32 at = from + t * WARP + lane;
-            const bool is_there = at < count;
-            page[t] = row.seq, n[t] = is_there ? candidates.token(first + at) : 0;
-            exist |= uint32(is_there) << t;
+            const uint32 token = candidates.token(min(first + at, last));  // without a branch, both are looked up at once
+            n[t] = at < count ? token : limit;
+            exist |= uint32(n[t] < limit) << t;
         }
+        const uint32 due = exist;
+        int64 at_codes[2] = {}, at_scales[2] = {}, at_minima[2] = {};
         if (s.place.table) {
+            uint32 page[2];
 #pragma unroll
             for (uint32 t = 0; t < 2; t++) {
                 const uint32 number = n[t] / s.place.rows;
@@ -220,102 +272,156 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
                 if (exist >> t & 1) page[t] = as<uint32>(s.place.table + row.seq * s.place.table_seq + number * s.place.table_page);
             }
 #pragma unroll
-            for (uint32 t = 0; t < 2; t++)
+            for (uint32 t = 0; t < 2; t++) {
                 if (page[t] >= s.place.pages) exist &= ~(1u << t);
+                at_codes[t] = page[t] * p.codes.page, at_scales[t] = page[t] * p.scales.page, at_minima[t] = page[t] * p.minima.page;
+            }
         }
+        misses = exist != due;
         __syncwarp();  // what was there is read
 #pragma unroll
         for (uint32 t = 0; t < 2; t++) {
             const bool exists = exist >> t & 1;
-            shared.codes[warp][t * WARP + lane] = exists ? p.codes.at(page[t], n[t], row.head) - p.codes.data : NONE;
-            range[t] = 0;
-            if (exists) range[t] = as<uint16>(p.scales.at(page[t], n[t], row.head)) | uint32(as<uint16>(p.minima.at(page[t], n[t], row.head))) << 16;
+            const char *scale = places.scales + at_scales[t] + n[t] * p.scales.row;
+            const char *least = places.minima + at_minima[t] + n[t] * p.minima.row;
+            range[t][0] = 0, range[t][1] = FLOAT16_NAN;  // no product
+            if (exists) range[t][0] = as<uint16>(scale);
+            if (exists) range[t][1] = as<uint16>(least);
+            shared.codes[warp][t * WARP + lane] = exists ? at_codes[t] + n[t] * p.codes.row : 0;  // of what is not there, others
         }
-        __syncwarp();
 #pragma unroll
-        for (uint32 j = 0; j < ROWS; j++) {
-            const int64 at = shared.codes[warp][8 * j + lane / 4];
+        for (uint32 j = 0; j < ROWS; j++)
 #pragma unroll
             for (uint32 word = 0; word < WORDS; word++) codes[j][word] = 0;
-            if (at != NONE) load_words(p.codes.data + at + lane % 4 * 4 * WORDS, codes[j]);
-        }
+        if (!__any_sync(FULL_WARP, exist)) return exist;
+        const char *own = places.codes + lane % 4 * 4 * WORDS;
+#pragma unroll
+        for (uint32 j = 0; j < ROWS; j++) load_words(own + shared.codes[warp][8 * j + lane / 4], codes[j]);
         return exist;
     }
-    // Products of these tokens with a tile of heads.
-    __device__ void multiply(uint32 tile, const uint32 (&codes)[ROWS][WORDS], float (&sums)[TILES][4]) const {
+    // Products of these tokens' codes with a tile of heads; of_q: sums of the queries of this lane's two.
+    __device__ void multiply(uint32 tile, const uint32 (&codes)[ROWS][WORDS], const float2 &of_q, float (&sums)[TILES][4]) const {
+#pragma unroll
+        for (uint32 m = 0; m < TILES; m++) sums[m][0] = sums[m][2] = -16.0f * of_q.x, sums[m][1] = sums[m][3] = -16.0f * of_q.y;
+        // Mostly there is one term: it needs no loop.
         const uint2 *q = queries() + tile * held.terms * WARP + lane;
+        const uint32 step_terms = held.tiles * held.terms * WARP;
+        uint2 first[WORDS * 2];
 #pragma unroll
-        for (uint32 word = 0; word < WORDS; word++)
+        for (uint32 step = 0; step < WORDS * 2; step++) first[step] = q[step * step_terms];
 #pragma unroll
-            for (uint32 step = 0; step < 2; step++) {
-                uint32 a[TILES][4];
+        for (uint32 step = 0; step < WORDS * 2; step++) {
+            uint32 a[TILES][4];
 #pragma unroll
-                for (uint32 m = 0; m < TILES; m++)
+            for (uint32 m = 0; m < TILES; m++)
 #pragma unroll
-                    for (uint32 i = 0; i < 4; i++) a[m][i] = widen_codes(codes[2 * m + i % 2][word], 2 * step + i / 2);
+                for (uint32 i = 0; i < 4; i++) a[m][i] = widen_codes(codes[2 * m + i % 2][step / 2], 2 * (step % 2) + i / 2);
+#pragma unroll
+            for (uint32 m = 0; m < TILES; m++) multiply_add(sums[m], a[m], first[step]);
 #pragma unroll 1
-                for (uint32 term = 0; term < held.terms; term++) {
-                    const uint2 b = q[((word * 2 + step) * held.tiles * held.terms + term) * WARP];
+            for (uint32 term = 1; term < held.terms; term++) {
+                const uint2 b = q[step * step_terms + term * WARP];
 #pragma unroll
-                    for (uint32 m = 0; m < TILES; m++) multiply_add(sums[m], a[m], b);
-                }
+                for (uint32 m = 0; m < TILES; m++) multiply_add(sums[m], a[m], b);
             }
-    }
-    // Keeps the products with a head of the CTA's tokens from `from` on, in two columns at a time; the largest and the sum go to all CTAs. Lanes
-    // apart by four have the same heads.
-    __device__ uint32 keep(uint32 tile, uint32 from, uint32 exist, const uint32 (&range)[2], float (&sums)[TILES][4]) const {
-        const uint32 h = tile * HEADS + lane % 4 * 2;
-        const uint32 there[2] = {__ballot_sync(FULL_WARP, exist & 1), __ballot_sync(FULL_WARP, exist & 2)};
-        const float scale = s.scale * LOG2_E, of_q[2] = {shared.sum[h], shared.sum[h + 1]};
-        float most[2] = {minus_infinity(), minus_infinity()}, sum[2] = {};
-        uint32 saw = 0;
-#pragma unroll
-        for (uint32 j = 0; j < ROWS; j++) {
-            const uint32 at = 8 * (j % 4) + lane / 4, both = __shfl_sync(FULL_WARP, range[j / 4], at);
-            const bool exists = there[j / 4] >> at & 1;
-            const float of_code = widen_float16(both & 0xffff), least = widen_float16(both >> 16);
-            float *product = &sums[j / 2][j % 2 * 2];
-#pragma unroll
-            for (uint32 n = 0; n < 2; n++) {
-                float x = scale * fmaf(of_code, fmaf(-16.0f, of_q[n], product[n]), least * of_q[n]);
-                if (exists && h + n < heads && is_sound && x != x) saw = SAW_NAN;
-                if (!exists || !(fabsf(x) < -minus_infinity())) x = minus_infinity();
-                product[n] = x, most[n] = fmaxf(most[n], x);
-            }
-            if (h < held.pitch) *reinterpret_cast<float2 *>(products() + (from + 8 * j + lane / 4) * held.pitch + h) = make_float2(product[0], product[1]);
         }
-        const uint32 number = (first + from) / TOKENS;
+    }
+    // The largest of the products of a head, and the sum. Lanes apart by four have the same two.
+    __device__ void reduce(const float (&products)[TILES][4], float (&most)[2], float (&sum)[2]) const {
 #pragma unroll
         for (uint32 n = 0; n < 2; n++) {
+            most[n] = minus_infinity(), sum[n] = 0.0f;
+#pragma unroll
+            for (uint32 j = 0; j < ROWS; j++) most[n] = fmaxf(most[n], products[j / 2][j % 2 * 2 + n]);
 #pragma unroll
             for (uint32 bit = 4; bit < WARP; bit *= 2) most[n] = fmaxf(most[n], __shfl_xor_sync(FULL_WARP, most[n], bit));
             const float from_most = most[n] > minus_infinity() ? most[n] : 0.0f;
 #pragma unroll
-            for (uint32 j = 0; j < ROWS; j++) sum[n] += exp2_fast(sums[j / 2][j % 2 * 2 + n] - from_most);
+            for (uint32 j = 0; j < ROWS; j++) sum[n] += exp2_fast(products[j / 2][j % 2 * 2 + n] - from_most);
 #pragma unroll
             for (uint32 bit = 4; bit < WARP; bit *= 2) sum[n] += __shfl_xor_sync(FULL_WARP, sum[n], bit);
-            uint32 *to = reinterpret_cast<uint32 *>(partials() + (h + n) * p.chunks + number);
-            if (lane / 4 < s.slices && h + n < heads) store_two_to(lane / 4, to, make_uint2(__float_as_uint(most[n]), __float_as_uint(sum[n])));
+        }
+    }
+    // Makes −inf of what is not finite or not there. Says whether one that is there is NaN.
+    __device__ uint32 leave_out(uint32 h, uint32 exist, float (&products)[TILES][4]) const {
+        const uint32 there[2] = {__ballot_sync(FULL_WARP, exist & 1), __ballot_sync(FULL_WARP, exist & 2)};
+        uint32 saw = 0;
+#pragma unroll
+        for (uint32 j = 0; j < ROWS; j++) {
+            const bool exists = there[j / 4] >> 8 * (j % 4) + lane / 4 & 1;
+#pragma unroll
+            for (uint32 n = 0; n < 2; n++) {
+                float &product = products[j / 2][j % 2 * 2 + n];
+                if (exists && h + n < heads && is_sound && product != product) saw = SAW_NAN;
+                if (!exists || !(fabsf(product) < -minus_infinity())) product = minus_infinity();
+            }
         }
         return saw;
+    }
+    // Keeps the products with a head of the CTA's tokens from `from` on, in two columns at a time; the largest and the sum go to all CTAs.
+    __device__ uint32 keep(uint32 tile, uint32 from, uint32 exist, const uint32 (&range)[2], const float2 &of_q,
+                           float (&products)[TILES][4]) const {
+        const uint32 h = tile * HEADS + lane % 4 * 2;
+        const float scale = s.scale * LOG2_E;
+#pragma unroll
+        for (uint32 j = 0; j < ROWS; j++) {
+            const uint32 both = __shfl_sync(FULL_WARP, range[j / 4], 8 * (j % 4) + lane / 4);
+            const float of_code = widen_float16(both & 0xffff), least = widen_float16(both >> 16);
+            float *product = &products[j / 2][j % 2 * 2];
+            product[0] = scale * fmaf(of_code, product[0], least * of_q.x), product[1] = scale * fmaf(of_code, product[1], least * of_q.y);
+        }
+        float most[2], sum[2];
+        uint32 saw = 0;
+        reduce(products, most, sum);
+        // As most often none is: what is not finite shows in one of them.
+        const auto is_odd = [&](uint32 n) { return sum[n] != sum[n] || !(fabsf(most[n]) < -minus_infinity()); };
+        if (__any_sync(FULL_WARP, is_odd(0) || is_odd(1))) {
+            saw = leave_out(h, exist, products);
+            reduce(products, most, sum);
+        }
+        float *to = this->products() + (from + lane / 4) * held.pitch + h;
+#pragma unroll
+        for (uint32 j = 0; j < ROWS; j++, to += 8 * held.pitch)
+            if (h < held.pitch) *reinterpret_cast<float2 *>(to) = make_float2(products[j / 2][j % 2 * 2], products[j / 2][j % 2 * 2 + 1]);
+        const uint4 both = make_uint4(__float_as_uint(most[0]), __float_as_uint(sum[0]), __float_as_uint(most[1]), __float_as_uint(sum[1]));
+        const uint32 number = (first + from) / TOKENS;
+        if (lane / 4 < s.slices && h < heads) send_four(lane / 4, partials() + number * held.pitch + h, both, shared.weighed);
+        return saw;
+    }
+    // So many bytes are sent to each CTA, and to the first one more.
+    __device__ void await_parts() const {
+        const uint32 of_warps = slice == 0 ? s.slices * WARPS * 4 : 0;
+        shared.weighed.expect(parts() * ((heads + 1) / 2) * 16 + of_warps);
     }
 
     // By a warp for each head; weights of heads that are not there are 0.
     __device__ void weigh_heads() const {
-        const float2 *of = partials() + warp * p.chunks;
+        const float2 *of = partials() + warp;
         const uint32 parts = warp < heads ? this->parts() : 0;
+        // Read once, as most often these are all.
+        constexpr uint32 AT_ONCE = 4;
+        float2 some[AT_ONCE];
         float most = minus_infinity(), sum = 0.0f;
-#pragma unroll 4
-        for (uint32 n = lane; n < parts; n += WARP) most = fmaxf(most, of[n].x);
 #pragma unroll
-        for (uint32 bit = 1; bit < WARP; bit *= 2) most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, bit));
-        const float from_most = most > minus_infinity() ? most : 0.0f;
+        for (uint32 i = 0; i < AT_ONCE; i++) {
+            some[i] = make_float2(minus_infinity(), 0.0f);
+            if (lane + i * WARP < parts) some[i] = of[(lane + i * WARP) * held.pitch];
+        }
+#pragma unroll
+        for (uint32 i = 0; i < AT_ONCE; i++) most = fmaxf(most, some[i].x);
 #pragma unroll 4
-        for (uint32 n = lane; n < parts; n += WARP) sum = fmaf(of[n].y, exp2_fast(of[n].x - from_most), sum);
+        for (uint32 n = lane + AT_ONCE * WARP; n < parts; n += WARP) most = fmaxf(most, of[n * held.pitch].x);
+        most = score_of(__reduce_max_sync(FULL_WARP, sort_key(most)));
+        const float from_most = most > minus_infinity() ? most : 0.0f;
+#pragma unroll
+        for (uint32 i = 0; i < AT_ONCE; i++) sum = fmaf(some[i].y, exp2_fast(some[i].x - from_most), sum);
+#pragma unroll 4
+        for (uint32 n = lane + AT_ONCE * WARP; n < parts; n += WARP)
+            sum = fmaf(of[n * held.pitch].y, exp2_fast(of[n * held.pitch].x - from_most), sum);
 #pragma unroll
         for (uint32 bit = 1; bit < WARP; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
         if (!OF_BLOCKS) sum *= float(heads);
-        if (lane == 0) shared.of_head[warp] = make_float2(from_most, sum > 0.0f && is_sound ? 1.0f / sum : 0.0f);
+        if (lane == 0) shared.of_head[warp] = make_float2(from_most, sum > 0.0f && is_sound ? __fdividef(1.0f, sum) : 0.0f);
     }
     // Softmax mass of the CTA's token n, over its heads.
     __device__ float mass(uint32 n) const {
@@ -324,35 +430,27 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         float sum = 0.0f;
 #pragma unroll 1
         for (uint32 h = 0; h < held.pitch; h += 4, of++, by += 4) {
-            const float4 four = *of;
-            sum = fmaf(exp2_fast(four.x - by[0].x), by[0].y, sum), sum = fmaf(exp2_fast(four.y - by[1].x), by[1].y, sum);
-            sum = fmaf(exp2_fast(four.z - by[2].x), by[2].y, sum), sum = fmaf(exp2_fast(four.w - by[3].x), by[3].y, sum);
+            const float x[4] = {of->x, of->y, of->z, of->w};
+#pragma unroll
+            for (uint32 i = 0; i < 4; i++) sum = fmaf(exp2_fast(x[i] - by[i].x), by[i].y, sum);
         }
         return sum;
     }
-    // Of candidate token or block i. Scores are not negative: their bits sort as they do.
-    __device__ void send(uint32 i, float score) const {
-        store_word_to(0, reinterpret_cast<uint32 *>(scores() + i), __float_as_uint(score));
-        if (begin <= i && i < end) atomicAdd(&shared.digit[__float_as_uint(score) >> FIRST_SHIFT], 1u);
-    }
-    __device__ void send_tokens() const {
-        for (uint32 n = thread; n < count; n += THREADS) send(first + n, mass(n));
-    }
-    // The mass of each candidate block, by a few lanes. The last CTA has also those for which the index has no room: they weigh nothing.
-    __device__ void send_blocks() const {
-        const uint32 lanes = held.lanes, within = lane & (lanes - 1), share = units() * held.unit_blocks;
-        const uint32 from = min(slice * share, candidates.count), to = slice + 1 == s.slices ? candidates.count : min(from + share, candidates.count);
-        const uint32 step = THREADS / lanes, rounded = (to - from + WARP / lanes - 1) / (WARP / lanes) * (WARP / lanes);  // lanes of a warp go together
-        for (uint32 n = thread / lanes; n < rounded; n += step) {
-            const uint32 entry = from + n;
+    // The mass of each candidate block of this CTA, by a few lanes.
+    __device__ void score_blocks(const ClusterCut<THREADS> &cut) const {
+        const uint32 lanes = held.lanes, log_lanes = __ffs(lanes) - 1, within = lane & (lanes - 1), step = THREADS >> log_lanes;
+        const uint32 of_warp = WARP >> log_lanes;
+        const uint32 rounded = (cut.end - cut.begin + of_warp - 1) & ~(of_warp - 1);  // lanes of a warp go together
+        for (uint32 n = thread >> log_lanes; n < rounded; n += step) {
+            const uint32 entry = cut.begin + n;
             float sum = 0.0f;
             for (uint32 t = within; t < s.block_size; t += lanes) {
                 const uint32 at = entry * s.block_size + t;
-                if (entry < to && at < known) sum += mass(at - first);
+                if (entry < cut.end && at < known) sum += mass(at - first);
             }
             for (uint32 bit = 1; bit < lanes; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
-            if (within > 0 || entry >= to) continue;
-            send(entry, sum);
+            if (within > 0 || entry >= cut.end) continue;
+            cut.put(entry, sum);
             write_score(candidates.block[entry], is_sound ? sum : minus_infinity());
         }
         for (uint32 j = slice * THREADS + thread; s.scores && j < min(row.n, s.max_blocks); j += s.slices * THREADS)
@@ -363,130 +461,53 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         if (!s.scores || (OF_BLOCKS && place >= s.max_blocks)) return;
         as<float>(s.scores + row.seq * s.scores_seq + row.list * s.scores_pos + row.head * s.scores_head + place * s.scores_block) = score;
     }
-    // How many scores have which first digit, to the first CTA.
-    __device__ void send_digits() const {
-        __syncthreads();
-        const uint4 four = reinterpret_cast<const uint4 *>(shared.digit)[thread];
-        const uint32 of[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (uint32 i = 0; i < 4; i++)
-            if (of[i] != 0) add_word_in(0, &shared.first_digit[4 * thread + i], of[i]);
-    }
-
-    // The digit of the wanted-th largest of the scores that were counted: `chosen`. It is the rank-th largest of the `count` that have it.
-    __device__ void choose_digit(const uint32 *digit, uint32 wanted) const {
-        const uint32 last = THREADS - 1 - thread;  // from the top
-        const uint4 four = reinterpret_cast<const uint4 *>(digit)[last];
-        const uint32 sum = four.x + four.y + four.z + four.w, through = sum_lanes(sum);
-        if (lane == WARP - 1) shared.of_warp[warp] = through;
-        __syncthreads();
-        uint32 above = __reduce_add_sync(FULL_WARP, lane < warp ? shared.of_warp[lane % WARPS] : 0) + through - sum;
-        if (above < wanted && wanted <= above + sum) {
-            uint32 chosen = 4 * last + 3, here = four.w;
-            if (above + here < wanted) above += here, chosen--, here = four.z;
-            if (above + here < wanted) above += here, chosen--, here = four.y;
-            if (above + here < wanted) above += here, chosen--, here = four.x;
-            shared.chosen = chosen, shared.rank = wanted - above, shared.count = here;
-        }
-        __syncthreads();
-    }
-    // Of those scores from `from` to `to` whose upper bits are `prefix`.
-    __device__ void count_digit(uint32 from, uint32 to, uint32 prefix, uint32 shift, uint32 low) const {
-        reinterpret_cast<uint4 *>(shared.digit)[thread] = make_uint4(0, 0, 0, 0);
-        __syncthreads();
-        const uint32 mask = (1u << shift - low) - 1;
-#pragma unroll 2
-        for (uint32 i = (from & ~3u) + 4 * thread; i < to; i += 4 * THREADS) {
-            const uint4 four = *reinterpret_cast<const uint4 *>(scores() + i);
-            const uint32 bits[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-            for (uint32 n = 0; n < 4; n++)
-                if (i + n - from < to - from && bits[n] >> shift == prefix) atomicAdd(&shared.digit[bits[n] >> low & mask], 1u);
-        }
-        __syncthreads();
-    }
-    // emit(place, i), ascending, for those whose upper bits are above prefix, and for the first `ties` of those that equal it.
-    template <typename Emit> __device__ void take(uint32 from, uint32 to, uint32 prefix, uint32 shift, uint32 ties, const Emit &emit) const {
-        constexpr uint32 FOURS = 4 * WARP;
-        const uint32 start = from & ~3u, span = (to - start + FOURS * WARPS - 1) / (FOURS * WARPS) * FOURS, mine = start + warp * span, last = min(mine + span, to);
-        const auto classify = [&](uint32 i, uint32 bits) { return i - from < to - from ? (bits >> shift > prefix) + (uint32(bits >> shift == prefix) << 16) : 0; };
-        const auto load = [&](uint32 i, uint32 (&of)[4]) {
-            uint4 four = make_uint4(0, 0, 0, 0);
-            if (i < last) four = *reinterpret_cast<const uint4 *>(scores() + i);
-            of[0] = classify(i, four.x), of[1] = classify(i + 1, four.y), of[2] = classify(i + 2, four.z), of[3] = classify(i + 3, four.w);
-            if (i >= last) of[0] = of[1] = of[2] = of[3] = 0;
-            return of[0] + of[1] + of[2] + of[3];
-        };
-        uint32 of[4], both = 0;  // above in the low half, equal in the high one
-#pragma unroll 2
-        for (uint32 i = mine + 4 * lane; i < last; i += FOURS) both += load(i, of);
-        uint32 above = __reduce_add_sync(FULL_WARP, both & 0xffff), equal = __reduce_add_sync(FULL_WARP, both >> 16);
-        if (lane == 0) shared.of_warp[warp] = above, shared.also_of_warp[warp] = equal;
-        __syncthreads();
-        above = __reduce_add_sync(FULL_WARP, lane < warp ? shared.of_warp[lane % WARPS] : 0);
-        equal = __reduce_add_sync(FULL_WARP, lane < warp ? shared.also_of_warp[lane % WARPS] : 0);
-#pragma unroll 1
-        for (uint32 chunk = mine; chunk < last; chunk += FOURS) {
-            const uint32 i = chunk + 4 * lane, sum = load(i, of);
-            if (!__any_sync(FULL_WARP, sum)) continue;
-            const uint32 through = sum_lanes(sum);
-            uint32 above_before = above + (through - sum & 0xffff), equal_before = equal + (through - sum >> 16);
-#pragma unroll
-            for (uint32 n = 0; n < 4; n++) {
-                const bool is_above = of[n] & 1, is_equal = of[n] >> 16;
-                if (is_above || (is_equal && equal_before < ties)) emit(above_before + min(equal_before, ties), i + n);
-                above_before += is_above, equal_before += is_equal;
-            }
-            const uint32 all = __shfl_sync(FULL_WARP, through, WARP - 1);
-            above += all & 0xffff, equal += all >> 16;
-        }
-    }
-    // The best `wanted` of scores from … to−1, whose first digits are counted.
-    template <typename Emit> __device__ void choose(uint32 from, uint32 to, uint32 wanted, const Emit &emit) const {
-        if (wanted == 0) return;
-        uint32 prefix = 0, shift = 31, ties = wanted;  // all
-        const uint32 *digit = shared.first_digit;
-#pragma unroll 1
-        for (uint32 low = FIRST_SHIFT; wanted < to - from; low = low > DIGIT ? low - DIGIT : 0) {
-            if (shift < 31) {
-                count_digit(from, to, prefix, shift, low);
-                digit = shared.digit;
-            }
-            choose_digit(digit, ties);
-            prefix = prefix << shift - low | shared.chosen, shift = low, ties = shared.rank;
-            if (shared.count == ties || low == 0) break;
-        }
-        take(from, to, prefix, shift, ties, emit);
-    }
 
     __device__ void write_id(uint32 place, uint32 id) const {
         const List &to = s.selected;
         as<int32>(to.ids + row.seq * to.ids_seq + row.list * to.ids_pos + row.head * to.ids_head + place * to.ids_entry) = id;
     }
-    // By the first CTA, as are all that follow.
+    // By all CTAs: each scores its own, and lists what of them is in; the first one lists the rest.
     __device__ void list_tokens() const {
         const uint32 weighed = min(end, known), from = min(begin, weighed), taken = min(wanted, weighed - from), forced = init + local;
-        const auto write = [&](uint32 place, uint32 token, float score) { write_id(place, token), write_score(place, score); };
-        choose(from, weighed, taken, [&](uint32 place, uint32 i) { write(init + place, candidates.token(i), scores()[i]); });
+        ClusterCut<THREADS> cut(shared.cut, scores(), slice, s.slices, first, first + count, from, weighed, 0);  // at most 1
+#pragma unroll 2
+        for (uint32 i = cut.first + lane; i < cut.last; i += WARP) cut.put(i, mass(i - first));
+        cut.find(taken);
+        cut.take([&](uint32 place, uint32 i) {
+            write_id(init + place, candidates.token(i));
+            write_score(init + place, cut.score(i));
+        });
         // Those without a weight rank behind.
-        for (uint32 i = taken + thread; i < wanted; i += THREADS) write(init + i, candidates.token(max(begin, weighed) + i - taken), 0.0f);
+        for (uint32 i = taken + thread; slice == 0 && i < wanted; i += THREADS) {
+            write_id(init + i, candidates.token(max(begin, weighed) + i - taken));
+            write_score(init + i, 0.0f);
+        }
         for (uint32 i = thread; i < forced; i += THREADS) {
-            const uint32 token = i < init ? i : row.tokens - forced + i;
-            uint32 at = known;
-            if (s.scores) {
-                const uint32 entry = candidates.entry_of(token / s.block_size);
-                if (entry < candidates.count) at = entry * s.block_size + token % s.block_size;
-            }
-            write(i < init ? i : wanted + i, token, at < known ? scores()[at] : 0.0f);
+            const uint32 token = i < init ? i : row.tokens - forced + i, place = i < init ? i : wanted + i;
+            if (slice == 0) write_id(place, token);
+            if (!s.scores) continue;
+            const uint32 entry = candidates.entry_of(token / s.block_size);
+            const uint32 at = entry < candidates.count ? entry * s.block_size + token % s.block_size : known;
+            if (cut.begin <= at && at < cut.end)
+                write_score(place, cut.score(at));
+            else if (slice == 0 && at >= known)
+                write_score(place, 0.0f);
         }
     }
     __device__ void list_blocks() const {
+        // The last CTA has also those for which the index has no room: they weigh nothing.
+        const uint32 blocks = share * held.unit_blocks, own = min(slice * blocks, candidates.count);
+        const uint32 own_end = slice + 1 == s.slices ? candidates.count : min(own + blocks, candidates.count);
+        ClusterCut<THREADS> cut(shared.cut, scores(), slice, s.slices, own, own_end, begin, end, 4);  // at most MOST_HEADS
+        score_blocks(cut);
         const uint32 taken = min(wanted, end - begin), others = wanted - taken, forced = init + local;
         // If others are selected, all candidates are: before entry i there are so many others.
         const auto others_before = [&](uint32 i) { return candidates.block[begin + i] - init - i; };
-        choose(begin, end, taken, [&](uint32 place, uint32 i) {
+        cut.find(taken);
+        cut.take([&](uint32 place, uint32 i) {
             write_id(init + place + (others > 0 ? min(others_before(i - begin), others) : 0), candidates.block[i]);
         });
+        if (slice > 0) return;
         for (uint32 i = thread; i < others; i += THREADS) {
             uint32 low = 0, high = end - begin;
             while (low < high) {
@@ -500,12 +521,9 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         }
         for (uint32 i = thread; i < forced; i += THREADS) write_id(i < init ? i : wanted + i, i < init ? i : row.n - forced + i);
     }
-    __device__ void finish() const {
-        if (OF_BLOCKS)
-            list_blocks();
-        else
-            list_tokens();
-        if (warp > 0) return;
+    // By the first CTA, which was told what all warps saw.
+    __device__ void report() const {
+        if (slice > 0 || warp < WARPS - 1) return;
         uint32 seen = 0;
         for (uint32 i = lane; i < s.slices * WARPS; i += WARP) seen |= shared.saw[i];
         seen = __reduce_or_sync(FULL_WARP, seen) | (clamped ? CLAMPED : 0);
@@ -517,64 +535,69 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
 
     // What is forced, and how many of which candidates are wanted besides.
     __device__ void find_quota(const Request &request) {
-        const uint32 n = OF_BLOCKS ? row.n : row.tokens, k = min(uint32(max(request.budget, 0)), s.cap);
+        const uint32 n = OF_BLOCKS ? row.n : row.tokens, k = min(uint32(max(budget, 0)), s.cap);
         init = min(s.init, n), local = min(s.local, n - init);
         const auto before = [&](uint32 i) { return OF_BLOCKS ? candidates.entries_before(min(uint64(i) * s.block_size, uint64(row.tokens))) : candidates.tokens_below(i); };
         begin = before(init), end = max(before(n - local), begin);
         if (OF_BLOCKS && !is_sound) begin = end = 0;  // all score alike
         const uint32 rest = OF_BLOCKS ? n - init - local : end - begin;
         wanted = min(k > init + local ? k - init - local : 0, rest);
-        clamped = row.clamped || request.budget != int32(k) || request.count < 0 || uint32(request.count) > p.cap || (OF_BLOCKS && s.scores && n > s.max_blocks);
+        clamped = row.clamped || budget != int32(k) || request.count < 0 || uint32(request.count) > p.cap || (OF_BLOCKS && s.scores && n > s.max_blocks);
     }
 
     __device__ void run() {
-        reinterpret_cast<uint4 *>(shared.digit)[thread] = make_uint4(0, 0, 0, 0);
-        reinterpret_cast<uint4 *>(shared.first_digit)[thread] = make_uint4(0, 0, 0, 0);
+        shared.cut.open();
+        if (thread == 0) shared.weighed.open(1);
         __syncwarp();
-        cluster_arrive();
-        wait_for_previous_kernel();
+        cluster_start();
         const uint32 number = s.by_slices.divide(blockIdx.x), of_heads = s.by_heads.divide(number), seq = s.by_lists.divide(of_heads);
-        const Request request(p, seq, number - of_heads * s.kv_heads, of_heads - seq * s.lists);
-        row = Row(s, number, request.lengths);
-        const bool is_nan = load_queries();
-        if (thread < p.kept) shared.channel[thread] = request.channel;
-        const bool is_there = row.first < row.last;
-        is_sound = !__syncthreads_or(is_nan && is_there);
+        const Places places(p, seq, number - of_heads * s.kv_heads, of_heads - seq * s.lists);
+        wait_for_previous_kernel();
+        const Request request(p, seq, places);
+        row = Row(s, number, Lengths(request.tokens, request.queries));
         find_candidates(request);
 
-        uint32 codes[ROWS][WORDS], range[2], saw = is_sound ? 0 : SAW_NAN;
-        uint32 from = warp * TOKENS, exist = request_labels(from, codes, range);
+        uint32 codes[ROWS][WORDS], range[2][2], from = warp * TOKENS;
+        bool misses;
+        uint32 exist = request_labels(places, from, codes, range, misses);
+        // While labels are on their way.
+        keep_queries(request, places);
+        if (thread < p.kept) shared.channel[thread] = request.channel;
+        __syncthreads();
+        const bool is_there = row.first < row.last;
+        const uint4 are_nan = *reinterpret_cast<const uint4 *>(shared.is_nan);
+        is_sound = !is_there || (are_nan.x | are_nan.y | are_nan.z | are_nan.w) == 0;
         stage_queries();
         add_queries();
+        find_known();
         find_quota(request);
-        if (candidates.tokens_below(row.tokens) > known) saw |= NO_SUMMARY;
+        uint32 saw = (is_sound ? 0 : SAW_NAN) | (candidates.tokens_below(row.tokens) > known ? NO_SUMMARY : 0);
+        if (thread == 0) await_parts();
         __syncthreads();
-        __syncwarp();
-        cluster_wait();  // all have started
+        cluster_started();
 #pragma unroll 1
         for (; from < count; from += WARPS * TOKENS) {
-            if (from > warp * TOKENS) exist = request_labels(from, codes, range);
-            const uint32 mine = from + lane < count ? from + WARP + lane < count ? 3 : 1 : 0;
-            if (exist != mine) saw |= NO_SUMMARY;
+            if (from > warp * TOKENS) exist = request_labels(places, from, codes, range, misses);
+            if (misses) saw |= NO_SUMMARY;
+            const uint32 both[2] = {range[0][0] | range[0][1] << 16, range[1][0] | range[1][1] << 16};
 #pragma unroll 1
             for (uint32 tile = 0; tile < held.tiles; tile++) {
-                float sums[TILES][4] = {};
-                multiply(tile, codes, sums);
-                saw |= keep(tile, from, exist, range, sums);
+                float sums[TILES][4];
+                const float2 of_q = *reinterpret_cast<const float2 *>(&shared.sum[tile * HEADS + lane % 4 * 2]);
+                multiply(tile, codes, of_q, sums);
+                saw |= keep(tile, from, exist, both, of_q, sums);
             }
         }
         saw = __reduce_or_sync(FULL_WARP, saw);
-        if (lane == 0) store_word_to(0, &shared.saw[slice * WARPS + warp], saw);
-        synchronise();
+        if (lane == 0) send_word(0, &shared.saw[slice * WARPS + warp], saw, shared.weighed);
+        shared.weighed.wait(0);
         weigh_heads();
         __syncthreads();
+        report();
         if (OF_BLOCKS)
-            send_blocks();
+            list_blocks();
         else
-            send_tokens();
-        send_digits();
-        synchronise();
-        if (slice == 0) finish();
+            list_tokens();
     }
 };
 

@@ -62,7 +62,7 @@ kernel_struct! {
 }
 
 /// Shared memory that the kernels declare, at most.
-const STATIC_SHARED: u32 = 34 << 10;
+const STATIC_SHARED: u32 = 36 << 10;
 /// TOKENS of kernels/select/held_labels.cu: of a warp, at a time.
 const TOKENS: usize = 64;
 /// Tokens that are worth a CTA.
@@ -81,7 +81,6 @@ pub struct HeldLabelPlan {
     of_blocks: bool,
     kernel: usize,
     ctas: usize,
-    chunks: usize,
     unit: usize,
     pitch: usize,
     tiles: usize,
@@ -121,15 +120,16 @@ impl HeldLabelPlan {
         // bfloat16 is what the tensor cores take; other queries are sums of three.
         let terms = if q == DType::BF16 { 1 } else { 3 };
         let (tiles, pitch) = (heads.group().div_ceil(HEADS), heads.group().next_multiple_of(4));
-        let scores = if of_blocks { given(r).cap() } else { places };
-        // Queries in float32 lie where scores come later.
-        let products = (scores.max(heads.group() * heads.dim) * size_of::<f32>()).next_multiple_of(16);
         let (chunks, share) = (places.div_ceil(TOKENS), places.div_ceil(ctas * unit) * unit);
+        // A CTA's own: blocks for which the index has no room are all the last one's.
+        let scores = if of_blocks { given(r).cap() } else { share };
+        // Queries in float32 lie where scores come later.
+        let products = scores.max(heads.group() * heads.dim).saturating_mul(size_of::<f32>()).next_multiple_of(16);
         let partials = products.saturating_add(share.saturating_mul(pitch * size_of::<f32>()));
-        let of_chunks = chunks.saturating_mul(heads.group() * 2 * size_of::<f32>()).next_multiple_of(16);
+        let of_chunks = chunks.saturating_mul(pitch * 2 * size_of::<f32>());
         let queries = partials.saturating_add(of_chunks);
         let bytes = queries.saturating_add(terms * tiles * HEADS * labels.kept() * 2);
-        HeldLabelPlan { of_blocks, kernel, ctas, chunks, unit, pitch, tiles, terms, products, partials, queries, bytes }
+        HeldLabelPlan { of_blocks, kernel, ctas, unit, pitch, tiles, terms, products, partials, queries, bytes }
     }
 }
 
@@ -149,7 +149,7 @@ pub fn select(
     (select.slices, select.by_slices) = (plan.ctas as u32, Divisor::new(plan.ctas as u32));
     let block_size = r.queries.block_size;
     let params = HeldLabelParams {
-        labels: LabelParams::new(select, r, labels).with_chunks(plan.chunks),
+        labels: LabelParams::new(select, r, labels),
         by_units: Divisor::new((plan.ctas * plan.unit) as u32),
         unit: plan.unit as u32,
         unit_blocks: if plan.of_blocks { (plan.unit / block_size) as u32 } else { 0 },

@@ -96,10 +96,6 @@ impl LabelParams {
             room: 0,
         }
     }
-
-    pub fn with_chunks(self, chunks: usize) -> LabelParams {
-        LabelParams { chunks: chunks as u32, ..self }
-    }
 }
 
 /// Shared memory that the kernels declare, or more.

@@ -1,0 +1,163 @@
+// The exact top k of scores that lie in the shared memory of a cluster's CTAs, each of which has neighbouring ones and lists what of its
+// own is in.
+//
+// Scores are finite and not negative, so that their bits sort as they do. Each CTA counts its own in BINS bins and tells all CTAs. So each
+// knows the bin of the wanted-th largest, and how many of the chosen the CTAs before it have; what shares that bin is counted again in
+// finer ones, until all of a bin is wanted or its scores are equal. Equal ones are taken from the first on; warps take neighbouring scores,
+// so that places ascend.
+//
+// Bins travel together with the news of their arrival. Every CTA awaits those of all others in each round, and all take part in as many
+// rounds.
+#pragma once
+
+#include "common/cluster.cuh"
+
+template <uint32 THREADS> struct ClusterCutShared {
+    static constexpr uint32 WARPS = THREADS / WARP, BINS = THREADS, MOST_CTAS = 8;
+    alignas(16) uint32 bin[BINS];                 // of this CTA's scores; 0 but while counting
+    alignas(16) uint16 bins[2][MOST_CTAS][BINS];  // of each CTA's; one while another is still read
+    uint32 of_warp[WARPS], above[2 * WARPS], equal[2 * WARPS];  // of a warp's scores, and of its bins in earlier CTAs
+    uint32 chosen, rank, count;
+    Barrier counted[2];  // bins are here
+
+    // Before the cluster starts.
+    __device__ void open() {
+        bin[threadIdx.x] = 0;
+        if (threadIdx.x == 0) counted[0].open(1), counted[1].open(1);
+    }
+};
+
+// The first bins: 2^shift scores each, from those of bits `base` on; the first and the last one have all that is beyond.
+template <uint32 THREADS> struct ClusterCut {
+    using Shared = ClusterCutShared<THREADS>;
+    static constexpr uint32 WARPS = Shared::WARPS, BINS = Shared::BINS, MOST_CTAS = Shared::MOST_CTAS, EIGHTS = BINS / 8;
+    static constexpr uint32 LOG_BINS = 9, FIRST_SHIFT = 19, INFINITE = 0x7f800000;
+    static_assert(BINS == 1 << LOG_BINS);
+    static_assert(THREADS == MOST_CTAS * EIGHTS, "a thread sends eight bins to a CTA");
+    static_assert(2 * WARPS == WARP);
+    Shared &shared;
+    float *const scores;            // of this CTA: from `begin` on
+    const uint32 cta, ctas, begin, end;  // of all CTAs' scores this one has begin … end−1
+    const uint32 from, to;          // some of from … to−1 are wanted
+    const uint32 warp, lane, first, last;  // this warp's
+    uint32 base, shift;
+    uint32 low, high, ties;             // scores whose bits are `high` or more are in, and the first `ties` of those from `low` on
+    uint32 above_before, equal_before;  // this thread's part of how many of either earlier CTAs have
+
+    // Scores of up to 2^log_most are told apart best.
+    __device__ ClusterCut(Shared &shared, float *scores, uint32 cta, uint32 ctas, uint32 begin, uint32 end, uint32 from, uint32 to,
+                          uint32 log_most)
+        : shared(shared), scores(scores), cta(cta), ctas(ctas), begin(begin), end(end), from(from), to(to), warp(threadIdx.x / WARP),
+          lane(threadIdx.x % WARP), first(begin + min(warp * span(), end - begin)), last(min(first + span(), end)),
+          base((log_most + 128 << 23) - (BINS << FIRST_SHIFT)), shift(FIRST_SHIFT), low(0), high(INFINITE), ties(0), above_before(0),
+          equal_before(0) {}
+
+    // Scores of a warp.
+    __device__ uint32 span() const { return (end - begin + THREADS - 1) / THREADS * WARP; }
+    __device__ float score(uint32 i) const { return scores[i - begin]; }
+
+    // Of score i, if it is one that can be wanted.
+    __device__ void count(uint32 i, float score) const {
+        const uint32 bits = __float_as_uint(score);
+        const int32 bin = min(max(int32(bits - base) >> shift, 0), int32(BINS - 1));
+        if (from <= i && i < to && low <= bits && bits < high) atomicAdd(&shared.bin[bin], 1u);
+    }
+    __device__ void put(uint32 i, float score) const {
+        scores[i - begin] = score;
+        count(i, score);
+    }
+
+    // This CTA's bins to all, and theirs to it.
+    __device__ void exchange(uint32 round) const {
+        __syncthreads();
+        const uint32 peer = threadIdx.x / EIGHTS, eight = threadIdx.x % EIGHTS;
+        Barrier &counted = shared.counted[round & 1];
+        if (peer < ctas) {
+            const uint4 *own = reinterpret_cast<const uint4 *>(shared.bin) + 2 * eight, low = own[0], high = own[1];
+            const uint4 of = make_uint4(low.x | low.y << 16, low.z | low.w << 16, high.x | high.y << 16, high.z | high.w << 16);
+            send_four(peer, &shared.bins[round & 1][cta][8 * eight], of, counted);
+        }
+        if (threadIdx.x == 0) counted.expect(ctas * BINS * 2);
+        counted.wait(round / 2);
+    }
+    // The bin of the wanted-th largest of the scores that were counted: `chosen`. It is the rank-th largest of the `count` that share it.
+    __device__ void choose(uint32 round, uint32 wanted) {
+        uint32 own = 0, earlier = 0;
+#pragma unroll
+        for (uint32 c = 0; c < MOST_CTAS; c++) {
+            const uint32 of = c < ctas ? shared.bins[round & 1][c][threadIdx.x] : 0;
+            own += of, earlier += c < cta ? of : 0;
+        }
+        uint32 through = own;  // from the top
+#pragma unroll
+        for (uint32 step = 1; step < WARP; step *= 2) {
+            const uint32 other = __shfl_down_sync(FULL_WARP, through, step);
+            if (lane + step < WARP) through += other;
+        }
+        if (lane == 0) shared.of_warp[warp] = through;
+        __syncthreads();
+        shared.bin[threadIdx.x] = 0;  // all threads have sent theirs
+        const uint32 above = __reduce_add_sync(FULL_WARP, lane > warp && lane < WARPS ? shared.of_warp[lane % WARPS] : 0) + through - own;
+        if (above < wanted && wanted <= above + own) shared.chosen = threadIdx.x, shared.rank = wanted - above, shared.count = own;
+        __syncthreads();
+        above_before += threadIdx.x > shared.chosen ? earlier : 0;
+        equal_before = threadIdx.x == shared.chosen ? earlier : 0;
+    }
+    // Below the best `wanted` of from … to−1, which are counted.
+    __device__ void find(uint32 wanted) {
+        if (wanted == 0 || wanted >= to - from) {
+            __syncthreads();  // scores are here
+            if (wanted == 0) return;
+            high = 0;
+            if (threadIdx.x == 0) above_before = min(max(begin, from), to) - from;
+            return;
+        }
+        ties = wanted;
+#pragma unroll 1
+        for (uint32 round = 0;; round++) {
+            exchange(round);
+            choose(round, ties);
+            const uint32 chosen = shared.chosen, bottom = base + (chosen << shift);
+            ties = shared.rank;
+            if (chosen > 0) low = bottom;
+            if (chosen < BINS - 1) high = min(high, bottom + (1u << shift));
+            if (shared.count == ties || high - low == 1) break;
+            base = low, shift = max(int32(32 - LOG_BINS - __clz(high - low - 1)), 0);
+#pragma unroll 2
+            for (uint32 i = first + lane; i < last; i += WARP) count(i, score(i));
+        }
+    }
+    // emit(place, i), ascending, for each of this CTA's scores that is in.
+    template <typename Emit> __device__ void take(const Emit &emit) const {
+        const auto is_above = [&](uint32 i, uint32 bits) { return from <= i && i < to && bits >= high; };
+        const auto is_equal = [&](uint32 i, uint32 bits) { return from <= i && i < to && low <= bits && bits < high; };
+        uint32 above = 0, equal = 0;
+#pragma unroll 2
+        for (uint32 i = first + lane; i < last; i += WARP) {
+            const uint32 bits = __float_as_uint(score(i));
+            above += is_above(i, bits), equal += is_equal(i, bits);
+        }
+        above = __reduce_add_sync(FULL_WARP, above), equal = __reduce_add_sync(FULL_WARP, equal);
+        const uint32 before = __reduce_add_sync(FULL_WARP, above_before), also_before = __reduce_add_sync(FULL_WARP, equal_before);
+        if (lane == 0) {
+            shared.above[warp] = above, shared.equal[warp] = equal;
+            shared.above[WARPS + warp] = before, shared.equal[WARPS + warp] = also_before;
+        }
+        __syncthreads();
+        if (above + equal == 0) return;
+        const bool is_earlier = lane < warp || lane >= WARPS;
+        above = __reduce_add_sync(FULL_WARP, is_earlier ? shared.above[lane] : 0);
+        equal = __reduce_add_sync(FULL_WARP, is_earlier ? shared.equal[lane] : 0);
+        const uint32 lanes_before = (1u << lane) - 1;
+#pragma unroll 2
+        for (uint32 i = first + lane; i - lane < last; i += WARP) {
+            const uint32 bits = i < last ? __float_as_uint(score(i)) : 0;
+            const bool is_in = i < last && is_above(i, bits), is_tied = i < last && is_equal(i, bits);
+            const uint32 all_in = __ballot_sync(FULL_WARP, is_in), all_tied = __ballot_sync(FULL_WARP, is_tied);
+            const uint32 earlier = equal + __popc(all_tied & lanes_before);
+            const uint32 place = above + __popc(all_in & lanes_before) + min(earlier, ties);
+            if (is_in || (is_tied && earlier < ties)) emit(place, i);
+            above += __popc(all_in), equal += __popc(all_tied);
+        }
+    }
+};
