@@ -107,6 +107,49 @@ struct Bins {
     }
 };
 
+// From the least to the largest finite score, given those of each thread. All threads of the CTA take part.
+__device__ inline Bins range_of(TopKShared &shared, float low, float high) {
+    const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const uint32 least = __reduce_min_sync(FULL_WARP, sort_key(low)), most = __reduce_max_sync(FULL_WARP, sort_key(high));
+    if (lane == 0) shared.of_warp[warp] = least, shared.also_of_warp[warp] = most;
+    __syncthreads();
+    low = score_of(__reduce_min_sync(FULL_WARP, shared.of_warp[lane % TOPK_WARPS]));
+    return Bins(low, score_of(__reduce_max_sync(FULL_WARP, shared.also_of_warp[lane % TOPK_WARPS])));
+}
+
+// Σ of[w] over the warps before this one.
+__device__ inline uint32 sum_before(const uint32 (&of)[TOPK_WARPS]) {
+    const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    return __reduce_add_sync(FULL_WARP, lane < warp ? of[lane % TOPK_WARPS] : 0);
+}
+
+// The bin of the wanted-th largest that was counted: `chosen`. It is the rank-th largest of the `count` there. All bins are 0 after.
+__device__ inline void choose_bin(TopKShared &shared, uint32 wanted) {
+    const uint32 thread = threadIdx.x, warp = thread / WARP, lane = thread % WARP;
+    __syncthreads();
+    uint4 &mine = reinterpret_cast<uint4 *>(shared.bin)[TOPK_THREADS - 1 - thread];  // from the top
+    const uint4 counts = mine;
+    const uint32 sum = counts.x + counts.y + counts.z + counts.w;
+    uint32 through = sum;
+#pragma unroll
+    for (uint32 step = 1; step < WARP; step *= 2) {
+        const uint32 other = __shfl_up_sync(FULL_WARP, through, step);
+        if (lane >= step) through += other;
+    }
+    if (lane == WARP - 1) shared.of_warp[warp] = through;
+    mine = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+    uint32 above = sum_before(shared.of_warp) + through - sum;
+    if (above < wanted && wanted <= above + sum) {
+        uint32 bin = TOPK_BINS - 1 - 4 * thread, here = counts.w;
+        if (above + here < wanted) above += here, bin--, here = counts.z;
+        if (above + here < wanted) above += here, bin--, here = counts.y;
+        if (above + here < wanted) above += here, bin--, here = counts.x;
+        shared.chosen = bin, shared.rank = wanted - above, shared.count = here;
+    }
+    __syncthreads();
+}
+
 // `present` of the scores are there. All threads of the CTA take part.
 template <typename Scores> struct TopK {
     TopKShared &shared;
@@ -148,46 +191,16 @@ template <typename Scores> struct TopK {
         const float infinity = -minus_infinity();
         float low = infinity, high = -infinity;
         each([&](float x, uint32) { low = fminf(low, x > -infinity ? x : infinity), high = fmaxf(high, x); });
-        const uint32 least = __reduce_min_sync(FULL_WARP, sort_key(low)), most = __reduce_max_sync(FULL_WARP, sort_key(high));
-        if (lane == 0) shared.of_warp[warp] = least, shared.also_of_warp[warp] = most;
-        __syncthreads();
-        low = score_of(__reduce_min_sync(FULL_WARP, shared.of_warp[lane % TOPK_WARPS]));
-        return Bins(low, score_of(__reduce_max_sync(FULL_WARP, shared.also_of_warp[lane % TOPK_WARPS])));
+        return range_of(shared, low, high);
     }
 
-    // Σ of[w] over the warps before this one.
-    __device__ uint32 sum_before(const uint32 (&of)[TOPK_WARPS]) const {
-        return __reduce_add_sync(FULL_WARP, lane < warp ? of[lane % TOPK_WARPS] : 0);
-    }
-
-    // The bin of the wanted-th largest score: `chosen`. It is the rank-th largest of the `count` there. All bins are 0 before and after.
+    // All bins are 0 before and after.
     __device__ void choose_bin(const Bins &bins, uint32 wanted) {
         each([&](float x, uint32) {
             const uint32 bin = bins.of(x);
             if (bin < bins.count) atomicAdd(&shared.bin[bin], 1u);
         });
-        __syncthreads();
-        uint4 &mine = reinterpret_cast<uint4 *>(shared.bin)[TOPK_THREADS - 1 - thread];  // from the top
-        const uint4 counts = mine;
-        const uint32 sum = counts.x + counts.y + counts.z + counts.w;
-        uint32 through = sum;
-#pragma unroll
-        for (uint32 step = 1; step < WARP; step *= 2) {
-            const uint32 other = __shfl_up_sync(FULL_WARP, through, step);
-            if (lane >= step) through += other;
-        }
-        if (lane == WARP - 1) shared.of_warp[warp] = through;
-        mine = make_uint4(0, 0, 0, 0);
-        __syncthreads();
-        uint32 above = sum_before(shared.of_warp) + through - sum;
-        if (above < wanted && wanted <= above + sum) {
-            uint32 bin = TOPK_BINS - 1 - 4 * thread, here = counts.w;
-            if (above + here < wanted) above += here, bin--, here = counts.z;
-            if (above + here < wanted) above += here, bin--, here = counts.y;
-            if (above + here < wanted) above += here, bin--, here = counts.x;
-            shared.chosen = bin, shared.rank = wanted - above, shared.count = here;
-        }
-        __syncthreads();
+        ::choose_bin(shared, wanted);
     }
 
     // By comparing the scores of the bin that was chosen with each other.

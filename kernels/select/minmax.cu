@@ -10,13 +10,14 @@
 // Cut: a cluster of CTAs for each row (sequence, KV head; or position, too), and a slice of its live blocks for each. A half-warp's lanes
 // (fewer where D is small) hold eight channels each of a block's maxima, as many others of its minima. The first CTA selects from the scores.
 //
-//   request blocks and length ─ add up the heads ─ products ─ scores to the first CTA ─ cut ─ ids
+//   request length, queries and blocks ─ add up the heads ─ products ─ scores to the first CTA ─ cut ─ ids
 //
 // On entry: D is a multiple of 8, MinMaxParams.adjacent only where channels lie side by side and rows are aligned to 16 bytes;
 // positions · D ≤ MOST_FOLDED; lanes · 4 ≥ D or lanes = 32.
 //
 // targets: compute_80, compute_90
 
+#include "common/parameters.cuh"
 #include "select/lanes.cuh"
 #include "select/rows.cuh"
 
@@ -145,49 +146,105 @@ __device__ inline uint32 load_four(const Place &place, const Summary &s, const c
 }
 
 // The common form: 16 bits, one query position, D up to 128, channels side by side. Chunks of blocks go round the slices, so that the first
-// are asked for before the length is known; each warp asks for the next four blocks once it has multiplied four. Two CTAs fit in a
+// are asked for before the length is known; each warp asks for the next four blocks once it has multiplied four, and has those of later
+// turns brought to the L2 cache. What is small and needed first is asked for first: it would wait behind the blocks. Two CTAs fit in a
 // multiprocessor: the next kernel's can start while this one's end.
 extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_common(const __grid_constant__ MinMaxParams p) {
-    __shared__ union {
-        alignas(16) float folded[256];
-        TopKShared top;
-    } shared;
+    constexpr uint32 HEADS = 4, AHEAD = 3, LINE_LANES = 4;  // at once; turns in the L2 cache; lanes that read 64 bytes
+    __shared__ alignas(16) float folded[256];
+    __shared__ TopKShared top;
     __shared__ SinkShared sink_shared;
-    __shared__ uint32 nan;
+    __shared__ uint32 nan, words[WARP];
     __shared__ Row row;  // registers hold blocks
     __shared__ Quota quota;
     allow_next_kernel();
     const SelectParams &s = p.select;
+    const uint32 word = ask_for_parameters(p);
+    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
     const RowSink sink(s, sink_shared);
     sink.open();
     const uint32 seq = s.by_heads.divide(sink.number), head = sink.number - seq * s.kv_heads;
     const uint32 lane = threadIdx.x % WARP, channel = lane % 16 * 8, step = s.slices * CHUNK;
     const Summary &summary = lane < 16 ? p.max : p.min;
-    const char *data = summary.data + head * summary.head + channel * 2 + (s.place.table ? 0 : seq * summary.page);
-    const int64 row_bytes = summary.row;
-    const bool reads = channel < s.dim;
+    const char *const data = held(summary.data + head * summary.head + channel * 2 + (s.place.table ? 0 : seq * summary.page));
+    const int64 row_bytes = held(summary.row);
+    const bool reads = channel < s.dim, folds = threadIdx.x < s.dim;
+    const char *const tokens_at = held(s.seq_lens + seq * s.seq_lens_seq);
+    const char *const queries_at = held(s.q_lens ? s.q_lens + seq * s.q_lens_seq : nullptr);
+    const char *const budget_at = held(s.budgets ? s.budgets + seq * s.budgets_seq : nullptr);
+    const char *const query = held(s.q + seq * s.q_seq + head * s.group * s.q_head + threadIdx.x * s.q_channel);
     if (threadIdx.x == 0) nan = 0;
+    uint32 j = sink.slice * CHUNK + threadIdx.x / WARP * 4;
+    const bool announces = reads && lane % LINE_LANES == 0 && !s.place.table;
+    const auto announce = [&](uint32 j, uint32 end) {
+        if (j >= end || !announces) return;
+        const char *at = data + j * row_bytes;
+#pragma unroll
+        for (uint32 n = 0; n < 4; n++, at += row_bytes)
+            if (j + n < s.place.capacity) prefetch(at);
+    };
+    // The length is read while the kernel before may still write it, so it decides nothing but what is brought near.
+    const int32 expected = load_hint(tokens_at);
+    const uint32 expected_blocks = expected <= 0 ? 0 : s.by_block.divide(expected - 1) + 1;
+#pragma unroll 1
+    for (uint32 turn = 0; turn < AHEAD; turn++) announce(j + turn * step, expected_blocks);
+    const char *const first = held(data + j * row_bytes);
+    const int64 head_bytes = held(s.q_head);
+    const bool is_far = s.place.table || j + 4 > s.place.capacity;
+    const uint32 heads = held(s.group), type = held(s.q_type);
+    if (folds && lane % LINE_LANES == 0)
+        for (uint32 h = 0; h < heads; h++) prefetch(query + h * head_bytes);
+    __syncthreads();
+    sink.start();
     wait_for_previous_kernel();
 
     // All that is asked for before the first answer is looked at.
-    const Lengths lengths(s, seq);
-    const int32 budget = budget_of(s, seq);
-    Eight<2> eight[4];
-    uint32 j = sink.slice * CHUNK + threadIdx.x / WARP * 4;
-    const auto load = [&](uint32 j) -> uint32 {
-        if (s.place.table || j + 4 > s.place.capacity) return load_four(s.place, summary, data, seq, j, reads, eight);
+    Lengths lengths(int32(ask_bits<4>(tokens_at)), s.positions);
+    if (queries_at) lengths.queries = ask_bits<4>(queries_at);
+    const int32 budget = budget_at ? ask_bits<4>(budget_at) : s.k;
+    uint32 bits[HEADS];
 #pragma unroll
-        for (uint32 n = 0; n < 4; n++)
-            if (reads) eight[n].load(data + (j + n) * row_bytes);
+    for (uint32 n = 0; n < HEADS; n++) bits[n] = 0;
+    if (folds) {
+        const char *at = query;
+        if (type == FLOAT32) {
+#pragma unroll
+            for (uint32 n = 0; n < HEADS; n++, at += head_bytes)
+                if (n < heads) bits[n] = ask_bits<4>(at);
+        } else {
+#pragma unroll
+            for (uint32 n = 0; n < HEADS; n++, at += head_bytes)
+                if (n < heads) bits[n] = ask_bits<2>(at);
+        }
+    }
+    Eight<2> eight[4];
+    const auto load = [&](const char *at) -> uint32 {
+#pragma unroll
+        for (uint32 n = 0; n < 4; n++, at += row_bytes)
+            if (reads) eight[n].ask(at);
         return 15;
     };
-    uint32 exist = load(j);
+    const auto load_far = [&](uint32 j) { return load_four(s.place, summary, data, seq, j, reads, eight); };
+    uint32 exist = is_far ? load_far(j) : load(first);
+    if (folds) {
+        float positive = 0.0f, negative = 0.0f;
+        bool is_nan = false;
+#pragma unroll 1
+        for (uint32 h = 0; h < s.group; h += HEADS) {
+            if (h > 0) load_query_bits(query + h * s.q_head, s.q_head, s.group - h, s.q_type, bits);
+            float x[HEADS];
+            widen_queries(bits, s.q_type, x);
+#pragma unroll
+            for (uint32 m = 0; m < HEADS; m++) positive += fmaxf(x[m], 0.0f), negative += fminf(x[m], 0.0f), is_nan |= x[m] != x[m];
+        }
+        folded[threadIdx.x] = positive, folded[s.dim + threadIdx.x] = negative;
+        if (is_nan) atomicOr(&nan, 1u);
+    }
+    // Of a warp that has no channels to add up.
+    if (threadIdx.x == TOPK_THREADS - WARP) row = Row(s, sink.number, lengths), quota = Quota(s, row, budget);
     __syncthreads();
-    fold_heads(s, seq, head, 0, 1, shared.folded, &nan);
-    if (threadIdx.x == 0) row = Row(s, sink.number, lengths), quota = Quota(s, row, budget);
-    __syncthreads();
-    sink.join(quota);
-    const float4 *q = reinterpret_cast<const float4 *>(shared.folded + (lane < 16 ? 0 : s.dim) + (reads ? channel : 0));
+    sink.expect(quota);
+    const float4 *q = reinterpret_cast<const float4 *>(folded + (lane < 16 ? 0 : s.dim) + (reads ? channel : 0));
     const uint32 stored = quota.stored, own = own_of<4>(lane);
     const bool query_is_nan = nan && row.first < row.last;
     uint32 saw = (query_is_nan ? SAW_NAN : 0) | (row.n > stored ? NO_SUMMARY : 0);
@@ -206,7 +263,9 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_comm
             x[n] = reads ? x[n] : 0.0f;
         }
         const uint32 exists = exist >> own & 1;
-        if (j + step < stored) exist = load(j + step);
+        const uint32 next = j + step;
+        if (next < stored) exist = s.place.table || next + 4 > s.place.capacity ? load_far(next) : load(data + next * row_bytes);
+        announce(j + AHEAD * step, stored);
         const float sum = add_lanes(x, WARP);
         if (lane >= 4 || j + own >= stored) continue;
         const bool is_number = sum == sum && !query_is_nan && exists;
@@ -216,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_comm
         if (s.scores && j + own < s.max_blocks) as<float>(s.scores + seq * s.scores_seq + head * s.scores_head + (j + own) * s.scores_block) = score;
     }
     sink.report(saw);
-    sink.finish(row, quota, shared.top);
+    sink.finish(row, quota, top);
 }
 
 extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) select_minmax_16(const __grid_constant__ MinMaxParams p) { select_general<2>(p); }

@@ -7,7 +7,8 @@
 
 #include "common/cluster.cuh"
 #include "common/eight.cuh"
-#include "common/topk.cuh"
+#include "common/parameters.cuh"
+#include "common/quad_topk.cuh"
 #include "select/params.cuh"
 
 enum Status : uint32 { SAW_NAN = 1, NO_SUMMARY = 2, CLAMPED = 4 };
@@ -16,6 +17,8 @@ enum Status : uint32 { SAW_NAN = 1, NO_SUMMARY = 2, CLAMPED = 4 };
 struct Lengths {
     int32 tokens, queries;
 
+    Lengths() = default;
+    __device__ Lengths(int32 tokens, int32 queries) : tokens(tokens), queries(queries) {}
     __device__ Lengths(const SelectParams &p, uint32 seq) {
         tokens = as<int32>(p.seq_lens + seq * p.seq_lens_seq);
         queries = p.positions;
@@ -82,30 +85,43 @@ struct Emit {
     __device__ void operator()(uint32 place, uint32 j) const { as<int32>(ids + (first + place) * stride) = j; }
 };
 
-// Writes a row's list and its status. choose(emit) emits the place, from 0 on, and number of each of the stored blocks that are selected.
-template <typename Choose>
-__device__ void finish(const SelectParams &p, const Row &row, const Quota &quota, uint32 seen, const Choose &choose) {
+__device__ inline Emit list_of(const SelectParams &p, const Row &row) {
+    return {p.selected.ids + row.seq * p.selected.ids_seq + row.list * p.selected.ids_pos + row.head * p.selected.ids_head, p.selected.ids_entry, 0};
+}
+
+// Writes what no score decides: forced blocks and those that have none, and how many there are.
+__device__ inline void write_forced(const SelectParams &p, const Row &row, const Quota &quota) {
     const uint32 thread = threadIdx.x, n = row.n, init = quota.init, wanted = quota.wanted, local = quota.local;
-    char *ids = p.selected.ids + row.seq * p.selected.ids_seq + row.list * p.selected.ids_pos + row.head * p.selected.ids_head;
-    const Emit emit = {ids, p.selected.ids_entry, 0};
-    if (quota.of_stored > 0) choose(emit.from(init));
+    const Emit emit = list_of(p, row);
+#pragma unroll 1
     for (uint32 j = thread; j < init; j += TOPK_THREADS) emit(j, j);
+#pragma unroll 1
     for (uint32 j = thread; j < wanted - quota.of_stored; j += TOPK_THREADS) emit(init + quota.of_stored + j, quota.end + j);
+#pragma unroll 1
     for (uint32 j = thread; j < local; j += TOPK_THREADS) emit(init + wanted + j, n - local + j);
     if (p.scores) {
         char *scores = p.scores + row.seq * p.scores_seq + row.list * p.scores_pos + row.head * p.scores_head;
+#pragma unroll 1
         for (uint32 j = quota.stored + thread; j < min(n, p.max_blocks); j += TOPK_THREADS) as<float>(scores + j * p.scores_block) = minus_infinity();
     }
-    if (thread == 0) {
+    if (thread == 0)
         as<int32>(p.selected.counts + row.seq * p.selected.counts_seq + row.list * p.selected.counts_pos + row.head * p.selected.counts_head) =
             init + local + wanted;
-        if (p.status)
-            as<uint32>(p.status + row.seq * p.status_seq + row.list * p.status_pos + row.head * p.status_head) =
-                seen | (quota.clamped ? CLAMPED : 0);
-    }
+}
+__device__ inline char *status_of(const SelectParams &p, const Row &row) {
+    return p.status ? p.status + row.seq * p.status_seq + row.list * p.status_pos + row.head * p.status_head : nullptr;
+}
+
+// Writes a row's list and its status. choose(emit) emits the place, from 0 on, and number of each of the stored blocks that are selected.
+template <typename Choose>
+__device__ void finish(const SelectParams &p, const Row &row, const Quota &quota, uint32 seen, const Choose &choose) {
+    if (quota.of_stored > 0) choose(list_of(p, row).from(quota.init));
+    write_forced(p, row, quota);
+    if (threadIdx.x == 0 && p.status) as<uint32>(status_of(p, row)) = seen | (quota.clamped ? CLAMPED : 0);
 }
 
 constexpr uint32 MOST_SLICES = 16;  // of a row, where they are a cluster
+static_assert(MOST_SLICES <= WARP, "a thread looks at each warp's report");
 
 extern __shared__ __align__(16) float row_scores[];  // in the cluster's first CTA
 
@@ -130,8 +146,10 @@ struct RowSink {
         if (threadIdx.x == 0) shared.seen = 0;
         shared.mailbox.open();
     }
-    // After open() and __syncthreads(). All threads take part.
-    __device__ void join(const Quota &quota) const { shared.mailbox.join(4 * (quota.stored + p.slices * TOPK_WARPS)); }
+    // After open() and __syncthreads(). All threads take part. join() may be had in two halves, of which the first needs no quota.
+    __device__ void start() const { shared.mailbox.start(); }
+    __device__ void expect(const Quota &quota) const { shared.mailbox.expect(4 * (quota.stored + p.slices * TOPK_WARPS)); }
+    __device__ void join(const Quota &quota) const { start(), expect(quota); }
 
     __device__ void put(const Quota &quota, uint32 j, float score) const {
         if (p.held)
@@ -154,11 +172,29 @@ struct RowSink {
             return;
         }
         if (slice > 0) return;
+        // While scores are on their way: what does not depend on them.
+        reinterpret_cast<uint4 *>(top_shared.bin)[threadIdx.x] = make_uint4(0, 0, 0, 0);
+        write_forced(p, row, quota);
+        const Emit list = list_of(p, row), emit = {held(list.ids), held(list.stride), held(quota.init)};
+        char *const status = held(status_of(p, row));
+        const uint32 clamped = held(uint32(quota.clamped ? CLAMPED : 0)), wanted = held(quota.of_stored), present = held(quota.end - quota.init);
+        const uint32 reports = held(p.slices * TOPK_WARPS);
+        const HeldScores scores = {row_scores, held(quota.stored)};
         shared.mailbox.receive();
-        uint32 seen = 0;
-        for (uint32 n = threadIdx.x; n < p.slices * TOPK_WARPS && threadIdx.x < WARP; n += WARP) seen |= shared.saw[n];
-        const HeldScores scores = {row_scores, quota.stored};
-        TopK<HeldScores> top(top_shared, scores, quota.end - quota.init);
-        ::finish(p, row, quota, __reduce_or_sync(FULL_WARP, seen), [&](const Emit &emit) { top.take(top.cut(quota.of_stored), emit); });
+        const uint32 saw = threadIdx.x < reports ? shared.saw[threadIdx.x] : 0;
+        if (saw) atomicOr(&shared.seen, saw);
+        bool is_done = wanted == 0;
+        if (is_done) __syncthreads();
+        if (!is_done && scores.count <= QuadTopK<1>::MOST) {
+            is_done = QuadTopK<1>(top_shared, scores).take(wanted, present, emit);
+        } else if (!is_done && scores.count <= QuadTopK<4>::MOST) {
+            is_done = QuadTopK<4>(top_shared, scores).take(wanted, present, emit);
+        }
+        if (!is_done) {
+            TopK<HeldScores> top(top_shared, scores, present);
+            top.take(top.cut(wanted), emit);
+        }
+        // A barrier has passed since the first was seen.
+        if (threadIdx.x == 0 && status) as<uint32>(status) = shared.seen | clamped;
     }
 };
