@@ -53,9 +53,8 @@ struct MeanParams {
 struct AxesParams {
     SelectParams select;
     Summary axes, range;
-    uint32 turns;   // of a warp's blocks on their way
-    uint32 parts;   // 16 blocks each, of a row for which the index has room
-    uint32 pitch;   // of a block's products
+    uint32 turns;   // tiles of a warp on their way
+    uint32 parts;   // tiles of a row for which the index has room
     uint32 products, partials, queries;
 };
 

@@ -1,0 +1,38 @@
+// What the lengths and the budget of a sequence say of a list of blocks, where each query position has its own.
+#pragma once
+
+#include "select/rows.cuh"
+#include "select/tiles.cuh"
+
+// Which list a CTA is for.
+struct ListNumber {
+    uint32 seq, position, head;
+};
+
+// How many blocks are selected for it.
+struct Selection {
+    ListNumber at;
+    uint32 n, stored, tiles;     // blocks, the first of them, which have a summary, and their tiles
+    uint32 init, local, wanted;  // first and last ones, which are forced; others
+    uint32 end, of_stored;       // `of_stored` of the wanted are among blocks init … end−1, the rest follow them
+    uint32 is_there, clamped;    // is_there: the query position
+
+    __device__ void cut(const SelectParams &s, const ListNumber &number, const Lengths &given, int32 budget) {
+        at = number;
+        const int32 queries = min(max(given.queries, 0), int32(s.positions)), last = min(int32(at.position) + 1, queries);
+        is_there = int32(at.position) < last;
+        const int32 tokens = is_there ? max(max(given.tokens, 0) - queries + last, 0) : 0;
+        n = tokens == 0 ? 0 : s.by_block.divide(tokens - 1) + 1, stored = min(n, s.place.capacity), tiles = (stored + BLOCKS - 1) / BLOCKS;
+        const uint32 k = min(uint32(max(budget, 0)), s.cap);
+        init = min(s.init, n), local = min(s.local, n - init);
+        const uint32 forced = init + local;
+        wanted = min(k > forced ? k - forced : 0, n - forced);
+        end = max(min(n - local, stored), init), of_stored = min(wanted, end - init);
+        clamped = given.tokens < 0 || given.queries != queries || budget != int32(k) || (s.scores && n > s.max_blocks);
+    }
+    // 0 for a forced block; otherwise it sorts as the score does, which is −inf or not negative.
+    __device__ uint32 key(uint32 j, float score) const {
+        if (j < init || j >= end) return 0;
+        return score < 0.0f ? 1 : __float_as_uint(score) + 2;
+    }
+};
