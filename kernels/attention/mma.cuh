@@ -12,19 +12,11 @@
 
 #include "attention/run.cuh"
 #include "common/cluster.cuh"
+#include "common/copies.cuh"
 
-// Copies 16 bytes, or writes zeros.
-__device__ inline void copy_16(uint32 to, const char *from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
-}
-__device__ inline void copy_16(uint32 to, const char *from) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
 __device__ inline void copy_4(uint32 to, const char *from, bool is_there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(is_there ? 4 : 0) : "memory");
 }
-__device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <uint32 N> __device__ inline void wait_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 __device__ inline void wait_copies(uint32 most) {
     switch (most) {
         case 0: wait_copies<0>(); break;
@@ -119,7 +111,7 @@ template <typename Type, uint32 MAX_DIM, uint32 MAX_VALUE_DIM, uint32 BLOCKS = 1
 struct MmaEngine {
     static constexpr uint32 BYTES = Type::BYTES;
     static constexpr bool IS_FP8 = BYTES == 1;
-    static constexpr uint32 ROW_BLOCKS = BLOCKS, CHANNELS = MAX_VALUE_DIM;
+    static constexpr uint32 ROW_BLOCKS = BLOCKS, CHANNELS = MAX_VALUE_DIM, ACC = CHANNELS / 4;  // floats of acc that a lane has of a block
     static constexpr uint32 K_STEPS = MAX_DIM / 16, V_STEPS = MAX_VALUE_DIM / 16;
     static constexpr bool HOLDS_QUERIES = MAX_DIM <= 256;
     // Of rows in shared memory: an odd number of 16 bytes, so that eight of them hit different banks.
@@ -163,6 +155,16 @@ struct MmaEngine {
     }
     // The lane's rows among eight, and its channels among those of acc: two rows of each of two channels.
     __device__ uint32 row(uint32 i) const { return lane % 4 * 2 + i; }
+    __device__ static constexpr uint32 row_of(uint32 e) { return e % 2; }
+    // Of the lanes that have a row, one speaks for it.
+    __device__ bool speaks() const { return lane < 4; }
+    // Hands over acc of row i of a block: write(channel, acc).
+    using Channels = float;
+    template <typename Write>
+    __device__ void each(uint32 b, uint32 i, const Write &write) const {
+#pragma unroll
+        for (uint32 n = 0; n < CHANNELS / 8; n++) write(channel(n / 2, n % 2), acc[b][n / 2][n % 2 * 2 + i]);
+    }
     __device__ uint32 channel(uint32 j, uint32 half) const { return j * 16 + (IS_FP8 ? lane / 4 * 2 + half : lane / 4 + half * 8); }
     // Of one block.
     __device__ void store(const WarpState &to) const {
@@ -284,6 +286,7 @@ struct MmaEngine {
             for (uint32 n = 0; n < COPIES; n++) copy_16(to + (n * WARP + lane) / CHUNKS * QUERY_PITCH + lane % CHUNKS * 16, from[n]);
         }
     };
+    template <uint32 ROWS> using Queries = WarpQueries<ROWS>;
     // ... and here brings them into their form: of FP8 divided by a power of two, so that float16 holds what bfloat16 did.
     template <uint32 ROWS>
     __device__ void take_queries(uint32 from) {
@@ -426,10 +429,15 @@ struct MmaEngine {
     template <bool IS_E5M2>
     __device__ void score(float (&c)[BLOCKS][4], uint32 keys) const {
         float sum[2][BLOCKS][4] = {};
+        // Where there are registers for all of them keys are on their way before the first is multiplied.
+        constexpr bool IS_AHEAD = MAX_DIM <= 128 && BLOCKS == 1;
+        uint32 all[IS_AHEAD ? K_STEPS : 1][4];
+#pragma unroll
+        for (uint32 s = 0; IS_AHEAD && s < K_STEPS; s += IS_FP8 ? 2 : 1) load_matrices(all[s], keys + s * 16 * Type::BYTES);
 #pragma unroll
         for (uint32 s = 0; s < K_STEPS; s += IS_FP8 ? 2 : 1) {
-            uint32 k[4];
-            load_matrices(k, keys + s * 16 * Type::BYTES);
+            uint32 (&k)[4] = all[IS_AHEAD ? s : 0];
+            if (!IS_AHEAD) load_matrices(k, keys + s * 16 * Type::BYTES);
             if constexpr (IS_FP8) {
 #pragma unroll
                 for (uint32 half = 0; half < 2; half++) {
@@ -477,13 +485,13 @@ struct MmaEngine {
         }
     }
 
-    // `is_whole`: every row sees every token of the tile.
-    __device__ void attend(const char *tile, bool is_whole = false) {
-        if (IS_FP8 && p.kv_type == FLOAT8_E5M2) attend<true>(tile, is_whole);
-        else attend<false>(tile, is_whole);
+    // `is_whole`: every row sees every token of the tile. `is_first`: of those since clear().
+    __device__ void attend(const char *tile, bool is_whole = false, bool is_first = false) {
+        if (IS_FP8 && p.kv_type == FLOAT8_E5M2) attend<true>(tile, is_whole, is_first);
+        else attend<false>(tile, is_whole, is_first);
     }
     template <bool IS_E5M2>
-    __device__ void attend(const char *tile, bool is_whole) {
+    __device__ void attend(const char *tile, bool is_whole, bool is_first) {
         const Facts &facts = as<Facts>(tile);
         const uint32 matrix = lane / 8, line = lane % 8, keys = shared_address(tile) + sizeof(Facts);
         float c[BLOCKS][4];
@@ -496,14 +504,15 @@ struct MmaEngine {
         }
         uint32 weights[BLOCKS][2];
 #pragma unroll
-        for (uint32 b = 0; b < BLOCKS; b++) soften<IS_E5M2>(b, c[b], is_whole, facts, shrink, inverse, weights[b]);
+        for (uint32 b = 0; b < BLOCKS; b++) soften<IS_E5M2>(b, c[b], is_whole, is_first, facts, shrink, inverse, weights[b]);
         // Transposed, of FP8: as for keys; of other types: the first 16 bytes and the next of tokens 0–7, then of 8–15.
         const uint32 token_half = IS_FP8 ? matrix % 2 : matrix / 2, column = IS_FP8 ? matrix / 2 : matrix % 2;
         weigh<IS_E5M2>(keys + p.v_offset + (line + token_half * 8) * PITCH + column * 16, weights);
     }
     // The running softmax of a block: products with the queries become weights of the values.
     template <bool IS_E5M2>
-    __device__ void soften(uint32 b, float (&c)[4], bool is_whole, const Facts &facts, float shrink, float inverse, uint32 (&weights)[2]) {
+    __device__ void soften(uint32 b, float (&c)[4], bool is_whole, bool is_first, const Facts &facts, float shrink, float inverse,
+                           uint32 (&weights)[2]) {
         // s · log2 e = c · factor.
         float factor = p.scale * LOG2_E;
         if constexpr (IS_FP8) {
@@ -534,13 +543,16 @@ struct MmaEngine {
         next[0] = fmaxf(m[0], next[0] * factor);
         next[1] = fmaxf(m[1], next[1] * factor);
         if (__any_sync(FULL_WARP, next[0] != m[0] || next[1] != m[1] || shrink != 1.0f)) {
-            const float keep[2] = {weight(m[0], next[0]), weight(m[1], next[1])};
-            l[0] *= keep[0];
-            l[1] *= keep[1];
+            // Nothing there is nothing to weigh.
+            if (!is_first) {
+                const float keep[2] = {weight(m[0], next[0]), weight(m[1], next[1])};
+                l[0] *= keep[0];
+                l[1] *= keep[1];
 #pragma unroll
-            for (uint32 j = 0; j < V_STEPS; j++)
+                for (uint32 j = 0; j < V_STEPS; j++)
 #pragma unroll
-                for (uint32 e = 0; e < 4; e++) acc[b][j][e] *= keep[e % 2] * shrink;
+                    for (uint32 e = 0; e < 4; e++) acc[b][j][e] *= keep[e % 2] * shrink;
+            }
             m[0] = next[0];
             m[1] = next[1];
         }

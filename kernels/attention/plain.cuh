@@ -1,4 +1,4 @@
-// Attention of up to ROWS rows to keys and values of 128 channels, whose tokens lie side by side in tiles: the common case, in which as
+// Attention of up to eight rows to keys and values of 128 channels, whose tokens lie side by side in tiles: the common case, in which as
 // much time goes by before the first key is there and after the last as between. As many CTAs take a list as have a multiprocessor each.
 // What does not depend on memory is computed before the kernel waits for the one before, and parameters are not looked for later.
 //
@@ -15,12 +15,6 @@
 
 #include "attention/mma.cuh"
 
-// In a register from here on.
-template <typename T> __device__ inline T held(T x) {
-    if constexpr (sizeof(T) == 8) asm volatile("" : "+l"(x));
-    else asm volatile("" : "+r"(x));
-    return x;
-}
 // Whatever constant memory has to be read for it is read.
 __device__ inline void touch(const void *address) { asm volatile("" ::"l"(address)); }
 // A word, waited for where it is used. Of ordinary loads, some of them under conditions, the compiler lets one wait for the other.
@@ -28,6 +22,15 @@ __device__ inline int32 asked(const char *address) {
     int32 x;
     asm volatile("ld.global.b32 %0, [%1];" : "=r"(x) : "l"(address) : "memory");
     return x;
+}
+
+// What hangs on it is computed where that is needed, and does not keep tiles waiting before a loop.
+__device__ inline Pair here(Pair pair) {
+    pair.seq = held(pair.seq);
+    pair.position = held(pair.position);
+    pair.head = held(pair.head);
+    pair.row_block = held(pair.row_block);
+    return pair;
 }
 
 // Where a warp's tiles lie, 32 of them: a tile a lane.
@@ -65,6 +68,7 @@ struct PlainTiles {
     }
     // At tiles `tile` and on.
     __device__ void aim(uint32 tile) {
+        const Pair pair = here(this->pair);
         const uint32 n = p.unit_tiles.divide(tile + lane), unit = first + n * step;
         const uint32 x = ((unit * p.unit_tiles.value << p.log_octets) + begin + tile + lane - n * p.unit_tiles.value) * TILE;
         entry = p.block.divide(x);
@@ -111,7 +115,7 @@ struct PlainTiles {
 // Where units are kept apart: the state of all of a warp's, in the form in which its lanes hold it.
 template <typename Engine>
 struct Total {
-    static constexpr uint32 BLOCKS = Engine::ROW_BLOCKS, ACC = Engine::CHANNELS / 4;  // floats of acc that a lane has of a block
+    static constexpr uint32 BLOCKS = Engine::ROW_BLOCKS, ACC = Engine::ACC;
     float *acc;
     float m[BLOCKS][2], l[BLOCKS][2];
 
@@ -143,7 +147,7 @@ struct Total {
 #pragma unroll
             for (uint32 n = 0; n < ACC; n++) {
                 float &sum = acc[(b * ACC + n) * WARP], &one = engine.acc[b][n / 4][n % 4];
-                const float joined = sum * keep[n % 2] + one * take[n % 2];
+                const float joined = sum * keep[Engine::row_of(n % 4)] + one * take[Engine::row_of(n % 4)];
                 (TO_ENGINE ? one : sum) = joined;
             }
             if constexpr (TO_ENGINE) {
@@ -157,9 +161,26 @@ struct Total {
     }
 };
 
+// Channels of a row of acc that lie side by side are written at once where the caller's do, and on as many bytes.
+template <typename Channels>
+__device__ inline bool lies_packed(const View<5> &acc, const char *row) {
+    return acc.step[4] == sizeof(float) && uint64(row) % sizeof(Channels) == 0;
+}
+template <bool IS_PACKED, typename Channels>
+__device__ inline void write_channels(const View<5> &acc, char *row, uint32 channel, const Channels &x) {
+    if constexpr (IS_PACKED) {
+        as<Channels>(row + channel * sizeof(float)) = x;
+    } else {
+        const float *const each = reinterpret_cast<const float *>(&x);
+#pragma unroll
+        for (uint32 n = 0; n < sizeof(Channels) / sizeof(float); n++) as<float>(row + (channel + n) * acc.step[4]) = each[n];
+    }
+}
+
 // Writes the state of a unit to the caller's partials.
 template <typename Engine>
 __device__ inline void write_partial(const AttentionParams &p, const Pair &pair, const Engine &engine, uint32 number) {
+    using Channels = typename Engine::Channels;
     const uint32 rows = rows_of(p, pair);
 #pragma unroll
     for (uint32 b = 0; b < Engine::ROW_BLOCKS; b++) {
@@ -169,12 +190,11 @@ __device__ inline void write_partial(const AttentionParams &p, const Pair &pair,
             if (row >= rows) continue;
             const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + row);
             char *const to = p.partials.acc.at(pair.seq, position, head, number);
-#pragma unroll
-            for (uint32 n = 0; n < Engine::CHANNELS / 8; n++) {
-                const uint32 channel = engine.channel(n / 2, n % 2);
-                if (channel < p.value_dim) as<float>(to + channel * p.partials.acc.step[4]) = engine.acc[b][n / 2][n % 2 * 2 + i];
-            }
-            if (engine.lane >= 4) continue;
+            const auto write = [&](uint32 channel, const Channels &x) { write_channels<true>(p.partials.acc, to, channel, x); };
+            const auto write_apart = [&](uint32 channel, const Channels &x) { write_channels<false>(p.partials.acc, to, channel, x); };
+            if (lies_packed<Channels>(p.partials.acc, to)) engine.each(b, i, write);
+            else engine.each(b, i, write_apart);
+            if (!engine.speaks()) continue;
             as<float>(p.partials.m.at(pair.seq, position, head, number)) = engine.m[b][i] * LN_2;
             as<float>(p.partials.l.at(pair.seq, position, head, number)) = engine.l[b][i];
         }
@@ -183,11 +203,13 @@ __device__ inline void write_partial(const AttentionParams &p, const Pair &pair,
 
 // How the warps of a CTA join, then the CTAs of a pair. Each warp takes a slice: 16 of the channels, of all rows. A word of its lane is two
 // rows of a channel.
-template <uint32 ROWS>
+template <uint32 ROWS, uint32 RING>
 struct PlainJoin {
+    static constexpr bool BY_ROW = false;  // a lane's channels lie side by side
     static constexpr uint32 SLICE = 128 / WARPS, ROW_PAIRS = ROWS / 2, WORDS = SLICE * ROW_PAIRS / WARP;
-    struct Shared {
-        float2 m[WARPS][ROW_PAIRS], l[WARPS][ROW_PAIRS];
+    static_assert(128 * ROWS * sizeof(float) <= RING && RING % 128 == 0);
+    struct alignas(16) Shared {
+        float m[ROWS][WARPS], l[ROWS][WARPS];
     };
     // A slice of a CTA's state, in scratch [pairs][WARPS][ctas].
     struct Stored {
@@ -199,10 +221,10 @@ struct PlainJoin {
 
     const AttentionParams &p;
     Shared &shared;
-    float2 *acc;  // [warps][channels][row pairs], in the place of tiles
+    float2 *acc;  // [channels][row pairs] where each warp's ring is
     uint32 ctas, rank;  // of the pair
     uint32 lane, warp, row_pair;
-    char *stored;     // the slice's, of all CTAs
+    char *stored, *mine;  // the slice's, of all CTAs; the lane's own
     uint32 *counter;  // of those that are there
     float2 word[WORDS], m, l;
     // Of what the lane writes in the end, which nothing but a long way to its address keeps waiting.
@@ -216,6 +238,7 @@ struct PlainJoin {
           warp(threadIdx.x / WARP), row_pair(lane % ROW_PAIRS) {
         const uint32 slice = number * WARPS + warp;
         stored = held(p.scratch + uint64(slice * ctas) * uint32(sizeof(Stored)));
+        mine = held(stored + rank * uint32(sizeof(Stored)) + lane * uint32(sizeof(float2)));
         counter = held(p.counters + slice);
         const uint32 of_pair = row_pair * 2 + (lane & ROW_PAIRS ? 1 : 0);
         has_row = of_pair < rows_of(p, pair);
@@ -230,119 +253,82 @@ struct PlainJoin {
     // Of two words of neighbouring lanes the first one's.
     __device__ uint32 channel(uint32 n) const { return warp * SLICE + (channel_of(n) & ~1u); }
 
-    // A warp's state to shared memory, relative to the largest maxima of those that it joins: top_of(row pair).
-    template <typename Engine, typename TopOf>
-    __device__ void leave(const Engine &engine, const TopOf &top_of) {
-        const bool has_rows = engine.row(0) < ROWS;
-        if (lane < 4 && has_rows) {
-#pragma unroll
-            for (uint32 b = 0; b < Engine::ROW_BLOCKS; b++) shared.m[warp][b * 4 + lane] = {engine.m[b][0], engine.m[b][1]};
-        }
-        // Its tiles are done with when all warps are here.
-        __syncthreads();
-        if (has_rows) {
-#pragma unroll
-            for (uint32 b = 0; b < Engine::ROW_BLOCKS; b++) {
-                const uint32 its = b * 4 + lane % 4;
-                const float2 top = top_of(its), take{weight(engine.m[b][0], top.x), weight(engine.m[b][1], top.y)};
-                if (lane < 4) shared.l[warp][its] = {engine.l[b][0] * take.x, engine.l[b][1] * take.y};
-#pragma unroll
-                for (uint32 n = 0; n < Engine::CHANNELS / 8; n++)
-                    acc[place(warp, engine.channel(n / 2, n % 2), its)] = {engine.acc[b][n / 2][n % 2 * 2] * take.x, engine.acc[b][n / 2][n % 2 * 2 + 1] * take.y};
-            }
-        }
-    }
-    // Joins the warps of the CTA.
+    // Joins the warps of the CTA. One leaves its state where its own tiles were, and waits for no other to do so; who takes it finds what
+    // it weighs.
     template <typename Engine>
     __device__ void join_warps(const Engine &engine) {
-        leave(engine, [&](uint32 its) { return top_of_warps(its); });
-        m = top_of_warps(row_pair);
-        __syncthreads();
-        l = sum_of_warps([&](uint32 w) { return shared.l[w][row_pair]; });
+        static_assert(Engine::ROW_BLOCKS == 1);
+        if (engine.row(0) < ROWS) {
+            if (engine.speaks()) {
 #pragma unroll
-        for (uint32 n = 0; n < WORDS; n++) word[n] = sum_of_warps([&](uint32 w) { return acc[place(w, warp * SLICE + channel_of(n), row_pair)]; });
-    }
-    // Joins the warps of the CTA, of which 2^log_sharing share a unit, and writes the states of units to the caller's partials.
-    template <typename Engine>
-    __device__ void join_units(const Engine &engine, const Pair &pair, uint32 log_sharing, uint32 units) {
-        leave(engine, [&](uint32 its) { return top_of_unit(warp >> log_sharing, log_sharing, its); });
-        m = top_of_warps(row_pair);
+                for (uint32 i = 0; i < 2; i++) {
+                    shared.m[engine.row(i)][warp] = engine.m[0][i];
+                    shared.l[engine.row(i)][warp] = engine.l[0][i];
+                }
+            }
+            const uint32 first = engine.channel(0, 0);
+            float2 *const to = acc + place(warp, first, lane % 4);
+#pragma unroll
+            for (uint32 n = 0; n < Engine::CHANNELS / 8; n++) {
+                const float *const its = &engine.acc[0][n / 2][n % 2 * 2];
+                to[(engine.channel(n / 2, n % 2) - first) * ROW_PAIRS] = {its[0], its[1]};
+            }
+        }
+        __syncthreads();
+        float take[2][WARPS], its_l[2][WARPS];
+        load_of_warps(shared.m, take);
+        load_of_warps(shared.l, its_l);
+        float2 one[WARPS][WORDS];
+#pragma unroll
+        for (uint32 w = 0; w < WARPS; w++) {
+#pragma unroll
+            for (uint32 n = 0; n < WORDS; n++) one[w][n] = acc[place(w, warp * SLICE + channel_of(n), row_pair)];
+        }
+        m = {weigh_warps(take[0]), weigh_warps(take[1])};
         l = {0.0f, 0.0f};
 #pragma unroll
         for (uint32 n = 0; n < WORDS; n++) word[n] = {0.0f, 0.0f};
-        // The lane's two rows.
-        const uint32 rows = rows_of(p, pair), row = row_pair * 2;
-        const RowPlace places[2] = {place_of_row(p, pair, first_row(p, pair) + min(row, rows - 1)), place_of_row(p, pair, first_row(p, pair) + min(row + 1, rows - 1))};
-        __syncthreads();
-#pragma unroll 1
-        for (uint32 team = 0; team < WARPS >> log_sharing; team++) {
-            const uint32 unit = team * ctas + rank;
-            const float2 top = top_of_unit(team, log_sharing, row_pair), take{weight(top.x, m.x), weight(top.y, m.y)};
-            float2 its[WORDS];
 #pragma unroll
-            for (uint32 n = 0; n < WORDS; n++) {
-                its[n] = sum_of_unit(team, log_sharing, [&](uint32 w) { return acc[place(w, warp * SLICE + channel_of(n), row_pair)]; });
-                word[n] = {fmaf(its[n].x, take.x, word[n].x), fmaf(its[n].y, take.y, word[n].y)};
-            }
-            const float2 its_l = sum_of_unit(team, log_sharing, [&](uint32 w) { return shared.l[w][row_pair]; });
-            l = {fmaf(its_l.x, take.x, l.x), fmaf(its_l.y, take.y, l.y)};
-            if (unit >= units) continue;
+        for (uint32 w = 0; w < WARPS; w++) {
+            l = {fmaf(its_l[0][w], take[0][w], l.x), fmaf(its_l[1][w], take[1][w], l.y)};
 #pragma unroll
-            for (uint32 i = 0; i < 2; i++) {
-                if (row + i >= rows) continue;
-                const auto [position, head] = places[i];
-                char *const to = p.partials.acc.at(pair.seq, position, head, unit, warp * SLICE);
-#pragma unroll
-                for (uint32 n = 0; n < WORDS; n++) as<float>(to + channel_of(n) * p.partials.acc.step[4]) = i ? its[n].y : its[n].x;
-                if (warp > 0 || lane >= ROW_PAIRS) continue;
-                as<float>(p.partials.m.at(pair.seq, position, head, unit)) = (i ? top.y : top.x) * LN_2;
-                as<float>(p.partials.l.at(pair.seq, position, head, unit)) = i ? its_l.y : its_l.x;
-            }
+            for (uint32 n = 0; n < WORDS; n++)
+                word[n] = {fmaf(one[w][n].x, take[0][w], word[n].x), fmaf(one[w][n].y, take[1][w], word[n].y)};
         }
     }
-    template <typename Of>
-    __device__ static float2 sum_of_unit(uint32 team, uint32 log_sharing, const Of &of) {
-        float2 sum = of(team << log_sharing);
-#pragma unroll 1
-        for (uint32 w = 1; w < 1u << log_sharing; w++) {
-            const float2 one = of((team << log_sharing) + w);
-            sum = {sum.x + one.x, sum.y + one.y};
+    // Of the lane's two rows.
+    __device__ void load_of_warps(const float (&from)[ROWS][WARPS], float (&x)[2][WARPS]) const {
+#pragma unroll
+        for (uint32 n = 0; n < 2 * WARPS; n += 4) {
+            const float4 four = *reinterpret_cast<const float4 *>(&from[row_pair * 2 + n / WARPS][n % WARPS]);
+            float *const to = &x[n / WARPS][n % WARPS];
+            to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
         }
-        return sum;
     }
-    __device__ float2 top_of_unit(uint32 team, uint32 log_sharing, uint32 pair) const {
-        float2 top = shared.m[team << log_sharing][pair];
-#pragma unroll 1
-        for (uint32 w = 1; w < 1u << log_sharing; w++) {
-            const float2 one = shared.m[(team << log_sharing) + w][pair];
-            top = {fmaxf(top.x, one.x), fmaxf(top.y, one.y)};
-        }
+    // The largest maximum; in the place of maxima, what states relative to them weigh.
+    __device__ static float weigh_warps(float (&x)[WARPS]) {
+        float top = x[0];
+#pragma unroll
+        for (uint32 w = 1; w < WARPS; w++) top = fmaxf(top, x[w]);
+        // Where nothing is seen, −inf − 0 and not −inf + inf.
+        const float shift = top == minus_infinity() ? 0.0f : top;
+#pragma unroll
+        for (uint32 w = 0; w < WARPS; w++) x[w] = exp2_fast(x[w] - shift);
         return top;
     }
-    // Row pairs are turned so that lanes hit different banks.
+    // Of what warp w has left; of acc the lane's n-th channel of four.
+    __device__ float m_of(uint32 w, uint32 row) const { return shared.m[row][w]; }
+    __device__ float l_of(uint32 w, uint32 row) const { return shared.l[row][w]; }
+    __device__ float acc_of(uint32 w, uint32 row, uint32 n) const {
+        return reinterpret_cast<const float *>(acc + place(w, lane + n * WARP, row / 2))[row % 2];
+    }
     __device__ static uint32 place(uint32 warp, uint32 channel, uint32 pair) {
-        return (warp * 128 + channel) * ROW_PAIRS + (ROWS == 16 ? pair ^ (channel & 2) << 1 : pair);
+        return warp * (RING / sizeof(float2)) + channel * ROW_PAIRS + pair;
     }
-    template <typename Of>
-    __device__ static float2 sum_of_warps(const Of &of) {
-        float2 sum = of(0);
-#pragma unroll
-        for (uint32 w = 1; w < WARPS; w++) {
-            const float2 one = of(w);
-            sum = {sum.x + one.x, sum.y + one.y};
-        }
-        return sum;
-    }
-    __device__ float2 top_of_warps(uint32 pair) const {
-        float2 top = shared.m[0][pair];
-#pragma unroll
-        for (uint32 w = 1; w < WARPS; w++) top = {fmaxf(top.x, shared.m[w][pair].x), fmaxf(top.y, shared.m[w][pair].y)};
-        return top;
-    }
-    // Joins the CTAs of the pair; true in the warp that has the slice of all of them.
-    __device__ bool join_ctas() {
+    // Joins the CTAs of the pair; true in the warp that has the slice of all of them, which does meanwhile() while it waits for those of others.
+    template <typename Meanwhile>
+    __device__ bool join_ctas(const Meanwhile &meanwhile) {
         if (ctas == 1) return true;
-        char *const mine = held(stored + rank * uint32(sizeof(Stored)) + lane * uint32(sizeof(float2)));
 #pragma unroll
         for (uint32 n = 0; n < WORDS; n++) __stcg(reinterpret_cast<float2 *>(mine) + n * WARP, word[n]);
         if (lane < ROW_PAIRS) __stcg(reinterpret_cast<float4 *>(mine + SUMS + lane * uint32(sizeof(float2))), {m.x, m.y, l.x, l.y});
@@ -356,11 +342,12 @@ struct PlainJoin {
         __syncwarp();
         m = {minus_infinity(), minus_infinity()};
 #pragma unroll 1
-        for (uint32 begin = 0; begin < ctas; begin += AT_ONCE) join_stored(begin);
+        for (uint32 begin = 0; begin < ctas; begin += AT_ONCE) join_stored(begin, meanwhile);
         return true;
     }
     // Joins the slices of some CTAs to what is joined of those before.
-    __device__ void join_stored(uint32 begin) {
+    template <typename Meanwhile>
+    __device__ void join_stored(uint32 begin, const Meanwhile &meanwhile) {
         const char *const acc = held(stored + begin * uint32(sizeof(Stored)) + lane * uint32(sizeof(float2)));
         const char *const from = held(stored + begin * uint32(sizeof(Stored)) + SUMS + row_pair * uint32(sizeof(float4)));
         float4 sums[AT_ONCE];
@@ -376,6 +363,7 @@ struct PlainJoin {
                 if (exists) one[i][n] = __ldcg(reinterpret_cast<const float2 *>(acc + i * sizeof(Stored)) + n * WARP);
             }
         }
+        if (begin == 0) meanwhile();
 #pragma unroll
         for (uint32 i = 0; i < AT_ONCE; i++) top = {fmaxf(top.x, sums[i].x), fmaxf(top.y, sums[i].y)};
         // Where nothing is seen, −inf − 0 and not −inf + inf.
@@ -415,26 +403,95 @@ struct PlainJoin {
     }
 };
 
+// Writes the state of a unit that 2^log_sharing warps share to the caller's partials, each of them some of the rows: what they have left for
+// the join, which has taken it by then. Nothing waits for what is written here; COUNT rows are on their way at once.
+template <uint32 COUNT, typename Join>
+__device__ inline void write_rows(const AttentionParams &p, const Pair &pair, const Join &join, uint32 log_sharing, uint32 unit) {
+    const uint32 sharing = 1 << log_sharing, first = join.warp >> log_sharing << log_sharing, rows = rows_of(p, pair);
+#pragma unroll 1
+    for (uint32 begin = join.warp - first; begin < rows; begin += COUNT * sharing) {
+        uint32 row[COUNT];
+        char *to[COUNT];
+        float top[COUNT], sum[COUNT] = {}, its[COUNT][4] = {};
+#pragma unroll
+        for (uint32 i = 0; i < COUNT; i++) {
+            row[i] = min(begin + i * sharing, rows - 1);
+            const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + row[i]);
+            to[i] = p.partials.acc.at(pair.seq, position, head, unit);
+            top[i] = join.m_of(first, row[i]);
+        }
+#pragma unroll 1
+        for (uint32 w = 1; w < sharing; w++) {
+#pragma unroll
+            for (uint32 i = 0; i < COUNT; i++) top[i] = fmaxf(top[i], join.m_of(first + w, row[i]));
+        }
+#pragma unroll 1
+        for (uint32 w = first; w < first + sharing; w++) {
+#pragma unroll
+            for (uint32 i = 0; i < COUNT; i++) {
+                const float take = weight(join.m_of(w, row[i]), top[i]);
+                sum[i] = fmaf(join.l_of(w, row[i]), take, sum[i]);
+#pragma unroll
+                for (uint32 n = 0; n < 4; n++) its[i][n] = fmaf(join.acc_of(w, row[i], n), take, its[i][n]);
+            }
+        }
+#pragma unroll
+        for (uint32 i = 0; i < COUNT; i++) {
+            if (begin + i * sharing >= rows) break;
+            if (Join::BY_ROW && lies_packed<float4>(p.partials.acc, to[i])) {
+                write_channels<true>(p.partials.acc, to[i], join.lane * 4, float4{its[i][0], its[i][1], its[i][2], its[i][3]});
+            } else {
+#pragma unroll
+                for (uint32 n = 0; n < 4; n++)
+                    write_channels<false>(p.partials.acc, to[i], Join::BY_ROW ? join.lane * 4 + n : join.lane + n * WARP, its[i][n]);
+            }
+        }
+        // A lane has a row's sums.
+        const uint32 its_row = begin + join.lane * sharing;
+        if (join.lane >= COUNT || its_row >= rows) continue;
+        float its_top = 0.0f, its_sum = 0.0f;
+#pragma unroll
+        for (uint32 i = 0; i < COUNT; i++) {
+            // In registers, of which none is chosen by its number.
+            const uint32 one_top = held(__float_as_uint(top[i])), one_sum = held(__float_as_uint(sum[i]));
+            its_top = join.lane == i ? __uint_as_float(one_top) : its_top;
+            its_sum = join.lane == i ? __uint_as_float(one_sum) : its_sum;
+        }
+        const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + its_row);
+        as<float>(p.partials.m.at(pair.seq, position, head, unit)) = its_top * LN_2;
+        as<float>(p.partials.l.at(pair.seq, position, head, unit)) = its_sum;
+    }
+}
+template <typename Join>
+__device__ inline void write_unit(const AttentionParams &p, const Pair &pair, const Join &join, uint32 log_sharing, uint32 units) {
+    const uint32 unit = (join.warp >> log_sharing) * join.ctas + join.rank, of_warp = rows_of(p, pair) >> log_sharing;
+    if (unit >= units) return;
+    if (of_warp > 2) write_rows<4>(p, pair, join, log_sharing, unit);
+    else if (of_warp == 2) write_rows<2>(p, pair, join, log_sharing, unit);
+    else write_rows<1>(p, pair, join, log_sharing, unit);
+}
+
 template <typename Type, uint32 ROWS>
 __device__ inline void attention_plain(const AttentionParams &p) {
-    using Engine = MmaEngine<Type, 128, 128, (ROWS + WARP_ROWS - 1) / WARP_ROWS>;
+    using Engine = MmaEngine<Type, 128, 128>;
     using Queries = typename Engine::template WarpQueries<ROWS>;
     constexpr uint32 PITCH = Engine::PITCH, V_OFFSET = TILE * PITCH, STAGE = sizeof(Facts) + 2 * V_OFFSET, CHUNKS = 128 * Type::BYTES / 128;
     constexpr uint32 STAGES = 4 / Type::BYTES;
+    using Join = PlainJoin<ROWS, STAGES * STAGE>;
     extern __shared__ __align__(128) char shared[];
-    __shared__ typename PlainJoin<ROWS>::Shared states;
+    __shared__ typename Join::Shared states;
     __shared__ uint32 words[WARP];
     const uint32 word = ask_for_parameters(p);
     if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
     Engine engine(p, shared, 0);
     const uint32 number = p.ctas.divide(blockIdx.x), ctas = held(p.ctas.value), rank = blockIdx.x - number * ctas, lane = engine.lane;
     const Pair pair = pair_of(p, number);
-    PlainJoin<ROWS> join(p, pair, states, shared, ctas, rank, number);
+    Join join(p, pair, states, shared, ctas, rank, number);
     const uint32 log_sharing = p.log_octets, log_teams = LOG_WARPS - log_sharing;
     const uint32 first = (engine.warp >> log_sharing) * ctas + rank, step_units = ctas << log_teams;
     PlainTiles tiles(p, pair, first, step_units, engine.warp & ((1 << log_sharing) - 1));
     // A warp's queries; once they are taken, what its units have come to.
-    char *const memory = held(shared + p.q_offset + engine.warp * p.q_pitch);
+    char *const memory = shared + held(p.q_offset + engine.warp * p.q_pitch);
     Total<Engine> total(memory);
     const Queries queries(p, pair, lane);
     const char *const q_len = held(p.q_lens.data ? p.q_lens.at(pair.seq) : tiles.length);
@@ -515,33 +572,42 @@ __device__ inline void attention_plain(const AttentionParams &p) {
 #pragma unroll 1
     for (uint32 step = 0, at = 0; step < count + STAGES; step++) {
         if (step >= STAGES) {
-            if (step == STAGES) engine.read_reach(pair, reach, 0);
+            if (step == STAGES) engine.read_reach(here(pair), reach, 0);
             wait_copies<STAGES - 1>();
             __syncwarp();
             if (step == STAGES) {
                 engine.template take_queries<ROWS>(shared_address(memory));
                 if (keeps_apart) total.clear();
             }
-            engine.attend(ring + at * STAGE, is_whole >> at & 1);
+            engine.attend(ring + at * STAGE, is_whole >> at & 1, part == 0);
             __syncwarp();
-            if (++part == unit_tiles) {
-                engine.finish();
-                write_partial(p, pair, engine, unit);
-                total.template add<false>(engine);
-                engine.clear();
-                part = 0;
-                unit += step_units;
-            }
         }
         if (step < count) load(step, at);
         end_copies();
         at = (at + 1) % STAGES;
+        // The ring is full again before a unit is done with.
+        if (step >= STAGES && ++part == unit_tiles) {
+            engine.finish();
+            write_partial(p, here(pair), engine, unit);
+            part = 0;
+            unit += step_units;
+            if (step + 1 == count + STAGES) break;
+            total.template add<false>(engine);
+            engine.clear();
+        }
     }
     if (count && !keeps_apart) engine.finish();
     else if (count) total.template add<true>(engine);
-    if (keeps && !keeps_apart) join.join_units(engine, pair, log_sharing, units);
-    else join.join_warps(engine);
-    if (join.join_ctas()) join.write(pair);
+    join.join_warps(engine);
+    // Where no units are left to write, nothing of how that is done keeps the rest waiting.
+    if (!keeps || keeps_apart) {
+        if (join.join_ctas([] {})) join.write(pair);
+        return;
+    }
+    const auto write_units = [&] { write_unit(p, pair, join, log_sharing, units); };
+    const bool has_all = join.join_ctas(write_units);
+    if (has_all) join.write(pair);
+    if (!has_all || ctas == 1) write_units();
 }
 
 #define PLAIN_KERNEL(name, ...)                                                                                                     \

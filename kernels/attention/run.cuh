@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/join.cuh"
+#include "common/parameters.cuh"
 
 // A warp's state in shared memory.
 struct WarpState {
@@ -43,14 +44,6 @@ __device__ inline void keep_apart(const AttentionParams &p, const Pair &pair, co
         }
         __syncwarp();
     }
-}
-
-// Parameters lie in constant memory, where a kernel finds them cold: this asks for all lines at once, so that nothing waits for one after
-// another. The words are to be used, late.
-template <typename Params>
-__device__ inline uint32 ask_for_parameters(const Params &p) {
-    constexpr uint32 LINE = 64;
-    return threadIdx.x < sizeof(p) / LINE ? reinterpret_cast<const uint32 *>(&p)[threadIdx.x * (LINE / 4)] : 0;
 }
 
 template <typename Engine>

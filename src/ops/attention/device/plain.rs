@@ -1,4 +1,4 @@
-//! The plan of kernels/attention/plain.cuh: for each list some CTAs, each with a multiprocessor of its own.
+//! The plan of kernels/attention/plain.cuh and rows.cuh: for each list some CTAs, each with a multiprocessor of its own.
 
 use super::params::Params;
 use super::plan::{Element, Engine, FACTS_BYTES, Plan, Scratch, THREADS, TILE, WARP_ROWS, WARPS};
@@ -55,9 +55,6 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
     if !is_taken || is_uneven {
         return None;
     }
-    let stages = if element == Element::Fp8 { 4 } else { 2 };
-    let tile_bytes = TILE * (CHANNELS * element.bytes() + 16);
-    let ring = WARPS * stages * (FACTS_BYTES + 2 * tile_bytes);
     let has_partials = !params.partials.acc.data.is_null();
     // States that are kept are written the faster the more write them.
     let few = match (has_partials, rows) {
@@ -68,11 +65,12 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
     let share = if pairs as u64 * tokens <= few { facts.multiprocessors / 2 } else { facts.multiprocessors };
     let ctas = (share / pairs.max(1)).clamp(1, MOST_CTAS);
     let sharing = if has_partials { sharing(params.unit_tiles.value, units, ctas) } else { Some(1) };
-    let warp_bytes = warp_bytes(rows, sharing.is_none());
-    let shared = ring + WARPS * warp_bytes;
-    if shared > super::most_shared(facts) {
-        return None;
-    }
+    let tile_bytes = TILE * (CHANNELS * element.bytes() + 16);
+    let (warp_bytes, cta_bytes) = (warp_bytes(rows, sharing.is_none()), cta_bytes(rows));
+    let ring = |stages: u32| WARPS * stages * (FACTS_BYTES + 2 * tile_bytes);
+    let shared = |stages: u32| ring(stages) + cta_bytes + WARPS * warp_bytes;
+    let stages = stages(element, rows).iter().copied().find(|&stages| shared(stages) <= super::most_shared(facts))?;
+    let (ring, shared) = (ring(stages), shared(stages));
     let sharing = sharing.unwrap_or(1);
     let params = Params {
         pairs,
@@ -82,6 +80,7 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
         log_octets: sharing.ilog2(),
         log_members: (rows == Rows::UpTo16) as u32,
         kept_rows: rows.count(),
+        stages,
         v_offset: tile_bytes,
         q_offset: ring,
         q_pitch: warp_bytes,
@@ -111,9 +110,27 @@ fn sharing(unit_tiles: u32, units: u64, ctas: u32) -> Option<u32> {
     (0..=WARPS.ilog2()).map(|log| 1 << log).rfind(has_one)
 }
 
+/// Of a ring; the first that there is room for.
+fn stages(element: Element, rows: Rows) -> &'static [u32] {
+    match (element, rows) {
+        (Element::Fp8, _) => &[4],
+        (_, Rows::UpTo16) => &[3, 2],
+        _ => &[2],
+    }
+}
+
+fn query_bytes(rows: Rows) -> u32 {
+    rows.count() * (CHANNELS * 2 + 16)
+}
+
+/// Of all warps: queries, where there are many.
+fn cta_bytes(rows: Rows) -> u32 {
+    if rows == Rows::UpTo16 { query_bytes(rows) } else { 0 }
+}
+
 /// Of each warp: queries; or, once those are in registers, the state of its units where it has several.
 fn warp_bytes(rows: Rows, adds_up: bool) -> u32 {
-    let queries = rows.count() * (CHANNELS * 2 + 16);
+    let queries = if rows == Rows::UpTo16 { 0 } else { query_bytes(rows) };
     let state = rows.count().next_multiple_of(WARP_ROWS) * CHANNELS * size_of::<f32>() as u32;
     if adds_up { queries.max(state) } else { queries }
 }
