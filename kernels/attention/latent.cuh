@@ -6,21 +6,22 @@
 //   warp w ── S [16 rows × 8 tokens] = Q · Kᵀ of its tokens, Q in registers ── maxima of all warps ── weights, for all warps
 //          ── O [16 rows × 64 channels] += P [16 × 64 tokens] · V of its channels
 //
-// Then states join, 32 KiB from each CTA: the CTAs of a cluster read from each other, each a slice of the channels; the slices of several
-// clusters join through scratch, in the CTA that ends last. Bytes: each token once, 2 · D.
+// Then states join, 32 KiB from each CTA: the CTAs of a cluster send each other slices of the channels, with the news of their arrival; the
+// slices of several clusters join through scratch, in the CTA that ends last. Bytes: each token once, 2 · D.
 //
 // How a row's tokens are cut depends on its own list and on how many lists there are, and on nothing else.
 #pragma once
 
+#include "attention/ahead.cuh"
 #include "attention/mma.cuh"
 #include "common/barrier.cuh"
 
 constexpr uint32 LATENT_ROWS = 16, LATENT_SLOTS = 5;
-constexpr uint32 SLOT_TOKENS = 2 * TILE, STEP_SLOTS = 2, STEP_TILES = 4;
+constexpr uint32 SLOT_TOKENS = 2 * TILE, STEP_SLOTS = 2, STEP_TILES = 4, FIRST_SLOTS = 3;
 constexpr uint32 KEY_CHANNELS = 576, WARP_CHANNELS = 64;
 constexpr uint32 LATENT_PITCH = KEY_CHANNELS * 2 + 16;  // an odd number of 16 bytes, so that eight rows hit different banks
 constexpr uint32 SLOT_BYTES = SLOT_TOKENS * LATENT_PITCH;
-// Of shared memory: the ring, the weights of a step, queries.
+// Of shared memory: the ring, the weights of a step, queries; in their place, what CTAs are sent.
 constexpr uint32 WEIGHTS_OFFSET = LATENT_SLOTS * SLOT_BYTES, QUERIES_OFFSET = WEIGHTS_OFFSET + STEP_TILES * WARP * sizeof(uint4);
 
 __device__ inline void write_zeros(char *row, uint32 begin, uint32 end) {
@@ -28,7 +29,7 @@ __device__ inline void write_zeros(char *row, uint32 begin, uint32 end) {
 }
 
 struct LatentShared {
-    Barrier full[LATENT_SLOTS], queries;
+    Barrier full[LATENT_SLOTS], queries, sent;
     alignas(16) float top[LATENT_ROWS][WARPS];
     float l[WARPS][LATENT_ROWS];
     alignas(8) uint8 there[LATENT_SLOTS][WARPS];  // bits of the tokens that a warp asked for
@@ -54,39 +55,45 @@ struct LatentSource {
     Listed listed;  // of the group after these
 
     __device__ LatentSource(const AttentionParams &p, const Pair &pair, LatentShared &s, char *shared, uint32 rank)
-        : p(p), pair(pair), s(s), shared(shared), rank(rank), lane(threadIdx.x % WARP), warp(threadIdx.x / WARP), row(warp * TOKENS + lane % TOKENS) {}
+        : p(p), pair(pair), s(s), shared(shared), rank(rank), lane(threadIdx.x % WARP), warp(threadIdx.x / WARP),
+          row(warp * TOKENS + lane % TOKENS) {}
 
     // The lane's token of a group, counted along the list.
     __device__ uint32 number(uint32 group) const {
         return (((group * GROUP + lane / TOKENS) * 2 + row / TILE) * p.ctas.value + rank) * TILE + row % TILE;
     }
-    // Of what is read once the kernel waits no longer.
-    __device__ void announce() const {
-        constexpr uint32 ENTRIES = 128 / sizeof(int32);
-        const uint32 entry = p.block.divide(number(0));
-        if (p.ids.data && entry < p.cap) prefetch(p.ids.at(pair.seq, pair.position, pair.head, entry));
-        if (warp) return;
-        if (p.table.data && uint64(lane * ENTRIES) * p.page.value < p.capacity) prefetch(p.table.at(pair.seq, lane * ENTRIES));
-        if (lane == 0) prefetch(p.seq_lens.at(pair.seq));
-        if (lane == 1 && p.ids.data) prefetch(p.counts.at(pair.seq, pair.position, pair.head));
-    }
-    __device__ void ask_queries() const {
-        const uint32 rows = rows_of(p, pair);
-        char *const to = shared + QUERIES_OFFSET;
-        for (uint32 row = rows; row < LATENT_ROWS; row++) write_zeros(to + row * LATENT_PITCH, 0, p.dim * 2);
+    // What is known before the kernel waits: where the lists of the first two groups lie, and the warp's two rows of queries, of which a
+    // lane asks for one.
+    struct Start {
+        static constexpr uint32 ROWS = LATENT_ROWS / WARPS;
+        Entry first, second;
+        Lengths lengths;
+        const char *query = nullptr;
+        uint32 rows, to;  // of queries: so many, to there
+
+        __device__ Start(const LatentSource &own)
+            : first(own.p, own.pair, own.number(0)), second(own.p, own.pair, own.number(1)), lengths(own.p, own.pair) {
+            const AttentionParams &p = own.p;
+            const uint32 begin = own.warp * ROWS;
+            char *const place = own.shared + QUERIES_OFFSET + begin * LATENT_PITCH;
+            rows = min(max(int32(rows_of(p, own.pair) - begin), 0), ROWS);
+            for (uint32 row = rows; row < ROWS; row++) write_zeros(place + row * LATENT_PITCH, 0, p.dim * 2);
+            const auto [position, head] = place_of_row(p, own.pair, first_row(p, own.pair) + begin + own.lane);
+            if (own.lane < rows) query = p.q.at(own.pair.seq, position, head);
+            to = shared_address(place) + own.lane * LATENT_PITCH;
+            pin(query);
+            announce_lists(p, own.pair, own.warp, first, lengths);
+        }
+    };
+    // What the list says, and where the tokens of the first group lie. Queries are asked for meanwhile.
+    __device__ void open(const Start &start) {
+        const Listed first = start.first.read(p);
+        listed = start.second.read(p);
+        start.lengths.read(p, pair, reach, entries);
+        if (lane == 0) s.queries.expect(start.rows * p.dim * 2);
         __syncwarp();
-        if (lane == 0) s.queries.expect(rows * p.dim * 2);
+        if (start.query) copy_bulk(start.to, start.query, p.dim * 2, s.queries);
         __syncwarp();
-        if (lane >= rows) return;
-        const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + lane);
-        copy_bulk(shared_address(to) + lane * LATENT_PITCH, p.q.at(pair.seq, position, head), p.dim * 2, s.queries);
-    }
-    // What the list says, and where the tokens of the first group lie.
-    __device__ void open() {
-        const Listed first = ::listed(p, pair, number(0));
-        listed = ::listed(p, pair, number(1));
-        reach = Reach::load(p, pair);
-        entries = count_of(p, pair);
         const uint32 tiles = units_of(p, reach, entries);
         slots = tiles > rank ? p.ctas.divide(tiles - rank - 1) / 2 + 1 : 0;
         token = find(0, first);
@@ -124,7 +131,7 @@ struct LatentSource {
 // A warp that attends. Its lane has rows lane / 4 and 8 more, and of these two neighbouring columns of each eight.
 template <typename Type>
 struct Latent {
-    static constexpr uint32 K_STEPS = KEY_CHANNELS / 16, OCTETS = WARP_CHANNELS / 8;
+    static constexpr uint32 K_STEPS = KEY_CHANNELS / 16, OCTETS = WARP_CHANNELS / 8, AHEAD = 3;
 
     const AttentionParams &p;
     LatentShared &s;
@@ -148,12 +155,17 @@ struct Latent {
     __device__ void multiply(float (&c)[4], uint32 at) const {
         const uint32 keys = shared_address(shared + at * SLOT_BYTES) + (warp % 4 * 8 + lane % 8) * LATENT_PITCH + lane / 8 * 16;
         float sum[4][4] = {};
+        // Some are asked for ahead.
+        uint32 key[AHEAD][4];
+#pragma unroll
+        for (uint32 n = 0; n < AHEAD - 1; n++) load_matrices(key[n], keys + n * 64);
 #pragma unroll
         for (uint32 k = 0; k < K_STEPS; k += 2) {
-            uint32 key[4];
-            load_matrices(key, keys + k * 32);
-            Type::multiply(sum[k % 4], query[k], key[0], key[1]);
-            Type::multiply(sum[k % 4 + 1], query[k + 1], key[2], key[3]);
+            const uint32 n = k / 2 + AHEAD - 1;
+            if (n < K_STEPS / 2) load_matrices(key[n % AHEAD], keys + n * 64);
+            const uint32(&own)[4] = key[k / 2 % AHEAD];
+            Type::multiply(sum[k % 4], query[k], own[0], own[1]);
+            Type::multiply(sum[k % 4 + 1], query[k + 1], own[2], own[3]);
         }
         const uint32 there = s.there[at][warp % 4 * 2 + lane % 4 / 2] >> lane % 2 * 2;
 #pragma unroll
@@ -190,24 +202,36 @@ struct Latent {
 #pragma unroll
         for (uint32 n = 0; n < OCTETS * 4; n++) acc[n / 4][n % 4] *= keep[n / 2 % 2];
     }
-    // Adds the values of a slot, weighed, in the warp's channels.
-    __device__ void weigh(uint32 at, uint32 first_tile) {
+    // Adds the values of a step's slots, weighed, in the warp's channels: of 16 tokens, 32 channels at a time, the next of them asked for.
+    template <uint32 SLOTS>
+    __device__ void weigh(uint32 slot) {
+        constexpr uint32 PARTS = SLOTS * SLOT_TOKENS / TILE * 2;
+        uint32 value[2][2][4];
+        uint4 weights[2];
+        const auto load = [&](uint32 part) {
+            const uint32 at = (slot + part / 4) % LATENT_SLOTS;
+            const char *const tile = shared + at * SLOT_BYTES + part / 2 % 2 * TILE * LATENT_PITCH;
+            const uint32 values = place(shared_address(tile)) + warp * WARP_CHANNELS * 2;
+            if (part % 2 == 0) weights[part / 2 % 2] = reinterpret_cast<const uint4 *>(shared + WEIGHTS_OFFSET)[part / 2 * WARP + lane];
 #pragma unroll
-        for (uint32 t = 0; t < SLOT_TOKENS / TILE; t++) {
-            if (*reinterpret_cast<const uint32 *>(s.there[at] + t * 4) == 0) continue;
-            const uint4 four = reinterpret_cast<const uint4 *>(shared + WEIGHTS_OFFSET)[(first_tile + t) * WARP + lane];
-            const uint32 weights[4] = {four.x, four.y, four.z, four.w};
-            const uint32 values = place(shared_address(shared + at * SLOT_BYTES + t * TILE * LATENT_PITCH)) + warp * WARP_CHANNELS * 2;
+            for (uint32 j = 0; j < 2; j++) load_transposed(value[part % 2][j], values + part % 2 * 64 + j * 32);
+        };
+        load(0);
 #pragma unroll
-            for (uint32 j = 0; j < OCTETS; j += 2) {
-                uint32 value[4];
-                load_transposed(value, values + j * 16);
-                Type::multiply(acc[j], weights, value[0], value[1]);
-                Type::multiply(acc[j + 1], weights, value[2], value[3]);
+        for (uint32 part = 0; part < PARTS; part++) {
+            if (part + 1 < PARTS) load(part + 1);
+            const uint4 four = weights[part / 2 % 2];
+            const uint32 own[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (uint32 j = 0; j < 2; j++) {
+                const uint32(&two)[4] = value[part % 2][j];
+                float(*const sum)[4] = acc + part % 2 * 4 + j * 2;
+                Type::multiply(sum[0], own, two[0], two[1]);
+                Type::multiply(sum[1], own, two[2], two[3]);
             }
         }
     }
-    // `source` has asked for the queries, and for as many slots as there is room for.
+    // `source` has asked for the queries, and for the first slots.
     __device__ void run(LatentSource &source) {
         s.queries.wait(0);
         take_queries();
@@ -220,46 +244,63 @@ struct Latent {
                 multiply(c, own % LATENT_SLOTS);
             }
             soften(c);
-#pragma unroll
-            for (uint32 n = 0; n < STEP_SLOTS; n++) {
-                const uint32 other = slot + n, at = other % LATENT_SLOTS;
-                if (other >= source.slots) continue;
-                s.full[at].wait(other / LATENT_SLOTS);
-                weigh(at, n * 2);
+            // The rest of the ring, while what was asked for first is at work. Queries are in registers: others may send states.
+            if (slot == 0) {
+                announce_start();
+                for (uint32 n = FIRST_SLOTS; n < LATENT_SLOTS; n++) source.fill(n);
             }
+            const uint32 other = slot + 1 - warp / 4;
+            if (other < source.slots) s.full[other % LATENT_SLOTS].wait(other / LATENT_SLOTS);
+            if (slot + 1 < source.slots) weigh<2>(slot);
+            else weigh<1>(slot);
             if (slot + LATENT_SLOTS >= source.slots) continue;
             __syncthreads();
 #pragma unroll
             for (uint32 n = 0; n < STEP_SLOTS; n++) source.fill(slot + LATENT_SLOTS + n);
         }
+        if (source.slots == 0) announce_start();
+    }
+    // Between this and sending, the CTAs of the cluster have come as far.
+    __device__ static void announce_start() {
+        if (cluster_ctas() > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     }
 };
 
-// How the CTAs of a list join. A CTA leaves its state in its shared memory, in the place of tiles: for each CTA of the cluster a slice, which
-// is 8 · 2^log_octets channels of all rows, then m and l of each row.
+// How the CTAs of a list join. Each CTA of a cluster joins a slice, which is 2^log_octets octets of channels of all rows; the others send
+// it theirs, as a warp's lanes hold them: of each octet a lane has two channels of row lane / 4 and of 8 more. With it go m and l.
 struct LatentJoin {
-    static constexpr uint32 AT_ONCE = 8;  // states whose loads wait for nothing but each other
+    static constexpr uint32 AT_ONCE = 8;                        // states whose loads wait for nothing but each other
+    static constexpr uint32 CLUSTER_CTAS = 8;                   // at most; 1, 2, 4 or 8
+    static constexpr uint32 SUMS = 8;                           // float4 of m and l: m of a row and of 8 more, then l
+    static constexpr uint32 ALL_OCTETS = 64, SENT_BYTES = ALL_OCTETS * WARP * sizeof(float4);
 
     const AttentionParams &p;
     LatentShared &s;
-    char *shared;
     uint32 lane, warp, number, ctas, rank, clusters, cluster;  // of the list: its number, CTAs of a cluster, clusters
-    uint32 log_octets, slice;                                  // floats of a slice
+    uint32 log_octets, slice;                                  // float4 of a slice
+    float4 *slices, *sums;                                     // that CTAs of the cluster have sent
 
     __device__ LatentJoin(const AttentionParams &p, LatentShared &s, char *shared, uint32 number, uint32 of_list)
-        : p(p), s(s), shared(shared), lane(threadIdx.x % WARP), warp(threadIdx.x / WARP), number(number), ctas(cluster_ctas()), rank(cluster_rank()),
-          log_octets(p.log_octets) {
+        : p(p), s(s), lane(threadIdx.x % WARP), warp(threadIdx.x / WARP), number(number), ctas(cluster_ctas()), rank(cluster_rank()),
+          log_octets(p.log_octets), slice(WARP << p.log_octets), slices(reinterpret_cast<float4 *>(shared + QUERIES_OFFSET)),
+          sums(slices + ALL_OCTETS * WARP) {
         const uint32 log_ctas = __ffs(ctas) - 1;
         clusters = p.ctas.value >> log_ctas;
         cluster = of_list >> log_ctas;
-        slice = (8 << log_octets) * LATENT_ROWS;
     }
-    // Where eight channels of a row lie in a slice: turned, so that rows hit different banks.
-    __device__ uint32 octet(uint32 row, uint32 n) const { return (row << log_octets | (n ^ (row & 7 & ((1 << log_octets) - 1)))) * 8; }
-    __device__ float *sums() const { return reinterpret_cast<float *>(shared) + (slice << (__ffs(ctas) - 1)); }
+    // Once, early, by one thread.
+    __device__ static void open(LatentShared &s) {
+        s.sent.open(1);
+        s.sent.expect(SENT_BYTES + cluster_ctas() * SUMS * sizeof(float4));
+    }
 
+    // To an address of a CTA of the cluster, which its barrier `sent` counts.
+    __device__ static void send(uint32 to, uint32 sent, const float4 &x) {
+        asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(x.x),
+                     "f"(x.y), "f"(x.z), "f"(x.w), "r"(sent) : "memory");
+    }
     template <typename Type>
-    __device__ void leave(Latent<Type> &latent) const {
+    __device__ void exchange(const Latent<Type> &latent) const {
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
             float l = latent.l[i];
@@ -267,117 +308,221 @@ struct LatentJoin {
             l += __shfl_xor_sync(FULL_WARP, l, 2);
             if (lane % 4 == 0) s.l[warp][lane / 4 + i * 8] = l;
         }
-        // All warps are done with tiles, too.
+        if (ctas > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+        // All warps have their queries, in whose place this goes.
         __syncthreads();
+        // A warp's octets are of one slice: of eight CTAs, one has eight.
+        const uint32 begin = warp * Latent<Type>::OCTETS, to = begin >> log_octets;
+        float4 *const own = slices + rank * slice + (begin - (to << log_octets)) * WARP + lane;
+        if (ctas == 1) {
 #pragma unroll
-        for (uint32 j = 0; j < Latent<Type>::OCTETS; j++) {
-            const uint32 n = warp * Latent<Type>::OCTETS + j;
-            float *const to = reinterpret_cast<float *>(shared) + (n >> log_octets) * slice + lane % 4 * 2;
+            for (uint32 j = 0; j < Latent<Type>::OCTETS; j++) {
+                const float(&x)[4] = latent.acc[j];
+                own[j * WARP] = {x[0], x[1], x[2], x[3]};
+            }
+        } else {
+            const uint32 there = address_in(to, own), sent = address_in(to, &s.sent);
 #pragma unroll
-            for (uint32 i = 0; i < 2; i++)
-                *reinterpret_cast<float2 *>(to + octet(lane / 4 + i * 8, n & ((1 << log_octets) - 1))) = {latent.acc[j][i * 2], latent.acc[j][i * 2 + 1]};
+            for (uint32 j = 0; j < Latent<Type>::OCTETS; j++) {
+                const float(&x)[4] = latent.acc[j];
+                send(there + j * uint32(WARP * sizeof(float4)), sent, {x[0], x[1], x[2], x[3]});
+            }
         }
-        if (warp) return;
-        if (lane % 4 == 0) sums()[lane / 4] = latent.m[0], sums()[lane / 4 + 8] = latent.m[1];
-        if (lane >= LATENT_ROWS) return;
-        float l = 0.0f;
-        for (uint32 w = 0; w < WARPS; w++) l += s.l[w][lane];
-        sums()[LATENT_ROWS + lane] = l;
+        // A warp tells one CTA, a lane of each four of two rows.
+        if (warp < ctas && lane % 4 == 0) {
+            float l[2] = {};
+#pragma unroll
+            for (uint32 w = 0; w < WARPS; w++) l[0] += s.l[w][lane / 4], l[1] += s.l[w][lane / 4 + 8];
+            const float4 x = {latent.m[0], latent.m[1], l[0], l[1]};
+            float4 *const own_sums = sums + rank * SUMS + lane / 4;
+            if (ctas == 1) *own_sums = x;
+            else send(address_in(warp, own_sums), address_in(warp, &s.sent), x);
+        }
+    }
+    __device__ void wait() const {
+        if (ctas > 1) s.sent.wait(0);
+        else __syncthreads();
     }
 
-    // Four channels of a row.
-    struct Quad {
-        float4 acc;
-        float m, l;
+    // Two channels of two rows; and m and l of these.
+    struct Part {
+        float4 acc, sums;
     };
-    // From the shared memory of a CTA of the cluster, or from scratch. Predicates: between branches, loads would wait for each other.
-    __device__ static void load_if(bool is_there, Quad &quad, uint32 acc, uint32 sums) {
+    // From scratch. Predicates: between branches, loads would wait for each other.
+    __device__ static void load_if(bool is_there, Part &part, const float4 *acc, const float4 *sums) {
         asm volatile("{\n\t.reg .pred p;\n\t"
-                     "setp.ne.u32 p, %8, 0;\n\t"
-                     "@p ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%6];\n\t"
-                     "@p ld.shared::cluster.f32 %4, [%7];\n\t"
-                     "@p ld.shared::cluster.f32 %5, [%7 + 64];\n\t}"
-                     : "+f"(quad.acc.x), "+f"(quad.acc.y), "+f"(quad.acc.z), "+f"(quad.acc.w), "+f"(quad.m), "+f"(quad.l)
-                     : "r"(acc), "r"(sums), "r"(uint32(is_there)) : "memory");
-    }
-    __device__ static void load_if(bool is_there, Quad &quad, const float *acc, const float *sums) {
-        asm volatile("{\n\t.reg .pred p;\n\t"
-                     "setp.ne.u32 p, %8, 0;\n\t"
-                     "@p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%6];\n\t"
-                     "@p ld.global.cg.f32 %4, [%7];\n\t"
-                     "@p ld.global.cg.f32 %5, [%7 + 64];\n\t}"
-                     : "+f"(quad.acc.x), "+f"(quad.acc.y), "+f"(quad.acc.z), "+f"(quad.acc.w), "+f"(quad.m), "+f"(quad.l)
+                     "setp.ne.u32 p, %10, 0;\n\t"
+                     "@p ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%8];\n\t"
+                     "@p ld.global.cg.v4.f32 {%4, %5, %6, %7}, [%9];\n\t}"
+                     : "+f"(part.acc.x), "+f"(part.acc.y), "+f"(part.acc.z), "+f"(part.acc.w), "+f"(part.sums.x), "+f"(part.sums.y),
+                       "+f"(part.sums.z), "+f"(part.sums.w)
                      : "l"(acc), "l"(sums), "r"(uint32(is_there)) : "memory");
     }
-    // Joins `count` states, in their order, of which load(n, is_there, quad) reads one.
-    template <typename Load>
-    __device__ static Quad joined(uint32 count, const Load &load) {
-        Quad sum{{0.0f, 0.0f, 0.0f, 0.0f}, minus_infinity(), 0.0f};
-#pragma unroll 1
-        for (uint32 begin = 0; begin < count; begin += AT_ONCE) {
-            Quad one[AT_ONCE];
+    __device__ static Part empty() { return {{0.0f, 0.0f, 0.0f, 0.0f}, {minus_infinity(), minus_infinity(), 0.0f, 0.0f}}; }
+    // What the states of the cluster's CTAs count for in the lane's rows, and m and l of these: the same for all octets.
+    struct Weights {
+        float low[CLUSTER_CTAS], high[CLUSTER_CTAS];
+        float4 sums;
+    };
+    __device__ Weights weights() const {
+        Weights w;
+        float4 one[CLUSTER_CTAS];
+        float low = minus_infinity(), high = minus_infinity();
 #pragma unroll
-            for (uint32 n = 0; n < AT_ONCE; n++) {
-                one[n] = {{0.0f, 0.0f, 0.0f, 0.0f}, minus_infinity(), 0.0f};
-                load(begin + n, begin + n < count, one[n]);
-            }
-            float top = sum.m;
+        for (uint32 n = 0; n < CLUSTER_CTAS; n++) {
+            one[n] = sums[min(n, ctas - 1) * SUMS + lane / 4];
+            low = fmaxf(low, one[n].x), high = fmaxf(high, one[n].y);
+        }
+        w.sums = {low, high, 0.0f, 0.0f};
 #pragma unroll
-            for (uint32 n = 0; n < AT_ONCE; n++) top = fmaxf(top, one[n].m);
-            const float keep = weight(sum.m, top);
-            sum = {{sum.acc.x * keep, sum.acc.y * keep, sum.acc.z * keep, sum.acc.w * keep}, top, sum.l * keep};
+        for (uint32 n = 0; n < CLUSTER_CTAS; n++) {
+            w.low[n] = n < ctas ? weight(one[n].x, low) : 0.0f, w.high[n] = n < ctas ? weight(one[n].y, high) : 0.0f;
+            w.sums.z = fmaf(w.low[n], one[n].z, w.sums.z);
+            w.sums.w = fmaf(w.high[n], one[n].w, w.sums.w);
+        }
+        return w;
+    }
+    // An octet of so many CTAs, in their order.
+    template <uint32 CTAS>
+    __device__ float4 weighed(const Weights &w, uint32 octet) const {
+        const float4 *const from = slices + octet * WARP + lane;
+        float4 one[CTAS], sum = {};
 #pragma unroll
-            for (uint32 n = 0; n < AT_ONCE; n++) {
-                const float take = weight(one[n].m, top);
-                const float4 x = one[n].acc;
-                sum.acc = {fmaf(take, x.x, sum.acc.x), fmaf(take, x.y, sum.acc.y), fmaf(take, x.z, sum.acc.z), fmaf(take, x.w, sum.acc.w)};
-                sum.l = fmaf(take, one[n].l, sum.l);
-            }
+        for (uint32 n = 0; n < CTAS; n++) one[n] = from[n * slice];
+#pragma unroll
+        for (uint32 n = 0; n < CTAS; n++) {
+            const float4 x = one[n];
+            sum = {fmaf(w.low[n], x.x, sum.x), fmaf(w.low[n], x.y, sum.y), fmaf(w.high[n], x.z, sum.z), fmaf(w.high[n], x.w, sum.w)};
         }
         return sum;
     }
-    __device__ void write(const Pair &pair, uint32 row, uint32 channel, const Quad &quad) const {
-        if (row >= rows_of(p, pair)) return;
-        const uint32 of_pair = first_row(p, pair) + row;
-        write_results(p, pair, of_pair, channel, {quad.acc.x, quad.acc.y}, quad.m, quad.l);
-        write_results(p, pair, of_pair, channel + 2, {quad.acc.z, quad.acc.w}, quad.m, quad.l);
-    }
-    // A thread has quads n, n + THREADS, …
-    template <typename Each>
-    __device__ void for_quads(const Each &each) const {
-        const uint32 owned = min(max(int32(p.value_dim / 8) - int32(rank << log_octets), 0), 1 << log_octets);
-#pragma unroll 1
-        for (uint32 n = threadIdx.x; n < LATENT_ROWS << (1 + log_octets); n += THREADS) {
-            const uint32 row = n >> (1 + log_octets), quad = n & ((2 << log_octets) - 1);
-            if (quad < owned * 2) each(row, quad, octet(row, quad / 2) + quad % 2 * 4);
+    // Where a lane's part of the first AT_ONCE states lies in scratch, and their m and l.
+    struct Stored {
+        const float4 *acc[AT_ONCE], *sums[AT_ONCE];
+    };
+    // Of states from `begin` on.
+    __device__ void ask(Part (&one)[AT_ONCE], const Stored &at, uint32 begin, uint32 record, bool exists) const {
+#pragma unroll
+        for (uint32 n = 0; n < AT_ONCE; n++) {
+            one[n] = empty();
+            load_if(exists && begin + n < clusters, one[n], at.acc[n] + begin * record, at.sums[n] + begin * record);
         }
+    }
+    // Joins the states of the clusters, in their order, of which the first are asked for.
+    __device__ Part joined(Part (&one)[AT_ONCE], const Stored &at, uint32 record) const {
+        Part sum = empty();
+#pragma unroll 1
+        for (uint32 begin = AT_ONCE;; begin += AT_ONCE) {
+            float low = sum.sums.x, high = sum.sums.y;
+#pragma unroll
+            for (uint32 n = 0; n < AT_ONCE; n++) low = fmaxf(low, one[n].sums.x), high = fmaxf(high, one[n].sums.y);
+            raise(sum, low, high);
+#pragma unroll
+            for (uint32 n = 0; n < AT_ONCE; n++) add(sum, one[n]);
+            if (begin >= clusters) return sum;
+            ask(one, at, begin, record, true);
+        }
+    }
+    // A sum whose maxima are raised to these; and one more state in it, whose are no higher.
+    __device__ static void raise(Part &sum, float low, float high) {
+        const float keep[2] = {weight(sum.sums.x, low), weight(sum.sums.y, high)};
+        sum.acc = {sum.acc.x * keep[0], sum.acc.y * keep[0], sum.acc.z * keep[1], sum.acc.w * keep[1]};
+        sum.sums = {low, high, sum.sums.z * keep[0], sum.sums.w * keep[1]};
+    }
+    __device__ static void add(Part &sum, const Part &one) {
+        const float low = weight(one.sums.x, sum.sums.x), high = weight(one.sums.y, sum.sums.y);
+        const float4 x = one.acc, y = sum.acc;
+        sum.acc = {fmaf(low, x.x, y.x), fmaf(low, x.y, y.y), fmaf(high, x.z, y.z), fmaf(high, x.w, y.w)};
+        sum.sums.z = fmaf(low, one.sums.z, sum.sums.z);
+        sum.sums.w = fmaf(high, one.sums.w, sum.sums.w);
+    }
+    // Where a lane's results go, found before there are any.
+    struct Target {
+        char *to[2];  // the first of its channels
+        RowPlace place[2];
+        float norm[2];
+        bool exists[2], is_plain;
+    };
+    __device__ Target target(const Pair &pair) const {
+        Target t;
+        // Two neighbouring channels are a word of their own.
+        t.is_plain = p.out.data && p.out_type != FLOAT32 && p.out.step[3] == 2 && !p.state.acc.data &&
+                     (uint64(p.out.data) | p.out.step[0] | p.out.step[1] | p.out.step[2]) % 4 == 0;
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            const uint32 row = lane / 4 + i * 8;
+            t.exists[i] = row < rows_of(p, pair);
+            t.place[i] = place_of_row(p, pair, first_row(p, pair) + row);
+            t.to[i] = p.out.at(pair.seq, t.place[i].position, t.place[i].head, channel(0));
+        }
+        return t;
+    }
+    __device__ uint32 channel(uint32 octet) const { return ((rank << log_octets) + octet) * 8 + lane % 4 * 2; }
+    // With m and l of the rows, before their octets are written.
+    __device__ void scale(Target &t, const float4 &sums) const {
+        const float m[2] = {sums.x, sums.y}, l[2] = {sums.z, sums.w};
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) t.norm[i] = t.exists[i] ? norm_of(p, t.place[i].head, m[i], l[i]) : 0.0f;
+    }
+    __device__ void write(const Pair &pair, const Target &t, uint32 octet, const Part &part) const {
+        const float2 acc[2] = {{part.acc.x, part.acc.y}, {part.acc.z, part.acc.w}};
+        const float m[2] = {part.sums.x, part.sums.y}, l[2] = {part.sums.z, part.sums.w};
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            if (!t.exists[i]) continue;
+            if (!t.is_plain) {
+                write_results(p, pair, first_row(p, pair) + lane / 4 + i * 8, channel(octet), acc[i], m[i], l[i]);
+                continue;
+            }
+            const float x = acc[i].x * t.norm[i], y = acc[i].y * t.norm[i];
+            as<uint32>(t.to[i] + octet * 16) = p.out_type == FLOAT16 ? Float16::pack(x, y) : Bfloat16::pack(x, y);
+            if (channel(octet) == 0) write_state(p, pair, t.place[i], 0, acc[i], m[i], l[i]);
+        }
+    }
+    // Octets of the slice, as far as there are values.
+    __device__ uint32 owned() const { return min(max(int32(p.value_dim / 8) - int32(rank << log_octets), 0), 1 << log_octets); }
+    // A warp has octets n, n + WARPS, …
+    template <typename Each>
+    __device__ void for_octets(const Each &each) const {
+        const uint32 count = owned();
+#pragma unroll 1
+        for (uint32 octet = warp; octet < count; octet += WARPS) each(octet);
     }
     __device__ void join(const Pair &pair) const {
-        const uint32 begin = (rank << log_octets) * 8, record = slice + 2 * LATENT_ROWS;
-        const float *const left = reinterpret_cast<const float *>(shared) + rank * slice;
-        float *const stored = reinterpret_cast<float *>(p.scratch) + uint64((number * ctas + rank) * clusters) * record;
-        for_quads([&](uint32 row, uint32 quad, uint32 at) {
-            const Quad sum = joined(ctas, [&](uint32 n, bool is_there, Quad &one) {
-                load_if(is_there, one, address_in(n, left + at), address_in(n, sums() + row));
-            });
-            if (clusters == 1) return write(pair, row, begin + quad * 4, sum);
-            float *const to = stored + cluster * record;
-            __stcg(reinterpret_cast<float4 *>(to + at), sum.acc);
-            if (quad) return;
-            __stcg(to + slice + row, sum.m);
-            __stcg(to + slice + LATENT_ROWS + row, sum.l);
+        const uint32 record = slice + SUMS;
+        Target t = target(pair);
+        float4 *const stored = reinterpret_cast<float4 *>(p.scratch) + uint64((number * ctas + rank) * clusters) * record;
+        wait();
+        const Weights w = weights();
+        if (clusters == 1) scale(t, w.sums);
+        for_octets([&](uint32 octet) {
+            const float4 acc = ctas == 8 ? weighed<8>(w, octet) : ctas == 4 ? weighed<4>(w, octet)
+                             : ctas == 2 ? weighed<2>(w, octet) : weighed<1>(w, octet);
+            if (clusters == 1) return write(pair, t, octet, {acc, w.sums});
+            float4 *const to = stored + cluster * record;
+            __stcg(to + octet * WARP + lane, acc);
+            if (octet == 0 && lane % 4 == 0) __stcg(to + slice + lane / 4, w.sums);
         });
-        // Others may still read what this CTA left.
-        cluster_arrive();
-        if (clusters > 1 && is_last()) {
-            for_quads([&](uint32 row, uint32 quad, uint32 at) {
-                const Quad sum = joined(clusters, [&](uint32 n, bool is_there, Quad &one) {
-                    load_if(is_there, one, stored + n * record + at, stored + n * record + slice + row);
-                });
-                write(pair, row, begin + quad * 4, sum);
-            });
+        if (clusters == 1) return;
+        Stored at;
+#pragma unroll
+        for (uint32 n = 0; n < AT_ONCE; n++) {
+            at.acc[n] = stored + n * record + warp * WARP + lane;
+            at.sums[n] = stored + n * record + slice + lane / 4;
+            pin(at.acc[n]);
+            pin(at.sums[n]);
         }
-        cluster_wait();
+        if (!is_last()) return;
+        Part one[AT_ONCE];
+        ask(one, at, 0, record, warp < owned());
+        for_octets([&](uint32 octet) {
+            const Part sum = joined(one, at, record);
+#pragma unroll
+            for (uint32 n = 0; n < AT_ONCE; n++) at.acc[n] += WARPS * WARP;
+            if (octet + WARPS < owned()) ask(one, at, 0, record, true);
+            scale(t, sum.sums);
+            write(pair, t, octet, sum);
+        });
     }
     // Of the clusters of the list, as far as the CTAs of this slice go.
     __device__ bool is_last() const {
@@ -407,7 +552,8 @@ __device__ inline void attention_latent(const AttentionParams &p) {
     const Pair pair = pair_of(p, number);
     if (threadIdx.x == 0) {
         for (uint32 n = 0; n < LATENT_SLOTS; n++) s.full[n].open(WARPS);
-        s.queries.open(1);
+        s.queries.open(WARPS);
+        LatentJoin::open(s);
     }
     // Channels that no copy writes, of keys and queries.
     for (uint32 row = warp; p.dim < KEY_CHANNELS && row < LATENT_SLOTS * SLOT_TOKENS + LATENT_ROWS; row += WARPS) {
@@ -415,20 +561,17 @@ __device__ inline void attention_latent(const AttentionParams &p) {
         write_zeros(shared + at, p.dim * 2, KEY_CHANNELS * 2);
     }
     LatentSource source(p, pair, s, shared, rank);
-    source.announce();
+    const LatentSource::Start start(source);
     __syncthreads();
     allow_next_kernel();
     wait_for_previous_kernel();
-    if (warp == WARPS - 1) source.ask_queries();
-    source.open();
+    source.open(start);
 #pragma unroll
-    for (uint32 slot = 0; slot < LATENT_SLOTS; slot++) source.fill(slot);
+    for (uint32 slot = 0; slot < FIRST_SLOTS; slot++) source.fill(slot);
     Latent<Type> latent(p, s, shared);
     latent.run(source);
     const LatentJoin join(p, s, shared, number, rank);
-    join.leave(latent);
-    cluster_arrive();
-    cluster_wait();
+    join.exchange(latent);
     join.join(pair);
 }
 

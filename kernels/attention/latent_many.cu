@@ -6,4 +6,6 @@
 LATENT_MANY_KERNEL(attention_latent_many_f16, Float16, false)
 LATENT_MANY_KERNEL(attention_latent_many_bf16, Bfloat16, true)
 
-extern "C" __global__ void __launch_bounds__(JOIN_PARTS *PART_THREADS) join_latent_many(const __grid_constant__ AttentionParams p) { join_many(p); }
+extern "C" __global__ void __launch_bounds__(MOST_PARTS *PART_THREADS, 4) join_latent_many(const __grid_constant__ AttentionParams p) {
+    join_many(p);
+}

@@ -3,7 +3,7 @@
 // A CTA takes tiles r, r + ctas, … of 64 tokens of a list. Its ring holds two of them, in quarters of 32 tokens that are filled and freed
 // alone. A warpgroup does one thing:
 //
-//   copies   a warp ── one quarter of the ring: 32 tokens, wherever they lie
+//   copies   a warp ── one quarter of the ring: 32 tokens, wherever they lie ── what comes into it next, into the L2 cache
 //   weights  S [64 × 64 tokens] = Q · Kᵀ ── running softmax ── P [64 × 64], in shared memory
 //   two of   O [64 × 256 channels] += P · V
 //
@@ -17,6 +17,7 @@
 // How a row's tokens are cut depends on its own list and on how many lists there are, and on nothing else.
 #pragma once
 
+#include "attention/ahead.cuh"
 #include "attention/mma.cuh"
 #include "common/warpgroup.cuh"
 
@@ -28,48 +29,55 @@ constexpr uint32 SLABS = 9;  // of 576 channels
 constexpr uint32 RING_SLAB = RING_TOKENS * SLAB_WIDTH, QUERY_SLAB = MANY_ROWS * SLAB_WIDTH;
 // Of shared memory: the ring, queries, the weights of a tile.
 constexpr uint32 MANY_QUERIES_OFFSET = SLABS * RING_SLAB, MANY_WEIGHTS_OFFSET = MANY_QUERIES_OFFSET + SLABS * QUERY_SLAB;
-// Rows of results, in the place of the ring: half-warps of float2 hit different banks.
-constexpr uint32 RESULT_PITCH = MANY_VALUES + 8;
-static_assert(MANY_ROWS * RESULT_PITCH * sizeof(float) <= MANY_QUERIES_OFFSET);
+// Of rows of results, in the place of the ring: eight of them hit different banks.
+constexpr uint32 RESULT_PITCH = MANY_VALUES * 2 + 16;
+static_assert(MANY_ROWS * MANY_VALUES * sizeof(float) <= MANY_QUERIES_OFFSET);
 constexpr float LEAP = 8.0f;
 
 struct ManyShared {
     Barrier full[QUARTERS], empty[QUARTERS], weighed, used;  // `weighed`: weights are there; `used`: they are no longer needed
     uint32 there[QUARTERS];                                  // bits of tokens
     float keep[MANY_ROWS];                                   // what a tile's weights leave of what is summed so far
+    float last[MANY_ROWS];                                   // what the end leaves of it
     float m[MANY_ROWS], l[MANY_ROWS], norm[MANY_ROWS];       // at the end
 };
 
-// The state of a CTA in scratch: acc [64][512], then m and l [64].
+// The state of a CTA in scratch, as its threads hold it: of each octet of channels and 16 rows, a lane's two channels of its two rows; then
+// m and l [64].
 struct ManyState {
     float *data;
 
     __device__ ManyState(const AttentionParams &p, uint32 n)
         : data(reinterpret_cast<float *>(p.scratch) + uint64(n) * (MANY_ROWS * (MANY_VALUES + 2))) {}
-    __device__ float *acc(uint32 row, uint32 channel) const { return data + row * MANY_VALUES + channel; }
+    __device__ float4 *acc(uint32 octet, uint32 rows) const {
+        return reinterpret_cast<float4 *>(data) + (octet * 4 + rows) * WARP + threadIdx.x % WARP;
+    }
     __device__ float *m(uint32 row) const { return data + MANY_ROWS * MANY_VALUES + row; }
     __device__ float *l(uint32 row) const { return m(row) + MANY_ROWS; }
 };
 
-// Eight neighbouring channels of a row's results.
-__device__ inline void write_octet(const AttentionParams &p, const Pair &pair, uint32 row, uint32 channel, const float (&x)[8], float m, float l, float norm) {
-    const RowPlace place = place_of_row(p, pair, row);
-    if (p.out.data) {
-        char *const to = p.out.at(pair.seq, place.position, place.head, channel);
-        if (p.out_type != FLOAT32 && p.out.step[3] == 2 && uint64(to) % 16 == 0) {
-            const auto two = [&](uint32 n) {
-                const float low = x[n] * norm, high = x[n + 1] * norm;
-                return p.out_type == FLOAT16 ? Float16::pack(low, high) : Bfloat16::pack(low, high);
-            };
-            as<uint4>(to) = uint4{two(0), two(2), two(4), two(6)};
-        } else {
+// Are rows of `out` runs of 16-byte units of a 16-bit type?
+__device__ inline bool is_plain_out(const AttentionParams &p) {
+    const bool is_aligned = (uint64(p.out.data) | p.out.step[0] | p.out.step[1] | p.out.step[2]) % 16 == 0;
+    return p.out.data && p.out_type != FLOAT32 && p.out.step[3] == 2 && is_aligned;
+}
+__device__ inline uint32 pack_out(const AttentionParams &p, float low, float high) {
+    return p.out_type == FLOAT16 ? Float16::pack(low, high) : Bfloat16::pack(low, high);
+}
+
+// Of four lanes with four words each: word n of lane q is from now on word q of lane n.
+__device__ inline void transpose_four(uint32 (&word)[4]) {
+    const bool second = threadIdx.x & 1, upper = threadIdx.x & 2;
 #pragma unroll
-            for (uint32 n = 0; n < 8; n += 2) write_out(p, to + n * p.out.step[3], {x[n], x[n + 1]}, norm);
-        }
+    for (uint32 n = 0; n < 2; n++) {
+        const uint32 other = __shfl_xor_sync(FULL_WARP, upper ? word[n] : word[n + 2], 2);
+        (upper ? word[n] : word[n + 2]) = other;
     }
-    if (!p.state.acc.data && channel) return;
 #pragma unroll
-    for (uint32 n = 0; n < 8; n += 2) write_state(p, pair, place, channel + n, {x[n], x[n + 1]}, m, l);
+    for (uint32 n = 0; n < 4; n += 2) {
+        const uint32 other = __shfl_xor_sync(FULL_WARP, second ? word[n] : word[n + 1], 1);
+        (second ? word[n] : word[n + 1]) = other;
+    }
 }
 
 // What every thread of a CTA knows.
@@ -113,39 +121,48 @@ struct ManySource : ManyJob {
     __device__ uint32 number(uint32 quarter) const {
         return (quarter / 2 * p.ctas.value + rank) * MANY_TOKENS + quarter % 2 * QUARTER_TOKENS + lane;
     }
-    // Of what is read once the kernel waits no longer.
-    __device__ void announce() const {
-        constexpr uint32 ENTRIES = 128 / sizeof(int32);
-        const uint32 entry = p.block.divide(number(warp));
-        if (p.ids.data && entry < p.cap) prefetch(p.ids.at(pair.seq, pair.position, pair.head, entry));
-        if (warp) return;
-        if (p.table.data && uint64(lane * ENTRIES) * p.page.value < p.capacity) prefetch(p.table.at(pair.seq, lane * ENTRIES));
-        if (lane == 0) prefetch(p.seq_lens.at(pair.seq));
-        if (lane == 1 && p.ids.data) prefetch(p.counts.at(pair.seq, pair.position, pair.head));
-    }
     __device__ Token find(uint32 quarter, const Listed &listed) const {
         const Place place = place_of(p, pair, reach, entries, number(quarter), listed);
-        return {p.k.at(place.page, place.row, pair.head), place.position >= 0};
+        const bool is_there = place.position >= 0;
+        return {is_there ? p.k.at(place.page, place.row, pair.head) : p.k.data, is_there};
     }
+    // Slabs are so far apart that every place is a constant away from one of two: copies follow each other without a word between them.
     __device__ void fill(const Token &token) const {
         const uint32 there = __ballot_sync(FULL_WARP, token.is_there);
         if (lane == 0) s.there[warp] = there;
-        const uint64 address = uint64(token.from);
-#pragma unroll 1
-        for (uint32 n = 0; n < QUARTER_TOKENS; n += 4) {
-            const uint32 t = n + lane / 8;
-            const char *const from = reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, address, t));
+        const uint32 begin = lane % 8 * 16, slabs = p.dim * 2 > begin ? (p.dim * 2 - begin + SLAB_WIDTH - 1) / SLAB_WIDTH : 0;
+        const uint32 row = warp * QUARTER_TOKENS + lane / 8, to = shared_address(shared);
+        const uint32 at[2] = {to + place_in_slab(row, lane % 8), to + place_in_slab(row + 4, lane % 8)};
+#pragma unroll
+        for (uint32 n = 0; n < QUARTER_TOKENS / 4; n++) {
+            const uint32 t = n * 4 + lane / 8;
+            const char *const from = reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, uint64(token.from), t)) + begin;
             // What is not there is zeros, since NaN would stay NaN under a weight of zero.
-            const bool is_there = there >> t & 1;
-            copy_four(shared, RING_SLAB, warp * QUARTER_TOKENS + t, is_there ? from : p.k.data, is_there);
+            const uint32 own = there >> t & 1 ? slabs : 0;
+#pragma unroll
+            for (uint32 i = 0; i < SLABS; i++)
+                copy_16(at[n % 2] + (n / 2 * 8 * SLAB_WIDTH + i * RING_SLAB), from + i * SLAB_WIDTH, i < own);
         }
         end_copies();
     }
+    // Asks the L2 cache for a quarter: once for tokens that lie one after the other.
+    __device__ void announce(const Token &token) const {
+        const uint32 bytes = p.dim * 2;
+        const uint64 before = __shfl_up_sync(FULL_WARP, uint64(token.from), 1);
+        const uint32 there = __ballot_sync(FULL_WARP, token.is_there);
+        const bool begins = lane == 0 || !(there >> (lane - 1) & 1) || before + bytes != uint64(token.from);
+        // Lanes past this one that begin anew, or are not there, end its run.
+        const uint32 ends = (__ballot_sync(FULL_WARP, begins || !token.is_there) >> lane) >> 1, run = ends ? __ffs(ends) : WARP - lane;
+        if (begins && token.is_there) prefetch_bulk(token.from, run * bytes);
+    }
     __device__ void run() {
-        const Listed first = listed(p, pair, number(warp));
-        Listed next = listed(p, pair, number(warp + QUARTERS));
-        reach = Reach::load(p, pair);
-        entries = count_of(p, pair);
+        const Entry own(p, pair, number(warp)), after(p, pair, number(warp + QUARTERS));
+        const Lengths lengths(p, pair);
+        announce_lists(p, pair, warp, own, lengths);
+        wait_for_previous_kernel();
+        const Listed first = own.read(p);
+        Listed next = after.read(p);
+        lengths.read(p, pair, reach, entries);
         const uint32 quarters = tiles(reach, entries) * 2;
         Token token = find(warp, first);
 #pragma unroll 1
@@ -153,11 +170,13 @@ struct ManySource : ManyJob {
             const uint32 turn = quarter / QUARTERS;
             if (turn) s.empty[warp].wait(turn - 1);
             fill(token);
-            token = find(quarter + QUARTERS, next);
-            next = listed(p, pair, number(quarter + 2 * QUARTERS));
             wait_copies<0>();
             fence_copies();
             arrive(s.full[warp]);
+            // The ring is too small for all that is to be under way: while it is read, the L2 cache takes what follows.
+            token = find(quarter + QUARTERS, next);
+            announce(token);
+            next = listed(p, pair, number(quarter + 2 * QUARTERS));
         }
     }
 };
@@ -208,24 +227,33 @@ struct ManyWeights : ManyJob {
     }
     // Products become weights; `keep` is what they leave of what is summed so far.
     __device__ void soften(float (&c)[32], float (&keep)[2]) {
-        const float factor = p.scale * LOG2_E;
+        // Never zero: −inf times that would be NaN.
+        const float factor = fmaxf(p.scale * LOG2_E, __int_as_float(1));
+        float top[2], other[2];
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
-            float top = minus_infinity(), sum = 0.0f;
+            top[i] = c[i * 2], other[i] = c[i * 2 + 1];
 #pragma unroll
-            for (uint32 j = 0; j < OCTETS; j++) top = fmaxf(top, fmaxf(c[j * 4 + i * 2], c[j * 4 + i * 2 + 1]));
-            top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
-            top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
-            highest[i] = fmaxf(highest[i], top * factor);
+            for (uint32 n = i * 2 + 4; n < 32; n += 4) top[i] = fmaxf(top[i], c[n]), other[i] = fmaxf(other[i], c[n + 1]);
+            top[i] = fmaxf(top[i], other[i]);
+        }
+#pragma unroll
+        for (uint32 step = 1; step < 4; step *= 2) {
+#pragma unroll
+            for (uint32 i = 0; i < 2; i++) top[i] = fmaxf(top[i], __shfl_xor_sync(FULL_WARP, top[i], step));
+        }
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            highest[i] = fmaxf(highest[i], top[i] * factor);
             const float next = highest[i] > m[i] + LEAP ? highest[i] : m[i], shift = next == minus_infinity() ? 0.0f : next;
             keep[i] = weight(m[i], next);
             m[i] = next;
-            // −inf times a factor too small for a float32 would be NaN.
+            float sum = 0.0f;
 #pragma unroll
             for (uint32 n = i * 2; n < 32; n += 4) {
 #pragma unroll
                 for (uint32 e = n; e < n + 2; e++) {
-                    c[e] = c[e] == minus_infinity() ? 0.0f : exp2_fast(fmaf(c[e], factor, -shift));
+                    c[e] = exp2_fast(fmaf(c[e], factor, -shift));
                     sum += c[e];
                 }
             }
@@ -243,7 +271,7 @@ struct ManyWeights : ManyJob {
         fence_copies();
         arrive(s.weighed);
     }
-    // What is told of rows: states are relative to maxima.
+    // What is told of rows, while the last tile's values are summed: states are relative to maxima.
     __device__ void finish() const {
         const uint32 rows = rows_of(p, pair);
 #pragma unroll
@@ -254,7 +282,7 @@ struct ManyWeights : ManyJob {
             sum += __shfl_xor_sync(FULL_WARP, sum, 2);
             sum *= keep;
             if (lane % 4) continue;
-            s.keep[row(i)] = keep;
+            s.last[row(i)] = keep;
             s.m[row(i)] = highest[i];
             s.l[row(i)] = sum;
             s.norm[row(i)] = row(i) < rows ? norm_of(p, place_of_row(p, pair, first_row(p, pair) + row(i)).head, highest[i], sum) : 0.0f;
@@ -279,13 +307,12 @@ struct ManyWeights : ManyJob {
             if (tile) s.used.wait(tile - 1);
             leave(c, keep);
         }
-        if (count) s.used.wait(count - 1);
         finish();
         sync_some(2, 3 * GROUP_THREADS);
     }
 };
 
-// A warpgroup that sums values, weighed: the first or the last 256 channels.
+// A warpgroup that sums values, weighed: the first or the last 256 channels, by the same code: with its own for each, it was slower.
 template <typename Type, bool IS_BFLOAT16>
 struct ManyValues : ManyJob {
     static constexpr uint32 OCTETS = OWN_VALUES / 8;
@@ -298,8 +325,8 @@ struct ManyValues : ManyJob {
     __device__ uint32 channel(uint32 j) const { return half * OWN_VALUES + j * 8 + lane % 4 * 2; }
     __device__ float2 two(uint32 j, uint32 i) const { return {acc[j / 16][j % 16 * 4 + i * 2], acc[j / 16][j % 16 * 4 + i * 2 + 1]}; }
 
-    __device__ void scale() {
-        const float keep[2] = {s.keep[row(0)], s.keep[row(1)]};
+    __device__ void scale(const float (&of_rows)[MANY_ROWS]) {
+        const float keep[2] = {of_rows[row(0)], of_rows[row(1)]};
         if (__all_sync(FULL_WARP, keep[0] == 1.0f && keep[1] == 1.0f)) return;
 #pragma unroll
         for (uint32 n = 0; n < OCTETS * 4; n++) acc[n / 64][n % 64] *= keep[n / 2 % 2];
@@ -324,35 +351,53 @@ struct ManyValues : ManyJob {
         if (lane == 0) s.used.expect(0);
     }
     __device__ void store(const ManyState &state) const {
-        const uint32 rows = rows_of(p, pair);
+#pragma unroll
+        for (uint32 j = 0; j < OCTETS; j++) {
+            const float2 low = two(j, 0), high = two(j, 1);
+            __stcg(state.acc(half * OCTETS + j, warp), float4{low.x, low.y, high.x, high.y});
+        }
+        if (half || lane % 4) return;
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
-            if (row(i) >= rows) continue;
-#pragma unroll
-            for (uint32 j = 0; j < OCTETS; j++) {
-                if (channel(j) < p.value_dim)
-                    __stcg(reinterpret_cast<float2 *>(state.acc(row(i), channel(j))), two(j, i));
-            }
-            if (half || lane % 4) continue;
             __stcg(state.m(row(i)), s.m[row(i)]);
             __stcg(state.l(row(i)), s.l[row(i)]);
         }
     }
-    // Through shared memory, which is free: all products are summed.
+    // A warp's 16 rows lie in shared memory, which is free: all products are summed. From there each is a bulk copy.
+    __device__ void write_plain() const {
+        char *const results = shared + warp * 16 * RESULT_PITCH;
+        const float norm[2] = {s.norm[row(0)], s.norm[row(1)]};
+#pragma unroll
+        for (uint32 n = 0; n < OCTETS * 2; n++) {
+            const float2 x = two(n / 2, n % 2);
+            char *const to = results + (lane / 4 + n % 2 * 8) * RESULT_PITCH + channel(n / 2) * 2;
+            as<uint32>(to) = pack_out(p, x.x * norm[n % 2], x.y * norm[n % 2]);
+        }
+        fence_copies();
+        __syncwarp();
+        const uint32 first = half * OWN_VALUES, own = warp * 16 + lane;
+        if (lane >= 16 || own >= rows_of(p, pair)) return;
+        const RowPlace place = place_of_row(p, pair, first_row(p, pair) + own);
+        if (first < p.value_dim) {
+            const char *const from = results + lane * RESULT_PITCH + first * 2;
+            char *const to = p.out.at(pair.seq, place.position, place.head, first);
+            store_bulk(to, shared_address(from), min(p.value_dim - first, OWN_VALUES) * 2);
+        }
+        if (half == 0) write_state(p, pair, place, 0, {}, s.m[own], s.l[own]);
+        wait_stores();
+    }
     __device__ void write() const {
+        if (is_plain_out(p) && !p.state.acc.data) return write_plain();
         float *const results = reinterpret_cast<float *>(shared);
 #pragma unroll
         for (uint32 n = 0; n < OCTETS * 2; n++)
-            *reinterpret_cast<float2 *>(results + row(n % 2) * RESULT_PITCH + channel(n / 2)) = two(n / 2, n % 2);
+            *reinterpret_cast<float2 *>(results + row(n % 2) * MANY_VALUES + channel(n / 2)) = two(n / 2, n % 2);
         sync_some(3, 2 * GROUP_THREADS);
-        const uint32 rows = rows_of(p, pair), thread = half * GROUP_THREADS + warp * WARP + lane;
-        const uint32 channel = thread % (MANY_VALUES / 8) * 8;
-        if (channel >= p.value_dim) return;
+        const uint32 rows = rows_of(p, pair), of_half = (warp * WARP + lane) * 2 + half * OWN_VALUES;
 #pragma unroll 1
-        for (uint32 row = thread / (MANY_VALUES / 8); row < rows; row += 2 * GROUP_THREADS / (MANY_VALUES / 8)) {
-            const float4 *const from = reinterpret_cast<const float4 *>(results + row * RESULT_PITCH + channel), a = from[0], b = from[1];
-            const float x[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-            write_octet(p, pair, first_row(p, pair) + row, channel, x, s.m[row], s.l[row], s.norm[row]);
+        for (uint32 row = 0; row < rows && of_half < p.value_dim; row++) {
+            const float2 x = *reinterpret_cast<const float2 *>(results + row * MANY_VALUES + of_half);
+            write_results(p, pair, first_row(p, pair) + row, of_half, x, s.m[row], s.l[row]);
         }
     }
     __device__ void run(uint32 number) {
@@ -362,11 +407,11 @@ struct ManyValues : ManyJob {
 #pragma unroll 1
         for (uint32 tile = 0; tile < count; tile++) {
             s.weighed.wait(tile);
-            scale();
+            scale(s.keep);
             add(tile);
         }
         sync_some(2, 3 * GROUP_THREADS);
-        scale();
+        scale(s.last);
         if (p.ctas.value > 1) store(ManyState(p, number * p.ctas.value + rank));
         else write();
     }
@@ -394,13 +439,11 @@ __device__ inline void attention_latent_many(const AttentionParams &p) {
     allow_next_kernel();
     // Of registers that 512 threads share: 128 each.
     if (group == 3) {
-        give_registers<64>();
+        give_registers<80>();
         ManySource source{job};
-        source.announce();
-        wait_for_previous_kernel();
         source.run();
     } else if (group == 2) {
-        give_registers<112>();
+        give_registers<96>();
         wait_for_previous_kernel();
         ManyWeights<Type, IS_BFLOAT16> weights{job};
         weights.run();
@@ -412,73 +455,147 @@ __device__ inline void attention_latent_many(const AttentionParams &p) {
     }
 }
 
-// Joins the states of a row's CTAs, in their order: four parts of them, then the parts.
-constexpr uint32 JOIN_PARTS = 4, PART_THREADS = MANY_VALUES / 8, MOST_STATES = 2 * WARP;
+// Joins the states of a list's CTAs: a CTA those of 16 rows and 32 channels, in parts of a warp, each of which adds up every so many-th
+// state; then the parts.
+constexpr uint32 PART_THREADS = WARP, MOST_PARTS = 4, MOST_STATES = 64;
 
 __device__ inline void join_many(const AttentionParams &p) {
-    __shared__ float4 sums[JOIN_PARTS - 1][2][PART_THREADS];
-    constexpr uint32 AT_ONCE = 4;
-    const uint32 number = blockIdx.x / MANY_ROWS, row = blockIdx.x % MANY_ROWS, lane = threadIdx.x % WARP;
-    const uint32 part = threadIdx.x / PART_THREADS, thread = threadIdx.x % PART_THREADS, channel = thread * 8, count = p.ctas.value;
+    constexpr uint32 AT_ONCE = 4, OCTETS = 4;  // of a thread
+    __shared__ float tops[MOST_STATES][16], totals[MOST_STATES][16];
+    __shared__ float4 sums[MOST_PARTS - 1][OCTETS][PART_THREADS];
+    const uint32 number = blockIdx.x / 64, rows = blockIdx.x / 16 % 4, lane = threadIdx.x % WARP, count = p.ctas.value;
+    const uint32 parts = blockDim.x / PART_THREADS, part = threadIdx.x / PART_THREADS, thread = threadIdx.x % PART_THREADS;
+    const uint32 octet = blockIdx.x % 16 * OCTETS;
     const Pair pair = pair_of(p, number);
-    allow_next_kernel();
-    wait_for_previous_kernel();
-    if (row >= rows_of(p, pair)) return;
     const ManyState first(p, number * count);
     constexpr uint32 PITCH = MANY_ROWS * (MANY_VALUES + 2);
-    // A lane knows two states' maxima.
-    float m[2], l[2];
+    const bool is_plain = is_plain_out(p);
+    bool exists[2];
+    RowPlace place[2];
+    char *to[2];  // of four octets, the lane writes one
+#pragma unroll
+    for (uint32 r = 0; r < 2; r++) {
+        const uint32 row = rows * 16 + lane / 4 + r * 8;
+        exists[r] = row < rows_of(p, pair);
+        place[r] = place_of_row(p, pair, first_row(p, pair) + row);
+        to[r] = p.out.at(pair.seq, place[r].position, place[r].head, (octet + lane % 4) * 8);
+        pin(to[r]);
+    }
+    // Where what it reads first lies.
+    uint32 own[2];
+    const float *own_m[2];
+    const float4 *from[AT_ONCE];
 #pragma unroll
     for (uint32 i = 0; i < 2; i++) {
-        const uint32 n = i * WARP + lane;
-        m[i] = n < count ? __ldcg(first.m(row) + uint64(n) * PITCH) : minus_infinity();
-        l[i] = n < count ? __ldcg(first.l(row) + uint64(n) * PITCH) : 0.0f;
+        own[i] = min(threadIdx.x + i * blockDim.x, count * 16 - 1);
+        own_m[i] = first.m(rows * 16 + own[i] % 16) + uint64(own[i] / 16) * PITCH;
+        pin(own_m[i]);
     }
-    float top = fmaxf(m[0], m[1]);
 #pragma unroll
-    for (uint32 step = 1; step < WARP; step *= 2) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, step));
-    const float take[2] = {weight(m[0], top), weight(m[1], top)};
-    float sum = take[0] * l[0] + take[1] * l[1];
-#pragma unroll
-    for (uint32 step = 1; step < WARP; step *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, step);
-    float x[8] = {};
-#pragma unroll 1
-    for (uint32 begin = part; begin < count; begin += AT_ONCE * JOIN_PARTS) {
-        float4 one[AT_ONCE][2];
+    for (uint32 i = 0; i < AT_ONCE; i++) {
+        from[i] = first.acc(octet, rows) + uint64(part + i * parts) * (PITCH / 4);
+        pin(from[i]);
+    }
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    if (rows * 16 >= rows_of(p, pair)) return;
+    float4 one[AT_ONCE][OCTETS];
+    const auto load = [&](uint32 begin) {
 #pragma unroll
         for (uint32 i = 0; i < AT_ONCE; i++) {
-            const uint32 n = begin + i * JOIN_PARTS;
-            one[i][0] = one[i][1] = float4{0.0f, 0.0f, 0.0f, 0.0f};
-            if (n >= count || channel >= p.value_dim) continue;
-            const float4 *const from = reinterpret_cast<const float4 *>(first.acc(row, channel) + uint64(n) * PITCH);
-            one[i][0] = __ldcg(from), one[i][1] = __ldcg(from + 1);
+            const uint32 n = begin + i * parts;
+#pragma unroll
+            for (uint32 j = 0; j < OCTETS; j++) {
+                one[i][j] = float4{0.0f, 0.0f, 0.0f, 0.0f};
+                if (n < count) one[i][j] = __ldcg(from[i] + uint64(begin - part) * (PITCH / 4) + j * (4 * WARP));
+            }
         }
+    };
+    // m and l are asked for before the rest: most often no more than two of each by a thread.
+    const auto leave = [&](uint32 n, float m, float l) { tops[n / 16][n % 16] = m, totals[n / 16][n % 16] = l; };
+    const auto m_of = [&](uint32 n) { return __ldcg(first.m(rows * 16 + n % 16) + uint64(n / 16) * PITCH); };
+    const auto l_of = [&](uint32 n) { return __ldcg(first.l(rows * 16 + n % 16) + uint64(n / 16) * PITCH); };
+    float m[2], l[2];
+#pragma unroll
+    for (uint32 i = 0; i < 2; i++) m[i] = __ldcg(own_m[i]), l[i] = __ldcg(own_m[i] + MANY_ROWS);
+    load(part);
+#pragma unroll
+    for (uint32 i = 0; i < 2; i++) leave(own[i], m[i], l[i]);
+#pragma unroll 1
+    for (uint32 n = threadIdx.x + 2 * blockDim.x; n < count * 16; n += blockDim.x) leave(n, m_of(n), l_of(n));
+    __syncthreads();
+    // The four lanes of a row take every fourth state each.
+    float top[2] = {minus_infinity(), minus_infinity()}, sum[2] = {};
+    for (uint32 n = lane % 4; n < count; n += 4) {
+#pragma unroll
+        for (uint32 r = 0; r < 2; r++) top[r] = fmaxf(top[r], tops[n][lane / 4 + r * 8]);
+    }
+#pragma unroll
+    for (uint32 step = 1; step < 4; step *= 2) {
+#pragma unroll
+        for (uint32 r = 0; r < 2; r++) top[r] = fmaxf(top[r], __shfl_xor_sync(FULL_WARP, top[r], step));
+    }
+    for (uint32 n = lane % 4; n < count; n += 4) {
+#pragma unroll
+        for (uint32 r = 0; r < 2; r++) sum[r] = fmaf(weight(tops[n][lane / 4 + r * 8], top[r]), totals[n][lane / 4 + r * 8], sum[r]);
+    }
+#pragma unroll
+    for (uint32 step = 1; step < 4; step *= 2) {
+#pragma unroll
+        for (uint32 r = 0; r < 2; r++) sum[r] += __shfl_xor_sync(FULL_WARP, sum[r], step);
+    }
+    float4 x[OCTETS] = {};
+#pragma unroll 1
+    for (uint32 begin = part; begin < count; begin += AT_ONCE * parts) {
+        if (begin != part) load(begin);
 #pragma unroll
         for (uint32 i = 0; i < AT_ONCE; i++) {
-            const uint32 n = begin + i * JOIN_PARTS;
-            const float low = __shfl_sync(FULL_WARP, take[0], n % WARP), high = __shfl_sync(FULL_WARP, take[1], n % WARP);
-            const float factor = n < WARP ? low : high;
-            const float4 a = one[i][0], b = one[i][1];
-            const float y[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+            const uint32 n = min(begin + i * parts, count - 1);
+            const float low = weight(tops[n][lane / 4], top[0]), high = weight(tops[n][lane / 4 + 8], top[1]);
 #pragma unroll
-            for (uint32 e = 0; e < 8; e++) x[e] = fmaf(factor, y[e], x[e]);
+            for (uint32 j = 0; j < OCTETS; j++) {
+                const float4 y = one[i][j];
+                x[j] = {fmaf(low, y.x, x[j].x), fmaf(low, y.y, x[j].y), fmaf(high, y.z, x[j].z), fmaf(high, y.w, x[j].w)};
+            }
         }
     }
     if (part) {
-        sums[part - 1][0][thread] = {x[0], x[1], x[2], x[3]};
-        sums[part - 1][1][thread] = {x[4], x[5], x[6], x[7]};
+#pragma unroll
+        for (uint32 j = 0; j < OCTETS; j++) sums[part - 1][j][thread] = x[j];
     }
     __syncthreads();
-    if (part || channel >= p.value_dim) return;
+    if (part) return;
 #pragma unroll
-    for (uint32 n = 0; n < JOIN_PARTS - 1; n++) {
-        const float4 a = sums[n][0][thread], b = sums[n][1][thread];
-        const float y[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
+    for (uint32 n = 0; n < MOST_PARTS - 1; n++) {
+        if (n + 1 >= parts) break;
 #pragma unroll
-        for (uint32 e = 0; e < 8; e++) x[e] += y[e];
+        for (uint32 j = 0; j < OCTETS; j++) {
+            const float4 y = sums[n][j][thread];
+            x[j] = {x[j].x + y.x, x[j].y + y.y, x[j].z + y.z, x[j].w + y.w};
+        }
     }
-    const uint32 of_pair = first_row(p, pair) + row;
-    write_octet(p, pair, of_pair, channel, x, top, sum, norm_of(p, place_of_row(p, pair, of_pair).head, top, sum));
+#pragma unroll
+    for (uint32 r = 0; r < 2; r++) {
+        const float norm = exists[r] ? norm_of(p, place[r].head, top[r], sum[r]) : 0.0f;
+        if (is_plain) {
+            // Four lanes have four octets of a row, two channels of each: then each one of them.
+            uint32 word[OCTETS];
+#pragma unroll
+            for (uint32 j = 0; j < OCTETS; j++)
+                word[j] = pack_out(p, (r ? x[j].z : x[j].x) * norm, (r ? x[j].w : x[j].y) * norm);
+            transpose_four(word);
+            if (exists[r] && (octet + lane % 4) * 8 < p.value_dim) as<uint4>(to[r]) = uint4{word[0], word[1], word[2], word[3]};
+        }
+        if (!exists[r]) continue;
+#pragma unroll
+        for (uint32 j = 0; j < OCTETS; j++) {
+            const uint32 channel = (octet + j) * 8 + lane % 4 * 2;
+            const float2 two = r ? float2{x[j].z, x[j].w} : float2{x[j].x, x[j].y};
+            if (channel >= p.value_dim) continue;
+            if (!is_plain && p.out.data) write_out(p, p.out.at(pair.seq, place[r].position, place[r].head, channel), two, norm);
+            if (p.state.acc.data || channel == 0) write_state(p, pair, place[r], channel, two, top[r], sum[r]);
+        }
+    }
 }
 
 #define LATENT_MANY_KERNEL(name, ...)                                                                                               \

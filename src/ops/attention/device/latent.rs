@@ -8,8 +8,11 @@ use crate::runtime::cuda::{Kernel, LARGEST_CLUSTER};
 const ROWS: u32 = 16;
 const ROW_BYTES: u32 = 576 * 2 + 16;
 const VALUE_OCTETS: u32 = 512 / 8;
-/// The ring, the weights of a step, queries.
-const SHARED: u32 = 5 * 2 * TILE * ROW_BYTES + 2048 + ROWS * ROW_BYTES;
+/// The ring, the weights of a step; queries, and in their place the state of all rows and each CTA's maxima and sums.
+const SHARED: u32 = 5 * 2 * TILE * ROW_BYTES
+    + 2048
+    + ROWS * 512 * size_of::<f32>() as u32
+    + LARGEST_CLUSTER * 2 * ROWS * size_of::<f32>() as u32;
 /// Clusters whose slices a CTA asks for at once.
 const JOINED_AT_ONCE: u32 = 8;
 

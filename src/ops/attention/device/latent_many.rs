@@ -13,6 +13,9 @@ const THREADS: u32 = 512;
 /// Tokens of a tile.
 const TOKENS: u32 = 64;
 const SLAB_BYTES: u32 = 128;
+/// CTAs that join the states of a list, and states that a warp of one adds up at once.
+const JOINING: u32 = 64;
+const JOINED_AT_ONCE: u32 = 4;
 /// Two tiles, queries, weights.
 const SHARED: u32 = 9 * 2 * TOKENS * SLAB_BYTES + 9 * ROWS * SLAB_BYTES + ROWS * SLAB_BYTES;
 /// What a CTA leaves for the kernel that joins.
@@ -34,6 +37,11 @@ fn cost(multiprocessors: u32, pairs: u32, tiles: u32, ctas: u32) -> u64 {
     let all = pairs as u64 * ctas as u64;
     let waves = all.div_ceil(multiprocessors.max(1) as u64);
     waves * (200 + 100 * tiles.div_ceil(ctas) as u64) + if ctas > 1 { 200 + all * 100 / 28 } else { 0 }
+}
+
+/// Of a CTA that joins so many states.
+pub fn joining_threads(states: u32) -> u32 {
+    32 * states.div_ceil(JOINED_AT_ONCE).next_power_of_two().min(4)
 }
 
 /// `None` where the kernel does not take these tensors, or would not be the faster. `tokens` is the length of a full list.
@@ -59,7 +67,7 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
         ctas: pairs * ctas,
         threads: THREADS,
         cluster: None,
-        joining: if ctas > 1 { pairs * ROWS } else { 0 },
+        joining: if ctas > 1 { pairs * JOINING } else { 0 },
         shared: SHARED,
         is_cut_apart: false,
         scratch: Scratch::of_states((states * STATE_BYTES) as usize),

@@ -7,7 +7,10 @@ mod plain;
 mod plan;
 
 pub use params::{MAX_INPUTS, MergeParams, Params, RepairParams, StateView, View};
-pub use plan::{Job, Pairs, Plan, THREADS, WARPS, fastest, is_copied_by_16, lists, pairs, plan, results};
+pub use plan::{
+    FACTS_BYTES, Job, Pairs, Plan, THREADS, TILE, WARP_ROWS, WARPS, fastest, is_copied_by_16, lists, pairs, plan,
+    results,
+};
 
 use super::Outputs;
 use crate::core::status::Result;
@@ -32,8 +35,9 @@ pub struct Kernels {
     general: Kernel,
     cut: Kernel,
     pub repair: Kernel,
-    /// In one launch, by element.
+    /// In one launch, by element; then the same of the common case.
     repair_at_once: Vec<Kernel>,
+    repair_plain: Vec<Kernel>,
     /// CTAs of the clusters that those can form, ascending; none where they do not run.
     pub cluster_sizes: Vec<u32>,
     pub merge: Kernel,
@@ -72,6 +76,7 @@ impl cuda::Kernels for Kernels {
         source!("attention/general", compute_80, compute_90),
         source!("attention/plan", compute_80, compute_90),
         source!("attention/repair", compute_90),
+        source!("attention/repair_plain", compute_90),
         source!("attention/merge", compute_80),
     ];
 
@@ -85,11 +90,16 @@ impl cuda::Kernels for Kernels {
         let by_width = |source, [narrow, wide, widest]: [&'static str; 3]| {
             Ok([of(source, narrow)?, of(source, wide)?, of(source, widest)?])
         };
-        let at_once = ["repair_f16_128", "repair_bf16_128", "repair_fp8_128"];
-        let at_once = if modules.has("attention/repair") { &at_once[..] } else { &[] };
-        let repair_at_once = at_once.iter().map(|name| of("attention/repair", name)).collect::<Result<Vec<_>>>()?;
+        let by_element = |source, names: [&'static str; 3]| -> Result<Vec<Kernel>> {
+            let names = if modules.has(source) { &names[..] } else { &[] };
+            names.iter().map(|name| of(source, name)).collect()
+        };
+        let repair_at_once = by_element("attention/repair", ["repair_f16_128", "repair_bf16_128", "repair_fp8_128"])?;
+        let names = ["repair_plain_f16", "repair_plain_bf16", "repair_plain_fp8"];
+        let repair_plain = by_element("attention/repair_plain", names)?;
         let forms = |kernel: &Kernel, size| kernel.sharing(most_shared(facts)).active_clusters(size, THREADS) > 0;
-        let can_form = |&size: &u32| repair_at_once.iter().all(|kernel| size == 1 || forms(kernel, size));
+        let both = repair_at_once.iter().chain(&repair_plain);
+        let can_form = |&size: &u32| size == 1 || both.clone().all(|kernel| forms(kernel, size));
         let sizes = if repair_at_once.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
         let plain = if modules.has("attention/plain_f16") { Some(Plain::find(of)?) } else { None };
         let latent = if modules.has("attention/latent") { Some(Latent::find(of)?) } else { None };
@@ -101,6 +111,7 @@ impl cuda::Kernels for Kernels {
             latent: latent.filter(|latent| latent.clusters.exist()),
             cluster_sizes: sizes.iter().copied().filter(can_form).collect(),
             repair_at_once,
+            repair_plain,
             f16: by_width("attention/f16", ["attention_f16_128", "attention_f16_256", "attention_f16_576"])?,
             bf16: by_width("attention/bf16", ["attention_bf16_128", "attention_bf16_256", "attention_bf16_576"])?,
             fp8: by_width("attention/fp8", ["attention_fp8_128", "attention_fp8_256", "attention_fp8_576"])?,
@@ -180,6 +191,14 @@ impl Kernels {
         }
     }
 
+    /// The same of the common case, and bytes of an element.
+    pub fn repair_plain_of(&self, engine: Engine) -> Option<(&Kernel, u32)> {
+        match engine {
+            Engine::Mma(element, Width::W128) => Some((self.repair_plain.get(element as usize)?, element.bytes())),
+            _ => None,
+        }
+    }
+
     fn of(&self, engine: Engine) -> &Kernel {
         let (element, width) = match engine {
             Engine::General => return &self.general,
@@ -230,7 +249,9 @@ pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan) -> Result<()> {
         };
         enqueue.launch(&kernel, grid, [params.cast()])?;
         if let (1.., Some(many)) = (plan.joining, &kernels.latent_many) {
-            enqueue.launch(&many.join, self::grid(enqueue, plan.joining), [params.cast()])?;
+            let threads = latent_many::joining_threads(plan.params.ctas.value);
+            let grid = Grid { threads, ..self::grid(enqueue, plan.joining) };
+            enqueue.launch(&many.join, grid, [params.cast()])?;
         }
         Ok(())
     }
