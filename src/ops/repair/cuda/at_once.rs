@@ -1,52 +1,86 @@
 //! Repair in one launch: for each pair a cluster of CTAs, which finds what was missed, attends to it and joins all.
 
-use super::{Kept, Request, job, params};
+use super::{Kept, Request, describe, job};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
-use crate::ops::attention::device::{self, Kernels, Pairs, RepairParams, THREADS, WARPS};
+use crate::ops::attention::device::{self, FACTS_BYTES, Kernels, Pairs, RepairParams, THREADS, TILE, WARP_ROWS, WARPS};
 use crate::ops::views::State;
 use crate::runtime::cuda::layout::{is_near, log2_ceil};
-use crate::runtime::cuda::{Enqueue, Facts, Grid, Kernel, Kind};
-
-pub struct AtOnce {
-    params: RepairParams,
-    kernel: Kernel,
-    grid: Grid,
-}
+use crate::runtime::cuda::{Facts, Grid, Kernel, Kind};
 
 /// Tiles that a team asks for at a time: more pay, where there is room.
 const STAGES: [u32; 2] = [2, 1];
 
-impl AtOnce {
-    /// `None` where no kernel takes the tensors, or they need more shared memory than there is.
-    pub fn new(facts: &Facts, kernels: &Kernels, r: &Request) -> Result<Option<AtOnce>> {
-        if kernels.cluster_sizes.is_empty() || !is_common(r.kept) {
-            return Ok(None);
-        }
-        let job = job(r);
-        // As many CTAs as have a multiprocessor each.
-        let ctas = |size: u32| device::lists(&job).saturating_mul(size as usize);
-        let fits = |&size: &u32| ctas(size) <= facts.multiprocessors as usize;
-        let size = kernels.cluster_sizes.iter().copied().rfind(fits).unwrap_or(1);
-        for stages in STAGES {
-            let Some(pairs) = device::pairs(facts, &job, stages)? else { return Ok(None) };
-            let Some(&kernel) = kernels.repair_of(pairs.engine) else { return Ok(None) };
-            let mut params = params(r, pairs.params);
-            let shared = lay_out(&mut params, r, &pairs, size);
-            if shared > device::most_shared(facts) as usize {
-                continue;
-            }
-            let kind = if size == 1 { Kind::Dependent } else { Kind::DependentClusters(size) };
-            let grid = Grid { ctas: pairs.params.pairs * size, threads: THREADS, kind };
-            return Ok(Some(AtOnce { params, kernel: kernel.sharing(shared as u32), grid }));
-        }
-        Ok(None)
+/// Writes the parameters, which are large, where they are to lie. `None` where no kernel takes the tensors, or they need more shared
+/// memory than there is.
+pub fn plan(facts: &Facts, kernels: &Kernels, r: &Request, to: &mut RepairParams) -> Result<Option<(Kernel, Grid)>> {
+    if kernels.cluster_sizes.is_empty() || !is_common(r.kept) {
+        return Ok(None);
     }
+    let job = job(r);
+    // As many CTAs as have a multiprocessor each.
+    let ctas = |size: u32| device::lists(&job).saturating_mul(size as usize);
+    let fits = |&size: &u32| ctas(size) <= facts.multiprocessors as usize;
+    let size = kernels.cluster_sizes.iter().copied().rfind(fits).unwrap_or(1);
+    for stages in STAGES {
+        let Some(pairs) = device::pairs(facts, &job, stages)? else { return Ok(None) };
+        let kind = if size == 1 { Kind::Dependent } else { Kind::DependentClusters(size) };
+        let grid = Grid { ctas: pairs.params.pairs * size, threads: THREADS, kind };
+        to.to = pairs.params;
+        describe(r, to);
+        if let Some(kernel) = plain(facts, kernels, r, &pairs, size, to) {
+            return Ok(Some((kernel, grid)));
+        }
+        let Some(&kernel) = kernels.repair_of(pairs.engine) else { return Ok(None) };
+        let shared = lay_out(to, r, &pairs, size);
+        if shared <= device::most_shared(facts) as usize {
+            return Ok(Some((kernel.sharing(shared as u32), grid)));
+        }
+    }
+    Ok(None)
+}
 
-    pub fn run(&self, enqueue: &Enqueue) -> Result<()> {
-        // SAFETY: RepairParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
-        unsafe { enqueue.launch(&self.kernel, self.grid, [(&raw const self.params).cast()]) }
+/// Of kernels/attention/repair_plain.cuh: channels, entries of a list, blocks of a sequence, and bytes beside tiles.
+const CHANNELS: u32 = 128;
+const MOST_ENTRIES: usize = THREADS as usize;
+const MOST_BLOCKS: u32 = 8192;
+const PLAIN_BYTES: u32 = 5744;
+
+/// The kernel of the common case, where it takes the tensors, with its shared memory laid out.
+fn plain(
+    facts: &Facts,
+    kernels: &Kernels,
+    r: &Request,
+    pairs: &Pairs,
+    size: u32,
+    params: &mut RepairParams,
+) -> Option<Kernel> {
+    let (kernel, bytes) = kernels.repair_plain_of(pairs.engine)?;
+    let to = &pairs.params;
+    let (selected, predicted) = (r.selected.cap(), r.predicted.cap());
+    let is_taken = (to.dim, to.value_dim) == (CHANNELS, CHANNELS)
+        && to.rows <= WARP_ROWS
+        && 1 << to.log_granule == TILE
+        && to.scales_per_token == 0
+        && r.bundle == 1
+        && selected.max(predicted) <= MOST_ENTRIES
+        && to.capacity.div_ceil(to.block.value) <= MOST_BLOCKS
+        && [&to.k.step[..2], &to.v.step[..2], &to.table.step[..]].iter().all(|steps| steps.iter().all(|&s| is_near(s)));
+    if !is_taken {
+        return None;
     }
+    let tile_bytes = TILE * (CHANNELS * bytes + 16);
+    let stages = if bytes == 1 { 4 } else { 3 };
+    let ring = WARPS * stages * (FACTS_BYTES + 2 * tile_bytes);
+    let lists = ring + WARP_ROWS * (CHANNELS * 2 + 16);
+    let received = lists + PLAIN_BYTES.next_multiple_of(16);
+    let shared = received + 16 * (to.rows * CHANNELS / 2).next_power_of_two().max(size);
+    if shared > device::most_shared(facts) {
+        return None;
+    }
+    params.to.q_offset = ring;
+    (params.lists_offset, params.received_offset) = (lists, received);
+    Some(kernel.sharing(shared))
 }
 
 /// Rows of acc begin and end on 16 bytes, and strides of partials fit in 32 bits.

@@ -1,7 +1,7 @@
 //! Repair in two launches: one kernel finds what was missed and joins what was kept, the next attends to what was missed and
 //! joins that to it.
 
-use super::{Request, job, params};
+use super::{Request, describe, job};
 use crate::core::status::{Error, Result};
 use crate::ops::attention::device::{self, Kernels, Plan, RepairParams, StateView, View};
 use crate::runtime::cuda::{Enqueue, Facts};
@@ -77,7 +77,8 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     };
     repair.plan.params.start = start;
     let (ids, counts, slots) = (at(ids), at(counts), at(slots));
-    let params = RepairParams { ids, slots, counts, ..params(r, repair.plan.params) };
+    let mut params = RepairParams { to: repair.plan.params, ids, slots, counts, ..RepairParams::none() };
+    describe(r, &mut params);
 
     // What the first kernel leaves is the second's list.
     let to = &mut repair.plan.params;
