@@ -430,7 +430,27 @@ fn child_gets_errors_from_what_its_parent_made_and_may_make_its_own() {
         let mut forecast = std::ptr::null_mut();
         // SAFETY: the pointers are valid.
         assert_ok(unsafe { vwd_forecast_create(backend.session(), &options, &mut forecast) });
-        let (session, forecast) = (backend.session() as usize, forecast as usize);
+        let cached = vwd_kv_cache_options {
+            layers: 1,
+            kv_heads: 1,
+            block_size: 4,
+            key_dim: 16,
+            value_dim: 16,
+            dtype_code: F32.code as u32,
+            dtype_bits: F32.bits as u32,
+            max_sequences: 2,
+            max_blocks: 2,
+            host_blocks: 4,
+            slots: 4,
+            ..args()
+        };
+        let (mut cache, mut sequence) = (std::ptr::null_mut(), 77);
+        // SAFETY: the pointers are valid.
+        unsafe {
+            assert_ok(vwd_kv_cache_create(backend.session(), &cached, &mut cache));
+            assert_ok(vwd_kv_cache_add(cache, &mut sequence, std::ptr::null_mut()));
+        }
+        let (session, forecast, cache) = (backend.session() as usize, forecast as usize, cache as usize);
         let shared = std::panic::AssertUnwindSafe(&backend);
         let refused = move || {
             let refused = |status, name: &str| {
@@ -439,12 +459,22 @@ fn child_gets_errors_from_what_its_parent_made_and_may_make_its_own() {
                 assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &[&words]);
             };
             let (session, forecast) = (session as *const vwd_session, forecast as *mut vwd_forecast);
+            let (cache, stream) = (cache as *mut vwd_kv_cache, std::ptr::null_mut());
             refused(verify_many(&shared), "session");
             // SAFETY: the parent's handles, which live here as memory.
             unsafe {
                 refused(vwd_session_info(session, &mut args()), "session");
                 refused(vwd_forecast_info(forecast, &mut args()), "forecast");
                 refused(vwd_forecast_create(session, &options, &mut std::ptr::null_mut()), "session");
+                refused(vwd_kv_cache_info(cache, &mut args()), "cache");
+                refused(vwd_kv_cache_add(cache, &mut 77, stream), "cache");
+                refused(vwd_kv_cache_append(cache, &args(), stream), "cache");
+                refused(vwd_kv_cache_resolve(cache, &args(), stream), "cache");
+                refused(vwd_kv_cache_fetch(cache, 0, stream), "cache");
+                refused(vwd_kv_cache_wait(cache, 0, stream), "cache");
+                refused(vwd_kv_cache_free(cache, sequence, stream), "cache");
+                refused(vwd_kv_cache_create(session, &cached, &mut std::ptr::null_mut()), "session");
+                vwd_kv_cache_release(cache);
                 vwd_forecast_release(forecast);
                 vwd_session_release(session.cast_mut());
             }
@@ -463,6 +493,12 @@ fn child_gets_errors_from_what_its_parent_made_and_may_make_its_own() {
         });
         assert_ok(verify_many(&backend));
         // SAFETY: released once in this process.
-        unsafe { vwd_forecast_release(forecast as *mut vwd_forecast) };
+        unsafe {
+            let cache = cache as *mut vwd_kv_cache;
+            assert_ok(vwd_kv_cache_free(cache, sequence, std::ptr::null_mut()));
+            vwd_kv_cache_release(cache);
+            vwd_forecast_release(forecast as *mut vwd_forecast);
+        }
+        assert_eq!(backend.details().pinned_in_use, 0, "the children have released nothing of it");
     });
 }

@@ -5,10 +5,12 @@
 Blocks of 64 tokens, bfloat16. From step to step a list keeps its blocks but for the share `new`, which are drawn at random; slots are
 twice the list, and before the steps are timed they hold the list before the first and blocks that no step names: each step misses its new
 blocks, and `missed` says which share that was. `resolve`: GPU time of one call in a CUDA graph; 16 channels, since nothing of them is read.
-`travel`: resolve, fetch and wait, in a graph; GB/s (10^9 bytes) of what travelled. `beside`: a kernel that adds 1 to 2 GiB, alone and while
-a list travels. `layer`: what a layer of a decoder costs that asks for the next one's blocks where it begins: resolve and fetch, products of
-matrices that take about 100 µs, wait, attend; `slower` than without new blocks. Microseconds, medians. Attention over slots is compared
-with attention over the tokens before anything is timed.
+`travel`: resolve, fetch and wait, in a graph; GB/s (10^9 bytes) of what travelled. `beside`: a kernel that adds 1 to words of 1 GiB, and
+products of matrices, alone and while a list travels. The CTAs that copy are 4, and stay until all has come: kernels whose CTAs find no room
+beside them lose their multiprocessors (of 132 that is 3 %), and what no longer fits into a wave of CTAs makes one more. `layer`: what a
+layer of a decoder costs that asks for the next one's blocks where it begins: resolve and fetch, products of matrices that take about
+100 µs, wait, attend; `slower` than without new blocks. Microseconds, medians.
+Attention over slots is compared with attention over the tokens before anything is timed.
 """
 
 import statistics
@@ -140,32 +142,38 @@ def travels(session, timer, rows):
         rows.put("travel", batch=batch, heads=heads, count=count, new=new, missed=missed, graph=time, gbs=size / time / 1e3)
 
 
-def beside(session, rows):
-    a, b = (torch.empty(1 << 30, dtype=torch.uint8, device="cuda") for _ in range(2))
-    case = Case(session, 16, 2, 128, 512, 64, 1.0)
-    times = {False: [], True: []}
-    for n in range(40):
-        travelling = n % 2 == 1
-        torch.cuda.synchronize()
-        if travelling:
-            case.resolve(n % STEPS)
-            case.cache.fetch(0, stream=stream())
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        torch.add(a.view(torch.int32), 1, out=b.view(torch.int32))
-        end.record()
-        case.cache.wait(0, stream=stream())
-        torch.cuda.synchronize()
-        times[travelling].append(begin.elapsed_time(end) * 1e3)
-    alone, with_copies = statistics.median(times[False]), statistics.median(times[True])
-    rows.put("beside", alone=alone, travelling=with_copies, slower=with_copies / alone)
-
-
-def layers(session, timer, rows):
+def matrices():
+    """Products of matrices that take about 100 µs."""
     x = torch.randn(64, 8192, device="cuda", dtype=torch.bfloat16)
     weights = [torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     y = torch.empty_like(x)
-    products = lambda _: [torch.mm(x, w, out=y) for w in weights]
+    return lambda *_: [torch.mm(x, w, out=y) for w in weights]
+
+
+def beside(session, rows):
+    a, b = (torch.empty(1 << 30, dtype=torch.uint8, device="cuda") for _ in range(2))
+    case = Case(session, 16, 2, 128, 512, 64, 1.0)
+    for kernel, call in (("add", lambda: torch.add(a.view(torch.int32), 1, out=b.view(torch.int32))), ("products", matrices())):
+        times = {False: [], True: []}
+        for n in range(40):
+            travelling = n % 2 == 1
+            torch.cuda.synchronize()
+            if travelling:
+                case.resolve(n % STEPS)
+                case.cache.fetch(0, stream=stream())
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            call()
+            end.record()
+            case.cache.wait(0, stream=stream())
+            torch.cuda.synchronize()
+            times[travelling].append(begin.elapsed_time(end) * 1e3)
+        alone, with_copies = statistics.median(times[False]), statistics.median(times[True])
+        rows.put("beside", kernel=kernel, alone=alone, travelling=with_copies, slower=with_copies / alone)
+
+
+def layers(session, timer, rows):
+    products = matrices()
     alone = timer.graph(products, STEPS)
     none = None
     for new in (0.0, 0.05, 0.1, 0.2):

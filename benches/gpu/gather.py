@@ -6,7 +6,9 @@ Random blocks of 4 GiB of pinned memory, to slots in order. `kernel` reads lists
 the host, `copy` the copy engine, `auto` the library's choice for lists on the host and `of_best` its share of the better of these two;
 `each` is a copy_ of each block (cudaMemcpyAsync), `torch` index_select into pinned memory and one copy. GB/s (10^9 bytes) from the median
 time between two CUDA events; the host is ahead of the device for the library's engines, and its time counts for `each` and `torch`;
-`kernel_graph` is one of several calls in a CUDA graph. `beside`: how much longer a kernel that adds 1 to 2 GiB takes while blocks travel.
+`kernel_graph` is one of several calls in a CUDA graph. `whole` is what the bus gives: one cudaMemcpyAsync of as many bytes that lie side
+by side, timed as the engines are; `whole_graph`, in a graph. `beside`: how much longer a kernel that adds 1 to 2 GiB takes while blocks
+travel.
 Every result is compared with the source before it is timed.
 """
 
@@ -55,6 +57,10 @@ class Case:
         torch.index_select(self.source, 0, self.long[i], out=self.staged)
         self.target.copy_(self.staged, non_blocking=True)
 
+    def whole(self, i):
+        at = len(self.source) // SETS * i
+        self.target.copy_(self.source[at : at + self.count], non_blocking=True)
+
     def check(self, call):
         self.target.zero_()
         call(0)
@@ -76,6 +82,9 @@ def rates(session, pool, timer, rows, quick):
                 row[name] = case.rate(timer.queued, case.prepared(engine, place))
             row["of_best"] = row["auto"] / max(row["given"], row["copy"])
             row["kernel_graph"] = case.rate(lambda call, sets, _: timer.graph(call, sets), case.prepared("kernel", "cuda"))
+            gigabytes = (size << 10) * count / 1e9
+            row["whole"] = gigabytes / timer.queued(case.whole, SETS) * 1e6
+            row["whole_graph"] = gigabytes / timer.graph(case.whole, SETS) * 1e6
             for name, peer in (("each", case.each), ("torch", case.torch)):
                 row[name] = case.rate(timer.event, peer, 5)
             rows.put("gather", **row)

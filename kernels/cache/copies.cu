@@ -20,6 +20,16 @@ constexpr uint32 WRITE_THREADS = 256, WRITE_WARPS = WRITE_THREADS / WARP;
 
 template <typename T> __device__ inline T fresh(const T *at) { return *static_cast<const volatile T *>(at); }
 
+// The slot of the ring's entry at `place`, as soon as it is there, and all that was written before it: the resolve that announced it may
+// still be writing.
+__device__ inline uint32 slot_at(const uint64 *at, uint64 place) {
+    uint64 entry;
+    do
+        asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(entry) : "l"(at) : "memory");
+    while (!is_entry_at(entry, place));
+    return entry;
+}
+
 // A warp's copies: so many 16-byte units by plain loads, eight of a lane under way.
 __device__ inline void copy_units(const char *source, char *target, uint64 bytes, uint32 lane) {
     constexpr uint32 AT_ONCE = 8;
@@ -51,7 +61,7 @@ public:
         for (uint64 at = 0; at < bytes; at += PIECE) ring.add(source + at, target + at, min(uint64(PIECE), bytes - at));
     }
     __device__ void finish() {
-        if (lane == 0) ring.drain();
+        if (lane == 0) ring.land();
         __syncwarp();
     }
 };
@@ -126,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(FETCH_THREADS) cache_fetch(const __
             Travel travel = {NOBODY, NOBODY};
             bool exists = false;
             if (n < asked) {
-                slot = layer.ring[at];
+                slot = slot_at(layer.ring + at, begin + n);
                 exists = look_up(layer, slot, travel);
                 layer.travels[at] = exists ? uint64(travel.since) << 32 | travel.key : NO_TRAVEL;
             }
@@ -148,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(FETCH_THREADS) cache_fetch(const __
             at -= at >= ring_size ? ring_size : 0;
             const uint64 travel = layer.travels[at];
             if (travel == NO_TRAVEL) continue;
-            const Home before = {layer.ring[at], uint32(travel >> 32)}, after = {before.slot, before.since | 1};
+            const Home before = {uint32(layer.ring[at]), uint32(travel >> 32)}, after = {before.slot, before.since | 1};
             atomicCAS(layer.homes + uint32(travel), pack(before), pack(after));
         }
         if (lane == 0) atomicAdd(&made, copies);

@@ -28,6 +28,11 @@ constexpr uint32 CHANCE = 1;   // named since the hand went by
 __device__ inline uint32 named_at(uint32 resolve) { return resolve << 2; }
 __device__ inline uint32 age(uint32 now, uint32 named) { return (now - (named >> 2)) & 0x3fffffffu; }
 
+// An entry of the ring, which is the one at `place` of all that were ever made: so a copy that begins beside a resolve can tell what is yet
+// to be written from what a lap before left.
+__device__ inline uint64 ring_entry(uint32 slot, uint64 place) { return (place + 1) << 32 | slot; }
+__device__ inline bool is_entry_at(uint64 entry, uint64 place) { return uint32(entry >> 32) == uint32(place + 1); }
+
 // Of one layer since the cache was created.
 struct Totals {
     uint64 hits, misses, fetched, written, evictions, unused, waits, dropped;
@@ -42,7 +47,7 @@ struct Clock {
     uint32 hits, misses;       // of a resolve
     uint32 tickets, is_set, left;  // of copies: CTAs that began, whether `taking` is told, CTAs that ended
     uint32 full, written;      // pages to write back; CTAs that ended
-    uint32 drawn;                  // of a resolve: places in the ring that were given out one by one
+    uint64 drawn;              // of a resolve: places in the ring that were drawn, and in the upper half slots that were to draw one
     Totals totals;
 };
 
@@ -63,7 +68,7 @@ struct Layer {
     uint32 *holds;       // [slots]: block and KV head
     uint32 *named;       // [slots]
     uint32 *asked;       // [slots]: whether it is in `ring`, and no copy was begun
-    uint32 *ring;        // [2·slots]
+    uint64 *ring;        // [2·slots]: slots that were asked for, each with its place
     uint64 *travels;     // [2·slots]: what was copied for each of `ring`
     Missed *claims;      // [largest selection]: the first entry of each block that needs a slot
     Missed *others;      // [largest selection]: its other entries

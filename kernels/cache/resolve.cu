@@ -9,10 +9,14 @@
 //
 // Warps of all CTAs take turns at the slots from the hand on, so that the slots given are spread over the cluster wherever they lie:
 //
-//   look at own slots ─ tell each CTA how many may go ─ barrier ─ rank them ─ give those of a rank below the claims ─ barrier ─ hand on
+//   look at own slots ─ tell each CTA how many may go ─ barrier ─ rank them ─ give those of a rank below the claims ─ ask for their copies
+//
+// A copy that begins beside a resolve may see how far the ring goes before it sees its entries, and waits for each (ring_entry): whoever
+// gives a slot writes its entry last, and nobody waits for the others.
 //
 // Time: dependent accesses, no memory to speak of: three to find a block; for one that needs a slot one to list it, one to see which slots
-// may go, one to give it one.
+// may go, one to give it one, one to ask for its copy. What they need of parameters and of memory that is not new is there before the
+// kernel before ends.
 //
 // On entry: the sequences are fewer than max_sequences, all entries together (`entries`) at most slots / hold.
 //
@@ -46,16 +50,10 @@ __device__ inline char *slots_at(const ListRows &rows, const Place &at) {
 
 // Of the sequence of a list.
 struct Sequence {
-    const int32 *row;
     int32 blocks;
     uint32 number;
     Tail tail;
 };
-__device__ inline Sequence sequence_of(const ResolveParams &p, uint32 number) {
-    if (number >= p.cache.max_sequences) return {p.cache.table, 0, 0, {-1, 0}};
-    const Tail tail = p.layer.tails[number];
-    return {p.cache.table + uint64(number) * p.cache.max_blocks, min(p.cache.lens[number], tail.newest + 1), number, tail};
-}
 
 // Where an entry's block is. `slot` −1: nowhere, or nowhere yet, and then the entry waits for `key`.
 struct Found {
@@ -84,66 +82,77 @@ __device__ inline Found find(const ResolveParams &p, const Sequence &sequence, u
 }
 
 extern "C" __global__ void __launch_bounds__(FIND_THREADS, 8) cache_find(const __grid_constant__ ResolveParams p) {
-    __shared__ uint32 there_of[FIND_WARPS];
-    wait_for_previous_kernel();
-    allow_next_kernel();
+    __shared__ uint32 counts[FIND_WARPS];  // of each warp: entries that are there; above 16 bits, those that are missed
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, below = (1u << lane) - 1;
     const Place at = place_of(p, blockIdx.x);
-    const char *ids = ids_at(p.wanted, at);
+    const char *ids = ids_at(p.wanted, at), *first_id = ids + threadIdx.x * p.wanted.ids_entry;
+    const char *number_of = p.sequences + at.i * p.sequences_seq, *count_of = counts_at(p.wanted, at);
     char *slots = slots_at(p.wanted, at);
+    // On the way already when the kernel before ends. Sequences of a batch are often the first, in order.
+    if (threadIdx.x < p.cap.value) prefetch(first_id);
+    prefetch(threadIdx.x == 0 ? number_of : count_of);
+    if (threadIdx.x == 0) prefetch(p.layer.clock);
+    if (at.i < p.cache.max_sequences) {
+        constexpr uint32 LINE = 128 / sizeof(int32);
+        prefetch(threadIdx.x == 0 ? static_cast<const void *>(p.cache.lens + at.i) : p.layer.tails + at.i);
+        if (threadIdx.x * LINE < p.cache.max_blocks) prefetch(p.cache.table + uint64(at.i) * p.cache.max_blocks + threadIdx.x * LINE);
+    }
+    wait_for_previous_kernel();
+    allow_next_kernel();
     // What does not depend on each other is asked for at once, whether it counts or not.
-    const uint32 number = as<uint32>(p.sequences + at.i * p.sequences_seq), now = p.layer.clock->now + 1;
-    const int32 given = as<int32>(counts_at(p.wanted, at));
-    int32 next = threadIdx.x < p.cap.value ? as<int32>(ids + threadIdx.x * p.wanted.ids_entry) : -1;
+    const uint32 number = as<uint32>(number_of), now = p.layer.clock->now + 1;
+    const int32 given = as<int32>(count_of);
+    int32 next = threadIdx.x < p.cap.value ? as<int32>(first_id) : -1;
     __syncwarp();  // so that none of them is put off
-    const Sequence sequence = sequence_of(p, number);
+    const bool exists = number < p.cache.max_sequences;
+    const uint32 known = exists ? number : 0;
+    const int32 *row = p.cache.table + uint64(known) * p.cache.max_blocks;
+    const int32 len = p.cache.lens[known];
+    const int2 tail = *reinterpret_cast<const int2 *>(p.layer.tails + known);
+    int32 block = uint32(next) < p.cache.max_blocks ? row[next] : 0;
+    __syncwarp();
+    const Sequence sequence = {exists ? min(len, tail.x + 1) : 0, known, {tail.x, tail.y}};
     const uint32 count = min(uint32(max(given, 0)), p.cap.value);
-    uint32 there = 0, missed = 0;  // of the list, and of the lane's entries
+    uint32 there = 0, missed = 0;
     for (uint32 first = 0; first < count; first += FIND_THREADS) {
         const uint32 j = first + threadIdx.x, after = j + FIND_THREADS;
         const int32 id = j < count ? next : -1;
-        const int32 block = uint32(id) < p.cache.max_blocks ? sequence.row[id] : 0;
         next = after < count ? as<int32>(ids + after * p.wanted.ids_entry) : -1;
         const Found found = find(p, sequence, at.head, id, block, now);
         const uint32 claiming = __ballot_sync(FULL_WARP, found.claims), others = __ballot_sync(FULL_WARP, found.waits && !found.claims);
-        if (claiming | others) {
-            uint32 begin = 0;
-            if (lane == 0 && claiming) begin = atomicAdd(&p.layer.clock->claimed, uint32(__popc(claiming)));
-            if (lane == 1 && others) begin = atomicAdd(&p.layer.clock->waiting, uint32(__popc(others)));
-            const uint32 claims_at = __shfl_sync(FULL_WARP, begin, 0) + __popc(claiming & below);
-            const uint32 waits_at = __shfl_sync(FULL_WARP, begin, 1) + __popc(others & below);
-            const Missed entry = {at.list * p.cap.value + j, found.key};
-            if (found.claims)
-                p.layer.claims[claims_at] = entry;
-            else if (found.waits)
-                p.layer.others[waits_at] = entry;
-        }
+        // Of the first lane `claimed`, of the second `waiting`, which follows it.
+        const uint32 listed = __popc(lane == 0 ? claiming : lane == 1 ? others : 0);
+        uint32 begin = 0;
+        if (listed) begin = atomicAdd(&p.layer.clock->claimed + lane, listed);
+        block = uint32(next) < p.cache.max_blocks ? row[next] : 0;
+        // Before `begin` is there.
         if (j < count && !found.waits) as<int32>(slots + j * p.wanted.slots_entry) = found.slot;
-        missed += found.waits || (found.slot >= 0 && !found.is_there);
         const uint32 present = __ballot_sync(FULL_WARP, found.is_there);
-        if (lane == 0) there_of[warp] = __popc(present);
+        const uint32 absent = __ballot_sync(FULL_WARP, found.waits || (found.slot >= 0 && !found.is_there));
+        if (lane == 0) counts[warp] = __popc(present) | __popc(absent) << 16;
         __syncthreads();
         uint32 to = there + __popc(present & below);
         for (uint32 w = 0; w < FIND_WARPS; ++w) {
-            there += there_of[w];
-            if (w < warp) to += there_of[w];
+            there += counts[w] & 0xffff, missed += counts[w] >> 16;
+            if (w < warp) to += counts[w] & 0xffff;
         }
         if (found.is_there && p.resident.ids) {
             as<int32>(ids_at(p.resident, at) + to * p.resident.ids_entry) = id;
             as<int32>(slots_at(p.resident, at) + to * p.resident.slots_entry) = found.slot;
         }
-        __syncthreads();
+        if (claiming | others) {
+            const uint32 claims_at = __shfl_sync(FULL_WARP, begin, 0) + __popc(claiming & below);
+            const uint32 waits_at = __shfl_sync(FULL_WARP, begin, 1) + __popc(others & below);
+            const uint2 entry = {at.list * p.cap.value + j, found.key};
+            if (found.waits) *reinterpret_cast<uint2 *>(found.claims ? p.layer.claims + claims_at : p.layer.others + waits_at) = entry;
+        }
+        if (first + FIND_THREADS < count) __syncthreads();
     }
-    missed = __reduce_add_sync(FULL_WARP, missed);
-    if (lane == 0) there_of[warp] = missed;
-    __syncthreads();
     if (threadIdx.x) return;
-    missed = 0;
-    for (uint32 w = 0; w < FIND_WARPS; ++w) missed += there_of[w];
     if (p.resident.ids) as<int32>(counts_at(p.resident, at)) = there;
     if (p.missed) as<int32>(p.missed + at.i * p.missed_seq + at.position * p.missed_position + at.head * p.missed_head) = missed;
-    if (there) atomicAdd(&p.layer.clock->hits, there);
-    if (missed) atomicAdd(&p.layer.clock->misses, missed);
+    // Both at once: neither sum passes 32 bits.
+    if (there | missed) atomicAdd(reinterpret_cast<uint64 *>(&p.layer.clock->hits), uint64(missed) << 32 | there);
 }
 
 __device__ inline void set_slot(const ResolveParams &p, uint32 entry, uint32 slot) {
@@ -156,15 +165,25 @@ __device__ inline void set_slot(const ResolveParams &p, uint32 entry, uint32 slo
 struct Seen {
     uint32 slot[SIDE_BY_SIDE], named[SIDE_BY_SIDE], held[SIDE_BY_SIDE], asked[SIDE_BY_SIDE];
 };
-// Of the `span` slots from the hand on those from `first` on, WARP apart.
-__device__ inline void look(const ResolveParams &p, uint32 hand, uint32 first, uint32 span, uint32 now, Seen &seen) {
+// Of the `span` slots from the hand on those from `first` on, WARP apart: what `find` leaves alone. Copies may begin and end meanwhile.
+__device__ inline void look_ahead(const ResolveParams &p, uint32 hand, uint32 first, uint32 span, Seen &seen) {
 #pragma unroll
     for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
         const uint32 n = first + k * WARP;
         const uint32 s = seen.slot[k] = hand + n - (hand + n >= p.cache.slots ? p.cache.slots : 0);
+        seen.held[k] = NOBODY, seen.asked[k] = 0;
+        if (n >= span) continue;
+        seen.held[k] = __ldcg(p.layer.holds + s), seen.asked[k] = __ldcg(p.layer.asked + s);
+        prefetch(p.layer.named + s);
+    }
+}
+// And when they were named.
+__device__ inline void look(const ResolveParams &p, uint32 first, uint32 span, uint32 now, Seen &seen) {
+#pragma unroll
+    for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
         // Past the span: one that stays.
-        seen.named[k] = named_at(now), seen.held[k] = NOBODY, seen.asked[k] = 0;
-        if (n < span) seen.named[k] = __ldcg(p.layer.named + s), seen.held[k] = __ldcg(p.layer.holds + s), seen.asked[k] = __ldcg(p.layer.asked + s);
+        seen.named[k] = named_at(now);
+        if (first + k * WARP < span) seen.named[k] = __ldcg(p.layer.named + seen.slot[k]);
     }
 }
 
@@ -173,11 +192,45 @@ __device__ inline Missed claim_of(const Layer &layer, uint32 n) {
     return {claim.x, claim.y};
 }
 
-// What the slots of a call come to in one CTA.
-struct Given {
-    uint32 evictions, unused;
-    uint32 end;  // where the hand stops, if it does so here
+// What a warp has to know of all of them: of each it is told how many of its slots may go and, above 16 bits, how many of these are asked
+// for already.
+struct Ranks {
+    uint32 all, before;  // that may go, and of these those of the warps before this one
+    bool is_asked;       // whether one of the first `wanted` may be asked for already; false if these are others' slots
 };
+constexpr uint32 MOST_WARPS = MOST_CTAS * MOST_THREADS / WARP, OF_LANE = MOST_WARPS / WARP;
+__device__ inline Ranks rank(const uint32 *counts, uint32 turn, uint32 wanted) {
+    const uint32 lane = threadIdx.x % WARP;
+    uint32 count[OF_LANE], sum = 0, before = 0;
+#pragma unroll
+    for (uint32 n = 0; n < OF_LANE; n += 4) {
+        const uint4 four = *reinterpret_cast<const uint4 *>(counts + lane * OF_LANE + n);
+        count[n] = four.x, count[n + 1] = four.y, count[n + 2] = four.z, count[n + 3] = four.w;
+    }
+#pragma unroll
+    for (uint32 n = 0; n < OF_LANE; ++n) sum += count[n], before += lane * OF_LANE + n < turn ? count[n] : 0;
+    const uint32 all = __reduce_add_sync(FULL_WARP, sum);
+    before = __reduce_add_sync(FULL_WARP, before) & 0xffff;
+    bool is_asked = false;
+    // Who gives nothing now, and is not needed again, need not know.
+    if (all >> 16 && (before < wanted || (all & 0xffff) < wanted)) {
+        // Of the warps whose turn comes before enough are given.
+        uint32 upto = sum & 0xffff;
+#pragma unroll
+        for (uint32 d = 1; d < WARP; d *= 2) {
+            const uint32 lower = __shfl_up_sync(FULL_WARP, upto, d);
+            upto += lane >= d ? lower : 0;
+        }
+        upto -= sum & 0xffff;
+#pragma unroll
+        for (uint32 n = 0; n < OF_LANE; ++n) {
+            is_asked |= upto < wanted && count[n] >> 16;
+            upto += count[n] & 0xffff;
+        }
+        is_asked = __any_sync(FULL_WARP, is_asked);
+    }
+    return {all & 0xffff, before, is_asked};
+}
 
 // Words that the CTAs of a cluster, or one that is alone, send to each other in rounds. Nothing is fenced: a word and the news of its
 // arrival travel together (st.async). open() ─ join() ─ [ send() ─ receive() ─ sync_all() ] …
@@ -223,8 +276,8 @@ struct Exchange {
     }
 };
 
-// How many claims are loaded before anybody knows how many there are.
-constexpr uint32 KEPT = 2;  // by a thread
+// How many claims are loaded before anybody knows how many there are: by a CTA, and by a thread.
+constexpr uint32 KEPT = 2 * MOST_THREADS, KEPT_EACH = 4;
 
 // All writes of a cluster, or of a CTA that is alone, are there for all its threads.
 __device__ inline void sync_all(uint32 ctas) {
@@ -238,134 +291,182 @@ __device__ inline void sync_all(uint32 ctas) {
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __grid_constant__ ResolveParams p) {
-    __shared__ Missed kept[KEPT * MOST_THREADS];
-    __shared__ uint32 taken[MOST_THREADS * SIDE_BY_SIDE];       // slots that a warp gives, in turn
-    __shared__ uint32 counts[MOST_CTAS * MOST_THREADS / WARP];  // of each warp: how many may go; above 16 bits, whether one is asked for already
-    __shared__ Given given;
+    __shared__ Missed kept[KEPT];
+    __shared__ uint32 taken[MOST_THREADS * SIDE_BY_SIDE];   // slots that a warp gives, in turn
+    __shared__ alignas(16) uint32 counts[MOST_WARPS];       // see Ranks
     __shared__ Exchange exchange;
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, below = (1u << lane) - 1;
     const uint32 ctas = cluster_ctas(), cta = cluster_rank(), warps = ctas * (blockDim.x / WARP), turn = warp * ctas + cta;
     exchange.open();
     Clock &clock = *p.layer.clock;
     const Layer &layer = p.layer;
-    // `find` leaves these alone, and all before it has ended.
+    // `find` leaves these alone, and all before it has ended: it lets this begin when it has waited.
     const uint32 now = clock.now + 1, slots = p.cache.slots, ring_size = 2 * slots, span = min(slots, warps * TURN);
     const uint64 pushed = clock.pushed;
-    const uint32 ring_end = pushed % ring_size;
-    const auto ring_place = [=](uint32 n) { return n - (n >= ring_size ? ring_size : 0); };
     uint32 hand = clock.hand;
-    if (threadIdx.x == 0) given = {0, 0, 0};
+    const uint32 first = turn * TURN + lane;
+    // Nobody sends these.
+    for (uint32 w = warps + threadIdx.x; w < MOST_WARPS; w += blockDim.x) counts[w] = 0;
+    Seen seen;
+    look_ahead(p, hand, first, span, seen);
+    const uint32 ring_end = pushed % ring_size;  // a long division, while the loads are on their way
+    exchange.join();
     wait_for_previous_kernel();
     allow_next_kernel();
     // claimed, waiting, hits, misses
     const uint4 found = __ldcg(reinterpret_cast<const uint4 *>(&clock.claimed));
-    Missed early[KEPT];
+    look(p, first, span, now, seen);
+    const uint32 kept_count = min(p.entries, min(KEPT, KEPT_EACH * blockDim.x));
+    Missed early[KEPT_EACH];
 #pragma unroll
-    for (uint32 k = 0; k < KEPT; ++k) {
+    for (uint32 k = 0; k < KEPT_EACH; ++k) {
         const uint32 n = threadIdx.x + k * blockDim.x;
-        if (n < p.entries) early[k] = claim_of(layer, n);
+        if (n < kept_count) early[k] = claim_of(layer, n);
     }
-    const uint32 first = turn * TURN + lane;
-    Seen seen;
-    look(p, hand, first, span, now, seen);
-#pragma unroll
-    for (uint32 k = 0; k < KEPT; ++k) kept[threadIdx.x + k * blockDim.x] = early[k];
-    exchange.join();
     const uint32 claimed = found.x, waiting = found.y;
+    // Where the hand stops. By one thread, when all have read what it writes.
+    const auto leave = [&](uint32 end) {
+        const uint32 to = hand + end;
+        clock.hand = to - (to >= slots ? slots : 0), clock.now = now;
+        *reinterpret_cast<uint4 *>(&clock.claimed) = {0, 0, 0, 0};
+        atomicAdd(&clock.totals.hits, uint64(found.z)), atomicAdd(&clock.totals.misses, uint64(found.w));
+    };
+    if (claimed == 0) {
+        if (cta == 0 && threadIdx.x == 0) leave(0);
+        return;
+    }
+#pragma unroll
+    for (uint32 k = 0; k < KEPT_EACH; ++k)
+        if (threadIdx.x + k * blockDim.x < kept_count) kept[threadIdx.x + k * blockDim.x] = early[k];
+    // To the ring, as its entry number n of this call; and how many there are, which may be told before they are there.
+    const auto ask = [&](uint32 slot, uint32 n) {
+        const uint32 at = ring_end + n;
+        *static_cast<volatile uint64 *>(layer.ring + (at - (at >= ring_size ? ring_size : 0))) = ring_entry(slot, pushed + n);
+    };
+    const auto announce = [&](uint32 count) { *static_cast<volatile uint64 *>(&clock.pushed) = pushed + count; };
     // Places in the ring follow the ranks, but if one of the slots is asked for already: then a copy that begins meanwhile may take it off
-    // the ring, and from this rank on places are drawn one by one.
+    // the ring, and from this rank on places are drawn.
     bool is_drawn = false;
     uint32 in_turn = 0;
-    for (uint32 done = 0, round = 0; done < claimed; ++round) {
+    for (uint32 done = 0, round = 0;; ++round) {
         uint32 may_go[SIDE_BY_SIDE], spared = 0, count = 0;  // bits
-        bool is_asked = false;
 #pragma unroll
         for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
             const bool is_old = age(now, seen.named[k]) >= p.cache.hold, had_chance = !(seen.named[k] & CHANCE);
             may_go[k] = __ballot_sync(FULL_WARP, is_old && had_chance);
             spared |= uint32(is_old && !had_chance) << k;
-            is_asked |= is_old && had_chance && seen.asked[k];
-            count += __popc(may_go[k]);
+            count += __popc(may_go[k]) + (__popc(__ballot_sync(FULL_WARP, is_old && had_chance && seen.asked[k])) << 16);
         }
-        is_asked = __ballot_sync(FULL_WARP, is_asked);
-        exchange.send(counts + turn, count | uint32(is_asked) << 16, warps);
+        exchange.send(counts + turn, count, warps);
         exchange.receive(round);
-        uint32 all = 0, before = 0;
-        for (uint32 w = lane; w < warps; w += WARP) {
-            all += counts[w];
-            if (w < turn) before += counts[w];
-        }
-        all = __reduce_add_sync(FULL_WARP, all), before = __reduce_add_sync(FULL_WARP, before) & 0xffff;
-        if (all >> 16 && !is_drawn) is_drawn = true, in_turn = done;
-        const uint32 left_over = claimed - done, mine = before < left_over ? min(count, left_over - before) : 0, rank = done + before;
-        uint32 *slots_taken = taken + warp * TURN, n = 0, is_leaving = 0;
-        uint64 left[SIDE_BY_SIDE];
+        const uint32 left_over = claimed - done;
+        const Ranks ranks = rank(counts, turn, left_over);
+        const bool is_last = ranks.all >= left_over;
+        if (ranks.is_asked && !is_drawn) is_drawn = true, in_turn = done;
+        // Each warp for itself: most give nothing.
+        const bool gives = ranks.before < left_over;
+        uint32 *slots_taken = taken + warp * TURN, n = ranks.before, end = 0, is_leaving = 0;
+        uint32 since[SIDE_BY_SIDE] = {};  // of the homes of blocks that leave
+        if (gives) {
 #pragma unroll
-        for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
-            const uint32 s = seen.slot[k], at = n + __popc(may_go[k] & below);
-            n += __popc(may_go[k]);
-            left[k] = NO_HOME;
-            if (before + at >= left_over) continue;
-            if (spared >> k & 1) layer.named[s] = seen.named[k] & ~CHANCE;
-            if (!(may_go[k] >> lane & 1)) continue;
-            slots_taken[at] = s;
-            if (before + at + 1 == left_over) given.end = first + k * WARP + 1;
-            if (seen.held[k] == NOBODY) continue;
-            left[k] = atomicExch(layer.homes + seen.held[k], NO_HOME);
-            is_leaving |= 1u << k;
+            for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
+                const uint32 s = seen.slot[k], at = n + __popc(may_go[k] & below);
+                const bool is_reached = at < left_over, goes = is_reached && (may_go[k] >> lane & 1);
+                const bool leaves = goes && seen.held[k] != NOBODY;
+                n += __popc(may_go[k]);
+                // Nobody waits for what it was: a copy that ends meanwhile finds another home, or has told it before.
+                if (leaves) {
+                    volatile uint64 *home = layer.homes + seen.held[k];
+                    since[k] = unpack(*home).since;
+                    *home = NO_HOME;
+                }
+                is_leaving |= uint32(leaves) << k;
+                if (is_reached && (spared >> k & 1)) layer.named[s] = seen.named[k] & ~CHANCE;
+                if (goes) slots_taken[at - ranks.before] = s;
+                if (goes && at + 1 == left_over) end = first + k * WARP + 1;
+            }
         }
-        __syncwarp();
-#pragma unroll 1
-        for (uint32 v = lane; v < mine; v += WARP) {
-            const uint32 s = slots_taken[v];
-            const Missed to = rank + v < KEPT * blockDim.x ? kept[rank + v] : claim_of(layer, rank + v);
-            set_slot(p, to.entry, s);
-            layer.named[s] = named_at(now) | CHANCE;
-            layer.holds[s] = to.key;
-            *static_cast<volatile uint64 *>(layer.homes + to.key) = pack({s, now << 1});
-            if (is_drawn) continue;
-            layer.asked[s] = 1;
-            layer.ring[ring_place(ring_end + rank + v)] = s;
-        }
-        if (is_drawn) {
-            // Copies that begin meanwhile see the block before the slot is asked for anew.
-            __threadfence();
-#pragma unroll 1
-            for (uint32 v = lane; v < mine; v += WARP)
-                if (atomicExch(layer.asked + slots_taken[v], 1u) == 0)
-                    layer.ring[ring_place(ring_end + in_turn + atomicAdd(&clock.drawn, 1u))] = slots_taken[v];
-        }
-        uint32 leaving = 0;  // blocks, and in the upper half those that were fetched for nothing
+        const uint32 mine = min(n, left_over) - min(ranks.before, left_over), number = done + ranks.before;
+        if (mine) {
+            const auto count_leaving = [&] {
+                uint32 leaving = 0;  // blocks, and in the upper half those that were fetched for nothing
 #pragma unroll
-        for (uint32 k = 0; k < SIDE_BY_SIDE; ++k)
-            if (is_leaving >> k & 1) leaving += 1 | uint32(unpack(left[k]).is_there() && !(seen.named[k] & IN_USE)) << 16;
-        leaving = __reduce_add_sync(FULL_WARP, leaving);
-        if (lane == 0 && leaving) {
-            atomicAdd(&given.evictions, leaving & 0xffff);
-            if (leaving >> 16) atomicAdd(&given.unused, leaving >> 16);
+                for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
+                    const bool is_unused = Home{seen.slot[k], since[k]}.is_there() && !(seen.named[k] & IN_USE);
+                    if (is_leaving >> k & 1) leaving += 1 | uint32(is_unused) << 16;
+                }
+                leaving = __reduce_add_sync(FULL_WARP, leaving);
+                if (lane || !leaving) return;
+                atomicAdd(&clock.totals.evictions, uint64(leaving & 0xffff));
+                if (leaving >> 16) atomicAdd(&clock.totals.unused, uint64(leaving >> 16));
+            };
+            const auto claim = [&](uint32 v) { return number + v < kept_count ? kept[number + v] : claim_of(layer, number + v); };
+            __syncwarp();
+            // First what copies read.
+#pragma unroll 1
+            for (uint32 v = lane; v < mine; v += WARP) {
+                const uint32 s = slots_taken[v], key = claim(v).key;
+                layer.holds[s] = key;
+                *static_cast<volatile uint64 *>(layer.homes + key) = pack({s, now << 1});
+                if (!is_drawn) layer.asked[s] = 1;
+            }
+            if (end && !is_drawn) announce(claimed);
+            // Copies that begin meanwhile see the block before the slot is asked for.
+            asm volatile("fence.acq_rel.gpu;" ::: "memory");
+            uint32 was_asked[SIDE_BY_SIDE];
+            if (!is_drawn) {
+#pragma unroll 1
+                for (uint32 v = lane; v < mine; v += WARP) ask(slots_taken[v], number + v);
+            } else {
+#pragma unroll
+                for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
+                    const uint32 v = lane + k * WARP;
+                    was_asked[k] = 1;
+                    if (v < mine) was_asked[k] = atomicExch(layer.asked + slots_taken[v], 1u);
+                }
+            }
+            // While the answers are on their way, what only later kernels read.
+#pragma unroll 1
+            for (uint32 v = lane; v < mine; v += WARP) {
+                const uint32 s = slots_taken[v];
+                set_slot(p, claim(v).entry, s);
+                layer.named[s] = named_at(now) | CHANCE;
+            }
+            if (end) leave(end);
+            if (!is_drawn) {
+                count_leaving();
+            } else {
+                uint32 draws[SIDE_BY_SIDE], places = 0;  // lanes
+#pragma unroll
+                for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
+                    draws[k] = __ballot_sync(FULL_WARP, !was_asked[k]);
+                    places += __popc(draws[k]);
+                }
+                uint64 drawn = 0;
+                if (lane == 0) drawn = atomicAdd(&clock.drawn, uint64(mine) << 32 | places);
+                count_leaving();
+                uint32 place = in_turn + __shfl_sync(FULL_WARP, uint32(drawn), 0);
+                // The last to draw knows how many have.
+                if (lane == 0 && (drawn >> 32) + mine == claimed - in_turn) clock.drawn = 0, announce(place + places);
+#pragma unroll
+                for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
+                    if (draws[k] >> lane & 1) ask(slots_taken[lane + k * WARP], place + __popc(draws[k] & below));
+                    place += __popc(draws[k]);
+                }
+            }
         }
+        // What the others have written is needed by the next round, and by entries that wait.
+        if (is_last && !waiting) break;
         sync_all(ctas);
-        done += min(all & 0xffff, left_over);
-        if (done == claimed) break;
+        if (is_last) break;
+        done += ranks.all;
         hand += span;
         if (hand >= slots) hand -= slots;
-        look(p, hand, first, span, now, seen);
+        look_ahead(p, hand, first, span, seen);
+        look(p, first, span, now, seen);
     }
     for (uint32 n = cta * blockDim.x + threadIdx.x; n < waiting; n += ctas * blockDim.x) {
         const Missed other = layer.others[n];
         set_slot(p, other.entry, unpack(__ldcg(layer.homes + other.key)).slot);
     }
-    if (threadIdx.x) return;
-    // Where the hand stops, or at the first if it does not move.
-    if (claimed > 0 ? given.end > 0 : cta == 0) {
-        const uint32 more = is_drawn ? in_turn + __ldcg(&clock.drawn) : claimed;
-        __threadfence();
-        *static_cast<volatile uint64 *>(&clock.pushed) = pushed + more;
-        hand += given.end;
-        clock.hand = hand - (hand >= slots ? slots : 0), clock.now = now;
-        clock.claimed = clock.waiting = clock.hits = clock.misses = clock.drawn = 0;
-        atomicAdd(&clock.totals.hits, uint64(found.z)), atomicAdd(&clock.totals.misses, uint64(found.w));
-    }
-    if (given.evictions) atomicAdd(&clock.totals.evictions, uint64(given.evictions));
-    if (given.unused) atomicAdd(&clock.totals.unused, uint64(given.unused));
 }

@@ -44,13 +44,14 @@ __device__ void copy_bulk(const BulkParams &p, const Pairs &pairs) {
     const uint32 all = gridDim.x * (blockDim.x / WARP), first = warp * gridDim.x + blockIdx.x;
     const uint32 items = pairs.entries * p.pieces.value;
     const Piece none = {nullptr, nullptr, 0};
+    const uint32 stage = warp * p.stages;
+    const uint32 begin = shared_address(room) + stage * p.piece;
+    Ring ring(begin, p.piece, lane == 0 ? p.stages : 0, arrived + stage, landing + stage);
+    wait_for_previous_kernel();
     uint32 item = first + lane * all;
     Piece next = item < items ? find_piece(p, pairs, item) : none;
     const uint32 end = pairs.end() * p.pieces.value;
-    const uint32 stage = warp * p.stages;
-    const uint32 begin = shared_address(room) + stage * p.piece;
     if (first >= end) return;
-    Ring ring(begin, p.piece, lane == 0 ? p.stages : 0, arrived + stage, landing + stage);
     for (uint32 batch = first; batch < end; batch += WARP * all) {
         const Piece piece = next;
         item += WARP * all;
@@ -64,6 +65,8 @@ __device__ void copy_bulk(const BulkParams &p, const Pairs &pairs) {
             __syncwarp();
         }
     }
+    // Not before: what is resident and waits takes room from kernels on other streams.
+    allow_next_kernel();
     if (lane == 0) ring.drain();
 }
 

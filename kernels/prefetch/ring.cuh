@@ -55,7 +55,13 @@ public:
         advance(newest);
         ++travelling;
     }
+    // Until all have left shared memory: the kernel's end waits for the rest.
     __device__ void drain() {
+        while (travelling) pass_on();
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+    }
+    // Until all are where they go.
+    __device__ void land() {
         while (travelling) pass_on();
         asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     }

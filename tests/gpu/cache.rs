@@ -1,10 +1,12 @@
 //! The tiered KV cache on CUDA: copies beside the stream, and steps in a graph.
 
 use crate::Case;
-use crate::graph::Graph;
+use crate::graph::{Graph, check};
 use crate::model::{Arena, Cache, Checked, SHAPES, assert_met};
 use crate::support::*;
+use cudarc::driver::sys;
 use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = &[
     (
@@ -13,6 +15,7 @@ pub const CASES: &[Case] = &[
     ),
     ("kv_cache_step_replays_a_graph_with_other_tokens", kv_cache_step_replays_a_graph_with_other_tokens),
     ("kv_cache_is_released_with_copies_under_way", kv_cache_is_released_with_copies_under_way),
+    ("kv_cache_beyond_the_device_is_an_error_that_keeps_nothing", kv_cache_beyond_the_device_is_an_error),
 ];
 
 /// `VANWARD_CACHE_OPERATIONS`: so many instead, where each costs more.
@@ -160,4 +163,40 @@ fn kv_cache_is_released_with_copies_under_way(backend: &Backend) {
         backend.finish(cache.fetch(0));
         drop(cache);
     }
+}
+
+/// Of two layers, the first finds room and the second does not.
+fn kv_cache_beyond_the_device_is_an_error(backend: &Backend) {
+    let free = || {
+        backend.finish(VWD_OK);
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the context is current.
+        unsafe { check(sys::cuMemGetInfo_v2(&mut free, &mut total)) };
+        free
+    };
+    // What the driver keeps of a first cache is not looked for.
+    drop(begun(backend));
+    let (before, pinned) = (free(), backend.details().pinned_in_use);
+    let large = vwd_kv_cache_options {
+        block_size: 256,
+        key_dim: 256,
+        value_dim: 256,
+        max_blocks: 4,
+        host_blocks: 4,
+        ..options()
+    };
+    let run = 256 * 2 * 256 * F32.bytes();
+    let refused = |slots: usize| {
+        let mut cache = std::ptr::null_mut();
+        let options = vwd_kv_cache_options { slots: slots as u32, ..large };
+        // SAFETY: everything is valid.
+        let status = unsafe { vwd_kv_cache_create(backend.session(), &options, &mut cache) };
+        assert_fails(status, VWD_ERROR_OUT_OF_MEMORY, &["bytes on the device", "out of memory"]);
+        assert!(cache.is_null(), "written on failure");
+        assert_eq!(backend.details().pinned_in_use, pinned);
+        assert!(free() + (8 << 20) > before, "{} bytes are gone", before - free());
+    };
+    refused(before / 10 * 6 / run);
+    refused(2 * before / run);
+    assert_eq!(begun(backend).stats().misses, 0, "a small one is made as before");
 }

@@ -434,7 +434,7 @@ impl Store for Layers {
         let layer = &mut self.layers[r.layer];
         let params = ResolveParams::new(&layer.params, &self.cache, r);
         // SAFETY: the kernels' struct; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
-        // Both kernels wait before they touch anything.
+        // Both kernels wait before they write; what `give` reads before that was ready when `find`, which waits first, let it begin.
         unsafe {
             let grid = Grid { kind: kind(enqueue), ..plain(lists, tuning::FIND_THREADS) };
             enqueue.launch(&kernels.find, grid, [param(&params)])?;

@@ -54,7 +54,7 @@ kernel_struct! {
         left: u32,
         full: u32,
         written: u32,
-        drawn: u32,
+        drawn: u64,
         pub totals: Totals,
     }
 }
@@ -94,7 +94,7 @@ kernel_struct! {
         holds: *mut u32,
         named: *mut u32,
         asked: *mut u32,
-        ring: *mut u32,
+        ring: *mut u64,
         travels: *mut u64,
         claims: *mut Missed,
         others: *mut Missed,

@@ -47,7 +47,7 @@ impl Bookkeeping {
             tails: arrays.of::<Tail>(max_sequences),
             named: arrays.of::<u32>(slots),
             asked: arrays.of::<u32>(slots),
-            ring: arrays.of::<u32>(2 * slots),
+            ring: arrays.of::<u64>(2 * slots),
             travels: arrays.of::<u64>(2 * slots),
             claims: arrays.of::<Missed>(entries),
             others: arrays.of::<Missed>(entries),

@@ -56,7 +56,10 @@ impl Bulk {
             Ok(kernel.sharing(tuning::ROOM))
         };
         let lists = kernel("gather_bulk")?;
-        let kind = lists.in_pairs(tuning::WARPS * 32);
+        let kind = match lists.in_pairs(tuning::WARPS * 32) {
+            Kind::Clusters(size) => Kind::DependentClusters(size),
+            _ => Kind::Dependent,
+        };
         Ok(Bulk { lists, given: kernel("gather_bulk_given")?, kind })
     }
 }
