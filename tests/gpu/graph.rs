@@ -52,6 +52,52 @@ impl Drop for Graph {
     }
 }
 
+/// Numbers that kernels write just ahead of the one that reads them: what a kernel finds before it waits for the one ahead is that of the
+/// step before. Verification writes them, as the next tokens of drafts that are all refused.
+pub struct Written<'b> {
+    backend: &'b Backend,
+    draft: Tensor<'b>,
+    accepted: Tensor<'b>,
+    /// As targets: of the step before, of this one.
+    steps: [Tensor<'b>; 2],
+    to: vwd_tensor,
+}
+
+impl<'b> Written<'b> {
+    /// To int32s that lie side by side.
+    pub fn new(backend: &'b Backend, to: &Tensor) -> Written<'b> {
+        let (plain, to) = (Layout::default(), to.c());
+        let count: usize = to.shape[..to.ndim as usize].iter().map(|&n| n as usize).product();
+        let targets = || Tensor::ints(backend, I32, &Array::filled(&[count, 2], 0), &plain);
+        Written {
+            backend,
+            draft: Tensor::ints(backend, I32, &Array::filled(&[count, 1], -1), &plain),
+            accepted: Tensor::poisoned(backend, I32, &[count], &plain),
+            steps: [targets(), targets()],
+            to: vwd_tensor { ndim: 1, shape: [count as i64, 0, 0, 0, 0], strides: [1, 0, 0, 0, 0], ..to },
+        }
+    }
+    pub fn set(&self, numbers: &[i64]) {
+        let [before, now] = &self.steps;
+        before.refill_ints(&now.read_ints());
+        now.refill_ints(&Array::from_fn(&[numbers.len(), 2], |at| numbers[at[0]]));
+    }
+    /// First those of the step before.
+    pub fn enqueue(&self) {
+        for step in &self.steps {
+            let args = vwd_verify_args {
+                draft: self.draft.c(),
+                target: step.c(),
+                accepted: self.accepted.c(),
+                next_token: self.to,
+                ..args()
+            };
+            // SAFETY: the tensors outlive the graph.
+            assert_ok(unsafe { vwd_verify(self.backend.session(), &args, self.backend.stream()) });
+        }
+    }
+}
+
 /// Tokens of one replay: from none to all accepted.
 struct Contents {
     draft: Array<i64>,

@@ -2,13 +2,17 @@
 //! shrink.
 
 use crate::Case;
-use crate::graph::Graph;
+use crate::graph::{Graph, Written};
 use crate::support::selection::{Calls, Lists, Scene, Steps};
 use crate::support::*;
+use vanward::abi::*;
+use vanward::capi::*;
 
 pub const CASES: &[Case] = &[
     ("selections_of_1000_replays_are_the_same_bits", selections_of_1000_replays_are_the_same_bits),
     ("selections_follow_500_steps_of_a_graph", selections_follow_500_steps_of_a_graph),
+    ("summaries_follow_what_the_kernel_ahead_writes", summaries_follow_what_the_kernel_ahead_writes),
+    ("selections_follow_what_the_kernel_ahead_writes", selections_follow_what_the_kernel_ahead_writes),
 ];
 
 /// Forms for which there are kernels of their own, and one for which there are none.
@@ -44,6 +48,105 @@ fn selections_follow_500_steps_of_a_graph(backend: &Backend) {
             let graph = Graph::capture(backend.stream().cast(), || steps.enqueue());
             for _ in 0..500 {
                 steps.step(rng, |_| graph.replay());
+            }
+        });
+    }
+}
+
+/// Lengths and pages change in the kernel just ahead: what is guessed before it ends is often wrong. The summaries are those of an update for
+/// which all was there.
+fn summaries_follow_what_the_kernel_ahead_writes(backend: &Backend) {
+    const BATCH: usize = 3;
+    const HEADS: usize = 2;
+    const DIM: usize = 64;
+    const PAGE: usize = 64;
+    const PAGES: usize = 6;
+    const TOKENS: i64 = (PAGES * PAGE) as i64;
+    rounds(1, |rng| {
+        let plain = Layout::default();
+        let k = Tensor::floats(backend, BF16, &rng.normals(&[BATCH * PAGES, PAGE, HEADS, DIM]), &plain);
+        let [lens, begin] = [(); 2].map(|_| Tensor::ints(backend, I32, &Array::filled(&[BATCH], 0), &plain));
+        let table = Tensor::ints(backend, I32, &Array::filled(&[BATCH, PAGES], 0), &plain);
+        let ahead = [&lens, &begin, &table].map(|of| Written::new(backend, of));
+        let summaries = || {
+            let of = |width| {
+                Tensor::floats(backend, BF16, &Array::filled(&[BATCH, PAGES * PAGE / 32, HEADS, width], 0.0), &plain)
+            };
+            [of(DIM), of(DIM), of(DIM), of(2 * DIM)]
+        };
+        let update = |[max, min, means, axes]: &[Tensor; 4], ahead: &[Written]| {
+            let indices = [
+                vwd_index { kind: VWD_INDEX_MINMAX, block_size: 32, key_max: max.c(), key_min: min.c(), ..args() },
+                vwd_index { kind: VWD_INDEX_MEAN, window: 32, stride: 16, means: means.c(), ..args() },
+                vwd_index { kind: VWD_INDEX_AXIS, block_size: 32, axes: axes.c(), ..args() },
+            ];
+            for index in indices {
+                ahead.iter().for_each(Written::enqueue);
+                let args = vwd_index_update_args {
+                    index: kept(index),
+                    k: k.c(),
+                    page_table: table.c(),
+                    seq_lens: lens.c(),
+                    begin: begin.c(),
+                    ..args()
+                };
+                // SAFETY: the tensors outlive the graph.
+                assert_ok(unsafe { vwd_index_update(backend.session(), &args, backend.stream()) });
+            }
+        };
+        let (replayed, called) = (summaries(), summaries());
+        let graph = Graph::capture(backend.stream().cast(), || update(&replayed, &ahead));
+        let mut tokens = [1i64; BATCH];
+        let mut pages: Vec<i64> = (0..(BATCH * PAGES) as i64).collect();
+        rng.shuffle(&mut pages);
+        for step in 0..300 {
+            let before = tokens;
+            tokens = tokens.map(|len| if rng.one_in(8) { rng.int(0..=TOKENS) } else { (len + 1).min(TOKENS) });
+            if rng.one_in(4) {
+                rng.shuffle(&mut pages);
+            }
+            for (written, numbers) in ahead.iter().zip([&tokens[..], &before[..], &pages[..]]) {
+                written.set(numbers);
+            }
+            graph.replay();
+            update(&called, &[]);
+            backend.finish(0);
+            for (a, b) in replayed.iter().zip(&called) {
+                assert_eq!(a.read_memory(), b.read_memory(), "step {step}, tokens {before:?} to {tokens:?}");
+            }
+        }
+    });
+}
+
+/// So do selections follow the lengths.
+fn selections_follow_what_the_kernel_ahead_writes(backend: &Backend) {
+    for (lists, (dtype, dim)) in Lists::ALL.into_iter().zip(FORMS) {
+        rounds(1, |rng| {
+            let scene = Scene::random(rng, lists, dtype, dim, 4000);
+            let [replayed, called] = [(); 2].map(|_| Calls::new(&scene, backend));
+            let ahead = Written::new(backend, &replayed.lens);
+            for calls in [&replayed, &called] {
+                calls.update(None, |call| call());
+                calls.select(|call| call());
+            }
+            backend.finish(0);
+            let graph = Graph::capture(backend.stream().cast(), || {
+                replayed.select(|call| {
+                    ahead.enqueue();
+                    call();
+                });
+            });
+            for step in 0..100 {
+                let lens = scene.lens.map(|&len| if rng.one_in(4) { rng.int(0..=len) } else { len });
+                ahead.set(&lens.data);
+                called.lens.refill_ints(&lens);
+                for calls in [&replayed, &called] {
+                    calls.clear();
+                }
+                graph.replay();
+                called.select(|call| call());
+                backend.finish(0);
+                assert!(replayed.read() == called.read(), "{lists:?}, {dtype:?}, step {step}, lens {:?}", lens.data);
             }
         });
     }
