@@ -5,10 +5,11 @@
 32 query heads on 8 KV heads of 128 channels, bfloat16, pages and blocks of 64 tokens, a list for each KV head. Every result is
 compared with torch's in float32 before it is timed. `graph` is GPU time, from calls in a CUDA graph; `event` is one call between
 two CUDA events, the host's time in it. `copy` is the time in which the device copies as many bytes as are attended to, half of them
-read. torch gathers the listed blocks and calls scaled_dot_product_attention; dense, it calls that alone. `state` and `partials` keep
-the state of a row, or of each block. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single
-tokens, beside one position over blocks of bfloat16. `latents` is MLA: keys of 576 channels whose first 512 are the values, one for all
-heads, and lists of 2048 tokens, in blocks and single. Microseconds, medians; inputs are in no cache.
+read; `gather_read` that of a kernel that reads them by the same lists and joins partial results, and computes nothing. torch gathers
+the listed blocks and calls scaled_dot_product_attention; dense, it calls that alone. `state` and `partials` keep the state of a row, or
+of each block. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single tokens, beside one position
+over blocks of bfloat16. `latents` is MLA: keys of 576 channels whose first 512 are the values, one for all heads, and lists of 2048
+tokens, in blocks and single. Microseconds, medians; inputs are in no cache.
 """
 
 import functools
@@ -17,6 +18,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from gather_read import GatherRead
 from timing import run, vanward
 
 HEADS, KV_HEADS, DIM, BLOCK = 32, 8, 128, 64
@@ -102,6 +104,7 @@ class Case:
 
 
 def attend(session, timer, rows, quick):
+    floor = GatherRead()
     points = [(1, 1024), (1, 2048), (1, 4096), (1, 8192), (4, 4096), (16, 4096)]
     for batch, budget in points[2:4] if quick else points:
         case = Case(session, batch, 32 << 10, budget)
@@ -112,7 +115,8 @@ def attend(session, timer, rows, quick):
         keeping = case.on_current_stream(lambda i, stream: case.attention(i, stream, partials=kept))
         state = vanward.AttentionState(*case.states())
         with_state = case.on_current_stream(lambda i, stream: case.attention(i, stream, state=state))
-        row = dict(batch=batch, tokens=budget, copy=timer.copy(case.bytes), vanward_graph=timer.graph(attention, case.sets))
+        row = dict(batch=batch, tokens=budget, copy=timer.copy(case.bytes), gather_read=floor.time(case, timer))
+        row.update(vanward_graph=timer.graph(attention, case.sets))
         row.update(state_graph=timer.graph(with_state, case.sets), partials_graph=timer.graph(keeping, case.sets))
         row.update(torch_graph=timer.graph(case.torch_listed, case.sets))
         row.update(vanward_event=timer.event(attention, case.sets))

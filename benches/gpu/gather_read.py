@@ -1,0 +1,170 @@
+"""What bounds attention over lists: a kernel that reads the same listed bytes and joins as many partial results, and computes nothing.
+
+Used by attention.py. A list is shared out over CTAs. Each looks its pages up, reads its rows of keys and values through a ring of
+copies that are always in flight, folds them into as many words as the partial result of a KV head has, and stores these; the last CTA
+of a list to come adds them up. It is launched as the library launches its own kernels, in the shape that is best for the case.
+"""
+
+import ctypes
+import glob
+import site
+
+import torch
+
+_SOURCE = rb"""
+using uint = unsigned int;
+constexpr int GROUP = 4, DIM = 128, ROW = DIM * 2;  // bytes of a token's key, or value
+constexpr int PARTIAL = GROUP * (DIM + 2);
+constexpr int THREADS = 256, LANES = ROW / 16, ROWS = THREADS / LANES;  // rows at once
+constexpr int MOST_PAGES = 1024;
+
+struct Params {
+    const int *ids, *table;           // [lists, count], [B, pages]
+    const char *keys, *values;        // [pages, block, heads, DIM]
+    float *partials, *out;            // [lists, splits, PARTIAL], [lists, PARTIAL]
+    uint *tickets;                    // [lists], zero
+    int count, log2_block, heads, pages;
+};
+
+template <int STAGES> struct Shared {
+    bool is_last;
+    int pages[MOST_PAGES];
+    uint4 landing[STAGES][4][THREADS];  // each thread's own: the key and the value of two rows
+};
+
+__device__ void copy(uint4 &to, const char *from) {
+    const uint at = __cvta_generic_to_shared(&to);
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+}
+
+template <int STAGES> __device__ void run(const Params &p) {
+    extern __shared__ __align__(16) char memory[];
+    auto &shared = reinterpret_cast<Shared<STAGES> &>(memory);
+    const int list = blockIdx.y, splits = gridDim.x, head = list % p.heads, thread = threadIdx.x;
+    const int rows = p.count * (1 << p.log2_block) / splits, first = rows * blockIdx.x, first_block = first >> p.log2_block;
+    asm volatile("griddepcontrol.launch_dependents;");
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    for (int i = thread; first_block + i <= first + rows - 1 >> p.log2_block; i += THREADS)
+        shared.pages[i] = p.table[list / p.heads * p.pages + p.ids[list * p.count + first_block + i]];
+    __syncthreads();
+
+    const int turns = rows / (2 * ROWS);
+    auto ask = [&](int turn) {
+        if (turn < turns) {
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const int row = first + (2 * turn + i) * ROWS + thread / LANES, block = 1 << p.log2_block;
+                const long long token = static_cast<long long>(shared.pages[(row >> p.log2_block) - first_block]) * block + (row & block - 1);
+                const long long from = (token * p.heads + head) * ROW + thread % LANES * 16;
+                copy(shared.landing[turn % STAGES][2 * i][thread], p.keys + from);
+                copy(shared.landing[turn % STAGES][2 * i + 1][thread], p.values + from);
+            }
+        }
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    };
+    uint sum = 0;
+#pragma unroll
+    for (int turn = 0; turn < STAGES - 1; turn++) ask(turn);
+    for (int turn = 0; turn < turns; turn++) {
+        ask(turn + STAGES - 1);
+        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 1) : "memory");
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const uint4 x = shared.landing[turn % STAGES][i][thread];
+            sum ^= x.x ^ x.y ^ x.z ^ x.w;
+        }
+    }
+
+    float *mine = p.partials + (list * splits + blockIdx.x) * PARTIAL;
+    for (int i = thread; i < PARTIAL; i += THREADS) mine[i] = __uint_as_float(sum & 0x3fffffff);
+    __syncthreads();
+    if (thread == 0) {
+        uint before;
+        asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(p.tickets + list), "r"(splits - 1) : "memory");
+        shared.is_last = before == splits - 1;
+    }
+    __syncthreads();
+    if (!shared.is_last) return;
+    for (int i = thread; i < PARTIAL; i += THREADS) {
+        float joined = 0;
+#pragma unroll 8
+        for (int split = 0; split < splits; split++) joined += __ldcg(p.partials + (list * splits + split) * PARTIAL + i);
+        p.out[list * PARTIAL + i] = joined;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) gather_read_3(const __grid_constant__ Params p) { run<3>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) gather_read_6(const __grid_constant__ Params p) { run<6>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS) gather_read_13(const __grid_constant__ Params p) { run<13>(p); }
+"""
+_PARTIAL = 4 * (128 + 2)
+_STAGES = (3, 6, 13)  # four, two and one CTA on a multiprocessor
+_MOST_PAGES = 1024
+
+
+class _Params(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_void_p) for name in ("ids", "table", "keys", "values", "partials", "out", "tickets")]
+    _fields_ += [(name, ctypes.c_int) for name in ("count", "log2_block", "heads", "pages")]
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int * 16)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p)]
+    _fields_ += [("attributes", ctypes.POINTER(_Attribute)), ("count", ctypes.c_uint)]
+
+
+def _library(name):
+    """A library of the CUDA toolkit that torch brings along."""
+    found = [path for root in site.getsitepackages() for path in glob.glob(f"{root}/nvidia/**/{name}.so.*", recursive=True)]
+    return ctypes.CDLL(sorted(found)[0] if found else f"{name}.so")
+
+
+class GatherRead:
+    def __init__(self):
+        nvrtc, self._cuda = _library("libnvrtc"), ctypes.CDLL("libcuda.so.1")
+        program, size, module = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_void_p()
+        assert nvrtc.nvrtcCreateProgram(ctypes.byref(program), _SOURCE, b"gather_read.cu", 0, None, None) == 0
+        options = (ctypes.c_char_p * 1)(b"--gpu-architecture=sm_%d%d" % torch.cuda.get_device_capability())
+        assert nvrtc.nvrtcCompileProgram(program, 1, options) == 0
+        assert nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)) == 0
+        code = ctypes.create_string_buffer(size.value)
+        assert nvrtc.nvrtcGetCUBIN(program, code) == 0
+        assert self._cuda.cuModuleLoadData(ctypes.byref(module), code) == 0
+        self._kernels = {}
+        for stages in _STAGES:
+            kernel, shared = ctypes.c_void_p(), 16 + 4 * _MOST_PAGES + stages * (16 << 10)
+            assert self._cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"gather_read_%d" % stages) == 0
+            assert self._cuda.cuFuncSetAttribute(kernel, 8, shared) == 0  # the most dynamic shared memory
+            self._kernels[stages] = kernel, shared
+
+    def call(self, case, splits, stages):
+        """call(i) of an attention.Case of bfloat16 with 4 query heads for each of its KV heads of 128 channels."""
+        lists = case.ids[0].shape[0] * case.ids[0].shape[1]
+        partials = torch.empty(lists, splits, _PARTIAL, device="cuda")
+        out, tickets = torch.empty(lists, _PARTIAL, device="cuda"), torch.zeros(lists, dtype=torch.int32, device="cuda")
+        heads, pages = case.keys[0].shape[2], case.table.shape[1]
+        kernel, shared = self._kernels[stages]
+        # Programmatic stream serialization: the next kernel begins before this one ends, and waits by itself.
+        early = _Attribute(id=6, value=(ctypes.c_int * 16)(1))
+        prepared = []
+        for ids, keys, values in zip(case.ids, case.keys, case.values):
+            tensors = (ids, case.table, keys, values, partials, out, tickets)
+            params = _Params(*(t.data_ptr() for t in tensors), case.count, case.block.bit_length() - 1, heads, pages)
+            prepared.append((tensors, params, (ctypes.c_void_p * 1)(ctypes.addressof(params))))
+
+        def call(i):
+            stream = torch.cuda.current_stream().cuda_stream
+            config = _Config((ctypes.c_uint * 3)(splits, lists, 1), (ctypes.c_uint * 3)(256, 1, 1), shared, stream, ctypes.pointer(early), 1)
+            assert self._cuda.cuLaunchKernelEx(ctypes.byref(config), kernel, prepared[i][2], None) == 0
+
+        return call
+
+    def time(self, case, timer):
+        """Median microseconds of the shape that is best for this case."""
+        lists, tokens = case.ids[0].shape[0] * case.ids[0].shape[1], case.count * case.block
+        splits = [n for n in (1, 2, 4, 8, 16, 32) if tokens % (32 * n) == 0 and 64 <= n * lists <= 1024 and case.count // n < _MOST_PAGES]
+        assert splits, "no shape for these lists"
+        return min(timer.graph(self.call(case, n, stages), case.sets) for n in splits for stages in _STAGES)
