@@ -77,23 +77,9 @@ fn steps_of_a_kv_cache_allocate_nothing() {
     const LISTS: usize = 2;
     const CAP: usize = 4;
     let backend = Backend::cpu(1);
-    let options = vwd_kv_cache_options {
-        layers: 1,
-        kv_heads: 1,
-        block_size: 4,
-        key_dim: 16,
-        value_dim: 16,
-        dtype_code: F32.code as u32,
-        dtype_bits: F32.bits as u32,
-        max_sequences: 2,
-        max_blocks: 64,
-        host_blocks: 128,
-        slots: 16,
-        ..args()
-    };
     let mut cache = null_mut();
     // SAFETY: everything is valid.
-    assert_ok(unsafe { vwd_kv_cache_create(backend.session(), &options, &mut cache) });
+    assert_ok(unsafe { vwd_kv_cache_create(backend.session(), &small_cache(), &mut cache) });
     for _ in 0..LISTS {
         let mut sequence = u32::MAX;
         // SAFETY: the cache lives.

@@ -430,24 +430,10 @@ fn child_gets_errors_from_what_its_parent_made_and_may_make_its_own() {
         let mut forecast = std::ptr::null_mut();
         // SAFETY: the pointers are valid.
         assert_ok(unsafe { vwd_forecast_create(backend.session(), &options, &mut forecast) });
-        let cached = vwd_kv_cache_options {
-            layers: 1,
-            kv_heads: 1,
-            block_size: 4,
-            key_dim: 16,
-            value_dim: 16,
-            dtype_code: F32.code as u32,
-            dtype_bits: F32.bits as u32,
-            max_sequences: 2,
-            max_blocks: 2,
-            host_blocks: 4,
-            slots: 4,
-            ..args()
-        };
         let (mut cache, mut sequence) = (std::ptr::null_mut(), 77);
         // SAFETY: the pointers are valid.
         unsafe {
-            assert_ok(vwd_kv_cache_create(backend.session(), &cached, &mut cache));
+            assert_ok(vwd_kv_cache_create(backend.session(), &small_cache(), &mut cache));
             assert_ok(vwd_kv_cache_add(cache, &mut sequence, std::ptr::null_mut()));
         }
         let (session, forecast, cache) = (backend.session() as usize, forecast as usize, cache as usize);
@@ -473,7 +459,7 @@ fn child_gets_errors_from_what_its_parent_made_and_may_make_its_own() {
                 refused(vwd_kv_cache_fetch(cache, 0, stream), "cache");
                 refused(vwd_kv_cache_wait(cache, 0, stream), "cache");
                 refused(vwd_kv_cache_free(cache, sequence, stream), "cache");
-                refused(vwd_kv_cache_create(session, &cached, &mut std::ptr::null_mut()), "session");
+                refused(vwd_kv_cache_create(session, &small_cache(), &mut std::ptr::null_mut()), "session");
                 vwd_kv_cache_release(cache);
                 vwd_forecast_release(forecast);
                 vwd_session_release(session.cast_mut());

@@ -22,7 +22,7 @@ pub use rng::{Rng, rounds};
 pub use session::{Session, assert_fails, assert_ok, last_error};
 pub use tensor::{BF16, BOOL, DType, F8E4M3, F8E5M2, F16, F32, I32, I64, Layout, Tensor, U8, U32, absent, boundless};
 
-use vanward::abi::Versioned;
+use vanward::abi::{Versioned, vwd_kv_cache_options};
 
 /// A struct that arguments point to, kept for good.
 pub fn kept<T>(value: T) -> *const T {
@@ -36,5 +36,23 @@ pub fn args<T: Versioned>() -> T {
         let mut value: T = std::mem::zeroed();
         (&raw mut value).cast::<u32>().write(size_of::<T>() as u32);
         value
+    }
+}
+
+/// A cache of one layer with one KV head, for two sequences.
+pub fn small_cache() -> vwd_kv_cache_options {
+    vwd_kv_cache_options {
+        layers: 1,
+        kv_heads: 1,
+        block_size: 4,
+        key_dim: 16,
+        value_dim: 16,
+        dtype_code: F32.code as u32,
+        dtype_bits: F32.bits as u32,
+        max_sequences: 2,
+        max_blocks: 64,
+        host_blocks: 128,
+        slots: 16,
+        ..args()
     }
 }
