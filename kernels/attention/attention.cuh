@@ -197,16 +197,6 @@ __device__ inline uint32 describe(const AttentionParams &p, uint32 n, Item &item
     return units_of(p, reach, item.entries);
 }
 
-__device__ inline uint32 warp_inclusive_sum(uint32 value) {
-    const uint32 lane = threadIdx.x % WARP;
-#pragma unroll
-    for (uint32 step = 1; step < WARP; step *= 2) {
-        const uint32 other = __shfl_up_sync(FULL_WARP, value, step);
-        if (lane >= step) value += other;
-    }
-    return value;
-}
-
 // Units of a chunk, where there are so many in all. Cuts follow from the sum and a pair's own units, never from its place in the batch.
 __device__ inline uint32 chunk_units(const AttentionParams &p, uint32 total) {
     return max(p.least_units, p.cut.divide(total + p.cut.value - 1));

@@ -215,13 +215,7 @@ __device__ inline Ranks rank(const uint32 *counts, uint32 turn, uint32 wanted) {
     // Who gives nothing now, and is not needed again, need not know.
     if (all >> 16 && (before < wanted || (all & 0xffff) < wanted)) {
         // Of the warps whose turn comes before enough are given.
-        uint32 upto = sum & 0xffff;
-#pragma unroll
-        for (uint32 d = 1; d < WARP; d *= 2) {
-            const uint32 lower = __shfl_up_sync(FULL_WARP, upto, d);
-            upto += lane >= d ? lower : 0;
-        }
-        upto -= sum & 0xffff;
+        uint32 upto = warp_inclusive_sum(sum & 0xffff) - (sum & 0xffff);
 #pragma unroll
         for (uint32 n = 0; n < OF_LANE; ++n) {
             is_asked |= upto < wanted && count[n] >> 16;

@@ -130,7 +130,7 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
         }
 #pragma unroll
         for (uint32 i = 0; i < OWN_BINS; i++) sum += total[i];
-        const uint32 through = sum_lanes(sum);
+        const uint32 through = warp_inclusive_sum(sum);
         bool is_past = through - sum >= wanted;
         uint32 rank = wanted - (through - sum);
 #pragma unroll
@@ -144,16 +144,6 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
         }
         before = __reduce_add_sync(FULL_WARP, before);
         if (lane == 0) shared.above_before += before;
-    }
-    // Σ over the lanes through this one.
-    __device__ uint32 sum_lanes(uint32 sum) const {
-        const uint32 lane = threadIdx.x % WARP;
-#pragma unroll
-        for (uint32 step = 1; step < WARP; step *= 2) {
-            const uint32 other = __shfl_up_sync(FULL_WARP, sum, step);
-            if (lane >= step) sum += other;
-        }
-        return sum;
     }
 
     // A first digit that the wanted-th largest reaches, by the keys at hand; 0 where they do not tell or it is not worth it.
@@ -261,7 +251,7 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
 #pragma unroll
                 for (uint32 i = 0; i < 4; i++) of[i] = classify(x[n][i]), sum += of[i];
                 if (!__any_sync(FULL_WARP, sum)) continue;
-                const uint32 through = sum_lanes(sum);
+                const uint32 through = warp_inclusive_sum(sum);
                 // Those that are in have neighbouring places.
                 uint32 in = 0, earlier = equal + (through - sum >> 16), place = above + (through - sum & 0xffff) + min(earlier, ties);
 #pragma unroll

@@ -53,12 +53,7 @@ template <uint32 THREADS> struct KeyBins {
         uint32 own[OWN], sum = 0;
 #pragma unroll
         for (uint32 i = 0; i < OWN; i++) own[i] = shared.bin[first + i], sum += own[i], shared.bin[first + i] = 0;
-        uint32 through = sum;
-#pragma unroll
-        for (uint32 step = 1; step < WARP; step *= 2) {
-            const uint32 other = __shfl_up_sync(FULL_WARP, through, step);
-            if (lane >= step) through += other;
-        }
+        const uint32 through = warp_inclusive_sum(sum);
         if (lane == WARP - 1) shared.of_warp[warp] = through;
         __syncthreads();
         uint32 above = __reduce_add_sync(FULL_WARP, lane > warp && lane < WARPS ? shared.of_warp[lane % WARPS] : 0) + through - sum;
@@ -159,12 +154,7 @@ template <uint32 THREADS> struct CtaTopK {
 #pragma unroll
             for (uint32 i = 0; i < 4; i++) of[i] = classify(x[n][i]), sum += of[i];
             if (!__any_sync(FULL_WARP, sum)) continue;
-            uint32 through = sum;
-#pragma unroll
-            for (uint32 step = 1; step < WARP; step *= 2) {
-                const uint32 other = __shfl_up_sync(FULL_WARP, through, step);
-                if (lane >= step) through += other;
-            }
+            const uint32 through = warp_inclusive_sum(sum);
             // Those that are in have neighbouring places.
             uint32 earlier = equal + (through - sum >> 16), place = above + (through - sum & 0xffff) + min(earlier, ties);
 #pragma unroll

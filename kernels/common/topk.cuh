@@ -130,12 +130,7 @@ __device__ inline void choose_bin(TopKShared &shared, uint32 wanted) {
     uint4 &mine = reinterpret_cast<uint4 *>(shared.bin)[TOPK_THREADS - 1 - thread];  // from the top
     const uint4 counts = mine;
     const uint32 sum = counts.x + counts.y + counts.z + counts.w;
-    uint32 through = sum;
-#pragma unroll
-    for (uint32 step = 1; step < WARP; step *= 2) {
-        const uint32 other = __shfl_up_sync(FULL_WARP, through, step);
-        if (lane >= step) through += other;
-    }
+    const uint32 through = warp_inclusive_sum(sum);
     if (lane == WARP - 1) shared.of_warp[warp] = through;
     mine = make_uint4(0, 0, 0, 0);
     __syncthreads();

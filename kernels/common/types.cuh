@@ -50,6 +50,17 @@ __device__ inline float exp2_fast(float x) {
     return y;
 }
 
+// Σ over the lanes of the warp through this one.
+__device__ inline uint32 warp_inclusive_sum(uint32 value) {
+    const uint32 lane = threadIdx.x % WARP;
+#pragma unroll
+    for (uint32 step = 1; step < WARP; step *= 2) {
+        const uint32 other = __shfl_up_sync(FULL_WARP, value, step);
+        if (lane >= step) value += other;
+    }
+    return value;
+}
+
 // Asks for a line to be brought to the L2 cache.
 __device__ inline void prefetch(const void *address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 

@@ -189,12 +189,7 @@ __device__ inline void write_offsets(const Params &p, const SummedOffsets<Counts
     for (uint32 first = begin + warp * WARP; first < end; first += warps * WARP) {
         const uint32 seq = first + threadIdx.x % WARP, count = seq < end ? offsets.counts(seq) : 0;
         const uint32 base = offsets.sum_before(first);
-        uint32 upto = count;
-#pragma unroll
-        for (uint32 d = 1; d < WARP; d *= 2) {
-            const uint32 left = __shfl_up_sync(FULL_WARP, upto, d);
-            if (threadIdx.x % WARP >= d) upto += left;
-        }
+        const uint32 upto = warp_inclusive_sum(count);
         if (seq >= end) continue;
         write_offset(p, seq, base + upto - count);
         if (seq + 1 == p.batch) write_offset(p, p.batch, base + upto);

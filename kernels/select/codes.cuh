@@ -16,12 +16,3 @@ __device__ inline uint32 widen_codes(uint32 codes, uint32 n) {
     asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(widened) : "r"(at_bit_3), "r"(0x00780078), "r"(0x41804180));
     return widened;
 }
-// Σ over the lanes through this one.
-__device__ inline uint32 sum_lanes(uint32 sum) {
-#pragma unroll
-    for (uint32 step = 1; step < WARP; step *= 2) {
-        const uint32 other = __shfl_up_sync(FULL_WARP, sum, step);
-        if (threadIdx.x % WARP >= step) sum += other;
-    }
-    return sum;
-}

@@ -89,13 +89,7 @@ struct Entries {
         if (slice < slices) found = __ldcg(reinterpret_cast<const uint32 *>(row.p.found) + uint64(row.number) * slices + slice);
         const bool are_too_many = found == TOO_MANY;
         if (are_too_many) found = 0;
-        const uint32 own = (found + 3) / 4 * 4;
-        uint32 through = own;
-#pragma unroll
-        for (uint32 step = 1; step < WARP; step *= 2) {
-            const uint32 other = __shfl_up_sync(FULL_WARP, through, step);
-            if (lane >= step) through += other;
-        }
+        const uint32 own = (found + 3) / 4 * 4, through = warp_inclusive_sum(own);
         found = __reduce_add_sync(FULL_WARP, found);
         if (lane == WARP - 1) shared.places[warp] = through, shared.present[warp] = found;
         if (__syncthreads_or(are_too_many)) return;
