@@ -35,6 +35,7 @@ struct Unit {
     uint32 j, page, row;
     bool exists;
 
+    Unit() = default;
     __device__ Unit(const UpdateParams &p, const Turn &turn, const Stale &stale, uint32 j) : j(j) {
         exists = j < stale.end && p.place.find(turn.seq, j, page, row);
     }
@@ -49,15 +50,18 @@ __device__ inline float positive(float x) { return x > 0.0f ? x : 0.0f; }
 // What codes of four bits stand for: value ≈ min + scale · code. Without a number low is above high, and the minimum NaN.
 struct Range {
     uint16 scale_bits, min_bits;
+    float least, scale, share;
 
     __device__ Range(float low, float high) {
         constexpr float MOST = 65504.0f;  // the largest float16
         min_bits = low <= high ? narrow_float16(fminf(fmaxf(low, -MOST), MOST)) : 0x7e00;
         scale_bits = narrow_float16(fminf(positive((high - low) / 15.0f), MOST));
+        least = widen_float16(min_bits), scale = widen_float16(scale_bits), share = 1.0f / scale;
     }
+    // Of the quotient (x − least) / scale as it is rounded: a product with 1 / scale, and what that leaves over.
     __device__ uint32 code(float x) const {
-        const float least = widen_float16(min_bits), scale = widen_float16(scale_bits);
+        const float rest = __fsub_rn(x, least), near = fminf(__fmul_rn(rest, share), 16.0f), quotient = fmaf(fmaf(-near, scale, rest), share, near);
         // Adding 2^23 rounds to a whole number, ties to even, and leaves it in the low bits.
-        return scale == 0.0f ? 0u : __float_as_uint(fminf(positive((x - least) / scale), 15.0f) + 8388608.0f) & 15;
+        return scale == 0.0f ? 0u : __float_as_uint(fminf(positive(quotient), 15.0f) + 8388608.0f) & 15;
     }
 };

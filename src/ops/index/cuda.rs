@@ -290,7 +290,7 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
     if batch == 0 || kv_heads == 0 || keys.capacity == 0 {
         return Ok(());
     }
-    let lanes = dim.div_ceil(LANE_CHANNELS).next_power_of_two().min(32);
+    let mut lanes = dim.div_ceil(LANE_CHANNELS).next_power_of_two().min(32);
     let [weights, centre] = r.index.learned();
     let (tokens, kernels): (_, &Kernels) = (keys.capacity as usize, enqueue.kernels());
     let (mut size, mut stride, mut split, mut dtype) = (1, 1, 1, DType::F16);
@@ -309,12 +309,14 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
         Kind::Axis(axes) => {
             (size, dtype) = (axes.block_size, if axes.range.is_some() { DType::F16 } else { axes.axes.dtype });
             let wide = size > HELD_TOKENS || dim > HELD_CHANNELS;
+            // A block's threads are two warps or more.
+            lanes = lanes.max(8);
             let kernels = if wide { &kernels.wide_axes } else { &kernels.axes };
             (
                 kernels.of(r.k.dtype),
                 tokens.div_ceil(size),
                 THREADS as usize / (TOKEN_SLOTS * lanes),
-                if wide { 1 } else { 2 },
+                if wide || r.k.dtype.bits == 32 { 1 } else { 2 },
             )
         }
     };
