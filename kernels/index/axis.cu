@@ -441,10 +441,10 @@ template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const Axis
     Of block(p, turn, shared);
     // The guess: one block, by the first CTA.
     const bool fits = !WIDE && turn.slice == 0;
-    const uint32 likely = fits ? stale_blocks(u, u.keys.lengths_now(turn.seq)).begin : 0;
+    const uint32 likely = fits ? stale_blocks(u, u.keys.likely_lengths(turn.seq)).begin : 0;
     const Guess guess(u.keys, turn.seq, turn.head, likely * u.size, fits ? u.size : ~0u);
     wait_for_previous_kernel();
-    const int2 lengths = u.keys.lengths_now(turn.seq);
+    const int2 lengths = u.keys.lengths(turn.seq);
     const uint32 page = guess.page_now();
     Raw<BYTES> raw;
     if (!WIDE) block.ask(guess, raw);

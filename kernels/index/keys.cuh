@@ -4,13 +4,6 @@
 #include "common/eight.cuh"
 #include "common/place.cuh"
 
-// A word as it is now; before the wait for the kernel ahead, which may be writing it, that is a guess.
-__device__ inline uint32 read_now(const char *address) {
-    uint32 x;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(address) : "memory");
-    return x;
-}
-
 // Strides are in bytes; those of `scale` are 0 where it does not vary.
 struct Keys {
     const char *data, *scale, *table, *seq_lens, *begin;  // begin, table and scale may be null
@@ -23,9 +16,14 @@ struct Keys {
     Divisor page_of;  // page_size
 
     // What is given of sequence i: its tokens, and the first whose key is new.
-    __device__ int2 lengths_now(uint32 i) const {
-        const int32 len = read_now(seq_lens + i * seq_lens_seq);
-        return make_int2(len, begin ? read_now(begin + i * begin_seq) : 0);
+    __device__ int2 lengths(uint32 i) const {
+        const int32 len = as<int32>(seq_lens + i * seq_lens_seq);
+        return make_int2(len, begin ? as<int32>(begin + i * begin_seq) : 0);
+    }
+    // The same before the wait for the kernel ahead, which may be writing it: a guess.
+    __device__ int2 likely_lengths(uint32 i) const {
+        const int32 len = load_hint(seq_lens + i * seq_lens_seq);
+        return make_int2(len, begin ? load_hint(begin + i * begin_seq) : 0);
     }
     // The same, as far as there is room.
     __device__ uint32 length(const int2 &given, uint32 &first) const {
@@ -33,7 +31,7 @@ struct Keys {
         first = min(uint32(max(given.y, 0)), len);
         return len;
     }
-    __device__ uint32 length(uint32 i, uint32 &first) const { return length(lengths_now(i), first); }
+    __device__ uint32 length(uint32 i, uint32 &first) const { return length(lengths(i), first); }
     // The key of token t of sequence i, and its scale; null where it has no page.
     __device__ const char *find(uint32 i, uint32 t, uint32 g, float &factor) const {
         uint32 at = i, n = t;
@@ -62,12 +60,12 @@ struct Guess {
         if (k.table) {
             if (n + count > k.page_size) return;
             entry = k.table + i * k.table_seq + p * k.table_page;
-            page = read_now(entry);
+            page = load_hint(entry);
         }
         if (page < k.pages) key = k.data + page * k.page + n * k.token + g * k.head;
     }
     // What the table says now, after the wait.
-    __device__ uint32 page_now() const { return entry ? read_now(entry) : page; }
+    __device__ uint32 page_now() const { return entry ? as<uint32>(entry) : page; }
 };
 
 // Eight channels of up to COUNT keys of a sequence and head: begin, begin + step, … below end.

@@ -123,11 +123,11 @@ template <uint32 BYTES> struct Joint {
     // Waits for the kernel ahead, and asks for the lengths. True where the first CTA took all that there is to do: the block that was guessed.
     __device__ bool take_guessed(Stale &stale) const {
         const bool fits = turn.slice == 0 && p.size <= COUNT * p.split && p.keys.dim <= 8 << log_lanes;
-        const uint32 likely = fits ? stale_blocks(p, p.keys.lengths_now(turn.seq)).begin : 0;
+        const uint32 likely = fits ? stale_blocks(p, p.keys.likely_lengths(turn.seq)).begin : 0;
         const Guess guess(p.keys, turn.seq, turn.head, likely * p.size, fits ? p.size : ~0u);
         const bool asks = guess.key && slot < p.split && c < p.keys.dim;
         wait_for_previous_kernel();
-        const int2 lengths = p.keys.lengths_now(turn.seq);
+        const int2 lengths = p.keys.lengths(turn.seq);
         const uint32 page = guess.page_now();
         Eight<BYTES> eight[COUNT];
 #pragma unroll
@@ -312,10 +312,10 @@ __device__ inline Stale stale_windows(const UpdateParams &p, const int2 &lengths
 // Waits for the kernel ahead, and asks for the lengths. True where the first CTA took all that there is to do: the window that was guessed.
 template <uint32 BYTES> __device__ inline bool take_guessed_window(const UpdateParams &p, const Turn &turn, Stale &stale) {
     const bool fits = turn.slice == 0 && p.size <= Channel<BYTES>::COUNT && p.keys.dim <= THREADS;
-    const uint32 likely = fits ? stale_windows(p, p.keys.lengths_now(turn.seq)).begin : 0, c = threadIdx.x;
+    const uint32 likely = fits ? stale_windows(p, p.keys.likely_lengths(turn.seq)).begin : 0, c = threadIdx.x;
     const Guess guess(p.keys, turn.seq, turn.head, likely * p.stride, fits ? p.size : ~0u);
     wait_for_previous_kernel();
-    const int2 lengths = p.keys.lengths_now(turn.seq);
+    const int2 lengths = p.keys.lengths(turn.seq);
     const uint32 page = guess.page_now();
     Channel<BYTES> channel;
     if (guess.key && c < p.keys.dim) channel.ask(p.keys, guess.key + c * p.keys.channel, nullptr, p.size);
