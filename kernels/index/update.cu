@@ -108,10 +108,15 @@ template <uint32 BYTES> struct Joint {
         for (uint32 out = threadIdx.x; out < together << log_lanes + 4; out += THREADS) {
             const uint32 channel = out & (8 << log_lanes) - 1, n = out >> log_lanes + 3, which = n >> log_together, block = n & (together - 1);
             const float *joined = part + (which * 8 + channel % 8) * ROW + (block << log_split + log_lanes) + channel / 8;
-            float x = joined[0];
-#pragma unroll 8
-            for (uint32 s = 1; s < p.split; s++) x = which ? fminf(x, joined[s << log_lanes]) : fmaxf(x, joined[s << log_lanes]);
             const Unit of(p, turn, stale, j + block);
+            float x = joined[0];
+            for (uint32 begin = 0; begin < p.split; begin += 8) {
+                float other[8];
+#pragma unroll
+                for (uint32 i = 0; i < 8; i++) other[i] = joined[min(begin + i, p.split - 1) << log_lanes];
+#pragma unroll
+                for (uint32 i = 0; i < 8; i++) x = which ? fminf(x, other[i]) : fmaxf(x, other[i]);
+            }
             const Summary &to = which ? p.second : p.first;
             // A zero is +0, whichever came first.
             if (of.exists && first + channel < p.keys.dim)
