@@ -396,29 +396,28 @@ template <uint32 BYTES, bool WIDE> struct Block {
     // The mean less the centre, by half of the first threads, and the axis, by the other: four channels each.
     __device__ __forceinline__ void store() const {
         const UpdateParams &u = p.update;
-        const Unit &to = shared.to[unit];
-        if (member >= 4 * lanes || !to.exists) return;
-        const uint32 which = member >> log2_of(lanes) + 1, four = member & (2 * lanes - 1);
-        char *const row = u.first.at(to.page, to.row, turn.head);
+        if (member >= 4 * lanes) return;
+        const Unit to = shared.to[unit];
+        const uint32 which = member >> log2_of(lanes) + 1, four = member & (2 * lanes - 1), field = four % (GROUP / 4);
         for (uint32 m = 0; m < CHUNKS && !is_past(m); m++) {
-            const uint32 c = m * lanes * 8 + four * 4, n = which * dim + c, places = m * lanes * 8 + (four % 2 * lanes + four / 2) * 4;
-            const bool is_there = c < dim;
-            const float4 values = *reinterpret_cast<const float4 *>((which ? vector() : mean()) + places);
+            const uint32 c = m * lanes * 8 + four * 4, n = which * dim + c;
+            const bool is_there = c < dim && to.exists;
+            const float4 values = *reinterpret_cast<const float4 *>((which ? vector() : mean()) + m * lanes * 8 + (four % 2 * lanes + four / 2) * 4);
             float x[4] = {values.x, values.y, values.z, values.w};
             if (!which && p.centre && is_there)
 #pragma unroll
                 for (uint32 i = 0; i < 4; i++) x[i] = __fsub_rn(x[i], as<float>(p.centre + turn.head * p.centre_head + (c + i) * p.centre_channel));
+            char *const row = u.first.at(to.page, to.row, turn.head);
             if (!u.second.data) {
 #pragma unroll
                 for (uint32 i = 0; i < 4; i++)
                     if (is_there) store_element(row + (n + i) * u.first.channel, u.dtype, x[i]);
                 continue;
             }
-            // What is no number makes the group none.
-            float low = -minus_infinity(), high = minus_infinity();
-#pragma unroll
-            for (uint32 i = 0; i < 4; i++)
-                if (is_there) low = fminf(low, x[i]), high = fabsf(x[i]) < -minus_infinity() ? fmaxf(high, x[i]) : -minus_infinity();
+            float low = fminf(fminf(x[0], x[1]), fminf(x[2], x[3])), high = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
+            // What is no number makes the group none: products by 0 find it.
+            const bool of_numbers = fmaf(x[0], 0.0f, fmaf(x[1], 0.0f, fmaf(x[2], 0.0f, x[3] * 0.0f))) == 0.0f;
+            low = is_there ? low : -minus_infinity(), high = !is_there ? minus_infinity() : of_numbers ? high : -minus_infinity();
 #pragma unroll
             for (uint32 bit = 1; bit < GROUP / 4; bit *= 2)
                 low = fminf(low, __shfl_xor_sync(FULL_WARP, low, bit)), high = fmaxf(high, __shfl_xor_sync(FULL_WARP, high, bit));
@@ -426,7 +425,7 @@ template <uint32 BYTES, bool WIDE> struct Block {
             const Range range = high < -minus_infinity() ? Range(low + 0.0f, high) : Range(1.0f, 0.0f);
             as<uint8>(row + n / 2 * u.first.channel) = range.code(x[0]) | range.code(x[1]) << 4;
             as<uint8>(row + (n / 2 + 1) * u.first.channel) = range.code(x[2]) | range.code(x[3]) << 4;
-            const uint32 group = which * ((dim + GROUP - 1) / GROUP) + c / GROUP, field = four % (GROUP / 4);
+            const uint32 group = which * ((dim + GROUP - 1) / GROUP) + c / GROUP;
             if (field < 2) as<uint16>(u.second.at(to.page, to.row, turn.head) + (2 * group + field) * u.second.channel) = field ? range.min_bits : range.scale_bits;
         }
     }

@@ -55,13 +55,19 @@ struct Range {
     __device__ Range(float low, float high) {
         constexpr float MOST = 65504.0f;  // the largest float16
         min_bits = low <= high ? narrow_float16(fminf(fmaxf(low, -MOST), MOST)) : 0x7e00;
-        scale_bits = narrow_float16(fminf(positive((high - low) / 15.0f), MOST));
+        scale_bits = narrow_float16(fminf(positive(divide(high - low, 15.0f, 1.0f / 15.0f, MOST)), MOST));
         least = widen_float16(min_bits), scale = widen_float16(scale_bits), share = 1.0f / scale;
     }
-    // Of the quotient (x − least) / scale as it is rounded: a product with 1 / scale, and what that leaves over.
     __device__ uint32 code(float x) const {
-        const float rest = __fsub_rn(x, least), near = fminf(__fmul_rn(rest, share), 16.0f), quotient = fmaf(fmaf(-near, scale, rest), share, near);
         // Adding 2^23 rounds to a whole number, ties to even, and leaves it in the low bits.
-        return scale == 0.0f ? 0u : __float_as_uint(fminf(positive(quotient), 15.0f) + 8388608.0f) & 15;
+        return scale == 0.0f ? 0u : __float_as_uint(fminf(positive(divide(x - least, scale, share, 16.0f)), 15.0f) + 8388608.0f) & 15;
+    }
+
+private:
+    // x / y as it is rounded, of 1 / y as it is rounded: a product, and what that leaves over. Above `most` something else above it; of a tiny
+    // x that is no quotient, but as tiny.
+    __device__ static float divide(float x, float y, float share, float most) {
+        const float near = fminf(__fmul_rn(x, share), most);
+        return fmaf(fmaf(-near, y, x), share, near);
     }
 };
