@@ -5,10 +5,10 @@
 //
 // Bytes: the keys of the range, once; summaries are a hundredth of that. A token of a decoding step costs a block's keys.
 //
-// Cut: as in update.cu, `slices` CTAs for each sequence and head take turns at blocks. A unit of threads, two warps or more, has a block: eight
-// slots, which share its tokens (token t is of slot t mod 8), and in each slot the lanes of a key, eight channels each. Up to 64 tokens of 256
-// channels stay in registers; of larger blocks or keys each pass reads the keys again, which are in the caches. Units go their own ways: while
-// one waits for its keys, which are on their way to the L2 cache since the block before, others of the multiprocessor compute.
+// Cut: as in update.cu, `slices` CTAs for each sequence and head take turns at blocks. A unit of threads, two warps or more, has a block:
+// eight slots, which share its tokens (token t is of slot t mod 8), and in each slot the lanes of a key, eight channels each. Up to 64 tokens
+// of 256 channels stay in registers; of larger blocks or keys each pass reads the keys again, which are in the caches. Units go their own
+// ways: while one waits for its keys, which are on their way to the L2 cache since the block before, others of the multiprocessor compute.
 //
 //   keys to registers ─ sum over slots ─ less the mean ─ farthest token ─ 3 × (product of each token over lanes ─ sum over slots) ─ store
 //
@@ -32,11 +32,11 @@ template <uint32 CHANNELS> struct Shared {
     alignas(16) float part[SLOTS * CHANNELS];
     alignas(16) float mean[CHANNELS];
     alignas(16) float vector[CHANNELS];
-    alignas(16) float square[CHANNELS];                                    // W
-    alignas(16) float product[MOST_UNITS * BATCH];                         // u, by slots
-    alignas(16) float size[MOST_UNITS * SLOTS];                            // Σ u² of each slot
-    Unit to[MOST_UNITS];
-    uint32 largest[MOST_UNITS * BATCH], farthest[MOST_UNITS * BATCH];      // of the tokens of the batches that have the same place
+    alignas(16) float square[CHANNELS];                                // W
+    alignas(16) float product[MOST_UNITS * BATCH];                     // u, by slots
+    alignas(16) float size[MOST_UNITS * SLOTS];                        // Σ u² of each slot
+    Unit to[MOST_UNITS];                                               // where the summary goes
+    uint32 largest[MOST_UNITS * BATCH], farthest[MOST_UNITS * BATCH];  // of the tokens that have the same place in their batches
 };
 
 // A thread's eight tokens as they lie in memory, eight channels each.
@@ -80,13 +80,14 @@ template <uint32 BYTES, bool WIDE> struct Block {
     uint32 page;                                                        // of the first token of the block that was looked up
 
     __device__ __forceinline__ Block(const AxisParams &p, const Turn &turn, Parts &shared)
-        : p(p), turn(turn), shared(shared), lanes(p.update.lanes), dim(p.update.keys.dim), members(SLOTS * lanes), unit(threadIdx.x >> log2_of(members)),
-          member(threadIdx.x & (members - 1)), slot(member >> log2_of(lanes)), lane(member & (lanes - 1)), width(WIDE && lanes == WARP ? MOST_CHANNELS : lanes * 8) {}
+        : p(p), turn(turn), shared(shared), lanes(p.update.lanes), dim(p.update.keys.dim), members(SLOTS * lanes),
+          unit(threadIdx.x >> log2_of(members)), member(threadIdx.x & (members - 1)), slot(member >> log2_of(lanes)), lane(member & (lanes - 1)),
+          width(WIDE && lanes == WARP ? MOST_CHANNELS : lanes * 8) {}
 
     // Units wait for themselves only.
     __device__ __forceinline__ void sync() const { sync_threads(1 + unit, members); }
 
-    // Of chunk m: this lane's first channel, and where it has what lies in shared memory; the other four are `far` behind.
+    // Of chunk m: this lane's first channel, and where its first four lie in shared memory.
     __device__ __forceinline__ uint32 channel(uint32 m) const { return (m * lanes + lane) * 8; }
     __device__ __forceinline__ uint32 place(uint32 m) const { return m * lanes * 8 + lane * 4; }
     __device__ __forceinline__ uint32 place_of(uint32 c) const {
@@ -149,11 +150,13 @@ template <uint32 BYTES, bool WIDE> struct Block {
         }
         if constexpr (BYTES == 1)
 #pragma unroll
-            for (uint32 i = 0; i < HELD; i++) raw.factor[i] = k.scale && slot + i * SLOTS < count ? as<float>(scale + i * SLOTS * k.scale_token) : 1.0f;
+            for (uint32 i = 0; i < HELD; i++)
+                raw.factor[i] = k.scale && slot + i * SLOTS < count ? as<float>(scale + i * SLOTS * k.scale_token) : 1.0f;
     }
     // The tokens of a block that was guessed; those past the last are dropped once it is known.
     __device__ __forceinline__ void ask(const Guess &guess, Raw<BYTES> &raw) const {
-        ask(guess.key + slot * p.update.keys.token + channel(0) * BYTES, nullptr, guess.key && unit == 0 && channel(0) < dim ? p.update.size : 0, raw);
+        const bool asks = guess.key && unit == 0 && channel(0) < dim;
+        ask(guess.key + slot * p.update.keys.token + channel(0) * BYTES, nullptr, asks ? p.update.size : 0, raw);
     }
     __device__ __forceinline__ void drop(Raw<BYTES> &raw) const {
 #pragma unroll
@@ -225,8 +228,7 @@ template <uint32 BYTES, bool WIDE> struct Block {
     }
     __device__ __forceinline__ uint32 batches() const { return WIDE ? (n + BATCH - 1) / BATCH : 1; }
 
-    // The sum over lanes of the token that this lane is left with, the lane · 8 / lanes-th of its slot: each goes on with half of the tokens
-    // until it has one.
+    // The sum over lanes of the token that this lane is left with, its slot's left()-th: each goes on with half of the tokens until it has one.
     __device__ __forceinline__ float add_lanes(float (&v)[HELD]) const {
         uint32 bit = lanes / 2;
 #pragma unroll
@@ -312,27 +314,27 @@ template <uint32 BYTES, bool WIDE> struct Block {
             const uint32 t = (batch * HELD + left()) * SLOTS + slot, key = t < n && size >= 0.0f ? __float_as_uint(size) + 1 : 0;
             if (key > largest) largest = key, farthest = t;
         }
-        const uint32 at = unit * BATCH, own = left() * SLOTS + slot, read = threadIdx.x % WARP;
-        shared.largest[at + own] = largest, shared.farthest[at + own] = farthest;
+        const uint32 own = unit * BATCH + left() * SLOTS + slot, low = unit * BATCH + threadIdx.x % WARP, high = low + WARP;
+        shared.largest[own] = largest, shared.farthest[own] = farthest;
         sync();
-        const uint32 low = shared.largest[at + read], high = shared.largest[at + WARP + read];
-        largest = __reduce_max_sync(FULL_WARP, max(low, high));
-        farthest = __reduce_min_sync(FULL_WARP, min(low == largest ? shared.farthest[at + read] : ~0u, high == largest ? shared.farthest[at + WARP + read] : ~0u));
+        largest = __reduce_max_sync(FULL_WARP, max(shared.largest[low], shared.largest[high]));
+        const auto token = [&](uint32 at) { return shared.largest[at] == largest ? shared.farthest[at] : ~0u; };
+        farthest = __reduce_min_sync(FULL_WARP, min(token(low), token(high)));
         if (slot == farthest % SLOTS) {
 #pragma unroll 1
             for (uint32 m = 0; m < CHUNKS; m++) {
                 if (is_past(m)) break;
                 again(farthest / BATCH, m, x);
                 float of[8];
-                this->read(shared.square + place(m), of);
+                read(shared.square + place(m), of);
                 // By halves: an index would send all tokens through memory.
                 const uint32 i = farthest % BATCH / SLOTS;
                 float z[8];
 #pragma unroll
                 for (uint32 e = 0; e < 8; e++) {
-                    const float four[4] = {i & 4 ? x[4][e] : x[0][e], i & 4 ? x[5][e] : x[1][e], i & 4 ? x[6][e] : x[2][e], i & 4 ? x[7][e] : x[3][e]};
-                    const float two[2] = {i & 2 ? four[2] : four[0], i & 2 ? four[3] : four[1]};
-                    z[e] = __fmul_rn(i & 1 ? two[1] : two[0], of[e]);
+                    const auto half = [&](uint32 n) { return i & 4 ? x[n + 4][e] : x[n][e]; };
+                    const auto quarter = [&](uint32 n) { return i & 2 ? half(n + 2) : half(n); };
+                    z[e] = __fmul_rn(i & 1 ? quarter(1) : quarter(0), of[e]);
                 }
                 write(z, vector() + place(m));
             }
@@ -402,11 +404,13 @@ template <uint32 BYTES, bool WIDE> struct Block {
         for (uint32 m = 0; m < CHUNKS && !is_past(m); m++) {
             const uint32 c = m * lanes * 8 + four * 4, n = which * dim + c;
             const bool is_there = c < dim && to.exists;
-            const float4 values = *reinterpret_cast<const float4 *>((which ? vector() : mean()) + m * lanes * 8 + (four % 2 * lanes + four / 2) * 4);
+            const float *from = which ? vector() : mean();
+            const float4 values = *reinterpret_cast<const float4 *>(from + m * lanes * 8 + (four % 2 * lanes + four / 2) * 4);
             float x[4] = {values.x, values.y, values.z, values.w};
+            const char *centre = p.centre + turn.head * p.centre_head + c * p.centre_channel;
             if (!which && p.centre && is_there)
 #pragma unroll
-                for (uint32 i = 0; i < 4; i++) x[i] = __fsub_rn(x[i], as<float>(p.centre + turn.head * p.centre_head + (c + i) * p.centre_channel));
+                for (uint32 i = 0; i < 4; i++) x[i] = __fsub_rn(x[i], as<float>(centre + i * p.centre_channel));
             char *const row = u.first.at(to.page, to.row, turn.head);
             if (!u.second.data) {
 #pragma unroll
@@ -426,7 +430,8 @@ template <uint32 BYTES, bool WIDE> struct Block {
             as<uint8>(row + n / 2 * u.first.channel) = range.code(x[0]) | range.code(x[1]) << 4;
             as<uint8>(row + (n / 2 + 1) * u.first.channel) = range.code(x[2]) | range.code(x[3]) << 4;
             const uint32 group = which * ((dim + GROUP - 1) / GROUP) + c / GROUP;
-            if (field < 2) as<uint16>(u.second.at(to.page, to.row, turn.head) + (2 * group + field) * u.second.channel) = field ? range.min_bits : range.scale_bits;
+            char *const ranges = u.second.at(to.page, to.row, turn.head);
+            if (field < 2) as<uint16>(ranges + (2 * group + field) * u.second.channel) = field ? range.min_bits : range.scale_bits;
         }
     }
 };
@@ -455,7 +460,8 @@ template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const Axis
 
 #pragma unroll 1
     for (uint32 c = threadIdx.x; c < block.width; c += THREADS) {
-        const float w = c >= block.dim ? 0.0f : p.weights ? as<float>(p.weights + turn.head * p.weights_head + c * p.weights_channel) : 1.0f;
+        const char *weight = p.weights + turn.head * p.weights_head + c * p.weights_channel;
+        const float w = c >= block.dim ? 0.0f : p.weights ? as<float>(weight) : 1.0f;
         shared.square[block.place_of(c)] = __fmul_rn(w, w);
     }
     // Threads may have guessed differently.

@@ -64,8 +64,8 @@ struct Range {
     }
 
 private:
-    // x / y as it is rounded, of 1 / y as it is rounded: a product, and what that leaves over. Above `most` something else above it; of a tiny
-    // x that is no quotient, but as tiny.
+    // x / y as it is rounded, of 1 / y as it is rounded: a product, and what that leaves over. Above `most` something else above it; a tiny x
+    // gives no quotient, but something as tiny.
     __device__ static float divide(float x, float y, float share, float most) {
         const float near = fminf(__fmul_rn(x, share), most);
         return fmaf(fmaf(-near, y, x), share, near);
