@@ -374,10 +374,13 @@ template <uint32 BYTES, bool WIDE> struct Block {
         if (lane == 0) shared.size[unit * SLOTS + slot] = size;
         if (is_last) shared.largest[at + left() * SLOTS + slot] = __float_as_uint(most);
         sync();
-        float of[SLOTS], sums[CHUNKS];
+        float of[SLOTS], sums[CHUNKS], squares[CHUNKS];
         read(shared.size + unit * SLOTS, 4, of);
 #pragma unroll
-        for (uint32 m = 0; m < CHUNKS; m++) sums[m] = is_past(m) ? 0.0f : tree(part(0) + m * members + member, width);
+        for (uint32 m = 0; m < CHUNKS; m++) {
+            const uint32 c = m * members + member;
+            sums[m] = is_past(m) ? 0.0f : tree(part(0) + c, width), squares[m] = is_past(m) ? 0.0f : shared.square[c];
+        }
         size = tree(of, 1);
         // Of keys that are all the same there is no axis.
         const float shrink = size == 0.0f ? 0.0f : 1.0f / sqrtf(size);
@@ -388,10 +391,8 @@ template <uint32 BYTES, bool WIDE> struct Block {
             reach = fmaxf(1.15f / sqrtf(float(n)), __fmul_rn(__fmul_rn(0.6f, most), shrink));
         }
 #pragma unroll
-        for (uint32 m = 0; m < CHUNKS; m++) {
-            const uint32 c = m * members + member;
-            if (!is_past(m)) vector()[c] = __fmul_rn(__fmul_rn(sums[m], shrink), is_last ? reach : shared.square[c]);
-        }
+        for (uint32 m = 0; m < CHUNKS; m++)
+            if (!is_past(m)) vector()[m * members + member] = __fmul_rn(__fmul_rn(sums[m], shrink), is_last ? reach : squares[m]);
         sync();
     }
 
