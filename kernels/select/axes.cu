@@ -228,7 +228,7 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
             if (n < own && tile(n) * BLOCKS >= expected) copy(list.at, turn, n);
         }
         end_copies();
-        wait_for_copies<0>();
+        wait_copies<0>();
     }
 
     // Where in a row of codes, and of ranges, a part's group and a part lie, of this lane's rows.
@@ -348,11 +348,11 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
 
     __device__ void wait_for_turn() const {
         if (p.turns == 1)
-            wait_for_copies<0>();
+            wait_copies<0>();
         else if (p.turns == 2)
-            wait_for_copies<1>();
+            wait_copies<1>();
         else
-            wait_for_copies<MOST_TURNS - 1>();
+            wait_copies<MOST_TURNS - 1>();
         __syncwarp();
     }
     __device__ uint32 multiply_all() const {
@@ -371,7 +371,7 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
             end_copies();
             turn = turn + 1 == p.turns ? 0 : turn + 1;
         }
-        wait_for_copies<0>();
+        wait_copies<0>();
         return saw;
     }
 

@@ -1,16 +1,9 @@
-// Tiles: blocks on their way to shared memory, and products of codes of INT4 with queries in whole numbers.
+// Tiles: blocks in shared memory, and products of codes of INT4 with queries in whole numbers.
 #pragma once
 
-#include "common/types.cuh"
+#include "common/copies.cuh"
 
 constexpr uint32 BLOCKS = 16;  // of a tile
-
-__device__ inline void copy_16(uint32 to, const char *from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ inline void end_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// All copies but the `COUNT` that ended last are here.
-template <uint32 COUNT> __device__ inline void wait_for_copies() { asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory"); }
 
 // From shared memory, by addresses of 32 bits.
 __device__ inline uint32 load_word(uint32 at) {
