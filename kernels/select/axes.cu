@@ -93,15 +93,21 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
     __device__ uint32 own_tiles() const { return s.by_slices.divide(list.tiles + s.slices - 1 - slice); }
 
     // A warp has a head. A lane has four channels of a group apart by two, and four more from D = 128 on.
-    __device__ void load_queries(const ListNumber &at, uint32 (&x)[4 * UNITS]) const {
-        const char *row = s.q + at.seq * s.q_seq + at.position * s.q_pos + (at.head * heads() + warp) * s.q_head;
+    __device__ int64 query_of(const ListNumber &at) const {
+        const uint32 channel = lane / 8 * GROUP + lane / 2 % 4 * 8 + lane % 2;
+        return at.seq * s.q_seq + at.position * s.q_pos + (at.head * heads() + warp) * s.q_head + channel * s.q_channel;
+    }
+    __device__ void load_queries(int64 from, uint32 (&x)[4 * UNITS]) const {
+#pragma unroll
+        for (uint32 n = 0; n < 4 * UNITS; n++) x[n] = 0;
+        if (warp >= heads()) return;
+        const bool is_wide = s.q_type == FLOAT32;
+        const int64 step = 2 * s.q_channel;
 #pragma unroll
         for (uint32 n = 0; n < 4 * UNITS; n++) {
-            const uint32 unit = lane + n / 4 * WARP;
-            x[n] = 0;
-            if (warp >= heads() || unit >= groups() * 8) continue;
-            const char *from = row + (unit / 8 * GROUP + unit / 2 % 4 * 8 + unit % 2 + n % 4 * 2) * s.q_channel;
-            x[n] = s.q_type == FLOAT32 ? as<uint32>(from) : as<uint16>(from);
+            if (lane + n / 4 * WARP >= groups() * 8) continue;
+            const char *at = s.q + from + (n / 4 * WARP / 8 * GROUP / 2 + n % 4) * step;
+            x[n] = is_wide ? as<uint32>(at) : as<uint16>(at);
         }
     }
     // Makes whole numbers of them, and lays out their digits as lanes read them: [groups, eights of columns, lanes].
@@ -152,21 +158,39 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
 
     __device__ uint32 turn_of(uint32 turn) const { return shared_address(room) + (warp * p.turns + turn) * turn_bytes; }
 
+    // Where a lane's units of codes and of ranges lie, of a tile of D = 128 that is not looked up, and where they go: eight lanes have a
+    // block, for whole lines.
+    struct Units {
+        const char *codes, *range;
+        uint32 to[2], of_range;  // of even and odd fours of blocks
+
+        __device__ Units known() const { return {held(codes), held(range), {held(to[0]), held(to[1])}, held(of_range)}; }
+        __device__ void step(const AxesParams &p, uint32 blocks, uint32 bytes) {
+            codes += blocks * p.axes.row, range += blocks * p.range.row, to[0] += bytes, to[1] += bytes, of_range += bytes;
+        }
+    };
+    __device__ bool is_direct() const { return GROUPS == 4 && !s.place.table; }
+    __device__ Units units_of(const ListNumber &at, uint32 turn, uint32 first) const {
+        const uint32 row = lane / 8, begin = turn_of(turn), to = begin + row * row_bytes, swap = (lane % 8 ^ row) * 16;
+        const uint32 of_range = begin + BLOCKS * row_bytes + lane / 2 * range_bytes + (lane % 2 ^ row % 2) * 16;
+        return {p.axes.at(at.seq, first + row, at.head) + lane % 8 * 16, p.range.at(at.seq, first + lane / 2, at.head) + lane % 2 * 16,
+                {to + swap, to + 4 * row_bytes + (swap ^ 64)}, of_range};
+    }
+    __device__ void copy_units(uint32 turn, uint32 first, const Units &of) const {
+        const bool is_whole = first + BLOCKS <= s.place.capacity;
+#pragma unroll
+        for (uint32 i = 0; i < BLOCKS; i += 4)
+            if (is_whole || first + lane / 8 + i < s.place.capacity)
+                copy_16(of.to[i / 4 % 2] + i / 8 * 8 * row_bytes, of.codes + i * p.axes.row);
+        if (is_whole || first + lane / 2 < s.place.capacity) copy_16(of.of_range, of.range);
+        if (lane == 0) shared.exist[warp][turn] = 0xffff;
+    }
     // Begins to copy the CTA's n-th tile.
     __device__ void copy(const ListNumber &at, uint32 turn, uint32 n) const {
-        const uint32 first = tile(n) * BLOCKS, begin = turn_of(turn), ranges = begin + BLOCKS * row_bytes;
-        // Of D = 128 eight lanes have a block, for whole lines.
-        const uint32 row = lane / 8, to = begin + row * row_bytes;
-        const uint32 of_range = ranges + lane / 2 * range_bytes + (lane % 2 ^ lane / 8 % 2) * 16;
-        if (GROUPS == 4 && !s.place.table) {
-            const char *codes = p.axes.at(at.seq, first + row, at.head) + lane % 8 * 16;
-#pragma unroll
-            for (uint32 i = 0; i < BLOCKS; i += 4, codes += 4 * p.axes.row)
-                if (first + row + i < s.place.capacity) copy_16(to + i * row_bytes + (lane % 8 ^ (row + i) % 8) * 16, codes);
-            if (first + lane / 2 < s.place.capacity) copy_16(of_range, p.range.at(at.seq, first + lane / 2, at.head) + lane % 2 * 16);
-            if (lane == 0) shared.exist[warp][turn] = 0xffff;
-            return;
-        }
+        const uint32 first = tile(n) * BLOCKS;
+        if (is_direct()) return copy_units(turn, first, units_of(at, turn, first));
+        const uint32 begin = turn_of(turn), ranges = begin + BLOCKS * row_bytes;
+        const uint32 row = lane / 8, to = begin + row * row_bytes, of_range = ranges + lane / 2 * range_bytes + (lane % 2 ^ lane / 8 % 2) * 16;
         uint32 page, within;
         const bool exists = s.place.find(at.seq, first + lane % BLOCKS, page, within);
         const uint32 mask = __ballot_sync(FULL_WARP, exists) & 0xffff;
@@ -210,11 +234,14 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
         }
     }
     // Begins to copy those that are expected. There is room for them in the index, whether the list has them or not.
-    __device__ void begin_copies(const ListNumber &at, uint32 expected) const {
+    __device__ void begin_copies(const ListNumber &at, uint32 expected, Units of) const {
         if (lane == 0) shared.expected[warp] = expected;
 #pragma unroll 1
         for (uint32 turn = 0; turn < p.turns; turn++) {
-            if (tile(warp + turn * WARPS) * BLOCKS < expected) copy(at, turn, warp + turn * WARPS);
+            const uint32 n = warp + turn * WARPS, first = tile(n) * BLOCKS;
+            if (first < expected && !is_direct()) copy(at, turn, n);
+            if (first < expected && is_direct()) copy_units(turn, first, of);
+            of.step(p, WARPS * s.slices * BLOCKS, turn_bytes);
             end_copies();
         }
     }
@@ -623,6 +650,10 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
         const ListNumber at = list_number();
         const uint32 expected = expected_blocks(at);
         announce(at, expected);
+        // What is asked for after the wait has its address by then.
+        const int64 query = held(query_of(at));
+        Units units = {};
+        if (is_direct()) units = units_of(at, 0, tile(warp) * BLOCKS).known();
         __syncwarp();
         asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // all have started
         wait_for_previous_kernel();
@@ -630,8 +661,8 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
         int32 budget;
         if (warp == WARPS - 1) given = Lengths(s, at.seq), budget = budget_of(s, at.seq);
         uint32 bits[4 * UNITS];
-        load_queries(at, bits);
-        begin_copies(at, expected);
+        load_queries(query, bits);
+        begin_copies(at, expected, units);
         if (thread == THREADS - 1) {
             shared.list.cut(s, at, given, budget);
             if (!is_alone()) shared.sums.expect((list.tiles * 2 * QUARTETS + 1) * sizeof(uint4));
