@@ -27,16 +27,18 @@ template <uint32 BYTES, uint32 COUNT> struct Summaries {
                 eight[n].gather(at, s.channel);
         }
     }
+    __device__ void widen(uint32 dtype, float (&wide)[COUNT][8]) const {
+#pragma unroll
+        for (uint32 n = 0; n < COUNT; n++) eight[n].widen(wide[n], dtype);
+    }
     // x[n] += the channels of the n-th times `of`.
-    __device__ void multiply(const float4 *of, uint32 dtype, float (&x)[COUNT]) const {
+    __device__ static void multiply(const float (&wide)[COUNT][8], const float4 *of, float (&x)[COUNT]) {
         const float4 low = of[0], high = of[1];
         const float q[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
 #pragma unroll
         for (uint32 n = 0; n < COUNT; n++) {
-            float k[8];
-            eight[n].widen(k, dtype);
 #pragma unroll
-            for (uint32 i = 0; i < 8; i++) x[n] = fmaf(k[i], q[i], x[n]);
+            for (uint32 i = 0; i < 8; i++) x[n] = fmaf(wide[n][i], q[i], x[n]);
         }
     }
 };

@@ -48,6 +48,32 @@ struct Sum {
     }
 };
 
+// How many windows a head's position sees, from head to head.
+struct Seen {
+    const MeanParams &p;
+    const Row &row;
+    uint32 position, left;  // heads of the position
+    uint32 windows;
+
+    __device__ Seen(const MeanParams &p, const Row &row, uint32 head)
+        : p(p), row(row), position(head / p.select.group), left((position + 1) * p.select.group - head),
+          windows(::windows(p, row.position(row.first + position) + 1)) {}
+    __device__ void next() {
+        if (--left > 0) return;
+        position++, left = p.select.group;
+        if (row.first + position < row.last) windows = ::windows(p, row.position(row.first + position) + 1);
+    }
+};
+
+// Has a warp's windows of a chunk brought to the L2 cache, of `count` windows: four lanes for each.
+template <uint32 BYTES> __device__ inline void announce(const MeanParams &p, uint32 seq, uint32 head, uint32 chunk, uint32 count) {
+    constexpr uint32 LANES = WARP / WARP_WINDOWS, LINE = 64;
+    const uint32 lane = threadIdx.x % WARP, w = chunk * CHUNK + threadIdx.x / WARP * WARP_WINDOWS + lane / LANES;
+    if (w >= count || p.select.place.table || !p.adjacent) return;
+    const char *at = p.means.at(seq, w, head);
+    for (uint32 byte = lane % LANES * LINE; byte < p.select.dim * BYTES; byte += LANES * LINE) prefetch(at + byte);
+}
+
 // The products of a warp's windows of a chunk with the heads in shared memory, `first_head` and later ones of the row.
 template <uint32 BYTES, uint32 COUNT>
 __device__ inline uint32 multiply(const MeanParams &p, const Row &row, uint32 chunk, uint32 count, uint32 first_head, uint32 heads, const float *q,
@@ -59,21 +85,26 @@ __device__ inline uint32 multiply(const MeanParams &p, const Row &row, uint32 ch
     uint32 saw = 0;
     Summaries<BYTES, COUNT> means;
     for (uint32 base = begin; base < last; base += COUNT * step) {
-        const auto load = [&](uint32 c) { means.load(s.place, p.means, row.seq, row.head, base + lane / p.lanes, step, last, c, s.dim); };
+        float wide[COUNT][8];  // once for all heads
+        const auto load = [&](uint32 c) {
+            means.load(s.place, p.means, row.seq, row.head, base + lane / p.lanes, step, last, c, s.dim);
+            means.widen(p.dtype, wide);
+        };
         load(channel);
         const uint32 own = own_of<COUNT>(lane), w = base + lane / p.lanes + own * step;
         const bool exists = means.exist >> own & 1, is_mine = within < COUNT && w < last;
-        for (uint32 h = 0; h < heads; h++) {
+        Seen seen(p, row, first_head);
+        for (uint32 h = 0; h < heads; h++, seen.next()) {
             float x[COUNT];
 #pragma unroll
             for (uint32 n = 0; n < COUNT; n++) x[n] = 0.0f;
             for (uint32 c = channel; c < s.dim; c += p.lanes * 8) {
                 if (c > channel || (h > 0 && s.dim > p.lanes * 8)) load(c);
-                means.multiply(reinterpret_cast<const float4 *>(q + h * s.dim + c), p.dtype, x);
+                means.multiply(wide, reinterpret_cast<const float4 *>(q + h * s.dim + c), x);
             }
             const float sum = add_lanes(x, p.lanes);
             if (!is_mine) continue;
-            const bool sees = exists && w < windows(p, row.position(row.first + (first_head + h) / s.group) + 1);
+            const bool sees = exists && w < seen.windows;
             const float product = sees && fabsf(sum) < -minus_infinity() ? sum : minus_infinity();
             if (sees && sum != sum) saw |= SAW_NAN;
             products[uint64(h) * s.place.capacity + w] = product;
@@ -217,10 +248,15 @@ template <uint32 BYTES, bool IS_AXIS> __device__ inline void score(const MeanPar
     __shared__ float staged[STAGED_HEADS][CHUNK];
     __shared__ uint32 nan, seen;
     allow_next_kernel();
-    wait_for_previous_kernel();
     const SelectParams &s = p.select;
-    const uint32 lane = threadIdx.x % WARP, slice = blockIdx.x % p.scoring;
-    const Row row(s, blockIdx.x / p.scoring);
+    const uint32 lane = threadIdx.x % WARP, slice = blockIdx.x % p.scoring, number = blockIdx.x / p.scoring;
+    if constexpr (!IS_AXIS) {
+        // The length may be old: it decides nothing but what is brought near.
+        const uint32 of_heads = s.by_heads.divide(number), seq = s.by_lists.divide(of_heads);
+        announce<BYTES>(p, seq, number - of_heads * s.kv_heads, slice, windows(p, load_hint(s.seq_lens + seq * s.seq_lens_seq)));
+    }
+    wait_for_previous_kernel();
+    const Row row(s, number);
     const uint32 count = windows(p, row.tokens), heads = (row.last - row.first) * s.group;
     if (threadIdx.x == 0) nan = seen = 0;
     const uint32 at_once = min(STAGED / s.dim, STAGED_HEADS);
@@ -238,11 +274,13 @@ template <uint32 BYTES, bool IS_AXIS> __device__ inline void score(const MeanPar
         __syncthreads();
         for (uint32 chunk = slice; chunk * CHUNK < count; chunk += p.scoring) {
             const float *staged_q = reinterpret_cast<const float *>(q);
-            if constexpr (IS_AXIS)
+            if constexpr (IS_AXIS) {
                 saw |= multiply_axes<BYTES>(p, row, chunk, count, first, here, staged_q, staged);
-            else
+            } else {
+                announce<BYTES>(p, row.seq, row.head, chunk + p.scoring, count);
                 saw |= p.adjacent ? multiply<BYTES, 8 / BYTES>(p, row, chunk, count, first, here, staged_q, staged)
                                   : multiply<BYTES, 1>(p, row, chunk, count, first, here, staged_q, staged);
+            }
             __syncthreads();
             for (uint32 h = threadIdx.x / WARP; h < here && p.softmax; h += SCORING_WARPS) {
                 Sum sum = {minus_infinity(), 0.0f};

@@ -76,7 +76,9 @@ __device__ inline void score_slice(const MinMaxParams &p, const RowSink &sink, c
             for (uint32 c = channel; c < s.dim; c += half * 8) {
                 // The first channels are here, unless others were asked for since.
                 if (c > channel || (query > row.first && s.dim > half * 8)) load(base, c);
-                blocks.multiply(reinterpret_cast<const float4 *>(folded + (2 * (query - row.first) + is_min) * s.dim + c), p.dtype, x);
+                float wide[COUNT][8];
+                blocks.widen(p.dtype, wide);
+                blocks.multiply(wide, reinterpret_cast<const float4 *>(folded + (2 * (query - row.first) + is_min) * s.dim + c), x);
             }
             const float sum = add_lanes(x, lanes);
             const bool sees = s.lists > 1 || int64(j) * s.block_size <= row.position(query);
