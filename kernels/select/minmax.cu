@@ -148,9 +148,9 @@ __device__ inline uint32 load_four(const Place &place, const Summary &s, const c
 }
 
 // The common form: 16 bits, one query position, D up to 128, channels side by side. Chunks of blocks go round the slices, so that the first
-// are asked for before the length is known; each warp asks for the next four blocks once it has multiplied four, and has those of later
-// turns brought to the L2 cache. What is small and needed first is asked for first: it would wait behind the blocks. Two CTAs fit in a
-// multiprocessor: the next kernel's can start while this one's end.
+// are asked for before the length is known; a warp asks for a block of the next turn once it has multiplied one of this, and has those of
+// later turns brought to the L2 cache. What is small and needed first is asked for first, before all warps' blocks: it would wait behind
+// them. Two CTAs fit in a multiprocessor: the next kernel's can start while this one's end.
 extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_common(const __grid_constant__ MinMaxParams p) {
     constexpr uint32 HEADS = 4, AHEAD = 3, LINE_LANES = 4;  // at once; turns in the L2 cache; lanes that read 64 bytes
     __shared__ alignas(16) float folded[256];
@@ -177,17 +177,17 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_comm
     const char *const query = held(s.q + seq * s.q_seq + head * s.group * s.q_head + threadIdx.x * s.q_channel);
     if (threadIdx.x == 0) nan = 0;
     uint32 j = sink.slice * CHUNK + threadIdx.x / WARP * 4;
-    const bool announces = reads && lane % LINE_LANES == 0 && !s.place.table;
+    // The lanes that read a line have it brought for a block each.
+    static_assert(LINE_LANES == 4);
+    const uint32 of_line = lane % LINE_LANES;
+    const bool announces = channel - of_line * 8 < s.dim && !s.place.table;
+    const char *const line = held(data - of_line * 16 + of_line * row_bytes);
     const auto announce = [&](uint32 j, uint32 end) {
-        if (j >= end || !announces) return;
-        const char *at = data + j * row_bytes;
-#pragma unroll
-        for (uint32 n = 0; n < 4; n++, at += row_bytes)
-            if (j + n < s.place.capacity) prefetch(at);
+        if (j + of_line < end && announces) prefetch(line + j * row_bytes);
     };
     // The length is read while the kernel before may still write it, so it decides nothing but what is brought near.
     const int32 expected = load_hint(tokens_at);
-    const uint32 expected_blocks = expected <= 0 ? 0 : s.by_block.divide(expected - 1) + 1;
+    const uint32 expected_blocks = expected <= 0 ? 0 : min(s.by_block.divide(expected - 1) + 1, s.place.capacity);
 #pragma unroll 1
     for (uint32 turn = 0; turn < AHEAD; turn++) announce(j + turn * step, expected_blocks);
     const char *const first = held(data + j * row_bytes);
@@ -219,15 +219,16 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_comm
                 if (n < heads) bits[n] = ask_bits<2>(at);
         }
     }
+    __syncthreads();
     Eight<2> eight[4];
-    const auto load = [&](const char *at) -> uint32 {
+    uint32 exist = 15;
+    if (is_far) {
+        exist = load_four(s.place, summary, data, seq, j, reads, eight);
+    } else {
 #pragma unroll
-        for (uint32 n = 0; n < 4; n++, at += row_bytes)
-            if (reads) eight[n].ask(at);
-        return 15;
-    };
-    const auto load_far = [&](uint32 j) { return load_four(s.place, summary, data, seq, j, reads, eight); };
-    uint32 exist = is_far ? load_far(j) : load(first);
+        for (uint32 n = 0; n < 4; n++)
+            if (reads) eight[n].ask(first + n * row_bytes);
+    }
     if (folds) {
         float positive = 0.0f, negative = 0.0f;
         bool is_nan = false;
@@ -250,23 +251,32 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_comm
     const uint32 stored = quota.stored, own = own_of<4>(lane);
     const bool query_is_nan = nan && row.first < row.last;
     uint32 saw = (query_is_nan ? SAW_NAN : 0) | (row.n > stored ? NO_SUMMARY : 0);
+    const bool is_bfloat16 = held(uint32(p.dtype == BFLOAT16));
 #pragma unroll 1
     for (; j < stored; j += step) {
         const float4 low = q[0], high = q[1];
         const float of[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        const uint32 exists = exist >> own & 1, next = j + step;
+        const bool is_next_far = s.place.table || next + 4 > s.place.capacity, asks = reads && next < stored && !is_next_far;
         float x[4];
+        const auto multiply = [&](uint32 type) {
+            const char *at = data + next * row_bytes;
 #pragma unroll
-        for (uint32 n = 0; n < 4; n++) {
-            float k[8];
-            eight[n].widen(k, p.dtype);
-            x[n] = 0.0f;
+            for (uint32 n = 0; n < 4; n++, at += row_bytes) {
+                float k[8];
+                eight[n].widen(k, type);
+                x[n] = 0.0f;
 #pragma unroll
-            for (uint32 i = 0; i < 8; i++) x[n] = fmaf(k[i], of[i], x[n]);
-            x[n] = reads ? x[n] : 0.0f;
-        }
-        const uint32 exists = exist >> own & 1;
-        const uint32 next = j + step;
-        if (next < stored) exist = s.place.table || next + 4 > s.place.capacity ? load_far(next) : load(data + next * row_bytes);
+                for (uint32 i = 0; i < 8; i++) x[n] = fmaf(k[i], of[i], x[n]);
+                x[n] = reads ? x[n] : 0.0f;
+                if (asks) eight[n].ask(at);
+            }
+        };
+        if (is_bfloat16)
+            multiply(BFLOAT16);
+        else
+            multiply(FLOAT16);
+        if (next < stored && is_next_far) exist = load_four(s.place, summary, data, seq, next, reads, eight);
         announce(j + AHEAD * step, stored);
         const float sum = add_lanes(x, WARP);
         if (lane >= 4 || j + own >= stored) continue;
