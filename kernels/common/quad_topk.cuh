@@ -10,7 +10,7 @@
 template <uint32 QUADS> struct QuadTopK {
     static constexpr uint32 STEP = 4 * WARP, SPAN = QUADS * STEP, MOST = TOPK_WARPS * SPAN;
     static constexpr uint32 FEW = WARP;  // candidates: a lane each
-    static constexpr int32 NO_BIN = -2, BELOW_ALL = -1;
+    static constexpr int32 NO_BIN = -1;
     static_assert(FEW <= CANDIDATES);
     TopKShared &shared;
     const uint32 warp, lane, first;  // first: this lane's
@@ -37,21 +37,17 @@ template <uint32 QUADS> struct QuadTopK {
         }
     }
 
-    // emit(place, i), ascending, for each of the `wanted` largest, of which there is one at least. Bins are 0 before, to all that a barrier
+    // emit(place, i), ascending, for each of the `wanted` largest: one at least, and not all. Bins are 0 before, to all that a barrier
     // follows. False, with bins 0 again, where too many share a bin.
-    template <typename Emit> __device__ bool take(uint32 wanted, uint32 present, const Emit &emit) {
-        int32 chosen = BELOW_ALL;
-        uint32 few = 0, rank = 0;
-        Bins bins(0.0f, 1.0f);
-        if (wanted < present) {
-            bins = range();
-            each([&](uint32 n, uint32 i) {
-                if (x[n][i] == x[n][i]) atomicAdd(&shared.bin[bins.of(x[n][i])], 1u);
-            });
-            choose_bin(shared, wanted);
-            chosen = shared.chosen, rank = shared.rank, few = shared.count;
-            if (few > FEW) return false;
-        }
+    template <typename Emit> __device__ bool take(uint32 wanted, const Emit &emit) {
+        const Bins bins = range();
+        each([&](uint32 n, uint32 i) {
+            if (x[n][i] == x[n][i]) atomicAdd(&shared.bin[bins.of(x[n][i])], 1u);
+        });
+        choose_bin(shared, wanted);
+        const int32 chosen = shared.chosen;
+        const uint32 rank = shared.rank, few = shared.count;
+        if (few > FEW) return false;
         uint32 above = 0;
         each([&](uint32 n, uint32 i) {
             const int32 bin = x[n][i] == x[n][i] ? int32(bins.of(x[n][i])) : NO_BIN;
@@ -64,7 +60,7 @@ template <uint32 QUADS> struct QuadTopK {
         if (lane == 0) shared.of_warp[warp] = above;
         __syncthreads();
         uint32 place = sum_before(shared.of_warp);
-        const Cut cut = few ? cut_in_bin(few, rank, place) : Cut{minus_infinity(), ~0u};
+        const Cut cut = cut_in_bin(few, rank, place);
 #pragma unroll
         for (uint32 n = 0; n < QUADS; n++) {
             bool is_in[4];

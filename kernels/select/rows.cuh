@@ -79,14 +79,13 @@ struct Quota {
 struct Emit {
     char *ids;
     int64 stride;
-    uint32 first;
 
-    __device__ Emit from(uint32 place) const { return {ids, stride, first + place}; }
-    __device__ void operator()(uint32 place, uint32 j) const { as<int32>(ids + (first + place) * stride) = j; }
+    __device__ Emit from(uint32 place) const { return {ids + place * stride, stride}; }
+    __device__ void operator()(uint32 place, uint32 j) const { as<int32>(ids + place * stride) = j; }
 };
 
 __device__ inline Emit list_of(const SelectParams &p, const Row &row) {
-    return {p.selected.ids + row.seq * p.selected.ids_seq + row.list * p.selected.ids_pos + row.head * p.selected.ids_head, p.selected.ids_entry, 0};
+    return {p.selected.ids + row.seq * p.selected.ids_seq + row.list * p.selected.ids_pos + row.head * p.selected.ids_head, p.selected.ids_entry};
 }
 
 // Writes what no score decides: forced blocks and those that have none, and how many there are.
@@ -121,7 +120,6 @@ __device__ void finish(const SelectParams &p, const Row &row, const Quota &quota
 }
 
 constexpr uint32 MOST_SLICES = 16;  // of a row, where they are a cluster
-static_assert(MOST_SLICES <= WARP, "a thread looks at each warp's report");
 
 extern __shared__ __align__(16) float row_scores[];  // in the cluster's first CTA
 
@@ -175,26 +173,37 @@ struct RowSink {
         // While scores are on their way: what does not depend on them.
         reinterpret_cast<uint4 *>(top_shared.bin)[threadIdx.x] = make_uint4(0, 0, 0, 0);
         write_forced(p, row, quota);
-        const Emit list = list_of(p, row), emit = {held(list.ids), held(list.stride), held(quota.init)};
+        const Emit list = list_of(p, row).from(quota.init), emit = {held(list.ids), held(list.stride)};
         char *const status = held(status_of(p, row));
-        const uint32 clamped = held(uint32(quota.clamped ? CLAMPED : 0)), wanted = held(quota.of_stored), present = held(quota.end - quota.init);
-        const uint32 reports = held(p.slices * TOPK_WARPS);
+        const uint32 clamped = held(uint32(quota.clamped ? CLAMPED : 0)), reports = held(p.slices * TOPK_WARPS);
+        const uint32 wanted = held(quota.of_stored);
         const HeldScores scores = {row_scores, held(quota.stored)};
+        const auto present = [&]() { return quota.end - quota.init; };
+        bool is_done = wanted == 0 || wanted == present();
+        for (uint32 n = threadIdx.x; is_done && n < wanted; n += TOPK_THREADS) emit(n, quota.init + n);
         shared.mailbox.receive();
-        const uint32 saw = threadIdx.x < reports ? shared.saw[threadIdx.x] : 0;
-        if (saw) atomicOr(&shared.seen, saw);
-        bool is_done = wanted == 0;
-        if (is_done) __syncthreads();
-        if (!is_done && scores.count <= QuadTopK<1>::MOST) {
-            is_done = QuadTopK<1>(top_shared, scores).take(wanted, present, emit);
-        } else if (!is_done && scores.count <= QuadTopK<4>::MOST) {
-            is_done = QuadTopK<4>(top_shared, scores).take(wanted, present, emit);
-        }
-        if (!is_done) {
-            TopK<HeldScores> top(top_shared, scores, present);
-            top.take(top.cut(wanted), emit);
-        }
-        // A barrier has passed since the first was seen.
-        if (threadIdx.x == 0 && status) as<uint32>(status) = shared.seen | clamped;
+        if (threadIdx.x / WARP == TOPK_WARPS - 1) write_status(status, reports, clamped);
+        if (is_done) return;
+        if (scores.count <= QuadTopK<1>::MOST)
+            is_done = QuadTopK<1>(top_shared, scores).take(wanted, emit);
+        else if (scores.count <= QuadTopK<4>::MOST)
+            is_done = QuadTopK<4>(top_shared, scores).take(wanted, emit);
+#if __CUDA_ARCH__ >= 900  // before that it does not fit in the registers of two CTAs a multiprocessor
+        else if (scores.count <= QuadTopK<8>::MOST)
+            is_done = QuadTopK<8>(top_shared, scores).take(wanted, emit);
+#endif
+        if (is_done) return;
+        TopK<HeldScores> top(top_shared, scores, present());
+        top.take(top.cut(wanted), emit);
+    }
+    // What all warps of the cluster saw. By a warp.
+    __device__ void write_status(char *status, uint32 reports, uint32 clamped) const {
+        const uint32 lane = threadIdx.x % WARP;
+        uint32 saw = 0;
+#pragma unroll
+        for (uint32 i = lane; i < MOST_SLICES * TOPK_WARPS; i += WARP)
+            if (i < reports) saw |= shared.saw[i];
+        saw = __reduce_or_sync(FULL_WARP, saw);
+        if (lane == 0 && status) as<uint32>(status) = saw | clamped;
     }
 };
