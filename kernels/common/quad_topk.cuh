@@ -10,7 +10,6 @@
 template <uint32 QUADS> struct QuadTopK {
     static constexpr uint32 STEP = 4 * WARP, SPAN = QUADS * STEP, MOST = TOPK_WARPS * SPAN;
     static constexpr uint32 FEW = WARP;  // candidates: a lane each
-    static constexpr int32 NO_BIN = -1;
     static_assert(FEW <= CANDIDATES);
     TopKShared &shared;
     const uint32 warp, lane, first;  // first: this lane's
@@ -45,14 +44,16 @@ template <uint32 QUADS> struct QuadTopK {
             if (x[n][i] == x[n][i]) atomicAdd(&shared.bin[bins.of(x[n][i])], 1u);
         });
         choose_bin(shared, wanted);
-        const int32 chosen = shared.chosen;
-        const uint32 rank = shared.rank, few = shared.count;
+        const uint32 chosen = shared.chosen, rank = shared.rank, few = shared.count;
         if (few > FEW) return false;
+        // By comparing, without a conversion.
+        const float begin = chosen, end = chosen == TOPK_BINS - 1 ? not_there() : begin + 1.0f;
         uint32 above = 0;
         each([&](uint32 n, uint32 i) {
-            const int32 bin = x[n][i] == x[n][i] ? int32(bins.of(x[n][i])) : NO_BIN;
-            above += bin > chosen;
-            if (bin != chosen) return;
+            const float position = bins.position(x[n][i]);
+            const bool is_above = position >= end;
+            above += is_above;
+            if (is_above || !(position >= begin) || x[n][i] != x[n][i]) return;
             const uint32 at = atomicAdd(&shared.found, 1u);
             shared.candidate[at] = x[n][i], shared.index[at] = first + n * STEP + i;
         });

@@ -99,6 +99,8 @@ struct Bins {
         if (is_by_score) return min(__float2uint_rz(fmaf(x, scale, offset)), TOPK_BINS - 1);
         return x == x ? sort_key(x) - base >> shift : ~0u;
     }
+    // Of bins by score: where x lies among them. Bin n has it from n on to n + 1, the last whatever is beyond.
+    __device__ float position(float x) const { return fmaxf(fmaf(x, scale, offset), 0.0f); }
     // Those of the next digit of the keys that are in bin `chosen` of this one.
     __device__ void narrow(uint32 chosen) {
         if (!is_by_score) base += chosen << shift;
