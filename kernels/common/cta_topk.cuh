@@ -112,7 +112,7 @@ template <uint32 THREADS> struct CtaTopK {
         }
         if (by_lane) least = most - 1;
         if (!by_lane && !by_quad) each([&](uint32 key) { least = min(least, key - 1); });
-        const uint32 largest = bins.spread_over(least + 1, most);
+        const uint32 largest = bins.spread_over(max(least, least + 1), most);  // ~0 of a thread without keys stays
         if (by_lane || by_quad) {
             if (by_lane) bins.count(most);
 #pragma unroll

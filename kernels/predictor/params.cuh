@@ -8,7 +8,8 @@ struct Rows {
     char *data;
     int64 seq, head, block;
 
-    __device__ float &at(uint32 i, uint32 g, uint32 j) const { return as<float>(data + i * seq + g * head + j * block); }
+    __device__ char *row(uint32 i, uint32 g) const { return data + i * seq + g * head; }
+    __device__ float &at(uint32 i, uint32 g, uint32 j) const { return as<float>(row(i, g) + j * block); }
 };
 
 // max_blocks is that of the state.
@@ -30,10 +31,12 @@ struct Blocks {
     int64 seq_lens_seq;
     uint32 size;
 
-    __device__ uint32 of(uint32 i, const State &state) const {
-        const uint32 len = max(as<int32>(seq_lens + i * seq_lens_seq), 0);
+    __device__ const char *len_of(uint32 i) const { return seq_lens + i * seq_lens_seq; }
+    __device__ uint32 in(int32 given, const State &state) const {
+        const uint32 len = max(given, 0);
         return min(len / size + (len % size != 0), state.max_blocks);
     }
+    __device__ uint32 of(uint32 i, const State &state) const { return in(as<int32>(len_of(i)), state); }
 };
 
 struct UpdateParams {
@@ -56,6 +59,7 @@ struct PredictParams {
     double ratio;
     uint32 k, cap, init, local;  // k: already with the ratio
     float gamma;
+    uint32 adjacent;  // blocks of a state's row lie side by side, a multiple of four, and four of them are aligned
 };
 
 #include "predictor/layout.cuh"

@@ -3,13 +3,18 @@
 //   update   L' = α·s + (1−α)·L, T' = β·(L'−L) + (1−β)·T
 //   predict  the exact top k of ŝ = L + γ·T, ascending
 //
-// Bytes: 20 a block to update, 8 to predict; both are a launch and a round trip to memory. Products and sums are rounded one by one, as on the CPU.
+// Bytes: 20 a block to update, 8 to predict; both are a launch and a round trip to memory. Products and sums are rounded one by one, as on
+// the CPU.
 //
-// Cut: to update, `slices` CTAs for each sequence and KV head; to predict, one.
+// Cut: to update, `slices` CTAs for each sequence and KV head. To predict, one for up to 8192 blocks, which it has in its registers; otherwise
+// a cluster of 1, 2, 4 or 8, in which blocks beyond its registers are read once a pass.
+//
+// Lengths change rarely from step to step: the one before the wait says which lines to bring to the L2 cache and what to ask for together with
+// the true one, and only if that differs blocks are asked for again.
 //
 // targets: compute_80, compute_90
 
-#include "common/topk.cuh"
+#include "common/cta_topk.cuh"
 #include "predictor/params.cuh"
 
 constexpr uint32 THREADS = 256;
@@ -46,34 +51,120 @@ extern "C" __global__ void __launch_bounds__(THREADS) predictor_update(const __g
     }
 }
 
-extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 1) predictor_predict(const __grid_constant__ PredictParams p) {
-    __shared__ TopKShared shared;
-    __shared__ alignas(16) float room[TOPK_HELD];
-    allow_next_kernel();
-    const State &s = p.state;
-    const uint32 seq = blockIdx.x / s.kv_heads, head = blockIdx.x - seq * s.kv_heads, thread = threadIdx.x;
-    wait_for_previous_kernel();
-    const uint32 n = p.blocks.of(seq, s);
-    uint32 k = p.k;
-    if (p.budgets) k = min(ceil(p.ratio * max(as<int32>(p.budgets + seq * p.budgets_seq), 0) * (1.0 - 1e-6)), double(p.cap));
-    const uint32 init = min(p.init, n), local = min(p.local, n - init), forced = init + local;
-    const uint32 wanted = min(k > forced ? k - forced : 0, n - forced);
+constexpr uint32 PREDICT_THREADS = 512;
 
-    const auto score = [&](uint32 j) {
-        const float level = s.level.at(seq, head, j), trend = s.trend.at(seq, head, j);
-        return is_finite(level) ? __fadd_rn(level, __fmul_rn(p.gamma, trend)) : minus_infinity();
-    };
-    char *ids = p.ids + seq * p.ids_seq + head * p.ids_head;
-    const auto emit = [&](uint32 place, uint32 j) { as<int32>(ids + place * p.ids_entry) = j; };
-    if (wanted > 0) {
-        const auto make = [&](uint32 i) { return score(init + i); };
-        const MadeScores<decltype(make)> scores(room, TOPK_HELD, n - forced, make);
-        TopK<MadeScores<decltype(make)>> top(shared, scores, n - forced);
-        top.take(top.cut(wanted), [&](uint32 place, uint32 i) { emit(init + place, init + i); });
+// A sequence and KV head. Blocks before `init` and from `end` on are in; key i is that of block first + i of the others.
+struct Row {
+    const PredictParams &p;
+    const uint32 seq, head;
+    const char *const level, *const trend;
+    uint32 n, init, end, first;
+
+    __device__ Row(const PredictParams &p, uint32 number)
+        : p(p), seq(number / p.state.kv_heads), head(number - seq * p.state.kv_heads), level(p.state.level.row(seq, head)),
+          trend(p.state.trend.row(seq, head)) {}
+
+    // It has so many blocks.
+    __device__ void set(uint32 blocks) { n = blocks, init = min(p.init, n), end = n - min(p.local, n - init), first = init & ~3u; }
+    __device__ uint32 count() const { return end - first; }
+    __device__ uint32 forced() const { return n - (end - init); }
+    __device__ const char *budget() const { return p.budgets + seq * p.budgets_seq; }
+    // How many of the others, given the budget, if there are any.
+    __device__ uint32 wanted(int32 budget) const {
+        uint32 k = p.k;
+        if (p.budgets) k = min(__double2uint_ru(p.ratio * max(budget, 0) * (1.0 - 1e-6)), p.cap);  // far too many are 2^32 − 1
+        return min(k - min(k, forced()), end - init);
     }
-    for (uint32 j = thread; j < init; j += TOPK_THREADS) emit(j, j);
-    for (uint32 j = thread; j < local; j += TOPK_THREADS) emit(init + wanted + j, n - local + j);
-    if (thread == 0) as<int32>(p.counts + seq * p.counts_seq + head * p.counts_head) = forced + wanted;
-    if (p.scores.data)
-        for (uint32 j = thread; j < n; j += TOPK_THREADS) p.scores.at(seq, head, j) = score(j);
+    __device__ float score(float level, float trend) const {
+        return is_finite(level) ? __fadd_rn(level, __fmul_rn(p.gamma, trend)) : minus_infinity();
+    }
+    __device__ float score_of(uint32 j) const {
+        return score(as<float>(level + j * p.state.level.block), as<float>(trend + j * p.state.trend.block));
+    }
+
+    // Of blocks j … j + 3, of which one at least is before `end`; anything from there on.
+    __device__ float4 four(const char *row, int64 step, uint32 j) const {
+        if (p.adjacent) return as<float4>(row + 4 * j);
+        const auto one = [&](uint32 j) { return as<float>(row + min(j, end - 1) * step); };
+        return make_float4(one(j), one(j + 1), one(j + 2), one(j + 3));
+    }
+    // Keys from each of i + n · STEP on, i a multiple of four; 0 from `last` on.
+    __device__ void load(uint32 i, uint32 last, uint32 (&x)[QUADS][4]) const {
+        float4 levels[QUADS], trends[QUADS];
+#pragma unroll
+        for (uint32 q = 0; q < QUADS; q++) {
+            const uint32 j = first + i + q * STEP;
+            if (i + q * STEP < last) levels[q] = four(level, p.state.level.block, j), trends[q] = four(trend, p.state.trend.block, j);
+        }
+        const uint32 before = init - first;
+#pragma unroll
+        for (uint32 q = 0; q < QUADS; q++) {
+            const float4 &a = levels[q], &b = trends[q];
+            const float scores[4] = {score(a.x, b.x), score(a.y, b.y), score(a.z, b.z), score(a.w, b.w)};
+#pragma unroll
+            for (uint32 m = 0; m < 4; m++) x[q][m] = i + q * STEP + m - before < last - before ? sort_key(scores[m]) : 0;
+        }
+    }
+    // Of what is loaded soon.
+    __device__ void announce(uint32 i) const {
+#pragma unroll
+        for (uint32 q = 0; q < QUADS; q++)
+            if (p.adjacent && i + q * STEP < count()) prefetch(level + 4 * (first + i + q * STEP)), prefetch(trend + 4 * (first + i + q * STEP));
+    }
+    __device__ void emit(uint32 place, uint32 j) const { as<int32>(p.ids + seq * p.ids_seq + head * p.ids_head + place * p.ids_entry) = j; }
+    // What does not depend on the choice; by each of so many threads.
+    __device__ void write_rest(uint32 thread, uint32 threads, uint32 wanted) const {
+        for (uint32 j = thread; j < init; j += threads) emit(j, j);
+        for (uint32 j = thread; j < n - end; j += threads) emit(init + wanted + j, end + j);
+        if (thread == 0) as<int32>(p.counts + seq * p.counts_seq + head * p.counts_head) = forced() + wanted;
+        if (p.scores.data)
+            for (uint32 j = thread; j < n; j += threads) p.scores.at(seq, head, j) = score_of(j);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(PREDICT_THREADS, 2) predictor_predict_short(const __grid_constant__ PredictParams p) {
+    __shared__ CtaTopKShared<PREDICT_THREADS> shared;
+    allow_next_kernel();
+    open(shared);
+    Row row(p, blockIdx.x);
+    const char *const len = p.blocks.len_of(row.seq), *const asked = threadIdx.x % 2 && p.budgets ? row.budget() : len;
+    row.set(p.blocks.in(load_hint(len), p.state));
+    row.announce(CtaTopK<PREDICT_THREADS>(shared, row.count()).first);
+    wait_for_previous_kernel();
+    const int32 given = ask_bits<4>(asked);
+#pragma unroll 1
+    for (;;) {
+        CtaTopK<PREDICT_THREADS> top(shared, row.count());
+        row.load(top.first, top.end(), top.x);
+        const uint32 n = p.blocks.in(__shfl_sync(FULL_WARP, given, 0), p.state), wanted = row.wanted(__shfl_sync(FULL_WARP, given, 1));
+        if (n != row.n) {
+            row.set(n);
+            continue;
+        }
+        if (wanted > 0) {
+            top.cut(wanted, row.end - row.init);
+            top.take([&](uint32 place, uint32 i, uint32) { row.emit(row.init + place, row.first + i); });
+        }
+        row.write_rest(threadIdx.x, PREDICT_THREADS, wanted);
+        break;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(PREDICT_THREADS, 1) predictor_predict_long(const __grid_constant__ PredictParams p) {
+    __shared__ ClusterTopKShared<PREDICT_THREADS> shared;
+    allow_next_kernel();
+    open(shared);
+    const uint32 ctas = cluster_ctas(), cta = cluster_rank();
+    Row row(p, blockIdx.x / ctas);
+    wait_for_previous_kernel();
+    row.set(p.blocks.of(row.seq, p.state));
+    const uint32 wanted = row.wanted(p.budgets ? as<int32>(row.budget()) : 0);
+    row.write_rest(cta * PREDICT_THREADS + threadIdx.x, ctas * PREDICT_THREADS, wanted);
+    if (wanted == 0) return;
+    const auto quads = [&](uint32 i, uint32 last, uint32 (&x)[QUADS][4]) { row.load(i, last, x); };
+    ClusterTopK<PREDICT_THREADS, decltype(quads)> top(shared, nullptr, 0, row.count(), quads);
+    top.cut(wanted, DIGITS);
+    if (ctas > 1) cluster_arrive();
+    top.take([&](uint32 place, uint32 i) { row.emit(row.init + place, row.first + i); });
+    if (ctas > 1) cluster_wait();  // others may still read this CTA's counts
 }

@@ -3,14 +3,17 @@
 use super::{PredictRequest, ResetRequest, State, UpdateRequest};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::ops::index::{address, kind, saturated, step};
+use crate::ops::index::{address, has_aligned_rows, kind, saturated, step};
+use crate::ops::topk::Clusters;
 use crate::runtime::cuda::layout::kernel_struct;
-use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Modules, Source, source};
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 
 pub struct Kernels {
     reset: Kernel,
     update: Kernel,
-    predict: Kernel,
+    predict_short: Kernel,
+    predict_long: Kernel,
+    clusters: Clusters,
 }
 
 impl cuda::Kernels for Kernels {
@@ -18,10 +21,13 @@ impl cuda::Kernels for Kernels {
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let kernel = |name| modules.kernel("predictor/predictor", name);
+        let predict_long = kernel("predictor_predict_long")?;
         Ok(Kernels {
             reset: kernel("predictor_reset")?,
             update: kernel("predictor_update")?,
-            predict: kernel("predictor_predict")?,
+            predict_short: kernel("predictor_predict_short")?,
+            clusters: Clusters::new(&predict_long, modules.facts(), PREDICT_THREADS),
+            predict_long,
         })
     }
 }
@@ -102,12 +108,14 @@ kernel_struct! {
         init: u32,
         local: u32,
         gamma: f32,
+        adjacent: u32,
     }
 }
 
 const THREADS: u32 = 256;
-/// TOPK_THREADS of kernels/common/topk.cuh.
+/// PREDICT_THREADS of kernels/predictor/predictor.cu, and blocks that one CTA has in its registers.
 const PREDICT_THREADS: u32 = 512;
+const SHORT: usize = PREDICT_THREADS as usize * 16;
 /// CTAs of a multiprocessor that wait for memory side by side.
 const RESIDENT_CTAS: usize = 8;
 
@@ -134,6 +142,11 @@ impl BlockParams {
         let seq_lens = Some(&blocks.seq_lens);
         BlockParams { seq_lens: address(seq_lens), seq_lens_seq: step(seq_lens, 0), size: saturated(blocks.size) }
     }
+}
+
+/// Whether blocks of any row lie side by side, a multiple of four, and the first is aligned to 16 bytes.
+fn has_adjacent_fours(t: &Tensor) -> bool {
+    t.stride(2) == 1 && t.dim(2).is_multiple_of(4) && has_aligned_rows(t, 16)
 }
 
 /// Sequences times KV heads.
@@ -212,10 +225,17 @@ pub fn predict(enqueue: &Enqueue, r: &PredictRequest) -> Result<()> {
         init: saturated(r.budget.init),
         local: saturated(r.budget.local),
         gamma: r.gamma,
+        adjacent: [r.state.level, r.state.trend].iter().all(has_adjacent_fours) as u32,
     };
-    let grid = Grid { ctas: rows as u32, threads: PREDICT_THREADS, kind: kind(enqueue) };
-    // SAFETY: as in `reset`.
-    unsafe { enqueue.launch(&kernels.predict, grid, [(&raw const params).cast()]) }
+    let blocks = r.state.max_blocks();
+    let (kernel, ctas) = match blocks <= SHORT {
+        true => (&kernels.predict_short, 1),
+        false => (&kernels.predict_long, kernels.clusters.ctas(rows, blocks)),
+    };
+    let kind = if ctas == 1 { kind(enqueue) } else { Kind::DependentClusters(ctas as u32) };
+    let grid = Grid { ctas: (rows * ctas) as u32, threads: PREDICT_THREADS, kind };
+    // SAFETY: as in `reset`; before it waits the kernel reads lengths as a hint, which it compares afterwards.
+    unsafe { enqueue.launch(kernel, grid, [(&raw const params).cast()]) }
 }
 
 #[cfg(test)]

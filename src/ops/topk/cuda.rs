@@ -6,14 +6,13 @@ use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::ops::index;
 use crate::runtime::cuda::layout::kernel_struct;
-use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Parts, Source, source};
+use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Parts, Source, source};
 
 pub struct Kernels {
     ascending: Order,
     best_first: Order,
     sift: ByWidth,
-    /// Clusters of 2, 4 and 8 CTAs that run at once.
-    clusters: [usize; 3],
+    clusters: Clusters,
     room: Room,
 }
 
@@ -68,11 +67,7 @@ impl cuda::Kernels for Kernels {
         };
         let sift = |name| modules.kernel("topk/sift", name);
         let sift = ByWidth { b16: sift("topk_sift_16")?, b32: sift("topk_sift_32")? };
-        let active = |size: u32| match facts.launches_dependents() {
-            true => ascending.long.b32.active_clusters(size, THREADS) as usize,
-            false => 0,
-        };
-        let clusters = [2, 4, LARGEST_CLUSTER].map(active);
+        let clusters = Clusters::new(&ascending.long.b32, facts, THREADS);
         let room = Room { multiprocessors: facts.multiprocessors as usize, bytes };
         Ok(Kernels { ascending, best_first, sift, clusters, room })
     }
@@ -134,16 +129,33 @@ const MOST_EXPECTED: f64 = 12288.0;
 /// Of sifting; a session's own arenas have as much.
 const MOST_SCRATCH: usize = 16 << 20;
 
-/// CTAs of a row: enough to have it in registers, as long as all rows run at once.
-fn cluster(clusters: [usize; 3], rows: usize, n: usize) -> usize {
-    let mut ctas = 1;
-    for active in clusters {
-        if n <= ctas * CHUNK || rows > active {
-            break;
-        }
-        ctas *= 2;
+/// Of 2, 4 and 8 CTAs, how many clusters of a kernel that selects by ClusterTopK run at once.
+pub struct Clusters {
+    active: [usize; 3],
+    /// Keys that the registers of a CTA hold.
+    keys: usize,
+}
+
+impl Clusters {
+    pub fn new(kernel: &Kernel, facts: &Facts, threads: u32) -> Clusters {
+        let active = |size: u32| match facts.launches_dependents() {
+            true => kernel.active_clusters(size, threads) as usize,
+            false => 0,
+        };
+        Clusters { active: [2, 4, LARGEST_CLUSTER].map(active), keys: threads as usize * THREAD_KEYS }
     }
-    ctas
+
+    /// CTAs of a row: enough to have it in registers, as long as all rows run at once.
+    pub fn ctas(&self, rows: usize, n: usize) -> usize {
+        let mut ctas = 1;
+        for active in self.active {
+            if n <= ctas * self.keys || rows > active {
+                break;
+            }
+            ctas *= 2;
+        }
+        ctas
+    }
 }
 
 /// Bytes of shared memory for what a row selects.
@@ -204,7 +216,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
             Err(_) => slices = 0,
         }
     }
-    let ctas = if is_short { 1 } else { cluster(kernels.clusters, rows, n) };
+    let ctas = if is_short { 1 } else { kernels.clusters.ctas(rows, n) };
     let most_chunks = (kernels.room.bytes / CHUNK_BYTES).min(MOST_CHUNKS);
     let chunks = if n <= ctas * CHUNK { 0 } else { n.div_ceil(ctas * CHUNK).min(most_chunks) };
     let alone_bytes = items + if slices > 0 { CHUNK_BYTES } else { 0 };

@@ -6,6 +6,7 @@ mod cpu;
 mod cuda;
 mod cut;
 
+pub use cuda::Clusters;
 pub(super) use cuda::Kernels;
 pub use cut::{Budget, Cut, Run, select_top, select_top_of};
 
