@@ -1,27 +1,29 @@
 // The forecast's projection through a map that is cut: q̂ = RoPE(up·(down·[x / rms(x), previous, 1])).
 //
 //   forecast_inner_*     products of down with each slice of the inputs, Σ x² of each slice; beside them cos and sin of each pair
-//   forecast_sums        batches of more than 16 rows: slices added up ─ · 1 / rms, once for all
-//   forecast_outputs_*   slices added up ─ · 1 / rms ─ up · ─ turned ─ q
+//   forecast_sums        slices added up ─ · 1 / rms
+//   forecast_joined_*    instead of both, for up to 16 rows: a cluster has a CTA for each slice, and its first one adds up
+//   forecast_outputs_*   up · ─ turned ─ q
 //
-// Bytes: the map, once; 4096 → 4096 of rank 128 has 4.2 MB, 1 µs. Kernels hold their weights in registers before they wait for the kernel before
-// them, so that in a chain of kernels what remains of each is one round trip to the L2 cache, a few hundred instructions and a launch. Their registers
-// leave room on a multiprocessor for the next kernel's.
+// Bytes: the map, once; 4096 → 4096 of rank 128 has 4.2 MB, 1 µs. Kernels hold their weights in registers before they wait for the kernel
+// before them, so that in a chain of kernels what remains of each is one round trip to the L2 cache, a few hundred instructions and a launch.
+// Their registers leave room on a multiprocessor for the next kernel's.
 //
 // A CTA of forecast_inner_* takes eight rows of down and a slice of the inputs, whose length follows from the map's shape alone; one of
-// forecast_outputs_* 32 or 64 channels, in pairs that turn together, and all of the rank. A warp takes an eighth of the columns, so that it reads
-// what it multiplies straight into registers; then sums of the warps are added up. All take 16 rows of the batch at a time.
+// forecast_outputs_* 32 or 64 channels, in pairs that turn together, and all of the rank. A warp takes an eighth of the columns, so that it
+// reads what it multiplies straight into registers; then sums of the warps are added up. All take 16 rows of the batch at a time.
 //
 // targets: compute_80, compute_90
 
+#include "common/cluster.cuh"
 #include "forecast/products.cuh"
 
-constexpr uint32 CHUNKS = 2, STEP = CHUNKS * CHUNK;  // of forecast_inner_*: chunks and columns that a warp takes at once
+constexpr uint32 CHUNKS = 2, STEP = CHUNKS * CHUNK;  // of the inputs: chunks and columns that a warp takes at once
 constexpr uint32 INNER = 16 * WARPS;                 // of the others: columns that a CTA takes at once; lane (g, t) has four of its warp's 16
-constexpr uint32 MOST_SLICES = 8, ROWS = 16;
-// Of two CTAs that run on one multiprocessor at once: 65536 / THREADS. Where kernels run one after the other it does not matter.
+constexpr uint32 MOST_SLICES = 8, MOST_CTAS = 2 * MOST_SLICES, ROWS = 16;  // slices of a kind of inputs, CTAs of a cluster
+// Of CTAs that run on one multiprocessor at once, together: 65536 / THREADS. Where kernels run one after the other it does not matter.
 #if __CUDA_ARCH__ >= 900
-constexpr uint32 INNER_REGISTERS = 112, OUTPUT_REGISTERS = 144;
+constexpr uint32 INNER_REGISTERS = 128, OUTPUT_REGISTERS = 128;
 #else
 constexpr uint32 INNER_REGISTERS = 168, OUTPUT_REGISTERS = 168;
 #endif
@@ -43,6 +45,40 @@ struct SharedSlice {
     __device__ float factor(uint32 w, uint32 row, uint32 most) const { return power_of_two(int32(127 + exponent[w][row] - most)); }
 };
 
+// In the cluster's first CTA: what its CTAs, one for each slice, have of a tile.
+struct SharedSlices {
+    Mailbox mailbox;
+    float product[MOST_CTAS][ROWS][8];
+    float2 measured[MOST_CTAS][ROWS];
+};
+
+// Adds up the slices of a kind of inputs: add(s, factor) of each. `measured` are the power of two that its products lack and Σ x², which lacks
+// its square; products of x are to be multiplied by 1 / rms.
+template <typename Add> __device__ inline void add_slices(const ProjectParams &p, bool is_x, const float2 (&measured)[MOST_SLICES], const Add &add) {
+    const uint32 slices = is_x ? p.x.slices : p.previous.slices;
+    float factors[MOST_SLICES];
+    uint32 most = 0;
+#pragma unroll
+    for (uint32 s = 0; s < MOST_SLICES; s++) factors[s] = measured[s].x, most = max(most, __float_as_uint(factors[s]) >> 23);
+    if (is_x) {
+        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // short chains
+#pragma unroll
+        for (uint32 s = 0; s < MOST_SLICES; s++) {
+            factors[s] = power_of_two(int32(127 + (__float_as_uint(factors[s]) >> 23) - most));
+            sums[s % 4] = fmaf(measured[s].y, factors[s] * factors[s], sums[s % 4]);
+        }
+        const float sum = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+        const float root = rsqrtf(sum), better = root * fmaf(-0.5f * sum * root, root, 1.5f), scale = sum == 0.0f ? 0.0f : better * p.root_count;
+#pragma unroll
+        for (uint32 s = 0; s < MOST_SLICES; s++) factors[s] *= scale;
+    }
+#pragma unroll
+    for (uint32 s = 0; s < MOST_SLICES; s++) {
+        if (s >= slices) break;
+        add(s, factors[s]);
+    }
+}
+
 // Of the largest of some numbers of a row, which four lanes share; or the one before, if that is larger.
 template <uint32 TYPE, uint32 BYTES> __device__ inline uint32 exponent_of(const Eight<BYTES> (&x)[CHUNKS], uint32 before) {
     uint32 most = 0;
@@ -58,11 +94,40 @@ template <uint32 TYPE, uint32 BYTES> __device__ inline uint32 exponent_of(const 
     return min(max(most >> 23, before), MOST_EXPONENT);
 }
 
-template <uint32 TYPE>
-__device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, uint32 slice, uint32 tile, uint32 group, SharedSlice &shared) {
+// Pairs of all rows, the first ones by the threads of the last CTAs: others have more to do. A thread knows the position of its first.
+__device__ inline uint32 first_pair() { return (gridDim.x - 1 - blockIdx.x) * THREADS + threadIdx.x; }
+__device__ inline int32 position_of(const ProjectParams &p, uint32 pair) { return as<int32>(p.positions + pair / p.pairs * p.positions_row); }
+__device__ inline int32 first_position(const ProjectParams &p) { return first_pair() < p.batch * p.pairs ? position_of(p, first_pair()) : 0; }
+
+__device__ inline void turn_pairs(const ProjectParams &p, int32 position) {
+#pragma unroll 1
+    for (uint32 at = first_pair(), step = gridDim.x * THREADS; at < p.batch * p.pairs; at += step) {
+        const uint32 c = at % p.pairs;
+        if (at >= step) position = position_of(p, at);
+        const double frequency = p.inv_freq ? as<float>(p.inv_freq + c * p.inv_freq_pair) : exp2(-(double(c) / p.pairs) * p.log2_theta);
+        // An angle of many turns as quarter turns, which the number that a double has no fraction beside rounds, and the rest, of which π/2 in
+        // two parts leaves all bits.
+        constexpr double WITHOUT_FRACTION = 6755399441055744.0;
+        const double angle = position * frequency, shifted = fma(angle, 0.63661977236758134, WITHOUT_FRACTION);
+        const double quarters = shifted - WITHOUT_FRACTION;
+        const float rest = fma(quarters, -6.123233995736766e-17, fma(quarters, -1.5707963267948966, angle));
+        // Of at most an eighth of a turn, unless the angle has no fraction either.
+        const float r = rest > 1.0f ? 1.0f : rest < -1.0f ? -1.0f : rest, square = r * r;
+        const float sine = fmaf(fmaf(fmaf(-1.9515296e-4f, square, 8.3321609e-3f), square, -1.6666655e-1f), square * r, r);
+        const float cosine =
+            fmaf(fmaf(fmaf(2.4433157e-5f, square, -1.3887316e-3f), square, 4.1666646e-2f), square * square, fmaf(-0.5f, square, 1.0f));
+        const uint32 quarter = __double2loint(shifted);
+        const float x = quarter & 1 ? sine : cosine, y = quarter & 1 ? cosine : sine, factor = p.attention_factor;
+        reinterpret_cast<float2 *>(p.turns)[at] = make_float2((quarter + 1 & 2 ? -x : x) * factor, (quarter & 2 ? -y : y) * factor);
+    }
+}
+
+template <uint32 TYPE, bool JOINS>
+__device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, uint32 slice, uint32 tile, uint32 group, SharedSlice &shared,
+                                      SharedSlices &slices) {
     constexpr uint32 BYTES = TYPE == FLOAT32 ? 4 : 2;
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const bool is_x = slice < p.x.slices, measures = is_x && tile == 0;
+    const bool is_x = slice < p.x.slices;
     const uint32 width = in.share / WARPS, steps = width / STEP;
     const uint32 begin = (is_x ? slice : slice - p.x.slices) * in.share + warp * width + 8 * t;
     const float *weights = p.first + (tile * 8 + g) * uint64(p.columns) + (is_x ? 0 : p.x.slices * p.x.share) + begin;
@@ -83,7 +148,14 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
     };
     find_places(ROWS * group, 0);
     bool is_ready = true;  // weights and places of the first step
+    const uint32 row = threadIdx.x / 8, n = threadIdx.x % 8, measured = threadIdx.x - ROWS * 8, column = tile * 8 + n;
+    float bias = 0.0f;
+    if (JOINS) {
+        bias = __ldg(p.bias + column);
+        slices.mailbox.join((p.x.slices + p.previous.slices) * p.batch * (8 * sizeof(float) + sizeof(float2)));
+    }
     wait_for_previous_kernel();
+    const int32 position = first_position(p);
 #pragma unroll 1
     for (uint32 first_row = ROWS * group; first_row < p.batch; first_row += ROWS * p.inner_groups) {
         Products products[CHUNKS];
@@ -98,8 +170,10 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
 #pragma unroll
             for (uint32 half = 0; half < 2; half++)
 #pragma unroll
-                for (uint32 m = 0; m < CHUNKS; m++)
-                    eight[half][m].load(places[half][m]);
+                for (uint32 m = 0; m < CHUNKS; m++) {
+                    eight[half][m].clear();
+                    if (begin + step * STEP + m * CHUNK < in.count) eight[half][m].load(places[half][m]);
+                }
             if (!is_ready && steps > 1) loaded.load(weights + step * STEP, CHUNKS), w.split(loaded);
             is_ready = false;
             float scales[2];
@@ -122,21 +196,10 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
                 for (uint32 half = 0; half < 2; half++) {
                     eight[half][m].widen(x[half], TYPE);
 #pragma unroll
-                    for (uint32 i = 0; i < 8; i++) x[half][i] *= scales[half];
+                    for (uint32 i = 0; i < 8; i++) x[half][i] *= scales[half], squares[half] = fmaf(x[half][i], x[half][i], squares[half]);
                 }
                 products[m].template add<TYPE == FLOAT32>(w.whole[m], w.rest[m], x[0], x[1]);
             }
-            if (measures)
-#pragma unroll
-                for (uint32 m = 0; m < CHUNKS; m++)
-#pragma unroll
-                    for (uint32 half = 0; half < 2; half++) {
-                        if (begin + step * STEP + m * CHUNK >= in.count) break;
-                        float x[8];
-                        eight[half][m].widen(x, TYPE);
-#pragma unroll
-                        for (uint32 i = 0; i < 8; i++) x[i] *= scales[half], squares[half] = fmaf(x[i], x[i], squares[half]);
-                    }
         }
 #pragma unroll
         for (uint32 half = 0; half < 2; half++) {
@@ -148,21 +211,22 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
                 sums[i] = products[0].whole[at] + products[1].whole[at] + (products[0].rest[at] + products[1].rest[at]);
             }
             *reinterpret_cast<float2 *>(&shared.product[warp][row][2 * t]) = make_float2(sums[0], sums[1]);
-            if (measures) {
-                squares[half] += __shfl_xor_sync(FULL_WARP, squares[half], 1);
-                squares[half] += __shfl_xor_sync(FULL_WARP, squares[half], 2);
-            }
+            squares[half] += __shfl_xor_sync(FULL_WARP, squares[half], 1);
+            squares[half] += __shfl_xor_sync(FULL_WARP, squares[half], 2);
             if (t == 0) shared.exponent[warp][row] = exponents[half], shared.squares[warp][row] = squares[half];
         }
         __syncthreads();
-        const uint32 row = threadIdx.x / 8, n = threadIdx.x % 8, measured = threadIdx.x - ROWS * 8;
+        const uint64 place = uint64(slice) * p.batch + first_row;
         if (row < ROWS && first_row + row < p.batch) {
             const uint32 most = shared.most(row);
             float sum = 0.0f;
 #pragma unroll
             for (uint32 w = 0; w < WARPS; w++) sum = fmaf(shared.product[w][row][n], shared.factor(w, row, most), sum);
-            p.products[(uint64(slice) * p.batch + first_row + row) * p.rows + tile * 8 + n] = sum;
-        } else if (tile == 0 && measured < ROWS && first_row + measured < p.batch) {
+            if (JOINS)
+                slices.mailbox.send(reinterpret_cast<uint32 *>(&slices.product[slice][row][n]), __float_as_uint(sum));
+            else
+                p.products[(place + row) * p.rows + column] = sum;
+        } else if ((JOINS || tile == 0) && measured < ROWS && first_row + measured < p.batch) {
             const uint32 most = shared.most(measured);
             float sum = 0.0f;
 #pragma unroll
@@ -170,49 +234,63 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
                 const float factor = shared.factor(w, measured, most);
                 sum = fmaf(shared.squares[w][measured], factor * factor, sum);
             }
-            reinterpret_cast<float2 *>(p.factors)[uint64(slice) * p.batch + first_row + measured] = make_float2(power_of_two(most), sum);
+            if (JOINS) {
+                uint32 *to = reinterpret_cast<uint32 *>(&slices.measured[slice][measured]);
+                slices.mailbox.send(to, __float_as_uint(power_of_two(most))), slices.mailbox.send(to + 1, __float_as_uint(sum));
+            } else {
+                reinterpret_cast<float2 *>(p.factors)[place + measured] = make_float2(power_of_two(most), sum);
+            }
         }
+        if (JOINS) break;  // there are no more rows
         if (first_row + ROWS * p.inner_groups < p.batch) __syncthreads();  // what was there is read
     }
+    turn_pairs(p, position);
+    if (!JOINS || slice > 0) return;
+    slices.mailbox.receive();
+    if (row >= min(ROWS, p.batch)) return;
+    const auto add = [&](uint32 first, uint32 count) {
+        float2 measured[MOST_SLICES];
+#pragma unroll
+        for (uint32 s = 0; s < MOST_SLICES; s++) measured[s] = s < count ? slices.measured[first + s][row] : make_float2(0.0f, 0.0f);
+        add_slices(p, first == 0, measured, [&](uint32 s, float factor) { bias = fmaf(factor, slices.product[first + s][row][n], bias); });
+    };
+    add(0, p.x.slices);
+    if (p.previous.slices) add(p.x.slices, p.previous.slices);
+    p.sums[row * p.rows + column] = bias;
 }
 
-// A thread's pair of a row.
-__device__ inline void turn_pair(const ProjectParams &p, uint32 at) {
-    const uint32 row = at / p.pairs, c = at - row * p.pairs;
-    double frequency = p.inv_freq ? 0.0 : exp2(-(double(c) / p.pairs) * p.log2_theta);
-    wait_for_previous_kernel();
-    if (row >= p.batch) return;
-    if (p.inv_freq) frequency = as<float>(p.inv_freq + c * p.inv_freq_pair);
-    // An angle of many turns as quarter turns, which the number that a double has no fraction beside rounds, and the rest, of which π/2 in two
-    // parts leaves all bits.
-    constexpr double WITHOUT_FRACTION = 6755399441055744.0;
-    const double angle = as<int32>(p.positions + row * p.positions_row) * frequency, shifted = fma(angle, 0.63661977236758134, WITHOUT_FRACTION);
-    const double quarters = shifted - WITHOUT_FRACTION;
-    const float rest = fma(quarters, -6.123233995736766e-17, fma(quarters, -1.5707963267948966, angle));
-    // Of at most an eighth of a turn, unless the angle has no fraction either.
-    const float r = rest > 1.0f ? 1.0f : rest < -1.0f ? -1.0f : rest, square = r * r;
-    const float sine = fmaf(fmaf(fmaf(-1.9515296e-4f, square, 8.3321609e-3f), square, -1.6666655e-1f), square * r, r);
-    const float cosine = fmaf(fmaf(fmaf(2.4433157e-5f, square, -1.3887316e-3f), square, 4.1666646e-2f), square * square, fmaf(-0.5f, square, 1.0f));
-    const uint32 quarter = __double2loint(shifted);
-    const float x = quarter & 1 ? sine : cosine, y = quarter & 1 ? cosine : sine, factor = p.attention_factor;
-    reinterpret_cast<float2 *>(p.turns)[at] = make_float2((quarter + 1 & 2 ? -x : x) * factor, (quarter & 2 ? -y : y) * factor);
-}
-
-// Of inputs of 16 bits, or of any.
-template <bool IS_NARROW> __device__ inline void project_inputs(const ProjectParams &p) {
+// Of inputs of 16 bits, or of any; slices are joined by clusters, or left to forecast_sums.
+template <bool IS_NARROW, bool JOINS> __device__ inline void project_inputs(const ProjectParams &p) {
     __shared__ SharedSlice shared;
+    __shared__ SharedSlices joined;
     allow_next_kernel();
-    if (blockIdx.x >= p.multiplying) return turn_pair(p, (blockIdx.x - p.multiplying) * THREADS + threadIdx.x);
-    const uint32 slices = p.x.slices + p.previous.slices, unit = blockIdx.x / p.inner_groups, group = blockIdx.x - unit * p.inner_groups;
-    const uint32 tile = unit / slices, slice = unit - tile * slices;
+    const uint32 slices = p.x.slices + p.previous.slices, ctas = JOINS ? cluster_ctas() : slices;
+    const uint32 unit = blockIdx.x / p.inner_groups, group = blockIdx.x - unit * p.inner_groups;
+    const uint32 tile = unit / ctas, slice = unit - tile * ctas;
+    if (JOINS) joined.mailbox.open();
+    if (JOINS && slice >= slices) {
+        joined.mailbox.start();
+        wait_for_previous_kernel();
+        return turn_pairs(p, first_position(p));
+    }
     const Inputs &in = slice < p.x.slices ? p.x : p.previous;
-    if (!IS_NARROW && in.dtype == FLOAT32) return multiply_slice<FLOAT32>(p, in, slice, tile, group, shared);
-    if (in.dtype == FLOAT16) return multiply_slice<FLOAT16>(p, in, slice, tile, group, shared);
-    multiply_slice<BFLOAT16>(p, in, slice, tile, group, shared);
+    if (!IS_NARROW && in.dtype == FLOAT32) return multiply_slice<FLOAT32, JOINS>(p, in, slice, tile, group, shared, joined);
+    if (in.dtype == FLOAT16) return multiply_slice<FLOAT16, JOINS>(p, in, slice, tile, group, shared, joined);
+    multiply_slice<BFLOAT16, JOINS>(p, in, slice, tile, group, shared, joined);
 }
 
-extern "C" __global__ void __maxnreg__(INNER_REGISTERS) forecast_inner_16(const __grid_constant__ ProjectParams p) { project_inputs<true>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) forecast_inner_32(const __grid_constant__ ProjectParams p) { project_inputs<false>(p); }
+extern "C" __global__ void __maxnreg__(INNER_REGISTERS) forecast_inner_16(const __grid_constant__ ProjectParams p) {
+    project_inputs<true, false>(p);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forecast_inner_32(const __grid_constant__ ProjectParams p) {
+    project_inputs<false, false>(p);
+}
+extern "C" __global__ void __maxnreg__(INNER_REGISTERS) forecast_joined_16(const __grid_constant__ ProjectParams p) {
+    project_inputs<true, true>(p);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forecast_joined_32(const __grid_constant__ ProjectParams p) {
+    project_inputs<false, true>(p);
+}
 
 // --- outputs -------------------------------------------------------------------------------------------------------------------------------------
 
@@ -232,98 +310,31 @@ template <uint32 TILES> struct SharedOutputs {
     float product[WARPS][ROWS][PITCH];
 };
 
-// Where a lane's part of the first slice of a kind of inputs lies: what was measured of rows g and g + 8, and four columns of products.
-struct Places {
-    const float2 *measured[2];
-    const float *products[2];
-
-    __device__ void find(const ProjectParams &p, uint32 first, uint32 first_row, uint32 column) {
-#pragma unroll
-        for (uint32 half = 0; half < 2; half++) {
-            const uint32 lane = threadIdx.x % WARP;
-            const uint64 row = uint64(first) * p.batch + first_row + 8 * half + lane / 4;
-            measured[half] = held(reinterpret_cast<const float2 *>(p.factors) + row + lane % 4 * p.batch);
-            products[half] = held(p.products + row * p.rows + column);
-        }
-    }
-};
-
-// The numbers of four columns of rows g and g + 8, of one kind of inputs, whose slices begin at `first`: slices added up, and times 1 / rms if they
-// are x. Nothing of rows past the batch is read.
-__device__ inline void add_slices(const ProjectParams &p, const Places &places, uint32 first, uint32 first_row, uint32 column, float4 (&sums)[2]) {
-    const bool is_x = first == 0;
-    const uint32 lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, slices = is_x ? p.x.slices : p.previous.slices;
-    constexpr uint32 OWN = MOST_SLICES / 4;  // lane (g, t) measures slices t, t + 4, …
-    float2 measures[2][OWN];
-    float4 parts[2][MOST_SLICES];
-#pragma unroll
-    for (uint32 half = 0; half < 2; half++) {
-        const uint32 row = first_row + 8 * half + g;
-        const bool exists = row < p.batch;
-        const uint64 step = uint64(p.batch) * p.rows;
-#pragma unroll
-        for (uint32 n = 0; n < OWN; n++) {
-            measures[half][n] = make_float2(0.0f, 0.0f);
-            if (exists && t + 4 * n < slices) measures[half][n] = __ldcg(places.measured[half] + 4 * n * p.batch);
-        }
-#pragma unroll
-        for (uint32 s = 0; s < MOST_SLICES; s++) {
-            parts[half][s] = make_float4(0, 0, 0, 0);
-            if (exists && s < slices && column < p.rows) parts[half][s] = __ldcg(reinterpret_cast<const float4 *>(places.products[half] + s * step));
-        }
-    }
-#pragma unroll
-    for (uint32 half = 0; half < 2; half++) {
-        float factors[OWN];
-        uint32 most = 0;
-#pragma unroll
-        for (uint32 n = 0; n < OWN; n++) factors[n] = measures[half][n].x, most = max(most, __float_as_uint(factors[n]) >> 23);
-        if (is_x) {
-            most = max(most, __shfl_xor_sync(FULL_WARP, most, 1));
-            most = max(most, __shfl_xor_sync(FULL_WARP, most, 2));
-            float sum = 0.0f;
-#pragma unroll
-            for (uint32 n = 0; n < OWN; n++) {
-                factors[n] = power_of_two(int32(127 + (__float_as_uint(factors[n]) >> 23) - most));
-                sum = fmaf(measures[half][n].y, factors[n] * factors[n], sum);
-            }
-            sum += __shfl_xor_sync(FULL_WARP, sum, 1);
-            sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-            const float root = rsqrtf(sum), better = root * fmaf(-0.5f * sum * root, root, 1.5f), scale = sum == 0.0f ? 0.0f : better * p.root_count;
-#pragma unroll
-            for (uint32 n = 0; n < OWN; n++) factors[n] *= scale;
-        }
-#pragma unroll
-        for (uint32 s = 0; s < MOST_SLICES; s++) {
-            const float factor = __shfl_sync(FULL_WARP, factors[s / 4], s % 4, 4);
-            if (s >= slices) break;
-            const float4 &part = parts[half][s];
-            sums[half].x = fmaf(factor, part.x, sums[half].x), sums[half].y = fmaf(factor, part.y, sums[half].y);
-            sums[half].z = fmaf(factor, part.z, sums[half].z), sums[half].w = fmaf(factor, part.w, sums[half].w);
-        }
-    }
-}
-
-// The numbers, where each is read by few CTAs but slices by many: a CTA takes 16 rows and 128 of them.
+// A thread takes four columns of a row.
 extern "C" __global__ void __launch_bounds__(THREADS) forecast_sums(const __grid_constant__ ProjectParams p) {
     allow_next_kernel();
-    const uint32 ctas = (p.rows + INNER - 1) / INNER, group = blockIdx.x / ctas, first_row = ROWS * group;
-    const uint32 lane = threadIdx.x % WARP, column = (blockIdx.x - group * ctas) * INNER + threadIdx.x / WARP * 16 + lane % 4 * 4;
-    const float4 bias = column < p.rows ? __ldg(reinterpret_cast<const float4 *>(p.bias + column)) : make_float4(0, 0, 0, 0);
-    float4 sums[2] = {bias, bias};
-    Places places;
-    places.find(p, 0, first_row, column);
+    const uint32 quads = p.rows / 4, at = blockIdx.x * THREADS + threadIdx.x, row = at / quads, column = 4 * (at - row * quads);
+    float4 sum = __ldg(reinterpret_cast<const float4 *>(p.bias + column));
     wait_for_previous_kernel();
-    add_slices(p, places, 0, first_row, column, sums);
-    if (p.previous.slices) {
-        places.find(p, p.x.slices, first_row, column);
-        add_slices(p, places, p.x.slices, first_row, column, sums);
-    }
+    if (row >= p.batch) return;
+#pragma unroll 1
+    for (uint32 first = 0, count = p.x.slices; count > 0; count = first == 0 ? p.previous.slices : 0, first = p.x.slices) {
+        float2 measured[MOST_SLICES];
+        float4 parts[MOST_SLICES];
 #pragma unroll
-    for (uint32 half = 0; half < 2; half++) {
-        const uint32 row = first_row + 8 * half + lane / 4;
-        if (row < p.batch && column < p.rows) *reinterpret_cast<float4 *>(p.sums + uint64(row) * p.rows + column) = sums[half];
+        for (uint32 s = 0; s < MOST_SLICES; s++) {
+            const uint64 place = uint64(first + s) * p.batch + row;
+            measured[s] = make_float2(0.0f, 0.0f);
+            if (s >= count) continue;
+            measured[s] = __ldcg(reinterpret_cast<const float2 *>(p.factors) + place);
+            parts[s] = __ldcg(reinterpret_cast<const float4 *>(p.products + place * p.rows + column));
+        }
+        add_slices(p, first == 0, measured, [&](uint32 s, float factor) {
+            sum.x = fmaf(factor, parts[s].x, sum.x), sum.y = fmaf(factor, parts[s].y, sum.y);
+            sum.z = fmaf(factor, parts[s].z, sum.z), sum.w = fmaf(factor, parts[s].w, sum.w);
+        });
     }
+    *reinterpret_cast<float4 *>(p.sums + uint64(row) * p.rows + column) = sum;
 }
 
 __device__ inline void load_sums(const ProjectParams &p, uint32 first_row, uint32 column, float4 (&sums)[2]) {
@@ -335,12 +346,12 @@ __device__ inline void load_sums(const ProjectParams &p, uint32 first_row, uint3
     }
 }
 
-// For TILES times four pairs of channels. If IS_SUMMED, forecast_sums was before.
-template <uint32 TILES, bool IS_SUMMED> __device__ inline void project_inner(const ProjectParams &p) {
+// For TILES times four pairs of channels.
+template <uint32 TILES> __device__ inline void project_inner(const ProjectParams &p) {
     __shared__ SharedOutputs<TILES> shared;
     constexpr uint32 UNITS = TILES * 4;
     allow_next_kernel();
-    const uint32 cta = blockIdx.x / p.output_groups, group = blockIdx.x - cta * p.output_groups, slices = p.x.slices + p.previous.slices;
+    const uint32 cta = blockIdx.x / p.output_groups, group = blockIdx.x - cta * p.output_groups;
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, first_column = 16 * warp + 4 * t;
     // Each lane knows one unit, which it writes, too.
     const Unit unit(p, cta * UNITS + lane % UNITS);
@@ -352,18 +363,17 @@ template <uint32 TILES, bool IS_SUMMED> __device__ inline void project_inner(con
         const uint32 odd = __shfl_sync(FULL_WARP, unit.exists && unit.has_second ? second : 0, 4 * tile + g / 2);
         channels[tile] = g % 2 ? odd : even;
     }
-    float4 loaded[TILES], bias;
+    Quad w[TILES];
     const auto load = [&](uint32 column) {
         const uint32 place = column < p.second_row ? column : 0;  // past the rank inner numbers are 0
+        float4 loaded[TILES];
 #pragma unroll
         for (uint32 tile = 0; tile < TILES; tile++)
             loaded[tile] = __ldg(reinterpret_cast<const float4 *>(p.second + uint64(channels[tile]) * p.second_row + place));
-        bias = column < p.rows ? __ldg(reinterpret_cast<const float4 *>(p.bias + column)) : make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (uint32 tile = 0; tile < TILES; tile++) w[tile].template split<true>(loaded[tile]);
     };
     load(first_column);
-    Places places;
-    places.find(p, 0, ROWS * group, first_column);
-    bool is_placed = true;
     wait_for_previous_kernel();
 #pragma unroll 1
     for (uint32 first_row = ROWS * group; first_row < p.batch; first_row += ROWS * p.output_groups) {
@@ -378,31 +388,20 @@ template <uint32 TILES, bool IS_SUMMED> __device__ inline void project_inner(con
         }
 #pragma unroll 1
         for (uint32 base = 0; base < p.rank; base += INNER) {
-            float4 sums[2] = {bias, bias};
-            if constexpr (IS_SUMMED) {
-                load_sums(p, first_row, base + first_column, sums);
-            } else {
-#pragma unroll 1
-                for (uint32 first = 0; first < slices; first += first == 0 ? p.x.slices : p.previous.slices) {
-                    if (!is_placed) places.find(p, first, first_row, base + first_column);
-                    is_placed = false;
-                    add_slices(p, places, first, first_row, base + first_column, sums);
-                }
-            }
+            float4 sums[2];
+            load_sums(p, first_row, base + first_column, sums);
             Quad low, high;
             low.split<false>(sums[0]), high.split<false>(sums[1]);
 #pragma unroll
             for (uint32 tile = 0; tile < TILES; tile++) {
                 float whole[4] = {0.0f, 0.0f, 0.0f, 0.0f}, rest[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                Quad w;  // split here: registers hold no more before
-                w.split<true>(loaded[tile]);
 #pragma unroll
                 for (uint32 i = 0; i < 4; i += 2) {
                     const float a[4] = {low.whole[i], high.whole[i], low.whole[i + 1], high.whole[i + 1]};
                     const float a_rest[4] = {low.rest[i], high.rest[i], low.rest[i + 1], high.rest[i + 1]};
-                    multiply_tf32(whole, a, w.whole[i], w.whole[i + 1]);
-                    multiply_tf32(rest, a, w.rest[i], w.rest[i + 1]);
-                    multiply_tf32(rest, a_rest, w.whole[i], w.whole[i + 1]);
+                    multiply_tf32(whole, a, w[tile].whole[i], w[tile].whole[i + 1]);
+                    multiply_tf32(rest, a, w[tile].rest[i], w[tile].rest[i + 1]);
+                    multiply_tf32(rest, a_rest, w[tile].whole[i], w[tile].whole[i + 1]);
                 }
 #pragma unroll
                 for (uint32 half = 0; half < 2; half++) {
@@ -432,5 +431,5 @@ template <uint32 TILES, bool IS_SUMMED> __device__ inline void project_inner(con
     }
 }
 
-extern "C" __global__ void __maxnreg__(OUTPUT_REGISTERS) forecast_outputs_32(const __grid_constant__ ProjectParams p) { project_inner<4, false>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) forecast_outputs_64(const __grid_constant__ ProjectParams p) { project_inner<8, true>(p); }
+extern "C" __global__ void __maxnreg__(OUTPUT_REGISTERS) forecast_outputs_32(const __grid_constant__ ProjectParams p) { project_inner<4>(p); }
+extern "C" __global__ void __launch_bounds__(THREADS, 1) forecast_outputs_64(const __grid_constant__ ProjectParams p) { project_inner<8>(p); }

@@ -27,7 +27,7 @@ struct ProjectParams {
     const float *first, *bias, *second;
     // Scratch: products of each slice [slices, B, rows], which lack a factor [slices, B], and those of x the row's scale [B] = 1 / rms; the
     // cosine and sine of each pair [B, pairs, 2], times the factor on rotated channels. Of a map that is cut `factors` are [slices, B, 2]: beside
-    // each factor Σ x² of the slice, which lacks its square; there are no scales, and of larger batches the slices' sums [B, rows].
+    // each factor Σ x² of the slice, which lacks its square; there are no scales, but the slices' sums [B, rows].
     float *products, *factors;
     double *scales;
     float *turns, *sums;
@@ -39,7 +39,7 @@ struct ProjectParams {
     uint32 q_heads, head_dim, q_type;
     uint32 pairs, interleaved;  // of a head's channels that rotate
     Divisor units;              // of a head: its pairs, and the channels after them, two by two
-    uint32 multiplying;         // CTAs of forecast_inputs_* and forecast_inner_* that multiply; the others take a row, or a pair a thread
+    uint32 multiplying;         // CTAs of forecast_inputs_* that multiply; the others take a row
     // Cut: groups of 16 rows of the batch that the CTAs of forecast_inner_* and forecast_outputs_* take at once; √count of x.
     uint32 inner_groups, output_groups;
     float root_count;

@@ -8,7 +8,7 @@ use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::ops::index::{address, element_type, has_aligned_rows, kind, saturated, step};
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
-use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Modules, Source, source};
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 use crate::runtime::{Placed, Session};
 use std::sync::Arc;
 
@@ -18,7 +18,11 @@ pub struct Kernels {
     inner_16: Kernel,
     inner_32: Kernel,
     sums: Kernel,
-    /// For 32 channels a CTA, slices not added up before; and for 64.
+    /// Instead of inner and sums, for up to BATCH_ROWS rows; and whether clusters of 1, 2, 4, 8 and 16 CTAs can run.
+    joined_16: Kernel,
+    joined_32: Kernel,
+    joins: [bool; 5],
+    /// For 32 channels a CTA, and for 64.
     outputs_32: Kernel,
     outputs_64: Kernel,
     /// Of whole maps: for 16 rows of the batch at a time, and for 32.
@@ -34,11 +38,22 @@ impl cuda::Kernels for Kernels {
     fn find(modules: &Modules) -> Result<Kernels> {
         let whole = |name| modules.kernel("forecast/whole", name);
         let cut = |name| modules.kernel("forecast/cut", name);
+        let (joined_16, joined_32) = (cut("forecast_joined_16")?, cut("forecast_joined_32")?);
+        let has_clusters = modules.facts().launches_dependents();
+        if has_clusters {
+            joined_16.allow_large_clusters()?;
+            joined_32.allow_large_clusters()?;
+        }
+        let runs = |size| [&joined_16, &joined_32].iter().all(|kernel| kernel.active_clusters(size, THREADS) > 0);
+        let joins = [1, 2, 4, 8, 16].map(|size| size == 1 || has_clusters && runs(size));
         Ok(Kernels {
             pack: whole("forecast_pack")?,
             inner_16: cut("forecast_inner_16")?,
             inner_32: cut("forecast_inner_32")?,
             sums: cut("forecast_sums")?,
+            joined_16,
+            joined_32,
+            joins,
             outputs_32: cut("forecast_outputs_32")?,
             outputs_64: cut("forecast_outputs_64")?,
             inputs_16: whole("forecast_inputs_16")?,
@@ -121,8 +136,8 @@ const CHUNK: usize = 32;
 const ROWS: usize = 8;
 /// Rows of the batch that a CTA takes at a time: M of a product of matrices on tensor cores.
 const BATCH_ROWS: usize = 16;
-/// INNER of kernels/forecast/cut.cu.
-const INNER: usize = 128;
+/// Columns of a row that a thread of forecast_sums takes.
+const SUM_COLUMNS: usize = 4;
 
 /// How the inputs of one kind are cut: into slices of `share`, zeros after the last.
 #[derive(Clone, Copy)]
@@ -261,10 +276,11 @@ fn lies_packed(t: &Tensor) -> bool {
 
 /// How the work is cut, and where the parts of scratch begin.
 struct Plan {
-    /// CTAs that multiply with the inputs, and the others of that launch, which prepare rows.
+    /// CTAs that multiply with the inputs, and the others of that launch, which prepare rows of a whole map.
     multiplying: usize,
     preparing: usize,
-    /// CTAs that add slices up in a launch of their own; 0 where there is none.
+    /// CTAs of a cluster that adds slices up, or of a launch of its own; the other is 0.
+    cluster: usize,
     adding: usize,
     finishing: usize,
     inner_groups: usize,
@@ -300,6 +316,7 @@ fn packing(inputs: usize) -> usize {
 struct Ctas {
     multiplying: usize,
     preparing: usize,
+    cluster: usize,
     adding: usize,
     finishing: usize,
     inner_groups: usize,
@@ -307,20 +324,23 @@ struct Ctas {
 }
 
 impl Ctas {
-    /// `units` are all pairs of channels of a row, `pairs` those of a head that turn.
-    fn of_cut(batch: usize, tiles: usize, rows: usize, units: usize, pairs: usize) -> Ctas {
+    /// `units` are all pairs of channels of a row; `joins` says whether clusters of so many powers of two of CTAs can run.
+    fn of_cut(batch: usize, slices: usize, rows: usize, units: usize, joins: [bool; 5]) -> Ctas {
         /// Two for each of some 128 multiprocessors; what groups are left, they take one after the other.
         const AT_ONCE: usize = 256;
         let groups = batch.div_ceil(BATCH_ROWS);
-        // Slices of one group are read by every CTA, as fast as it can. More are added up first, and read by half as many.
-        let adds = groups > 1;
-        let finishers = units.div_ceil(if adds { 32 } else { 16 });
+        let joined = slices.next_power_of_two();
+        let cluster = if groups == 1 && joins[joined.trailing_zeros() as usize] { joined } else { 0 };
+        let tiles = (rows / ROWS).saturating_mul(if cluster > 0 { cluster } else { slices });
+        let finishers = units.div_ceil(if groups > 1 { 32 } else { 16 });
         let at_once = |ctas: usize| (AT_ONCE / ctas).clamp(1, groups);
         let (inner_groups, output_groups) = (at_once(tiles), at_once(finishers));
+        let sums = batch.saturating_mul(rows / SUM_COLUMNS).div_ceil(THREADS as usize);
         Ctas {
             multiplying: tiles.saturating_mul(inner_groups),
-            preparing: batch.saturating_mul(pairs).div_ceil(THREADS as usize),
-            adding: if adds { groups.saturating_mul(rows.div_ceil(INNER)) } else { 0 },
+            preparing: 0,
+            cluster,
+            adding: if cluster > 0 { 0 } else { sums },
             finishing: finishers.saturating_mul(output_groups),
             inner_groups,
             output_groups,
@@ -331,6 +351,7 @@ impl Ctas {
         Ctas {
             multiplying: batch.div_ceil(together(batch)).saturating_mul(tiles),
             preparing: batch,
+            cluster: 0,
             adding: 0,
             finishing: batch.saturating_mul(units.div_ceil(THREADS as usize)),
             inner_groups: 0,
@@ -340,26 +361,26 @@ impl Ctas {
 }
 
 impl Plan {
-    fn new(r: &ProjectRequest, map: &PlacedMap) -> Result<Plan> {
+    fn new(r: &ProjectRequest, map: &PlacedMap, joins: [bool; 5]) -> Result<Plan> {
         let (batch, pairs, units) = (r.inputs.count(), r.rope.dim / 2, r.shape.q_heads * units(r));
-        let tiles = map.slices() * (map.rows / ROWS);
-        let is_cut = map.rank > 0;
-        let Ctas { multiplying, preparing, adding, finishing, inner_groups, output_groups } = if is_cut {
-            Ctas::of_cut(batch, tiles, map.rows, units, pairs)
-        } else {
-            Ctas::of_whole(batch, tiles, units)
+        let ctas = match map.rank {
+            0 => Ctas::of_whole(batch, map.slices() * (map.rows / ROWS), units),
+            _ => Ctas::of_cut(batch, map.slices(), map.rows, units, joins),
         };
+        let Ctas { multiplying, preparing, cluster, adding, finishing, inner_groups, output_groups } = ctas;
         let packing = batch.saturating_mul(packing(r.shape.inputs()));
         let most = multiplying.saturating_add(preparing).max(adding).max(finishing).max(packing);
+        let most = most.max(batch.saturating_mul(pairs));
         if most > i32::MAX as usize {
             return Err(Error::unsupported(format!("x: {batch} rows; CUDA takes fewer through a map of this size")));
         }
         let mut scratch = cuda::Parts::default();
-        let products = scratch.take(&[map.slices(), batch, map.rows, size_of::<f32>()]);
-        let factors = scratch.take(&[map.slices(), batch, size_of::<[f32; 2]>()]);
+        let slices = if cluster > 0 { 0 } else { map.slices() };
+        let products = scratch.take(&[slices, batch, map.rows, size_of::<f32>()]);
+        let factors = scratch.take(&[slices, batch, size_of::<[f32; 2]>()]);
         let scales = scratch.take(&[batch, size_of::<f64>()]);
         let turns = scratch.take(&[batch, r.rope.dim, size_of::<f32>()]);
-        let sums = scratch.take(&[if adding > 0 { batch } else { 0 }, map.rows, size_of::<f32>()]);
+        let sums = scratch.take(&[if map.rank > 0 { batch } else { 0 }, map.rows, size_of::<f32>()]);
         let packed = [(Some(&r.inputs.x), r.shape.input_dim), (r.inputs.previous.as_ref(), r.shape.outputs())];
         let packed = packed.map(|(t, inputs)| {
             let packs = t.is_some_and(|t| !lies_packed(t));
@@ -368,6 +389,7 @@ impl Plan {
         Ok(Plan {
             multiplying,
             preparing,
+            cluster,
             adding,
             finishing,
             inner_groups,
@@ -435,7 +457,7 @@ pub fn project(enqueue: &Enqueue, r: &ProjectRequest, map: &PlacedMap) -> Result
     if batch == 0 {
         return Ok(());
     }
-    let plan = Plan::new(r, map)?;
+    let plan = Plan::new(r, map, kernels.joins)?;
     let base = enqueue.scratch(plan.bytes)? as usize;
     let kind = kind(enqueue);
     let grid = |ctas: usize, threads| Grid { ctas: ctas as u32, threads, kind };
@@ -462,12 +484,16 @@ pub fn project(enqueue: &Enqueue, r: &ProjectRequest, map: &PlacedMap) -> Result
             return enqueue.launch(&kernels.turn, grid(plan.finishing, THREADS), params);
         }
         let is_wide = inputs.iter().any(|inputs| inputs.slices > 0 && inputs.dtype == element_type(DType::F32));
-        enqueue.launch(if is_wide { &kernels.inner_32 } else { &kernels.inner_16 }, multiply, params)?;
-        if plan.adding == 0 {
-            return enqueue.launch(&kernels.outputs_32, grid(plan.finishing, THREADS), params);
+        if plan.cluster > 0 {
+            let kind = if plan.cluster == 1 { kind } else { Kind::DependentClusters(plan.cluster as u32) };
+            let kernel = if is_wide { &kernels.joined_32 } else { &kernels.joined_16 };
+            enqueue.launch(kernel, Grid { kind, ..multiply }, params)?;
+        } else {
+            enqueue.launch(if is_wide { &kernels.inner_32 } else { &kernels.inner_16 }, multiply, params)?;
+            enqueue.launch(&kernels.sums, grid(plan.adding, THREADS), params)?;
         }
-        enqueue.launch(&kernels.sums, grid(plan.adding, THREADS), params)?;
-        enqueue.launch(&kernels.outputs_64, grid(plan.finishing, THREADS), params)
+        let kernel = if batch <= BATCH_ROWS { &kernels.outputs_32 } else { &kernels.outputs_64 };
+        enqueue.launch(kernel, grid(plan.finishing, THREADS), params)
     }
 }
 
@@ -502,16 +528,20 @@ mod tests {
 
     #[test]
     fn ctas_take_every_row_of_a_batch_through_a_cut_map() {
-        // 4096 → 4096 of rank 128, RoPE on all of 32 heads of 128 channels: 8 slices of 16 tiles, 2048 pairs.
-        for (batch, multiplying, preparing, adding, finishing) in
-            [(1, 128, 1, 0, 128), (16, 128, 4, 0, 128), (17, 256, 5, 2, 128), (256, 256, 64, 16, 256)]
+        // 4096 → 4096 of rank 128, RoPE on all of 32 heads of 128 channels: 8 slices of 16 tiles.
+        for (batch, multiplying, cluster, adding, finishing) in
+            [(1, 128, 8, 0, 128), (16, 128, 8, 0, 128), (17, 256, 0, 3, 128), (256, 256, 0, 32, 256)]
         {
-            let ctas = Ctas::of_cut(batch, 128, 128, 2048, 64);
+            let ctas = Ctas::of_cut(batch, 8, 128, 2048, [true; 5]);
             let groups = (ctas.inner_groups, ctas.output_groups);
-            assert_eq!((ctas.multiplying, ctas.preparing), (multiplying, preparing), "{batch}: {groups:?}");
+            assert_eq!((ctas.multiplying, ctas.cluster), (multiplying, cluster), "{batch}: {groups:?}");
             assert_eq!((ctas.adding, ctas.finishing), (adding, finishing), "{batch}: {groups:?}");
         }
-        let many = Ctas::of_cut(40, 4096, 4096, 100, 0);
-        assert_eq!((many.inner_groups, many.preparing, many.adding), (1, 0, 96));
+        let many = Ctas::of_cut(40, 8, 4096, 100, [true; 5]);
+        assert_eq!((many.inner_groups, many.adding), (1, 160));
+        let [five, without] =
+            [[true; 5], [true, false, false, false, false]].map(|joins| Ctas::of_cut(1, 5, 128, 2048, joins));
+        assert_eq!((five.multiplying, five.cluster, five.adding), (128, 8, 0));
+        assert_eq!((without.multiplying, without.cluster, without.adding), (80, 0, 1));
     }
 }
