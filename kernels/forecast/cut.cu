@@ -52,11 +52,9 @@ struct SharedSlices {
     float2 measured[MOST_CTAS][ROWS];
 };
 
-// Adds up the slices of a kind of inputs: add(s, factor) of each. `measured` are the power of two that its products lack and Σ x², which lacks
-// its square; products of x are to be multiplied by 1 / rms.
-template <typename Add> __device__ inline void add_slices(const ProjectParams &p, bool is_x, const float2 (&measured)[MOST_SLICES], const Add &add) {
-    const uint32 slices = is_x ? p.x.slices : p.previous.slices;
-    float factors[MOST_SLICES];
+// What products of each slice of a kind of inputs lack. `measured` are a power of two and Σ x², which lacks its square; 0 where there is no slice.
+// Products of x are to be multiplied by 1 / rms.
+__device__ inline void find_factors(const ProjectParams &p, bool is_x, const float2 (&measured)[MOST_SLICES], float (&factors)[MOST_SLICES]) {
     uint32 most = 0;
 #pragma unroll
     for (uint32 s = 0; s < MOST_SLICES; s++) factors[s] = measured[s].x, most = max(most, __float_as_uint(factors[s]) >> 23);
@@ -71,11 +69,6 @@ template <typename Add> __device__ inline void add_slices(const ProjectParams &p
         const float root = rsqrtf(sum), better = root * fmaf(-0.5f * sum * root, root, 1.5f), scale = sum == 0.0f ? 0.0f : better * p.root_count;
 #pragma unroll
         for (uint32 s = 0; s < MOST_SLICES; s++) factors[s] *= scale;
-    }
-#pragma unroll
-    for (uint32 s = 0; s < MOST_SLICES; s++) {
-        if (s >= slices) break;
-        add(s, factors[s]);
     }
 }
 
@@ -151,7 +144,7 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
     const uint32 row = threadIdx.x / 8, n = threadIdx.x % 8, measured = threadIdx.x - ROWS * 8, column = tile * 8 + n;
     float bias = 0.0f;
     if (JOINS) {
-        bias = __ldg(p.bias + column);
+        bias = p.bias[column];
         slices.mailbox.join((p.x.slices + p.previous.slices) * p.batch * (8 * sizeof(float) + sizeof(float2)));
     }
     wait_for_previous_kernel();
@@ -250,9 +243,15 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
     if (row >= min(ROWS, p.batch)) return;
     const auto add = [&](uint32 first, uint32 count) {
         float2 measured[MOST_SLICES];
+        float parts[MOST_SLICES], factors[MOST_SLICES];
 #pragma unroll
-        for (uint32 s = 0; s < MOST_SLICES; s++) measured[s] = s < count ? slices.measured[first + s][row] : make_float2(0.0f, 0.0f);
-        add_slices(p, first == 0, measured, [&](uint32 s, float factor) { bias = fmaf(factor, slices.product[first + s][row][n], bias); });
+        for (uint32 s = 0; s < MOST_SLICES; s++) {
+            measured[s] = s < count ? slices.measured[first + s][row] : make_float2(0.0f, 0.0f);
+            parts[s] = s < count ? slices.product[first + s][row][n] : 0.0f;
+        }
+        find_factors(p, first == 0, measured, factors);
+#pragma unroll
+        for (uint32 s = 0; s < MOST_SLICES; s++) bias = fmaf(factors[s], parts[s], bias);
     };
     add(0, p.x.slices);
     if (p.previous.slices) add(p.x.slices, p.previous.slices);
@@ -314,7 +313,7 @@ template <uint32 TILES> struct SharedOutputs {
 extern "C" __global__ void __launch_bounds__(THREADS) forecast_sums(const __grid_constant__ ProjectParams p) {
     allow_next_kernel();
     const uint32 quads = p.rows / 4, at = blockIdx.x * THREADS + threadIdx.x, row = at / quads, column = 4 * (at - row * quads);
-    float4 sum = __ldg(reinterpret_cast<const float4 *>(p.bias + column));
+    float4 sum = *reinterpret_cast<const float4 *>(p.bias + column);
     wait_for_previous_kernel();
     if (row >= p.batch) return;
 #pragma unroll 1
@@ -324,15 +323,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) forecast_sums(const __grid
 #pragma unroll
         for (uint32 s = 0; s < MOST_SLICES; s++) {
             const uint64 place = uint64(first + s) * p.batch + row;
-            measured[s] = make_float2(0.0f, 0.0f);
+            measured[s] = make_float2(0.0f, 0.0f), parts[s] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (s >= count) continue;
             measured[s] = __ldcg(reinterpret_cast<const float2 *>(p.factors) + place);
             parts[s] = __ldcg(reinterpret_cast<const float4 *>(p.products + place * p.rows + column));
         }
-        add_slices(p, first == 0, measured, [&](uint32 s, float factor) {
-            sum.x = fmaf(factor, parts[s].x, sum.x), sum.y = fmaf(factor, parts[s].y, sum.y);
-            sum.z = fmaf(factor, parts[s].z, sum.z), sum.w = fmaf(factor, parts[s].w, sum.w);
-        });
+        float factors[MOST_SLICES];
+        find_factors(p, first == 0, measured, factors);
+#pragma unroll
+        for (uint32 s = 0; s < MOST_SLICES; s++) {
+            sum.x = fmaf(factors[s], parts[s].x, sum.x), sum.y = fmaf(factors[s], parts[s].y, sum.y);
+            sum.z = fmaf(factors[s], parts[s].z, sum.z), sum.w = fmaf(factors[s], parts[s].w, sum.w);
+        }
     }
     *reinterpret_cast<float4 *>(p.sums + uint64(row) * p.rows + column) = sum;
 }
@@ -364,12 +366,13 @@ template <uint32 TILES> __device__ inline void project_inner(const ProjectParams
         channels[tile] = g % 2 ? odd : even;
     }
     Quad w[TILES];
+    // Not by __ldg, which the assembler moves past the wait.
     const auto load = [&](uint32 column) {
         const uint32 place = column < p.second_row ? column : 0;  // past the rank inner numbers are 0
         float4 loaded[TILES];
 #pragma unroll
         for (uint32 tile = 0; tile < TILES; tile++)
-            loaded[tile] = __ldg(reinterpret_cast<const float4 *>(p.second + uint64(channels[tile]) * p.second_row + place));
+            loaded[tile] = *reinterpret_cast<const float4 *>(p.second + uint64(channels[tile]) * p.second_row + place);
 #pragma unroll
         for (uint32 tile = 0; tile < TILES; tile++) w[tile].template split<true>(loaded[tile]);
     };
