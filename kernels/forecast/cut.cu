@@ -3,7 +3,7 @@
 //   forecast_inner_*     products of down with each slice of the inputs, Σ x² of each slice; beside them cos and sin of each pair
 //   forecast_sums        slices added up ─ · 1 / rms
 //   forecast_joined_*    instead of both, for up to 16 rows: a cluster has a CTA for each slice, and its first one adds up
-//   forecast_outputs_*   up · ─ turned ─ q
+//   forecast_outputs_*   up · ─ turned ─ q; without such clusters _adding adds up to 16 rows' slices up itself
 //
 // Bytes: the map, once; 4096 → 4096 of rank 128 has 4.2 MB, 1 µs. Kernels hold their weights in registers before they wait for the kernel
 // before them, so that in a chain of kernels what remains of each is one round trip to the L2 cache, a few hundred instructions and a launch.
@@ -120,7 +120,7 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
                                       SharedSlices &slices) {
     constexpr uint32 BYTES = TYPE == FLOAT32 ? 4 : 2;
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const bool is_x = slice < p.x.slices;
+    const bool is_x = slice < p.x.slices, measures = JOINS || tile == 0;
     const uint32 width = in.share / WARPS, steps = width / STEP;
     const uint32 begin = (is_x ? slice : slice - p.x.slices) * in.share + warp * width + 8 * t;
     const float *weights = p.first + (tile * 8 + g) * uint64(p.columns) + (is_x ? 0 : p.x.slices * p.x.share) + begin;
@@ -148,7 +148,7 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
         slices.mailbox.join((p.x.slices + p.previous.slices) * p.batch * (8 * sizeof(float) + sizeof(float2)));
     }
     wait_for_previous_kernel();
-    const int32 position = first_position(p);
+    const int32 position = JOINS ? first_position(p) : 0;
 #pragma unroll 1
     for (uint32 first_row = ROWS * group; first_row < p.batch; first_row += ROWS * p.inner_groups) {
         Products products[CHUNKS];
@@ -189,7 +189,10 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
                 for (uint32 half = 0; half < 2; half++) {
                     eight[half][m].widen(x[half], TYPE);
 #pragma unroll
-                    for (uint32 i = 0; i < 8; i++) x[half][i] *= scales[half], squares[half] = fmaf(x[half][i], x[half][i], squares[half]);
+                    for (uint32 i = 0; i < 8; i++) x[half][i] *= scales[half];
+                    if (!measures) continue;
+#pragma unroll
+                    for (uint32 i = 0; i < 8; i++) squares[half] = fmaf(x[half][i], x[half][i], squares[half]);
                 }
                 products[m].template add<TYPE == FLOAT32>(w.whole[m], w.rest[m], x[0], x[1]);
             }
@@ -219,7 +222,7 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
                 slices.mailbox.send(reinterpret_cast<uint32 *>(&slices.product[slice][row][n]), __float_as_uint(sum));
             else
                 p.products[(place + row) * p.rows + column] = sum;
-        } else if ((JOINS || tile == 0) && measured < ROWS && first_row + measured < p.batch) {
+        } else if (measures && measured < ROWS && first_row + measured < p.batch) {
             const uint32 most = shared.most(measured);
             float sum = 0.0f;
 #pragma unroll
@@ -237,8 +240,9 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
         if (JOINS) break;  // there are no more rows
         if (first_row + ROWS * p.inner_groups < p.batch) __syncthreads();  // what was there is read
     }
+    if (!JOINS) return;
     turn_pairs(p, position);
-    if (!JOINS || slice > 0) return;
+    if (slice > 0) return;
     slices.mailbox.receive();
     if (row >= min(ROWS, p.batch)) return;
     const auto add = [&](uint32 first, uint32 count) {
@@ -258,7 +262,7 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
     p.sums[row * p.rows + column] = bias;
 }
 
-// Of inputs of 16 bits, or of any; slices are joined by clusters, or left to forecast_sums.
+// Of inputs of 16 bits, or of any; slices are joined by clusters, or left as they are. CTAs that do not multiply turn pairs.
 template <bool IS_NARROW, bool JOINS> __device__ inline void project_inputs(const ProjectParams &p) {
     __shared__ SharedSlice shared;
     __shared__ SharedSlices joined;
@@ -267,8 +271,8 @@ template <bool IS_NARROW, bool JOINS> __device__ inline void project_inputs(cons
     const uint32 unit = blockIdx.x / p.inner_groups, group = blockIdx.x - unit * p.inner_groups;
     const uint32 tile = unit / ctas, slice = unit - tile * ctas;
     if (JOINS) joined.mailbox.open();
-    if (JOINS && slice >= slices) {
-        joined.mailbox.start();
+    if (JOINS ? slice >= slices : blockIdx.x >= p.multiplying) {
+        if (JOINS) joined.mailbox.start();
         wait_for_previous_kernel();
         return turn_pairs(p, first_position(p));
     }
@@ -309,13 +313,8 @@ template <uint32 TILES> struct SharedOutputs {
     float product[WARPS][ROWS][PITCH];
 };
 
-// A thread takes four columns of a row.
-extern "C" __global__ void __launch_bounds__(THREADS) forecast_sums(const __grid_constant__ ProjectParams p) {
-    allow_next_kernel();
-    const uint32 quads = p.rows / 4, at = blockIdx.x * THREADS + threadIdx.x, row = at / quads, column = 4 * (at - row * quads);
-    float4 sum = *reinterpret_cast<const float4 *>(p.bias + column);
-    wait_for_previous_kernel();
-    if (row >= p.batch) return;
+// Four columns of a row, to which `sum` is the bias: slices added up, those of x times 1 / rms.
+__device__ inline float4 add_slices(const ProjectParams &p, uint32 row, uint32 column, float4 sum) {
 #pragma unroll 1
     for (uint32 first = 0, count = p.x.slices; count > 0; count = first == 0 ? p.previous.slices : 0, first = p.x.slices) {
         float2 measured[MOST_SLICES];
@@ -336,22 +335,36 @@ extern "C" __global__ void __launch_bounds__(THREADS) forecast_sums(const __grid
             sum.z = fmaf(factors[s], parts[s].z, sum.z), sum.w = fmaf(factors[s], parts[s].w, sum.w);
         }
     }
-    *reinterpret_cast<float4 *>(p.sums + uint64(row) * p.rows + column) = sum;
+    return sum;
 }
 
-__device__ inline void load_sums(const ProjectParams &p, uint32 first_row, uint32 column, float4 (&sums)[2]) {
+// A thread takes four columns of a row.
+extern "C" __global__ void __launch_bounds__(THREADS) forecast_sums(const __grid_constant__ ProjectParams p) {
+    allow_next_kernel();
+    const uint32 quads = p.rows / 4, at = blockIdx.x * THREADS + threadIdx.x, row = at / quads, column = 4 * (at - row * quads);
+    const float4 bias = *reinterpret_cast<const float4 *>(p.bias + column);
+    wait_for_previous_kernel();
+    if (row < p.batch) *reinterpret_cast<float4 *>(p.sums + uint64(row) * p.rows + column) = add_slices(p, row, column, bias);
+}
+
+template <bool ADDS> __device__ inline void load_sums(const ProjectParams &p, uint32 first_row, uint32 column, float4 (&sums)[2]) {
 #pragma unroll
     for (uint32 half = 0; half < 2; half++) {
         const uint32 row = first_row + 8 * half + threadIdx.x % WARP / 4;
         sums[half] = make_float4(0, 0, 0, 0);
-        if (row < p.batch && column < p.rows) sums[half] = __ldcg(reinterpret_cast<const float4 *>(p.sums + uint64(row) * p.rows + column));
+        if (row >= p.batch || column >= p.rows) continue;
+        if (ADDS)
+            sums[half] = add_slices(p, row, column, *reinterpret_cast<const float4 *>(p.bias + column));
+        else
+            sums[half] = __ldcg(reinterpret_cast<const float4 *>(p.sums + uint64(row) * p.rows + column));
     }
 }
 
-// For TILES times four pairs of channels.
-template <uint32 TILES> __device__ inline void project_inner(const ProjectParams &p) {
+// For TILES times four pairs of channels. If ADDS, nobody added slices up before.
+template <uint32 TILES, bool ADDS> __device__ inline void project_inner(const ProjectParams &p) {
     __shared__ SharedOutputs<TILES> shared;
     constexpr uint32 UNITS = TILES * 4;
+    constexpr bool SPLITS_EARLY = TILES <= 4;  // more of them split would take the registers of a second CTA
     allow_next_kernel();
     const uint32 cta = blockIdx.x / p.output_groups, group = blockIdx.x - cta * p.output_groups;
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, first_column = 16 * warp + 4 * t;
@@ -365,16 +378,16 @@ template <uint32 TILES> __device__ inline void project_inner(const ProjectParams
         const uint32 odd = __shfl_sync(FULL_WARP, unit.exists && unit.has_second ? second : 0, 4 * tile + g / 2);
         channels[tile] = g % 2 ? odd : even;
     }
+    float4 loaded[TILES];
     Quad w[TILES];
     // Not by __ldg, which the assembler moves past the wait.
     const auto load = [&](uint32 column) {
         const uint32 place = column < p.second_row ? column : 0;  // past the rank inner numbers are 0
-        float4 loaded[TILES];
 #pragma unroll
         for (uint32 tile = 0; tile < TILES; tile++)
             loaded[tile] = *reinterpret_cast<const float4 *>(p.second + uint64(channels[tile]) * p.second_row + place);
 #pragma unroll
-        for (uint32 tile = 0; tile < TILES; tile++) w[tile].template split<true>(loaded[tile]);
+        for (uint32 tile = 0; tile < TILES && SPLITS_EARLY; tile++) w[tile].template split<true>(loaded[tile]);
     };
     load(first_column);
     wait_for_previous_kernel();
@@ -392,12 +405,13 @@ template <uint32 TILES> __device__ inline void project_inner(const ProjectParams
 #pragma unroll 1
         for (uint32 base = 0; base < p.rank; base += INNER) {
             float4 sums[2];
-            load_sums(p, first_row, base + first_column, sums);
+            load_sums<ADDS>(p, first_row, base + first_column, sums);
             Quad low, high;
             low.split<false>(sums[0]), high.split<false>(sums[1]);
 #pragma unroll
             for (uint32 tile = 0; tile < TILES; tile++) {
                 float whole[4] = {0.0f, 0.0f, 0.0f, 0.0f}, rest[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                if (!SPLITS_EARLY) w[tile].template split<true>(loaded[tile]);
 #pragma unroll
                 for (uint32 i = 0; i < 4; i += 2) {
                     const float a[4] = {low.whole[i], high.whole[i], low.whole[i + 1], high.whole[i + 1]};
@@ -434,5 +448,12 @@ template <uint32 TILES> __device__ inline void project_inner(const ProjectParams
     }
 }
 
-extern "C" __global__ void __maxnreg__(OUTPUT_REGISTERS) forecast_outputs_32(const __grid_constant__ ProjectParams p) { project_inner<4>(p); }
-extern "C" __global__ void __launch_bounds__(THREADS, 1) forecast_outputs_64(const __grid_constant__ ProjectParams p) { project_inner<8>(p); }
+extern "C" __global__ void __maxnreg__(OUTPUT_REGISTERS) forecast_outputs_32(const __grid_constant__ ProjectParams p) {
+    project_inner<4, false>(p);
+}
+extern "C" __global__ void __maxnreg__(OUTPUT_REGISTERS) forecast_outputs_64(const __grid_constant__ ProjectParams p) {
+    project_inner<8, false>(p);
+}
+extern "C" __global__ void __maxnreg__(OUTPUT_REGISTERS) forecast_outputs_adding(const __grid_constant__ ProjectParams p) {
+    project_inner<4, true>(p);
+}

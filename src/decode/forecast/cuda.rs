@@ -22,8 +22,9 @@ pub struct Kernels {
     joined_16: Kernel,
     joined_32: Kernel,
     joins: [bool; 5],
-    /// For 32 channels a CTA, and for 64.
+    /// For 32 channels a CTA, slices added up before or not; and for 64.
     outputs_32: Kernel,
+    outputs_adding: Kernel,
     outputs_64: Kernel,
     /// Of whole maps: for 16 rows of the batch at a time, and for 32.
     inputs_16: Kernel,
@@ -55,6 +56,7 @@ impl cuda::Kernels for Kernels {
             joined_32,
             joins,
             outputs_32: cut("forecast_outputs_32")?,
+            outputs_adding: cut("forecast_outputs_adding")?,
             outputs_64: cut("forecast_outputs_64")?,
             inputs_16: whole("forecast_inputs_16")?,
             inputs_32: whole("forecast_inputs_32")?,
@@ -276,10 +278,10 @@ fn lies_packed(t: &Tensor) -> bool {
 
 /// How the work is cut, and where the parts of scratch begin.
 struct Plan {
-    /// CTAs that multiply with the inputs, and the others of that launch, which prepare rows of a whole map.
+    /// CTAs that multiply with the inputs, and the others of that launch, which prepare rows.
     multiplying: usize,
     preparing: usize,
-    /// CTAs of a cluster that adds slices up, or of a launch of its own; the other is 0.
+    /// CTAs of a cluster that adds slices up, or of a launch of its own; 0 where there is none.
     cluster: usize,
     adding: usize,
     finishing: usize,
@@ -324,8 +326,9 @@ struct Ctas {
 }
 
 impl Ctas {
-    /// `units` are all pairs of channels of a row; `joins` says whether clusters of so many powers of two of CTAs can run.
-    fn of_cut(batch: usize, slices: usize, rows: usize, units: usize, joins: [bool; 5]) -> Ctas {
+    /// `units` are all pairs of channels of a row, `pairs` those of a head that turn; `joins` says whether clusters
+    /// of so many powers of two of CTAs can run.
+    fn of_cut(batch: usize, slices: usize, rows: usize, units: usize, pairs: usize, joins: [bool; 5]) -> Ctas {
         /// Two for each of some 128 multiprocessors; what groups are left, they take one after the other.
         const AT_ONCE: usize = 256;
         let groups = batch.div_ceil(BATCH_ROWS);
@@ -335,12 +338,15 @@ impl Ctas {
         let finishers = units.div_ceil(if groups > 1 { 32 } else { 16 });
         let at_once = |ctas: usize| (AT_ONCE / ctas).clamp(1, groups);
         let (inner_groups, output_groups) = (at_once(tiles), at_once(finishers));
-        let sums = batch.saturating_mul(rows / SUM_COLUMNS).div_ceil(THREADS as usize);
+        // Slices of one group are read by every CTA, as fast as it can. More are added up first, and read by half as many.
+        let sums = if groups > 1 { batch.saturating_mul(rows / SUM_COLUMNS) } else { 0 };
+        // CTAs of a cluster turn pairs while its first one waits.
+        let turned = if cluster > 0 { 0 } else { batch.saturating_mul(pairs) };
         Ctas {
             multiplying: tiles.saturating_mul(inner_groups),
-            preparing: 0,
+            preparing: turned.div_ceil(THREADS as usize),
             cluster,
-            adding: if cluster > 0 { 0 } else { sums },
+            adding: sums.div_ceil(THREADS as usize),
             finishing: finishers.saturating_mul(output_groups),
             inner_groups,
             output_groups,
@@ -365,7 +371,7 @@ impl Plan {
         let (batch, pairs, units) = (r.inputs.count(), r.rope.dim / 2, r.shape.q_heads * units(r));
         let ctas = match map.rank {
             0 => Ctas::of_whole(batch, map.slices() * (map.rows / ROWS), units),
-            _ => Ctas::of_cut(batch, map.slices(), map.rows, units, joins),
+            _ => Ctas::of_cut(batch, map.slices(), map.rows, units, pairs, joins),
         };
         let Ctas { multiplying, preparing, cluster, adding, finishing, inner_groups, output_groups } = ctas;
         let packing = batch.saturating_mul(packing(r.shape.inputs()));
@@ -490,9 +496,15 @@ pub fn project(enqueue: &Enqueue, r: &ProjectRequest, map: &PlacedMap) -> Result
             enqueue.launch(kernel, Grid { kind, ..multiply }, params)?;
         } else {
             enqueue.launch(if is_wide { &kernels.inner_32 } else { &kernels.inner_16 }, multiply, params)?;
+        }
+        if plan.adding > 0 {
             enqueue.launch(&kernels.sums, grid(plan.adding, THREADS), params)?;
         }
-        let kernel = if batch <= BATCH_ROWS { &kernels.outputs_32 } else { &kernels.outputs_64 };
+        let kernel = match (plan.cluster, plan.adding) {
+            (0, 0) => &kernels.outputs_adding,
+            (_, 0) => &kernels.outputs_32,
+            _ => &kernels.outputs_64,
+        };
         enqueue.launch(kernel, grid(plan.finishing, THREADS), params)
     }
 }
@@ -528,20 +540,21 @@ mod tests {
 
     #[test]
     fn ctas_take_every_row_of_a_batch_through_a_cut_map() {
-        // 4096 → 4096 of rank 128, RoPE on all of 32 heads of 128 channels: 8 slices of 16 tiles.
-        for (batch, multiplying, cluster, adding, finishing) in
-            [(1, 128, 8, 0, 128), (16, 128, 8, 0, 128), (17, 256, 0, 3, 128), (256, 256, 0, 32, 256)]
+        // 4096 → 4096 of rank 128, RoPE on all of 32 heads of 128 channels: 8 slices of 16 tiles, 2048 pairs.
+        for (batch, multiplying, preparing, cluster, adding, finishing) in
+            [(1, 128, 0, 8, 0, 128), (16, 128, 0, 8, 0, 128), (17, 256, 5, 0, 3, 128), (256, 256, 64, 0, 32, 256)]
         {
-            let ctas = Ctas::of_cut(batch, 8, 128, 2048, [true; 5]);
+            let ctas = Ctas::of_cut(batch, 8, 128, 2048, 64, [true; 5]);
             let groups = (ctas.inner_groups, ctas.output_groups);
             assert_eq!((ctas.multiplying, ctas.cluster), (multiplying, cluster), "{batch}: {groups:?}");
+            assert_eq!(ctas.preparing, preparing, "{batch}: {groups:?}");
             assert_eq!((ctas.adding, ctas.finishing), (adding, finishing), "{batch}: {groups:?}");
         }
-        let many = Ctas::of_cut(40, 8, 4096, 100, [true; 5]);
-        assert_eq!((many.inner_groups, many.adding), (1, 160));
+        let many = Ctas::of_cut(40, 8, 4096, 100, 0, [true; 5]);
+        assert_eq!((many.inner_groups, many.preparing, many.adding), (1, 0, 160));
         let [five, without] =
-            [[true; 5], [true, false, false, false, false]].map(|joins| Ctas::of_cut(1, 5, 128, 2048, joins));
+            [[true; 5], [true, false, false, false, false]].map(|joins| Ctas::of_cut(1, 5, 128, 2048, 64, joins));
         assert_eq!((five.multiplying, five.cluster, five.adding), (128, 8, 0));
-        assert_eq!((without.multiplying, without.cluster, without.adding), (80, 0, 1));
+        assert_eq!((without.multiplying, without.preparing, without.cluster, without.adding), (80, 1, 0, 0));
     }
 }
