@@ -20,22 +20,23 @@ struct Arrival : Barrier {
 
 __device__ inline uint32 log2_ceil(uint32 n) { return n <= 1 ? 0 : 32 - __clz(n - 1); }
 
-// A CTA of a pair's cluster.
+// A CTA of a pair's cluster, where those are a power of two.
 struct Member {
     uint32 rank, log_ctas;
     __device__ Member() : rank(cluster_rank()), log_ctas(__ffs(cluster_ctas()) - 1) {}
 };
 
 // Of a CTA, and of its cluster: which warp joins which states that were kept. Rows go round the warps; warps that are left over take turns
-// at a row.
+// at a row, or, where 2^most_log_turns turns are enough, have none.
 struct KeptShare {
-    uint32 rows, log_rows, warp;
-    __device__ explicit KeptShare(uint32 rows) : rows(rows), log_rows(min(log2_ceil(rows), 3u)), warp(threadIdx.x / WARP) {}
-    __device__ uint32 log_turns() const { return 3 - log_rows; }
+    uint32 rows, log_rows, most_log_turns, warp;
+    __device__ explicit KeptShare(uint32 rows, uint32 most_log_turns = LOG_WARPS)
+        : rows(rows), log_rows(min(log2_ceil(rows), LOG_WARPS)), most_log_turns(most_log_turns), warp(threadIdx.x / WARP) {}
+    __device__ uint32 log_turns() const { return min(LOG_WARPS - log_rows, most_log_turns); }
     __device__ uint32 turn() const { return warp >> log_rows; }
     __device__ uint32 row() const { return warp & ((1 << log_rows) - 1); }
 };
-static_assert(WARPS == 1 << 3, "of KeptShare");
+static_assert(WARPS == 1 << LOG_WARPS);
 
 constexpr uint32 LANE_CHANNELS = 4, VECTOR_CHANNELS = LANE_CHANNELS * WARP;
 constexpr uint32 AT_ONCE = 8;  // states that a warp asks for before it joins them

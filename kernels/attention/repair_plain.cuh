@@ -4,7 +4,9 @@
 // Bytes, and what a cluster's CTAs send each other, as there. A thread has an entry of either list. Which blocks they name are bits in
 // shared memory: whether a partial serves, and whether a block is missed, is one word of them. What lies where parameters alone say is
 // asked for before the kernel waits for the one before: into the L2 cache; page tables, which seldom change, as a guess. A warp's first
-// states are asked for with the lists, whether they will serve or not. Tiles go round the CTAs of the cluster, then round their warps.
+// states are asked for with the lists, whether they will serve or not. Tiles go round the CTAs of the cluster, then round their warps,
+// from those on that have no states to join. A CTA that starts late has all of its addresses still to find: what lists do not hang on is
+// found while those are on their way. Clusters are of any size.
 //
 //   one round trip: lists, lengths, counts ─ bits ─┬─ tiles of missed blocks asked for ───────────────────── attended to ─┬─ joined
 //     and the first states that were kept          └─ pages compared with the guess, states that serve joined meanwhile ──┘
@@ -39,21 +41,12 @@ struct PlainShared {
     uint64 padding;
     Blocks of_predicted, of_selected;
     MissedBlock missed[MOST_ENTRIES];     // those of each word of 32 entries side by side
-    uint4 is_missed[MOST_ENTRIES / 128];  // bits of selected entries
+    alignas(16) uint32 up_to[WARPS];      // missed blocks of the words up to here
     uint16 predicted[MOST_ENTRIES], selected[MOST_ENTRIES];
     float tops[WARPS][SLOTS], sums[WARPS][SLOTS];  // m and l of states
 };
 static_assert(sizeof(PlainShared) == 5744, "of at_once.rs");
 
-__device__ inline void prefetch_bulk(const void *address, uint32 bytes) {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(address), "r"(bytes) : "memory");
-}
-// What may be written meanwhile.
-__device__ inline int32 peeked(const char *address) {
-    int32 x;
-    asm volatile("ld.relaxed.gpu.global.b32 %0, [%1];" : "=r"(x) : "l"(address) : "memory");
-    return x;
-}
 __device__ inline void store_shared(uint32 to, int32 x) { asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(x) : "memory"); }
 // Zeros where nothing is to be read.
 __device__ inline float4 asked_four(const char *address, uint32 is_there) {
@@ -75,6 +68,18 @@ __device__ inline float warp_sum(float x) {
     return x;
 }
 
+// A CTA of a pair's cluster.
+struct PlainMember {
+    uint32 rank;
+    Divisor ctas;
+    __device__ explicit PlainMember(const AttentionParams &p) : rank(cluster_rank()), ctas(p.ctas) {}
+    __device__ bool is_alone() const { return ctas.value == 1; }
+    // The most that one of them has of `n`, cut evenly.
+    __device__ uint32 share_of(uint32 n) const { return ctas.divide(n + ctas.value - 1); }
+    // Those among `n` that go round, from this one's first on.
+    __device__ uint32 turns_of(uint32 n) const { return n > rank ? ctas.divide(n - rank - 1) + 1 : 0; }
+};
+
 // The warp's share of the states that were kept of a row, 32 at a time: a lane knows m and l of one, and four channels of acc of all.
 // EARLY of them are asked for before it is known which serve.
 template <uint32 EARLY>
@@ -90,11 +95,12 @@ struct PlainKept {
     float m, l;
 
     // `other` is read where there is nothing.
-    __device__ PlainKept(const RepairParams &r, const Pair &pair, const KeptShare &share, const Member &cta, const char *other)
+    __device__ PlainKept(const RepairParams &r, const Pair &pair, const KeptShare &share, const PlainMember &cta, const char *other)
         : row(r, pair, min(share.row(), share.rows - 1)), lane(threadIdx.x % WARP), acc{}, m(minus_infinity()), l(0.0f) {
         // What there is room for is cut evenly.
-        const uint32 all = share.row() >= share.rows ? 0 : r.exact ? r.predicted_cap : 1, log_parts = share.log_turns() + cta.log_ctas;
-        const uint32 part = (all + (1 << log_parts) - 1) >> log_parts;
+        const bool has_some = share.row() < share.rows && share.turn() >> share.log_turns() == 0;
+        const uint32 all = has_some ? states(r) : 0, of_turn = (all + (1 << share.log_turns()) - 1) >> share.log_turns();
+        const uint32 part = cta.share_of(of_turn);
         first = held(((cta.rank << share.log_turns()) + share.turn()) * part);
         end = held(min(first + part, all));
         row.acc = held(row.acc);
@@ -108,6 +114,11 @@ struct PlainKept {
         if (first >= end) return;
 #pragma unroll
         for (uint32 i = 0; i < AT_ONCE; i++) early_at[i] = held(acc_of(i));
+    }
+    __device__ static uint32 states(const RepairParams &r) { return r.exact ? r.predicted_cap : 1; }
+    // As few turns as have but their first states to join: other warps begin with tiles.
+    __device__ static KeptShare share(const RepairParams &r, uint32 rows, const PlainMember &cta) {
+        return KeptShare(rows, log2_ceil((cta.share_of(states(r)) + EARLY - 1) / EARLY));
     }
     // Past the last state, the last.
     __device__ const char *acc_of(uint32 n) const { return row.acc + offset(min(first + n, end - 1), acc_step); }
@@ -136,7 +147,10 @@ struct PlainKept {
 #pragma unroll
         for (uint32 i = 0; i < AT_ONCE; i++) copy_16(shared_address(early + i * WARP), early_at[i]);
 #pragma unroll 1
-        for (uint32 i = AT_ONCE; i < EARLY && first + i < end; i++) copy_16(shared_address(early + i * WARP), acc_of(i));
+        for (uint32 n = AT_ONCE; n < EARLY && first + n < end; n += AT_ONCE) {
+#pragma unroll
+            for (uint32 i = n; i < n + AT_ONCE; i++) copy_16(shared_address(early + i * WARP), acc_of(i));
+        }
     }
     // Joins those of which `serves` says so.
     template <typename Serves>
@@ -211,40 +225,37 @@ struct PlainKept {
 
 // Where the missed blocks' tiles lie: those of a warp, 32 of them, a tile a lane.
 struct MissedTiles {
-    static constexpr uint32 WORDS = MOST_ENTRIES / WARP;
-
     const AttentionParams &p;
     const PlainShared &lists;
     const char *table;
     int32 table_step;
-    uint32 first, log_step;     // tile, from one to the next
-    uint32 up_to[WORDS];        // missed blocks of the words up to here
-    uint32 is_free[WORDS];      // entries of a word without one
+    uint32 first, step;         // tile, from one to the next
+    uint32 up_to[WARPS];
     int32 position = -1;        // −1: nobody sees it
     uint32 page = 0, row = 0;
 
     __device__ MissedTiles(const AttentionParams &p, const PlainShared &lists, const char *table, int32 table_step, uint32 first,
-                           uint32 log_step)
-        : p(p), lists(lists), table(table), table_step(table_step), first(first), log_step(log_step) {
-        uint32 sum = 0;
+                           uint32 step)
+        : p(p), lists(lists), table(table), table_step(table_step), first(first), step(step) {
+        // Each lane's own: of what a warp has in common the compiler would make uniform registers, which are slow to fill.
+        const uint32 none = held(threadIdx.x & 0);
 #pragma unroll
-        for (uint32 w = 0; w < WORDS; w++) {
-            const uint4 four = lists.is_missed[w / 4];
-            const uint32 count = __popc(w % 4 == 0 ? four.x : w % 4 == 1 ? four.y : w % 4 == 2 ? four.z : four.w);
-            up_to[w] = sum += count;
-            is_free[w] = WARP - count;
+        for (uint32 w = 0; w < WARPS; w += 4) {
+            const uint4 four = *reinterpret_cast<const uint4 *>(&lists.up_to[none + w]);
+            up_to[w] = four.x, up_to[w + 1] = four.y, up_to[w + 2] = four.z, up_to[w + 3] = four.w;
         }
     }
-    __device__ uint32 missed() const { return up_to[WORDS - 1]; }
+    __device__ uint32 missed() const { return up_to[WARPS - 1]; }
     __device__ void find(const Reach &reach, uint32 tile) {
-        const uint32 x = (first + ((tile + threadIdx.x % WARP) << log_step)) * TILE, n = p.block.divide(x);
+        const uint32 x = (first + (tile + threadIdx.x % WARP) * step) * TILE, n = p.block.divide(x);
         position = -1;
         page = row = 0;
         if (n >= missed()) return;
-        uint32 place = n;
+        // Entries without one in the words before.
+        uint32 free = 0;
 #pragma unroll
-        for (uint32 w = 0; w < WORDS - 1; w++) place += n >= up_to[w] ? is_free[w] : 0;
-        const MissedBlock block = lists.missed[place];
+        for (uint32 w = 0; w < WARPS - 1; w++) free = max(free, n >= up_to[w] ? (w + 1) * WARP - up_to[w] : 0);
+        const MissedBlock block = lists.missed[n + free];
         const int32 at = int32(block.id * p.block.value + (x - n * p.block.value));
         const bool has_pages = p.slots.data || p.table.data;
         const uint32 number = has_pages ? p.page.divide(at) : 0;
@@ -285,8 +296,10 @@ template <typename Type>
 __device__ inline void repair_plain(const RepairParams &r) {
     using Engine = MmaEngine<Type, 128, 128>;
     constexpr uint32 PITCH = Engine::PITCH, V_OFFSET = TILE * PITCH, STAGE = sizeof(Facts) + 2 * V_OFFSET, CHUNKS = 128 * Type::BYTES / 128;
-    constexpr uint32 STAGES = Type::BYTES == 2 ? 3 : 4, EARLY = AT_ONCE * Type::BYTES, HALF = 128 / 2;
-    static_assert(HINTS * THREADS * sizeof(int32) <= (STAGES - 1) * STAGE && EARLY * WARP * sizeof(float4) <= STAGE);
+    constexpr uint32 STAGES = Type::BYTES == 2 ? 3 : 4, EARLY = Type::BYTES == 2 ? 24 : 16, HALF = 128 / 2;
+    // A warp's first states lie where the later stages will be: before they are joined it asks for this many tiles.
+    constexpr uint32 AHEAD = STAGES - (EARLY * WARP * sizeof(float4) + STAGE - 1) / STAGE;
+    static_assert(AHEAD >= 1 && EARLY % AT_ONCE == 0 && HINTS * THREADS * sizeof(int32) <= AHEAD * STAGE);
     static_assert(SLOTS * SLOT_PITCH * sizeof(float) <= STAGES * STAGE);
     extern __shared__ __align__(128) char shared[];
     __shared__ uint32 words[WARP];
@@ -295,12 +308,11 @@ __device__ inline void repair_plain(const RepairParams &r) {
     const AttentionParams &p = r.to;
     const uint32 word = ask_for_parameters(r);
     allow_next_kernel();
-    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
     Engine engine(p, shared, 0);
     const uint32 thread = held(threadIdx.x), lane = thread % WARP, warp = thread / WARP;
     PlainShared &lists = as<PlainShared>(shared + r.lists_offset);
-    const Member cta;
-    const Pair pair = pair_of(p, blockIdx.x >> cta.log_ctas);
+    const PlainMember cta(p);
+    const Pair pair = pair_of(p, cta.ctas.divide(blockIdx.x));
     // Pages as they are now, kept where tiles will be. They seldom change: tiles are asked for where these say, and once more where what is
     // read after the wait says otherwise.
     const bool has_slots = p.slots.data, has_table = !has_slots && p.table.data;
@@ -310,26 +322,28 @@ __device__ inline void repair_plain(const RepairParams &r) {
     const uint32 hinted = p.block.value <= p.page.value ? min(table_entries, HINTS * THREADS) : 0;
     int32 *const hints = reinterpret_cast<int32 *>(shared), hint[HINTS];
 #pragma unroll
-    for (uint32 i = 0; i < HINTS; i++)
-        if (i * THREADS < hinted) hint[i] = peeked(table + offset(min(i * THREADS + thread, hinted - 1), table_step));
-    const uint32 rows = held(p.rows), pairs = rows * HALF, log_received = max(log2_ceil(pairs), cta.log_ctas) - cta.log_ctas;
+    for (uint32 i = 0; i < HINTS; i++) {
+        if (i * THREADS >= hinted) break;
+        hint[i] = load_hint(table + offset(min(i * THREADS + thread, hinted - 1), table_step));
+    }
     // Two channels a thread: those of each CTA of the cluster that this one joins.
-    const uint32 begin = min(cta.rank << log_received, pairs), own = min(begin + (1 << log_received), pairs) - begin;
-    if (thread == 0 && cta.log_ctas) {
+    const uint32 rows = held(p.rows), pairs = rows * HALF, log_pairs = log2_ceil(pairs), most_own = cta.share_of(1 << log_pairs);
+    const auto begin_of = [&](uint32 rank) { return min(cta.share_of(rank << log_pairs), pairs); };
+    const uint32 begin = begin_of(cta.rank), own = begin_of(cta.rank + 1) - begin;
+    if (thread == 0 && !cta.is_alone()) {
         lists.from_cluster.open(1);
-        lists.from_cluster.expect((own * sizeof(float4)) << cta.log_ctas);
+        lists.from_cluster.expect(own * sizeof(float4) * cta.ctas.value);
     }
     __syncwarp();
-    if (cta.log_ctas) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+    if (!cta.is_alone()) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
     lists.of_predicted.words[thread] = lists.of_selected.words[thread] = 0;
-    static_assert(MOST_BLOCKS == THREADS * 32);
+    if (thread < WARPS) lists.up_to[thread] = 0;
+    static_assert(MOST_BLOCKS == THREADS * 32 && MOST_ENTRIES == THREADS);
     float4 *const received = reinterpret_cast<float4 *>(shared + held(r.received_offset));
     char *const ring = shared + warp * STAGES * STAGE, *const queries = shared + held(p.q_offset);
 
-    const KeptShare share(rows);
     // Of what is not to be read that of the length, so that nothing is read under a condition.
     const char *const length_at = held(p.seq_lens.at(pair.seq)), *const rows_at = held(p.q_lens.data ? p.q_lens.at(pair.seq) : length_at);
-    PlainKept<EARLY> kept(r, pair, share, cta, length_at);
     const char *const selected_count_at = held(p.counts.at(pair.seq, pair.position, pair.head));
     const char *const predicted_count_at = held(r.predicted_counts.at(pair.seq, pair.position, pair.head));
     // A lane asks for one of the four for its warp. What is the same for all lanes would be moved to where the warp has it once, and waited
@@ -340,27 +354,14 @@ __device__ inline void repair_plain(const RepairParams &r) {
     const char *const predicted_at = held(has_predicted ? r.predicted.at(pair.seq, pair.position, pair.head, thread) : length_at);
     const bool has_rows_seen = held(uint32(p.q_lens.data != nullptr));
     const char *const slot_at = held(has_slots && thread < p.cap ? p.slots.at(pair.seq, pair.position, pair.head, thread) : length_at);
-    const char *const keys = held(p.k.at(0, 0, pair.head) + lane / 8 * p.k.step[1] + lane % 8 * 16);
-    const char *const values = held(p.v.at(0, 0, pair.head) + lane / 8 * p.v.step[1] + lane % 8 * 16);
-    const int32 k_page = held(int32(p.k.step[0])), k_row = held(int32(p.k.step[1]));
-    const int32 v_page = held(int32(p.v.step[0])), v_row = held(int32(p.v.step[1]));
-    // A warp copies a row; rows that do not exist are copies of the first.
-    const RowPlace query_place = place_of_row(p, pair, warp < rows ? warp : 0);
-    const char *const query = held(p.q.at(pair.seq, query_place.position, query_place.head) + lane % 16 * 16);
     const uint32 hint_to = held(shared_address(hints + thread));
-    touch(p.out.data);
-    touch(p.lse.data);
-    touch(p.sinks.data);
-    touch(p.state.l.data);
-    touch(r.missed.data);
-
     prefetch(selected_at);
     prefetch(predicted_at);
-    if (lane % 8 == 0) prefetch(query);
     if (warp == 0 && lane < 4) prefetch(fact_at);
+    const KeptShare share = PlainKept<EARLY>::share(r, rows, cta);
+    PlainKept<EARLY> kept(r, pair, share, cta, length_at);
     kept.announce();
-    __syncthreads();
-    if (cta.log_ctas) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
     wait_for_previous_kernel();
 
     int32 selected_id, predicted_id, fact, slot;
@@ -372,12 +373,26 @@ __device__ inline void repair_plain(const RepairParams &r) {
         predicted_id = asked(predicted_at);
         fact = asked(fact_at);
         slot = asked(slot_at);
-        if (lane < 16) copy_16(shared_address(queries) + warp * Engine::QUERY_PITCH + lane * 16, query);
-        end_copies();
-        // They lie where the warp's last stage will be, which is asked for once they are joined.
-        kept.ask(ring + (STAGES - 1) * STAGE);
-        end_copies();
     } while (--turns_left);
+    // While those come, what nothing before them needs.
+    // A warp copies a row; rows that do not exist are copies of the first.
+    const RowPlace query_place = place_of_row(p, pair, warp < rows ? warp : 0);
+    const char *const query = held(p.q.at(pair.seq, query_place.position, query_place.head) + lane % 16 * 16);
+    if (lane < 16) copy_16(shared_address(queries) + warp * Engine::QUERY_PITCH + lane * 16, query);
+    end_copies();
+    kept.ask(ring + AHEAD * STAGE);
+    end_copies();
+    const char *const keys = held(p.k.at(0, 0, pair.head) + lane / 8 * p.k.step[1] + lane % 8 * 16);
+    const char *const values = held(p.v.at(0, 0, pair.head) + lane / 8 * p.v.step[1] + lane % 8 * 16);
+    const int32 k_page = held(int32(p.k.step[0])), k_row = held(int32(p.k.step[1]));
+    const int32 v_page = held(int32(p.v.step[0])), v_row = held(int32(p.v.step[1]));
+    touch(p.out.data);
+    touch(p.lse.data);
+    touch(p.sinks.data);
+    touch(p.state.l.data);
+    touch(r.missed.data);
+    __syncthreads();
+    if (!cta.is_alone()) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     const int32 length = __shfl_sync(FULL_WARP, fact, 0), rows_seen = __shfl_sync(FULL_WARP, fact, 1);
     const int32 selected_count = __shfl_sync(FULL_WARP, fact, 2), predicted_count = __shfl_sync(FULL_WARP, fact, 3);
     const Reach reach = Reach::of(p, pair, clamped(length, p.capacity), has_rows_seen ? clamped(rows_seen, p.positions) : p.positions);
@@ -386,8 +401,10 @@ __device__ inline void repair_plain(const RepairParams &r) {
     const bool is_predicted = thread < uint32(clamped(predicted_count, r.predicted_cap)) && uint32(predicted_id) < blocks;
     // The guesses were asked for at the very start, but nothing needs them before this.
 #pragma unroll
-    for (uint32 i = 0; i < HINTS; i++)
-        if (i * THREADS < hinted) store_shared(hint_to + i * THREADS * sizeof(int32), hint[i]);
+    for (uint32 i = 0; i < HINTS; i++) {
+        if (i * THREADS >= hinted) break;
+        store_shared(hint_to + i * THREADS * sizeof(int32), hint[i]);
+    }
     // Pages are asked for before it is known who is missed.
     int32 page = has_slots ? slot : pair.seq, guess = page;
     const uint32 number = is_selected && has_table ? p.page.divide(selected_id * block) : 0;
@@ -403,7 +420,7 @@ __device__ inline void repair_plain(const RepairParams &r) {
     const bool is_again = lists.selected[thread ? thread - 1 : 0] == selected_id && thread;
     const bool is_missed = is_selected & !is_again & !lists.of_predicted.has(is_selected ? selected_id : 0);
     const uint32 bits = __ballot_sync(FULL_WARP, is_missed);
-    if (lane == 0) reinterpret_cast<uint32 *>(lists.is_missed)[warp] = bits;
+    if (lane >= warp && lane < WARPS) atomicAdd(&lists.up_to[lane], __popc(bits));
     MissedBlock &own_block = lists.missed[warp * WARP + __popc(bits & ((1u << lane) - 1))];
     if (is_missed) own_block = {guess, uint32(selected_id)};
     if (__any_sync(FULL_WARP, is_missed && !is_guessed)) {
@@ -412,10 +429,11 @@ __device__ inline void repair_plain(const RepairParams &r) {
         if (is_missed && !is_guessed) own_block.page = page;
     }
     __syncthreads();
-    // Tiles go round the CTAs, and then their warps.
-    const uint32 log_step = cta.log_ctas + LOG_WARPS, first = (warp << cta.log_ctas) + cta.rank;
-    MissedTiles tiles(p, lists, table, table_step, first, log_step);
-    const uint32 missed = tiles.missed(), all = missed * block / TILE, count = all > first ? ((all - first - 1) >> log_step) + 1 : 0;
+    // Tiles go round the CTAs, and then their warps, from the last: the first ones have states to join.
+    const uint32 number_of_warp = WARPS - 1 - warp;
+    MissedTiles tiles(p, lists, table, table_step, number_of_warp * cta.ctas.value + cta.rank, WARPS * cta.ctas.value);
+    const uint32 missed = tiles.missed(), attended = cta.turns_of(missed * block / TILE);
+    const uint32 count = (attended + WARPS - 1 - number_of_warp) / WARPS;
 
     // Tokens that every row sees.
     const bool has_rows = p.own_lists || reach.queries == int32(p.positions);
@@ -464,7 +482,7 @@ __device__ inline void repair_plain(const RepairParams &r) {
     };
 #pragma unroll 1
     for (uint32 step = 0, at = 0;; step++) {
-        if (step == STAGES - 1) {
+        if (step == AHEAD) {
             if (is_unsure) {
                 is_unsure = false;
                 const bool is_wrong = is_missed && is_guessed && held(page) != guess;
@@ -477,7 +495,7 @@ __device__ inline void repair_plain(const RepairParams &r) {
                     continue;
                 }
             }
-            wait_copies<STAGES - 1>();
+            wait_copies<AHEAD>();
             int32 from;
             uint32 seen;
             reach.row(p, kept.row.position, from, seen);
@@ -527,10 +545,10 @@ __device__ inline void repair_plain(const RepairParams &r) {
 
     // Of what was kept each turn is a state, of what was missed each warp that had tiles: up to ten of four rows, in two steps.
     constexpr uint32 JOINED_AT_ONCE = 5;
-    const uint32 turns = 1 << share.log_turns(), attended = min(all > cta.rank ? ((all - cta.rank - 1) >> cta.log_ctas) + 1 : 0, WARPS);
+    const uint32 turns = 1 << share.log_turns(), states = turns + min(attended, WARPS);
 #pragma unroll 1
     for (uint32 n = thread; n < pairs; n += THREADS) {
-        const uint32 row = n / HALF, channel = n % HALF * 2, states = turns + attended;
+        const uint32 row = n / HALF, channel = n % HALF * 2;
         Joined joined;
 #pragma unroll 1
         for (uint32 i = 0; i < states; i += JOINED_AT_ONCE) {
@@ -540,39 +558,40 @@ __device__ inline void repair_plain(const RepairParams &r) {
             for (uint32 k = 0; k < JOINED_AT_ONCE; k++) {
                 const uint32 state = min(i + k, states - 1);
                 const bool was_kept = state < turns;
-                const uint32 from = was_kept ? (state << share.log_rows) + row : state - turns, slot = was_kept ? KEPT_SLOT : row;
+                const uint32 from = was_kept ? (state << share.log_rows) + row : WARPS - 1 - (state - turns);
+                const uint32 slot = was_kept ? KEPT_SLOT : row;
                 acc[k] = *reinterpret_cast<const float2 *>(shared + from * STAGES * STAGE + (slot * SLOT_PITCH + channel) * sizeof(float));
                 m[k] = lists.tops[from][slot];
                 l[k] = lists.sums[from][slot];
             }
             join_at_once(joined, acc, m, l, states - i);
         }
-        const uint32 owner = n >> log_received;
+        const uint32 owner = n * cta.ctas.value >> log_pairs;
         const float4 x{joined.acc.x, joined.acc.y, joined.m, joined.l};
-        if (cta.log_ctas) lists.from_cluster.send(received + (cta.rank << log_received) + n - (owner << log_received), owner, x);
+        if (!cta.is_alone()) lists.from_cluster.send(received + cta.rank * most_own + n - begin_of(owner), owner, x);
         else received[n] = x;
     }
-    if (cta.log_ctas == 0) __syncthreads();
+    if (cta.is_alone()) __syncthreads();
     // Here nothing waits for it.
     if (r.missed.data && cta.rank == 0 && thread == 0) as<int32>(r.missed.at(pair.seq, pair.position, pair.head)) = missed;
 #pragma unroll 1
     for (uint32 n = thread; n < own; n += THREADS) {
-        const uint32 row = (begin + n) / HALF, channel = (begin + n) % HALF * 2, ctas = 1 << cta.log_ctas;
+        const uint32 row = (begin + n) / HALF, channel = (begin + n) % HALF * 2;
         // Found while the states are on their way.
         const RowPlace place = place_of_row(p, pair, row);
         char *const out = held(p.out.at(pair.seq, place.position, place.head, channel));
-        if (cta.log_ctas) lists.from_cluster.wait(0);
+        if (!cta.is_alone()) lists.from_cluster.wait(0);
         float2 acc[LARGEST_CLUSTER];
         float m[LARGEST_CLUSTER], l[LARGEST_CLUSTER];
 #pragma unroll
         for (uint32 i = 0; i < LARGEST_CLUSTER; i++) {
-            const float4 x = received[(min(i, ctas - 1) << log_received) + n];
+            const float4 x = received[min(i, cta.ctas.value - 1) * most_own + n];
             acc[i] = {x.x, x.y};
             m[i] = x.z;
             l[i] = x.w;
         }
         Joined joined;
-        join_at_once(joined, acc, m, l, ctas);
+        join_at_once(joined, acc, m, l, cta.ctas.value);
         if (p.out.data) write_out(p, out, joined.acc, norm_of(p, place.head, joined.m, joined.l));
         write_state(p, pair, place, channel, joined.acc, joined.m, joined.l);
     }

@@ -40,6 +40,8 @@ pub struct Kernels {
     repair_plain: Vec<Kernel>,
     /// CTAs of the clusters that those can form, ascending; none where they do not run.
     pub cluster_sizes: Vec<u32>,
+    /// Of 1, 2, 3 … CTAs: clusters of the common case that run at the same time.
+    pub active_clusters: [u32; LARGEST_CLUSTER as usize],
     pub merge: Kernel,
 }
 
@@ -97,7 +99,10 @@ impl cuda::Kernels for Kernels {
         let repair_at_once = by_element("attention/repair", ["repair_f16_128", "repair_bf16_128", "repair_fp8_128"])?;
         let names = ["repair_plain_f16", "repair_plain_bf16", "repair_plain_fp8"];
         let repair_plain = by_element("attention/repair_plain", names)?;
-        let forms = |kernel: &Kernel, size| kernel.sharing(most_shared(facts)).active_clusters(size, THREADS) > 0;
+        let active = |kernel: &Kernel, size| kernel.sharing(most_shared(facts)).active_clusters(size, THREADS);
+        let forms = |kernel: &Kernel, size| active(kernel, size) > 0;
+        let fewest = |size| repair_plain.iter().map(|kernel| active(kernel, size)).min().unwrap_or(0);
+        let active_clusters = std::array::from_fn(|n| fewest(n as u32 + 1));
         let both = repair_at_once.iter().chain(&repair_plain);
         let can_form = |&size: &u32| size == 1 || both.clone().all(|kernel| forms(kernel, size));
         let sizes = if repair_at_once.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
@@ -110,6 +115,7 @@ impl cuda::Kernels for Kernels {
             latent_many,
             latent: latent.filter(|latent| latent.clusters.exist()),
             cluster_sizes: sizes.iter().copied().filter(can_form).collect(),
+            active_clusters,
             repair_at_once,
             repair_plain,
             f16: by_width("attention/f16", ["attention_f16_128", "attention_f16_256", "attention_f16_576"])?,

@@ -5,7 +5,7 @@ use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::attention::device::{self, FACTS_BYTES, Kernels, Pairs, RepairParams, THREADS, TILE, WARP_ROWS, WARPS};
 use crate::ops::views::State;
-use crate::runtime::cuda::layout::{is_near, log2_ceil};
+use crate::runtime::cuda::layout::{Divisor, is_near, log2_ceil};
 use crate::runtime::cuda::{Facts, Grid, Kernel, Kind};
 
 /// Tiles that a team asks for at a time: more pay, where there is room.
@@ -24,20 +24,34 @@ pub fn plan(facts: &Facts, kernels: &Kernels, r: &Request, to: &mut RepairParams
     let size = kernels.cluster_sizes.iter().copied().rfind(fits).unwrap_or(1);
     for stages in STAGES {
         let Some(pairs) = device::pairs(facts, &job, stages)? else { return Ok(None) };
-        let kind = if size == 1 { Kind::Dependent } else { Kind::DependentClusters(size) };
-        let grid = Grid { ctas: pairs.params.pairs * size, threads: THREADS, kind };
+        let grid = |size: u32| {
+            let kind = if size == 1 { Kind::Dependent } else { Kind::DependentClusters(size) };
+            Grid { ctas: pairs.params.pairs * size, threads: THREADS, kind }
+        };
         to.to = pairs.params;
         describe(r, to);
-        if let Some(kernel) = plain(facts, kernels, r, &pairs, size, to) {
-            return Ok(Some((kernel, grid)));
+        let beside = size_beside_another(facts, kernels, pairs.params.pairs, size);
+        if let Some(kernel) = plain(facts, kernels, r, &pairs, beside, to) {
+            return Ok(Some((kernel, grid(beside))));
         }
         let Some(&kernel) = kernels.repair_of(pairs.engine) else { return Ok(None) };
         let shared = lay_out(to, r, &pairs, size);
         if shared <= device::most_shared(facts) as usize {
-            return Ok(Some((kernel.sharing(shared as u32), grid)));
+            return Ok(Some((kernel.sharing(shared as u32), grid(size))));
         }
     }
     Ok(None)
+}
+
+/// Where there are multiprocessors for the CTAs of two launches, the next one's should start beside this one's. But clusters lie within
+/// parts of the device, which need not be of the same size: one cluster that waits for another's end is later than all the rest, while
+/// clusters of a CTA less may all find room.
+fn size_beside_another(facts: &Facts, kernels: &Kernels, pairs: u32, size: u32) -> u32 {
+    let both = pairs.saturating_mul(2);
+    if both.saturating_mul(size) > facts.multiprocessors {
+        return size;
+    }
+    (size / 2 + 1..=size).rfind(|&size| kernels.active_clusters[size as usize - 1] >= both).unwrap_or(size)
 }
 
 /// Of kernels/attention/repair_plain.cuh: channels, entries of a list, blocks of a sequence, and bytes beside tiles.
@@ -74,11 +88,13 @@ fn plain(
     let ring = WARPS * stages * (FACTS_BYTES + 2 * tile_bytes);
     let lists = ring + WARP_ROWS * (CHANNELS * 2 + 16);
     let received = lists + PLAIN_BYTES.next_multiple_of(16);
-    let shared = received + 16 * (to.rows * CHANNELS / 2).next_power_of_two().max(size);
+    let of_cta = (to.rows * CHANNELS / 2).next_power_of_two().div_ceil(size);
+    let shared = received + 16 * of_cta * size;
     if shared > device::most_shared(facts) {
         return None;
     }
     params.to.q_offset = ring;
+    params.to.ctas = Divisor::new(size);
     (params.lists_offset, params.received_offset) = (lists, received);
     Some(kernel.sharing(shared))
 }
