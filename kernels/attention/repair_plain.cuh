@@ -515,7 +515,7 @@ __device__ inline void repair_plain(const RepairParams &r) {
             if (step - STAGES >= count) break;
             wait_copies<STAGES - 1>();
             __syncwarp();
-            engine.attend(ring + at * STAGE, is_whole >> at & 1);
+            engine.attend(ring + at * STAGE, is_whole >> at & 1, step == STAGES);
             __syncwarp();
         }
         if (step < count) load(step, at);
