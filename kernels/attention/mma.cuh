@@ -100,6 +100,30 @@ __device__ inline void widen_fp8(uint32 x, uint32 &first, uint32 &last) {
     last = shifted(last);
 }
 
+// Divides a row's queries by a power of two, so that float16 holds what bfloat16 did, and returns that: four lanes have COUNT pairs each.
+template <typename Type, uint32 COUNT, typename PairOf>
+__device__ inline float divide_row(const AttentionParams &p, const PairOf &pair_of) {
+    const auto at = [&](uint32 pair, uint32 half) {
+        const uint32 bits = half ? pair >> 16 : pair & 0xffff;
+        if (p.q_type == BFLOAT16) return __uint_as_float(bits << 16);
+        float x;
+        asm("{\n\t.reg .b16 h;\n\tcvt.u16.u32 h, %1;\n\tcvt.f32.f16 %0, h;\n\t}" : "=f"(x) : "r"(bits));
+        return x;
+    };
+    float top = 0x1p-100f;
+#pragma unroll
+    for (uint32 n = 0; n < COUNT * 2; n++) top = fmaxf(top, fabsf(at(pair_of(n / 2), n % 2)));
+    top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
+    const float power = __uint_as_float(__float_as_uint(top) & 0x7f800000), inverse = 1.0f / power;
+#pragma unroll
+    for (uint32 n = 0; n < COUNT; n++) {
+        uint32 &x = pair_of(n);
+        x = Type::pack(at(x, 0) * inverse, at(x, 1) * inverse);
+    }
+    return power;
+}
+
 // What is known of the tokens of a tile.
 struct Facts {
     int32 position[TILE];  // −1: not there
@@ -310,24 +334,7 @@ struct MmaEngine {
         }
     }
     __device__ void divide_queries(uint32 b) {
-        const auto at = [&](uint32 pair, uint32 half) {
-            const uint32 bits = half ? pair >> 16 : pair & 0xffff;
-            if (p.q_type == BFLOAT16) return __uint_as_float(bits << 16);
-            float x;
-            asm("{\n\t.reg .b16 h;\n\tcvt.u16.u32 h, %1;\n\tcvt.f32.f16 %0, h;\n\t}" : "=f"(x) : "r"(bits));
-            return x;
-        };
-        float top = 0x1p-100f;
-#pragma unroll
-        for (uint32 n = 0; n < K_STEPS * 4; n++) top = fmaxf(top, fabsf(at(query[b][n / 4][n / 2 % 2], n % 2)));
-        top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
-        const float power = __uint_as_float(__float_as_uint(top) & 0x7f800000), inverse = 1.0f / power;
-#pragma unroll
-        for (uint32 n = 0; n < K_STEPS * 2; n++) {
-            uint32 &x = query[b][n / 2][n % 2];
-            x = Type::pack(at(x, 0) * inverse, at(x, 1) * inverse);
-        }
+        const float power = divide_row<Type, K_STEPS * 2>(p, [&](uint32 n) -> uint32 & { return query[b][n / 2][n % 2]; });
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) query_unit[b][i] = __shfl_sync(FULL_WARP, power, row(i) * 4);
     }

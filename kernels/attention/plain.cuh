@@ -471,12 +471,58 @@ __device__ inline void write_unit(const AttentionParams &p, const Pair &pair, co
     else write_rows<1>(p, pair, join, log_sharing, unit);
 }
 
+// Where a lane's first 16 bytes of a tile go: eight lanes have a row, of which each copies 16 bytes at a time.
+template <typename Engine>
+__device__ inline uint32 keys_of_lane(const char *tile, uint32 lane) {
+    return shared_address(tile) + sizeof(Facts) + lane / 8 * Engine::PITCH + lane % 8 * 16;
+}
+// Asks for the keys, then the values of a tile that every row sees: a lane's first of either to `k_to` and behind all keys.
+template <typename Engine>
+__device__ inline void load_whole_tile(uint32 k_to, const char *from_key, const char *from_value, int32 k_row, int32 v_row) {
+    constexpr uint32 PITCH = Engine::PITCH, V_OFFSET = TILE * PITCH, CHUNKS = PITCH / 128;
+#pragma unroll
+    for (uint32 quarter = 0; quarter < 4; quarter++) {
+#pragma unroll
+        for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + quarter * 4 * PITCH + j * 128, from_key + j * 128);
+        from_key += 4 * int64(k_row);
+    }
+#pragma unroll
+    for (uint32 quarter = 0; quarter < 4; quarter++) {
+#pragma unroll
+        for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + V_OFFSET + quarter * 4 * PITCH + j * 128, from_value + j * 128);
+        from_value += 4 * int64(v_row);
+    }
+}
+// Asks for a tile. Of one that is not whole position_of() tells where it begins: what no row sees of it becomes zeros.
+template <typename Engine, typename Position>
+__device__ inline void load_tile(uint32 lane, char *to, uint32 k_to, const char *from_key, const char *from_value, int32 k_row, int32 v_row,
+                                 bool is_whole, const Reach &reach, const Position &position_of) {
+    if (is_whole) {
+        load_whole_tile<Engine>(k_to, from_key, from_value, k_row, v_row);
+        return;
+    }
+    constexpr uint32 PITCH = Engine::PITCH, V_OFFSET = TILE * PITCH, CHUNKS = PITCH / 128;
+    const int32 position = position_of();
+#pragma unroll 1
+    for (uint32 r = lane / 8; r < TILE; r += 4) {
+        const bool is_there = is_reached(reach, position, r);
+        const uint32 row_to = k_to + (r - lane / 8) * PITCH;
+#pragma unroll
+        for (uint32 j = 0; j < CHUNKS; j++) {
+            copy_16(row_to + j * 128, from_key + j * 128, is_there);
+            copy_16(row_to + V_OFFSET + j * 128, from_value + j * 128, is_there);
+        }
+        if (lane % 8 == 0) as<Facts>(to).position[r] = is_there ? position + int32(r) : -1;
+        from_key += 4 * int64(k_row);
+        from_value += 4 * int64(v_row);
+    }
+}
+
 template <typename Type, uint32 ROWS>
 __device__ inline void attention_plain(const AttentionParams &p) {
     using Engine = MmaEngine<Type, 128, 128>;
     using Queries = typename Engine::template WarpQueries<ROWS>;
-    constexpr uint32 PITCH = Engine::PITCH, V_OFFSET = TILE * PITCH, STAGE = sizeof(Facts) + 2 * V_OFFSET, CHUNKS = 128 * Type::BYTES / 128;
-    constexpr uint32 STAGES = 4 / Type::BYTES;
+    constexpr uint32 STAGE = sizeof(Facts) + 2 * TILE * Engine::PITCH, STAGES = 4 / Type::BYTES;
     using Join = PlainJoin<ROWS, STAGES * STAGE>;
     extern __shared__ __align__(128) char shared[];
     __shared__ typename Join::Shared states;
@@ -535,37 +581,10 @@ __device__ inline void attention_plain(const AttentionParams &p) {
         const uint32 from = tile % WARP;
         const char *from_key = tiles.k + __shfl_sync(FULL_WARP, tiles.key, from), *from_value = tiles.v + __shfl_sync(FULL_WARP, tiles.value, from);
         char *const to = ring + at * STAGE;
-        const uint32 k_to = shared_address(to) + sizeof(Facts) + lane / 8 * PITCH + lane % 8 * 16;
+        const uint32 k_to = keys_of_lane<Engine>(to, lane);
         is_whole = (is_whole & ~(1u << at)) | (whole >> from & 1) << at;
-        if (whole >> from & 1) {
-#pragma unroll
-            for (uint32 quarter = 0; quarter < 4; quarter++) {
-#pragma unroll
-                for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + quarter * 4 * PITCH + j * 128, from_key + j * 128);
-                from_key += 4 * int64(tiles.k_row);
-            }
-#pragma unroll
-            for (uint32 quarter = 0; quarter < 4; quarter++) {
-#pragma unroll
-                for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + V_OFFSET + quarter * 4 * PITCH + j * 128, from_value + j * 128);
-                from_value += 4 * int64(tiles.v_row);
-            }
-            return;
-        }
-        const int32 position = __shfl_sync(FULL_WARP, tiles.position, from);
-#pragma unroll 1
-        for (uint32 r = lane / 8; r < TILE; r += 4) {
-            const bool is_there = is_reached(reach, position, r);
-            const uint32 row_to = k_to + (r - lane / 8) * PITCH;
-#pragma unroll
-            for (uint32 j = 0; j < CHUNKS; j++) {
-                copy_16(row_to + j * 128, from_key + j * 128, is_there);
-                copy_16(row_to + V_OFFSET + j * 128, from_value + j * 128, is_there);
-            }
-            if (lane % 8 == 0) as<Facts>(to).position[r] = is_there ? position + int32(r) : -1;
-            from_key += 4 * int64(tiles.k_row);
-            from_value += 4 * int64(tiles.v_row);
-        }
+        load_tile<Engine>(lane, to, k_to, from_key, from_value, tiles.k_row, tiles.v_row, whole >> from & 1, reach,
+                          [&] { return __shfl_sync(FULL_WARP, tiles.position, from); });
     };
     find();
     uint32 part = 0, unit = first;

@@ -448,22 +448,11 @@ __device__ inline void repair_plain(const RepairParams &r) {
         const char *from_key = keys + offset(page, k_page) + offset(row, k_row);
         const char *from_value = values + offset(page, v_page) + offset(row, v_row);
         char *const to = ring + at * STAGE;
-        const uint32 k_to = shared_address(to) + sizeof(Facts) + lane / 8 * PITCH + lane % 8 * 16;
+        const uint32 k_to = keys_of_lane<Engine>(to, lane);
         const bool whole = position >= seen_begin && position + int32(TILE) <= seen_end;
         is_whole = (is_whole & ~(1u << at)) | uint32(whole) << at;
         if (whole) {
-#pragma unroll
-            for (uint32 quarter = 0; quarter < 4; quarter++) {
-#pragma unroll
-                for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + quarter * 4 * PITCH + j * 128, from_key + j * 128);
-                from_key += 4 * int64(k_row);
-            }
-#pragma unroll
-            for (uint32 quarter = 0; quarter < 4; quarter++) {
-#pragma unroll
-                for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + V_OFFSET + quarter * 4 * PITCH + j * 128, from_value + j * 128);
-                from_value += 4 * int64(v_row);
-            }
+            load_whole_tile<Engine>(k_to, from_key, from_value, k_row, v_row);
             return;
         }
 #pragma unroll 1

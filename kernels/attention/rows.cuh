@@ -105,32 +105,10 @@ struct RowsEngine {
 #pragma unroll
                 for (uint32 s = 0; s < STEPS; s++)
                     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(query[s][i]), "=r"(query[s][i + 2]) : "r"(address + s * 32) : "memory");
-                divide_query(i);
+                key_unit[i] *= divide_row<Type, STEPS * 2>(p, [&](uint32 n) -> uint32 & { return query[n / 2][i + n % 2 * 2]; });
             }
         }
     }
-    __device__ void divide_query(uint32 i) {
-        const auto at = [&](uint32 pair, uint32 half) {
-            const uint32 bits = half ? pair >> 16 : pair & 0xffff;
-            if (p.q_type == BFLOAT16) return __uint_as_float(bits << 16);
-            float x;
-            asm("{\n\t.reg .b16 h;\n\tcvt.u16.u32 h, %1;\n\tcvt.f32.f16 %0, h;\n\t}" : "=f"(x) : "r"(bits));
-            return x;
-        };
-        float top = 0x1p-100f;
-#pragma unroll
-        for (uint32 n = 0; n < STEPS * 4; n++) top = fmaxf(top, fabsf(at(query[n / 4][i + n / 2 % 2 * 2], n % 2)));
-        top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 1));
-        top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, 2));
-        const float power = __uint_as_float(__float_as_uint(top) & 0x7f800000), inverse = 1.0f / power;
-#pragma unroll
-        for (uint32 n = 0; n < STEPS * 2; n++) {
-            uint32 &x = query[n / 2][i + n % 2 * 2];
-            x = Type::pack(at(x, 0) * inverse, at(x, 1) * inverse);
-        }
-        key_unit[i] *= power;
-    }
-
     // `is_whole`: every row sees every token of the tile.
     __device__ void attend(const char *tile, bool is_whole) {
         if (IS_FP8 && p.kv_type == FLOAT8_E5M2) attend<true>(tile, is_whole);
@@ -486,8 +464,7 @@ template <typename Type>
 __device__ inline void attention_rows(const AttentionParams &p) {
     using Engine = RowsEngine<Type>;
     using Join = RowsJoin<Engine>;
-    constexpr uint32 PITCH = Engine::PITCH, V_OFFSET = TILE * PITCH, STAGE = sizeof(Facts) + 2 * V_OFFSET, CHUNKS = 128 * Type::BYTES / 128;
-    constexpr uint32 LEAST_STAGES = 4 / Type::BYTES;
+    constexpr uint32 STAGE = sizeof(Facts) + 2 * TILE * Engine::PITCH, LEAST_STAGES = 4 / Type::BYTES;
     constexpr bool MAY_HAVE_THREE = LEAST_STAGES < 3;
     extern __shared__ __align__(128) char shared[];
     __shared__ typename Join::Shared states;
@@ -550,37 +527,10 @@ __device__ inline void attention_rows(const AttentionParams &p) {
         const uint32 from = tile % WARP;
         const char *from_key = tiles.k + __shfl_sync(FULL_WARP, tiles.key, from), *from_value = tiles.v + __shfl_sync(FULL_WARP, tiles.value, from);
         char *const to = ring + at * STAGE;
-        const uint32 k_to = shared_address(to) + sizeof(Facts) + lane / 8 * PITCH + lane % 8 * 16;
+        const uint32 k_to = keys_of_lane<Engine>(to, lane);
         is_whole = (is_whole & ~(1u << at)) | (whole >> from & 1) << at;
-        if (whole >> from & 1) {
-#pragma unroll
-            for (uint32 quarter = 0; quarter < 4; quarter++) {
-#pragma unroll
-                for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + quarter * 4 * PITCH + j * 128, from_key + j * 128);
-                from_key += 4 * int64(tiles.k_row);
-            }
-#pragma unroll
-            for (uint32 quarter = 0; quarter < 4; quarter++) {
-#pragma unroll
-                for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + V_OFFSET + quarter * 4 * PITCH + j * 128, from_value + j * 128);
-                from_value += 4 * int64(tiles.v_row);
-            }
-            return;
-        }
-        const int32 position = __shfl_sync(FULL_WARP, tiles.position, from);
-#pragma unroll 1
-        for (uint32 r = lane / 8; r < TILE; r += 4) {
-            const bool is_there = is_reached(reach, position, r);
-            const uint32 row_to = k_to + (r - lane / 8) * PITCH;
-#pragma unroll
-            for (uint32 j = 0; j < CHUNKS; j++) {
-                copy_16(row_to + j * 128, from_key + j * 128, is_there);
-                copy_16(row_to + V_OFFSET + j * 128, from_value + j * 128, is_there);
-            }
-            if (lane % 8 == 0) as<Facts>(to).position[r] = is_there ? position + int32(r) : -1;
-            from_key += 4 * int64(tiles.k_row);
-            from_value += 4 * int64(tiles.v_row);
-        }
+        load_tile<Engine>(lane, to, k_to, from_key, from_value, tiles.k_row, tiles.v_row, whole >> from & 1, reach,
+                          [&] { return __shfl_sync(FULL_WARP, tiles.position, from); });
     };
     find();
     uint32 part = 0, unit = first;
