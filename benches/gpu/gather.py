@@ -7,8 +7,9 @@ the host, `copy` the copy engine, `auto` the library's choice for lists on the h
 `each` is a copy_ of each block (cudaMemcpyAsync), `torch` index_select into pinned memory and one copy. GB/s (10^9 bytes) from the median
 time between two CUDA events; the host is ahead of the device for the library's engines, and its time counts for `each` and `torch`;
 `kernel_graph` is one of several calls in a CUDA graph. `whole` is what the bus gives: one cudaMemcpyAsync of as many bytes that lie side
-by side, timed as the engines are; `whole_graph`, in a graph. `beside`: how much longer a kernel that adds 1 to 2 GiB takes while blocks
-travel.
+by side, timed as the engines are; `whole_graph`, in a graph. `auto`: up to how many copies of up to so many KiB the copy engine beats the
+kernel, which is a device's row in src/ops/prefetch/cuda/engines.rs; of larger ones any number. `beside`: how much longer a kernel that
+adds 1 to 2 GiB takes while blocks travel.
 Every result is compared with the source before it is timed.
 """
 
@@ -72,10 +73,29 @@ class Case:
         return self.size * self.count / time(call, SETS, repeats) / 1e3
 
 
+def most_copies(measured):
+    """Of (KiB, count, GB/s of the kernel, GB/s of the copy engine): [KiB, most copies], the largest of the sizes that have the same."""
+    most = {}
+    for size, count, kernel, copy in sorted(measured):
+        if size not in most:
+            most[size] = [0, True]  # the count so far, and whether the copy engine has won up to here
+        most[size][1] &= copy > kernel
+        if most[size][1]:
+            most[size][0] = count
+    rows = []
+    for size, (count, always) in most.items():
+        if always and all(later for larger, (_, later) in most.items() if larger >= size):
+            break
+        if rows and rows[-1][1] == count:
+            rows.pop()
+        rows.append([size, count])
+    return rows
+
+
 def rates(session, pool, timer, rows, quick):
-    sizes = (4, 16, 64) if quick else (1, 4, 8, 16, 32, 64, 128, 256)
+    sizes, measured = (4, 16, 64) if quick else (1, 4, 8, 16, 32, 64, 128, 256), []
     for size in sizes:
-        for count in (64, 512) if quick else (16, 64, 128, 512):
+        for count in (64, 512) if quick else (16, 32, 64, 128, 256, 512):
             case = Case(session, pool, size << 10, count)
             row = dict(kib=size, count=count)
             for name, engine, place in ENGINES:
@@ -88,6 +108,9 @@ def rates(session, pool, timer, rows, quick):
             for name, peer in (("each", case.each), ("torch", case.torch)):
                 row[name] = case.rate(timer.event, peer, 5)
             rows.put("gather", **row)
+            measured.append((size, count, row["given"], row["copy"]))
+    for up_to, most in most_copies(measured):
+        rows.put("auto", kib=up_to, most=most)
 
 
 def beside(session, pool, rows):

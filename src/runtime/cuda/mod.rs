@@ -30,7 +30,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUdevicept
 use driver::check;
 use family::Loaded;
 use pinned::PinnedPool;
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::time::Instant;
 
 pub struct Cuda {
@@ -214,6 +214,13 @@ impl Facts {
     /// perhaps none: [`Kernel::active_clusters`]).
     pub fn launches_dependents(&self) -> bool {
         self.capability >= 90
+    }
+
+    /// As the driver calls the device.
+    pub fn name(&self) -> &str {
+        // SAFETY: c_char is a byte, whatever its sign.
+        let bytes = unsafe { std::slice::from_raw_parts(self.name.as_ptr().cast::<u8>(), self.name.len()) };
+        CStr::from_bytes_until_nul(bytes).ok().and_then(|name| name.to_str().ok()).unwrap_or_default()
     }
 
     /// Fails where the driver or the device is too old for the kernels.

@@ -1,5 +1,6 @@
 //! Gather on CUDA: few CTAs that read the host's memory (the kernels of kernels/prefetch), or the copy engine.
 
+mod engines;
 mod form;
 mod params;
 
@@ -7,6 +8,7 @@ use super::{Engine, GatherRequest};
 use crate::core::status::{Error, Result};
 use crate::runtime::cuda::layout::log2_ceil;
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, MOST_COPIES, Modules, Source, source};
+use engines::Engines;
 use form::Form;
 use params::{BulkParams, Given, Lists, MOST_GIVEN, Offsets, VectorParams};
 use std::ffi::c_void;
@@ -21,6 +23,7 @@ pub struct Kernels {
     vectors: Kernel,
     vectors_given: Kernel,
     bulk: Option<Bulk>,
+    engines: &'static Engines,
 }
 
 struct Bulk {
@@ -39,6 +42,7 @@ impl cuda::Kernels for Kernels {
             vectors: vectors("gather_vectors")?,
             vectors_given: vectors("gather_vectors_given")?,
             bulk: modules.has("prefetch/bulk").then(|| Bulk::find(modules)).transpose()?,
+            engines: Engines::of(modules.facts().name()),
         })
     }
 }
@@ -83,13 +87,6 @@ mod tuning {
     pub fn piece(block: u64) -> u32 {
         block.next_power_of_two().min(LARGEST_PIECE) as u32
     }
-
-    /// Whether the copy engine, given so many copies of so many bytes in one call, beats the kernels.
-    pub fn suits_copy_engine(bytes: u64, copies: u64) -> bool {
-        /// Most copies, for up to so many bytes each.
-        const MOST: [(u64, u64); 3] = [(1 << 10, 128), (16 << 10, 32), (32 << 10, 128)];
-        MOST.iter().find(|(up_to, _)| bytes <= *up_to).is_none_or(|&(_, most)| copies <= most)
-    }
 }
 
 pub fn gather(enqueue: &Enqueue, r: &GatherRequest) -> Result<()> {
@@ -106,16 +103,19 @@ pub fn gather(enqueue: &Enqueue, r: &GatherRequest) -> Result<()> {
     }
     match r.engine {
         Engine::Copy => copy(enqueue, r, &form, enqueue.copies_are_batched()?),
-        Engine::Auto if suits_copy_engine(r, &form) && enqueue.copies_are_batched()? => copy(enqueue, r, &form, true),
+        Engine::Auto if suits_copy_engine(enqueue, r, &form) && enqueue.copies_are_batched()? => {
+            copy(enqueue, r, &form, true)
+        }
         Engine::Auto | Engine::Kernel => launch_given(enqueue, r, &form),
     }
 }
 
-fn suits_copy_engine(r: &GatherRequest, form: &Form) -> bool {
+fn suits_copy_engine(enqueue: &Enqueue, r: &GatherRequest, form: &Form) -> bool {
+    let kernels: &Kernels = enqueue.kernels();
     let lists = (0..r.pairs.batch()).flat_map(|i| (0..r.pairs.heads()).map(move |g| (i, g)));
     // SAFETY: the lists lie in host memory, which the op's caller keeps valid.
     let entries = lists.fold(0u64, |sum, (i, g)| sum.saturating_add(unsafe { r.pairs.count(i, g) } as u64));
-    r.from_host && tuning::suits_copy_engine(form.run, entries.saturating_mul(form.runs()))
+    r.from_host && kernels.engines.take_copies(form.run, entries.saturating_mul(form.runs()))
 }
 
 /// How the kernels copy blocks of one form.
