@@ -2,8 +2,6 @@
 //
 //   x[h, j] = scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j)) · s[j] = Σ_h softmax_j(x[h, j]) · the exact top k of s
 //
-// Bytes: the summaries, once: 1.25·D of a block and KV head, .6 µs for 128K tokens of 8 heads. The rest is latency.
-//
 // Cut: a cluster of CTAs for each list; tiles of 16 blocks go round its CTAs, and in a CTA round its warps: that takes no length, so the
 // first tiles come while lengths and queries are on their way; lengths that may be old say how many. A warp multiplies a tile with up to 16
 // heads on the tensor cores, in whole numbers: codes are some, and a head's query is scaled by a power of two to numbers of 22 bits and a
@@ -17,11 +15,8 @@
 // CTA tells a barrier there of its bytes, so nothing is fenced. The first CTA finds the cut and who is above it; warps take neighbouring
 // keys, so that ids come out ascending.
 //
-//   queries ─ products ─ largest and sums ─ all CTAs ─ weights, keys ─ first CTA ─ cut ─ ids
-//
 // The cut: first a bound that so many threads' largest keys reach. Keys that reach it are counted, 64 bins for each doubling of a score;
 // the keys of the bin that holds the cut are compared with each other, or counted again in finer bins while they are many.
-//
 // On entry: one query position for each list; up to 4 · QUARTETS heads; D a multiple of 64, at most 256, and 128 where GROUPS is 4; rows of
 // summaries are single runs of 16-byte units.
 //
