@@ -122,7 +122,14 @@ struct Row {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(PREDICT_THREADS, 2) predictor_predict_short(const __grid_constant__ PredictParams p) {
+// CTAs of a multiprocessor: on compute capability 8.9 a second one would leave too few registers.
+#if __CUDA_ARCH__ >= 900
+constexpr uint32 SHORT_CTAS = 2;
+#else
+constexpr uint32 SHORT_CTAS = 1;
+#endif
+
+extern "C" __global__ void __launch_bounds__(PREDICT_THREADS, SHORT_CTAS) predictor_predict_short(const __grid_constant__ PredictParams p) {
     __shared__ CtaTopKShared<PREDICT_THREADS> shared;
     allow_next_kernel();
     open(shared);
