@@ -42,8 +42,10 @@ template <int STAGES> __device__ void run(const Params &p) {
     auto &shared = reinterpret_cast<Shared<STAGES> &>(memory);
     const int list = blockIdx.y, splits = gridDim.x, head = list % p.heads, thread = threadIdx.x;
     const int rows = p.count * (1 << p.log2_block) / splits, first = rows * blockIdx.x, first_block = first >> p.log2_block;
+#if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
     for (int i = thread; first_block + i <= first + rows - 1 >> p.log2_block; i += THREADS)
         shared.pages[i] = p.table[list / p.heads * p.pages + p.ids[list * p.count + first_block + i]];
     __syncthreads();
@@ -137,8 +139,8 @@ class GatherRead:
         for stages in _STAGES:
             kernel, shared = ctypes.c_void_p(), 16 + 4 * _MOST_PAGES + stages * (16 << 10)
             assert self._cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"gather_read_%d" % stages) == 0
-            assert self._cuda.cuFuncSetAttribute(kernel, 8, shared) == 0  # the most dynamic shared memory
-            self._kernels[stages] = kernel, shared
+            if self._cuda.cuFuncSetAttribute(kernel, 8, shared) == 0:  # the most dynamic shared memory: there is as much
+                self._kernels[stages] = kernel, shared
 
     def call(self, case, splits, stages):
         """call(i) of an attention.Case of bfloat16 with 4 query heads for each of its KV heads of 128 channels."""
@@ -147,7 +149,8 @@ class GatherRead:
         out, tickets = torch.empty(lists, _PARTIAL, device="cuda"), torch.zeros(lists, dtype=torch.int32, device="cuda")
         heads, pages = case.keys[0].shape[2], case.table.shape[1]
         kernel, shared = self._kernels[stages]
-        # Programmatic stream serialization: the next kernel begins before this one ends, and waits by itself.
+        # Programmatic stream serialization, from compute capability 9.0 on: the next kernel begins before this one ends, and waits by itself.
+        attributes = int(torch.cuda.get_device_capability() >= (9, 0))
         early = _Attribute(id=6, value=(ctypes.c_int * 16)(1))
         prepared = []
         for ids, keys, values in zip(case.ids, case.keys, case.values):
@@ -157,7 +160,7 @@ class GatherRead:
 
         def call(i):
             stream = torch.cuda.current_stream().cuda_stream
-            config = _Config((ctypes.c_uint * 3)(splits, lists, 1), (ctypes.c_uint * 3)(256, 1, 1), shared, stream, ctypes.pointer(early), 1)
+            config = _Config((ctypes.c_uint * 3)(splits, lists, 1), (ctypes.c_uint * 3)(256, 1, 1), shared, stream, ctypes.pointer(early), attributes)
             assert self._cuda.cuLaunchKernelEx(ctypes.byref(config), kernel, prepared[i][2], None) == 0
 
         return call
@@ -167,4 +170,4 @@ class GatherRead:
         lists, tokens = case.ids[0].shape[0] * case.ids[0].shape[1], case.count * case.block
         splits = [n for n in (1, 2, 4, 8, 16, 32) if tokens % (32 * n) == 0 and 64 <= n * lists <= 1024 and case.count // n < _MOST_PAGES]
         assert splits, "no shape for these lists"
-        return min(timer.graph(self.call(case, n, stages), case.sets) for n in splits for stages in _STAGES)
+        return min(timer.graph(self.call(case, n, stages), case.sets) for n in splits for stages in self._kernels)
