@@ -1,10 +1,14 @@
-// Copies beside the caller's stream: what resolves have asked for, from host memory to slots, and pages that are full, back to host memory.
+// Copies beside the caller's stream: what slots are to hold, from host memory, and pages that are full, back to host memory.
 //
 // Bytes: each run crosses the bus once, which is the floor. Few CTAs keep the bus busy, so that kernels beside them keep the device.
 //
-// Fetch: the first CTA to begin tells the others where the ring of slots that were asked for ends now. Runs over all warps; a lane looks up
-// one run each, the warp copies them in turn. When all of a warp's have come it marks them as there, unless their slots were given away
-// meanwhile. The last CTA to end passes the place in the ring on.
+// Fetch: the first CTA to begin searches the slots that the clock's hand went over for those whose block is not there yet, and tells the
+// others. Runs over all warps; a lane looks up one run each, the warp copies them in turn. When all of a warp's have come it marks them as
+// there, unless their slots were given away meanwhile. The last CTA to end says from where the next search must begin.
+//
+// A resolve may be giving slots away beside this, and its writes come in any order. What a slot holds is one word, so it is seen before or
+// after, and copied once in either case. The hand may be seen where that resolve leaves it while slots are not yet given: so the next search
+// begins at the last where the hand was before it. A resolve that has begun to tell of itself follows others that have ended.
 //
 // On entry: fetches of a layer follow each other, as its write-backs do; `pool` and `host` are multiples of 64 bytes.
 //
@@ -18,17 +22,7 @@
 constexpr uint32 FETCH_THREADS = 128, FETCH_WARPS = FETCH_THREADS / WARP;
 constexpr uint32 WRITE_THREADS = 256, WRITE_WARPS = WRITE_THREADS / WARP;
 
-template <typename T> __device__ inline T fresh(const T *at) { return *static_cast<const volatile T *>(at); }
-
-// The slot of the ring's entry at `place`, as soon as it is there, and all that was written before it: the resolve that announced it may
-// still be writing.
-__device__ inline uint32 slot_at(const uint64 *at, uint64 place) {
-    uint64 entry;
-    do
-        asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(entry) : "l"(at) : "memory");
-    while (!is_entry_at(entry, place));
-    return entry;
-}
+__device__ inline Travel load(const Travel *at) { return {__ldcg(&at->slot), __ldcg(&at->key), __ldcg(&at->since)}; }
 
 // A warp's copies: so many 16-byte units by plain loads, eight of a lane under way.
 __device__ inline void copy_units(const char *source, char *target, uint64 bytes, uint32 lane) {
@@ -76,34 +70,72 @@ public:
 };
 #endif
 
-// Where in the ring this launch's copies begin and end: the same for all its CTAs.
-__device__ inline void agree(Clock &clock, uint64 &begin, uint64 &end) {
-    if (atomicAdd(&clock.tickets, 1u) == 0) {
-        clock.taking = fresh(&clock.pushed);
-        __threadfence();
-        atomicExch(&clock.is_set, 1u);
-    } else {
-        while (!fresh(&clock.is_set)) {}
+// Slots whose block is not there yet, to `travels`; returns how many. By all threads of a CTA.
+__device__ inline uint32 search(const FetchParams &p) {
+    constexpr uint32 AT_ONCE = 16;
+    __shared__ uint64 begin, end;
+    __shared__ uint32 found;
+    const Layer &layer = p.layer;
+    Clock &clock = *layer.clock;
+    const uint32 lane = threadIdx.x % WARP, below = (1u << lane) - 1, slots = p.cache.slots;
+    if (threadIdx.x == 0) {
+        const uint64 before = fresh(&clock.before);
+        begin = fresh(&clock.searched), end = fresh(&clock.passed), found = 0;
+        clock.searching = min(before, end);
+        __threadfence();  // from here on all is seen of the resolves up to `before`
     }
-    __threadfence();
-    begin = fresh(&clock.taken), end = fresh(&clock.taking);
+    __syncthreads();
+    const uint32 span = min(end - begin, uint64(slots)), hand = begin % slots;
+    const auto slot_at = [&](uint32 n) { return hand + n - (hand + n >= slots ? slots : 0); };
+    for (uint32 first = threadIdx.x; first < span + lane; first += AT_ONCE * FETCH_THREADS) {
+        uint64 held[AT_ONCE];
+        uint32 due[AT_ONCE], count = 0, at = 0;  // lanes
+#pragma unroll
+        for (uint32 k = 0; k < AT_ONCE; ++k) {
+            const uint32 n = first + k * FETCH_THREADS;
+            held[k] = n < span ? fresh(layer.holds + slot_at(n)) : NO_HOME;
+        }
+#pragma unroll
+        for (uint32 k = 0; k < AT_ONCE; ++k) {
+            due[k] = __ballot_sync(FULL_WARP, !unpack(held[k]).is_there());
+            count += __popc(due[k]);
+        }
+        if (count == 0) continue;
+        if (lane == 0) at = atomicAdd(&found, count);
+        at = __shfl_sync(FULL_WARP, at, 0);
+#pragma unroll
+        for (uint32 k = 0; k < AT_ONCE; ++k) {
+            const auto [key, since] = unpack(held[k]);
+            if (due[k] >> lane & 1) layer.travels[at + __popc(due[k] & below)] = {slot_at(first + k * FETCH_THREADS), key, since};
+            at += __popc(due[k]);
+        }
+    }
+    __syncthreads();
+    return found;
 }
 
-// What a slot that was asked for is to hold, if nobody has it already and the block still exists.
-struct Travel {
-    uint32 key, since;
-};
-constexpr uint64 NO_TRAVEL = 0xffffffffffffffffull;
-
-__device__ inline bool look_up(const Layer &layer, uint32 slot, Travel &travel) {
-    // Whoever gives the slot away from here on asks for it anew.
-    atomicExch(layer.asked + slot, 0u);
-    __threadfence();
-    travel.key = fresh(layer.holds + slot);
-    if (travel.key == NOBODY) return false;
-    const Home home = unpack(fresh(layer.homes + travel.key));
-    travel.since = home.since;
-    return home.slot == slot && !home.is_there();
+// The runs to copy, in `travels`: the same for all CTAs of this launch. By all threads of a CTA.
+__device__ inline uint32 agree(const FetchParams &p) {
+    __shared__ uint32 due, is_first;
+    Clock &clock = *p.layer.clock;
+    if (threadIdx.x == 0) is_first = atomicAdd(&clock.tickets, 1u) == 0;
+    __syncthreads();
+    if (is_first) {
+        const uint32 found = search(p);
+        if (threadIdx.x == 0) {
+            clock.due = found;
+            __threadfence();
+            atomicExch(&clock.is_set, 1u);
+        }
+        return found;
+    }
+    if (threadIdx.x == 0) {
+        while (!fresh(&clock.is_set)) {}
+        __threadfence();
+        due = fresh(&clock.due);
+    }
+    __syncthreads();
+    return due;
 }
 
 extern "C" __global__ void __launch_bounds__(FETCH_THREADS) cache_fetch(const __grid_constant__ FetchParams p) {
@@ -116,60 +148,44 @@ extern "C" __global__ void __launch_bounds__(FETCH_THREADS) cache_fetch(const __
     uint64 *arrived = nullptr;
     Landing *landing = nullptr;
 #endif
-    __shared__ uint64 begin, end;
-    __shared__ uint32 made;
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const Layer &layer = p.layer;
     Clock &clock = *layer.clock;
-    if (threadIdx.x == 0) made = 0, agree(clock, begin, end);
-    __syncthreads();
-    const uint32 ring_size = 2 * p.cache.slots, asked = end - begin, ring_begin = begin % ring_size;
+    const uint32 due = agree(p);
     // CTA after CTA, so that few runs keep all of them busy.
     const uint32 all = gridDim.x * FETCH_WARPS, first = warp * gridDim.x + blockIdx.x;
-    if (first < asked) {
+    if (first < due) {
         Copier copier(room, arrived, landing, warp, lane);
-        uint32 copies = 0;
-        for (uint32 batch = first; batch < asked; batch += WARP * all) {
+        for (uint32 batch = first; batch < due; batch += WARP * all) {
             const uint32 n = batch + lane * all;
-            uint32 slot = 0, at = ring_begin + n;
-            at -= at >= ring_size ? ring_size : 0;
-            Travel travel = {NOBODY, NOBODY};
-            bool exists = false;
-            if (n < asked) {
-                slot = slot_at(layer.ring + at, begin + n);
-                exists = look_up(layer, slot, travel);
-                layer.travels[at] = exists ? uint64(travel.since) << 32 | travel.key : NO_TRAVEL;
-            }
+            Travel travel = {};
+            if (n < due) travel = load(layer.travels + n);
             const char *source = layer.host + travel.key * p.cache.run;
-            char *target = layer.pool + uint64(p.cache.first_slot + slot) * p.cache.run;
-            for (uint32 left = __ballot_sync(FULL_WARP, exists); left; left &= left - 1) {
+            char *target = layer.pool + uint64(p.cache.first_slot + travel.slot) * p.cache.run;
+            for (uint32 left = __ballot_sync(FULL_WARP, n < due); left; left &= left - 1) {
                 const uint32 from = __ffs(left) - 1;
                 const auto source_of = __shfl_sync(FULL_WARP, reinterpret_cast<uint64>(source), from);
                 const auto target_of = __shfl_sync(FULL_WARP, reinterpret_cast<uint64>(target), from);
                 copier.copy(reinterpret_cast<const char *>(source_of), reinterpret_cast<char *>(target_of), p.cache.run);
                 __syncwarp();
-                ++copies;
             }
         }
         copier.finish();
         __threadfence();
-        for (uint32 n = first + lane * all; n < asked; n += WARP * all) {
-            uint32 at = ring_begin + n;
-            at -= at >= ring_size ? ring_size : 0;
-            const uint64 travel = layer.travels[at];
-            if (travel == NO_TRAVEL) continue;
-            const Home before = {uint32(layer.ring[at]), uint32(travel >> 32)}, after = {before.slot, before.since | 1};
-            atomicCAS(layer.homes + uint32(travel), pack(before), pack(after));
+        for (uint32 n = first + lane * all; n < due; n += WARP * all) {
+            const Travel travel = load(layer.travels + n);
+            const uint64 home = pack({travel.slot, travel.since}), held = pack({travel.key, travel.since});
+            // A resolve that gives it beside this may not have written the home yet: then the next fetch finds the slot again.
+            if (atomicCAS(layer.homes + travel.key, home, home | THERE) == home) atomicCAS(layer.holds + travel.slot, held, held | THERE);
         }
-        if (lane == 0) atomicAdd(&made, copies);
     }
     __syncthreads();
     if (threadIdx.x) return;
-    if (made) atomicAdd(&clock.totals.fetched, made * p.cache.run);
     __threadfence();
     if (atomicAdd(&clock.left, 1u) + 1 < gridDim.x) return;
-    clock.totals.waits += p.is_wait && asked;
-    clock.taken = end;
+    clock.totals.fetched += due * p.cache.run;
+    clock.totals.waits += p.is_wait && due;
+    clock.searched = fresh(&clock.searching);
     clock.tickets = clock.is_set = clock.left = 0;
 }
 

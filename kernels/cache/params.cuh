@@ -9,29 +9,28 @@ struct Tail {
     int32 newest, first;
 };
 
-// Which slot a block of one KV head is in, and since which resolve.
+// Which slot a block of one KV head is in, and since which resolve; or, of a slot, which block it holds.
 struct Home {
-    uint32 slot;
+    uint32 slot;   // or key: block and KV head
     uint32 since;  // 2 · the resolve that gave it; odd once the block is there
 
     __device__ bool is_there() const { return since & 1; }
 };
-constexpr uint32 NOBODY = 0xffffffffu, CLAIMED = 0xfffffffeu;  // in place of a slot: none yet; one is being looked for
-constexpr uint64 NO_HOME = 0xffffffffffffffffull, CLAIMED_HOME = 0xfffffffffffffffeull;
+constexpr uint32 CLAIMED = 0xfffffffeu;  // this or more in place of a slot: one is being looked for, or none yet
+constexpr uint64 NO_HOME = 0xffffffffffffffffull, CLAIMED_HOME = 0xfffffffffffffffeull, THERE = 1ull << 32;
 
 __device__ inline uint64 pack(Home home) { return uint64(home.since) << 32 | home.slot; }
 __device__ inline Home unpack(uint64 bits) { return {uint32(bits), uint32(bits >> 32)}; }
+
+// What a resolve and copies that run beside it read and write of each other's.
+template <typename T> __device__ inline T fresh(const T *at) { return *static_cast<const volatile T *>(at); }
+template <typename T> __device__ inline void tell(T *at, T x) { *static_cast<volatile T *>(at) = x; }
 
 // When a slot was last named: resolve << 2 | IN_USE << 1 | PASSED_OVER, in 30 bits of resolves.
 constexpr uint32 IN_USE = 2;   // named since its block was there
 constexpr uint32 CHANCE = 1;   // named since the hand went by
 __device__ inline uint32 named_at(uint32 resolve) { return resolve << 2; }
 __device__ inline uint32 age(uint32 now, uint32 named) { return (now - (named >> 2)) & 0x3fffffffu; }
-
-// An entry of the ring, which is the one at `place` of all that were ever made: so a copy that begins beside a resolve can tell what is yet
-// to be written from what a lap before left.
-__device__ inline uint64 ring_entry(uint32 slot, uint64 place) { return (place + 1) << 32 | slot; }
-__device__ inline bool is_entry_at(uint64 entry, uint64 place) { return uint32(entry >> 32) == uint32(place + 1); }
 
 // Of one layer since the cache was created.
 struct Totals {
@@ -40,14 +39,15 @@ struct Totals {
 
 // What calls of one layer leave to the next.
 struct Clock {
-    uint64 pushed, taken;      // slots that were asked for, and those that copies were begun for
-    uint64 taking;             // where the copies under way end
-    uint32 now, hand;          // resolves so far; the slot that the next search begins with
+    uint64 passed, before;     // slots that the hand went over, a slot once for each time; those before the last resolve
+    uint64 searched;           // of these, the first that copies have yet to look for
+    uint64 searching;          // what it will be when the copies under way have ended
     uint32 claimed, waiting;   // of a resolve: entries in `claims`, and in `others`
     uint32 hits, misses;       // of a resolve
-    uint32 tickets, is_set, left;  // of copies: CTAs that began, whether `taking` is told, CTAs that ended
+    uint32 now, hand;          // resolves so far; the slot that the next search begins with
+    uint32 due;                // of copies: runs in `travels`
+    uint32 tickets, is_set, left;  // of copies: CTAs that began, whether `due` is told, CTAs that ended
     uint32 full, written;      // pages to write back; CTAs that ended
-    uint64 drawn;              // of a resolve: places in the ring that were drawn, and in the upper half slots that were to draw one
     Totals totals;
 };
 
@@ -58,6 +58,10 @@ struct Missed {
 struct Full {
     uint32 page, block;
 };
+// A copy: the slot, and what it holds.
+struct Travel {
+    uint32 slot, key, since;
+};
 
 struct Layer {
     char *pool;          // [total_slots] runs
@@ -65,11 +69,9 @@ struct Layer {
     Clock *clock;
     Tail *tails;         // [max_sequences]
     uint64 *homes;       // [host_blocks, Hk]
-    uint32 *holds;       // [slots]: block and KV head
+    uint64 *holds;       // [slots]
     uint32 *named;       // [slots]
-    uint32 *asked;       // [slots]: whether it is in `ring`, and no copy was begun
-    uint64 *ring;        // [2·slots]: slots that were asked for, each with its place
-    uint64 *travels;     // [2·slots]: what was copied for each of `ring`
+    Travel *travels;     // [slots]: what the copies under way are
     Missed *claims;      // [largest selection]: the first entry of each block that needs a slot
     Missed *others;      // [largest selection]: its other entries
     Full *full;          // [3·max_sequences]

@@ -9,14 +9,12 @@
 //
 // Warps of all CTAs take turns at the slots from the hand on, so that the slots given are spread over the cluster wherever they lie:
 //
-//   look at own slots ─ tell each CTA how many may go ─ barrier ─ rank them ─ give those of a rank below the claims ─ ask for their copies
+//   look at own slots ─ tell each CTA how many may go ─ barrier ─ rank them ─ give those of a rank below the claims
 //
-// A copy that begins beside a resolve may see how far the ring goes before it sees its entries, and waits for each (ring_entry): whoever
-// gives a slot writes its entry last, and nobody waits for the others.
+// Nothing is fenced: copies that run beside a resolve may see its writes in any order (copies.cu).
 //
 // Time: dependent accesses, no memory to speak of: three to find a block; for one that needs a slot one to list it, one to see which slots
-// may go, one to give it one, one to ask for its copy. What they need of parameters and of memory that is not new is there before the
-// kernel before ends.
+// may go, one to give it one. What they need of parameters and of memory that is not new is there before the kernel before ends.
 //
 // On entry: the sequences are fewer than max_sequences, all entries together (`entries`) at most slots / hold.
 //
@@ -163,7 +161,8 @@ __device__ inline void set_slot(const ResolveParams &p, uint32 entry, uint32 slo
 
 // Slots of a lane, as they are.
 struct Seen {
-    uint32 slot[SIDE_BY_SIDE], named[SIDE_BY_SIDE], held[SIDE_BY_SIDE], asked[SIDE_BY_SIDE];
+    uint32 slot[SIDE_BY_SIDE], named[SIDE_BY_SIDE];
+    uint64 held[SIDE_BY_SIDE];
 };
 // Of the `span` slots from the hand on those from `first` on, WARP apart: what `find` leaves alone. Copies may begin and end meanwhile.
 __device__ inline void look_ahead(const ResolveParams &p, uint32 hand, uint32 first, uint32 span, Seen &seen) {
@@ -171,9 +170,9 @@ __device__ inline void look_ahead(const ResolveParams &p, uint32 hand, uint32 fi
     for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
         const uint32 n = first + k * WARP;
         const uint32 s = seen.slot[k] = hand + n - (hand + n >= p.cache.slots ? p.cache.slots : 0);
-        seen.held[k] = NOBODY, seen.asked[k] = 0;
+        seen.held[k] = NO_HOME;
         if (n >= span) continue;
-        seen.held[k] = __ldcg(p.layer.holds + s), seen.asked[k] = __ldcg(p.layer.asked + s);
+        seen.held[k] = __ldcg(reinterpret_cast<const unsigned long long *>(p.layer.holds + s));
         prefetch(p.layer.named + s);
     }
 }
@@ -192,38 +191,22 @@ __device__ inline Missed claim_of(const Layer &layer, uint32 n) {
     return {claim.x, claim.y};
 }
 
-// What a warp has to know of all of them: of each it is told how many of its slots may go and, above 16 bits, how many of these are asked
-// for already.
+// Slots of all warps that may go, and of these those of the warps before this one.
 struct Ranks {
-    uint32 all, before;  // that may go, and of these those of the warps before this one
-    bool is_asked;       // whether one of the first `wanted` may be asked for already; false if these are others' slots
+    uint32 all, before;
 };
 constexpr uint32 MOST_WARPS = MOST_CTAS * MOST_THREADS / WARP, OF_LANE = MOST_WARPS / WARP;
-__device__ inline Ranks rank(const uint32 *counts, uint32 turn, uint32 wanted) {
+__device__ inline Ranks rank(const uint32 *counts, uint32 turn) {
     const uint32 lane = threadIdx.x % WARP;
-    uint32 count[OF_LANE], sum = 0, before = 0;
+    uint32 sum = 0, before = 0;
 #pragma unroll
     for (uint32 n = 0; n < OF_LANE; n += 4) {
-        const uint4 four = *reinterpret_cast<const uint4 *>(counts + lane * OF_LANE + n);
-        count[n] = four.x, count[n + 1] = four.y, count[n + 2] = four.z, count[n + 3] = four.w;
+        const uint32 at = lane * OF_LANE + n;
+        const uint4 four = *reinterpret_cast<const uint4 *>(counts + at);
+        sum += four.x + four.y + four.z + four.w;
+        before += (at < turn ? four.x : 0) + (at + 1 < turn ? four.y : 0) + (at + 2 < turn ? four.z : 0) + (at + 3 < turn ? four.w : 0);
     }
-#pragma unroll
-    for (uint32 n = 0; n < OF_LANE; ++n) sum += count[n], before += lane * OF_LANE + n < turn ? count[n] : 0;
-    const uint32 all = __reduce_add_sync(FULL_WARP, sum);
-    before = __reduce_add_sync(FULL_WARP, before) & 0xffff;
-    bool is_asked = false;
-    // Who gives nothing now, and is not needed again, need not know.
-    if (all >> 16 && (before < wanted || (all & 0xffff) < wanted)) {
-        // Of the warps whose turn comes before enough are given.
-        uint32 upto = warp_inclusive_sum(sum & 0xffff) - (sum & 0xffff);
-#pragma unroll
-        for (uint32 n = 0; n < OF_LANE; ++n) {
-            is_asked |= upto < wanted && count[n] >> 16;
-            upto += count[n] & 0xffff;
-        }
-        is_asked = __any_sync(FULL_WARP, is_asked);
-    }
-    return {all & 0xffff, before, is_asked};
+    return {__reduce_add_sync(FULL_WARP, sum), __reduce_add_sync(FULL_WARP, before)};
 }
 
 // Words that the CTAs of a cluster, or one that is alone, send to each other in rounds. Nothing is fenced: a word and the news of its
@@ -295,15 +278,14 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __gr
     Clock &clock = *p.layer.clock;
     const Layer &layer = p.layer;
     // `find` leaves these alone, and all before it has ended: it lets this begin when it has waited.
-    const uint32 now = clock.now + 1, slots = p.cache.slots, ring_size = 2 * slots, span = min(slots, warps * TURN);
-    const uint64 pushed = clock.pushed;
+    const uint32 now = clock.now + 1, slots = p.cache.slots, span = min(slots, warps * TURN);
+    const uint64 passed = clock.passed;
     uint32 hand = clock.hand;
     const uint32 first = turn * TURN + lane;
     // Nobody sends these.
     for (uint32 w = warps + threadIdx.x; w < MOST_WARPS; w += blockDim.x) counts[w] = 0;
     Seen seen;
     look_ahead(p, hand, first, span, seen);
-    const uint32 ring_end = pushed % ring_size;  // a long division, while the loads are on their way
     exchange.join();
     wait_for_previous_kernel();
     allow_next_kernel();
@@ -318,30 +300,21 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __gr
         if (n < kept_count) early[k] = claim_of(layer, n);
     }
     const uint32 claimed = found.x, waiting = found.y;
-    // Where the hand stops. By one thread, when all have read what it writes.
-    const auto leave = [&](uint32 end) {
+    // Where the hand stops, so many slots after those of earlier rounds. By one thread, when all have read what it writes.
+    const auto leave = [&](uint32 end, uint32 rounds) {
         const uint32 to = hand + end;
+        tell(&clock.passed, passed + uint64(rounds) * span + end), tell(&clock.before, passed);
         clock.hand = to - (to >= slots ? slots : 0), clock.now = now;
         *reinterpret_cast<uint4 *>(&clock.claimed) = {0, 0, 0, 0};
         atomicAdd(&clock.totals.hits, uint64(found.z)), atomicAdd(&clock.totals.misses, uint64(found.w));
     };
     if (claimed == 0) {
-        if (cta == 0 && threadIdx.x == 0) leave(0);
+        if (cta == 0 && threadIdx.x == 0) leave(0, 0);
         return;
     }
 #pragma unroll
     for (uint32 k = 0; k < KEPT_EACH; ++k)
         if (threadIdx.x + k * blockDim.x < kept_count) kept[threadIdx.x + k * blockDim.x] = early[k];
-    // To the ring, as its entry number n of this call; and how many there are, which may be told before they are there.
-    const auto ask = [&](uint32 slot, uint32 n) {
-        const uint32 at = ring_end + n;
-        *static_cast<volatile uint64 *>(layer.ring + (at - (at >= ring_size ? ring_size : 0))) = ring_entry(slot, pushed + n);
-    };
-    const auto announce = [&](uint32 count) { *static_cast<volatile uint64 *>(&clock.pushed) = pushed + count; };
-    // Places in the ring follow the ranks, but if one of the slots is asked for already: then a copy that begins meanwhile may take it off
-    // the ring, and from this rank on places are drawn.
-    bool is_drawn = false;
-    uint32 in_turn = 0;
     for (uint32 done = 0, round = 0;; ++round) {
         uint32 may_go[SIDE_BY_SIDE], spared = 0, count = 0;  // bits
 #pragma unroll
@@ -349,32 +322,29 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __gr
             const bool is_old = age(now, seen.named[k]) >= p.cache.hold, had_chance = !(seen.named[k] & CHANCE);
             may_go[k] = __ballot_sync(FULL_WARP, is_old && had_chance);
             spared |= uint32(is_old && !had_chance) << k;
-            count += __popc(may_go[k]) + (__popc(__ballot_sync(FULL_WARP, is_old && had_chance && seen.asked[k])) << 16);
+            count += __popc(may_go[k]);
         }
         exchange.send(counts + turn, count, warps);
         exchange.receive(round);
         const uint32 left_over = claimed - done;
-        const Ranks ranks = rank(counts, turn, left_over);
+        const Ranks ranks = rank(counts, turn);
         const bool is_last = ranks.all >= left_over;
-        if (ranks.is_asked && !is_drawn) is_drawn = true, in_turn = done;
         // Each warp for itself: most give nothing.
         const bool gives = ranks.before < left_over;
-        uint32 *slots_taken = taken + warp * TURN, n = ranks.before, end = 0, is_leaving = 0;
-        uint32 since[SIDE_BY_SIDE] = {};  // of the homes of blocks that leave
+        uint32 *slots_taken = taken + warp * TURN, n = ranks.before, end = 0;
+        uint32 leaving = 0;  // blocks, and in the upper half those that were fetched for nothing
         if (gives) {
 #pragma unroll
             for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
                 const uint32 s = seen.slot[k], at = n + __popc(may_go[k] & below);
                 const bool is_reached = at < left_over, goes = is_reached && (may_go[k] >> lane & 1);
-                const bool leaves = goes && seen.held[k] != NOBODY;
                 n += __popc(may_go[k]);
-                // Nobody waits for what it was: a copy that ends meanwhile finds another home, or has told it before.
-                if (leaves) {
-                    volatile uint64 *home = layer.homes + seen.held[k];
-                    since[k] = unpack(*home).since;
-                    *home = NO_HOME;
+                if (goes && seen.held[k] != NO_HOME) {
+                    const Home held = unpack(seen.held[k]);
+                    // Nobody waits for what it was: a copy that ends meanwhile finds another home, or has told it before.
+                    tell(layer.homes + held.slot, NO_HOME);
+                    leaving += 1 | uint32(held.is_there() && !(seen.named[k] & IN_USE)) << 16;
                 }
-                is_leaving |= uint32(leaves) << k;
                 if (is_reached && (spared >> k & 1)) layer.named[s] = seen.named[k] & ~CHANCE;
                 if (goes) slots_taken[at - ranks.before] = s;
                 if (goes && at + 1 == left_over) end = first + k * WARP + 1;
@@ -382,71 +352,20 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __gr
         }
         const uint32 mine = min(n, left_over) - min(ranks.before, left_over), number = done + ranks.before;
         if (mine) {
-            const auto count_leaving = [&] {
-                uint32 leaving = 0;  // blocks, and in the upper half those that were fetched for nothing
-#pragma unroll
-                for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
-                    const bool is_unused = Home{seen.slot[k], since[k]}.is_there() && !(seen.named[k] & IN_USE);
-                    if (is_leaving >> k & 1) leaving += 1 | uint32(is_unused) << 16;
-                }
-                leaving = __reduce_add_sync(FULL_WARP, leaving);
-                if (lane || !leaving) return;
-                atomicAdd(&clock.totals.evictions, uint64(leaving & 0xffff));
-                if (leaving >> 16) atomicAdd(&clock.totals.unused, uint64(leaving >> 16));
-            };
-            const auto claim = [&](uint32 v) { return number + v < kept_count ? kept[number + v] : claim_of(layer, number + v); };
             __syncwarp();
-            // First what copies read.
-#pragma unroll 1
-            for (uint32 v = lane; v < mine; v += WARP) {
-                const uint32 s = slots_taken[v], key = claim(v).key;
-                layer.holds[s] = key;
-                *static_cast<volatile uint64 *>(layer.homes + key) = pack({s, now << 1});
-                if (!is_drawn) layer.asked[s] = 1;
-            }
-            if (end && !is_drawn) announce(claimed);
-            // Copies that begin meanwhile see the block before the slot is asked for.
-            asm volatile("fence.acq_rel.gpu;" ::: "memory");
-            uint32 was_asked[SIDE_BY_SIDE];
-            if (!is_drawn) {
-#pragma unroll 1
-                for (uint32 v = lane; v < mine; v += WARP) ask(slots_taken[v], number + v);
-            } else {
-#pragma unroll
-                for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
-                    const uint32 v = lane + k * WARP;
-                    was_asked[k] = 1;
-                    if (v < mine) was_asked[k] = atomicExch(layer.asked + slots_taken[v], 1u);
-                }
-            }
-            // While the answers are on their way, what only later kernels read.
 #pragma unroll 1
             for (uint32 v = lane; v < mine; v += WARP) {
                 const uint32 s = slots_taken[v];
-                set_slot(p, claim(v).entry, s);
+                const Missed claim = number + v < kept_count ? kept[number + v] : claim_of(layer, number + v);
+                tell(layer.homes + claim.key, pack({s, now << 1})), tell(layer.holds + s, pack({claim.key, now << 1}));
                 layer.named[s] = named_at(now) | CHANCE;
+                set_slot(p, claim.entry, s);
             }
-            if (end) leave(end);
-            if (!is_drawn) {
-                count_leaving();
-            } else {
-                uint32 draws[SIDE_BY_SIDE], places = 0;  // lanes
-#pragma unroll
-                for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
-                    draws[k] = __ballot_sync(FULL_WARP, !was_asked[k]);
-                    places += __popc(draws[k]);
-                }
-                uint64 drawn = 0;
-                if (lane == 0) drawn = atomicAdd(&clock.drawn, uint64(mine) << 32 | places);
-                count_leaving();
-                uint32 place = in_turn + __shfl_sync(FULL_WARP, uint32(drawn), 0);
-                // The last to draw knows how many have.
-                if (lane == 0 && (drawn >> 32) + mine == claimed - in_turn) clock.drawn = 0, announce(place + places);
-#pragma unroll
-                for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
-                    if (draws[k] >> lane & 1) ask(slots_taken[lane + k * WARP], place + __popc(draws[k] & below));
-                    place += __popc(draws[k]);
-                }
+            if (end) leave(end, round);
+            leaving = __reduce_add_sync(FULL_WARP, leaving);
+            if (lane == 0 && leaving) {
+                atomicAdd(&clock.totals.evictions, uint64(leaving & 0xffff));
+                if (leaving >> 16) atomicAdd(&clock.totals.unused, uint64(leaving >> 16));
             }
         }
         // What the others have written is needed by the next round, and by entries that wait.

@@ -65,7 +65,7 @@ KERNEL cache_drop(const __grid_constant__ Cache cache, const __grid_constant__ B
         const Layer &layer = cache.layers[l];
         const uint32 slot = unpack(atomicExch(layer.homes + blocks.of[b] * heads + g, NO_HOME)).slot;
         if (slot >= CLAIMED) continue;
-        layer.holds[slot] = NOBODY;
+        layer.holds[slot] = NO_HOME;
         layer.named[slot] &= ~CHANCE;
     }
 }

@@ -8,16 +8,19 @@
 //! | blocks of a sequence                            | `table`, `lens`: by host calls                               |
 //! | where a tail ends, which of its pages are full  | `tails`, `full`: by append                                   |
 //! | which slot a block is in, and since when        | `homes`, `holds`, `named`: by resolve                        |
-//! | what is to be copied                            | `ring`: by resolve; a slot is in it once, however often it was given away |
-//! | what is there                                   | `homes`: by fetch, when its copies have landed               |
+//! | where copies are to be looked for               | `passed`, `before`: by resolve; `searched`: by fetch         |
+//! | what is there                                   | `homes`, `holds`: by fetch, when its copies have landed      |
 //!
 //! Calls of one layer follow each other on the device; so do the host's calls, which are about every layer. Beside them run the
 //! copies, each kind on a stream of the cache's own, and this is what keeps them apart:
 //!
 //! - A fetch begins after what the caller's stream held: whoever reads a slot that a resolve gave away comes before the copy.
 //!   Fetches follow each other, so that a copy for a slot's earlier block ends before that of the later one begins.
-//! - A fetch looks up what a slot is for when it begins to copy, and marks it as there by comparing the resolve that gave it
+//! - A fetch copies what a slot holds when it finds it, once, and marks it as there by comparing the resolve that gave it
 //!   (`Home::since`): a copy that comes late finds another resolve, or none.
+//! - Of a resolve that runs beside a fetch, writes are seen in any order. A slot that is seen as given is copied; if its home is not
+//!   seen yet it is not marked, and so found again. The next fetch searches all that a resolve may have given which had not ended for
+//!   certain: what the clock's hand went over since the resolve before the last that was seen.
 //! - A write-back begins after its append, and ends before the layer's next append and before a fork or a cut: before any
 //!   resolve that may name its blocks as stored, since they are in the tail until then. (An append of more than S tokens
 //!   waits for its own.) So a fetch may run late and copy what was asked for after it was called.

@@ -40,21 +40,22 @@ kernel_struct! {
     /// Mirrors Clock of kernels/cache/params.cuh.
     #[derive(Clone, Copy, Default)]
     pub struct Clock {
-        pushed: u64,
-        taken: u64,
-        taking: u64,
-        now: u32,
-        hand: u32,
+        passed: u64,
+        before: u64,
+        searched: u64,
+        searching: u64,
         claimed: u32,
         waiting: u32,
         hits: u32,
         misses: u32,
+        now: u32,
+        hand: u32,
+        due: u32,
         tickets: u32,
         is_set: u32,
         left: u32,
         full: u32,
         written: u32,
-        drawn: u64,
         pub totals: Totals,
     }
 }
@@ -83,6 +84,15 @@ kernel_struct! {
 }
 
 kernel_struct! {
+    /// Mirrors Travel of kernels/cache/params.cuh.
+    pub struct Travel {
+        slot: u32,
+        key: u32,
+        since: u32,
+    }
+}
+
+kernel_struct! {
     /// Mirrors Layer of kernels/cache/params.cuh.
     #[derive(Clone, Copy)]
     pub struct Layer {
@@ -91,11 +101,9 @@ kernel_struct! {
         clock: *mut Clock,
         tails: *mut Tail,
         homes: *mut u64,
-        holds: *mut u32,
+        holds: *mut u64,
         named: *mut u32,
-        asked: *mut u32,
-        ring: *mut u64,
-        travels: *mut u64,
+        travels: *mut Travel,
         claims: *mut Missed,
         others: *mut Missed,
         full: *mut Full,
@@ -114,8 +122,6 @@ impl Layer {
             homes: (base + plan.homes) as *mut _,
             holds: (base + plan.holds) as *mut _,
             named: (base + plan.named) as *mut _,
-            asked: (base + plan.asked) as *mut _,
-            ring: (base + plan.ring) as *mut _,
             travels: (base + plan.travels) as *mut _,
             claims: (base + plan.claims) as *mut _,
             others: (base + plan.others) as *mut _,
@@ -430,6 +436,7 @@ mod tests {
             Clock::layout("Clock"),
             Missed::layout("Missed"),
             Full::layout("Full"),
+            Travel::layout("Travel"),
             Layer::layout("Layer"),
             Cache::layout("Cache"),
         ];

@@ -1,7 +1,7 @@
 //! Where what the device knows of a cache lies: the bookkeeping of a layer, and what all layers share.
 
 use super::super::options::{Options, TAIL_BLOCKS};
-use super::params::{Clock, Full, Layer, Missed, Tail};
+use super::params::{Clock, Full, Layer, Missed, Tail, Travel};
 
 /// Alignment of each array.
 const ALIGNMENT: u64 = 256;
@@ -25,8 +25,6 @@ pub struct Bookkeeping {
     pub clock: u64,
     pub tails: u64,
     pub named: u64,
-    pub asked: u64,
-    pub ring: u64,
     pub travels: u64,
     pub claims: u64,
     pub others: u64,
@@ -46,15 +44,13 @@ impl Bookkeeping {
             clock: arrays.of::<Clock>(1),
             tails: arrays.of::<Tail>(max_sequences),
             named: arrays.of::<u32>(slots),
-            asked: arrays.of::<u32>(slots),
-            ring: arrays.of::<u64>(2 * slots),
-            travels: arrays.of::<u64>(2 * slots),
+            travels: arrays.of::<Travel>(slots),
             claims: arrays.of::<Missed>(entries),
             others: arrays.of::<Missed>(entries),
             full: arrays.of::<Full>(TAIL_BLOCKS * max_sequences),
             arrived: arrays.of::<u32>(max_sequences),
             homes: arrays.of::<u64>(options.keys()),
-            holds: arrays.of::<u32>(slots),
+            holds: arrays.of::<u64>(slots),
             bytes: 0,
         };
         plan.bytes = arrays.end;
