@@ -36,9 +36,9 @@ VWD_FIELD(Clock, full, 72, 4)
 VWD_FIELD(Clock, written, 76, 4)
 VWD_FIELD(Clock, totals, 80, 64)
 
-VWD_SIZE(Missed, 8)
-VWD_FIELD(Missed, entry, 0, 4)
-VWD_FIELD(Missed, key, 4, 4)
+VWD_SIZE(Missed, 16)
+VWD_FIELD(Missed, cell, 0, 8)
+VWD_FIELD(Missed, key, 8, 4)
 
 VWD_SIZE(Full, 8)
 VWD_FIELD(Full, page, 0, 4)

@@ -51,9 +51,10 @@ struct Clock {
     Totals totals;
 };
 
-// An entry without a slot, and the block that it waits for.
-struct Missed {
-    uint32 entry, key;
+// An entry without a slot: where that goes, and the block that it waits for.
+struct alignas(16) Missed {
+    int32 *cell;
+    uint32 key;
 };
 struct Full {
     uint32 page, block;

@@ -7,7 +7,8 @@
 // chance from the others. What the last `hold` resolves have named stays in any case; a call names at most slots / hold, so two rounds of
 // the hand find enough.
 //
-// Warps of all CTAs take turns at the slots from the hand on, so that the slots given are spread over the cluster wherever they lie:
+// Warps of all CTAs take turns at the slots from the hand on, a lane one slot in each turn, so that the slots given are spread over the
+// cluster however few they are:
 //
 //   look at own slots ─ tell each CTA how many may go ─ barrier ─ rank them ─ give those of a rank below the claims
 //
@@ -22,19 +23,20 @@
 
 #include "cache/params.cuh"
 #include "common/cluster.cuh"
+#include "common/copies.cuh"
 
 #include "cache/layout.cuh"
 
 constexpr uint32 FIND_THREADS = 128, FIND_WARPS = FIND_THREADS / WARP;
 constexpr uint32 MOST_THREADS = 1024, MOST_CTAS = 8;           // of `give`
-constexpr uint32 SIDE_BY_SIDE = 4, TURN = SIDE_BY_SIDE * WARP;  // slots of a lane, and of a warp
+constexpr uint32 TURNS = 4;  // of a warp, side by side
 
 struct Place {
-    uint32 list, i, position, head;
+    uint32 i, position, head;
 };
 __device__ inline Place place_of(const ResolveParams &p, uint32 list) {
     const uint32 row = p.heads.divide(list), i = p.positions.divide(row);
-    return {list, i, row - i * p.positions.value, list - row * p.heads.value};
+    return {i, row - i * p.positions.value, list - row * p.heads.value};
 }
 __device__ inline char *counts_at(const ListRows &rows, const Place &at) {
     return rows.counts + at.i * rows.counts_seq + at.position * rows.counts_position + at.head * rows.counts_head;
@@ -44,6 +46,16 @@ __device__ inline char *ids_at(const ListRows &rows, const Place &at) {
 }
 __device__ inline char *slots_at(const ListRows &rows, const Place &at) {
     return rows.slots + at.i * rows.slots_seq + at.position * rows.slots_position + at.head * rows.slots_head;
+}
+
+// As one access.
+__device__ inline void store(Missed *at, const Missed &missed) {
+    const uint64 cell = reinterpret_cast<uint64>(missed.cell);
+    *reinterpret_cast<uint4 *>(at) = {uint32(cell), uint32(cell >> 32), missed.key, 0};
+}
+__device__ inline Missed load(const Missed *at) {
+    const uint4 bits = __ldcg(reinterpret_cast<const uint4 *>(at));
+    return {reinterpret_cast<int32 *>(uint64(bits.y) << 32 | bits.x), bits.z};
 }
 
 // Of the sequence of a list.
@@ -124,7 +136,8 @@ extern "C" __global__ void __launch_bounds__(FIND_THREADS, 8) cache_find(const _
         if (listed) begin = atomicAdd(&p.layer.clock->claimed + lane, listed);
         block = uint32(next) < p.cache.max_blocks ? row[next] : 0;
         // Before `begin` is there.
-        if (j < count && !found.waits) as<int32>(slots + j * p.wanted.slots_entry) = found.slot;
+        int32 *cell = &as<int32>(slots + j * p.wanted.slots_entry);
+        if (j < count && !found.waits) *cell = found.slot;
         const uint32 present = __ballot_sync(FULL_WARP, found.is_there);
         const uint32 absent = __ballot_sync(FULL_WARP, found.waits || (found.slot >= 0 && !found.is_there));
         if (lane == 0) counts[warp] = __popc(present) | __popc(absent) << 16;
@@ -141,8 +154,7 @@ extern "C" __global__ void __launch_bounds__(FIND_THREADS, 8) cache_find(const _
         if (claiming | others) {
             const uint32 claims_at = __shfl_sync(FULL_WARP, begin, 0) + __popc(claiming & below);
             const uint32 waits_at = __shfl_sync(FULL_WARP, begin, 1) + __popc(others & below);
-            const uint2 entry = {at.list * p.cap.value + j, found.key};
-            if (found.waits) *reinterpret_cast<uint2 *>(found.claims ? p.layer.claims + claims_at : p.layer.others + waits_at) = entry;
+            if (found.waits) store(found.claims ? p.layer.claims + claims_at : p.layer.others + waits_at, {cell, found.key});
         }
         if (first + FIND_THREADS < count) __syncthreads();
     }
@@ -153,22 +165,16 @@ extern "C" __global__ void __launch_bounds__(FIND_THREADS, 8) cache_find(const _
     if (there | missed) atomicAdd(reinterpret_cast<uint64 *>(&p.layer.clock->hits), uint64(missed) << 32 | there);
 }
 
-__device__ inline void set_slot(const ResolveParams &p, uint32 entry, uint32 slot) {
-    const Place at = place_of(p, p.cap.divide(entry));
-    const uint32 j = entry - at.list * p.cap.value;
-    as<int32>(slots_at(p.wanted, at) + j * p.wanted.slots_entry) = p.cache.first_slot + slot;
-}
-
 // Slots of a lane, as they are.
 struct Seen {
-    uint32 slot[SIDE_BY_SIDE], named[SIDE_BY_SIDE];
-    uint64 held[SIDE_BY_SIDE];
+    uint32 slot[TURNS], named[TURNS];
+    uint64 held[TURNS];
 };
-// Of the `span` slots from the hand on those from `first` on, WARP apart: what `find` leaves alone. Copies may begin and end meanwhile.
-__device__ inline void look_ahead(const ResolveParams &p, uint32 hand, uint32 first, uint32 span, Seen &seen) {
+// Of the `span` slots from the hand on those from `first` on, `step` apart: what `find` leaves alone. Copies may begin and end meanwhile.
+__device__ inline void look_ahead(const ResolveParams &p, uint32 hand, uint32 first, uint32 step, uint32 span, Seen &seen) {
 #pragma unroll
-    for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
-        const uint32 n = first + k * WARP;
+    for (uint32 k = 0; k < TURNS; ++k) {
+        const uint32 n = first + k * step;
         const uint32 s = seen.slot[k] = hand + n - (hand + n >= p.cache.slots ? p.cache.slots : 0);
         seen.held[k] = NO_HOME;
         if (n >= span) continue;
@@ -177,36 +183,49 @@ __device__ inline void look_ahead(const ResolveParams &p, uint32 hand, uint32 fi
     }
 }
 // And when they were named.
-__device__ inline void look(const ResolveParams &p, uint32 first, uint32 span, uint32 now, Seen &seen) {
+__device__ inline void look(const ResolveParams &p, uint32 first, uint32 step, uint32 span, uint32 now, Seen &seen) {
 #pragma unroll
-    for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
+    for (uint32 k = 0; k < TURNS; ++k) {
         // Past the span: one that stays.
         seen.named[k] = named_at(now);
-        if (first + k * WARP < span) seen.named[k] = __ldcg(p.layer.named + seen.slot[k]);
+        if (first + k * step < span) seen.named[k] = __ldcg(p.layer.named + seen.slot[k]);
     }
 }
 
-__device__ inline Missed claim_of(const Layer &layer, uint32 n) {
-    const uint2 claim = __ldcg(reinterpret_cast<const uint2 *>(layer.claims + n));
-    return {claim.x, claim.y};
-}
-
-// Slots of all warps that may go, and of these those of the warps before this one.
+// Slots that may go: all, and of these those before each turn of this warp. Of every warp it is told how many in each of its turns, a byte.
 struct Ranks {
-    uint32 all, before;
+    uint32 all, before[TURNS];
 };
 constexpr uint32 MOST_WARPS = MOST_CTAS * MOST_THREADS / WARP, OF_LANE = MOST_WARPS / WARP;
 __device__ inline Ranks rank(const uint32 *counts, uint32 turn) {
     const uint32 lane = threadIdx.x % WARP;
-    uint32 sum = 0, before = 0;
+    uint32 sums[2] = {}, earlier[2] = {};  // of turns 0 and 2, and of 1 and 3
 #pragma unroll
     for (uint32 n = 0; n < OF_LANE; n += 4) {
-        const uint32 at = lane * OF_LANE + n;
-        const uint4 four = *reinterpret_cast<const uint4 *>(counts + at);
-        sum += four.x + four.y + four.z + four.w;
-        before += (at < turn ? four.x : 0) + (at + 1 < turn ? four.y : 0) + (at + 2 < turn ? four.z : 0) + (at + 3 < turn ? four.w : 0);
+        const uint4 four = *reinterpret_cast<const uint4 *>(counts + lane * OF_LANE + n);
+        const uint32 count[] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (uint32 m = 0; m < 4; ++m) {
+#pragma unroll
+            for (uint32 odd = 0; odd < 2; ++odd) {
+                const uint32 of_two = count[m] >> 8 * odd & 0x00ff00ff;
+                sums[odd] += of_two;
+                if (lane * OF_LANE + n + m < turn) earlier[odd] += of_two;
+            }
+        }
     }
-    return {__reduce_add_sync(FULL_WARP, sum), __reduce_add_sync(FULL_WARP, before)};
+    Ranks ranks = {};
+#pragma unroll
+    for (uint32 odd = 0; odd < 2; ++odd) {
+        sums[odd] = __reduce_add_sync(FULL_WARP, sums[odd]);
+        earlier[odd] = __reduce_add_sync(FULL_WARP, earlier[odd]);
+    }
+#pragma unroll
+    for (uint32 k = 0; k < TURNS; ++k) {
+        ranks.before[k] = ranks.all + (earlier[k % 2] >> 16 * (k / 2) & 0xffff);
+        ranks.all += sums[k % 2] >> 16 * (k / 2) & 0xffff;
+    }
+    return ranks;
 }
 
 // Words that the CTAs of a cluster, or one that is alone, send to each other in rounds. Nothing is fenced: a word and the news of its
@@ -253,7 +272,7 @@ struct Exchange {
     }
 };
 
-// How many claims are loaded before anybody knows how many there are: by a CTA, and by a thread.
+// How many claims a CTA keeps, and how many of these a thread brings; the first before anybody knows how many there are.
 constexpr uint32 KEPT = 2 * MOST_THREADS, KEPT_EACH = 4;
 
 // All writes of a cluster, or of a CTA that is alone, are there for all its threads.
@@ -269,8 +288,7 @@ __device__ inline void sync_all(uint32 ctas) {
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __grid_constant__ ResolveParams p) {
     __shared__ Missed kept[KEPT];
-    __shared__ uint32 taken[MOST_THREADS * SIDE_BY_SIDE];   // slots that a warp gives, in turn
-    __shared__ alignas(16) uint32 counts[MOST_WARPS];       // see Ranks
+    __shared__ alignas(16) uint32 counts[MOST_WARPS];  // see Ranks
     __shared__ Exchange exchange;
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, below = (1u << lane) - 1;
     const uint32 ctas = cluster_ctas(), cta = cluster_rank(), warps = ctas * (blockDim.x / WARP), turn = warp * ctas + cta;
@@ -278,28 +296,27 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __gr
     Clock &clock = *p.layer.clock;
     const Layer &layer = p.layer;
     // `find` leaves these alone, and all before it has ended: it lets this begin when it has waited.
-    const uint32 now = clock.now + 1, slots = p.cache.slots, span = min(slots, warps * TURN);
+    const uint32 now = clock.now + 1, slots = p.cache.slots, step = warps * WARP, span = min(slots, TURNS * step);
     const uint64 passed = clock.passed;
     uint32 hand = clock.hand;
-    const uint32 first = turn * TURN + lane;
+    const uint32 first = turn * WARP + lane;
     // Nobody sends these.
     for (uint32 w = warps + threadIdx.x; w < MOST_WARPS; w += blockDim.x) counts[w] = 0;
     Seen seen;
-    look_ahead(p, hand, first, span, seen);
+    look_ahead(p, hand, first, step, span, seen);
     exchange.join();
     wait_for_previous_kernel();
     allow_next_kernel();
     // claimed, waiting, hits, misses
     const uint4 found = __ldcg(reinterpret_cast<const uint4 *>(&clock.claimed));
-    look(p, first, span, now, seen);
-    const uint32 kept_count = min(p.entries, min(KEPT, KEPT_EACH * blockDim.x));
-    Missed early[KEPT_EACH];
-#pragma unroll
-    for (uint32 k = 0; k < KEPT_EACH; ++k) {
+    look(p, first, step, span, now, seen);
+    __syncwarp();  // so that none of them is put off
+    const auto bring = [&](uint32 k, uint32 count) {
         const uint32 n = threadIdx.x + k * blockDim.x;
-        if (n < kept_count) early[k] = claim_of(layer, n);
-    }
-    const uint32 claimed = found.x, waiting = found.y;
+        if (n < count) copy_16(shared_address(kept + n), reinterpret_cast<const char *>(layer.claims + n));
+    };
+    bring(0, p.entries);
+    const uint32 claimed = found.x, waiting = found.y, kept_count = min(claimed, min(KEPT, KEPT_EACH * blockDim.x));
     // Where the hand stops, so many slots after those of earlier rounds. By one thread, when all have read what it writes.
     const auto leave = [&](uint32 end, uint32 rounds) {
         const uint32 to = hand + end;
@@ -310,57 +327,51 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __gr
     };
     if (claimed == 0) {
         if (cta == 0 && threadIdx.x == 0) leave(0, 0);
+        end_copies(), wait_copies<0>();
         return;
     }
 #pragma unroll
-    for (uint32 k = 0; k < KEPT_EACH; ++k)
-        if (threadIdx.x + k * blockDim.x < kept_count) kept[threadIdx.x + k * blockDim.x] = early[k];
+    for (uint32 k = 1; k < KEPT_EACH; ++k) bring(k, kept_count);
+    end_copies();
     for (uint32 done = 0, round = 0;; ++round) {
-        uint32 may_go[SIDE_BY_SIDE], spared = 0, count = 0;  // bits
+        uint32 may_go[TURNS], spared = 0, count = 0;  // lanes; turns
 #pragma unroll
-        for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
+        for (uint32 k = 0; k < TURNS; ++k) {
             const bool is_old = age(now, seen.named[k]) >= p.cache.hold, had_chance = !(seen.named[k] & CHANCE);
             may_go[k] = __ballot_sync(FULL_WARP, is_old && had_chance);
             spared |= uint32(is_old && !had_chance) << k;
-            count += __popc(may_go[k]);
+            count |= __popc(may_go[k]) << 8 * k;
         }
         exchange.send(counts + turn, count, warps);
+        wait_copies<0>();
         exchange.receive(round);
         const uint32 left_over = claimed - done;
         const Ranks ranks = rank(counts, turn);
         const bool is_last = ranks.all >= left_over;
-        // Each warp for itself: most give nothing.
-        const bool gives = ranks.before < left_over;
-        uint32 *slots_taken = taken + warp * TURN, n = ranks.before, end = 0;
-        uint32 leaving = 0;  // blocks, and in the upper half those that were fetched for nothing
-        if (gives) {
+        uint32 end = 0, leaving = 0;  // blocks, and in the upper half those that were fetched for nothing
 #pragma unroll
-            for (uint32 k = 0; k < SIDE_BY_SIDE; ++k) {
-                const uint32 s = seen.slot[k], at = n + __popc(may_go[k] & below);
-                const bool is_reached = at < left_over, goes = is_reached && (may_go[k] >> lane & 1);
-                n += __popc(may_go[k]);
-                if (goes && seen.held[k] != NO_HOME) {
-                    const Home held = unpack(seen.held[k]);
-                    // Nobody waits for what it was: a copy that ends meanwhile finds another home, or has told it before.
-                    tell(layer.homes + held.slot, NO_HOME);
-                    leaving += 1 | uint32(held.is_there() && !(seen.named[k] & IN_USE)) << 16;
-                }
-                if (is_reached && (spared >> k & 1)) layer.named[s] = seen.named[k] & ~CHANCE;
-                if (goes) slots_taken[at - ranks.before] = s;
-                if (goes && at + 1 == left_over) end = first + k * WARP + 1;
+        for (uint32 k = 0; k < TURNS; ++k) {
+            // Each warp for itself: most give nothing.
+            if (ranks.before[k] >= left_over) break;
+            const uint32 s = seen.slot[k], at = ranks.before[k] + __popc(may_go[k] & below);
+            if (at >= left_over) continue;
+            if (spared >> k & 1) layer.named[s] = seen.named[k] & ~CHANCE;
+            if (!(may_go[k] >> lane & 1)) continue;
+            if (seen.held[k] != NO_HOME) {
+                const Home held = unpack(seen.held[k]);
+                // Nobody waits for what it was: a copy that ends meanwhile finds another home, or has told it before.
+                tell(layer.homes + held.slot, NO_HOME);
+                leaving += 1 | uint32(held.is_there() && !(seen.named[k] & IN_USE)) << 16;
             }
+            const uint32 number = done + at;
+            const Missed claim = number < kept_count ? kept[number] : load(layer.claims + number);
+            tell(layer.homes + claim.key, pack({s, now << 1})), tell(layer.holds + s, pack({claim.key, now << 1}));
+            layer.named[s] = named_at(now) | CHANCE;
+            *claim.cell = p.cache.first_slot + s;
+            if (at + 1 == left_over) end = first + k * step + 1;
         }
-        const uint32 mine = min(n, left_over) - min(ranks.before, left_over), number = done + ranks.before;
-        if (mine) {
+        if (ranks.before[0] < left_over) {
             __syncwarp();
-#pragma unroll 1
-            for (uint32 v = lane; v < mine; v += WARP) {
-                const uint32 s = slots_taken[v];
-                const Missed claim = number + v < kept_count ? kept[number + v] : claim_of(layer, number + v);
-                tell(layer.homes + claim.key, pack({s, now << 1})), tell(layer.holds + s, pack({claim.key, now << 1}));
-                layer.named[s] = named_at(now) | CHANCE;
-                set_slot(p, claim.entry, s);
-            }
             if (end) leave(end, round);
             leaving = __reduce_add_sync(FULL_WARP, leaving);
             if (lane == 0 && leaving) {
@@ -375,11 +386,11 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __gr
         done += ranks.all;
         hand += span;
         if (hand >= slots) hand -= slots;
-        look_ahead(p, hand, first, span, seen);
-        look(p, first, span, now, seen);
+        look_ahead(p, hand, first, step, span, seen);
+        look(p, first, step, span, now, seen);
     }
     for (uint32 n = cta * blockDim.x + threadIdx.x; n < waiting; n += ctas * blockDim.x) {
-        const Missed other = layer.others[n];
-        set_slot(p, other.entry, unpack(__ldcg(layer.homes + other.key)).slot);
+        const Missed other = load(layer.others + n);
+        *other.cell = p.cache.first_slot + unpack(__ldcg(layer.homes + other.key)).slot;
     }
 }

@@ -70,7 +70,7 @@ impl Clock {
 kernel_struct! {
     /// Mirrors Missed of kernels/cache/params.cuh.
     pub struct Missed {
-        entry: u32,
+        cell: *mut i32,
         key: u32,
     }
 }
