@@ -6,9 +6,9 @@
 // others. Runs over all warps; a lane looks up one run each, the warp copies them in turn. When all of a warp's have come it marks them as
 // there, unless their slots were given away meanwhile. The last CTA to end says from where the next search must begin.
 //
-// A resolve may be giving slots away beside this, and its writes come in any order. What a slot holds is one word, so it is seen before or
-// after, and copied once in either case. The hand may be seen where that resolve leaves it while slots are not yet given: so the next search
-// begins at the last where the hand was before it. A resolve that has begun to tell of itself follows others that have ended.
+// A resolve may be giving slots away beside this, and its writes are seen in any order. What a slot holds is one word, so it is seen before
+// or after, and copied once in either case. The hand may be seen where that resolve leaves it while its slots are not yet given: so the next
+// search begins where the hand was before it. Those before it have ended, and all that they have written is seen.
 //
 // On entry: fetches of a layer follow each other, as its write-backs do; `pool` and `host` are multiples of 64 bytes.
 //
