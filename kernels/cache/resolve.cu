@@ -79,8 +79,9 @@ __device__ inline Found find(const ResolveParams &p, const Sequence &sequence, u
         return found;
     }
     found.key = block * p.cache.heads.value + head;
-    // Looks and claims at once.
-    const uint64 bits = atomicCAS(p.layer.homes + found.key, NO_HOME, CLAIMED_HOME);
+    // Most have a home: an atomic for each of them would take longer than one more access takes the others.
+    uint64 bits = __ldcg(p.layer.homes + found.key);
+    if (bits == NO_HOME) bits = atomicCAS(p.layer.homes + found.key, NO_HOME, CLAIMED_HOME);
     const Home home = unpack(bits);
     if (home.slot >= CLAIMED) {
         found.waits = true, found.claims = bits == NO_HOME;
@@ -178,7 +179,7 @@ __device__ inline void look_ahead(const ResolveParams &p, uint32 hand, uint32 fi
         const uint32 s = seen.slot[k] = hand + n - (hand + n >= p.cache.slots ? p.cache.slots : 0);
         seen.held[k] = NO_HOME;
         if (n >= span) continue;
-        seen.held[k] = __ldcg(reinterpret_cast<const unsigned long long *>(p.layer.holds + s));
+        seen.held[k] = __ldcg(p.layer.holds + s);
         prefetch(p.layer.named + s);
     }
 }
