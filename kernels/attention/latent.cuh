@@ -284,14 +284,15 @@ struct LatentJoin {
         : p(p), s(s), lane(threadIdx.x % WARP), warp(threadIdx.x / WARP), number(number), ctas(cluster_ctas()), rank(cluster_rank()),
           log_octets(p.log_octets), slice(WARP << p.log_octets), slices(reinterpret_cast<float4 *>(shared + QUERIES_OFFSET)),
           sums(slices + ALL_OCTETS * WARP) {
-        const uint32 log_ctas = __ffs(ctas) - 1;
+        const uint32 log_ctas = log2_of(ctas);
         clusters = p.ctas.value >> log_ctas;
         cluster = of_list >> log_ctas;
     }
-    // Once, early, by one thread.
+    // Once, early, by one thread. What a CTA has of its own slice it is not sent.
     __device__ static void open(LatentShared &s) {
+        const uint32 ctas = cluster_ctas();
         s.sent.open(1);
-        s.sent.expect(SENT_BYTES + cluster_ctas() * SUMS * sizeof(float4));
+        s.sent.expect(SENT_BYTES - (SENT_BYTES >> log2_of(ctas)) + ctas * SUMS * sizeof(float4));
     }
 
     // To an address of a CTA of the cluster, which its barrier `sent` counts.
@@ -301,20 +302,13 @@ struct LatentJoin {
     }
     template <typename Type>
     __device__ void exchange(const Latent<Type> &latent) const {
-#pragma unroll
-        for (uint32 i = 0; i < 2; i++) {
-            float l = latent.l[i];
-            l += __shfl_xor_sync(FULL_WARP, l, 1);
-            l += __shfl_xor_sync(FULL_WARP, l, 2);
-            if (lane % 4 == 0) s.l[warp][lane / 4 + i * 8] = l;
-        }
+        // All warps of the cluster have their queries, in whose place this goes.
         if (ctas > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-        // All warps have their queries, in whose place this goes.
-        __syncthreads();
+        else __syncthreads();
         // A warp's octets are of one slice: of eight CTAs, one has eight.
         const uint32 begin = warp * Latent<Type>::OCTETS, to = begin >> log_octets;
         float4 *const own = slices + rank * slice + (begin - (to << log_octets)) * WARP + lane;
-        if (ctas == 1) {
+        if (to == rank) {
 #pragma unroll
             for (uint32 j = 0; j < Latent<Type>::OCTETS; j++) {
                 const float(&x)[4] = latent.acc[j];
@@ -328,7 +322,15 @@ struct LatentJoin {
                 send(there + j * uint32(WARP * sizeof(float4)), sent, {x[0], x[1], x[2], x[3]});
             }
         }
-        // A warp tells one CTA, a lane of each four of two rows.
+        // Meanwhile sums are added up. A warp tells them to one CTA, a lane of each four of two rows.
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            float l = latent.l[i];
+            l += __shfl_xor_sync(FULL_WARP, l, 1);
+            l += __shfl_xor_sync(FULL_WARP, l, 2);
+            if (lane % 4 == 0) s.l[warp][lane / 4 + i * 8] = l;
+        }
+        __syncthreads();
         if (warp < ctas && lane % 4 == 0) {
             float l[2] = {};
 #pragma unroll
