@@ -531,10 +531,7 @@ struct LatentJoin {
         __syncthreads();
         if (threadIdx.x == 0) {
             uint32 *const counter = p.counters + number * ctas + rank, before;
-            asm volatile("fence.acq_rel.gpu;\n\t"
-                         "atom.relaxed.gpu.global.add.u32 %0, [%1], 1;\n\t"
-                         "fence.acq_rel.gpu;"
-                         : "=r"(before) : "l"(counter) : "memory");
+            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
             s.is_last = before == clusters - 1;
             if (s.is_last) *counter = 0;
         }
