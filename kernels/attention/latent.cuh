@@ -273,6 +273,7 @@ struct LatentJoin {
     static constexpr uint32 CLUSTER_CTAS = 8;                   // at most; 1, 2, 4 or 8
     static constexpr uint32 SUMS = 8;                           // float4 of m and l: m of a row and of 8 more, then l
     static constexpr uint32 ALL_OCTETS = 64, SENT_BYTES = ALL_OCTETS * WARP * sizeof(float4);
+    static constexpr uint32 OWN_OCTETS = ALL_OCTETS / WARPS;    // of a warp of a CTA that is alone
 
     const AttentionParams &p;
     LatentShared &s;
@@ -346,6 +347,103 @@ struct LatentJoin {
         else __syncthreads();
     }
 
+    // Where a lane's results go. Found while states are under way, and kept.
+    struct Target {
+        char *to[2];  // the first of its channels
+        uint32 exists[2], octets, is_plain, is_float16;
+    };
+    __device__ Target target(const Pair &pair) const {
+        Target t;
+        // Two neighbouring channels are a word of their own.
+        t.is_plain = held(uint32(p.out.data && p.out_type != FLOAT32 && p.out.step[3] == 2 && !p.state.acc.data &&
+                                 (uint64(p.out.data) | p.out.step[0] | p.out.step[1] | p.out.step[2]) % 4 == 0));
+        t.is_float16 = held(uint32(p.out_type == FLOAT16));
+        t.octets = held(owned());
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            const RowPlace place = this->place(pair, i);
+            t.exists[i] = held(uint32(lane / 4 + i * 8 < rows_of(p, pair)));
+            t.to[i] = p.out.at(pair.seq, place.position, place.head, channel(0));
+            pin(t.to[i]);
+        }
+        return t;
+    }
+    __device__ uint32 row(const Pair &pair, uint32 i) const { return first_row(p, pair) + lane / 4 + i * 8; }
+    __device__ RowPlace place(const Pair &pair, uint32 i) const { return place_of_row(p, pair, row(pair, i)); }
+    __device__ uint32 channel(uint32 octet) const { return ((rank << log_octets) + octet) * 8 + lane % 4 * 2; }
+    // Octets of the slice, as far as there are values. A warp has octets n, n + WARPS, …
+    __device__ uint32 owned() const { return min(max(int32(p.value_dim / 8) - int32(rank << log_octets), 0), 1 << log_octets); }
+
+    // What the lane's rows are multiplied by. Of rows that do not exist l is 0.
+    __device__ float2 norm(const Pair &pair, const Target &t, const float4 &sums) const {
+        if (p.sinks.data)
+            return {t.exists[0] ? norm_of(p, place(pair, 0).head, sums.x, sums.z) : 0.0f,
+                    t.exists[1] ? norm_of(p, place(pair, 1).head, sums.y, sums.w) : 0.0f};
+        return {sums.z == 0.0f ? 0.0f : 1.0f / sums.z, sums.w == 0.0f ? 0.0f : 1.0f / sums.w};
+    }
+    __device__ static void store_if(bool exists, char *to, uint32 x) {
+        asm volatile("{\n\t.reg .pred p;\n\t"
+                     "setp.ne.u32 p, %2, 0;\n\t"
+                     "@p st.global.b32 [%0], %1;\n\t}" ::"l"(to), "r"(x), "r"(uint32(exists)) : "memory");
+    }
+    __device__ void write(const Target &t, const float2 &norm, uint32 octet, const float4 &acc) const {
+        const float low[2] = {acc.x * norm.x, acc.y * norm.x}, high[2] = {acc.z * norm.y, acc.w * norm.y};
+        store_if(t.exists[0], t.to[0] + octet * 16, t.is_float16 ? Float16::pack(low[0], low[1]) : Bfloat16::pack(low[0], low[1]));
+        store_if(t.exists[1], t.to[1] + octet * 16, t.is_float16 ? Float16::pack(high[0], high[1]) : Bfloat16::pack(high[0], high[1]));
+    }
+    // What is not plain is left in shared memory first, where the lane had it from.
+    __device__ void leave(uint32 octet, const float4 &acc) const { slices[octet * WARP + lane] = acc; }
+    // Then that is written; and m and l of the rows.
+    __device__ void tell(const Pair &pair, const Target &t, const float4 &sums) const {
+        const float m[2] = {sums.x, sums.y}, l[2] = {sums.z, sums.w};
+        if (t.is_plain) {
+            if (rank || warp || lane % 4) return;
+#pragma unroll
+            for (uint32 i = 0; i < 2; i++)
+                if (t.exists[i]) write_state(p, pair, place(pair, i), 0, {}, m[i], l[i]);
+            return;
+        }
+#pragma unroll 1
+        for (uint32 octet = warp; octet < t.octets; octet += WARPS) {
+            const float4 x = slices[octet * WARP + lane];
+            const float2 acc[2] = {{x.x, x.y}, {x.z, x.w}};
+#pragma unroll
+            for (uint32 i = 0; i < 2; i++)
+                if (t.exists[i]) write_results(p, pair, row(pair, i), channel(octet), acc[i], m[i], l[i]);
+        }
+    }
+
+    // Joins the states of the cluster's CTAs, in their order, to octets warp, warp + WARPS, … of the slice and m and l of the lane's rows. Its
+    // loads wait for nothing else.
+    template <uint32 CTAS>
+    __device__ float4 join_cluster(float4 (&acc)[OWN_OCTETS]) const {
+        constexpr uint32 OCTETS = OWN_OCTETS / CTAS;
+        float4 x[OCTETS][CTAS], one[CTAS], all = {minus_infinity(), minus_infinity(), 0.0f, 0.0f};
+#pragma unroll
+        for (uint32 n = 0; n < CTAS; n++) one[n] = sums[n * SUMS + lane / 4];
+#pragma unroll
+        for (uint32 j = 0; j < OCTETS; j++) {
+#pragma unroll
+            for (uint32 n = 0; n < CTAS; n++) x[j][n] = slices[(n * OCTETS + j) * THREADS + threadIdx.x];
+        }
+#pragma unroll
+        for (uint32 n = 0; n < CTAS; n++) all.x = fmaxf(all.x, one[n].x), all.y = fmaxf(all.y, one[n].y);
+#pragma unroll
+        for (uint32 j = 0; j < OCTETS; j++) acc[j] = {};
+#pragma unroll
+        for (uint32 n = 0; n < CTAS; n++) {
+            const float low = weight(one[n].x, all.x), high = weight(one[n].y, all.y);
+            all.z = fmaf(low, one[n].z, all.z);
+            all.w = fmaf(high, one[n].w, all.w);
+#pragma unroll
+            for (uint32 j = 0; j < OCTETS; j++) {
+                const float4 y = x[j][n], sum = acc[j];
+                acc[j] = {fmaf(low, y.x, sum.x), fmaf(low, y.y, sum.y), fmaf(high, y.z, sum.z), fmaf(high, y.w, sum.w)};
+            }
+        }
+        return all;
+    }
+
     // Two channels of two rows; and m and l of these.
     struct Part {
         float4 acc, sums;
@@ -361,43 +459,6 @@ struct LatentJoin {
                      : "l"(acc), "l"(sums), "r"(uint32(is_there)) : "memory");
     }
     __device__ static Part empty() { return {{0.0f, 0.0f, 0.0f, 0.0f}, {minus_infinity(), minus_infinity(), 0.0f, 0.0f}}; }
-    // What the states of the cluster's CTAs count for in the lane's rows, and m and l of these: the same for all octets.
-    struct Weights {
-        float low[CLUSTER_CTAS], high[CLUSTER_CTAS];
-        float4 sums;
-    };
-    __device__ Weights weights() const {
-        Weights w;
-        float4 one[CLUSTER_CTAS];
-        float low = minus_infinity(), high = minus_infinity();
-#pragma unroll
-        for (uint32 n = 0; n < CLUSTER_CTAS; n++) {
-            one[n] = sums[min(n, ctas - 1) * SUMS + lane / 4];
-            low = fmaxf(low, one[n].x), high = fmaxf(high, one[n].y);
-        }
-        w.sums = {low, high, 0.0f, 0.0f};
-#pragma unroll
-        for (uint32 n = 0; n < CLUSTER_CTAS; n++) {
-            w.low[n] = n < ctas ? weight(one[n].x, low) : 0.0f, w.high[n] = n < ctas ? weight(one[n].y, high) : 0.0f;
-            w.sums.z = fmaf(w.low[n], one[n].z, w.sums.z);
-            w.sums.w = fmaf(w.high[n], one[n].w, w.sums.w);
-        }
-        return w;
-    }
-    // An octet of so many CTAs, in their order.
-    template <uint32 CTAS>
-    __device__ float4 weighed(const Weights &w, uint32 octet) const {
-        const float4 *const from = slices + octet * WARP + lane;
-        float4 one[CTAS], sum = {};
-#pragma unroll
-        for (uint32 n = 0; n < CTAS; n++) one[n] = from[n * slice];
-#pragma unroll
-        for (uint32 n = 0; n < CTAS; n++) {
-            const float4 x = one[n];
-            sum = {fmaf(w.low[n], x.x, sum.x), fmaf(w.low[n], x.y, sum.y), fmaf(w.high[n], x.z, sum.z), fmaf(w.high[n], x.w, sum.w)};
-        }
-        return sum;
-    }
     // Where a lane's part of the first AT_ONCE states lies in scratch, and their m and l.
     struct Stored {
         const float4 *acc[AT_ONCE], *sums[AT_ONCE];
@@ -438,74 +499,41 @@ struct LatentJoin {
         sum.sums.z = fmaf(low, one.sums.z, sum.sums.z);
         sum.sums.w = fmaf(high, one.sums.w, sum.sums.w);
     }
-    // Where a lane's results go, found before there are any.
-    struct Target {
-        char *to[2];  // the first of its channels
-        RowPlace place[2];
-        float norm[2];
-        bool exists[2], is_plain;
-    };
-    __device__ Target target(const Pair &pair) const {
-        Target t;
-        // Two neighbouring channels are a word of their own.
-        t.is_plain = p.out.data && p.out_type != FLOAT32 && p.out.step[3] == 2 && !p.state.acc.data &&
-                     (uint64(p.out.data) | p.out.step[0] | p.out.step[1] | p.out.step[2]) % 4 == 0;
-#pragma unroll
-        for (uint32 i = 0; i < 2; i++) {
-            const uint32 row = lane / 4 + i * 8;
-            t.exists[i] = row < rows_of(p, pair);
-            t.place[i] = place_of_row(p, pair, first_row(p, pair) + row);
-            t.to[i] = p.out.at(pair.seq, t.place[i].position, t.place[i].head, channel(0));
-        }
-        return t;
-    }
-    __device__ uint32 channel(uint32 octet) const { return ((rank << log_octets) + octet) * 8 + lane % 4 * 2; }
-    // With m and l of the rows, before their octets are written.
-    __device__ void scale(Target &t, const float4 &sums) const {
-        const float m[2] = {sums.x, sums.y}, l[2] = {sums.z, sums.w};
-#pragma unroll
-        for (uint32 i = 0; i < 2; i++) t.norm[i] = t.exists[i] ? norm_of(p, t.place[i].head, m[i], l[i]) : 0.0f;
-    }
-    __device__ void write(const Pair &pair, const Target &t, uint32 octet, const Part &part) const {
-        const float2 acc[2] = {{part.acc.x, part.acc.y}, {part.acc.z, part.acc.w}};
-        const float m[2] = {part.sums.x, part.sums.y}, l[2] = {part.sums.z, part.sums.w};
-#pragma unroll
-        for (uint32 i = 0; i < 2; i++) {
-            if (!t.exists[i]) continue;
-            if (!t.is_plain) {
-                write_results(p, pair, first_row(p, pair) + lane / 4 + i * 8, channel(octet), acc[i], m[i], l[i]);
-                continue;
-            }
-            const float x = acc[i].x * t.norm[i], y = acc[i].y * t.norm[i];
-            as<uint32>(t.to[i] + octet * 16) = p.out_type == FLOAT16 ? Float16::pack(x, y) : Bfloat16::pack(x, y);
-            if (channel(octet) == 0) write_state(p, pair, t.place[i], 0, acc[i], m[i], l[i]);
-        }
-    }
-    // Octets of the slice, as far as there are values.
-    __device__ uint32 owned() const { return min(max(int32(p.value_dim / 8) - int32(rank << log_octets), 0), 1 << log_octets); }
-    // A warp has octets n, n + WARPS, …
     template <typename Each>
-    __device__ void for_octets(const Each &each) const {
-        const uint32 count = owned();
-#pragma unroll 1
-        for (uint32 octet = warp; octet < count; octet += WARPS) each(octet);
+    __device__ void for_octets(const Target &t, const float4 (&acc)[OWN_OCTETS], const Each &each) const {
+#pragma unroll
+        for (uint32 j = 0; j < OWN_OCTETS; j++) {
+            if (warp + j * WARPS >= t.octets) return;
+            each(warp + j * WARPS, acc[j]);
+        }
     }
     __device__ void join(const Pair &pair) const {
+        const Target t = target(pair);
         const uint32 record = slice + SUMS;
-        Target t = target(pair);
         float4 *const stored = reinterpret_cast<float4 *>(p.scratch) + uint64((number * ctas + rank) * clusters) * record;
         wait();
-        const Weights w = weights();
-        if (clusters == 1) scale(t, w.sums);
-        for_octets([&](uint32 octet) {
-            const float4 acc = ctas == 8 ? weighed<8>(w, octet) : ctas == 4 ? weighed<4>(w, octet)
-                             : ctas == 2 ? weighed<2>(w, octet) : weighed<1>(w, octet);
-            if (clusters == 1) return write(pair, t, octet, {acc, w.sums});
+        float4 acc[OWN_OCTETS];
+        const float4 all = ctas > 4   ? join_cluster<8>(acc)
+                           : ctas > 2 ? join_cluster<4>(acc)
+                           : ctas > 1 ? join_cluster<2>(acc)
+                                      : join_cluster<1>(acc);
+        if (clusters > 1) {
             float4 *const to = stored + cluster * record;
-            __stcg(to + octet * WARP + lane, acc);
-            if (octet == 0 && lane % 4 == 0) __stcg(to + slice + lane / 4, w.sums);
-        });
-        if (clusters == 1) return;
+            if (warp == 0 && lane % 4 == 0) __stcg(to + slice + lane / 4, all);
+            for_octets(t, acc, [&](uint32 octet, const float4 &x) { __stcg(to + octet * WARP + lane, x); });
+            join_clusters(pair, t, stored, record);
+            return;
+        }
+        if (t.is_plain) {
+            const float2 norm = this->norm(pair, t, all);
+            for_octets(t, acc, [&](uint32 octet, const float4 &x) { write(t, norm, octet, x); });
+        } else {
+            for_octets(t, acc, [&](uint32 octet, const float4 &x) { leave(octet, x); });
+        }
+        tell(pair, t, all);
+    }
+    // What the clusters have left, in the CTA that ends last.
+    __device__ void join_clusters(const Pair &pair, const Target &t, const float4 *stored, uint32 record) const {
         Stored at;
 #pragma unroll
         for (uint32 n = 0; n < AT_ONCE; n++) {
@@ -516,15 +544,19 @@ struct LatentJoin {
         }
         if (!is_last()) return;
         Part one[AT_ONCE];
-        ask(one, at, 0, record, warp < owned());
-        for_octets([&](uint32 octet) {
+        float4 all = {};
+        ask(one, at, 0, record, warp < t.octets);
+#pragma unroll 1
+        for (uint32 octet = warp; octet < t.octets; octet += WARPS) {
             const Part sum = joined(one, at, record);
 #pragma unroll
             for (uint32 n = 0; n < AT_ONCE; n++) at.acc[n] += WARPS * WARP;
-            if (octet + WARPS < owned()) ask(one, at, 0, record, true);
-            scale(t, sum.sums);
-            write(pair, t, octet, sum);
-        });
+            if (octet + WARPS < t.octets) ask(one, at, 0, record, true);
+            all = sum.sums;
+            if (t.is_plain) write(t, norm(pair, t, all), octet, sum.acc);
+            else leave(octet, sum.acc);
+        }
+        tell(pair, t, all);
     }
     // Of the clusters of the list, as far as the CTAs of this slice go.
     __device__ bool is_last() const {
