@@ -17,7 +17,7 @@
 #include "common/barrier.cuh"
 
 constexpr uint32 LATENT_ROWS = 16, LATENT_SLOTS = 5;
-constexpr uint32 SLOT_TOKENS = 2 * TILE, STEP_SLOTS = 2, STEP_TILES = 4, FIRST_SLOTS = 3;
+constexpr uint32 SLOT_TOKENS = 2 * TILE, STEP_SLOTS = 2, STEP_TILES = 4;
 constexpr uint32 KEY_CHANNELS = 576, WARP_CHANNELS = 64;
 constexpr uint32 LATENT_PITCH = KEY_CHANNELS * 2 + 16;  // an odd number of 16 bytes, so that eight rows hit different banks
 constexpr uint32 SLOT_BYTES = SLOT_TOKENS * LATENT_PITCH;
@@ -36,13 +36,10 @@ struct LatentShared {
     bool is_last;
 };
 
-// Finds tokens and asks for them. A warp does so for four of each slot, a lane for one of a slot of each group of eight.
+// Finds tokens and asks for them. A warp does so for four of each slot, a lane for one of a slot of each group: that of the first group is
+// in the ring as it begins, later groups are of eight slots each.
 struct LatentSource {
     static constexpr uint32 GROUP = 8, TOKENS = SLOT_TOKENS / WARPS;
-    struct Token {
-        const char *from;
-        bool is_there;
-    };
 
     const AttentionParams &p;
     const Pair &pair;
@@ -51,16 +48,20 @@ struct LatentSource {
     uint32 rank, lane, warp, row, group = 0;
     Reach reach;
     uint32 entries, slots;
-    Token token, next;
-    Listed listed;  // of the group after these
+    // Of the lane: the group's token, that of the next, whose page may be on its way, and what the list says of the one after.
+    const char *token;
+    bool is_there;
+    Place next;
+    Listed listed;
 
     __device__ LatentSource(const AttentionParams &p, const Pair &pair, LatentShared &s, char *shared, uint32 rank)
         : p(p), pair(pair), s(s), shared(shared), rank(rank), lane(threadIdx.x % WARP), warp(threadIdx.x / WARP),
           row(warp * TOKENS + lane % TOKENS) {}
 
-    // The lane's token of a group, counted along the list.
+    // The slot of the lane's token of a group; and its number along the list.
+    __device__ uint32 slot_of(uint32 group) const { return (group ? LATENT_SLOTS + (group - 1) * GROUP : 0) + lane / TOKENS; }
     __device__ uint32 number(uint32 group) const {
-        return (((group * GROUP + lane / TOKENS) * 2 + row / TILE) * p.ctas.value + rank) * TILE + row % TILE;
+        return ((slot_of(group) * 2 + row / TILE) * p.ctas.value + rank) * TILE + row % TILE;
     }
     // What is known before the kernel waits: where the lists of the first two groups lie, and the warp's two rows of queries, of which a
     // lane asks for one.
@@ -85,46 +86,69 @@ struct LatentSource {
             announce_lists(p, own.pair, own.warp, first, lengths);
         }
     };
-    // What the list says, and where the tokens of the first group lie. Queries are asked for meanwhile.
+    // What the list says, and where the tokens of two groups lie. Queries are asked for meanwhile; then the ring is.
     __device__ void open(const Start &start) {
-        const Listed first = start.first.read(p);
-        listed = start.second.read(p);
+        const Listed first = start.first.read(p), second = start.second.read(p);
         start.lengths.read(p, pair, reach, entries);
         if (lane == 0) s.queries.expect(start.rows * p.dim * 2);
         __syncwarp();
         if (start.query) copy_bulk(start.to, start.query, p.dim * 2, s.queries);
         __syncwarp();
+        const Place own = find(0, first);
         const uint32 tiles = units_of(p, reach, entries);
         slots = tiles > rank ? p.ctas.divide(tiles - rank - 1) / 2 + 1 : 0;
-        token = find(0, first);
+        next = find(1, second);
+        take(own);
+        fill(0, LATENT_SLOTS);
+        listed = ::listed(p, pair, number(2));
     }
-    __device__ Token find(uint32 group, const Listed &listed) const {
-        const Place place = place_of(p, pair, reach, entries, number(group), listed);
-        return {p.k.at(place.page, place.row, pair.head), place.position >= 0};
+    // Where the lane's token of a group lies, as place_of() says. What the page table says of it is asked for, and nothing waits for that.
+    __device__ Place find(uint32 group, const Listed &listed) const {
+        const uint32 x = number(group), e = p.block.divide(x);
+        const int64 position = p.ids.data ? int64(listed.id) * p.block.value + (x - e * p.block.value) : x;
+        const bool is_listed = !p.ids.data || (e < entries && listed.id >= 0 && listed.id != listed.previous);
+        const bool is_there = is_listed && position < reach.end, is_in_table = is_there && p.table.data && !p.slots.data;
+        const int32 at = is_there ? int32(position) : 0, page = p.page.divide(at);
+        Place place{is_there ? at : -1, p.slots.data ? listed.slot : int32(pair.seq), at};
+        if (p.slots.data || p.table.data) place.row -= page * int32(p.page.value);
+        asm volatile("{\n\t.reg .pred p;\n\t"
+                     "setp.ne.u32 p, %2, 0;\n\t"
+                     "@p ld.global.b32 %0, [%1];\n\t}"
+                     : "+r"(place.page) : "l"(p.table.at(pair.seq, page)), "r"(uint32(is_in_table)) : "memory");
+        return place;
     }
-    // Asks for the warp's tokens of a slot. Slots come in order; what finding waits for is asked for long before.
-    __device__ void fill(uint32 slot) {
-        if (slot >= slots) return;
-        if (slot % GROUP == GROUP / 2) next = find(group + 1, listed);
-        if (slot && slot % GROUP == 0) {
-            token = next;
-            listed = ::listed(p, pair, number(++group + 1));
-        }
-        const uint32 at = slot % LATENT_SLOTS, first = slot % GROUP * TOKENS;
-        const bool is_asked = lane / TOKENS == slot % GROUP && token.is_there;
-        const uint32 there = __ballot_sync(FULL_WARP, is_asked) >> first;
-        char *const to = shared + at * SLOT_BYTES + warp * TOKENS * LATENT_PITCH;
+    __device__ void take(const Place &place) {
+        token = p.k.at(place.page, place.row, pair.head);
+        is_there = place.position >= 0 && uint32(place.page) < p.pages;
+    }
+    // Asks for the slots of a step once others are free: those behind the ring, in order. What finding waits for is asked for long before.
+    __device__ void refill(uint32 slot) {
+        const uint32 within = (slot - LATENT_SLOTS) % GROUP;
+        if (within == 0) take(next), group++;
+        fill(slot, STEP_SLOTS);
+        if (within != GROUP / 2) return;
+        next = find(group + 1, listed);
+        listed = ::listed(p, pair, number(group + 2));
+    }
+    // Asks for the warp's tokens of so many slots of the group.
+    __device__ void fill(uint32 slot, uint32 count) const {
+        const uint32 own = slot_of(group), at = own % LATENT_SLOTS, to = at * SLOT_BYTES + row * LATENT_PITCH;
+        const bool is_asked = own - slot < count && own < slots;
+        const uint32 there = __ballot_sync(FULL_WARP, is_asked && is_there), asked = __ballot_sync(FULL_WARP, is_asked);
         // What is not there is zeros, since NaN would stay NaN under a weight of zero.
-        for (uint32 n = 0; there != (1 << TOKENS) - 1 && n < TOKENS; n++) {
-            if (there >> n & 1) continue;
-            write_zeros(to + n * LATENT_PITCH, 0, p.dim * 2);
+        if (there != asked) {
+            for (uint32 rest = asked & ~there; rest; rest &= rest - 1)
+                write_zeros(shared + __shfl_sync(FULL_WARP, to, __ffs(rest) - 1), 0, p.dim * 2);
             fence_copies();
+            __syncwarp();
         }
-        if (lane == 0) s.there[at][warp] = there;
+        if (is_asked && lane % TOKENS == 0) {
+            const uint32 of_slot = there >> lane & ((1 << TOKENS) - 1);
+            s.there[at][warp] = of_slot;
+            s.full[at].expect(__popc(of_slot) * p.dim * 2);
+        }
         __syncwarp();
-        if (lane == 0) s.full[at].expect(__popc(there) * p.dim * 2);
-        __syncwarp();
-        if (is_asked) copy_bulk(shared_address(to) + lane % TOKENS * LATENT_PITCH, token.from, p.dim * 2, s.full[at]);
+        if (is_asked && is_there) copy_bulk(shared_address(shared) + to, token, p.dim * 2, s.full[at]);
     }
 };
 
@@ -231,7 +255,7 @@ struct Latent {
             }
         }
     }
-    // `source` has asked for the queries, and for the first slots.
+    // `source` has asked for the queries, and for the ring.
     __device__ void run(LatentSource &source) {
         s.queries.wait(0);
         take_queries();
@@ -244,19 +268,15 @@ struct Latent {
                 multiply(c, own % LATENT_SLOTS);
             }
             soften(c);
-            // The rest of the ring, while what was asked for first is at work. Queries are in registers: others may send states.
-            if (slot == 0) {
-                announce_start();
-                for (uint32 n = FIRST_SLOTS; n < LATENT_SLOTS; n++) source.fill(n);
-            }
+            // Queries are in registers: others may send states.
+            if (slot == 0) announce_start();
             const uint32 other = slot + 1 - warp / 4;
             if (other < source.slots) s.full[other % LATENT_SLOTS].wait(other / LATENT_SLOTS);
             if (slot + 1 < source.slots) weigh<2>(slot);
             else weigh<1>(slot);
             if (slot + LATENT_SLOTS >= source.slots) continue;
             __syncthreads();
-#pragma unroll
-            for (uint32 n = 0; n < STEP_SLOTS; n++) source.fill(slot + LATENT_SLOTS + n);
+            source.refill(slot + LATENT_SLOTS);
         }
         if (source.slots == 0) announce_start();
     }
@@ -388,8 +408,9 @@ struct LatentJoin {
     }
     __device__ void write(const Target &t, const float2 &norm, uint32 octet, const float4 &acc) const {
         const float low[2] = {acc.x * norm.x, acc.y * norm.x}, high[2] = {acc.z * norm.y, acc.w * norm.y};
-        store_if(t.exists[0], t.to[0] + octet * 16, t.is_float16 ? Float16::pack(low[0], low[1]) : Bfloat16::pack(low[0], low[1]));
-        store_if(t.exists[1], t.to[1] + octet * 16, t.is_float16 ? Float16::pack(high[0], high[1]) : Bfloat16::pack(high[0], high[1]));
+        const auto pack = [&](const float (&x)[2]) { return t.is_float16 ? Float16::pack(x[0], x[1]) : Bfloat16::pack(x[0], x[1]); };
+        store_if(t.exists[0], t.to[0] + octet * 16, pack(low));
+        store_if(t.exists[1], t.to[1] + octet * 16, pack(high));
     }
     // What is not plain is left in shared memory first, where the lane had it from.
     __device__ void leave(uint32 octet, const float4 &acc) const { slices[octet * WARP + lane] = acc; }
@@ -413,8 +434,8 @@ struct LatentJoin {
         }
     }
 
-    // Joins the states of the cluster's CTAs, in their order, to octets warp, warp + WARPS, … of the slice and m and l of the lane's rows. Its
-    // loads wait for nothing else.
+    // Joins the states of the cluster's CTAs, in their order, to octets warp, warp + WARPS, … of the slice, and returns m and l of the
+    // lane's rows. All is asked for at the beginning.
     template <uint32 CTAS>
     __device__ float4 join_cluster(float4 (&acc)[OWN_OCTETS]) const {
         constexpr uint32 OCTETS = OWN_OCTETS / CTAS;
@@ -597,8 +618,6 @@ __device__ inline void attention_latent(const AttentionParams &p) {
     allow_next_kernel();
     wait_for_previous_kernel();
     source.open(start);
-#pragma unroll
-    for (uint32 slot = 0; slot < FIRST_SLOTS; slot++) source.fill(slot);
     Latent<Type> latent(p, s, shared);
     latent.run(source);
     const LatentJoin join(p, s, shared, number, rank);
