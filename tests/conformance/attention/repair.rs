@@ -237,10 +237,13 @@ fn repair_exact_attends_again_groups_with_a_block_predicted_in_vain(backend: &Ba
     });
 }
 
-/// Two sequences of up to 256 blocks, half of which are predicted.
-fn of_many_blocks(rng: &mut Rng, kv_type: DType) -> (Layer, List) {
+/// Blocks of a sequence: lists of as many, with room to spare, are just short enough for the kernel of the common case, and too long for it.
+const MANY_BLOCKS: [usize; 2] = [250, 256];
+
+/// Two sequences of up to so many blocks, half of which are predicted.
+fn of_many_blocks(rng: &mut Rng, kv_type: DType, blocks: usize) -> (Layer, List) {
     let (page, block) = rng.pick(&[(64, 16), (16, 16), (8, 16), (8, 8)]);
-    let most = 256 * block;
+    let most = blocks * block;
     // On an H200 clusters of 8 CTAs for 4 lists, of fewer for 8.
     let (batch, kv_heads, group, dim) = (2, rng.pick(&[2, 4]), 4, 128);
     let mut layer =
@@ -292,15 +295,17 @@ fn repair_of_any_share_missed_agrees_with_the_formula(backend: &Backend) {
     rounds(1, |rng| {
         // A list of some length relative to the predicted, and how much of it that has: with a length below 1 blocks were
         // predicted in vain.
-        for (length, overlap) in [(1.0, 1.0), (1.0, 0.98), (1.0, 0.7), (1.0, 0.0), (0.6, 0.9), (0.0, 0.0)] {
-            let kv_type = rng.pick(&[F16, BF16]);
-            let (layer, predicted) = of_many_blocks(rng, kv_type);
-            let selected = alike(rng, &layer, &predicted, length, overlap);
-            let case = Prediction::new(backend, rng, layer, &Layouts::default(), [predicted, selected]);
-            let kept = Speculated::new(backend, rng, &case);
-            for exact in [true, false] {
-                let results = kept.repair(backend, rng, &case, exact);
-                case.check(exact, &results);
+        for blocks in MANY_BLOCKS {
+            for (length, overlap) in [(1.0, 1.0), (1.0, 0.98), (1.0, 0.7), (1.0, 0.0), (0.6, 0.9), (0.0, 0.0)] {
+                let kv_type = rng.pick(&[F16, BF16]);
+                let (layer, predicted) = of_many_blocks(rng, kv_type, blocks);
+                let selected = alike(rng, &layer, &predicted, length, overlap);
+                let case = Prediction::new(backend, rng, layer, &Layouts::default(), [predicted, selected]);
+                let kept = Speculated::new(backend, rng, &case);
+                for exact in [true, false] {
+                    let results = kept.repair(backend, rng, &case, exact);
+                    case.check(exact, &results);
+                }
             }
         }
     });
@@ -308,8 +313,9 @@ fn repair_of_any_share_missed_agrees_with_the_formula(backend: &Backend) {
 
 fn repair_repeated_gives_the_same_bits(backend: &Backend) {
     let repeats = if backend.is_cuda() { 500 } else { 3 };
-    rounds(1, |rng| {
-        let (layer, predicted) = of_many_blocks(rng, BF16);
+    rounds(3, |rng| {
+        let blocks = rng.pick(&MANY_BLOCKS);
+        let (layer, predicted) = of_many_blocks(rng, BF16, blocks);
         let selected = alike(rng, &layer, &predicted, 1.0, 0.7);
         let case = Prediction::new(backend, rng, layer, &Layouts::default(), [predicted, selected]);
         let kept = Speculated::new(backend, rng, &case);
@@ -323,9 +329,10 @@ fn repair_repeated_gives_the_same_bits(backend: &Backend) {
 }
 
 fn repair_gives_the_same_bits_wherever_in_the_batch(backend: &Backend) {
-    rounds(1, |rng| {
+    rounds(3, |rng| {
         // The second sequence is the first once more.
-        let (mut layer, mut predicted) = of_many_blocks(rng, F16);
+        let blocks = rng.pick(&MANY_BLOCKS);
+        let (mut layer, mut predicted) = of_many_blocks(rng, F16, blocks);
         let heads = layer.q.shape[1];
         layer.lens[1] = layer.lens[0];
         layer.q = Array::from_fn(&layer.q.shape.clone(), |at| layer.q[[0, at[1], at[2]]]);
