@@ -221,7 +221,7 @@ fn mla_of_one_position_agrees_with_the_formula(backend: &Backend) {
 fn mla_of_many_heads_agrees_with_the_formula(backend: &Backend) {
     rounds(16, |rng| {
         let (batch, group) = rng.pick(&[(1, 64), (3, 64), (1, 128), (3, 72), (1, 33), (2, 128)]);
-        let most = rng.pick(&[1, 40, 64, 130, 700]);
+        let most = rng.pick(&[1, 40, 64, 130, 700, 2100]);
         check_one_position(backend, rng, batch, group, most);
     });
 }
