@@ -40,7 +40,7 @@ template <uint32 CHUNKS> struct Loaded {
 #pragma unroll
         for (uint32 n = 0; n < CHUNKS; n++) {
             const float4 *chunk = reinterpret_cast<const float4 *>(from + (n < chunks ? n * CHUNK : 0));
-            four[n][0] = __ldg(chunk), four[n][1] = __ldg(chunk + 1);
+            four[n][0] = chunk[0], four[n][1] = chunk[1];  // not by __ldg, which the assembler moves past the wait
         }
     }
 };
