@@ -1,7 +1,8 @@
-// The exact top k of the keys that a CTA has in its registers, sixteen for each thread.
+// The exact top k of the keys that a CTA has in its registers, or in its shared memory.
 //
 // Order is that of topk.cuh. Keys are counted in bins of equal width between the least and the largest at hand, which tells scores of a usual
-// spread apart at once; what shares the bin of the wanted-th is counted again, 11 bits finer, until all of a bin is wanted or it is one key.
+// spread apart at once. What few keys share the bin of the wanted-th each warp compares for itself; many are counted again, 11 bits finer,
+// until all of a bin is wanted or it is one key.
 //
 // Counting costs most. So keys that cannot be among the wanted are not counted: where that many threads have keys, or quads, the wanted-th of
 // their largest bounds the wanted-th of all from below, and little else is above it.
@@ -11,8 +12,9 @@
 
 template <uint32 THREADS> struct CtaTopKShared {
     alignas(16) uint32 bin[BINS];  // 0 but while counting
+    uint32 few[WARP], few_at[WARP];  // keys that share the bin of the cut, and where they are
     uint32 of_warp[THREADS / WARP], also_of_warp[THREADS / WARP];
-    uint32 chosen, rank, count;
+    uint32 chosen, rank, count, found;
 };
 
 // Before all else; a barrier of the CTA follows before keys are counted.
@@ -55,6 +57,7 @@ template <uint32 THREADS> struct KeyBins {
         for (uint32 i = 0; i < OWN; i++) own[i] = shared.bin[first + i], sum += own[i], shared.bin[first + i] = 0;
         const uint32 through = warp_inclusive_sum(sum);
         if (lane == WARP - 1) shared.of_warp[warp] = through;
+        if (threadIdx.x == 0) shared.found = 0;
         __syncthreads();
         uint32 above = __reduce_add_sync(FULL_WARP, lane > warp && lane < WARPS ? shared.of_warp[lane % WARPS] : 0) + through - sum;
         if (above < wanted && wanted <= above + sum) {
@@ -73,97 +76,190 @@ template <uint32 THREADS> struct KeyBins {
     }
 };
 
-// A warp has neighbouring keys, STEP for each of its quads.
-template <uint32 THREADS> struct CtaTopK {
-    static constexpr uint32 WARPS = THREADS / WARP, MOST = WARPS * CHUNK;
+// *p += x, in shared memory. The compiler would add up a warp's first, which takes longer where few lanes take part.
+__device__ inline uint32 add_alone(uint32 *p, uint32 x) {
+    uint32 before;
+    asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(shared_address(p)), "r"(x) : "memory");
+    return before;
+}
+
+// A warp has neighbouring keys, STEP for each of its quads: so many in registers, or where COUNT is 0 any number in shared memory.
+template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
+    static constexpr uint32 WARPS = THREADS / WARP, MOST = WARPS * COUNT * STEP, TOGETHER = COUNT == 0 || COUNT > 4 ? 4 : COUNT;
+    using Few = uint32[TOGETHER][4];
     KeyBins<THREADS> bins;
     const uint32 count, span, first;  // keys of all, of a warp; this lane's first
-    uint32 x[QUADS][4];                // from each of first + n · STEP on; 0 where there is none
-    uint32 base, shift, ties;          // keys above the bin are in, and the first `ties` of those in it
+    const uint32 *const held;         // keys in shared memory
+    uint32 x[COUNT ? COUNT : 1][4];   // from each of first + n · STEP on; 0 where there is none
+    uint32 key, last, place;          // keys above `key` are in, and those that equal it before `last`; `place` of them in warps before
 
-    __device__ CtaTopK(CtaTopKShared<THREADS> &shared, uint32 count)
-        : bins(shared), count(count), span(span_of(count, WARPS)), first(bins.warp * span + 4 * bins.lane), base(0), shift(0), ties(0) {}
+    __device__ CtaTopK(CtaTopKShared<THREADS> &shared, uint32 count, const uint32 *held = nullptr)
+        : bins(shared), count(count), span(span_of(count, WARPS)), first(bins.warp * span + 4 * bins.lane), held(held), key(0), last(0), place(0) {}
 
     // This warp's keys end here.
     __device__ uint32 end() const { return min((bins.warp + 1) * span, count); }
 
-    // Use(key) of each that this thread has; some are 0.
-    template <typename Use> __device__ void each(const Use &use) const {
+    // Of keys in shared memory, a multiple of four.
+    __device__ void load_held(uint32 n, uint32 (&four)[4]) const {
+        uint4 keys = make_uint4(0, 0, 0, 0);
+        if (first + n * STEP < end()) keys = *reinterpret_cast<const uint4 *>(held + first + n * STEP);
+        four[0] = keys.x, four[1] = keys.y, four[2] = keys.z, four[3] = keys.w;
+    }
+    __device__ void load() {
+        if constexpr (COUNT > 0) {
 #pragma unroll
-        for (uint32 n = 0; n < QUADS; n++) {
-            if (n * STEP >= span) break;
-#pragma unroll
-            for (uint32 i = 0; i < 4; i++) use(x[n][i]);
+            for (uint32 n = 0; n < COUNT; n++) load_held(n, x[n]);
         }
     }
 
-    // Below the `wanted` best of `present` keys, of which each quad has one at least. One at least is wanted.
-    __device__ void cut(uint32 wanted, uint32 present) {
-        if (wanted >= present) {
-            __syncthreads();
-            return;
-        }
-        const bool by_lane = span > STEP && 2 * wanted <= count / (span / WARP), by_quad = span > STEP && !by_lane && 2 * wanted <= count / 4;
-        uint32 of_quad[QUADS], least = ~0u, most = 0;
+    // Use(n, x) of each few quads, from the n-th on.
+    template <typename Use> __device__ void each_few(const Use &use) const {
+        if constexpr (COUNT > 0) {
 #pragma unroll
-        for (uint32 n = 0; n < QUADS; n++) {
-            of_quad[n] = max(max(x[n][0], x[n][1]), max(x[n][2], x[n][3]));
-            most = max(most, of_quad[n]), least = min(least, of_quad[n] - 1);  // 0 is the last
-        }
-        if (by_lane) least = most - 1;
-        if (!by_lane && !by_quad) each([&](uint32 key) { least = min(least, key - 1); });
-        const uint32 largest = bins.spread_over(max(least, least + 1), most);  // ~0 of a thread without keys stays
-        if (by_lane || by_quad) {
-            if (by_lane) bins.count(most);
-#pragma unroll
-            for (uint32 n = 0; n < QUADS; n++)
-                if (by_quad) bins.count(of_quad[n]);
-            bins.choose(wanted);
-            bins.spread(bins.base + (bins.shared.chosen << bins.shift), largest);
-        }
+            for (uint32 n = 0; n < COUNT; n += TOGETHER)
+                if (n * STEP < span) use(n, reinterpret_cast<const Few &>(x[n]));
+        } else {
 #pragma unroll 1
-        for (;;) {
-            each([&](uint32 key) { bins.count(key); });
-            bins.choose(wanted);
-            wanted = bins.shared.rank;
-            if (bins.shared.count == wanted || bins.shift == 0) break;
-            bins.narrow();
+            for (uint32 n = 0; n * STEP < span; n += TOGETHER) {
+                Few few;
+#pragma unroll
+                for (uint32 m = 0; m < TOGETHER; m++) load_held(n + m, few[m]);
+                use(n, few);
+            }
         }
-        base = bins.base + (bins.shared.chosen << bins.shift), shift = bins.shift, ties = wanted;
     }
+    // Use(quad, j) of each quad that this thread has, the first key of which is the j-th of all; some keys are 0.
+    template <typename Use> __device__ void each_quad(const Use &use) const {
+        each_few([&](uint32 n, const Few &few) {
+#pragma unroll
+            for (uint32 m = 0; m < TOGETHER; m++) {
+                if ((n + m) * STEP >= span) break;
+                use(few[m], first + (n + m) * STEP);
+            }
+        });
+    }
+    // Use(key, j) of each key.
+    template <typename Use> __device__ void each(const Use &use) const {
+        each_quad([&](const uint32 (&quad)[4], uint32 j) {
+#pragma unroll
+            for (uint32 i = 0; i < 4; i++) use(quad[i], j + i);
+        });
+    }
+    __device__ static uint32 largest(const uint32 (&quad)[4]) { return max(max(quad[0], quad[1]), max(quad[2], quad[3])); }
 
-    // Of a key: 1 where it is above the cut, 1 << 16 where it is at it.
-    __device__ uint32 classify(uint32 key) const { return key < base ? 0 : key - base >> shift ? 1 : 1 << 16; }
-
-    // emit(place, j, key), ascending, for each that is in.
-    template <typename Emit> __device__ void take(const Emit &emit) {
-        const uint32 warp = bins.warp, lane = bins.lane;
+    // Below the `wanted` best of `present` keys, which are neighbours but for gaps inside quads. One at least is wanted.
+    __device__ void cut(uint32 wanted, uint32 present) {
+        CtaTopKShared<THREADS> &shared = bins.shared;
+        uint32 low = 1, shift = 0, count = wanted;  // of the bin that holds the cut
+        if (wanted < present) {
+            spread(wanted, present);
+#pragma unroll 1
+            for (;;) {
+                each([&](uint32 key, uint32) { bins.count(key); });
+                bins.choose(wanted);
+                wanted = shared.rank, count = shared.count;
+                if (count == wanted || count <= WARP || bins.shift == 0) break;
+                bins.narrow();
+            }
+            low = bins.base + (shared.chosen << bins.shift), shift = bins.shift;
+        }
+        const bool are_all_in = count == wanted, are_few = !are_all_in && count <= WARP;
+        // Those in the bin count by 1 << 16, unless all of them are in.
+        const uint32 high = are_all_in ? low - 1 : low + min((1u << shift) - 1, ~low);
         uint32 both = 0;
-        each([&](uint32 key) { both += classify(key); });
-        const uint32 own = both;
-        uint32 above = __reduce_add_sync(FULL_WARP, both & 0xffff), equal = __reduce_add_sync(FULL_WARP, both >> 16);
-        if (lane == 0) bins.shared.of_warp[warp] = above, bins.shared.also_of_warp[warp] = equal;
+        each([&](uint32 key, uint32) { both += key > high ? 1 : key >= low ? 1 << 16 : 0; });
+        if (are_few && both >> 16 != 0) {
+            uint32 n = add_alone(&shared.found, both >> 16);
+            each([&](uint32 key, uint32 j) {
+                if (key >= low && key <= high) shared.few[n] = key, shared.few_at[n++] = j;
+            });
+        }
+        both = __reduce_add_sync(FULL_WARP, both);
+        if (bins.lane == 0) shared.of_warp[bins.warp] = both;
         __syncthreads();
-        if (!__any_sync(FULL_WARP, own)) return;
-        above = __reduce_add_sync(FULL_WARP, lane < warp ? bins.shared.of_warp[lane % WARPS] : 0);
-        equal = __reduce_add_sync(FULL_WARP, lane < warp ? bins.shared.also_of_warp[lane % WARPS] : 0);
+        const uint32 before = __reduce_add_sync(FULL_WARP, bins.lane < bins.warp ? shared.of_warp[bins.lane % WARPS] : 0);
+        key = low - 1, last = 0, place = before & 0xffff;
+        if (are_few)
+            compare(count, wanted);
+        else if (!are_all_in)
+            take_equal(low, before >> 16, both >> 16, wanted);
+    }
+    // Keys that cannot be among the wanted are not counted, where it is worth it.
+    __device__ void spread(uint32 wanted, uint32 present) {
+        const bool by_lane = span > STEP && 2 * wanted <= present / (span / WARP), by_quad = span > STEP && !by_lane && 2 * wanted <= present / 4;
+        uint32 least = ~0u, most = 0;
+        each_quad([&](const uint32 (&quad)[4], uint32) {
+            const uint32 largest = CtaTopK::largest(quad);
+            most = max(most, largest);
+            // 0 is the last.
+            least = min(least, by_quad ? largest - 1 : min(min(quad[0] - 1, quad[1] - 1), min(quad[2] - 1, quad[3] - 1)));
+        });
+        if (by_lane) least = most - 1;
+        const uint32 largest = bins.spread_over(max(least, least + 1), most);  // ~0 of a thread without keys stays
+        if (!by_lane && !by_quad) return;
+        if (by_lane) bins.count(most);
+        if (by_quad) each_quad([&](const uint32 (&quad)[4], uint32) { bins.count(CtaTopK::largest(quad)); });
+        bins.choose(wanted);
+        bins.spread(bins.base + (bins.shared.chosen << bins.shift), largest);
+    }
+    // Of few keys, a lane for each, the wanted-th is the last that is in.
+    __device__ void compare(uint32 few, uint32 wanted) {
+        const uint32 lane = bins.lane, mine = lane < few ? bins.shared.few[lane] : 0, at = lane < few ? bins.shared.few_at[lane] : ~0u;
+        uint32 before = 0;
+#pragma unroll 4
+        for (uint32 n = 0; n < few; n++) {
+            const uint32 other = bins.shared.few[n];
+            before += other > mine || (other == mine && bins.shared.few_at[n] < at);
+        }
+        place += __popc(__ballot_sync(FULL_WARP, lane < few && before < wanted && at < bins.warp * span));
+        const uint32 of = __ffs(__ballot_sync(FULL_WARP, lane < few && before == wanted - 1)) - 1;
+        key = __shfl_sync(FULL_WARP, mine, of), last = __shfl_sync(FULL_WARP, at, of) + 1;
+    }
+    // Of many that equal `low`, `own` of which this warp has, the first `wanted` are in.
+    __device__ void take_equal(uint32 low, uint32 earlier, uint32 own, uint32 wanted) {
+        key = low, last = earlier + own <= wanted ? ~0u : 0, place += min(earlier, wanted);
+        if (earlier >= wanted || last != 0) return;
+        uint32 found = 0, left = wanted - earlier;
+        each_quad([&](const uint32 (&quad)[4], uint32 j) {
+            uint32 equal = 0;
 #pragma unroll
-        for (uint32 n = 0; n < QUADS; n++) {
-            if (n * STEP >= span) break;
-            uint32 of[4], sum = 0;
-#pragma unroll
-            for (uint32 i = 0; i < 4; i++) of[i] = classify(x[n][i]), sum += of[i];
-            if (!__any_sync(FULL_WARP, sum)) continue;
-            const uint32 through = warp_inclusive_sum(sum);
-            // Those that are in have neighbouring places.
-            uint32 earlier = equal + (through - sum >> 16), place = above + (through - sum & 0xffff) + min(earlier, ties);
+            for (uint32 i = 0; i < 4; i++) equal += quad[i] == low;
+            const uint32 through = warp_inclusive_sum(equal);
+            uint32 rank = through - equal;
 #pragma unroll
             for (uint32 i = 0; i < 4; i++) {
-                if (of[i] == 1 || (of[i] > 1 && earlier < ties)) emit(place++, first + n * STEP + i, x[n][i]);
-                earlier += of[i] >> 16;
+                if (quad[i] != low) continue;
+                if (++rank == left) found = j + i + 1;
             }
-            const uint32 all = __shfl_sync(FULL_WARP, through, WARP - 1);
-            above += all & 0xffff, equal += all >> 16;
-        }
+            left -= min(left, __shfl_sync(FULL_WARP, through, WARP - 1));
+        });
+        last = __reduce_max_sync(FULL_WARP, found);
+    }
+
+    // emit(place, j, key), ascending, for each that is in.
+    template <typename Emit> __device__ void take(const Emit &emit) const {
+        uint32 next = place;
+        each_few([&](uint32 n, const Few &few) {
+            // Four numbers of keys, each of 128 at most in all lanes; those of a lane have neighbouring places.
+            uint32 in = 0, numbers = 0;
+#pragma unroll
+            for (uint32 m = 0; m < TOGETHER; m++) {
+                const uint32 j = first + (n + m) * STEP;
+                if ((n + m) * STEP >= span) break;
+#pragma unroll
+                for (uint32 i = 0; i < 4; i++)
+                    if (few[m][i] > key || (few[m][i] == key && j + i < last)) in |= 1 << 4 * m + i, numbers += 1 << 8 * m;
+            }
+            if (!__any_sync(FULL_WARP, in)) return;
+            const uint32 through = warp_inclusive_sum(numbers), all = __shfl_sync(FULL_WARP, through, WARP - 1), before = through - numbers;
+#pragma unroll
+            for (uint32 m = 0; m < TOGETHER; m++) {
+                uint32 at = next + (before >> 8 * m & 0xff);
+#pragma unroll
+                for (uint32 i = 0; i < 4; i++)
+                    if (in >> 4 * m + i & 1) emit(at++, first + (n + m) * STEP + i, few[m][i]);
+                next += all >> 8 * m & 0xff;
+            }
+        });
     }
 };
