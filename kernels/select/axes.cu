@@ -12,11 +12,8 @@
 //
 // Products stay in shared memory. Of each tile and head the largest, and the sum of 2^(product − largest), go to all CTAs of the cluster:
 // always of 16 blocks, so sums depend neither on the cluster nor on the batch. Scores go to the first CTA as keys; what goes from CTA to
-// CTA tells a barrier there of its bytes, so nothing is fenced. The first CTA finds the cut and who is above it; warps take neighbouring
-// keys, so that ids come out ascending.
+// CTA tells a barrier there of its bytes, so nothing is fenced. The first CTA finds the best of them.
 //
-// The cut: first a bound that so many threads' largest keys reach. Keys that reach it are counted, 64 bins for each doubling of a score;
-// the keys of the bin that holds the cut are compared with each other, or counted again in finer bins while they are many.
 // On entry: one query position for each list; up to 4 · QUARTETS heads; D a multiple of 64, at most 256, and 128 where GROUPS is 4; rows of
 // summaries are single runs of 16-byte units.
 //
@@ -30,28 +27,23 @@ constexpr uint32 THREADS = 512, WARPS = THREADS / WARP;
 constexpr uint32 GROUP = 32, MOST_GROUPS = 8;  // channels that share a scale; such groups of a part
 constexpr uint32 MOST_HEADS = 16;
 constexpr uint32 MOST_TURNS = 3, MOST_CTAS = 16;
-constexpr uint32 TILES_AT_ONCE = 256, MOST_RUNS = 32;  // tiles whose sums a warp joins; such runs of a list
-// Keys of scores from 2^−27 up to 32, more than 16 heads can have: a bin takes 2^BIN_SHIFT of them, the first one also all that are less.
-constexpr uint32 BIN_SHIFT = 17, LEAST_KEY = 0x42000000 - (BINS << BIN_SHIFT);
+constexpr uint32 TILES_AT_ONCE = 256;  // whose sums a warp joins; there are WARP such runs of a list at most
 constexpr float LOG2_E = 1.44269504f;
 
-// What lies in dynamic shared memory: tiles on their way, and when these are read the row's keys (in the first CTA); then products, partial
-// sums of the whole row, and queries.
+// What lies in dynamic shared memory: tiles on their way; partial sums of the whole row; queries, and when these are read the sums of runs.
+// In the first CTA the row's keys take the place of all of it when sums are joined. Then products, and when these are read what finds the best.
 extern __shared__ uint4 axes_room[];
 
 struct AxesShared {
-    CtaTopKShared<THREADS> top;
-    alignas(16) uint32 candidate[CANDIDATES];
     alignas(16) float sum[MOST_GROUPS][MOST_HEADS];  // of a query's channels, as multiples of its unit
     float unit[MOST_HEADS];                          // of a query's whole numbers, and what makes its products exponents of 2
-    float2 of_run[MOST_RUNS][MOST_HEADS];            // the largest product, and the sum
     float2 of_head[MOST_HEADS];                      // the largest product, and what weights are multiplied by
-    uint4 is_done;                                   // from the first CTA, when it has read all of its tiles
     uint32 exist[WARPS][MOST_TURNS];                 // blocks on their way that are there
     uint32 saw[MOST_CTAS * WARPS];                   // in the first CTA: each warp of the cluster
-    Barrier sums, keys;                              // bytes that come
-    uint32 of_warp[WARPS], expected[WARPS];
-    uint32 nan, found, cut, ties;
+    Barrier sums, keys, room;                        // bytes that come
+    uint32 has_room;                                 // from the first CTA: for keys
+    uint32 expected[WARPS];
+    uint32 nan;
     Selection list;
 };
 
@@ -215,12 +207,12 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
         const int32 tokens = __shfl_sync(FULL_WARP, load_hint(s.seq_lens + at.seq * s.seq_lens_seq), 0);
         return tokens <= 0 ? 0 : min(s.by_block.divide(tokens - 1) + 1, s.place.capacity);
     }
-    // Has a warp's first tiles brought to the L2 cache where their addresses are known.
+    // Has a warp's first tiles brought to the L2 cache where their addresses are known, more than there is room for.
     __device__ void announce(const ListNumber &at, uint32 expected) const {
         if (s.place.table) return;
         const Summary &of = lane < BLOCKS ? p.axes : p.range;
 #pragma unroll 1
-        for (uint32 turn = 0; turn < p.turns; turn++) {
+        for (uint32 turn = 0; turn < MOST_TURNS; turn++) {
             const uint32 j = tile(warp + turn * WARPS) * BLOCKS + lane % BLOCKS;
             if (j >= expected) break;
             const char *summary = of.at(at.seq, j, at.head);
@@ -303,8 +295,8 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
         }
     }
     // Keeps the products of the CTA's n-th tile.
-    __device__ uint32 keep(uint32 turn, uint32 n, const float (&x)[2][2][QUARTETS]) const {
-        const uint32 mask = shared.exist[warp][turn], first = tile(n) * BLOCKS;
+    __device__ uint32 keep(uint32 mask, uint32 n, const float (&x)[2][2][QUARTETS]) const {
+        const uint32 first = tile(n) * BLOCKS;
         float *products = reinterpret_cast<float *>(room + p.products) + n * BLOCKS * PITCH;
         uint32 saw = 0;
 #pragma unroll
@@ -385,66 +377,59 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
         for (uint32 n = warp; n < own; n += WARPS) {
             wait_for_turn();
             float x[2][2][QUARTETS] = {};  // [part][block][quartet]
+            const uint32 exist = shared.exist[warp][turn];
             multiply(turn, x);
-            saw |= keep(turn, n, x);
             __syncwarp();  // what the next copies overwrite is read
             const uint32 next = n + p.turns * WARPS;
             if (next < own) copy(list.at, turn, next);
             end_copies();
+            saw |= keep(exist, n, x);
             turn = turn + 1 == p.turns ? 0 : turn + 1;
         }
         wait_copies<0>();
         return saw;
     }
 
-    // Joins the sums of the tiles, TILES_AT_ONCE of two heads by a warp, in an order that follows from the tiles' number alone.
+    // Joins the sums of the tiles, TILES_AT_ONCE of a head by a warp, in an order that follows from the tiles' number alone.
     __device__ void weigh_heads() const {
-        const uint32 runs = (list.tiles + TILES_AT_ONCE - 1) / TILES_AT_ONCE, pairs = (heads() + 1) / 2;
+        constexpr uint32 OWN = TILES_AT_ONCE / WARP;
+        const uint32 runs = (list.tiles + TILES_AT_ONCE - 1) / TILES_AT_ONCE;
+        float2 *of_run = reinterpret_cast<float2 *>(room + p.queries);
 #pragma unroll 1
-        for (uint32 task = warp; task < runs * pairs; task += WARPS) {
-            const uint32 run = task / pairs, pair = task - run * pairs;
-            const uint32 begin = run * TILES_AT_ONCE, end = min(begin + TILES_AT_ONCE, list.tiles);
-            const float4 *of = reinterpret_cast<const float4 *>(partials()) + pair * p.parts;
-            float2 most = make_float2(minus_infinity(), minus_infinity()), sum = make_float2(0.0f, 0.0f);
-#pragma unroll 2
-            for (uint32 n = begin + lane; n < end; n += WARP) {
-                const float4 x = of[n];
-                most.x = fmaxf(most.x, x.x), most.y = fmaxf(most.y, x.z);
+        for (uint32 task = warp; task < runs * PITCH; task += WARPS) {
+            const uint32 run = task / PITCH, h = task % PITCH, begin = run * TILES_AT_ONCE + lane;
+            if (h >= heads()) continue;
+            const float2 *of = reinterpret_cast<const float2 *>(partials() + h / 2 * p.parts) + h % 2;
+            float2 x[OWN];
+            float most = minus_infinity(), sum = 0.0f;
+#pragma unroll
+            for (uint32 n = 0; n < OWN; n++) {
+                x[n] = make_float2(minus_infinity(), 0.0f);
+                if (begin + n * WARP < list.tiles) x[n] = of[2 * (begin + n * WARP)];
             }
 #pragma unroll
-            for (uint32 bit = 1; bit < WARP; bit *= 2) {
-                most.x = fmaxf(most.x, __shfl_xor_sync(FULL_WARP, most.x, bit));
-                most.y = fmaxf(most.y, __shfl_xor_sync(FULL_WARP, most.y, bit));
-            }
-            // A head without a product has no weight; −inf − −inf would be NaN.
-            const float2 from = make_float2(fmaxf(most.x, LOWEST), fmaxf(most.y, LOWEST));
-#pragma unroll 2
-            for (uint32 n = begin + lane; n < end; n += WARP) {
-                const float4 x = of[n];
-                sum.x = fmaf(x.y, exp2_fast(x.x - from.x), sum.x), sum.y = fmaf(x.w, exp2_fast(x.z - from.y), sum.y);
-            }
+            for (uint32 n = 0; n < OWN; n++) most = fmaxf(most, x[n].x);
+            most = largest_of_warp(most);
 #pragma unroll
-            for (uint32 bit = 1; bit < WARP; bit *= 2)
-                sum.x += __shfl_xor_sync(FULL_WARP, sum.x, bit), sum.y += __shfl_xor_sync(FULL_WARP, sum.y, bit);
-            if (lane > 0) continue;
-            float2 *to = runs > 1 ? shared.of_run[run] : shared.of_head;
-            to[2 * pair] = make_float2(from.x, runs > 1 ? sum.x : weight(sum.x));
-            to[2 * pair + 1] = make_float2(from.y, runs > 1 ? sum.y : weight(sum.y));
+            for (uint32 n = 0; n < OWN; n++) sum = fmaf(x[n].y, exp2_fast(x[n].x - most), sum);
+            sum = sum_of_warp(sum);
+            if (lane == 0) runs > 1 ? of_run[run * PITCH + h] = make_float2(most, sum) : shared.of_head[h] = make_float2(most, weight(sum));
         }
         __syncthreads();
-        if (runs == 1) return;
-        if (thread < heads()) {
-            float most = LOWEST, sum = 0.0f;
-#pragma unroll 1
-            for (uint32 run = 0; run < runs; run++) most = fmaxf(most, shared.of_run[run][thread].x);
-#pragma unroll 1
-            for (uint32 run = 0; run < runs; run++) {
-                const float2 of = shared.of_run[run][thread];
-                sum = fmaf(of.y, exp2_fast(of.x - most), sum);
-            }
-            shared.of_head[thread] = make_float2(most, weight(sum));
+        if (runs <= 1) return;
+        if (warp < heads()) {
+            const float2 x = lane < runs ? of_run[lane * PITCH + warp] : make_float2(minus_infinity(), 0.0f);
+            const float most = largest_of_warp(x.x), sum = sum_of_warp(x.y * exp2_fast(x.x - most));
+            if (lane == 0) shared.of_head[warp] = make_float2(most, weight(sum));
         }
         __syncthreads();
+    }
+    // A head without a product has no weight; −inf − −inf would be NaN.
+    __device__ static float largest_of_warp(float x) { return fmaxf(score_of(__reduce_max_sync(FULL_WARP, sort_key(x))), LOWEST); }
+    __device__ static float sum_of_warp(float x) {
+#pragma unroll
+        for (uint32 bit = 1; bit < WARP; bit *= 2) x += __shfl_xor_sync(FULL_WARP, x, bit);
+        return x;
     }
     static constexpr float LOWEST = -3.402823466e38f;
     __device__ static float weight(float sum) { return sum > 0.0f ? 1.0f / sum : 0.0f; }
@@ -454,169 +439,70 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
         return s.scores + list.at.seq * s.scores_seq + list.at.position * s.scores_pos + list.at.head * s.scores_head;
     }
 
-    // Sends the keys to the first CTA, those of four blocks together.
+    // Sends the keys to the first CTA, those of four lanes together.
     __device__ void send_keys() const {
         const uint32 own = own_tiles() * BLOCKS;
         const bool is_sound = !shared.nan;
 #pragma unroll 1
-        for (uint32 n = 4 * thread; n < own; n += 4 * THREADS) {
-            const uint32 j = tile(n / BLOCKS) * BLOCKS + n % BLOCKS;
+        for (uint32 begin = warp * WARP; begin < own; begin += THREADS) {
+            const uint32 n = begin + lane, j = tile(n / BLOCKS) * BLOCKS + n % BLOCKS;
             const float4 *products = reinterpret_cast<const float4 *>(room + p.products) + n * QUARTETS;
-            float score[4] = {};
-            bool counts[4] = {is_sound, is_sound, is_sound, is_sound};
+            float score = 0.0f, least = 0.0f;
 #pragma unroll
             for (uint32 m = 0; m < QUARTETS; m++) {
+                if (n >= own) break;
+                const float4 four = products[m];
+                const float x[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-                for (uint32 i = 0; i < 4; i++) {
-                    const float4 four = products[i * QUARTETS + m];
-                    const float x[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-                    for (uint32 h = 0; h < 4; h++) {
-                        if (4 * m + h >= heads()) break;
-                        const float2 of_head = shared.of_head[4 * m + h];
-                        counts[i] &= x[h] > minus_infinity();
-                        score[i] = fmaf(exp2_fast(x[h] - of_head.x), of_head.y, score[i]);
-                    }
+                for (uint32 h = 0; h < 4; h++) {
+                    if (4 * m + h >= heads()) break;
+                    const float2 of_head = shared.of_head[4 * m + h];
+                    least = fminf(least, x[h]), score = fmaf(exp2_fast(x[h] - of_head.x), of_head.y, score);
                 }
             }
-            uint32 key[4];
-#pragma unroll
-            for (uint32 i = 0; i < 4; i++) {
-                if (!counts[i]) score[i] = minus_infinity();
-                key[i] = list.key(j + i, score[i]);
-                if (s.scores && j + i < min(list.stored, s.max_blocks)) as<float>(scores() + (j + i) * s.scores_block) = score[i];
-            }
-            send(0, reinterpret_cast<uint4 *>(keys() + j), shared.keys, make_uint4(key[0], key[1], key[2], key[3]));
+            if (!is_sound || !(least > minus_infinity())) score = minus_infinity();
+            const uint32 key = list.key(j, score);
+            if (s.scores && n < own && j < min(list.stored, s.max_blocks)) as<float>(scores() + j * s.scores_block) = score;
+            const uint4 four = make_uint4(key, __shfl_down_sync(FULL_WARP, key, 1), __shfl_down_sync(FULL_WARP, key, 2),
+                                          __shfl_down_sync(FULL_WARP, key, 3));
+            if (n >= own || lane % 4 != 0) continue;
+            wait_for_room();
+            send(0, reinterpret_cast<uint4 *>(keys() + j), shared.keys, four);
         }
+        wait_for_room();  // a message to a CTA that has ended would be lost, or worse
+    }
+    // The first CTA makes room for keys when it has joined all sums.
+    __device__ void make_room() const {
+        if (!is_alone() && slice == 0 && thread < s.slices) send(thread, &shared.has_room, shared.room, 1u);
+    }
+    __device__ void wait_for_room() const {
+        if (!is_alone()) shared.room.wait(0);
     }
 
-    // Use(key) of a warp's neighbouring keys, four at a time.
-    template <typename Use> __device__ void each_four(const Use &use) const {
-        const uint32 count = list.tiles * BLOCKS, span = span_of(count, WARPS), end = min((warp + 1) * span, count);
-#pragma unroll 1
-        for (uint32 i = warp * span + 4 * lane; i < end; i += ::STEP) use(*reinterpret_cast<const uint4 *>(keys() + i));
-    }
-    template <typename Use> __device__ void each(const Use &use) const {
-        each_four([&](const uint4 &four) { use(four.x), use(four.y), use(four.z), use(four.w); });
-    }
-    __device__ static uint32 first_bin(uint32 key) { return key < LEAST_KEY ? 0 : min(key - LEAST_KEY >> BIN_SHIFT, BINS - 1); }
-
-    // Keys from `base` on are in; where those that share the upper bits of base, from `shift` on, are too many, the first `ties` of them.
-    struct Cut {
-        uint32 base, shift, ties;
-        bool has_ties;
-    };
-    __device__ Cut find_cut() const {
-        uint32 wanted = list.of_stored;
-        if (wanted >= list.end - list.init) return {1, 0, 0, false};
-        KeyBins<THREADS> bins(shared.top);
-        uint32 bound = 0;
-        if (span_of(list.tiles * BLOCKS, WARPS) > ::STEP && 2 * wanted <= THREADS) {
-            uint32 most = 0;
-            each([&](uint32 key) { most = max(most, key); });
-            if (most != 0) atomicAdd(&shared.top.bin[first_bin(most)], 1u);
-            bins.choose(wanted);
-            bound = shared.top.chosen;  // 0 where too few threads have keys
-        }
-        each([&](uint32 key) {
-            const uint32 bin = first_bin(key);
-            if (key != 0 && bin >= bound) atomicAdd(&shared.top.bin[bin], 1u);
-        });
-        bins.choose(wanted);
-        bins.base = LEAST_KEY, bins.shift = BIN_SHIFT;
-        uint32 limit = ~0u;
-        if (shared.top.chosen == 0) {
-            // The first bin holds all that is small.
-            limit = LEAST_KEY + (1 << BIN_SHIFT), wanted = shared.top.rank;
-            bins.spread(1, limit - 1);
-            each([&](uint32 key) {
-                if (key < limit) bins.count(key);
-            });
-            bins.choose(wanted);
-        }
-#pragma unroll 1
-        for (;;) {
-            const uint32 base = bins.base + (shared.top.chosen << bins.shift), count = shared.top.count, shift = bins.shift;
-            wanted = shared.top.rank;
-            if (count == wanted) return {base, shift, 0, false};
-            if (shift == 0) return {base, 0, wanted, true};
-            if (count <= CANDIDATES) return compare(base, shift, count, wanted);
-            bins.narrow();
-            each([&](uint32 key) { bins.count(key); });
-            bins.choose(wanted);
-        }
-    }
-    // By comparing the `count` keys of a bin with each other.
-    __device__ Cut compare(uint32 base, uint32 shift, uint32 count, uint32 wanted) const {
-        each([&](uint32 key) {
-            if (key >= base && key - base >> shift == 0) shared.candidate[atomicAdd(&shared.found, 1u)] = key;
-        });
-        __syncthreads();
-        if (thread < count) {
-            const uint32 key = shared.candidate[thread];
-            uint32 above = 0, equal = 0;
-#pragma unroll 4
-            for (uint32 n = 0; n < count; n++) above += shared.candidate[n] > key, equal += shared.candidate[n] == key;
-            // Those that are equal write the same.
-            if (above < wanted && wanted <= above + equal) shared.cut = key, shared.ties = wanted - above == equal ? 0 : wanted - above;
-        }
-        __syncthreads();
-        return {shared.cut, 0, shared.ties, shared.ties != 0};
-    }
-
-    __device__ void emit(uint32 place, uint32 j) const {
+    __device__ char *ids() const {
         const List &to = s.selected;
-        char *ids = to.ids + list.at.seq * to.ids_seq + list.at.position * to.ids_pos + list.at.head * to.ids_head;
-        as<int32>(ids + place * to.ids_entry) = j;
+        return to.ids + list.at.seq * to.ids_seq + list.at.position * to.ids_pos + list.at.head * to.ids_head;
     }
-    // Emits them. A place is the number of those in before it.
-    __device__ void take(const Cut &cut) const {
-        const uint32 count = list.tiles * BLOCKS, span = span_of(count, WARPS), begin = warp * span, end = min(begin + span, count);
-        // Those at the cut count by 1 << 16.
-        const auto classify = [&](uint32 key) -> uint32 {
-            return key < cut.base ? 0 : cut.has_ties && key - cut.base >> cut.shift == 0 ? 1 << 16 : 1;
-        };
-        uint32 both = 0;
-        each([&](uint32 key) { both += classify(key); });
-        both = __reduce_add_sync(FULL_WARP, both);
-        if (lane == 0) shared.of_warp[warp] = both;
-        __syncthreads();
-        if (both == 0) return;
-        uint32 before = __reduce_add_sync(FULL_WARP, lane < warp ? shared.of_warp[lane % WARPS] : 0);
-        const uint32 earlier = (1u << lane) - 1;
-#pragma unroll 1
-        for (uint32 i = begin; i < end; i += ::STEP) {
-            uint4 four = make_uint4(0, 0, 0, 0);
-            const uint32 j = i + 4 * lane;
-            if (j < end) four = *reinterpret_cast<const uint4 *>(keys() + j);
-            const uint32 of[4] = {classify(four.x), classify(four.y), classify(four.z), classify(four.w)};
-            if (!__any_sync(FULL_WARP, of[0] + of[1] + of[2] + of[3])) continue;
-            uint32 place = before, all = 0;
-#pragma unroll
-            for (uint32 n = 0; n < 4; n++) {
-                const uint32 above = __ballot_sync(FULL_WARP, of[n] & 1), equal = cut.has_ties ? __ballot_sync(FULL_WARP, of[n] >> 16) : 0;
-                place += __popc(above & earlier) + (__popc(equal & earlier) << 16), all += __popc(above) + (__popc(equal) << 16);
-            }
-#pragma unroll
-            for (uint32 n = 0; n < 4; n++) {
-                const uint32 equal = place >> 16;
-                if (of[n] == 1 || (of[n] != 0 && equal < cut.ties)) emit(list.init + (place & 0xffff) + min(equal, cut.ties), j + n);
-                place += of[n];
-            }
-            before += all;
-        }
+    __device__ void emit(char *ids, uint32 place, uint32 j) const { as<int32>(ids + place * s.selected.ids_entry) = j; }
+    template <uint32 COUNT> __device__ void select(CtaTopKShared<THREADS> &top_shared) const {
+        CtaTopK<THREADS, COUNT> top(top_shared, list.tiles * BLOCKS, keys());
+        top.load();
+        top.cut(list.of_stored, list.end - list.init);
+        char *const to = ids() + list.init * s.selected.ids_entry;
+        top.take([&](uint32 place, uint32 j, uint32) { emit(to, place, j); });
     }
 
     // By the first CTA: what follows from lengths alone.
     __device__ void write_forced() const {
         const List &to = s.selected;
+        char *const ids = this->ids();
         const uint32 init = list.init, n = list.n, wanted = list.wanted, of_stored = list.of_stored;
 #pragma unroll 1
-        for (uint32 j = thread; j < init; j += THREADS) emit(j, j);
+        for (uint32 j = thread; j < init; j += THREADS) emit(ids, j, j);
 #pragma unroll 1
-        for (uint32 j = thread; j < wanted - of_stored; j += THREADS) emit(init + of_stored + j, list.end + j);
+        for (uint32 j = thread; j < wanted - of_stored; j += THREADS) emit(ids, init + of_stored + j, list.end + j);
 #pragma unroll 1
-        for (uint32 j = thread; j < list.local; j += THREADS) emit(init + wanted + j, n - list.local + j);
+        for (uint32 j = thread; j < list.local; j += THREADS) emit(ids, init + wanted + j, n - list.local + j);
 #pragma unroll 1
         for (uint32 j = list.stored + thread; s.scores && j < min(n, s.max_blocks); j += THREADS)
             as<float>(scores() + j * s.scores_block) = minus_infinity();
@@ -636,12 +522,11 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
 
     __device__ void run() {
         if (thread == 0) {
-            shared.nan = shared.found = shared.top.chosen = 0;
-            shared.sums.open(1), shared.keys.open(1);
+            shared.nan = 0;
+            shared.sums.open(1), shared.keys.open(1), shared.room.open(1);
         }
         __syncwarp();
         asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-        open(shared.top);
         const ListNumber at = list_number();
         const uint32 expected = expected_blocks(at);
         announce(at, expected);
@@ -660,7 +545,7 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
         begin_copies(at, expected, units);
         if (thread == THREADS - 1) {
             shared.list.cut(s, at, given, budget);
-            if (!is_alone()) shared.sums.expect((list.tiles * 2 * QUARTETS + 1) * sizeof(uint4));
+            if (!is_alone()) shared.sums.expect(list.tiles * 2 * QUARTETS * sizeof(uint4)), shared.room.expect(sizeof(uint32));
             if (!is_alone() && slice == 0) shared.keys.expect((list.tiles * BLOCKS + s.slices * WARPS) * sizeof(uint32));
         }
         stage_queries(bits);
@@ -670,18 +555,25 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
         if (shared.nan && list.is_there) saw |= SAW_NAN;
         saw = __reduce_or_sync(FULL_WARP, saw);
         if (lane == 0) send(0, &shared.saw[slice * WARPS + warp], shared.keys, saw);
-        if (slice == 0) {
-            // Keys come to where its tiles were.
-            __syncthreads();
-            if (thread < s.slices) send(thread, &shared.is_done, shared.sums, make_uint4(0, 0, 0, 0));
-            write_forced();
-        }
+        if (slice == 0) write_forced();
         receive(shared.sums);
         weigh_heads();
+        make_room();
         send_keys();
         if (slice > 0) return;
+        __syncthreads();  // products are read
+        CtaTopKShared<THREADS> &top = *reinterpret_cast<CtaTopKShared<THREADS> *>(room + p.products);
+        open(top);
         receive(shared.keys);
-        if (list.of_stored > 0) take(find_cut());
+        if (list.of_stored > 0) {
+            const uint32 count = list.tiles * BLOCKS;
+            if (count <= CtaTopK<THREADS, 1>::MOST)
+                select<1>(top);
+            else if (count <= CtaTopK<THREADS, 4>::MOST)
+                select<4>(top);
+            else
+                select<0>(top);
+        }
         write_status();
     }
 };

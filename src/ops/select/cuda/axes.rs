@@ -74,7 +74,7 @@ kernel_struct! {
 }
 
 /// Shared memory that the kernels declare, at most, and what the driver takes of it for each CTA.
-const STATIC_SHARED: u32 = 16 << 10;
+const STATIC_SHARED: u32 = 2304;
 const RESERVED: u32 = 1 << 10;
 /// Blocks that are worth a CTA.
 const CTA_BLOCKS: usize = 128;
@@ -87,6 +87,8 @@ const MOST_TURNS: usize = 3;
 /// BLOCKS of kernels/select/axes.cu: of a tile.
 const BLOCKS: usize = 16;
 const WARPS: usize = THREADS as usize / 32;
+/// What finds the best of the keys, at most: it takes the place of products.
+const TOP_SHARED: usize = 9 << 10;
 /// What rows of blocks on their way have in front of the next one, but for the common form.
 const GAP: usize = 16;
 
@@ -119,13 +121,18 @@ impl AxesPlan {
         let at_once =
             |plan: &AxesPlan| shares.iter().find(|share| fits(plan, share)).map_or(0, |s| s.clusters[plan.ctas - 1]);
         let of = |ctas| (1..=MOST_TURNS).rev().map(move |turns| AxesPlan::of(r, stored, ctas, turns));
-        // As many CTAs as run at once and have work; rather fewer than that a warp's tiles come one after the other.
+        // As many CTAs as run at once and have work; rather somewhat fewer than that a warp's tiles come one after the other.
         let useful = stored.div_ceil(CTA_BLOCKS).clamp(1, MOST_CTAS);
         let all_at_once = || (1..=useful).rev().flat_map(of).filter(|plan| r.lists() <= at_once(plan));
         let flows = |plan: &AxesPlan| (plan.rounds().min(2)..=plan.rounds().max(1)).contains(&plan.turns);
+        let all = all_at_once().find(|plan| plan.turns <= plan.rounds().max(1));
+        let best = all.map(|all| {
+            let is_near = |plan: &AxesPlan| 4 * plan.ctas >= 3 * all.ctas;
+            all_at_once().take_while(is_near).find(flows).unwrap_or(all)
+        });
         // Where there are more lists, or shared memory is short: few CTAs for each, and these side by side.
         let in_waves = || shares.iter().find_map(|share| (1..=MOST_CTAS).flat_map(of).find(|plan| fits(plan, share)));
-        let plan = all_at_once().find(flows).or_else(|| all_at_once().next()).or_else(in_waves)?;
+        let plan = best.or_else(in_waves)?;
         (r.lists() <= i32::MAX as usize / plan.ctas).then_some(plan)
     }
 
@@ -141,11 +148,12 @@ impl AxesPlan {
         let gap = if heads.dim == COMMON_DIM { 0 } else { GAP };
         let on_their_way = WARPS * turns * BLOCKS * (heads.dim + heads.dim / 4 + 2 * gap);
         let parts = stored.div_ceil(BLOCKS);
-        let products = on_their_way.max(parts.saturating_mul(BLOCKS * size_of::<u32>()));
-        let of_products = parts.div_ceil(ctas).saturating_mul(BLOCKS * 4 * quartets * size_of::<f32>());
-        let partials = products.saturating_add(of_products);
+        let partials = on_their_way;
         let queries = partials.saturating_add(parts.saturating_mul(4 * quartets * 2 * size_of::<f32>()));
-        let bytes = queries.saturating_add(heads.dim / 32 * columns * 32 * 8);
+        let keys = parts.saturating_mul(BLOCKS * size_of::<u32>());
+        let products = queries.saturating_add(heads.dim / 32 * columns * 32 * 8).max(keys);
+        let of_products = parts.div_ceil(ctas).saturating_mul(BLOCKS * 4 * quartets * size_of::<f32>());
+        let bytes = products.saturating_add(of_products.max(TOP_SHARED));
         AxesPlan { stored, parts, ctas, turns, products, partials, queries, bytes }
     }
 
