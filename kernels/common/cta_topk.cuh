@@ -11,7 +11,7 @@
 #include "common/cluster_topk.cuh"
 
 template <uint32 THREADS> struct CtaTopKShared {
-    alignas(16) uint32 bin[BINS];  // 0 but while counting
+    alignas(16) uint32 bin[BINS];    // 0 but while counting
     uint32 few[WARP], few_at[WARP];  // keys that share the bin of the cut, and where they are
     uint32 of_warp[THREADS / WARP], also_of_warp[THREADS / WARP];
     uint32 chosen, rank, count, found;
@@ -94,7 +94,8 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
     uint32 key, last, place;          // keys above `key` are in, and those that equal it before `last`; `place` of them in warps before
 
     __device__ CtaTopK(CtaTopKShared<THREADS> &shared, uint32 count, const uint32 *held = nullptr)
-        : bins(shared), count(count), span(span_of(count, WARPS)), first(bins.warp * span + 4 * bins.lane), held(held), key(0), last(0), place(0) {}
+        : bins(shared), count(count), span(span_of(count, WARPS)), first(bins.warp * span + 4 * bins.lane), held(held), key(0), last(0),
+          place(0) {}
 
     // This warp's keys end here.
     __device__ uint32 end() const { return min((bins.warp + 1) * span, count); }
@@ -186,7 +187,8 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
     }
     // Keys that cannot be among the wanted are not counted, where it is worth it.
     __device__ void spread(uint32 wanted, uint32 present) {
-        const bool by_lane = span > STEP && 2 * wanted <= present / (span / WARP), by_quad = span > STEP && !by_lane && 2 * wanted <= present / 4;
+        const bool by_lane = span > STEP && 2 * wanted * (span / WARP) <= present;
+        const bool by_quad = span > STEP && !by_lane && 2 * wanted <= present / 4;
         uint32 least = ~0u, most = 0;
         each_quad([&](const uint32 (&quad)[4], uint32) {
             const uint32 largest = CtaTopK::largest(quad);

@@ -31,7 +31,8 @@ constexpr uint32 TILES_AT_ONCE = 256;  // whose sums a warp joins; there are WAR
 constexpr float LOG2_E = 1.44269504f;
 
 // What lies in dynamic shared memory: tiles on their way; partial sums of the whole row; queries, and when these are read the sums of runs.
-// In the first CTA the row's keys take the place of all of it when sums are joined. Then products, and when these are read what finds the best.
+// When sums are joined, the row's keys take the place of all these in the first CTA. Then products, and when these are read what finds the
+// best.
 extern __shared__ uint4 axes_room[];
 
 struct AxesShared {
@@ -245,53 +246,73 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
         wait_copies<0>();
     }
 
-    // Where in a row of codes, and of ranges, a part's group and a part lie, of this lane's rows.
-    __device__ uint32 place_of_codes(uint32 part, uint32 group) const {
-        return GROUPS == 4 ? (part * 4 + group ^ lane % 8) * 16 : part * (dim() / 2) + group * 16;
-    }
-    __device__ uint32 place_of_range(uint32 part) const { return GROUPS == 4 ? (part ^ lane / 16) * 16 : part * (dim() / 8); }
-
-    // Products of a tile with the heads, in units: lane l has blocks l/4 and l/4 + 8, and of each four heads l % 4.
-    __device__ void multiply(uint32 turn, float (&x)[2][2][QUARTETS]) const {
-        const uint32 begin = turn_of(turn);
-        const uint32 codes = begin + lane % BLOCKS * row_bytes, range = begin + BLOCKS * row_bytes + lane / 4 * range_bytes;
-        uint32 q = shared_address(room) + p.queries + lane * 8, of_q = shared_address(shared.sum) + lane % 4 * 4;
-#pragma unroll 2
-        for (uint32 group = 0; group < (GROUPS ? GROUPS : MOST_GROUPS); group++) {
-            if (!GROUPS && group >= groups()) break;
-            uint32 word[4];  // [part][block]
-            load_rows(codes + place_of_codes(lane / BLOCKS, group), word);
-            uint2 b[COLUMNS];
-            float sum[QUARTETS];
+    // Words of a group of a tile, [part][block], and the scales and minima of these.
+    struct Group {
+        uint32 word[4], range[4];
+    };
+    // Adds the products of group `number` with the heads, in units. digits, of_q: where this lane's are, and the sum of its first head.
+    __device__ static void add_group(const Group &group, uint32 number, uint32 digits, uint32 of_q, float (&x)[2][2][QUARTETS]) {
+        uint2 b[COLUMNS];
+        float sum[QUARTETS];
 #pragma unroll
-            for (uint32 n = 0; n < COLUMNS; n++) b[n] = load_two(q + n * WARP * 8);
+        for (uint32 n = 0; n < COLUMNS; n++) b[n] = load_two(digits + (number * COLUMNS + n) * WARP * 8);
 #pragma unroll
-            for (uint32 n = 0; n < QUARTETS; n++) sum[n] = __uint_as_float(load_word(of_q + n * 16));
+        for (uint32 n = 0; n < QUARTETS; n++) sum[n] = __uint_as_float(load_word(of_q + number * MOST_HEADS * 4 + n * 16));
 #pragma unroll
-            for (uint32 part = 0; part < 2; part++) {
-                // Even channels, then odd ones.
-                uint32 a[4];
-                int32 sums[COLUMNS][4] = {};
+        for (uint32 part = 0; part < 2; part++) {
+            // Even channels, then odd ones.
+            uint32 a[4];
+            int32 sums[COLUMNS][4] = {};
 #pragma unroll
-                for (uint32 block = 0; block < 2; block++) {
-                    const uint32 both = word[2 * part + block];
-                    a[block] = both & 0x0f0f0f0f, a[block + 2] = both >> 4 & 0x0f0f0f0f;
-                }
+            for (uint32 block = 0; block < 2; block++) {
+                const uint32 both = group.word[2 * part + block];
+                a[block] = both & 0x0f0f0f0f, a[block + 2] = both >> 4 & 0x0f0f0f0f;
+            }
 #pragma unroll
-                for (uint32 n = 0; n < COLUMNS; n++) multiply_add(sums[n], a, b[n]);
+            for (uint32 n = 0; n < COLUMNS; n++) multiply_add(sums[n], a, b[n]);
 #pragma unroll
-                for (uint32 block = 0; block < 2; block++) {
-                    const uint32 both = load_word(range + block * 8 * range_bytes + place_of_range(part) + group * 4);
-                    const float scale = widen_float16(both & 0xffff), least = widen_float16(both >> 16);
+            for (uint32 block = 0; block < 2; block++) {
+                const uint32 both = group.range[2 * part + block];
+                const float scale = widen_float16(both & 0xffff), least = widen_float16(both >> 16);
 #pragma unroll
-                    for (uint32 n = 0; n < QUARTETS; n++) {
-                        const uint32 upper = (uint32(sums[n][2 * block]) << 8) + uint32(sums[n][2 * block + 1]);
-                        const float of_codes = float(int32((upper << 8) + uint32(sums[QUARTETS + n / 2][2 * block + n % 2])));
-                        x[part][block][n] = fmaf(scale, of_codes, fmaf(least, sum[n], x[part][block][n]));
-                    }
+                for (uint32 n = 0; n < QUARTETS; n++) {
+                    const uint32 upper = (uint32(sums[n][2 * block]) << 8) + uint32(sums[n][2 * block + 1]);
+                    const float of_codes = float(int32((upper << 8) + uint32(sums[QUARTETS + n / 2][2 * block + n % 2])));
+                    x[part][block][n] = fmaf(scale, of_codes, fmaf(least, sum[n], x[part][block][n]));
                 }
             }
-            q += COLUMNS * WARP * 8, of_q += MOST_HEADS * 4;
+        }
+    }
+    // Products of a tile with the heads: lane l has blocks l/4 and l/4 + 8, and of each four heads l % 4.
+    __device__ void multiply(uint32 turn, float (&x)[2][2][QUARTETS]) const {
+        const uint32 begin = turn_of(turn), codes = begin + lane % BLOCKS * row_bytes;
+        const uint32 range = begin + BLOCKS * row_bytes + lane / 4 * range_bytes;
+        const uint32 digits = shared_address(room) + p.queries + lane * 8, of_q = shared_address(shared.sum) + lane % 4 * 4;
+        if constexpr (GROUPS == 4) {
+            // Two groups at a time: all of them would take more registers than there are.
+#pragma unroll 1
+            for (uint32 pair = 0; pair < 4; pair += 2) {
+                Group group[2];
+#pragma unroll
+                for (uint32 n = 0; n < 2; n++) load_rows(codes + ((lane / BLOCKS * 4 ^ lane % 8) * 16 ^ (pair + n) * 16), group[n].word);
+#pragma unroll
+                for (uint32 m = 0; m < 4; m++) {
+                    const uint2 of = load_two(range + m % 2 * 8 * range_bytes + (m / 2 ^ lane / 16) * 16 + pair * 4);
+                    group[0].range[m] = of.x, group[1].range[m] = of.y;
+                }
+#pragma unroll
+                for (uint32 n = 0; n < 2; n++) add_group(group[n], pair + n, digits, of_q, x);
+            }
+        } else {
+#pragma unroll 2
+            for (uint32 n = 0; n < MOST_GROUPS; n++) {
+                if (n >= groups()) break;
+                Group group;
+                load_rows(codes + lane / BLOCKS * (dim() / 2) + n * 16, group.word);
+#pragma unroll
+                for (uint32 m = 0; m < 4; m++) group.range[m] = load_word(range + m % 2 * 8 * range_bytes + m / 2 * (dim() / 8) + n * 4);
+                add_group(group, n, digits, of_q, x);
+            }
         }
     }
     // Keeps the products of the CTA's n-th tile.
@@ -312,6 +333,7 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
                 product[i] = fmaf(unit, x[0][i][m], along + log2_of(1.0f + exp2_fast(-2.0f * along)));
                 if (counts && h < heads()) saw |= !exists ? NO_SUMMARY : product[i] != product[i] ? SAW_NAN : 0;
                 if (!exists || !counts || !(fabsf(product[i]) < -minus_infinity())) product[i] = minus_infinity();
+                if (h >= heads()) product[i] = 0.0f;  // its weight is 0
                 products[block * PITCH + h] = product[i];
             }
             share_sum(m, tile(n), product);
@@ -455,7 +477,6 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
                 const float x[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
                 for (uint32 h = 0; h < 4; h++) {
-                    if (4 * m + h >= heads()) break;
                     const float2 of_head = shared.of_head[4 * m + h];
                     least = fminf(least, x[h]), score = fmaf(exp2_fast(x[h] - of_head.x), of_head.y, score);
                 }
@@ -523,6 +544,7 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
     __device__ void run() {
         if (thread == 0) {
             shared.nan = 0;
+            for (uint32 h = heads(); h < PITCH; h++) shared.of_head[h] = make_float2(0.0f, 0.0f);
             shared.sums.open(1), shared.keys.open(1), shared.room.open(1);
         }
         __syncwarp();
