@@ -26,6 +26,9 @@ template <uint32 THREADS> __device__ void open(CtaTopKShared<THREADS> &shared) {
 template <uint32 THREADS> struct KeyBins {
     static constexpr uint32 WARPS = THREADS / WARP, GROUP = BINS / WARPS, OWN = GROUP / WARP;
     static_assert(WARPS <= WARP && OWN % 2 == 0);
+    struct alignas(4 * OWN) Own {
+        uint32 bin[OWN];
+    };
     CtaTopKShared<THREADS> &shared;
     const uint32 warp, lane;
     uint32 base, shift, bins;
@@ -52,9 +55,12 @@ template <uint32 THREADS> struct KeyBins {
     __device__ void choose(uint32 wanted) {
         __syncthreads();
         const uint32 first = warp * GROUP + (WARP - 1 - lane) * OWN;  // from the top: lane 0 has the last
-        uint32 own[OWN], sum = 0;
+        Own &here = *reinterpret_cast<Own *>(shared.bin + first);
+        const auto [own] = here;
+        uint32 sum = 0;
+        here = {};
 #pragma unroll
-        for (uint32 i = 0; i < OWN; i++) own[i] = shared.bin[first + i], sum += own[i], shared.bin[first + i] = 0;
+        for (uint32 i = 0; i < OWN; i++) sum += own[i];
         const uint32 through = warp_inclusive_sum(sum);
         if (lane == WARP - 1) shared.of_warp[warp] = through;
         if (threadIdx.x == 0) shared.found = 0;
@@ -208,10 +214,13 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
     __device__ void compare(uint32 few, uint32 wanted) {
         const uint32 lane = bins.lane, mine = lane < few ? bins.shared.few[lane] : 0, at = lane < few ? bins.shared.few_at[lane] : ~0u;
         uint32 before = 0;
-#pragma unroll 4
-        for (uint32 n = 0; n < few; n++) {
-            const uint32 other = bins.shared.few[n];
-            before += other > mine || (other == mine && bins.shared.few_at[n] < at);
+#pragma unroll 1
+        for (uint32 n = 0; n < few; n += 4) {
+#pragma unroll
+            for (uint32 m = 0; m < 4; m++) {
+                const uint32 other = __shfl_sync(FULL_WARP, mine, n + m), other_at = __shfl_sync(FULL_WARP, at, n + m);
+                before += other > mine | (other == mine & other_at < at);
+            }
         }
         place += __popc(__ballot_sync(FULL_WARP, lane < few && before < wanted && at < bins.warp * span));
         const uint32 of = __ffs(__ballot_sync(FULL_WARP, lane < few && before == wanted - 1)) - 1;
