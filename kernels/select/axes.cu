@@ -150,9 +150,10 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
     // block, for whole lines.
     struct Units {
         const char *codes, *range;
+        int64 apart;             // bytes of four blocks
         uint32 to[2], of_range;  // of even and odd fours of blocks
 
-        __device__ Units known() const { return {held(codes), held(range), {held(to[0]), held(to[1])}, held(of_range)}; }
+        __device__ Units known() const { return {held(codes), held(range), held(apart), {held(to[0]), held(to[1])}, held(of_range)}; }
         __device__ void step(const AxesParams &p, uint32 blocks, uint32 bytes) {
             codes += blocks * p.axes.row, range += blocks * p.range.row, to[0] += bytes, to[1] += bytes, of_range += bytes;
         }
@@ -162,14 +163,14 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
         const uint32 row = lane / 8, begin = turn_of(turn), to = begin + row * row_bytes, swap = (lane % 8 ^ row) * 16;
         const uint32 of_range = begin + BLOCKS * row_bytes + lane / 2 * range_bytes + (lane % 2 ^ row % 2) * 16;
         return {p.axes.at(at.seq, first + row, at.head) + lane % 8 * 16, p.range.at(at.seq, first + lane / 2, at.head) + lane % 2 * 16,
-                {to + swap, to + 4 * row_bytes + (swap ^ 64)}, of_range};
+                4 * p.axes.row, {to + swap, to + 4 * row_bytes + (swap ^ 64)}, of_range};
     }
     __device__ void copy_units(uint32 turn, uint32 first, const Units &of) const {
         const bool is_whole = first + BLOCKS <= s.place.capacity;
 #pragma unroll
         for (uint32 i = 0; i < BLOCKS; i += 4)
             if (is_whole || first + lane / 8 + i < s.place.capacity)
-                copy_16(of.to[i / 4 % 2] + i / 8 * 8 * row_bytes, of.codes + i * p.axes.row);
+                copy_16(of.to[i / 4 % 2] + i / 8 * 8 * row_bytes, of.codes + i / 4 * of.apart);
         if (is_whole || first + lane / 2 < s.place.capacity) copy_16(of.of_range, of.range);
         if (lane == 0) shared.exist[warp][turn] = 0xffff;
     }
