@@ -15,6 +15,7 @@ pub struct AxesKernels {
     others: [Kernel; 2],
     /// Clusters of 1, 2, … CTAs that run at once, where two CTAs share a multiprocessor, and where each has its own.
     shared: [Share; 2],
+    multiprocessors: usize,
 }
 
 /// What a CTA can have of a multiprocessor.
@@ -44,7 +45,7 @@ impl AxesKernels {
         };
         let half = (most + RESERVED) / 2 - RESERVED - STATIC_SHARED;
         let shared = [share(common[0], half), share(common[2], most - STATIC_SHARED)];
-        Ok(Some(AxesKernels { common, others, shared }))
+        Ok(Some(AxesKernels { common, others, shared, multiprocessors: modules.facts().multiprocessors as usize }))
     }
 
     /// Where more than one CTA of the kernel has a place beside another, the first of the shares is open to it.
@@ -121,15 +122,15 @@ impl AxesPlan {
         let at_once =
             |plan: &AxesPlan| shares.iter().find(|share| fits(plan, share)).map_or(0, |s| s.clusters[plan.ctas - 1]);
         let of = |ctas| (1..=MOST_TURNS).rev().map(move |turns| AxesPlan::of(r, stored, ctas, turns));
-        // As many CTAs as run at once and have work; rather somewhat fewer than that a warp's tiles come one after the other.
+        // CTAs that run at once and have work: those that leave the busiest multiprocessor the fewest tiles, which take somewhat longer where
+        // a warp's come one after the other.
         let useful = stored.div_ceil(CTA_BLOCKS).clamp(1, MOST_CTAS);
-        let all_at_once = || (1..=useful).rev().flat_map(of).filter(|plan| r.lists() <= at_once(plan));
-        let flows = |plan: &AxesPlan| (plan.rounds().min(2)..=plan.rounds().max(1)).contains(&plan.turns);
-        let all = all_at_once().find(|plan| plan.turns <= plan.rounds().max(1));
-        let best = all.map(|all| {
-            let is_near = |plan: &AxesPlan| 4 * plan.ctas >= 3 * all.ctas;
-            all_at_once().take_while(is_near).find(flows).unwrap_or(all)
-        });
+        let all_at_once = (1..=useful).rev().flat_map(of).filter(|plan| r.lists() <= at_once(plan));
+        let time = |plan: &AxesPlan| {
+            let tiles = (r.lists() * plan.ctas).div_ceil(kernels.multiprocessors) * plan.parts.div_ceil(plan.ctas);
+            tiles * if plan.turns >= plan.rounds().min(2) { 4 } else { 5 }
+        };
+        let best = all_at_once.filter(|plan| plan.turns <= plan.rounds().max(1)).min_by_key(time);
         // Where there are more lists, or shared memory is short: few CTAs for each, and these side by side.
         let in_waves = || shares.iter().find_map(|share| (1..=MOST_CTAS).flat_map(of).find(|plan| fits(plan, share)));
         let plan = best.or_else(in_waves)?;
