@@ -80,15 +80,17 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
     // The CTA's tiles.
     __device__ uint32 own_tiles() const { return s.by_slices.divide(list.tiles + s.slices - 1 - slice); }
 
-    // A warp has a head. A lane has four channels of a group apart by two, and four more from D = 128 on.
+    // A warp has a head's query: few heads are for the last warps but one, which have no tile of a short row and no lengths to ask for.
+    __device__ uint32 own_head() const { return (2 * WARPS - 2 - warp) % WARPS; }
+    // A lane has four channels of a group apart by two, and four more from D = 128 on.
     __device__ int64 query_of(const ListNumber &at) const {
         const uint32 channel = lane / 8 * GROUP + lane / 2 % 4 * 8 + lane % 2;
-        return at.seq * s.q_seq + at.position * s.q_pos + (at.head * heads() + warp) * s.q_head + channel * s.q_channel;
+        return at.seq * s.q_seq + at.position * s.q_pos + (at.head * heads() + own_head()) * s.q_head + channel * s.q_channel;
     }
     __device__ void load_queries(int64 from, uint32 (&x)[4 * UNITS]) const {
 #pragma unroll
         for (uint32 n = 0; n < 4 * UNITS; n++) x[n] = 0;
-        if (warp >= heads()) return;
+        if (own_head() >= heads()) return;
         const bool is_wide = s.q_type == FLOAT32;
         const int64 step = 2 * s.q_channel;
 #pragma unroll
@@ -100,7 +102,8 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
     }
     // Makes whole numbers of them, and lays out their digits as lanes read them: [groups, eights of columns, lanes].
     __device__ void stage_queries(const uint32 (&bits)[4 * UNITS]) const {
-        if (warp >= heads()) return;
+        const uint32 head = own_head();
+        if (head >= heads()) return;
         float x[4 * UNITS];
         widen_queries(bits, s.q_type, x);
         uint32 most = 0;
@@ -115,8 +118,8 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
         const uint32 biased = max(__reduce_max_sync(FULL_WARP, most) >> 23, 22u);
         const float up = __uint_as_float((275 - biased) << 23), down = __uint_as_float((biased - 21) << 23);
         if (is_nan) shared.nan = 1;
-        if (lane == 0) shared.unit[warp] = down * (s.scale * LOG2_E);
-        const uint32 quartet = warp / 4, column = warp % 4 * 2;
+        if (lane == 0) shared.unit[head] = down * (s.scale * LOG2_E);
+        const uint32 quartet = head / 4, column = head % 4 * 2;
 #pragma unroll
         for (uint32 m = 0; m < UNITS; m++) {
             const uint32 unit = lane + m * WARP, group = unit / 8;
@@ -136,7 +139,7 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes {
 #pragma unroll
             for (uint32 bit = 1; bit < 8; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
             if (group >= groups()) continue;
-            if (lane % 8 == 0) shared.sum[group][warp] = sum;
+            if (lane % 8 == 0) shared.sum[group][head] = sum;
             uint32 *to = reinterpret_cast<uint32 *>(room + p.queries) + group * COLUMNS * 2 * WARP + unit % 8;
             to[(quartet * WARP + column * 4) * 2] = digits[0];
             to[(quartet * WARP + column * 4 + 4) * 2] = digits[1];
