@@ -122,8 +122,8 @@ impl AxesPlan {
         let at_once =
             |plan: &AxesPlan| shares.iter().find(|share| fits(plan, share)).map_or(0, |s| s.clusters[plan.ctas - 1]);
         let of = |ctas| (1..=MOST_TURNS).rev().map(move |turns| AxesPlan::of(r, stored, ctas, turns));
-        // CTAs that run at once and have work: those that leave the busiest multiprocessor the fewest tiles, which take somewhat longer where
-        // a warp's come one after the other.
+        // CTAs that run at once and have work: those that leave the busiest multiprocessor the fewest tiles, which take somewhat
+        // longer where a warp's come one after the other.
         let useful = stored.div_ceil(CTA_BLOCKS).clamp(1, MOST_CTAS);
         let all_at_once = (1..=useful).rev().flat_map(of).filter(|plan| r.lists() <= at_once(plan));
         let time = |plan: &AxesPlan| {
