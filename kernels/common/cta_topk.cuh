@@ -14,7 +14,7 @@ template <uint32 THREADS> struct CtaTopKShared {
     alignas(16) uint32 bin[BINS];    // 0 but while counting
     uint32 few[WARP], few_at[WARP];  // keys that share the bin of the cut, and where they are
     uint32 of_warp[THREADS / WARP], also_of_warp[THREADS / WARP];
-    uint32 chosen, rank, count, found;
+    uint32 chosen, rank, count, found, key, last;
 };
 
 // Before all else; a barrier of the CTA follows before keys are counted.
@@ -175,14 +175,16 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
         const uint32 high = are_all_in ? low - 1 : low + min((1u << shift) - 1, ~low);
         uint32 both = 0;
         each([&](uint32 key, uint32) { both += key > high ? 1 : key >= low ? 1 << 16 : 0; });
-        if (are_few && both >> 16 != 0) {
-            uint32 n = add_alone(&shared.found, both >> 16);
+        const bool has_few = are_few && both >> 16 != 0;
+        uint32 n = 0;
+        if (has_few) n = add_alone(&shared.found, both >> 16);
+        both = __reduce_add_sync(FULL_WARP, both);
+        if (bins.lane == 0) shared.of_warp[bins.warp] = both;
+        if (has_few) {
             each([&](uint32 key, uint32 j) {
                 if (key >= low && key <= high) shared.few[n] = key, shared.few_at[n++] = j;
             });
         }
-        both = __reduce_add_sync(FULL_WARP, both);
-        if (bins.lane == 0) shared.of_warp[bins.warp] = both;
         __syncthreads();
         const uint32 before = __reduce_add_sync(FULL_WARP, bins.lane < bins.warp ? shared.of_warp[bins.lane % WARPS] : 0);
         key = low - 1, last = 0, place = before & 0xffff;
@@ -210,22 +212,25 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
         bins.choose(wanted);
         bins.spread(bins.base + (bins.shared.chosen << bins.shift), largest);
     }
-    // Of few keys, a lane for each, the wanted-th is the last that is in.
+    // The wanted-th of few keys is the last that is in. A warp finds how many of them, a lane for each, are before every so many-th.
     __device__ void compare(uint32 few, uint32 wanted) {
-        const uint32 lane = bins.lane, mine = lane < few ? bins.shared.few[lane] : 0, at = lane < few ? bins.shared.few_at[lane] : ~0u;
-        uint32 before = 0;
-#pragma unroll 1
-        for (uint32 n = 0; n < few; n += 4) {
+        CtaTopKShared<THREADS> &shared = bins.shared;
+        const uint32 lane = bins.lane, mine = lane < few ? shared.few[lane] : 0, at = lane < few ? shared.few_at[lane] : ~0u;
+        uint2 other[WARP / WARPS];
 #pragma unroll
-            for (uint32 m = 0; m < 4; m++) {
-                const uint32 other = __shfl_sync(FULL_WARP, mine, n + m), other_at = __shfl_sync(FULL_WARP, at, n + m);
-                before += other > mine | (other == mine & other_at < at);
-            }
+        for (uint32 n = 0; n < WARP / WARPS; n++)
+            other[n] = make_uint2(shared.few[bins.warp + n * WARPS], shared.few_at[bins.warp + n * WARPS]);
+#pragma unroll
+        for (uint32 n = 0; n < WARP / WARPS; n++) {
+            const uint32 before = __popc(__ballot_sync(FULL_WARP, mine > other[n].x - (at < other[n].y)));
+            if (bins.warp + n * WARPS < few && before == wanted - 1 && lane == 0) shared.key = other[n].x, shared.last = other[n].y + 1;
         }
-        place += __popc(__ballot_sync(FULL_WARP, lane < few && before < wanted && at < bins.warp * span));
-        const uint32 of = __ffs(__ballot_sync(FULL_WARP, lane < few && before == wanted - 1)) - 1;
-        key = __shfl_sync(FULL_WARP, mine, of), last = __shfl_sync(FULL_WARP, at, of) + 1;
+        __syncthreads();
+        key = shared.key, last = shared.last;
+        place += __popc(__ballot_sync(FULL_WARP, is_in(mine, at) & (at < bins.warp * span)));
     }
+    // The j-th key.
+    __device__ bool is_in(uint32 x, uint32 j) const { return x > key - (j < last); }  // none precedes 0
     // Of many that equal `low`, `own` of which this warp has, the first `wanted` are in.
     __device__ void take_equal(uint32 low, uint32 earlier, uint32 own, uint32 wanted) {
         key = low, last = earlier + own <= wanted ? ~0u : 0, place += min(earlier, wanted);
@@ -259,12 +264,13 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
                 if ((n + m) * STEP >= span) break;
 #pragma unroll
                 for (uint32 i = 0; i < 4; i++)
-                    if (few[m][i] > key || (few[m][i] == key && j + i < last)) in |= 1 << 4 * m + i, numbers += 1 << 8 * m;
+                    if (is_in(few[m][i], j + i)) in |= 1 << 4 * m + i, numbers += 1 << 8 * m;
             }
             if (!__any_sync(FULL_WARP, in)) return;
             const uint32 through = warp_inclusive_sum(numbers), all = __shfl_sync(FULL_WARP, through, WARP - 1), before = through - numbers;
 #pragma unroll
             for (uint32 m = 0; m < TOGETHER; m++) {
+                if ((n + m) * STEP >= span) break;
                 uint32 at = next + (before >> 8 * m & 0xff);
 #pragma unroll
                 for (uint32 i = 0; i < 4; i++)
