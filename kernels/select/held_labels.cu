@@ -466,10 +466,12 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         const List &to = s.selected;
         as<int32>(to.ids + row.seq * to.ids_seq + row.list * to.ids_pos + row.head * to.ids_head + place * to.ids_entry) = id;
     }
+    // Of scores that add up to 2^log_all at most the wanted-th largest is at most 2^…; but for rounding.
+    __device__ static int32 log_most(int32 log_all, uint32 wanted) { return log_all - (31 - __clz(max(wanted, 1u))); }
     // By all CTAs: each scores its own, and lists what of them is in; the first one lists the rest.
     __device__ void list_tokens() const {
         const uint32 weighed = min(end, known), from = min(begin, weighed), taken = min(wanted, weighed - from), forced = init + local;
-        ClusterCut<THREADS> cut(shared.cut, scores(), slice, s.slices, first, first + count, from, weighed, 0);  // at most 1
+        ClusterCut<THREADS> cut(shared.cut, scores(), slice, s.slices, first, first + count, from, weighed, log_most(0, taken));
 #pragma unroll 2
         for (uint32 i = cut.first + lane; i < cut.last; i += WARP) cut.put(i, mass(i - first));
         cut.find(taken);
@@ -498,7 +500,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         // The last CTA has also those for which the index has no room: they weigh nothing.
         const uint32 blocks = share * held.unit_blocks, own = min(slice * blocks, candidates.count);
         const uint32 own_end = slice + 1 == s.slices ? candidates.count : min(own + blocks, candidates.count);
-        ClusterCut<THREADS> cut(shared.cut, scores(), slice, s.slices, own, own_end, begin, end, 4);  // at most MOST_HEADS
+        ClusterCut<THREADS> cut(shared.cut, scores(), slice, s.slices, own, own_end, begin, end, log_most(32 - __clz(heads - 1), wanted));
         score_blocks(cut);
         const uint32 taken = min(wanted, end - begin), others = wanted - taken, forced = init + local;
         // If others are selected, all candidates are: before entry i there are so many others.
