@@ -209,13 +209,15 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
     // Σ over a head's kept channels, by a warp each; 0 for heads that are not there.
     __device__ void add_queries() const {
         float sum = 0.0f;
+        if (warp < heads) {
 #pragma unroll
-        for (uint32 n = 0; n < WORDS; n++) {
-            const uint32 channel = shared.channel[n * WARP + lane];
-            if (warp < heads && channel < s.dim) sum += scores()[warp * s.dim + channel];
+            for (uint32 n = 0; n < WORDS; n++) {
+                const uint32 channel = shared.channel[n * WARP + lane];
+                if (channel < s.dim) sum += scores()[warp * s.dim + channel];
+            }
+#pragma unroll
+            for (uint32 bit = 1; bit < WARP; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
         }
-#pragma unroll
-        for (uint32 bit = 1; bit < WARP; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
         if (lane == 0) shared.sum[warp] = sum;
     }
 
@@ -396,6 +398,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
 
     // By a warp for each head; weights of heads that are not there are 0.
     __device__ void weigh_heads() const {
+        if (warp >= held.pitch) return;
         const float2 *of = partials() + warp;
         const uint32 parts = warp < heads ? this->parts() : 0;
         // Read once, as most often these are all.
@@ -557,23 +560,22 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         wait_for_previous_kernel();
         const Request request(p, seq, places);
         row = Row(s, number, Lengths(request.tokens, request.queries));
+        keep_queries(request, places);
+        if (thread < p.kept) shared.channel[thread] = request.channel;
         find_candidates(request);
 
         uint32 codes[ROWS][WORDS], range[2][2], from = warp * TOKENS;
         bool misses;
         uint32 exist = request_labels(places, from, codes, range, misses);
         // While labels are on their way.
-        keep_queries(request, places);
-        if (thread < p.kept) shared.channel[thread] = request.channel;
-        __syncthreads();
         const bool is_there = row.first < row.last;
         const uint4 are_nan = *reinterpret_cast<const uint4 *>(shared.is_nan);
         is_sound = !is_there || (are_nan.x | are_nan.y | are_nan.z | are_nan.w) == 0;
         stage_queries();
         add_queries();
         find_known();
-        find_quota(request);
-        uint32 saw = (is_sound ? 0 : SAW_NAN) | (candidates.tokens_below(row.tokens) > known ? NO_SUMMARY : 0);
+        uint32 saw = is_sound ? 0 : SAW_NAN;
+        if (limit < row.tokens && candidates.tokens_below(row.tokens) > known) saw |= NO_SUMMARY;
         if (thread == 0) await_parts();
         __syncthreads();
         cluster_started();
@@ -592,10 +594,11 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         }
         saw = __reduce_or_sync(FULL_WARP, saw);
         if (lane == 0) send_word(0, &shared.saw[slice * WARPS + warp], saw, shared.weighed);
+        find_quota(request);  // while the others' are on their way
         shared.weighed.wait(0);
         weigh_heads();
-        __syncthreads();
         report();
+        __syncthreads();
         if (OF_BLOCKS)
             list_blocks();
         else
