@@ -447,6 +447,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         for (uint32 n = thread >> log_lanes; n < rounded; n += step) {
             const uint32 entry = cut.begin + n;
             float sum = 0.0f;
+#pragma unroll 2
             for (uint32 t = within; t < s.block_size; t += lanes) {
                 const uint32 at = entry * s.block_size + t;
                 if (entry < cut.end && at < known) sum += mass(at - first);

@@ -156,7 +156,8 @@ pub fn select(
         pitch: plan.pitch as u32,
         tiles: plan.tiles as u32,
         terms: plan.terms as u32,
-        lanes: block_size.next_power_of_two().min(32) as u32,
+        // Two tokens each: then all blocks of 1024 tokens go at once.
+        lanes: (block_size.next_power_of_two() / 2).clamp(1, 32) as u32,
         products: plan.products as u32,
         partials: plan.partials as u32,
         queries: plan.queries as u32,
