@@ -361,16 +361,16 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         return saw;
     }
     // Keeps the products with a head of the CTA's tokens from `from` on, in two columns at a time; the largest and the sum go to all CTAs.
-    __device__ uint32 keep(uint32 tile, uint32 from, uint32 exist, const uint32 (&range)[2], const float2 &of_q,
+    // range: scale and minimum of two tokens, in units of exponents.
+    __device__ uint32 keep(uint32 tile, uint32 from, uint32 exist, const float2 (&range)[2], const float2 &of_q,
                            float (&products)[TILES][4]) const {
         const uint32 h = tile * HEADS + lane % 4 * 2;
-        const float scale = s.scale * LOG2_E;
 #pragma unroll
         for (uint32 j = 0; j < ROWS; j++) {
-            const uint32 both = __shfl_sync(FULL_WARP, range[j / 4], 8 * (j % 4) + lane / 4);
-            const float of_code = widen_float16(both & 0xffff), least = widen_float16(both >> 16);
+            const uint32 owner = 8 * (j % 4) + lane / 4;
+            const float of_code = __shfl_sync(FULL_WARP, range[j / 4].x, owner), least = __shfl_sync(FULL_WARP, range[j / 4].y, owner);
             float *product = &products[j / 2][j % 2 * 2];
-            product[0] = scale * fmaf(of_code, product[0], least * of_q.x), product[1] = scale * fmaf(of_code, product[1], least * of_q.y);
+            product[0] = fmaf(of_code, product[0], least * of_q.x), product[1] = fmaf(of_code, product[1], least * of_q.y);
         }
         float most[2], sum[2];
         uint32 saw = 0;
@@ -381,13 +381,13 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
             saw = leave_out(h, exist, products);
             reduce(products, most, sum);
         }
+        const uint4 both = make_uint4(__float_as_uint(most[0]), __float_as_uint(sum[0]), __float_as_uint(most[1]), __float_as_uint(sum[1]));
+        const uint32 number = (first + from) / TOKENS;
+        if (lane / 4 < s.slices && h < heads) send_four(lane / 4, partials() + number * held.pitch + h, both, shared.weighed);
         float *to = this->products() + (from + lane / 4) * held.pitch + h;
 #pragma unroll
         for (uint32 j = 0; j < ROWS; j++, to += 8 * held.pitch)
             if (h < held.pitch) *reinterpret_cast<float2 *>(to) = make_float2(products[j / 2][j % 2 * 2], products[j / 2][j % 2 * 2 + 1]);
-        const uint4 both = make_uint4(__float_as_uint(most[0]), __float_as_uint(sum[0]), __float_as_uint(most[1]), __float_as_uint(sum[1]));
-        const uint32 number = (first + from) / TOKENS;
-        if (lane / 4 < s.slices && h < heads) send_four(lane / 4, partials() + number * held.pitch + h, both, shared.weighed);
         return saw;
     }
     // So many bytes are sent to each CTA, and to the first one more.
@@ -584,13 +584,17 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         for (; from < count; from += WARPS * TOKENS) {
             if (from > warp * TOKENS) exist = request_labels(places, from, codes, range, misses);
             if (misses) saw |= NO_SUMMARY;
-            const uint32 both[2] = {range[0][0] | range[0][1] << 16, range[1][0] | range[1][1] << 16};
+            const float scale = s.scale * LOG2_E;
+            float2 of_code_and_least[2];
+#pragma unroll
+            for (uint32 t = 0; t < 2; t++)
+                of_code_and_least[t] = make_float2(scale * widen_float16(range[t][0]), scale * widen_float16(range[t][1]));
 #pragma unroll 1
             for (uint32 tile = 0; tile < held.tiles; tile++) {
                 float sums[TILES][4];
                 const float2 of_q = *reinterpret_cast<const float2 *>(&shared.sum[tile * HEADS + lane % 4 * 2]);
                 multiply(tile, codes, of_q, sums);
-                saw |= keep(tile, from, exist, both, of_q, sums);
+                saw |= keep(tile, from, exist, of_code_and_least, of_q, sums);
             }
         }
         saw = __reduce_or_sync(FULL_WARP, saw);
