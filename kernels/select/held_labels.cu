@@ -68,7 +68,8 @@ struct HeldShared {
 
 // Where things of a list begin, found while the kernel before this one still runs: announced, so that addresses are in registers by then.
 struct Places {
-    const char *ids, *counts, *lens, *channels, *query;  // ids, channels: of a thread; query: of a warp, from its lane on
+    const char *ids, *before, *channels, *query;         // a thread's, with the id before its own; query: a warp's, from its lane on
+    const char *counts, *lens, *query_lens, *budgets;    // null where none are given
     const char *codes, *scales, *minima;                 // of a head; of a sequence's page, where there is no table
 
     __device__ Places(const LabelParams &p, uint32 seq, uint32 head, uint32 list) {
@@ -78,6 +79,7 @@ struct Places {
         ids = given.ids + seq * given.ids_seq + list * given.ids_pos + head * given.ids_head + thread * given.ids_entry;
         counts = given.counts + seq * given.counts_seq + list * given.counts_pos + head * given.counts_head;
         lens = s.seq_lens + seq * s.seq_lens_seq, channels = p.channels + head * p.channels_head + thread * p.channels_channel;
+        query_lens = s.q_lens ? s.q_lens + seq * s.q_lens_seq : nullptr, budgets = s.budgets ? s.budgets + seq * s.budgets_seq : nullptr;
         query = s.q + seq * s.q_seq + list * s.q_pos + (head * s.group + warp) * s.q_head + lane * s.q_channel;
         codes = p.codes.at(page, 0, head), scales = p.scales.at(page, 0, head), minima = p.minima.at(page, 0, head);
         if (thread < p.cap) prefetch(ids);
@@ -85,6 +87,12 @@ struct Places {
         if (warp < s.group && lane < s.dim) prefetch(query);
         prefetch(counts), prefetch(lens);
         if (s.place.pages > 0 && s.place.rows > 0) prefetch(codes), prefetch(scales), prefetch(minima);
+        before = ids - given.ids_entry;
+    }
+    // What labels follow from is in registers from here on.
+    __device__ void hold() {
+        ids = held(ids), before = held(before), counts = held(counts), lens = held(lens);
+        query_lens = held(query_lens), budgets = held(budgets), channels = held(channels);
     }
 };
 
@@ -95,13 +103,20 @@ struct Request {
     uint32 channel;                                              // the kept channel of this thread
     uint32 bits[AT_ONCE];                                        // of a warp's query, if it has one: channels from its lane on, WARP apart
 
-    __device__ Request(const LabelParams &p, uint32 seq, const Places &places) {
+    __device__ Request(const LabelParams &p, const Places &places) {
         const SelectParams &s = p.select;
         const uint32 thread = threadIdx.x, lane = thread % WARP;
         const int64 step = p.candidates.ids_entry;
+        // What labels follow from comes first, and in this order.
+#pragma unroll
+        for (uint32 n = 0; n < IDS; n++) id[n] = before[n] = -1;
+        if (thread < p.cap) id[0] = ask_bits<4>(places.ids);
+        if (thread < p.cap && thread > 0) before[0] = ask_bits<4>(places.before);
+        count = ask_bits<4>(places.counts), tokens = ask_bits<4>(places.lens), queries = s.positions, budget = s.k;
+        if (places.query_lens) queries = ask_bits<4>(places.query_lens);
+        if (places.budgets) budget = ask_bits<4>(places.budgets);
         channel = s.dim;  // of zeros
-        if (thread < p.kept) channel = as<uint32>(places.channels);
-        // What few warps ask for comes before what all need at once.
+        if (thread < p.kept) channel = ask_bits<4>(places.channels);
 #pragma unroll
         for (uint32 n = 0; n < AT_ONCE; n++) bits[n] = 0;
         if (thread / WARP < s.group) {
@@ -113,21 +128,14 @@ struct Request {
                 if (lane + n * WARP < s.dim && !is_wide) bits[n] = as<uint16>(at);
             }
         }
-#pragma unroll
-        for (uint32 n = 0; n < IDS; n++) id[n] = before[n] = -1;
-        if (thread < p.cap) id[0] = as<int32>(places.ids);
-        if (thread < p.cap && thread > 0) before[0] = as<int32>(places.ids - step);
         if (p.cap > THREADS) {
             asm volatile("" ::: "memory");  // mostly they are not there: a branch is shorter than what it skips
 #pragma unroll
             for (uint32 n = 1; n < IDS; n++) {
                 if (thread + n * THREADS >= p.cap) break;
-                id[n] = as<int32>(places.ids + n * THREADS * step), before[n] = as<int32>(places.ids + (n * THREADS - 1) * step);
+                id[n] = ask_bits<4>(places.ids + n * THREADS * step), before[n] = ask_bits<4>(places.before + n * THREADS * step);
             }
         }
-        count = as<int32>(places.counts), tokens = as<int32>(places.lens), queries = s.positions, budget = s.k;
-        if (s.q_lens) queries = as<int32>(s.q_lens + seq * s.q_lens_seq);
-        if (s.budgets) budget = as<int32>(s.budgets + seq * s.budgets_seq);
     }
 };
 
@@ -557,9 +565,10 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         __syncwarp();
         cluster_start();
         const uint32 number = s.by_slices.divide(blockIdx.x), of_heads = s.by_heads.divide(number), seq = s.by_lists.divide(of_heads);
-        const Places places(p, seq, number - of_heads * s.kv_heads, of_heads - seq * s.lists);
+        Places places(p, seq, number - of_heads * s.kv_heads, of_heads - seq * s.lists);
+        places.hold();
         wait_for_previous_kernel();
-        const Request request(p, seq, places);
+        const Request request(p, places);
         row = Row(s, number, Lengths(request.tokens, request.queries));
         keep_queries(request, places);
         if (thread < p.kept) shared.channel[thread] = request.channel;
