@@ -6,10 +6,11 @@
 //   ─ … ─ cut ─ ids
 //
 // Cut: a cluster of CTAs for each list, neighbouring candidate tokens for each CTA. A warp takes 64 of them, four lanes a token, and multiplies
-// them with eight heads at a time on the tensor cores. A code c stands there as 16 + c, exact in bfloat16, a query as a sum of one or three such
-// numbers; scales and minima follow in float32:
+// them with four heads at a time on the tensor cores, in whole numbers: codes are some, and a head's query is scaled by a power of two to
+// numbers of 22 bits and a sign, of three digits of eight bits. What they lack is as small, beside the largest channel, as what float32 lacks.
+// Scales and minima follow in float32:
 //
-//   Σ_c q_c·(min + scale·code_c) = scale·(Σ_c q_c·(16 + code_c) − 16·Σ_c q_c) + min·Σ_c q_c
+//   Σ_c q_c·(min + scale·code_c) = scale·Σ_c q_c·code_c + min·Σ_c q_c
 //
 // Of each 64 tokens and head the largest product, and the sum of 2^(product − largest), go to all CTAs of the cluster: always of 64, so sums
 // depend neither on the cluster nor on the batch. Scores stay where they are made, and all CTAs find the cut together (cluster_cut.cuh).
@@ -27,12 +28,12 @@
 
 #include "common/cluster_cut.cuh"
 #include "select/candidates.cuh"
-#include "select/codes.cuh"
+#include "select/tiles.cuh"
 
 constexpr uint32 THREADS = 512, WARPS = THREADS / WARP;
 constexpr uint32 TOKENS = 64, TILES = TOKENS / 16;    // of a warp, at a time; rows of 16 that the tensor cores take
 constexpr uint32 ROWS = TOKENS / 8;                   // tokens of which a lane has channels
-constexpr uint32 HEADS = 8, MOST_HEADS = 16;          // of a tile, of a list
+constexpr uint32 HEADS = 4, MOST_HEADS = 16;          // of a tile, of a list
 constexpr uint32 MOST_CTAS = 8;
 constexpr uint32 HELD_BLOCKS = 2048, IDS = HELD_BLOCKS / THREADS;
 constexpr float LOG2_E = 1.44269504f;
@@ -55,10 +56,10 @@ constexpr uint32 FLOAT16_NAN = 0x7e00;
 
 struct HeldShared {
     ClusterCutShared<THREADS> cut;
-    int64 codes[WARPS][TOKENS];  // where those of a warp's tokens begin
+    int64 codes[WARPS][TOKENS];  // where those of a warp's tokens begin; then their scales and minima
     int32 block[HELD_BLOCKS];
-    float2 of_head[MOST_HEADS];        // the largest product, and what weights are multiplied by
-    alignas(8) float sum[MOST_HEADS];  // of a query's kept channels
+    float2 of_query[MOST_HEADS];  // Σ of its kept channels as whole numbers, and what makes its products exponents of 2
+    float2 of_head[MOST_HEADS];   // the largest product, and what weights are multiplied by
     alignas(16) uint32 channel[32 * 4];
     alignas(16) uint8 is_nan[WARPS];  // a query is
     uint32 saw[MOST_CTAS * WARPS];    // in the first CTA: each warp of the cluster
@@ -147,12 +148,11 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
     HeldShared &shared;
     const uint32 thread, warp, lane, slice, heads;
     uint32 limit;         // tokens that the list sees and for which the index has room
-    uint32 share;         // units of a CTA, at most
     uint32 first, count;  // this CTA's candidate tokens
     uint32 known;         // candidate tokens below the limit: the first ones
     bool is_sound;        // the query holds no NaN
     bool clamped;
-    int32 budget;
+    uint32 k;
     uint32 begin, end, wanted, init, local;  // so many of begin … end−1, of candidate tokens or blocks; and first and last ones, which are forced
     Row row;
     Candidates candidates;
@@ -165,6 +165,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
     __device__ float *scores() const { return row_scores; }
     __device__ float *products() const { return row_scores + held.products / 4; }
     __device__ float2 *partials() const { return reinterpret_cast<float2 *>(row_scores + held.partials / 4); }
+    __device__ float2 *ranges() const { return reinterpret_cast<float2 *>(shared.codes[warp]); }
     __device__ uint2 *queries() const { return reinterpret_cast<uint2 *>(row_scores + held.queries / 4); }
     __device__ uint32 parts() const { return (known + TOKENS - 1) / TOKENS; }
 
@@ -189,44 +190,46 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         is_nan = __any_sync(FULL_WARP, is_nan);
         if (lane == 0) shared.is_nan[warp] = is_nan;
     }
-    // Splits the kept channels into numbers of bfloat16, laid out as lanes read them: [words, steps, tiles, terms, lanes].
+    // Makes whole numbers of the kept channels, by a warp for each head, and lays out their digits as lanes read them: [tiles, words, two
+    // digits of each head or twice the third, lanes]. A lane has four channels of a word, even or odd ones. Heads that are not there weigh 0.
     __device__ void stage_queries() const {
-        const uint32 from_last = WARPS - 1 - warp, word = from_last % WORDS, tile = from_last / WORDS, head = tile * HEADS + lane / 4;
-        if (tile >= held.tiles) return;
-        const uint32 *channels = shared.channel + (lane % 4 * WORDS + word) * 8;
-        float x[8];
-#pragma unroll
-        for (uint32 i = 0; i < 8; i++) {
-            const uint32 channel = channels[i];
-            x[i] = head < heads && channel < s.dim ? scores()[head * s.dim + channel] : 0.0f;
+        if (warp >= heads) {
+            if (lane == 0) shared.of_query[warp] = make_float2(0.0f, 0.0f);
+            return;
         }
-        uint2 *to = queries() + (word * 2 * held.tiles + tile) * held.terms * WARP + lane;
-#pragma unroll 1
-        for (uint32 term = 0; term < held.terms; term++) {
-            uint32 of[8];
+        const uint32 *channels = shared.channel + lane / 2 * 8 + lane % 2;
+        float x[4] = {};
+        uint32 most = 0;
 #pragma unroll
-            for (uint32 i = 0; i < 8; i++) {
-                of[i] = narrow_bfloat16(x[i]);
-                const float rest = x[i] - widen_bfloat16(of[i]);
-                x[i] = rest == rest ? rest : 0.0f;  // of infinity nothing is left
-            }
-            to[term * WARP] = make_uint2(of[0] | of[4] << 16, of[1] | of[5] << 16);
-            to[(held.tiles * held.terms + term) * WARP] = make_uint2(of[2] | of[6] << 16, of[3] | of[7] << 16);
+        for (uint32 i = 0; i < 4; i++) {
+            if (lane >= 8 * WORDS) continue;
+            const uint32 channel = channels[2 * i];
+            if (channel < s.dim) x[i] = scores()[warp * s.dim + channel];
+            const uint32 size = __float_as_uint(x[i]) & 0x7fffffff;
+            if (size < 0x7f800000) most = max(most, size);
         }
-    }
-    // Σ over a head's kept channels, by a warp each; 0 for heads that are not there.
-    __device__ void add_queries() const {
+        // 2^exponent is above the largest; a float32 holds 2^±(22 − exponent).
+        const uint32 biased = max(__reduce_max_sync(FULL_WARP, most) >> 23, 22u);
+        const float up = __uint_as_float((275 - biased) << 23), down = __uint_as_float((biased - 21) << 23);
         float sum = 0.0f;
-        if (warp < heads) {
+        uint32 digits[3] = {};
 #pragma unroll
-            for (uint32 n = 0; n < WORDS; n++) {
-                const uint32 channel = shared.channel[n * WARP + lane];
-                if (channel < s.dim) sum += scores()[warp * s.dim + channel];
+        for (uint32 i = 0; i < 4; i++) {
+            const float scaled = x[i] * up;
+            sum += scaled;
+            int32 rest = fabsf(scaled) < -minus_infinity() ? __float2int_rn(scaled) : 0;
+#pragma unroll
+            for (uint32 n = 0; n < 3; n++) {
+                const int32 digit = int32(uint32(rest) << 24) >> 24;
+                digits[2 - n] |= (uint32(digit) & 0xff) << 8 * i, rest = rest - digit >> 8;
             }
-#pragma unroll
-            for (uint32 bit = 1; bit < WARP; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
         }
-        if (lane == 0) shared.sum[warp] = sum;
+        const uint32 at = lane / 2 / WORDS, word = lane / 2 % WORDS, column = warp % HEADS * 2;
+        uint32 *to = reinterpret_cast<uint32 *>(queries() + (warp / HEADS * WORDS + word) * 2 * WARP + column * 4 + at) + lane % 2;
+        if (lane < 8 * WORDS) to[0] = digits[0], to[8] = digits[1], to[2 * WARP] = to[2 * WARP + 8] = digits[2];
+#pragma unroll
+        for (uint32 bit = 1; bit < WARP; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
+        if (lane == 0) shared.of_query[warp] = make_float2(sum, down * (s.scale * LOG2_E));
     }
 
     // Leaves out what is past the list's tokens or not above all before it; most often that is nothing. All CTAs of the list do so.
@@ -240,7 +243,9 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
             shared.block[i] = request.id[n];
             is_clean &= request.id[n] > request.before[n] && uint32(request.id[n]) < row.n;
         }
-        budget = __shfl_sync(FULL_WARP, request.budget, 0);  // here it is awaited; later, labels would be with it
+        const int32 budget = __shfl_sync(FULL_WARP, request.budget, 0);  // here it is awaited; later, labels would be with it
+        k = min(uint32(max(budget, 0)), s.cap);
+        clamped = row.clamped || request.count != int32(entries) || budget != int32(k) || (OF_BLOCKS && s.scores && row.n > s.max_blocks);
         uint32 count = entries;
         if (!__syncthreads_and(is_clean)) {
             const auto id_of = [&](uint32 base) { return shared.block[base + thread]; };
@@ -249,9 +254,11 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         candidates = {shared.block, count, s.block_size, row.tokens, s.by_block};
         limit = min(row.tokens, s.place.capacity);
         const uint32 most = min(count * s.block_size, limit);  // of known
-        share = held.by_units.divide(most + held.by_units.value - 1);
-        first = min(slice * share * held.unit, most), this->count = min(share * held.unit, most - first);
+        const uint32 share = units_of(most) * held.unit;
+        first = min(slice * share, most), this->count = min(share, most - first);
     }
+    // Of a CTA, at most.
+    __device__ uint32 units_of(uint32 tokens) const { return held.by_units.divide(tokens + held.by_units.value - 1); }
     // The candidate tokens below the limit. What is asked for before is on its way.
     __device__ void find_known() {
         known = candidates.tokens_below(limit);
@@ -309,93 +316,81 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         for (uint32 j = 0; j < ROWS; j++) load_words(own + shared.codes[warp][8 * j + lane / 4], codes[j]);
         return exist;
     }
-    // Products of these tokens' codes with a tile of heads; of_q: sums of the queries of this lane's two.
-    __device__ void multiply(uint32 tile, const uint32 (&codes)[ROWS][WORDS], const float2 &of_q, float (&sums)[TILES][4]) const {
+    // Σ q·code of these tokens' codes and a tile of heads: lane l has head l % 4, of tokens l / 4 and every eighth.
+    __device__ void multiply(uint32 tile, const uint32 (&codes)[ROWS][WORDS], float (&products)[ROWS]) const {
+        // Sums of digits, less than 2^22, are added to the bits of this: so they are floats without being converted.
+        constexpr float ZERO = 12582912.0f;
+        const uint2 *q = queries() + tile * WORDS * 2 * WARP + lane;
 #pragma unroll
-        for (uint32 m = 0; m < TILES; m++) sums[m][0] = sums[m][2] = -16.0f * of_q.x, sums[m][1] = sums[m][3] = -16.0f * of_q.y;
-        // Mostly there is one term: it needs no loop.
-        const uint2 *q = queries() + tile * held.terms * WARP + lane;
-        const uint32 step_terms = held.tiles * held.terms * WARP;
-        uint2 first[WORDS * 2];
+        for (uint32 m = 0; m < TILES; m++) {
+            int32 sums[2][4];
 #pragma unroll
-        for (uint32 step = 0; step < WORDS * 2; step++) first[step] = q[step * step_terms];
+            for (uint32 i = 0; i < 4; i++) sums[0][i] = sums[1][i] = __float_as_int(ZERO);
 #pragma unroll
-        for (uint32 step = 0; step < WORDS * 2; step++) {
-            uint32 a[TILES][4];
+            for (uint32 word = 0; word < WORDS; word++) {
+                // Even channels, then odd ones.
+                const uint32 a[4] = {codes[2 * m][word] & 0x0f0f0f0f, codes[2 * m + 1][word] & 0x0f0f0f0f,
+                                     codes[2 * m][word] >> 4 & 0x0f0f0f0f, codes[2 * m + 1][word] >> 4 & 0x0f0f0f0f};
+                multiply_add(sums[0], a, q[word * 2 * WARP]), multiply_add(sums[1], a, q[(word * 2 + 1) * WARP]);
+            }
 #pragma unroll
-            for (uint32 m = 0; m < TILES; m++)
-#pragma unroll
-                for (uint32 i = 0; i < 4; i++) a[m][i] = widen_codes(codes[2 * m + i % 2][step / 2], 2 * (step % 2) + i / 2);
-#pragma unroll
-            for (uint32 m = 0; m < TILES; m++) multiply_add(sums[m], a[m], first[step]);
-#pragma unroll 1
-            for (uint32 term = 1; term < held.terms; term++) {
-                const uint2 b = q[step * step_terms + term * WARP];
-#pragma unroll
-                for (uint32 m = 0; m < TILES; m++) multiply_add(sums[m], a[m], b);
+            for (uint32 row = 0; row < 2; row++) {
+                const auto sum = [&](uint32 digit) { return __int_as_float(sums[digit / 2][2 * row + digit % 2]); };
+                const float upper = fmaf(sum(0), 256.0f, -257.0f * ZERO) + sum(1);
+                products[2 * m + row] = fmaf(upper, 256.0f, -ZERO) + sum(2);
             }
         }
     }
     // The largest of the products of a head, and the sum. Lanes apart by four have the same two.
-    __device__ void reduce(const float (&products)[TILES][4], float (&most)[2], float (&sum)[2]) const {
+    __device__ void reduce(const float (&products)[ROWS], float &most, float &sum) const {
+        most = minus_infinity(), sum = 0.0f;
 #pragma unroll
-        for (uint32 n = 0; n < 2; n++) {
-            most[n] = minus_infinity(), sum[n] = 0.0f;
+        for (uint32 j = 0; j < ROWS; j++) most = fmaxf(most, products[j]);
 #pragma unroll
-            for (uint32 j = 0; j < ROWS; j++) most[n] = fmaxf(most[n], products[j / 2][j % 2 * 2 + n]);
+        for (uint32 bit = 4; bit < WARP; bit *= 2) most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, bit));
+        const float from_most = most > minus_infinity() ? most : 0.0f;
 #pragma unroll
-            for (uint32 bit = 4; bit < WARP; bit *= 2) most[n] = fmaxf(most[n], __shfl_xor_sync(FULL_WARP, most[n], bit));
-            const float from_most = most[n] > minus_infinity() ? most[n] : 0.0f;
+        for (uint32 j = 0; j < ROWS; j++) sum += exp2_fast(products[j] - from_most);
 #pragma unroll
-            for (uint32 j = 0; j < ROWS; j++) sum[n] += exp2_fast(products[j / 2][j % 2 * 2 + n] - from_most);
-#pragma unroll
-            for (uint32 bit = 4; bit < WARP; bit *= 2) sum[n] += __shfl_xor_sync(FULL_WARP, sum[n], bit);
-        }
+        for (uint32 bit = 4; bit < WARP; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
     }
     // Makes −inf of what is not finite or not there. Says whether one that is there is NaN.
-    __device__ uint32 leave_out(uint32 h, uint32 exist, float (&products)[TILES][4]) const {
+    __device__ uint32 leave_out(uint32 h, uint32 exist, float (&products)[ROWS]) const {
         const uint32 there[2] = {__ballot_sync(FULL_WARP, exist & 1), __ballot_sync(FULL_WARP, exist & 2)};
         uint32 saw = 0;
 #pragma unroll
         for (uint32 j = 0; j < ROWS; j++) {
             const bool exists = there[j / 4] >> 8 * (j % 4) + lane / 4 & 1;
-#pragma unroll
-            for (uint32 n = 0; n < 2; n++) {
-                float &product = products[j / 2][j % 2 * 2 + n];
-                if (exists && h + n < heads && is_sound && product != product) saw = SAW_NAN;
-                if (!exists || !(fabsf(product) < -minus_infinity())) product = minus_infinity();
-            }
+            if (exists && h < heads && is_sound && products[j] != products[j]) saw = SAW_NAN;
+            if (!exists || !(fabsf(products[j]) < -minus_infinity())) products[j] = minus_infinity();
         }
         return saw;
     }
-    // Keeps the products with a head of the CTA's tokens from `from` on, in two columns at a time; the largest and the sum go to all CTAs.
-    // range: scale and minimum of two tokens, in units of exponents.
-    __device__ uint32 keep(uint32 tile, uint32 from, uint32 exist, const float2 (&range)[2], const float2 &of_q,
-                           float (&products)[TILES][4]) const {
-        const uint32 h = tile * HEADS + lane % 4 * 2;
+    // Keeps the products with a head of the CTA's tokens from `from` on; the largest and the sum go to all CTAs, those of two heads together.
+    __device__ uint32 keep(uint32 tile, uint32 from, uint32 exist, float (&products)[ROWS]) const {
+        const uint32 h = tile * HEADS + lane % 4;
+        const float2 of_query = shared.of_query[h];
 #pragma unroll
         for (uint32 j = 0; j < ROWS; j++) {
-            const uint32 owner = 8 * (j % 4) + lane / 4;
-            const float of_code = __shfl_sync(FULL_WARP, range[j / 4].x, owner), least = __shfl_sync(FULL_WARP, range[j / 4].y, owner);
-            float *product = &products[j / 2][j % 2 * 2];
-            product[0] = fmaf(of_code, product[0], least * of_q.x), product[1] = fmaf(of_code, product[1], least * of_q.y);
+            const float2 range = ranges()[8 * j + lane / 4];
+            products[j] = fmaf(range.x, products[j], range.y * of_query.x) * of_query.y;
         }
-        float most[2], sum[2];
+        float most, sum;
         uint32 saw = 0;
         reduce(products, most, sum);
         // As most often none is: what is not finite shows in one of them.
-        const auto is_odd = [&](uint32 n) { return sum[n] != sum[n] || !(fabsf(most[n]) < -minus_infinity()); };
-        if (__any_sync(FULL_WARP, is_odd(0) || is_odd(1))) {
+        if (__any_sync(FULL_WARP, sum != sum || !(fabsf(most) < -minus_infinity()))) {
             saw = leave_out(h, exist, products);
             reduce(products, most, sum);
         }
-        const uint4 both = make_uint4(__float_as_uint(most[0]), __float_as_uint(sum[0]), __float_as_uint(most[1]), __float_as_uint(sum[1]));
+        const uint32 own[2] = {__float_as_uint(most), __float_as_uint(sum)};
+        const uint4 both = make_uint4(own[0], own[1], __shfl_down_sync(FULL_WARP, own[0], 1), __shfl_down_sync(FULL_WARP, own[1], 1));
         const uint32 number = (first + from) / TOKENS;
-        if (lane / 4 < s.slices && h < heads) send_four(lane / 4, partials() + number * held.pitch + h, both, shared.weighed);
+        if (lane / 4 < s.slices && lane % 2 == 0 && h < heads)
+            send_four(lane / 4, partials() + number * held.pitch + h, both, shared.weighed);
         float *to = this->products() + (from + lane / 4) * held.pitch + h;
 #pragma unroll
-        for (uint32 j = 0; j < ROWS; j++, to += 8 * held.pitch)
-            if (h < held.pitch) *reinterpret_cast<float2 *>(to) = make_float2(products[j / 2][j % 2 * 2], products[j / 2][j % 2 * 2 + 1]);
+        for (uint32 j = 0; j < ROWS; j++, to += 8 * held.pitch) *to = products[j];
         return saw;
     }
     // So many bytes are sent to each CTA, and to the first one more.
@@ -510,7 +505,8 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
     }
     __device__ void list_blocks() const {
         // The last CTA has also those for which the index has no room: they weigh nothing.
-        const uint32 blocks = share * held.unit_blocks, own = min(slice * blocks, candidates.count);
+        const uint32 blocks = units_of(min(candidates.count * s.block_size, limit)) * held.unit_blocks;
+        const uint32 own = min(slice * blocks, candidates.count);
         const uint32 own_end = slice + 1 == s.slices ? candidates.count : min(own + blocks, candidates.count);
         ClusterCut<THREADS> cut(shared.cut, scores(), slice, s.slices, own, own_end, begin, end, log_most(32 - __clz(heads - 1), wanted));
         score_blocks(cut);
@@ -540,7 +536,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         if (slice > 0 || warp < WARPS - 1) return;
         uint32 seen = 0;
         for (uint32 i = lane; i < s.slices * WARPS; i += WARP) seen |= shared.saw[i];
-        seen = __reduce_or_sync(FULL_WARP, seen) | (clamped ? CLAMPED : 0);
+        seen = __reduce_or_sync(FULL_WARP, seen);
         if (lane > 0) return;
         const List &to = s.selected;
         as<int32>(to.counts + row.seq * to.counts_seq + row.list * to.counts_pos + row.head * to.counts_head) = init + local + wanted;
@@ -548,15 +544,14 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
     }
 
     // What is forced, and how many of which candidates are wanted besides.
-    __device__ void find_quota(const Request &request) {
-        const uint32 n = OF_BLOCKS ? row.n : row.tokens, k = min(uint32(max(budget, 0)), s.cap);
+    __device__ void find_quota() {
+        const uint32 n = OF_BLOCKS ? row.n : row.tokens;
         init = min(s.init, n), local = min(s.local, n - init);
         const auto before = [&](uint32 i) { return OF_BLOCKS ? candidates.entries_before(min(uint64(i) * s.block_size, uint64(row.tokens))) : candidates.tokens_below(i); };
         begin = before(init), end = max(before(n - local), begin);
         if (OF_BLOCKS && !is_sound) begin = end = 0;  // all score alike
         const uint32 rest = OF_BLOCKS ? n - init - local : end - begin;
         wanted = min(k > init + local ? k - init - local : 0, rest);
-        clamped = row.clamped || budget != int32(k) || request.count < 0 || uint32(request.count) > p.cap || (OF_BLOCKS && s.scores && n > s.max_blocks);
     }
 
     __device__ void run() {
@@ -582,9 +577,8 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         const uint4 are_nan = *reinterpret_cast<const uint4 *>(shared.is_nan);
         is_sound = !is_there || (are_nan.x | are_nan.y | are_nan.z | are_nan.w) == 0;
         stage_queries();
-        add_queries();
         find_known();
-        uint32 saw = is_sound ? 0 : SAW_NAN;
+        uint32 saw = (is_sound ? 0 : SAW_NAN) | (clamped ? CLAMPED : 0);
         if (limit < row.tokens && candidates.tokens_below(row.tokens) > known) saw |= NO_SUMMARY;
         if (thread == 0) await_parts();
         __syncthreads();
@@ -593,22 +587,20 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         for (; from < count; from += WARPS * TOKENS) {
             if (from > warp * TOKENS) exist = request_labels(places, from, codes, range, misses);
             if (misses) saw |= NO_SUMMARY;
-            const float scale = s.scale * LOG2_E;
-            float2 of_code_and_least[2];
+            __syncwarp();  // where codes begin is read
 #pragma unroll
-            for (uint32 t = 0; t < 2; t++)
-                of_code_and_least[t] = make_float2(scale * widen_float16(range[t][0]), scale * widen_float16(range[t][1]));
+            for (uint32 t = 0; t < 2; t++) ranges()[t * WARP + lane] = make_float2(widen_float16(range[t][0]), widen_float16(range[t][1]));
+            __syncwarp();
 #pragma unroll 1
             for (uint32 tile = 0; tile < held.tiles; tile++) {
-                float sums[TILES][4];
-                const float2 of_q = *reinterpret_cast<const float2 *>(&shared.sum[tile * HEADS + lane % 4 * 2]);
-                multiply(tile, codes, of_q, sums);
-                saw |= keep(tile, from, exist, of_code_and_least, of_q, sums);
+                float products[ROWS];
+                multiply(tile, codes, products);
+                saw |= keep(tile, from, exist, products);
             }
         }
         saw = __reduce_or_sync(FULL_WARP, saw);
         if (lane == 0) send_word(0, &shared.saw[slice * WARPS + warp], saw, shared.weighed);
-        find_quota(request);  // while the others' are on their way
+        find_quota();  // while the others' are on their way
         shared.weighed.wait(0);
         weigh_heads();
         report();

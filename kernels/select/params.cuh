@@ -80,7 +80,7 @@ struct HeldLabelParams {
     Divisor by_units;           // of all CTAs of a list: each has whole units
     uint32 unit, unit_blocks;   // tokens of a unit, and its blocks
     uint32 pitch;               // of a token's products
-    uint32 tiles, terms, lanes; // lanes: that add up a block
+    uint32 tiles, lanes;        // of four heads; lanes that add up a block
     uint32 products, partials, queries;
 };
 

@@ -2,7 +2,6 @@
 
 use super::labels::{LabelParams, given, places};
 use super::{SelectParams, THREADS, grid, sharing};
-use crate::core::dtype::DType;
 use crate::core::status::Result;
 use crate::ops::index::{self, Labels};
 use crate::ops::select::Request;
@@ -53,7 +52,6 @@ kernel_struct! {
         unit_blocks: u32,
         pitch: u32,
         tiles: u32,
-        terms: u32,
         lanes: u32,
         products: u32,
         partials: u32,
@@ -62,14 +60,16 @@ kernel_struct! {
 }
 
 /// Shared memory that the kernels declare, at most.
-const STATIC_SHARED: u32 = 36 << 10;
+const STATIC_SHARED: u32 = 37 << 10;
 /// TOKENS of kernels/select/held_labels.cu: of a warp, at a time.
 const TOKENS: usize = 64;
 /// Tokens that are worth a CTA.
 const CTA_TOKENS: usize = TOKENS * THREADS as usize / 32;
 /// HEADS and MOST_HEADS of kernels/select/held_labels.cu: of a tile, of a list.
-const HEADS: usize = 8;
+const HEADS: usize = 4;
 const MOST_HEADS: usize = 16;
+/// Bytes of a channel of a query there: three digits, the last one twice.
+const DIGITS: usize = 4;
 /// HELD_BLOCKS of kernels/select/held_labels.cu.
 const HELD_BLOCKS: usize = 2048;
 /// The largest share of a list that must stay in one CTA.
@@ -84,7 +84,6 @@ pub struct HeldLabelPlan {
     unit: usize,
     pitch: usize,
     tiles: usize,
-    terms: usize,
     products: usize,
     partials: usize,
     queries: usize,
@@ -116,10 +115,9 @@ impl HeldLabelPlan {
     }
 
     fn of(r: &Request, labels: &Labels, of_blocks: bool, kernel: usize, unit: usize, ctas: usize) -> HeldLabelPlan {
-        let (heads, q, places) = (r.queries.heads, r.queries.positions.q.dtype, places(r));
-        // bfloat16 is what the tensor cores take; other queries are sums of three.
-        let terms = if q == DType::BF16 { 1 } else { 3 };
-        let (tiles, pitch) = (heads.group().div_ceil(HEADS), heads.group().next_multiple_of(4));
+        let (heads, places) = (r.queries.heads, places(r));
+        let tiles = heads.group().div_ceil(HEADS);
+        let pitch = tiles * HEADS;
         let (chunks, share) = (places.div_ceil(TOKENS), places.div_ceil(ctas * unit) * unit);
         // A CTA's own: blocks for which the index has no room are all the last one's.
         let scores = if of_blocks { given(r).cap() } else { share };
@@ -128,8 +126,8 @@ impl HeldLabelPlan {
         let partials = products.saturating_add(share.saturating_mul(pitch * size_of::<f32>()));
         let of_chunks = chunks.saturating_mul(pitch * 2 * size_of::<f32>());
         let queries = partials.saturating_add(of_chunks);
-        let bytes = queries.saturating_add(terms * tiles * HEADS * labels.kept() * 2);
-        HeldLabelPlan { of_blocks, kernel, ctas, unit, pitch, tiles, terms, products, partials, queries, bytes }
+        let bytes = queries.saturating_add(tiles * HEADS * labels.kept() * DIGITS);
+        HeldLabelPlan { of_blocks, kernel, ctas, unit, pitch, tiles, products, partials, queries, bytes }
     }
 }
 
@@ -155,7 +153,6 @@ pub fn select(
         unit_blocks: if plan.of_blocks { (plan.unit / block_size) as u32 } else { 0 },
         pitch: plan.pitch as u32,
         tiles: plan.tiles as u32,
-        terms: plan.terms as u32,
         // Two tokens each: then all blocks of 1024 tokens go at once.
         lanes: (block_size.next_power_of_two() / 2).clamp(1, 32) as u32,
         products: plan.products as u32,
