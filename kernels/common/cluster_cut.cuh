@@ -128,7 +128,7 @@ template <uint32 THREADS> struct ClusterCut {
         }
         shared.sent.wait(0);
         const uint32 own[2] = {shared.few[lane], shared.few[WARP + lane]};  // 0 where none is
-        uint32 larger[2] = {};
+        uint32 larger[2] = {0, few <= WARP ? few : 0};  // mostly a lane has one
 #pragma unroll 1
         for (uint32 i = 0; i < few; i += 8) {
             uint32 of[8];
@@ -138,7 +138,10 @@ template <uint32 THREADS> struct ClusterCut {
                 of[n] = four.x, of[n + 1] = four.y, of[n + 2] = four.z, of[n + 3] = four.w;
             }
 #pragma unroll
-            for (uint32 n = 0; n < 8; n++) larger[0] += of[n] > own[0], larger[1] += of[n] > own[1];
+            for (uint32 n = 0; n < 8; n++) larger[0] += of[n] > own[0];
+            if (few <= WARP) continue;
+#pragma unroll
+            for (uint32 n = 0; n < 8; n++) larger[1] += of[n] > own[1];
         }
         // Of as many as are wanted fewer are larger; the least of those is the last.
         const bool is_in[2] = {larger[0] < ties, larger[1] < ties};
