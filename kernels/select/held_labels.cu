@@ -429,16 +429,20 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         if (!OF_BLOCKS) sum *= float(heads);
         if (lane == 0) shared.of_head[warp] = make_float2(from_most, sum > 0.0f && is_sound ? __fdividef(1.0f, sum) : 0.0f);
     }
-    // Softmax mass of the CTA's token n, over its heads.
-    __device__ float mass(uint32 n) const {
+    // Softmax mass of the CTA's tokens n and m, over its heads: one waits for what it has asked for while the other does.
+    __device__ float2 masses(uint32 n, uint32 m) const {
         const float4 *of = reinterpret_cast<const float4 *>(products() + n * held.pitch);
+        const float4 *also = reinterpret_cast<const float4 *>(products() + m * held.pitch);
         const float2 *by = shared.of_head;
-        float sum = 0.0f;
+        float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll 1
-        for (uint32 h = 0; h < held.pitch; h += 4, of++, by += 4) {
-            const float x[4] = {of->x, of->y, of->z, of->w};
+        for (uint32 h = 0; h < held.pitch; h += 4, of++, also++, by += 4) {
+            const float x[4] = {of->x, of->y, of->z, of->w}, y[4] = {also->x, also->y, also->z, also->w};
 #pragma unroll
-            for (uint32 i = 0; i < 4; i++) sum = fmaf(exp2_fast(x[i] - by[i].x), by[i].y, sum);
+            for (uint32 i = 0; i < 4; i++) {
+                sum.x = fmaf(exp2_fast(x[i] - by[i].x), by[i].y, sum.x);
+                sum.y = fmaf(exp2_fast(y[i] - by[i].x), by[i].y, sum.y);
+            }
         }
         return sum;
     }
@@ -450,10 +454,12 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
         for (uint32 n = thread >> log_lanes; n < rounded; n += step) {
             const uint32 entry = cut.begin + n;
             float sum = 0.0f;
-#pragma unroll 2
-            for (uint32 t = within; t < s.block_size; t += lanes) {
-                const uint32 at = entry * s.block_size + t;
-                if (entry < cut.end && at < known) sum += mass(at - first);
+            const uint32 from = entry * s.block_size, to = entry < cut.end ? min(from + s.block_size, known) : 0;
+#pragma unroll 1
+            for (uint32 at = from + within; at < to; at += 2 * lanes) {
+                const float2 both = masses(at - first, min(at + lanes, to - 1) - first);
+                sum += both.x;
+                if (at + lanes < to) sum += both.y;
             }
             for (uint32 bit = 1; bit < lanes; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
             if (within > 0 || entry >= cut.end) continue;
@@ -479,8 +485,12 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
     __device__ void list_tokens() const {
         const uint32 weighed = min(end, known), from = min(begin, weighed), taken = min(wanted, weighed - from), forced = init + local;
         ClusterCut<THREADS> cut(shared.cut, scores(), slice, s.slices, first, first + count, from, weighed, log_most(0, taken));
-#pragma unroll 2
-        for (uint32 i = cut.first + lane; i < cut.last; i += WARP) cut.put(i, mass(i - first));
+#pragma unroll 1
+        for (uint32 i = cut.first + lane; i < cut.last; i += 2 * WARP) {
+            const float2 both = masses(i - first, min(i + WARP, cut.last - 1) - first);
+            cut.put(i, both.x);
+            if (i + WARP < cut.last) cut.put(i + WARP, both.y);
+        }
         cut.find(taken);
         cut.take([&](uint32 place, uint32 i) {
             write_id(init + place, candidates.token(i));
