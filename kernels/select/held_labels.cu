@@ -113,8 +113,9 @@ struct Request {
         for (uint32 n = 0; n < IDS; n++) id[n] = before[n] = -1;
         if (thread < p.cap) id[0] = ask_bits<4>(places.ids);
         if (thread < p.cap && thread > 0) before[0] = ask_bits<4>(places.before);
-        count = ask_bits<4>(places.counts), tokens = ask_bits<4>(places.lens), queries = s.positions, budget = s.k;
-        if (places.query_lens) queries = ask_bits<4>(places.query_lens);
+        count = ask_bits<4>(places.counts), tokens = 0, queries = s.positions, budget = s.k;
+        if (lane == 0) tokens = ask_bits<4>(places.lens);
+        if (lane == 0 && places.query_lens) queries = ask_bits<4>(places.query_lens);
         if (places.budgets) budget = ask_bits<4>(places.budgets);
         channel = s.dim;  // of zeros
         if (thread < p.kept) channel = ask_bits<4>(places.channels);
@@ -137,6 +138,8 @@ struct Request {
                 id[n] = ask_bits<4>(places.ids + n * THREADS * step), before[n] = ask_bits<4>(places.before + n * THREADS * step);
             }
         }
+        // From one lane: of what all have, arithmetic would be moved to before the branches, and await it before the rest is asked for.
+        tokens = __shfl_sync(FULL_WARP, tokens, 0), queries = __shfl_sync(FULL_WARP, queries, 0);
     }
 };
 
