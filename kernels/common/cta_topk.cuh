@@ -1,8 +1,8 @@
 // The exact top k of the keys that a CTA has in its registers, or in its shared memory.
 //
 // Order is that of topk.cuh. Keys are counted in bins of equal width between the least and the largest at hand, which tells scores of a usual
-// spread apart at once. What few keys share the bin of the wanted-th each warp compares for itself; many are counted again, 11 bits finer,
-// until all of a bin is wanted or it is one key.
+// spread apart at once. What few keys share the bin of the wanted-th are compared, a warp one or two of them with all; many are counted again,
+// 11 bits finer, until all of a bin is wanted or it is one key.
 //
 // Counting costs most. So keys that cannot be among the wanted are not counted: where that many threads have keys, or quads, the wanted-th of
 // their largest bounds the wanted-th of all from below, and little else is above it.
