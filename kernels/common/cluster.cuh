@@ -101,6 +101,17 @@ __device__ inline void send_word(uint32 rank, uint32 *p, uint32 x, const Barrier
                  "r"(address_in(rank, &arrived)) : "memory");
 #endif
 }
+// p is aligned to 8 bytes.
+__device__ inline void send_two(uint32 rank, void *p, const uint2 &x, const Barrier &arrived) {
+#if __CUDA_ARCH__ >= 900
+    if (cluster_ctas() == 1) {
+        *static_cast<uint2 *>(p) = x;
+        return tell_own(arrived, sizeof(x));
+    }
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(address_in(rank, p)),
+                 "r"(x.x), "r"(x.y), "r"(address_in(rank, &arrived)) : "memory");
+#endif
+}
 // p is aligned to 16 bytes.
 __device__ inline void send_four(uint32 rank, void *p, const uint4 &x, const Barrier &arrived) {
 #if __CUDA_ARCH__ >= 900

@@ -58,6 +58,16 @@ struct AxesParams {
     uint32 products, partials, queries;
 };
 
+// Of kernels/select/long_axes.cu, whose first kernel has `slices` CTAs for a list. keys, room: where they begin in dynamic shared memory of
+// the second
+struct LongAxesParams {
+    AxesParams axes;
+    float *products;  // [lists, blocks, heads by the four]
+    uint4 *partials;  // [lists, pairs of heads, tiles]
+    uint32 *seen;     // [lists, slices, warps]
+    uint32 keys, room;
+};
+
 // Of kernels/select/labels.cu.
 struct LabelParams {
     SelectParams select;

@@ -20,6 +20,7 @@ pub const CASES: &[Case] = cases![
     select_axis_agrees_with_the_formula,
     select_axis_takes_many_blocks,
     select_axis_takes_int4_in_rows_of_whole_units,
+    select_axis_takes_int4_of_long_lists,
     select_axis_ranks_what_is_not_finite_last,
 ];
 
@@ -271,20 +272,31 @@ impl<'b> Axes<'b> {
     }
 
     fn new(backend: &'b Backend, rng: &mut Rng, scene: &Scene, is_int4: bool, layouts: [Layout; 2]) -> Axes<'b> {
-        let place = Place::random(backend, rng, scene.batch, scene.capacity.div_ceil(scene.block));
-        let rows = [place.pages, place.rows, scene.kv_heads];
-        let shape = |last: usize| [rows[0], rows[1], rows[2], last];
-        if !is_int4 {
-            let dtype = rng.pick(&[F32, F16, BF16]);
-            let values = rng.normals(&shape(2 * scene.dim)).map(|&x| dtype.round(x));
-            let axes = Tensor::floats(backend, dtype, &values, &layouts[0]);
-            return Axes { place, axes, range: None, values };
+        if is_int4 {
+            return Axes::int4(backend, rng, scene, usize::MAX, layouts);
         }
+        let place = Place::random(backend, rng, scene.batch, scene.capacity.div_ceil(scene.block));
+        let dtype = rng.pick(&[F32, F16, BF16]);
+        let values = rng.normals(&[place.pages, place.rows, scene.kv_heads, 2 * scene.dim]).map(|&x| dtype.round(x));
+        let axes = Tensor::floats(backend, dtype, &values, &layouts[0]);
+        Axes { place, axes, range: None, values }
+    }
+
+    /// Of so many kinds of blocks, or each of its own.
+    fn int4(backend: &'b Backend, rng: &mut Rng, scene: &Scene, kinds: usize, layouts: [Layout; 2]) -> Axes<'b> {
+        let place = Place::random(backend, rng, scene.batch, scene.capacity.div_ceil(scene.block));
+        let shape = |last: usize| [place.pages, place.rows, scene.kv_heads, last];
         let groups = scene.dim.div_ceil(GROUP);
         let bytes = Array::from_fn(&shape(scene.dim), |_| rng.int(0..=255));
         let range = Array::from_fn(&shape(4 * groups), |at| {
             F16.round(if at[3] % 2 == 0 { 0.2 * rng.unit() } else { 2.0 * rng.unit() - 2.5 })
         });
+        let of_kind = |at: &[usize]| match kinds < place.rows {
+            true => [0, (at[0] + at[1]) % kinds, at[2], at[3]],
+            false => [at[0], at[1], at[2], at[3]],
+        };
+        let bytes = Array::from_fn(&bytes.shape, |at| bytes[of_kind(at)]);
+        let range = Array::from_fn(&range.shape, |at| range[of_kind(at)]);
         let values = Array::from_fn(&shape(2 * scene.dim), |at| {
             let (part, c) = (at[3] / scene.dim, at[3] % scene.dim);
             let code = bytes[[at[0], at[1], at[2], at[3] / 2]] >> (4 * (at[3] % 2)) & 15;
@@ -361,6 +373,21 @@ fn select_axis_takes_int4_in_rows_of_whole_units(backend: &Backend) {
         let scene = Scene::with_positions(backend, rng, sizes, block, block * blocks, positions);
         let choice = Choice::random(backend, rng, sizes[0], 40);
         let axes = Axes::new(backend, rng, &scene, true, [Layout::default(), Layout::default()]);
+        check_blocks(backend, rng, &scene, &choice, axes.args(&scene), axes.scores(&scene), |_| 0);
+    });
+}
+
+/// More blocks than one CTA is to select from, wanted in any number, many or all of them alike.
+fn select_axis_takes_int4_of_long_lists(backend: &Backend) {
+    rounds(12, |rng| {
+        let (block, blocks) = (rng.pick(&[1, 16]), rng.pick(&[4096, 5000, 8200]));
+        let sizes = [rng.size(1..=2), rng.size(1..=2), rng.pick(&[1, 4, 7, 16]), rng.pick(&[64, 128, 128])];
+        let positions = rng.one_in(3).then(|| rng.size(1..=2));
+        let scene = Scene::with_positions(backend, rng, sizes, block, block * blocks, positions);
+        let most = rng.pick(&[2, 150, 150, 300, blocks]);
+        let choice = Choice::random(backend, rng, sizes[0], most);
+        let kinds = rng.pick(&[1, 3, usize::MAX, usize::MAX]);
+        let axes = Axes::int4(backend, rng, &scene, kinds, [Layout::default(), Layout::default()]);
         check_blocks(backend, rng, &scene, &choice, axes.args(&scene), axes.scores(&scene), |_| 0);
     });
 }

@@ -13,6 +13,7 @@ pub const CASES: &[Case] = &[
     ("selections_follow_500_steps_of_a_graph", selections_follow_500_steps_of_a_graph),
     ("summaries_follow_what_the_kernel_ahead_writes", summaries_follow_what_the_kernel_ahead_writes),
     ("selections_follow_what_the_kernel_ahead_writes", selections_follow_what_the_kernel_ahead_writes),
+    ("long_selections_follow_what_the_kernel_ahead_writes", long_selections_follow_what_the_kernel_ahead_writes),
 ];
 
 /// Forms for which there are kernels of their own, and one for which there are none.
@@ -150,4 +151,79 @@ fn selections_follow_what_the_kernel_ahead_writes(backend: &Backend) {
             }
         });
     }
+}
+
+/// So do those from long lists by AXIS in INT4, which are two launches.
+fn long_selections_follow_what_the_kernel_ahead_writes(backend: &Backend) {
+    const BATCH: usize = 2;
+    const HEADS: usize = 2;
+    const DIM: usize = 128;
+    const BLOCK: usize = 16;
+    const BLOCKS: usize = 5000;
+    const K: usize = 128;
+    const TOKENS: i64 = (BLOCK * BLOCKS) as i64;
+    rounds(1, |rng| {
+        let plain = Layout::default();
+        let rows = |last: usize| [BATCH, BLOCKS, HEADS, last];
+        let axes = Tensor::ints(backend, U8, &Array::from_fn(&rows(DIM), |_| rng.int(0..=255)), &plain);
+        let range =
+            Array::from_fn(&rows(DIM / 8), |at| if at[3] % 2 == 0 { F16.round(0.05 * rng.unit()) } else { -0.375 });
+        let range = Tensor::floats(backend, F16, &range, &plain);
+        let q = Tensor::floats(backend, BF16, &rng.normals(&[BATCH, 4 * HEADS, DIM]), &plain);
+        let ints = |dtype, shape: &[usize]| Tensor::ints(backend, dtype, &Array::filled(shape, 0), &plain);
+        let lens = [(); 2].map(|_| ints(I32, &[BATCH]));
+        let lists =
+            [(); 2].map(|_| [ints(I32, &[BATCH, HEADS, K]), ints(I32, &[BATCH, HEADS]), ints(U32, &[BATCH, HEADS])]);
+        let scores =
+            [(); 2].map(|_| Tensor::floats(backend, F32, &Array::filled(&[BATCH, HEADS, BLOCKS], 0.0), &plain));
+        let select = |n: usize| {
+            let [ids, counts, status] = &lists[n];
+            let index = vwd_index {
+                kind: VWD_INDEX_AXIS,
+                block_size: BLOCK as u32,
+                axes: axes.c(),
+                axis_range: range.c(),
+                ..args()
+            };
+            let args = vwd_select_blocks_args {
+                method: VWD_SELECT_AXIS,
+                block_size: BLOCK as u32,
+                k: K as u32,
+                init_blocks: 1,
+                local_blocks: 2,
+                scale: 0.09,
+                index: kept(index),
+                q: q.c(),
+                seq_lens: lens[n].c(),
+                selected: vwd_block_list { ids: ids.c(), counts: counts.c(), slots: absent() },
+                scores: scores[n].c(),
+                status: status.c(),
+                ..args()
+            };
+            // SAFETY: the tensors outlive the graph.
+            assert_ok(unsafe { vwd_select_blocks(backend.session(), &args, backend.stream()) });
+        };
+        // Reserves the scratch.
+        select(1);
+        backend.finish(0);
+        let ahead = Written::new(backend, &lens[0]);
+        let graph = Graph::capture(backend.stream().cast(), || {
+            ahead.enqueue();
+            select(0);
+        });
+        let mut tokens = [1i64; BATCH];
+        for step in 0..300 {
+            tokens = tokens.map(|len| if rng.one_in(4) { rng.int(0..=TOKENS) } else { (len + 1).min(TOKENS) });
+            ahead.set(&tokens);
+            lens[1].refill_ints(&Array::new(&[BATCH], tokens.to_vec()));
+            lists.iter().flatten().for_each(|of| of.refill_ints(&of.read_ints().map(|_| 0)));
+            scores.iter().for_each(|of| of.refill_floats(&of.read_floats().map(|_| 0.0)));
+            graph.replay();
+            select(1);
+            backend.finish(0);
+            for (a, b) in lists[0].iter().zip(&lists[1]).chain([(&scores[0], &scores[1])]) {
+                assert!(a.read_memory() == b.read_memory(), "step {step}, tokens {tokens:?}");
+            }
+        }
+    });
 }

@@ -3,6 +3,7 @@
 mod axes;
 mod held_labels;
 mod labels;
+mod long_axes;
 mod rows;
 
 use super::{BlockList, Request};
@@ -11,8 +12,10 @@ use crate::core::tensor::Tensor;
 use crate::ops::index::{self, Axes, Kind, Labels, Place, Summary, Windows};
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
 use crate::runtime::cuda::{self, Cuda, Enqueue, Facts, Grid, Kernel, Modules, Source, source};
+use axes::{AxesKernels, AxesPlan, Form};
 use held_labels::HeldLabelPlan;
-use rows::{RowKernel, RowPlan};
+use long_axes::{LongAxesKernels, LongAxesPlan};
+use rows::{RowKernel, RowPlan, TopKernels};
 
 pub struct Kernels {
     /// 16 bits, one query position, D up to COMMON_DIM, channels side by side.
@@ -26,12 +29,13 @@ pub struct Kernels {
     axes_32: Kernel,
     weigh_means: RowKernel,
     /// Selection from scores in memory.
-    top: Kernel,
+    top: TopKernels,
     labels: labels::LabelKernels,
     /// Labels of lists that fit in a cluster.
     held_labels: Option<held_labels::HeldLabelKernels>,
-    /// AXIS in INT4, in one launch.
-    axes: Option<axes::AxesKernels>,
+    /// AXIS in INT4, in one launch, and from long lists in two.
+    axes: Option<AxesKernels>,
+    long_axes: Option<LongAxesKernels>,
 }
 
 impl cuda::Kernels for Kernels {
@@ -39,13 +43,15 @@ impl cuda::Kernels for Kernels {
         source!("select/minmax", compute_80, compute_90),
         source!("select/means", compute_80, compute_90),
         source!("select/top", compute_80, compute_90),
+        source!("select/long_top", compute_90),
         source!("select/labels", compute_80, compute_90),
         source!("select/held_labels", compute_90),
         source!("select/axes", compute_90),
+        source!("select/long_axes", compute_90),
     ];
 
     fn find(modules: &Modules) -> Result<Kernels> {
-        let minmax = |name, declared| RowKernel::find(modules, "select/minmax", name, declared);
+        let minmax = |name, declared| RowKernel::find(modules, "select/minmax", name, declared, true);
         let means = |name| modules.kernel("select/means", name);
         Ok(Kernels {
             minmax_common: minmax("select_minmax_common", COMMON)?,
@@ -56,11 +62,12 @@ impl cuda::Kernels for Kernels {
             axes_4: means("score_axes_4")?,
             axes_16: means("score_axes_16")?,
             axes_32: means("score_axes_32")?,
-            weigh_means: RowKernel::find(modules, "select/means", "weigh_means", MEANS)?,
-            top: modules.kernel("select/top", "select_top")?,
+            weigh_means: RowKernel::find(modules, "select/means", "weigh_means", MEANS, false)?,
+            top: TopKernels::find(modules)?,
             labels: labels::LabelKernels::find(modules)?,
             held_labels: held_labels::HeldLabelKernels::find(modules)?,
-            axes: axes::AxesKernels::find(modules)?,
+            axes: AxesKernels::find(modules)?,
+            long_axes: LongAxesKernels::find(modules)?,
         })
     }
 }
@@ -193,20 +200,19 @@ pub fn blocks(enqueue: &Enqueue, r: &Request) -> Result<()> {
     if r.lists() == 0 {
         return Ok(());
     }
-    let facts = enqueue.facts();
+    let (facts, kernels) = (enqueue.facts(), enqueue.kernels::<Kernels>());
     match &r.queries.index.kind {
-        Kind::MinMax { max, min, .. } => minmax(enqueue, r, &MinMaxPlan::new(facts, r, max, min)?, max, min),
+        Kind::MinMax { max, min, .. } => {
+            minmax(enqueue, r, &MinMaxPlan::new(facts, &kernels.top, r, max, min)?, max, min)
+        }
         Kind::Mean { windows, means } => {
             mean(enqueue, r, &MeanPlan::new(facts, r, windows)?, windows, &Summaries::of_means(r, means))
         }
-        Kind::Axis(axes) => {
-            let kernels = enqueue.kernels::<Kernels>().axes.as_ref();
-            if let (Some(kernels), Some(plan)) = (kernels, axes::AxesPlan::new(kernels, r, axes)) {
-                return axes::select(enqueue, kernels, r, axes, &plan);
-            }
-            let blocks = blocks_as_windows(axes);
-            mean(enqueue, r, &MeanPlan::new(facts, r, &blocks)?, &blocks, &Summaries::of_axes(r, axes))
-        }
+        Kind::Axis(axes) => match AxisPlan::new(kernels, facts, r, axes)? {
+            AxisPlan::OneLaunch(kernels, form, plan) => axes::select(enqueue, kernels, r, axes, &form, &plan),
+            AxisPlan::TwoLaunches(kernels, form, plan) => long_axes::select(enqueue, kernels, r, axes, &form, &plan),
+            AxisPlan::General(plan) => mean(enqueue, r, &plan, &blocks_as_windows(axes), &Summaries::of_axes(r, axes)),
+        },
         Kind::Label(labels) => by_labels(enqueue, r, labels, true),
     }
 }
@@ -216,14 +222,15 @@ pub fn blocks_scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
     if r.lists() == 0 {
         return Ok(0);
     }
-    let facts = cuda.facts();
+    let (facts, kernels) = (cuda.facts(), cuda.kernels::<Kernels>());
     Ok(match &r.queries.index.kind {
-        Kind::MinMax { max, min, .. } => MinMaxPlan::new(facts, r, max, min)?.bytes,
+        Kind::MinMax { max, min, .. } => MinMaxPlan::new(facts, &kernels.top, r, max, min)?.bytes,
         Kind::Mean { windows, .. } => MeanPlan::new(facts, r, windows)?.bytes,
         Kind::Label(labels) => label_scratch(cuda, r, labels, true)?,
-        Kind::Axis(axes) => match axes::AxesPlan::new(cuda.kernels::<Kernels>().axes.as_ref(), r, axes) {
-            Some(_) => 0,
-            None => MeanPlan::new(facts, r, &blocks_as_windows(axes))?.bytes,
+        Kind::Axis(axes) => match AxisPlan::new(kernels, facts, r, axes)? {
+            AxisPlan::OneLaunch(..) => 0,
+            AxisPlan::TwoLaunches(_, _, plan) => plan.bytes,
+            AxisPlan::General(plan) => plan.bytes,
         },
     })
 }
@@ -360,7 +367,7 @@ struct MinMaxPlan {
 }
 
 impl MinMaxPlan {
-    fn new(facts: &Facts, r: &Request, max: &Tensor, min: &Tensor) -> Result<MinMaxPlan> {
+    fn new(facts: &Facts, kernels: &TopKernels, r: &Request, max: &Tensor, min: &Tensor) -> Result<MinMaxPlan> {
         let dim = r.queries.heads.dim;
         check_sharing(r)?;
         if sharing(r) * dim > MOST_FOLDED {
@@ -372,7 +379,9 @@ impl MinMaxPlan {
         let stored = r.queries.index.capacity().min(MOST_TOKENS.div_ceil(r.queries.block_size));
         let declared = if is_common { COMMON } else { GENERAL };
         let mut scratch = cuda::Parts::default();
-        let rows = RowPlan::new(facts, declared, [r.lists(), stored, stored.div_ceil(CHUNK)], &mut scratch)?;
+        let wanted = if r.quota.budgets.is_some() { r.quota.cap } else { r.quota.budget.k };
+        let sieve = kernels.sieve(facts, r.lists(), stored, wanted);
+        let rows = RowPlan::new(facts, declared, sieve, [r.lists(), stored, stored.div_ceil(CHUNK)], &mut scratch)?;
         Ok(MinMaxPlan { is_common, adjacent, stored, rows, bytes: scratch.bytes })
     }
 }
@@ -399,6 +408,28 @@ fn minmax(enqueue: &Enqueue, r: &Request, plan: &MinMaxPlan, max: &Tensor, min: 
     // SAFETY: the parameters are the kernels' structs; the op's caller keeps the tensors valid until the stream has passed,
     // and scratch is this call's. The kernels wait before they touch anything.
     unsafe { plan.rows.launch(enqueue, kernel, &kernels.top, &params.select, (&raw const params).cast()) }
+}
+
+/// The kernels of AXIS, and how its work is cut.
+enum AxisPlan<'k> {
+    OneLaunch(&'k AxesKernels, Form, AxesPlan),
+    TwoLaunches(&'k LongAxesKernels, Form, LongAxesPlan),
+    /// Blocks as windows.
+    General(MeanPlan),
+}
+
+impl AxisPlan<'_> {
+    fn new<'k>(kernels: &'k Kernels, facts: &Facts, r: &Request, axes: &Axes) -> Result<AxisPlan<'k>> {
+        if let (Some(short), Some(long), Some(form)) = (&kernels.axes, &kernels.long_axes, Form::new(r, axes)) {
+            if let Some(plan) = LongAxesPlan::new(long, r, &form) {
+                return Ok(AxisPlan::TwoLaunches(long, form, plan));
+            }
+            if let Some(plan) = AxesPlan::new(short, r, &form) {
+                return Ok(AxisPlan::OneLaunch(short, form, plan));
+            }
+        }
+        Ok(AxisPlan::General(MeanPlan::new(facts, r, &blocks_as_windows(axes))?))
+    }
 }
 
 /// Blocks as windows: one overlaps itself alone, and is there from its first token on.
@@ -475,7 +506,7 @@ impl MeanPlan {
         let scoring = (facts.multiprocessors as usize / rows).min(chunks).max(1);
         let mut scratch = cuda::Parts::default();
         let most = stored.div_ceil(rows::THREADS as usize).min(reached);
-        let weighing = RowPlan::new(facts, MEANS, [rows, reached, most], &mut scratch)?;
+        let weighing = RowPlan::new(facts, MEANS, None, [rows, reached, most], &mut scratch)?;
         let products = scratch.take(&[rows, heads, stored, size_of::<f32>()]);
         let partials = scratch.take(&[rows, heads, chunks, 2 * size_of::<f32>()]);
         let seen = scratch.take(&[rows, scoring + 1, size_of::<u32>()]);
@@ -540,6 +571,7 @@ mod tests {
             MinMaxParams::layout("MinMaxParams"),
             MeanParams::layout("MeanParams"),
             axes::AxesParams::layout("AxesParams"),
+            long_axes::LongAxesParams::layout("LongAxesParams"),
             labels::LabelParams::layout("LabelParams"),
             held_labels::HeldLabelParams::layout("HeldLabelParams"),
         ];

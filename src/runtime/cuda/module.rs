@@ -144,6 +144,14 @@ impl Kernel {
         check(unsafe { sys::cuFuncSetAttribute(self.function, attribute, bytes as i32) }, self.name)
     }
 
+    /// Has its multiprocessors give all that they can to shared memory: as much as its own CTAs need would leave no place for
+    /// those of a kernel that is to start beside them. The context is current.
+    pub fn prefer_shared(&self) -> Result<()> {
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function is loaded.
+        check(unsafe { sys::cuFuncSetAttribute(self.function, attribute, 100) }, self.name)
+    }
+
     /// Lets launches ask for clusters of more than [`super::LARGEST_CLUSTER`] CTAs. The context is current.
     pub fn allow_large_clusters(&self) -> Result<()> {
         let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED;

@@ -1,4 +1,4 @@
-//! Launch of the kernels of kernels/select/axes.cu: AXIS in INT4, in one launch.
+//! Launch of the kernels of kernels/select/axes.cu: AXIS in INT4, in one launch. And what those for long lists share with them.
 
 use super::{MOST_TOKENS, SelectParams, THREADS, grid, sharing};
 use crate::core::status::Result;
@@ -9,20 +9,70 @@ use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, Modules};
 
 /// They need clusters.
 pub struct AxesKernels {
+    kernels: TileKernels,
+    /// Where two CTAs share a multiprocessor, and where each has its own.
+    shares: [Share; 2],
+}
+
+/// A kernel for each form of kernels/select/axes.cuh.
+pub struct TileKernels {
     /// Of D = 128 and up to 4, 8 and 16 heads.
     common: [Kernel; 3],
     /// Of every D, up to 4 and 16 heads.
     others: [Kernel; 2],
-    /// Clusters of 1, 2, … CTAs that run at once, where two CTAs share a multiprocessor, and where each has its own.
-    shared: [Share; 2],
-    multiprocessors: usize,
+}
+
+impl TileKernels {
+    /// `common` and `others` are their names. `declared`: what they declare of shared memory, at most.
+    pub fn find(
+        modules: &Modules,
+        source: &str,
+        [common, others]: [&[&'static str]; 2],
+        declared: u32,
+    ) -> Result<TileKernels> {
+        let kernel = |name| {
+            let kernel = modules.kernel(source, name)?;
+            kernel.allow_shared(modules.facts().shared_bytes - declared)?;
+            kernel.allow_large_clusters()?;
+            Ok(kernel)
+        };
+        Ok(TileKernels {
+            common: [kernel(common[0])?, kernel(common[1])?, kernel(common[2])?],
+            others: [kernel(others[0])?, kernel(others[1])?],
+        })
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = &Kernel> {
+        self.common.iter().chain(&self.others)
+    }
+
+    pub fn of(&self, form: &Form) -> &Kernel {
+        match form.is_common {
+            true => &self.common[form.quartets.ilog2() as usize],
+            false => &self.others[(form.quartets > 1) as usize],
+        }
+    }
 }
 
 /// What a CTA can have of a multiprocessor.
-struct Share {
+pub struct Share {
     /// Dynamic shared memory.
-    bytes: usize,
-    clusters: [usize; MOST_CTAS],
+    pub bytes: usize,
+    /// Clusters of 1, 2, … CTAs that run at once.
+    pub clusters: [usize; MOST_CTAS],
+}
+
+impl Share {
+    /// Where two CTAs of the first kernel share a multiprocessor, and where each of the second has its own.
+    pub fn both(modules: &Modules, kernels: [&Kernel; 2], declared: u32) -> [Share; 2] {
+        let most = modules.facts().shared_bytes;
+        let share = |kernel: &Kernel, bytes: u32| {
+            let active = |n| kernel.sharing(bytes).active_clusters(n as u32 + 1, THREADS) as usize;
+            Share { bytes: bytes as usize, clusters: std::array::from_fn(active) }
+        };
+        let half = (most + RESERVED) / 2 - RESERVED - declared;
+        [share(kernels[0], half), share(kernels[1], most - declared)]
+    }
 }
 
 impl AxesKernels {
@@ -30,33 +80,11 @@ impl AxesKernels {
         if !modules.has("select/axes") {
             return Ok(None);
         }
-        let most = modules.facts().shared_bytes;
-        let kernel = |name| {
-            let kernel = modules.kernel("select/axes", name)?;
-            kernel.allow_shared(most - STATIC_SHARED)?;
-            kernel.allow_large_clusters()?;
-            Ok(kernel)
-        };
-        let common = [kernel("select_axes_4_128")?, kernel("select_axes_8_128")?, kernel("select_axes_16_128")?];
-        let others = [kernel("select_axes_4")?, kernel("select_axes_16")?];
-        let share = |kernel: Kernel, bytes: u32| {
-            let active = |n| kernel.sharing(bytes).active_clusters(n as u32 + 1, THREADS) as usize;
-            Share { bytes: bytes as usize, clusters: std::array::from_fn(active) }
-        };
-        let half = (most + RESERVED) / 2 - RESERVED - STATIC_SHARED;
-        let shared = [share(common[0], half), share(common[2], most - STATIC_SHARED)];
-        Ok(Some(AxesKernels { common, others, shared, multiprocessors: modules.facts().multiprocessors as usize }))
-    }
-
-    /// Where more than one CTA of the kernel has a place beside another, the first of the shares is open to it.
-    fn kernel(&self, heads: usize, dim: usize) -> (&Kernel, bool) {
-        match (dim == COMMON_DIM, heads) {
-            (true, ..=4) => (&self.common[0], true),
-            (true, ..=8) => (&self.common[1], true),
-            (true, _) => (&self.common[2], false),
-            (false, ..=4) => (&self.others[0], true),
-            (false, _) => (&self.others[1], false),
-        }
+        let common = ["select_axes_4_128", "select_axes_8_128", "select_axes_16_128"];
+        let others = ["select_axes_4", "select_axes_16"];
+        let kernels = TileKernels::find(modules, "select/axes", [&common, &others], STATIC_SHARED)?;
+        let shares = Share::both(modules, [&kernels.common[0], &kernels.common[2]], STATIC_SHARED);
+        Ok(Some(AxesKernels { kernels, shares }))
     }
 }
 
@@ -76,27 +104,69 @@ kernel_struct! {
 
 /// Shared memory that the kernels declare, at most, and what the driver takes of it for each CTA.
 const STATIC_SHARED: u32 = 2304;
-const RESERVED: u32 = 1 << 10;
+pub const RESERVED: u32 = 1 << 10;
 /// Blocks that are worth a CTA.
 const CTA_BLOCKS: usize = 128;
 /// D of the common form.
 const COMMON_DIM: usize = 128;
-/// MOST_HEADS, MOST_CTAS and MOST_TURNS of kernels/select/axes.cu.
+/// MOST_HEADS and MOST_TURNS of kernels/select/axes.cuh, MOST_CTAS of kernels/select/axes.cu.
 const MOST_HEADS: usize = 16;
+pub const MOST_TURNS: usize = 3;
 const MOST_CTAS: usize = 16;
-const MOST_TURNS: usize = 3;
-/// BLOCKS of kernels/select/axes.cu: of a tile.
-const BLOCKS: usize = 16;
-const WARPS: usize = THREADS as usize / 32;
+/// BLOCKS of kernels/select/tiles.cuh: of a tile.
+pub const BLOCKS: usize = 16;
+pub const WARPS: usize = THREADS as usize / 32;
 /// What finds the best of the keys, at most: it takes the place of products.
-const TOP_SHARED: usize = 9 << 10;
+pub const TOP_SHARED: usize = 9 << 10;
 /// What rows of blocks on their way have in front of the next one, but for the common form.
 const GAP: usize = 16;
+
+/// What kernels/select/axes.cuh makes of a request.
+pub struct Form {
+    is_common: bool,
+    /// Heads by the four: QUARTETS of the kernel.
+    pub quartets: usize,
+    /// Blocks of a list for which the index has room, and their tiles.
+    pub stored: usize,
+    pub parts: usize,
+    /// Shared memory of a CTA's tiles on their way, one for each warp, and of queries.
+    pub turn_bytes: usize,
+    pub query_bytes: usize,
+}
+
+impl Form {
+    /// `None` for a form that the kernels do not have.
+    pub fn new(r: &Request, axes: &Axes) -> Option<Form> {
+        let (range, heads) = (axes.range.as_ref()?, r.queries.heads);
+        let has_form =
+            heads.dim.is_multiple_of(64) && heads.dim <= 256 && heads.group() <= MOST_HEADS && sharing(r) == 1;
+        if !has_form || ![&axes.axes, range].into_iter().all(|t| index::has_aligned_rows(t, 16)) {
+            return None;
+        }
+        let is_common = heads.dim == COMMON_DIM;
+        let quartets = match heads.group() {
+            ..=4 => 1,
+            ..=8 if is_common => 2,
+            _ => 4,
+        };
+        // COLUMNS of the kernel.
+        let columns = quartets + usize::div_ceil(quartets, 2);
+        let gap = if is_common { 0 } else { GAP };
+        let stored = r.queries.index.capacity().min(MOST_TOKENS.div_ceil(r.queries.block_size));
+        Some(Form {
+            is_common,
+            quartets,
+            stored,
+            parts: stored.div_ceil(BLOCKS),
+            turn_bytes: WARPS * BLOCKS * (heads.dim + heads.dim / 4 + 2 * gap),
+            query_bytes: heads.dim / 32 * columns * 32 * 8,
+        })
+    }
+}
 
 /// How the work is cut, and where its parts of shared memory begin.
 #[derive(Clone, Copy)]
 pub struct AxesPlan {
-    stored: usize,
     parts: usize,
     ctas: usize,
     turns: usize,
@@ -107,55 +177,44 @@ pub struct AxesPlan {
 }
 
 impl AxesPlan {
-    /// `None` for a form that the kernels do not have.
-    pub fn new(kernels: Option<&AxesKernels>, r: &Request, axes: &Axes) -> Option<AxesPlan> {
-        let (kernels, range, heads) = (kernels?, axes.range.as_ref()?, r.queries.heads);
-        let has_form =
-            heads.dim.is_multiple_of(64) && heads.dim <= 256 && heads.group() <= MOST_HEADS && sharing(r) == 1;
-        if !has_form || ![&axes.axes, range].into_iter().all(|t| index::has_aligned_rows(t, 16)) {
-            return None;
-        }
-        let stored = r.queries.index.capacity().min(MOST_TOKENS.div_ceil(r.queries.block_size));
-        let can_share = kernels.kernel(heads.group(), heads.dim).1;
-        let shares = &kernels.shared[if can_share { 0 } else { 1 }..];
+    /// `None` where shared memory is short.
+    pub fn new(kernels: &AxesKernels, r: &Request, form: &Form) -> Option<AxesPlan> {
+        let can_share = form.quartets < 4;
+        let [half, whole] = &kernels.shares;
+        let shares = &kernels.shares[if can_share { 0 } else { 1 }..];
         let fits = |plan: &AxesPlan, share: &Share| plan.bytes <= share.bytes && share.clusters[plan.ctas - 1] > 0;
         let at_once =
             |plan: &AxesPlan| shares.iter().find(|share| fits(plan, share)).map_or(0, |s| s.clusters[plan.ctas - 1]);
-        let of = |ctas| (1..=MOST_TURNS).rev().map(move |turns| AxesPlan::of(r, stored, ctas, turns));
+        let of = |ctas| (1..=MOST_TURNS).rev().map(move |turns| AxesPlan::of(form, ctas, turns));
         // CTAs that run at once and have work: those that leave the busiest multiprocessor the fewest tiles, which take somewhat
-        // longer where a warp's come one after the other.
-        let useful = stored.div_ceil(CTA_BLOCKS).clamp(1, MOST_CTAS);
-        let all_at_once = (1..=useful).rev().flat_map(of).filter(|plan| r.lists() <= at_once(plan));
+        // longer where a warp's come one after the other. To tell one more CTA takes about as long as a tile.
+        let useful = form.stored.div_ceil(CTA_BLOCKS).clamp(1, MOST_CTAS);
+        let all_at_once = (1..=useful).flat_map(of).filter(|plan| r.lists() <= at_once(plan));
+        let has_own = |plan: &AxesPlan| r.lists() <= whole.clusters[plan.ctas - 1];
         let time = |plan: &AxesPlan| {
-            let tiles = (r.lists() * plan.ctas).div_ceil(kernels.multiprocessors) * plan.parts.div_ceil(plan.ctas);
-            tiles * if plan.turns >= plan.rounds().min(2) { 4 } else { 5 }
+            let tiles = plan.parts.div_ceil(plan.ctas) * if has_own(plan) { 1 } else { 2 };
+            tiles * if plan.turns >= plan.rounds().min(2) { 4 } else { 5 } + 5 * plan.ctas
         };
         let best = all_at_once.filter(|plan| plan.turns <= plan.rounds().max(1)).min_by_key(time);
         // Where there are more lists, or shared memory is short: few CTAs for each, and these side by side.
         let in_waves = || shares.iter().find_map(|share| (1..=MOST_CTAS).flat_map(of).find(|plan| fits(plan, share)));
-        let plan = best.or_else(in_waves)?;
+        let mut plan = best.or_else(in_waves)?;
+        // CTAs that can have a multiprocessor each are kept from sharing one.
+        if has_own(&plan) {
+            plan.bytes = plan.bytes.max(half.bytes + RESERVED as usize);
+        }
         (r.lists() <= i32::MAX as usize / plan.ctas).then_some(plan)
     }
 
-    fn of(r: &Request, stored: usize, ctas: usize, turns: usize) -> AxesPlan {
-        let heads = r.queries.heads;
-        // QUARTETS and COLUMNS of the kernel.
-        let quartets = match heads.group() {
-            ..=4 => 1,
-            ..=8 if heads.dim == COMMON_DIM => 2,
-            _ => 4,
-        };
-        let columns = quartets + usize::div_ceil(quartets, 2);
-        let gap = if heads.dim == COMMON_DIM { 0 } else { GAP };
-        let on_their_way = WARPS * turns * BLOCKS * (heads.dim + heads.dim / 4 + 2 * gap);
-        let parts = stored.div_ceil(BLOCKS);
-        let partials = on_their_way;
+    fn of(form: &Form, ctas: usize, turns: usize) -> AxesPlan {
+        let &Form { quartets, parts, .. } = form;
+        let partials = turns * form.turn_bytes;
         let queries = partials.saturating_add(parts.saturating_mul(4 * quartets * 2 * size_of::<f32>()));
         let keys = parts.saturating_mul(BLOCKS * size_of::<u32>());
-        let products = queries.saturating_add(heads.dim / 32 * columns * 32 * 8).max(keys);
+        let products = queries.saturating_add(form.query_bytes).max(keys);
         let of_products = parts.div_ceil(ctas).saturating_mul(BLOCKS * 4 * quartets * size_of::<f32>());
         let bytes = products.saturating_add(of_products.max(TOP_SHARED));
-        AxesPlan { stored, parts, ctas, turns, products, partials, queries, bytes }
+        AxesPlan { parts, ctas, turns, products, partials, queries, bytes }
     }
 
     /// Tiles of a warp.
@@ -164,22 +223,40 @@ impl AxesPlan {
     }
 }
 
-pub fn select(enqueue: &Enqueue, kernels: &AxesKernels, r: &Request, axes: &Axes, plan: &AxesPlan) -> Result<()> {
-    let mut select = SelectParams::new(r);
-    (select.place.capacity, select.slices) = (plan.stored as u32, plan.ctas as u32);
-    select.by_slices = Divisor::new(plan.ctas as u32);
+impl AxesParams {
+    /// Of so many CTAs for each list, and so many tiles of a warp on their way. Queries follow these.
+    pub fn new(r: &Request, axes: &Axes, form: &Form, ctas: usize, turns: usize) -> AxesParams {
+        let mut select = SelectParams::new(r);
+        (select.place.capacity, select.slices) = (form.stored as u32, ctas as u32);
+        select.by_slices = Divisor::new(ctas as u32);
+        AxesParams {
+            select,
+            axes: Summary::new(Some(&axes.axes)),
+            range: Summary::new(axes.range.as_ref()),
+            turns: turns as u32,
+            parts: form.parts as u32,
+            products: 0,
+            partials: 0,
+            queries: (turns * form.turn_bytes) as u32,
+        }
+    }
+}
+
+pub fn select(
+    enqueue: &Enqueue,
+    kernels: &AxesKernels,
+    r: &Request,
+    axes: &Axes,
+    form: &Form,
+    plan: &AxesPlan,
+) -> Result<()> {
     let params = AxesParams {
-        select,
-        axes: Summary::new(Some(&axes.axes)),
-        range: Summary::new(axes.range.as_ref()),
-        turns: plan.turns as u32,
-        parts: plan.parts as u32,
         products: plan.products as u32,
         partials: plan.partials as u32,
         queries: plan.queries as u32,
+        ..AxesParams::new(r, axes, form, plan.ctas, plan.turns)
     };
-    let heads = r.queries.heads;
-    let kernel = kernels.kernel(heads.group(), heads.dim).0.sharing(plan.bytes as u32);
+    let kernel = kernels.kernels.of(form).sharing(plan.bytes as u32);
     let all = Grid { kind: Kind::DependentClusters(plan.ctas as u32), ..grid(enqueue, r.lists() * plan.ctas) };
     // SAFETY: AxesParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything, but for bringing summaries to the L2 cache.

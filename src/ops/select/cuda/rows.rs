@@ -8,7 +8,7 @@ use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, Modules};
 use std::ffi::c_void;
 
 /// Clusters that a row's CTAs can be.
-const CLUSTERS: [u32; 4] = [2, 4, 8, 16];
+const CLUSTERS: [usize; 6] = [2, 3, 4, 6, 8, 16];
 const SCORE: usize = size_of::<f32>();
 /// TOPK_THREADS of kernels/common/topk.cuh.
 pub const THREADS: u32 = 512;
@@ -37,13 +37,21 @@ pub fn score_bytes(scores: usize) -> u32 {
 pub struct RowKernel {
     kernel: Kernel,
     few_scores: usize,
-    /// Clusters of each size that run at once: of CTAs with few scores, and with as many as there is room for.
+    /// Its CTAs are soonest done with a multiprocessor each.
+    is_alone: bool,
+    /// Clusters of each size that run at once: of CTAs with few scores, and of those that have a multiprocessor each.
     active: [[usize; CLUSTERS.len()]; 2],
 }
 
 impl RowKernel {
     /// Of one that declares so many bytes of shared memory.
-    pub fn find(modules: &Modules, source: &str, name: &'static str, declared: usize) -> Result<RowKernel> {
+    pub fn find(
+        modules: &Modules,
+        source: &str,
+        name: &'static str,
+        declared: usize,
+        is_alone: bool,
+    ) -> Result<RowKernel> {
         let (kernel, facts) = (modules.kernel(source, name)?, modules.facts());
         let (few_scores, most) = (few_scores(facts, declared), most_scores(facts, declared));
         kernel.allow_shared(score_bytes(most))?;
@@ -52,17 +60,80 @@ impl RowKernel {
             kernel.allow_large_clusters()?;
             active = [few_scores, most].map(|scores| {
                 let kernel = kernel.sharing(score_bytes(scores));
-                CLUSTERS.map(|ctas| kernel.active_clusters(ctas, THREADS) as usize)
+                CLUSTERS.map(|ctas| kernel.active_clusters(ctas as u32, THREADS) as usize)
             });
         }
-        Ok(RowKernel { kernel, few_scores, active })
+        Ok(RowKernel { kernel, few_scores, is_alone, active })
     }
 
-    /// CTAs of a row: at most so many, as long as all rows are made at once.
+    /// CTAs of a row: those that leave each the fewest of its `most` chunks, as long as all rows are made at once, and no more than that
+    /// takes; where that is one chunk, and it makes them sooner, with a multiprocessor each.
     fn cluster(&self, rows: usize, scores: usize, most: usize) -> usize {
-        let active = self.active[(scores > self.few_scores) as usize];
-        let fit = CLUSTERS.iter().zip(active).take_while(|&(&ctas, _)| (ctas as usize) < 2 * most);
-        fit.filter(|&(_, active)| rows <= active).map(|(&ctas, _)| ctas as usize).last().unwrap_or(1)
+        let chunks = |ctas: usize| most.div_ceil(ctas);
+        let best = |active: &[usize; CLUSTERS.len()]| {
+            let at_once = CLUSTERS.iter().zip(active).filter(|&(_, &active)| rows <= active).map(|(&ctas, _)| ctas);
+            at_once.min_by_key(|&ctas| (chunks(ctas), ctas)).filter(|&ctas| chunks(ctas) < most).unwrap_or(1)
+        };
+        let [shared, own] = [&self.active[(scores > self.few_scores) as usize], &self.active[1]].map(best);
+        if self.is_alone && chunks(shared) == 1 { own } else { shared }
+    }
+}
+
+/// What selects from scores that another kernel has left.
+pub struct TopKernels {
+    /// A CTA makes a row.
+    top: Kernel,
+    /// A cluster does. None where there are no such clusters.
+    long: Option<Kernel>,
+}
+
+impl TopKernels {
+    pub fn find(modules: &Modules) -> Result<TopKernels> {
+        let top = modules.kernel("select/top", "select_top")?;
+        if !modules.has("select/long_top") {
+            return Ok(TopKernels { top, long: None });
+        }
+        let (kernel, most) = (modules.kernel("select/long_top", "select_long_top")?, modules.facts().shared_bytes);
+        kernel.allow_shared(most - LONG_TOP)?;
+        let has_clusters = kernel.sharing(most - LONG_TOP).active_clusters(SIEVING as u32, THREADS) > 0;
+        Ok(TopKernels { top, long: has_clusters.then_some(kernel) })
+    }
+
+    /// Where rows are long, and so few that each has many CTAs, and few of a row are wanted: what sieves them, if there is room.
+    pub fn sieve(&self, facts: &Facts, rows: usize, stored: usize, wanted: usize) -> Option<Sieve> {
+        let is_worth_it =
+            stored >= LONG_ROW && rows * SIEVING <= facts.multiprocessors as usize && wanted <= MOST_SIEVED;
+        let sieve = Sieve::of(self.long?, stored);
+        (is_worth_it && sieve.bytes() <= (facts.shared_bytes - LONG_TOP) as usize).then_some(sieve)
+    }
+}
+
+/// Shared memory that select_long_top declares, or more.
+const LONG_TOP: u32 = 16 << 10;
+/// CTAs of a cluster that sieves a row.
+const SIEVING: usize = 8;
+/// Scores of which the first CTA of a cluster would find the best later than a kernel that follows.
+const LONG_ROW: usize = 8192;
+/// MOST_WANTED of kernels/common/sieve.cuh: of more, all scores would go to the first CTA.
+const MOST_SIEVED: usize = 256;
+
+/// A kernel for rows of one length, and 32-bit words of the shared memory of its CTAs.
+pub struct Sieve {
+    kernel: Kernel,
+    /// Of a CTA's share, before what comes to the first one.
+    own: usize,
+    all: usize,
+}
+
+impl Sieve {
+    fn of(kernel: Kernel, stored: usize) -> Sieve {
+        // Sieve of kernels/common/sieve.cuh: its divide(), and the few or all keys that come.
+        let own = stored.div_ceil(SIEVING).next_multiple_of(32);
+        Sieve { kernel, own, all: own + (SIEVING * THREADS as usize * 2).max(stored.next_multiple_of(4)) }
+    }
+
+    fn bytes(&self) -> usize {
+        self.all * size_of::<u32>()
     }
 }
 
@@ -72,6 +143,7 @@ struct Held {
     slices: usize,
     scores: usize,
     seen: usize,
+    sieve: Option<Sieve>,
 }
 
 /// How the scores of rows reach the selection.
@@ -86,22 +158,26 @@ pub struct RowPlan {
 }
 
 impl RowPlan {
+    /// `sieve`: what selects from the rows where a launch of its own pays ([`TopKernels::sieve`]).
     pub fn new(
         facts: &Facts,
         declared: usize,
+        sieve: Option<Sieve>,
         [rows, stored, most]: [usize; 3],
         scratch: &mut cuda::Parts,
     ) -> Result<RowPlan> {
-        if rows > i32::MAX as usize / CLUSTERS[CLUSTERS.len() - 1] as usize {
+        if rows > i32::MAX as usize / CLUSTERS[CLUSTERS.len() - 1] {
             return Err(Error::unsupported(format!("selected: {rows} lists; CUDA takes up to 2^27 − 1")));
         }
         // Without clusters, a CTA for each row must fill the device.
         let multiprocessors = facts.multiprocessors as usize;
         let is_alone = !facts.launches_dependents() && rows < multiprocessors && most > 1;
-        let held = (is_alone || stored > most_scores(facts, declared)).then(|| {
-            let slices = (multiprocessors / rows).min(most).max(1);
+        let held = (is_alone || sieve.is_some() || stored > most_scores(facts, declared)).then(|| {
+            // Those that score long rows wait for bytes alone, so two share a multiprocessor.
+            let at_once = multiprocessors * if sieve.is_some() { 2 } else { 1 };
+            let slices = (at_once / rows).min(most).max(1);
             let scores = scratch.take(&[rows, stored, size_of::<f32>()]);
-            Held { slices, scores, seen: scratch.take(&[rows, slices, size_of::<u32>()]) }
+            Held { slices, scores, seen: scratch.take(&[rows, slices, size_of::<u32>()]), sieve }
         });
         Ok(RowPlan { rows, stored, most, held })
     }
@@ -120,7 +196,7 @@ impl RowPlan {
         }
     }
 
-    /// Launches the kernel, and the one that follows where there is one: `top`.
+    /// Launches the kernel, and the one that follows where there is one.
     ///
     /// # Safety
     /// As for [`Enqueue::launch`]; `select` begins the parameters of both kernels, and is filled for this one.
@@ -128,7 +204,7 @@ impl RowPlan {
         &self,
         enqueue: &Enqueue,
         kernel: &RowKernel,
-        top: &Kernel,
+        kernels: &TopKernels,
         select: &SelectParams,
         params: *const c_void,
     ) -> Result<()> {
@@ -142,10 +218,12 @@ impl RowPlan {
         // SAFETY: the caller's.
         unsafe {
             enqueue.launch(&kernel.kernel.sharing(score_bytes(scores)), all, [params])?;
-            match &self.held {
-                Some(_) => enqueue.launch(top, grid(self.rows), [(&raw const *select).cast()]),
-                None => Ok(()),
-            }
+            let Some(held) = &self.held else { return Ok(()) };
+            let select = (&raw const *select).cast();
+            let Some(sieve) = &held.sieve else { return enqueue.launch(&kernels.top, grid(self.rows), [select]) };
+            let all = Grid { kind: Kind::DependentClusters(SIEVING as u32), ..grid(self.rows * SIEVING) };
+            let room = sieve.own as u32;
+            enqueue.launch(&sieve.kernel.sharing(sieve.bytes() as u32), all, [select, (&raw const room).cast()])
         }
     }
 }

@@ -1,0 +1,540 @@
+// Products of summaries of AXIS in INT4 with queries, a tile at a time, and what becomes of them: scores, and what is written of a list.
+//
+//   x[h, j] = scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j)) · s[j] = Σ_h softmax_j(x[h, j])
+//
+// Tiles of 16 blocks go round the CTAs of a list, and in a CTA round its warps: that takes no length, so the first tiles come while lengths
+// and queries are on their way; lengths that may be old say how many. A warp multiplies a tile with up to 16 heads on the tensor cores, in
+// whole numbers: codes are some, and a head's query is scaled by a power of two to numbers of 22 bits and a sign (32 channels · 15 · 2^22 <
+// 2^31), of three digits of eight bits. What they lack is as small, beside the largest channel, as what float32 lacks. Scales and minima
+// follow in float32, 32 channels at a time:
+//
+//   Σ_c q_c·(min + scale·code_c) = scale·Σ_c q_c·code_c + min·Σ_c q_c
+//
+// Of each tile and head there are the largest product and the sum of 2^(product − largest): always of 16 blocks, so sums depend neither on
+// the cut nor on the batch.
+//
+// On entry: one query position for each list; up to 4 · QUARTETS heads; D a multiple of 64, at most 256, and 128 where GROUPS is 4; rows of
+// summaries are single runs of 16-byte units.
+#pragma once
+
+#include "common/cluster.cuh"
+#include "select/selection.cuh"
+
+constexpr uint32 THREADS = 512, WARPS = THREADS / WARP;
+constexpr uint32 GROUP = 32, MOST_GROUPS = 8;  // channels that share a scale; such groups of a part
+constexpr uint32 MOST_HEADS = 16;
+constexpr uint32 MOST_TURNS = 3;
+constexpr uint32 TILES_AT_ONCE = 256;  // whose sums a warp joins; there are WARP such runs of a list at most
+constexpr float LOG2_E = 1.44269504f;
+
+// Dynamic shared memory. It begins at a line: where it did not, long rows took a tenth longer.
+extern __shared__ __align__(128) uint4 axes_room[];
+
+// What is written of a list.
+struct AxesList {
+    const SelectParams &s;
+    const Selection &list;  // once all threads have met
+    char *const room;
+    const uint32 thread, warp, lane;
+
+    __device__ AxesList(const SelectParams &s, const Selection &list)
+        : s(s), list(list), room(reinterpret_cast<char *>(axes_room)), thread(threadIdx.x), warp(thread / WARP), lane(thread % WARP) {}
+
+    __device__ ListNumber list_number(uint32 number) const {
+        const uint32 of_heads = s.by_heads.divide(number), seq = s.by_lists.divide(of_heads);
+        return {seq, of_heads - seq * s.lists, number - of_heads * s.kv_heads};
+    }
+    __device__ uint32 heads() const { return s.group; }
+    // Blocks to expect: the length is read while the kernel before may still write it, so it decides nothing but what is asked for early.
+    __device__ uint32 expected_blocks(const ListNumber &at) const {
+        const int32 tokens = __shfl_sync(FULL_WARP, load_hint(s.seq_lens + at.seq * s.seq_lens_seq), 0);
+        return tokens <= 0 ? 0 : min(s.by_block.divide(tokens - 1) + 1, s.place.capacity);
+    }
+
+    __device__ char *scores() const {
+        return s.scores + list.at.seq * s.scores_seq + list.at.position * s.scores_pos + list.at.head * s.scores_head;
+    }
+    // The key of block j, whose score is written where scores are wanted.
+    __device__ uint32 key_of(uint32 j, float score) const {
+        if (s.scores && j < min(list.stored, s.max_blocks)) as<float>(scores() + j * s.scores_block) = score;
+        return list.key(j, score);
+    }
+    __device__ char *ids() const {
+        const List &to = s.selected;
+        return to.ids + list.at.seq * to.ids_seq + list.at.position * to.ids_pos + list.at.head * to.ids_head;
+    }
+    __device__ void emit(char *ids, uint32 place, uint32 j) const { as<int32>(ids + place * s.selected.ids_entry) = j; }
+
+    // By one CTA: what follows from lengths alone.
+    __device__ void write_forced() const {
+        const List &to = s.selected;
+        char *const ids = this->ids();
+        // Four fields at a time: one of them read alone is taken for a misaligned access by compute-sanitizer.
+        const uint4 *const fields = reinterpret_cast<const uint4 *>(&list), middle = fields[1], last = fields[2];
+        const uint32 n = list.n, stored = middle.x, init = middle.z, local = middle.w, wanted = last.x, end = last.y, of_stored = last.z;
+#pragma unroll 1
+        for (uint32 j = thread; j < init; j += THREADS) emit(ids, j, j);
+#pragma unroll 1
+        for (uint32 j = thread; j < wanted - of_stored; j += THREADS) emit(ids, init + of_stored + j, end + j);
+#pragma unroll 1
+        for (uint32 j = thread; j < local; j += THREADS) emit(ids, init + wanted + j, n - local + j);
+#pragma unroll 1
+        for (uint32 j = stored + thread; s.scores && j < min(n, s.max_blocks); j += THREADS)
+            as<float>(scores() + j * s.scores_block) = minus_infinity();
+        if (thread > 0) return;
+        char *count = to.counts + list.at.seq * to.counts_seq + list.at.position * to.counts_pos + list.at.head * to.counts_head;
+        as<int32>(count) = init + local + wanted;
+    }
+    __device__ void write_status(uint32 seen) const {
+        char *status = s.status + list.at.seq * s.status_seq + list.at.position * s.status_pos + list.at.head * s.status_head;
+        as<uint32>(status) = seen | (list.clamped ? CLAMPED : 0);
+    }
+};
+
+struct TilesShared {
+    alignas(16) float sum[MOST_GROUPS][MOST_HEADS];  // of a query's channels, as multiples of its unit
+    float unit[MOST_HEADS];                          // of a query's whole numbers, and what makes its products exponents of 2
+    uint32 exist[WARPS][MOST_TURNS];                 // blocks on their way that are there
+    uint32 expected[WARPS];
+    uint32 nan;
+    alignas(16) Selection list;
+};
+
+// Tiles on their way and queries lie in dynamic shared memory. look_ahead() ─ wait_for_previous_kernel() ─ begin() ─ multiply_all()
+template <uint32 QUARTETS, uint32 GROUPS> struct AxesTiles : AxesList {
+    static constexpr uint32 UNITS = GROUPS ? (GROUPS * 8 + WARP - 1) / WARP : MOST_GROUPS * 8 / WARP;  // of a lane, of four channels
+    static constexpr uint32 COLUMNS = QUARTETS + (QUARTETS + 1) / 2;  // eights of them: two digits of four heads, then the third of eight
+    // Rows of tiles are apart by four banks; of D = 128 units of 16 bytes change places instead, after their row.
+    static constexpr uint32 GAP = GROUPS == 4 ? 0 : 16;
+    static constexpr uint32 PITCH = 4 * QUARTETS;  // of a block's products
+    const AxesParams &p;
+    TilesShared &shared;
+    const uint32 slice, row_bytes, range_bytes, turn_bytes;  // of the list's CTAs; of a tile on its way
+
+    __device__ AxesTiles(const AxesParams &p, TilesShared &shared)
+        : AxesList(p.select, shared.list), p(p), shared(shared), slice(blockIdx.x - s.by_slices.divide(blockIdx.x) * s.slices),
+          row_bytes(dim() + GAP), range_bytes(dim() / 4 + GAP), turn_bytes(BLOCKS * (row_bytes + range_bytes)) {}
+
+    __device__ uint32 dim() const { return GROUPS ? GROUPS * GROUP : p.select.dim; }
+    __device__ uint32 groups() const { return GROUPS ? GROUPS : p.select.dim / GROUP; }
+    // Of the CTA's n-th tile.
+    __device__ uint32 tile(uint32 n) const { return n * s.slices + slice; }
+    // The CTA's tiles.
+    __device__ uint32 own_tiles() const { return s.by_slices.divide(list.tiles + s.slices - 1 - slice); }
+
+    // A warp has a head's query: few heads are for the last warps but one, which have no tile of a short row and no lengths to ask for.
+    __device__ uint32 own_head() const { return (2 * WARPS - 2 - warp) % WARPS; }
+    // A lane has four channels of a group apart by two, and four more from D = 128 on.
+    __device__ int64 query_of(const ListNumber &at) const {
+        const uint32 channel = lane / 8 * GROUP + lane / 2 % 4 * 8 + lane % 2;
+        return at.seq * s.q_seq + at.position * s.q_pos + (at.head * heads() + own_head()) * s.q_head + channel * s.q_channel;
+    }
+    __device__ void load_queries(int64 from, uint32 (&x)[4 * UNITS]) const {
+#pragma unroll
+        for (uint32 n = 0; n < 4 * UNITS; n++) x[n] = 0;
+        if (own_head() >= heads()) return;
+        const bool is_wide = s.q_type == FLOAT32;
+        const int64 step = 2 * s.q_channel;
+#pragma unroll
+        for (uint32 n = 0; n < 4 * UNITS; n++) {
+            if (lane + n / 4 * WARP >= groups() * 8) continue;
+            const char *at = s.q + from + (n / 4 * WARP / 8 * GROUP / 2 + n % 4) * step;
+            x[n] = is_wide ? as<uint32>(at) : as<uint16>(at);
+        }
+    }
+    // Makes whole numbers of them, and lays out their digits as lanes read them: [groups, eights of columns, lanes].
+    __device__ void stage_queries(const uint32 (&bits)[4 * UNITS]) const {
+        const uint32 head = own_head();
+        if (head >= heads()) return;
+        float x[4 * UNITS];
+        widen_queries(bits, s.q_type, x);
+        uint32 most = 0;
+        bool is_nan = false;
+#pragma unroll
+        for (uint32 n = 0; n < 4 * UNITS; n++) {
+            const uint32 size = __float_as_uint(x[n]) & 0x7fffffff;
+            is_nan |= x[n] != x[n];
+            if (size < 0x7f800000) most = max(most, size);
+        }
+        // 2^exponent is above the largest; a float32 holds 2^±(QUERY_BITS − exponent).
+        const uint32 biased = max(__reduce_max_sync(FULL_WARP, most) >> 23, 22u);
+        const float up = __uint_as_float((275 - biased) << 23), down = __uint_as_float((biased - 21) << 23);
+        if (is_nan) shared.nan = 1;
+        if (lane == 0) shared.unit[head] = down * (s.scale * LOG2_E);
+        const uint32 quartet = head / 4, column = head % 4 * 2;
+#pragma unroll
+        for (uint32 m = 0; m < UNITS; m++) {
+            const uint32 unit = lane + m * WARP, group = unit / 8;
+            float sum = 0.0f;
+            uint32 digits[3] = {};
+#pragma unroll
+            for (uint32 i = 0; i < 4; i++) {
+                const float scaled = x[4 * m + i] * up;
+                sum += scaled;
+                int32 rest = fabsf(scaled) < -minus_infinity() ? __float2int_rn(scaled) : 0;
+#pragma unroll
+                for (uint32 n = 0; n < 3; n++) {
+                    const int32 digit = int32(uint32(rest) << 24) >> 24;
+                    digits[2 - n] |= (uint32(digit) & 0xff) << 8 * i, rest = rest - digit >> 8;
+                }
+            }
+#pragma unroll
+            for (uint32 bit = 1; bit < 8; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
+            if (group >= groups()) continue;
+            if (lane % 8 == 0) shared.sum[group][head] = sum;
+            uint32 *to = reinterpret_cast<uint32 *>(room + p.queries) + group * COLUMNS * 2 * WARP + unit % 8;
+            to[(quartet * WARP + column * 4) * 2] = digits[0];
+            to[(quartet * WARP + column * 4 + 4) * 2] = digits[1];
+            to[((QUARTETS + quartet / 2) * WARP + (column + quartet % 2) * 4) * 2] = digits[2];
+        }
+    }
+
+    __device__ uint32 turn_of(uint32 turn) const { return shared_address(room) + (warp * p.turns + turn) * turn_bytes; }
+
+    // Where a lane's units of codes and of ranges lie, of a tile of D = 128 that is not looked up, and where they go: eight lanes have a
+    // block, for whole lines.
+    struct Units {
+        const char *codes, *range;
+        int64 apart;             // bytes of four blocks
+        uint32 to[2], of_range;  // of even and odd fours of blocks
+
+        __device__ Units known() const { return {held(codes), held(range), held(apart), {held(to[0]), held(to[1])}, held(of_range)}; }
+        __device__ void step(const AxesParams &p, uint32 blocks, uint32 bytes) {
+            codes += blocks * p.axes.row, range += blocks * p.range.row, to[0] += bytes, to[1] += bytes, of_range += bytes;
+        }
+    };
+    __device__ bool is_direct() const { return GROUPS == 4 && !s.place.table; }
+    __device__ Units units_of(const ListNumber &at, uint32 turn, uint32 first) const {
+        const uint32 row = lane / 8, begin = turn_of(turn), to = begin + row * row_bytes, swap = (lane % 8 ^ row) * 16;
+        const uint32 of_range = begin + BLOCKS * row_bytes + lane / 2 * range_bytes + (lane % 2 ^ row % 2) * 16;
+        return {p.axes.at(at.seq, first + row, at.head) + lane % 8 * 16, p.range.at(at.seq, first + lane / 2, at.head) + lane % 2 * 16,
+                4 * p.axes.row, {to + swap, to + 4 * row_bytes + (swap ^ 64)}, of_range};
+    }
+    __device__ void copy_units(uint32 turn, uint32 first, const Units &of) const {
+        const bool is_whole = first + BLOCKS <= s.place.capacity;
+#pragma unroll
+        for (uint32 i = 0; i < BLOCKS; i += 4)
+            if (is_whole || first + lane / 8 + i < s.place.capacity)
+                copy_16(of.to[i / 4 % 2] + i / 8 * 8 * row_bytes, of.codes + i / 4 * of.apart);
+        if (is_whole || first + lane / 2 < s.place.capacity) copy_16(of.of_range, of.range);
+        if (lane == 0) shared.exist[warp][turn] = 0xffff;
+    }
+    // Begins to copy the CTA's n-th tile.
+    __device__ void copy(const ListNumber &at, uint32 turn, uint32 n) const {
+        const uint32 first = tile(n) * BLOCKS;
+        if (is_direct()) return copy_units(turn, first, units_of(at, turn, first));
+        const uint32 begin = turn_of(turn), ranges = begin + BLOCKS * row_bytes;
+        const uint32 row = lane / 8, to = begin + row * row_bytes, of_range = ranges + lane / 2 * range_bytes + (lane % 2 ^ lane / 8 % 2) * 16;
+        uint32 page, within;
+        const bool exists = s.place.find(at.seq, first + lane % BLOCKS, page, within);
+        const uint32 mask = __ballot_sync(FULL_WARP, exists) & 0xffff;
+        if (lane == 0) shared.exist[warp][turn] = mask;
+        const char *codes = exists ? p.axes.at(page, within, at.head) : nullptr;
+        const char *range = exists ? p.range.at(page, within, at.head) : nullptr;
+        if constexpr (GROUPS == 4) {
+#pragma unroll
+            for (uint32 i = 0; i < BLOCKS; i += 4) {
+                const char *from = shuffle(codes, row + i);
+                if (mask >> row + i & 1) copy_16(to + i * row_bytes + (lane % 8 ^ (row + i) % 8) * 16, from + lane % 8 * 16);
+            }
+            const char *from = shuffle(range, lane / 2);
+            if (mask >> lane / 2 & 1) copy_16(of_range, from + lane % 2 * 16);
+        } else {
+            const uint32 half = lane / BLOCKS * 16, block = lane % BLOCKS;
+            for (uint32 m = half; m < dim() && exists; m += 32) copy_16(begin + block * row_bytes + m, codes + m);
+            for (uint32 m = half; m < dim() / 4 && exists; m += 32) copy_16(ranges + block * range_bytes + m, range + m);
+        }
+    }
+    __device__ static const char *shuffle(const char *p, uint32 from) {
+        return reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, reinterpret_cast<uint64>(p), from));
+    }
+
+    // Has a warp's first tiles brought to the L2 cache where their addresses are known, more than there is room for.
+    __device__ void announce(const ListNumber &at, uint32 expected) const {
+        if (s.place.table) return;
+        const Summary &of = lane < BLOCKS ? p.axes : p.range;
+#pragma unroll 1
+        for (uint32 turn = 0; turn < MOST_TURNS; turn++) {
+            const uint32 j = tile(warp + turn * WARPS) * BLOCKS + lane % BLOCKS;
+            if (j >= expected) break;
+            const char *summary = of.at(at.seq, j, at.head);
+            prefetch(summary);
+            if (dim() > 128 && lane < BLOCKS) prefetch(summary + 128);
+        }
+    }
+    // Begins to copy those that are expected. There is room for them in the index, whether the list has them or not.
+    __device__ void begin_copies(const ListNumber &at, uint32 expected, Units of) const {
+        if (lane == 0) shared.expected[warp] = expected;
+#pragma unroll 1
+        for (uint32 turn = 0; turn < p.turns; turn++) {
+            const uint32 n = warp + turn * WARPS, first = tile(n) * BLOCKS;
+            if (first < expected && !is_direct()) copy(at, turn, n);
+            if (first < expected && is_direct()) copy_units(turn, first, of);
+            of.step(p, WARPS * s.slices * BLOCKS, turn_bytes);
+            end_copies();
+        }
+    }
+    // Copies those that were not.
+    __device__ void catch_up(uint32 own) const {
+        const uint32 expected = shared.expected[warp], last = warp + (p.turns - 1) * WARPS;
+        if (warp >= own || tile(min(last, own - 1)) * BLOCKS < expected) return;
+#pragma unroll 1
+        for (uint32 turn = 0; turn < p.turns; turn++) {
+            const uint32 n = warp + turn * WARPS;
+            if (n < own && tile(n) * BLOCKS >= expected) copy(list.at, turn, n);
+        }
+        end_copies();
+        wait_copies<0>();
+    }
+
+    // Words of a group of a tile, [part][block], and the scales and minima of these.
+    struct Group {
+        uint32 word[4], range[4];
+    };
+    // Adds the products of group `number` with the heads, in units. digits, of_q: where this lane's are, and the sum of its first head.
+    __device__ static void add_group(const Group &group, uint32 number, uint32 digits, uint32 of_q, float (&x)[2][2][QUARTETS]) {
+        uint2 b[COLUMNS];
+        float sum[QUARTETS];
+#pragma unroll
+        for (uint32 n = 0; n < COLUMNS; n++) b[n] = load_two(digits + (number * COLUMNS + n) * WARP * 8);
+#pragma unroll
+        for (uint32 n = 0; n < QUARTETS; n++) sum[n] = __uint_as_float(load_word(of_q + number * MOST_HEADS * 4 + n * 16));
+#pragma unroll
+        for (uint32 part = 0; part < 2; part++) {
+            // Even channels, then odd ones.
+            uint32 a[4];
+            int32 sums[COLUMNS][4] = {};
+#pragma unroll
+            for (uint32 block = 0; block < 2; block++) {
+                const uint32 both = group.word[2 * part + block];
+                a[block] = both & 0x0f0f0f0f, a[block + 2] = both >> 4 & 0x0f0f0f0f;
+            }
+#pragma unroll
+            for (uint32 n = 0; n < COLUMNS; n++) multiply_add(sums[n], a, b[n]);
+#pragma unroll
+            for (uint32 block = 0; block < 2; block++) {
+                const uint32 both = group.range[2 * part + block];
+                const float scale = widen_float16(both & 0xffff), least = widen_float16(both >> 16);
+#pragma unroll
+                for (uint32 n = 0; n < QUARTETS; n++) {
+                    const uint32 upper = (uint32(sums[n][2 * block]) << 8) + uint32(sums[n][2 * block + 1]);
+                    const float of_codes = float(int32((upper << 8) + uint32(sums[QUARTETS + n / 2][2 * block + n % 2])));
+                    x[part][block][n] = fmaf(scale, of_codes, fmaf(least, sum[n], x[part][block][n]));
+                }
+            }
+        }
+    }
+    // Products of a tile with the heads: lane l has blocks l/4 and l/4 + 8, and of each four heads l % 4.
+    __device__ void multiply(uint32 turn, float (&x)[2][2][QUARTETS]) const {
+        const uint32 begin = turn_of(turn), codes = begin + lane % BLOCKS * row_bytes;
+        const uint32 range = begin + BLOCKS * row_bytes + lane / 4 * range_bytes;
+        const uint32 digits = shared_address(room) + p.queries + lane * 8, of_q = shared_address(shared.sum) + lane % 4 * 4;
+        if constexpr (GROUPS == 4) {
+            // Two groups at a time: all of them would take more registers than there are.
+#pragma unroll 1
+            for (uint32 pair = 0; pair < 4; pair += 2) {
+                Group group[2];
+#pragma unroll
+                for (uint32 n = 0; n < 2; n++) load_rows(codes + ((lane / BLOCKS * 4 ^ lane % 8) * 16 ^ (pair + n) * 16), group[n].word);
+#pragma unroll
+                for (uint32 m = 0; m < 4; m++) {
+                    const uint2 of = load_two(range + m % 2 * 8 * range_bytes + (m / 2 ^ lane / 16) * 16 + pair * 4);
+                    group[0].range[m] = of.x, group[1].range[m] = of.y;
+                }
+#pragma unroll
+                for (uint32 n = 0; n < 2; n++) add_group(group[n], pair + n, digits, of_q, x);
+            }
+        } else {
+#pragma unroll 2
+            for (uint32 n = 0; n < MOST_GROUPS; n++) {
+                if (n >= groups()) break;
+                Group group;
+                load_rows(codes + lane / BLOCKS * (dim() / 2) + n * 16, group.word);
+#pragma unroll
+                for (uint32 m = 0; m < 4; m++) group.range[m] = load_word(range + m % 2 * 8 * range_bytes + m / 2 * (dim() / 8) + n * 4);
+                add_group(group, n, digits, of_q, x);
+            }
+        }
+    }
+
+    // What is asked for after the wait has its address by then.
+    struct Early {
+        ListNumber at;
+        uint32 expected;
+        int64 query;
+        Units units;
+    };
+    __device__ Early look_ahead() const {
+        Early early = {};
+        early.at = list_number(s.by_slices.divide(blockIdx.x));
+        early.expected = expected_blocks(early.at);
+        announce(early.at, early.expected);
+        early.query = held(query_of(early.at));
+        if (is_direct()) early.units = units_of(early.at, 0, tile(warp) * BLOCKS).known();
+        return early;
+    }
+    // `cut` is called by a thread that knows the list. shared.nan is 0 by now.
+    template <typename Cut> __device__ void begin(const Early &early, const Cut &cut) const {
+        Lengths given;
+        int32 budget;
+        if (warp == WARPS - 1) given = Lengths(s, early.at.seq), budget = budget_of(s, early.at.seq);
+        uint32 bits[4 * UNITS];
+        load_queries(early.query, bits);
+        begin_copies(early.at, early.expected, early.units);
+        if (thread == THREADS - 1) shared.list.cut(s, early.at, given, budget), cut();
+        stage_queries(bits);
+        __syncthreads();
+    }
+
+    // Hands the products of the CTA's n-th tile to sink.put(n, block, head, product) and sink.put_sums(tile, pair of heads, both): the
+    // largest of their products with a tile, and the sum, which a lane has for each pair and pair of lanes.
+    template <typename Sink> __device__ uint32 keep(uint32 mask, uint32 n, const float (&x)[2][2][QUARTETS], const Sink &sink) const {
+        const uint32 first = tile(n) * BLOCKS;
+        uint32 saw = 0;
+#pragma unroll
+        for (uint32 m = 0; m < QUARTETS; m++) {
+            const uint32 h = m * 4 + lane % 4;
+            const float unit = shared.unit[h];
+            float product[2];
+#pragma unroll
+            for (uint32 i = 0; i < 2; i++) {
+                const uint32 block = lane / 4 + i * 8;
+                const bool exists = mask >> block & 1, counts = first + block < list.stored;
+                const float along = fabsf(unit * x[1][i][m]);
+                product[i] = fmaf(unit, x[0][i][m], along + log2_of(1.0f + exp2_fast(-2.0f * along)));
+                if (counts && h < heads()) saw |= !exists ? NO_SUMMARY : product[i] != product[i] ? SAW_NAN : 0;
+                if (!exists || !counts || !(fabsf(product[i]) < -minus_infinity())) product[i] = minus_infinity();
+                if (h >= heads()) product[i] = 0.0f;  // its weight is 0
+                sink.put(n, block, h, product[i]);
+            }
+            share_sum(m, tile(n), product, sink);
+        }
+        return saw;
+    }
+    // Lanes apart by four have the same head.
+    template <typename Sink> __device__ void share_sum(uint32 quartet, uint32 number, const float (&product)[2], const Sink &sink) const {
+        float most = fmaxf(product[0], product[1]), sum = 0.0f;
+#pragma unroll
+        for (uint32 bit = 4; bit < WARP; bit *= 2) most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, bit));
+        if (most > minus_infinity()) sum = exp2_fast(product[0] - most) + exp2_fast(product[1] - most);
+#pragma unroll
+        for (uint32 bit = 4; bit < WARP; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
+        // Those of two heads together: a lane of each two is as good as the other.
+        const float other_most = __shfl_xor_sync(FULL_WARP, most, 1), other_sum = __shfl_xor_sync(FULL_WARP, sum, 1);
+        const bool is_odd = lane & 1;
+        const uint4 both = make_uint4(__float_as_uint(is_odd ? other_most : most), __float_as_uint(is_odd ? other_sum : sum),
+                                      __float_as_uint(is_odd ? most : other_most), __float_as_uint(is_odd ? sum : other_sum));
+        sink.put_sums(number, quartet * 2 + lane % 4 / 2, both);
+    }
+
+    __device__ void wait_for_turn() const {
+        if (p.turns == 1)
+            wait_copies<0>();
+        else if (p.turns == 2)
+            wait_copies<1>();
+        else
+            wait_copies<MOST_TURNS - 1>();
+        __syncwarp();
+    }
+    // What the warp saw of them; all of it goes to the sink.
+    template <typename Sink> __device__ uint32 multiply_all(const Sink &sink) const {
+        const uint32 own = own_tiles();
+        uint32 saw = 0, turn = 0;
+        catch_up(own);
+#pragma unroll 1
+        for (uint32 n = warp; n < own; n += WARPS) {
+            wait_for_turn();
+            float x[2][2][QUARTETS] = {};  // [part][block][quartet]
+            const uint32 exist = shared.exist[warp][turn];
+            multiply(turn, x);
+            __syncwarp();  // what the next copies overwrite is read
+            const uint32 next = n + p.turns * WARPS;
+            if (next < own) copy(list.at, turn, next);
+            end_copies();
+            saw |= keep(exist, n, x, sink);
+            turn = turn + 1 == p.turns ? 0 : turn + 1;
+        }
+        wait_copies<0>();
+        if (list.n > list.stored) saw |= NO_SUMMARY;
+        if (shared.nan && list.is_there) saw |= SAW_NAN;
+        return __reduce_or_sync(FULL_WARP, saw);
+    }
+};
+
+// What heads weigh, given the sums of their tiles: [pairs of heads, tiles], pairs apart by `pitch`. of_run: [runs of tiles, heads]
+template <uint32 QUARTETS> struct HeadWeights {
+    static constexpr uint32 PITCH = 4 * QUARTETS, OWN = TILES_AT_ONCE / WARP;
+    float2 *const of_head;  // in shared memory: the largest product, and what weights are multiplied by
+    float2 *const of_run;   // there as well
+    const uint4 *const partials;
+    const uint32 pitch, heads, warp, lane;
+
+    __device__ HeadWeights(float2 *of_head, float2 *of_run, const uint4 *partials, uint32 pitch, uint32 heads)
+        : of_head(of_head), of_run(of_run), partials(partials), pitch(pitch), heads(heads), warp(threadIdx.x / WARP), lane(threadIdx.x % WARP) {}
+
+    // Early.
+    __device__ void open() const {
+        for (uint32 h = heads + threadIdx.x; h < PITCH; h += THREADS) of_head[h] = make_float2(0.0f, 0.0f);
+    }
+    // Those of a run of tiles and a head, of the first `tiles` or more.
+    __device__ void load(uint32 task, uint32 tiles, float2 (&x)[OWN]) const {
+        const uint32 h = task % PITCH, begin = task / PITCH * TILES_AT_ONCE + lane;
+        const float2 *of = reinterpret_cast<const float2 *>(partials + h / 2 * pitch) + h % 2;
+#pragma unroll
+        for (uint32 n = 0; n < OWN; n++)
+            if (begin + n * WARP < tiles && h < heads) x[n] = of[2 * (begin + n * WARP)];
+    }
+    // Joins them, TILES_AT_ONCE of a head by a warp, in an order that follows from the tiles' number alone. x: of task `warp`
+    __device__ void join(uint32 tiles, float2 (&x)[OWN]) const {
+        const uint32 runs = (tiles + TILES_AT_ONCE - 1) / TILES_AT_ONCE;
+#pragma unroll 1
+        for (uint32 task = warp; task < runs * PITCH; task += WARPS) {
+            const uint32 run = task / PITCH, h = task % PITCH, begin = run * TILES_AT_ONCE + lane;
+            if (h >= heads) continue;
+            if (task > warp) load(task, tiles, x);
+            float most = minus_infinity(), sum = 0.0f;
+#pragma unroll
+            for (uint32 n = 0; n < OWN; n++)
+                if (begin + n * WARP >= tiles) x[n] = make_float2(minus_infinity(), 0.0f);
+#pragma unroll
+            for (uint32 n = 0; n < OWN; n++) most = fmaxf(most, x[n].x);
+            most = largest_of_warp(most);
+#pragma unroll
+            for (uint32 n = 0; n < OWN; n++) sum = fmaf(x[n].y, exp2_fast(x[n].x - most), sum);
+            sum = sum_of_warp(sum);
+            if (lane == 0) runs > 1 ? of_run[run * PITCH + h] = make_float2(most, sum) : of_head[h] = make_float2(most, weight(sum));
+        }
+        __syncthreads();
+        if (runs <= 1) return;
+        if (warp < heads) {
+            const float2 x = lane < runs ? of_run[lane * PITCH + warp] : make_float2(minus_infinity(), 0.0f);
+            const float most = largest_of_warp(x.x), sum = sum_of_warp(__fmul_rn(x.y, exp2_fast(x.x - most)));
+            if (lane == 0) of_head[warp] = make_float2(most, weight(sum));
+        }
+        __syncthreads();
+    }
+    // A head without a product has no weight; −inf − −inf would be NaN.
+    __device__ static float largest_of_warp(float x) { return fmaxf(score_of(__reduce_max_sync(FULL_WARP, sort_key(x))), LOWEST); }
+    __device__ static float sum_of_warp(float x) {
+#pragma unroll
+        for (uint32 bit = 1; bit < WARP; bit *= 2) x += __shfl_xor_sync(FULL_WARP, x, bit);
+        return x;
+    }
+    static constexpr float LOWEST = -3.402823466e38f;
+    __device__ static float weight(float sum) { return sum > 0.0f ? 1.0f / sum : 0.0f; }
+    // Of a block's products, heads by the four. A NaN of a query is in its sums, and so has left −inf of each of its products.
+    __device__ float score(const float4 *products) const {
+        float score = 0.0f, least = 0.0f;
+#pragma unroll
+        for (uint32 m = 0; m < QUARTETS; m++) {
+            const float4 four = products[m];
+            const float x[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (uint32 h = 0; h < 4; h++) {
+                const float2 of = of_head[4 * m + h];
+                least = fminf(least, x[h]), score = fmaf(exp2_fast(x[h] - of.x), of.y, score);
+            }
+        }
+        return least > minus_infinity() ? score : minus_infinity();
+    }
+};

@@ -1,0 +1,167 @@
+//! Launches of the kernels of kernels/select/long_axes.cu: AXIS in INT4 from long lists, in two launches.
+
+use super::axes::{AxesParams, BLOCKS, Form, MOST_TURNS, RESERVED, Share, TOP_SHARED, TileKernels, WARPS};
+use super::{THREADS, grid, scratch};
+use crate::core::status::Result;
+use crate::ops::index::Axes;
+use crate::ops::select::Request;
+use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules};
+
+/// They need clusters.
+pub struct LongAxesKernels {
+    multiply: TileKernels,
+    /// Of up to 4, 8 and 16 heads.
+    select: [Kernel; 3],
+    /// Of those: where two CTAs share a multiprocessor, and where each has its own.
+    shares: [Share; 2],
+    multiprocessors: usize,
+}
+
+impl LongAxesKernels {
+    pub fn find(modules: &Modules) -> Result<Option<LongAxesKernels>> {
+        const SOURCE: &str = "select/long_axes";
+        if !modules.has(SOURCE) {
+            return Ok(None);
+        }
+        let common = ["multiply_axes_4_128", "multiply_axes_8_128", "multiply_axes_16_128"];
+        let others = ["multiply_axes_4", "multiply_axes_16"];
+        let multiply = TileKernels::find(modules, SOURCE, [&common, &others], MULTIPLY_SHARED)?;
+        let facts = modules.facts();
+        let kernel = |name| {
+            let kernel = modules.kernel(SOURCE, name)?;
+            kernel.allow_shared(facts.shared_bytes - SELECT_SHARED)?;
+            kernel.allow_large_clusters()?; // to ask about them
+            Ok(kernel)
+        };
+        let select = [kernel("select_products_4")?, kernel("select_products_8")?, kernel("select_products_16")?];
+        multiply.all().chain(&select).try_for_each(Kernel::prefer_shared)?;
+        let shares = Share::both(modules, [&select[2], &select[2]], SELECT_SHARED);
+        Ok(Some(LongAxesKernels { multiply, select, shares, multiprocessors: facts.multiprocessors as usize }))
+    }
+}
+
+kernel_struct! {
+    /// Mirrors LongAxesParams of kernels/select/params.cuh.
+    pub struct LongAxesParams {
+        axes: AxesParams,
+        products: *mut u8,
+        partials: *mut u8,
+        seen: *mut u8,
+        keys: u32,
+        room: u32,
+    }
+}
+
+/// Shared memory that the kernels declare, at most.
+const MULTIPLY_SHARED: u32 = 1 << 10;
+const SELECT_SHARED: u32 = 7 << 10;
+/// CTAs of a list that select; the more, the better, but each is to have its place beside one that multiplies.
+const CLUSTERS: [usize; 3] = [8, 4, 2];
+/// Multiprocessors that are worth it for a list.
+const LIST_MULTIPROCESSORS: usize = 4;
+/// Blocks of a list of which a CTA alone finds the best later than a second kernel does.
+const MANY_BLOCKS: usize = 8192;
+/// TILES_AT_ONCE · WARP of kernels/select/axes.cuh.
+const MOST_TILES: usize = 256 * 32;
+
+/// How the work is cut, and where its parts of shared memory and of scratch begin.
+pub struct LongAxesPlan {
+    /// CTAs of a list that multiply, and those that select.
+    slices: usize,
+    ctas: usize,
+    turns: usize,
+    keys: usize,
+    room: usize,
+    /// Shared memory of a CTA that multiplies, and of one that selects.
+    multiply_bytes: usize,
+    select_bytes: usize,
+    products: usize,
+    partials: usize,
+    seen: usize,
+    pub bytes: usize,
+}
+
+impl LongAxesPlan {
+    /// `None` where one launch is better, if that is possible.
+    pub fn new(kernels: &LongAxesKernels, r: &Request, form: &Form) -> Option<LongAxesPlan> {
+        let (lists, &Form { quartets, stored, parts, .. }) = (r.lists(), form);
+        if lists * LIST_MULTIPROCESSORS > kernels.multiprocessors || stored < MANY_BLOCKS || parts > MOST_TILES {
+            return None;
+        }
+        let slices = (kernels.multiprocessors / lists).min(parts.div_ceil(WARPS));
+        let [half, whole] = &kernels.shares;
+        let clusters = [whole, half].into_iter().flat_map(|share| CLUSTERS.map(|ctas| (share, ctas)));
+        let fits = |&(share, ctas): &(&Share, usize)| {
+            lists <= share.clusters[ctas - 1] && Self::select_room(form, ctas)[2] <= share.bytes
+        };
+        let (_, ctas) = clusters.into_iter().find(fits)?;
+        let [keys, room, select_bytes] = Self::select_room(form, ctas);
+        // So many tiles on their way that there is a place for a CTA of either kernel, if registers leave one and a warp still has
+        // two of its tiles on their way.
+        let most = MOST_TURNS.min(parts.div_ceil(slices).div_ceil(WARPS));
+        let of_both = whole.bytes - (MULTIPLY_SHARED + RESERVED) as usize;
+        let multiply_bytes = |turns: usize| turns * form.turn_bytes + form.query_bytes;
+        let fits = |turns: &usize, other: usize| multiply_bytes(*turns) + other <= of_both;
+        let beside = (most.min(2)..=most).rev().find(|turns| quartets < 4 && fits(turns, select_bytes));
+        let turns = beside.or_else(|| (1..=most).rev().find(|turns| fits(turns, 0)))?;
+        let mut scratch = cuda::Parts::default();
+        let products = scratch.take(&[lists, parts, BLOCKS * 4 * quartets * size_of::<f32>()]);
+        let partials = scratch.take(&[lists, parts, 4 * quartets * 2 * size_of::<f32>()]);
+        let seen = scratch.take(&[lists, slices, WARPS * size_of::<u32>()]);
+        Some(LongAxesPlan {
+            slices,
+            ctas,
+            turns,
+            keys,
+            room,
+            // And none for two that multiply.
+            multiply_bytes: multiply_bytes(turns).max(of_both.saturating_sub(select_bytes)),
+            select_bytes,
+            products,
+            partials,
+            seen,
+            bytes: scratch.bytes,
+        })
+    }
+
+    /// Where its keys begin in the shared memory of one of so many CTAs that select, where its room, and where that ends.
+    fn select_room(form: &Form, ctas: usize) -> [usize; 3] {
+        let all = form.parts * BLOCKS;
+        // Of divide() of kernels/common/sieve.cuh.
+        let share = all.div_ceil(ctas).next_multiple_of(32);
+        let few = ctas * THREADS as usize * 2 * size_of::<u32>();
+        let products = share * 4 * form.quartets * size_of::<f32>();
+        let room = TOP_SHARED + share * size_of::<u32>();
+        [TOP_SHARED, room, room + products.max(few).max(all * size_of::<u32>())]
+    }
+}
+
+pub fn select(
+    enqueue: &Enqueue,
+    kernels: &LongAxesKernels,
+    r: &Request,
+    axes: &Axes,
+    form: &Form,
+    plan: &LongAxesPlan,
+) -> Result<()> {
+    let base = scratch(enqueue, plan.bytes)?;
+    let params = LongAxesParams {
+        axes: AxesParams::new(r, axes, form, plan.slices, plan.turns),
+        products: (base + plan.products) as *mut u8,
+        partials: (base + plan.partials) as *mut u8,
+        seen: (base + plan.seen) as *mut u8,
+        keys: plan.keys as u32,
+        room: plan.room as u32,
+    };
+    let multiply = kernels.multiply.of(form).sharing(plan.multiply_bytes as u32);
+    let select = kernels.select[form.quartets.ilog2() as usize].sharing(plan.select_bytes as u32);
+    let clusters = Grid { kind: Kind::DependentClusters(plan.ctas as u32), ..grid(enqueue, r.lists() * plan.ctas) };
+    let params = (&raw const params).cast();
+    // SAFETY: LongAxesParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed, and
+    // scratch is this call's. The kernels wait before they touch anything, but for bringing summaries to the L2 cache.
+    unsafe {
+        enqueue.launch(&multiply, grid(enqueue, r.lists() * plan.slices), [params])?;
+        enqueue.launch(&select, clusters, [params])
+    }
+}
