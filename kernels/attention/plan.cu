@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention_cut(const __grid
         }
     }
     __syncthreads();
-    for (uint32 n = p.pairs + min(more, room) + threadIdx.x; n < ctas; n += THREADS) items[n].chunks = 0;
+    for (uint32 n = p.pairs + min(more, room) + threadIdx.x; n < ctas; n += THREADS) items[n] = Item{};
 }
 
 constexpr uint32 MAX_CHANNELS = 576, LANE_CHANNELS = MAX_CHANNELS / WARP;

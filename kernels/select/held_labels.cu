@@ -314,6 +314,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct HeldLabels {
 #pragma unroll
             for (uint32 word = 0; word < WORDS; word++) codes[j][word] = 0;
         if (!__any_sync(FULL_WARP, exist)) return exist;
+        __syncwarp();  // where codes begin is told
         const char *own = places.codes + lane % 4 * 4 * WORDS;
 #pragma unroll
         for (uint32 j = 0; j < ROWS; j++) load_words(own + shared.codes[warp][8 * j + lane / 4], codes[j]);
