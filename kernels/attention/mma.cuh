@@ -124,6 +124,10 @@ __device__ inline float divide_row(const AttentionParams &p, const PairOf &pair_
     return power;
 }
 
+struct Nothing {
+    __device__ void operator()() const {}
+};
+
 // What is known of the tokens of a tile.
 struct Facts {
     int32 position[TILE];  // −1: not there
@@ -492,13 +496,14 @@ struct MmaEngine {
         }
     }
 
-    // `is_whole`: every row sees every token of the tile. `is_first`: of those since clear().
-    __device__ void attend(const char *tile, bool is_whole = false, bool is_first = false) {
-        if (IS_FP8 && p.kv_type == FLOAT8_E5M2) attend<true>(tile, is_whole, is_first);
-        else attend<false>(tile, is_whole, is_first);
+    // `is_whole`: every row sees every token of the tile. `is_first`: of those since clear(). Values are there after await_values().
+    template <typename Await = Nothing>
+    __device__ void attend(const char *tile, bool is_whole = false, bool is_first = false, const Await &await_values = {}) {
+        if (IS_FP8 && p.kv_type == FLOAT8_E5M2) attend<true>(tile, is_whole, is_first, await_values);
+        else attend<false>(tile, is_whole, is_first, await_values);
     }
-    template <bool IS_E5M2>
-    __device__ void attend(const char *tile, bool is_whole, bool is_first) {
+    template <bool IS_E5M2, typename Await>
+    __device__ void attend(const char *tile, bool is_whole, bool is_first, const Await &await_values) {
         const Facts &facts = as<Facts>(tile);
         const uint32 matrix = lane / 8, line = lane % 8, keys = shared_address(tile) + sizeof(Facts);
         float c[BLOCKS][4];
@@ -512,6 +517,7 @@ struct MmaEngine {
         uint32 weights[BLOCKS][2];
 #pragma unroll
         for (uint32 b = 0; b < BLOCKS; b++) soften<IS_E5M2>(b, c[b], is_whole, is_first, facts, shrink, inverse, weights[b]);
+        await_values();
         // Transposed, of FP8: as for keys; of other types: the first 16 bytes and the next of tokens 0–7, then of 8–15.
         const uint32 token_half = IS_FP8 ? matrix % 2 : matrix / 2, column = IS_FP8 ? matrix / 2 : matrix % 2;
         weigh<IS_E5M2>(keys + p.v_offset + (line + token_half * 8) * PITCH + column * 16, weights);

@@ -476,8 +476,9 @@ template <typename Engine>
 __device__ inline uint32 keys_of_lane(const char *tile, uint32 lane) {
     return shared_address(tile) + sizeof(Facts) + lane / 8 * Engine::PITCH + lane % 8 * 16;
 }
-// Asks for the keys, then the values of a tile that every row sees: a lane's first of either to `k_to` and behind all keys.
-template <typename Engine>
+// Asks for the keys, then the values of a tile that every row sees: a lane's first of either to `k_to` and behind all keys. ARE_APART:
+// the keys are a group of copies of their own, which ends here.
+template <typename Engine, bool ARE_APART = false>
 __device__ inline void load_whole_tile(uint32 k_to, const char *from_key, const char *from_value, int32 k_row, int32 v_row) {
     constexpr uint32 PITCH = Engine::PITCH, V_OFFSET = TILE * PITCH, CHUNKS = PITCH / 128;
 #pragma unroll
@@ -486,6 +487,7 @@ __device__ inline void load_whole_tile(uint32 k_to, const char *from_key, const 
         for (uint32 j = 0; j < CHUNKS; j++) copy_16(k_to + quarter * 4 * PITCH + j * 128, from_key + j * 128);
         from_key += 4 * int64(k_row);
     }
+    if constexpr (ARE_APART) end_copies();
 #pragma unroll
     for (uint32 quarter = 0; quarter < 4; quarter++) {
 #pragma unroll
@@ -493,12 +495,13 @@ __device__ inline void load_whole_tile(uint32 k_to, const char *from_key, const 
         from_value += 4 * int64(v_row);
     }
 }
-// Asks for a tile. Of one that is not whole position_of() tells where it begins: what no row sees of it becomes zeros.
-template <typename Engine, typename Position>
+// Asks for a tile. Of one that is not whole position_of() tells where it begins: what no row sees of it becomes zeros, and where keys are
+// apart, values come with them.
+template <typename Engine, bool ARE_APART = false, typename Position>
 __device__ inline void load_tile(uint32 lane, char *to, uint32 k_to, const char *from_key, const char *from_value, int32 k_row, int32 v_row,
                                  bool is_whole, const Reach &reach, const Position &position_of) {
     if (is_whole) {
-        load_whole_tile<Engine>(k_to, from_key, from_value, k_row, v_row);
+        load_whole_tile<Engine, ARE_APART>(k_to, from_key, from_value, k_row, v_row);
         return;
     }
     constexpr uint32 PITCH = Engine::PITCH, V_OFFSET = TILE * PITCH, CHUNKS = PITCH / 128;
@@ -516,6 +519,7 @@ __device__ inline void load_tile(uint32 lane, char *to, uint32 k_to, const char 
         from_key += 4 * int64(k_row);
         from_value += 4 * int64(v_row);
     }
+    if constexpr (ARE_APART) end_copies();
 }
 
 template <typename Type, uint32 ROWS>
@@ -583,8 +587,8 @@ __device__ inline void attention_plain(const AttentionParams &p) {
         char *const to = ring + at * STAGE;
         const uint32 k_to = keys_of_lane<Engine>(to, lane);
         is_whole = (is_whole & ~(1u << at)) | (whole >> from & 1) << at;
-        load_tile<Engine>(lane, to, k_to, from_key, from_value, tiles.k_row, tiles.v_row, whole >> from & 1, reach,
-                          [&] { return __shfl_sync(FULL_WARP, tiles.position, from); });
+        load_tile<Engine, true>(lane, to, k_to, from_key, from_value, tiles.k_row, tiles.v_row, whole >> from & 1, reach,
+                                [&] { return __shfl_sync(FULL_WARP, tiles.position, from); });
     };
     find();
     uint32 part = 0, unit = first;
@@ -592,16 +596,21 @@ __device__ inline void attention_plain(const AttentionParams &p) {
     for (uint32 step = 0, at = 0; step < count + STAGES; step++) {
         if (step >= STAGES) {
             if (step == STAGES) engine.read_reach(here(pair), reach, 0);
-            wait_copies<STAGES - 1>();
+            // Two groups a step: keys, and values.
+            wait_copies<2 * STAGES - 1>();
             __syncwarp();
             if (step == STAGES) {
                 engine.template take_queries<ROWS>(shared_address(memory));
                 if (keeps_apart) total.clear();
             }
-            engine.attend(ring + at * STAGE, is_whole >> at & 1, part == 0);
+            engine.attend(ring + at * STAGE, is_whole >> at & 1, part == 0, [] {
+                wait_copies<2 * STAGES - 2>();
+                __syncwarp();
+            });
             __syncwarp();
         }
         if (step < count) load(step, at);
+        else end_copies();
         end_copies();
         at = (at + 1) % STAGES;
         // The ring is full again before a unit is done with.
