@@ -5,11 +5,12 @@
 32 query heads on 8 KV heads of 128 channels, pages and blocks of 64 tokens, a list for each KV head. FlashInfer has one list for a
 sequence, so it is given each KV head as a sequence of its own, in a cache that is laid out so. `xqa` is its kernel for decoding on
 Hopper, `decode` the faster form of BatchDecodeWithPagedKVCacheWrapper (on tensor cores or not), `block_sparse`
-BlockSparseAttentionWrapper, which takes one list for all heads. `step` is MINMAX selection and attention over what it selected, in one
-graph, beside XQA over all tokens; `latents` MLA beside BatchMLAPagedAttentionWrapper. Every result is compared with torch's in float32
+BlockSparseAttentionWrapper, which takes one list for all heads. `step` is selection, by MINMAX or by AXIS in INT4, and attention over what it
+selected, in one graph, beside XQA over all tokens; `latents` MLA beside BatchMLAPagedAttentionWrapper. Every result is compared with torch's in float32
 before it is timed; `error` is relative in norm. GPU time from calls in a CUDA graph, microseconds, medians; inputs are in no cache.
 """
 
+import itertools
 import math
 
 import flashinfer
@@ -190,8 +191,8 @@ def steps(session, timer, rows, quick):
     for batch in (1,) if quick else (1, 8):
         peer = Paged(batch, KV_HEADS, context)
         full, _ = peer.timed(timer, peer.xqa())
-        for budget in (4096, 8192):
-            choice = selection.Case(session, batch, context, budget // BLOCK)
+        for method, budget in itertools.product(("axis", "minmax"), (4096, 8192)):
+            choice = selection.Case(session, batch, context, budget // BLOCK, method)
             case = attention.Case(session, batch, context, budget)
             select = choice.on_current_stream()
             select(0)
@@ -205,7 +206,7 @@ def steps(session, timer, rows, quick):
                 attend(i % case.sets)
 
             time = timer.graph(both, 20)
-            rows.put("step", batch=batch, context=context, tokens=budget, vanward_graph=time, xqa_graph=full, ratio=full / time)
+            rows.put("step", method=method, batch=batch, context=context, tokens=budget, vanward_graph=time, xqa_graph=full, ratio=full / time)
 
 
 def measure(session, timer, rows, quick):
