@@ -7,6 +7,8 @@ use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, Modules};
 use std::ffi::c_void;
 
+/// Chunks of a CTA that are soonest done on a multiprocessor of its own: more of them wait for bytes, better two CTAs at a time.
+const FEW_CHUNKS: usize = 4;
 /// Clusters that a row's CTAs can be.
 const CLUSTERS: [usize; 6] = [2, 3, 4, 6, 8, 16];
 const SCORE: usize = size_of::<f32>();
@@ -67,7 +69,7 @@ impl RowKernel {
     }
 
     /// CTAs of a row: those that leave each the fewest of its `most` chunks, as long as all rows are made at once, and no more than that
-    /// takes; where that is one chunk, and it makes them sooner, with a multiprocessor each.
+    /// takes; where those are few, and it makes them sooner, with a multiprocessor each.
     fn cluster(&self, rows: usize, scores: usize, most: usize) -> usize {
         let chunks = |ctas: usize| most.div_ceil(ctas);
         let best = |active: &[usize; CLUSTERS.len()]| {
@@ -75,7 +77,16 @@ impl RowKernel {
             at_once.min_by_key(|&ctas| (chunks(ctas), ctas)).filter(|&ctas| chunks(ctas) < most).unwrap_or(1)
         };
         let [shared, own] = [&self.active[(scores > self.few_scores) as usize], &self.active[1]].map(best);
-        if self.is_alone && chunks(shared) == 1 { own } else { shared }
+        if self.is_alone && chunks(shared) <= FEW_CHUNKS { own } else { shared }
+    }
+
+    /// Dynamic shared memory of so many CTAs of a row. Where all can have a multiprocessor each, and are sooner done so, none shares one.
+    fn shared_bytes(&self, rows: usize, ctas: usize, scores: usize) -> u32 {
+        /// More than kernels declare less than is reckoned with.
+        const SLACK: u32 = 4 << 10;
+        let has_own = CLUSTERS.iter().zip(self.active[1]).any(|(&n, active)| n == ctas && rows <= active);
+        let least = if self.is_alone && has_own { score_bytes(self.few_scores) + SLACK } else { 0 };
+        score_bytes(scores).max(least)
     }
 }
 
@@ -209,15 +220,15 @@ impl RowPlan {
         params: *const c_void,
     ) -> Result<()> {
         let slices = select.slices as usize;
-        let scores = if self.held.is_none() { self.stored } else { 0 };
         let grid = |ctas| Grid { ctas: ctas as u32, threads: THREADS, kind: index::kind(enqueue) };
         let all = match &self.held {
             None if slices > 1 => Grid { kind: Kind::DependentClusters(slices as u32), ..grid(self.rows * slices) },
             _ => grid(self.rows * slices),
         };
+        let shared = if self.held.is_none() { kernel.shared_bytes(self.rows, slices, self.stored) } else { 0 };
         // SAFETY: the caller's.
         unsafe {
-            enqueue.launch(&kernel.kernel.sharing(score_bytes(scores)), all, [params])?;
+            enqueue.launch(&kernel.kernel.sharing(shared), all, [params])?;
             let Some(held) = &self.held else { return Ok(()) };
             let select = (&raw const *select).cast();
             let Some(sieve) = &held.sieve else { return enqueue.launch(&kernels.top, grid(self.rows), [select]) };
