@@ -27,7 +27,7 @@ constexpr uint32 MOST_TURNS = 3;
 constexpr uint32 TILES_AT_ONCE = 256;  // whose sums a warp joins; there are WARP such runs of a list at most
 constexpr float LOG2_E = 1.44269504f;
 
-// Dynamic shared memory. It begins at a line: where it did not, long rows took a tenth longer.
+// Dynamic shared memory. It begins at a line: where it did not, 64 sequences took a tenth longer.
 extern __shared__ __align__(128) uint4 axes_room[];
 
 // What is written of a list.

@@ -453,7 +453,7 @@ fn select_minmax_agrees_with_the_formula(backend: &Backend) {
 fn select_gives_ties_to_the_lower_block(backend: &Backend) {
     rounds(24, |rng| {
         // Some are so long that more than one CTA selects.
-        let (block, blocks) = (8, if rng.one_in(6) { rng.size(4096..=9000) } else { rng.size(1..=300) });
+        let (block, blocks) = (8, if rng.one_in(6) { rng.size(8192..=9000) } else { rng.size(1..=300) });
         let scene = Scene::new(backend, rng, [1, 2, 2, 16], block, block * blocks);
         let queries = rng.whole(&scene.queries.shape, 1);
         let scene = scene.with_queries(backend, rng, F32, queries);
