@@ -7,7 +7,8 @@ compared with torch's in float32 before it is timed. `graph` is GPU time, from c
 two CUDA events, the host's time in it. `copy` is the time in which the device copies as many bytes as are attended to, half of them
 read; `gather_read` that of a kernel that reads them by the same lists and joins partial results, and computes nothing. torch gathers
 the listed blocks and calls scaled_dot_product_attention; dense, it calls that alone. `state` and `partials` keep the state of a row, or
-of each block. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single tokens, beside one position
+of each block. `among` is what the call adds to a graph in which a read that fills the cache goes before each, as a layer's weights do
+in an engine. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single tokens, beside one position
 over blocks of bfloat16. `latents` is MLA: keys of 576 channels whose first 512 are the values, one for all heads, and lists of 2048
 tokens, in blocks and single. Microseconds, medians; inputs are in no cache.
 """
@@ -105,8 +106,8 @@ class Case:
 
 def attend(session, timer, rows, quick):
     floor = GatherRead()
-    points = [(1, 1024), (1, 2048), (1, 4096), (1, 8192), (4, 4096), (16, 4096)]
-    for batch, budget in points[2:4] if quick else points:
+    points = [(1, 256), (1, 1024), (1, 2048), (1, 4096), (1, 8192), (4, 4096), (16, 4096)]
+    for batch, budget in points[3:5] if quick else points:
         case = Case(session, batch, 32 << 10, budget)
         attention = case.on_current_stream(case.attention)
         attention(0)
@@ -118,6 +119,7 @@ def attend(session, timer, rows, quick):
         row = dict(batch=batch, tokens=budget, copy=timer.copy(case.bytes), gather_read=floor.time(case, timer))
         row.update(vanward_graph=timer.graph(attention, case.sets))
         row.update(state_graph=timer.graph(with_state, case.sets), partials_graph=timer.graph(keeping, case.sets))
+        row.update(vanward_among=timer.among(attention, case.sets))
         row.update(torch_graph=timer.graph(case.torch_listed, case.sets))
         row.update(vanward_event=timer.event(attention, case.sets))
         rows.put("attention", **row)

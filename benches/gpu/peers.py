@@ -6,7 +6,8 @@
 sequence, so it is given each KV head as a sequence of its own, in a cache that is laid out so. `xqa` is its kernel for decoding on
 Hopper, `decode` the faster form of BatchDecodeWithPagedKVCacheWrapper (on tensor cores or not), `block_sparse`
 BlockSparseAttentionWrapper, which takes one list for all heads. `step` is selection, by MINMAX or by AXIS in INT4, and attention over what it
-selected, in one graph, beside XQA over all tokens; `latents` MLA beside BatchMLAPagedAttentionWrapper. Every result is compared with torch's in float32
+selected, in one graph, beside XQA over all tokens; `latents` MLA beside BatchMLAPagedAttentionWrapper. `among` is what a call adds to a
+graph in which a read that fills the cache goes before each, as a layer's weights do in an engine. Every result is compared with torch's in float32
 before it is timed; `error` is relative in norm. GPU time from calls in a CUDA graph, microseconds, medians; inputs are in no cache.
 """
 
@@ -119,6 +120,8 @@ def lists(session, timer, rows, quick):
         row = dict(batch=batch, tokens=budget, vanward_graph=timed(timer, case, case.on_current_stream(case.attention)))
         peer = Paged(batch * KV_HEADS, 1, budget)
         row["xqa_graph"], row["xqa_error"] = peer.timed(timer, peer.xqa())
+        row["vanward_among"] = timer.among(case.on_current_stream(case.attention), case.sets)
+        row["xqa_among"] = timer.among(peer.xqa(), peer.sets)
         row["decode_graph"] = min(peer.timed(timer, peer.decode(cores))[0] for cores in (False, True))
         rows.put("lists", **row, ratio=min(row["xqa_graph"], row["decode_graph"]) / row["vanward_graph"])
     for batch, budget in [] if quick else [(1, 1024), (1, 4096), (1, 8192), (4, 4096), (16, 4096)]:

@@ -5,7 +5,8 @@
 8 KV heads of 128 channels, groups of 4, blocks of 64 tokens, bfloat16 (axis: summaries in INT4), 128 blocks of nb; the first and the
 two last forced. Every selection is compared with torch's before it is timed. `event` is one call between two CUDA events, the host's
 time in it; `graph` is GPU time, from calls in a CUDA graph. `floor` is the time in which the device copies as many bytes as the
-summaries have, half of them read. `sizes`, `groups` and `k` are other forms of the same call for one sequence. Microseconds, medians;
+summaries have, half of them read. `among` is what the call adds to a graph in which a read that fills the cache goes before each, as a
+layer's weights do in an engine. `sizes`, `groups` and `k` are other forms of the same call for one sequence. Microseconds, medians;
 inputs are in no cache.
 """
 
@@ -120,7 +121,8 @@ def select(session, timer, rows, quick):
         ours = case.on_current_stream()
         peer = lambda i: torch_minmax(case.q, case.first[i], case.second[i], case.k)  # noqa: E731
         row = dict(batch=batch, tokens=tokens, floor=timer.copy(case.bytes))
-        row.update(vanward_graph=timer.graph(ours, case.sets), torch_graph=timer.graph(peer, case.sets))
+        row.update(vanward_graph=timer.graph(ours, case.sets), vanward_among=timer.among(ours, case.sets))
+        row.update(torch_graph=timer.graph(peer, case.sets))
         row.update(vanward_event=timer.event(ours, case.sets), torch_event=timer.event(peer, case.sets))
         rows.put("minmax", **row)
         case = Case(session, batch, tokens, 128, "axis")
@@ -128,7 +130,8 @@ def select(session, timer, rows, quick):
         ours = case.on_current_stream()
         peer = lambda i: torch_axis(case.q, case.first[i], case.second[i], case.k)  # noqa: E731
         row = dict(batch=batch, tokens=tokens, floor=timer.copy(case.bytes))
-        row.update(vanward_graph=timer.graph(ours, case.sets), torch_graph=timer.graph(peer, case.sets))
+        row.update(vanward_graph=timer.graph(ours, case.sets), vanward_among=timer.among(ours, case.sets))
+        row.update(torch_graph=timer.graph(peer, case.sets))
         row.update(vanward_event=timer.event(ours, case.sets))
         rows.put("axis", **row)
     for method, group in (("mean_dot", 1), ("mean_softmax", 4), ("mean_softmax", 16)):
