@@ -90,10 +90,10 @@ __device__ inline void tell_own(const Barrier &arrived, uint32 bytes) {
                  "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&arrived)), "r"(bytes) : "memory");
 #endif
 }
-// To where p lies in CTA `rank`, together with the news of its arrival there.
-__device__ inline void send_word(uint32 rank, uint32 *p, uint32 x, const Barrier &arrived) {
+// To where p lies in CTA `rank`, together with the news of its arrival there. MAY_BE_ALONE: the CTA
+template <bool MAY_BE_ALONE = true> __device__ inline void send_word(uint32 rank, uint32 *p, uint32 x, const Barrier &arrived) {
 #if __CUDA_ARCH__ >= 900
-    if (cluster_ctas() == 1) {
+    if (MAY_BE_ALONE && cluster_ctas() == 1) {
         *p = x;
         return tell_own(arrived, sizeof(x));
     }
@@ -102,9 +102,9 @@ __device__ inline void send_word(uint32 rank, uint32 *p, uint32 x, const Barrier
 #endif
 }
 // p is aligned to 8 bytes.
-__device__ inline void send_two(uint32 rank, void *p, const uint2 &x, const Barrier &arrived) {
+template <bool MAY_BE_ALONE = true> __device__ inline void send_two(uint32 rank, void *p, const uint2 &x, const Barrier &arrived) {
 #if __CUDA_ARCH__ >= 900
-    if (cluster_ctas() == 1) {
+    if (MAY_BE_ALONE && cluster_ctas() == 1) {
         *static_cast<uint2 *>(p) = x;
         return tell_own(arrived, sizeof(x));
     }
@@ -113,9 +113,9 @@ __device__ inline void send_two(uint32 rank, void *p, const uint2 &x, const Barr
 #endif
 }
 // p is aligned to 16 bytes.
-__device__ inline void send_four(uint32 rank, void *p, const uint4 &x, const Barrier &arrived) {
+template <bool MAY_BE_ALONE = true> __device__ inline void send_four(uint32 rank, void *p, const uint4 &x, const Barrier &arrived) {
 #if __CUDA_ARCH__ >= 900
-    if (cluster_ctas() == 1) {
+    if (MAY_BE_ALONE && cluster_ctas() == 1) {
         *static_cast<uint4 *>(p) = x;
         return tell_own(arrived, sizeof(x));
     }

@@ -28,7 +28,7 @@ template <uint32 THREADS> struct SieveShared {
     Barrier groups, counts, few, verdict, keys;     // bytes that come
 };
 
-// CTAs are 1, 2, 4 or 8. open() ─ cluster_started() ─ divide() ─ put() of each() key ─ take()
+// CTAs are 2, 4 or 8. open() ─ cluster_started() ─ divide() ─ put() of each() key ─ take()
 template <uint32 THREADS> struct Sieve {
     static constexpr uint32 WARPS = THREADS / WARP;
     static constexpr uint32 GROUPS = THREADS, FEW = THREADS;  // FEW: keys that are compared
@@ -67,7 +67,7 @@ template <uint32 THREADS> struct Sieve {
     // Use(i) of each of the CTA's keys that is this thread's.
     template <typename Use> __device__ void each(const Use &use) const {
         const uint32 end = this->end();
-#pragma unroll 4
+#pragma unroll 1  // a second copy of it would take longer to come than the first to run again
         for (uint32 i = warp * span() + lane; i < end; i += WARP) use(i);
     }
     __device__ void put(uint32 i, uint32 key) { own[i] = key, largest = max(largest, key); }
@@ -93,7 +93,7 @@ template <uint32 THREADS> struct Sieve {
             }
         }
         for (uint32 i = 4 * thread; i < count; i += 4 * THREADS)
-            send_four(0, room + first + i, *reinterpret_cast<const uint4 *>(own + i), shared.keys);
+            send_four<false>(0, room + first + i, *reinterpret_cast<const uint4 *>(own + i), shared.keys);
         if (cta > 0) return;
         if (thread == 0) shared.keys.expect(all * sizeof(uint32));
         ::open(top);
@@ -108,14 +108,18 @@ template <uint32 THREADS> struct Sieve {
     // As many lanes as there are CTAs are a group. A lane sends the largest keys of four groups to a CTA.
     __device__ void send_groups() const {
         uint32 most = largest;
-        for (uint32 bit = 1; bit < ctas; bit *= 2) most = max(most, __shfl_xor_sync(FULL_WARP, most, bit));
+#pragma unroll
+        for (uint32 bit = 1; bit < SieveShared<THREADS>::MOST_CTAS; bit *= 2) {
+            const uint32 other = __shfl_xor_sync(FULL_WARP, most, bit);
+            if (bit < ctas) most = max(most, other);
+        }
         constexpr uint32 SENDING = 8;
         const uint32 part = lane % SENDING >> log_ctas;
         uint32 four[4];
 #pragma unroll
         for (uint32 i = 0; i < 4; i++) four[i] = __shfl_sync(FULL_WARP, most, 4 * part + i << log_ctas);
         uint4 *to = reinterpret_cast<uint4 *>(shared.largest) + (((cta * WARPS + warp) * SENDING >> log_ctas) + part);
-        if (lane < SENDING) send_four(lane & (ctas - 1), to, make_uint4(four[0], four[1], four[2], four[3]), shared.groups);
+        if (lane < SENDING) send_four<false>(lane & (ctas - 1), to, make_uint4(four[0], four[1], four[2], four[3]), shared.groups);
     }
     // By one warp: so low that enough groups reach it, and few more.
     __device__ uint32 find_bound(uint32 wanted) const {
@@ -159,33 +163,33 @@ template <uint32 THREADS> struct Sieve {
     __device__ void send_few(uint32 bound) const {
         constexpr uint32 TOGETHER = 4;
         const uint32 begin = warp * span() + lane, end = this->end();
-        uint32 key[TOGETHER], n = 0;
-        const auto load = [&](uint32 i) {
+        uint32 key[TOGETHER], reaching[TOGETHER], n = 0;  // reaching: lanes whose key does
+        const auto look = [&](uint32 i) {
 #pragma unroll
             for (uint32 m = 0; m < TOGETHER; m++) key[m] = i + m * WARP < end ? own[i + m * WARP] : 0;
+#pragma unroll
+            for (uint32 m = 0; m < TOGETHER; m++) reaching[m] = __ballot_sync(FULL_WARP, key[m] >= bound);
         };
 #pragma unroll 1
         for (uint32 i = begin; i - lane < end; i += TOGETHER * WARP) {
-            load(i);
+            look(i);
 #pragma unroll
-            for (uint32 m = 0; m < TOGETHER; m++) n += key[m] >= bound;
+            for (uint32 m = 0; m < TOGETHER; m++) n += __popc(reaching[m]);
         }
-        n = __reduce_add_sync(FULL_WARP, n);
         if (lane == 0) shared.of_warp[warp] = n;
         __syncthreads();
         const uint32 of_warp = lane < WARPS ? shared.of_warp[lane] : 0, reach = __reduce_add_sync(FULL_WARP, of_warp);
-        if (thread == 0) send_word(0, &shared.count[cta], reach, shared.counts);
+        if (thread == 0) send_word<false>(0, &shared.count[cta], reach, shared.counts);
         if (n == 0 || reach > FEW) return;
         uint32 place = cta * FEW + __reduce_add_sync(FULL_WARP, lane < warp ? of_warp : 0);
 #pragma unroll 1
         for (uint32 i = begin; i - lane < end; i += TOGETHER * WARP) {
-            if (span() > TOGETHER * WARP) load(i);  // or they are at hand
+            if (span() > TOGETHER * WARP) look(i);  // or they are at hand
 #pragma unroll
             for (uint32 m = 0; m < TOGETHER; m++) {
-                const uint32 mask = __ballot_sync(FULL_WARP, key[m] >= bound);
-                if (key[m] >= bound)
-                    send_two(0, room + 2 * (place + __popc(mask & ((1u << lane) - 1))), make_uint2(key[m], first + i + m * WARP), shared.few);
-                place += __popc(mask);
+                const uint32 before = __popc(reaching[m] & ((1u << lane) - 1));
+                if (reaching[m] >> lane & 1) send_two<false>(0, room + 2 * (place + before), make_uint2(key[m], first + i + m * WARP), shared.few);
+                place += __popc(reaching[m]);
             }
         }
     }
@@ -204,7 +208,7 @@ template <uint32 THREADS> struct Sieve {
         const uint32 sum = __reduce_add_sync(FULL_WARP, of_cta), sent = __reduce_add_sync(FULL_WARP, of_cta <= FEW ? of_cta : 0);
         if (thread == 0) shared.few.expect(sent * sizeof(uint2));
         shared.few.wait(0);
-        if (thread > 0 && thread < ctas) send_word(thread, &shared.sum, sum, shared.verdict);
+        if (thread > 0 && thread < ctas) send_word<false>(thread, &shared.sum, sum, shared.verdict);
         return {of_cta, sum};
     }
     static constexpr uint32 QUADS_AT_ONCE = 4, MOST_PARTS = 4;
@@ -228,10 +232,10 @@ template <uint32 THREADS> struct Sieve {
     // By the first CTA: a key is in if fewer than `wanted` are before it. One, two or four threads count for a key. Equal
     // ones are told apart only where the cut falls among them.
     template <typename Emit> __device__ void compare(uint32 wanted, const Arrived &arrived, const Emit &emit) const {
-        constexpr uint32 PAD = 4 * QUADS_AT_ONCE * MOST_PARTS;
-        static_assert(FEW % PAD == 0 && THREADS / SieveShared<THREADS>::MOST_CTAS % WARP == 0);
+        static_assert(FEW % (4 * QUADS_AT_ONCE * MOST_PARTS) == 0 && THREADS / SieveShared<THREADS>::MOST_CTAS % WARP == 0);
         // Those of a CTA are for neighbouring warps.
-        const uint32 sum = arrived.sum, padded = (sum + PAD - 1) / PAD * PAD, log_threads = log2_of(THREADS) - log_ctas, c = thread >> log_threads;
+        const uint32 sum = arrived.sum, log_parts = (sum <= THREADS / 2) + (sum <= THREADS / 4), pad = 4 * QUADS_AT_ONCE << log_parts;
+        const uint32 padded = (sum + pad - 1) & ~(pad - 1), log_threads = log2_of(THREADS) - log_ctas, c = thread >> log_threads;
         const uint32 of_this = __shfl_sync(FULL_WARP, arrived.of_cta, c), begin = __reduce_add_sync(FULL_WARP, lane < c ? arrived.of_cta : 0);
 #pragma unroll 1
         for (uint32 i = thread & ((1u << log_threads) - 1); i < of_this; i += 1u << log_threads) {
@@ -240,7 +244,7 @@ template <uint32 THREADS> struct Sieve {
         }
         if (sum + thread < padded) shared.key[sum + thread] = 0;
         __syncthreads();
-        const uint32 log_parts = (sum <= THREADS / 2) + (sum <= THREADS / 4), i = thread >> log_parts;
+        const uint32 i = thread >> log_parts;
         const uint32 key = i < sum ? shared.key[i] : 0;
         const bool has_keys = warp * WARP >> log_parts < sum;  // of the warp
         uint32 before = has_keys ? tally(padded, log_parts, [&](uint32 x, uint32) { return x > key; }) : 0, mask, of_warp;

@@ -10,8 +10,9 @@
 
 constexpr uint32 MOST_CTAS = 16;
 
-// In dynamic shared memory: tiles on their way; partial sums of the whole row; queries, and when these are read the sums of runs. When sums
-// are joined, the row's keys take the place of all these in the first CTA. Then products, and when these are read what finds the best.
+// In dynamic shared memory: tiles on their way; partial sums of the whole row; queries, and when these are read the sums of runs. Then
+// products, and when these are read what finds the best. Then, in the first CTA, the row's keys; where there is no room for them, they take
+// the place of what lies before products, and wait until sums are joined.
 struct AxesShared {
     TilesShared tiles;
     float2 of_head[MOST_HEADS];
@@ -20,15 +21,16 @@ struct AxesShared {
     uint32 has_room;                // from the first CTA: for keys
 };
 
-template <uint32 QUARTETS, uint32 GROUPS> struct Axes : AxesTiles<QUARTETS, GROUPS> {
-    using Tiles = AxesTiles<QUARTETS, GROUPS>;
+template <uint32 QUARTETS, uint32 GROUPS, bool HAS_OWN> struct Axes : AxesTiles<QUARTETS, GROUPS, HAS_OWN> {
+    using Tiles = AxesTiles<QUARTETS, GROUPS, HAS_OWN>;
     using Tiles::lane, Tiles::list, Tiles::p, Tiles::PITCH, Tiles::room, Tiles::s, Tiles::slice, Tiles::thread, Tiles::warp;
+    using Weights = HeadWeights<QUARTETS, 2>;
     AxesShared &shared;
-    const HeadWeights<QUARTETS> weights;
+    const Weights weights;
 
     __device__ Axes(const AxesParams &p, AxesShared &shared)
         : Tiles(p, shared.tiles), shared(shared),
-          weights(shared.of_head, reinterpret_cast<float2 *>(room + p.queries), partials(), p.parts, p.select.group) {}
+          weights(shared.of_head, reinterpret_cast<float2 *>(room + p.queries), reinterpret_cast<float2 *>(partials()), p.parts, p.select.group) {}
 
     // Of each tile: [pairs of heads, tiles].
     __device__ uint4 *partials() const { return reinterpret_cast<uint4 *>(room + p.partials); }
@@ -57,19 +59,26 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes : AxesTiles<QUARTETS, GROU
             barrier.wait(0);
     }
 
-    // Products stay, sums go to all CTAs: even lanes send to even ones.
+    // Products stay, sums go to all CTAs, those of two heads together: a lane of each two is as good as the other, and even ones send to even
+    // CTAs.
     __device__ void put(uint32 n, uint32 block, uint32 h, float product) const { products()[(n * BLOCKS + block) * PITCH + h] = product; }
-    __device__ void put_sums(uint32 number, uint32 pair, const uint4 &both) const {
-        const uint32 cta = lane / 4 * 2 + lane % 2;
+    __device__ void put_sums(uint32 number, uint32 quartet, float most, float sum) const {
+        const float other_most = __shfl_xor_sync(FULL_WARP, most, 1), other_sum = __shfl_xor_sync(FULL_WARP, sum, 1);
+        const bool is_odd = lane & 1;
+        const uint4 both = make_uint4(__float_as_uint(is_odd ? other_most : most), __float_as_uint(is_odd ? other_sum : sum),
+                                      __float_as_uint(is_odd ? most : other_most), __float_as_uint(is_odd ? sum : other_sum));
+        const uint32 cta = lane / 4 * 2 + lane % 2, pair = quartet * 2 + lane % 4 / 2;
         if (cta < s.slices) send(cta, partials() + pair * p.parts + number, shared.sums, both);
     }
-    __device__ void weigh_heads() const {
-        float2 x[HeadWeights<QUARTETS>::OWN];
-        weights.load(warp, list.tiles, x);
+    // A lane has so many tiles at most.
+    template <uint32 COUNT> __device__ void weigh_heads() const {
+        float2 x[COUNT];
+        weights.load(weights.task(warp, list.tiles), x);
         weights.join(list.tiles, x);
     }
 
-    __device__ uint32 *keys() const { return reinterpret_cast<uint32 *>(room); }
+    __device__ uint32 *keys() const { return reinterpret_cast<uint32 *>(room + p.keys); }
+    __device__ bool shares_room() const { return !is_alone() && p.keys == 0; }
     // Sends the keys to the first CTA, those of four lanes together.
     __device__ void send_keys() const {
         const uint32 own = this->own_tiles() * BLOCKS;
@@ -77,7 +86,10 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes : AxesTiles<QUARTETS, GROU
         for (uint32 begin = warp * WARP; begin < own; begin += THREADS) {
             const uint32 n = begin + lane, j = this->tile(n / BLOCKS) * BLOCKS + n % BLOCKS;
             uint32 key = 0;
-            if (n < own) key = this->key_of(j, weights.score(reinterpret_cast<const float4 *>(products()) + n * QUARTETS));
+            if (n < own) {
+                const float score = weights.score(reinterpret_cast<const float4 *>(products()) + n * QUARTETS);
+                this->write_score(j, score), key = list.key(j, score);
+            }
             const uint4 four = make_uint4(key, __shfl_down_sync(FULL_WARP, key, 1), __shfl_down_sync(FULL_WARP, key, 2),
                                           __shfl_down_sync(FULL_WARP, key, 3));
             if (n >= own || lane % 4 != 0) continue;
@@ -88,10 +100,10 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes : AxesTiles<QUARTETS, GROU
     }
     // The first CTA makes room for keys when it has joined all sums.
     __device__ void make_room() const {
-        if (!is_alone() && slice == 0 && thread < s.slices) send(thread, &shared.has_room, shared.room, 1u);
+        if (shares_room() && slice == 0 && thread < s.slices) send(thread, &shared.has_room, shared.room, 1u);
     }
     __device__ void wait_for_room() const {
-        if (!is_alone()) shared.room.wait(0);
+        if (shares_room()) shared.room.wait(0);
     }
 
     template <uint32 COUNT> __device__ void select(CtaTopKShared<THREADS> &top_shared) const {
@@ -115,22 +127,27 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes : AxesTiles<QUARTETS, GROU
         cluster_started();
         wait_for_previous_kernel();
         this->begin(early, [&] {
-            if (!is_alone()) shared.sums.expect(list.tiles * 2 * QUARTETS * sizeof(uint4)), shared.room.expect(sizeof(uint32));
+            if (!is_alone()) shared.sums.expect(list.tiles * 2 * QUARTETS * sizeof(uint4));
+            if (shares_room()) shared.room.expect(sizeof(uint32));
             if (!is_alone() && slice == 0) shared.keys.expect((list.tiles * BLOCKS + s.slices * WARPS) * sizeof(uint32));
         });
         const uint32 saw = this->multiply_all(*this);
         if (lane == 0) send(0, &shared.saw[slice * WARPS + warp], shared.keys, saw);
-        if (slice == 0) this->write_forced();
         receive(shared.sums);
-        weigh_heads();
+        if (list.tiles <= Weights::OWN / 2 * WARP)
+            weigh_heads<Weights::OWN / 2>();
+        else
+            weigh_heads<Weights::OWN>();
         make_room();
         send_keys();
+        // By the CTA that has the time.
+        if (slice == s.slices - 1) this->write_forced();
         if (slice > 0) return;
         __syncthreads();  // products are read
         CtaTopKShared<THREADS> &top = *reinterpret_cast<CtaTopKShared<THREADS> *>(products());
         open(top);
         receive(shared.keys);
-        if (list.of_stored > 0) {
+        if (list.of_stored > 0 && !list.takes_all()) {
             const uint32 count = list.tiles * BLOCKS;
             if (count <= CtaTopK<THREADS, 1>::MOST)
                 select<1>(top);
@@ -148,12 +165,13 @@ template <uint32 QUARTETS, uint32 GROUPS> struct Axes : AxesTiles<QUARTETS, GROU
     }
 };
 
-template <uint32 QUARTETS, uint32 GROUPS> __device__ inline void select_axes(const AxesParams &p) {
+template <uint32 QUARTETS, uint32 GROUPS, bool HAS_OWN = false> __device__ inline void select_axes(const AxesParams &p) {
     __shared__ AxesShared shared;
     allow_next_kernel();
-    Axes<QUARTETS, GROUPS>(p, shared).run();
+    Axes<QUARTETS, GROUPS, HAS_OWN>(p, shared).run();
 }
 
+extern "C" __global__ void __launch_bounds__(THREADS, 1) select_axes_few_128(const __grid_constant__ AxesParams p) { select_axes<1, 4, true>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS, 2) select_axes_4_128(const __grid_constant__ AxesParams p) { select_axes<1, 4>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS, 2) select_axes_8_128(const __grid_constant__ AxesParams p) { select_axes<2, 4>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS, 1) select_axes_16_128(const __grid_constant__ AxesParams p) { select_axes<4, 4>(p); }

@@ -54,10 +54,9 @@ struct AxesList {
     __device__ char *scores() const {
         return s.scores + list.at.seq * s.scores_seq + list.at.position * s.scores_pos + list.at.head * s.scores_head;
     }
-    // The key of block j, whose score is written where scores are wanted.
-    __device__ uint32 key_of(uint32 j, float score) const {
+    // Where scores are wanted.
+    __device__ void write_score(uint32 j, float score) const {
         if (s.scores && j < min(list.stored, s.max_blocks)) as<float>(scores() + j * s.scores_block) = score;
-        return list.key(j, score);
     }
     __device__ char *ids() const {
         const List &to = s.selected;
@@ -65,7 +64,7 @@ struct AxesList {
     }
     __device__ void emit(char *ids, uint32 place, uint32 j) const { as<int32>(ids + place * s.selected.ids_entry) = j; }
 
-    // By one CTA: what follows from lengths alone.
+    // By one CTA: what follows from lengths alone; all blocks, where all are taken.
     __device__ void write_forced() const {
         const List &to = s.selected;
         char *const ids = this->ids();
@@ -73,7 +72,7 @@ struct AxesList {
         const uint4 *const fields = reinterpret_cast<const uint4 *>(&list), middle = fields[1], last = fields[2];
         const uint32 n = list.n, stored = middle.x, init = middle.z, local = middle.w, wanted = last.x, end = last.y, of_stored = last.z;
 #pragma unroll 1
-        for (uint32 j = thread; j < init; j += THREADS) emit(ids, j, j);
+        for (uint32 j = thread; j < (of_stored == end - init ? end : init); j += THREADS) emit(ids, j, j);
 #pragma unroll 1
         for (uint32 j = thread; j < wanted - of_stored; j += THREADS) emit(ids, init + of_stored + j, end + j);
 #pragma unroll 1
@@ -101,7 +100,8 @@ struct TilesShared {
 };
 
 // Tiles on their way and queries lie in dynamic shared memory. look_ahead() ─ wait_for_previous_kernel() ─ begin() ─ multiply_all()
-template <uint32 QUARTETS, uint32 GROUPS> struct AxesTiles : AxesList {
+// HAS_OWN: a CTA has a multiprocessor of its own, and twice the registers.
+template <uint32 QUARTETS, uint32 GROUPS, bool HAS_OWN = false> struct AxesTiles : AxesList {
     static constexpr uint32 UNITS = GROUPS ? (GROUPS * 8 + WARP - 1) / WARP : MOST_GROUPS * 8 / WARP;  // of a lane, of four channels
     static constexpr uint32 COLUMNS = QUARTETS + (QUARTETS + 1) / 2;  // eights of them: two digits of four heads, then the third of eight
     // Rows of tiles are apart by four banks; of D = 128 units of 16 bytes change places instead, after their row.
@@ -330,8 +330,8 @@ template <uint32 QUARTETS, uint32 GROUPS> struct AxesTiles : AxesList {
         const uint32 range = begin + BLOCKS * row_bytes + lane / 4 * range_bytes;
         const uint32 digits = shared_address(room) + p.queries + lane * 8, of_q = shared_address(shared.sum) + lane % 4 * 4;
         if constexpr (GROUPS == 4) {
-            // Two groups at a time: all of them would take more registers than there are.
-#pragma unroll 1
+            // Two groups at a time, where all of them would take more registers than there are.
+#pragma unroll(HAS_OWN ? 2 : 1)
             for (uint32 pair = 0; pair < 4; pair += 2) {
                 Group group[2];
 #pragma unroll
@@ -386,8 +386,8 @@ template <uint32 QUARTETS, uint32 GROUPS> struct AxesTiles : AxesList {
         __syncthreads();
     }
 
-    // Hands the products of the CTA's n-th tile to sink.put(n, block, head, product) and sink.put_sums(tile, pair of heads, both): the
-    // largest of their products with a tile, and the sum, which a lane has for each pair and pair of lanes.
+    // Hands the products of the CTA's n-th tile to sink.put(n, block, head, product) and sink.put_sums(tile, four heads, most, sum): the
+    // largest of a head's products with a tile, and the sum, which a lane has for head lane % 4 of them.
     template <typename Sink> __device__ uint32 keep(uint32 mask, uint32 n, const float (&x)[2][2][QUARTETS], const Sink &sink) const {
         const uint32 first = tile(n) * BLOCKS;
         uint32 saw = 0;
@@ -419,12 +419,7 @@ template <uint32 QUARTETS, uint32 GROUPS> struct AxesTiles : AxesList {
         if (most > minus_infinity()) sum = exp2_fast(product[0] - most) + exp2_fast(product[1] - most);
 #pragma unroll
         for (uint32 bit = 4; bit < WARP; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
-        // Those of two heads together: a lane of each two is as good as the other.
-        const float other_most = __shfl_xor_sync(FULL_WARP, most, 1), other_sum = __shfl_xor_sync(FULL_WARP, sum, 1);
-        const bool is_odd = lane & 1;
-        const uint4 both = make_uint4(__float_as_uint(is_odd ? other_most : most), __float_as_uint(is_odd ? other_sum : sum),
-                                      __float_as_uint(is_odd ? most : other_most), __float_as_uint(is_odd ? sum : other_sum));
-        sink.put_sums(number, quartet * 2 + lane % 4 / 2, both);
+        sink.put_sums(number, quartet, most, sum);
     }
 
     __device__ void wait_for_turn() const {
@@ -461,63 +456,85 @@ template <uint32 QUARTETS, uint32 GROUPS> struct AxesTiles : AxesList {
     }
 };
 
-// What heads weigh, given the sums of their tiles: [pairs of heads, tiles], pairs apart by `pitch`. of_run: [runs of tiles, heads]
-template <uint32 QUARTETS> struct HeadWeights {
+// What heads weigh, given the sums of their tiles: [heads by the TOGETHER, tiles, TOGETHER heads], the first apart by `pitch` tiles.
+// of_run: [runs of tiles, heads]
+template <uint32 QUARTETS, uint32 TOGETHER> struct HeadWeights {
     static constexpr uint32 PITCH = 4 * QUARTETS, OWN = TILES_AT_ONCE / WARP;
     float2 *const of_head;  // in shared memory: the largest product, and what weights are multiplied by
     float2 *const of_run;   // there as well
-    const uint4 *const partials;
+    const float2 *const partials;
     const uint32 pitch, heads, warp, lane;
 
-    __device__ HeadWeights(float2 *of_head, float2 *of_run, const uint4 *partials, uint32 pitch, uint32 heads)
+    __device__ HeadWeights(float2 *of_head, float2 *of_run, const float2 *partials, uint32 pitch, uint32 heads)
         : of_head(of_head), of_run(of_run), partials(partials), pitch(pitch), heads(heads), warp(threadIdx.x / WARP), lane(threadIdx.x % WARP) {}
 
     // Early.
     __device__ void open() const {
         for (uint32 h = heads + threadIdx.x; h < PITCH; h += THREADS) of_head[h] = make_float2(0.0f, 0.0f);
     }
-    // Those of a run of tiles and a head, of the first `tiles` or more.
-    __device__ void load(uint32 task, uint32 tiles, float2 (&x)[OWN]) const {
-        const uint32 h = task % PITCH, begin = task / PITCH * TILES_AT_ONCE + lane;
-        const float2 *of = reinterpret_cast<const float2 *>(partials + h / 2 * pitch) + h % 2;
+    // A lane's first of a run of tiles and a head, and how many it is from there to the last of the first `tiles`.
+    struct Task {
+        uint32 first, left;
+    };
+    __device__ Task task(uint32 number, uint32 tiles) const {
+        const uint32 h = number % PITCH, begin = number / PITCH * TILES_AT_ONCE + lane;
+        return {TOGETHER * (h / TOGETHER * pitch + begin) + h % TOGETHER, h < heads && begin < tiles ? tiles - begin : 0};
+    }
+    // COUNT: OWN, or as many as a lane has at most.
+    template <uint32 COUNT> __device__ void load(const Task &task, float2 (&x)[COUNT]) const {
+        const float2 *const of = partials + task.first;
 #pragma unroll
-        for (uint32 n = 0; n < OWN; n++)
-            if (begin + n * WARP < tiles && h < heads) x[n] = of[2 * (begin + n * WARP)];
+        for (uint32 n = 0; n < COUNT; n++) {
+            x[n] = make_float2(minus_infinity(), 0.0f);
+            if (n * WARP < task.left) x[n] = of[TOGETHER * n * WARP];
+        }
     }
     // Joins them, TILES_AT_ONCE of a head by a warp, in an order that follows from the tiles' number alone. x: of task `warp`
-    __device__ void join(uint32 tiles, float2 (&x)[OWN]) const {
-        const uint32 runs = (tiles + TILES_AT_ONCE - 1) / TILES_AT_ONCE;
-#pragma unroll 1
-        for (uint32 task = warp; task < runs * PITCH; task += WARPS) {
-            const uint32 run = task / PITCH, h = task % PITCH, begin = run * TILES_AT_ONCE + lane;
-            if (h >= heads) continue;
-            if (task > warp) load(task, tiles, x);
-            float most = minus_infinity(), sum = 0.0f;
-#pragma unroll
-            for (uint32 n = 0; n < OWN; n++)
-                if (begin + n * WARP >= tiles) x[n] = make_float2(minus_infinity(), 0.0f);
-#pragma unroll
-            for (uint32 n = 0; n < OWN; n++) most = fmaxf(most, x[n].x);
-            most = largest_of_warp(most);
-#pragma unroll
-            for (uint32 n = 0; n < OWN; n++) sum = fmaf(x[n].y, exp2_fast(x[n].x - most), sum);
-            sum = sum_of_warp(sum);
-            if (lane == 0) runs > 1 ? of_run[run * PITCH + h] = make_float2(most, sum) : of_head[h] = make_float2(most, weight(sum));
-        }
+    template <uint32 COUNT> __device__ void join(uint32 tiles, float2 (&x)[COUNT]) const {
+        join_tiles(tiles, x);
         __syncthreads();
+        join_runs(tiles);
+    }
+    // Each warp for itself; what follows is behind a barrier.
+    template <uint32 COUNT> __device__ void join_tiles(uint32 tiles, float2 (&x)[COUNT]) const {
+        const uint32 runs = runs_of(tiles);
+#pragma unroll 1
+        for (uint32 number = warp; number < runs * PITCH;) {
+            const uint32 h = number % PITCH;
+            if (h < heads) {
+                float most = minus_infinity(), sum = 0.0f;
+#pragma unroll
+                for (uint32 n = 0; n < COUNT; n++) most = fmaxf(most, x[n].x);
+                most = largest_of_warp(most);
+#pragma unroll
+                for (uint32 n = 0; n < COUNT; n++) sum = fmaf(x[n].y, exp2_fast(x[n].x - most), sum);
+                sum = sum_of_lanes(sum, WARP);
+                if (lane == 0) runs > 1 ? of_run[number] = make_float2(most, sum) : of_head[h] = make_float2(most, weight(sum));
+            }
+            number += WARPS;
+            if (number < runs * PITCH) load(task(number, tiles), x);
+        }
+    }
+    __device__ void join_runs(uint32 tiles) const {
+        const uint32 runs = runs_of(tiles);
         if (runs <= 1) return;
         if (warp < heads) {
             const float2 x = lane < runs ? of_run[lane * PITCH + warp] : make_float2(minus_infinity(), 0.0f);
-            const float most = largest_of_warp(x.x), sum = sum_of_warp(__fmul_rn(x.y, exp2_fast(x.x - most)));
+            const float most = largest_of_warp(x.x), sum = sum_of_lanes(__fmul_rn(x.y, exp2_fast(x.x - most)), runs);
             if (lane == 0) of_head[warp] = make_float2(most, weight(sum));
         }
         __syncthreads();
     }
-    // A head without a product has no weight; −inf − −inf would be NaN.
-    __device__ static float largest_of_warp(float x) { return fmaxf(score_of(__reduce_max_sync(FULL_WARP, sort_key(x))), LOWEST); }
-    __device__ static float sum_of_warp(float x) {
-#pragma unroll
-        for (uint32 bit = 1; bit < WARP; bit *= 2) x += __shfl_xor_sync(FULL_WARP, x, bit);
+    __device__ static uint32 runs_of(uint32 tiles) { return (tiles + TILES_AT_ONCE - 1) / TILES_AT_ONCE; }
+    // Of numbers, and −inf. A head without a product has no weight; −inf − −inf would be NaN.
+    __device__ static float largest_of_warp(float x) {
+        // Sorts as x does, and is its own inverse.
+        const auto key = [](int32 bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+        return fmaxf(__int_as_float(key(__reduce_max_sync(FULL_WARP, key(__float_as_int(x))))), LOWEST);
+    }
+    // The first lane's is the sum of all; those from `lanes` on have 0.
+    __device__ static float sum_of_lanes(float x, uint32 lanes) {
+        for (uint32 bit = 1; bit < lanes; bit *= 2) x += __shfl_xor_sync(FULL_WARP, x, bit);
         return x;
     }
     static constexpr float LOWEST = -3.402823466e38f;

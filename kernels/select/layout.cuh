@@ -95,6 +95,7 @@ VWD_FIELD(AxesParams, parts, 484, 4)
 VWD_FIELD(AxesParams, products, 488, 4)
 VWD_FIELD(AxesParams, partials, 492, 4)
 VWD_FIELD(AxesParams, queries, 496, 4)
+VWD_FIELD(AxesParams, keys, 500, 4)
 
 VWD_SIZE(LongAxesParams, 536)
 VWD_FIELD(LongAxesParams, axes, 0, 504)

@@ -2,7 +2,7 @@
 //
 // Bytes: a row's scores, from the L2 cache, once.
 //
-// On entry: held and arrived are those of the kernel before; clusters of 1, 2, 4 or 8 CTAs.
+// On entry: held and arrived are those of the kernel before; clusters of 2, 4 or 8 CTAs.
 //
 // targets: compute_90
 
@@ -27,28 +27,52 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_long_top(co
     sieve.open();
     if (thread == 0) shared.seen = 0;
     // The length is read while the kernel before may still write it, so it decides nothing but what is asked for early.
-    const int32 tokens = load_hint(p.seq_lens + p.by_lists.divide(p.by_heads.divide(number)) * p.seq_lens_seq);
+    const uint32 seq = p.by_lists.divide(p.by_heads.divide(number));
+    const int32 tokens = load_hint(p.seq_lens + seq * p.seq_lens_seq);
     const uint32 expected = tokens <= 0 ? 0 : min(p.by_block.divide(tokens - 1) + 1, p.held_row);
+    // The row is cut early, too, and again where what is given has changed.
+    const bool cuts = thread == TOPK_THREADS - 1;
+    const auto cut = [&](const Given &given) {
+        shared.row = Row(p, number, given.lengths()), shared.quota = Quota(p, shared.row, given.budget);
+    };
+    Given early, given;
+    if (cuts) early = Given::hint(p, seq), cut(early);
     __syncwarp();
     cluster_started();
     wait_for_previous_kernel();
     const float *const scores = p.held + uint64(number) * p.held_row;
+    // A thread has what it reads.
     const auto load = [&](uint32 stored) {
+        constexpr uint32 TOGETHER = 4;  // on their way at once
         sieve.divide((stored + 3) / 4 * 4);
-        sieve.each([&](uint32 i) { own[i] = sieve.first + i < stored ? __float_as_uint(__ldcg(scores + sieve.first + i)) : 0; });
+        const uint32 end = sieve.end();
+#pragma unroll 1
+        for (uint32 i = sieve.warp * sieve.span() + sieve.lane; i < end; i += TOGETHER * WARP) {
+            float x[TOGETHER] = {};
+#pragma unroll
+            for (uint32 m = 0; m < TOGETHER; m++)
+                if (i + m * WARP < end && sieve.first + i + m * WARP < stored) x[m] = __ldcg(scores + sieve.first + i + m * WARP);
+#pragma unroll
+            for (uint32 m = 0; m < TOGETHER; m++)
+                if (i + m * WARP < end) own[i + m * WARP] = __float_as_uint(x[m]);
+        }
     };
-    if (thread == TOPK_THREADS - 1) shared.row = Row(p, number), shared.quota = Quota(p, shared.row, budget_of(p, shared.row.seq));
+    if (cuts) given = Given::of(p, seq);
     load(expected);
+    if (cuts && given != early) cut(given);
     __syncthreads();
     const Row &row = shared.row;
     const Quota &quota = shared.quota;
     if (quota.stored != expected) load(quota.stored);
+    const uint32 init = held(quota.init), end = held(quota.end), wanted = held(quota.of_stored);
     sieve.each([&](uint32 i) {
         const uint32 j = sieve.first + i;
-        sieve.put(i, quota.init <= j && j < quota.end ? sort_key(__uint_as_float(own[i])) : 0);
+        sieve.put(i, j - init < end - init ? sort_key(__uint_as_float(own[i])) : 0);
     });
-    // By the last CTA, which has the time.
+    Emit emit;
+    // While keys are on their way; the others by the last CTA, which has the time.
     const auto write_others = [&] {
+        emit = list_of(p, row).from(quota.init);
         if (sieve.cta < ctas - 1) return;
         for (uint32 slice = thread; slice < p.slices; slice += TOPK_THREADS) {
             const uint32 saw = __ldcg(&p.arrived[number * p.slices + slice]);
@@ -58,7 +82,6 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_long_top(co
         __syncthreads();
         if (thread == 0 && p.status) as<uint32>(status_of(p, row)) = shared.seen | (quota.clamped ? CLAMPED : 0);
     };
-    if (quota.of_stored == 0) return write_others();
-    const Emit emit = list_of(p, row).from(quota.init);
-    sieve.take(quota.of_stored, quota.end - quota.init, [&](uint32 place, uint32 j) { emit(place, j); }, write_others);
+    if (wanted == 0) return write_others();
+    sieve.take(wanted, end - init, [&](uint32 place, uint32 j) { emit(place, j); }, write_others);
 }

@@ -56,15 +56,16 @@ struct AxesParams {
     uint32 turns;   // tiles of a warp on their way
     uint32 parts;   // tiles of a row for which the index has room
     uint32 products, partials, queries;
+    uint32 keys;    // in the first CTA; 0: in the place of what is no longer needed
 };
 
 // Of kernels/select/long_axes.cu, whose first kernel has `slices` CTAs for a list. keys, room: where they begin in dynamic shared memory of
 // the second
 struct LongAxesParams {
     AxesParams axes;
-    float *products;  // [lists, blocks, heads by the four]
-    uint4 *partials;  // [lists, pairs of heads, tiles]
-    uint32 *seen;     // [lists, slices, warps]
+    float *products;   // [lists, blocks, heads by the four]
+    float2 *partials;  // [lists, heads by the four, tiles]
+    uint32 *seen;      // [lists, slices, warps]
     uint32 keys, room;
 };
 

@@ -56,6 +56,26 @@ struct Row {
 // k of a sequence, as it is given.
 __device__ inline int32 budget_of(const SelectParams &p, uint32 seq) { return p.budgets ? as<int32>(p.budgets + seq * p.budgets_seq) : int32(p.k); }
 
+// What decides how many blocks are selected of a sequence's lists.
+struct Given {
+    int32 tokens, queries, budget;
+
+    __device__ static Given of(const SelectParams &p, uint32 seq) {
+        const Lengths lengths(p, seq);
+        return {lengths.tokens, lengths.queries, budget_of(p, seq)};
+    }
+    // While the kernel before may still write it.
+    __device__ static Given hint(const SelectParams &p, uint32 seq) {
+        return {load_hint(p.seq_lens + seq * p.seq_lens_seq), p.q_lens ? load_hint(p.q_lens + seq * p.q_lens_seq) : int32(p.positions),
+                p.budgets ? load_hint(p.budgets + seq * p.budgets_seq) : int32(p.k)};
+    }
+    __device__ Given known() const { return {held(tokens), held(queries), held(budget)}; }
+    __device__ Lengths lengths() const { return {tokens, queries}; }
+    __device__ bool operator!=(const Given &other) const {
+        return tokens != other.tokens || queries != other.queries || budget != other.budget;
+    }
+};
+
 // How many blocks of a row are selected, given k.
 struct Quota {
     uint32 stored;               // the first ones, which have a score; the others are worth −inf
@@ -169,10 +189,10 @@ struct RowSink {
             if (threadIdx.x == 0) p.arrived[blockIdx.x] = shared.seen;
             return;
         }
+        if (slice == p.slices - 1) write_forced(p, row, quota);  // by the CTA that has the time
         if (slice > 0) return;
         // While scores are on their way: what does not depend on them.
         reinterpret_cast<uint4 *>(top_shared.bin)[threadIdx.x] = make_uint4(0, 0, 0, 0);
-        write_forced(p, row, quota);
         const Emit list = list_of(p, row).from(quota.init), emit = {held(list.ids), held(list.stride)};
         char *const status = held(status_of(p, row));
         const uint32 clamped = held(uint32(quota.clamped ? CLAMPED : 0)), reports = held(p.slices * TOPK_WARPS);

@@ -30,9 +30,12 @@ struct Selection {
         end = max(min(n - local, stored), init), of_stored = min(wanted, end - init);
         clamped = given.tokens < 0 || given.queries != queries || budget != int32(k) || (s.scores && n > s.max_blocks);
     }
+    // Then no score decides.
+    __device__ bool takes_all() const { return of_stored == end - init; }
     // 0 for a forced block; otherwise it sorts as the score does, which is −inf or not negative.
-    __device__ uint32 key(uint32 j, float score) const {
-        if (j < init || j >= end) return 0;
-        return score < 0.0f ? 1 : __float_as_uint(score) + 2;
+    __device__ uint32 key(uint32 j, float score) const { return key(j, score, init, end); }
+    __device__ static uint32 key(uint32 j, float score, uint32 init, uint32 end) {
+        const uint32 key = score < 0.0f ? 1 : __float_as_uint(score) + 2;
+        return j - init < end - init ? key : 0;
     }
 };

@@ -153,7 +153,7 @@ fn selections_follow_what_the_kernel_ahead_writes(backend: &Backend) {
     }
 }
 
-/// So do those from long lists by AXIS in INT4, which are two launches.
+/// So do those from long lists by AXIS in INT4 and by MINMAX, which are two launches.
 fn long_selections_follow_what_the_kernel_ahead_writes(backend: &Backend) {
     const BATCH: usize = 2;
     const HEADS: usize = 2;
@@ -169,32 +169,31 @@ fn long_selections_follow_what_the_kernel_ahead_writes(backend: &Backend) {
         let range =
             Array::from_fn(&rows(DIM / 8), |at| if at[3] % 2 == 0 { F16.round(0.05 * rng.unit()) } else { -0.375 });
         let range = Tensor::floats(backend, F16, &range, &plain);
+        let bounds = [(); 2].map(|_| Tensor::floats(backend, BF16, &rng.normals(&rows(DIM)), &plain));
         let q = Tensor::floats(backend, BF16, &rng.normals(&[BATCH, 4 * HEADS, DIM]), &plain);
         let ints = |dtype, shape: &[usize]| Tensor::ints(backend, dtype, &Array::filled(shape, 0), &plain);
-        let lens = [(); 2].map(|_| ints(I32, &[BATCH]));
+        let [lens, budgets] = [(); 2].map(|_| [(); 2].map(|_| ints(I32, &[BATCH])));
         let lists =
             [(); 2].map(|_| [ints(I32, &[BATCH, HEADS, K]), ints(I32, &[BATCH, HEADS]), ints(U32, &[BATCH, HEADS])]);
         let scores =
             [(); 2].map(|_| Tensor::floats(backend, F32, &Array::filled(&[BATCH, HEADS, BLOCKS], 0.0), &plain));
-        let select = |n: usize| {
+        let select = |method, n: usize| {
             let [ids, counts, status] = &lists[n];
-            let index = vwd_index {
-                kind: VWD_INDEX_AXIS,
-                block_size: BLOCK as u32,
-                axes: axes.c(),
-                axis_range: range.c(),
-                ..args()
-            };
+            let by_axis = vwd_index { kind: VWD_INDEX_AXIS, axes: axes.c(), axis_range: range.c(), ..args() };
+            let [key_max, key_min] = bounds.each_ref().map(Tensor::c);
+            let by_bounds = vwd_index { kind: VWD_INDEX_MINMAX, key_max, key_min, ..args() };
+            let index = if method == VWD_SELECT_AXIS { by_axis } else { by_bounds };
             let args = vwd_select_blocks_args {
-                method: VWD_SELECT_AXIS,
+                method,
                 block_size: BLOCK as u32,
                 k: K as u32,
                 init_blocks: 1,
                 local_blocks: 2,
                 scale: 0.09,
-                index: kept(index),
+                index: kept(vwd_index { block_size: BLOCK as u32, ..index }),
                 q: q.c(),
                 seq_lens: lens[n].c(),
+                budgets: budgets[n].c(),
                 selected: vwd_block_list { ids: ids.c(), counts: counts.c(), slots: absent() },
                 scores: scores[n].c(),
                 status: status.c(),
@@ -203,26 +202,31 @@ fn long_selections_follow_what_the_kernel_ahead_writes(backend: &Backend) {
             // SAFETY: the tensors outlive the graph.
             assert_ok(unsafe { vwd_select_blocks(backend.session(), &args, backend.stream()) });
         };
-        // Reserves the scratch.
-        select(1);
-        backend.finish(0);
-        let ahead = Written::new(backend, &lens[0]);
-        let graph = Graph::capture(backend.stream().cast(), || {
-            ahead.enqueue();
-            select(0);
-        });
-        let mut tokens = [1i64; BATCH];
-        for step in 0..300 {
-            tokens = tokens.map(|len| if rng.one_in(4) { rng.int(0..=TOKENS) } else { (len + 1).min(TOKENS) });
-            ahead.set(&tokens);
-            lens[1].refill_ints(&Array::new(&[BATCH], tokens.to_vec()));
-            lists.iter().flatten().for_each(|of| of.refill_ints(&of.read_ints().map(|_| 0)));
-            scores.iter().for_each(|of| of.refill_floats(&of.read_floats().map(|_| 0.0)));
-            graph.replay();
-            select(1);
+        for method in [VWD_SELECT_AXIS, VWD_SELECT_MINMAX] {
+            // Reserves the scratch.
+            select(method, 1);
             backend.finish(0);
-            for (a, b) in lists[0].iter().zip(&lists[1]).chain([(&scores[0], &scores[1])]) {
-                assert!(a.read_memory() == b.read_memory(), "step {step}, tokens {tokens:?}");
+            let ahead = [&lens[0], &budgets[0]].map(|of| Written::new(backend, of));
+            let graph = Graph::capture(backend.stream().cast(), || {
+                ahead.iter().for_each(Written::enqueue);
+                select(method, 0);
+            });
+            let (mut tokens, mut k) = ([1i64; BATCH], [K as i64; BATCH]);
+            for step in 0..200 {
+                tokens = tokens.map(|len| if rng.one_in(4) { rng.int(0..=TOKENS) } else { (len + 1).min(TOKENS) });
+                k = k.map(|k| if rng.one_in(4) { rng.int(0..=K as i64 + 1) } else { k });
+                for (n, now) in [tokens, k].iter().enumerate() {
+                    ahead[n].set(now);
+                    [&lens[1], &budgets[1]][n].refill_ints(&Array::new(&[BATCH], now.to_vec()));
+                }
+                lists.iter().flatten().for_each(|of| of.refill_ints(&of.read_ints().map(|_| 0)));
+                scores.iter().for_each(|of| of.refill_floats(&of.read_floats().map(|_| 0.0)));
+                graph.replay();
+                select(method, 1);
+                backend.finish(0);
+                for (a, b) in lists[0].iter().zip(&lists[1]).chain([(&scores[0], &scores[1])]) {
+                    assert!(a.read_memory() == b.read_memory(), "{method}, step {step}, tokens {tokens:?}, k {k:?}");
+                }
             }
         }
     });

@@ -424,7 +424,7 @@ impl AxisPlan<'_> {
             if let Some(plan) = LongAxesPlan::new(long, r, &form) {
                 return Ok(AxisPlan::TwoLaunches(long, form, plan));
             }
-            if let Some(plan) = AxesPlan::new(short, r, &form) {
+            if let Some(plan) = AxesPlan::new(&short.shares, r.lists(), &form) {
                 return Ok(AxisPlan::OneLaunch(short, form, plan));
             }
         }

@@ -10,8 +10,10 @@ use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, Modules};
 /// They need clusters.
 pub struct AxesKernels {
     kernels: TileKernels,
+    /// As the first of these, where each CTA has a multiprocessor of its own.
+    few: Kernel,
     /// Where two CTAs share a multiprocessor, and where each has its own.
-    shares: [Share; 2],
+    pub shares: [Share; 2],
 }
 
 /// A kernel for each form of kernels/select/axes.cuh.
@@ -30,16 +32,18 @@ impl TileKernels {
         [common, others]: [&[&'static str]; 2],
         declared: u32,
     ) -> Result<TileKernels> {
-        let kernel = |name| {
-            let kernel = modules.kernel(source, name)?;
-            kernel.allow_shared(modules.facts().shared_bytes - declared)?;
-            kernel.allow_large_clusters()?;
-            Ok(kernel)
-        };
+        let kernel = |name| TileKernels::kernel(modules, source, name, declared);
         Ok(TileKernels {
             common: [kernel(common[0])?, kernel(common[1])?, kernel(common[2])?],
             others: [kernel(others[0])?, kernel(others[1])?],
         })
+    }
+
+    fn kernel(modules: &Modules, source: &str, name: &'static str, declared: u32) -> Result<Kernel> {
+        let kernel = modules.kernel(source, name)?;
+        kernel.allow_shared(modules.facts().shared_bytes - declared)?;
+        kernel.allow_large_clusters()?;
+        Ok(kernel)
     }
 
     pub fn all(&self) -> impl Iterator<Item = &Kernel> {
@@ -83,8 +87,9 @@ impl AxesKernels {
         let common = ["select_axes_4_128", "select_axes_8_128", "select_axes_16_128"];
         let others = ["select_axes_4", "select_axes_16"];
         let kernels = TileKernels::find(modules, "select/axes", [&common, &others], STATIC_SHARED)?;
-        let shares = Share::both(modules, [&kernels.common[0], &kernels.common[2]], STATIC_SHARED);
-        Ok(Some(AxesKernels { kernels, shares }))
+        let few = TileKernels::kernel(modules, "select/axes", "select_axes_few_128", STATIC_SHARED)?;
+        let shares = Share::both(modules, [&kernels.common[0], &few], STATIC_SHARED);
+        Ok(Some(AxesKernels { kernels, few, shares }))
     }
 }
 
@@ -99,20 +104,21 @@ kernel_struct! {
         products: u32,
         partials: u32,
         queries: u32,
+        keys: u32,
     }
 }
 
 /// Shared memory that the kernels declare, at most, and what the driver takes of it for each CTA.
 const STATIC_SHARED: u32 = 2304;
 pub const RESERVED: u32 = 1 << 10;
-/// Blocks that are worth a CTA.
-const CTA_BLOCKS: usize = 128;
 /// D of the common form.
 const COMMON_DIM: usize = 128;
 /// MOST_HEADS and MOST_TURNS of kernels/select/axes.cuh, MOST_CTAS of kernels/select/axes.cu.
 const MOST_HEADS: usize = 16;
 pub const MOST_TURNS: usize = 3;
 const MOST_CTAS: usize = 16;
+/// CTAs of a cluster that every device can have; larger ones start later.
+const PORTABLE_CTAS: usize = 8;
 /// BLOCKS of kernels/select/tiles.cuh: of a tile.
 pub const BLOCKS: usize = 16;
 pub const WARPS: usize = THREADS as usize / 32;
@@ -173,37 +179,47 @@ pub struct AxesPlan {
     products: usize,
     partials: usize,
     queries: usize,
+    /// 0: keys have no room of their own.
+    keys: usize,
     bytes: usize,
+    /// Each CTA a multiprocessor.
+    has_own: bool,
 }
 
 impl AxesPlan {
-    /// `None` where shared memory is short.
-    pub fn new(kernels: &AxesKernels, r: &Request, form: &Form) -> Option<AxesPlan> {
+    /// Of so many lists. `None` where shared memory is short.
+    pub fn new(shares: &[Share; 2], lists: usize, form: &Form) -> Option<AxesPlan> {
         let can_share = form.quartets < 4;
-        let [half, whole] = &kernels.shares;
-        let shares = &kernels.shares[if can_share { 0 } else { 1 }..];
+        let [half, whole] = shares;
+        let shares = &shares[if can_share { 0 } else { 1 }..];
         let fits = |plan: &AxesPlan, share: &Share| plan.bytes <= share.bytes && share.clusters[plan.ctas - 1] > 0;
         let at_once =
             |plan: &AxesPlan| shares.iter().find(|share| fits(plan, share)).map_or(0, |s| s.clusters[plan.ctas - 1]);
         let of = |ctas| (1..=MOST_TURNS).rev().map(move |turns| AxesPlan::of(form, ctas, turns));
         // CTAs that run at once and have work: those that leave the busiest multiprocessor the fewest tiles, which take somewhat
-        // longer where a warp's come one after the other. To tell one more CTA takes about as long as a tile.
-        let useful = form.stored.div_ceil(CTA_BLOCKS).clamp(1, MOST_CTAS);
-        let all_at_once = (1..=useful).flat_map(of).filter(|plan| r.lists() <= at_once(plan));
-        let has_own = |plan: &AxesPlan| r.lists() <= whole.clusters[plan.ctas - 1];
+        // longer where a warp's come one after the other. One more CTA takes a quarter of the time of a tile.
+        let useful = form.parts.clamp(1, MOST_CTAS);
+        let all_at_once = (1..=useful).flat_map(of).filter(|plan| lists <= at_once(plan));
+        let has_own = |plan: &AxesPlan| lists <= whole.clusters[plan.ctas - 1];
         let time = |plan: &AxesPlan| {
             let tiles = plan.parts.div_ceil(plan.ctas) * if has_own(plan) { 1 } else { 2 };
-            tiles * if plan.turns >= plan.rounds().min(2) { 4 } else { 5 } + 5 * plan.ctas
+            let of_tile = if plan.turns >= plan.rounds().min(2) { 4 } else { 5 };
+            tiles * of_tile + plan.ctas + if plan.ctas > PORTABLE_CTAS { 12 } else { 0 }
         };
         let best = all_at_once.filter(|plan| plan.turns <= plan.rounds().max(1)).min_by_key(time);
         // Where there are more lists, or shared memory is short: few CTAs for each, and these side by side.
         let in_waves = || shares.iter().find_map(|share| (1..=MOST_CTAS).flat_map(of).find(|plan| fits(plan, share)));
         let mut plan = best.or_else(in_waves)?;
-        // CTAs that can have a multiprocessor each are kept from sharing one.
-        if has_own(&plan) {
+        // CTAs that can have a multiprocessor each are kept from sharing one. Then there is room for keys, too, but for long lists.
+        plan.has_own = has_own(&plan);
+        if plan.has_own {
+            let with_keys = plan.bytes + plan.parts * BLOCKS * size_of::<u32>();
+            if with_keys <= whole.bytes {
+                (plan.keys, plan.bytes) = (plan.bytes, with_keys);
+            }
             plan.bytes = plan.bytes.max(half.bytes + RESERVED as usize);
         }
-        (r.lists() <= i32::MAX as usize / plan.ctas).then_some(plan)
+        (lists <= i32::MAX as usize / plan.ctas).then_some(plan)
     }
 
     fn of(form: &Form, ctas: usize, turns: usize) -> AxesPlan {
@@ -214,7 +230,7 @@ impl AxesPlan {
         let products = queries.saturating_add(form.query_bytes).max(keys);
         let of_products = parts.div_ceil(ctas).saturating_mul(BLOCKS * 4 * quartets * size_of::<f32>());
         let bytes = products.saturating_add(of_products.max(TOP_SHARED));
-        AxesPlan { parts, ctas, turns, products, partials, queries, bytes }
+        AxesPlan { parts, ctas, turns, products, partials, queries, keys: 0, bytes, has_own: false }
     }
 
     /// Tiles of a warp.
@@ -238,6 +254,7 @@ impl AxesParams {
             products: 0,
             partials: 0,
             queries: (turns * form.turn_bytes) as u32,
+            keys: 0,
         }
     }
 }
@@ -254,11 +271,54 @@ pub fn select(
         products: plan.products as u32,
         partials: plan.partials as u32,
         queries: plan.queries as u32,
+        keys: plan.keys as u32,
         ..AxesParams::new(r, axes, form, plan.ctas, plan.turns)
     };
-    let kernel = kernels.kernels.of(form).sharing(plan.bytes as u32);
+    let is_few = plan.has_own && form.is_common && form.quartets == 1;
+    let kernel = if is_few { kernels.few } else { *kernels.kernels.of(form) }.sharing(plan.bytes as u32);
     let all = Grid { kind: Kind::DependentClusters(plan.ctas as u32), ..grid(enqueue, r.lists() * plan.ctas) };
     // SAFETY: AxesParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything, but for bringing summaries to the L2 cache.
     unsafe { enqueue.launch(&kernel, all, [(&raw const params).cast()]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of an H200. Its clusters of more than eight CTAs are few, and seven have as much room as eight.
+    fn shares() -> [Share; 2] {
+        let clusters = |of: [usize; 9], others: usize| std::array::from_fn(|n| of.get(n).copied().unwrap_or(others));
+        let half = Share { bytes: 112 << 10, clusters: clusters([264, 132, 79, 62, 44, 34, 30, 30, 18], 14) };
+        [half, Share { bytes: 224 << 10, clusters: clusters([132, 66, 44, 30, 22, 17, 15, 15, 9], 7) }]
+    }
+
+    fn plan(lists: usize, blocks: usize) -> AxesPlan {
+        let parts = blocks.div_ceil(BLOCKS);
+        let turn_bytes = WARPS * BLOCKS * (COMMON_DIM + COMMON_DIM / 4);
+        let form = Form { is_common: true, quartets: 1, stored: blocks, parts, turn_bytes, query_bytes: 2 << 10 };
+        AxesPlan::new(&shares(), lists, &form).unwrap()
+    }
+
+    #[test]
+    fn few_lists_have_many_ctas_of_their_own_and_room_for_keys() {
+        for (blocks, ctas) in [(1, 1), (128, 4), (512, 8), (2048, 8), (4096, 8)] {
+            let plan = plan(8, blocks);
+            assert_eq!(plan.ctas, ctas, "{blocks} blocks");
+            assert!(plan.keys > 0 && plan.bytes > shares()[0].bytes, "{blocks} blocks");
+            assert!(
+                plan.keys + blocks * size_of::<u32>() <= plan.bytes && plan.bytes <= shares()[1].bytes,
+                "{blocks} blocks"
+            );
+        }
+    }
+
+    #[test]
+    fn many_lists_share_multiprocessors_and_keys_the_room() {
+        for (lists, ctas) in [(64, 2), (100, 1), (264, 1), (10_000, 1)] {
+            let plan = plan(lists, 2048);
+            assert_eq!(plan.ctas, ctas, "{lists} lists");
+            assert_eq!(plan.keys > 0, lists <= 132, "{lists} lists");
+        }
+    }
 }
