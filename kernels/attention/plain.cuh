@@ -207,17 +207,23 @@ template <uint32 ROWS, uint32 RING>
 struct PlainJoin {
     static constexpr bool BY_ROW = false;  // a lane's channels lie side by side
     static constexpr uint32 SLICE = 128 / WARPS, ROW_PAIRS = ROWS / 2, WORDS = SLICE * ROW_PAIRS / WARP;
-    static_assert(128 * ROWS * sizeof(float) <= RING && RING % 128 == 0);
+    static constexpr uint32 STATES = 8;                   // that are joined at once: of warps, of CTAs
+    static constexpr uint32 ITS = ROWS * STATES / WARP;   // rows of one of them of which a lane finds what they weigh
+    static_assert(STATES == WARPS && 128 * ROWS * sizeof(float) <= RING && RING % 128 == 0);
+    // What a warp's lanes tell each other of the states that they join.
+    struct Weights {
+        float take[ROWS][STATES], l[ROWS][STATES], keep[ROWS];
+    };
     struct alignas(16) Shared {
         float m[ROWS][WARPS], l[ROWS][WARPS];
+        Weights weights[WARPS];
     };
     // A slice of a CTA's state, in scratch [pairs][WARPS][ctas].
     struct Stored {
         float2 acc[SLICE][ROW_PAIRS];
-        float4 sums[ROW_PAIRS];  // m, l
+        float m[ROWS], l[ROWS];
     };
-    static constexpr uint32 SUMS = SLICE * ROW_PAIRS * sizeof(float2);
-    static constexpr uint32 AT_ONCE = 8;  // CTAs whose slices are asked for before they are joined
+    static constexpr uint32 M = SLICE * ROW_PAIRS * sizeof(float2), L = M + ROWS * sizeof(float);
 
     const AttentionParams &p;
     Shared &shared;
@@ -225,8 +231,9 @@ struct PlainJoin {
     uint32 ctas, rank;  // of the pair
     uint32 lane, warp, row_pair;
     char *stored, *mine;  // the slice's, of all CTAs; the lane's own
-    uint32 *counter;  // of those that are there
-    float2 word[WORDS], m, l;
+    uint32 *counter;      // of those that are there
+    float2 word[WORDS], l;
+    float m[ITS];  // of rows of its()
     // Of what the lane writes in the end, which nothing but a long way to its address keeps waiting.
     bool has_row;
     uint32 row;  // of the list
@@ -240,81 +247,172 @@ struct PlainJoin {
         stored = held(p.scratch + uint64(slice * ctas) * uint32(sizeof(Stored)));
         mine = held(stored + rank * uint32(sizeof(Stored)) + lane * uint32(sizeof(float2)));
         counter = held(p.counters + slice);
-        const uint32 of_pair = row_pair * 2 + (lane & ROW_PAIRS ? 1 : 0);
-        has_row = of_pair < rows_of(p, pair);
-        row = first_row(p, pair) + (has_row ? of_pair : 0);
+        has_row = held(uint32(of_pair() < rows_of(p, pair)));
+        row = first_row(p, pair) + (has_row ? of_pair() : 0);
         const auto [position, head] = place_of_row(p, pair, row);
         row_place = {held(position), held(head)};
         out = held(p.out.at(pair.seq, position, head, channel(0)));
     }
 
+    // The row that the lane writes.
+    __device__ uint32 of_pair() const { return row_pair * 2 + (lane & ROW_PAIRS ? 1 : 0); }
     // Of a word, within the slice.
     __device__ uint32 channel_of(uint32 n) const { return (n * WARP + lane) / ROW_PAIRS; }
     // Of two words of neighbouring lanes the first one's.
     __device__ uint32 channel(uint32 n) const { return warp * SLICE + (channel_of(n) & ~1u); }
+    // Of the states that are joined the lane finds what this one's rows weigh.
+    __device__ uint32 its_state() const { return lane % STATES; }
+    __device__ uint32 its(uint32 i) const { return i * (WARP / STATES) + lane / STATES; }
 
-    // Joins the warps of the CTA. One leaves its state where its own tiles were, and waits for no other to do so; who takes it finds what
-    // it weighs.
+    // Leaves the warp's state where its own tiles were, and waits for no other to do so; who takes it finds what it weighs.
     template <typename Engine>
-    __device__ void join_warps(const Engine &engine) {
+    __device__ void leave(const Engine &engine) {
         static_assert(Engine::ROW_BLOCKS == 1);
-        if (engine.row(0) < ROWS) {
-            if (engine.speaks()) {
+        if (engine.row(0) >= ROWS) return;
+        if (engine.speaks()) {
 #pragma unroll
-                for (uint32 i = 0; i < 2; i++) {
-                    shared.m[engine.row(i)][warp] = engine.m[0][i];
-                    shared.l[engine.row(i)][warp] = engine.l[0][i];
-                }
-            }
-            const uint32 first = engine.channel(0, 0);
-            float2 *const to = acc + place(warp, first, lane % 4);
-#pragma unroll
-            for (uint32 n = 0; n < Engine::CHANNELS / 8; n++) {
-                const float *const its = &engine.acc[0][n / 2][n % 2 * 2];
-                to[(engine.channel(n / 2, n % 2) - first) * ROW_PAIRS] = {its[0], its[1]};
+            for (uint32 i = 0; i < 2; i++) {
+                shared.m[engine.row(i)][warp] = engine.m[0][i];
+                shared.l[engine.row(i)][warp] = engine.l[0][i];
             }
         }
+        const uint32 first = engine.channel(0, 0);
+        float2 *const to = acc + place(warp, first, lane % 4);
+#pragma unroll
+        for (uint32 n = 0; n < Engine::CHANNELS / 8; n++) {
+            const float *const its = &engine.acc[0][n / 2][n % 2 * 2];
+            to[(engine.channel(n / 2, n % 2) - first) * ROW_PAIRS] = {its[0], its[1]};
+        }
+    }
+    // Joins the warps of the CTA, then in the same way the CTAs of the pair; true in the warp that has the slice of all of them, which does
+    // meanwhile() while it waits for those of others.
+    template <typename Engine, typename Meanwhile>
+    __device__ bool join(const Engine &engine, const Meanwhile &meanwhile) {
+        leave(engine);
         __syncthreads();
-        float take[2][WARPS], its_l[2][WARPS];
-        load_of_warps(shared.m, take);
-        load_of_warps(shared.l, its_l);
-        float2 one[WARPS][WORDS];
+        Weights &weights = shared.weights[warp];
+        clear();
+#pragma unroll 1
+        for (uint32 begin = ~0u;;) {  // of the CTAs whose slices are joined; before them the warps
+            float2 one[STATES][WORDS];
+            float its_m[ITS];
+            const float *all_l = weights.l[0];
+            if (begin == ~0u) {
 #pragma unroll
-        for (uint32 w = 0; w < WARPS; w++) {
+                for (uint32 i = 0; i < ITS; i++) its_m[i] = shared.m[its(i)][its_state()];
+                all_l = shared.l[0];
+                // Within a slice words lie as lanes do.
+                const float2 *const from = acc + held(warp * (WORDS * WARP) + lane);
 #pragma unroll
-            for (uint32 n = 0; n < WORDS; n++) one[w][n] = acc[place(w, warp * SLICE + channel_of(n), row_pair)];
+                for (uint32 w = 0; w < WARPS; w++) {
+#pragma unroll
+                    for (uint32 n = 0; n < WORDS; n++) one[w][n] = from[place(w, 0, n * WARP)];
+                }
+            } else {
+                const char *const from = stored + begin * uint32(sizeof(Stored));
+                const char *const words = held(from + lane * uint32(sizeof(float2)));
+                const char *const sums = held(from + (its_state() * uint32(sizeof(Stored)) + M + its(0) * uint32(sizeof(float))));
+                const bool exists = begin + its_state() < ctas;
+                float its_l[ITS];
+#pragma unroll
+                for (uint32 i = 0; i < ITS; i++) {
+                    its_m[i] = minus_infinity();
+                    its_l[i] = 0.0f;
+                    const float *const its_sums = reinterpret_cast<const float *>(sums) + (its(i) - its(0));
+                    if (exists) its_m[i] = __ldcg(its_sums);
+                    if (exists) its_l[i] = __ldcg(its_sums + ROWS);
+                }
+#pragma unroll
+                for (uint32 i = 0; i < STATES; i++) {
+#pragma unroll
+                    for (uint32 n = 0; n < WORDS; n++) {
+                        one[i][n] = {0.0f, 0.0f};
+                        if (begin + i < ctas) one[i][n] = __ldcg(reinterpret_cast<const float2 *>(words + i * sizeof(Stored)) + n * WARP);
+                    }
+                }
+                if (begin == 0) meanwhile();
+#pragma unroll
+                for (uint32 i = 0; i < ITS; i++) weights.l[its(i)][its_state()] = its_l[i];
+            }
+            add(weights, its_m, all_l, one);
+            if (begin == ~0u) {
+                if (ctas == 1) return true;
+                if (!store()) return false;
+                clear();
+                begin = 0;
+            } else {
+                begin += STATES;
+                if (begin >= ctas) return true;
+            }
         }
-        m = {weigh_warps(take[0]), weigh_warps(take[1])};
+    }
+    __device__ void clear() {
         l = {0.0f, 0.0f};
 #pragma unroll
         for (uint32 n = 0; n < WORDS; n++) word[n] = {0.0f, 0.0f};
 #pragma unroll
-        for (uint32 w = 0; w < WARPS; w++) {
-            l = {fmaf(its_l[0][w], take[0][w], l.x), fmaf(its_l[1][w], take[1][w], l.y)};
+        for (uint32 i = 0; i < ITS; i++) m[i] = minus_infinity();
+    }
+    // Joins states to what is joined of those before. A lane finds what one of them weighs in one row; all of the warp take that from there.
+    __device__ void add(Weights &weights, const float (&its_m)[ITS], const float *all_l, const float2 (&one)[STATES][WORDS]) {
+#pragma unroll
+        for (uint32 i = 0; i < ITS; i++) {
+            float top = fmaxf(m[i], its_m[i]);
+#pragma unroll
+            for (uint32 step = 1; step < STATES; step *= 2) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, step));
+            // Where nothing is seen, −inf − 0 and not −inf + inf.
+            const float shift = top == minus_infinity() ? 0.0f : top;
+            weights.take[its(i)][its_state()] = exp2_fast(its_m[i] - shift);
+            const float keep = exp2_fast(m[i] - shift);
+            if (its_state() == 0) weights.keep[its(i)] = keep;
+            m[i] = top;
+        }
+        __syncwarp();
+        float take[2][STATES], its_l[2][STATES];
+        load_of_states(weights.take[0], take);
+        load_of_states(all_l, its_l);
+        const float2 keep = *reinterpret_cast<const float2 *>(&weights.keep[row_pair * 2]);
+        l = {l.x * keep.x, l.y * keep.y};
+#pragma unroll
+        for (uint32 n = 0; n < WORDS; n++) word[n] = {word[n].x * keep.x, word[n].y * keep.y};
+#pragma unroll
+        for (uint32 i = 0; i < STATES; i++) {
+            l = {fmaf(its_l[0][i], take[0][i], l.x), fmaf(its_l[1][i], take[1][i], l.y)};
 #pragma unroll
             for (uint32 n = 0; n < WORDS; n++)
-                word[n] = {fmaf(one[w][n].x, take[0][w], word[n].x), fmaf(one[w][n].y, take[1][w], word[n].y)};
+                word[n] = {fmaf(one[i][n].x, take[0][i], word[n].x), fmaf(one[i][n].y, take[1][i], word[n].y)};
         }
+        // Others have them before they change.
+        __syncwarp();
     }
     // Of the lane's two rows.
-    __device__ void load_of_warps(const float (&from)[ROWS][WARPS], float (&x)[2][WARPS]) const {
+    __device__ void load_of_states(const float *from, float (&x)[2][STATES]) const {
+        from += row_pair * 2 * STATES;
 #pragma unroll
-        for (uint32 n = 0; n < 2 * WARPS; n += 4) {
-            const float4 four = *reinterpret_cast<const float4 *>(&from[row_pair * 2 + n / WARPS][n % WARPS]);
-            float *const to = &x[n / WARPS][n % WARPS];
+        for (uint32 n = 0; n < 2 * STATES; n += 4) {
+            const float4 four = *reinterpret_cast<const float4 *>(from + n);
+            float *const to = &x[n / STATES][n % STATES];
             to[0] = four.x, to[1] = four.y, to[2] = four.z, to[3] = four.w;
         }
     }
-    // The largest maximum; in the place of maxima, what states relative to them weigh.
-    __device__ static float weigh_warps(float (&x)[WARPS]) {
-        float top = x[0];
+    // Stores the slice of this CTA; true where all others are stored.
+    __device__ bool store() const {
 #pragma unroll
-        for (uint32 w = 1; w < WARPS; w++) top = fmaxf(top, x[w]);
-        // Where nothing is seen, −inf − 0 and not −inf + inf.
-        const float shift = top == minus_infinity() ? 0.0f : top;
+        for (uint32 n = 0; n < WORDS; n++) __stcg(reinterpret_cast<float2 *>(mine) + n * WARP, word[n]);
+        char *const sums = mine + M - lane * uint32(sizeof(float2));
 #pragma unroll
-        for (uint32 w = 0; w < WARPS; w++) x[w] = exp2_fast(x[w] - shift);
-        return top;
+        for (uint32 i = 0; i < ITS; i++)
+            if (its_state() == 0) __stcg(reinterpret_cast<float *>(sums) + its(i), m[i]);
+        if (lane < ROW_PAIRS) __stcg(reinterpret_cast<float2 *>(mine + L), l);
+        __syncwarp();
+        uint32 before = 0;
+        if (lane == 0) {
+            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+            if (before == ctas - 1) *counter = 0;
+        }
+        if (__shfl_sync(FULL_WARP, before, 0) != ctas - 1) return false;
+        __syncwarp();
+        return true;
     }
     // Of what warp w has left; of acc the lane's n-th channel of four.
     __device__ float m_of(uint32 w, uint32 row) const { return shared.m[row][w]; }
@@ -325,73 +423,22 @@ struct PlainJoin {
     __device__ static uint32 place(uint32 warp, uint32 channel, uint32 pair) {
         return warp * (RING / sizeof(float2)) + channel * ROW_PAIRS + pair;
     }
-    // Joins the CTAs of the pair; true in the warp that has the slice of all of them, which does meanwhile() while it waits for those of others.
-    template <typename Meanwhile>
-    __device__ bool join_ctas(const Meanwhile &meanwhile) {
-        if (ctas == 1) return true;
-#pragma unroll
-        for (uint32 n = 0; n < WORDS; n++) __stcg(reinterpret_cast<float2 *>(mine) + n * WARP, word[n]);
-        if (lane < ROW_PAIRS) __stcg(reinterpret_cast<float4 *>(mine + SUMS + lane * uint32(sizeof(float2))), {m.x, m.y, l.x, l.y});
-        __syncwarp();
-        uint32 before = 0;
-        if (lane == 0) {
-            asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-            if (before == ctas - 1) *counter = 0;
-        }
-        if (__shfl_sync(FULL_WARP, before, 0) != ctas - 1) return false;
-        __syncwarp();
-        m = {minus_infinity(), minus_infinity()};
-#pragma unroll 1
-        for (uint32 begin = 0; begin < ctas; begin += AT_ONCE) join_stored(begin, meanwhile);
-        return true;
-    }
-    // Joins the slices of some CTAs to what is joined of those before.
-    template <typename Meanwhile>
-    __device__ void join_stored(uint32 begin, const Meanwhile &meanwhile) {
-        const char *const acc = held(stored + begin * uint32(sizeof(Stored)) + lane * uint32(sizeof(float2)));
-        const char *const from = held(stored + begin * uint32(sizeof(Stored)) + SUMS + row_pair * uint32(sizeof(float4)));
-        float4 sums[AT_ONCE];
-        float2 one[AT_ONCE][WORDS], top = m;
-#pragma unroll
-        for (uint32 i = 0; i < AT_ONCE; i++) {
-            const bool exists = begin + i < ctas;
-            sums[i] = {minus_infinity(), minus_infinity(), 0.0f, 0.0f};
-            if (exists) sums[i] = __ldcg(reinterpret_cast<const float4 *>(from + i * sizeof(Stored)));
-#pragma unroll
-            for (uint32 n = 0; n < WORDS; n++) {
-                one[i][n] = {0.0f, 0.0f};
-                if (exists) one[i][n] = __ldcg(reinterpret_cast<const float2 *>(acc + i * sizeof(Stored)) + n * WARP);
-            }
-        }
-        if (begin == 0) meanwhile();
-#pragma unroll
-        for (uint32 i = 0; i < AT_ONCE; i++) top = {fmaxf(top.x, sums[i].x), fmaxf(top.y, sums[i].y)};
-        // Where nothing is seen, −inf − 0 and not −inf + inf.
-        const float2 shift{top.x == minus_infinity() ? 0.0f : top.x, top.y == minus_infinity() ? 0.0f : top.y};
-        const float2 keep{exp2_fast(m.x - shift.x), exp2_fast(m.y - shift.y)};
-        m = top;
-        l = begin ? float2{l.x * keep.x, l.y * keep.y} : float2{0.0f, 0.0f};
-#pragma unroll
-        for (uint32 n = 0; n < WORDS; n++) word[n] = begin ? float2{word[n].x * keep.x, word[n].y * keep.y} : float2{0.0f, 0.0f};
-#pragma unroll
-        for (uint32 i = 0; i < AT_ONCE; i++) {
-            const float2 take{exp2_fast(sums[i].x - shift.x), exp2_fast(sums[i].y - shift.y)};
-            l = {fmaf(take.x, sums[i].z, l.x), fmaf(take.y, sums[i].w, l.y)};
-#pragma unroll
-            for (uint32 n = 0; n < WORDS; n++) word[n] = {fmaf(take.x, one[i][n].x, word[n].x), fmaf(take.y, one[i][n].y, word[n].y)};
-        }
-    }
     // Writes the results of the slice: of two channels next to each other a lane has one row each.
     __device__ void write(const Pair &pair) const {
         const bool is_odd = lane & ROW_PAIRS;
-        float norm = 0.0f;
+        float own_m = 0.0f, norm = 0.0f;
+#pragma unroll
+        for (uint32 i = 0; i < ITS; i++) {
+            const float its_m = __shfl_sync(FULL_WARP, m[i], of_pair() * STATES % WARP);
+            if (of_pair() / (WARP / STATES) == i) own_m = its_m;
+        }
 #pragma unroll
         for (uint32 n = 0; n < WORDS; n++) {
             const float other = __shfl_xor_sync(FULL_WARP, is_odd ? word[n].x : word[n].y, ROW_PAIRS);
             if (!has_row) continue;
             Joined joined;
             joined.acc = is_odd ? float2{other, word[n].y} : float2{word[n].x, other};
-            joined.m = is_odd ? m.y : m.x;
+            joined.m = own_m;
             joined.l = is_odd ? l.y : l.x;
             if (p.start.acc.data) join_start(p, pair, row, channel(n), joined);
             if (p.out.data) {
@@ -626,16 +673,19 @@ __device__ inline void attention_plain(const AttentionParams &p) {
     }
     if (count && !keeps_apart) engine.finish();
     else if (count) total.template add<true>(engine);
-    join.join_warps(engine);
-    // Where no units are left to write, nothing of how that is done keeps the rest waiting.
-    if (!keeps || keeps_apart) {
-        if (join.join_ctas([] {})) join.write(pair);
-        return;
-    }
-    const auto write_units = [&] { write_unit(p, pair, join, log_sharing, units); };
-    const bool has_all = join.join_ctas(write_units);
+    const bool writes_units = keeps && !keeps_apart;
+    const auto write_units = [&] {
+        // Nothing of how that is done is computed before.
+        Join its = join;
+        its.lane = held(join.lane);
+        its.warp = held(join.warp);
+        write_unit(p, here(pair), its, held(log_sharing), units);
+    };
+    const bool has_all = join.join(engine, [&] {
+        if (writes_units) write_units();
+    });
     if (has_all) join.write(pair);
-    if (!has_all || ctas == 1) write_units();
+    if (writes_units && (!has_all || ctas == 1)) write_units();
 }
 
 #define PLAIN_KERNEL(name, ...)                                                                                                     \

@@ -106,7 +106,7 @@ impl cuda::Kernels for Kernels {
         let both = repair_at_once.iter().chain(&repair_plain);
         let can_form = |&size: &u32| size == 1 || both.clone().all(|kernel| forms(kernel, size));
         let sizes = if repair_at_once.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
-        let plain = if modules.has("attention/plain_f16") { Some(Plain::find(of)?) } else { None };
+        let plain = if modules.has("attention/plain_f16") { Some(Plain::find(modules)?) } else { None };
         let latent = if modules.has("attention/latent") { Some(Latent::find(of)?) } else { None };
         let latent_many =
             if modules.has("attention/latent_many") { Some(LatentMany::find(modules, of)?) } else { None };
@@ -130,7 +130,12 @@ impl cuda::Kernels for Kernels {
 }
 
 impl Plain {
-    fn find(of: impl Fn(&'static str, &'static str) -> Result<Kernel>) -> Result<Plain> {
+    fn find(modules: &Modules) -> Result<Plain> {
+        let of = |source, name| {
+            let kernel = modules.kernel(source, name)?;
+            kernel.allow_shared(plain::most_shared(modules.facts()))?;
+            Ok(kernel)
+        };
         let by_rows =
             |source, [few, more, most]: [&'static str; 3]| Ok([of(source, few)?, of(source, more)?, of(source, most)?]);
         let f16 = ["attention_plain_f16_4", "attention_plain_f16_8", "attention_plain_f16_16"];

@@ -6,6 +6,8 @@ use crate::runtime::cuda::Facts;
 use crate::runtime::cuda::layout::Divisor;
 
 const CHANNELS: u32 = 128;
+/// Shared memory that the kernels declare, rounded up.
+const STATIC_SHARED: u32 = 5 << 10;
 /// Longer lists of many sequences differ in length, and are better cut by what there is to do.
 const MOST_TOKENS: u64 = 12 << 10;
 /// Of a list.
@@ -69,7 +71,7 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
     let (warp_bytes, cta_bytes) = (warp_bytes(rows, sharing.is_none()), cta_bytes(rows));
     let ring = |stages: u32| WARPS * stages * (FACTS_BYTES + 2 * tile_bytes);
     let shared = |stages: u32| ring(stages) + cta_bytes + WARPS * warp_bytes;
-    let stages = stages(element, rows).iter().copied().find(|&stages| shared(stages) <= super::most_shared(facts))?;
+    let stages = stages(element, rows).iter().copied().find(|&stages| shared(stages) <= most_shared(facts))?;
     let (ring, shared) = (ring(stages), shared(stages));
     let sharing = sharing.unwrap_or(1);
     let params = Params {
@@ -98,6 +100,11 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
         is_cut_apart: false,
         scratch: Scratch::of_states(states as usize),
     })
+}
+
+/// Dynamic shared memory that a kernel can have.
+pub fn most_shared(facts: &Facts) -> u32 {
+    facts.shared_bytes - STATIC_SHARED
 }
 
 fn has_short_steps(steps: &[i64]) -> bool {
