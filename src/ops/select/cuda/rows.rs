@@ -38,15 +38,11 @@ pub fn score_bytes(scores: usize) -> u32 {
 /// A kernel that scores rows and selects from them.
 pub struct RowKernel {
     kernel: Kernel,
-    few_scores: usize,
-    /// Its CTAs are soonest done with a multiprocessor each.
-    is_alone: bool,
-    /// Clusters of each size that run at once: of CTAs with few scores, and of those that have a multiprocessor each.
-    active: [[usize; CLUSTERS.len()]; 2],
+    clusters: Clusters,
 }
 
 impl RowKernel {
-    /// Of one that declares so many bytes of shared memory.
+    /// Of one that declares so many bytes of shared memory. `is_alone`: its CTAs are soonest done with a multiprocessor each.
     pub fn find(
         modules: &Modules,
         source: &str,
@@ -65,12 +61,22 @@ impl RowKernel {
                 CLUSTERS.map(|ctas| kernel.active_clusters(ctas as u32, THREADS) as usize)
             });
         }
-        Ok(RowKernel { kernel, few_scores, is_alone, active })
+        Ok(RowKernel { kernel, clusters: Clusters { few_scores, is_alone, active } })
     }
+}
 
+/// Clusters of a kernel's CTAs on a device.
+struct Clusters {
+    few_scores: usize,
+    is_alone: bool,
+    /// Those of each size that run at once: of CTAs with few scores, and of those that have a multiprocessor each.
+    active: [[usize; CLUSTERS.len()]; 2],
+}
+
+impl Clusters {
     /// CTAs of a row: those that leave each the fewest of its `most` chunks, as long as all rows are made at once, and no more than that
     /// takes; where those are few, and it makes them sooner, with a multiprocessor each.
-    fn cluster(&self, rows: usize, scores: usize, most: usize) -> usize {
+    fn of_row(&self, rows: usize, scores: usize, most: usize) -> usize {
         let chunks = |ctas: usize| most.div_ceil(ctas);
         let best = |active: &[usize; CLUSTERS.len()]| {
             let at_once = CLUSTERS.iter().zip(active).filter(|&(_, &active)| rows <= active).map(|(&ctas, _)| ctas);
@@ -195,7 +201,7 @@ impl RowPlan {
 
     /// CTAs of a row.
     fn slices(&self, kernel: &RowKernel) -> usize {
-        self.held.as_ref().map_or_else(|| kernel.cluster(self.rows, self.stored, self.most), |held| held.slices)
+        self.held.as_ref().map_or_else(|| kernel.clusters.of_row(self.rows, self.stored, self.most), |held| held.slices)
     }
 
     /// Says in a call's parameters what the kernel does with scores; `base` is where scratch begins.
@@ -225,7 +231,7 @@ impl RowPlan {
             None if slices > 1 => Grid { kind: Kind::DependentClusters(slices as u32), ..grid(self.rows * slices) },
             _ => grid(self.rows * slices),
         };
-        let shared = if self.held.is_none() { kernel.shared_bytes(self.rows, slices, self.stored) } else { 0 };
+        let shared = if self.held.is_none() { kernel.clusters.shared_bytes(self.rows, slices, self.stored) } else { 0 };
         // SAFETY: the caller's.
         unsafe {
             enqueue.launch(&kernel.kernel.sharing(shared), all, [params])?;
@@ -236,5 +242,33 @@ impl RowPlan {
             let room = sieve.own as u32;
             enqueue.launch(&sieve.kernel.sharing(sieve.bytes() as u32), all, [select, (&raw const room).cast()])
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of an H200.
+    fn clusters(is_alone: bool) -> Clusters {
+        Clusters { few_scores: 20_000, is_alone, active: [[132, 79, 62, 34, 30, 14], [66, 44, 30, 17, 15, 7]] }
+    }
+
+    #[test]
+    fn few_rows_have_ctas_of_their_own_while_these_have_few_chunks() {
+        for (rows, chunks, ctas) in [(8, 1, 1), (8, 8, 8), (8, 32, 8), (8, 128, 16), (64, 32, 3), (1000, 32, 1)] {
+            assert_eq!(clusters(true).of_row(rows, chunks * 64, chunks), ctas, "{rows} rows of {chunks} chunks");
+        }
+        assert_eq!(clusters(false).of_row(8, 2048, 32), 16, "they may share multiprocessors");
+        assert_eq!(clusters(false).of_row(8, 40_000, 625), 8, "long ones cannot");
+    }
+
+    #[test]
+    fn ctas_that_have_a_multiprocessor_have_more_than_half_of_its_memory() {
+        let few = score_bytes(20_000);
+        assert!(clusters(true).shared_bytes(8, 8, 2048) > few);
+        assert_eq!(clusters(true).shared_bytes(64, 3, 2048), score_bytes(2048), "too many rows");
+        assert_eq!(clusters(false).shared_bytes(8, 8, 2048), score_bytes(2048));
+        assert_eq!(clusters(true).shared_bytes(8, 8, 30_000), score_bytes(30_000));
     }
 }
