@@ -84,11 +84,7 @@ impl cuda::Kernels for Kernels {
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let facts = modules.facts();
-        let of = |source, name| {
-            let kernel = modules.kernel(source, name)?;
-            kernel.allow_shared(most_shared(facts))?;
-            Ok(kernel)
-        };
+        let of = |source, name| sharing(modules, source, name, most_shared(facts));
         let by_width = |source, [narrow, wide, widest]: [&'static str; 3]| {
             Ok([of(source, narrow)?, of(source, wide)?, of(source, widest)?])
         };
@@ -129,13 +125,16 @@ impl cuda::Kernels for Kernels {
     }
 }
 
+/// A kernel that may have so many bytes of dynamic shared memory.
+fn sharing(modules: &Modules, source: &str, name: &'static str, most: u32) -> Result<Kernel> {
+    let kernel = modules.kernel(source, name)?;
+    kernel.allow_shared(most)?;
+    Ok(kernel)
+}
+
 impl Plain {
     fn find(modules: &Modules) -> Result<Plain> {
-        let of = |source, name| {
-            let kernel = modules.kernel(source, name)?;
-            kernel.allow_shared(plain::most_shared(modules.facts()))?;
-            Ok(kernel)
-        };
+        let of = |source, name| sharing(modules, source, name, plain::most_shared(modules.facts()));
         let by_rows =
             |source, [few, more, most]: [&'static str; 3]| Ok([of(source, few)?, of(source, more)?, of(source, most)?]);
         let f16 = ["attention_plain_f16_4", "attention_plain_f16_8", "attention_plain_f16_16"];

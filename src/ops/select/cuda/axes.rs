@@ -5,7 +5,7 @@ use crate::core::status::Result;
 use crate::ops::index::{self, Axes, Summary};
 use crate::ops::select::Request;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
-use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, Modules};
+use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules};
 
 /// They need clusters.
 pub struct AxesKernels {
@@ -117,8 +117,6 @@ const COMMON_DIM: usize = 128;
 const MOST_HEADS: usize = 16;
 pub const MOST_TURNS: usize = 3;
 const MOST_CTAS: usize = 16;
-/// CTAs of a cluster that every device can have; larger ones start later.
-const PORTABLE_CTAS: usize = 8;
 /// BLOCKS of kernels/select/tiles.cuh: of a tile.
 pub const BLOCKS: usize = 16;
 pub const WARPS: usize = THREADS as usize / 32;
@@ -197,14 +195,15 @@ impl AxesPlan {
             |plan: &AxesPlan| shares.iter().find(|share| fits(plan, share)).map_or(0, |s| s.clusters[plan.ctas - 1]);
         let of = |ctas| (1..=MOST_TURNS).rev().map(move |turns| AxesPlan::of(form, ctas, turns));
         // CTAs that run at once and have work: those that leave the busiest multiprocessor the fewest tiles, which take somewhat
-        // longer where a warp's come one after the other. One more CTA takes a quarter of the time of a tile.
+        // longer where a warp's come one after the other. One more CTA takes a quarter of the time of a tile, and that of three is lost
+        // where clusters are larger than every device has them.
         let useful = form.parts.clamp(1, MOST_CTAS);
         let all_at_once = (1..=useful).flat_map(of).filter(|plan| lists <= at_once(plan));
         let has_own = |plan: &AxesPlan| lists <= whole.clusters[plan.ctas - 1];
         let time = |plan: &AxesPlan| {
             let tiles = plan.parts.div_ceil(plan.ctas) * if has_own(plan) { 1 } else { 2 };
             let of_tile = if plan.turns >= plan.rounds().min(2) { 4 } else { 5 };
-            tiles * of_tile + plan.ctas + if plan.ctas > PORTABLE_CTAS { 12 } else { 0 }
+            tiles * of_tile + plan.ctas + if plan.ctas > LARGEST_CLUSTER as usize { 12 } else { 0 }
         };
         let best = all_at_once.filter(|plan| plan.turns <= plan.rounds().max(1)).min_by_key(time);
         // Where there are more lists, or shared memory is short: few CTAs for each, and these side by side.
