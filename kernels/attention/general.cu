@@ -125,8 +125,8 @@ struct GeneralEngine {
                 score *= p.scale * k_scale;
                 if (p.soft_cap != 0.0f) score = p.soft_cap * tanhf(score / p.soft_cap);
                 score *= LOG2_E;
-                const float m = state.m[row], top = fmaxf(m, score);
                 if (lane == row) {
+                    const float m = state.m[row], top = fmaxf(m, score);
                     keep = weight(m, top);
                     take = exp2f(score - (top == minus_infinity() ? 0.0f : top));
                     state.m[row] = top;

@@ -43,7 +43,6 @@ __device__ inline uint32 transpose(uint32 x) {
     return y;
 }
 
-// Asks the L2 cache for a line. Unlike a load it may come before the kernel before has written there: that cache is where writes end up.
 struct Float16 {
     static constexpr uint32 BYTES = 2;
     __device__ static void multiply(float (&c)[4], const uint32 (&a)[4], uint32 b0, uint32 b1) {
@@ -659,11 +658,11 @@ struct MmaEngine {
             at = at + 1 == stages ? 0 : at + 1;
         }
     }
-    // Channels of keys that no copy writes.
+    // Channels of keys that no copy writes, by each member of the team a part.
     __device__ void zero_padding() const {
         const uint32 bytes = p.dim * Type::BYTES, chunks = (MAX_DIM * Type::BYTES - bytes) / 16;
         if (chunks == 0) return;
-        for (uint32 n = lane; n < p.stages * TILE * chunks; n += WARP) {
+        for (uint32 n = member * WARP + lane; n < p.stages * TILE * chunks; n += WARP << log_members) {
             const uint32 row = n / chunks;
             *reinterpret_cast<uint4 *>(stage(row / TILE) + sizeof(Facts) + row % TILE * PITCH + bytes + n % chunks * 16) = uint4{0, 0, 0, 0};
         }

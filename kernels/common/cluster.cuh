@@ -90,7 +90,7 @@ __device__ inline void tell_own(const Barrier &arrived, uint32 bytes) {
                  "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&arrived)), "r"(bytes) : "memory");
 #endif
 }
-// To where p lies in CTA `rank`, together with the news of its arrival there. MAY_BE_ALONE: the CTA
+// To where p lies in CTA `rank`, together with the news of its arrival there. MAY_BE_ALONE: the CTA may be one of no cluster.
 template <bool MAY_BE_ALONE = true> __device__ inline void send_word(uint32 rank, uint32 *p, uint32 x, const Barrier &arrived) {
 #if __CUDA_ARCH__ >= 900
     if (MAY_BE_ALONE && cluster_ctas() == 1) {
