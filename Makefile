@@ -20,7 +20,7 @@ VENV := .cache/venv
 JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
-.PHONY: all help setup demo accuracy test lint test-rust test-valgrind test-c test-go test-python test-kernels test-install bench install uninstall wheel \
+.PHONY: all help setup demo accuracy test lint test-rust test-valgrind test-c test-go test-python test-kernels test-emulated test-install bench install uninstall wheel \
   deb reference header notices kernels gpu-bundle library configure clean
 
 all: library
@@ -44,11 +44,11 @@ accuracy: configure
 # --- tests: each target runs alone, too ----------------------------------------------------------------------------------
 
 test: setup
-	@python3 .ci/summary.py lint test-rust test-valgrind test-kernels test-c test-go test-python test-install
+	@python3 .ci/summary.py lint test-rust test-valgrind test-kernels test-emulated test-c test-go test-python test-install
 
 lint:
-	cargo fmt --check
-	cargo clippy --all-targets --locked -- -D warnings
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
 
 test-rust:
 	cargo test --locked
@@ -61,6 +61,13 @@ test-valgrind: setup
 # Assembles the committed PTX for each architecture; spills and stack are failures.
 test-kernels:
 	python3 kernels/build.py --check-ptxas
+
+# Runs the kernels on an emulated device (tests/emulator), which takes what instructions this processor has. CASE=name runs those alone.
+EMULATED := $(BUILD)/emulator
+test-emulated:
+	RUSTFLAGS="-C target-cpu=native" cargo test --quiet --release --locked --package vanward-emulator --target-dir $(EMULATED)
+	RUSTFLAGS="-C target-cpu=native" cargo build --quiet --release --locked --package vanward-emulator --target-dir $(EMULATED)
+	tests/emulator/run.py $(EMULATED)/release $(CASE)
 
 test-c: configure
 	cmake --build $(BUILD) --parallel $(JOBS)

@@ -43,7 +43,7 @@ fn select_follows_sequences_that_grow_and_shrink(backend: &Backend) {
         rounds(2, |rng| {
             let (dtype, dim) = rng.pick(&[(F32, 40), (BF16, 64), (F16, 128)]);
             let mut steps = Steps::new(backend, rng, lists, dtype, dim);
-            for _ in 0..25 {
+            for _ in 0..backend.times(25) {
                 steps.step(rng, |steps| steps.enqueue());
             }
         });

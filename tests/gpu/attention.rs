@@ -139,7 +139,7 @@ fn attention_replays_a_graph_with_changed_lists(backend: &Backend) {
             let (replayed, called) = (layer.attention(&list, &out), layer.attention(&list, &want));
             attend(backend, &called);
             let graph = Graph::capture(backend.stream().cast(), || attend(backend, &replayed));
-            for replay in 0..REPLAYS {
+            for replay in 0..backend.times(REPLAYS) {
                 layer.refill(rng, &list);
                 layer.refill_lens(rng);
                 out.repoison();
@@ -191,7 +191,7 @@ fn repair_replays_a_graph_with_changed_lists(backend: &Backend) {
             enqueue();
             let graph = Graph::capture(backend.stream().cast(), enqueue);
             let direct = layer.attention(&selected, &want);
-            for replay in 0..REPLAYS {
+            for replay in 0..backend.times(REPLAYS) {
                 for list in [&predicted, &selected] {
                     layer.refill(rng, list);
                 }
@@ -247,7 +247,7 @@ fn attention_follows_what_the_kernel_ahead_writes(backend: &Backend) {
             let graph = Graph::capture(backend.stream().cast(), || enqueue(&replayed, &ahead));
             let of_sequence = (blocks * block).div_ceil(PAGE);
             let mut pages: Vec<i64> = (0..(batch * of_sequence) as i64).collect();
-            for replay in 0..100 {
+            for replay in 0..backend.times(100) {
                 for list in [&predicted, &selected] {
                     layer.refill(rng, list);
                 }

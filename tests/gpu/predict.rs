@@ -78,7 +78,7 @@ fn predictor_replays_a_graph_with_changed_contents(backend: &Backend) {
     rounds(1, |rng| {
         let [expected, found] = [&host, backend].map(|backend| Predictor::new(backend, shape, 40));
         let graph = Graph::capture(backend.stream().cast(), || found.enqueue());
-        for step in 0..200 {
+        for step in 0..backend.times(200) {
             let lens = Array::from_fn(&[shape[0]], |_| rng.int(-1..=(shape[2] as i64 + 3) * BLOCK as i64));
             let scores = rng.normals(&shape).map(|x| F32.round(*x));
             for side in [&expected, &found] {

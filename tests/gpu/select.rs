@@ -33,7 +33,7 @@ fn selections_of_1000_replays_are_the_same_bits(backend: &Backend) {
             backend.finish(0);
             let first = calls.read();
             let graph = Graph::capture(backend.stream().cast(), enqueue);
-            for replay in 0..1000 {
+            for replay in 0..backend.times(1000) {
                 calls.clear();
                 graph.replay();
                 assert!(calls.read() == first, "{lists:?}, {dtype:?}, replay {replay}");
@@ -47,7 +47,7 @@ fn selections_follow_500_steps_of_a_graph(backend: &Backend) {
         rounds(1, |rng| {
             let mut steps = Steps::new(backend, rng, lists, dtype, dim);
             let graph = Graph::capture(backend.stream().cast(), || steps.enqueue());
-            for _ in 0..500 {
+            for _ in 0..backend.times(500) {
                 steps.step(rng, |_| graph.replay());
             }
         });
@@ -100,7 +100,7 @@ fn summaries_follow_what_the_kernel_ahead_writes(backend: &Backend) {
         let mut tokens = [1i64; BATCH];
         let mut pages: Vec<i64> = (0..(BATCH * PAGES) as i64).collect();
         rng.shuffle(&mut pages);
-        for step in 0..300 {
+        for step in 0..backend.times(300) {
             let before = tokens;
             tokens = tokens.map(|len| if rng.one_in(8) { rng.int(0..=TOKENS) } else { (len + 1).min(TOKENS) });
             if rng.one_in(4) {
@@ -137,7 +137,7 @@ fn selections_follow_what_the_kernel_ahead_writes(backend: &Backend) {
                     call();
                 });
             });
-            for step in 0..100 {
+            for step in 0..backend.times(100) {
                 let lens = scene.lens.map(|&len| if rng.one_in(4) { rng.int(0..=len) } else { len });
                 ahead.set(&lens.data);
                 called.lens.refill_ints(&lens);
@@ -212,7 +212,7 @@ fn long_selections_follow_what_the_kernel_ahead_writes(backend: &Backend) {
                 select(method, 0);
             });
             let (mut tokens, mut k) = ([1i64; BATCH], [K as i64; BATCH]);
-            for step in 0..200 {
+            for step in 0..backend.times(200) {
                 tokens = tokens.map(|len| if rng.one_in(4) { rng.int(0..=TOKENS) } else { (len + 1).min(TOKENS) });
                 k = k.map(|k| if rng.one_in(4) { rng.int(0..=K as i64 + 1) } else { k });
                 for (n, now) in [tokens, k].iter().enumerate() {

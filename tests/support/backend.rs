@@ -52,6 +52,13 @@ impl Backend {
         matches!(self.device, Device::Cuda(_))
     }
 
+    /// How often to do again what a GPU does so many times: an emulated device takes thousands of times as long.
+    pub fn times(&self, on_a_gpu: usize) -> usize {
+        let name = self.details().device_name;
+        let is_emulated = self.is_cuda() && name.iter().zip(b"emulated\0").all(|(&a, &b)| a as u8 == b);
+        if is_emulated { (on_a_gpu / 100).max(5).min(on_a_gpu) } else { on_a_gpu }
+    }
+
     pub fn session(&self) -> *const vwd_session {
         self.session.raw()
     }

@@ -312,7 +312,7 @@ fn repair_of_any_share_missed_agrees_with_the_formula(backend: &Backend) {
 }
 
 fn repair_repeated_gives_the_same_bits(backend: &Backend) {
-    let repeats = if backend.is_cuda() { 500 } else { 3 };
+    let repeats = if backend.is_cuda() { backend.times(500) } else { 3 };
     rounds(3, |rng| {
         let blocks = rng.pick(&MANY_BLOCKS);
         let (layer, predicted) = of_many_blocks(rng, BF16, blocks);

@@ -1,0 +1,570 @@
+//! The driver's functions, as far as the library and its tests call them. Work is done when it is enqueued, so that streams are always
+//! empty and events always over; a capture writes it down, and a graph does it in the order of writing.
+
+use crate::device::{DEVICE, Device, Function, KernelLaunch, Module, Work, settings};
+use crate::memory::Fault;
+use cudarc::driver::sys::*;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+type R = CUresult;
+const OK: R = R::CUDA_SUCCESS;
+/// The one context.
+const CONTEXT: CUcontext = 0x1000 as CUcontext;
+const SHARED_OF_CTA: u32 = 227 << 10;
+
+thread_local! {
+    static CONTEXTS: std::cell::RefCell<Vec<CUcontext>> = const { std::cell::RefCell::new(vec![]) };
+}
+
+#[derive(Default)]
+struct Stream {
+    capture: Option<Capture>,
+}
+
+struct Capture {
+    id: u64,
+    graph: *mut Graph,
+    before: Vec<CUgraphNode>,
+}
+
+#[derive(Default)]
+struct Graph {
+    /// Their addresses are handles.
+    #[allow(clippy::vec_box)]
+    nodes: Vec<Box<Work>>,
+}
+
+fn with<T>(work: impl FnOnce(&mut Device) -> T) -> T {
+    work(DEVICE.lock().get_or_insert_default())
+}
+
+fn status(done: Result<(), Fault>) -> R {
+    if done.is_ok() { OK } else { R::CUDA_ERROR_ILLEGAL_ADDRESS }
+}
+
+/// A stream that the caller created; the default streams never capture.
+unsafe fn stream<'s>(handle: CUstream) -> Option<&'s mut Stream> {
+    const DEFAULTS: usize = 2;
+    // SAFETY: the caller's handle, of cuStreamCreate.
+    (handle as usize > DEFAULTS).then(|| unsafe { &mut *handle.cast::<Stream>() })
+}
+
+/// Does it, or writes it down.
+unsafe fn enqueue(handle: CUstream, work: Work) -> R {
+    // SAFETY: the caller's handle; the graph lives as long as the capture.
+    unsafe {
+        if let Some(capture) = stream(handle).and_then(|stream| stream.capture.as_mut()) {
+            let node = add(capture.graph, work);
+            capture.before = vec![node];
+            return OK;
+        }
+    }
+    status(with(|device| device.perform(&work)))
+}
+
+unsafe fn add(graph: *mut Graph, work: Work) -> CUgraphNode {
+    // SAFETY: the caller's graph.
+    let nodes = unsafe { &mut (*graph).nodes };
+    nodes.push(Box::new(work));
+    (&raw mut **nodes.last_mut().expect("pushed")).cast()
+}
+
+macro_rules! driver {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $(
+            /// # Safety
+            /// As the driver's function of this name.
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case, unused_variables, unused_unsafe)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> R {
+                tell(const {
+                    match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                        Ok(name) => name,
+                        Err(_) => panic!(),
+                    }
+                });
+                // SAFETY: the caller's.
+                unsafe { $body }
+            }
+        )*
+    };
+}
+
+driver! {
+    fn cuInit(flags: c_uint) { OK }
+    fn cuDriverGetVersion(version: *mut c_int) {
+        *version = 12080;
+        OK
+    }
+    fn cuDeviceGetCount(count: *mut c_int) {
+        *count = 1;
+        OK
+    }
+    fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) {
+        if ordinal != 0 {
+            return R::CUDA_ERROR_INVALID_DEVICE;
+        }
+        *device = 0;
+        OK
+    }
+    fn cuDeviceGetName(name: *mut c_char, length: c_int, device: CUdevice) {
+        let text = c"emulated";
+        name.copy_from_nonoverlapping(text.as_ptr(), text.count_bytes() + 1);
+        OK
+    }
+    fn cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice) {
+        use CUdevice_attribute_enum as Attribute;
+        *value = match attribute {
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => (settings().capability / 10) as c_int,
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR => (settings().capability % 10) as c_int,
+            Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT => settings().multiprocessors as c_int,
+            Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN => SHARED_OF_CTA as c_int,
+            Attribute::CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING => 1,
+            Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE => 1_000_000,
+            _ => 0,
+        };
+        OK
+    }
+    fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) {
+        *context = CONTEXT;
+        OK
+    }
+    fn cuDevicePrimaryCtxRelease_v2(device: CUdevice) { OK }
+    fn cuCtxGetCurrent(context: *mut CUcontext) {
+        *context = CONTEXTS.with_borrow(|contexts| contexts.last().copied().unwrap_or(std::ptr::null_mut()));
+        OK
+    }
+    fn cuCtxSetCurrent(context: CUcontext) {
+        CONTEXTS.with_borrow_mut(|contexts| {
+            contexts.pop();
+            if !context.is_null() {
+                contexts.push(context);
+            }
+        });
+        OK
+    }
+    fn cuCtxPushCurrent_v2(context: CUcontext) {
+        CONTEXTS.with_borrow_mut(|contexts| contexts.push(context));
+        OK
+    }
+    fn cuCtxPopCurrent_v2(context: *mut CUcontext) {
+        match CONTEXTS.with_borrow_mut(|contexts| contexts.pop()) {
+            Some(top) => *context = top,
+            None => return R::CUDA_ERROR_INVALID_CONTEXT,
+        }
+        OK
+    }
+    fn cuCtxGetStreamPriorityRange(least: *mut c_int, greatest: *mut c_int) {
+        (*least, *greatest) = (0, -5);
+        OK
+    }
+    fn cuCtxSynchronize() { synchronize() }
+
+    fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) {
+        match with(|device| device.alloc(bytes)) {
+            Some(found) if bytes > 0 => *address = found,
+            Some(_) => return R::CUDA_ERROR_INVALID_VALUE,
+            None => return R::CUDA_ERROR_OUT_OF_MEMORY,
+        }
+        OK
+    }
+    fn cuMemFree_v2(address: CUdeviceptr) {
+        if with(|device| device.free(address)) { OK } else { R::CUDA_ERROR_INVALID_VALUE }
+    }
+    fn cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) {
+        match with(|device| device.alloc_pinned(bytes)) {
+            Some(found) => *address = found as *mut c_void,
+            None => return R::CUDA_ERROR_OUT_OF_MEMORY,
+        }
+        OK
+    }
+    fn cuMemFreeHost(address: *mut c_void) {
+        if with(|device| device.free_pinned(address as u64)) { OK } else { R::CUDA_ERROR_INVALID_VALUE }
+    }
+    fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
+        (*free, *total) = with(|device| (device.free_bytes(), crate::device::MEMORY));
+        OK
+    }
+    fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize) {
+        status(with(|device| device.perform(&Work::Copy { to, from: from as u64, bytes })))
+    }
+    fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize) {
+        status(with(|device| device.perform(&Work::Copy { to: to as u64, from, bytes })))
+    }
+    fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, on: CUstream) {
+        enqueue(on, Work::Copy { to, from: from as u64, bytes })
+    }
+    fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, on: CUstream) {
+        enqueue(on, Work::Copy { to: to as u64, from, bytes })
+    }
+    fn cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, on: CUstream) {
+        enqueue(on, Work::Copy { to, from, bytes })
+    }
+    fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, on: CUstream) {
+        enqueue(on, Work::Copy { to, from, bytes })
+    }
+    fn cuMemsetD8Async(to: CUdeviceptr, byte: u8, bytes: usize, on: CUstream) {
+        enqueue(on, Work::Fill { to, byte, bytes })
+    }
+    fn cuMemsetD8_v2(to: CUdeviceptr, byte: u8, bytes: usize) {
+        status(with(|device| device.perform(&Work::Fill { to, byte, bytes })))
+    }
+
+    fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) { load(module, image) }
+    fn cuModuleLoadDataEx(module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut CUjit_option, values: *mut *mut c_void) {
+        load(module, image)
+    }
+    fn cuModuleUnload(module: CUmodule) {
+        drop(Box::from_raw(module.cast::<Arc<Module>>()));
+        OK
+    }
+    fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) {
+        let name = CStr::from_ptr(name).to_string_lossy();
+        match (*module.cast::<Arc<Module>>()).function(&name) {
+            // Kept by its module, which is kept.
+            Some(found) => *function = Arc::as_ptr(&found).cast_mut().cast(),
+            None => return R::CUDA_ERROR_NOT_FOUND,
+        }
+        OK
+    }
+    fn cuFuncLoad(function: CUfunction) { OK }
+    fn cuFuncSetAttribute(function: CUfunction, attribute: CUfunction_attribute, value: c_int) {
+        let mut limits = (*function.cast::<Function>()).limits.lock();
+        match attribute {
+            CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES => limits.shared = value as u32,
+            CUfunction_attribute::CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED => limits.cluster = 16,
+            _ => (),
+        }
+        OK
+    }
+    fn cuLaunchKernel(
+        function: CUfunction,
+        ctas: c_uint,
+        ctas_y: c_uint,
+        ctas_z: c_uint,
+        threads: c_uint,
+        threads_y: c_uint,
+        threads_z: c_uint,
+        shared: c_uint,
+        on: CUstream,
+        parameters: *mut *mut c_void,
+        extra: *mut *mut c_void,
+    ) {
+        if ctas_y != 1 || ctas_z != 1 || threads_y != 1 || threads_z != 1 {
+            return R::CUDA_ERROR_INVALID_VALUE;
+        }
+        launch(function, ctas, threads, 1, shared, on, parameters)
+    }
+    fn cuLaunchKernelEx(config: *const CUlaunchConfig, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void) {
+        let config = &*config;
+        launch(function, config.gridDimX, config.blockDimX, cluster(config), config.sharedMemBytes, config.hStream, parameters)
+    }
+    fn cuOccupancyMaxActiveClusters(clusters: *mut c_int, function: CUfunction, config: *const CUlaunchConfig) {
+        let size = cluster(&*config);
+        let most = (*function.cast::<Function>()).limits.lock().cluster;
+        *clusters = if size <= most { (settings().multiprocessors as u32 / size) as c_int } else { 0 };
+        OK
+    }
+
+    fn cuStreamCreate(made: *mut CUstream, flags: c_uint) {
+        *made = Box::into_raw(Box::<Stream>::default()).cast();
+        OK
+    }
+    fn cuStreamCreateWithPriority(made: *mut CUstream, flags: c_uint, priority: c_int) {
+        *made = Box::into_raw(Box::<Stream>::default()).cast();
+        OK
+    }
+    fn cuStreamDestroy_v2(handle: CUstream) {
+        drop(Box::from_raw(handle.cast::<Stream>()));
+        OK
+    }
+    fn cuStreamSynchronize(handle: CUstream) { synchronize() }
+    fn cuStreamQuery(handle: CUstream) { synchronize() }
+    fn cuStreamWaitEvent(handle: CUstream, event: CUevent, flags: c_uint) { OK }
+    fn cuStreamIsCapturing(handle: CUstream, found: *mut CUstreamCaptureStatus) {
+        *found = capture_status(stream(handle).is_some_and(|stream| stream.capture.is_some()));
+        OK
+    }
+    fn cuStreamBeginCapture_v2(handle: CUstream, mode: CUstreamCaptureMode) {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        match stream(handle) {
+            Some(stream) if stream.capture.is_none() => {
+                let graph = Box::into_raw(Box::<Graph>::default());
+                stream.capture = Some(Capture { id: NEXT.fetch_add(1, Relaxed), graph, before: vec![] });
+                OK
+            }
+            _ => R::CUDA_ERROR_INVALID_VALUE,
+        }
+    }
+    fn cuStreamEndCapture(handle: CUstream, graph: *mut CUgraph) {
+        match stream(handle).and_then(|stream| stream.capture.take()) {
+            Some(capture) => *graph = capture.graph.cast(),
+            None => return R::CUDA_ERROR_INVALID_VALUE,
+        }
+        OK
+    }
+    fn cuStreamGetCaptureInfo_v2(
+        handle: CUstream,
+        found: *mut CUstreamCaptureStatus,
+        id: *mut cuuint64_t,
+        graph: *mut CUgraph,
+        before: *mut *const CUgraphNode,
+        count: *mut usize,
+    ) {
+        let capture = stream(handle).and_then(|stream| stream.capture.as_ref());
+        *found = capture_status(capture.is_some());
+        if let Some(capture) = capture {
+            (*id, *graph, *before, *count) = (capture.id, capture.graph.cast(), capture.before.as_ptr(), capture.before.len());
+        }
+        OK
+    }
+    fn cuStreamUpdateCaptureDependencies(handle: CUstream, nodes: *mut CUgraphNode, count: usize, flags: c_uint) {
+        match stream(handle).and_then(|stream| stream.capture.as_mut()) {
+            Some(capture) => capture.before.extend((0..count).map(|n| *nodes.add(n))),
+            None => return R::CUDA_ERROR_ILLEGAL_STATE,
+        }
+        OK
+    }
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut CUstreamCaptureMode) {
+        *mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        OK
+    }
+    fn cuGraphAddKernelNode_v2(node: *mut CUgraphNode, graph: CUgraph, before: *const CUgraphNode, count: usize, parameters: *const CUDA_KERNEL_NODE_PARAMS) {
+        let p = &*parameters;
+        match prepared(p.func, p.gridDimX, p.blockDimX, 1, p.sharedMemBytes, p.kernelParams) {
+            Ok(launch) => *node = add(graph.cast(), Work::Kernel(launch)),
+            Err(error) => return error,
+        }
+        OK
+    }
+    fn cuGraphKernelNodeSetAttribute(node: CUgraphNode, attribute: CUkernelNodeAttrID, value: *const CUkernelNodeAttrValue) {
+        if let (CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, Work::Kernel(launch)) = (attribute, &mut *node.cast::<Work>()) {
+            launch.cluster = (*value).clusterDim.x;
+        }
+        OK
+    }
+    fn cuGraphGetNodes(graph: CUgraph, nodes: *mut CUgraphNode, count: *mut usize) {
+        let own = &mut (*graph.cast::<Graph>()).nodes;
+        if !nodes.is_null() {
+            for (n, node) in own.iter_mut().take(*count).enumerate() {
+                *nodes.add(n) = (&raw mut **node).cast();
+            }
+        }
+        *count = own.len();
+        OK
+    }
+    fn cuGraphInstantiateWithFlags(made: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) {
+        let works: Vec<Work> = (*graph.cast::<Graph>()).nodes.iter().map(|node| (**node).clone()).collect();
+        *made = Box::into_raw(Box::new(works)).cast();
+        OK
+    }
+    fn cuGraphLaunch(graph: CUgraphExec, on: CUstream) {
+        for work in &*graph.cast::<Vec<Work>>() {
+            let done = enqueue(on, work.clone());
+            if done != OK {
+                return done;
+            }
+        }
+        OK
+    }
+    fn cuGraphDestroy(graph: CUgraph) {
+        drop(Box::from_raw(graph.cast::<Graph>()));
+        OK
+    }
+    fn cuGraphExecDestroy(graph: CUgraphExec) {
+        drop(Box::from_raw(graph.cast::<Vec<Work>>()));
+        OK
+    }
+
+    fn cuEventCreate(event: *mut CUevent, flags: c_uint) {
+        *event = Box::into_raw(Box::new(0u64)).cast();
+        OK
+    }
+    fn cuEventDestroy_v2(event: CUevent) {
+        drop(Box::from_raw(event.cast::<u64>()));
+        OK
+    }
+    fn cuEventRecord(event: CUevent, on: CUstream) { OK }
+    fn cuEventQuery(event: CUevent) { OK }
+    fn cuEventSynchronize(event: CUevent) { OK }
+    fn cuEventElapsedTime(milliseconds: *mut f32, begin: CUevent, end: CUevent) {
+        *milliseconds = 0.0;
+        OK
+    }
+
+    fn cuGetProcAddress_v2(symbol: *const c_char, address: *mut *mut c_void, version: c_int, flags: cuuint64_t, found: *mut CUdriverProcAddressQueryResult) {
+        *address = std::ptr::null_mut();
+        R::CUDA_ERROR_NOT_FOUND
+    }
+    fn cuGetErrorString(error: CUresult, text: *mut *const c_char) {
+        *text = match error {
+            R::CUDA_SUCCESS => c"no error",
+            R::CUDA_ERROR_INVALID_VALUE => c"invalid argument",
+            R::CUDA_ERROR_OUT_OF_MEMORY => c"out of memory",
+            R::CUDA_ERROR_NOT_FOUND => c"named symbol not found",
+            R::CUDA_ERROR_NO_BINARY_FOR_GPU => c"no kernel image is available for execution on the device",
+            R::CUDA_ERROR_ILLEGAL_ADDRESS => c"the emulated device found a fault, which stands on stderr",
+            _ => c"unspecified",
+        }
+        .as_ptr();
+        OK
+    }
+    fn cuGetErrorName(error: CUresult, text: *mut *const c_char) {
+        *text = c"CUDA_ERROR".as_ptr();
+        OK
+    }
+}
+
+fn capture_status(is_capturing: bool) -> CUstreamCaptureStatus {
+    if is_capturing {
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
+    } else {
+        CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+    }
+}
+
+fn synchronize() -> R {
+    with(|device| status(device.fault.clone().map_or(Ok(()), Err)))
+}
+
+/// PTX alone: machine code is not emulated.
+unsafe fn load(module: *mut CUmodule, image: *const c_void) -> R {
+    // SAFETY: the caller's image, which is machine code that says so, or text with its NUL.
+    unsafe {
+        if std::slice::from_raw_parts(image.cast::<u8>(), 4) == b"\x7fELF" {
+            return R::CUDA_ERROR_NO_BINARY_FOR_GPU;
+        }
+        let text = CStr::from_ptr(image.cast()).to_string_lossy();
+        *module = Box::into_raw(Box::new(with(|device| device.module(&text)))).cast();
+    }
+    OK
+}
+
+/// CTAs of a cluster.
+unsafe fn cluster(config: &CUlaunchConfig) -> u32 {
+    // SAFETY: the caller's attributes.
+    let attributes = unsafe {
+        std::slice::from_raw_parts(
+            if config.numAttrs == 0 { std::ptr::dangling_mut() } else { config.attrs },
+            config.numAttrs as usize,
+        )
+    };
+    let of = attributes.iter().find(|one| one.id == CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
+    // SAFETY: the attribute says which value it is.
+    of.map_or(1, |one| unsafe { one.value.clusterDim.x })
+}
+
+unsafe fn launch(
+    function: CUfunction,
+    ctas: u32,
+    threads: u32,
+    cluster: u32,
+    shared: u32,
+    on: CUstream,
+    parameters: *mut *mut c_void,
+) -> R {
+    // SAFETY: the caller's.
+    unsafe {
+        match prepared(function, ctas, threads, cluster, shared, parameters) {
+            Ok(launch) => enqueue(on, Work::Kernel(launch)),
+            Err(error) => error,
+        }
+    }
+}
+
+/// A launch that the device can make, with its parameters copied.
+unsafe fn prepared(
+    function: CUfunction,
+    ctas: u32,
+    threads: u32,
+    cluster: u32,
+    shared: u32,
+    parameters: *mut *mut c_void,
+) -> Result<KernelLaunch, R> {
+    // SAFETY: a handle of cuModuleGetFunction, whose module keeps it.
+    let function = unsafe {
+        Arc::increment_strong_count(function.cast::<Function>());
+        Arc::from_raw(function.cast::<Function>())
+    };
+    let kernel = with(|device| device.kernel(&function)).map_err(|fault| {
+        eprintln!("emulated device: {fault}");
+        R::CUDA_ERROR_INVALID_PTX
+    })?;
+    let limits = *function.limits.lock();
+    let fits = ctas > 0
+        && ctas < 1 << 31
+        && (1..=kernel.most_threads).contains(&threads)
+        && shared <= limits.shared
+        && shared as u64 + kernel.static_shared <= SHARED_OF_CTA as u64
+        && (1..=limits.cluster).contains(&cluster)
+        && ctas.is_multiple_of(cluster);
+    if !fits {
+        eprintln!(
+            "emulated device: {}: {ctas} CTAs of {threads} threads in clusters of {cluster}, {shared} bytes of shared memory",
+            function.name
+        );
+        return Err(R::CUDA_ERROR_INVALID_VALUE);
+    }
+    let bytes = kernel.parameters.last().map_or(0, |(begin, bytes)| begin + bytes);
+    let mut copied = vec![0u64; bytes.div_ceil(8)];
+    for (n, &(begin, bytes)) in kernel.parameters.iter().enumerate() {
+        // SAFETY: the caller has an address for each parameter, which has this size.
+        unsafe {
+            copied
+                .as_mut_ptr()
+                .cast::<u8>()
+                .add(begin)
+                .copy_from_nonoverlapping((*parameters.add(n)).cast::<u8>(), bytes)
+        };
+    }
+    Ok(KernelLaunch { function, ctas, threads, cluster, shared, parameters: copied })
+}
+
+// --- who is told of calls ------------------------------------------------------------------------------------------------------
+
+type Told = extern "C" fn(*mut c_void, c_int, u32, *const Call);
+
+/// What CUPTI tells of a call, as far as it goes here.
+#[repr(C)]
+struct Call {
+    /// 0 on entry.
+    site: c_int,
+    name: *const c_char,
+}
+
+static TOLD: parking_lot::Mutex<(Option<Told>, usize, bool)> = parking_lot::Mutex::new((None, 0, false));
+
+fn tell(name: &CStr) {
+    let (told, user, enabled) = *TOLD.lock();
+    if let Some(told) = told.filter(|_| enabled) {
+        told(user as *mut c_void, 1, 0, &Call { site: 0, name: name.as_ptr() });
+    }
+}
+
+/// As CUPTI's function of this name.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+extern "C" fn cuptiSubscribe(subscriber: *mut *mut c_void, told: Told, user: *mut c_void) -> c_int {
+    *TOLD.lock() = (Some(told), user as usize, false);
+    // SAFETY: the caller's place.
+    unsafe { *subscriber = std::ptr::dangling_mut() };
+    0
+}
+
+/// As CUPTI's function of this name; of every domain.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+extern "C" fn cuptiEnableDomain(enable: u32, _subscriber: *mut c_void, _domain: c_int) -> c_int {
+    TOLD.lock().2 = enable != 0;
+    0
+}
+
+/// As CUPTI's function of this name.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case)]
+extern "C" fn cuptiUnsubscribe(_subscriber: *mut c_void) -> c_int {
+    *TOLD.lock() = (None, 0, false);
+    0
+}

@@ -1,0 +1,24 @@
+//! A `libcuda.so` whose device is emulated: it runs the PTX that the library carries on the CPU, as far as that uses the instruction set.
+//!
+//! It is there so that kernels are checked where there is no GPU: by `make test`, on every change. It says nothing about speed, and it is
+//! no proof for a device: what the hardware does beyond what PTX promises shows there alone. But it is stricter than hardware where PTX
+//! is: bytes past the end of an allocation, misaligned addresses, shuffles from lanes that take no part, barriers that not all reach,
+//! copies that are not waited for, writes to CTAs that have ended, are faults. And it can do what is undefined in other orders
+//! (`VANWARD_EMULATOR_SEED`): which warp goes on, which CTA, when a copy arrives.
+//!
+//! parse → decode → registers: PTX becomes instructions; machine, warp: who runs; compute, memory, copies, matrix: what they do;
+//! device, driver: what a program sees of it.
+
+mod compute;
+mod copies;
+mod decode;
+mod device;
+mod driver;
+mod machine;
+mod matrix;
+mod memory;
+mod parse;
+mod races;
+mod registers;
+mod values;
+mod warp;

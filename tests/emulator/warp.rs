@@ -1,0 +1,797 @@
+//! A warp: groups of lanes that stand at the same instruction. The group that is furthest behind goes on first, so that lanes that took
+//! different ways meet again; a group that has to wait lets others pass.
+
+use crate::copies::LaneCopies;
+use crate::decode::{Access, Change, Instruction, Kernel, Op, Shuffle, Space, Special, Vote};
+use crate::machine::{Cluster, Launch, Word};
+use crate::memory::{Fault, Place, place};
+use crate::races::Kind;
+use crate::values::{ALL, Class, LANES, Registers, Value};
+
+pub struct Warp {
+    pub registers: Registers,
+    groups: Vec<Group>,
+    /// Lanes that have not ended.
+    pub live: u32,
+    pub cta: u32,
+    /// Of the CTA in its cluster.
+    pub rank: usize,
+    pub number: u32,
+    /// In the cluster.
+    pub index: usize,
+    pub copies: Vec<LaneCopies>,
+    /// The generation of the cluster's barrier at the last arrival.
+    arrival: u32,
+    /// The piece of memory that was touched last.
+    recent: (u64, u64),
+}
+
+struct Group {
+    at: u32,
+    mask: u32,
+    wait: Wait,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Wait {
+    No,
+    /// For these lanes to come to the same instruction.
+    Lanes(u32),
+    /// For the generation of a barrier to pass.
+    Barrier {
+        number: usize,
+        generation: u32,
+        joins: Option<(bool, u32)>,
+    },
+    Cluster(u32),
+    /// For something that others do: asks again in its next turn.
+    Spins,
+}
+
+/// What an instruction does to the order of execution.
+enum Next {
+    Follows,
+    Jumps(u32),
+    /// These lanes jump, the others do not.
+    Parts(u32, u32),
+    Ends(u32),
+    /// The instruction is to be executed again.
+    Again(Wait),
+    /// The instruction is done once the wait is over.
+    Waits(Wait),
+    /// Done, but others should go on first.
+    Spins,
+}
+
+pub fn lanes(mask: u32) -> impl Iterator<Item = usize> {
+    let mut rest = mask;
+    std::iter::from_fn(move || {
+        (rest != 0).then(|| {
+            let lane = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            lane
+        })
+    })
+}
+
+impl Warp {
+    pub fn new(cta: u32, rank: usize, number: u32, launch: &Launch, registers: Registers) -> Warp {
+        let threads = (launch.threads - number * LANES as u32).min(LANES as u32);
+        let live = (ALL as u64 >> (LANES as u32 - threads)) as u32;
+        let copies = (0..LANES).map(|_| LaneCopies::default()).collect();
+        let groups = vec![Group { at: 0, mask: live, wait: Wait::No }];
+        let index = rank * launch.threads.div_ceil(LANES as u32) as usize + number as usize;
+        Warp { registers, groups, live, cta, rank, number, index, copies, arrival: 0, recent: (0, 0) }
+    }
+
+    /// Where its lanes are, for a report.
+    pub fn places(&self, kernel: &Kernel) -> String {
+        let of = |group: &Group| {
+            let line = kernel.code[group.at as usize].line;
+            format!("lanes {:08x} at line {line} ({:?})", group.mask, group.wait)
+        };
+        format!("CTA {} warp {}: {}", self.cta, self.number, self.groups.iter().map(of).collect::<Vec<_>>().join(", "))
+    }
+
+    /// Groups that stand at the same instruction become one.
+    fn meet(&mut self) {
+        let mut n = 0;
+        while n + 1 < self.groups.len() {
+            let at = self.groups[n].at;
+            let meets = |group: &Group| group.at == at && matches!(group.wait, Wait::No | Wait::Lanes(_) | Wait::Spins);
+            let other = self.groups[n + 1..].iter().position(meets).filter(|_| meets(&self.groups[n]));
+            match other {
+                Some(m) => {
+                    let other = self.groups.swap_remove(n + 1 + m);
+                    let own = &mut self.groups[n];
+                    own.mask |= other.mask;
+                    own.wait =
+                        if own.wait == Wait::Spins && other.wait == Wait::Spins { Wait::Spins } else { Wait::No };
+                }
+                None => n += 1,
+            }
+        }
+    }
+
+    /// Ends waits that are over; returns the group to go on with.
+    fn choose(&mut self, cluster: &mut Cluster) -> Option<usize> {
+        self.meet();
+        let live = self.live;
+        for group in &mut self.groups {
+            match group.wait {
+                Wait::Lanes(needed) if needed & live & !group.mask == 0 => group.wait = Wait::No,
+                Wait::Barrier { number, generation, joins } => {
+                    let barrier = &cluster.barriers[self.rank][number];
+                    if barrier.generation != generation {
+                        if let Some((all, to)) = joins {
+                            let (every, some) = barrier.result;
+                            bool::set(&mut self.registers, to, [if all { every } else { some }; LANES], group.mask);
+                        }
+                        if let Some(races) = &mut cluster.races {
+                            races.passes(self.index, (self.rank, number));
+                        }
+                        (group.wait, group.at) = (Wait::No, group.at + 1);
+                    }
+                }
+                Wait::Cluster(generation) if cluster.generation != generation => {
+                    if let Some(races) = &mut cluster.races {
+                        races.passes_cluster(self.index);
+                    }
+                    (group.wait, group.at) = (Wait::No, group.at + 1);
+                }
+                _ => (),
+            }
+        }
+        let ready = self.groups.iter().enumerate().filter(|(_, group)| group.wait == Wait::No);
+        ready.min_by_key(|(_, group)| group.at).map(|(n, _)| n)
+    }
+
+    pub fn run(&mut self, launch: &Launch, cluster: &mut Cluster, turn: u64, executed: &mut u64) -> Result<(), Fault> {
+        let until = *executed + turn;
+        self.groups.iter_mut().filter(|group| group.wait == Wait::Spins).for_each(|group| group.wait = Wait::No);
+        while *executed < until {
+            let Some(n) = self.choose(cluster) else { break };
+            let ran = self.run_group(n, launch, cluster, until, executed);
+            ran.map_err(|(at, fault)| {
+                let line = launch.kernel.code[at as usize].line;
+                format!("line {line}: {fault} (CTA {}, warp {})", self.cta, self.number)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn run_group(
+        &mut self,
+        n: usize,
+        launch: &Launch,
+        cluster: &mut Cluster,
+        until: u64,
+        executed: &mut u64,
+    ) -> Result<(), (u32, Fault)> {
+        let code = &launch.kernel.code[..];
+        let Group { mut at, mut mask, .. } = self.groups[n];
+        loop {
+            let instruction = &code[at as usize];
+            let active = match instruction.guard {
+                None => mask,
+                Some((predicate, wanted)) => {
+                    let bits = self.registers.predicates[predicate as usize];
+                    mask & if wanted { bits } else { !bits }
+                }
+            };
+            *executed += 1;
+            if let Op::Compute(compute) = instruction.op {
+                compute(&mut self.registers, &instruction.r, active);
+                at += 1;
+            } else if active == 0 {
+                at += 1;
+            } else {
+                match self.execute(instruction, active, mask, launch, cluster).map_err(|fault| (at, fault))? {
+                    Next::Follows => at += 1,
+                    Next::Jumps(to) => at = to,
+                    Next::Parts(jump, to) => {
+                        self.groups.push(Group { at: to, mask: jump, wait: Wait::No });
+                        mask &= !jump;
+                        at += 1;
+                    }
+                    Next::Ends(ended) => {
+                        self.live &= !ended;
+                        mask &= !ended;
+                        cluster.live[self.rank] -= ended.count_ones();
+                        if mask == 0 {
+                            self.groups.swap_remove(n);
+                            if cluster.live[self.rank] == 0
+                                && cluster.pending.iter().any(|pending| pending.rank == self.rank)
+                            {
+                                return Err((at, "the CTA ends before what is on its way to its shared memory".into()));
+                            }
+                            return Ok(());
+                        }
+                        at += 1;
+                    }
+                    Next::Again(wait) | Next::Waits(wait) => {
+                        self.groups[n] = Group { at, mask, wait };
+                        return Ok(());
+                    }
+                    Next::Spins => {
+                        self.groups[n] = Group { at: at + 1, mask, wait: Wait::Spins };
+                        return Ok(());
+                    }
+                }
+            }
+            if self.groups.len() > 1 {
+                // Those that stand here go on together; who is further behind goes first.
+                self.groups[n] = Group { at, mask, wait: Wait::No };
+                let comes_first =
+                    |(m, group): (usize, &Group)| m != n && (group.at == at || group.wait == Wait::No && group.at < at);
+                if self.groups.iter().enumerate().any(comes_first) {
+                    return Ok(());
+                }
+            }
+            if *executed >= until {
+                self.groups[n] = Group { at, mask, wait: Wait::No };
+                return Ok(());
+            }
+        }
+    }
+
+    fn words(&self, at: u32) -> [u32; LANES] {
+        self.registers.words[at as usize]
+    }
+
+    /// Addresses of an access in each lane.
+    pub fn addresses(&self, register: u32, access: &Access) -> [u64; LANES] {
+        if access.is_wide {
+            let base = &self.registers.doubles[register as usize];
+            std::array::from_fn(|lane| base[lane].wrapping_add(access.offset as u64))
+        } else {
+            let base = &self.registers.words[register as usize];
+            std::array::from_fn(|lane| base[lane].wrapping_add(access.offset as u32) as u64)
+        }
+    }
+
+    /// A pointer to bytes that the kernel may touch; what for is told for the sake of races.
+    pub fn pointer(
+        &mut self,
+        launch: &Launch,
+        cluster: &mut Cluster,
+        address: u64,
+        space: Space,
+        bytes: u64,
+        (lane, kind): (usize, Kind),
+    ) -> Result<*mut u8, Fault> {
+        if address & (bytes.next_power_of_two().min(16) - 1) != 0 {
+            return Err(format!("address {address:#x} is not a multiple of {bytes}"));
+        }
+        match place(address, space, self.rank) {
+            Place::Device(address) => {
+                if address < self.recent.0 || address.saturating_add(bytes) > self.recent.1 {
+                    let parameters = launch.parameters.as_ptr_range();
+                    let (begin, end) = (parameters.start as u64, parameters.end as u64);
+                    self.recent = match launch.pieces.find(address, bytes) {
+                        Some(piece) => piece,
+                        None if space != Space::Global && address >= begin && address + bytes <= end => (begin, end),
+                        None => return Err(format!("{bytes} bytes at {address:#x} are not the device's ({space:?})")),
+                    };
+                }
+                Ok(address as *mut u8)
+            }
+            Place::Shared { rank, offset } => {
+                if rank != self.rank && cluster.live.get(rank).is_none_or(|&live| live == 0) {
+                    return Err(format!("shared memory of CTA {rank} of the cluster, which has ended"));
+                }
+                if let Some(races) = &mut cluster.races {
+                    races.touch(self.index, lane, rank, offset, bytes as usize, kind)?;
+                }
+                let shared = cluster.shared[rank].get_mut(offset..offset + bytes as usize);
+                let shared =
+                    shared.ok_or_else(|| format!("{bytes} bytes at {offset} of shared memory are past its end"))?;
+                Ok(shared.as_mut_ptr())
+            }
+        }
+    }
+
+    pub fn shared_place(&self, address: u64, space: Space) -> Result<(usize, usize), Fault> {
+        match place(address, space, self.rank) {
+            Place::Shared { rank, offset } => Ok((rank, offset)),
+            Place::Device(_) => Err("an address that is not in shared memory".into()),
+        }
+    }
+
+    /// All lanes of the mask have to take part; else the others are waited for.
+    fn needs(&self, needed: u32, mask: u32) -> Option<Next> {
+        let needed = needed & self.live;
+        (needed & !mask != 0).then_some(Next::Again(Wait::Lanes(needed)))
+    }
+
+    fn execute(
+        &mut self,
+        instruction: &Instruction,
+        active: u32,
+        mask: u32,
+        launch: &Launch,
+        cluster: &mut Cluster,
+    ) -> Result<Next, Fault> {
+        let r = &instruction.r[..];
+        if let Some(races) = &mut cluster.races {
+            races.at_line(self.index, instruction.line);
+        }
+        if let (
+            Some(races),
+            Op::Shuffle(_) | Op::Vote(_) | Op::Reduce(..) | Op::Multiply(_) | Op::LoadMatrices { .. },
+        ) = (&mut cluster.races, instruction.op)
+        {
+            races.exchange(self.index);
+        }
+        match instruction.op {
+            Op::Compute(_) | Op::Nothing => (),
+            Op::Branch(to) if active == mask => return Ok(Next::Jumps(to)),
+            Op::Branch(to) => return Ok(Next::Parts(active, to)),
+            Op::Exit => {
+                self.finish_copies(active, launch, cluster)?;
+                return Ok(Next::Ends(active));
+            }
+            Op::Fence => {
+                if let Some(races) = &mut cluster.races {
+                    races.fences(self.index);
+                }
+            }
+            Op::Trap => return Err("trap".into()),
+            Op::Special(special) => {
+                let first = self.number * LANES as u32;
+                let row: [u32; LANES] = std::array::from_fn(|lane| match special {
+                    Special::Thread => first + lane as u32,
+                    Special::Threads => launch.threads,
+                    Special::Cta => self.cta,
+                    Special::Ctas => launch.ctas,
+                    Special::ClusterRank => self.rank as u32,
+                    Special::ClusterCtas => launch.cluster,
+                    Special::Lane => lane as u32,
+                });
+                u32::set(&mut self.registers, r[0], row, active);
+            }
+            Op::Load(access) => self.load(&access, r, active, launch, cluster)?,
+            Op::Store(access) => self.store(&access, r, active, launch, cluster)?,
+            Op::Atomic(access, change, returns) => self.atomic(&access, change, returns, r, active, launch, cluster)?,
+            Op::WarpBarrier => {
+                let needed = lanes(active).fold(0, |all, lane| all | self.words(r[0])[lane]);
+                if let Some(wait) = self.needs(needed, mask) {
+                    return Ok(wait);
+                }
+                if let Some(races) = &mut cluster.races {
+                    races.meet(self.index);
+                }
+            }
+            Op::Barrier { counted, aligned, joins } => {
+                if aligned && let Some(wait) = self.needs(self.live, mask) {
+                    return Ok(wait);
+                }
+                let (number, predicate) = if joins.is_some() { (r[1], Some(r[2])) } else { (r[0], None) };
+                let first = active.trailing_zeros() as usize;
+                let number = self.words(number)[first] as usize;
+                let live = cluster.live[self.rank];
+                if let Some(races) = &mut cluster.races {
+                    races.arrives(self.index, (self.rank, number));
+                }
+                let barrier = cluster.barriers[self.rank].get_mut(number).ok_or("there are 16 barriers")?;
+                // To a barrier that counts, a warp arrives as a whole; to that of all threads, those that have not ended.
+                barrier.arrived += if counted && aligned { LANES as u32 } else { active.count_ones() };
+                barrier.expected = if counted { self.registers.words[r[1] as usize][first] } else { 0 };
+                if barrier.arrived > if counted { barrier.expected } else { live } {
+                    return Err(format!("more threads arrive at barrier {number} than it is for"));
+                }
+                if let Some(predicate) = predicate {
+                    let bits = self.registers.predicates[predicate as usize];
+                    barrier.all &= bits & active == active;
+                    barrier.any |= bits & active != 0;
+                }
+                let wait =
+                    Wait::Barrier { number, generation: barrier.generation, joins: joins.map(|all| (all, r[0])) };
+                cluster.settle();
+                return Ok(Next::Waits(wait));
+            }
+            Op::ClusterArrive { is_relaxed } => {
+                if let Some(wait) = self.needs(self.live, mask) {
+                    return Ok(wait);
+                }
+                self.arrival = cluster.generation;
+                if let Some(races) = &mut cluster.races {
+                    races.arrives_at_cluster(self.index, is_relaxed);
+                }
+                cluster.arrived += active.count_ones();
+                cluster.settle();
+            }
+            Op::ClusterWait => {
+                if let Some(wait) = self.needs(self.live, mask) {
+                    return Ok(wait);
+                }
+                return Ok(Next::Waits(Wait::Cluster(self.arrival)));
+            }
+            Op::Shuffle(shuffle) => {
+                if let Some(wait) = self.needs(lanes(active).fold(0, |all, lane| all | self.words(r[5])[lane]), mask) {
+                    return Ok(wait);
+                }
+                self.shuffle(shuffle, r, active)?;
+            }
+            Op::Vote(vote) => {
+                let members = self.words(r[2]);
+                if let Some(wait) = self.needs(lanes(active).fold(0, |all, lane| all | members[lane]), mask) {
+                    return Ok(wait);
+                }
+                let bits = self.registers.predicates[r[1] as usize];
+                let of = |lane: usize| {
+                    let among = members[lane] & active;
+                    match vote {
+                        Vote::Ballot => bits & among,
+                        Vote::Any => (bits & among != 0) as u32,
+                        Vote::All => (bits & among == among) as u32,
+                    }
+                };
+                let row: [u32; LANES] = std::array::from_fn(of);
+                match vote {
+                    Vote::Ballot => u32::set(&mut self.registers, r[0], row, active),
+                    _ => bool::set(&mut self.registers, r[0], row.map(|x| x != 0), active),
+                }
+            }
+            Op::Reduce(change, is_signed) => {
+                let members = self.words(r[2]);
+                if let Some(wait) = self.needs(lanes(active).fold(0, |all, lane| all | members[lane]), mask) {
+                    return Ok(wait);
+                }
+                let values = self.words(r[1]);
+                let mut row = [0; LANES];
+                let mut rest = active;
+                while rest != 0 {
+                    let among = members[rest.trailing_zeros() as usize] & active;
+                    let all = lanes(among)
+                        .map(|lane| values[lane] as u64)
+                        .reduce(|a, b| changed(change, is_signed, 4, a, b))
+                        .unwrap_or(0);
+                    lanes(among).for_each(|lane| row[lane] = all as u32);
+                    if among & rest == 0 {
+                        return Err("a lane is not among those that it names".into());
+                    }
+                    rest &= !among;
+                }
+                u32::set(&mut self.registers, r[0], row, active);
+            }
+            Op::OpenBarrier(access) => {
+                let (addresses, counts) = (self.addresses(r[0], &access), self.words(r[1]));
+                for lane in lanes(active) {
+                    let at = self.shared_place(addresses[lane], access.space)?;
+                    let to = self.pointer(launch, cluster, addresses[lane], access.space, 8, (lane, Kind::Write))?;
+                    if let Some(races) = &mut cluster.races {
+                        races.opens_word(at);
+                    }
+                    let count = counts[lane] as u64;
+                    let word = Word { expected: count, awaited: count as i64, bytes: 0, phase: false };
+                    // SAFETY: 8 bytes of shared memory.
+                    unsafe { to.cast::<u64>().write_unaligned(word.pack()) };
+                    cluster.word(at)?;
+                }
+            }
+            Op::ExpectBytes(access) => {
+                let (addresses, bytes) = (self.addresses(r[0], &access), self.words(r[1]));
+                for lane in lanes(active) {
+                    let at = self.shared_place(addresses[lane], access.space)?;
+                    let mut word = cluster.word(at)?;
+                    word.bytes += bytes[lane] as i64;
+                    self.arrive(word, at, None, cluster)?;
+                }
+            }
+            Op::CompleteBytes(access) => {
+                let (addresses, bytes) = (self.addresses(r[0], &access), self.words(r[1]));
+                for lane in lanes(active) {
+                    let at = self.shared_place(addresses[lane], access.space)?;
+                    let mut word = cluster.word(at)?;
+                    word.bytes -= bytes[lane] as i64;
+                    if let Some(races) = &mut cluster.races {
+                        races.completes_word(self.index, at);
+                    }
+                    cluster.set_word(at, word)?;
+                }
+            }
+            Op::ArriveAfterCopies(access) => {
+                let addresses = self.addresses(r[0], &access);
+                for lane in lanes(active) {
+                    let groups = self.finish_lane(lane, launch, cluster)?;
+                    let at = self.shared_place(addresses[lane], access.space)?;
+                    let word = cluster.word(at)?;
+                    self.arrive(word, at, Some(groups), cluster)?;
+                }
+            }
+            Op::TryWait(access) => {
+                let (addresses, parities) = (self.addresses(r[1], &access), self.words(r[2]));
+                let mut done = 0;
+                for lane in lanes(active) {
+                    let at = self.shared_place(addresses[lane], access.space)?;
+                    let is_over =
+                        |cluster: &Cluster| Ok::<bool, Fault>(cluster.word(at)?.phase != (parities[lane] & 1 != 0));
+                    let mut over = is_over(cluster)?;
+                    while !over && cluster.deliver(at)? {
+                        over = is_over(cluster)?;
+                    }
+                    done |= (over as u32) << lane;
+                    if let Some(races) = cluster.races.as_mut().filter(|_| over) {
+                        races.passes_word(self.index, at);
+                    }
+                }
+                let to = &mut self.registers.predicates[r[0] as usize];
+                *to = *to & !active | done & active;
+                if done & active != active {
+                    return Ok(Next::Spins);
+                }
+            }
+            Op::Copy { to, from, bytes, sized } => self.copy(&to, &from, bytes, sized, r, active, launch, cluster)?,
+            Op::EndCopies => lanes(active).for_each(|lane| self.copies[lane].end_group()),
+            Op::WaitCopies(most) => {
+                for lane in lanes(active) {
+                    self.wait_copies(lane, most, launch, cluster)?;
+                }
+            }
+            Op::BulkLoad { to, from, barrier } => self.bulk_load(&to, &from, &barrier, r, active, launch, cluster)?,
+            Op::BulkStore { to, from } => self.bulk_store(&to, &from, r, active, launch, cluster)?,
+            Op::EndBulk => lanes(active).for_each(|lane| self.copies[lane].end_bulk()),
+            Op::WaitBulk(most) => {
+                for lane in lanes(active) {
+                    self.wait_bulk(lane, Some(most), launch, cluster)?;
+                }
+            }
+            Op::StoreAsync { to, barrier } => self.store_async(&to, &barrier, r, active, cluster)?,
+            Op::Map => {
+                let (addresses, ranks) = (self.words(r[1]), self.words(r[2]));
+                let row = std::array::from_fn(|lane| {
+                    addresses[lane] & ((1 << crate::memory::RANK_SHIFT) - 1)
+                        | (ranks[lane] + 1) << crate::memory::RANK_SHIFT
+                });
+                u32::set(&mut self.registers, r[0], row, active);
+            }
+            Op::Multiply(product) => {
+                if let Some(wait) = self.needs(self.live, mask) {
+                    return Ok(wait);
+                }
+                self.multiply(product, r);
+            }
+            Op::LoadMatrices { from, transposed } => {
+                if let Some(wait) = self.needs(self.live, mask) {
+                    return Ok(wait);
+                }
+                self.load_matrices(&from, transposed, r, launch, cluster)?;
+                if let Some(races) = &mut cluster.races {
+                    races.exchange(self.index);
+                }
+            }
+            Op::TransposeMatrix => {
+                if let Some(wait) = self.needs(self.live, mask) {
+                    return Ok(wait);
+                }
+                self.transpose_matrix(r);
+            }
+            Op::GroupMultiply { columns, product, a_in_registers, transposes } => {
+                if let Some(wait) = self.needs(self.live, mask) {
+                    return Ok(wait);
+                }
+                self.group_multiply(columns, product, a_in_registers, transposes, r, cluster)?;
+            }
+        }
+        Ok(Next::Follows)
+    }
+
+    /// An arrival at a barrier in shared memory.
+    fn arrive(
+        &self,
+        mut word: Word,
+        at: (usize, usize),
+        copies: Option<u32>,
+        cluster: &mut Cluster,
+    ) -> Result<(), Fault> {
+        if let Some(races) = &mut cluster.races {
+            races.arrives_at_word(self.index, at, copies);
+        }
+        word.awaited -= 1;
+        if word.awaited < 0 {
+            return Err("more arrivals at a barrier than it was opened for".into());
+        }
+        cluster.set_word(at, word)
+    }
+
+    fn shuffle(&mut self, shuffle: Shuffle, r: &[u32], active: u32) -> Result<(), Fault> {
+        let (values, by, control) = (self.words(r[2]), self.words(r[3]), self.words(r[4]));
+        let (mut row, mut there) = ([0; LANES], [false; LANES]);
+        for lane in lanes(active) {
+            let (clamp, segment) = (control[lane] & 31, control[lane] >> 8 & 31);
+            let (own, by) = (lane as u32, by[lane] & 31);
+            let most = own & segment | clamp & !segment;
+            let least = own & segment;
+            let (from, is_there) = match shuffle {
+                Shuffle::Up => (own.wrapping_sub(by) as i32, own as i32 - by as i32 >= most as i32),
+                Shuffle::Down => ((own + by) as i32, own + by <= most),
+                Shuffle::Butterfly => ((own ^ by) as i32, own ^ by <= most),
+                Shuffle::Index => ((least | by & !segment) as i32, least | by & !segment <= most),
+            };
+            let from = if is_there { from as usize } else { lane };
+            if active >> from & 1 == 0 {
+                return Err(format!("lane {lane} reads lane {from}, which takes no part"));
+            }
+            (row[lane], there[lane]) = (values[from], is_there);
+        }
+        u32::set(&mut self.registers, r[0], row, active);
+        bool::set(&mut self.registers, r[1], there, active);
+        Ok(())
+    }
+
+    fn load(
+        &mut self,
+        access: &Access,
+        r: &[u32],
+        active: u32,
+        launch: &Launch,
+        cluster: &mut Cluster,
+    ) -> Result<(), Fault> {
+        let count = access.count as usize;
+        let addresses = self.addresses(r[count], access);
+        let mut pointers = [std::ptr::null_mut(); LANES];
+        let first = addresses[active.trailing_zeros() as usize];
+        if access.bytes >= 4 && !access.is_signed && addresses == [first; LANES] {
+            // Parameters, mostly.
+            let bytes = (access.bytes * access.count) as u64;
+            let mut from = std::ptr::null_mut();
+            for lane in lanes(if cluster.races.is_some() { active } else { 1 }) {
+                from = self.pointer(launch, cluster, first, access.space, bytes, (lane, Kind::Read(access.used)))?;
+            }
+            for (n, &to) in r[..count].iter().enumerate() {
+                // SAFETY: checked just now.
+                let bits = unsafe { read(from.add(n * access.bytes as usize), access.bytes, false) };
+                match access.class {
+                    Class::Double => u64::set(&mut self.registers, to, [bits; LANES], active),
+                    _ => u32::set(&mut self.registers, to, [bits as u32; LANES], active),
+                }
+            }
+            return Ok(());
+        }
+        for lane in lanes(active) {
+            pointers[lane] = self.pointer(
+                launch,
+                cluster,
+                addresses[lane],
+                access.space,
+                (access.bytes * access.count) as u64,
+                (lane, Kind::Read(access.used)),
+            )?;
+        }
+        for (n, &to) in r[..count].iter().enumerate() {
+            for lane in lanes(active) {
+                // SAFETY: checked above.
+                let bits =
+                    unsafe { read(pointers[lane].add(n * access.bytes as usize), access.bytes, access.is_signed) };
+                match access.class {
+                    Class::Double => self.registers.doubles[to as usize][lane] = bits,
+                    _ => self.registers.words[to as usize][lane] = bits as u32,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn store(
+        &mut self,
+        access: &Access,
+        r: &[u32],
+        active: u32,
+        launch: &Launch,
+        cluster: &mut Cluster,
+    ) -> Result<(), Fault> {
+        let addresses = self.addresses(r[0], access);
+        for lane in lanes(active) {
+            let to = self.pointer(
+                launch,
+                cluster,
+                addresses[lane],
+                access.space,
+                (access.bytes * access.count) as u64,
+                (lane, Kind::Write),
+            )?;
+            for (n, &from) in r[1..].iter().enumerate() {
+                let bits = match access.class {
+                    Class::Double => self.registers.doubles[from as usize][lane],
+                    _ => self.registers.words[from as usize][lane] as u64,
+                };
+                // SAFETY: checked above.
+                unsafe { write(to.add(n * access.bytes as usize), access.bytes, bits) };
+            }
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn atomic(
+        &mut self,
+        access: &Access,
+        change: Change,
+        returns: bool,
+        r: &[u32],
+        active: u32,
+        launch: &Launch,
+        cluster: &mut Cluster,
+    ) -> Result<(), Fault> {
+        let first = returns as usize;
+        let addresses = self.addresses(r[first], access);
+        let value = |warp: &Warp, at: u32, lane: usize| match access.class {
+            Class::Double => warp.registers.doubles[at as usize][lane],
+            _ => warp.registers.words[at as usize][lane] as u64,
+        };
+        for lane in lanes(active) {
+            let at = self.pointer(
+                launch,
+                cluster,
+                addresses[lane],
+                access.space,
+                access.bytes as u64,
+                (lane, Kind::Atomic),
+            )?;
+            // SAFETY: checked above.
+            let old = unsafe { read(at, access.bytes, false) };
+            let operand = value(self, r[first + 1], lane);
+            let new = match change {
+                Change::Compare if old == operand => value(self, r[first + 2], lane),
+                Change::Compare => old,
+                _ => changed(change, access.is_signed, access.bytes, old, operand),
+            };
+            // SAFETY: as above.
+            unsafe { write(at, access.bytes, new) };
+            if returns {
+                match access.class {
+                    Class::Double => self.registers.doubles[r[0] as usize][lane] = old,
+                    _ => self.registers.words[r[0] as usize][lane] = old as u32,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn changed(change: Change, is_signed: bool, bytes: u32, a: u64, b: u64) -> u64 {
+    let signed = |x: u64| if bytes == 8 { x as i64 } else { x as u32 as i32 as i64 };
+    match change {
+        Change::Add if bytes == 8 => a.wrapping_add(b),
+        Change::Add => (a as u32).wrapping_add(b as u32) as u64,
+        Change::Or => a | b,
+        Change::And => a & b,
+        Change::Min if is_signed => signed(a).min(signed(b)) as u64,
+        Change::Max if is_signed => signed(a).max(signed(b)) as u64,
+        Change::Min => a.min(b),
+        Change::Max => a.max(b),
+        Change::Exchange | Change::Compare => b,
+    }
+}
+
+/// # Safety
+/// So many bytes are there.
+unsafe fn read(from: *const u8, bytes: u32, is_signed: bool) -> u64 {
+    // SAFETY: the caller's.
+    unsafe {
+        match (bytes, is_signed) {
+            (1, false) => from.read() as u64,
+            (1, true) => from.read() as i8 as i64 as u64,
+            (2, false) => from.cast::<u16>().read_unaligned() as u64,
+            (2, true) => from.cast::<i16>().read_unaligned() as i64 as u64,
+            (4, false) => from.cast::<u32>().read_unaligned() as u64,
+            (4, true) => from.cast::<i32>().read_unaligned() as i64 as u64,
+            _ => from.cast::<u64>().read_unaligned(),
+        }
+    }
+}
+
+/// # Safety
+/// So many bytes are there.
+unsafe fn write(to: *mut u8, bytes: u32, bits: u64) {
+    // SAFETY: the caller's.
+    unsafe {
+        match bytes {
+            1 => to.write(bits as u8),
+            2 => to.cast::<u16>().write_unaligned(bits as u16),
+            4 => to.cast::<u32>().write_unaligned(bits as u32),
+            _ => to.cast::<u64>().write_unaligned(bits),
+        }
+    }
+}
