@@ -1,6 +1,6 @@
 //! Copies that go on while their thread does. Until it waits for them nothing, or everything, has happened: as the launch chooses.
 
-use crate::decode::Access;
+use crate::instruction::Access;
 use crate::machine::{Cluster, Launch, Pending};
 use crate::memory::Fault;
 use crate::races::Kind;

@@ -1,6 +1,7 @@
 //! The device's memory, modules and streams, and what is to be done on them.
 
-use crate::decode::{self, Kernel};
+use crate::decode;
+use crate::instruction::Kernel;
 use crate::machine::{self, Choices, Launch};
 use crate::memory::{Fault, Pieces};
 use crate::parse;

@@ -4,19 +4,24 @@
 //! no proof for a device: what the hardware does beyond what PTX promises shows there alone. But it is stricter than hardware where PTX
 //! is: bytes past the end of an allocation, misaligned addresses, shuffles from lanes that take no part, barriers that not all reach,
 //! copies that are not waited for, writes to CTAs that have ended, are faults. And it can do what is undefined in other orders
-//! (`VANWARD_EMULATOR_SEED`): which warp goes on, which CTA, when a copy arrives.
+//! (`VANWARD_EMULATOR_SEED`): which warp goes on, when a copy arrives. `VANWARD_EMULATOR_RACES=1` looks for races for shared memory.
 //!
-//! parse → decode → registers: PTX becomes instructions; machine, warp: who runs; compute, memory, copies, matrix: what they do;
-//! device, driver: what a program sees of it.
+//! parse → decode, operations → registers: PTX becomes instructions; machine, warp: who runs; compute, access, copies, matrix: what they
+//! do; races: what they must not; device, driver: what a program sees of it.
 
+mod access;
+#[cfg(test)]
+mod checks;
 mod compute;
 mod copies;
 mod decode;
 mod device;
 mod driver;
+mod instruction;
 mod machine;
 mod matrix;
 mod memory;
+mod operations;
 mod parse;
 mod races;
 mod registers;

@@ -1,6 +1,6 @@
 //! A launch: its CTAs, in clusters, and who runs when.
 
-use crate::decode::{Constant, Kernel};
+use crate::instruction::{Constant, Kernel};
 use crate::memory::{Fault, Pieces};
 use crate::races::Races;
 use crate::values::{LANES, Registers};

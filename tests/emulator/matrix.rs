@@ -3,7 +3,7 @@
 
 #![allow(clippy::needless_range_loop)] // a lane is a place in many rows
 
-use crate::decode::{Access, Product};
+use crate::instruction::{Access, Product};
 use crate::machine::{Cluster, Launch};
 use crate::memory::Fault;
 use crate::races::Kind;

@@ -1,6 +1,6 @@
 //! Addresses: what lies where, and whether a kernel may touch it.
 
-use crate::decode::Space;
+use crate::instruction::Space;
 
 /// Shared memory as a generic address has it.
 pub const SHARED_WINDOW: u64 = 1 << 60;

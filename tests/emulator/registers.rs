@@ -1,7 +1,7 @@
 //! Shares registers out: PTX names a new one for nearly every result, tens of thousands in a kernel, of which a few hundred are in use at
 //! a time. Each gets a place for as long as its value may still be read (linear scan over liveness by blocks).
 
-use crate::decode::{Constant, IS_CONSTANT, Instruction, Op, Role};
+use crate::instruction::{Constant, IS_CONSTANT, Instruction, Op, Role};
 use crate::values::Class;
 
 struct Block {
