@@ -31,46 +31,47 @@
 extern "C" {
 #endif
 
-/* --- What every family of calls shares ---------------------------------------------------------------------------- */
+/* --- Types that every family of calls shares ---------------------------------------------------------------------- */
 
-/** Result of a call: VWD_OK, or why it did nothing. `vwd_last_error` has the words. */
+/** Result of a call: VWD_OK, or the reason why it did nothing. `vwd_last_error` gives the message. */
 typedef int32_t vwd_status;
 
-/** Done (CPU session) or enqueued (CUDA session). */
+/** The call is done (CPU session) or enqueued (CUDA session). */
 #define VWD_OK 0
 
 /** An argument breaks the contract; the message names it, what was found and what was expected. */
 #define VWD_ERROR_INVALID_ARGUMENT 1
 
-/** No driver, or no such device. */
+/** There is no driver, or no such device. */
 #define VWD_ERROR_UNAVAILABLE 2
 
-/** Valid, but this build or backend cannot do it. */
+/** The arguments are valid, but this build or backend cannot do what they ask for. */
 #define VWD_ERROR_UNSUPPORTED 3
 
-/** Host or device memory could not be had. */
+/** Host or device memory could not be allocated. */
 #define VWD_ERROR_OUT_OF_MEMORY 4
 
 /** The stream's scratch arena is too small; the message says how much is needed. See `vwd_session_reserve`. */
 #define VWD_ERROR_OUT_OF_SCRATCH 5
 
-/** The CUDA driver refused; the message carries its words. */
+/** The CUDA driver returned an error; the message quotes it. */
 #define VWD_ERROR_DRIVER 6
 
-/** A file could not be read or written, or holds something else. */
+/** A file could not be read or written, or is not of the expected format. */
 #define VWD_ERROR_IO 7
 
-/** A defect of this library. */
+/** The library has a defect. */
 #define VWD_ERROR_INTERNAL 8
 
 /** A `CUstream` (or `cudaStream_t`), or NULL for the default stream. CPU sessions take NULL. */
 typedef void *vwd_stream;
 
 /**
- * A strided view of the caller's memory, in DLPack's codes (`vanward_dlpack.h` converts). Final: it does not grow.
+ * A strided view of the caller's memory, in DLPack's codes (`vanward_dlpack.h` converts). The struct is final: it does not
+ * grow.
  *
- * data         Address of element [0, …, 0], aligned to the element size. NULL marks an optional tensor as absent; one that
- *              is required may have it if it has no elements.
+ * data         Address of element [0, …, 0], aligned to the element size. NULL marks an optional tensor as absent; a required
+ *              tensor may have NULL if it has no elements.
  * device_type  1 CPU, 2 CUDA, 3 pinned host memory (accepted wherever CPU is).
  * device_id    CUDA ordinal; ignored for CPU.
  * dtype_code   0 int, 1 uint, 2 float, 4 bfloat, 6 bool, 10 float8_e4m3fn, 12 float8_e5m2.
@@ -78,7 +79,7 @@ typedef void *vwd_stream;
  * lanes        0 or 1.
  * ndim         0 … 5.
  * shape        Extents; entries past ndim are ignored.
- * strides      In elements, of any sign, of inputs also 0; they carry the layout (NHD, HND, paged, contiguous).
+ * strides      In elements, of any sign; 0 is allowed in inputs. They express the layout (NHD, HND, paged, contiguous).
  */
 typedef struct {
   void *data;
@@ -96,18 +97,18 @@ typedef struct {
    /* ndim */ 0, /* shape */ {0}, /* strides */ {0}}
 
 /**
- * A list of blocks (of tokens, where block_size is 1) per sequence and KV head. Final: it does not grow.
+ * A list of blocks (of tokens, if block_size is 1) per sequence and KV head. The struct is final: it does not grow.
  *
- * With query positions (q of rank 4) a list is shared by the positions of a sequence, or each position has its own.
+ * With query positions (q of rank 4) the positions of a sequence share a list, or each position has its own list.
  *
- * ids     [B, Hk, cap] or [B, Q, Hk, cap]  int32, ascending. As input: ids past the sequence and repeated ids are skipped.
+ * ids     [B, Hk, cap] or [B, Q, Hk, cap]  int32, ascending. In an input, ids past the sequence and repeated ids are skipped.
  * counts  [B, Hk] or [B, Q, Hk]            int32; clamped to 0 … cap. Entries of ids at or past the count are neither read
  *                                          nor written.
- * slots   as ids                           int32, optional, and only as input of `vwd_attention` and `vwd_repair`: the page
+ * slots   [B, Hk, cap] or [B, Q, Hk, cap]  int32, optional, and only in inputs of `vwd_attention` and `vwd_repair`: the page
  *                                          in which each entry lies, in place of the page table. k and v are then a pool
  *                                          [slots, P, 1, D] whose pages hold P consecutive tokens of one KV head; S divides
- *                                          P, and an entry's tokens start at row id·S mod P. −1, or any slot outside the
- *                                          pool, is not there and adds nothing.
+ *                                          P, and an entry's tokens start at row id·S mod P. An entry whose slot is −1 or
+ *                                          any other number outside the pool adds nothing.
  */
 typedef struct {
   vwd_tensor ids;
@@ -119,13 +120,13 @@ typedef struct {
 
 /* --- Versions and the session ------------------------------------------------------------------------------------- */
 
-/** Changes only when a compiled program would break; the number in the soname. */
+/** Number in the soname. It changes only when a compiled program would break. */
 #define VWD_ABI_VERSION 0
 
 /** CUDA where a driver and a device are present, else CPU. */
 #define VWD_DEVICE_AUTO 0
 
-/** The embedded backend: the reference, with the session's own threads or the caller's. */
+/** The CPU backend, which is the reference; it computes on the session's own threads or on the caller's. */
 #define VWD_DEVICE_CPU 1
 
 /** One CUDA device. */
@@ -143,13 +144,13 @@ typedef struct {
 /** The session's stream for transfers to host memory; of low priority. */
 #define VWD_STREAM_WRITE_BACK 3
 
-/** One share of a CPU call's work: runs task `index` of those that `work` stands for. Never unwinds. */
+/** Runs task `index` of a CPU call's work, which `work` stands for. Never unwinds. */
 typedef void (*vwd_task)(void *work, uint64_t index);
 
 /**
- * The caller's threads: calls task(work, 0) … task(work, tasks − 1), each once, in any order and on any threads, and
- * returns when all have returned. Called by several threads at once where the session is, never from inside a task. Does
- * not unwind.
+ * Runs tasks on the caller's threads: calls task(work, 0) … task(work, tasks − 1), each once, in any order and on any
+ * threads, and returns when all have returned. Several threads call it at once if they use the session at once; no task
+ * calls it. Does not unwind.
  */
 typedef void (*vwd_parallel_for)(void *parallel_context, uint64_t tasks, vwd_task task, void *work);
 
@@ -163,15 +164,15 @@ typedef struct {
   /** CUDA ordinal. */
   int32_t device_id;
   /**
-   * CPU: threads of the session that share one call's work while the caller waits; 0 means every core the process may
-   * use, 1 that the caller does the work; at most 1024. With parallel_for 0.
+   * CPU: number of the session's threads that share one call's work while the caller waits; 0 means every core that the
+   * process may use, 1 means that the caller does the work; at most 1024. Must be 0 if parallel_for is given.
    */
   uint32_t threads;
-  /** CUDA: bytes of a scratch arena that a call makes for its stream; 0 means 16 MiB. See `vwd_session_reserve`. */
+  /** CUDA: bytes of the scratch arena that a call creates for its stream; 0 means 16 MiB. See `vwd_session_reserve`. */
   uint64_t scratch_bytes;
-  /** Most bytes that `vwd_pinned_alloc` may have handed out at once; 0 means no limit. */
+  /** Largest number of bytes that `vwd_pinned_alloc` may have handed out at once; 0 means no limit. */
   uint64_t pinned_limit;
-  /** CPU: shares one call's work among the caller's threads; the session then has none. May be NULL. */
+  /** CPU: shares one call's work among the caller's threads; the session then has no threads. May be NULL. */
   vwd_parallel_for parallel_for;
   /** First argument of parallel_for; valid until the session is released. */
   void *parallel_context;
@@ -180,32 +181,32 @@ typedef struct {
   {/* struct_size */ sizeof(vwd_session_options), /* flags */ 0, /* device */ 0, /* device_id */ 0, /* threads */ 0, \
    /* scratch_bytes */ 0, /* pinned_limit */ 0, /* parallel_for */ NULL, /* parallel_context */ NULL}
 
-/** What a session runs on, filled by `vwd_session_info`. */
+/** The device of a session and the memory that it holds, filled by `vwd_session_info`. */
 typedef struct {
   uint32_t struct_size;
   /** VWD_DEVICE_CPU or VWD_DEVICE_CUDA. */
   uint32_t device;
   int32_t device_id;
-  /** CPU: threads that share one call's work; 0 where they are the caller's. CUDA: 0. */
+  /** CPU: number of the session's threads that share one call's work, 0 if they are the caller's. CUDA: 0. */
   uint32_t threads;
-  /** As of cuDriverGetVersion, 12040 for 12.4; 0 on a CPU session. */
+  /** The driver's version as cuDriverGetVersion gives it, 12040 for 12.4; 0 on a CPU session. */
   uint32_t driver_version;
-  /** 90 for compute capability 9.0; 0 on a CPU session. */
+  /** The device's compute capability, 90 for 9.0; 0 on a CPU session. */
   uint32_t compute_capability;
-  /** Of the device; 0 on a CPU session. */
+  /** Number of the device's multiprocessors; 0 on a CPU session. */
   uint32_t multiprocessors;
-  /** Kernels loaded at creation; 0 on a CPU session. */
+  /** Number of kernels loaded at creation; 0 on a CPU session. */
   uint32_t kernels;
-  /** Microseconds that loading (and, by the driver, compiling) them took. */
+  /** Microseconds that loading the kernels took, compilation by the driver included. */
   uint64_t load_microseconds;
-  /** Bytes of scratch now held, and the most that calls have used of it. */
+  /** Bytes of scratch that the session holds now, and the largest number of bytes that calls have used of it. */
   uint64_t scratch_bytes;
   uint64_t scratch_peak;
-  /** Bytes of pinned memory handed out now, the most ever, and held by the pool for reuse. */
+  /** Bytes of pinned memory handed out now, the largest number ever handed out, and bytes that the pool keeps for reuse. */
   uint64_t pinned_in_use;
   uint64_t pinned_peak;
   uint64_t pinned_cached;
-  /** NUL-terminated. */
+  /** Name of the device, NUL-terminated. */
   char device_name[64];
 } vwd_session_details;
 #define VWD_SESSION_DETAILS_INIT \
@@ -214,7 +215,7 @@ typedef struct {
    /* load_microseconds */ 0, /* scratch_bytes */ 0, /* scratch_peak */ 0, /* pinned_in_use */ 0, /* pinned_peak */ 0, \
    /* pinned_cached */ 0, /* device_name */ {0}}
 
-/** What calls run on: a device, its scratch memory and its threads or streams. Opaque. */
+/** A session: the device that calls run on, its scratch memory and its threads or streams. Opaque. */
 typedef struct vwd_session vwd_session;
 
 /** Version of the library, "0.1.0". Static, never NULL. */
@@ -224,13 +225,15 @@ VWD_API const char *vwd_version(void);
 VWD_API uint32_t vwd_abi_version(void);
 
 /**
- * Copies the message of this thread's last failed call, NUL-terminated and cut to cap bytes (at a character).
+ * Copies the message of this thread's last failed call, NUL-terminated and truncated to cap bytes at the end of a character.
  *
  * buf  May be NULL when cap is 0.
  * Returns the length of the whole message without the NUL; 0 when no call has failed. A call that succeeds leaves the
  * message as it was.
  */
-VWD_API size_t vwd_last_error(char *buf, size_t cap);
+VWD_API
+size_t vwd_last_error(char *buf,
+                      size_t cap);
 
 /**
  * Creates a session.
@@ -245,15 +248,15 @@ VWD_API size_t vwd_last_error(char *buf, size_t cap);
 VWD_API vwd_status vwd_session_create(const vwd_session_options *options, vwd_session **session);
 
 /**
- * Releases a session, with the streams and pinned memory that it lent; NULL is a no-op. Its calls have returned, streams
- * have passed them, and nobody uses it any more but forecasts, which keep what they need of it. Blocks until its threads
- * have ended; not for capture.
+ * Releases a session, with the streams and pinned memory that it handed out; NULL is a no-op. Its calls have returned,
+ * streams have passed them, and nothing uses the session afterwards except forecasts and caches, which keep the parts of it
+ * that they need. Blocks until its threads have ended; not for capture.
  */
 VWD_API
 void vwd_session_release(vwd_session *session);
 
 /**
- * Tells what the session runs on and what it holds.
+ * Tells which device the session runs on and how much memory it holds.
  *
  * details  Out; its struct_size is set by the caller.
  *
@@ -262,16 +265,19 @@ void vwd_session_release(vwd_session *session);
 VWD_API vwd_status vwd_session_info(const vwd_session *session, vwd_session_details *details);
 
 /**
- * Gives a stream a scratch arena of at least `bytes`, so that calls on it find what they need.
+ * Gives a stream a scratch arena of at least `bytes`, so that calls on it need not allocate.
  *
- * A stream without an arena gets one of options.scratch_bytes, or of what the call needs where that is more, on its first
- * call that needs scratch; not while it is capturing a graph. This call makes the arena before, or replaces a smaller
- * one, whose memory stays until the stream is forgotten: graphs captured with it remain valid. What a call needs, its
- * twin with _scratch in its name tells, `vwd_attention_scratch`. On a CPU session this is a no-op.
+ * A stream without an arena gets one on its first call that needs scratch, unless it is capturing a graph. The arena has
+ * options.scratch_bytes, or the bytes that the call needs if those are more. This call creates the arena earlier, or
+ * replaces a smaller arena, whose memory stays until the stream is forgotten, so that graphs captured with it remain
+ * valid. A function with _scratch in its name, such as `vwd_attention_scratch`, tells how many bytes a call needs. On a CPU
+ * session this is a no-op.
  *
- * Graphs captured on one stream, and calls on it, use one arena: they run one after the other, wherever they are launched.
+ * Graphs captured on one stream, and calls on it, use one arena: they must run one after the other, wherever they are
+ * launched.
  *
- * stream  As in op calls; the handle of the per-thread default stream means the calling thread's. Not capturing.
+ * stream  The stream that calls are given, not capturing; the handle of the per-thread default stream means the stream of
+ *         the calling thread.
  * bytes   0 means options.scratch_bytes.
  *
  * Blocks until the stream has passed what was enqueued before; allocates. Thread-safe.
@@ -283,13 +289,13 @@ vwd_status vwd_session_reserve(const vwd_session *session,
                                uint64_t bytes);
 
 /**
- * Lets go of what the session keeps for a stream, its scratch arenas: the next stream that needs one gets them.
+ * Takes a stream's scratch arenas back: the next stream that needs an arena gets them.
  *
- * The stream has passed its last call on this session, and graphs captured on it are not launched again. A stream that was
- * not seen before is not an error, nor is it to use a forgotten one again. Before a stream is destroyed: its handle may
- * come back as another's. On a CPU session this is a no-op.
+ * The stream has passed its last call on this session, and graphs captured on it are not launched again. A stream that the
+ * session has not seen is not an error, and a forgotten stream may be used again. Call this before a stream is destroyed,
+ * because a new stream may get the same handle. On a CPU session this is a no-op.
  *
- * stream  As in `vwd_session_reserve`.
+ * stream  The stream, as in `vwd_session_reserve`.
  *
  * Does not block. Thread-safe. Errors: INVALID_ARGUMENT.
  */
@@ -298,24 +304,28 @@ vwd_status vwd_session_forget_stream(const vwd_session *session,
                                      vwd_stream stream);
 
 /**
- * One of the session's own streams, non-blocking, for work that runs beside the caller's. It goes with the session.
+ * Gives one of the session's own non-blocking streams, for work that runs at the same time as the caller's. It is destroyed
+ * with the session.
  *
  * role    One of VWD_STREAM_*.
  * stream  Out; NULL on a CPU session.
  *
  * Does not block. Thread-safe. Errors: INVALID_ARGUMENT.
  */
-VWD_API vwd_status vwd_session_stream(const vwd_session *session, uint32_t role, vwd_stream *stream);
+VWD_API
+vwd_status vwd_session_stream(const vwd_session *session,
+                              uint32_t role,
+                              vwd_stream *stream);
 
 /**
- * Takes host memory from the session's pool: pinned and mapped for every device on a CUDA session, plain memory on a CPU
+ * Takes host memory from the session's pool: pinned and mapped for every device on a CUDA session, pageable on a CPU
  * session; aligned to 4096 bytes, contents undefined.
  *
  * bytes    At least 1.
  * pointer  Out. Give back with `vwd_pinned_free`; released with the session at the latest.
  *
  * Allocates when the pool has no piece that fits; not for capture. Thread-safe.
- * Errors: INVALID_ARGUMENT, OUT_OF_MEMORY (pinned_limit or the system's; what is handed out stays valid), DRIVER.
+ * Errors: INVALID_ARGUMENT, OUT_OF_MEMORY (pinned_limit or the system's limit; memory that is handed out stays valid), DRIVER.
  */
 VWD_API
 vwd_status vwd_pinned_alloc(const vwd_session *session,
@@ -323,7 +333,7 @@ vwd_status vwd_pinned_alloc(const vwd_session *session,
                             void **pointer);
 
 /**
- * Gives memory back to the pool; NULL is a no-op. It is handed out again once `stream` has passed this point.
+ * Gives memory back to the pool; NULL is a no-op. The pool hands it out again once `stream` has passed this point.
  *
  * pointer  From `vwd_pinned_alloc` of this session, not yet given back.
  * stream   The stream that used it last; CPU sessions take NULL.
@@ -332,7 +342,7 @@ vwd_status vwd_pinned_alloc(const vwd_session *session,
  */
 VWD_API vwd_status vwd_pinned_free(const vwd_session *session, void *pointer, vwd_stream stream);
 
-/* --- Verification of draft tokens and packing of what was accepted ------------------------------------------------ */
+/* --- Verification of draft tokens and packing of accepted rows ---------------------------------------------------- */
 
 /** Arguments of `vwd_verify`; see there. */
 typedef struct {
@@ -368,7 +378,7 @@ typedef struct {
   {/* struct_size */ sizeof(vwd_pack_args), /* flags */ 0, /* tensor_count */ 0, /* rows */ NULL, /* packed */ NULL, \
    /* accepted */ VWD_TENSOR_INIT, /* offsets */ VWD_TENSOR_INIT}
 
-/** Arguments of `vwd_verify_pack`: those of `vwd_verify` and of `vwd_pack`. */
+/** Arguments of `vwd_verify_pack`: the arguments of `vwd_verify` and of `vwd_pack`. */
 typedef struct {
   uint32_t struct_size;
   /** Must be 0. */
@@ -441,9 +451,9 @@ vwd_status vwd_pack(const vwd_session *session,
                     vwd_stream stream);
 
 /**
- * `vwd_verify` and `vwd_pack` of what it accepted, in one enqueue.
+ * `vwd_verify`, and `vwd_pack` of the rows that it accepts, in one call.
  *
- * Arguments, results, blocking, safety and errors are those of the two calls; accepted is an output here.
+ * Arguments, results, blocking, thread safety and errors are those of the two calls; accepted is an output here.
  */
 VWD_API vwd_status vwd_verify_pack(const vwd_session *session, const vwd_verify_pack_args *args, vwd_stream stream);
 
@@ -453,12 +463,12 @@ VWD_API vwd_status vwd_verify_pack(const vwd_session *session, const vwd_verify_
 #define VWD_INDEX_MINMAX 1
 
 /**
- * Mean key of each window of `window` tokens every `stride` tokens (InfLLM-v2: Zhao et al. 2025). A window exists once it
- * is full.
+ * Mean key of each window of `window` tokens, one window every `stride` tokens (InfLLM-v2: Zhao et al. 2025). A window
+ * exists once it is full.
  */
 #define VWD_INDEX_MEAN 2
 
-/** Per token and KV head: r chosen channels of the key in INT4 (Double Sparsity: Yang et al. 2024). */
+/** Per token and KV head: the label, r chosen channels of the key in INT4 (Double Sparsity: Yang et al. 2024). */
 #define VWD_INDEX_LABEL 3
 
 /** Per block and KV head: the mean key, and one axis along which the keys spread, scaled to their spread. */
@@ -477,7 +487,7 @@ VWD_API vwd_status vwd_verify_pack(const vwd_session *session, const vwd_verify_
  * window       MEAN: tokens of a window; 0 means 32.
  * stride       MEAN: tokens from one window to the next; 0 means 16.
  * table        [B, max_index_pages]     int32, optional.
- * key_max      [pages, rows, Hk, D]     MINMAX; the keys' dtype (of FP8 keys: float32, float16 or bfloat16).
+ * key_max      [pages, rows, Hk, D]     MINMAX; the keys' dtype (for FP8 keys: float32, float16 or bfloat16).
  * key_min      [pages, rows, Hk, D]     MINMAX; dtype of key_max.
  * means        [pages, rows, Hk, D]     MEAN; float32, float16 or bfloat16.
  * labels       [pages, rows, Hk, r/2]   LABEL; uint8. Channel 2i in the low four bits, 2i+1 in the high ones.
@@ -485,12 +495,13 @@ VWD_API vwd_status vwd_verify_pack(const vwd_session *session, const vwd_verify_
  * label_min    [pages, rows, Hk]        LABEL; float16.
  * channels     [Hk, r]                  LABEL; int32, from `vwd_channel_importance`. r even, 2 … D.
  * axes         [pages, rows, Hk, 2·D]   AXIS; float32, float16 or bfloat16: the mean key less axis_centre, then the axis.
- *              [pages, rows, Hk, D]     Or uint8: the same in INT4, value 2i in the low four bits, 2i+1 in the high ones.
- * axis_range   [pages, rows, Hk, 4·⌈D/32⌉]  AXIS in INT4 only; float16: of each group of 32 channels (the last may have
- *                                       fewer), first the mean's, then the axis's, scale and minimum.
- * axis_weights [Hk, D]                  AXIS; float32, optional: what channels count, see `vwd_channel_importance`. Read by
- *                                       `vwd_index_update` alone. Absent: 1.
- * axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key, read likewise. Absent: 0.
+ *           or [pages, rows, Hk, D]     AXIS; uint8: the same in INT4, value 2i in the low four bits, 2i+1 in the high ones.
+ * axis_range   [pages, rows, Hk, 4·⌈D/32⌉]  AXIS in INT4 only; float16: scale and minimum of each group of 32 channels (the
+ *                                       last group may have fewer), first of the mean's groups, then of the axis's.
+ * axis_weights [Hk, D]                  AXIS; float32, optional: the weight of each channel, see `vwd_channel_importance`.
+ *                                       Only `vwd_index_update` reads it. Absent: 1.
+ * axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. Only `vwd_index_update` reads
+ *                                       it. Absent: 0.
  */
 typedef struct {
   uint32_t struct_size;
@@ -557,25 +568,25 @@ typedef struct {
  * Builds or extends the summaries of tokens begin[i] … seq_lens[i]−1 of each sequence from their post-RoPE keys.
  *
  * MINMAX: every block that holds a token of the range is summarised from all its tokens below seq_lens[i]; a zero is +0.
- * Of FP8 keys the extremes are rounded to the type of key_max.
+ * The extremes of FP8 keys are rounded to the dtype of key_max.
  * MEAN: every window that ends inside the range: the float32 sum of its keys in the order of the tokens, times 1/window,
- * rounded to the type of means.
+ * rounded to the dtype of means.
  * LABEL: every token of the range. From lo (a zero is +0) and hi, the smallest and largest of its r channels x, in float32:
  *   label_min = float16(lo), label_scale = float16((hi − lo) / 15), both clamped to ±65504, the scale also to 0 or above;
  *   code = clamp(rne((x − label_min) / label_scale), 0, 15) against the stored values, and 0 where label_scale is 0.
- * AXIS: every block as for MINMAX, of its n tokens k_t. With μ their mean, x_t = k_t − μ and W_c = axis_weights_c²:
+ * AXIS: every block as for MINMAX, from its n tokens k_t. With μ their mean, x_t = k_t − μ and W_c = axis_weights_c²:
  *   z = W∘x_t of the token whose Σ_c W_c·x_tc² is the largest (ties to the lower); three times u_t = x_t·z,
  *   b = Σ_t u_t·x_t and z = W∘b / |u|. Stored are μ − axis_centre and r·b / |u| with
  *   r = max(1.15 / √n, 0.6·max_t |u_t| / |u|), all 0 where |u| is 0.
- *   In INT4 each group of 32 channels has the scale, minimum and codes that a label of them would have; one that holds
- *   what is no finite number has scale 0 and minimum NaN. Sums are in float32 and in an order that depends on nothing but
- *   D and S: a token's is one of eight that are added up at last, and products are fused.
+ *   In INT4 each group of 32 channels has the scale, minimum and codes that a label of those channels would have; a group
+ *   that holds a number that is not finite has scale 0 and minimum NaN. Sums are in float32, with fused products, in an
+ *   order that depends on nothing but D and S: tokens are summed in eight sums, which are then added up.
  * All rounding is to nearest, ties to even. NaN is ignored in maxima and minima and has code 0; without any number max is
  * −inf, min +inf, label_min NaN and label_scale 0. A channel outside 0 … D−1 reads as 0. A token without a page is
- * left out of maxima and minima, and NaN in means, labels and AXIS: none of these is selected before others.
- * Extending token by token gives the same bits as building at once, also after tokens were taken back and replaced.
+ * left out of maxima and minima, and makes means, labels and AXIS NaN: such summaries are selected last.
+ * Extending token by token gives the same bits as building at once, also after tokens were removed and replaced.
  *
- * Keys in FP8 are summarised as what they stand for: the stored value times its scale, rounded to float32.
+ * An FP8 key is summarised as its stored value times its scale, rounded to float32.
  *
  * args->k           [pages, P, Hk, D]  float32, float16, bfloat16, float8_e4m3fn or float8_e5m2; D a multiple of 8, 16 … 576.
  *                                      See vwd_paged_kv for pages and lengths.
@@ -583,8 +594,8 @@ typedef struct {
  * args->page_table  [B, max_pages]     int32, optional.
  * args->seq_lens    [B]                int32. End of the range.
  * args->begin       [B]                int32, optional (absent: 0). Clamped to 0 … seq_lens[i].
- * args->index                          The summaries, out; its table, channels, axis_weights and axis_centre are inputs. Summaries that have no row
- *                                      to live in are not stored.
+ * args->index                          The summaries, out; table, channels, axis_weights and axis_centre are inputs. A
+ *                                      summary without a row is not stored.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -598,14 +609,14 @@ vwd_status vwd_index_update(const vwd_session *session,
 
 /**
  * Chooses the r key channels that decide the scores of each KV head (Double Sparsity: Yang et al. 2024, section 3.2), and
- * finds what channels weigh and where keys centre, for AXIS.
+ * finds the channel weights and the centre of the keys for AXIS.
  *
  * importance[h, c] = mean over the G query heads of h of max_t |q[t, ·, c]|, times max_t |k[t, h, c]|, in float32: the sum
- * in the order of the heads, divided by G, times the peak of the keys. NaN is ignored in maxima. The r largest are chosen,
- * ties to the lower channel.
+ * in the order of the heads, divided by G, times the maximum of the keys. NaN is ignored in maxima. The r channels of largest
+ * importance are chosen, ties to the lower channel.
  *
  * weights[h, c] = mean over the tokens and the G query heads of h of |q[t, ·, c]|, centre[h, c] = mean over the tokens of
- * k[t, h, c]: what AXIS takes, from any text or the prompt. In float32; a NaN counts as 0, and so does a mean of nothing.
+ * k[t, h, c], in float32, for AXIS, from any text or from the prompt. A NaN counts as 0, and so does a mean of no tokens.
  *
  * args->q           [Tq, Hq, D]  float32, float16 or bfloat16; D a multiple of 8, 16 … 576. Sample of post-RoPE queries.
  * args->k           [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys.
@@ -642,17 +653,17 @@ vwd_status vwd_channel_importance(const vwd_session *session,
 #define VWD_SELECT_AXIS 5
 
 /**
- * Bit of a list's status: a query of the list holds a NaN, or the product of a query and a summary is one. What it concerns
- * ranks last.
+ * Bit of a list's status: a query of the list holds a NaN, or the product of a query and a summary is NaN. The blocks or
+ * tokens concerned rank last.
  */
 #define VWD_SELECT_NAN 1
 
-/** Bit of a list's status: a block, complete window or candidate token that the list's queries see has no place in the index. */
+/** Bit of a list's status: a block, complete window or candidate token that the list's queries see has no summary in the index. */
 #define VWD_SELECT_NO_SUMMARY 2
 
 /**
  * Bit of a list's status: a length, number of rows, budget or count of candidates was out of range, or scores had fewer
- * places than there are blocks.
+ * columns than there are blocks.
  */
 #define VWD_SELECT_CLAMPED 4
 
@@ -721,33 +732,33 @@ typedef struct {
  *   LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
  *                 channels; −inf for a block that is no candidate
  *   AXIS          Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))) over the blocks
- * A score is −inf for a block without a summary (MEAN: without a complete window for which the index has room), and where
- * it would be NaN. In a softmax, and for MEAN_DOT, a window or token that has no summary, or whose product is not finite,
- * weighs nothing (MEAN_DOT: is −inf); so does a block (AXIS), which then scores −inf. A NaN in any of the G query heads:
- * every block scores −inf.
- * min(n_i, max(budget, forced)) blocks of the n_i = ⌈len/block_size⌉ are selected: the forced ones (the first init_blocks
- * and the last local_blocks), then the best. So k counts the forced blocks. n_i and what is forced follow from seq_lens
- * alone, whatever index and scores have room for. −0 and +0 are equal.
+ * A score that would be NaN is −inf, and so is the score of a block without a summary (MEAN: without a complete window for
+ * which the index has a row). In a softmax a window, token or block (AXIS) that has no summary, or whose product is not
+ * finite, weighs nothing; such a window is −inf for MEAN_DOT, and such a block scores −inf for AXIS. If any of the G query
+ * heads holds a NaN, every block scores −inf.
+ * min(n_i, max(budget, forced)) blocks of the n_i = ⌈len/block_size⌉ are selected: the forced blocks (the first init_blocks
+ * and the last local_blocks), then the best. So k counts the forced blocks. n_i and the forced blocks follow from seq_lens
+ * alone, whatever the sizes of index and scores. −0 and +0 are equal.
  *
- * Query positions: row r of sequence i stands at p = seq_lens[i] − q_lens[i] + r, for seq_lens counts the rows themselves.
- * It does not see blocks that begin past p (−inf), nor windows and labels that reach past p. With a list for each row,
- * its len is p + 1. Where the rows share a list, a block's score is the largest that it has for any of them. Rows from
- * q_lens[i] on are not read, their lists are empty, and so is a shared list without rows.
+ * Query positions: row r of sequence i is at token position p = seq_lens[i] − q_lens[i] + r, because seq_lens counts the rows
+ * themselves. It does not see blocks that begin past p (they score −inf), nor windows and labels that reach past p. If each
+ * row has its own list, len is p + 1. If the rows share a list, a block's score is the largest of its scores for the rows.
+ * Rows from q_lens[i] on are not read, their lists are empty, and so is a shared list without rows.
  *
- * args->method                             One of VWD_SELECT_*; index.kind must be what it reads.
+ * args->method                             One of VWD_SELECT_*; index.kind must be the kind that the method reads.
  * args->block_size                         S, tokens of a block; MINMAX, AXIS: equal to index.block_size.
  * args->k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
- * args->scale                              Of q·k, above 0; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
+ * args->scale                              Factor on q·k, above 0; 0 means 1/√D. MINMAX and MEAN_DOT ignore it.
  * args->index                              As filled by `vwd_index_update`.
- * args->q           [B, (Q,) Hq, D]        float32, float16 or bfloat16; D a multiple of 8, 16 … 576. MEAN_DOT: Hk for
- *                                          Hq, one Forecast vector a head.
+ * args->q           [B, (Q,) Hq, D]        float32, float16 or bfloat16; D a multiple of 8, 16 … 576. MEAN_DOT: Hq is Hk,
+ *                                          one Forecast vector per KV head.
  * args->q_lens      [B]                    int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
  * args->seq_lens    [B]                    int32. Clamped to 0 and above.
  * args->budgets     [B]                    int32, optional: k of each sequence's lists; clamped to 0 … cap.
  * args->candidates  [B, (Q,) Hk, cap2]     LABEL_MASS: the blocks to weigh, of selected's rank. Other methods: absent.
  * args->selected    [B, (Q,) Hk, cap]      Out, ascending. Q only if q has it: each row's own lists, otherwise shared ones.
- * args->scores      [B, (Q,) Hk, max_blocks]  float32, out, optional. Scores of blocks below n_i, as many as have a place;
- *                                          the rest is not written. As each of selected's lists.
+ * args->scores      [B, (Q,) Hk, max_blocks]  float32, out, optional. Scores of the blocks below min(n_i, max_blocks), for
+ *                                          each of selected's lists; the other columns are not written.
  * args->status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
  * Lists have no slots.
  *
@@ -765,8 +776,8 @@ vwd_status vwd_select_blocks(const vwd_session *session,
 /**
  * Tells how many bytes of scratch `vwd_select_blocks` with these arguments needs in its stream's arena: 0 on a CPU session.
  *
- * For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
- * contents of tensors, which need not be there yet. The arguments are checked as in the call.
+ * Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, strides, dtypes and scalars,
+ * never from the contents of tensors, which need not be written yet. The arguments are checked as in the call.
  *
  * bytes  Out.
  *
@@ -781,15 +792,15 @@ vwd_status vwd_select_blocks_scratch(const vwd_session *session,
  * Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: Hu et al. 2026, the second level).
  *
  * α_t = mean over the G query heads of softmax_t(scale·q̃_h·k̃_t) over all tokens of the candidates; ties go to the lower
- * token. A token without a label, or whose product is not finite, has α = 0; so have all where one of the G query heads
- * holds a NaN. The first init_tokens and the last local_tokens of a sequence are always selected, candidates or not, and
- * follow from seq_lens alone: max(min(candidate tokens ∪ forced, budget), forced) tokens in all. So k counts the forced
- * tokens. Query positions as for `vwd_select_blocks`: tokens past p weigh nothing, and where rows share a list α_t is the
- * largest that it has for any of them.
+ * token. A token without a label, or whose product is not finite, has α = 0; if one of the G query heads holds a NaN, every
+ * token has α = 0. The first init_tokens and the last local_tokens of a sequence are forced: they are always selected,
+ * candidates or not, and follow from seq_lens alone. max(min(candidate tokens ∪ forced, budget), forced) tokens are selected
+ * in all. So k counts the forced tokens. Query positions as for `vwd_select_blocks`: tokens past p weigh nothing, and if the
+ * rows share a list α_t is the largest of its values for the rows.
  *
  * args->block_size                      S, tokens of a candidate block.
  * args->k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap.
- * args->scale                           Of q·k, above 0; 0 means 1/√D.
+ * args->scale                           Factor on q·k, above 0; 0 means 1/√D.
  * args->index                           kind LABEL.
  * args->q           [B, (Q,) Hq, D]     float32, float16 or bfloat16; D a multiple of 8, 16 … 576.
  * args->q_lens      [B]                 int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
@@ -797,8 +808,8 @@ vwd_status vwd_select_blocks_scratch(const vwd_session *session,
  * args->budgets     [B]                 int32, optional: k of each sequence's lists; clamped to 0 … cap.
  * args->candidates  [B, (Q,) Hk, cap2]  Blocks to choose from, of selected's rank.
  * args->selected    [B, (Q,) Hk, cap]   Out, ascending token positions. Q only if q has it: each row's own lists.
- * args->scores      [B, (Q,) Hk, cap]   float32, out, optional. α of each selected token; 0 for a forced one that is in no
- *                                       candidate.
+ * args->scores      [B, (Q,) Hk, cap]   float32, out, optional. α of each selected token; 0 for a forced token that is in no
+ *                                       candidate block.
  * args->status      [B, (Q,) Hk]        uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
  * Lists have no slots.
  *
@@ -816,8 +827,8 @@ vwd_status vwd_select_tokens(const vwd_session *session,
 /**
  * Tells how many bytes of scratch `vwd_select_tokens` with these arguments needs in its stream's arena: 0 on a CPU session.
  *
- * For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
- * contents of tensors, which need not be there yet. The arguments are checked as in the call.
+ * Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, strides, dtypes and scalars,
+ * never from the contents of tensors, which need not be written yet. The arguments are checked as in the call.
  *
  * bytes  Out.
  *
@@ -828,12 +839,12 @@ vwd_status vwd_select_tokens_scratch(const vwd_session *session,
                                      const vwd_select_tokens_args *args,
                                      uint64_t *bytes);
 
-/* --- The best of rows of scores ----------------------------------------------------------------------------------- */
+/* --- The top k of rows of scores ---------------------------------------------------------------------------------- */
 
-/** Ids ascend. */
+/** The selected ids ascend. */
 #define VWD_TOPK_ASCENDING 0
 
-/** The best comes first. */
+/** The best score comes first. */
 #define VWD_TOPK_BEST_FIRST 1
 
 /** Arguments of `vwd_topk`; see there. */
@@ -858,16 +869,16 @@ typedef struct {
 /**
  * Selects the exact top k of each row of scores; ties go to the lower index.
  *
- * Row r has lens[r] scores. counts[r] = min(k, lens[r]) of them are selected: those that come first when the larger score comes
- * first and, of equal ones, the lower index. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only
- * where there are too few others. So the result is one and the same on every backend, device and run.
+ * Row r has lens[r] scores, ordered by descending score and, among equal scores, by ascending index. The first
+ * counts[r] = min(k, lens[r]) are selected. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only if
+ * there are too few other scores. The result is the same on every backend, device and run.
  *
  * args->k                  Budget of every row, at most cap.
  * args->order              VWD_TOPK_ASCENDING: by index. VWD_TOPK_BEST_FIRST: in the order above.
  * args->scores   [R, n]    float32, float16 or bfloat16.
  * args->lens     [R]       int32, optional: scores of each row; absent: n. Clamped to 0 … n.
  * args->budgets  [R]       int32, optional: k of each row; clamped to 0 … cap.
- * args->ids      [R, cap]  int32, out. Places from counts[r] on are not written; so of values.
+ * args->ids      [R, cap]  int32, out. Columns from counts[r] on are not written, in values likewise.
  * args->counts   [R]       int32, out.
  * args->values   [R, cap]  dtype of scores, out, optional: the selected scores as they are stored, NaN included.
  *
@@ -890,12 +901,13 @@ vwd_status vwd_topk(const vwd_session *session,
  * flags       Must be 0.
  * k           [pages, P, Hk, D]   float32, float16, bfloat16, float8_e4m3fn or float8_e5m2. D a multiple of 8, 16 … 576.
  * v           [pages, P, Hk, Dv]  dtype of k; Dv likewise. May be a view of k's memory (MLA: its first 512 channels).
- * page_table  [B, max_pages]      int32, optional. Page p of sequence i is page_table[i, p]. Absent: sequence i is page i
- *                                 alone, so that k is [B, T, Hk, D]; with the slots of a list, see `vwd_block_list`. A page
- *                                 outside 0 … pages−1 holds no tokens.
- * seq_lens    [B]                 int32. Tokens of each sequence; clamped to 0 … what its pages can hold (slots hold any).
+ * page_table  [B, max_pages]      int32, optional. Page p of sequence i is page_table[i, p]. Absent: sequence i has page i
+ *                                 and no other, so that k is [B, T, Hk, D]; for lists with slots see `vwd_block_list`. A
+ *                                 page outside 0 … pages−1 holds no tokens.
+ * seq_lens    [B]                 int32. Tokens of each sequence, clamped to 0 … the capacity of its pages; with slots there
+ *                                 is no upper bound.
  * k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Key = stored value · scale.
- * v_scale     [1], [Hk] or [pages, P, Hk]  likewise.
+ * v_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Value = stored value · scale.
  */
 typedef struct {
   uint32_t struct_size;
@@ -914,7 +926,7 @@ typedef struct {
 
 /**
  * Attention state per query head: out = acc / l, lse = m + ln l. Natural logarithms, s = scale·q·k.
- * Nothing attended: acc = 0, m = −inf, l = 0. Final: it does not grow.
+ * The state of no tokens, the empty state, is acc = 0, m = −inf, l = 0. The struct is final: it does not grow.
  *
  * acc  [B, Hq, Dv] or [B, Q, Hq, Dv]  float32. Σ e^(s−m) v
  * m    [B, Hq] or [B, Q, Hq]          float32. max s
@@ -929,7 +941,8 @@ typedef struct {
   {/* acc */ VWD_TENSOR_INIT, /* m */ VWD_TENSOR_INIT, /* l */ VWD_TENSOR_INIT}
 
 /**
- * Attention state per entry of a block list (per group of `partial_blocks` consecutive entries). Final: it does not grow.
+ * Partials: an attention state for each group of `partial_blocks` consecutive entries of a block list. The struct is final:
+ * it does not grow.
  *
  * acc  [B, Hq, groups, Dv] or [B, Q, Hq, groups, Dv]  float32; groups = ⌈cap / partial_blocks⌉
  * m    [B, Hq, groups] or [B, Q, Hq, groups]          float32
@@ -988,7 +1001,7 @@ typedef struct {
    /* sinks */ VWD_TENSOR_INIT, /* out */ VWD_TENSOR_INIT, /* lse */ VWD_TENSOR_INIT, \
    /* state */ VWD_ATTENTION_STATE_INIT}
 
-/** The result covers predicted ∪ selected blocks (PRR: Wang et al. 2026): what was predicted in vain stays in. */
+/** The result covers predicted ∪ selected blocks (PRR: Wang et al. 2026): blocks predicted in vain remain in it. */
 #define VWD_REPAIR_SUPERSET 1
 
 /** The result covers the selected blocks alone. */
@@ -1027,39 +1040,40 @@ typedef struct {
    /* state */ VWD_ATTENTION_STATE_INIT, /* missed_counts */ VWD_TENSOR_INIT}
 
 /**
- * Decode attention of a sequence's query positions over a list of blocks, a list of tokens, or everything.
+ * Decode attention of a sequence's query positions over a list of blocks, a list of tokens, or all tokens.
  *
- * out[i, h] = Σ_t softmax_t(s_t) v_t with s_t = scale·q_h·k_t, over the tokens t of the list of KV head h / G that the
- * position sees. Of Q positions row r < q_lens[i] stands at p = seq_lens[i] − q_lens[i] + r, for seq_lens counts the rows
- * themselves, and sees the tokens 0 … p; with a window w the tokens p − w + 1 … p, itself included. Rows at or past
- * q_lens, and rows with nothing to attend: out 0, lse −inf, the empty state. Speculative attention is this call over a
- * predicted list with state or partials kept for `vwd_repair`.
+ * out[i, h] = Σ_t softmax_t(s_t) v_t with s_t = scale·q_h·k_t, over the tokens t of the list of KV head h / G that the query
+ * position sees. Row r < q_lens[i] of the Q rows of a sequence is at token position p = seq_lens[i] − q_lens[i] + r, because
+ * seq_lens counts the rows themselves. It sees the tokens 0 … p; with a window w it sees the tokens p − w + 1 … p. Rows at or
+ * past q_lens, and rows that see no token of their list, get out 0, lse −inf and the empty state. Speculative attention is
+ * this call over a predicted list, with state or partials kept for `vwd_repair`.
  *
  * args->block_size                     Tokens of a block of the list, S; 1 for a list of tokens; 0 without a list. With a
  *                                      page_table, S divides P or P divides S; with slots, S divides P.
  * args->partial_blocks                 Entries of the list that share one partial; 0 means 1.
- * args->scale                          Of q·k, above 0; 0 means 1/√D, and must be given where D ≠ Dv.
- * args->soft_cap                       c: s becomes c·tanh(s / c), before anything is masked. 0: none.
- * args->window                         w, in tokens. 0: none.
+ * args->scale                          Factor on q·k, above 0; 0 means 1/√D, and is not allowed if D ≠ Dv.
+ * args->soft_cap                       c: s becomes c·tanh(s / c), before any token is masked. 0: no soft cap.
+ * args->window                         w, in tokens. 0: no window.
  * args->q         [B, Hq, D]           float32, float16 or bfloat16. Hq = G·Hk, any G ≥ 1. Q = 1.
  *              or [B, Q, Hq, D]
  * args->q_lens    [B]                  int32, optional (absent: Q). Rows of each sequence; clamped to 0 … Q.
  * args->kv                             Keys and values.
- * args->list      [B, Hk, cap]         Optional (no tensor given: every token). Shared by the positions of a sequence,
- *              or [B, Q, Hk, cap]      which then read its tokens once; or each position's own (q of rank 4). With slots
- *                                      kv is a pool [slots, P, 1, D] without page_table, and Hk is the list's.
+ * args->list      [B, Hk, cap]         Optional (no tensor given: every token). The positions of a sequence share a list of
+ *              or [B, Q, Hk, cap]      rank 3, and its tokens are read once for all of them; with rank 4 each position has
+ *                                      its own list (q of rank 4). With slots kv is a pool [slots, P, 1, D] without
+ *                                      page_table, and Hk is the list's.
  * args->sinks     [Hq]                 float32, optional: out = acc / (l + e^(sink − m)). +inf: out 0; −inf: no sink.
- *                                      Neither capped, nor in lse, state or partials.
+ *                                      The soft cap does not apply to sinks; lse, state and partials do not include them.
  * args->out       [B, Hq, Dv]          dtype of q, or float32; out.
  *              or [B, Q, Hq, Dv]
  * args->lse       [B, Hq]              float32, out, optional. Natural logarithm of Σ e^s.
  *              or [B, Q, Hq]
  * args->state                          Out, optional (all three or none).
- * args->partials                       Out, optional (all three or none); needs a list. Entries past the count are not
- *                                      written.
+ * args->partials                       Out, optional (all three or none); needs a list. Partials of entries past the count
+ *                                      are not written.
  *
- * FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t; what is masked is not multiplied, so
- * that bytes and scales of tokens that no row sees may be NaN. A NaN in a token spoils the rows that see it, and no other.
+ * FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
+ * bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it.
  *
  * On the CPU results do not depend on batch, neighbours, other positions or threads.
  *
@@ -1077,8 +1091,8 @@ vwd_status vwd_attention(const vwd_session *session,
 /**
  * Tells how many bytes of scratch `vwd_attention` with these arguments needs in its stream's arena: 0 on a CPU session.
  *
- * For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
- * contents of tensors, which need not be there yet. The arguments are checked as in the call.
+ * Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, strides, dtypes and scalars,
+ * never from the contents of tensors, which need not be written yet. The arguments are checked as in the call.
  *
  * bytes  Out.
  *
@@ -1093,12 +1107,12 @@ vwd_status vwd_attention_scratch(const vwd_session *session,
  * Joins attention states over disjoint sets of tokens (Flash-Decoding: Dao et al. 2023).
  *
  * m' = max_n m_n, l' = Σ_n l_n e^(m_n−m'), acc' = Σ_n acc_n e^(m_n−m'), out = acc' / (l' + e^(sink − m')),
- * lse = m' + ln l'. Empty states are neutral; joined in the order given.
+ * lse = m' + ln l'. An empty state changes nothing. States are joined in the order given.
  *
  * args->input_count            Number of states, 1 … 16.
  * args->inputs  [n]            Host array of states [B, Hq, Dv], [B, Hq], [B, Hq], or all with Q after B. Dv a multiple of
  *                              8, 16 … 576.
- * args->sinks   [Hq]           float32, optional; as in `vwd_attention`, and in out alone.
+ * args->sinks   [Hq]           float32, optional; as in `vwd_attention`. They enter out alone.
  * args->out     [B, Hq, Dv]    float32, float16 or bfloat16, out, optional.
  *            or [B, Q, Hq, Dv]
  * args->lse     [B, Hq]        float32, out, optional.
@@ -1117,33 +1131,33 @@ vwd_status vwd_merge_states(const vwd_session *session,
                             vwd_stream stream);
 
 /**
- * Turns attention over predicted blocks into attention over the selected ones, at a cost that follows what was missed.
+ * Turns attention over predicted blocks into attention over the selected blocks, at a cost that follows the missed blocks.
  *
- * The missed set, selected ∖ predicted, is found here, attended and folded in. SUPERSET (PRR) starts from
+ * The call finds the missed blocks, selected ∖ predicted, attends them and joins the result. SUPERSET (PRR) starts from
  * predicted_state; its result covers predicted ∪ selected. EXACT joins the partials of predicted ∩ selected with the
- * missed blocks; a group of partial_blocks that holds a block predicted in vain is attended again. On the CPU, with
- * block_size ≥ 8 and partial_blocks ≤ 1, EXACT equals `vwd_attention` over selected bit for bit.
+ * attention of the missed blocks; it attends a group of partial_blocks entries again if the group holds a block predicted
+ * in vain. On the CPU, with block_size ≥ 8 and partial_blocks ≤ 1, EXACT equals `vwd_attention` over selected bit for bit.
  *
- * Positions, masks, caps and sinks mean what they mean in `vwd_attention`. A block is missed if it is selected, not
- * predicted, and begins below seq_lens (with lists of each position's own: at or before the position).
+ * Query positions, masks, the soft cap and sinks mean what they mean in `vwd_attention`. A block is missed if it is selected,
+ * not predicted, and begins below seq_lens (if each position has its own lists: at or before the position).
  *
  * args->mode                              VWD_REPAIR_SUPERSET or VWD_REPAIR_EXACT.
  * args->block_size, partial_blocks,       As in the call of `vwd_attention` that made the state or partials.
  *       scale, soft_cap, window
- * args->q, q_lens, kv                     Likewise.
- * args->predicted  [B, Hk, cap]           The list that was attended; without slots.
+ * args->q, q_lens, kv                     As in that call.
+ * args->predicted  [B, Hk, cap]           The list of that call, without slots.
  *               or [B, Q, Hk, cap]
- * args->selected   [B, Hk, cap2]          The true list, of the same rank; with slots if kv is a pool that slots name.
+ * args->selected   [B, Hk, cap2]          The selected list, of the rank of predicted; with slots if kv is a pool.
  *               or [B, Q, Hk, cap2]
- * args->predicted_state                   SUPERSET: kept by `vwd_attention`. EXACT: absent.
- * args->predicted_partials                EXACT: kept by `vwd_attention`. SUPERSET: absent.
- * args->sinks      [Hq]                   float32, optional; enters out alone, so that it is given in every call.
+ * args->predicted_state                   SUPERSET: the state that `vwd_attention` wrote. EXACT: absent.
+ * args->predicted_partials                EXACT: the partials that `vwd_attention` wrote. SUPERSET: absent.
+ * args->sinks      [Hq]                   float32, optional. They enter out alone, so every call is given them.
  * args->out        [B, Hq, Dv]            dtype of q, or float32; out.
  *               or [B, Q, Hq, Dv]
  * args->lse        [B, Hq]                float32, out, optional.
  *               or [B, Q, Hq]
  * args->state                             Out, optional (all three or none); may be predicted_state itself.
- * args->missed_counts  [B, Hk]            int32, out, optional: size of selected ∖ predicted, of each list.
+ * args->missed_counts  [B, Hk]            int32, out, optional: number of missed blocks of each list.
  *                   or [B, Q, Hk]
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
@@ -1160,8 +1174,8 @@ vwd_status vwd_repair(const vwd_session *session,
 /**
  * Tells how many bytes of scratch `vwd_repair` with these arguments needs in its stream's arena: 0 on a CPU session.
  *
- * For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
- * contents of tensors, which need not be there yet. The arguments are checked as in the call.
+ * Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, strides, dtypes and scalars,
+ * never from the contents of tensors, which need not be written yet. The arguments are checked as in the call.
  *
  * bytes  Out.
  *
@@ -1174,7 +1188,10 @@ vwd_status vwd_repair_scratch(const vwd_session *session,
 
 /* --- Transfer of KV blocks from pinned host memory ---------------------------------------------------------------- */
 
-/** The library picks the engine, by the size and number of blocks; for lists in device memory the kernel. */
+/**
+ * The library picks the kernel or the copy engine by the size and number of blocks; for lists in device memory it picks the
+ * kernel.
+ */
 #define VWD_GATHER_AUTO 0
 
 /** A kernel with few thread blocks reads the mapped host memory. */
@@ -1204,18 +1221,19 @@ typedef struct {
  * Copies listed blocks: target[target_ids[j]] = source[source_ids[j]] for j below count; with lists per KV head
  * target[target_ids[i, g, j]] = source[source_ids[i, g, j], g] for j below count[i, g].
  *
- * An entry with an id outside its tensor (−1, say) is skipped. target_ids are distinct.
+ * An entry with an id outside its tensor (such as −1) is skipped. target_ids are distinct.
  *
- * args->engine      One of VWD_GATHER_*. A CPU session copies with its threads, whatever the engine.
+ * args->engine      One of VWD_GATHER_*. A CPU session copies with its threads, whatever the value.
  * args->source      [N, …] or, with lists per KV head, [N, Hk, …]. Any dtype. CPU session: CPU or pinned memory. CUDA
  *                   session: pinned host memory (device_type 3) or the session's device.
  * args->target      [M, …]  Out; dtype of source and the shape of its blocks; on the session's device.
  * args->source_ids  [n] or [B, Hk, cap]  int32.
- * args->target_ids  As source_ids; int32, optional (absent: 0 … n−1, over all lists in order).
+ * args->target_ids  Shape of source_ids; int32, optional (absent: 0 … n−1, counted over all lists in order).
  * args->count       [1] or [B, Hk]  int32, optional (absent: n, or cap). Clamped to 0 … n.
  *
- * CUDA session: the lists are all on its device, and read when the stream gets there, or all in host memory (device_type 1
- * or 3), and read during the call; a captured call keeps what these held. VWD_GATHER_COPY_ENGINE takes the latter alone.
+ * CUDA session: all lists lie on its device, and are read when the stream reaches the copy, or all lie in host memory
+ * (device_type 1 or 3), and are read during the call; a captured call keeps the entries that they held then.
+ * VWD_GATHER_COPY_ENGINE takes lists in host memory only.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -1227,12 +1245,12 @@ vwd_status vwd_gather_blocks(const vwd_session *session,
                              const vwd_gather_blocks_args *args,
                              vwd_stream stream);
 
-/* --- Tiered KV cache: all KV in host memory, what is being read in slots on the device ---------------------------- */
+/* --- Tiered KV cache: all keys and values in host memory, the blocks in use in slots on the device ---------------- */
 
-/** Told how far an allocation is; `done` reaches `total`. Does not unwind. */
+/** Reports how much of an allocation is done: `done` of `total` bytes; the last call has done = total. Does not unwind. */
 typedef void (*vwd_progress)(void *progress_context, uint64_t done, uint64_t total);
 
-/** Options of `vwd_kv_cache_create`; what has no default must be at least 1. */
+/** Options of `vwd_kv_cache_create`. A size without a default must be at least 1. */
 typedef struct {
   uint32_t struct_size;
   /** Must be 0. */
@@ -1248,17 +1266,17 @@ typedef struct {
   /** DLPack's code and bits of keys and values: float32, float16, bfloat16, float8_e4m3fn or float8_e5m2. */
   uint32_t dtype_code;
   uint32_t dtype_bits;
-  /** 1: each token has scales of its own for each KV head, which are kept with it; FP8 only. 0: none are kept. */
+  /** 1: each token has scales of its own for each KV head, which the cache keeps; FP8 only. 0: the cache keeps no scales. */
   uint32_t token_scales;
-  /** Most sequences at once. Their numbers are below this. */
+  /** Largest number of sequences at once. Sequences are numbered from 0 to one less than this. */
   uint32_t max_sequences;
-  /** Most blocks of a sequence. */
+  /** Largest number of blocks of a sequence. */
   uint32_t max_blocks;
-  /** Blocks of host memory, each of all layers and KV heads. */
+  /** Number of blocks in host memory, each for all layers and KV heads. */
   uint32_t host_blocks;
-  /** Slots of a layer that blocks are fetched into, each of one block of one KV head. */
+  /** Number of slots of a layer that blocks are fetched into; a slot holds one block of one KV head. */
   uint32_t slots;
-  /** What the last so many resolves of a layer named stays in its slot; 0 means 2. */
+  /** A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2. */
   uint32_t hold;
   /** Called while memory is allocated; may be NULL. */
   vwd_progress progress;
@@ -1271,19 +1289,19 @@ typedef struct {
    /* token_scales */ 0, /* max_sequences */ 0, /* max_blocks */ 0, /* host_blocks */ 0, /* slots */ 0, /* hold */ 0, \
    /* progress */ NULL, /* progress_context */ NULL}
 
-/** What a cache takes, filled by `vwd_kv_cache_capacity` before there is one. */
+/** The memory that a cache takes, filled by `vwd_kv_cache_capacity` before the cache is created. */
 typedef struct {
   uint32_t struct_size;
   uint32_t flags;
-  /** Of one block of one KV head of one layer: its keys, values and scales, which lie in one run. */
+  /** Bytes of a run: the keys, values and scales of one block of one KV head of one layer, one after the other. */
   uint64_t run_bytes;
-  /** Pinned memory, from the session. */
+  /** Bytes of pinned host memory, from the session. */
   uint64_t host_bytes;
-  /** Memory of the device, bookkeeping included. */
+  /** Bytes of device memory, bookkeeping included. */
   uint64_t device_bytes;
-  /** Slots of a layer in all: those of the tails, then `slots` of the options. */
+  /** Number of all slots of a layer: first the slots of the tails, then `slots` of the options. */
   uint64_t total_slots;
-  /** Longest selection that may be resolved: entries of all lists of a call together. */
+  /** Largest selection that a resolve may name: the entries of all lists of a call together. */
   uint64_t largest_selection;
 } vwd_kv_cache_sizes;
 #define VWD_KV_CACHE_SIZES_INIT \
@@ -1291,12 +1309,12 @@ typedef struct {
    /* device_bytes */ 0, /* total_slots */ 0, /* largest_selection */ 0}
 
 /**
- * Where a layer's slots lie, filled by `vwd_kv_cache_view`. The views stay valid as long as the cache.
+ * Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
  *
  * k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name.
  * k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
- * tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The same memory by sequence and place: pages of
- *                        the newest blocks, for vwd_index_update.
+ * tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
+ *                        for vwd_index_update.
  * tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
  * tail_table   [max_sequences, max_blocks]  int32. The page of tail_k that block n of a sequence is in while it is one of the
  *                        two newest.
@@ -1321,31 +1339,31 @@ typedef struct {
    /* tail_table */ VWD_TENSOR_INIT}
 
 /**
- * Counters since the cache was created, filled by `vwd_kv_cache_info`. Entries are those of lists, blocks those of one KV
- * head of one layer.
+ * Counters since the cache was created, filled by `vwd_kv_cache_info`. An entry is an entry of a list, a block a block of
+ * one KV head of one layer.
  */
 typedef struct {
   uint32_t struct_size;
   uint32_t flags;
   uint32_t sequences;
-  /** Blocks of host memory that sequences hold, and that are free. */
+  /** Blocks of host memory that sequences hold, and blocks of host memory that are free. */
   uint32_t blocks_in_use;
   uint32_t blocks_free;
   uint64_t host_bytes;
   uint64_t device_bytes;
-  /** Entries that were there when they were resolved, those of tails included. */
+  /** Entries whose block was resident when they were resolved, blocks of tails included. */
   uint64_t hits;
-  /** Entries that were not there: each takes a copy, or waits for one that an earlier entry has asked for. */
+  /** Entries whose block was not resident: each asks for a copy, or waits for a copy that an earlier entry asked for. */
   uint64_t misses;
   uint64_t bytes_fetched;
   uint64_t bytes_written_back;
-  /** Blocks that left their slot for another. */
+  /** Blocks whose slot was given to another block. */
   uint64_t evictions;
-  /** Of those, fetched and not named by a later resolve. */
+  /** Evicted blocks that were fetched and that no later resolve named. */
   uint64_t unused;
-  /** Waits that found copies under way. */
+  /** Waits during which copies were under way. */
   uint64_t waits;
-  /** Tokens that had no place: see `vwd_kv_cache_append`. */
+  /** Tokens that were dropped because they had no place: see `vwd_kv_cache_append`. */
   uint64_t dropped_tokens;
 } vwd_kv_cache_stats;
 #define VWD_KV_CACHE_STATS_INIT \
@@ -1390,19 +1408,21 @@ typedef struct {
 /**
  * A tiered KV cache of all layers of a model. Opaque.
  *
- * The newest one or two blocks of each sequence lie in slots of their own, its tail; there tokens are appended. A block that
- * is full is written back to host memory, from where resolve and fetch bring it to a slot when a list names it. Forks share
- * whole blocks, which never change.
+ * The newest one or two blocks of each sequence lie in reserved slots, the sequence's tail, where tokens are appended. A block
+ * that is full is written back to host memory; resolve and fetch bring it to a slot when a list names it. Forks share whole
+ * blocks, which never change.
  */
 typedef struct vwd_kv_cache vwd_kv_cache;
 
 /**
- * Fills `sizes`, whose struct_size the caller has set, with what a cache of these options takes. Allocates nothing.
+ * Fills `sizes`, whose struct_size the caller has set, with the memory that a cache of these options takes. Allocates nothing.
  *
  * Thread-safe.
  * Errors: INVALID_ARGUMENT (the message names the option).
  */
-VWD_API vwd_status vwd_kv_cache_capacity(const vwd_kv_cache_options *options, vwd_kv_cache_sizes *sizes);
+VWD_API
+vwd_status vwd_kv_cache_capacity(const vwd_kv_cache_options *options,
+                                 vwd_kv_cache_sizes *sizes);
 
 /**
  * Creates a cache without sequences.
@@ -1413,7 +1433,7 @@ VWD_API vwd_status vwd_kv_cache_capacity(const vwd_kv_cache_options *options, vw
  *
  * Blocks and allocates; not for capture. Thread-safe.
  * Errors: INVALID_ARGUMENT (the message names the option), UNSUPPORTED (CUDA: runs of 2^32 bytes, more than 2^30 slots),
- * OUT_OF_MEMORY, DRIVER, INTERNAL. After an error nothing is kept.
+ * OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays allocated.
  */
 VWD_API
 vwd_status vwd_kv_cache_create(const vwd_session *session,
@@ -1421,8 +1441,8 @@ vwd_status vwd_kv_cache_create(const vwd_session *session,
                                vwd_kv_cache **cache);
 
 /**
- * Releases a cache and all its sequences; NULL is a no-op. No call on it may be in progress, and its streams have passed its
- * last call; it waits for its own copies.
+ * Releases a cache and all its sequences; NULL is a no-op. No call on the cache may be in progress, and streams have passed
+ * its last call; the release waits for the cache's own copies.
  */
 VWD_API
 void vwd_kv_cache_release(vwd_kv_cache *cache);
@@ -1432,8 +1452,8 @@ void vwd_kv_cache_release(vwd_kv_cache *cache);
  *
  * sequence  Out: its number, below max_sequences. Free with `vwd_kv_cache_free`.
  *
- * Thread-safe; calls on one cache are ordered by the caller where they are about the same layer, and on the device by one
- * stream or by events: this call, and those like it, are about every layer. Enqueues what the device must know; not for
+ * Thread-safe. The caller orders calls on one cache that concern the same layer, and orders them on the device by one stream
+ * or by events; the calls that change sequences concern every layer. Enqueues the update of the device's tables; not for
  * capture.
  * Errors: INVALID_ARGUMENT, OUT_OF_MEMORY (max_sequences are in use), DRIVER, INTERNAL.
  */
@@ -1443,10 +1463,10 @@ vwd_status vwd_kv_cache_add(const vwd_kv_cache *cache,
                             vwd_stream stream);
 
 /**
- * Makes room for so many tokens in all; fewer than there is room for change nothing.
+ * Reserves blocks for `tokens` tokens of the sequence in all. If the sequence already has room for more, nothing changes.
  *
- * As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more than max_blocks), OUT_OF_MEMORY (host_blocks are in
- * use: every sequence stays as it is), DRIVER, INTERNAL.
+ * Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more than max_blocks),
+ * OUT_OF_MEMORY (host_blocks are in use: every sequence stays as it is), DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_kv_cache_extend(const vwd_kv_cache *cache,
@@ -1455,14 +1475,16 @@ vwd_status vwd_kv_cache_extend(const vwd_kv_cache *cache,
                                vwd_stream stream);
 
 /**
- * Begins a sequence with the first tokens of another. Whole blocks are shared; the rest of them is copied.
+ * Begins a sequence with the first tokens of another sequence. Whole blocks are shared; the tokens of a last, partial block
+ * are copied.
  *
- * sequence  The other; stays as it is.
- * tokens    As many as were appended in every layer, at most, or what the fork reads of the others is undefined.
+ * sequence  The parent, which stays as it is.
+ * tokens    At most as many as were appended in every layer; the keys and values of further tokens would be undefined.
  * fork      Out: the new sequence's number.
  *
- * As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has room for), OUT_OF_MEMORY
- * (max_sequences or host_blocks are in use), DRIVER, INTERNAL. After an error every sequence is as it was.
+ * Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has
+ * room for), OUT_OF_MEMORY (max_sequences or host_blocks are in use), DRIVER, INTERNAL. After an error every sequence is as it
+ * was.
  */
 VWD_API
 vwd_status vwd_kv_cache_fork(const vwd_kv_cache *cache,
@@ -1472,11 +1494,12 @@ vwd_status vwd_kv_cache_fork(const vwd_kv_cache *cache,
                              vwd_stream stream);
 
 /**
- * Cuts a sequence to its first tokens, and gives back the room for more. Rejected draft tokens need no call: the next append
- * overwrites them.
+ * Truncates a sequence to its first tokens, and frees the blocks after them. Rejected draft tokens need no call: the next
+ * append overwrites them.
  *
- * As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has room for), OUT_OF_MEMORY (the
- * last block is shared, and there is none to copy it to), DRIVER, INTERNAL. After an error the sequence is as it was.
+ * Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has
+ * room for), OUT_OF_MEMORY (the last block is shared, and no block is free to copy it to), DRIVER, INTERNAL. After an error
+ * the sequence is as it was.
  */
 VWD_API
 vwd_status vwd_kv_cache_truncate(const vwd_kv_cache *cache,
@@ -1485,9 +1508,9 @@ vwd_status vwd_kv_cache_truncate(const vwd_kv_cache *cache,
                                  vwd_stream stream);
 
 /**
- * Ends a sequence. Copies on their way for it do no harm; its number may be given again.
+ * Ends a sequence. Copies of its blocks that are under way do no harm. A later sequence may get its number.
  *
- * As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence), DRIVER, INTERNAL.
+ * Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence), DRIVER, INTERNAL.
  */
 VWD_API vwd_status vwd_kv_cache_free(const vwd_kv_cache *cache, uint32_t sequence, vwd_stream stream);
 
@@ -1497,17 +1520,18 @@ VWD_API vwd_status vwd_kv_cache_free(const vwd_kv_cache *cache, uint32_t sequenc
  *
  * args->layer                     0 … layers−1.
  * args->sequences  [B]            int32. Distinct, so at most max_sequences.
- * args->begin      [B]            int32. The tokens that the sequence has; fewer where drafts were rejected, but not before its
- *                                 last two blocks, nor before where it was forked or truncated.
+ * args->begin      [B]            int32. The number of tokens that the sequence has, or fewer after drafts were rejected; not
+ *                                 below the beginning of its last two blocks, nor below the token where it was last forked
+ *                                 or truncated.
  * args->lens       [B]            int32, optional (absent: T). Clamped to 0 … T.
  * args->k          [B, T, Hk, D]  The cache's dtype.
- * args->v          [B, T, Hk, Dv] The same.
+ * args->v          [B, T, Hk, Dv] The cache's dtype.
  * args->k_scale    [B, T, Hk]     float32. Given with token_scales and only then.
- * args->v_scale    [B, T, Hk]     The same.
+ * args->v_scale    [B, T, Hk]     float32. Given with token_scales and only then.
  *
- * A token has no place, and is dropped, where no sequence has that number, where `vwd_kv_cache_extend` has made no room,
- * or where tokens before it are missing. Lists that were resolved before stay right for up to S more tokens a sequence.
- * T is any; a prefill appends chunks of many blocks.
+ * A token has no place, and is dropped, if no sequence has that number, if `vwd_kv_cache_extend` has reserved no block for it,
+ * or if tokens before it are missing. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
+ * be any number; a prefill appends chunks of many blocks.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
  * captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
@@ -1519,22 +1543,24 @@ vwd_status vwd_kv_cache_append(const vwd_kv_cache *cache,
                                vwd_stream stream);
 
 /**
- * Gives each wanted block a slot. Those that are there now can be read at once; for the others it asks for copies, which
- * `vwd_kv_cache_fetch` makes. A block that several sequences share has one slot and one copy.
+ * Gives each wanted block a slot. Blocks that are resident can be read at once; for the missed blocks the call asks for copies,
+ * which `vwd_kv_cache_fetch` makes. A block that several sequences share has one slot and one copy.
  *
  * args->layer                         0 … layers−1.
  * args->sequences        [B]          int32. At most max_sequences of them.
  * args->wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
  *                                     at most slots / hold of the options.
  * args->wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
- * args->wanted.slots     As ids; out. The slot of each block once its copy has landed, −1 for a block that the sequence
- *                        does not have. Places past the count are not written.
- * args->resident         Out, all of it or none: the entries whose blocks are there now, in the same order; shaped as wanted.
- * args->missed_counts    As counts; out, optional: entries that are not there yet.
+ * args->wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
+ *                        the sequence does not have. Columns past the count are not written.
+ * args->resident         Out, optional (all three or none): the entries of wanted whose blocks are resident, in the same order.
+ *                        Shapes of wanted.
+ * args->missed_counts    Shape of counts; out, optional: number of entries whose blocks are not resident yet.
  *
- * What the last `hold` resolves of a layer named keeps its slot; what is named least recently makes room. Wanted lists and
- * the layer's views are what attention and repair take: attention reads `resident` at once, repair folds in the rest after
- * `vwd_kv_cache_wait`. A prefetch is a resolve of a predicted list and a fetch; one that proves wrong costs bandwidth.
+ * A block that one of the last `hold` resolves of a layer named keeps its slot; the slot of a block that has not been named for
+ * long is given away first. Attention and repair take these lists with the layer's views: attention reads `resident` at once,
+ * repair adds the missed blocks after `vwd_kv_cache_wait`. A prefetch is a resolve of a predicted list and a fetch; a wrong
+ * prediction costs bandwidth.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
  * captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
@@ -1546,8 +1572,8 @@ vwd_status vwd_kv_cache_resolve(const vwd_kv_cache *cache,
                                 vwd_stream stream);
 
 /**
- * Makes the copies that resolves of the layer have asked for, beside the stream, after what it holds now. A copy whose slot
- * has since been given to another block does not land.
+ * Makes the copies that resolves of the layer have asked for. They run on a side stream, after the work that the stream holds
+ * now. A copy whose slot has since been given to another block has no effect.
  *
  * Returns at once; on a CPU session the blocks are there on return. Does not allocate or synchronise; may be captured.
  * Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
@@ -1558,10 +1584,10 @@ vwd_status vwd_kv_cache_fetch(const vwd_kv_cache *cache,
                               vwd_stream stream);
 
 /**
- * Makes the stream wait for the layer's copies; those that no fetch has begun begin now.
+ * Makes the stream wait for the layer's copies. Copies that no fetch has begun begin now.
  *
- * Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured; what was begun outside
- * a graph is waited for outside of it, on the stream that launches it.
+ * Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured; the stream that launches
+ * the graph must itself wait for copies that began outside the graph.
  * Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
  */
 VWD_API
@@ -1570,14 +1596,14 @@ vwd_status vwd_kv_cache_wait(const vwd_kv_cache *cache,
                              vwd_stream stream);
 
 /**
- * Fills `view`, whose struct_size the caller has set, with where a layer's slots lie. Thread-safe.
+ * Fills `view`, whose struct_size the caller has set, with views of a layer's slots. Thread-safe.
  * Errors: INVALID_ARGUMENT.
  */
 VWD_API vwd_status vwd_kv_cache_view(const vwd_kv_cache *cache, uint32_t layer, vwd_kv_cache_layer *view);
 
 /**
- * Fills `stats`, whose struct_size the caller has set, without waiting for any work: on a CUDA session it copies what the
- * device has counted so far. Thread-safe.
+ * Fills `stats`, whose struct_size the caller has set, with the cache's counters. Waits for no work: on a CUDA session it
+ * copies the numbers that the device has counted so far. Thread-safe.
  * Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
  */
 VWD_API
@@ -1587,10 +1613,10 @@ vwd_status vwd_kv_cache_info(const vwd_kv_cache *cache,
 /* --- Prediction of the next step's blocks from the scores of past steps (PRR: Wang et al. 2026) ------------------- */
 
 /**
- * Smoothed scores of one layer, in the caller's memory. Before its first step a sequence's rows are filled by
- * `vwd_predictor_reset`. Final: it does not grow.
+ * Smoothed scores of one layer, in the caller's memory. `vwd_predictor_reset` fills a sequence's rows before its first step.
+ * The struct is final: it does not grow.
  *
- * level  [B, Hk, max_blocks]  float32. L; not finite while the block has not been seen.
+ * level  [B, Hk, max_blocks]  float32. L; not finite until the block has had a finite score.
  * trend  [B, Hk, max_blocks]  float32. T.
  */
 typedef struct {
@@ -1601,15 +1627,15 @@ typedef struct {
   {/* level */ VWD_TENSOR_INIT, /* trend */ VWD_TENSOR_INIT}
 
 /**
- * Smoothing factors. {1, 0, 0} predicts the previous step's scores again; {0, 0, 0} means {1, 0, 0}. Final: it does not
- * grow.
+ * Smoothing factors. {1, 0, 0} predicts the previous step's scores again; {0, 0, 0} means {1, 0, 0}. The struct is final:
+ * it does not grow.
  */
 typedef struct {
   /** Weight of the newest score in the level, in 0 … 1. */
   float alpha;
   /** Weight of the newest change in the trend, in 0 … 1. */
   float beta;
-  /** How far the trend is followed, finite. */
+  /** Factor on the trend, finite. */
   float gamma;
 } vwd_holt;
 #define VWD_HOLT_INIT \
@@ -1686,9 +1712,9 @@ typedef struct {
    /* block_counts */ VWD_TENSOR_INIT}
 
 /**
- * Forgets what was seen of some sequences: level = −inf, trend = 0.
+ * Forgets the scores of some sequences: level = −inf, trend = 0.
  *
- * args->state             In and out.
+ * args->state             Level and trend, out.
  * args->rows   [n]        int32, optional (absent: every sequence). Rows outside 0 … B−1 are skipped.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
@@ -1705,14 +1731,14 @@ vwd_status vwd_predictor_reset(const vwd_session *session,
  * Predicts which blocks the coming selection will choose (PRR: Wang et al. 2026): the top ⌈ratio·k⌉ of
  * ŝ = level + gamma·trend.
  *
- * Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that was never seen has ŝ = −inf.
+ * Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that has had no finite score has ŝ = −inf.
  *
  * args->block_size                           S.
- * args->k                                    Budget of the selection that is predicted. It counts the forced blocks, and so
- *                                            does ⌈ratio·k⌉. That and init_blocks + local_blocks fit in predicted's cap.
+ * args->k                                    Budget of the selection that is predicted. k and ⌈ratio·k⌉ count the forced
+ *                                            blocks. Neither ⌈ratio·k⌉ nor init_blocks + local_blocks exceeds predicted's cap.
  * args->ratio                                r ≥ 1; 0 means 1. ⌈r·k⌉ forgives the float's rounding (one part in a million).
- * args->holt                                 Only gamma is read.
- * args->state                                Input.
+ * args->holt                                 Smoothing factors, of which gamma is read.
+ * args->state                                Level and trend, input.
  * args->seq_lens    [B]                      int32: lengths at the coming step; n_i = ⌈len/S⌉ is clamped to max_blocks.
  * args->budgets     [B]                      int32, optional: k of each sequence; ⌈r·k⌉ is clamped to 0 … cap.
  * args->predicted   [B, Hk, cap]             Out, ascending; without slots.
@@ -1732,13 +1758,13 @@ vwd_status vwd_predictor_predict(const vwd_session *session,
 /**
  * Folds the true scores of a step into the state (PRR, Holt 1957).
  *
- * L' = alpha·s + (1−alpha)·L, T' = beta·(L'−L) + (1−beta)·T. A block whose level, trend or score is not finite enters
- * anew: L' = s, T' = 0.
+ * L' = alpha·s + (1−alpha)·L, T' = beta·(L'−L) + (1−beta)·T. A block whose level, trend or score is not finite starts again:
+ * L' = s, T' = 0.
  *
  * args->block_size                       S.
- * args->holt                             alpha and beta are read.
- * args->state                            In and out.
- * args->seq_lens  [B]                    int32: lengths at this step; blocks at or past ⌈len/S⌉ are left alone.
+ * args->holt                             Smoothing factors, of which alpha and beta are read.
+ * args->state                            Level and trend, in and out.
+ * args->seq_lens  [B]                    int32: lengths at this step; blocks at or past ⌈len/S⌉ do not change.
  * args->scores    [B, Hk, max_blocks]    float32, as `vwd_select_blocks` wrote them.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
@@ -1754,21 +1780,21 @@ vwd_status vwd_predictor_update(const vwd_session *session,
 /**
  * Picks the smoothing factors that would have predicted a history of score rows best (PRR: calibration on the prefill).
  *
- * For every point of the grid the predictor runs through each history: it predicts step t from the steps before it, then
- * sees the scores of t. The share of step t that it hits is
+ * For every point of the grid the predictor runs through each history: it predicts step t from the steps before t, then
+ * takes the scores of t. The share of step t that it hits is
  *   Σ_{j in P̂} w_j / Σ_j w_j,  w_j = max(s_j − c, 0),
- * where c is the best score that the true selection of step t leaves out: a block counts by how much it beats the best
- * one outside, so that the share is the same whatever the scores' offset and scale, and swapping blocks of equal score
+ * where P̂ is the predicted list and c the best score that the true selection of step t leaves out. A block weighs as much as
+ * its score exceeds c, so that the share does not depend on the scores' offset and scale, and swapping blocks of equal score
  * costs nothing. Forced blocks and scores that are not finite do not count. The hit rate is the mean share over heads and
- * steps; the first step of a history, and steps that leave nothing out or tie all they take with c, are skipped. Ties
- * between points go to the earlier one.
+ * steps. The first step of a history is skipped, and so are steps whose selection leaves no block out or only takes scores
+ * equal to c. Ties between points go to the earlier point.
  *
  * args->k, init_blocks, local_blocks, ratio    As in `vwd_predictor_predict`.
  * args->grid          [grid_count]             Host array, optional (NULL: a built-in grid that starts with {1, 0, 0}).
  * args->scores        [N, T, Hk, nb]           float32. Score rows of N histories of T steps.
  * args->block_counts  [N, T]                   int32. Blocks that exist at each step, clamped to 0 … nb.
  * holt                                         Out: the best point.
- * hit_rate                                     Out, may be NULL: its hit rate, 0 … 1; 0 where no step counts.
+ * hit_rate                                     Out, may be NULL: hit rate of the best point, 0 … 1; 0 if every step is skipped.
  *
  * Blocks until done and may allocate; not for capture. Thread-safe. Tensors are borrowed during the call.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, UNSUPPORTED, DRIVER, INTERNAL.
@@ -1779,11 +1805,11 @@ vwd_status vwd_predictor_calibrate(const vwd_session *session,
                                    vwd_holt *holt,
                                    double *hit_rate);
 
-/* --- Forecast: the queries of layer l+1 from the residual stream that enters layer l, fitted in closed form ------- */
+/* --- Forecast: the queries of layer l+1 from the residual stream that enters layer l ------------------------------ */
 
 /**
- * Flag of a forecast: its maps read the forecast layer's pre-RoPE queries at the token before, too, which an engine has
- * from its last step and passes as `previous`.
+ * Flag of a forecast: its maps also read the forecast layer's pre-RoPE queries at the token before, which an inference
+ * engine has from its last step and passes as `previous`.
  */
 #define VWD_FORECAST_MEMORY 1
 
@@ -1800,26 +1826,26 @@ typedef struct {
   uint32_t q_heads;
   /** Head dimension. */
   uint32_t head_dim;
-  /** Ridge λ relative to the mean diagonal of X̂ᵀX̂ (with memory: of each kind of input); 0 means 1e−3. */
+  /** Ridge λ relative to the mean diagonal of X̂ᵀX̂ (with memory, to the mean of each kind of input); 0 means 1e−3. */
   float ridge;
 } vwd_forecast_options;
 #define VWD_FORECAST_OPTIONS_INIT \
   {/* struct_size */ sizeof(vwd_forecast_options), /* flags */ 0, /* layers */ 0, /* input_dim */ 0, /* q_heads */ 0, \
    /* head_dim */ 0, /* ridge */ 0}
 
-/** What a forecast holds, filled by `vwd_forecast_info`. */
+/** The shape, maps and sums of a forecast, filled by `vwd_forecast_info`. */
 typedef struct {
   uint32_t struct_size;
-  /** As in its options: 0 or VWD_FORECAST_MEMORY. */
+  /** The flags of the options: 0 or VWD_FORECAST_MEMORY. */
   uint32_t flags;
   uint32_t layers;
   uint32_t input_dim;
   uint32_t q_heads;
   uint32_t head_dim;
   float ridge;
-  /** Maps that are solved or loaded. */
+  /** Number of maps that are solved or loaded. */
   uint32_t solved;
-  /** Largest rank that solved maps are cut to; 0 where none is cut. */
+  /** Largest rank of the solved maps of low rank; 0 if every map has full rank. */
   uint32_t rank;
   /** Bytes of the solved maps. */
   uint64_t map_bytes;
@@ -1843,7 +1869,7 @@ typedef struct {
   uint32_t flags;
   /** VWD_ROPE_HALVES or VWD_ROPE_INTERLEAVED. */
   uint32_t style;
-  /** Leading channels that rotate, even; 0 means all (of an odd head_dim, all but the last). */
+  /** Number of leading channels that rotate, even; 0 means all (all but the last if head_dim is odd). */
   uint32_t rotary_dim;
   /** Base of inv_freq[c] = theta^(−2c/rotary_dim); 0 means 10000. */
   float theta;
@@ -1886,7 +1912,7 @@ typedef struct {
   {/* struct_size */ sizeof(vwd_forecast_project_args), /* flags */ 0, /* layer */ 0, /* rope */ NULL, \
    /* x */ VWD_TENSOR_INIT, /* previous */ VWD_TENSOR_INIT, /* positions */ VWD_TENSOR_INIT, /* q */ VWD_TENSOR_INIT}
 
-/** Linear maps, one per layer, that forecast the next layer's queries. Opaque. */
+/** A forecast: linear maps, one per layer, from the residual stream to the next layer's queries. Opaque. */
 typedef struct vwd_forecast vwd_forecast;
 
 /**
@@ -1911,10 +1937,12 @@ vwd_status vwd_forecast_create(const vwd_session *session,
 VWD_API void vwd_forecast_release(vwd_forecast *forecast);
 
 /**
- * Fills `details`, whose struct_size the caller has set. Waits for an accumulate or solve in progress. Thread-safe.
- * Errors: INVALID_ARGUMENT.
+ * Fills `details`, whose struct_size the caller has set, with the forecast's shape, maps and sums. Waits for an accumulate or
+ * solve in progress. Thread-safe. Errors: INVALID_ARGUMENT.
  */
-VWD_API vwd_status vwd_forecast_info(const vwd_forecast *forecast, vwd_forecast_details *details);
+VWD_API
+vwd_status vwd_forecast_info(const vwd_forecast *forecast,
+                             vwd_forecast_details *details);
 
 /**
  * Adds activations to the sums X̂ᵀX̂ and X̂ᵀQ of one map, whose inputs are X̂ = [x / rms(x), 1] or, with
@@ -1922,13 +1950,13 @@ VWD_API vwd_status vwd_forecast_info(const vwd_forecast *forecast, vwd_forecast_
  *
  * args->layer                            0 … layers−1.
  * args->x         [N, input_dim]         float32, float16 or bfloat16. Residual stream that enters the layer, per token.
- * args->previous  [N, q_heads, head_dim] float32, float16 or bfloat16. Given with VWD_FORECAST_MEMORY and only then: what
- *                                        q is at the token before each; zeros for the first token of a sequence. May be
+ * args->previous  [N, q_heads, head_dim] float32, float16 or bfloat16. Given with VWD_FORECAST_MEMORY and only then: row n is
+ *                                        q at the token before token n; zeros for the first token of a sequence. May be
  *                                        the memory of q, one row earlier.
  * args->q         [N, q_heads, head_dim] float32, float16 or bfloat16. Pre-RoPE queries of the layer that is forecast.
  *
- * Streamed: any number of calls, any N. Blocks until done and may allocate; not for capture. Thread-safe; calls on one
- * forecast wait for each other. Tensors are borrowed during the call and are CPU tensors on any session.
+ * Activations come in any number of calls, with any N. Blocks until done and may allocate; not for capture. Thread-safe;
+ * calls on one forecast wait for each other. Tensors are borrowed during the call and are CPU tensors on any session.
  * Errors: INVALID_ARGUMENT (the message names the argument; a value that is not finite), OUT_OF_MEMORY, INTERNAL. After an
  * error the sums are as they were.
  */
@@ -1937,18 +1965,18 @@ vwd_status vwd_forecast_accumulate(const vwd_forecast *forecast,
                                    const vwd_forecast_accumulate_args *args);
 
 /**
- * Solves W = (X̂ᵀX̂ + λ·M)⁻¹ X̂ᵀQ for every map that has sums, and frees the sums. M is mean(diag X̂ᵀX̂)·I; with memory it is
- * diagonal, and that mean is taken over each kind of input apart: x / rms(x) with the constant, and previous (where that
- * was zero throughout, its mean is the other's).
+ * Solves W = (X̂ᵀX̂ + λ·M)⁻¹ X̂ᵀQ for every map that has sums, and frees the sums. M is mean(diag X̂ᵀX̂)·I. With memory M is
+ * diagonal with one mean for x / rms(x) and the constant, and another for previous; if previous was always zero, the first
+ * mean serves both.
  *
  * rank  0 keeps W whole; else W is replaced by the best approximation of that rank of the fitted outputs X̂W (SVD).
  *
- * A map without sums is left as it is. On a CUDA session maps are copied to the device, too; those that they replace stay
- * there until the forecast is released, for graphs that hold them.
+ * A map without sums is left as it is. On a CUDA session the solved maps are also copied to the device. Maps that they replace
+ * stay on the device until the forecast is released, for graphs that read them.
  *
  * Blocks until done and allocates; not for capture. Thread-safe.
  * Errors: INVALID_ARGUMENT (rank above min(inputs, q_heads·head_dim), where inputs are input_dim + 1 and, with memory,
- * q_heads·head_dim more; no map has sums; a system that is singular for want of ridge, or whose solution exceeds
+ * q_heads·head_dim more; no map has sums; a system is singular because the ridge is too small, or its solution exceeds
  * float32), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error sums and maps are as they were.
  */
 VWD_API
@@ -1957,8 +1985,8 @@ vwd_status vwd_forecast_solve(const vwd_forecast *forecast,
 
 /**
  * Writes the solved maps to a safetensors file (docs/forecast.md has the format). An existing file is replaced whole, by
- * renaming a new one from the same folder (`.vanward-….tmp`), and its permissions stay; of a symbolic link what it names
- * is replaced. A path that names anything but a regular file is refused. After an error the file is as it was.
+ * renaming a new file in the same folder (`.vanward-….tmp`), and keeps its permissions. If path is a symbolic link, the file
+ * that it names is replaced. A path that names anything but a regular file is refused. After an error the file is as it was.
  *
  * path  NUL-terminated UTF-8.
  *
@@ -1970,15 +1998,15 @@ vwd_status vwd_forecast_save(const vwd_forecast *forecast,
                              const char *path);
 
 /**
- * Reads maps that `vwd_forecast_save`, or a training script, wrote. Whether they have memory is in the file:
- * `vwd_forecast_info` tells.
+ * Reads maps that `vwd_forecast_save`, or a training script, wrote. The file says whether the maps have memory;
+ * `vwd_forecast_info` tells it.
  *
  * session   Kept alive by the forecast; may be released first.
  * path      NUL-terminated UTF-8.
  * forecast  Out. Release with `vwd_forecast_release`.
  *
  * The header is checked against the format and the file's size before the maps are read. A path that names anything but
- * a regular file is refused without waiting for it. On a CUDA session the maps are copied to the device, too.
+ * a regular file is refused without waiting for it. On a CUDA session the maps are also copied to the device.
  *
  * Blocks and allocates; not for capture. Thread-safe.
  * Errors: INVALID_ARGUMENT, IO (the message names path and says what does not fit the format), OUT_OF_MEMORY, DRIVER,
@@ -1987,8 +2015,8 @@ vwd_status vwd_forecast_save(const vwd_forecast *forecast,
 VWD_API vwd_status vwd_forecast_load(const vwd_session *session, const char *path, vwd_forecast **forecast);
 
 /**
- * Forecasts queries: q[i] = RoPE at positions[i] of W times row i of X̂ (see `vwd_forecast_accumulate`). They go into
- * `vwd_select_blocks` of the next layer.
+ * Forecasts queries: q[i] = RoPE at positions[i] of W times row i of X̂ (see `vwd_forecast_accumulate`).
+ * `vwd_select_blocks` of the next layer takes these queries.
  *
  * args->layer                             0 … layers−1; its map is solved or loaded.
  * args->rope                              The model's rotary embedding; NULL means all defaults. Angles are computed in

@@ -117,13 +117,13 @@ func (f *Forecast) Info() (ForecastInfo, error) {
 //
 //	layer                            0 … layers−1.
 //	x         [N, input_dim]         float32, float16 or bfloat16. Residual stream that enters the layer, per token.
-//	previous  [N, q_heads, head_dim] float32, float16 or bfloat16. Given with VWD_FORECAST_MEMORY and only then: what
-//	                                 q is at the token before each; zeros for the first token of a sequence. May be
+//	previous  [N, q_heads, head_dim] float32, float16 or bfloat16. Given with VWD_FORECAST_MEMORY and only then: row n is
+//	                                 q at the token before token n; zeros for the first token of a sequence. May be
 //	                                 the memory of q, one row earlier.
 //	q         [N, q_heads, head_dim] float32, float16 or bfloat16. Pre-RoPE queries of the layer that is forecast.
 //
-//	Streamed: any number of calls, any N. Blocks until done and may allocate; not for capture. Thread-safe; calls on one
-//	forecast wait for each other. Tensors are borrowed during the call and are CPU tensors on any session.
+//	Activations come in any number of calls, with any N. Blocks until done and may allocate; not for capture. Thread-safe;
+//	calls on one forecast wait for each other. Tensors are borrowed during the call and are CPU tensors on any session.
 //	Errors: INVALID_ARGUMENT (the message names the argument; a value that is not finite), OUT_OF_MEMORY, INTERNAL. After an
 //	error the sums are as they were.
 type AccumulateArgs struct {
@@ -168,8 +168,8 @@ func (f *Forecast) Save(path string) error {
 
 // ProjectArgs are the arguments of Forecast.Project; vwd_forecast_project documents them.
 //
-//	Forecasts queries: q[i] = RoPE at positions[i] of W times row i of X̂ (see `vwd_forecast_accumulate`). They go into
-//	`vwd_select_blocks` of the next layer.
+//	Forecasts queries: q[i] = RoPE at positions[i] of W times row i of X̂ (see `vwd_forecast_accumulate`).
+//	`vwd_select_blocks` of the next layer takes these queries.
 //
 //	layer                             0 … layers−1; its map is solved or loaded.
 //	rope                              The model's rotary embedding; NULL means all defaults. Angles are computed in

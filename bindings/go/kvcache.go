@@ -11,7 +11,7 @@ import "unsafe"
 
 // KvCacheOptions are those of NewKvCache; vwd_kv_cache_options documents them.
 //
-//	Options of `vwd_kv_cache_create`; what has no default must be at least 1.
+//	Options of `vwd_kv_cache_create`. A size without a default must be at least 1.
 type KvCacheOptions struct {
 	Layers       int
 	KVHeads      int
@@ -68,7 +68,7 @@ func (options KvCacheOptions) lower(l *lowering) C.vwd_kv_cache_options {
 
 // KvCacheSizes is vwd_kv_cache_sizes: what a cache takes.
 //
-//	What a cache takes, filled by `vwd_kv_cache_capacity` before there is one.
+//	The memory that a cache takes, filled by `vwd_kv_cache_capacity` before the cache is created.
 type KvCacheSizes struct {
 	RunBytes         uint64
 	HostBytes        uint64
@@ -160,17 +160,18 @@ func (k *KvCache) Free(sequence int, stream Stream) error {
 //
 //	layer                     0 … layers−1.
 //	sequences  [B]            int32. Distinct, so at most max_sequences.
-//	begin      [B]            int32. The tokens that the sequence has; fewer where drafts were rejected, but not before its
-//	                          last two blocks, nor before where it was forked or truncated.
+//	begin      [B]            int32. The number of tokens that the sequence has, or fewer after drafts were rejected; not
+//	                          below the beginning of its last two blocks, nor below the token where it was last forked
+//	                          or truncated.
 //	lens       [B]            int32, optional (absent: T). Clamped to 0 … T.
 //	k          [B, T, Hk, D]  The cache's dtype.
-//	v          [B, T, Hk, Dv] The same.
+//	v          [B, T, Hk, Dv] The cache's dtype.
 //	k_scale    [B, T, Hk]     float32. Given with token_scales and only then.
-//	v_scale    [B, T, Hk]     The same.
+//	v_scale    [B, T, Hk]     float32. Given with token_scales and only then.
 //
-//	A token has no place, and is dropped, where no sequence has that number, where `vwd_kv_cache_extend` has made no room,
-//	or where tokens before it are missing. Lists that were resolved before stay right for up to S more tokens a sequence.
-//	T is any; a prefill appends chunks of many blocks.
+//	A token has no place, and is dropped, if no sequence has that number, if `vwd_kv_cache_extend` has reserved no block for it,
+//	or if tokens before it are missing. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
+//	be any number; a prefill appends chunks of many blocks.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
 //	captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
@@ -210,22 +211,24 @@ func (args KvCacheAppendArgs) lower(l *lowering) C.vwd_kv_cache_append_args {
 
 // KvCacheResolveArgs are the arguments of KvCache.Resolve; vwd_kv_cache_resolve documents them.
 //
-//	Gives each wanted block a slot. Those that are there now can be read at once; for the others it asks for copies, which
-//	`vwd_kv_cache_fetch` makes. A block that several sequences share has one slot and one copy.
+//	Gives each wanted block a slot. Blocks that are resident can be read at once; for the missed blocks the call asks for copies,
+//	which `vwd_kv_cache_fetch` makes. A block that several sequences share has one slot and one copy.
 //
 //	layer                         0 … layers−1.
 //	sequences        [B]          int32. At most max_sequences of them.
 //	wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
 //	                              at most slots / hold of the options.
 //	wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
-//	wanted.slots     As ids; out. The slot of each block once its copy has landed, −1 for a block that the sequence
-//	                 does not have. Places past the count are not written.
-//	resident         Out, all of it or none: the entries whose blocks are there now, in the same order; shaped as wanted.
-//	missed_counts    As counts; out, optional: entries that are not there yet.
+//	wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
+//	                 the sequence does not have. Columns past the count are not written.
+//	resident         Out, optional (all three or none): the entries of wanted whose blocks are resident, in the same order.
+//	                 Shapes of wanted.
+//	missed_counts    Shape of counts; out, optional: number of entries whose blocks are not resident yet.
 //
-//	What the last `hold` resolves of a layer named keeps its slot; what is named least recently makes room. Wanted lists and
-//	the layer's views are what attention and repair take: attention reads `resident` at once, repair folds in the rest after
-//	`vwd_kv_cache_wait`. A prefetch is a resolve of a predicted list and a fetch; one that proves wrong costs bandwidth.
+//	A block that one of the last `hold` resolves of a layer named keeps its slot; the slot of a block that has not been named for
+//	long is given away first. Attention and repair take these lists with the layer's views: attention reads `resident` at once,
+//	repair adds the missed blocks after `vwd_kv_cache_wait`. A prefetch is a resolve of a predicted list and a fetch; a wrong
+//	prediction costs bandwidth.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
 //	captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
@@ -273,12 +276,12 @@ func (k *KvCache) Wait(layer int, stream Stream) error {
 
 // KvCacheLayer is vwd_kv_cache_layer: where a layer's slots lie.
 //
-//	Where a layer's slots lie, filled by `vwd_kv_cache_view`. The views stay valid as long as the cache.
+//	Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
 //
 //	k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name.
 //	k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
-//	tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The same memory by sequence and place: pages of
-//	                       the newest blocks, for vwd_index_update.
+//	tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
+//	                       for vwd_index_update.
 //	tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
 //	tail_table   [max_sequences, max_blocks]  int32. The page of tail_k that block n of a sequence is in while it is one of the
 //	                       two newest.
@@ -318,8 +321,8 @@ func tensorOf(c C.vwd_tensor) Tensor {
 
 // KvCacheStats is vwd_kv_cache_stats: what was counted since the cache was created.
 //
-//	Counters since the cache was created, filled by `vwd_kv_cache_info`. Entries are those of lists, blocks those of one KV
-//	head of one layer.
+//	Counters since the cache was created, filled by `vwd_kv_cache_info`. An entry is an entry of a list, a block a block of
+//	one KV head of one layer.
 type KvCacheStats struct {
 	Sequences        int
 	BlocksInUse      int

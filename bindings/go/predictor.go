@@ -11,9 +11,9 @@ import "C"
 
 // PredictorResetArgs are the arguments of Session.PredictorReset; vwd_predictor_reset documents them.
 //
-//	Forgets what was seen of some sequences: level = −inf, trend = 0.
+//	Forgets the scores of some sequences: level = −inf, trend = 0.
 //
-//	state             In and out.
+//	state             Level and trend, out.
 //	rows   [n]        int32, optional (absent: every sequence). Rows outside 0 … B−1 are skipped.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
@@ -46,14 +46,14 @@ func (args PredictorResetArgs) lower(l *lowering) C.vwd_predictor_reset_args {
 //	Predicts which blocks the coming selection will choose (PRR: Wang et al. 2026): the top ⌈ratio·k⌉ of
 //	ŝ = level + gamma·trend.
 //
-//	Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that was never seen has ŝ = −inf.
+//	Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that has had no finite score has ŝ = −inf.
 //
 //	block_size                           S.
-//	k                                    Budget of the selection that is predicted. It counts the forced blocks, and so
-//	                                     does ⌈ratio·k⌉. That and init_blocks + local_blocks fit in predicted's cap.
+//	k                                    Budget of the selection that is predicted. k and ⌈ratio·k⌉ count the forced
+//	                                     blocks. Neither ⌈ratio·k⌉ nor init_blocks + local_blocks exceeds predicted's cap.
 //	ratio                                r ≥ 1; 0 means 1. ⌈r·k⌉ forgives the float's rounding (one part in a million).
-//	holt                                 Only gamma is read.
-//	state                                Input.
+//	holt                                 Smoothing factors, of which gamma is read.
+//	state                                Level and trend, input.
 //	seq_lens    [B]                      int32: lengths at the coming step; n_i = ⌈len/S⌉ is clamped to max_blocks.
 //	budgets     [B]                      int32, optional: k of each sequence; ⌈r·k⌉ is clamped to 0 … cap.
 //	predicted   [B, Hk, cap]             Out, ascending; without slots.
@@ -107,13 +107,13 @@ func (args PredictorPredictArgs) lower(l *lowering) C.vwd_predictor_predict_args
 //
 //	Folds the true scores of a step into the state (PRR, Holt 1957).
 //
-//	L' = alpha·s + (1−alpha)·L, T' = beta·(L'−L) + (1−beta)·T. A block whose level, trend or score is not finite enters
-//	anew: L' = s, T' = 0.
+//	L' = alpha·s + (1−alpha)·L, T' = beta·(L'−L) + (1−beta)·T. A block whose level, trend or score is not finite starts again:
+//	L' = s, T' = 0.
 //
 //	block_size                       S.
-//	holt                             alpha and beta are read.
-//	state                            In and out.
-//	seq_lens  [B]                    int32: lengths at this step; blocks at or past ⌈len/S⌉ are left alone.
+//	holt                             Smoothing factors, of which alpha and beta are read.
+//	state                            Level and trend, in and out.
+//	seq_lens  [B]                    int32: lengths at this step; blocks at or past ⌈len/S⌉ do not change.
 //	scores    [B, Hk, max_blocks]    float32, as `vwd_select_blocks` wrote them.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
@@ -151,21 +151,21 @@ func (args PredictorUpdateArgs) lower(l *lowering) C.vwd_predictor_update_args {
 //
 //	Picks the smoothing factors that would have predicted a history of score rows best (PRR: calibration on the prefill).
 //
-//	For every point of the grid the predictor runs through each history: it predicts step t from the steps before it, then
-//	sees the scores of t. The share of step t that it hits is
+//	For every point of the grid the predictor runs through each history: it predicts step t from the steps before t, then
+//	takes the scores of t. The share of step t that it hits is
 //	  Σ_{j in P̂} w_j / Σ_j w_j,  w_j = max(s_j − c, 0),
-//	where c is the best score that the true selection of step t leaves out: a block counts by how much it beats the best
-//	one outside, so that the share is the same whatever the scores' offset and scale, and swapping blocks of equal score
+//	where P̂ is the predicted list and c the best score that the true selection of step t leaves out. A block weighs as much as
+//	its score exceeds c, so that the share does not depend on the scores' offset and scale, and swapping blocks of equal score
 //	costs nothing. Forced blocks and scores that are not finite do not count. The hit rate is the mean share over heads and
-//	steps; the first step of a history, and steps that leave nothing out or tie all they take with c, are skipped. Ties
-//	between points go to the earlier one.
+//	steps. The first step of a history is skipped, and so are steps whose selection leaves no block out or only takes scores
+//	equal to c. Ties between points go to the earlier point.
 //
 //	k, init_blocks, local_blocks, ratio    As in `vwd_predictor_predict`.
 //	grid          [grid_count]             Host array, optional (NULL: a built-in grid that starts with {1, 0, 0}).
 //	scores        [N, T, Hk, nb]           float32. Score rows of N histories of T steps.
 //	block_counts  [N, T]                   int32. Blocks that exist at each step, clamped to 0 … nb.
 //	holt                                         Out: the best point.
-//	hit_rate                                     Out, may be NULL: its hit rate, 0 … 1; 0 where no step counts.
+//	hit_rate                                     Out, may be NULL: hit rate of the best point, 0 … 1; 0 if every step is skipped.
 //
 //	Blocks until done and may allocate; not for capture. Thread-safe. Tensors are borrowed during the call.
 //	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, UNSUPPORTED, DRIVER, INTERNAL.

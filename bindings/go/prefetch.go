@@ -10,18 +10,19 @@ import "C"
 //	Copies listed blocks: target[target_ids[j]] = source[source_ids[j]] for j below count; with lists per KV head
 //	target[target_ids[i, g, j]] = source[source_ids[i, g, j], g] for j below count[i, g].
 //
-//	An entry with an id outside its tensor (−1, say) is skipped. target_ids are distinct.
+//	An entry with an id outside its tensor (such as −1) is skipped. target_ids are distinct.
 //
-//	engine      One of VWD_GATHER_*. A CPU session copies with its threads, whatever the engine.
+//	engine      One of VWD_GATHER_*. A CPU session copies with its threads, whatever the value.
 //	source      [N, …] or, with lists per KV head, [N, Hk, …]. Any dtype. CPU session: CPU or pinned memory. CUDA
 //	            session: pinned host memory (device_type 3) or the session's device.
 //	target      [M, …]  Out; dtype of source and the shape of its blocks; on the session's device.
 //	source_ids  [n] or [B, Hk, cap]  int32.
-//	target_ids  As source_ids; int32, optional (absent: 0 … n−1, over all lists in order).
+//	target_ids  Shape of source_ids; int32, optional (absent: 0 … n−1, counted over all lists in order).
 //	count       [1] or [B, Hk]  int32, optional (absent: n, or cap). Clamped to 0 … n.
 //
-//	CUDA session: the lists are all on its device, and read when the stream gets there, or all in host memory (device_type 1
-//	or 3), and read during the call; a captured call keeps what these held. VWD_GATHER_COPY_ENGINE takes the latter alone.
+//	CUDA session: all lists lie on its device, and are read when the stream reaches the copy, or all lie in host memory
+//	(device_type 1 or 3), and are read during the call; a captured call keeps the entries that they held then.
+//	VWD_GATHER_COPY_ENGINE takes lists in host memory only.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 //	be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes

@@ -22,25 +22,25 @@ import "C"
 //	Builds or extends the summaries of tokens begin[i] … seq_lens[i]−1 of each sequence from their post-RoPE keys.
 //
 //	MINMAX: every block that holds a token of the range is summarised from all its tokens below seq_lens[i]; a zero is +0.
-//	Of FP8 keys the extremes are rounded to the type of key_max.
+//	The extremes of FP8 keys are rounded to the dtype of key_max.
 //	MEAN: every window that ends inside the range: the float32 sum of its keys in the order of the tokens, times 1/window,
-//	rounded to the type of means.
+//	rounded to the dtype of means.
 //	LABEL: every token of the range. From lo (a zero is +0) and hi, the smallest and largest of its r channels x, in float32:
 //	  label_min = float16(lo), label_scale = float16((hi − lo) / 15), both clamped to ±65504, the scale also to 0 or above;
 //	  code = clamp(rne((x − label_min) / label_scale), 0, 15) against the stored values, and 0 where label_scale is 0.
-//	AXIS: every block as for MINMAX, of its n tokens k_t. With μ their mean, x_t = k_t − μ and W_c = axis_weights_c²:
+//	AXIS: every block as for MINMAX, from its n tokens k_t. With μ their mean, x_t = k_t − μ and W_c = axis_weights_c²:
 //	  z = W∘x_t of the token whose Σ_c W_c·x_tc² is the largest (ties to the lower); three times u_t = x_t·z,
 //	  b = Σ_t u_t·x_t and z = W∘b / |u|. Stored are μ − axis_centre and r·b / |u| with
 //	  r = max(1.15 / √n, 0.6·max_t |u_t| / |u|), all 0 where |u| is 0.
-//	  In INT4 each group of 32 channels has the scale, minimum and codes that a label of them would have; one that holds
-//	  what is no finite number has scale 0 and minimum NaN. Sums are in float32 and in an order that depends on nothing but
-//	  D and S: a token's is one of eight that are added up at last, and products are fused.
+//	  In INT4 each group of 32 channels has the scale, minimum and codes that a label of those channels would have; a group
+//	  that holds a number that is not finite has scale 0 and minimum NaN. Sums are in float32, with fused products, in an
+//	  order that depends on nothing but D and S: tokens are summed in eight sums, which are then added up.
 //	All rounding is to nearest, ties to even. NaN is ignored in maxima and minima and has code 0; without any number max is
 //	−inf, min +inf, label_min NaN and label_scale 0. A channel outside 0 … D−1 reads as 0. A token without a page is
-//	left out of maxima and minima, and NaN in means, labels and AXIS: none of these is selected before others.
-//	Extending token by token gives the same bits as building at once, also after tokens were taken back and replaced.
+//	left out of maxima and minima, and makes means, labels and AXIS NaN: such summaries are selected last.
+//	Extending token by token gives the same bits as building at once, also after tokens were removed and replaced.
 //
-//	Keys in FP8 are summarised as what they stand for: the stored value times its scale, rounded to float32.
+//	An FP8 key is summarised as its stored value times its scale, rounded to float32.
 //
 //	k           [pages, P, Hk, D]  float32, float16, bfloat16, float8_e4m3fn or float8_e5m2; D a multiple of 8, 16 … 576.
 //	                               See vwd_paged_kv for pages and lengths.
@@ -48,8 +48,8 @@ import "C"
 //	page_table  [B, max_pages]     int32, optional.
 //	seq_lens    [B]                int32. End of the range.
 //	begin       [B]                int32, optional (absent: 0). Clamped to 0 … seq_lens[i].
-//	index                          The summaries, out; its table, channels, axis_weights and axis_centre are inputs. Summaries that have no row
-//	                               to live in are not stored.
+//	index                          The summaries, out; table, channels, axis_weights and axis_centre are inputs. A
+//	                               summary without a row is not stored.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 //	be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -86,14 +86,14 @@ func (args IndexUpdateArgs) lower(l *lowering) (C.vwd_index_update_args, C.vwd_i
 // ChannelImportanceArgs are the arguments of Session.ChannelImportance; vwd_channel_importance documents them.
 //
 //	Chooses the r key channels that decide the scores of each KV head (Double Sparsity: Yang et al. 2024, section 3.2), and
-//	finds what channels weigh and where keys centre, for AXIS.
+//	finds the channel weights and the centre of the keys for AXIS.
 //
 //	importance[h, c] = mean over the G query heads of h of max_t |q[t, ·, c]|, times max_t |k[t, h, c]|, in float32: the sum
-//	in the order of the heads, divided by G, times the peak of the keys. NaN is ignored in maxima. The r largest are chosen,
-//	ties to the lower channel.
+//	in the order of the heads, divided by G, times the maximum of the keys. NaN is ignored in maxima. The r channels of largest
+//	importance are chosen, ties to the lower channel.
 //
 //	weights[h, c] = mean over the tokens and the G query heads of h of |q[t, ·, c]|, centre[h, c] = mean over the tokens of
-//	k[t, h, c]: what AXIS takes, from any text or the prompt. In float32; a NaN counts as 0, and so does a mean of nothing.
+//	k[t, h, c], in float32, for AXIS, from any text or from the prompt. A NaN counts as 0, and so does a mean of no tokens.
 //
 //	q           [Tq, Hq, D]  float32, float16 or bfloat16; D a multiple of 8, 16 … 576. Sample of post-RoPE queries.
 //	k           [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys.
@@ -146,33 +146,33 @@ func (args ChannelImportanceArgs) lower(l *lowering) C.vwd_channel_importance_ar
 //	  LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
 //	                channels; −inf for a block that is no candidate
 //	  AXIS          Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))) over the blocks
-//	A score is −inf for a block without a summary (MEAN: without a complete window for which the index has room), and where
-//	it would be NaN. In a softmax, and for MEAN_DOT, a window or token that has no summary, or whose product is not finite,
-//	weighs nothing (MEAN_DOT: is −inf); so does a block (AXIS), which then scores −inf. A NaN in any of the G query heads:
-//	every block scores −inf.
-//	min(n_i, max(budget, forced)) blocks of the n_i = ⌈len/block_size⌉ are selected: the forced ones (the first init_blocks
-//	and the last local_blocks), then the best. So k counts the forced blocks. n_i and what is forced follow from seq_lens
-//	alone, whatever index and scores have room for. −0 and +0 are equal.
+//	A score that would be NaN is −inf, and so is the score of a block without a summary (MEAN: without a complete window for
+//	which the index has a row). In a softmax a window, token or block (AXIS) that has no summary, or whose product is not
+//	finite, weighs nothing; such a window is −inf for MEAN_DOT, and such a block scores −inf for AXIS. If any of the G query
+//	heads holds a NaN, every block scores −inf.
+//	min(n_i, max(budget, forced)) blocks of the n_i = ⌈len/block_size⌉ are selected: the forced blocks (the first init_blocks
+//	and the last local_blocks), then the best. So k counts the forced blocks. n_i and the forced blocks follow from seq_lens
+//	alone, whatever the sizes of index and scores. −0 and +0 are equal.
 //
-//	Query positions: row r of sequence i stands at p = seq_lens[i] − q_lens[i] + r, for seq_lens counts the rows themselves.
-//	It does not see blocks that begin past p (−inf), nor windows and labels that reach past p. With a list for each row,
-//	its len is p + 1. Where the rows share a list, a block's score is the largest that it has for any of them. Rows from
-//	q_lens[i] on are not read, their lists are empty, and so is a shared list without rows.
+//	Query positions: row r of sequence i is at token position p = seq_lens[i] − q_lens[i] + r, because seq_lens counts the rows
+//	themselves. It does not see blocks that begin past p (they score −inf), nor windows and labels that reach past p. If each
+//	row has its own list, len is p + 1. If the rows share a list, a block's score is the largest of its scores for the rows.
+//	Rows from q_lens[i] on are not read, their lists are empty, and so is a shared list without rows.
 //
-//	method                             One of VWD_SELECT_*; index.kind must be what it reads.
+//	method                             One of VWD_SELECT_*; index.kind must be the kind that the method reads.
 //	block_size                         S, tokens of a block; MINMAX, AXIS: equal to index.block_size.
 //	k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
-//	scale                              Of q·k, above 0; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
+//	scale                              Factor on q·k, above 0; 0 means 1/√D. MINMAX and MEAN_DOT ignore it.
 //	index                              As filled by `vwd_index_update`.
-//	q           [B, (Q,) Hq, D]        float32, float16 or bfloat16; D a multiple of 8, 16 … 576. MEAN_DOT: Hk for
-//	                                   Hq, one Forecast vector a head.
+//	q           [B, (Q,) Hq, D]        float32, float16 or bfloat16; D a multiple of 8, 16 … 576. MEAN_DOT: Hq is Hk,
+//	                                   one Forecast vector per KV head.
 //	q_lens      [B]                    int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
 //	seq_lens    [B]                    int32. Clamped to 0 and above.
 //	budgets     [B]                    int32, optional: k of each sequence's lists; clamped to 0 … cap.
 //	candidates  [B, (Q,) Hk, cap2]     LABEL_MASS: the blocks to weigh, of selected's rank. Other methods: absent.
 //	selected    [B, (Q,) Hk, cap]      Out, ascending. Q only if q has it: each row's own lists, otherwise shared ones.
-//	scores      [B, (Q,) Hk, max_blocks]  float32, out, optional. Scores of blocks below n_i, as many as have a place;
-//	                                   the rest is not written. As each of selected's lists.
+//	scores      [B, (Q,) Hk, max_blocks]  float32, out, optional. Scores of the blocks below min(n_i, max_blocks), for
+//	                                   each of selected's lists; the other columns are not written.
 //	status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
 //	Lists have no slots.
 //
@@ -242,15 +242,15 @@ func (args SelectBlocksArgs) lower(l *lowering) (C.vwd_select_blocks_args, C.vwd
 //	Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: Hu et al. 2026, the second level).
 //
 //	α_t = mean over the G query heads of softmax_t(scale·q̃_h·k̃_t) over all tokens of the candidates; ties go to the lower
-//	token. A token without a label, or whose product is not finite, has α = 0; so have all where one of the G query heads
-//	holds a NaN. The first init_tokens and the last local_tokens of a sequence are always selected, candidates or not, and
-//	follow from seq_lens alone: max(min(candidate tokens ∪ forced, budget), forced) tokens in all. So k counts the forced
-//	tokens. Query positions as for `vwd_select_blocks`: tokens past p weigh nothing, and where rows share a list α_t is the
-//	largest that it has for any of them.
+//	token. A token without a label, or whose product is not finite, has α = 0; if one of the G query heads holds a NaN, every
+//	token has α = 0. The first init_tokens and the last local_tokens of a sequence are forced: they are always selected,
+//	candidates or not, and follow from seq_lens alone. max(min(candidate tokens ∪ forced, budget), forced) tokens are selected
+//	in all. So k counts the forced tokens. Query positions as for `vwd_select_blocks`: tokens past p weigh nothing, and if the
+//	rows share a list α_t is the largest of its values for the rows.
 //
 //	block_size                      S, tokens of a candidate block.
 //	k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap.
-//	scale                           Of q·k, above 0; 0 means 1/√D.
+//	scale                           Factor on q·k, above 0; 0 means 1/√D.
 //	index                           kind LABEL.
 //	q           [B, (Q,) Hq, D]     float32, float16 or bfloat16; D a multiple of 8, 16 … 576.
 //	q_lens      [B]                 int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
@@ -258,8 +258,8 @@ func (args SelectBlocksArgs) lower(l *lowering) (C.vwd_select_blocks_args, C.vwd
 //	budgets     [B]                 int32, optional: k of each sequence's lists; clamped to 0 … cap.
 //	candidates  [B, (Q,) Hk, cap2]  Blocks to choose from, of selected's rank.
 //	selected    [B, (Q,) Hk, cap]   Out, ascending token positions. Q only if q has it: each row's own lists.
-//	scores      [B, (Q,) Hk, cap]   float32, out, optional. α of each selected token; 0 for a forced one that is in no
-//	                                candidate.
+//	scores      [B, (Q,) Hk, cap]   float32, out, optional. α of each selected token; 0 for a forced token that is in no
+//	                                candidate block.
 //	status      [B, (Q,) Hk]        uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
 //	Lists have no slots.
 //
@@ -326,16 +326,16 @@ func (args SelectTokensArgs) lower(l *lowering) (C.vwd_select_tokens_args, C.vwd
 //
 //	Selects the exact top k of each row of scores; ties go to the lower index.
 //
-//	Row r has lens[r] scores. counts[r] = min(k, lens[r]) of them are selected: those that come first when the larger score comes
-//	first and, of equal ones, the lower index. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only
-//	where there are too few others. So the result is one and the same on every backend, device and run.
+//	Row r has lens[r] scores, ordered by descending score and, among equal scores, by ascending index. The first
+//	counts[r] = min(k, lens[r]) are selected. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only if
+//	there are too few other scores. The result is the same on every backend, device and run.
 //
 //	k                  Budget of every row, at most cap.
 //	order              VWD_TOPK_ASCENDING: by index. VWD_TOPK_BEST_FIRST: in the order above.
 //	scores   [R, n]    float32, float16 or bfloat16.
 //	lens     [R]       int32, optional: scores of each row; absent: n. Clamped to 0 … n.
 //	budgets  [R]       int32, optional: k of each row; clamped to 0 … cap.
-//	ids      [R, cap]  int32, out. Places from counts[r] on are not written; so of values.
+//	ids      [R, cap]  int32, out. Columns from counts[r] on are not written, in values likewise.
 //	counts   [R]       int32, out.
 //	values   [R, cap]  dtype of scores, out, optional: the selected scores as they are stored, NaN included.
 //

@@ -70,18 +70,18 @@ const (
 
 // BlockList is vwd_block_list: blocks (or tokens) per sequence and KV head, or per query position.
 //
-//	A list of blocks (of tokens, where block_size is 1) per sequence and KV head. Final: it does not grow.
+//	A list of blocks (of tokens, if block_size is 1) per sequence and KV head. The struct is final: it does not grow.
 //
-//	With query positions (q of rank 4) a list is shared by the positions of a sequence, or each position has its own.
+//	With query positions (q of rank 4) the positions of a sequence share a list, or each position has its own list.
 //
-//	ids     [B, Hk, cap] or [B, Q, Hk, cap]  int32, ascending. As input: ids past the sequence and repeated ids are skipped.
+//	ids     [B, Hk, cap] or [B, Q, Hk, cap]  int32, ascending. In an input, ids past the sequence and repeated ids are skipped.
 //	counts  [B, Hk] or [B, Q, Hk]            int32; clamped to 0 … cap. Entries of ids at or past the count are neither read
 //	                                         nor written.
-//	slots   as ids                           int32, optional, and only as input of `vwd_attention` and `vwd_repair`: the page
+//	slots   [B, Hk, cap] or [B, Q, Hk, cap]  int32, optional, and only in inputs of `vwd_attention` and `vwd_repair`: the page
 //	                                         in which each entry lies, in place of the page table. k and v are then a pool
 //	                                         [slots, P, 1, D] whose pages hold P consecutive tokens of one KV head; S divides
-//	                                         P, and an entry's tokens start at row id·S mod P. −1, or any slot outside the
-//	                                         pool, is not there and adds nothing.
+//	                                         P, and an entry's tokens start at row id·S mod P. An entry whose slot is −1 or
+//	                                         any other number outside the pool adds nothing.
 type BlockList struct {
 	IDs    Tensor
 	Counts Tensor
@@ -95,12 +95,13 @@ type BlockList struct {
 //	flags       Must be 0.
 //	k           [pages, P, Hk, D]   float32, float16, bfloat16, float8_e4m3fn or float8_e5m2. D a multiple of 8, 16 … 576.
 //	v           [pages, P, Hk, Dv]  dtype of k; Dv likewise. May be a view of k's memory (MLA: its first 512 channels).
-//	page_table  [B, max_pages]      int32, optional. Page p of sequence i is page_table[i, p]. Absent: sequence i is page i
-//	                                alone, so that k is [B, T, Hk, D]; with the slots of a list, see `vwd_block_list`. A page
-//	                                outside 0 … pages−1 holds no tokens.
-//	seq_lens    [B]                 int32. Tokens of each sequence; clamped to 0 … what its pages can hold (slots hold any).
+//	page_table  [B, max_pages]      int32, optional. Page p of sequence i is page_table[i, p]. Absent: sequence i has page i
+//	                                and no other, so that k is [B, T, Hk, D]; for lists with slots see `vwd_block_list`. A
+//	                                page outside 0 … pages−1 holds no tokens.
+//	seq_lens    [B]                 int32. Tokens of each sequence, clamped to 0 … the capacity of its pages; with slots there
+//	                                is no upper bound.
 //	k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Key = stored value · scale.
-//	v_scale     [1], [Hk] or [pages, P, Hk]  likewise.
+//	v_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Value = stored value · scale.
 type PagedKV struct {
 	K         Tensor
 	V         Tensor
@@ -124,7 +125,7 @@ type PagedKV struct {
 //	window       MEAN: tokens of a window; 0 means 32.
 //	stride       MEAN: tokens from one window to the next; 0 means 16.
 //	table        [B, max_index_pages]     int32, optional.
-//	key_max      [pages, rows, Hk, D]     MINMAX; the keys' dtype (of FP8 keys: float32, float16 or bfloat16).
+//	key_max      [pages, rows, Hk, D]     MINMAX; the keys' dtype (for FP8 keys: float32, float16 or bfloat16).
 //	key_min      [pages, rows, Hk, D]     MINMAX; dtype of key_max.
 //	means        [pages, rows, Hk, D]     MEAN; float32, float16 or bfloat16.
 //	labels       [pages, rows, Hk, r/2]   LABEL; uint8. Channel 2i in the low four bits, 2i+1 in the high ones.
@@ -132,12 +133,13 @@ type PagedKV struct {
 //	label_min    [pages, rows, Hk]        LABEL; float16.
 //	channels     [Hk, r]                  LABEL; int32, from `vwd_channel_importance`. r even, 2 … D.
 //	axes         [pages, rows, Hk, 2·D]   AXIS; float32, float16 or bfloat16: the mean key less axis_centre, then the axis.
-//	             [pages, rows, Hk, D]     Or uint8: the same in INT4, value 2i in the low four bits, 2i+1 in the high ones.
-//	axis_range   [pages, rows, Hk, 4·⌈D/32⌉]  AXIS in INT4 only; float16: of each group of 32 channels (the last may have
-//	                                      fewer), first the mean's, then the axis's, scale and minimum.
-//	axis_weights [Hk, D]                  AXIS; float32, optional: what channels count, see `vwd_channel_importance`. Read by
-//	                                      `vwd_index_update` alone. Absent: 1.
-//	axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key, read likewise. Absent: 0.
+//	          or [pages, rows, Hk, D]     AXIS; uint8: the same in INT4, value 2i in the low four bits, 2i+1 in the high ones.
+//	axis_range   [pages, rows, Hk, 4·⌈D/32⌉]  AXIS in INT4 only; float16: scale and minimum of each group of 32 channels (the
+//	                                      last group may have fewer), first of the mean's groups, then of the axis's.
+//	axis_weights [Hk, D]                  AXIS; float32, optional: the weight of each channel, see `vwd_channel_importance`.
+//	                                      Only `vwd_index_update` reads it. Absent: 1.
+//	axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. Only `vwd_index_update` reads
+//	                                      it. Absent: 0.
 type Index struct {
 	Kind        IndexKind
 	BlockSize   int
@@ -160,7 +162,7 @@ type Index struct {
 // AttentionState is vwd_attention_state: what attention knows before it divides.
 //
 //	Attention state per query head: out = acc / l, lse = m + ln l. Natural logarithms, s = scale·q·k.
-//	Nothing attended: acc = 0, m = −inf, l = 0. Final: it does not grow.
+//	The state of no tokens, the empty state, is acc = 0, m = −inf, l = 0. The struct is final: it does not grow.
 //
 //	acc  [B, Hq, Dv] or [B, Q, Hq, Dv]  float32. Σ e^(s−m) v
 //	m    [B, Hq] or [B, Q, Hq]          float32. max s
@@ -173,7 +175,8 @@ type AttentionState struct {
 
 // AttentionPartials is vwd_attention_partials: a state per entry of a block list.
 //
-//	Attention state per entry of a block list (per group of `partial_blocks` consecutive entries). Final: it does not grow.
+//	Partials: an attention state for each group of `partial_blocks` consecutive entries of a block list. The struct is final:
+//	it does not grow.
 //
 //	acc  [B, Hq, groups, Dv] or [B, Q, Hq, groups, Dv]  float32; groups = ⌈cap / partial_blocks⌉
 //	m    [B, Hq, groups] or [B, Q, Hq, groups]          float32
@@ -186,10 +189,10 @@ type AttentionPartials struct {
 
 // PredictorState is vwd_predictor_state: smoothed scores of one layer.
 //
-//	Smoothed scores of one layer, in the caller's memory. Before its first step a sequence's rows are filled by
-//	`vwd_predictor_reset`. Final: it does not grow.
+//	Smoothed scores of one layer, in the caller's memory. `vwd_predictor_reset` fills a sequence's rows before its first step.
+//	The struct is final: it does not grow.
 //
-//	level  [B, Hk, max_blocks]  float32. L; not finite while the block has not been seen.
+//	level  [B, Hk, max_blocks]  float32. L; not finite until the block has had a finite score.
 //	trend  [B, Hk, max_blocks]  float32. T.
 type PredictorState struct {
 	Level Tensor
@@ -198,8 +201,8 @@ type PredictorState struct {
 
 // Holt is vwd_holt: smoothing factors. {1, 0, 0} predicts the previous step's scores again.
 //
-//	Smoothing factors. {1, 0, 0} predicts the previous step's scores again; {0, 0, 0} means {1, 0, 0}. Final: it does not
-//	grow.
+//	Smoothing factors. {1, 0, 0} predicts the previous step's scores again; {0, 0, 0} means {1, 0, 0}. The struct is final:
+//	it does not grow.
 type Holt struct {
 	Alpha float32
 	Beta  float32

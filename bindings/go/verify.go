@@ -106,9 +106,9 @@ func (args PackArgs) lower(l *lowering) C.vwd_pack_args {
 
 // VerifyPackArgs are the arguments of Session.VerifyPack; vwd_verify_pack documents them.
 //
-//	`vwd_verify` and `vwd_pack` of what it accepted, in one enqueue.
+//	`vwd_verify`, and `vwd_pack` of the rows that it accepts, in one call.
 //
-//	Arguments, results, blocking, safety and errors are those of the two calls; accepted is an output here.
+//	Arguments, results, blocking, thread safety and errors are those of the two calls; accepted is an output here.
 type VerifyPackArgs struct {
 	Rows      []Tensor
 	Packed    []Tensor

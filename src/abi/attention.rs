@@ -7,12 +7,13 @@ use super::{Versioned, vwd_block_list, vwd_tensor};
 /// flags       Must be 0.
 /// k           [pages, P, Hk, D]   float32, float16, bfloat16, float8_e4m3fn or float8_e5m2. D a multiple of 8, 16 … 576.
 /// v           [pages, P, Hk, Dv]  dtype of k; Dv likewise. May be a view of k's memory (MLA: its first 512 channels).
-/// page_table  [B, max_pages]      int32, optional. Page p of sequence i is page_table[i, p]. Absent: sequence i is page i
-///                                 alone, so that k is [B, T, Hk, D]; with the slots of a list, see `vwd_block_list`. A page
-///                                 outside 0 … pages−1 holds no tokens.
-/// seq_lens    [B]                 int32. Tokens of each sequence; clamped to 0 … what its pages can hold (slots hold any).
+/// page_table  [B, max_pages]      int32, optional. Page p of sequence i is page_table[i, p]. Absent: sequence i has page i
+///                                 and no other, so that k is [B, T, Hk, D]; for lists with slots see `vwd_block_list`. A
+///                                 page outside 0 … pages−1 holds no tokens.
+/// seq_lens    [B]                 int32. Tokens of each sequence, clamped to 0 … the capacity of its pages; with slots there
+///                                 is no upper bound.
 /// k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Key = stored value · scale.
-/// v_scale     [1], [Hk] or [pages, P, Hk]  likewise.
+/// v_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Value = stored value · scale.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_paged_kv {
@@ -30,7 +31,7 @@ pub struct vwd_paged_kv {
 unsafe impl Versioned for vwd_paged_kv {}
 
 /// Attention state per query head: out = acc / l, lse = m + ln l. Natural logarithms, s = scale·q·k.
-/// Nothing attended: acc = 0, m = −inf, l = 0. Final: it does not grow.
+/// The state of no tokens, the empty state, is acc = 0, m = −inf, l = 0. The struct is final: it does not grow.
 ///
 /// acc  [B, Hq, Dv] or [B, Q, Hq, Dv]  float32. Σ e^(s−m) v
 /// m    [B, Hq] or [B, Q, Hq]          float32. max s
@@ -43,7 +44,8 @@ pub struct vwd_attention_state {
     pub l: vwd_tensor,
 }
 
-/// Attention state per entry of a block list (per group of `partial_blocks` consecutive entries). Final: it does not grow.
+/// Partials: an attention state for each group of `partial_blocks` consecutive entries of a block list. The struct is final:
+/// it does not grow.
 ///
 /// acc  [B, Hq, groups, Dv] or [B, Q, Hq, groups, Dv]  float32; groups = ⌈cap / partial_blocks⌉
 /// m    [B, Hq, groups] or [B, Q, Hq, groups]          float32
@@ -101,7 +103,7 @@ pub struct vwd_merge_states_args {
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_merge_states_args {}
 
-/// The result covers predicted ∪ selected blocks (PRR: Wang et al. 2026): what was predicted in vain stays in.
+/// The result covers predicted ∪ selected blocks (PRR: Wang et al. 2026): blocks predicted in vain remain in it.
 pub const VWD_REPAIR_SUPERSET: u32 = 1;
 /// The result covers the selected blocks alone.
 pub const VWD_REPAIR_EXACT: u32 = 2;

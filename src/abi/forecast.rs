@@ -1,9 +1,9 @@
-//! Forecast: the queries of layer l+1 from the residual stream that enters layer l, fitted in closed form.
+//! Forecast: the queries of layer l+1 from the residual stream that enters layer l.
 
 use super::{Versioned, vwd_tensor};
 
-/// Flag of a forecast: its maps read the forecast layer's pre-RoPE queries at the token before, too, which an engine has
-/// from its last step and passes as `previous`.
+/// Flag of a forecast: its maps also read the forecast layer's pre-RoPE queries at the token before, which an inference
+/// engine has from its last step and passes as `previous`.
 pub const VWD_FORECAST_MEMORY: u32 = 1;
 
 /// Options of `vwd_forecast_create`; zero means the default.
@@ -21,28 +21,28 @@ pub struct vwd_forecast_options {
     pub q_heads: u32,
     /// Head dimension.
     pub head_dim: u32,
-    /// Ridge λ relative to the mean diagonal of X̂ᵀX̂ (with memory: of each kind of input); 0 means 1e−3.
+    /// Ridge λ relative to the mean diagonal of X̂ᵀX̂ (with memory, to the mean of each kind of input); 0 means 1e−3.
     pub ridge: f32,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_forecast_options {}
 
-/// What a forecast holds, filled by `vwd_forecast_info`.
+/// The shape, maps and sums of a forecast, filled by `vwd_forecast_info`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_forecast_details {
     pub struct_size: u32,
-    /// As in its options: 0 or VWD_FORECAST_MEMORY.
+    /// The flags of the options: 0 or VWD_FORECAST_MEMORY.
     pub flags: u32,
     pub layers: u32,
     pub input_dim: u32,
     pub q_heads: u32,
     pub head_dim: u32,
     pub ridge: f32,
-    /// Maps that are solved or loaded.
+    /// Number of maps that are solved or loaded.
     pub solved: u32,
-    /// Largest rank that solved maps are cut to; 0 where none is cut.
+    /// Largest rank of the solved maps of low rank; 0 if every map has full rank.
     pub rank: u32,
     /// Bytes of the solved maps.
     pub map_bytes: u64,
@@ -67,7 +67,7 @@ pub struct vwd_rope {
     pub flags: u32,
     /// VWD_ROPE_HALVES or VWD_ROPE_INTERLEAVED.
     pub style: u32,
-    /// Leading channels that rotate, even; 0 means all (of an odd head_dim, all but the last).
+    /// Number of leading channels that rotate, even; 0 means all (all but the last if head_dim is odd).
     pub rotary_dim: u32,
     /// Base of inv_freq[c] = theta^(−2c/rotary_dim); 0 means 10000.
     pub theta: f32,

@@ -5,10 +5,10 @@ use std::mem::offset_of;
 
 /// Per block, KV head and channel: largest and smallest key (Quest: Tang et al. 2024, section 3).
 pub const VWD_INDEX_MINMAX: u32 = 1;
-/// Mean key of each window of `window` tokens every `stride` tokens (InfLLM-v2: Zhao et al. 2025). A window exists once it
-/// is full.
+/// Mean key of each window of `window` tokens, one window every `stride` tokens (InfLLM-v2: Zhao et al. 2025). A window
+/// exists once it is full.
 pub const VWD_INDEX_MEAN: u32 = 2;
-/// Per token and KV head: r chosen channels of the key in INT4 (Double Sparsity: Yang et al. 2024).
+/// Per token and KV head: the label, r chosen channels of the key in INT4 (Double Sparsity: Yang et al. 2024).
 pub const VWD_INDEX_LABEL: u32 = 3;
 /// Per block and KV head: the mean key, and one axis along which the keys spread, scaled to their spread.
 pub const VWD_INDEX_AXIS: u32 = 4;
@@ -25,7 +25,7 @@ pub const VWD_INDEX_AXIS: u32 = 4;
 /// window       MEAN: tokens of a window; 0 means 32.
 /// stride       MEAN: tokens from one window to the next; 0 means 16.
 /// table        [B, max_index_pages]     int32, optional.
-/// key_max      [pages, rows, Hk, D]     MINMAX; the keys' dtype (of FP8 keys: float32, float16 or bfloat16).
+/// key_max      [pages, rows, Hk, D]     MINMAX; the keys' dtype (for FP8 keys: float32, float16 or bfloat16).
 /// key_min      [pages, rows, Hk, D]     MINMAX; dtype of key_max.
 /// means        [pages, rows, Hk, D]     MEAN; float32, float16 or bfloat16.
 /// labels       [pages, rows, Hk, r/2]   LABEL; uint8. Channel 2i in the low four bits, 2i+1 in the high ones.
@@ -33,12 +33,13 @@ pub const VWD_INDEX_AXIS: u32 = 4;
 /// label_min    [pages, rows, Hk]        LABEL; float16.
 /// channels     [Hk, r]                  LABEL; int32, from `vwd_channel_importance`. r even, 2 … D.
 /// axes         [pages, rows, Hk, 2·D]   AXIS; float32, float16 or bfloat16: the mean key less axis_centre, then the axis.
-///              [pages, rows, Hk, D]     Or uint8: the same in INT4, value 2i in the low four bits, 2i+1 in the high ones.
-/// axis_range   [pages, rows, Hk, 4·⌈D/32⌉]  AXIS in INT4 only; float16: of each group of 32 channels (the last may have
-///                                       fewer), first the mean's, then the axis's, scale and minimum.
-/// axis_weights [Hk, D]                  AXIS; float32, optional: what channels count, see `vwd_channel_importance`. Read by
-///                                       `vwd_index_update` alone. Absent: 1.
-/// axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key, read likewise. Absent: 0.
+///           or [pages, rows, Hk, D]     AXIS; uint8: the same in INT4, value 2i in the low four bits, 2i+1 in the high ones.
+/// axis_range   [pages, rows, Hk, 4·⌈D/32⌉]  AXIS in INT4 only; float16: scale and minimum of each group of 32 channels (the
+///                                       last group may have fewer), first of the mean's groups, then of the axis's.
+/// axis_weights [Hk, D]                  AXIS; float32, optional: the weight of each channel, see `vwd_channel_importance`.
+///                                       Only `vwd_index_update` reads it. Absent: 1.
+/// axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. Only `vwd_index_update` reads
+///                                       it. Absent: 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_index {

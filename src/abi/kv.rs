@@ -1,12 +1,12 @@
-//! Tiered KV cache: all KV in host memory, what is being read in slots on the device.
+//! Tiered KV cache: all keys and values in host memory, the blocks in use in slots on the device.
 
 use super::{Versioned, vwd_block_list, vwd_tensor};
 use std::ffi::c_void;
 
-/// Told how far an allocation is; `done` reaches `total`. Does not unwind.
+/// Reports how much of an allocation is done: `done` of `total` bytes; the last call has done = total. Does not unwind.
 pub type vwd_progress = Option<unsafe extern "C" fn(progress_context: *mut c_void, done: u64, total: u64)>;
 
-/// Options of `vwd_kv_cache_create`; what has no default must be at least 1.
+/// Options of `vwd_kv_cache_create`. A size without a default must be at least 1.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_kv_cache_options {
@@ -24,17 +24,17 @@ pub struct vwd_kv_cache_options {
     /// DLPack's code and bits of keys and values: float32, float16, bfloat16, float8_e4m3fn or float8_e5m2.
     pub dtype_code: u32,
     pub dtype_bits: u32,
-    /// 1: each token has scales of its own for each KV head, which are kept with it; FP8 only. 0: none are kept.
+    /// 1: each token has scales of its own for each KV head, which the cache keeps; FP8 only. 0: the cache keeps no scales.
     pub token_scales: u32,
-    /// Most sequences at once. Their numbers are below this.
+    /// Largest number of sequences at once. Sequences are numbered from 0 to one less than this.
     pub max_sequences: u32,
-    /// Most blocks of a sequence.
+    /// Largest number of blocks of a sequence.
     pub max_blocks: u32,
-    /// Blocks of host memory, each of all layers and KV heads.
+    /// Number of blocks in host memory, each for all layers and KV heads.
     pub host_blocks: u32,
-    /// Slots of a layer that blocks are fetched into, each of one block of one KV head.
+    /// Number of slots of a layer that blocks are fetched into; a slot holds one block of one KV head.
     pub slots: u32,
-    /// What the last so many resolves of a layer named stays in its slot; 0 means 2.
+    /// A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2.
     pub hold: u32,
     /// Called while memory is allocated; may be NULL.
     pub progress: vwd_progress,
@@ -45,33 +45,33 @@ pub struct vwd_kv_cache_options {
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_kv_cache_options {}
 
-/// What a cache takes, filled by `vwd_kv_cache_capacity` before there is one.
+/// The memory that a cache takes, filled by `vwd_kv_cache_capacity` before the cache is created.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_kv_cache_sizes {
     pub struct_size: u32,
     pub flags: u32,
-    /// Of one block of one KV head of one layer: its keys, values and scales, which lie in one run.
+    /// Bytes of a run: the keys, values and scales of one block of one KV head of one layer, one after the other.
     pub run_bytes: u64,
-    /// Pinned memory, from the session.
+    /// Bytes of pinned host memory, from the session.
     pub host_bytes: u64,
-    /// Memory of the device, bookkeeping included.
+    /// Bytes of device memory, bookkeeping included.
     pub device_bytes: u64,
-    /// Slots of a layer in all: those of the tails, then `slots` of the options.
+    /// Number of all slots of a layer: first the slots of the tails, then `slots` of the options.
     pub total_slots: u64,
-    /// Longest selection that may be resolved: entries of all lists of a call together.
+    /// Largest selection that a resolve may name: the entries of all lists of a call together.
     pub largest_selection: u64,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_kv_cache_sizes {}
 
-/// Where a layer's slots lie, filled by `vwd_kv_cache_view`. The views stay valid as long as the cache.
+/// Views of a layer's slots, filled by `vwd_kv_cache_view`. They are valid as long as the cache.
 ///
 /// k, v         [total_slots, S, 1, D] and [total_slots, S, 1, Dv]  The pool that the slots of lists name.
 /// k_scale, v_scale       [total_slots, S, 1]  float32; absent without token_scales.
-/// tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The same memory by sequence and place: pages of
-///                        the newest blocks, for vwd_index_update.
+/// tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
+///                        for vwd_index_update.
 /// tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
 /// tail_table   [max_sequences, max_blocks]  int32. The page of tail_k that block n of a sequence is in while it is one of the
 ///                        two newest.
@@ -94,32 +94,32 @@ pub struct vwd_kv_cache_layer {
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_kv_cache_layer {}
 
-/// Counters since the cache was created, filled by `vwd_kv_cache_info`. Entries are those of lists, blocks those of one KV
-/// head of one layer.
+/// Counters since the cache was created, filled by `vwd_kv_cache_info`. An entry is an entry of a list, a block a block of
+/// one KV head of one layer.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_kv_cache_stats {
     pub struct_size: u32,
     pub flags: u32,
     pub sequences: u32,
-    /// Blocks of host memory that sequences hold, and that are free.
+    /// Blocks of host memory that sequences hold, and blocks of host memory that are free.
     pub blocks_in_use: u32,
     pub blocks_free: u32,
     pub host_bytes: u64,
     pub device_bytes: u64,
-    /// Entries that were there when they were resolved, those of tails included.
+    /// Entries whose block was resident when they were resolved, blocks of tails included.
     pub hits: u64,
-    /// Entries that were not there: each takes a copy, or waits for one that an earlier entry has asked for.
+    /// Entries whose block was not resident: each asks for a copy, or waits for a copy that an earlier entry asked for.
     pub misses: u64,
     pub bytes_fetched: u64,
     pub bytes_written_back: u64,
-    /// Blocks that left their slot for another.
+    /// Blocks whose slot was given to another block.
     pub evictions: u64,
-    /// Of those, fetched and not named by a later resolve.
+    /// Evicted blocks that were fetched and that no later resolve named.
     pub unused: u64,
-    /// Waits that found copies under way.
+    /// Waits during which copies were under way.
     pub waits: u64,
-    /// Tokens that had no place: see `vwd_kv_cache_append`.
+    /// Tokens that were dropped because they had no place: see `vwd_kv_cache_append`.
     pub dropped_tokens: u64,
 }
 

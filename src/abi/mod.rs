@@ -1,7 +1,7 @@
 //! The C ABI's plain data: every struct and constant of `vanward.h`, in the order in which the header has them.
 //!
-//! The ground floor: everybody reads it, and it reads nothing. Functions are in `capi`, one file per family as here.
-//! Doc comments become the header's comments.
+//! This is the lowest layer: every other module imports it, and it imports none. Functions are in `capi`, one file per
+//! family. Doc comments become the header's comments.
 #![allow(non_camel_case_types)]
 
 mod attention;
@@ -33,6 +33,6 @@ pub use verify::*;
 /// # Safety
 /// `repr(C)`, `struct_size: u32` first, and all-zero bytes are a valid value.
 pub unsafe trait Versioned: Copy {
-    /// Sizes at which earlier callers may have compiled it, this one's included, ascending.
+    /// The sizes of the struct in all versions, this one included, ascending.
     const KNOWN_SIZES: &'static [usize] = &[size_of::<Self>()];
 }

@@ -2,10 +2,10 @@
 
 use super::{Versioned, vwd_block_list, vwd_tensor};
 
-/// Smoothed scores of one layer, in the caller's memory. Before its first step a sequence's rows are filled by
-/// `vwd_predictor_reset`. Final: it does not grow.
+/// Smoothed scores of one layer, in the caller's memory. `vwd_predictor_reset` fills a sequence's rows before its first step.
+/// The struct is final: it does not grow.
 ///
-/// level  [B, Hk, max_blocks]  float32. L; not finite while the block has not been seen.
+/// level  [B, Hk, max_blocks]  float32. L; not finite until the block has had a finite score.
 /// trend  [B, Hk, max_blocks]  float32. T.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -14,8 +14,8 @@ pub struct vwd_predictor_state {
     pub trend: vwd_tensor,
 }
 
-/// Smoothing factors. {1, 0, 0} predicts the previous step's scores again; {0, 0, 0} means {1, 0, 0}. Final: it does not
-/// grow.
+/// Smoothing factors. {1, 0, 0} predicts the previous step's scores again; {0, 0, 0} means {1, 0, 0}. The struct is final:
+/// it does not grow.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_holt {
@@ -23,7 +23,7 @@ pub struct vwd_holt {
     pub alpha: f32,
     /// Weight of the newest change in the trend, in 0 … 1.
     pub beta: f32,
-    /// How far the trend is followed, finite.
+    /// Factor on the trend, finite.
     pub gamma: f32,
 }
 

@@ -2,7 +2,8 @@
 
 use super::{Versioned, vwd_tensor};
 
-/// The library picks the engine, by the size and number of blocks; for lists in device memory the kernel.
+/// The library picks the kernel or the copy engine by the size and number of blocks; for lists in device memory it picks the
+/// kernel.
 pub const VWD_GATHER_AUTO: u32 = 0;
 /// A kernel with few thread blocks reads the mapped host memory.
 pub const VWD_GATHER_KERNEL: u32 = 1;

@@ -13,13 +13,13 @@ pub const VWD_SELECT_LABEL_MASS: u32 = 4;
 /// Softmax mass of the block's mean key and axis, from AXIS.
 pub const VWD_SELECT_AXIS: u32 = 5;
 
-/// Bit of a list's status: a query of the list holds a NaN, or the product of a query and a summary is one. What it concerns
-/// ranks last.
+/// Bit of a list's status: a query of the list holds a NaN, or the product of a query and a summary is NaN. The blocks or
+/// tokens concerned rank last.
 pub const VWD_SELECT_NAN: u32 = 1;
-/// Bit of a list's status: a block, complete window or candidate token that the list's queries see has no place in the index.
+/// Bit of a list's status: a block, complete window or candidate token that the list's queries see has no summary in the index.
 pub const VWD_SELECT_NO_SUMMARY: u32 = 2;
 /// Bit of a list's status: a length, number of rows, budget or count of candidates was out of range, or scores had fewer
-/// places than there are blocks.
+/// columns than there are blocks.
 pub const VWD_SELECT_CLAMPED: u32 = 4;
 
 /// Arguments of `vwd_select_blocks`; see there.

@@ -1,10 +1,10 @@
-//! The best of rows of scores.
+//! The top k of rows of scores.
 
 use super::{Versioned, vwd_tensor};
 
-/// Ids ascend.
+/// The selected ids ascend.
 pub const VWD_TOPK_ASCENDING: u32 = 0;
-/// The best comes first.
+/// The best score comes first.
 pub const VWD_TOPK_BEST_FIRST: u32 = 1;
 
 /// Arguments of `vwd_topk`; see there.

@@ -1,4 +1,4 @@
-//! Verification of draft tokens and packing of what was accepted.
+//! Verification of draft tokens and packing of accepted rows.
 
 use super::{Versioned, vwd_tensor};
 
@@ -39,7 +39,7 @@ pub struct vwd_pack_args {
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_pack_args {}
 
-/// Arguments of `vwd_verify_pack`: those of `vwd_verify` and of `vwd_pack`.
+/// Arguments of `vwd_verify_pack`: the arguments of `vwd_verify` and of `vwd_pack`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_verify_pack_args {

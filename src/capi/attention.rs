@@ -6,39 +6,40 @@ use crate::abi::{vwd_attention_args, vwd_merge_states_args, vwd_repair_args, vwd
 use crate::ops::{attention, repair};
 use std::mem::MaybeUninit;
 
-/// Decode attention of a sequence's query positions over a list of blocks, a list of tokens, or everything.
+/// Decode attention of a sequence's query positions over a list of blocks, a list of tokens, or all tokens.
 ///
-/// out[i, h] = Σ_t softmax_t(s_t) v_t with s_t = scale·q_h·k_t, over the tokens t of the list of KV head h / G that the
-/// position sees. Of Q positions row r < q_lens[i] stands at p = seq_lens[i] − q_lens[i] + r, for seq_lens counts the rows
-/// themselves, and sees the tokens 0 … p; with a window w the tokens p − w + 1 … p, itself included. Rows at or past
-/// q_lens, and rows with nothing to attend: out 0, lse −inf, the empty state. Speculative attention is this call over a
-/// predicted list with state or partials kept for `vwd_repair`.
+/// out[i, h] = Σ_t softmax_t(s_t) v_t with s_t = scale·q_h·k_t, over the tokens t of the list of KV head h / G that the query
+/// position sees. Row r < q_lens[i] of the Q rows of a sequence is at token position p = seq_lens[i] − q_lens[i] + r, because
+/// seq_lens counts the rows themselves. It sees the tokens 0 … p; with a window w it sees the tokens p − w + 1 … p. Rows at or
+/// past q_lens, and rows that see no token of their list, get out 0, lse −inf and the empty state. Speculative attention is
+/// this call over a predicted list, with state or partials kept for `vwd_repair`.
 ///
 /// args->block_size                     Tokens of a block of the list, S; 1 for a list of tokens; 0 without a list. With a
 ///                                      page_table, S divides P or P divides S; with slots, S divides P.
 /// args->partial_blocks                 Entries of the list that share one partial; 0 means 1.
-/// args->scale                          Of q·k, above 0; 0 means 1/√D, and must be given where D ≠ Dv.
-/// args->soft_cap                       c: s becomes c·tanh(s / c), before anything is masked. 0: none.
-/// args->window                         w, in tokens. 0: none.
+/// args->scale                          Factor on q·k, above 0; 0 means 1/√D, and is not allowed if D ≠ Dv.
+/// args->soft_cap                       c: s becomes c·tanh(s / c), before any token is masked. 0: no soft cap.
+/// args->window                         w, in tokens. 0: no window.
 /// args->q         [B, Hq, D]           float32, float16 or bfloat16. Hq = G·Hk, any G ≥ 1. Q = 1.
 ///              or [B, Q, Hq, D]
 /// args->q_lens    [B]                  int32, optional (absent: Q). Rows of each sequence; clamped to 0 … Q.
 /// args->kv                             Keys and values.
-/// args->list      [B, Hk, cap]         Optional (no tensor given: every token). Shared by the positions of a sequence,
-///              or [B, Q, Hk, cap]      which then read its tokens once; or each position's own (q of rank 4). With slots
-///                                      kv is a pool [slots, P, 1, D] without page_table, and Hk is the list's.
+/// args->list      [B, Hk, cap]         Optional (no tensor given: every token). The positions of a sequence share a list of
+///              or [B, Q, Hk, cap]      rank 3, and its tokens are read once for all of them; with rank 4 each position has
+///                                      its own list (q of rank 4). With slots kv is a pool [slots, P, 1, D] without
+///                                      page_table, and Hk is the list's.
 /// args->sinks     [Hq]                 float32, optional: out = acc / (l + e^(sink − m)). +inf: out 0; −inf: no sink.
-///                                      Neither capped, nor in lse, state or partials.
+///                                      The soft cap does not apply to sinks; lse, state and partials do not include them.
 /// args->out       [B, Hq, Dv]          dtype of q, or float32; out.
 ///              or [B, Q, Hq, Dv]
 /// args->lse       [B, Hq]              float32, out, optional. Natural logarithm of Σ e^s.
 ///              or [B, Q, Hq]
 /// args->state                          Out, optional (all three or none).
-/// args->partials                       Out, optional (all three or none); needs a list. Entries past the count are not
-///                                      written.
+/// args->partials                       Out, optional (all three or none); needs a list. Partials of entries past the count
+///                                      are not written.
 ///
-/// FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t; what is masked is not multiplied, so
-/// that bytes and scales of tokens that no row sees may be NaN. A NaN in a token spoils the rows that see it, and no other.
+/// FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
+/// bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it.
 ///
 /// On the CPU results do not depend on batch, neighbours, other positions or threads.
 ///
@@ -54,19 +55,19 @@ pub unsafe extern "C" fn vwd_attention(
     stream: vwd_stream,
 ) -> vwd_status {
     computing(|| {
-        let (mut room, mut kv_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        let (mut buffer, mut kv_buffer) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
         // SAFETY: the C contract of args->kv.
-        let kv = unsafe { versioned(args.kv, "kv", &mut kv_room)? };
+        let kv = unsafe { versioned(args.kv, "kv", &mut kv_buffer)? };
         attention::Request::with(session, args, kv, |request| attention::run(session, request, stream))
     })
 }
 
 /// Tells how many bytes of scratch `vwd_attention` with these arguments needs in its stream's arena: 0 on a CPU session.
 ///
-/// For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
-/// contents of tensors, which need not be there yet. The arguments are checked as in the call.
+/// Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, strides, dtypes and scalars,
+/// never from the contents of tensors, which need not be written yet. The arguments are checked as in the call.
 ///
 /// bytes  Out.
 ///
@@ -78,12 +79,12 @@ pub unsafe extern "C" fn vwd_attention_scratch(
     bytes: *mut u64,
 ) -> vwd_status {
     computing(|| {
-        let (mut room, mut kv_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        let (mut buffer, mut kv_buffer) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session, args and bytes.
         let (session, args, bytes) =
-            unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?, out(bytes, "bytes")?) };
+            unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?, out(bytes, "bytes")?) };
         // SAFETY: the C contract of args->kv.
-        let kv = unsafe { versioned(args.kv, "kv", &mut kv_room)? };
+        let kv = unsafe { versioned(args.kv, "kv", &mut kv_buffer)? };
         bytes.write(attention::Request::with(session, args, kv, |request| attention::scratch(session, request))?);
         Ok(())
     })
@@ -92,12 +93,12 @@ pub unsafe extern "C" fn vwd_attention_scratch(
 /// Joins attention states over disjoint sets of tokens (Flash-Decoding: Dao et al. 2023).
 ///
 /// m' = max_n m_n, l' = Σ_n l_n e^(m_n−m'), acc' = Σ_n acc_n e^(m_n−m'), out = acc' / (l' + e^(sink − m')),
-/// lse = m' + ln l'. Empty states are neutral; joined in the order given.
+/// lse = m' + ln l'. An empty state changes nothing. States are joined in the order given.
 ///
 /// args->input_count            Number of states, 1 … 16.
 /// args->inputs  [n]            Host array of states [B, Hq, Dv], [B, Hq], [B, Hq], or all with Q after B. Dv a multiple of
 ///                              8, 16 … 576.
-/// args->sinks   [Hq]           float32, optional; as in `vwd_attention`, and in out alone.
+/// args->sinks   [Hq]           float32, optional; as in `vwd_attention`. They enter out alone.
 /// args->out     [B, Hq, Dv]    float32, float16 or bfloat16, out, optional.
 ///            or [B, Q, Hq, Dv]
 /// args->lse     [B, Hq]        float32, out, optional.
@@ -116,41 +117,41 @@ pub unsafe extern "C" fn vwd_merge_states(
     stream: vwd_stream,
 ) -> vwd_status {
     computing(|| {
-        let mut room = MaybeUninit::uninit();
+        let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
         // SAFETY: the C contract of inputs.
         attention::merge(session, &unsafe { attention::MergeRequest::from_c(session, args) }?, stream)
     })
 }
 
-/// Turns attention over predicted blocks into attention over the selected ones, at a cost that follows what was missed.
+/// Turns attention over predicted blocks into attention over the selected blocks, at a cost that follows the missed blocks.
 ///
-/// The missed set, selected ∖ predicted, is found here, attended and folded in. SUPERSET (PRR) starts from
+/// The call finds the missed blocks, selected ∖ predicted, attends them and joins the result. SUPERSET (PRR) starts from
 /// predicted_state; its result covers predicted ∪ selected. EXACT joins the partials of predicted ∩ selected with the
-/// missed blocks; a group of partial_blocks that holds a block predicted in vain is attended again. On the CPU, with
-/// block_size ≥ 8 and partial_blocks ≤ 1, EXACT equals `vwd_attention` over selected bit for bit.
+/// attention of the missed blocks; it attends a group of partial_blocks entries again if the group holds a block predicted
+/// in vain. On the CPU, with block_size ≥ 8 and partial_blocks ≤ 1, EXACT equals `vwd_attention` over selected bit for bit.
 ///
-/// Positions, masks, caps and sinks mean what they mean in `vwd_attention`. A block is missed if it is selected, not
-/// predicted, and begins below seq_lens (with lists of each position's own: at or before the position).
+/// Query positions, masks, the soft cap and sinks mean what they mean in `vwd_attention`. A block is missed if it is selected,
+/// not predicted, and begins below seq_lens (if each position has its own lists: at or before the position).
 ///
 /// args->mode                              VWD_REPAIR_SUPERSET or VWD_REPAIR_EXACT.
 /// args->block_size, partial_blocks,       As in the call of `vwd_attention` that made the state or partials.
 ///       scale, soft_cap, window
-/// args->q, q_lens, kv                     Likewise.
-/// args->predicted  [B, Hk, cap]           The list that was attended; without slots.
+/// args->q, q_lens, kv                     As in that call.
+/// args->predicted  [B, Hk, cap]           The list of that call, without slots.
 ///               or [B, Q, Hk, cap]
-/// args->selected   [B, Hk, cap2]          The true list, of the same rank; with slots if kv is a pool that slots name.
+/// args->selected   [B, Hk, cap2]          The selected list, of the rank of predicted; with slots if kv is a pool.
 ///               or [B, Q, Hk, cap2]
-/// args->predicted_state                   SUPERSET: kept by `vwd_attention`. EXACT: absent.
-/// args->predicted_partials                EXACT: kept by `vwd_attention`. SUPERSET: absent.
-/// args->sinks      [Hq]                   float32, optional; enters out alone, so that it is given in every call.
+/// args->predicted_state                   SUPERSET: the state that `vwd_attention` wrote. EXACT: absent.
+/// args->predicted_partials                EXACT: the partials that `vwd_attention` wrote. SUPERSET: absent.
+/// args->sinks      [Hq]                   float32, optional. They enter out alone, so every call is given them.
 /// args->out        [B, Hq, Dv]            dtype of q, or float32; out.
 ///               or [B, Q, Hq, Dv]
 /// args->lse        [B, Hq]                float32, out, optional.
 ///               or [B, Q, Hq]
 /// args->state                             Out, optional (all three or none); may be predicted_state itself.
-/// args->missed_counts  [B, Hk]            int32, out, optional: size of selected ∖ predicted, of each list.
+/// args->missed_counts  [B, Hk]            int32, out, optional: number of missed blocks of each list.
 ///                   or [B, Q, Hk]
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
@@ -165,19 +166,19 @@ pub unsafe extern "C" fn vwd_repair(
     stream: vwd_stream,
 ) -> vwd_status {
     computing(|| {
-        let (mut room, mut kv_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        let (mut buffer, mut kv_buffer) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
         // SAFETY: the C contract of args->kv.
-        let kv = unsafe { versioned(args.kv, "kv", &mut kv_room)? };
+        let kv = unsafe { versioned(args.kv, "kv", &mut kv_buffer)? };
         repair::Request::with(session, args, kv, |request| repair::run(session, request, stream))
     })
 }
 
 /// Tells how many bytes of scratch `vwd_repair` with these arguments needs in its stream's arena: 0 on a CPU session.
 ///
-/// For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
-/// contents of tensors, which need not be there yet. The arguments are checked as in the call.
+/// Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, strides, dtypes and scalars,
+/// never from the contents of tensors, which need not be written yet. The arguments are checked as in the call.
 ///
 /// bytes  Out.
 ///
@@ -189,12 +190,12 @@ pub unsafe extern "C" fn vwd_repair_scratch(
     bytes: *mut u64,
 ) -> vwd_status {
     computing(|| {
-        let (mut room, mut kv_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        let (mut buffer, mut kv_buffer) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session, args and bytes.
         let (session, args, bytes) =
-            unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?, out(bytes, "bytes")?) };
+            unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?, out(bytes, "bytes")?) };
         // SAFETY: the C contract of args->kv.
-        let kv = unsafe { versioned(args.kv, "kv", &mut kv_room)? };
+        let kv = unsafe { versioned(args.kv, "kv", &mut kv_buffer)? };
         bytes.write(repair::Request::with(session, args, kv, |request| repair::scratch(session, request))?);
         Ok(())
     })

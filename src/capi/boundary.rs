@@ -37,8 +37,8 @@ pub fn boundary(body: impl FnOnce() -> Result<()>) -> vwd_status {
     error.code as vwd_status
 }
 
-/// [`boundary`] of a call that computes in floating point. Reading the environment costs some nanoseconds, which the others
-/// are spared.
+/// [`boundary`] for a call that computes in floating point. Reading the floating-point environment costs some nanoseconds,
+/// which other calls do not pay.
 #[inline]
 pub fn computing(body: impl FnOnce() -> Result<()>) -> vwd_status {
     let _floats = Floats::enter();
@@ -49,7 +49,7 @@ pub fn with_last_error<R>(read: impl FnOnce(&str) -> R) -> R {
     LAST_ERROR.with_borrow(|text| read(text))
 }
 
-/// What a handle points to.
+/// The object that a handle points to.
 pub trait Handle {
     fn maker(&self) -> Process;
 }
@@ -68,8 +68,8 @@ pub unsafe fn handle<'a, T: Handle>(handle: *const T, name: &str) -> Result<&'a 
     }
 }
 
-/// Ends the life of a handle; nothing for NULL. One of a process that this was forked from stays as it is: there are no
-/// threads here to join, and no device to give memory back to.
+/// Destroys the object behind a handle; NULL is a no-op. The object of a parent process stays as it is: after a fork there
+/// are no threads to join, and no device to return memory to.
 ///
 /// # Safety
 /// `handle` is NULL, or came from `Box::into_raw` and is not used again.
@@ -77,7 +77,7 @@ pub unsafe fn release<T: Handle>(handle: *mut T) {
     // SAFETY: NULL or live, says the caller.
     if unsafe { handle.as_ref() }.is_some_and(|object| object.maker().is_this()) {
         boundary(|| {
-            // SAFETY: not NULL, and the caller's to give back.
+            // SAFETY: not NULL, and the caller owns it.
             drop(unsafe { Box::from_raw(handle) });
             Ok(())
         });
@@ -89,7 +89,7 @@ pub unsafe fn release<T: Handle>(handle: *mut T) {
 /// # Safety
 /// `target` is NULL or valid for a write.
 pub unsafe fn out<T>(target: *mut T, name: &str) -> Result<&'static mut MaybeUninit<T>> {
-    // SAFETY: NULL or valid for a write, says the caller; nothing is read of a MaybeUninit.
+    // SAFETY: NULL or valid for a write, says the caller; nothing reads the MaybeUninit.
     unsafe { target.cast::<MaybeUninit<T>>().as_mut() }
         .ok_or_else(|| Error::argument(name, "NULL", "a place for the result"))
 }

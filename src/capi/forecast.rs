@@ -11,7 +11,7 @@ use crate::runtime::fork::Process;
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
 
-/// Linear maps, one per layer, that forecast the next layer's queries. Opaque.
+/// A forecast: linear maps, one per layer, from the residual stream to the next layer's queries. Opaque.
 pub struct vwd_forecast(pub(crate) Forecast, Process);
 
 impl Handle for vwd_forecast {
@@ -36,10 +36,10 @@ pub unsafe extern "C" fn vwd_forecast_create(
     forecast: *mut *mut vwd_forecast,
 ) -> vwd_status {
     computing(|| {
-        let mut room = MaybeUninit::uninit();
+        let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
         let (session, options, forecast) = unsafe {
-            (handle(session, "session")?, versioned(options, "options", &mut room)?, out(forecast, "forecast")?)
+            (handle(session, "session")?, versioned(options, "options", &mut buffer)?, out(forecast, "forecast")?)
         };
         let created = Forecast::create(&session.0, &forecast::Options::from_c(options)?)?;
         forecast.write(Box::into_raw(Box::new(vwd_forecast(created, session.maker()))));
@@ -55,8 +55,8 @@ pub unsafe extern "C" fn vwd_forecast_release(forecast: *mut vwd_forecast) {
     unsafe { release(forecast) }
 }
 
-/// Fills `details`, whose struct_size the caller has set. Waits for an accumulate or solve in progress. Thread-safe.
-/// Errors: INVALID_ARGUMENT.
+/// Fills `details`, whose struct_size the caller has set, with the forecast's shape, maps and sums. Waits for an accumulate or
+/// solve in progress. Thread-safe. Errors: INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_info(
     forecast: *const vwd_forecast,
@@ -73,13 +73,13 @@ pub unsafe extern "C" fn vwd_forecast_info(
 ///
 /// args->layer                            0 … layers−1.
 /// args->x         [N, input_dim]         float32, float16 or bfloat16. Residual stream that enters the layer, per token.
-/// args->previous  [N, q_heads, head_dim] float32, float16 or bfloat16. Given with VWD_FORECAST_MEMORY and only then: what
-///                                        q is at the token before each; zeros for the first token of a sequence. May be
+/// args->previous  [N, q_heads, head_dim] float32, float16 or bfloat16. Given with VWD_FORECAST_MEMORY and only then: row n is
+///                                        q at the token before token n; zeros for the first token of a sequence. May be
 ///                                        the memory of q, one row earlier.
 /// args->q         [N, q_heads, head_dim] float32, float16 or bfloat16. Pre-RoPE queries of the layer that is forecast.
 ///
-/// Streamed: any number of calls, any N. Blocks until done and may allocate; not for capture. Thread-safe; calls on one
-/// forecast wait for each other. Tensors are borrowed during the call and are CPU tensors on any session.
+/// Activations come in any number of calls, with any N. Blocks until done and may allocate; not for capture. Thread-safe;
+/// calls on one forecast wait for each other. Tensors are borrowed during the call and are CPU tensors on any session.
 /// Errors: INVALID_ARGUMENT (the message names the argument; a value that is not finite), OUT_OF_MEMORY, INTERNAL. After an
 /// error the sums are as they were.
 #[unsafe(no_mangle)]
@@ -88,25 +88,25 @@ pub unsafe extern "C" fn vwd_forecast_accumulate(
     args: *const vwd_forecast_accumulate_args,
 ) -> vwd_status {
     computing(|| {
-        let mut room = MaybeUninit::uninit();
+        let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
-        let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args", &mut room)?) };
+        let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args", &mut buffer)?) };
         forecast.0.accumulate(&forecast::AccumulateRequest::from_c(&forecast.0, args)?)
     })
 }
 
-/// Solves W = (X̂ᵀX̂ + λ·M)⁻¹ X̂ᵀQ for every map that has sums, and frees the sums. M is mean(diag X̂ᵀX̂)·I; with memory it is
-/// diagonal, and that mean is taken over each kind of input apart: x / rms(x) with the constant, and previous (where that
-/// was zero throughout, its mean is the other's).
+/// Solves W = (X̂ᵀX̂ + λ·M)⁻¹ X̂ᵀQ for every map that has sums, and frees the sums. M is mean(diag X̂ᵀX̂)·I. With memory M is
+/// diagonal with one mean for x / rms(x) and the constant, and another for previous; if previous was always zero, the first
+/// mean serves both.
 ///
 /// rank  0 keeps W whole; else W is replaced by the best approximation of that rank of the fitted outputs X̂W (SVD).
 ///
-/// A map without sums is left as it is. On a CUDA session maps are copied to the device, too; those that they replace stay
-/// there until the forecast is released, for graphs that hold them.
+/// A map without sums is left as it is. On a CUDA session the solved maps are also copied to the device. Maps that they replace
+/// stay on the device until the forecast is released, for graphs that read them.
 ///
 /// Blocks until done and allocates; not for capture. Thread-safe.
 /// Errors: INVALID_ARGUMENT (rank above min(inputs, q_heads·head_dim), where inputs are input_dim + 1 and, with memory,
-/// q_heads·head_dim more; no map has sums; a system that is singular for want of ridge, or whose solution exceeds
+/// q_heads·head_dim more; no map has sums; a system is singular because the ridge is too small, or its solution exceeds
 /// float32), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error sums and maps are as they were.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_solve(forecast: *const vwd_forecast, rank: u32) -> vwd_status {
@@ -117,8 +117,8 @@ pub unsafe extern "C" fn vwd_forecast_solve(forecast: *const vwd_forecast, rank:
 }
 
 /// Writes the solved maps to a safetensors file (docs/forecast.md has the format). An existing file is replaced whole, by
-/// renaming a new one from the same folder (`.vanward-….tmp`), and its permissions stay; of a symbolic link what it names
-/// is replaced. A path that names anything but a regular file is refused. After an error the file is as it was.
+/// renaming a new file in the same folder (`.vanward-….tmp`), and keeps its permissions. If path is a symbolic link, the file
+/// that it names is replaced. A path that names anything but a regular file is refused. After an error the file is as it was.
 ///
 /// path  NUL-terminated UTF-8.
 ///
@@ -133,15 +133,15 @@ pub unsafe extern "C" fn vwd_forecast_save(forecast: *const vwd_forecast, path: 
     })
 }
 
-/// Reads maps that `vwd_forecast_save`, or a training script, wrote. Whether they have memory is in the file:
-/// `vwd_forecast_info` tells.
+/// Reads maps that `vwd_forecast_save`, or a training script, wrote. The file says whether the maps have memory;
+/// `vwd_forecast_info` tells it.
 ///
 /// session   Kept alive by the forecast; may be released first.
 /// path      NUL-terminated UTF-8.
 /// forecast  Out. Release with `vwd_forecast_release`.
 ///
 /// The header is checked against the format and the file's size before the maps are read. A path that names anything but
-/// a regular file is refused without waiting for it. On a CUDA session the maps are copied to the device, too.
+/// a regular file is refused without waiting for it. On a CUDA session the maps are also copied to the device.
 ///
 /// Blocks and allocates; not for capture. Thread-safe.
 /// Errors: INVALID_ARGUMENT, IO (the message names path and says what does not fit the format), OUT_OF_MEMORY, DRIVER,
@@ -162,8 +162,8 @@ pub unsafe extern "C" fn vwd_forecast_load(
     })
 }
 
-/// Forecasts queries: q[i] = RoPE at positions[i] of W times row i of X̂ (see `vwd_forecast_accumulate`). They go into
-/// `vwd_select_blocks` of the next layer.
+/// Forecasts queries: q[i] = RoPE at positions[i] of W times row i of X̂ (see `vwd_forecast_accumulate`).
+/// `vwd_select_blocks` of the next layer takes these queries.
 ///
 /// args->layer                             0 … layers−1; its map is solved or loaded.
 /// args->rope                              The model's rotary embedding; NULL means all defaults. Angles are computed in
@@ -187,11 +187,11 @@ pub unsafe extern "C" fn vwd_forecast_project(
     stream: vwd_stream,
 ) -> vwd_status {
     computing(|| {
-        let (mut room, mut rope_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        let (mut buffer, mut rope_buffer) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of the arguments.
-        let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args", &mut room)?) };
+        let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args", &mut buffer)?) };
         // SAFETY: the C contract of args->rope.
-        let rope = unsafe { optional_versioned(args.rope, "rope", &mut rope_room)? };
+        let rope = unsafe { optional_versioned(args.rope, "rope", &mut rope_buffer)? };
         forecast.0.project(&forecast::ProjectRequest::from_c(&forecast.0, args, rope)?, stream)
     })
 }

@@ -9,25 +9,25 @@ use std::mem::MaybeUninit;
 /// Builds or extends the summaries of tokens begin[i] … seq_lens[i]−1 of each sequence from their post-RoPE keys.
 ///
 /// MINMAX: every block that holds a token of the range is summarised from all its tokens below seq_lens[i]; a zero is +0.
-/// Of FP8 keys the extremes are rounded to the type of key_max.
+/// The extremes of FP8 keys are rounded to the dtype of key_max.
 /// MEAN: every window that ends inside the range: the float32 sum of its keys in the order of the tokens, times 1/window,
-/// rounded to the type of means.
+/// rounded to the dtype of means.
 /// LABEL: every token of the range. From lo (a zero is +0) and hi, the smallest and largest of its r channels x, in float32:
 ///   label_min = float16(lo), label_scale = float16((hi − lo) / 15), both clamped to ±65504, the scale also to 0 or above;
 ///   code = clamp(rne((x − label_min) / label_scale), 0, 15) against the stored values, and 0 where label_scale is 0.
-/// AXIS: every block as for MINMAX, of its n tokens k_t. With μ their mean, x_t = k_t − μ and W_c = axis_weights_c²:
+/// AXIS: every block as for MINMAX, from its n tokens k_t. With μ their mean, x_t = k_t − μ and W_c = axis_weights_c²:
 ///   z = W∘x_t of the token whose Σ_c W_c·x_tc² is the largest (ties to the lower); three times u_t = x_t·z,
 ///   b = Σ_t u_t·x_t and z = W∘b / |u|. Stored are μ − axis_centre and r·b / |u| with
 ///   r = max(1.15 / √n, 0.6·max_t |u_t| / |u|), all 0 where |u| is 0.
-///   In INT4 each group of 32 channels has the scale, minimum and codes that a label of them would have; one that holds
-///   what is no finite number has scale 0 and minimum NaN. Sums are in float32 and in an order that depends on nothing but
-///   D and S: a token's is one of eight that are added up at last, and products are fused.
+///   In INT4 each group of 32 channels has the scale, minimum and codes that a label of those channels would have; a group
+///   that holds a number that is not finite has scale 0 and minimum NaN. Sums are in float32, with fused products, in an
+///   order that depends on nothing but D and S: tokens are summed in eight sums, which are then added up.
 /// All rounding is to nearest, ties to even. NaN is ignored in maxima and minima and has code 0; without any number max is
 /// −inf, min +inf, label_min NaN and label_scale 0. A channel outside 0 … D−1 reads as 0. A token without a page is
-/// left out of maxima and minima, and NaN in means, labels and AXIS: none of these is selected before others.
-/// Extending token by token gives the same bits as building at once, also after tokens were taken back and replaced.
+/// left out of maxima and minima, and makes means, labels and AXIS NaN: such summaries are selected last.
+/// Extending token by token gives the same bits as building at once, also after tokens were removed and replaced.
 ///
-/// Keys in FP8 are summarised as what they stand for: the stored value times its scale, rounded to float32.
+/// An FP8 key is summarised as its stored value times its scale, rounded to float32.
 ///
 /// args->k           [pages, P, Hk, D]  float32, float16, bfloat16, float8_e4m3fn or float8_e5m2; D a multiple of 8, 16 … 576.
 ///                                      See vwd_paged_kv for pages and lengths.
@@ -35,8 +35,8 @@ use std::mem::MaybeUninit;
 /// args->page_table  [B, max_pages]     int32, optional.
 /// args->seq_lens    [B]                int32. End of the range.
 /// args->begin       [B]                int32, optional (absent: 0). Clamped to 0 … seq_lens[i].
-/// args->index                          The summaries, out; its table, channels, axis_weights and axis_centre are inputs. Summaries that have no row
-///                                      to live in are not stored.
+/// args->index                          The summaries, out; table, channels, axis_weights and axis_centre are inputs. A
+///                                      summary without a row is not stored.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 /// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -49,9 +49,9 @@ pub unsafe extern "C" fn vwd_index_update(
     stream: vwd_stream,
 ) -> vwd_status {
     computing(|| {
-        let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        let (mut buffer, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
         // SAFETY: the C contract of args->index.
         let index = unsafe { versioned(args.index, "index", &mut index_room)? };
         index::update(session, &index::UpdateRequest::from_c(session, args, index)?, stream)
@@ -59,14 +59,14 @@ pub unsafe extern "C" fn vwd_index_update(
 }
 
 /// Chooses the r key channels that decide the scores of each KV head (Double Sparsity: Yang et al. 2024, section 3.2), and
-/// finds what channels weigh and where keys centre, for AXIS.
+/// finds the channel weights and the centre of the keys for AXIS.
 ///
 /// importance[h, c] = mean over the G query heads of h of max_t |q[t, ·, c]|, times max_t |k[t, h, c]|, in float32: the sum
-/// in the order of the heads, divided by G, times the peak of the keys. NaN is ignored in maxima. The r largest are chosen,
-/// ties to the lower channel.
+/// in the order of the heads, divided by G, times the maximum of the keys. NaN is ignored in maxima. The r channels of largest
+/// importance are chosen, ties to the lower channel.
 ///
 /// weights[h, c] = mean over the tokens and the G query heads of h of |q[t, ·, c]|, centre[h, c] = mean over the tokens of
-/// k[t, h, c]: what AXIS takes, from any text or the prompt. In float32; a NaN counts as 0, and so does a mean of nothing.
+/// k[t, h, c], in float32, for AXIS, from any text or from the prompt. A NaN counts as 0, and so does a mean of no tokens.
 ///
 /// args->q           [Tq, Hq, D]  float32, float16 or bfloat16; D a multiple of 8, 16 … 576. Sample of post-RoPE queries.
 /// args->k           [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys.
@@ -86,9 +86,9 @@ pub unsafe extern "C" fn vwd_channel_importance(
     stream: vwd_stream,
 ) -> vwd_status {
     computing(|| {
-        let mut room = MaybeUninit::uninit();
+        let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
         index::importance(session, &index::ImportanceRequest::from_c(session, args)?, stream)
     })
 }

@@ -12,9 +12,9 @@ use std::mem::MaybeUninit;
 
 /// A tiered KV cache of all layers of a model. Opaque.
 ///
-/// The newest one or two blocks of each sequence lie in slots of their own, its tail; there tokens are appended. A block that
-/// is full is written back to host memory, from where resolve and fetch bring it to a slot when a list names it. Forks share
-/// whole blocks, which never change.
+/// The newest one or two blocks of each sequence lie in reserved slots, the sequence's tail, where tokens are appended. A block
+/// that is full is written back to host memory; resolve and fetch bring it to a slot when a list names it. Forks share whole
+/// blocks, which never change.
 pub struct vwd_kv_cache(KvCache, Process);
 
 impl Handle for vwd_kv_cache {
@@ -24,7 +24,7 @@ impl Handle for vwd_kv_cache {
     }
 }
 
-/// Fills `sizes`, whose struct_size the caller has set, with what a cache of these options takes. Allocates nothing.
+/// Fills `sizes`, whose struct_size the caller has set, with the memory that a cache of these options takes. Allocates nothing.
 ///
 /// Thread-safe.
 /// Errors: INVALID_ARGUMENT (the message names the option).
@@ -34,9 +34,9 @@ pub unsafe extern "C" fn vwd_kv_cache_capacity(
     sizes: *mut vwd_kv_cache_sizes,
 ) -> vwd_status {
     boundary(|| {
-        let mut room = MaybeUninit::uninit();
+        let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
-        unsafe { write_versioned(sizes, &kv::capacity(versioned(options, "options", &mut room)?)?, "sizes") }
+        unsafe { write_versioned(sizes, &kv::capacity(versioned(options, "options", &mut buffer)?)?, "sizes") }
     })
 }
 
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn vwd_kv_cache_capacity(
 ///
 /// Blocks and allocates; not for capture. Thread-safe.
 /// Errors: INVALID_ARGUMENT (the message names the option), UNSUPPORTED (CUDA: runs of 2^32 bytes, more than 2^30 slots),
-/// OUT_OF_MEMORY, DRIVER, INTERNAL. After an error nothing is kept.
+/// OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays allocated.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_create(
     session: *const vwd_session,
@@ -56,10 +56,10 @@ pub unsafe extern "C" fn vwd_kv_cache_create(
     cache: *mut *mut vwd_kv_cache,
 ) -> vwd_status {
     boundary(|| {
-        let mut room = MaybeUninit::uninit();
+        let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments, progress among them.
         unsafe {
-            let (session, options) = (handle(session, "session")?, versioned(options, "options", &mut room)?);
+            let (session, options) = (handle(session, "session")?, versioned(options, "options", &mut buffer)?);
             let cache = out(cache, "cache")?;
             let created = KvCache::create(&session.0, options)?;
             cache.write(Box::into_raw(Box::new(vwd_kv_cache(created, session.maker()))));
@@ -68,8 +68,8 @@ pub unsafe extern "C" fn vwd_kv_cache_create(
     })
 }
 
-/// Releases a cache and all its sequences; NULL is a no-op. No call on it may be in progress, and its streams have passed its
-/// last call; it waits for its own copies.
+/// Releases a cache and all its sequences; NULL is a no-op. No call on the cache may be in progress, and streams have passed
+/// its last call; the release waits for the cache's own copies.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_release(cache: *mut vwd_kv_cache) {
     // SAFETY: the C contract of cache.
@@ -80,8 +80,8 @@ pub unsafe extern "C" fn vwd_kv_cache_release(cache: *mut vwd_kv_cache) {
 ///
 /// sequence  Out: its number, below max_sequences. Free with `vwd_kv_cache_free`.
 ///
-/// Thread-safe; calls on one cache are ordered by the caller where they are about the same layer, and on the device by one
-/// stream or by events: this call, and those like it, are about every layer. Enqueues what the device must know; not for
+/// Thread-safe. The caller orders calls on one cache that concern the same layer, and orders them on the device by one stream
+/// or by events; the calls that change sequences concern every layer. Enqueues the update of the device's tables; not for
 /// capture.
 /// Errors: INVALID_ARGUMENT, OUT_OF_MEMORY (max_sequences are in use), DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
@@ -98,10 +98,10 @@ pub unsafe extern "C" fn vwd_kv_cache_add(
     })
 }
 
-/// Makes room for so many tokens in all; fewer than there is room for change nothing.
+/// Reserves blocks for `tokens` tokens of the sequence in all. If the sequence already has room for more, nothing changes.
 ///
-/// As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more than max_blocks), OUT_OF_MEMORY (host_blocks are in
-/// use: every sequence stays as it is), DRIVER, INTERNAL.
+/// Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more than max_blocks),
+/// OUT_OF_MEMORY (host_blocks are in use: every sequence stays as it is), DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_extend(
     cache: *const vwd_kv_cache,
@@ -115,14 +115,16 @@ pub unsafe extern "C" fn vwd_kv_cache_extend(
     })
 }
 
-/// Begins a sequence with the first tokens of another. Whole blocks are shared; the rest of them is copied.
+/// Begins a sequence with the first tokens of another sequence. Whole blocks are shared; the tokens of a last, partial block
+/// are copied.
 ///
-/// sequence  The other; stays as it is.
-/// tokens    As many as were appended in every layer, at most, or what the fork reads of the others is undefined.
+/// sequence  The parent, which stays as it is.
+/// tokens    At most as many as were appended in every layer; the keys and values of further tokens would be undefined.
 /// fork      Out: the new sequence's number.
 ///
-/// As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has room for), OUT_OF_MEMORY
-/// (max_sequences or host_blocks are in use), DRIVER, INTERNAL. After an error every sequence is as it was.
+/// Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has
+/// room for), OUT_OF_MEMORY (max_sequences or host_blocks are in use), DRIVER, INTERNAL. After an error every sequence is as it
+/// was.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_fork(
     cache: *const vwd_kv_cache,
@@ -139,11 +141,12 @@ pub unsafe extern "C" fn vwd_kv_cache_fork(
     })
 }
 
-/// Cuts a sequence to its first tokens, and gives back the room for more. Rejected draft tokens need no call: the next append
-/// overwrites them.
+/// Truncates a sequence to its first tokens, and frees the blocks after them. Rejected draft tokens need no call: the next
+/// append overwrites them.
 ///
-/// As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has room for), OUT_OF_MEMORY (the
-/// last block is shared, and there is none to copy it to), DRIVER, INTERNAL. After an error the sequence is as it was.
+/// Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has
+/// room for), OUT_OF_MEMORY (the last block is shared, and no block is free to copy it to), DRIVER, INTERNAL. After an error
+/// the sequence is as it was.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_truncate(
     cache: *const vwd_kv_cache,
@@ -157,9 +160,9 @@ pub unsafe extern "C" fn vwd_kv_cache_truncate(
     })
 }
 
-/// Ends a sequence. Copies on their way for it do no harm; its number may be given again.
+/// Ends a sequence. Copies of its blocks that are under way do no harm. A later sequence may get its number.
 ///
-/// As `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence), DRIVER, INTERNAL.
+/// Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence), DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_free(
     cache: *const vwd_kv_cache,
@@ -177,17 +180,18 @@ pub unsafe extern "C" fn vwd_kv_cache_free(
 ///
 /// args->layer                     0 … layers−1.
 /// args->sequences  [B]            int32. Distinct, so at most max_sequences.
-/// args->begin      [B]            int32. The tokens that the sequence has; fewer where drafts were rejected, but not before its
-///                                 last two blocks, nor before where it was forked or truncated.
+/// args->begin      [B]            int32. The number of tokens that the sequence has, or fewer after drafts were rejected; not
+///                                 below the beginning of its last two blocks, nor below the token where it was last forked
+///                                 or truncated.
 /// args->lens       [B]            int32, optional (absent: T). Clamped to 0 … T.
 /// args->k          [B, T, Hk, D]  The cache's dtype.
-/// args->v          [B, T, Hk, Dv] The same.
+/// args->v          [B, T, Hk, Dv] The cache's dtype.
 /// args->k_scale    [B, T, Hk]     float32. Given with token_scales and only then.
-/// args->v_scale    [B, T, Hk]     The same.
+/// args->v_scale    [B, T, Hk]     float32. Given with token_scales and only then.
 ///
-/// A token has no place, and is dropped, where no sequence has that number, where `vwd_kv_cache_extend` has made no room,
-/// or where tokens before it are missing. Lists that were resolved before stay right for up to S more tokens a sequence.
-/// T is any; a prefill appends chunks of many blocks.
+/// A token has no place, and is dropped, if no sequence has that number, if `vwd_kv_cache_extend` has reserved no block for it,
+/// or if tokens before it are missing. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
+/// be any number; a prefill appends chunks of many blocks.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
 /// captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
@@ -199,29 +203,31 @@ pub unsafe extern "C" fn vwd_kv_cache_append(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
-        let mut room = MaybeUninit::uninit();
+        let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of cache and args.
-        let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut room)?) };
+        let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut buffer)?) };
         cache.0.append(&AppendRequest::from_c(&cache.0, args)?, stream)
     })
 }
 
-/// Gives each wanted block a slot. Those that are there now can be read at once; for the others it asks for copies, which
-/// `vwd_kv_cache_fetch` makes. A block that several sequences share has one slot and one copy.
+/// Gives each wanted block a slot. Blocks that are resident can be read at once; for the missed blocks the call asks for copies,
+/// which `vwd_kv_cache_fetch` makes. A block that several sequences share has one slot and one copy.
 ///
 /// args->layer                         0 … layers−1.
 /// args->sequences        [B]          int32. At most max_sequences of them.
 /// args->wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
 ///                                     at most slots / hold of the options.
 /// args->wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
-/// args->wanted.slots     As ids; out. The slot of each block once its copy has landed, −1 for a block that the sequence
-///                        does not have. Places past the count are not written.
-/// args->resident         Out, all of it or none: the entries whose blocks are there now, in the same order; shaped as wanted.
-/// args->missed_counts    As counts; out, optional: entries that are not there yet.
+/// args->wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
+///                        the sequence does not have. Columns past the count are not written.
+/// args->resident         Out, optional (all three or none): the entries of wanted whose blocks are resident, in the same order.
+///                        Shapes of wanted.
+/// args->missed_counts    Shape of counts; out, optional: number of entries whose blocks are not resident yet.
 ///
-/// What the last `hold` resolves of a layer named keeps its slot; what is named least recently makes room. Wanted lists and
-/// the layer's views are what attention and repair take: attention reads `resident` at once, repair folds in the rest after
-/// `vwd_kv_cache_wait`. A prefetch is a resolve of a predicted list and a fetch; one that proves wrong costs bandwidth.
+/// A block that one of the last `hold` resolves of a layer named keeps its slot; the slot of a block that has not been named for
+/// long is given away first. Attention and repair take these lists with the layer's views: attention reads `resident` at once,
+/// repair adds the missed blocks after `vwd_kv_cache_wait`. A prefetch is a resolve of a predicted list and a fetch; a wrong
+/// prediction costs bandwidth.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
 /// captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
@@ -233,15 +239,15 @@ pub unsafe extern "C" fn vwd_kv_cache_resolve(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
-        let mut room = MaybeUninit::uninit();
+        let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of cache and args.
-        let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut room)?) };
+        let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut buffer)?) };
         cache.0.resolve(&ResolveRequest::from_c(&cache.0, args)?, stream)
     })
 }
 
-/// Makes the copies that resolves of the layer have asked for, beside the stream, after what it holds now. A copy whose slot
-/// has since been given to another block does not land.
+/// Makes the copies that resolves of the layer have asked for. They run on a side stream, after the work that the stream holds
+/// now. A copy whose slot has since been given to another block has no effect.
 ///
 /// Returns at once; on a CPU session the blocks are there on return. Does not allocate or synchronise; may be captured.
 /// Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
@@ -253,10 +259,10 @@ pub unsafe extern "C" fn vwd_kv_cache_fetch(cache: *const vwd_kv_cache, layer: u
     })
 }
 
-/// Makes the stream wait for the layer's copies; those that no fetch has begun begin now.
+/// Makes the stream wait for the layer's copies. Copies that no fetch has begun begin now.
 ///
-/// Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured; what was begun outside
-/// a graph is waited for outside of it, on the stream that launches it.
+/// Returns at once: the device waits. On a CPU session the blocks are there on return. May be captured; the stream that launches
+/// the graph must itself wait for copies that began outside the graph.
 /// Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_wait(cache: *const vwd_kv_cache, layer: u32, stream: vwd_stream) -> vwd_status {
@@ -266,7 +272,7 @@ pub unsafe extern "C" fn vwd_kv_cache_wait(cache: *const vwd_kv_cache, layer: u3
     })
 }
 
-/// Fills `view`, whose struct_size the caller has set, with where a layer's slots lie. Thread-safe.
+/// Fills `view`, whose struct_size the caller has set, with views of a layer's slots. Thread-safe.
 /// Errors: INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_view(
@@ -280,8 +286,8 @@ pub unsafe extern "C" fn vwd_kv_cache_view(
     })
 }
 
-/// Fills `stats`, whose struct_size the caller has set, without waiting for any work: on a CUDA session it copies what the
-/// device has counted so far. Thread-safe.
+/// Fills `stats`, whose struct_size the caller has set, with the cache's counters. Waits for no work: on a CUDA session it
+/// copies the numbers that the device has counted so far. Thread-safe.
 /// Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_info(cache: *const vwd_kv_cache, stats: *mut vwd_kv_cache_stats) -> vwd_status {

@@ -1,7 +1,7 @@
 //! The C ABI: `extern "C"` and nothing else. Each function unpacks its arguments, calls the library and turns the result
 //! into a status. Doc comments here become the comments of `include/vanward.h`.
 #![allow(non_camel_case_types)]
-// What makes a call safe is its contract in C's words, which is the comment itself.
+// The doc comment of each function is its contract in C's terms, so a section # Safety would repeat it.
 #![allow(clippy::missing_safety_doc)]
 
 mod attention;

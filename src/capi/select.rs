@@ -16,33 +16,33 @@ use std::mem::MaybeUninit;
 ///   LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
 ///                 channels; −inf for a block that is no candidate
 ///   AXIS          Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))) over the blocks
-/// A score is −inf for a block without a summary (MEAN: without a complete window for which the index has room), and where
-/// it would be NaN. In a softmax, and for MEAN_DOT, a window or token that has no summary, or whose product is not finite,
-/// weighs nothing (MEAN_DOT: is −inf); so does a block (AXIS), which then scores −inf. A NaN in any of the G query heads:
-/// every block scores −inf.
-/// min(n_i, max(budget, forced)) blocks of the n_i = ⌈len/block_size⌉ are selected: the forced ones (the first init_blocks
-/// and the last local_blocks), then the best. So k counts the forced blocks. n_i and what is forced follow from seq_lens
-/// alone, whatever index and scores have room for. −0 and +0 are equal.
+/// A score that would be NaN is −inf, and so is the score of a block without a summary (MEAN: without a complete window for
+/// which the index has a row). In a softmax a window, token or block (AXIS) that has no summary, or whose product is not
+/// finite, weighs nothing; such a window is −inf for MEAN_DOT, and such a block scores −inf for AXIS. If any of the G query
+/// heads holds a NaN, every block scores −inf.
+/// min(n_i, max(budget, forced)) blocks of the n_i = ⌈len/block_size⌉ are selected: the forced blocks (the first init_blocks
+/// and the last local_blocks), then the best. So k counts the forced blocks. n_i and the forced blocks follow from seq_lens
+/// alone, whatever the sizes of index and scores. −0 and +0 are equal.
 ///
-/// Query positions: row r of sequence i stands at p = seq_lens[i] − q_lens[i] + r, for seq_lens counts the rows themselves.
-/// It does not see blocks that begin past p (−inf), nor windows and labels that reach past p. With a list for each row,
-/// its len is p + 1. Where the rows share a list, a block's score is the largest that it has for any of them. Rows from
-/// q_lens[i] on are not read, their lists are empty, and so is a shared list without rows.
+/// Query positions: row r of sequence i is at token position p = seq_lens[i] − q_lens[i] + r, because seq_lens counts the rows
+/// themselves. It does not see blocks that begin past p (they score −inf), nor windows and labels that reach past p. If each
+/// row has its own list, len is p + 1. If the rows share a list, a block's score is the largest of its scores for the rows.
+/// Rows from q_lens[i] on are not read, their lists are empty, and so is a shared list without rows.
 ///
-/// args->method                             One of VWD_SELECT_*; index.kind must be what it reads.
+/// args->method                             One of VWD_SELECT_*; index.kind must be the kind that the method reads.
 /// args->block_size                         S, tokens of a block; MINMAX, AXIS: equal to index.block_size.
 /// args->k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
-/// args->scale                              Of q·k, above 0; 0 means 1/√D. Ignored by MINMAX and MEAN_DOT.
+/// args->scale                              Factor on q·k, above 0; 0 means 1/√D. MINMAX and MEAN_DOT ignore it.
 /// args->index                              As filled by `vwd_index_update`.
-/// args->q           [B, (Q,) Hq, D]        float32, float16 or bfloat16; D a multiple of 8, 16 … 576. MEAN_DOT: Hk for
-///                                          Hq, one Forecast vector a head.
+/// args->q           [B, (Q,) Hq, D]        float32, float16 or bfloat16; D a multiple of 8, 16 … 576. MEAN_DOT: Hq is Hk,
+///                                          one Forecast vector per KV head.
 /// args->q_lens      [B]                    int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
 /// args->seq_lens    [B]                    int32. Clamped to 0 and above.
 /// args->budgets     [B]                    int32, optional: k of each sequence's lists; clamped to 0 … cap.
 /// args->candidates  [B, (Q,) Hk, cap2]     LABEL_MASS: the blocks to weigh, of selected's rank. Other methods: absent.
 /// args->selected    [B, (Q,) Hk, cap]      Out, ascending. Q only if q has it: each row's own lists, otherwise shared ones.
-/// args->scores      [B, (Q,) Hk, max_blocks]  float32, out, optional. Scores of blocks below n_i, as many as have a place;
-///                                          the rest is not written. As each of selected's lists.
+/// args->scores      [B, (Q,) Hk, max_blocks]  float32, out, optional. Scores of the blocks below min(n_i, max_blocks), for
+///                                          each of selected's lists; the other columns are not written.
 /// args->status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
 /// Lists have no slots.
 ///
@@ -58,9 +58,9 @@ pub unsafe extern "C" fn vwd_select_blocks(
     stream: vwd_stream,
 ) -> vwd_status {
     computing(|| {
-        let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        let (mut buffer, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
         // SAFETY: the C contract of args->index.
         let index = unsafe { versioned(args.index, "index", &mut index_room)? };
         // Looked at where it is made: it is large to move.
@@ -71,8 +71,8 @@ pub unsafe extern "C" fn vwd_select_blocks(
 
 /// Tells how many bytes of scratch `vwd_select_blocks` with these arguments needs in its stream's arena: 0 on a CPU session.
 ///
-/// For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
-/// contents of tensors, which need not be there yet. The arguments are checked as in the call.
+/// Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, strides, dtypes and scalars,
+/// never from the contents of tensors, which need not be written yet. The arguments are checked as in the call.
 ///
 /// bytes  Out.
 ///
@@ -84,10 +84,10 @@ pub unsafe extern "C" fn vwd_select_blocks_scratch(
     bytes: *mut u64,
 ) -> vwd_status {
     computing(|| {
-        let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        let (mut buffer, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session, args and bytes.
         let (session, args, bytes) =
-            unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?, out(bytes, "bytes")?) };
+            unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?, out(bytes, "bytes")?) };
         // SAFETY: the C contract of args->index.
         let index = unsafe { versioned(args.index, "index", &mut index_room)? };
         bytes.write(select::blocks_scratch(session, &select::Request::of_blocks(session, args, index)?)?);
@@ -98,15 +98,15 @@ pub unsafe extern "C" fn vwd_select_blocks_scratch(
 /// Selects the exact top k tokens inside candidate blocks by their INT4 labels (AsyncTLS: Hu et al. 2026, the second level).
 ///
 /// α_t = mean over the G query heads of softmax_t(scale·q̃_h·k̃_t) over all tokens of the candidates; ties go to the lower
-/// token. A token without a label, or whose product is not finite, has α = 0; so have all where one of the G query heads
-/// holds a NaN. The first init_tokens and the last local_tokens of a sequence are always selected, candidates or not, and
-/// follow from seq_lens alone: max(min(candidate tokens ∪ forced, budget), forced) tokens in all. So k counts the forced
-/// tokens. Query positions as for `vwd_select_blocks`: tokens past p weigh nothing, and where rows share a list α_t is the
-/// largest that it has for any of them.
+/// token. A token without a label, or whose product is not finite, has α = 0; if one of the G query heads holds a NaN, every
+/// token has α = 0. The first init_tokens and the last local_tokens of a sequence are forced: they are always selected,
+/// candidates or not, and follow from seq_lens alone. max(min(candidate tokens ∪ forced, budget), forced) tokens are selected
+/// in all. So k counts the forced tokens. Query positions as for `vwd_select_blocks`: tokens past p weigh nothing, and if the
+/// rows share a list α_t is the largest of its values for the rows.
 ///
 /// args->block_size                      S, tokens of a candidate block.
 /// args->k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap.
-/// args->scale                           Of q·k, above 0; 0 means 1/√D.
+/// args->scale                           Factor on q·k, above 0; 0 means 1/√D.
 /// args->index                           kind LABEL.
 /// args->q           [B, (Q,) Hq, D]     float32, float16 or bfloat16; D a multiple of 8, 16 … 576.
 /// args->q_lens      [B]                 int32, optional: rows of each sequence; absent: Q. Clamped to 0 … Q.
@@ -114,8 +114,8 @@ pub unsafe extern "C" fn vwd_select_blocks_scratch(
 /// args->budgets     [B]                 int32, optional: k of each sequence's lists; clamped to 0 … cap.
 /// args->candidates  [B, (Q,) Hk, cap2]  Blocks to choose from, of selected's rank.
 /// args->selected    [B, (Q,) Hk, cap]   Out, ascending token positions. Q only if q has it: each row's own lists.
-/// args->scores      [B, (Q,) Hk, cap]   float32, out, optional. α of each selected token; 0 for a forced one that is in no
-///                                       candidate.
+/// args->scores      [B, (Q,) Hk, cap]   float32, out, optional. α of each selected token; 0 for a forced token that is in no
+///                                       candidate block.
 /// args->status      [B, (Q,) Hk]        uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
 /// Lists have no slots.
 ///
@@ -131,9 +131,9 @@ pub unsafe extern "C" fn vwd_select_tokens(
     stream: vwd_stream,
 ) -> vwd_status {
     computing(|| {
-        let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        let (mut buffer, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
         // SAFETY: the C contract of args->index.
         let index = unsafe { versioned(args.index, "index", &mut index_room)? };
         // Looked at where it is made: it is large to move.
@@ -144,8 +144,8 @@ pub unsafe extern "C" fn vwd_select_tokens(
 
 /// Tells how many bytes of scratch `vwd_select_tokens` with these arguments needs in its stream's arena: 0 on a CPU session.
 ///
-/// For `vwd_session_reserve`, before a graph is captured. Follows from what the host sees of the arguments, never from the
-/// contents of tensors, which need not be there yet. The arguments are checked as in the call.
+/// Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, strides, dtypes and scalars,
+/// never from the contents of tensors, which need not be written yet. The arguments are checked as in the call.
 ///
 /// bytes  Out.
 ///
@@ -157,10 +157,10 @@ pub unsafe extern "C" fn vwd_select_tokens_scratch(
     bytes: *mut u64,
 ) -> vwd_status {
     computing(|| {
-        let (mut room, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        let (mut buffer, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session, args and bytes.
         let (session, args, bytes) =
-            unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?, out(bytes, "bytes")?) };
+            unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?, out(bytes, "bytes")?) };
         // SAFETY: the C contract of args->index.
         let index = unsafe { versioned(args.index, "index", &mut index_room)? };
         bytes.write(select::tokens_scratch(session, &select::Request::of_tokens(session, args, index)?)?);

@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// What calls run on: a device, its scratch memory and its threads or streams. Opaque.
+/// A session: the device that calls run on, its scratch memory and its threads or streams. Opaque.
 pub struct vwd_session(pub(crate) Arc<Session>, Process);
 
 impl Handle for vwd_session {
@@ -39,7 +39,7 @@ pub extern "C" fn vwd_abi_version() -> u32 {
     VWD_ABI_VERSION
 }
 
-/// Copies the message of this thread's last failed call, NUL-terminated and cut to cap bytes (at a character).
+/// Copies the message of this thread's last failed call, NUL-terminated and truncated to cap bytes at the end of a character.
 ///
 /// buf  May be NULL when cap is 0.
 /// Returns the length of the whole message without the NUL; 0 when no call has failed. A call that succeeds leaves the
@@ -48,11 +48,11 @@ pub extern "C" fn vwd_abi_version() -> u32 {
 pub unsafe extern "C" fn vwd_last_error(buf: *mut c_char, cap: usize) -> usize {
     with_last_error(|text| {
         if !buf.is_null() && cap > 0 {
-            let cut = text.floor_char_boundary(cap - 1);
-            // SAFETY: cut < cap bytes fit in buf, and the NUL after them.
+            let length = text.floor_char_boundary(cap - 1);
+            // SAFETY: length < cap bytes fit in buf, and the NUL after them.
             unsafe {
-                std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buf, cut);
-                buf.add(cut).write(0);
+                std::ptr::copy_nonoverlapping(text.as_ptr().cast(), buf, length);
+                buf.add(length).write(0);
             }
         }
         text.len()
@@ -75,12 +75,12 @@ pub unsafe extern "C" fn vwd_session_create(
     boundary(|| {
         // SAFETY: the C contract of session.
         let session = unsafe { out(session, "session")? };
-        let mut room = MaybeUninit::uninit();
+        let mut buffer = MaybeUninit::uninit();
         let options = if options.is_null() {
             Options::default()
         } else {
             // SAFETY: the C contract of options and of what they point to.
-            unsafe { Options::from_c(versioned(options, "options", &mut room)?)? }
+            unsafe { Options::from_c(versioned(options, "options", &mut buffer)?)? }
         };
         let maker = Process::this()?;
         let created = Arc::new(Session::create(&options, &[ops::FAMILIES, kv::FAMILIES, decode::FAMILIES].concat())?);
@@ -89,16 +89,16 @@ pub unsafe extern "C" fn vwd_session_create(
     })
 }
 
-/// Releases a session, with the streams and pinned memory that it lent; NULL is a no-op. Its calls have returned, streams
-/// have passed them, and nobody uses it any more but forecasts, which keep what they need of it. Blocks until its threads
-/// have ended; not for capture.
+/// Releases a session, with the streams and pinned memory that it handed out; NULL is a no-op. Its calls have returned,
+/// streams have passed them, and nothing uses the session afterwards except forecasts and caches, which keep the parts of it
+/// that they need. Blocks until its threads have ended; not for capture.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_session_release(session: *mut vwd_session) {
     // SAFETY: the C contract of session.
     unsafe { release(session) }
 }
 
-/// Tells what the session runs on and what it holds.
+/// Tells which device the session runs on and how much memory it holds.
 ///
 /// details  Out; its struct_size is set by the caller.
 ///
@@ -114,16 +114,19 @@ pub unsafe extern "C" fn vwd_session_info(
     })
 }
 
-/// Gives a stream a scratch arena of at least `bytes`, so that calls on it find what they need.
+/// Gives a stream a scratch arena of at least `bytes`, so that calls on it need not allocate.
 ///
-/// A stream without an arena gets one of options.scratch_bytes, or of what the call needs where that is more, on its first
-/// call that needs scratch; not while it is capturing a graph. This call makes the arena before, or replaces a smaller
-/// one, whose memory stays until the stream is forgotten: graphs captured with it remain valid. What a call needs, its
-/// twin with _scratch in its name tells, `vwd_attention_scratch`. On a CPU session this is a no-op.
+/// A stream without an arena gets one on its first call that needs scratch, unless it is capturing a graph. The arena has
+/// options.scratch_bytes, or the bytes that the call needs if those are more. This call creates the arena earlier, or
+/// replaces a smaller arena, whose memory stays until the stream is forgotten, so that graphs captured with it remain
+/// valid. A function with _scratch in its name, such as `vwd_attention_scratch`, tells how many bytes a call needs. On a CPU
+/// session this is a no-op.
 ///
-/// Graphs captured on one stream, and calls on it, use one arena: they run one after the other, wherever they are launched.
+/// Graphs captured on one stream, and calls on it, use one arena: they must run one after the other, wherever they are
+/// launched.
 ///
-/// stream  As in op calls; the handle of the per-thread default stream means the calling thread's. Not capturing.
+/// stream  The stream that calls are given, not capturing; the handle of the per-thread default stream means the stream of
+///         the calling thread.
 /// bytes   0 means options.scratch_bytes.
 ///
 /// Blocks until the stream has passed what was enqueued before; allocates. Thread-safe.
@@ -140,13 +143,13 @@ pub unsafe extern "C" fn vwd_session_reserve(
     })
 }
 
-/// Lets go of what the session keeps for a stream, its scratch arenas: the next stream that needs one gets them.
+/// Takes a stream's scratch arenas back: the next stream that needs an arena gets them.
 ///
-/// The stream has passed its last call on this session, and graphs captured on it are not launched again. A stream that was
-/// not seen before is not an error, nor is it to use a forgotten one again. Before a stream is destroyed: its handle may
-/// come back as another's. On a CPU session this is a no-op.
+/// The stream has passed its last call on this session, and graphs captured on it are not launched again. A stream that the
+/// session has not seen is not an error, and a forgotten stream may be used again. Call this before a stream is destroyed,
+/// because a new stream may get the same handle. On a CPU session this is a no-op.
 ///
-/// stream  As in `vwd_session_reserve`.
+/// stream  The stream, as in `vwd_session_reserve`.
 ///
 /// Does not block. Thread-safe. Errors: INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
@@ -157,7 +160,8 @@ pub unsafe extern "C" fn vwd_session_forget_stream(session: *const vwd_session, 
     })
 }
 
-/// One of the session's own streams, non-blocking, for work that runs beside the caller's. It goes with the session.
+/// Gives one of the session's own non-blocking streams, for work that runs at the same time as the caller's. It is destroyed
+/// with the session.
 ///
 /// role    One of VWD_STREAM_*.
 /// stream  Out; NULL on a CPU session.
@@ -177,14 +181,14 @@ pub unsafe extern "C" fn vwd_session_stream(
     })
 }
 
-/// Takes host memory from the session's pool: pinned and mapped for every device on a CUDA session, plain memory on a CPU
+/// Takes host memory from the session's pool: pinned and mapped for every device on a CUDA session, pageable on a CPU
 /// session; aligned to 4096 bytes, contents undefined.
 ///
 /// bytes    At least 1.
 /// pointer  Out. Give back with `vwd_pinned_free`; released with the session at the latest.
 ///
 /// Allocates when the pool has no piece that fits; not for capture. Thread-safe.
-/// Errors: INVALID_ARGUMENT, OUT_OF_MEMORY (pinned_limit or the system's; what is handed out stays valid), DRIVER.
+/// Errors: INVALID_ARGUMENT, OUT_OF_MEMORY (pinned_limit or the system's limit; memory that is handed out stays valid), DRIVER.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_pinned_alloc(
     session: *const vwd_session,
@@ -199,7 +203,7 @@ pub unsafe extern "C" fn vwd_pinned_alloc(
     })
 }
 
-/// Gives memory back to the pool; NULL is a no-op. It is handed out again once `stream` has passed this point.
+/// Gives memory back to the pool; NULL is a no-op. The pool hands it out again once `stream` has passed this point.
 ///
 /// pointer  From `vwd_pinned_alloc` of this session, not yet given back.
 /// stream   The stream that used it last; CPU sessions take NULL.

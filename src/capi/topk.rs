@@ -1,4 +1,4 @@
-//! The best of rows of scores.
+//! The top k of rows of scores.
 
 use super::boundary::{computing, handle, versioned};
 use super::session::vwd_session;
@@ -8,16 +8,16 @@ use std::mem::MaybeUninit;
 
 /// Selects the exact top k of each row of scores; ties go to the lower index.
 ///
-/// Row r has lens[r] scores. counts[r] = min(k, lens[r]) of them are selected: those that come first when the larger score comes
-/// first and, of equal ones, the lower index. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only
-/// where there are too few others. So the result is one and the same on every backend, device and run.
+/// Row r has lens[r] scores, ordered by descending score and, among equal scores, by ascending index. The first
+/// counts[r] = min(k, lens[r]) are selected. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only if
+/// there are too few other scores. The result is the same on every backend, device and run.
 ///
 /// args->k                  Budget of every row, at most cap.
 /// args->order              VWD_TOPK_ASCENDING: by index. VWD_TOPK_BEST_FIRST: in the order above.
 /// args->scores   [R, n]    float32, float16 or bfloat16.
 /// args->lens     [R]       int32, optional: scores of each row; absent: n. Clamped to 0 … n.
 /// args->budgets  [R]       int32, optional: k of each row; clamped to 0 … cap.
-/// args->ids      [R, cap]  int32, out. Places from counts[r] on are not written; so of values.
+/// args->ids      [R, cap]  int32, out. Columns from counts[r] on are not written, in values likewise.
 /// args->counts   [R]       int32, out.
 /// args->values   [R, cap]  dtype of scores, out, optional: the selected scores as they are stored, NaN included.
 ///
@@ -33,9 +33,9 @@ pub unsafe extern "C" fn vwd_topk(
     stream: vwd_stream,
 ) -> vwd_status {
     computing(|| {
-        let mut room = MaybeUninit::uninit();
+        let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
         topk::run(session, &topk::Request::from_c(session, args)?, stream)
     })
 }

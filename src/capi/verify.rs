@@ -1,4 +1,4 @@
-//! Verification of draft tokens and packing of what was accepted.
+//! Verification of draft tokens and packing of accepted rows.
 
 use super::boundary::{boundary, handle, versioned};
 use super::session::vwd_session;
@@ -31,9 +31,9 @@ pub unsafe extern "C" fn vwd_verify(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
-        let mut room = MaybeUninit::uninit();
+        let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
         verify::run(session, &verify::Request::from_c(session, args)?, stream)
     })
 }
@@ -61,17 +61,17 @@ pub unsafe extern "C" fn vwd_pack(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
-        let mut room = MaybeUninit::uninit();
+        let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
         // SAFETY: the C contract of rows and packed.
         pack::run(session, &unsafe { pack::Request::from_c(session, args) }?, stream)
     })
 }
 
-/// `vwd_verify` and `vwd_pack` of what it accepted, in one enqueue.
+/// `vwd_verify`, and `vwd_pack` of the rows that it accepts, in one call.
 ///
-/// Arguments, results, blocking, safety and errors are those of the two calls; accepted is an output here.
+/// Arguments, results, blocking, thread safety and errors are those of the two calls; accepted is an output here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_verify_pack(
     session: *const vwd_session,
@@ -79,9 +79,9 @@ pub unsafe extern "C" fn vwd_verify_pack(
     stream: vwd_stream,
 ) -> vwd_status {
     boundary(|| {
-        let (mut room, mut place) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        let (mut buffer, mut place) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
-        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut room)?) };
+        let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
         // SAFETY: the C contract of rows and packed.
         pack::run_verified(session, unsafe { pack::VerifiedRequest::from_c(session, args, &mut place) }?, stream)
     })

@@ -1,6 +1,6 @@
 //! Copies between strided views.
 
-/// Copies a strided box of elements; the largest contiguous tail goes as one piece.
+/// Copies a strided box of elements. The trailing dimensions that are contiguous in both boxes are copied as one piece.
 ///
 /// # Safety
 /// Both boxes lie in valid memory and do not overlap. Strides are in bytes.
@@ -23,7 +23,7 @@ pub unsafe fn copy_strided(
 }
 
 /// # Safety
-/// As for [`copy_strided`]; `piece` bytes are contiguous at every point of the box.
+/// The conditions of [`copy_strided`] hold, and `piece` bytes are contiguous at every point of the box.
 unsafe fn copy_pieces(source: *const u8, target: *mut u8, shape: &[usize], from: &[isize], to: &[isize], piece: usize) {
     // SAFETY: a point of the shape is inside both boxes, which do not overlap.
     unsafe {

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use std::fmt;
 
-/// DLPack's `DLDataTypeCode`, as far as Vanward names them.
+/// The values of DLPack's `DLDataTypeCode` that Vanward knows.
 pub mod code {
     pub const INT: u8 = 0;
     pub const UINT: u8 = 1;
@@ -80,7 +80,7 @@ pub trait Float: Element {
     fn to_f32(self) -> f32;
 }
 
-/// One that the library also writes.
+/// A floating-point element that the library also writes.
 pub trait Rounded: Float {
     /// Rounds to nearest, ties to even.
     fn from_f32(x: f32) -> Self;
@@ -153,7 +153,7 @@ impl Token for i64 {
     }
 }
 
-/// Calls `$body` with `$T` bound to the Rust type of a float dtype that has been checked already: of queries and outputs.
+/// Evaluates `$body` with `$T` bound to the Rust type of a checked dtype of queries or outputs ([`DType::FLOATS`]).
 #[macro_export]
 #[doc(hidden)]
 macro_rules! with_float {
@@ -162,7 +162,7 @@ macro_rules! with_float {
     };
 }
 
-/// The same of keys and values.
+/// Evaluates `$body` with `$T` bound to the Rust type of a checked dtype of keys or values ([`DType::KEYS`]).
 #[macro_export]
 #[doc(hidden)]
 macro_rules! with_key {

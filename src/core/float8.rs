@@ -1,4 +1,4 @@
-//! The two 8-bit float formats of DLPack and OCP: read, never written.
+//! The two 8-bit float formats of DLPack and OCP. The library reads them and never writes them.
 
 use super::dtype::{DType, Element, Float};
 
@@ -37,7 +37,7 @@ impl Float for F8E5M2 {
 static E4M3: [f32; 256] = table(4, 3, 7, false);
 static E5M2: [f32; 256] = table(5, 2, 15, true);
 
-/// The values of all codes. `ieee`: the largest exponent stands for infinities and NaN; else NaN alone, in its last code.
+/// The values of all codes. With `ieee` the largest exponent stands for infinities and NaN; without it only its last code is NaN.
 const fn table(exponent_bits: u32, mantissa_bits: u32, bias: i32, ieee: bool) -> [f32; 256] {
     let (most, ones) = ((1 << exponent_bits) - 1, (1 << mantissa_bits) - 1);
     let mut values = [0.0; 256];

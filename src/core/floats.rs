@@ -1,41 +1,41 @@
-//! The floating-point environment. An engine may round otherwise, flush subnormals to zero or trap; results do not depend
-//! on it.
+//! The floating-point environment. The inference engine may round otherwise, flush subnormals to zero or trap; results do
+//! not depend on it.
 
-/// While it lives, this thread computes as Rust expects: to nearest, with subnormals, without traps.
+/// While a value of this type lives, its thread computes as Rust expects: to nearest, with subnormals, without traps.
 pub struct Floats {
-    /// The thread's own control register, where it is another.
-    own: Option<control::Register>,
+    /// The thread's control register before [`Floats::enter`], if it differed from the default.
+    saved: Option<control::Register>,
 }
 
 impl Floats {
     #[inline]
     pub fn enter() -> Floats {
-        let own = control::read();
-        if control::is_default(own) {
-            return Floats { own: None };
+        let saved = control::read();
+        if control::is_default(saved) {
+            return Floats { saved: None };
         }
         control::write(control::DEFAULT);
-        Floats { own: Some(own) }
+        Floats { saved: Some(saved) }
     }
 }
 
 impl Drop for Floats {
     #[inline]
     fn drop(&mut self) {
-        if let Some(own) = self.own {
-            control::write(own);
+        if let Some(saved) = self.saved {
+            control::write(saved);
         }
     }
 }
 
-/// MXCSR.
+/// The control register of x86-64, MXCSR.
 #[cfg(target_arch = "x86_64")]
 mod control {
     use std::arch::asm;
 
     pub type Register = u32;
     pub const DEFAULT: Register = 0x1f80;
-    /// The lowest bits say what has happened, the others what is to.
+    /// The control bits. The six lowest bits are status flags, which computing sets.
     const CONTROL: Register = 0xffc0;
 
     pub fn is_default(register: Register) -> bool {
@@ -57,7 +57,7 @@ mod control {
     }
 }
 
-/// FPCR.
+/// The control register of AArch64, FPCR.
 #[cfg(target_arch = "aarch64")]
 mod control {
     use std::arch::asm;

@@ -1,4 +1,4 @@
-//! What every other module stands on: status, data types, tensor views and their checks.
+//! The module that every other one imports: status, data types, tensor views and their checks.
 
 pub mod allocate;
 pub mod along;

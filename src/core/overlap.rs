@@ -33,12 +33,12 @@ fn require_apart(output: Option<&Tensor>, others: &[Option<&Tensor>]) -> Result<
     }
 }
 
-/// The bytes from the first to the last of many tensors.
+/// The range from the lowest to the highest byte of an array of tensors.
 #[derive(Clone, Copy)]
 pub struct Hull {
     start: i64,
     end: i64,
-    /// Each begins past the end of the one before.
+    /// Every tensor begins past the end of the tensor before it.
     ascends: bool,
 }
 
@@ -52,7 +52,7 @@ impl Hull {
         self.end = self.end.max(end);
     }
 
-    /// Adds tensors that are alike.
+    /// Adds tensors that [`Template::count_alike`] found alike.
     #[inline(always)]
     pub fn add_alike(&mut self, template: &Template, tensors: &[vwd_tensor]) {
         match tensors {
@@ -70,33 +70,34 @@ impl Hull {
     }
 }
 
-/// Whether many outputs lie apart from each other and from all else, and many inputs from the few outputs: seen from their
-/// hulls alone. So most do.
+/// Whether the hulls alone prove that an array of outputs is apart from itself and from all other tensors, and an array of
+/// inputs from the single outputs. In most calls they do.
 #[inline(always)]
 pub fn are_apart<const O: usize, const I: usize>(
     outputs: &Hull,
     inputs: &Hull,
-    few_outputs: &[Option<&Tensor>; O],
-    few_inputs: &[Option<&Tensor>; I],
+    single_outputs: &[Option<&Tensor>; O],
+    single_inputs: &[Option<&Tensor>; I],
 ) -> bool {
-    let meets = |hull: &Hull, few: &[Option<&Tensor>]| few.iter().flatten().any(|t| hull.meets(t.bytes()));
+    let meets = |hull: &Hull, singles: &[Option<&Tensor>]| singles.iter().flatten().any(|t| hull.meets(t.bytes()));
     outputs.ascends
         && !outputs.meets((inputs.start, inputs.end))
-        && !meets(outputs, few_outputs)
-        && !meets(outputs, few_inputs)
-        && !meets(inputs, few_outputs)
+        && !meets(outputs, single_outputs)
+        && !meets(outputs, single_inputs)
+        && !meets(inputs, single_outputs)
 }
 
-/// `reject` for many outputs and inputs beside a few, pair by pair. `tensor` finds an output (true) or an input by its number.
+/// [`reject`] for an array of outputs, an array of inputs, and single tensors: compares them pair by pair. `tensor` finds a
+/// member of the outputs (true) or of the inputs by its number.
 #[cold]
-pub fn reject_many<'t>(
+pub fn reject_arrays<'t>(
     outputs: &[ByteRange],
     inputs: &[ByteRange],
-    few_outputs: &[Option<&Tensor>],
-    few_inputs: &[Option<&Tensor>],
+    single_outputs: &[Option<&Tensor>],
+    single_inputs: &[Option<&Tensor>],
     tensor: impl Fn(bool, usize) -> Tensor<'t>,
 ) -> Result<()> {
-    // An empty tensor meets nothing.
+    // An empty tensor overlaps nothing.
     let meet = |a: &ByteRange, b: &ByteRange| a.0.max(b.0) < a.1.min(b.1);
     for (n, output) in outputs.iter().enumerate() {
         let later = outputs.iter().enumerate().skip(n + 1).map(|(m, other)| (true, m, other));
@@ -105,14 +106,14 @@ pub fn reject_many<'t>(
             require_apart(Some(&tensor(true, n)), &[Some(&tensor(written, m))])?;
         }
     }
-    for few in few_outputs.iter().chain(few_inputs).flatten() {
-        for (n, _) in outputs.iter().enumerate().filter(|(_, output)| meet(output, &few.bytes())) {
-            require_apart(Some(&tensor(true, n)), &[Some(few)])?;
+    for single in single_outputs.iter().chain(single_inputs).flatten() {
+        for (n, _) in outputs.iter().enumerate().filter(|(_, output)| meet(output, &single.bytes())) {
+            require_apart(Some(&tensor(true, n)), &[Some(single)])?;
         }
     }
-    for few in few_outputs.iter().flatten() {
-        for (n, _) in inputs.iter().enumerate().filter(|(_, input)| meet(input, &few.bytes())) {
-            require_apart(Some(few), &[Some(&tensor(false, n))])?;
+    for single in single_outputs.iter().flatten() {
+        for (n, _) in inputs.iter().enumerate().filter(|(_, input)| meet(input, &single.bytes())) {
+            require_apart(Some(single), &[Some(&tensor(false, n))])?;
         }
     }
     Ok(())
@@ -122,8 +123,8 @@ fn collision(out: &Tensor, other: &Tensor) -> Error {
     Error::argument(&out.name().to_string(), format!("overlaps {}", other.name()), "memory of its own")
 }
 
-/// True unless the two views, neither empty, provably share no byte. Exact for views whose outer strides agree, such as
-/// slices of one interleaved buffer; conservative (byte ranges) otherwise.
+/// True unless the two views, neither empty, provably share no byte. The answer is exact for views whose outer strides
+/// agree, such as slices of one interleaved buffer; for other views it compares byte ranges and may say true too often.
 fn share_bytes(a: &Tensor, b: &Tensor) -> bool {
     let (a, b) = (Span::of(a), Span::of(b));
     meet(&a, a.start, &b, b.start, 0)
@@ -154,13 +155,13 @@ impl Span {
         span
     }
 
-    /// Bytes from the first to the last, over the dimensions from `level` on.
+    /// The number of bytes from the first to the last, over the dimensions from `level` on.
     fn reach(&self, level: usize) -> i64 {
         self.dims[..self.rank].iter().skip(level).map(|(n, s)| (n - 1) * s).sum::<i64>() + self.element
     }
 }
 
-/// Do the parts of `a` and `b` below `level`, placed at these addresses, meet?
+/// Whether the dimensions of `a` and `b` from `level` on, placed at these addresses, share a byte.
 fn meet(a: &Span, at_a: i64, b: &Span, at_b: i64, level: usize) -> bool {
     if at_a + a.reach(level) <= at_b || at_b + b.reach(level) <= at_a {
         return false;
@@ -168,8 +169,8 @@ fn meet(a: &Span, at_a: i64, b: &Span, at_b: i64, level: usize) -> bool {
     if level >= a.rank || level >= b.rank {
         return true;
     }
-    // Where both repeat with one period and no row spills into the next, compare a single period: b's row can meet a's
-    // row of the same period or, having started late, of the next one.
+    // If both repeat with one period and no row reaches into the next, it suffices to compare a single period: a row of b
+    // can meet the row of a in the same period or, if it starts late, the row in the next period.
     let period = a.dims[level].1;
     if b.dims[level].1 != period || a.reach(level + 1) > period || b.reach(level + 1) > period {
         return true;
@@ -200,13 +201,13 @@ fn clears(shape: &[i64], strides: &[i64]) -> bool {
     })
 }
 
-/// Row major without gaps, as most are.
+/// Whether the strides are those of C order without gaps, as those of most tensors are.
 #[inline]
 fn is_packed(shape: &[i64], strides: &[i64]) -> bool {
     let mut stride = 1;
     shape.iter().zip(strides).rev().all(|(&n, &s)| {
         let packed = s == stride;
-        // Overflows only where there are no elements, of which any answer is true.
+        // The product overflows only for a tensor without elements, for which either answer is right.
         stride = stride.wrapping_mul(n);
         packed
     })

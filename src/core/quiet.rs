@@ -1,4 +1,5 @@
-//! A library prints nothing: panics inside it become messages, all others go to the hook that was there before.
+//! The library prints nothing: a panic inside it becomes a message, any other goes to the panic hook that was installed
+//! before.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -10,7 +11,7 @@ thread_local! {
     static PANIC_PLACE: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Marks this thread as running library code; gives what it was before, for [`leave`].
+/// Marks this thread as running library code. Returns whether it ran library code before, for [`leave`].
 #[inline]
 pub fn enter() -> bool {
     install_hook();
@@ -22,7 +23,7 @@ pub fn leave(before: bool) {
     INSIDE.set(before);
 }
 
-/// What a panic that this thread has caught says, and where it began if that was on this thread: "words at file:line".
+/// The message of a panic that this thread has caught, and its place if the panic began on this thread: "words at file:line".
 pub fn describe(payload: &(dyn Any + Send)) -> String {
     let words = payload
         .downcast_ref::<&str>()

@@ -20,7 +20,7 @@ pub enum Code {
     Internal = VWD_ERROR_INTERNAL,
 }
 
-/// Boxed, so that a `Result` is no larger than what it holds: calls that succeed pass many of them along.
+/// An error is one pointer, so that a `Result` is small: calls that succeed return many of them.
 #[derive(Clone, Debug)]
 pub struct Error(Box<Failure>);
 

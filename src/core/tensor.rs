@@ -10,21 +10,21 @@ use std::ptr::NonNull;
 
 pub const MAX_RANK: usize = 5;
 
-/// In an expected shape: whatever the tensor has.
+/// In an expected shape: any extent.
 pub const ANY: usize = usize::MAX;
 
 fn fits(extent: i64, expected: usize) -> bool {
     expected == ANY || extent == expected as i64
 }
 
-/// DLPack's `DLDeviceType`, as far as Vanward names them.
+/// The values of DLPack's `DLDeviceType` that Vanward knows.
 pub mod device_type {
     pub const CPU: i32 = 1;
     pub const CUDA: i32 = 2;
     pub const CUDA_HOST: i32 = 3;
 }
 
-/// Where a session computes, and so where its tensors must live.
+/// The device on which a session computes, and on which its tensors must live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
     Cpu,
@@ -49,16 +49,16 @@ impl fmt::Display for Device {
     }
 }
 
-/// A borrowed, strided view of the caller's memory. Checked: rank, dtype, device, alignment, and that every element's
-/// byte offset fits in 63 bits. Shape and strides stay where the caller has them. Strides are in elements and may be
-/// zero or negative.
+/// A borrowed, strided view of the caller's memory. Its rank, dtype, device and alignment are checked, and every element's
+/// byte offset fits in 63 bits. Shape and strides stay in the caller's struct. Strides are in elements and may be zero or
+/// negative.
 ///
-/// A call makes a dozen of them and hands them on: they are kept small.
+/// A call makes a dozen views and passes them by value, so a view is small.
 #[derive(Clone, Copy)]
 pub struct Tensor<'a> {
     given: &'a vwd_tensor,
     bytes: ByteRange,
-    /// The parts of its name.
+    /// The parts of the view's [`Name`].
     text: NonNull<u8>,
     index: u32,
     length: u16,
@@ -67,7 +67,7 @@ pub struct Tensor<'a> {
 
 const _: () = assert!(size_of::<Option<Tensor>>() == 40);
 
-/// Addresses of the first byte of a tensor and of the one past its last; equal without elements.
+/// The addresses of a tensor's first byte and of the byte past its last; equal if it has no elements.
 pub type ByteRange = (i64, i64);
 
 // SAFETY: a view is an address and numbers. The C contract makes the caller keep the memory alive and unshared while an
@@ -81,7 +81,7 @@ unsafe impl Sync for Tensor<'_> {}
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Name {
     text: &'static str,
-    /// NO_MEMBER where it is not that of one.
+    /// NO_MEMBER if the parameter is not a member of an array.
     index: u32,
 }
 
@@ -113,7 +113,7 @@ impl Name {
     }
 }
 
-/// Describes memory of the library's own, packed, in C order.
+/// Describes memory that the library owns, packed in C order.
 pub fn contiguous(data: *mut u8, dtype: DType, extents: &[usize]) -> vwd_tensor {
     let (mut steps, mut step) = ([0; MAX_RANK], 1);
     for (d, &n) in extents.iter().enumerate().rev() {
@@ -123,7 +123,7 @@ pub fn contiguous(data: *mut u8, dtype: DType, extents: &[usize]) -> vwd_tensor 
     strided(Device::Cpu, data, dtype, extents, &steps)
 }
 
-/// Describes memory of the library's own; steps are in elements. Without memory it is absent.
+/// Describes memory that the library owns; steps are in elements. NULL data gives an absent tensor.
 pub fn strided(device: Device, data: *mut u8, dtype: DType, extents: &[usize], steps: &[usize]) -> vwd_tensor {
     let (device_type, device_id) = match device {
         Device::Cpu => (device_type::CPU, 0),
@@ -146,13 +146,13 @@ pub struct Checks {
     pub device: Device,
 }
 
-/// An optional tensor: absent when its `data` is NULL.
+/// An optional tensor: `None` if its `data` is NULL.
 #[inline(always)]
 pub fn given(t: &vwd_tensor) -> Option<&vwd_tensor> {
     if t.data.is_null() { None } else { Some(t) }
 }
 
-/// What is wrong with a description, in the order of the checks.
+/// The fault of a tensor's description, in the order of the checks.
 enum Flaw {
     Missing,
     Rank,
@@ -189,15 +189,15 @@ impl Checks {
         shape: &[(&str, usize); RANK],
     ) -> Result<Tensor<'a>> {
         let name = name.into();
-        let bytes = match self.plain_end(t, dtypes, shape) {
+        let bytes = match self.end_if_usual(t, dtypes, shape) {
             Some(end) => (t.data as i64, end),
-            // A copy, so that the shape of those that are plain need not lie in memory.
+            // The shape is copied here, so that it need not lie in memory for usual tensors.
             None => self.input_bytes(name, t, dtypes, &{ *shape })?,
         };
         Ok(Tensor::new(name, t, bytes))
     }
 
-    /// The same of a tensor that the op writes.
+    /// [`Checks::input`] for a tensor that the op writes.
     #[inline(always)]
     pub fn output<'a, const RANK: usize>(
         &self,
@@ -207,14 +207,14 @@ impl Checks {
         shape: &[(&str, usize); RANK],
     ) -> Result<Tensor<'a>> {
         let name = name.into();
-        let bytes = match self.plain_end(t, dtypes, shape) {
+        let bytes = match self.end_if_usual(t, dtypes, shape) {
             Some(end) => (t.data as i64, end),
             None => self.output_bytes(name, t, dtypes, &{ *shape })?,
         };
         Ok(Tensor::new(name, t, bytes))
     }
 
-    /// [`Checks::input`] of a tensor that is absent when its `data` is NULL.
+    /// [`Checks::input`] for a tensor that is absent if its `data` is NULL.
     #[inline(always)]
     pub fn optional_input<'a, const RANK: usize>(
         &self,
@@ -226,7 +226,7 @@ impl Checks {
         if t.data.is_null() { Ok(None) } else { Ok(Some(self.input(name, t, dtypes, shape)?)) }
     }
 
-    /// [`Checks::output`] of one.
+    /// [`Checks::output`] for a tensor that is absent if its `data` is NULL.
     #[inline(always)]
     pub fn optional_output<'a, const RANK: usize>(
         &self,
@@ -238,7 +238,7 @@ impl Checks {
         if t.data.is_null() { Ok(None) } else { Ok(Some(self.output(name, t, dtypes, shape)?)) }
     }
 
-    /// Where an input lies that need not be plain. No view, which calls would have to pass through memory.
+    /// The bytes of an input that need not be usual. It returns no view, which callers would have to pass through memory.
     #[inline(never)]
     fn input_bytes(&self, name: Name, t: &vwd_tensor, dtypes: &[DType], shape: &[(&str, usize)]) -> Result<ByteRange> {
         Ok(self.required(name, t)?.of_any(dtypes)?.of_shape(shape)?.bytes)
@@ -249,10 +249,10 @@ impl Checks {
         Ok(self.required(name, t)?.of_any(dtypes)?.of_shape(shape)?.writable()?.bytes)
     }
 
-    /// Where a tensor ends that is as expected and in C order without gaps, as most are: it passes every check. Only such
-    /// dtypes are expected whose size is a power of two.
+    /// The address past the last byte of a usual tensor: one that is as expected and in C order without gaps, and so passes
+    /// every check. The size of every expected dtype is a power of two.
     #[inline(always)]
-    fn plain_end<const RANK: usize>(
+    fn end_if_usual<const RANK: usize>(
         &self,
         t: &vwd_tensor,
         dtypes: &[DType],
@@ -322,13 +322,13 @@ impl Checks {
     }
 }
 
-/// Of an element, as C has it: the largest power of two in its size (1 for three bytes), at most 8.
+/// The alignment that C gives an element: the largest power of two that divides its size (1 for three bytes), at most 8.
 fn alignment(t: &vwd_tensor) -> i64 {
     1 << (t.dtype_bits / 8).trailing_zeros().min(3)
 }
 
-/// From the first byte to past the last; `None` where an extent is negative, or an element's byte offset from `data` or
-/// its address does not fit in 63 bits. The rank is in range.
+/// The bytes of a tensor whose rank is in range; `None` if an extent is negative, or an element's byte offset from `data`
+/// or its address does not fit in 63 bits.
 #[inline(always)]
 fn reach(t: &vwd_tensor) -> Option<ByteRange> {
     let (data, size) = (t.data as i64, t.dtype_bits as i64 / 8);
@@ -349,13 +349,12 @@ fn reach(t: &vwd_tensor) -> Option<ByteRange> {
         return Some((data, data));
     }
     let (low, end) = (low.checked_mul(size)?, high.checked_add(1)?.checked_mul(size)?);
-    // The distance downwards has to exist, too.
+    // The distance from `data` down to the first byte has to fit, too.
     low.checked_neg()?;
     Some((data.checked_add(low)?, data.checked_add(end)?))
 }
 
-/// Where a tensor ends whose elements, if any, lie in C order without gaps, as most do; `None` for others, and where `reach`
-/// has none.
+/// The address past the last byte of a tensor in C order without gaps; `None` for other tensors, and if [`reach`] gives none.
 #[inline(always)]
 fn packed_end(t: &vwd_tensor) -> Option<i64> {
     let mut stride = 1i64;
@@ -368,11 +367,10 @@ fn packed_end(t: &vwd_tensor) -> Option<i64> {
     (t.data as i64).checked_add(stride.checked_mul(t.dtype_bits as i64 / 8)?)
 }
 
-/// A description that passed its checks, for tensors that differ from it in nothing but the address: those need a look at
-/// that alone.
+/// A description that passed its checks. Of tensors that differ from it only in the address, the address alone is checked.
 pub struct Template<'a> {
     t: &'a vwd_tensor,
-    /// From `data` to the first byte, and past the last.
+    /// The distances from `data` to the first byte and to the byte past the last.
     extent: ByteRange,
 }
 
@@ -382,9 +380,9 @@ impl<'a> Template<'a> {
         Template { t, extent: (start - data, end - data) }
     }
 
-    /// How many of these tensors, from the first on, differ from it in nothing but a sound address.
+    /// How many of these tensors, from the first on, are alike: they differ from the template only in a valid address.
     pub fn count_alike(&self, tensors: &[vwd_tensor]) -> usize {
-        // The rank as a constant, for loops that are none.
+        // The rank is a constant, so that the compiler unrolls the loops over dimensions.
         match self.t.ndim {
             1 => self.count_of_rank::<1>(tensors),
             2 => self.count_of_rank::<2>(tensors),
@@ -396,7 +394,7 @@ impl<'a> Template<'a> {
     }
 
     fn count_of_rank<const RANK: usize>(&self, tensors: &[vwd_tensor]) -> usize {
-        // A tensor without an address was checked for less.
+        // A template without an address has passed fewer checks.
         if tensors.is_empty() || self.t.data.is_null() {
             return 0;
         }
@@ -413,11 +411,11 @@ impl<'a> Template<'a> {
         tensors.iter().take_while(|t| is_sound(t.data as i64) && is_alike(t)).count()
     }
 
-    /// Whether each of these tensors begins past the one before: it itself first, then some that are alike.
+    /// Whether each of these tensors, all alike, begins past the end of the tensor before it.
     #[inline(always)]
     pub fn ascend(&self, tensors: &[vwd_tensor]) -> bool {
         let bytes = self.extent.1 - self.extent.0;
-        // No overflow: an address of those alike is above 0.
+        // The subtraction does not overflow: the address of a tensor that is alike is above 0.
         tensors.is_sorted_by(|t, next| t.data as i64 <= next.data as i64 - bytes)
     }
 
@@ -442,13 +440,13 @@ impl<'a> Tensor<'a> {
         Name { text: std::str::from_utf8(text).unwrap_or_default(), index: self.index }
     }
 
-    /// Address of element [0, …, 0].
+    /// The address of element [0, …, 0].
     #[inline(always)]
     pub fn data(&self) -> *mut u8 {
         self.given.data.cast()
     }
 
-    /// A view of what was checked before, or described by [`contiguous`].
+    /// A view of a tensor that was checked before, or that [`contiguous`] described.
     ///
     /// # Safety
     /// `t` passed its checks.
@@ -484,14 +482,14 @@ impl<'a> Tensor<'a> {
         if d < self.rank() { self.given.strides[d] as isize } else { 0 }
     }
 
-    /// Stride of dimension `d` in bytes; 0 past the rank. That of a single element is never taken, may be any number, and
+    /// Stride of dimension `d` in bytes; 0 past the rank. The stride of an extent of 1 is never used, may be any number, and
     /// wraps.
     #[inline(always)]
     pub fn byte_stride(&self, d: usize) -> i64 {
         (self.stride(d) as i64).wrapping_mul(self.dtype.bytes() as i64)
     }
 
-    /// Whether it has no element at all, however large its other extents and strides are.
+    /// Whether the tensor has no element, however large its other extents and strides are.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.shape().contains(&0)
@@ -546,7 +544,7 @@ impl<'a> Tensor<'a> {
         let mut offset = 0isize;
         for (d, &i) in index.iter().enumerate() {
             debug_assert!(i < self.dim(d), "{}: index {i} of dimension {d} with {}", self.name(), self.dim(d));
-            // Past the rank i is 0, so that it does not matter what stands there.
+            // Past the rank i is 0, so the stride there does not matter.
             offset = offset.wrapping_add((i as isize).wrapping_mul(self.given.strides[d] as isize));
         }
         self.data().cast::<T>().wrapping_offset(offset)
@@ -577,7 +575,7 @@ impl<'a> Tensor<'a> {
     /// Writes one element.
     ///
     /// # Safety
-    /// As for [`Tensor::get`], and no other task touches this element.
+    /// The conditions of [`Tensor::get`] hold, and no other task touches this element.
     #[inline(always)]
     pub unsafe fn set<T: Element, const N: usize>(&self, index: [usize; N], value: T) {
         // SAFETY: as for get, and this element is the caller's alone.
@@ -585,8 +583,7 @@ impl<'a> Tensor<'a> {
     }
 }
 
-// What the checks say when they fail: out of the way of those that pass, and given parts, so that the view itself can
-// stay in registers.
+// The errors of checks that fail. They are cold functions, and take parts of a view, so that the view can stay in registers.
 
 #[cold]
 fn wrong_dtype(name: Name, found: DType, allowed: &[DType]) -> Error {

@@ -1,16 +1,20 @@
-//! Structs of the C ABI that carry their size, so that they may grow.
+//! Structs of the C ABI that start with their size, so that later versions may add fields.
 
 use super::status::{Error, Result};
 use crate::abi::Versioned;
 use std::mem::MaybeUninit;
 
-/// Reads a versioned struct where it lies; an earlier, smaller one is completed with zeros in `room`. A later, larger one
-/// is fine if what it adds is zero.
+/// Reads a versioned struct in place. An earlier, smaller struct is copied to `buffer` and completed with zeros. A later,
+/// larger struct is accepted if the bytes that it adds are zero.
 ///
 /// # Safety
 /// `source` is NULL or points to at least `struct_size` readable bytes, which nothing changes during the call.
 #[inline(always)]
-pub unsafe fn versioned<'a, T: Versioned>(source: *const T, name: &str, room: &'a mut MaybeUninit<T>) -> Result<&'a T> {
+pub unsafe fn versioned<'a, T: Versioned>(
+    source: *const T,
+    name: &str,
+    buffer: &'a mut MaybeUninit<T>,
+) -> Result<&'a T> {
     if source.is_null() {
         return Err(Error::argument(name, "NULL", "a pointer to its struct"));
     }
@@ -21,7 +25,7 @@ pub unsafe fn versioned<'a, T: Versioned>(source: *const T, name: &str, room: &'
     unsafe {
         let size = source.cast::<u32>().read() as usize;
         if size < size_of::<T>() {
-            return complete(source, size, name, room);
+            return complete(source, size, name, buffer);
         }
         if size > size_of::<T>() {
             require_zeros_after(source, size, name)?;
@@ -30,25 +34,25 @@ pub unsafe fn versioned<'a, T: Versioned>(source: *const T, name: &str, room: &'
     }
 }
 
-/// The same where NULL stands for a struct of zeros.
+/// [`versioned`] where NULL stands for a struct of zeros.
 ///
 /// # Safety
-/// As for [`versioned`].
+/// The conditions of [`versioned`] hold.
 pub unsafe fn optional_versioned<'a, T: Versioned>(
     source: *const T,
     name: &str,
-    room: &'a mut MaybeUninit<T>,
+    buffer: &'a mut MaybeUninit<T>,
 ) -> Result<&'a T> {
     if source.is_null() {
-        *room = MaybeUninit::zeroed();
+        *buffer = MaybeUninit::zeroed();
         // SAFETY: T accepts all-zero bytes.
-        return Ok(unsafe { room.assume_init_ref() });
+        return Ok(unsafe { buffer.assume_init_ref() });
     }
-    // SAFETY: not NULL; the rest is as the caller says of it.
-    unsafe { versioned(source, name, room) }
+    // SAFETY: not NULL, and the caller keeps the other conditions.
+    unsafe { versioned(source, name, buffer) }
 }
 
-/// The struct of an earlier caller, the rest zero.
+/// Copies the struct of an earlier caller to `buffer`; fields that it lacks are zero.
 ///
 /// # Safety
 /// `source` points to `size` readable bytes, fewer than T has.
@@ -57,7 +61,7 @@ unsafe fn complete<'a, T: Versioned>(
     source: *const T,
     size: usize,
     name: &str,
-    room: &'a mut MaybeUninit<T>,
+    buffer: &'a mut MaybeUninit<T>,
 ) -> Result<&'a T> {
     if !T::KNOWN_SIZES.contains(&size) {
         let known: Vec<String> = T::KNOWN_SIZES.iter().map(usize::to_string).collect();
@@ -66,13 +70,13 @@ unsafe fn complete<'a, T: Versioned>(
     }
     // SAFETY: T accepts all-zero bytes, and size bytes are readable from source.
     unsafe {
-        *room = MaybeUninit::zeroed();
-        std::ptr::copy_nonoverlapping(source.cast::<u8>(), room.as_mut_ptr().cast::<u8>(), size);
-        Ok(room.assume_init_ref())
+        *buffer = MaybeUninit::zeroed();
+        std::ptr::copy_nonoverlapping(source.cast::<u8>(), buffer.as_mut_ptr().cast::<u8>(), size);
+        Ok(buffer.assume_init_ref())
     }
 }
 
-/// A later caller may not have set what this version does not know.
+/// Refuses the struct of a later caller that has set a field which this version does not know.
 ///
 /// # Safety
 /// `source` points to `size` readable bytes, more than T has.
@@ -93,15 +97,15 @@ unsafe fn require_zeros_after<T: Versioned>(source: *const T, size: usize, name:
     Ok(())
 }
 
-/// Writes a versioned result no further than the caller's `struct_size`, which stays as it was.
+/// Writes the fields of a versioned result that the caller's `struct_size` covers; `struct_size` itself is not changed.
 ///
 /// # Safety
 /// `target` is NULL or points to at least `struct_size` writable bytes.
 pub unsafe fn write_versioned<T: Versioned>(target: *mut T, value: &T, name: &str) -> Result<()> {
-    let mut room = MaybeUninit::uninit();
+    let mut buffer = MaybeUninit::uninit();
     // SAFETY: versioned checks that the pointer is not NULL and aligned; what is writable is readable.
     let size = unsafe {
-        versioned(target.cast_const(), name, &mut room)?;
+        versioned(target.cast_const(), name, &mut buffer)?;
         target.cast::<u32>().read() as usize
     };
     let head = size_of::<u32>();
@@ -120,7 +124,7 @@ pub unsafe fn write_versioned<T: Versioned>(target: *mut T, value: &T, name: &st
 mod tests {
     use super::*;
 
-    /// Of a third version, whose second had a field less.
+    /// A struct whose earlier version lacks the field `third`.
     #[repr(C)]
     #[derive(Clone, Copy, Debug, PartialEq)]
     struct Grown {
@@ -135,11 +139,11 @@ mod tests {
         const KNOWN_SIZES: &'static [usize] = &[16, 24];
     }
 
-    /// What is read of a caller's struct of so many bytes.
+    /// The struct that [`versioned`] reads from a caller's struct of `struct_size` bytes.
     fn read(struct_size: u32) -> std::result::Result<Grown, String> {
-        let (given, mut room) = (Grown { struct_size, first: 1, second: 2, third: 3 }, MaybeUninit::uninit());
+        let (given, mut buffer) = (Grown { struct_size, first: 1, second: 2, third: 3 }, MaybeUninit::uninit());
         // SAFETY: all sizes of these tests are readable.
-        unsafe { versioned(&given, "args", &mut room) }.copied().map_err(|error| error.to_string())
+        unsafe { versioned(&given, "args", &mut buffer) }.copied().map_err(|error| error.to_string())
     }
 
     #[test]

@@ -46,7 +46,7 @@ unsafe fn write_offset(offsets: &Tensor, i: usize, value: i64) {
 }
 
 /// # Safety
-/// As for [`write_offset`].
+/// The conditions of [`write_offset`] hold.
 unsafe fn read_offset(offsets: &Tensor, i: usize) -> i64 {
     // SAFETY: offsets has B+1 entries.
     unsafe {
@@ -57,22 +57,22 @@ unsafe fn read_offset(offsets: &Tensor, i: usize) -> i64 {
     }
 }
 
-/// Copies `count` rows of sequence `i` to packed rows from `first` on, as far as they fit.
+/// Copies `count` rows of sequence `i` to the packed rows from `first` on, up to the capacity.
 ///
 /// # Safety
 /// `i` is below the batch size, `count` at most γ; no other task writes these rows.
 unsafe fn copy_rows(pair: &Pair, i: usize, count: usize, first: i64) {
     let Pair { rows, packed } = pair;
-    let cap = packed.dim(0) as i64;
-    let count = count.min((cap - first).max(0) as usize);
-    // Nor do offsets exist where there are no elements.
+    let capacity = packed.dim(0) as i64;
+    let count = count.min((capacity - first).max(0) as usize);
+    // The offsets of a tensor without elements may overflow.
     if count == 0 || packed.is_empty() {
         return;
     }
     let size = rows.dtype.bytes();
     let source = rows.data().wrapping_offset(i as isize * rows.byte_stride(0) as isize);
     let target = packed.data().wrapping_offset(first as isize * packed.byte_stride(0) as isize);
-    // Dimensions of what is copied: the rows, then each row's own.
+    // The dimensions of the copied box: the number of rows, then the dimensions of a row.
     let dims = rows.rank() - 1;
     let shape: [usize; 4] = std::array::from_fn(|d| if d == 0 { count } else { rows.dim(d + 1) });
     let from: [isize; 4] = std::array::from_fn(|d| rows.byte_stride(d + 1) as isize);

@@ -16,15 +16,15 @@ use crate::core::tensor::{ANY, Checks, Name, Template, Tensor};
 use crate::runtime::{On, Session, require_no_flags};
 use std::mem::MaybeUninit;
 
-/// The tensors to pack and where to: checked, and read from the caller's arrays when needed, so that a call of any length
-/// allocates nothing.
+/// The tensors to pack, each with its target. They are checked once and read from the caller's arrays when they are needed,
+/// so that a call with any number of tensors allocates nothing.
 #[derive(Clone, Copy)]
 pub struct Pairs<'a> {
     rows: &'a [vwd_tensor],
     packed: &'a [vwd_tensor],
-    /// A bit for each pair that differs from the one before it in more than addresses.
+    /// A bit for each pair that differs from the pair before it in more than addresses.
     fresh: [u64; MOST_TENSORS / 64],
-    /// Bytes of a row of each tensor, together.
+    /// The sum over the tensors of the bytes of a row.
     pub row_bytes: usize,
 }
 
@@ -36,7 +36,7 @@ pub struct Pair<'a> {
     pub packed: Tensor<'a>,
 }
 
-/// Tensors of one call: K and V of 128 layers.
+/// The largest number of tensors of one call: K and V of 128 layers.
 pub const MOST_TENSORS: usize = 256;
 
 /// Checked arguments; shapes as in `vwd_pack`.
@@ -57,7 +57,7 @@ pub struct VerifiedRequest<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    /// To be checked by [`Pairs::check_all`].
+    /// The pairs before [`Pairs::check_all`] has checked them.
     ///
     /// # Safety
     /// `rows` and `packed` are NULL or hold `count` tensors that live as long as the result.
@@ -93,7 +93,8 @@ impl<'a> Pairs<'a> {
         }
     }
 
-    /// The first pair from `n` on that differs from the one before in more than addresses, or else their number.
+    /// The first pair from `n` on that differs from the pair before it in more than addresses; the number of pairs if there is
+    /// none.
     #[inline(always)]
     fn next_fresh(&self, n: usize) -> usize {
         let fresh_of = |word: usize| self.fresh[word] & if word == n / 64 { !0 << (n % 64) } else { !0 };
@@ -101,8 +102,8 @@ impl<'a> Pairs<'a> {
         word.map_or(self.len(), |word| word * 64 + fresh_of(word).trailing_zeros() as usize)
     }
 
-    /// Where the rows of the pairs from `n` on lie, and where they go, as far as they differ from the pair before in nothing
-    /// but that.
+    /// The addresses of rows and packed of the pairs from `n` on, up to the first pair that differs from the pair before it in
+    /// more than addresses.
     #[inline(always)]
     pub fn repeats(&self, n: usize) -> impl Iterator<Item = (*const u8, *mut u8)> {
         let end = self.next_fresh(n);
@@ -160,7 +161,7 @@ impl<'a> Pairs<'a> {
         Ok(gamma.expect("there is at least one pair"))
     }
 
-    /// Compares all tensors of the call. Some eight kilobytes of stack, which few calls need.
+    /// Compares all tensors of the call pair by pair. It takes some eight kilobytes of stack, and few calls need it.
     #[inline(never)]
     fn reject_overlap(&self, outputs: &[Option<&Tensor<'a>>], inputs: &[Option<&Tensor<'a>>]) -> Result<()> {
         let (mut packed, mut rows) = ([(0, 0); MOST_TENSORS], [(0, 0); MOST_TENSORS]);
@@ -169,7 +170,7 @@ impl<'a> Pairs<'a> {
             (packed[n], rows[n]) = (pair.packed.bytes(), pair.rows.bytes());
         }
         let tensor = |is_output, n| if is_output { self.get(n).packed } else { self.get(n).rows };
-        overlap::reject_many(&packed[..self.len()], &rows[..self.len()], outputs, inputs, tensor)
+        overlap::reject_arrays(&packed[..self.len()], &rows[..self.len()], outputs, inputs, tensor)
     }
 }
 
@@ -200,7 +201,7 @@ impl<'a> Request<'a> {
 }
 
 impl<'a> VerifiedRequest<'a> {
-    /// Made in `place`, where it stays: some hundred bytes whose addresses the checks take.
+    /// Builds the request in `place`, where it stays: the checks take the addresses of its views.
     ///
     /// # Safety
     /// The arrays rows and packed hold tensor_count tensors.
@@ -227,7 +228,7 @@ impl<'a> VerifiedRequest<'a> {
     }
 }
 
-/// Bytes of one row's elements.
+/// The bytes of one row's elements.
 fn row_bytes(rows: &Tensor) -> usize {
     rows.shape()[2..].iter().fold(rows.dtype.bytes(), |bytes, &n| bytes.saturating_mul(n as usize))
 }

@@ -1,4 +1,4 @@
-//! Gather of listed blocks: target[target_ids[j]] = source[source_ids[j]], and of lists that each sequence and KV head has:
+//! Gather of listed blocks: target[target_ids[j]] = source[source_ids[j]]; with a list for each sequence i and KV head g:
 //! target[target_ids[i, g, j]] = source[source_ids[i, g, j], g].
 
 mod cpu;
@@ -36,22 +36,22 @@ impl Engine {
 /// Checked arguments of `vwd_gather_blocks`.
 pub struct GatherRequest<'a> {
     pub engine: Engine,
-    /// [N, …], or [N, Hk, …] where each KV head has its lists.
+    /// [N, …], or [N, Hk, …] if each KV head has its lists.
     pub source: Tensor<'a>,
     /// [M, …]
     pub target: Tensor<'a>,
     pub pairs: Pairs<'a>,
-    /// The source lies in pinned memory, and not on the session's device.
+    /// Whether the source lies in pinned host memory, not on the session's device.
     pub from_host: bool,
-    /// The lists are read during the call.
+    /// Whether the lists are in host memory and so are read during the call.
     pub lists_on_host: bool,
 }
 
-/// Which block goes where: one list, or one for each sequence and KV head.
+/// The lists of source and target blocks: one list, or one for each sequence and KV head.
 pub struct Pairs<'a> {
     /// [n], or [B, Hk, cap].
     pub source_ids: Tensor<'a>,
-    /// As source_ids.
+    /// The shape of source_ids.
     pub target_ids: Option<Tensor<'a>>,
     /// [1], or [B, Hk].
     pub counts: Option<Tensor<'a>>,
@@ -94,22 +94,22 @@ impl<'a> GatherRequest<'a> {
         self.pairs.per_head()
     }
 
-    /// Nothing to copy, however long the lists are. Offsets may not even exist.
+    /// Whether there is nothing to copy, however long the lists are. The offsets of empty tensors may overflow.
     fn is_empty(&self) -> bool {
         self.source.is_empty() || self.target.is_empty() || self.pairs.source_ids.is_empty()
     }
 
-    /// Dimensions of a block: those of the target after the first.
+    /// The dimensions of a block: those of the target after the first.
     fn block_dims(&self) -> usize {
         self.target.rank() - 1
     }
 
-    /// Strides in bytes of dimension `d` of a block, in source and target.
+    /// The strides in bytes of dimension `d` of a block, in source and target.
     fn block_strides(&self, d: usize) -> [i64; 2] {
         [self.source.byte_stride(d + if self.per_head() { 2 } else { 1 }), self.target.byte_stride(d + 1)]
     }
 
-    /// Offsets in bytes of an entry's blocks in source and target; `None` where it copies nothing.
+    /// The offsets in bytes of an entry's blocks in source and target; `None` if the entry copies nothing.
     ///
     /// # Safety
     /// The op's caller keeps the lists valid, they lie in host memory, and the entry is inside them.
@@ -128,7 +128,7 @@ impl<'a> GatherRequest<'a> {
 }
 
 impl<'a> Pairs<'a> {
-    /// `heads`: of the source, where lists are per KV head.
+    /// `heads` is the number of KV heads of the source if each KV head has its lists.
     fn from_c(checks: &Checks, c: &'a vwd_gather_blocks_args, heads: Option<usize>) -> Result<Pairs<'a>> {
         let i32 = &[DType::I32];
         let listed = |t| or_in(HOST, checks, t);
@@ -152,7 +152,7 @@ impl<'a> Pairs<'a> {
         Ok(Pairs { source_ids, target_ids, counts })
     }
 
-    /// On CUDA: all lists are the host's or all the device's, and the copy engine takes its orders from the host.
+    /// On CUDA, all lists lie in host memory or all on the device, and the copy engine needs them in host memory.
     fn check_places(&self, c: &vwd_gather_blocks_args, engine: Engine) -> Result<()> {
         let is_on_host = |t: &vwd_tensor| HOST.contains(&t.device_type);
         let host = is_on_host(&c.source_ids);
@@ -173,17 +173,17 @@ impl<'a> Pairs<'a> {
         self.source_ids.rank() == 3
     }
 
-    /// B; 1 for a single list.
+    /// B, or 1 for a single list.
     fn batch(&self) -> usize {
         if self.per_head() { self.source_ids.dim(0) } else { 1 }
     }
 
-    /// Hk; 1 for a single list.
+    /// Hk, or 1 for a single list.
     fn heads(&self) -> usize {
         if self.per_head() { self.source_ids.dim(1) } else { 1 }
     }
 
-    /// Entries of a list.
+    /// The capacity of a list.
     fn cap(&self) -> usize {
         self.source_ids.dim(self.source_ids.rank() - 1)
     }
@@ -192,7 +192,7 @@ impl<'a> Pairs<'a> {
         self.source_ids.count()
     }
 
-    /// Entries of a list that count.
+    /// The number of a list's entries, at most its capacity.
     ///
     /// # Safety
     /// The op's caller keeps the lists valid, and they lie in host memory.
@@ -205,7 +205,7 @@ impl<'a> Pairs<'a> {
     }
 
     /// # Safety
-    /// As for [`Pairs::count`]; the entry is inside the lists.
+    /// The conditions of [`Pairs::count`] hold, and the entry is inside the lists.
     unsafe fn id(&self, ids: &Tensor, [i, g, j]: [usize; 3]) -> i32 {
         let at = if self.per_head() { [i, g, j] } else { [j, 0, 0] };
         // SAFETY: the caller keeps the ids valid, in host memory, and the entry inside; past the rank a coordinate is 0.
@@ -216,7 +216,7 @@ impl<'a> Pairs<'a> {
 const PINNED: &[i32] = &[device_type::CUDA_HOST];
 const HOST: &[i32] = &[device_type::CPU, device_type::CUDA_HOST];
 
-/// Checks of a tensor that may lie in host memory of these kinds, too, whatever the session's device.
+/// Checks a tensor that may also lie in host memory of these kinds, whatever the session's device.
 fn or_in(kinds: &[i32], checks: &Checks, t: &vwd_tensor) -> Checks {
     if kinds.contains(&t.device_type) { Checks { device: Device::Cpu } } else { *checks }
 }

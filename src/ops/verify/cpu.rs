@@ -5,7 +5,7 @@ use crate::core::along::Along;
 use crate::core::dtype::{DType, Token};
 use crate::runtime::cpu::Cpu;
 
-/// Rows of one task.
+/// The number of rows of one task.
 const ROWS: usize = 64;
 
 pub fn run(cpu: &Cpu, request: &Request) {
@@ -46,7 +46,7 @@ unsafe fn row<T: Token>(r: &Request, i: usize) {
             let refused = k < len;
             match mismatch.dtype {
                 DType::I32 => mismatch.set([i], refused as i32),
-                // A bool is a byte, too.
+                // uint8 and bool are both one byte.
                 _ => Along::new(mismatch.data(), mismatch.stride(0)).set(i, refused as u8),
             }
         }

@@ -35,7 +35,7 @@ pub struct Request<'a> {
     pub committed: Option<Tensor<'a>>,
 }
 
-/// What the caller gave, wherever it stands in the arguments.
+/// The tensors of a verification, from the arguments of `vwd_verify` or of `vwd_verify_pack`.
 pub struct Given<'a> {
     draft: &'a vwd_tensor,
     target: &'a vwd_tensor,
@@ -75,7 +75,7 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
-    /// All checks but those between tensors, which the caller makes over more of them.
+    /// Makes all checks except for overlap, which the caller checks over all tensors of its call.
     #[inline(always)]
     pub fn unchecked_overlap(checks: &Checks, c: &Given<'a>) -> Result<Request<'a>> {
         let draft = checks.input("draft", c.draft, DType::TOKENS, &[("B", ANY), ("γ", ANY)])?;
