@@ -6,8 +6,8 @@ use crate::core::allocate::zeros;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::ops::index::{address, element_type, has_aligned_rows, kind, saturated, step};
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+use crate::runtime::cuda::views::{address, byte_stride, element_code, has_aligned_rows, saturated};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 use crate::runtime::{Placed, Session};
 use std::sync::Arc;
@@ -244,12 +244,12 @@ impl InputParams {
         let last = t.map_or(1, |t| t.rank() - 1);
         InputParams {
             data: address(t),
-            row: step(t, 0),
-            head: if last == 1 { 0 } else { step(t, 1) },
-            channel: step(t, last),
+            row: byte_stride(t, 0),
+            head: if last == 1 { 0 } else { byte_stride(t, 1) },
+            channel: byte_stride(t, last),
             dim: Divisor::new(t.map_or(1, |t| t.dim(last)) as u32),
             count: t.map_or(0, |t| (1..t.rank()).map(|d| t.dim(d)).product::<usize>()) as u32,
-            dtype: t.map_or(0, |t| element_type(t.dtype)),
+            dtype: t.map_or(0, |t| element_code(t.dtype)),
             share: slices.share as u32,
             slices: slices.count as u32,
         }
@@ -259,7 +259,7 @@ impl InputParams {
     fn packed(self, to: *mut u8) -> InputParams {
         let width = packed_width(self.count as usize);
         let (row, dim, dtype) =
-            ((width * size_of::<f32>()) as i64, Divisor::new(width as u32), element_type(DType::F32));
+            ((width * size_of::<f32>()) as i64, Divisor::new(width as u32), element_code(DType::F32));
         InputParams { data: to, row, head: 0, channel: size_of::<f32>() as i64, dim, dtype, ..self }
     }
 }
@@ -432,8 +432,8 @@ impl ProjectParams {
             positions: address(positions),
             inv_freq: address(inv_freq),
             q: r.q.data(),
-            positions_row: step(positions, 0),
-            inv_freq_pair: step(inv_freq, 0),
+            positions_row: byte_stride(positions, 0),
+            inv_freq_pair: byte_stride(inv_freq, 0),
             q_row: r.q.byte_stride(0),
             q_head: r.q.byte_stride(1),
             q_channel: r.q.byte_stride(2),
@@ -446,7 +446,7 @@ impl ProjectParams {
             second_row: map.rank.next_multiple_of(CHUNK) as u32,
             q_heads: r.shape.q_heads as u32,
             head_dim: r.shape.head_dim as u32,
-            q_type: element_type(r.q.dtype),
+            q_type: element_code(r.q.dtype),
             pairs: (r.rope.dim / 2) as u32,
             interleaved: r.rope.interleaved as u32,
             units: Divisor::new(units(r) as u32),
@@ -465,7 +465,7 @@ pub fn project(enqueue: &Enqueue, r: &ProjectRequest, map: &PlacedMap) -> Result
     }
     let plan = Plan::new(r, map, kernels.joins)?;
     let base = enqueue.scratch(plan.bytes)? as usize;
-    let kind = kind(enqueue);
+    let kind = enqueue.dependent_kind();
     let grid = |ctas: usize, threads| Grid { ctas: ctas as u32, threads, kind };
     let mut inputs =
         [InputParams::new(Some(&r.inputs.x), map.x), InputParams::new(r.inputs.previous.as_ref(), map.previous)];
@@ -489,7 +489,7 @@ pub fn project(enqueue: &Enqueue, r: &ProjectRequest, map: &PlacedMap) -> Result
             enqueue.launch(kernel, multiply, params)?;
             return enqueue.launch(&kernels.turn, grid(plan.finishing, THREADS), params);
         }
-        let is_wide = inputs.iter().any(|inputs| inputs.slices > 0 && inputs.dtype == element_type(DType::F32));
+        let is_wide = inputs.iter().any(|inputs| inputs.slices > 0 && inputs.dtype == element_code(DType::F32));
         if plan.cluster > 0 {
             let kind = if plan.cluster == 1 { kind } else { Kind::DependentClusters(plan.cluster as u32) };
             let kernel = if is_wide { &kernels.joined_32 } else { &kernels.joined_16 };

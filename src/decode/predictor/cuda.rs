@@ -3,9 +3,9 @@
 use super::{PredictRequest, ResetRequest, State, UpdateRequest};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::ops::index::{address, has_aligned_rows, kind, saturated, step};
 use crate::ops::topk::Clusters;
 use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::views::{address, byte_stride, has_aligned_rows, saturated};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 
 pub struct Kernels {
@@ -121,7 +121,7 @@ const RESIDENT_CTAS: usize = 8;
 
 impl RowParams {
     fn new(t: Option<&Tensor>) -> RowParams {
-        RowParams { data: address(t), seq: step(t, 0), head: step(t, 1), block: step(t, 2) }
+        RowParams { data: address(t), seq: byte_stride(t, 0), head: byte_stride(t, 1), block: byte_stride(t, 2) }
     }
 }
 
@@ -140,7 +140,11 @@ impl StateParams {
 impl BlockParams {
     fn new(blocks: &super::Blocks) -> BlockParams {
         let seq_lens = Some(&blocks.seq_lens);
-        BlockParams { seq_lens: address(seq_lens), seq_lens_seq: step(seq_lens, 0), size: saturated(blocks.size) }
+        BlockParams {
+            seq_lens: address(seq_lens),
+            seq_lens_seq: byte_stride(seq_lens, 0),
+            size: saturated(blocks.size),
+        }
     }
 }
 
@@ -169,12 +173,12 @@ pub fn reset(enqueue: &Enqueue, r: &ResetRequest) -> Result<()> {
     let params = ResetParams {
         state: StateParams::new(&r.state),
         rows: address(rows),
-        rows_entry: step(rows, 0),
+        rows_entry: byte_stride(rows, 0),
         listed: listed as u64,
     };
     let resident = enqueue.facts().multiprocessors as usize * RESIDENT_CTAS;
     let ctas = listed.saturating_mul(r.state.kv_heads()).min(resident) as u32;
-    let grid = Grid { ctas, threads: THREADS, kind: kind(enqueue) };
+    let grid = Grid { ctas, threads: THREADS, kind: enqueue.dependent_kind() };
     // SAFETY: ResetParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernel waits before it touches anything.
     unsafe { enqueue.launch(&kernels.reset, grid, [(&raw const params).cast()]) }
@@ -195,7 +199,7 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
         alpha: r.holt.alpha,
         beta: r.holt.beta,
     };
-    let grid = Grid { ctas: (rows * slices) as u32, threads: THREADS, kind: kind(enqueue) };
+    let grid = Grid { ctas: (rows * slices) as u32, threads: THREADS, kind: enqueue.dependent_kind() };
     // SAFETY: as in `reset`.
     unsafe { enqueue.launch(&kernels.update, grid, [(&raw const params).cast()]) }
 }
@@ -213,12 +217,12 @@ pub fn predict(enqueue: &Enqueue, r: &PredictRequest) -> Result<()> {
         budgets: address(budgets),
         ids: address(ids),
         counts: address(counts),
-        budgets_seq: step(budgets, 0),
-        ids_seq: step(ids, 0),
-        ids_head: step(ids, 1),
-        ids_entry: step(ids, 2),
-        counts_seq: step(counts, 0),
-        counts_head: step(counts, 1),
+        budgets_seq: byte_stride(budgets, 0),
+        ids_seq: byte_stride(ids, 0),
+        ids_head: byte_stride(ids, 1),
+        ids_entry: byte_stride(ids, 2),
+        counts_seq: byte_stride(counts, 0),
+        counts_head: byte_stride(counts, 1),
         ratio: r.ratio.0,
         k: saturated(r.ratio.of(r.budget.k)),
         cap: saturated(r.predicted.cap()),
@@ -232,7 +236,7 @@ pub fn predict(enqueue: &Enqueue, r: &PredictRequest) -> Result<()> {
         true => (&kernels.predict_short, 1),
         false => (&kernels.predict_long, kernels.clusters.ctas(rows, blocks)),
     };
-    let kind = if ctas == 1 { kind(enqueue) } else { Kind::DependentClusters(ctas as u32) };
+    let kind = if ctas == 1 { enqueue.dependent_kind() } else { Kind::DependentClusters(ctas as u32) };
     let grid = Grid { ctas: (rows * ctas) as u32, threads: PREDICT_THREADS, kind };
     // SAFETY: as in `reset`; before it waits the kernel reads lengths as a hint, which it compares afterwards.
     unsafe { enqueue.launch(kernel, grid, [(&raw const params).cast()]) }

@@ -41,7 +41,6 @@ use super::store::{Changed, Counters, Store};
 use super::{AppendRequest, ResolveRequest};
 use crate::core::allocate::{collected, filled, reserved};
 use crate::core::status::{Error, Result};
-use crate::ops::index::kind;
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 use crate::runtime::{On, Session};
 use memory::{Memory, Streams, cuda};
@@ -411,7 +410,7 @@ impl Store for Layers {
             if self.cache.may_spill(r.most_tokens()) {
                 enqueue.launch(&kernels.spill, plain(r.batch() * heads, tuning::APPEND_THREADS), [param(&params)])?;
             }
-            let grid = Grid { kind: kind(enqueue), ..plain(r.batch() * per_row, tuning::APPEND_THREADS) };
+            let grid = Grid { kind: enqueue.dependent_kind(), ..plain(r.batch() * per_row, tuning::APPEND_THREADS) };
             enqueue.launch(&kernels.append, grid, [param(&params)])?;
             let params = FetchParams { layer, cache: self.cache, is_wait: 0 };
             let grid = plain(tuning::WRITE_CTAS as usize, tuning::WRITE_THREADS);
@@ -439,10 +438,10 @@ impl Store for Layers {
         // SAFETY: the kernels' struct; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
         // Both kernels wait before they write; what `give` reads before that was ready when `find`, which waits first, let it begin.
         unsafe {
-            let grid = Grid { kind: kind(enqueue), ..plain(lists, tuning::FIND_THREADS) };
+            let grid = Grid { kind: enqueue.dependent_kind(), ..plain(lists, tuning::FIND_THREADS) };
             enqueue.launch(&kernels.find, grid, [param(&params)])?;
             let (ctas, threads) = tuning::give(params.slots(), params.entries as usize, kernels.most_give);
-            let kind = if ctas == 1 { kind(enqueue) } else { Kind::DependentClusters(ctas) };
+            let kind = if ctas == 1 { enqueue.dependent_kind() } else { Kind::DependentClusters(ctas) };
             enqueue.launch(&kernels.give, Grid { ctas, threads, kind }, [param(&params)])?;
         }
         layer.fetched = Fetched::No;

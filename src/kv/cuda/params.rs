@@ -4,9 +4,9 @@ use super::super::options::Options;
 use super::super::{AppendRequest, ResolveRequest};
 use super::plan::{Bookkeeping, Tables};
 use crate::core::tensor::Tensor;
-use crate::ops::index::{address, step};
 use crate::ops::views::BlockList;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+use crate::runtime::cuda::views::{address, byte_stride};
 
 kernel_struct! {
     /// Mirrors Tail of kernels/cache/params.cuh.
@@ -208,9 +208,9 @@ impl PartRows {
     fn new(t: Option<&Tensor>) -> PartRows {
         PartRows {
             data: address(t),
-            seq: step(t, 0),
-            token: step(t, 1),
-            head: step(t, 2),
+            seq: byte_stride(t, 0),
+            token: byte_stride(t, 1),
+            head: byte_stride(t, 2),
             channel: t.filter(|t| t.rank() == 4).map_or(0, |t| t.byte_stride(3)),
         }
     }
@@ -260,7 +260,7 @@ impl AppendParams {
             lens: address(lens),
             sequences_seq: r.sequences.byte_stride(0),
             begin_seq: r.begin.byte_stride(0),
-            lens_seq: step(lens, 0),
+            lens_seq: byte_stride(lens, 0),
             rows,
             most: r.most_tokens() as u32,
             per_row,
@@ -292,7 +292,7 @@ kernel_struct! {
 
 /// Strides of sequence, position and head; that of positions is 0 where they share a list.
 fn list_steps(t: Option<&Tensor>, is_own: bool) -> [i64; 3] {
-    if is_own { [0, 1, 2].map(|d| step(t, d)) } else { [step(t, 0), 0, step(t, 1)] }
+    if is_own { [0, 1, 2].map(|d| byte_stride(t, d)) } else { [byte_stride(t, 0), 0, byte_stride(t, 1)] }
 }
 
 impl ListRows {

@@ -1,11 +1,12 @@
 //! Launch of the kernels of kernels/index.
 
-use super::{ImportanceRequest, Index, Kind, UpdateRequest};
+use super::{ImportanceRequest, Kind, UpdateRequest};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
-use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind as Launch, Modules, Source, source};
+use crate::runtime::cuda::views::{Place, Summary, address, byte_stride, element_code, has_aligned_rows, saturated};
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind as LaunchKind, Modules, Source, source};
 
 pub struct Kernels {
     minmax: ByWidth,
@@ -54,31 +55,6 @@ impl ByWidth {
             16 => &self.b16,
             _ => &self.b32,
         }
-    }
-}
-
-kernel_struct! {
-    /// Mirrors Place of kernels/common/place.cuh. Strides are in bytes.
-    #[derive(Clone, Copy)]
-    pub struct Place {
-        table: *const u8,
-        table_seq: i64,
-        table_page: i64,
-        pages: u32,
-        rows: u32,
-        pub capacity: u32,
-    }
-}
-
-kernel_struct! {
-    /// Mirrors Summary of kernels/common/place.cuh: a tensor [pages, rows, Hk, …].
-    #[derive(Clone, Copy)]
-    pub struct Summary {
-        data: *mut u8,
-        page: i64,
-        row: i64,
-        head: i64,
-        channel: i64,
     }
 }
 
@@ -198,54 +174,6 @@ const TOKEN_SLOTS: usize = 8;
 const HELD_TOKENS: usize = 64;
 const HELD_CHANNELS: usize = 256;
 
-/// An element type as kernels/common/eight.cuh numbers them.
-pub fn element_type(dtype: DType) -> u32 {
-    const TYPES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2];
-    TYPES.iter().position(|&t| t == dtype).expect("a floating-point type") as u32
-}
-
-/// A number of the contract as kernels take it: more than they can count is as good as the most.
-pub fn saturated(n: usize) -> u32 {
-    n.min(i32::MAX as usize) as u32
-}
-
-/// Address of an optional tensor, and its stride in bytes of a dimension.
-pub fn address(t: Option<&Tensor>) -> *mut u8 {
-    t.map_or(std::ptr::null_mut(), |t| t.data())
-}
-pub fn step(t: Option<&Tensor>, d: usize) -> i64 {
-    t.map_or(0, |t| t.byte_stride(d))
-}
-
-/// Whether the last dimension lies side by side in rows that begin at multiples of `alignment` bytes.
-pub fn has_aligned_rows(t: &Tensor, alignment: i64) -> bool {
-    let last = t.rank() - 1;
-    let starts = (0..last).map(|d| t.byte_stride(d)).chain([t.data() as i64]);
-    t.stride(last) == 1 && starts.into_iter().all(|start| start % alignment == 0)
-}
-
-impl Place {
-    pub fn new(index: &Index) -> Place {
-        let table = index.table.as_ref();
-        Place {
-            table: address(table),
-            table_seq: step(table, 0),
-            table_page: step(table, 1),
-            pages: saturated(index.pages),
-            // Of none there is no summary, whatever is divided by.
-            rows: saturated(index.rows).max(1),
-            capacity: saturated(index.capacity()),
-        }
-    }
-}
-
-impl Summary {
-    pub fn new(t: Option<&Tensor>) -> Summary {
-        let channel = t.map_or(0, |t| t.byte_stride(3));
-        Summary { data: address(t), page: step(t, 0), row: step(t, 1), head: step(t, 2), channel }
-    }
-}
-
 impl Keys {
     fn new(r: &UpdateRequest) -> Keys {
         let (k, table, scale) = (&r.k, r.pages.table.as_ref(), r.k_scale.map(|scale| scale.0));
@@ -268,16 +196,16 @@ impl Keys {
             scale_page,
             scale_token,
             scale_head,
-            table_seq: step(table, 0),
-            table_page: step(table, 1),
+            table_seq: byte_stride(table, 0),
+            table_page: byte_stride(table, 1),
             seq_lens_seq: r.pages.seq_lens.byte_stride(0),
-            begin_seq: step(r.begin.as_ref(), 0),
+            begin_seq: byte_stride(r.begin.as_ref(), 0),
             pages: saturated(r.pages.count),
             page_size: saturated(r.pages.size),
             capacity: saturated(r.pages.capacity()),
             kv_heads: k.dim(2) as u32,
             dim: k.dim(3) as u32,
-            dtype: element_type(k.dtype),
+            dtype: element_code(k.dtype),
             adjacent: has_aligned_rows(k, if k.dtype.bits == 8 { 8 } else { 16 }) as u32,
             page_of: Divisor::new(saturated(r.pages.size).max(1)),
         }
@@ -334,14 +262,14 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
     let channels = r.index.channels();
     let params = UpdateParams {
         keys,
-        place: Place::new(&r.index),
+        place: r.index.place(),
         first,
         second,
         third,
         channels: address(channels),
-        channels_head: step(channels, 0),
-        channels_channel: step(channels, 1),
-        dtype: element_type(dtype),
+        channels_head: byte_stride(channels, 0),
+        channels_channel: byte_stride(channels, 1),
+        dtype: element_code(dtype),
         size: saturated(size),
         stride: saturated(stride),
         kept: channels.map_or(0, |t| t.dim(1)) as u32,
@@ -353,16 +281,16 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
         heads_of: Divisor::new(kv_heads as u32),
         slices_of: Divisor::new(slices as u32),
     };
-    let grid = Grid { ctas: ctas as u32, threads: THREADS, kind: kind(enqueue) };
+    let grid = Grid { ctas: ctas as u32, threads: THREADS, kind: enqueue.dependent_kind() };
     // Other kernels read of it what comes first.
     let params = AxisParams {
         update: params,
         weights: address(weights),
         centre: address(centre),
-        weights_head: step(weights, 0),
-        weights_channel: step(weights, 1),
-        centre_head: step(centre, 0),
-        centre_channel: step(centre, 1),
+        weights_head: byte_stride(weights, 0),
+        weights_channel: byte_stride(weights, 1),
+        centre_head: byte_stride(centre, 0),
+        centre_channel: byte_stride(centre, 1),
     };
     // SAFETY: AxisParams, or UpdateParams with which it begins, is the kernels' struct; the op's caller keeps the tensors
     // valid until the stream has passed. The kernels wait before they touch anything.
@@ -388,28 +316,23 @@ pub fn importance(enqueue: &Enqueue, r: &ImportanceRequest) -> Result<()> {
         importance: address(importance),
         weights: address(r.weights.as_ref()),
         centre: address(r.centre.as_ref()),
-        channels_head: step(r.channels.as_ref(), 0),
-        channels_place: step(r.channels.as_ref(), 1),
-        importance_head: step(importance, 0),
-        importance_channel: step(importance, 1),
-        weights_head: step(r.weights.as_ref(), 0),
-        weights_channel: step(r.weights.as_ref(), 1),
-        centre_head: step(r.centre.as_ref(), 0),
-        centre_channel: step(r.centre.as_ref(), 1),
+        channels_head: byte_stride(r.channels.as_ref(), 0),
+        channels_place: byte_stride(r.channels.as_ref(), 1),
+        importance_head: byte_stride(importance, 0),
+        importance_channel: byte_stride(importance, 1),
+        weights_head: byte_stride(r.weights.as_ref(), 0),
+        weights_channel: byte_stride(r.weights.as_ref(), 1),
+        centre_head: byte_stride(r.centre.as_ref(), 0),
+        centre_channel: byte_stride(r.centre.as_ref(), 1),
         // Of a sample without tokens there may be any number.
         group: if r.q.dim(0) == 0 { 1 } else { heads.group() as u32 },
         dim: heads.dim as u32,
-        dtype: element_type(r.q.dtype),
+        dtype: element_code(r.q.dtype),
         kept: r.channels.map_or(0, |t| t.dim(1)) as u32,
     };
-    let grid = Grid { ctas: heads.kv as u32, threads: IMPORTANCE_THREADS, kind: Launch::Plain };
+    let grid = Grid { ctas: heads.kv as u32, threads: IMPORTANCE_THREADS, kind: LaunchKind::Plain };
     // SAFETY: ImportanceParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
     unsafe { enqueue.launch(&kernels.importance, grid, [(&raw const params).cast()]) }
-}
-
-/// Of kernels that wait for the one before ahead of all else: they start early where the device can do that.
-pub fn kind(enqueue: &Enqueue) -> Launch {
-    if enqueue.facts().launches_dependents() { Launch::Dependent } else { Launch::Plain }
 }
 
 #[cfg(test)]

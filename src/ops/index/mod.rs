@@ -7,7 +7,7 @@
 mod cpu;
 mod cuda;
 
-pub(crate) use cuda::{Kernels, Place, Summary, address, element_type, has_aligned_rows, kind, saturated, step};
+pub(crate) use cuda::Kernels;
 
 use super::views::{Heads, MAX_DIM, Pages, Scale, check_head_dim};
 use crate::abi::{
@@ -18,6 +18,7 @@ use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Checks, Tensor};
+use crate::runtime::cuda::views::Place;
 use crate::runtime::{On, Session, require_no_flags};
 
 /// Summaries of one layer: what they are and where they lie. Shapes as in `vwd_index`.
@@ -130,6 +131,11 @@ impl<'a> Labels<'a> {
 }
 
 impl<'a> Index<'a> {
+    /// Where CUDA kernels find the summaries of each sequence.
+    pub fn place(&self) -> Place {
+        Place::new(self.table.as_ref(), self.pages, self.rows, self.capacity())
+    }
+
     /// `dim` is D, and `batch` the number of sequences.
     #[inline(always)]
     pub fn from_c(checks: &Checks, c: &'a vwd_index, batch: usize, dim: usize) -> Result<Index<'a>> {

@@ -9,8 +9,9 @@ mod rows;
 use super::{BlockList, Request};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::ops::index::{self, Axes, Kind, Labels, Place, Summary, Windows};
+use crate::ops::index::{self, Axes, Kind, Labels, Windows};
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+use crate::runtime::cuda::views::{Place, Summary, address, byte_stride, element_code, has_aligned_rows, saturated};
 use crate::runtime::cuda::{self, Cuda, Enqueue, Facts, Grid, Kernel, Modules, Source, source};
 use axes::{AxesKernels, AxesPlan, Form};
 use held_labels::HeldLabelPlan;
@@ -285,8 +286,8 @@ fn sharing(r: &Request) -> usize {
 /// The four dimensions of a tensor that has one for positions, or not: strides of sequence, position, head and entry.
 fn strides(t: Option<&Tensor>, has_positions: bool) -> [i64; 4] {
     match has_positions {
-        true => [0, 1, 2, 3].map(|d| index::step(t, d)),
-        false => [index::step(t, 0), 0, index::step(t, 1), index::step(t, 2)],
+        true => [0, 1, 2, 3].map(|d| byte_stride(t, d)),
+        false => [byte_stride(t, 0), 0, byte_stride(t, 1), byte_stride(t, 2)],
     }
 }
 
@@ -307,21 +308,21 @@ impl SelectParams {
         let [q_seq, q_pos, q_head, q_channel] = strides(Some(&positions.q), positions.dimension().is_some());
         let [scores_seq, scores_pos, scores_head, scores_block] = strides(scores, own);
         let [status_seq, status_pos, status_head, _] = strides(status, own);
-        let (budget, block_size) = (r.quota.budget, index::saturated(r.queries.block_size));
+        let (budget, block_size) = (r.quota.budget, saturated(r.queries.block_size));
         SelectParams {
             q: positions.q.data(),
-            q_lens: index::address(positions.lens.as_ref()),
+            q_lens: address(positions.lens.as_ref()),
             seq_lens: r.queries.seq_lens.data(),
-            budgets: index::address(r.quota.budgets.as_ref()),
-            scores: index::address(scores),
-            status: index::address(status),
+            budgets: address(r.quota.budgets.as_ref()),
+            scores: address(scores),
+            status: address(status),
             q_seq,
             q_pos,
             q_head,
             q_channel,
-            q_lens_seq: index::step(positions.lens.as_ref(), 0),
+            q_lens_seq: byte_stride(positions.lens.as_ref(), 0),
             seq_lens_seq: r.queries.seq_lens.byte_stride(0),
-            budgets_seq: index::step(r.quota.budgets.as_ref(), 0),
+            budgets_seq: byte_stride(r.quota.budgets.as_ref(), 0),
             scores_seq,
             scores_pos,
             scores_head,
@@ -330,7 +331,7 @@ impl SelectParams {
             status_pos,
             status_head,
             selected: ListParams::new(&r.selected),
-            place: Place::new(&r.queries.index),
+            place: r.queries.index.place(),
             held: std::ptr::null_mut(),
             arrived: std::ptr::null_mut(),
             held_row: 0,
@@ -340,13 +341,13 @@ impl SelectParams {
             kv_heads: heads.kv as u32,
             group: heads.group() as u32,
             dim: heads.dim as u32,
-            q_type: index::element_type(positions.q.dtype),
+            q_type: element_code(positions.q.dtype),
             block_size,
-            k: index::saturated(budget.k),
-            cap: index::saturated(r.quota.cap),
-            init: index::saturated(budget.init),
-            local: index::saturated(budget.local),
-            max_blocks: scores.map_or(0, |t| index::saturated(t.dim(t.rank() - 1))),
+            k: saturated(budget.k),
+            cap: saturated(r.quota.cap),
+            init: saturated(budget.init),
+            local: saturated(budget.local),
+            max_blocks: scores.map_or(0, |t| saturated(t.dim(t.rank() - 1))),
             slices: 1,
             scale: r.queries.scale,
             by_slices: Divisor::new(1),
@@ -374,7 +375,7 @@ impl MinMaxPlan {
             let found = format!("q: {} positions of {dim} channels share a list", sharing(r));
             return Err(Error::unsupported(format!("{found}; CUDA takes up to {MOST_FOLDED} channels of all")));
         }
-        let adjacent = [max, min].into_iter().all(|t| index::has_aligned_rows(t, 16));
+        let adjacent = [max, min].into_iter().all(|t| has_aligned_rows(t, 16));
         let is_common = adjacent && max.dtype.bits == 16 && r.queries.positions.count() == 1 && dim <= COMMON_DIM;
         let stored = r.queries.index.capacity().min(MOST_TOKENS.div_ceil(r.queries.block_size));
         let declared = if is_common { COMMON } else { GENERAL };
@@ -400,7 +401,7 @@ fn minmax(enqueue: &Enqueue, r: &Request, plan: &MinMaxPlan, max: &Tensor, min: 
         select,
         max: Summary::new(Some(max)),
         min: Summary::new(Some(min)),
-        dtype: index::element_type(max.dtype),
+        dtype: element_code(max.dtype),
         // A half of the lanes for each summary.
         lanes: 2 * (r.queries.heads.dim / LANE_CHANNELS).next_power_of_two().clamp(4, 16) as u32,
         adjacent: plan.adjacent as u32,
@@ -451,7 +452,7 @@ struct Summaries<'a> {
 impl<'a> Summaries<'a> {
     fn of_means(r: &Request, means: &'a Tensor<'a>) -> Summaries<'a> {
         let lanes = (r.queries.heads.dim / LANE_CHANNELS).next_power_of_two().clamp(4, 32);
-        let adjacent = index::has_aligned_rows(means, 16);
+        let adjacent = has_aligned_rows(means, 16);
         Summaries { first: means, range: None, is_axis: false, lanes, adjacent }
     }
 
@@ -459,8 +460,8 @@ impl<'a> Summaries<'a> {
     fn of_axes(r: &Request, axes: &'a Axes<'a>) -> Summaries<'a> {
         let dim = r.queries.heads.dim;
         let lanes = 2 * dim.div_ceil(index::GROUP).next_power_of_two().clamp(4, 16);
-        let has_aligned_range = |range: &Tensor| dim.is_multiple_of(index::GROUP) && index::has_aligned_rows(range, 4);
-        let adjacent = index::has_aligned_rows(&axes.axes, 16) && axes.range.as_ref().is_none_or(has_aligned_range);
+        let has_aligned_range = |range: &Tensor| dim.is_multiple_of(index::GROUP) && has_aligned_rows(range, 4);
+        let adjacent = has_aligned_rows(&axes.axes, 16) && axes.range.as_ref().is_none_or(has_aligned_range);
         Summaries { first: &axes.axes, range: axes.range.as_ref(), is_axis: true, lanes, adjacent }
     }
 
@@ -536,7 +537,7 @@ fn mean(enqueue: &Enqueue, r: &Request, plan: &MeanPlan, windows: &Windows, summ
         softmax: (r.softmax || summaries.is_axis) as u32,
         is_axis: summaries.is_axis as u32,
         // INT4 has none.
-        dtype: if summaries.range.is_some() { 0 } else { index::element_type(summaries.first.dtype) },
+        dtype: if summaries.range.is_some() { 0 } else { element_code(summaries.first.dtype) },
         lanes: summaries.lanes as u32,
         adjacent: summaries.adjacent as u32,
     };
@@ -555,7 +556,7 @@ fn scratch(enqueue: &Enqueue, bytes: usize) -> Result<usize> {
 }
 
 fn grid(enqueue: &Enqueue, ctas: usize) -> Grid {
-    Grid { ctas: ctas as u32, threads: THREADS, kind: index::kind(enqueue) }
+    Grid { ctas: ctas as u32, threads: THREADS, kind: enqueue.dependent_kind() }
 }
 
 #[cfg(test)]

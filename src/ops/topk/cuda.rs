@@ -4,8 +4,8 @@ use super::Request;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::ops::index;
 use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::views::{address, byte_stride, element_code, saturated};
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Parts, Source, source};
 
 pub struct Kernels {
@@ -225,26 +225,26 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let (lens, budgets, values) = (r.lens.as_ref(), r.budgets.as_ref(), r.values.as_ref());
     let params = TopKParams {
         scores: r.scores.data(),
-        lens: index::address(lens),
-        budgets: index::address(budgets),
+        lens: address(lens),
+        budgets: address(budgets),
         ids: r.ids.data(),
         counts: r.counts.data(),
-        values: index::address(values),
+        values: address(values),
         sifted,
         found,
         scores_row: r.scores.byte_stride(0),
         scores_entry: r.scores.byte_stride(1),
-        lens_row: index::step(lens, 0),
-        budgets_row: index::step(budgets, 0),
+        lens_row: byte_stride(lens, 0),
+        budgets_row: byte_stride(budgets, 0),
         ids_row: r.ids.byte_stride(0),
         ids_entry: r.ids.byte_stride(1),
         counts_row: r.counts.byte_stride(0),
-        values_row: index::step(values, 0),
-        values_entry: index::step(values, 1),
+        values_row: byte_stride(values, 0),
+        values_entry: byte_stride(values, 1),
         n: n as u32,
         k: r.k as u32,
-        cap: index::saturated(r.cap()),
-        dtype: index::element_type(r.scores.dtype),
+        cap: saturated(r.cap()),
+        dtype: element_code(r.scores.dtype),
         adjacent: has_adjacent_fours(&r.scores) as u32,
         chunks: chunks as u32,
         slices: slices as u32,
@@ -252,14 +252,14 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     };
     let (dtype, params) = (r.scores.dtype, [(&raw const params).cast()]);
     if slices > 0 {
-        let grid = Grid { ctas: (rows * slices) as u32, threads: SIFT_THREADS, kind: index::kind(enqueue) };
+        let grid = Grid { ctas: (rows * slices) as u32, threads: SIFT_THREADS, kind: enqueue.dependent_kind() };
         // SAFETY: as below; scratch is this call's.
         unsafe { enqueue.launch(kernels.sift.of(dtype), grid, params)? };
     }
     let order = if r.best_first { &kernels.best_first } else { &kernels.ascending };
     let (kernel, threads) = if is_short { (&order.short, SHORT_THREADS) } else { (&order.long, THREADS) };
     let kind = match ctas {
-        1 => index::kind(enqueue),
+        1 => enqueue.dependent_kind(),
         ctas => Kind::DependentClusters(ctas as u32),
     };
     let grid = Grid { ctas: (rows * ctas) as u32, threads, kind };

@@ -11,6 +11,7 @@ pub mod layout;
 mod memory;
 mod module;
 mod pinned;
+pub mod views;
 
 pub use arena::Parts;
 pub use beside::Beside;
@@ -286,6 +287,12 @@ impl Enqueue<'_> {
 
     pub fn facts(&self) -> &Facts {
         self.cuda.facts()
+    }
+
+    /// The launch kind of a kernel that waits for the kernel before it ahead of everything else: it starts early where the
+    /// device can do that.
+    pub fn dependent_kind(&self) -> Kind {
+        if self.facts().launches_dependents() { Kind::Dependent } else { Kind::Plain }
     }
 
     /// Scratch for this call alone, aligned to 256 bytes. What it holds is undefined.

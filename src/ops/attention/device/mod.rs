@@ -6,7 +6,7 @@ mod params;
 mod plain;
 mod plan;
 
-pub use params::{MAX_INPUTS, MergeParams, Params, RepairParams, StateView, View};
+pub use params::{MAX_INPUTS, MergeParams, Params, RepairParams, StateView};
 pub use plan::{
     FACTS_BYTES, Job, Pairs, Plan, THREADS, TILE, WARP_ROWS, WARPS, fastest, is_copied_by_16, lists, pairs, plan,
     results,
@@ -15,6 +15,7 @@ pub use plan::{
 use super::Outputs;
 use crate::core::status::Result;
 use crate::runtime::cuda::layout::Divisor;
+use crate::runtime::cuda::views::element_code;
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 use latent::Clusters;
 use plain::Rows;
@@ -234,7 +235,7 @@ impl Kernels {
 
 /// Of kernels that wait themselves for the one before.
 pub fn grid(enqueue: &Enqueue, ctas: u32) -> Grid {
-    let kind = if enqueue.facts().launches_dependents() { Kind::Dependent } else { Kind::Plain };
+    let kind = enqueue.dependent_kind();
     Grid { ctas, threads: THREADS, kind }
 }
 
@@ -278,7 +279,7 @@ pub fn most_shared(facts: &Facts) -> u32 {
 }
 
 pub fn type_of_out(outputs: &Outputs) -> u32 {
-    outputs.out.as_ref().map_or(0, |out| params::code(out.dtype))
+    outputs.out.as_ref().map_or(0, |out| element_code(out.dtype))
 }
 
 /// Entries that share a kept state, for the kernels.

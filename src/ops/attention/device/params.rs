@@ -1,48 +1,8 @@
 //! Parameters of the kernels of kernels/attention/.
 
-use crate::core::dtype::DType;
-use crate::core::tensor::Tensor;
 use crate::ops::views::State;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
-
-/// A dimension that a tensor lacks: its index there is always 0.
-pub const NONE: usize = usize::MAX;
-
-/// A tensor with its strides in bytes. Mirrors View of kernels/attention/attention.cuh.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct View<const N: usize> {
-    pub data: *mut u8,
-    pub step: [i64; N],
-}
-
-impl<const N: usize> View<N> {
-    pub const ABSENT: View<N> = View { data: std::ptr::null_mut(), step: [0; N] };
-
-    /// `dims` names the dimension of the tensor that each of the view's is.
-    pub fn new(t: &Tensor, dims: [usize; N]) -> View<N> {
-        // Of one element a stride may be anything.
-        let step = |d: usize| if d != NONE && t.dim(d) > 1 { t.byte_stride(d) } else { 0 };
-        View { data: t.data(), step: dims.map(step) }
-    }
-
-    /// [B, Q, ..], or without Q: a tensor with N dimensions or one less.
-    pub fn by_position(t: &Tensor) -> View<N> {
-        let has_positions = t.rank() == N;
-        View::new(
-            t,
-            std::array::from_fn(|d| match d {
-                0 => 0,
-                1 if !has_positions => NONE,
-                _ => d - !has_positions as usize,
-            }),
-        )
-    }
-
-    pub fn optional(t: &Option<Tensor>, view: impl Fn(&Tensor) -> View<N>) -> View<N> {
-        t.as_ref().map_or(View::ABSENT, view)
-    }
-}
+use crate::runtime::cuda::views::{NO_DIM, View};
 
 /// acc [B, Q, Hq, bundles, Dv], m and l [B, Q, Hq, bundles]. Mirrors StateView.
 #[repr(C)]
@@ -59,9 +19,9 @@ impl StateView {
     /// One state of each row.
     pub fn of_state(state: &State) -> StateView {
         let (acc, sums) = if state.acc.rank() == 4 {
-            ([0, 1, 2, NONE, 3], [0, 1, 2, NONE])
+            ([0, 1, 2, NO_DIM, 3], [0, 1, 2, NO_DIM])
         } else {
-            ([0, NONE, 1, NONE, 2], [0, NONE, 1, NONE])
+            ([0, NO_DIM, 1, NO_DIM, 2], [0, NO_DIM, 1, NO_DIM])
         };
         StateView { acc: View::new(&state.acc, acc), m: View::new(&state.m, sums), l: View::new(&state.l, sums) }
     }
@@ -73,17 +33,6 @@ impl StateView {
 
     pub fn optional(state: &Option<State>, view: impl Fn(&State) -> StateView) -> StateView {
         state.as_ref().map_or(StateView::ABSENT, view)
-    }
-}
-
-/// Codes of element types in the kernels.
-pub fn code(dtype: DType) -> u32 {
-    match dtype {
-        DType::F32 => 0,
-        DType::F16 => 1,
-        DType::BF16 => 2,
-        DType::F8E4M3 => 3,
-        _ => 4,
     }
 }
 

@@ -1,7 +1,7 @@
 //! How attention is cut for a device, from sizes alone: which kernel, how its shared memory is laid out, how many CTAs, and
 //! what scratch they need.
 
-use super::params::{NONE, Params, StateView, View, code};
+use super::params::{Params, StateView};
 use super::plain::Rows;
 use super::{Kernels, latent, latent_many, plain};
 use crate::core::dtype::DType;
@@ -11,6 +11,7 @@ use crate::ops::attention::{Outputs, Problem};
 use crate::ops::views::{BlockList, Scale, State};
 use crate::runtime::cuda::Facts;
 use crate::runtime::cuda::layout::Divisor;
+use crate::runtime::cuda::views::{NO_DIM, View, element_code};
 
 pub const THREADS: u32 = 256;
 pub const WARPS: u32 = 8;
@@ -263,8 +264,8 @@ fn describe(job: &Job) -> Result<Option<Params>> {
         scale,
         soft_cap: cap.unwrap_or(0.0),
         out_type: super::type_of_out(outputs),
-        q_type: code(positions.q.dtype),
-        kv_type: code(kv.k.dtype),
+        q_type: element_code(positions.q.dtype),
+        kv_type: element_code(kv.k.dtype),
         scales_per_token: (per_token(&kv.k_scale) || per_token(&kv.v_scale)) as u32,
         seq_lens: View::new(&kv.pages.seq_lens, [0]),
         q_lens: View::optional(&positions.lens, |t| View::new(t, [0])),
@@ -302,7 +303,7 @@ fn block_or_tile(has_list: bool, block: usize) -> usize {
 fn scale_view(t: &Tensor) -> View<3> {
     match t.rank() {
         3 => View::new(t, [0, 1, 2]),
-        _ => View::new(t, [NONE, NONE, 0]),
+        _ => View::new(t, [NO_DIM, NO_DIM, 0]),
     }
 }
 

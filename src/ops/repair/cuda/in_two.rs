@@ -3,7 +3,8 @@
 
 use super::{Request, describe, job};
 use crate::core::status::{Error, Result};
-use crate::ops::attention::device::{self, Kernels, Plan, RepairParams, StateView, View};
+use crate::ops::attention::device::{self, Kernels, Plan, RepairParams, StateView};
+use crate::runtime::cuda::views::View;
 use crate::runtime::cuda::{Enqueue, Facts};
 
 /// A plan, and what the first kernel leaves for the second behind the plan's own scratch.

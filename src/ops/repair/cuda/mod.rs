@@ -5,7 +5,8 @@ mod in_two;
 
 use super::{Kept, Request};
 use crate::core::status::Result;
-use crate::ops::attention::device::{self, Job, RepairParams, StateView, View};
+use crate::ops::attention::device::{self, Job, RepairParams, StateView};
+use crate::runtime::cuda::views::View;
 use crate::runtime::cuda::{Cuda, Enqueue};
 use in_two::InTwo;
 

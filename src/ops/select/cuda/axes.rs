@@ -2,9 +2,10 @@
 
 use super::{MOST_TOKENS, SelectParams, THREADS, grid, sharing};
 use crate::core::status::Result;
-use crate::ops::index::{self, Axes, Summary};
+use crate::ops::index::Axes;
 use crate::ops::select::Request;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+use crate::runtime::cuda::views::{Summary, has_aligned_rows};
 use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules};
 
 /// They need clusters.
@@ -144,7 +145,7 @@ impl Form {
         let (range, heads) = (axes.range.as_ref()?, r.queries.heads);
         let has_form =
             heads.dim.is_multiple_of(64) && heads.dim <= 256 && heads.group() <= MOST_HEADS && sharing(r) == 1;
-        if !has_form || ![&axes.axes, range].into_iter().all(|t| index::has_aligned_rows(t, 16)) {
+        if !has_form || ![&axes.axes, range].into_iter().all(|t| has_aligned_rows(t, 16)) {
             return None;
         }
         let is_common = heads.dim == COMMON_DIM;

@@ -3,9 +3,10 @@
 use super::labels::{LabelParams, given, places};
 use super::{SelectParams, THREADS, grid, sharing};
 use crate::core::status::Result;
-use crate::ops::index::{self, Labels};
+use crate::ops::index::Labels;
 use crate::ops::select::Request;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+use crate::runtime::cuda::views::has_aligned_rows;
 use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules};
 
 /// Kept channels for which there are kernels.
@@ -96,7 +97,7 @@ impl HeldLabelPlan {
         let (kernels, heads, block_size) = (kernels?, r.queries.heads, r.queries.block_size);
         let kernel = KEPT.iter().position(|&kept| kept == labels.kept())?;
         let has_form = sharing(r) == 1 && heads.group() <= MOST_HEADS && given(r).cap() <= HELD_BLOCKS;
-        if !has_form || !index::has_aligned_rows(&labels.codes, 16) {
+        if !has_form || !has_aligned_rows(&labels.codes, 16) {
             return None;
         }
         // Whole blocks, where they are selected, and whole chunks of tokens.

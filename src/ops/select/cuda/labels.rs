@@ -3,10 +3,11 @@
 use super::rows::{most_scores, score_bytes};
 use super::{ListParams, MOST_HEADS, MOST_TOKENS, SelectParams, THREADS, check_sharing, grid, sharing};
 use crate::core::status::{Error, Result};
-use crate::ops::index::{self, Labels, Summary};
+use crate::ops::index::Labels;
 use crate::ops::select::Request;
 use crate::ops::views::BlockList;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+use crate::runtime::cuda::views::{Summary, has_aligned_rows, saturated};
 use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Parts};
 
 pub struct LabelKernels {
@@ -87,7 +88,7 @@ impl LabelParams {
             partials: none,
             seen: none,
             blocks: none,
-            cap: index::saturated(given(r).cap()),
+            cap: saturated(given(r).cap()),
             places: 0,
             chunks: 0,
             heads: 0,
@@ -169,7 +170,7 @@ pub fn select(enqueue: &Enqueue, r: &Request, labels: &Labels, of_blocks: bool) 
     let room = if of_blocks && plan.held_row <= kernels.room { plan.held_row } else { 0 };
     let mut select = SelectParams::new(r);
     (select.slices, select.by_slices) = (ctas as u32, Divisor::new(ctas as u32));
-    (select.held, select.held_row) = (at(plan.held), index::saturated(plan.held_row));
+    (select.held, select.held_row) = (at(plan.held), saturated(plan.held_row));
     let params = LabelParams {
         products: at(plan.products),
         partials: at(plan.partials),
@@ -178,7 +179,7 @@ pub fn select(enqueue: &Enqueue, r: &Request, labels: &Labels, of_blocks: bool) 
         places: plan.places as u32,
         chunks: plan.chunks as u32,
         heads: plan.heads as u32,
-        adjacent: (labels.kept().is_multiple_of(32) && index::has_aligned_rows(&labels.codes, 16)) as u32,
+        adjacent: (labels.kept().is_multiple_of(32) && has_aligned_rows(&labels.codes, 16)) as u32,
         room: room as u32,
         ..LabelParams::new(select, r, labels)
     };

@@ -2,7 +2,6 @@
 
 use super::SelectParams;
 use crate::core::status::{Error, Result};
-use crate::ops::index;
 use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, Modules};
 use std::ffi::c_void;
@@ -226,7 +225,7 @@ impl RowPlan {
         params: *const c_void,
     ) -> Result<()> {
         let slices = select.slices as usize;
-        let grid = |ctas| Grid { ctas: ctas as u32, threads: THREADS, kind: index::kind(enqueue) };
+        let grid = |ctas| Grid { ctas: ctas as u32, threads: THREADS, kind: enqueue.dependent_kind() };
         let all = match &self.held {
             None if slices > 1 => Grid { kind: Kind::DependentClusters(slices as u32), ..grid(self.rows * slices) },
             _ => grid(self.rows * slices),
