@@ -1,9 +1,9 @@
-//! What a decoder knows ahead of a step: predictors of the coming selection.
+//! Families that predict the selection of a decode step before the step: predictor and forecast.
 
 pub mod forecast;
 pub mod predictor;
 
 use crate::runtime::cuda::Family;
 
-/// Every family of this floor that has kernels.
+/// Every family of this folder that has kernels.
 pub const FAMILIES: &[Family] = &[Family::of::<predictor::Kernels>(), Family::of::<forecast::Kernels>()];

@@ -1,8 +1,10 @@
-//! The tiered KV cache: all keys and values in host memory by blocks, the newest and what is being read in slots on the device.
+//! The tiered KV cache: the host tier has the keys and values of all blocks, the device tier has slots for the newest blocks and
+//! for the blocks that attention reads.
 //!
-//! A block of one KV head of one layer is a run: keys, values, scales. The host keeps every whole block as [layer, block, KV head];
-//! a layer's pool has slots of one run each. The newest blocks of a sequence lie in slots of their own, its tail, where tokens are
-//! appended; a block that is full is written back. Whole blocks are shared among sequences and never change.
+//! A run is the memory of one block of one KV head of one layer: keys, values, scales. The host tier has a run for every whole
+//! block, [layer, block, KV head]; the pool of a layer has slots of one run each. The newest blocks of a sequence lie in reserved
+//! slots, the sequence's tail, where tokens are appended; a block that is full is written back to its host run. Sequences may share
+//! whole blocks, which never change.
 
 mod cpu;
 mod cuda;
@@ -44,37 +46,36 @@ struct State {
     store: Box<dyn Store>,
 }
 
-/// Every family that has kernels.
+/// Every family of this folder that has kernels.
 pub const FAMILIES: &[Family] = &[Family::of::<Kernels>()];
 
-/// What a cache would take.
+/// The memory that a cache of these options takes.
 pub fn capacity(c: &vwd_kv_cache_options) -> Result<vwd_kv_cache_sizes> {
     Options::from_c(c)?.sizes()
 }
 
 impl KvCache {
     /// # Safety
-    /// `progress` of the options is NULL or does what its contract says.
+    /// `progress` of the options is NULL or keeps its contract.
     pub unsafe fn create(session: &Arc<Session>, c: &vwd_kv_cache_options) -> Result<KvCache> {
         let options = Options::from_c(c)?;
         let sizes = options.sizes()?;
         let progress = |done: u64| {
             if let Some(call) = c.progress {
-                // SAFETY: the caller says that it keeps its contract.
+                // SAFETY: the caller says that `progress` keeps its contract.
                 unsafe { call(c.progress_context, done, sizes.host_bytes + sizes.device_bytes) }
             }
         };
         progress(0);
         let sequences =
             Sequences::new(options.block_size, options.max_sequences, options.max_blocks, options.host_blocks)?;
-        // Of so many layers.
-        let share = |layers: usize| {
-            let of = |bytes: u64| (bytes as u128 * layers as u128 / options.layers as u128) as u64;
-            progress(of(sizes.host_bytes) + of(sizes.device_bytes));
+        let report_layers = |layers: usize| {
+            let share = |bytes: u64| (bytes as u128 * layers as u128 / options.layers as u128) as u64;
+            progress(share(sizes.host_bytes) + share(sizes.device_bytes));
         };
         let store: Box<dyn Store> = match session.cuda() {
-            None => Box::new(cpu::Layers::create(session, &options, share)?),
-            Some(_) => Box::new(cuda::Layers::create(session, &options, share)?),
+            None => Box::new(cpu::Layers::create(session, &options, report_layers)?),
+            Some(_) => Box::new(cuda::Layers::create(session, &options, report_layers)?),
         };
         Ok(KvCache { session: session.clone(), options, sizes, state: Mutex::new(State { sequences, store }) })
     }
@@ -86,8 +87,8 @@ impl KvCache {
         Err(Error::argument("layer", layer, format!("0 … {}", self.options.layers - 1)))
     }
 
-    /// Numbers of no more sequences than there can be.
-    fn numbers<'a>(&self, t: &'a vwd_tensor) -> Result<Tensor<'a>> {
+    /// Checks a tensor of sequence numbers; it has at most max_sequences.
+    fn check_sequences<'a>(&self, t: &'a vwd_tensor) -> Result<Tensor<'a>> {
         let numbers = self.session.checks().input("sequences", t, &[DType::I32], &[("B", ANY)])?;
         let (found, most) = (numbers.dim(0), self.options.max_sequences);
         if found <= most {
@@ -165,7 +166,7 @@ impl KvCache {
         self.state.lock().store.wait(&on, layer)
     }
 
-    // --- what there is -------------------------------------------------------------------------------------------
+    // --- information ---------------------------------------------------------------------------------------------
 
     pub fn view(&self, layer: u32) -> Result<vwd_kv_cache_layer> {
         let (layer, state, device) = (self.layer(layer)?, self.state.lock(), self.session.device());
@@ -182,7 +183,7 @@ impl KvCache {
             strided(device, data, dtype, &shape, &strides[..shape.len()])
         };
         let [keys, values, key_scales, value_scales] = run.parts;
-        let of = |slots: usize, heads: usize| {
+        let parts = |slots: usize, heads: usize| {
             [
                 part(keys, dtype, slots, heads, Some(dims[0])),
                 part(values, dtype, slots, heads, Some(dims[1])),
@@ -190,8 +191,8 @@ impl KvCache {
                 part(value_scales, DType::F32, slots, heads, None),
             ]
         };
-        let [k, v, k_scale, v_scale] = of(self.options.total_slots(), 1);
-        let [tail_k, tail_v, tail_k_scale, tail_v_scale] = of(pages, kv_heads);
+        let [k, v, k_scale, v_scale] = parts(self.options.total_slots(), 1);
+        let [tail_k, tail_v, tail_k_scale, tail_v_scale] = parts(pages, kv_heads);
         Ok(vwd_kv_cache_layer {
             struct_size: size_of::<vwd_kv_cache_layer>() as u32,
             flags: 0,
@@ -249,7 +250,7 @@ pub struct AppendRequest<'a> {
     sequences: Tensor<'a>,
     begin: Tensor<'a>,
     lens: Option<Tensor<'a>>,
-    /// [B, T, Hk, D], [B, T, Hk, Dv] and, twice, [B, T, Hk].
+    /// Keys [B, T, Hk, D], values [B, T, Hk, Dv], and the scales of both, [B, T, Hk].
     parts: [Option<Tensor<'a>>; 4],
 }
 
@@ -258,7 +259,7 @@ impl<'a> AppendRequest<'a> {
         require_no_flags("flags", c.flags)?;
         let (checks, options) = (cache.session.checks(), &cache.options);
         let (layer, i32) = (cache.layer(c.layer)?, &[DType::I32]);
-        let sequences = cache.numbers(&c.sequences)?;
+        let sequences = cache.check_sequences(&c.sequences)?;
         let batch = ("B", sequences.dim(0));
         let begin = checks.input("begin", &c.begin, i32, &[batch])?;
         let lens = checks.optional_input("lens", &c.lens, i32, &[batch])?;
@@ -279,7 +280,7 @@ impl<'a> AppendRequest<'a> {
         self.sequences.dim(0)
     }
 
-    /// No token, however large its other extents are.
+    /// Whether the request has no token, however large its other extents are.
     fn is_empty(&self) -> bool {
         self.parts[0].is_none_or(|k| k.is_empty())
     }
@@ -299,10 +300,10 @@ impl<'a> AppendRequest<'a> {
         usize::try_from(unsafe { self.sequences.get::<i32, 1>([i]) }).unwrap_or(usize::MAX)
     }
 
-    /// Places of the tokens of row `i`.
+    /// The token positions of row `i`.
     ///
     /// # Safety
-    /// As for [`AppendRequest::sequence`].
+    /// The conditions of [`AppendRequest::sequence`] hold.
     unsafe fn tokens(&self, i: usize) -> Range<i64> {
         let most = self.most_tokens() as i64;
         // SAFETY: the caller keeps the tensors valid, in host memory, and i is one of their rows.
@@ -318,7 +319,7 @@ pub struct ResolveRequest<'a> {
     pub layer: usize,
     /// [B]
     sequences: Tensor<'a>,
-    /// With slots, which are written.
+    /// The wanted list. Its slots are written.
     wanted: BlockList<'a>,
     resident: Option<BlockList<'a>>,
     missed_counts: Option<Tensor<'a>>,
@@ -331,7 +332,7 @@ impl<'a> ResolveRequest<'a> {
     pub fn from_c(cache: &KvCache, c: &'a vwd_kv_cache_resolve_args) -> Result<ResolveRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let (checks, layer) = (cache.session.checks(), cache.layer(c.layer)?);
-        let sequences = cache.numbers(&c.sequences)?;
+        let sequences = cache.check_sequences(&c.sequences)?;
         let kv_heads = cache.options.kv_heads;
         let lists = |positions| Lists { batch: sequences.dim(0), positions, kv_heads };
         let slots = |list: BlockList<'a>, name| match list.slots {
@@ -340,11 +341,12 @@ impl<'a> ResolveRequest<'a> {
         };
         let wanted = BlockList::with_slots_from_c(&checks, &c.wanted, WANTED, lists(positions(&c.wanted)))?;
         let wanted_slots = slots(wanted, WANTED[2])?;
-        let own = wanted.is_own().then(|| wanted.per_head());
+        let positions = wanted.is_own().then(|| wanted.per_head());
         let resident = match BlockList::is_absent(&c.resident) {
             true => None,
             false => {
-                let resident = BlockList::with_slots_from_c(&checks, &c.resident, RESIDENT, lists(own))?.writable()?;
+                let lists = lists(positions);
+                let resident = BlockList::with_slots_from_c(&checks, &c.resident, RESIDENT, lists)?.writable()?;
                 slots(resident, RESIDENT[2])?;
                 if resident.ids.shape() != wanted.ids.shape() {
                     let found = format!("shape {:?}", resident.ids.shape());
@@ -379,7 +381,7 @@ impl<'a> ResolveRequest<'a> {
         Ok(request)
     }
 
-    /// What lists may name at most must have slots.
+    /// Checks that the cache has a slot for every block that the lists may name.
     fn check_size(&self, cache: &KvCache) -> Result<()> {
         let ids = &self.wanted.ids;
         let entries = if ids.is_empty() { 0 } else { ids.count() };
@@ -392,19 +394,19 @@ impl<'a> ResolveRequest<'a> {
         Err(Error::argument(WANTED[0], format!("{entries} entries"), expected))
     }
 
-    /// Nothing to find and nothing to write, however large its extents are.
+    /// Whether there is nothing to find and nothing to write, however large the other extents are.
     fn is_empty(&self) -> bool {
         let writes_counts = self.resident.is_some() || self.missed_counts.is_some();
         self.wanted.counts.is_empty() || (self.wanted.ids.is_empty() && !writes_counts)
     }
 
     fn lists(&self) -> impl Iterator<Item = ListAt> + use<> {
-        let (batch, own) = (self.sequences.dim(0), self.wanted.per_head());
+        let (batch, positions) = (self.sequences.dim(0), self.wanted.per_head());
         let heads = self.wanted.ids.dim(self.wanted.ids.rank() - 2);
-        (0..batch * own * heads).map(move |n| [n / heads / own, n / heads % own, n % heads])
+        (0..batch * positions * heads).map(move |n| [n / heads / positions, n / heads % positions, n % heads])
     }
 
-    /// Entries of a list, as (place, sequence, id).
+    /// The entries of a list, as (index in the list, sequence, id).
     ///
     /// # Safety
     /// The call's caller keeps the tensors valid, and they lie in host memory.
@@ -418,15 +420,15 @@ impl<'a> ResolveRequest<'a> {
 }
 
 impl ResolveRequest<'_> {
-    /// Writes what a list came to.
+    /// Writes the numbers of resident and missed entries of a list.
     ///
     /// # Safety
-    /// As for [`ResolveRequest::entries`].
-    unsafe fn set_counts(&self, at: ListAt, there: usize, missed: usize) {
+    /// The conditions of [`ResolveRequest::entries`] hold.
+    unsafe fn set_counts(&self, at: ListAt, resident_count: usize, missed: usize) {
         // SAFETY: the caller keeps the tensors valid, in host memory; the counts have the shape of wanted.counts.
         unsafe {
             if let Some(resident) = &self.resident {
-                resident.set_count(at, there);
+                resident.set_count(at, resident_count);
             }
             if let Some(counts) = &self.missed_counts {
                 let place = if self.wanted.is_own() { at } else { [at[0], at[2], 0] };
@@ -436,7 +438,7 @@ impl ResolveRequest<'_> {
     }
 }
 
-/// Whether the lists are of each position's own, as the ids say.
+/// Q if each query position has its own list, from the shape of ids.
 fn positions(list: &vwd_block_list) -> Option<usize> {
     (list.ids.ndim == 4).then(|| list.ids.shape[1].max(0) as usize)
 }

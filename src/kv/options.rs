@@ -1,4 +1,4 @@
-//! What a cache is made for, and the sizes that follow from it.
+//! The options of a cache, and the sizes that follow from them.
 
 use super::cuda::{Bookkeeping, Tables};
 use crate::abi::{vwd_kv_cache_options, vwd_kv_cache_sizes};
@@ -7,27 +7,27 @@ use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::runtime::require_no_flags;
 
-/// Blocks of a sequence that its tail has places for: the two newest, and one that the next tokens may begin while lists name
-/// those.
+/// The number of blocks that a sequence's tail has slots for: the two newest, which lists may name, and one that the next tokens
+/// may begin meanwhile.
 pub const TAIL_BLOCKS: usize = 3;
 
-/// Alignment of a run and of its parts.
+/// The alignment in bytes of a run and of its parts.
 const ALIGNMENT: usize = 64;
 
 #[derive(Clone, Copy)]
 pub struct Options {
     pub layers: usize,
     pub kv_heads: usize,
-    /// S
+    /// S, the number of tokens of a block.
     pub block_size: usize,
-    /// D and Dv
+    /// D and Dv, the numbers of channels of a key and of a value.
     pub dims: [usize; 2],
     pub dtype: DType,
     pub token_scales: bool,
     pub max_sequences: usize,
     pub max_blocks: usize,
     pub host_blocks: usize,
-    /// Beside those of the tails.
+    /// The number of slots of a layer that blocks are fetched into.
     pub slots: usize,
     pub hold: usize,
 }
@@ -78,7 +78,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Slots and tokens are named in 32 bits.
+    /// Checks that the numbers of slots and tokens fit in 32 bits.
     fn check_counts(&self) -> Result<()> {
         let fits = |a: usize, b: usize| a.checked_mul(b).is_some_and(|n| n <= i32::MAX as usize);
         let small = |name: &str, found: String| Err(Error::argument(name, found, "at most 2^31 − 1 together"));
@@ -98,7 +98,7 @@ impl Options {
         Ok(())
     }
 
-    /// Slots before those that blocks are fetched into.
+    /// The number of slots of the tails, which precede the slots that blocks are fetched into.
     pub fn tail_slots(&self) -> usize {
         self.max_sequences * TAIL_BLOCKS * self.kv_heads
     }
@@ -107,27 +107,27 @@ impl Options {
         self.tail_slots() + self.slots
     }
 
-    /// Where block `n` of a sequence is while it is new: a page of all KV heads.
+    /// The tail page of block `n` of a sequence while the block is one of the newest: a slot for each KV head.
     pub fn tail_page(&self, sequence: usize, n: usize) -> usize {
         sequence * TAIL_BLOCKS + n % TAIL_BLOCKS
     }
 
-    /// Places of a layer for a block of one KV head in host memory.
-    pub fn keys(&self) -> usize {
+    /// The number of a layer's runs in host memory.
+    pub fn host_runs(&self) -> usize {
         self.host_blocks * self.kv_heads
     }
 
-    /// Of a layer.
+    /// The bytes of a layer's runs in host memory.
     pub fn host_bytes(&self) -> u64 {
-        self.keys() as u64 * self.run().bytes as u64
+        self.host_runs() as u64 * self.run().bytes as u64
     }
 
-    /// Of a layer.
+    /// The bytes of a layer's slots.
     pub fn pool_bytes(&self) -> u64 {
         self.total_slots() as u64 * self.run().bytes as u64
     }
 
-    /// [max_sequences, max_blocks]: the page of each block while it is new.
+    /// [max_sequences, max_blocks]: the tail page of each block.
     pub fn tail_table(&self) -> Result<Vec<i32>> {
         let pages = (0..self.max_sequences * self.max_blocks)
             .map(|n| self.tail_page(n / self.max_blocks, n % self.max_blocks) as i32);
@@ -139,7 +139,8 @@ impl Options {
     }
 
     pub fn sizes(&self) -> Result<vwd_kv_cache_sizes> {
-        let product = |of: &[u64]| of.iter().try_fold(1u64, |n, &x| n.checked_mul(x)).filter(|&n| n <= i64::MAX as u64);
+        let product =
+            |factors: &[u64]| factors.iter().try_fold(1u64, |n, &x| n.checked_mul(x)).filter(|&n| n <= i64::MAX as u64);
         let run = self.run().bytes as u64;
         let (layers, heads) = (self.layers as u64, self.kv_heads as u64);
         let host = product(&[layers, self.host_blocks as u64, heads, run]);
@@ -161,7 +162,7 @@ impl Options {
         })
     }
 
-    /// Entries of which so many resolves find room one after the other.
+    /// The largest number of entries of a resolve: `hold` resolves one after the other find a slot for each of theirs.
     pub fn largest_selection(&self) -> usize {
         self.slots / self.hold
     }
@@ -177,18 +178,19 @@ fn dtype(c: &vwd_kv_cache_options) -> Result<DType> {
     })
 }
 
-/// One block of one KV head: its keys, values and scales, one after the other.
+/// The layout of a run, the memory of one block of one KV head: its keys, values and scales, one after the other.
 #[derive(Clone, Copy)]
 pub struct Run {
-    /// Bytes of a token's key, value, key's scale and value's scale, and where those of a block begin.
+    /// The keys, values, key scales and value scales.
     pub parts: [Part; 4],
     pub bytes: usize,
 }
 
 #[derive(Clone, Copy, Default)]
 pub struct Part {
+    /// The offset in bytes from the beginning of the run.
     pub begin: usize,
-    /// 0 where there is none.
+    /// The bytes of a token; 0 if the run has no such part.
     pub token: usize,
 }
 

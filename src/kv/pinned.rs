@@ -4,13 +4,13 @@ use crate::core::status::Result;
 use crate::runtime::Session;
 use std::sync::Arc;
 
-/// Pinned memory of a session.
+/// Pinned memory from a session's pool, given back on drop.
 pub struct Pinned {
     session: Arc<Session>,
     data: *mut u8,
 }
 
-// SAFETY: an allocation of its own.
+// SAFETY: the memory is an allocation that nothing else uses.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
@@ -25,7 +25,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // It came from this session: nothing can be refused.
+        // The session cannot refuse memory that came from it.
         let _ = self.session.pinned_free(self.data.cast(), std::ptr::null_mut());
     }
 }

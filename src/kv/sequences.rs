@@ -1,12 +1,13 @@
-//! Sequences and their blocks: which physical block holds which, how many sequences share it. The same on every backend.
+//! Sequences and their blocks: the host block of each block of a sequence, and the number of sequences that share a host block.
+//! Every backend uses this bookkeeping.
 //!
-//! Whole blocks are shared and never change. The block that a sequence may still write to is its own; it is in the tail, and its
-//! physical block gets its content when it is full.
+//! Sequences may share whole blocks, which never change. The block that a sequence may still write to is not shared; it lies in
+//! the sequence's tail, and is written to its host block when it is full.
 
 use crate::core::allocate::{collected, filled, reserved};
 use crate::core::status::{Code, Error, Result};
 
-/// In a table: no block.
+/// An entry of a table that names no block.
 pub const NONE: i32 = -1;
 
 const DROPPED: &str = "the blocks that a sequence of a KV cache gives back";
@@ -14,28 +15,28 @@ const DROPPED: &str = "the blocks that a sequence of a KV cache gives back";
 pub struct Sequences {
     block_size: usize,
     max_blocks: usize,
-    /// Blocks of each; `None` where there is no sequence.
+    /// The number of blocks of each sequence; `None` for a number without a sequence.
     lens: Vec<Option<usize>>,
     /// [max_sequences, max_blocks]
     table: Vec<i32>,
-    /// Sequences that hold each block.
+    /// The number of sequences that hold each block.
     holders: Vec<u32>,
     free: Vec<u32>,
 }
 
-/// A block that a sequence may write to from here on, and which of its own, or of another, has the tokens before.
+/// A partial block that a sequence may write to after a fork or truncation, and the block that has its first tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Opened {
-    /// Its number in the sequence.
+    /// The number of the block in the sequence.
     pub number: usize,
-    /// The block that holds its tokens so far, if it is not in a tail.
+    /// The host block that has its first tokens, unless a tail has them.
     pub content: u32,
 }
 
-/// What a truncation did.
+/// The changes that a truncation made.
 pub struct Truncated {
     pub opened: Option<Opened>,
-    /// Blocks that nobody holds any more, or whose content is not to be kept.
+    /// Blocks that no sequence holds any more, or whose content is out of date.
     pub dropped: Vec<u32>,
 }
 
@@ -48,7 +49,7 @@ impl Sequences {
             lens: filled(None, max_sequences, PURPOSE)?,
             table: filled(NONE, max_sequences * max_blocks, PURPOSE)?,
             holders: filled(0, blocks, PURPOSE)?,
-            // The lowest first.
+            // The list ends with the lowest block, which is taken first.
             free: collected((0..blocks as u32).rev(), PURPOSE)?,
         })
     }
@@ -65,7 +66,7 @@ impl Sequences {
         self.holders.len() - self.free.len()
     }
 
-    /// Blocks of a sequence; `None` where there is none of that number.
+    /// The blocks of a sequence; `None` if no sequence has that number.
     pub fn blocks(&self, sequence: usize) -> Option<&[i32]> {
         let len = (*self.lens.get(sequence)?)?;
         Some(&self.table[sequence * self.max_blocks..][..len])
@@ -84,14 +85,14 @@ impl Sequences {
         Err(Error::new(Code::OutOfMemory, text))
     }
 
-    /// There is one.
+    /// Takes a free block. The caller has checked that there is one.
     fn take(&mut self) -> u32 {
         let block = self.free.pop().expect("checked by the caller");
         self.holders[block as usize] = 1;
         block
     }
 
-    /// Gives up one holder's share; the block is pushed to `dropped` when that was the last.
+    /// Removes one holder of a block; pushes the block to `dropped` if that was the last holder.
     fn give_up(&mut self, block: i32, dropped: &mut Vec<u32>) {
         let holders = &mut self.holders[block as usize];
         *holders -= 1;
@@ -110,7 +111,7 @@ impl Sequences {
         Ok(sequence as u32)
     }
 
-    /// Makes room for so many tokens. Returns how many blocks there were before.
+    /// Reserves blocks for `tokens` tokens in all. Returns the number of blocks that the sequence had before.
     pub fn extend(&mut self, sequence: u32, tokens: u64) -> Result<usize> {
         let len = self.len("sequence", sequence)?;
         let blocks = tokens.div_ceil(self.block_size as u64);
@@ -136,7 +137,8 @@ impl Sequences {
         Err(Error::argument("tokens", tokens, format!("at most {most}, what the sequence has room for")))
     }
 
-    /// A sequence that shares the whole blocks among the first tokens of another, with a block of its own for the rest.
+    /// Begins a sequence that shares the whole blocks among the first tokens of `parent`, and has a new block for the tokens
+    /// after them.
     pub fn fork(&mut self, parent: u32, tokens: u64) -> Result<(u32, Option<Opened>)> {
         let len = self.len("sequence", parent)?;
         self.check_tokens(len, tokens)?;
@@ -164,18 +166,18 @@ impl Sequences {
         let row = sequence as usize * self.max_blocks;
         let last = self.table[row + whole.min(self.max_blocks - 1)];
         let is_shared = rest > 0 && self.holders[last as usize] > 1;
-        // What is cut off comes first.
-        let cut = whole + (rest > 0) as usize;
-        let is_enough = (cut..len).any(|n| self.holders[self.table[row + n] as usize] == 1);
+        // The blocks after the kept ones are freed first, and one of them may serve.
+        let kept = whole + (rest > 0) as usize;
+        let is_enough = (kept..len).any(|n| self.holders[self.table[row + n] as usize] == 1);
         if is_shared && !is_enough {
             self.require_free(1)?;
         }
-        let mut dropped = reserved(len - cut + 1, DROPPED)?;
-        for n in cut..len {
+        let mut dropped = reserved(len - kept + 1, DROPPED)?;
+        for n in kept..len {
             let block = std::mem::replace(&mut self.table[row + n], NONE);
             self.give_up(block, &mut dropped);
         }
-        self.lens[sequence as usize] = Some(cut);
+        self.lens[sequence as usize] = Some(kept);
         let opened = (rest > 0).then(|| {
             if is_shared {
                 self.give_up(last, &mut dropped);
@@ -188,7 +190,7 @@ impl Sequences {
         Ok(Truncated { opened, dropped })
     }
 
-    /// Ends a sequence; returns the blocks that nobody holds any more.
+    /// Ends a sequence; returns the blocks that no sequence holds any more.
     pub fn free(&mut self, sequence: u32) -> Result<Vec<u32>> {
         let len = self.len("sequence", sequence)?;
         let (row, mut dropped) = (sequence as usize * self.max_blocks, reserved(len, DROPPED)?);

@@ -1,4 +1,4 @@
-//! What a backend does for a cache: it holds the runs, and knows where each is. Which blocks a sequence has is decided before.
+//! The interface of a cache's backend, which has the runs and the slots. `sequences` decides which blocks a sequence has.
 
 use super::sequences::{Opened, Sequences};
 use super::{AppendRequest, ResolveRequest};
@@ -6,57 +6,57 @@ use crate::abi::vwd_stream;
 use crate::core::status::Result;
 use crate::runtime::{On, Session};
 
-/// A sequence as far as a call has changed it.
+/// A sequence that a call has changed.
 pub struct Changed<'s> {
     pub sequence: usize,
-    /// All its blocks.
+    /// All blocks of the sequence after the change.
     pub blocks: &'s [i32],
-    /// Blocks that are as before: those after them are new, or cut.
+    /// The number of leading blocks that have not changed.
     pub whole: usize,
-    /// Of the first block after them.
+    /// The partial block after them, if there is one.
     pub opened: Option<Opened>,
 }
 
 pub trait Store: Send {
-    /// Refuses what the host's calls about sequences cannot be enqueued on.
+    /// Refuses a stream on which calls that change sequences cannot be enqueued.
     fn admit(&self, on: &On) -> Result<()>;
 
     fn add(&mut self, on: &On, sequence: usize) -> Result<()>;
 
     fn extend(&mut self, on: &On, extended: &Changed) -> Result<()>;
 
-    /// `child` shares its whole blocks with `parent`.
+    /// Begins `child`, which shares its whole blocks with `parent`.
     fn fork(&mut self, on: &On, parent: usize, child: &Changed) -> Result<()>;
 
-    fn truncate(&mut self, on: &On, cut: &Changed) -> Result<()>;
+    fn truncate(&mut self, on: &On, truncated: &Changed) -> Result<()>;
 
     fn free(&mut self, on: &On, sequence: usize) -> Result<()>;
 
-    /// Nobody has these blocks any more, or their content is not to be kept.
+    /// Forgets the content of blocks that no sequence holds any more, or whose content is out of date.
     fn drop_blocks(&mut self, on: &On, blocks: &[u32]) -> Result<()>;
 
     /// # Safety
-    /// The request's tensors are valid as long as the call's contract says.
+    /// The request's tensors are valid for as long as the call's contract says.
     unsafe fn append(&mut self, on: &On, sequences: &Sequences, request: &AppendRequest) -> Result<()>;
 
     /// # Safety
-    /// As for `append`.
+    /// The request's tensors are valid for as long as the call's contract says.
     unsafe fn resolve(&mut self, on: &On, sequences: &Sequences, request: &ResolveRequest) -> Result<()>;
 
     fn fetch(&mut self, on: &On, layer: usize) -> Result<()>;
 
     fn wait(&mut self, on: &On, layer: usize) -> Result<()>;
 
-    /// Where the slots of a layer begin.
+    /// The address of the first slot of a layer.
     fn pool(&self, layer: usize) -> *mut u8;
 
-    /// [max_sequences, max_blocks]: where the newest blocks lie. It never changes.
+    /// [max_sequences, max_blocks]: the tail page of each block. It never changes.
     fn tail_table(&self) -> *mut i32;
 
     fn counters(&self) -> Result<Counters>;
 }
 
-/// Since the cache was created; see vwd_kv_cache_stats.
+/// Counters since the cache was created; see `vwd_kv_cache_stats`.
 #[derive(Clone, Copy, Default)]
 pub struct Counters {
     pub hits: u64,
@@ -69,7 +69,7 @@ pub struct Counters {
     pub dropped_tokens: u64,
 }
 
-/// Picks the backend of one call, where the host's work for a sequence may be enqueued.
+/// Picks the backend of a call that changes sequences.
 pub fn admit<'s>(store: &dyn Store, session: &'s Session, stream: vwd_stream) -> Result<On<'s>> {
     let on = session.on(stream)?;
     store.admit(&on)?;

@@ -1,17 +1,17 @@
-//! Vectors of eight f32 lanes, and the row operations that attention and selection are made of.
+//! Vectors of eight f32 lanes, and the row operations of attention and selection.
 //!
-//! Code is written once against [`Lanes`], as a [`Kernel`], and [`dispatch`] runs it with the widest instructions that the
-//! machine has. The order of every sum depends on the row length alone, not on alignment, neighbours or threads. D is a
-//! multiple of 8, so no row has a tail.
+//! Code is written once against [`Lanes`], as a [`Kernel`], and [`dispatch`] runs it with the widest instructions of the
+//! machine. The order of every sum depends on the row length alone, not on alignment, neighbours or threads. D is a
+//! multiple of 8, so a row is a whole number of vectors.
 
 use crate::core::dtype::Float;
 use crate::core::float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 
-/// Lanes of a vector.
+/// The number of lanes of a vector.
 pub const LANES: usize = 8;
 
-/// Eight f32 values. The implementations are private: only [`dispatch`], which has asked the CPU, can name one.
+/// Eight f32 values. The implementations are private: only [`dispatch`], which knows the CPU's instructions, can name one.
 pub trait Lanes: Copy {
     fn splat(x: f32) -> Self;
     /// # Safety
@@ -31,15 +31,15 @@ pub trait Lanes: Copy {
     fn sub(self, other: Self) -> Self;
     fn mul(self, other: Self) -> Self;
     fn div(self, other: Self) -> Self;
-    /// self · factor + addend
+    /// self · factor + addend, rounded once or twice, depending on the machine.
     fn mul_add(self, factor: Self, addend: Self) -> Self;
-    /// The same, rounded once on every machine.
+    /// self · factor + addend, rounded once on every machine.
     fn fused(self, factor: Self, addend: Self) -> Self;
-    /// The larger; `other` where either is NaN.
+    /// The larger value in each lane; `other` if either is NaN.
     fn max(self, other: Self) -> Self;
-    /// The smaller; `other` where either is NaN.
+    /// The smaller value in each lane; `other` if either is NaN.
     fn min(self, other: Self) -> Self;
-    /// To the nearest whole number, ties to even.
+    /// Rounds to the nearest whole number, ties to even.
     fn round(self) -> Self;
     /// 2^self for whole numbers −126 … 127; infinity at 128.
     fn exp2_whole(self) -> Self;
@@ -105,7 +105,7 @@ pub trait Lanes: Copy {
     #[inline(always)]
     fn tanh(self) -> Self {
         const SMALL: f32 = 0.625;
-        // Past 10 it is ±1. Close to 0 Cephes' polynomial, elsewhere 1 − 2 / (e^(2|x|) + 1).
+        // Beyond ±10 tanh is ±1. Close to 0 it is Cephes' polynomial, elsewhere 1 − 2 / (e^(2|x|) + 1).
         let x = Self::splat(-10.0).max(Self::splat(10.0).min(self));
         let (square, size) = (x.mul(x), x.max(Self::splat(0.0).sub(x)));
         let mut p = Self::splat(-5.704_988_8e-3);
@@ -168,8 +168,8 @@ impl Row for F8E5M2 {
     }
 }
 
-/// Code to run with the machine's vectors. Everything it calls is `#[inline(always)]`: what is not inlined is not
-/// compiled for them.
+/// Code that runs with the machine's vectors. Every function that it calls is `#[inline(always)]`: a function that is not
+/// inlined is not compiled for these vectors.
 pub trait Kernel {
     type Output;
     fn run<L: Lanes>(self) -> Self::Output;
@@ -185,7 +185,7 @@ pub fn dispatch<K: Kernel>(kernel: K) -> K::Output {
     run_portable(kernel)
 }
 
-/// Not inlined, so that a call with wider vectors has no stack taken for this one.
+/// It is not inlined, so that calls with wider vectors need not reserve its stack.
 #[inline(never)]
 fn run_portable<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Portable>()
@@ -236,8 +236,8 @@ pub unsafe fn dot_four<L: Lanes, T: Row>(rows: &[*const T], queries: &[f32], sco
     }
 }
 
-/// Four weighted sums of rows: totals[j] = Σ_t weights[t][j] · rows[t], added in the order of the rows. Meanwhile the
-/// rows `ahead` are fetched.
+/// Four weighted sums of rows: totals[j] = Σ_t weights[t][j] · rows[t], added in the order of the rows. Meanwhile it
+/// prefetches the rows `ahead`.
 ///
 /// # Safety
 /// `totals` holds four times D values, D a multiple of 8; every row has D readable elements; `weights` is as long as
@@ -267,10 +267,10 @@ pub unsafe fn weigh_four<L: Lanes, T: Row>(
     }
 }
 
-/// The part of [`weigh_four`] in channels d … d + 8·WIDTH, whose totals stay in registers.
+/// The part of [`weigh_four`] in channels d … d + 8·WIDTH − 1, whose totals stay in registers.
 ///
 /// # Safety
-/// As for [`weigh_four`], and those channels exist.
+/// The conditions of [`weigh_four`] hold, and the channels exist.
 #[inline(always)]
 unsafe fn weigh_channels<L: Lanes, T: Row, const WIDTH: usize>(
     rows: &[*const T],
@@ -297,7 +297,7 @@ unsafe fn weigh_channels<L: Lanes, T: Row, const WIDTH: usize>(
     }
 }
 
-/// Asks for a row of `len` elements to be brought near; any address is allowed.
+/// Prefetches a row of `len` elements; any address is allowed.
 #[inline(always)]
 pub fn fetch<T>(row: *const T, len: usize) {
     const LINE: usize = 64;
@@ -327,7 +327,7 @@ pub unsafe fn widen<L: Lanes, T: Row>(row: *const T, scale: f32, out: &mut [f32]
 
 // --- implementations -----------------------------------------------------------------------------------------------
 
-/// Plain Rust; compilers turn it into the target's vectors.
+/// The portable implementation in scalar Rust, which the compiler turns into the target's vectors.
 #[derive(Clone, Copy)]
 struct Portable([f32; LANES]);
 
@@ -381,7 +381,7 @@ impl Lanes for Portable {
     }
     #[inline(always)]
     fn mul_add(self, factor: Self, addend: Self) -> Self {
-        // Not f32::mul_add, which is a library call on machines without the instruction.
+        // f32::mul_add would be a library call on machines without the instruction.
         self.mul(factor).add(addend)
     }
     #[inline(always)]
@@ -560,7 +560,7 @@ mod tests {
             [(dispatch::<Tanh> as fn(Tanh) -> f32, "machine"), (|t: Tanh| t.run::<Portable>(), "portable")]
         {
             for i in 1..400_000 {
-                // From 10⁻⁶ to 12, each as far from the last as from zero.
+                // The magnitudes grow geometrically from 10⁻⁶ to 12.
                 let x = 1e-6 * (12e6f64).powf(i as f64 / 400_000.0) as f32;
                 let want = (x as f64).tanh();
                 let ulp = 2f64.powi(want.log2().floor() as i32 - 23);

@@ -1,4 +1,5 @@
-//! Checked views of what several calls share: query positions, paged keys and values, block lists, attention states.
+//! Checked views of the arguments that several calls share: query positions, paged keys and values, block lists, attention
+//! states.
 
 use crate::abi::{vwd_block_list, vwd_paged_kv, vwd_tensor};
 use crate::core::dtype::{DType, Element};
@@ -7,7 +8,7 @@ use crate::core::tensor::{ANY, Checks, Name, Tensor, given};
 use crate::runtime::require_no_flags;
 use std::mem::MaybeUninit;
 
-/// Heads of one call: Hq query heads share Hk KV heads, G = Hq / Hk each, of D channels.
+/// The heads of one call: G = Hq / Hk query heads share each of Hk KV heads; a head has D channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
     pub q: usize,
@@ -16,7 +17,7 @@ pub struct Heads {
 }
 
 impl Heads {
-    /// From q [.., Hq, D] and a tensor with Hk heads.
+    /// Takes Hq and D from q [.., Hq, D] and Hk from another tensor.
     #[inline(always)]
     pub fn new(q: &Tensor, kv_heads: usize) -> Result<Heads> {
         let heads = Heads { q: q.dim(q.rank() - 2), kv: kv_heads, dim: q.dim(q.rank() - 1) };
@@ -46,13 +47,14 @@ pub fn check_head_dim(t: &Tensor, dim: usize) -> Result<()> {
     Err(Error::argument(&t.name().to_string(), format!("head dimension {dim}"), expected))
 }
 
-/// Query positions: q [B, Hq, D], one of each sequence, or [B, Q, Hq, D], of which a sequence has its first q_lens.
+/// Query positions: q [B, Hq, D] with one row per sequence, or q [B, Q, Hq, D], of which a sequence uses the first q_lens
+/// rows.
 ///
-/// Row r of sequence i stands at position seq_lens − q_lens + r and sees the keys up to itself.
+/// Row r of sequence i is at token position seq_lens − q_lens + r and sees the keys up to that position.
 #[derive(Clone, Copy)]
 pub struct Positions<'a> {
     pub q: Tensor<'a>,
-    /// [B]; absent: Q each.
+    /// [B]; absent: every sequence has Q rows.
     pub lens: Option<Tensor<'a>>,
 }
 
@@ -72,17 +74,17 @@ impl<'a> Positions<'a> {
         self.q.dim(0)
     }
 
-    /// Q where q is of rank 4: tensors of the call then have a dimension for positions.
+    /// Q if q has rank 4; tensors of the call then have a dimension for query positions.
     pub fn dimension(&self) -> Option<usize> {
         (self.q.rank() == 4).then(|| self.q.dim(1))
     }
 
-    /// Q, or 1.
+    /// Q; 1 if q has rank 3.
     pub fn count(&self) -> usize {
         self.dimension().unwrap_or(1)
     }
 
-    /// Rows of sequence `i`, clamped to Q.
+    /// The number of rows of sequence `i`, clamped to Q.
     ///
     /// # Safety
     /// There is a sequence `i`, the op's caller keeps q_lens valid, and the session computes on the CPU.
@@ -92,31 +94,31 @@ impl<'a> Positions<'a> {
         len.map_or(self.count(), |len| (len.max(0) as usize).min(self.count()))
     }
 
-    /// Keys that row `r` of sequence `i` sees of its `tokens`; none past the sequence's rows.
+    /// How many of the sequence's `tokens` row `r` of sequence `i` sees; 0 for a row past the sequence's rows.
     ///
     /// # Safety
-    /// As for [`Positions::len`].
+    /// The conditions of [`Positions::len`] hold.
     pub unsafe fn seen(&self, i: usize, r: usize, tokens: usize) -> usize {
         // SAFETY: i is a sequence.
         let len = unsafe { self.len(i) };
         if r < len { (tokens + r + 1).saturating_sub(len) } else { 0 }
     }
 
-    /// The index of row `r` of sequence `i`, head `h` in q and in outputs of its rank. Past the third a coordinate is 0.
+    /// The index of row `r` of sequence `i`, head `h` in q and in outputs of the rank of q. Coordinates past the rank are 0.
     #[inline(always)]
     pub fn place(&self, i: usize, r: usize, h: usize) -> [usize; 3] {
         if self.q.rank() == 4 { [i, r, h] } else { [i, h, 0] }
     }
 }
 
-/// Room for a row whose elements lie apart.
+/// A buffer for a row whose elements are not adjacent in memory.
 pub type Spare<T> = [MaybeUninit<T>; MAX_DIM];
 
 pub const fn spare<T>() -> Spare<T> {
     [const { MaybeUninit::uninit() }; MAX_DIM]
 }
 
-/// The last dimension of `t` at `index` as adjacent elements: where they lie, or copied to `spare`.
+/// The last dimension of `t` at `index` as adjacent elements: in place if they are adjacent, else copied to `spare`.
 ///
 /// # Safety
 /// The caller of the op keeps `t` valid, `T` is its dtype, `index` names all dimensions but the last, of at most MAX_DIM.
@@ -142,37 +144,37 @@ pub fn scale_or_default(scale: f32, dim: usize) -> Result<f32> {
     Ok(if scale == 0.0 { (1.0 / (dim as f64).sqrt()) as f32 } else { scale })
 }
 
-/// What stored FP8 keys or values are multiplied by: [1], [Hk], or [pages, P, Hk].
+/// The factors of stored FP8 keys or values: [1], [Hk], or [pages, P, Hk].
 #[derive(Clone, Copy)]
 pub struct Scale<'a>(pub Tensor<'a>);
 
 impl<'a> Scale<'a> {
-    /// `of` [pages, P, Hk, ..] are the keys or values.
+    /// `scaled` [pages, P, Hk, ..] is the tensor of keys or values.
     #[inline(always)]
     pub fn from_c(
         checks: &Checks,
         name: &'static str,
         t: &'a vwd_tensor,
-        of: &Tensor<'a>,
+        scaled: &Tensor<'a>,
     ) -> Result<Option<Scale<'a>>> {
         let Some(t) = given(t) else { return Ok(None) };
-        if !of.dtype.is_float8() {
+        if !scaled.dtype.is_float8() {
             return Err(Error::argument(
                 name,
-                format!("given for {} of dtype {}", of.name(), of.dtype),
+                format!("given for {} of dtype {}", scaled.name(), scaled.dtype),
                 "none but for FP8",
             ));
         }
-        let heads = ("Hk", of.dim(2));
+        let heads = ("Hk", scaled.dim(2));
         let scale = match (t.ndim, t.shape[0]) {
-            (3, _) => checks.input(name, t, &[DType::F32], &[("pages", of.dim(0)), ("P", of.dim(1)), heads]),
+            (3, _) => checks.input(name, t, &[DType::F32], &[("pages", scaled.dim(0)), ("P", scaled.dim(1)), heads]),
             (1, 1) => checks.input(name, t, &[DType::F32], &[("1", 1)]),
             _ => checks.input(name, t, &[DType::F32], &[heads]),
         };
         scale.map(|scale| Some(Scale(scale)))
     }
 
-    /// That of a token at (page, row, KV head).
+    /// The factor of a token at (page, row, KV head).
     ///
     /// # Safety
     /// The op's caller keeps the tensor valid, the session computes on the CPU, and the token is inside the keys.
@@ -188,20 +190,21 @@ impl<'a> Scale<'a> {
     }
 }
 
-/// Where the tokens of each sequence lie: pages of P tokens, found through a table.
+/// The pages in which the tokens of each sequence lie. A page has P tokens and is found through a table.
 #[derive(Clone, Copy)]
 pub struct Pages<'a> {
     pub table: Option<Tensor<'a>>,
     pub seq_lens: Tensor<'a>,
-    /// Pages in the tensor, and tokens of a page.
+    /// The number of pages in the tensor.
     pub count: usize,
+    /// P, the number of tokens of a page.
     pub size: usize,
-    /// Pages are named by the slots of a list.
+    /// Whether the slots of a list name the pages.
     pub in_slots: bool,
 }
 
 impl<'a> Pages<'a> {
-    /// `paged` is [pages, P, …]; there are as many sequences as lengths.
+    /// `paged` is [pages, P, …]. The number of sequences is the length of `lens`.
     #[inline(always)]
     pub fn new(
         checks: &Checks,
@@ -221,7 +224,7 @@ impl<'a> Pages<'a> {
         Ok(Pages { table, seq_lens, count: paged.dim(0), size: paged.dim(1), in_slots: false })
     }
 
-    /// A pool, in whose pages the entries of a list lie that has slots.
+    /// The pages of a pool, which the slots of a list name.
     pub fn of_slots(
         checks: &Checks,
         pool: &Tensor,
@@ -244,13 +247,14 @@ impl<'a> Pages<'a> {
         self.seq_lens.dim(0)
     }
 
-    /// Most tokens that any sequence can have.
+    /// The largest number of tokens that a sequence can have.
     pub fn capacity(&self) -> usize {
         let pages = if self.in_slots { usize::MAX } else { self.table.map_or(1, |t| t.dim(1)) };
         self.size.saturating_mul(pages)
     }
 
-    /// A block holds whole pages or a page whole blocks; a slot holds whole blocks. `name` is that of the argument.
+    /// Checks that a block is a whole number of pages or a page a whole number of blocks, and a slot a whole number of blocks.
+    /// `name` is the argument's name.
     pub fn check_block_size(&self, name: &str, block_size: usize) -> Result<()> {
         let p = self.size;
         if block_size == 0 {
@@ -266,7 +270,7 @@ impl<'a> Pages<'a> {
         Ok(())
     }
 
-    /// Tokens of sequence `i`, clamped to what its pages can hold.
+    /// The number of tokens of sequence `i`, clamped to the capacity of its pages.
     ///
     /// # Safety
     /// There is a sequence `i`, the op's caller keeps the tensors valid, and the session computes on the CPU.
@@ -276,10 +280,10 @@ impl<'a> Pages<'a> {
         (len.max(0) as usize).min(self.capacity())
     }
 
-    /// The page that holds page `p` of sequence `i`, or `None` where the table names no page.
+    /// The tensor's page that is page `p` of sequence `i`, or `None` if the table names no page.
     ///
     /// # Safety
-    /// As for [`Pages::len`].
+    /// The conditions of [`Pages::len`] hold.
     #[inline]
     pub unsafe fn page(&self, i: usize, p: usize) -> Option<usize> {
         match &self.table {
@@ -305,7 +309,8 @@ pub struct PagedKv<'a> {
 }
 
 impl<'a> PagedKv<'a> {
-    /// Of `batch` sequences, keys of `dim` channels. `in_slots`: the pages are named by the slots of a list.
+    /// Checks the keys and values of `batch` sequences, with `dim` channels of a key. `in_slots`: the slots of a list name the
+    /// pages.
     #[inline(always)]
     pub fn from_c(
         checks: &Checks,
@@ -330,36 +335,36 @@ impl<'a> PagedKv<'a> {
         Ok(PagedKv { k, v, pages, k_scale, v_scale })
     }
 
-    /// Dv, the channels of a value.
+    /// Dv, the number of channels of a value.
     pub fn value_dim(&self) -> usize {
         self.v.dim(3)
     }
 }
 
-/// How many lists a call has: one for each sequence and KV head, and for each position where it has its own.
+/// How many lists a call has: one for each sequence and KV head, or one for each sequence, query position and KV head.
 #[derive(Clone, Copy)]
 pub struct Lists {
     pub batch: usize,
-    /// Q, where a list may be one of each position's own.
+    /// Q if each query position may have its own list.
     pub positions: Option<usize>,
     pub kv_heads: usize,
 }
 
-/// Lists of blocks: ids [B, Hk, cap] and counts [B, Hk], shared by the positions of a sequence, or ids [B, Q, Hk, cap] and
-/// counts [B, Q, Hk], each position's own.
+/// Lists of blocks: ids [B, Hk, cap] and counts [B, Hk], which the query positions of a sequence share, or ids
+/// [B, Q, Hk, cap] and counts [B, Q, Hk], a list for each query position.
 #[derive(Clone, Copy)]
 pub struct BlockList<'a> {
     pub ids: Tensor<'a>,
     pub counts: Tensor<'a>,
-    /// As ids: the page in which each entry lies.
+    /// The page in which each entry lies, in the shape of ids.
     pub slots: Option<Tensor<'a>>,
 }
 
-/// Which list: sequence, position and KV head.
+/// The index of a list: sequence, query position and KV head.
 pub type ListAt = [usize; 3];
 
 impl<'a> BlockList<'a> {
-    /// Without slots. `names` are those of ids, counts and slots.
+    /// Checks a list without slots. `names` are the names of ids, counts and slots.
     #[inline(always)]
     pub fn from_c(
         checks: &Checks,
@@ -373,7 +378,7 @@ impl<'a> BlockList<'a> {
         BlockList::with_slots_from_c(checks, c, names, lists)
     }
 
-    /// With slots or without.
+    /// Checks a list with or without slots.
     #[inline(always)]
     pub fn with_slots_from_c(
         checks: &Checks,
@@ -381,26 +386,26 @@ impl<'a> BlockList<'a> {
         names: [&'static str; 3],
         lists: Lists,
     ) -> Result<BlockList<'a>> {
-        let own = lists.positions.filter(|_| c.ids.ndim == 4);
+        let positions = lists.positions.filter(|_| c.ids.ndim == 4);
         let (i32, batch) = (&[DType::I32], ("B", lists.batch));
         let (heads, any) = (("Hk", lists.kv_heads), ("cap", ANY));
-        let ids = match own {
+        let ids = match positions {
             Some(q) => checks.input(names[0], &c.ids, i32, &[batch, ("Q", q), heads, any])?,
             None => checks.input(names[0], &c.ids, i32, &[batch, heads, any])?,
         };
         let cap = ("cap", ids.dim(ids.rank() - 1));
-        let counts = match own {
+        let counts = match positions {
             Some(q) => checks.input(names[1], &c.counts, i32, &[batch, ("Q", q), heads])?,
             None => checks.input(names[1], &c.counts, i32, &[batch, heads])?,
         };
-        let slots = match own {
+        let slots = match positions {
             Some(q) => checks.optional_input(names[2], &c.slots, i32, &[batch, ("Q", q), heads, cap])?,
             None => checks.optional_input(names[2], &c.slots, i32, &[batch, heads, cap])?,
         };
         Ok(BlockList { ids, counts, slots })
     }
 
-    /// Hk, as the ids of a list have it.
+    /// Hk, from the shape of a list's ids.
     pub fn kv_heads(checks: &Checks, c: &vwd_block_list, name: &'static str) -> Result<usize> {
         let ids = checks.required(name, &c.ids)?;
         let ids = if ids.rank() == 4 { ids } else { ids.of_rank(3)? };
@@ -422,12 +427,12 @@ impl<'a> BlockList<'a> {
         [Some(&self.ids), Some(&self.counts), self.slots.as_ref()]
     }
 
-    /// Whether each position has its own list; otherwise those of a sequence share one.
+    /// Whether each query position has its own list; otherwise the query positions of a sequence share a list.
     pub fn is_own(&self) -> bool {
         self.ids.rank() == 4
     }
 
-    /// Lists of a sequence and KV head: one, or one for each position.
+    /// The number of lists of a sequence and KV head: 1, or Q.
     pub fn per_head(&self) -> usize {
         if self.is_own() { self.ids.dim(1) } else { 1 }
     }
@@ -436,7 +441,7 @@ impl<'a> BlockList<'a> {
         self.ids.dim(self.ids.rank() - 1)
     }
 
-    /// Entries of a list, clamped to the capacity.
+    /// The number of a list's entries, clamped to the capacity.
     ///
     /// # Safety
     /// There is such a list, the op's caller keeps the tensors valid, and the session computes on the CPU.
@@ -446,20 +451,20 @@ impl<'a> BlockList<'a> {
         (count.max(0) as usize).min(self.cap())
     }
 
-    /// Entry `j` of a list as written; may be out of range or repeated.
+    /// Entry `j` of a list as the caller wrote it; it may be out of range or repeated.
     ///
     /// # Safety
-    /// As for [`BlockList::count`], and `j` is below the capacity.
+    /// The conditions of [`BlockList::count`] hold, and `j` is below the capacity.
     #[inline]
     pub unsafe fn id(&self, at: ListAt, j: usize) -> i32 {
         // SAFETY: ids have cap places for each list, of which `at` is one, and j is below cap.
         unsafe { self.entry(&self.ids, at, j).read() }
     }
 
-    /// Its slot.
+    /// The slot of entry `j` of a list; `None` if the list has no slots.
     ///
     /// # Safety
-    /// As for [`BlockList::id`].
+    /// The conditions of [`BlockList::id`] hold.
     #[inline]
     pub unsafe fn slot(&self, at: ListAt, j: usize) -> Option<i32> {
         // SAFETY: as for id: slots have the shape of ids.
@@ -469,17 +474,17 @@ impl<'a> BlockList<'a> {
     /// Writes entry `j` of a list.
     ///
     /// # Safety
-    /// As for [`BlockList::id`], and the list is this task's.
+    /// The conditions of [`BlockList::id`] hold, and no other task touches the list.
     #[inline]
     pub unsafe fn set_id(&self, at: ListAt, j: usize, id: i32) {
         // SAFETY: as for id, and the list is this task's.
         unsafe { self.entry(&self.ids, at, j).write(id) }
     }
 
-    /// Writes the slot of entry `j`, in a list that has slots.
+    /// Writes the slot of entry `j` of a list that has slots.
     ///
     /// # Safety
-    /// As for [`BlockList::set_id`].
+    /// The conditions of [`BlockList::set_id`] hold.
     #[inline]
     pub unsafe fn set_slot(&self, at: ListAt, j: usize, slot: i32) {
         let slots = self.slots.as_ref().expect("a list with slots");
@@ -487,16 +492,16 @@ impl<'a> BlockList<'a> {
         unsafe { self.entry(slots, at, j).write(slot) }
     }
 
-    /// Writes how many entries a list has.
+    /// Writes the number of a list's entries.
     ///
     /// # Safety
-    /// As for [`BlockList::set_id`].
+    /// The conditions of [`BlockList::set_id`] hold.
     pub unsafe fn set_count(&self, at: ListAt, count: usize) {
         // SAFETY: counts has a place for each list, and this one is the task's.
         unsafe { self.counts.at::<i32, 3>(self.place(at)).write(count as i32) }
     }
 
-    /// Where a list stands in counts. Past the rank a coordinate is 0.
+    /// The index of a list in counts. Coordinates past the rank are 0.
     #[inline(always)]
     fn place(&self, [i, r, g]: ListAt) -> [usize; 3] {
         if self.is_own() { [i, r, g] } else { [i, g, 0] }
@@ -509,8 +514,9 @@ impl<'a> BlockList<'a> {
     }
 }
 
-/// Attention states: acc [B, Hq, Dv], m and l [B, Hq]; or one per group of list entries: acc [B, Hq, groups, Dv], m and l
-/// [B, Hq, groups]. With a dimension for positions after B where q has one. All float32.
+/// Attention states: acc [B, Hq, Dv], m and l [B, Hq]; or partials, a state per group of list entries: acc
+/// [B, Hq, groups, Dv], m and l [B, Hq, groups]. If q has a dimension for query positions, so have these, after B. All are
+/// float32.
 #[derive(Clone, Copy)]
 pub struct State<'a> {
     pub acc: Tensor<'a>,
@@ -519,7 +525,8 @@ pub struct State<'a> {
 }
 
 impl<'a> State<'a> {
-    /// `c` and `names` are acc, m and l; `acc` and `lead`, that without its last dimension, are their shapes.
+    /// `c` and `names` are those of acc, m and l. `acc` is the shape of acc; `lead`, the same without the last dimension, is
+    /// the shape of m and l.
     #[inline(always)]
     pub fn from_c<const LEAD: usize, const ACC: usize>(
         checks: &Checks,

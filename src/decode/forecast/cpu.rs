@@ -1,4 +1,4 @@
-//! Projection on the CPU. It is bound by reading the map: every row of it is read once for the whole batch.
+//! Projection on the CPU. Reading the map bounds its time: every row of the map is read once for the whole batch.
 
 use super::map::{Map, Matrix};
 use super::{ProjectRequest, Rope};
@@ -18,8 +18,8 @@ pub fn project(cpu: &Cpu, r: &ProjectRequest) -> Result<()> {
         unsafe { r.inputs.write(b, row, |value| value as f32) }
     });
     let q = match &*r.solved.map {
-        Map::Whole(weight) => multiply(cpu, &scratch, weight, x)?,
-        Map::Cut { down, up } => {
+        Map::FullRank(weight) => multiply(cpu, &scratch, weight, x)?,
+        Map::LowRank { down, up } => {
             let inner = multiply(cpu, &scratch, down, x)?;
             let rows = scratch.slice(batch * up.stride, 0.0f32)?;
             for (b, row) in rows.chunks_mut(up.stride).enumerate() {
@@ -45,7 +45,7 @@ pub fn project(cpu: &Cpu, r: &ProjectRequest) -> Result<()> {
     Ok(())
 }
 
-/// cos and sin of every pair's angle at the position of row `b`, times the factor on rotated channels.
+/// Writes cos and sin of every channel pair's angle at the position of row `b`, times the factor on rotated channels.
 ///
 /// # Safety
 /// `b` is below B; the tensors are valid.
@@ -65,7 +65,7 @@ unsafe fn turn(r: &ProjectRequest, b: usize, row: &mut [f32]) {
     }
 }
 
-/// Rotates the head `h` of row `b` and writes it. `q` is [outputs, B].
+/// Rotates head `h` of row `b` and writes it. `q` is [outputs, B].
 ///
 /// # Safety
 /// `b` and `h` are inside q's shape; q is valid and of dtype `T`, and nobody else writes this head.
@@ -83,9 +83,9 @@ unsafe fn write_head<T: Rounded>(r: &ProjectRequest, b: usize, h: usize, q: &[f3
     (r.rope.dim..dim).for_each(|c| write(c, value(c)));
 }
 
-/// [rows, B] of a matrix and the B rows of `x`, which are as long as the matrix's with their padding.
+/// The products [rows, B] of a matrix's rows and the B rows of `x`, which have the matrix's padded length.
 fn multiply<'s>(cpu: &Cpu, scratch: &'s Scratch, matrix: &Matrix, x: &[f32]) -> Result<&'s [f32]> {
-    /// Bytes of the matrix that a task reads.
+    /// The bytes of the matrix that a task reads.
     const TASK: usize = 128 << 10;
     let batch = x.len() / matrix.stride;
     let result = scratch.slice(matrix.rows * batch, 0.0f32)?;
@@ -100,10 +100,10 @@ fn multiply<'s>(cpu: &Cpu, scratch: &'s Scratch, matrix: &Matrix, x: &[f32]) -> 
     Ok(result)
 }
 
-/// Rows of the matrix that are taken together.
+/// The number of the matrix's rows that are multiplied at a time.
 const ROWS: usize = 4;
 
-/// result[i, b] = rows[i] · x[b], each summed in the order of [`crate::ops::simd::dot`], whatever is taken together.
+/// result[i, b] = rows[i] · x[b], each summed in the order of [`crate::ops::simd::dot`], however rows are grouped.
 struct Multiply<'a> {
     rows: &'a [f32],
     x: &'a [f32],
@@ -118,7 +118,7 @@ impl Kernel for Multiply<'_> {
     fn run<L: Lanes>(self) {
         let batch = self.x.len() / self.stride;
         for (rows, result) in self.rows.chunks(ROWS * self.stride).zip(self.result.chunks_mut(ROWS * batch)) {
-            // A group of fewer rows repeats its last one.
+            // A group of fewer rows repeats its last row.
             let last = rows.len() / self.stride - 1;
             let rows = std::array::from_fn(|i| &rows[i.min(last) * self.stride..][..self.stride]);
             for (b, pair) in self.x.chunks(2 * self.stride).enumerate() {
@@ -139,7 +139,7 @@ impl Kernel for Multiply<'_> {
     }
 }
 
-/// sums[b][i] = rows[i] · x[b]; all are equally long, a multiple of a vector.
+/// sums[b][i] = rows[i] · x[b]; all rows have the same length, a whole number of vectors.
 #[inline(always)]
 fn products<L: Lanes, const B: usize>(rows: [&[f32]; ROWS], x: [&[f32]; B]) -> [[f32; ROWS]; B] {
     let mut sums = [[L::splat(0.0); ROWS]; B];

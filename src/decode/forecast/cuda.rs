@@ -194,8 +194,8 @@ impl PlacedMap {
             return Ok(None);
         }
         let (first, second) = match map {
-            Map::Whole(weight) => (weight, None),
-            Map::Cut { down, up } => (down, Some(up)),
+            Map::FullRank(weight) => (weight, None),
+            Map::LowRank { down, up } => (down, Some(up)),
         };
         let remembered = shape.remembered();
         let slices = |inputs| match second {

@@ -1,4 +1,4 @@
-//! Maps in a safetensors file; docs/forecast.md has the format.
+//! Maps in a safetensors file; docs/forecast.md gives the format.
 
 use super::map::{Map, Matrix};
 use super::replace::{open, replace};
@@ -15,7 +15,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 const FORMAT: &str = "vanward.forecast";
-/// The first has no flags.
+/// The format's versions. Version 1 has no flags.
 const VERSIONS: [&str; 2] = ["1", "2"];
 
 type Maps = Vec<Option<Arc<Map>>>;
@@ -30,15 +30,16 @@ pub fn save(path: &str, shape: &Shape, ridge: f32, maps: &Maps) -> Result<()> {
     replace(path, |file| write(file, shape, ridge, tensors)).map_err(|error| io(path, error))
 }
 
-/// Names and values of a map.
+/// The names and matrices of a map's tensors.
 fn tensors(layer: usize, map: &Map) -> Vec<(String, &Matrix)> {
     match map {
-        Map::Whole(weight) => vec![(format!("layer.{layer}.weight"), weight)],
-        Map::Cut { down, up } => vec![(format!("layer.{layer}.down"), down), (format!("layer.{layer}.up"), up)],
+        Map::FullRank(weight) => vec![(format!("layer.{layer}.weight"), weight)],
+        Map::LowRank { down, up } => vec![(format!("layer.{layer}.down"), down), (format!("layer.{layer}.up"), up)],
     }
 }
 
-/// The crate's own writer orders the metadata at random; the same maps shall make the same bytes.
+/// Writes the file. The crate's own writer orders the metadata at random; this function writes the same bytes for the same
+/// maps.
 fn write<'a>(
     file: &mut impl Write,
     shape: &Shape,
@@ -75,7 +76,7 @@ fn write<'a>(
 pub fn load(path: &str) -> Result<(Shape, f32, Maps)> {
     let reader = Reader::open(path)?;
     let (shape, ridge) = reader.metadata()?;
-    // All that the header can tell is checked before the first value is read.
+    // The whole header is checked before the first value is read.
     let layers = (0..shape.layers).map(|layer| reader.parts(layer, &shape)).collect::<Result<Vec<_>>>()?;
     let count = reader.header.offset_keys().len();
     let used: usize = layers.iter().map(Vec::len).sum();
@@ -91,13 +92,13 @@ struct Reader<'p> {
     path: &'p str,
     file: File,
     header: Metadata,
-    /// Where the tensors begin.
+    /// The offset in the file at which the tensors begin.
     data: u64,
 }
 
 impl Reader<'_> {
     fn open(path: &str) -> Result<Reader<'_>> {
-        /// What the format allows.
+        /// The longest header that the format allows.
         const LONGEST: u64 = 100_000_000;
         let (file, size) = open(path)
             .and_then(|file| file.metadata().map(|about| (file, about.len())))
@@ -124,7 +125,7 @@ impl Reader<'_> {
         Ok(Reader { path, file, header, data })
     }
 
-    /// What the maps have in common.
+    /// The shape and ridge of the maps, from the metadata.
     fn metadata(&self) -> Result<(Shape, f32)> {
         let metadata = self.header.metadata().as_ref();
         let field = |name: &str| metadata.and_then(|metadata| metadata.get(name)).map_or("nothing", String::as_str);
@@ -159,7 +160,7 @@ impl Reader<'_> {
         Ok((shape, ridge))
     }
 
-    /// The tensors of a layer: one, or two where it is cut.
+    /// The tensors of a layer: one, or two if its map has low rank.
     fn parts(&self, layer: usize, shape: &Shape) -> Result<Vec<Part<'_>>> {
         let (inputs, outputs) = (shape.inputs(), shape.outputs());
         let name = |part: &str| format!("layer.{layer}.{part}");
@@ -191,13 +192,13 @@ impl Reader<'_> {
 
     fn map(&self, parts: &[Part]) -> Result<Map> {
         match parts {
-            [down, up] => Ok(Map::Cut { down: self.matrix(down)?, up: self.matrix(up)? }),
-            _ => Ok(Map::Whole(self.matrix(&parts[0])?)),
+            [down, up] => Ok(Map::LowRank { down: self.matrix(down)?, up: self.matrix(up)? }),
+            _ => Ok(Map::FullRank(self.matrix(&parts[0])?)),
         }
     }
 
     fn matrix(&self, part: &Part) -> Result<Matrix> {
-        /// Bytes that are read at once.
+        /// The number of bytes that are read at once.
         const PIECE: usize = 1 << 20;
         let Part { info, rows, columns, row_bytes, .. } = *part;
         let mut matrix = Matrix::zeros(rows, columns)?;
@@ -228,7 +229,7 @@ impl Reader<'_> {
     }
 }
 
-/// A tensor that fits its place in the maps.
+/// A tensor of the file whose shape and dtype fit the maps.
 struct Part<'h> {
     name: String,
     info: &'h TensorInfo,

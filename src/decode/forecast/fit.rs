@@ -1,7 +1,7 @@
 //! The fit: sums over activations, and the solution of the normal equations.
 //!
-//! Sums and solution are in double precision. Every matrix is column major, and tasks take panels of its columns: what a
-//! panel holds does not depend on who computes it.
+//! Sums and solution are in double precision. Every matrix is column major, and a task computes a panel of columns, whose
+//! values do not depend on the number of tasks.
 
 use super::inputs::write_queries;
 use super::map::{Map, Matrix};
@@ -23,12 +23,12 @@ use faer::prelude::ReborrowMut;
 use faer::{Accum, MatMut, MatRef, Par};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Columns of one task.
+/// The number of columns of one task.
 const PANEL: usize = 64;
-/// Tokens that are added at once.
+/// The number of tokens that are added at once.
 const CHUNK: usize = 256;
 
-/// Sums over the tokens of one map.
+/// The sums over tokens for one map.
 pub struct Sums {
     /// X̂ᵀX̂ [inputs, inputs]; only the lower triangle is kept.
     gram: Vec<f64>,
@@ -47,7 +47,7 @@ impl Sums {
     }
 }
 
-/// Runs a fit on the session's threads, or on its own where the session computes on a device.
+/// Runs a fit on the session's threads, or on threads of its own if the session computes on a device.
 pub fn on_host<R>(session: &Session, work: impl FnOnce(&Cpu) -> Result<R>) -> Result<R> {
     if session.device() == Device::Cpu
         && let On::Cpu(cpu) = session.on(std::ptr::null_mut())?
@@ -116,9 +116,10 @@ unsafe fn check_finite<T: Float>(cpu: &Cpu, t: &Tensor) -> Result<()> {
     }
 }
 
-/// The maps of all layers that have sums.
+/// Solves the maps of all layers that have sums.
 pub fn solve(cpu: &Cpu, shape: &Shape, sums: &[Option<Sums>], ridge: f32, rank: usize) -> Result<Vec<(usize, Map)>> {
-    /// Bytes that layers solved side by side may work with, about three times their sums; one layer always may.
+    /// The bytes of memory that layers solved at the same time may use together. A layer takes about three times its sums; one
+    /// layer at a time is always solved.
     const WORKSPACE: usize = 256 << 20;
     let waiting = || sums.iter().enumerate().filter_map(|(layer, sums)| Some((layer, sums.as_ref()?)));
     let mut maps: Vec<_> = waiting().map(|(layer, sums)| (layer, sums, None)).collect();
@@ -132,7 +133,7 @@ pub fn solve(cpu: &Cpu, shape: &Shape, sums: &[Option<Sums>], ridge: f32, rank: 
     maps.into_iter().map(|(layer, _, map)| Ok((layer, map.expect("solved above")?))).collect()
 }
 
-/// The map that fits the sums of a layer best, whole (`rank` 0) or cut.
+/// The map that fits the sums of a layer best, of full rank (`rank` 0) or of low rank.
 fn solve_layer(cpu: &Cpu, shape: &Shape, layer: usize, sums: &Sums, ridge: f32, rank: usize) -> Result<Map> {
     let (n, m) = (shape.inputs(), shape.outputs());
     let mut system = copy(&sums.gram)?;
@@ -150,7 +151,7 @@ fn solve_layer(cpu: &Cpu, shape: &Shape, layer: usize, sums: &Sums, ridge: f32, 
         solve_upper_triangular_in_place(lower.transpose(), panel, Par::Seq);
     });
     if rank == 0 {
-        return Ok(Map::Whole(rows(layer, &weights, n)?));
+        return Ok(Map::FullRank(rows(layer, &weights, n)?));
     }
 
     // The best approximation of X̂W of rank r is X̂W·VᵣVᵣᵀ, where Vᵣ holds its first r right singular vectors: the
@@ -162,23 +163,23 @@ fn solve_layer(cpu: &Cpu, shape: &Shape, layer: usize, sums: &Sums, ridge: f32, 
         }
     }
     let whole = MatRef::from_column_major_slice(&weights, n, m);
-    let spread = product(cpu, MatRef::from_column_major_slice(&gram, n, n), whole)?;
+    let gram_weights = product(cpu, MatRef::from_column_major_slice(&gram, n, n), whole)?;
     drop(gram);
-    let outputs = product(cpu, whole.transpose(), MatRef::from_column_major_slice(&spread, n, m))?;
-    drop(spread);
+    let outputs = product(cpu, whole.transpose(), MatRef::from_column_major_slice(&gram_weights, n, m))?;
+    drop(gram_weights);
     let vectors = eigenvectors(&outputs, m)?;
-    // Eigenvalues ascend, so that the last vectors are those wanted.
+    // Eigenvalues ascend, so the last vectors belong to the largest ones.
     let leading = MatRef::from_column_major_slice(&vectors, m, m).subcols(m - rank, rank).reverse_cols();
     let down = rows(layer, &product(cpu, whole, leading)?, n)?;
     let mut up = Matrix::zeros(m, rank)?;
     for i in 0..m {
         up.row_mut(i).iter_mut().enumerate().for_each(|(j, value)| *value = leading[(i, j)] as f32);
     }
-    Ok(Map::Cut { down, up })
+    Ok(Map::LowRank { down, up })
 }
 
-/// Adds λ times the mean of the diagonal, taken over the queries at the token before and over all other inputs apart:
-/// queries are of any scale, x̂ is of scale 1, and one ridge for both would shrink the smaller kind too much and the larger
+/// Adds λ times the mean of the diagonal, with one mean for the queries at the token before and one for all other inputs:
+/// queries are of any scale and x̂ is of scale 1, so one ridge for both would shrink the smaller kind too much and the larger
 /// too little.
 fn add_ridge(system: &mut [f64], shape: &Shape, ridge: f64) {
     let (n, remembered) = (shape.inputs(), shape.remembered());
@@ -187,14 +188,14 @@ fn add_ridge(system: &mut [f64], shape: &Shape, ridge: f64) {
         *if remembered.contains(&i) { &mut past } else { &mut present } += system[i * n + i];
     }
     present /= (n - remembered.len()) as f64;
-    // Without a token that has one before it, nothing is known of their scale.
+    // If no token has a token before it, the scale of earlier queries is unknown.
     past = if past > 0.0 { past / remembered.len() as f64 } else { present };
     for i in 0..n {
         system[i * n + i] += ridge * if remembered.contains(&i) { past } else { present };
     }
 }
 
-/// A = LLᵀ in place of A's lower triangle; or the first pivot that is not positive.
+/// Overwrites A's lower triangle by L with A = LLᵀ. Returns the first pivot that is not positive, if there is one.
 fn factor(a: &mut [f64], n: usize) -> Result<Option<usize>> {
     let mut memory = memory(cholesky_in_place_scratch::<f64>(n, Par::Seq, Default::default()))?;
     let (a, stack) = (MatMut::from_column_major_slice_mut(a, n, n), MemStack::new(&mut memory));

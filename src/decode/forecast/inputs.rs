@@ -1,4 +1,4 @@
-//! What a map reads: x̂, the queries at the token before where the forecast has memory, and a constant 1.
+//! The inputs of a map: x̂, the queries at the token before if the forecast has memory, and a constant 1.
 
 use super::Shape;
 use crate::abi::vwd_tensor;
@@ -10,12 +10,12 @@ use crate::with_float;
 pub struct Inputs<'a> {
     /// [N, input_dim]
     pub x: Tensor<'a>,
-    /// [N, q_heads, head_dim]: given where the forecast has memory.
+    /// [N, q_heads, head_dim]; given if the forecast has memory.
     pub previous: Option<Tensor<'a>>,
 }
 
 impl<'a> Inputs<'a> {
-    /// `rows` is what the contract calls their number.
+    /// `rows` is the symbol that the contract gives the number of rows.
     pub fn from_c(
         checks: &Checks,
         shape: &Shape,
@@ -42,7 +42,7 @@ impl<'a> Inputs<'a> {
         self.x.dim(0)
     }
 
-    /// The inputs of token `i`, with zeros after the constant.
+    /// Writes the inputs of token `i`, and zeros after the constant.
     ///
     /// # Safety
     /// `i` is below [`Inputs::count`]; the caller of the op keeps the tensors valid.
@@ -65,7 +65,7 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// x / rms(x) of a row; 0 where x is 0.
+/// Writes x / rms(x) of a row; zeros for a row of zeros.
 ///
 /// # Safety
 /// `i` is a row of x, which is valid and of dtype `T`.
@@ -77,7 +77,7 @@ unsafe fn write_normalised<T: Float, W>(x: &Tensor, i: usize, row: &mut [W], rou
     row.iter_mut().enumerate().for_each(|(c, place)| *place = round(value(c) * scale));
 }
 
-/// A row of queries as it is.
+/// Writes a row of queries unscaled.
 ///
 /// # Safety
 /// `i` is a row of q, which is valid and of dtype `T`; `row` has q_heads·head_dim places.

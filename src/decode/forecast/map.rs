@@ -1,35 +1,35 @@
-//! A solved map: what a projection multiplies with.
+//! A solved map: the matrix, or two matrices, by which a projection multiplies.
 
 use crate::core::allocate::zeros;
 use crate::core::status::Result;
 use crate::ops::simd::LANES;
 
-/// W, or W cut to two factors: q̂ = up·(down·x̂).
+/// W, or W approximated by two factors of low rank: q̂ = up·(down·x̂).
 pub enum Map {
     /// [outputs, inputs]
-    Whole(Matrix),
+    FullRank(Matrix),
     /// [rank, inputs] and [outputs, rank]
-    Cut { down: Matrix, up: Matrix },
+    LowRank { down: Matrix, up: Matrix },
 }
 
 impl Map {
-    /// 0 where it is whole.
+    /// The rank of a map of low rank; 0 for a map of full rank.
     pub fn rank(&self) -> usize {
         match self {
-            Map::Whole(_) => 0,
-            Map::Cut { down, .. } => down.rows,
+            Map::FullRank(_) => 0,
+            Map::LowRank { down, .. } => down.rows,
         }
     }
 
     pub fn bytes(&self) -> usize {
         match self {
-            Map::Whole(weight) => size_of_val(&*weight.values),
-            Map::Cut { down, up } => size_of_val(&*down.values) + size_of_val(&*up.values),
+            Map::FullRank(weight) => size_of_val(&*weight.values),
+            Map::LowRank { down, up } => size_of_val(&*down.values) + size_of_val(&*up.values),
         }
     }
 }
 
-/// Rows of f32, each padded with zeros to whole vectors: one row makes one output, so that a product reads them in order.
+/// Rows of f32, each padded with zeros to whole vectors. One row gives one output, so that a product reads the rows in order.
 pub struct Matrix {
     pub rows: usize,
     pub columns: usize,
@@ -52,7 +52,7 @@ impl Matrix {
         &mut self.values[i * self.stride..][..self.columns]
     }
 
-    /// Some rows with their padding.
+    /// A range of rows with their padding.
     pub fn padded(&self, rows: std::ops::Range<usize>) -> &[f32] {
         &self.values[rows.start * self.stride..rows.end * self.stride]
     }

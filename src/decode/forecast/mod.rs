@@ -1,8 +1,9 @@
 //! Forecast: the pre-RoPE queries of layer l+1 from the residual stream x that enters layer l.
 //!
 //! q̂ = W·[x̂, 1] or, with memory, W·[x̂, q', 1], where x̂ is x / rms(x) and q' the queries of layer l+1 at the token
-//! before (`inputs`). W is the ridge solution over activations of any text, accumulated in a stream (`fit`), whole or cut
-//! to a low rank; it goes to a file and comes from one (`file`, `replace`); a decode step projects with it (`cpu`).
+//! before (`inputs`). W is the ridge solution over activations of any text, accumulated call by call (`fit`), of full or of
+//! low rank (`map`). `file` and `replace` write maps to a file and read them; `cpu` and `cuda` project with them in a decode
+//! step.
 
 mod cpu;
 mod cuda;
@@ -30,7 +31,7 @@ use parking_lot::{Mutex, RwLock};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What a map reads and writes, the same for every layer.
+/// The numbers of a map's inputs and outputs, the same for every layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// 0 or VWD_FORECAST_MEMORY.
@@ -71,12 +72,12 @@ impl Shape {
         self.flags & VWD_FORECAST_MEMORY as usize != 0
     }
 
-    /// Which inputs are queries at the token before: those between x̂ and the constant.
+    /// The inputs that are queries at the token before: those between x̂ and the constant.
     pub fn remembered(&self) -> Range<usize> {
         self.input_dim..self.input_dim + if self.has_memory() { self.outputs() } else { 0 }
     }
 
-    /// Inputs of a map, the constant among them.
+    /// The number of inputs of a map, the constant included.
     pub fn inputs(&self) -> usize {
         self.remembered().end + 1
     }
@@ -85,7 +86,7 @@ impl Shape {
         self.q_heads * self.head_dim
     }
 
-    /// Of a tensor with the queries of so many tokens.
+    /// The shape of a tensor with the queries of `rows` tokens.
     fn queries(&self, rows: (&'static str, usize)) -> [(&'static str, usize); 3] {
         [rows, ("q_heads", self.q_heads), ("head_dim", self.head_dim)]
     }
@@ -121,15 +122,16 @@ pub struct Forecast {
     session: Arc<Session>,
     shape: Shape,
     ridge: f32,
-    /// Per layer. Held while sums grow and while they are solved.
+    /// The sums of each layer. The lock is taken while sums grow and while they are solved.
     sums: Mutex<Vec<Option<Sums>>>,
-    /// Per layer. Held only to take or to replace a map, so that projections do not wait for each other or for a fit.
+    /// The map of each layer. The lock is taken only to read or to replace a map, so that projections do not wait for each
+    /// other or for a fit.
     maps: RwLock<Vec<Option<Solved>>>,
     /// Maps that were replaced: streams and captured graphs may still read them.
     replaced: Mutex<Vec<Arc<PlacedMap>>>,
 }
 
-/// A map, and where it is on a CUDA session's device.
+/// A map and, for a CUDA session, its copy on the device.
 #[derive(Clone)]
 struct Solved {
     map: Arc<Map>,
@@ -285,10 +287,10 @@ impl Forecast {
 /// A rotary embedding, defaults filled in.
 struct Rope<'a> {
     interleaved: bool,
-    /// Channels that rotate, even.
+    /// The number of channels that rotate, even.
     dim: usize,
     theta: f64,
-    /// Factor on the channels that rotate.
+    /// The factor on the channels that rotate.
     scale: f64,
     /// [dim/2]
     inv_freq: Option<Tensor<'a>>,

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-/// Opens a regular file for reading. Anything else is an error at once: it is not opened where that can be foreseen, and
-/// does not block where it cannot.
+/// Opens a regular file for reading. Any other kind of file is an error at once: the kind is checked before the file is
+/// opened and, in case the file was replaced meanwhile, after it was opened without blocking.
 pub fn open(path: &str) -> Result<File> {
     require_regular(&std::fs::metadata(path)?)?;
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
@@ -16,8 +16,8 @@ pub fn open(path: &str) -> Result<File> {
     Ok(file)
 }
 
-/// Writes a new file beside the one that `path` names, and renames it into its place: `path` is never half written. A
-/// symbolic link stays, and what it names is replaced; the permissions of a file that was there stay, too.
+/// Writes a new file in the folder of the file that `path` names, and renames it to that file, so that `path` is never half
+/// written. If `path` is a symbolic link, the file that it names is replaced. The permissions of an existing file stay.
 pub fn replace(path: &str, write: impl FnOnce(&mut BufWriter<File>) -> Result<()>) -> Result<()> {
     let target = behind_links(path)?;
     let permissions = match std::fs::metadata(&target) {
@@ -28,25 +28,25 @@ pub fn replace(path: &str, write: impl FnOnce(&mut BufWriter<File>) -> Result<()
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    let (beside, file) = create_beside(&target, permissions.as_ref().map(|permissions| permissions.mode()))?;
+    let (temporary, file) = create_in_same_folder(&target, permissions.as_ref().map(|permissions| permissions.mode()))?;
     let mut buffer = BufWriter::with_capacity(1 << 20, file);
     let outcome = permissions
-        // What the umask has taken of them.
+        // The umask may have removed permissions when the file was created.
         .map_or(Ok(()), |permissions| buffer.get_ref().set_permissions(permissions))
         .and_then(|()| write(&mut buffer))
         .and_then(|()| buffer.into_inner().map_err(|error| error.into_error()))
         .and_then(|file| file.sync_all())
-        .and_then(|()| std::fs::rename(&beside, &target));
+        .and_then(|()| std::fs::rename(&temporary, &target));
     if outcome.is_err() {
-        // The first error is the one to tell.
-        let _ = std::fs::remove_file(&beside);
+        // The caller gets the first error, not one of this removal.
+        let _ = std::fs::remove_file(&temporary);
     }
     outcome
 }
 
 /// The path at the end of symbolic links, whether or not anything is there.
 fn behind_links(path: &str) -> Result<PathBuf> {
-    /// As many as Linux follows.
+    /// The number of links that Linux follows.
     const MOST: usize = 40;
     let mut path = PathBuf::from(path);
     for _ in 0..=MOST {
@@ -64,9 +64,9 @@ fn folder(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new(""))
 }
 
-/// A new file in the folder of `target`. The name is short whatever the target's, and never one that is taken: a process
-/// that was killed may have left some, and one in another container has the same id.
-fn create_beside(target: &Path, mode: Option<u32>) -> Result<(PathBuf, File)> {
+/// Creates a file in the folder of `target`. Its name is short whatever the target's name, and new: a killed process may have
+/// left files, and a process in another container may have the same id.
+fn create_in_same_folder(target: &Path, mode: Option<u32>) -> Result<(PathBuf, File)> {
     const TRIES: usize = 100;
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let mut options = OpenOptions::new();

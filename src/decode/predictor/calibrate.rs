@@ -1,8 +1,8 @@
 //! Choice of the smoothing factors on a history of score rows.
 //!
 //! Every point of a grid runs through every history and is rated by the share of each selection that it would have
-//! predicted. A selected block weighs what its score exceeds the best score left out by: w_j = max(s_j − c, 0). Raw block
-//! scores have no fixed offset, scale or sign, so that neither s_j itself nor its softmax would do as a weight.
+//! predicted. A selected block weighs as much as its score exceeds c, the best score left out: w_j = max(s_j − c, 0). Raw
+//! block scores have no fixed offset, scale or sign, so neither s_j itself nor its softmax would do as a weight.
 
 use super::cpu::{forecast, smooth};
 use super::{Ratio, check_holt};
@@ -16,9 +16,9 @@ use crate::runtime::{On, Session, require_no_flags};
 
 pub struct CalibrateRequest<'a> {
     ratio: Ratio,
-    /// k is that of the selection, before the ratio.
+    /// The budget of the selection, before the ratio.
     budget: Budget,
-    /// Not empty.
+    /// The points of the grid, at least one.
     grid: Vec<vwd_holt>,
     /// [N, T, Hk, nb]
     scores: Tensor<'a>,
@@ -28,7 +28,7 @@ pub struct CalibrateRequest<'a> {
 
 impl<'a> CalibrateRequest<'a> {
     /// # Safety
-    /// The C contract of grid: NULL or `grid_count` points.
+    /// `c.grid` is NULL or holds `grid_count` points.
     pub unsafe fn from_c(session: &Session, c: &'a vwd_predictor_calibrate_args) -> Result<CalibrateRequest<'a>> {
         require_no_flags("flags", c.flags)?;
         let grid = match (c.grid.is_null(), c.grid_count) {
@@ -70,15 +70,15 @@ pub fn calibrate(session: &Session, request: &CalibrateRequest) -> Result<Best> 
     }
 }
 
-/// Points that run through a history together, so that its targets are found once for all of them.
+/// The number of points that run through a history together, so that its targets are found once for all of them.
 const GROUP: usize = 8;
 
-/// One history of one head, as a group of points predicted it.
+/// How well a group of points predicted one history of one head.
 #[derive(Clone, Copy, Default)]
 struct Rating {
-    /// Sum of the shares hit, per point.
+    /// The sum of the shares hit, per point.
     hits: [f64; GROUP],
-    /// Steps that count.
+    /// The number of steps that count.
     steps: u64,
 }
 
@@ -118,7 +118,8 @@ fn search(cpu: &Cpu, r: &CalibrateRequest) -> Result<Best> {
     Ok(best)
 }
 
-/// {1, 0, 0}, then less and less weight of the newest score, each without a trend and with trends of several speeds.
+/// {1, 0, 0}, then points with less and less weight of the newest score, each without a trend and with trends of several
+/// speeds.
 fn built_in_grid() -> Vec<vwd_holt> {
     let mut grid = Vec::new();
     for alpha in [1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1] {
@@ -141,7 +142,7 @@ unsafe fn rate(cpu: &Cpu, r: &CalibrateRequest, points: &[vwd_holt], n: usize, g
     let most = (0..steps).map(blocks).max().unwrap_or(0);
     let scratch = cpu.scratch();
     let (scores, predicted) = (scratch.slice(most, 0.0f32)?, scratch.slice(most, 0.0f32)?);
-    // Level and trend of every block, per point.
+    // The level and trend of every block, per point.
     let states = scratch.slice(points.len() * most, (f32::NEG_INFINITY, 0.0f32))?;
     let wider = Budget { k: r.ratio.of(r.budget.k), ..r.budget };
     let mut rating = Rating::default();
@@ -172,36 +173,37 @@ unsafe fn rate(cpu: &Cpu, r: &CalibrateRequest, points: &[vwd_holt], n: usize, g
     Ok(rating)
 }
 
-/// What there is to hit in one step of one head.
+/// The blocks to hit in one step of one head.
 struct Target {
     /// The blocks that are not forced.
     free: std::ops::Range<usize>,
     /// c, the best finite score that the selection leaves out.
-    cut: f64,
+    best_left_out: f64,
     /// Σ w_j, above 0.
     total: f64,
 }
 
 impl Target {
-    /// `None` where the selection leaves nothing out, or nothing that it takes is better.
+    /// `None` if the selection leaves no finite score out, or takes no score above c.
     fn of(scores: &[f32], budget: Budget) -> Option<Target> {
         let n = scores.len();
         let init = budget.init.min(n);
         let free = init..n - budget.local.min(n - init);
         let mut left_out = free.start;
-        let mut cut = f32::NEG_INFINITY;
-        let mut pass = |range: std::ops::Range<usize>| {
-            scores[range].iter().filter(|score| score.is_finite()).for_each(|&score| cut = cut.max(score));
+        let mut best_left_out = f32::NEG_INFINITY;
+        let mut leave_out = |range: std::ops::Range<usize>| {
+            let finite = scores[range].iter().filter(|score| score.is_finite());
+            finite.for_each(|&score| best_left_out = best_left_out.max(score));
         };
         select_top(scores, budget, |j| {
             if free.contains(&j) {
-                pass(left_out..j);
+                leave_out(left_out..j);
                 left_out = j + 1;
             }
         });
-        pass(left_out..free.end);
-        let mut target = Target { free: free.clone(), cut: cut as f64, total: 0.0 };
-        if cut.is_finite() {
+        leave_out(left_out..free.end);
+        let mut target = Target { free: free.clone(), best_left_out: best_left_out as f64, total: 0.0 };
+        if best_left_out.is_finite() {
             target.total = free.map(|j| target.weight(scores, j)).sum();
         }
         (target.total > 0.0).then_some(target)
@@ -209,6 +211,6 @@ impl Target {
 
     fn weight(&self, scores: &[f32], j: usize) -> f64 {
         let counts = self.free.contains(&j) && scores[j].is_finite();
-        if counts { (scores[j] as f64 - self.cut).max(0.0) } else { 0.0 }
+        if counts { (scores[j] as f64 - self.best_left_out).max(0.0) } else { 0.0 }
     }
 }

@@ -69,9 +69,9 @@ pub fn predict(cpu: &Cpu, r: &PredictRequest) -> Result<()> {
 /// # Safety
 /// `i` and `g` are inside the checked shapes, and no other task handles them.
 unsafe fn predict_row(r: &PredictRequest, i: usize, g: usize, row: &mut [f32]) {
-    let cap = r.predicted.cap();
-    // SAFETY: every index below is inside the checked shapes; at most cap blocks are emitted, because neither the
-    // clamped budget nor the forced blocks exceed cap.
+    let capacity = r.predicted.cap();
+    // SAFETY: every index below is inside the checked shapes; at most `capacity` blocks are emitted, because neither the
+    // clamped budget nor the number of forced blocks exceeds it.
     unsafe {
         let row = &mut row[..r.blocks.count(i)];
         let (level, trend) = (r.state.level.row::<f32, 2>([i, g]), r.state.trend.row::<f32, 2>([i, g]));
@@ -84,7 +84,7 @@ unsafe fn predict_row(r: &PredictRequest, i: usize, g: usize, row: &mut [f32]) {
             }
         }
         let k = r.budgets.map_or(r.budget.k, |budgets| budgets.get::<i32, 1>([i]).max(0) as usize);
-        let budget = Budget { k: r.ratio.of(k).min(cap), ..r.budget };
+        let budget = Budget { k: r.ratio.of(k).min(capacity), ..r.budget };
         let mut count = 0;
         select_top(row, budget, |j| {
             r.predicted.ids.set([i, g, count], j as i32);

@@ -23,7 +23,7 @@ use crate::ops::topk::Budget;
 use crate::ops::views::{BlockList, Lists};
 use crate::runtime::{On, Session, require_no_flags};
 
-/// level and trend, both [B, Hk, max_blocks] float32.
+/// The smoothed scores: level and trend, both [B, Hk, max_blocks] float32.
 #[derive(Clone, Copy)]
 struct State<'a> {
     level: Tensor<'a>,
@@ -38,7 +38,7 @@ impl<'a> State<'a> {
         Ok(State { level, trend })
     }
 
-    /// Whether it has no block at all, however many sequences and heads it claims.
+    /// Whether the state has no elements, however large its other extents are.
     fn is_empty(&self) -> bool {
         self.level.shape().contains(&0)
     }
@@ -60,12 +60,12 @@ impl<'a> State<'a> {
     }
 }
 
-/// Of all that has a value for every block.
+/// The shape of tensors with a value for every block.
 fn shape_of(level: &Tensor) -> [(&'static str, usize); 3] {
     [("B", level.dim(0)), ("Hk", level.dim(1)), ("max_blocks", level.dim(2))]
 }
 
-/// How many blocks each sequence has.
+/// The number of blocks of each sequence.
 #[derive(Clone, Copy)]
 struct Blocks<'a> {
     seq_lens: Tensor<'a>,
@@ -82,7 +82,7 @@ impl<'a> Blocks<'a> {
         Ok(Blocks { seq_lens, size: size as usize, most: state.max_blocks() })
     }
 
-    /// n_i = ⌈len/S⌉, clamped to what the state holds.
+    /// n_i = ⌈len/S⌉, clamped to max_blocks.
     ///
     /// # Safety
     /// There is a sequence `i`, the op's caller keeps seq_lens valid, and the session computes on the CPU.
@@ -93,7 +93,7 @@ impl<'a> Blocks<'a> {
     }
 }
 
-/// Smoothing factors within their bounds.
+/// Checks the bounds of smoothing factors and fills in the default.
 fn check_holt(name: &str, holt: &vwd_holt) -> Result<vwd_holt> {
     for (part, value) in [("alpha", holt.alpha), ("beta", holt.beta)] {
         if !(0.0..=1.0).contains(&value) {
@@ -120,7 +120,7 @@ impl Ratio {
         }
     }
 
-    /// Forgives the rounding of a float: 1.1f is a little above 1.1, and ⌈1.1·10⌉ is 11.
+    /// ⌈r·k⌉, tolerant to the rounding of r to float32: 1.1f is a little above 1.1, and ⌈1.1·10⌉ is 11.
     fn of(self, k: usize) -> usize {
         (self.0 * k as f64 * (1.0 - 1e-6)).ceil() as usize
     }
@@ -158,7 +158,7 @@ pub struct PredictRequest<'a> {
     blocks: Blocks<'a>,
     gamma: f32,
     ratio: Ratio,
-    /// k is that of the selection, before the ratio.
+    /// The budget of the selection, before the ratio.
     budget: Budget,
     /// [B]
     budgets: Option<Tensor<'a>>,
@@ -183,14 +183,18 @@ impl<'a> PredictRequest<'a> {
         let lists = Lists { batch, positions: None, kv_heads: heads };
         let predicted = BlockList::from_c(&checks, &c.predicted, names, lists)?.writable()?;
         let budget = Budget { k: c.k as usize, init: c.init_blocks as usize, local: c.local_blocks as usize };
-        let cap = predicted.cap();
-        if ratio.of(budget.k) > cap {
+        let capacity = predicted.cap();
+        if ratio.of(budget.k) > capacity {
             let found = format!("{} predicted of a selection of {}", ratio.of(budget.k), budget.k);
-            return Err(Error::argument("k", found, format!("at most predicted's cap, {cap}")));
+            return Err(Error::argument("k", found, format!("at most predicted's cap, {capacity}")));
         }
-        if budget.init + budget.local > cap {
+        if budget.init + budget.local > capacity {
             let found = format!("{} with local_blocks {}", budget.init, budget.local);
-            return Err(Error::argument("init_blocks", found, format!("at most predicted's cap, {cap}, together")));
+            return Err(Error::argument(
+                "init_blocks",
+                found,
+                format!("at most predicted's cap, {capacity}, together"),
+            ));
         }
         let scores = checks.optional_output("scores", &c.scores, &[DType::F32], &shape_of(&state.level))?;
         overlap::reject(

@@ -3,7 +3,7 @@
 use crate::core::status::{Error, Result};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
-/// Slots.
+/// The memory of a layer's slots.
 pub struct Pool {
     data: *mut u8,
     layout: Layout,

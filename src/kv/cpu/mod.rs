@@ -1,4 +1,4 @@
-//! The cache on the CPU: the reference. What travels on a device is there when a call returns.
+//! The cache on the CPU: the reference. Copies that run on a side stream on a device are done here when a call returns.
 
 mod memory;
 mod residents;
@@ -19,7 +19,7 @@ use residents::{Evicted, Residents};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// All layers, with what they count.
+/// All layers and their counters.
 pub struct Layers {
     layers: Vec<Layer>,
     tail_table: Vec<i32>,
@@ -27,7 +27,7 @@ pub struct Layers {
 }
 
 impl Layers {
-    /// Tells `progress` how many layers there are so far.
+    /// Calls `progress` with the number of layers created so far.
     pub fn create(session: &Arc<Session>, options: &Options, progress: impl Fn(usize)) -> Result<Layers> {
         let mut layers = reserved(options.layers, "the layers of a KV cache")?;
         for n in 0..options.layers {
@@ -38,7 +38,7 @@ impl Layers {
     }
 }
 
-/// The session's, which is on the CPU.
+/// The CPU backend of a session that computes on the CPU.
 fn cpu<'o>(on: &'o On) -> &'o Cpu {
     let On::Cpu(cpu) = on else { unreachable!("a cache of a CPU session") };
     cpu
@@ -65,9 +65,9 @@ impl Store for Layers {
         Ok(())
     }
 
-    fn truncate(&mut self, _: &On, cut: &Changed) -> Result<()> {
+    fn truncate(&mut self, _: &On, truncated: &Changed) -> Result<()> {
         for layer in &mut self.layers {
-            layer.truncate(cut.sequence, cut.whole, cut.opened);
+            layer.truncate(truncated.sequence, truncated.whole, truncated.opened);
         }
         Ok(())
     }
@@ -99,8 +99,8 @@ impl Store for Layers {
     }
 
     fn wait(&mut self, on: &On, layer: usize) -> Result<()> {
-        let asked = self.layers[layer].fetch(cpu(on), &mut self.counters);
-        self.counters.waits += (asked > 0) as u64;
+        let copies = self.layers[layer].fetch(cpu(on), &mut self.counters);
+        self.counters.waits += (copies > 0) as u64;
         Ok(())
     }
 
@@ -118,22 +118,23 @@ impl Store for Layers {
 }
 
 struct Layer {
-    /// [total_slots, run] and [host_blocks, Hk, run].
+    /// [total_slots] runs.
     pool: Pool,
+    /// [host_blocks, Hk] runs.
     host: Pinned,
     options: Options,
     run: Run,
-    /// Of each sequence.
+    /// The tail of each sequence.
     tails: Vec<Tail>,
     residents: Residents,
 }
 
-// SAFETY: what it points to is its own, and the cache locks it.
+// SAFETY: a layer owns the memory that it points to, and the cache locks it.
 unsafe impl Send for Layer {}
-// SAFETY: as above; tasks that share it write places of their own.
+// SAFETY: as above; tasks that share a layer write disjoint places.
 unsafe impl Sync for Layer {}
 
-/// Newest blocks of a sequence, which lie in slots of their own: `first` … `newest` and no more than two of them.
+/// The newest blocks of a sequence, which lie in the slots of its tail: `first` … `newest`, at most the last two of them.
 #[derive(Clone, Copy, Debug)]
 struct Tail {
     newest: i64,
@@ -147,8 +148,8 @@ impl Tail {
         (self.first.max(self.newest - 1)..=self.newest).contains(&block)
     }
 
-    /// Goes through the blocks that tokens from `begin` on are written to, as far as there is room: number, tokens of the
-    /// block, and the first of the tokens given. Returns how many have no place.
+    /// Walks over the blocks that the given tokens are written to. Calls `each` with the block's number, the tokens' places in
+    /// the block, and the number of the first of the given tokens. Returns the number of tokens that have no place.
     fn walk(
         &mut self,
         size: usize,
@@ -156,9 +157,9 @@ impl Tail {
         tokens: Range<i64>,
         mut each: impl FnMut(usize, Range<usize>, usize),
     ) -> u64 {
-        let room = (size * blocks) as i64;
+        let capacity = (size * blocks) as i64;
         let mut at = tokens.start.max(0).min(tokens.end);
-        let past = tokens.end.min(room).max(at);
+        let past = tokens.end.min(capacity).max(at);
         let mut dropped = ((at - tokens.start) + (tokens.end - past)) as u64;
         while at < past {
             let (number, within) = (at / size as i64, at % size as i64);
@@ -184,7 +185,7 @@ impl Layer {
             options: *options,
             run: options.run(),
             tails: filled(Tail::EMPTY, options.max_sequences, "the tails of a KV cache")?,
-            residents: Residents::new(options.keys(), options.slots, options.hold)?,
+            residents: Residents::new(options.host_runs(), options.slots, options.hold)?,
         })
     }
 
@@ -209,11 +210,11 @@ impl Layer {
 
     // --- sequences -----------------------------------------------------------------------------------------------
 
-    /// `child` has the first `whole` blocks of `parent`, and of the next what `opened` says.
+    /// Begins `child` with the first `whole` blocks of `parent`, and with the partial block `opened` after them.
     pub fn fork(&mut self, parent: usize, child: usize, whole: usize, opened: Option<Opened>) {
         let shared = whole as i64;
         let from = self.tails[parent];
-        // What is shared is not written any more.
+        // The parent does not write to shared blocks any more.
         self.tails[parent].first = from.first.max(shared);
         self.tails[child] = Tail { newest: from.newest.min(shared - 1), first: shared };
         if let Some(opened) = opened.filter(|_| shared <= from.newest) {
@@ -221,19 +222,19 @@ impl Layer {
         }
     }
 
-    /// The sequence ends before block `whole`, or with what `opened` says of it.
+    /// Ends a sequence before block `whole`, or with the partial block `opened`.
     pub fn truncate(&mut self, sequence: usize, whole: usize, opened: Option<Opened>) {
-        let (tail, cut) = (self.tails[sequence], whole as i64);
-        if tail.newest < cut {
+        let (tail, end) = (self.tails[sequence], whole as i64);
+        if tail.newest < end {
             return;
         }
-        self.tails[sequence] = Tail { newest: cut - 1, first: cut };
+        self.tails[sequence] = Tail { newest: end - 1, first: end };
         if let Some(opened) = opened {
-            self.open(sequence, opened, tail.holds(cut).then_some(sequence));
+            self.open(sequence, opened, tail.holds(end).then_some(sequence));
         }
     }
 
-    /// Makes a block the newest of a sequence. Its tokens are in the tail of sequence `from`, or in host memory.
+    /// Makes a partial block the newest of a sequence. Its tokens are in the tail of sequence `from`, or in host memory.
     fn open(&mut self, sequence: usize, Opened { number, content }: Opened, from: Option<usize>) {
         self.tails[sequence].newest = number as i64;
         let to = |head| self.slot(self.tail_slot(sequence, number, head));
@@ -247,7 +248,7 @@ impl Layer {
     pub fn drop_blocks(&mut self, blocks: &[u32]) {
         for &block in blocks {
             for head in 0..self.options.kv_heads {
-                self.residents.drop_block(block as usize * self.options.kv_heads + head);
+                self.residents.drop_run(block as usize * self.options.kv_heads + head);
             }
         }
     }
@@ -281,7 +282,7 @@ impl Layer {
                 }
                 if within.end == this.options.block_size {
                     let host = this.host(blocks[number] as usize, head);
-                    // SAFETY: a run each; the block is this sequence's alone.
+                    // SAFETY: both are runs; no other sequence has the block.
                     unsafe { std::ptr::copy_nonoverlapping(slot, host, this.run.bytes) };
                 }
             });
@@ -305,7 +306,7 @@ impl Layer {
     }
 
     /// # Safety
-    /// The tensors are valid, the index inside them, and nobody else touches the token's place in the slot.
+    /// The tensors are valid, the index is inside them, and no other task touches the token's place in the slot.
     unsafe fn write_token(&self, r: &AppendRequest, index: [usize; 3], slot: *mut u8, token: usize) {
         for (part, tensor) in self.run.parts.iter().zip(r.parts()) {
             let Some(tensor) = tensor else { continue };
@@ -322,55 +323,55 @@ impl Layer {
             return;
         }
         self.residents.begin();
-        // First what is there, so that nothing of it makes room for the rest.
+        // Blocks that have a slot are named first, so that none of them loses it to a missed block.
         for at in r.lists() {
             // SAFETY: the caller vouches for the tensors.
             for (_, sequence, id) in unsafe { r.entries(at) } {
-                if let Place::Stored { key } = self.place(sequences, sequence, at[2], id) {
-                    self.residents.name(key);
+                if let Place::Stored { host_run } = self.place(sequences, sequence, at[2], id) {
+                    self.residents.name(host_run);
                 }
             }
         }
         for at in r.lists() {
-            let (mut there, mut missed) = (0, 0);
+            let (mut resident_count, mut missed) = (0, 0);
             // SAFETY: as above.
             for (j, sequence, id) in unsafe { r.entries(at) } {
-                let (slot, is_there) = match self.place(sequences, sequence, at[2], id) {
+                let (slot, is_resident) = match self.place(sequences, sequence, at[2], id) {
                     Place::Nowhere => (NO_SLOT, false),
                     Place::Tail { slot } => (slot as i32, true),
-                    Place::Stored { key } => self.stored(key, counters),
+                    Place::Stored { host_run } => self.stored(host_run, counters),
                 };
-                missed += (slot != NO_SLOT && !is_there) as usize;
-                // SAFETY: as above; of a list no more entries are there than it has.
+                missed += (slot != NO_SLOT && !is_resident) as usize;
+                // SAFETY: as above; a list has no more resident entries than entries.
                 unsafe {
                     r.wanted.set_slot(at, j, slot);
-                    if let Some(resident) = r.resident.as_ref().filter(|_| is_there) {
-                        resident.set_id(at, there, id);
-                        resident.set_slot(at, there, slot);
+                    if let Some(resident) = r.resident.as_ref().filter(|_| is_resident) {
+                        resident.set_id(at, resident_count, id);
+                        resident.set_slot(at, resident_count, slot);
                     }
                 }
-                there += is_there as usize;
+                resident_count += is_resident as usize;
             }
-            counters.hits += there as u64;
+            counters.hits += resident_count as u64;
             counters.misses += missed as u64;
             // SAFETY: as above.
-            unsafe { r.set_counts(at, there, missed) };
+            unsafe { r.set_counts(at, resident_count, missed) };
         }
     }
 
-    /// The slot of a block that is not in a tail, and whether the block is there.
-    fn stored(&mut self, key: usize, counters: &mut Counters) -> (i32, bool) {
+    /// The slot of a block that is not in a tail, and whether the block is resident.
+    fn stored(&mut self, host_run: usize, counters: &mut Counters) -> (i32, bool) {
         let first = self.options.tail_slots();
-        if let Some(slot) = self.residents.name(key) {
-            return ((first + slot) as i32, self.residents.is_there(slot));
+        if let Some(slot) = self.residents.name(host_run) {
+            return ((first + slot) as i32, self.residents.use_if_resident(slot));
         }
-        let (slot, evicted) = self.residents.give(key);
+        let (slot, evicted) = self.residents.give_slot(host_run);
         counters.evictions += (evicted != Evicted::Nothing) as u64;
         counters.unused += (evicted == Evicted::Unused) as u64;
         ((first + slot) as i32, false)
     }
 
-    /// Where block `id` of a sequence is.
+    /// The place of block `id` of a sequence.
     fn place(&self, sequences: &Sequences, sequence: usize, head: usize, id: i32) -> Place {
         let Some(blocks) = sequences.blocks(sequence) else { return Place::Nowhere };
         let tail = &self.tails[sequence];
@@ -381,27 +382,27 @@ impl Layer {
         if tail.holds(id as i64) {
             return Place::Tail { slot: self.tail_slot(sequence, number, head) };
         }
-        Place::Stored { key: blocks[number] as usize * self.options.kv_heads + head }
+        Place::Stored { host_run: blocks[number] as usize * self.options.kv_heads + head }
     }
 
-    /// Makes the copies that resolves have asked for. Returns how many there were.
+    /// Makes the copies that resolves have asked for. Returns their number.
     pub fn fetch(&mut self, cpu: &Cpu, counters: &mut Counters) -> usize {
-        let (first, heads, asked) = (self.options.tail_slots(), self.options.kv_heads, self.residents.asked());
+        let (first, heads, copies) = (self.options.tail_slots(), self.options.kv_heads, self.residents.copies());
         let this = &*self;
-        cpu.parallel(asked, self.run.bytes, |n| {
-            let Some((slot, key)) = this.residents.copy(n) else { return };
-            // SAFETY: a run of host memory and one of the pool, which no other copy names: each has its slot.
+        cpu.parallel(copies, self.run.bytes, |n| {
+            let Some((slot, host_run)) = this.residents.copy(n) else { return };
+            // SAFETY: a run of host memory and a run of the pool; every copy has its own slot.
             unsafe {
-                let (from, to) = (this.host(key / heads, key % heads), this.slot(first + slot));
+                let (from, to) = (this.host(host_run / heads, host_run % heads), this.slot(first + slot));
                 std::ptr::copy_nonoverlapping(from, to, this.run.bytes)
             };
         });
-        counters.bytes_fetched += (self.residents.land() * self.run.bytes) as u64;
-        asked
+        counters.bytes_fetched += (self.residents.finish_copies() * self.run.bytes) as u64;
+        copies
     }
 }
 
-/// In a list: the block is nowhere.
+/// The slot of an entry whose block the sequence does not have.
 const NO_SLOT: i32 = -1;
 
 enum Place {
@@ -409,16 +410,16 @@ enum Place {
     Tail {
         slot: usize,
     },
-    /// By block and KV head.
+    /// In host memory; block · Hk + KV head is the number of the run.
     Stored {
-        key: usize,
+        host_run: usize,
     },
 }
 
-/// The channels of one token and KV head, or its scale.
+/// Copies the channels of one token and KV head, or its scale.
 ///
 /// # Safety
-/// The tensor is valid, the index inside it, and there is room at `to`.
+/// The tensor is valid, the index is inside it, and the row fits at `to`.
 unsafe fn copy_row(tensor: &Tensor, [i, t, g]: [usize; 3], to: *mut u8) {
     let size = tensor.dtype.bytes();
     let at = [i, t, g].iter().enumerate().fold(0i64, |sum, (d, &n)| sum.wrapping_add(n as i64 * tensor.byte_stride(d)));
@@ -435,4 +436,4 @@ unsafe fn copy_row(tensor: &Tensor, [i, t, g]: [usize; 3], to: *mut u8) {
     }
 }
 
-const _: () = assert!(TAIL_BLOCKS == 3, "two that lists may name, and one that tokens begin meanwhile");
+const _: () = assert!(TAIL_BLOCKS == 3, "two blocks that lists may name, and one that tokens begin meanwhile");

@@ -1,63 +1,64 @@
-//! Which block of which KV head each slot holds, and which of them are still to be copied: the least recently named makes room for
-//! the next.
+//! The host run that each slot holds, and the slots that are still to be filled. A run without a slot gets the slot that was named
+//! least recently. A run's number is block · Hk + KV head.
 
 use crate::core::allocate::{collected, filled, reserved};
 use crate::core::status::Result;
 
-/// No block, or no slot.
-const NOBODY: u32 = u32::MAX;
+/// The number of no run and of no slot.
+const NONE: u32 = u32::MAX;
 
 pub struct Residents {
-    /// By block and KV head.
+    /// The slot of each host run.
     slot_of: Vec<u32>,
     slots: Vec<Slot>,
-    /// Slots given away since the last copies, each once.
-    asked: Vec<u32>,
-    /// Ends of the list of slots in the order in which they were named.
+    /// The slots given to another run since the last copies, each once.
+    to_copy: Vec<u32>,
+    /// The ends of the linked list of slots in the order in which they were named.
     oldest: u32,
     newest: u32,
-    /// Resolves so far, and those within which a slot that was named stays.
+    /// The number of resolves so far.
     now: u64,
+    /// The number of resolves during which a named slot keeps its run.
     hold: u64,
 }
 
 #[derive(Clone, Copy)]
 struct Slot {
-    holds: u32,
+    host_run: u32,
     named_at: u64,
-    is_asked: bool,
-    is_there: bool,
-    /// Named since it was fetched.
+    is_to_copy: bool,
+    is_resident: bool,
+    /// Whether a resolve has named the run since it was copied.
     is_used: bool,
     before: u32,
     after: u32,
 }
 
-/// What a slot held before it was given to another block.
+/// The content of a slot before it was given to another run.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Evicted {
     Nothing,
     Used,
-    /// Fetched, and not named since.
+    /// A run that was copied and not named afterwards.
     Unused,
 }
 
 impl Residents {
-    pub fn new(keys: usize, slots: usize, hold: usize) -> Result<Residents> {
+    pub fn new(host_runs: usize, slots: usize, hold: usize) -> Result<Residents> {
         const PURPOSE: &str = "the slots' bookkeeping of a KV cache";
         let slot = |n: usize| Slot {
-            holds: NOBODY,
+            host_run: NONE,
             named_at: 0,
-            is_asked: false,
-            is_there: false,
+            is_to_copy: false,
+            is_resident: false,
             is_used: false,
-            before: if n == 0 { NOBODY } else { n as u32 - 1 },
-            after: if n + 1 == slots { NOBODY } else { n as u32 + 1 },
+            before: if n == 0 { NONE } else { n as u32 - 1 },
+            after: if n + 1 == slots { NONE } else { n as u32 + 1 },
         };
         Ok(Residents {
-            slot_of: filled(NOBODY, keys, PURPOSE)?,
+            slot_of: filled(NONE, host_runs, PURPOSE)?,
             slots: collected((0..slots).map(slot), PURPOSE)?,
-            asked: reserved(slots, PURPOSE)?,
+            to_copy: reserved(slots, PURPOSE)?,
             oldest: 0,
             newest: slots as u32 - 1,
             now: hold as u64,
@@ -65,15 +66,15 @@ impl Residents {
         })
     }
 
-    /// A resolve begins.
+    /// Begins a resolve.
     pub fn begin(&mut self) {
         self.now += 1;
     }
 
-    /// Names a block if it has a slot: it stays for now.
-    pub fn name(&mut self, key: usize) -> Option<usize> {
-        let slot = self.slot_of[key];
-        if slot == NOBODY {
+    /// Names a run that has a slot, so that it keeps the slot for `hold` resolves.
+    pub fn name(&mut self, host_run: usize) -> Option<usize> {
+        let slot = self.slot_of[host_run];
+        if slot == NONE {
             return None;
         }
         self.slots[slot as usize].named_at = self.now;
@@ -82,69 +83,69 @@ impl Residents {
         Some(slot as usize)
     }
 
-    /// Whether the slot's block has landed; it is then in use.
-    pub fn is_there(&mut self, slot: usize) -> bool {
+    /// Whether the slot's run has been copied. If so, marks it as used.
+    pub fn use_if_resident(&mut self, slot: usize) -> bool {
         let slot = &mut self.slots[slot];
-        slot.is_used |= slot.is_there;
-        slot.is_there
+        slot.is_used |= slot.is_resident;
+        slot.is_resident
     }
 
-    /// Gives a block that has no slot the oldest one, and asks for its copy.
-    pub fn give(&mut self, key: usize) -> (usize, Evicted) {
+    /// Gives the oldest slot to a run that has none, and asks for its copy.
+    pub fn give_slot(&mut self, host_run: usize) -> (usize, Evicted) {
         let at = self.oldest;
         let slot = &mut self.slots[at as usize];
         assert!(slot.named_at + self.hold <= self.now, "more slots are named than the cache has");
         let evicted = match slot {
-            Slot { holds: NOBODY, .. } => Evicted::Nothing,
-            Slot { is_there: true, is_used: false, .. } => Evicted::Unused,
+            Slot { host_run: NONE, .. } => Evicted::Nothing,
+            Slot { is_resident: true, is_used: false, .. } => Evicted::Unused,
             _ => Evicted::Used,
         };
-        if slot.holds != NOBODY {
-            self.slot_of[slot.holds as usize] = NOBODY;
+        if slot.host_run != NONE {
+            self.slot_of[slot.host_run as usize] = NONE;
         }
-        slot.holds = key as u32;
-        (slot.is_there, slot.is_used) = (false, false);
-        if !std::mem::replace(&mut slot.is_asked, true) {
-            self.asked.push(at);
+        slot.host_run = host_run as u32;
+        (slot.is_resident, slot.is_used) = (false, false);
+        if !std::mem::replace(&mut slot.is_to_copy, true) {
+            self.to_copy.push(at);
         }
-        self.slot_of[key] = at;
-        self.name(key);
+        self.slot_of[host_run] = at;
+        self.name(host_run);
         (at as usize, evicted)
     }
 
-    /// Slots that were given away since the last copies.
-    pub fn asked(&self) -> usize {
-        self.asked.len()
+    /// The number of copies that [`Residents::copy`] has.
+    pub fn copies(&self) -> usize {
+        self.to_copy.len()
     }
 
-    /// The `n`-th of them and its block; `None` where that is no more.
+    /// The slot and the host run of copy `n`; `None` if the run's block was dropped.
     pub fn copy(&self, n: usize) -> Option<(usize, usize)> {
-        let at = self.asked[n] as usize;
-        let key = self.slots[at].holds;
-        (key != NOBODY).then_some((at, key as usize))
+        let at = self.to_copy[n] as usize;
+        let host_run = self.slots[at].host_run;
+        (host_run != NONE).then_some((at, host_run as usize))
     }
 
-    /// The copies are made. Returns how many there were.
-    pub fn land(&mut self) -> usize {
-        let mut landed = 0;
-        for &at in &self.asked {
+    /// Marks the runs of all copies as resident. Returns their number.
+    pub fn finish_copies(&mut self) -> usize {
+        let mut finished = 0;
+        for &at in &self.to_copy {
             let slot = &mut self.slots[at as usize];
-            (slot.is_asked, slot.is_there) = (false, slot.holds != NOBODY);
-            landed += slot.is_there as usize;
+            (slot.is_to_copy, slot.is_resident) = (false, slot.host_run != NONE);
+            finished += slot.is_resident as usize;
         }
-        self.asked.clear();
-        landed
+        self.to_copy.clear();
+        finished
     }
 
-    /// The block is no more: its slot is the first to be given away.
-    pub fn drop_block(&mut self, key: usize) {
-        let at = std::mem::replace(&mut self.slot_of[key], NOBODY);
-        if at == NOBODY {
+    /// Takes the slot from a run whose block is dropped. The slot is the next to be given away.
+    pub fn drop_run(&mut self, host_run: usize) {
+        let at = std::mem::replace(&mut self.slot_of[host_run], NONE);
+        if at == NONE {
             return;
         }
         let slot = &mut self.slots[at as usize];
-        slot.holds = NOBODY;
-        // A list that named it may still be read: it waits as others do.
+        slot.host_run = NONE;
+        // A list that named the slot may still be read, so the slot waits for `hold` resolves.
         if slot.named_at + self.hold <= self.now {
             self.unlink(at);
             self.link_oldest(at);
@@ -154,29 +155,29 @@ impl Residents {
     fn unlink(&mut self, at: u32) {
         let Slot { before, after, .. } = self.slots[at as usize];
         match before {
-            NOBODY => self.oldest = after,
+            NONE => self.oldest = after,
             before => self.slots[before as usize].after = after,
         }
         match after {
-            NOBODY => self.newest = before,
+            NONE => self.newest = before,
             after => self.slots[after as usize].before = before,
         }
     }
 
     fn link_newest(&mut self, at: u32) {
         let newest = std::mem::replace(&mut self.newest, at);
-        (self.slots[at as usize].before, self.slots[at as usize].after) = (newest, NOBODY);
+        (self.slots[at as usize].before, self.slots[at as usize].after) = (newest, NONE);
         match newest {
-            NOBODY => self.oldest = at,
+            NONE => self.oldest = at,
             newest => self.slots[newest as usize].after = at,
         }
     }
 
     fn link_oldest(&mut self, at: u32) {
         let oldest = std::mem::replace(&mut self.oldest, at);
-        (self.slots[at as usize].before, self.slots[at as usize].after) = (NOBODY, oldest);
+        (self.slots[at as usize].before, self.slots[at as usize].after) = (NONE, oldest);
         match oldest {
-            NOBODY => self.newest = at,
+            NONE => self.newest = at,
             oldest => self.slots[oldest as usize].before = at,
         }
     }

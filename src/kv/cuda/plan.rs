@@ -49,7 +49,7 @@ impl Bookkeeping {
             others: arrays.of::<Missed>(entries),
             full: arrays.of::<Full>(TAIL_BLOCKS * max_sequences),
             arrived: arrays.of::<u32>(max_sequences),
-            homes: arrays.of::<u64>(options.keys()),
+            homes: arrays.of::<u64>(options.host_runs()),
             holds: arrays.of::<u64>(slots),
             bytes: 0,
         };
