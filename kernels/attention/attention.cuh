@@ -5,7 +5,7 @@
 // one chunk, its warps take turns at the units.
 #pragma once
 
-#include "common/types.cuh"
+#include "common/elements.cuh"
 
 constexpr uint32 WARPS = 8, LOG_WARPS = 3;
 constexpr uint32 THREADS = WARPS * WARP;
@@ -14,11 +14,6 @@ constexpr uint32 TILE = 16;      // tokens that it attends to at once
 constexpr uint32 LOG_TILE = 4;
 constexpr uint32 MAX_ROWS = WARPS * WARP_ROWS;
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
-
-// Codes of element types.
-constexpr uint32 FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2, FLOAT8_E4M3 = 3, FLOAT8_E5M2 = 4;
-
-__device__ inline float minus_infinity() { return __int_as_float(0xff800000); }
 
 // A tensor: the address of its first element, NULL where it is absent, and its strides in bytes.
 template <uint32 N>

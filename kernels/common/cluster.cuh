@@ -84,7 +84,7 @@ __device__ inline void cluster_started() {
 #endif
 }
 // What a CTA that is alone has written is there when the bytes are.
-__device__ inline void tell_own(const Barrier &arrived, uint32 bytes) {
+__device__ inline void complete_local_bytes(const Barrier &arrived, uint32 bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.acq_rel.cta;\n\t"
                  "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&arrived)), "r"(bytes) : "memory");
@@ -95,7 +95,7 @@ template <bool MAY_BE_ALONE = true> __device__ inline void send_word(uint32 rank
 #if __CUDA_ARCH__ >= 900
     if (MAY_BE_ALONE && cluster_ctas() == 1) {
         *p = x;
-        return tell_own(arrived, sizeof(x));
+        return complete_local_bytes(arrived, sizeof(x));
     }
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address_in(rank, p)), "r"(x),
                  "r"(address_in(rank, &arrived)) : "memory");
@@ -106,7 +106,7 @@ template <bool MAY_BE_ALONE = true> __device__ inline void send_two(uint32 rank,
 #if __CUDA_ARCH__ >= 900
     if (MAY_BE_ALONE && cluster_ctas() == 1) {
         *static_cast<uint2 *>(p) = x;
-        return tell_own(arrived, sizeof(x));
+        return complete_local_bytes(arrived, sizeof(x));
     }
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.u32 [%0], {%1, %2}, [%3];" ::"r"(address_in(rank, p)),
                  "r"(x.x), "r"(x.y), "r"(address_in(rank, &arrived)) : "memory");
@@ -117,7 +117,7 @@ template <bool MAY_BE_ALONE = true> __device__ inline void send_four(uint32 rank
 #if __CUDA_ARCH__ >= 900
     if (MAY_BE_ALONE && cluster_ctas() == 1) {
         *static_cast<uint4 *>(p) = x;
-        return tell_own(arrived, sizeof(x));
+        return complete_local_bytes(arrived, sizeof(x));
     }
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
                      address_in(rank, p)),

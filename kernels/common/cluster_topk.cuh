@@ -20,7 +20,7 @@ template <uint32 THREADS> struct ClusterTopKShared {
     // Of each digit, for others of the cluster still read one while the next is counted.
     alignas(16) uint32 bin[DIGITS][BINS];
     uint32 group[DIGITS][LARGEST_CLUSTER][WARPS];  // of each CTA: sums of neighbouring bins
-    uint32 of_warp[WARPS], also_of_warp[WARPS];
+    uint32 per_warp[WARPS], also_per_warp[WARPS];
     uint32 chosen, rank, count, equal_before, above_before;
 };
 
@@ -195,7 +195,7 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
     }
 
     // Finds the cut below the `wanted` best, of which there is one at least. Types of 16 bits have two digits.
-    __device__ void cut(uint32 wanted, uint32 digits) {
+    __device__ void find_threshold(uint32 wanted, uint32 digits) {
         if (ctas > 1) cluster_arrive();
         if (wanted >= count) {
             for (uint32 chunk = begin; chunk == begin || chunk < end; chunk += CHUNK) load(chunk, true);
@@ -236,11 +236,11 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
             above += both & 0xffff, equal += both >> 16;
         }
         above = __reduce_add_sync(FULL_WARP, above), equal = __reduce_add_sync(FULL_WARP, equal);
-        if (lane == 0) shared.of_warp[warp] = above, shared.also_of_warp[warp] = equal;
+        if (lane == 0) shared.per_warp[warp] = above, shared.also_per_warp[warp] = equal;
         __syncthreads();
         if (above + equal == 0) return;
-        above = __reduce_add_sync(FULL_WARP, lane < warp ? shared.of_warp[lane % WARPS] : 0) + shared.above_before;
-        equal = __reduce_add_sync(FULL_WARP, lane < warp ? shared.also_of_warp[lane % WARPS] : 0) + shared.equal_before;
+        above = __reduce_add_sync(FULL_WARP, lane < warp ? shared.per_warp[lane % WARPS] : 0) + shared.above_before;
+        equal = __reduce_add_sync(FULL_WARP, lane < warp ? shared.also_per_warp[lane % WARPS] : 0) + shared.equal_before;
 #pragma unroll 1
         for (uint32 chunk = begin; chunk < end; chunk += CHUNK) {
             load(chunk, false);

@@ -1,7 +1,7 @@
 // The exact top k of the keys that a CTA has in its registers, or in its shared memory.
 //
 // Order is that of topk.cuh. Keys are counted in bins of equal width between the least and the largest at hand, which tells scores of a usual
-// spread apart at once. What few keys share the bin of the wanted-th are compared, a warp one or two of them with all; many are counted again,
+// spread apart at once. What candidate keys share the bin of the wanted-th are compared, a warp one or two of them with all; many are counted again,
 // 11 bits finer, until all of a bin is wanted or it is one key.
 //
 // Counting costs most. So keys that cannot be among the wanted are not counted: where that many threads have keys, or quads, the wanted-th of
@@ -12,8 +12,8 @@
 
 template <uint32 THREADS> struct CtaTopKShared {
     alignas(16) uint32 bin[BINS];    // 0 but while counting
-    uint32 few[WARP], few_at[WARP];  // keys that share the bin of the cut, and where they are
-    uint32 of_warp[THREADS / WARP], also_of_warp[THREADS / WARP];
+    uint32 candidate[WARP], candidate_index[WARP];  // keys that share the bin of the cut, and where they are
+    uint32 per_warp[THREADS / WARP], also_per_warp[THREADS / WARP];
     uint32 chosen, rank, count, found, key, last;
 };
 
@@ -42,9 +42,9 @@ template <uint32 THREADS> struct KeyBins {
     // From the least to the largest of what the threads have; the largest is returned.
     __device__ uint32 spread_over(uint32 least, uint32 most) {
         least = __reduce_min_sync(FULL_WARP, least), most = __reduce_max_sync(FULL_WARP, most);
-        if (lane == 0) shared.of_warp[warp] = least, shared.also_of_warp[warp] = most;
+        if (lane == 0) shared.per_warp[warp] = least, shared.also_per_warp[warp] = most;
         __syncthreads();
-        least = __reduce_min_sync(FULL_WARP, shared.of_warp[lane % WARPS]), most = __reduce_max_sync(FULL_WARP, shared.also_of_warp[lane % WARPS]);
+        least = __reduce_min_sync(FULL_WARP, shared.per_warp[lane % WARPS]), most = __reduce_max_sync(FULL_WARP, shared.also_per_warp[lane % WARPS]);
         spread(least, most);
         return most;
     }
@@ -62,10 +62,10 @@ template <uint32 THREADS> struct KeyBins {
 #pragma unroll
         for (uint32 i = 0; i < OWN; i++) sum += own[i];
         const uint32 through = warp_inclusive_sum(sum);
-        if (lane == WARP - 1) shared.of_warp[warp] = through;
+        if (lane == WARP - 1) shared.per_warp[warp] = through;
         if (threadIdx.x == 0) shared.found = 0;
         __syncthreads();
-        uint32 above = __reduce_add_sync(FULL_WARP, lane > warp && lane < WARPS ? shared.of_warp[lane % WARPS] : 0) + through - sum;
+        uint32 above = __reduce_add_sync(FULL_WARP, lane > warp && lane < WARPS ? shared.per_warp[lane % WARPS] : 0) + through - sum;
         if (above < wanted && wanted <= above + sum) {
 #pragma unroll
             for (uint32 i = OWN; i-- > 0;) {
@@ -82,8 +82,8 @@ template <uint32 THREADS> struct KeyBins {
     }
 };
 
-// *p += x, in shared memory. The compiler would add up a warp's first, which takes longer where few lanes take part.
-__device__ inline uint32 add_alone(uint32 *p, uint32 x) {
+// *p += x, in shared memory. The compiler would add up a warp's first, which takes longer where candidate lanes take part.
+__device__ inline uint32 add_in_one_lane(uint32 *p, uint32 x) {
     uint32 before;
     asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(shared_address(p)), "r"(x) : "memory");
     return before;
@@ -91,57 +91,57 @@ __device__ inline uint32 add_alone(uint32 *p, uint32 x) {
 
 // A warp has neighbouring keys, STEP for each of its quads: so many in registers, or where COUNT is 0 any number in shared memory.
 template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
-    static constexpr uint32 WARPS = THREADS / WARP, MOST = WARPS * COUNT * STEP, TOGETHER = COUNT == 0 || COUNT > 4 ? 4 : COUNT;
-    using Few = uint32[TOGETHER][4];
+    static constexpr uint32 WARPS = THREADS / WARP, MOST = WARPS * COUNT * STEP, BATCH = COUNT == 0 || COUNT > 4 ? 4 : COUNT;
+    using QuadBatch = uint32[BATCH][4];
     KeyBins<THREADS> bins;
     const uint32 count, span, first;  // keys of all, of a warp; this lane's first
-    const uint32 *const held;         // keys in shared memory
+    const uint32 *const shared_keys;         // keys in shared memory
     uint32 x[COUNT ? COUNT : 1][4];   // from each of first + n · STEP on; 0 where there is none
     uint32 key, last, place;          // keys above `key` are in, and those that equal it before `last`; `place` of them in warps before
 
-    __device__ CtaTopK(CtaTopKShared<THREADS> &shared, uint32 count, const uint32 *held = nullptr)
-        : bins(shared), count(count), span(span_of(count, WARPS)), first(bins.warp * span + 4 * bins.lane), held(held), key(0), last(0),
+    __device__ CtaTopK(CtaTopKShared<THREADS> &shared, uint32 count, const uint32 *shared_keys = nullptr)
+        : bins(shared), count(count), span(span_of(count, WARPS)), first(bins.warp * span + 4 * bins.lane), shared_keys(shared_keys), key(0), last(0),
           place(0) {}
 
     // This warp's keys end here.
     __device__ uint32 end() const { return min((bins.warp + 1) * span, count); }
 
     // Of keys in shared memory, a multiple of four.
-    __device__ void load_held(uint32 n, uint32 (&four)[4]) const {
+    __device__ void load_shared(uint32 n, uint32 (&four)[4]) const {
         uint4 keys = make_uint4(0, 0, 0, 0);
-        if (first + n * STEP < end()) keys = *reinterpret_cast<const uint4 *>(held + first + n * STEP);
+        if (first + n * STEP < end()) keys = *reinterpret_cast<const uint4 *>(shared_keys + first + n * STEP);
         four[0] = keys.x, four[1] = keys.y, four[2] = keys.z, four[3] = keys.w;
     }
     __device__ void load() {
         if constexpr (COUNT > 0) {
 #pragma unroll
-            for (uint32 n = 0; n < COUNT; n++) load_held(n, x[n]);
+            for (uint32 n = 0; n < COUNT; n++) load_shared(n, x[n]);
         }
     }
 
-    // Use(n, x) of each few quads, from the n-th on.
-    template <typename Use> __device__ void each_few(const Use &use) const {
+    // Use(n, x) of each candidate quads, from the n-th on.
+    template <typename Use> __device__ void each_batch(const Use &use) const {
         if constexpr (COUNT > 0) {
 #pragma unroll
-            for (uint32 n = 0; n < COUNT; n += TOGETHER)
-                if (n * STEP < span) use(n, reinterpret_cast<const Few &>(x[n]));
+            for (uint32 n = 0; n < COUNT; n += BATCH)
+                if (n * STEP < span) use(n, reinterpret_cast<const QuadBatch &>(x[n]));
         } else {
 #pragma unroll 1
-            for (uint32 n = 0; n * STEP < span; n += TOGETHER) {
-                Few few;
+            for (uint32 n = 0; n * STEP < span; n += BATCH) {
+                QuadBatch candidate;
 #pragma unroll
-                for (uint32 m = 0; m < TOGETHER; m++) load_held(n + m, few[m]);
-                use(n, few);
+                for (uint32 m = 0; m < BATCH; m++) load_shared(n + m, candidate[m]);
+                use(n, candidate);
             }
         }
     }
     // Use(quad, j) of each quad that this thread has, the first key of which is the j-th of all; some keys are 0.
     template <typename Use> __device__ void each_quad(const Use &use) const {
-        each_few([&](uint32 n, const Few &few) {
+        each_batch([&](uint32 n, const QuadBatch &candidate) {
 #pragma unroll
-            for (uint32 m = 0; m < TOGETHER; m++) {
+            for (uint32 m = 0; m < BATCH; m++) {
                 if ((n + m) * STEP >= span) break;
-                use(few[m], first + (n + m) * STEP);
+                use(candidate[m], first + (n + m) * STEP);
             }
         });
     }
@@ -155,7 +155,7 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
     __device__ static uint32 largest(const uint32 (&quad)[4]) { return max(max(quad[0], quad[1]), max(quad[2], quad[3])); }
 
     // Below the `wanted` best of `present` keys, which are neighbours but for gaps inside quads. One at least is wanted.
-    __device__ void cut(uint32 wanted, uint32 present) {
+    __device__ void find_threshold(uint32 wanted, uint32 present) {
         CtaTopKShared<THREADS> &shared = bins.shared;
         uint32 low = 1, shift = 0, count = wanted;  // of the bin that holds the cut
         if (wanted < present) {
@@ -170,25 +170,25 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
             }
             low = bins.base + (shared.chosen << bins.shift), shift = bins.shift;
         }
-        const bool are_all_in = count == wanted, are_few = !are_all_in && count <= WARP;
+        const bool are_all_in = count == wanted, are_compared = !are_all_in && count <= WARP;
         // Those in the bin count by 1 << 16, unless all of them are in.
         const uint32 high = are_all_in ? low - 1 : low + min((1u << shift) - 1, ~low);
         uint32 both = 0;
         each([&](uint32 key, uint32) { both += key > high ? 1 : key >= low ? 1 << 16 : 0; });
-        const bool has_few = are_few && both >> 16 != 0;
+        const bool has_candidates = are_compared && both >> 16 != 0;
         uint32 n = 0;
-        if (has_few) n = add_alone(&shared.found, both >> 16);
+        if (has_candidates) n = add_in_one_lane(&shared.found, both >> 16);
         both = __reduce_add_sync(FULL_WARP, both);
-        if (bins.lane == 0) shared.of_warp[bins.warp] = both;
-        if (has_few) {
+        if (bins.lane == 0) shared.per_warp[bins.warp] = both;
+        if (has_candidates) {
             each([&](uint32 key, uint32 j) {
-                if (key >= low && key <= high) shared.few[n] = key, shared.few_at[n++] = j;
+                if (key >= low && key <= high) shared.candidate[n] = key, shared.candidate_index[n++] = j;
             });
         }
         __syncthreads();
-        const uint32 before = __reduce_add_sync(FULL_WARP, bins.lane < bins.warp ? shared.of_warp[bins.lane % WARPS] : 0);
+        const uint32 before = __reduce_add_sync(FULL_WARP, bins.lane < bins.warp ? shared.per_warp[bins.lane % WARPS] : 0);
         key = low - 1, last = 0, place = before & 0xffff;
-        if (are_few)
+        if (are_compared)
             compare(count, wanted);
         else if (!are_all_in)
             take_equal(low, before >> 16, both >> 16, wanted);
@@ -212,18 +212,18 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
         bins.choose(wanted);
         bins.spread(bins.base + (bins.shared.chosen << bins.shift), largest);
     }
-    // The wanted-th of few keys is the last that is in. A warp finds how many of them, a lane for each, are before every so many-th.
-    __device__ void compare(uint32 few, uint32 wanted) {
+    // The wanted-th of candidate keys is the last that is in. A warp finds how many of them, a lane for each, are before every so many-th.
+    __device__ void compare(uint32 candidate, uint32 wanted) {
         CtaTopKShared<THREADS> &shared = bins.shared;
-        const uint32 lane = bins.lane, mine = lane < few ? shared.few[lane] : 0, at = lane < few ? shared.few_at[lane] : ~0u;
+        const uint32 lane = bins.lane, mine = lane < candidate ? shared.candidate[lane] : 0, at = lane < candidate ? shared.candidate_index[lane] : ~0u;
         uint2 other[WARP / WARPS];
 #pragma unroll
         for (uint32 n = 0; n < WARP / WARPS; n++)
-            other[n] = make_uint2(shared.few[bins.warp + n * WARPS], shared.few_at[bins.warp + n * WARPS]);
+            other[n] = make_uint2(shared.candidate[bins.warp + n * WARPS], shared.candidate_index[bins.warp + n * WARPS]);
 #pragma unroll
         for (uint32 n = 0; n < WARP / WARPS; n++) {
             const uint32 before = __popc(__ballot_sync(FULL_WARP, mine > other[n].x - (at < other[n].y)));
-            if (bins.warp + n * WARPS < few && before == wanted - 1 && lane == 0) shared.key = other[n].x, shared.last = other[n].y + 1;
+            if (bins.warp + n * WARPS < candidate && before == wanted - 1 && lane == 0) shared.key = other[n].x, shared.last = other[n].y + 1;
         }
         __syncthreads();
         key = shared.key, last = shared.last;
@@ -255,26 +255,26 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
     // emit(place, j, key), ascending, for each that is in.
     template <typename Emit> __device__ void take(const Emit &emit) const {
         uint32 next = place;
-        each_few([&](uint32 n, const Few &few) {
+        each_batch([&](uint32 n, const QuadBatch &candidate) {
             // Four numbers of keys, each of 128 at most in all lanes; those of a lane have neighbouring places.
             uint32 in = 0, numbers = 0;
 #pragma unroll
-            for (uint32 m = 0; m < TOGETHER; m++) {
+            for (uint32 m = 0; m < BATCH; m++) {
                 const uint32 j = first + (n + m) * STEP;
                 if ((n + m) * STEP >= span) break;
 #pragma unroll
                 for (uint32 i = 0; i < 4; i++)
-                    if (is_in(few[m][i], j + i)) in |= 1 << 4 * m + i, numbers += 1 << 8 * m;
+                    if (is_in(candidate[m][i], j + i)) in |= 1 << 4 * m + i, numbers += 1 << 8 * m;
             }
             if (!__any_sync(FULL_WARP, in)) return;
             const uint32 through = warp_inclusive_sum(numbers), all = __shfl_sync(FULL_WARP, through, WARP - 1), before = through - numbers;
 #pragma unroll
-            for (uint32 m = 0; m < TOGETHER; m++) {
+            for (uint32 m = 0; m < BATCH; m++) {
                 if ((n + m) * STEP >= span) break;
                 uint32 at = next + (before >> 8 * m & 0xff);
 #pragma unroll
                 for (uint32 i = 0; i < 4; i++)
-                    if (in >> 4 * m + i & 1) emit(at++, first + (n + m) * STEP + i, few[m][i]);
+                    if (in >> 4 * m + i & 1) emit(at++, first + (n + m) * STEP + i, candidate[m][i]);
                 next += all >> 8 * m & 0xff;
             }
         });

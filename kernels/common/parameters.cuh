@@ -5,14 +5,18 @@
 
 // Asks for all lines at once, so that nothing waits for one after another. The words are to be used, late.
 template <typename Params>
-__device__ inline uint32 ask_for_parameters(const Params &p) {
+__device__ inline uint32 request_parameters(const Params &p) {
     constexpr uint32 LINE = 64;
     return threadIdx.x < sizeof(p) / LINE ? reinterpret_cast<const uint32 *>(&p)[threadIdx.x * (LINE / 4)] : 0;
 }
 
-// In a register from here on.
-template <typename T> __device__ inline T held(T x) {
+// Keeps x in a register from here on: the compiler does not compute it again later.
+template <typename T> __device__ inline T pin_in_register(T x) {
     if constexpr (sizeof(T) == 8) asm volatile("" : "+l"(x));
     else asm volatile("" : "+r"(x));
     return x;
 }
+
+// The names that kernels/attention still uses.
+template <typename Params> __device__ inline uint32 ask_for_parameters(const Params &p) { return request_parameters(p); }
+template <typename T> __device__ inline T held(T x) { return pin_in_register(x); }

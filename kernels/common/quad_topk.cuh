@@ -1,7 +1,7 @@
 // The exact top k of a row of scores in shared memory that is short enough for the registers of a CTA.
 //
 // Order and bins are those of topk.cuh. Each pass is over registers, and there are five barriers: a row's wait for the list is latency, not
-// work. What few scores share the bin of the wanted-th largest each warp compares for itself; many are left to TopK.
+// work. What candidates scores share the bin of the wanted-th largest each warp compares for itself; many are left to TopK.
 #pragma once
 
 #include "common/topk.cuh"
@@ -9,21 +9,21 @@
 // A warp has QUADS · 4 · WARP neighbouring scores, so many from one of a lane's quads to the next: 4 · WARP.
 template <uint32 QUADS> struct QuadTopK {
     static constexpr uint32 STEP = 4 * WARP, SPAN = QUADS * STEP, MOST = TOPK_WARPS * SPAN;
-    static constexpr uint32 FEW = WARP;  // candidates: a lane each
-    static_assert(FEW <= CANDIDATES);
+    static constexpr uint32 MOST_CANDIDATES = WARP;  // candidates: a lane each
+    static_assert(MOST_CANDIDATES <= CANDIDATES);
     TopKShared &shared;
     const uint32 warp, lane, first;  // first: this lane's
     float x[QUADS][4];
 
     // By all threads of the CTA, here and below. There are MOST scores or fewer.
-    __device__ QuadTopK(TopKShared &shared, const HeldScores &scores)
+    __device__ QuadTopK(TopKShared &shared, const SharedScores &scores)
         : shared(shared), warp(threadIdx.x / WARP), lane(threadIdx.x % WARP), first(warp * SPAN + 4 * lane) {
 #pragma unroll
         for (uint32 n = 0; n < QUADS; n++) {
             const uint32 i = first + n * STEP, count = scores.count;
             const float4 four = i < count ? scores.four(i) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            x[n][0] = i < count ? four.x : not_there(), x[n][1] = i + 1 < count ? four.y : not_there();
-            x[n][2] = i + 2 < count ? four.z : not_there(), x[n][3] = i + 3 < count ? four.w : not_there();
+            x[n][0] = i < count ? four.x : absent_score(), x[n][1] = i + 1 < count ? four.y : absent_score();
+            x[n][2] = i + 2 < count ? four.z : absent_score(), x[n][3] = i + 3 < count ? four.w : absent_score();
         }
     }
 
@@ -44,10 +44,10 @@ template <uint32 QUADS> struct QuadTopK {
             if (x[n][i] == x[n][i]) atomicAdd(&shared.bin[bins.of(x[n][i])], 1u);
         });
         choose_bin(shared, wanted);
-        const uint32 chosen = shared.chosen, rank = shared.rank, few = shared.count;
-        if (few > FEW) return false;
+        const uint32 chosen = shared.chosen, rank = shared.rank, candidates = shared.count;
+        if (candidates > MOST_CANDIDATES) return false;
         // By comparing, without a conversion.
-        const float begin = chosen, end = chosen == TOPK_BINS - 1 ? not_there() : begin + 1.0f;
+        const float begin = chosen, end = chosen == TOPK_BINS - 1 ? absent_score() : begin + 1.0f;
         uint32 above = 0;
         each([&](uint32 n, uint32 i) {
             const float position = bins.position(x[n][i]);
@@ -58,17 +58,17 @@ template <uint32 QUADS> struct QuadTopK {
             shared.candidate[at] = x[n][i], shared.index[at] = first + n * STEP + i;
         });
         above = __reduce_add_sync(FULL_WARP, above);
-        if (lane == 0) shared.of_warp[warp] = above;
+        if (lane == 0) shared.per_warp[warp] = above;
         __syncthreads();
-        uint32 place = sum_before(shared.of_warp);
-        const Cut cut = cut_in_bin(few, rank, place);
+        uint32 place = sum_before(shared.per_warp);
+        const Threshold threshold = threshold_in_bin(candidates, rank, place);
 #pragma unroll
         for (uint32 n = 0; n < QUADS; n++) {
             bool is_in[4];
             uint32 before = 0, all = 0;
 #pragma unroll
             for (uint32 i = 0; i < 4; i++) {
-                is_in[i] = cut.takes(x[n][i], first + n * STEP + i);
+                is_in[i] = threshold.takes(x[n][i], first + n * STEP + i);
                 const uint32 mask = __ballot_sync(FULL_WARP, is_in[i]);
                 before += __popc(mask & ((1u << lane) - 1)), all += __popc(mask);
             }
@@ -87,20 +87,20 @@ template <uint32 QUADS> struct QuadTopK {
         const float infinity = -minus_infinity();
         float low = infinity, high = -infinity;
         each([&](uint32 n, uint32 i) { low = fminf(low, x[n][i] > -infinity ? x[n][i] : infinity), high = fmaxf(high, x[n][i]); });
-        return range_of(shared, low, high);
+        return score_range(shared, low, high);
     }
-    // The rank-th of `few` candidates. Adds those before this warp that are in to `place`.
-    __device__ Cut cut_in_bin(uint32 few, uint32 rank, uint32 &place) const {
-        const float mine = lane < few ? shared.candidate[lane] : not_there();
-        const uint32 index = lane < few ? shared.index[lane] : ~0u;
+    // The rank-th of `candidates` candidates. Adds those before this warp that are in to `place`.
+    __device__ Threshold threshold_in_bin(uint32 candidates, uint32 rank, uint32 &place) const {
+        const float mine = lane < candidates ? shared.candidate[lane] : absent_score();
+        const uint32 index = lane < candidates ? shared.index[lane] : ~0u;
         uint32 before = 0;
 #pragma unroll 1
-        for (uint32 n = 0; n < few; n++) {
+        for (uint32 n = 0; n < candidates; n++) {
             const float other = shared.candidate[n];
             before += other > mine || (other == mine && shared.index[n] < index);
         }
-        place += __popc(__ballot_sync(FULL_WARP, lane < few && before < rank && index < warp * SPAN));
-        const uint32 last = __ffs(__ballot_sync(FULL_WARP, lane < few && before == rank - 1)) - 1;
+        place += __popc(__ballot_sync(FULL_WARP, lane < candidates && before < rank && index < warp * SPAN));
+        const uint32 last = __ffs(__ballot_sync(FULL_WARP, lane < candidates && before == rank - 1)) - 1;
         return {__shfl_sync(FULL_WARP, mine, last), __shfl_sync(FULL_WARP, index, last)};
     }
 };

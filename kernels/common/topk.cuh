@@ -12,12 +12,12 @@
 #include "common/eight.cuh"
 
 constexpr uint32 TOPK_THREADS = 512, TOPK_WARPS = TOPK_THREADS / WARP;
-constexpr uint32 TOPK_HELD = 8192;
+constexpr uint32 TOPK_ROOM = 8192;
 constexpr uint32 LOG_TOPK_BINS = 11, TOPK_BINS = 1 << LOG_TOPK_BINS;
 constexpr uint32 CANDIDATES = 128;  // scores that are compared with each other
 static_assert(TOPK_BINS == 4 * TOPK_THREADS, "a thread owns four bins");
 
-__device__ inline float not_there() { return __uint_as_float(0x7fc00000); }
+__device__ inline float absent_score() { return __uint_as_float(0x7fc00000); }
 
 // NaN ranks as −inf.
 __device__ inline uint32 sort_key(float score) {
@@ -29,7 +29,7 @@ __device__ inline uint32 sort_key(float score) {
 __device__ inline float score_of(uint32 key) { return key == 0 ? minus_infinity() : __uint_as_float(key >> 31 ? key & 0x7fffffff : ~key); }
 
 // Scores above `score` are in, and those that equal it up to index `last`.
-struct Cut {
+struct Threshold {
     float score;
     uint32 last;
 
@@ -40,13 +40,13 @@ struct TopKShared {
     alignas(16) uint32 bin[TOPK_BINS];
     float candidate[CANDIDATES];
     uint32 index[CANDIDATES];  // of a candidate
-    uint32 of_warp[TOPK_WARPS], also_of_warp[TOPK_WARPS];
+    uint32 per_warp[TOPK_WARPS], also_per_warp[TOPK_WARPS];
     uint32 chosen, rank, count, found;
-    Cut cut;
+    Threshold threshold;
 };
 
 // In shared memory, aligned to 16 bytes, with room for a multiple of four.
-struct HeldScores {
+struct SharedScores {
     const float *score;
     uint32 count;
 
@@ -55,18 +55,18 @@ struct HeldScores {
     __device__ float4 four(uint32 i) const { return *reinterpret_cast<const float4 *>(score + i); }
 };
 
-__device__ inline float number_or_least(float x) { return x == x ? x : minus_infinity(); }
+__device__ inline float nan_to_least(float x) { return x == x ? x : minus_infinity(); }
 
-// make(0) … make(count−1), held in shared memory where they fit; otherwise made again for each pass.
-template <typename Make> struct MadeScores {
+// make(0) … make(count−1), cache in shared memory where they fit; otherwise made again for each pass.
+template <typename Make> struct ComputedScores {
     const Make &make;
-    float *const held;
+    float *const cache;
     const uint32 count;
-    const bool holds;
+    const bool is_cached;
 
-    // By all threads of the CTA. `held` has room for so many.
-    __device__ MadeScores(float *held, uint32 room, uint32 count, const Make &make) : make(make), held(held), count(count), holds(count <= room) {
-        if (!holds) return;
+    // By all threads of the CTA. `cache` has room for so many.
+    __device__ ComputedScores(float *cache, uint32 room, uint32 count, const Make &make) : make(make), cache(cache), count(count), is_cached(count <= room) {
+        if (!is_cached) return;
         constexpr uint32 AT_ONCE = 8;  // on their way together
 #pragma unroll 1
         for (uint32 i = threadIdx.x; i < count; i += AT_ONCE * TOPK_THREADS) {
@@ -75,13 +75,13 @@ template <typename Make> struct MadeScores {
             for (uint32 n = 0; n < AT_ONCE; n++) x[n] = i + n * TOPK_THREADS < count ? make(i + n * TOPK_THREADS) : 0.0f;
 #pragma unroll
             for (uint32 n = 0; n < AT_ONCE; n++)
-                if (i + n * TOPK_THREADS < count) held[i + n * TOPK_THREADS] = number_or_least(x[n]);
+                if (i + n * TOPK_THREADS < count) cache[i + n * TOPK_THREADS] = nan_to_least(x[n]);
         }
         __syncthreads();
     }
-    __device__ float at(uint32 i) const { return holds ? held[i] : number_or_least(make(i)); }
-    __device__ float one(uint32 i) const { return i < count ? number_or_least(make(i)) : 0.0f; }
-    __device__ float4 four(uint32 i) const { return holds ? HeldScores{held, count}.four(i) : make_float4(one(i), one(i + 1), one(i + 2), one(i + 3)); }
+    __device__ float at(uint32 i) const { return is_cached ? cache[i] : nan_to_least(make(i)); }
+    __device__ float one(uint32 i) const { return i < count ? nan_to_least(make(i)) : 0.0f; }
+    __device__ float4 four(uint32 i) const { return is_cached ? SharedScores{cache, count}.four(i) : make_float4(one(i), one(i + 1), one(i + 2), one(i + 3)); }
 };
 
 // Of equal width in score from `low` on; or, of keys from `base` on, 2^shift keys each.
@@ -110,13 +110,13 @@ struct Bins {
 };
 
 // From the least to the largest finite score, given those of each thread. All threads of the CTA take part.
-__device__ inline Bins range_of(TopKShared &shared, float low, float high) {
+__device__ inline Bins score_range(TopKShared &shared, float low, float high) {
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const uint32 least = __reduce_min_sync(FULL_WARP, sort_key(low)), most = __reduce_max_sync(FULL_WARP, sort_key(high));
-    if (lane == 0) shared.of_warp[warp] = least, shared.also_of_warp[warp] = most;
+    if (lane == 0) shared.per_warp[warp] = least, shared.also_per_warp[warp] = most;
     __syncthreads();
-    low = score_of(__reduce_min_sync(FULL_WARP, shared.of_warp[lane % TOPK_WARPS]));
-    return Bins(low, score_of(__reduce_max_sync(FULL_WARP, shared.also_of_warp[lane % TOPK_WARPS])));
+    low = score_of(__reduce_min_sync(FULL_WARP, shared.per_warp[lane % TOPK_WARPS]));
+    return Bins(low, score_of(__reduce_max_sync(FULL_WARP, shared.also_per_warp[lane % TOPK_WARPS])));
 }
 
 // Σ of[w] over the warps before this one.
@@ -133,10 +133,10 @@ __device__ inline void choose_bin(TopKShared &shared, uint32 wanted) {
     const uint4 counts = mine;
     const uint32 sum = counts.x + counts.y + counts.z + counts.w;
     const uint32 through = warp_inclusive_sum(sum);
-    if (lane == WARP - 1) shared.of_warp[warp] = through;
+    if (lane == WARP - 1) shared.per_warp[warp] = through;
     mine = make_uint4(0, 0, 0, 0);
     __syncthreads();
-    uint32 above = sum_before(shared.of_warp) + through - sum;
+    uint32 above = sum_before(shared.per_warp) + through - sum;
     if (above < wanted && wanted <= above + sum) {
         uint32 bin = TOPK_BINS - 1 - 4 * thread, here = counts.w;
         if (above + here < wanted) above += here, bin--, here = counts.z;
@@ -173,9 +173,9 @@ template <typename Scores> struct TopK {
             for (uint32 n = 0; n < AT_ONCE; n++) {
                 const uint32 i = base + n * STEP;
                 if (i >= scores.count) break;
-                if (i + 1 >= scores.count) four[n].y = not_there();
-                if (i + 2 >= scores.count) four[n].z = not_there();
-                if (i + 3 >= scores.count) four[n].w = not_there();
+                if (i + 1 >= scores.count) four[n].y = absent_score();
+                if (i + 2 >= scores.count) four[n].z = absent_score();
+                if (i + 3 >= scores.count) four[n].w = absent_score();
                 use(four[n].x, i), use(four[n].y, i + 1), use(four[n].z, i + 2), use(four[n].w, i + 3);
             }
         }
@@ -188,7 +188,7 @@ template <typename Scores> struct TopK {
         const float infinity = -minus_infinity();
         float low = infinity, high = -infinity;
         each([&](float x, uint32) { low = fminf(low, x > -infinity ? x : infinity), high = fmaxf(high, x); });
-        return range_of(shared, low, high);
+        return score_range(shared, low, high);
     }
 
     // All bins are 0 before and after.
@@ -201,7 +201,7 @@ template <typename Scores> struct TopK {
     }
 
     // By comparing the scores of the bin that was chosen with each other.
-    __device__ Cut cut_in_bin(const Bins &bins) {
+    __device__ Threshold threshold_in_bin(const Bins &bins) {
         const uint32 chosen = shared.chosen, rank = shared.rank;
         each([&](float x, uint32 i) {
             if (bins.of(x) != chosen || x != x) return;
@@ -219,64 +219,64 @@ template <typename Scores> struct TopK {
                 const float x = shared.candidate[n];
                 before += x > mine || (x == mine && shared.index[n] < index);
             }
-            if (before == rank - 1) shared.cut = {mine, index};
+            if (before == rank - 1) shared.threshold = {mine, index};
         }
         __syncthreads();
-        return shared.cut;
+        return shared.threshold;
     }
 
     // Through the ties-th of those that equal `score`.
-    __device__ Cut cut_in_ties(float score, uint32 ties) {
+    __device__ Threshold threshold_in_ties(float score, uint32 ties) {
         uint32 equal = 0;
 #pragma unroll 1
         for (uint32 i = first + lane; i < last; i += WARP) equal += scores.at(i) == score;
         equal = __reduce_add_sync(FULL_WARP, equal);
-        if (lane == 0) shared.of_warp[warp] = equal;
+        if (lane == 0) shared.per_warp[warp] = equal;
         __syncthreads();
-        uint32 before = sum_before(shared.of_warp);
+        uint32 before = sum_before(shared.per_warp);
 #pragma unroll 1
         for (uint32 i = first + lane; i - lane < last && before < ties; i += WARP) {
             const bool is_equal = i < last && scores.at(i) == score;
             const uint32 mask = __ballot_sync(FULL_WARP, is_equal);
-            if (is_equal && before + __popc(mask & ((1u << lane) - 1)) == ties - 1) shared.cut = {score, i};
+            if (is_equal && before + __popc(mask & ((1u << lane) - 1)) == ties - 1) shared.threshold = {score, i};
             before += __popc(mask);
         }
         __syncthreads();
-        return shared.cut;
+        return shared.threshold;
     }
 
-    __device__ Cut cut(uint32 wanted) {
-        if (wanted == 0) return {not_there(), 0};
+    __device__ Threshold find_threshold(uint32 wanted) {
+        if (wanted == 0) return {absent_score(), 0};
         if (wanted >= present) return {minus_infinity(), ~0u};
         Bins bins = find_range();
 #pragma unroll 1
         for (;;) {
             choose_bin(bins, wanted);
-            if (shared.count <= CANDIDATES) return cut_in_bin(bins);
+            if (shared.count <= CANDIDATES) return threshold_in_bin(bins);
             if (!bins.is_by_score) wanted = shared.rank;
-            if (bins.shift == 0) return cut_in_ties(score_of(bins.base + shared.chosen), wanted);
+            if (bins.shift == 0) return threshold_in_ties(score_of(bins.base + shared.chosen), wanted);
             bins.narrow(shared.chosen);
         }
     }
 
     // emit(place, i), ascending, for each that is in.
-    template <typename Emit> __device__ void take(const Cut &cut, const Emit &emit) {
+    template <typename Emit> __device__ void take(const Threshold &threshold, const Emit &emit) {
         constexpr uint32 AT_ONCE = 4;
         uint32 place = 0;
 #pragma unroll 4
-        for (uint32 i = first + lane; i < last; i += WARP) place += cut.takes(scores.at(i), i);
+        for (uint32 i = first + lane; i < last; i += WARP) place += threshold.takes(scores.at(i), i);
         place = __reduce_add_sync(FULL_WARP, place);
         __syncthreads();  // what was there is read
-        if (lane == 0) shared.of_warp[warp] = place;
+        if (lane == 0) shared.per_warp[warp] = place;
         __syncthreads();
-        place = sum_before(shared.of_warp);
+        place = sum_before(shared.per_warp);
 #pragma unroll 1
         for (uint32 base = first; base < last; base += AT_ONCE * WARP) {
             bool is_in[AT_ONCE];
 #pragma unroll
             for (uint32 n = 0; n < AT_ONCE; n++) {
                 const uint32 i = base + n * WARP + lane;
-                is_in[n] = i < last && cut.takes(scores.at(i), i);
+                is_in[n] = i < last && threshold.takes(scores.at(i), i);
             }
 #pragma unroll
             for (uint32 n = 0; n < AT_ONCE; n++) {

@@ -87,7 +87,7 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS) index_importance(cons
     for (uint32 c = threadIdx.x; c < p.dim; c += TOPK_THREADS)
         if (importance[c] != importance[c]) importance[c] = minus_infinity();
     __syncthreads();
-    const HeldScores scores = {importance, p.dim};
-    TopK<HeldScores> top(shared, scores, p.dim);
-    top.take(top.cut(p.kept), [&](uint32 place, uint32 c) { as<int32>(p.channels + g * p.channels_head + place * p.channels_place) = c; });
+    const SharedScores scores = {importance, p.dim};
+    TopK<SharedScores> top(shared, scores, p.dim);
+    top.take(top.find_threshold(p.kept), [&](uint32 place, uint32 c) { as<int32>(p.channels + g * p.channels_head + place * p.channels_place) = c; });
 }

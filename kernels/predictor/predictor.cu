@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(PREDICT_THREADS, SHORT_CTAS) predic
     row.set(p.blocks.in(load_hint(len), p.state));
     row.announce(CtaTopK<PREDICT_THREADS>(shared, row.count()).first);
     wait_for_previous_kernel();
-    const int32 given = ask_bits<4>(asked);
+    const int32 given = request_bits<4>(asked);
 #pragma unroll 1
     for (;;) {
         CtaTopK<PREDICT_THREADS> top(shared, row.count());
@@ -149,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(PREDICT_THREADS, SHORT_CTAS) predic
             continue;
         }
         if (wanted > 0) {
-            top.cut(wanted, row.end - row.init);
+            top.find_threshold(wanted, row.end - row.init);
             top.take([&](uint32 place, uint32 i, uint32) { row.emit(row.init + place, row.first + i); });
         }
         row.write_rest(threadIdx.x, PREDICT_THREADS, wanted);
@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(PREDICT_THREADS, 1) predictor_predi
     if (wanted == 0) return;
     const auto quads = [&](uint32 i, uint32 last, uint32 (&x)[QUADS][4]) { row.load(i, last, x); };
     ClusterTopK<PREDICT_THREADS, decltype(quads)> top(shared, nullptr, 0, row.count(), quads);
-    top.cut(wanted, DIGITS);
+    top.find_threshold(wanted, DIGITS);
     if (ctas > 1) cluster_arrive();
     top.take([&](uint32 place, uint32 i) { row.emit(row.init + place, row.first + i); });
     if (ctas > 1) cluster_wait();  // others may still read this CTA's counts

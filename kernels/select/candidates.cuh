@@ -42,7 +42,7 @@ struct Candidates {
 // Writes those of the entries that are below `blocks` and above all before them, and returns how many they are. id(base) is this thread's of
 // entries base … base + THREADS − 1, asked for before any of them is written. All threads of the CTA take part.
 template <uint32 THREADS, typename Id>
-__device__ uint32 keep_ascending(uint32 entries, uint32 blocks, const Id &id_of, int32 *to, int32 (&of_warp)[THREADS / WARP], int32 (&also_of_warp)[THREADS / WARP]) {
+__device__ uint32 keep_ascending(uint32 entries, uint32 blocks, const Id &id_of, int32 *to, int32 (&per_warp)[THREADS / WARP], int32 (&also_per_warp)[THREADS / WARP]) {
     constexpr uint32 WARPS = THREADS / WARP;
     const uint32 thread = threadIdx.x, warp = thread / WARP, lane = thread % WARP;
     int32 most = -1;
@@ -59,16 +59,16 @@ __device__ uint32 keep_ascending(uint32 entries, uint32 blocks, const Id &id_of,
         }
         int32 before = __shfl_up_sync(FULL_WARP, through, 1);
         if (lane == 0) before = -1;
-        if (lane == WARP - 1) of_warp[warp] = through;
+        if (lane == WARP - 1) per_warp[warp] = through;
         __syncthreads();
-        before = max(max(before, most), __reduce_max_sync(FULL_WARP, lane < warp ? of_warp[lane % WARPS] : -1));
+        before = max(max(before, most), __reduce_max_sync(FULL_WARP, lane < warp ? per_warp[lane % WARPS] : -1));
         const uint32 mask = __ballot_sync(FULL_WARP, id > before);
-        if (lane == 0) also_of_warp[warp] = __popc(mask);
-        most = max(most, __reduce_max_sync(FULL_WARP, of_warp[lane % WARPS]));
+        if (lane == 0) also_per_warp[warp] = __popc(mask);
+        most = max(most, __reduce_max_sync(FULL_WARP, per_warp[lane % WARPS]));
         __syncthreads();
-        const uint32 place = count + __reduce_add_sync(FULL_WARP, lane < warp ? also_of_warp[lane % WARPS] : 0) + __popc(mask & ((1u << lane) - 1));
+        const uint32 place = count + __reduce_add_sync(FULL_WARP, lane < warp ? also_per_warp[lane % WARPS] : 0) + __popc(mask & ((1u << lane) - 1));
         if (mask >> lane & 1) to[place] = id;
-        count += __reduce_add_sync(FULL_WARP, lane < WARPS ? also_of_warp[lane % WARPS] : 0);
+        count += __reduce_add_sync(FULL_WARP, lane < WARPS ? also_per_warp[lane % WARPS] : 0);
     }
     __syncthreads();
     return count;

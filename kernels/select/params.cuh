@@ -19,12 +19,12 @@ struct SelectParams {
     int64 status_seq, status_pos, status_head;
     List selected;
     Place place;
-    // Where a kernel follows: scores [rows, held_row], and what each CTA saw [rows, slices].
-    float *held;
-    uint32 *arrived;
-    uint32 held_row;  // blocks of a row that have a score
+    // Where a kernel follows: scores [rows, scored_blocks], and what each CTA saw [rows, slices].
+    float *scratch_scores;
+    uint32 *cta_status;
+    uint32 scored_blocks;  // blocks of a row that have a score
     uint32 batch, positions, lists, kv_heads, group, dim, q_type;  // lists: of a sequence and KV head; 1 or `positions`
-    uint32 block_size, k, cap, init, local, max_blocks;
+    uint32 block_size, k, capacity, init, local, max_blocks;
     uint32 slices;  // CTAs of a row; a cluster, if no kernel follows
     float scale;
     Divisor by_slices, by_heads, by_lists, by_block;
@@ -50,19 +50,19 @@ struct MeanParams {
 };
 
 // Of kernels/select/axes.cu. products, partials, queries: where they begin in dynamic shared memory
-struct AxesParams {
+struct AxisTileParams {
     SelectParams select;
     Summary axes, range;
-    uint32 turns;   // tiles of a warp on their way
-    uint32 parts;   // tiles of a row for which the index has room
+    uint32 stages;   // tiles of a warp on their way
+    uint32 most_tiles;   // tiles of a row for which the index has room
     uint32 products, partials, queries;
     uint32 keys;    // in the first CTA; 0: in the place of what is no longer needed
 };
 
 // Of kernels/select/long_axes.cu, whose first kernel has `slices` CTAs for a list. keys, room: where they begin in dynamic shared memory of
 // the second
-struct LongAxesParams {
-    AxesParams axes;
+struct AxisTwoLaunchesParams {
+    AxisTileParams axes;
     float *products;   // [lists, blocks, heads by the four]
     float2 *partials;  // [lists, heads by the four, tiles]
     uint32 *seen;      // [lists, slices, warps]
@@ -76,17 +76,17 @@ struct LabelParams {
     List candidates;
     const char *channels;
     int64 channels_head, channels_channel;
-    float *products;   // [lists, heads, places]
+    float *products;   // [lists, heads, candidate_tokens]
     float2 *partials;  // [lists, heads, chunks]
     uint32 *seen;      // [CTAs]
-    int32 *blocks;     // [CTAs, cap]; null where they fit in shared memory
-    uint32 cap, places, chunks, heads, kept;
+    int32 *blocks;     // [CTAs, candidates_capacity]; null where they fit in shared memory
+    uint32 candidates_capacity, candidate_tokens, chunks, heads, kept;
     uint32 adjacent;
-    uint32 room;  // scores of blocks that fit in shared memory
+    uint32 shared_scores;  // scores of blocks that fit in shared memory
 };
 
 // Of kernels/select/held_labels.cu. products, partials, queries: where they begin in dynamic shared memory
-struct HeldLabelParams {
+struct LabelClusterParams {
     LabelParams labels;
     Divisor by_units;           // of all CTAs of a list: each has whole units
     uint32 unit, unit_blocks;   // tokens of a unit, and its blocks

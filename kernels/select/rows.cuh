@@ -2,7 +2,7 @@
 //
 // A row is a list to be made: of (sequence, KV head), or of (sequence, query position, KV head) where every position has its own. `slices`
 // CTAs score a row's blocks. They are a cluster and send the scores to shared memory of its first CTA, which selects from them. Where there are
-// no clusters, or scores do not fit, they leave them in `held`, and a kernel that follows selects (select_top).
+// no clusters, or scores do not fit, they leave them in `scratch_scores`, and a kernel that follows selects (select_top_cta).
 #pragma once
 
 #include "common/cluster.cuh"
@@ -57,21 +57,21 @@ struct Row {
 __device__ inline int32 budget_of(const SelectParams &p, uint32 seq) { return p.budgets ? as<int32>(p.budgets + seq * p.budgets_seq) : int32(p.k); }
 
 // What decides how many blocks are selected of a sequence's lists.
-struct Given {
+struct ListInputs {
     int32 tokens, queries, budget;
 
-    __device__ static Given of(const SelectParams &p, uint32 seq) {
+    __device__ static ListInputs of(const SelectParams &p, uint32 seq) {
         const Lengths lengths(p, seq);
         return {lengths.tokens, lengths.queries, budget_of(p, seq)};
     }
     // While the kernel before may still write it.
-    __device__ static Given hint(const SelectParams &p, uint32 seq) {
+    __device__ static ListInputs hint(const SelectParams &p, uint32 seq) {
         return {load_hint(p.seq_lens + seq * p.seq_lens_seq), p.q_lens ? load_hint(p.q_lens + seq * p.q_lens_seq) : int32(p.positions),
                 p.budgets ? load_hint(p.budgets + seq * p.budgets_seq) : int32(p.k)};
     }
-    __device__ Given known() const { return {held(tokens), held(queries), held(budget)}; }
+    __device__ ListInputs known() const { return {pin_in_register(tokens), pin_in_register(queries), pin_in_register(budget)}; }
     __device__ Lengths lengths() const { return {tokens, queries}; }
-    __device__ bool operator!=(const Given &other) const {
+    __device__ bool operator!=(const ListInputs &other) const {
         return tokens != other.tokens || queries != other.queries || budget != other.budget;
     }
 };
@@ -85,8 +85,8 @@ struct Quota {
 
     Quota() = default;
     __device__ Quota(const SelectParams &p, const Row &row, int32 given) {
-        const uint32 n = row.n, k = min(uint32(max(given, 0)), p.cap);
-        stored = min(n, p.held_row);
+        const uint32 n = row.n, k = min(uint32(max(given, 0)), p.capacity);
+        stored = min(n, p.scored_blocks);
         init = min(p.init, n), local = min(p.local, n - init);
         const uint32 forced = init + local;
         wanted = min(k > forced ? k - forced : 0, n - forced);
@@ -170,34 +170,34 @@ struct RowSink {
     __device__ void join(const Quota &quota) const { start(), expect(quota); }
 
     __device__ void put(const Quota &quota, uint32 j, float score) const {
-        if (p.held)
-            p.held[uint64(number) * p.held_row + j] = score;
+        if (p.scratch_scores)
+            p.scratch_scores[uint64(number) * p.scored_blocks + j] = score;
         else
-            shared.mailbox.send(reinterpret_cast<uint32 *>(row_scores) + j, __float_as_uint(quota.init <= j && j < quota.end ? score : not_there()));
+            shared.mailbox.send(reinterpret_cast<uint32 *>(row_scores) + j, __float_as_uint(quota.init <= j && j < quota.end ? score : absent_score()));
     }
     __device__ void report(uint32 saw) const {
         saw = __reduce_or_sync(FULL_WARP, saw);
         if (threadIdx.x % WARP > 0) return;
-        if (!p.held)
+        if (!p.scratch_scores)
             shared.mailbox.send(&shared.saw[slice * TOPK_WARPS + threadIdx.x / WARP], saw);
         else if (saw)
             atomicOr(&shared.seen, saw);
     }
     __device__ void finish(const Row &row, const Quota &quota, TopKShared &top_shared) const {
-        if (p.held) {
+        if (p.scratch_scores) {
             __syncthreads();
-            if (threadIdx.x == 0) p.arrived[blockIdx.x] = shared.seen;
+            if (threadIdx.x == 0) p.cta_status[blockIdx.x] = shared.seen;
             return;
         }
         if (slice == p.slices - 1) write_forced(p, row, quota);  // by the CTA that has the time
         if (slice > 0) return;
         // While scores are on their way: what does not depend on them.
         reinterpret_cast<uint4 *>(top_shared.bin)[threadIdx.x] = make_uint4(0, 0, 0, 0);
-        const Emit list = list_of(p, row).from(quota.init), emit = {held(list.ids), held(list.stride)};
-        char *const status = held(status_of(p, row));
-        const uint32 clamped = held(uint32(quota.clamped ? CLAMPED : 0)), reports = held(p.slices * TOPK_WARPS);
-        const uint32 wanted = held(quota.of_stored);
-        const HeldScores scores = {row_scores, held(quota.stored)};
+        const Emit list = list_of(p, row).from(quota.init), emit = {pin_in_register(list.ids), pin_in_register(list.stride)};
+        char *const status = pin_in_register(status_of(p, row));
+        const uint32 clamped = pin_in_register(uint32(quota.clamped ? CLAMPED : 0)), reports = pin_in_register(p.slices * TOPK_WARPS);
+        const uint32 wanted = pin_in_register(quota.of_stored);
+        const SharedScores scores = {row_scores, pin_in_register(quota.stored)};
         const auto present = [&]() { return quota.end - quota.init; };
         bool is_done = wanted == 0 || wanted == present();
         for (uint32 n = threadIdx.x; is_done && n < wanted; n += TOPK_THREADS) emit(n, quota.init + n);
@@ -213,8 +213,8 @@ struct RowSink {
             is_done = QuadTopK<8>(top_shared, scores).take(wanted, emit);
 #endif
         if (is_done) return;
-        TopK<HeldScores> top(top_shared, scores, present());
-        top.take(top.cut(wanted), emit);
+        TopK<SharedScores> top(top_shared, scores, present());
+        top.take(top.find_threshold(wanted), emit);
     }
     // What all warps of the cluster saw. By a warp.
     __device__ void write_status(char *status, uint32 reports, uint32 clamped) const {

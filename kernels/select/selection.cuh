@@ -17,13 +17,13 @@ struct Selection {
     uint32 end, of_stored;       // `of_stored` of the wanted are among blocks init … end−1, the rest follow them
     uint32 is_there, clamped;    // is_there: the query position
 
-    __device__ void cut(const SelectParams &s, const ListNumber &number, const Lengths &given, int32 budget) {
+    __device__ void compute(const SelectParams &s, const ListNumber &number, const Lengths &given, int32 budget) {
         at = number;
         const int32 queries = min(max(given.queries, 0), int32(s.positions)), last = min(int32(at.position) + 1, queries);
         is_there = int32(at.position) < last;
         const int32 tokens = is_there ? max(max(given.tokens, 0) - queries + last, 0) : 0;
         n = tokens == 0 ? 0 : s.by_block.divide(tokens - 1) + 1, stored = min(n, s.place.capacity), tiles = (stored + BLOCKS - 1) / BLOCKS;
-        const uint32 k = min(uint32(max(budget, 0)), s.cap);
+        const uint32 k = min(uint32(max(budget, 0)), s.capacity);
         init = min(s.init, n), local = min(s.local, n - init);
         const uint32 forced = init + local;
         wanted = min(k > forced ? k - forced : 0, n - forced);

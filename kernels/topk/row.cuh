@@ -22,7 +22,7 @@ struct Row {
         int32 given = p.n, k = p.k;
         if (p.lens) given = as<int32>(p.lens + number * p.lens_row);
         if (p.budgets) k = as<int32>(p.budgets + number * p.budgets_row);
-        len = min(uint32(max(given, 0)), p.n), wanted = min(min(uint32(max(k, 0)), p.cap), len);
+        len = min(uint32(max(given, 0)), p.n), wanted = min(min(uint32(max(k, 0)), p.capacity), len);
     }
     // Keys from each of at[n] on, a multiple of four; 0 from `end` on.
     template <uint32 BYTES> __device__ void load(const uint32 (&at)[QUADS], uint32 end, uint32 (&x)[QUADS][4]) const {
@@ -52,7 +52,7 @@ struct Row {
         load<BYTES>(at, end, x);
     }
     // Of what is loaded soon.
-    template <uint32 BYTES> __device__ void announce(uint32 first, uint32 end) const {
+    template <uint32 BYTES> __device__ void prefetch_scores(uint32 first, uint32 end) const {
 #pragma unroll
         for (uint32 n = 0; n < QUADS; n++)
             if (p.adjacent && first + n * STEP + 4 <= end) prefetch(scores + BYTES * uint64(first + n * STEP));

@@ -34,8 +34,8 @@ impl cuda::Kernels for Kernels {
             minmax: widths("index/update", ["index_minmax_8", "index_minmax_16", "index_minmax_32"])?,
             means: widths("index/update", ["index_means_8", "index_means_16", "index_means_32"])?,
             labels: modules.kernel("index/update", "index_labels")?,
-            axes: widths("index/axis", ["index_axes_8", "index_axes_16", "index_axes_32"])?,
-            wide_axes: widths("index/axis", ["index_wide_axes_8", "index_wide_axes_16", "index_wide_axes_32"])?,
+            axes: widths("index/axis", ["index_axis_8", "index_axis_16", "index_axis_32"])?,
+            wide_axes: widths("index/axis", ["index_axis_wide_8", "index_axis_wide_16", "index_axis_wide_32"])?,
             importance: modules.kernel("index/importance", "index_importance")?,
         })
     }
@@ -168,7 +168,7 @@ const IMPORTANCE_THREADS: u32 = 512;
 const LANE_CHANNELS: usize = 8;
 /// Tokens that a lane of MINMAX asks for at once.
 const LANE_TOKENS: usize = 4;
-/// SLOTS of kernels/index/axis.cu: they share a block's tokens.
+/// SLOTS of kernels/index/axis.cuh: they share a block's tokens.
 const TOKEN_SLOTS: usize = 8;
 /// Tokens and channels of a block whose keys stay in registers.
 const HELD_TOKENS: usize = 64;

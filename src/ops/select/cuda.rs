@@ -43,27 +43,27 @@ impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[
         source!("select/minmax", compute_80, compute_90),
         source!("select/means", compute_80, compute_90),
-        source!("select/top", compute_80, compute_90),
-        source!("select/long_top", compute_90),
-        source!("select/labels", compute_80, compute_90),
-        source!("select/held_labels", compute_90),
-        source!("select/axes", compute_90),
-        source!("select/long_axes", compute_90),
+        source!("select/top_cta", compute_80, compute_90),
+        source!("select/top_cluster", compute_90),
+        source!("select/labels_general", compute_80, compute_90),
+        source!("select/labels_cluster", compute_90),
+        source!("select/axis_cluster", compute_90),
+        source!("select/axis_two_launches", compute_90),
     ];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let minmax = |name, declared| RowKernel::find(modules, "select/minmax", name, declared, true);
         let means = |name| modules.kernel("select/means", name);
         Ok(Kernels {
-            minmax_common: minmax("select_minmax_common", COMMON)?,
+            minmax_common: minmax("select_minmax_decode", COMMON)?,
             minmax_16: minmax("select_minmax_16", GENERAL)?,
             minmax_32: minmax("select_minmax_32", GENERAL)?,
-            means_16: means("score_means_16")?,
-            means_32: means("score_means_32")?,
-            axes_4: means("score_axes_4")?,
-            axes_16: means("score_axes_16")?,
-            axes_32: means("score_axes_32")?,
-            weigh_means: RowKernel::find(modules, "select/means", "weigh_means", MEANS, false)?,
+            means_16: means("select_means_score_16")?,
+            means_32: means("select_means_score_32")?,
+            axes_4: means("select_axis_general_score_4")?,
+            axes_16: means("select_axis_general_score_16")?,
+            axes_32: means("select_axis_general_score_32")?,
+            weigh_means: RowKernel::find(modules, "select/means", "select_means_weigh", MEANS, false)?,
             top: TopKernels::find(modules)?,
             labels: labels::LabelKernels::find(modules)?,
             held_labels: held_labels::HeldLabelKernels::find(modules)?,
@@ -115,9 +115,9 @@ kernel_struct! {
         status_head: i64,
         selected: ListParams,
         place: Place,
-        held: *mut u8,
-        arrived: *mut u8,
-        held_row: u32,
+        scratch_scores: *mut u8,
+        cta_status: *mut u8,
+        scored_blocks: u32,
         batch: u32,
         positions: u32,
         lists: u32,
@@ -127,7 +127,7 @@ kernel_struct! {
         q_type: u32,
         block_size: u32,
         k: u32,
-        cap: u32,
+        capacity: u32,
         init: u32,
         local: u32,
         max_blocks: u32,
@@ -174,15 +174,15 @@ kernel_struct! {
     }
 }
 
-/// SCORING_THREADS of kernels/select/means.cu, and THREADS of kernels/select/labels.cu.
+/// SCORING_THREADS of kernels/select/means.cuh, and THREADS of kernels/select/labels_general.cuh.
 const THREADS: u32 = 512;
-/// CHUNK of kernels/select/means.cu.
+/// CHUNK of kernels/select/means.cuh.
 const CHUNK_WINDOWS: usize = 128;
-/// MOST_HEADS of kernels/select/means.cu: of all positions of a list.
+/// MOST_HEADS of kernels/select/means.cuh: of all positions of a list.
 const MOST_HEADS: usize = 1024;
 /// Tokens of the longest sequence.
 const MOST_TOKENS: usize = i32::MAX as usize;
-/// CHUNK of kernels/select/minmax.cu: blocks that are worth a CTA.
+/// CHUNK of kernels/select/minmax.cuh: blocks that are worth a CTA.
 const CHUNK: usize = 64;
 /// Shared memory that the kernels declare, or more.
 const COMMON: usize = 13 << 10;
@@ -190,7 +190,7 @@ const GENERAL: usize = 48 << 10;
 const MEANS: usize = 24 << 10;
 /// The longest row that the common form takes.
 const COMMON_DIM: usize = 128;
-/// MOST_FOLDED of kernels/select/minmax.cu: positions · D of a shared list.
+/// MOST_FOLDED of kernels/select/minmax.cuh: positions · D of a shared list.
 const MOST_FOLDED: usize = 8 * 576;
 /// Positions of a shared list: bits of a word.
 const MOST_SHARING: usize = 32;
@@ -332,9 +332,9 @@ impl SelectParams {
             status_head,
             selected: ListParams::new(&r.selected),
             place: r.queries.index.place(),
-            held: std::ptr::null_mut(),
-            arrived: std::ptr::null_mut(),
-            held_row: 0,
+            scratch_scores: std::ptr::null_mut(),
+            cta_status: std::ptr::null_mut(),
+            scored_blocks: 0,
             batch: r.queries.batch() as u32,
             positions: positions.count() as u32,
             lists: r.selected.per_head() as u32,
@@ -344,7 +344,7 @@ impl SelectParams {
             q_type: element_code(positions.q.dtype),
             block_size,
             k: saturated(budget.k),
-            cap: saturated(r.quota.cap),
+            capacity: saturated(r.quota.cap),
             init: saturated(budget.init),
             local: saturated(budget.local),
             max_blocks: scores.map_or(0, |t| saturated(t.dim(t.rank() - 1))),
@@ -476,7 +476,7 @@ impl<'a> Summaries<'a> {
     }
 }
 
-/// How the work of the MEAN methods and of AXIS is cut, and where its parts of scratch begin.
+/// How the work of the MEAN methods and of AXIS is cut, and where its most_tiles of scratch begin.
 struct MeanPlan {
     heads: usize,
     stored: usize,
@@ -571,10 +571,10 @@ mod tests {
             SelectParams::layout("SelectParams"),
             MinMaxParams::layout("MinMaxParams"),
             MeanParams::layout("MeanParams"),
-            axes::AxesParams::layout("AxesParams"),
-            long_axes::LongAxesParams::layout("LongAxesParams"),
+            axes::AxisTileParams::layout("AxisTileParams"),
+            long_axes::AxisTwoLaunchesParams::layout("AxisTwoLaunchesParams"),
             labels::LabelParams::layout("LabelParams"),
-            held_labels::HeldLabelParams::layout("HeldLabelParams"),
+            held_labels::LabelClusterParams::layout("LabelClusterParams"),
         ];
         layout::check("select", file!(), &structs);
     }

@@ -11,7 +11,7 @@ use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLU
 pub struct Kernels {
     ascending: Order,
     best_first: Order,
-    sift: ByWidth,
+    prefilter: ByWidth,
     clusters: Clusters,
     room: Room,
 }
@@ -44,7 +44,7 @@ struct Room {
 
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] =
-        &[source!("topk/topk", compute_80, compute_90), source!("topk/sift", compute_80, compute_90)];
+        &[source!("topk/topk", compute_80, compute_90), source!("topk/prefilter", compute_80, compute_90)];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let facts = modules.facts();
@@ -59,17 +59,17 @@ impl cuda::Kernels for Kernels {
         };
         let ascending = Order {
             short: selecting(["topk_short_ascending_16", "topk_short_ascending_32"])?,
-            long: selecting(["topk_ascending_16", "topk_ascending_32"])?,
+            long: selecting(["topk_long_ascending_16", "topk_long_ascending_32"])?,
         };
         let best_first = Order {
             short: selecting(["topk_short_best_first_16", "topk_short_best_first_32"])?,
-            long: selecting(["topk_best_first_16", "topk_best_first_32"])?,
+            long: selecting(["topk_long_best_first_16", "topk_long_best_first_32"])?,
         };
-        let sift = |name| modules.kernel("topk/sift", name);
-        let sift = ByWidth { b16: sift("topk_sift_16")?, b32: sift("topk_sift_32")? };
+        let prefilter = |name| modules.kernel("topk/prefilter", name);
+        let prefilter = ByWidth { b16: prefilter("topk_prefilter_16")?, b32: prefilter("topk_prefilter_32")? };
         let clusters = Clusters::new(&ascending.long.b32, facts, THREADS);
         let room = Room { multiprocessors: facts.multiprocessors as usize, bytes };
-        Ok(Kernels { ascending, best_first, sift, clusters, room })
+        Ok(Kernels { ascending, best_first, prefilter, clusters, room })
     }
 }
 
@@ -82,8 +82,8 @@ kernel_struct! {
         ids: *mut u8,
         counts: *mut u8,
         values: *mut u8,
-        sifted: *mut u8,
-        found: *mut u8,
+        kept_entries: *mut u8,
+        kept_counts: *mut u8,
         scores_row: i64,
         scores_entry: i64,
         lens_row: i64,
@@ -95,19 +95,19 @@ kernel_struct! {
         values_entry: i64,
         n: u32,
         k: u32,
-        cap: u32,
+        capacity: u32,
         dtype: u32,
         adjacent: u32,
         chunks: u32,
         slices: u32,
-        alone: u32,
+        one_cta: u32,
     }
 }
 
-/// Threads of the kernels for long and short rows and of sifting (kernels/topk), and how many keys a thread has in registers.
+/// Threads of the kernels for long and short rows and of the prefilter (kernels/topk), and how many keys a thread has in registers.
 const THREADS: u32 = 1024;
 const SHORT_THREADS: u32 = 512;
-const SIFT_THREADS: u32 = 512;
+const PREFILTER_THREADS: u32 = 512;
 const THREAD_KEYS: usize = 16;
 /// Keys of a CTA, in its registers or a chunk of shared memory.
 const CHUNK: usize = THREADS as usize * THREAD_KEYS;
@@ -123,10 +123,10 @@ const ITEM_BYTES: usize = 8;
 /// MOST_KEPT and MOST_SLICES of kernels/topk/row.cuh: what a CTA keeps of its slice of a row, and slices of a row.
 const MOST_KEPT: usize = 6144;
 const MOST_SLICES: usize = 512;
-/// Of a row, in sifting. More is not expected to fit in the registers of a CTA.
+/// Of a row, in the prefilter. More is not expected to fit in the registers of a CTA.
 const SAMPLE: usize = 8192;
 const MOST_EXPECTED: f64 = 12288.0;
-/// Of sifting; a session's own arenas have as much.
+/// Of the prefilter; a session's own arenas have as much.
 const MOST_SCRATCH: usize = 16 << 20;
 
 /// Of 2, 4 and 8 CTAs, how many clusters of a kernel that selects by ClusterTopK run at once.
@@ -164,7 +164,7 @@ fn item_bytes(most: usize, best_first: bool) -> usize {
     places.saturating_mul(ITEM_BYTES)
 }
 
-/// Slices of each row, if it is worth sifting: a CTA for each, so many that all run at once. 0: it is not.
+/// Slices of each row, if it is worth a prefilter: a CTA for each, so many that all run at once. 0: it is not.
 fn slices(room: Room, rows: usize, n: usize, most: usize, best_first: bool) -> usize {
     let count = (2 * room.multiprocessors / rows).clamp(1, n.div_ceil(SHORT).clamp(1, MOST_SLICES));
     // As the kernel has it.
@@ -177,12 +177,12 @@ fn slices(room: Room, rows: usize, n: usize, most: usize, best_first: bool) -> u
     if n > CHUNK && most > 0 && most <= n / 16 && fits { count } else { 0 }
 }
 
-/// Scratch of sifting, and where in it the counts begin.
+/// Scratch of the prefilter, and where in it the counts begin.
 fn scratch(rows: usize, slices: usize) -> (Parts, usize) {
     let mut parts = Parts::default();
     parts.take(&[rows, slices, MOST_KEPT, ITEM_BYTES]);
-    let found = parts.take(&[rows, slices, size_of::<u32>()]);
-    (parts, found)
+    let kept_counts = parts.take(&[rows, slices, size_of::<u32>()]);
+    (parts, kept_counts)
 }
 
 /// Whether four neighbouring scores of any row can be loaded together.
@@ -207,21 +207,21 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let items = item_bytes(most, r.best_first);
     let is_short = n <= SHORT && items <= kernels.room.bytes;
     let mut slices = slices(kernels.room, rows, n, most, r.best_first);
-    let (parts, found_at) = scratch(rows, slices);
-    let (mut sifted, mut found) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let (parts, kept_counts_at) = scratch(rows, slices);
+    let (mut kept_entries, mut kept_counts) = (std::ptr::null_mut(), std::ptr::null_mut());
     if slices > 0 {
         // Without it, as where a graph is captured on a stream that has none, a cluster takes the row.
         match enqueue.scratch(parts.bytes) {
-            Ok(base) => (sifted, found) = (base as *mut u8, (base + found_at as u64) as *mut u8),
+            Ok(base) => (kept_entries, kept_counts) = (base as *mut u8, (base + kept_counts_at as u64) as *mut u8),
             Err(_) => slices = 0,
         }
     }
     let ctas = if is_short { 1 } else { kernels.clusters.ctas(rows, n) };
     let most_chunks = (kernels.room.bytes / CHUNK_BYTES).min(MOST_CHUNKS);
     let chunks = if n <= ctas * CHUNK { 0 } else { n.div_ceil(ctas * CHUNK).min(most_chunks) };
-    let alone_bytes = items + if slices > 0 { CHUNK_BYTES } else { 0 };
-    let alone = alone_bytes <= kernels.room.bytes;
-    let bytes = (chunks * CHUNK_BYTES).max(if alone || r.best_first { alone_bytes } else { 0 });
+    let one_cta_bytes = items + if slices > 0 { CHUNK_BYTES } else { 0 };
+    let one_cta = one_cta_bytes <= kernels.room.bytes;
+    let bytes = (chunks * CHUNK_BYTES).max(if one_cta || r.best_first { one_cta_bytes } else { 0 });
     let (lens, budgets, values) = (r.lens.as_ref(), r.budgets.as_ref(), r.values.as_ref());
     let params = TopKParams {
         scores: r.scores.data(),
@@ -230,8 +230,8 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         ids: r.ids.data(),
         counts: r.counts.data(),
         values: address(values),
-        sifted,
-        found,
+        kept_entries,
+        kept_counts,
         scores_row: r.scores.byte_stride(0),
         scores_entry: r.scores.byte_stride(1),
         lens_row: byte_stride(lens, 0),
@@ -243,18 +243,18 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         values_entry: byte_stride(values, 1),
         n: n as u32,
         k: r.k as u32,
-        cap: saturated(r.cap()),
+        capacity: saturated(r.cap()),
         dtype: element_code(r.scores.dtype),
         adjacent: has_adjacent_fours(&r.scores) as u32,
         chunks: chunks as u32,
         slices: slices as u32,
-        alone: alone as u32,
+        one_cta: one_cta as u32,
     };
     let (dtype, params) = (r.scores.dtype, [(&raw const params).cast()]);
     if slices > 0 {
-        let grid = Grid { ctas: (rows * slices) as u32, threads: SIFT_THREADS, kind: enqueue.dependent_kind() };
+        let grid = Grid { ctas: (rows * slices) as u32, threads: PREFILTER_THREADS, kind: enqueue.dependent_kind() };
         // SAFETY: as below; scratch is this call's.
-        unsafe { enqueue.launch(kernels.sift.of(dtype), grid, params)? };
+        unsafe { enqueue.launch(kernels.prefilter.of(dtype), grid, params)? };
     }
     let order = if r.best_first { &kernels.best_first } else { &kernels.ascending };
     let (kernel, threads) = if is_short { (&order.short, SHORT_THREADS) } else { (&order.long, THREADS) };
@@ -281,7 +281,7 @@ mod tests {
     const H200: Room = Room { multiprocessors: 132, bytes: (227 << 10) - STATIC_BYTES };
 
     #[test]
-    fn long_rows_are_sifted_by_as_many_ctas_as_run_at_once() {
+    fn long_rows_are_prefiltered_by_as_many_ctas_as_run_at_once() {
         let ascending = |rows, n, k| slices(H200, rows, n, k, false);
         assert_eq!(ascending(1, 1 << 20, 2048), 128, "each has the scores of its registers");
         assert_eq!(
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_not_sifted_where_too_much_would_be_left() {
+    fn rows_are_not_prefiltered_where_too_much_would_be_left() {
         let ascending = |rows, n, k| slices(H200, rows, n, k, false);
         assert_eq!((ascending(1, CHUNK, 1), ascending(1, CHUNK + 1, 0), ascending(1, CHUNK + 1, 1)), (0, 0, 3));
         assert_eq!((ascending(1, 1 << 17, 1 << 13), ascending(1, 1 << 17, (1 << 13) + 1)), (16, 0));
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn scratch_of_sifting_is_what_an_arena_has() {
+    fn scratch_of_the_prefilter_is_what_an_arena_has() {
         for rows in [1, 7, 64, 131, 132, 264, 300] {
             let count = slices(H200, rows, 1 << 20, 128, true);
             assert!(count > 0 && scratch(rows, count).0.bytes <= MOST_SCRATCH, "{rows}");

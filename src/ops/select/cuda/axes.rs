@@ -1,4 +1,4 @@
-//! Launch of the kernels of kernels/select/axes.cu: AXIS in INT4, in one launch. And what those for long lists share with them.
+//! Launch of the kernels of kernels/select/axis_cluster.cuh: AXIS in INT4, in one launch. And what those for long lists share with them.
 
 use super::{MOST_TOKENS, SelectParams, THREADS, grid, sharing};
 use crate::core::status::Result;
@@ -17,7 +17,7 @@ pub struct AxesKernels {
     pub shares: [Share; 2],
 }
 
-/// A kernel for each form of kernels/select/axes.cuh.
+/// A kernel for each form of kernels/select/axis_tiles.cuh.
 pub struct TileKernels {
     /// Of D = 128 and up to 4, 8 and 16 heads.
     common: [Kernel; 3],
@@ -82,26 +82,26 @@ impl Share {
 
 impl AxesKernels {
     pub fn find(modules: &Modules) -> Result<Option<AxesKernels>> {
-        if !modules.has("select/axes") {
+        if !modules.has("select/axis_cluster") {
             return Ok(None);
         }
-        let common = ["select_axes_4_128", "select_axes_8_128", "select_axes_16_128"];
-        let others = ["select_axes_4", "select_axes_16"];
-        let kernels = TileKernels::find(modules, "select/axes", [&common, &others], STATIC_SHARED)?;
-        let few = TileKernels::kernel(modules, "select/axes", "select_axes_few_128", STATIC_SHARED)?;
+        let common = ["select_axis_cluster_4_128", "select_axis_cluster_8_128", "select_axis_cluster_16_128"];
+        let others = ["select_axis_cluster_4", "select_axis_cluster_16"];
+        let kernels = TileKernels::find(modules, "select/axis_cluster", [&common, &others], STATIC_SHARED)?;
+        let few = TileKernels::kernel(modules, "select/axis_cluster", "select_axis_cluster_alone_128", STATIC_SHARED)?;
         let shares = Share::both(modules, [&kernels.common[0], &few], STATIC_SHARED);
         Ok(Some(AxesKernels { kernels, few, shares }))
     }
 }
 
 kernel_struct! {
-    /// Mirrors AxesParams of kernels/select/params.cuh.
-    pub struct AxesParams {
+    /// Mirrors AxisTileParams of kernels/select/params.cuh.
+    pub struct AxisTileParams {
         select: SelectParams,
         axes: Summary,
         range: Summary,
-        turns: u32,
-        parts: u32,
+        stages: u32,
+        most_tiles: u32,
         products: u32,
         partials: u32,
         queries: u32,
@@ -114,9 +114,9 @@ const STATIC_SHARED: u32 = 2304;
 pub const RESERVED: u32 = 1 << 10;
 /// D of the common form.
 const COMMON_DIM: usize = 128;
-/// MOST_HEADS and MOST_TURNS of kernels/select/axes.cuh, MOST_CTAS of kernels/select/axes.cu.
+/// MOST_HEADS and MOST_STAGES of kernels/select/axis_tiles.cuh, MOST_CTAS of kernels/select/axis_cluster.cuh.
 const MOST_HEADS: usize = 16;
-pub const MOST_TURNS: usize = 3;
+pub const MOST_STAGES: usize = 3;
 const MOST_CTAS: usize = 16;
 /// BLOCKS of kernels/select/tiles.cuh: of a tile.
 pub const BLOCKS: usize = 16;
@@ -126,16 +126,16 @@ pub const TOP_SHARED: usize = 9 << 10;
 /// What rows of blocks on their way have in front of the next one, but for the common form.
 const GAP: usize = 16;
 
-/// What kernels/select/axes.cuh makes of a request.
+/// What kernels/select/axis_tiles.cuh makes of a request.
 pub struct Form {
     is_common: bool,
     /// Heads by the four: QUARTETS of the kernel.
     pub quartets: usize,
     /// Blocks of a list for which the index has room, and their tiles.
     pub stored: usize,
-    pub parts: usize,
+    pub most_tiles: usize,
     /// Shared memory of a CTA's tiles on their way, one for each warp, and of queries.
-    pub turn_bytes: usize,
+    pub stage_bytes: usize,
     pub query_bytes: usize,
 }
 
@@ -162,19 +162,19 @@ impl Form {
             is_common,
             quartets,
             stored,
-            parts: stored.div_ceil(BLOCKS),
-            turn_bytes: WARPS * BLOCKS * (heads.dim + heads.dim / 4 + 2 * gap),
+            most_tiles: stored.div_ceil(BLOCKS),
+            stage_bytes: WARPS * BLOCKS * (heads.dim + heads.dim / 4 + 2 * gap),
             query_bytes: heads.dim / 32 * columns * 32 * 8,
         })
     }
 }
 
-/// How the work is cut, and where its parts of shared memory begin.
+/// How the work is cut, and where its most_tiles of shared memory begin.
 #[derive(Clone, Copy)]
 pub struct AxesPlan {
-    parts: usize,
+    most_tiles: usize,
     ctas: usize,
-    turns: usize,
+    stages: usize,
     products: usize,
     partials: usize,
     queries: usize,
@@ -194,26 +194,26 @@ impl AxesPlan {
         let fits = |plan: &AxesPlan, share: &Share| plan.bytes <= share.bytes && share.clusters[plan.ctas - 1] > 0;
         let at_once =
             |plan: &AxesPlan| shares.iter().find(|share| fits(plan, share)).map_or(0, |s| s.clusters[plan.ctas - 1]);
-        let of = |ctas| (1..=MOST_TURNS).rev().map(move |turns| AxesPlan::of(form, ctas, turns));
+        let of = |ctas| (1..=MOST_STAGES).rev().map(move |stages| AxesPlan::of(form, ctas, stages));
         // CTAs that run at once and have work: those that leave the busiest multiprocessor the fewest tiles, which take somewhat
         // longer where a warp's come one after the other. One more CTA takes a quarter of the time of a tile, and that of three is lost
         // where clusters are larger than every device has them.
-        let useful = form.parts.clamp(1, MOST_CTAS);
+        let useful = form.most_tiles.clamp(1, MOST_CTAS);
         let all_at_once = (1..=useful).flat_map(of).filter(|plan| lists <= at_once(plan));
         let has_own = |plan: &AxesPlan| lists <= whole.clusters[plan.ctas - 1];
         let time = |plan: &AxesPlan| {
-            let tiles = plan.parts.div_ceil(plan.ctas) * if has_own(plan) { 1 } else { 2 };
-            let of_tile = if plan.turns >= plan.rounds().min(2) { 4 } else { 5 };
+            let tiles = plan.most_tiles.div_ceil(plan.ctas) * if has_own(plan) { 1 } else { 2 };
+            let of_tile = if plan.stages >= plan.rounds().min(2) { 4 } else { 5 };
             tiles * of_tile + plan.ctas + if plan.ctas > LARGEST_CLUSTER as usize { 12 } else { 0 }
         };
-        let best = all_at_once.filter(|plan| plan.turns <= plan.rounds().max(1)).min_by_key(time);
+        let best = all_at_once.filter(|plan| plan.stages <= plan.rounds().max(1)).min_by_key(time);
         // Where there are more lists, or shared memory is short: few CTAs for each, and these side by side.
         let in_waves = || shares.iter().find_map(|share| (1..=MOST_CTAS).flat_map(of).find(|plan| fits(plan, share)));
         let mut plan = best.or_else(in_waves)?;
         // CTAs that can have a multiprocessor each are kept from sharing one. Then there is room for keys, too, but for long lists.
         plan.has_own = has_own(&plan);
         if plan.has_own {
-            let with_keys = plan.bytes + plan.parts * BLOCKS * size_of::<u32>();
+            let with_keys = plan.bytes + plan.most_tiles * BLOCKS * size_of::<u32>();
             if with_keys <= whole.bytes {
                 (plan.keys, plan.bytes) = (plan.bytes, with_keys);
             }
@@ -222,38 +222,38 @@ impl AxesPlan {
         (lists <= i32::MAX as usize / plan.ctas).then_some(plan)
     }
 
-    fn of(form: &Form, ctas: usize, turns: usize) -> AxesPlan {
-        let &Form { quartets, parts, .. } = form;
-        let partials = turns * form.turn_bytes;
-        let queries = partials.saturating_add(parts.saturating_mul(4 * quartets * 2 * size_of::<f32>()));
-        let keys = parts.saturating_mul(BLOCKS * size_of::<u32>());
+    fn of(form: &Form, ctas: usize, stages: usize) -> AxesPlan {
+        let &Form { quartets, most_tiles, .. } = form;
+        let partials = stages * form.stage_bytes;
+        let queries = partials.saturating_add(most_tiles.saturating_mul(4 * quartets * 2 * size_of::<f32>()));
+        let keys = most_tiles.saturating_mul(BLOCKS * size_of::<u32>());
         let products = queries.saturating_add(form.query_bytes).max(keys);
-        let of_products = parts.div_ceil(ctas).saturating_mul(BLOCKS * 4 * quartets * size_of::<f32>());
+        let of_products = most_tiles.div_ceil(ctas).saturating_mul(BLOCKS * 4 * quartets * size_of::<f32>());
         let bytes = products.saturating_add(of_products.max(TOP_SHARED));
-        AxesPlan { parts, ctas, turns, products, partials, queries, keys: 0, bytes, has_own: false }
+        AxesPlan { most_tiles, ctas, stages, products, partials, queries, keys: 0, bytes, has_own: false }
     }
 
     /// Tiles of a warp.
     fn rounds(&self) -> usize {
-        self.parts.div_ceil(self.ctas).div_ceil(WARPS)
+        self.most_tiles.div_ceil(self.ctas).div_ceil(WARPS)
     }
 }
 
-impl AxesParams {
+impl AxisTileParams {
     /// Of so many CTAs for each list, and so many tiles of a warp on their way. Queries follow these.
-    pub fn new(r: &Request, axes: &Axes, form: &Form, ctas: usize, turns: usize) -> AxesParams {
+    pub fn new(r: &Request, axes: &Axes, form: &Form, ctas: usize, stages: usize) -> AxisTileParams {
         let mut select = SelectParams::new(r);
         (select.place.capacity, select.slices) = (form.stored as u32, ctas as u32);
         select.by_slices = Divisor::new(ctas as u32);
-        AxesParams {
+        AxisTileParams {
             select,
             axes: Summary::new(Some(&axes.axes)),
             range: Summary::new(axes.range.as_ref()),
-            turns: turns as u32,
-            parts: form.parts as u32,
+            stages: stages as u32,
+            most_tiles: form.most_tiles as u32,
             products: 0,
             partials: 0,
-            queries: (turns * form.turn_bytes) as u32,
+            queries: (stages * form.stage_bytes) as u32,
             keys: 0,
         }
     }
@@ -267,17 +267,17 @@ pub fn select(
     form: &Form,
     plan: &AxesPlan,
 ) -> Result<()> {
-    let params = AxesParams {
+    let params = AxisTileParams {
         products: plan.products as u32,
         partials: plan.partials as u32,
         queries: plan.queries as u32,
         keys: plan.keys as u32,
-        ..AxesParams::new(r, axes, form, plan.ctas, plan.turns)
+        ..AxisTileParams::new(r, axes, form, plan.ctas, plan.stages)
     };
     let is_few = plan.has_own && form.is_common && form.quartets == 1;
     let kernel = if is_few { kernels.few } else { *kernels.kernels.of(form) }.sharing(plan.bytes as u32);
     let all = Grid { kind: Kind::DependentClusters(plan.ctas as u32), ..grid(enqueue, r.lists() * plan.ctas) };
-    // SAFETY: AxesParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
+    // SAFETY: AxisTileParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything, but for bringing summaries to the L2 cache.
     unsafe { enqueue.launch(&kernel, all, [(&raw const params).cast()]) }
 }
@@ -294,9 +294,9 @@ mod tests {
     }
 
     fn plan(lists: usize, blocks: usize) -> AxesPlan {
-        let parts = blocks.div_ceil(BLOCKS);
-        let turn_bytes = WARPS * BLOCKS * (COMMON_DIM + COMMON_DIM / 4);
-        let form = Form { is_common: true, quartets: 1, stored: blocks, parts, turn_bytes, query_bytes: 2 << 10 };
+        let most_tiles = blocks.div_ceil(BLOCKS);
+        let stage_bytes = WARPS * BLOCKS * (COMMON_DIM + COMMON_DIM / 4);
+        let form = Form { is_common: true, quartets: 1, stored: blocks, most_tiles, stage_bytes, query_bytes: 2 << 10 };
         AxesPlan::new(&shares(), lists, &form).unwrap()
     }
 

@@ -1,4 +1,4 @@
-//! Launch of the kernels of kernels/select/held_labels.cu: LABEL_MASS and selection of tokens, of lists that fit in a cluster.
+//! Launch of the kernels of kernels/select/labels_cluster.cuh: LABEL_MASS and selection of tokens, of lists that fit in a cluster.
 
 use super::labels::{LabelParams, given, places};
 use super::{SelectParams, THREADS, grid, sharing};
@@ -25,19 +25,25 @@ pub struct HeldLabelKernels {
 
 impl HeldLabelKernels {
     pub fn find(modules: &Modules) -> Result<Option<HeldLabelKernels>> {
-        if !modules.has("select/held_labels") {
+        if !modules.has("select/labels_cluster") {
             return Ok(None);
         }
         let shared = modules.facts().shared_bytes - STATIC_SHARED;
         let kernel = |name| {
-            let kernel = modules.kernel("select/held_labels", name)?;
+            let kernel = modules.kernel("select/labels_cluster", name)?;
             kernel.allow_shared(shared)?;
             Ok(kernel)
         };
-        let tokens =
-            [kernel("select_held_tokens_32")?, kernel("select_held_tokens_64")?, kernel("select_held_tokens_128")?];
-        let blocks =
-            [kernel("select_held_blocks_32")?, kernel("select_held_blocks_64")?, kernel("select_held_blocks_128")?];
+        let tokens = [
+            kernel("select_labels_cluster_tokens_32")?,
+            kernel("select_labels_cluster_tokens_64")?,
+            kernel("select_labels_cluster_tokens_128")?,
+        ];
+        let blocks = [
+            kernel("select_labels_cluster_blocks_32")?,
+            kernel("select_labels_cluster_blocks_64")?,
+            kernel("select_labels_cluster_blocks_128")?,
+        ];
         let sizes = [1, 2, 4, LARGEST_CLUSTER];
         let clusters = sizes.map(|size| tokens[0].sharing(shared).active_clusters(size, THREADS) as usize);
         Ok(Some(HeldLabelKernels { tokens, blocks, clusters, shared: shared as usize }))
@@ -45,8 +51,8 @@ impl HeldLabelKernels {
 }
 
 kernel_struct! {
-    /// Mirrors HeldLabelParams of kernels/select/params.cuh.
-    pub struct HeldLabelParams {
+    /// Mirrors LabelClusterParams of kernels/select/params.cuh.
+    pub struct LabelClusterParams {
         labels: LabelParams,
         by_units: Divisor,
         unit: u32,
@@ -62,21 +68,21 @@ kernel_struct! {
 
 /// Shared memory that the kernels declare, at most.
 const STATIC_SHARED: u32 = 37 << 10;
-/// TOKENS of kernels/select/held_labels.cu: of a warp, at a time.
+/// TOKENS of kernels/select/labels_cluster.cuh: of a warp, at a time.
 const TOKENS: usize = 64;
 /// Tokens that are worth a CTA.
 const CTA_TOKENS: usize = TOKENS * THREADS as usize / 32;
-/// HEADS and MOST_HEADS of kernels/select/held_labels.cu: of a tile, of a list.
+/// HEADS and MOST_HEADS of kernels/select/labels_cluster.cuh: of a tile, of a list.
 const HEADS: usize = 4;
 const MOST_HEADS: usize = 16;
 /// Bytes of a channel of a query there: three digits, the last one twice.
 const DIGITS: usize = 4;
-/// HELD_BLOCKS of kernels/select/held_labels.cu.
-const HELD_BLOCKS: usize = 2048;
+/// SHARED_CANDIDATES of kernels/select/labels_cluster.cuh.
+const SHARED_CANDIDATES: usize = 2048;
 /// The largest share of a list that must stay in one CTA.
 const MOST_UNIT: usize = 512;
 
-/// How the work is cut, and where its parts of shared memory begin.
+/// How the work is cut, and where its most_tiles of shared memory begin.
 #[derive(Clone, Copy)]
 pub struct HeldLabelPlan {
     of_blocks: bool,
@@ -96,7 +102,7 @@ impl HeldLabelPlan {
     pub fn new(kernels: Option<&HeldLabelKernels>, r: &Request, labels: &Labels, of_blocks: bool) -> Option<Self> {
         let (kernels, heads, block_size) = (kernels?, r.queries.heads, r.queries.block_size);
         let kernel = KEPT.iter().position(|&kept| kept == labels.kept())?;
-        let has_form = sharing(r) == 1 && heads.group() <= MOST_HEADS && given(r).cap() <= HELD_BLOCKS;
+        let has_form = sharing(r) == 1 && heads.group() <= MOST_HEADS && given(r).cap() <= SHARED_CANDIDATES;
         if !has_form || !has_aligned_rows(&labels.codes, 16) {
             return None;
         }
@@ -147,7 +153,7 @@ pub fn select(
     let mut select = SelectParams::new(r);
     (select.slices, select.by_slices) = (plan.ctas as u32, Divisor::new(plan.ctas as u32));
     let block_size = r.queries.block_size;
-    let params = HeldLabelParams {
+    let params = LabelClusterParams {
         labels: LabelParams::new(select, r, labels),
         by_units: Divisor::new((plan.ctas * plan.unit) as u32),
         unit: plan.unit as u32,
@@ -163,7 +169,7 @@ pub fn select(
     let of_kept = if plan.of_blocks { &kernels.blocks } else { &kernels.tokens };
     let kernel = of_kept[plan.kernel].sharing(plan.bytes as u32);
     let all = Grid { kind: Kind::DependentClusters(plan.ctas as u32), ..grid(enqueue, r.lists() * plan.ctas) };
-    // SAFETY: HeldLabelParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
+    // SAFETY: LabelClusterParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything.
     unsafe { enqueue.launch(&kernel, all, [(&raw const params).cast()]) }
 }

@@ -1,4 +1,4 @@
-//! Launch of the kernels of kernels/select/labels.cu: LABEL_MASS and selection of tokens.
+//! Launch of the kernels of kernels/select/labels_general.cuh: LABEL_MASS and selection of tokens.
 
 use super::rows::{most_scores, score_bytes};
 use super::{ListParams, MOST_HEADS, MOST_TOKENS, SelectParams, THREADS, check_sharing, grid, sharing};
@@ -21,8 +21,8 @@ pub struct LabelKernels {
 
 impl LabelKernels {
     pub fn find(modules: &Modules) -> Result<LabelKernels> {
-        let kernel = |name| modules.kernel("select/labels", name);
-        let (blocks, tokens) = (kernel("select_label_blocks")?, kernel("select_label_tokens")?);
+        let kernel = |name| modules.kernel("select/labels_general", name);
+        let (blocks, tokens) = (kernel("select_labels_general_blocks")?, kernel("select_labels_general_tokens")?);
         let room = most_scores(modules.facts(), DECLARED);
         blocks.allow_shared(score_bytes(room))?;
         let active = |size: u32| match modules.facts().launches_dependents() {
@@ -61,13 +61,13 @@ kernel_struct! {
         partials: *mut u8,
         seen: *mut u8,
         blocks: *mut u8,
-        cap: u32,
-        places: u32,
+        candidates_capacity: u32,
+        candidate_tokens: u32,
         chunks: u32,
         heads: u32,
         kept: u32,
         adjacent: u32,
-        room: u32,
+        shared_scores: u32,
     }
 }
 
@@ -88,27 +88,27 @@ impl LabelParams {
             partials: none,
             seen: none,
             blocks: none,
-            cap: saturated(given(r).cap()),
-            places: 0,
+            candidates_capacity: saturated(given(r).cap()),
+            candidate_tokens: 0,
             chunks: 0,
             heads: 0,
             kept: labels.kept() as u32,
             adjacent: 0,
-            room: 0,
+            shared_scores: 0,
         }
     }
 }
 
 /// Shared memory that the kernels declare, or more.
 const DECLARED: usize = 43 << 10;
-/// TOKEN_CHUNK of kernels/select/labels.cu: tokens of a warp.
+/// TOKEN_CHUNK of kernels/select/labels_general.cuh: tokens of a warp.
 const CHUNK: usize = 64;
 /// Tokens that are worth a CTA.
 const CTA_TOKENS: usize = CHUNK * THREADS as usize / 32;
-/// HELD_BLOCKS of kernels/select/labels.cu: candidates that fit in shared memory.
-const HELD_BLOCKS: usize = 2048;
+/// SHARED_CANDIDATES of kernels/select/labels_general.cuh: candidates that fit in shared memory.
+const SHARED_CANDIDATES: usize = 2048;
 
-/// How the work is cut, and where its parts of scratch begin.
+/// How the work is cut, and where its most_tiles of scratch begin.
 pub struct LabelPlan {
     heads: usize,
     /// Candidate tokens of a list that the index has room for.
@@ -116,7 +116,7 @@ pub struct LabelPlan {
     chunks: usize,
     /// Scores, of blocks or of tokens.
     held: usize,
-    held_row: usize,
+    scored_blocks: usize,
     products: usize,
     partials: usize,
     seen: usize,
@@ -141,13 +141,24 @@ impl LabelPlan {
         let (cap, places) = (given(r).cap(), places(r));
         let chunks = places.div_ceil(CHUNK);
         let mut scratch = Parts::default();
-        let held_row = if of_blocks { cap } else { places };
-        let held = scratch.take(&[lists, held_row, size_of::<f32>()]);
+        let scored_blocks = if of_blocks { cap } else { places };
+        let held = scratch.take(&[lists, scored_blocks, size_of::<f32>()]);
         let products = scratch.take(&[lists, heads, places, size_of::<f32>()]);
         let partials = scratch.take(&[lists, heads, chunks, 2 * size_of::<f32>()]);
         let seen = scratch.take(&[lists, most_ctas, size_of::<u32>()]);
-        let blocks = (cap > HELD_BLOCKS).then(|| scratch.take(&[lists, most_ctas, cap, size_of::<i32>()]));
-        Ok(LabelPlan { heads, places, chunks, held, held_row, products, partials, seen, blocks, bytes: scratch.bytes })
+        let blocks = (cap > SHARED_CANDIDATES).then(|| scratch.take(&[lists, most_ctas, cap, size_of::<i32>()]));
+        Ok(LabelPlan {
+            heads,
+            places,
+            chunks,
+            held,
+            scored_blocks,
+            products,
+            partials,
+            seen,
+            blocks,
+            bytes: scratch.bytes,
+        })
     }
 }
 
@@ -167,20 +178,20 @@ pub fn select(enqueue: &Enqueue, r: &Request, labels: &Labels, of_blocks: bool) 
     let base = enqueue.scratch(plan.bytes)? as usize;
     let at = |part: usize| (base + part) as *mut u8;
     let ctas = kernels.cluster(lists, plan.places);
-    let room = if of_blocks && plan.held_row <= kernels.room { plan.held_row } else { 0 };
+    let room = if of_blocks && plan.scored_blocks <= kernels.room { plan.scored_blocks } else { 0 };
     let mut select = SelectParams::new(r);
     (select.slices, select.by_slices) = (ctas as u32, Divisor::new(ctas as u32));
-    (select.held, select.held_row) = (at(plan.held), saturated(plan.held_row));
+    (select.scratch_scores, select.scored_blocks) = (at(plan.held), saturated(plan.scored_blocks));
     let params = LabelParams {
         products: at(plan.products),
         partials: at(plan.partials),
         seen: at(plan.seen),
         blocks: plan.blocks.map_or(std::ptr::null_mut(), at),
-        places: plan.places as u32,
+        candidate_tokens: plan.places as u32,
         chunks: plan.chunks as u32,
         heads: plan.heads as u32,
         adjacent: (labels.kept().is_multiple_of(32) && has_aligned_rows(&labels.codes, 16)) as u32,
-        room: room as u32,
+        shared_scores: room as u32,
         ..LabelParams::new(select, r, labels)
     };
     let all = match ctas {

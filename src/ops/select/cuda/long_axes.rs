@@ -1,6 +1,6 @@
-//! Launches of the kernels of kernels/select/long_axes.cu: AXIS in INT4 from long lists, in two launches.
+//! Launches of the kernels of kernels/select/axis_two_launches.cuh: AXIS in INT4 from long lists, in two launches.
 
-use super::axes::{AxesParams, BLOCKS, Form, MOST_TURNS, RESERVED, Share, TOP_SHARED, TileKernels, WARPS};
+use super::axes::{AxisTileParams, BLOCKS, Form, MOST_STAGES, RESERVED, Share, TOP_SHARED, TileKernels, WARPS};
 use super::{THREADS, grid, scratch};
 use crate::core::status::Result;
 use crate::ops::index::Axes;
@@ -20,12 +20,12 @@ pub struct LongAxesKernels {
 
 impl LongAxesKernels {
     pub fn find(modules: &Modules) -> Result<Option<LongAxesKernels>> {
-        const SOURCE: &str = "select/long_axes";
+        const SOURCE: &str = "select/axis_two_launches";
         if !modules.has(SOURCE) {
             return Ok(None);
         }
-        let common = ["multiply_axes_4_128", "multiply_axes_8_128", "multiply_axes_16_128"];
-        let others = ["multiply_axes_4", "multiply_axes_16"];
+        let common = ["select_axis_multiply_4_128", "select_axis_multiply_8_128", "select_axis_multiply_16_128"];
+        let others = ["select_axis_multiply_4", "select_axis_multiply_16"];
         let multiply = TileKernels::find(modules, SOURCE, [&common, &others], MULTIPLY_SHARED)?;
         let facts = modules.facts();
         let kernel = |name| {
@@ -34,7 +34,7 @@ impl LongAxesKernels {
             kernel.allow_large_clusters()?; // to ask about them
             Ok(kernel)
         };
-        let select = [kernel("select_products_4")?, kernel("select_products_8")?, kernel("select_products_16")?];
+        let select = [kernel("select_axis_weigh_4")?, kernel("select_axis_weigh_8")?, kernel("select_axis_weigh_16")?];
         multiply.all().chain(&select).try_for_each(Kernel::prefer_shared)?;
         let shares = Share::both(modules, [&select[2], &select[2]], SELECT_SHARED);
         Ok(Some(LongAxesKernels { multiply, select, shares, multiprocessors: facts.multiprocessors as usize }))
@@ -42,9 +42,9 @@ impl LongAxesKernels {
 }
 
 kernel_struct! {
-    /// Mirrors LongAxesParams of kernels/select/params.cuh.
-    pub struct LongAxesParams {
-        axes: AxesParams,
+    /// Mirrors AxisTwoLaunchesParams of kernels/select/params.cuh.
+    pub struct AxisTwoLaunchesParams {
+        axes: AxisTileParams,
         products: *mut u8,
         partials: *mut u8,
         seen: *mut u8,
@@ -62,15 +62,15 @@ const CLUSTERS: [usize; 3] = [8, 4, 2];
 const LIST_MULTIPROCESSORS: usize = 4;
 /// Blocks of a list of which a CTA alone finds the best later than a second kernel does.
 const MANY_BLOCKS: usize = 8192;
-/// TILES_AT_ONCE · WARP of kernels/select/axes.cuh.
+/// TILES_AT_ONCE · WARP of kernels/select/axis_tiles.cuh.
 const MOST_TILES: usize = 256 * 32;
 
-/// How the work is cut, and where its parts of shared memory and of scratch begin.
+/// How the work is cut, and where its most_tiles of shared memory and of scratch begin.
 pub struct LongAxesPlan {
     /// CTAs of a list that multiply, and those that select.
     slices: usize,
     ctas: usize,
-    turns: usize,
+    stages: usize,
     keys: usize,
     room: usize,
     /// Shared memory of a CTA that multiplies, and of one that selects.
@@ -85,11 +85,11 @@ pub struct LongAxesPlan {
 impl LongAxesPlan {
     /// `None` where one launch is better, if that is possible.
     pub fn new(kernels: &LongAxesKernels, r: &Request, form: &Form) -> Option<LongAxesPlan> {
-        let (lists, &Form { quartets, stored, parts, .. }) = (r.lists(), form);
-        if lists * LIST_MULTIPROCESSORS > kernels.multiprocessors || stored < MANY_BLOCKS || parts > MOST_TILES {
+        let (lists, &Form { quartets, stored, most_tiles, .. }) = (r.lists(), form);
+        if lists * LIST_MULTIPROCESSORS > kernels.multiprocessors || stored < MANY_BLOCKS || most_tiles > MOST_TILES {
             return None;
         }
-        let slices = (kernels.multiprocessors / lists).min(parts.div_ceil(WARPS));
+        let slices = (kernels.multiprocessors / lists).min(most_tiles.div_ceil(WARPS));
         let [half, whole] = &kernels.shares;
         let clusters = [whole, half].into_iter().flat_map(|share| CLUSTERS.map(|ctas| (share, ctas)));
         let fits = |&(share, ctas): &(&Share, usize)| {
@@ -99,24 +99,24 @@ impl LongAxesPlan {
         let [keys, room, select_bytes] = Self::select_room(form, ctas);
         // So many tiles on their way that there is a place for a CTA of either kernel, if registers leave one and a warp still has
         // two of its tiles on their way.
-        let most = MOST_TURNS.min(parts.div_ceil(slices).div_ceil(WARPS));
+        let most = MOST_STAGES.min(most_tiles.div_ceil(slices).div_ceil(WARPS));
         let of_both = whole.bytes - (MULTIPLY_SHARED + RESERVED) as usize;
-        let multiply_bytes = |turns: usize| turns * form.turn_bytes + form.query_bytes;
-        let fits = |turns: &usize, other: usize| multiply_bytes(*turns) + other <= of_both;
-        let beside = (most.min(2)..=most).rev().find(|turns| quartets < 4 && fits(turns, select_bytes));
-        let turns = beside.or_else(|| (1..=most).rev().find(|turns| fits(turns, 0)))?;
+        let multiply_bytes = |stages: usize| stages * form.stage_bytes + form.query_bytes;
+        let fits = |stages: &usize, other: usize| multiply_bytes(*stages) + other <= of_both;
+        let beside = (most.min(2)..=most).rev().find(|stages| quartets < 4 && fits(stages, select_bytes));
+        let stages = beside.or_else(|| (1..=most).rev().find(|stages| fits(stages, 0)))?;
         let mut scratch = cuda::Parts::default();
-        let products = scratch.take(&[lists, parts, BLOCKS * 4 * quartets * size_of::<f32>()]);
-        let partials = scratch.take(&[lists, parts, 4 * quartets * 2 * size_of::<f32>()]);
+        let products = scratch.take(&[lists, most_tiles, BLOCKS * 4 * quartets * size_of::<f32>()]);
+        let partials = scratch.take(&[lists, most_tiles, 4 * quartets * 2 * size_of::<f32>()]);
         let seen = scratch.take(&[lists, slices, WARPS * size_of::<u32>()]);
         Some(LongAxesPlan {
             slices,
             ctas,
-            turns,
+            stages,
             keys,
             room,
             // And none for two that multiply.
-            multiply_bytes: multiply_bytes(turns).max(of_both.saturating_sub(select_bytes)),
+            multiply_bytes: multiply_bytes(stages).max(of_both.saturating_sub(select_bytes)),
             select_bytes,
             products,
             partials,
@@ -127,8 +127,8 @@ impl LongAxesPlan {
 
     /// Where its keys begin in the shared memory of one of so many CTAs that select, where its room, and where that ends.
     fn select_room(form: &Form, ctas: usize) -> [usize; 3] {
-        let all = form.parts * BLOCKS;
-        // Of divide() of kernels/common/sieve.cuh.
+        let all = form.most_tiles * BLOCKS;
+        // Of divide() of kernels/common/cluster_prefilter.cuh.
         let share = all.div_ceil(ctas).next_multiple_of(32);
         let few = ctas * THREADS as usize * 2 * size_of::<u32>();
         let products = share * 4 * form.quartets * size_of::<f32>();
@@ -146,8 +146,8 @@ pub fn select(
     plan: &LongAxesPlan,
 ) -> Result<()> {
     let base = scratch(enqueue, plan.bytes)?;
-    let params = LongAxesParams {
-        axes: AxesParams::new(r, axes, form, plan.slices, plan.turns),
+    let params = AxisTwoLaunchesParams {
+        axes: AxisTileParams::new(r, axes, form, plan.slices, plan.stages),
         products: (base + plan.products) as *mut u8,
         partials: (base + plan.partials) as *mut u8,
         seen: (base + plan.seen) as *mut u8,
@@ -158,7 +158,7 @@ pub fn select(
     let select = kernels.select[form.quartets.ilog2() as usize].sharing(plan.select_bytes as u32);
     let clusters = Grid { kind: Kind::DependentClusters(plan.ctas as u32), ..grid(enqueue, r.lists() * plan.ctas) };
     let params = (&raw const params).cast();
-    // SAFETY: LongAxesParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed, and
+    // SAFETY: AxisTwoLaunchesParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed, and
     // scratch is this call's. The kernels wait before they touch anything, but for bringing summaries to the L2 cache.
     unsafe {
         enqueue.launch(&multiply, grid(enqueue, r.lists() * plan.slices), [params])?;

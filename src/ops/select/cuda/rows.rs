@@ -105,11 +105,12 @@ pub struct TopKernels {
 
 impl TopKernels {
     pub fn find(modules: &Modules) -> Result<TopKernels> {
-        let top = modules.kernel("select/top", "select_top")?;
-        if !modules.has("select/long_top") {
+        let top = modules.kernel("select/top_cta", "select_top_cta")?;
+        if !modules.has("select/top_cluster") {
             return Ok(TopKernels { top, long: None });
         }
-        let (kernel, most) = (modules.kernel("select/long_top", "select_long_top")?, modules.facts().shared_bytes);
+        let (kernel, most) =
+            (modules.kernel("select/top_cluster", "select_top_cluster")?, modules.facts().shared_bytes);
         kernel.allow_shared(most - LONG_TOP)?;
         let has_clusters = kernel.sharing(most - LONG_TOP).active_clusters(SIEVING as u32, THREADS) > 0;
         Ok(TopKernels { top, long: has_clusters.then_some(kernel) })
@@ -130,7 +131,7 @@ const LONG_TOP: u32 = 16 << 10;
 const SIEVING: usize = 8;
 /// Scores of which the first CTA of a cluster would find the best later than a kernel that follows.
 const LONG_ROW: usize = 8192;
-/// MOST_WANTED of kernels/common/sieve.cuh: of more, all scores would go to the first CTA.
+/// MOST_WANTED of kernels/common/cluster_prefilter.cuh: of more, all scores would go to the first CTA.
 const MOST_SIEVED: usize = 256;
 
 /// A kernel for rows of one length, and 32-bit words of the shared memory of its CTAs.
@@ -143,7 +144,7 @@ pub struct Sieve {
 
 impl Sieve {
     fn of(kernel: Kernel, stored: usize) -> Sieve {
-        // Sieve of kernels/common/sieve.cuh: its divide(), and the few or all keys that come.
+        // Sieve of kernels/common/cluster_prefilter.cuh: its divide(), and the few or all keys that come.
         let own = stored.div_ceil(SIEVING).next_multiple_of(32);
         Sieve { kernel, own, all: own + (SIEVING * THREADS as usize * 2).max(stored.next_multiple_of(4)) }
     }
@@ -206,9 +207,10 @@ impl RowPlan {
     /// Says in a call's parameters what the kernel does with scores; `base` is where scratch begins.
     pub fn fill(&self, select: &mut SelectParams, kernel: &RowKernel, base: usize) {
         let slices = self.slices(kernel) as u32;
-        (select.held_row, select.slices, select.by_slices) = (self.stored as u32, slices, Divisor::new(slices));
+        (select.scored_blocks, select.slices, select.by_slices) = (self.stored as u32, slices, Divisor::new(slices));
         if let Some(held) = &self.held {
-            (select.held, select.arrived) = ((base + held.scores) as *mut u8, (base + held.seen) as *mut u8);
+            (select.scratch_scores, select.cta_status) =
+                ((base + held.scores) as *mut u8, (base + held.seen) as *mut u8);
         }
     }
 

@@ -1,0 +1,73 @@
+// How the CTAs of an update take turns at the summaries of a sequence and head.
+#pragma once
+
+#include "index/params.cuh"
+
+constexpr uint32 THREADS = 256;
+
+// What of its summaries a sequence's new tokens change: begin … end−1.
+struct Stale {
+    uint32 len, begin, end;
+};
+
+// Blocks that a sequence's new tokens change.
+__device__ inline Stale stale_blocks(const UpdateParams &p, const int2 &lengths) {
+    Stale stale;
+    stale.len = p.keys.length(lengths, stale.begin);
+    const bool none = stale.begin == stale.len;
+    stale.begin = p.size_of.divide(stale.begin), stale.end = none ? stale.begin : p.size_of.divide(stale.len - 1) + 1;
+    return stale;
+}
+
+// A CTA's part: a head of a sequence, for which `slices` CTAs take turns at the summaries.
+struct CtaShare {
+    uint32 seq, head, slice, slices;
+
+    __device__ CtaShare(const UpdateParams &p) : slices(p.slices) {
+        const uint32 n = p.heads_of.divide(blockIdx.x);
+        head = blockIdx.x - n * p.keys.kv_heads;
+        seq = p.slices_of.divide(n), slice = n - seq * slices;
+    }
+};
+
+// A summary and where it goes.
+struct Target {
+    uint32 j, page, row;
+    bool exists;
+
+    Target() = default;
+    __device__ Target(const UpdateParams &p, const CtaShare &cta, const Stale &stale, uint32 j) : j(j) {
+        exists = j < stale.end && p.place.find(cta.seq, j, page, row);
+    }
+};
+
+// A barrier of `count` threads, whole warps; number 0 is __syncthreads().
+__device__ inline void sync_threads(uint32 number, uint32 count) { asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(count) : "memory"); }
+
+// 0 for what is negative, and for NaN.
+__device__ inline float positive(float x) { return x > 0.0f ? x : 0.0f; }
+
+// What codes of four bits stand for: value ≈ min + scale · code. Without a number low is above high, and the minimum NaN.
+struct Range {
+    uint16 scale_bits, min_bits;
+    float least, scale, share;
+
+    __device__ Range(float low, float high) {
+        constexpr float MOST = 65504.0f;  // the largest float16
+        min_bits = low <= high ? narrow_float16(fminf(fmaxf(low, -MOST), MOST)) : 0x7e00;
+        scale_bits = narrow_float16(fminf(positive(divide(high - low, 15.0f, 1.0f / 15.0f, MOST)), MOST));
+        least = widen_float16(min_bits), scale = widen_float16(scale_bits), share = 1.0f / scale;
+    }
+    __device__ uint32 code(float x) const {
+        // Adding 2^23 rounds to a whole number, ties to even, and leaves it in the low bits.
+        return scale == 0.0f ? 0u : __float_as_uint(fminf(positive(divide(x - least, scale, share, 16.0f)), 15.0f) + 8388608.0f) & 15;
+    }
+
+private:
+    // x / y as it is rounded, of 1 / y as it is rounded: a product, and what that leaves over. Above `most` something else above it; a tiny x
+    // gives no quotient, but something as tiny.
+    __device__ static float divide(float x, float y, float share, float most) {
+        const float near = fminf(__fmul_rn(x, share), most);
+        return fmaf(fmaf(-near, y, x), share, near);
+    }
+};

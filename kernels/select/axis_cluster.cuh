@@ -1,0 +1,171 @@
+// Selection of blocks by AXIS in INT4, in one launch: the exact top k of the scores of axes.cuh.
+//
+// Compute: a cluster of CTAs for each list. Products stay in shared memory. The sums of tiles go to all CTAs of the cluster. Scores go to the
+// first CTA as keys; what goes from CTA to CTA tells a barrier there of its bytes, so nothing is fenced. The first CTA finds the best of them.
+#pragma once
+
+#include "common/cta_topk.cuh"
+#include "select/axis_tiles.cuh"
+
+constexpr uint32 MOST_CTAS = 16;
+
+// In dynamic shared memory: tiles on their way; partial sums of the whole row; queries, and when these are read the sums of runs. Then
+// products, and when these are read what finds the best. Then, in the first CTA, the row's keys; where there is no room for them, they take
+// the place of what lies before products, and wait until sums are joined.
+struct AxisClusterShared {
+    TilesShared tiles;
+    float2 head_weight[MOST_HEADS];
+    uint32 saw[MOST_CTAS * WARPS];  // in the first CTA: each warp of the cluster
+    Barrier sums, keys, room;       // bytes that come
+    uint32 has_room;                // from the first CTA: for keys
+};
+
+template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR> struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
+    using Tiles = AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR>;
+    using Tiles::lane, Tiles::list, Tiles::p, Tiles::PITCH, Tiles::room, Tiles::s, Tiles::slice, Tiles::thread, Tiles::warp;
+    using Weights = HeadWeights<QUARTETS, 2>;
+    AxisClusterShared &shared;
+    const Weights weights;
+
+    __device__ AxisCluster(const AxisTileParams &p, AxisClusterShared &shared)
+        : Tiles(p, shared.tiles), shared(shared),
+          weights(shared.head_weight, reinterpret_cast<float2 *>(room + p.queries), reinterpret_cast<float2 *>(partials()), p.most_tiles, p.select.group) {}
+
+    // Of each tile: [pairs of heads, tiles].
+    __device__ uint4 *partials() const { return reinterpret_cast<uint4 *>(room + p.partials); }
+    __device__ float *products() const { return reinterpret_cast<float *>(room + p.products); }
+
+    __device__ bool is_alone() const { return s.slices == 1; }
+    __device__ void send(uint32 cta, uint4 *to, const Barrier &barrier, const uint4 &x) const {
+        if (is_alone())
+            *to = x;
+        else
+            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.u32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+                             address_in(cta, to)),
+                         "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(address_in(cta, &barrier)) : "memory");
+    }
+    __device__ void send(uint32 cta, uint32 *to, const Barrier &barrier, uint32 x) const {
+        if (is_alone())
+            *to = x;
+        else
+            asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(address_in(cta, to)),
+                         "r"(x), "r"(address_in(cta, &barrier)) : "memory");
+    }
+    __device__ void receive(const Barrier &barrier) const {
+        if (is_alone())
+            __syncthreads();
+        else
+            barrier.wait(0);
+    }
+
+    // Products stay, sums go to all CTAs, those of two heads together: a lane of each two is as good as the other, and even ones send to even
+    // CTAs.
+    __device__ void put(uint32 n, uint32 block, uint32 h, float product) const { products()[(n * BLOCKS + block) * PITCH + h] = product; }
+    __device__ void put_sums(uint32 number, uint32 quartet, float most, float sum) const {
+        const float other_most = __shfl_xor_sync(FULL_WARP, most, 1), other_sum = __shfl_xor_sync(FULL_WARP, sum, 1);
+        const bool is_odd = lane & 1;
+        const uint4 both = make_uint4(__float_as_uint(is_odd ? other_most : most), __float_as_uint(is_odd ? other_sum : sum),
+                                      __float_as_uint(is_odd ? most : other_most), __float_as_uint(is_odd ? sum : other_sum));
+        const uint32 cta = lane / 4 * 2 + lane % 2, pair = quartet * 2 + lane % 4 / 2;
+        if (cta < s.slices) send(cta, partials() + pair * p.most_tiles + number, shared.sums, both);
+    }
+    // A lane has so many tiles at most.
+    template <uint32 COUNT> __device__ void weigh_heads() const {
+        float2 x[COUNT];
+        weights.load(weights.task(warp, list.tiles), x);
+        weights.join(list.tiles, x);
+    }
+
+    __device__ uint32 *keys() const { return reinterpret_cast<uint32 *>(room + p.keys); }
+    __device__ bool shares_room() const { return !is_alone() && p.keys == 0; }
+    // Sends the keys to the first CTA, those of four lanes together.
+    __device__ void send_keys() const {
+        const uint32 own = this->own_tiles() * BLOCKS;
+#pragma unroll 1
+        for (uint32 begin = warp * WARP; begin < own; begin += THREADS) {
+            const uint32 n = begin + lane, j = this->tile(n / BLOCKS) * BLOCKS + n % BLOCKS;
+            uint32 key = 0;
+            if (n < own) {
+                const float score = weights.score(reinterpret_cast<const float4 *>(products()) + n * QUARTETS);
+                this->write_score(j, score), key = list.key(j, score);
+            }
+            const uint4 four = make_uint4(key, __shfl_down_sync(FULL_WARP, key, 1), __shfl_down_sync(FULL_WARP, key, 2),
+                                          __shfl_down_sync(FULL_WARP, key, 3));
+            if (n >= own || lane % 4 != 0) continue;
+            wait_for_room();
+            send(0, reinterpret_cast<uint4 *>(keys() + j), shared.keys, four);
+        }
+        wait_for_room();  // a message to a CTA that has ended would be lost, or worse
+    }
+    // The first CTA makes room for keys when it has joined all sums.
+    __device__ void make_room() const {
+        if (shares_room() && slice == 0 && thread < s.slices) send(thread, &shared.has_room, shared.room, 1u);
+    }
+    __device__ void wait_for_room() const {
+        if (shares_room()) shared.room.wait(0);
+    }
+
+    template <uint32 COUNT> __device__ void select(CtaTopKShared<THREADS> &top_shared) const {
+        CtaTopK<THREADS, COUNT> top(top_shared, list.tiles * BLOCKS, keys());
+        top.load();
+        top.find_threshold(list.of_stored, list.end - list.init);
+        char *const to = this->ids() + list.init * s.selected.ids_entry;
+        top.take([&](uint32 place, uint32 j, uint32) { this->emit(to, place, j); });
+    }
+
+    __device__ void run() {
+        if (thread == 0) {
+            shared.tiles.nan = 0;
+            shared.sums.open(1), shared.keys.open(1), shared.room.open(1);
+        }
+        weights.open();
+        __syncwarp();
+        cluster_start();
+        const auto early = this->look_ahead();
+        __syncwarp();
+        cluster_started();
+        wait_for_previous_kernel();
+        this->begin(early, [&] {
+            if (!is_alone()) shared.sums.expect(list.tiles * 2 * QUARTETS * sizeof(uint4));
+            if (shares_room()) shared.room.expect(sizeof(uint32));
+            if (!is_alone() && slice == 0) shared.keys.expect((list.tiles * BLOCKS + s.slices * WARPS) * sizeof(uint32));
+        });
+        const uint32 saw = this->multiply_all(*this);
+        if (lane == 0) send(0, &shared.saw[slice * WARPS + warp], shared.keys, saw);
+        receive(shared.sums);
+        if (list.tiles <= Weights::OWN / 2 * WARP)
+            weigh_heads<Weights::OWN / 2>();
+        else
+            weigh_heads<Weights::OWN>();
+        make_room();
+        send_keys();
+        // By the CTA that has the time.
+        if (slice == s.slices - 1) this->write_forced();
+        if (slice > 0) return;
+        __syncthreads();  // products are read
+        CtaTopKShared<THREADS> &top = *reinterpret_cast<CtaTopKShared<THREADS> *>(products());
+        open(top);
+        receive(shared.keys);
+        if (list.of_stored > 0 && !list.takes_all()) {
+            const uint32 count = list.tiles * BLOCKS;
+            if (count <= CtaTopK<THREADS, 1>::MOST)
+                select<1>(top);
+            else if (count <= CtaTopK<THREADS, 4>::MOST)
+                select<4>(top);
+            else
+                select<0>(top);
+        }
+        if (warp > 0 || !s.status) return;
+        uint32 seen = 0;
+#pragma unroll 1
+        for (uint32 i = lane; i < s.slices * WARPS; i += WARP) seen |= shared.saw[i];
+        seen = __reduce_or_sync(FULL_WARP, seen);
+        if (lane == 0) this->write_status(seen);
+    }
+};
+
+template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> __device__ inline void select_lists(const AxisTileParams &p) {
+    __shared__ AxisClusterShared shared;
+    allow_next_kernel();
+    AxisCluster<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR>(p, shared).run();
+}
