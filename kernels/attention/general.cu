@@ -1,14 +1,16 @@
-// Attention to keys and values of every type and form, for queries of every type, in float32; and joining of states.
+// Attention of queries of every type to keys and values of every type and stride, in float32 (variant general).
 //
-// A warp attends for eight rows to one token at a time, its lanes side by side along the channels. What the tensor-core kernels take
-// (keys and queries of one 16-bit type, FP8 keys, channels side by side, rows on 16 bytes) is theirs.
+// Runs where no other variant takes the tensors: float32 queries or keys, channels that do not lie side by side, rows that are not whole 16-byte
+// units, heads wider than mma takes: src/ops/attention/device/choose.rs. It is slow: a warp attends for eight rows to one token at a time, its
+// lanes side by side along the channels. Splitting, joining and writing are those of mma (attend_share.cuh, join.cuh).
+//
 // targets: compute_80, compute_90
 
-#include "attention/run.cuh"
+#include "attention/attend_share.cuh"
 
 constexpr uint32 MAX_DIM = 576, LANE_CHANNELS = MAX_DIM / WARP;
 
-// FP8 is float16 once shifted; e4m3 then lacks a factor of 2^8, and its NaN is a number.
+// FP8 is float16 once shifted. Shifted e4m3 lacks a factor of 2^8, and its NaN would be a number.
 template <uint32 TYPE>
 __device__ inline float read_element(const char *address) {
     if constexpr (TYPE == FLOAT32) {
@@ -43,19 +45,19 @@ __device__ inline void read_row(float (&row)[LANE_CHANNELS], uint32 type, const 
     }
 }
 
-struct GeneralEngine {
+struct GeneralCompute {
     const AttentionParams &p;
     char *shared;
     uint32 lane, warp, team, member;
-    WarpState state;  // in shared memory all along
+    WarpState state;  // in shared memory throughout
 
-    __device__ GeneralEngine(const AttentionParams &p, char *shared, uint32 log_members) : p(p), shared(shared) {
+    __device__ GeneralCompute(const AttentionParams &p, char *shared, uint32 log_members) : p(p), shared(shared) {
         lane = threadIdx.x % WARP;
         warp = threadIdx.x / WARP;
         team = warp >> log_members;
         member = warp & ((1 << log_members) - 1);
-        // A stage holds acc of a team's rows, as acc_of() has it, and m and l of each.
-        const uint32 row_pitch = p.value_dim + 4, rows = p.kept_rows;
+        // A stage has acc of a team's rows, as acc_of() says; m and l of each warp lie behind the queries.
+        const uint32 row_pitch = p.value_dim + 4, rows = p.warp_rows;
         float *const acc = reinterpret_cast<float *>(shared + team * p.stages * p.stage_bytes) + member * rows * row_pitch;
         float *const sums = reinterpret_cast<float *>(shared + p.q_offset + (WARP_ROWS << p.log_members) * p.q_pitch) + warp * 2 * WARP_ROWS;
         state = {{acc, row_pitch}, sums, sums + WARP_ROWS};
@@ -65,7 +67,7 @@ struct GeneralEngine {
     __device__ void finish() {}
     __device__ void store(const WarpState &to) {
         __syncwarp();
-        for (uint32 n = lane; n < p.kept_rows * to.acc.row_pitch; n += WARP) to.acc.data[n] = state.acc.data[n];
+        for (uint32 n = lane; n < p.warp_rows * to.acc.row_pitch; n += WARP) to.acc.data[n] = state.acc.data[n];
         if (lane < WARP_ROWS) {
             to.m[lane] = state.m[lane];
             to.l[lane] = state.l[lane];
@@ -73,37 +75,37 @@ struct GeneralEngine {
         __syncwarp();
     }
 
-    __device__ void load_queries(const Pair &pair) {
-        const uint32 rows = rows_of(p, pair);
+    __device__ void load_queries(const WorkItem &item) {
+        const uint32 rows = rows_of(p, item);
 #pragma unroll 1
         for (uint32 row = warp; row < rows; row += WARPS) {
-            const auto [position, head] = place_of_row(p, pair, first_row(p, pair) + row);
+            const auto [position, head] = place_of_row(p, item, first_row(p, item) + row);
             float query[LANE_CHANNELS];
-            read_row(query, p.q_type, p.q.at(pair.seq, position, head), p.q.step[3], p.dim);
+            read_row(query, p.q_type, p.q.at(item.seq, position, head), p.q.step[3], p.dim);
 #pragma unroll
             for (uint32 i = 0; i < LANE_CHANNELS; i++)
                 if (lane + i * WARP < p.dim) as<float>(shared + p.q_offset + row * p.q_pitch + (lane + i * WARP) * 4) = query[i];
         }
     }
 
-    // One token: its key for every row of the warp, then its value.
-    __device__ void attend(const Pair &pair, const Reach &reach, int32 position, int32 page, int32 row_in_page, uint32 rows) {
-        const float k_scale = p.k_scale.data ? as<float>(p.k_scale.at(page, row_in_page, pair.head)) : 1.0f;
-        const float v_scale = p.v_scale.data ? as<float>(p.v_scale.at(page, row_in_page, pair.head)) : 1.0f;
-        float keep = 0.0f, take = 0.0f;  // of row `lane`
+    // Attends to one token: multiplies its key with every row of the warp, then adds its value.
+    __device__ void attend(const WorkItem &item, const Reach &reach, int32 position, int32 page, int32 row_in_page, uint32 rows) {
+        const float k_scale = p.k_scale.data ? as<float>(p.k_scale.at(page, row_in_page, item.head)) : 1.0f;
+        const float v_scale = p.v_scale.data ? as<float>(p.v_scale.at(page, row_in_page, item.head)) : 1.0f;
+        float keep = 0.0f, take = 0.0f;  // factors of row `lane`
 #pragma unroll 1
-        for (uint32 of_value = 0; of_value < 2; of_value++) {
+        for (uint32 is_value = 0; is_value < 2; is_value++) {
             float token[LANE_CHANNELS];
-            const View<4> &from = of_value ? p.v : p.k;
-            read_row(token, p.kv_type, from.at(page, row_in_page, pair.head), from.step[3], of_value ? p.value_dim : p.dim);
+            const View<4> &from = is_value ? p.v : p.k;
+            read_row(token, p.kv_type, from.at(page, row_in_page, item.head), from.step[3], is_value ? p.value_dim : p.dim);
 #pragma unroll 1
             for (uint32 row = 0; row < rows; row++) {
                 const uint32 n = member * WARP_ROWS + row;
                 int32 first;
                 uint32 count;
-                reach.row(p, place_of_row(p, pair, first_row(p, pair) + n).position, first, count);
+                reach.row(p, place_of_row(p, item, first_row(p, item) + n).position, first, count);
                 if (uint32(position - first) >= count) continue;
-                if (of_value) {
+                if (is_value) {
                     const float row_keep = __shfl_sync(FULL_WARP, keep, row), row_take = __shfl_sync(FULL_WARP, take, row) * v_scale;
 #pragma unroll
                     for (uint32 i = 0; i < LANE_CHANNELS; i++) {
@@ -114,21 +116,21 @@ struct GeneralEngine {
                     continue;
                 }
                 const float *query = reinterpret_cast<const float *>(shared + p.q_offset + n * p.q_pitch);
-                float score = 0.0f;
+                float multiply_keys = 0.0f;
 #pragma unroll
                 for (uint32 i = 0; i < LANE_CHANNELS; i++) {
                     if (lane + i * WARP >= p.dim) break;
-                    score = fmaf(token[i], query[lane + i * WARP], score);
+                    multiply_keys = fmaf(token[i], query[lane + i * WARP], multiply_keys);
                 }
 #pragma unroll
-                for (uint32 step = 1; step < WARP; step *= 2) score += __shfl_xor_sync(FULL_WARP, score, step);
-                score *= p.scale * k_scale;
-                if (p.soft_cap != 0.0f) score = p.soft_cap * tanhf(score / p.soft_cap);
-                score *= LOG2_E;
+                for (uint32 step = 1; step < WARP; step *= 2) multiply_keys += __shfl_xor_sync(FULL_WARP, multiply_keys, step);
+                multiply_keys *= p.scale * k_scale;
+                if (p.soft_cap != 0.0f) multiply_keys = p.soft_cap * tanhf(multiply_keys / p.soft_cap);
+                multiply_keys *= LOG2_E;
                 if (lane == row) {
-                    const float m = state.m[row], top = fmaxf(m, score);
+                    const float m = state.m[row], top = fmaxf(m, multiply_keys);
                     keep = weight(m, top);
-                    take = exp2f(score - (top == minus_infinity() ? 0.0f : top));
+                    take = exp2f(multiply_keys - (top == minus_infinity() ? 0.0f : top));
                     state.m[row] = top;
                     state.l[row] = state.l[row] * keep + take;
                 }
@@ -138,26 +140,26 @@ struct GeneralEngine {
     }
 
     template <typename Close>
-    __device__ void run(const Item &item, const Pair &pair, const Reach &reach, Close close) {
-        load_queries(pair);
+    __device__ void run(const CtaShare &cta_share, const WorkItem &item, const Reach &reach, Close close_unit) {
+        load_queries(item);
         __syncthreads();
-        const uint32 before = member * WARP_ROWS, all = rows_of(p, pair), rows = all > before ? min(all - before, WARP_ROWS) : 0;
+        const uint32 before = member * WARP_ROWS, all = rows_of(p, item), rows = all > before ? min(all - before, WARP_ROWS) : 0;
         const uint32 unit_tiles = p.partials.acc.data ? p.unit_tiles.value : ~0u;
-        const Tiles tiles(p, item.begin + team, item.end, LOG_WARPS - p.log_members);
-        if (tiles.count == 0) close(0, false);
+        const Tiles tiles(p, cta_share.begin + team, cta_share.end, LOG_WARPS - p.log_members);
+        if (tiles.count == 0) close_unit(0, false);
         Place place;
         uint32 part = 0, unit = tiles.first;
         for (uint32 tile = 0; tile < tiles.count; tile++) {
-            if (tiles.begins(p, tile)) place = tiles.find(p, pair, reach, item.entries, tile);
+            if (tiles.begins(p, tile)) place = tiles.find(p, item, reach, cta_share.entries, tile);
 #pragma unroll 1
             for (uint32 t = 0; t < TILE; t++) {
                 const uint32 from = tiles.lane_of(p, tile, t), within = t & ((1 << p.log_granule) - 1);
                 const int32 granule = __shfl_sync(FULL_WARP, place.position, from), page = __shfl_sync(FULL_WARP, place.page, from);
                 const int32 row_in_page = __shfl_sync(FULL_WARP, place.row, from) + int32(within);
-                if (is_reached(reach, granule, within)) attend(pair, reach, granule + int32(within), page, row_in_page, rows);
+                if (is_reached(reach, granule, within)) attend(item, reach, granule + int32(within), page, row_in_page, rows);
             }
             if (tile + 1 == tiles.count || ++part == unit_tiles) {
-                close(unit, true);
+                close_unit(unit, true);
                 part = 0;
                 unit += tiles.step;
             }
@@ -165,4 +167,4 @@ struct GeneralEngine {
     }
 };
 
-ATTENTION_KERNEL(attention_general, GeneralEngine)
+ATTENTION_KERNEL(attention_general, GeneralCompute)

@@ -1,25 +1,25 @@
-// How states become results: those of a CTA's warps join in shared memory; those of a pair's chunks in the CTA that ends last, in the
-// order of the chunks. Maxima are those of s · log2 e in here, and natural logarithms outside.
+// How states become results. States of a CTA's warps join in shared memory; states of a work item's chunks join in the CTA that ends last, in
+// the order of the chunks. Maxima are maxima of s · log2 e in the kernels, and natural logarithms in what they write.
 #pragma once
 
 #include "attention/attention.cuh"
 
-// 2^(m − to); 0 where m is −inf, whatever `to` is.
+// 2^(m − to); 0 where m is −∞, whatever `to` is.
 __device__ inline float weight(float m, float to) { return m == minus_infinity() ? 0.0f : exp2_fast(m - to); }
 
 // A row as the caller counts: a query position and a query head.
 struct RowPlace {
     uint32 position, head;
 };
-__device__ inline RowPlace place_of_row(const AttentionParams &p, const Pair &pair, uint32 row) {
-    const uint32 position = p.own_lists ? pair.position : p.group.divide(row);
+__device__ inline RowPlace place_of_row(const AttentionParams &p, const WorkItem &item, uint32 row) {
+    const uint32 position = p.own_lists ? item.position : p.group.divide(row);
     const uint32 within = p.own_lists ? row : row - position * p.group.value;
-    return {position, pair.head * p.group.value + within};
+    return {position, item.head * p.group.value + within};
 }
-// Rows of a pair begin with this one, and are so many.
-__device__ inline uint32 first_row(const AttentionParams &p, const Pair &pair) { return pair.row_block * (WARP_ROWS << p.log_members); }
-__device__ inline uint32 rows_of(const AttentionParams &p, const Pair &pair) {
-    return min(p.rows - first_row(p, pair), WARP_ROWS << p.log_members);
+// The first row of a work item among those that read its list, and how many rows the item has.
+__device__ inline uint32 first_row(const AttentionParams &p, const WorkItem &item) { return item.row_block * (WARP_ROWS << p.log_members); }
+__device__ inline uint32 rows_of(const AttentionParams &p, const WorkItem &item) {
+    return min(p.rows - first_row(p, item), WARP_ROWS << p.log_members);
 }
 
 __device__ inline void write_element(char *address, uint32 type, float x) {
@@ -32,7 +32,7 @@ __device__ inline void write_element(char *address, uint32 type, float x) {
     }
 }
 
-// What a row's acc is multiplied by: 1 / l, or less of it where the head has a sink.
+// The factor that turns a row's acc into `out`: 1 / l, or less where the head has a sink; 0 where the row sees nothing.
 __device__ inline float norm_of(const AttentionParams &p, uint32 head, float m, float l) {
     float norm = l == 0.0f ? 0.0f : 1.0f / l;
     if (p.sinks.data && l != 0.0f) {
@@ -41,51 +41,51 @@ __device__ inline float norm_of(const AttentionParams &p, uint32 head, float m, 
     }
     return norm;
 }
-// Writes two channels of `out`, the first of which lies there.
+// Writes two neighbouring channels of `out` at `to`.
 __device__ inline void write_out(const AttentionParams &p, char *to, float2 acc, float norm) {
     write_element(to, p.out_type, acc.x * norm);
     write_element(to + p.out.step[3], p.out_type, acc.y * norm);
 }
-// Writes two channels of a row's state, and what else is told of the row.
-__device__ inline void write_state(const AttentionParams &p, const Pair &pair, const RowPlace &place, uint32 channel, float2 acc, float m, float l) {
+// Writes two channels of a row's state; with channel 0 also the row's lse, m and l.
+__device__ inline void write_state(const AttentionParams &p, const WorkItem &item, const RowPlace &place, uint32 channel, float2 acc, float m, float l) {
     const auto [position, head] = place;
     if (p.state.acc.data) {
-        char *to = p.state.acc.at(pair.seq, position, head, 0, channel);
+        char *to = p.state.acc.at(item.seq, position, head, 0, channel);
         as<float>(to) = acc.x;
         as<float>(to + p.state.acc.step[4]) = acc.y;
     }
     if (channel == 0) {
-        if (p.lse.data) as<float>(p.lse.at(pair.seq, position, head)) = (m + log2f(l)) * LN_2;
-        if (p.state.m.data) as<float>(p.state.m.at(pair.seq, position, head)) = m * LN_2;
-        if (p.state.l.data) as<float>(p.state.l.at(pair.seq, position, head)) = l;
+        if (p.lse.data) as<float>(p.lse.at(item.seq, position, head)) = (m + log2f(l)) * LN_2;
+        if (p.state.m.data) as<float>(p.state.m.at(item.seq, position, head)) = m * LN_2;
+        if (p.state.l.data) as<float>(p.state.l.at(item.seq, position, head)) = l;
     }
 }
-// Writes two channels of a row's results.
-__device__ inline void write_results(const AttentionParams &p, const Pair &pair, uint32 row, uint32 channel, float2 acc, float m, float l) {
-    const RowPlace place = place_of_row(p, pair, row);
+// Writes two channels of all of a row's results.
+__device__ inline void write_results(const AttentionParams &p, const WorkItem &item, uint32 row, uint32 channel, float2 acc, float m, float l) {
+    const RowPlace place = place_of_row(p, item, row);
     if (p.out.data) {
         const float norm = norm_of(p, place.head, m, l);
-        write_out(p, p.out.at(pair.seq, place.position, place.head, channel), acc, norm);
+        write_out(p, p.out.at(item.seq, place.position, place.head, channel), acc, norm);
     }
-    write_state(p, pair, place, channel, acc, m, l);
+    write_state(p, item, place, channel, acc, m, l);
 }
 
-// m and l of the warps' rows.
+// m and l of each warp's rows.
 struct Sums {
     float m[WARPS][WARP_ROWS], l[WARPS][WARP_ROWS];
     bool is_last;
 };
 
-// acc of a warp's rows, in shared memory; rows are padded so that lanes hit different banks.
+// acc of a warp's rows in shared memory. Rows are padded so that lanes hit different banks.
 struct WarpAcc {
     float *data;
     uint32 row_pitch;
     __device__ float *at(uint32 row, uint32 channel) const { return data + row * row_pitch + channel; }
 };
-// Lies in its team's memory for tiles, which is free once the last is seen; or, where units are kept apart, in memory of its own, the state
-// of one unit behind that of all.
+// acc of a warp lies in its team's ring, which is free after the last tile. With partials it lies behind the queries: the total of all units of
+// each warp, then the state of one unit of each.
 __device__ inline WarpAcc acc_of(const AttentionParams &p, char *shared, uint32 warp) {
-    const uint32 row_pitch = p.value_dim + 4, bytes = p.kept_rows * row_pitch * sizeof(float);
+    const uint32 row_pitch = p.value_dim + 4, bytes = p.warp_rows * row_pitch * sizeof(float);
     const uint32 team = warp >> p.log_members, member = warp - (team << p.log_members);
     const uint32 begin = p.partials.acc.data ? p.totals_offset + warp * bytes : team * p.stages * p.stage_bytes + member * bytes;
     return {reinterpret_cast<float *>(shared + begin), row_pitch};
@@ -95,7 +95,7 @@ __device__ inline WarpAcc acc_of(const AttentionParams &p, char *shared, uint32 
 struct StoredState {
     float *data;
     uint32 rows, channels;
-    uint32 pitch;  // to that of the next chunk
+    uint32 pitch;  // floats from one chunk's state to the next
 
     __device__ StoredState(const AttentionParams &p, uint32 slot) : rows(min(p.rows, WARP_ROWS << p.log_members)), channels(p.value_dim) {
         pitch = rows * (channels + 2);
@@ -112,7 +112,7 @@ struct Joined {
     float m, l;
 
     __device__ Joined() : acc{0.0f, 0.0f}, m(minus_infinity()), l(0.0f) {}
-    // Joins N states, of which `count` exist.
+    // Joins N states, of which the first `count` exist.
     template <uint32 N>
     __device__ void add(const float2 (&other)[N], const float (&other_m)[N], const float (&other_l)[N], uint32 count) {
         float top = m;
@@ -152,7 +152,7 @@ __device__ inline Joined join_warps(const AttentionParams &p, const Sums &sums, 
     return joined;
 }
 
-// Their loads wait for nothing but each other's places.
+// Chunks whose loads are under way together.
 constexpr uint32 JOINED_AT_ONCE = 8;
 
 __device__ inline Joined join_chunks(const StoredState &first, uint32 chunks, uint32 row, uint32 channel) {
@@ -175,46 +175,46 @@ __device__ inline Joined join_chunks(const StoredState &first, uint32 chunks, ui
     return joined;
 }
 
-// This CTA's chunk is stored; is it the last of its pair?
-__device__ inline bool is_last(const AttentionParams &p, const Item &item, Sums &sums) {
+// Counts this CTA's chunk as stored; true where all chunks of the work item are.
+__device__ inline bool is_last(const AttentionParams &p, const CtaShare &cta_share, Sums &sums) {
     __syncthreads();
     if (threadIdx.x == 0) {
         uint32 before;
         asm volatile("fence.acq_rel.gpu;\n\t"
                      "atom.relaxed.gpu.global.add.u32 %0, [%1], 1;\n\t"
                      "fence.acq_rel.gpu;"
-                     : "=r"(before) : "l"(p.counters + item.slot) : "memory");
-        sums.is_last = before == item.chunks - 1;
-        if (sums.is_last) p.counters[item.slot] = 0;
+                     : "=r"(before) : "l"(p.counters + cta_share.slot) : "memory");
+        sums.is_last = before == cta_share.chunks - 1;
+        if (sums.is_last) p.counters[cta_share.slot] = 0;
     }
     __syncthreads();
     return sums.is_last;
 }
 
-__device__ inline void join_start(const AttentionParams &p, const Pair &pair, uint32 row, uint32 channel, Joined &joined) {
-    const auto [position, head] = place_of_row(p, pair, row);
-    const char *const from = p.start.acc.at(pair.seq, position, head, 0, channel);
+__device__ inline void join_start(const AttentionParams &p, const WorkItem &item, uint32 row, uint32 channel, Joined &joined) {
+    const auto [position, head] = place_of_row(p, item, row);
+    const char *const from = p.start.acc.at(item.seq, position, head, 0, channel);
     const float2 acc[1] = {{as<float>(from), as<float>(from + p.start.acc.step[4])}};
-    const float m[1] = {as<float>(p.start.m.at(pair.seq, position, head)) * LOG2_E}, l[1] = {as<float>(p.start.l.at(pair.seq, position, head))};
+    const float m[1] = {as<float>(p.start.m.at(item.seq, position, head)) * LOG2_E}, l[1] = {as<float>(p.start.l.at(item.seq, position, head))};
     joined.add(acc, m, l, l[0] == 0.0f ? 0 : 1);
 }
 
-// Every warp's state is in shared memory: joins them, and the chunks of the pair, to results.
-__device__ inline void join(const AttentionParams &p, const Item &item, const Pair &pair, Sums &sums, char *shared) {
-    const uint32 rows = rows_of(p, pair), half = p.value_dim / 2;
+// The last phase of mma and general. Every warp's state is in shared memory: joins these, then the chunks of the work item, and writes results.
+__device__ inline void join(const AttentionParams &p, const CtaShare &cta_share, const WorkItem &item, Sums &sums, char *shared) {
+    const uint32 rows = rows_of(p, item), half = p.value_dim / 2;
     __syncthreads();
 #pragma unroll 1
     for (bool stored = false;; stored = true) {
-        const StoredState state(p, item.slot + (stored ? 0 : item.chunk));
-        const bool is_final = stored || item.chunks == 1;
+        const StoredState state(p, cta_share.slot + (stored ? 0 : cta_share.chunk));
+        const bool is_final = stored || cta_share.chunks == 1;
 #pragma unroll 1
         for (uint32 n = threadIdx.x; n < rows * half; n += THREADS) {
             const uint32 row = p.half_value.divide(n), channel = (n - row * half) * 2;
-            Joined joined = stored ? join_chunks(state, item.chunks, row, channel) : join_warps(p, sums, shared, row, channel);
+            Joined joined = stored ? join_chunks(state, cta_share.chunks, row, channel) : join_warps(p, sums, shared, row, channel);
             if (is_final) {
-                const uint32 of_pair = first_row(p, pair) + row;
-                if (p.start.acc.data) join_start(p, pair, of_pair, channel, joined);
-                write_results(p, pair, of_pair, channel, joined.acc, joined.m, joined.l);
+                const uint32 item_row = first_row(p, item) + row;
+                if (p.start.acc.data) join_start(p, item, item_row, channel, joined);
+                write_results(p, item, item_row, channel, joined.acc, joined.m, joined.l);
                 continue;
             }
             *reinterpret_cast<float2 *>(state.acc(row, channel)) = joined.acc;
@@ -222,6 +222,6 @@ __device__ inline void join(const AttentionParams &p, const Item &item, const Pa
             *state.m(row) = joined.m;
             *state.l(row) = joined.l;
         }
-        if (is_final || !is_last(p, item, sums)) return;
+        if (is_final || !is_last(p, cta_share, sums)) return;
     }
 }

@@ -2,7 +2,7 @@
 //
 //   m' = max_n m[n] · l' = Σ_n l[n] e^(m[n]−m') · acc' = Σ_n acc[n] e^(m[n]−m') · out = acc' / (l' + e^(sink−m')) · lse = m' + ln l'
 //
-// Bytes: every state once, the results once. Cut: a warp takes a row, a query position and head of a sequence; its lanes the channels.
+// Bytes: every state once, the results once. A warp takes a row, a query position and head of a sequence; its lanes the channels.
 //
 // targets: compute_80
 
@@ -11,7 +11,7 @@
 extern "C" __global__ void __launch_bounds__(THREADS) merge_states(const __grid_constant__ MergeParams p) {
     const uint32 lane = threadIdx.x % WARP, n = blockIdx.x * WARPS + threadIdx.x / WARP;
     const uint32 rows = p.to.positions * p.heads, seq = n / rows, position = n % rows / p.heads, head = n % p.heads;
-    if (n >= p.to.pairs) return;
+    if (n >= p.to.work_items) return;
     float m = minus_infinity(), l = 0.0f;
     if (lane < p.inputs) {
         l = as<float>(p.input[lane].l.at(seq, position, head));

@@ -1,13 +1,13 @@
-// What the kernels that repair in one launch share: who of a pair's cluster does what.
+// What the kernels that repair in one launch share: which CTA and warp of a work item's cluster does what.
 #pragma once
 
 #include "attention/mma.cuh"
-#include "attention/repair.cuh"
+#include "attention/repair_lists.cuh"
 #include "common/cluster.cuh"
 
 // Counts the bytes that are still to come, once.
 struct Arrival : Barrier {
-    // To the same place in another CTA of the cluster, whose arrival counts it.
+    // Sends to the same place in another CTA of the cluster, whose Arrival counts the bytes.
     __device__ void send(void *to, uint32 rank, float4 x) {
         asm volatile("{\n\t.reg .b32 there, barrier;\n\t"
                      "mapa.shared::cluster.u32 there, %0, %2;\n\t"
@@ -20,14 +20,14 @@ struct Arrival : Barrier {
 
 __device__ inline uint32 log2_ceil(uint32 n) { return n <= 1 ? 0 : 32 - __clz(n - 1); }
 
-// A CTA of a pair's cluster, where those are a power of two.
-struct Member {
+// This CTA of a work item's cluster, which is of 2^log_ctas CTAs.
+struct ClusterCta {
     uint32 rank, log_ctas;
-    __device__ Member() : rank(cluster_rank()), log_ctas(__ffs(cluster_ctas()) - 1) {}
+    __device__ ClusterCta() : rank(cluster_rank()), log_ctas(__ffs(cluster_ctas()) - 1) {}
 };
 
-// Of a CTA, and of its cluster: which warp joins which states that were kept. Rows go round the warps; warps that are left over take turns
-// at a row, or, where 2^most_log_turns turns are enough, have none.
+// Which warp joins which kept states, of a CTA and of its cluster. Rows are dealt out to the warps. Warps that are left over take turns at a row's
+// states; where 2^most_log_turns turns are enough, further warps have none.
 struct KeptShare {
     uint32 rows, log_rows, most_log_turns, warp;
     __device__ explicit KeptShare(uint32 rows, uint32 most_log_turns = LOG_WARPS)
@@ -39,19 +39,19 @@ struct KeptShare {
 static_assert(WARPS == 1 << LOG_WARPS);
 
 constexpr uint32 LANE_CHANNELS = 4, VECTOR_CHANNELS = LANE_CHANNELS * WARP;
-constexpr uint32 AT_ONCE = 8;  // states that a warp asks for before it joins them
+constexpr uint32 AT_ONCE = 8;  // states that a warp requests before it joins them
 
-// Where a row has its kept states, of acc the lane's channels; the first ones for lanes without.
+// Where a row's kept states lie; acc at the lane's channels. Lanes without channels read the first ones.
 struct KeptRow {
     const char *acc, *m, *l;
     uint32 position;
 
-    __device__ KeptRow(const RepairParams &r, const Pair &pair, uint32 row) {
-        const auto [its_position, head] = place_of_row(r.to, pair, first_row(r.to, pair) + row);
-        position = its_position;
+    __device__ KeptRow(const RepairParams &r, const WorkItem &item, uint32 row) {
+        const auto [query_position, head] = place_of_row(r.to, item, first_row(r.to, item) + row);
+        position = query_position;
         const uint32 channel = threadIdx.x % WARP * LANE_CHANNELS;
-        acc = r.kept.acc.at(pair.seq, position, head) + (channel < r.to.value_dim ? channel : 0) * sizeof(float);
-        m = r.kept.m.at(pair.seq, position, head);
-        l = r.kept.l.at(pair.seq, position, head);
+        acc = r.kept.acc.at(item.seq, position, head) + (channel < r.to.value_dim ? channel : 0) * sizeof(float);
+        m = r.kept.m.at(item.seq, position, head);
+        l = r.kept.l.at(item.seq, position, head);
     }
 };

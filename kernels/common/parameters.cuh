@@ -16,7 +16,3 @@ template <typename T> __device__ inline T pin_in_register(T x) {
     else asm volatile("" : "+r"(x));
     return x;
 }
-
-// The names that kernels/attention still uses.
-template <typename Params> __device__ inline uint32 ask_for_parameters(const Params &p) { return request_parameters(p); }
-template <typename T> __device__ inline T held(T x) { return pin_in_register(x); }

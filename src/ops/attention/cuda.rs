@@ -37,7 +37,7 @@ pub fn merge(enqueue: &Enqueue, r: &MergeRequest) -> Result<()> {
         return Err(Error::unsupported(format!("{rows} rows of states; CUDA takes up to 2^31 − 1")));
     };
     let to = Params {
-        pairs: rows,
+        work_items: rows,
         positions: positions as u32,
         value_dim: extents.dim as u32,
         own_lists: 1,

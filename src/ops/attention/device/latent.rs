@@ -77,11 +77,11 @@ pub fn plan(clusters: &Clusters, params: &Params, element: Element, lists: usize
     let (ctas, clusters) = clusters.cut(pairs, tiles as u32);
     let octets = VALUE_OCTETS / ctas;
     let params = Params {
-        pairs,
+        work_items: pairs,
         row_blocks: Divisor::new(row_blocks),
         ctas: Divisor::new(ctas * clusters),
         log_members: (ROWS / 8).ilog2(),
-        log_octets: octets.ilog2(),
+        log_share: octets.ilog2(),
         ..*params
     };
     let slice_bytes = (octets * 8 + 2) * ROWS * size_of::<f32>() as u32;

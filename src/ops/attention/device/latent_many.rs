@@ -54,7 +54,7 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
     let pairs = pairs as u32;
     let ctas = cut(facts.multiprocessors, pairs, tiles as u32);
     let params = Params {
-        pairs,
+        work_items: pairs,
         row_blocks: Divisor::new(row_blocks),
         ctas: Divisor::new(ctas),
         log_members: (ROWS / 8).ilog2(),

@@ -68,18 +68,19 @@ struct LatentMany {
 
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[
-        source!("attention/f16", compute_80, compute_90),
-        source!("attention/bf16", compute_80, compute_90),
-        source!("attention/fp8", compute_80, compute_90),
-        source!("attention/plain_f16", compute_90),
-        source!("attention/plain_bf16", compute_90),
-        source!("attention/plain_fp8", compute_90),
-        source!("attention/latent", compute_90),
-        source!("attention/latent_many", compute_90a),
+        source!("attention/mma_f16", compute_80, compute_90),
+        source!("attention/mma_bf16", compute_80, compute_90),
+        source!("attention/mma_fp8", compute_80, compute_90),
+        source!("attention/decode128_f16", compute_90),
+        source!("attention/decode128_bf16", compute_90),
+        source!("attention/decode128_fp8", compute_90),
+        source!("attention/mla16", compute_90),
+        source!("attention/mla64", compute_90a),
         source!("attention/general", compute_80, compute_90),
-        source!("attention/plan", compute_80, compute_90),
-        source!("attention/repair", compute_90),
-        source!("attention/repair_plain", compute_90),
+        source!("attention/split", compute_80, compute_90),
+        source!("attention/repair_two_launches", compute_80, compute_90),
+        source!("attention/repair_one_launch", compute_90),
+        source!("attention/repair_decode128", compute_90),
         source!("attention/merge", compute_80),
     ];
 
@@ -93,9 +94,9 @@ impl cuda::Kernels for Kernels {
             let names = if modules.has(source) { &names[..] } else { &[] };
             names.iter().map(|name| of(source, name)).collect()
         };
-        let repair_at_once = by_element("attention/repair", ["repair_f16_128", "repair_bf16_128", "repair_fp8_128"])?;
-        let names = ["repair_plain_f16", "repair_plain_bf16", "repair_plain_fp8"];
-        let repair_plain = by_element("attention/repair_plain", names)?;
+        let repair_at_once = by_element("attention/repair_one_launch", ["repair_one_launch_f16_128", "repair_one_launch_bf16_128", "repair_one_launch_fp8_128"])?;
+        let names = ["repair_decode128_f16", "repair_decode128_bf16", "repair_decode128_fp8"];
+        let repair_plain = by_element("attention/repair_decode128", names)?;
         let active = |kernel: &Kernel, size| kernel.sharing(most_shared(facts)).active_clusters(size, THREADS);
         let forms = |kernel: &Kernel, size| active(kernel, size) > 0;
         let fewest = |size| repair_plain.iter().map(|kernel| active(kernel, size)).min().unwrap_or(0);
@@ -103,10 +104,10 @@ impl cuda::Kernels for Kernels {
         let both = repair_at_once.iter().chain(&repair_plain);
         let can_form = |&size: &u32| size == 1 || both.clone().all(|kernel| forms(kernel, size));
         let sizes = if repair_at_once.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
-        let plain = if modules.has("attention/plain_f16") { Some(Plain::find(modules)?) } else { None };
-        let latent = if modules.has("attention/latent") { Some(Latent::find(of)?) } else { None };
+        let plain = if modules.has("attention/decode128_f16") { Some(Plain::find(modules)?) } else { None };
+        let latent = if modules.has("attention/mla16") { Some(Latent::find(of)?) } else { None };
         let latent_many =
-            if modules.has("attention/latent_many") { Some(LatentMany::find(modules, of)?) } else { None };
+            if modules.has("attention/mla64") { Some(LatentMany::find(modules, of)?) } else { None };
         Ok(Kernels {
             plain,
             latent_many,
@@ -115,12 +116,12 @@ impl cuda::Kernels for Kernels {
             active_clusters,
             repair_at_once,
             repair_plain,
-            f16: by_width("attention/f16", ["attention_f16_128", "attention_f16_256", "attention_f16_576"])?,
-            bf16: by_width("attention/bf16", ["attention_bf16_128", "attention_bf16_256", "attention_bf16_576"])?,
-            fp8: by_width("attention/fp8", ["attention_fp8_128", "attention_fp8_256", "attention_fp8_576"])?,
+            f16: by_width("attention/mma_f16", ["attention_mma_f16_128", "attention_mma_f16_256", "attention_mma_f16_576"])?,
+            bf16: by_width("attention/mma_bf16", ["attention_mma_bf16_128", "attention_mma_bf16_256", "attention_mma_bf16_576"])?,
+            fp8: by_width("attention/mma_fp8", ["attention_mma_fp8_128", "attention_mma_fp8_256", "attention_mma_fp8_576"])?,
             general: of("attention/general", "attention_general")?,
-            cut: modules.kernel("attention/plan", "attention_cut")?,
-            repair: of("attention/plan", "repair")?,
+            cut: modules.kernel("attention/split", "attention_split")?,
+            repair: of("attention/repair_two_launches", "repair_find_missed")?,
             merge: modules.kernel("attention/merge", "merge_states")?,
         })
     }
@@ -138,13 +139,13 @@ impl Plain {
         let of = |source, name| sharing(modules, source, name, plain::most_shared(modules.facts()));
         let by_rows =
             |source, [few, more, most]: [&'static str; 3]| Ok([of(source, few)?, of(source, more)?, of(source, most)?]);
-        let f16 = ["attention_plain_f16_4", "attention_plain_f16_8", "attention_plain_f16_16"];
-        let bf16 = ["attention_plain_bf16_4", "attention_plain_bf16_8", "attention_plain_bf16_16"];
-        let fp8 = ["attention_plain_fp8_4", "attention_plain_fp8_8", "attention_plain_fp8_16"];
+        let f16 = ["attention_decode128_f16_4", "attention_decode128_f16_8", "attention_decode128_f16_16"];
+        let bf16 = ["attention_decode128_bf16_4", "attention_decode128_bf16_8", "attention_decode128_bf16_16"];
+        let fp8 = ["attention_decode128_fp8_4", "attention_decode128_fp8_8", "attention_decode128_fp8_16"];
         Ok(Plain {
-            f16: by_rows("attention/plain_f16", f16)?,
-            bf16: by_rows("attention/plain_bf16", bf16)?,
-            fp8: by_rows("attention/plain_fp8", fp8)?,
+            f16: by_rows("attention/decode128_f16", f16)?,
+            bf16: by_rows("attention/decode128_bf16", bf16)?,
+            fp8: by_rows("attention/decode128_fp8", fp8)?,
         })
     }
 
@@ -161,7 +162,7 @@ impl Plain {
 impl Latent {
     fn find(of: impl Fn(&'static str, &'static str) -> Result<Kernel>) -> Result<Latent> {
         let kernels =
-            [of("attention/latent", "attention_latent_f16")?, of("attention/latent", "attention_latent_bf16")?];
+            [of("attention/mla16", "attention_mla16_f16")?, of("attention/mla16", "attention_mla16_bf16")?];
         Ok(Latent { clusters: Clusters::of(&kernels[0]), kernels })
     }
 
@@ -172,9 +173,9 @@ impl Latent {
 
 impl LatentMany {
     fn find(modules: &Modules, of: impl Fn(&'static str, &'static str) -> Result<Kernel>) -> Result<LatentMany> {
-        let source = "attention/latent_many";
-        let kernels = [of(source, "attention_latent_many_f16")?, of(source, "attention_latent_many_bf16")?];
-        Ok(LatentMany { kernels, join: modules.kernel(source, "join_latent_many")? })
+        let source = "attention/mla64";
+        let kernels = [of(source, "attention_mla64_f16")?, of(source, "attention_mla64_bf16")?];
+        Ok(LatentMany { kernels, join: modules.kernel(source, "join_mla64")? })
     }
 }
 
@@ -250,7 +251,7 @@ pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan) -> Result<()> {
     // tensors.
     unsafe {
         if plan.is_cut_apart {
-            let (items, ctas) = (&raw const plan.params.items, &raw const plan.ctas);
+            let (items, ctas) = (&raw const plan.params.cta_shares, &raw const plan.ctas);
             enqueue.launch(&kernels.cut, grid(enqueue, 1), [params.cast(), items.cast(), ctas.cast()])?;
         }
         let kernel = kernels.of(plan.engine).sharing(plan.shared);

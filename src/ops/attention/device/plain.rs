@@ -75,13 +75,13 @@ pub fn plan(facts: &Facts, params: &Params, element: Element, lists: usize, toke
     let (ring, shared) = (ring(stages), shared(stages));
     let sharing = sharing.unwrap_or(1);
     let params = Params {
-        pairs,
+        work_items: pairs,
         ctas: Divisor::new(ctas),
         most_units: units as u32,
         unit_tiles: Divisor::new(params.unit_tiles.value / sharing),
-        log_octets: sharing.ilog2(),
+        log_share: sharing.ilog2(),
         log_members: (rows == Rows::UpTo16) as u32,
-        kept_rows: rows.count(),
+        warp_rows: rows.count(),
         stages,
         v_offset: tile_bytes,
         q_offset: ring,

@@ -147,7 +147,7 @@ pub fn pairs(facts: &Facts, job: &Job, most_stages: u32) -> Result<Option<Pairs>
         let text = format!("{pairs} lists of up to {units} tiles are more than the CUDA kernels count");
         return Err(Error::unsupported(text));
     }
-    params.pairs = pairs as u32;
+    params.work_items = pairs as u32;
     params.row_blocks = Divisor::new(row_blocks);
     Ok(Some(Pairs { rows: params.rows.min(rows_of_cta), params, engine, shared }))
 }
@@ -177,12 +177,12 @@ pub fn fastest(kernels: &Kernels, facts: &Facts, job: &Job) -> Result<Option<Pla
 /// In CTAs of their own. `None` where there is nothing to do.
 pub fn plan(facts: &Facts, job: &Job) -> Result<Option<Plan>> {
     let Some(Pairs { mut params, engine, rows, shared }) = pairs(facts, job, MOST_STAGES)? else { return Ok(None) };
-    let few = params.pairs <= FEW_PAIRS;
-    let cut = facts.multiprocessors.saturating_sub(params.pairs).max(facts.multiprocessors / 2).max(1);
-    params.cut = Divisor::new(cut);
+    let few = params.work_items <= FEW_PAIRS;
+    let cut = facts.multiprocessors.saturating_sub(params.work_items).max(facts.multiprocessors / 2).max(1);
+    params.target_chunks = Divisor::new(cut);
     let units = longest(job, params.unit_tokens) as u32;
     let most_chunks = units.div_ceil(params.least_units).max(1);
-    let ctas = (params.pairs + cut).min(params.pairs.saturating_mul(most_chunks));
+    let ctas = (params.work_items + cut).min(params.work_items.saturating_mul(most_chunks));
     let slots = if few { ctas } else { 2 * cut };
     let state_bytes = rows as usize * (params.value_dim as usize + 2) * size_of::<f32>();
     let items = if few { 0 } else { ctas as usize * ITEM_BYTES };
@@ -198,7 +198,7 @@ impl Plan {
 
     /// With scratch that begins there, and counters.
     pub fn place(&mut self, scratch: *mut u8, counters: *mut u8) {
-        self.params.items = if self.is_cut_apart { scratch } else { std::ptr::null_mut() };
+        self.params.cta_shares = if self.is_cut_apart { scratch } else { std::ptr::null_mut() };
         self.params.scratch = scratch.wrapping_add(self.scratch.items);
         self.params.counters = counters;
     }
@@ -248,8 +248,8 @@ fn describe(job: &Job) -> Result<Option<Params>> {
         rows: (heads.group() * if own_lists { 1 } else { positions.count() }) as u32,
         own_lists: own_lists as u32,
         window: if window < most { window as u32 } else { 0 },
-        capacity: kv.pages.capacity().min(most - block) as u32,
-        cap: entries as u32,
+        token_capacity: kv.pages.capacity().min(most - block) as u32,
+        list_capacity: entries as u32,
         pages: kv.pages.count as u32,
         block: Divisor::new(block as u32),
         page: Divisor::new(kv.pages.size.max(1) as u32),
@@ -338,8 +338,8 @@ pub fn is_copied_by_16(t: &Tensor) -> bool {
 
 /// Lays shared memory out, and says how much it takes.
 fn share(params: &mut Params, engine: Engine, most: u32, most_stages: u32) -> Result<u32> {
-    params.kept_rows = params.rows.min(WARP_ROWS);
-    let warp_acc = params.kept_rows * (params.value_dim + 4) * size_of::<f32>() as u32;
+    params.warp_rows = params.rows.min(WARP_ROWS);
+    let warp_acc = params.warp_rows * (params.value_dim + 4) * size_of::<f32>() as u32;
     // Where units are kept apart: the state of one, and that of all, of every warp.
     let totals = if params.partials.acc.data.is_null() { 0 } else { 2 * WARPS * warp_acc };
     // The general engine shares nothing: a warp's rows are enough for a CTA.

@@ -26,11 +26,11 @@ pub fn plan(facts: &Facts, kernels: &Kernels, r: &Request, to: &mut RepairParams
         let Some(pairs) = device::pairs(facts, &job, stages)? else { return Ok(None) };
         let grid = |size: u32| {
             let kind = if size == 1 { Kind::Dependent } else { Kind::DependentClusters(size) };
-            Grid { ctas: pairs.params.pairs * size, threads: THREADS, kind }
+            Grid { ctas: pairs.params.work_items * size, threads: THREADS, kind }
         };
         to.to = pairs.params;
         describe(r, to);
-        let beside = size_beside_another(facts, kernels, pairs.params.pairs, size);
+        let beside = size_beside_another(facts, kernels, pairs.params.work_items, size);
         if let Some(kernel) = plain(facts, kernels, r, &pairs, beside, to) {
             return Ok(Some((kernel, grid(beside))));
         }
@@ -78,7 +78,7 @@ fn plain(
         && to.scales_per_token == 0
         && r.bundle == 1
         && selected.max(predicted) <= MOST_ENTRIES
-        && to.capacity.div_ceil(to.block.value) <= MOST_BLOCKS
+        && to.token_capacity.div_ceil(to.block.value) <= MOST_BLOCKS
         && [&to.k.step[..2], &to.v.step[..2], &to.table.step[..]].iter().all(|steps| steps.iter().all(|&s| is_near(s)));
     if !is_taken {
         return None;

@@ -40,6 +40,6 @@ fn describe(r: &Request, params: &mut RepairParams) {
     params.predicted = View::by_position(&r.predicted.ids);
     params.predicted_counts = View::by_position(&r.predicted.counts);
     params.missed = r.missed_counts.map_or(View::ABSENT, View::by_position);
-    params.predicted_cap = r.predicted.cap() as u32;
+    params.predicted_capacity = r.predicted.cap() as u32;
     params.entries = device::bundle(r.bundle);
 }

@@ -1,0 +1,8 @@
+// Decode attention to bfloat16 keys and values of 128 channels (variant decode128): decode128.cuh.
+// targets: compute_90
+
+#include "attention/decode128.cuh"
+
+DECODE128_KERNEL(attention_decode128_bf16_4, Rows8Form<Bfloat16, 4>)
+DECODE128_KERNEL(attention_decode128_bf16_8, Rows8Form<Bfloat16, 8>)
+DECODE128_KERNEL(attention_decode128_bf16_16, Rows16Form<Bfloat16>)
