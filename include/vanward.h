@@ -154,6 +154,22 @@ typedef void (*vwd_task)(void *work, uint64_t index);
  */
 typedef void (*vwd_parallel_for)(void *parallel_context, uint64_t tasks, vwd_task task, void *work);
 
+/** What an engine should know: a session falls back to the CPU. */
+#define VWD_LOG_WARNING 1
+
+/** What a session does once: its creation, scratch arenas, the first use of each kernel variant. */
+#define VWD_LOG_INFO 2
+
+/** Also each kernel module that is loaded. */
+#define VWD_LOG_DEBUG 3
+
+/**
+ * The caller's log: takes one line without a line break, NUL-terminated UTF-8 that is valid during the call. `level` is one
+ * of VWD_LOG_*. Called on the thread that calls the library, by several threads at once where the session is. Does not call
+ * into the library and does not unwind.
+ */
+typedef void (*vwd_log)(void *log_context, uint32_t level, const char *text);
+
 /** Options of `vwd_session_create`; zero means the default. */
 typedef struct {
   uint32_t struct_size;
@@ -176,10 +192,26 @@ typedef struct {
   vwd_parallel_for parallel_for;
   /** First argument of parallel_for; valid until the session is released. */
   void *parallel_context;
+  /** Called with lines of what the session does. May be NULL: the library itself prints nothing. */
+  vwd_log log;
+  /** First argument of log; valid until the session is released. */
+  void *log_context;
+  /**
+   * The most detailed level that is logged, one of VWD_LOG_*; 0 means what the environment variable VANWARD_LOG says
+   * (warning, info or debug), or else VWD_LOG_INFO.
+   */
+  uint32_t log_level;
+  /**
+   * CUDA: variants of kernels that run whatever is chosen otherwise, for tests and measurements: "family=variant", several
+   * separated by commas, as the tables of docs/ name them. A call that its variant cannot do fails with UNSUPPORTED. NULL
+   * means what the environment variable VANWARD_VARIANTS says. Read during `vwd_session_create`.
+   */
+  const char *variants;
 } vwd_session_options;
 #define VWD_SESSION_OPTIONS_INIT \
   {/* struct_size */ sizeof(vwd_session_options), /* flags */ 0, /* device */ 0, /* device_id */ 0, /* threads */ 0, \
-   /* scratch_bytes */ 0, /* pinned_limit */ 0, /* parallel_for */ NULL, /* parallel_context */ NULL}
+   /* scratch_bytes */ 0, /* pinned_limit */ 0, /* parallel_for */ NULL, /* parallel_context */ NULL, /* log */ NULL, \
+   /* log_context */ NULL, /* log_level */ 0, /* variants */ NULL}
 
 /** The device of a session and the memory that it holds, filled by `vwd_session_info`. */
 typedef struct {

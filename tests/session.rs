@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::ffi::{c_char, c_void};
+use std::ffi::{CStr, c_char, c_void};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use support::*;
@@ -230,6 +230,48 @@ fn pinned_memory_is_aligned_writable_and_counted() {
     pointers.iter().for_each(|&pointer| assert_ok(pinned_free(&session, pointer)));
     let details = session.details();
     assert_eq!((details.pinned_in_use, details.pinned_peak), (0, total));
+}
+
+#[test]
+fn session_logs_its_creation_as_far_as_the_level_says() {
+    unsafe extern "C" fn collect(lines: *mut c_void, level: u32, text: *const c_char) {
+        // SAFETY: the context is the test's vector, the text NUL-terminated.
+        let (lines, text) = unsafe { (&mut *lines.cast::<Vec<(u32, String)>>(), CStr::from_ptr(text)) };
+        lines.push((level, text.to_str().unwrap().to_owned()));
+    }
+    let mut lines: Vec<(u32, String)> = vec![];
+    let log_context = (&raw mut lines).cast();
+    let options = vwd_session_options { device: VWD_DEVICE_CPU, threads: 2, log: Some(collect), log_context, ..args() };
+    drop(Session::create(&vwd_session_options { log_level: VWD_LOG_WARNING, ..options }).unwrap());
+    drop(Session::create(&vwd_session_options { log_level: VWD_LOG_DEBUG, ..options }).unwrap());
+    assert_eq!(lines, [(VWD_LOG_INFO, "session on the CPU, threads: 2".to_owned())]);
+}
+
+#[test]
+fn session_refuses_a_log_that_makes_no_sense() {
+    let refuse = |options: vwd_session_options, text: &str| {
+        let (status, found) = Session::create(&options).err().expect("refused");
+        assert_eq!((status, found.starts_with(text)), (VWD_ERROR_INVALID_ARGUMENT, true), "{found}");
+    };
+    let cpu = || vwd_session_options { device: VWD_DEVICE_CPU, ..args() };
+    refuse(vwd_session_options { log_level: 4, ..cpu() }, "options.log_level: 4; expected ");
+    refuse(vwd_session_options { log_context: 8 as *mut c_void, ..cpu() }, "options.log_context: ");
+}
+
+#[test]
+fn session_refuses_variants_that_no_family_has() {
+    let create = |text: &CStr| {
+        Session::create(&vwd_session_options { device: VWD_DEVICE_CPU, variants: text.as_ptr(), ..args() })
+    };
+    assert!(create(c"").is_ok() && create(c"predictor=cluster").is_ok());
+    for (text, words) in [
+        (c"predictor", "options.variants: \"predictor\"; expected entries family=variant"),
+        (c"predicter=cluster", "options.variants: \"predicter=cluster\"; expected a family of "),
+        (c"predictor=clusters", "options.variants: \"predictor=clusters\"; expected a variant of one_cta, cluster"),
+    ] {
+        let (status, found) = create(text).err().expect("refused");
+        assert_eq!((status, found.starts_with(words)), (VWD_ERROR_INVALID_ARGUMENT, true), "{found}");
+    }
 }
 
 #[test]

@@ -25,6 +25,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -363,6 +364,19 @@ void use_threads(vwd_session_options &options, Pool &pool) {
   options.parallel_context = &pool;
   options.parallel_for = [](void *context, std::uint64_t tasks, vwd_task task, void *work) noexcept {
     (*static_cast<Pool *>(context))(tasks, Task(task, work));
+  };
+}
+
+/// Has a session log: `log(level, text)` takes one of VWD_LOG_* and a std::string_view that is valid during the call. It does
+/// not throw and does not call the library, may be called by several threads at once, and outlives the session and its
+/// forecasts. `level` is the most detailed that is logged; 0 means VANWARD_LOG of the environment, or VWD_LOG_INFO.
+template <class Log>
+void use_log(vwd_session_options &options, Log &log, std::uint32_t level = 0) {
+  static_assert(!std::is_const_v<Log>, "a log is called");
+  options.log_level = level;
+  options.log_context = &log;
+  options.log = [](void *context, std::uint32_t level, const char *text) noexcept {
+    (*static_cast<Log *>(context))(level, std::string_view(text));
   };
 }
 

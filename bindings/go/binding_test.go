@@ -332,3 +332,22 @@ func equal[T comparable](t *testing.T, what string, found []T, expected ...T) {
 		t.Errorf("%s: found %v, expected %v", what, found, expected)
 	}
 }
+
+func TestSessionLogsToGo(t *testing.T) {
+	var lines []string
+	options := Options{Device: DeviceCPU, Log: func(level LogLevel, text string) {
+		lines = append(lines, fmt.Sprint(level, " ", text))
+	}, LogLevel: LogInfo}
+	session, err := NewSession(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	session.Close()
+	if len(lines) != 1 || !strings.HasPrefix(lines[0], "2 session on the CPU") {
+		t.Errorf("logged %q", lines)
+	}
+	options.Variants = "predictor=unknown"
+	if _, err := NewSession(options); err == nil || !strings.Contains(err.Error(), "options.variants: ") {
+		t.Errorf("an unknown variant: %v", err)
+	}
+}

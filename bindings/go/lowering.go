@@ -47,6 +47,16 @@ func (l *lowering) count(name string, n, most int) int {
 	return 0
 }
 
+// text is a NUL-terminated copy, NULL for "".
+func (l *lowering) text(s string) *C.char {
+	if s == "" {
+		return nil
+	}
+	bytes := append([]byte(s), 0)
+	l.pins.Pin(&bytes[0])
+	return (*C.char)(unsafe.Pointer(&bytes[0]))
+}
+
 func (l *lowering) uint32(name string, n int) C.uint32_t {
 	return C.uint32_t(l.count(name, n, math.MaxUint32))
 }

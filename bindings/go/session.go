@@ -52,7 +52,22 @@ type Options struct {
 	Threads      int    // CPU: threads that share one call's work; 0 means every core the process may use
 	ScratchBytes uint64 // CUDA: bytes of a scratch arena that a call makes for its stream
 	PinnedLimit  uint64 // most bytes that PinnedAlloc may have handed out at once
+
+	// Log takes lines of what the session does, until Close. It is called by the goroutines that call the session, several at
+	// once where they do, and calls no method of this package.
+	Log      func(level LogLevel, text string)
+	LogLevel LogLevel // the most detailed that is logged; 0 means VANWARD_LOG of the environment, or LogInfo
+	Variants string   // CUDA: variants of kernels to force, "family=variant"; "" means VANWARD_VARIANTS of the environment
 }
+
+// LogLevel is how detailed a line of the log is.
+type LogLevel uint32
+
+const (
+	LogWarning LogLevel = C.VWD_LOG_WARNING // what an engine should know: a session falls back to the CPU
+	LogInfo    LogLevel = C.VWD_LOG_INFO    // what a session does once: its creation, scratch arenas, the first use of a variant
+	LogDebug   LogLevel = C.VWD_LOG_DEBUG   // also each kernel module that is loaded
+)
 
 // Info is what a session runs on and what it holds.
 type Info struct {
@@ -77,17 +92,24 @@ type Info struct {
 // There is no finalizer: only its owner knows when the device has passed the session's last call.
 type Session struct {
 	handle handle[*C.vwd_session]
+	log    *logContext
 }
 
 // NewSession creates a session.
 func NewSession(options Options) (*Session, error) {
 	var l lowering
+	defer l.release()
 	c := options.lower(&l)
 	if l.err != nil {
 		return nil, l.err
 	}
 	s := &Session{}
+	if options.Log != nil {
+		s.log = newLogContext(options.Log)
+		s.log.set(&c)
+	}
 	if err := failure(C.session_create(&c, &s.handle.c)); err != nil {
+		s.log.free()
 		return nil, err
 	}
 	return s, nil
@@ -101,6 +123,8 @@ func (options Options) lower(l *lowering) C.vwd_session_options {
 		threads:       l.uint32("options.threads", options.Threads),
 		scratch_bytes: C.uint64_t(options.ScratchBytes),
 		pinned_limit:  C.uint64_t(options.PinnedLimit),
+		log_level:     C.uint32_t(options.LogLevel),
+		variants:      l.text(options.Variants),
 	}
 }
 
@@ -108,7 +132,10 @@ func (options Options) lower(l *lowering) C.vwd_session_options {
 // nothing; calls after it fail.
 func (s *Session) Close() error {
 	if s != nil {
-		s.handle.close(func(c *C.vwd_session) { C.vwd_session_release(c) })
+		s.handle.close(func(c *C.vwd_session) {
+			C.vwd_session_release(c)
+			s.log.free()
+		})
 	}
 	return nil
 }

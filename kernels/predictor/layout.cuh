@@ -3,6 +3,10 @@
 
 #include "common/layout.cuh"
 
+VWD_CONSTANT(THREADS, 256)
+VWD_CONSTANT(PREDICT_THREADS, 512)
+VWD_CONSTANT(CtaTopK<PREDICT_THREADS>::MOST, 8192)
+
 VWD_SIZE(Rows, 32)
 VWD_FIELD(Rows, data, 0, 8)
 VWD_FIELD(Rows, seq, 8, 8)

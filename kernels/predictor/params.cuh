@@ -1,7 +1,9 @@
 // Parameters of the predictor's kernels. Strides are in bytes.
 #pragma once
 
-#include "common/types.cuh"
+#include "common/cta_topk.cuh"
+
+constexpr uint32 THREADS = 256, PREDICT_THREADS = 512;  // of a CTA; the second of predictions
 
 // A float32 for each block: [B, Hk, max_blocks].
 struct Rows {

@@ -14,10 +14,7 @@
 //
 // targets: compute_80, compute_90
 
-#include "common/cta_topk.cuh"
 #include "predictor/params.cuh"
-
-constexpr uint32 THREADS = 256;
 
 __device__ inline bool is_finite(float x) { return fabsf(x) < __uint_as_float(0x7f800000); }
 
@@ -50,8 +47,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) predictor_update(const __g
         s.level.at(seq, head, j) = known ? next : score, s.trend.at(seq, head, j) = known ? slope : 0.0f;
     }
 }
-
-constexpr uint32 PREDICT_THREADS = 512;
 
 // A sequence and KV head. Blocks before `init` and from `end` on are in; key i is that of block first + i of the others.
 struct Row {

@@ -2,6 +2,7 @@
 
 use super::Versioned;
 use std::ffi::{c_char, c_void};
+use std::mem::offset_of;
 
 /// Number in the soname. It changes only when a compiled program would break.
 pub const VWD_ABI_VERSION: u32 = 0;
@@ -31,6 +32,18 @@ pub type vwd_task = Option<unsafe extern "C" fn(work: *mut c_void, index: u64)>;
 pub type vwd_parallel_for =
     Option<unsafe extern "C" fn(parallel_context: *mut c_void, tasks: u64, task: vwd_task, work: *mut c_void)>;
 
+/// What an engine should know: a session falls back to the CPU.
+pub const VWD_LOG_WARNING: u32 = 1;
+/// What a session does once: its creation, scratch arenas, the first use of each kernel variant.
+pub const VWD_LOG_INFO: u32 = 2;
+/// Also each kernel module that is loaded.
+pub const VWD_LOG_DEBUG: u32 = 3;
+
+/// The caller's log: takes one line without a line break, NUL-terminated UTF-8 that is valid during the call. `level` is one
+/// of VWD_LOG_*. Called on the thread that calls the library, by several threads at once where the session is. Does not call
+/// into the library and does not unwind.
+pub type vwd_log = Option<unsafe extern "C" fn(log_context: *mut c_void, level: u32, text: *const c_char)>;
+
 /// Options of `vwd_session_create`; zero means the default.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -53,10 +66,23 @@ pub struct vwd_session_options {
     pub parallel_for: vwd_parallel_for,
     /// First argument of parallel_for; valid until the session is released.
     pub parallel_context: *mut c_void,
+    /// Called with lines of what the session does. May be NULL: the library itself prints nothing.
+    pub log: vwd_log,
+    /// First argument of log; valid until the session is released.
+    pub log_context: *mut c_void,
+    /// The most detailed level that is logged, one of VWD_LOG_*; 0 means what the environment variable VANWARD_LOG says
+    /// (warning, info or debug), or else VWD_LOG_INFO.
+    pub log_level: u32,
+    /// CUDA: variants of kernels that run whatever is chosen otherwise, for tests and measurements: "family=variant", several
+    /// separated by commas, as the tables of docs/ name them. A call that its variant cannot do fails with UNSUPPORTED. NULL
+    /// means what the environment variable VANWARD_VARIANTS says. Read during `vwd_session_create`.
+    pub variants: *const c_char,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_session_options {}
+unsafe impl Versioned for vwd_session_options {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_session_options, log), size_of::<vwd_session_options>()];
+}
 
 /// The device of a session and the memory that it holds, filled by `vwd_session_info`.
 #[repr(C)]

@@ -8,7 +8,6 @@ use crate::core::status::{Code, Error, Result};
 pub use crate::core::versioned::{optional_versioned, versioned, write_versioned};
 use crate::runtime::fork::Process;
 use std::cell::RefCell;
-use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -92,18 +91,4 @@ pub unsafe fn out<T>(target: *mut T, name: &str) -> Result<&'static mut MaybeUni
     // SAFETY: NULL or valid for a write, says the caller; nothing reads the MaybeUninit.
     unsafe { target.cast::<MaybeUninit<T>>().as_mut() }
         .ok_or_else(|| Error::argument(name, "NULL", "a place for the result"))
-}
-
-/// A NUL-terminated UTF-8 string.
-///
-/// # Safety
-/// `text` is NULL or NUL-terminated and outlives the result.
-pub unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<&'a str> {
-    if text.is_null() {
-        return Err(Error::argument(name, "NULL", "a NUL-terminated string"));
-    }
-    // SAFETY: not NULL, NUL-terminated by the contract.
-    unsafe { CStr::from_ptr(text) }
-        .to_str()
-        .map_err(|_| Error::argument(name, "bytes that are not UTF-8", "UTF-8 text"))
 }

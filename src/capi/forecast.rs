@@ -1,11 +1,12 @@
 //! Forecast: the queries of layer l+1 from the residual stream that enters layer l, fitted in closed form.
 
-use super::boundary::{Handle, computing, handle, optional_versioned, out, release, text, versioned, write_versioned};
+use super::boundary::{Handle, computing, handle, optional_versioned, out, release, versioned, write_versioned};
 use super::session::vwd_session;
 use crate::abi::{
     vwd_forecast_accumulate_args, vwd_forecast_details, vwd_forecast_options, vwd_forecast_project_args, vwd_status,
     vwd_stream,
 };
+use crate::core::text::text;
 use crate::decode::forecast::{self, Forecast};
 use crate::runtime::fork::Process;
 use std::ffi::c_char;

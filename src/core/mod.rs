@@ -10,4 +10,5 @@ pub mod overlap;
 pub mod quiet;
 pub mod status;
 pub mod tensor;
+pub mod text;
 pub mod versioned;

@@ -21,10 +21,10 @@ pub enum Code {
 }
 
 /// An error is one pointer, so that a `Result` is small: calls that succeed return many of them.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Error(Box<Failure>);
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Failure {
     pub code: Code,
     pub message: Cow<'static, str>,

@@ -3,10 +3,12 @@
 use super::Options;
 use super::host::HostMemory;
 use super::lent::ParallelFor;
+use super::log::Level;
 use crate::abi::{VWD_DEVICE_CPU, vwd_session_details};
 use crate::core::floats::Floats;
 use crate::core::quiet;
 use crate::core::status::{Code, Error, Result};
+use crate::core::text::fixed_text;
 use bumpalo::Bump;
 use parking_lot::Mutex;
 use rayon::prelude::*;
@@ -42,7 +44,12 @@ impl Cpu {
             None if options.threads > 1 => Workers::Own(Pool::start(options.threads)?),
             None => Workers::None,
         };
-        Ok(Cpu { workers, scratch: Mutex::new(Vec::new()), host: HostMemory::new(options.pinned_limit) })
+        let cpu = Cpu { workers, scratch: Mutex::new(Vec::new()), host: HostMemory::new(options.pinned_limit) };
+        options.log.write(Level::Info, || match cpu.threads() {
+            0 => "session on the CPU, threads of the caller".to_owned(),
+            threads => format!("session on the CPU, threads: {threads}"),
+        });
+        Ok(cpu)
     }
 
     /// Runs `task(0) … task(tasks−1)` and waits for all. The order is free, so tasks share nothing they write.
@@ -142,7 +149,7 @@ impl Cpu {
             pinned_in_use: host.in_use,
             pinned_peak: host.peak,
             pinned_cached: 0,
-            device_name: super::fixed_text("CPU"),
+            device_name: fixed_text("CPU"),
         }
     }
 }

@@ -5,6 +5,7 @@ pub mod cuda;
 pub mod fork;
 pub mod host;
 mod lent;
+pub mod log;
 mod placed;
 
 use crate::abi::{
@@ -13,9 +14,12 @@ use crate::abi::{
 };
 use crate::core::status::{Code, Error, Result};
 use crate::core::tensor::{Checks, Device};
+use crate::core::text::text;
 use cpu::Cpu;
+use cuda::variants::{self, Forced, VariantList};
 use cuda::{Cuda, Enqueue, Family, Role};
 use lent::ParallelFor;
+use log::{Level, Log};
 pub use placed::Placed;
 use std::ffi::c_void;
 
@@ -36,6 +40,9 @@ pub struct Options {
     pub parallel_for: Option<ParallelFor>,
     pub scratch_bytes: usize,
     pub pinned_limit: u64,
+    pub log: Log,
+    /// Variants of kernels that are forced, as `vwd_session_options` has them.
+    pub variants: Option<String>,
 }
 
 impl Default for Options {
@@ -47,13 +54,16 @@ impl Default for Options {
             parallel_for: None,
             scratch_bytes: 16 << 20,
             pinned_limit: u64::MAX,
+            log: Log::NONE,
+            variants: None,
         }
     }
 }
 
 impl Options {
     /// # Safety
-    /// `parallel_for` is absent, or does what its contract says as long as the session lives.
+    /// `parallel_for` and `log` are absent, or do what their contracts say as long as the session lives; `variants` is NULL or
+    /// NUL-terminated.
     pub unsafe fn from_c(c: &vwd_session_options) -> Result<Options> {
         const MOST_THREADS: u32 = 1024;
         let mut options = Options { device_id: c.device_id, ..Options::default() };
@@ -93,8 +103,25 @@ impl Options {
         if c.pinned_limit != 0 {
             options.pinned_limit = c.pinned_limit;
         }
+        let level = Level::of(c.log_level, environment(log::LEVEL_VARIABLE).filter(|_| c.log.is_some()).as_deref())?;
+        if let Some(call) = c.log {
+            // SAFETY: the caller says that it keeps its contract as long as the session, which alone uses it, lives.
+            options.log = unsafe { Log::new(call, c.log_context, level) };
+        } else if !c.log_context.is_null() {
+            let found = format!("{:p} without log", c.log_context);
+            return Err(Error::argument("options.log_context", found, "NULL"));
+        }
+        if !c.variants.is_null() {
+            // SAFETY: not NULL, NUL-terminated by the contract.
+            options.variants = Some(unsafe { text(c.variants, "options.variants") }?.to_owned());
+        }
         Ok(options)
     }
+}
+
+/// A variable of the environment. Sessions read theirs when they are created, and never later.
+fn environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
 }
 
 /// Flags that no version has defined yet.
@@ -121,14 +148,19 @@ pub enum On<'s> {
 impl Session {
     /// `families`: the kernels of a CUDA session.
     pub fn create(options: &Options, families: &[Family]) -> Result<Session> {
+        // A CPU session refuses unknown names too, and runs none of the variants.
+        let forced = forced_variants(options, families)?;
         let cpu = || Ok(Session { backend: Backend::Cpu(Cpu::start(options)?) });
+        let cuda = || Ok(Session { backend: Backend::Cuda(Box::new(Cuda::open(options, families, forced)?)) });
         match options.device {
             Choice::Cpu => cpu(),
-            Choice::Cuda => Ok(Session { backend: Backend::Cuda(Box::new(Cuda::open(options, families)?)) }),
-            Choice::Auto => match Cuda::open(options, families) {
-                Ok(cuda) => Ok(Session { backend: Backend::Cuda(Box::new(cuda)) }),
-                Err(error) if error.code == Code::Unavailable => cpu(),
-                Err(error) => Err(error),
+            Choice::Cuda => cuda(),
+            Choice::Auto => match cuda() {
+                Err(error) if error.code == Code::Unavailable => {
+                    options.log.write(Level::Warning, || format!("the session computes on the CPU: {error}"));
+                    cpu()
+                }
+                result => result,
             },
         }
     }
@@ -230,19 +262,18 @@ impl Session {
     }
 }
 
+/// The variants that the options force, or else the environment.
+fn forced_variants(options: &Options, families: &[Family]) -> Result<Forced> {
+    let lists: Vec<VariantList> = families.iter().flat_map(Family::variants).copied().collect();
+    match &options.variants {
+        Some(text) => Forced::parse("options.variants", text, &lists),
+        None => Forced::parse(variants::VARIABLE, &environment(variants::VARIABLE).unwrap_or_default(), &lists),
+    }
+}
+
 fn require_no_stream(stream: vwd_stream) -> Result<()> {
     if stream.is_null() {
         return Ok(());
     }
     Err(Error::argument("stream", format!("{stream:p} on a CPU session"), "NULL"))
-}
-
-/// Copies a name into a fixed, NUL-terminated field.
-pub fn fixed_text<const N: usize>(text: &str) -> [std::ffi::c_char; N] {
-    let mut field = [0; N];
-    let cut = text.floor_char_boundary(N - 1);
-    for (to, from) in field.iter_mut().zip(&text.as_bytes()[..cut]) {
-        *to = *from as std::ffi::c_char;
-    }
-    field
 }

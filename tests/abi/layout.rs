@@ -26,6 +26,10 @@ structs! {
         pinned_limit,
         parallel_for,
         parallel_context,
+        log,
+        log_context,
+        log_level,
+        variants,
     }
     vwd_session_details {
         struct_size,

@@ -55,6 +55,7 @@ pub fn docs(header: &str) -> String {
 
 fn of_field(Field { c_type, length, .. }: &Field) -> String {
     let element = match c_type.strip_prefix("const ").and_then(|c_type| c_type.strip_suffix(" *")) {
+        Some("char") => "c_char_p".to_owned(),
         Some(target) => format!("POINTER({target})"),
         None if c_type.starts_with("vwd_") && !is_pointer(c_type) => c_type.clone(),
         None => of_parameter(c_type),
@@ -75,5 +76,6 @@ fn of_parameter(c_type: &str) -> String {
 
 /// Functions are called by address, and streams are addresses.
 fn is_pointer(c_type: &str) -> bool {
-    c_type.ends_with('*') || matches!(c_type, "vwd_stream" | "vwd_task" | "vwd_parallel_for" | "vwd_progress")
+    c_type.ends_with('*')
+        || matches!(c_type, "vwd_stream" | "vwd_task" | "vwd_parallel_for" | "vwd_log" | "vwd_progress")
 }

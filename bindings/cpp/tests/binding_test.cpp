@@ -7,6 +7,7 @@
 #include <array>
 #include <cstring>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -174,6 +175,23 @@ static void a_session_can_work_on_threads_of_the_program() {
   CHECK(session.info()->threads == 0);
 }
 
+static void a_session_logs_to_the_program() {
+  std::vector<std::string> lines;
+  auto log = [&lines](std::uint32_t level, std::string_view text) {
+    CHECK(level == VWD_LOG_INFO);
+    lines.emplace_back(text);
+  };
+  auto options = on_cpu();
+  vw::use_log(options, log, VWD_LOG_INFO);
+  CHECK(vw::nothrow::Session::create(options).has_value());
+  CHECK(lines.size() == 1 && lines[0].rfind("session on the CPU", 0) == 0);
+  vw::use_log(options, log, VWD_LOG_WARNING);
+  CHECK(vw::nothrow::Session::create(options).has_value() && lines.size() == 1);
+  options.variants = "predictor=unknown";
+  const auto refused = vw::nothrow::Session::create(options);
+  CHECK(!refused && refused.error().message().rfind("options.variants: ", 0) == 0);
+}
+
 static void scratch_is_asked_for_without_a_call() {
   auto session = *vw::nothrow::Session::create(on_cpu());
   CHECK(session.attention_scratch(vw::make<vwd_attention_args>()).error().message().rfind("kv: ", 0) == 0);
@@ -238,6 +256,7 @@ int main() {
   a_view_that_its_memory_cannot_hold_is_refused_by_the_call();
   pinned_memory_comes_as_a_span_and_goes_back();
   a_session_can_work_on_threads_of_the_program();
+  a_session_logs_to_the_program();
   scratch_is_asked_for_without_a_call();
   each_thread_gets_its_own_message();
 #if defined(__cpp_exceptions)

@@ -71,6 +71,7 @@ class Abi(unittest.TestCase):
             ("ERROR", vanward.Status),
             ("DEVICE", vanward.Device),
             ("STREAM", vanward.StreamRole),
+            ("LOG", vanward.LogLevel),
             ("INDEX", vanward.IndexKind),
             ("SELECT", vanward.SelectMethod),
             ("SELECT", vanward.SelectStatus),

@@ -82,6 +82,17 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         with self.assertRaisesRegex(ValueError, "device: 'gpu'; expected one of auto, cpu, cuda"):
             vanward.Session("gpu")
 
+    def test_sessions_log_to_python(self):
+        lines = []
+        vanward.Session("cpu", log=lambda *line: lines.append(line), log_level="info").close()
+        [(level, text)] = lines
+        self.assertEqual(level, vanward.LogLevel.INFO)
+        self.assertRegex(text, "^session on the CPU")
+        vanward.Session("cpu", log=lambda *line: lines.append(line), log_level="warning").close()
+        self.assertEqual(len(lines), 1)
+        with self.assertRaisesRegex(vanward.InvalidArgument, "options.variants: "):
+            vanward.Session("cpu", variants="predictor=unknown")
+
     def test_constants_go_by_their_names_too(self):
         with vanward.Session("cpu", threads=1) as session:
             self.assertEqual(session.info().device, vanward.Device.CPU)

@@ -34,6 +34,12 @@ class StreamRole(enum.IntEnum):
     WRITE_BACK = c.VWD_STREAM_WRITE_BACK
 
 
+class LogLevel(enum.IntEnum):
+    WARNING = c.VWD_LOG_WARNING
+    INFO = c.VWD_LOG_INFO
+    DEBUG = c.VWD_LOG_DEBUG
+
+
 class IndexKind(enum.IntEnum):
     MINMAX = c.VWD_INDEX_MINMAX
     MEAN = c.VWD_INDEX_MEAN
@@ -86,6 +92,7 @@ class RopeStyle(enum.IntEnum):
 # By the name of the argument that takes one.
 _TAKEN = {
     "device": Device,
+    "log_level": LogLevel,
     "role": StreamRole,
     "kind": IndexKind,
     "method": SelectMethod,

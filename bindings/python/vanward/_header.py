@@ -33,6 +33,9 @@ VWD_STREAM_SELECT = 0
 VWD_STREAM_SPECULATE = 1
 VWD_STREAM_PREFETCH = 2
 VWD_STREAM_WRITE_BACK = 3
+VWD_LOG_WARNING = 1
+VWD_LOG_INFO = 2
+VWD_LOG_DEBUG = 3
 VWD_INDEX_MINMAX = 1
 VWD_INDEX_MEAN = 2
 VWD_INDEX_LABEL = 3
@@ -90,6 +93,10 @@ class vwd_session_options(Structure):
         ("pinned_limit", c_uint64),
         ("parallel_for", c_void_p),
         ("parallel_context", c_void_p),
+        ("log", c_void_p),
+        ("log_context", c_void_p),
+        ("log_level", c_uint32),
+        ("variants", c_char_p),
     ]
 
 

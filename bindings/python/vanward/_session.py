@@ -10,7 +10,7 @@ import ctypes
 import inspect
 import types
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, byref, c_double, c_uint8, c_void_p, sizeof
+from ctypes import CFUNCTYPE, POINTER, byref, c_char_p, c_double, c_uint8, c_uint32, c_void_p, sizeof
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from . import _header
@@ -30,11 +30,13 @@ from ._arguments import (
     documented,
     whole,
 )
-from ._enums import Device, GatherEngine, RepairMode, SelectMethod, StreamRole, TopKOrder
+from ._enums import Device, GatherEngine, LogLevel, RepairMode, SelectMethod, StreamRole, TopKOrder
 from ._errors import invoke
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_LOG = CFUNCTYPE(None, c_void_p, c_uint32, c_char_p)
 
 
 def at_once(prepare: Callable[P, Call]) -> Callable[P, None]:
@@ -106,12 +108,27 @@ class Session:
         threads: int = 0,
         scratch_bytes: int = 0,
         pinned_limit: int = 0,
+        log: Callable[[LogLevel, str], None] | None = None,
+        log_level: LogLevel | str | int = 0,
+        variants: str | None = None,
     ):
+        """`log` takes lines of what the session does, on the thread that calls it; it calls no method of the session."""
         self.handle: int | None = None
         wanted = dict(
-            device=device, device_id=device_id, threads=threads, scratch_bytes=scratch_bytes, pinned_limit=pinned_limit
+            device=device,
+            device_id=device_id,
+            threads=threads,
+            scratch_bytes=scratch_bytes,
+            pinned_limit=pinned_limit,
+            log_level=log_level,
         )
         options = arguments(_header.vwd_session_options, [], inputs=wanted, outputs={})
+        if log is not None:
+            # Kept as long as the session, which calls it.
+            self._log = _LOG(lambda _, level, text: log(LogLevel(level), text.decode("utf-8")))
+            options.log = ctypes.cast(self._log, c_void_p)
+        if variants is not None:
+            options.variants = variants.encode("utf-8")
         handle = c_void_p()
         invoke("session_create", byref(options), byref(handle))
         self.handle = handle.value

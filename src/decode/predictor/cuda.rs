@@ -1,10 +1,12 @@
 //! Launch of the kernels of kernels/predictor.
 
+use super::choose::{self, Variant};
 use super::{PredictRequest, ResetRequest, State, UpdateRequest};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::ops::topk::Clusters;
-use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::layout::{kernel_constants, kernel_struct};
+use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::views::{address, byte_stride, has_aligned_rows, saturated};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 
@@ -18,6 +20,7 @@ pub struct Kernels {
 
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[source!("predictor/predictor", compute_80, compute_90)];
+    const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>()];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let kernel = |name| modules.kernel("predictor/predictor", name);
@@ -112,10 +115,15 @@ kernel_struct! {
     }
 }
 
-const THREADS: u32 = 256;
-/// PREDICT_THREADS of kernels/predictor/predictor.cu, and blocks that one CTA has in its registers.
-const PREDICT_THREADS: u32 = 512;
-const SHORT: usize = PREDICT_THREADS as usize * 16;
+kernel_constants! {
+    /// Threads of a CTA, but for predictions.
+    const THREADS: u32 = 256;
+    /// Threads of a CTA that predicts.
+    const PREDICT_THREADS: u32 = 512;
+    /// Blocks that one CTA keeps in registers.
+    pub const ONE_CTA_BLOCKS: usize = 8192 => "CtaTopK<PREDICT_THREADS>::MOST";
+}
+
 /// CTAs of a multiprocessor that wait for memory side by side.
 const RESIDENT_CTAS: usize = 8;
 
@@ -232,12 +240,14 @@ pub fn predict(enqueue: &Enqueue, r: &PredictRequest) -> Result<()> {
         adjacent: [r.state.level, r.state.trend].iter().all(has_adjacent_fours) as u32,
     };
     let blocks = r.state.max_blocks();
-    let (kernel, ctas) = match blocks <= SHORT {
-        true => (&kernels.predict_short, 1),
-        false => (&kernels.predict_long, kernels.clusters.ctas(rows, blocks)),
+    let variant = variants::choose(enqueue.forced(), |variant| choose::fit(variant, blocks))?;
+    let (kernel, ctas) = match variant {
+        Variant::OneCta => (&kernels.predict_short, 1),
+        Variant::Cluster => (&kernels.predict_long, kernels.clusters.ctas(rows, blocks)),
     };
     let kind = if ctas == 1 { enqueue.dependent_kind() } else { Kind::DependentClusters(ctas as u32) };
     let grid = Grid { ctas: (rows * ctas) as u32, threads: PREDICT_THREADS, kind };
+    enqueue.ran(variant);
     // SAFETY: as in `reset`; before it waits the kernel reads lengths as a hint, which it compares afterwards.
     unsafe { enqueue.launch(kernel, grid, [(&raw const params).cast()]) }
 }
@@ -250,6 +260,7 @@ mod tests {
     #[test]
     fn kernels_read_the_parameters_where_they_lie() {
         let structs = [
+            kernel_constants(),
             RowParams::layout("Rows"),
             StateParams::layout("State"),
             ResetParams::layout("ResetParams"),

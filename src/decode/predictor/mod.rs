@@ -5,6 +5,7 @@
 //! first finite score becomes its level, with trend 0.
 
 mod calibrate;
+mod choose;
 mod cpu;
 mod cuda;
 

@@ -3,6 +3,7 @@
 
 use super::driver::check;
 use crate::core::status::{Code, Error, Result};
+use crate::runtime::log::{Level, Log};
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream, CUstreamCaptureMode, CUstreamCaptureStatus};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,9 +14,10 @@ pub const COUNTERS: usize = 1 << 14;
 const COUNTER_BYTES: usize = COUNTERS * size_of::<u32>();
 
 pub struct Arenas {
-    /// Of an arena that a call makes.
+    /// Size of an arena that a call makes.
     default_bytes: usize,
     state: Mutex<State>,
+    log: Log,
 }
 
 /// Parts of one call's scratch, one after the other.
@@ -161,8 +163,8 @@ impl State {
 }
 
 impl Arenas {
-    pub fn new(default_bytes: usize) -> Arenas {
-        Arenas { default_bytes, state: Mutex::default() }
+    pub fn new(default_bytes: usize, log: Log) -> Arenas {
+        Arenas { default_bytes, state: Mutex::default(), log }
     }
 
     /// Where `bytes` bytes of the stream's arena begin. Makes the arena if the stream has none. The context is current.
@@ -179,8 +181,8 @@ impl Arenas {
     fn arena(&self, stream: CUstream, bytes: usize) -> Result<Arena> {
         let mut state = self.state.lock();
         let owner = Owner::of(stream);
-        let arena = match state.of(owner) {
-            Some(arena) if arena.bytes >= bytes => arena,
+        let (arena, is_new) = match state.of(owner) {
+            Some(arena) if arena.bytes >= bytes => (arena, false),
             Some(arena) => {
                 let found = format!("an arena of {}", arena.bytes);
                 return Err(out_of_scratch(stream, bytes, &found, ""));
@@ -191,10 +193,16 @@ impl Arenas {
             }
             None => {
                 let _allocating = Allocating::enter()?;
-                state.give(owner, stream, bytes.max(self.default_bytes))?
+                let arena = state.give(owner, stream, bytes.max(self.default_bytes))?;
+                // The engine's callback runs while nothing is locked.
+                (arena, true)
             }
         };
         state.peak = state.peak.max(bytes);
+        drop(state);
+        if is_new {
+            self.log_given(stream, arena, None);
+        }
         Ok(arena)
     }
 
@@ -203,17 +211,27 @@ impl Arenas {
         let mut state = self.state.lock();
         let bytes = if bytes == 0 { self.default_bytes } else { bytes };
         let owner = Owner::of(stream);
-        if state.of(owner).is_some_and(|arena| arena.bytes >= bytes) {
+        let before = state.of(owner);
+        if before.is_some_and(|arena| arena.bytes >= bytes) {
             return Ok(());
         }
         if is_capturing(stream)? {
             return Err(Error::argument("stream", format!("{stream:p} is capturing a graph"), "one that is not"));
         }
         let _allocating = Allocating::enter()?;
-        state.give(owner, stream, bytes)?;
+        let arena = state.give(owner, stream, bytes)?;
         drop(state);
+        self.log_given(stream, arena, before);
         // SAFETY: the context is current; the stream is the caller's and not capturing.
         check(unsafe { sys::cuStreamSynchronize(stream) }, "cuStreamSynchronize")
+    }
+
+    #[cold]
+    fn log_given(&self, stream: CUstream, arena: Arena, before: Option<Arena>) {
+        self.log.write(Level::Info, || {
+            let instead = before.map_or(String::new(), |before| format!(" instead of {}", before.bytes));
+            format!("stream {stream:p} has a scratch arena of {} bytes{instead}", arena.bytes)
+        });
     }
 
     pub fn forget(&self, stream: CUstream) {

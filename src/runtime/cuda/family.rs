@@ -4,6 +4,7 @@
 use super::Facts;
 use super::context::Context;
 use super::module::{Image, Kernel, Module};
+use super::variants::VariantList;
 use crate::core::quiet;
 use crate::core::status::{Code, Error, Result};
 use parking_lot::Mutex;
@@ -13,6 +14,8 @@ use std::cell::Cell;
 /// The kernels of one family of calls.
 pub trait Kernels: Any + Send + Sync + Sized {
     const SOURCES: &'static [Source];
+    /// What the family chooses among.
+    const VARIANTS: &'static [VariantList] = &[];
 
     /// Finds them among the modules made of the sources. The context is current.
     fn find(modules: &Modules) -> Result<Self>;
@@ -83,13 +86,23 @@ pub(crate) use source;
 #[derive(Clone, Copy)]
 pub struct Family {
     sources: &'static [Source],
+    variants: &'static [VariantList],
     kernels: fn() -> TypeId,
     find: fn(&Modules) -> Result<Box<dyn Any + Send + Sync>>,
 }
 
 impl Family {
     pub const fn of<K: Kernels>() -> Family {
-        Family { sources: K::SOURCES, kernels: TypeId::of::<K>, find: |modules| Ok(Box::new(K::find(modules)?)) }
+        Family {
+            sources: K::SOURCES,
+            variants: K::VARIANTS,
+            kernels: TypeId::of::<K>,
+            find: |modules| Ok(Box::new(K::find(modules)?)),
+        }
+    }
+
+    pub fn variants(&self) -> &'static [VariantList] {
+        self.variants
     }
 }
 
@@ -125,6 +138,7 @@ pub struct Loaded {
     /// Few: a call finds its own by looking at each.
     families: Vec<(TypeId, Box<dyn Any + Send + Sync>)>,
     modules: Vec<Module>,
+    variants: Vec<VariantList>,
     count: u32,
 }
 
@@ -137,6 +151,7 @@ impl Loaded {
         };
         let per_family: Vec<_> = families.iter().map(for_device).collect();
         let modules = load_modules(&per_family.concat(), context)?;
+        let variants = families.iter().flat_map(Family::variants).copied().collect();
         let found = Cell::new(0);
         let mut rest = &modules[..];
         let families = families.iter().zip(&per_family).map(|(family, sources)| {
@@ -144,7 +159,7 @@ impl Loaded {
             Ok(((family.kernels)(), (family.find)(&Modules { modules, facts, found: &found })?))
         });
         let families = families.collect::<Result<_>>()?;
-        Ok(Loaded { families, modules, count: found.get() })
+        Ok(Loaded { families, modules, variants, count: found.get() })
     }
 
     /// Those of one family.
@@ -155,6 +170,15 @@ impl Loaded {
 
     pub fn count(&self) -> u32 {
         self.count
+    }
+
+    pub fn modules(&self) -> &[Module] {
+        &self.modules
+    }
+
+    /// What the families choose among.
+    pub fn variants(&self) -> &[VariantList] {
+        &self.variants
     }
 
     /// Unloads everything. The context is current.

@@ -1,5 +1,6 @@
-//! Structs that are kernels' parameters. A kernel's source has the same struct, and `kernels/<family>/layout.cuh` states to
-//! its compiler where each field lies here: a field that moves on one side alone is an error.
+//! Structs that are kernels' parameters, and constants that kernels and host share. A kernel's source has the same struct and the
+//! same constant, and `kernels/<family>/layout.cuh` states to its compiler where each field lies here and what each constant
+//! is: a change on one side alone is an error.
 
 /// Declares a struct as the kernels read it, and in tests its `layout`.
 macro_rules! kernel_struct {
@@ -30,6 +31,32 @@ macro_rules! kernel_struct {
     };
 }
 pub(crate) use kernel_struct;
+
+/// Declares constants that the kernels know too, and in tests `kernel_constants`, which states them in `layout.cuh`. The name in
+/// the kernels is the same unless `=> "Name"` follows the value; it must be visible where they include `layout.cuh`.
+#[allow(unused_macro_rules)]
+macro_rules! kernel_constants {
+    (@name $name:ident) => { stringify!($name) };
+    (@name $name:ident $kernels_name:literal) => { $kernels_name };
+    ($(
+        $(#[$attribute:meta])*
+        $vis:vis const $name:ident: $type:ty = $value:expr $(=> $kernels_name:literal)?;
+    )+) => {
+        $($(#[$attribute])* $vis const $name: $type = $value;)+
+
+        /// What `layout.cuh` says of the constants.
+        #[cfg(test)]
+        pub fn kernel_constants() -> String {
+            let mut text = String::from("\n");
+            $(
+                let name = $crate::runtime::cuda::layout::kernel_constants!(@name $name $($kernels_name)?);
+                text += &format!("VWD_CONSTANT({name}, {})\n", $name);
+            )+
+            text
+        }
+    };
+}
+pub(crate) use kernel_constants;
 
 /// Whether a stride fits in 32 bits, as those of the common form do: see kernels/common/types.cuh.
 pub fn is_near(stride: i64) -> bool {

@@ -11,6 +11,7 @@ pub mod layout;
 mod memory;
 mod module;
 mod pinned;
+pub mod variants;
 pub mod views;
 
 pub use arena::Parts;
@@ -22,17 +23,21 @@ pub use memory::Apart;
 pub use module::{Grid, Image, Kernel, Kind};
 
 use super::Options;
+use super::log::{Level, Log};
 use crate::abi::{VWD_DEVICE_CUDA, vwd_session_details, vwd_stream};
 use crate::core::status::{Code, Error, Result};
+use crate::core::text::fixed_text;
 use arena::Arenas;
 use context::{Context, Entered};
 use copies::Copies;
 use cudarc::driver::sys::{self, CUdevice_attribute_enum as Attribute, CUdeviceptr, CUstream};
 use driver::check;
 use family::Loaded;
+use module::Form;
 use pinned::PinnedPool;
 use std::ffi::{CStr, c_char, c_void};
 use std::time::Instant;
+use variants::{Forced, Ran, Variant};
 
 pub struct Cuda {
     kernels: Loaded,
@@ -41,6 +46,9 @@ pub struct Cuda {
     copies: Copies,
     streams: [CUstream; Role::COUNT],
     facts: Facts,
+    forced: Forced,
+    ran: Ran,
+    log: Log,
     // Last: released after all that lives in it.
     context: Context,
 }
@@ -86,17 +94,19 @@ impl Role {
 pub const LARGEST_CLUSTER: u32 = 8;
 
 impl Cuda {
-    pub fn open(options: &Options, families: &[Family]) -> Result<Cuda> {
+    pub fn open(options: &Options, families: &[Family], forced: Forced) -> Result<Cuda> {
         let context = Context::retain(options.device_id)?;
         let entered = context.enter()?;
         let mut facts = Facts::read(&context)?;
         let started = Instant::now();
         let kernels = Loaded::load(families, &context, &facts)?;
         facts.load_microseconds = started.elapsed().as_micros() as u64;
+        let (log, ran) = (options.log, Ran::new(kernels.variants()));
+        log_creation(&log, &context, &facts, &kernels);
         let streams = create_streams()?;
         drop(entered);
-        let (arenas, pinned) = (Arenas::new(options.scratch_bytes), PinnedPool::new(options.pinned_limit));
-        Ok(Cuda { kernels, arenas, pinned, copies: Copies::find(), streams, facts, context })
+        let (arenas, pinned) = (Arenas::new(options.scratch_bytes, log), PinnedPool::new(options.pinned_limit));
+        Ok(Cuda { kernels, arenas, pinned, copies: Copies::find(), streams, facts, forced, ran, log, context })
     }
 
     pub fn ordinal(&self) -> i32 {
@@ -128,6 +138,12 @@ impl Cuda {
 
     pub fn facts(&self) -> &Facts {
         &self.facts
+    }
+
+    /// The variant that the session's options force.
+    #[inline]
+    pub fn forced<V: Variant>(&self) -> Option<V> {
+        self.forced.variant()
     }
 
     pub fn pinned_alloc(&self, bytes: u64) -> Result<*mut c_void> {
@@ -246,9 +262,36 @@ impl Facts {
             shared_bytes: context.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32,
             driver_version: driver_version as u32,
             load_microseconds: 0,
-            name: super::fixed_text(&context.name()?),
+            name: fixed_text(&context.name()?),
         })
     }
+}
+
+fn log_creation(log: &Log, context: &Context, facts: &Facts, kernels: &Loaded) {
+    for module in kernels.modules() {
+        log.write(Level::Debug, || {
+            let (name, milliseconds) = (module.name(), module.loaded_in.as_secs_f64() * 1e3);
+            let why =
+                module.refused.as_ref().map_or(String::new(), |error| format!("; machine code was refused: {error}"));
+            format!("kernels of {name} loaded from {} in {milliseconds:.1} ms{why}", module.form.name())
+        });
+    }
+    log.write(Level::Info, || {
+        let of_code = kernels.modules().iter().filter(|module| module.form == Form::MachineCode).count();
+        format!(
+            "session on CUDA device {} ({}, compute capability {}.{}, {} multiprocessors, driver CUDA {}); {} kernels \
+             loaded in {:.0} ms, {of_code} modules from machine code and {} from PTX",
+            context.ordinal,
+            facts.name(),
+            facts.capability / 10,
+            facts.capability % 10,
+            facts.multiprocessors,
+            cuda_version(facts.driver_version as i32),
+            kernels.count(),
+            facts.load_microseconds as f64 / 1e3,
+            kernels.modules().len() - of_code,
+        )
+    });
 }
 
 /// The context is current.
@@ -287,6 +330,18 @@ impl Enqueue<'_> {
 
     pub fn facts(&self) -> &Facts {
         self.cuda.facts()
+    }
+
+    /// As [`Cuda::forced`].
+    #[inline]
+    pub fn forced<V: Variant>(&self) -> Option<V> {
+        self.cuda.forced()
+    }
+
+    /// Logs the first call that a variant does in this session.
+    #[inline]
+    pub fn ran<V: Variant>(&self, variant: V) {
+        self.cuda.ran.note(variant, &self.cuda.log);
     }
 
     /// The launch kind of a kernel that waits for the kernel before it ahead of everything else: it starts early where the

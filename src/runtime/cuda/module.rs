@@ -6,6 +6,7 @@ use cudarc::driver::sys::{
     self, CUfunction, CUgraph, CUgraphNode, CUjit_option_enum as Jit, CUmodule, CUresult, CUstream,
 };
 use std::ffi::{CString, c_void};
+use std::time::{Duration, Instant};
 
 /// What one source was compiled to, compressed by build.rs.
 #[derive(Clone, Copy)]
@@ -15,10 +16,30 @@ pub struct Image {
     pub code: Option<&'static [u8]>,
 }
 
+/// What a module was loaded from.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Form {
+    MachineCode,
+    Ptx,
+}
+
+impl Form {
+    pub fn name(self) -> &'static str {
+        match self {
+            Form::MachineCode => "machine code",
+            Form::Ptx => "PTX",
+        }
+    }
+}
+
 /// One source's kernels in a context, unloaded on drop.
 pub struct Module {
     name: &'static str,
     raw: CUmodule,
+    pub form: Form,
+    pub loaded_in: Duration,
+    /// Why PTX was taken although there is machine code for the device.
+    pub refused: Option<Error>,
 }
 
 // SAFETY: a module handle may be used from any thread; the driver locks.
@@ -38,18 +59,22 @@ impl Module {
             let inflated = miniz_oxide::inflate::decompress_to_vec_zlib(data);
             inflated.map_err(|e| Error::new(Code::Internal, format!("kernel module {name} is damaged: {e}")))
         };
-        if let Some(code) = image.code
-            && let Ok(module) = Module::load_data(name, &inflate(code)?)
-        {
-            return Ok(module);
-        }
+        let started = Instant::now();
+        let made = |raw, form, refused| Module { name, raw, form, loaded_in: started.elapsed(), refused };
+        let refused = match image.code {
+            Some(code) => match Module::load_data(name, &inflate(code)?) {
+                Ok(raw) => return Ok(made(raw, Form::MachineCode, None)),
+                Err(error) => Some(error),
+            },
+            None => None,
+        };
         let mut ptx = inflate(image.ptx)?;
         ptx.push(0);
-        Module::load_data(name, &ptx)
+        Ok(made(Module::load_data(name, &ptx)?, Form::Ptx, refused))
     }
 
-    /// Of a cubin, or of PTX that ends in NUL.
-    fn load_data(name: &'static str, image: &[u8]) -> Result<Module> {
+    /// Loads a cubin, or PTX that ends in NUL.
+    fn load_data(name: &'static str, image: &[u8]) -> Result<CUmodule> {
         const LOG_BYTES: usize = 8 << 10;
         let mut log = vec![0u8; LOG_BYTES];
         let mut options = [Jit::CU_JIT_ERROR_LOG_BUFFER, Jit::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
@@ -62,7 +87,7 @@ impl Module {
             sys::cuModuleLoadDataEx(&mut raw, image.as_ptr().cast(), count, options.as_mut_ptr(), values.as_mut_ptr())
         };
         if result == CUresult::CUDA_SUCCESS {
-            return Ok(Module { name, raw });
+            return Ok(raw);
         }
         let log = String::from_utf8_lossy(log.split(|&b| b == 0).next().unwrap_or_default()).trim().to_owned();
         let error = check(result, "cuModuleLoadDataEx").unwrap_err();
@@ -135,6 +160,15 @@ impl Kernel {
     /// The kernel with so many bytes of shared memory beside what it declares.
     pub fn sharing(self, bytes: u32) -> Kernel {
         Kernel { shared: bytes, ..self }
+    }
+
+    /// Bytes of shared memory that the kernel declares. The context is current.
+    pub fn declared_shared(&self) -> Result<u32> {
+        let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
+        let mut bytes = 0;
+        // SAFETY: the function is loaded.
+        check(unsafe { sys::cuFuncGetAttribute(&mut bytes, attribute, self.function) }, self.name)?;
+        Ok(bytes as u32)
     }
 
     /// Lets launches ask for that many. The context is current.
