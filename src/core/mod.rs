@@ -9,6 +9,7 @@ pub mod floats;
 pub mod overlap;
 pub mod quiet;
 pub mod status;
+pub mod strides;
 pub mod tensor;
 pub mod text;
 pub mod versioned;

@@ -2,13 +2,12 @@
 
 use super::along::Along;
 use super::dtype::{DType, Element};
-use super::overlap;
 use super::status::{Error, Result};
+pub use super::strides::MAX_RANK;
+use super::strides::is_injective;
 use crate::abi::vwd_tensor;
 use std::fmt;
 use std::ptr::NonNull;
-
-pub const MAX_RANK: usize = 5;
 
 /// In an expected shape: any extent.
 pub const ANY: usize = usize::MAX;
@@ -531,8 +530,11 @@ impl<'a> Tensor<'a> {
     /// For a tensor the op writes: no element may share bytes with another.
     #[inline(always)]
     pub fn writable(self) -> Result<Self> {
-        let injective = overlap::is_injective(self.shape(), self.strides());
-        if injective { Ok(self) } else { Err(overlapping(self.name(), self.shape(), self.strides())) }
+        if is_injective(self.shape(), self.strides()) {
+            Ok(self)
+        } else {
+            Err(overlapping(self.name(), self.shape(), self.strides()))
+        }
     }
 
     // --- access --------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ use crate::core::tensor::{ANY, Tensor, strided};
 use crate::ops::views::{BlockList, ListAt, Lists};
 use crate::runtime::cuda::Family;
 use crate::runtime::{Session, require_no_flags};
+use cuda::{Bookkeeping, Tables};
 use options::Part;
 use parking_lot::Mutex;
 use sequences::{Opened, Sequences};
@@ -51,7 +52,32 @@ pub const FAMILIES: &[Family] = &[Family::of::<Kernels>()];
 
 /// The memory that a cache of these options takes.
 pub fn capacity(c: &vwd_kv_cache_options) -> Result<vwd_kv_cache_sizes> {
-    Options::from_c(c)?.sizes()
+    sizes(&Options::from_c(c)?)
+}
+
+/// The bytes that a cache takes on the host and on the device.
+fn sizes(options: &Options) -> Result<vwd_kv_cache_sizes> {
+    let product =
+        |factors: &[u64]| factors.iter().try_fold(1u64, |n, &x| n.checked_mul(x)).filter(|&n| n <= i64::MAX as u64);
+    let run = options.run().bytes as u64;
+    let (layers, heads) = (options.layers as u64, options.kv_heads as u64);
+    let host = product(&[layers, options.host_blocks as u64, heads, run]);
+    let slots = product(&[layers, options.total_slots() as u64, run]);
+    let bookkeeping = product(&[layers, Bookkeeping::of(options).bytes]);
+    let device =
+        [slots, bookkeeping, Some(Tables::of(options).bytes)].into_iter().try_fold(0u64, |sum, n| sum.checked_add(n?));
+    let (Some(host_bytes), Some(device_bytes)) = (host, device) else {
+        return Err(Error::argument("options", "more than 2^63 bytes", "sizes that fit in memory"));
+    };
+    Ok(vwd_kv_cache_sizes {
+        struct_size: size_of::<vwd_kv_cache_sizes>() as u32,
+        flags: 0,
+        run_bytes: run,
+        host_bytes,
+        device_bytes,
+        total_slots: options.total_slots() as u64,
+        largest_selection: options.largest_selection() as u64,
+    })
 }
 
 impl KvCache {
@@ -59,7 +85,7 @@ impl KvCache {
     /// `progress` of the options is NULL or keeps its contract.
     pub unsafe fn create(session: &Arc<Session>, c: &vwd_kv_cache_options) -> Result<KvCache> {
         let options = Options::from_c(c)?;
-        let sizes = options.sizes()?;
+        let sizes = sizes(&options)?;
         let progress = |done: u64| {
             if let Some(call) = c.progress {
                 // SAFETY: the caller says that `progress` keeps its contract.

@@ -1,7 +1,6 @@
-//! The options of a cache, and the sizes that follow from them.
+//! The options of a cache, and the layout of its runs.
 
-use super::cuda::{Bookkeeping, Tables};
-use crate::abi::{vwd_kv_cache_options, vwd_kv_cache_sizes};
+use crate::abi::vwd_kv_cache_options;
 use crate::core::allocate::collected;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
@@ -136,30 +135,6 @@ impl Options {
 
     pub fn run(&self) -> Run {
         Run::new(self)
-    }
-
-    pub fn sizes(&self) -> Result<vwd_kv_cache_sizes> {
-        let product =
-            |factors: &[u64]| factors.iter().try_fold(1u64, |n, &x| n.checked_mul(x)).filter(|&n| n <= i64::MAX as u64);
-        let run = self.run().bytes as u64;
-        let (layers, heads) = (self.layers as u64, self.kv_heads as u64);
-        let host = product(&[layers, self.host_blocks as u64, heads, run]);
-        let slots = product(&[layers, self.total_slots() as u64, run]);
-        let bookkeeping = product(&[layers, Bookkeeping::of(self).bytes]);
-        let device =
-            [slots, bookkeeping, Some(Tables::of(self).bytes)].into_iter().try_fold(0u64, |sum, n| sum.checked_add(n?));
-        let (Some(host_bytes), Some(device_bytes)) = (host, device) else {
-            return Err(Error::argument("options", "more than 2^63 bytes", "sizes that fit in memory"));
-        };
-        Ok(vwd_kv_cache_sizes {
-            struct_size: size_of::<vwd_kv_cache_sizes>() as u32,
-            flags: 0,
-            run_bytes: run,
-            host_bytes,
-            device_bytes,
-            total_slots: self.total_slots() as u64,
-            largest_selection: self.largest_selection() as u64,
-        })
     }
 
     /// The largest number of entries of a resolve: `hold` resolves one after the other find a slot for each of theirs.

@@ -1,6 +1,6 @@
 //! Which kernel predicts, from the number of blocks alone.
 
-use super::cuda::ONE_CTA_BLOCKS;
+use crate::runtime::cuda::layout::kernel_constants;
 use crate::runtime::cuda::variants::{Fit, variants};
 
 variants! {
@@ -11,6 +11,13 @@ variants! {
         /// A cluster of up to eight CTAs, which reads the blocks that its registers do not hold once more for each pass.
         Cluster = "cluster",
     }
+}
+
+kernel_constants! {
+    /// Threads of a CTA that predicts.
+    pub const PREDICT_THREADS: u32 = 512;
+    /// Blocks that one CTA keeps in registers.
+    const ONE_CTA_BLOCKS: usize = 8192 => "CtaTopK<PREDICT_THREADS>::MOST";
 }
 
 /// `blocks` is the capacity of the state: max_blocks.

@@ -1,6 +1,6 @@
 //! Launch of the kernels of kernels/predictor.
 
-use super::choose::{self, Variant};
+use super::choose::{self, PREDICT_THREADS, Variant};
 use super::{PredictRequest, ResetRequest, State, UpdateRequest};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
@@ -116,12 +116,8 @@ kernel_struct! {
 }
 
 kernel_constants! {
-    /// Threads of a CTA, but for predictions.
+    /// Threads of a CTA that resets or updates.
     const THREADS: u32 = 256;
-    /// Threads of a CTA that predicts.
-    const PREDICT_THREADS: u32 = 512;
-    /// Blocks that one CTA keeps in registers.
-    pub const ONE_CTA_BLOCKS: usize = 8192 => "CtaTopK<PREDICT_THREADS>::MOST";
 }
 
 /// CTAs of a multiprocessor that wait for memory side by side.
@@ -261,6 +257,7 @@ mod tests {
     fn kernels_read_the_parameters_where_they_lie() {
         let structs = [
             kernel_constants(),
+            choose::kernel_constants(),
             RowParams::layout("Rows"),
             StateParams::layout("State"),
             ResetParams::layout("ResetParams"),

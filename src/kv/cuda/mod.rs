@@ -190,7 +190,7 @@ impl OneLayer {
             }
         })?;
         Ok(OneLayer {
-            params: Layer::new(pool.at(0), host.data(), base, &plan),
+            params: plan.layer(pool.at(0), host.data(), base),
             fetched: Fetched::No,
             is_captured: false,
             _pool: pool,
@@ -239,7 +239,7 @@ impl Layers {
         Ok(Layers {
             session: session.clone(),
             streams,
-            cache: Cache::new(options, base, &plan),
+            cache: plan.cache(options, base),
             layers,
             tail_table: tables.at(plan.tail_table),
             waits: 0,

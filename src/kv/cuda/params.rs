@@ -1,8 +1,6 @@
 //! Parameters of the kernels of kernels/cache.
 
-use super::super::options::Options;
 use super::super::{AppendRequest, ResolveRequest};
-use super::plan::{Bookkeeping, Tables};
 use crate::core::tensor::Tensor;
 use crate::ops::views::BlockList;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
@@ -97,39 +95,21 @@ kernel_struct! {
     #[derive(Clone, Copy)]
     pub struct Layer {
         pub pool: *mut u8,
-        host: *mut u8,
-        clock: *mut Clock,
-        tails: *mut Tail,
-        homes: *mut u64,
-        holds: *mut u64,
-        named: *mut u32,
-        travels: *mut Travel,
-        claims: *mut Missed,
-        others: *mut Missed,
-        full: *mut Full,
-        arrived: *mut u32,
+        pub host: *mut u8,
+        pub clock: *mut Clock,
+        pub tails: *mut Tail,
+        pub homes: *mut u64,
+        pub holds: *mut u64,
+        pub named: *mut u32,
+        pub travels: *mut Travel,
+        pub claims: *mut Missed,
+        pub others: *mut Missed,
+        pub full: *mut Full,
+        pub arrived: *mut u32,
     }
 }
 
 impl Layer {
-    /// With its bookkeeping at `base`.
-    pub fn new(pool: *mut u8, host: *mut u8, base: u64, plan: &Bookkeeping) -> Layer {
-        Layer {
-            pool,
-            host,
-            clock: (base + plan.clock) as *mut _,
-            tails: (base + plan.tails) as *mut _,
-            homes: (base + plan.homes) as *mut _,
-            holds: (base + plan.holds) as *mut _,
-            named: (base + plan.named) as *mut _,
-            travels: (base + plan.travels) as *mut _,
-            claims: (base + plan.claims) as *mut _,
-            others: (base + plan.others) as *mut _,
-            full: (base + plan.full) as *mut _,
-            arrived: (base + plan.arrived) as *mut _,
-        }
-    }
-
     pub fn clock(&self) -> u64 {
         self.clock as u64
     }
@@ -139,45 +119,24 @@ kernel_struct! {
     /// Mirrors Cache of kernels/cache/params.cuh.
     #[derive(Clone, Copy)]
     pub struct Cache {
-        layers: *mut Layer,
-        table: *mut i32,
-        lens: *mut i32,
-        run: u64,
-        parts: [u32; 4],
-        token: [u32; 4],
-        size: Divisor,
-        heads: Divisor,
-        layer_count: u32,
-        max_sequences: u32,
-        max_blocks: u32,
-        first_slot: u32,
-        slots: u32,
-        hold: u32,
+        pub layers: *mut Layer,
+        pub table: *mut i32,
+        pub lens: *mut i32,
+        pub run: u64,
+        pub parts: [u32; 4],
+        pub token: [u32; 4],
+        pub size: Divisor,
+        pub heads: Divisor,
+        pub layer_count: u32,
+        pub max_sequences: u32,
+        pub max_blocks: u32,
+        pub first_slot: u32,
+        pub slots: u32,
+        pub hold: u32,
     }
 }
 
 impl Cache {
-    /// With its tables at `base`; options whose parts begin below 2^32.
-    pub fn new(options: &Options, base: u64, plan: &Tables) -> Cache {
-        let run = options.run();
-        Cache {
-            layers: (base + plan.layers) as *mut _,
-            table: (base + plan.table) as *mut _,
-            lens: (base + plan.lens) as *mut _,
-            run: run.bytes as u64,
-            parts: run.parts.map(|part| part.begin as u32),
-            token: run.parts.map(|part| part.token as u32),
-            size: Divisor::new(options.block_size as u32),
-            heads: Divisor::new(options.kv_heads as u32),
-            layer_count: options.layers as u32,
-            max_sequences: options.max_sequences as u32,
-            max_blocks: options.max_blocks as u32,
-            first_slot: options.tail_slots() as u32,
-            slots: options.slots as u32,
-            hold: options.hold as u32,
-        }
-    }
-
     pub fn block_size(&self) -> usize {
         self.size.value as usize
     }

@@ -1,9 +1,10 @@
-//! Where what the device knows of a cache lies: the bookkeeping of a layer, and what all layers share.
+//! The memory on the device that tells of a cache: the bookkeeping of each layer, and the tables that all layers share.
 
-use super::super::options::{Options, TAIL_BLOCKS};
-use super::params::{Clock, Full, Layer, Missed, Tail, Travel};
+use super::params::{Cache, Clock, Full, Layer, Missed, Tail, Travel};
+use crate::kv::options::{Options, TAIL_BLOCKS};
+use crate::runtime::cuda::layout::Divisor;
 
-/// Alignment of each array.
+/// The alignment of each array in bytes.
 const ALIGNMENT: u64 = 256;
 
 /// Arrays one after the other.
@@ -20,7 +21,8 @@ impl Arrays {
     }
 }
 
-/// Of a layer, in bytes from its beginning. See Layer of kernels/cache/params.cuh.
+/// Where the arrays of a layer lie, in bytes from the beginning of its bookkeeping. Layer of kernels/cache/params.cuh says what
+/// each is.
 pub struct Bookkeeping {
     pub clock: u64,
     pub tails: u64,
@@ -30,7 +32,7 @@ pub struct Bookkeeping {
     pub others: u64,
     pub full: u64,
     pub arrived: u64,
-    /// From here on all bits are set at first, before it none is.
+    /// From here on all bits are set at first; all bits before are clear.
     pub homes: u64,
     pub holds: u64,
     pub bytes: u64,
@@ -56,9 +58,27 @@ impl Bookkeeping {
         plan.bytes = arrays.end;
         plan
     }
+
+    /// A layer whose bookkeeping begins at `base`.
+    pub fn layer(&self, pool: *mut u8, host: *mut u8, base: u64) -> Layer {
+        Layer {
+            pool,
+            host,
+            clock: (base + self.clock) as *mut _,
+            tails: (base + self.tails) as *mut _,
+            homes: (base + self.homes) as *mut _,
+            holds: (base + self.holds) as *mut _,
+            named: (base + self.named) as *mut _,
+            travels: (base + self.travels) as *mut _,
+            claims: (base + self.claims) as *mut _,
+            others: (base + self.others) as *mut _,
+            full: (base + self.full) as *mut _,
+            arrived: (base + self.arrived) as *mut _,
+        }
+    }
 }
 
-/// Of all layers.
+/// Where the tables that all layers share lie, in bytes from their beginning.
 pub struct Tables {
     pub layers: u64,
     pub tail_table: u64,
@@ -80,5 +100,26 @@ impl Tables {
         };
         plan.bytes = arrays.end;
         plan
+    }
+
+    /// A cache whose tables begin at `base`, of options whose parts of a run begin below 2^32.
+    pub fn cache(&self, options: &Options, base: u64) -> Cache {
+        let run = options.run();
+        Cache {
+            layers: (base + self.layers) as *mut _,
+            table: (base + self.table) as *mut _,
+            lens: (base + self.lens) as *mut _,
+            run: run.bytes as u64,
+            parts: run.parts.map(|part| part.begin as u32),
+            token: run.parts.map(|part| part.token as u32),
+            size: Divisor::new(options.block_size as u32),
+            heads: Divisor::new(options.kv_heads as u32),
+            layer_count: options.layers as u32,
+            max_sequences: options.max_sequences as u32,
+            max_blocks: options.max_blocks as u32,
+            first_slot: options.tail_slots() as u32,
+            slots: options.slots as u32,
+            hold: options.hold as u32,
+        }
     }
 }
