@@ -96,7 +96,7 @@ fn engine_lends_its_threads_to_several_calls_at_once() {
 }
 
 #[test]
-fn session_with_lent_threads_has_none_of_its_own() {
+fn session_with_the_callers_threads_has_none_of_its_own() {
     let engine = Engine::new(2);
     let session = Session::create(&engine.options()).unwrap();
     assert_eq!(session.details().threads, 0);

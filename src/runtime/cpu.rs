@@ -1,8 +1,8 @@
-//! The CPU backend's resources: threads, the session's own or lent by the engine, and scratch memory that calls reuse.
+//! The CPU backend's resources: threads, the session's own or the caller's, and scratch memory that calls reuse.
 
 use super::Options;
+use super::callers_threads::ParallelFor;
 use super::host::HostMemory;
-use super::lent::ParallelFor;
 use super::log::Level;
 use crate::abi::{VWD_DEVICE_CPU, vwd_session_details};
 use crate::core::floats::Floats;
@@ -29,7 +29,8 @@ enum Workers {
     None,
     /// The session's threads, while the caller waits.
     Own(Pool),
-    Lent(ParallelFor),
+    /// The caller's threads.
+    Callers(ParallelFor),
 }
 
 /// Less work than this is done by the caller: waking a worker takes some microseconds.
@@ -40,7 +41,7 @@ const SHARE_BYTES: usize = 16 << 10;
 impl Cpu {
     pub fn start(options: &Options) -> Result<Cpu> {
         let workers = match options.parallel_for {
-            Some(lent) => Workers::Lent(lent),
+            Some(threads) => Workers::Callers(threads),
             None if options.threads > 1 => Workers::Own(Pool::start(options.threads)?),
             None => Workers::None,
         };
@@ -59,9 +60,9 @@ impl Cpu {
             Workers::Own(pool) if !is_small => {
                 pool.threads.install(|| (0..tasks).into_par_iter().for_each(task));
             }
-            Workers::Lent(lent) if !is_small => {
+            Workers::Callers(threads) if !is_small => {
                 let each = (SHARE_BYTES / bytes_per_task).max(1);
-                lent.run(tasks.div_ceil(each), &|share| {
+                threads.run(tasks.div_ceil(each), &|share| {
                     let first = share * each;
                     (first..tasks.min(first + each)).for_each(&task);
                 });
@@ -114,20 +115,20 @@ impl Cpu {
     /// Shares of a call's work that keep all threads busy: for work that needs memory of its own, which one share reuses.
     pub fn shares(&self) -> usize {
         const OF_A_THREAD: usize = 8;
-        const OF_LENT_THREADS: usize = 256;
+        const OF_CALLERS_THREADS: usize = 256;
         match &self.workers {
             Workers::None => 1,
             Workers::Own(pool) => OF_A_THREAD * pool.handles.len(),
-            Workers::Lent(_) => OF_LENT_THREADS,
+            Workers::Callers(_) => OF_CALLERS_THREADS,
         }
     }
 
-    /// Of the session, or the caller's one; 0 where an engine lends its own.
+    /// Threads of the session, or 1 where the caller does the work; 0 where `parallel_for` has the caller's threads do it.
     fn threads(&self) -> u32 {
         match &self.workers {
             Workers::None => 1,
             Workers::Own(pool) => pool.handles.len() as u32,
-            Workers::Lent(_) => 0,
+            Workers::Callers(_) => 0,
         }
     }
 
@@ -212,8 +213,9 @@ impl Scratch<'_> {
 /// Equal rows of a slice that parallel tasks write, each its own; the last may be shorter.
 pub struct Rows<'a, T> {
     first: *mut T,
-    /// Of a row, and of the slice.
+    /// Elements of a row.
     len: usize,
+    /// Elements of the slice.
     total: usize,
     slice: PhantomData<&'a mut [T]>,
 }

@@ -1,10 +1,10 @@
 //! The session and what it owns.
 
+mod callers_threads;
 pub mod cpu;
 pub mod cuda;
 pub mod fork;
 pub mod host;
-mod lent;
 pub mod log;
 mod placed;
 
@@ -15,10 +15,10 @@ use crate::abi::{
 use crate::core::status::{Code, Error, Result};
 use crate::core::tensor::{Checks, Device};
 use crate::core::text::text;
+use callers_threads::ParallelFor;
 use cpu::Cpu;
 use cuda::variants::{self, Forced, VariantList};
 use cuda::{Cuda, Enqueue, Family, Role};
-use lent::ParallelFor;
 use log::{Level, Log};
 pub use placed::Placed;
 use std::ffi::c_void;
@@ -36,7 +36,7 @@ pub struct Options {
     pub device: Choice,
     pub device_id: i32,
     pub threads: usize,
-    /// In place of threads of its own.
+    /// The caller's threads, in place of threads of the session.
     pub parallel_for: Option<ParallelFor>,
     pub scratch_bytes: usize,
     pub pinned_limit: u64,

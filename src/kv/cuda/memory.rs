@@ -2,10 +2,10 @@
 
 use crate::core::status::Result;
 use crate::runtime::Session;
-use crate::runtime::cuda::{Beside, Cuda};
+use crate::runtime::cuda::{Cuda, SideStream};
 use std::sync::Arc;
 
-/// The session's, which is on CUDA.
+/// The backend of a CUDA session.
 pub fn cuda(session: &Session) -> &Cuda {
     session.cuda().expect("a cache of a CUDA session")
 }
@@ -35,26 +35,27 @@ impl Drop for Memory {
     }
 }
 
-/// The cache's own streams, waited for on drop.
+/// The side streams of a cache, waited for on drop.
 pub struct Streams {
     session: Arc<Session>,
-    /// From host memory to slots, and from tails to host memory; a use for each layer.
-    pub fetch: Beside,
-    pub write: Beside,
+    /// Copies from host memory to slots; a use for each layer.
+    pub fetch: SideStream,
+    /// Copies from tails to host memory; a use for each layer.
+    pub write: SideStream,
 }
 
 impl Streams {
     pub fn create(session: &Arc<Session>, layers: usize) -> Result<Streams> {
-        let mut fetch = cuda(session).beside(layers)?;
-        let write = cuda(session).beside(layers).inspect_err(|_| cuda(session).release_beside(&mut fetch))?;
+        let mut fetch = cuda(session).side_stream(layers)?;
+        let write = cuda(session).side_stream(layers).inspect_err(|_| cuda(session).release_side_stream(&mut fetch))?;
         Ok(Streams { session: session.clone(), fetch, write })
     }
 }
 
 impl Drop for Streams {
     fn drop(&mut self) {
-        for beside in [&mut self.fetch, &mut self.write] {
-            cuda(&self.session).release_beside(beside);
+        for stream in [&mut self.fetch, &mut self.write] {
+            cuda(&self.session).release_side_stream(stream);
         }
     }
 }

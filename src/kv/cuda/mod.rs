@@ -11,21 +11,21 @@
 //! | where copies are to be looked for               | `passed`, `before`: by resolve; `searched`: by fetch         |
 //! | what is there                                   | `homes`, `holds`: by fetch, when its copies have landed      |
 //!
-//! Calls of one layer follow each other on the device; so do the host's calls, which are about every layer. Beside them run the
-//! copies, each kind on a stream of the cache's own, and this is what keeps them apart:
+//! Calls of one layer follow each other on the device; so do the host's calls, which are about every layer. Copies run at the same
+//! time, each kind on a side stream of the cache. They meet nobody who uses the same memory, because:
 //!
 //! - A fetch begins after what the caller's stream held: whoever reads a slot that a resolve gave away comes before the copy.
 //!   Fetches follow each other, so that a copy for a slot's earlier block ends before that of the later one begins.
 //! - A fetch copies what a slot holds when it finds it, once, and marks it as there by comparing the resolve that gave it
 //!   (`Home::since`): a copy that comes late finds another resolve, or none.
-//! - Of a resolve that runs beside a fetch, writes are seen in any order. A slot that is seen as given is copied; if its home is not
-//!   seen yet it is not marked, and so found again. The next fetch searches all that a resolve may have given which had not ended for
+//! - A fetch sees the writes of a resolve that runs at the same time in any order. It copies a slot that it sees as given; if it does
+//!   not see the slot's home yet, it does not mark the slot, and the next fetch finds it again. The next fetch searches all that a resolve may have given which had not ended for
 //!   certain: what the clock's hand went over since the resolve before the last that was seen.
 //! - A write-back begins after its append, and ends before the layer's next append and before a fork or a cut: before any
 //!   resolve that may name its blocks as stored, since they are in the tail until then. (An append of more than S tokens
 //!   waits for its own.) So a fetch may run late and copy what was asked for after it was called.
 //!
-//! In a capture the copies are nodes that branch off the stream (runtime/cuda/beside.rs). A graph cannot wait for what was begun
+//! In a capture the copies are nodes that branch off the stream (runtime/cuda/side_stream.rs). A graph cannot wait for what was begun
 //! outside of it: its stream waits, by `vwd_kv_cache_wait`, before the graph is launched.
 
 mod memory;
@@ -180,13 +180,13 @@ impl OneLayer {
         let bookkeeping = Memory::alloc(session, plan.bytes)?;
         let base = bookkeeping.address();
         let tails = filled(Tail::EMPTY, options.max_sequences, "the tails of a KV cache")?;
-        cuda(session).apart(|apart| {
+        cuda(session).with_copy_stream(|stream| {
             // SAFETY: all of it lies in the bookkeeping, which nobody uses yet.
             unsafe {
-                apart.fill(base, 0, plan.homes as usize)?;
-                apart.fill(base + plan.homes, 0xff, (plan.bytes - plan.homes) as usize)?;
-                apart.write(base + plan.clock, &[Clock::new(options.hold)])?;
-                apart.write(base + plan.tails, &tails)
+                stream.fill(base, 0, plan.homes as usize)?;
+                stream.fill(base + plan.homes, 0xff, (plan.bytes - plan.homes) as usize)?;
+                stream.write(base + plan.clock, &[Clock::new(options.hold)])?;
+                stream.write(base + plan.tails, &tails)
             }
         })?;
         Ok(OneLayer {
@@ -228,12 +228,12 @@ impl Layers {
         let tables = Memory::alloc(session, plan.bytes)?;
         let (base, tail_table) = (tables.address(), options.tail_table()?);
         let params = collected(layers.iter().map(|layer| layer.params), "the layers of a KV cache")?;
-        cuda(session).apart(|apart| {
+        cuda(session).with_copy_stream(|stream| {
             // SAFETY: all of it lies in the tables, which nobody uses yet.
             unsafe {
-                apart.write(base + plan.layers, &params)?;
-                apart.write(base + plan.tail_table, &tail_table)?;
-                apart.fill(base + plan.table, 0xff, (plan.bytes - plan.table) as usize)
+                stream.write(base + plan.layers, &params)?;
+                stream.write(base + plan.tail_table, &tail_table)?;
+                stream.fill(base + plan.table, 0xff, (plan.bytes - plan.table) as usize)
             }
         })?;
         Ok(Layers {
@@ -482,11 +482,11 @@ impl Store for Layers {
 
     fn counters(&self) -> Result<Counters> {
         let mut clocks = reserved(self.layers.len(), "the counters of a KV cache")?;
-        cuda(&self.session).apart(|apart| {
+        cuda(&self.session).with_copy_stream(|stream| {
             for layer in &self.layers {
                 let mut clock = [Clock::default()];
                 // SAFETY: the layer's clock, which is plain numbers.
-                unsafe { apart.read(layer.params.clock(), &mut clock)? };
+                unsafe { stream.read(layer.params.clock(), &mut clock)? };
                 clocks.push(clock[0].totals);
             }
             Ok(())

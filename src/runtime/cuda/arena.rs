@@ -38,7 +38,7 @@ impl Parts {
     }
 }
 
-/// Whom an arena serves: a stream, or one thread's share of the handle that means another stream to each thread.
+/// Whom an arena serves: a stream, or one thread's use of the handle that means another stream to each thread.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Owner {
     stream: usize,
@@ -70,12 +70,12 @@ fn this_thread() -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Arena {
     base: CUdeviceptr,
-    /// After the counters.
+    /// Bytes after the counters.
     bytes: usize,
 }
 
 impl Arena {
-    /// Cleared when the stream gets there. The context is current.
+    /// An arena whose counters are zero once the stream gets there. The context is current.
     fn alloc(bytes: usize, stream: CUstream) -> Result<Arena> {
         let total = bytes.saturating_add(COUNTER_BYTES);
         let mut base = 0;
@@ -97,13 +97,13 @@ impl Arena {
     }
 }
 
-/// Who has which arena.
+/// Which owner has which arena.
 #[derive(Default)]
 struct State {
     bound: Vec<(Owner, Arena)>,
-    /// Replaced by larger ones; kept as long as their streams, whose captured graphs may point there.
+    /// Arenas that larger ones replaced; kept as long as their streams, whose captured graphs may point there.
     retired: Vec<(Owner, Arena)>,
-    /// Let go.
+    /// Arenas of streams that were forgotten.
     free: Vec<Arena>,
     peak: usize,
 }
@@ -113,7 +113,7 @@ impl State {
         self.bound.iter().find(|(bound, _)| *bound == owner).map(|&(_, arena)| arena)
     }
 
-    /// Its arena so far is retired.
+    /// Gives the owner an arena and retires the one that it had.
     fn bind(&mut self, owner: Owner, arena: Arena) {
         match self.bound.iter_mut().find(|(bound, _)| *bound == owner) {
             Some((_, bound)) => {
@@ -124,7 +124,7 @@ impl State {
         }
     }
 
-    /// Its arenas go to whoever needs one next.
+    /// Frees the owner's arenas for the next owner that needs one.
     fn forget(&mut self, owner: Owner) {
         let State { bound, retired, free, .. } = self;
         for list in [bound, retired] {

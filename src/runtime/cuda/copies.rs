@@ -90,5 +90,5 @@ fn unknown() -> sys::CUdriverProcAddressQueryResult {
     sys::CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND
 }
 
-/// Of one call.
+/// The most copies that one call enqueues.
 pub const MOST_COPIES: usize = 512;

@@ -162,7 +162,7 @@ impl Loaded {
         Ok(Loaded { families, modules, variants, count: found.get() })
     }
 
-    /// Those of one family.
+    /// The kernels of one family.
     pub fn of<K: Kernels>(&self) -> &K {
         let family = self.families.iter().find(|(kernels, _)| *kernels == TypeId::of::<K>());
         family.and_then(|(_, kernels)| kernels.downcast_ref()).expect("the session was created with this family")

@@ -9,7 +9,7 @@ use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 pub fn upload(values: &[f32]) -> Result<CUdeviceptr> {
     let address = alloc(size_of_val(values))?;
     // SAFETY: allocated for them.
-    apart(|apart| unsafe { apart.write(address, values) }).inspect_err(|_| free(address))?;
+    with_copy_stream(|stream| unsafe { stream.write(address, values) }).inspect_err(|_| free(address))?;
     Ok(address)
 }
 
@@ -30,19 +30,19 @@ pub fn free(address: CUdeviceptr) {
     let _ = unsafe { sys::cuMemFree_v2(address) };
 }
 
-/// A stream of its own, which no capture knows and which waits for nobody.
-pub struct Apart {
+/// A stream for some copies alone: no capture records it, and it waits for no other stream.
+pub struct CopyStream {
     stream: CUstream,
 }
 
 /// The work is done on return. The context is current.
-pub fn apart(work: impl FnOnce(&Apart) -> Result<()>) -> Result<()> {
+pub fn with_copy_stream(work: impl FnOnce(&CopyStream) -> Result<()>) -> Result<()> {
     let _allocating = Allocating::enter()?;
     let mut stream: CUstream = std::ptr::null_mut();
     let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
     // SAFETY: the context is current.
     check(unsafe { sys::cuStreamCreate(&mut stream, flags) }, "cuStreamCreate")?;
-    let done = work(&Apart { stream });
+    let done = work(&CopyStream { stream });
     // SAFETY: created above, destroyed once; what it did has ended.
     unsafe {
         let passed = check(sys::cuStreamSynchronize(stream), "cuStreamSynchronize");
@@ -51,7 +51,7 @@ pub fn apart(work: impl FnOnce(&Apart) -> Result<()>) -> Result<()> {
     }
 }
 
-impl Apart {
+impl CopyStream {
     /// Copies values to the device's memory.
     ///
     /// # Safety
@@ -84,7 +84,7 @@ impl Apart {
     /// Sets bytes of the device's memory.
     ///
     /// # Safety
-    /// As for [`Apart::write`].
+    /// As for [`CopyStream::write`].
     pub unsafe fn fill(&self, to: CUdeviceptr, byte: u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller vouches for the memory.
         check(unsafe { sys::cuMemsetD8Async(to, byte, bytes, self.stream) }, "cuMemsetD8Async")

@@ -2,7 +2,6 @@
 //! streams. What a call needs is made at session creation, but for the scratch arena of its stream.
 
 mod arena;
-mod beside;
 mod context;
 mod copies;
 mod driver;
@@ -11,16 +10,17 @@ pub mod layout;
 mod memory;
 mod module;
 mod pinned;
+mod side_stream;
 pub mod variants;
 pub mod views;
 
 pub use arena::Parts;
-pub use beside::Beside;
 pub use copies::MOST_COPIES;
 pub(crate) use family::source;
 pub use family::{Family, Kernels, Modules, Source, Target};
-pub use memory::Apart;
+pub use memory::CopyStream;
 pub use module::{Grid, Image, Kernel, Kind};
+pub use side_stream::SideStream;
 
 use super::Options;
 use super::log::{Level, Log};
@@ -71,7 +71,7 @@ pub struct Facts {
     name: [c_char; 64],
 }
 
-/// The session's own streams: work that runs beside the caller's.
+/// The session's own streams, for work that overlaps the caller's.
 #[derive(Clone, Copy)]
 pub enum Role {
     Select,
@@ -131,7 +131,7 @@ impl Cuda {
         self.arenas.forget(stream.cast());
     }
 
-    /// Those of a family that the session was created with.
+    /// The kernels of a family that the session was created with.
     pub fn kernels<K: Kernels>(&self) -> &K {
         self.kernels.of()
     }
@@ -168,10 +168,10 @@ impl Cuda {
         memory::alloc(bytes)
     }
 
-    /// Runs some copies on a stream that no capture knows, and waits for them: no other stream is waited for.
-    pub fn apart(&self, work: impl FnOnce(&Apart) -> Result<()>) -> Result<()> {
+    /// Runs some copies on a stream that no capture records, and waits for them and for no other stream.
+    pub fn with_copy_stream(&self, work: impl FnOnce(&CopyStream) -> Result<()>) -> Result<()> {
         let _entered = self.context.enter()?;
-        memory::apart(work)
+        memory::with_copy_stream(work)
     }
 
     /// Nothing uses the memory any more.

@@ -52,8 +52,8 @@ impl Module {
         self.name
     }
 
-    /// Machine code where there is some, or else PTX, which every driver takes and compiles (CUDA_FORCE_PTX_JIT=1 has it
-    /// refuse the former). The context is current.
+    /// Loads machine code where there is some that the driver takes, or else PTX, which every driver compiles
+    /// (CUDA_FORCE_PTX_JIT=1 has it refuse machine code). The context is current.
     pub fn load(name: &'static str, image: &Image) -> Result<Module> {
         let inflate = |data| {
             let inflated = miniz_oxide::inflate::decompress_to_vec_zlib(data);
@@ -126,7 +126,7 @@ impl Drop for Module {
 pub struct Kernel {
     name: &'static str,
     function: CUfunction,
-    /// Bytes of shared memory beside what the kernel declares.
+    /// Bytes of shared memory that a launch adds to what the kernel declares.
     shared: u32,
 }
 
@@ -139,7 +139,7 @@ unsafe impl Sync for Kernel {}
 #[derive(Clone, Copy)]
 pub struct Grid {
     pub ctas: u32,
-    /// Of a CTA.
+    /// Threads of a CTA.
     pub threads: u32,
     pub kind: Kind,
 }
@@ -157,7 +157,7 @@ pub enum Kind {
 }
 
 impl Kernel {
-    /// The kernel with so many bytes of shared memory beside what it declares.
+    /// The kernel whose launches add so many bytes of shared memory to what it declares.
     pub fn sharing(self, bytes: u32) -> Kernel {
         Kernel { shared: bytes, ..self }
     }
@@ -171,15 +171,15 @@ impl Kernel {
         Ok(bytes as u32)
     }
 
-    /// Lets launches ask for that many. The context is current.
+    /// Lets launches add up to `bytes` of shared memory. The context is current.
     pub fn allow_shared(&self, bytes: u32) -> Result<()> {
         let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is loaded.
         check(unsafe { sys::cuFuncSetAttribute(self.function, attribute, bytes as i32) }, self.name)
     }
 
-    /// Has its multiprocessors give all that they can to shared memory: as much as its own CTAs need would leave no place for
-    /// those of a kernel that is to start beside them. The context is current.
+    /// Has multiprocessors that run the kernel give all that they can to shared memory: with just what its CTAs need, CTAs of a kernel
+    /// that is to start while it runs would find no room. The context is current.
     pub fn prefer_shared(&self) -> Result<()> {
         let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
         // SAFETY: the function is loaded.
@@ -279,8 +279,9 @@ impl Kernel {
         if result == CUresult::CUDA_SUCCESS { clusters as u32 } else { 0 }
     }
 
-    /// For a few CTAs that run beside other kernels: as clusters of two, where the device can form them, a pair lies side by side. Each
-    /// by itself would lie in another part of the device, and take a pair of multiprocessors from kernels whose CTAs come in pairs.
+    /// The launch kind of a kernel of a few CTAs that runs at the same time as other kernels: clusters of two, where the device can form
+    /// them, so that two CTAs lie on neighbouring multiprocessors. Each by itself would lie in another part of the device, and take a
+    /// pair of multiprocessors from kernels whose CTAs come in pairs.
     /// The context is current.
     pub fn in_pairs(&self, threads: u32) -> Kind {
         if self.active_clusters(2, threads) > 0 { Kind::Clusters(2) } else { Kind::Plain }

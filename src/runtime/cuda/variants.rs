@@ -149,7 +149,7 @@ impl Forced {
 
 /// Which variants a session has run.
 pub struct Ran {
-    /// Of each family a bit for each variant.
+    /// Each family with a bit for each of its variants that ran.
     families: Vec<(VariantList, AtomicU32)>,
 }
 

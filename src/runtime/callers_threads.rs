@@ -1,4 +1,4 @@
-//! Threads that an engine lends for the length of a call: its `parallel_for`.
+//! The caller's threads, which do a call's work while the call lasts: its `parallel_for`.
 
 use crate::abi::vwd_task;
 use crate::core::floats::Floats;
@@ -27,7 +27,7 @@ struct Work<'t> {
     task: &'t (dyn Fn(usize) + Sync),
     tasks: usize,
     done: AtomicUsize,
-    /// Of the first task that panicked.
+    /// What the first task that panicked said.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
@@ -102,7 +102,7 @@ mod tests {
         });
     }
 
-    fn lent(calls: &AtomicUsize) -> ParallelFor {
+    fn counting(calls: &AtomicUsize) -> ParallelFor {
         // SAFETY: the counter outlives what borrows it here.
         unsafe { ParallelFor::new(on_two_threads, (&raw const *calls).cast_mut().cast()) }
     }
@@ -111,22 +111,22 @@ mod tests {
     fn panic_of_a_task_reaches_the_caller_when_the_others_have_run() {
         let (calls, ran) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let caught = catch_unwind(|| {
-            lent(&calls).run(100, &|index| {
+            counting(&calls).run(100, &|index| {
                 assert!(index != 30, "thirty");
                 ran.fetch_add(1, Relaxed);
             });
         });
         let text = *caught.unwrap_err().downcast::<String>().unwrap();
-        assert!(text.starts_with("thirty at src/runtime/lent.rs:"), "{text}");
+        assert!(text.starts_with("thirty at src/runtime/callers_threads.rs:"), "{text}");
         assert_eq!((ran.into_inner(), calls.into_inner()), (99, 1));
     }
 
     #[test]
     fn task_does_itself_what_it_shares_out() {
         let (calls, ran) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let lent = lent(&calls);
-        lent.run(4, &|_| {
-            lent.run(10, &|_| {
+        let threads = counting(&calls);
+        threads.run(4, &|_| {
+            threads.run(10, &|_| {
                 ran.fetch_add(1, Relaxed);
             })
         });

@@ -1,5 +1,5 @@
-//! Kernels beside the caller's stream: on a stream of their own, ordered by events. In a capture they become nodes of the graph that
-//! branch off the caller's stream, so that no other stream is drawn into it and nothing has to come back.
+//! The side stream: kernels that run while the caller's stream goes on, ordered by events. While the caller's stream is captured they
+//! become nodes of its graph that branch off that stream, so that the capture reaches no other stream and needs no join.
 
 use super::arena::{Allocating, is_capturing};
 use super::driver::check;
@@ -9,13 +9,13 @@ use crate::core::status::{Error, Result};
 use cudarc::driver::sys::{self, CUevent, CUgraph, CUgraphNode, CUresult, CUstream, CUstreamCaptureStatus};
 use std::ffi::c_void;
 
-/// A stream, and for each of several uses of it an event after the last kernel of that use.
-pub struct Beside {
+/// A side stream, and for each of several uses of it an event after the last kernel of that use.
+pub struct SideStream {
     stream: CUstream,
-    /// Where the caller's stream is when a kernel branches off.
+    /// Marks where the caller's stream is when a kernel branches off.
     branch: CUevent,
     ends: Vec<End>,
-    /// The last node, of whatever use.
+    /// The last node of all uses.
     last: Option<Node>,
 }
 
@@ -32,7 +32,7 @@ struct Node {
 }
 
 // SAFETY: handles may be used from any thread; the driver locks.
-unsafe impl Send for Beside {}
+unsafe impl Send for SideStream {}
 
 /// A capture under way on some stream.
 struct Capture {
@@ -64,39 +64,40 @@ impl Capture {
     }
 }
 
-impl Beside {
+impl SideStream {
     /// The context is current.
-    pub fn create(uses: usize) -> Result<Beside> {
+    pub fn create(uses: usize) -> Result<SideStream> {
         let _allocating = Allocating::enter()?;
         let ends = reserved(uses, "the events of a stream")?;
-        let mut beside = Beside { stream: std::ptr::null_mut(), branch: std::ptr::null_mut(), ends, last: None };
+        let mut side = SideStream { stream: std::ptr::null_mut(), branch: std::ptr::null_mut(), ends, last: None };
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current.
-        check(unsafe { sys::cuStreamCreate(&mut beside.stream, flags) }, "cuStreamCreate")?;
+        check(unsafe { sys::cuStreamCreate(&mut side.stream, flags) }, "cuStreamCreate")?;
         // What fails from here on is given back by `release`.
-        let made = event(&mut beside.branch).and_then(|()| {
+        let made = event(&mut side.branch).and_then(|()| {
             (0..uses).try_for_each(|_| {
                 let mut end = End { event: std::ptr::null_mut(), node: None };
                 event(&mut end.event)?;
-                beside.ends.push(end);
+                side.ends.push(end);
                 Ok(())
             })
         });
         if let Err(error) = made {
-            beside.release();
+            side.release();
             return Err(error);
         }
-        Ok(beside)
+        Ok(side)
     }
 
-    /// Launches a kernel after what the stream holds now, and after all that was launched here before.
+    /// Launches a kernel of a use on the side stream. It begins after what the caller's stream holds now, and after every kernel that
+    /// was launched on this side stream before.
     ///
     /// # Safety
-    /// As for [`Kernel::launch`], until this has been joined.
+    /// As for [`Kernel::launch`], until the use has been joined.
     pub unsafe fn launch<const N: usize>(
         &mut self,
         enqueue: &Enqueue,
-        of: usize,
+        use_index: usize,
         kernel: &Kernel,
         grid: Grid,
         params: [*const c_void; N],
@@ -119,7 +120,7 @@ impl Beside {
             // SAFETY: the graph is being captured, and the nodes are its own; the caller vouches for the rest.
             let raw = unsafe { kernel.add_node(capture.graph, &nodes[..count], grid, params)? };
             let node = Some(Node { capture: capture.id, raw });
-            (self.last, self.ends[of].node) = (node, node);
+            (self.last, self.ends[use_index].node) = (node, node);
             return Ok(());
         }
         // SAFETY: the streams and events live, and the context is current; the caller vouches for the launch.
@@ -127,13 +128,13 @@ impl Beside {
             check(sys::cuEventRecord(self.branch, enqueue.stream), "cuEventRecord")?;
             check(sys::cuStreamWaitEvent(self.stream, self.branch, 0), "cuStreamWaitEvent")?;
             kernel.launch(grid, self.stream, params)?;
-            check(sys::cuEventRecord(self.ends[of].event, self.stream), "cuEventRecord")
+            check(sys::cuEventRecord(self.ends[use_index].event, self.stream), "cuEventRecord")
         }
     }
 
-    /// Makes the stream wait for the last kernel of a use. In a capture that is one of this capture, if there is any.
-    pub fn join(&self, enqueue: &Enqueue, of: usize) -> Result<()> {
-        let End { event, node } = &self.ends[of];
+    /// Makes the caller's stream wait for the last kernel of a use. In a capture it waits for the last one of that capture, if there is any.
+    pub fn join(&self, enqueue: &Enqueue, use_index: usize) -> Result<()> {
+        let End { event, node } = &self.ends[use_index];
         let Some(capture) = Capture::of(enqueue.stream)? else {
             // SAFETY: the event and the caller's stream live, and the context is current.
             return check(unsafe { sys::cuStreamWaitEvent(enqueue.stream, *event, 0) }, "cuStreamWaitEvent");
@@ -150,11 +151,11 @@ impl Beside {
     }
 
     /// Whether the last kernel of a use still runs, as far as the host can tell without waiting.
-    pub fn is_busy(&self, of: usize) -> bool {
+    pub fn is_busy(&self, use_index: usize) -> bool {
         // Asking is forbidden, too, while some other stream captures in the strictest mode.
         let Ok(_allocating) = Allocating::enter() else { return false };
         // SAFETY: the event lives, and the context is current.
-        unsafe { sys::cuEventQuery(self.ends[of].event) == CUresult::CUDA_ERROR_NOT_READY }
+        unsafe { sys::cuEventQuery(self.ends[use_index].event) == CUresult::CUDA_ERROR_NOT_READY }
     }
 
     /// Waits until all is done, and gives the stream back. The context is current.
@@ -194,16 +195,16 @@ impl Enqueue<'_> {
 }
 
 impl Cuda {
-    /// As [`Beside::create`].
-    pub fn beside(&self, uses: usize) -> Result<Beside> {
+    /// As [`SideStream::create`].
+    pub fn side_stream(&self, uses: usize) -> Result<SideStream> {
         let _entered = self.context.enter()?;
-        Beside::create(uses)
+        SideStream::create(uses)
     }
 
-    /// As [`Beside::release`].
-    pub fn release_beside(&self, beside: &mut Beside) {
+    /// As [`SideStream::release`].
+    pub fn release_side_stream(&self, side: &mut SideStream) {
         if let Ok(_entered) = self.context.enter() {
-            beside.release();
+            side.release();
         }
     }
 }
