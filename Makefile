@@ -11,7 +11,7 @@
 # make reference  docs and the contract of every call as HTML: target/doc/index.html
 # make header     writes include/vanward.h, and what mirrors it, from the Rust declarations
 # make notices    writes THIRD-PARTY, the licences of what the library links
-# make kernels    compiles kernels/*/*.cu to the PTX and machine code that are committed
+# make kernels    compiles what changed of kernels/*/*.cu to the PTX that is committed
 # make gpu-bundle packs what checks and times the library on a machine with a GPU; BUNDLE=build/gpu-bundle
 
 PREFIX ?= /usr/local
@@ -21,7 +21,7 @@ JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
 .PHONY: all help setup demo accuracy test lint test-rust test-valgrind test-c test-go test-python test-kernels test-emulated test-install bench install uninstall wheel \
-  deb reference header notices kernels gpu-bundle library configure clean
+  deb reference header notices kernels gpu-bundle library packaged configure clean
 
 all: library
 
@@ -98,6 +98,11 @@ test-install:
 library: configure
 	cmake --build $(BUILD) --target vanward_library
 
+# The library as packages carry it: with machine code beside the PTX, so that no driver compiles 20 s at the first session.
+packaged:
+	python3 kernels/build.py --assemble
+	@$(MAKE) library
+
 configure:
 	@cmake -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release
 
@@ -113,7 +118,7 @@ bench:
 prefix = "$$(realpath -ms "$(PREFIX)")"
 
 # What lies in a standard folder is found once ldconfig has seen it; for others README.md says how a program finds it.
-install: library
+install: packaged
 	DESTDIR="$(DESTDIR)" cmake --install $(BUILD) --prefix $(prefix)
 	@if [ -z "$(DESTDIR)" ] && [ "$$(id -u)" = 0 ]; then ldconfig || true; fi
 
@@ -126,12 +131,12 @@ uninstall: library
 
 # One file that pip installs anywhere with as new a glibc: the package, the library and the licences.
 wheel: export VANWARD_WHEEL_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0
-wheel: library $(VENV)/ready
+wheel: packaged $(VENV)/ready
 	rm -rf $(BUILD)/wheel
 	$(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir $(BUILD)/wheel ./bindings/python
 	@ls $(BUILD)/wheel/*.whl
 
-deb: library
+deb: packaged
 	cmake -S . -B $(BUILD)/deb -DCMAKE_BUILD_TYPE=Release -DCMAKE_INSTALL_PREFIX=/usr -DVANWARD_BUILD_TESTS=OFF \
 	  -DVANWARD_PREBUILT="$(CURDIR)/$(BUILD)/lib"
 	cmake --build $(BUILD)/deb

@@ -4,8 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 const DECLARED_IN: &str = "src/abi/session.rs";
-/// Folders of `kernels/` with a folder per family.
-const COMPILED: [&str; 2] = ["ptx", "cubin"];
+/// The committed PTX, with a folder per family.
+const PTX: &str = "kernels/ptx";
+/// Machine code with the same folders, each file next to a copy of the PTX that it was assembled from. Git ignores it; `make install` and
+/// the packages make it.
+const MACHINE_CODE: &str = "kernels/cubin";
 
 /// PTX shrinks to a fifth, machine code to a third; more effort gains a few per cent more.
 const EFFORT: u8 = 6;
@@ -16,7 +19,12 @@ fn main() {
     if std::env::var("CARGO_CFG_TARGET_OS").as_deref() == Ok("linux") {
         println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libvanward.so.{}", abi_version());
     }
-    COMPILED.iter().for_each(|kind| compress(kind));
+    println!("cargo:rerun-if-changed={PTX}");
+    // A packaged crate has no such folder; a path that does not exist would run this script at every build.
+    if Path::new(MACHINE_CODE).exists() {
+        println!("cargo:rerun-if-changed={MACHINE_CODE}");
+    }
+    embed_kernels();
 }
 
 fn abi_version() -> u32 {
@@ -26,20 +34,33 @@ fn abi_version() -> u32 {
     number.parse().expect("VWD_ABI_VERSION is a number")
 }
 
-/// `kernels/<kind>/<family>/<file>` → `$OUT_DIR/<kind>/<family>/<file>.z`.
-fn compress(kind: &str) {
-    let from = Path::new("kernels").join(kind);
-    println!("cargo:rerun-if-changed={}", from.display());
-    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR")).join(kind);
-    for family in entries(&from).into_iter().filter(|path| path.is_dir()) {
-        let to = out.join(family.file_name().expect("a folder's name"));
-        fs::create_dir_all(&to).expect("a folder in OUT_DIR");
-        for file in entries(&family) {
-            let name = format!("{}.z", file.file_name().expect("a file's name").to_string_lossy());
-            let compressed = miniz_oxide::deflate::compress_to_vec_zlib(&fs::read(&file).expect("readable"), EFFORT);
-            fs::write(to.join(name), compressed).expect("room in OUT_DIR");
+/// Writes `$OUT_DIR/ptx/<family>/<file>.ptx.z` and `$OUT_DIR/cubin/<family>/<file>.cubin.z`. The latter is empty where there is no machine code
+/// of this very PTX: the library then carries PTX alone, which the driver compiles.
+fn embed_kernels() {
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
+    for family in entries(Path::new(PTX)).into_iter().filter(|path| path.is_dir()) {
+        for path in entries(&family) {
+            let name = path.strip_prefix(PTX).expect("it lies in that folder");
+            let ptx = fs::read(&path).expect("readable");
+            let copy = Path::new(MACHINE_CODE).join(name);
+            let is_current = fs::read(&copy).is_ok_and(|assembled| assembled == ptx);
+            let code = fs::read(copy.with_extension("cubin")).ok().filter(|_| is_current);
+            write(&out.join("ptx").join(name).with_extension("ptx.z"), &compressed(&ptx));
+            write(
+                &out.join("cubin").join(name).with_extension("cubin.z"),
+                &code.map_or(Vec::new(), |code| compressed(&code)),
+            );
         }
     }
+}
+
+fn compressed(data: &[u8]) -> Vec<u8> {
+    miniz_oxide::deflate::compress_to_vec_zlib(data, EFFORT)
+}
+
+fn write(path: &Path, data: &[u8]) {
+    fs::create_dir_all(path.parent().expect("a folder in OUT_DIR")).expect("a folder in OUT_DIR");
+    fs::write(path, data).expect("room in OUT_DIR");
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {

@@ -1,20 +1,31 @@
 #!/usr/bin/env python3
-"""Compiles kernels/FAMILY/*.cu to kernels/ptx/FAMILY/*.ptx and writes kernels/ptx/manifest.json.
+"""Compiles kernels/FAMILY/*.cu to kernels/ptx/FAMILY/*.ptx, which is committed, and assembles that to machine code, which is not.
 
-    build.py                 compile everything (fetches the CUDA 12.4 compiler into .cache/ the first time; needs no GPU and no toolkit)
-    build.py --check-ptxas   assemble every PTX for each architecture it must run on; print registers, spills and stack; fail on
-                             spills or stack in any kernel that its source does not list in a line "// cold: name, name", and on
-                             machine code that is not what is committed
+    build.py                       compile the sources whose inputs changed, and assemble what that gave as --check-ptxas does
+    build.py --all                 compile every source
+    build.py --only select/axes    compile kernels/select/axes.cu alone, changed or not; several names may follow
+    build.py --assemble            assemble the PTX whose machine code is missing or old into kernels/cubin, which git ignores
+    build.py --check-ptxas         assemble every PTX for each architecture it must run on; print registers, spills and stack; fail on
+                                   spills or stack in any kernel that its source does not list in a line "// cold: name, name"
 
-A source is compiled for each target of its line "// targets: compute_80, compute_90a" (verify/verify.cu -> ptx/verify/verify.compute_80.ptx, …),
-and the PTX is assembled for the first device that it runs on (cubin/verify/verify.compute_80.cubin): a driver takes 20 s to do that itself.
-Includes are relative to kernels/. tests/ptx_manifest.rs checks, without a compiler, that what is committed is what the sources say.
+The CUDA 12.4 compiler is fetched into .cache/ the first time; no GPU and no toolkit is needed.
+
+A source is compiled for each target of its line "// targets: compute_80, compute_90a" (verify/verify.cu -> ptx/verify/verify.compute_80.ptx, …).
+The inputs of a PTX file are the source and the headers that it includes, without comments, the target, the compiler's version and its flags.
+kernels/ptx/manifest.json has a line for each PTX file: the hash of its inputs and its own. After a merge, take either side's files and run
+`make kernels`: what agrees with neither side's line is compiled again.
+
+The PTX is assembled for the first device that it runs on (cubin/verify/verify.compute_80.cubin, next to a copy of the PTX): a driver takes
+20 s to do that itself. build.rs puts machine code into the library where the copy equals the PTX.
+Includes are relative to kernels/. tests/ptx_manifest.rs checks, without a compiler, that the committed PTX is what the sources say.
 """
 
 import argparse
+import concurrent.futures
 import ctypes
 import hashlib
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -24,6 +35,7 @@ import tempfile
 KERNELS = pathlib.Path(__file__).resolve().parent
 PTX = KERNELS / "ptx"
 CUBIN = KERNELS / "cubin"
+MANIFEST = PTX / "manifest.json"
 TOOLCHAIN = KERNELS.parent / ".cache" / "cuda-12.4"
 PACKAGES = {
     "nvidia-cuda-nvrtc-cu12": "12.4.127",
@@ -32,7 +44,7 @@ PACKAGES = {
 }
 FLAGS = ["--std=c++17", "--restrict", "--no-display-error-number"]
 # What a PTX target has to assemble for: it runs on every later chip, except that one with an "a" runs on its own only. Machine code
-# is committed for the first; it runs on later chips of the same major version.
+# is made for the first; it runs on later chips of the same major version.
 ARCHITECTURES = {"compute_80": ["sm_80", "sm_89", "sm_90"], "compute_90": ["sm_90"], "compute_90a": ["sm_90a"]}
 
 
@@ -41,8 +53,18 @@ def toolchain() -> pathlib.Path:
     if not (TOOLCHAIN / "complete").exists():
         requirements = [f"{name}=={version}" for name, version in PACKAGES.items()]
         subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--root-user-action=ignore", "--target", TOOLCHAIN, *requirements], check=True)
+        (root / "cuda_nvcc" / "bin" / "ptxas").chmod(0o755)
         (TOOLCHAIN / "complete").touch()
     return root
+
+
+def in_parallel(function, jobs: list) -> list:
+    """The results, in order. Processes, because the compiler library compiles one program at a time."""
+    with concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        return list(pool.map(function, jobs))
+
+
+# --- what there is to compile ----------------------------------------------------------------------------------------------
 
 
 def directive(source: pathlib.Path, name: str) -> list[str]:
@@ -58,6 +80,45 @@ def outputs():
             sys.exit(f'{source.relative_to(KERNELS)} has no line "// targets: …"')
         for target in targets:
             yield source, target, PTX / source.parent.name / f"{source.stem}.{target}.ptx"
+
+
+def name_of(path: pathlib.Path) -> str:
+    """The path inside kernels/ptx without its extension: the key in the manifest."""
+    return path.relative_to(PTX).with_suffix("").as_posix()
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def included(source: pathlib.Path) -> list[pathlib.Path]:
+    """The source and the headers that it includes, directly or through others, sorted."""
+    found, open_ones = {source}, [source]
+    while open_ones:
+        for name in re.findall(r'^#include "(.+)"', open_ones.pop().read_text(encoding="utf-8"), re.MULTILINE):
+            header = KERNELS / name
+            if header not in found:
+                found.add(header)
+                open_ones.append(header)
+    return sorted(found)
+
+
+def without_comments(text: str) -> str:
+    """A line that has a quotation mark before its comment keeps the comment."""
+    lines = (line if '"' in line.split("//")[0] else line.split("//")[0] for line in text.splitlines())
+    return "".join(line.strip() + "\n" for line in lines if line.strip())
+
+
+def inputs(source: pathlib.Path, target: str) -> str:
+    """The hash of everything that the PTX follows from; tests/ptx_manifest.rs computes it, too."""
+    text = "".join(f"{name}=={version}\n" for name, version in sorted(PACKAGES.items()))
+    text += "".join(f"{flag}\n" for flag in [*FLAGS, target])
+    for path in included(source):
+        text += f"// {path.relative_to(KERNELS).as_posix()}\n" + without_comments(path.read_text(encoding="utf-8"))
+    return sha256(text.encode())
+
+
+# --- PTX -------------------------------------------------------------------------------------------------------------------
 
 
 class Nvrtc:
@@ -77,91 +138,172 @@ class Nvrtc:
         self.check(getattr(self.lib, f"nvrtcGet{what}")(program, buffer))
         return buffer.value.decode("utf-8")
 
-    def compile(self, source: pathlib.Path, target: str) -> str:
+    def compile(self, source: pathlib.Path, target: str) -> tuple[str, str]:
+        """The PTX, empty if there is an error, and the compiler's messages."""
         program = ctypes.c_void_p()
         self.check(self.lib.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(), source.name.encode(), 0, None, None))
         # Header paths reach the compiler only as search folders, so that no machine's path ends up in the PTX.
         options = [f"--gpu-architecture={target}", *FLAGS, f"--include-path={KERNELS}", f"--include-path={self.include}"]
         result = self.lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*(o.encode() for o in options)))
         log = self.text(program, "ProgramLog").strip()
-        if log:
-            print(log, file=sys.stderr)
-        if result or "warning" in log:
-            sys.exit(f"{source.name} does not compile cleanly for {target}")
-        return self.text(program, "PTX")
+        return "" if result or "warning" in log else self.text(program, "PTX"), log
 
 
-def cubin_of(ptx: pathlib.Path) -> pathlib.Path:
-    return CUBIN / ptx.relative_to(PTX).with_suffix(".cubin")
+def shortened(ptx: str) -> str:
+    """PTX without comments, blank lines and the constants that no instruction names."""
+    lines = (re.sub(r"(?<=\S)[ \t]+", " ", line.split("//")[0].rstrip()) for line in ptx.splitlines())
+    lines = [line for line in lines if line]
+    uses = {}
+    for line in lines:
+        for word in re.findall(r"[\w$]+", line):
+            uses[word] = uses.get(word, 0) + 1
+    declared = re.compile(r"\.(?:global|const) (?:\.\w+ |\d+ )*([\w$]+)(?:\[\d*\])?(?: =.*)?;$")
+    unused = lambda line: (found := declared.match(line)) and uses[found.group(1)] == 1
+    return "".join(line + "\n" for line in lines if not unused(line))
+
+
+def compiled(job) -> tuple[str, str]:
+    source, target, ptx = job
+    text, log = Nvrtc(toolchain()).compile(source, target)
+    if text:
+        ptx.parent.mkdir(parents=True, exist_ok=True)
+        ptx.write_text(shortened(text), encoding="utf-8")
+    else:
+        log += f"\n{source.relative_to(KERNELS)} does not compile cleanly for {target}"
+    return log, name_of(ptx)
+
+
+def recorded() -> dict[str, set]:
+    """What the manifest says of each PTX file: pairs of hashes, of which an unfinished merge may leave two."""
+    lines = {}
+    text = MANIFEST.read_text(encoding="utf-8") if MANIFEST.exists() else ""
+    for name, of_inputs, of_ptx in re.findall(r'^ *"(.+)": \{"inputs": "(\w+)", "ptx": "(\w+)"\}', text, re.MULTILINE):
+        lines.setdefault(name, set()).add((of_inputs, of_ptx))
+    return lines
+
+
+def build(everything: bool, only: list[str]):
+    jobs = list(outputs())
+    unknown = set(only) - {f"{source.parent.name}/{source.stem}" for source, _, _ in jobs}
+    if unknown:
+        sys.exit(f"no such source: {', '.join(sorted(unknown))}")
+    for stale in set(PTX.rglob("*.ptx")) - {ptx for _, _, ptx in jobs}:
+        stale.unlink()
+
+    wanted = {name_of(ptx): inputs(source, target) for source, target, ptx in jobs}
+    known = recorded()
+
+    def up_to_date(ptx: pathlib.Path) -> bool:
+        return ptx.exists() and (wanted[name_of(ptx)], sha256(ptx.read_bytes())) in known.get(name_of(ptx), ())
+
+    def chosen(source: pathlib.Path, ptx: pathlib.Path) -> bool:
+        return f"{source.parent.name}/{source.stem}" in only if only else everything or not up_to_date(ptx)
+
+    changed = [job for job in jobs if chosen(job[0], job[2])]
+    toolchain()  # so that not each process fetches it
+    logs = in_parallel(compiled, changed)
+    failed = [log for log, _ in logs if log]
+    entries = {}
+    for source, target, ptx in jobs:
+        name = name_of(ptx)
+        is_new = (source, target, ptx) in changed or up_to_date(ptx)
+        # What was left as it is keeps its line, so that the test of the manifest still tells that it is old.
+        pairs = [(wanted[name], sha256(ptx.read_bytes()))] if is_new and ptx.exists() else sorted(known.get(name, ()))
+        if pairs:
+            entries[name] = pairs[0]
+    lines = [f'    "{name}": {{"inputs": "{a}", "ptx": "{b}"}}' for name, (a, b) in sorted(entries.items())]
+    head = {"build.py": sha256(pathlib.Path(__file__).read_bytes()), "compiler": PACKAGES, "flags": FLAGS}
+    if failed:
+        sys.exit("\n\n".join(failed))
+    MANIFEST.write_text(json.dumps(head, indent=2)[:-2] + ',\n  "ptx": {\n' + ",\n".join(lines) + "\n  }\n}\n", encoding="utf-8")
+    print(f"{len(changed)} of {len(jobs)} files in {PTX.relative_to(KERNELS.parent)} compiled")
+    if changed:
+        check_ptxas(changed)
+
+
+# --- machine code ------------------------------------------------------------------------------------------------------------
 
 
 def assemble(ptx: pathlib.Path, arch: str, to: pathlib.Path) -> str:
     """What the assembler says of each kernel."""
     ptxas = toolchain() / "cuda_nvcc" / "bin" / "ptxas"
-    ptxas.chmod(0o755)
     run = subprocess.run([ptxas, "-v", f"-arch={arch}", ptx, "-o", to], capture_output=True, text=True)
     if run.returncode:
         sys.exit(run.stderr)
     return run.stderr
 
 
-def sha256(paths) -> dict[str, str]:
-    return {p.relative_to(KERNELS).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(paths)}
+def assembled(job):
+    _, target, ptx = job
+    copy = CUBIN / ptx.relative_to(PTX)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.unlink(missing_ok=True)
+    text = ptx.read_bytes()
+    assemble(ptx, ARCHITECTURES[target][0], copy.with_suffix(".cubin"))
+    copy.write_bytes(text)
 
 
-def build():
-    nvrtc = Nvrtc(toolchain())
-    for stale in [*PTX.rglob("*.ptx"), *CUBIN.rglob("*.cubin")]:
-        stale.unlink()
-    targets = {}
-    for source, target, ptx in outputs():
-        ptx.parent.mkdir(parents=True, exist_ok=True)
-        ptx.write_text(nvrtc.compile(source, target), encoding="utf-8")
-        targets[ptx.relative_to(KERNELS).as_posix()] = target
-        cubin_of(ptx).parent.mkdir(parents=True, exist_ok=True)
-        assemble(ptx, ARCHITECTURES[target][0], cubin_of(ptx))
-    manifest = {
-        "compiler": PACKAGES,
-        "flags": FLAGS,
-        "targets": targets,
-        "sources": sha256([*KERNELS.glob("*/*.cu"), *KERNELS.glob("*/*.cuh"), KERNELS / "build.py"]),
-        "ptx": sha256(PTX.rglob("*.ptx")),
-        "cubin": sha256(CUBIN.rglob("*.cubin")),
-    }
-    (PTX / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
-    print(f"{len(targets)} files in {PTX.relative_to(KERNELS.parent)} and in {CUBIN.relative_to(KERNELS.parent)}")
+def assemble_all():
+    jobs = list(outputs())
+    kept = {CUBIN / ptx.relative_to(PTX) for _, _, ptx in jobs}
+    for stale in {*CUBIN.glob("*/*.ptx"), *CUBIN.glob("*/*.cubin")}:
+        if stale.with_suffix(".ptx") not in kept:
+            stale.unlink()
+
+    def up_to_date(ptx: pathlib.Path) -> bool:
+        copy = CUBIN / ptx.relative_to(PTX)
+        return copy.exists() and copy.read_bytes() == ptx.read_bytes()
+
+    old = [job for job in jobs if not up_to_date(job[2])]
+    toolchain()
+    in_parallel(assembled, old)
+    print(f"{len(old)} of {len(jobs)} files in {CUBIN.relative_to(KERNELS.parent)} assembled")
 
 
-def check_ptxas():
-    failures = []
-    folder = tempfile.TemporaryDirectory()
-    assembled = pathlib.Path(folder.name) / "cubin"
+def checked(job) -> tuple[list[str], list[str]]:
+    """A line for each kernel, and what is wrong."""
+    source, target, ptx = job
+    cold, lines, failures = directive(source, "cold"), [], []
+    for arch in ARCHITECTURES[target]:
+        with tempfile.NamedTemporaryFile() as file:
+            entries = assemble(ptx, arch, pathlib.Path(file.name)).split("Compiling entry function '")[1:]
+        for entry in entries:
+            kernel = entry.split("'")[0]
+            used = {}
+            for key, pattern in (("registers", r"Used (\d+) registers"), ("stack", r"(\d+) bytes stack frame"),
+                                 ("stores", r"(\d+) bytes spill stores"), ("loads", r"(\d+) bytes spill loads"),
+                                 ("shared", r"(\d+) bytes smem")):
+                found = re.search(pattern, entry)
+                used[key] = int(found.group(1)) if found else 0
+            spills = used["stores"] + used["loads"]
+            lines.append(f"{kernel:32} {arch:7} {used['registers']:9} {spills:6} {used['stack']:6} {used['shared']:6}")
+            if kernel not in cold and (spills or used["stack"]):
+                failures.append(f"{kernel} for {arch}: {spills} bytes spilled, {used['stack']} bytes of stack")
+    return lines, failures
+
+
+def check_ptxas(jobs):
+    toolchain()
+    results = in_parallel(checked, jobs)
     print(f"{'kernel':32} {'for':7} {'registers':>9} {'spills':>6} {'stack':>6} {'shared':>6}")
-    for source, target, ptx in outputs():
-        cold = directive(source, "cold")
-        for arch in ARCHITECTURES[target]:
-            entries = assemble(ptx, arch, assembled).split("Compiling entry function '")[1:]
-            if arch == ARCHITECTURES[target][0] and assembled.read_bytes() != cubin_of(ptx).read_bytes():
-                failures.append(f"{cubin_of(ptx).relative_to(KERNELS)} is not what {ptx.relative_to(KERNELS)} assembles to")
-            for entry in entries:
-                kernel = entry.split("'")[0]
-                used = {}
-                for key, pattern in (("registers", r"Used (\d+) registers"), ("stack", r"(\d+) bytes stack frame"),
-                                     ("stores", r"(\d+) bytes spill stores"), ("loads", r"(\d+) bytes spill loads"),
-                                     ("shared", r"(\d+) bytes smem")):
-                    found = re.search(pattern, entry)
-                    used[key] = int(found.group(1)) if found else 0
-                spills = used["stores"] + used["loads"]
-                print(f"{kernel:32} {arch:7} {used['registers']:9} {spills:6} {used['stack']:6} {used['shared']:6}")
-                if kernel not in cold and (spills or used["stack"]):
-                    failures.append(f"{kernel} for {arch}: {spills} bytes spilled, {used['stack']} bytes of stack")
+    for lines, _ in results:
+        print(*lines, sep="\n")
+    failures = [failure for _, of_one in results for failure in of_one]
     if failures:
         sys.exit("\n".join(failures))
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--check-ptxas", action="store_true")
-if parser.parse_args().check_ptxas:
-    check_ptxas()
-else:
-    build()
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--all", action="store_true")
+    which.add_argument("--only", nargs="+", default=[], metavar="FAMILY/NAME")
+    which.add_argument("--assemble", action="store_true")
+    which.add_argument("--check-ptxas", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.check_ptxas:
+        check_ptxas(list(outputs()))
+    elif arguments.assemble:
+        assemble_all()
+    else:
+        build(arguments.all, arguments.only)

@@ -72,7 +72,7 @@ macro_rules! source {
                 $crate::runtime::cuda::Target::$target,
                 $crate::runtime::cuda::Image {
                     ptx: include_bytes!(concat!(env!("OUT_DIR"), "/ptx/", $name, ".", stringify!($target), ".ptx.z")),
-                    code: Some(include_bytes!(
+                    code: $crate::runtime::cuda::Image::machine_code(include_bytes!(
                         concat!(env!("OUT_DIR"), "/cubin/", $name, ".", stringify!($target), ".cubin.z")
                     )),
                 },

@@ -12,8 +12,15 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy)]
 pub struct Image {
     pub ptx: &'static [u8],
-    /// What the pinned assembler made of the PTX, if it is for this device.
+    /// What the pinned assembler made of the PTX, if the library carries it and it is for this device.
     pub code: Option<&'static [u8]>,
+}
+
+impl Image {
+    /// build.rs writes an empty file for a source without machine code.
+    pub const fn machine_code(file: &'static [u8]) -> Option<&'static [u8]> {
+        if file.is_empty() { None } else { Some(file) }
+    }
 }
 
 /// What a module was loaded from.

@@ -94,7 +94,10 @@ impl cuda::Kernels for Kernels {
             let names = if modules.has(source) { &names[..] } else { &[] };
             names.iter().map(|name| of(source, name)).collect()
         };
-        let repair_at_once = by_element("attention/repair_one_launch", ["repair_one_launch_f16_128", "repair_one_launch_bf16_128", "repair_one_launch_fp8_128"])?;
+        let repair_at_once = by_element(
+            "attention/repair_one_launch",
+            ["repair_one_launch_f16_128", "repair_one_launch_bf16_128", "repair_one_launch_fp8_128"],
+        )?;
         let names = ["repair_decode128_f16", "repair_decode128_bf16", "repair_decode128_fp8"];
         let repair_plain = by_element("attention/repair_decode128", names)?;
         let active = |kernel: &Kernel, size| kernel.sharing(most_shared(facts)).active_clusters(size, THREADS);
@@ -106,8 +109,7 @@ impl cuda::Kernels for Kernels {
         let sizes = if repair_at_once.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
         let plain = if modules.has("attention/decode128_f16") { Some(Plain::find(modules)?) } else { None };
         let latent = if modules.has("attention/mla16") { Some(Latent::find(of)?) } else { None };
-        let latent_many =
-            if modules.has("attention/mla64") { Some(LatentMany::find(modules, of)?) } else { None };
+        let latent_many = if modules.has("attention/mla64") { Some(LatentMany::find(modules, of)?) } else { None };
         Ok(Kernels {
             plain,
             latent_many,
@@ -116,9 +118,18 @@ impl cuda::Kernels for Kernels {
             active_clusters,
             repair_at_once,
             repair_plain,
-            f16: by_width("attention/mma_f16", ["attention_mma_f16_128", "attention_mma_f16_256", "attention_mma_f16_576"])?,
-            bf16: by_width("attention/mma_bf16", ["attention_mma_bf16_128", "attention_mma_bf16_256", "attention_mma_bf16_576"])?,
-            fp8: by_width("attention/mma_fp8", ["attention_mma_fp8_128", "attention_mma_fp8_256", "attention_mma_fp8_576"])?,
+            f16: by_width(
+                "attention/mma_f16",
+                ["attention_mma_f16_128", "attention_mma_f16_256", "attention_mma_f16_576"],
+            )?,
+            bf16: by_width(
+                "attention/mma_bf16",
+                ["attention_mma_bf16_128", "attention_mma_bf16_256", "attention_mma_bf16_576"],
+            )?,
+            fp8: by_width(
+                "attention/mma_fp8",
+                ["attention_mma_fp8_128", "attention_mma_fp8_256", "attention_mma_fp8_576"],
+            )?,
             general: of("attention/general", "attention_general")?,
             cut: modules.kernel("attention/split", "attention_split")?,
             repair: of("attention/repair_two_launches", "repair_find_missed")?,
@@ -161,8 +172,7 @@ impl Plain {
 
 impl Latent {
     fn find(of: impl Fn(&'static str, &'static str) -> Result<Kernel>) -> Result<Latent> {
-        let kernels =
-            [of("attention/mla16", "attention_mla16_f16")?, of("attention/mla16", "attention_mla16_bf16")?];
+        let kernels = [of("attention/mla16", "attention_mla16_f16")?, of("attention/mla16", "attention_mla16_bf16")?];
         Ok(Latent { clusters: Clusters::of(&kernels[0]), kernels })
     }
 
