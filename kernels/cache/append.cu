@@ -1,10 +1,13 @@
-// Append: rows of new tokens to the tails of their sequences.
+// Append: writes the rows of new tokens to the tails of their sequences.
 //
-//   spill    (long appends alone) a block that was begun before, and whose page the append needs again, to host memory as it is so far
-//   append   CTAs for each row, a warp for each token and KV head: to the page of its block, or to host memory where that page will be
-//            another block's when the append ends; the last CTA of a row moves the tail and lists the pages that are full
+//   cache_spill    before long appends: copies a partial block, whose tail page the append needs for a later block, to its host run
+//   cache_append   CTAs for each row, a warp for each token and KV head: copies the token to the tail page of its block, or to the block's
+//                  host run if a later block has that page when the append ends
 //
 // Bytes: each row is read once and written once.
+//
+// Phases of cache_append: find the tokens that have a place ─ copy tokens ─ count the CTAs of the row that are done ─ the last one moves the
+// tail and lists the full pages for cache_write_back.
 //
 // On entry: sequences are distinct; T · Hk < 2^30.
 //
@@ -16,12 +19,12 @@
 
 constexpr uint32 THREADS = 128, WARPS = THREADS / WARP;
 
-// What a row's tokens come to: those from `from` to `past` have a place.
+// The tokens of a row: the token positions from … past − 1 have a place.
 struct Span {
     uint32 sequence;
-    int32 from, past, newest;
-    int64 begin, given;
-    Tail tail;
+    int32 from, past, newest;  // newest: the newest block after the append
+    int64 begin, given;        // the position of the first given token, and the number of given tokens
+    Tail tail;                 // before the append
 
     __device__ bool is_empty() const { return from >= past; }
 };
@@ -35,9 +38,9 @@ __device__ inline Span span_of(const AppendParams &p, uint32 i) {
     const int32 size = p.cache.size.value;
     const int64 end = s.begin + s.given, at = min(max(s.begin, 0ll), end);
     const int64 past = max(min(end, int64(blocks) * size), at);
-    // The first block that may go on, and the first that may begin.
-    const int64 goes_on = int64(min(max(s.tail.first, s.tail.newest - 1), s.tail.newest + 1)) * size, begins = int64(s.tail.newest + 1) * size;
-    const int64 from = min(at <= begins ? max(at, goes_on) : past, past);
+    // The beginning of the first block in the tail, and the beginning of the block after the newest one.
+    const int64 in_tail = int64(min(max(s.tail.first, s.tail.newest - 1), s.tail.newest + 1)) * size, next = int64(s.tail.newest + 1) * size;
+    const int64 from = min(at <= next ? max(at, in_tail) : past, past);
     s.newest = s.tail.newest;
     if (from >= past) return s;
     s.from = from, s.past = past;
@@ -65,7 +68,7 @@ __device__ inline void copy_row(const char *from, int64 step, char *to, uint32 u
     for (uint32 u = lane; u < units; u += WARP) as<Unit>(to + u * sizeof(Unit)) = as<Unit>(from + u * step);
 }
 
-// All parts of one token and KV head, to their places in a run.
+// Copies all parts of one token and KV head to their places in a run.
 __device__ inline void copy_token(const AppendParams &p, uint32 i, uint32 t, uint32 g, char *run, uint32 within, uint32 lane) {
 #pragma unroll 1
     for (uint32 part = 0; part < 4; ++part) {
@@ -86,7 +89,7 @@ __device__ inline void copy_token(const AppendParams &p, uint32 i, uint32 t, uin
     }
 }
 
-// The tail moves on, and what is full is to be written back; `p.layer` counts.
+// Moves the tail, lists the full pages for cache_write_back, and adds to the layer's counters.
 __device__ inline void finish_row(const AppendParams &p, const Span &s) {
     Clock &clock = *p.layer.clock;
     const int64 dropped = s.given - (s.past - s.from);

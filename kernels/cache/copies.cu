@@ -1,16 +1,20 @@
-// Copies beside the caller's stream: what slots are to hold, from host memory, and pages that are full, back to host memory.
+// Copies on a side stream: cache_fetch copies missed runs from host memory to their slots, cache_write_back copies full tail pages to host
+// memory.
 //
-// Bytes: each run crosses the bus once, which is the floor. Few CTAs keep the bus busy, so that kernels beside them keep the device.
+// Bytes: each run crosses the bus once, which is the floor. Few CTAs keep the bus busy, so that kernels on other streams have the rest of
+// the device.
 //
-// Fetch: the first CTA to begin searches the slots that the clock's hand went over for those whose block is not there yet, and tells the
-// others. Runs over all warps; a lane looks up one run each, the warp copies them in turn. When all of a warp's have come it marks them as
-// there, unless their slots were given away meanwhile. The last CTA to end says from where the next search must begin.
+// Phases of cache_fetch: the first CTA to begin searches the slots that the clock's hand has passed for slots whose run has not been copied
+// yet, and publishes the list ─ runs are dealt to all warps: each lane looks up one run, the warp copies the runs one after the other ─ when
+// all runs of a warp have arrived, it marks them as resident, unless their slots were given away meanwhile ─ the last CTA to end records
+// where the next search begins.
 //
-// A resolve may be giving slots away beside this, and its writes are seen in any order. What a slot holds is one word, so it is seen before
-// or after, and copied once in either case. The hand may be seen where that resolve leaves it while its slots are not yet given: so the next
-// search begins where the hand was before it. Those before it have ended, and all that they have written is seen.
+// A resolve may give slots away at the same time, and its writes may be seen in any order. The content of a slot is one word, so a search
+// sees it before or after the resolve, and the run is copied once in either case. A search may see the hand where that resolve leaves it but
+// not yet the slots that the resolve gives. So the next search begins at the position that the hand had before that resolve: earlier resolves
+// have ended, and all their writes are seen.
 //
-// On entry: fetches of a layer follow each other, as its write-backs do; `pool` and `host` are multiples of 64 bytes.
+// On entry: fetches of a layer follow each other, and so do its write-backs; `pool` and `host` are multiples of 64 bytes.
 //
 // targets: compute_80, compute_90
 
@@ -22,40 +26,40 @@
 constexpr uint32 FETCH_THREADS = 128, FETCH_WARPS = FETCH_THREADS / WARP;
 constexpr uint32 WRITE_THREADS = 256, WRITE_WARPS = WRITE_THREADS / WARP;
 
-__device__ inline Travel load(const Travel *at) { return {__ldcg(&at->slot), __ldcg(&at->key), __ldcg(&at->since)}; }
+__device__ inline ToCopy load(const ToCopy *at) { return {__ldcg(&at->slot), __ldcg(&at->host_run), __ldcg(&at->since)}; }
 
-// A warp's copies: so many 16-byte units by plain loads, eight of a lane under way.
+// Copies `bytes` in units of 16 by loads and stores of a warp, eight units per lane in flight.
 __device__ inline void copy_units(const char *source, char *target, uint64 bytes, uint32 lane) {
     constexpr uint32 AT_ONCE = 8;
     const uint64 units = bytes / 16;
     for (uint64 first = lane; first < units; first += AT_ONCE * WARP) {
-        uint4 held[AT_ONCE];
+        uint4 values[AT_ONCE];
 #pragma unroll
         for (uint32 k = 0; k < AT_ONCE; ++k)
-            if (first + k * WARP < units) held[k] = __ldcs(&as<uint4>(source + (first + k * WARP) * 16));
+            if (first + k * WARP < units) values[k] = __ldcs(&as<uint4>(source + (first + k * WARP) * 16));
 #pragma unroll
         for (uint32 k = 0; k < AT_ONCE; ++k)
-            if (first + k * WARP < units) as<uint4>(target + (first + k * WARP) * 16) = held[k];
+            if (first + k * WARP < units) as<uint4>(target + (first + k * WARP) * 16) = values[k];
     }
 }
 
 #if __CUDA_ARCH__ >= 900
-constexpr uint32 PIECE = 4 << 10, STAGES = 4;  // bulk copies of a warp
+constexpr uint32 PIECE = 4 << 10, STAGES = 4;  // bytes of a bulk copy, and stages of a warp
 
-// By bulk copies through shared memory, one lane's work.
+// Copies by bulk copies through shared memory, which one lane requests.
 class Copier {
     Ring ring;
     const uint32 lane;
 
 public:
-    __device__ Copier(char *room, uint64 *arrived, Landing *landing, uint32 warp, uint32 lane)
-        : ring(shared_address(room) + warp * STAGES * PIECE, PIECE, lane == 0 ? STAGES : 0, arrived + warp * STAGES, landing + warp * STAGES), lane(lane) {}
+    __device__ Copier(char *stages, uint64 *arrived, Destination *destinations, uint32 warp, uint32 lane)
+        : ring(shared_address(stages) + warp * STAGES * PIECE, PIECE, lane == 0 ? STAGES : 0, arrived + warp * STAGES, destinations + warp * STAGES), lane(lane) {}
     __device__ void copy(const char *source, char *target, uint64 bytes) {
         if (lane) return;
         for (uint64 at = 0; at < bytes; at += PIECE) ring.add(source + at, target + at, min(uint64(PIECE), bytes - at));
     }
     __device__ void finish() {
-        if (lane == 0) ring.land();
+        if (lane == 0) ring.finish();
         __syncwarp();
     }
 };
@@ -64,13 +68,13 @@ class Copier {
     const uint32 lane;
 
 public:
-    __device__ Copier(char *, uint64 *, Landing *, uint32, uint32 lane) : lane(lane) {}
+    __device__ Copier(char *, uint64 *, Destination *, uint32, uint32 lane) : lane(lane) {}
     __device__ void copy(const char *source, char *target, uint64 bytes) { copy_units(source, target, bytes, lane); }
     __device__ void finish() { __syncwarp(); }
 };
 #endif
 
-// Slots whose block is not there yet, to `travels`; returns how many. By all threads of a CTA.
+// Writes the slots whose run has not been copied yet to `to_copy`; returns their number. All threads of a CTA call it.
 __device__ inline uint32 search(const FetchParams &p) {
     constexpr uint32 AT_ONCE = 16;
     __shared__ uint64 begin, end;
@@ -79,25 +83,25 @@ __device__ inline uint32 search(const FetchParams &p) {
     Clock &clock = *layer.clock;
     const uint32 lane = threadIdx.x % WARP, below = (1u << lane) - 1, slots = p.cache.slots;
     if (threadIdx.x == 0) {
-        const uint64 before = fresh(&clock.before);
-        begin = fresh(&clock.searched), end = fresh(&clock.passed), found = 0;
+        const uint64 before = load_volatile(&clock.before);
+        begin = load_volatile(&clock.searched), end = load_volatile(&clock.passed), found = 0;
         clock.searching = min(before, end);
-        __threadfence();  // from here on all is seen of the resolves up to `before`
+        __threadfence();  // after this, all writes of the resolves up to `before` are seen
     }
     __syncthreads();
     const uint32 span = min(end - begin, uint64(slots)), hand = begin % slots;
     const auto slot_at = [&](uint32 n) { return hand + n - (hand + n >= slots ? slots : 0); };
     for (uint32 first = threadIdx.x; first < span + lane; first += AT_ONCE * FETCH_THREADS) {
-        uint64 held[AT_ONCE];
-        uint32 due[AT_ONCE], count = 0, at = 0;  // lanes
+        uint64 holds[AT_ONCE];
+        uint32 due[AT_ONCE], count = 0, at = 0;  // due: the lanes whose slot is due
 #pragma unroll
         for (uint32 k = 0; k < AT_ONCE; ++k) {
             const uint32 n = first + k * FETCH_THREADS;
-            held[k] = n < span ? fresh(layer.holds + slot_at(n)) : NO_HOME;
+            holds[k] = n < span ? load_volatile(layer.holds + slot_at(n)) : NO_HOME;
         }
 #pragma unroll
         for (uint32 k = 0; k < AT_ONCE; ++k) {
-            due[k] = __ballot_sync(FULL_WARP, !unpack(held[k]).is_there());
+            due[k] = __ballot_sync(FULL_WARP, !unpack(holds[k]).is_resident());
             count += __popc(due[k]);
         }
         if (count == 0) continue;
@@ -105,8 +109,8 @@ __device__ inline uint32 search(const FetchParams &p) {
         at = __shfl_sync(FULL_WARP, at, 0);
 #pragma unroll
         for (uint32 k = 0; k < AT_ONCE; ++k) {
-            const auto [key, since] = unpack(held[k]);
-            if (due[k] >> lane & 1) layer.travels[at + __popc(due[k] & below)] = {slot_at(first + k * FETCH_THREADS), key, since};
+            const auto [host_run, since] = unpack(holds[k]);
+            if (due[k] >> lane & 1) layer.to_copy[at + __popc(due[k] & below)] = {slot_at(first + k * FETCH_THREADS), host_run, since};
             at += __popc(due[k]);
         }
     }
@@ -114,8 +118,8 @@ __device__ inline uint32 search(const FetchParams &p) {
     return found;
 }
 
-// The runs to copy, in `travels`: the same for all CTAs of this launch. By all threads of a CTA.
-__device__ inline uint32 agree(const FetchParams &p) {
+// The number of runs to copy, in `to_copy`, the same for all CTAs of this launch. All threads of a CTA call it.
+__device__ inline uint32 find_due(const FetchParams &p) {
     __shared__ uint32 due, is_first;
     Clock &clock = *p.layer.clock;
     if (threadIdx.x == 0) is_first = atomicAdd(&clock.tickets, 1u) == 0;
@@ -130,9 +134,9 @@ __device__ inline uint32 agree(const FetchParams &p) {
         return found;
     }
     if (threadIdx.x == 0) {
-        while (!fresh(&clock.is_set)) {}
+        while (!load_volatile(&clock.is_set)) {}
         __threadfence();
-        due = fresh(&clock.due);
+        due = load_volatile(&clock.due);
     }
     __syncthreads();
     return due;
@@ -140,28 +144,28 @@ __device__ inline uint32 agree(const FetchParams &p) {
 
 extern "C" __global__ void __launch_bounds__(FETCH_THREADS) cache_fetch(const __grid_constant__ FetchParams p) {
 #if __CUDA_ARCH__ >= 900
-    extern __shared__ __align__(128) char room[];
+    extern __shared__ __align__(128) char stages[];
     __shared__ __align__(8) uint64 arrived[FETCH_WARPS * STAGES];
-    __shared__ Landing landing[FETCH_WARPS * STAGES];
+    __shared__ Destination destinations[FETCH_WARPS * STAGES];
 #else
-    char *room = nullptr;
+    char *stages = nullptr;
     uint64 *arrived = nullptr;
-    Landing *landing = nullptr;
+    Destination *destinations = nullptr;
 #endif
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const Layer &layer = p.layer;
     Clock &clock = *layer.clock;
-    const uint32 due = agree(p);
-    // CTA after CTA, so that few runs keep all of them busy.
+    const uint32 due = find_due(p);
+    // Consecutive runs go to consecutive CTAs, so that few runs keep all CTAs busy.
     const uint32 all = gridDim.x * FETCH_WARPS, first = warp * gridDim.x + blockIdx.x;
     if (first < due) {
-        Copier copier(room, arrived, landing, warp, lane);
+        Copier copier(stages, arrived, destinations, warp, lane);
         for (uint32 batch = first; batch < due; batch += WARP * all) {
             const uint32 n = batch + lane * all;
-            Travel travel = {};
-            if (n < due) travel = load(layer.travels + n);
-            const char *source = layer.host + travel.key * p.cache.run;
-            char *target = layer.pool + uint64(p.cache.first_slot + travel.slot) * p.cache.run;
+            ToCopy copy = {};
+            if (n < due) copy = load(layer.to_copy + n);
+            const char *source = layer.host + copy.host_run * p.cache.run;
+            char *target = layer.pool + uint64(p.cache.first_slot + copy.slot) * p.cache.run;
             for (uint32 left = __ballot_sync(FULL_WARP, n < due); left; left &= left - 1) {
                 const uint32 from = __ffs(left) - 1;
                 const auto source_of = __shfl_sync(FULL_WARP, reinterpret_cast<uint64>(source), from);
@@ -173,10 +177,10 @@ extern "C" __global__ void __launch_bounds__(FETCH_THREADS) cache_fetch(const __
         copier.finish();
         __threadfence();
         for (uint32 n = first + lane * all; n < due; n += WARP * all) {
-            const Travel travel = load(layer.travels + n);
-            const uint64 home = pack({travel.slot, travel.since}), held = pack({travel.key, travel.since});
-            // A resolve that gives it beside this may not have written the home yet: then the next fetch finds the slot again.
-            if (atomicCAS(layer.homes + travel.key, home, home | THERE) == home) atomicCAS(layer.holds + travel.slot, held, held | THERE);
+            const ToCopy copy = load(layer.to_copy + n);
+            const uint64 home = pack({copy.slot, copy.since}), content = pack({copy.host_run, copy.since});
+            // A resolve that gives the slot at the same time may not have written the home yet: then the next fetch finds the slot again.
+            if (atomicCAS(layer.homes + copy.host_run, home, home | RESIDENT) == home) atomicCAS(layer.holds + copy.slot, content, content | RESIDENT);
         }
     }
     __syncthreads();
@@ -185,11 +189,11 @@ extern "C" __global__ void __launch_bounds__(FETCH_THREADS) cache_fetch(const __
     if (atomicAdd(&clock.left, 1u) + 1 < gridDim.x) return;
     clock.totals.fetched += due * p.cache.run;
     clock.totals.waits += p.is_wait && due;
-    clock.searched = fresh(&clock.searching);
+    clock.searched = load_volatile(&clock.searching);
     clock.tickets = clock.is_set = clock.left = 0;
 }
 
-// Pages of the tails that are full, to host memory.
+// Copies the full pages of the tails to their host runs.
 extern "C" __global__ void __launch_bounds__(WRITE_THREADS) cache_write_back(const __grid_constant__ FetchParams p) {
     constexpr uint32 CHUNK = 8 << 10;
     Clock &clock = *p.layer.clock;

@@ -1,67 +1,71 @@
-// What the kernels of a tiered KV cache share: a layer's memory and bookkeeping, and what each kernel is given. src/kv/cuda/mod.rs says how
-// they work together.
+// The memory and bookkeeping of a layer of a tiered KV cache, and the kernels' parameters. src/kv/cuda/mod.rs says how the kernels work
+// together.
+//
+// A run is the memory of one block of one KV head of one layer: keys, values, scales. The number of a run in host memory is
+// block · Hk + KV head.
 #pragma once
 
 #include "common/types.cuh"
 
-// The newest block of a sequence, and the first that lies in its tail; no more than two do.
+// The newest block of a sequence, and the first block that may lie in its tail. The tail has at most the two newest blocks.
 struct Tail {
     int32 newest, first;
 };
 
-// Which slot a block of one KV head is in, and since which resolve; or, of a slot, which block it holds.
+// The slot of a host run (`homes`), or the host run that a slot holds (`holds`), and the resolve that gave the slot to the run.
 struct Home {
-    uint32 slot;   // or key: block and KV head
-    uint32 since;  // 2 · the resolve that gave it; odd once the block is there
+    uint32 slot;   // in `holds`: the host run
+    uint32 since;  // 2 · the resolve that gave the slot; odd once the run has been copied
 
-    __device__ bool is_there() const { return since & 1; }
+    __device__ bool is_resident() const { return since & 1; }
 };
-constexpr uint32 CLAIMED = 0xfffffffeu;  // this or more in place of a slot: one is being looked for, or none yet
-constexpr uint64 NO_HOME = 0xffffffffffffffffull, CLAIMED_HOME = 0xfffffffffffffffeull, THERE = 1ull << 32;
+constexpr uint32 CLAIMED = 0xfffffffeu;  // a slot of this or more: the run has none (NO_HOME), or a resolve is finding one
+constexpr uint64 NO_HOME = 0xffffffffffffffffull, CLAIMED_HOME = 0xfffffffffffffffeull, RESIDENT = 1ull << 32;
 
 __device__ inline uint64 pack(Home home) { return uint64(home.since) << 32 | home.slot; }
 __device__ inline Home unpack(uint64 bits) { return {uint32(bits), uint32(bits >> 32)}; }
 
-// What a resolve and copies that run beside it read and write of each other's.
-template <typename T> __device__ inline T fresh(const T *at) { return *static_cast<const volatile T *>(at); }
-template <typename T> __device__ inline void tell(T *at, T x) { *static_cast<volatile T *>(at) = x; }
+// Loads and stores of words that a resolve and concurrent copies share.
+template <typename T> __device__ inline T load_volatile(const T *at) { return *static_cast<const volatile T *>(at); }
+template <typename T> __device__ inline void store_volatile(T *at, T x) { *static_cast<volatile T *>(at) = x; }
 
-// When a slot was last named: resolve << 2 | IN_USE << 1 | PASSED_OVER, in 30 bits of resolves.
-constexpr uint32 IN_USE = 2;   // named since its block was there
-constexpr uint32 CHANCE = 1;   // named since the hand went by
+// When a slot was last named: resolve << 2 | IN_USE | CHANCE, with 30 bits of the number of the resolve.
+constexpr uint32 IN_USE = 2;   // a resolve has named the run since it was copied
+constexpr uint32 CHANCE = 1;   // a resolve has named the slot since the clock's hand last passed it
 __device__ inline uint32 named_at(uint32 resolve) { return resolve << 2; }
 __device__ inline uint32 age(uint32 now, uint32 named) { return (now - (named >> 2)) & 0x3fffffffu; }
 
-// Of one layer since the cache was created.
+// The counters of one layer since the cache was created.
 struct Totals {
     uint64 hits, misses, fetched, written, evictions, unused, waits, dropped;
 };
 
-// What calls of one layer leave to the next.
+// The state that calls of one layer leave to the next call.
 struct Clock {
-    uint64 passed, before;     // slots that the hand went over, a slot once for each time; those before the last resolve
-    uint64 searched;           // of these, the first that copies have yet to look for
-    uint64 searching;          // what it will be when the copies under way have ended
-    uint32 claimed, waiting;   // of a resolve: entries in `claims`, and in `others`
-    uint32 hits, misses;       // of a resolve
-    uint32 now, hand;          // resolves so far; the slot that the next search begins with
-    uint32 due;                // of copies: runs in `travels`
-    uint32 tickets, is_set, left;  // of copies: CTAs that began, whether `due` is told, CTAs that ended
-    uint32 full, written;      // pages to write back; CTAs that ended
+    uint64 passed, before;     // the number of slots that the hand has passed, each time counted; the number before the last resolve
+    uint64 searched;           // the count of `passed` at which the next search for runs to copy begins
+    uint64 searching;          // the value of `searched` when the current copies have ended
+    uint32 claimed, waiting;   // a resolve's number of entries in `claims` and in `others`
+    uint32 hits, misses;       // a resolve's counts
+    uint32 now, hand;          // the number of resolves so far; the slot at which the hand stands
+    uint32 due;                // a fetch's number of runs in `to_copy`
+    uint32 tickets, is_set, left;  // a fetch's CTAs that began, whether `due` is written, and its CTAs that ended
+    uint32 full, written;      // the number of pages to write back, and the CTAs of a write-back that ended
     Totals totals;
 };
 
-// An entry without a slot: where that goes, and the block that it waits for.
+// An entry whose run has no slot yet: the address of the entry's slot, and the run.
 struct alignas(16) Missed {
     int32 *cell;
-    uint32 key;
+    uint32 host_run;
 };
+// A full tail page, and the block that it holds.
 struct Full {
     uint32 page, block;
 };
-// A copy: the slot, and what it holds.
-struct Travel {
-    uint32 slot, key, since;
+// A copy to make: the slot, the run, and the resolve that gave the slot.
+struct ToCopy {
+    uint32 slot, host_run, since;
 };
 
 struct Layer {
@@ -69,23 +73,23 @@ struct Layer {
     char *host;          // [host_blocks, Hk] runs
     Clock *clock;
     Tail *tails;         // [max_sequences]
-    uint64 *homes;       // [host_blocks, Hk]
-    uint64 *holds;       // [slots]
-    uint32 *named;       // [slots]
-    Travel *travels;     // [slots]: what the copies under way are
-    Missed *claims;      // [largest selection]: the first entry of each block that needs a slot
-    Missed *others;      // [largest selection]: its other entries
+    uint64 *homes;       // [host_blocks, Hk]: the slot of each host run, as Home
+    uint64 *holds;       // [slots]: the host run in each slot, as Home
+    uint32 *named;       // [slots]: when each slot was last named
+    ToCopy *to_copy;     // [slots]: the copies of the current fetch
+    Missed *claims;      // [largest selection]: the first entry of each run that needs a slot
+    Missed *others;      // [largest selection]: the further entries of these runs
     Full *full;          // [3·max_sequences]
-    uint32 *arrived;     // [max_sequences]: CTAs of an append that ended
+    uint32 *arrived;     // [max_sequences]: the CTAs of an append's row that ended
 };
 
-// What is fixed when a cache is created.
+// Constants of a cache.
 struct Cache {
     Layer *layers;
     int32 *table;  // [max_sequences, max_blocks]
-    int32 *lens;   // [max_sequences]: blocks; −1 where there is no sequence
-    uint64 run;    // bytes, a multiple of 64
-    uint32 parts[4], token[4];  // of keys, values and scales: where they begin in a run, bytes of a token
+    int32 *lens;   // [max_sequences]: the number of blocks; −1 if there is no sequence
+    uint64 run;    // bytes of a run, a multiple of 64
+    uint32 parts[4], token[4];  // keys, values and their scales: offset in a run, bytes of a token
     Divisor size, heads;        // S, Hk
     uint32 layer_count, max_sequences, max_blocks, first_slot, slots, hold;
 
@@ -102,7 +106,7 @@ __device__ inline bool holds(Tail tail, int32 number) { return number >= max(tai
 
 // --- append ---------------------------------------------------------------------------------------------------------------
 
-// Strides in bytes. `data` is NULL where there is no such part.
+// The rows of a part, [B, T, Hk, …]. Strides are in bytes. `data` is null if there is no such part.
 struct PartRows {
     const char *data;
     int64 seq, token, head, channel;
@@ -110,17 +114,17 @@ struct PartRows {
 struct AppendParams {
     Layer layer;
     Cache cache;
-    const char *sequences, *begin, *lens;
+    const char *sequences, *begin, *lens;  // [B] int32; lens may be null
     int64 sequences_seq, begin_seq, lens_seq;
     PartRows rows[4];
-    uint32 most;      // T
-    uint32 per_row;   // CTAs of a row
-    uint32 log_unit[4];  // of a copy: 16 bytes where rows are packed and aligned, else a channel
+    uint32 most;         // T
+    uint32 per_row;      // CTAs of a row
+    uint32 log_unit[4];  // the unit of copies: 16 bytes if rows are packed and aligned, else a channel
 };
 
 // --- resolve --------------------------------------------------------------------------------------------------------------
 
-// Strides in bytes; `ids` is NULL where there is no such list.
+// Lists, [B, Q, Hk, cap] and [B, Q, Hk]. Strides are in bytes; `ids` is null if there is no such list.
 struct ListRows {
     char *ids, *counts, *slots;
     int64 ids_seq, ids_position, ids_head, ids_entry;
@@ -130,13 +134,13 @@ struct ListRows {
 struct ResolveParams {
     Layer layer;
     Cache cache;
-    const char *sequences;
+    const char *sequences;  // [B] int32
     int64 sequences_seq;
     ListRows wanted, resident;
-    char *missed;
+    char *missed;           // [B, Q, Hk] int32, or null
     int64 missed_seq, missed_position, missed_head;
     Divisor heads, positions, cap;
-    uint32 entries;  // of all lists
+    uint32 entries;  // the capacity of all lists together
 };
 
 // --- copies ---------------------------------------------------------------------------------------------------------------
@@ -154,16 +158,16 @@ struct Blocks {
     uint32 of[MOST];
     uint32 count;
 };
-// Blocks of a sequence from number `first` on, and how many it has then.
+// Blocks of a sequence from number `first` on, and the number of its blocks.
 struct TableParams {
     Cache cache;
     uint32 sequence, first;
     int32 len;
     uint32 begins;  // whether the sequence is new
 };
-// A sequence with the first `whole` blocks of another, or of itself; `is_opened`: and the first tokens of the next, which are in its tail or
-// in block `content`.
-struct CutParams {
+// The beginning of sequence `to` from the first `whole` blocks of sequence `from` (to = from: a truncation). If `is_opened`, the next block
+// is partial; its first tokens are in the tail of `from` or in block `content`.
+struct ForkParams {
     Cache cache;
     uint32 from, to, whole, is_opened, content;
 };

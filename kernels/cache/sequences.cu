@@ -1,5 +1,5 @@
-// What the device must know of the sequences: their blocks, the tails, and which blocks are no more. Host calls between steps; no time to
-// speak of.
+// The device's tables of sequences: their blocks, their tails, and the slots of dropped blocks. Calls between steps launch these kernels; their
+// time does not matter.
 //
 // targets: compute_80
 
@@ -11,7 +11,7 @@ constexpr uint32 THREADS = 256;
 
 #define KERNEL extern "C" __global__ void __launch_bounds__(THREADS)
 
-// Blocks of a sequence, how many it has, and the tails of one that begins. One CTA.
+// Writes the blocks of a sequence and their number, and empties the tails of a sequence that begins. One CTA.
 KERNEL cache_table(const __grid_constant__ TableParams p, const __grid_constant__ Blocks blocks) {
     int32 *row = p.cache.table + uint64(p.sequence) * p.cache.max_blocks + p.first;
     for (uint32 n = threadIdx.x; n < blocks.count; n += THREADS) row[n] = blocks.of[n];
@@ -19,8 +19,8 @@ KERNEL cache_table(const __grid_constant__ TableParams p, const __grid_constant_
     for (uint32 l = threadIdx.x; p.begins && l < p.cache.layer_count; l += THREADS) p.cache.layers[l].tails[p.sequence] = {-1, 0};
 }
 
-// The first tokens of a block that a sequence goes on with, to its tail. A CTA for each layer and KV head.
-KERNEL cache_open(const __grid_constant__ CutParams p) {
+// Copies the first tokens of a partial block to the tail of the sequence that continues it. A CTA for each layer and KV head.
+KERNEL cache_open(const __grid_constant__ ForkParams p) {
     const uint32 l = p.cache.heads.divide(blockIdx.x), g = blockIdx.x - l * p.cache.heads.value;
     const Layer &layer = p.cache.layers[l];
     const Tail tail = layer.tails[p.from];
@@ -32,8 +32,8 @@ KERNEL cache_open(const __grid_constant__ CutParams p) {
     for (uint64 u = threadIdx.x; u < p.cache.run / 16; u += THREADS) to[u] = from[u];
 }
 
-// Tails of a sequence and its fork. One CTA.
-KERNEL cache_fork(const __grid_constant__ CutParams p) {
+// Writes the table and the tails of a sequence that was forked, and the tails of its parent. One CTA.
+KERNEL cache_fork(const __grid_constant__ ForkParams p) {
     const int32 *from = p.cache.table + uint64(p.from) * p.cache.max_blocks;
     int32 *to = p.cache.table + uint64(p.to) * p.cache.max_blocks;
     for (uint32 n = threadIdx.x; n < p.whole; n += THREADS) to[n] = from[n];
@@ -41,14 +41,14 @@ KERNEL cache_fork(const __grid_constant__ CutParams p) {
     for (uint32 l = threadIdx.x; l < p.cache.layer_count; l += THREADS) {
         Tail *tails = p.cache.layers[l].tails;
         const Tail tail = tails[p.from];
-        // What is shared is not written any more.
+        // The parent does not write to shared blocks any more.
         tails[p.from].first = max(tail.first, whole);
         tails[p.to] = {p.is_opened && whole <= tail.newest ? whole : min(tail.newest, whole - 1), whole};
     }
 }
 
-// The tail of a sequence that is cut. One CTA.
-KERNEL cache_truncate(const __grid_constant__ CutParams p) {
+// Moves the tails of a truncated sequence. One CTA.
+KERNEL cache_truncate(const __grid_constant__ ForkParams p) {
     const int32 whole = p.whole;
     for (uint32 l = threadIdx.x; l < p.cache.layer_count; l += THREADS) {
         Tail &tail = p.cache.layers[l].tails[p.to];
@@ -56,7 +56,7 @@ KERNEL cache_truncate(const __grid_constant__ CutParams p) {
     }
 }
 
-// Blocks that are no more: their slots are the first to be given away.
+// Frees the slots of dropped blocks: they are the first to be given away.
 KERNEL cache_drop(const __grid_constant__ Cache cache, const __grid_constant__ Blocks blocks) {
     const uint32 heads = cache.heads.value, of_layer = blocks.count * heads;
     const uint64 all = uint64(of_layer) * cache.layer_count;

@@ -1,25 +1,26 @@
-// What the kernels of whole and of cut maps share: products in split TF32, inputs as they lie, and where outputs go.
+// The parts that the kernels for maps of full and of low rank share: products in split TF32, addresses of inputs, and output units.
 //
-// Products are those of TF32, m16n8k8: rows of the batch are M, rows of the map N. A weight is the sum of two TF32 numbers but for its last bits, a
-// 16-bit input is one; a float32 input is split, too, and the product of the two rests left out. Inputs are scaled by a power of two, so that
-// nothing overflows before 1 / rms is known.
+// Products are TF32 mma m16n8k8: rows of the batch are M, rows of the map are N. A float32 weight is, except for its last bits, the sum of two
+// TF32 numbers, whole and rest. A 16-bit input is one TF32 number. A float32 input is split likewise, and the product of the two rests is left
+// out. Inputs are scaled by a power of two, so that products do not overflow before 1 / rms is known.
 #pragma once
 
 #include "common/eight.cuh"
 #include "forecast/params.cuh"
 
 constexpr uint32 THREADS = 256, WARPS = THREADS / WARP;
-constexpr uint32 CHUNK = 32;  // columns of a step: lane (g, t) has 8·t … 8·t + 7 of each chunk, of row g
-constexpr uint32 LEAST_EXPONENT = 27, MOST_EXPONENT = 227;  // of the power of two by which inputs are divided
+constexpr uint32 CHUNK = 32;  // columns of a chunk: lane (g, t) takes columns 8·t … 8·t + 7 of row g
+constexpr uint32 LEAST_EXPONENT = 27, MOST_EXPONENT = 227;  // bounds of the exponent of the power of two by which inputs are divided
 
-// In a register from here on.
-template <typename T> __device__ inline T held(T x) {
+// Pins a value in a register: the compiler does not compute it again later.
+template <typename T> __device__ inline T pin_in_register(T x) {
     if constexpr (sizeof(T) == 8) asm volatile("" : "+l"(x));
     else asm volatile("" : "+r"(x));
     return x;
 }
 
-// x = whole + rest, but for the rest's last bits: the tensor cores read the upper 11 of each. Of an infinity no rest is left; weights are finite.
+// x = whole + rest, except for the rest's last bits: the tensor cores read the upper 11 bits of each mantissa. The rest of an infinity is 0;
+// weights are finite.
 __device__ inline float whole_of(float x) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); }
 __device__ inline float rest_of_finite(float x) { return __uint_as_float(__float_as_uint(x - whole_of(x)) + 0x1000u); }
 __device__ inline float rest_of(float x) { return x == whole_of(x) ? 0.0f : rest_of_finite(x); }
@@ -31,16 +32,16 @@ __device__ inline void multiply_tf32(float (&c)[4], const float (&a)[4], float b
           "r"(__float_as_uint(b0)), "r"(__float_as_uint(b1)));
 }
 
-// A row's weights in so many chunks, as they come. Loads here and below are under no condition, so that all are on their way together.
+// A lane's weights in CHUNKS chunks, as loaded. Loads here and below are unconditional, so that all of them are in flight together.
 template <uint32 CHUNKS> struct Loaded {
     float4 four[CHUNKS][2];
 
-    // The first of the chunks again for those past `chunks`.
+    // Chunks past `chunks` load the first chunk again.
     __device__ void load(const float *from, uint32 chunks) {
 #pragma unroll
         for (uint32 n = 0; n < CHUNKS; n++) {
             const float4 *chunk = reinterpret_cast<const float4 *>(from + (n < chunks ? n * CHUNK : 0));
-            four[n][0] = chunk[0], four[n][1] = chunk[1];  // not by __ldg, which the assembler moves past the wait
+            four[n][0] = chunk[0], four[n][1] = chunk[1];  // __ldg would be moved past the wait by the assembler
         }
     }
 };
@@ -61,15 +62,15 @@ template <uint32 CHUNKS> struct Weights {
     }
 };
 
-// Lane (g, t): rows g and g + 8 of the batch, rows 2t and 2t + 1 of the map.
+// A lane's products. Lane (g, t) has rows g and g + 8 of the batch and rows 2t and 2t + 1 of the map.
 struct Products {
-    float whole[4], rest[4];  // of the whole parts; with a rest of either side
+    float whole[4], rest[4];  // whole · whole, and whole · rest of either side
 
     __device__ void clear() {
 #pragma unroll
         for (uint32 i = 0; i < 4; i++) whole[i] = rest[i] = 0.0f;
     }
-    // Those of a chunk. `low` and `high` are rows g and g + 8.
+    // Adds the products of a chunk. `low` and `high` are the inputs of rows g and g + 8.
     template <bool SPLITS> __device__ void add(const float (&w)[8], const float (&w_rest)[8], const float (&low)[8], const float (&high)[8]) {
 #pragma unroll
         for (uint32 i = 0; i < 8; i += 2) {
@@ -91,12 +92,12 @@ __device__ inline const char *input(const Inputs &in, uint32 row, uint32 i) {
     return in.data + row * in.row + head * in.head + (i - head * in.dim.value) * in.channel;
 }
 
-// Of inputs i … i + 7 of a row, for i a multiple of eight; past the last the first ones again, whose weights are 0.
+// The address of inputs i … i + 7 of a row, for i a multiple of eight. Past the last input it is that of the first, whose weights are then 0.
 __device__ inline const char *place_of_inputs(const Inputs &in, uint32 row, uint32 i) { return input(in, row, i < in.count ? i : 0); }
 
 __device__ inline float power_of_two(int32 exponent) { return __uint_as_float(uint32(max(exponent, 0)) << 23); }
 
-// Two channels of a head, which turn together or not at all.
+// Two channels of a head: a pair that rotates, or two channels that do not.
 struct Unit {
     uint32 head, number, first, second;
     bool exists, has_second;
@@ -110,11 +111,11 @@ struct Unit {
         second = !turns ? tail + 1 : p.interleaved ? 2 * number + 1 : number + p.pairs;
         has_second = second < p.head_dim;
     }
-    // Cosine and sine of a pair.
+    // The cosine and sine of a pair.
     __device__ const float2 *turn(const ProjectParams &p, uint32 row) const {
         return reinterpret_cast<const float2 *>(p.turns) + uint64(row) * p.pairs + number;
     }
-    // x and y are its values before they turn.
+    // Rotates the two values x and y if the unit is a pair, and writes them.
     __device__ void write(const ProjectParams &p, uint32 row, float x, float y, const float2 &turn) const {
         char *q = p.q + row * p.q_row + head * p.q_head;
         const bool turns = number < p.pairs;

@@ -2,25 +2,26 @@
 //
 //   offsets[i] = Σ_{i' < i} k[i'] · packed[offsets[i] + j] = rows[i, j] for j < k[i], offsets[i] + j < cap
 //
-// Bytes: every accepted row read once and written once; floor = 2 · bytes / copy bandwidth.
+// Bytes: every accepted row is read once and written once; floor = 2 · bytes / copy bandwidth.
 //
-// Cut: no CTA waits for another. A warp takes a tile of the input, a CTA adds up the counts of the sequences before (B ints out of L2), and
-// what was accepted is copied. One more CTA writes the offsets. The first CTAs request their tiles before they know the counts, which the
-// kernel before may still be computing.
+// Work split: no CTA waits for another. A warp takes a tile of the input; its CTA sums the counts of the sequences before the tile (B ints
+// from L2) and copies the accepted rows. One additional CTA writes the offsets. The first `early_ctas` CTAs load their first tiles before
+// they know the counts, which the previous kernel may still be computing.
 //
-//   first CTAs: request tile ─ accepted[] ─ sum before ─ store tile
-//   others:     accepted[] ─ sum before ─ request tile ─ store tile              last CTA: accepted[] ─ sums ─ write offsets
+//   early CTAs: load tile ─ read accepted[] ─ sum counts ─ store tile
+//   other CTAs: read accepted[] ─ sum counts ─ load tile ─ store tile            last CTA: read accepted[] ─ sum ─ write offsets
 //
-// Beyond MAX_SUMMED_BATCH sequences, pack_offsets writes the offsets and pack_large reads them.
+// Variants: pack for up to MAX_SUMMED_BATCH sequences; beyond that pack_offsets writes the offsets and pack_large reads them. The kernels
+// named general take rows of any form, the others rows of the common form (types.cuh).
 //
-// On entry: B·γ < 2^31; tiles < 2^31; no output overlaps an input; the rows were written before the kernel before began.
+// On entry: B·γ < 2^31; tiles < 2^31; no output overlaps an input; the rows were written before the previous kernel began.
 //
 // targets: compute_80, compute_90
 
 #include "pack/pack.cuh"
 
 constexpr uint32 OFFSETS_PER_CTA = 1024;
-constexpr uint32 SUMMED_BY_WARP = 160;  // counts that a warp adds up as fast by itself as with its CTA
+constexpr uint32 SUMMED_BY_WARP = 160;  // the number of counts up to which a warp alone sums as fast as its CTA
 
 template <typename Params>
 struct Accepted {
@@ -28,7 +29,7 @@ struct Accepted {
     __device__ uint32 operator()(uint32 seq) const {
         return min(max(as<int32>(p.accepted + offset(seq, p.accepted_seq)), 0), int32(p.gamma));
     }
-    // Of the sequences begin … end, by a warp.
+    // The sum of the counts of sequences begin … end − 1, by a warp.
     __device__ uint32 sum(uint32 begin, uint32 end) const {
         uint32 total = 0;
 #pragma unroll 4
@@ -38,26 +39,26 @@ struct Accepted {
 };
 template <typename Params> Accepted(const Params &) -> Accepted<Params>;
 
-// The first tile of a warp: of layout 0. The first CTAs request it at once, the others once the counts are there.
+// The first tile of a warp, which is of layout 0. Early CTAs load it at once, the others when they know the counts.
 template <typename Form>
 struct FirstTile {
     const Lane<Form> lane;
     const bool early;
-    uint4 held[SLOTS];
+    uint4 units[SLOTS];
 
     __device__ FirstTile(const PackParams<Form> &p, const Tensors &tensors)
         : lane(p, tensors, p.layout[0], 0, blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP), early(blockIdx.x < p.early_ctas) {
-        if (early) lane.load(p.gamma, held);
+        if (early) lane.load(p.gamma, units);
     }
     template <typename Offsets>
     __device__ void copy(const PackParams<Form> &p, const Offsets &offsets) {
         const uint32 count = offsets.count(lane);
-        if (!early) lane.load(count, held);
-        if (__any_sync(FULL_WARP, lane.pos < count)) store_tile(p, lane, offsets, held);
+        if (!early) lane.load(count, units);
+        if (__any_sync(FULL_WARP, lane.pos < count)) store_tile(p, lane, offsets, units);
     }
 };
 
-// Adds the counts before `end` to a total in shared memory, by a CTA.
+// Adds the counts of the sequences before `end` to a total in shared memory, by a CTA.
 template <typename Params>
 __device__ inline void add_counts(const Params &p, uint32 end, uint32 &total) {
     uint32 sum = 0;
@@ -69,7 +70,7 @@ __device__ inline void add_counts(const Params &p, uint32 end, uint32 &total) {
 
 template <typename Params>
 __device__ inline void pack_rows(const Params &p, const Tensors &tensors) {
-    __shared__ uint32 begin, before;  // the sequence of the CTA's first tile, the sum of the counts before it
+    __shared__ uint32 begin, before;  // the first sequence of the CTA's first tile, and the sum of the counts before that sequence
     const uint32 ctas = gridDim.x - 1;
     if (blockIdx.x == ctas) {
         wait_for_previous_kernel();
@@ -93,7 +94,7 @@ __device__ inline void pack_rows(const Params &p, const Tensors &tensors) {
     copy_rows(p, tensors, blockIdx.x * (blockDim.x / WARP) + threadIdx.x / WARP, ctas * (blockDim.x / WARP), 1, offsets);
 }
 
-// Offsets of any batch: CTA c owns OFFSETS_PER_CTA sequences and adds up all before them itself.
+// Writes the offsets of a batch of any size: CTA c takes OFFSETS_PER_CTA sequences and itself sums the counts before them.
 template <typename Params>
 __device__ inline void write_all_offsets(const Params &p) {
     allow_next_kernel();

@@ -1,13 +1,16 @@
 // Verification and packing in one launch: the formulas of verify.cu and pack.cu.
 //
-// Bytes: those of pack.cu, and 2·B·γ tokens per cluster out of L2.
+// Bytes: the bytes of pack.cu, and 2·B·γ tokens per cluster from L2.
 //
-// Cut: no cluster of CTAs waits for another. Each verifies the whole batch, its CTAs a share each, handed to the others through shared
-// memory; then each CTA copies its tiles. The last cluster copies nothing; it writes the results and the offsets.
-// The first tile of each warp holds the likeliest rows; it is requested before the tokens have come and dropped if they say no.
+// Work split: no cluster of CTAs waits for another. Each cluster verifies the whole batch: each of its CTAs verifies a share and sends the
+// counts to the others through shared memory; then each CTA copies its tiles. The last cluster copies nothing; it writes the results and
+// the offsets. The first tile of each warp holds the rows that are likeliest to be accepted; it is loaded before the tokens have arrived, and dropped
+// if its rows are not accepted.
 //
-//   request tokens ─┬─ first mismatches ─ to every CTA of the cluster ─ sum before ─ store tile ─ per further tile: as pack
-//   request tile ───┘                     last cluster: write results and offsets
+//   load tokens ─┬─ find first mismatches ─ send counts to the cluster ─ sum counts ─ store tile ─ copy further tiles as pack.cu
+//   load tile ───┘                          last cluster: write results and offsets
+//
+// Variants: verify_pack_* for γ ≤ 32, verify_pack_long_* for longer rows; both take tensors of the common form only (types.cuh).
 //
 // On entry: batch ≤ MAX_SUMMED_BATCH; γ ≤ TOKEN_SLOTS · WARP; the grid is a whole number of clusters; no output overlaps an input.
 //
@@ -20,13 +23,13 @@
 constexpr uint32 MAX_THREADS = 384;
 using AcceptedTable = SharedTable<MAX_SUMMED_BATCH>;
 
-// The tiles of tokens that one warp looks at: of its CTA's share of the batch every `stride`th from `first` on, some at once.
+// The tiles of tokens that one warp verifies: every `stride`th tile of its CTA's share of the batch from `first` on, AT_ONCE at a time.
 template <typename Token, uint32 SLOTS>
 struct WarpTiles {
-    static constexpr uint32 HELD = (SLOTS == 1 ? 16 : 8) / sizeof(Token);
+    static constexpr uint32 AT_ONCE = (SLOTS == 1 ? 16 : 8) / sizeof(Token);
     const VerifyParams<Common> &p;
     uint32 first, stride, end;
-    TokenTile<Token, SLOTS> held[HELD];
+    TokenTile<Token, SLOTS> tiles[AT_ONCE];
 
     __device__ WarpTiles(const VerifyParams<Common> &p) : p(p) {
         const uint32 begin = cluster_rank() * p.share, log_rows = SLOTS == 1 ? 5 - p.log_lanes : 0;
@@ -37,25 +40,25 @@ struct WarpTiles {
     }
     __device__ void request(uint32 tile) {
 #pragma unroll
-        for (uint32 t = 0; t < HELD; ++t)
-            if (tile + t * stride < end) held[t].load(p, tile + t * stride);
+        for (uint32 t = 0; t < AT_ONCE; ++t)
+            if (tile + t * stride < end) tiles[t].load(p, tile + t * stride);
     }
     __device__ void verify(AcceptedTable &accepted) {
-        for (uint32 tile = first; tile < end; tile += HELD * stride, request(tile))
+        for (uint32 tile = first; tile < end; tile += AT_ONCE * stride, request(tile))
 #pragma unroll
-            for (uint32 t = 0; t < HELD; ++t) {
+            for (uint32 t = 0; t < AT_ONCE; ++t) {
                 if (tile + t * stride >= end) break;
-                const uint32 k = held[t].first_mismatch(p);
-                if (held[t].pos == 0 && held[t].row < p.batch) accepted.entry[held[t].row] = k;
+                const uint32 k = tiles[t].first_mismatch(p);
+                if (tiles[t].pos == 0 && tiles[t].row < p.batch) accepted.entry[tiles[t].row] = k;
             }
     }
 };
 
-// Counts of accepted rows from the table.
+// The counts of accepted rows, from the cluster's table.
 struct Counts {
     const AcceptedTable &accepted;
     __device__ uint32 operator()(uint32 seq) const { return accepted.entry[seq]; }
-    // Of the sequences 0 … end, by a warp: whole chunks of 16, then the rest.
+    // The sum of the counts of sequences 0 … end − 1, by a warp: whole chunks of 16, then the rest.
     __device__ uint32 sum(uint32, uint32 end) const {
         const uint32 lane = threadIdx.x % WARP, rest = end % 16;
         uint32 total = lane < rest ? accepted.entry[end - rest + lane] : 0;
@@ -67,9 +70,10 @@ struct Counts {
     }
 };
 
-// The first tile of a warp on its way through shared memory. (Through registers, a warp would wait for it together with the tokens.)
+// The first tile of a warp, which goes through shared memory: if it went through registers, the warp would wait for it together with the
+// tokens.
 struct EarlyRows {
-    uint4 (&held)[SLOTS][MAX_THREADS];
+    uint4 (&units)[SLOTS][MAX_THREADS];
 
     __device__ void request(const Lane<Common> &lane, uint32 limit) {
         limit = min(limit, lane.end);
@@ -77,14 +81,14 @@ struct EarlyRows {
         for (uint32 u = 0; u < SLOTS; ++u) {
             const char *source = lane.source(u);
             if (lane.position(u) < limit)
-                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(&held[u][threadIdx.x])), "l"(source) : "memory");
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(&units[u][threadIdx.x])), "l"(source) : "memory");
         }
     }
     __device__ void store(const Lane<Common> &lane, uint32 cap, uint32 first_row, uint32 count) {
         asm volatile("cp.async.wait_all;" ::: "memory");
         uint4 rows[SLOTS];
 #pragma unroll
-        for (uint32 u = 0; u < SLOTS; ++u) rows[u] = held[u][threadIdx.x];
+        for (uint32 u = 0; u < SLOTS; ++u) rows[u] = units[u][threadIdx.x];
         lane.store(first_row, min(count, max(cap, first_row) - first_row), rows);
     }
 };
@@ -92,13 +96,13 @@ struct EarlyRows {
 template <typename Token, uint32 TOKEN_SLOTS>
 __device__ inline void verify_pack(const VerifyParams<Common> &v, const PackParams<Common> &p, const Tensors &tensors) {
     __shared__ AcceptedTable accepted;
-    __shared__ uint4 held[SLOTS][MAX_THREADS];
+    __shared__ uint4 first_units[SLOTS][MAX_THREADS];
     const uint32 ctas = gridDim.x - cluster_ctas(), warp = threadIdx.x / WARP * ctas + blockIdx.x;
     const bool copies = blockIdx.x < ctas;
     WarpTiles<Token, TOKEN_SLOTS> tokens(v);
     accepted.open(v.share, v.batch);
     const Lane<Common> early(p, tensors, p.layout[0], 0, warp);
-    EarlyRows rows{held};
+    EarlyRows rows{first_units};
     if (copies) rows.request(early, v.gamma);
     tokens.verify(accepted);
     accepted.exchange(v.share, v.batch);
@@ -110,7 +114,7 @@ __device__ inline void verify_pack(const VerifyParams<Common> &v, const PackPara
     } else {
         const uint32 begin = cluster_rank() * v.share, end = min(begin + v.share, v.batch);
         const uint32 this_warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
-        // The last warps take offsets first: the first ones have a sequence's results to write, each thread.
+        // The offsets are dealt from the last warp on, because each thread of the first warps writes the results of a sequence.
         write_offsets(p, offsets, begin, end, warps - 1 - this_warp, warps);
         for (uint32 seq = begin + threadIdx.x; seq < end; seq += blockDim.x) write_result<Token>(v, seq, accepted.entry[seq]);
         if (!v.committed) return;
@@ -122,7 +126,7 @@ __device__ inline void verify_pack(const VerifyParams<Common> &v, const PackPara
 #define KERNEL extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 #define PARAMETERS const __grid_constant__ VerifyParams<Common> v, const __grid_constant__ PackParams<Common> p, const __grid_constant__ Tensors t
 
-// Rows of up to 32 tokens, and longer ones.
+// γ ≤ 32: a tile holds whole rows. Beyond, a tile holds TOKEN_SLOTS · 32 tokens of a row.
 KERNEL verify_pack_i32(PARAMETERS) { verify_pack<int32, 1>(v, p, t); }
 KERNEL verify_pack_i64(PARAMETERS) { verify_pack<int64, 1>(v, p, t); }
 KERNEL verify_pack_long_i32(PARAMETERS) { verify_pack<int32, TOKEN_SLOTS>(v, p, t); }

@@ -3,9 +3,9 @@
 
 #include "common/cta_topk.cuh"
 
-constexpr uint32 THREADS = 256, PREDICT_THREADS = 512;  // of a CTA; the second of predictions
+constexpr uint32 THREADS = 256, PREDICT_THREADS = 512;  // threads of a CTA, and of a CTA of predictor_predict_*
 
-// A float32 for each block: [B, Hk, max_blocks].
+// A float32 value for each block: [B, Hk, max_blocks].
 struct Rows {
     char *data;
     int64 seq, head, block;
@@ -14,7 +14,7 @@ struct Rows {
     __device__ float &at(uint32 i, uint32 g, uint32 j) const { return as<float>(row(i, g) + j * block); }
 };
 
-// max_blocks is that of the state.
+// The smoothed scores.
 struct State {
     Rows level, trend;
     uint32 batch, kv_heads, max_blocks;
@@ -22,12 +22,12 @@ struct State {
 
 struct ResetParams {
     State state;
-    const char *rows;  // null: every sequence
+    const char *rows;  // [listed] int32, or null: every sequence
     int64 rows_entry;
     uint64 listed;
 };
 
-// How many blocks each sequence has.
+// The number of blocks of each sequence.
 struct Blocks {
     const char *seq_lens;
     int64 seq_lens_seq;
@@ -52,16 +52,16 @@ struct UpdateParams {
 struct PredictParams {
     State state;
     Blocks blocks;
-    Rows scores;  // null: none are written
-    const char *budgets;
-    char *ids, *counts;
+    Rows scores;          // null: no scores are written
+    const char *budgets;  // [B] int32, or null: `k`
+    char *ids, *counts;   // [B, Hk, cap] and [B, Hk] int32
     int64 budgets_seq;
     int64 ids_seq, ids_head, ids_entry;
     int64 counts_seq, counts_head;
     double ratio;
-    uint32 k, cap, init, local;  // k: already with the ratio
+    uint32 k, cap, init, local;  // k is already multiplied by the ratio
     float gamma;
-    uint32 adjacent;  // blocks of a state's row lie side by side, a multiple of four, and four of them are aligned
+    uint32 adjacent;  // whether the blocks of a state's row are adjacent, a multiple of four, and every four of them are aligned
 };
 
 #include "predictor/layout.cuh"

@@ -1,16 +1,19 @@
 // Holt's smoothing of block scores, and the selection that it predicts.
 //
-//   update   L' = α·s + (1−α)·L, T' = β·(L'−L) + (1−β)·T
-//   predict  the exact top k of ŝ = L + γ·T, ascending
+//   predictor_reset     L = −inf, T = 0
+//   predictor_update    L' = α·s + (1−α)·L, T' = β·(L'−L) + (1−β)·T
+//   predictor_predict_* the exact top k of ŝ = L + γ·T, ascending
 //
-// Bytes: 20 a block to update, 8 to predict; both are a launch and a round trip to memory. Products and sums are rounded one by one, as on
-// the CPU.
+// Bytes: 20 per block to update, 8 to predict; both calls take a launch and a round trip to memory. Products and sums are rounded one by
+// one, as on the CPU.
 //
-// Cut: to update, `slices` CTAs for each sequence and KV head. To predict, one for up to 8192 blocks, which it has in its registers; otherwise
-// a cluster of 1, 2, 4 or 8, in which blocks beyond its registers are read once a pass.
+// Work split: update has `slices` CTAs for each sequence and KV head. predict_short has one CTA for each, for up to 8192 blocks, whose keys
+// stay in registers. predict_long, for more blocks, has a cluster of 1, 2, 4 or 8 CTAs for each; blocks that do not fit in registers are
+// read once per pass.
 //
-// Lengths change rarely from step to step: the one before the wait says which lines to bring to the L2 cache and what to ask for together with
-// the true one, and only if that differs blocks are asked for again.
+// Phases of predict_short: guess the length ─ prefetch ─ wait for the previous kernel ─ load blocks, length and budget ─ select ─ write.
+// A sequence's length changes the number of blocks rarely. So the length that memory holds before the wait decides which blocks are
+// prefetched and loaded together with the true length; only if the number of blocks differs are they loaded again.
 //
 // targets: compute_80, compute_90
 
@@ -48,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) predictor_update(const __g
     }
 }
 
-// A sequence and KV head. Blocks before `init` and from `end` on are in; key i is that of block first + i of the others.
+// The blocks of a sequence and KV head. Blocks before `init` and from `end` on are forced; the others are candidates. Key i is the key of
+// block first + i.
 struct Row {
     const PredictParams &p;
     const uint32 seq, head;
@@ -59,15 +63,15 @@ struct Row {
         : p(p), seq(number / p.state.kv_heads), head(number - seq * p.state.kv_heads), level(p.state.level.row(seq, head)),
           trend(p.state.trend.row(seq, head)) {}
 
-    // It has so many blocks.
+    // Sets the number of blocks.
     __device__ void set(uint32 blocks) { n = blocks, init = min(p.init, n), end = n - min(p.local, n - init), first = init & ~3u; }
     __device__ uint32 count() const { return end - first; }
     __device__ uint32 forced() const { return n - (end - init); }
     __device__ const char *budget() const { return p.budgets + seq * p.budgets_seq; }
-    // How many of the others, given the budget, if there are any.
+    // The number of candidates to select; `budget` is the sequence's, if there are budgets.
     __device__ uint32 wanted(int32 budget) const {
         uint32 k = p.k;
-        if (p.budgets) k = min(__double2uint_ru(p.ratio * max(budget, 0) * (1.0 - 1e-6)), p.cap);  // far too many are 2^32 − 1
+        if (p.budgets) k = min(__double2uint_ru(p.ratio * max(budget, 0) * (1.0 - 1e-6)), p.cap);  // the conversion saturates at 2^32 − 1
         return min(k - min(k, forced()), end - init);
     }
     __device__ float score(float level, float trend) const {
@@ -77,13 +81,13 @@ struct Row {
         return score(as<float>(level + j * p.state.level.block), as<float>(trend + j * p.state.trend.block));
     }
 
-    // Of blocks j … j + 3, of which one at least is before `end`; anything from there on.
+    // The values of blocks j … j + 3, of which at least one is before `end`; values of blocks from `end` on are undefined.
     __device__ float4 four(const char *row, int64 step, uint32 j) const {
         if (p.adjacent) return as<float4>(row + 4 * j);
         const auto one = [&](uint32 j) { return as<float>(row + min(j, end - 1) * step); };
         return make_float4(one(j), one(j + 1), one(j + 2), one(j + 3));
     }
-    // Keys from each of i + n · STEP on, i a multiple of four; 0 from `last` on.
+    // Loads four keys from each i + q · STEP on, for i a multiple of four; keys from `last` on, and of forced blocks, are 0.
     __device__ void load(uint32 i, uint32 last, uint32 (&x)[QUADS][4]) const {
         float4 levels[QUADS], trends[QUADS];
 #pragma unroll
@@ -100,14 +104,14 @@ struct Row {
             for (uint32 m = 0; m < 4; m++) x[q][m] = i + q * STEP + m - before < last - before ? sort_key(scores[m]) : 0;
         }
     }
-    // Of what is loaded soon.
+    // Prefetches the blocks that load() reads.
     __device__ void announce(uint32 i) const {
 #pragma unroll
         for (uint32 q = 0; q < QUADS; q++)
             if (p.adjacent && i + q * STEP < count()) prefetch(level + 4 * (first + i + q * STEP)), prefetch(trend + 4 * (first + i + q * STEP));
     }
     __device__ void emit(uint32 place, uint32 j) const { as<int32>(p.ids + seq * p.ids_seq + head * p.ids_head + place * p.ids_entry) = j; }
-    // What does not depend on the choice; by each of so many threads.
+    // Writes the outputs that do not depend on the selection: forced blocks, the count, the scores. Called by each of `threads` threads.
     __device__ void write_rest(uint32 thread, uint32 threads, uint32 wanted) const {
         for (uint32 j = thread; j < init; j += threads) emit(j, j);
         for (uint32 j = thread; j < n - end; j += threads) emit(init + wanted + j, end + j);
@@ -117,7 +121,7 @@ struct Row {
     }
 };
 
-// CTAs of a multiprocessor: on compute capability 8.9 a second one would leave too few registers.
+// The number of CTAs per multiprocessor: on compute capability 8.9 two CTAs would leave too few registers for each.
 #if __CUDA_ARCH__ >= 900
 constexpr uint32 SHORT_CTAS = 2;
 #else
@@ -129,11 +133,11 @@ extern "C" __global__ void __launch_bounds__(PREDICT_THREADS, SHORT_CTAS) predic
     allow_next_kernel();
     open(shared);
     Row row(p, blockIdx.x);
-    const char *const len = p.blocks.len_of(row.seq), *const asked = threadIdx.x % 2 && p.budgets ? row.budget() : len;
+    const char *const len = p.blocks.len_of(row.seq), *const len_or_budget = threadIdx.x % 2 && p.budgets ? row.budget() : len;
     row.set(p.blocks.in(load_hint(len), p.state));
     row.announce(CtaTopK<PREDICT_THREADS>(shared, row.count()).first);
     wait_for_previous_kernel();
-    const int32 given = request_bits<4>(asked);
+    const int32 given = request_bits<4>(len_or_budget);
 #pragma unroll 1
     for (;;) {
         CtaTopK<PREDICT_THREADS> top(shared, row.count());
@@ -168,5 +172,5 @@ extern "C" __global__ void __launch_bounds__(PREDICT_THREADS, 1) predictor_predi
     top.find_threshold(wanted, DIGITS);
     if (ctas > 1) cluster_arrive();
     top.take([&](uint32 place, uint32 i) { row.emit(row.init + place, row.first + i); });
-    if (ctas > 1) cluster_wait();  // others may still read this CTA's counts
+    if (ctas > 1) cluster_wait();  // the other CTAs may still read this CTA's counts
 }

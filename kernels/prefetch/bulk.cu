@@ -1,12 +1,15 @@
 // Gather of contiguous blocks by bulk copies: target[to] = source[from] for each pair, through shared memory.
 //
-// Bytes: each block crosses the bus once, which is the floor; the device writes it once. What the bus needs is bytes in flight, about two
-// microseconds' worth, and no multiprocessor needs to compute for that: a few CTAs hold some hundred KiB of pieces under way.
+// Bytes: each block crosses the bus once, which is the floor; the device writes it once. The bus needs about two microseconds' worth of
+// bytes in flight, which takes no computation: a few CTAs keep some hundred KiB of pieces in flight.
 //
-// Cut: blocks into pieces, pieces over all warps of the grid. A warp has a ring of stages; one lane asks for a piece in each, and hands
-// the oldest on to the device when it has come. All lanes look up the pairs, 32 ahead.
+// Work split: blocks are split into pieces, which are dealt to all warps of the grid. A warp has a ring of stages in shared memory; one
+// lane requests a piece into each stage, and writes the oldest piece to the device when it has arrived. All lanes look up pairs, 32 ahead.
 //
-//   look up 32 pairs ─ [next 32 under way] ─ for each piece: stage free? ─ request ─ … ─ arrived? ─ pass on
+//   look up 32 pairs ─ [look up the next 32] ─ for each piece: wait for a free stage ─ request ─ … ─ wait for arrival ─ write
+//
+// Variants: gather_bulk for lists on the device, gather_bulk_given for entries that the host looked up. vectors.cu takes blocks that are
+// not one run of bytes in both tensors, and devices below compute capability 9.0.
 //
 // On entry: blocks, and all addresses, are multiples of 16 bytes; pairs · pieces < 2^31; shared memory holds warps · stages pieces.
 //
@@ -17,7 +20,7 @@
 
 #include "prefetch/layout.cuh"
 
-constexpr uint32 THREADS = 128, MOST_STAGES = 64;  // of a CTA
+constexpr uint32 THREADS = 128, MOST_STAGES = 64;  // the largest number of stages of a CTA
 
 struct Piece {
     const char *source;
@@ -36,17 +39,17 @@ __device__ Piece find_piece(const BulkParams &p, const Pairs &pairs, uint32 item
 
 template <typename Pairs>
 __device__ void copy_bulk(const BulkParams &p, const Pairs &pairs) {
-    extern __shared__ __align__(128) char room[];
+    extern __shared__ __align__(128) char stages[];
     __shared__ __align__(8) uint64 arrived[MOST_STAGES];
-    __shared__ Landing landing[MOST_STAGES];
+    __shared__ Destination destinations[MOST_STAGES];
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-    // CTA after CTA, so that few pieces keep all of them busy.
+    // Consecutive pieces go to consecutive CTAs, so that few pieces keep all CTAs busy.
     const uint32 all = gridDim.x * (blockDim.x / WARP), first = warp * gridDim.x + blockIdx.x;
     const uint32 items = pairs.entries * p.pieces.value;
     const Piece none = {nullptr, nullptr, 0};
     const uint32 stage = warp * p.stages;
-    const uint32 begin = shared_address(room) + stage * p.piece;
-    Ring ring(begin, p.piece, lane == 0 ? p.stages : 0, arrived + stage, landing + stage);
+    const uint32 begin = shared_address(stages) + stage * p.piece;
+    Ring ring(begin, p.piece, lane == 0 ? p.stages : 0, arrived + stage, destinations + stage);
     wait_for_previous_kernel();
     uint32 item = first + lane * all;
     Piece next = item < items ? find_piece(p, pairs, item) : none;
@@ -65,7 +68,7 @@ __device__ void copy_bulk(const BulkParams &p, const Pairs &pairs) {
             __syncwarp();
         }
     }
-    // Not before: what is resident and waits takes room from kernels on other streams.
+    // An earlier call would make the next kernel's CTAs resident, where they wait and take the place of kernels on other streams.
     allow_next_kernel();
     if (lane == 0) ring.drain();
 }

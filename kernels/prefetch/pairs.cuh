@@ -1,9 +1,9 @@
-// Which blocks a gather copies: entries of lists that the device reads, or offsets that came with the launch.
+// The pairs of blocks that a gather copies: entries of lists on the device, or offsets that the launch passes.
 #pragma once
 
 #include "common/types.cuh"
 
-// One list [n], or lists [B, Hk, cap] of which each copies one KV head. Strides are in bytes.
+// One list [n], or lists [B, Hk, cap], each of which copies blocks of one KV head. Strides are in bytes.
 struct Lists {
     const char *source_ids, *target_ids, *counts;
     int64 source_seq, source_head, source_entry, target_seq, target_head, target_entry, count_seq, count_head;
@@ -11,12 +11,12 @@ struct Lists {
     Divisor cap, heads;
     uint32 entries, sources, targets;
 
-    // Entries from here on copy nothing.
+    // An upper bound of the entries: entries from here on copy nothing.
     __device__ uint32 end() const {
         if (entries > cap.value || !counts) return entries;
         return min(uint32(max(as<int32>(counts), 0)), entries);
     }
-    // Offsets of the entry's blocks; false where it copies nothing. All three loads start together.
+    // Finds the offsets of the entry's blocks; false if the entry copies nothing. All three loads start together.
     __device__ bool find(uint32 entry, int64 &from, int64 &to) const {
         const uint32 list = cap.divide(entry), j = entry - list * cap.value;
         const uint32 i = heads.divide(list), g = list - i * heads.value;
@@ -33,7 +33,7 @@ struct Offsets {
     int64 from, to;
 };
 
-// Of entries that the host looked up.
+// The offsets of entries that the host looked up.
 struct Given {
     static constexpr uint32 MOST = 1000;
     Offsets of[MOST];

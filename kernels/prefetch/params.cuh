@@ -1,4 +1,4 @@
-// Parameters of the kernels of this folder.
+// Parameters of the gather's kernels.
 #pragma once
 
 #include "prefetch/pairs.cuh"
@@ -9,10 +9,10 @@ struct BulkParams {
     char *target;
     Divisor pieces;
     uint32 piece, last;
-    uint32 stages;  // pieces that a warp has room for
+    uint32 stages;  // stages of a warp, a piece each
 };
 
-// Blocks of any form: `units` units of 2^log_unit bytes in runs, and up to four dimensions of these, innermost first.
+// Blocks of any form: `units` units of 2^log_unit bytes in runs, which repeat along up to four dimensions, innermost first.
 struct Nested {
     Divisor extent;
     int64 source, target;  // strides in bytes
@@ -20,10 +20,10 @@ struct Nested {
 struct VectorParams {
     const char *source;
     char *target;
-    Divisor tiles;  // of a block
+    Divisor tiles;  // tiles of a block
     uint32 units, log_unit;
     uint32 log_lanes;  // lanes that share a tile
     uint32 dims;
-    Divisor run;  // units
+    Divisor run;  // units of a run
     Nested dim[4];
 };

@@ -1,10 +1,13 @@
 // Gather of blocks of any form by plain loads and stores: target[to] = source[from] for each pair.
 //
-// Bytes: each block is read once and written once. From the host's memory the bus is the floor, and few CTAs with four units of each
-// thread in flight keep it busy.
+// Bytes: each block is read once and written once. From host memory the bus is the floor, and few CTAs with four units of each thread in
+// flight keep it busy.
 //
-// Cut: a block into tiles of four units for each of its lanes; small blocks take fewer lanes, so that a warp copies several. Tiles over all
-// groups of lanes of the grid.
+// Work split: blocks are split into tiles of four units per lane, which are dealt to all groups of lanes of the grid. A small block takes
+// fewer lanes than a warp, so that a warp copies several blocks.
+//
+// Variants: gather_vectors for lists on the device, gather_vectors_given for entries that the host looked up. bulk.cu takes blocks that
+// are one run of bytes in both tensors, on compute capability 9.0 and later.
 //
 // On entry: pairs · tiles < 2^31; every address and stride is a multiple of the unit.
 //
@@ -16,7 +19,7 @@
 
 constexpr uint32 SLOTS = 4;
 
-// Where unit u of a block lies in both tensors.
+// The offsets of unit u of a block in source and target.
 template <bool IS_RUN, typename Unit>
 __device__ inline Offsets place(const VectorParams &p, uint32 u) {
     if (IS_RUN) return {int64(u) * int64(sizeof(Unit)), int64(u) * int64(sizeof(Unit))};
@@ -44,17 +47,17 @@ __device__ void copy_tiles(const VectorParams &p, const Pairs &pairs) {
         char *target = p.target + to;
         const uint32 first = (tile * SLOTS << p.log_lanes) + lane;
         Offsets at[SLOTS];
-        Unit held[SLOTS];
+        Unit units[SLOTS];
 #pragma unroll
         for (uint32 s = 0; s < SLOTS; ++s) {
             const uint32 u = first + (s << p.log_lanes);
             if (u >= p.units) continue;
             at[s] = place<IS_RUN, Unit>(p, u);
-            held[s] = __ldcs(&as<Unit>(source + at[s].from));
+            units[s] = __ldcs(&as<Unit>(source + at[s].from));
         }
 #pragma unroll
         for (uint32 s = 0; s < SLOTS; ++s)
-            if (first + (s << p.log_lanes) < p.units) as<Unit>(target + at[s].to) = held[s];
+            if (first + (s << p.log_lanes) < p.units) as<Unit>(target + at[s].to) = units[s];
     }
 }
 

@@ -3,12 +3,15 @@
 //   k[i] = first j < len[i] with draft[i, j] ≠ target[i, j] or draft[i, j] < 0, else len[i]
 //   accepted[i] = k[i] · next_token[i] = target[i, k[i]] · mismatch[i] = k[i] < len[i] · committed[i, :] = target[i, 0…k], −1, …
 //
-// Bytes: 2·B·γ tokens in, a few per sequence out; at the sizes of decoding this is one memory round trip, and the launch is the floor.
+// Bytes: 2·B·γ tokens are read, a few numbers per sequence written. At the sizes of decoding this is one memory round trip, and the
+// launch is the floor.
 //
-// Cut: a warp takes one tile of tokens. Up to γ = 128 a tile holds whole rows: nothing is shared, no barrier. A longer row is cut into
-// tiles that the warps of one CTA take (verify_long).
+// Work split: a warp takes one tile of tokens. Up to γ = 128 a tile holds whole rows, so warps share nothing and there is no barrier.
 //
-//   request tokens and lengths ─ first mismatch of the row's lanes ─ write results
+// Variants: verify_* for tensors of the common form (types.cuh) up to γ = 128, verify_general_* for other forms up to γ = 128,
+// verify_long_* for longer rows, which are split into tiles that the warps of one CTA take.
+//
+// Phases of a warp: load tokens and lengths ─ find the first mismatch of each row ─ write results
 //
 // On entry: B < 2^29; no output overlaps an input.
 //
@@ -38,7 +41,7 @@ __device__ inline void verify(const Params &p) {
         verify_tile<Token, 1>(p, tile);
 }
 
-// CTA i owns sequence i.
+// CTA i takes sequence i.
 template <typename Token, typename Params>
 __device__ inline void verify_long(const Params &p) {
     allow_next_kernel();

@@ -34,11 +34,11 @@ pub struct Kernels {
 
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] =
-        &[source!("forecast/whole", compute_80, compute_90), source!("forecast/cut", compute_80, compute_90)];
+        &[source!("forecast/full_rank", compute_80, compute_90), source!("forecast/low_rank", compute_80, compute_90)];
 
     fn find(modules: &Modules) -> Result<Kernels> {
-        let whole = |name| modules.kernel("forecast/whole", name);
-        let cut = |name| modules.kernel("forecast/cut", name);
+        let whole = |name| modules.kernel("forecast/full_rank", name);
+        let cut = |name| modules.kernel("forecast/low_rank", name);
         let (joined_16, joined_32) = (cut("forecast_joined_16")?, cut("forecast_joined_32")?);
         let has_clusters = modules.facts().launches_dependents();
         if has_clusters {
@@ -148,7 +148,7 @@ struct Slices {
     count: usize,
 }
 
-/// MOST_SLICES of kernels/forecast/cut.cu.
+/// MOST_SLICES of kernels/forecast/low_rank.cu.
 const MOST_SLICES: usize = 8;
 
 /// By the map's shape alone, so that sums do not depend on the batch.
@@ -164,7 +164,7 @@ impl Slices {
         Slices { share, count: inputs.div_ceil(share) }
     }
 
-    /// Of a map that is cut: whole steps of all warps of a CTA, of STEP inputs each in kernels/forecast/cut.cu.
+    /// Of a map that is cut: whole steps of all warps of a CTA, of STEP inputs each in kernels/forecast/low_rank.cu.
     fn of_cut(inputs: usize) -> Slices {
         const STEP: usize = 512;
         let share = inputs.div_ceil(MOST_SLICES).next_multiple_of(STEP).max(STEP);

@@ -21,7 +21,7 @@
 //! - A fetch sees the writes of a resolve that runs at the same time in any order. It copies a slot that it sees as given; if it does
 //!   not see the slot's home yet, it does not mark the slot, and the next fetch finds it again. The next fetch searches all that a resolve may have given which had not ended for
 //!   certain: what the clock's hand went over since the resolve before the last that was seen.
-//! - A write-back begins after its append, and ends before the layer's next append and before a fork or a cut: before any
+//! - A write-back begins after its append, and ends before the layer's next append and before a fork or a truncation: before any
 //!   resolve that may name its blocks as stored, since they are in the tail until then. (An append of more than S tokens
 //!   waits for its own.) So a fetch may run late and copy what was asked for after it was called.
 //!
@@ -45,7 +45,7 @@ use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, M
 use crate::runtime::{On, Session};
 use memory::{Memory, Streams, cuda};
 use params::{
-    AppendParams, Blocks, Cache, Clock, CutParams, FetchParams, Layer, MOST_BLOCKS, ResolveParams, TableParams, Tail,
+    AppendParams, Blocks, Cache, Clock, FetchParams, ForkParams, Layer, MOST_BLOCKS, ResolveParams, TableParams, Tail,
 };
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -279,8 +279,8 @@ impl Layers {
         }
     }
 
-    fn cut(&self, from: usize, changed: &Changed) -> CutParams {
-        CutParams {
+    fn fork_params(&self, from: usize, changed: &Changed) -> ForkParams {
+        ForkParams {
             cache: self.cache,
             from: from as u32,
             to: changed.sequence as u32,
@@ -299,7 +299,7 @@ impl Layers {
         if changed.opened.is_none() {
             return Ok(());
         }
-        let (kernels, params): (&Kernels, _) = (enqueue.kernels(), self.cut(from, changed));
+        let (kernels, params): (&Kernels, _) = (enqueue.kernels(), self.fork_params(from, changed));
         let ctas = self.layers.len() * self.cache.kv_heads();
         // SAFETY: the kernel's struct; the sequences and their blocks exist.
         unsafe { enqueue.launch(&kernels.open, plain(ctas, tuning::SEQUENCE_THREADS), [param(&params)]) }
@@ -346,7 +346,7 @@ impl Store for Layers {
     }
 
     fn fork(&mut self, on: &On, parent: usize, child: &Changed) -> Result<()> {
-        let (enqueue, params) = (enqueue(on), self.cut(parent, child));
+        let (enqueue, params) = (enqueue(on), self.fork_params(parent, child));
         let kernels: &Kernels = enqueue.kernels();
         self.open(enqueue, parent, child)?;
         // SAFETY: the kernel's struct; both sequences have rows.
@@ -354,13 +354,13 @@ impl Store for Layers {
         self.write_table(enqueue, child.sequence, child.whole, child.blocks, false)
     }
 
-    fn truncate(&mut self, on: &On, cut: &Changed) -> Result<()> {
-        let (enqueue, params) = (enqueue(on), self.cut(cut.sequence, cut));
+    fn truncate(&mut self, on: &On, truncated: &Changed) -> Result<()> {
+        let (enqueue, params) = (enqueue(on), self.fork_params(truncated.sequence, truncated));
         let kernels: &Kernels = enqueue.kernels();
-        self.open(enqueue, cut.sequence, cut)?;
+        self.open(enqueue, truncated.sequence, truncated)?;
         // SAFETY: the kernel's struct; the sequence has tails.
         unsafe { enqueue.launch(&kernels.truncate, plain(1, tuning::SEQUENCE_THREADS), [param(&params)])? };
-        self.write_table(enqueue, cut.sequence, cut.whole, cut.blocks, false)
+        self.write_table(enqueue, truncated.sequence, truncated.whole, truncated.blocks, false)
     }
 
     fn free(&mut self, on: &On, sequence: usize) -> Result<()> {

@@ -69,7 +69,7 @@ kernel_struct! {
     /// Mirrors Missed of kernels/cache/params.cuh.
     pub struct Missed {
         cell: *mut i32,
-        key: u32,
+        host_run: u32,
     }
 }
 
@@ -82,10 +82,10 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// Mirrors Travel of kernels/cache/params.cuh.
-    pub struct Travel {
+    /// Mirrors ToCopy of kernels/cache/params.cuh.
+    pub struct ToCopy {
         slot: u32,
-        key: u32,
+        host_run: u32,
         since: u32,
     }
 }
@@ -101,7 +101,7 @@ kernel_struct! {
         pub homes: *mut u64,
         pub holds: *mut u64,
         pub named: *mut u32,
-        pub travels: *mut Travel,
+        pub to_copy: *mut ToCopy,
         pub claims: *mut Missed,
         pub others: *mut Missed,
         pub full: *mut Full,
@@ -371,8 +371,8 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// Mirrors CutParams of kernels/cache/params.cuh.
-    pub struct CutParams {
+    /// Mirrors ForkParams of kernels/cache/params.cuh.
+    pub struct ForkParams {
         pub cache: Cache,
         pub from: u32,
         pub to: u32,
@@ -395,7 +395,7 @@ mod tests {
             Clock::layout("Clock"),
             Missed::layout("Missed"),
             Full::layout("Full"),
-            Travel::layout("Travel"),
+            ToCopy::layout("ToCopy"),
             Layer::layout("Layer"),
             Cache::layout("Cache"),
         ];
@@ -407,7 +407,7 @@ mod tests {
             FetchParams::layout("FetchParams"),
             Blocks::layout("Blocks"),
             TableParams::layout("TableParams"),
-            CutParams::layout("CutParams"),
+            ForkParams::layout("ForkParams"),
         ];
         layout::check("cache", file!(), &[&structs[..], &of_calls].concat());
     }

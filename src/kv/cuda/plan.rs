@@ -1,6 +1,6 @@
 //! The memory on the device that tells of a cache: the bookkeeping of each layer, and the tables that all layers share.
 
-use super::params::{Cache, Clock, Full, Layer, Missed, Tail, Travel};
+use super::params::{Cache, Clock, Full, Layer, Missed, Tail, ToCopy};
 use crate::kv::options::{Options, TAIL_BLOCKS};
 use crate::runtime::cuda::layout::Divisor;
 
@@ -27,7 +27,7 @@ pub struct Bookkeeping {
     pub clock: u64,
     pub tails: u64,
     pub named: u64,
-    pub travels: u64,
+    pub to_copy: u64,
     pub claims: u64,
     pub others: u64,
     pub full: u64,
@@ -46,7 +46,7 @@ impl Bookkeeping {
             clock: arrays.of::<Clock>(1),
             tails: arrays.of::<Tail>(max_sequences),
             named: arrays.of::<u32>(slots),
-            travels: arrays.of::<Travel>(slots),
+            to_copy: arrays.of::<ToCopy>(slots),
             claims: arrays.of::<Missed>(entries),
             others: arrays.of::<Missed>(entries),
             full: arrays.of::<Full>(TAIL_BLOCKS * max_sequences),
@@ -69,7 +69,7 @@ impl Bookkeeping {
             homes: (base + self.homes) as *mut _,
             holds: (base + self.holds) as *mut _,
             named: (base + self.named) as *mut _,
-            travels: (base + self.travels) as *mut _,
+            to_copy: (base + self.to_copy) as *mut _,
             claims: (base + self.claims) as *mut _,
             others: (base + self.others) as *mut _,
             full: (base + self.full) as *mut _,

@@ -1,27 +1,32 @@
-// The forecast's projection through a map that is cut: q̂ = RoPE(up·(down·[x / rms(x), previous, 1])).
+// The forecast's projection through a map of low rank: q̂ = RoPE(up·(down·[x / rms(x), previous, 1])).
 //
-//   forecast_inner_*     products of down with each slice of the inputs, Σ x² of each slice; beside them cos and sin of each pair
-//   forecast_sums        slices added up ─ · 1 / rms
-//   forecast_joined_*    instead of both, for up to 16 rows: a cluster has a CTA for each slice, and its first one adds up
-//   forecast_outputs_*   up · ─ turned ─ q; without such clusters _adding adds up to 16 rows' slices up itself
+//   forecast_inner_*     computes the products of down and each slice of the inputs, and Σ x² of each slice; other CTAs compute the cos and
+//                        sin of each pair
+//   forecast_sums        sums the slices' products, times 1 / rms
+//   forecast_joined_*    replaces inner and sums for up to 16 rows: a cluster has a CTA for each slice, and its first CTA sums
+//   forecast_outputs_*   multiplies the sums by up, rotates, writes q; forecast_outputs_adding also sums the slices, for up to 16 rows
+//                        on devices without clusters
 //
-// Bytes: the map, once; 4096 → 4096 of rank 128 has 4.2 MB, 1 µs. Kernels hold their weights in registers before they wait for the kernel
-// before them, so that in a chain of kernels what remains of each is one round trip to the L2 cache, a few hundred instructions and a launch.
-// Their registers leave room on a multiprocessor for the next kernel's.
+// Variants: *_16 for inputs of 16 bits, *_32 for any; forecast_outputs_32 and _64 take so many channels per CTA.
 //
-// A CTA of forecast_inner_* takes eight rows of down and a slice of the inputs, whose length follows from the map's shape alone; one of
-// forecast_outputs_* 32 or 64 channels, in pairs that turn together, and all of the rank. A warp takes an eighth of the columns, so that it
-// reads what it multiplies straight into registers; then sums of the warps are added up. All take 16 rows of the batch at a time.
+// Bytes: the map, once; 4096 → 4096 of rank 128 has 4.2 MB, 1 µs. Kernels load their weights into registers before they wait for the previous
+// kernel, so that in a chain of kernels each costs one round trip to the L2 cache, a few hundred instructions and a launch. Their register
+// limits let the next kernel's CTAs start on the same multiprocessor.
+//
+// Work split: a CTA of forecast_inner_* takes eight rows of down and a slice of the inputs, whose length follows from the map's shape alone; a
+// CTA of forecast_outputs_* takes 32 or 64 channels, in pairs that rotate together, and the whole rank. A warp takes an eighth of the columns,
+// so that it loads its operands straight into registers; then the sums of the warps are added. All kernels take 16 rows of the batch at a time.
 //
 // targets: compute_80, compute_90
 
 #include "common/cluster.cuh"
 #include "forecast/products.cuh"
 
-constexpr uint32 CHUNKS = 2, STEP = CHUNKS * CHUNK;  // of the inputs: chunks and columns that a warp takes at once
-constexpr uint32 INNER = 16 * WARPS;                 // of the others: columns that a CTA takes at once; lane (g, t) has four of its warp's 16
-constexpr uint32 MOST_SLICES = 8, MOST_CTAS = 2 * MOST_SLICES, ROWS = 16;  // slices of a kind of inputs, CTAs of a cluster
-// Of CTAs that run on one multiprocessor at once, together: 65536 / THREADS. Where kernels run one after the other it does not matter.
+constexpr uint32 CHUNKS = 2, STEP = CHUNKS * CHUNK;  // down: chunks and columns that a warp takes at once
+constexpr uint32 INNER = 16 * WARPS;                 // up: columns that a CTA takes at once; lane (g, t) takes four of its warp's 16
+constexpr uint32 MOST_SLICES = 8, MOST_CTAS = 2 * MOST_SLICES, ROWS = 16;  // slices of a kind of inputs; CTAs of a cluster; rows at a time
+// Registers of a thread. Kernels that are resident on a multiprocessor together share 65536 / THREADS; on devices where kernels run one after
+// the other, a kernel may take more.
 #if __CUDA_ARCH__ >= 900
 constexpr uint32 INNER_REGISTERS = 128, OUTPUT_REGISTERS = 128;
 #else
@@ -32,7 +37,7 @@ constexpr uint32 INNER_REGISTERS = 168, OUTPUT_REGISTERS = 168;
 
 struct SharedSlice {
     float product[WARPS][ROWS][8];
-    uint32 exponent[WARPS][ROWS];  // of the power of two by which a warp divided the inputs of a row
+    uint32 exponent[WARPS][ROWS];  // the exponent of the power of two by which a warp divided the inputs of a row
     float squares[WARPS][ROWS];
 
     __device__ uint32 most(uint32 row) const {
@@ -41,25 +46,25 @@ struct SharedSlice {
         for (uint32 w = 0; w < WARPS; w++) most = max(most, exponent[w][row]);
         return most;
     }
-    // What a warp's products of a row lack in the CTA's.
+    // The factor that converts a warp's products of a row to the CTA's largest exponent.
     __device__ float factor(uint32 w, uint32 row, uint32 most) const { return power_of_two(int32(127 + exponent[w][row] - most)); }
 };
 
-// In the cluster's first CTA: what its CTAs, one for each slice, have of a tile.
+// In the cluster's first CTA: the products of a tile of all CTAs of the cluster, one for each slice.
 struct SharedSlices {
     Mailbox mailbox;
     float product[MOST_CTAS][ROWS][8];
     float2 measured[MOST_CTAS][ROWS];
 };
 
-// What products of each slice of a kind of inputs lack. `measured` are a power of two and Σ x², which lacks its square; 0 where there is no slice.
-// Products of x are to be multiplied by 1 / rms.
+// Finds the factors of the products of each slice of a kind of inputs. `measured` is a slice's power of two, and its Σ x² divided by the square of
+// that; both are 0 for a slice that does not exist. The factors of x include 1 / rms.
 __device__ inline void find_factors(const ProjectParams &p, bool is_x, const float2 (&measured)[MOST_SLICES], float (&factors)[MOST_SLICES]) {
     uint32 most = 0;
 #pragma unroll
     for (uint32 s = 0; s < MOST_SLICES; s++) factors[s] = measured[s].x, most = max(most, __float_as_uint(factors[s]) >> 23);
     if (is_x) {
-        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // short chains
+        float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // four sums, so that chains of dependent additions are short
 #pragma unroll
         for (uint32 s = 0; s < MOST_SLICES; s++) {
             factors[s] = power_of_two(int32(127 + (__float_as_uint(factors[s]) >> 23) - most));
@@ -72,7 +77,7 @@ __device__ inline void find_factors(const ProjectParams &p, bool is_x, const flo
     }
 }
 
-// Of the largest of some numbers of a row, which four lanes share; or the one before, if that is larger.
+// The exponent of the largest of a row's inputs in four lanes, at least `before`, at most MOST_EXPONENT.
 template <uint32 TYPE, uint32 BYTES> __device__ inline uint32 exponent_of(const Eight<BYTES> (&x)[CHUNKS], uint32 before) {
     uint32 most = 0;
 #pragma unroll
@@ -87,7 +92,7 @@ template <uint32 TYPE, uint32 BYTES> __device__ inline uint32 exponent_of(const 
     return min(max(most >> 23, before), MOST_EXPONENT);
 }
 
-// Pairs of all rows, the first ones by the threads of the last CTAs: others have more to do. A thread knows the position of its first.
+// The pairs of all rows are dealt from the last CTA on, because the first CTAs have more work. A thread loads the position of its first pair early.
 __device__ inline uint32 first_pair() { return (gridDim.x - 1 - blockIdx.x) * THREADS + threadIdx.x; }
 __device__ inline int32 position_of(const ProjectParams &p, uint32 pair) { return as<int32>(p.positions + pair / p.pairs * p.positions_row); }
 __device__ inline int32 first_position(const ProjectParams &p) { return first_pair() < p.batch * p.pairs ? position_of(p, first_pair()) : 0; }
@@ -98,13 +103,13 @@ __device__ inline void turn_pairs(const ProjectParams &p, int32 position) {
         const uint32 c = at % p.pairs;
         if (at >= step) position = position_of(p, at);
         const double frequency = p.inv_freq ? as<float>(p.inv_freq + c * p.inv_freq_pair) : exp2(-(double(c) / p.pairs) * p.log2_theta);
-        // An angle of many turns as quarter turns, which the number that a double has no fraction beside rounds, and the rest, of which π/2 in
-        // two parts leaves all bits.
+        // Splits the angle into quarter turns and a rest. Adding WITHOUT_FRACTION, beside which a double has no bits for a fraction, rounds the
+        // number of quarter turns. π/2 is subtracted in two parts, so that the rest keeps all its bits.
         constexpr double WITHOUT_FRACTION = 6755399441055744.0;
         const double angle = position * frequency, shifted = fma(angle, 0.63661977236758134, WITHOUT_FRACTION);
         const double quarters = shifted - WITHOUT_FRACTION;
         const float rest = fma(quarters, -6.123233995736766e-17, fma(quarters, -1.5707963267948966, angle));
-        // Of at most an eighth of a turn, unless the angle has no fraction either.
+        // The rest is at most an eighth of a turn, unless the angle is so large that it has no fraction itself.
         const float r = rest > 1.0f ? 1.0f : rest < -1.0f ? -1.0f : rest, square = r * r;
         const float sine = fmaf(fmaf(fmaf(-1.9515296e-4f, square, 8.3321609e-3f), square, -1.6666655e-1f), square * r, r);
         const float cosine =
@@ -130,17 +135,18 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
     w.split(loaded);
 #pragma unroll 1
     for (uint32 n = CHUNKS; n < steps * CHUNKS; n++) prefetch(weights + n * CHUNK);
-    // Of each row and chunk of a step. Rows past the batch are its last one again: nobody reads what becomes of them.
+    // The addresses of the inputs of each row and chunk of a step. Rows past the batch load its last row again; their products are not read.
     const char *places[2][CHUNKS];
     const auto find_places = [&](uint32 first_row, uint32 step) {
 #pragma unroll
         for (uint32 half = 0; half < 2; half++)
 #pragma unroll
             for (uint32 m = 0; m < CHUNKS; m++)
-                places[half][m] = held(place_of_inputs(in, min(first_row + 8 * half + g, p.batch - 1), begin + step * STEP + m * CHUNK));
+                places[half][m] =
+                    pin_in_register(place_of_inputs(in, min(first_row + 8 * half + g, p.batch - 1), begin + step * STEP + m * CHUNK));
     };
     find_places(ROWS * group, 0);
-    bool is_ready = true;  // weights and places of the first step
+    bool is_ready = true;  // whether the weights and places of the step are loaded, as those of the first step are
     const uint32 row = threadIdx.x / 8, n = threadIdx.x % 8, measured = threadIdx.x - ROWS * 8, column = tile * 8 + n;
     float bias = 0.0f;
     if (JOINS) {
@@ -237,8 +243,8 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
                 reinterpret_cast<float2 *>(p.factors)[place + measured] = make_float2(power_of_two(most), sum);
             }
         }
-        if (JOINS) break;  // there are no more rows
-        if (first_row + ROWS * p.inner_groups < p.batch) __syncthreads();  // what was there is read
+        if (JOINS) break;  // the batch has no more than 16 rows
+        if (first_row + ROWS * p.inner_groups < p.batch) __syncthreads();  // all threads have read `shared`
     }
     if (!JOINS) return;
     turn_pairs(p, position);
@@ -262,7 +268,7 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
     p.sums[row * p.rows + column] = bias;
 }
 
-// Of inputs of 16 bits, or of any; slices are joined by clusters, or left as they are. CTAs that do not multiply turn pairs.
+// IS_NARROW: inputs have 16 bits; otherwise any dtype. JOINS: a cluster sums the slices. CTAs that do not multiply compute cos and sin of pairs.
 template <bool IS_NARROW, bool JOINS> __device__ inline void project_inputs(const ProjectParams &p) {
     __shared__ SharedSlice shared;
     __shared__ SharedSlices joined;
@@ -297,23 +303,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) forecast_joined_32(cons
 
 // --- outputs -------------------------------------------------------------------------------------------------------------------------------------
 
-// Four columns of a row of the map or of the inner numbers, split.
+// Four columns of a row of `up` or of the sums, split into whole and rest.
 struct Quad {
     float whole[4], rest[4];
 
     template <bool FINITE> __device__ void split(const float4 &x) {
-        const float of[4] = {x.x, x.y, x.z, x.w};
+        const float values[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-        for (uint32 i = 0; i < 4; i++) whole[i] = whole_of(of[i]), rest[i] = FINITE ? rest_of_finite(of[i]) : rest_of(of[i]);
+        for (uint32 i = 0; i < 4; i++)
+            whole[i] = whole_of(values[i]), rest[i] = FINITE ? rest_of_finite(values[i]) : rest_of(values[i]);
     }
 };
 
 template <uint32 TILES> struct SharedOutputs {
-    static constexpr uint32 PITCH = TILES * 8 + 8;  // 8: four rows hit different banks
+    static constexpr uint32 PITCH = TILES * 8 + 8;  // the padding of 8 puts four rows in different banks
     float product[WARPS][ROWS][PITCH];
 };
 
-// Four columns of a row, to which `sum` is the bias: slices added up, those of x times 1 / rms.
+// Four columns of a row, summed over the slices, the slices of x times 1 / rms. `sum` is the bias at first.
 __device__ inline float4 add_slices(const ProjectParams &p, uint32 row, uint32 column, float4 sum) {
 #pragma unroll 1
     for (uint32 first = 0, count = p.x.slices; count > 0; count = first == 0 ? p.previous.slices : 0, first = p.x.slices) {
@@ -360,29 +367,29 @@ template <bool ADDS> __device__ inline void load_sums(const ProjectParams &p, ui
     }
 }
 
-// For TILES times four pairs of channels. If ADDS, nobody added slices up before.
-template <uint32 TILES, bool ADDS> __device__ inline void project_inner(const ProjectParams &p) {
+// Multiplies the sums by `up`, for TILES times four units of channels. If ADDS, it first sums the slices.
+template <uint32 TILES, bool ADDS> __device__ inline void project_outputs(const ProjectParams &p) {
     __shared__ SharedOutputs<TILES> shared;
     constexpr uint32 UNITS = TILES * 4;
-    constexpr bool SPLITS_EARLY = TILES <= 4;  // more of them split would take the registers of a second CTA
+    constexpr bool SPLITS_EARLY = TILES <= 4;  // split weights of more tiles would take the registers of a second CTA
     allow_next_kernel();
     const uint32 cta = blockIdx.x / p.output_groups, group = blockIdx.x - cta * p.output_groups;
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, first_column = 16 * warp + 4 * t;
-    // Each lane knows one unit, which it writes, too.
+    // Each lane finds the channels of one unit, which it also writes.
     const Unit unit(p, cta * UNITS + lane % UNITS);
     const uint32 channel = unit.head * p.head_dim, first = channel + unit.first, second = channel + unit.second;
     uint32 channels[TILES];
 #pragma unroll
     for (uint32 tile = 0; tile < TILES; tile++) {
-        const uint32 even = __shfl_sync(FULL_WARP, unit.exists ? first : 0, 4 * tile + g / 2);  // nobody writes what is not there
+        const uint32 even = __shfl_sync(FULL_WARP, unit.exists ? first : 0, 4 * tile + g / 2);  // units that do not exist are not written
         const uint32 odd = __shfl_sync(FULL_WARP, unit.exists && unit.has_second ? second : 0, 4 * tile + g / 2);
         channels[tile] = g % 2 ? odd : even;
     }
     float4 loaded[TILES];
     Quad w[TILES];
-    // Not by __ldg, which the assembler moves past the wait.
+    // The loads are not __ldg, which the assembler would move past the wait.
     const auto load = [&](uint32 column) {
-        const uint32 place = column < p.second_row ? column : 0;  // past the rank inner numbers are 0
+        const uint32 place = column < p.second_row ? column : 0;  // the sums past the rank are 0
 #pragma unroll
         for (uint32 tile = 0; tile < TILES; tile++)
             loaded[tile] = *reinterpret_cast<const float4 *>(p.second + uint64(channels[tile]) * p.second_row + place);
@@ -393,13 +400,13 @@ template <uint32 TILES, bool ADDS> __device__ inline void project_inner(const Pr
     wait_for_previous_kernel();
 #pragma unroll 1
     for (uint32 first_row = ROWS * group; first_row < p.batch; first_row += ROWS * p.output_groups) {
-        // A row takes a thread for each unit.
+        // A thread takes a unit of a row.
         constexpr uint32 AT_ONCE = THREADS / UNITS, TURNS = ROWS / AT_ONCE;
-        const uint32 own_row = first_row + threadIdx.x / UNITS;
+        const uint32 thread_row = first_row + threadIdx.x / UNITS;
         float2 turns[TURNS];
 #pragma unroll
         for (uint32 n = 0; n < TURNS; n++) {
-            const uint32 row = own_row + n * AT_ONCE;
+            const uint32 row = thread_row + n * AT_ONCE;
             turns[n] = unit.number < p.pairs && row < p.batch ? __ldcg(unit.turn(p, row)) : make_float2(1.0f, 0.0f);
         }
 #pragma unroll 1
@@ -434,7 +441,7 @@ template <uint32 TILES, bool ADDS> __device__ inline void project_inner(const Pr
         __syncthreads();
 #pragma unroll
         for (uint32 n = 0; n < TURNS; n++) {
-            const uint32 row = own_row + n * AT_ONCE;
+            const uint32 row = thread_row + n * AT_ONCE;
             if (row >= p.batch || !unit.exists) break;
             float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
@@ -444,16 +451,16 @@ template <uint32 TILES, bool ADDS> __device__ inline void project_inner(const Pr
             }
             unit.write(p, row, sum.x, sum.y, turns[n]);
         }
-        if (first_row + ROWS * p.output_groups < p.batch) __syncthreads();  // what was there is read
+        if (first_row + ROWS * p.output_groups < p.batch) __syncthreads();  // all threads have read `shared`
     }
 }
 
 extern "C" __global__ void __maxnreg__(OUTPUT_REGISTERS) forecast_outputs_32(const __grid_constant__ ProjectParams p) {
-    project_inner<4, false>(p);
+    project_outputs<4, false>(p);
 }
 extern "C" __global__ void __maxnreg__(OUTPUT_REGISTERS) forecast_outputs_64(const __grid_constant__ ProjectParams p) {
-    project_inner<8, false>(p);
+    project_outputs<8, false>(p);
 }
 extern "C" __global__ void __maxnreg__(OUTPUT_REGISTERS) forecast_outputs_adding(const __grid_constant__ ProjectParams p) {
-    project_inner<4, true>(p);
+    project_outputs<4, true>(p);
 }

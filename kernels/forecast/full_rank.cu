@@ -1,23 +1,25 @@
-// The forecast's projection through a whole map: q̂ = RoPE(W·[x / rms(x), previous, 1]). forecast_pack serves maps that are cut, too.
+// The forecast's projection through a map of full rank: q̂ = RoPE(W·[x / rms(x), previous, 1]). Maps of low rank are in low_rank.cu.
 //
-//   forecast_pack       inputs that do not lie in aligned units of eight, side by side in float32
-//   forecast_inputs_*   products of W with each slice of the inputs; 1 / rms(x), cos and sin of each row
-//   forecast_turn       slices added up ─ turned ─ q
+//   forecast_pack       copies inputs that are not in aligned units of eight to rows of float32 (for maps of low rank, too)
+//   forecast_inputs_*   computes the products of W and each slice of the inputs, and for each row 1 / rms(x) and the pairs' cos and sin
+//   forecast_turn       sums the slices, rotates, writes q
 //
-// Bytes: the map, once. forecast_inputs_* asks for its first weights before it waits for the kernel before it.
+// Bytes: the map, once. forecast_inputs_* loads its first weights before it waits for the previous kernel.
 //
-// A CTA of forecast_inputs_* takes eight rows of the map and a slice of the inputs, whose length follows from the map's shape alone; a warp an eighth
-// of the slice, for 16 rows of the batch at a time.
+// Work split: a CTA of forecast_inputs_* takes eight rows of the map and a slice of the inputs, whose length follows from the map's shape alone;
+// a warp takes an eighth of the slice, for 16 rows of the batch at a time. Further CTAs take a row of the batch each (prepare_row).
+//
+// Variants: forecast_inputs_16 for up to 16 rows of the batch, forecast_inputs_32 for more (32 at a time).
 //
 // targets: compute_80, compute_90
 
 #include "forecast/products.cuh"
 
-constexpr uint32 GROUP = 4;  // chunks of a step
+constexpr uint32 GROUP = 4;  // the number of chunks of a step
 
 // --- inputs --------------------------------------------------------------------------------------------------------------------------------------
 
-// Of the largest of some numbers of a row, which four lanes share.
+// The exponent of the largest of a row's inputs in four lanes, within bounds.
 __device__ inline uint32 exponent_of(const float (&x)[GROUP][8]) {
     uint32 most = 0;
 #pragma unroll
@@ -34,7 +36,7 @@ template <uint32 BATCH_TILES> struct SharedProducts {
     uint32 exponent[WARPS][16 * BATCH_TILES];
 };
 
-// Rows past the batch are its last one again: nobody reads what becomes of them.
+// Multiplies a warp's part of a slice. Rows past the batch load its last row again; their products are not read.
 template <uint32 BATCH_TILES, uint32 BYTES>
 __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, uint32 begin, uint32 chunks, const float *weights, uint32 first_row,
                                       SharedProducts<BATCH_TILES> &shared) {
@@ -47,7 +49,7 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
     Weights<GROUP> w;
     loaded.load(weights, chunks);
     w.split(loaded);
-    constexpr bool AHEAD = BATCH_TILES == 1;  // the next group's weights are on their way; registers hold no more of them
+    constexpr bool AHEAD = BATCH_TILES == 1;  // loads the next group's weights early; more batch tiles leave no registers for that
     if (AHEAD && chunks > GROUP) loaded.load(weights + GROUP * CHUNK, chunks - GROUP);
     wait_for_previous_kernel();
 #pragma unroll 1
@@ -100,7 +102,7 @@ __device__ inline void multiply_slice(const ProjectParams &p, const Inputs &in, 
         }
 }
 
-// A thread's part of Σ x².
+// A thread's part of Σ x² of a row.
 template <uint32 BYTES> __device__ inline double sum_squares(const Inputs &in, uint32 row) {
     constexpr uint32 AT_ONCE = 2;
     double sum = 0.0;
@@ -121,12 +123,12 @@ template <uint32 BYTES> __device__ inline double sum_squares(const Inputs &in, u
     return sum;
 }
 
-// A CTA's row of the batch: 1 / rms, and how each pair turns.
+// Writes 1 / rms and the cos and sin of each pair of one row of the batch, by a CTA.
 __device__ inline void prepare_row(const ProjectParams &p, uint32 row, double (&sum_of_warp)[WARPS]) {
     const auto frequency_of = [&](uint32 c) {
         return p.inv_freq ? double(as<float>(p.inv_freq + c * p.inv_freq_pair)) : exp2(-(double(c) / p.pairs) * p.log2_theta);
     };
-    // The last warps turn, since the first one ends the sum.
+    // Pairs are dealt from the last thread on, because the first warp finishes the sum.
     const uint32 first_pair = THREADS - 1 - threadIdx.x;
     const double ahead = p.inv_freq ? 0.0 : frequency_of(first_pair);
     wait_for_previous_kernel();
@@ -145,7 +147,7 @@ __device__ inline void prepare_row(const ProjectParams &p, uint32 row, double (&
 #pragma unroll 1
     for (uint32 c = first_pair; c < p.pairs; c += THREADS) {
         const double frequency = c == first_pair && !p.inv_freq ? ahead : frequency_of(c);
-        // An angle of many turns as quarter turns and the rest, of which π/2 in two parts leaves all bits.
+        // Splits the angle into quarter turns and a rest. π/2 is subtracted in two parts, so that the rest keeps all its bits.
         const double angle = position * frequency, quarters = rint(angle * 0.63661977236758134);
         const double rest = fma(quarters, -6.123233995736766e-17, fma(quarters, -1.5707963267948966, angle));
         double sine, cosine;
@@ -154,7 +156,7 @@ __device__ inline void prepare_row(const ProjectParams &p, uint32 row, double (&
     }
 }
 
-// For 16 · BATCH_TILES rows of the batch at a time.
+// Takes 16 · BATCH_TILES rows of the batch at a time.
 template <uint32 BATCH_TILES> __device__ inline void project_inputs(const ProjectParams &p) {
     __shared__ SharedProducts<BATCH_TILES> shared;
     __shared__ double sum_of_warp[WARPS];
@@ -194,7 +196,7 @@ template <uint32 BATCH_TILES> __device__ inline void project_inputs(const Projec
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forecast_inputs_16(const __grid_constant__ ProjectParams p) { project_inputs<1>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS, 1) forecast_inputs_32(const __grid_constant__ ProjectParams p) { project_inputs<2>(p); }
 
-// A thread copies an input of a row.
+// A thread copies one input of a row.
 extern "C" __global__ void __launch_bounds__(THREADS) forecast_pack(const __grid_constant__ PackParams p) {
     allow_next_kernel();
     const uint32 ctas = (p.width + THREADS - 1) / THREADS, row = blockIdx.x / ctas, i = (blockIdx.x - row * ctas) * THREADS + threadIdx.x;
@@ -204,13 +206,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) forecast_pack(const __grid
 
 // --- outputs -------------------------------------------------------------------------------------------------------------------------------------
 
-// What a slice's products of a row lack.
+// The factor by which a slice's products of a row are still to be multiplied.
 __device__ inline float factor_of(const ProjectParams &p, uint32 slice, uint32 row) {
     const double factor = __ldcg(&p.factors[uint64(slice) * p.batch + row]), scale = __ldcg(&p.scales[row]);
     return slice < p.x.slices ? factor * scale : factor;
 }
 
-// A thread takes a unit of a row.
+// A thread takes one unit of a row.
 extern "C" __global__ void __launch_bounds__(THREADS) forecast_turn(const __grid_constant__ ProjectParams p) {
     allow_next_kernel();
     const uint32 all = p.q_heads * p.units.value, ctas = (all + THREADS - 1) / THREADS;
