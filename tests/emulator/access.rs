@@ -7,6 +7,15 @@ use crate::races::Kind;
 use crate::values::{Class, LANES, Value};
 use crate::warp::{Warp, lanes};
 
+impl Access {
+    fn reads(&self) -> Kind {
+        if self.order.is_strong { Kind::StrongRead(self.order) } else { Kind::Read(self.used) }
+    }
+    fn writes(&self) -> Kind {
+        if self.order.is_strong { Kind::StrongWrite(self.order) } else { Kind::Write }
+    }
+}
+
 impl Warp {
     /// Addresses of an access in each lane.
     pub fn addresses(&self, register: u32, access: &Access) -> [u64; LANES] {
@@ -42,6 +51,11 @@ impl Warp {
                         None if space != Space::Global && address >= begin && address + bytes <= end => (begin, end),
                         None => return Err(format!("{bytes} bytes at {address:#x} are not the device's ({space:?})")),
                     };
+                }
+                if let (Some(races), Some((global, current))) = (&mut cluster.races, launch.global)
+                    && self.recent.0 != launch.parameters.as_ptr() as u64
+                {
+                    races.touch_global(self.index, lane, (address, bytes), kind, &mut global.borrow_mut(), current)?;
                 }
                 Ok(address as *mut u8)
             }
@@ -84,7 +98,7 @@ impl Warp {
             let bytes = (access.bytes * access.count) as u64;
             let mut from = std::ptr::null_mut();
             for lane in lanes(if cluster.races.is_some() { active } else { 1 }) {
-                from = self.pointer(launch, cluster, first, access.space, bytes, (lane, Kind::Read(access.used)))?;
+                from = self.pointer(launch, cluster, first, access.space, bytes, (lane, access.reads()))?;
             }
             for (n, &to) in r[..count].iter().enumerate() {
                 // SAFETY: checked just now.
@@ -103,7 +117,7 @@ impl Warp {
                 addresses[lane],
                 access.space,
                 (access.bytes * access.count) as u64,
-                (lane, Kind::Read(access.used)),
+                (lane, access.reads()),
             )?;
         }
         for (n, &to) in r[..count].iter().enumerate() {
@@ -136,7 +150,7 @@ impl Warp {
                 addresses[lane],
                 access.space,
                 (access.bytes * access.count) as u64,
-                (lane, Kind::Write),
+                (lane, access.writes()),
             )?;
             for (n, &from) in r[1..].iter().enumerate() {
                 let bits = match access.class {
@@ -174,7 +188,7 @@ impl Warp {
                 addresses[lane],
                 access.space,
                 access.bytes as u64,
-                (lane, Kind::Atomic),
+                (lane, Kind::Atomic(access.order)),
             )?;
             // SAFETY: checked above.
             let old = unsafe { read(at, access.bytes, false) };

@@ -1,119 +1,136 @@
-//! What the emulator has to notice, and what it has to compute, in kernels of a few lines.
+//! What the emulator has to compute, and what it has to notice, in kernels of a few lines. Each file of `checks/` is a subject.
 
+mod arithmetic;
+mod atomics;
+mod barriers;
+mod clusters;
+mod copies;
+mod global_races;
+mod lanes;
+mod matrices;
+mod memory;
+
+use crate::instruction;
 use crate::machine::{self, Choices, Launch};
 use crate::memory::{Fault, Pieces};
+use crate::races::{Current, Global};
 use crate::{decode, parse};
+use std::cell::RefCell;
 
-const THREADS: u32 = 64;
-
-/// Runs a CTA of two warps. The parameter is `out`, a word for each thread, which %rd1 points to; %rd2 to the thread's own; %r1 is its number.
-fn run(body: &str, choices: Choices) -> Result<Vec<u32>, Fault> {
-    let text = format!(
-        ".version 8.4\n.target sm_90\n.address_size 64\n.visible .entry kernel(.param .u64 out)\n{{\n\
-         .reg .pred %p<9>; .reg .b32 %r<9>; .reg .b64 %rd<9>; .shared .align 16 .b8 room[1024];\n\
-         ld.param.u64 %rd1, [out]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd3, %r1, 4; add.s64 %rd2, %rd1, %rd3;\n\
-         mov.u32 %r2, room; shl.b32 %r3, %r1, 2; add.s32 %r2, %r2, %r3; // the thread's word of the room\n\
-         {body}\nret;\n}}\n"
-    );
-    let kernel = decode::kernel(&parse::module(&text)?, &vec![], "kernel")?;
-    let out = vec![7u32; THREADS as usize];
-    let begin = out.as_ptr() as u64;
-    let launch = Launch {
-        kernel: &kernel,
-        ctas: 1,
-        threads: THREADS,
-        cluster: 1,
-        shared: 0,
-        parameters: &begin.to_ne_bytes(),
-        pieces: &Pieces(vec![(begin, begin + 4 * THREADS as u64)]),
-        choices,
-        finds_races: true,
-    };
-    machine::run(&launch)?;
-    Ok(out)
+/// A launch of a kernel of a few lines. What its body finds:
+///
+/// %r1 the thread's number in its CTA · %r2 the address of the thread's word of `room`, 4 KiB of shared memory · %r3 the CTA's number
+/// %rd1 the output · %rd2 the thread's own word of it, one for each thread of the grid · %rd3 the input
+/// `gate`: four words of 8 bytes in shared memory, for barriers · %r10…, %rd10…, %p1…, %f…, %h…: free
+#[derive(Clone)]
+struct Check {
+    body: String,
+    threads: u32,
+    ctas: u32,
+    cluster: u32,
+    input: Vec<u32>,
+    choices: Choices,
+    finds_races: bool,
 }
 
-fn in_order(body: &str) -> Result<Vec<u32>, Fault> {
-    run(body, Choices::new(0))
+/// What each word of the output holds before the launch.
+const UNTOUCHED: u32 = 7;
+
+/// Two warps of one CTA, in order.
+fn check(body: impl Into<String>) -> Check {
+    let choices = Choices::new(0);
+    Check { body: body.into(), threads: 64, ctas: 1, cluster: 1, input: vec![0; 4], choices, finds_races: true }
 }
 
-#[track_caller]
-fn assert_fault(body: &str, words: &str) {
-    let fault = in_order(body).expect_err("a fault");
-    assert!(fault.contains(words), "{fault}");
-}
+impl Check {
+    fn threads(self, threads: u32) -> Check {
+        Check { threads, ..self }
+    }
+    fn ctas(self, ctas: u32) -> Check {
+        Check { ctas, ..self }
+    }
+    /// One cluster of so many CTAs.
+    fn cluster(self, ctas: u32) -> Check {
+        Check { ctas, cluster: ctas, ..self }
+    }
+    fn input(self, input: Vec<u32>) -> Check {
+        Check { input, ..self }
+    }
+    fn seed(self, seed: u64) -> Check {
+        Check { choices: Choices::new(seed), ..self }
+    }
 
-/// Each thread leaves its number in the room, and takes what the other warp left.
-fn exchange(between: &str) -> String {
-    format!(
-        "st.shared.u32 [%r2], %r1; {between} xor.b32 %r4, %r2, 128; ld.shared.u32 %r5, [%r4]; st.global.u32 [%rd2], %r5;"
-    )
-}
+    fn kernel(&self) -> Result<instruction::Kernel, Fault> {
+        let text = format!(
+            ".version 8.4\n.target sm_90a\n.address_size 64\n.visible .entry kernel(.param .u64 out, .param .u64 in)\n{{\n\
+             .reg .pred %p<9>; .reg .b32 %r<99>; .reg .b64 %rd<40>; .reg .f32 %f<99>; .reg .b16 %h<9>; .reg .f64 %fd<9>;\n\
+             .shared .align 1024 .b8 room[4096]; .shared .align 8 .b64 gate[4];\n\
+             ld.param.u64 %rd1, [out]; ld.param.u64 %rd3, [in]; mov.u32 %r1, %tid.x; mov.u32 %r3, %ctaid.x;\n\
+             mov.u32 %r4, %ntid.x; mad.lo.s32 %r4, %r3, %r4, %r1; mul.wide.u32 %rd4, %r4, 4; add.s64 %rd2, %rd1, %rd4;\n\
+             mov.u32 %r2, room; shl.b32 %r5, %r1, 2; add.s32 %r2, %r2, %r5;\n\
+             {}\nret;\n}}\n",
+            self.body
+        );
+        decode::kernel(&parse::module(&text)?, &vec![], "kernel")
+    }
 
-#[test]
-fn what_a_barrier_orders_is_seen() {
-    for seed in 0..20 {
-        let out = run(&exchange("bar.sync 0;"), Choices::new(seed)).unwrap();
-        assert_eq!(out, (0..THREADS).map(|thread| thread ^ 32).collect::<Vec<_>>());
+    /// The output.
+    fn run(&self) -> Result<Vec<u32>, Fault> {
+        let mut out = vec![UNTOUCHED; (self.threads * self.ctas) as usize];
+        self.run_into(&mut out, None)?;
+        Ok(out)
+    }
+
+    fn run_into(&self, out: &mut [u32], global: Option<(&RefCell<Global>, &Current)>) -> Result<(), Fault> {
+        let piece = |words: &[u32]| (words.as_ptr() as u64, words.as_ptr_range().end as u64);
+        let (to, from) = (piece(out), piece(&self.input));
+        let parameters: Vec<u8> = [to.0, from.0].into_iter().flat_map(u64::to_ne_bytes).collect();
+        let mut pieces = vec![to, from];
+        pieces.sort_unstable();
+        let kernel = self.kernel()?;
+        let launch = Launch {
+            kernel: &kernel,
+            ctas: self.ctas,
+            threads: self.threads,
+            cluster: self.cluster,
+            shared: 0,
+            parameters: &parameters,
+            pieces: &Pieces(pieces),
+            choices: self.choices,
+            finds_races: self.finds_races,
+            global,
+        };
+        machine::run(&launch).map(|_| ())
+    }
+
+    #[track_caller]
+    fn gives(&self, expected: impl Fn(u32) -> u32) {
+        let out = self.run().unwrap_or_else(|fault| panic!("{fault}: {}", self.body));
+        let expected: Vec<u32> = (0..out.len() as u32).map(expected).collect();
+        assert_eq!(out, expected, "{}", self.body);
+    }
+
+    #[track_caller]
+    fn fails(&self, words: &str) {
+        let fault = self.run().expect_err(&self.body);
+        assert!(fault.contains(words), "{fault}: {}", self.body);
     }
 }
 
-#[test]
-fn what_nothing_orders_is_a_race() {
-    assert_fault(&exchange(""), "race");
-    assert_fault(&exchange("bar.warp.sync -1;"), "race");
+/// Runs instructions in each thread of a warp, and returns the first thread's %r10.
+#[track_caller]
+fn word(instructions: &str) -> u32 {
+    let out = check(format!("{instructions}; st.global.u32 [%rd2], %r10;")).threads(32).run();
+    let out = out.unwrap_or_else(|fault| panic!("{fault}: {instructions}"));
+    assert!(out.iter().all(|&x| x == out[0]), "{instructions}: {out:x?}");
+    out[0]
 }
 
-#[test]
-fn lanes_are_ordered_by_barriers_and_not_by_shuffles() {
-    let neighbour = |between: &str| {
-        format!(
-            "st.shared.u32 [%r2], %r1; {between} xor.b32 %r4, %r2, 4; ld.shared.u32 %r5, [%r4]; st.global.u32 [%rd2], %r5;"
-        )
-    };
-    assert_fault(&neighbour("shfl.sync.bfly.b32 %r6|%p1, %r1, 1, 31, -1;"), "race");
-    let out = in_order(&neighbour("bar.warp.sync -1;")).unwrap();
-    assert_eq!(out, (0..THREADS).map(|thread| thread ^ 1).collect::<Vec<_>>());
-}
-
-#[test]
-fn lanes_that_part_meet_again() {
-    let body = "and.b32 %r4, %r1, 1; setp.eq.u32 %p1, %r4, 0; mov.u32 %r5, 10; @%p1 bra EVEN; mov.u32 %r5, 20; \
-                EVEN: shfl.sync.bfly.b32 %r6|%p2, %r5, 1, 31, -1; st.global.u32 [%rd2], %r6;";
-    let out = in_order(body).unwrap();
-    assert!(out.iter().enumerate().all(|(thread, &x)| x == if thread % 2 == 0 { 20 } else { 10 }), "{out:?}");
-}
-
-#[test]
-fn memory_ends() {
-    assert_fault("st.global.u32 [%rd2+4], %r1;", "not the device's");
-    assert_fault("st.global.u64 [%rd2+4], %rd1;", "not a multiple");
-    assert_fault("st.shared.u32 [%r2+1000], %r1;", "past its end");
-}
-
-#[test]
-fn copies_are_there_once_they_were_waited_for() {
-    let copy = |wait: &str| {
-        format!(
-            "mov.u32 %r4, room; shl.b32 %r5, %r1, 4; add.s32 %r4, %r4, %r5; and.b64 %rd4, %rd2, -16; \
-             cp.async.cg.shared.global [%r4], [%rd4], 16; cp.async.commit_group; {wait} ld.shared.u32 %r6, [%r4]; st.global.u32 [%rd2], %r6;"
-        )
-    };
-    assert!(in_order(&copy("cp.async.wait_group 0; bar.sync 0;")).unwrap().iter().all(|&x| x == 7));
-    assert_fault(&copy("cp.async.wait_group 1;"), "race");
-}
-
-#[test]
-fn a_barrier_that_not_all_reach_is_told() {
-    assert_fault("setp.lt.u32 %p1, %r1, 32; @%p1 bra END; bar.sync 1; END: bar.sync 0;", "no warp can go on");
-    let parts = "setp.eq.u32 %p1, %r1, 0; @%p1 bra END; bar.sync 0; END: bar.warp.sync -1;";
-    assert_fault(parts, "no warp can go on");
-}
-
-#[test]
-fn a_lane_that_has_ended_is_not_read() {
-    assert_fault(
-        "setp.eq.u32 %p1, %r1, 0; @%p1 bra END; shfl.sync.idx.b32 %r4|%p2, %r1, 0, 31, -1; END: ret;",
-        "takes no part",
-    );
+/// Instructions, and what they leave in %r10.
+#[track_caller]
+fn words(table: &[(&str, u32)]) {
+    for (instructions, expected) in table {
+        let found = word(instructions);
+        assert!(found == *expected, "{instructions} gives {found:#x} instead of {expected:#x}");
+    }
 }

@@ -103,6 +103,9 @@ impl Warp {
             let copy = Copy { to: targets[lane], from: sources[lane], bytes: (read, bytes), of: (*to, *from) };
             let kind = Kind::CopyWrites(self.copies[lane].copies.open);
             self.tell_races(lane, self.shared_place(targets[lane], to.space)?, bytes, kind, cluster)?;
+            if read > 0 {
+                self.pointer(launch, cluster, sources[lane], from.space, read as u64, (lane, Kind::Read(!0)))?;
+            }
             if cluster.choices.eager {
                 self.perform(copy, launch, cluster)?;
             } else {
@@ -141,6 +144,7 @@ impl Warp {
         &mut self,
         lane: usize,
         most: Option<u32>,
+        has_written: bool,
         launch: &Launch,
         cluster: &mut Cluster,
     ) -> Result<(), Fault> {
@@ -148,7 +152,7 @@ impl Warp {
             self.perform(copy, launch, cluster)?;
         }
         if let Some(races) = &mut cluster.races {
-            races.waited_for_bulk(self.index, self.copies[lane].bulk.done(most));
+            races.waited_for_bulk(self.index, self.copies[lane].bulk.done(most), has_written);
         }
         Ok(())
     }
@@ -157,7 +161,7 @@ impl Warp {
     pub fn finish_copies(&mut self, ended: u32, launch: &Launch, cluster: &mut Cluster) -> Result<(), Fault> {
         for lane in lanes(ended) {
             self.wait_copies(lane, None, launch, cluster)?;
-            self.wait_bulk(lane, None, launch, cluster)?;
+            self.wait_bulk(lane, None, true, launch, cluster)?;
         }
         Ok(())
     }
@@ -182,7 +186,8 @@ impl Warp {
             }
             let (rank, offset) = self.shared_place(targets[lane], to.space)?;
             let barrier = self.shared_place(barriers[lane], barrier.space)?;
-            let from = self.pointer(launch, cluster, sources[lane], from.space, bytes as u64, (lane, Kind::Known))?;
+            let from =
+                self.pointer(launch, cluster, sources[lane], from.space, bytes as u64, (lane, Kind::Read(!0)))?;
             // SAFETY: so many bytes are there.
             let bytes = unsafe { std::slice::from_raw_parts(from, bytes as usize) }.to_vec();
             self.tell_races(lane, (rank, offset), bytes.len() as u32, Kind::WritesFor(barrier), cluster)?;
@@ -209,6 +214,8 @@ impl Warp {
             let copy = Copy { to: targets[lane], from: sources[lane], bytes: (bytes, bytes), of: (*to, *from) };
             let kind = Kind::BulkReads(self.copies[lane].bulk.open);
             self.tell_races(lane, self.shared_place(sources[lane], from.space)?, bytes, kind, cluster)?;
+            let kind = Kind::BulkWrites(self.copies[lane].bulk.open);
+            self.pointer(launch, cluster, targets[lane], to.space, bytes as u64, (lane, kind))?;
             if cluster.choices.eager {
                 self.perform(copy, launch, cluster)?;
             } else {

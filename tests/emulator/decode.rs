@@ -4,6 +4,7 @@ use crate::compute::computed;
 use crate::device::Globals;
 use crate::instruction::*;
 use crate::parse::{Function, Module, Parsed, Statement, Variable, bytes_of, operands, variable};
+use crate::races::Order;
 use crate::registers;
 use crate::values::Class;
 use std::collections::HashMap;
@@ -287,8 +288,17 @@ impl Decoder<'_> {
             Some((base, offset)) => (base.trim(), integer(offset.trim()).ok_or("what offset?")? as i64),
             None => (inside, 0),
         };
-        let mut access =
-            Access { space, offset, is_wide: true, bytes: 0, count: 1, is_signed: false, class: Class::Word, used: !0 };
+        let mut access = Access {
+            space,
+            offset,
+            is_wide: true,
+            bytes: 0,
+            count: 1,
+            is_signed: false,
+            class: Class::Word,
+            used: !0,
+            order: Order::default(),
+        };
         let register = match self.symbol(scope, base) {
             Some(Symbol::Register(Class::Predicate, _)) => return Err("a predicate is no address".into()),
             Some(Symbol::Register(class, register)) => {

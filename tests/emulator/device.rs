@@ -5,9 +5,14 @@ use crate::instruction::Kernel;
 use crate::machine::{self, Choices, Launch};
 use crate::memory::{Fault, Pieces};
 use crate::parse;
+use crate::races::{Current, Global};
+use crate::streams::Works;
 use parking_lot::Mutex;
 use std::alloc::Layout;
-use std::collections::{BTreeMap, HashMap};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Variables of a module, and where they lie.
@@ -29,10 +34,14 @@ pub struct Settings {
     pub capability: u64,
     pub multiprocessors: u64,
     pub seed: u64,
-    /// Has races for shared memory looked for.
+    /// Has races looked for.
     pub finds_races: bool,
+    /// Reports races in global memory and goes on.
+    pub passes_races: bool,
     /// Says on stderr what each launch took.
     pub traces: bool,
+    /// The file to which the kernels that were launched are appended.
+    pub launched: Option<PathBuf>,
 }
 
 #[derive(Default)]
@@ -44,6 +53,11 @@ pub struct Device {
     /// Modules that were loaded, by their text.
     modules: HashMap<Arc<str>, Arc<Module>>,
     launches: u64,
+    /// Kernels that were launched, by name and target, as far as that is recorded.
+    launched: HashSet<String>,
+    /// What orders works, and what they did to memory: for races.
+    pub works: Works,
+    global: RefCell<Global>,
     /// Why nothing goes on any more.
     pub fault: Option<Fault>,
 }
@@ -77,6 +91,8 @@ pub struct KernelLaunch {
     pub threads: u32,
     pub cluster: u32,
     pub shared: u32,
+    /// It may begin before the launch in front of it has ended.
+    pub depends: bool,
     pub parameters: Vec<u64>,
 }
 
@@ -85,6 +101,26 @@ pub enum Work {
     Kernel(KernelLaunch),
     Fill { to: u64, byte: u8, bytes: usize },
     Copy { to: u64, from: u64, bytes: usize },
+}
+
+impl Work {
+    fn name(&self) -> &str {
+        match self {
+            Work::Kernel(launch) => &launch.function.name,
+            Work::Fill { .. } => "a fill",
+            Work::Copy { .. } => "a copy",
+        }
+    }
+    fn depends(&self) -> bool {
+        matches!(self, Work::Kernel(launch) if launch.depends)
+    }
+}
+
+/// A work of a graph, and the others that it comes after.
+#[derive(Clone)]
+pub struct Node {
+    pub work: Work,
+    pub before: Vec<usize>,
 }
 
 pub static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
@@ -96,7 +132,9 @@ pub fn settings() -> &'static Settings {
         multiprocessors: setting("MULTIPROCESSORS", 132),
         seed: setting("SEED", 0),
         finds_races: setting("RACES", 0) != 0,
+        passes_races: setting("RACES", 0) == 2,
         traces: setting("TRACE", 0) != 0,
+        launched: std::env::var_os("VANWARD_EMULATOR_LAUNCHED").map(PathBuf::from),
     })
 }
 
@@ -133,9 +171,10 @@ impl Device {
     }
 
     pub fn free(&mut self, address: u64) -> bool {
-        let Some((_, layout)) = self.pieces.remove(&address) else { return false };
+        let Some((bytes, layout)) = self.pieces.remove(&address) else { return false };
         // SAFETY: allocated above with this layout.
         unsafe { std::alloc::dealloc(address as *mut u8, layout) };
+        self.global.get_mut().forget(address, bytes);
         true
     }
 
@@ -192,12 +231,40 @@ impl Device {
         piece.is_some_and(|(&begin, &(size, _))| address + bytes as u64 <= begin + size)
     }
 
-    pub fn perform(&mut self, work: &Work) -> Result<(), Fault> {
+    /// Does a work of a stream.
+    pub fn perform(&mut self, work: &Work, stream: usize) -> Result<(), Fault> {
+        if !settings().finds_races {
+            return self.execute(work, None);
+        }
+        let number = self.works.enqueue(stream, work.name(), work.depends());
+        self.execute(work, Some(number))?;
+        self.works.ends(stream, number, matches!(work, Work::Kernel(_)));
+        Ok(())
+    }
+
+    /// Does a graph's works in the order in which they were added.
+    pub fn perform_graph(&mut self, nodes: &[Node], stream: usize) -> Result<(), Fault> {
+        let mut numbers: Vec<u32> = vec![];
+        for Node { work, before } in nodes {
+            let number = settings().finds_races.then(|| {
+                let before: Vec<u32> = before.iter().map(|&n| numbers[n]).collect();
+                self.works.enqueue_node(stream, work.name(), &before, work.depends())
+            });
+            numbers.extend(number);
+            self.execute(work, number)?;
+        }
+        if settings().finds_races {
+            self.works.ends_graph(stream, &numbers);
+        }
+        Ok(())
+    }
+
+    fn execute(&mut self, work: &Work, number: Option<u32>) -> Result<(), Fault> {
         if let Some(fault) = &self.fault {
             return Err(fault.clone());
         }
-        let done = match work {
-            Work::Kernel(launch) => self.launch(launch),
+        let done = self.touch(work, number).and_then(|()| match work {
+            Work::Kernel(launch) => self.launch(launch, number),
             Work::Fill { to, byte, bytes } if self.covers(*to, *bytes) => {
                 // SAFETY: so many bytes are the device's.
                 unsafe { (*to as *mut u8).write_bytes(*byte, *bytes) };
@@ -212,7 +279,7 @@ impl Device {
             Work::Copy { to, from, bytes } => {
                 Err(format!("{bytes} bytes from {from:#x} to {to:#x} are not the device's"))
             }
-        };
+        });
         if let Err(fault) = &done {
             eprintln!("emulated device: {fault}");
             self.fault = Some(fault.clone());
@@ -220,16 +287,49 @@ impl Device {
         done
     }
 
-    fn launch(&mut self, launch: &KernelLaunch) -> Result<(), Fault> {
+    /// A fill's or a copy's part in races.
+    fn touch(&self, work: &Work, number: Option<u32>) -> Result<(), Fault> {
+        let Some(number) = number else { return Ok(()) };
+        let current = Current { work: number, interval: self.works.interval(number).clone(), works: &self.works };
+        let (written, read) = match work {
+            Work::Kernel(_) => return Ok(()),
+            Work::Fill { to, bytes, .. } => ((*to, *bytes), (*to, 0)),
+            Work::Copy { to, from, bytes } => ((*to, *bytes), (*from, *bytes)),
+        };
+        for ((begin, bytes), is_read) in [(read, true), (written, false)] {
+            if bytes > 0 && self.covers(begin, bytes) {
+                self.global.borrow_mut().touch_range(begin, bytes as u64, is_read, &current)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the kernel's name and target to the file of launched kernels, at its first launch.
+    fn record(&mut self, function: &Function) {
+        let Some(path) = &settings().launched else { return };
+        let line = format!("{} {}\n", function.name, function.module.target());
+        if self.launched.insert(line.clone()) {
+            let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+            if let Err(error) = file.and_then(|mut file| file.write_all(line.as_bytes())) {
+                eprintln!("emulated device: {}: {error}", path.display());
+            }
+        }
+    }
+
+    fn launch(&mut self, launch: &KernelLaunch, number: Option<u32>) -> Result<(), Fault> {
         let function = &launch.function;
         let named = |fault: Fault| format!("{}: {fault}", function.name);
         let kernel = self.kernel(function).map_err(named)?;
+        self.record(function);
         let pieces = Pieces(self.pieces.iter().map(|(&begin, &(bytes, _))| (begin, begin + bytes)).collect());
         self.launches += 1;
         let seed = settings().seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(self.launches);
         // SAFETY: eight bytes each.
         let parameters =
             unsafe { std::slice::from_raw_parts(launch.parameters.as_ptr().cast::<u8>(), launch.parameters.len() * 8) };
+        self.global.get_mut().goes_on = settings().passes_races;
+        let current =
+            number.map(|work| Current { work, interval: self.works.interval(work).clone(), works: &self.works });
         let of_machine = Launch {
             kernel: &kernel,
             ctas: launch.ctas,
@@ -239,6 +339,7 @@ impl Device {
             parameters,
             pieces: &pieces,
             finds_races: settings().finds_races,
+            global: current.as_ref().map(|current| (&self.global, current)),
             choices: Choices::new(if settings().seed == 0 { 0 } else { seed }),
         };
         let started = std::time::Instant::now();
@@ -256,6 +357,12 @@ impl Device {
 }
 
 impl Module {
+    /// What the module was compiled for: `sm_90`.
+    fn target(&self) -> &str {
+        let after = self.text.split_once(".target").map_or("", |(_, after)| after.trim_start());
+        after.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default()
+    }
+
     /// The kernel of that name, if there is one.
     pub fn function(self: &Arc<Module>, name: &str) -> Option<Arc<Function>> {
         if !self.text.contains(&format!(".entry {name}(")) {

@@ -1,8 +1,9 @@
 //! The driver's functions, as far as the library and its tests call them. Work is done when it is enqueued, so that streams are always
 //! empty and events always over; a capture writes it down, and a graph does it in the order of writing.
 
-use crate::device::{DEVICE, Device, Function, KernelLaunch, Module, Work, settings};
+use crate::device::{DEVICE, Device, Function, KernelLaunch, Module, Node, Work, settings};
 use crate::memory::Fault;
+use crate::streams::Works;
 use cudarc::driver::sys::*;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
@@ -33,7 +34,7 @@ struct Capture {
 struct Graph {
     /// Their addresses are handles.
     #[allow(clippy::vec_box)]
-    nodes: Vec<Box<Work>>,
+    nodes: Vec<Box<Node>>,
 }
 
 fn with<T>(work: impl FnOnce(&mut Device) -> T) -> T {
@@ -56,18 +57,30 @@ unsafe fn enqueue(handle: CUstream, work: Work) -> R {
     // SAFETY: the caller's handle; the graph lives as long as the capture.
     unsafe {
         if let Some(capture) = stream(handle).and_then(|stream| stream.capture.as_mut()) {
-            let node = add(capture.graph, work);
+            let node = add(capture.graph, work, &capture.before);
             capture.before = vec![node];
             return OK;
         }
     }
-    status(with(|device| device.perform(&work)))
+    status(with(|device| device.perform(&work, handle as usize)))
 }
 
-unsafe fn add(graph: *mut Graph, work: Work) -> CUgraphNode {
+/// Does it on the default stream, and waits for it.
+fn perform_and_wait(work: Work) -> R {
+    with(|device| {
+        let done = device.perform(&work, 0);
+        device.works.host_waits(0);
+        status(done)
+    })
+}
+
+unsafe fn add(graph: *mut Graph, work: Work, before: &[CUgraphNode]) -> CUgraphNode {
     // SAFETY: the caller's graph.
     let nodes = unsafe { &mut (*graph).nodes };
-    nodes.push(Box::new(work));
+    let handle = |node: &Node| (&raw const *node).cast_mut().cast();
+    let places = before.iter().filter_map(|&one| nodes.iter().position(|node| handle(node) == one));
+    let before = places.collect();
+    nodes.push(Box::new(Node { work, before }));
     (&raw mut **nodes.last_mut().expect("pushed")).cast()
 }
 
@@ -160,7 +173,7 @@ driver! {
         (*least, *greatest) = (0, -5);
         OK
     }
-    fn cuCtxSynchronize() { synchronize() }
+    fn cuCtxSynchronize() { synchronize(Works::host_waits_for_all) }
 
     fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) {
         match with(|device| device.alloc(bytes)) {
@@ -188,10 +201,10 @@ driver! {
         OK
     }
     fn cuMemcpyHtoD_v2(to: CUdeviceptr, from: *const c_void, bytes: usize) {
-        status(with(|device| device.perform(&Work::Copy { to, from: from as u64, bytes })))
+        perform_and_wait(Work::Copy { to, from: from as u64, bytes })
     }
     fn cuMemcpyDtoH_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize) {
-        status(with(|device| device.perform(&Work::Copy { to: to as u64, from, bytes })))
+        perform_and_wait(Work::Copy { to: to as u64, from, bytes })
     }
     fn cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, on: CUstream) {
         enqueue(on, Work::Copy { to, from: from as u64, bytes })
@@ -209,7 +222,7 @@ driver! {
         enqueue(on, Work::Fill { to, byte, bytes })
     }
     fn cuMemsetD8_v2(to: CUdeviceptr, byte: u8, bytes: usize) {
-        status(with(|device| device.perform(&Work::Fill { to, byte, bytes })))
+        perform_and_wait(Work::Fill { to, byte, bytes })
     }
 
     fn cuModuleLoadData(module: *mut CUmodule, image: *const c_void) { load(module, image) }
@@ -255,11 +268,12 @@ driver! {
         if ctas_y != 1 || ctas_z != 1 || threads_y != 1 || threads_z != 1 {
             return R::CUDA_ERROR_INVALID_VALUE;
         }
-        launch(function, ctas, threads, 1, shared, on, parameters)
+        launch(function, ctas, threads, 1, shared, false, on, parameters)
     }
     fn cuLaunchKernelEx(config: *const CUlaunchConfig, function: CUfunction, parameters: *mut *mut c_void, extra: *mut *mut c_void) {
         let config = &*config;
-        launch(function, config.gridDimX, config.blockDimX, cluster(config), config.sharedMemBytes, config.hStream, parameters)
+        let (cluster, depends) = (cluster(config), depends(config));
+        launch(function, config.gridDimX, config.blockDimX, cluster, config.sharedMemBytes, depends, config.hStream, parameters)
     }
     fn cuOccupancyMaxActiveClusters(clusters: *mut c_int, function: CUfunction, config: *const CUlaunchConfig) {
         let size = cluster(&*config);
@@ -269,20 +283,23 @@ driver! {
     }
 
     fn cuStreamCreate(made: *mut CUstream, flags: c_uint) {
-        *made = Box::into_raw(Box::<Stream>::default()).cast();
+        *made = create_stream(flags);
         OK
     }
     fn cuStreamCreateWithPriority(made: *mut CUstream, flags: c_uint, priority: c_int) {
-        *made = Box::into_raw(Box::<Stream>::default()).cast();
+        *made = create_stream(flags);
         OK
     }
     fn cuStreamDestroy_v2(handle: CUstream) {
         drop(Box::from_raw(handle.cast::<Stream>()));
         OK
     }
-    fn cuStreamSynchronize(handle: CUstream) { synchronize() }
-    fn cuStreamQuery(handle: CUstream) { synchronize() }
-    fn cuStreamWaitEvent(handle: CUstream, event: CUevent, flags: c_uint) { OK }
+    fn cuStreamSynchronize(handle: CUstream) { synchronize(|works| works.host_waits(handle as usize)) }
+    fn cuStreamQuery(handle: CUstream) { synchronize(|works| works.host_waits(handle as usize)) }
+    fn cuStreamWaitEvent(handle: CUstream, event: CUevent, flags: c_uint) {
+        with(|device| device.works.waits(handle as usize, event as usize));
+        OK
+    }
     fn cuStreamIsCapturing(handle: CUstream, found: *mut CUstreamCaptureStatus) {
         *found = capture_status(stream(handle).is_some_and(|stream| stream.capture.is_some()));
         OK
@@ -333,14 +350,14 @@ driver! {
     }
     fn cuGraphAddKernelNode_v2(node: *mut CUgraphNode, graph: CUgraph, before: *const CUgraphNode, count: usize, parameters: *const CUDA_KERNEL_NODE_PARAMS) {
         let p = &*parameters;
-        match prepared(p.func, p.gridDimX, p.blockDimX, 1, p.sharedMemBytes, p.kernelParams) {
-            Ok(launch) => *node = add(graph.cast(), Work::Kernel(launch)),
+        match prepared(p.func, p.gridDimX, p.blockDimX, 1, p.sharedMemBytes, false, p.kernelParams) {
+            Ok(launch) => *node = add(graph.cast(), Work::Kernel(launch), std::slice::from_raw_parts(if count == 0 { std::ptr::dangling() } else { before }, count)),
             Err(error) => return error,
         }
         OK
     }
     fn cuGraphKernelNodeSetAttribute(node: CUgraphNode, attribute: CUkernelNodeAttrID, value: *const CUkernelNodeAttrValue) {
-        if let (CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, Work::Kernel(launch)) = (attribute, &mut *node.cast::<Work>()) {
+        if let (CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, Work::Kernel(launch)) = (attribute, &mut (*node.cast::<Node>()).work) {
             launch.cluster = (*value).clusterDim.x;
         }
         OK
@@ -356,25 +373,23 @@ driver! {
         OK
     }
     fn cuGraphInstantiateWithFlags(made: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) {
-        let works: Vec<Work> = (*graph.cast::<Graph>()).nodes.iter().map(|node| (**node).clone()).collect();
-        *made = Box::into_raw(Box::new(works)).cast();
+        let nodes: Vec<Node> = (*graph.cast::<Graph>()).nodes.iter().map(|node| (**node).clone()).collect();
+        *made = Box::into_raw(Box::new(nodes)).cast();
         OK
     }
     fn cuGraphLaunch(graph: CUgraphExec, on: CUstream) {
-        for work in &*graph.cast::<Vec<Work>>() {
-            let done = enqueue(on, work.clone());
-            if done != OK {
-                return done;
-            }
+        let nodes = &*graph.cast::<Vec<Node>>();
+        if stream(on).is_some_and(|stream| stream.capture.is_some()) {
+            return R::CUDA_ERROR_NOT_SUPPORTED;
         }
-        OK
+        status(with(|device| device.perform_graph(nodes, on as usize)))
     }
     fn cuGraphDestroy(graph: CUgraph) {
         drop(Box::from_raw(graph.cast::<Graph>()));
         OK
     }
     fn cuGraphExecDestroy(graph: CUgraphExec) {
-        drop(Box::from_raw(graph.cast::<Vec<Work>>()));
+        drop(Box::from_raw(graph.cast::<Vec<Node>>()));
         OK
     }
 
@@ -386,9 +401,12 @@ driver! {
         drop(Box::from_raw(event.cast::<u64>()));
         OK
     }
-    fn cuEventRecord(event: CUevent, on: CUstream) { OK }
-    fn cuEventQuery(event: CUevent) { OK }
-    fn cuEventSynchronize(event: CUevent) { OK }
+    fn cuEventRecord(event: CUevent, on: CUstream) {
+        with(|device| device.works.records(event as usize, on as usize));
+        OK
+    }
+    fn cuEventQuery(event: CUevent) { synchronize(|works| works.host_waits_for_event(event as usize)) }
+    fn cuEventSynchronize(event: CUevent) { synchronize(|works| works.host_waits_for_event(event as usize)) }
     fn cuEventElapsedTime(milliseconds: *mut f32, begin: CUevent, end: CUevent) {
         *milliseconds = 0.0;
         OK
@@ -425,8 +443,18 @@ fn capture_status(is_capturing: bool) -> CUstreamCaptureStatus {
     }
 }
 
-fn synchronize() -> R {
-    with(|device| status(device.fault.clone().map_or(Ok(()), Err)))
+fn synchronize(waits: impl FnOnce(&mut Works)) -> R {
+    with(|device| {
+        waits(&mut device.works);
+        status(device.fault.clone().map_or(Ok(()), Err))
+    })
+}
+
+fn create_stream(flags: c_uint) -> CUstream {
+    let handle: CUstream = Box::into_raw(Box::<Stream>::default()).cast();
+    let is_non_blocking = flags & CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32 != 0;
+    with(|device| device.works.creates(handle as usize, is_non_blocking));
+    handle
 }
 
 /// PTX alone: machine code is not emulated.
@@ -442,32 +470,42 @@ unsafe fn load(module: *mut CUmodule, image: *const c_void) -> R {
     OK
 }
 
-/// CTAs of a cluster.
-unsafe fn cluster(config: &CUlaunchConfig) -> u32 {
+fn attributes(config: &CUlaunchConfig) -> &[CUlaunchAttribute] {
+    let attributes = if config.numAttrs == 0 { std::ptr::dangling_mut() } else { config.attrs };
     // SAFETY: the caller's attributes.
-    let attributes = unsafe {
-        std::slice::from_raw_parts(
-            if config.numAttrs == 0 { std::ptr::dangling_mut() } else { config.attrs },
-            config.numAttrs as usize,
-        )
-    };
-    let of = attributes.iter().find(|one| one.id == CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
-    // SAFETY: the attribute says which value it is.
-    of.map_or(1, |one| unsafe { one.value.clusterDim.x })
+    unsafe { std::slice::from_raw_parts(attributes, config.numAttrs as usize) }
 }
 
+/// CTAs of a cluster.
+fn cluster(config: &CUlaunchConfig) -> u32 {
+    let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    // SAFETY: the attribute says which value it is.
+    attributes(config).iter().find(|one| one.id == id).map_or(1, |one| unsafe { one.value.clusterDim.x })
+}
+
+/// Whether the launch may begin before the one in front of it has ended.
+fn depends(config: &CUlaunchConfig) -> bool {
+    let id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    // SAFETY: the attribute says which value it is.
+    attributes(config)
+        .iter()
+        .any(|one| one.id == id && unsafe { one.value.programmaticStreamSerializationAllowed } != 0)
+}
+
+#[allow(clippy::too_many_arguments)]
 unsafe fn launch(
     function: CUfunction,
     ctas: u32,
     threads: u32,
     cluster: u32,
     shared: u32,
+    depends: bool,
     on: CUstream,
     parameters: *mut *mut c_void,
 ) -> R {
     // SAFETY: the caller's.
     unsafe {
-        match prepared(function, ctas, threads, cluster, shared, parameters) {
+        match prepared(function, ctas, threads, cluster, shared, depends, parameters) {
             Ok(launch) => enqueue(on, Work::Kernel(launch)),
             Err(error) => error,
         }
@@ -481,6 +519,7 @@ unsafe fn prepared(
     threads: u32,
     cluster: u32,
     shared: u32,
+    depends: bool,
     parameters: *mut *mut c_void,
 ) -> Result<KernelLaunch, R> {
     // SAFETY: a handle of cuModuleGetFunction, whose module keeps it.
@@ -519,7 +558,7 @@ unsafe fn prepared(
                 .copy_from_nonoverlapping((*parameters.add(n)).cast::<u8>(), bytes)
         };
     }
-    Ok(KernelLaunch { function, ctas, threads, cluster, shared, parameters: copied })
+    Ok(KernelLaunch { function, ctas, threads, cluster, shared, depends, parameters: copied })
 }
 
 // --- who is told of calls ------------------------------------------------------------------------------------------------------

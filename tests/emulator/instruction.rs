@@ -1,5 +1,6 @@
 //! Instructions, as they are decoded and executed.
 
+use crate::races::Order;
 use crate::values::{Class, Compute};
 
 pub struct Kernel {
@@ -66,6 +67,7 @@ pub struct Access {
     pub class: Class,
     /// Bytes that the compiler has a use for.
     pub used: u32,
+    pub order: Order,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,7 +139,12 @@ pub enum Op {
     ClusterArrive {
         is_relaxed: bool,
     },
-    Fence,
+    /// Narrow: for threads of the CTA or the cluster alone.
+    Fence {
+        is_narrow: bool,
+    },
+    /// For the launches in front.
+    WaitLaunches,
     ClusterWait,
     OpenBarrier(Access),
     ExpectBytes(Access),
@@ -164,7 +171,11 @@ pub enum Op {
         from: Access,
     },
     EndBulk,
-    WaitBulk(u32),
+    /// For all but the groups that ended last; to have read alone, or to have written, too.
+    WaitBulk {
+        most: u32,
+        has_written: bool,
+    },
     StoreAsync {
         to: Access,
         barrier: Access,

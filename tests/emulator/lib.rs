@@ -26,5 +26,6 @@ mod operations;
 mod parse;
 mod races;
 mod registers;
+mod streams;
 mod values;
 mod warp;

@@ -2,9 +2,10 @@
 
 use crate::instruction::{Constant, Kernel};
 use crate::memory::{Fault, Pieces};
-use crate::races::Races;
+use crate::races::{Current, Global, Races};
 use crate::values::{LANES, Registers};
 use crate::warp::Warp;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 
 pub struct Launch<'k> {
@@ -19,6 +20,8 @@ pub struct Launch<'k> {
     pub pieces: &'k Pieces,
     pub choices: Choices,
     pub finds_races: bool,
+    /// Where races in global memory are looked for: what was done to it, and what this launch comes after.
+    pub global: Option<(&'k RefCell<Global>, &'k Current<'k>)>,
 }
 
 /// What a device leaves open. Another seed is another order, and with it another answer to what a kernel must not depend on.
@@ -102,7 +105,10 @@ impl Cluster {
             generation: 0,
             pending: vec![],
             choices: launch.choices,
-            races: launch.finds_races.then(|| Races::new(ctas, warps.len(), bytes)),
+            races: launch.finds_races.then(|| {
+                let work = launch.global.map_or(0, |(_, current)| current.work);
+                Races::new(ctas, warps.len(), bytes, work, number as usize)
+            }),
         }
     }
 

@@ -4,7 +4,16 @@ use crate::compute::computed;
 use crate::decode::{Decoder, Symbol, class_of, flattened, integer};
 use crate::instruction::*;
 use crate::parse::{Parsed, bytes_of};
+use crate::races::Order;
 use crate::values::Class;
+
+fn ordered(op: Op, order: Order) -> Op {
+    match op {
+        Op::Load(access) => Op::Load(Access { order, ..access }),
+        Op::Store(access) => Op::Store(Access { order, ..access }),
+        other => other,
+    }
+}
 
 impl Decoder<'_> {
     /// Instructions that do more than compute.
@@ -19,6 +28,13 @@ impl Decoder<'_> {
             _ if has("global") => Space::Global,
             _ if has("param") => Space::Parameter,
             _ => Space::Generic,
+        };
+        let is_narrow = has("cta") || has("cluster");
+        let order = Order {
+            is_strong: ["volatile", "relaxed", "acquire", "release", "acq_rel"].iter().any(|part| has(part)),
+            acquires: has("acquire") || has("acq_rel"),
+            releases: has("release") || has("acq_rel"),
+            is_narrow,
         };
         let mut list: Vec<(u32, Role)> = vec![];
         macro_rules! take {
@@ -55,7 +71,7 @@ impl Decoder<'_> {
                 }
                 self.access(kind, Space::Parameter, argument(0)?, argument(1)?, true, scope, &mut list)?
             }
-            "ld" => self.access(kind, space, argument(0)?, argument(1)?, true, scope, &mut list)?,
+            "ld" => ordered(self.access(kind, space, argument(0)?, argument(1)?, true, scope, &mut list)?, order),
             "st" if has("async") => {
                 let mut to = address!(0, Space::Cluster);
                 (to.bytes, to.class) = (bytes_of(kind).ok_or("what type?")? as u32, class_of(kind)?);
@@ -65,7 +81,7 @@ impl Decoder<'_> {
                 let barrier = address!(2, Space::Cluster);
                 Op::StoreAsync { to, barrier }
             }
-            "st" => self.access(kind, space, argument(1)?, argument(0)?, false, scope, &mut list)?,
+            "st" => ordered(self.access(kind, space, argument(1)?, argument(0)?, false, scope, &mut list)?, order),
             "atom" | "red" => {
                 let is_red = parts[0] == "red";
                 let change = match () {
@@ -90,6 +106,7 @@ impl Decoder<'_> {
                     let register = self.operand(scope, text, class)?;
                     list.push((register, (class, false)));
                 }
+                access.order = Order { is_strong: true, ..order };
                 Op::Atomic(access, change, !is_red)
             }
             "bar" if has("warp") => {
@@ -189,7 +206,8 @@ impl Decoder<'_> {
                 _ if has("mbarrier") => Op::ArriveAfterCopies(address!(0, Space::Shared)),
                 _ if has("commit_group") && has("bulk") => Op::EndBulk,
                 _ if has("wait_group") && has("bulk") => {
-                    Op::WaitBulk(integer(argument(0)?).ok_or("how many groups?")? as u32)
+                    let most = integer(argument(0)?).ok_or("how many groups?")? as u32;
+                    Op::WaitBulk { most, has_written: !has("read") }
                 }
                 _ if has("commit_group") => Op::EndCopies,
                 _ if has("wait_group") => Op::WaitCopies(Some(integer(argument(0)?).ok_or("how many groups?")? as u32)),
@@ -265,8 +283,9 @@ impl Decoder<'_> {
                 Op::GroupMultiply { columns, product, a_in_registers, transposes }
             }
             "trap" => Op::Trap,
-            "fence" if has("acq_rel") => Op::Fence,
-            "membar" => Op::Fence,
+            "fence" if has("acq_rel") || has("sc") => Op::Fence { is_narrow },
+            "membar" => Op::Fence { is_narrow },
+            "griddepcontrol" if has("wait") => Op::WaitLaunches,
             "fence" | "griddepcontrol" | "prefetch" | "setmaxnreg" | "wgmma" => Op::Nothing,
             _ => return Err("not known".into()),
         };

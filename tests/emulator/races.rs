@@ -1,4 +1,5 @@
-//! Races for shared memory: two touches of which one is a write, and nothing that orders them.
+//! Races: two accesses to the same bytes, one of them a write, that nothing orders. Those in shared memory stand here, those in global memory in
+//! `races/global.rs`.
 //!
 //! Happens-before by vector clocks. A component of a clock is what a warp does to the shared memory of its CTA; what it does to that of
 //! others; what its copies write, which the warp itself knows of only once it has waited; what its bulk copies read; or what is written
@@ -6,30 +7,41 @@
 //! (`st.async`), and fences around atomics pass clocks on. Within a warp, what a lane wrote is there for others after `bar.warp.sync` and
 //! barriers alone: shuffles, votes and products exchange registers. But what a lane has read before one of these may be overwritten after.
 //!
-//! Left out, so that it may miss a race: which lanes of a warp arrived or waited, and global memory.
+//! Left out, so that it may miss a race: which lanes of a warp arrived or waited.
+
+mod global;
 
 use crate::memory::Fault;
+pub use global::{Current, Global, Order};
 use std::collections::HashMap;
 
-/// Of each component, how far it is known to have come.
+/// How far each component is known to have come.
 #[derive(Clone, Default)]
-struct Clock(Vec<u32>);
+struct Clock {
+    own: Vec<u32>,
+    /// Components of other clusters and other launches.
+    others: global::Others,
+    /// `griddepcontrol.wait` came before.
+    has_waited: bool,
+}
 
 impl Clock {
     fn get(&self, component: usize) -> u32 {
-        self.0.get(component).copied().unwrap_or(0)
+        self.own.get(component).copied().unwrap_or(0)
     }
     fn raise(&mut self, component: usize, to: u32) {
-        if self.0.len() <= component {
-            self.0.resize(component + 1, 0);
+        if self.own.len() <= component {
+            self.own.resize(component + 1, 0);
         }
-        self.0[component] = self.0[component].max(to);
+        self.own[component] = self.own[component].max(to);
     }
     fn join(&mut self, other: &Clock) {
-        if self.0.len() < other.0.len() {
-            self.0.resize(other.0.len(), 0);
+        if self.own.len() < other.own.len() {
+            self.own.resize(other.own.len(), 0);
         }
-        self.0.iter_mut().zip(&other.0).for_each(|(own, other)| *own = (*own).max(*other));
+        self.own.iter_mut().zip(&other.own).for_each(|(own, other)| *own = (*own).max(*other));
+        global::join_others(&mut self.others, &other.others);
+        self.has_waited |= other.has_waited;
     }
 }
 
@@ -38,15 +50,29 @@ pub enum Kind {
     /// Of these of its bytes it makes use.
     Read(u32),
     Write,
-    Atomic,
+    /// A volatile read, or one that acquires.
+    StrongRead(Order),
+    StrongWrite(Order),
+    Atomic(Order),
     /// By a copy of this group of the lane.
     CopyWrites(u32),
-    /// By a bulk copy of this group of the lane.
+    /// By a bulk copy of this group of the lane, from shared memory.
     BulkReads(u32),
+    /// By a bulk copy of this group of the lane, to global memory.
+    BulkWrites(u32),
     /// On behalf of a barrier.
     WritesFor((usize, usize)),
     /// Asked about before.
     Known,
+}
+
+impl Kind {
+    fn reads(self) -> bool {
+        matches!(self, Kind::Read(_) | Kind::StrongRead(_) | Kind::BulkReads(_) | Kind::Atomic(_))
+    }
+    fn writes(self) -> bool {
+        !matches!(self, Kind::Read(_) | Kind::StrongRead(_) | Kind::BulkReads(_))
+    }
 }
 
 /// What was done to a word.
@@ -76,14 +102,17 @@ struct Word {
 #[derive(Default)]
 struct OfWarp {
     clock: Clock,
-    /// Groups of its copies, and of its bulk copies, that it has waited for.
-    waited: [u32; 2],
+    /// Groups of its copies, of its bulk copies that have read, and of those that have written, that it has waited for.
+    waited: [u32; 3],
     turn: u32,
     exchanges: u32,
     line: u32,
     /// At its last fence; what atomics since have told it.
     fenced: Clock,
     told: Clock,
+    /// The same of atomics in global memory, and of fences whose scope is the device.
+    fenced_globally: global::Others,
+    told_globally: global::Others,
 }
 
 /// A point where clocks meet: what arrived, and what the last phase had when it was over.
@@ -108,13 +137,23 @@ pub struct Races {
     components: usize,
     cluster: Meeting,
     atomics: HashMap<(usize, usize), Clock>,
+    /// The launch's number, and the cluster's in the launch.
+    work: u32,
+    cluster_number: usize,
 }
 
 const COPIES: usize = 0;
-const BULK: usize = 1;
+const BULK_READS: usize = 1;
+const BULK_WRITES: usize = 2;
+
+/// Components come in blocks of one for each warp: what it does to the shared memory of its CTA; its copies; its bulk copies' reads; what it
+/// does elsewhere; its bulk copies' writes. What is written for barriers in shared memory follows.
+const BLOCKS: usize = 5;
+/// The blocks of `COPIES`, `BULK_READS` and `BULK_WRITES`.
+const BLOCKS_OF_COPIES: [usize; 3] = [1, 2, 4];
 
 impl Races {
-    pub fn new(ctas: usize, warps: usize, bytes: usize) -> Races {
+    pub fn new(ctas: usize, warps: usize, bytes: usize, work: u32, cluster_number: usize) -> Races {
         let of_warp = |warp: usize| {
             let mut one = OfWarp::default();
             one.clock.raise(warp, 1);
@@ -127,9 +166,11 @@ impl Races {
             more: HashMap::new(),
             barriers: HashMap::new(),
             barrier_words: HashMap::new(),
-            components: warps * 4,
+            components: warps * BLOCKS,
             cluster: Meeting::default(),
             atomics: HashMap::new(),
+            work,
+            cluster_number,
         }
     }
 
@@ -143,8 +184,9 @@ impl Races {
         let one = &mut self.warps[warp];
         one.turn += 1;
         one.exchanges += 1;
-        one.clock.raise(count + warp, one.waited[COPIES]);
-        one.clock.raise(count * 2 + warp, one.waited[BULK]);
+        for (block, waited) in BLOCKS_OF_COPIES.into_iter().zip(one.waited) {
+            one.clock.raise(count * block + warp, waited);
+        }
     }
 
     /// The lanes of a warp exchange registers.
@@ -182,7 +224,7 @@ impl Races {
         let mut clock = self.release(warp);
         if is_relaxed {
             let elsewhere = self.elsewhere(warp);
-            clock.0[elsewhere] = known.saturating_sub(1);
+            clock.own[elsewhere] = known.saturating_sub(1);
         }
         self.cluster.arrived.join(&clock);
     }
@@ -244,9 +286,12 @@ impl Races {
         let waited = &mut self.warps[warp].waited[COPIES];
         *waited = (*waited).max(groups);
     }
-    pub fn waited_for_bulk(&mut self, warp: usize, groups: u32) {
-        let waited = &mut self.warps[warp].waited[BULK];
-        *waited = (*waited).max(groups);
+    /// Bulk copies have read, and written where that was waited for, too.
+    pub fn waited_for_bulk(&mut self, warp: usize, groups: u32, has_written: bool) {
+        let waited = &mut self.warps[warp].waited;
+        for kind in if has_written { BULK_READS..=BULK_WRITES } else { BULK_READS..=BULK_READS } {
+            waited[kind] = waited[kind].max(groups);
+        }
     }
 
     pub fn fences(&mut self, warp: usize) {
@@ -263,16 +308,30 @@ impl Races {
 
     /// Whether a touch happened before what the lane does now.
     fn is_before(&self, touch: &Touch, warp: usize, lane: usize) -> bool {
-        let (one, count, component) = (&self.warps[warp], self.warps.len(), touch.component as usize);
-        let is_own = touch.warp as usize == warp;
+        let by = (touch.warp as usize, touch.lanes, touch.turn, touch.is_read);
+        self.knows(touch.component as usize, touch.epoch, by, warp, lane)
+    }
+
+    /// Whether what some lanes of a warp of the cluster did happened before what the lane does now.
+    fn knows(
+        &self,
+        component: usize,
+        epoch: u32,
+        (by, lanes, turn, is_read): (usize, u32, u32, bool),
+        warp: usize,
+        lane: usize,
+    ) -> bool {
+        let (one, count) = (&self.warps[warp], self.warps.len());
         if component == warp || component == self.elsewhere(warp) {
-            let turn = if touch.is_read { one.exchanges } else { one.turn };
-            return touch.lanes & !(1 << lane) == 0 || touch.turn < turn;
+            let met = if is_read { one.exchanges } else { one.turn };
+            return lanes & !(1 << lane) == 0 || turn < met;
         }
-        let knows = one.clock.get(component) >= touch.epoch;
-        if is_own && (component == count + warp || component == count * 2 + warp) {
-            let waited = one.waited[component / count - 1] >= touch.epoch;
-            return knows || waited && touch.lanes == 1 << lane;
+        let knows = one.clock.get(component) >= epoch;
+        let copies = BLOCKS_OF_COPIES.iter().position(|block| component == count * block + warp);
+        if by == warp
+            && let Some(copies) = copies
+        {
+            return knows || one.waited[copies] >= epoch && lanes == 1 << lane;
         }
         knows
     }
@@ -287,13 +346,14 @@ impl Races {
         bytes: usize,
         kind: Kind,
     ) -> Result<(), Fault> {
-        if kind == Kind::Atomic {
+        let is_atomic = matches!(kind, Kind::Atomic(_));
+        if is_atomic {
             self.exchanges(warp, (rank, offset));
         }
         let count = self.warps.len();
         let one = &self.warps[warp];
         let (component, epoch) = match kind {
-            Kind::Read(_) | Kind::Write | Kind::Atomic => {
+            Kind::Read(_) | Kind::StrongRead(_) | Kind::Write | Kind::StrongWrite(_) | Kind::Atomic(_) => {
                 let is_own = warp / (count / self.words.len()) == rank;
                 let component = if is_own { warp } else { self.elsewhere(warp) };
                 (component, one.clock.get(component))
@@ -304,11 +364,11 @@ impl Races {
                 let Some(word) = self.barrier_words.get(&barrier) else { return Ok(()) };
                 (word.component, word.phase + 1)
             }
-            Kind::Known => return Ok(()),
+            Kind::Known | Kind::BulkWrites(_) => return Ok(()),
         };
-        let is_read = matches!(kind, Kind::Read(_) | Kind::BulkReads(_));
+        let is_read = !kind.writes();
         let turn = if is_read { one.exchanges } else { one.turn };
-        let (line, is_atomic) = (one.line, kind == Kind::Atomic);
+        let line = one.line;
         for n in offset / 4..(offset + bytes).div_ceil(4) {
             let begin = offset.max(n * 4) - n * 4;
             let end = (offset + bytes).min(n * 4 + 4) - n * 4;

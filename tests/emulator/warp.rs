@@ -271,9 +271,17 @@ impl Warp {
                 self.finish_copies(active, launch, cluster)?;
                 return Ok(Next::Ends(active));
             }
-            Op::Fence => {
+            Op::Fence { is_narrow } => {
                 if let Some(races) = &mut cluster.races {
                     races.fences(self.index);
+                    if let Some((_, current)) = launch.global.filter(|_| !is_narrow) {
+                        races.fences_globally(self.index, current);
+                    }
+                }
+            }
+            Op::WaitLaunches => {
+                if let Some(races) = &mut cluster.races {
+                    races.waits_for_launches(self.index);
                 }
             }
             Op::Trap => return Err("trap".into()),
@@ -472,9 +480,9 @@ impl Warp {
             Op::BulkLoad { to, from, barrier } => self.bulk_load(&to, &from, &barrier, r, active, launch, cluster)?,
             Op::BulkStore { to, from } => self.bulk_store(&to, &from, r, active, launch, cluster)?,
             Op::EndBulk => lanes(active).for_each(|lane| self.copies[lane].end_bulk()),
-            Op::WaitBulk(most) => {
+            Op::WaitBulk { most, has_written } => {
                 for lane in lanes(active) {
-                    self.wait_bulk(lane, Some(most), launch, cluster)?;
+                    self.wait_bulk(lane, Some(most), has_written, launch, cluster)?;
                 }
             }
             Op::StoreAsync { to, barrier } => self.store_async(&to, &barrier, r, active, cluster)?,
