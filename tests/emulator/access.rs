@@ -211,7 +211,7 @@ impl Warp {
     }
 }
 
-/// What an atomic leaves, or two lanes have together.
+/// What an atomic leaves in memory, or two lanes' values make in a reduction.
 pub fn changed(change: Change, is_signed: bool, bytes: u32, a: u64, b: u64) -> u64 {
     let signed = |x: u64| if bytes == 8 { x as i64 } else { x as u32 as i32 as i64 };
     match change {

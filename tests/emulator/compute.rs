@@ -1,4 +1,4 @@
-//! What instructions that compute do, by their names. As in PTX: rounding to the nearest even where no other is named, shifts by 32 or
+//! The functions of instructions that compute, by their names. As PTX has it: rounding to the nearest even where no other is named, shifts by 32 or
 //! more give nothing, conversions to integers saturate.
 
 use crate::values::{Computed, binary, insert, split, ternary, unary};

@@ -27,7 +27,8 @@ struct Copy {
     from: u64,
     /// Read, and written: the rest is zeros.
     bytes: (u32, u32),
-    of: (Access, Access),
+    /// How the target and the source are accessed.
+    accesses: (Access, Access),
 }
 
 impl Groups {
@@ -72,7 +73,7 @@ impl Warp {
 
     fn perform(&mut self, copy: Copy, launch: &Launch, cluster: &mut Cluster) -> Result<(), Fault> {
         let (read, written) = copy.bytes;
-        let (to_space, from_space) = (copy.of.0.space, copy.of.1.space);
+        let (to_space, from_space) = (copy.accesses.0.space, copy.accesses.1.space);
         let to = self.pointer(launch, cluster, copy.to, to_space, written as u64, (0, Kind::Known))?;
         // SAFETY: so many bytes are there; one side is shared memory, and the other is not.
         unsafe {
@@ -100,7 +101,7 @@ impl Warp {
         let (targets, sources) = (self.addresses(r[0], to), self.addresses(r[1], from));
         for lane in lanes(active) {
             let read = if sized { self.registers.words[r[2] as usize][lane].min(bytes) } else { bytes };
-            let copy = Copy { to: targets[lane], from: sources[lane], bytes: (read, bytes), of: (*to, *from) };
+            let copy = Copy { to: targets[lane], from: sources[lane], bytes: (read, bytes), accesses: (*to, *from) };
             let kind = Kind::CopyWrites(self.copies[lane].copies.open);
             self.tell_races(lane, self.shared_place(targets[lane], to.space)?, bytes, kind, cluster)?;
             if read > 0 {
@@ -157,7 +158,7 @@ impl Warp {
         Ok(())
     }
 
-    /// Of lanes that end.
+    /// Finishes the copies of lanes that end.
     pub fn finish_copies(&mut self, ended: u32, launch: &Launch, cluster: &mut Cluster) -> Result<(), Fault> {
         for lane in lanes(ended) {
             self.wait_copies(lane, None, launch, cluster)?;
@@ -211,7 +212,7 @@ impl Warp {
             if !bytes.is_multiple_of(16) || targets[lane] % 16 != 0 || sources[lane] % 16 != 0 {
                 return Err(format!("a bulk copy of {bytes} bytes from {:#x} to {:#x}", sources[lane], targets[lane]));
             }
-            let copy = Copy { to: targets[lane], from: sources[lane], bytes: (bytes, bytes), of: (*to, *from) };
+            let copy = Copy { to: targets[lane], from: sources[lane], bytes: (bytes, bytes), accesses: (*to, *from) };
             let kind = Kind::BulkReads(self.copies[lane].bulk.open);
             self.tell_races(lane, self.shared_place(sources[lane], from.space)?, bytes, kind, cluster)?;
             let kind = Kind::BulkWrites(self.copies[lane].bulk.open);

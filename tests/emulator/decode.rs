@@ -14,7 +14,7 @@ pub enum Symbol {
     Register(Class, u32),
     Shared(u64),
     Global(u64),
-    /// Of the kernel's parameters.
+    /// A byte of the kernel's parameters.
     Parameter(u64),
     /// A parameter or result of a call, kept in registers.
     Cell(u32),
@@ -41,7 +41,7 @@ pub struct Decoder<'m> {
     pub cells: HashMap<(u32, u64), (Class, u32)>,
     pub cell_sets: u32,
     line: u32,
-    /// What a pragma says of the load that follows.
+    /// The bytes that a pragma says are used of the load that follows.
     pub used: Option<u32>,
 }
 

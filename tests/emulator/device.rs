@@ -18,10 +18,10 @@ use std::sync::Arc;
 /// Variables of a module, and where they lie.
 pub type Globals = Vec<(String, u64)>;
 
-/// What memory holds before it is written: as numbers NaN, as indices −1.
+/// Each byte of memory that nobody wrote: NaN as floats, −1 as indices.
 pub const GARBAGE: u8 = 0xff;
 
-/// What `VANWARD_EMULATOR_<NAME>` says.
+/// The number in `VANWARD_EMULATOR_<NAME>`.
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(format!("VANWARD_EMULATOR_{name}")).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
@@ -34,7 +34,7 @@ pub struct Settings {
     pub capability: u64,
     pub multiprocessors: u64,
     pub seed: u64,
-    /// Has races looked for.
+    /// Races are looked for.
     pub finds_races: bool,
     /// Reports races in global memory and goes on.
     pub passes_races: bool,
@@ -55,7 +55,7 @@ pub struct Device {
     launches: u64,
     /// Kernels that were launched, by name and target, as far as that is recorded.
     launched: HashSet<String>,
-    /// What orders works, and what they did to memory: for races.
+    /// The order of works, and the accesses that they made, where races are looked for.
     pub works: Works,
     global: RefCell<Global>,
     /// Why nothing goes on any more.
@@ -77,7 +77,7 @@ pub struct Function {
     pub limits: Mutex<Limits>,
 }
 
-/// What launches may ask for.
+/// The most that a launch may ask for.
 #[derive(Clone, Copy)]
 pub struct Limits {
     pub shared: u32,
@@ -357,7 +357,7 @@ impl Device {
 }
 
 impl Module {
-    /// What the module was compiled for: `sm_90`.
+    /// The target that the module was compiled for: `sm_90`.
     fn target(&self) -> &str {
         let after = self.text.split_once(".target").map_or("", |(_, after)| after.trim_start());
         after.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next().unwrap_or_default()

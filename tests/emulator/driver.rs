@@ -236,7 +236,7 @@ driver! {
     fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char) {
         let name = CStr::from_ptr(name).to_string_lossy();
         match (*module.cast::<Arc<Module>>()).function(&name) {
-            // Kept by its module, which is kept.
+            // The module keeps the function, and the device keeps the module.
             Some(found) => *function = Arc::as_ptr(&found).cast_mut().cast(),
             None => return R::CUDA_ERROR_NOT_FOUND,
         }
@@ -565,7 +565,7 @@ unsafe fn prepared(
 
 type Told = extern "C" fn(*mut c_void, c_int, u32, *const Call);
 
-/// What CUPTI tells of a call, as far as it goes here.
+/// The beginning of the record that CUPTI passes for a call.
 #[repr(C)]
 struct Call {
     /// 0 on entry.

@@ -44,7 +44,7 @@ impl Constant {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Space {
-    /// Of any kind: the address tells.
+    /// The address tells which space it is.
     Generic,
     Global,
     Shared,
@@ -58,12 +58,12 @@ pub enum Space {
 pub struct Access {
     pub space: Space,
     pub offset: i64,
-    /// Of the address register.
+    /// The address register has 64 bits.
     pub is_wide: bool,
     pub bytes: u32,
     pub count: u32,
     pub is_signed: bool,
-    /// Of the values.
+    /// The class of the values' registers.
     pub class: Class,
     /// Bytes that the compiler has a use for.
     pub used: u32,
@@ -143,7 +143,7 @@ pub enum Op {
     Fence {
         is_narrow: bool,
     },
-    /// For the launches in front.
+    /// Waits for the launches in front.
     WaitLaunches,
     ClusterWait,
     OpenBarrier(Access),
@@ -151,7 +151,7 @@ pub enum Op {
     TryWait(Access),
     CompleteBytes(Access),
     ArriveAfterCopies(Access),
-    /// To shared memory, of so many bytes; with the number of those that are not zeros.
+    /// Copies so many bytes to shared memory. `sized`: an operand says how many of them are read; the rest is zeros.
     Copy {
         to: Access,
         from: Access,
@@ -159,7 +159,7 @@ pub enum Op {
         sized: bool,
     },
     EndCopies,
-    /// For all but the groups that ended last; `None`: for what is in no group yet, too.
+    /// Waits for all but so many of the groups that ended last; `None`: also for copies that are in no group yet.
     WaitCopies(Option<u32>),
     BulkLoad {
         to: Access,
@@ -171,7 +171,7 @@ pub enum Op {
         from: Access,
     },
     EndBulk,
-    /// For all but the groups that ended last; to have read alone, or to have written, too.
+    /// Waits until all but so many of the groups that ended last have read their sources, or have written, too.
     WaitBulk {
         most: u32,
         has_written: bool,
@@ -187,7 +187,7 @@ pub enum Op {
         transposed: bool,
     },
     TransposeMatrix,
-    /// Of warpgroups: columns.
+    /// A product of a warpgroup.
     GroupMultiply {
         columns: u32,
         product: Product,

@@ -24,7 +24,7 @@ pub struct Launch<'k> {
     pub global: Option<(&'k RefCell<Global>, &'k Current<'k>)>,
 }
 
-/// What a device leaves open. Another seed is another order, and with it another answer to what a kernel must not depend on.
+/// The choices that a device leaves open. Another seed is another order, and with it another answer to what a kernel must not depend on.
 #[derive(Clone, Copy)]
 pub struct Choices {
     state: u64,
@@ -33,7 +33,7 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// Without a seed: in order.
+    /// Seed 0 keeps everything in order.
     pub fn new(seed: u64) -> Choices {
         Choices { state: seed, eager: seed.count_ones() % 2 == 1 }
     }
@@ -55,12 +55,12 @@ pub struct Cluster {
     pub barriers: Vec<[Barrier; 16]>,
     /// Threads of each CTA that have not ended.
     pub live: Vec<u32>,
-    /// Of the cluster's barrier.
+    /// Arrivals at the cluster's barrier.
     pub arrived: u32,
     pub generation: u32,
     pub pending: Vec<Pending>,
     pub choices: Choices,
-    /// Looked for where the settings say so.
+    /// `None` where races are not looked for.
     pub races: Option<Races>,
 }
 
@@ -72,7 +72,7 @@ pub struct Barrier {
     pub generation: u32,
     pub all: bool,
     pub any: bool,
-    /// Of the generation before.
+    /// The joined predicates of the generation before.
     pub result: (bool, bool),
 }
 
@@ -97,7 +97,7 @@ impl Cluster {
         }
         Cluster {
             first_cta: number * launch.cluster,
-            // What was there before is anything.
+            // A launch finds no particular bytes in shared memory.
             shared: vec![vec![crate::device::GARBAGE; bytes]; ctas],
             barriers: vec![[Barrier { all: true, ..Barrier::default() }; 16]; ctas],
             live: vec![launch.threads; ctas],
@@ -258,7 +258,7 @@ const MOST_RESIDENT: usize = 160;
 /// Instructions of a loop that waits. A cluster none of whose warps does more, time and again, waits for others.
 const SPIN: u64 = 16;
 const IDLE_ROUNDS: u32 = 50;
-/// Of a launch, in instructions of warps.
+/// Instructions that the warps of a launch may execute.
 const LONGEST: u64 = 20_000_000_000;
 
 enum State {

@@ -12,10 +12,10 @@ use crate::warp::Warp;
 use half::{bf16, f16};
 
 fn halves(product: Product, bits: u32) -> [f32; 2] {
-    let of = |bits: u16| {
+    let value = |bits: u16| {
         if product == Product::Bf16 { bf16::from_bits(bits).to_f32() } else { f16::from_bits(bits).to_f32() }
     };
-    [of(bits as u16), of((bits >> 16) as u16)]
+    [value(bits as u16), value((bits >> 16) as u16)]
 }
 
 impl Warp {
@@ -53,15 +53,15 @@ impl Warp {
                 }
             }
             Product::Tf32 => {
-                let of = |bits: u32| f32::from_bits(bits & !0x1fff);
+                let value = |bits: u32| f32::from_bits(bits & !0x1fff);
                 let (mut a, mut b) = ([[0f32; 8]; 16], [[0f32; 8]; 8]);
                 for lane in 0..LANES {
                     let (g, t) = (lane / 4, lane % 4);
                     for n in 0..4 {
-                        a[g + n % 2 * 8][t + n / 2 * 4] = of(words[r[4 + n] as usize][lane]);
+                        a[g + n % 2 * 8][t + n / 2 * 4] = value(words[r[4 + n] as usize][lane]);
                     }
                     for n in 0..2 {
-                        b[t + n * 4][g] = of(words[r[8 + n] as usize][lane]);
+                        b[t + n * 4][g] = value(words[r[8 + n] as usize][lane]);
                     }
                 }
                 self.add_product(&a, &b, &r[..4], &r[10..14]);

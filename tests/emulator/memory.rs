@@ -4,13 +4,13 @@ use crate::instruction::Space;
 
 /// Shared memory as a generic address has it.
 pub const SHARED_WINDOW: u64 = 1 << 60;
-/// In an address of a cluster's shared memory: the CTA's rank plus one; 0 is the CTA itself.
+/// Where the CTA's rank plus one stands in an address of a cluster's shared memory; 0 is the CTA itself.
 pub const RANK_SHIFT: u32 = 24;
 
 /// Why a kernel cannot go on.
 pub type Fault = String;
 
-/// What a kernel may touch of the device's memory: pieces, ascending.
+/// The pieces of the device's memory that a kernel may touch, ascending.
 pub struct Pieces(pub Vec<(u64, u64)>);
 
 impl Pieces {

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-/// What went wrong, and where.
+/// The error says what went wrong, and where.
 pub type Parsed<T> = Result<T, String>;
 
 #[derive(Default)]
 pub struct Module {
     pub functions: HashMap<String, Function>,
-    /// Declared outside functions.
+    /// Variables that are declared outside functions.
     pub variables: Vec<Variable>,
 }
 
@@ -17,7 +17,7 @@ pub struct Function {
     pub results: Vec<Variable>,
     pub parameters: Vec<Variable>,
     pub body: Vec<Statement>,
-    /// What the bounds of a launch say.
+    /// The threads of a CTA that the kernel's launch bounds allow.
     pub most_threads: u32,
 }
 
@@ -28,7 +28,7 @@ pub struct Variable {
     pub name: String,
     pub align: u64,
     pub bytes: u64,
-    /// Its size is that of the launch.
+    /// The launch says how large it is.
     pub is_dynamic: bool,
     pub value: Option<String>,
 }
@@ -46,7 +46,7 @@ pub enum Statement {
     },
 }
 
-/// Without comments; lines stay where they are.
+/// Removes comments; lines stay where they are.
 fn strip(text: &str) -> String {
     let (mut out, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(at) = rest.find('/') {

@@ -47,22 +47,22 @@ impl Clock {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Of these of its bytes it makes use.
+    /// A read that makes use of these of its bytes.
     Read(u32),
     Write,
     /// A volatile read, or one that acquires.
     StrongRead(Order),
     StrongWrite(Order),
     Atomic(Order),
-    /// By a copy of this group of the lane.
+    /// A copy of this group of the lane writes shared memory.
     CopyWrites(u32),
-    /// By a bulk copy of this group of the lane, from shared memory.
+    /// A bulk copy of this group of the lane reads shared memory.
     BulkReads(u32),
-    /// By a bulk copy of this group of the lane, to global memory.
+    /// A bulk copy of this group of the lane writes global memory.
     BulkWrites(u32),
-    /// On behalf of a barrier.
+    /// A write that completes bytes at this barrier in shared memory.
     WritesFor((usize, usize)),
-    /// Asked about before.
+    /// The access was looked at before.
     Known,
 }
 
@@ -75,7 +75,7 @@ impl Kind {
     }
 }
 
-/// What was done to a word.
+/// An access to a word of shared memory.
 #[derive(Clone, Copy)]
 struct Touch {
     component: u32,
@@ -85,7 +85,7 @@ struct Touch {
     bytes: u8,
     is_atomic: bool,
     lanes: u32,
-    /// Of the warp: how many times its lanes had met by then; of reads, in any instruction.
+    /// How many times the warp's lanes had met by then; for reads, in any instruction.
     turn: u32,
     is_read: bool,
     line: u32,
@@ -100,14 +100,14 @@ struct Word {
 }
 
 #[derive(Default)]
-struct OfWarp {
+struct WarpClocks {
     clock: Clock,
     /// Groups of its copies, of its bulk copies that have read, and of those that have written, that it has waited for.
     waited: [u32; 3],
     turn: u32,
     exchanges: u32,
     line: u32,
-    /// At its last fence; what atomics since have told it.
+    /// The clock at the warp's last fence, and what atomics since have told it.
     fenced: Clock,
     told: Clock,
     /// The same of atomics in global memory, and of fences whose scope is the device.
@@ -129,7 +129,7 @@ struct BarrierWord {
 }
 
 pub struct Races {
-    warps: Vec<OfWarp>,
+    warps: Vec<WarpClocks>,
     words: Vec<Vec<Word>>,
     more: HashMap<(usize, usize), Vec<Touch>>,
     barriers: HashMap<(usize, usize), Meeting>,
@@ -154,14 +154,14 @@ const BLOCKS_OF_COPIES: [usize; 3] = [1, 2, 4];
 
 impl Races {
     pub fn new(ctas: usize, warps: usize, bytes: usize, work: u32, cluster_number: usize) -> Races {
-        let of_warp = |warp: usize| {
-            let mut one = OfWarp::default();
+        let warp_clocks = |warp: usize| {
+            let mut one = WarpClocks::default();
             one.clock.raise(warp, 1);
             one.clock.raise(warps * 3 + warp, 1);
             one
         };
         Races {
-            warps: (0..warps).map(of_warp).collect(),
+            warps: (0..warps).map(warp_clocks).collect(),
             words: vec![vec![Word::default(); bytes.div_ceil(4)]; ctas],
             more: HashMap::new(),
             barriers: HashMap::new(),
@@ -194,7 +194,7 @@ impl Races {
         self.warps[warp].exchanges += 1;
     }
 
-    /// What the warp did until now is passed on.
+    /// Begins a new epoch of the warp, and returns its clock for others to join.
     fn release(&mut self, warp: usize) -> Clock {
         self.meet(warp);
         let clock = self.warps[warp].clock.clone();

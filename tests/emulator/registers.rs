@@ -22,7 +22,7 @@ fn blocks(code: &[Instruction]) -> Vec<Block> {
     }
     let begins: Vec<usize> = (0..code.len()).filter(|&at| is_first[at]).collect();
     let block_of = |at: usize| begins.partition_point(|&begin| begin <= at) - 1;
-    let of = |n: usize| {
+    let block = |n: usize| {
         let (begin, end) = (begins[n], begins.get(n + 1).copied().unwrap_or(code.len()));
         let last = &code[end - 1];
         let goes_on = match last.op {
@@ -38,7 +38,7 @@ fn blocks(code: &[Instruction]) -> Vec<Block> {
         }
         Block { begin, end, next }
     };
-    (0..begins.len()).map(of).collect()
+    (0..begins.len()).map(block).collect()
 }
 
 /// Registers of one class that an instruction reads (false) or writes (true); its guard, too.

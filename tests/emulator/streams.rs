@@ -1,4 +1,5 @@
-//! What orders launches, fills and copies among each other: streams, events, graphs and the host's waiting. Races in global memory are found by it.
+//! The order of launches, fills and copies among each other: by streams, events, graphs and the host's waiting. The search for races in global
+//! memory asks for it.
 //!
 //! The emulated device does all work when it is enqueued, one after the other; here stands which of it a device might do at once.
 
@@ -26,14 +27,15 @@ impl Set {
     }
 }
 
-/// What is over when a work begins, and once a thread of it has waited for the launch in front (`griddepcontrol.wait`).
+/// The works that are over when a work begins, and those that are over once a thread of it has waited for the launch in front
+/// (`griddepcontrol.wait`).
 #[derive(Clone, Default)]
 pub struct Interval {
     pub begun: Set,
     pub waited: Set,
 }
 
-/// What came before on a stream.
+/// The works that came before on a stream.
 #[derive(Clone, Default)]
 struct Stream {
     done: Set,
@@ -50,7 +52,7 @@ pub struct Works {
     intervals: Vec<Interval>,
     streams: HashMap<usize, Stream>,
     events: HashMap<usize, Set>,
-    /// What the host has waited for.
+    /// The works that the host has waited for.
     host: Set,
 }
 
@@ -77,11 +79,11 @@ impl Works {
     /// All that a work on the stream comes after now.
     fn before(&self, stream: usize) -> Set {
         let mut done = self.host.clone();
-        let of = self.streams.get(&stream);
-        of.into_iter().for_each(|of| done.join(&of.done));
+        let own = self.streams.get(&stream);
+        own.into_iter().for_each(|own| done.join(&own.done));
         let is_legacy = LEGACY.contains(&stream);
         for (other, one) in self.streams.iter().filter(|(_, one)| !one.is_non_blocking) {
-            if is_legacy || LEGACY.contains(other) && !of.is_some_and(|of| of.is_non_blocking) {
+            if is_legacy || LEGACY.contains(other) && !own.is_some_and(|own| own.is_non_blocking) {
                 done.join(&one.done);
             }
         }
@@ -101,10 +103,10 @@ impl Works {
     /// A work of a stream has ended.
     pub fn ends(&mut self, stream: usize, work: u32, is_launch: bool) {
         let before = self.before(stream);
-        let of = self.streams.entry(stream).or_default();
-        of.done.join(&before);
-        of.done.add(work);
-        of.last = is_launch.then_some(work);
+        let own = self.streams.entry(stream).or_default();
+        own.done.join(&before);
+        own.done.add(work);
+        own.last = is_launch.then_some(work);
     }
 
     /// Enqueues a graph's node after some of its others; one without any comes after what the stream holds.
@@ -123,10 +125,10 @@ impl Works {
 
     pub fn ends_graph(&mut self, stream: usize, nodes: &[u32]) {
         let before = self.before(stream);
-        let of = self.streams.entry(stream).or_default();
-        of.done.join(&before);
-        nodes.iter().for_each(|&node| of.done.add(node));
-        of.last = None;
+        let own = self.streams.entry(stream).or_default();
+        own.done.join(&before);
+        nodes.iter().for_each(|&node| own.done.add(node));
+        own.last = None;
     }
 
     pub fn records(&mut self, event: usize, stream: usize) {
@@ -135,9 +137,9 @@ impl Works {
     }
     pub fn waits(&mut self, stream: usize, event: usize) {
         if let Some(done) = self.events.get(&event).cloned() {
-            let of = self.streams.entry(stream).or_default();
-            of.done.join(&done);
-            of.last = None;
+            let own = self.streams.entry(stream).or_default();
+            own.done.join(&done);
+            own.last = None;
         }
     }
     /// The host has waited for a stream, or has seen that it is empty.

@@ -25,7 +25,7 @@ pub struct Registers {
 pub trait Value: Copy + Default {
     const CLASS: Class;
     fn get(registers: &Registers, at: u32) -> [Self; LANES];
-    /// In the lanes of `mask`.
+    /// Writes the lanes of `mask`.
     fn set(registers: &mut Registers, at: u32, row: [Self; LANES], mask: u32);
 }
 

@@ -15,10 +15,10 @@ pub struct Warp {
     /// Lanes that have not ended.
     pub live: u32,
     pub cta: u32,
-    /// Of the CTA in its cluster.
+    /// The CTA's rank in its cluster.
     pub rank: usize,
     pub number: u32,
-    /// In the cluster.
+    /// The warp's number in the cluster.
     pub index: usize,
     pub copies: Vec<LaneCopies>,
     /// The generation of the cluster's barrier at the last arrival.
@@ -36,16 +36,16 @@ struct Group {
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Wait {
     No,
-    /// For these lanes to come to the same instruction.
+    /// Until these lanes come to the same instruction.
     Lanes(u32),
-    /// For the generation of a barrier to pass.
+    /// Until the generation of a barrier has passed.
     Barrier {
         number: usize,
         generation: u32,
         joins: Option<(bool, u32)>,
     },
     Cluster(u32),
-    /// For something that others do: asks again in its next turn.
+    /// Until others have done something: the lanes ask again in the warp's next turn.
     Spins,
 }
 
@@ -87,11 +87,16 @@ impl Warp {
 
     /// Where its lanes are, for a report.
     pub fn places(&self, kernel: &Kernel) -> String {
-        let of = |group: &Group| {
+        let place = |group: &Group| {
             let line = kernel.code[group.at as usize].line;
             format!("lanes {:08x} at line {line} ({:?})", group.mask, group.wait)
         };
-        format!("CTA {} warp {}: {}", self.cta, self.number, self.groups.iter().map(of).collect::<Vec<_>>().join(", "))
+        format!(
+            "CTA {} warp {}: {}",
+            self.cta,
+            self.number,
+            self.groups.iter().map(place).collect::<Vec<_>>().join(", ")
+        )
     }
 
     /// Groups that stand at the same instruction become one.
@@ -322,7 +327,7 @@ impl Warp {
                     races.arrives(self.index, (self.rank, number));
                 }
                 let barrier = cluster.barriers[self.rank].get_mut(number).ok_or("there are 16 barriers")?;
-                // To a barrier that counts, a warp arrives as a whole; to that of all threads, those that have not ended.
+                // A warp arrives as a whole at a barrier that counts, and with the lanes that have not ended at one for all threads.
                 barrier.arrived += if counted && aligned { LANES as u32 } else { active.count_ones() };
                 barrier.expected = if counted { self.registers.words[r[1] as usize][first] } else { 0 };
                 if barrier.arrived > if counted { barrier.expected } else { live } {
@@ -367,7 +372,7 @@ impl Warp {
                     return Ok(wait);
                 }
                 let bits = self.registers.predicates[r[1] as usize];
-                let of = |lane: usize| {
+                let result = |lane: usize| {
                     let among = members[lane] & active;
                     match vote {
                         Vote::Ballot => bits & among,
@@ -375,7 +380,7 @@ impl Warp {
                         Vote::All => (bits & among == among) as u32,
                     }
                 };
-                let row: [u32; LANES] = std::array::from_fn(of);
+                let row: [u32; LANES] = std::array::from_fn(result);
                 match vote {
                     Vote::Ballot => u32::set(&mut self.registers, r[0], row, active),
                     _ => bool::set(&mut self.registers, r[0], row.map(|x| x != 0), active),

@@ -14,7 +14,7 @@ use crate::streams::{Interval, Works};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// What an access promises of others beside its own bytes.
+/// The order that an access gives to others, beside its own bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Order {
     /// Atomic or volatile: does not race with others that are.
@@ -25,14 +25,14 @@ pub struct Order {
     pub is_narrow: bool,
 }
 
-/// What is known of warps of other clusters and other launches: a component, and how far it has come. Ascending.
+/// How far components of other clusters and other launches are known to have come; ascending.
 pub type Others = Arc<Vec<(Component, u32)>>;
 
-/// What a warp does itself, or what its bulk copies write, in which launch.
+/// The accesses of a warp of a launch, or the writes of its bulk copies.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Component {
     work: u32,
-    /// Of the launch.
+    /// The warp's number in the launch.
     warp: u32,
     is_bulk: bool,
 }
@@ -88,7 +88,7 @@ type Page = [Word; PAGE as usize / 4];
 #[derive(Default)]
 pub struct Global {
     pages: HashMap<u64, Box<Page>>,
-    /// What releases at a word have passed on.
+    /// The clocks that releases at a word have passed on.
     published: HashMap<u64, Others>,
     /// Reports a race and goes on, instead of ending.
     pub goes_on: bool,
@@ -355,8 +355,8 @@ impl Races {
         };
         let first = self.component(0, false).warp;
         let before = |old: &Access| {
-            let Component { work, warp: of, is_bulk } = old.component;
-            let own = of.wrapping_sub(first) as usize;
+            let Component { work, warp: number, is_bulk } = old.component;
+            let own = number.wrapping_sub(first) as usize;
             if work == self.work && own < count {
                 let component = if is_bulk { count * 4 + own } else { self.elsewhere(own) };
                 return self.knows(component, old.epoch, (own, old.lanes, old.turn, old.is_read), warp, lane);
