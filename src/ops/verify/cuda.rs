@@ -1,26 +1,29 @@
 //! Launch of the kernels of kernels/verify/verify.cu.
 
 use super::Request;
+use super::choose::{self, TILE_TOKENS, Variant};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::runtime::cuda::layout::{is_near, kernel_struct, log2_ceil};
+use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 
-/// Rows of a tile, and longer ones; `short` alone takes only tensors of the common form: see kernels/common/types.cuh.
+/// The kernels of each [`Variant`].
 pub struct Kernels {
-    short: ByToken,
+    common: ByToken,
     general: ByToken,
     long: ByToken,
 }
 
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[source!("verify/verify", compute_80, compute_90)];
+    const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>()];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let of = |names| ByToken::find(modules, "verify/verify", names);
         Ok(Kernels {
-            short: of(["verify_i32", "verify_i64"])?,
+            common: of(["verify_i32", "verify_i64"])?,
             general: of(["verify_general_i32", "verify_general_i64"])?,
             long: of(["verify_long_i32", "verify_long_i64"])?,
         })
@@ -80,8 +83,8 @@ kernel_struct! {
 }
 
 const LOG_LANES: u32 = 5;
-/// Tokens of a row that a warp holds at once: TOKEN_SLOTS of kernels/verify/verify.cuh.
-pub const TILE_TOKENS: usize = 4 << LOG_LANES;
+/// TOKEN_SLOTS of kernels/verify/verify.cuh: tokens of a lane.
+const _: () = assert!(TILE_TOKENS == 4 << LOG_LANES);
 const THREADS: u32 = 128;
 const LONG_THREADS: u32 = 256;
 
@@ -107,7 +110,8 @@ fn check_sizes(r: &Request) -> Result<()> {
 }
 
 impl Params<i32> {
-    /// And whether they hold: that tokens lie side by side and strides fit in 32 bits, as Common of kernels/common/types.cuh says.
+    /// Parameters of the common form, and whether the tensors have it: tokens are adjacent and strides fit in 32 bits, as Common of
+    /// kernels/common/types.cuh says.
     #[inline(always)]
     pub fn common(r: &Request) -> (Params<i32>, bool) {
         let mut is_common = r.draft.stride(1) == 1 && r.target.stride(1) == 1;
@@ -161,20 +165,19 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let grid = |ctas, threads| Grid { ctas, threads, kind: Kind::Plain };
     let by_tile = grid(tiles(r.batch(), r.gamma()).div_ceil(THREADS / 32), THREADS);
     let token = r.draft.dtype;
+    let (common, is_common) = Params::common(r);
+    let variant = variants::choose(enqueue.forced(), |variant| choose::fit(variant, r.gamma(), is_common))?;
+    enqueue.ran(variant);
     // SAFETY: Params is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed.
     unsafe {
-        if r.gamma() <= TILE_TOKENS {
-            let (params, is_common) = Params::common(r);
-            if is_common {
-                return enqueue.launch(kernels.short.of(token), by_tile, [(&raw const params).cast()]);
-            }
+        if variant == Variant::Common {
+            return enqueue.launch(kernels.common.of(token), by_tile, [(&raw const common).cast()]);
         }
         let params = Params::new(r, |s| s);
         let params = [(&raw const params).cast()];
-        if r.gamma() <= TILE_TOKENS {
-            enqueue.launch(kernels.general.of(token), by_tile, params)
-        } else {
-            enqueue.launch(kernels.long.of(token), grid(r.batch() as u32, LONG_THREADS), params)
+        match variant {
+            Variant::Long => enqueue.launch(kernels.long.of(token), grid(r.batch() as u32, LONG_THREADS), params),
+            _ => enqueue.launch(kernels.general.of(token), by_tile, params),
         }
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! k_i = first j < len_i with draft[i, j] ≠ target[i, j] or draft[i, j] < 0, else len_i; next_token[i] = target[i, k_i].
 
+mod choose;
 mod cpu;
 mod cuda;
 
 // `vwd_verify_pack` verifies too.
+pub(super) use choose::TILE_TOKENS;
 pub(super) use cpu::run as on_cpu;
-pub(super) use cuda::{ByToken, Kernels, Params, TILE_TOKENS, run as enqueue, tiles};
+pub(super) use cuda::{ByToken, Kernels, Params, run as enqueue, tiles};
 
 use crate::abi::{vwd_stream, vwd_tensor, vwd_verify_args, vwd_verify_pack_args};
 use crate::core::dtype::DType;

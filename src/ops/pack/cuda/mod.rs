@@ -1,12 +1,15 @@
 //! Launch of the kernels of kernels/pack/pack.cu and kernels/pack/verify_pack.cu: which of them suits which sizes.
 
+mod choose;
 mod tiles;
 
 use super::{Request, VerifiedRequest};
 use crate::core::status::{Error, Result};
 use crate::ops::verify;
-use crate::ops::verify::{ByToken, Params as VerifyParams, TILE_TOKENS};
+use crate::ops::verify::{ByToken, Params as VerifyParams};
+use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
+use choose::{Sizes, Variant, fit};
 use std::mem::MaybeUninit;
 use tiles::{Launch, PackParams, Pieces};
 
@@ -40,6 +43,7 @@ struct PackKernels {
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] =
         &[source!("pack/pack", compute_80, compute_90), source!("pack/verify_pack", compute_80, compute_90)];
+    const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>()];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let pack = |[rows, offsets, large]: [&'static str; 3]| {
@@ -72,11 +76,6 @@ pub mod tuning {
     use super::CLUSTER_THREADS;
     use crate::runtime::cuda::LARGEST_CLUSTER;
 
-    /// Whether one launch that verifies and packs beats two. In it every cluster of CTAs (every CTA where there are no
-    /// clusters) looks at all tokens.
-    pub fn is_fused(token_tiles: u32, row_bytes: usize, has_clusters: bool) -> bool {
-        token_tiles <= if has_clusters { 256 } else { 32 } && row_bytes <= 16 << 20
-    }
     /// CTAs of a cluster, by the batch's token tiles.
     pub fn cluster(token_tiles: u32) -> u32 {
         if token_tiles <= 16 { 1 } else { LARGEST_CLUSTER }
@@ -116,17 +115,19 @@ pub fn run_verified(enqueue: &Enqueue, r: &VerifiedRequest) -> Result<()> {
     let mut launch = Launch::new();
     launch.fill(&mut pieces)?;
     let (batch, gamma) = (r.verify.batch(), r.verify.gamma());
-    let has_clusters = enqueue.kernels::<Kernels>().has_clusters;
-    if batch <= MAX_SUMMED_BATCH
-        && gamma <= TILE_TOKENS
-        && tuning::is_fused(verify::tiles(batch, gamma), pieces.bytes, has_clusters)
-        && (pieces.is_empty() && launch.tiles > 0)
-        && launch.is_common(&r.pack)
-    {
-        let (mut params, is_common) = VerifyParams::common(&r.verify);
-        if is_common {
-            return fused(enqueue, r, &mut params, &launch);
-        }
+    let (mut params, is_common) = VerifyParams::common(&r.verify);
+    let sizes = Sizes {
+        batch,
+        gamma,
+        token_tiles: verify::tiles(batch, gamma),
+        row_bytes: pieces.bytes,
+        has_clusters: enqueue.kernels::<Kernels>().has_clusters,
+        is_one_launch: is_common && pieces.is_empty() && launch.tiles > 0 && launch.is_common(&r.pack),
+    };
+    let variant = variants::choose(enqueue.forced(), |variant| fit(variant, sizes))?;
+    enqueue.ran(variant);
+    if variant == Variant::Fused {
+        return fused(enqueue, r, &mut params, &launch);
     }
     check_rest(&pieces)?;
     verify::enqueue(enqueue, &r.verify)?;

@@ -1,6 +1,6 @@
 //! Which engine VWD_GATHER_AUTO takes, as it was measured: `benches/gpu/gather.py` prints a device's rows (`auto`).
 
-/// Of a device: where its copy engine, given all copies in one call of the driver, beats the kernels.
+/// Where a device's copy engine, given all copies in one call of the driver, beats the kernels.
 pub struct Engines {
     device: &'static str,
     /// Most copies, for up to so many bytes each, in ascending order; of larger ones any number.
@@ -16,7 +16,7 @@ impl Engines {
         MEASURED.iter().find(|measured| measured.device == device).unwrap_or(&MEASURED[0])
     }
 
-    /// So many copies of so many bytes.
+    /// Whether the copy engine is to take so many copies of so many bytes.
     pub fn take_copies(&self, bytes: u64, copies: u64) -> bool {
         self.most.iter().find(|(up_to, _)| bytes <= *up_to).is_none_or(|&(_, most)| copies <= most)
     }

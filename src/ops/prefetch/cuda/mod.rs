@@ -1,5 +1,6 @@
 //! Gather on CUDA: few CTAs that read the host's memory (the kernels of kernels/prefetch), or the copy engine.
 
+mod choose;
 mod engines;
 mod form;
 mod params;
@@ -7,7 +8,9 @@ mod params;
 use super::{Engine, GatherRequest};
 use crate::core::status::{Error, Result};
 use crate::runtime::cuda::layout::log2_ceil;
+use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, MOST_COPIES, Modules, Source, source};
+use choose::{Gather, Variant, fit};
 use engines::Engines;
 use form::Form;
 use params::{BulkParams, Given, Lists, MOST_GIVEN, Offsets, VectorParams};
@@ -18,7 +21,7 @@ use std::mem::MaybeUninit;
 const SLOTS: u32 = 4;
 const LOG_WARP: u32 = 5;
 
-/// Each for lists that the device reads, and for entries that the host looked up.
+/// The kernels of [`Variant`], each for lists that the device reads, and for entries that the host looked up.
 pub struct Kernels {
     vectors: Kernel,
     vectors_given: Kernel,
@@ -29,12 +32,13 @@ pub struct Kernels {
 struct Bulk {
     lists: Kernel,
     given: Kernel,
-    /// Of a launch of all its CTAs.
+    /// The kind of a launch of as many CTAs as there may be.
     kind: Kind,
 }
 
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] = &[source!("prefetch/vectors", compute_80), source!("prefetch/bulk", compute_90)];
+    const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>()];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let vectors = |name| modules.kernel("prefetch/vectors", name);
@@ -94,20 +98,30 @@ pub fn gather(enqueue: &Enqueue, r: &GatherRequest) -> Result<()> {
         return Ok(());
     }
     let form = Form::of(r);
-    if !r.lists_on_host {
-        let entries = r.pairs.entries();
-        let launch = Launch::new(enqueue, r, &form, entries)?;
-        let lists = Lists::new(r);
-        // SAFETY: the op's caller keeps the lists valid until the stream has passed.
-        return unsafe { launch.enqueue(enqueue, 0, entries, (&raw const lists).cast()) };
+    let is_open = r.lists_on_host && r.engine == Engine::Auto;
+    let gather = Gather {
+        engine: r.engine,
+        lists_on_host: r.lists_on_host,
+        from_host: r.from_host,
+        copy_engine_is_faster: is_open && suits_copy_engine(enqueue, r, &form) && enqueue.copies_are_batched()?,
+        device_has_bulk: enqueue.kernels::<Kernels>().bulk.is_some(),
+        run: form.run,
+        is_one_run: form.used == 0,
+        unit: form.unit,
+    };
+    let variant = variants::choose(enqueue.forced(), |variant| fit(variant, gather))?;
+    enqueue.ran(variant);
+    if variant == Variant::CopyEngine {
+        return copy(enqueue, r, &form, enqueue.copies_are_batched()?);
     }
-    match r.engine {
-        Engine::Copy => copy(enqueue, r, &form, enqueue.copies_are_batched()?),
-        Engine::Auto if suits_copy_engine(enqueue, r, &form) && enqueue.copies_are_batched()? => {
-            copy(enqueue, r, &form, true)
-        }
-        Engine::Auto | Engine::Kernel => launch_given(enqueue, r, &form),
+    if r.lists_on_host {
+        return launch_given(enqueue, r, &form, variant);
     }
+    let entries = r.pairs.entries();
+    let launch = Launch::new(enqueue, r, &form, entries, variant)?;
+    let lists = Lists::new(r);
+    // SAFETY: the op's caller keeps the lists valid until the stream has passed.
+    unsafe { launch.enqueue(enqueue, 0, entries, (&raw const lists).cast()) }
 }
 
 fn suits_copy_engine(enqueue: &Enqueue, r: &GatherRequest, form: &Form) -> bool {
@@ -128,7 +142,7 @@ struct Launch {
     per_cta: u64,
     most_ctas: u64,
     threads: u32,
-    /// Of a launch of that many CTAs; one of fewer is plain.
+    /// The kind of a launch of `most_ctas` CTAs; a launch of fewer is plain.
     kind: Kind,
 }
 
@@ -141,12 +155,11 @@ enum Params {
 const MOST_ITEMS: u64 = 1 << 30;
 
 impl Launch {
-    /// For up to so many entries.
-    fn new(enqueue: &Enqueue, r: &GatherRequest, form: &Form, entries: usize) -> Result<Launch> {
+    /// A launch of one of the kernels, for up to so many entries.
+    fn new(enqueue: &Enqueue, r: &GatherRequest, form: &Form, entries: usize, variant: Variant) -> Result<Launch> {
         let kernels: &Kernels = enqueue.kernels();
-        let takes_bulk = r.from_host && form.used == 0 && form.unit == 16 && form.run >= tuning::SMALLEST_BULK;
         let launch = match &kernels.bulk {
-            Some(bulk) if takes_bulk => Launch::bulk(bulk, r, form),
+            Some(bulk) if variant == Variant::Bulk => Launch::bulk(bulk, r, form),
             _ => Launch::vectors(kernels, r, form, enqueue.facts().multiprocessors)?,
         };
         if (entries as u64).saturating_mul(launch.per_block) < MOST_ITEMS {
@@ -228,8 +241,8 @@ fn for_each_pair(r: &GatherRequest, mut each: impl FnMut([i64; 2]) -> Result<()>
 }
 
 /// The kernels, on entries that the host looks up: so many in each launch.
-fn launch_given(enqueue: &Enqueue, r: &GatherRequest, form: &Form) -> Result<()> {
-    let launch = Launch::new(enqueue, r, form, r.pairs.entries().min(MOST_GIVEN))?;
+fn launch_given(enqueue: &Enqueue, r: &GatherRequest, form: &Form, variant: Variant) -> Result<()> {
+    let launch = Launch::new(enqueue, r, form, r.pairs.entries().min(MOST_GIVEN), variant)?;
     let mut given = Given { of: [const { MaybeUninit::uninit() }; MOST_GIVEN], entries: 0 };
     let flush = |given: &Given| {
         // SAFETY: every entry names blocks inside source and target.
