@@ -1,5 +1,6 @@
 //! Maps on a device, and launch of the kernels of kernels/forecast.
 
+use super::choose::{self, BATCH_ROWS, Projection, Variant};
 use super::map::{Map, Matrix};
 use super::{ProjectRequest, Shape};
 use crate::core::allocate::zeros;
@@ -7,6 +8,7 @@ use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::views::{address, byte_stride, element_code, has_aligned_rows, saturated};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 use crate::runtime::{Placed, Session};
@@ -14,19 +16,19 @@ use std::sync::Arc;
 
 pub struct Kernels {
     pack: Kernel,
-    /// Of maps that are cut: for inputs of 16 bits alone, and for any.
+    /// For maps of low rank: inputs of 16 bits alone, and of any width.
     inner_16: Kernel,
     inner_32: Kernel,
     sums: Kernel,
-    /// Instead of inner and sums, for up to BATCH_ROWS rows; and whether clusters of 1, 2, 4, 8 and 16 CTAs can run.
+    /// In place of inner, for up to BATCH_ROWS rows: clusters add slices up. And whether clusters of 1, 2, 4, 8 and 16 CTAs can run.
     joined_16: Kernel,
     joined_32: Kernel,
-    joins: [bool; 5],
+    runs_clusters: [bool; 5],
     /// For 32 channels a CTA, slices added up before or not; and for 64.
     outputs_32: Kernel,
     outputs_adding: Kernel,
     outputs_64: Kernel,
-    /// Of whole maps: for 16 rows of the batch at a time, and for 32.
+    /// For maps of full rank: 16 rows of the batch at a time, and 32.
     inputs_16: Kernel,
     inputs_32: Kernel,
     turn: Kernel,
@@ -35,32 +37,33 @@ pub struct Kernels {
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] =
         &[source!("forecast/full_rank", compute_80, compute_90), source!("forecast/low_rank", compute_80, compute_90)];
+    const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>()];
 
     fn find(modules: &Modules) -> Result<Kernels> {
-        let whole = |name| modules.kernel("forecast/full_rank", name);
-        let cut = |name| modules.kernel("forecast/low_rank", name);
-        let (joined_16, joined_32) = (cut("forecast_joined_16")?, cut("forecast_joined_32")?);
+        let full_rank = |name| modules.kernel("forecast/full_rank", name);
+        let low_rank = |name| modules.kernel("forecast/low_rank", name);
+        let (joined_16, joined_32) = (low_rank("forecast_joined_16")?, low_rank("forecast_joined_32")?);
         let has_clusters = modules.facts().launches_dependents();
         if has_clusters {
             joined_16.allow_large_clusters()?;
             joined_32.allow_large_clusters()?;
         }
         let runs = |size| [&joined_16, &joined_32].iter().all(|kernel| kernel.active_clusters(size, THREADS) > 0);
-        let joins = [1, 2, 4, 8, 16].map(|size| size == 1 || has_clusters && runs(size));
+        let runs_clusters = [1, 2, 4, 8, 16].map(|size| size == 1 || has_clusters && runs(size));
         Ok(Kernels {
-            pack: whole("forecast_pack")?,
-            inner_16: cut("forecast_inner_16")?,
-            inner_32: cut("forecast_inner_32")?,
-            sums: cut("forecast_sums")?,
+            pack: full_rank("forecast_pack")?,
+            inner_16: low_rank("forecast_inner_16")?,
+            inner_32: low_rank("forecast_inner_32")?,
+            sums: low_rank("forecast_sums")?,
             joined_16,
             joined_32,
-            joins,
-            outputs_32: cut("forecast_outputs_32")?,
-            outputs_adding: cut("forecast_outputs_adding")?,
-            outputs_64: cut("forecast_outputs_64")?,
-            inputs_16: whole("forecast_inputs_16")?,
-            inputs_32: whole("forecast_inputs_32")?,
-            turn: whole("forecast_turn")?,
+            runs_clusters,
+            outputs_32: low_rank("forecast_outputs_32")?,
+            outputs_adding: low_rank("forecast_outputs_adding")?,
+            outputs_64: low_rank("forecast_outputs_64")?,
+            inputs_16: full_rank("forecast_inputs_16")?,
+            inputs_32: full_rank("forecast_inputs_32")?,
+            turn: full_rank("forecast_turn")?,
         })
     }
 }
@@ -136,12 +139,10 @@ const THREADS: u32 = 256;
 const CHUNK: usize = 32;
 /// Rows of a map that a CTA takes.
 const ROWS: usize = 8;
-/// Rows of the batch that a CTA takes at a time: M of a product of matrices on tensor cores.
-const BATCH_ROWS: usize = 16;
 /// Columns of a row that a thread of forecast_sums takes.
 const SUM_COLUMNS: usize = 4;
 
-/// How the inputs of one kind are cut: into slices of `share`, zeros after the last.
+/// How the inputs of one kind are split: into slices of `share` inputs, with zeros after the last input.
 #[derive(Clone, Copy)]
 struct Slices {
     share: usize,
@@ -151,10 +152,10 @@ struct Slices {
 /// MOST_SLICES of kernels/forecast/low_rank.cu.
 const MOST_SLICES: usize = 8;
 
-/// By the map's shape alone, so that sums do not depend on the batch.
+/// Slices follow from the map's shape alone, so that sums do not depend on the batch.
 impl Slices {
-    /// Of a whole map: a few CTAs for each multiprocessor, of 1024 inputs or more each.
-    fn of_whole(inputs: usize, rows: usize) -> Slices {
+    /// Slices for a map of full rank: a few CTAs for each multiprocessor, of 1024 inputs or more each.
+    fn of_full_rank(inputs: usize, rows: usize) -> Slices {
         const CTAS: usize = 512;
         const LEAST: usize = 1024;
         /// A chunk for each warp.
@@ -164,8 +165,8 @@ impl Slices {
         Slices { share, count: inputs.div_ceil(share) }
     }
 
-    /// Of a map that is cut: whole steps of all warps of a CTA, of STEP inputs each in kernels/forecast/low_rank.cu.
-    fn of_cut(inputs: usize) -> Slices {
+    /// Slices for a map of low rank: whole steps of all warps of a CTA, of STEP inputs each in kernels/forecast/low_rank.cu.
+    fn of_low_rank(inputs: usize) -> Slices {
         const STEP: usize = 512;
         let share = inputs.div_ceil(MOST_SLICES).next_multiple_of(STEP).max(STEP);
         Slices { share, count: inputs.div_ceil(share) }
@@ -176,14 +177,14 @@ impl Slices {
     }
 }
 
-/// A map as the kernels read it: `first` [rows, columns], `bias` [rows] and, where it is cut, `second` [outputs, second_row].
+/// A map as the kernels read it: `first` [rows, columns], `bias` [rows] and, where its rank is low, `second` [outputs, second_row].
 /// Matrices are padded with zeros.
 pub struct PlacedMap {
     memory: Placed,
     x: Slices,
     previous: Slices,
     rows: usize,
-    /// 0 where it is whole.
+    /// 0 where it is of full rank.
     rank: usize,
 }
 
@@ -199,8 +200,8 @@ impl PlacedMap {
         };
         let remembered = shape.remembered();
         let slices = |inputs| match second {
-            Some(_) => Slices::of_cut(inputs),
-            None => Slices::of_whole(inputs, first.rows),
+            Some(_) => Slices::of_low_rank(inputs),
+            None => Slices::of_full_rank(inputs, first.rows),
         };
         let (x, previous) = (slices(shape.input_dim), slices(remembered.len()));
         let (rows, columns) = (first.rows.next_multiple_of(ROWS), x.columns() + previous.columns());
@@ -271,13 +272,14 @@ fn packed_width(inputs: usize) -> usize {
     inputs.next_multiple_of(LANE_INPUTS)
 }
 
-/// Whether eight inputs from a multiple of eight on lie side by side, at a multiple of 16 bytes.
+/// Whether any eight inputs from a multiple of eight on are adjacent and begin at a multiple of 16 bytes.
 fn lies_packed(t: &Tensor) -> bool {
     has_aligned_rows(t, 16) && t.dim(t.rank() - 1).is_multiple_of(LANE_INPUTS)
 }
 
-/// How the work is cut, and where the parts of scratch begin.
+/// How the work is split, and where the parts of scratch begin.
 struct Plan {
+    variant: Variant,
     /// CTAs that multiply with the inputs, and the others of that launch, which prepare rows.
     multiplying: usize,
     preparing: usize,
@@ -292,12 +294,12 @@ struct Plan {
     scales: usize,
     turns: usize,
     sums: usize,
-    /// Of the inputs that have to be packed: x, and the queries at the token before.
+    /// Where the inputs that have to be packed are packed: x, and the queries at the token before.
     packed: [Option<usize>; 2],
     bytes: usize,
 }
 
-/// Rows of the batch that a CTA takes which multiplies with the inputs of a whole map.
+/// Rows of the batch that a CTA takes which multiplies with the inputs of a map of full rank.
 fn together(batch: usize) -> usize {
     if batch <= BATCH_ROWS { BATCH_ROWS } else { 2 * BATCH_ROWS }
 }
@@ -326,20 +328,18 @@ struct Ctas {
 }
 
 impl Ctas {
-    /// `units` are all pairs of channels of a row, `pairs` those of a head that turn; `joins` says whether clusters
-    /// of so many powers of two of CTAs can run.
-    fn of_cut(batch: usize, slices: usize, rows: usize, units: usize, pairs: usize, joins: [bool; 5]) -> Ctas {
+    /// CTAs for a map of low rank. `units` are all pairs of channels of a row, `pairs` the pairs of a head that rotate.
+    fn of_low_rank(variant: Variant, batch: usize, slices: usize, rows: usize, units: usize, pairs: usize) -> Ctas {
         /// Two for each of some 128 multiprocessors; what groups are left, they take one after the other.
         const AT_ONCE: usize = 256;
         let groups = batch.div_ceil(BATCH_ROWS);
-        let joined = slices.next_power_of_two();
-        let cluster = if groups == 1 && joins[joined.trailing_zeros() as usize] { joined } else { 0 };
+        let cluster = if variant == Variant::Cluster { choose::cluster(slices) } else { 0 };
         let tiles = (rows / ROWS).saturating_mul(if cluster > 0 { cluster } else { slices });
         let finishers = units.div_ceil(if groups > 1 { 32 } else { 16 });
         let at_once = |ctas: usize| (AT_ONCE / ctas).clamp(1, groups);
         let (inner_groups, output_groups) = (at_once(tiles), at_once(finishers));
         // Slices of one group are read by every CTA, as fast as it can. More are added up first, and read by half as many.
-        let sums = if groups > 1 { batch.saturating_mul(rows / SUM_COLUMNS) } else { 0 };
+        let sums = if variant == Variant::Sums { batch.saturating_mul(rows / SUM_COLUMNS) } else { 0 };
         // CTAs of a cluster turn pairs while its first one waits.
         let turned = if cluster > 0 { 0 } else { batch.saturating_mul(pairs) };
         Ctas {
@@ -353,7 +353,7 @@ impl Ctas {
         }
     }
 
-    fn of_whole(batch: usize, tiles: usize, units: usize) -> Ctas {
+    fn of_full_rank(batch: usize, tiles: usize, units: usize) -> Ctas {
         Ctas {
             multiplying: batch.div_ceil(together(batch)).saturating_mul(tiles),
             preparing: batch,
@@ -367,11 +367,11 @@ impl Ctas {
 }
 
 impl Plan {
-    fn new(r: &ProjectRequest, map: &PlacedMap, joins: [bool; 5]) -> Result<Plan> {
+    fn new(r: &ProjectRequest, map: &PlacedMap, variant: Variant) -> Result<Plan> {
         let (batch, pairs, units) = (r.inputs.count(), r.rope.dim / 2, r.shape.q_heads * units(r));
-        let ctas = match map.rank {
-            0 => Ctas::of_whole(batch, map.slices() * (map.rows / ROWS), units),
-            _ => Ctas::of_cut(batch, map.slices(), map.rows, units, pairs, joins),
+        let ctas = match variant {
+            Variant::FullRank => Ctas::of_full_rank(batch, map.slices() * (map.rows / ROWS), units),
+            _ => Ctas::of_low_rank(variant, batch, map.slices(), map.rows, units, pairs),
         };
         let Ctas { multiplying, preparing, cluster, adding, finishing, inner_groups, output_groups } = ctas;
         let packing = batch.saturating_mul(packing(r.shape.inputs()));
@@ -393,6 +393,7 @@ impl Plan {
             packs.then(|| scratch.take(&[batch, packed_width(inputs), size_of::<f32>()]))
         });
         Ok(Plan {
+            variant,
             multiplying,
             preparing,
             cluster,
@@ -463,7 +464,11 @@ pub fn project(enqueue: &Enqueue, r: &ProjectRequest, map: &PlacedMap) -> Result
     if batch == 0 {
         return Ok(());
     }
-    let plan = Plan::new(r, map, kernels.joins)?;
+    let projection =
+        Projection { is_full_rank: map.rank == 0, batch, slices: map.slices(), runs_clusters: kernels.runs_clusters };
+    let variant = variants::choose(enqueue.forced(), |variant| choose::fit(variant, projection))?;
+    enqueue.ran(variant);
+    let plan = Plan::new(r, map, variant)?;
     let base = enqueue.scratch(plan.bytes)? as usize;
     let kind = enqueue.dependent_kind();
     let grid = |ctas: usize, threads| Grid { ctas: ctas as u32, threads, kind };
@@ -484,13 +489,13 @@ pub fn project(enqueue: &Enqueue, r: &ProjectRequest, map: &PlacedMap) -> Result
     // the forecast keeps the map. That was ready before any call could name it, and the kernels wait before they touch
     // anything else.
     unsafe {
-        if map.rank == 0 {
+        if plan.variant == Variant::FullRank {
             let kernel = if together(batch) == BATCH_ROWS { &kernels.inputs_16 } else { &kernels.inputs_32 };
             enqueue.launch(kernel, multiply, params)?;
             return enqueue.launch(&kernels.turn, grid(plan.finishing, THREADS), params);
         }
         let is_wide = inputs.iter().any(|inputs| inputs.slices > 0 && inputs.dtype == element_code(DType::F32));
-        if plan.cluster > 0 {
+        if plan.variant == Variant::Cluster {
             let kind = if plan.cluster == 1 { kind } else { Kind::DependentClusters(plan.cluster as u32) };
             let kernel = if is_wide { &kernels.joined_32 } else { &kernels.joined_16 };
             enqueue.launch(kernel, Grid { kind, ..multiply }, params)?;
@@ -500,10 +505,10 @@ pub fn project(enqueue: &Enqueue, r: &ProjectRequest, map: &PlacedMap) -> Result
         if plan.adding > 0 {
             enqueue.launch(&kernels.sums, grid(plan.adding, THREADS), params)?;
         }
-        let kernel = match (plan.cluster, plan.adding) {
-            (0, 0) => &kernels.outputs_adding,
-            (_, 0) => &kernels.outputs_32,
-            _ => &kernels.outputs_64,
+        let kernel = match plan.variant {
+            Variant::Slices => &kernels.outputs_adding,
+            Variant::Sums => &kernels.outputs_64,
+            Variant::Cluster | Variant::FullRank => &kernels.outputs_32,
         };
         enqueue.launch(kernel, grid(plan.finishing, THREADS), params)
     }
@@ -525,7 +530,7 @@ mod tests {
     fn slices_hold_all_inputs_and_have_a_chunk_for_each_warp() {
         for inputs in [0, 1, 63, 256, 1023, 4096, 5000, 1 << 20] {
             for rows in [1, 8, 128, 4096, 1 << 20] {
-                for (slices, step) in [(Slices::of_whole(inputs, rows), 256), (Slices::of_cut(inputs), 512)] {
+                for (slices, step) in [(Slices::of_full_rank(inputs, rows), 256), (Slices::of_low_rank(inputs), 512)] {
                     assert!(
                         slices.columns() >= inputs && slices.share.is_multiple_of(step) && slices.count <= MOST_SLICES
                     );
@@ -539,21 +544,22 @@ mod tests {
     }
 
     #[test]
-    fn ctas_take_every_row_of_a_batch_through_a_cut_map() {
+    fn ctas_take_every_row_of_a_batch_through_a_map_of_low_rank() {
         // 4096 → 4096 of rank 128, RoPE on all of 32 heads of 128 channels: 8 slices of 16 tiles, 2048 pairs.
         for (batch, multiplying, preparing, cluster, adding, finishing) in
             [(1, 128, 0, 8, 0, 128), (16, 128, 0, 8, 0, 128), (17, 256, 5, 0, 3, 128), (256, 256, 64, 0, 32, 256)]
         {
-            let ctas = Ctas::of_cut(batch, 8, 128, 2048, 64, [true; 5]);
+            let variant = if batch > BATCH_ROWS { Variant::Sums } else { Variant::Cluster };
+            let ctas = Ctas::of_low_rank(variant, batch, 8, 128, 2048, 64);
             let groups = (ctas.inner_groups, ctas.output_groups);
             assert_eq!((ctas.multiplying, ctas.cluster), (multiplying, cluster), "{batch}: {groups:?}");
             assert_eq!(ctas.preparing, preparing, "{batch}: {groups:?}");
             assert_eq!((ctas.adding, ctas.finishing), (adding, finishing), "{batch}: {groups:?}");
         }
-        let many = Ctas::of_cut(40, 8, 4096, 100, 0, [true; 5]);
+        let many = Ctas::of_low_rank(Variant::Sums, 40, 8, 4096, 100, 0);
         assert_eq!((many.inner_groups, many.preparing, many.adding), (1, 0, 160));
         let [five, without] =
-            [[true; 5], [true, false, false, false, false]].map(|joins| Ctas::of_cut(1, 5, 128, 2048, 64, joins));
+            [Variant::Cluster, Variant::Slices].map(|variant| Ctas::of_low_rank(variant, 1, 5, 128, 2048, 64));
         assert_eq!((five.multiplying, five.cluster, five.adding), (128, 8, 0));
         assert_eq!((without.multiplying, without.preparing, without.cluster, without.adding), (80, 1, 0, 0));
     }

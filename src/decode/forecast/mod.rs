@@ -5,6 +5,7 @@
 //! low rank (`map`). `file` and `replace` write maps to a file and read them; `cpu` and `cuda` project with them in a decode
 //! step.
 
+mod choose;
 mod cpu;
 mod cuda;
 mod file;
