@@ -13,17 +13,17 @@ use choose::{Sizes, Variant, fit};
 use std::mem::MaybeUninit;
 use tiles::{Launch, PackParams, Pieces};
 
-/// Sequences whose counts a CTA adds up by itself.
+/// The largest batch whose counts a CTA sums by itself.
 const MAX_SUMMED_BATCH: usize = 1024;
 const OFFSETS_PER_CTA: usize = 1024;
 const PACK_THREADS: u32 = 256;
 /// Sequences that the CTAs of a cluster send each other at once.
 const SHARE_UNIT: usize = 16;
 
-/// Most threads of a CTA of the fused kernel: MAX_THREADS of kernels/pack/verify_pack.cu.
+/// The largest number of threads of a CTA of the fused kernel: MAX_THREADS of kernels/pack/verify_pack.cu.
 const CLUSTER_THREADS: u32 = 384;
 
-/// Those named `general` take rows of every form, the others the common one: see kernels/common/types.cuh.
+/// The kernels named `general` take rows of every form, the others rows of the common form: see kernels/common/types.cuh.
 pub struct Kernels {
     pack: PackKernels,
     general: PackKernels,
@@ -33,7 +33,7 @@ pub struct Kernels {
     has_clusters: bool,
 }
 
-/// Those of kernels/pack/pack.cu for rows of one form.
+/// The kernels of kernels/pack/pack.cu for rows of one form.
 struct PackKernels {
     rows: Kernel,
     offsets: Kernel,

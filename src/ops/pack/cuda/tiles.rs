@@ -36,7 +36,7 @@ kernel_struct! {
     }
 }
 
-/// Of a stride in a kernel's parameters.
+/// The type of a stride in a kernel's parameters.
 pub trait Narrow: Copy {
     /// Where it must be an i32, it is known to fit.
     fn narrow(stride: i64) -> Self;
@@ -273,7 +273,7 @@ pub struct Launch {
     counts: [u32; MAX_LAYOUTS],
     cap: u32,
     by_sequence: bool,
-    /// Of all layouts; fewer than 2^31.
+    /// The number of tiles of all layouts; fewer than 2^31.
     pub tiles: u32,
 }
 
