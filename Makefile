@@ -62,12 +62,13 @@ test-valgrind: setup
 test-kernels:
 	python3 kernels/build.py --check-ptxas
 
-# Runs the kernels on an emulated device (tests/emulator), which takes what instructions this processor has. CASE=name runs those alone.
+# Runs the kernels on an emulated device (tests/emulator), which takes what instructions this processor has. CASE=name runs those alone;
+# TIER=quick runs a few cases that launch every kernel.
 EMULATED := $(BUILD)/emulator
 test-emulated:
 	RUSTFLAGS="-C target-cpu=native" cargo test --quiet --release --locked --package vanward-emulator --target-dir $(EMULATED)
 	RUSTFLAGS="-C target-cpu=native" cargo build --quiet --release --locked --package vanward-emulator --target-dir $(EMULATED)
-	tests/emulator/run.py $(EMULATED)/release $(CASE)
+	tests/emulator/run.py $(EMULATED)/release --tier $(or $(TIER),all) $(CASE)
 
 test-c: configure
 	cmake --build $(BUILD) --parallel $(JOBS)
