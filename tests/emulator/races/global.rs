@@ -164,7 +164,10 @@ impl Global {
                 && old.epoch == new.epoch
                 && !new.is_read
                 && !old.is_read;
-            let is_fine = together || old.is_strong && new.is_strong || is_before(old);
+            // A volatile read of what another launch may be writing is a guess that is checked later.
+            let is_guess = |one: &Access| one.is_strong && one.is_read;
+            let guesses = old.component.work != new.component.work && (is_guess(old) || is_guess(&new));
+            let is_fine = together || guesses || old.is_strong && new.is_strong || is_before(old);
             old.bytes & new.bytes != 0 && !is_fine
         };
         let reads = word.reads.iter().filter(|_| !new.is_read);
