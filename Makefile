@@ -2,7 +2,8 @@
 # make setup      says what building and testing need, and installs it where it can
 # make demo       decodes a real language model on the CPU
 # make accuracy   what selection costs: attention over selected blocks beside dense attention, in that model
-# make test       everything that can be checked without a GPU
+# make test       what every change has to pass: lint, Rust, each CUDA kernel on an emulated device, C, C++ and Python
+# make test-all   everything that can be checked without a GPU, as continuous integration does
 # make bench      measures the CPU backend
 # make install    headers, libraries, pkg-config files, CMake package; PREFIX=/usr/local, DESTDIR respected
 # make uninstall  removes what make install put there
@@ -15,12 +16,14 @@
 # make gpu-bundle packs what checks and times the library on a machine with a GPU; BUNDLE=build/gpu-bundle
 
 PREFIX ?= /usr/local
-BUILD := build
+# `make test` runs its parts with TIER=quick: on what the Rust tests are built of, in a folder of its own. Alone they run with TIER=all.
+TIER ?= all
+BUILD := build$(if $(filter quick,$(TIER)),/quick)
 VENV := .cache/venv
 JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
-.PHONY: all help setup demo accuracy test lint test-rust test-valgrind test-c test-go test-python test-kernels test-emulated test-install bench install uninstall wheel \
+.PHONY: all help setup demo accuracy test test-all lint test-rust test-valgrind test-c test-go test-python test-kernels test-emulated test-install bench install uninstall wheel \
   deb reference header notices kernels gpu-bundle library packaged configure clean
 
 all: library
@@ -44,11 +47,14 @@ accuracy: configure
 # --- tests: each target runs alone, too ----------------------------------------------------------------------------------
 
 test: setup
-	@python3 .ci/summary.py lint test-rust test-valgrind test-kernels test-emulated test-c test-go test-python test-install
+	@TIER=quick python3 .ci/summary.py lint test-rust test-emulated test-c test-python
+
+test-all: setup
+	@TIER=all python3 .ci/summary.py lint test-rust test-valgrind test-kernels test-emulated test-c test-go test-python test-install
 
 lint:
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy $(if $(filter quick,$(TIER)),--lib,--workspace --all-targets) --locked -- -D warnings
 
 test-rust:
 	cargo test --locked
@@ -64,7 +70,7 @@ test-kernels:
 
 # Runs the kernels on an emulated device (tests/emulator), which takes what instructions this processor has. CASE=name runs those alone;
 # TIER=quick runs a few cases that launch every kernel.
-EMULATED := $(BUILD)/emulator
+EMULATED := build/emulator
 test-emulated:
 	RUSTFLAGS="-C target-cpu=native" cargo test --quiet --release --locked --package vanward-emulator --target-dir $(EMULATED)
 	RUSTFLAGS="-C target-cpu=native" cargo build --quiet --release --locked --package vanward-emulator --target-dir $(EMULATED)
@@ -72,7 +78,7 @@ test-emulated:
 
 test-c: configure
 	cmake --build $(BUILD) --parallel $(JOBS)
-	ctest --test-dir $(BUILD) --output-on-failure
+	ctest --test-dir $(BUILD) --output-on-failure $(if $(filter quick,$(TIER)),--exclude-regex '^install')
 
 # A small heap and checks of every pointer that crosses, so that the collector runs while calls do. Go does not see that
 # the library changed, hence no cached results.
@@ -104,8 +110,14 @@ packaged:
 	python3 kernels/build.py --assemble
 	@$(MAKE) library
 
+ifeq ($(TIER),quick)
+configure:
+	cargo build --lib --locked
+	@cmake -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release -DVANWARD_PREBUILT="$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug"
+else
 configure:
 	@cmake -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=Release
+endif
 
 # --- the rest ------------------------------------------------------------------------------------------------------------
 
