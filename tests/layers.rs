@@ -56,7 +56,7 @@ fn nothing_names_the_backend_of_another_family() {
 }
 
 /// A folder whose files import each other in a circle.
-const CIRCLES: [&str; 1] = ["ops/attention/device/"];
+const CIRCLES: [&str; 0] = [];
 
 #[test]
 fn files_import_each_other_in_no_circle() {

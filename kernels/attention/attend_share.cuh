@@ -30,7 +30,7 @@ __device__ inline void write_unit_and_add(const AttentionParams &p, const WorkIt
         char *const to = p.partials.acc.at(item.seq, position, head, number);
 #pragma unroll 1
         for (uint32 d = lane; d < p.value_dim; d += WARP) {
-            const float x = *unit.acc.at(row, d);
+            const float x = unless_empty(*unit.acc.at(row, d), l);
             as<float>(to + d * p.partials.acc.step[4]) = x;
             float *const sum = total.acc.at(row, d);
             *sum = *sum * keep + x * take;

@@ -84,8 +84,9 @@ __device__ inline void write_partial(const AttentionParams &p, const WorkItem &i
             if (row >= rows) continue;
             const auto [position, head] = place_of_row(p, item, first_row(p, item) + row);
             char *const to = p.partials.acc.at(item.seq, position, head, number);
-            const auto write = [&](uint32 channel, const Channels &x) { write_channels<true>(p.partials.acc, to, channel, x); };
-            const auto write_apart = [&](uint32 channel, const Channels &x) { write_channels<false>(p.partials.acc, to, channel, x); };
+            const float l = compute.l[b][i];
+            const auto write = [&](uint32 channel, const Channels &x) { write_channels<true>(p.partials.acc, to, channel, unless_empty(x, l)); };
+            const auto write_apart = [&](uint32 channel, const Channels &x) { write_channels<false>(p.partials.acc, to, channel, unless_empty(x, l)); };
             if (lies_packed<Channels>(p.partials.acc, to)) compute.for_each_channel(b, i, write);
             else compute.for_each_channel(b, i, write_apart);
             if (!compute.writes_sums()) continue;
@@ -130,6 +131,8 @@ __device__ inline void write_rows(const AttentionParams &p, const WorkItem &item
 #pragma unroll
         for (uint32 i = 0; i < COUNT; i++) {
             if (begin + i * sharing >= rows) break;
+#pragma unroll
+            for (uint32 n = 0; n < 4; n++) acc[i][n] = unless_empty(acc[i][n], sum[i]);
             if (Join::BY_ROW && lies_packed<float4>(p.partials.acc, to[i])) {
                 write_channels<true>(p.partials.acc, to[i], join.lane * 4, float4{acc[i][0], acc[i][1], acc[i][2], acc[i][3]});
             } else {

@@ -466,7 +466,7 @@ struct Rows16Join {
             joined.m = is_second ? m[1] : m[0];
             joined.l = is_second ? l[1] : l[0];
             if (p.start.acc.data) join_start(p, item, list_row, channel + n * 2, joined);
-            two[n] = joined.acc;
+            two[n] = unless_empty(joined.acc, joined.l);
         }
         if (p.out.data) {
             const float norm = norm_of(p, place.head, joined.m, joined.l);

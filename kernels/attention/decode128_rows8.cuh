@@ -262,6 +262,7 @@ struct Rows8Join {
             joined.m = own_m;
             joined.l = is_odd ? l.y : l.x;
             if (p.start.acc.data) join_start(p, item, row, channel(n), joined);
+            joined.acc = unless_empty(joined.acc, joined.l);
             if (p.out.data) {
                 if (n == 0) norm = norm_of(p, row_place.head, joined.m, joined.l);
                 write_out(p, out + (channel(n) - channel(0)) * p.out.step[3], joined.acc, norm);

@@ -60,9 +60,17 @@ __device__ inline void write_state(const AttentionParams &p, const WorkItem &ite
         if (p.state.l.data) as<float>(p.state.l.at(item.seq, position, head)) = l;
     }
 }
+// A row that sees nothing has weights of zero, whose products with NaN are NaN: its acc is zero instead.
+__device__ inline float unless_empty(float acc, float l) { return l == 0.0f ? 0.0f : acc; }
+__device__ inline float2 unless_empty(float2 acc, float l) { return {unless_empty(acc.x, l), unless_empty(acc.y, l)}; }
+__device__ inline float4 unless_empty(float4 acc, float l) {
+    return {unless_empty(acc.x, l), unless_empty(acc.y, l), unless_empty(acc.z, l), unless_empty(acc.w, l)};
+}
+
 // Writes two channels of all of a row's results.
 __device__ inline void write_results(const AttentionParams &p, const WorkItem &item, uint32 row, uint32 channel, float2 acc, float m, float l) {
     const RowPlace place = place_of_row(p, item, row);
+    acc = unless_empty(acc, l);
     if (p.out.data) {
         const float norm = norm_of(p, place.head, m, l);
         write_out(p, p.out.at(item.seq, place.position, place.head, channel), acc, norm);

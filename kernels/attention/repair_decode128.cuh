@@ -18,7 +18,7 @@
 #include "attention/decode128_tiles.cuh"
 #include "attention/repair_cluster.cuh"
 
-// Mirrored in src/ops/repair/cuda/one_launch.rs.
+// Mirrored in src/ops/repair/cuda/decode128.rs, and the limits in src/ops/attention/device/choose.rs.
 constexpr uint32 MOST_ENTRIES = THREADS, MOST_BLOCKS = 8192;
 constexpr uint16 NO_BLOCK = 0xffff;
 constexpr uint32 LARGEST_CLUSTER = 8;
@@ -47,7 +47,7 @@ struct RepairDecode128Shared {
     uint16 predicted[MOST_ENTRIES], selected[MOST_ENTRIES];
     float tops[WARPS][SLOTS], sums[WARPS][SLOTS];  // m and l of the states
 };
-static_assert(sizeof(RepairDecode128Shared) == 5744, "of at_once.rs");
+static_assert(sizeof(RepairDecode128Shared) == 5744, "of src/ops/repair/cuda/decode128.rs");
 
 __device__ inline void store_shared(uint32 to, int32 x) { asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(x) : "memory"); }
 // Loads four floats; zeros where nothing is to be read.
@@ -583,6 +583,7 @@ __device__ inline void repair_decode128(const RepairParams &r) {
         }
         Joined joined;
         join_branch_free(joined, acc, m, l, cta.ctas.value);
+        joined.acc = unless_empty(joined.acc, joined.l);
         if (p.out.data) write_out(p, out, joined.acc, norm_of(p, place.head, joined.m, joined.l));
         write_state(p, item, place, channel, joined.acc, joined.m, joined.l);
     }

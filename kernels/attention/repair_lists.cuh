@@ -72,7 +72,7 @@ struct Found {
 // each partial that serves, where `at` counts from 0 in the order of the list. requested = request(j) precedes the search.
 template <typename Request, typename Attend, typename Join>
 __device__ inline Found find_parts(const RepairParams &p, const Lists &lists, Request request, Attend attend, Join join) {
-    // Of each warp: 10 bits for each of the three counts.
+    // The counts of each warp, 10 bits for each of the three.
     __shared__ uint32 sums[WARPS];
     constexpr uint32 BITS = 10, MASK = (1 << BITS) - 1;
     const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, lower = (1u << lane) - 1;

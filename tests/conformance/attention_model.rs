@@ -55,6 +55,10 @@ pub struct Spec {
     pub scales: [Scales; 2],
     /// What no row sees is NaN, scales included.
     pub poisoned: bool,
+    /// Tensors lie where every kernel takes them: rows are whole, and begin on 16 bytes.
+    pub aligned: bool,
+    /// MLA: the values are the first channels of the keys.
+    pub latent: bool,
 }
 
 impl Default for Spec {
@@ -80,6 +84,8 @@ impl Default for Spec {
             sinks: false,
             scales: [Scales::Absent; 2],
             poisoned: true,
+            aligned: false,
+            latent: false,
         }
     }
 }
@@ -208,6 +214,20 @@ impl Spec {
         spec
     }
 
+    /// A layout of keys or values.
+    fn kv_layout(&self, rng: &mut Rng, rank: usize) -> Layout {
+        match self.aligned {
+            true => Layout::random_aligned(rng, rank),
+            false if rng.one_in(4) => Layout::random(rng, rank),
+            false => Layout::random_rows(rng, rank),
+        }
+    }
+
+    /// A layout of queries or results.
+    fn layout(&self, rng: &mut Rng, rank: usize) -> Layout {
+        if self.aligned { Layout::random_aligned(rng, rank) } else { Layout::random(rng, rank) }
+    }
+
     pub fn rows(&self) -> usize {
         self.positions.unwrap_or(1)
     }
@@ -288,6 +308,10 @@ impl Model {
             sinks,
             spec,
         };
+        if model.spec.latent {
+            let shape = model.v.shape.clone();
+            model.v = Array::from_fn(&shape, |at| model.k[[at[0], at[1], at[2], at[3]]]);
+        }
         // A page or slot that is not there holds nothing.
         for page in model.table.data.iter_mut().chain(&mut model.slots.data) {
             if rng.one_in(12) {
@@ -466,8 +490,7 @@ impl<'b> Placed<'b> {
         let ints = |rng: &mut Rng, data: &[i64]| {
             Tensor::ints(backend, I32, &Array::new(&[data.len()], data.to_vec()), &Layout::random(rng, 1))
         };
-        let mut rows = |rank| if rng.one_in(4) { Layout::random(rng, rank) } else { Layout::random_rows(rng, rank) };
-        let (of_k, of_v) = (rows(4), rows(4));
+        let (of_k, of_v) = (spec.kv_layout(rng, 4), spec.kv_layout(rng, 4));
         let scales = std::array::from_fn(|n| {
             let (all, heads) = (&model.scales[n], model.scales[n].shape[2]);
             let layout = Layout::random(rng, if spec.scales[n] == Scales::PerToken { 3 } else { 1 });
@@ -481,7 +504,7 @@ impl<'b> Placed<'b> {
         let q = spec.shape(&[spec.heads(), spec.dim]);
         Placed {
             backend,
-            q: place(spec.q_type, &q, &model.q.data, &Layout::random(rng, q.len())),
+            q: place(spec.q_type, &q, &model.q.data, &spec.layout(rng, q.len())),
             k: Tensor::floats(backend, spec.kv_type, &model.k, &of_k),
             v: Tensor::floats(backend, spec.kv_type, &model.v, &of_v),
             scales,
@@ -495,9 +518,14 @@ impl<'b> Placed<'b> {
 
     pub fn kv(&self) -> vwd_paged_kv {
         let c = |t: &Option<Tensor>| t.as_ref().map_or(absent(), Tensor::c);
+        let mut v = self.v.c();
+        if self.spec.latent {
+            v = self.k.c();
+            v.shape[3] = self.spec.value_dim as i64;
+        }
         vwd_paged_kv {
             k: self.k.c(),
-            v: self.v.c(),
+            v,
             page_table: if self.spec.slots { absent() } else { self.table.c() },
             seq_lens: self.lens.c(),
             k_scale: c(&self.scales[0]),
@@ -621,14 +649,14 @@ pub fn partials_of(t: &[Tensor; 3]) -> vwd_attention_partials {
 /// A state for each group of entries.
 pub fn partials<'b>(backend: &'b Backend, rng: &mut Rng, spec: &Spec, groups: usize) -> [Tensor<'b>; 3] {
     let (acc, m) = (spec.shape(&[spec.heads(), groups, spec.value_dim]), spec.shape(&[spec.heads(), groups]));
-    [&acc, &m, &m].map(|shape| Tensor::poisoned(backend, F32, shape, &Layout::random(rng, shape.len())))
+    [&acc, &m, &m].map(|shape| Tensor::poisoned(backend, F32, shape, &spec.layout(rng, shape.len())))
 }
 
 impl<'b> Results<'b> {
     pub fn new(backend: &'b Backend, rng: &mut Rng, spec: &Spec) -> Results<'b> {
         let (acc, m) = (spec.shape(&[spec.heads(), spec.value_dim]), spec.shape(&[spec.heads()]));
         let mut output =
-            |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &Layout::random(rng, shape.len()));
+            |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &spec.layout(rng, shape.len()));
         let out = output(spec.q_type, &acc);
         let state = [output(F32, &acc), output(F32, &m), output(F32, &m)];
         Results { out, lse: output(F32, &m), state, is_cuda: backend.is_cuda() }

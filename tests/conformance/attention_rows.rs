@@ -27,7 +27,7 @@ pub const CASES: &[Case] = cases![
 ];
 
 /// A call over random lists, checked against the formula.
-fn agrees(backend: &Backend, rng: &mut Rng, spec: Spec) {
+pub fn agrees(backend: &Backend, rng: &mut Rng, spec: Spec) {
     let mut model = Model::random(rng, spec);
     let share = rng.pick(&[0.0, 0.3, 0.8, 1.0]);
     let ids = if model.spec.lists == Lists::Absent { model.everything() } else { model.ids(rng, share) };
@@ -195,7 +195,7 @@ fn attention_partials_in_whole_tiles_are_the_states_of_their_groups(backend: &Ba
     partials_agree(backend, rng, Spec { slots: false, ..spec }, 1);
 }
 
-fn partials_agree(backend: &Backend, rng: &mut Rng, mut spec: Spec, group: usize) {
+pub fn partials_agree(backend: &Backend, rng: &mut Rng, mut spec: Spec, group: usize) {
     if spec.lists == Lists::Absent {
         spec.lists = Lists::Shared;
     }
@@ -238,11 +238,11 @@ fn partials_agree(backend: &Backend, rng: &mut Rng, mut spec: Spec, group: usize
 }
 
 /// A prediction and what turned out to be right.
-struct Prediction<'b> {
-    model: Model,
-    placed: Placed<'b>,
+pub struct Prediction<'b> {
+    pub model: Model,
+    pub placed: Placed<'b>,
     ids: [Ids; 2],
-    lists: [PlacedList<'b>; 2],
+    pub lists: [PlacedList<'b>; 2],
     missed: Tensor<'b>,
 }
 
@@ -252,6 +252,10 @@ impl<'b> Prediction<'b> {
         while spec.block < block_at_least || spec.lists == Lists::Absent {
             spec = Spec { most: 200, ..Spec::random(rng) };
         }
+        Prediction::of(backend, rng, spec)
+    }
+
+    pub fn of(backend: &'b Backend, rng: &mut Rng, spec: Spec) -> Prediction<'b> {
         let mut model = Model::random(rng, spec.with_partials(backend));
         let (share, keep) = (rng.pick(&[0.0, 0.3, 0.9]), rng.pick(&[0.0, 0.5, 0.9, 1.0]));
         let predicted = model.ids(rng, share);
@@ -277,16 +281,16 @@ impl<'b> Prediction<'b> {
         }
     }
 
-    fn attention(&self, list: usize, results: &Results) -> vwd_attention_args {
+    pub fn attention(&self, list: usize, results: &Results) -> vwd_attention_args {
         self.placed.attention(Some(&self.lists[list]), results)
     }
 
-    fn repair(&self, mode: u32, results: &Results) -> vwd_repair_args {
+    pub fn repair(&self, mode: u32, results: &Results) -> vwd_repair_args {
         let [predicted, selected] = &self.lists;
         vwd_repair_args { missed_counts: self.missed.c(), ..self.placed.repair(mode, [predicted, selected], results) }
     }
 
-    fn check(&self, exact: bool, results: &Results) {
+    pub fn check(&self, exact: bool, results: &Results) {
         let model = &self.model;
         results.check(model, |i, r, g| {
             let [predicted, selected] = self.ids.each_ref().map(|ids| model.list(ids, i, r, g));

@@ -15,6 +15,7 @@ mod attention;
 mod attention_edges;
 mod attention_model;
 mod attention_rows;
+mod attention_variants;
 mod axis;
 mod forecast;
 mod gather;
@@ -57,6 +58,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: attention::CASES, on_cuda: true },
     Family { cases: attention::repair::CASES, on_cuda: true },
     Family { cases: attention_rows::CASES, on_cuda: true },
+    Family { cases: attention_variants::CASES, on_cuda: true },
     Family { cases: attention_edges::CASES, on_cuda: true },
     Family { cases: attention_edges::ON_THE_CPU, on_cuda: false },
     Family { cases: gather::CASES, on_cuda: true },

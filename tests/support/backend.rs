@@ -48,6 +48,21 @@ impl Backend {
         Ok(Backend { session, device: Device::Cuda(device) })
     }
 
+    /// The same device in a session that forces a variant, "attention=decode128"; on the CPU, which has no variants, another session.
+    /// `None` where the device's compute capability is not among those that the variant needs.
+    pub fn forcing(&self, variant: &str, capabilities: std::ops::RangeInclusive<u32>) -> Option<Backend> {
+        if !self.is_cuda() {
+            return Some(Backend::cpu(2));
+        }
+        if !capabilities.contains(&self.details().compute_capability) {
+            return None;
+        }
+        let variants = std::ffi::CString::new(variant).expect("no NUL");
+        let options = vwd_session_options { device: VWD_DEVICE_CUDA, variants: variants.as_ptr(), ..args() };
+        let session = Session::create(&options).unwrap_or_else(|(status, text)| panic!("{variant}: {status}: {text}"));
+        Some(Backend { session, device: Device::Cuda(Cuda::open().expect("a stream")) })
+    }
+
     pub fn is_cuda(&self) -> bool {
         matches!(self.device, Device::Cuda(_))
     }

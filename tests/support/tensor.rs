@@ -167,6 +167,15 @@ impl Layout {
         Layout { order, gap: rng.pick(&[0, 0, 1, 8]), lead: rng.pick(&[0, 0, 3]), ..Layout::default() }
     }
 
+    /// Any layout whose rows, of a multiple of 16 bytes, are contiguous and begin on 16 bytes.
+    pub fn random_aligned(rng: &mut Rng, rank: usize) -> Layout {
+        let mut order: Vec<usize> = (0..rank).collect();
+        if rng.one_in(2) {
+            rng.shuffle(&mut order[..rank - 1]);
+        }
+        Layout { order, gap: rng.pick(&[0, 16]), lead: rng.pick(&[0, 16]), ..Layout::default() }
+    }
+
     /// Strides, and elements before element 0 and in all.
     pub fn place(&self, shape: &[usize]) -> (Vec<i64>, usize, usize) {
         let natural: Vec<usize> = (0..shape.len()).collect();

@@ -13,7 +13,7 @@ pub fn run(cpu: &Cpu, r: &Request) -> Result<()> {
         plan,
         own_lists: r.list.is_some_and(BlockList::is_own),
         slots: r.list.filter(|list| list.slots.is_some()),
-        bundle: r.bundle,
+        entries_per_partial: r.entries_per_partial,
         start: None,
         kept: None,
         partials: r.partials,

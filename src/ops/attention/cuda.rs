@@ -1,23 +1,24 @@
 //! Attention and joining of states on CUDA.
 
-use super::device::{self, Job, Kernels, MAX_INPUTS, MergeParams, Params, Plan, StateView, THREADS};
+use super::device::{self, Job, Kernels, MAX_INPUTS, MergeParams, Params, Plan, StateView, THREADS, Variant};
 use super::{MergeRequest, Request};
 use crate::core::status::{Error, Result};
 use crate::runtime::cuda::layout::Divisor;
-use crate::runtime::cuda::{Cuda, Enqueue, Facts};
+use crate::runtime::cuda::{Cuda, Enqueue};
 
-fn plan(kernels: &Kernels, facts: &Facts, r: &Request) -> Result<Option<Plan>> {
-    let (problem, outputs) = (&r.problem, &r.outputs);
-    let job = Job { problem, list: r.list, bundle: r.bundle, partials: r.partials, outputs };
-    device::fastest(kernels, facts, &job)
+fn plan(kernels: &Kernels, forced: Option<Variant>, r: &Request) -> Result<Option<(Variant, Plan)>> {
+    let Request { problem, list, entries_per_partial, outputs, partials } = *r;
+    let job = Job { problem, list, entries_per_partial, partials, outputs, has_start: false };
+    device::plan(kernels, forced, &job)
 }
 
 pub fn scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
-    Ok(plan(cuda.kernels(), cuda.facts(), r)?.map_or(0, |plan| plan.scratch()))
+    Ok(plan(cuda.kernels(), cuda.forced(), r)?.map_or(0, |(_, plan)| plan.scratch()))
 }
 
 pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
-    let Some(mut plan) = plan(enqueue.kernels(), enqueue.facts(), r)? else { return Ok(()) };
+    let Some((variant, mut plan)) = plan(enqueue.kernels(), enqueue.forced(), r)? else { return Ok(()) };
+    enqueue.ran(variant);
     if plan.scratch() > 0 {
         plan.place(enqueue.scratch(plan.scratch())? as *mut u8, enqueue.counters()? as *mut u8);
     }
@@ -53,7 +54,7 @@ pub fn merge(enqueue: &Enqueue, r: &MergeRequest) -> Result<()> {
     }
     let params = MergeParams { to, inputs, heads: extents.heads as u32, input };
     let kernels: &Kernels = enqueue.kernels();
-    let grid = device::plain_grid(rows.div_ceil(THREADS / 32));
+    let grid = device::ordered_grid(rows.div_ceil(THREADS / 32));
     // SAFETY: MergeParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
     unsafe { enqueue.launch(&kernels.merge, grid, [(&raw const params).cast()]) }
 }

@@ -25,15 +25,15 @@ const TOKENS: usize = 64;
 /// Most states that one call joins.
 const MOST_INPUTS: usize = 16;
 
-/// What attention and repair are asked about, beside lists.
+/// What attention and repair are about, apart from lists.
 #[derive(Clone, Copy)]
 pub struct Problem<'a> {
     pub positions: Positions<'a>,
     pub kv: PagedKv<'a>,
     pub heads: Heads,
     pub scale: f32,
-    /// Scores become cap·tanh(s / cap).
-    pub cap: Option<f32>,
+    /// Scores s become soft_cap · tanh(s / soft_cap).
+    pub soft_cap: Option<f32>,
     /// Tokens that a position sees, itself included.
     pub window: usize,
     /// Tokens of a block.
@@ -79,7 +79,7 @@ impl<'a> Problem<'a> {
             kv,
             heads,
             scale: scale_or_default(scale, dim)?,
-            cap: (soft_cap > 0.0).then_some(soft_cap),
+            soft_cap: (soft_cap > 0.0).then_some(soft_cap),
             window: if window == 0 { usize::MAX } else { window as usize },
             block_size: block_size as usize,
         })
@@ -182,7 +182,7 @@ impl Extents {
         }
     }
 
-    /// The same of one state per bundle of list entries.
+    /// The same with a state for each group of `partial_blocks` list entries.
     #[inline(always)]
     pub fn partials<'a>(
         &self,
@@ -243,7 +243,7 @@ pub const fn names([acc, m, l]: [&'static str; 3]) -> [Name; 3] {
 const STATE: [Name; 3] = names(["state.acc", "state.m", "state.l"]);
 const PARTIALS: [Name; 3] = names(["partials.acc", "partials.m", "partials.l"]);
 
-/// Those of a state that may be absent.
+/// The tensors of a state that may be absent.
 pub fn tensors<'s, 'a>(state: Option<&'s State<'a>>) -> [Option<&'s Tensor<'a>>; 3] {
     match state {
         Some(state) => state.tensors().map(Some),
@@ -251,15 +251,17 @@ pub fn tensors<'s, 'a>(state: Option<&'s State<'a>>) -> [Option<&'s Tensor<'a>>;
     }
 }
 
-/// Partials of a list of `cap` entries.
-pub fn partial_count(cap: usize, partial_blocks: u32) -> usize {
-    cap.div_ceil((partial_blocks as usize).max(1))
+/// Partials of a list of `capacity` entries.
+pub fn partial_count(capacity: usize, partial_blocks: u32) -> usize {
+    capacity.div_ceil((partial_blocks as usize).max(1))
 }
 
-/// Entries of a list that are attended as one: those that share a partial, or as many single tokens as are worth it.
-pub fn bundle(block_size: usize, partial_blocks: u32, partials_kept: bool) -> usize {
-    let asked = (partial_blocks as usize).max(1);
-    if partials_kept || asked > 1 || block_size >= 8 { asked } else { TOKENS / block_size }
+/// Entries of a list of `capacity` entries that are attended to as one: those that share a partial, or as many single tokens as
+/// are worth it. All entries share one partial where `partial_blocks` is more.
+pub fn entries_per_partial(block_size: usize, partial_blocks: u32, has_partials: bool, capacity: usize) -> usize {
+    let entries = (partial_blocks as usize).max(1);
+    let entries = if has_partials || entries > 1 || block_size >= 8 { entries } else { TOKENS / block_size };
+    entries.min(capacity.max(1))
 }
 
 /// Checked arguments of `vwd_attention`. The parts stay where they were made: they are large, and the checks are short.
@@ -267,8 +269,7 @@ pub fn bundle(block_size: usize, partial_blocks: u32, partials_kept: bool) -> us
 pub struct Request<'r> {
     pub problem: &'r Problem<'r>,
     pub list: Option<&'r BlockList<'r>>,
-    /// Entries that share a state.
-    pub bundle: usize,
+    pub entries_per_partial: usize,
     pub outputs: &'r Outputs<'r>,
     pub partials: Option<&'r State<'r>>,
 }
@@ -307,9 +308,11 @@ impl Request<'_> {
         let groups = list.as_ref().map_or(0, |list| partial_count(list.cap(), c.partial_blocks));
         let partials = extents.partials(checks, &c.partials, PARTIALS, groups)?;
         let partials = partials.map(State::writable).transpose()?;
-        let bundle = bundle(problem.block_size, c.partial_blocks, partials.is_some());
+        let capacity = list.as_ref().map_or(usize::MAX, BlockList::cap);
+        let entries_per_partial =
+            entries_per_partial(problem.block_size, c.partial_blocks, partials.is_some(), capacity);
         let (list, partials) = (list.as_ref(), partials.as_ref());
-        let request = Request { problem: &problem, list, bundle, outputs: &outputs, partials };
+        let request = Request { problem: &problem, list, entries_per_partial, outputs: &outputs, partials };
         request.reject_overlap()?;
         then(&request)
     }

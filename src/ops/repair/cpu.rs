@@ -19,7 +19,7 @@ pub fn run(cpu: &Cpu, r: &Request) -> Result<()> {
         plan: &plan,
         own_lists: r.selected.is_own(),
         slots: r.selected.slots.is_some().then_some(r.selected),
-        bundle: r.bundle,
+        entries_per_partial: r.entries_per_partial,
         start,
         kept,
         partials: None,
@@ -53,7 +53,7 @@ impl Plan for Repair<'_> {
     unsafe fn explain(&self, at: ListAt, first: usize, entries: &mut [Entry]) {
         let Request { problem, predicted, selected, .. } = self.r;
         let mut walk = None;
-        let mut last_bundle = (usize::MAX, false);
+        let mut last_group = (usize::MAX, false);
         for (j, entry) in (first..).zip(entries) {
             // SAFETY: j is an entry below the count, so both lists have what is looked at.
             unsafe {
@@ -66,14 +66,14 @@ impl Plan for Repair<'_> {
                     None => Entry::Block(block),
                     Some(_) if !self.exact => Entry::Nothing,
                     Some(position) => {
-                        let bundle = position / self.r.bundle;
-                        if last_bundle.0 != bundle {
-                            last_bundle = (bundle, self.is_selected(at, bundle));
+                        let entry_group = position / self.r.entries_per_partial;
+                        if last_group.0 != entry_group {
+                            last_group = (entry_group, self.is_selected(at, entry_group));
                         }
-                        match last_bundle.1 {
+                        match last_group.1 {
                             false => Entry::Block(block),
-                            // Its first block stands for the bundle.
-                            true if self.members(at, bundle).next() == Some(block) => Entry::Kept(bundle),
+                            // Its first block stands for the entry group.
+                            true if self.members(at, entry_group).next() == Some(block) => Entry::Kept(entry_group),
                             true => Entry::Nothing,
                         }
                     }
@@ -84,29 +84,29 @@ impl Plan for Repair<'_> {
 }
 
 impl Repair<'_> {
-    /// Blocks of a predicted bundle.
+    /// Blocks of a predicted entry group.
     ///
     /// # Safety
     /// As for [`Plan::entries`].
-    unsafe fn members(&self, at: ListAt, bundle: usize) -> impl Iterator<Item = usize> {
-        let Request { problem, predicted, bundle: size, .. } = self.r;
+    unsafe fn members(&self, at: ListAt, entry_group: usize) -> impl Iterator<Item = usize> {
+        let Request { problem, predicted, entries_per_partial: size, .. } = self.r;
         // SAFETY: `at` names a list of either, for they have the same shape but for cap.
         let count = unsafe { predicted.count(at) };
-        let entries = bundle * size..count.min((bundle + 1) * size);
+        let entries = entry_group * size..count.min((entry_group + 1) * size);
         // SAFETY: as above; entries are below the count.
         entries.filter_map(move |j| unsafe { problem.block(predicted, at, j) })
     }
 
-    /// Are all blocks of a predicted bundle, one of which is, selected?
+    /// Are all blocks of a predicted entry group, one of which is, selected?
     ///
     /// # Safety
     /// As for [`Plan::entries`].
-    unsafe fn is_selected(&self, at: ListAt, bundle: usize) -> bool {
+    unsafe fn is_selected(&self, at: ListAt, entry_group: usize) -> bool {
         let selected = self.r.selected;
         // SAFETY: `at` names a list of either, whose members are entries below the count.
         unsafe {
-            self.r.bundle == 1
-                || self.members(at, bundle).all(|block| Walk::to(selected, at, block).find(block).is_some())
+            self.r.entries_per_partial == 1
+                || self.members(at, entry_group).all(|block| Walk::to(selected, at, block).find(block).is_some())
         }
     }
 

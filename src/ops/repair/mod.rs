@@ -6,7 +6,7 @@
 mod cpu;
 mod cuda;
 
-use super::attention::{Extents, Numbers, Outputs, Problem, bundle, names, partial_count, tensors};
+use super::attention::{Extents, Numbers, Outputs, Problem, entries_per_partial, names, partial_count, tensors};
 use super::views::{BlockList, State};
 use crate::abi::{VWD_REPAIR_EXACT, VWD_REPAIR_SUPERSET, vwd_paged_kv, vwd_repair_args, vwd_stream};
 use crate::core::dtype::DType;
@@ -34,7 +34,7 @@ pub struct Request<'r> {
     pub predicted: &'r BlockList<'r>,
     pub selected: &'r BlockList<'r>,
     /// Entries that share a partial state.
-    pub bundle: usize,
+    pub entries_per_partial: usize,
     pub kept: &'r Kept<'r>,
     pub outputs: &'r Outputs<'r>,
     /// As the counts of the lists.
@@ -73,11 +73,13 @@ impl Request<'_> {
             None => checks.optional_output("missed_counts", &c.missed_counts, i32, &[batch, heads])?,
             Some(q) => checks.optional_output("missed_counts", &c.missed_counts, i32, &[batch, ("Q", q), heads])?,
         };
+        let is_exact = matches!(kept, Kept::Exact(_));
+        let capacity = predicted.cap().max(selected.cap());
         let request = Request {
             problem: &problem,
             predicted: &predicted,
             selected: &selected,
-            bundle: bundle(problem.block_size, c.partial_blocks, matches!(kept, Kept::Exact(_))),
+            entries_per_partial: entries_per_partial(problem.block_size, c.partial_blocks, is_exact, capacity),
             kept: &kept,
             outputs: &outputs,
             missed_counts: missed_counts.as_ref(),

@@ -1,69 +1,92 @@
-//! What attention and repair have in common on CUDA: the kernels of kernels/attention/ and their launch.
+//! What attention and repair have in common on CUDA: the kernels of kernels/attention/, which of them a call takes (`choose`),
+//! how the call is split among CTAs (a plan of each variant), and their launch.
 
-mod latent;
-mod latent_many;
+mod choose;
+mod decode128;
+mod mla16;
+mod mla64;
+mod mma;
 mod params;
-mod plain;
 mod plan;
 
+pub use choose::{Options, RepairSizes, RepairVariant, Variant, fit_repair};
+pub use mma::{WorkItems, work_items};
 pub use params::{MAX_INPUTS, MergeParams, Params, RepairParams, StateView};
 pub use plan::{
-    FACTS_BYTES, Job, Pairs, Plan, THREADS, TILE, WARP_ROWS, WARPS, fastest, is_copied_by_16, lists, pairs, plan,
-    results,
+    Element, Entry, Job, Plan, Sizes, THREADS, TILE, TOKEN_INFO_BYTES, WARP_ROWS, WARPS, Width, describe,
+    is_copied_by_16, lists, results, type_of_out,
 };
 
-use super::Outputs;
 use crate::core::status::Result;
-use crate::runtime::cuda::layout::Divisor;
-use crate::runtime::cuda::views::element_code;
+use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
-use latent::Clusters;
-use plain::Rows;
-use plan::{Element, Engine, STATIC_SHARED, Width};
+use choose::Device;
+use mla16::Clusters;
+use plan::Rows;
 
-/// Of repair in one launch.
+/// CTAs of a cluster that repairs in one launch.
 const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
+/// Every kernel that attends: which it is, its source, its name.
+#[rustfmt::skip]
+const ATTENTION: [(Entry, &str, &str); 23] = {
+    use Element::{Bf16, F16, Fp8};
+    use Entry::{Decode128, General, Mla16, Mla64, Mma};
+    use Rows::{UpTo4, UpTo8, UpTo16};
+    use Width::{W128, W256, W576};
+    [
+        (Decode128(F16, UpTo4), "attention/decode128_f16", "attention_decode128_f16_4"),
+        (Decode128(F16, UpTo8), "attention/decode128_f16", "attention_decode128_f16_8"),
+        (Decode128(F16, UpTo16), "attention/decode128_f16", "attention_decode128_f16_16"),
+        (Decode128(Bf16, UpTo4), "attention/decode128_bf16", "attention_decode128_bf16_4"),
+        (Decode128(Bf16, UpTo8), "attention/decode128_bf16", "attention_decode128_bf16_8"),
+        (Decode128(Bf16, UpTo16), "attention/decode128_bf16", "attention_decode128_bf16_16"),
+        (Decode128(Fp8, UpTo4), "attention/decode128_fp8", "attention_decode128_fp8_4"),
+        (Decode128(Fp8, UpTo8), "attention/decode128_fp8", "attention_decode128_fp8_8"),
+        (Decode128(Fp8, UpTo16), "attention/decode128_fp8", "attention_decode128_fp8_16"),
+        (Mla64(F16), "attention/mla64", "attention_mla64_f16"),
+        (Mla64(Bf16), "attention/mla64", "attention_mla64_bf16"),
+        (Mla16(F16), "attention/mla16", "attention_mla16_f16"),
+        (Mla16(Bf16), "attention/mla16", "attention_mla16_bf16"),
+        (Mma(F16, W128), "attention/mma_f16", "attention_mma_f16_128"),
+        (Mma(F16, W256), "attention/mma_f16", "attention_mma_f16_256"),
+        (Mma(F16, W576), "attention/mma_f16", "attention_mma_f16_576"),
+        (Mma(Bf16, W128), "attention/mma_bf16", "attention_mma_bf16_128"),
+        (Mma(Bf16, W256), "attention/mma_bf16", "attention_mma_bf16_256"),
+        (Mma(Bf16, W576), "attention/mma_bf16", "attention_mma_bf16_576"),
+        (Mma(Fp8, W128), "attention/mma_fp8", "attention_mma_fp8_128"),
+        (Mma(Fp8, W256), "attention/mma_fp8", "attention_mma_fp8_256"),
+        (Mma(Fp8, W576), "attention/mma_fp8", "attention_mma_fp8_576"),
+        (General, "attention/general", "attention_general"),
+    ]
+};
+
+/// Kernels that repair in one launch: variant, what keys are made of, source, name.
+const REPAIR: [(RepairVariant, Element, &str, &str); 6] = [
+    (RepairVariant::Decode128, Element::F16, "attention/repair_decode128", "repair_decode128_f16"),
+    (RepairVariant::Decode128, Element::Bf16, "attention/repair_decode128", "repair_decode128_bf16"),
+    (RepairVariant::Decode128, Element::Fp8, "attention/repair_decode128", "repair_decode128_fp8"),
+    (RepairVariant::OneLaunch, Element::F16, "attention/repair_one_launch", "repair_one_launch_f16_128"),
+    (RepairVariant::OneLaunch, Element::Bf16, "attention/repair_one_launch", "repair_one_launch_bf16_128"),
+    (RepairVariant::OneLaunch, Element::Fp8, "attention/repair_one_launch", "repair_one_launch_fp8_128"),
+];
+
 pub struct Kernels {
-    /// By width.
-    f16: [Kernel; 3],
-    bf16: [Kernel; 3],
-    fp8: [Kernel; 3],
-    plain: Option<Plain>,
-    /// Where clusters can run.
-    latent: Option<Latent>,
-    latent_many: Option<LatentMany>,
-    general: Kernel,
-    cut: Kernel,
-    pub repair: Kernel,
-    /// In one launch, by element; then the same of the common case.
-    repair_at_once: Vec<Kernel>,
-    repair_plain: Vec<Kernel>,
-    /// CTAs of the clusters that those can form, ascending; none where they do not run.
+    /// Those of [`ATTENTION`] that run on the device.
+    attention: Vec<(Entry, Kernel)>,
+    device: Device,
+    /// Clusters that mla16 forms, where it runs.
+    clusters: Option<Clusters>,
+    join_mla64: Option<Kernel>,
+    split: Kernel,
+    /// Those of [`REPAIR`] that run on the device.
+    repair: Vec<(RepairVariant, Element, Kernel)>,
+    pub find_missed: Kernel,
+    /// CTAs of the clusters that kernels of [`REPAIR`] can form, ascending; none where they do not run.
     pub cluster_sizes: Vec<u32>,
-    /// Of 1, 2, 3 … CTAs: clusters of the common case that run at the same time.
+    /// Entry n: how many clusters of n + 1 CTAs repair's decode128 has running at a time.
     pub active_clusters: [u32; LARGEST_CLUSTER as usize],
     pub merge: Kernel,
-}
-
-/// Of the common case, by rows: up to 4, 8 and 16.
-struct Plain {
-    f16: [Kernel; 3],
-    bf16: [Kernel; 3],
-    fp8: [Kernel; 3],
-}
-
-struct Latent {
-    /// Of float16 and bfloat16.
-    kernels: [Kernel; 2],
-    clusters: Clusters,
-}
-
-/// On compute capability 9.0.
-struct LatentMany {
-    /// Of float16 and bfloat16.
-    kernels: [Kernel; 2],
-    join: Kernel,
 }
 
 impl cuda::Kernels for Kernels {
@@ -83,171 +106,99 @@ impl cuda::Kernels for Kernels {
         source!("attention/repair_decode128", compute_90),
         source!("attention/merge", compute_80),
     ];
+    const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>(), VariantList::of::<RepairVariant>()];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let facts = modules.facts();
-        let of = |source, name| sharing(modules, source, name, most_shared(facts));
-        let by_width = |source, [narrow, wide, widest]: [&'static str; 3]| {
-            Ok([of(source, narrow)?, of(source, wide)?, of(source, widest)?])
+        let sharing = |source: &str, name, most| -> Result<Kernel> {
+            let kernel = modules.kernel(source, name)?;
+            kernel.allow_shared(most)?;
+            Ok(kernel)
         };
-        let by_element = |source, names: [&'static str; 3]| -> Result<Vec<Kernel>> {
-            let names = if modules.has(source) { &names[..] } else { &[] };
-            names.iter().map(|name| of(source, name)).collect()
+        let mut attention = Vec::with_capacity(ATTENTION.len());
+        for (entry, source, name) in ATTENTION.into_iter().filter(|(_, source, _)| modules.has(source)) {
+            let most = match entry {
+                Entry::Decode128(..) => decode128::most_shared(facts.shared_bytes),
+                _ => most_shared(facts),
+            };
+            attention.push((entry, sharing(source, name, most)?));
+        }
+        let mut repair = Vec::with_capacity(REPAIR.len());
+        for (variant, element, source, name) in REPAIR.into_iter().filter(|(_, _, source, _)| modules.has(source)) {
+            repair.push((variant, element, sharing(source, name, most_shared(facts))?));
+        }
+        let of =
+            |entry| attention.iter().find(|(known, _)| *known == entry).map(|(_, kernel): &(Entry, Kernel)| kernel);
+        let clusters = of(Entry::Mla16(Element::F16)).map(Clusters::of).filter(Clusters::exist);
+        let device = Device {
+            multiprocessors: facts.multiprocessors,
+            shared_bytes: facts.shared_bytes,
+            runs_decode128: of(Entry::Decode128(Element::F16, Rows::UpTo4)).is_some(),
+            runs_mla16: clusters.is_some(),
+            runs_mla64: of(Entry::Mla64(Element::F16)).is_some(),
         };
-        let repair_at_once = by_element(
-            "attention/repair_one_launch",
-            ["repair_one_launch_f16_128", "repair_one_launch_bf16_128", "repair_one_launch_fp8_128"],
-        )?;
-        let names = ["repair_decode128_f16", "repair_decode128_bf16", "repair_decode128_fp8"];
-        let repair_plain = by_element("attention/repair_decode128", names)?;
+        let join_mla64 = if device.runs_mla64 { Some(modules.kernel("attention/mla64", "join_mla64")?) } else { None };
+
         let active = |kernel: &Kernel, size| kernel.sharing(most_shared(facts)).active_clusters(size, THREADS);
-        let forms = |kernel: &Kernel, size| active(kernel, size) > 0;
-        let fewest = |size| repair_plain.iter().map(|kernel| active(kernel, size)).min().unwrap_or(0);
+        let decode128 = || repair.iter().filter(|(variant, ..)| *variant == RepairVariant::Decode128);
+        let fewest = |size| decode128().map(|(_, _, kernel)| active(kernel, size)).min().unwrap_or(0);
         let active_clusters = std::array::from_fn(|n| fewest(n as u32 + 1));
-        let both = repair_at_once.iter().chain(&repair_plain);
-        let can_form = |&size: &u32| size == 1 || both.clone().all(|kernel| forms(kernel, size));
-        let sizes = if repair_at_once.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
-        let plain = if modules.has("attention/decode128_f16") { Some(Plain::find(modules)?) } else { None };
-        let latent = if modules.has("attention/mla16") { Some(Latent::find(of)?) } else { None };
-        let latent_many = if modules.has("attention/mla64") { Some(LatentMany::find(modules, of)?) } else { None };
+        let can_form = |&size: &u32| size == 1 || repair.iter().all(|(_, _, kernel)| active(kernel, size) > 0);
+        let sizes = if repair.is_empty() { &[] } else { &CLUSTER_SIZES[..] };
         Ok(Kernels {
-            plain,
-            latent_many,
-            latent: latent.filter(|latent| latent.clusters.exist()),
+            device,
+            clusters,
+            join_mla64,
+            split: modules.kernel("attention/split", "attention_split")?,
+            find_missed: sharing("attention/repair_two_launches", "repair_find_missed", most_shared(facts))?,
             cluster_sizes: sizes.iter().copied().filter(can_form).collect(),
             active_clusters,
-            repair_at_once,
-            repair_plain,
-            f16: by_width(
-                "attention/mma_f16",
-                ["attention_mma_f16_128", "attention_mma_f16_256", "attention_mma_f16_576"],
-            )?,
-            bf16: by_width(
-                "attention/mma_bf16",
-                ["attention_mma_bf16_128", "attention_mma_bf16_256", "attention_mma_bf16_576"],
-            )?,
-            fp8: by_width(
-                "attention/mma_fp8",
-                ["attention_mma_fp8_128", "attention_mma_fp8_256", "attention_mma_fp8_576"],
-            )?,
-            general: of("attention/general", "attention_general")?,
-            cut: modules.kernel("attention/split", "attention_split")?,
-            repair: of("attention/repair_two_launches", "repair_find_missed")?,
             merge: modules.kernel("attention/merge", "merge_states")?,
+            attention,
+            repair,
         })
     }
 }
 
-/// A kernel that may have so many bytes of dynamic shared memory.
-fn sharing(modules: &Modules, source: &str, name: &'static str, most: u32) -> Result<Kernel> {
-    let kernel = modules.kernel(source, name)?;
-    kernel.allow_shared(most)?;
-    Ok(kernel)
-}
-
-impl Plain {
-    fn find(modules: &Modules) -> Result<Plain> {
-        let of = |source, name| sharing(modules, source, name, plain::most_shared(modules.facts()));
-        let by_rows =
-            |source, [few, more, most]: [&'static str; 3]| Ok([of(source, few)?, of(source, more)?, of(source, most)?]);
-        let f16 = ["attention_decode128_f16_4", "attention_decode128_f16_8", "attention_decode128_f16_16"];
-        let bf16 = ["attention_decode128_bf16_4", "attention_decode128_bf16_8", "attention_decode128_bf16_16"];
-        let fp8 = ["attention_decode128_fp8_4", "attention_decode128_fp8_8", "attention_decode128_fp8_16"];
-        Ok(Plain {
-            f16: by_rows("attention/decode128_f16", f16)?,
-            bf16: by_rows("attention/decode128_bf16", bf16)?,
-            fp8: by_rows("attention/decode128_fp8", fp8)?,
-        })
-    }
-
-    fn of(&self, element: Element, rows: Rows) -> &Kernel {
-        let by_rows = match element {
-            Element::F16 => &self.f16,
-            Element::Bf16 => &self.bf16,
-            Element::Fp8 => &self.fp8,
-        };
-        &by_rows[rows as usize]
-    }
-}
-
-impl Latent {
-    fn find(of: impl Fn(&'static str, &'static str) -> Result<Kernel>) -> Result<Latent> {
-        let kernels = [of("attention/mla16", "attention_mla16_f16")?, of("attention/mla16", "attention_mla16_bf16")?];
-        Ok(Latent { clusters: Clusters::of(&kernels[0]), kernels })
-    }
-
-    fn of(&self, element: Element) -> &Kernel {
-        &self.kernels[(element == Element::Bf16) as usize]
-    }
-}
-
-impl LatentMany {
-    fn find(modules: &Modules, of: impl Fn(&'static str, &'static str) -> Result<Kernel>) -> Result<LatentMany> {
-        let source = "attention/mla64";
-        let kernels = [of(source, "attention_mla64_f16")?, of(source, "attention_mla64_bf16")?];
-        Ok(LatentMany { kernels, join: modules.kernel(source, "join_mla64")? })
-    }
-}
-
-/// Of a kernel's family that a plan names.
-const PLANNED: &str = "only what runs is planned";
+/// The table has what plans name: `choose` takes a variant only where its kernels are loaded.
+const PLANNED: &str = "only kernels that are loaded are planned";
 
 impl Kernels {
-    fn has_plain(&self) -> bool {
-        self.plain.is_some()
+    fn of(&self, entry: Entry) -> &Kernel {
+        &self.attention.iter().find(|(known, _)| *known == entry).expect(PLANNED).1
     }
 
-    fn has_latent_many(&self) -> bool {
-        self.latent_many.is_some()
-    }
-
-    fn clusters(&self) -> Option<&Clusters> {
-        self.latent.as_ref().map(|latent| &latent.clusters)
-    }
-
-    /// Repair in one launch, where there is such a kernel.
-    pub fn repair_of(&self, engine: Engine) -> Option<&Kernel> {
-        match engine {
-            Engine::Mma(element, Width::W128) => self.repair_at_once.get(element as usize),
-            _ => None,
-        }
-    }
-
-    /// The same of the common case, and bytes of an element.
-    pub fn repair_plain_of(&self, engine: Engine) -> Option<(&Kernel, u32)> {
-        match engine {
-            Engine::Mma(element, Width::W128) => Some((self.repair_plain.get(element as usize)?, element.bytes())),
-            _ => None,
-        }
-    }
-
-    fn of(&self, engine: Engine) -> &Kernel {
-        let (element, width) = match engine {
-            Engine::General => return &self.general,
-            Engine::Plain(element, rows) => return self.plain.as_ref().expect(PLANNED).of(element, rows),
-            Engine::Latent(element) => return self.latent.as_ref().expect(PLANNED).of(element),
-            Engine::LatentMany(element) => {
-                return &self.latent_many.as_ref().expect(PLANNED).kernels[(element == Element::Bf16) as usize];
-            }
-            Engine::Mma(element, width) => (element, width),
-        };
-        let by_width = match element {
-            Element::F16 => &self.f16,
-            Element::Bf16 => &self.bf16,
-            Element::Fp8 => &self.fp8,
-        };
-        match width {
-            Width::W128 => &by_width[0],
-            Width::W256 => &by_width[1],
-            Width::W576 => &by_width[2],
-        }
+    /// The kernel that repairs in one launch by this variant.
+    pub fn repair_of(&self, variant: RepairVariant, element: Element) -> &Kernel {
+        let found = self.repair.iter().find(|(known, of, _)| (*known, *of) == (variant, element));
+        &found.expect(PLANNED).2
     }
 }
 
-/// Of kernels that wait themselves for the one before.
+/// The variant that does a call, and its plan. `None` where there is nothing to do.
+pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Option<(Variant, Plan)>> {
+    let Some(params) = describe(job)? else { return Ok(None) };
+    let device = &kernels.device;
+    let (sizes, options) = (Sizes::of(job, &params), Options::of(job, &params));
+    let variant = variants::choose(forced, |variant| choose::fit(variant, device, &sizes, &options))?;
+    let (multiprocessors, shared_bytes) = (device.multiprocessors, device.shared_bytes);
+    let general = |is_mma| mma::plan(multiprocessors, shared_bytes, &params, &sizes, is_mma);
+    let plan = match variant {
+        Variant::Decode128 => decode128::plan(multiprocessors, shared_bytes, &params, &sizes).expect(PLANNED),
+        Variant::Mla64 => mla64::plan(multiprocessors, &params, &sizes).expect(PLANNED),
+        Variant::Mla16 => {
+            let clusters = kernels.clusters.as_ref().expect(PLANNED);
+            mla16::plan(clusters, &params, &sizes).expect(PLANNED)
+        }
+        Variant::Mma => general(true)?,
+        Variant::General => general(false)?,
+    };
+    Ok(Some((variant, plan)))
+}
+
+/// The grid of a kernel that waits for the previous one itself, where the device lets it start early.
 pub fn grid(enqueue: &Enqueue, ctas: u32) -> Grid {
-    let kind = enqueue.dependent_kind();
-    Grid { ctas, threads: THREADS, kind }
+    Grid { ctas, threads: THREADS, kind: enqueue.dependent_kind() }
 }
 
 /// Launches a plan that has its scratch.
@@ -260,40 +211,31 @@ pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan) -> Result<()> {
     // SAFETY: Params is the kernels' struct, the rest are of the kernels' types, and the plan's addresses are those of valid
     // tensors.
     unsafe {
-        if plan.is_cut_apart {
-            let (items, ctas) = (&raw const plan.params.cta_shares, &raw const plan.ctas);
-            enqueue.launch(&kernels.cut, grid(enqueue, 1), [params.cast(), items.cast(), ctas.cast()])?;
+        if plan.is_split_first {
+            let (shares, ctas) = (&raw const plan.params.cta_shares, &raw const plan.ctas);
+            enqueue.launch(&kernels.split, grid(enqueue, 1), [params.cast(), shares.cast(), ctas.cast()])?;
         }
-        let kernel = kernels.of(plan.engine).sharing(plan.shared);
+        let kernel = kernels.of(plan.entry).sharing(plan.shared);
         let grid = match plan.cluster {
             None => Grid { threads: plan.threads, ..grid(enqueue, plan.ctas) },
             Some(size) => Grid { ctas: plan.ctas, threads: plan.threads, kind: Kind::DependentClusters(size) },
         };
         enqueue.launch(&kernel, grid, [params.cast()])?;
-        if let (1.., Some(many)) = (plan.joining, &kernels.latent_many) {
-            let threads = latent_many::joining_threads(plan.params.ctas.value);
+        if let (1.., Some(join)) = (plan.joining, &kernels.join_mla64) {
+            let threads = mla64::joining_threads(plan.params.ctas.value);
             let grid = Grid { threads, ..self::grid(enqueue, plan.joining) };
-            enqueue.launch(&many.join, grid, [params.cast()])?;
+            enqueue.launch(join, grid, [params.cast()])?;
         }
         Ok(())
     }
 }
 
-/// Of the others.
-pub fn plain_grid(ctas: u32) -> Grid {
+/// The grid of a kernel that starts once the previous one has ended.
+pub fn ordered_grid(ctas: u32) -> Grid {
     Grid { ctas, threads: THREADS, kind: Kind::Plain }
 }
 
-/// Dynamic shared memory that a kernel can have.
+/// Dynamic shared memory that mma, general and the kernels of repair can have.
 pub fn most_shared(facts: &Facts) -> u32 {
-    facts.shared_bytes - STATIC_SHARED
-}
-
-pub fn type_of_out(outputs: &Outputs) -> u32 {
-    outputs.out.as_ref().map_or(0, |out| element_code(out.dtype))
-}
-
-/// Entries that share a kept state, for the kernels.
-pub fn bundle(entries: usize) -> Divisor {
-    Divisor::new(entries as u32)
+    mma::most_shared(facts.shared_bytes)
 }

@@ -21,13 +21,13 @@ pub struct Cutter<'a> {
     seen: Range<usize>,
     /// Those of the current entry that are to come.
     tokens: Range<usize>,
-    /// The place in its bundle that token 0 of the sequence would have, were it part of the current entry.
+    /// The place in its entry group that token 0 of the sequence would have, were it part of the current entry.
     origin: isize,
     /// The page in which the current entry lies, where a list has slots.
     slot: Option<usize>,
-    /// The bundle that the current entry ends.
+    /// The entry group that the current entry ends.
     ends: Option<usize>,
-    /// Has the current bundle rows in an earlier tile?
+    /// Has the current entry group rows in an earlier tile?
     open: bool,
 }
 
@@ -66,10 +66,10 @@ impl<'a> Cutter<'a> {
                 // SAFETY: Pages keeps pages and rows inside k and v.
                 unsafe { self.push_run(tile, room) };
             }
-            if let Some(bundle) = self.ends.take()
+            if let Some(entry_group) = self.ends.take()
                 && (self.open || tile.len() > 0 || tile.kept.is_some() || self.job.partials.is_some())
             {
-                tile.closes = Some(bundle);
+                tile.closes = Some(entry_group);
                 self.open = false;
                 return true;
             }
@@ -85,8 +85,8 @@ impl<'a> Cutter<'a> {
                 // SAFETY: as above.
                 Entry::Block(block) => unsafe { self.start(j, block) },
             }
-            if (j + 1).is_multiple_of(self.job.bundle) || self.entries.is_empty() {
-                self.ends = Some(j / self.job.bundle);
+            if (j + 1).is_multiple_of(self.job.entries_per_partial) || self.entries.is_empty() {
+                self.ends = Some(j / self.job.entries_per_partial);
             }
         }
     }
@@ -99,7 +99,7 @@ impl<'a> Cutter<'a> {
         let Problem { kv, block_size, .. } = self.job.problem;
         let begin = block * block_size;
         self.tokens = begin.max(self.seen.start)..(begin + block_size).min(self.seen.end);
-        self.origin = (j % self.job.bundle * block_size) as isize - begin as isize;
+        self.origin = (j % self.job.entries_per_partial * block_size) as isize - begin as isize;
         if let Some(list) = self.job.slots {
             // SAFETY: the entry is below the count.
             let slot = unsafe { list.slot(self.unit.list(), j) };
@@ -110,7 +110,7 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// The tile of the bundle to which the next token belongs, and the tokens that follow it there, itself included.
+    /// The tile of the entry group to which the next token belongs, and the tokens that follow it there, itself included.
     #[inline(always)]
     fn place(&self, size: usize) -> (usize, usize) {
         let place = (self.tokens.start as isize + self.origin) as usize;

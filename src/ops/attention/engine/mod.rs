@@ -1,9 +1,9 @@
 //! What attention and repair have in common on the CPU: Flash-Decoding over fixed chunks of each list.
 //!
 //! What reads one list is a unit: a sequence's KV head, for all positions that share the list or for one that has its own.
-//! The entries of its list are cut into chunks of a fixed number, and these into bundles; a [`Plan`] says what each entry
-//! is. A task takes one chunk for up to 64 query rows and reads its tokens once: it attends over the tiles of a bundle,
-//! and joins the bundles, in the order of the list, to the chunk's state. Then the chunks are joined in order. Cuts and
+//! The entries of its list are cut into chunks of a fixed number, and these into entry groups, which share a partial; a [`Plan`] says what each entry
+//! is. A task takes one chunk for up to 64 query rows and reads its tokens once: it attends over the tiles of a entry group,
+//! and joins the entry groups, in the order of the list, to the chunk's state. Then the chunks are joined in order. Cuts and
 //! orders follow from sizes alone, and a row's bits from the tokens that it sees, so that neither batch nor threads nor
 //! other positions change a bit; a long list keeps every thread busy even when the batch is 1.
 
@@ -64,12 +64,12 @@ pub struct Job<'a> {
     /// The list that says in which page each entry lies.
     pub slots: Option<&'a BlockList<'a>>,
     /// Entries that share a partial state.
-    pub bundle: usize,
+    pub entries_per_partial: usize,
     /// Joined before everything else.
     pub start: Option<&'a State<'a>>,
     /// What `Entry::Kept` names.
     pub kept: Option<&'a State<'a>>,
-    /// Where the state of each bundle goes.
+    /// Where the state of each entry group goes.
     pub partials: Option<&'a State<'a>>,
     pub outputs: &'a Outputs<'a>,
 }
@@ -93,7 +93,7 @@ impl Unit {
 /// How a job is cut.
 struct Cut {
     units: usize,
-    /// Of a unit's query rows, eight each.
+    /// Spans of a unit: eight of its query rows each.
     spans: usize,
     /// Entries of a chunk.
     chunk: usize,
@@ -110,7 +110,7 @@ impl Cut {
         Cut {
             units: positions.batch() * lists * heads.kv,
             spans: rows.div_ceil(HEADS),
-            chunk: (CHUNK_TOKENS / block_size).max(1).next_multiple_of(job.bundle),
+            chunk: (CHUNK_TOKENS / block_size).max(1).next_multiple_of(job.entries_per_partial),
             value_dim: kv.value_dim(),
             floats: Partial::floats(rows.min(HEADS), kv.value_dim()),
         }
@@ -201,7 +201,7 @@ struct Memory<'c> {
     spans: usize,
     dim: usize,
     cut: &'c Cut,
-    /// Of a tile.
+    /// Floats that a copy of a tile takes.
     copies: usize,
 }
 
@@ -223,8 +223,8 @@ fn take<'w>(memory: &mut &'w mut [f32], count: usize) -> &'w mut [f32] {
 struct Share<'w> {
     span: Span,
     queries: Queries<'w>,
-    /// Of the bundle that is being attended, and of all before.
-    bundle: Partial<'w>,
+    /// The state of the entry group that is being attended to, and of all groups before.
+    entry_group: Partial<'w>,
     total: Partial<'w>,
 }
 
@@ -262,14 +262,14 @@ impl<'a, T: Row> AttendChunk<'a, T> {
                     true => unsafe { problem.seen(unit.sequence, span.row(n).0) },
                     false => 0..0,
                 }),
-                cap: problem.cap,
+                cap: problem.soft_cap,
                 value_dim,
             };
             for range in queries.seen.iter().filter(|range| !range.is_empty()) {
                 seen = seen.start.min(range.start)..seen.end.max(range.end);
             }
-            let bundle = Partial::empty(take(&mut room, memory.cut.floats));
-            Some(Share { span, queries, bundle, total: Partial::empty(total) })
+            let entry_group = Partial::empty(take(&mut room, memory.cut.floats));
+            Some(Share { span, queries, entry_group, total: Partial::empty(total) })
         });
         let one = Partial::empty(take(&mut room, memory.cut.floats));
         let spare = take(&mut room, 4 * value_dim);
@@ -320,15 +320,15 @@ impl<'w> Share<'w> {
         (one, spare): (&mut Partial<'w>, &mut [f32]),
         value_dim: usize,
     ) {
-        let Share { span, queries, bundle, total } = self;
+        let Share { span, queries, entry_group, total } = self;
         // SAFETY: the rows of a tile, a partial that a plan names and the span are inside their tensors.
         unsafe {
             if tile.len() > 0 {
-                let first = bundle.is_empty(span);
-                let target = if first { &mut *bundle } else { &mut *one };
+                let first = entry_group.is_empty(span);
+                let target = if first { &mut *entry_group } else { &mut *one };
                 target.attend::<L, T>(queries, span, tile, fetch, spare);
                 if !first {
-                    bundle.fold::<L>(one, span, value_dim);
+                    entry_group.fold::<L>(one, span, value_dim);
                 }
             }
             if let (Some(n), Some(kept)) = (tile.kept, job.kept) {
@@ -337,10 +337,10 @@ impl<'w> Share<'w> {
             }
             if let Some(n) = tile.closes {
                 if let Some(partials) = job.partials {
-                    bundle.write(partials, Some(n), span, value_dim);
+                    entry_group.write(partials, Some(n), span, value_dim);
                 }
-                total.fold::<L>(bundle, span, value_dim);
-                bundle.clear();
+                total.fold::<L>(entry_group, span, value_dim);
+                entry_group.clear();
             }
         }
     }

@@ -20,10 +20,10 @@ pub struct Tile<'w, T> {
     /// The first and one past the last of those places; empty at first, with no place in it.
     reach: Range<usize>,
     len: usize,
-    /// Its number in its bundle: tiles of a bundle are cut at multiples of their size, whether the tokens are there or not.
+    /// Its number in its entry group: tiles of a entry group are cut at multiples of their size, whether the tokens are there or not.
     pub number: usize,
     pub kept: Option<usize>,
-    /// The bundle that ends with this tile.
+    /// The entry group that ends with this tile.
     pub closes: Option<usize>,
     copies: Option<&'w mut [f32]>,
 }

@@ -1,38 +1,148 @@
-//! Repair on CUDA: one launch where a kernel takes the tensors (see `at_once`), two elsewhere.
+//! Repair on CUDA: which variant runs, and what all of them tell their first kernel. `attention/device/choose.rs` says when each does.
 
-mod at_once;
-mod in_two;
+mod decode128;
+mod one_launch;
+mod two_launches;
 
 use super::{Kept, Request};
 use crate::core::status::Result;
-use crate::ops::attention::device::{self, Job, RepairParams, StateView};
+use crate::core::tensor::Tensor;
+use crate::ops::attention::device::{
+    self, Element, Entry, Job, Kernels, Options, RepairParams, RepairSizes, RepairVariant, Sizes, StateView, WorkItems,
+    describe, fit_repair, is_copied_by_16, work_items,
+};
+use crate::ops::views::State;
+use crate::runtime::cuda::layout::{Divisor, is_near};
+use crate::runtime::cuda::variants::choose;
 use crate::runtime::cuda::views::View;
-use crate::runtime::cuda::{Cuda, Enqueue};
-use in_two::InTwo;
+use crate::runtime::cuda::{Cuda, Enqueue, Facts, Grid, Kernel, Kind};
+use two_launches::TwoLaunches;
+
+/// A variant with what it launches.
+enum Plan {
+    OneLaunch(RepairVariant, Kernel, Grid),
+    TwoLaunches(TwoLaunches),
+}
 
 pub fn scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
-    match at_once::plan(cuda.facts(), cuda.kernels(), r, &mut RepairParams::none())? {
-        Some(_) => Ok(0),
-        None => Ok(InTwo::new(cuda.facts(), r)?.map_or(0, |repair| repair.scratch(r))),
-    }
+    let plan = plan(cuda.facts(), cuda.kernels(), cuda.forced(), r, &mut RepairParams::none())?;
+    Ok(match plan {
+        Some(Plan::TwoLaunches(repair)) => repair.scratch(r),
+        Some(Plan::OneLaunch(..)) | None => 0,
+    })
 }
 
 pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let mut params = RepairParams::none();
-    match at_once::plan(enqueue.facts(), enqueue.kernels(), r, &mut params)? {
-        // SAFETY: RepairParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
-        Some((kernel, grid)) => unsafe { enqueue.launch(&kernel, grid, [(&raw const params).cast()]) },
-        None => in_two::run(enqueue, r),
+    match plan(enqueue.facts(), enqueue.kernels(), enqueue.forced(), r, &mut params)? {
+        None => Ok(()),
+        Some(Plan::OneLaunch(variant, kernel, grid)) => {
+            enqueue.ran(variant);
+            // SAFETY: RepairParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
+            unsafe { enqueue.launch(&kernel, grid, [(&raw const params).cast()]) }
+        }
+        Some(Plan::TwoLaunches(repair)) => {
+            enqueue.ran(RepairVariant::TwoLaunches);
+            two_launches::run(enqueue, r, repair)
+        }
+    }
+}
+
+/// The plan of a call; `None` where there is nothing to do. The parameters of one launch, which are large, are written where they
+/// are to lie.
+fn plan(
+    facts: &Facts,
+    kernels: &Kernels,
+    forced: Option<RepairVariant>,
+    r: &Request,
+    to: &mut RepairParams,
+) -> Result<Option<Plan>> {
+    let job = job(r);
+    let Some(params) = describe(&job)? else { return Ok(None) };
+    let (sizes, options) = (Sizes::of(&job, &params), Options::of(&job, &params));
+    // As many CTAs as have a multiprocessor each.
+    let fits = |&size: &u32| sizes.lists.saturating_mul(size as u64) <= facts.multiprocessors as u64;
+    let cluster = kernels.cluster_sizes.iter().copied().rfind(fits).unwrap_or(1);
+    let items = |element, stages| {
+        work_items(facts.shared_bytes, &params, &sizes, Entry::Mma(element, device::Width::W128), stages)
+    };
+    let most_shared = device::most_shared(facts);
+    // Both kernels of one launch are for what tensor cores multiply, in heads of up to 128 channels.
+    let is_narrow = device::Width::of(sizes.dim, sizes.value_dim) == Some(device::Width::W128);
+    let element = sizes.element.filter(|_| is_narrow && options.rows_of_16_bytes && !kernels.cluster_sizes.is_empty());
+    let rings = match element {
+        None => None,
+        Some(element) => one_launch::STAGES
+            .into_iter()
+            .map(|stages| items(element, stages))
+            .find(|items| items.as_ref().map_or(true, |items| one_launch::fits(items, r, cluster, most_shared)))
+            .transpose()?,
+    };
+    let small_cluster = cluster_that_leaves_room(facts, kernels, sizes.lists, cluster);
+    let repair = RepairSizes {
+        list_entries: r.selected.cap().max(r.predicted.cap()),
+        entries_per_partial: r.entries_per_partial,
+        blocks: params.token_capacity.div_ceil(params.block.value),
+        near_states: are_near(r.kept),
+        has_clusters: !kernels.cluster_sizes.is_empty(),
+        decode128_fits: element.is_some_and(|of| decode128::shared(of, sizes.rows, small_cluster) <= most_shared),
+        one_launch_fits: rings.is_some(),
+    };
+    let variant = choose(forced, |variant| fit_repair(variant, &sizes, &options, &repair))?;
+    if variant == RepairVariant::TwoLaunches {
+        return Ok(TwoLaunches::new(facts, kernels, r)?.map(Plan::TwoLaunches));
+    }
+    let element = element.unwrap_or(Element::F16);
+    let kernel = kernels.repair_of(variant, element);
+    let (shared, size) = match (variant, rings) {
+        (RepairVariant::Decode128, _) => {
+            to.to = items(element, one_launch::STAGES[0])?.params;
+            describe_repair(r, to);
+            (decode128::lay_out(to, element, small_cluster), small_cluster)
+        }
+        (_, Some(rings)) => {
+            to.to = rings.params;
+            describe_repair(r, to);
+            (one_launch::lay_out(to, r, &rings, cluster) as u32, cluster)
+        }
+        (_, None) => unreachable!("one launch is chosen where it fits"),
+    };
+    let kind = if size == 1 { Kind::Dependent } else { Kind::DependentClusters(size) };
+    let grid = Grid { ctas: to.to.work_items * size, threads: device::THREADS, kind };
+    Ok(Some(Plan::OneLaunch(variant, kernel.sharing(shared), grid)))
+}
+
+/// Where there are multiprocessors for the CTAs of two launches, the next launch should start while this one runs. But clusters lie
+/// within parts of the device, which need not be of the same size: one cluster that waits for another's end is later than all the
+/// rest, while clusters of a CTA less may all find room.
+fn cluster_that_leaves_room(facts: &Facts, kernels: &Kernels, lists: u64, size: u32) -> u32 {
+    let both = lists.saturating_mul(2);
+    if both.saturating_mul(size as u64) > facts.multiprocessors as u64 {
+        return size;
+    }
+    (size / 2 + 1..=size).rfind(|&size| kernels.active_clusters[size as usize - 1] as u64 >= both).unwrap_or(size)
+}
+
+/// Rows of acc begin and end on 16 bytes, and strides of partials fit in 32 bits.
+fn are_near(kept: &Kept) -> bool {
+    let is_near = |t: &Tensor, d: usize| t.dim(d) <= 1 || is_near(t.byte_stride(d));
+    match kept {
+        Kept::Superset(State { acc, .. }) => is_copied_by_16(acc),
+        Kept::Exact(State { acc, m, l }) => {
+            let partials = m.rank() - 1;
+            is_copied_by_16(acc) && [acc, m, l].into_iter().all(|t| is_near(t, partials))
+        }
     }
 }
 
 /// Attention to selected blocks.
 fn job<'r>(r: &Request<'r>) -> Job<'r, 'r> {
-    Job { problem: r.problem, list: Some(r.selected), bundle: r.bundle, partials: None, outputs: r.outputs }
+    let Request { problem, selected, entries_per_partial, outputs, .. } = *r;
+    Job { problem, list: Some(selected), entries_per_partial, partials: None, outputs, has_start: true }
 }
 
-/// What both ways tell their first kernel, beside what attention is told.
-fn describe(r: &Request, params: &mut RepairParams) {
+/// What every variant tells its first kernel, apart from what attention is told.
+fn describe_repair(r: &Request, params: &mut RepairParams) {
     (params.exact, params.kept) = match r.kept {
         Kept::Superset(state) => (0, StateView::of_state(state)),
         Kept::Exact(partials) => (1, StateView::of_partials(partials)),
@@ -41,5 +151,5 @@ fn describe(r: &Request, params: &mut RepairParams) {
     params.predicted_counts = View::by_position(&r.predicted.counts);
     params.missed = r.missed_counts.map_or(View::ABSENT, View::by_position);
     params.predicted_capacity = r.predicted.cap() as u32;
-    params.entries = device::bundle(r.bundle);
+    params.entries = Divisor::new(r.entries_per_partial as u32);
 }

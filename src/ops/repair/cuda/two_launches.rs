@@ -1,14 +1,14 @@
 //! Repair in two launches: one kernel finds what was missed and joins what was kept, the next attends to what was missed and
 //! joins that to it.
 
-use super::{Request, describe, job};
+use super::{Request, describe_repair, job};
 use crate::core::status::{Error, Result};
 use crate::ops::attention::device::{self, Kernels, Plan, RepairParams, StateView};
 use crate::runtime::cuda::views::View;
 use crate::runtime::cuda::{Enqueue, Facts};
 
 /// A plan, and what the first kernel leaves for the second behind the plan's own scratch.
-pub struct InTwo {
+pub struct TwoLaunches {
     plan: Plan,
     lists: usize,
     /// Floats of the states to start from: acc, then m, then l.
@@ -16,11 +16,11 @@ pub struct InTwo {
     rows: usize,
 }
 
-impl InTwo {
-    pub fn new(facts: &Facts, r: &Request) -> Result<Option<InTwo>> {
+impl TwoLaunches {
+    pub fn new(facts: &Facts, kernels: &Kernels, r: &Request) -> Result<Option<TwoLaunches>> {
         let (problem, job) = (r.problem, job(r));
-        let Some(plan) = device::plan(facts, &job)? else { return Ok(None) };
-        let repair = InTwo {
+        let Some((_, plan)) = device::plan(kernels, None, &job)? else { return Ok(None) };
+        let repair = TwoLaunches {
             lists: device::lists(&job),
             rows: problem.positions.batch() * problem.positions.count() * problem.heads.q,
             acc: problem.positions.batch() * problem.positions.count() * problem.heads.q * problem.kv.value_dim(),
@@ -57,8 +57,7 @@ impl InTwo {
     }
 }
 
-pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
-    let Some(mut repair) = InTwo::new(enqueue.facts(), r)? else { return Ok(()) };
+pub fn run(enqueue: &Enqueue, r: &Request, mut repair: TwoLaunches) -> Result<()> {
     let base = enqueue.scratch(repair.scratch(r))? as *mut u8;
     repair.plan.place(base, enqueue.counters()? as *mut u8);
     let words = base.wrapping_add(repair.plan.scratch().next_multiple_of(256));
@@ -79,7 +78,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     repair.plan.params.start = start;
     let (ids, counts, slots) = (at(ids), at(counts), at(slots));
     let mut params = RepairParams { to: repair.plan.params, ids, slots, counts, ..RepairParams::none() };
-    describe(r, &mut params);
+    describe_repair(r, &mut params);
 
     // What the first kernel leaves is the second's list.
     let to = &mut repair.plan.params;
@@ -94,7 +93,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     }
 
     let kernels: &Kernels = enqueue.kernels();
-    let kernel = kernels.repair.sharing(repair.shared(r) as u32);
+    let kernel = kernels.find_missed.sharing(repair.shared(r) as u32);
     let ctas = repair.lists as u32 * params.to.rows;
     // SAFETY: RepairParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
     unsafe {

@@ -1,0 +1,450 @@
+//! Which kernels attend and repair, from sizes, options and facts of the device alone.
+//!
+//! [`Options`] has everything that a call may ask for beside its sizes. Each variant takes it apart without `..`: an option that
+//! is added there does not compile until every variant says whether it takes it.
+
+use super::params::Params;
+use super::plan::{Element, Job, Rows, Sizes, TILE, Width, is_copied_by_16, values_are_keys};
+use super::{decode128, mla16, mla64};
+use crate::runtime::cuda::layout::is_near;
+use crate::runtime::cuda::variants::{Fit, variants};
+
+variants! {
+    /// Kernels that attend.
+    pub enum Variant: "attention" {
+        /// Heads of 128 channels, tokens in whole tiles, up to 16 rows a list.
+        Decode128 = "decode128",
+        /// MLA, 64 rows at a time.
+        Mla64 = "mla64",
+        /// MLA, 16 rows at a time.
+        Mla16 = "mla16",
+        /// Tensor cores, heads and rows of any number.
+        Mma = "mma",
+        /// Every type and stride, in float32.
+        General = "general",
+    }
+}
+
+variants! {
+    /// Ways to repair.
+    pub enum RepairVariant: "repair" {
+        /// One launch for what attention's decode128 takes, up to 8 rows.
+        Decode128 = "decode128",
+        /// One launch on tensor cores.
+        OneLaunch = "one_launch",
+        /// A launch that finds what was missed, and attention to it.
+        TwoLaunches = "two_launches",
+    }
+}
+
+/// What the device has.
+#[derive(Clone, Copy, Debug)]
+pub struct Device {
+    pub multiprocessors: u32,
+    /// Shared memory that a CTA can have.
+    pub shared_bytes: u32,
+    /// Whether the kernels of each variant run on it.
+    pub runs_decode128: bool,
+    pub runs_mla16: bool,
+    pub runs_mla64: bool,
+}
+
+/// What a call may ask for. An option that every variant takes is named by all and read by none.
+#[allow(dead_code)]
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Several query positions a sequence.
+    pub positions: bool,
+    pub q_lens: bool,
+    pub lists: bool,
+    /// A list for each query position.
+    pub own_lists: bool,
+    pub slots: bool,
+    pub window: bool,
+    pub soft_cap: bool,
+    pub sinks: bool,
+    pub partials: bool,
+    /// A state that the result starts from: repair's second launch.
+    pub start: bool,
+    /// FP8 with a scale for each token.
+    pub scales_per_token: bool,
+    /// MLA: the values are the first channels of the keys.
+    pub values_are_keys: bool,
+    /// Rows of q, k and v begin and end on 16 bytes.
+    pub rows_of_16_bytes: bool,
+    /// Strides from token to token and from page to page fit in 32 bits.
+    pub near_strides: bool,
+    /// 16 tokens always lie side by side.
+    pub whole_tiles: bool,
+}
+
+impl Options {
+    pub fn of(job: &Job, params: &Params) -> Options {
+        let problem = job.problem;
+        let (q, k, v) = (&problem.positions.q, &problem.kv.k, &problem.kv.v);
+        let steps = [&params.k.step[..2], &params.v.step[..2], &params.table.step[..]];
+        Options {
+            positions: params.positions != 1,
+            q_lens: !params.q_lens.data.is_null(),
+            lists: job.list.is_some(),
+            own_lists: params.own_lists != 0,
+            slots: !params.slots.data.is_null(),
+            window: params.window != 0,
+            soft_cap: params.soft_cap != 0.0,
+            sinks: !params.sinks.data.is_null(),
+            partials: !params.partials.acc.data.is_null(),
+            start: job.has_start,
+            scales_per_token: params.scales_per_token != 0,
+            values_are_keys: values_are_keys(params),
+            rows_of_16_bytes: [q, k, v].into_iter().all(is_copied_by_16),
+            near_strides: steps.iter().all(|steps| steps.iter().all(|&step| is_near(step))),
+            whole_tiles: 1 << params.log_granule == TILE,
+        }
+    }
+}
+
+/// How a variant of attention suits a call.
+pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    match variant {
+        Variant::Decode128 => fit_decode128(device, sizes, options),
+        Variant::Mla64 => fit_mla64(device, sizes, options),
+        Variant::Mla16 => fit_mla16(device, sizes, options),
+        Variant::Mma => fit_mma(sizes, options),
+        Variant::General => fit_general(options),
+    }
+}
+
+fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    let Options {
+        positions: _,
+        q_lens: _,
+        lists,
+        own_lists: _,
+        slots: _,
+        window: _,
+        soft_cap: _,
+        sinks: _,
+        partials,
+        start,
+        scales_per_token,
+        values_are_keys: _,
+        rows_of_16_bytes,
+        near_strides,
+        whole_tiles,
+    } = *options;
+    let (Some(element), Some(rows)) = (sizes.element, Rows::of(sizes.rows)) else {
+        return Fit::Cannot("it takes 16-bit queries, keys of 16 bits or FP8, and up to 16 rows a list");
+    };
+    let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
+    let is_uneven = decode128::is_uneven(device.multiprocessors, sizes, lists);
+    let shape = decode128::shape(device.multiprocessors, sizes, rows, partials);
+    let stages = decode128::stages(device.shared_bytes, element, rows, shape.adds_up_units());
+    let fit = if is_uneven || start { Fit::Slower } else { Fit::Takes };
+    fit.unless(!device.runs_decode128, "it needs compute capability 9.0")
+        .unless(is_wide, "it takes heads of 128 channels")
+        .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
+        .unless(!whole_tiles, "blocks and pages have to be whole tiles of 16 tokens")
+        .unless(scales_per_token, "it takes no scale per token")
+        .unless(!near_strides, "strides of tokens and pages have to fit in 32 bits")
+        .unless(sizes.lists >= decode128::MOST_LISTS, "it takes fewer than 2^20 lists")
+        .unless(stages.is_none(), "it needs more shared memory than the device has")
+}
+
+fn fit_mla64(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    let fit = if sizes.rows < mla64::FEWEST_ROWS { Fit::Slower } else { Fit::Takes };
+    let tiles = sizes.lists * sizes.rows.div_ceil(mla64::ROWS) as u64 * sizes.list_tokens.max(1).div_ceil(64);
+    let fit = takes_latents(fit, sizes, options);
+    fit.unless(!device.runs_mla64, "it needs compute capability 9.0 itself")
+        .unless(tiles >= 1 << 24, "it takes fewer than 2^24 tiles")
+}
+
+fn fit_mla16(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    let tiles = sizes.lists * sizes.rows.div_ceil(mla16::ROWS) as u64 * sizes.list_tokens.max(1).div_ceil(16);
+    let fit = takes_latents(Fit::Takes, sizes, options);
+    fit.unless(!device.runs_mla16, "it needs clusters of 8 CTAs, from compute capability 9.0")
+        .unless(tiles >= 1 << 27, "it takes fewer than 2^27 tiles")
+}
+
+/// What both kernels of MLA take.
+fn takes_latents(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
+    let Options {
+        positions,
+        q_lens,
+        lists: _,
+        own_lists: _,
+        slots: _,
+        window,
+        soft_cap,
+        sinks: _,
+        partials,
+        start,
+        // There is no FP8.
+        scales_per_token: _,
+        values_are_keys,
+        rows_of_16_bytes,
+        near_strides: _,
+        whole_tiles: _,
+    } = *options;
+    let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
+    fit.unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
+        .unless(Width::of(sizes.dim, sizes.value_dim) != Some(Width::W576), "it takes keys of 264 to 576 channels")
+        .unless(!values_are_keys, "values have to be the first channels of the keys")
+        .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
+        .unless(positions || q_lens, "it takes one query position a sequence, without q_lens")
+        .unless(window || soft_cap, "it takes neither window nor soft cap")
+        .unless(partials || start, "it takes neither partials nor a state to start from")
+}
+
+fn fit_mma(sizes: &Sizes, options: &Options) -> Fit {
+    let Options {
+        positions: _,
+        q_lens: _,
+        lists: _,
+        own_lists: _,
+        slots: _,
+        window: _,
+        soft_cap: _,
+        sinks: _,
+        partials: _,
+        start: _,
+        scales_per_token: _,
+        values_are_keys: _,
+        rows_of_16_bytes,
+        near_strides: _,
+        whole_tiles: _,
+    } = *options;
+    let width = Width::of(sizes.dim, sizes.value_dim);
+    Fit::Takes
+        .unless(sizes.element.is_none(), "it takes 16-bit queries, and keys of the same type or of FP8")
+        .unless(width.is_none(), "it takes D up to 576 and Dv up to 512")
+        .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
+}
+
+fn fit_general(options: &Options) -> Fit {
+    let Options {
+        positions: _,
+        q_lens: _,
+        lists: _,
+        own_lists: _,
+        slots: _,
+        window: _,
+        soft_cap: _,
+        sinks: _,
+        partials: _,
+        start: _,
+        scales_per_token: _,
+        values_are_keys: _,
+        rows_of_16_bytes: _,
+        near_strides: _,
+        whole_tiles: _,
+    } = *options;
+    Fit::Takes
+}
+
+/// What a repair has beside an attention to the selected blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct RepairSizes {
+    /// Entries that the longer of both lists can have.
+    pub list_entries: usize,
+    pub entries_per_partial: usize,
+    /// Blocks that a sequence can have.
+    pub blocks: u32,
+    /// Rows of kept states are whole 16-byte units, and their strides fit in 32 bits.
+    pub near_states: bool,
+    /// Whether the device forms clusters for kernels that repair in one launch.
+    pub has_clusters: bool,
+    /// Whether shared memory has room: for decode128, and for one launch.
+    pub decode128_fits: bool,
+    pub one_launch_fits: bool,
+}
+
+/// How a variant of repair suits a call whose attention to the selected blocks has these sizes and options.
+pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repair: &RepairSizes) -> Fit {
+    let Options {
+        positions: _,
+        q_lens: _,
+        lists: _,
+        own_lists: _,
+        slots: _,
+        window: _,
+        soft_cap: _,
+        sinks: _,
+        // Repair writes none.
+        partials: _,
+        start: _,
+        scales_per_token,
+        values_are_keys: _,
+        rows_of_16_bytes,
+        near_strides,
+        whole_tiles,
+    } = *options;
+    let is_multiplied = sizes.element.is_some() && rows_of_16_bytes;
+    let is_128 = Width::of(sizes.dim, sizes.value_dim) == Some(Width::W128);
+    let one_launch = Fit::Takes
+        .unless(!repair.has_clusters, "it needs clusters, from compute capability 9.0")
+        .unless(!is_multiplied, "it takes 16-bit queries, keys of the same type or of FP8, and rows on 16 bytes")
+        .unless(!is_128, "it takes heads of up to 128 channels")
+        .unless(!repair.near_states, "rows of kept states have to begin and end on 16 bytes");
+    match variant {
+        RepairVariant::Decode128 => one_launch
+            .unless((sizes.dim, sizes.value_dim) != (128, 128), "it takes heads of 128 channels")
+            .unless(sizes.rows > 8, "it takes up to 8 rows a list")
+            .unless(!whole_tiles, "blocks and pages have to be whole tiles of 16 tokens")
+            .unless(scales_per_token, "it takes no scale per token")
+            .unless(repair.entries_per_partial != 1, "it takes a partial for each block")
+            .unless(repair.list_entries > 256, "it takes lists of up to 256 entries")
+            .unless(repair.blocks > 8192, "it takes sequences of up to 8192 blocks")
+            .unless(!near_strides, "strides of tokens and pages have to fit in 32 bits")
+            .unless(!repair.decode128_fits, "it needs more shared memory than the device has"),
+        RepairVariant::OneLaunch => {
+            one_launch.unless(!repair.one_launch_fits, "the lists do not fit in the device's shared memory")
+        }
+        RepairVariant::TwoLaunches => Fit::Takes,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::cuda::variants::{VariantList, check_docs, choose};
+
+    const H200: Device = Device {
+        multiprocessors: 132,
+        shared_bytes: 227 << 10,
+        runs_decode128: true,
+        runs_mla16: true,
+        runs_mla64: true,
+    };
+    const SIZES: Sizes = Sizes {
+        element: Some(Element::F16),
+        dim: 128,
+        value_dim: 128,
+        kv_heads: 8,
+        rows: 4,
+        lists: 8,
+        list_tokens: 2048,
+        units: 128,
+        unit_tiles: 1,
+    };
+    const NOTHING: Options = Options {
+        positions: false,
+        q_lens: false,
+        lists: true,
+        own_lists: false,
+        slots: false,
+        window: false,
+        soft_cap: false,
+        sinks: false,
+        partials: false,
+        start: false,
+        scales_per_token: false,
+        values_are_keys: false,
+        rows_of_16_bytes: true,
+        near_strides: true,
+        whole_tiles: true,
+    };
+    const MLA: Sizes = Sizes { dim: 576, value_dim: 512, kv_heads: 1, rows: 16, lists: 4, ..SIZES };
+    const LATENTS: Options = Options { values_are_keys: true, ..NOTHING };
+
+    fn chosen(device: &Device, sizes: &Sizes, options: &Options) -> Variant {
+        choose(None, |variant| fit(variant, device, sizes, options)).unwrap()
+    }
+
+    #[test]
+    fn heads_of_128_channels_in_whole_tiles_take_decode128() {
+        let of = |sizes: Sizes, options: Options| chosen(&H200, &sizes, &options);
+        assert_eq!(of(SIZES, NOTHING), Variant::Decode128);
+        assert_eq!(of(Sizes { element: Some(Element::Fp8), rows: 16, ..SIZES }, NOTHING), Variant::Decode128);
+        let all = Options { positions: true, q_lens: true, window: true, soft_cap: true, sinks: true, ..NOTHING };
+        assert_eq!(of(SIZES, Options { slots: true, own_lists: true, partials: true, ..all }), Variant::Decode128);
+        assert_eq!(of(Sizes { rows: 17, ..SIZES }, NOTHING), Variant::Mma);
+        assert_eq!(of(Sizes { dim: 120, ..SIZES }, NOTHING), Variant::Mma);
+        assert_eq!(of(SIZES, Options { whole_tiles: false, ..NOTHING }), Variant::Mma);
+        assert_eq!(of(SIZES, Options { scales_per_token: true, ..NOTHING }), Variant::Mma);
+        assert_eq!(of(SIZES, Options { rows_of_16_bytes: false, ..NOTHING }), Variant::General);
+        assert_eq!(of(Sizes { element: None, ..SIZES }, NOTHING), Variant::General);
+    }
+
+    #[test]
+    fn long_lists_of_several_sequences_take_mma() {
+        let of = |lists, list_tokens| {
+            chosen(&H200, &Sizes { lists, list_tokens, units: list_tokens / 16, ..SIZES }, &NOTHING)
+        };
+        // One sequence, then four.
+        assert_eq!(of(8, 1 << 17), Variant::Decode128);
+        assert_eq!(of(32, 12 << 10), Variant::Decode128);
+        assert_eq!(of(32, (12 << 10) + 16), Variant::Mma);
+    }
+
+    #[test]
+    fn latents_take_mla16_or_of_many_rows_mla64() {
+        let of = |rows, options: Options| chosen(&H200, &Sizes { rows, ..MLA }, &options);
+        assert_eq!(of(32, LATENTS), Variant::Mla16);
+        assert_eq!(of(33, LATENTS), Variant::Mla64);
+        for options in [
+            NOTHING,
+            Options { positions: true, ..LATENTS },
+            Options { q_lens: true, ..LATENTS },
+            Options { window: true, ..LATENTS },
+            Options { soft_cap: true, ..LATENTS },
+            Options { partials: true, ..LATENTS },
+            Options { start: true, ..LATENTS },
+        ] {
+            assert_eq!(of(128, options), Variant::Mma, "{options:?}");
+        }
+        let later = Device { runs_mla64: false, ..H200 };
+        assert_eq!(chosen(&later, &Sizes { rows: 128, ..MLA }, &LATENTS), Variant::Mla16);
+    }
+
+    #[test]
+    fn devices_before_hopper_take_mma() {
+        let a100 = Device {
+            multiprocessors: 108,
+            shared_bytes: 163 << 10,
+            runs_decode128: false,
+            runs_mla16: false,
+            runs_mla64: false,
+        };
+        assert_eq!(chosen(&a100, &SIZES, &NOTHING), Variant::Mma);
+        assert_eq!(chosen(&a100, &MLA, &LATENTS), Variant::Mma);
+    }
+
+    #[test]
+    fn variant_that_was_slower_runs_where_it_is_forced() {
+        let sizes = Sizes { rows: 4, ..MLA };
+        let forced = |variant| choose(Some(variant), |variant| fit(variant, &H200, &sizes, &LATENTS));
+        assert_eq!(forced(Variant::Mla64).unwrap(), Variant::Mla64);
+        assert!(forced(Variant::Decode128).unwrap_err().to_string().contains("it takes heads of 128 channels"));
+    }
+
+    const REPAIR: RepairSizes = RepairSizes {
+        list_entries: 40,
+        entries_per_partial: 1,
+        blocks: 2048,
+        near_states: true,
+        has_clusters: true,
+        decode128_fits: true,
+        one_launch_fits: true,
+    };
+
+    #[test]
+    fn repair_takes_one_launch_where_clusters_and_tensor_cores_do() {
+        let of = |sizes: Sizes, options: Options, repair: RepairSizes| {
+            choose(None, |variant| fit_repair(variant, &sizes, &options, &repair)).unwrap()
+        };
+        assert_eq!(of(SIZES, NOTHING, REPAIR), RepairVariant::Decode128);
+        let longer = RepairSizes { list_entries: 257, ..REPAIR };
+        assert_eq!(of(SIZES, NOTHING, longer), RepairVariant::OneLaunch);
+        assert_eq!(of(Sizes { rows: 9, ..SIZES }, NOTHING, REPAIR), RepairVariant::OneLaunch);
+        assert_eq!(of(SIZES, Options { scales_per_token: true, ..NOTHING }, REPAIR), RepairVariant::OneLaunch);
+        assert_eq!(of(MLA, LATENTS, REPAIR), RepairVariant::TwoLaunches);
+        assert_eq!(of(SIZES, NOTHING, RepairSizes { has_clusters: false, ..REPAIR }), RepairVariant::TwoLaunches);
+        assert_eq!(of(SIZES, NOTHING, RepairSizes { near_states: false, ..REPAIR }), RepairVariant::TwoLaunches);
+    }
+
+    #[test]
+    fn docs_name_the_variants() {
+        check_docs("attention-repair", VariantList::of::<Variant>());
+        check_docs("attention-repair", VariantList::of::<RepairVariant>());
+    }
+}

@@ -1,0 +1,159 @@
+//! The plan of kernels/attention/decode128.cuh: for each list some CTAs, each with a multiprocessor of its own.
+
+use super::params::Params;
+use super::plan::{Element, Entry, Plan, Rows, Scratch, Sizes, THREADS, TILE, TOKEN_INFO_BYTES, WARP_ROWS, WARPS};
+use crate::runtime::cuda::layout::Divisor;
+
+pub const CHANNELS: u32 = 128;
+/// Lists that the kernels number.
+pub const MOST_LISTS: u64 = 1 << 20;
+/// Shared memory that the kernels declare, rounded up.
+const STATIC_SHARED: u32 = 5 << 10;
+/// Longer lists of several sequences differ in length, and are better split by what there is to do.
+const MOST_TOKENS: u64 = 12 << 10;
+/// CTAs of a list.
+const MOST_CTAS: u32 = 16;
+/// Lists of fewer tokens in all leave half of the multiprocessors to the kernel that follows, which then is there before they end.
+const FEW_TOKENS: u64 = 64 << 10;
+
+/// Whether lists may differ so much in length that CTAs would wait for the longest.
+pub fn is_uneven(multiprocessors: u32, sizes: &Sizes, has_lists: bool) -> bool {
+    // The lists of one sequence are equally long.
+    let may_differ = sizes.lists > sizes.kv_heads as u64;
+    let are_many = sizes.lists > (multiprocessors / MOST_CTAS * 2) as u64;
+    may_differ && (sizes.list_tokens > MOST_TOKENS || (!has_lists && are_many))
+}
+
+/// How a list is split.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    ctas: u32,
+    /// Warps that share a unit, none of which has a second unit; `None` where a warp adds up units of its own.
+    sharing: Option<u32>,
+}
+
+impl Shape {
+    pub fn adds_up_units(&self) -> bool {
+        self.sharing.is_none()
+    }
+}
+
+pub fn shape(multiprocessors: u32, sizes: &Sizes, rows: Rows, has_partials: bool) -> Shape {
+    // Partials are written the faster the more CTAs write them.
+    let few = match (has_partials, rows) {
+        (false, _) => FEW_TOKENS,
+        (true, Rows::UpTo4) => FEW_TOKENS / 2,
+        (true, _) => FEW_TOKENS / 4,
+    };
+    let leaves_room = sizes.lists.saturating_mul(sizes.list_tokens) <= few;
+    let share = if leaves_room { multiprocessors / 2 } else { multiprocessors } as u64;
+    let ctas = (share / sizes.lists.max(1)).clamp(1, MOST_CTAS as u64) as u32;
+    let sharing = if has_partials { sharing(sizes.unit_tiles, sizes.units, ctas) } else { Some(1) };
+    Shape { ctas, sharing }
+}
+
+/// Stages of a warp's ring: as many as pay and have room in the `shared_bytes` of a CTA.
+pub fn stages(shared_bytes: u32, element: Element, rows: Rows, adds_up_units: bool) -> Option<u32> {
+    let counts: &[u32] = match (element, rows) {
+        (Element::Fp8, _) => &[4],
+        (_, Rows::UpTo16) => &[3, 2],
+        _ => &[2],
+    };
+    let most = most_shared(shared_bytes);
+    counts.iter().copied().find(|&stages| shared(element, rows, adds_up_units, stages) <= most)
+}
+
+/// The plan of a call that fits.
+pub fn plan(multiprocessors: u32, shared_bytes: u32, params: &Params, sizes: &Sizes) -> Option<Plan> {
+    let (element, rows) = (sizes.element?, Rows::of(sizes.rows)?);
+    let has_partials = !params.partials.acc.data.is_null();
+    let Shape { ctas, sharing } = shape(multiprocessors, sizes, rows, has_partials);
+    let stages = stages(shared_bytes, element, rows, sharing.is_none())?;
+    let shared = shared(element, rows, sharing.is_none(), stages);
+    let lists = sizes.lists as u32;
+    let unit_warps = sharing.unwrap_or(1);
+    let params = Params {
+        work_items: lists,
+        ctas: Divisor::new(ctas),
+        most_units: sizes.units as u32,
+        unit_tiles: Divisor::new(sizes.unit_tiles / unit_warps),
+        log_share: unit_warps.ilog2(),
+        log_members: (rows == Rows::UpTo16) as u32,
+        warp_rows: rows.count(),
+        stages,
+        v_offset: tile_bytes(element),
+        q_offset: ring_bytes(element, stages),
+        q_pitch: warp_bytes(rows, sharing.is_none()),
+        ..*params
+    };
+    let states = if ctas > 1 { lists * ctas * state_bytes(rows) } else { 0 };
+    Some(Plan {
+        params,
+        entry: Entry::Decode128(element, rows),
+        ctas: lists * ctas,
+        threads: THREADS,
+        cluster: None,
+        joining: 0,
+        shared,
+        is_split_first: false,
+        scratch: Scratch::of_states(states as usize),
+    })
+}
+
+/// Dynamic shared memory that a kernel can have.
+pub fn most_shared(shared_bytes: u32) -> u32 {
+    shared_bytes.saturating_sub(STATIC_SHARED)
+}
+
+fn sharing(unit_tiles: u32, units: u64, ctas: u32) -> Option<u32> {
+    let has_one = |&warps: &u32| unit_tiles.is_multiple_of(warps) && units <= (WARPS / warps * ctas) as u64;
+    (0..=WARPS.ilog2()).map(|log| 1 << log).rfind(has_one)
+}
+
+fn tile_bytes(element: Element) -> u32 {
+    TILE * (CHANNELS * element.bytes() + 16)
+}
+
+fn ring_bytes(element: Element, stages: u32) -> u32 {
+    WARPS * stages * (TOKEN_INFO_BYTES + 2 * tile_bytes(element))
+}
+
+fn shared(element: Element, rows: Rows, adds_up_units: bool, stages: u32) -> u32 {
+    ring_bytes(element, stages) + cta_bytes(rows) + WARPS * warp_bytes(rows, adds_up_units)
+}
+
+fn query_bytes(rows: Rows) -> u32 {
+    rows.count() * (CHANNELS * 2 + 16)
+}
+
+/// What all warps share: the queries of more than eight rows.
+fn cta_bytes(rows: Rows) -> u32 {
+    if rows == Rows::UpTo16 { query_bytes(rows) } else { 0 }
+}
+
+/// What each warp has: queries; once those are in registers, the total of its units where it adds them up.
+fn warp_bytes(rows: Rows, adds_up_units: bool) -> u32 {
+    let queries = if rows == Rows::UpTo16 { 0 } else { query_bytes(rows) };
+    let state = rows.count().next_multiple_of(WARP_ROWS) * CHANNELS * size_of::<f32>() as u32;
+    if adds_up_units { queries.max(state) } else { queries }
+}
+
+/// What a CTA leaves for the others of its list: acc, m and l of each row, where m and l are there once a warp.
+fn state_bytes(rows: Rows) -> u32 {
+    rows.count() * (CHANNELS + 2 * WARPS) * size_of::<f32>() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warps_share_a_unit_as_long_as_none_has_a_second() {
+        // Blocks of 64 tokens, by eight CTAs a list.
+        for (tokens, warps) in [(512, Some(4)), (1024, Some(4)), (2048, Some(2)), (4096, Some(1)), (8192, None)] {
+            assert_eq!(sharing(4, tokens / 64, 8), warps, "{tokens} tokens");
+        }
+        assert_eq!(sharing(3, 1, 16), Some(1));
+        assert_eq!(sharing(16, 1, 1), Some(8));
+    }
+}

@@ -1,0 +1,213 @@
+//! Every variant of attention and repair, forced, on shapes that it takes and in layouts that its kernels take: against the formula.
+//! Several variants take the same shapes, and so are compared with each other.
+
+use crate::Case;
+use crate::attention_model::*;
+use crate::attention_rows::{Prediction, agrees, partials_agree};
+use crate::support::*;
+use std::ops::RangeInclusive;
+use vanward::abi::*;
+
+pub const CASES: &[Case] = cases![
+    attention_by_decode128_agrees_with_the_formula,
+    attention_by_mla16_agrees_with_the_formula,
+    attention_by_mla64_agrees_with_the_formula,
+    attention_by_mma_agrees_with_the_formula,
+    attention_by_general_agrees_with_the_formula,
+    repair_by_decode128_agrees_with_the_formula,
+    repair_by_one_launch_agrees_with_the_formula,
+    repair_by_two_launches_agrees_with_the_formula,
+    partials_of_more_blocks_than_a_list_has_are_one_state,
+    rows_past_q_lens_are_zero_where_tokens_are_nan,
+];
+
+const ANY: RangeInclusive<u32> = 0..=u32::MAX;
+const HOPPER_AND_LATER: RangeInclusive<u32> = 90..=u32::MAX;
+const HOPPER: RangeInclusive<u32> = 90..=90;
+
+/// Attention, and where partials fit the variant, partials, over `count` specs that it takes.
+fn attend(
+    backend: &Backend,
+    variant: &str,
+    capabilities: RangeInclusive<u32>,
+    count: u64,
+    spec: impl Fn(&mut Rng) -> Spec,
+    has_partials: bool,
+) {
+    let Some(backend) = backend.forcing(&format!("attention={variant}"), capabilities) else { return };
+    rounds(count, |rng| {
+        let spec = Spec { aligned: true, ..spec(rng) };
+        if has_partials && rng.one_in(3) {
+            let group = rng.pick(&[1, 1, 2, 5]);
+            partials_agree(&backend, rng, spec, group);
+        } else {
+            agrees(&backend, rng, spec);
+        }
+    });
+}
+
+/// Heads of 128 channels in whole tiles, short enough that no kernel for them is expected to be slower.
+fn in_whole_tiles(rng: &mut Rng) -> Spec {
+    Spec::in_whole_tiles(rng)
+}
+
+/// MLA without what its kernels leave to mma.
+fn latents(rng: &mut Rng, groups: &[usize]) -> Spec {
+    let (dim, value_dim) = rng.pick(&[(576, 512), (576, 512), (320, 256), (264, 16)]);
+    let (page, block) = rng.pick(&[(64, 64), (64, 1), (16, 1), (64, 16)]);
+    let q_type = rng.pick(&[F16, BF16]);
+    let spec = Spec { kv_heads: 1, group: rng.pick(groups), dim, value_dim, page, block, most: 200, ..Spec::default() };
+    let lists = rng.pick(&[Lists::Absent, Lists::Shared]);
+    let sinks = rng.one_in(2);
+    Spec { batch: rng.size(1..=3), q_type, kv_type: q_type, scale: Some(0.05), latent: true, lists, sinks, ..spec }
+}
+
+/// What tensor cores multiply, with any option: heads of 128 channels, latents, and others.
+fn multiplied(rng: &mut Rng) -> Spec {
+    match rng.size(0..=2) {
+        0 => in_whole_tiles(rng),
+        1 => latents(rng, &[1, 16, 40]).with_positions(rng).with_window(rng),
+        _ => {
+            let spec = Spec::random(rng);
+            let (dim, value_dim) = rng.pick(&[(64, 64), (80, 80), (128, 128), (192, 128), (256, 256)]);
+            let q_type = if spec.q_type == F32 { F16 } else { spec.q_type };
+            let is_fp8 = matches!(spec.kv_type, F8E4M3 | F8E5M2);
+            let kv_type = if is_fp8 { spec.kv_type } else { q_type };
+            Spec { dim, value_dim, scale: Some(0.1), q_type, kv_type, ..spec }
+        }
+    }
+}
+
+fn attention_by_decode128_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "decode128", HOPPER_AND_LATER, 24, in_whole_tiles, true);
+}
+
+fn attention_by_mla16_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "mla16", HOPPER_AND_LATER, 8, |rng| latents(rng, &[1, 16, 40, 128]), false);
+}
+
+fn attention_by_mla64_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "mla64", HOPPER, 8, |rng| latents(rng, &[1, 16, 40, 128]), false);
+}
+
+fn attention_by_mma_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "mma", ANY, 16, |rng| Spec { most: 150, ..multiplied(rng) }, false);
+    attend(backend, "mma", ANY, 8, in_whole_tiles, true);
+}
+
+fn attention_by_general_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "general", ANY, 12, |rng| Spec { most: 80, ..multiplied(rng) }, false);
+}
+
+/// Both modes of repair by a variant, over specs that it takes.
+fn repair(
+    backend: &Backend,
+    variant: &str,
+    capabilities: RangeInclusive<u32>,
+    group: usize,
+    spec: impl Fn(&mut Rng) -> Spec,
+) {
+    let Some(backend) = backend.forcing(&format!("repair={variant}"), capabilities) else { return };
+    rounds(10, |rng| {
+        let spec = spec(rng);
+        let lists = if spec.lists == Lists::Absent { Lists::Shared } else { spec.lists };
+        let case = Prediction::of(&backend, rng, Spec { aligned: true, lists, most: 200, ..spec });
+        let spec = &case.model.spec;
+        let results = || Results::new(&backend, &mut Rng::new(5), spec);
+        let first = results();
+        let kept = partials(&backend, rng, spec, case.lists[0].cap.div_ceil(group));
+        let call = vwd_attention_args {
+            partial_blocks: group as u32,
+            partials: partials_of(&kept),
+            ..case.attention(0, &first)
+        };
+        case.placed.attend(&call);
+        let exact = results();
+        let call = case.repair(VWD_REPAIR_EXACT, &exact);
+        let predicted_partials = partials_of(&kept);
+        case.placed.call_repair(&vwd_repair_args { partial_blocks: group as u32, predicted_partials, ..call });
+        case.check(true, &exact);
+        let superset = results();
+        let call = case.repair(VWD_REPAIR_SUPERSET, &superset);
+        case.placed.call_repair(&vwd_repair_args { predicted_state: state_of(&first.state), ..call });
+        case.check(false, &superset);
+    });
+}
+
+/// Up to eight rows a list.
+fn few_rows(rng: &mut Rng) -> Spec {
+    let (positions, group) = rng.pick(&[(None, 1), (None, 4), (None, 7), (Some(2), 3), (Some(2), 4)]);
+    let spec = in_whole_tiles(rng);
+    let lists = if positions.is_none() && spec.lists == Lists::Own { Lists::Shared } else { spec.lists };
+    // Slots have no end: with them a sequence could have more blocks than decode128 counts.
+    Spec { positions, group, lists, q_lens: spec.q_lens && positions.is_some(), slots: false, ..spec }
+}
+
+fn repair_by_decode128_agrees_with_the_formula(backend: &Backend) {
+    repair(backend, "decode128", HOPPER_AND_LATER, 1, few_rows);
+}
+
+fn repair_by_one_launch_agrees_with_the_formula(backend: &Backend) {
+    repair(backend, "one_launch", HOPPER_AND_LATER, 1, few_rows);
+    repair(backend, "one_launch", HOPPER_AND_LATER, 3, in_whole_tiles);
+}
+
+fn repair_by_two_launches_agrees_with_the_formula(backend: &Backend) {
+    repair(backend, "two_launches", ANY, 1, few_rows);
+}
+
+/// The list has a few entries; a partial of more blocks is the state of all of them.
+fn partials_of_more_blocks_than_a_list_has_are_one_state(backend: &Backend) {
+    for group in [1000, 100_000, 536_870_913, 2_147_483_649, u32::MAX as usize] {
+        let rng = &mut Rng::new(group as u64);
+        let spec = Spec { most: 100, batch: 2, kv_heads: 2, block: 16, page: 16, slots: false, ..in_whole_tiles(rng) };
+        partials_agree(backend, rng, Spec { aligned: true, ..spec.clone() }, group);
+        // A block that is longer than any sequence.
+        let block = 4096;
+        partials_agree(backend, rng, Spec { aligned: true, block, lists: Lists::Shared, ..spec }, group);
+    }
+}
+
+/// Weights of such rows are zero, and zero times NaN is NaN.
+fn rows_past_q_lens_are_zero_where_tokens_are_nan(backend: &Backend) {
+    let latent = Spec { kv_heads: 1, group: 64, dim: 576, value_dim: 512, latent: true, page: 64, ..Spec::default() };
+    let head = Spec { kv_heads: 2, group: 4, dim: 128, value_dim: 128, ..Spec::default() };
+    for spec in [latent, Spec { group: 2, ..head.clone() }, head] {
+        let rng = &mut Rng::new(9);
+        let options = Spec { positions: Some(4), q_lens: true, sinks: true, window: 128, cap: Some(5.0), ..spec };
+        let lists = Lists::Shared;
+        let spec = Spec { batch: 1, block: 16, scale: Some(0.05), lists, poisoned: false, aligned: true, ..options };
+        let (q_type, kv_type) = (BF16, BF16);
+        let mut model = Model::random(rng, Spec { q_type, kv_type, ..spec });
+        (model.lens, model.q_lens) = (vec![222], vec![2]);
+        for t in [220, 221] {
+            let Some([page, row, _]) = model.place(0, 0, t) else { panic!("another seed, please") };
+            for g in 0..model.spec.kv_heads {
+                model.k[[page, row, g, 3]] = f64::NAN;
+                model.v[[page, row, g, 3]] = f64::NAN;
+            }
+        }
+        let ids = Array::from_fn(&[1, 1, model.spec.kv_heads], |_| (0..14).collect());
+        let placed = Placed::new(backend, rng, &model);
+        let list = PlacedList::new(backend, rng, &model, &ids);
+        let results = Results::new(backend, rng, &model.spec);
+        let kept = partials(backend, rng, &model.spec, list.cap);
+        let call = placed.attention(Some(&list), &results);
+        placed.attend(&call);
+        let is_zero = |t: &Tensor| {
+            let all = t.read_floats();
+            let of_row = all.data.len() / 4;
+            assert!(all.data[2 * of_row..].iter().all(|&x| x == 0.0), "{:?}", model.spec);
+        };
+        is_zero(&results.out);
+        is_zero(&results.state[0]);
+        if !model.spec.latent {
+            placed.attend(&vwd_attention_args { partials: partials_of(&kept), partial_blocks: 1, ..call });
+            is_zero(&results.out);
+            let acc = Array::new(&[4, 2 * model.spec.group, list.cap, 128], kept[0].read_floats().data);
+            for at in array::indices(&[2, 2 * model.spec.group, 14, 128]) {
+                assert_eq!(acc[[at[0] + 2, at[1], at[2], at[3]]], 0.0, "partial {at:?}");
+            }
+        }
+    }
+}
