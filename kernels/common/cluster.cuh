@@ -1,4 +1,4 @@
-// What CTAs of a cluster tell each other through shared memory (compute capability 9.0; elsewhere a CTA is alone).
+// How the CTAs of a cluster exchange words through shared memory (compute capability 9.0; elsewhere a CTA is alone).
 #pragma once
 
 #include "common/barrier.cuh"
@@ -18,7 +18,7 @@ __device__ inline uint32 cluster_rank() {
     return rank;
 }
 
-// A barrier of all threads of the cluster in two halves: what was written before the first is seen after the second.
+// A barrier of all threads of the cluster in two halves: writes before the first half are seen after the second.
 __device__ inline void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -29,7 +29,7 @@ __device__ inline void cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-// Where p, in this CTA's shared memory, lies in that of CTA `rank`.
+// The address in CTA `rank` of what lies at p in this CTA's shared memory.
 __device__ inline uint32 address_in(uint32 rank, const void *p) {
     uint32 there = shared_address(p);
 #if __CUDA_ARCH__ >= 900
@@ -37,7 +37,7 @@ __device__ inline uint32 address_in(uint32 rank, const void *p) {
 #endif
     return there;
 }
-// At p in CTA `rank`. Where there are no clusters, that is this one.
+// Loads two words at p in CTA `rank`. Without clusters that is this CTA.
 __device__ inline uint2 load_two_from(uint32 rank, const uint32 *p) {
 #if __CUDA_ARCH__ >= 900
     uint2 x;
@@ -62,7 +62,7 @@ __device__ inline void store_two_to(uint32 rank, uint32 *p, const uint2 &x) {
     *reinterpret_cast<uint2 *>(p) = x;
 #endif
 }
-// *p += x in CTA `rank`.
+// Adds x to *p in CTA `rank`.
 __device__ inline void add_word_in(uint32 rank, uint32 *p, uint32 x) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("red.relaxed.cluster.shared::cluster.add.u32 [%0], %1;" ::"r"(address_in(rank, p)), "r"(x) : "memory");
@@ -71,8 +71,8 @@ __device__ inline void add_word_in(uint32 rank, uint32 *p, uint32 x) {
 #endif
 }
 
-// A barrier of the cluster in two halves after which all its CTAs have started, and barriers in shared memory that were opened before
-// the first are open. Nothing else is awaited: one that orders memory waits for all that was written to it.
+// A barrier of the cluster in two halves, after which all its CTAs have started and see the barriers that were opened before the first half.
+// It orders no other memory, as it would then wait for all earlier writes.
 __device__ inline void cluster_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -83,14 +83,14 @@ __device__ inline void cluster_started() {
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
-// What a CTA that is alone has written is there when the bytes are.
+// Counts bytes that a CTA which is alone has written itself, as if they had arrived.
 __device__ inline void complete_local_bytes(const Barrier &arrived, uint32 bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.acq_rel.cta;\n\t"
                  "mbarrier.complete_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&arrived)), "r"(bytes) : "memory");
 #endif
 }
-// To where p lies in CTA `rank`, together with the news of its arrival there. MAY_BE_ALONE: the CTA may be one of no cluster.
+// Sends a word to p in CTA `rank`, together with its arrival at the barrier there. MAY_BE_ALONE: the CTA may be in no cluster.
 template <bool MAY_BE_ALONE = true> __device__ inline void send_word(uint32 rank, uint32 *p, uint32 x, const Barrier &arrived) {
 #if __CUDA_ARCH__ >= 900
     if (MAY_BE_ALONE && cluster_ctas() == 1) {
@@ -125,12 +125,12 @@ template <bool MAY_BE_ALONE = true> __device__ inline void send_four(uint32 rank
 #endif
 }
 
-// What the CTAs of a cluster, or one that is alone, send to the first. Nothing is fenced: words and the news of their arrival travel together
-// (st.async). open() ─ join() ─ send() ─ receive().
+// What the CTAs of a cluster, or a CTA that is alone, send to the first CTA. Nothing is fenced, as words and their arrival travel together
+// (st.async). Calls: open() ─ join() ─ send() ─ receive().
 struct Mailbox {
-    Barrier arrived;  // of the bytes still to come
+    Barrier arrived;  // counts the bytes still to arrive
 
-    // Early: between this and join() the CTAs of the cluster start.
+    // Called early: the CTAs of the cluster start between this and join().
     __device__ void open() {
 #if __CUDA_ARCH__ >= 900
         if (cluster_ctas() == 1) return;
@@ -139,14 +139,14 @@ struct Mailbox {
         asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
     }
-    // By all threads, here and below. After this the CTAs of the cluster have started.
+    // Called by all threads, as all that follows. Afterwards the CTAs of the cluster have started.
     __device__ void start() const {
 #if __CUDA_ARCH__ >= 900
         if (cluster_ctas() == 1) return;
         asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
     }
-    // Those of the first CTA say how many bytes come, its own included. Some may have come before.
+    // The first CTA's threads say how many bytes arrive, its own included. Some may have arrived before.
     __device__ void expect(uint32 bytes) const {
 #if __CUDA_ARCH__ >= 900
         if (cluster_ctas() == 1) return;
@@ -154,7 +154,7 @@ struct Mailbox {
 #endif
     }
     __device__ void join(uint32 bytes) const { start(), expect(bytes); }
-    // To where p lies in the first CTA's shared memory.
+    // Sends a word to p in the first CTA's shared memory.
     __device__ void send(uint32 *p, uint32 x) const {
 #if __CUDA_ARCH__ >= 900
         if (cluster_ctas() > 1) {
@@ -165,7 +165,7 @@ struct Mailbox {
 #endif
         *p = x;
     }
-    // All that was sent is here. By all threads of the first CTA.
+    // Waits until all words have arrived. Called by all threads of the first CTA.
     __device__ void receive() const {
 #if __CUDA_ARCH__ >= 900
         if (cluster_ctas() > 1) {
@@ -177,17 +177,17 @@ struct Mailbox {
     }
 };
 
-// CTAs of a cluster are 1, 2, 4 or 8. Each fills a share of the entries, a whole number of chunks, and sends it to the others. Nothing is
-// fenced: a chunk and the news of its arrival travel together (st.async).
+// A table that a cluster of 1, 2, 4 or 8 CTAs fills together. Each CTA fills a share of the entries, a whole number of chunks, and sends it to
+// the others. Nothing is fenced, as a chunk and its arrival travel together (st.async).
 template <uint32 ENTRIES>
 struct SharedTable {
     static constexpr uint32 CHUNK = 16;
     alignas(CHUNK) uint8 entry[ENTRIES];
-    Barrier arrived;  // of the bytes still to come
+    Barrier arrived;  // counts the bytes still to arrive
 
     __device__ static uint32 chunks(uint32 entries) { return (entries + CHUNK - 1) / CHUNK; }
 
-    // Early: between this and exchange() the CTAs of the cluster start. CTA r fills `share` of the entries, from r · share on.
+    // Called early: the CTAs of the cluster start between this and exchange(). CTA r fills `share` entries from r · share on.
     __device__ void open(uint32 share, uint32 entries) {
 #if __CUDA_ARCH__ >= 900
         if (cluster_ctas() == 1) return;
@@ -200,7 +200,7 @@ struct SharedTable {
         asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
     }
-    // This CTA has filled its share; after this all entries are here. A thread sends one chunk to one CTA: there are enough threads.
+    // Called once this CTA has filled its share; afterwards all entries are here. A thread sends one chunk to one CTA, and there are enough threads.
     __device__ void exchange(uint32 share, uint32 entries) {
         __syncthreads();
 #if __CUDA_ARCH__ >= 900

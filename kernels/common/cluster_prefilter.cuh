@@ -1,17 +1,16 @@
-// The exact top k of keys that lie in the shared memory of a cluster's CTAs, each of which has neighbouring ones.
+// The exact top k of keys that lie in the shared memory of a cluster's CTAs, neighbouring keys in each CTA.
 //
-// Keys are not 0 where they may be taken; the larger come first, equal ones by their number. The keys of a candidates lanes are a group. The
-// largest of each go to all CTAs: the wanted-th of them bounds the wanted-th of all keys from below, for so many groups have a key that
-// reaches it, and little else does. What does goes to the first CTA, which compares all of it. Where that is too much, or more is wanted
-// than groups tell of, all keys go there, and it counts them (cta_topk.cuh).
+// A key of 0 is never selected; larger keys come first, equal keys by their number. The keys of a few lanes are a group. Each group's largest
+// key goes to all CTAs. The wanted-th largest of these is a lower bound of the wanted-th of all keys, as that many groups have a key which
+// reaches it, and few other keys reach it. The keys that do go to the first CTA, which compares all of them with each other. Where they are
+// too many, or more are wanted than groups can tell of, all keys go to the first CTA, which counts them (cta_topk.cuh).
 //
-// CTAs tell each other by words that travel together with the news of their arrival (st.async). Each awaits all that is sent to it before
-// it ends.
+// CTAs send words together with their arrival (st.async). Each CTA awaits all that is sent to it before it ends.
 #pragma once
 
 #include "common/cta_topk.cuh"
 
-// n + 1 if it is counted. Additions of floats do not wait for compares, as those of integers would.
+// Adds 1 to n if is_counted. Float additions do not wait for the comparisons, as integer additions would.
 __device__ inline void count_if(bool is_counted, float &n) {
     asm("{\n\t.reg .pred p;\n\t"
         "setp.ne.u32 p, %1, 0;\n\t"
@@ -20,32 +19,32 @@ __device__ inline void count_if(bool is_counted, float &n) {
 
 template <uint32 THREADS> struct ClusterPrefilterShared {
     static constexpr uint32 MOST_CTAS = 8;
-    alignas(16) uint32 largest[THREADS];            // of each group of the cluster
-    alignas(16) uint32 key[THREADS];                // in the first CTA: those that reach the bound, ascending by their number
+    alignas(16) uint32 largest[THREADS];            // the largest key of each group of the cluster
+    alignas(16) uint32 key[THREADS];                // in the first CTA: the keys that reach the bound, ascending by their number
     uint32 number[THREADS], per_warp[THREADS / WARP];
-    uint32 count[MOST_CTAS];                        // in the first CTA: how many of each CTA reach it
+    uint32 count[MOST_CTAS];                        // in the first CTA: how many keys of each CTA reach the bound
     uint32 bound, sum;
-    Barrier groups, counts, candidates, verdict, keys;     // bytes that come
+    Barrier groups, counts, candidates, verdict, keys;     // bytes still to arrive
 };
 
-// CTAs are 2, 4 or 8. open() ─ cluster_started() ─ divide() ─ put() of each() key ─ take()
+// The cluster has 2, 4 or 8 CTAs. Calls: open() ─ cluster_started() ─ divide() ─ put() of each() key ─ take()
 template <uint32 THREADS> struct ClusterPrefilter {
     static constexpr uint32 WARPS = THREADS / WARP;
-    static constexpr uint32 GROUPS = THREADS, MOST_COMPARED = THREADS;  // MOST_COMPARED: keys that are compared
-    static constexpr uint32 MOST_WANTED = GROUPS / 2;         // of more, groups would leave more than MOST_COMPARED
+    static constexpr uint32 GROUPS = THREADS, MOST_COMPARED = THREADS;  // MOST_COMPARED: most keys that the first CTA compares
+    static constexpr uint32 MOST_WANTED = GROUPS / 2;         // for more, groups would leave more than MOST_COMPARED keys
     ClusterPrefilterShared<THREADS> &shared;
     CtaTopKShared<THREADS> &top;
     uint32 *const cta_keys;   // this CTA's keys
-    uint32 *const inbox;  // what comes to the first CTA: two words for each of MOST_COMPARED of each CTA, or all keys
+    uint32 *const inbox;  // what arrives at the first CTA: two words for each of MOST_COMPARED keys of each CTA, or all keys
     const uint32 ctas, cta, log_ctas, thread, warp, lane;
-    uint32 all, first, count;  // keys of the cluster; this CTA has `count` from the first-th on
-    uint32 largest;            // of this thread
+    uint32 all, first, count;  // keys of the cluster; this CTA has keys first … first + count − 1
+    uint32 largest;            // the largest key of this thread
 
     __device__ ClusterPrefilter(ClusterPrefilterShared<THREADS> &shared, CtaTopKShared<THREADS> &top, uint32 *cta_keys, uint32 *inbox)
         : shared(shared), top(top), cta_keys(cta_keys), inbox(inbox), ctas(cluster_ctas()), cta(cluster_rank()), log_ctas(log2_of(ctas)),
           thread(threadIdx.x), warp(thread / WARP), lane(thread % WARP), all(0), first(0), count(0), largest(0) {}
 
-    // By all threads, here and below. Between this and cluster_started() the CTAs of the cluster start.
+    // Called by all threads, as all that follows. The CTAs of the cluster start between this and cluster_started().
     __device__ void open() const {
         if (thread == 0) {
             shared.groups.open(1), shared.counts.open(1), shared.candidates.open(1), shared.verdict.open(1), shared.keys.open(1);
@@ -56,24 +55,24 @@ template <uint32 THREADS> struct ClusterPrefilter {
         __syncwarp();
         cluster_start();
     }
-    // The CTA's share of so many keys, a multiple of four.
+    // Finds the CTA's share of `keys` keys, a multiple of four.
     __device__ void divide(uint32 keys) {
         const uint32 share = (((keys + ctas - 1) >> log_ctas) + WARP - 1) / WARP * WARP;
         all = keys, first = min(cta * share, keys), count = min(share, keys - first);
     }
-    // Neighbouring keys of a warp.
+    // How many neighbouring keys a warp has.
     __device__ uint32 span() const { return (count + THREADS - 1) / THREADS * WARP; }
     __device__ uint32 end() const { return min((warp + 1) * span(), count); }
-    // Use(i) of each of the CTA's keys that is this thread's.
+    // Calls use(i) for each of the CTA's keys that this thread has.
     template <typename Use> __device__ void each(const Use &use) const {
         const uint32 end = this->end();
-#pragma unroll 1  // a second copy of it would take longer to come than the first to run again
+#pragma unroll 1  // fetching a second copy of the body takes longer than running the first again
         for (uint32 i = warp * span() + lane; i < end; i += WARP) use(i);
     }
     __device__ void put(uint32 i, uint32 key) { cta_keys[i] = key, largest = max(largest, key); }
 
-    // Finds the `wanted` best of `present` keys, one at least, which are neighbours but for gaps inside quads. The first CTA calls emit(place,
-    // number), ascending; each calls meanwhile() when it has sent candidates. Nothing that lies in `inbox` is read after put().
+    // Finds the `wanted` best of `present` keys, at least one; keys adjoin except for gaps inside quads. The first CTA calls emit(place, number),
+    // ascending. Each CTA calls meanwhile() once it has sent its candidates. What the caller kept in `inbox` is not read after put().
     template <typename Emit, typename Meanwhile> __device__ void take(uint32 wanted, uint32 present, const Emit &emit, const Meanwhile &meanwhile) {
         send_groups();
         if (warp == 0) {
@@ -105,7 +104,7 @@ template <uint32 THREADS> struct ClusterPrefilter {
     }
 
   private:
-    // As many lanes as there are CTAs are a group. A lane sends the largest keys of four groups to a CTA.
+    // A group has as many lanes as the cluster has CTAs. A lane sends the largest keys of four groups to one CTA.
     __device__ void send_groups() const {
         uint32 most = largest;
 #pragma unroll
@@ -121,9 +120,9 @@ template <uint32 THREADS> struct ClusterPrefilter {
         uint4 *to = reinterpret_cast<uint4 *>(shared.largest) + (((cta * WARPS + warp) * SENDING >> log_ctas) + part);
         if (lane < SENDING) send_four<false>(lane & (ctas - 1), to, make_uint4(four[0], four[1], four[2], four[3]), shared.groups);
     }
-    // By one warp: so low that enough groups reach it, and candidates more.
+    // Called by one warp: a bound that at least `wanted` groups reach, and few more.
     __device__ uint32 find_bound(uint32 wanted) const {
-        constexpr uint32 QUADS_OF_LANE = GROUPS / STEP, MORE = 8, FIELD = 10;  // FIELD: bits that hold a number of groups
+        constexpr uint32 QUADS_OF_LANE = GROUPS / STEP, MORE = 8, FIELD = 10;  // FIELD: bits of a count of groups
         static_assert(GROUPS < 1 << FIELD);
         uint4 x[QUADS_OF_LANE];
         uint32 least = ~0u, most = 0;
@@ -144,7 +143,7 @@ template <uint32 THREADS> struct ClusterPrefilter {
         };
         most = __reduce_max_sync(FULL_WARP, most), least = __reduce_min_sync(FULL_WARP, least);
         if (least == 0 && __reduce_add_sync(FULL_WARP, reaching(1)) < wanted) return 1;
-        // Enough reach `bound`, too candidates reach `end`. Three between them are tried at once.
+        // Enough groups reach `bound`, too few reach `end`. Three values between them are tried at once.
         uint32 bound = max(least, 1u), end = most + 1, reach = GROUPS;
 #pragma unroll 1
         while (reach > wanted + wanted / 8 + MORE && end - bound >= 4) {
@@ -159,11 +158,11 @@ template <uint32 THREADS> struct ClusterPrefilter {
         }
         return bound;
     }
-    // Sends the first CTA how many keys of this one reach the bound, and which, if they are candidates.
+    // Sends the first CTA how many keys of this CTA reach the bound, and which, if they are at most MOST_COMPARED.
     __device__ void send_candidates(uint32 bound) const {
         constexpr uint32 TOGETHER = 4;
         const uint32 begin = warp * span() + lane, end = this->end();
-        uint32 key[TOGETHER], reaching[TOGETHER], n = 0;  // reaching: lanes whose key does
+        uint32 key[TOGETHER], reaching[TOGETHER], n = 0;  // reaching: lanes whose key reaches the bound
         const auto look = [&](uint32 i) {
 #pragma unroll
             for (uint32 m = 0; m < TOGETHER; m++) key[m] = i + m * WARP < end ? cta_keys[i + m * WARP] : 0;
@@ -184,7 +183,7 @@ template <uint32 THREADS> struct ClusterPrefilter {
         uint32 place = cta * MOST_COMPARED + __reduce_add_sync(FULL_WARP, lane < warp ? per_warp : 0);
 #pragma unroll 1
         for (uint32 i = begin; i - lane < end; i += TOGETHER * WARP) {
-            if (span() > TOGETHER * WARP) look(i);  // or they are at hand
+            if (span() > TOGETHER * WARP) look(i);  // otherwise the keys are still in registers
 #pragma unroll
             for (uint32 m = 0; m < TOGETHER; m++) {
                 const uint32 before = __popc(reaching[m] & ((1u << lane) - 1));
@@ -193,8 +192,8 @@ template <uint32 THREADS> struct ClusterPrefilter {
             }
         }
     }
-    // What has come to the first CTA: keys of the lane-th one, and of all. Others learn only whether they are more than MOST_COMPARED; if so, nothing is
-    // on its way any more.
+    // How many keys have arrived at the first CTA: from CTA number `lane`, and from all. The other CTAs learn only the sum; where it exceeds
+    // MOST_COMPARED, nothing is in flight any more.
     struct Arrived {
         uint32 from_cta, sum;
     };
@@ -212,7 +211,7 @@ template <uint32 THREADS> struct ClusterPrefilter {
         return {from_cta, sum};
     }
     static constexpr uint32 QUADS_AT_ONCE = 4, MOST_PARTS = 4;
-    // Of so many keys that are compared those that count for a thread's key: it looks at its part of them.
+    // Counts the compared keys for which counts(key, index) holds. The 2^log_parts threads of a key look at a part of them each.
     template <typename Counts> __device__ uint32 tally(uint32 keys, uint32 log_parts, const Counts &counts) const {
         const uint32 parts = 1 << log_parts;
         float n[4] = {};
@@ -229,11 +228,11 @@ template <uint32 THREADS> struct ClusterPrefilter {
         for (uint32 bit = 1; bit < parts; bit *= 2) all += __shfl_xor_sync(FULL_WARP, all, bit);
         return all;
     }
-    // By the first CTA: a key is in if fewer than `wanted` are before it. One, two or four threads count for a key. Equal
-    // ones are told apart only where the cut falls among them.
+    // Called by the first CTA: a key is selected if fewer than `wanted` keys come before it. One, two or four threads count for a key. Equal
+    // keys are told apart only where the threshold falls among them.
     template <typename Emit> __device__ void compare(uint32 wanted, const Arrived &arrived, const Emit &emit) const {
         static_assert(MOST_COMPARED % (4 * QUADS_AT_ONCE * MOST_PARTS) == 0 && THREADS / ClusterPrefilterShared<THREADS>::MOST_CTAS % WARP == 0);
-        // Those of a CTA are for neighbouring warps.
+        // Neighbouring warps copy the keys of one CTA.
         const uint32 sum = arrived.sum, log_parts = (sum <= THREADS / 2) + (sum <= THREADS / 4), pad = 4 * QUADS_AT_ONCE << log_parts;
         const uint32 padded = (sum + pad - 1) & ~(pad - 1), log_threads = log2_of(THREADS) - log_ctas, c = thread >> log_threads;
         const uint32 from_this = __shfl_sync(FULL_WARP, arrived.from_cta, c), begin = __reduce_add_sync(FULL_WARP, lane < c ? arrived.from_cta : 0);
@@ -246,7 +245,7 @@ template <uint32 THREADS> struct ClusterPrefilter {
         __syncthreads();
         const uint32 i = thread >> log_parts;
         const uint32 key = i < sum ? shared.key[i] : 0;
-        const bool has_keys = warp * WARP >> log_parts < sum;  // of the warp
+        const bool has_keys = warp * WARP >> log_parts < sum;  // whether the warp has keys
         uint32 before = has_keys ? tally(padded, log_parts, [&](uint32 x, uint32) { return x > key; }) : 0, mask, per_warp;
         bool is_in;
         const auto choose = [&] {

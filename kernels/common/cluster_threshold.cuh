@@ -1,36 +1,37 @@
-// The exact top k of scores that lie in the shared memory of a cluster's CTAs, each of which has neighbouring ones and lists what of its
-// own is in.
+// The exact top k of scores that lie in the shared memory of a cluster's CTAs, neighbouring scores in each CTA. All CTAs find the threshold
+// together, and each lists its own selected scores.
 //
-// Scores are finite and not negative, so that their bits sort as they do. Each CTA counts its own in BINS bins and tells all CTAs. So each
-// knows the bin of the wanted-th largest, and how many of the chosen the CTAs before it have. What shares that bin goes to all CTAs, which
-// compare it for themselves; more than MOST_COMPARED are first counted again in finer bins, until they are candidate, all are wanted, or they are equal.
-// Equal ones are taken from the first on; warps take neighbouring scores, so that places ascend.
+// Scores are finite and not negative, so that their bits sort as the scores do. Each CTA counts its scores in BINS bins and sends the counts
+// to all CTAs. Each CTA then knows the wanted-th largest score's bin, and how many selected scores earlier CTAs have. The scores of that
+// bin go to all CTAs, and each CTA compares them for itself. Where they are more than MOST_COMPARED, they are first counted again in finer
+// bins, until they are few enough, all of them are wanted, or they are equal. Of equal scores the first ones are selected. Warps take
+// neighbouring scores, so that places ascend.
 //
-// Bins and scores travel together with the news of their arrival. Every CTA awaits those of all others in each round, and all take part in
-// as many rounds.
+// Counts and scores travel together with their arrival (st.async). In each round every CTA awaits what all others send, and all CTAs go
+// through the same number of rounds.
 #pragma once
 
 #include "common/cluster.cuh"
 
 template <uint32 THREADS> struct ClusterThresholdShared {
     static constexpr uint32 WARPS = THREADS / WARP, BINS = THREADS, MOST_CTAS = 8, MOST_COMPARED = 2 * WARP;
-    alignas(16) uint32 bin[BINS];                 // of this CTA's scores; 0 but while counting
-    alignas(16) uint16 bins[2][MOST_CTAS][BINS];  // of each CTA's; one while another is still read
-    alignas(16) uint32 candidate[MOST_COMPARED];                  // bits of the scores that share the chosen bin, those of earlier CTAs first
-    uint32 per_warp[WARPS], above[2 * WARPS], equal[2 * WARPS];  // of a warp's scores, and of its bins in earlier CTAs
-    uint32 chosen, rank, count, earlier;  // a bin, and what its scores are of; so many of them are earlier CTAs'
-    uint32 listed;                        // of this CTA's candidate
-    Barrier counted[2], sent;             // bins are here; candidate are
+    alignas(16) uint32 bin[BINS];                 // of this CTA's scores; 0 except while they are counted
+    alignas(16) uint16 bins[2][MOST_CTAS][BINS];  // of each CTA's scores; two, as one may still be read while the other arrives
+    alignas(16) uint32 candidate[MOST_COMPARED];  // bits of the scores in the chosen bin, those of earlier CTAs first
+    uint32 per_warp[WARPS], above[2 * WARPS], equal[2 * WARPS];  // counts of each warp's scores, and of its bins in earlier CTAs
+    uint32 chosen, rank, count, earlier;  // the chosen bin, the threshold's rank in it, its scores, and those of them that earlier CTAs have
+    uint32 listed;                        // how many of this CTA's candidates are sent
+    Barrier counted[2], sent;             // arrival of counts, and of candidates
 
-    // Before the cluster starts.
+    // Called before the cluster starts.
     __device__ void open() {
         bin[threadIdx.x] = 0;
-        if (threadIdx.x < MOST_COMPARED) candidate[threadIdx.x] = 0;  // below all that come
+        if (threadIdx.x < MOST_COMPARED) candidate[threadIdx.x] = 0;  // below all scores that arrive
         if (threadIdx.x == 0) listed = 0, counted[0].open(1), counted[1].open(1), sent.open(1);
     }
 };
 
-// The first bins: 2^shift scores each, from those of bits `base` on; the first and the last one have all that is beyond.
+// The first bins hold 2^shift bit patterns each, from `base` on; the first and the last bin also hold all that is beyond.
 template <uint32 THREADS> struct ClusterThreshold {
     using Shared = ClusterThresholdShared<THREADS>;
     static constexpr uint32 WARPS = Shared::WARPS, BINS = Shared::BINS, MOST_CTAS = Shared::MOST_CTAS, EIGHTS = BINS / 8;
@@ -39,15 +40,15 @@ template <uint32 THREADS> struct ClusterThreshold {
     static_assert(THREADS == MOST_CTAS * EIGHTS, "a thread sends eight bins to a CTA");
     static_assert(2 * WARPS == WARP);
     Shared &shared;
-    float *const scores;            // of this CTA: from `begin` on
-    const uint32 cta, ctas, begin, end;  // of all CTAs' scores this one has begin … end−1
-    const uint32 from, to;          // some of from … to−1 are wanted
-    const uint32 warp, lane, first, last;  // this warp's
+    float *const scores;            // this CTA's scores, from number `begin` on
+    const uint32 cta, ctas, begin, end;  // this CTA has scores begin … end−1 of the cluster
+    const uint32 from, to;          // scores from … to−1 may be selected
+    const uint32 warp, lane, first, last;  // first … last−1 are this warp's scores
     uint32 base, shift;
-    uint32 low, high, ties;             // scores whose bits are `high` or more are in, and the first `ties` of those from `low` on
-    uint32 above_before, equal_before;  // this thread's part of how many of either earlier CTAs have
+    uint32 low, high, ties;             // scores with bits of `high` or more are selected, and the first `ties` of those from `low` on
+    uint32 above_before, equal_before;  // this thread's part of the counts of both in earlier CTAs
 
-    // The wanted-th largest is 2^log_most at most: 32 bins from one power of two to the next, for sixteen of them, tell apart what is below.
+    // The wanted-th largest score is at most 2^log_most. Each of the sixteen powers of two below it has 32 bins.
     __device__ ClusterThreshold(Shared &shared, float *scores, uint32 cta, uint32 ctas, uint32 begin, uint32 end, uint32 from, uint32 to,
                           int32 log_most)
         : shared(shared), scores(scores), cta(cta), ctas(ctas), begin(begin), end(end), from(from), to(to), warp(threadIdx.x / WARP),
@@ -55,11 +56,11 @@ template <uint32 THREADS> struct ClusterThreshold {
           base((log_most + 127 << 23) - (BINS << FIRST_SHIFT)), shift(FIRST_SHIFT), low(0), high(INFINITE), ties(0), above_before(0),
           equal_before(0) {}
 
-    // Scores of a warp.
+    // How many scores a warp has.
     __device__ uint32 span() const { return (end - begin + THREADS - 1) / THREADS * WARP; }
     __device__ float score(uint32 i) const { return scores[i - begin]; }
 
-    // Of score i, if it is one that can be wanted.
+    // Counts score i if it may be selected.
     __device__ void count(uint32 i, float score) const {
         const uint32 bits = __float_as_uint(score);
         const int32 bin = min(max(int32(bits - base) >> shift, 0), int32(BINS - 1));
@@ -70,10 +71,10 @@ template <uint32 THREADS> struct ClusterThreshold {
         count(i, score);
     }
 
-    // Is among those that are counted.
+    // Whether score i is among those that are counted.
     __device__ bool is_counted(uint32 i, uint32 bits) const { return from <= i && i < to && low <= bits && bits < high; }
 
-    // This CTA's bins to all, and theirs to it.
+    // Sends this CTA's counts to all CTAs, and awaits theirs.
     __device__ void exchange(uint32 round) const {
         __syncthreads();
         const uint32 peer = threadIdx.x / EIGHTS, eight = threadIdx.x % EIGHTS;
@@ -86,7 +87,7 @@ template <uint32 THREADS> struct ClusterThreshold {
         if (threadIdx.x == 0) counted.expect(ctas * BINS * 2);
         counted.wait(round / 2);
     }
-    // The bin of the wanted-th largest of the scores that were counted: `chosen`. It is the rank-th largest of the `count` that share it.
+    // Finds the bin of the wanted-th largest counted score (shared.chosen); the score is the rank-th largest of the `count` in it.
     __device__ void choose(uint32 round, uint32 wanted) {
         uint32 own = 0, earlier = 0;
 #pragma unroll
@@ -94,7 +95,7 @@ template <uint32 THREADS> struct ClusterThreshold {
             const uint32 of = c < ctas ? shared.bins[round & 1][c][threadIdx.x] : 0;
             own += of, earlier += c < cta ? of : 0;
         }
-        uint32 through = own;  // from the top
+        uint32 through = own;  // sum of this bin and the later ones
 #pragma unroll
         for (uint32 step = 1; step < WARP; step *= 2) {
             const uint32 other = __shfl_down_sync(FULL_WARP, through, step);
@@ -102,7 +103,7 @@ template <uint32 THREADS> struct ClusterThreshold {
         }
         if (lane == 0) shared.per_warp[warp] = through;
         __syncthreads();
-        shared.bin[threadIdx.x] = 0;  // all threads have sent theirs
+        shared.bin[threadIdx.x] = 0;  // all threads have sent their bins
         const uint32 above = __reduce_add_sync(FULL_WARP, lane > warp && lane < WARPS ? shared.per_warp[lane % WARPS] : 0) + through - own;
         if (above < wanted && wanted <= above + own)
             shared.chosen = threadIdx.x, shared.rank = wanted - above, shared.count = own, shared.earlier = earlier;
@@ -110,7 +111,7 @@ template <uint32 THREADS> struct ClusterThreshold {
         above_before += threadIdx.x > shared.chosen ? earlier : 0;
         equal_before = threadIdx.x == shared.chosen ? earlier : 0;
     }
-    // The scores of the chosen bin, candidate, go to all CTAs; the `ties`-th largest of them is the last that is in. Each warp finds it.
+    // The scores of the chosen bin go to all CTAs; the `ties`-th largest of them is the last that is selected. Each warp finds it.
     __device__ void compare() {
         const uint32 candidate = shared.count, before = shared.earlier;
         if (threadIdx.x == 0) shared.sent.expect(candidate * 4);
@@ -127,8 +128,8 @@ template <uint32 THREADS> struct ClusterThreshold {
             }
         }
         shared.sent.wait(0);
-        const uint32 own[2] = {shared.candidate[lane], shared.candidate[WARP + lane]};  // 0 where none is
-        uint32 larger[2] = {0, candidate <= WARP ? candidate : 0};  // mostly a lane has one
+        const uint32 own[2] = {shared.candidate[lane], shared.candidate[WARP + lane]};  // 0 where there is no candidate
+        uint32 larger[2] = {0, candidate <= WARP ? candidate : 0};  // a lane mostly has one candidate
 #pragma unroll 1
         for (uint32 i = 0; i < candidate; i += 8) {
             uint32 of[8];
@@ -143,18 +144,18 @@ template <uint32 THREADS> struct ClusterThreshold {
 #pragma unroll
             for (uint32 n = 0; n < 8; n++) larger[1] += of[n] > own[1];
         }
-        // Of as many as are wanted fewer are larger; the least of those is the last.
+        // A candidate is selected if fewer than `ties` are larger; the least of the selected ones is the threshold.
         const bool is_in[2] = {larger[0] < ties, larger[1] < ties};
         low = __reduce_min_sync(FULL_WARP, min(is_in[0] ? own[0] : INFINITE, is_in[1] ? own[1] : INFINITE)), high = low + 1;
         ties -= __reduce_max_sync(FULL_WARP, max(is_in[0] ? larger[0] : 0, is_in[1] ? larger[1] : 0));
-        // Those of earlier CTAs: a thread's.
+        // Each thread counts one candidate of earlier CTAs.
         const uint32 mine = threadIdx.x < before ? shared.candidate[threadIdx.x] : 0;
         above_before += mine >= high, equal_before = threadIdx.x < before && mine == low;
     }
-    // Below the best `wanted` of from … to−1, which are counted.
+    // Finds the threshold of the best `wanted` of scores from … to−1, which are counted.
     __device__ void find(uint32 wanted) {
         if (wanted == 0 || wanted >= to - from) {
-            __syncthreads();  // scores are here
+            __syncthreads();  // all scores are written
             if (wanted == 0) return;
             high = 0;
             if (threadIdx.x == 0) above_before = min(max(begin, from), to) - from;
@@ -176,7 +177,7 @@ template <uint32 THREADS> struct ClusterThreshold {
             for (uint32 i = first + lane; i < last; i += WARP) count(i, score(i));
         }
     }
-    // emit(place, i), ascending, for each of this CTA's scores that is in.
+    // Calls emit(place, i), ascending, for each of this CTA's selected scores.
     template <typename Emit> __device__ void take(const Emit &emit) const {
         const auto is_above = [&](uint32 i, uint32 bits) { return from <= i && i < to && bits >= high; };
         uint32 above = 0, equal = 0;

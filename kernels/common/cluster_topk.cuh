@@ -1,12 +1,12 @@
-// The exact top k of one row of keys, by the CTAs of a cluster, or by one alone.
+// The exact top k of one row of keys, found by the CTAs of a cluster, or by one CTA alone.
 //
-// Order is that of topk.cuh. The wanted-th largest key is found digit by digit, 11, 11 and 10 bits from the top. A warp takes neighbouring
-// keys: 16 a lane stay in registers; those of a longer row in shared memory, as far as there is room, and are made again for each pass beyond
-// it. After each digit the CTAs tell each other how many keys are in each group of bins, and look into one group. From that each knows the
-// digit, and how many of the chosen lie before its own: ids come out ascending, without a sort.
+// The order is that of topk.cuh. The wanted-th largest key is found digit by digit: 11, 11 and 10 bits from the top. A warp takes neighbouring
+// keys. Rows of up to 16 keys a lane stay in registers. Keys of longer rows stay in shared memory as far as there is room, and beyond that
+// are made again for each pass. After each digit the CTAs exchange how many keys each group of bins holds, and look into one group. Each CTA
+// then knows the digit, and how many selected keys lie before its own keys, so that ids come out ascending without a sort.
 //
-// Counting costs most. So keys that cannot be among the wanted are not counted: each CTA first looks for the digit that so many of its largest
-// keys reach, a key for each quad or lane.
+// Counting costs most, so keys that cannot be selected are not counted: each CTA first finds a digit that `wanted` of its largest keys
+// reach, with one key for each quad or for each lane.
 #pragma once
 
 #include "common/cluster.cuh"
@@ -17,14 +17,14 @@ constexpr uint32 DIGITS = 3, LARGEST_CLUSTER = 8;
 
 template <uint32 THREADS> struct ClusterTopKShared {
     static constexpr uint32 WARPS = THREADS / WARP;
-    // Of each digit, for others of the cluster still read one while the next is counted.
+    // One array for each digit: other CTAs may still read one while the next is counted.
     alignas(16) uint32 bin[DIGITS][BINS];
-    uint32 group[DIGITS][LARGEST_CLUSTER][WARPS];  // of each CTA: sums of neighbouring bins
+    uint32 group[DIGITS][LARGEST_CLUSTER][WARPS];  // [digit][CTA][warp]: sums of a warp's bins
     uint32 per_warp[WARPS], also_per_warp[WARPS];
     uint32 chosen, rank, count, equal_before, above_before;
 };
 
-// Before all else.
+// Sets the bins to 0. Called first, by all threads of the CTA.
 template <uint32 THREADS> __device__ void open(ClusterTopKShared<THREADS> &shared) {
     uint4 *bins = reinterpret_cast<uint4 *>(shared.bin);
     for (uint32 i = threadIdx.x; i < DIGITS * BINS / 4; i += THREADS) bins[i] = make_uint4(0, 0, 0, 0);
@@ -32,13 +32,13 @@ template <uint32 THREADS> __device__ void open(ClusterTopKShared<THREADS> &share
     __syncthreads();
 }
 
-constexpr uint32 QUADS = 4, STEP = 4 * WARP, CHUNK = QUADS * STEP;  // of a lane; keys from one of its quads to the next; keys of a warp
+constexpr uint32 QUADS = 4, STEP = 4 * WARP, CHUNK = QUADS * STEP;  // quads of a lane; keys between its quads; keys of a warp
 
-// Neighbouring keys of each of so many warps, and so of a CTA.
+// Neighbouring keys that each of `warps` warps takes.
 __device__ inline uint32 span_of(uint32 count, uint32 warps) { return ((count + warps - 1) / warps + STEP - 1) / STEP * STEP; }
 
-// Of 0 … count−1; quads(i, end, x) makes four keys from each of i + n · STEP on, i a multiple of four: 0 from `end` on. `room` has places for
-// `chunks` times CHUNK keys a warp. All threads of the cluster take part.
+// Selects from keys 0 … count−1. quads(i, end, x) makes the quads of keys that begin at i + n · STEP, i a multiple of four; keys from `end` on
+// are 0. `room` holds `chunks` chunks of CHUNK keys for each warp. All threads of the cluster take part.
 template <uint32 THREADS, typename Quads> struct ClusterTopK {
     using Shared = ClusterTopKShared<THREADS>;
     static constexpr uint32 WARPS = Shared::WARPS, GROUP = BINS / WARPS, OWN_BINS = GROUP / WARP, AT_ONCE = 4;
@@ -46,9 +46,9 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
     Shared &shared;
     const Quads &quads;
     uint4 *const room;
-    const uint32 chunks, count, ctas, cta, span, begin, end;  // begin … end−1 are this warp's
-    uint32 x[QUADS][4];                                                   // of the chunk at hand
-    uint32 prefix, shift, ties;  // keys whose upper bits are above prefix are in, and the first `ties` of those that equal it
+    const uint32 chunks, count, ctas, cta, span, begin, end;  // begin … end−1 are this warp's keys
+    uint32 x[QUADS][4];                                                   // keys of the current chunk
+    uint32 prefix, shift, ties;  // keys whose upper bits exceed prefix are selected, and the first `ties` of those whose bits equal it
 
     __device__ ClusterTopK(Shared &shared, uint4 *room, uint32 chunks, uint32 count, const Quads &quads)
         : shared(shared), quads(quads), room(room), chunks(chunks), count(count), ctas(cluster_ctas()), cta(cluster_rank()),
@@ -74,7 +74,8 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
         }
     }
 
-    // The bin of array `n` in which the wanted-th largest lies: of this CTA's keys, or of all. A warp has a group of bins.
+    // Finds the bin of array `n` that holds the wanted-th largest key: of this CTA's keys (is_alone), or of the cluster's. Each warp has a group
+    // of bins.
     __device__ void choose_bin(uint32 n, uint32 wanted, bool is_alone) {
         const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
         __syncthreads();
@@ -105,7 +106,7 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
         }
         __syncthreads();
     }
-    // By one warp. From the top: lane 0 has the last bins.
+    // Called by one warp. Lane 0 has the group's last bins.
     __device__ void choose_in_group(uint32 n, uint32 first, const uint32 (&own)[OWN_BINS], uint32 wanted, uint32 peers, uint32 self) {
         const uint32 lane = threadIdx.x % WARP;
         uint32 total[OWN_BINS], earlier[OWN_BINS], sum = 0, before = 0;
@@ -146,13 +147,13 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
         if (lane == 0) shared.above_before += before;
     }
 
-    // A first digit that the wanted-th largest reaches, by the keys at hand; 0 where they do not tell or it is not worth it.
+    // A first digit that the wanted-th largest key reaches for sure, from the keys in registers; 0 where they do not tell or counting is cheaper.
     __device__ uint32 lower_bound(uint32 wanted) {
-        // Keys at hand, at least; warps fill up one after the other.
+        // At least so many keys are in registers, as warps fill up one after the other.
         const uint32 own = min(count - min(cta * WARPS * span, count), WARPS * span), present = is_one_chunk() ? own : own / span * CHUNK;
         const bool by_lane = 2 * wanted <= present / min(span / WARP, 16u);
         if (span <= 2 * STEP || (!by_lane && 2 * wanted > present / 4)) return 0;
-        uint32 most = 0, *bins = shared.bin[DIGITS - 1];  // not needed yet
+        uint32 most = 0, *bins = shared.bin[DIGITS - 1];  // the last digit's bins are not needed yet
 #pragma unroll
         for (uint32 n = 0; n < QUADS; n++) {
             const uint32 of_quad = max(max(x[n][0], x[n][1]), max(x[n][2], x[n][3]));
@@ -179,7 +180,7 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
             }
         }
     }
-    // Of those keys whose bits above the digit are `prefix`.
+    // Counts the digit of those keys whose bits above it are `prefix`.
     __device__ void count_digit(uint32 digit, uint32 low, uint32 mask) {
 #pragma unroll 1
         for (uint32 chunk = begin; chunk < end; chunk += CHUNK) {
@@ -194,7 +195,7 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
         }
     }
 
-    // Finds the cut below the `wanted` best, of which there is one at least. Types of 16 bits have two digits.
+    // Finds the threshold of the `wanted` best keys, at least one. Keys of 16-bit scores have two digits.
     __device__ void find_threshold(uint32 wanted, uint32 digits) {
         if (ctas > 1) cluster_arrive();
         if (wanted >= count) {
@@ -204,7 +205,7 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
             return;
         }
         count_first_digit(wanted);
-        if (ctas > 1) cluster_wait();  // all have started
+        if (ctas > 1) cluster_wait();  // all CTAs of the cluster have started
         choose_bin(0, wanted, ctas == 1);
         prefix = shared.chosen, shift = 32 - LOG_BINS, ties = shared.rank;
 #pragma unroll 1
@@ -216,10 +217,10 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
         }
     }
 
-    // Of a key: 1 where it is above the cut, 1 << 16 where it is at it.
+    // 1 for a key above the threshold, 1 << 16 for a key at it.
     __device__ uint32 classify(uint32 key) const { return key == 0 ? 0 : (key >> shift > prefix) + (uint32(key >> shift == prefix) << 16); }
 
-    // emit(place, j), ascending, for each that is in.
+    // Calls emit(place, j), ascending, for each selected key.
     template <typename Emit> __device__ void take(const Emit &emit) {
         const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
         uint32 above = 0, equal = 0;
@@ -252,7 +253,7 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
                 for (uint32 i = 0; i < 4; i++) of[i] = classify(x[n][i]), sum += of[i];
                 if (!__any_sync(FULL_WARP, sum)) continue;
                 const uint32 through = warp_inclusive_sum(sum);
-                // Those that are in have neighbouring places.
+                // A lane's selected keys have neighbouring places.
                 uint32 in = 0, earlier = equal + (through - sum >> 16), place = above + (through - sum & 0xffff) + min(earlier, ties);
 #pragma unroll
                 for (uint32 i = 0; i < 4; i++) {

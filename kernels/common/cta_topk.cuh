@@ -1,28 +1,29 @@
-// The exact top k of the keys that a CTA has in its registers, or in its shared memory.
+// The exact top k of the keys that a CTA has in its registers or in its shared memory.
 //
-// Order is that of topk.cuh. Keys are counted in bins of equal width between the least and the largest at hand, which tells scores of a usual
-// spread apart at once. What candidate keys share the bin of the wanted-th are compared, a warp one or two of them with all; many are counted again,
-// 11 bits finer, until all of a bin is wanted or it is one key.
+// The order is that of topk.cuh. Keys are counted in bins of equal width between the CTA's least and largest key, which separates scores of a
+// usual spread in one pass. The keys that share the wanted-th key's bin are candidates: where they are at most 32 they are compared, one or
+// two by each warp with all others; where they are more they are counted again in bins 11 bits finer, until all keys of a bin are wanted or
+// a bin is one key.
 //
-// Counting costs most. So keys that cannot be among the wanted are not counted: where that many threads have keys, or quads, the wanted-th of
-// their largest bounds the wanted-th of all from below, and little else is above it.
+// Counting costs most, so keys that cannot be selected are not counted: where enough threads, or quads, have keys, the wanted-th of their
+// largest keys is a lower bound of the wanted-th of all keys, and few other keys reach it.
 #pragma once
 
 #include "common/cluster_topk.cuh"
 
 template <uint32 THREADS> struct CtaTopKShared {
-    alignas(16) uint32 bin[BINS];    // 0 but while counting
-    uint32 candidate[WARP], candidate_index[WARP];  // keys that share the bin of the cut, and where they are
+    alignas(16) uint32 bin[BINS];    // 0 except while keys are counted
+    uint32 candidate[WARP], candidate_index[WARP];  // keys that share the threshold's bin, and their indices
     uint32 per_warp[THREADS / WARP], also_per_warp[THREADS / WARP];
     uint32 chosen, rank, count, found, key, last;
 };
 
-// Before all else; a barrier of the CTA follows before keys are counted.
+// Sets the bins to 0. Called first; a barrier of the CTA follows before keys are counted.
 template <uint32 THREADS> __device__ void open(CtaTopKShared<THREADS> &shared) {
     for (uint32 i = threadIdx.x; i < BINS / 4; i += THREADS) reinterpret_cast<uint4 *>(shared.bin)[i] = make_uint4(0, 0, 0, 0);
 }
 
-// Of 2^shift keys each, from `base` on. All threads take part in each step.
+// Bins of 2^shift keys each, from key `base` on. All threads take part in each step.
 template <uint32 THREADS> struct KeyBins {
     static constexpr uint32 WARPS = THREADS / WARP, GROUP = BINS / WARPS, OWN = GROUP / WARP;
     static_assert(WARPS <= WARP && OWN % 2 == 0);
@@ -39,7 +40,7 @@ template <uint32 THREADS> struct KeyBins {
         const uint32 bits = 32 - __clz(high - low);
         base = low, shift = bits > LOG_BINS ? bits - LOG_BINS : 0, bins = BINS;
     }
-    // From the least to the largest of what the threads have; the largest is returned.
+    // Spreads the bins from the least to the largest key of all threads. Returns the largest.
     __device__ uint32 spread_over(uint32 least, uint32 most) {
         least = __reduce_min_sync(FULL_WARP, least), most = __reduce_max_sync(FULL_WARP, most);
         if (lane == 0) shared.per_warp[warp] = least, shared.also_per_warp[warp] = most;
@@ -51,10 +52,11 @@ template <uint32 THREADS> struct KeyBins {
     __device__ void count(uint32 key) {
         if (key >= base && (key - base >> shift) < bins) atomicAdd(&shared.bin[key - base >> shift], 1u);
     }
-    // The bin of the wanted-th largest that was counted: shared.chosen. It is the rank-th of the `count` there. A warp has a group of bins.
+    // Finds the bin of the wanted-th largest counted key (shared.chosen); the key is the rank-th of the `count` keys in it. Each warp has a group
+    // of bins.
     __device__ void choose(uint32 wanted) {
         __syncthreads();
-        const uint32 first = warp * GROUP + (WARP - 1 - lane) * OWN;  // from the top: lane 0 has the last
+        const uint32 first = warp * GROUP + (WARP - 1 - lane) * OWN;  // lane 0 has the warp's last bins
         Own &here = *reinterpret_cast<Own *>(shared.bin + first);
         const auto [own] = here;
         uint32 sum = 0;
@@ -75,38 +77,38 @@ template <uint32 THREADS> struct KeyBins {
         }
         __syncthreads();
     }
-    // Into the bin that was chosen.
+    // Narrows to the chosen bin.
     __device__ void narrow() {
         base += shared.chosen << shift;
         bins = 1u << min(shift, LOG_BINS), shift -= min(shift, LOG_BINS);
     }
 };
 
-// *p += x, in shared memory. The compiler would add up a warp's first, which takes longer where candidate lanes take part.
+// Adds x to *p in shared memory. For atomicAdd the compiler would first add up the warp's values, which takes longer where few lanes take part.
 __device__ inline uint32 add_in_one_lane(uint32 *p, uint32 x) {
     uint32 before;
     asm volatile("atom.shared.add.u32 %0, [%1], %2;" : "=r"(before) : "r"(shared_address(p)), "r"(x) : "memory");
     return before;
 }
 
-// A warp has neighbouring keys, STEP for each of its quads: so many in registers, or where COUNT is 0 any number in shared memory.
+// Each warp has neighbouring keys: COUNT quads a lane in registers, STEP keys apart, or for COUNT = 0 any number in shared memory.
 template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
     static constexpr uint32 WARPS = THREADS / WARP, MOST = WARPS * COUNT * STEP, BATCH = COUNT == 0 || COUNT > 4 ? 4 : COUNT;
     using QuadBatch = uint32[BATCH][4];
     KeyBins<THREADS> bins;
-    const uint32 count, span, first;  // keys of all, of a warp; this lane's first
-    const uint32 *const shared_keys;         // keys in shared memory
-    uint32 x[COUNT ? COUNT : 1][4];   // from each of first + n · STEP on; 0 where there is none
-    uint32 key, last, place;          // keys above `key` are in, and those that equal it before `last`; `place` of them in warps before
+    const uint32 count, span, first;  // keys of the CTA, keys of a warp, this lane's first key
+    const uint32 *const shared_keys;  // keys in shared memory
+    uint32 x[COUNT ? COUNT : 1][4];   // the quads from first + n · STEP on; 0 where there is no key
+    uint32 key, last, place;          // keys above `key` are selected, and those that equal it before index `last`; earlier warps have `place` of them
 
     __device__ CtaTopK(CtaTopKShared<THREADS> &shared, uint32 count, const uint32 *shared_keys = nullptr)
         : bins(shared), count(count), span(span_of(count, WARPS)), first(bins.warp * span + 4 * bins.lane), shared_keys(shared_keys), key(0), last(0),
           place(0) {}
 
-    // This warp's keys end here.
+    // The end of this warp's keys.
     __device__ uint32 end() const { return min((bins.warp + 1) * span, count); }
 
-    // Of keys in shared memory, a multiple of four.
+    // Loads a quad from shared memory, where the number of keys is a multiple of four.
     __device__ void load_shared(uint32 n, uint32 (&four)[4]) const {
         uint4 keys = make_uint4(0, 0, 0, 0);
         if (first + n * STEP < end()) keys = *reinterpret_cast<const uint4 *>(shared_keys + first + n * STEP);
@@ -119,7 +121,7 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
         }
     }
 
-    // Use(n, x) of each candidate quads, from the n-th on.
+    // Calls use(n, x) for each batch of quads; n is the number of its first.
     template <typename Use> __device__ void each_batch(const Use &use) const {
         if constexpr (COUNT > 0) {
 #pragma unroll
@@ -135,7 +137,7 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
             }
         }
     }
-    // Use(quad, j) of each quad that this thread has, the first key of which is the j-th of all; some keys are 0.
+    // Calls use(quad, j) for each quad of this thread; its first key is key j of the CTA, and some of its keys may be 0.
     template <typename Use> __device__ void each_quad(const Use &use) const {
         each_batch([&](uint32 n, const QuadBatch &candidate) {
 #pragma unroll
@@ -145,7 +147,7 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
             }
         });
     }
-    // Use(key, j) of each key.
+    // Calls use(key, j) for each key of this thread.
     template <typename Use> __device__ void each(const Use &use) const {
         each_quad([&](const uint32 (&quad)[4], uint32 j) {
 #pragma unroll
@@ -154,10 +156,10 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
     }
     __device__ static uint32 largest(const uint32 (&quad)[4]) { return max(max(quad[0], quad[1]), max(quad[2], quad[3])); }
 
-    // Below the `wanted` best of `present` keys, which are neighbours but for gaps inside quads. One at least is wanted.
+    // Finds the threshold of the `wanted` best of `present` keys, at least one. Keys adjoin except for gaps inside quads.
     __device__ void find_threshold(uint32 wanted, uint32 present) {
         CtaTopKShared<THREADS> &shared = bins.shared;
-        uint32 low = 1, shift = 0, count = wanted;  // of the bin that holds the cut
+        uint32 low = 1, shift = 0, count = wanted;  // of the bin that holds the threshold
         if (wanted < present) {
             spread(wanted, present);
 #pragma unroll 1
@@ -171,7 +173,7 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
             low = bins.base + (shared.chosen << bins.shift), shift = bins.shift;
         }
         const bool are_all_in = count == wanted, are_compared = !are_all_in && count <= WARP;
-        // Those in the bin count by 1 << 16, unless all of them are in.
+        // Keys in the threshold's bin count as 1 << 16, unless all of them are selected.
         const uint32 high = are_all_in ? low - 1 : low + min((1u << shift) - 1, ~low);
         uint32 both = 0;
         each([&](uint32 key, uint32) { both += key > high ? 1 : key >= low ? 1 << 16 : 0; });
@@ -193,7 +195,7 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
         else if (!are_all_in)
             take_equal(low, before >> 16, both >> 16, wanted);
     }
-    // Keys that cannot be among the wanted are not counted, where it is worth it.
+    // Spreads the bins so that keys which cannot be selected are not counted, where that pays.
     __device__ void spread(uint32 wanted, uint32 present) {
         const bool by_lane = span > STEP && 2 * wanted * (span / WARP) <= present;
         const bool by_quad = span > STEP && !by_lane && 2 * wanted <= present / 4;
@@ -201,18 +203,19 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
         each_quad([&](const uint32 (&quad)[4], uint32) {
             const uint32 largest = CtaTopK::largest(quad);
             most = max(most, largest);
-            // 0 is the last.
+            // Key 0, which stands for none, wraps round to the largest value.
             least = min(least, by_quad ? largest - 1 : min(min(quad[0] - 1, quad[1] - 1), min(quad[2] - 1, quad[3] - 1)));
         });
         if (by_lane) least = most - 1;
-        const uint32 largest = bins.spread_over(max(least, least + 1), most);  // ~0 of a thread without keys stays
+        const uint32 largest = bins.spread_over(max(least, least + 1), most);  // a thread without keys keeps ~0
         if (!by_lane && !by_quad) return;
         if (by_lane) bins.count(most);
         if (by_quad) each_quad([&](const uint32 (&quad)[4], uint32) { bins.count(CtaTopK::largest(quad)); });
         bins.choose(wanted);
         bins.spread(bins.base + (bins.shared.chosen << bins.shift), largest);
     }
-    // The wanted-th of candidate keys is the last that is in. A warp finds how many of them, a lane for each, are before every so many-th.
+    // The wanted-th candidate is the last that is selected. A warp takes every WARPS-th candidate and counts, with a lane for each candidate, how
+    // many come before it.
     __device__ void compare(uint32 candidate, uint32 wanted) {
         CtaTopKShared<THREADS> &shared = bins.shared;
         const uint32 lane = bins.lane, mine = lane < candidate ? shared.candidate[lane] : 0, at = lane < candidate ? shared.candidate_index[lane] : ~0u;
@@ -229,9 +232,9 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
         key = shared.key, last = shared.last;
         place += __popc(__ballot_sync(FULL_WARP, is_in(mine, at) & (at < bins.warp * span)));
     }
-    // The j-th key.
-    __device__ bool is_in(uint32 x, uint32 j) const { return x > key - (j < last); }  // none precedes 0
-    // Of many that equal `low`, `own` of which this warp has, the first `wanted` are in.
+    // Whether x, the j-th key, is selected.
+    __device__ bool is_in(uint32 x, uint32 j) const { return x > key - (j < last); }  // no key lies before index 0
+    // Selects the first `wanted` of the keys that equal `low`, of which this warp has `own` and earlier warps `earlier`.
     __device__ void take_equal(uint32 low, uint32 earlier, uint32 own, uint32 wanted) {
         key = low, last = earlier + own <= wanted ? ~0u : 0, place += min(earlier, wanted);
         if (earlier >= wanted || last != 0) return;
@@ -252,11 +255,11 @@ template <uint32 THREADS, uint32 COUNT = QUADS> struct CtaTopK {
         last = __reduce_max_sync(FULL_WARP, found);
     }
 
-    // emit(place, j, key), ascending, for each that is in.
+    // Calls emit(place, j, key), ascending, for each selected key.
     template <typename Emit> __device__ void take(const Emit &emit) const {
         uint32 next = place;
         each_batch([&](uint32 n, const QuadBatch &candidate) {
-            // Four numbers of keys, each of 128 at most in all lanes; those of a lane have neighbouring places.
+            // `numbers` packs four counts of selected keys, each at most 128 over the warp; a lane's keys have neighbouring places.
             uint32 in = 0, numbers = 0;
 #pragma unroll
             for (uint32 m = 0; m < BATCH; m++) {

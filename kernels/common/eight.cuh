@@ -3,7 +3,7 @@
 
 #include "common/elements.cuh"
 
-// Eight neighbouring channels, `step` bytes apart.
+// Stores eight neighbouring channels, `step` bytes apart.
 __device__ inline void store_eight(char *p, int64 step, uint32 type, const float (&x)[8]) {
     if (step != 2 || type == FLOAT32 || reinterpret_cast<uint64>(p) % 16) {
 #pragma unroll
@@ -19,7 +19,7 @@ __device__ inline void store_eight(char *p, int64 step, uint32 type, const float
     as<uint4>(p) = make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// Eight elements of BYTES each; which type of that width is known where they are widened.
+// Eight elements of BYTES each. Which type of that width they have is said where they are widened.
 template <uint32 BYTES> struct Eight {
     static constexpr uint32 WORDS = BYTES * 2;
     uint32 word[WORDS];
@@ -28,7 +28,8 @@ template <uint32 BYTES> struct Eight {
 #pragma unroll
         for (uint32 i = 0; i < WORDS; i++) word[i] = 0;
     }
-    // They lie side by side; aligned to their size, or to 16 bytes. Not by __ldg: a dependent kernel starts before what it reads is written.
+    // Loads adjoining elements, aligned to their size or to 16 bytes. Does not use __ldg, as a dependent kernel starts before what it reads is
+    // written.
     __device__ void load(const char *p) {
         if constexpr (BYTES == 1) {
             const uint2 x = as<uint2>(p);
@@ -41,7 +42,7 @@ template <uint32 BYTES> struct Eight {
             }
         }
     }
-    // As load, and nothing that follows is waited for first.
+    // As load; the compiler moves no later wait before it.
     __device__ void request(const char *p) {
         if constexpr (BYTES == 1) {
             asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(word[0]), "=r"(word[1]) : "l"(p) : "memory");
@@ -52,7 +53,7 @@ template <uint32 BYTES> struct Eight {
                              : "=r"(word[i]), "=r"(word[i + 1]), "=r"(word[i + 2]), "=r"(word[i + 3]) : "l"(p + 4 * i) : "memory");
         }
     }
-    // They lie `stride` bytes apart.
+    // Loads elements that lie `stride` bytes apart.
     __device__ void gather(const char *p, int64 stride) {
         clear();
 #pragma unroll

@@ -32,7 +32,7 @@ __device__ inline uint16 narrow_bfloat16(float x) {
     return bits;
 }
 
-// One element of any type.
+// Loads one element of any type.
 __device__ inline float load_element(const char *p, uint32 type) {
     switch (type) {
         case FLOAT32: return as<float>(p);
@@ -41,7 +41,7 @@ __device__ inline float load_element(const char *p, uint32 type) {
         default: return widen_float8(as<uint8>(p), type == FLOAT8_E4M3);
     }
 }
-// One of a query, which has 16 bits or more.
+// Loads one element of a query, which has 16 or 32 bits.
 __device__ inline float load_query(const char *p, uint32 type) {
     if (type == FLOAT32) return as<float>(p);
     const uint32 bits = as<uint16>(p);
@@ -51,7 +51,7 @@ template <uint32 COUNT> __device__ inline void widen_queries(const uint32 (&bits
 #pragma unroll
     for (uint32 n = 0; n < COUNT; n++) x[n] = type == FLOAT16 ? widen_float16(bits[n]) : type == BFLOAT16 ? widen_bfloat16(bits[n]) : __uint_as_float(bits[n]);
 }
-// COUNT of them, `stride` bytes apart, on their way together; 0 from the count-th on.
+// Loads COUNT elements of a query, `stride` bytes apart, all in flight together. Elements from `count` on are 0.
 template <uint32 COUNT> __device__ inline void load_query_bits(const char *p, int64 stride, uint32 count, uint32 type, uint32 (&bits)[COUNT]) {
     if (type == FLOAT32) {
 #pragma unroll
@@ -66,7 +66,7 @@ template <uint32 COUNT> __device__ inline void load_queries(const char *p, int64
     load_query_bits(p, stride, count, type, bits);
     widen_queries(bits, type, x);
 }
-// Of each place that is read; 0 of another.
+// Loads the elements at p[n] where reads[n] is true; the others are 0.
 template <uint32 COUNT> __device__ inline void load_queries(const char *const (&p)[COUNT], const bool (&reads)[COUNT], uint32 type, float (&x)[COUNT]) {
     uint32 bits[COUNT];
     if (type == FLOAT32) {
@@ -78,7 +78,7 @@ template <uint32 COUNT> __device__ inline void load_queries(const char *const (&
     }
     widen_queries(bits, type, x);
 }
-// Rounds to nearest, ties to even; not to 8 bits.
+// Rounds to nearest, ties to even. There is no form for 8 bits.
 __device__ inline void store_element(char *p, uint32 type, float x) {
     if (type == FLOAT32)
         as<float>(p) = x;
@@ -86,7 +86,7 @@ __device__ inline void store_element(char *p, uint32 type, float x) {
         as<uint16>(p) = type == FLOAT16 ? narrow_float16(x) : narrow_bfloat16(x);
 }
 
-// An element of BYTES, and nothing that follows is waited for first.
+// Loads an element of BYTES; the compiler moves no later wait before it.
 template <uint32 BYTES> __device__ inline uint32 request_bits(const char *p) {
     uint32 bits;
     if constexpr (BYTES == 1) {

@@ -1,9 +1,10 @@
-// Where the summaries of sequences lie.
+// Where an index keeps the summaries of each sequence.
 #pragma once
 
 #include "common/types.cuh"
 
-// Pages of `rows` summaries, found through a table [B, …] if there is one. Strides are in bytes.
+// Pages of `rows` summaries. A table [B, pages of a sequence] says which pages a sequence has; without one, sequence i has page i. Strides are
+// in bytes.
 struct Place {
     const char *table;
     int64 table_seq, table_page;
@@ -20,7 +21,7 @@ struct Place {
     }
 };
 
-// [pages, rows, Hk, …], strides in bytes.
+// A tensor [pages, rows, Hk, …]; strides are in bytes.
 struct Summary {
     char *data;
     int64 page, row, head, channel;

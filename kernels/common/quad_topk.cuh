@@ -1,21 +1,22 @@
 // The exact top k of a row of scores in shared memory that is short enough for the registers of a CTA.
 //
-// Order and bins are those of topk.cuh. Each pass is over registers, and there are five barriers: a row's wait for the list is latency, not
-// work. What candidates scores share the bin of the wanted-th largest each warp compares for itself; many are left to TopK.
+// Order and bins are those of topk.cuh. Each pass goes over registers, with five barriers in all: what a row waits for is latency, not
+// work. Each warp compares for itself the scores that share the wanted-th largest score's bin. Where they are more than 32, the row is left
+// to TopK.
 #pragma once
 
 #include "common/topk.cuh"
 
-// A warp has QUADS · 4 · WARP neighbouring scores, so many from one of a lane's quads to the next: 4 · WARP.
+// A warp has QUADS · 4 · WARP neighbouring scores. A lane's quads are 4 · WARP scores apart.
 template <uint32 QUADS> struct QuadTopK {
     static constexpr uint32 STEP = 4 * WARP, SPAN = QUADS * STEP, MOST = TOPK_WARPS * SPAN;
-    static constexpr uint32 MOST_CANDIDATES = WARP;  // candidates: a lane each
+    static constexpr uint32 MOST_CANDIDATES = WARP;  // a lane compares one
     static_assert(MOST_CANDIDATES <= CANDIDATES);
     TopKShared &shared;
-    const uint32 warp, lane, first;  // first: this lane's
+    const uint32 warp, lane, first;  // first: this lane's first score
     float x[QUADS][4];
 
-    // By all threads of the CTA, here and below. There are MOST scores or fewer.
+    // Called by all threads of the CTA, as all that follows. There are at most MOST scores.
     __device__ QuadTopK(TopKShared &shared, const SharedScores &scores)
         : shared(shared), warp(threadIdx.x / WARP), lane(threadIdx.x % WARP), first(warp * SPAN + 4 * lane) {
 #pragma unroll
@@ -27,7 +28,7 @@ template <uint32 QUADS> struct QuadTopK {
         }
     }
 
-    // Use(n, i) of each score.
+    // Calls use(n, i) for each of the lane's scores x[n][i].
     template <typename Use> __device__ static void each(const Use &use) {
 #pragma unroll
         for (uint32 n = 0; n < QUADS; n++) {
@@ -36,8 +37,8 @@ template <uint32 QUADS> struct QuadTopK {
         }
     }
 
-    // emit(place, i), ascending, for each of the `wanted` largest: one at least, and not all. Bins are 0 before, to all that a barrier
-    // follows. False, with bins 0 again, where too many share a bin.
+    // Calls emit(place, i), ascending, for each of the `wanted` largest scores; at least one is wanted, and not all. Bins were set to 0 before
+    // the last barrier. Returns false, with bins at 0 again, where too many scores share a bin.
     template <typename Emit> __device__ bool take(uint32 wanted, const Emit &emit) {
         const Bins bins = range();
         each([&](uint32 n, uint32 i) {
@@ -46,7 +47,7 @@ template <uint32 QUADS> struct QuadTopK {
         choose_bin(shared, wanted);
         const uint32 chosen = shared.chosen, rank = shared.rank, candidates = shared.count;
         if (candidates > MOST_CANDIDATES) return false;
-        // By comparing, without a conversion.
+        // Floats compare as bins do, without a conversion.
         const float begin = chosen, end = chosen == TOPK_BINS - 1 ? absent_score() : begin + 1.0f;
         uint32 above = 0;
         each([&](uint32 n, uint32 i) {
@@ -81,7 +82,7 @@ template <uint32 QUADS> struct QuadTopK {
         return true;
     }
 
-    // As TopK::find_range.
+    // Bins over the range of the finite scores.
     __device__ Bins range() const {
         if (threadIdx.x == 0) shared.found = 0;
         const float infinity = -minus_infinity();
@@ -89,7 +90,7 @@ template <uint32 QUADS> struct QuadTopK {
         each([&](uint32 n, uint32 i) { low = fminf(low, x[n][i] > -infinity ? x[n][i] : infinity), high = fmaxf(high, x[n][i]); });
         return score_range(shared, low, high);
     }
-    // The rank-th of `candidates` candidates. Adds those before this warp that are in to `place`.
+    // The threshold is the rank-th of the candidates. Adds the selected candidates of earlier warps to `place`.
     __device__ Threshold threshold_in_bin(uint32 candidates, uint32 rank, uint32 &place) const {
         const float mine = lane < candidates ? shared.candidate[lane] : absent_score();
         const uint32 index = lane < candidates ? shared.index[lane] : ~0u;

@@ -1,12 +1,28 @@
-// The exact top k of one row of scores, by one CTA.
+// The exact top k of one row of scores, found by one CTA; and the order that all top-k mechanisms share.
 //
-// Order: larger first; equal scores (−0 and +0 are equal) by the lower index; NaN is not there. The wanted-th largest score is found by counting
-// scores in 2048 bins. The first bins are of equal width: where scores have a usual spread few share a bin, and those few are compared with
-// each other. Where many do, bins of the digits of a key that sorts as scores do follow, 11 bits a pass: three suffice whatever the scores
-// are.
+// Order: the larger score comes first; of equal scores (−0 equals +0) the lower index comes first; a NaN in the row stands for no score.
 //
-// A warp takes neighbouring scores, so that the places of the chosen follow from what the warps before it found, and ids come out ascending
-// without a sort.
+// Each mechanism finds the threshold, the wanted-th largest score or key, by counting in bins, and then emits what is at or above it in the
+// order of indices. They differ in where the row lies and in how many CTAs work on it:
+//
+//   mechanism         row lies in                     CTAs    limit                         passes       used by
+//   TopK              anywhere (a functor)            1       —                             up to 6      select_top_cta, labels_general
+//                                                                                                        (blocks), index_importance,
+//                                                                                                        QuadTopK's leftovers
+//   QuadTopK          registers, from shared memory   1       16384 scores                  1            minmax, means (RowSink)
+//   CtaTopK           registers or shared memory      1       16 keys a thread in registers up to 4      topk (short, prefilter),
+//                                                                                                        axis_cluster, predictor (short),
+//                                                                                                        ClusterPrefilter's leftovers
+//   ClusterTopK       registers, shared memory, or    1 – 8   —                             up to 5      topk (cluster), labels_general
+//                     made again for each pass                                                           (tokens), predictor (long)
+//   ClusterPrefilter  shared memory of all CTAs       2 – 8   256 wanted, else leftovers    1            axis_two_launches, select_top_cluster
+//   ClusterThreshold  shared memory of all CTAs       1 – 8   scores ≥ 0                    1 – 4        labels_cluster
+//   topk_prefilter_*  global memory                   512     row / 16 wanted               1, a sample  topk (prefilter), then CtaTopK
+//
+// TopK: the first 2048 bins have equal width. Scores of a usual spread fall into different bins, and the few that share the wanted-th
+// score's bin are compared with each other. Where more than 128 share it, the next bins hold digits of a key that sorts as scores do,
+// 11 bits a pass, so that three more passes suffice for any scores. A warp takes neighbouring scores: it finds the places of its selected
+// scores from the counts of the warps before it, and ids come out ascending without a sort.
 #pragma once
 
 #include "common/eight.cuh"
@@ -14,21 +30,21 @@
 constexpr uint32 TOPK_THREADS = 512, TOPK_WARPS = TOPK_THREADS / WARP;
 constexpr uint32 TOPK_ROOM = 8192;
 constexpr uint32 LOG_TOPK_BINS = 11, TOPK_BINS = 1 << LOG_TOPK_BINS;
-constexpr uint32 CANDIDATES = 128;  // scores that are compared with each other
+constexpr uint32 CANDIDATES = 128;  // most scores of a bin that are compared with each other
 static_assert(TOPK_BINS == 4 * TOPK_THREADS, "a thread owns four bins");
 
 __device__ inline float absent_score() { return __uint_as_float(0x7fc00000); }
 
-// NaN ranks as −inf.
+// A key that sorts as its score does; NaN has the key of −inf.
 __device__ inline uint32 sort_key(float score) {
     const uint32 bits = __float_as_uint(score == score ? score + 0.0f : minus_infinity());  // −0 + 0 is +0
     return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-// Of key 0, which no score has: −inf.
+// The score that has the key; −inf for key 0, which no score has.
 __device__ inline float score_of(uint32 key) { return key == 0 ? minus_infinity() : __uint_as_float(key >> 31 ? key & 0x7fffffff : ~key); }
 
-// Scores above `score` are in, and those that equal it up to index `last`.
+// Scores above `score` are selected, and of those that equal it the ones up to index `last`.
 struct Threshold {
     float score;
     uint32 last;
@@ -39,35 +55,35 @@ struct Threshold {
 struct TopKShared {
     alignas(16) uint32 bin[TOPK_BINS];
     float candidate[CANDIDATES];
-    uint32 index[CANDIDATES];  // of a candidate
+    uint32 index[CANDIDATES];  // of each candidate
     uint32 per_warp[TOPK_WARPS], also_per_warp[TOPK_WARPS];
     uint32 chosen, rank, count, found;
     Threshold threshold;
 };
 
-// In shared memory, aligned to 16 bytes, with room for a multiple of four.
+// Scores in shared memory, aligned to 16 bytes, with room for a multiple of four.
 struct SharedScores {
     const float *score;
     uint32 count;
 
     __device__ float at(uint32 i) const { return score[i]; }
-    // i is a multiple of four; past the last one anything.
+    // Scores i … i + 3, where i is a multiple of four; past the last score the value is undefined.
     __device__ float4 four(uint32 i) const { return *reinterpret_cast<const float4 *>(score + i); }
 };
 
 __device__ inline float nan_to_least(float x) { return x == x ? x : minus_infinity(); }
 
-// make(0) … make(count−1), cache in shared memory where they fit; otherwise made again for each pass.
+// The scores make(0) … make(count−1). They are cached in shared memory where they fit, and otherwise made again for each pass.
 template <typename Make> struct ComputedScores {
     const Make &make;
     float *const cache;
     const uint32 count;
     const bool is_cached;
 
-    // By all threads of the CTA. `cache` has room for so many.
+    // Called by all threads of the CTA. `cache` has room for `room` scores.
     __device__ ComputedScores(float *cache, uint32 room, uint32 count, const Make &make) : make(make), cache(cache), count(count), is_cached(count <= room) {
         if (!is_cached) return;
-        constexpr uint32 AT_ONCE = 8;  // on their way together
+        constexpr uint32 AT_ONCE = 8;  // loads that a thread has in flight
 #pragma unroll 1
         for (uint32 i = threadIdx.x; i < count; i += AT_ONCE * TOPK_THREADS) {
             float x[AT_ONCE];
@@ -84,7 +100,7 @@ template <typename Make> struct ComputedScores {
     __device__ float4 four(uint32 i) const { return is_cached ? SharedScores{cache, count}.four(i) : make_float4(one(i), one(i + 1), one(i + 2), one(i + 3)); }
 };
 
-// Of equal width in score from `low` on; or, of keys from `base` on, 2^shift keys each.
+// Bins of equal width in score from `low` on, or of 2^shift keys each from key `base` on.
 struct Bins {
     float scale, offset;
     uint32 base, shift, count;
@@ -94,14 +110,14 @@ struct Bins {
         scale = fminf(__fdividef(TOPK_BINS - 1, high - low), __uint_as_float(0x7f7fffff));
         offset = -low * scale;
     }
-    // Those of a larger score are not before those of a smaller one. `count` or more: none.
+    // The bin of x; a larger score never has an earlier bin. A result of `count` or more means that x has none.
     __device__ uint32 of(float x) const {
         if (is_by_score) return min(__float2uint_rz(fmaf(x, scale, offset)), TOPK_BINS - 1);
         return x == x ? sort_key(x) - base >> shift : ~0u;
     }
-    // Of bins by score: where x lies among them. Bin n has it from n on to n + 1, the last whatever is beyond.
+    // Where x lies among bins by score: bin n holds positions from n to n + 1, and the last bin all that is beyond.
     __device__ float position(float x) const { return fmaxf(fmaf(x, scale, offset), 0.0f); }
-    // Those of the next digit of the keys that are in bin `chosen` of this one.
+    // Narrows to bins of the next digit of those keys that are in bin `chosen`.
     __device__ void narrow(uint32 chosen) {
         if (!is_by_score) base += chosen << shift;
         const uint32 bits = min(shift, LOG_TOPK_BINS);
@@ -109,7 +125,7 @@ struct Bins {
     }
 };
 
-// From the least to the largest finite score, given those of each thread. All threads of the CTA take part.
+// Bins from the least to the largest finite score of the CTA, given those of each thread. All threads of the CTA take part.
 __device__ inline Bins score_range(TopKShared &shared, float low, float high) {
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     const uint32 least = __reduce_min_sync(FULL_WARP, sort_key(low)), most = __reduce_max_sync(FULL_WARP, sort_key(high));
@@ -119,17 +135,18 @@ __device__ inline Bins score_range(TopKShared &shared, float low, float high) {
     return Bins(low, score_of(__reduce_max_sync(FULL_WARP, shared.also_per_warp[lane % TOPK_WARPS])));
 }
 
-// Σ of[w] over the warps before this one.
+// The sum of of[w] over the warps w before this one.
 __device__ inline uint32 sum_before(const uint32 (&of)[TOPK_WARPS]) {
     const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
     return __reduce_add_sync(FULL_WARP, lane < warp ? of[lane % TOPK_WARPS] : 0);
 }
 
-// The bin of the wanted-th largest that was counted: `chosen`. It is the rank-th largest of the `count` there. All bins are 0 after.
+// Finds the bin of the wanted-th largest counted score (shared.chosen), and that this score is the rank-th largest of the `count` in the
+// bin. All bins are 0 afterwards.
 __device__ inline void choose_bin(TopKShared &shared, uint32 wanted) {
     const uint32 thread = threadIdx.x, warp = thread / WARP, lane = thread % WARP;
     __syncthreads();
-    uint4 &mine = reinterpret_cast<uint4 *>(shared.bin)[TOPK_THREADS - 1 - thread];  // from the top
+    uint4 &mine = reinterpret_cast<uint4 *>(shared.bin)[TOPK_THREADS - 1 - thread];  // thread 0 has the last bins
     const uint4 counts = mine;
     const uint32 sum = counts.x + counts.y + counts.z + counts.w;
     const uint32 through = warp_inclusive_sum(sum);
@@ -147,12 +164,12 @@ __device__ inline void choose_bin(TopKShared &shared, uint32 wanted) {
     __syncthreads();
 }
 
-// `present` of the scores are there. All threads of the CTA take part.
+// `present` of the scores are no NaN. All threads of the CTA take part.
 template <typename Scores> struct TopK {
     TopKShared &shared;
     const Scores &scores;
     const uint32 present, thread, warp, lane;
-    const uint32 first, last;  // this warp's
+    const uint32 first, last;  // first … last−1 are this warp's scores
 
     __device__ TopK(TopKShared &shared, const Scores &scores, uint32 present)
         : shared(shared), scores(scores), present(present), thread(threadIdx.x), warp(thread / WARP), lane(thread % WARP),
@@ -160,9 +177,9 @@ template <typename Scores> struct TopK {
 
     __device__ uint32 span() const { return (scores.count + TOPK_THREADS - 1) / TOPK_THREADS * WARP; }
 
-    // use(score, index) of each that is this thread's, and of up to three that are not there.
+    // Calls use(score, index) for each of this thread's scores, and with a NaN for up to three places past the last.
     template <typename Use> __device__ void each(const Use &use) const {
-        constexpr uint32 AT_ONCE = 2, STEP = 4 * TOPK_THREADS;  // all are read before any is used
+        constexpr uint32 AT_ONCE = 2, STEP = 4 * TOPK_THREADS;  // quads that a thread reads before it uses any
 #pragma unroll 1
         for (uint32 base = 4 * thread; base < scores.count; base += AT_ONCE * STEP) {
             float4 four[AT_ONCE];
@@ -181,7 +198,7 @@ template <typename Scores> struct TopK {
         }
     }
 
-    // Of the finite scores.
+    // Bins over the range of the finite scores.
     __device__ Bins find_range() const {
         reinterpret_cast<uint4 *>(shared.bin)[thread] = make_uint4(0, 0, 0, 0);
         if (thread == 0) shared.found = 0;
@@ -191,7 +208,7 @@ template <typename Scores> struct TopK {
         return score_range(shared, low, high);
     }
 
-    // All bins are 0 before and after.
+    // All bins are 0 before and afterwards.
     __device__ void choose_bin(const Bins &bins, uint32 wanted) {
         each([&](float x, uint32) {
             const uint32 bin = bins.of(x);
@@ -200,7 +217,7 @@ template <typename Scores> struct TopK {
         ::choose_bin(shared, wanted);
     }
 
-    // By comparing the scores of the bin that was chosen with each other.
+    // Finds the threshold by comparing the scores of the chosen bin with each other.
     __device__ Threshold threshold_in_bin(const Bins &bins) {
         const uint32 chosen = shared.chosen, rank = shared.rank;
         each([&](float x, uint32 i) {
@@ -225,7 +242,7 @@ template <typename Scores> struct TopK {
         return shared.threshold;
     }
 
-    // Through the ties-th of those that equal `score`.
+    // Finds the threshold that ends with the ties-th of the scores that equal `score`.
     __device__ Threshold threshold_in_ties(float score, uint32 ties) {
         uint32 equal = 0;
 #pragma unroll 1
@@ -259,14 +276,14 @@ template <typename Scores> struct TopK {
         }
     }
 
-    // emit(place, i), ascending, for each that is in.
+    // Calls emit(place, i) for each selected score, ascending.
     template <typename Emit> __device__ void take(const Threshold &threshold, const Emit &emit) {
         constexpr uint32 AT_ONCE = 4;
         uint32 place = 0;
 #pragma unroll 4
         for (uint32 i = first + lane; i < last; i += WARP) place += threshold.takes(scores.at(i), i);
         place = __reduce_add_sync(FULL_WARP, place);
-        __syncthreads();  // what was there is read
+        __syncthreads();  // per_warp is read by all before it is written again
         if (lane == 0) shared.per_warp[warp] = place;
         __syncthreads();
         place = sum_before(shared.per_warp);

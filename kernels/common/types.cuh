@@ -11,8 +11,8 @@ using uint64 = unsigned long long;
 constexpr uint32 WARP = 32;
 constexpr uint32 FULL_WARP = 0xffffffffu;
 
-// The form that tensors have. Nearly all are Common, whose strides fit in 32 bits, whose tokens lie side by side and whose rows are single
-// runs of 16-byte units; kernels for it alone take the shortest way to a result that a microsecond brings. General is every other form.
+// The layout of tensors. Common tensors have strides that fit in 32 bits, adjoining tokens, and rows that are single runs of 16-byte units;
+// nearly all are Common, and calls that take a microsecond have kernels for them alone. General is every other layout.
 struct Common {
     using Stride = int32;
     static constexpr bool IS_GENERAL = false;
@@ -22,16 +22,16 @@ struct General {
     static constexpr bool IS_GENERAL = true;
 };
 
-// n / value for n < 2^31: 2n · magic >> 32 >> shift.
+// n / value for n < 2^31, as 2n · magic >> 32 >> shift.
 struct Divisor {
     uint32 value, magic, shift;
     __device__ uint32 divide(uint32 n) const { return __umulhi(2 * n, magic) >> shift; }
 };
 
-// Of a power of two.
+// The binary logarithm of a power of two.
 __device__ inline uint32 log2_of(uint32 n) { return __ffs(n) - 1; }
 
-// i · stride, in bytes. Of an int32 stride it is one instruction, of an int64 three.
+// i · stride, in bytes. An int32 stride takes one instruction, an int64 stride three.
 __device__ inline int64 offset(uint32 i, int32 stride) {
     int64 bytes;
     asm("mul.wide.s32 %0, %1, %2;" : "=l"(bytes) : "r"(i), "r"(stride));
@@ -43,14 +43,14 @@ __device__ inline int64 offset(uint32 i, int64 stride) { return i * stride; }
 template <typename T> __device__ inline T &as(char *address) { return *reinterpret_cast<T *>(address); }
 template <typename T> __device__ inline const T &as(const char *address) { return *reinterpret_cast<const T *>(address); }
 
-// 2^x, but for the last bits.
+// 2^x, except for the last bits.
 __device__ inline float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
-// Σ over the lanes of the warp through this one.
+// The sum over the lanes of the warp up to and including this one.
 __device__ inline uint32 warp_inclusive_sum(uint32 value) {
     const uint32 lane = threadIdx.x % WARP;
 #pragma unroll
@@ -61,10 +61,10 @@ __device__ inline uint32 warp_inclusive_sum(uint32 value) {
     return value;
 }
 
-// Asks for a line to be brought to the L2 cache.
+// Prefetches a line to the L2 cache.
 __device__ inline void prefetch(const void *address) { asm volatile("prefetch.global.L2 [%0];" ::"l"(address)); }
 
-// What may be about to change.
+// Loads a value that another kernel may be about to change.
 __device__ inline int32 load_hint(const char *p) {
     int32 x;
     asm volatile("ld.volatile.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");

@@ -5,14 +5,17 @@
 //
 // Bytes: the keys of the range, once; summaries are a hundredth of that. A token of a decoding step costs a block's keys.
 //
-// Cut: as in update.cu, `slices` CTAs for each sequence and head take turns at blocks. A team of threads, two warps or more, has a block:
-// eight slots, which share its tokens (token t is of slot t mod 8), and in each slot the lanes of a key, eight channels each. Up to 64 tokens
-// of 256 channels stay in registers; of larger blocks or keys each pass reads the keys reload, which are in the caches. Units go their own
-// ways: while one waits for its keys, which are on their way to the L2 cache since the block before, others of the multiprocessor compute.
+// Which kernel runs when: index_axis_* where blocks have up to 64 tokens and keys up to 256 channels, and index_axis_wide_* otherwise; the number
+// is the bits of a key's element.
+//
+// Split: as in update.cuh, `slices` CTAs for each sequence and head take turns at blocks. A team of threads, two warps or more, has a block:
+// eight slots, which share its tokens (slot t mod 8 has token t), and in each slot the lanes of a key, eight channels each. Up to 64 tokens
+// of 256 channels stay in registers; for larger blocks or keys each pass reads the keys again, which are in the caches. Teams run
+// independently: while one waits for its keys, which were prefetched during the block before, others of the multiprocessor compute.
 //
 //   keys to registers ─ sum over slots ─ less the mean ─ farthest token ─ 3 × (product of each token over lanes ─ sum over slots) ─ store
 //
-// What lies in shared memory for each channel has the first four channels of all lanes, then the last four: no two lanes meet in a bank.
+// Vectors in shared memory hold the first four channels of all lanes, then the last four, so that no two lanes use the same bank.
 //
 // Bits are those of the CPU (src/ops/index/cpu/axis.rs): products are fused, a slot adds its tokens in their order and the slots are added
 // as a tree; a token's product is a sum over each eight channels, folded in halves. Channels past D are zeros, which change no sum.
@@ -23,10 +26,10 @@
 #include "index/cta_share.cuh"
 
 constexpr uint32 SLOTS = 8, SLOT_TOKENS = 8, BATCH = SLOTS * SLOT_TOKENS, GROUP = 32, STEPS = 3;
-constexpr uint32 MOST_CHANNELS = 768;  // of three chunks
+constexpr uint32 MOST_CHANNELS = 768;  // channels of three chunks
 constexpr uint32 MOST_TEAMS = THREADS / (2 * WARP);
 
-// What a block's threads share: `part` has what its slots have added up, `vector` is z and at last the axis.
+// What a team's threads share: `part` holds the sums of each slot, `vector` is z and at last the axis.
 template <uint32 CHANNELS> struct Shared {
     alignas(16) float part[SLOTS * CHANNELS];
     alignas(16) float mean[CHANNELS];
@@ -34,24 +37,24 @@ template <uint32 CHANNELS> struct Shared {
     alignas(16) float square[CHANNELS];                                // W
     alignas(16) float product[MOST_TEAMS * BATCH];                     // u, by slots
     alignas(16) float size[MOST_TEAMS * SLOTS];                        // Σ u² of each slot
-    Target to[MOST_TEAMS];                                               // where the summary goes
-    uint32 largest[MOST_TEAMS * BATCH], farthest[MOST_TEAMS * BATCH];  // of the tokens that have the same place in their batches
+    Target to[MOST_TEAMS];                                            // where the summary goes
+    uint32 largest[MOST_TEAMS * BATCH], farthest[MOST_TEAMS * BATCH];  // over the tokens that have the same place in their batches
 };
 
-// A thread's eight tokens as they lie in memory, eight channels each.
+// A thread's eight tokens as they are stored, eight channels each.
 template <uint32 BYTES> struct RawTokens {
     Eight<BYTES> eight[SLOT_TOKENS];
     float factor[BYTES == 1 ? SLOT_TOKENS : 1];
-    uint32 absent = 0;  // those that have no page
+    uint32 absent = 0;  // bit i: token i has no page
 };
 
-// Eight channels of a token that lies anywhere.
+// Eight channels of one token, wherever it lies.
 template <uint32 BYTES> struct RawToken {
     Eight<BYTES> eight;
     float factor;
     bool exists;
 };
-// Not inline: seldom called, from many places.
+// Not inlined, as it is called seldom and from many places.
 template <uint32 BYTES> __device__ __noinline__ RawToken<BYTES> fetch(const Keys &k, uint32 seq, uint32 head, uint32 t, uint32 c) {
     RawToken<BYTES> one;
     one.eight.clear(), one.factor = 1.0f;
@@ -65,28 +68,28 @@ template <uint32 BYTES> __device__ __noinline__ RawToken<BYTES> fetch(const Keys
     return one;
 }
 
-// A team's block. WIDE: keys of more than 256 channels, or blocks of more than 64 tokens; they do not stay in registers.
+// A team's block. WIDE: keys have more than 256 channels or blocks more than 64 tokens, and do not stay in registers.
 template <uint32 BYTES, bool WIDE> struct AxisBlock {
-    static constexpr uint32 CHUNKS = WIDE ? 3 : 1;  // eight channels each, that a lane has
+    static constexpr uint32 CHUNKS = WIDE ? 3 : 1;  // chunks of eight channels that a lane has
     using Parts = Shared<WIDE ? MOST_CHANNELS : THREADS>;
     using Tokens = float[SLOT_TOKENS][8];
 
     const AxisParams &p;
     const CtaShare &cta;
     Parts &shared;
-    const uint32 lanes, dim, members, team, member, slot, lane, width;  // width: channels of a team's place in what is shared
-    uint32 begin = 0, n = 0;                                            // first token, and how many
-    uint32 page;                                                        // of the first token of the block that was looked up
+    const uint32 lanes, dim, members, team, member, slot, lane, width;  // width: channels of a team's vectors in shared memory
+    uint32 begin = 0, n = 0;                                            // the block's first token, and its number of tokens
+    uint32 page;                                                        // the page of the first token of the block that was looked up
 
     __device__ __forceinline__ AxisBlock(const AxisParams &p, const CtaShare &cta, Parts &shared)
         : p(p), cta(cta), shared(shared), lanes(p.update.lanes), dim(p.update.keys.dim), members(SLOTS * lanes),
           team(threadIdx.x >> log2_of(members)), member(threadIdx.x & (members - 1)), slot(member >> log2_of(lanes)), lane(member & (lanes - 1)),
           width(WIDE && lanes == WARP ? MOST_CHANNELS : lanes * 8) {}
 
-    // Units wait for themselves only.
+    // A barrier of the team's threads.
     __device__ __forceinline__ void sync() const { sync_threads(1 + team, members); }
 
-    // AxisBlock chunk m: this lane's first channel, and where its first four lie in shared memory.
+    // This lane's first channel of chunk m, and where its first four channels lie in shared memory.
     __device__ __forceinline__ uint32 channel(uint32 m) const { return (m * lanes + lane) * 8; }
     __device__ __forceinline__ uint32 place(uint32 m) const { return m * lanes * 8 + lane * 4; }
     __device__ __forceinline__ uint32 place_of(uint32 c) const {
@@ -108,7 +111,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
         *reinterpret_cast<float4 *>(to + lanes * 4) = make_float4(from[4], from[5], from[6], from[7]);
     }
 
-    // Where the tokens of block j lie: the page of its first is on its way.
+    // Loads the page of block j's first token.
     __device__ __forceinline__ void look_up(uint32 j) {
         const Keys &k = p.update.keys;
         page = k.table ? as<uint32>(k.table + cta.seq * k.table_seq + k.page_of.divide(j * p.update.size) * k.table_page) : cta.seq;
@@ -121,7 +124,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
         const Keys &k = p.update.keys;
         return k.data + page * k.page + row * k.token + cta.head * k.head;
     }
-    // Asks for the keys of the block that was looked up, 128 bytes for each thread.
+    // Prefetches the keys of block j, which was looked up, 128 bytes by each thread.
     __device__ __forceinline__ void prefetch_keys(uint32 j) const {
         const Keys &k = p.update.keys;
         const uint32 t = slot + lane % SLOT_TOKENS * SLOTS, row = row_of(j * p.update.size) + t;
@@ -134,7 +137,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
         }
     }
 
-    // This slot's first `count` tokens from `key` on.
+    // Loads this slot's tokens among the first `count` from `key` on.
     __device__ __forceinline__ void request(const char *key, const char *scale, uint32 count, RawTokens<BYTES> &raw) const {
         const Keys &k = p.update.keys;
         if (count >= BATCH) {
@@ -152,7 +155,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
             for (uint32 i = 0; i < SLOT_TOKENS; i++)
                 raw.factor[i] = k.scale && slot + i * SLOTS < count ? as<float>(scale + i * SLOTS * k.scale_token) : 1.0f;
     }
-    // The tokens of a block that was guessed; those past the last are dropped once it is known.
+    // Loads the tokens of the guessed block. Tokens past the last are dropped once the length is known.
     __device__ __forceinline__ void request(const Guess &guess, RawTokens<BYTES> &raw) const {
         const bool asks = guess.key && team == 0 && channel(0) < dim;
         request(guess.key + slot * p.update.keys.token + channel(0) * BYTES, nullptr, asks ? p.update.size : 0, raw);
@@ -162,12 +165,12 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
         for (uint32 i = 0; i < SLOT_TOKENS; i++)
             if (slot + i * SLOTS >= n) raw.eight[i].clear();
     }
-    // This slot's tokens of a batch.
+    // Loads this slot's tokens of a batch.
     __device__ __forceinline__ void request(uint32 batch, uint32 m, RawTokens<BYTES> &raw) const {
         const Keys &k = p.update.keys;
         raw.absent = 0;
         const uint32 c = channel(m), first = WIDE ? batch * BATCH : 0, count = c < dim ? n - first : 0, row = row_of(begin);
-        // Most blocks are in one page.
+        // Most blocks lie in one page.
         if (k.adjacent && page < k.pages && (!k.table || row + n <= k.page_size)) {
             const uint32 own = row + first + slot;
             request(first_key(own) + c * BYTES, k.scale + page * k.scale_page + own * k.scale_token + cta.head * k.scale_head, count, raw);
@@ -185,7 +188,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
             if (!one.exists) raw.absent |= 1 << i;
         }
     }
-    // 0 past the last, NaN where there is no page.
+    // Widens the tokens: 0 past the last token, NaN where a token has no page.
     __device__ __forceinline__ void widen(const RawTokens<BYTES> &raw, Tokens &x) const {
         const auto all = [&](uint32 type) {
 #pragma unroll
@@ -196,7 +199,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
                     if (BYTES == 1) x[i][e] = __fmul_rn(x[i][e], raw.factor[i]);
             }
         };
-        // Two types have each width but that of float32.
+        // Each width but that of float32 has two types.
         constexpr uint32 USUAL = BYTES == 4 ? FLOAT32 : BYTES == 2 ? BFLOAT16 : FLOAT8_E4M3, OTHER = BYTES == 2 ? FLOAT16 : FLOAT8_E5M2;
         if (BYTES == 4 || p.update.keys.dtype == USUAL)
             all(USUAL);
@@ -227,7 +230,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
     }
     __device__ __forceinline__ uint32 batches() const { return WIDE ? (n + BATCH - 1) / BATCH : 1; }
 
-    // The sum over lanes of the token that this lane is token_of_lane with, its slot's token_of_lane()-th: each goes on with half of the tokens until it has one.
+    // Adds v over lanes. In each step a lane keeps half of the tokens, until it has one: the sum of its slot's token number token_of_lane().
     __device__ __forceinline__ float add_lanes(float (&v)[SLOT_TOKENS]) const {
         uint32 bit = lanes / 2;
 #pragma unroll
@@ -244,10 +247,10 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
     }
     __device__ __forceinline__ uint32 token_of_lane() const { return lane >> log2_of(lanes) - 3; }
 
-    // Σ_c x_c·z_c of each token of a batch, or Σ_c W_c·x_c²; each lane gets that of the token it is token_of_lane with.
+    // Σ_c x_c·z_c of each token of a batch, or Σ_c W_c·x_c² (IS_SIZE); each lane gets that of token token_of_lane().
     template <bool IS_SIZE> __device__ __forceinline__ float multiply(uint32 batch, Tokens &x) const {
         float product[SLOT_TOKENS];
-        // As halves are folded: the first eight channels of a lane, the third, the second.
+        // Chunks are added as the CPU folds halves: the first, the third, the second.
 #pragma unroll 1
         for (uint32 n = 0; n < CHUNKS; n++) {
             const uint32 m = n == 0 ? 0 : CHUNKS - n;
@@ -272,13 +275,13 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
         return add_lanes(product);
     }
 
-    // Σ of what the slots have, `step` apart.
+    // The sum of the slots' values, which lie `step` apart, as a tree.
     __device__ __forceinline__ static float tree(const float *of, uint32 step) {
         return __fadd_rn(__fadd_rn(__fadd_rn(of[0], of[step]), __fadd_rn(of[2 * step], of[3 * step])),
                          __fadd_rn(__fadd_rn(of[4 * step], of[5 * step]), __fadd_rn(of[6 * step], of[7 * step])));
     }
 
-    // AxisBlock tokens that are here, or are to be loaded.
+    // Finds the mean of the tokens in x, or for WIDE of tokens that it loads.
     __device__ __forceinline__ void find_mean(float share, Tokens &x) const {
 #pragma unroll 1
         for (uint32 m = 0; m < CHUNKS; m++) {
@@ -303,9 +306,9 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
         if (!WIDE) subtract_mean(0, 0, x);
     }
 
-    // z = W∘x of the farthest token, the first of several; where none is a number, of the first.
+    // z = W∘x of the farthest token: the first one of equally far tokens, or token 0 where no size is a number.
     __device__ __forceinline__ void find_farthest(Tokens &x) const {
-        // What is no number comes last. A size is never negative.
+        // NaN comes last. A size is never negative.
         uint32 largest = 0, farthest = token_of_lane() * SLOTS + slot;
 #pragma unroll 1
         for (uint32 batch = 0; batch < batches(); batch++) {
@@ -326,7 +329,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
                 reload(farthest / BATCH, m, x);
                 float of[8];
                 read(shared.square + place(m), of);
-                // By halves: an index would send all tokens through memory.
+                // Selected by halves: an index would put all tokens in local memory.
                 const uint32 i = farthest % BATCH / SLOTS;
                 float z[8];
 #pragma unroll
@@ -341,7 +344,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
         sync();
     }
 
-    // z = W∘Σ_t u_t·x_t / |u| with u_t = x_t·z; in the last step without W, of the length that is stored.
+    // z = W∘Σ_t u_t·x_t / |u| with u_t = x_t·z. The last step omits W, and gives z the length that is stored.
     __device__ __forceinline__ void step(bool is_last, Tokens &x) const {
         float size = 0.0f, most = 0.0f;
         const uint32 at = team * BATCH;
@@ -349,7 +352,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
         for (uint32 batch = 0; batch < batches(); batch++) {
             const float product = multiply<false>(batch, x);
             most = fmaxf(most, fabsf(product));
-            // A slot's lanes are in one warp.
+            // The lanes of a slot are in one warp.
             float *of_slot = shared.product + at + slot * SLOT_TOKENS, u[SLOT_TOKENS];
             of_slot[token_of_lane()] = product;
             __syncwarp();
@@ -381,7 +384,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
             sums[m] = is_past(m) ? 0.0f : tree(part(0) + c, width), squares[m] = is_past(m) ? 0.0f : shared.square[c];
         }
         size = tree(of, 1);
-        // AxisBlock keys that are all the same there is no axis.
+        // Equal keys have no axis.
         const float shrink = size == 0.0f ? 0.0f : 1.0f / sqrtf(size);
         float reach = 0.0f;
         if (is_last) {
@@ -395,7 +398,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
         sync();
     }
 
-    // The mean less the centre, by half of the first threads, and the axis, by the other: four channels each.
+    // Stores the mean less the centre, by half of the first 4 · lanes threads, and the axis, by the other half: four channels a thread.
     __device__ __forceinline__ void store() const {
         const UpdateParams &u = p.update;
         if (member >= 4 * lanes) return;
@@ -419,7 +422,7 @@ template <uint32 BYTES, bool WIDE> struct AxisBlock {
                 continue;
             }
             float low = fminf(fminf(x[0], x[1]), fminf(x[2], x[3])), high = fmaxf(fmaxf(x[0], x[1]), fmaxf(x[2], x[3]));
-            // What is no number makes the group none: products by 0 find it.
+            // A value that is not finite makes the group NaN; products with 0 find it.
             const bool of_numbers = fmaf(x[0], 0.0f, fmaf(x[1], 0.0f, fmaf(x[2], 0.0f, x[3] * 0.0f))) == 0.0f;
             low = is_there ? low : -minus_infinity(), high = !is_there ? minus_infinity() : of_numbers ? high : -minus_infinity();
 #pragma unroll
@@ -443,7 +446,7 @@ template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const Axis
     const UpdateParams &u = p.update;
     const CtaShare cta(u);
     AxisBlock block(p, cta, shared);
-    // The guess: one block, by the first CTA.
+    // The first CTA guesses which block changes.
     const bool fits = !WIDE && cta.slice == 0;
     const uint32 likely = fits ? stale_blocks(u, u.keys.likely_lengths(cta.seq)).begin : 0;
     const Guess guess(u.keys, cta.seq, cta.head, likely * u.size, fits ? u.size : ~0u);
@@ -464,7 +467,7 @@ template <uint32 BYTES, bool WIDE> __device__ inline void update_axes(const Axis
         const float w = c >= block.dim ? 0.0f : p.weights ? as<float>(weight) : 1.0f;
         shared.square[block.place_of(c)] = __fmul_rn(w, w);
     }
-    // Threads may have guessed differently.
+    // Threads may have read different guesses.
     is_right = __syncthreads_and(is_right);
     uint32 j = stale.begin + cta.slice * together + block.team;
     if (j >= stale.end) return;

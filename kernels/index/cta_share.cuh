@@ -1,16 +1,16 @@
-// How the CTAs of an update take turns at the summaries of a sequence and head.
+// How the CTAs of an update share the summaries of a sequence and head.
 #pragma once
 
 #include "index/params.cuh"
 
 constexpr uint32 THREADS = 256;
 
-// What of its summaries a sequence's new tokens change: begin … end−1.
+// The summaries of a sequence that its new tokens change: begin … end−1, and the sequence's length.
 struct Stale {
     uint32 len, begin, end;
 };
 
-// Blocks that a sequence's new tokens change.
+// The blocks that a sequence's new tokens change.
 __device__ inline Stale stale_blocks(const UpdateParams &p, const int2 &lengths) {
     Stale stale;
     stale.len = p.keys.length(lengths, stale.begin);
@@ -19,7 +19,7 @@ __device__ inline Stale stale_blocks(const UpdateParams &p, const int2 &lengths)
     return stale;
 }
 
-// A CTA's part: a head of a sequence, for which `slices` CTAs take turns at the summaries.
+// A CTA's share: every `slices`-th summary, or group of summaries, of a sequence and head.
 struct CtaShare {
     uint32 seq, head, slice, slices;
 
@@ -30,7 +30,7 @@ struct CtaShare {
     }
 };
 
-// A summary and where it goes.
+// A summary, and the page and row where it is stored.
 struct Target {
     uint32 j, page, row;
     bool exists;
@@ -41,13 +41,13 @@ struct Target {
     }
 };
 
-// A barrier of `count` threads, whole warps; number 0 is __syncthreads().
+// A barrier of `count` threads, in whole warps; barrier 0 is that of __syncthreads().
 __device__ inline void sync_threads(uint32 number, uint32 count) { asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(count) : "memory"); }
 
-// 0 for what is negative, and for NaN.
+// x, but 0 for negative numbers and NaN.
 __device__ inline float positive(float x) { return x > 0.0f ? x : 0.0f; }
 
-// What codes of four bits stand for: value ≈ min + scale · code. Without a number low is above high, and the minimum NaN.
+// Quantises to INT4: value ≈ min + scale · code. Where no value is a number, low exceeds high and the minimum is NaN.
 struct Range {
     uint16 scale_bits, min_bits;
     float least, scale, share;
@@ -64,8 +64,8 @@ struct Range {
     }
 
 private:
-    // x / y as it is rounded, of 1 / y as it is rounded: a product, and what that leaves over. Above `most` something else above it; a tiny x
-    // gives no quotient, but something as tiny.
+    // x / y, correctly rounded, from the rounded 1 / y: a product, and a correction by its remainder. A quotient above `most` gives some value
+    // above `most`; a tiny x gives some tiny value.
     __device__ static float divide(float x, float y, float share, float most) {
         const float near = fminf(__fmul_rn(x, share), most);
         return fmaf(fmaf(-near, y, x), share, near);

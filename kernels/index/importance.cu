@@ -3,7 +3,7 @@
 //   importance[g, c] = Σ_h max_t |q[t, h, c]| / G · max_t |k[t, g, c]|, h over the heads of g in their order · the r largest, ascending
 //   weights[g, c] = Σ_h Σ_t |q[t, h, c]| / (G·T) · centre[g, c] = Σ_t k[t, g, c] / T, NaN as 0
 //
-// Bytes: the samples, once. It runs once for a model or a prompt: one CTA for each KV head, plainly.
+// Bytes: the samples, once. The kernel runs once for a model or a prompt, so it is simple: one CTA for each KV head.
 //
 // On entry: D ≤ MOST_CHANNELS.
 //
@@ -31,7 +31,8 @@ __device__ inline void find_peaks(const Sample &x, uint32 head, uint32 dim, uint
     __syncthreads();
 }
 
-// sum[c] += Σ_t of x[t, head, c], or of its size. Token t is added up by thread t mod `together` of the channel, these in their order.
+// sum[c] += Σ_t of x[t, head, c], or of its absolute value. Of the `together` threads of a channel, thread t mod `together` adds token t; their
+// sums are added in order.
 __device__ inline void add_up(const Sample &x, uint32 head, uint32 dim, uint32 dtype, bool absolute, float *part, float *sum) {
     const uint32 together = max(TOPK_THREADS / dim, 1u);
     for (uint32 n = threadIdx.x; n < together * dim; n += TOPK_THREADS) {
@@ -49,7 +50,7 @@ __device__ inline void add_up(const Sample &x, uint32 head, uint32 dim, uint32 d
     __syncthreads();
 }
 
-// A mean over heads first … last − 1, of so many values; of none it is 0.
+// Writes the mean over tokens and heads first … last − 1; without tokens it is 0.
 __device__ inline void write_means(const ImportanceParams &p, const Sample &x, uint32 first, uint32 last, bool absolute, float *part, float *sum, char *to,
                                    int64 to_channel) {
     for (uint32 c = threadIdx.x; c < p.dim; c += TOPK_THREADS) sum[c] = 0.0f;

@@ -1,4 +1,4 @@
-// The keys that summaries are made of: pages of one layer, and what each sequence has of them.
+// The keys that summaries are made of: pages of one layer, and which of them each sequence has.
 #pragma once
 
 #include "common/eight.cuh"
@@ -15,17 +15,17 @@ struct Keys {
     uint32 adjacent;  // channels lie side by side, rows are aligned to 16 bytes (to 8 where an element has one)
     Divisor page_of;  // page_size
 
-    // What is given of sequence i: its tokens, and the first whose key is new.
+    // The lengths of sequence i as the caller gives them: its tokens, and the first token whose key is new.
     __device__ int2 lengths(uint32 i) const {
         const int32 len = as<int32>(seq_lens + i * seq_lens_seq);
         return make_int2(len, begin ? as<int32>(begin + i * begin_seq) : 0);
     }
-    // The same before the wait for the kernel ahead, which may be writing it: a guess.
+    // Guesses the lengths before the wait for the kernel before, which may be writing them.
     __device__ int2 likely_lengths(uint32 i) const {
         const int32 len = load_hint(seq_lens + i * seq_lens_seq);
         return make_int2(len, begin ? load_hint(begin + i * begin_seq) : 0);
     }
-    // The same, as far as there is room.
+    // The lengths within their bounds.
     __device__ uint32 length(const int2 &given, uint32 &first) const {
         const uint32 len = min(uint32(max(given.x, 0)), capacity);
         first = min(uint32(max(given.y, 0)), len);
@@ -43,12 +43,12 @@ struct Keys {
         if (scale) factor = as<float>(scale + at * scale_page + n * scale_token + g * scale_head);
         return data + at * page + n * token + g * head;
     }
-    // A value as it counts: of 8 bits, times its scale.
+    // The value of a stored element: 8-bit elements are multiplied by their scale.
     __device__ float value(float stored, float factor) const { return scale ? __fmul_rn(stored, factor) : stored; }
 };
 
-// Keys that lie in one page, if a guess is right: a step's token mostly extends what the last one did. The guess is made before the kernel
-// waits for the one ahead; then the keys are asked for beside all that says whether it was right, not after it.
+// A guess of where the keys of the summary that changes lie: a step's token mostly extends the summary that the last one did. The guess is made
+// before the kernel waits for the one before it. The keys are then loaded together with the lengths that tell whether it was right.
 struct Guess {
     const char *key = nullptr;  // of the first token; null where nothing is guessed
     const char *entry = nullptr;
@@ -64,7 +64,7 @@ struct Guess {
         }
         if (page < k.pages) key = k.data + page * k.page + n * k.token + g * k.head;
     }
-    // What the table says now, after the wait.
+    // The page that the table holds after the wait.
     __device__ uint32 page_now() const { return entry ? as<uint32>(entry) : page; }
 };
 
@@ -74,7 +74,7 @@ template <uint32 BYTES, uint32 COUNT> struct Fetched {
     float factor[BYTES == 1 ? COUNT : 1];
     bool exist;
 
-    // True where they lie side by side and in one page; then all or none of them exist.
+    // Returns true where the keys lie in one page with adjoining channels; then all or none of them exist.
     __device__ bool load(const Keys &k, uint32 i, uint32 g, uint32 c, uint32 begin, uint32 step, uint32 end) {
         uint32 at = i, n = begin;
         if (!k.adjacent) return false;
@@ -106,7 +106,7 @@ template <uint32 BYTES, uint32 COUNT> struct Fetched {
     }
 };
 
-// Eight channels of a key that lies in any way; false where it is not there.
+// Loads eight channels of a key of any layout; returns false where it does not exist.
 template <uint32 BYTES> __device__ inline bool fetch_one(const Keys &k, uint32 i, uint32 g, uint32 c, uint32 t, float (&x)[8]) {
     float factor;
     const char *key = k.find(i, t, g, factor);

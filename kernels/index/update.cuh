@@ -6,11 +6,12 @@
 // Bytes: the keys of the range, once (MEAN: window/stride times, from the L1 cache but for the first); summaries are a small part of that.
 // A token of a decoding step costs one memory round trip where its block or window was guessed, and else two or three.
 //
-// Cut: `slices` CTAs for each sequence and head take turns at what its new tokens change: with lengths on the device the grid cannot know how
-// much that is.
-//   A slot is the lanes of a key, eight channels each.
-//   MINMAX: a warp takes a block where there are many; of few, `split` slots share a block's tokens and join in shared memory.
-//   MEAN: a slot takes windows side by side, so that a token that is in two is read once; of few windows a thread takes a channel.
+// Which kernel runs when: index_minmax_*, index_means_* and index_labels by the kind of the index; the number is the bits of a key's element.
+//
+// Split: `slices` CTAs for each sequence and head take turns at the summaries that its new tokens change. Lengths lie on the device, so that the
+// grid cannot depend on how many these are. A slot is the lanes of a key, eight channels each.
+//   MINMAX: a warp takes a block where many change; where few change, `split` slots share a block's tokens and join in shared memory.
+//   MEAN: a slot takes neighbouring windows, so that a token in two windows is read once; where few windows change, a thread takes a channel.
 //   LABEL: a warp takes a token.
 //
 // On entry: lanes and split are powers of two, lanes ≤ 32, lanes · split ≤ 256; D is a multiple of 8.
@@ -28,7 +29,7 @@ __device__ inline void clear(float (&largest)[8], float (&smallest)[8]) {
     for (uint32 i = 0; i < 8; i++) largest[i] = minus_infinity(), smallest[i] = -minus_infinity();
 }
 
-// Of the tokens of block j that one of `slots` takes, COUNT at a time.
+// Extends the extremes by every `slots`-th token of block j from token `slot` on, COUNT tokens at a time.
 template <uint32 BYTES, uint32 COUNT>
 __device__ inline void extremes(const UpdateParams &p, const CtaShare &cta, const Stale &stale, uint32 j, uint32 slot, uint32 slots, uint32 c,
                                 float (&largest)[8], float (&smallest)[8]) {
@@ -52,14 +53,14 @@ __device__ inline void extremes(const UpdateParams &p, const CtaShare &cta, cons
     }
 }
 
-// A zero is +0, whichever came first.
+// Zeros are stored as +0, whichever sign came first.
 __device__ inline void store_extremes(const UpdateParams &p, const CtaShare &cta, const Target &target, const Summary &to, uint32 c, float (&x)[8]) {
 #pragma unroll
     for (uint32 i = 0; i < 8; i++) x[i] += 0.0f;
     store_eight(to.at(target.page, target.row, cta.head) + c * to.channel, to.channel, p.dtype, x);
 }
 
-// A block for each warp, which waits for no other.
+// Each warp takes a block, and waits for no other warp.
 template <uint32 BYTES> __device__ inline void minmax_by_warps(const UpdateParams &p, const CtaShare &cta, const Stale &stale) {
     constexpr uint32 COUNT = BYTES == 2 ? 6 : 4, WARPS = THREADS / WARP;
     const uint32 log_lanes = log2_of(p.lanes), lane = threadIdx.x & (p.lanes - 1), slots = WARP >> log_lanes, slot = threadIdx.x % WARP >> log_lanes;
@@ -85,9 +86,9 @@ template <uint32 BYTES> __device__ inline void minmax_by_warps(const UpdateParam
     }
 }
 
-// Few blocks: `split` slots share the tokens of one, and so many blocks are taken together.
+// For few blocks: `split` slots share the tokens of a block, and the CTA takes `together` blocks at a time.
 template <uint32 BYTES> struct Joint {
-    static constexpr uint32 ROW = THREADS + 4;  // apart by four banks
+    static constexpr uint32 ROW = THREADS + 4;  // rows lie four banks apart
     static constexpr uint32 COUNT = 4;
     const UpdateParams &p;
     const CtaShare &cta;
@@ -98,12 +99,12 @@ template <uint32 BYTES> struct Joint {
         : p(p), cta(cta), part(part), log_lanes(log2_of(p.lanes)), log_split(log2_of(p.split)), log_together(log2_of(THREADS) - log_lanes - log_split),
           together(1u << log_together), slot(threadIdx.x >> log_lanes), within(slot & (p.split - 1)), c((threadIdx.x & (p.lanes - 1)) * 8) {}
 
-    // The extremes of blocks from j on, channels from `first` on, of which each thread has found its part.
+    // Joins and stores the extremes of blocks from j on and channels from `first` on, of which each thread has found its part.
     __device__ void store(const Stale &stale, uint32 j, uint32 first, const float (&largest)[8], const float (&smallest)[8]) const {
 #pragma unroll
         for (uint32 i = 0; i < 8; i++) part[i * ROW + threadIdx.x] = largest[i], part[(8 + i) * ROW + threadIdx.x] = smallest[i];
         __syncthreads();
-        // Channel by channel, maxima first.
+        // Threads go from channel to channel, maxima first.
         for (uint32 out = threadIdx.x; out < together << log_lanes + 4; out += THREADS) {
             const uint32 channel = out & (8 << log_lanes) - 1, n = out >> log_lanes + 3, which = n >> log_together, block = n & (together - 1);
             const float *joined = part + (which * 8 + channel % 8) * ROW + (block << log_split + log_lanes) + channel / 8;
@@ -117,14 +118,14 @@ template <uint32 BYTES> struct Joint {
                 for (uint32 i = 0; i < 8; i++) x = which ? fminf(x, other[i]) : fmaxf(x, other[i]);
             }
             const Summary &to = which ? p.second : p.first;
-            // A zero is +0, whichever came first.
+            // Zeros are stored as +0, whichever sign came first.
             if (of.exists && first + channel < p.keys.dim)
                 store_element(to.at(of.page, of.row, cta.head) + (first + channel) * to.channel, p.dtype, x + 0.0f);
         }
         __syncthreads();
     }
 
-    // Waits for the kernel ahead, and asks for the lengths. True where the first CTA took all that there is to do: the block that was guessed.
+    // Waits for the kernel before, and loads the lengths. Returns true where the guessed block was all that changed, and is stored.
     __device__ bool take_guessed(Stale &stale) const {
         const bool fits = cta.slice == 0 && p.size <= COUNT * p.split && p.keys.dim <= 8 << log_lanes;
         const uint32 likely = fits ? stale_blocks(p, p.keys.likely_lengths(cta.seq)).begin : 0;
@@ -140,7 +141,7 @@ template <uint32 BYTES> struct Joint {
             if (asks && within + n * p.split < p.size) eight[n].request(guess.key + (within + n * p.split) * p.keys.token + c * BYTES);
         }
         stale = stale_blocks(p, lengths);
-        // Threads may have guessed differently.
+        // Threads may have read different guesses.
         if (!__syncthreads_and(guess.key && guess.page == page && stale.begin == likely && stale.end == likely + 1)) return false;
         float largest[8], smallest[8], x[8];
         clear(largest, smallest);
@@ -195,8 +196,8 @@ __device__ inline void store_mean(const UpdateParams &p, const CtaShare &cta, co
     store_eight(p.first.at(target.page, target.row, cta.head) + c * p.first.channel, p.first.channel, p.dtype, sum);
 }
 
-// `count` windows from `first` on, one step after the other. A token of step j is in window j, and in the one before while that lasts: where
-// windows are longer than two steps, `count` is 1 and a step is the window.
+// Adds up `count` windows from `first` on, step by step. A token of step j lies in window j, and in window j − 1 up to its end. Where windows
+// are longer than two steps, `count` is 1 and a step is the window.
 template <uint32 BYTES>
 __device__ inline void add_windows(const UpdateParams &p, const CtaShare &cta, const Stale &stale, uint32 first, uint32 count, uint32 c) {
     constexpr uint32 COUNT = BYTES == 2 ? 16 : 8;
@@ -235,7 +236,7 @@ __device__ inline void add_windows(const UpdateParams &p, const CtaShare &cta, c
     }
 }
 
-// RawToken channel of neighbouring tokens, which are on their way together.
+// One channel of neighbouring tokens, which are in flight together.
 template <uint32 BYTES> struct Channel {
     static constexpr uint32 COUNT = 32;
     uint32 bits[COUNT];
@@ -268,7 +269,7 @@ __device__ inline void store_channel(const UpdateParams &p, const CtaShare &cta,
     if (target.exists) store_element(p.first.at(target.page, target.row, cta.head) + c * p.first.channel, p.dtype, __fmul_rn(sum, 1.0f / float(p.size)));
 }
 
-// RawToken channel of a window. The sum is that of add_windows.
+// Adds up one channel of a window, with the bits of add_windows.
 template <uint32 BYTES> __device__ inline void add_channel(const UpdateParams &p, const CtaShare &cta, const Stale &stale, uint32 j, uint32 c) {
     constexpr uint32 COUNT = Channel<BYTES>::COUNT;
     const Keys &k = p.keys;
@@ -303,7 +304,7 @@ template <uint32 BYTES> __device__ inline void add_channel(const UpdateParams &p
     store_channel(p, cta, stale, j, c, sum);
 }
 
-// Windows that are full once there are so many tokens.
+// The number of windows that are full once there are `len` tokens.
 __device__ inline uint32 full_windows(const UpdateParams &p, uint32 len) { return len < p.size ? 0 : p.stride_of.divide(len - p.size) + 1; }
 
 __device__ inline Stale stale_windows(const UpdateParams &p, const int2 &lengths) {
@@ -313,7 +314,7 @@ __device__ inline Stale stale_windows(const UpdateParams &p, const int2 &lengths
     return stale;
 }
 
-// Waits for the kernel ahead, and asks for the lengths. True where the first CTA took all that there is to do: the window that was guessed.
+// Waits for the kernel before, and loads the lengths. Returns true where the guessed window was all that changed, and is stored.
 template <uint32 BYTES> __device__ inline bool take_guessed_window(const UpdateParams &p, const CtaShare &cta, Stale &stale) {
     const bool fits = cta.slice == 0 && p.size <= Channel<BYTES>::COUNT && p.keys.dim <= THREADS;
     const uint32 likely = fits ? stale_windows(p, p.keys.likely_lengths(cta.seq)).begin : 0, c = threadIdx.x;
@@ -336,20 +337,20 @@ template <uint32 BYTES> __device__ inline void update_means(const UpdateParams &
     Stale stale;
     if (take_guessed_window<BYTES>(p, cta, stale)) return;
     const uint32 log_lanes = log2_of(p.lanes), slots = THREADS >> log_lanes, all = cta.slices * slots, windows = stale.end - stale.begin;
-    // Of few, a window for a CTA and a channel for a thread.
+    // For few windows, a CTA takes a window and a thread a channel.
     if (windows <= cta.slices) {
         if (cta.slice < windows)
             for (uint32 c = threadIdx.x; c < p.keys.dim; c += THREADS) add_channel<BYTES>(p, cta, stale, stale.begin + cta.slice, c);
         return;
     }
-    // A few side by side, if every slot has some then.
+    // A slot takes a few neighbouring windows, if all slots have some then.
     const uint32 count = p.size > 2 * p.stride || windows < 2 * all ? 1 : min(windows / all, MOST_TOGETHER);
     for (uint32 j = stale.begin + (cta.slice * slots + (threadIdx.x >> log_lanes)) * count; j < stale.end; j += all * count)
         for (uint32 c = (threadIdx.x & (p.lanes - 1)) * 8; c < p.keys.dim; c += p.lanes * 8)
             add_windows<BYTES>(p, cta, stale, j, min(count, stale.end - j), c);
 }
 
-// The labels of one token and head, by a warp. value(n) is that of chosen channel n; the lane's first two are in `own`.
+// A warp writes the label of one token and head. value(n) is the value of chosen channel n; `own` holds the lane's first two.
 template <typename Value> __device__ inline void write_label(const UpdateParams &p, const CtaShare &cta, const Target &target, const float2 &own, const Value &value) {
     const uint32 lane = threadIdx.x % WARP, pairs = p.kept / 2;
     const auto pair = [&](uint32 n) { return n == lane ? own : make_float2(value(2 * n), value(2 * n + 1)); };
@@ -389,7 +390,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) index_labels(const __gr
         const char *key[TOKENS_AT_ONCE] = {};
         float factor[TOKENS_AT_ONCE] = {};
         float2 own[TOKENS_AT_ONCE];
-        // A channel outside the key reads as 0, one of a key that is not there as NaN.
+        // A channel outside the key reads as 0; a key that does not exist reads as NaN.
         const auto value = [&](uint32 m, uint32 c) {
             if (!key[m]) return __uint_as_float(0x7fc00000);
             return c < p.keys.dim ? p.keys.value(load_element(key[m] + c * p.keys.channel, p.keys.dtype), factor[m]) : 0.0f;

@@ -1,7 +1,12 @@
-// Selection of blocks by AXIS in INT4, in one launch: the exact top k of the scores of axes.cuh.
+// Selection of blocks by AXIS in INT4, in one launch: the exact top k of the scores of axis_tiles.cuh.
 //
-// Compute: a cluster of CTAs for each list. Products stay in shared memory. The sums of tiles go to all CTAs of the cluster. Scores go to the
-// first CTA as keys; what goes from CTA to CTA tells a barrier there of its bytes, so nothing is fenced. The first CTA finds the best of them.
+// Runs where the index is INT4 in rows of 16-byte units, D is 64, 128, 192 or 256, a list has one query position and up to 16 heads, the
+// device has clusters, and axis_two_launches is not chosen. Kernel _alone: D = 128, up to 4 heads, one CTA a multiprocessor.
+//
+// Split: a cluster of CTAs for each list. Products stay in shared memory. The partials of tiles go to all CTAs of the cluster. Scores go to the
+// first CTA as keys. Whatever one CTA sends another tells a barrier there of its bytes, so nothing is fenced. The first CTA selects.
+//
+//   look ahead ─ load inputs, first tiles ─ multiply tiles ─ partials to all CTAs ─ weigh heads ─ keys to the first CTA ─ select ─ status
 #pragma once
 
 #include "common/cta_topk.cuh"
@@ -9,15 +14,15 @@
 
 constexpr uint32 MOST_CTAS = 16;
 
-// In dynamic shared memory: tiles on their way; partial sums of the whole row; queries, and when these are read the sums of runs. Then
-// products, and when these are read what finds the best. Then, in the first CTA, the row's keys; where there is no room for them, they take
-// the place of what lies before products, and wait until sums are joined.
+// Dynamic shared memory holds, in this order: the ring of tiles; the partials of the whole list; queries, whose place run_sums takes; products,
+// whose place the top k takes; and in the first CTA the list's keys. Where there is no room for keys, they take the place of what lies before
+// products, and are sent once the first CTA has joined the partials.
 struct AxisClusterShared {
     TilesShared tiles;
     float2 head_weight[MOST_HEADS];
-    uint32 saw[MOST_CTAS * WARPS];  // in the first CTA: each warp of the cluster
-    Barrier sums, keys, room;       // bytes that come
-    uint32 has_room;                // from the first CTA: for keys
+    uint32 saw[MOST_CTAS * WARPS];  // in the first CTA: status bits of each warp of the cluster
+    Barrier sums, keys, room;       // bytes still to arrive
+    uint32 has_room;                // the first CTA has room for keys
 };
 
 template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR> struct AxisCluster : AxisTiles<QUARTETS, GROUPS, OWNS_MULTIPROCESSOR> {
@@ -31,7 +36,7 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR> struct AxisC
         : Tiles(p, shared.tiles), shared(shared),
           weights(shared.head_weight, reinterpret_cast<float2 *>(room + p.queries), reinterpret_cast<float2 *>(partials()), p.most_tiles, p.select.group) {}
 
-    // Of each tile: [pairs of heads, tiles].
+    // [pairs of heads, tiles]
     __device__ uint4 *partials() const { return reinterpret_cast<uint4 *>(room + p.partials); }
     __device__ float *products() const { return reinterpret_cast<float *>(room + p.products); }
 
@@ -58,8 +63,8 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR> struct AxisC
             barrier.wait(0);
     }
 
-    // Products stay, sums go to all CTAs, those of two heads together: a lane of each two is as good as the other, and even ones send to even
-    // CTAs.
+    // Products stay in this CTA. Partials go to all CTAs, those of two heads together: two lanes have the same pair, and the even lane sends to
+    // even CTAs.
     __device__ void put(uint32 n, uint32 block, uint32 h, float product) const { products()[(n * BLOCKS + block) * PITCH + h] = product; }
     __device__ void put_sums(uint32 number, uint32 quartet, float most, float sum) const {
         const float other_most = __shfl_xor_sync(FULL_WARP, most, 1), other_sum = __shfl_xor_sync(FULL_WARP, sum, 1);
@@ -69,7 +74,7 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR> struct AxisC
         const uint32 cta = lane / 4 * 2 + lane % 2, pair = quartet * 2 + lane % 4 / 2;
         if (cta < s.slices) send(cta, partials() + pair * p.most_tiles + number, shared.sums, both);
     }
-    // A lane has so many tiles at most.
+    // COUNT: the most tiles that a lane has.
     template <uint32 COUNT> __device__ void weigh_heads() const {
         float2 x[COUNT];
         weights.load(weights.task(warp, list.tiles), x);
@@ -78,7 +83,7 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR> struct AxisC
 
     __device__ uint32 *keys() const { return reinterpret_cast<uint32 *>(room + p.keys); }
     __device__ bool shares_room() const { return !is_alone() && p.keys == 0; }
-    // Sends the keys to the first CTA, those of four lanes together.
+    // Sends the CTA's keys to the first CTA, those of four lanes together.
     __device__ void send_keys() const {
         const uint32 own = this->own_tiles() * BLOCKS;
 #pragma unroll 1
@@ -95,9 +100,9 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR> struct AxisC
             wait_for_room();
             send(0, reinterpret_cast<uint4 *>(keys() + j), shared.keys, four);
         }
-        wait_for_room();  // a message to a CTA that has ended would be lost, or worse
+        wait_for_room();  // no CTA may end before what is sent to it has arrived
     }
-    // The first CTA makes room for keys when it has joined all sums.
+    // The first CTA has room for keys once it has joined all partials.
     __device__ void make_room() const {
         if (shares_room() && slice == 0 && thread < s.slices) send(thread, &shared.has_room, shared.room, 1u);
     }
@@ -113,7 +118,8 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR> struct AxisC
         top.take([&](uint32 place, uint32 j, uint32) { this->emit(to, place, j); });
     }
 
-    __device__ void run() {
+    // Phase 1: opens the barriers. The CTAs of the cluster start while addresses are computed and the kernel before still runs.
+    __device__ void open_barriers() {
         if (thread == 0) {
             shared.tiles.nan = 0;
             shared.sums.open(1), shared.keys.open(1), shared.room.open(1);
@@ -121,46 +127,65 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR> struct AxisC
         weights.open();
         __syncwarp();
         cluster_start();
-        const auto early = this->look_ahead();
-        __syncwarp();
-        cluster_started();
-        wait_for_previous_kernel();
-        this->begin(early, [&] {
-            if (!is_alone()) shared.sums.expect(list.tiles * 2 * QUARTETS * sizeof(uint4));
-            if (shares_room()) shared.room.expect(sizeof(uint32));
-            if (!is_alone() && slice == 0) shared.keys.expect((list.tiles * BLOCKS + s.slices * WARPS) * sizeof(uint32));
-        });
-        const uint32 saw = this->multiply_all(*this);
+    }
+    // Phase 2: says how many bytes each barrier awaits, once the list is known.
+    __device__ void expect() const {
+        if (!is_alone()) shared.sums.expect(list.tiles * 2 * QUARTETS * sizeof(uint4));
+        if (shares_room()) shared.room.expect(sizeof(uint32));
+        if (!is_alone() && slice == 0) shared.keys.expect((list.tiles * BLOCKS + s.slices * WARPS) * sizeof(uint32));
+    }
+    // Phase 3: multiplies the CTA's tiles. Products stay here, partials go to all CTAs, status bits to the first.
+    __device__ void multiply() const {
+        const uint32 saw = this->multiply_tiles(*this);
         if (lane == 0) send(0, &shared.saw[slice * WARPS + warp], shared.keys, saw);
+    }
+    // Phase 4: joins the partials of the whole list.
+    __device__ void weigh() const {
         receive(shared.sums);
         if (list.tiles <= Weights::OWN / 2 * WARP)
             weigh_heads<Weights::OWN / 2>();
         else
             weigh_heads<Weights::OWN>();
-        make_room();
-        send_keys();
-        // By the CTA that has the time.
-        if (slice == s.slices - 1) this->write_forced();
-        if (slice > 0) return;
-        __syncthreads();  // products are read
-        CtaTopKShared<THREADS> &top = *reinterpret_cast<CtaTopKShared<THREADS> *>(products());
-        open(top);
-        receive(shared.keys);
-        if (list.of_stored > 0 && !list.takes_all()) {
-            const uint32 count = list.tiles * BLOCKS;
-            if (count <= CtaTopK<THREADS, 1>::MOST)
-                select<1>(top);
-            else if (count <= CtaTopK<THREADS, 4>::MOST)
-                select<4>(top);
-            else
-                select<0>(top);
-        }
+    }
+    // Phase 6: the first CTA selects from the keys of all CTAs.
+    __device__ void select_best(CtaTopKShared<THREADS> &top) const {
+        const uint32 count = list.tiles * BLOCKS;
+        if (count <= CtaTopK<THREADS, 1>::MOST)
+            select<1>(top);
+        else if (count <= CtaTopK<THREADS, 4>::MOST)
+            select<4>(top);
+        else
+            select<0>(top);
+    }
+    // Phase 7: the first CTA reports what all warps of the cluster saw.
+    __device__ void report() const {
         if (warp > 0 || !s.status) return;
         uint32 seen = 0;
 #pragma unroll 1
         for (uint32 i = lane; i < s.slices * WARPS; i += WARP) seen |= shared.saw[i];
         seen = __reduce_or_sync(FULL_WARP, seen);
         if (lane == 0) this->write_status(seen);
+    }
+
+    __device__ void run() {
+        open_barriers();
+        const auto early = this->look_ahead();
+        __syncwarp();
+        cluster_started();
+        wait_for_previous_kernel();
+        this->load_inputs(early, [&] { expect(); });
+        multiply();
+        weigh();
+        make_room();
+        send_keys();  // phase 5
+        if (slice == s.slices - 1) this->write_forced();  // by the CTA that has the time
+        if (slice > 0) return;
+        __syncthreads();  // all products are read
+        CtaTopKShared<THREADS> &top = *reinterpret_cast<CtaTopKShared<THREADS> *>(products());
+        open(top);
+        receive(shared.keys);
+        if (list.of_stored > 0 && !list.takes_all()) select_best(top);
+        report();
     }
 };
 

@@ -1,17 +1,18 @@
-// Products of summaries of AXIS in INT4 with queries, a tile at a time, and what becomes of them: scores, and what is written of a list.
+// What axis_cluster and axis_two_launches share: products of INT4 summaries of AXIS with queries, a tile at a time; the weights of heads;
+// scores; and what is written of a list.
 //
 //   x[h, j] = scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j)) · s[j] = Σ_h softmax_j(x[h, j])
 //
-// Tiles of 16 blocks go round the CTAs of a list, and in a CTA round its warps: that takes no length, so the first tiles come while lengths
-// and queries are on their way; lengths that may be old say how many. A warp multiplies a tile with up to 16 heads on the tensor cores, in
-// whole numbers: codes are some, and a head's query is scaled by a power of two to numbers of 22 bits and a sign (32 channels · 15 · 2^22 <
-// 2^31), of three digits of eight bits. What they lack is as small, beside the largest channel, as what float32 lacks. Scales and minima
-// follow in float32, 32 channels at a time:
+// Tiles of 16 blocks go round the CTAs of a list, and within a CTA round its warps. This needs no length, so a warp copies its first tiles
+// while lengths and queries are in flight; how many it copies follows from lengths that may be old. A warp multiplies a tile with up to 16
+// heads on the tensor cores, in integers. Codes are integers; a head's query is scaled by a power of two to integers of 22 bits and a sign
+// (32 channels · 15 · 2^22 < 2^31), of three digits of eight bits. Relative to the largest channel, the rounding is as small as float32's.
+// Scales and minima are applied in float32, 32 channels at a time:
 //
 //   Σ_c q_c·(min + scale·code_c) = scale·Σ_c q_c·code_c + min·Σ_c q_c
 //
-// Of each tile and head there are the largest product and the sum of 2^(product − largest): always of 16 blocks, so sums depend neither on
-// the compute nor on the batch.
+// Each tile and head has a partial: the largest product, and the sum of 2^(product − largest). A partial is always of 16 blocks, so that sums
+// depend neither on the split nor on the batch.
 //
 // On entry: one query position for each list; up to 4 · QUARTETS heads; D a multiple of 64, at most 256, and 128 where GROUPS is 4; rows of
 // summaries are single runs of 16-byte units.
@@ -21,19 +22,19 @@
 #include "select/selection.cuh"
 
 constexpr uint32 THREADS = 512, WARPS = THREADS / WARP;
-constexpr uint32 GROUP = 32, MOST_GROUPS = 8;  // channels that share a scale; such groups of a part
+constexpr uint32 GROUP = 32, MOST_GROUPS = 8;  // channels that share a scale; most groups of channels of a mean or an axis
 constexpr uint32 MOST_HEADS = 16;
 constexpr uint32 MOST_STAGES = 3;
-constexpr uint32 TILES_AT_ONCE = 256;  // whose sums a warp joins; there are WARP such runs of a list at most
+constexpr uint32 TILES_AT_ONCE = 256;  // tiles of a run, whose partials a warp joins; a list has at most WARP runs
 constexpr float LOG2_E = 1.44269504f;
 
-// Dynamic shared memory. It begins at a line: where it did not, 64 sequences took a tenth longer.
+// Dynamic shared memory. It begins at a line of 128 bytes: where it did not, 64 sequences took a tenth longer.
 extern __shared__ __align__(128) uint4 axis_shared[];
 
-// What is written of a list.
+// A list that is made, and what is written of it.
 struct AxisList {
     const SelectParams &s;
-    const Selection &list;  // once all threads have met
+    const Selection &list;  // valid after the CTA's first barrier
     char *const room;
     const uint32 thread, warp, lane;
 
@@ -45,7 +46,7 @@ struct AxisList {
         return {seq, of_heads - seq * s.lists, number - of_heads * s.kv_heads};
     }
     __device__ uint32 heads() const { return s.group; }
-    // Blocks to expect: the length is read while the kernel before may still write it, so it decides nothing but what is asked for early.
+    // The blocks to expect. The length is read while the kernel before may still write it, so it decides only what is loaded early.
     __device__ uint32 expected_blocks(const ListNumber &at) const {
         const int32 tokens = __shfl_sync(FULL_WARP, load_hint(s.seq_lens + at.seq * s.seq_lens_seq), 0);
         return tokens <= 0 ? 0 : min(s.by_block.divide(tokens - 1) + 1, s.place.capacity);
@@ -54,7 +55,7 @@ struct AxisList {
     __device__ char *scores() const {
         return s.scores + list.at.seq * s.scores_seq + list.at.position * s.scores_pos + list.at.head * s.scores_head;
     }
-    // Where scores are wanted.
+    // Writes a score where the caller wants scores.
     __device__ void write_score(uint32 j, float score) const {
         if (s.scores && j < min(list.stored, s.max_blocks)) as<float>(scores() + j * s.scores_block) = score;
     }
@@ -64,11 +65,11 @@ struct AxisList {
     }
     __device__ void emit(char *ids, uint32 place, uint32 j) const { as<int32>(ids + place * s.selected.ids_entry) = j; }
 
-    // By one CTA: what follows from lengths alone; all blocks, where all are taken.
+    // Called by one CTA: writes what follows from lengths alone, and all blocks where all are selected.
     __device__ void write_forced() const {
         const List &to = s.selected;
         char *const ids = this->ids();
-        // Four fields at a time: one of them read alone is taken for a misaligned access by compute-sanitizer.
+        // Fields are read four at a time: compute-sanitizer takes a read of one of them for a misaligned access.
         const uint4 *const fields = reinterpret_cast<const uint4 *>(&list), middle = fields[1], last = fields[2];
         const uint32 n = list.n, stored = middle.x, init = middle.z, local = middle.w, wanted = last.x, end = last.y, of_stored = last.z;
 #pragma unroll 1
@@ -91,25 +92,25 @@ struct AxisList {
 };
 
 struct TilesShared {
-    alignas(16) float sum[MOST_GROUPS][MOST_HEADS];  // of a query's channels, as multiples of its unit
-    float unit[MOST_HEADS];                          // of a query's whole numbers, and what makes its products exponents of 2
-    uint32 exist[WARPS][MOST_STAGES];                 // blocks on their way that are there
+    alignas(16) float sum[MOST_GROUPS][MOST_HEADS];  // sums of a query's channels, as multiples of its unit
+    float unit[MOST_HEADS];                          // the unit of a query's integers, times what makes its products exponents of 2
+    uint32 exist[WARPS][MOST_STAGES];                 // bit b: block b of the stage's tile exists
     uint32 expected[WARPS];
     uint32 nan;
     alignas(16) Selection list;
 };
 
-// Tiles on their way and queries lie in dynamic shared memory. look_ahead() ─ wait_for_previous_kernel() ─ begin() ─ multiply_all()
-// OWNS_MULTIPROCESSOR: a CTA has a multiprocessor of its own, and twice the registers.
+// The CTA's ring of tiles and the queries' digits lie in dynamic shared memory. Phases: look_ahead() ─ wait_for_previous_kernel() ─
+// load_inputs() ─ multiply_tiles(). OWNS_MULTIPROCESSOR: a CTA is alone on its multiprocessor, and has twice the registers.
 template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> struct AxisTiles : AxisList {
-    static constexpr uint32 UNITS = GROUPS ? (GROUPS * 8 + WARP - 1) / WARP : MOST_GROUPS * 8 / WARP;  // of a lane, of four channels
-    static constexpr uint32 COLUMNS = QUARTETS + (QUARTETS + 1) / 2;  // eights of them: two digits of four heads, then the third of eight
-    // Rows of tiles are apart by four banks; of D = 128 units of 16 bytes change places instead, after their row.
+    static constexpr uint32 UNITS = GROUPS ? (GROUPS * 8 + WARP - 1) / WARP : MOST_GROUPS * 8 / WARP;  // units of four channels that a lane has
+    static constexpr uint32 COLUMNS = QUARTETS + (QUARTETS + 1) / 2;  // tiles of eight columns: two digits of four heads each, then the third digit of eight heads each
+    // Rows of a tile lie four banks apart. For D = 128 the 16-byte units of a row are permuted by the row's number instead.
     static constexpr uint32 GAP = GROUPS == 4 ? 0 : 16;
-    static constexpr uint32 PITCH = 4 * QUARTETS;  // of a block's products
+    static constexpr uint32 PITCH = 4 * QUARTETS;  // products of a block
     const AxisTileParams &p;
     TilesShared &shared;
-    const uint32 slice, row_bytes, range_bytes, stage_bytes;  // of the list's CTAs; of a tile on its way
+    const uint32 slice, row_bytes, range_bytes, stage_bytes;  // slice: this CTA's number among the list's CTAs
 
     __device__ AxisTiles(const AxisTileParams &p, TilesShared &shared)
         : AxisList(p.select, shared.list), p(p), shared(shared), slice(blockIdx.x - s.by_slices.divide(blockIdx.x) * s.slices),
@@ -117,14 +118,15 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
 
     __device__ uint32 dim() const { return GROUPS ? GROUPS * GROUP : p.select.dim; }
     __device__ uint32 groups() const { return GROUPS ? GROUPS : p.select.dim / GROUP; }
-    // Of the CTA's n-th tile.
+    // The number of the CTA's n-th tile.
     __device__ uint32 tile(uint32 n) const { return n * s.slices + slice; }
-    // The CTA's tiles.
+    // How many tiles the CTA has.
     __device__ uint32 own_tiles() const { return s.by_slices.divide(list.tiles + s.slices - 1 - slice); }
 
-    // A warp has a head's query: few heads are for the last warps but one, which have no tile of a short row and no lengths to ask for.
+    // The head whose query a warp loads. Few heads go to the warps before the last one: these have no tile of a short list, and the last warp
+    // loads the lengths.
     __device__ uint32 own_head() const { return (2 * WARPS - 2 - warp) % WARPS; }
-    // A lane has four channels of a group apart by two, and four more from D = 128 on.
+    // A lane has four channels of a group, two channels apart, and four more of a later group where D exceeds 128.
     __device__ int64 query_of(const ListNumber &at) const {
         const uint32 channel = lane / 8 * GROUP + lane / 2 % 4 * 8 + lane % 2;
         return at.seq * s.q_seq + at.position * s.q_pos + (at.head * heads() + own_head()) * s.q_head + channel * s.q_channel;
@@ -142,7 +144,7 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
             x[n] = is_wide ? as<uint32>(at) : as<uint16>(at);
         }
     }
-    // Makes whole numbers of them, and lays out their digits as lanes read them: [groups, eights of columns, lanes].
+    // Makes integers of the query's channels, and lays out their digits as lanes read them: [groups, COLUMNS, lanes].
     __device__ void stage_queries(const uint32 (&bits)[4 * UNITS]) const {
         const uint32 head = own_head();
         if (head >= heads()) return;
@@ -156,7 +158,7 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
             is_nan |= x[n] != x[n];
             if (size < 0x7f800000) most = max(most, size);
         }
-        // 2^exponent is above the largest; a float32 holds 2^±(QUERY_BITS − exponent).
+        // 2^exponent is above the largest channel; a float32 holds 2^±(22 − exponent).
         const uint32 biased = max(__reduce_max_sync(FULL_WARP, most) >> 23, 22u);
         const float up = __uint_as_float((275 - biased) << 23), down = __uint_as_float((biased - 21) << 23);
         if (is_nan) shared.nan = 1;
@@ -191,12 +193,11 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
 
     __device__ uint32 stage_address(uint32 stage) const { return shared_address(room) + (warp * p.stages + stage) * stage_bytes; }
 
-    // Where a lane's units of codes and of ranges lie, of a tile of D = 128 that is not looked up, and where they go: eight lanes have a
-    // block, for whole lines.
+    // Source and destination of a lane's copies of a tile, where D = 128 and no table is looked up. Eight lanes copy a block, in whole lines.
     struct CopyAddresses {
         const char *codes, *range;
-        int64 apart;             // bytes of four blocks
-        uint32 to[2], of_range;  // of even and odd fours of blocks
+        int64 apart;             // bytes from a block to the fourth one after it
+        uint32 to[2], of_range;  // to: for even and odd groups of four blocks
 
         __device__ CopyAddresses known() const { return {pin_in_register(codes), pin_in_register(range), pin_in_register(apart), {pin_in_register(to[0]), pin_in_register(to[1])}, pin_in_register(of_range)}; }
         __device__ void step(const AxisTileParams &p, uint32 blocks, uint32 bytes) {
@@ -249,7 +250,7 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
         return reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, reinterpret_cast<uint64>(p), from));
     }
 
-    // Has a warp's first tiles brought to the L2 cache where their addresses are known, more than there is room for.
+    // Brings a warp's first tiles to the L2 cache where their addresses are known, more tiles than the ring has stages.
     __device__ void prefetch_tiles(const ListNumber &at, uint32 expected) const {
         if (s.place.table) return;
         const Summary &of = lane < BLOCKS ? p.axes : p.range;
@@ -262,7 +263,7 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
             if (dim() > 128 && lane < BLOCKS) prefetch(summary + 128);
         }
     }
-    // Begins to copy those that are expected. There is room for them in the index, whether the list has them or not.
+    // Begins to copy the tiles that are expected. The index has room for them, whether the list has them or not.
     __device__ void copy_expected(const ListNumber &at, uint32 expected, CopyAddresses of) const {
         if (lane == 0) shared.expected[warp] = expected;
 #pragma unroll 1
@@ -274,7 +275,7 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
             end_copies();
         }
     }
-    // Copies those that were not.
+    // Copies the tiles that were not expected.
     __device__ void copy_unexpected(uint32 own) const {
         const uint32 expected = shared.expected[warp], last = warp + (p.stages - 1) * WARPS;
         if (warp >= own || tile(min(last, own - 1)) * BLOCKS < expected) return;
@@ -287,11 +288,12 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
         wait_copies<0>();
     }
 
-    // Words of a group of a tile, [part][block], and the scales and minima of these.
+    // A lane's words of a group of a tile, [mean or axis][block], and their scales and minima.
     struct Group {
         uint32 word[4], range[4];
     };
-    // Adds the products of group `number` with the heads, in units. digits, of_q: where this lane's are, and the sum of its first head.
+    // Adds the products of group `number` with the heads, as multiples of units. digits, of_q: the addresses of this lane's digits, and of its
+    // first head's sum.
     __device__ static void add_group(const Group &group, uint32 number, uint32 digits, uint32 of_q, float (&x)[2][2][QUARTETS]) {
         uint2 b[COLUMNS];
         float sum[QUARTETS];
@@ -301,7 +303,7 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
         for (uint32 n = 0; n < QUARTETS; n++) sum[n] = __uint_as_float(load_word(of_q + number * MOST_HEADS * 4 + n * 16));
 #pragma unroll
         for (uint32 part = 0; part < 2; part++) {
-            // Even channels, then odd ones.
+            // Even channels come first, then odd ones.
             uint32 a[4];
             int32 sums[COLUMNS][4] = {};
 #pragma unroll
@@ -324,13 +326,13 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
             }
         }
     }
-    // Products of a tile with the heads: lane l has blocks l/4 and l/4 + 8, and of each four heads l % 4.
+    // Products of a tile with the heads. Lane l gets blocks l / 4 and l / 4 + 8, and head l % 4 of each four.
     __device__ void multiply(uint32 stage, float (&x)[2][2][QUARTETS]) const {
         const uint32 begin = stage_address(stage), codes = begin + lane % BLOCKS * row_bytes;
         const uint32 range = begin + BLOCKS * row_bytes + lane / 4 * range_bytes;
         const uint32 digits = shared_address(room) + p.queries + lane * 8, of_q = shared_address(shared.sum) + lane % 4 * 4;
         if constexpr (GROUPS == 4) {
-            // Two groups at a time, where all of them would take more registers than there are.
+            // Two groups at a time: all four would take more registers than there are.
 #pragma unroll(OWNS_MULTIPROCESSOR ? 2 : 1)
             for (uint32 pair = 0; pair < 4; pair += 2) {
                 Group group[2];
@@ -357,7 +359,7 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
         }
     }
 
-    // What is asked for after the wait has its address by then.
+    // Addresses that are computed before the wait, of what is loaded after it.
     struct Early {
         ListNumber at;
         uint32 expected;
@@ -373,21 +375,21 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
         if (has_known_addresses()) early.units = copy_addresses(early.at, 0, tile(warp) * BLOCKS).known();
         return early;
     }
-    // `compute` is called by a thread that knows the list. shared.nan is 0 by now.
-    template <typename Compute> __device__ void begin(const Early &early, const Compute &compute) const {
+    // The thread that knows the list calls expect(). shared.nan was set to 0 before.
+    template <typename Expect> __device__ void load_inputs(const Early &early, const Expect &expect) const {
         Lengths given;
         int32 budget;
         if (warp == WARPS - 1) given = Lengths(s, early.at.seq), budget = budget_of(s, early.at.seq);
         uint32 bits[4 * UNITS];
         load_queries(early.query, bits);
         copy_expected(early.at, early.expected, early.units);
-        if (thread == THREADS - 1) shared.list.compute(s, early.at, given, budget), compute();
+        if (thread == THREADS - 1) shared.list.compute(s, early.at, given, budget), expect();
         stage_queries(bits);
         __syncthreads();
     }
 
-    // Hands the products of the CTA's n-th tile to sink.put(n, block, head, product) and sink.put_sums(tile, four heads, most, sum): the
-    // largest of a head's products with a tile, and the sum, which a lane has for head lane % 4 of them.
+    // Hands the products of the CTA's n-th tile to sink.put(n, block, head, product), and the partial of each head to
+    // sink.put_sums(tile, quartet, most, sum); a lane has that of head lane % 4 of the quartet.
     template <typename Sink> __device__ uint32 finish_tile(uint32 mask, uint32 n, const float (&x)[2][2][QUARTETS], const Sink &sink) const {
         const uint32 first = tile(n) * BLOCKS;
         uint32 saw = 0;
@@ -404,14 +406,14 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
                 product[i] = fmaf(unit, x[0][i][m], along + log2_of(1.0f + exp2_fast(-2.0f * along)));
                 if (counts && h < heads()) saw |= !exists ? NO_SUMMARY : product[i] != product[i] ? SAW_NAN : 0;
                 if (!exists || !counts || !(fabsf(product[i]) < -minus_infinity())) product[i] = minus_infinity();
-                if (h >= heads()) product[i] = 0.0f;  // its weight is 0
+                if (h >= heads()) product[i] = 0.0f;  // the head has weight 0
                 sink.put(n, block, h, product[i]);
             }
             reduce_tile(m, tile(n), product, sink);
         }
         return saw;
     }
-    // Lanes apart by four have the same head.
+    // Lanes that are four apart have the same head.
     template <typename Sink> __device__ void reduce_tile(uint32 quartet, uint32 number, const float (&product)[2], const Sink &sink) const {
         float most = fmaxf(product[0], product[1]), sum = 0.0f;
 #pragma unroll
@@ -431,8 +433,8 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
             wait_copies<MOST_STAGES - 1>();
         __syncwarp();
     }
-    // What the warp saw of them; all of it goes to the sink.
-    template <typename Sink> __device__ uint32 multiply_all(const Sink &sink) const {
+    // Multiplies the CTA's tiles and hands all products to the sink. Returns the status bits that the warp saw.
+    template <typename Sink> __device__ uint32 multiply_tiles(const Sink &sink) const {
         const uint32 own = own_tiles();
         uint32 saw = 0, stage = 0;
         copy_unexpected(own);
@@ -442,7 +444,7 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
             float x[2][2][QUARTETS] = {};  // [part][block][quartet]
             const uint32 exist = shared.exist[warp][stage];
             multiply(stage, x);
-            __syncwarp();  // what the next copies overwrite is read
+            __syncwarp();  // all lanes have read the stage that the next copies overwrite
             const uint32 next = n + p.stages * WARPS;
             if (next < own) copy(list.at, stage, next);
             end_copies();
@@ -456,23 +458,23 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
     }
 };
 
-// What heads weigh, given the sums of their tiles: [heads by the TOGETHER, tiles, TOGETHER heads], the first apart by `pitch` tiles.
-// run_sums: [runs of tiles, heads]
+// The weights of heads, from the partials of their tiles: [heads / TOGETHER, tiles, TOGETHER heads], where groups of heads lie `pitch` tiles
+// apart. run_sums: [runs of tiles, heads]
 template <uint32 QUARTETS, uint32 TOGETHER> struct HeadWeights {
     static constexpr uint32 PITCH = 4 * QUARTETS, OWN = TILES_AT_ONCE / WARP;
-    float2 *const head_weight;  // in shared memory: the largest product, and what weights are multiplied by
-    float2 *const run_sums;   // there as well
+    float2 *const head_weight;  // in shared memory: the largest product, and the reciprocal of the sum
+    float2 *const run_sums;   // in shared memory
     const float2 *const partials;
     const uint32 pitch, heads, warp, lane;
 
     __device__ HeadWeights(float2 *head_weight, float2 *run_sums, const float2 *partials, uint32 pitch, uint32 heads)
         : head_weight(head_weight), run_sums(run_sums), partials(partials), pitch(pitch), heads(heads), warp(threadIdx.x / WARP), lane(threadIdx.x % WARP) {}
 
-    // Early.
+    // Called early.
     __device__ void open() const {
         for (uint32 h = heads + threadIdx.x; h < PITCH; h += THREADS) head_weight[h] = make_float2(0.0f, 0.0f);
     }
-    // A lane's first of a run of tiles and a head, and how many it is from there to the last of the first `tiles`.
+    // A lane's first partial of a run of tiles and a head, and the number of tiles from there to the end.
     struct Task {
         uint32 first, left;
     };
@@ -480,7 +482,7 @@ template <uint32 QUARTETS, uint32 TOGETHER> struct HeadWeights {
         const uint32 h = number % PITCH, begin = number / PITCH * TILES_AT_ONCE + lane;
         return {TOGETHER * (h / TOGETHER * pitch + begin) + h % TOGETHER, h < heads && begin < tiles ? tiles - begin : 0};
     }
-    // COUNT: OWN, or as many as a lane has at most.
+    // COUNT: OWN, or the most partials that a lane has.
     template <uint32 COUNT> __device__ void load(const Task &task, float2 (&x)[COUNT]) const {
         const float2 *const of = partials + task.first;
 #pragma unroll
@@ -489,13 +491,13 @@ template <uint32 QUARTETS, uint32 TOGETHER> struct HeadWeights {
             if (n * WARP < task.left) x[n] = of[TOGETHER * n * WARP];
         }
     }
-    // Joins them, TILES_AT_ONCE of a head by a warp, in an order that follows from the tiles' number alone. x: of task `warp`
+    // Joins the partials, a run of a head by each warp, in an order that follows from the number of tiles alone. x: the partials of task `warp`
     template <uint32 COUNT> __device__ void join(uint32 tiles, float2 (&x)[COUNT]) const {
         join_tiles(tiles, x);
         __syncthreads();
         join_runs(tiles);
     }
-    // Each warp for itself; what follows is behind a barrier.
+    // Each warp joins runs by itself; a barrier follows.
     template <uint32 COUNT> __device__ void join_tiles(uint32 tiles, float2 (&x)[COUNT]) const {
         const uint32 runs = runs_of(tiles);
 #pragma unroll 1
@@ -526,20 +528,20 @@ template <uint32 QUARTETS, uint32 TOGETHER> struct HeadWeights {
         __syncthreads();
     }
     __device__ static uint32 runs_of(uint32 tiles) { return (tiles + TILES_AT_ONCE - 1) / TILES_AT_ONCE; }
-    // Of numbers, and −inf. A head without a product has no weight; −inf − −inf would be NaN.
+    // The largest of numbers or −inf, but at least LOWEST: −inf − −inf would be NaN.
     __device__ static float largest_of_warp(float x) {
-        // Sorts as x does, and is its own inverse.
+        // A key that sorts as x does. The function is its own inverse.
         const auto key = [](int32 bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
         return fmaxf(__int_as_float(key(__reduce_max_sync(FULL_WARP, key(__float_as_int(x))))), LOWEST);
     }
-    // The first lane's is the sum of all; those from `lanes` on have 0.
+    // The first lane gets the sum of all lanes; lanes from `lanes` on have 0.
     __device__ static float sum_of_lanes(float x, uint32 lanes) {
         for (uint32 bit = 1; bit < lanes; bit *= 2) x += __shfl_xor_sync(FULL_WARP, x, bit);
         return x;
     }
     static constexpr float LOWEST = -3.402823466e38f;
     __device__ static float weight(float sum) { return sum > 0.0f ? 1.0f / sum : 0.0f; }
-    // Of a block's products, heads by the four. A NaN of a query is in its sums, and so has left −inf of each of its products.
+    // The score of a block, from its products with the heads. A NaN in a query reaches all products with it, each of which became −inf.
     __device__ float score(const float4 *products) const {
         float score = 0.0f, least = 0.0f;
 #pragma unroll

@@ -4,6 +4,7 @@
 
 #include "select/axis_two_launches.cuh"
 
+// Two CTAs share a multiprocessor's registers, so that both kernels have a place. 16 heads take more registers: the second kernel waits.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) select_axis_multiply_4_128(const __grid_constant__ AxisTwoLaunchesParams p) { multiply_lists<1, 4>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS, 2) select_axis_multiply_8_128(const __grid_constant__ AxisTwoLaunchesParams p) { multiply_lists<2, 4>(p); }
 extern "C" __global__ void __launch_bounds__(THREADS, 1) select_axis_multiply_16_128(const __grid_constant__ AxisTwoLaunchesParams p) { multiply_lists<4, 4>(p); }

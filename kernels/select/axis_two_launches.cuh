@@ -1,22 +1,24 @@
-// Selection params blocks by AXIS in INT4 from long lists, in two launches: the exact top k params the scores params axes.cuh.
+// Selection of blocks by AXIS in INT4 from few long lists, in two launches: the exact top k of the scores of axis_tiles.cuh.
 //
-// Clusters params one list each have no place on all multiprocessors, and a list's first CTA would take long to select from its keys. So a list's
-// tiles are multiplied by CTAs that know nothing params each other, one on each multiprocessor, which leave products and the sums params tiles in
-// memory. Then a cluster for each list joins the sums, each CTA makes keys params its share params the products, and they prefilter them. It has its
-// place beside the first kernel's CTAs, and waits there.
+// Runs where axis_cluster could, the index has room for 8192 blocks or more, and each list has four multiprocessors or more. Clusters of one
+// list each would leave multiprocessors idle, and a list's first CTA would take long to select from so many keys.
 //
-// Bytes: summaries once, 160 a block params D = 128, then a tenth params that twice for products.
+// Split: the first kernel has one independent CTA on each multiprocessor, which multiplies tiles and writes products and partials to memory.
+// The second kernel has a cluster for each list: it joins the partials, each CTA makes keys of its share of the products, and the cluster
+// selects (cluster_prefilter.cuh). It starts next to the first kernel's CTAs, and waits there.
+//
+// Bytes: summaries once, 160 a block for D = 128, then a tenth of that twice for products.
 #pragma once
 
 #include "common/cluster_prefilter.cuh"
 #include "select/axis_tiles.cuh"
 
-// Multiplies.
+// The first kernel: multiplies tiles.
 template <uint32 QUARTETS, uint32 GROUPS> struct AxisMultiply : AxisTiles<QUARTETS, GROUPS> {
     using Tiles = AxisTiles<QUARTETS, GROUPS>;
     using Tiles::lane, Tiles::p, Tiles::PITCH, Tiles::s, Tiles::shared, Tiles::warp;
     const AxisTwoLaunchesParams &params;
-    const uint32 row;  // tiles params the lists before this one
+    const uint32 row;  // tiles of the lists before this one
 
     __device__ AxisMultiply(const AxisTwoLaunchesParams &params, TilesShared &shared)
         : Tiles(params.axes, shared), params(params), row(s.by_slices.divide(blockIdx.x) * params.axes.most_tiles) {}
@@ -33,9 +35,9 @@ template <uint32 QUARTETS, uint32 GROUPS> struct AxisMultiply : AxisTiles<QUARTE
         const auto early = this->look_ahead();
         __syncthreads();
         wait_for_previous_kernel();
-        this->begin(early, [] {});
-        allow_next_kernel();  // not before: it looks for lengths early, and its beginning would be in the way params this one's
-        const uint32 saw = this->multiply_all(*this);
+        this->load_inputs(early, [] {});
+        allow_next_kernel();  // not before: the next kernel reads lengths early, and its start would delay this kernel's
+        const uint32 saw = this->multiply_tiles(*this);
         if (lane == 0) params.seen[blockIdx.x * WARPS + warp] = saw;
     }
 };
@@ -46,14 +48,14 @@ struct AxisSelectShared {
     alignas(16) Selection list;
 };
 
-// Selects. In dynamic shared memory: what counts keys, and before that the sums params runs; the CTA's keys; its products, and when all CTAs have
-// read theirs what comes to the first.
+// The second kernel: selects. Dynamic shared memory holds, in this order: run_sums, whose place CtaTopK takes; the CTA's keys; its products, and
+// once all CTAs have read their products, what the first CTA receives.
 template <uint32 QUARTETS> struct AxisSelect : AxisList {
     using Weights = HeadWeights<QUARTETS, 1>;
     const AxisTwoLaunchesParams &p;
     AxisSelectShared &shared;
-    const uint32 number;  // params the list
-    const uint32 before;  // blocks that lists before it have room for
+    const uint32 number;  // the list
+    const uint32 before;  // blocks of earlier lists for which there is room
     ClusterPrefilter<THREADS> prefilter;
     const Weights weights;
 
@@ -67,7 +69,7 @@ template <uint32 QUARTETS> struct AxisSelect : AxisList {
 
     __device__ bool is_last() const { return prefilter.cta == prefilter.ctas - 1; }
 
-    // A thread copies what it reads.
+    // Each thread copies the products that it reads itself.
     __device__ void copy_products() const {
         const char *const from = reinterpret_cast<const char *>(p.products);
         const uint32 to = pin_in_register(shared_address(prefilter.inbox)), first = before + prefilter.first;
@@ -90,11 +92,11 @@ template <uint32 QUARTETS> struct AxisSelect : AxisList {
         prefilter.open();
         const ListNumber at = list_number(number);
         const uint32 expected = (expected_blocks(at) + BLOCKS - 1) / BLOCKS;
-        // What is asked for after the wait has its address by then.
+        // The address of the first load after the wait is computed before it.
         typename Weights::Task task = weights.task(warp, expected);
         task = {pin_in_register(task.first), pin_in_register(task.left)};
         prefilter.divide(expected * BLOCKS);
-        // The list is compute early, too, and again where what is given has changed.
+        // One thread computes the list early, and again if its inputs have changed.
         const bool computes = thread == THREADS - 1;
         ListInputs early, given;
         if (computes) early = ListInputs::hint(s, at.seq), shared.list.compute(s, at, early.lengths(), early.budget);
@@ -102,17 +104,17 @@ template <uint32 QUARTETS> struct AxisSelect : AxisList {
         cluster_started();
         wait_for_previous_kernel();
         if (computes) given = ListInputs::of(s, at.seq);
-        // Sums are joined as if the length were known, once more if it was another: the barrier between tiles and runs tells.
+        // Partials are joined as if the expected length were right, and once more if it was not; the barrier between tiles and runs tells.
         uint32 tiles = expected, seen = 0;
 #pragma unroll 1
         for (bool is_first = true;; is_first = false) {
             float2 x[Weights::OWN];
             weights.load(task, x);
-            __syncwarp();  // or they would be asked for after the products
+            __syncwarp();  // otherwise partials would be loaded after the products
             copy_products();
             if (is_first) seen = seen_by_this();
             if (is_first && computes) {
-                // Not before the loop: loads that follow would wait for what is given.
+                // Not before the loop: later loads would wait for the inputs.
                 const ListInputs now = given.known();
                 if (now != early) shared.list.compute(s, at, now.lengths(), now.budget);
             }
@@ -122,7 +124,7 @@ template <uint32 QUARTETS> struct AxisSelect : AxisList {
             tiles = list.tiles;
             task = weights.task(warp, tiles), prefilter.divide(tiles * BLOCKS);
             wait_copies<0>();
-            __syncthreads();  // what is copied now takes the place params what was copied
+            __syncthreads();  // the next copies overwrite what these brought
         }
         weights.join_runs(tiles);
         wait_copies<0>();
@@ -134,7 +136,7 @@ template <uint32 QUARTETS> struct AxisSelect : AxisList {
             write_score(j, score), prefilter.put(i, Selection::key(j, score, init, end));
         });
         char *to;
-        // While keys are on their way; the others by the last CTA, which has the time.
+        // What does not depend on keys is written while these are in flight, mostly by the last CTA, which has the time.
         const auto write_others = [&] {
             to = ids() + list.init * s.selected.ids_entry;
             if (!is_last()) return;
@@ -157,4 +159,3 @@ template <uint32 QUARTETS> __device__ inline void select_lists(const AxisTwoLaun
     AxisSelect<QUARTETS>(p, shared).run();
 }
 
-// Half params the registers, so that there is a place for both kernels; params 16 heads, which take more params them, the second waits.

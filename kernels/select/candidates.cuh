@@ -1,18 +1,18 @@
-// The candidate blocks of a list, of whose tokens or of which themselves is selected by labels.
+// The candidate blocks of a list. Selection by labels takes their tokens, or the blocks themselves.
 #pragma once
 
 #include "select/rows.cuh"
 
-// Ascending, each once, none past what the list's positions see.
+// The blocks ascend, each stands once, and none begins past what the list's positions see.
 struct Candidates {
     const int32 *block;
-    uint32 count, size, tokens;  // tokens: that the list sees
+    uint32 count, size, tokens;  // tokens: how many the list sees
     Divisor by_size;
 
-    // The first entry from which on blocks begin at token `begin` or later.
+    // The number of entries whose blocks begin before token `begin`.
     __device__ uint32 entries_before(uint32 begin) const {
         uint32 low = 0, high = begin == 0 ? 0 : count;
-        if (high > 0 && uint64(block[high - 1]) * size < begin) return high;  // as most often
+        if (high > 0 && uint64(block[high - 1]) * size < begin) return high;  // the usual case
         while (low < high) {
             const uint32 middle = (low + high) / 2;
             if (uint64(block[middle]) * size < begin)
@@ -22,7 +22,7 @@ struct Candidates {
         }
         return low;
     }
-    // Candidate tokens before token `end`: only the last block can be partial.
+    // The number of candidate tokens before token `end`. Only the last block can be partial.
     __device__ uint32 tokens_below(uint32 end) const {
         const uint32 entries = entries_before(end);
         if (entries == 0) return 0;
@@ -32,15 +32,15 @@ struct Candidates {
         const uint32 entry = by_size.divide(at);
         return block[entry] * size + (at - entry * size);
     }
-    // The entry of a block; count if it is none.
+    // The entry of block j; `count` if the block is no candidate.
     __device__ uint32 entry_of(uint32 j) const {
         const uint32 entry = entries_before(j * size);
         return entry < count && uint32(block[entry]) == j ? entry : count;
     }
 };
 
-// Writes those of the entries that are below `blocks` and above all before them, and returns how many they are. id(base) is this thread's of
-// entries base … base + THREADS − 1, asked for before any of them is written. All threads of the CTA take part.
+// Writes the entries that are below `blocks` and above all entries before them, and returns how many they are. id_of(base) is this thread's
+// entry among base … base + THREADS − 1, which is read before any of these is written. All threads of the CTA take part.
 template <uint32 THREADS, typename Id>
 __device__ uint32 keep_ascending(uint32 entries, uint32 blocks, const Id &id_of, int32 *to, int32 (&per_warp)[THREADS / WARP], int32 (&also_per_warp)[THREADS / WARP]) {
     constexpr uint32 WARPS = THREADS / WARP;

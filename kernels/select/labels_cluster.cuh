@@ -1,23 +1,25 @@
-// Selection by the INT4 labels of the tokens of candidate blocks, where all that follows from them fits in the shared memory of a cluster.
+// Selection by the INT4 labels of the tokens of candidate blocks, where a list's products fit in the shared memory of a cluster.
 //
-// What is computed is what labels.cu computes, for one query position a list. Products never leave the chip:
+// Runs where a list has one query position, up to 16 heads and up to 2048 candidates, 32, 64 or 128 channels are kept in rows of 16-byte units,
+// and the device has clusters. It computes what labels_general.cuh computes, but products never leave the chip:
 //
-//   request queries, channels, candidates, lengths ─ request labels ─ products ─ largest and sums ─ all CTAs ─ weights, scores, bins ─ all CTAs
-//   ─ … ─ cut ─ ids
+//   load queries, channels, candidates, lengths ─ load labels ─ products ─ partials to all CTAs ─ weights, scores, bins ─ bins to all CTAs
+//   ─ threshold ─ ids
 //
-// Cut: a cluster of CTAs for each list, neighbouring candidate tokens for each CTA. A warp takes 64 of them, four lanes a token, and multiplies
-// them with four heads at a time on the tensor cores, in whole numbers: codes are some, and a head's query is scaled by a power of two to
-// numbers of 22 bits and a sign, of three digits of eight bits. What they lack is as small, beside the largest channel, as what float32 lacks.
-// Scales and minima follow in float32:
+// Split: a cluster of CTAs for each list, neighbouring candidate tokens for each CTA. A warp takes 64 of them, four lanes a token, and multiplies
+// them with four heads at a time on the tensor cores, in integers. Codes are integers; a head's query is scaled by a power of two to
+// integers of 22 bits and a sign, of three digits of eight bits. Relative to the largest channel, the rounding is as small as float32's.
+// Scales and minima are applied in float32:
 //
 //   Σ_c q_c·(min + scale·code_c) = scale·Σ_c q_c·code_c + min·Σ_c q_c
 //
-// Of each 64 tokens and head the largest product, and the sum of 2^(product − largest), go to all CTAs of the cluster: always of 64, so sums
-// depend neither on the cluster nor on the batch. Scores stay where they are made, and all CTAs find the cut together (cluster_cut.cuh).
+// Each 64 tokens and head have a partial, the largest product and the sum of 2^(product − largest), which goes to all CTAs of the cluster. A
+// partial is always of 64 tokens, so that sums depend neither on the cluster nor on the batch. Scores stay in the CTA that makes them, and all
+// CTAs find the threshold together (cluster_threshold.cuh).
 //
-// CTAs tell each other by words that travel together with the news of their arrival (st.async): a barrier of the cluster that orders memory
-// would wait for all that was written to it. There is one that does not, so that all have started before anything is sent. Nothing returns
-// early, and each CTA awaits all that is sent to it before it ends. Instructions count as much as bytes: 16 warps take stages.
+// CTAs send words together with their arrival (st.async): a cluster barrier that orders memory would wait for all earlier writes. A relaxed
+// cluster barrier makes sure that all CTAs have started before anything is sent. No thread returns early, and each CTA awaits all that is
+// sent to it before it ends. Instructions cost as much as bytes, as 16 warps share the issue slots.
 //
 // Bytes: the labels of the candidates, once: 2.4 MB for 8192 tokens of 64 channels and 8 heads, .6 µs. The rest is latency.
 //
@@ -30,15 +32,15 @@
 #include "select/tiles.cuh"
 
 constexpr uint32 THREADS = 512, WARPS = THREADS / WARP;
-constexpr uint32 TOKENS = 64, TILES = TOKENS / 16;    // of a warp, at a time; rows of 16 that the tensor cores take
+constexpr uint32 TOKENS = 64, TILES = TOKENS / 16;    // tokens of a warp at a time; their tiles of 16 for the tensor cores
 constexpr uint32 ROWS = TOKENS / 8;                   // tokens of which a lane has channels
-constexpr uint32 HEADS = 4, MOST_HEADS = 16;          // of a tile, of a list
+constexpr uint32 HEADS = 4, MOST_HEADS = 16;          // heads of a tile, most heads of a list
 constexpr uint32 MOST_CTAS = 8;
 constexpr uint32 SHARED_CANDIDATES = 2048, IDS = SHARED_CANDIDATES / THREADS;
 constexpr float LOG2_E = 1.44269504f;
 static_assert(MOST_HEADS == WARPS, "a warp has a head");
 
-// Side by side, aligned to their size. Not by __ldg: a dependent kernel starts before what it reads is written.
+// Loads WORDS words that are aligned to their size. It does not use __ldg, as a dependent kernel starts before what it reads is written.
 template <uint32 WORDS> __device__ inline void load_words(const char *from, uint32 (&to)[WORDS]) {
     if constexpr (WORDS == 1) {
         to[0] = as<uint32>(from);
@@ -55,22 +57,22 @@ constexpr uint32 FLOAT16_NAN = 0x7e00;
 
 struct LabelClusterShared {
     ClusterThresholdShared<THREADS> cut;
-    int64 codes[WARPS][TOKENS];  // where those of a warp's tokens begin; then their scales and minima
+    int64 codes[WARPS][TOKENS];  // offsets of the codes of a warp's tokens; then their scales and minima
     int32 block[SHARED_CANDIDATES];
-    float2 of_query[MOST_HEADS];  // Σ of its kept channels as whole numbers, and what makes its products exponents of 2
-    float2 head_weight[MOST_HEADS];   // the largest product, and what weights are multiplied by
+    float2 of_query[MOST_HEADS];  // the sum of the kept channels' integers, and what makes products exponents of 2
+    float2 head_weight[MOST_HEADS];   // the largest product, and the reciprocal of the sum
     alignas(16) uint32 channel[32 * 4];
-    alignas(16) uint8 is_nan[WARPS];  // a query is
-    uint32 saw[MOST_CTAS * WARPS];    // in the first CTA: each warp of the cluster
+    alignas(16) uint8 is_nan[WARPS];  // whether a head's query holds a NaN
+    uint32 saw[MOST_CTAS * WARPS];    // in the first CTA: status bits of each warp of the cluster
     int32 per_warp[WARPS], also_per_warp[WARPS];
-    Barrier weighed;  // partial sums are here
+    Barrier weighed;  // arrival of partials
 };
 
-// Where things of a list begin, found while the kernel before this one still runs: announced, so that addresses are in registers by then.
+// Addresses of a list's inputs, computed while the kernel before still runs. The inputs are prefetched, so that addresses stay in registers.
 struct Addresses {
-    const char *ids, *before, *channels, *query;         // a thread's, with the id before its own; query: a warp's, from its lane on
-    const char *counts, *lens, *query_lens, *budgets;    // null where none are given
-    const char *codes, *scales, *minima;                 // of a head; of a sequence's page, where there is no table
+    const char *ids, *before, *channels, *query;         // this thread's id and the one before it; the warp's query, from its lane on
+    const char *counts, *lens, *query_lens, *budgets;    // budgets and query_lens may be null
+    const char *codes, *scales, *minima;                 // of the KV head; of the sequence's page where there is no table
 
     __device__ Addresses(const LabelParams &p, uint32 seq, uint32 head, uint32 list) {
         const List &given = p.candidates;
@@ -89,25 +91,25 @@ struct Addresses {
         if (s.place.pages > 0 && s.place.rows > 0) prefetch(codes), prefetch(scales), prefetch(minima);
         before = ids - given.ids_entry;
     }
-    // What labels follow from is in registers from here on.
+    // Pins in registers the addresses of what labels depend on.
     __device__ void hold() {
         ids = pin_in_register(ids), before = pin_in_register(before), counts = pin_in_register(counts), lens = pin_in_register(lens);
         query_lens = pin_in_register(query_lens), budgets = pin_in_register(budgets), channels = pin_in_register(channels);
     }
 };
 
-// What is asked for before anything is known. Nothing of it is looked at before all is asked for.
+// What is loaded first. Nothing of it is used before all of it is loaded.
 struct EarlyLoads {
     static constexpr uint32 AT_ONCE = 4;
-    int32 budget, tokens, queries, count, id[IDS], before[IDS];  // candidates that are given, this thread's, and the one before each
+    int32 budget, tokens, queries, count, id[IDS], before[IDS];  // count: candidates that are given; id, before: this thread's candidates, and the one before each
     uint32 channel;                                              // the kept channel of this thread
-    uint32 bits[AT_ONCE];                                        // of a warp's query, if it has one: channels from its lane on, WARP apart
+    uint32 bits[AT_ONCE];                                        // channels of the warp's query, from its lane on, WARP apart
 
     __device__ EarlyLoads(const LabelParams &p, const Addresses &places) {
         const SelectParams &s = p.select;
         const uint32 thread = threadIdx.x, lane = thread % WARP;
         const int64 step = p.candidates.ids_entry;
-        // What labels follow from comes first, and in this order.
+        // What labels depend on is loaded first, and in this order.
 #pragma unroll
         for (uint32 n = 0; n < IDS; n++) id[n] = before[n] = -1;
         if (thread < p.candidates_capacity) id[0] = request_bits<4>(places.ids);
@@ -116,7 +118,7 @@ struct EarlyLoads {
         if (lane == 0) tokens = request_bits<4>(places.lens);
         if (lane == 0 && places.query_lens) queries = request_bits<4>(places.query_lens);
         if (places.budgets) budget = request_bits<4>(places.budgets);
-        channel = s.dim;  // of zeros
+        channel = s.dim;  // reads as 0
         if (thread < p.kept) channel = request_bits<4>(places.channels);
 #pragma unroll
         for (uint32 n = 0; n < AT_ONCE; n++) bits[n] = 0;
@@ -130,19 +132,19 @@ struct EarlyLoads {
             }
         }
         if (p.candidates_capacity > THREADS) {
-            asm volatile("" ::: "memory");  // mostly they are not there: a branch is shorter than what it skips
+            asm volatile("" ::: "memory");  // there are mostly no more: a branch is shorter than what it skips
 #pragma unroll
             for (uint32 n = 1; n < IDS; n++) {
                 if (thread + n * THREADS >= p.candidates_capacity) break;
                 id[n] = request_bits<4>(places.ids + n * THREADS * step), before[n] = request_bits<4>(places.before + n * THREADS * step);
             }
         }
-        // From one lane: of what all have, arithmetic would be moved to before the branches, and await it before the rest is asked for.
+        // One lane loads them: if all lanes did, the compiler would move arithmetic before the branches, which would wait before the rest is loaded.
         tokens = __shfl_sync(FULL_WARP, tokens, 0), queries = __shfl_sync(FULL_WARP, queries, 0);
     }
 };
 
-// WORDS of eight channels are a lane's of a token.
+// A lane has WORDS words of a token, of eight channels each.
 template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
     const LabelClusterParams &params;
     const LabelParams &p;
@@ -155,7 +157,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
     bool is_sound;        // the query holds no NaN
     bool clamped;
     uint32 k;
-    uint32 begin, end, wanted, init, local;  // so many of begin … end−1, of candidate tokens or blocks; and first and last ones, which are forced
+    uint32 begin, end, wanted, init, local;  // `wanted` of candidates begin … end−1 (tokens or blocks) are selected; init, local: first and last ones, which are forced
     Row row;
     Candidates candidates;
 
@@ -163,7 +165,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         : params(params), p(params.labels), s(params.labels.select), shared(shared), thread(threadIdx.x), warp(thread / WARP), lane(thread % WARP),
           slice(cluster_rank()), heads(params.labels.select.group) {}
 
-    // Scores and products of this CTA's tokens or blocks, partial sums of the whole list, queries.
+    // Dynamic shared memory: scores and products of this CTA's tokens or blocks, partials of the whole list, queries.
     __device__ float *scores() const { return row_scores; }
     __device__ float *products() const { return row_scores + params.products / 4; }
     __device__ float2 *partials() const { return reinterpret_cast<float2 *>(row_scores + params.partials / 4); }
@@ -171,7 +173,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
     __device__ uint2 *queries() const { return reinterpret_cast<uint2 *>(row_scores + params.queries / 4); }
     __device__ uint32 parts() const { return (known + TOKENS - 1) / TOKENS; }
 
-    // A head's query in float32 for each warp: it lies where scores come later.
+    // Each warp keeps a head's query in float32 where scores lie later.
     __device__ void keep_queries(const EarlyLoads &request, const Addresses &places) const {
         constexpr uint32 AT_ONCE = EarlyLoads::AT_ONCE;
         bool is_nan = false;
@@ -192,8 +194,8 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         is_nan = __any_sync(FULL_WARP, is_nan);
         if (lane == 0) shared.is_nan[warp] = is_nan;
     }
-    // Makes whole numbers of the kept channels, by a warp for each head, and lays out their digits as lanes read them: [tiles, words, two
-    // digits of each head or twice the third, lanes]. A lane has four channels of a word, even or odd ones. Heads that are not there weigh 0.
+    // Each warp makes integers of a head's kept channels, and lays out their digits as lanes read them: [tiles, words, two digits of each head or
+    // twice the third, lanes]. A lane has four channels of a word, even or odd ones. Heads that do not exist weigh 0.
     __device__ void stage_queries() const {
         if (warp >= heads) {
             if (lane == 0) shared.of_query[warp] = make_float2(0.0f, 0.0f);
@@ -210,7 +212,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
             const uint32 size = __float_as_uint(x[i]) & 0x7fffffff;
             if (size < 0x7f800000) most = max(most, size);
         }
-        // 2^exponent is above the largest; a float32 holds 2^±(22 − exponent).
+        // 2^exponent is above the largest channel; a float32 holds 2^±(22 − exponent).
         const uint32 biased = max(__reduce_max_sync(FULL_WARP, most) >> 23, 22u);
         const float up = __uint_as_float((275 - biased) << 23), down = __uint_as_float((biased - 21) << 23);
         float sum = 0.0f;
@@ -234,7 +236,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         if (lane == 0) shared.of_query[warp] = make_float2(sum, down * (s.scale * LOG2_E));
     }
 
-    // Leaves out what is past the list's tokens or not above all before it; most often that is nothing. All CTAs of the list do so.
+    // Drops candidates that begin past the list's tokens or do not exceed all candidates before them; mostly there are none. All CTAs do so.
     __device__ void find_candidates(const EarlyLoads &request) {
         const uint32 entries = min(uint32(max(request.count, 0)), p.candidates_capacity);
         bool is_clean = true;
@@ -245,7 +247,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
             shared.block[i] = request.id[n];
             is_clean &= request.id[n] > request.before[n] && uint32(request.id[n]) < row.n;
         }
-        const int32 budget = __shfl_sync(FULL_WARP, request.budget, 0);  // here it is awaited; later, labels would be with it
+        const int32 budget = __shfl_sync(FULL_WARP, request.budget, 0);  // awaited here: later, the wait would include the labels
         k = min(uint32(max(budget, 0)), s.capacity);
         clamped = row.clamped || request.count != int32(entries) || budget != int32(k) || (OF_BLOCKS && s.scores && row.n > s.max_blocks);
         uint32 count = entries;
@@ -255,20 +257,20 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         }
         candidates = {shared.block, count, s.block_size, row.tokens, s.by_block};
         limit = min(row.tokens, s.place.capacity);
-        const uint32 most = min(count * s.block_size, limit);  // of known
+        const uint32 most = min(count * s.block_size, limit);  // bound of `known`
         const uint32 share = copy_addresses(most) * params.unit;
         first = min(slice * share, most), this->count = min(share, most - first);
     }
-    // Of a CTA, at most.
+    // Units that a CTA has, at most.
     __device__ uint32 copy_addresses(uint32 tokens) const { return params.by_units.divide(tokens + params.by_units.value - 1); }
-    // The candidate tokens below the limit. What is asked for before is on its way.
+    // Counts the candidate tokens below the limit, while labels are in flight.
     __device__ void count_known() {
         known = candidates.tokens_below(limit);
         first = min(first, known), count = min(count, known - first);
     }
 
-    // Asks for the labels of the CTA's tokens from `from` on: eight tokens' channels, and two tokens' scale and minimum, whose presence is told.
-    // `misses`: one is not there that should be.
+    // Loads the labels of the CTA's tokens from `from` on: channels of eight tokens, and scale and minimum of two tokens. Returns which of the two
+    // exist. `misses`: one does not exist that should.
     __device__ uint32 request_labels(const Addresses &places, uint32 from, uint32 (&codes)[ROWS][WORDS], uint32 (&range)[2][2],
                                      bool &misses) const {
         const uint32 last = max(first + count, 1u) - 1;
@@ -276,7 +278,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
 #pragma unroll
         for (uint32 t = 0; t < 2; t++) {
             const uint32 at = from + t * WARP + lane;
-            const uint32 token = candidates.token(min(first + at, last));  // without a branch, both are looked up at once
+            const uint32 token = candidates.token(min(first + at, last));  // without a branch, so that both are looked up at once
             n[t] = at < count ? token : limit;
             exist |= uint32(n[t] < limit) << t;
         }
@@ -297,31 +299,31 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
             }
         }
         misses = exist != due;
-        __syncwarp();  // what was there is read
+        __syncwarp();  // all lanes have read the warp's ranges
 #pragma unroll
         for (uint32 t = 0; t < 2; t++) {
             const bool exists = exist >> t & 1;
             const char *scale = places.scales + at_scales[t] + n[t] * p.scales.row;
             const char *least = places.minima + at_minima[t] + n[t] * p.minima.row;
-            range[t][0] = 0, range[t][1] = FLOAT16_NAN;  // no product
+            range[t][0] = 0, range[t][1] = FLOAT16_NAN;  // makes the product NaN, which becomes −inf
             if (exists) range[t][0] = as<uint16>(scale);
             if (exists) range[t][1] = as<uint16>(least);
-            shared.codes[warp][t * WARP + lane] = exists ? at_codes[t] + n[t] * p.codes.row : 0;  // of what is not there, others
+            shared.codes[warp][t * WARP + lane] = exists ? at_codes[t] + n[t] * p.codes.row : 0;  // tokens that do not exist read other codes
         }
 #pragma unroll
         for (uint32 j = 0; j < ROWS; j++)
 #pragma unroll
             for (uint32 word = 0; word < WORDS; word++) codes[j][word] = 0;
         if (!__any_sync(FULL_WARP, exist)) return exist;
-        __syncwarp();  // where codes begin is told
+        __syncwarp();  // all offsets of codes are written
         const char *own = places.codes + lane % 4 * 4 * WORDS;
 #pragma unroll
         for (uint32 j = 0; j < ROWS; j++) load_words(own + shared.codes[warp][8 * j + lane / 4], codes[j]);
         return exist;
     }
-    // Σ q·code of these tokens' codes and a tile of heads: lane l has head l % 4, of tokens l / 4 and every eighth.
+    // Computes Σ q·code of the warp's tokens and a tile of heads. Lane l gets head l % 4, and tokens l / 4, l / 4 + 8, ….
     __device__ void multiply(uint32 tile, const uint32 (&codes)[ROWS][WORDS], float (&products)[ROWS]) const {
-        // Sums of digits, less than 2^22, are added to the bits of this: so they are floats without being converted.
+        // Sums of digits, less than 2^22, are added to the bits of ZERO, so that they are floats without a conversion.
         constexpr float ZERO = 12582912.0f;
         const uint2 *q = queries() + tile * WORDS * 2 * WARP + lane;
 #pragma unroll
@@ -331,7 +333,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
             for (uint32 i = 0; i < 4; i++) sums[0][i] = sums[1][i] = __float_as_int(ZERO);
 #pragma unroll
             for (uint32 word = 0; word < WORDS; word++) {
-                // Even channels, then odd ones.
+                // Even channels come first, then odd ones.
                 const uint32 a[4] = {codes[2 * m][word] & 0x0f0f0f0f, codes[2 * m + 1][word] & 0x0f0f0f0f,
                                      codes[2 * m][word] >> 4 & 0x0f0f0f0f, codes[2 * m + 1][word] >> 4 & 0x0f0f0f0f};
                 multiply_add(sums[0], a, q[word * 2 * WARP]), multiply_add(sums[1], a, q[(word * 2 + 1) * WARP]);
@@ -344,7 +346,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
             }
         }
     }
-    // The largest of the products of a head, and the sum. Lanes apart by four have the same two.
+    // The partial of a head: its largest product, and the sum. Lanes that are four apart get the same partial.
     __device__ void reduce(const float (&products)[ROWS], float &most, float &sum) const {
         most = minus_infinity(), sum = 0.0f;
 #pragma unroll
@@ -357,7 +359,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
 #pragma unroll
         for (uint32 bit = 4; bit < WARP; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
     }
-    // Makes −inf of what is not finite or not there. Says whether one that is there is NaN.
+    // Makes −inf of products that are not finite or whose token does not exist. Returns SAW_NAN if the product of an existing token is NaN.
     __device__ uint32 mask_products(uint32 h, uint32 exist, float (&products)[ROWS]) const {
         const uint32 there[2] = {__ballot_sync(FULL_WARP, exist & 1), __ballot_sync(FULL_WARP, exist & 2)};
         uint32 saw = 0;
@@ -369,7 +371,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         }
         return saw;
     }
-    // Keeps the products with a head of the CTA's tokens from `from` on; the largest and the sum go to all CTAs, those of two heads together.
+    // Stores the products of the CTA's tokens from `from` on with a head. The partial goes to all CTAs, those of two heads together.
     __device__ uint32 finish_tile(uint32 tile, uint32 from, uint32 exist, float (&products)[ROWS]) const {
         const uint32 h = tile * HEADS + lane % 4;
         const float2 of_query = shared.of_query[h];
@@ -381,7 +383,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         float most, sum;
         uint32 saw = 0;
         reduce(products, most, sum);
-        // As most often none is: what is not finite shows in one of them.
+        // A product that is not finite shows in the sum or in the largest.
         if (__any_sync(FULL_WARP, sum != sum || !(fabsf(most) < -minus_infinity()))) {
             saw = mask_products(h, exist, products);
             reduce(products, most, sum);
@@ -396,18 +398,18 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         for (uint32 j = 0; j < ROWS; j++, to += 8 * params.pitch) *to = products[j];
         return saw;
     }
-    // So many bytes are sent to each CTA, and to the first one more.
+    // Each CTA expects the partials, and the first CTA also the status bits of all warps.
     __device__ void expect_partials() const {
         const uint32 of_warps = slice == 0 ? s.slices * WARPS * 4 : 0;
         shared.weighed.expect(parts() * ((heads + 1) / 2) * 16 + of_warps);
     }
 
-    // By a warp for each head; weights of heads that are not there are 0.
+    // Each warp joins a head's partials. Weights of heads that do not exist are 0.
     __device__ void weigh_heads() const {
         if (warp >= params.pitch) return;
         const float2 *of = partials() + warp;
         const uint32 parts = warp < heads ? this->parts() : 0;
-        // Read once, as most often these are all.
+        // Read once: these are mostly all.
         constexpr uint32 AT_ONCE = 4;
         float2 some[AT_ONCE];
         float most = minus_infinity(), sum = 0.0f;
@@ -432,7 +434,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         if (!OF_BLOCKS) sum *= float(heads);
         if (lane == 0) shared.head_weight[warp] = make_float2(from_most, sum > 0.0f && is_sound ? __fdividef(1.0f, sum) : 0.0f);
     }
-    // Softmax mass of the CTA's tokens n and m, over its heads: one waits for what it has asked for while the other does.
+    // The softmax mass of the CTA's tokens n and m, added over the heads. Two tokens at a time hide each other's latency.
     __device__ float2 masses(uint32 n, uint32 m) const {
         const float4 *of = reinterpret_cast<const float4 *>(products() + n * params.pitch);
         const float4 *also = reinterpret_cast<const float4 *>(products() + m * params.pitch);
@@ -449,11 +451,11 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         }
         return sum;
     }
-    // The mass of each candidate block of this CTA, by a few lanes.
+    // A few lanes add up the mass of each candidate block of this CTA.
     __device__ void score_blocks(const ClusterThreshold<THREADS> &cut) const {
         const uint32 lanes = params.lanes, log_lanes = __ffs(lanes) - 1, within = lane & (lanes - 1), step = THREADS >> log_lanes;
         const uint32 per_warp = WARP >> log_lanes;
-        const uint32 rounded = (cut.end - cut.begin + per_warp - 1) & ~(per_warp - 1);  // lanes of a warp go together
+        const uint32 rounded = (cut.end - cut.begin + per_warp - 1) & ~(per_warp - 1);  // all lanes of a warp take part in shuffles
         for (uint32 n = thread >> log_lanes; n < rounded; n += step) {
             const uint32 entry = cut.begin + n;
             float sum = 0.0f;
@@ -472,7 +474,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         for (uint32 j = slice * THREADS + thread; s.scores && j < min(row.n, s.max_blocks); j += s.slices * THREADS)
             if (candidates.entry_of(j) == candidates.count) write_score(j, minus_infinity());
     }
-    // At a place of the list of scores.
+    // Writes a score at a place of the caller's scores.
     __device__ void write_score(uint32 place, float score) const {
         if (!s.scores || (OF_BLOCKS && place >= s.max_blocks)) return;
         as<float>(s.scores + row.seq * s.scores_seq + row.list * s.scores_pos + row.head * s.scores_head + place * s.scores_block) = score;
@@ -482,9 +484,9 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         const List &to = s.selected;
         as<int32>(to.ids + row.seq * to.ids_seq + row.list * to.ids_pos + row.head * to.ids_head + place * to.ids_entry) = id;
     }
-    // Of scores that add up to 2^log_all at most the wanted-th largest is at most 2^…; but for rounding.
+    // Where scores add up to at most 2^log_all, the wanted-th largest is at most 2 to the returned power, except for rounding.
     __device__ static int32 log_most(int32 log_all, uint32 wanted) { return log_all - (31 - __clz(max(wanted, 1u))); }
-    // By all CTAs: each scores its own, and lists what of them is in; the first one lists the rest.
+    // Each CTA scores its own tokens and lists those that are selected; the first CTA lists the rest.
     __device__ void list_tokens() const {
         const uint32 weighed = min(end, known), from = min(begin, weighed), taken = min(wanted, weighed - from), forced = init + local;
         ClusterThreshold<THREADS> cut(shared.cut, scores(), slice, s.slices, first, first + count, from, weighed, log_most(0, taken));
@@ -499,7 +501,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
             write_id(init + place, candidates.token(i));
             write_score(init + place, cut.score(i));
         });
-        // Those without a weight rank behind.
+        // Tokens without a weight rank behind all others.
         for (uint32 i = taken + thread; slice == 0 && i < wanted; i += THREADS) {
             write_id(init + i, candidates.token(max(begin, weighed) + i - taken));
             write_score(init + i, 0.0f);
@@ -517,14 +519,14 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         }
     }
     __device__ void list_blocks() const {
-        // The last CTA has also those for which the index has no room: they weigh nothing.
+        // The last CTA also has the blocks for which the index has no room: they weigh nothing.
         const uint32 blocks = copy_addresses(min(candidates.count * s.block_size, limit)) * params.unit_blocks;
         const uint32 own = min(slice * blocks, candidates.count);
         const uint32 own_end = slice + 1 == s.slices ? candidates.count : min(own + blocks, candidates.count);
         ClusterThreshold<THREADS> cut(shared.cut, scores(), slice, s.slices, own, own_end, begin, end, log_most(32 - __clz(heads - 1), wanted));
         score_blocks(cut);
         const uint32 taken = min(wanted, end - begin), others = wanted - taken, forced = init + local;
-        // If others are selected, all candidates are: before entry i there are so many others.
+        // Other blocks are selected only if all candidates are. So many of them lie before entry i.
         const auto others_before = [&](uint32 i) { return candidates.block[begin + i] - init - i; };
         cut.find(taken);
         cut.take([&](uint32 place, uint32 i) {
@@ -544,7 +546,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         }
         for (uint32 i = thread; i < forced; i += THREADS) write_id(i < init ? i : wanted + i, i < init ? i : row.n - forced + i);
     }
-    // By the first CTA, which was told what all warps saw.
+    // Called by all CTAs; the first one, which received the status bits of all warps, writes count and status.
     __device__ void report() const {
         if (slice > 0 || warp < WARPS - 1) return;
         uint32 seen = 0;
@@ -556,13 +558,13 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         if (s.status) as<uint32>(s.status + row.seq * s.status_seq + row.list * s.status_pos + row.head * s.status_head) = seen;
     }
 
-    // What is forced, and how many of which candidates are wanted besides.
+    // Finds what is forced, and how many of which candidates are selected besides.
     __device__ void find_quota() {
         const uint32 n = OF_BLOCKS ? row.n : row.tokens;
         init = min(s.init, n), local = min(s.local, n - init);
         const auto before = [&](uint32 i) { return OF_BLOCKS ? candidates.entries_before(min(uint64(i) * s.block_size, uint64(row.tokens))) : candidates.tokens_below(i); };
         begin = before(init), end = max(before(n - local), begin);
-        if (OF_BLOCKS && !is_sound) begin = end = 0;  // all score alike
+        if (OF_BLOCKS && !is_sound) begin = end = 0;  // all candidates score alike
         const uint32 rest = OF_BLOCKS ? n - init - local : end - begin;
         wanted = min(k > init + local ? k - init - local : 0, rest);
     }
@@ -585,7 +587,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         uint32 codes[ROWS][WORDS], range[2][2], from = warp * TOKENS;
         bool misses;
         uint32 exist = request_labels(places, from, codes, range, misses);
-        // While labels are on their way.
+        // Labels are in flight meanwhile.
         const bool is_there = row.first < row.last;
         const uint4 are_nan = *reinterpret_cast<const uint4 *>(shared.is_nan);
         is_sound = !is_there || (are_nan.x | are_nan.y | are_nan.z | are_nan.w) == 0;
@@ -600,7 +602,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         for (; from < count; from += WARPS * TOKENS) {
             if (from > warp * TOKENS) exist = request_labels(places, from, codes, range, misses);
             if (misses) saw |= NO_SUMMARY;
-            __syncwarp();  // where codes begin is read
+            __syncwarp();  // all lanes have read the offsets of codes
 #pragma unroll
             for (uint32 t = 0; t < 2; t++) ranges()[t * WARP + lane] = make_float2(widen_float16(range[t][0]), widen_float16(range[t][1]));
             __syncwarp();
@@ -613,7 +615,7 @@ template <uint32 WORDS, bool OF_BLOCKS> struct LabelCluster {
         }
         saw = __reduce_or_sync(FULL_WARP, saw);
         if (lane == 0) send_word(0, &shared.saw[slice * WARPS + warp], saw, shared.weighed);
-        find_quota();  // while the others' are on their way
+        find_quota();  // while other CTAs' partials arrive
         shared.weighed.wait(0);
         weigh_heads();
         report();

@@ -3,31 +3,33 @@
 //   p[h, t] = softmax over all candidate tokens t of scale·q̃_h·k̃_t,   q̃·k̃ = min·Σ_c q̃_c + scale·Σ_c q̃_c·code_c on the kept channels
 //   tokens: α[t] = mean_h p[h, t]                   · the exact top k of α, ascending
 //   blocks (LABEL_MASS): s[j] = Σ_h Σ_{t in j} p[h, t] · the exact top k of s; a block that is no candidate is worth −inf
-//   each the largest that it is for any of the query positions that share a list
+//   Where query positions share a list, α[t] and s[j] are the largest over these positions.
+//
+// Runs where labels_cluster.cuh does not take the call: positions that share a list, more than 16 heads, a number of kept channels other than
+// 32, 64 and 128, more than 2048 candidates, lists that do not fit in a cluster, devices without clusters.
 //
 // Bytes: the labels of the candidates, once: r/2 + 4 a token and KV head. 8192 tokens of 64 channels and 8 heads have 2.4 MB, .6 µs; the rest is
-// latency. Products are written and read in the L2 cache, 4 bytes a token and query head. Lists that fit in a cluster, in the usual form of
-// labels, are for held_labels.cu.
+// latency. Products are written and read in the L2 cache, 4 bytes a token and query head.
 //
-// Cut: a cluster of CTAs for each list. A warp takes 64 neighbouring candidate tokens, two a lane, and multiplies them with four heads at a
-// time, which lie in shared memory. Of each such chunk and head it keeps the largest product and the sum of e^(product − largest): chunks are
-// of one size, so sums do not depend on the cluster.
+// Split: a cluster of CTAs for each list. A warp takes 64 neighbouring candidate tokens, two a lane, and multiplies them with four heads at a
+// time, which lie in shared memory. Each such chunk and head has a partial: the largest product and the sum of e^(product − largest). Chunks
+// have one size, so that sums do not depend on the cluster.
 //
-//   queries, candidates ─ products, partial sums ─ cluster ─ weights ─ (blocks: sums ─ cluster) ─ cut ─ places ─ ids
+//   queries, candidates ─ products, partials ─ cluster ─ weights ─ (blocks: sums ─ cluster) ─ threshold ─ places ─ ids
 //
 // On entry: D a multiple of 8; heads ≤ MOST_HEADS; LabelParams.adjacent only where r/2 is a multiple of 16 and rows of codes are aligned to that;
-// places ≥ the candidate tokens of any list for which the index has room.
+// candidate_tokens ≥ the candidate tokens of any list for which the index has room.
 #pragma once
 
 #include "common/cluster_topk.cuh"
 #include "select/candidates.cuh"
 
 constexpr uint32 THREADS = TOPK_THREADS, WARPS = THREADS / WARP;
-constexpr uint32 TOKENS = 2, TOKEN_CHUNK = TOKENS * WARP;  // of a lane, of a warp
-constexpr uint32 HEADS = 4;                                // at a time
-constexpr uint32 STAGED = 4096, STAGED_HEADS = 64;         // channels and heads in shared memory
-constexpr uint32 MOST_HEADS = 1024;                        // of all positions of a list
-constexpr uint32 SHARED_CANDIDATES = 2048;                       // candidates in shared memory
+constexpr uint32 TOKENS = 2, TOKEN_CHUNK = TOKENS * WARP;  // tokens of a lane, of a warp
+constexpr uint32 HEADS = 4;                                // heads at a time
+constexpr uint32 STAGED = 4096, STAGED_HEADS = 64;         // most channels and heads in shared memory at a time
+constexpr uint32 MOST_HEADS = 1024;                        // most query heads of a list, of all its positions
+constexpr uint32 SHARED_CANDIDATES = 2048;               // most candidates that shared memory holds
 
 struct Staged {
     float4 q[STAGED / 4];  // [heads, kept channels]
@@ -40,17 +42,17 @@ struct LabelShared {
         ClusterTopKShared<THREADS> cluster_top;
         Staged staged;
     };
-    float2 head_weight[MOST_HEADS];  // the largest product, and what weights are multiplied by
+    float2 head_weight[MOST_HEADS];  // the largest product, and the reciprocal of the sum
     int32 block[SHARED_CANDIDATES];
     int32 per_warp[WARPS], also_per_warp[WARPS];
     uint32 nan, seen;
 };
 
-// What is asked for before the lengths are known.
+// What is loaded before the lengths are known.
 struct Early {
     static constexpr uint32 IDS = 2, CHANNELS = 2;
-    int32 count, id[IDS];      // candidates that are given, and this thread's first
-    uint32 channel[CHANNELS];  // the first that this lane stages
+    int32 count, id[IDS];      // how many candidates are given, and this thread's first ones
+    uint32 channel[CHANNELS];  // the first kept channels that this lane stages
 
     __device__ Early(const LabelParams &p) {
         const SelectParams &s = p.select;
@@ -67,7 +69,7 @@ struct Early {
 #pragma unroll
         for (uint32 n = 0; n < CHANNELS; n++) {
             const uint32 i = threadIdx.x % WARP + n * WARP;
-            channel[n] = s.dim;  // of zeros
+            channel[n] = s.dim;  // reads as 0
             if (i < p.kept) channel[n] = as<uint32>(p.channels + head * p.channels_head + i * p.channels_channel);
         }
     }
@@ -81,7 +83,7 @@ struct Labels {
     const Row row;
     const uint32 thread, warp, lane, ctas, cta, heads;
     Candidates candidates;
-    uint32 known;  // candidate tokens for which the index has room: the first ones
+    uint32 known;  // how many candidate tokens the index has room for: the first ones
 
     __device__ Labels(const LabelParams &p, LabelShared &shared)
         : p(p), s(p.select), shared(shared), early(p), row(p.select, p.select.by_slices.divide(blockIdx.x)), thread(threadIdx.x), warp(thread / WARP), lane(thread % WARP),
@@ -105,7 +107,7 @@ struct Labels {
         }
     }
 
-    // Leaves out what is past the list's tokens or not above all before it. All CTAs of the list do so.
+    // Drops candidates that begin past the list's tokens or do not exceed all candidates before them. All CTAs of the list do so.
     __device__ void find_candidates() {
         int32 *to = p.blocks ? p.blocks + uint64(blockIdx.x) * p.candidates_capacity : shared.block;
         const List &list = p.candidates;
@@ -120,7 +122,7 @@ struct Labels {
         if (thread == 0 && candidates.tokens_below(row.tokens) > known) atomicOr(&shared.seen, NO_SUMMARY);
     }
 
-    // Of heads first … first + count − 1, rounded up to HEADS at a time: their kept channels, and their sums.
+    // Stages the kept channels of heads first … first + count − 1, rounded up to a multiple of HEADS, and the sums of these channels.
     __device__ void stage(uint32 first, uint32 count, uint32 row_len) {
         float *to = reinterpret_cast<float *>(shared.staged.q);
         const uint32 rounded = (count + HEADS - 1) / HEADS * HEADS;
@@ -199,7 +201,7 @@ struct Labels {
         }
     }
 
-    // The products of a warp's tokens with the staged heads, and of each head the largest and the sum.
+    // Writes the products of a warp's tokens with the staged heads, and each head's partial.
     __device__ uint32 score_chunk(uint32 chunk, uint32 first_head, uint32 count, uint32 row_len) const {
         const char *codes[TOKENS];
         bool exists[TOKENS];
@@ -277,7 +279,7 @@ struct Labels {
         if (thread == 0) p.seen[blockIdx.x] = shared.seen | (shared.nan ? SAW_NAN : 0);
         synchronise();
     }
-    // What this CTA wrote, all of the cluster see.
+    // After this all CTAs of the cluster see what each of them wrote.
     __device__ void synchronise() const {
         if (ctas == 1) {
             __syncthreads();
@@ -304,7 +306,7 @@ struct Labels {
         __syncthreads();
     }
 
-    // Softmax mass of a known candidate token for a position, over its heads.
+    // The softmax mass of a known candidate token, added over the heads of a position.
     __device__ float mass(uint32 at, uint32 position) const {
         const uint32 first = position * s.group;
         const float *products = p.products + (uint64(row.number) * p.heads + first) * p.candidate_tokens + at;
@@ -335,7 +337,7 @@ struct Labels {
         as<uint32>(s.status + row.seq * s.status_seq + row.list * s.status_pos + row.head * s.status_head) = seen | (clamped ? CLAMPED : 0);
     }
 
-    // k of the list, and whether its budget is out of range.
+    // The list's budget within its bounds. `clamped`: the given budget is out of bounds.
     __device__ uint32 budget(bool &clamped) const {
         int32 given = s.k;
         if (s.budgets) given = as<int32>(s.budgets + row.seq * s.budgets_seq);
@@ -344,7 +346,7 @@ struct Labels {
         return k;
     }
 
-    // The best `wanted` of `count`, whose scores scratch_scores has from `begin` on: emit(place, i). They are few: the first CTA looks at all.
+    // Selects the best `wanted` of the `count` scores in scratch from `begin` on, and calls emit(place, i). The first CTA alone does so.
     template <typename Emit> __device__ void select_by_one_cta(uint32 begin, uint32 count, uint32 wanted, const Emit &emit) const {
         if (wanted == 0 || cta > 0) return;
         const float *scratch_scores = this->scratch_scores() + begin;
@@ -353,7 +355,7 @@ struct Labels {
         TopK<ComputedScores<decltype(make)>> top(shared.top, scores, count);
         top.take(top.find_threshold(wanted), emit);
     }
-    // The same by all CTAs, of scores that are 0 from `limit` on.
+    // Selects as select_by_one_cta does, by all CTAs of the cluster; scores from `limit` on are 0.
     template <typename Emit> __device__ void select_by_cluster(uint32 begin, uint32 count, uint32 limit, uint32 wanted, const Emit &emit) const {
         if (wanted == 0) return;
         ::open(shared.cluster_top);
@@ -374,7 +376,7 @@ struct Labels {
         top.find_threshold(wanted, DIGITS);
         if (ctas > 1) cluster_arrive();
         top.take(emit);
-        if (ctas > 1) cluster_wait();  // others may still read this CTA's counts
+        if (ctas > 1) cluster_wait();  // other CTAs may still read this CTA's counts
     }
 
     __device__ void select_tokens() const {
@@ -387,7 +389,7 @@ struct Labels {
             as<int32>(to + place * s.selected.ids_entry) = token;
             if (s.scores) as<float>(scores() + place * s.scores_block) = score;
         };
-        // What this CTA will look at.
+        // The tokens whose scores this CTA reads in select_by_cluster().
         const uint32 share = span_of(end - begin, ctas * WARPS) * WARPS, first = begin + cta * share, last = min(min(first + share, end), known);
         for (uint32 at = first + thread; at < last; at += THREADS) scratch_scores()[at] = alpha(at);
         __syncthreads();
@@ -401,13 +403,13 @@ struct Labels {
         finish(forced + wanted, clamped);
     }
 
-    // The mass of each candidate block, by a few lanes.
+    // A few lanes add up the mass of each candidate block.
     __device__ void sum_blocks() const {
         uint32 lanes = 1;
         while (lanes < min(s.block_size, WARP)) lanes *= 2;
         const uint32 within = lane & (lanes - 1), step = ctas * THREADS / lanes;
         float *scratch_scores = this->scratch_scores();
-        const uint32 rounded = (candidates.count + WARP / lanes - 1) / (WARP / lanes) * (WARP / lanes);  // lanes of a warp go together
+        const uint32 rounded = (candidates.count + WARP / lanes - 1) / (WARP / lanes) * (WARP / lanes);  // all lanes of a warp take part in shuffles
         for (uint32 entry = (cta * THREADS + thread) / lanes; entry < rounded; entry += step) {
             float best = minus_infinity();
             for (uint32 position = 0; position < row.last - row.first; position++) {
@@ -427,7 +429,7 @@ struct Labels {
         const uint32 n = row.n, init = min(s.init, n), local = min(s.local, n - init), forced = init + local;
         bool clamped;
         const uint32 k = budget(clamped), wanted = min(k > forced ? k - forced : 0, n - forced);
-        // Of those with a score, the free ones are neighbours in the list: only the last candidates can have none.
+        // Candidates with a score that are not forced adjoin: only the last candidates can have no score.
         uint32 sees = 0;
         for (uint32 position = 0; position < row.last - row.first; position++)
             if (!(shared.nan >> position & 1)) sees = max(row.position(row.first + position) + 1, 0);
@@ -437,7 +439,7 @@ struct Labels {
         const uint32 of_scored = min(wanted, end - begin), others = wanted - of_scored;
         char *to = ids();
         const auto write = [&](uint32 place, uint32 j) { as<int32>(to + place * s.selected.ids_entry) = j; };
-        // If others are selected, all that have a score are: before entry i there are so many others.
+        // Blocks without a score are selected only if all blocks with a score are. So many of them lie before entry i.
         const auto others_before = [&](uint32 i) { return candidates.block[begin + i] - init - i; };
         select_by_one_cta(begin, end - begin, of_scored, [&](uint32 place, uint32 i) {
             write(init + place + (others > 0 ? min(others_before(i), others) : 0), candidates.block[begin + i]);

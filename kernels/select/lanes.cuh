@@ -1,13 +1,13 @@
-// Products of summaries by the lanes of a warp: a group of lanes holds a summary, eight channels each.
+// Products of summaries with queries by the lanes of a warp. A group of lanes has a summary, eight channels in each lane.
 #pragma once
 
 #include "common/eight.cuh"
 #include "common/place.cuh"
 
-// Eight channels, from c on, of COUNT summaries of a sequence and head: first, first + step, … below end.
+// Channels c … c + 7 of COUNT summaries of a sequence and head: first, first + step, … below end.
 template <uint32 BYTES, uint32 COUNT> struct Summaries {
     Eight<BYTES> eight[COUNT];
-    uint32 exist;  // bit n: the n-th is there
+    uint32 exist;  // bit n: summary n exists
 
     __device__ void load(const Place &place, const Summary &s, uint32 seq, uint32 head, uint32 first, uint32 step, uint32 end, uint32 c, uint32 dim) {
         exist = 0;
@@ -20,7 +20,7 @@ template <uint32 BYTES, uint32 COUNT> struct Summaries {
             exist |= 1 << n;
             const char *at = s.at(page, row, head) + c * s.channel;
             if (c >= dim) continue;
-            // One at a time: they lie in any way.
+            // With COUNT = 1 channels may have any stride.
             if (COUNT > 1)
                 eight[n].load(at);
             else
@@ -31,7 +31,7 @@ template <uint32 BYTES, uint32 COUNT> struct Summaries {
 #pragma unroll
         for (uint32 n = 0; n < COUNT; n++) eight[n].widen(wide[n], dtype);
     }
-    // x[n] += the channels of the n-th times `of`.
+    // x[n] += the channels of summary n times the query's channels.
     __device__ static void multiply(const float (&wide)[COUNT][8], const float4 *of, float (&x)[COUNT]) {
         const float4 low = of[0], high = of[1];
         const float q[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -43,7 +43,7 @@ template <uint32 BYTES, uint32 COUNT> struct Summaries {
     }
 };
 
-// Adds the lanes of a group up, of which there are at least COUNT. Then lane l has the sum of x[own_of<COUNT>(l)].
+// Adds x over the lanes of a group, at least COUNT lanes. Lane l gets the sum of x[own_of<COUNT>(l)].
 template <uint32 COUNT> __device__ inline float add_lanes(float (&x)[COUNT], uint32 lanes) {
     const uint32 lane = threadIdx.x % WARP;
     uint32 bit = 1;

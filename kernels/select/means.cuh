@@ -5,17 +5,20 @@
 //   AXIS                      s[w] = Σ_h softmax_w(scale·q_h·mean[w] + ln(2·cosh(scale·q_h·axis[w]))), a window being a block
 //   score[j] = max over the query positions and the windows w that overlap block j of s[w] · the exact top k of the scores, ascending
 //
-// Bytes: the summaries, once; beside them a float32 product for each window and head, written and read in the L2 cache.
+// Which kernels run when: select_means_score_* for the MEAN methods, and select_axis_general_score_* for AXIS where neither axis_cluster nor
+// axis_two_launches takes the call; the number is the bits of an element. select_means_weigh follows each of them.
 //
-// Cut: score_means gives each CTA of a row chunks of windows; a group of lanes holds a mean key and multiplies it with all heads, which lie
-// in shared memory (as many at a time as fit). Of each chunk and head it keeps the largest product and the sum of e^(product − largest). In
-// select_means_weigh a CTA of a row's cluster takes neighbouring blocks; a thread takes a window and raises the scores of those that it overlaps.
-// Chunks are of one size, so sums do not depend on the grid. The first CTA selects. Of AXIS a lane has 32 channels, which in INT4 are a
-// group: half of a block's lanes have the mean, the others the axis.
+// Bytes: the summaries, once; and a float32 product for each window and head, written and read in the L2 cache.
 //
-// On entry: D is a multiple of 8; heads ≤ MOST_HEADS; lanes · 8 ≥ D or lanes = 32 (AXIS: lanes · 16 ≥ D or lanes = 32, at least 8; of INT4
-// adjacent only where D is a multiple of 32; size 1, stride a block's tokens); SelectParams.place and scored_blocks are those of windows and of
-// blocks: capacity counts windows, scored_blocks blocks.
+// Split: the scoring kernel gives each CTA of a row chunks of windows. A group of lanes has a mean key and multiplies it with all heads, which
+// lie in shared memory (as many at a time as fit). Each chunk and head has a partial: the largest product and the sum of
+// e^(product − largest). Chunks have one size, so that sums do not depend on the grid. In select_means_weigh a CTA of a row's cluster takes
+// neighbouring blocks; a thread takes a window and raises the scores of the blocks that it overlaps. The first CTA selects. For AXIS a lane
+// has 32 channels, a group of INT4; half of a block's lanes have the mean, the others the axis.
+//
+// On entry: D is a multiple of 8; heads ≤ MOST_HEADS; lanes · 8 ≥ D or lanes = 32 (AXIS: lanes · 16 ≥ D or lanes = 32, at least 8; INT4 is
+// adjacent only where D is a multiple of 32; size is 1 and stride a block's tokens); SelectParams.place.capacity counts windows and
+// SelectParams.scored_blocks blocks.
 #pragma once
 
 #include "select/lanes.cuh"
@@ -24,15 +27,15 @@
 constexpr uint32 SCORING_THREADS = 512, SCORING_WARPS = SCORING_THREADS / WARP;
 constexpr uint32 CHUNK = 128, WARP_WINDOWS = CHUNK / SCORING_WARPS;
 constexpr uint32 STAGED = 4096, STAGED_HEADS = 32;  // channels and heads in shared memory
-constexpr uint32 MOST_HEADS = 1024;                 // of all positions of a row
+constexpr uint32 MOST_HEADS = 1024;                 // most query heads of a row, of all its positions
 constexpr uint32 TILE = 1024;                       // blocks whose scores a CTA raises at a time
 
-// Windows that are full once there are so many tokens, as far as the index has room.
+// The windows that are full once there are `tokens` tokens, as far as the index has room.
 __device__ inline uint32 windows(const MeanParams &p, int32 tokens) {
     return tokens < 0 || uint32(tokens) < p.size ? 0 : min((uint32(tokens) - p.size) / p.stride + 1, p.select.place.capacity);
 }
 
-// Sum and largest of e^x, so that sums of several can be joined.
+// The largest x, and Σ e^(x − largest), of some numbers; two such sums can be joined.
 struct Sum {
     float most, sum;
 
@@ -47,11 +50,11 @@ struct Sum {
     }
 };
 
-// How many windows a head's position sees, from head to head.
+// How many windows the query position of a head sees, while heads are counted up.
 struct Seen {
     const MeanParams &p;
     const Row &row;
-    uint32 position, left;  // heads of the position
+    uint32 position, left;  // left: heads of this position that are still to come
     uint32 windows;
 
     __device__ Seen(const MeanParams &p, const Row &row, uint32 head)
@@ -64,7 +67,7 @@ struct Seen {
     }
 };
 
-// Has a warp's windows of a chunk brought to the L2 cache, of `count` windows: four lanes for each.
+// Brings a warp's windows of a chunk to the L2 cache, four lanes a window; there are `count` windows in all.
 template <uint32 BYTES> __device__ inline void prefetch_tiles(const MeanParams &p, uint32 seq, uint32 head, uint32 chunk, uint32 count) {
     constexpr uint32 LANES = WARP / WARP_WINDOWS, LINE = 64;
     const uint32 lane = threadIdx.x % WARP, w = chunk * CHUNK + threadIdx.x / WARP * WARP_WINDOWS + lane / LANES;
@@ -73,7 +76,7 @@ template <uint32 BYTES> __device__ inline void prefetch_tiles(const MeanParams &
     for (uint32 byte = lane % LANES * LINE; byte < p.select.dim * BYTES; byte += LANES * LINE) prefetch(at + byte);
 }
 
-// The products of a warp's windows of a chunk with the heads in shared memory, `first_head` and later ones of the row.
+// Multiplies a warp's windows of a chunk with the heads in shared memory, which are the row's heads from `first_head` on.
 template <uint32 BYTES, uint32 COUNT>
 __device__ inline uint32 multiply(const MeanParams &p, const Row &row, uint32 chunk, uint32 count, uint32 first_head, uint32 heads, const float *q,
                                   float (*staged)[CHUNK]) {
@@ -84,7 +87,7 @@ __device__ inline uint32 multiply(const MeanParams &p, const Row &row, uint32 ch
     uint32 saw = 0;
     Summaries<BYTES, COUNT> means;
     for (uint32 base = begin; base < last; base += COUNT * step) {
-        float wide[COUNT][8];  // once for all heads
+        float wide[COUNT][8];  // widened once for all heads
         const auto load = [&](uint32 c) {
             means.load(s.place, p.means, row.seq, row.head, base + lane / p.lanes, step, last, c, s.dim);
             means.widen(p.dtype, wide);
@@ -114,7 +117,7 @@ __device__ inline uint32 multiply(const MeanParams &p, const Row &row, uint32 ch
     return saw;
 }
 
-// A lane's 32 channels of one part of a summary, from c on: codes and what they stand for, or where its elements lie.
+// A lane's 32 channels, from c on, of a mean or an axis: INT4 codes with scale and minimum, or the address of its elements.
 template <uint32 BYTES> struct AxisPart {
     static constexpr bool IS_INT4 = BYTES == 0;
     const char *at;
@@ -140,7 +143,7 @@ template <uint32 BYTES> struct AxisPart {
             }
         }
     }
-    // Channels 8n … 8n + 7 of them.
+    // Unpacks the lane's channels 8n … 8n + 7.
     __device__ void unpack(const MeanParams &p, uint32 n, float (&x)[8]) const {
         if constexpr (IS_INT4) {
             const uint32 word = n == 0 ? codes.x : n == 1 ? codes.y : n == 2 ? codes.z : codes.w;
@@ -161,7 +164,7 @@ template <uint32 BYTES> struct AxisPart {
 // ln(2·cosh x)
 __device__ inline float ln_2cosh(float x) { return fabsf(x) + __logf(1.0f + __expf(-2.0f * fabsf(x))); }
 
-// As `multiply`, of means and axes.
+// Multiplies a warp's blocks of a chunk with the heads, as `multiply` does, with means and axes.
 template <uint32 BYTES>
 __device__ inline uint32 multiply_axes(const MeanParams &p, const Row &row, uint32 chunk, uint32 count, uint32 first_head, uint32 heads, const float *q,
                                        float (*staged)[CHUNK]) {
@@ -170,7 +173,7 @@ __device__ inline uint32 multiply_axes(const MeanParams &p, const Row &row, uint
     const uint32 lane = threadIdx.x % WARP, half = p.lanes / 2, within = lane & (p.lanes - 1), part = within / half, step = WARP / p.lanes;
     const uint32 begin = chunk * CHUNK + threadIdx.x / WARP * WARP_WINDOWS, last = min(begin + WARP_WINDOWS, count);
     float *products = p.products + (uint64(row.number) * p.heads + first_head) * s.place.capacity;
-    const uint32 n = within / TOGETHER % BLOCKS, h = within % TOGETHER;  // whose product is this lane's
+    const uint32 n = within / TOGETHER % BLOCKS, h = within % TOGETHER;  // block and head whose product this lane stores
     uint32 saw = 0;
     for (uint32 base = begin; base < last; base += BLOCKS * step) {
         const char *axes[BLOCKS], *range[BLOCKS];
@@ -250,7 +253,7 @@ template <uint32 BYTES, bool IS_AXIS> __device__ inline void score(const MeanPar
     const SelectParams &s = p.select;
     const uint32 lane = threadIdx.x % WARP, slice = blockIdx.x % p.scoring, number = blockIdx.x / p.scoring;
     if constexpr (!IS_AXIS) {
-        // The length may be old: it decides nothing but what is brought near.
+        // The length may be old, so it decides only what is prefetched.
         const uint32 of_heads = s.by_heads.divide(number), seq = s.by_lists.divide(of_heads);
         prefetch_tiles<BYTES>(p, seq, number - of_heads * s.kv_heads, slice, windows(p, load_hint(s.seq_lens + seq * s.seq_lens_seq)));
     }
@@ -298,7 +301,7 @@ template <uint32 BYTES, bool IS_AXIS> __device__ inline void score(const MeanPar
     if (slice == 0) p.seen[gridDim.x + row.number] = nan;
 }
 
-// A window's score: the largest of the positions' that see it, as a key; 0 if there is none.
+// The key of a window's score, the largest over the positions that see it; 0 if none does.
 __device__ inline uint32 weigh_window(const MeanParams &p, const Row &row, uint32 w, uint32 nan, const float2 *head_weight) {
     const SelectParams &s = p.select;
     uint32 best = 0;
@@ -320,8 +323,8 @@ __device__ inline uint32 weigh_window(const MeanParams &p, const Row &row, uint3
 }
 
 extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_means_weigh(const __grid_constant__ MeanParams p) {
-    __shared__ float2 head_weight[MOST_HEADS];  // the largest product, and what weights are multiplied by
-    __shared__ uint32 raised[TILE];         // keys of blocks
+    __shared__ float2 head_weight[MOST_HEADS];  // the largest product, and the reciprocal of the sum
+    __shared__ uint32 raised[TILE];         // keys of the tile's blocks
     __shared__ TopKShared top;
     __shared__ SinkShared shared;
     allow_next_kernel();
@@ -352,7 +355,7 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_means_weigh
         const uint32 end = min(begin + TILE, last);
         for (uint32 j = begin + threadIdx.x; j < end; j += TOPK_THREADS) raised[j - begin] = 0;
         __syncthreads();
-        // Windows that overlap the tile.
+        // The windows that overlap the tile.
         const uint64 token = uint64(begin) * s.block_size, past = uint64(end) * s.block_size;
         const uint32 from = token < p.size ? 0 : min(uint32((token - p.size) / p.stride) + 1, count), to = min((past + p.stride - 1) / p.stride, uint64(count));
         for (uint32 w = from + threadIdx.x; w < to; w += TOPK_THREADS) {
@@ -367,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_means_weigh
             if (s.scores && j < s.max_blocks) as<float>(scores + j * s.scores_block) = score;
         }
     }
-    // A full window for which the index has no room.
+    // Whether there is a full window for which the index has no room.
     uint32 saw = row.tokens >= p.size && (row.tokens - p.size) / p.stride + 1 > s.place.capacity ? NO_SUMMARY : 0;
     for (uint32 n = threadIdx.x; sink.slice == 0 && n < p.scoring; n += TOPK_THREADS) saw |= __ldcg(p.seen + row.number * p.scoring + n);
     sink.report(saw);

@@ -7,10 +7,14 @@
 // Bytes: both summaries of every block, once: 4·D a block and KV head at 16 bits. A context of 128K tokens in blocks of 64 with 8 heads of 128
 // channels has 8.4 MB, 2 µs; the rest is latency.
 //
-// Cut: a cluster of CTAs for each row (sequence, KV head; or position, too), and a slice of its live blocks for each. A half-warp's lanes
-// (fewer where D is small) hold eight channels each of a block's maxima, as many others of its minima. The first CTA selects from the scores.
+// Which kernel runs when: select_minmax_decode takes 16-bit summaries, one query position and D up to 128, with channels side by side;
+// select_minmax_16 and select_minmax_32 take everything else, by the width of the summaries' elements.
 //
-//   request length, queries and blocks ─ add up the heads ─ products ─ scores to the first CTA ─ cut ─ ids
+// Split: a cluster of CTAs for each row (sequence and KV head, or also position), and a slice of the row's blocks for each CTA. The lanes of
+// a half-warp (fewer where D is small) have eight channels each of a block's maxima, and as many other lanes its minima. The first CTA
+// selects from the scores.
+//
+//   load length, queries and blocks ─ add up the heads ─ products ─ scores to the first CTA ─ threshold ─ ids
 //
 // On entry: D is a multiple of 8, MinMaxParams.adjacent only where channels lie side by side and rows are aligned to 16 bytes;
 // positions · D ≤ MOST_FOLDED; lanes · 4 ≥ D or lanes = 32.
@@ -23,7 +27,8 @@
 constexpr uint32 CHUNK = 4 * TOPK_WARPS;  // blocks that are worth a CTA
 constexpr uint32 MOST_FOLDED = 8 * 576;  // positions · D
 
-// Adds up heads: to[2D·position + c] the positive parts of channel c, D further the negative ones; and says which positions hold a NaN.
+// Adds up heads: to[2D·position + c] gets the positive parts of channel c, to[2D·position + D + c] the negative parts. Bit p of *nan: position
+// p holds a NaN.
 __device__ inline void fold_heads(const SelectParams &p, uint32 seq, uint32 head, uint32 first, uint32 positions, float *to, uint32 *nan) {
     const uint32 count = positions * p.dim;
     for (uint32 t = threadIdx.x; t < count; t += TOPK_THREADS) {
@@ -51,7 +56,7 @@ __device__ inline void score_slice(const MinMaxParams &p, const RowSink &sink, c
     const uint32 within = lane & (lanes - 1), half = lanes / 2, channel = (within & (half - 1)) * 8;
     const bool is_min = within >= half;
     const Summary &summary = is_min ? p.min : p.max;
-    // A warp's blocks are neighbours.
+    // A warp has neighbouring blocks.
     const uint32 share = (end - begin + TOPK_WARPS - 1) / TOPK_WARPS;
     const uint32 first = begin + threadIdx.x / WARP * share + lane / lanes, last = min(begin + (threadIdx.x / WARP + 1) * share, end);
 
@@ -73,7 +78,7 @@ __device__ inline void score_slice(const MinMaxParams &p, const RowSink &sink, c
 #pragma unroll
             for (uint32 n = 0; n < COUNT; n++) x[n] = 0.0f;
             for (uint32 c = channel; c < s.dim; c += half * 8) {
-                // The first channels are here, unless others were asked for since.
+                // The first channels are in registers, unless others were loaded since.
                 if (c > channel || (query > row.first && s.dim > half * 8)) load(base, c);
                 float wide[COUNT][8];
                 blocks.widen(p.dtype, wide);
@@ -121,8 +126,8 @@ template <uint32 BYTES> __device__ inline void select_minmax(const MinMaxParams 
     sink.finish(row, quota, top);
 }
 
-// Four neighbouring blocks, of which each lane has eight channels; `data` is its part of summary [0, 0], of the sequence where there is no table.
-// Says which are there.
+// Loads eight channels of four neighbouring blocks. `data` is the lane's part of summary [0, 0], of the sequence's own where there is no table.
+// Returns a bit for each block that exists.
 __device__ inline uint32 load_four(const Place &place, const Summary &s, const char *data, uint32 seq, uint32 j, bool reads, Eight<2> (&to)[4]) {
     uint32 page[4], row[4], exist = 0;
     if (place.table) {
@@ -146,17 +151,17 @@ __device__ inline uint32 load_four(const Place &place, const Summary &s, const c
     return exist;
 }
 
-// The common form: 16 bits, one query position, D up to 128, channels side by side. Chunks of blocks go round the slices, so that the first
-// are asked for before the length is known; a warp asks for a block of the next stage once it has multiplied one of this, and has those of
-// later stages brought to the L2 cache. What is small and needed first is asked for first, before all warps' blocks: it would wait behind
-// them. Two CTAs fit in a multiprocessor: the next kernel's can start while this one's end.
+// The kernel for decoding: 16 bits, one query position, D up to 128, channels side by side. Chunks of blocks go round the slices, so that the
+// first blocks are loaded before the length is known. A warp loads a block of the next turn once it has multiplied one of this turn, and
+// brings those of later turns to the L2 cache. What is small and needed first is loaded before the warps' blocks, as it would wait behind
+// them. Two CTAs fit in a multiprocessor, so that the next kernel's CTAs can start while this kernel's end.
 extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_decode(const __grid_constant__ MinMaxParams p) {
-    constexpr uint32 HEADS = 4, AHEAD = 3, LINE_LANES = 4;  // at once; stages in the L2 cache; lanes that read 64 bytes
+    constexpr uint32 HEADS = 4, AHEAD = 3, LINE_LANES = 4;  // heads at a time; turns in the L2 cache; lanes that read 64 bytes
     __shared__ alignas(16) float folded[256];
     __shared__ TopKShared top;
     __shared__ SinkShared sink_shared;
     __shared__ uint32 nan, words[WARP];
-    __shared__ Row row;  // registers hold blocks
+    __shared__ Row row;  // in shared memory, as registers hold blocks
     __shared__ Quota quota;
     allow_next_kernel();
     const SelectParams &s = p.select;
@@ -176,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_deco
     const char *const query = pin_in_register(s.q + seq * s.q_seq + head * s.group * s.q_head + threadIdx.x * s.q_channel);
     if (threadIdx.x == 0) nan = 0;
     uint32 j = sink.slice * CHUNK + threadIdx.x / WARP * 4;
-    // The lanes that read a line have it brought for a block each.
+    // Each of the lanes that read a line prefetches it for another block.
     static_assert(LINE_LANES == 4);
     const uint32 of_line = lane % LINE_LANES;
     const bool announces = channel - of_line * 8 < s.dim && !s.place.table;
@@ -184,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_deco
     const auto prefetch_tiles = [&](uint32 j, uint32 end) {
         if (j + of_line < end && announces) prefetch(line + j * row_bytes);
     };
-    // The length is read while the kernel before may still write it, so it decides nothing but what is brought near.
+    // The length is read while the kernel before may still write it, so it decides only what is prefetched.
     const int32 expected = load_hint(tokens_at);
     const uint32 expected_blocks = expected <= 0 ? 0 : min(s.by_block.divide(expected - 1) + 1, s.place.capacity);
 #pragma unroll 1
@@ -199,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_deco
     sink.start();
     wait_for_previous_kernel();
 
-    // All that is asked for before the first answer is looked at.
+    // All of this is loaded before the first result is used.
     Lengths lengths(int32(request_bits<4>(tokens_at)), s.positions);
     if (queries_at) lengths.queries = request_bits<4>(queries_at);
     const int32 budget = budget_at ? request_bits<4>(budget_at) : s.k;
@@ -242,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_minmax_deco
         folded[threadIdx.x] = positive, folded[s.dim + threadIdx.x] = negative;
         if (is_nan) atomicOr(&nan, 1u);
     }
-    // Of a warp that has no channels to add up.
+    // A thread of the last warp computes them, which has no channels to add up.
     if (threadIdx.x == TOPK_THREADS - WARP) row = Row(s, sink.number, lengths), quota = Quota(s, row, budget);
     __syncthreads();
     sink.expect(quota);

@@ -1,8 +1,9 @@
-// What the selecting kernels share: what a row of scores is, and how a CTA selects from it.
+// What minmax, means and axis_general share: a row of scores, and how a CTA selects from it.
 //
-// A row is a list to be made: of (sequence, KV head), or of (sequence, query position, KV head) where every position has its own. `slices`
+// A row is a list to be made: of (sequence, KV head), or of (sequence, query position, KV head) where every position has its own list. `slices`
 // CTAs score a row's blocks. They are a cluster and send the scores to shared memory of its first CTA, which selects from them. Where there are
-// no clusters, or scores do not fit, they leave them in `scratch_scores`, and a kernel that follows selects (select_top_cta).
+// no clusters, or scores do not fit, or a cluster of its own selects sooner, the CTAs write the scores to `scratch_scores`, and a second
+// kernel selects (top_cta.cu, top_cluster.cu).
 #pragma once
 
 #include "common/cluster.cuh"
@@ -13,7 +14,7 @@
 
 enum Status : uint32 { SAW_NAN = 1, NO_SUMMARY = 2, CLAMPED = 4 };
 
-// What is given of a sequence: tokens, and query positions.
+// The lengths of a sequence as the caller gives them: tokens, and query positions.
 struct Lengths {
     int32 tokens, queries;
 
@@ -30,9 +31,9 @@ struct Lengths {
 struct Row {
     uint32 number, seq, head, list;
     int32 len;        // tokens of the sequence
-    uint32 queries;   // positions of the sequence that are there
-    uint32 first, last;  // those that this list is for: first … last−1
-    uint32 tokens, n;    // that the last of them sees, and their blocks
+    uint32 queries;   // query positions that the sequence has
+    uint32 first, last;  // the query positions that share this list: first … last−1
+    uint32 tokens, n;    // tokens that the last of these positions sees, and their blocks
     bool clamped;
 
     Row() = default;
@@ -49,14 +50,14 @@ struct Row {
         tokens = first < last ? max(position(last - 1) + 1, 0) : 0;
         n = tokens == 0 ? 0 : p.by_block.divide(tokens - 1) + 1;
     }
-    // Where the query stands; it sees the keys up to there.
+    // The token position of a query: it sees the keys up to there.
     __device__ int32 position(uint32 query) const { return len - int32(queries) + int32(query); }
 };
 
-// k of a sequence, as it is given.
+// The budget of a sequence, as the caller gives it.
 __device__ inline int32 budget_of(const SelectParams &p, uint32 seq) { return p.budgets ? as<int32>(p.budgets + seq * p.budgets_seq) : int32(p.k); }
 
-// What decides how many blocks are selected of a sequence's lists.
+// The inputs that decide how many blocks are selected for a sequence's lists.
 struct ListInputs {
     int32 tokens, queries, budget;
 
@@ -64,7 +65,7 @@ struct ListInputs {
         const Lengths lengths(p, seq);
         return {lengths.tokens, lengths.queries, budget_of(p, seq)};
     }
-    // While the kernel before may still write it.
+    // Reads the inputs while the kernel before may still write them.
     __device__ static ListInputs hint(const SelectParams &p, uint32 seq) {
         return {load_hint(p.seq_lens + seq * p.seq_lens_seq), p.q_lens ? load_hint(p.q_lens + seq * p.q_lens_seq) : int32(p.positions),
                 p.budgets ? load_hint(p.budgets + seq * p.budgets_seq) : int32(p.k)};
@@ -76,11 +77,11 @@ struct ListInputs {
     }
 };
 
-// How many blocks of a row are selected, given k.
+// How many blocks of a row are selected, given its budget.
 struct Quota {
-    uint32 stored;               // the first ones, which have a score; the others are worth −inf
-    uint32 init, local, wanted;  // first and last ones, which are forced; others
-    uint32 end, of_stored;       // `of_stored` of the wanted are among blocks init … end−1, the rest follow them
+    uint32 stored;               // the first blocks, which have a score; the others are worth −inf
+    uint32 init, local, wanted;  // first and last blocks, which are forced; how many others are selected
+    uint32 end, of_stored;       // `of_stored` of the wanted blocks are among blocks init … end−1, the rest follow block end−1
     bool clamped;
 
     Quota() = default;
@@ -108,7 +109,7 @@ __device__ inline Emit list_of(const SelectParams &p, const Row &row) {
     return {p.selected.ids + row.seq * p.selected.ids_seq + row.list * p.selected.ids_pos + row.head * p.selected.ids_head, p.selected.ids_entry};
 }
 
-// Writes what no score decides: forced blocks and those that have none, and how many there are.
+// Writes what no score decides: the count, forced blocks, and selected blocks without a score.
 __device__ inline void write_forced(const SelectParams &p, const Row &row, const Quota &quota) {
     const uint32 thread = threadIdx.x, n = row.n, init = quota.init, wanted = quota.wanted, local = quota.local;
     const Emit emit = list_of(p, row);
@@ -131,7 +132,7 @@ __device__ inline char *status_of(const SelectParams &p, const Row &row) {
     return p.status ? p.status + row.seq * p.status_seq + row.list * p.status_pos + row.head * p.status_head : nullptr;
 }
 
-// Writes a row's list and its status. choose(emit) emits the place, from 0 on, and number of each of the stored blocks that are selected.
+// Writes a row's list and its status. choose(emit) emits place, from 0 on, and number of each selected block that has a score.
 template <typename Choose>
 __device__ void finish(const SelectParams &p, const Row &row, const Quota &quota, uint32 seen, const Choose &choose) {
     if (quota.of_stored > 0) choose(list_of(p, row).from(quota.init));
@@ -139,32 +140,32 @@ __device__ void finish(const SelectParams &p, const Row &row, const Quota &quota
     if (threadIdx.x == 0 && p.status) as<uint32>(status_of(p, row)) = seen | (quota.clamped ? CLAMPED : 0);
 }
 
-constexpr uint32 MOST_SLICES = 16;  // of a row, where they are a cluster
+constexpr uint32 MOST_SLICES = 16;  // most CTAs of a row's cluster
 
-extern __shared__ __align__(16) float row_scores[];  // in the cluster's first CTA
+extern __shared__ __align__(16) float row_scores[];  // the row's scores, in the cluster's first CTA
 
 struct SinkShared {
     Mailbox mailbox;
-    uint32 saw[MOST_SLICES * TOPK_WARPS];  // of each warp of the cluster
-    uint32 seen;                           // by this CTA
+    uint32 saw[MOST_SLICES * TOPK_WARPS];  // status bits of each warp of the cluster
+    uint32 seen;                           // status bits of this CTA
 };
 
-// The way of a row's scores to the CTA or the kernel that selects from them: open() ─ join() ─ put() of each stored block, report() of each warp
-// ─ finish().
+// Carries a row's scores to the CTA or the kernel that selects from them. Calls: open() ─ join() ─ put() of each stored block, report() of each
+// warp ─ finish().
 struct RowSink {
     const SelectParams &p;
     SinkShared &shared;
-    uint32 number, slice;  // of the row, of its CTAs
+    uint32 number, slice;  // the row, and this CTA's number among the row's CTAs
 
     __device__ RowSink(const SelectParams &p, SinkShared &shared)
         : p(p), shared(shared), number(p.by_slices.divide(blockIdx.x)), slice(blockIdx.x - number * p.slices) {}
 
-    // By all threads, early.
+    // Called early, by all threads.
     __device__ void open() const {
         if (threadIdx.x == 0) shared.seen = 0;
         shared.mailbox.open();
     }
-    // After open() and __syncthreads(). All threads take part. join() may be had in two halves, of which the first needs no quota.
+    // Called after open() and __syncthreads(), by all threads. start() and expect() are the halves of join(); start() needs no quota.
     __device__ void start() const { shared.mailbox.start(); }
     __device__ void expect(const Quota &quota) const { shared.mailbox.expect(4 * (quota.stored + p.slices * TOPK_WARPS)); }
     __device__ void join(const Quota &quota) const { start(), expect(quota); }
@@ -189,9 +190,9 @@ struct RowSink {
             if (threadIdx.x == 0) p.cta_status[blockIdx.x] = shared.seen;
             return;
         }
-        if (slice == p.slices - 1) write_forced(p, row, quota);  // by the CTA that has the time
+        if (slice == p.slices - 1) write_forced(p, row, quota);  // the last CTA has the time
         if (slice > 0) return;
-        // While scores are on their way: what does not depend on them.
+        // What does not depend on scores is done while these arrive.
         reinterpret_cast<uint4 *>(top_shared.bin)[threadIdx.x] = make_uint4(0, 0, 0, 0);
         const Emit list = list_of(p, row).from(quota.init), emit = {pin_in_register(list.ids), pin_in_register(list.stride)};
         char *const status = pin_in_register(status_of(p, row));
@@ -208,7 +209,7 @@ struct RowSink {
             is_done = QuadTopK<1>(top_shared, scores).take(wanted, emit);
         else if (scores.count <= QuadTopK<4>::MOST)
             is_done = QuadTopK<4>(top_shared, scores).take(wanted, emit);
-#if __CUDA_ARCH__ >= 900  // before that it does not fit in the registers of two CTAs a multiprocessor
+#if __CUDA_ARCH__ >= 900  // on earlier devices two CTAs of a multiprocessor lack the registers
         else if (scores.count <= QuadTopK<8>::MOST)
             is_done = QuadTopK<8>(top_shared, scores).take(wanted, emit);
 #endif
@@ -216,7 +217,7 @@ struct RowSink {
         TopK<SharedScores> top(top_shared, scores, present());
         top.take(top.find_threshold(wanted), emit);
     }
-    // What all warps of the cluster saw. By a warp.
+    // Called by one warp: writes what all warps of the cluster saw.
     __device__ void write_status(char *status, uint32 reports, uint32 clamped) const {
         const uint32 lane = threadIdx.x % WARP;
         uint32 saw = 0;

@@ -1,21 +1,21 @@
-// What the lengths and the budget of a sequence say of a list of blocks, where each query position has its own.
+// How many blocks are selected for a list, which follows from lengths and budget alone, where each query position has its own list.
 #pragma once
 
 #include "select/rows.cuh"
 #include "select/tiles.cuh"
 
-// Which list a CTA is for.
+// Which list a CTA makes.
 struct ListNumber {
     uint32 seq, position, head;
 };
 
-// How many blocks are selected for it.
+// How many blocks are selected for the list.
 struct Selection {
     ListNumber at;
-    uint32 n, stored, tiles;     // blocks, the first of them, which have a summary, and their tiles
-    uint32 init, local, wanted;  // first and last ones, which are forced; others
-    uint32 end, of_stored;       // `of_stored` of the wanted are among blocks init … end−1, the rest follow them
-    uint32 is_there, clamped;    // is_there: the query position
+    uint32 n, stored, tiles;     // blocks that the list sees; the first of them, which have a summary; tiles of these
+    uint32 init, local, wanted;  // first and last blocks, which are forced; how many others are selected
+    uint32 end, of_stored;       // `of_stored` of the wanted blocks are among blocks init … end−1, the rest follow block end−1
+    uint32 is_there, clamped;    // is_there: the sequence has this query position
 
     __device__ void compute(const SelectParams &s, const ListNumber &number, const Lengths &given, int32 budget) {
         at = number;
@@ -30,9 +30,9 @@ struct Selection {
         end = max(min(n - local, stored), init), of_stored = min(wanted, end - init);
         clamped = given.tokens < 0 || given.queries != queries || budget != int32(k) || (s.scores && n > s.max_blocks);
     }
-    // Then no score decides.
+    // Whether all candidates are selected, so that no score decides.
     __device__ bool takes_all() const { return of_stored == end - init; }
-    // 0 for a forced block; otherwise it sorts as the score does, which is −inf or not negative.
+    // The block's key: 0 if it is forced, and otherwise a number that sorts as the score does, which is −inf or not negative.
     __device__ uint32 key(uint32 j, float score) const { return key(j, score, init, end); }
     __device__ static uint32 key(uint32 j, float score, uint32 init, uint32 end) {
         const uint32 key = score < 0.0f ? 1 : __float_as_uint(score) + 2;

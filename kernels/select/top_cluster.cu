@@ -1,8 +1,8 @@
-// Selection from scores that another kernel has left, of rows that are few and long: a cluster makes a row, and its CTAs prefilter it.
+// Selection from scores in memory, for few long rows: a cluster makes a row (cluster_prefilter.cuh). It follows minmax.
 //
 // Bytes: a row's scores, from the L2 cache, once.
 //
-// On entry: scratch_scores and cta_status are those of the kernel before; clusters of 2, 4 or 8 CTAs.
+// On entry: scratch_scores and cta_status were written by the kernel before; clusters have 2, 4 or 8 CTAs.
 //
 // targets: compute_90
 
@@ -17,7 +17,7 @@ struct TopClusterShared {
     uint32 seen;
 };
 
-// Dynamic shared memory: the CTA's scores, and then their keys; then what comes to the first CTA.
+// Dynamic shared memory holds the CTA's scores, whose place their keys take, and then what the first CTA receives.
 extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_top_cluster(const __grid_constant__ SelectParams p, uint32 room) {
     __shared__ TopClusterShared shared;
     allow_next_kernel();
@@ -26,11 +26,11 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_top_cluster
     ClusterPrefilter<TOPK_THREADS> prefilter(shared.prefilter, shared.top, own, own + room);
     prefilter.open();
     if (thread == 0) shared.seen = 0;
-    // The length is read while the kernel before may still write it, so it decides nothing but what is asked for early.
+    // The length is read while the kernel before may still write it, so it decides only what is loaded early.
     const uint32 seq = p.by_lists.divide(p.by_heads.divide(number));
     const int32 tokens = load_hint(p.seq_lens + seq * p.seq_lens_seq);
     const uint32 expected = tokens <= 0 ? 0 : min(p.by_block.divide(tokens - 1) + 1, p.scored_blocks);
-    // The row is compute early, too, and again where what is given has changed.
+    // One thread computes the row early, and again if its inputs have changed.
     const bool computes = thread == TOPK_THREADS - 1;
     const auto compute = [&](const ListInputs &given) {
         shared.row = Row(p, number, given.lengths()), shared.quota = Quota(p, shared.row, given.budget);
@@ -41,9 +41,9 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_top_cluster
     cluster_started();
     wait_for_previous_kernel();
     const float *const scores = p.scratch_scores + uint64(number) * p.scored_blocks;
-    // A thread has what it reads.
+    // Each thread loads the scores that it reads itself.
     const auto load = [&](uint32 stored) {
-        constexpr uint32 TOGETHER = 4;  // on their way at once
+        constexpr uint32 TOGETHER = 4;  // loads that a thread has in flight
         prefilter.divide((stored + 3) / 4 * 4);
         const uint32 end = prefilter.end();
 #pragma unroll 1
@@ -70,7 +70,7 @@ extern "C" __global__ void __launch_bounds__(TOPK_THREADS, 2) select_top_cluster
         prefilter.put(i, j - init < end - init ? sort_key(__uint_as_float(own[i])) : 0);
     });
     Emit emit;
-    // While keys are on their way; the others by the last CTA, which has the time.
+    // What does not depend on keys is written while these are in flight, mostly by the last CTA, which has the time.
     const auto write_others = [&] {
         emit = list_of(p, row).from(quota.init);
         if (prefilter.cta < ctas - 1) return;

@@ -1,8 +1,8 @@
-// Selection from scores that another kernel has left: CTA r makes row r.
+// Selection from scores in memory: CTA r makes row r. It follows minmax, means or axis_general.
 //
-// Bytes: a row's scores, from the L2 cache, once; beyond 8192 of them, once a pass (up to six).
+// Bytes: a row's scores, from the L2 cache, once; a row of more than 8192 scores is read once a pass, up to six times.
 //
-// On entry: scratch_scores and cta_status are those of the kernel before.
+// On entry: scratch_scores and cta_status were written by the kernel before.
 //
 // targets: compute_80, compute_90
 

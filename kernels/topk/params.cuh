@@ -1,4 +1,4 @@
-// Parameters of the kernels of topk.
+// Parameters of the top-k kernels. R: rows; n: scores of a row.
 #pragma once
 
 #include "common/types.cuh"
@@ -7,14 +7,14 @@
 struct TopKParams {
     const char *scores, *lens, *budgets;
     char *ids, *counts, *values;
-    char *kept_entries, *kept_counts;  // entries that each slice of a row has kept, MOST_KEPT places each, and how many
+    char *kept_entries, *kept_counts;  // prefilter: [R, slices, MOST_KEPT] entries that are kept, [R, slices] how many
     int64 scores_row, scores_entry, lens_row, budgets_row;
     int64 ids_row, ids_entry, counts_row, values_row, values_entry;
     uint32 n, k, capacity, dtype;
-    uint32 adjacent;  // entries of a row lie side by side, and four of them are aligned
-    uint32 chunks;    // of keys that shared memory has room for
-    uint32 slices;    // of a row, that were kept_entries; 0: none
-    uint32 one_cta;     // one CTA selects where its registers hold what there is
+    uint32 adjacent;  // a row's scores lie side by side, and groups of four are aligned
+    uint32 chunks;    // chunks of keys for which a CTA's shared memory has room
+    uint32 slices;    // slices of a row that the prefilter took; 0: it did not run
+    uint32 one_cta;   // one CTA selects where its registers hold the row or what the prefilter kept
 };
 
 #include "topk/layout.cuh"

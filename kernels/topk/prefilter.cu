@@ -1,10 +1,11 @@
-// What can be among the best of long rows: the first of two kernels of vwd_topk.
+// Keeps what can be among the best of long rows: the first of the two kernels of vwd_topk's variant `prefilter`.
 //
-// Bytes: every score once; a sample of 32 KB by each CTA, from the L2 cache.
+// Bytes: every score once; each CTA also reads a sample of 32 KB from the L2 cache.
 //
-// Cut: `slices` CTAs for each row. All of a row take the same sample of 8192 scores, two quads from each of as many places, and from it a key
-// that more than the wanted reach, in all likelihood; those that do, some times as many as are wanted, are kept in the order of their
-// indices. Whether they are enough is counted by the kernel that follows, which else looks at the scores themselves.
+// Split: `slices` CTAs for each row. All CTAs of a row take the same sample of 8192 scores, two quads from each of 1024 places, and from it a
+// key that more than the wanted scores reach in all likelihood. The scores that reach it, a few times as many as are wanted, are kept in
+// the order of their indices. The kernel that follows (topk.cuh) counts whether they suffice, and reads the scores themselves where they
+// do not.
 //
 //   request sample and first scores ─ bins of the largest of quads ─ key ─ scores that reach it ─ entries
 //                                                                           └──── next scores ────┘
@@ -18,7 +19,7 @@
 constexpr uint32 THREADS = 512, WARPS = THREADS / WARP, AT_ONCE = WARPS * CHUNK, PLACES = QUADS * THREADS / 2;
 static_assert(MOST_KEPT % 4 == 0);
 
-// As many of the largest of the sample's quads reach the key. 0 where that is no help: too many would be kept.
+// How many of the sample's quads are to reach the key; 0 where too many scores would be kept.
 __device__ inline uint32 rank_of(const Row &row) {
     constexpr uint32 MOST_EXPECTED = 12288;
     const float share = float(AT_ONCE) / float(row.len), expected = float(row.wanted) * share;
@@ -34,7 +35,7 @@ template <uint32 BYTES> __device__ inline void prefilter(const TopKParams &p) {
     wait_for_previous_kernel();
     const uint32 number = blockIdx.x / p.slices, slice = blockIdx.x - number * p.slices;
     const Row row(p, number);
-    // With short ones the kernel that follows needs no help.
+    // Short rows fit in the registers of the kernel that follows.
     const uint32 rank = row.len > CtaTopK<1024>::MOST ? rank_of(row) : 0;
     uint32 &kept_counts = as<uint32>(p.kept_counts + blockIdx.x * 4ull);
     if (rank == 0) {
@@ -61,7 +62,7 @@ template <uint32 BYTES> __device__ inline void prefilter(const TopKParams &p) {
 #pragma unroll
         for (uint32 n = 0; n < QUADS; n++) bins.count(of_quad[n]);
         bins.choose(rank);
-        // Of a bin that many share, a finer part.
+        // Narrows a bin that many quads share.
 #pragma unroll 1
         while (bins.shift > 0 && 8 * shared.count > rank) {
             const uint32 wanted = shared.rank;
@@ -105,7 +106,7 @@ template <uint32 BYTES> __device__ inline void prefilter(const TopKParams &p) {
                 if (x[n][i] >= least) as<uint2>(entries + mine++ * 8) = make_uint2(x[n][i], chunk + first + n * STEP + i);
         }
     }
-    // Quads are whole.
+    // Zeros fill up the last quad.
     if (kept <= MOST_KEPT && threadIdx.x < (0 - kept) % 4) as<uint2>(entries + (kept + threadIdx.x) * 8) = make_uint2(0, 0);
     if (threadIdx.x == 0) kept_counts = kept <= MOST_KEPT ? kept : TOO_MANY;
 }

@@ -1,16 +1,16 @@
-// A row of scores, its keys, and where its best go.
+// A row of scores, its keys, and where its selected scores go.
 #pragma once
 
 #include "common/cta_topk.cuh"
 #include "topk/params.cuh"
 
-// Neighbouring scores.
+// Four neighbouring scores.
 template <uint32 BYTES> struct alignas(4 * BYTES) Four {
     uint32 word[BYTES];
     __device__ uint32 bits(uint32 n) const { return BYTES == 4 ? word[n] : word[n / 2] >> n % 2 * 16 & 0xffff; }
 };
 
-constexpr uint32 UNKNOWN = 0;  // no key
+constexpr uint32 UNKNOWN = 0;  // a key that no score has
 
 struct Row {
     const TopKParams &p;
@@ -24,7 +24,7 @@ struct Row {
         if (p.budgets) k = as<int32>(p.budgets + number * p.budgets_row);
         len = min(uint32(max(given, 0)), p.n), wanted = min(min(uint32(max(k, 0)), p.capacity), len);
     }
-    // Keys from each of at[n] on, a multiple of four; 0 from `end` on.
+    // Loads the quads of keys that begin at at[n], multiples of four; keys from `end` on are 0.
     template <uint32 BYTES> __device__ void load(const uint32 (&at)[QUADS], uint32 end, uint32 (&x)[QUADS][4]) const {
         Four<BYTES> four[QUADS];
 #pragma unroll
@@ -44,14 +44,14 @@ struct Row {
 #pragma unroll
             for (uint32 m = 0; m < 4; m++) x[n][m] = at[n] + m < end ? sort_key(widen<BYTES>(four[n].bits(m))) : 0;
     }
-    // From each of first + n · STEP on.
+    // Loads the quads of keys that begin at first + n · STEP.
     template <uint32 BYTES> __device__ void load(uint32 first, uint32 end, uint32 (&x)[QUADS][4]) const {
         uint32 at[QUADS];
 #pragma unroll
         for (uint32 n = 0; n < QUADS; n++) at[n] = first + n * STEP;
         load<BYTES>(at, end, x);
     }
-    // Of what is loaded soon.
+    // Brings the scores of these quads to the L2 cache.
     template <uint32 BYTES> __device__ void prefetch_scores(uint32 first, uint32 end) const {
 #pragma unroll
         for (uint32 n = 0; n < QUADS; n++)
@@ -65,9 +65,9 @@ struct Row {
         if (BYTES == 4) return __uint_as_float(bits);
         return p.dtype == BFLOAT16 ? widen_bfloat16(bits) : widen_float16(bits);
     }
-    // The score as it is stored: what its key tells, or where that is not known, or others have it, too, read again.
+    // The score as it is stored. It follows from the key, and is read again where the key is unknown or stands for several scores.
     template <uint32 BYTES> __device__ uint32 value_of(uint32 key, uint32 j) const {
-        constexpr uint32 ZERO = 0x80000000u, LEAST = 0x007fffffu;  // of −0 and +0; of −inf and NaN
+        constexpr uint32 ZERO = 0x80000000u, LEAST = 0x007fffffu;  // the key of −0 and +0, and of −inf and NaN
         if (key == UNKNOWN || key == ZERO || key == LEAST) return stored<BYTES>(j);
         const uint32 bits = key >> 31 ? key & 0x7fffffffu : ~key;
         if (BYTES == 4) return bits;
@@ -86,6 +86,6 @@ struct Row {
     __device__ void write_count() const { as<int32>(p.counts + number * p.counts_row) = wanted; }
 };
 
-// What is left of a row after sifting: for each slice up to so many entries, a key and its index.
+// What the prefilter keeps of a row: up to MOST_KEPT entries for each slice, each a key and its index.
 constexpr uint32 MOST_KEPT = 6144, MOST_SLICES = 512;
-constexpr uint32 TOO_MANY = ~0u;  // instead of how many
+constexpr uint32 TOO_MANY = ~0u;  // stands for a count above MOST_KEPT

@@ -4,24 +4,27 @@
 //
 // Bytes: every score once, every id and value once. A row of 131072 float32 scores has 524 KB; eight of them take 1 µs.
 //
-// Cut: a CTA has a row of up to 16384 scores in its registers (of up to 8192 in half of them, so that a multiprocessor has two rows). Of
-// longer rows prefilter.cu leaves as many as that, if there is scratch. Otherwise a cluster of 1, 2, 4 or 8 CTAs takes each row, in which a warp
-// has neighbouring scores; those beyond the cluster's registers and shared memory are read once a pass, up to five times.
+// Which variant runs when (src/ops/topk/choose.rs):
+//   short      rows of up to 8192 scores: a CTA has a row in half of the registers, so that a multiprocessor has two rows
+//   prefilter  long rows of which few are wanted, where there is scratch: prefilter.cu leaves up to 16384 entries, which a CTA has in registers
+//   cluster    all other rows: a CTA has up to 16384 scores in registers, and a cluster of 2, 4 or 8 CTAs takes longer rows. Scores beyond the
+//              cluster's registers and shared memory are read once a pass, up to five times
 //
 //   request scores or entries ─ bounds ─ bins ─ places ─ ids, values
 //                                                 └ best first: sort ┘
 //
-// On entry: the grid is a multiple of the cluster; `room` has places for what is selected, best first a power of two.
+// On entry: the grid is a multiple of the cluster; `room` has places for the selected scores, a power of two where they are sorted.
 #pragma once
 
 #include "topk/row.cuh"
 
 constexpr uint32 SHORT = 512, LONG = 1024;
 
-// An item for each that is selected, after an index for each key in registers if that is no score of the row; or chunks of a cluster's keys.
+// An item for each selected score, after an index for each key in registers where keys are the prefilter's entries; or chunks of a cluster's
+// keys.
 extern __shared__ uint4 room[];
 
-// Score and index as one number that is larger for what comes first.
+// Key and index as one number that is larger for what comes first.
 __device__ inline uint64 item_of(uint32 key, uint32 j) { return uint64(key) << 32 | ~j; }
 
 // Sorts `count` items, the largest first; all threads of a CTA take part.
@@ -48,7 +51,7 @@ template <uint32 BYTES, bool IS_ORDERED, uint32 THREADS> __device__ inline void 
     for (uint32 i = threadIdx.x; i < row.wanted; i += THREADS) row.write<BYTES>(i, ~uint32(item[i]), uint32(item[i] >> 32));
 }
 
-// Selects from the keys in registers; index(j) is that of key j.
+// Selects from the keys in registers; index(j) is the index of key j.
 template <uint32 BYTES, bool IS_ORDERED, uint32 THREADS, typename Index>
 __device__ inline void select(const Row &row, CtaTopK<THREADS> &top, uint32 present, uint64 *item, const Index &index) {
     top.find_threshold(row.wanted, present);
@@ -70,17 +73,17 @@ template <uint32 BYTES, bool IS_ORDERED> __device__ inline void select_short(con
     select<BYTES, IS_ORDERED>(row, top, row.len, reinterpret_cast<uint64 *>(room), [](uint32 j) { return j; });
 }
 
-// Entries of a row that was kept_entries, one slice's after the other's, each from a whole quad on.
+// The entries that the prefilter kept of a row, slice after slice; each slice begins with a whole quad.
 struct Entries {
     struct Shared {
-        uint32 first[MOST_SLICES];           // places before each slice
-        uint32 places[WARP], present[WARP];  // of a warp's slices
+        uint32 first[MOST_SLICES];           // places of earlier slices
+        uint32 places[WARP], present[WARP];  // sums over each warp's slices
     };
     const Row &row;
     Shared &shared;
-    uint32 places, present;  // 0: the scores themselves are needed
+    uint32 places, present;  // places is 0 where the scores themselves are needed
 
-    // By all threads.
+    // Called by all threads.
     __device__ Entries(const Row &row, Shared &shared) : row(row), shared(shared), places(0), present(0) {
         const uint32 slices = row.p.slices, slice = threadIdx.x, warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
         if (slices == 0) return;
@@ -98,7 +101,7 @@ struct Entries {
         __syncthreads();
         if (there >= row.wanted && all <= CtaTopK<LONG>::MOST) places = all, present = there;
     }
-    // Keys and indices of the quad at place i.
+    // Loads keys and indices of the quad at place i.
     __device__ void load(uint32 i, uint32 (&key)[4], uint4 &index) const {
         uint32 slice = 0;
 #pragma unroll
@@ -116,7 +119,7 @@ template <uint32 BYTES, bool IS_ORDERED> __device__ inline void select_long(cons
     __shared__ union {
         ClusterTopKShared<LONG> cluster;
         CtaTopKShared<LONG> one_cta;
-    } shared;  // both begin with bins, which are opened together; only one is written then
+    } shared;  // both begin with bins that are 0 after open(); only one is used
     __shared__ Entries::Shared slices;
     constexpr uint32 LONG_QUADS = CtaTopK<LONG>::MOST / 4;
     allow_next_kernel();
@@ -152,7 +155,7 @@ template <uint32 BYTES, bool IS_ORDERED> __device__ inline void select_long(cons
     if (!IS_ORDERED) {
         if (ctas > 1) cluster_arrive();
         top.take([&](uint32 place, uint32 j) { row.write<BYTES>(place, j, UNKNOWN); });
-        if (ctas > 1) cluster_wait();  // others may still read this CTA's counts
+        if (ctas > 1) cluster_wait();  // other CTAs may still read this CTA's counts
         return;
     }
     top.take([&](uint32 place, uint32 j) { row.id(place) = j; });
