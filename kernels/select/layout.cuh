@@ -1,4 +1,4 @@
-// Where the fields of src/ops/select/cuda.rs lie: `make kernels` writes this, a test compares it.
+// Where the fields of src/ops/select/cuda/mod.rs lie: `make kernels` writes this, a test compares it.
 #pragma once
 
 #include "common/layout.cuh"

@@ -1,10 +1,12 @@
 //! Launch of the kernels of kernels/index.
 
+use super::choose::{self, Variant};
 use super::{ImportanceRequest, Kind, UpdateRequest};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::views::{Place, Summary, address, byte_stride, element_code, has_aligned_rows, saturated};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind as LaunchKind, Modules, Source, source};
 
@@ -24,6 +26,8 @@ impl cuda::Kernels for Kernels {
         source!("index/axis", compute_80, compute_90),
         source!("index/importance", compute_80),
     ];
+
+    const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>()];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let widths = |source, [b8, b16, b32]: [&'static str; 3]| {
@@ -170,9 +174,6 @@ const LANE_CHANNELS: usize = 8;
 const LANE_TOKENS: usize = 4;
 /// SLOTS of kernels/index/axis.cuh: they share a block's tokens.
 const TOKEN_SLOTS: usize = 8;
-/// Tokens and channels of a block whose keys stay in registers.
-const HELD_TOKENS: usize = 64;
-const HELD_CHANNELS: usize = 256;
 
 impl Keys {
     fn new(r: &UpdateRequest) -> Keys {
@@ -221,6 +222,7 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
     let mut lanes = dim.div_ceil(LANE_CHANNELS).next_power_of_two().min(32);
     let [weights, centre] = r.index.learned();
     let (tokens, kernels): (_, &Kernels) = (keys.capacity as usize, enqueue.kernels());
+    let mut axis_variant = None;
     let (mut size, mut stride, mut split, mut dtype) = (1, 1, 1, DType::F16);
     // Beside the kernel: summaries, how many of them a CTA takes at once, and CTAs that fit a multiprocessor.
     let (kernel, summaries, at_once, resident) = match &r.index.kind {
@@ -236,7 +238,9 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
         Kind::Label(_) => (&kernels.labels, tokens, THREADS as usize / 32, 4),
         Kind::Axis(axes) => {
             (size, dtype) = (axes.block_size, if axes.range.is_some() { DType::F16 } else { axes.axes.dtype });
-            let wide = size > HELD_TOKENS || dim > HELD_CHANNELS;
+            let variant = variants::choose(enqueue.forced(), |variant| choose::axis(variant, size, dim))?;
+            let wide = variant == Variant::Wide;
+            axis_variant = Some(variant);
             // A block's threads are two warps or more.
             lanes = lanes.max(8);
             let kernels = if wide { &kernels.wide_axes } else { &kernels.axes };
@@ -294,7 +298,11 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
     };
     // SAFETY: AxisParams, or UpdateParams with which it begins, is the kernels' struct; the op's caller keeps the tensors
     // valid until the stream has passed. The kernels wait before they touch anything.
-    unsafe { enqueue.launch(kernel, grid, [(&raw const params).cast()]) }
+    unsafe { enqueue.launch(kernel, grid, [(&raw const params).cast()])? };
+    if let Some(variant) = axis_variant {
+        enqueue.ran(variant);
+    }
+    Ok(())
 }
 
 impl Sample {

@@ -4,6 +4,7 @@
 //! channels as code = rne((x − min) / scale) in 0 … 15. AXIS: per block the mean key μ and an axis a along which its keys
 //! spread, r·Xᵀu with X = K − μ, u near the principal direction of the tokens and a reach r.
 
+mod choose;
 mod cpu;
 mod cuda;
 

@@ -4,6 +4,7 @@
 //! How many blocks a sequence has, and which of them are forced, follows from its length alone: what the index holds
 //! changes nothing but scores.
 
+mod choose;
 mod cpu;
 mod cuda;
 

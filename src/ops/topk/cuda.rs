@@ -1,12 +1,17 @@
 //! Launch of the kernels of kernels/topk.
 
 use super::Request;
+use super::choose::{
+    self, CHUNK, CHUNK_BYTES, MOST_CHUNKS, MOST_SORTED, PREFILTER_THREADS, Room, SHORT_THREADS, STATIC_BYTES, Shape,
+    THREAD_KEYS, THREADS, Variant, item_bytes, scratch,
+};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::views::{address, byte_stride, element_code, saturated};
-use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Parts, Source, source};
+use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 
 pub struct Kernels {
     ascending: Order,
@@ -34,17 +39,11 @@ impl ByWidth {
     }
 }
 
-/// What a device has room for.
-#[derive(Clone, Copy)]
-struct Room {
-    multiprocessors: usize,
-    /// Of shared memory beside what the kernels declare.
-    bytes: usize,
-}
-
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] =
         &[source!("topk/topk", compute_80, compute_90), source!("topk/prefilter", compute_80, compute_90)];
+
+    const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>()];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let facts = modules.facts();
@@ -104,31 +103,6 @@ kernel_struct! {
     }
 }
 
-/// Threads of the kernels for long and short rows and of the prefilter (kernels/topk), and how many keys a thread has in registers.
-const THREADS: u32 = 1024;
-const SHORT_THREADS: u32 = 512;
-const PREFILTER_THREADS: u32 = 512;
-const THREAD_KEYS: usize = 16;
-/// Keys of a CTA, in its registers or a chunk of shared memory.
-const CHUNK: usize = THREADS as usize * THREAD_KEYS;
-const CHUNK_BYTES: usize = CHUNK * size_of::<u32>();
-const SHORT: usize = SHORT_THREADS as usize * THREAD_KEYS;
-/// That one CTA puts in order.
-const MOST_SORTED: usize = 4096;
-/// More would not fit in the largest shared memory beside what the kernels declare.
-const MOST_CHUNKS: usize = 3;
-const STATIC_BYTES: usize = 33 << 10;
-/// One that is selected, or kept: a key and an index.
-const ITEM_BYTES: usize = 8;
-/// MOST_KEPT and MOST_SLICES of kernels/topk/row.cuh: what a CTA keeps of its slice of a row, and slices of a row.
-const MOST_KEPT: usize = 6144;
-const MOST_SLICES: usize = 512;
-/// Of a row, in the prefilter. More is not expected to fit in the registers of a CTA.
-const SAMPLE: usize = 8192;
-const MOST_EXPECTED: f64 = 12288.0;
-/// Of the prefilter; a session's own arenas have as much.
-const MOST_SCRATCH: usize = 16 << 20;
-
 /// Of 2, 4 and 8 CTAs, how many clusters of a kernel that selects by ClusterTopK run at once.
 pub struct Clusters {
     active: [usize; 3],
@@ -158,33 +132,6 @@ impl Clusters {
     }
 }
 
-/// Bytes of shared memory for what a row selects.
-fn item_bytes(most: usize, best_first: bool) -> usize {
-    let places = if best_first { most.next_power_of_two().max(2) } else { most };
-    places.saturating_mul(ITEM_BYTES)
-}
-
-/// Slices of each row, if it is worth a prefilter: a CTA for each, so many that all run at once. 0: it is not.
-fn slices(room: Room, rows: usize, n: usize, most: usize, best_first: bool) -> usize {
-    let count = (2 * room.multiprocessors / rows).clamp(1, n.div_ceil(SHORT).clamp(1, MOST_SLICES));
-    // As the kernel has it.
-    let share = SAMPLE as f64 / n as f64;
-    let expected = most as f64 * share;
-    let kept = (expected + 8.0 * expected.sqrt() + 8.0) / share;
-    let fits = kept <= MOST_EXPECTED.min((count * MOST_KEPT) as f64)
-        && CHUNK_BYTES + item_bytes(most, best_first) <= room.bytes
-        && scratch(rows, count).0.bytes <= MOST_SCRATCH;
-    if n > CHUNK && most > 0 && most <= n / 16 && fits { count } else { 0 }
-}
-
-/// Scratch of the prefilter, and where in it the counts begin.
-fn scratch(rows: usize, slices: usize) -> (Parts, usize) {
-    let mut parts = Parts::default();
-    parts.take(&[rows, slices, MOST_KEPT, ITEM_BYTES]);
-    let kept_counts = parts.take(&[rows, slices, size_of::<u32>()]);
-    (parts, kept_counts)
-}
-
 /// Whether four neighbouring scores of any row can be loaded together.
 fn has_adjacent_fours(t: &Tensor) -> bool {
     let bytes = 4 * t.dtype.bytes() as i64;
@@ -205,15 +152,22 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     }
     let (n, most, kernels): (_, _, &Kernels) = (r.scores.dim(1), r.most(), enqueue.kernels());
     let items = item_bytes(most, r.best_first);
-    let is_short = n <= SHORT && items <= kernels.room.bytes;
-    let mut slices = slices(kernels.room, rows, n, most, r.best_first);
+    let shape = Shape { rows, n, most, best_first: r.best_first };
+    let forced = enqueue.forced();
+    let mut variant = variants::choose(forced, |variant| choose::fit(variant, &shape, kernels.room))?;
+    let is_short = variant == Variant::Short;
+    let mut slices = match variant {
+        Variant::Prefilter => choose::slices(kernels.room, rows, n, most, r.best_first),
+        _ => 0,
+    };
     let (parts, kept_counts_at) = scratch(rows, slices);
     let (mut kept_entries, mut kept_counts) = (std::ptr::null_mut(), std::ptr::null_mut());
     if slices > 0 {
         // Without it, as where a graph is captured on a stream that has none, a cluster takes the row.
         match enqueue.scratch(parts.bytes) {
             Ok(base) => (kept_entries, kept_counts) = (base as *mut u8, (base + kept_counts_at as u64) as *mut u8),
-            Err(_) => slices = 0,
+            Err(error) if forced.is_some() => return Err(error),
+            Err(_) => (slices, variant) = (0, Variant::Cluster),
         }
     }
     let ctas = if is_short { 1 } else { kernels.clusters.ctas(rows, n) };
@@ -265,7 +219,9 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let grid = Grid { ctas: (rows * ctas) as u32, threads, kind };
     // SAFETY: TopKParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything.
-    unsafe { enqueue.launch(&kernel.of(dtype).sharing(bytes as u32), grid, params) }
+    unsafe { enqueue.launch(&kernel.of(dtype).sharing(bytes as u32), grid, params)? };
+    enqueue.ran(variant);
+    Ok(())
 }
 
 #[cfg(test)]
@@ -276,36 +232,5 @@ mod tests {
     #[test]
     fn kernels_read_the_parameters_where_they_lie() {
         layout::check("topk", file!(), &[TopKParams::layout("TopKParams")]);
-    }
-
-    const H200: Room = Room { multiprocessors: 132, bytes: (227 << 10) - STATIC_BYTES };
-
-    #[test]
-    fn long_rows_are_prefiltered_by_as_many_ctas_as_run_at_once() {
-        let ascending = |rows, n, k| slices(H200, rows, n, k, false);
-        assert_eq!(ascending(1, 1 << 20, 2048), 128, "each has the scores of its registers");
-        assert_eq!(
-            (ascending(8, 1 << 20, 2048), ascending(64, 1 << 17, 128), ascending(300, 1 << 17, 2048)),
-            (33, 4, 1)
-        );
-        assert_eq!(ascending(1, 1 << 22, 128), 264);
-    }
-
-    #[test]
-    fn rows_are_not_prefiltered_where_too_much_would_be_left() {
-        let ascending = |rows, n, k| slices(H200, rows, n, k, false);
-        assert_eq!((ascending(1, CHUNK, 1), ascending(1, CHUNK + 1, 0), ascending(1, CHUNK + 1, 1)), (0, 0, 3));
-        assert_eq!((ascending(1, 1 << 17, 1 << 13), ascending(1, 1 << 17, (1 << 13) + 1)), (16, 0));
-        assert_eq!((ascending(200, 1 << 17, 4096), ascending(400, 1 << 17, 128), ascending(1, 1 << 24, 1)), (0, 0, 0));
-        let small = Room { bytes: CHUNK_BYTES, ..H200 };
-        assert_eq!(slices(small, 1, 1 << 17, 128, false), 0);
-    }
-
-    #[test]
-    fn scratch_of_the_prefilter_is_what_an_arena_has() {
-        for rows in [1, 7, 64, 131, 132, 264, 300] {
-            let count = slices(H200, rows, 1 << 20, 128, true);
-            assert!(count > 0 && scratch(rows, count).0.bytes <= MOST_SCRATCH, "{rows}");
-        }
     }
 }

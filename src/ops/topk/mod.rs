@@ -2,6 +2,7 @@
 //!
 //! Order: larger first; equal scores (−0 and +0 are equal) by the lower index; NaN ranks as −inf.
 
+mod choose;
 mod cpu;
 mod cuda;
 mod cut;

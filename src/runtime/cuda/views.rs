@@ -5,7 +5,7 @@ use super::layout::kernel_struct;
 use crate::core::dtype::DType;
 use crate::core::tensor::Tensor;
 
-/// The code of an element type in the kernels: kernels/common/eight.cuh numbers them in this order.
+/// The code of an element type in the kernels: kernels/common/elements.cuh numbers them in this order.
 pub fn element_code(dtype: DType) -> u32 {
     const TYPES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::F8E4M3, DType::F8E5M2];
     TYPES.iter().position(|&t| t == dtype).expect("a floating-point type") as u32

@@ -1,8 +1,10 @@
 //! How the CTAs of a row of scores are launched, and how its scores reach the selection: RowSink of kernels/select/rows.cuh.
 
-use super::SelectParams;
+use super::params::SelectParams;
 use crate::core::status::{Error, Result};
+use crate::ops::select::choose::{self, RowDevice, RowShape, TOP_CTAS, TopVariant};
 use crate::runtime::cuda::layout::Divisor;
+use crate::runtime::cuda::variants;
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, Modules};
 use std::ffi::c_void;
 
@@ -100,53 +102,39 @@ pub struct TopKernels {
     /// A CTA makes a row.
     top: Kernel,
     /// A cluster does. None where there are no such clusters.
-    long: Option<Kernel>,
+    cluster: Option<Kernel>,
 }
 
 impl TopKernels {
     pub fn find(modules: &Modules) -> Result<TopKernels> {
         let top = modules.kernel("select/top_cta", "select_top_cta")?;
         if !modules.has("select/top_cluster") {
-            return Ok(TopKernels { top, long: None });
+            return Ok(TopKernels { top, cluster: None });
         }
         let (kernel, most) =
             (modules.kernel("select/top_cluster", "select_top_cluster")?, modules.facts().shared_bytes);
-        kernel.allow_shared(most - LONG_TOP)?;
-        let has_clusters = kernel.sharing(most - LONG_TOP).active_clusters(SIEVING as u32, THREADS) > 0;
-        Ok(TopKernels { top, long: has_clusters.then_some(kernel) })
-    }
-
-    /// Where rows are long, and so few that each has many CTAs, and few of a row are wanted: what sieves them, if there is room.
-    pub fn sieve(&self, facts: &Facts, rows: usize, stored: usize, wanted: usize) -> Option<Sieve> {
-        let is_worth_it =
-            stored >= LONG_ROW && rows * SIEVING <= facts.multiprocessors as usize && wanted <= MOST_SIEVED;
-        let sieve = Sieve::of(self.long?, stored);
-        (is_worth_it && sieve.bytes() <= (facts.shared_bytes - LONG_TOP) as usize).then_some(sieve)
+        kernel.allow_shared(most - TOP_CLUSTER_SHARED)?;
+        let has_clusters = kernel.sharing(most - TOP_CLUSTER_SHARED).active_clusters(TOP_CTAS as u32, THREADS) > 0;
+        Ok(TopKernels { top, cluster: has_clusters.then_some(kernel) })
     }
 }
 
-/// Shared memory that select_long_top declares, or more.
-const LONG_TOP: u32 = 16 << 10;
-/// CTAs of a cluster that sieves a row.
-const SIEVING: usize = 8;
-/// Scores of which the first CTA of a cluster would find the best later than a kernel that follows.
-const LONG_ROW: usize = 8192;
-/// MOST_WANTED of kernels/common/cluster_prefilter.cuh: of more, all scores would go to the first CTA.
-const MOST_SIEVED: usize = 256;
+/// Shared memory that select_top_cluster declares, or more.
+const TOP_CLUSTER_SHARED: u32 = 16 << 10;
 
-/// A kernel for rows of one length, and 32-bit words of the shared memory of its CTAs.
-pub struct Sieve {
+/// top_cluster for rows of one length: its kernel, and 32-bit words of the shared memory of its CTAs.
+pub struct ClusterTop {
     kernel: Kernel,
     /// Of a CTA's share, before what comes to the first one.
     own: usize,
     all: usize,
 }
 
-impl Sieve {
-    fn of(kernel: Kernel, stored: usize) -> Sieve {
-        // Sieve of kernels/common/cluster_prefilter.cuh: its divide(), and the few or all keys that come.
-        let own = stored.div_ceil(SIEVING).next_multiple_of(32);
-        Sieve { kernel, own, all: own + (SIEVING * THREADS as usize * 2).max(stored.next_multiple_of(4)) }
+impl ClusterTop {
+    fn of(kernel: Kernel, stored: usize) -> ClusterTop {
+        // As in kernels/common/cluster_prefilter.cuh: its divide(), and the few or all keys that come.
+        let own = stored.div_ceil(TOP_CTAS).next_multiple_of(32);
+        ClusterTop { kernel, own, all: own + (TOP_CTAS * THREADS as usize * 2).max(stored.next_multiple_of(4)) }
     }
 
     fn bytes(&self) -> usize {
@@ -154,13 +142,13 @@ impl Sieve {
     }
 }
 
-/// Where scores are left for the kernel that follows.
-struct Held {
+/// Where the kernel that follows finds the scores.
+struct InScratch {
     /// CTAs of a row.
     slices: usize,
     scores: usize,
     seen: usize,
-    sieve: Option<Sieve>,
+    cluster: Option<ClusterTop>,
 }
 
 /// How the scores of rows reach the selection.
@@ -169,48 +157,66 @@ pub struct RowPlan {
     /// Blocks of a row that have a score.
     stored: usize,
     /// CTAs that are worth it for a row.
-    most: usize,
+    most_ctas: usize,
+    top: TopVariant,
     /// None where they are in shared memory.
-    held: Option<Held>,
+    in_scratch: Option<InScratch>,
 }
 
 impl RowPlan {
-    /// `sieve`: what selects from the rows where a launch of its own pays ([`TopKernels::sieve`]).
+    /// `declared`: shared memory that the scoring kernel declares. `forced`: the variant that the session's options force.
     pub fn new(
         facts: &Facts,
+        kernels: &TopKernels,
+        forced: Option<TopVariant>,
         declared: usize,
-        sieve: Option<Sieve>,
-        [rows, stored, most]: [usize; 3],
+        row: RowShape,
         scratch: &mut cuda::Parts,
     ) -> Result<RowPlan> {
+        let &RowShape { rows, stored, most_ctas, .. } = &row;
         if rows > i32::MAX as usize / CLUSTERS[CLUSTERS.len() - 1] {
             return Err(Error::unsupported(format!("selected: {rows} lists; CUDA takes up to 2^27 − 1")));
         }
-        // Without clusters, a CTA for each row must fill the device.
         let multiprocessors = facts.multiprocessors as usize;
-        let is_alone = !facts.launches_dependents() && rows < multiprocessors && most > 1;
-        let held = (is_alone || sieve.is_some() || stored > most_scores(facts, declared)).then(|| {
-            // Those that score long rows wait for bytes alone, so two share a multiprocessor.
-            let at_once = multiprocessors * if sieve.is_some() { 2 } else { 1 };
-            let slices = (at_once / rows).min(most).max(1);
+        let cluster = kernels.cluster.map(|kernel| ClusterTop::of(kernel, stored));
+        let cluster_bytes = (facts.shared_bytes as usize).saturating_sub(TOP_CLUSTER_SHARED as usize);
+        let device = RowDevice {
+            multiprocessors,
+            has_clusters: facts.launches_dependents(),
+            most_scores: most_scores(facts, declared),
+            top_cluster_fits: cluster.as_ref().is_some_and(|cluster| cluster.bytes() <= cluster_bytes),
+        };
+        let top = variants::choose(forced, |variant| choose::top(variant, &row, &device))?;
+        let cluster = cluster.filter(|_| top == TopVariant::TopCluster);
+        let in_scratch = (top != TopVariant::FirstCta).then(|| {
+            // Kernels that score long rows wait for bytes alone, so two of their CTAs share a multiprocessor.
+            let at_once = multiprocessors * if cluster.is_some() { 2 } else { 1 };
+            let slices = (at_once / rows).min(most_ctas).max(1);
             let scores = scratch.take(&[rows, stored, size_of::<f32>()]);
-            Held { slices, scores, seen: scratch.take(&[rows, slices, size_of::<u32>()]), sieve }
+            InScratch { slices, scores, seen: scratch.take(&[rows, slices, size_of::<u32>()]), cluster }
         });
-        Ok(RowPlan { rows, stored, most, held })
+        Ok(RowPlan { rows, stored, most_ctas, top, in_scratch })
+    }
+
+    /// What selects from the scores.
+    pub fn top(&self) -> TopVariant {
+        self.top
     }
 
     /// CTAs of a row.
     fn slices(&self, kernel: &RowKernel) -> usize {
-        self.held.as_ref().map_or_else(|| kernel.clusters.of_row(self.rows, self.stored, self.most), |held| held.slices)
+        self.in_scratch
+            .as_ref()
+            .map_or_else(|| kernel.clusters.of_row(self.rows, self.stored, self.most_ctas), |scratch| scratch.slices)
     }
 
     /// Says in a call's parameters what the kernel does with scores; `base` is where scratch begins.
     pub fn fill(&self, select: &mut SelectParams, kernel: &RowKernel, base: usize) {
         let slices = self.slices(kernel) as u32;
         (select.scored_blocks, select.slices, select.by_slices) = (self.stored as u32, slices, Divisor::new(slices));
-        if let Some(held) = &self.held {
+        if let Some(scratch) = &self.in_scratch {
             (select.scratch_scores, select.cta_status) =
-                ((base + held.scores) as *mut u8, (base + held.seen) as *mut u8);
+                ((base + scratch.scores) as *mut u8, (base + scratch.seen) as *mut u8);
         }
     }
 
@@ -228,20 +234,23 @@ impl RowPlan {
     ) -> Result<()> {
         let slices = select.slices as usize;
         let grid = |ctas| Grid { ctas: ctas as u32, threads: THREADS, kind: enqueue.dependent_kind() };
-        let all = match &self.held {
+        let all = match &self.in_scratch {
             None if slices > 1 => Grid { kind: Kind::DependentClusters(slices as u32), ..grid(self.rows * slices) },
             _ => grid(self.rows * slices),
         };
-        let shared = if self.held.is_none() { kernel.clusters.shared_bytes(self.rows, slices, self.stored) } else { 0 };
+        let shared =
+            if self.in_scratch.is_none() { kernel.clusters.shared_bytes(self.rows, slices, self.stored) } else { 0 };
         // SAFETY: the caller's.
         unsafe {
             enqueue.launch(&kernel.kernel.sharing(shared), all, [params])?;
-            let Some(held) = &self.held else { return Ok(()) };
+            let Some(scratch) = &self.in_scratch else { return Ok(()) };
             let select = (&raw const *select).cast();
-            let Some(sieve) = &held.sieve else { return enqueue.launch(&kernels.top, grid(self.rows), [select]) };
-            let all = Grid { kind: Kind::DependentClusters(SIEVING as u32), ..grid(self.rows * SIEVING) };
-            let room = sieve.own as u32;
-            enqueue.launch(&sieve.kernel.sharing(sieve.bytes() as u32), all, [select, (&raw const room).cast()])
+            let Some(cluster) = &scratch.cluster else {
+                return enqueue.launch(&kernels.top, grid(self.rows), [select]);
+            };
+            let all = Grid { kind: Kind::DependentClusters(TOP_CTAS as u32), ..grid(self.rows * TOP_CTAS) };
+            let room = cluster.own as u32;
+            enqueue.launch(&cluster.kernel.sharing(cluster.bytes() as u32), all, [select, (&raw const room).cast()])
         }
     }
 }

@@ -1,7 +1,9 @@
 //! Launches of the kernels of kernels/select/axis_two_launches.cuh: AXIS in INT4 from long lists, in two launches.
 
-use super::axes::{AxisTileParams, BLOCKS, Form, MOST_STAGES, RESERVED, Share, TOP_SHARED, TileKernels, WARPS};
-use super::{THREADS, grid, scratch};
+use super::axis_tiles::{
+    AxisForm, AxisTileParams, BLOCKS, CtaShare, MOST_STAGES, RESERVED, TOP_SHARED, TileKernels, WARPS,
+};
+use super::params::{THREADS, grid, scratch};
 use crate::core::status::Result;
 use crate::ops::index::Axes;
 use crate::ops::select::Request;
@@ -9,17 +11,16 @@ use crate::runtime::cuda::layout::kernel_struct;
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules};
 
 /// They need clusters.
-pub struct LongAxesKernels {
+pub struct AxisTwoLaunchesKernels {
     multiply: TileKernels,
     /// Of up to 4, 8 and 16 heads.
     select: [Kernel; 3],
     /// Of those: where two CTAs share a multiprocessor, and where each has its own.
-    shares: [Share; 2],
-    multiprocessors: usize,
+    pub shares: [CtaShare; 2],
 }
 
-impl LongAxesKernels {
-    pub fn find(modules: &Modules) -> Result<Option<LongAxesKernels>> {
+impl AxisTwoLaunchesKernels {
+    pub fn find(modules: &Modules) -> Result<Option<AxisTwoLaunchesKernels>> {
         const SOURCE: &str = "select/axis_two_launches";
         if !modules.has(SOURCE) {
             return Ok(None);
@@ -36,8 +37,8 @@ impl LongAxesKernels {
         };
         let select = [kernel("select_axis_weigh_4")?, kernel("select_axis_weigh_8")?, kernel("select_axis_weigh_16")?];
         multiply.all().chain(&select).try_for_each(Kernel::prefer_shared)?;
-        let shares = Share::both(modules, [&select[2], &select[2]], SELECT_SHARED);
-        Ok(Some(LongAxesKernels { multiply, select, shares, multiprocessors: facts.multiprocessors as usize }))
+        let shares = CtaShare::both(modules, [&select[2], &select[2]], SELECT_SHARED);
+        Ok(Some(AxisTwoLaunchesKernels { multiply, select, shares }))
     }
 }
 
@@ -58,15 +59,11 @@ const MULTIPLY_SHARED: u32 = 1 << 10;
 const SELECT_SHARED: u32 = 7 << 10;
 /// CTAs of a list that select; the more, the better, but each is to have its place beside one that multiplies.
 const CLUSTERS: [usize; 3] = [8, 4, 2];
-/// Multiprocessors that are worth it for a list.
-const LIST_MULTIPROCESSORS: usize = 4;
-/// Blocks of a list of which a CTA alone finds the best later than a second kernel does.
-const MANY_BLOCKS: usize = 8192;
 /// TILES_AT_ONCE · WARP of kernels/select/axis_tiles.cuh.
 const MOST_TILES: usize = 256 * 32;
 
-/// How the work is cut, and where its most_tiles of shared memory and of scratch begin.
-pub struct LongAxesPlan {
+/// The split of the work, and where its parts of shared memory and of scratch begin.
+pub struct AxisTwoLaunchesPlan {
     /// CTAs of a list that multiply, and those that select.
     slices: usize,
     ctas: usize,
@@ -82,17 +79,22 @@ pub struct LongAxesPlan {
     pub bytes: usize,
 }
 
-impl LongAxesPlan {
-    /// `None` where one launch is better, if that is possible.
-    pub fn new(kernels: &LongAxesKernels, r: &Request, form: &Form) -> Option<LongAxesPlan> {
-        let (lists, &Form { quartets, stored, most_tiles, .. }) = (r.lists(), form);
-        if lists * LIST_MULTIPROCESSORS > kernels.multiprocessors || stored < MANY_BLOCKS || most_tiles > MOST_TILES {
+impl AxisTwoLaunchesPlan {
+    /// `None` where shared memory or clusters of the device do not suffice. `shares`: what a CTA of the second kernel can have.
+    pub fn new(
+        shares: &[CtaShare; 2],
+        multiprocessors: usize,
+        lists: usize,
+        form: &AxisForm,
+    ) -> Option<AxisTwoLaunchesPlan> {
+        let &AxisForm { quartets, most_tiles, .. } = form;
+        if most_tiles > MOST_TILES {
             return None;
         }
-        let slices = (kernels.multiprocessors / lists).min(most_tiles.div_ceil(WARPS));
-        let [half, whole] = &kernels.shares;
+        let slices = (multiprocessors / lists).min(most_tiles.div_ceil(WARPS)).max(1);
+        let [half, whole] = shares;
         let clusters = [whole, half].into_iter().flat_map(|share| CLUSTERS.map(|ctas| (share, ctas)));
-        let fits = |&(share, ctas): &(&Share, usize)| {
+        let fits = |&(share, ctas): &(&CtaShare, usize)| {
             lists <= share.clusters[ctas - 1] && Self::select_room(form, ctas)[2] <= share.bytes
         };
         let (_, ctas) = clusters.into_iter().find(fits)?;
@@ -103,13 +105,13 @@ impl LongAxesPlan {
         let of_both = whole.bytes - (MULTIPLY_SHARED + RESERVED) as usize;
         let multiply_bytes = |stages: usize| stages * form.stage_bytes + form.query_bytes;
         let fits = |stages: &usize, other: usize| multiply_bytes(*stages) + other <= of_both;
-        let beside = (most.min(2)..=most).rev().find(|stages| quartets < 4 && fits(stages, select_bytes));
-        let stages = beside.or_else(|| (1..=most).rev().find(|stages| fits(stages, 0)))?;
+        let both_fit = (most.min(2)..=most).rev().find(|stages| quartets < 4 && fits(stages, select_bytes));
+        let stages = both_fit.or_else(|| (1..=most).rev().find(|stages| fits(stages, 0)))?;
         let mut scratch = cuda::Parts::default();
         let products = scratch.take(&[lists, most_tiles, BLOCKS * 4 * quartets * size_of::<f32>()]);
         let partials = scratch.take(&[lists, most_tiles, 4 * quartets * 2 * size_of::<f32>()]);
         let seen = scratch.take(&[lists, slices, WARPS * size_of::<u32>()]);
-        Some(LongAxesPlan {
+        Some(AxisTwoLaunchesPlan {
             slices,
             ctas,
             stages,
@@ -126,7 +128,7 @@ impl LongAxesPlan {
     }
 
     /// Where its keys begin in the shared memory of one of so many CTAs that select, where its room, and where that ends.
-    fn select_room(form: &Form, ctas: usize) -> [usize; 3] {
+    fn select_room(form: &AxisForm, ctas: usize) -> [usize; 3] {
         let all = form.most_tiles * BLOCKS;
         // Of divide() of kernels/common/cluster_prefilter.cuh.
         let share = all.div_ceil(ctas).next_multiple_of(32);
@@ -139,11 +141,11 @@ impl LongAxesPlan {
 
 pub fn select(
     enqueue: &Enqueue,
-    kernels: &LongAxesKernels,
+    kernels: &AxisTwoLaunchesKernels,
     r: &Request,
     axes: &Axes,
-    form: &Form,
-    plan: &LongAxesPlan,
+    form: &AxisForm,
+    plan: &AxisTwoLaunchesPlan,
 ) -> Result<()> {
     let base = scratch(enqueue, plan.bytes)?;
     let params = AxisTwoLaunchesParams {

@@ -1,7 +1,7 @@
 //! Launch of the kernels of kernels/select/labels_cluster.cuh: LABEL_MASS and selection of tokens, of lists that fit in a cluster.
 
-use super::labels::{LabelParams, given, places};
-use super::{SelectParams, THREADS, grid, sharing};
+use super::labels_general::{LabelParams, given, places};
+use super::params::{SelectParams, THREADS, grid, sharing};
 use crate::core::status::Result;
 use crate::ops::index::Labels;
 use crate::ops::select::Request;
@@ -13,7 +13,7 @@ use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules
 const KEPT: [usize; 3] = [32, 64, 128];
 
 /// They need clusters.
-pub struct HeldLabelKernels {
+pub struct LabelClusterKernels {
     /// Of each number of kept channels.
     tokens: [Kernel; KEPT.len()],
     blocks: [Kernel; KEPT.len()],
@@ -23,8 +23,8 @@ pub struct HeldLabelKernels {
     shared: usize,
 }
 
-impl HeldLabelKernels {
-    pub fn find(modules: &Modules) -> Result<Option<HeldLabelKernels>> {
+impl LabelClusterKernels {
+    pub fn find(modules: &Modules) -> Result<Option<LabelClusterKernels>> {
         if !modules.has("select/labels_cluster") {
             return Ok(None);
         }
@@ -46,7 +46,7 @@ impl HeldLabelKernels {
         ];
         let sizes = [1, 2, 4, LARGEST_CLUSTER];
         let clusters = sizes.map(|size| tokens[0].sharing(shared).active_clusters(size, THREADS) as usize);
-        Ok(Some(HeldLabelKernels { tokens, blocks, clusters, shared: shared as usize }))
+        Ok(Some(LabelClusterKernels { tokens, blocks, clusters, shared: shared as usize }))
     }
 }
 
@@ -82,9 +82,9 @@ const SHARED_CANDIDATES: usize = 2048;
 /// The largest share of a list that must stay in one CTA.
 const MOST_UNIT: usize = 512;
 
-/// How the work is cut, and where its most_tiles of shared memory begin.
+/// The split of a call's work, and where its parts of shared memory begin.
 #[derive(Clone, Copy)]
-pub struct HeldLabelPlan {
+pub struct LabelClusterPlan {
     of_blocks: bool,
     kernel: usize,
     ctas: usize,
@@ -97,31 +97,47 @@ pub struct HeldLabelPlan {
     bytes: usize,
 }
 
-impl HeldLabelPlan {
-    /// `None` for a form that the kernels do not have: that depends on the lists, not on how many they are.
-    pub fn new(kernels: Option<&HeldLabelKernels>, r: &Request, labels: &Labels, of_blocks: bool) -> Option<Self> {
-        let (kernels, heads, block_size) = (kernels?, r.queries.heads, r.queries.block_size);
-        let kernel = KEPT.iter().position(|&kept| kept == labels.kept())?;
-        let has_form = sharing(r) == 1 && heads.group() <= MOST_HEADS && given(r).cap() <= SHARED_CANDIDATES;
-        if !has_form || !has_aligned_rows(&labels.codes, 16) {
-            return None;
+impl LabelClusterPlan {
+    /// Fails with the reason for a form that the kernels do not have: that depends on the lists, not on how many they are.
+    pub fn new(
+        kernels: Option<&LabelClusterKernels>,
+        r: &Request,
+        labels: &Labels,
+        of_blocks: bool,
+    ) -> std::result::Result<LabelClusterPlan, &'static str> {
+        let (kernels, heads, block_size) =
+            (kernels.ok_or("the device has no clusters")?, r.queries.heads, r.queries.block_size);
+        let kernel =
+            KEPT.iter().position(|&kept| kept == labels.kept()).ok_or("kept channels are none of 32, 64, 128")?;
+        if sharing(r) != 1 {
+            return Err("several query positions share a list");
+        }
+        if heads.group() > MOST_HEADS {
+            return Err("a KV head has more than 16 query heads");
+        }
+        if given(r).cap() > SHARED_CANDIDATES {
+            return Err("there may be more than 2048 candidates");
+        }
+        if !has_aligned_rows(&labels.codes, 16) {
+            return Err("rows of codes are no runs of 16-byte units");
         }
         // Whole blocks, where they are selected, and whole chunks of tokens.
-        let unit = if of_blocks { block_size.checked_mul(TOKENS / divisor(block_size, TOKENS))? } else { TOKENS };
-        if unit > MOST_UNIT {
-            return None;
-        }
+        let whole = |block_size: usize| block_size.checked_mul(TOKENS / divisor(block_size, TOKENS));
+        let unit = if of_blocks { whole(block_size) } else { Some(TOKENS) };
+        let unit =
+            unit.filter(|&unit| unit <= MOST_UNIT).ok_or("blocks and chunks of 64 tokens rarely end together")?;
         let chunks = places(r).div_ceil(CTA_TOKENS);
         // As many CTAs as run at once and have work; more where shared memory is short.
         let enough =
             |n: usize| 1 << n >= chunks || kernels.clusters.get(n + 1).is_none_or(|&active| r.lists() > active);
-        let least = (0..kernels.clusters.len()).find(|&n| enough(n))?;
+        let least = (0..kernels.clusters.len()).find(|&n| enough(n)).unwrap_or(0);
         let sizes = (least..kernels.clusters.len()).filter(|&n| kernels.clusters[n] > 0);
-        let mut plans = sizes.map(|n| HeldLabelPlan::of(r, labels, of_blocks, kernel, unit, 1 << n));
-        plans.find(|plan| plan.bytes <= kernels.shared && r.lists() <= i32::MAX as usize / plan.ctas)
+        let mut plans = sizes.map(|n| LabelClusterPlan::of(r, labels, of_blocks, kernel, unit, 1 << n));
+        let fits = |plan: &LabelClusterPlan| plan.bytes <= kernels.shared && r.lists() <= i32::MAX as usize / plan.ctas;
+        plans.find(fits).ok_or("shared memory or clusters of the device do not suffice")
     }
 
-    fn of(r: &Request, labels: &Labels, of_blocks: bool, kernel: usize, unit: usize, ctas: usize) -> HeldLabelPlan {
+    fn of(r: &Request, labels: &Labels, of_blocks: bool, kernel: usize, unit: usize, ctas: usize) -> LabelClusterPlan {
         let (heads, places) = (r.queries.heads, places(r));
         let tiles = heads.group().div_ceil(HEADS);
         let pitch = tiles * HEADS;
@@ -134,7 +150,7 @@ impl HeldLabelPlan {
         let of_chunks = chunks.saturating_mul(pitch * 2 * size_of::<f32>());
         let queries = partials.saturating_add(of_chunks);
         let bytes = queries.saturating_add(tiles * HEADS * labels.kept() * DIGITS);
-        HeldLabelPlan { of_blocks, kernel, ctas, unit, pitch, tiles, products, partials, queries, bytes }
+        LabelClusterPlan { of_blocks, kernel, ctas, unit, pitch, tiles, products, partials, queries, bytes }
     }
 }
 
@@ -145,10 +161,10 @@ fn divisor(a: usize, b: usize) -> usize {
 
 pub fn select(
     enqueue: &Enqueue,
-    kernels: &HeldLabelKernels,
+    kernels: &LabelClusterKernels,
     r: &Request,
     labels: &Labels,
-    plan: &HeldLabelPlan,
+    plan: &LabelClusterPlan,
 ) -> Result<()> {
     let mut select = SelectParams::new(r);
     (select.slices, select.by_slices) = (plan.ctas as u32, Divisor::new(plan.ctas as u32));

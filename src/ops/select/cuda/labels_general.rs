@@ -1,7 +1,7 @@
 //! Launch of the kernels of kernels/select/labels_general.cuh: LABEL_MASS and selection of tokens.
 
+use super::params::{ListParams, MOST_HEADS, MOST_TOKENS, SelectParams, THREADS, check_sharing, grid, sharing};
 use super::rows::{most_scores, score_bytes};
-use super::{ListParams, MOST_HEADS, MOST_TOKENS, SelectParams, THREADS, check_sharing, grid, sharing};
 use crate::core::status::{Error, Result};
 use crate::ops::index::Labels;
 use crate::ops::select::Request;
@@ -108,8 +108,9 @@ const CTA_TOKENS: usize = CHUNK * THREADS as usize / 32;
 /// SHARED_CANDIDATES of kernels/select/labels_general.cuh: candidates that fit in shared memory.
 const SHARED_CANDIDATES: usize = 2048;
 
-/// How the work is cut, and where its most_tiles of scratch begin.
+/// The split of a call's work, and where its parts of scratch begin.
 pub struct LabelPlan {
+    of_blocks: bool,
     heads: usize,
     /// Candidate tokens of a list that the index has room for.
     places: usize,
@@ -148,6 +149,7 @@ impl LabelPlan {
         let seen = scratch.take(&[lists, most_ctas, size_of::<u32>()]);
         let blocks = (cap > SHARED_CANDIDATES).then(|| scratch.take(&[lists, most_ctas, cap, size_of::<i32>()]));
         Ok(LabelPlan {
+            of_blocks,
             heads,
             places,
             chunks,
@@ -172,9 +174,8 @@ pub fn given<'r, 'a>(r: &'r Request<'a>) -> &'r BlockList<'a> {
     r.candidates.as_ref().expect("an index of labels has candidates")
 }
 
-pub fn select(enqueue: &Enqueue, r: &Request, labels: &Labels, of_blocks: bool) -> Result<()> {
-    let (lists, plan) = (r.lists(), LabelPlan::new(r, of_blocks)?);
-    let kernels = &enqueue.kernels::<super::Kernels>().labels;
+pub fn select(enqueue: &Enqueue, kernels: &LabelKernels, r: &Request, labels: &Labels, plan: &LabelPlan) -> Result<()> {
+    let (lists, of_blocks) = (r.lists(), plan.of_blocks);
     let base = enqueue.scratch(plan.bytes)? as usize;
     let at = |part: usize| (base + part) as *mut u8;
     let ctas = kernels.cluster(lists, plan.places);
