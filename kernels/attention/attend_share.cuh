@@ -54,9 +54,13 @@ __device__ inline void attention(const AttentionParams &p) {
     const uint32 word = request_parameters(p);
     allow_next_kernel();
     wait_for_previous_kernel();
-    CtaShare cta_share;
-    if (p.cta_shares) cta_share = reinterpret_cast<const CtaShare *>(p.cta_shares)[blockIdx.x];
-    else cta_share = find_share(p);
+    __shared__ CtaShare found;
+    if (threadIdx.x < WARP) {
+        const CtaShare own = p.cta_shares ? reinterpret_cast<const CtaShare *>(p.cta_shares)[blockIdx.x] : find_share(p, blockIdx.x);
+        if (threadIdx.x == 0) found = own;
+    }
+    __syncthreads();
+    const CtaShare cta_share = found;
     if (cta_share.chunks == 0) return;
     const WorkItem item = work_item_of(p, cta_share.item);
     const Reach reach = Reach::of(p, item, cta_share.length, cta_share.queries);

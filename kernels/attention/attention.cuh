@@ -200,14 +200,15 @@ __device__ inline uint32 chunk_units(const AttentionParams &p, uint32 total) {
 }
 __device__ inline uint32 chunks_of(uint32 units, uint32 chunk) { return max(1u, (units + chunk - 1) / chunk); }
 
-// Up to 32 work items: every warp finds its CTA's share alone.
-__device__ inline CtaShare find_share(const AttentionParams &p) {
+// Finds share `number` where there are up to 32 work items. One warp of a CTA calls it and tells the others, so that all warps agree even
+// where lengths and counts change meanwhile, which is the caller's mistake.
+__device__ inline CtaShare find_share(const AttentionParams &p, uint32 number) {
     const uint32 lane = threadIdx.x % WARP;
     CtaShare cta_share{};
     const uint32 units = lane < p.work_items ? describe_work_item(p, lane, cta_share) : 0;
     const uint32 chunk = chunk_units(p, __reduce_add_sync(FULL_WARP, units));
     const uint32 chunks = lane < p.work_items ? chunks_of(units, chunk) : 0, end = warp_inclusive_sum(chunks);
-    const uint32 after = __ballot_sync(FULL_WARP, blockIdx.x < end), from = __ffs(after) - 1;
+    const uint32 after = __ballot_sync(FULL_WARP, number < end), from = __ffs(after) - 1;
     if (!after) return CtaShare{};
     cta_share.item = from;
     cta_share.length = __shfl_sync(FULL_WARP, cta_share.length, from);
@@ -215,7 +216,7 @@ __device__ inline CtaShare find_share(const AttentionParams &p) {
     cta_share.entries = __shfl_sync(FULL_WARP, cta_share.entries, from);
     cta_share.chunks = __shfl_sync(FULL_WARP, chunks, from);
     cta_share.slot = __shfl_sync(FULL_WARP, end, from) - cta_share.chunks;
-    cta_share.chunk = blockIdx.x - cta_share.slot;
+    cta_share.chunk = number - cta_share.slot;
     cta_share.take(__shfl_sync(FULL_WARP, units, from));
     return cta_share;
 }

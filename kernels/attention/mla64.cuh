@@ -64,9 +64,6 @@ __device__ inline bool is_packed_out(const AttentionParams &p) {
     const bool is_aligned = (uint64(p.out.data) | p.out.step[0] | p.out.step[1] | p.out.step[2]) % 16 == 0;
     return p.out.data && p.out_type != FLOAT32 && p.out.step[3] == 2 && is_aligned;
 }
-__device__ inline uint32 pack_out(const AttentionParams &p, float low, float high) {
-    return p.out_type == FLOAT16 ? Float16::pack(low, high) : Bfloat16::pack(low, high);
-}
 
 // Transposes four words of four lanes: word n of lane q becomes word q of lane n.
 __device__ inline void transpose_four(uint32 (&word)[4]) {

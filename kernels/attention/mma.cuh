@@ -71,6 +71,11 @@ struct Bfloat16 {
         return x;
     }
 };
+// Two channels of `out`, of a 16-bit type.
+__device__ inline uint32 pack_out(const AttentionParams &p, float low, float high) {
+    return p.out_type == FLOAT16 ? Float16::pack(low, high) : Bfloat16::pack(low, high);
+}
+
 // FP8 is multiplied as float16, whose range and precision both FP8 types fit.
 struct Float8 : Float16 {
     static constexpr uint32 BYTES = 1;

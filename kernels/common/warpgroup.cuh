@@ -14,8 +14,10 @@ __device__ inline uint32 place_in_slab(uint32 row, uint32 n) { return row * SLAB
 // An operand. Its rows are those of the product (or, of the second, its columns), or with `slab_step` bytes from slab to slab what is
 // summed over.
 __device__ inline uint64 operand(uint32 address, uint32 slab_step = 0) {
+    // In a cluster the upper bits of an address name the CTA; an operand is in this one, at the lower 18 bits.
+    constexpr uint32 WITHIN_CTA = 0x3ffff;
     constexpr uint64 SWIZZLE_128 = 1ull << 62, EIGHT_ROWS = uint64(8 * SLAB_WIDTH >> 4) << 32;
-    return SWIZZLE_128 | EIGHT_ROWS | uint64(slab_step >> 4) << 16 | address >> 4;
+    return SWIZZLE_128 | EIGHT_ROWS | uint64(slab_step >> 4) << 16 | (address & WITHIN_CTA) >> 4;
 }
 // By 16 elements along a slab, and by 16 rows.
 constexpr uint64 ALONG_SLAB = 32 >> 4, ALONG_ROWS = 16 * SLAB_WIDTH >> 4;
@@ -27,10 +29,14 @@ constexpr uint64 ALONG_SLAB = 32 >> 4, ALONG_ROWS = 16 * SLAB_WIDTH >> 4;
 
 // Between other uses of sums and products that add to them; and back, when at most PENDING of the groups begun are not done.
 __device__ inline void begin_products(float (&c)[32]) { asm volatile("wgmma.fence.sync.aligned;" : VWD_32(c, 0)::"memory"); }
+__device__ inline void begin_products(float (&c)[64]) { asm volatile("wgmma.fence.sync.aligned;" : VWD_64(c)::"memory"); }
 __device__ inline void begin_products(float (&c)[2][64]) { asm volatile("wgmma.fence.sync.aligned;" : VWD_64(c[0]), VWD_64(c[1])::"memory"); }
 __device__ inline void end_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <uint32 PENDING> __device__ inline void wait_products(float (&c)[32]) {
     asm volatile("wgmma.wait_group.sync.aligned %32;" : VWD_32(c, 0) : "n"(PENDING) : "memory");
+}
+template <uint32 PENDING> __device__ inline void wait_products(float (&c)[64]) {
+    asm volatile("wgmma.wait_group.sync.aligned %64;" : VWD_64(c) : "n"(PENDING) : "memory");
 }
 template <uint32 PENDING> __device__ inline void wait_products(float (&c)[2][64]) {
     asm volatile("wgmma.wait_group.sync.aligned %128;" : VWD_64(c[0]), VWD_64(c[1]) : "n"(PENDING) : "memory");
@@ -50,6 +56,13 @@ template <uint32 PENDING> __device__ inline void wait_products(float (&c)[2][64]
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
                  "}, %64, %65, 1, 1, 1, 0, 1;" : VWD_64(c) : "l"(a), "l"(b) : "memory")
 
+// The same, with the 16 elements of each of the 64 rows in registers: in the form of the sums, two columns packed in a word.
+#define VWD_MULTIPLY_REGISTERS_128(type) \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" \
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63" \
+                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;" : VWD_64(c) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b) : "memory")
+
 template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[32], uint64 a, uint64 b, bool adds) {
     if constexpr (IS_BFLOAT16) VWD_MULTIPLY_64("bf16");
     else VWD_MULTIPLY_64("f16");
@@ -57,6 +70,10 @@ template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[32], uint
 template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[64], uint64 a, uint64 b) {
     if constexpr (IS_BFLOAT16) VWD_MULTIPLY_128("bf16");
     else VWD_MULTIPLY_128("f16");
+}
+template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[64], const uint32 (&a)[4], uint64 b) {
+    if constexpr (IS_BFLOAT16) VWD_MULTIPLY_REGISTERS_128("bf16");
+    else VWD_MULTIPLY_REGISTERS_128("f16");
 }
 
 // A warpgroup's registers, a multiple of eight; the CTA's have to suffice.

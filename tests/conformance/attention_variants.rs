@@ -10,6 +10,7 @@ use vanward::abi::*;
 
 pub const CASES: &[Case] = cases![
     attention_by_decode128_agrees_with_the_formula,
+    attention_by_verify128_agrees_with_the_formula,
     attention_by_mla16_agrees_with_the_formula,
     attention_by_mla64_agrees_with_the_formula,
     attention_by_mma_agrees_with_the_formula,
@@ -51,6 +52,36 @@ fn in_whole_tiles(rng: &mut Rng) -> Spec {
     Spec::in_whole_tiles(rng)
 }
 
+/// Heads of 128 channels in 16 bits with up to three times 64 rows a list, as drafts have them.
+fn drafts(rng: &mut Rng) -> Spec {
+    let spec = in_whole_tiles(rng);
+    let rows =
+        [(Some(5), 4), (Some(16), 4), (Some(9), 7), (Some(3), 1), (Some(8), 8), (Some(4), 40), (None, 1), (None, 16)];
+    let (positions, group) = rng.pick(&rows);
+    let (page, block) =
+        if spec.slots { (spec.page, spec.block) } else { rng.pick(&[(64, 64), (16, 16), (64, 1), (96, 32), (1, 7)]) };
+    let q_type = rng.pick(&[F16, BF16]);
+    let lists = if positions.is_none() && spec.lists == Lists::Own { Lists::Shared } else { spec.lists };
+    let scales = spec.scales.map(|_| Scales::Absent);
+    let (batch, kv_heads) = rng.pick(&[(1, 1), (2, 2), (5, 7)]);
+    let most = if batch > 2 { 100 } else { 700 };
+    Spec {
+        batch,
+        kv_heads,
+        most,
+        positions,
+        group,
+        page,
+        block,
+        q_type,
+        kv_type: q_type,
+        lists,
+        scales,
+        q_lens: spec.q_lens && positions.is_some(),
+        ..spec
+    }
+}
+
 /// MLA without what its kernels leave to mma.
 fn latents(rng: &mut Rng, groups: &[usize]) -> Spec {
     let (dim, value_dim) = rng.pick(&[(576, 512), (576, 512), (320, 256), (264, 16)]);
@@ -80,6 +111,10 @@ fn multiplied(rng: &mut Rng) -> Spec {
 
 fn attention_by_decode128_agrees_with_the_formula(backend: &Backend) {
     attend(backend, "decode128", HOPPER_AND_LATER, 24, in_whole_tiles, true);
+}
+
+fn attention_by_verify128_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "verify128", HOPPER, 20, drafts, false);
 }
 
 fn attention_by_mla16_agrees_with_the_formula(backend: &Backend) {

@@ -5,7 +5,7 @@
 
 use super::params::Params;
 use super::plan::{Element, Job, Rows, Sizes, TILE, Width, is_copied_by_16, values_are_keys};
-use super::{decode128, mla16, mla64};
+use super::{decode128, mla16, mla64, verify128};
 use crate::runtime::cuda::layout::is_near;
 use crate::runtime::cuda::variants::{Fit, variants};
 
@@ -14,6 +14,8 @@ variants! {
     pub enum Variant: "attention" {
         /// Heads of 128 channels, tokens in whole tiles, up to 16 rows a list.
         Decode128 = "decode128",
+        /// Heads of 128 channels in 16 bits, up to 64 rows at a time: drafts that are verified.
+        Verify128 = "verify128",
         /// MLA, 64 rows at a time.
         Mla64 = "mla64",
         /// MLA, 16 rows at a time.
@@ -45,6 +47,7 @@ pub struct Device {
     pub shared_bytes: u32,
     /// Whether the kernels of each variant run on it.
     pub runs_decode128: bool,
+    pub runs_verify128: bool,
     pub runs_mla16: bool,
     pub runs_mla64: bool,
 }
@@ -107,6 +110,7 @@ impl Options {
 pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     match variant {
         Variant::Decode128 => fit_decode128(device, sizes, options),
+        Variant::Verify128 => fit_verify128(device, sizes, options),
         Variant::Mla64 => fit_mla64(device, sizes, options),
         Variant::Mla16 => fit_mla16(device, sizes, options),
         Variant::Mma => fit_mma(sizes, options),
@@ -148,6 +152,37 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         .unless(!near_strides, "strides of tokens and pages have to fit in 32 bits")
         .unless(sizes.lists >= decode128::MOST_LISTS, "it takes fewer than 2^20 lists")
         .unless(stages.is_none(), "it needs more shared memory than the device has")
+}
+
+fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    let Options {
+        positions: _,
+        q_lens: _,
+        lists: _,
+        own_lists: _,
+        slots: _,
+        window: _,
+        soft_cap: _,
+        sinks: _,
+        partials,
+        start: _,
+        // There is no FP8.
+        scales_per_token: _,
+        values_are_keys: _,
+        rows_of_16_bytes,
+        near_strides: _,
+        whole_tiles: _,
+    } = *options;
+    let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
+    let is_wide = (sizes.dim, sizes.value_dim) != (verify128::CHANNELS, verify128::CHANNELS);
+    let items = sizes.lists.saturating_mul(sizes.rows.div_ceil(verify128::ROWS) as u64);
+    let fit = if sizes.rows < verify128::FEWEST_ROWS { Fit::Slower } else { Fit::Takes };
+    fit.unless(!device.runs_verify128, "it needs clusters of compute capability 9.0 itself")
+        .unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
+        .unless(is_wide, "it takes heads of 128 channels")
+        .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
+        .unless(partials, "it keeps no partials")
+        .unless(items.saturating_mul(sizes.units.max(1)) >= 1 << 31, "it takes fewer than 2^31 tiles")
 }
 
 fn fit_mla64(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
@@ -312,6 +347,7 @@ mod tests {
         multiprocessors: 132,
         shared_bytes: 227 << 10,
         runs_decode128: true,
+        runs_verify128: true,
         runs_mla16: true,
         runs_mla64: true,
     };
@@ -357,7 +393,9 @@ mod tests {
         assert_eq!(of(Sizes { element: Some(Element::Fp8), rows: 16, ..SIZES }, NOTHING), Variant::Decode128);
         let all = Options { positions: true, q_lens: true, window: true, soft_cap: true, sinks: true, ..NOTHING };
         assert_eq!(of(SIZES, Options { slots: true, own_lists: true, partials: true, ..all }), Variant::Decode128);
-        assert_eq!(of(Sizes { rows: 17, ..SIZES }, NOTHING), Variant::Mma);
+        assert_eq!(of(Sizes { rows: 17, ..SIZES }, NOTHING), Variant::Verify128);
+        assert_eq!(of(Sizes { rows: 17, element: Some(Element::Fp8), ..SIZES }, NOTHING), Variant::Mma);
+        assert_eq!(of(Sizes { rows: 17, ..SIZES }, Options { partials: true, ..NOTHING }), Variant::Mma);
         assert_eq!(of(Sizes { dim: 120, ..SIZES }, NOTHING), Variant::Mma);
         assert_eq!(of(SIZES, Options { whole_tiles: false, ..NOTHING }), Variant::Mma);
         assert_eq!(of(SIZES, Options { scales_per_token: true, ..NOTHING }), Variant::Mma);
@@ -366,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn long_lists_of_several_sequences_take_mma() {
+    fn long_lists_of_several_sequences_take_mma_or_of_many_rows_verify128() {
         let of = |lists, list_tokens| {
             chosen(&H200, &Sizes { lists, list_tokens, units: list_tokens / 16, ..SIZES }, &NOTHING)
         };
@@ -374,6 +412,9 @@ mod tests {
         assert_eq!(of(8, 1 << 17), Variant::Decode128);
         assert_eq!(of(32, 12 << 10), Variant::Decode128);
         assert_eq!(of(32, (12 << 10) + 16), Variant::Mma);
+        let rows = |rows| Sizes { lists: 32, list_tokens: 1 << 15, units: 1 << 11, rows, ..SIZES };
+        assert_eq!(chosen(&H200, &rows(8), &NOTHING), Variant::Mma);
+        assert_eq!(chosen(&H200, &rows(9), &NOTHING), Variant::Verify128);
     }
 
     #[test]
@@ -402,6 +443,7 @@ mod tests {
             multiprocessors: 108,
             shared_bytes: 163 << 10,
             runs_decode128: false,
+            runs_verify128: false,
             runs_mla16: false,
             runs_mla64: false,
         };

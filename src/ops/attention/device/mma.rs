@@ -10,10 +10,10 @@ use crate::runtime::cuda::layout::Divisor;
 /// Shared memory that the kernels declare, rounded up.
 const STATIC_SHARED: u32 = 2304;
 const MOST_STAGES: u32 = 8;
-/// Work items among which every warp finds its CTA's share alone.
-const FEW_ITEMS: u32 = 32;
+/// Work items among which a warp of each CTA finds the CTA's share.
+pub const FEW_ITEMS: u32 = 32;
 /// A CtaShare of kernels/attention/attention.cuh.
-const CTA_SHARE_BYTES: usize = 48;
+pub const CTA_SHARE_BYTES: usize = 48;
 /// Units that the kernels count stay below.
 const MOST_UNITS: u64 = 1 << 31;
 

@@ -8,6 +8,7 @@ mod mla64;
 mod mma;
 mod params;
 mod plan;
+mod verify128;
 
 pub use choose::{Options, RepairSizes, RepairVariant, Variant, fit_repair};
 pub use mma::{WorkItems, work_items};
@@ -29,9 +30,9 @@ const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 /// Every kernel that attends: which it is, its source, its name.
 #[rustfmt::skip]
-const ATTENTION: [(Entry, &str, &str); 23] = {
+const ATTENTION: [(Entry, &str, &str); 25] = {
     use Element::{Bf16, F16, Fp8};
-    use Entry::{Decode128, General, Mla16, Mla64, Mma};
+    use Entry::{Decode128, General, Mla16, Mla64, Mma, Verify128};
     use Rows::{UpTo4, UpTo8, UpTo16};
     use Width::{W128, W256, W576};
     [
@@ -44,6 +45,8 @@ const ATTENTION: [(Entry, &str, &str); 23] = {
         (Decode128(Fp8, UpTo4), "attention/decode128_fp8", "attention_decode128_fp8_4"),
         (Decode128(Fp8, UpTo8), "attention/decode128_fp8", "attention_decode128_fp8_8"),
         (Decode128(Fp8, UpTo16), "attention/decode128_fp8", "attention_decode128_fp8_16"),
+        (Verify128(F16), "attention/verify128", "attention_verify128_f16"),
+        (Verify128(Bf16), "attention/verify128", "attention_verify128_bf16"),
         (Mla64(F16), "attention/mla64", "attention_mla64_f16"),
         (Mla64(Bf16), "attention/mla64", "attention_mla64_bf16"),
         (Mla16(F16), "attention/mla16", "attention_mla16_f16"),
@@ -77,6 +80,8 @@ pub struct Kernels {
     device: Device,
     /// Clusters that mla16 forms, where it runs.
     clusters: Option<Clusters>,
+    /// Clusters that verify128 forms, where it runs.
+    verify_clusters: Option<verify128::Clusters>,
     join_mla64: Option<Kernel>,
     split: Kernel,
     /// Those of [`REPAIR`] that run on the device.
@@ -97,6 +102,7 @@ impl cuda::Kernels for Kernels {
         source!("attention/decode128_f16", compute_90),
         source!("attention/decode128_bf16", compute_90),
         source!("attention/decode128_fp8", compute_90),
+        source!("attention/verify128", compute_90a),
         source!("attention/mla16", compute_90),
         source!("attention/mla64", compute_90a),
         source!("attention/general", compute_80, compute_90),
@@ -119,6 +125,7 @@ impl cuda::Kernels for Kernels {
         for (entry, source, name) in ATTENTION.into_iter().filter(|(_, source, _)| modules.has(source)) {
             let most = match entry {
                 Entry::Decode128(..) => decode128::most_shared(facts.shared_bytes),
+                Entry::Verify128(_) => verify128::SHARED,
                 _ => most_shared(facts),
             };
             attention.push((entry, sharing(source, name, most)?));
@@ -130,10 +137,13 @@ impl cuda::Kernels for Kernels {
         let of =
             |entry| attention.iter().find(|(known, _)| *known == entry).map(|(_, kernel): &(Entry, Kernel)| kernel);
         let clusters = of(Entry::Mla16(Element::F16)).map(Clusters::of).filter(Clusters::exist);
+        let verify_clusters =
+            of(Entry::Verify128(Element::F16)).map(verify128::Clusters::of).filter(verify128::Clusters::exist);
         let device = Device {
             multiprocessors: facts.multiprocessors,
             shared_bytes: facts.shared_bytes,
             runs_decode128: of(Entry::Decode128(Element::F16, Rows::UpTo4)).is_some(),
+            runs_verify128: verify_clusters.is_some(),
             runs_mla16: clusters.is_some(),
             runs_mla64: of(Entry::Mla64(Element::F16)).is_some(),
         };
@@ -148,6 +158,7 @@ impl cuda::Kernels for Kernels {
         Ok(Kernels {
             device,
             clusters,
+            verify_clusters,
             join_mla64,
             split: modules.kernel("attention/split", "attention_split")?,
             find_missed: sharing("attention/repair_two_launches", "repair_find_missed", most_shared(facts))?,
@@ -185,6 +196,10 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
     let general = |is_mma| mma::plan(multiprocessors, shared_bytes, &params, &sizes, is_mma);
     let plan = match variant {
         Variant::Decode128 => decode128::plan(multiprocessors, shared_bytes, &params, &sizes).expect(PLANNED),
+        Variant::Verify128 => {
+            let clusters = kernels.verify_clusters.as_ref().expect(PLANNED);
+            verify128::plan(clusters, &params, &sizes).expect(PLANNED)
+        }
         Variant::Mla64 => mla64::plan(multiprocessors, &params, &sizes).expect(PLANNED),
         Variant::Mla16 => {
             let clusters = kernels.clusters.as_ref().expect(PLANNED);
@@ -212,8 +227,10 @@ pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan) -> Result<()> {
     // tensors.
     unsafe {
         if plan.is_split_first {
-            let (shares, ctas) = (&raw const plan.params.cta_shares, &raw const plan.ctas);
-            enqueue.launch(&kernels.split, grid(enqueue, 1), [params.cast(), shares.cast(), ctas.cast()])?;
+            // A cluster has a share together.
+            let (shares, count) = (&raw const plan.params.cta_shares, plan.ctas / plan.cluster.unwrap_or(1));
+            let count = &raw const count;
+            enqueue.launch(&kernels.split, grid(enqueue, 1), [params.cast(), shares.cast(), count.cast()])?;
         }
         let kernel = kernels.of(plan.entry).sharing(plan.shared);
         let grid = match plan.cluster {

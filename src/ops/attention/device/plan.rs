@@ -24,6 +24,7 @@ const MOST: u64 = 1 << 31;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
     Decode128(Element, Rows),
+    Verify128(Element),
     Mla64(Element),
     Mla16(Element),
     Mma(Element, Width),

@@ -1,0 +1,340 @@
+// Attention for up to 64 rows, query positions times query heads of a KV head, to 16-bit keys and values of 128 channels (variant verify128),
+// by matrix products of warpgroups (wgmma). It serves the verification of drafts: 16 positions of 4 heads take little longer than one position.
+//
+// Runs for calls that have more rows a list than decode128 takes, on compute capability 9.0 itself: src/ops/attention/device/choose.rs.
+//
+// A cluster of CTAs takes a chunk of a work item's tokens in stages of 64; CTA r takes stages r, r + ctas, … in a ring in shared memory:
+//
+//   copies    a warpgroup ── keys [64 tokens × 128], values [64 tokens × 128] ── 16 tokens a warp, wherever they lie
+//   products  two warpgroups, each every second stage ── S [64 rows × 64 tokens] = Q · Kᵀ ── running softmax ── O [64 × 128] += P · V
+//   join      (verify128_join.cuh) both warpgroups in shared memory ── the cluster, each CTA a part of the rows ── the chunks, through scratch
+//
+// The weights P stay in registers: the sums of the first product have the form of the second product's operand.
+//
+//   Bytes of a stage: 32 KiB, 1760 cycles of a multiprocessor's share of the memory's bandwidth. Products of a stage: 512 cycles.
+//
+// How the tokens of a row are split depends on its own list and on the lengths of all of the call's lists, and on nothing else.
+#pragma once
+
+#include "attention/verify128_join.cuh"
+
+static_assert(SLABS * SLAB_ELEMENTS == VERIFY_CHANNELS && SLAB_BYTES == STAGE_TOKENS * SLAB_WIDTH);
+// A warp that copies requests so many stages before it waits for the first. More would delay the news of stages that have arrived.
+constexpr uint32 STAGES_IN_FLIGHT = 4;
+
+// A warp that copies one tile, 16 tokens, of every stage. Each lane finds one granule, for as many tiles as 32 granules cover.
+struct VerifyCopies : VerifyJob {
+    static constexpr uint32 CHUNKS = VERIFY_CHANNELS * 2 / 16;  // of 16 bytes in a token's keys
+
+    // Where this lane's granule lies; position −1: nowhere.
+    int32 position;
+    const char *key, *value;
+
+    __device__ static const char *of_lane(const char *address, uint32 lane) {
+        return reinterpret_cast<const char *>(__shfl_sync(FULL_WARP, reinterpret_cast<uint64>(address), lane));
+    }
+    __device__ void keep_place(const Place &place) {
+        position = place.position;
+        key = p.k.at(place.page, place.row, item.head);
+        value = p.v.at(place.page, place.row, item.head);
+    }
+    // Requests 16 bytes of a token's keys and of its values: zeros where `token` is −1, since a NaN times a weight of zero would be NaN.
+    __device__ void copy_token(uint32 stage, uint32 row, const char *from_key, const char *from_value, int32 token) const {
+        const uint32 chunk = lane % CHUNKS, at = warp * TILE + row;
+        const uint32 to = shared_address(shared) + stage * STAGE_BYTES + chunk / 8 * SLAB_BYTES + place_in_slab(at, chunk % 8);
+        copy_16(to, from_key + chunk * 16, token >= 0);
+        copy_16(to + VALUES_OFFSET, from_value + chunk * 16, token >= 0);
+        if (chunk == 0) s.position[stage][at] = token;
+    }
+    // Rows all see the tokens seen_begin … seen_end − 1.
+    __device__ void copy_tile(const Tiles &tiles, uint32 tile, uint32 stage, int32 seen_begin, int32 seen_end) const {
+        const bool exists = tile < tiles.count;
+        if (p.log_granule == LOG_TILE || !exists) {
+            const uint32 from = tiles.lane_of(p, tile, 0);
+            const int32 granule = exists ? __shfl_sync(FULL_WARP, position, from) : -1;
+            const char *const from_key = of_lane(key, from), *const from_value = of_lane(value, from);
+            if (lane == 0) s.is_whole[stage][warp] = granule >= seen_begin && granule >= 0 && granule + int32(TILE) <= seen_end;
+#pragma unroll
+            for (uint32 n = 0; n < TILE / 2; n++) {
+                const uint32 row = n * 2 + lane / CHUNKS;
+                const bool is_there = is_reached(reach, granule, row);
+                copy_token(stage, row, from_key + row * p.k.step[1], from_value + row * p.v.step[1], is_there ? granule + int32(row) : -1);
+            }
+            return;
+        }
+        if (lane == 0) s.is_whole[stage][warp] = false;
+#pragma unroll 1
+        for (uint32 n = 0; n < TILE / 2; n++) {
+            const uint32 row = n * 2 + lane / CHUNKS, from = tiles.lane_of(p, tile, row), within = row & ((1 << p.log_granule) - 1);
+            const int32 granule = __shfl_sync(FULL_WARP, position, from);
+            const char *const from_key = of_lane(key, from) + within * p.k.step[1], *const from_value = of_lane(value, from) + within * p.v.step[1];
+            copy_token(stage, row, from_key, from_value, is_reached(reach, granule, within) ? granule + int32(within) : -1);
+        }
+    }
+    __device__ void run() {
+        const Tiles tiles(p, cta_share.begin + rank * STAGE_TILES + warp, cta_share.end, 2 + log2_of(ctas));
+        const uint32 count = stages();
+        // The tokens that every row sees.
+        const bool has_rows = p.own_lists || reach.queries == int32(p.positions);
+        const int32 seen_end = p.own_lists ? reach.end : has_rows ? reach.length - reach.queries + 1 : 0;
+        const int32 seen_begin = p.window ? max((p.own_lists ? reach.end : reach.length) - int32(p.window), 0) : 0;
+        position = -1;
+        key = p.k.data, value = p.v.data;
+        uint32 stage = 0, turn = 0, done = 0;
+#pragma unroll 1
+        for (uint32 step = 0; step < count + STAGES_IN_FLIGHT - 1; step++) {
+            if (step < count) {
+                if (turn) s.empty[stage].wait(turn - 1);
+                if (step < tiles.count && tiles.begins(p, step)) keep_place(tiles.find(p, item, reach, cta_share.entries, step));
+                copy_tile(tiles, step, stage, seen_begin, seen_end);
+                if (++stage == STAGES) stage = 0, turn++;
+            }
+            end_copies();
+            if (step < STAGES_IN_FLIGHT - 1) continue;
+            wait_copies<STAGES_IN_FLIGHT - 1>();
+            fence_copies();
+            arrive(s.full[done]);
+            if (++done == STAGES) done = 0;
+        }
+    }
+};
+
+// A warpgroup that computes every second stage of the CTA. Of a sum of 64 rows a thread has two, row lane / 4 of its warp's 16 and the one
+// 8 below, and of each eight columns two neighbouring ones.
+template <typename Type, bool IS_BFLOAT16>
+struct VerifyProducts : VerifyJob {
+    uint32 group;
+    float acc[VERIFY_CHANNELS / 2], m[2], l[2];
+    // The rows see `count` tokens from `first` on.
+    int32 first[2];
+    uint32 count[2];
+
+    __device__ uint32 row(uint32 i) const { return warp * 16 + lane / 4 + i * 8; }
+
+    // Both warpgroups load the queries; rows that do not exist are zeros.
+    __device__ void load_queries() const {
+        constexpr uint32 CHUNKS = VERIFY_CHANNELS * 2 / 16;
+        const uint32 rows = rows_of(p, item), thread = group * GROUP_THREADS + warp * WARP + lane, chunk = thread % CHUNKS;
+#pragma unroll
+        for (uint32 row = thread / CHUNKS; row < VERIFY_ROWS; row += COMPUTE_THREADS / CHUNKS) {
+            const bool exists = row < rows;
+            const auto [position, head] = place_of_row(p, item, first_row(p, item) + (exists ? row : 0));
+            const char *const from = p.q.at(item.seq, position, head) + chunk * 16;
+            copy_16(shared_address(shared) + QUERIES_OFFSET + chunk / 8 * SLAB_BYTES + place_in_slab(row, chunk % 8), from, exists);
+        }
+        end_copies();
+        wait_copies<0>();
+        fence_copies();
+        sync_some(1, COMPUTE_THREADS);
+    }
+    __device__ void clear() {
+        const uint32 rows = rows_of(p, item);
+#pragma unroll
+        for (uint32 n = 0; n < VERIFY_CHANNELS / 2; n++) acc[n] = 0.0f;
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            m[i] = minus_infinity(), l[i] = 0.0f, first[i] = 0, count[i] = 0;
+            if (row(i) < rows) reach.row(p, place_of_row(p, item, first_row(p, item) + row(i)).position, first[i], count[i]);
+        }
+    }
+    __device__ void multiply_keys(float (&c)[32], uint32 stage) const {
+        const uint64 queries = operand(shared_address(shared) + QUERIES_OFFSET), keys = operand(shared_address(shared) + stage * STAGE_BYTES);
+#pragma unroll
+        for (uint32 n = 0; n < 32; n++) c[n] = 0.0f;
+        begin_products(c);
+#pragma unroll
+        for (uint32 n = 0; n < SLABS; n++) {
+#pragma unroll
+            for (uint32 k = 0; k < 4; k++)
+                multiply<IS_BFLOAT16>(c, queries + (n * SLAB_BYTES >> 4) + k * ALONG_SLAB, keys + (n * SLAB_BYTES >> 4) + k * ALONG_SLAB, n + k > 0);
+        }
+        end_group();
+        wait_products<0>(c);
+    }
+    // Tokens that a row does not see get the score −∞.
+    __device__ void mask(float (&c)[32], uint32 stage) const {
+        const uint32 *const is_whole = s.is_whole[stage];
+        if (is_whole[0] && is_whole[1] && is_whole[2] && is_whole[3]) return;
+#pragma unroll
+        for (uint32 j = 0; j < STAGE_TOKENS / 8; j++) {
+            const int2 tokens = *reinterpret_cast<const int2 *>(&s.position[stage][j * 8 + lane % 4 * 2]);
+#pragma unroll
+            for (uint32 i = 0; i < 2; i++) {
+                if (uint32(tokens.x - first[i]) >= count[i]) c[j * 4 + i * 2] = minus_infinity();
+                if (uint32(tokens.y - first[i]) >= count[i]) c[j * 4 + i * 2 + 1] = minus_infinity();
+            }
+        }
+    }
+    // Turns products into weights relative to the running maxima, and scales the sums so far where a maximum grows.
+    __device__ void weigh_scores(float (&c)[32], uint32 stage) {
+        // s · log2 e = c · factor. The factor is never zero: −∞ times zero would be NaN.
+        float factor = fmaxf(p.scale * LOG2_E, __int_as_float(1));
+        if (p.soft_cap != 0.0f) {
+#pragma unroll
+            for (uint32 n = 0; n < 32; n++) c[n] = p.soft_cap * tanhf(c[n] * p.scale / p.soft_cap);
+            factor = LOG2_E;
+        }
+        mask(c, stage);
+        float top[2], keep[2];
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            float other = c[i * 2 + 1];
+            top[i] = c[i * 2];
+#pragma unroll
+            for (uint32 n = i * 2 + 4; n < 32; n += 4) top[i] = fmaxf(top[i], c[n]), other = fmaxf(other, c[n + 1]);
+            top[i] = fmaxf(top[i], other);
+        }
+#pragma unroll
+        for (uint32 step = 1; step < 4; step *= 2) {
+#pragma unroll
+            for (uint32 i = 0; i < 2; i++) top[i] = fmaxf(top[i], __shfl_xor_sync(FULL_WARP, top[i], step));
+        }
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            top[i] = fmaxf(m[i], top[i] * factor);
+            keep[i] = weight(m[i], top[i]);
+        }
+        if (__any_sync(FULL_WARP, top[0] != m[0] || top[1] != m[1])) {
+#pragma unroll
+            for (uint32 n = 0; n < VERIFY_CHANNELS / 2; n++) acc[n] *= keep[n / 2 % 2];
+        }
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            // A row that has seen nothing yet computes −∞ − 0 and not −∞ + ∞.
+            const float shift = top[i] == minus_infinity() ? 0.0f : top[i];
+            float sum = 0.0f;
+            m[i] = top[i];
+#pragma unroll
+            for (uint32 n = i * 2; n < 32; n += 4) {
+#pragma unroll
+                for (uint32 e = n; e < n + 2; e++) {
+                    c[e] = exp2_fast(fmaf(c[e], factor, -shift));
+                    sum += c[e];
+                }
+            }
+            l[i] = l[i] * (top[i] == minus_infinity() ? 1.0f : keep[i]) + sum;
+        }
+    }
+    __device__ void add_values(const float (&c)[32], uint32 stage) {
+        const uint64 values = operand(shared_address(shared) + stage * STAGE_BYTES + VALUES_OFFSET, SLAB_BYTES);
+        uint32 weights[STAGE_TOKENS / 16][4];
+#pragma unroll
+        for (uint32 k = 0; k < STAGE_TOKENS / 16; k++) {
+#pragma unroll
+            for (uint32 n = 0; n < 4; n++) weights[k][n] = Type::pack(c[k * 8 + n * 2], c[k * 8 + n * 2 + 1]);
+        }
+        begin_products(acc);
+#pragma unroll
+        for (uint32 k = 0; k < STAGE_TOKENS / 16; k++) multiply<IS_BFLOAT16>(acc, weights[k], values + k * ALONG_ROWS);
+        end_group();
+        wait_products<0>(acc);
+    }
+    // Writes acc, m and l of every row to shared memory, for the join.
+    __device__ void store_sums() {
+        float *const to = reinterpret_cast<float *>(shared) + group * VERIFY_ROWS * ROW_PITCH;
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            l[i] += __shfl_xor_sync(FULL_WARP, l[i], 1);
+            l[i] += __shfl_xor_sync(FULL_WARP, l[i], 2);
+        }
+        // The sums take the place of the ring once both warpgroups have computed all stages.
+        sync_some(1, COMPUTE_THREADS);
+#pragma unroll
+        for (uint32 i = 0; i < 2; i++) {
+            float *const to_row = to + row(i) * ROW_PITCH;
+            if (lane % 4 == 0) *reinterpret_cast<float2 *>(to_row + VERIFY_CHANNELS) = float2{m[i], l[i]};
+#pragma unroll
+            for (uint32 j = 0; j < VERIFY_CHANNELS / 8; j++)
+                *reinterpret_cast<float2 *>(to_row + j * 8 + lane % 4 * 2) = float2{acc[j * 4 + i * 2], acc[j * 4 + i * 2 + 1]};
+        }
+        sync_some(1, COMPUTE_THREADS);
+    }
+    __device__ void run() {
+        const uint32 count = stages();
+        load_queries();
+        clear();
+        uint32 stage = group, turn = 0;
+#pragma unroll 1
+        for (uint32 n = group; n < count; n += GROUPS) {
+            float c[32];
+            s.full[stage].wait(turn);
+            multiply_keys(c, stage);
+            weigh_scores(c, stage);
+            add_values(c, stage);
+            arrive(s.empty[stage]);
+            stage += GROUPS;
+            if (stage >= STAGES) stage -= STAGES, turn++;
+        }
+        store_sums();
+    }
+};
+
+// Prefetches lengths, entries and pages of the list that this CTA attends to if all lists are equally long.
+__device__ inline void prefetch_likely_list(const AttentionParams &p, uint32 ctas) {
+    constexpr uint32 ENTRIES = 128 / sizeof(int32);
+    const uint32 lane = threadIdx.x % WARP, clusters = gridDim.x / ctas, n = min(blockIdx.x / ctas * p.work_items / clusters, p.work_items - 1);
+    const WorkItem item = work_item_of(p, n);
+    if (lane * ENTRIES < p.list_capacity) prefetch(p.ids.at(item.seq, item.position, item.head, lane * ENTRIES));
+    if (p.table.data && lane * ENTRIES * p.page.value < p.token_capacity) prefetch(p.table.at(item.seq, lane * ENTRIES));
+    if (lane == 0) prefetch(p.seq_lens.at(item.seq));
+    if (lane == 1) prefetch(p.counts.at(item.seq, item.position, item.head));
+}
+
+template <typename Type, bool IS_BFLOAT16>
+__device__ inline void attention_verify128(const AttentionParams &p) {
+    extern __shared__ __align__(1024) char shared[];
+    __shared__ VerifyShared s;
+    __shared__ uint32 words[WARP];
+    const uint32 word = request_parameters(p);
+    if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
+    const uint32 most_rows = min(p.rows, VERIFY_ROWS), share_rows = (most_rows + cluster_ctas() - 1) / cluster_ctas();
+    if (threadIdx.x == 0) {
+        for (uint32 n = 0; n < STAGES; n++) {
+            s.full[n].open(STAGE_TILES);
+            s.empty[n].open(4);
+        }
+        const uint32 before = min(cluster_rank() * share_rows, most_rows), own = min(share_rows, most_rows - before);
+        s.received.open(1);
+        s.received.expect(cluster_ctas() * own * (VERIFY_CHANNELS + 2) * sizeof(float));
+    }
+    __syncwarp();
+    cluster_start();
+    const uint32 rank = cluster_rank(), ctas = cluster_ctas();
+    allow_next_kernel();
+    if (threadIdx.x < WARP && p.ids.data) prefetch_likely_list(p, ctas);
+    wait_for_previous_kernel();
+    if (threadIdx.x < WARP) {
+        const uint32 number = blockIdx.x / ctas;
+        const CtaShare found = p.cta_shares ? reinterpret_cast<const CtaShare *>(p.cta_shares)[number] : find_share(p, number);
+        if (threadIdx.x == 0) s.cta_share = found;
+    }
+    __syncthreads();
+    const CtaShare &cta_share = s.cta_share;
+    // A CTA without a share goes the same way: the cluster's other CTAs wait for what it sends.
+    const WorkItem item = work_item_of(p, cta_share.item);
+    const Reach reach = Reach::of(p, item, cta_share.length, cta_share.queries);
+    const VerifyJob job{p, cta_share, item, reach, s, shared, threadIdx.x % WARP, threadIdx.x / WARP % 4, rank, ctas};
+    const uint32 group = threadIdx.x / GROUP_THREADS;
+    if (group == GROUPS) {
+        give_registers<120>();
+        VerifyCopies copies{job};
+        cluster_started();
+        copies.run();
+    } else {
+        take_registers<192>();
+        VerifyProducts<Type, IS_BFLOAT16> products{job, group};
+        cluster_started();
+        products.run();
+        const VerifyJoin join{job, threadIdx.x};
+        const uint32 rows = cta_share.chunks ? rows_of(p, item) : 0, begin = min(rank * share_rows, rows), end = min(begin + share_rows, rows);
+        join.send(most_rows, share_rows);
+        s.received.wait(0);
+        join.join_cluster(begin, end, share_rows);
+        join.finish(begin, end);
+    }
+}
+
+#define VERIFY128_KERNEL(name, ...)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) name(const __grid_constant__ AttentionParams p) {               \
+        attention_verify128<__VA_ARGS__>(p);                                                                                        \
+    }
