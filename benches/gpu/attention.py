@@ -10,7 +10,8 @@ the listed blocks and calls scaled_dot_product_attention; dense, it calls that a
 of each block. `among` is what the call adds to a graph in which a read that fills the cache goes before each, as a layer's weights do
 in an engine. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single tokens, beside one position
 over blocks of bfloat16. `latents` is MLA: keys of 576 channels whose first 512 are the values, one for all heads, and lists of 2048
-tokens, in blocks and single. Microseconds, medians; inputs are in no cache.
+tokens, in blocks and single. `positions` are 1 to 16 query positions of a sequence, as a verification of drafts has them, over all
+tokens and over a list that they share. Microseconds, medians; inputs are in no cache.
 """
 
 import functools
@@ -242,6 +243,50 @@ def forms(session, timer, rows):
     put("single tokens", 1024, case, blocks, tokens)
 
 
+class Positions(Case):
+    """Several query positions of each sequence, the last tokens of it, over a shared list or over all tokens."""
+
+    def __init__(self, session, batch, tokens, budget, positions):
+        super().__init__(session, batch, tokens, budget or tokens)
+        self.is_listed, self.positions = bool(budget), positions
+        self.q = random(batch, positions, HEADS, DIM)
+        self.out = torch.empty_like(self.q)
+        if not self.is_listed:
+            self.ids = [torch.arange(self.blocks, device="cuda").int().expand(batch, KV_HEADS, -1)] * self.sets
+
+    def call(self):
+        return self.on_current_stream(lambda i, stream: self.attention(i, stream, listed=self.is_listed))
+
+    def check(self, i=0):
+        """Every position of the first sequence: a token is seen by those from its own on."""
+        torch.cuda.synchronize()
+        keys, values = (self.gathered(of, i)[0].float() for of in (self.keys, self.values))
+        offsets = torch.arange(self.block, device="cuda")
+        tokens = (self.ids[i][0].long()[..., None] * self.block + offsets).flatten(1)
+        last = self.lens[0] - self.positions + torch.arange(self.positions, device="cuda")
+        for n in range(self.positions):
+            q = self.q[0, n].float().view(KV_HEADS, GROUP, DIM)
+            scores = q @ keys.transpose(-1, -2) / math.sqrt(DIM)
+            scores.masked_fill_((tokens > last[n])[:, None], -math.inf)
+            want = (scores.softmax(-1) @ values).view(HEADS, DIM)
+            error = (self.out[0, n].float() - want).norm() / want.norm()
+            assert error < 1e-2, f"position {n}: error {error:.1e}"
+
+
+def positions(session, timer, rows, quick):
+    points = [(1, 32 << 10, 0), (1, 128 << 10, 0), (1, 512 << 10, 0), (8, 32 << 10, 0), (8, 128 << 10, 0)]
+    points += [(1, 32 << 10, 4096), (1, 32 << 10, 8192), (8, 32 << 10, 4096)]
+    for batch, tokens, budget in points[:1] if quick else points:
+        row = dict(batch=batch, tokens=tokens, listed=budget or "all")
+        for count in (1, 2, 4, 5, 8, 9, 16):
+            case = Positions(session, batch, tokens, budget, count)
+            call = case.call()
+            call(0)
+            case.check()
+            row[f"of_{count}"] = timer.graph(call, case.sets)
+        rows.put("positions", **row)
+
+
 class Latents:
     """`sets` caches of latents, each with lists of `budget` tokens, and the library's calls on each."""
 
@@ -302,6 +347,7 @@ def measure(session, timer, rows, quick):
     attend(session, timer, rows, quick)
     repair(session, timer, rows, quick)
     dense(session, timer, rows)
+    positions(session, timer, rows, quick)
     latents(session, timer, rows, quick)
     if not quick:
         sizes(session, timer, rows)
