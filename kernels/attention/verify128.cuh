@@ -328,7 +328,7 @@ __device__ inline void attention_verify128(const AttentionParams &p) {
         const VerifyJoin join{job, threadIdx.x};
         const uint32 rows = cta_share.chunks ? rows_of(p, item) : 0, begin = min(rank * share_rows, rows), end = min(begin + share_rows, rows);
         join.send(most_rows, share_rows);
-        s.received.wait(0);
+        join.receive();
         join.join_cluster(begin, end, share_rows);
         join.finish(begin, end);
     }

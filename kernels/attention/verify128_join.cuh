@@ -120,9 +120,19 @@ struct VerifyJoin : VerifyJob {
             add_rows<GROUPS>(joined, sums + row * ROW_PITCH, VERIFY_ROWS * ROW_PITCH, quad);
             float *const to = received + (row - cta * share) * ROW_PITCH;
             const float4 x = joined.acc;
+            if (ctas == 1) {
+                *reinterpret_cast<float4 *>(to + quad * 4) = x;
+                if (quad == 0) *reinterpret_cast<float2 *>(to + VERIFY_CHANNELS) = float2{joined.m, joined.l};
+                continue;
+            }
             send_four<false>(cta, to + quad * 4, {__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z), __float_as_uint(x.w)}, s.received);
             if (quad == 0) send_two<false>(cta, to + VERIFY_CHANNELS, {__float_as_uint(joined.m), __float_as_uint(joined.l)}, s.received);
         }
+    }
+    // Waits until all that the cluster sends this CTA is here.
+    __device__ void receive() const {
+        if (ctas == 1) sync_some(1, COMPUTE_THREADS);
+        else s.received.wait(0);
     }
     __device__ JoinedFour join_received(uint32 row, uint32 share, uint32 quad) const {
         const float *const from = reinterpret_cast<const float *>(shared + RECEIVED_OFFSET) + row * ROW_PITCH;
