@@ -95,7 +95,9 @@ fn root() -> &'static Path {
 /// The crates that are linked into the library, by name.
 fn linked() -> Vec<Crate> {
     let edges = "normal,no-proc-macro";
-    let tree = cargo(&["tree", "--locked", "-e", edges, "--target", PLATFORM, "--prefix", "none", "-f", "{p}"]);
+    let own = env!("CARGO_PKG_NAME");
+    let tree =
+        cargo(&["tree", "--locked", "-p", own, "-e", edges, "--target", PLATFORM, "--prefix", "none", "-f", "{p}"]);
     let metadata = cargo(&["metadata", "--locked", "--format-version", "1", "--filter-platform", PLATFORM]);
     let metadata: serde_json::Value = serde_json::from_str(&metadata).expect("JSON");
     let mut found = BTreeMap::new();

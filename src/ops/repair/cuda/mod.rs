@@ -19,6 +19,7 @@ use crate::runtime::cuda::{Cuda, Enqueue, Facts, Grid, Kernel, Kind};
 use two_launches::TwoLaunches;
 
 /// A variant with what it launches.
+#[allow(clippy::large_enum_variant)] // lives on the stack of one call
 enum Plan {
     OneLaunch(RepairVariant, Kernel, Grid),
     TwoLaunches(TwoLaunches),
