@@ -169,10 +169,15 @@ fn axis_of_float8_keys_is_that_of_their_scaled_values(backend: &Backend) {
 
 fn check_bits(rng: &mut Rng, s: &Sequences) {
     let index = Summaries::room(rng, s, VWD_INDEX_AXIS);
-    s.update(rng, &s.lens, None, &index);
-    let read = read(&index);
-    for (at @ [i, g, j], keys) in blocks(s, &index) {
-        let wanted = in_order(&keys, s.dim, &learned(&index, 0, g, s.dim), &learned(&index, 1, g, s.dim));
+    check_bits_of(rng, s, &index);
+}
+
+/// Updates the index, and compares what it then holds with the contract.
+pub fn check_bits_of(rng: &mut Rng, s: &Sequences, index: &Summaries) {
+    s.update(rng, &s.lens, None, index);
+    let read = read(index);
+    for (at @ [i, g, j], keys) in blocks(s, index) {
+        let wanted = in_order(&keys, s.dim, &learned(index, 0, g, s.dim), &learned(index, 1, g, s.dim));
         let (page, row) = index.find(i, j);
         let axes = read[0].row([page, row, g]);
         let what = format!("block {at:?} of {} tokens", keys.len());
@@ -256,7 +261,7 @@ fn channel_weights_and_centre_are_means(backend: &Backend) {
 // --- select ----------------------------------------------------------------------------------------------------------
 
 /// Means and axes that the test makes itself.
-struct Axes<'b> {
+pub struct Axes<'b> {
     place: Place<'b>,
     axes: Tensor<'b>,
     range: Option<Tensor<'b>>,
@@ -265,7 +270,7 @@ struct Axes<'b> {
 }
 
 impl<'b> Axes<'b> {
-    fn random(backend: &'b Backend, rng: &mut Rng, scene: &Scene) -> Axes<'b> {
+    pub fn random(backend: &'b Backend, rng: &mut Rng, scene: &Scene) -> Axes<'b> {
         let layouts = [Layout::random(rng, 4), Layout::random(rng, 4)];
         let is_int4 = !rng.one_in(3);
         Axes::new(backend, rng, scene, is_int4, layouts)
@@ -283,7 +288,7 @@ impl<'b> Axes<'b> {
     }
 
     /// Of so many kinds of blocks, or each of its own.
-    fn int4(backend: &'b Backend, rng: &mut Rng, scene: &Scene, kinds: usize, layouts: [Layout; 2]) -> Axes<'b> {
+    pub fn int4(backend: &'b Backend, rng: &mut Rng, scene: &Scene, kinds: usize, layouts: [Layout; 2]) -> Axes<'b> {
         let place = Place::random(backend, rng, scene.batch, scene.capacity.div_ceil(scene.block));
         let shape = |last: usize| [place.pages, place.rows, scene.kv_heads, last];
         let groups = scene.dim.div_ceil(GROUP);
@@ -308,7 +313,7 @@ impl<'b> Axes<'b> {
         Axes { place, axes, range: Some(range), values }
     }
 
-    fn args(&self, scene: &Scene) -> vwd_select_blocks_args {
+    pub fn args(&self, scene: &Scene) -> vwd_select_blocks_args {
         let index = vwd_index {
             kind: VWD_INDEX_AXIS,
             block_size: scene.block as u32,
@@ -320,7 +325,7 @@ impl<'b> Axes<'b> {
         vwd_select_blocks_args { method: VWD_SELECT_AXIS, index: kept(index), ..args() }
     }
 
-    fn scores(&self, scene: &Scene) -> impl Fn(usize, usize, usize) -> Scored {
+    pub fn scores(&self, scene: &Scene) -> impl Fn(usize, usize, usize) -> Scored {
         move |i, r, g| {
             let all = scene.sees(i, r).div_ceil(scene.block);
             let places: Vec<(usize, (usize, usize))> =

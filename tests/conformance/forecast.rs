@@ -14,6 +14,7 @@ pub const CASES: &[Case] = cases![
     forecast_projects_large_maps_and_batches,
     forecast_bits_of_a_row_do_not_depend_on_the_batch,
     forecast_projects_rows_of_any_scale,
+    forecast_by_each_variant_of_low_rank_has_the_same_bits,
 ];
 
 /// Heads, channels and inputs of a small map.
@@ -187,6 +188,29 @@ fn forecast_bits_of_a_row_do_not_depend_on_the_batch(backend: &Backend) {
             assert_eq!(apart.data, part(&together).data, "{rows} rows from {i} on, of {dtype:?}");
         }
     });
+}
+
+/// Clusters or the launch that follows add up the slices of few rows, a launch of its own those of many.
+fn forecast_by_each_variant_of_low_rank_has_the_same_bits(backend: &Backend) {
+    for (variant, capabilities, batches) in
+        [("cluster", 90..=u32::MAX, [1, 16]), ("slices", 0..=u32::MAX, [1, 16]), ("sums", 0..=u32::MAX, [17, 40])]
+    {
+        let choice = format!("forecast={variant}");
+        let Some(forced) = backend.forcing(&choice, capabilities) else { continue };
+        rounds(2, |rng| {
+            let memory = rng.one_in(2);
+            let map = Map::random(rng, [3, 64, 1024], Some(40), memory);
+            let (forecast, usual) = (map.load(&forced), map.load(backend));
+            for (batch, dtype) in [(batches[0], F32), (batches[1], F16), (batches[0], BF16)] {
+                let (x, previous) = (rng.normals(&[batch, 1024]), rng.normals(&[batch, 3, 64]));
+                let found = project(&forced, &forecast, &map, dtype, &x, &previous);
+                let expected = project(backend, &usual, &map, dtype, &x, &previous);
+                assert_eq!(found.data, expected.data, "{batch} rows of {dtype:?} by {variant}");
+                check(&forced, rng, &map, &x);
+            }
+        });
+        forced.assert_ran(&choice);
+    }
 }
 
 /// From subnormal to almost infinite; and what is not finite stays in its row.

@@ -27,6 +27,7 @@ mod select;
 mod select_batch;
 mod select_labels;
 mod select_status;
+mod select_variants;
 mod topk;
 mod verify;
 
@@ -55,6 +56,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: select_batch::CASES, on_cuda: true },
     Family { cases: select_batch::ON_THE_CPU, on_cuda: false },
     Family { cases: topk::CASES, on_cuda: true },
+    Family { cases: select_variants::CASES, on_cuda: true },
     Family { cases: attention::CASES, on_cuda: true },
     Family { cases: attention::repair::CASES, on_cuda: true },
     Family { cases: attention_rows::CASES, on_cuda: true },

@@ -113,6 +113,16 @@ impl<'b> Scene<'b> {
         Scene { q: Tensor::floats(backend, dtype, &q, &Layout::random(rng, shape.len())), queries, ..self }
     }
 
+    /// Every position has a list of its own, if there are positions.
+    pub fn with_own_lists(self) -> Scene<'b> {
+        Scene { own: self.positions.is_some(), ..self }
+    }
+
+    /// Positions share their list.
+    pub fn with_shared_lists(self) -> Scene<'b> {
+        Scene { own: false, ..self }
+    }
+
     /// All sequences of this length and with all positions.
     pub fn with_lens(self, backend: &'b Backend, len: i64) -> Scene<'b> {
         let len_values = Array::filled(&[self.batch], len);
@@ -375,7 +385,7 @@ pub fn check_blocks(
 }
 
 /// Without candidates.
-fn none(_: [usize; 3]) -> i64 {
+pub fn none(_: [usize; 3]) -> i64 {
     0
 }
 
@@ -395,15 +405,28 @@ impl<'b> MinMax<'b> {
         scene: &Scene,
         keys: impl Fn(&mut Rng, &[usize]) -> Array<f64>,
     ) -> Self {
+        let dtype = rng.pick(&[F32, F16, BF16]);
+        let layouts = [Layout::random(rng, 4), Layout::random(rng, 4)];
+        MinMax::placed(backend, rng, scene, dtype, layouts, keys)
+    }
+
+    /// Of this type and in these layouts.
+    pub fn placed(
+        backend: &'b Backend,
+        rng: &mut Rng,
+        scene: &Scene,
+        dtype: DType,
+        layouts: [Layout; 2],
+        keys: impl Fn(&mut Rng, &[usize]) -> Array<f64>,
+    ) -> Self {
         let place = Place::random(backend, rng, scene.batch, scene.capacity.div_ceil(scene.block));
         let extents = [place.pages, place.rows, scene.kv_heads, scene.dim];
         let (a, b) = (keys(rng, &extents), keys(rng, &extents));
         let of =
             |f: fn(f64, f64) -> f64| Array::new(&extents, a.data.iter().zip(&b.data).map(|(&a, &b)| f(a, b)).collect());
-        let dtype = rng.pick(&[F32, F16, BF16]);
         MinMax {
-            max: Tensor::floats(backend, dtype, &of(f64::max), &Layout::random(rng, 4)),
-            min: Tensor::floats(backend, dtype, &of(f64::min), &Layout::random(rng, 4)),
+            max: Tensor::floats(backend, dtype, &of(f64::max), &layouts[0]),
+            min: Tensor::floats(backend, dtype, &of(f64::min), &layouts[1]),
             place,
         }
     }
@@ -585,13 +608,17 @@ impl<'b> Means<'b> {
 fn select_mean_softmax_agrees_with_the_formula(backend: &Backend) {
     rounds(80, |rng| {
         let scene = Scene::random(backend, rng);
-        let choice = Choice::random(backend, rng, scene.batch, 20);
-        let summaries = Means::random(backend, rng, &scene);
-        let score = |q: &[&[f64]], means: &[&[f64]]| oracle::mean_softmax(q, means, scene.scale());
-        // A logit of size 10 has an error near 1e−5 after D products in float32, and e^x doubles as its relative error.
-        let expected = summaries.scores(&scene, score, 0.0, [2e-4, 1e-7]);
-        check_blocks(backend, rng, &scene, &choice, summaries.args(VWD_SELECT_MEAN_SOFTMAX), expected, none);
+        check_mean_softmax(backend, rng, &scene);
     });
+}
+
+pub fn check_mean_softmax(backend: &Backend, rng: &mut Rng, scene: &Scene) {
+    let choice = Choice::random(backend, rng, scene.batch, 20);
+    let summaries = Means::random(backend, rng, scene);
+    let score = |q: &[&[f64]], means: &[&[f64]]| oracle::mean_softmax(q, means, scene.scale());
+    // A logit of size 10 has an error near 1e−5 after D products in float32, and e^x doubles as its relative error.
+    let expected = summaries.scores(scene, score, 0.0, [2e-4, 1e-7]);
+    check_blocks(backend, rng, scene, &choice, summaries.args(VWD_SELECT_MEAN_SOFTMAX), expected, none);
 }
 
 fn select_mean_dot_agrees_with_the_formula(backend: &Backend) {

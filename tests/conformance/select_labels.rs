@@ -18,7 +18,7 @@ pub const CASES: &[Case] = cases![
 
 /// Ascending candidates of every list, with what callers get wrong: repeated ids, ids that do not exist, counts out of
 /// range.
-struct Candidates<'b> {
+pub struct Candidates<'b> {
     /// [B, lists, Hk, cap] and [B, lists, Hk]
     ids: Array<i64>,
     counts: Array<i64>,
@@ -26,7 +26,7 @@ struct Candidates<'b> {
 }
 
 impl<'b> Candidates<'b> {
-    fn random(backend: &'b Backend, rng: &mut Rng, scene: &Scene<'b>, cap: usize) -> Candidates<'b> {
+    pub fn random(backend: &'b Backend, rng: &mut Rng, scene: &Scene<'b>, cap: usize) -> Candidates<'b> {
         let shape = [scene.batch, scene.per_head(), scene.kv_heads];
         let mut ids = Array::filled(&[&shape[..], &[cap]].concat(), -7);
         let mut counts = Array::filled(&shape, 0);
@@ -75,7 +75,7 @@ impl<'b> Candidates<'b> {
     }
 }
 
-struct Labels<'b> {
+pub struct Labels<'b> {
     place: Place<'b>,
     codes: Tensor<'b>,
     scale: Tensor<'b>,
@@ -92,7 +92,7 @@ impl<'b> Labels<'b> {
     }
 
     /// Of so many channels, whose codes lie so.
-    fn of(backend: &'b Backend, rng: &mut Rng, scene: &Scene, kept: usize, layout: &Layout) -> Labels<'b> {
+    pub fn of(backend: &'b Backend, rng: &mut Rng, scene: &Scene, kept: usize, layout: &Layout) -> Labels<'b> {
         let place = Place::random(backend, rng, scene.batch, scene.capacity);
         let chosen = (0..scene.kv_heads).flat_map(|_| rng.subset(scene.dim, kept)).map(|c| c as i64).collect();
         let channel_values = Array::new(&[scene.kv_heads, kept], chosen);
@@ -160,7 +160,7 @@ fn select_label_mass_agrees_with_the_formula(backend: &Backend) {
     });
 }
 
-fn check_mass<'b>(
+pub fn check_mass<'b>(
     backend: &'b Backend,
     rng: &mut Rng,
     scene: &Scene<'b>,
@@ -221,7 +221,7 @@ fn call<'b>(scene: &Scene<'b>, choice: &Choice, labels: &Labels, candidates: &Ca
     }
 }
 
-fn check_tokens<'b>(
+pub fn check_tokens<'b>(
     backend: &'b Backend,
     rng: &mut Rng,
     scene: &Scene<'b>,

@@ -15,15 +15,15 @@ pub const CASES: &[Case] = cases![
 ];
 
 /// Scores and what is asked of them.
-struct Scene {
-    dtype: DType,
+pub struct Scene {
+    pub dtype: DType,
     /// [R, n]
-    scores: Array<f64>,
-    lens: Option<Array<i64>>,
-    budgets: Option<Array<i64>>,
-    k: usize,
-    cap: usize,
-    best_first: bool,
+    pub scores: Array<f64>,
+    pub lens: Option<Array<i64>>,
+    pub budgets: Option<Array<i64>>,
+    pub k: usize,
+    pub cap: usize,
+    pub best_first: bool,
 }
 
 impl Scene {
@@ -48,7 +48,7 @@ impl Scene {
     }
 
     /// Runs it in these layouts of scores and results, and compares every row.
-    fn check(&self, backend: &Backend, [scores_at, results_at]: [&Layout; 2]) {
+    pub fn check(&self, backend: &Backend, [scores_at, results_at]: [&Layout; 2]) {
         let (rows, plain) = (self.scores.shape[0], Layout::default());
         let ints = |a: &Array<i64>| Tensor::ints(backend, I32, a, &plain);
         let scores = Tensor::floats(backend, self.dtype, &self.scores, scores_at);

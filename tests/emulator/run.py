@@ -63,18 +63,6 @@ UNREACHED = {
         "attention_mma_bf16_576 sm_80",
         "attention_mma_f16_576 sm_80",
     ),
-    "no case has the sizes that this kernel is for": (
-        "forecast_inner_16 sm_80",
-        "forecast_inner_16 sm_90",
-        "forecast_outputs_adding sm_90",
-        "select_axis_cluster_4_128 sm_90",
-        "select_axis_multiply_8_128 sm_90",
-        "select_axis_multiply_16_128 sm_90",
-        "select_axis_weigh_8 sm_90",
-        "select_top_cta sm_90",
-        "topk_long_best_first_16 sm_80",
-        "topk_long_best_first_16 sm_90",
-    ),
 }
 
 

@@ -4,6 +4,8 @@ use super::args;
 use super::session::{Session, assert_ok};
 use cudarc::driver::{result, sys};
 use std::alloc::Layout;
+use std::ffi::{CStr, c_char, c_void};
+use std::sync::Mutex;
 use vanward::abi::*;
 use vanward::capi::*;
 
@@ -11,6 +13,8 @@ pub struct Backend {
     // Before the device, whose context it uses: fields drop in order.
     session: Session,
     device: Device,
+    /// Lines of the session's log, where a variant is forced.
+    log: Option<Box<Mutex<Vec<String>>>>,
 }
 
 enum Device {
@@ -29,6 +33,13 @@ unsafe impl Send for Cuda {}
 // SAFETY: as above.
 unsafe impl Sync for Cuda {}
 
+/// A session's log, whose context is a `Mutex<Vec<String>>`.
+unsafe extern "C" fn collect(lines: *mut c_void, _level: u32, text: *const c_char) {
+    // SAFETY: the backend keeps the lines longer than the session; the text is NUL-terminated.
+    let (lines, text) = unsafe { (&*lines.cast::<Mutex<Vec<String>>>(), CStr::from_ptr(text)) };
+    lines.lock().unwrap().push(text.to_string_lossy().into_owned());
+}
+
 impl Backend {
     pub fn cpu(threads: u32) -> Backend {
         Backend::of(Session::cpu(threads))
@@ -36,7 +47,7 @@ impl Backend {
 
     /// Of a session on the CPU.
     pub fn of(session: Session) -> Backend {
-        Backend { session, device: Device::Cpu }
+        Backend { session, device: Device::Cpu, log: None }
     }
 
     /// CUDA device 0, or why it cannot be used.
@@ -45,7 +56,7 @@ impl Backend {
         let session = Session::create(&options).map_err(|(_, text)| text)?;
         // A session exists, so the driver does.
         let device = Cuda::open().map_err(|error| format!("the driver refused: {error:?}"))?;
-        Ok(Backend { session, device: Device::Cuda(device) })
+        Ok(Backend { session, device: Device::Cuda(device), log: None })
     }
 
     /// The same device in a session that forces a variant, "attention=decode128"; on the CPU, which has no variants, another session.
@@ -58,9 +69,28 @@ impl Backend {
             return None;
         }
         let variants = std::ffi::CString::new(variant).expect("no NUL");
-        let options = vwd_session_options { device: VWD_DEVICE_CUDA, variants: variants.as_ptr(), ..args() };
+        let log = Box::new(Mutex::new(vec![]));
+        let options = vwd_session_options {
+            device: VWD_DEVICE_CUDA,
+            variants: variants.as_ptr(),
+            log: Some(collect),
+            log_context: (&raw const *log).cast_mut().cast(),
+            log_level: VWD_LOG_INFO,
+            ..args()
+        };
         let session = Session::create(&options).unwrap_or_else(|(status, text)| panic!("{variant}: {status}: {text}"));
-        Some(Backend { session, device: Device::Cuda(Cuda::open().expect("a stream")) })
+        Some(Backend { session, device: Device::Cuda(Cuda::open().expect("a stream")), log: Some(log) })
+    }
+
+    /// Checks in the log of a session that forces variants that these ran, and no others of their families.
+    pub fn assert_ran(&self, forced: &str) {
+        let Some(log) = &self.log else { return };
+        let lines = log.lock().unwrap();
+        for (family, variant) in forced.split(',').map(|entry| entry.split_once('=').expect("family=variant")) {
+            let begin = format!("first use of variant {family}=");
+            let ran: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix(&begin)).collect();
+            assert_eq!(ran, [variant], "variants of {family} that ran");
+        }
     }
 
     pub fn is_cuda(&self) -> bool {

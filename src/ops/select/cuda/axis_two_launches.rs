@@ -101,7 +101,8 @@ impl AxisTwoLaunchesPlan {
         let [keys, room, select_bytes] = Self::select_room(form, ctas);
         // So many tiles on their way that there is a place for a CTA of either kernel, if registers leave one and a warp still has
         // two of its tiles on their way.
-        let most = MOST_STAGES.min(most_tiles.div_ceil(slices).div_ceil(WARPS));
+        // An index without room for a block still has a stage.
+        let most = MOST_STAGES.min(most_tiles.div_ceil(slices).div_ceil(WARPS)).max(1);
         let of_both = whole.bytes - (MULTIPLY_SHARED + RESERVED) as usize;
         let multiply_bytes = |stages: usize| stages * form.stage_bytes + form.query_bytes;
         let fits = |stages: &usize, other: usize| multiply_bytes(*stages) + other <= of_both;
