@@ -15,7 +15,7 @@ pub struct Kernels {
     means: ByWidth,
     labels: Kernel,
     axes: ByWidth,
-    /// Of blocks or keys that do not stay in registers.
+    /// Kernels for blocks or keys that do not stay in registers.
     wide_axes: ByWidth,
     importance: Kernel,
 }
@@ -166,7 +166,7 @@ kernel_struct! {
 }
 
 const THREADS: u32 = 256;
-/// Of the choice of channels.
+/// Threads of a CTA that chooses channels.
 const IMPORTANCE_THREADS: u32 = 512;
 /// Channels of a lane.
 const LANE_CHANNELS: usize = 8;
@@ -332,7 +332,7 @@ pub fn importance(enqueue: &Enqueue, r: &ImportanceRequest) -> Result<()> {
         weights_channel: byte_stride(r.weights.as_ref(), 1),
         centre_head: byte_stride(r.centre.as_ref(), 0),
         centre_channel: byte_stride(r.centre.as_ref(), 1),
-        // Of a sample without tokens there may be any number.
+        // A sample without tokens may have any number of heads, 0 among them.
         group: if r.q.dim(0) == 0 { 1 } else { heads.group() as u32 },
         dim: heads.dim as u32,
         dtype: element_code(r.q.dtype),

@@ -282,7 +282,7 @@ fn check_kept(channels: &Tensor, dim: usize) -> Result<()> {
 pub struct UpdateRequest<'a> {
     /// [pages, P, Hk, D]
     pub k: Tensor<'a>,
-    /// Of FP8 keys; absent: 1.
+    /// Scales of FP8 keys; absent: 1.
     pub k_scale: Option<Scale<'a>>,
     pub pages: Pages<'a>,
     /// [B]

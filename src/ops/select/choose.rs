@@ -177,8 +177,8 @@ impl AxisChoice {
 
 /// Scores of which the first CTA of a cluster would find the best later than a kernel that follows.
 const LONG_ROW: usize = 8192;
-/// Of a cluster that selects from a row's scores (kernels/select/top_cluster.cu): CTAs, and the most blocks that are wanted without
-/// all scores going to the first CTA (MOST_WANTED of kernels/common/cluster_prefilter.cuh).
+/// CTAs of a cluster that selects from a row's scores (kernels/select/top_cluster.cu), and the most blocks that may be wanted before
+/// all scores go to its first CTA (MOST_WANTED of kernels/common/cluster_prefilter.cuh).
 pub const TOP_CTAS: usize = 8;
 const MOST_WANTED: usize = 256;
 

@@ -26,7 +26,7 @@ use std::ops::Range;
 pub struct Queries<'a> {
     pub positions: Positions<'a>,
     pub heads: Heads,
-    /// Of q·k.
+    /// The factor of q·k.
     pub scale: f32,
     pub index: Index<'a>,
     /// [B]
@@ -141,9 +141,9 @@ impl<'a> Quota<'a> {
 pub struct Request<'a> {
     pub queries: Queries<'a>,
     pub quota: Quota<'a>,
-    /// Of an index of means: MEAN_SOFTMAX rather than MEAN_DOT.
+    /// An index of means is scored by MEAN_SOFTMAX, not by MEAN_DOT.
     pub softmax: bool,
-    /// Of an index of labels: the blocks to weigh.
+    /// The blocks to weigh, where the index has labels.
     pub candidates: Option<BlockList<'a>>,
     pub selected: BlockList<'a>,
     /// As selected's ids, with a place for each block or each selected token.
@@ -265,7 +265,7 @@ fn selected<'a>(checks: &Checks, c: &'a vwd_block_list, queries: &Queries) -> Re
     Ok(selected)
 }
 
-/// Of the rank that selected has.
+/// The candidates that c names, of as many dimensions as `selected`.
 fn candidates<'a>(
     checks: &Checks,
     c: &'a vwd_block_list,

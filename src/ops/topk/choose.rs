@@ -19,7 +19,7 @@ variants! {
 #[derive(Clone, Copy)]
 pub struct Room {
     pub multiprocessors: usize,
-    /// Of shared memory beside what the kernels declare.
+    /// Shared memory beside what the kernels declare.
     pub bytes: usize,
 }
 
@@ -32,20 +32,21 @@ pub const THREAD_KEYS: usize = 16;
 pub const CHUNK: usize = THREADS as usize * THREAD_KEYS;
 pub const CHUNK_BYTES: usize = CHUNK * size_of::<u32>();
 pub const SHORT: usize = SHORT_THREADS as usize * THREAD_KEYS;
-/// That one CTA puts in order.
+/// Results that one CTA puts in order.
 pub const MOST_SORTED: usize = 4096;
-/// More would not fit in the largest shared memory beside what the kernels declare.
+/// Chunks of a CTA: more would not fit in the largest shared memory beside what the kernels declare.
 pub const MOST_CHUNKS: usize = 3;
 pub const STATIC_BYTES: usize = 33 << 10;
-/// One that is selected, or kept: a key and an index.
+/// Bytes of an entry that is selected or kept: a key and an index.
 pub const ITEM_BYTES: usize = 8;
 /// MOST_KEPT and MOST_SLICES of kernels/topk/row.cuh: what a CTA keeps of its slice of a row, and slices of a row.
 pub const MOST_KEPT: usize = 6144;
 pub const MOST_SLICES: usize = 512;
-/// Of a row, in the prefilter. More is not expected to fit in the registers of a CTA.
+/// Scores of a row that the prefilter samples, and the most entries that it may expect to keep: more are not expected to fit in the
+/// registers of a CTA.
 pub const SAMPLE: usize = 8192;
 pub const MOST_EXPECTED: f64 = 12288.0;
-/// Of the prefilter; a session's own arenas have as much.
+/// Scratch that the prefilter takes at most; a session's own arenas have as much.
 pub const MOST_SCRATCH: usize = 16 << 20;
 
 /// What a call asks for.

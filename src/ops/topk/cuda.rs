@@ -103,7 +103,7 @@ kernel_struct! {
     }
 }
 
-/// Of 2, 4 and 8 CTAs, how many clusters of a kernel that selects by ClusterTopK run at once.
+/// Clusters of 2, 4 and 8 CTAs, of a kernel that selects by ClusterTopK, that run at once.
 pub struct Clusters {
     active: [usize; 3],
     /// Keys that the registers of a CTA hold.

@@ -58,12 +58,12 @@ pub fn select_top_of(scores: &[f32], runs: &[Run], budget: Budget, mut emit: imp
 pub struct Cut {
     /// Scores above this key are in.
     key: u32,
-    /// Of those that equal it, so many more are in.
+    /// How many of the scores that equal it are selected.
     ties: usize,
 }
 
 impl Cut {
-    /// Of n scores, which come as runs: each with how often it is there. n is less than 2^32.
+    /// The boundary below the best k of n scores, fewer than 2^32. Scores come as runs: a score and how often it is there.
     pub fn of_best(runs: impl Iterator<Item = (f32, usize)> + Clone, n: usize, k: usize) -> Cut {
         if k == 0 {
             return Cut { key: u32::MAX, ties: 0 };

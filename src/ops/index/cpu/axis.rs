@@ -108,7 +108,7 @@ impl Block<'_> {
             for step in 0..STEPS {
                 let (size, most) = self.step::<L, T>(&towards, sums);
                 join::<L>(&sums[..dim], &mut axis);
-                // Of keys that are all the same there is no axis.
+                // Keys that are all the same have no axis.
                 let shrink = if size == 0.0 { 0.0 } else { 1.0 / size.sqrt() };
                 let reach = (OF_SPREAD / (self.tokens as f32).sqrt()).max(OF_FARTHEST * most * shrink);
                 let last = if step + 1 == STEPS { reach } else { 1.0 };

@@ -256,7 +256,7 @@ impl Products<'_> {
 /// Some bytes of a row, from `first` on.
 ///
 /// # Safety
-/// They are inside the tensor, which is valid and of bytes.
+/// The bytes are inside the tensor, which is valid and of bytes.
 #[inline(always)]
 unsafe fn copy(t: &Tensor, at: [usize; 3], first: usize, to: &mut [u8]) {
     // SAFETY: forwarded to the caller.

@@ -83,7 +83,7 @@ fn most_runs(windows: usize) -> usize {
     2 * windows + 1
 }
 
-/// Of each of `blocks` blocks the best score of the windows that overlap it, −inf without any. Blocks with the same windows
+/// For each of `blocks` blocks, the best score of the windows that overlap it, −inf without any. Blocks with the same windows
 /// are one run; returns how many runs there are.
 fn pool(windows: &Windows, scores: &[f32], block_size: usize, blocks: usize, runs: &mut [Run]) -> usize {
     let (mut count, mut j) = (0, 0);

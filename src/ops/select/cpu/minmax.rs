@@ -24,7 +24,7 @@ pub fn blocks(cpu: &Cpu, r: &Request, max: &Tensor, min: &Tensor) -> Result<()> 
     let chunks = (0..batch).map(of).max().unwrap_or(0).div_ceil(CHUNK);
     let scratch = cpu.scratch();
     let wide = Wide::new(cpu, &scratch, queries)?;
-    // Of each row of queries [2D]: the positive parts of the group, added up, then the negative ones.
+    // Each row [2D] has the sums over the group of the queries' positive parts, then those of the negative ones.
     let sums = scratch.slice(wide.nan.len() * 2 * dim, 0f32)?;
     cpu.parallel_chunks(sums, 2 * dim, wide.row_len * size_of::<f32>(), |n, sums| {
         let (positive, negative) = sums.split_at_mut(dim);

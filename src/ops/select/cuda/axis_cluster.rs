@@ -12,12 +12,12 @@ use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules
 /// Shared memory that the kernels declare, at most.
 const STATIC_SHARED: u32 = 2304;
 
-/// They need clusters.
+/// The kernels, which need clusters.
 pub struct AxisClusterKernels {
     kernels: TileKernels,
     /// For D = 128 and up to 4 heads, where each CTA is alone on its multiprocessor.
     alone_128: Kernel,
-    /// Where two CTAs share a multiprocessor, and where each has its own.
+    /// What a CTA can have: where two share a multiprocessor, and where each has its own.
     pub shares: [CtaShare; 2],
 }
 
@@ -136,7 +136,7 @@ mod tests {
     use super::super::axis_tiles::COMMON_DIM;
     use super::*;
 
-    /// Of an H200. Its clusters of more than eight CTAs are few, and seven have as much room as eight.
+    /// The shares on an H200. Its clusters of more than eight CTAs are few, and seven have as much room as eight.
     fn shares() -> [CtaShare; 2] {
         let clusters = |of: [usize; 9], others: usize| std::array::from_fn(|n| of.get(n).copied().unwrap_or(others));
         let half = CtaShare { bytes: 112 << 10, clusters: clusters([264, 132, 79, 62, 44, 34, 30, 30, 18], 14) };

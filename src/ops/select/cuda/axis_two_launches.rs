@@ -10,12 +10,12 @@ use crate::ops::select::Request;
 use crate::runtime::cuda::layout::kernel_struct;
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules};
 
-/// They need clusters.
+/// The kernels, which need clusters.
 pub struct AxisTwoLaunchesKernels {
     multiply: TileKernels,
-    /// Of up to 4, 8 and 16 heads.
+    /// Kernels for up to 4, 8 and 16 heads.
     select: [Kernel; 3],
-    /// Of those: where two CTAs share a multiprocessor, and where each has its own.
+    /// What a CTA that selects can have: where two share a multiprocessor, and where each has its own.
     pub shares: [CtaShare; 2],
 }
 
@@ -99,7 +99,7 @@ impl AxisTwoLaunchesPlan {
         };
         let (_, ctas) = clusters.into_iter().find(fits)?;
         let [keys, room, select_bytes] = Self::select_room(form, ctas);
-        // So many tiles on their way that there is a place for a CTA of either kernel, if registers leave one and a warp still has
+        // As many tiles are on their way as leave a place for a CTA of either kernel, if registers leave one and a warp still has
         // two of its tiles on their way.
         // An index without room for a block still has a stage.
         let most = MOST_STAGES.min(most_tiles.div_ceil(slices).div_ceil(WARPS)).max(1);
@@ -118,7 +118,7 @@ impl AxisTwoLaunchesPlan {
             stages,
             keys,
             room,
-            // And none for two that multiply.
+            // So much that no multiprocessor has a place for two CTAs that multiply.
             multiply_bytes: multiply_bytes(stages).max(of_both.saturating_sub(select_bytes)),
             select_bytes,
             products,
@@ -131,7 +131,7 @@ impl AxisTwoLaunchesPlan {
     /// Where its keys begin in the shared memory of one of so many CTAs that select, where its room, and where that ends.
     fn select_room(form: &AxisForm, ctas: usize) -> [usize; 3] {
         let all = form.most_tiles * BLOCKS;
-        // Of divide() of kernels/common/cluster_prefilter.cuh.
+        // The share of divide() in kernels/common/cluster_prefilter.cuh.
         let share = all.div_ceil(ctas).next_multiple_of(32);
         let few = ctas * THREADS as usize * 2 * size_of::<u32>();
         let products = share * 4 * form.quartets * size_of::<f32>();

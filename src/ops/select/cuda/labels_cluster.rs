@@ -12,9 +12,9 @@ use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules
 /// Kept channels for which there are kernels.
 const KEPT: [usize; 3] = [32, 64, 128];
 
-/// They need clusters.
+/// The kernels, which need clusters.
 pub struct LabelClusterKernels {
-    /// Of each number of kept channels.
+    /// Kernels for each number of kept channels.
     tokens: [Kernel; KEPT.len()],
     blocks: [Kernel; KEPT.len()],
     /// Clusters of 1, 2, … CTAs that run at once.

@@ -116,18 +116,18 @@ pub struct LabelPlan {
     places: usize,
     chunks: usize,
     /// Scores, of blocks or of tokens.
-    held: usize,
+    kept_scores: usize,
     scored_blocks: usize,
     products: usize,
     partials: usize,
     seen: usize,
-    /// Where they do not fit in shared memory.
+    /// Candidates, where they do not fit in shared memory.
     blocks: Option<usize>,
     pub bytes: usize,
 }
 
 impl LabelPlan {
-    /// Of blocks, or of tokens.
+    /// The plan of a call that selects blocks, or tokens.
     pub fn new(r: &Request, of_blocks: bool) -> Result<LabelPlan> {
         check_sharing(r)?;
         let (lists, heads) = (r.lists(), sharing(r) * r.queries.heads.group());
@@ -143,7 +143,7 @@ impl LabelPlan {
         let chunks = places.div_ceil(CHUNK);
         let mut scratch = Parts::default();
         let scored_blocks = if of_blocks { cap } else { places };
-        let held = scratch.take(&[lists, scored_blocks, size_of::<f32>()]);
+        let kept_scores = scratch.take(&[lists, scored_blocks, size_of::<f32>()]);
         let products = scratch.take(&[lists, heads, places, size_of::<f32>()]);
         let partials = scratch.take(&[lists, heads, chunks, 2 * size_of::<f32>()]);
         let seen = scratch.take(&[lists, most_ctas, size_of::<u32>()]);
@@ -153,7 +153,7 @@ impl LabelPlan {
             heads,
             places,
             chunks,
-            held,
+            kept_scores,
             scored_blocks,
             products,
             partials,
@@ -182,7 +182,7 @@ pub fn select(enqueue: &Enqueue, kernels: &LabelKernels, r: &Request, labels: &L
     let room = if of_blocks && plan.scored_blocks <= kernels.room { plan.scored_blocks } else { 0 };
     let mut select = SelectParams::new(r);
     (select.slices, select.by_slices) = (ctas as u32, Divisor::new(ctas as u32));
-    (select.scratch_scores, select.scored_blocks) = (at(plan.held), saturated(plan.scored_blocks));
+    (select.scratch_scores, select.scored_blocks) = (at(plan.kept_scores), saturated(plan.scored_blocks));
     let params = LabelParams {
         products: at(plan.products),
         partials: at(plan.partials),

@@ -71,10 +71,10 @@ pub fn blocks_as_windows(axes: &Axes) -> Windows {
 /// What score_means and score_axes read.
 pub struct Summaries<'a> {
     first: &'a Tensor<'a>,
-    /// Of INT4.
+    /// Scales and minima of INT4.
     range: Option<&'a Tensor<'a>>,
     is_axis: bool,
-    /// Of a summary.
+    /// Lanes that read a summary.
     lanes: usize,
     adjacent: bool,
 }

@@ -43,7 +43,7 @@ pub struct RowKernel {
 }
 
 impl RowKernel {
-    /// Of one that declares so many bytes of shared memory. `is_alone`: its CTAs are soonest done with a multiprocessor each.
+    /// `declared`: bytes of shared memory that the kernel declares. `is_alone`: its CTAs are soonest done with a multiprocessor each.
     pub fn find(
         modules: &Modules,
         source: &str,
@@ -70,7 +70,7 @@ impl RowKernel {
 struct Clusters {
     few_scores: usize,
     is_alone: bool,
-    /// Those of each size that run at once: of CTAs with few scores, and of those that have a multiprocessor each.
+    /// Clusters of each size that run at once: first of CTAs with few scores, then of CTAs that have a multiprocessor each.
     active: [[usize; CLUSTERS.len()]; 2],
 }
 
@@ -125,7 +125,7 @@ const TOP_CLUSTER_SHARED: u32 = 16 << 10;
 /// top_cluster for rows of one length: its kernel, and 32-bit words of the shared memory of its CTAs.
 pub struct ClusterTop {
     kernel: Kernel,
-    /// Of a CTA's share, before what comes to the first one.
+    /// Words of a CTA's share, which lie before what comes to the first CTA.
     own: usize,
     all: usize,
 }
@@ -159,7 +159,7 @@ pub struct RowPlan {
     /// CTAs that are worth it for a row.
     most_ctas: usize,
     top: TopVariant,
-    /// None where they are in shared memory.
+    /// `None` where scores are in shared memory.
     in_scratch: Option<InScratch>,
 }
 
@@ -259,7 +259,7 @@ impl RowPlan {
 mod tests {
     use super::*;
 
-    /// Of an H200.
+    /// The clusters of an H200.
     fn clusters(is_alone: bool) -> Clusters {
         Clusters { few_scores: 20_000, is_alone, active: [[132, 79, 62, 34, 30, 14], [66, 44, 30, 17, 15, 7]] }
     }
