@@ -3,8 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
-/// Folders and files whose comments and names have not been rewritten yet.
-const EXCEPTIONS: &[&str] = &["kernels/common", "kernels/index", "kernels/select", "kernels/topk"];
+/// Folders and files whose comments and names have not been rewritten: none.
+const EXCEPTIONS: &[&str] = &[];
 
 /// Names that docs/architecture.md replaces: prefilter, caller's threads, groups of 8 channels, pinned in a register.
 const REPLACED_NAMES: &[&str] = &["sieve", "sift", "lent", "log_octets", "held"];

@@ -60,15 +60,15 @@ template <uint32 THREADS, typename Quads> struct ClusterTopK {
         const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
         if (!is_first && is_one_chunk()) return;
         const uint32 number = (chunk - begin) / CHUNK;
-        uint4 *held = room + (number * WARPS + warp) * QUADS * WARP + lane;
+        uint4 *kept_keys = room + (number * WARPS + warp) * QUADS * WARP + lane;
         if (is_first || number >= chunks) quads(chunk + 4 * lane, end, x);
         if (is_one_chunk() || number >= chunks) return;
 #pragma unroll
         for (uint32 n = 0; n < QUADS; n++) {
             if (is_first) {
-                held[n * WARP] = make_uint4(x[n][0], x[n][1], x[n][2], x[n][3]);
+                kept_keys[n * WARP] = make_uint4(x[n][0], x[n][1], x[n][2], x[n][3]);
             } else {
-                const uint4 keys = held[n * WARP];
+                const uint4 keys = kept_keys[n * WARP];
                 x[n][0] = keys.x, x[n][1] = keys.y, x[n][2] = keys.z, x[n][3] = keys.w;
             }
         }

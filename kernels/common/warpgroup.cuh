@@ -79,5 +79,5 @@ template <bool IS_BFLOAT16> __device__ inline void multiply(float (&c)[64], cons
 // A warpgroup's registers, a multiple of eight; the CTA's have to suffice.
 template <uint32 COUNT> __device__ inline void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 template <uint32 COUNT> __device__ inline void give_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
-// Of `threads` of the CTA, in whole warps; number 0 is __syncthreads.
+// A barrier of `threads` threads of the CTA, in whole warps; number 0 is that of __syncthreads.
 __device__ inline void sync_some(uint32 number, uint32 threads) { asm volatile("barrier.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory"); }
