@@ -1,7 +1,13 @@
 // Parameters of the top-k kernels. R: rows; n: scores of a row.
 #pragma once
 
-#include "common/types.cuh"
+#include "common/cta_topk.cuh"
+
+constexpr uint32 SHORT = 512, LONG = 1024, PREFILTER_THREADS = 512;  // threads of the kernels for short and long rows and of the prefilter
+constexpr uint32 SAMPLE = 8192;          // scores of a row that the prefilter samples
+constexpr uint32 MOST_EXPECTED = 12288;  // the most entries that the prefilter may expect to keep
+// What the prefilter keeps of a row: up to MOST_KEPT entries for each slice, each a key and its index.
+constexpr uint32 MOST_KEPT = 6144, MOST_SLICES = 512;
 
 // Strides are in bytes.
 struct TopKParams {

@@ -16,12 +16,11 @@
 
 #include "topk/row.cuh"
 
-constexpr uint32 THREADS = 512, WARPS = THREADS / WARP, AT_ONCE = WARPS * CHUNK, PLACES = QUADS * THREADS / 2;
-static_assert(MOST_KEPT % 4 == 0);
+constexpr uint32 THREADS = PREFILTER_THREADS, WARPS = THREADS / WARP, AT_ONCE = WARPS * CHUNK, PLACES = QUADS * THREADS / 2;
+static_assert(MOST_KEPT % 4 == 0 && AT_ONCE == SAMPLE);
 
 // How many of the sample's quads are to reach the key; 0 where too many scores would be kept.
 __device__ inline uint32 rank_of(const Row &row) {
-    constexpr uint32 MOST_EXPECTED = 12288;
     const float share = float(AT_ONCE) / float(row.len), expected = float(row.wanted) * share;
     const float rank = expected + 8.0f * sqrtf(expected) + 8.0f;
     return 16 * uint64(row.wanted) <= row.len && rank <= float(MOST_EXPECTED) * share ? uint32(rank) : 0;

@@ -1,7 +1,6 @@
 // A row of scores, its keys, and where its selected scores go.
 #pragma once
 
-#include "common/cta_topk.cuh"
 #include "topk/params.cuh"
 
 // Four neighbouring scores.
@@ -86,6 +85,4 @@ struct Row {
     __device__ void write_count() const { as<int32>(p.counts + number * p.counts_row) = wanted; }
 };
 
-// What the prefilter keeps of a row: up to MOST_KEPT entries for each slice, each a key and its index.
-constexpr uint32 MOST_KEPT = 6144, MOST_SLICES = 512;
 constexpr uint32 TOO_MANY = ~0u;  // stands for a count above MOST_KEPT

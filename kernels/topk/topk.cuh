@@ -18,8 +18,6 @@
 
 #include "topk/row.cuh"
 
-constexpr uint32 SHORT = 512, LONG = 1024;
-
 // An item for each selected score, after an index for each key in registers where keys are the prefilter's entries; or chunks of a cluster's
 // keys.
 extern __shared__ uint4 room[];

@@ -1,6 +1,7 @@
 //! Which kernels select the top k of rows, from the sizes of a call and what the device has room for.
 
 use crate::runtime::cuda::Parts;
+use crate::runtime::cuda::layout::kernel_constants;
 use crate::runtime::cuda::variants::{Fit, variants};
 
 variants! {
@@ -23,15 +24,28 @@ pub struct Room {
     pub bytes: usize,
 }
 
-/// Threads of the kernels for long and short rows and of the prefilter (kernels/topk), and how many keys a thread has in registers.
-pub const THREADS: u32 = 1024;
-pub const SHORT_THREADS: u32 = 512;
-pub const PREFILTER_THREADS: u32 = 512;
+kernel_constants! {
+    /// Threads of the kernels for long rows.
+    pub const THREADS: u32 = 1024 => "LONG";
+    /// Threads of the kernels for short rows.
+    pub const SHORT_THREADS: u32 = 512 => "SHORT";
+    pub const PREFILTER_THREADS: u32 = 512;
+    /// Keys of a CTA, in its registers or a chunk of shared memory.
+    pub const CHUNK: usize = THREADS as usize * THREAD_KEYS => "CtaTopK<LONG>::MOST";
+    /// Scores of the longest short row.
+    pub const SHORT: usize = SHORT_THREADS as usize * THREAD_KEYS => "CtaTopK<SHORT>::MOST";
+    /// Entries that a CTA of the prefilter keeps of its slice of a row, and slices of a row.
+    pub const MOST_KEPT: usize = 6144;
+    pub const MOST_SLICES: usize = 512;
+    /// Scores of a row that the prefilter samples.
+    pub const SAMPLE: usize = 8192;
+    /// The most entries that the prefilter may expect to keep: more are not expected to fit in the registers of a CTA.
+    pub const MOST_EXPECTED: f64 = 12288.0;
+}
+
+/// Keys of a thread, in its registers.
 pub const THREAD_KEYS: usize = 16;
-/// Keys of a CTA, in its registers or a chunk of shared memory.
-pub const CHUNK: usize = THREADS as usize * THREAD_KEYS;
 pub const CHUNK_BYTES: usize = CHUNK * size_of::<u32>();
-pub const SHORT: usize = SHORT_THREADS as usize * THREAD_KEYS;
 /// Results that one CTA puts in order.
 pub const MOST_SORTED: usize = 4096;
 /// Chunks of a CTA: more would not fit in the largest shared memory beside what the kernels declare.
@@ -39,13 +53,6 @@ pub const MOST_CHUNKS: usize = 3;
 pub const STATIC_BYTES: usize = 33 << 10;
 /// Bytes of an entry that is selected or kept: a key and an index.
 pub const ITEM_BYTES: usize = 8;
-/// MOST_KEPT and MOST_SLICES of kernels/topk/row.cuh: what a CTA keeps of its slice of a row, and slices of a row.
-pub const MOST_KEPT: usize = 6144;
-pub const MOST_SLICES: usize = 512;
-/// Scores of a row that the prefilter samples, and the most entries that it may expect to keep: more are not expected to fit in the
-/// registers of a CTA.
-pub const SAMPLE: usize = 8192;
-pub const MOST_EXPECTED: f64 = 12288.0;
 /// Scratch that the prefilter takes at most; a session's own arenas have as much.
 pub const MOST_SCRATCH: usize = 16 << 20;
 

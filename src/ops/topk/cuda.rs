@@ -231,6 +231,6 @@ mod tests {
 
     #[test]
     fn kernels_read_the_parameters_where_they_lie() {
-        layout::check("topk", file!(), &[TopKParams::layout("TopKParams")]);
+        layout::check("topk", file!(), &[choose::kernel_constants(), TopKParams::layout("TopKParams")]);
     }
 }
