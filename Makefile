@@ -166,6 +166,7 @@ reference:
 	  rustdoc "$$page" --html-in-header docs/reference.html --markdown-no-toc --output "$(pages)" || exit 1; \
 	done
 	mv "$(pages)/README.html" "$(pages)/index.html"
+	mkdir -p "$(pages)/pictures" && cp docs/pictures/*.svg "$(pages)/pictures"
 	sed -Ei -e 's|href="\.\./include/vanward\.h"|href="vanward/capi/index.html"|g' -e 's|href="\.\./|href="$(files)/|g' \
 	  -e 's|href="README\.md|href="index.html|g' -e 's|(href="[a-z-]+)\.md|\1.html|g' "$(pages)"/*.html
 

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import unittest
 from html.parser import HTMLParser
 from pathlib import Path
@@ -112,6 +113,13 @@ class Pages(unittest.TestCase):
             for target in re.findall(r"\]\(([^)\s#]+)", text):
                 if "://" not in target:
                     self.assertTrue(ROOT.joinpath(page).parent.joinpath(target).exists(), f"{page}: {target}")
+
+
+class Fragments(unittest.TestCase):
+    def test_those_of_engine_md_are_the_examples(self):
+        source = ROOT.joinpath("examples/batching.cpp").read_text()
+        marked = [textwrap.dedent(text) for text in re.findall(r"// \[(?!end).*?\]\n(.*?)^ *// \[end\]$", source, re.M | re.S)]
+        self.assertEqual(sorted(blocks("cpp", ROOT.joinpath("docs/engine.md").read_text())), sorted(marked))
 
 
 class Links(HTMLParser):
