@@ -35,8 +35,8 @@ setup:
 	@.ci/setup
 
 demo: configure
-	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine
-	examples/engine/demo.sh $(BUILD)/examples/engine/vanward-engine
+	@examples/engine/quietly.sh "building the library and the engine" cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine
+	@examples/engine/demo.sh $(BUILD)/examples/engine/vanward-engine
 
 # A text of some 4,300 tokens.
 accuracy: configure
