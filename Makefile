@@ -8,7 +8,7 @@
 # make install    headers, libraries, pkg-config files, CMake package; PREFIX=/usr/local, DESTDIR respected
 # make uninstall  removes what make install put there
 # make wheel      a wheel for pip, with the library in it: build/wheel
-# make deb        a Debian package of what make install installs: build/packages
+# make deb        Debian packages of what make install installs, libvanward0 and libvanward-dev: build/packages
 # make reference  docs and the contract of every call as HTML: target/doc/index.html
 # make header     writes include/vanward.h, and what mirrors it, from the Rust declarations
 # make notices    writes THIRD-PARTY, the licences of what the library links
@@ -35,8 +35,8 @@ setup:
 	@.ci/setup
 
 demo: configure
-	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine
-	examples/engine/demo.sh $(BUILD)/examples/engine/vanward-engine
+	@examples/engine/quietly.sh "building the library and the engine" cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine
+	@examples/engine/demo.sh $(BUILD)/examples/engine/vanward-engine
 
 # A text of some 4,300 tokens.
 accuracy: configure
@@ -140,7 +140,8 @@ uninstall: library
 	@rm -rf $(BUILD)/uninstall
 	@DESTDIR=$(BUILD)/uninstall cmake --install $(BUILD) --prefix $(prefix) >/dev/null
 	cd $(BUILD)/uninstall && find . -not -type d -exec sh -c 'for path; do rm -f "$$0/$$path"; done' "$(DESTDIR)" {} +
-	@rmdir "$(DESTDIR)"$(prefix)/lib*/cmake/Vanward "$(DESTDIR)"$(prefix)/share/doc/vanward 2>/dev/null || true
+	@rmdir "$(DESTDIR)"$(prefix)/lib*/cmake/Vanward 2>/dev/null || true
+	@find "$(DESTDIR)"$(prefix)/share/doc/vanward -depth -type d -empty -delete 2>/dev/null || true
 
 # One file that pip installs anywhere with as new a glibc: the package, the library and the licences.
 wheel: export VANWARD_WHEEL_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0
@@ -166,6 +167,7 @@ reference:
 	  rustdoc "$$page" --html-in-header docs/reference.html --markdown-no-toc --output "$(pages)" || exit 1; \
 	done
 	mv "$(pages)/README.html" "$(pages)/index.html"
+	mkdir -p "$(pages)/pictures" && cp docs/pictures/*.svg "$(pages)/pictures"
 	sed -Ei -e 's|href="\.\./include/vanward\.h"|href="vanward/capi/index.html"|g' -e 's|href="\.\./|href="$(files)/|g' \
 	  -e 's|href="README\.md|href="index.html|g' -e 's|(href="[a-z-]+)\.md|\1.html|g' "$(pages)"/*.html
 

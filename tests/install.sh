@@ -16,11 +16,17 @@ prefix="$scratch/opt/vanward"
 lib=$(dirname "$(find "$prefix" -name libvanward.a)")
 
 for path in "$prefix"/include/vanward.h{,pp} "$lib"/libvanward.so{,.0} "$lib"/pkgconfig/vanward{,-static}.pc \
-  "$prefix"/share/doc/vanward/{LICENSE,THIRD-PARTY} "$lib"/cmake/Vanward/VanwardConfig{,Version}.cmake; do
+  "$prefix"/share/doc/vanward/{LICENSE,THIRD-PARTY,README.md,docs/engine.md,docs/pictures/pages.svg,examples/batching.cpp,examples/common.h} \
+  "$lib"/cmake/Vanward/VanwardConfig{,Version}.cmake; do
   test -e "$path" || { echo "not installed: $path" >&2; exit 1; }
 done
 outside=$(find "$scratch" -not -type d -not -path "$prefix/*")
 test -z "$outside" || { echo "installed outside DESTDIR/PREFIX: $outside" >&2; exit 1; }
+
+# The runtime package has what a program needs to run, and the other one the rest.
+DESTDIR="$scratch/runtime" cmake --install "$build" --prefix /usr --component runtime >/dev/null
+found=$(cd "$scratch/runtime" && find . -not -type d -printf '%f\n' | sort | sed 's/[.]so[.][0-9]*[.].*/.so.full/' | tr '\n' ' ')
+test "$found" = "LICENSE THIRD-PARTY libvanward.so.0 libvanward.so.full " || { echo "the runtime component has: $found" >&2; exit 1; }
 
 for path in "$HOME/" "$(realpath "$examples/..")/"; do
   ! grep -aqF "$path" "$lib"/libvanward.so.0 "$lib"/libvanward.a || { echo "the library names $path" >&2; exit 1; }

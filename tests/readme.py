@@ -1,4 +1,5 @@
-"""What README.md tells a new user to type, typed: in a folder of its own, into a prefix with a space in its name.
+"""What README.md and the READMEs of the bindings tell a new user to type, typed: in a folder of its own, into a prefix with a space in its
+name. A program is a block whose first line names its file; the block of commands after it runs it, and "It prints `…`" says what it prints.
 
     tests/readme.py SCRATCH
 
@@ -10,13 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 import unittest
 from html.parser import HTMLParser
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGES = {"c": "README.md", "cpp": "bindings/cpp/README.md", "go": "bindings/go/README.md", "python": "bindings/python/README.md"}
 README = ROOT.joinpath("README.md").read_text()
-PRINTED = re.search(r"It prints `\d+ of (.*)`", README)[1]
 SCRATCH = Path(sys.argv.pop()).resolve()
 PREFIX = SCRATCH / "first contact"
 SHOWN_PREFIX = "/opt/vanward"
@@ -32,15 +34,18 @@ def sh(commands, folder):
     return done.stdout
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+def blocks(language, text=README):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
 
 
-def program(language):
-    """Its name, its text, and the commands that stand after it."""
-    block = rf"^```{language}\n(\S+ quick\S*.*?)^```\n.*?^```sh\n(.*?)^```$"
-    text, commands = re.search(block, README, re.M | re.S).groups()
-    return re.search(r"quick\.\w+", text)[0], text, commands
+def programs(language):
+    """Of a page: each program's file name, its text, the commands that stand after it, and what it prints."""
+    page = ROOT.joinpath(PAGES[language]).read_text()
+    block = rf"^```{language}\n(?=\S+ (\w+\.\w+))(.*?)^```$(.*?)^```sh\n(.*?)^```$"
+    for match in re.finditer(block, page, re.M | re.S):
+        name, text, between, commands = match.groups()
+        near = page[page.rfind("\n## ", 0, match.start()) + 1:match.start()] + between
+        yield name, text, commands, re.findall(r"It prints `(.*?)`", near)[-1]
 
 
 def setUpModule():
@@ -56,31 +61,42 @@ def setUpModule():
 
 
 class QuickStart(unittest.TestCase):
-    def run_program(self, language):
-        name, text, commands = program(language)
-        folder = SCRATCH / language
-        folder.mkdir()
-        folder.joinpath(name).write_text(text)
-        printed = sh(commands, folder).splitlines()
-        self.assertTrue(printed)
-        for line in printed:
-            self.assertRegex(line, rf"^\d+ of {re.escape(PRINTED)}$")
+    def run_programs(self, language, wanted):
+        """The folder of the last one."""
+        found = list(programs(language))
+        self.assertEqual([name for name, *_ in found], wanted)
+        for name, text, commands, prints in found:
+            folder = SCRATCH / f"{language} {Path(name).stem}"
+            folder.mkdir()
+            folder.joinpath(name).write_text(text)
+            printed = sh(commands, folder).splitlines()
+            self.assertTrue(printed)
+            for line in printed:  # how many were missed depends on the random numbers
+                self.assertRegex(line, "^" + re.sub(r"^\d+ of 64", r"\\d+ of 64", re.escape(prints).replace("\\ ", " ")) + "$")
         return folder
 
+    def test_every_program_is_typed(self):
+        """But for gpu.py, which the bundle for a machine with a GPU types."""
+        for page in set(PAGES.values()):
+            text = ROOT.joinpath(page).read_text()
+            typed = [language for language, at in PAGES.items() if at == page]
+            self.assertEqual(len(re.findall(r"^```(?:c|cpp|go|python)$", text, re.M)),
+                             sum(len(list(programs(language))) for language in typed) + text.count("\n# gpu.py\n"), page)
+
     def test_c_shared_and_static(self):
-        folder = self.run_program("c")
+        folder = self.run_programs("c", ["quick.c"])
         needed = {path.name: sh(f"readelf -d {path.name}", folder) for path in folder.glob("quick*") if not path.suffix}
         self.assertEqual({name: "libvanward.so" in text for name, text in needed.items()},
                          {"quick": True, "quick-static": False})
 
     def test_cpp(self):
-        self.run_program("cpp")
+        self.run_programs("cpp", ["verify.cpp", "quick.cpp"])
 
     def test_go(self):
-        self.run_program("go")
+        self.run_programs("go", ["verify.go", "quick.go"])
 
     def test_python(self):
-        folder = self.run_program("python")
+        folder = self.run_programs("python", ["verify.py", "quick.py"])
         carried = {path.name for path in folder.glob("env/lib/*/site-packages/vanward-*.dist-info/licenses/*")}
         self.assertEqual(carried, {"LICENSE", "THIRD-PARTY"})
 
@@ -88,6 +104,22 @@ class QuickStart(unittest.TestCase):
         gpu = [text for text in blocks("python") if text.startswith("# gpu.py")]
         self.assertEqual(len(gpu), 1)
         compile(gpu[0], "gpu.py", "exec")
+
+
+class Pages(unittest.TestCase):
+    def test_links_between_files_lead_somewhere(self):
+        for page in sh("git ls-files '*.md'", ROOT).splitlines():
+            text = re.sub(r"^```.*?^```$|`[^`]*`", "", ROOT.joinpath(page).read_text(), flags=re.M | re.S)
+            for target in re.findall(r"\]\(([^)\s#]+)", text):
+                if "://" not in target:
+                    self.assertTrue(ROOT.joinpath(page).parent.joinpath(target).exists(), f"{page}: {target}")
+
+
+class Fragments(unittest.TestCase):
+    def test_those_of_engine_md_are_the_examples(self):
+        source = ROOT.joinpath("examples/batching.cpp").read_text()
+        marked = [textwrap.dedent(text) for text in re.findall(r"// \[(?!end).*?\]\n(.*?)^ *// \[end\]$", source, re.M | re.S)]
+        self.assertEqual(sorted(blocks("cpp", ROOT.joinpath("docs/engine.md").read_text())), sorted(marked))
 
 
 class Links(HTMLParser):

@@ -5,7 +5,7 @@
 
 #include "kv.h"
 
-typedef enum { DENSE, SPARSE, TWO_LEVEL, PREVIOUS, HOLT, FORECAST, DRAFTS, TWO_LEVEL_DRAFTS, STRATEGIES } strategy;
+typedef enum { DENSE, SPARSE, TWO_LEVEL, PREVIOUS, HOLT, FORECAST, DRAFTS, TWO_LEVEL_DRAFTS, DENSE_DRAFTS, STRATEGIES } strategy;
 enum { GAMMA = 8, SAMPLE = 128, RATIOS = 3, PREDICTORS = 3 };
 _Static_assert((int)GAMMA <= (int)MAX_DRAFT, "drafts fit behind a full page");
 

