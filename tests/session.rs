@@ -243,8 +243,13 @@ fn session_logs_its_creation_as_far_as_the_level_says() {
     let log_context = (&raw mut lines).cast();
     let options = vwd_session_options { device: VWD_DEVICE_CPU, threads: 2, log: Some(collect), log_context, ..args() };
     drop(Session::create(&vwd_session_options { log_level: VWD_LOG_WARNING, ..options }).unwrap());
+    let options = vwd_session_options { check: VWD_CHECK_NOTHING, ..options };
     drop(Session::create(&vwd_session_options { log_level: VWD_LOG_DEBUG, ..options }).unwrap());
-    assert_eq!(lines, [(VWD_LOG_INFO, "session on the CPU, threads: 2".to_owned())]);
+    let session = (VWD_LOG_INFO, "session on the CPU, threads: 2".to_owned());
+    assert_eq!(std::mem::take(&mut lines), [session.clone()]);
+    drop(Session::create(&vwd_session_options { check: VWD_CHECK_CONTENTS, ..options }).unwrap());
+    let checks = (VWD_LOG_INFO, "each call checks the contents of its tensors first".to_owned());
+    assert_eq!(lines, [session, checks]);
 }
 
 #[test]
@@ -256,6 +261,16 @@ fn session_refuses_a_log_that_makes_no_sense() {
     let cpu = || vwd_session_options { device: VWD_DEVICE_CPU, ..args() };
     refuse(vwd_session_options { log_level: 4, ..cpu() }, "options.log_level: 4; expected ");
     refuse(vwd_session_options { log_context: 8 as *mut c_void, ..cpu() }, "options.log_context: ");
+}
+
+#[test]
+fn session_refuses_a_check_that_there_is_not() {
+    let (status, found) =
+        Session::create(&vwd_session_options { device: VWD_DEVICE_CPU, check: 3, ..args() }).err().expect("refused");
+    assert_eq!(
+        (status, found.as_str()),
+        (VWD_ERROR_INVALID_ARGUMENT, "options.check: 3; expected a VWD_CHECK_* value (0 to 2)")
+    );
 }
 
 #[test]

@@ -11,6 +11,7 @@
 // On entry: every tensor of a Number has the leading extents of the rule's tensor, or 1; strides of extents of 1 are 0.
 //
 // targets: compute_80
+// cold: check_contents
 
 #include "common/types.cuh"
 
@@ -23,7 +24,7 @@ constexpr uint64 NONE = ~0ull;
 struct At {
     int64 d[DIMS];
 
-    // Coordinate `n`, by comparisons that keep the index in registers.
+    // Coordinate `n`, without an address of the index.
     __device__ int64 along(uint32 n) const { return n == 0 ? d[0] : n == 1 ? d[1] : n == 2 ? d[2] : d[3]; }
 };
 
@@ -49,7 +50,7 @@ struct Number {
         int64 sum = per_position * at.d[1] + plus;
         if (of.data) sum += as<int32>(of.at(at));
         if (less.data) sum -= as<int32>(less.at(at));
-        return sum < 0 ? 0 : min(sum / divisor, most);
+        return sum < 0 ? 0 : min(int64(uint64(sum) / uint64(divisor)), most);
     }
 };
 
@@ -70,12 +71,12 @@ struct RuleParams {
 };
 #include "contents/layout.cuh"
 
-__device__ inline At index_of(const RuleParams &p, int64 element) {
+__device__ inline At index_of(const RuleParams &p, uint64 element) {
     At at;
 #pragma unroll
     for (uint32 d = DIMS; d-- > 0;) {
-        at.d[d] = element % p.shape[d];
-        element /= p.shape[d];
+        at.d[d] = element % uint64(p.shape[d]);
+        element /= uint64(p.shape[d]);
     }
     return at;
 }

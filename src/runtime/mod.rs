@@ -127,14 +127,15 @@ impl Options {
         };
         Ok(options)
     }
+}
 
-    fn checks_contents(&self) -> Result<bool> {
-        match (self.checks_contents, environment(CHECK_VARIABLE).as_deref()) {
-            (Some(checks), _) => Ok(checks),
-            (None, None | Some("" | "0")) => Ok(false),
-            (None, Some("1")) => Ok(true),
-            (None, Some(other)) => Err(Error::argument(CHECK_VARIABLE, format!("{other:?}"), "0 or 1")),
-        }
+/// Whether calls check contents: what the options say, or else the environment, `named`.
+fn checks_contents(option: Option<bool>, named: Option<&str>) -> Result<bool> {
+    match (option, named) {
+        (Some(checks), _) => Ok(checks),
+        (None, None | Some("" | "0")) => Ok(false),
+        (None, Some("1")) => Ok(true),
+        (None, Some(other)) => Err(Error::argument(CHECK_VARIABLE, format!("{other:?}"), "0 or 1")),
     }
 }
 
@@ -173,7 +174,7 @@ impl Session {
     pub fn create(options: &Options, families: &[Family]) -> Result<Session> {
         // A CPU session refuses unknown names too, and runs none of the variants.
         let forced = forced_variants(options, families)?;
-        let checks_contents = options.checks_contents()?;
+        let checks_contents = checks_contents(options.checks_contents, environment(CHECK_VARIABLE).as_deref())?;
         let cpu = || Cpu::start(options).map(Backend::Cpu);
         let cuda = || Ok(Backend::Cuda(Box::new(Cuda::open(options, families, forced, checks_contents)?)));
         let backend = match options.device {
@@ -310,4 +311,25 @@ fn require_no_stream(stream: vwd_stream) -> Result<()> {
         return Ok(());
     }
     Err(Error::argument("stream", format!("{stream:p} on a CPU session"), "NULL"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn environment_states_whether_contents_are_checked_where_the_options_do_not() {
+        for (option, named, expected) in [
+            (None, None, false),
+            (None, Some(""), false),
+            (None, Some("0"), false),
+            (None, Some("1"), true),
+            (Some(false), Some("1"), false),
+            (Some(true), Some("0"), true),
+        ] {
+            assert_eq!(checks_contents(option, named), Ok(expected), "{option:?}, {named:?}");
+        }
+        let text = checks_contents(None, Some("yes")).unwrap_err().to_string();
+        assert_eq!(text, "VANWARD_CHECK: \"yes\"; expected 0 or 1");
+    }
 }

@@ -25,6 +25,7 @@ pub const CASES: &[Case] = &[
     ("host_tensors_are_refused", host_tensors_are_refused),
     ("strides_beyond_32_bits_are_followed", strides_beyond_32_bits_are_followed),
     ("pinned_memory_is_reused_after_its_stream_has_passed", pinned_memory_is_reused_after_its_stream_has_passed),
+    ("sessions_that_check_contents_refuse_a_capture", sessions_that_check_contents_refuse_a_capture),
     ("pinned_limit_is_an_error_that_changes_nothing", pinned_limit_is_an_error_that_changes_nothing),
 ];
 
@@ -468,3 +469,26 @@ fn strides_beyond_32_bits_are_followed(backend: &Backend) {
     assert_eq!(packed.read::<u64, 2>(0), [100, 1]);
     assert_eq!(packed.read::<u64, 2>(FAR), [101, 2]);
 }
+
+fn sessions_that_check_contents_refuse_a_capture(backend: &Backend) {
+    let (known, checked) = (Known::new(backend), backend.checking());
+    let lens = Tensor::ints(backend, I32, &Array::new(&[2], vec![3, 2]), &Layout::default());
+    let verify = |session| {
+        let args = vwd_verify_args { draft_lens: lens.c(), ..known.args() };
+        // SAFETY: the tensors are alive until the stream has passed.
+        unsafe { vwd_verify(session, &args, backend.stream()) }
+    };
+    let graph = Graph::capture(backend.stream().cast(), || {
+        let words = ["is capturing a graph; expected one that is not", "the session checks contents"];
+        assert_fails(verify(checked.session()), VWD_ERROR_INVALID_ARGUMENT, &words);
+        // The capture goes on.
+        assert_ok(verify(backend.session()));
+    });
+    assert_eq!(known.accepted.read_ints().data, [POISONED; 2]);
+    graph.replay();
+    assert_eq!(known.accepted.read_ints().data, [2, 2]);
+    backend.finish(verify(checked.session()));
+}
+
+/// What an int32 that no call wrote reads as.
+const POISONED: i64 = 0xfbfb_fbfbu32 as i32 as i64;

@@ -1,6 +1,6 @@
 //! Reads contents in host memory.
 
-use super::{At, Finding, Is, MOST_DIMS, Number, Rule};
+use super::{At, Finding, Is, MOST_DIMS, Number, Rule, Span};
 use crate::core::tensor::Tensor;
 use std::collections::HashMap;
 
@@ -12,33 +12,50 @@ pub unsafe fn find(rule: &Rule) -> Option<Finding> {
     let shape = rule.shape();
     let mut seen = HashMap::new();
     let mut at: At = [0; MOST_DIMS];
-    for element in 0..shape.iter().fold(1usize, |count, &n| count.saturating_mul(n)) {
+    let mut is_inside = !shape.contains(&0);
+    while is_inside {
         // SAFETY: `at` is inside the shape; the rest the caller says.
+        let is_past = |span: &Span| unsafe {
+            let along = at[span.along] as i64;
+            along >= number(&span.to, at) || (rule.repeats(span.along) && along > number(&span.from, at))
+        };
+        if let Some(span) = rule.span.as_ref().filter(|span| is_past(span)) {
+            is_inside = advance(&mut at, &shape, span.along);
+            continue;
+        }
+        let element = at.iter().zip(shape).fold(0, |element, (&i, n)| element * n + i);
+        // SAFETY: as above.
         if let Some((value, other)) = unsafe { broken(rule, at, element, &mut seen) } {
             return Some(Finding { element, value, other });
         }
-        for d in (0..MOST_DIMS).rev() {
-            at[d] += 1;
-            if at[d] < shape[d] {
-                break;
-            }
-            at[d] = 0;
-        }
+        is_inside = advance(&mut at, &shape, MOST_DIMS);
     }
     None
+}
+
+/// Goes to the next index whose first `dims` coordinates differ; false if there is none.
+fn advance(at: &mut At, shape: &At, dims: usize) -> bool {
+    at[dims..].fill(0);
+    for d in (0..dims).rev() {
+        at[d] += 1;
+        if at[d] < shape[d] {
+            return true;
+        }
+        at[d] = 0;
+    }
+    false
 }
 
 /// The element's value, and what it was compared with, where it breaks the rule. `seen` has the element of each earlier value
 /// of a rule of distinct elements.
 ///
 /// # Safety
-/// The conditions of [`find`] hold, and `at` is an index.
+/// The conditions of [`find`] hold, and `at` is an index before the end of the rule's span.
 unsafe fn broken(rule: &Rule, at: At, element: usize, seen: &mut HashMap<i32, usize>) -> Option<(i64, i64)> {
     // SAFETY: the caller says that all tensors are valid, and that `at` is inside the shape.
     unsafe {
-        let along = at[rule.along] as i64;
-        let from = number(&rule.from, at);
-        if along < from || along >= number(&rule.to, at) || rule.applies.iter().any(|n| number(n, at) <= 0) {
+        let is_before = |span: &Span| (at[span.along] as i64) < number(&span.from, at);
+        if rule.span.as_ref().is_some_and(is_before) || rule.applies.iter().any(|n| number(n, at) <= 0) {
             return None;
         }
         let integer = |at: At| rule.tensor.get::<i32, MOST_DIMS>(at);
@@ -51,7 +68,8 @@ unsafe fn broken(rule: &Rule, at: At, element: usize, seen: &mut HashMap<i32, us
             }
             Is::Ascending => {
                 let last = rule.last();
-                if at[last] == 0 || (last == rule.along && along == from) {
+                let is_first = |span: &Span| last == span.along && at[last] as i64 == number(&span.from, at);
+                if at[last] == 0 || rule.span.as_ref().is_some_and(is_first) {
                     return None;
                 }
                 let mut before = at;

@@ -1,6 +1,6 @@
 //! Launch of the kernel of kernels/contents/contents.cu.
 
-use super::{Finding, Is, MOST_DIMS, Number, Rule, cpu};
+use super::{Finding, Is, LARGEST, MOST_DIMS, Number, Rule, Span, cpu};
 use crate::core::status::Result;
 use crate::runtime::cuda::layout::{kernel_constants, kernel_struct};
 use crate::runtime::cuda::views::View;
@@ -89,15 +89,17 @@ impl RuleParams {
             Is::Finite => (FINITE, 0, Number::constant(0)),
             Is::Number => (NUMBER, 0, Number::constant(0)),
         };
+        let all = Span { along: 0, from: Number::constant(0), to: Number::constant(LARGEST) };
+        let Span { along, from, to } = rule.span.unwrap_or(all);
         RuleParams {
             tensor: View::new(&rule.tensor, std::array::from_fn(|d| d)),
             shape: rule.shape().map(|n| n as i64),
             applies: rule.applies.each_ref().map(NumberParams::new),
-            from: NumberParams::new(&rule.from),
-            to: NumberParams::new(&rule.to),
+            from: NumberParams::new(&from),
+            to: NumberParams::new(&to),
             below: NumberParams::new(&below),
             least,
-            along: rule.along as u32,
+            along: along as u32,
             last: rule.last() as u32,
             is,
             padding: 0,

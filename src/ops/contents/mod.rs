@@ -29,13 +29,19 @@ pub struct Rule<'a> {
     is: Is<'a>,
     /// The rule is about those elements alone for which both numbers are above 0,
     applies: [Number<'a>; 2],
-    /// and whose coordinate in this dimension
-    along: usize,
-    /// is at least `from` and below `to`.
-    from: Number<'a>,
-    to: Number<'a>,
+    /// and that lie in this part of a row.
+    span: Option<Span<'a>>,
     /// Whether the tensor lies in host memory, whatever the session's device.
     on_host: bool,
+}
+
+/// The elements with a coordinate from `from` to below `to` in dimension `along`. Neither number depends on that coordinate, or on
+/// later ones.
+#[derive(Clone, Copy)]
+struct Span<'a> {
+    along: usize,
+    from: Number<'a>,
+    to: Number<'a>,
 }
 
 /// What an element is.
@@ -115,13 +121,18 @@ impl<'a> Number<'a> {
     pub fn at_most(self, n: usize) -> Number<'a> {
         Number { most: bounded(n), ..self }
     }
+
+    /// Whether the coordinate in dimension `d` matters.
+    fn varies(&self, d: usize) -> bool {
+        let [of, less] = [&self.of, &self.less].map(|t| t.is_some_and(|t| t.dim(d) > 1 && t.stride(d) != 0));
+        of || less || (d == 1 && self.per_position != 0)
+    }
 }
 
 impl<'a> Rule<'a> {
     fn new(tensor: Tensor<'a>, is: Is<'a>) -> Rule<'a> {
         debug_assert!(tensor.rank() <= MOST_DIMS);
-        let (none, any) = (Number::constant(0), Number::constant(LARGEST));
-        Rule { tensor, is, applies: [any; 2], along: 0, from: none, to: any, on_host: false }
+        Rule { tensor, is, applies: [Number::constant(1); 2], span: None, on_host: false }
     }
 
     /// int32 from `least`, 0 or −1, up to but without `below`.
@@ -162,7 +173,7 @@ impl<'a> Rule<'a> {
 
     /// Of elements with a coordinate from `from` to below `to` in dimension `along`.
     pub fn between(self, along: usize, from: Number<'a>, to: Number<'a>) -> Rule<'a> {
-        Rule { along, from, to, ..self }
+        Rule { span: Some(Span { along, from, to }), ..self }
     }
 
     /// Of elements for which this number is above 0. Two such conditions may be given.
@@ -174,9 +185,25 @@ impl<'a> Rule<'a> {
         Rule { on_host, ..self }
     }
 
-    /// The extents of the dimensions; 1 past the rank.
+    /// The extents of the dimensions, 1 past the rank and 1 where one element is as good as all.
     fn shape(&self) -> At {
-        std::array::from_fn(|d| self.tensor.dim(d))
+        std::array::from_fn(|d| match self.tensor.dim(d) {
+            n if n > 1 && self.repeats(d) && self.span.is_none_or(|span| span.along != d) => 1,
+            n => n,
+        })
+    }
+
+    /// Whether the elements along a dimension are one in memory, and the same must hold for all: there may be 2^60 of them.
+    fn repeats(&self, d: usize) -> bool {
+        let [first, second] = self.applies;
+        let (may, below) = match self.is {
+            Is::Within { below, .. } => (true, below),
+            Is::Ascending => (d != self.last(), first),
+            Is::Distinct => (false, first),
+            _ => (true, first),
+        };
+        let (from, to) = self.span.map_or((first, first), |span| (span.from, span.to));
+        may && self.tensor.stride(d) == 0 && ![first, second, below, from, to].iter().any(|n| n.varies(d))
     }
 
     fn last(&self) -> usize {
@@ -219,10 +246,10 @@ impl Finding {
 
 /// The index of an element, "[2, 1]".
 fn place(rule: &Rule, element: usize) -> String {
-    let (mut rest, mut at) = (element, vec![0; rule.tensor.rank()]);
+    let (mut rest, mut at, shape) = (element, vec![0; rule.tensor.rank()], rule.shape());
     for d in (0..at.len()).rev() {
-        at[d] = rest % rule.tensor.dim(d);
-        rest /= rule.tensor.dim(d);
+        at[d] = rest % shape[d];
+        rest /= shape[d];
     }
     format!("{at:?}")
 }
