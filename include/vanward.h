@@ -154,7 +154,7 @@ typedef void (*vwd_task)(void *work, uint64_t index);
  */
 typedef void (*vwd_parallel_for)(void *parallel_context, uint64_t tasks, vwd_task task, void *work);
 
-/** What an engine should know: a session falls back to the CPU. */
+/** What an engine should know: a session falls back to the CPU, or a driver refuses machine code and compiles PTX. */
 #define VWD_LOG_WARNING 1
 
 /** What a session does once: its creation, scratch arenas, the first use of each kernel variant. */

@@ -234,14 +234,10 @@ fn pinned_memory_is_aligned_writable_and_counted() {
 
 #[test]
 fn session_logs_its_creation_as_far_as_the_level_says() {
-    unsafe extern "C" fn collect(lines: *mut c_void, level: u32, text: *const c_char) {
-        // SAFETY: the context is the test's vector, the text NUL-terminated.
-        let (lines, text) = unsafe { (&mut *lines.cast::<Vec<(u32, String)>>(), CStr::from_ptr(text)) };
-        lines.push((level, text.to_str().unwrap().to_owned()));
-    }
-    let mut lines: Vec<(u32, String)> = vec![];
+    let mut lines = Lines::new();
     let log_context = (&raw mut lines).cast();
-    let options = vwd_session_options { device: VWD_DEVICE_CPU, threads: 2, log: Some(collect), log_context, ..args() };
+    let log = Some(collect as _);
+    let options = vwd_session_options { device: VWD_DEVICE_CPU, threads: 2, log, log_context, ..args() };
     drop(Session::create(&vwd_session_options { log_level: VWD_LOG_WARNING, ..options }).unwrap());
     let options = vwd_session_options { check: VWD_CHECK_NOTHING, ..options };
     drop(Session::create(&vwd_session_options { log_level: VWD_LOG_DEBUG, ..options }).unwrap());
@@ -250,6 +246,18 @@ fn session_logs_its_creation_as_far_as_the_level_says() {
     drop(Session::create(&vwd_session_options { check: VWD_CHECK_CONTENTS, ..options }).unwrap());
     let checks = (VWD_LOG_INFO, "each call checks the contents of its tensors first".to_owned());
     assert_eq!(lines, [session, checks]);
+}
+
+/// A warning where there is no device, and none where there is.
+#[test]
+fn session_logs_why_it_falls_back_to_the_cpu() {
+    let reason = Session::create(&vwd_session_options { device: VWD_DEVICE_CUDA, ..args() }).err();
+    let mut lines = Lines::new();
+    let (log, log_context) = (Some(collect as _), (&raw mut lines).cast());
+    let options = vwd_session_options { log, log_context, log_level: VWD_LOG_WARNING, ..args() };
+    drop(Session::create(&options).expect("a session"));
+    let expected = reason.map(|(_, text)| (VWD_LOG_WARNING, format!("the session computes on the CPU: {text}")));
+    assert_eq!(lines, Lines::from_iter(expected));
 }
 
 #[test]

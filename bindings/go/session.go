@@ -73,7 +73,7 @@ const (
 type LogLevel uint32
 
 const (
-	LogWarning LogLevel = C.VWD_LOG_WARNING // what an engine should know: a session falls back to the CPU
+	LogWarning LogLevel = C.VWD_LOG_WARNING // what an engine should know: a session falls back to the CPU, or a driver to PTX
 	LogInfo    LogLevel = C.VWD_LOG_INFO    // what a session does once: its creation, scratch arenas, the first use of a variant
 	LogDebug   LogLevel = C.VWD_LOG_DEBUG   // also each kernel module that is loaded
 )

@@ -32,7 +32,7 @@ pub type vwd_task = Option<unsafe extern "C" fn(work: *mut c_void, index: u64)>;
 pub type vwd_parallel_for =
     Option<unsafe extern "C" fn(parallel_context: *mut c_void, tasks: u64, task: vwd_task, work: *mut c_void)>;
 
-/// What an engine should know: a session falls back to the CPU.
+/// What an engine should know: a session falls back to the CPU, or a driver refuses machine code and compiles PTX.
 pub const VWD_LOG_WARNING: u32 = 1;
 /// What a session does once: its creation, scratch arenas, the first use of each kernel variant.
 pub const VWD_LOG_INFO: u32 = 2;

@@ -427,7 +427,8 @@ impl<'a> ResolveRequest<'a> {
         Ok(request)
     }
 
-    /// What a session that checks contents reads. The lists of a row whose sequence is −1 may hold anything.
+    /// What a session that checks contents reads. Entries may have any order here. The lists of a row whose sequence is −1 may hold
+    /// anything.
     fn contents(&self, options: &Options) -> Vec<Rule<'a>> {
         let BlockList { ids, counts, .. } = self.wanted;
         let of_sequence = |rule: Rule<'a>| rule.where_positive(Number::of(self.sequences).plus(1));
@@ -437,7 +438,6 @@ impl<'a> ResolveRequest<'a> {
             Rule::within(self.sequences, -1, Number::constant(options.max_sequences)),
             of_sequence(Rule::up_to(counts, self.wanted.cap())),
             entries(Rule::within(ids, 0, Number::constant(options.max_blocks))),
-            entries(Rule::ascending(ids)),
         ]
     }
 

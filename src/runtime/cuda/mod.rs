@@ -284,6 +284,10 @@ fn log_creation(log: &Log, context: &Context, facts: &Facts, kernels: &Loaded) {
             format!("kernels of {name} loaded from {} in {milliseconds:.1} ms{why}", module.form.name())
         });
     }
+    let refused: Vec<&Error> = kernels.modules().iter().filter_map(|module| module.refused.as_ref()).collect();
+    if let Some(text) = refusal(&refused, kernels.modules().len()) {
+        log.write(Level::Warning, || text);
+    }
     log.write(Level::Info, || {
         let of_code = kernels.modules().iter().filter(|module| module.form == Form::MachineCode).count();
         format!(
@@ -300,6 +304,12 @@ fn log_creation(log: &Log, context: &Context, facts: &Facts, kernels: &Loaded) {
             kernels.modules().len() - of_code,
         )
     });
+}
+
+/// What an engine should know where the driver refused machine code of some of its modules: the start took longer.
+fn refusal(refused: &[&Error], modules: usize) -> Option<String> {
+    let (first, count) = (refused.first()?, refused.len());
+    Some(format!("machine code of {count} of {modules} kernel modules was refused, and their PTX compiled: {first}"))
 }
 
 /// The context is current.
@@ -431,5 +441,18 @@ impl Enqueue<'_> {
     pub unsafe fn fill_zero(&self, address: *mut u8, bytes: usize) -> Result<()> {
         // SAFETY: the context is current while this lives; the caller vouches for the bytes.
         check(unsafe { sys::cuMemsetD8Async(address as CUdeviceptr, 0, bytes, self.stream) }, "cuMemsetD8Async")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_machine_code_is_told() {
+        let error = Error::new(Code::Driver, "no kernel image");
+        assert_eq!(refusal(&[], 64), None);
+        let text = refusal(&[&error, &error], 64).unwrap();
+        assert_eq!(text, "machine code of 2 of 64 kernel modules was refused, and their PTX compiled: no kernel image");
     }
 }
