@@ -273,6 +273,8 @@ fn session_refuses_a_log_that_makes_no_sense() {
 
 #[test]
 fn session_refuses_a_check_that_there_is_not() {
+    let (_, found) = Session::create(&vwd_session_options { reserved: 1, ..args() }).err().expect("refused");
+    assert_eq!(found, "options.reserved: 1; expected 0");
     let (status, found) =
         Session::create(&vwd_session_options { device: VWD_DEVICE_CPU, check: 3, ..args() }).err().expect("refused");
     assert_eq!(

@@ -84,6 +84,7 @@ impl Options {
             return Err(Error::argument("options.threads", c.threads, format!("at most {MOST_THREADS}")));
         }
         require_no_flags("options.flags", c.flags)?;
+        require_no_flags("options.reserved", c.reserved)?;
         if c.threads != 0 {
             options.threads = c.threads as usize;
         }

@@ -31,6 +31,7 @@ structs! {
         log_level,
         variants,
         check,
+        reserved,
     }
     vwd_session_details {
         struct_size,

@@ -100,6 +100,7 @@ class vwd_session_options(Structure):
         ("log_level", c_uint32),
         ("variants", c_char_p),
         ("check", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
