@@ -220,14 +220,12 @@ typedef struct {
    * what was expected. -1 stands for no page, slot, block to copy or sequence. On CUDA such a call waits for its stream, and
    * cannot be captured. docs/abi.md says what is checked.
    */
-  uint32_t check;
-  /** Must be 0. */
-  uint32_t reserved;
+  uint64_t check;
 } vwd_session_options;
 #define VWD_SESSION_OPTIONS_INIT \
   {/* struct_size */ sizeof(vwd_session_options), /* flags */ 0, /* device */ 0, /* device_id */ 0, /* threads */ 0, \
    /* scratch_bytes */ 0, /* pinned_limit */ 0, /* parallel_for */ NULL, /* parallel_context */ NULL, /* log */ NULL, \
-   /* log_context */ NULL, /* log_level */ 0, /* variants */ NULL, /* check */ 0, /* reserved */ 0}
+   /* log_context */ NULL, /* log_level */ 0, /* variants */ NULL, /* check */ 0}
 
 /** The device of a session and the memory that it holds, filled by `vwd_session_info`. */
 typedef struct {

@@ -239,11 +239,11 @@ fn session_logs_its_creation_as_far_as_the_level_says() {
     let log = Some(collect as _);
     let options = vwd_session_options { device: VWD_DEVICE_CPU, threads: 2, log, log_context, ..args() };
     drop(Session::create(&vwd_session_options { log_level: VWD_LOG_WARNING, ..options }).unwrap());
-    let options = vwd_session_options { check: VWD_CHECK_NOTHING, ..options };
+    let options = vwd_session_options { check: VWD_CHECK_NOTHING as u64, ..options };
     drop(Session::create(&vwd_session_options { log_level: VWD_LOG_DEBUG, ..options }).unwrap());
     let session = (VWD_LOG_INFO, "session on the CPU, threads: 2".to_owned());
     assert_eq!(std::mem::take(&mut lines).as_slice(), std::slice::from_ref(&session));
-    drop(Session::create(&vwd_session_options { check: VWD_CHECK_CONTENTS, ..options }).unwrap());
+    drop(Session::create(&vwd_session_options { check: VWD_CHECK_CONTENTS as u64, ..options }).unwrap());
     let checks = (VWD_LOG_INFO, "each call checks the contents of its tensors first".to_owned());
     assert_eq!(lines, [session, checks]);
 }
@@ -273,8 +273,6 @@ fn session_refuses_a_log_that_makes_no_sense() {
 
 #[test]
 fn session_refuses_a_check_that_there_is_not() {
-    let (_, found) = Session::create(&vwd_session_options { reserved: 1, ..args() }).err().expect("refused");
-    assert_eq!(found, "options.reserved: 1; expected 0");
     let (status, found) =
         Session::create(&vwd_session_options { device: VWD_DEVICE_CPU, check: 3, ..args() }).err().expect("refused");
     assert_eq!(

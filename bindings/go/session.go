@@ -134,7 +134,7 @@ func (options Options) lower(l *lowering) C.vwd_session_options {
 		pinned_limit:  C.uint64_t(options.PinnedLimit),
 		log_level:     C.uint32_t(options.LogLevel),
 		variants:      l.text(options.Variants),
-		check:         C.uint32_t(options.Check),
+		check:         C.uint64_t(options.Check),
 	}
 }
 

@@ -87,9 +87,7 @@ pub struct vwd_session_options {
     /// sequence number or scale that it would clamp, skip or ignore; the message has the argument, the indices, the value and
     /// what was expected. -1 stands for no page, slot, block to copy or sequence. On CUDA such a call waits for its stream, and
     /// cannot be captured. docs/abi.md says what is checked.
-    pub check: u32,
-    /// Must be 0.
-    pub reserved: u32,
+    pub check: u64,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.

@@ -84,7 +84,6 @@ impl Options {
             return Err(Error::argument("options.threads", c.threads, format!("at most {MOST_THREADS}")));
         }
         require_no_flags("options.flags", c.flags)?;
-        require_no_flags("options.reserved", c.reserved)?;
         if c.threads != 0 {
             options.threads = c.threads as usize;
         }
@@ -120,11 +119,11 @@ impl Options {
             // SAFETY: not NULL, NUL-terminated by the contract.
             options.variants = Some(unsafe { text(c.variants, "options.variants") }?.to_owned());
         }
-        options.checks_contents = match c.check {
-            0 => None,
-            VWD_CHECK_CONTENTS => Some(true),
-            VWD_CHECK_NOTHING => Some(false),
-            other => return Err(Error::argument("options.check", other, "a VWD_CHECK_* value (0 to 2)")),
+        options.checks_contents = match u32::try_from(c.check) {
+            Ok(0) => None,
+            Ok(VWD_CHECK_CONTENTS) => Some(true),
+            Ok(VWD_CHECK_NOTHING) => Some(false),
+            _ => return Err(Error::argument("options.check", c.check, "a VWD_CHECK_* value (0 to 2)")),
         };
         Ok(options)
     }

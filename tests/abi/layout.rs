@@ -31,7 +31,6 @@ structs! {
         log_level,
         variants,
         check,
-        reserved,
     }
     vwd_session_details {
         struct_size,

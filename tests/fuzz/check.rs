@@ -51,7 +51,8 @@ impl Lab {
     pub fn new() -> Lab {
         let callers = vwd_session_options { device: VWD_DEVICE_CPU, parallel_for: Some(parallel_for), ..args() };
         let callers = Session::create(&callers).unwrap_or_else(|(status, text)| panic!("status {status}: {text}"));
-        let checking = vwd_session_options { device: VWD_DEVICE_CPU, threads: 1, check: VWD_CHECK_CONTENTS, ..args() };
+        let checking =
+            vwd_session_options { device: VWD_DEVICE_CPU, threads: 1, check: VWD_CHECK_CONTENTS as u64, ..args() };
         let checking = Session::create(&checking).unwrap_or_else(|(status, text)| panic!("status {status}: {text}"));
         let sessions = [
             ("1 thread", Session::cpu(1)),

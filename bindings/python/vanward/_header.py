@@ -99,8 +99,7 @@ class vwd_session_options(Structure):
         ("log_context", c_void_p),
         ("log_level", c_uint32),
         ("variants", c_char_p),
-        ("check", c_uint32),
-        ("reserved", c_uint32),
+        ("check", c_uint64),
     ]
 
 
