@@ -81,13 +81,15 @@ test-c: configure
 	ctest --test-dir $(BUILD) --output-on-failure $(if $(filter quick,$(TIER)),--exclude-regex '^install')
 
 # A small heap and checks of every pointer that crosses, so that the collector runs while calls do. Go does not see that
-# the library changed, hence no cached results.
+# the library changed, hence no cached results. The contents of tensors are checked, as in Python.
+test-go: export VANWARD_CHECK := 1
 test-go: export CGO_CFLAGS := -O2 '-I$(CURDIR)/include'
 test-go: export CGO_LDFLAGS := '-L$(CURDIR)/$(BUILD)/lib' '-Wl,-rpath,$(CURDIR)/$(BUILD)/lib'
 test-go: library
 	cd bindings/go && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet ./... && \
 	  GOGC=1 GOEXPERIMENT=cgocheck2 go test -count=1 -v ./...
 
+test-python: export VANWARD_CHECK := 1
 test-python: export VANWARD_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0
 test-python: library $(VENV)/ready
 	cd bindings/python && "$(CURDIR)/$(VENV)/bin/python" -m unittest discover -s tests -t . -v

@@ -154,7 +154,7 @@ typedef void (*vwd_task)(void *work, uint64_t index);
  */
 typedef void (*vwd_parallel_for)(void *parallel_context, uint64_t tasks, vwd_task task, void *work);
 
-/** What an engine should know: a session falls back to the CPU. */
+/** What an engine should know: a session falls back to the CPU, or a driver refuses machine code and compiles PTX. */
 #define VWD_LOG_WARNING 1
 
 /** What a session does once: its creation, scratch arenas, the first use of each kernel variant. */
@@ -169,6 +169,12 @@ typedef void (*vwd_parallel_for)(void *parallel_context, uint64_t tasks, vwd_tas
  * into the library and does not unwind.
  */
 typedef void (*vwd_log)(void *log_context, uint32_t level, const char *text);
+
+/** Each call reads the contents of its tensors before it runs, and fails where they break its contract. */
+#define VWD_CHECK_CONTENTS 1
+
+/** Calls check what the host can see of their arguments, and no contents. */
+#define VWD_CHECK_NOTHING 2
 
 /** Options of `vwd_session_create`; zero means the default. */
 typedef struct {
@@ -207,11 +213,19 @@ typedef struct {
    * means what the environment variable VANWARD_VARIANTS says. Read during `vwd_session_create`.
    */
   const char *variants;
+  /**
+   * One of VWD_CHECK_*, for development; 0 means what the environment variable VANWARD_CHECK says (1 or 0), or else
+   * VWD_CHECK_NOTHING. With VWD_CHECK_CONTENTS a call fails with INVALID_ARGUMENT at the first length, page, id, count, budget,
+   * sequence number or scale that it would clamp, skip or ignore; the message has the argument, the indices, the value and
+   * what was expected. -1 stands for no page, slot, block to copy or sequence. On CUDA such a call waits for its stream, and
+   * cannot be captured. docs/abi.md says what is checked.
+   */
+  uint64_t check;
 } vwd_session_options;
 #define VWD_SESSION_OPTIONS_INIT \
   {/* struct_size */ sizeof(vwd_session_options), /* flags */ 0, /* device */ 0, /* device_id */ 0, /* threads */ 0, \
    /* scratch_bytes */ 0, /* pinned_limit */ 0, /* parallel_for */ NULL, /* parallel_context */ NULL, /* log */ NULL, \
-   /* log_context */ NULL, /* log_level */ 0, /* variants */ NULL}
+   /* log_context */ NULL, /* log_level */ 0, /* variants */ NULL, /* check */ 0}
 
 /** The device of a session and the memory that it holds, filled by `vwd_session_info`. */
 typedef struct {

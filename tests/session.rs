@@ -234,17 +234,30 @@ fn pinned_memory_is_aligned_writable_and_counted() {
 
 #[test]
 fn session_logs_its_creation_as_far_as_the_level_says() {
-    unsafe extern "C" fn collect(lines: *mut c_void, level: u32, text: *const c_char) {
-        // SAFETY: the context is the test's vector, the text NUL-terminated.
-        let (lines, text) = unsafe { (&mut *lines.cast::<Vec<(u32, String)>>(), CStr::from_ptr(text)) };
-        lines.push((level, text.to_str().unwrap().to_owned()));
-    }
-    let mut lines: Vec<(u32, String)> = vec![];
+    let mut lines = Lines::new();
     let log_context = (&raw mut lines).cast();
-    let options = vwd_session_options { device: VWD_DEVICE_CPU, threads: 2, log: Some(collect), log_context, ..args() };
+    let log = Some(collect as _);
+    let options = vwd_session_options { device: VWD_DEVICE_CPU, threads: 2, log, log_context, ..args() };
     drop(Session::create(&vwd_session_options { log_level: VWD_LOG_WARNING, ..options }).unwrap());
+    let options = vwd_session_options { check: VWD_CHECK_NOTHING as u64, ..options };
     drop(Session::create(&vwd_session_options { log_level: VWD_LOG_DEBUG, ..options }).unwrap());
-    assert_eq!(lines, [(VWD_LOG_INFO, "session on the CPU, threads: 2".to_owned())]);
+    let session = (VWD_LOG_INFO, "session on the CPU, threads: 2".to_owned());
+    assert_eq!(std::mem::take(&mut lines).as_slice(), std::slice::from_ref(&session));
+    drop(Session::create(&vwd_session_options { check: VWD_CHECK_CONTENTS as u64, ..options }).unwrap());
+    let checks = (VWD_LOG_INFO, "each call checks the contents of its tensors first".to_owned());
+    assert_eq!(lines, [session, checks]);
+}
+
+/// A warning where there is no device, and none where there is.
+#[test]
+fn session_logs_why_it_falls_back_to_the_cpu() {
+    let reason = Session::create(&vwd_session_options { device: VWD_DEVICE_CUDA, ..args() }).err();
+    let mut lines = Lines::new();
+    let (log, log_context) = (Some(collect as _), (&raw mut lines).cast());
+    let options = vwd_session_options { log, log_context, log_level: VWD_LOG_WARNING, ..args() };
+    drop(Session::create(&options).expect("a session"));
+    let expected = reason.map(|(_, text)| (VWD_LOG_WARNING, format!("the session computes on the CPU: {text}")));
+    assert_eq!(lines, Lines::from_iter(expected));
 }
 
 #[test]
@@ -256,6 +269,16 @@ fn session_refuses_a_log_that_makes_no_sense() {
     let cpu = || vwd_session_options { device: VWD_DEVICE_CPU, ..args() };
     refuse(vwd_session_options { log_level: 4, ..cpu() }, "options.log_level: 4; expected ");
     refuse(vwd_session_options { log_context: 8 as *mut c_void, ..cpu() }, "options.log_context: ");
+}
+
+#[test]
+fn session_refuses_a_check_that_there_is_not() {
+    let (status, found) =
+        Session::create(&vwd_session_options { device: VWD_DEVICE_CPU, check: 3, ..args() }).err().expect("refused");
+    assert_eq!(
+        (status, found.as_str()),
+        (VWD_ERROR_INVALID_ARGUMENT, "options.check: 3; expected a VWD_CHECK_* value (0 to 2)")
+    );
 }
 
 #[test]

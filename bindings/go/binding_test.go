@@ -337,7 +337,7 @@ func TestSessionLogsToGo(t *testing.T) {
 	var lines []string
 	options := Options{Device: DeviceCPU, Log: func(level LogLevel, text string) {
 		lines = append(lines, fmt.Sprint(level, " ", text))
-	}, LogLevel: LogInfo}
+	}, LogLevel: LogInfo, Check: CheckNothing}
 	session, err := NewSession(options)
 	if err != nil {
 		t.Fatal(err)
@@ -350,4 +350,20 @@ func TestSessionLogsToGo(t *testing.T) {
 	if _, err := NewSession(options); err == nil || !strings.Contains(err.Error(), "options.variants: ") {
 		t.Errorf("an unknown variant: %v", err)
 	}
+}
+
+func TestSessionThatChecksContentsNamesTheElement(t *testing.T) {
+	session, err := NewSession(Options{Device: DeviceCPU, Check: CheckContents})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer session.Close()
+	lens, counts := []int32{3, 4}, make([]int32, 2)
+	args := TopKArgs{
+		K: 2, Scores: Of(make([]float32, 6), 2, 3), Lens: Of(lens), IDs: Of(make([]int32, 4), 2, 2), Counts: Of(counts),
+	}
+	wantInvalid(t, session.TopK(args, 0), "lens[1]: 4; expected 0 to 3")
+	lens[1] = 1
+	must(t, session.TopK(args, 0))
+	equal(t, "counts", counts, 2, 1)
 }

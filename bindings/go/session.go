@@ -58,13 +58,22 @@ type Options struct {
 	Log      func(level LogLevel, text string)
 	LogLevel LogLevel // the most detailed that is logged; 0 means VANWARD_LOG of the environment, or LogInfo
 	Variants string   // CUDA: variants of kernels to force, "family=variant"; "" means VANWARD_VARIANTS of the environment
+	Check    Check    // what calls check beside shapes; 0 means VANWARD_CHECK of the environment, or CheckNothing
 }
+
+// Check is what calls check beside what the host sees of their arguments.
+type Check uint32
+
+const (
+	CheckContents Check = C.VWD_CHECK_CONTENTS // lengths, pages, ids, counts and the like, before each call; on CUDA the call waits
+	CheckNothing  Check = C.VWD_CHECK_NOTHING
+)
 
 // LogLevel is how detailed a line of the log is.
 type LogLevel uint32
 
 const (
-	LogWarning LogLevel = C.VWD_LOG_WARNING // what an engine should know: a session falls back to the CPU
+	LogWarning LogLevel = C.VWD_LOG_WARNING // what an engine should know: a session falls back to the CPU, or a driver to PTX
 	LogInfo    LogLevel = C.VWD_LOG_INFO    // what a session does once: its creation, scratch arenas, the first use of a variant
 	LogDebug   LogLevel = C.VWD_LOG_DEBUG   // also each kernel module that is loaded
 )
@@ -125,6 +134,7 @@ func (options Options) lower(l *lowering) C.vwd_session_options {
 		pinned_limit:  C.uint64_t(options.PinnedLimit),
 		log_level:     C.uint32_t(options.LogLevel),
 		variants:      l.text(options.Variants),
+		check:         C.uint64_t(options.Check),
 	}
 }
 

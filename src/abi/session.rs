@@ -32,7 +32,7 @@ pub type vwd_task = Option<unsafe extern "C" fn(work: *mut c_void, index: u64)>;
 pub type vwd_parallel_for =
     Option<unsafe extern "C" fn(parallel_context: *mut c_void, tasks: u64, task: vwd_task, work: *mut c_void)>;
 
-/// What an engine should know: a session falls back to the CPU.
+/// What an engine should know: a session falls back to the CPU, or a driver refuses machine code and compiles PTX.
 pub const VWD_LOG_WARNING: u32 = 1;
 /// What a session does once: its creation, scratch arenas, the first use of each kernel variant.
 pub const VWD_LOG_INFO: u32 = 2;
@@ -43,6 +43,11 @@ pub const VWD_LOG_DEBUG: u32 = 3;
 /// of VWD_LOG_*. Called on the thread that calls the library, by several threads at once where the session is. Does not call
 /// into the library and does not unwind.
 pub type vwd_log = Option<unsafe extern "C" fn(log_context: *mut c_void, level: u32, text: *const c_char)>;
+
+/// Each call reads the contents of its tensors before it runs, and fails where they break its contract.
+pub const VWD_CHECK_CONTENTS: u32 = 1;
+/// Calls check what the host can see of their arguments, and no contents.
+pub const VWD_CHECK_NOTHING: u32 = 2;
 
 /// Options of `vwd_session_create`; zero means the default.
 #[repr(C)]
@@ -77,11 +82,21 @@ pub struct vwd_session_options {
     /// separated by commas, as the tables of docs/ name them. A call that its variant cannot do fails with UNSUPPORTED. NULL
     /// means what the environment variable VANWARD_VARIANTS says. Read during `vwd_session_create`.
     pub variants: *const c_char,
+    /// One of VWD_CHECK_*, for development; 0 means what the environment variable VANWARD_CHECK says (1 or 0), or else
+    /// VWD_CHECK_NOTHING. With VWD_CHECK_CONTENTS a call fails with INVALID_ARGUMENT at the first length, page, id, count, budget,
+    /// sequence number or scale that it would clamp, skip or ignore; the message has the argument, the indices, the value and
+    /// what was expected. -1 stands for no page, slot, block to copy or sequence. On CUDA such a call waits for its stream, and
+    /// cannot be captured. docs/abi.md says what is checked.
+    pub check: u64,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_session_options {
-    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_session_options, log), size_of::<vwd_session_options>()];
+    const KNOWN_SIZES: &'static [usize] = &[
+        offset_of!(vwd_session_options, log),
+        offset_of!(vwd_session_options, check),
+        size_of::<vwd_session_options>(),
+    ];
 }
 
 /// The device of a session and the memory that it holds, filled by `vwd_session_info`.

@@ -24,6 +24,7 @@ use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Tensor, strided};
+use crate::ops::contents::{self, Number, Rule};
 use crate::ops::views::{BlockList, ListAt, Lists};
 use crate::runtime::cuda::Family;
 use crate::runtime::{Session, require_no_flags};
@@ -170,6 +171,7 @@ impl KvCache {
 
     pub fn append(&self, request: &AppendRequest, stream: vwd_stream) -> Result<()> {
         let on = self.session.on(stream)?;
+        contents::check(&self.session, &on, || request.contents(&self.options))?;
         let State { sequences, store } = &mut *self.state.lock();
         // SAFETY: the call's contract keeps the tensors valid.
         unsafe { store.append(&on, sequences, request) }
@@ -177,6 +179,7 @@ impl KvCache {
 
     pub fn resolve(&self, request: &ResolveRequest, stream: vwd_stream) -> Result<()> {
         let on = self.session.on(stream)?;
+        contents::check(&self.session, &on, || request.contents(&self.options))?;
         let State { sequences, store } = &mut *self.state.lock();
         // SAFETY: the call's contract keeps the tensors valid.
         unsafe { store.resolve(&on, sequences, request) }
@@ -302,6 +305,23 @@ impl<'a> AppendRequest<'a> {
         Ok(AppendRequest { layer, sequences, begin, lens, parts: [Some(k), Some(v), k_scale, v_scale] })
     }
 
+    /// What a session that checks contents reads. A row whose sequence is −1 appends nothing.
+    fn contents(&self, options: &Options) -> Vec<Rule<'a>> {
+        let of_sequence = |rule: Rule<'a>| rule.where_positive(Number::of(self.sequences).plus(1));
+        let most = Number::constant(self.most_tokens());
+        let count = self.lens.map_or(most, |lens| Number::of(lens).at_most(self.most_tokens()));
+        let room = options.max_blocks.saturating_mul(options.block_size);
+        let scales = self.parts[2..].iter().flatten();
+        let scales = scales.map(|t| of_sequence(Rule::factor(*t)).between(1, Number::constant(0), count));
+        let rules = [
+            Rule::within(self.sequences, -1, Number::constant(options.max_sequences)),
+            Rule::distinct(self.sequences),
+            of_sequence(Rule::up_to(self.begin, room)),
+        ];
+        let lens = self.lens.map(|lens| of_sequence(Rule::up_to(lens, self.most_tokens())));
+        rules.into_iter().chain(lens).chain(scales).collect()
+    }
+
     fn batch(&self) -> usize {
         self.sequences.dim(0)
     }
@@ -405,6 +425,20 @@ impl<'a> ResolveRequest<'a> {
         let request = ResolveRequest { layer, sequences, wanted, resident, missed_counts };
         request.check_size(cache)?;
         Ok(request)
+    }
+
+    /// What a session that checks contents reads. Entries may have any order here. The lists of a row whose sequence is −1 may hold
+    /// anything.
+    fn contents(&self, options: &Options) -> Vec<Rule<'a>> {
+        let BlockList { ids, counts, .. } = self.wanted;
+        let of_sequence = |rule: Rule<'a>| rule.where_positive(Number::of(self.sequences).plus(1));
+        let count = Number::of(counts).at_most(self.wanted.cap());
+        let entries = |rule| of_sequence(rule).between(ids.rank() - 1, Number::constant(0), count);
+        vec![
+            Rule::within(self.sequences, -1, Number::constant(options.max_sequences)),
+            of_sequence(Rule::up_to(counts, self.wanted.cap())),
+            entries(Rule::within(ids, 0, Number::constant(options.max_blocks))),
+        ]
     }
 
     /// Checks that the cache has a slot for every block that the lists may name.

@@ -2,6 +2,7 @@
 //! embedded default) and, where it runs on CUDA, `cuda.rs` (the launch). Nobody else imports a backend.
 
 pub mod attention;
+pub mod contents;
 pub mod index;
 pub mod pack;
 pub mod prefetch;
@@ -23,4 +24,5 @@ pub const FAMILIES: &[Family] = &[
     Family::of::<topk::Kernels>(),
     Family::of::<attention::device::Kernels>(),
     Family::of::<prefetch::Kernels>(),
+    Family::of::<contents::Kernels>(),
 ];

@@ -9,8 +9,9 @@ pub mod log;
 mod placed;
 
 use crate::abi::{
-    VWD_DEVICE_AUTO, VWD_DEVICE_CPU, VWD_DEVICE_CUDA, VWD_STREAM_PREFETCH, VWD_STREAM_SELECT, VWD_STREAM_SPECULATE,
-    VWD_STREAM_WRITE_BACK, vwd_session_details, vwd_session_options, vwd_stream,
+    VWD_CHECK_CONTENTS, VWD_CHECK_NOTHING, VWD_DEVICE_AUTO, VWD_DEVICE_CPU, VWD_DEVICE_CUDA, VWD_STREAM_PREFETCH,
+    VWD_STREAM_SELECT, VWD_STREAM_SPECULATE, VWD_STREAM_WRITE_BACK, vwd_session_details, vwd_session_options,
+    vwd_stream,
 };
 use crate::core::status::{Code, Error, Result};
 use crate::core::tensor::{Checks, Device};
@@ -43,6 +44,8 @@ pub struct Options {
     pub log: Log,
     /// Variants of kernels that are forced, as `vwd_session_options` has them.
     pub variants: Option<String>,
+    /// Whether calls check contents; absent: as the environment says.
+    pub checks_contents: Option<bool>,
 }
 
 impl Default for Options {
@@ -56,6 +59,7 @@ impl Default for Options {
             pinned_limit: u64::MAX,
             log: Log::NONE,
             variants: None,
+            checks_contents: None,
         }
     }
 }
@@ -115,9 +119,28 @@ impl Options {
             // SAFETY: not NULL, NUL-terminated by the contract.
             options.variants = Some(unsafe { text(c.variants, "options.variants") }?.to_owned());
         }
+        options.checks_contents = match u32::try_from(c.check) {
+            Ok(0) => None,
+            Ok(VWD_CHECK_CONTENTS) => Some(true),
+            Ok(VWD_CHECK_NOTHING) => Some(false),
+            _ => return Err(Error::argument("options.check", c.check, "a VWD_CHECK_* value (0 to 2)")),
+        };
         Ok(options)
     }
 }
+
+/// Whether calls check contents: what the options say, or else the environment, `named`.
+fn checks_contents(option: Option<bool>, named: Option<&str>) -> Result<bool> {
+    match (option, named) {
+        (Some(checks), _) => Ok(checks),
+        (None, None | Some("" | "0")) => Ok(false),
+        (None, Some("1")) => Ok(true),
+        (None, Some(other)) => Err(Error::argument(CHECK_VARIABLE, format!("{other:?}"), "0 or 1")),
+    }
+}
+
+/// The environment variable that states whether contents are checked where the options do not.
+const CHECK_VARIABLE: &str = "VANWARD_CHECK";
 
 /// A variable of the environment. Sessions read theirs when they are created, and never later.
 fn environment(name: &str) -> Option<String> {
@@ -131,6 +154,7 @@ pub fn require_no_flags(name: &str, flags: u32) -> Result<()> {
 
 pub struct Session {
     backend: Backend,
+    checks_contents: bool,
 }
 
 enum Backend {
@@ -150,9 +174,10 @@ impl Session {
     pub fn create(options: &Options, families: &[Family]) -> Result<Session> {
         // A CPU session refuses unknown names too, and runs none of the variants.
         let forced = forced_variants(options, families)?;
-        let cpu = || Ok(Session { backend: Backend::Cpu(Cpu::start(options)?) });
-        let cuda = || Ok(Session { backend: Backend::Cuda(Box::new(Cuda::open(options, families, forced)?)) });
-        match options.device {
+        let checks_contents = checks_contents(options.checks_contents, environment(CHECK_VARIABLE).as_deref())?;
+        let cpu = || Cpu::start(options).map(Backend::Cpu);
+        let cuda = || Ok(Backend::Cuda(Box::new(Cuda::open(options, families, forced, checks_contents)?)));
+        let backend = match options.device {
             Choice::Cpu => cpu(),
             Choice::Cuda => cuda(),
             Choice::Auto => match cuda() {
@@ -162,7 +187,17 @@ impl Session {
                 }
                 result => result,
             },
+        }?;
+        if checks_contents {
+            options.log.write(Level::Info, || "each call checks the contents of its tensors first".to_owned());
         }
+        Ok(Session { backend, checks_contents })
+    }
+
+    /// Whether calls check the contents of their tensors.
+    #[inline(always)]
+    pub fn checks_contents(&self) -> bool {
+        self.checks_contents
     }
 
     pub fn device(&self) -> Device {
@@ -276,4 +311,25 @@ fn require_no_stream(stream: vwd_stream) -> Result<()> {
         return Ok(());
     }
     Err(Error::argument("stream", format!("{stream:p} on a CPU session"), "NULL"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn environment_states_whether_contents_are_checked_where_the_options_do_not() {
+        for (option, named, expected) in [
+            (None, None, false),
+            (None, Some(""), false),
+            (None, Some("0"), false),
+            (None, Some("1"), true),
+            (Some(false), Some("1"), false),
+            (Some(true), Some("0"), true),
+        ] {
+            assert_eq!(checks_contents(option, named), Ok(expected), "{option:?}, {named:?}");
+        }
+        let text = checks_contents(None, Some("yes")).unwrap_err().to_string();
+        assert_eq!(text, "VANWARD_CHECK: \"yes\"; expected 0 or 1");
+    }
 }

@@ -30,6 +30,7 @@ structs! {
         log_context,
         log_level,
         variants,
+        check,
     }
     vwd_session_details {
         struct_size,

@@ -17,6 +17,7 @@ mod attention_model;
 mod attention_rows;
 mod attention_variants;
 mod axis;
+mod contents;
 mod forecast;
 mod gather;
 mod index;
@@ -69,6 +70,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: predictor::CALIBRATION, on_cuda: false },
     Family { cases: predictor::ON_THE_CPU, on_cuda: false },
     Family { cases: forecast::CASES, on_cuda: true },
+    Family { cases: contents::CASES, on_cuda: true },
     Family { cases: attention::ON_THE_CPU, on_cuda: false },
 ];
 

@@ -177,6 +177,8 @@ impl Case {
             };
             match status {
                 VWD_OK => assert_eq!((told, bytes), (VWD_OK, 0), "scratch of a call that is accepted"),
+                // A session that checks contents has refused an element, "list.ids[0, 1]: …", which the twin does not read.
+                VWD_ERROR_INVALID_ARGUMENT if last_error().contains("]: ") => assert_eq!((told, bytes), (VWD_OK, 0)),
                 VWD_ERROR_INVALID_ARGUMENT => {
                     assert_eq!((told, bytes), (status, u64::MAX), "scratch of one that is not")
                 }

@@ -16,9 +16,12 @@ const MOST_SCRATCH: u64 = 256 << 20;
 
 pub struct Lab {
     pub memory: Memory,
-    /// Of 1 thread, of 7, of 2, and of the caller's.
-    sessions: [(&'static str, Session); 4],
+    /// Of 1 thread, of 7, of 2, and of the caller's; the last one, of 1 thread, checks contents.
+    sessions: [(&'static str, Session); 5],
 }
+
+/// The session that checks contents.
+const CHECKING: usize = 4;
 
 /// How a case is run: in which session, with which garbage around the elements, in which floating-point environment.
 struct Run {
@@ -48,11 +51,15 @@ impl Lab {
     pub fn new() -> Lab {
         let callers = vwd_session_options { device: VWD_DEVICE_CPU, parallel_for: Some(parallel_for), ..args() };
         let callers = Session::create(&callers).unwrap_or_else(|(status, text)| panic!("status {status}: {text}"));
+        let checking =
+            vwd_session_options { device: VWD_DEVICE_CPU, threads: 1, check: VWD_CHECK_CONTENTS as u64, ..args() };
+        let checking = Session::create(&checking).unwrap_or_else(|(status, text)| panic!("status {status}: {text}"));
         let sessions = [
             ("1 thread", Session::cpu(1)),
             ("7 threads", Session::cpu(7)),
             ("2 threads", Session::cpu(2)),
             ("the caller's threads", callers),
+            ("a session that checks contents", checking),
         ];
         Lab { memory: Memory::map(), sessions }
     }
@@ -62,12 +69,13 @@ impl Lab {
         &self.sessions[0].1
     }
 
-    /// Runs a case three times: alone, shared among threads, and with all else different that changes nothing.
+    /// Runs a case four times: alone, shared among threads, with all else different that changes nothing, and with its contents
+    /// checked, which may refuse it.
     pub fn check(&mut self, case: &mut Case) -> Result<Verdict, String> {
         let placed = Placed::new(case, &mut self.memory);
         let names = case.names();
         let other = case.rng.pick(&[2, 3]);
-        let runs = [(0, 0, false), (1, 0, false), (other, 1, true)];
+        let runs = [(0, 0, false), (1, 0, false), (other, 1, true), (CHECKING, 0, false)];
         let mut first: Option<Outcome> = None;
         for (session, garbage, is_odd) in runs {
             let run = Run { session, garbage, is_odd };
@@ -85,6 +93,7 @@ impl Lab {
             untouched(&placed, &outcome, garbage)?;
             match &first {
                 None => first = Some(outcome),
+                Some(first) if session == CHECKING && first.status == VWD_OK && outcome.status != VWD_OK => {}
                 Some(first) => same(&placed, first, &outcome, garbage).map_err(|what| {
                     let around = if is_odd { ", other garbage around the elements and other rounding" } else { "" };
                     format!("{what} on {}{around}", self.sessions[session].0)
@@ -130,13 +139,14 @@ impl Placed {
     }
 }
 
-/// `name: found; expected …`, where the name is an argument's, or the sum of two.
+/// `name: found; expected …`, where the name is an argument's, with an index where its contents are wrong, or the sum of two.
 fn is_in_words(text: &str, names: &[String]) -> bool {
     let Some((name, rest)) = text.split_once(": ") else { return false };
     let is_known = |name: &str| names.iter().any(|known| known == name);
     let found =
         rest.split_once("; expected ").is_some_and(|(found, expected)| !found.is_empty() && !expected.is_empty());
-    found && name.split(" + ").all(is_known)
+    let without_index = name.rsplit_once('[').map_or(name, |(name, _)| name);
+    found && (is_known(without_index) || name.split(" + ").all(is_known))
 }
 
 /// A call that failed has written nothing; one that did not, nothing but elements.

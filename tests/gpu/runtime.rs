@@ -25,6 +25,8 @@ pub const CASES: &[Case] = &[
     ("host_tensors_are_refused", host_tensors_are_refused),
     ("strides_beyond_32_bits_are_followed", strides_beyond_32_bits_are_followed),
     ("pinned_memory_is_reused_after_its_stream_has_passed", pinned_memory_is_reused_after_its_stream_has_passed),
+    ("session_logs_kernels_arenas_and_variants", session_logs_kernels_arenas_and_variants),
+    ("sessions_that_check_contents_refuse_a_capture", sessions_that_check_contents_refuse_a_capture),
     ("pinned_limit_is_an_error_that_changes_nothing", pinned_limit_is_an_error_that_changes_nothing),
 ];
 
@@ -468,3 +470,46 @@ fn strides_beyond_32_bits_are_followed(backend: &Backend) {
     assert_eq!(packed.read::<u64, 2>(0), [100, 1]);
     assert_eq!(packed.read::<u64, 2>(FAR), [101, 2]);
 }
+
+fn session_logs_kernels_arenas_and_variants(backend: &Backend) {
+    let mut lines = Lines::new();
+    let (log, log_context) = (Some(collect as _), (&raw mut lines).cast());
+    let session = cuda_session(vwd_session_options { log, log_context, log_level: VWD_LOG_DEBUG, ..args() });
+    let (known, stream) = (Known::new(backend), backend.stream());
+    known.enqueue(session.raw(), stream);
+    known.enqueue(session.raw(), stream);
+    reserve(&session, stream, 1 << 20);
+    reserve(&session, stream, 2 << 20);
+    drop(session);
+    let count = |level: u32, words: &[&str]| {
+        lines.iter().filter(|line| line.0 == level && words.iter().all(|words| line.1.contains(words))).count()
+    };
+    assert_eq!(count(VWD_LOG_INFO, &["session on CUDA device 0", "kernels loaded in"]), 1, "{lines:?}");
+    assert_eq!(count(VWD_LOG_DEBUG, &["kernels of verify/verify loaded from"]), 1, "{lines:?}");
+    assert_eq!(count(VWD_LOG_INFO, &["first use of variant verify=common"]), 1, "{lines:?}");
+    assert_eq!(count(VWD_LOG_INFO, &["has a scratch arena of 1048576 bytes"]), 1, "{lines:?}");
+    assert_eq!(count(VWD_LOG_INFO, &["has a scratch arena of 2097152 bytes instead of 1048576"]), 1, "{lines:?}");
+}
+
+fn sessions_that_check_contents_refuse_a_capture(backend: &Backend) {
+    let (known, checked) = (Known::new(backend), backend.checking());
+    let lens = Tensor::ints(backend, I32, &Array::new(&[2], vec![3, 2]), &Layout::default());
+    let verify = |session| {
+        let args = vwd_verify_args { draft_lens: lens.c(), ..known.args() };
+        // SAFETY: the tensors are alive until the stream has passed.
+        unsafe { vwd_verify(session, &args, backend.stream()) }
+    };
+    let graph = Graph::capture(backend.stream().cast(), || {
+        let words = ["is capturing a graph; expected one that is not", "the session checks contents"];
+        assert_fails(verify(checked.session()), VWD_ERROR_INVALID_ARGUMENT, &words);
+        // The capture goes on.
+        assert_ok(verify(backend.session()));
+    });
+    assert_eq!(known.accepted.read_ints().data, [POISONED; 2]);
+    graph.replay();
+    assert_eq!(known.accepted.read_ints().data, [2, 2]);
+    backend.finish(verify(checked.session()));
+}
+
+/// What an int32 that no call wrote reads as.
+const POISONED: i64 = 0xfbfb_fbfbu32 as i32 as i64;

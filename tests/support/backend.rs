@@ -93,6 +93,15 @@ impl Backend {
         }
     }
 
+    /// The same device in a session that checks contents.
+    pub fn checking(&self) -> Backend {
+        let (device, threads) = if self.is_cuda() { (VWD_DEVICE_CUDA, 0) } else { (VWD_DEVICE_CPU, 2) };
+        let options = vwd_session_options { device, threads, check: VWD_CHECK_CONTENTS as u64, ..args() };
+        let session = Session::create(&options).unwrap_or_else(|(status, text)| panic!("{status}: {text}"));
+        let device = if self.is_cuda() { Device::Cuda(Cuda::open().expect("a stream")) } else { Device::Cpu };
+        Backend { session, device, log: None }
+    }
+
     pub fn is_cuda(&self) -> bool {
         matches!(self.device, Device::Cuda(_))
     }

@@ -1,7 +1,7 @@
 //! Sessions that release themselves, and what is asserted about statuses and messages.
 
 use super::args;
-use std::ffi::c_char;
+use std::ffi::{CStr, c_char, c_void};
 use vanward::abi::*;
 use vanward::capi::*;
 
@@ -44,6 +44,19 @@ impl Drop for Session {
         // SAFETY: created by vwd_session_create, released once.
         unsafe { vwd_session_release(self.0) };
     }
+}
+
+/// What sessions log: level and text.
+pub type Lines = Vec<(u32, String)>;
+
+/// A log whose context is [`Lines`].
+///
+/// # Safety
+/// The lines outlive the session, which one thread uses.
+pub unsafe extern "C" fn collect(lines: *mut c_void, level: u32, text: *const c_char) {
+    // SAFETY: the context is the test's lines, the text NUL-terminated.
+    let (lines, text) = unsafe { (&mut *lines.cast::<Lines>(), CStr::from_ptr(text)) };
+    lines.push((level, text.to_str().expect("UTF-8").to_owned()));
 }
 
 /// The message of this thread's last failed call.

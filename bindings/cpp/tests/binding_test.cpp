@@ -182,6 +182,7 @@ static void a_session_logs_to_the_program() {
     lines.emplace_back(text);
   };
   auto options = on_cpu();
+  options.check = VWD_CHECK_NOTHING;
   vw::use_log(options, log, VWD_LOG_INFO);
   CHECK(vw::nothrow::Session::create(options).has_value());
   CHECK(lines.size() == 1 && lines[0].rfind("session on the CPU", 0) == 0);
@@ -190,6 +191,24 @@ static void a_session_logs_to_the_program() {
   options.variants = "predictor=unknown";
   const auto refused = vw::nothrow::Session::create(options);
   CHECK(!refused && refused.error().message().rfind("options.variants: ", 0) == 0);
+}
+
+static void a_session_that_checks_contents_names_the_element() {
+  auto options = on_cpu();
+  options.check = VWD_CHECK_CONTENTS;
+  auto session = *vw::nothrow::Session::create(options);
+  std::vector<float> scores(6);
+  std::vector<std::int32_t> lens{3, 4}, ids(4), counts(2);
+  auto args = vw::make<vwd_topk_args>();
+  args.k = 2;
+  args.scores = vw::tensor(scores, {2, 3});
+  args.lens = vw::tensor(lens);
+  args.ids = vw::tensor(ids, {2, 2});
+  args.counts = vw::tensor(counts);
+  const auto refused = session.topk(args);
+  CHECK(!refused && refused.error().message() == "lens[1]: 4; expected 0 to 3");
+  lens[1] = 1;
+  CHECK(session.topk(args).has_value() && counts[1] == 1);
 }
 
 static void scratch_is_asked_for_without_a_call() {
@@ -257,6 +276,7 @@ int main() {
   pinned_memory_comes_as_a_span_and_goes_back();
   a_session_can_work_on_threads_of_the_program();
   a_session_logs_to_the_program();
+  a_session_that_checks_contents_names_the_element();
   scratch_is_asked_for_without_a_call();
   each_thread_gets_its_own_message();
 #if defined(__cpp_exceptions)

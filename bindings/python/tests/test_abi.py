@@ -72,6 +72,7 @@ class Abi(unittest.TestCase):
             ("DEVICE", vanward.Device),
             ("STREAM", vanward.StreamRole),
             ("LOG", vanward.LogLevel),
+            ("CHECK", vanward.Check),
             ("INDEX", vanward.IndexKind),
             ("SELECT", vanward.SelectMethod),
             ("SELECT", vanward.SelectStatus),

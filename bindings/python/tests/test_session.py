@@ -84,7 +84,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
     def test_sessions_log_to_python(self):
         lines = []
-        vanward.Session("cpu", log=lambda *line: lines.append(line), log_level="info").close()
+        vanward.Session("cpu", log=lambda *line: lines.append(line), log_level="info", check="nothing").close()
         [(level, text)] = lines
         self.assertEqual(level, vanward.LogLevel.INFO)
         self.assertRegex(text, "^session on the CPU")
@@ -92,6 +92,16 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         self.assertEqual(len(lines), 1)
         with self.assertRaisesRegex(vanward.InvalidArgument, "options.variants: "):
             vanward.Session("cpu", variants="predictor=unknown")
+
+    def test_sessions_that_check_contents_name_the_element(self):
+        lens, counts = np.array([3, 4], np.int32), np.zeros(2, np.int32)
+        arguments = dict(k=2, scores=np.zeros((2, 3), np.float32), lens=lens, ids=np.zeros((2, 2), np.int32), counts=counts)
+        with vanward.Session("cpu", check="contents") as session:
+            with self.assertRaisesRegex(vanward.InvalidArgument, r"lens\[1\]: 4; expected 0 to 3"):
+                session.topk(**arguments)
+            lens[1] = 1
+            session.topk(**arguments)
+        self.assertEqual(counts.tolist(), [2, 1])
 
     def test_constants_go_by_their_names_too(self):
         with vanward.Session("cpu", threads=1) as session:

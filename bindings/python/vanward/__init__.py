@@ -21,6 +21,7 @@ from ._arguments import (
     Rope,
 )
 from ._enums import (
+    Check,
     Device,
     GatherEngine,
     IndexKind,
@@ -48,6 +49,7 @@ __all__ = [
     "AttentionState",
     "BlockList",
     "Call",
+    "Check",
     "Device",
     "Error",
     "FileError",

@@ -40,6 +40,11 @@ class LogLevel(enum.IntEnum):
     DEBUG = c.VWD_LOG_DEBUG
 
 
+class Check(enum.IntEnum):
+    CONTENTS = c.VWD_CHECK_CONTENTS
+    NOTHING = c.VWD_CHECK_NOTHING
+
+
 class IndexKind(enum.IntEnum):
     MINMAX = c.VWD_INDEX_MINMAX
     MEAN = c.VWD_INDEX_MEAN
@@ -93,6 +98,7 @@ class RopeStyle(enum.IntEnum):
 _TAKEN = {
     "device": Device,
     "log_level": LogLevel,
+    "check": Check,
     "role": StreamRole,
     "kind": IndexKind,
     "method": SelectMethod,

@@ -36,6 +36,8 @@ VWD_STREAM_WRITE_BACK = 3
 VWD_LOG_WARNING = 1
 VWD_LOG_INFO = 2
 VWD_LOG_DEBUG = 3
+VWD_CHECK_CONTENTS = 1
+VWD_CHECK_NOTHING = 2
 VWD_INDEX_MINMAX = 1
 VWD_INDEX_MEAN = 2
 VWD_INDEX_LABEL = 3
@@ -97,6 +99,7 @@ class vwd_session_options(Structure):
         ("log_context", c_void_p),
         ("log_level", c_uint32),
         ("variants", c_char_p),
+        ("check", c_uint64),
     ]
 
 

@@ -30,7 +30,7 @@ from ._arguments import (
     documented,
     whole,
 )
-from ._enums import Device, GatherEngine, LogLevel, RepairMode, SelectMethod, StreamRole, TopKOrder
+from ._enums import Check, Device, GatherEngine, LogLevel, RepairMode, SelectMethod, StreamRole, TopKOrder
 from ._errors import invoke
 
 P = ParamSpec("P")
@@ -111,8 +111,10 @@ class Session:
         log: Callable[[LogLevel, str], None] | None = None,
         log_level: LogLevel | str | int = 0,
         variants: str | None = None,
+        check: Check | str | int = 0,
     ):
-        """`log` takes lines of what the session does, on the thread that calls it; it calls no method of the session."""
+        """`log` takes lines of what the session does, on the thread that calls it; it calls no method of the session. `check`:
+        "contents" has each call read the contents of its tensors first, and name the first element that is wrong."""
         self.handle: int | None = None
         wanted = dict(
             device=device,
@@ -121,6 +123,7 @@ class Session:
             scratch_bytes=scratch_bytes,
             pinned_limit=pinned_limit,
             log_level=log_level,
+            check=check,
         )
         options = arguments(_header.vwd_session_options, [], inputs=wanted, outputs={})
         if log is not None:

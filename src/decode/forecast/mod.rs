@@ -22,6 +22,7 @@ use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Device, Tensor};
+use crate::ops::contents::{self, Rule};
 use crate::runtime::{On, Session, require_no_flags};
 pub(super) use cuda::Kernels;
 use cuda::PlacedMap;
@@ -275,7 +276,12 @@ impl<'a> ProjectRequest<'a> {
 
 impl Forecast {
     pub fn project(&self, request: &ProjectRequest, stream: vwd_stream) -> Result<()> {
-        match self.session.on(stream)? {
+        let on = self.session.on(stream)?;
+        contents::check(&self.session, &on, || {
+            let frequencies = request.rope.inv_freq.map(Rule::finite);
+            [Rule::up_to(request.positions, i32::MAX as usize)].into_iter().chain(frequencies).collect()
+        })?;
+        match on {
             On::Cpu(cpu) => cpu::project(cpu, request),
             On::Cuda(enqueue) => {
                 let map = request.solved.placed.as_ref().expect("maps of a CUDA session are on its device");

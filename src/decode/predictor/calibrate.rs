@@ -10,6 +10,7 @@ use crate::abi::{vwd_holt, vwd_predictor_calibrate_args};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Tensor};
+use crate::ops::contents::{self, Rule};
 use crate::ops::topk::{Budget, select_top};
 use crate::runtime::cpu::Cpu;
 use crate::runtime::{On, Session, require_no_flags};
@@ -64,7 +65,9 @@ pub struct Best {
 }
 
 pub fn calibrate(session: &Session, request: &CalibrateRequest) -> Result<Best> {
-    match session.on(std::ptr::null_mut())? {
+    let on = session.on(std::ptr::null_mut())?;
+    contents::check(session, &on, || vec![Rule::up_to(request.block_counts, request.scores.dim(3))])?;
+    match on {
         On::Cpu(cpu) => search(cpu, request),
         On::Cuda(_) => Err(Error::unsupported("vwd_predictor_calibrate has no CUDA kernel in this build")),
     }

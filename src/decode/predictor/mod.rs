@@ -20,6 +20,7 @@ use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Checks, Tensor};
+use crate::ops::contents::{self, Number, Rule};
 use crate::ops::topk::Budget;
 use crate::ops::views::{BlockList, Lists};
 use crate::runtime::{On, Session, require_no_flags};
@@ -83,6 +84,11 @@ impl<'a> Blocks<'a> {
         Ok(Blocks { seq_lens, size: size as usize, most: state.max_blocks() })
     }
 
+    /// What a session that checks contents reads.
+    fn contents(&self) -> Rule<'a> {
+        Rule::up_to(self.seq_lens, self.most.saturating_mul(self.size))
+    }
+
     /// n_i = ⌈len/S⌉, clamped to max_blocks.
     ///
     /// # Safety
@@ -125,6 +131,12 @@ impl Ratio {
     fn of(self, k: usize) -> usize {
         (self.0 * k as f64 * (1.0 - 1e-6)).ceil() as usize
     }
+
+    /// The largest k with ⌈r·k⌉ up to `most`.
+    fn largest(self, most: usize) -> usize {
+        let near = (most as f64 / self.0) as usize;
+        (near.saturating_sub(1)..=near + 1).rev().find(|&k| self.of(k) <= most).unwrap_or(0)
+    }
 }
 
 pub struct ResetRequest<'a> {
@@ -145,7 +157,10 @@ impl<'a> ResetRequest<'a> {
 }
 
 pub fn reset(session: &Session, request: &ResetRequest, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    let rows = || request.rows.map(|rows| Rule::within(rows, -1, Number::constant(request.state.batch())));
+    contents::check(session, &on, || rows().into_iter().collect())?;
+    match on {
         On::Cpu(cpu) => {
             cpu::reset(cpu, request);
             Ok(())
@@ -207,7 +222,12 @@ impl<'a> PredictRequest<'a> {
 }
 
 pub fn predict(session: &Session, request: &PredictRequest, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || {
+        let budgets = request.budgets.map(|t| Rule::up_to(t, request.ratio.largest(request.predicted.cap())));
+        [request.blocks.contents()].into_iter().chain(budgets).collect()
+    })?;
+    match on {
         On::Cpu(cpu) => cpu::predict(cpu, request),
         On::Cuda(enqueue) => cuda::predict(&enqueue, request),
     }
@@ -235,7 +255,9 @@ impl<'a> UpdateRequest<'a> {
 }
 
 pub fn update(session: &Session, request: &UpdateRequest, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || vec![request.blocks.contents()])?;
+    match on {
         On::Cpu(cpu) => {
             cpu::update(cpu, request);
             Ok(())

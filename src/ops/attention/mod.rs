@@ -8,6 +8,7 @@ mod cuda;
 pub mod device;
 pub mod engine;
 
+use super::contents::{self, Rule, Tokens};
 use super::views::{BlockList, Heads, Lists, PagedKv, Positions, State, check_head_dim, scale_or_default};
 use crate::abi::{
     vwd_attention_args, vwd_attention_partials, vwd_attention_state, vwd_block_list, vwd_merge_states_args,
@@ -98,6 +99,23 @@ impl<'a> Problem<'a> {
         let [k_scale, v_scale] = scales;
         let lens = self.positions.lens.as_ref();
         [Some(&self.positions.q), lens, Some(k), Some(v), pages.table.as_ref(), Some(&pages.seq_lens), k_scale, v_scale]
+    }
+
+    /// What a session that checks contents reads: lengths, pages and scales.
+    pub fn contents(&self) -> Vec<Rule<'a>> {
+        let PagedKv { pages, k_scale, v_scale, .. } = &self.kv;
+        let mut rules: Vec<Rule> = contents::q_lens(&self.positions).into_iter().collect();
+        rules.push(contents::seq_lens(pages));
+        rules.extend(contents::page_table(pages, None));
+        rules.extend([k_scale, v_scale].into_iter().filter_map(contents::scale));
+        rules
+    }
+
+    /// What a session that checks contents reads of a list.
+    pub fn contents_of(&self, list: &BlockList<'a>) -> Vec<Rule<'a>> {
+        let pages = &self.kv.pages;
+        let tokens = Tokens { seq_lens: pages.seq_lens, positions: &self.positions, block_size: self.block_size };
+        contents::list(list, &tokens, pages.count)
     }
 
     /// The tokens that position `r` of sequence `i` sees.
@@ -229,6 +247,11 @@ impl<'a> Outputs<'a> {
         Ok(Outputs { out, lse, state, sinks })
     }
 
+    /// What a session that checks contents reads.
+    pub fn contents(&self) -> Option<Rule<'a>> {
+        self.sinks.map(Rule::not_nan)
+    }
+
     pub fn tensors(&self) -> [Option<&Tensor<'a>>; 5] {
         let [acc, m, l] = tensors(self.state.as_ref());
         [self.out.as_ref(), self.lse.as_ref(), acc, m, l]
@@ -332,7 +355,14 @@ impl Request<'_> {
 }
 
 pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || {
+        let mut rules = request.problem.contents();
+        rules.extend(request.list.iter().flat_map(|list| request.problem.contents_of(list)));
+        rules.extend(request.outputs.contents());
+        rules
+    })?;
+    match on {
         On::Cpu(cpu) => cpu::run(cpu, request),
         On::Cuda(enqueue) => cuda::run(&enqueue, request),
     }
@@ -409,7 +439,13 @@ fn extents_of(checks: &Checks, acc: &vwd_tensor) -> Result<Extents> {
 }
 
 pub fn merge(session: &Session, request: &MergeRequest, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || {
+        let mut rules: Vec<Rule> = request.states.iter().map(|state| Rule::factor(state.l)).collect();
+        rules.extend(request.outputs.contents());
+        rules
+    })?;
+    match on {
         On::Cpu(cpu) => cpu::merge(cpu, request),
         On::Cuda(enqueue) => cuda::merge(&enqueue, request),
     }

@@ -10,6 +10,7 @@ mod cuda;
 
 pub(crate) use cuda::Kernels;
 
+use super::contents::{self, Number, Rule};
 use super::views::{Heads, MAX_DIM, Pages, Scale, check_head_dim};
 use crate::abi::{
     VWD_INDEX_AXIS, VWD_INDEX_LABEL, VWD_INDEX_MEAN, VWD_INDEX_MINMAX, vwd_channel_importance_args, vwd_index,
@@ -174,6 +175,33 @@ impl<'a> Index<'a> {
         Ok(Index { kind, table, pages, rows })
     }
 
+    /// What a session that checks contents reads: the pages of the summaries of `seq_lens` tokens, with `begin` of those that tokens
+    /// from there on change, and the channels of labels, below `dim`.
+    pub fn contents(&self, seq_lens: Tensor<'a>, begin: Option<Tensor<'a>>, dim: usize) -> Vec<Rule<'a>> {
+        // Summary j is of the tokens up to j·step + size; a block exists from its first token on.
+        let (size, step) = match &self.kind {
+            Kind::MinMax { block_size, .. } => (1, *block_size),
+            Kind::Axis(axes) => (1, axes.block_size),
+            Kind::Mean { windows, .. } => (windows.size, windows.stride),
+            Kind::Label(_) => (1, 1),
+        };
+        let tokens = Number::of(seq_lens);
+        let pages = |tokens: Number<'a>| tokens.over(step.saturating_mul(self.rows));
+        // ⌊(tokens − size) / step⌋ + 1 summaries, in pages of `rows`.
+        let end = pages(tokens.minus(size).plus(step.saturating_mul(self.rows)));
+        let page = |table: Tensor<'a>| Rule::within(table, -1, Number::constant(self.pages));
+        let table = self.table.filter(|_| self.rows > 0).map(|table| match begin {
+            None => page(table).between(1, Number::constant(0), end),
+            Some(begin) => {
+                // The first window that ends past `begin`; the block or token that has it.
+                let first = if size > 1 { Number::of(begin).minus(size).plus(step) } else { Number::of(begin) };
+                page(table).between(1, pages(first), end).where_positive(tokens.less(begin))
+            }
+        });
+        let channels = self.channels().map(|channels| Rule::within(*channels, 0, Number::constant(dim)));
+        table.into_iter().chain(channels).collect()
+    }
+
     pub fn kv_heads(&self) -> usize {
         self.kind.first().dim(2)
     }
@@ -336,8 +364,24 @@ impl<'a> UpdateRequest<'a> {
     }
 }
 
+impl<'a> UpdateRequest<'a> {
+    /// What a session that checks contents reads.
+    fn contents(&self) -> Vec<Rule<'a>> {
+        let UpdateRequest { k_scale, pages, begin, index, .. } = self;
+        let mut rules = vec![contents::seq_lens(pages)];
+        rules.extend(begin.map(|begin| Rule::within(begin, 0, Number::of(pages.seq_lens).plus(1))));
+        rules.extend(contents::page_table(pages, *begin));
+        rules.extend(contents::scale(k_scale));
+        rules.extend(index.contents(pages.seq_lens, *begin, self.k.dim(3)));
+        rules.extend(index.learned().into_iter().flatten().map(|t| Rule::finite(*t)));
+        rules
+    }
+}
+
 pub fn update(session: &Session, request: &UpdateRequest, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || request.contents())?;
+    match on {
         On::Cpu(cpu) => cpu::update(cpu, request),
         On::Cuda(enqueue) => cuda::update(&enqueue, request),
     }

@@ -7,6 +7,7 @@ mod cuda;
 
 pub(super) use cuda::Kernels;
 
+use super::contents::{self, Rule};
 use super::verify;
 use crate::abi::{vwd_pack_args, vwd_stream, vwd_tensor, vwd_verify_pack_args};
 use crate::core::dtype::DType;
@@ -234,7 +235,9 @@ fn row_bytes(rows: &Tensor) -> usize {
 }
 
 pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || vec![Rule::up_to(request.accepted, request.gamma)])?;
+    match on {
         On::Cpu(cpu) => {
             cpu::run(cpu, request);
             Ok(())
@@ -244,7 +247,9 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
 }
 
 pub fn run_verified(session: &Session, request: &VerifiedRequest, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || request.verify.contents())?;
+    match on {
         On::Cpu(cpu) => {
             verify::on_cpu(cpu, &request.verify);
             cpu::run(cpu, &request.pack);

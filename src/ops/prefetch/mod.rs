@@ -6,6 +6,7 @@ mod cuda;
 
 pub use cuda::Kernels;
 
+use super::contents::{self, Number, Rule};
 use crate::abi::{
     VWD_GATHER_AUTO, VWD_GATHER_COPY_ENGINE, VWD_GATHER_KERNEL, vwd_gather_blocks_args, vwd_stream, vwd_tensor,
 };
@@ -88,6 +89,24 @@ impl<'a> GatherRequest<'a> {
         let from_host = HOST.contains(&c.source.device_type);
         let lists_on_host = HOST.contains(&c.source_ids.device_type);
         Ok(GatherRequest { engine, source, target, pairs, from_host, lists_on_host })
+    }
+
+    /// What a session that checks contents reads: ids inside their tensors or −1, and distinct targets of the entries that copy.
+    fn contents(&self) -> Vec<Rule<'a>> {
+        if self.is_empty() {
+            return vec![];
+        }
+        let Pairs { source_ids, target_ids, counts } = &self.pairs;
+        let count = counts.map_or(Number::constant(self.pairs.cap()), Number::of);
+        let entries = |rule: Rule<'a>| rule.between(source_ids.rank() - 1, Number::constant(0), count);
+        let copied = |rule: Rule<'a>| entries(rule).where_positive(Number::of(*source_ids).plus(1));
+        let rules = [
+            counts.map(|counts| Rule::up_to(counts, self.pairs.cap())),
+            Some(entries(Rule::within(*source_ids, -1, Number::constant(self.source.dim(0))))),
+            target_ids.map(|ids| entries(Rule::within(ids, -1, Number::constant(self.target.dim(0))))),
+            target_ids.map(|ids| copied(Rule::distinct(ids))),
+        ];
+        rules.into_iter().flatten().map(|rule| rule.on_host(self.lists_on_host)).collect()
     }
 
     fn per_head(&self) -> bool {
@@ -222,7 +241,9 @@ fn or_in(kinds: &[i32], checks: &Checks, t: &vwd_tensor) -> Checks {
 }
 
 pub fn gather(session: &Session, request: &GatherRequest, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || request.contents())?;
+    match on {
         On::Cpu(cpu) => {
             cpu::gather(cpu, request);
             Ok(())

@@ -7,6 +7,7 @@ mod cpu;
 mod cuda;
 
 use super::attention::{Extents, Numbers, Outputs, Problem, entries_per_partial, names, partial_count, tensors};
+use super::contents;
 use super::views::{BlockList, State};
 use crate::abi::{VWD_REPAIR_EXACT, VWD_REPAIR_SUPERSET, vwd_paged_kv, vwd_repair_args, vwd_stream};
 use crate::core::dtype::DType;
@@ -147,7 +148,16 @@ fn reject_all_but_in_place(outputs: [Option<&Tensor>; 6], state: [Option<&Tensor
 }
 
 pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || {
+        let mut rules = request.problem.contents();
+        for list in [request.predicted, request.selected] {
+            rules.extend(request.problem.contents_of(list));
+        }
+        rules.extend(request.outputs.contents());
+        rules
+    })?;
+    match on {
         On::Cpu(cpu) => cpu::run(cpu, request),
         On::Cuda(enqueue) => cuda::run(&enqueue, request),
     }

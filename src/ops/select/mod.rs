@@ -10,6 +10,7 @@ mod cuda;
 
 pub(super) use cuda::Kernels;
 
+use super::contents::{self, Rule, Tokens};
 use super::index::{Index, Kind};
 use super::topk::Budget;
 use super::views::{BlockList, Heads, ListAt, Lists, Positions, check_head_dim, scale_or_default};
@@ -218,6 +219,19 @@ impl<'a> Request<'a> {
         Ok(Request { queries, quota, softmax: false, candidates, selected, scores, status })
     }
 
+    /// What a session that checks contents reads.
+    fn contents(&self) -> Vec<Rule<'a>> {
+        let Queries { positions, heads, seq_lens, index, block_size, .. } = self.queries;
+        let tokens = Tokens { seq_lens, positions: &positions, block_size };
+        let mut rules: Vec<Rule> = contents::q_lens(&positions).into_iter().collect();
+        rules.push(Rule::up_to(seq_lens, i32::MAX as usize));
+        rules.extend(index.contents(seq_lens, None, heads.dim));
+        rules.extend(self.quota.budgets.map(|budgets| Rule::up_to(budgets, self.quota.cap)));
+        // Candidates have no slots.
+        rules.extend(self.candidates.iter().flat_map(|list| contents::list(list, &tokens, 0)));
+        rules
+    }
+
     /// How many lists are made.
     pub fn lists(&self) -> usize {
         self.queries.batch() * self.selected.per_head() * self.queries.heads.kv
@@ -336,7 +350,9 @@ fn reject_overlaps(
 }
 
 pub fn blocks(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || request.contents())?;
+    match on {
         On::Cpu(cpu) => cpu::blocks(cpu, request),
         On::Cuda(enqueue) => cuda::blocks(&enqueue, request),
     }
@@ -348,7 +364,9 @@ pub fn blocks_scratch(session: &Session, request: &Request) -> Result<u64> {
 }
 
 pub fn tokens(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || request.contents())?;
+    match on {
         On::Cpu(cpu) => cpu::tokens(cpu, request),
         On::Cuda(enqueue) => cuda::tokens(&enqueue, request),
     }

@@ -11,6 +11,7 @@ pub use cuda::Clusters;
 pub(super) use cuda::Kernels;
 pub use cut::{Budget, Cut, Run, select_top, select_top_of};
 
+use super::contents::{self, Rule};
 use crate::abi::{VWD_TOPK_ASCENDING, VWD_TOPK_BEST_FIRST, vwd_stream, vwd_topk_args};
 use crate::core::dtype::DType;
 use crate::core::overlap;
@@ -75,6 +76,13 @@ impl<'a> Request<'a> {
         Ok(request)
     }
 
+    /// What a session that checks contents reads.
+    fn contents(&self) -> Vec<Rule<'a>> {
+        let lens = self.lens.map(|lens| Rule::up_to(lens, self.scores.dim(1)));
+        let budgets = self.budgets.map(|budgets| Rule::up_to(budgets, self.cap()));
+        [lens, budgets].into_iter().flatten().collect()
+    }
+
     fn rows(&self) -> usize {
         self.scores.dim(0)
     }
@@ -90,7 +98,9 @@ impl<'a> Request<'a> {
 }
 
 pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || request.contents())?;
+    match on {
         On::Cpu(cpu) => cpu::run(cpu, request),
         On::Cuda(enqueue) => cuda::run(&enqueue, request),
     }

@@ -11,6 +11,7 @@ pub(super) use choose::TILE_TOKENS;
 pub(super) use cpu::run as on_cpu;
 pub(super) use cuda::{ByToken, Kernels, Params, run as enqueue, tiles};
 
+use super::contents::{self, Rule};
 use crate::abi::{vwd_stream, vwd_tensor, vwd_verify_args, vwd_verify_pack_args};
 use crate::core::dtype::DType;
 use crate::core::overlap;
@@ -106,6 +107,11 @@ impl<'a> Request<'a> {
         [Some(&self.draft), Some(&self.target), self.draft_lens.as_ref()]
     }
 
+    /// What a session that checks contents reads.
+    pub fn contents(&self) -> Vec<Rule<'a>> {
+        self.draft_lens.map(|lens| Rule::up_to(lens, self.gamma())).into_iter().collect()
+    }
+
     pub fn batch(&self) -> usize {
         self.draft.dim(0)
     }
@@ -116,7 +122,9 @@ impl<'a> Request<'a> {
 }
 
 pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
-    match session.on(stream)? {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || request.contents())?;
+    match on {
         On::Cpu(cpu) => {
             cpu::run(cpu, request);
             Ok(())

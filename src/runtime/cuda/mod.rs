@@ -10,6 +10,7 @@ pub mod layout;
 mod memory;
 mod module;
 mod pinned;
+mod reports;
 mod side_stream;
 pub mod variants;
 pub mod views;
@@ -35,6 +36,7 @@ use driver::check;
 use family::Loaded;
 use module::Form;
 use pinned::PinnedPool;
+use reports::Reports;
 use std::ffi::{CStr, c_char, c_void};
 use std::time::Instant;
 use variants::{Forced, Ran, Variant};
@@ -44,6 +46,8 @@ pub struct Cuda {
     arenas: Arenas,
     pinned: PinnedPool,
     copies: Copies,
+    /// In a session that checks contents.
+    reports: Option<Reports>,
     streams: [CUstream; Role::COUNT],
     facts: Facts,
     forced: Forced,
@@ -94,7 +98,8 @@ impl Role {
 pub const LARGEST_CLUSTER: u32 = 8;
 
 impl Cuda {
-    pub fn open(options: &Options, families: &[Family], forced: Forced) -> Result<Cuda> {
+    /// `checks`: whether calls wait for reports.
+    pub fn open(options: &Options, families: &[Family], forced: Forced, checks: bool) -> Result<Cuda> {
         let context = Context::retain(options.device_id)?;
         let entered = context.enter()?;
         let mut facts = Facts::read(&context)?;
@@ -104,9 +109,11 @@ impl Cuda {
         let (log, ran) = (options.log, Ran::new(kernels.variants()));
         log_creation(&log, &context, &facts, &kernels);
         let streams = create_streams()?;
+        let reports = checks.then(Reports::alloc).transpose()?;
         drop(entered);
         let (arenas, pinned) = (Arenas::new(options.scratch_bytes, log), PinnedPool::new(options.pinned_limit));
-        Ok(Cuda { kernels, arenas, pinned, copies: Copies::find(), streams, facts, forced, ran, log, context })
+        let copies = Copies::find();
+        Ok(Cuda { kernels, arenas, pinned, copies, reports, streams, facts, forced, ran, log, context })
     }
 
     pub fn ordinal(&self) -> i32 {
@@ -215,6 +222,7 @@ impl Drop for Cuda {
         }
         self.arenas.release();
         self.pinned.release();
+        self.reports.iter().for_each(Reports::release);
         self.kernels.release();
     }
 }
@@ -276,6 +284,10 @@ fn log_creation(log: &Log, context: &Context, facts: &Facts, kernels: &Loaded) {
             format!("kernels of {name} loaded from {} in {milliseconds:.1} ms{why}", module.form.name())
         });
     }
+    let refused: Vec<&Error> = kernels.modules().iter().filter_map(|module| module.refused.as_ref()).collect();
+    if let Some(text) = refusal(&refused, kernels.modules().len()) {
+        log.write(Level::Warning, || text);
+    }
     log.write(Level::Info, || {
         let of_code = kernels.modules().iter().filter(|module| module.form == Form::MachineCode).count();
         format!(
@@ -292,6 +304,12 @@ fn log_creation(log: &Log, context: &Context, facts: &Facts, kernels: &Loaded) {
             kernels.modules().len() - of_code,
         )
     });
+}
+
+/// What an engine should know where the driver refused machine code of some of its modules: the start took longer.
+fn refusal(refused: &[&Error], modules: usize) -> Option<String> {
+    let (first, count) = (refused.first()?, refused.len());
+    Some(format!("machine code of {count} of {modules} kernel modules was refused, and their PTX compiled: {first}"))
 }
 
 /// The context is current.
@@ -384,6 +402,29 @@ impl Enqueue<'_> {
         unsafe { self.cuda.copies.enqueue(targets, sources, bytes, self.stream, batched) }
     }
 
+    /// What kernels report that `enqueue` enqueues on the caller's stream, each to one of `count` places in pinned memory. Waits
+    /// for the stream, so that none is captured meanwhile. The session was created to check contents.
+    pub fn wait_for_reports<T: Copy>(
+        &self,
+        count: usize,
+        enqueue: impl FnOnce(*mut T) -> Result<()>,
+    ) -> Result<Vec<T>> {
+        if arena::is_capturing(self.stream)? {
+            let expected = "one that is not: the session checks contents, for which each call waits";
+            return Err(Error::argument("stream", format!("{:p} is capturing a graph", self.stream), expected));
+        }
+        let _waiting = arena::Allocating::enter()?;
+        let memory = self.cuda.reports.as_ref().expect("memory of a session that checks contents").lock();
+        let reports = memory.places(count);
+        let enqueued = enqueue(reports);
+        // SAFETY: the stream is the caller's and not capturing; the places are as many, and written where all was enqueued.
+        unsafe {
+            check(sys::cuStreamSynchronize(self.stream), "cuStreamSynchronize")?;
+            enqueued?;
+            Ok(std::slice::from_raw_parts(reports, count).to_vec())
+        }
+    }
+
     /// Launches a kernel on the caller's stream.
     ///
     /// # Safety
@@ -400,5 +441,18 @@ impl Enqueue<'_> {
     pub unsafe fn fill_zero(&self, address: *mut u8, bytes: usize) -> Result<()> {
         // SAFETY: the context is current while this lives; the caller vouches for the bytes.
         check(unsafe { sys::cuMemsetD8Async(address as CUdeviceptr, 0, bytes, self.stream) }, "cuMemsetD8Async")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refused_machine_code_is_told() {
+        let error = Error::new(Code::Driver, "no kernel image");
+        assert_eq!(refusal(&[], 64), None);
+        let text = refusal(&[&error, &error], 64).unwrap();
+        assert_eq!(text, "machine code of 2 of 64 kernel modules was refused, and their PTX compiled: no kernel image");
     }
 }
