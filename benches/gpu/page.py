@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Writes what the GPU benchmarks measured as pages under benches/results, one table for each kind of row, and as a plot.
+"""Writes what the GPU benchmarks measured as pages under benches/results, one table for each kind of row, and as plots.
 
     benches/gpu/page.py NAME SCRIPT ROWS.jsonl      writes benches/results/NAME.md from what benches/gpu/SCRIPT.py --out gave
     benches/gpu/page.py --plot NAME SELECTION.jsonl ATTENTION.jsonl     writes benches/results/NAME.svg; needs matplotlib
+    benches/gpu/page.py --layer NAME LAYER.jsonl                        likewise, of layer.py's rows
 """
 
 import ast
@@ -52,15 +53,27 @@ def series(axes, rows, key, label, more=0.0, **style):
     axes.plot(list(rows), [row[key] + more for row in rows.values()], marker="o", label=label, markersize=4, **style)
 
 
-def plot(name, select, attention):
-    """A step beside full attention and selection alone as the context grows, attention alone as the budget does."""
+def canvas():
+    """matplotlib.pyplot, set to write the same file for the same figures."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as pyplot
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     pyplot.rcParams["svg.hashsalt"] = "vanward"
+    return pyplot
+
+
+def save(figure, name):
+    figure.tight_layout()
+    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
+
+
+def plot(name, select, attention):
+    """A step beside full attention and selection alone as the context grows, attention alone as the budget does."""
+    pyplot = canvas()
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
     select, attention = rows_of(select), rows_of(attention)
     device = attention[0]["device"]
     listed, full = points(attention, "attention"), points(attention, "dense")
@@ -96,12 +109,43 @@ def plot(name, select, attention):
         axes.grid(alpha=0.3)
         axes.legend(fontsize="small", loc="upper left")
     figure.suptitle(f"GPU time on one {device}; 32/8 heads of 128 channels, bfloat16, one sequence", fontsize="medium")
-    figure.tight_layout()
-    figure.savefig(RESULTS / f"{name}.svg", metadata={"Date": None})
+    save(figure, name)
+
+
+def plot_layer(name, path):
+    """A layer with attention dense and sparse, by batch and context, over the same layer without attention."""
+    pyplot = canvas()
+    rows = rows_of(path)
+    layers = [row for row in rows if row["what"] == "layer"]
+    peer = next(row["flashinfer"] for row in rows if row["what"] == "peer")
+    bars = [
+        (f"dense, FlashInfer {peer} (XQA)", "C7", [row["dense_xqa"] for row in layers]),
+        ("dense, Vanward", "C1", [row["dense"] for row in layers]),
+        ("sparse, Vanward", "C0", [min(row["axis_sparse"], row["minmax_sparse"]) for row in layers]),
+    ]
+    figure, axes = pyplot.subplots(figsize=(9, 3.8))
+    width = 0.27
+    for n, (label, colour, times) in enumerate(bars):
+        places = [i + (n - 1) * width for i in range(len(layers))]
+        axes.bar(places, times, 0.92 * width, label=label, color=colour)
+        for place, time in zip(places, times):
+            axes.text(place, time + 12, f"{time:.0f}", ha="center", fontsize="x-small")
+    for i, row in enumerate(layers):
+        axes.hlines(row["floor"], i - 1.5 * width, i + 1.5 * width, color="black", linewidth=1, label=None if i else "without attention")
+    axes.set_xticks(range(len(layers)), [f"{row['batch']} × {row['context'] // 1024}K\n{row['budget']} read" for row in layers])
+    top = 1.1 * max(max(times) for _, _, times in bars)
+    axes.set(ylim=(0, top), ylabel="µs a layer", xlabel="sequences × tokens of context, tokens that sparse attention reads")
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.legend(fontsize="small", loc="upper left")
+    axes.set_title(f"A decoder layer of Llama 3 8B's shape on one {rows[0]['device']}, bfloat16, in a CUDA graph", fontsize="medium")
+    save(figure, name)
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--plot":
         plot(*sys.argv[2:])
+    elif sys.argv[1] == "--layer":
+        plot_layer(*sys.argv[2:])
     else:
         page(*sys.argv[1:])
