@@ -143,7 +143,8 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let is_uneven = decode128::is_uneven(device.multiprocessors, sizes, lists);
     let shape = decode128::shape(device.multiprocessors, sizes, rows, partials);
     let stages = decode128::stages(device.shared_bytes, element, rows, shape.adds_up_units());
-    let fit = if is_uneven || start { Fit::Slower } else { Fit::Takes };
+    let is_verify128s = reads_most(sizes, options) && matches!(fit_verify128(device, sizes, options), Fit::Takes);
+    let fit = if is_uneven || start || is_verify128s { Fit::Slower } else { Fit::Takes };
     fit.unless(!device.runs_decode128, "it needs compute capability 9.0")
         .unless(is_wide, "it takes heads of 128 channels")
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
@@ -152,6 +153,14 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         .unless(!near_strides, "strides of tokens and pages have to fit in 32 bits")
         .unless(sizes.lists >= decode128::MOST_LISTS, "it takes fewer than 2^20 lists")
         .unless(stages.is_none(), "it needs more shared memory than the device has")
+}
+
+/// Whether all tokens of all sequences are read, and are so many that verify128 reads them fastest whatever the number of rows. Where they
+/// are more still, the device's power is the limit, and mma takes less of it.
+fn reads_most(sizes: &Sizes, options: &Options) -> bool {
+    let tokens = sizes.lists.saturating_mul(sizes.list_tokens);
+    let is_long = sizes.list_tokens >= verify128::LONG_TOKENS;
+    !options.lists && !options.window && is_long && verify128::DENSE_TOKENS.contains(&tokens)
 }
 
 fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
@@ -176,7 +185,8 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
     let is_wide = (sizes.dim, sizes.value_dim) != (verify128::CHANNELS, verify128::CHANNELS);
     let items = sizes.lists.saturating_mul(sizes.rows.div_ceil(verify128::ROWS) as u64);
-    let fit = if sizes.rows < verify128::FEWEST_ROWS { Fit::Slower } else { Fit::Takes };
+    let are_few = sizes.rows < verify128::FEWEST_ROWS && !reads_most(sizes, options);
+    let fit = if are_few { Fit::Slower } else { Fit::Takes };
     fit.unless(!device.runs_verify128, "it needs clusters of compute capability 9.0 itself")
         .unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
         .unless(is_wide, "it takes heads of 128 channels")
@@ -415,6 +425,26 @@ mod tests {
         let rows = |rows| Sizes { lists: 32, list_tokens: 1 << 15, units: 1 << 11, rows, ..SIZES };
         assert_eq!(chosen(&H200, &rows(8), &NOTHING), Variant::Mma);
         assert_eq!(chosen(&H200, &rows(9), &NOTHING), Variant::Verify128);
+    }
+
+    #[test]
+    fn dense_attention_to_very_many_tokens_takes_verify128() {
+        let sizes = |lists, list_tokens| Sizes { lists, list_tokens, units: list_tokens / 16, ..SIZES };
+        let dense = Options { lists: false, ..NOTHING };
+        let of = |lists, list_tokens| chosen(&H200, &sizes(lists, list_tokens), &dense);
+        // One sequence of 8 KV heads; then more of them.
+        assert_eq!(of(8, 1 << 15), Variant::Decode128);
+        assert_eq!(of(8, 1 << 17), Variant::Verify128);
+        assert_eq!(of(8, 1 << 19), Variant::Decode128);
+        assert_eq!(of(16, 1 << 15), Variant::Verify128);
+        assert_eq!(of(64, 1 << 15), Variant::Verify128);
+        assert_eq!(of(64, 1 << 17), Variant::Mma);
+        assert_eq!(of(1024, 1 << 11), Variant::Mma);
+        let long = sizes(8, 1 << 17);
+        assert_eq!(chosen(&H200, &long, &NOTHING), Variant::Decode128);
+        assert_eq!(chosen(&H200, &long, &Options { window: true, ..dense }), Variant::Decode128);
+        assert_eq!(chosen(&H200, &Sizes { element: Some(Element::Fp8), ..long }, &dense), Variant::Decode128);
+        assert_eq!(chosen(&Device { runs_verify128: false, ..H200 }, &long, &dense), Variant::Decode128);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The plan of kernels/attention/verify128.cuh: units of all lists are split evenly among clusters of CTAs.
 
+use std::ops::RangeInclusive;
+
 use super::mma::{CTA_SHARE_BYTES, FEW_ITEMS};
 use super::params::Params;
 use super::plan::{Entry, Plan, Scratch, Sizes};
@@ -10,6 +12,9 @@ use crate::runtime::cuda::layout::Divisor;
 pub const ROWS: u32 = 64;
 /// Fewer rows are taken as fast by mma where decode128 does not take them.
 pub const FEWEST_ROWS: u32 = 9;
+/// Tokens of all lists of dense attention, and of each, where it is the fastest for fewer rows, too.
+pub const DENSE_TOKENS: RangeInclusive<u64> = 1 << 19..=1 << 21;
+pub const LONG_TOKENS: u64 = 4 << 10;
 pub const CHANNELS: u32 = 128;
 const THREADS: u32 = 384;
 /// Units, of a tile each, of a stage.
