@@ -1,8 +1,10 @@
 //! Attention and repair in graphs, with lists and lengths that change between replays.
 
 use crate::Case;
-use crate::graph::{Graph, Written};
+use crate::graph::{Graph, Written, check};
 use crate::support::*;
+use cudarc::driver::result::stream::{StreamKind, create, destroy, synchronize};
+use cudarc::driver::sys;
 use vanward::abi::*;
 use vanward::capi::*;
 
@@ -10,6 +12,7 @@ pub const CASES: &[Case] = &[
     ("attention_replays_a_graph_with_changed_lists_and_lengths", attention_replays_a_graph_with_changed_lists),
     ("repair_replays_a_graph_with_changed_lists_and_lengths", repair_replays_a_graph_with_changed_lists),
     ("attention_follows_what_the_kernel_ahead_writes", attention_follows_what_the_kernel_ahead_writes),
+    ("attention_ends_though_its_contents_change", attention_ends_though_its_contents_change),
 ];
 
 const REPLAYS: usize = 500;
@@ -265,5 +268,78 @@ fn attention_follows_what_the_kernel_ahead_writes(backend: &Backend) {
                 }
             }
         });
+    }
+}
+
+/// Lengths, counts and lists change while attention of one to nine query positions runs, over lists and over all tokens: a caller's mistake,
+/// which may cost these calls their results. They end, read what is theirs, and leave calls that come later their bits.
+fn attention_ends_though_its_contents_change(backend: &Backend) {
+    let shapes = [Shape { batch: 2, blocks: 512, ..SHAPES[0] }, Shape { batch: 9, ..SHAPES[0] }];
+    for shape in SHAPES.into_iter().chain(shapes) {
+        rounds(1, |rng| {
+            let layer = Layer::new(backend, rng, shape);
+            let list = layer.list(backend);
+            for positions in [1, 2, 9] {
+                let q_shape = [shape.batch, positions, shape.kv_heads * shape.group, shape.dim];
+                let q = Tensor::floats(backend, BF16, &rng.normals(&q_shape), &Layout::default());
+                let outs = [0; 2].map(|_| Tensor::poisoned(backend, BF16, &q_shape, &Layout::default()));
+                // A list of rank 3 is shared by the query positions.
+                let over_list = layer.attention(&list, &outs[1]);
+                let none = vwd_block_list { ids: absent(), counts: absent(), slots: absent() };
+                let dense = vwd_attention_args { block_size: 0, list: none, out: outs[0].c(), ..over_list };
+                let calls = [over_list, dense].map(|call| vwd_attention_args { q: q.c(), ..call });
+                let attend_both = || calls.iter().for_each(|call| attend(backend, call));
+                layer.refill(rng, &list);
+                layer.refill_lens(rng);
+                attend_both();
+                backend.finish(0);
+                let before = outs.each_ref().map(Tensor::read_memory);
+                let contents = [&layer.lens, &list.counts, &list.ids];
+                let right = contents.map(Tensor::read_ints);
+                let refill = |rng: &mut Rng| {
+                    layer.refill(rng, &list);
+                    layer.refill_lens(rng);
+                };
+                disturb(backend, rng, &contents, refill, attend_both);
+                for (of, numbers) in contents.into_iter().zip(&right) {
+                    of.refill_ints(numbers);
+                }
+                outs.iter().for_each(Tensor::repoison);
+                attend_both();
+                backend.finish(0);
+                for (out, before) in outs.iter().zip(&before) {
+                    let lists = shape.batch * shape.kv_heads;
+                    assert!(out.read_memory() == *before, "{positions} positions, {lists} lists");
+                }
+            }
+        });
+    }
+}
+
+/// Runs `enqueue` often while another stream writes one of several contents to each tensor, again and again.
+fn disturb(backend: &Backend, rng: &mut Rng, tensors: &[&Tensor], refill: impl Fn(&mut Rng), enqueue: impl Fn()) {
+    let kept: Vec<Vec<_>> = (0..4)
+        .map(|_| {
+            refill(rng);
+            tensors.iter().map(|of| backend.place(&of.read_memory())).collect()
+        })
+        .collect();
+    let bytes: Vec<usize> = tensors.iter().map(|of| of.read_memory().len()).collect();
+    let other = create(StreamKind::NonBlocking).unwrap();
+    for round in 0..backend.times(300) {
+        for (n, of) in tensors.iter().enumerate() {
+            for contents in [&kept[round % 4], &kept[(round + 1 + n) % 4]] {
+                let (to, from) = (of.c().data as u64, contents[n].address() as u64);
+                // SAFETY: both hold as many bytes, and live until the stream has passed.
+                check(unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes[n], other) });
+            }
+        }
+        enqueue();
+    }
+    backend.finish(0);
+    // SAFETY: the stream is this function's.
+    unsafe {
+        synchronize(other).unwrap();
+        destroy(other).unwrap();
     }
 }
