@@ -272,6 +272,7 @@ VWD_API uint32_t vwd_abi_version(void);
 
 /**
  * Copies the message of this thread's last failed call, NUL-terminated and truncated to cap bytes at the end of a character.
+ * It reads "call: argument: what was found; what was expected".
  *
  * buf  May be NULL when cap is 0.
  * Returns the length of the whole message without the NUL; 0 when no call has failed. A call that succeeds leaves the
@@ -793,7 +794,8 @@ typedef struct {
  *
  * args->method                             One of VWD_SELECT_*; index.kind must be the kind that the method reads.
  * args->block_size                         S, tokens of a block; MINMAX, AXIS: equal to index.block_size.
- * args->k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
+ * args->k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap. At
+ *                                          least 1 where there are neither budgets nor forced blocks, unless cap is 0.
  * args->scale                              Factor on q·k, above 0; 0 means 1/√D. MINMAX and MEAN_DOT ignore it.
  * args->index                              As filled by `vwd_index_update`.
  * args->q           [B, (Q,) Hq, D]        float32, float16 or bfloat16; D a multiple of 8, 16 … 576. MEAN_DOT: Hq is Hk,
@@ -845,7 +847,8 @@ vwd_status vwd_select_blocks_scratch(const vwd_session *session,
  * rows share a list α_t is the largest of its values for the rows.
  *
  * args->block_size                      S, tokens of a candidate block.
- * args->k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap.
+ * args->k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap. At least
+ *                                       1 where there are neither budgets nor forced tokens, unless cap is 0.
  * args->scale                           Factor on q·k, above 0; 0 means 1/√D.
  * args->index                           kind LABEL.
  * args->q           [B, (Q,) Hq, D]     float32, float16 or bfloat16; D a multiple of 8, 16 … 576.
@@ -919,7 +922,7 @@ typedef struct {
  * counts[r] = min(k, lens[r]) are selected. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only if
  * there are too few other scores. The result is the same on every backend, device and run.
  *
- * args->k                  Budget of every row, at most cap.
+ * args->k                  Budget of every row, at most cap; at least 1 where there are no budgets, unless cap is 0.
  * args->order              VWD_TOPK_ASCENDING: by index. VWD_TOPK_BEST_FIRST: in the order above.
  * args->scores   [R, n]    float32, float16 or bfloat16.
  * args->lens     [R]       int32, optional: scores of each row; absent: n. Clamped to 0 … n.

@@ -154,7 +154,7 @@ fn last_error_belongs_to_its_thread() {
     let threads: Vec<_> = (0..8)
         .map(|n| {
             std::thread::spawn(move || {
-                assert_eq!(last_error(), "", "a new thread has no error");
+                assert_eq!(last_message(), "", "a new thread has no error");
                 for round in 0..100 {
                     fail(n * 1000 + round + 5);
                     assert!(last_error().contains(&format!("options.device: {};", n * 1000 + round + 5)));
@@ -183,7 +183,8 @@ fn last_error_is_cut_at_a_character() {
     // SAFETY: the tensors are valid.
     let status = unsafe { vwd_verify(backend.session(), &args, std::ptr::null_mut()) };
     assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &["target: shape [2, 3]; expected [B=2, γ+1=4]"]);
-    let whole = last_error();
+    let whole = last_message();
+    assert!(whole.starts_with("vwd_verify: target: "), "{whole}");
     for cap in 0..whole.len() + 3 {
         let mut bytes = vec![0xeeu8; whole.len() + 8];
         // SAFETY: the buffer holds more than cap bytes.
@@ -401,10 +402,10 @@ fn asking_for_cuda_without_a_driver_is_unavailable_and_prints_nothing() {
 #[test]
 fn panic_inside_becomes_a_status_and_prints_nothing() {
     let printed = alone("panic_inside_becomes_a_status_and_prints_nothing", || {
-        let status = boundary(|| panic!("seven is not {}", 8));
+        let status = boundary("vwd_call", || panic!("seven is not {}", 8));
         assert_fails(status, VWD_ERROR_INTERNAL, &["seven is not 8", "tests/session.rs"]);
-        assert_eq!(boundary(|| std::panic::panic_any(5)), VWD_ERROR_INTERNAL);
-        assert_eq!(boundary(|| Ok(())), VWD_OK);
+        assert_eq!(boundary("vwd_call", || std::panic::panic_any(5)), VWD_ERROR_INTERNAL);
+        assert_eq!(boundary("vwd_call", || Ok(())), VWD_OK);
     });
     assert_eq!(printed.unwrap_or_default(), "");
 }

@@ -161,7 +161,8 @@ func (args ChannelImportanceArgs) lower(l *lowering) C.vwd_channel_importance_ar
 //
 //	method                             One of VWD_SELECT_*; index.kind must be the kind that the method reads.
 //	block_size                         S, tokens of a block; MINMAX, AXIS: equal to index.block_size.
-//	k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
+//	k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap. At
+//	                                   least 1 where there are neither budgets nor forced blocks, unless cap is 0.
 //	scale                              Factor on q·k, above 0; 0 means 1/√D. MINMAX and MEAN_DOT ignore it.
 //	index                              As filled by `vwd_index_update`.
 //	q           [B, (Q,) Hq, D]        float32, float16 or bfloat16; D a multiple of 8, 16 … 576. MEAN_DOT: Hq is Hk,
@@ -249,7 +250,8 @@ func (args SelectBlocksArgs) lower(l *lowering) (C.vwd_select_blocks_args, C.vwd
 //	rows share a list α_t is the largest of its values for the rows.
 //
 //	block_size                      S, tokens of a candidate block.
-//	k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap.
+//	k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap. At least
+//	                                1 where there are neither budgets nor forced tokens, unless cap is 0.
 //	scale                           Factor on q·k, above 0; 0 means 1/√D.
 //	index                           kind LABEL.
 //	q           [B, (Q,) Hq, D]     float32, float16 or bfloat16; D a multiple of 8, 16 … 576.
@@ -330,7 +332,7 @@ func (args SelectTokensArgs) lower(l *lowering) (C.vwd_select_tokens_args, C.vwd
 //	counts[r] = min(k, lens[r]) are selected. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only if
 //	there are too few other scores. The result is the same on every backend, device and run.
 //
-//	k                  Budget of every row, at most cap.
+//	k                  Budget of every row, at most cap; at least 1 where there are no budgets, unless cap is 0.
 //	order              VWD_TOPK_ASCENDING: by index. VWD_TOPK_BEST_FIRST: in the order above.
 //	scores   [R, n]    float32, float16 or bfloat16.
 //	lens     [R]       int32, optional: scores of each row; absent: n. Clamped to 0 … n.

@@ -54,7 +54,7 @@ pub unsafe extern "C" fn vwd_attention(
     args: *const vwd_attention_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_attention", || {
         let (mut buffer, mut kv_buffer) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn vwd_attention_scratch(
     args: *const vwd_attention_args,
     bytes: *mut u64,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_attention_scratch", || {
         let (mut buffer, mut kv_buffer) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session, args and bytes.
         let (session, args, bytes) =
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn vwd_merge_states(
     args: *const vwd_merge_states_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_merge_states", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn vwd_repair(
     args: *const vwd_repair_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_repair", || {
         let (mut buffer, mut kv_buffer) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn vwd_repair_scratch(
     args: *const vwd_repair_args,
     bytes: *mut u64,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_repair_scratch", || {
         let (mut buffer, mut kv_buffer) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session, args and bytes.
         let (session, args, bytes) =

@@ -15,9 +15,9 @@ thread_local! {
     static LAST_ERROR: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Runs the body of one C function.
+/// Runs the body of one C function, whose name its messages begin with.
 #[inline]
-pub fn boundary(body: impl FnOnce() -> Result<()>) -> vwd_status {
+pub fn boundary(call: &str, body: impl FnOnce() -> Result<()>) -> vwd_status {
     let outer = quiet::enter();
     let outcome = catch_unwind(AssertUnwindSafe(body));
     quiet::leave(outer);
@@ -31,6 +31,8 @@ pub fn boundary(body: impl FnOnce() -> Result<()>) -> vwd_status {
     };
     LAST_ERROR.with_borrow_mut(|text| {
         text.clear();
+        text.push_str(call);
+        text.push_str(": ");
         text.push_str(&error.message);
     });
     error.code as vwd_status
@@ -39,9 +41,9 @@ pub fn boundary(body: impl FnOnce() -> Result<()>) -> vwd_status {
 /// [`boundary`] for a call that computes in floating point. Reading the floating-point environment costs some nanoseconds,
 /// which other calls do not pay.
 #[inline]
-pub fn computing(body: impl FnOnce() -> Result<()>) -> vwd_status {
+pub fn computing(call: &str, body: impl FnOnce() -> Result<()>) -> vwd_status {
     let _floats = Floats::enter();
-    boundary(body)
+    boundary(call, body)
 }
 
 pub fn with_last_error<R>(read: impl FnOnce(&str) -> R) -> R {
@@ -75,7 +77,7 @@ pub unsafe fn handle<'a, T: Handle>(handle: *const T, name: &str) -> Result<&'a 
 pub unsafe fn release<T: Handle>(handle: *mut T) {
     // SAFETY: NULL or live, says the caller.
     if unsafe { handle.as_ref() }.is_some_and(|object| object.maker().is_this()) {
-        boundary(|| {
+        boundary("release", || {
             // SAFETY: not NULL, and the caller owns it.
             drop(unsafe { Box::from_raw(handle) });
             Ok(())

@@ -36,7 +36,7 @@ pub unsafe extern "C" fn vwd_forecast_create(
     options: *const vwd_forecast_options,
     forecast: *mut *mut vwd_forecast,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_forecast_create", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
         let (session, options, forecast) = unsafe {
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn vwd_forecast_info(
     forecast: *const vwd_forecast,
     details: *mut vwd_forecast_details,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_forecast_info", || {
         // SAFETY: the C contract of the arguments.
         unsafe { write_versioned(details, &handle(forecast, "forecast")?.0.details(), "details") }
     })
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn vwd_forecast_accumulate(
     forecast: *const vwd_forecast,
     args: *const vwd_forecast_accumulate_args,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_forecast_accumulate", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
         let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args", &mut buffer)?) };
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn vwd_forecast_accumulate(
 /// float32), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error sums and maps are as they were.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_solve(forecast: *const vwd_forecast, rank: u32) -> vwd_status {
-    computing(|| {
+    computing("vwd_forecast_solve", || {
         // SAFETY: the C contract of forecast.
         unsafe { handle(forecast, "forecast")? }.0.solve(rank as usize)
     })
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn vwd_forecast_solve(forecast: *const vwd_forecast, rank:
 /// Errors: INVALID_ARGUMENT (path; a map is not solved), IO (the message names path), OUT_OF_MEMORY, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_forecast_save(forecast: *const vwd_forecast, path: *const c_char) -> vwd_status {
-    computing(|| {
+    computing("vwd_forecast_save", || {
         // SAFETY: the C contract of forecast and path.
         let (forecast, path) = unsafe { (handle(forecast, "forecast")?, text(path, "path")?) };
         forecast.0.save(path)
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn vwd_forecast_load(
     path: *const c_char,
     forecast: *mut *mut vwd_forecast,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_forecast_load", || {
         // SAFETY: the C contract of the arguments.
         let (session, path, forecast) =
             unsafe { (handle(session, "session")?, text(path, "path")?, out(forecast, "forecast")?) };
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn vwd_forecast_project(
     args: *const vwd_forecast_project_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_forecast_project", || {
         let (mut buffer, mut rope_buffer) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of the arguments.
         let (forecast, args) = unsafe { (handle(forecast, "forecast")?, versioned(args, "args", &mut buffer)?) };

@@ -48,7 +48,7 @@ pub unsafe extern "C" fn vwd_index_update(
     args: *const vwd_index_update_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_index_update", || {
         let (mut buffer, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn vwd_channel_importance(
     args: *const vwd_channel_importance_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_channel_importance", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };

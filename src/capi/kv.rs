@@ -33,7 +33,7 @@ pub unsafe extern "C" fn vwd_kv_cache_capacity(
     options: *const vwd_kv_cache_options,
     sizes: *mut vwd_kv_cache_sizes,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_kv_cache_capacity", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
         unsafe { write_versioned(sizes, &kv::capacity(versioned(options, "options", &mut buffer)?)?, "sizes") }
@@ -55,7 +55,7 @@ pub unsafe extern "C" fn vwd_kv_cache_create(
     options: *const vwd_kv_cache_options,
     cache: *mut *mut vwd_kv_cache,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_kv_cache_create", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments, progress among them.
         unsafe {
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn vwd_kv_cache_add(
     sequence: *mut u32,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_kv_cache_add", || {
         // SAFETY: the C contract of the arguments.
         let (cache, sequence) = unsafe { (handle(cache, "cache")?, out(sequence, "sequence")?) };
         sequence.write(cache.0.add(stream)?);
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn vwd_kv_cache_extend(
     tokens: u64,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_kv_cache_extend", || {
         // SAFETY: the C contract of cache.
         unsafe { handle(cache, "cache")? }.0.extend(sequence, tokens, stream)
     })
@@ -133,7 +133,7 @@ pub unsafe extern "C" fn vwd_kv_cache_fork(
     fork: *mut u32,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_kv_cache_fork", || {
         // SAFETY: the C contract of the arguments.
         let (cache, fork) = unsafe { (handle(cache, "cache")?, out(fork, "fork")?) };
         fork.write(cache.0.fork(sequence, tokens, stream)?);
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn vwd_kv_cache_truncate(
     tokens: u64,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_kv_cache_truncate", || {
         // SAFETY: the C contract of cache.
         unsafe { handle(cache, "cache")? }.0.truncate(sequence, tokens, stream)
     })
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn vwd_kv_cache_free(
     sequence: u32,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_kv_cache_free", || {
         // SAFETY: the C contract of cache.
         unsafe { handle(cache, "cache")? }.0.free(sequence, stream)
     })
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn vwd_kv_cache_append(
     args: *const vwd_kv_cache_append_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_kv_cache_append", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of cache and args.
         let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut buffer)?) };
@@ -238,7 +238,7 @@ pub unsafe extern "C" fn vwd_kv_cache_resolve(
     args: *const vwd_kv_cache_resolve_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_kv_cache_resolve", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of cache and args.
         let (cache, args) = unsafe { (handle(cache, "cache")?, versioned(args, "args", &mut buffer)?) };
@@ -253,7 +253,7 @@ pub unsafe extern "C" fn vwd_kv_cache_resolve(
 /// Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_fetch(cache: *const vwd_kv_cache, layer: u32, stream: vwd_stream) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_kv_cache_fetch", || {
         // SAFETY: the C contract of cache.
         unsafe { handle(cache, "cache")? }.0.fetch(layer, stream)
     })
@@ -266,7 +266,7 @@ pub unsafe extern "C" fn vwd_kv_cache_fetch(cache: *const vwd_kv_cache, layer: u
 /// Errors: INVALID_ARGUMENT, DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_wait(cache: *const vwd_kv_cache, layer: u32, stream: vwd_stream) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_kv_cache_wait", || {
         // SAFETY: the C contract of cache.
         unsafe { handle(cache, "cache")? }.0.wait(layer, stream)
     })
@@ -280,7 +280,7 @@ pub unsafe extern "C" fn vwd_kv_cache_view(
     layer: u32,
     view: *mut vwd_kv_cache_layer,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_kv_cache_view", || {
         // SAFETY: the C contract of the arguments.
         unsafe { write_versioned(view, &handle(cache, "cache")?.0.view(layer)?, "view") }
     })
@@ -291,7 +291,7 @@ pub unsafe extern "C" fn vwd_kv_cache_view(
 /// Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_kv_cache_info(cache: *const vwd_kv_cache, stats: *mut vwd_kv_cache_stats) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_kv_cache_info", || {
         // SAFETY: the C contract of the arguments.
         unsafe { write_versioned(stats, &handle(cache, "cache")?.0.stats()?, "stats") }
     })

@@ -24,7 +24,7 @@ pub unsafe extern "C" fn vwd_predictor_reset(
     args: *const vwd_predictor_reset_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_predictor_reset", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn vwd_predictor_predict(
     args: *const vwd_predictor_predict_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_predictor_predict", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn vwd_predictor_update(
     args: *const vwd_predictor_update_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_predictor_update", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn vwd_predictor_calibrate(
     holt: *mut vwd_holt,
     hit_rate: *mut f64,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_predictor_calibrate", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };

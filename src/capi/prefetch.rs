@@ -33,7 +33,7 @@ pub unsafe extern "C" fn vwd_gather_blocks(
     args: *const vwd_gather_blocks_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_gather_blocks", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };

@@ -31,7 +31,8 @@ use std::mem::MaybeUninit;
 ///
 /// args->method                             One of VWD_SELECT_*; index.kind must be the kind that the method reads.
 /// args->block_size                         S, tokens of a block; MINMAX, AXIS: equal to index.block_size.
-/// args->k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
+/// args->k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap. At
+///                                          least 1 where there are neither budgets nor forced blocks, unless cap is 0.
 /// args->scale                              Factor on q·k, above 0; 0 means 1/√D. MINMAX and MEAN_DOT ignore it.
 /// args->index                              As filled by `vwd_index_update`.
 /// args->q           [B, (Q,) Hq, D]        float32, float16 or bfloat16; D a multiple of 8, 16 … 576. MEAN_DOT: Hq is Hk,
@@ -57,7 +58,7 @@ pub unsafe extern "C" fn vwd_select_blocks(
     args: *const vwd_select_blocks_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_select_blocks", || {
         let (mut buffer, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
@@ -83,7 +84,7 @@ pub unsafe extern "C" fn vwd_select_blocks_scratch(
     args: *const vwd_select_blocks_args,
     bytes: *mut u64,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_select_blocks_scratch", || {
         let (mut buffer, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session, args and bytes.
         let (session, args, bytes) =
@@ -105,7 +106,8 @@ pub unsafe extern "C" fn vwd_select_blocks_scratch(
 /// rows share a list α_t is the largest of its values for the rows.
 ///
 /// args->block_size                      S, tokens of a candidate block.
-/// args->k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap.
+/// args->k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap. At least
+///                                       1 where there are neither budgets nor forced tokens, unless cap is 0.
 /// args->scale                           Factor on q·k, above 0; 0 means 1/√D.
 /// args->index                           kind LABEL.
 /// args->q           [B, (Q,) Hq, D]     float32, float16 or bfloat16; D a multiple of 8, 16 … 576.
@@ -130,7 +132,7 @@ pub unsafe extern "C" fn vwd_select_tokens(
     args: *const vwd_select_tokens_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_select_tokens", || {
         let (mut buffer, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
@@ -156,7 +158,7 @@ pub unsafe extern "C" fn vwd_select_tokens_scratch(
     args: *const vwd_select_tokens_args,
     bytes: *mut u64,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_select_tokens_scratch", || {
         let (mut buffer, mut index_room) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session, args and bytes.
         let (session, args, bytes) =

@@ -40,6 +40,7 @@ pub extern "C" fn vwd_abi_version() -> u32 {
 }
 
 /// Copies the message of this thread's last failed call, NUL-terminated and truncated to cap bytes at the end of a character.
+/// It reads "call: argument: what was found; what was expected".
 ///
 /// buf  May be NULL when cap is 0.
 /// Returns the length of the whole message without the NUL; 0 when no call has failed. A call that succeeds leaves the
@@ -72,7 +73,7 @@ pub unsafe extern "C" fn vwd_session_create(
     options: *const vwd_session_options,
     session: *mut *mut vwd_session,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_session_create", || {
         // SAFETY: the C contract of session.
         let session = unsafe { out(session, "session")? };
         let mut buffer = MaybeUninit::uninit();
@@ -108,7 +109,7 @@ pub unsafe extern "C" fn vwd_session_info(
     session: *const vwd_session,
     details: *mut vwd_session_details,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_session_info", || {
         // SAFETY: the C contract of the arguments.
         unsafe { write_versioned(details, &handle(session, "session")?.details(), "details") }
     })
@@ -137,7 +138,7 @@ pub unsafe extern "C" fn vwd_session_reserve(
     stream: vwd_stream,
     bytes: u64,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_session_reserve", || {
         // SAFETY: the C contract of session.
         unsafe { handle(session, "session")? }.reserve(stream, bytes)
     })
@@ -154,7 +155,7 @@ pub unsafe extern "C" fn vwd_session_reserve(
 /// Does not block. Thread-safe. Errors: INVALID_ARGUMENT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_session_forget_stream(session: *const vwd_session, stream: vwd_stream) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_session_forget_stream", || {
         // SAFETY: the C contract of session.
         unsafe { handle(session, "session")? }.forget_stream(stream)
     })
@@ -173,7 +174,7 @@ pub unsafe extern "C" fn vwd_session_stream(
     role: u32,
     stream: *mut vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_session_stream", || {
         // SAFETY: the C contract of the arguments.
         let (session, stream) = unsafe { (handle(session, "session")?, out(stream, "stream")?) };
         stream.write(session.stream(role)?);
@@ -195,7 +196,7 @@ pub unsafe extern "C" fn vwd_pinned_alloc(
     bytes: u64,
     pointer: *mut *mut c_void,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_pinned_alloc", || {
         // SAFETY: the C contract of the arguments.
         let (session, pointer) = unsafe { (handle(session, "session")?, out(pointer, "pointer")?) };
         pointer.write(session.pinned_alloc(bytes)?);
@@ -215,7 +216,7 @@ pub unsafe extern "C" fn vwd_pinned_free(
     pointer: *mut c_void,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_pinned_free", || {
         // SAFETY: the C contract of session.
         unsafe { handle(session, "session")? }.pinned_free(pointer, stream)
     })

@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 /// counts[r] = min(k, lens[r]) are selected. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only if
 /// there are too few other scores. The result is the same on every backend, device and run.
 ///
-/// args->k                  Budget of every row, at most cap.
+/// args->k                  Budget of every row, at most cap; at least 1 where there are no budgets, unless cap is 0.
 /// args->order              VWD_TOPK_ASCENDING: by index. VWD_TOPK_BEST_FIRST: in the order above.
 /// args->scores   [R, n]    float32, float16 or bfloat16.
 /// args->lens     [R]       int32, optional: scores of each row; absent: n. Clamped to 0 … n.
@@ -32,7 +32,7 @@ pub unsafe extern "C" fn vwd_topk(
     args: *const vwd_topk_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    computing(|| {
+    computing("vwd_topk", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };

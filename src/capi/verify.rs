@@ -30,7 +30,7 @@ pub unsafe extern "C" fn vwd_verify(
     args: *const vwd_verify_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_verify", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn vwd_pack(
     args: *const vwd_pack_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_pack", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
@@ -78,7 +78,7 @@ pub unsafe extern "C" fn vwd_verify_pack(
     args: *const vwd_verify_pack_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary(|| {
+    boundary("vwd_verify_pack", || {
         let (mut buffer, mut place) = (MaybeUninit::uninit(), MaybeUninit::uninit());
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };

@@ -98,6 +98,46 @@ fn leaked(backend: &Backend, dtype: DType, shape: &[usize]) -> vwd_tensor {
     c
 }
 
+/// A forgotten k would select nothing, without a word.
+pub fn budgets_of_nothing_are_refused() {
+    let backend = &Backend::cpu(1);
+    let leak = |dtype, shape: &[usize]| leaked(backend, dtype, shape);
+    let list =
+        |cap: usize| vwd_block_list { ids: leak(I32, &[2, 1, cap]), counts: leak(I32, &[2, 1]), slots: absent() };
+    let table = leak(I32, &[2, 3]);
+    let summaries = leak(F16, &[6, 1, 1, 64]);
+    let index =
+        vwd_index { kind: VWD_INDEX_MINMAX, block_size: 16, table, key_max: summaries, key_min: summaries, ..args() };
+    let blocks = vwd_select_blocks_args {
+        method: VWD_SELECT_MINMAX,
+        block_size: 16,
+        index: kept(index),
+        q: leak(F16, &[2, 1, 64]),
+        seq_lens: leak(I32, &[2]),
+        selected: list(3),
+        ..args()
+    };
+    let select = |call: &vwd_select_blocks_args| {
+        // SAFETY: the tensors live as long as the process.
+        unsafe { vwd_select_blocks(backend.session(), call, SESSION_STREAM) }
+    };
+    let words = ["k: 0; expected at least 1 where there are no budgets, init_blocks or local_blocks"];
+    assert_refused(select(&blocks), &words);
+    for call in [
+        vwd_select_blocks_args { k: 1, ..blocks },
+        vwd_select_blocks_args { init_blocks: 1, ..blocks },
+        vwd_select_blocks_args { local_blocks: 1, ..blocks },
+        vwd_select_blocks_args { budgets: leak(I32, &[2]), ..blocks },
+        vwd_select_blocks_args { selected: list(0), ..blocks },
+    ] {
+        assert_ok(select(&call));
+    }
+    let rows = vwd_topk_args { scores: leak(F32, &[2, 9]), ids: leak(I32, &[2, 3]), counts: leak(I32, &[2]), ..args() };
+    // SAFETY: as above.
+    let status = unsafe { vwd_topk(backend.session(), &rows, SESSION_STREAM) };
+    assert_refused(status, &["k: 0; expected at least 1 where there are no budgets"]);
+}
+
 pub fn attention_refuses_what_makes_no_sense_together() {
     let backend = &Backend::cpu(1);
     let memory = Memory::new(backend);

@@ -267,6 +267,7 @@ impl<'b> Call<'b> {
         let written = self.fields.iter().find(|field| field.memory.read() != field.before);
         let wrong = match written {
             _ if status != VWD_ERROR_INVALID_ARGUMENT => format!("status {status}"),
+            _ if !last_message().starts_with(&format!("{}: ", self.name)) => "does not name the call".into(),
             _ if !names.iter().any(begins_with) => format!("does not begin with any of {names:?}"),
             _ if !text.contains("; expected ") => "does not say what was expected".into(),
             Some(field) => format!("{} was written", field.name),

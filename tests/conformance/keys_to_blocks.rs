@@ -326,13 +326,15 @@ impl<'b> Selection<'b> {
         let counts = output(I32, &shape);
         let scores = output(F32, &[s.batch(), s.kv_heads, scores]);
         let dtype = s.dtype;
+        let budgets = rng.one_in(2).then(|| Array::from_fn(&[s.batch()], |_| rng.int(-1..=cap as i64 + 2)));
+        let needs_some = budgets.is_none() && init + local == 0;
         Selection {
             q: rng.normals(&[s.batch(), s.kv_heads * group, s.dim]).map(|&x| dtype.round(x)),
             // The index may hold more than the pages do.
             lens: s.lens.map(|&len| len.min(s.capacity() as i64)),
-            budgets: rng.one_in(2).then(|| Array::from_fn(&[s.batch()], |_| rng.int(-1..=cap as i64 + 2))),
+            k: if needs_some { rng.size(cap.min(1)..=cap) } else { rng.size(0..=cap) },
+            budgets,
             candidates: None,
-            k: rng.size(0..=cap),
             init,
             local,
             block_size,

@@ -165,7 +165,7 @@ fn predictor_predicts_what_holts_formulas_predict(backend: &Backend) {
         let mut states = Array::filled(&shape, UNSEEN);
         let mut lens: Vec<i64> = (0..batch).map(|_| rng.int(-2..=60)).collect();
         for _ in 0..4 {
-            let p = Prediction {
+            let mut p = Prediction {
                 lens: lens.clone(),
                 budgets: rng.one_in(2).then(|| (0..batch).map(|_| rng.int(-3..=50)).collect()),
                 k: rng.size(0..=12) as u32,
@@ -173,6 +173,9 @@ fn predictor_predicts_what_holts_formulas_predict(backend: &Backend) {
                 local: rng.size(0..=3) as u32,
                 ratio: rng.pick(&[0.0, 1.0, 1.25, 1.5, 2.0]),
             };
+            if p.budgets.is_none() && p.init + p.local == 0 {
+                p.k = p.k.max(1);
+            }
             let cap = 24;
             let (lists, scores) = layer.predict(&p, cap);
             for (row, list) in lists.iter().enumerate() {
@@ -355,6 +358,7 @@ fn predictor_calls_end_at_once_where_there_is_nothing_to_do(backend: &Backend) {
         let level = boundless(F32, &shape);
         let args = vwd_predictor_predict_args {
             block_size: 4,
+            k: 7,
             state: vwd_predictor_state { level, trend: level },
             seq_lens: if shape[0] == 2 { lens.c() } else { boundless(I32, &[0]) },
             predicted: vwd_block_list {

@@ -231,9 +231,11 @@ pub struct Choice<'b> {
 impl<'b> Choice<'b> {
     pub fn random(backend: &'b Backend, rng: &mut Rng, batch: usize, most: usize) -> Choice<'b> {
         let (init, local) = (rng.size(0..=2), rng.size(0..=3));
-        let k = rng.size(0..=most);
+        let has_budgets = rng.one_in(2);
+        let needs_some = !has_budgets && init + local == 0;
+        let k = rng.size(needs_some.into()..=most.max(1));
         let cap = k.max(init + local) + rng.size(0..=3);
-        let budgets = rng.one_in(2).then(|| {
+        let budgets = has_budgets.then(|| {
             let values = Array::from_fn(&[batch], |_| rng.int(-2..=cap as i64 + 3));
             (Tensor::ints(backend, I32, &values, &Layout::random(rng, 1)), values)
         });

@@ -59,8 +59,20 @@ pub unsafe extern "C" fn collect(lines: *mut c_void, level: u32, text: *const c_
     lines.push((level, text.to_str().expect("UTF-8").to_owned()));
 }
 
-/// The message of this thread's last failed call.
+/// The message of this thread's last failed call, without the name of the call that it begins with.
 pub fn last_error() -> String {
+    let message = last_message();
+    match message.split_once(": ") {
+        Some((call, rest)) if call.starts_with("vwd_") => rest.to_owned(),
+        _ => {
+            assert_eq!(message, "", "it begins with the call's name");
+            message
+        }
+    }
+}
+
+/// The whole message of this thread's last failed call; empty if none has failed.
+pub fn last_message() -> String {
     // SAFETY: NULL with capacity 0, then a buffer of the size that was told.
     unsafe {
         let length = vwd_last_error(std::ptr::null_mut(), 0);
@@ -73,7 +85,7 @@ pub fn last_error() -> String {
 
 #[track_caller]
 pub fn assert_ok(status: vwd_status) {
-    assert_eq!(status, VWD_OK, "{}", last_error());
+    assert_eq!(status, VWD_OK, "{}", last_message());
 }
 
 /// The call failed with this status, and its message holds each of these pieces.

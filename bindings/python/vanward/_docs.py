@@ -37,6 +37,7 @@ slots   [B, Hk, cap] or [B, Q, Hk, cap]  int32, optional, and only in inputs of 
     "vwd_abi_version": """Version of the ABI that the library implements; compare with VWD_ABI_VERSION of the header.
 """,
     "vwd_last_error": """Copies the message of this thread's last failed call, NUL-terminated and truncated to cap bytes at the end of a character.
+It reads \"call: argument: what was found; what was expected\".
 
 buf  May be NULL when cap is 0.
 Returns the length of the whole message without the NUL; 0 when no call has failed. A call that succeeds leaves the
@@ -278,7 +279,8 @@ Rows from q_lens[i] on are not read, their lists are empty, and so is a shared l
 
 method                             One of VWD_SELECT_*; index.kind must be the kind that the method reads.
 block_size                         S, tokens of a block; MINMAX, AXIS: equal to index.block_size.
-k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap.
+k                                  Budget of every list. k and init_blocks + local_blocks fit in selected's cap. At
+                                   least 1 where there are neither budgets nor forced blocks, unless cap is 0.
 scale                              Factor on q·k, above 0; 0 means 1/√D. MINMAX and MEAN_DOT ignore it.
 index                              As filled by `vwd_index_update`.
 q           [B, (Q,) Hq, D]        float32, float16 or bfloat16; D a multiple of 8, 16 … 576. MEAN_DOT: Hq is Hk,
@@ -318,7 +320,8 @@ in all. So k counts the forced tokens. Query positions as for `vwd_select_blocks
 rows share a list α_t is the largest of its values for the rows.
 
 block_size                      S, tokens of a candidate block.
-k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap.
+k                               Budget of every list. k and init_tokens + local_tokens fit in selected's cap. At least
+                                1 where there are neither budgets nor forced tokens, unless cap is 0.
 scale                           Factor on q·k, above 0; 0 means 1/√D.
 index                           kind LABEL.
 q           [B, (Q,) Hq, D]     float32, float16 or bfloat16; D a multiple of 8, 16 … 576.
@@ -355,7 +358,7 @@ Row r has lens[r] scores, ordered by descending score and, among equal scores, b
 counts[r] = min(k, lens[r]) are selected. −0 and +0 are equal, and NaN counts as −inf: a NaN or −inf is selected only if
 there are too few other scores. The result is the same on every backend, device and run.
 
-k                  Budget of every row, at most cap.
+k                  Budget of every row, at most cap; at least 1 where there are no budgets, unless cap is 0.
 order              VWD_TOPK_ASCENDING: by index. VWD_TOPK_BEST_FIRST: in the order above.
 scores   [R, n]    float32, float16 or bfloat16.
 lens     [R]       int32, optional: scores of each row; absent: n. Clamped to 0 … n.

@@ -72,5 +72,5 @@ def check(status: int, call: str) -> None:
     size = lib.vwd_last_error(None, 0) + 1
     buffer = ctypes.create_string_buffer(size)
     lib.vwd_last_error(buffer, size)
-    message = buffer.value.decode("utf-8", "replace")
+    message = buffer.value.decode("utf-8", "replace").removeprefix(f"vwd_{call}: ")
     raise _RAISED.get(Status(status), Error)(status, message, call)

@@ -200,6 +200,7 @@ impl<'a> PredictRequest<'a> {
         let predicted = BlockList::from_c(&checks, &c.predicted, names, lists)?.writable()?;
         let budget = Budget { k: c.k as usize, init: c.init_blocks as usize, local: c.local_blocks as usize };
         let capacity = predicted.cap();
+        budget.require_some(budgets.is_some(), capacity, "no budgets, init_blocks or local_blocks")?;
         if ratio.of(budget.k) > capacity {
             let found = format!("{} predicted of a selection of {}", ratio.of(budget.k), budget.k);
             return Err(Error::argument("k", found, format!("at most predicted's cap, {capacity}")));

@@ -121,7 +121,9 @@ impl<'a> Quota<'a> {
             return Err(Error::argument(&name, found, format!("at most the {cap} places of selected.ids")));
         }
         let budgets = checks.optional_input("budgets", budgets, &[DType::I32], &[("B", selected.ids.dim(0))])?;
-        Ok(Quota { budget: Budget { k: k as usize, init, local }, budgets, cap })
+        let budget = Budget { k: k as usize, init, local };
+        budget.require_some(budgets.is_some(), cap, &format!("no budgets, {init_name} or {local_name}"))?;
+        Ok(Quota { budget, budgets, cap })
     }
 
     /// What sequence `i` may choose, and whether its budget had to be clamped for that.

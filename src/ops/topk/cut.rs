@@ -5,12 +5,26 @@
 //! histogram on the stack, and the same answer whatever the order of the counting. Results come out ascending by index.
 //! The k best count those that are forced.
 
+use crate::core::status::{Error, Result};
+
 /// How many are selected of n: min(n, max(k, forced)), where the first `init` and the last `local` are forced.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
     pub k: usize,
     pub init: usize,
     pub local: usize,
+}
+
+impl Budget {
+    /// Refuses what selects nothing, most likely a forgotten k. A list without places says itself that nothing is wanted.
+    pub fn require_some(&self, has_budgets: bool, cap: usize, expected: &str) -> Result<()> {
+        match self.k + self.init + self.local {
+            0 if cap > 0 && !has_budgets => {
+                Err(Error::argument("k", 0, format!("at least 1 where there are {expected}")))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Adjacent indices of one score.

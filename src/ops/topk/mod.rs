@@ -59,12 +59,14 @@ impl<'a> Request<'a> {
         if c.k as usize > cap {
             return Err(Error::argument("k", c.k, format!("at most the {cap} places of ids")));
         }
+        let budgets = checks.optional_input("budgets", &c.budgets, &[DType::I32], &[rows])?;
+        Budget { k: c.k as usize, init: 0, local: 0 }.require_some(budgets.is_some(), cap, "no budgets")?;
         let request = Request {
             k: c.k as usize,
             best_first,
             scores,
             lens: checks.optional_input("lens", &c.lens, &[DType::I32], &[rows])?,
-            budgets: checks.optional_input("budgets", &c.budgets, &[DType::I32], &[rows])?,
+            budgets,
             ids,
             counts: checks.output("counts", &c.counts, &[DType::I32], &[rows])?,
             values: checks.optional_output("values", &c.values, &[scores.dtype], &[rows, ("cap", cap)])?,
