@@ -1005,10 +1005,16 @@ typedef struct {
 #define VWD_ATTENTION_PARTIALS_INIT \
   {/* acc */ VWD_TENSOR_INIT, /* m */ VWD_TENSOR_INIT, /* l */ VWD_TENSOR_INIT}
 
+/**
+ * Flag of `vwd_attention` and `vwd_repair`: results of the rows from q_lens[i] on stay as they are, so that calls which take
+ * different rows of a batch, prefill and decode, share their outputs.
+ */
+#define VWD_ATTENTION_KEEP_ROWS 1
+
 /** Arguments of `vwd_attention`; see there. */
 typedef struct {
   uint32_t struct_size;
-  /** Must be 0. */
+  /** 0 or VWD_ATTENTION_KEEP_ROWS. */
   uint32_t flags;
   uint32_t block_size;
   uint32_t partial_blocks;
@@ -1059,7 +1065,7 @@ typedef struct {
 /** Arguments of `vwd_repair`; see there. */
 typedef struct {
   uint32_t struct_size;
-  /** Must be 0. */
+  /** 0 or VWD_ATTENTION_KEEP_ROWS. */
   uint32_t flags;
   uint32_t mode;
   uint32_t block_size;
@@ -1094,9 +1100,10 @@ typedef struct {
  * out[i, h] = Σ_t softmax_t(s_t) v_t with s_t = scale·q_h·k_t, over the tokens t of the list of KV head h / G that the query
  * position sees. Row r < q_lens[i] of the Q rows of a sequence is at token position p = seq_lens[i] − q_lens[i] + r, because
  * seq_lens counts the rows themselves. It sees the tokens 0 … p; with a window w it sees the tokens p − w + 1 … p. Rows at or
- * past q_lens, and rows that see no token of their list, get out 0, lse −inf and the empty state. Speculative attention is
- * this call over a predicted list, with state or partials kept for `vwd_repair`.
+ * past q_lens, unless flags has VWD_ATTENTION_KEEP_ROWS, and rows that see no token of their list get out 0, lse −inf and the
+ * empty state. Speculative attention is this call over a predicted list, with state or partials kept for `vwd_repair`.
  *
+ * args->flags                          0, or VWD_ATTENTION_KEEP_ROWS: out, lse and state of rows at or past q_lens stay as they are.
  * args->block_size                     Tokens of a block of the list, S; 1 for a list of tokens; 0 without a list. With a
  *                                      page_table, S divides P or P divides S; with slots, S divides P.
  * args->partial_blocks                 Entries of the list that share one partial; 0 means 1.

@@ -330,13 +330,21 @@ vwd_tensor tensor(Container &&memory, Device device = cpu) {
   return tensor(std::forward<Container>(memory), shape, device);
 }
 
-/// An argument struct, or one that calls take by pointer (vwd_paged_kv, vwd_index, vwd_rope): struct_size set, everything
-/// else zero. What has no struct_size, such as a vwd_block_list, starts as {}.
-template <class Args>
-Args make() {
-  Args args{};
-  args.struct_size = sizeof(Args);
-  return args;
+namespace detail {
+template <class Struct>
+auto set_size(Struct &made, int) -> decltype(made.struct_size, void()) {
+  made.struct_size = sizeof(Struct);
+}
+template <class Struct>
+void set_size(Struct &, long) {}  // a struct that does not grow
+}  // namespace detail
+
+/// A struct of the header, ready to be filled: struct_size set where there is one, everything else zero.
+template <class Struct>
+Struct make() {
+  Struct made{};
+  detail::set_size(made, 0);
+  return made;
 }
 
 // --- sessions and forecasts -----------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ import "C"
 //	out[i, h] = Σ_t softmax_t(s_t) v_t with s_t = scale·q_h·k_t, over the tokens t of the list of KV head h / G that the query
 //	position sees. Row r < q_lens[i] of the Q rows of a sequence is at token position p = seq_lens[i] − q_lens[i] + r, because
 //	seq_lens counts the rows themselves. It sees the tokens 0 … p; with a window w it sees the tokens p − w + 1 … p. Rows at or
-//	past q_lens, and rows that see no token of their list, get out 0, lse −inf and the empty state. Speculative attention is
-//	this call over a predicted list, with state or partials kept for `vwd_repair`.
+//	past q_lens, unless flags has VWD_ATTENTION_KEEP_ROWS, and rows that see no token of their list get out 0, lse −inf and the
+//	empty state. Speculative attention is this call over a predicted list, with state or partials kept for `vwd_repair`.
 //
+//	flags                          0, or VWD_ATTENTION_KEEP_ROWS: out, lse and state of rows at or past q_lens stay as they are.
 //	block_size                     Tokens of a block of the list, S; 1 for a list of tokens; 0 without a list. With a
 //	                               page_table, S divides P or P divides S; with slots, S divides P.
 //	partial_blocks                 Entries of the list that share one partial; 0 means 1.
@@ -63,6 +64,7 @@ type AttentionArgs struct {
 	Scale         float32
 	SoftCap       float32
 	Window        int
+	KeepRows      bool // flag VWD_ATTENTION_KEEP_ROWS
 	KV            PagedKV
 	Q             Tensor
 	QLens         Tensor
@@ -92,9 +94,17 @@ func (s *Session) AttentionScratch(args AttentionArgs) (uint64, error) {
 	return uint64(bytes), err
 }
 
+func keepRows(keep bool) C.uint32_t {
+	if keep {
+		return C.VWD_ATTENTION_KEEP_ROWS
+	}
+	return 0
+}
+
 func (args AttentionArgs) lower(l *lowering) (C.vwd_attention_args, C.vwd_paged_kv) {
 	return C.vwd_attention_args{
 		struct_size:    C.sizeof_vwd_attention_args,
+		flags:          keepRows(args.KeepRows),
 		block_size:     l.uint32("block_size", args.BlockSize),
 		partial_blocks: l.uint32("partial_blocks", args.PartialBlocks),
 		scale:          C.float(args.Scale),
@@ -204,6 +214,7 @@ type RepairArgs struct {
 	Scale             float32
 	SoftCap           float32
 	Window            int
+	KeepRows          bool // flag VWD_ATTENTION_KEEP_ROWS
 	KV                PagedKV
 	Q                 Tensor
 	QLens             Tensor
@@ -239,6 +250,7 @@ func (s *Session) RepairScratch(args RepairArgs) (uint64, error) {
 func (args RepairArgs) lower(l *lowering) (C.vwd_repair_args, C.vwd_paged_kv) {
 	return C.vwd_repair_args{
 		struct_size:     C.sizeof_vwd_repair_args,
+		flags:           keepRows(args.KeepRows),
 		mode:            C.uint32_t(args.Mode),
 		block_size:      l.uint32("block_size", args.BlockSize),
 		partial_blocks:  l.uint32("partial_blocks", args.PartialBlocks),

@@ -84,7 +84,7 @@ func TestErrorsCarryStatusAndMessage(t *testing.T) {
 	wantInvalid(t, err, "options.threads: -1")
 	err = cpuSession(t).Verify(VerifyArgs{}, 0)
 	wantInvalid(t, err, "draft: ")
-	if !strings.HasPrefix(err.Error(), "vanward: draft: ") || errors.Is(err, ErrOutOfScratch) {
+	if !strings.HasPrefix(err.Error(), "vanward: vwd_verify: draft: ") || errors.Is(err, ErrOutOfScratch) {
 		t.Error(err)
 	}
 	for status := ErrInvalidArgument; status <= ErrInternal; status++ {

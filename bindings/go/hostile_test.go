@@ -59,6 +59,8 @@ func scramble(random *rand.Rand, value reflect.Value) {
 		value.SetFloat(pick(random, 0, 1, -1, 1.5, math.NaN(), math.Inf(1)))
 	case value.Kind() == reflect.Uint32:
 		value.SetUint(pick[uint64](random, 0, 1, 2, 3, 4, 5, math.MaxUint32))
+	case value.Kind() == reflect.Bool:
+		value.SetBool(pick(random, false, true))
 	default:
 		panic("a kind of field that this test does not know: " + value.Type().String())
 	}

@@ -89,6 +89,7 @@ struct AttentionParams {
     StateView start;           // a state that is joined to the results; NULL: none
     View<4> slots;             // [B, Q, Hk, list_capacity]: the page of each entry
     View<3> k_scale, v_scale;  // [pages, P, Hk]
+    View<1> kept_past;         // q_lens, where results of rows from it on stay as they are; NULL: they are those of no tokens
 };
 
 // Parameters of repair's kernels. In `to`, ids, slots and counts are those of the selected list.

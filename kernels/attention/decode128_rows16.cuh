@@ -456,7 +456,7 @@ struct Rows16Join {
         const float4 give = is_second ? acc[0] : acc[1], own = is_second ? acc[1] : acc[0];
         const auto other = [](float x) { return __shfl_xor_sync(FULL_WARP, x, WARP_ROWS); };
         const float4 got{other(give.x), other(give.y), other(give.z), other(give.w)}, low = is_second ? got : own, high = is_second ? own : got;
-        if (!has_row) return;
+        if (!has_row || !is_written(p, item, place.position)) return;
         constexpr uint32 PAIRS = 4;
         float2 two[PAIRS] = {{low.x, low.y}, {low.z, low.w}, {high.x, high.y}, {high.z, high.w}};
         Joined joined;

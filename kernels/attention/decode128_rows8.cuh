@@ -256,7 +256,7 @@ struct Rows8Join {
 #pragma unroll
         for (uint32 n = 0; n < WORDS; n++) {
             const float other = __shfl_xor_sync(FULL_WARP, is_odd ? word[n].x : word[n].y, ROW_PAIRS);
-            if (!has_row) continue;
+            if (!has_row || !is_written(p, item, row_place.position)) continue;
             Joined joined;
             joined.acc = is_odd ? float2{other, word[n].y} : float2{word[n].x, other};
             joined.m = own_m;

@@ -22,6 +22,11 @@ __device__ inline uint32 rows_of(const AttentionParams &p, const WorkItem &item)
     return min(p.rows - first_row(p, item), WARP_ROWS << p.log_members);
 }
 
+// Whether results of a row of this query position are written.
+__device__ inline bool is_written(const AttentionParams &p, const WorkItem &item, uint32 position) {
+    return !p.kept_past.data || int32(position) < as<int32>(p.kept_past.at(item.seq));
+}
+
 __device__ inline void write_element(char *address, uint32 type, float x) {
     if (type == FLOAT32) {
         as<float>(address) = x;
@@ -70,6 +75,7 @@ __device__ inline float4 unless_empty(float4 acc, float l) {
 // Writes two channels of all of a row's results.
 __device__ inline void write_results(const AttentionParams &p, const WorkItem &item, uint32 row, uint32 channel, float2 acc, float m, float l) {
     const RowPlace place = place_of_row(p, item, row);
+    if (!is_written(p, item, place.position)) return;
     acc = unless_empty(acc, l);
     if (p.out.data) {
         const float norm = norm_of(p, place.head, m, l);

@@ -583,6 +583,7 @@ __device__ inline void repair_decode128(const RepairParams &r) {
         }
         Joined joined;
         join_branch_free(joined, acc, m, l, cta.ctas.value);
+        if (!is_written(p, item, place.position)) continue;
         joined.acc = unless_empty(joined.acc, joined.l);
         if (p.out.data) write_out(p, out, joined.acc, norm_of(p, place.head, joined.m, joined.l));
         write_state(p, item, place, channel, joined.acc, joined.m, joined.l);

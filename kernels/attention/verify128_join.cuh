@@ -183,6 +183,7 @@ struct VerifyJoin : VerifyJob {
     __device__ void write(uint32 row, uint32 quad, const JoinedFour &joined) const {
         const uint32 of_item = first_row(p, item) + row, channel = quad * 4;
         const RowPlace place = place_of_row(p, item, of_item);
+        if (!is_written(p, item, place.position)) return;
         Joined first, second;
         first.acc = {joined.acc.x, joined.acc.y}, second.acc = {joined.acc.z, joined.acc.w};
         first.m = second.m = joined.m, first.l = second.l = joined.l;

@@ -58,12 +58,16 @@ pub struct vwd_attention_partials {
     pub l: vwd_tensor,
 }
 
+/// Flag of `vwd_attention` and `vwd_repair`: results of the rows from q_lens[i] on stay as they are, so that calls which take
+/// different rows of a batch, prefill and decode, share their outputs.
+pub const VWD_ATTENTION_KEEP_ROWS: u32 = 1;
+
 /// Arguments of `vwd_attention`; see there.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_attention_args {
     pub struct_size: u32,
-    /// Must be 0.
+    /// 0 or VWD_ATTENTION_KEEP_ROWS.
     pub flags: u32,
     pub block_size: u32,
     pub partial_blocks: u32,
@@ -113,7 +117,7 @@ pub const VWD_REPAIR_EXACT: u32 = 2;
 #[derive(Clone, Copy)]
 pub struct vwd_repair_args {
     pub struct_size: u32,
-    /// Must be 0.
+    /// 0 or VWD_ATTENTION_KEEP_ROWS.
     pub flags: u32,
     pub mode: u32,
     pub block_size: u32,

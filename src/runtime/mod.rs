@@ -152,6 +152,14 @@ pub fn require_no_flags(name: &str, flags: u32) -> Result<()> {
     if flags == 0 { Ok(()) } else { Err(Error::argument(name, flags, "0")) }
 }
 
+/// Flags other than those that the call knows, of which VWD_ATTENTION_KEEP_ROWS is the only one so far.
+pub fn require_flags(name: &str, flags: u32, known: u32) -> Result<()> {
+    match flags & !known {
+        0 => Ok(()),
+        _ => Err(Error::argument(name, flags, format!("0 or VWD_ATTENTION_KEEP_ROWS, {known}"))),
+    }
+}
+
 pub struct Session {
     backend: Backend,
     checks_contents: bool,

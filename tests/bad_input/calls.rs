@@ -66,6 +66,8 @@ pub const ALL: &[(&str, Describe)] = &[
 
 /// Values that no flags field takes.
 const FLAGS: &[u32] = &[1, 1 << 31, u32::MAX];
+/// Those of calls that may keep rows.
+const FLAGS_BUT_KEEP_ROWS: &[u32] = &[2, 3, 1 << 31, u32::MAX];
 
 /// Values that no factor takes.
 const NO_NUMBER: &[f32] = &[f32::NAN, f32::INFINITY, f32::NEG_INFINITY];

@@ -125,14 +125,14 @@ static void a_view_that_its_memory_cannot_hold_is_refused_by_the_call() {
     args.draft = draft;
     auto done = session.verify(args);
     CHECK(done.status() == vw::Status::invalid_argument);
-    CHECK(!done && done.error().message().rfind("draft: ", 0) == 0);
+    CHECK(!done && done.error().message().rfind("vwd_verify: draft: ", 0) == 0);
   }
   args.draft = bad[0];
   CHECK(session.verify(args).error().message() ==
-        "draft: a container that is too small; expected every element of the view inside it");
+        "vwd_verify: draft: a container that is too small; expected every element of the view inside it");
   args.draft = bad[5];
   CHECK(session.verify(args).error().message() ==
-        "draft: strides of another rank than the shape; expected as many as extents");
+        "vwd_verify: draft: strides of another rank than the shape; expected as many as extents");
   CHECK(vw::tensor(small, {0, 100}).ndim == 2 && vw::tensor(small, {7}, {1}).ndim == 1);
   CHECK(vw::tensor(small, {4, 7}, {0, 1}).ndim == 2);
 }
@@ -190,7 +190,7 @@ static void a_session_logs_to_the_program() {
   CHECK(vw::nothrow::Session::create(options).has_value() && lines.size() == 1);
   options.variants = "predictor=unknown";
   const auto refused = vw::nothrow::Session::create(options);
-  CHECK(!refused && refused.error().message().rfind("options.variants: ", 0) == 0);
+  CHECK(!refused && refused.error().message().rfind("vwd_session_create: options.variants: ", 0) == 0);
 }
 
 static void a_session_that_checks_contents_names_the_element() {
@@ -206,14 +206,14 @@ static void a_session_that_checks_contents_names_the_element() {
   args.ids = vw::tensor(ids, {2, 2});
   args.counts = vw::tensor(counts);
   const auto refused = session.topk(args);
-  CHECK(!refused && refused.error().message() == "lens[1]: 4; expected 0 to 3");
+  CHECK(!refused && refused.error().message() == "vwd_topk: lens[1]: 4; expected 0 to 3");
   lens[1] = 1;
   CHECK(session.topk(args).has_value() && counts[1] == 1);
 }
 
 static void scratch_is_asked_for_without_a_call() {
   auto session = *vw::nothrow::Session::create(on_cpu());
-  CHECK(session.attention_scratch(vw::make<vwd_attention_args>()).error().message().rfind("kv: ", 0) == 0);
+  CHECK(session.attention_scratch(vw::make<vwd_attention_args>()).error().message().rfind("vwd_attention_scratch: kv: ", 0) == 0);
   CHECK(session.repair_scratch(vw::make<vwd_repair_args>()).status() == vw::Status::invalid_argument);
   CHECK(session.select_blocks_scratch(vw::make<vwd_select_blocks_args>()).status() == vw::Status::invalid_argument);
   CHECK(session.select_tokens_scratch(vw::make<vwd_select_tokens_args>()).status() == vw::Status::invalid_argument);
@@ -250,7 +250,7 @@ static void a_throwing_session_throws_status_and_message() {
     CHECK(!"no exception");
   } catch (const vw::Error &error) {
     CHECK(error.status() == vw::Status::invalid_argument);
-    CHECK(error.message() == error.what() && error.message().rfind("draft: ", 0) == 0);
+    CHECK(error.message() == error.what() && error.message().rfind("vwd_verify: draft: ", 0) == 0);
   }
   auto options = on_cpu();
   options.device = 99;
@@ -265,7 +265,19 @@ static void a_throwing_session_throws_status_and_message() {
 }
 #endif
 
+static void structs_are_made_whether_they_grow_or_not() {
+  CHECK(vw::make<vwd_attention_args>().struct_size == sizeof(vwd_attention_args));
+  CHECK(vw::make<vwd_kv_cache_layer>().struct_size == sizeof(vwd_kv_cache_layer));
+  CHECK(vw::make<vwd_block_list>().ids.data == nullptr);
+  CHECK(vw::make<vwd_attention_state>().acc.ndim == 0);
+  CHECK(vw::make<vwd_attention_partials>().m.data == nullptr);
+  CHECK(vw::make<vwd_predictor_state>().level.data == nullptr);
+  CHECK(vw::make<vwd_holt>().alpha == 0.0F);
+  CHECK(vw::make<vwd_tensor>().ndim == 0);
+}
+
 int main() {
+  structs_are_made_whether_they_grow_or_not();
   CHECK(vw::abi_version() == VWD_ABI_VERSION && std::strlen(vw::version()) > 0);
   handles_move_and_do_not_copy();
   an_empty_session_fails_and_does_not_crash();

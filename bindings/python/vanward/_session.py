@@ -419,6 +419,7 @@ class Session:
         scale: float = 0.0,
         soft_cap: float = 0.0,
         window: int = 0,
+        keep_rows: bool = False,
         q_lens: Array | None = None,
         list: BlockList | None = None,
         sinks: Array | None = None,
@@ -433,6 +434,7 @@ class Session:
             _header.vwd_attention_args,
             stream,
             inputs=dict(
+                flags=_header.VWD_ATTENTION_KEEP_ROWS if keep_rows else 0,
                 block_size=block_size,
                 partial_blocks=partial_blocks,
                 scale=scale,
@@ -480,6 +482,7 @@ class Session:
         scale: float = 0.0,
         soft_cap: float = 0.0,
         window: int = 0,
+        keep_rows: bool = False,
         q_lens: Array | None = None,
         predicted_state: AttentionState | None = None,
         predicted_partials: AttentionPartials | None = None,
@@ -495,6 +498,7 @@ class Session:
             _header.vwd_repair_args,
             stream,
             inputs=dict(
+                flags=_header.VWD_ATTENTION_KEEP_ROWS if keep_rows else 0,
                 mode=mode,
                 block_size=block_size,
                 partial_blocks=partial_blocks,

@@ -11,14 +11,14 @@ pub mod engine;
 use super::contents::{self, Rule, Tokens};
 use super::views::{BlockList, Heads, Lists, PagedKv, Positions, State, check_head_dim, scale_or_default};
 use crate::abi::{
-    vwd_attention_args, vwd_attention_partials, vwd_attention_state, vwd_block_list, vwd_merge_states_args,
-    vwd_paged_kv, vwd_stream, vwd_tensor,
+    VWD_ATTENTION_KEEP_ROWS, vwd_attention_args, vwd_attention_partials, vwd_attention_state, vwd_block_list,
+    vwd_merge_states_args, vwd_paged_kv, vwd_stream, vwd_tensor,
 };
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Checks, Name, Tensor, given};
-use crate::runtime::{On, Session, require_no_flags};
+use crate::runtime::{On, Session, require_flags, require_no_flags};
 use std::ops::Range;
 
 /// Tokens that are attended together where the contract leaves it open: without a list, and for lists of single tokens.
@@ -154,6 +154,8 @@ pub struct Outputs<'a> {
     pub state: Option<State<'a>>,
     /// [Hq]
     pub sinks: Option<Tensor<'a>>,
+    /// q_lens, where results of rows from it on stay as they are.
+    pub kept_past: Option<Tensor<'a>>,
 }
 
 /// The extents that outputs and states have in common.
@@ -244,7 +246,13 @@ impl<'a> Outputs<'a> {
         };
         let state = extents.state(checks, state, STATE)?.map(State::writable).transpose()?;
         let sinks = checks.optional_input("sinks", sinks, &[DType::F32], &[heads])?;
-        Ok(Outputs { out, lse, state, sinks })
+        Ok(Outputs { out, lse, state, sinks, kept_past: None })
+    }
+
+    /// The outputs of attention and repair with these flags.
+    pub fn with_flags(self, flags: u32, positions: &Positions<'a>) -> Outputs<'a> {
+        let kept_past = if flags & VWD_ATTENTION_KEEP_ROWS != 0 { positions.lens } else { None };
+        Outputs { kept_past, ..self }
     }
 
     /// What a session that checks contents reads.
@@ -306,7 +314,7 @@ impl Request<'_> {
         kv: &vwd_paged_kv,
         then: impl FnOnce(&Request) -> Result<R>,
     ) -> Result<R> {
-        require_no_flags("flags", c.flags)?;
+        require_flags("flags", c.flags, VWD_ATTENTION_KEEP_ROWS)?;
         let checks = &session.checks();
         let numbers = Numbers { block_size: c.block_size, scale: c.scale, soft_cap: c.soft_cap, window: c.window };
         let list = (&c.list, "list.ids");
@@ -328,6 +336,7 @@ impl Request<'_> {
         let extents = Extents::of(&problem);
         let dtypes = &[problem.positions.q.dtype, DType::F32];
         let outputs = Outputs::from_c(checks, [&c.out, &c.lse, &c.sinks], &c.state, (dtypes, true), &extents)?;
+        let outputs = outputs.with_flags(c.flags, &problem.positions);
         let groups = list.as_ref().map_or(0, |list| partial_count(list.cap(), c.partial_blocks));
         let partials = extents.partials(checks, &c.partials, PARTIALS, groups)?;
         let partials = partials.map(State::writable).transpose()?;

@@ -9,12 +9,14 @@ mod cuda;
 use super::attention::{Extents, Numbers, Outputs, Problem, entries_per_partial, names, partial_count, tensors};
 use super::contents;
 use super::views::{BlockList, State};
-use crate::abi::{VWD_REPAIR_EXACT, VWD_REPAIR_SUPERSET, vwd_paged_kv, vwd_repair_args, vwd_stream};
+use crate::abi::{
+    VWD_ATTENTION_KEEP_ROWS, VWD_REPAIR_EXACT, VWD_REPAIR_SUPERSET, vwd_paged_kv, vwd_repair_args, vwd_stream,
+};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Name, Tensor};
-use crate::runtime::{On, Session, require_no_flags};
+use crate::runtime::{On, Session, require_flags};
 
 const STATE: [Name; 3] = names(["predicted_state.acc", "predicted_state.m", "predicted_state.l"]);
 const PARTIALS: [Name; 3] = names(["predicted_partials.acc", "predicted_partials.m", "predicted_partials.l"]);
@@ -51,7 +53,7 @@ impl Request<'_> {
         kv: &vwd_paged_kv,
         then: impl FnOnce(&Request) -> Result<R>,
     ) -> Result<R> {
-        require_no_flags("flags", c.flags)?;
+        require_flags("flags", c.flags, VWD_ATTENTION_KEEP_ROWS)?;
         let checks = &session.checks();
         let numbers = Numbers { block_size: c.block_size, scale: c.scale, soft_cap: c.soft_cap, window: c.window };
         let list = (&c.selected, "selected.ids");
@@ -69,6 +71,7 @@ impl Request<'_> {
         let kept = Kept::from_c(checks, c, &predicted, &extents)?;
         let dtypes = &[problem.positions.q.dtype, DType::F32];
         let outputs = Outputs::from_c(checks, [&c.out, &c.lse, &c.sinks], &c.state, (dtypes, true), &extents)?;
+        let outputs = outputs.with_flags(c.flags, &problem.positions);
         let (i32, batch, heads) = (&[DType::I32], ("B", extents.batch), ("Hk", problem.heads.kv));
         let missed_counts = match extents.positions.filter(|_| selected.is_own()) {
             None => checks.optional_output("missed_counts", &c.missed_counts, i32, &[batch, heads])?,

@@ -36,7 +36,7 @@ const NOT_POSITIVE: &[f32] = &[-1.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY]
 pub fn attention(backend: &Backend, over_list: bool) -> Call<'_> {
     let mut call = Call::new::<vwd_attention_args>(backend, "vwd_attention", SIZES, vwd_attention);
     call.has_scratch(vwd_attention_scratch);
-    call.scalar("flags", offset_of!(vwd_attention_args, flags), 0, FLAGS);
+    call.scalar("flags", offset_of!(vwd_attention_args, flags), 0, FLAGS_BUT_KEEP_ROWS);
     let (block_size, bad): (u32, &[u32]) = if over_list { (8, &[0, 3, 5, 12, u32::MAX]) } else { (0, &[8]) };
     call.scalar("block_size", offset_of!(vwd_attention_args, block_size), block_size, bad);
     call.float("scale", offset_of!(vwd_attention_args, scale), 0.0, NOT_POSITIVE);
@@ -130,7 +130,7 @@ pub fn repair(backend: &Backend, mode: u32) -> Call<'_> {
     call.scalar("block_size", offset_of!(vwd_repair_args, block_size), 8, &[0, 3, 5, 12, u32::MAX]);
     call.float("scale", offset_of!(vwd_repair_args, scale), 0.0, NOT_POSITIVE);
     call.float("soft_cap", offset_of!(vwd_repair_args, soft_cap), 30.0, NOT_POSITIVE);
-    call.scalar("flags", offset_of!(vwd_repair_args, flags), 0, FLAGS);
+    call.scalar("flags", offset_of!(vwd_repair_args, flags), 0, FLAGS_BUT_KEEP_ROWS);
     call.input("q", offset_of!(vwd_repair_args, q), F16, "B Hq D");
     call.input("q_lens", offset_of!(vwd_repair_args, q_lens), I32, "B").optional().values(&[1, 0, 7]);
     call.input("sinks", offset_of!(vwd_repair_args, sinks), F32, "Hq").optional();

@@ -100,6 +100,7 @@ kernel_struct! {
         pub slots: View<4>,
         pub k_scale: View<3>,
         pub v_scale: View<3>,
+        pub kept_past: View<1>,
     }
 }
 

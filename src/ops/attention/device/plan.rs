@@ -287,6 +287,7 @@ pub fn results(outputs: &Outputs) -> Params {
         lse: View::optional(&outputs.lse, View::by_position),
         sinks: View::optional(&outputs.sinks, |t| View::new(t, [0])),
         state: StateView::optional(&outputs.state, StateView::of_state),
+        kept_past: View::optional(&outputs.kept_past, |t| View::new(t, [0])),
         ..Params::none()
     }
 }

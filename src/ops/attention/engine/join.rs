@@ -96,8 +96,9 @@ impl<'a, Sources: Iterator<Item = Source<'a>>> Kernel for Join<'_, Sources> {
 /// # Safety
 /// The outputs are valid and hold the span, which is this task's.
 unsafe fn write_outputs(total: &Partial, outputs: &Outputs, span: &Span, dim: usize) {
-    // SAFETY: the caller vouches for the outputs, of one shape, and for sinks, one for each query head.
+    // SAFETY: the caller vouches for the outputs, of one shape, for sinks, one for each query head, and for q_lens, one for each sequence.
     unsafe {
+        let span = &outputs.written(span);
         if let Some(state) = &outputs.state {
             total.write(state, None, span, dim);
         }
@@ -111,6 +112,20 @@ unsafe fn write_outputs(total: &Partial, outputs: &Outputs, span: &Span, dim: us
                 write_row(out, span, n, acc, norm(m, l, sink));
             }
         }
+    }
+}
+
+impl Outputs<'_> {
+    /// The first rows of the span, whose results are written.
+    ///
+    /// # Safety
+    /// `kept_past` is valid.
+    unsafe fn written(&self, span: &Span) -> Span {
+        let Some(lens) = &self.kept_past else { return *span };
+        // SAFETY: there is such a sequence.
+        let len = unsafe { lens.get::<i32, 1>([span.sequence]) }.max(0) as usize;
+        let rows = len.saturating_sub(span.position).saturating_mul(span.group);
+        Span { heads: rows.saturating_sub(span.first).min(span.heads), ..*span }
     }
 }
 
