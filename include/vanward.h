@@ -1332,7 +1332,7 @@ typedef struct {
   uint32_t host_blocks;
   /** Number of slots of a layer that blocks are fetched into; a slot holds one block of one KV head. */
   uint32_t slots;
-  /** A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2. */
+  /** A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2. At most slots. */
   uint32_t hold;
   /** Called while memory is allocated; may be NULL. */
   vwd_progress progress;

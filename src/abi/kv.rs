@@ -34,7 +34,7 @@ pub struct vwd_kv_cache_options {
     pub host_blocks: u32,
     /// Number of slots of a layer that blocks are fetched into; a slot holds one block of one KV head.
     pub slots: u32,
-    /// A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2.
+    /// A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2. At most slots.
     pub hold: u32,
     /// Called while memory is allocated; may be NULL.
     pub progress: vwd_progress,

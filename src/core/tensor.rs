@@ -589,7 +589,8 @@ impl<'a> Tensor<'a> {
 
 #[cold]
 fn wrong_dtype(name: Name, found: DType, allowed: &[DType]) -> Error {
-    let names: Vec<String> = allowed.iter().map(DType::to_string).collect();
+    let mut names: Vec<String> = allowed.iter().map(DType::to_string).collect();
+    names.dedup();
     Error::argument(&name.to_string(), format!("dtype {found}"), names.join(" or "))
 }
 

@@ -73,6 +73,11 @@ impl Options {
             slots: c.slots as usize,
             hold: if c.hold == 0 { 2 } else { c.hold as usize },
         };
+        if options.hold > options.slots {
+            let expected =
+                format!("at most the {} of options.slots, of which each resolve may name slots / hold", options.slots);
+            return Err(Error::argument("options.hold", options.hold, expected));
+        }
         options.check_counts()?;
         Ok(options)
     }

@@ -81,7 +81,10 @@ impl Sequences {
         if blocks <= self.free.len() {
             return Ok(());
         }
-        let text = format!("host pool: {blocks} more blocks are needed and {} are free", self.free.len());
+        let free = self.free.len();
+        let text = format!(
+            "host pool: {blocks} more blocks are needed and {free} are free; options.host_blocks says how many there are"
+        );
         Err(Error::new(Code::OutOfMemory, text))
     }
 

@@ -204,7 +204,7 @@ pub struct Pages<'a> {
 }
 
 impl<'a> Pages<'a> {
-    /// `paged` is [pages, P, …]. The number of sequences is the length of `lens`.
+    /// `paged` is [pages, P, …]; `lens` has the length `batch`, a named extent.
     #[inline(always)]
     pub fn new(
         checks: &Checks,
@@ -212,10 +212,11 @@ impl<'a> Pages<'a> {
         names: [&'static str; 2],
         table: &'a vwd_tensor,
         lens: &'a vwd_tensor,
+        batch: (&str, usize),
     ) -> Result<Pages<'a>> {
-        let seq_lens = checks.input(names[1], lens, &[DType::I32], &[("B", ANY)])?;
+        let seq_lens = checks.input(names[1], lens, &[DType::I32], &[batch])?;
         let batch = seq_lens.dim(0);
-        let shape = [("B", batch), ("max_pages", ANY)];
+        let shape = [("B of seq_lens", batch), ("max_pages", ANY)];
         let table = checks.optional_input(names[0], table, &[DType::I32], &shape)?;
         if table.is_none() && paged.dim(0) < batch {
             let found = format!("{} pages for {batch} sequences without a page table", paged.dim(0));
@@ -231,6 +232,7 @@ impl<'a> Pages<'a> {
         names: [&'static str; 2],
         table: &vwd_tensor,
         lens: &'a vwd_tensor,
+        batch: (&str, usize),
     ) -> Result<Pages<'a>> {
         if given(table).is_some() {
             return Err(Error::argument(names[0], "given beside the slots of a list", "one of the two"));
@@ -239,7 +241,7 @@ impl<'a> Pages<'a> {
             let found = format!("{} KV heads in the pages that slots name", pool.dim(2));
             return Err(Error::argument(&pool.name().to_string(), found, "one: [slots, P, 1, D]"));
         }
-        let seq_lens = checks.input(names[1], lens, &[DType::I32], &[("B", ANY)])?;
+        let seq_lens = checks.input(names[1], lens, &[DType::I32], &[batch])?;
         Ok(Pages { table: None, seq_lens, count: pool.dim(0), size: pool.dim(1), in_slots: true })
     }
 
@@ -320,16 +322,16 @@ impl<'a> PagedKv<'a> {
         in_slots: bool,
     ) -> Result<PagedKv<'a>> {
         require_no_flags("kv.flags", c.flags)?;
+        let batch = ("B of q", batch);
         let k = checks.input("kv.k", &c.k, DType::KEYS, &[("pages", ANY), ("P", ANY), ("Hk", ANY), ("D", dim)])?;
         let shape = [("pages", k.dim(0)), ("P", k.dim(1)), ("Hk", k.dim(2)), ("Dv", ANY)];
         let v = checks.input("kv.v", &c.v, &[k.dtype], &shape)?;
         check_head_dim(&v, v.dim(3))?;
         let names = ["kv.page_table", "kv.seq_lens"];
         let pages = match in_slots {
-            true => Pages::of_slots(checks, &k, names, &c.page_table, &c.seq_lens)?,
-            false => Pages::new(checks, &k, names, &c.page_table, &c.seq_lens)?,
+            true => Pages::of_slots(checks, &k, names, &c.page_table, &c.seq_lens, batch)?,
+            false => Pages::new(checks, &k, names, &c.page_table, &c.seq_lens, batch)?,
         };
-        pages.seq_lens.of_shape(&[("B", batch)])?;
         let k_scale = Scale::from_c(checks, "kv.k_scale", &c.k_scale, &k)?;
         let v_scale = Scale::from_c(checks, "kv.v_scale", &c.v_scale, &v)?;
         Ok(PagedKv { k, v, pages, k_scale, v_scale })

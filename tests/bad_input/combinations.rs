@@ -98,6 +98,51 @@ fn leaked(backend: &Backend, dtype: DType, shape: &[usize]) -> vwd_tensor {
     c
 }
 
+/// Where two arguments disagree, the message says from which one the expectation comes, or blames the one that disagrees with all others.
+pub fn messages_say_where_expectations_come_from() {
+    let backend = &Backend::cpu(1);
+    let memory = Memory::new(backend);
+    let call = memory.attention();
+    // Three lengths, where q and the page table have two sequences.
+    let lens = vwd_paged_kv { seq_lens: leaked(backend, I32, &[3]), ..memory.kv };
+    memory.refuses(&vwd_attention_args { kv: kept(lens), ..call }, &["kv.seq_lens: shape [3]; expected [B of q=2]"]);
+    let out = leaked(backend, U8, &[2, 4, 64]);
+    memory.refuses(
+        &vwd_attention_args { q: leaked(backend, F32, &[2, 4, 64]), out, ..call },
+        &["out: dtype uint8; expected float32"],
+    );
+    assert!(!last_error().contains("float32 or"), "{}", last_error());
+
+    // k transposed: [pages, Hk, P, D].
+    let index = |heads: usize| {
+        let summaries = leaked(backend, F16, &[4, 1, heads, 64]);
+        kept(vwd_index { kind: VWD_INDEX_MINMAX, block_size: 16, key_max: summaries, key_min: summaries, ..args() })
+    };
+    let update = vwd_index_update_args {
+        index: index(2),
+        k: leaked(backend, F16, &[4, 2, 16, 64]),
+        page_table: leaked(backend, I32, &[2, 9]),
+        seq_lens: leaked(backend, I32, &[2]),
+        ..args()
+    };
+    // SAFETY: the tensors live as long as the process.
+    let status = unsafe { vwd_index_update(backend.session(), &update, SESSION_STREAM) };
+    assert_refused(status, &["index.key_max: 2 KV heads; expected the 16 of k, [pages, P, Hk, D] = [4, 2, 16, 64]"]);
+    // q of other heads than the keys'.
+    let selection = vwd_select_blocks_args {
+        method: VWD_SELECT_MINMAX,
+        block_size: 16,
+        k: 1,
+        index: index(2),
+        q: leaked(backend, F16, &[2, 4, 32]),
+        seq_lens: leaked(backend, I32, &[2]),
+        ..args()
+    };
+    // SAFETY: as above.
+    let status = unsafe { vwd_select_blocks(backend.session(), &selection, SESSION_STREAM) };
+    assert_refused(status, &["index.key_max: shape [4, 1, 2, 64]; expected [pages, rows, Hk, D of q=32]"]);
+}
+
 /// A forgotten k would select nothing, without a word.
 pub fn budgets_of_nothing_are_refused() {
     let backend = &Backend::cpu(1);

@@ -166,6 +166,7 @@ fn options_that_make_no_sense_are_refused() {
     refused(|o| o.max_blocks = 0, &["options.max_blocks"]);
     refused(|o| o.host_blocks = 0, &["options.host_blocks"]);
     refused(|o| o.slots = 0, &["options.slots"]);
+    refused(|o| o.hold = 17, &["options.hold: 17", "at most the 16 of options.slots"]);
     refused(|o| o.key_dim = 20, &["options.key_dim: 20", "multiple of 8"]);
     refused(|o| o.value_dim = 584, &["options.value_dim: 584"]);
     refused(|o| o.dtype_bits = 64, &["options.dtype_code", "64 bits", "float32"]);

@@ -140,10 +140,11 @@ impl<'a> Index<'a> {
 
     /// `dim` is D, and `batch` the number of sequences.
     #[inline(always)]
-    pub fn from_c(checks: &Checks, c: &'a vwd_index, batch: usize, dim: usize) -> Result<Index<'a>> {
+    /// `dim` is the extent D of keys or queries, named.
+    pub fn from_c(checks: &Checks, c: &'a vwd_index, batch: usize, dim: (&str, usize)) -> Result<Index<'a>> {
         require_no_flags("index.flags", c.flags)?;
         let float = |name, t| {
-            let shape = [("pages", ANY), ("rows", ANY), ("Hk", ANY), ("D", dim)];
+            let shape = [("pages", ANY), ("rows", ANY), ("Hk", ANY), dim];
             checks.input(name, t, DType::FLOATS, &shape)
         };
         let kind = match c.kind {
@@ -152,7 +153,7 @@ impl<'a> Index<'a> {
                     return Err(Error::argument("index.block_size", 0, "at least 1"));
                 }
                 let max = float("index.key_max", &c.key_max)?;
-                let min = checks.input("index.key_min", &c.key_min, &[max.dtype], &summaries(&max, "D", dim))?;
+                let min = checks.input("index.key_min", &c.key_min, &[max.dtype], &summaries(&max, dim))?;
                 Kind::MinMax { block_size: c.block_size as usize, max, min }
             }
             VWD_INDEX_MEAN => {
@@ -160,7 +161,7 @@ impl<'a> Index<'a> {
                 let windows = Windows { size: or(c.window, 32), stride: or(c.stride, 16) };
                 Kind::Mean { windows, means: float("index.means", &c.means)? }
             }
-            VWD_INDEX_LABEL => Kind::Label(Labels::from_c(checks, c, dim)?),
+            VWD_INDEX_LABEL => Kind::Label(Labels::from_c(checks, c, dim.1)?),
             VWD_INDEX_AXIS => Kind::Axis(Axes::from_c(checks, c, dim)?),
             other => return Err(Error::argument("index.kind", other, "a VWD_INDEX_* value (1 to 4)")),
         };
@@ -259,7 +260,7 @@ impl<'a> Labels<'a> {
         check_kept(&channels, dim)?;
         let shape = [("pages", ANY), ("rows", ANY), ("Hk", channels.dim(0)), ("r/2", channels.dim(1) / 2)];
         let codes = checks.input("index.labels", &c.labels, &[DType::U8], &shape)?;
-        let [pages, rows, heads, _] = summaries(&codes, "", 0);
+        let [pages, rows, heads, _] = summaries(&codes, ("", 0));
         let per_token = |name, t| checks.input(name, t, &[DType::F16], &[pages, rows, heads]);
         let scale = per_token("index.label_scale", &c.label_scale)?;
         let min = per_token("index.label_min", &c.label_min)?;
@@ -268,22 +269,23 @@ impl<'a> Labels<'a> {
 }
 
 impl<'a> Axes<'a> {
-    fn from_c(checks: &Checks, c: &'a vwd_index, dim: usize) -> Result<Axes<'a>> {
+    fn from_c(checks: &Checks, c: &'a vwd_index, of_dim: (&str, usize)) -> Result<Axes<'a>> {
+        let dim = of_dim.1;
         if c.block_size == 0 {
             return Err(Error::argument("index.block_size", 0, "at least 1"));
         }
         let types = [DType::U8, DType::F32, DType::F16, DType::BF16];
         let is_int4 = (c.axes.dtype_code, c.axes.dtype_bits) == (DType::U8.code, DType::U8.bits);
-        let (last, extent) = if is_int4 { ("D", dim) } else { ("2·D", 2 * dim) };
-        let shape = [("pages", ANY), ("rows", ANY), ("Hk", ANY), (last, extent)];
+        let last = if is_int4 { of_dim } else { ("2·D", 2 * dim) };
+        let shape = [("pages", ANY), ("rows", ANY), ("Hk", ANY), last];
         let axes = checks.input("index.axes", &c.axes, &types, &shape)?;
-        let groups = summaries(&axes, "4·⌈D/32⌉", 4 * dim.div_ceil(GROUP));
+        let groups = summaries(&axes, ("4·⌈D/32⌉", 4 * dim.div_ceil(GROUP)));
         let range = match is_int4 {
             true => Some(checks.input("index.axis_range", &c.axis_range, &[DType::F16], &groups)?),
             false if c.axis_range.data.is_null() => None,
             false => return Err(Error::argument("index.axis_range", "given", "absent: axes are not in INT4")),
         };
-        let per_channel = [("Hk", axes.dim(2)), ("D", dim)];
+        let per_channel = [("Hk", axes.dim(2)), of_dim];
         let weights = checks.optional_input("index.axis_weights", &c.axis_weights, &[DType::F32], &per_channel)?;
         let centre = checks.optional_input("index.axis_centre", &c.axis_centre, &[DType::F32], &per_channel)?;
         Ok(Axes { block_size: c.block_size as usize, axes, range, weights, centre })
@@ -291,8 +293,8 @@ impl<'a> Axes<'a> {
 }
 
 /// [pages, rows, Hk, last], as `t` has it.
-fn summaries<'a>(t: &Tensor, last: &'a str, extent: usize) -> [(&'a str, usize); 4] {
-    [("pages", t.dim(0)), ("rows", t.dim(1)), ("Hk", t.dim(2)), (last, extent)]
+fn summaries<'a>(t: &Tensor, last: (&'a str, usize)) -> [(&'a str, usize); 4] {
+    [("pages", t.dim(0)), ("rows", t.dim(1)), ("Hk", t.dim(2)), last]
 }
 
 /// r is even, from 2 to D.
@@ -325,9 +327,9 @@ impl<'a> UpdateRequest<'a> {
         let k = checks.input("k", &c.k, DType::KEYS, &[("pages", ANY), ("P", ANY), ("Hk", ANY), ("D", ANY)])?;
         check_head_dim(&k, k.dim(3))?;
         let k_scale = Scale::from_c(&checks, "k_scale", &c.k_scale, &k)?;
-        let pages = Pages::new(&checks, &k, ["page_table", "seq_lens"], &c.page_table, &c.seq_lens)?;
+        let pages = Pages::new(&checks, &k, ["page_table", "seq_lens"], &c.page_table, &c.seq_lens, ("B", ANY))?;
         let begin = checks.optional_input("begin", &c.begin, &[DType::I32], &[("B", pages.batch())])?;
-        let index = Index::from_c(&checks, index, pages.batch(), k.dim(3))?;
+        let index = Index::from_c(&checks, index, pages.batch(), ("D of k", k.dim(3)))?;
         match &index.kind {
             Kind::MinMax { block_size, max, .. } => {
                 pages.check_block_size("index.block_size", *block_size)?;
@@ -343,7 +345,7 @@ impl<'a> UpdateRequest<'a> {
         for out in outputs.into_iter().flatten() {
             out.writable()?;
             if out.dim(2) != k.dim(2) {
-                let expected = format!("the {} of k", k.dim(2));
+                let expected = format!("the {} of k, [pages, P, Hk, D] = {:?}", k.dim(2), k.shape());
                 return Err(Error::argument(&out.name().to_string(), format!("{} KV heads", out.dim(2)), expected));
             }
         }

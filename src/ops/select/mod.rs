@@ -53,7 +53,7 @@ impl<'a> Queries<'a> {
         let q = &positions.q;
         let dim = q.dim(q.rank() - 1);
         check_head_dim(q, dim)?;
-        let index = Index::from_c(checks, index, q.dim(0), dim)?;
+        let index = Index::from_c(checks, index, q.dim(0), ("D of q", dim))?;
         let heads = Heads::new(q, index.kv_heads())?;
         let seq_lens = checks.input("seq_lens", c[2], &[DType::I32], &[("B", q.dim(0))])?;
         let scale = match scale {
