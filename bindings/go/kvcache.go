@@ -169,8 +169,9 @@ func (k *KvCache) Free(sequence int, stream Stream) error {
 //	k_scale    [B, T, Hk]     float32. Given with token_scales and only then.
 //	v_scale    [B, T, Hk]     float32. Given with token_scales and only then.
 //
-//	A token has no place, and is dropped, if no sequence has that number, if `vwd_kv_cache_extend` has reserved no block for it,
-//	or if tokens before it are missing. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
+//	Afterwards the layer has begin[i] + lens[i] tokens of the sequence. A token has no place, and is dropped and counted, if no sequence
+//	has that number, if `vwd_kv_cache_extend` has reserved no block for it, or if tokens before it are missing: if the layer has fewer
+//	than begin[i] tokens. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
 //	be any number; a prefill appends chunks of many blocks.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be

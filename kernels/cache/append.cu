@@ -30,7 +30,7 @@ struct Span {
 };
 
 __device__ inline Span span_of(const AppendParams &p, uint32 i) {
-    Span s = {as<uint32>(p.sequences + i * p.sequences_seq), 0, 0, -1, as<int32>(p.begin + i * p.begin_seq), p.most, {-1, 0}};
+    Span s = {as<uint32>(p.sequences + i * p.sequences_seq), 0, 0, -1, as<int32>(p.begin + i * p.begin_seq), p.most, {-1, 0, 0, 0}};
     if (p.lens) s.given = min(max(as<int32>(p.lens + i * p.lens_seq), 0), int32(p.most));
     const int32 blocks = s.sequence < p.cache.max_sequences ? p.cache.lens[s.sequence] : -1;
     if (blocks < 0) return s;
@@ -38,9 +38,9 @@ __device__ inline Span span_of(const AppendParams &p, uint32 i) {
     const int32 size = p.cache.size.value;
     const int64 end = s.begin + s.given, at = min(max(s.begin, 0ll), end);
     const int64 past = max(min(end, int64(blocks) * size), at);
-    // The beginning of the first block in the tail, and the beginning of the block after the newest one.
-    const int64 in_tail = int64(min(max(s.tail.first, s.tail.newest - 1), s.tail.newest + 1)) * size, next = int64(s.tail.newest + 1) * size;
-    const int64 from = min(at <= next ? max(at, in_tail) : past, past);
+    // The beginning of the first block in the tail. No token has a place where tokens before the given ones are missing.
+    const int64 in_tail = int64(min(max(s.tail.first, s.tail.newest - 1), s.tail.newest + 1)) * size;
+    const int64 from = min(at <= s.tail.tokens ? max(at, in_tail) : past, past);
     s.newest = s.tail.newest;
     if (from >= past) return s;
     s.from = from, s.past = past;
@@ -96,6 +96,7 @@ __device__ inline void finish_row(const AppendParams &p, const Span &s) {
     if (dropped) atomicAdd(&clock.totals.dropped, uint64(dropped));
     if (s.is_empty()) return;
     p.layer.tails[s.sequence].newest = s.newest;
+    p.layer.tails[s.sequence].tokens = s.past;
     const int32 first = p.cache.size.divide(s.from), past = p.cache.size.divide(s.past);
     if (first == past) return;
     atomicAdd(&clock.totals.written, uint64(past - first) * p.cache.heads.value * p.cache.run);

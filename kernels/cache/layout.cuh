@@ -3,9 +3,11 @@
 
 #include "common/layout.cuh"
 
-VWD_SIZE(Tail, 8)
+VWD_SIZE(Tail, 16)
 VWD_FIELD(Tail, newest, 0, 4)
 VWD_FIELD(Tail, first, 4, 4)
+VWD_FIELD(Tail, tokens, 8, 4)
+VWD_FIELD(Tail, unused, 12, 4)
 
 VWD_SIZE(Totals, 64)
 VWD_FIELD(Totals, hits, 0, 8)
@@ -155,3 +157,4 @@ VWD_FIELD(ForkParams, to, 116, 4)
 VWD_FIELD(ForkParams, whole, 120, 4)
 VWD_FIELD(ForkParams, is_opened, 124, 4)
 VWD_FIELD(ForkParams, content, 128, 4)
+VWD_FIELD(ForkParams, tokens, 132, 4)

@@ -7,9 +7,10 @@
 
 #include "common/types.cuh"
 
-// The newest block of a sequence, and the first block that may lie in its tail. The tail has at most the two newest blocks.
+// The newest block of a sequence, the first block that may lie in its tail, and the number of its tokens: where its last append ended. The tail
+// has at most the two newest blocks.
 struct Tail {
-    int32 newest, first;
+    int32 newest, first, tokens, unused;
 };
 
 // The slot of a host run (`homes`), or the host run that a slot holds (`holds`), and the resolve that gave the slot to the run.
@@ -169,5 +170,5 @@ struct TableParams {
 // is partial; its first tokens are in the tail of `from` or in block `content`.
 struct ForkParams {
     Cache cache;
-    uint32 from, to, whole, is_opened, content;
+    uint32 from, to, whole, is_opened, content, tokens;
 };

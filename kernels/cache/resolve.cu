@@ -124,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(FIND_THREADS, 8) cache_find(const _
     const int2 tail = *reinterpret_cast<const int2 *>(p.layer.tails + known);
     int32 block = uint32(next) < p.cache.max_blocks ? row[next] : 0;
     __syncwarp();
-    const Sequence sequence = {exists ? min(len, tail.x + 1) : 0, known, {tail.x, tail.y}};
+    const Sequence sequence = {exists ? min(len, tail.x + 1) : 0, known, {tail.x, tail.y, 0, 0}};
     const uint32 count = min(uint32(max(given, 0)), p.cap.value);
     uint32 resident_count = 0, missed = 0;
     for (uint32 first = 0; first < count; first += FIND_THREADS) {

@@ -16,7 +16,7 @@ KERNEL cache_table(const __grid_constant__ TableParams p, const __grid_constant_
     int32 *row = p.cache.table + uint64(p.sequence) * p.cache.max_blocks + p.first;
     for (uint32 n = threadIdx.x; n < blocks.count; n += THREADS) row[n] = blocks.of[n];
     if (threadIdx.x == 0) p.cache.lens[p.sequence] = p.len;
-    for (uint32 l = threadIdx.x; p.begins && l < p.cache.layer_count; l += THREADS) p.cache.layers[l].tails[p.sequence] = {-1, 0};
+    for (uint32 l = threadIdx.x; p.begins && l < p.cache.layer_count; l += THREADS) p.cache.layers[l].tails[p.sequence] = {-1, 0, 0, 0};
 }
 
 // Copies the first tokens of a partial block to the tail of the sequence that continues it. A CTA for each layer and KV head.
@@ -43,7 +43,7 @@ KERNEL cache_fork(const __grid_constant__ ForkParams p) {
         const Tail tail = tails[p.from];
         // The parent does not write to shared blocks any more.
         tails[p.from].first = max(tail.first, whole);
-        tails[p.to] = {p.is_opened && whole <= tail.newest ? whole : min(tail.newest, whole - 1), whole};
+        tails[p.to] = {p.is_opened && whole <= tail.newest ? whole : min(tail.newest, whole - 1), whole, min(tail.tokens, int32(p.tokens)), 0};
     }
 }
 
@@ -52,7 +52,8 @@ KERNEL cache_truncate(const __grid_constant__ ForkParams p) {
     const int32 whole = p.whole;
     for (uint32 l = threadIdx.x; l < p.cache.layer_count; l += THREADS) {
         Tail &tail = p.cache.layers[l].tails[p.to];
-        if (tail.newest >= whole) tail = {p.is_opened ? whole : whole - 1, whole};
+        tail.tokens = min(tail.tokens, int32(p.tokens));
+        if (tail.newest >= whole) tail = {p.is_opened ? whole : whole - 1, whole, tail.tokens, 0};
     }
 }
 

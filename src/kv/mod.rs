@@ -138,24 +138,27 @@ impl KvCache {
         let State { sequences, store } = &mut *self.state.lock();
         let on = admit(&**store, &self.session, stream)?;
         let whole = sequences.extend(sequence, tokens)?;
-        store.extend(&on, &changed(sequences, sequence, whole, None))
+        store.extend(&on, &changed(sequences, sequence, [whole * self.options.block_size, whole], None))
     }
 
     pub fn fork(&self, parent: u32, tokens: u64, stream: vwd_stream) -> Result<u32> {
         let State { sequences, store } = &mut *self.state.lock();
         let on = admit(&**store, &self.session, stream)?;
         let (child, opened) = sequences.fork(parent, tokens)?;
-        let whole = tokens as usize / self.options.block_size;
-        store.fork(&on, parent as usize, &changed(sequences, child, whole, opened))?;
+        store.fork(&on, parent as usize, &changed(sequences, child, self.kept(tokens), opened))?;
         Ok(child)
+    }
+
+    /// So many tokens, and the whole blocks among them.
+    fn kept(&self, tokens: u64) -> [usize; 2] {
+        [tokens as usize, tokens as usize / self.options.block_size]
     }
 
     pub fn truncate(&self, sequence: u32, tokens: u64, stream: vwd_stream) -> Result<()> {
         let State { sequences, store } = &mut *self.state.lock();
         let on = admit(&**store, &self.session, stream)?;
         let truncated = sequences.truncate(sequence, tokens)?;
-        let whole = tokens as usize / self.options.block_size;
-        store.truncate(&on, &changed(sequences, sequence, whole, truncated.opened))?;
+        store.truncate(&on, &changed(sequences, sequence, self.kept(tokens), truncated.opened))?;
         store.drop_blocks(&on, &truncated.dropped)
     }
 
@@ -267,9 +270,10 @@ impl KvCache {
     }
 }
 
-fn changed(sequences: &Sequences, sequence: u32, whole: usize, opened: Option<Opened>) -> Changed<'_> {
-    let blocks = sequences.blocks(sequence as usize).expect("a sequence that was changed");
-    Changed { sequence: sequence as usize, blocks, whole, opened }
+/// `kept` are the leading tokens and whole blocks that have not changed.
+fn changed(sequences: &Sequences, sequence: u32, kept: [usize; 2], opened: Option<Opened>) -> Changed<'_> {
+    let (blocks, [tokens, whole]) = (sequences.blocks(sequence as usize).expect("a sequence that was changed"), kept);
+    Changed { sequence: sequence as usize, blocks, tokens, whole, opened }
 }
 
 /// Checked arguments of `vwd_kv_cache_append`.

@@ -11,7 +11,8 @@ pub struct Changed<'s> {
     pub sequence: usize,
     /// All blocks of the sequence after the change.
     pub blocks: &'s [i32],
-    /// The number of leading blocks that have not changed.
+    /// The number of leading tokens, and of whole leading blocks, that have not changed.
+    pub tokens: usize,
     pub whole: usize,
     /// The partial block after them, if there is one.
     pub opened: Option<Opened>,

@@ -256,8 +256,10 @@ fn tokens_without_a_place_are_dropped_and_counted() {
     let sequence = cache.add().expect("room");
     append(&cache, sequence, 0, 6, 100.0);
     let rows = vec![7.0f32; 2 * 32];
-    // Before the beginning, past a gap, past the room, and of no sequence.
-    for (sequences, begin, dropped) in [(0, -1, 1), (0, 9, 2), (0, 7, 1), (2, 0, 2), (-1, 0, 2), (i32::MAX, 0, 2)] {
+    // There is room for eight tokens. Past a gap in the newest block and after it; in place, past the room; from five on, so that there are
+    // seven, past which eight is a gap; before the beginning; of no sequence.
+    let rows_of_two = [(0, 7, 2), (0, 9, 2), (0, 6, 0), (0, 7, 1), (0, 5, 0), (0, 8, 2), (0, 7, 1), (0, -1, 1)];
+    for (sequences, begin, dropped) in rows_of_two.into_iter().chain([(2, 0, 2), (-1, 0, 2), (i32::MAX, 0, 2)]) {
         let before = cache.stats().dropped_tokens;
         assert_ok(append_rows(&cache, 0, &[sequences], begin, &rows));
         assert_eq!(cache.stats().dropped_tokens - before, dropped, "sequence {sequences} from {begin}");

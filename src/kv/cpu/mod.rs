@@ -60,14 +60,14 @@ impl Store for Layers {
 
     fn fork(&mut self, _: &On, parent: usize, child: &Changed) -> Result<()> {
         for layer in &mut self.layers {
-            layer.fork(parent, child.sequence, child.whole, child.opened);
+            layer.fork(parent, child);
         }
         Ok(())
     }
 
     fn truncate(&mut self, _: &On, truncated: &Changed) -> Result<()> {
         for layer in &mut self.layers {
-            layer.truncate(truncated.sequence, truncated.whole, truncated.opened);
+            layer.truncate(truncated);
         }
         Ok(())
     }
@@ -139,10 +139,12 @@ unsafe impl Sync for Layer {}
 struct Tail {
     newest: i64,
     first: i64,
+    /// The number of tokens of the sequence: where its last append ended.
+    tokens: i64,
 }
 
 impl Tail {
-    const EMPTY: Tail = Tail { newest: -1, first: 0 };
+    const EMPTY: Tail = Tail { newest: -1, first: 0, tokens: 0 };
 
     fn holds(&self, block: i64) -> bool {
         (self.first.max(self.newest - 1)..=self.newest).contains(&block)
@@ -160,12 +162,17 @@ impl Tail {
         let capacity = (size * blocks) as i64;
         let mut at = tokens.start.max(0).min(tokens.end);
         let past = tokens.end.min(capacity).max(at);
+        if at > self.tokens {
+            // Tokens before the given ones are missing.
+            return (tokens.end - tokens.start) as u64;
+        }
         let mut dropped = ((at - tokens.start) + (tokens.end - past)) as u64;
         while at < past {
             let (number, within) = (at / size as i64, at % size as i64);
             let end = past.min((number + 1) * size as i64);
             if self.holds(number) || (within == 0 && number == self.newest + 1) {
                 self.newest = self.newest.max(number);
+                self.tokens = end;
                 let within = within as usize;
                 each(number as usize, within..within + (end - at) as usize, (at - tokens.start) as usize);
             } else {
@@ -210,25 +217,29 @@ impl Layer {
 
     // --- sequences -----------------------------------------------------------------------------------------------
 
-    /// Begins `child` with the first `whole` blocks of `parent`, and with the partial block `opened` after them.
-    pub fn fork(&mut self, parent: usize, child: usize, whole: usize, opened: Option<Opened>) {
-        let shared = whole as i64;
+    /// Begins `child` with the first whole blocks of `parent`, and with the partial block after them.
+    pub fn fork(&mut self, parent: usize, child: &Changed) {
+        let shared = child.whole as i64;
         let from = self.tails[parent];
         // The parent does not write to shared blocks any more.
         self.tails[parent].first = from.first.max(shared);
-        self.tails[child] = Tail { newest: from.newest.min(shared - 1), first: shared };
-        if let Some(opened) = opened.filter(|_| shared <= from.newest) {
-            self.open(child, opened, from.holds(shared).then_some(parent));
+        let tokens = from.tokens.min(child.tokens as i64);
+        self.tails[child.sequence] = Tail { newest: from.newest.min(shared - 1), first: shared, tokens };
+        if let Some(opened) = child.opened.filter(|_| shared <= from.newest) {
+            self.open(child.sequence, opened, from.holds(shared).then_some(parent));
         }
     }
 
-    /// Ends a sequence before block `whole`, or with the partial block `opened`.
-    pub fn truncate(&mut self, sequence: usize, whole: usize, opened: Option<Opened>) {
+    /// Ends a sequence after its whole blocks, or with the partial block after them.
+    pub fn truncate(&mut self, truncated: &Changed) {
+        let &Changed { sequence, tokens, whole, opened, .. } = truncated;
         let (tail, end) = (self.tails[sequence], whole as i64);
+        let tokens = tail.tokens.min(tokens as i64);
+        self.tails[sequence].tokens = tokens;
         if tail.newest < end {
             return;
         }
-        self.tails[sequence] = Tail { newest: end - 1, first: end };
+        self.tails[sequence] = Tail { newest: end - 1, first: end, tokens };
         if let Some(opened) = opened {
             self.open(sequence, opened, tail.holds(end).then_some(sequence));
         }

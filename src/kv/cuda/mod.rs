@@ -287,6 +287,7 @@ impl Layers {
             whole: changed.whole as u32,
             is_opened: changed.opened.is_some() as u32,
             content: changed.opened.map_or(0, |opened| opened.content),
+            tokens: changed.tokens as u32,
         }
     }
 

@@ -12,11 +12,13 @@ kernel_struct! {
     pub struct Tail {
         newest: i32,
         first: i32,
+        tokens: i32,
+        unused: i32,
     }
 }
 
 impl Tail {
-    pub const EMPTY: Tail = Tail { newest: -1, first: 0 };
+    pub const EMPTY: Tail = Tail { newest: -1, first: 0, tokens: 0, unused: 0 };
 }
 
 kernel_struct! {
@@ -379,6 +381,7 @@ kernel_struct! {
         pub whole: u32,
         pub is_opened: u32,
         pub content: u32,
+        pub tokens: u32,
     }
 }
 
