@@ -814,7 +814,7 @@ typedef struct {
  * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
  * borrowed until the stream passes this point; inputs are not written.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
- * UNSUPPORTED, DRIVER, INTERNAL.
+ * UNSUPPORTED (CUDA: more than 32 positions share a list, and other limits in docs/abi.md), DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_select_blocks(const vwd_session *session,
@@ -866,7 +866,7 @@ vwd_status vwd_select_blocks_scratch(const vwd_session *session,
  * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
  * borrowed until the stream passes this point; inputs are not written.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
- * UNSUPPORTED, DRIVER, INTERNAL.
+ * UNSUPPORTED (CUDA: more than 32 positions share a list, and other limits in docs/abi.md), DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_select_tokens(const vwd_session *session,
@@ -1129,7 +1129,8 @@ typedef struct {
  *                                      are not written.
  *
  * FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
- * bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it.
+ * bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it; on
+ * CUDA it may reach all rows of the query positions that share a list with one that sees it.
  *
  * On the CPU results do not depend on batch, neighbours, other positions or threads.
  *
@@ -1137,7 +1138,7 @@ typedef struct {
  * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
  * borrowed until the stream passes this point; inputs are not written.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
- * UNSUPPORTED, DRIVER, INTERNAL.
+ * UNSUPPORTED (CUDA: partials of heads of more than 256 channels, and other limits in docs/abi.md), DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_attention(const vwd_session *session,
@@ -1220,7 +1221,7 @@ vwd_status vwd_merge_states(const vwd_session *session,
  * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
  * borrowed until the stream passes this point; inputs are not written.
  * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
- * UNSUPPORTED, DRIVER, INTERNAL.
+ * UNSUPPORTED (CUDA: lists that its shared memory cannot hold; docs/abi.md), DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_repair(const vwd_session *session,

@@ -49,7 +49,8 @@ import "C"
 //	                               are not written.
 //
 //	FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
-//	bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it.
+//	bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it; on
+//	CUDA it may reach all rows of the query positions that share a list with one that sees it.
 //
 //	On the CPU results do not depend on batch, neighbours, other positions or threads.
 //
@@ -57,7 +58,7 @@ import "C"
 //	once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 //	borrowed until the stream passes this point; inputs are not written.
 //	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-//	UNSUPPORTED, DRIVER, INTERNAL.
+//	UNSUPPORTED (CUDA: partials of heads of more than 256 channels, and other limits in docs/abi.md), DRIVER, INTERNAL.
 type AttentionArgs struct {
 	BlockSize     int
 	PartialBlocks int
@@ -206,7 +207,7 @@ func (args MergeStatesArgs) lower(l *lowering) C.vwd_merge_states_args {
 //	once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 //	borrowed until the stream passes this point; inputs are not written.
 //	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-//	UNSUPPORTED, DRIVER, INTERNAL.
+//	UNSUPPORTED (CUDA: lists that its shared memory cannot hold; docs/abi.md), DRIVER, INTERNAL.
 type RepairArgs struct {
 	Mode              RepairMode
 	BlockSize         int

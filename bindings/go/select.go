@@ -181,7 +181,7 @@ func (args ChannelImportanceArgs) lower(l *lowering) C.vwd_channel_importance_ar
 //	once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 //	borrowed until the stream passes this point; inputs are not written.
 //	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-//	UNSUPPORTED, DRIVER, INTERNAL.
+//	UNSUPPORTED (CUDA: more than 32 positions share a list, and other limits in docs/abi.md), DRIVER, INTERNAL.
 type SelectBlocksArgs struct {
 	Method      SelectMethod
 	BlockSize   int
@@ -269,7 +269,7 @@ func (args SelectBlocksArgs) lower(l *lowering) (C.vwd_select_blocks_args, C.vwd
 //	once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 //	borrowed until the stream passes this point; inputs are not written.
 //	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-//	UNSUPPORTED, DRIVER, INTERNAL.
+//	UNSUPPORTED (CUDA: more than 32 positions share a list, and other limits in docs/abi.md), DRIVER, INTERNAL.
 type SelectTokensArgs struct {
 	BlockSize   int
 	K           int

@@ -15,12 +15,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) merge_states(const __grid_
     float m = minus_infinity(), l = 0.0f;
     if (lane < p.inputs) {
         l = as<float>(p.input[lane].l.at(seq, position, head));
-        if (l != 0.0f) m = as<float>(p.input[lane].m.at(seq, position, head)) * LOG2_E;
+        if (l != 0.0f) m = as<float>(p.input[lane].m.at(seq, position, head));
     }
     float top = m;
 #pragma unroll
     for (uint32 step = 1; step < WARP; step *= 2) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, step));
-    const float weighs = weight(m, top);
+    // Only the difference is scaled: a maximum of some hundreds times log2 e loses the bits that its weight is made of.
+    const float weighs = m == minus_infinity() ? 0.0f : exp2_fast((m - top) * LOG2_E);
     float sum = l * weighs;
 #pragma unroll
     for (uint32 step = 1; step < WARP; step *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, step);
@@ -35,6 +36,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) merge_states(const __grid_
             acc.x += one * as<float>(from);
             acc.y += one * as<float>(from + p.input[i].acc.step[4]);
         }
-        if (channel < p.to.value_dim) write_results(p.to, {seq, position, head, 0}, 0, channel, acc, top, sum);
+        if (channel < p.to.value_dim) write_results(p.to, {seq, position, head, 0}, 0, channel, acc, top * LOG2_E, sum);
     }
 }

@@ -40,7 +40,8 @@ use std::mem::MaybeUninit;
 ///                                      are not written.
 ///
 /// FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
-/// bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it.
+/// bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it; on
+/// CUDA it may reach all rows of the query positions that share a list with one that sees it.
 ///
 /// On the CPU results do not depend on batch, neighbours, other positions or threads.
 ///
@@ -48,7 +49,7 @@ use std::mem::MaybeUninit;
 /// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 /// borrowed until the stream passes this point; inputs are not written.
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-/// UNSUPPORTED, DRIVER, INTERNAL.
+/// UNSUPPORTED (CUDA: partials of heads of more than 256 channels, and other limits in docs/abi.md), DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_attention(
     session: *const vwd_session,
@@ -159,7 +160,7 @@ pub unsafe extern "C" fn vwd_merge_states(
 /// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 /// borrowed until the stream passes this point; inputs are not written.
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-/// UNSUPPORTED, DRIVER, INTERNAL.
+/// UNSUPPORTED (CUDA: lists that its shared memory cannot hold; docs/abi.md), DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_repair(
     session: *const vwd_session,

@@ -51,7 +51,7 @@ use std::mem::MaybeUninit;
 /// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 /// borrowed until the stream passes this point; inputs are not written.
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-/// UNSUPPORTED, DRIVER, INTERNAL.
+/// UNSUPPORTED (CUDA: more than 32 positions share a list, and other limits in docs/abi.md), DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_select_blocks(
     session: *const vwd_session,
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn vwd_select_blocks_scratch(
 /// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 /// borrowed until the stream passes this point; inputs are not written.
 /// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-/// UNSUPPORTED, DRIVER, INTERNAL.
+/// UNSUPPORTED (CUDA: more than 32 positions share a list, and other limits in docs/abi.md), DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_select_tokens(
     session: *const vwd_session,

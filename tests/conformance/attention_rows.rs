@@ -24,6 +24,7 @@ pub const CASES: &[Case] = cases![
     repair_exact_of_rows_covers_the_selected_blocks_alone,
     repair_exact_of_rows_attends_again_groups_with_a_block_predicted_in_vain,
     merge_of_rows_with_a_sink_is_attention_with_that_sink,
+    merge_keeps_its_precision_where_maxima_are_large,
 ];
 
 /// A call over random lists, checked against the formula.
@@ -369,10 +370,49 @@ fn repair_exact_of_rows_attends_again_groups_with_a_block_predicted_in_vain(back
     });
 }
 
+/// Maxima of some hundreds that lie close together: the weights are made of their differences.
+fn merge_keeps_its_precision_where_maxima_are_large(backend: &Backend) {
+    rounds(10, |rng| {
+        let (heads, dim, count) = (3, 64, 4);
+        let plain = Layout::default();
+        let mut floats = |shape: &[usize], number: &dyn Fn(&mut Rng) -> f64| {
+            let values = Array::from_fn(shape, |_| number(rng) as f32 as f64);
+            (Tensor::floats(backend, F32, &values, &plain), values)
+        };
+        let parts: Vec<_> = (0..count)
+            .map(|_| {
+                let acc = floats(&[1, heads, dim], &|rng| rng.normal());
+                let m = floats(&[1, heads], &|rng| 700.0 + 3.0 * rng.normal());
+                let l = floats(&[1, heads], &|rng| 1.0 + rng.normal().abs());
+                (acc, m, l)
+            })
+            .collect();
+        let state = |acc: &Tensor, m: &Tensor, l: &Tensor| vwd_attention_state { acc: acc.c(), m: m.c(), l: l.c() };
+        let inputs: Vec<_> = parts.iter().map(|(acc, m, l)| state(&acc.0, &m.0, &l.0)).collect();
+        let out = Tensor::poisoned(backend, F32, &[1, heads, dim], &plain);
+        let call = vwd_merge_states_args { input_count: count, inputs: inputs.as_ptr(), out: out.c(), ..args() };
+        // SAFETY: the tensors and the array are alive.
+        backend.finish(unsafe { vwd_merge_states(backend.session(), &call, backend.stream()) });
+        let found = out.read_floats();
+        for h in 0..heads {
+            let top = parts.iter().map(|(_, m, _)| m.1[[0, h]]).fold(f64::MIN, f64::max);
+            let sum = |of: &dyn Fn(usize) -> f64| -> f64 {
+                (0..count as usize).map(|n| of(n) * (parts[n].1.1[[0, h]] - top).exp()).sum()
+            };
+            let total = sum(&|n| parts[n].2.1[[0, h]]);
+            for d in 0..dim {
+                let want = sum(&|n| parts[n].0.1[[0, h, d]]) / total;
+                let size = sum(&|n| parts[n].0.1[[0, h, d]].abs()) / total;
+                close(found[[0, h, d]], want, 2e-6 * size, &format!("head {h}, channel {d}"));
+            }
+        }
+    });
+}
+
 /// Parts of a list are attended without the sink, which the merge adds once.
 fn merge_of_rows_with_a_sink_is_attention_with_that_sink(backend: &Backend) {
     rounds(15, |rng| {
-        let spec = Spec { lists: Lists::Shared, most: 150, ..Spec::random(rng).with_sinks() };
+        let spec = Spec { lists: Lists::Shared, most: 150, keep_rows: false, ..Spec::random(rng).with_sinks() };
         let model = Model::random(rng, Spec { poisoned: false, ..spec });
         let all = model.ids(rng, 0.8);
         let placed = Placed::new(backend, rng, &model);

@@ -299,7 +299,7 @@ Enqueues on stream and returns; on a CPU session the result is there on return. 
 once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 borrowed until the stream passes this point; inputs are not written.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-UNSUPPORTED, DRIVER, INTERNAL.
+UNSUPPORTED (CUDA: more than 32 positions share a list, and other limits in docs/abi.md), DRIVER, INTERNAL.
 """,
     "vwd_select_blocks_scratch": """Tells how many bytes of scratch `vwd_select_blocks` with these arguments needs in its stream's arena: 0 on a CPU session.
 
@@ -339,7 +339,7 @@ Enqueues on stream and returns; on a CPU session the result is there on return. 
 once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 borrowed until the stream passes this point; inputs are not written.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-UNSUPPORTED, DRIVER, INTERNAL.
+UNSUPPORTED (CUDA: more than 32 positions share a list, and other limits in docs/abi.md), DRIVER, INTERNAL.
 """,
     "vwd_select_tokens_scratch": """Tells how many bytes of scratch `vwd_select_tokens` with these arguments needs in its stream's arena: 0 on a CPU session.
 
@@ -440,7 +440,8 @@ partials                       Out, optional (all three or none); needs a list. 
                                are not written.
 
 FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
-bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it.
+bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it; on
+CUDA it may reach all rows of the query positions that share a list with one that sees it.
 
 On the CPU results do not depend on batch, neighbours, other positions or threads.
 
@@ -448,7 +449,7 @@ Enqueues on stream and returns; on a CPU session the result is there on return. 
 once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 borrowed until the stream passes this point; inputs are not written.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-UNSUPPORTED, DRIVER, INTERNAL.
+UNSUPPORTED (CUDA: partials of heads of more than 256 channels, and other limits in docs/abi.md), DRIVER, INTERNAL.
 """,
     "vwd_attention_scratch": """Tells how many bytes of scratch `vwd_attention` with these arguments needs in its stream's arena: 0 on a CPU session.
 
@@ -513,7 +514,7 @@ Enqueues on stream and returns; on a CPU session the result is there on return. 
 once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
 borrowed until the stream passes this point; inputs are not written.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
-UNSUPPORTED, DRIVER, INTERNAL.
+UNSUPPORTED (CUDA: lists that its shared memory cannot hold; docs/abi.md), DRIVER, INTERNAL.
 """,
     "vwd_repair_scratch": """Tells how many bytes of scratch `vwd_repair` with these arguments needs in its stream's arena: 0 on a CPU session.
 
