@@ -123,58 +123,103 @@ fn collision(out: &Tensor, other: &Tensor) -> Error {
     Error::argument(&out.name().to_string(), format!("overlaps {}", other.name()), "memory of its own")
 }
 
-/// True unless the two views, neither empty, provably share no byte. The answer is exact for views whose outer strides
-/// agree, such as slices of one interleaved buffer; for other views it compares byte ranges and may say true too often.
+/// Whether two views, neither empty, share a byte. The answer is exact but for views of such unrelated strides that it would take
+/// too long to find: they count as sharing.
+///
+/// Byte x of `a` is byte y of `b` where Σ sᵢ·xᵢ + Σ tⱼ·(mⱼ − yⱼ) is the distance from a's first byte to b's last one, over the strides s, t of
+/// both, with 0 ≤ xᵢ ≤ nᵢ and 0 ≤ yⱼ ≤ mⱼ: a sum of bounded multiples of positive strides.
 fn share_bytes(a: &Tensor, b: &Tensor) -> bool {
-    let (a, b) = (Span::of(a), Span::of(b));
-    meet(&a, a.start, &b, b.start, 0)
+    let mut sum = Sum { terms: [(0, 0); MOST_TERMS], count: 0, steps: MOST_STEPS };
+    let (first, _) = sum.add(a);
+    let (_, last) = sum.add(b);
+    sum.terms[..sum.count].sort_unstable_by_key(|term| std::cmp::Reverse(term.0));
+    sum.reaches(0, last - first)
 }
 
-/// A strided set of bytes: start address, and (extent, byte stride) per dimension in descending stride.
-struct Span {
-    start: i64,
-    element: i64,
-    dims: [(i64, i64); MAX_RANK],
-    rank: usize,
+/// Strides of two tensors, and their bytes.
+const MOST_TERMS: usize = 2 * MAX_RANK + 1;
+/// Multiples that are tried before the answer is taken to be yes.
+const MOST_STEPS: u32 = 1 << 14;
+
+/// Positive strides and up to how many times each is taken, in descending order.
+struct Sum {
+    terms: [(i64, i64); MOST_TERMS],
+    count: usize,
+    steps: u32,
 }
 
-impl Span {
-    fn of(t: &Tensor) -> Span {
+impl Sum {
+    /// Adds the strides of a tensor; its first byte and its last.
+    fn add(&mut self, t: &Tensor) -> (i64, i64) {
         let element = t.dtype.bytes() as i64;
-        let mut span = Span { start: t.data() as i64, element, dims: [(1, 0); MAX_RANK], rank: 0 };
+        let (mut first, mut last) = (t.data() as i64, t.data() as i64 + element - 1);
+        self.take(1, element - 1);
         for (&n, &s) in t.shape().iter().zip(t.strides()) {
-            if s < 0 {
-                span.start += (n - 1) * s * element;
-            }
-            if n > 1 && s != 0 {
-                span.dims[span.rank] = (n, s.abs() * element);
-                span.rank += 1;
+            let reach = (n - 1) * s * element;
+            *(if s < 0 { &mut first } else { &mut last }) += reach;
+            self.take(s.abs() * element, n - 1);
+        }
+        (first, last)
+    }
+
+    fn take(&mut self, stride: i64, times: i64) {
+        if stride == 0 || times == 0 {
+            return;
+        }
+        match self.terms[..self.count].iter_mut().find(|term| term.0 == stride) {
+            Some(term) => term.1 += times,
+            None => {
+                self.terms[self.count] = (stride, times);
+                self.count += 1;
             }
         }
-        span.dims[..span.rank].sort_unstable_by_key(|d| std::cmp::Reverse(d.1));
-        span
     }
 
-    /// The number of bytes from the first to the last, over the dimensions from `level` on.
-    fn reach(&self, level: usize) -> i64 {
-        self.dims[..self.rank].iter().skip(level).map(|(n, s)| (n - 1) * s).sum::<i64>() + self.element
+    /// Whether multiples of the terms from `at` on have this sum, or whether there are too many to try.
+    fn reaches(&mut self, at: usize, sum: i64) -> bool {
+        let Some((&(stride, times), rest)) = self.terms[at..self.count].split_first() else { return sum == 0 };
+        let after: i64 = rest.iter().map(|(stride, times)| stride * times).sum();
+        let least = (sum - after + stride - 1).div_euclid(stride).max(0);
+        for n in least..=times.min(sum.div_euclid(stride)) {
+            if self.steps == 0 || self.reaches(at + 1, sum - n * stride) {
+                return true;
+            }
+            self.steps = self.steps.saturating_sub(1);
+        }
+        false
     }
 }
 
-/// Whether the dimensions of `a` and `b` from `level` on, placed at these addresses, share a byte.
-fn meet(a: &Span, at_a: i64, b: &Span, at_b: i64, level: usize) -> bool {
-    if at_a + a.reach(level) <= at_b || at_b + b.reach(level) <= at_a {
-        return false;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sum_of(terms: &[(i64, i64)], steps: u32) -> Sum {
+        let mut sum = Sum { terms: [(0, 0); MOST_TERMS], count: 0, steps };
+        terms.iter().for_each(|&(stride, times)| sum.take(stride, times));
+        sum.terms[..sum.count].sort_unstable_by_key(|term| std::cmp::Reverse(term.0));
+        sum
     }
-    if level >= a.rank || level >= b.rank {
-        return true;
+
+    proptest! {
+        #[test]
+        fn sums_are_reached_that_some_multiples_have(
+            terms in prop::collection::vec((1i64..12, 0i64..5), 0..6),
+            wanted in -3i64..120,
+        ) {
+            let mut reached = vec![0];
+            for &(stride, times) in &terms {
+                reached = reached.iter().flat_map(|&at| (0..=times).map(move |n| at + n * stride)).collect();
+            }
+            prop_assert_eq!(sum_of(&terms, u32::MAX).reaches(0, wanted), reached.contains(&wanted));
+        }
     }
-    // If both repeat with one period and no row reaches into the next, it suffices to compare a single period: a row of b
-    // can meet the row of a in the same period or, if it starts late, the row in the next period.
-    let period = a.dims[level].1;
-    if b.dims[level].1 != period || a.reach(level + 1) > period || b.reach(level + 1) > period {
-        return true;
+
+    #[test]
+    fn what_takes_too_long_to_find_counts_as_shared() {
+        // Even multiples of large unrelated strides, and an odd sum.
+        let terms: Vec<_> = (0..10).map(|n| (2 * (1_000_003 + 7919 * n), 1 << 20)).collect();
+        assert!(sum_of(&terms, MOST_STEPS).reaches(0, 20_000_000_000_001));
     }
-    let shift = (at_b - at_a).rem_euclid(period);
-    meet(a, 0, b, shift, level + 1) || meet(a, 0, b, shift - period, level + 1)
 }
