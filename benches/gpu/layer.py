@@ -190,7 +190,7 @@ class Stack:
         for method in self.sequences.indices:
             got, _ = self.result(lambda i: self.sparse(method, k, i))
             error = ((got.float() - want.float()).norm() / want.float().norm()).item()
-            assert error < 5e-3, f"{method}: all blocks selected: error {error:.1e}"
+            assert error < 1e-2, f"{method}: all blocks selected: error {error:.1e}"
         if flashinfer and self.positions == 1:
             self.xqa(self.sequences.layers - 1)
             torch.cuda.synchronize()
