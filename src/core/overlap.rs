@@ -154,7 +154,8 @@ impl Sum {
         let element = t.dtype.bytes() as i64;
         let (mut first, mut last) = (t.data() as i64, t.data() as i64 + element - 1);
         self.take(1, element - 1);
-        for (&n, &s) in t.shape().iter().zip(t.strides()) {
+        // The stride of a dimension of one may be any number.
+        for (&n, &s) in t.shape().iter().zip(t.strides()).filter(|(n, _)| **n > 1) {
             let reach = (n - 1) * s * element;
             *(if s < 0 { &mut first } else { &mut last }) += reach;
             self.take(s.abs() * element, n - 1);
