@@ -101,7 +101,8 @@ typedef struct {
  *
  * With query positions (q of rank 4) the positions of a sequence share a list, or each position has its own list.
  *
- * ids     [B, Hk, cap] or [B, Q, Hk, cap]  int32, ascending. In an input, ids past the sequence and repeated ids are skipped.
+ * ids     [B, Hk, cap] or [B, Q, Hk, cap]  int32, ascending. In an input, negative ids, ids past the sequence and repeated ids are
+ *                                          skipped.
  * counts  [B, Hk] or [B, Q, Hk]            int32; clamped to 0 … cap. Entries of ids at or past the count are neither read
  *                                          nor written.
  * slots   [B, Hk, cap] or [B, Q, Hk, cap]  int32, optional, and only in inputs of `vwd_attention` and `vwd_repair`: the page
@@ -544,7 +545,8 @@ VWD_API vwd_status vwd_verify_pack(const vwd_session *session, const vwd_verify_
  * axes         [pages, rows, Hk, 2·D]   AXIS; float32, float16 or bfloat16: the mean key less axis_centre, then the axis.
  *           or [pages, rows, Hk, D]     AXIS; uint8: the same in INT4, value 2i in the low four bits, 2i+1 in the high ones.
  * axis_range   [pages, rows, Hk, 4·⌈D/32⌉]  AXIS in INT4 only; float16: scale and minimum of each group of 32 channels (the
- *                                       last group may have fewer), first of the mean's groups, then of the axis's.
+ *                                       last group may have fewer): first the pairs of all groups of the mean, then those of
+ *                                       all groups of the axis.
  * axis_weights [Hk, D]                  AXIS; float32, optional: the weight of each channel, see `vwd_channel_importance`.
  *                                       Only `vwd_index_update` reads it. Absent: 1.
  * axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. Only `vwd_index_update` reads
@@ -807,7 +809,8 @@ typedef struct {
  * args->selected    [B, (Q,) Hk, cap]      Out, ascending. Q only if q has it: each row's own lists, otherwise shared ones.
  * args->scores      [B, (Q,) Hk, max_blocks]  float32, out, optional. Scores of the blocks below min(n_i, max_blocks), for
  *                                          each of selected's lists; the other columns are not written.
- * args->status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
+ * args->status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists; 0 for rows from
+ *                                          q_lens[i] on.
  * Lists have no slots.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
@@ -859,7 +862,8 @@ vwd_status vwd_select_blocks_scratch(const vwd_session *session,
  * args->selected    [B, (Q,) Hk, cap]   Out, ascending token positions. Q only if q has it: each row's own lists.
  * args->scores      [B, (Q,) Hk, cap]   float32, out, optional. α of each selected token; 0 for a forced token that is in no
  *                                       candidate block.
- * args->status      [B, (Q,) Hk]        uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
+ * args->status      [B, (Q,) Hk]        uint32, out, optional: VWD_SELECT_* bits of each of selected's lists; 0 for rows from
+ *                                       q_lens[i] on.
  * Lists have no slots.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
@@ -1214,8 +1218,8 @@ vwd_status vwd_merge_states(const vwd_session *session,
  * args->lse        [B, Hq]                float32, out, optional.
  *               or [B, Q, Hq]
  * args->state                             Out, optional (all three or none); may be predicted_state itself.
- * args->missed_counts  [B, Hk]            int32, out, optional: number of missed blocks of each list.
- *                   or [B, Q, Hk]
+ * args->missed_counts  [B, Hk]            int32, out, optional: number of missed blocks of each list; where rows have lists of their
+ *                   or [B, Q, Hk]         own, 0 from q_lens[i] on.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
  * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
@@ -1373,8 +1377,8 @@ typedef struct {
  * tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
  *                        for vwd_index_update.
  * tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
- * tail_table   [max_sequences, max_blocks]  int32. The page of tail_k that block n of a sequence is in while it is one of the
- *                        two newest.
+ * tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
+ *                        a sequence is in while it is one of the two newest.
  */
 typedef struct {
   uint32_t struct_size;

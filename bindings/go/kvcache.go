@@ -284,8 +284,8 @@ func (k *KvCache) Wait(layer int, stream Stream) error {
 //	tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
 //	                       for vwd_index_update.
 //	tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
-//	tail_table   [max_sequences, max_blocks]  int32. The page of tail_k that block n of a sequence is in while it is one of the
-//	                       two newest.
+//	tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
+//	                       a sequence is in while it is one of the two newest.
 type KvCacheLayer struct {
 	K, V, KScale, VScale                 Tensor
 	TailK, TailV, TailKScale, TailVScale Tensor

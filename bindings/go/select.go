@@ -174,7 +174,8 @@ func (args ChannelImportanceArgs) lower(l *lowering) C.vwd_channel_importance_ar
 //	selected    [B, (Q,) Hk, cap]      Out, ascending. Q only if q has it: each row's own lists, otherwise shared ones.
 //	scores      [B, (Q,) Hk, max_blocks]  float32, out, optional. Scores of the blocks below min(n_i, max_blocks), for
 //	                                   each of selected's lists; the other columns are not written.
-//	status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
+//	status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists; 0 for rows from
+//	                                   q_lens[i] on.
 //	Lists have no slots.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
@@ -262,7 +263,8 @@ func (args SelectBlocksArgs) lower(l *lowering) (C.vwd_select_blocks_args, C.vwd
 //	selected    [B, (Q,) Hk, cap]   Out, ascending token positions. Q only if q has it: each row's own lists.
 //	scores      [B, (Q,) Hk, cap]   float32, out, optional. α of each selected token; 0 for a forced token that is in no
 //	                                candidate block.
-//	status      [B, (Q,) Hk]        uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
+//	status      [B, (Q,) Hk]        uint32, out, optional: VWD_SELECT_* bits of each of selected's lists; 0 for rows from
+//	                                q_lens[i] on.
 //	Lists have no slots.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate

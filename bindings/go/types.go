@@ -74,7 +74,8 @@ const (
 //
 //	With query positions (q of rank 4) the positions of a sequence share a list, or each position has its own list.
 //
-//	ids     [B, Hk, cap] or [B, Q, Hk, cap]  int32, ascending. In an input, ids past the sequence and repeated ids are skipped.
+//	ids     [B, Hk, cap] or [B, Q, Hk, cap]  int32, ascending. In an input, negative ids, ids past the sequence and repeated ids are
+//	                                         skipped.
 //	counts  [B, Hk] or [B, Q, Hk]            int32; clamped to 0 … cap. Entries of ids at or past the count are neither read
 //	                                         nor written.
 //	slots   [B, Hk, cap] or [B, Q, Hk, cap]  int32, optional, and only in inputs of `vwd_attention` and `vwd_repair`: the page
@@ -135,7 +136,8 @@ type PagedKV struct {
 //	axes         [pages, rows, Hk, 2·D]   AXIS; float32, float16 or bfloat16: the mean key less axis_centre, then the axis.
 //	          or [pages, rows, Hk, D]     AXIS; uint8: the same in INT4, value 2i in the low four bits, 2i+1 in the high ones.
 //	axis_range   [pages, rows, Hk, 4·⌈D/32⌉]  AXIS in INT4 only; float16: scale and minimum of each group of 32 channels (the
-//	                                      last group may have fewer), first of the mean's groups, then of the axis's.
+//	                                      last group may have fewer): first the pairs of all groups of the mean, then those of
+//	                                      all groups of the axis.
 //	axis_weights [Hk, D]                  AXIS; float32, optional: the weight of each channel, see `vwd_channel_importance`.
 //	                                      Only `vwd_index_update` reads it. Absent: 1.
 //	axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. Only `vwd_index_update` reads

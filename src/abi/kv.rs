@@ -73,8 +73,8 @@ unsafe impl Versioned for vwd_kv_cache_sizes {}
 /// tail_k, tail_v  [3·max_sequences, S, Hk, D] and [3·max_sequences, S, Hk, Dv]  The slots of the tails as pages of all KV heads,
 ///                        for vwd_index_update.
 /// tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
-/// tail_table   [max_sequences, max_blocks]  int32. The page of tail_k that block n of a sequence is in while it is one of the
-///                        two newest.
+/// tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
+///                        a sequence is in while it is one of the two newest.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_kv_cache_layer {

@@ -63,7 +63,8 @@ unsafe impl Sync for vwd_tensor {}
 ///
 /// With query positions (q of rank 4) the positions of a sequence share a list, or each position has its own list.
 ///
-/// ids     [B, Hk, cap] or [B, Q, Hk, cap]  int32, ascending. In an input, ids past the sequence and repeated ids are skipped.
+/// ids     [B, Hk, cap] or [B, Q, Hk, cap]  int32, ascending. In an input, negative ids, ids past the sequence and repeated ids are
+///                                          skipped.
 /// counts  [B, Hk] or [B, Q, Hk]            int32; clamped to 0 … cap. Entries of ids at or past the count are neither read
 ///                                          nor written.
 /// slots   [B, Hk, cap] or [B, Q, Hk, cap]  int32, optional, and only in inputs of `vwd_attention` and `vwd_repair`: the page

@@ -153,8 +153,8 @@ pub unsafe extern "C" fn vwd_merge_states(
 /// args->lse        [B, Hq]                float32, out, optional.
 ///               or [B, Q, Hq]
 /// args->state                             Out, optional (all three or none); may be predicted_state itself.
-/// args->missed_counts  [B, Hk]            int32, out, optional: number of missed blocks of each list.
-///                   or [B, Q, Hk]
+/// args->missed_counts  [B, Hk]            int32, out, optional: number of missed blocks of each list; where rows have lists of their
+///                   or [B, Q, Hk]         own, 0 from q_lens[i] on.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 /// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are

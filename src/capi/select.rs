@@ -44,7 +44,8 @@ use std::mem::MaybeUninit;
 /// args->selected    [B, (Q,) Hk, cap]      Out, ascending. Q only if q has it: each row's own lists, otherwise shared ones.
 /// args->scores      [B, (Q,) Hk, max_blocks]  float32, out, optional. Scores of the blocks below min(n_i, max_blocks), for
 ///                                          each of selected's lists; the other columns are not written.
-/// args->status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
+/// args->status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists; 0 for rows from
+///                                          q_lens[i] on.
 /// Lists have no slots.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
@@ -118,7 +119,8 @@ pub unsafe extern "C" fn vwd_select_blocks_scratch(
 /// args->selected    [B, (Q,) Hk, cap]   Out, ascending token positions. Q only if q has it: each row's own lists.
 /// args->scores      [B, (Q,) Hk, cap]   float32, out, optional. α of each selected token; 0 for a forced token that is in no
 ///                                       candidate block.
-/// args->status      [B, (Q,) Hk]        uint32, out, optional: VWD_SELECT_* bits of each of selected's lists.
+/// args->status      [B, (Q,) Hk]        uint32, out, optional: VWD_SELECT_* bits of each of selected's lists; 0 for rows from
+///                                       q_lens[i] on.
 /// Lists have no slots.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
