@@ -122,7 +122,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) cache_append(const __gr
     __syncthreads();
     if (threadIdx.x) return;
     __threadfence();
-    if (p.per_row > 1 && atomicAdd(p.layer.arrived + i, 1u) + 1 < p.per_row) return;
-    if (p.per_row > 1) p.layer.arrived[i] = 0;
+    if (p.per_row > 1) {
+        if (atomicAdd(p.layer.arrived + i, 1u) + 1 < p.per_row) return;
+        __threadfence();  // after what the other CTAs did
+        p.layer.arrived[i] = 0;
+    }
     finish_row(p, s);
 }

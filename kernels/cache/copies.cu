@@ -187,6 +187,7 @@ extern "C" __global__ void __launch_bounds__(FETCH_THREADS) cache_fetch(const __
     if (threadIdx.x) return;
     __threadfence();
     if (atomicAdd(&clock.left, 1u) + 1 < gridDim.x) return;
+    __threadfence();  // after what the other CTAs did
     clock.totals.fetched += due * p.cache.run;
     clock.totals.waits += p.is_wait && due;
     clock.searched = load_volatile(&clock.searching);

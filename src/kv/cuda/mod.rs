@@ -46,6 +46,7 @@ use crate::runtime::{On, Session};
 use memory::{Memory, Streams, cuda};
 use params::{
     AppendParams, Blocks, Cache, Clock, FetchParams, ForkParams, Layer, MOST_BLOCKS, ResolveParams, TableParams, Tail,
+    Totals,
 };
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -482,18 +483,18 @@ impl Store for Layers {
     }
 
     fn counters(&self) -> Result<Counters> {
-        let mut clocks = reserved(self.layers.len(), "the counters of a KV cache")?;
+        let mut layers = reserved(self.layers.len(), "the counters of a KV cache")?;
         cuda(&self.session).with_copy_stream(|stream| {
             for layer in &self.layers {
-                let mut clock = [Clock::default()];
-                // SAFETY: the layer's clock, which is plain numbers.
-                unsafe { stream.read(layer.params.clock(), &mut clock)? };
-                clocks.push(clock[0].totals);
+                let mut totals = [Totals::default()];
+                // SAFETY: the layer's totals, which are plain numbers.
+                unsafe { stream.read(layer.params.totals(), &mut totals)? };
+                layers.push(totals[0]);
             }
             Ok(())
         })?;
         let sum = Counters { waits: self.waits, ..Counters::default() };
-        Ok(clocks.into_iter().fold(sum, |sum, of| Counters {
+        Ok(layers.into_iter().fold(sum, |sum, of| Counters {
             hits: sum.hits + of.hits,
             misses: sum.misses + of.misses,
             bytes_fetched: sum.bytes_fetched + of.fetched,
