@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decoder_distribute(const _
     const int32 count = is_taken ? min(max(p.q_lens.at_or(i, p.positions), 0), p.positions) : 0;
     const int32 first = max(tokens - count, 0), begin = min(max(p.begin.at_or(i, first), 0), first);
     p.rows[i] = count;
-    p.from[i] = is_taken ? begin - begin % p.page_size : tokens;
+    p.from[i] = is_taken ? begin - int32(uint32(begin) % uint32(p.page_size)) : tokens;
     for (uint32 c = 0; c < p.classes; ++c) {
         const int32 threshold = p.thresholds[c];
         const bool is_dense = mode == DENSE || (tokens <= threshold && p.shortest <= uint32(threshold));
