@@ -2154,8 +2154,6 @@ typedef struct {
   vwd_decoder_policy policy;
   /** Length of the array policies: 0, or the number of layers. */
   uint32_t policy_count;
-  /** Must be 0. */
-  uint32_t reserved;
   const vwd_decoder_policy *policies;
   /**
    * [layers, Hk, D]  float32, optional: `axis_weights` and `axis_centre` of each layer's index. They must stay valid as long
@@ -2169,8 +2167,7 @@ typedef struct {
    /* max_positions */ 0, /* max_sequences */ 0, /* query_heads */ 0, /* kv_heads */ 0, /* key_dim */ 0, \
    /* value_dim */ 0, /* dtype_code */ 0, /* dtype_bits */ 0, /* page_size */ 0, /* pages */ 0, /* block_size */ 0, \
    /* scale */ 0, /* soft_cap */ 0, /* max_draft */ 0, /* draft_cost */ 0, /* policy */ VWD_DECODER_POLICY_INIT, \
-   /* policy_count */ 0, /* reserved */ 0, /* policies */ NULL, /* axis_weights */ VWD_TENSOR_INIT, \
-   /* axis_centre */ VWD_TENSOR_INIT}
+   /* policy_count */ 0, /* policies */ NULL, /* axis_weights */ VWD_TENSOR_INIT, /* axis_centre */ VWD_TENSOR_INIT}
 
 /**
  * What a decoder keeps, filled by `vwd_decoder_info`. The tensors are views of its memory, valid as long as the decoder; calls on
@@ -2203,8 +2200,6 @@ typedef struct {
   uint32_t mode;
   uint32_t positions;
   uint32_t shortest;
-  /** Must be 0. */
-  uint32_t reserved;
   vwd_tensor page_table;
   vwd_tensor seq_lens;
   vwd_tensor q_lens;
@@ -2213,7 +2208,7 @@ typedef struct {
 } vwd_decoder_step;
 #define VWD_DECODER_STEP_INIT \
   {/* struct_size */ sizeof(vwd_decoder_step), /* flags */ 0, /* mode */ 0, /* positions */ 0, /* shortest */ 0, \
-   /* reserved */ 0, /* page_table */ VWD_TENSOR_INIT, /* seq_lens */ VWD_TENSOR_INIT, /* q_lens */ VWD_TENSOR_INIT, \
+   /* page_table */ VWD_TENSOR_INIT, /* seq_lens */ VWD_TENSOR_INIT, /* q_lens */ VWD_TENSOR_INIT, \
    /* begin */ VWD_TENSOR_INIT, /* modes */ VWD_TENSOR_INIT}
 
 /** Arguments of `vwd_decoder_attend`; see there. */
@@ -2222,8 +2217,6 @@ typedef struct {
   /** Must be 0. */
   uint32_t flags;
   uint32_t layer;
-  /** Must be 0. */
-  uint32_t reserved;
   vwd_tensor k;
   vwd_tensor v;
   vwd_tensor k_scale;
@@ -2235,10 +2228,9 @@ typedef struct {
   vwd_tensor out;
 } vwd_decoder_attend_args;
 #define VWD_DECODER_ATTEND_ARGS_INIT \
-  {/* struct_size */ sizeof(vwd_decoder_attend_args), /* flags */ 0, /* layer */ 0, /* reserved */ 0, \
-   /* k */ VWD_TENSOR_INIT, /* v */ VWD_TENSOR_INIT, /* k_scale */ VWD_TENSOR_INIT, /* v_scale */ VWD_TENSOR_INIT, \
-   /* new_k */ VWD_TENSOR_INIT, /* new_v */ VWD_TENSOR_INIT, /* q */ VWD_TENSOR_INIT, /* sinks */ VWD_TENSOR_INIT, \
-   /* out */ VWD_TENSOR_INIT}
+  {/* struct_size */ sizeof(vwd_decoder_attend_args), /* flags */ 0, /* layer */ 0, /* k */ VWD_TENSOR_INIT, \
+   /* v */ VWD_TENSOR_INIT, /* k_scale */ VWD_TENSOR_INIT, /* v_scale */ VWD_TENSOR_INIT, /* new_k */ VWD_TENSOR_INIT, \
+   /* new_v */ VWD_TENSOR_INIT, /* q */ VWD_TENSOR_INIT, /* sinks */ VWD_TENSOR_INIT, /* out */ VWD_TENSOR_INIT}
 
 /** Arguments of `vwd_decoder_accept`; see there. */
 typedef struct {

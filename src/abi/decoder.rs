@@ -67,8 +67,6 @@ pub struct vwd_decoder_options {
     pub policy: vwd_decoder_policy,
     /// Length of the array policies: 0, or the number of layers.
     pub policy_count: u32,
-    /// Must be 0.
-    pub reserved: u32,
     pub policies: *const vwd_decoder_policy,
     /// [layers, Hk, D]  float32, optional: `axis_weights` and `axis_centre` of each layer's index. They must stay valid as long
     /// as the decoder.
@@ -112,8 +110,6 @@ pub struct vwd_decoder_step {
     pub mode: u32,
     pub positions: u32,
     pub shortest: u32,
-    /// Must be 0.
-    pub reserved: u32,
     pub page_table: vwd_tensor,
     pub seq_lens: vwd_tensor,
     pub q_lens: vwd_tensor,
@@ -132,8 +128,6 @@ pub struct vwd_decoder_attend_args {
     /// Must be 0.
     pub flags: u32,
     pub layer: u32,
-    /// Must be 0.
-    pub reserved: u32,
     pub k: vwd_tensor,
     pub v: vwd_tensor,
     pub k_scale: vwd_tensor,

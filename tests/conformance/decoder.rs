@@ -635,10 +635,10 @@ impl<'b, 'm> Decoding<'b, 'm> {
             };
             self.decoder.attend(backend, &attend);
             let out = out.read_floats();
-            for i in 0..rows {
-                for r in 0..positions {
+            for (i, row) in hidden.iter_mut().enumerate() {
+                for (r, h) in row.iter_mut().enumerate() {
                     let back = times(out.row([i, r]), &model.back, layer, WIDTH);
-                    hidden[i][r].iter_mut().zip(back).for_each(|(h, b)| *h += b);
+                    h.iter_mut().zip(back).for_each(|(h, b)| *h += b);
                 }
             }
         }

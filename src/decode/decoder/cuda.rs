@@ -138,7 +138,9 @@ impl CopiedParams {
         let (from_steps, to_steps) = (steps(from), steps(to));
         let bytes = channels * element;
         let is_aligned = |t: &Tensor, steps: &[i64; 4]| {
-            steps[3] == element as i64 && t.data() as usize % 16 == 0 && steps[..3].iter().all(|step| step % 16 == 0)
+            steps[3] == element as i64
+                && (t.data() as usize).is_multiple_of(16)
+                && steps[..3].iter().all(|step| step % 16 == 0)
         };
         let is_wide = bytes.is_multiple_of(16) && is_aligned(from, &from_steps) && is_aligned(to, &to_steps);
         let log_unit = if is_wide { 4 } else { element.trailing_zeros() };

@@ -102,7 +102,6 @@ impl Decoder {
 
     pub fn begin(&self, c: &vwd_decoder_step, stream: vwd_stream) -> Result<()> {
         require_no_flags("flags", c.flags)?;
-        require_no_flags("reserved", c.reserved)?;
         let (checks, i32, options) = (self.session.checks(), &[DType::I32], &self.options);
         let positions = c.positions.max(1) as usize;
         if positions > options.max_positions {
@@ -316,7 +315,6 @@ struct Layer<'a> {
 impl<'a> Layer<'a> {
     fn new(decoder: &'a Decoder, args: &'a vwd_decoder_attend_args) -> Result<Layer<'a>> {
         require_no_flags("flags", args.flags)?;
-        require_no_flags("reserved", args.reserved)?;
         let layers = &decoder.options.layers;
         let number = args.layer as usize;
         let Some(policy) = layers.get(number) else {

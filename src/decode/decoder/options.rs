@@ -53,7 +53,6 @@ impl Options {
     /// `policies` has `policy_count` elements.
     pub unsafe fn from_c(checks: &Checks, c: &vwd_decoder_options) -> Result<Options> {
         require_no_flags("options.flags", c.flags)?;
-        require_no_flags("options.reserved", c.reserved)?;
         let counts = [
             ("options.layers", c.layers),
             ("options.max_rows", c.max_rows),
@@ -73,11 +72,11 @@ impl Options {
                 return Err(Error::argument(name, dim, "a multiple of 8 in 16 … 576"));
             }
         }
-        if c.query_heads % c.kv_heads != 0 {
+        if !c.query_heads.is_multiple_of(c.kv_heads) {
             let expected = format!("a multiple of the {} KV heads", c.kv_heads);
             return Err(Error::argument("options.query_heads", c.query_heads, expected));
         }
-        if c.page_size % c.block_size != 0 && c.block_size % c.page_size != 0 {
+        if !c.page_size.is_multiple_of(c.block_size) && !c.block_size.is_multiple_of(c.page_size) {
             let expected = format!("a divisor or a multiple of the page size {}", c.page_size);
             return Err(Error::argument("options.block_size", c.block_size, expected));
         }
