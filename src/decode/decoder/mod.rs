@@ -30,7 +30,7 @@ use crate::core::tensor::{ANY, Tensor, given, strided};
 use crate::ops::contents::{self, Number, Rule};
 use crate::ops::views::Pages;
 use crate::ops::{attention, index, select, verify};
-use crate::runtime::{Session, require_no_flags};
+use crate::runtime::{On, Session, require_no_flags};
 use memory::{Memory, Plan, summary_rows};
 use options::{Method, Options, Policy};
 use parking_lot::Mutex;
@@ -545,6 +545,56 @@ impl<'a> Layer<'a> {
             };
         }
         vwd_attention_args { q_lens: self.q_lens(1), out, ..self.attention() }
+    }
+}
+
+// Which backend computes what the decoder computes itself.
+
+impl Distribute<'_> {
+    fn run(&self, on: &On) -> Result<()> {
+        match on {
+            On::Cpu(cpu) => {
+                cpu::distribute(cpu, self);
+                Ok(())
+            }
+            On::Cuda(enqueue) => cuda::distribute(enqueue, self),
+        }
+    }
+}
+
+impl Append<'_> {
+    fn run(&self, on: &On) -> Result<()> {
+        match on {
+            On::Cpu(cpu) => {
+                cpu::append(cpu, self);
+                Ok(())
+            }
+            On::Cuda(enqueue) => cuda::append(enqueue, self),
+        }
+    }
+}
+
+impl Take<'_> {
+    fn run(&self, on: &On) -> Result<()> {
+        match on {
+            On::Cpu(cpu) => {
+                cpu::take(cpu, self);
+                Ok(())
+            }
+            On::Cuda(enqueue) => cuda::take(enqueue, self),
+        }
+    }
+}
+
+impl Observe<'_> {
+    fn run(&self, on: &On) -> Result<()> {
+        match on {
+            On::Cpu(_) => {
+                cpu::observe(self);
+                Ok(())
+            }
+            On::Cuda(enqueue) => cuda::observe(enqueue, self),
+        }
     }
 }
 

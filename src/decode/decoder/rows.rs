@@ -1,11 +1,7 @@
 //! What a decoder computes itself, row by row: who attends how, tokens to their pages, outputs together, and what was accepted.
 
-use super::cpu;
-use super::cuda;
-use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::views::Pages;
-use crate::runtime::On;
 
 /// Of past numbers, the part that remains after a verification.
 pub const KEPT: f32 = 0.9;
@@ -53,16 +49,6 @@ pub struct Distribute<'a> {
 }
 
 impl Distribute<'_> {
-    pub fn run(&self, on: &On) -> Result<()> {
-        match on {
-            On::Cpu(cpu) => {
-                cpu::distribute(cpu, self);
-                Ok(())
-            }
-            On::Cuda(enqueue) => cuda::distribute(enqueue, self),
-        }
-    }
-
     pub fn batch(&self) -> usize {
         self.seq_lens.dim(0)
     }
@@ -81,18 +67,6 @@ pub struct Append<'a> {
 // SAFETY: addresses of the decoder's memory, which tasks only read.
 unsafe impl Sync for Append<'_> {}
 
-impl Append<'_> {
-    pub fn run(&self, on: &On) -> Result<()> {
-        match on {
-            On::Cpu(cpu) => {
-                cpu::append(cpu, self);
-                Ok(())
-            }
-            On::Cuda(enqueue) => cuda::append(enqueue, self),
-        }
-    }
-}
-
 /// Copies the outputs of some rows.
 pub struct Take<'a> {
     /// Both [B, (Q,) Hq, Dv].
@@ -104,18 +78,6 @@ pub struct Take<'a> {
 
 // SAFETY: addresses of the decoder's memory, which tasks only read.
 unsafe impl Sync for Take<'_> {}
-
-impl Take<'_> {
-    pub fn run(&self, on: &On) -> Result<()> {
-        match on {
-            On::Cpu(cpu) => {
-                cpu::take(cpu, self);
-                Ok(())
-            }
-            On::Cuda(enqueue) => cuda::take(enqueue, self),
-        }
-    }
-}
 
 /// What is known of the drafts of each sequence, [max_sequences] each.
 #[derive(Clone, Copy)]
@@ -158,16 +120,4 @@ pub struct Observe<'a> {
     pub accepted: Option<Tensor<'a>>,
     pub draft_lens: Option<Tensor<'a>>,
     pub gamma: usize,
-}
-
-impl Observe<'_> {
-    pub fn run(&self, on: &On) -> Result<()> {
-        match on {
-            On::Cpu(_) => {
-                cpu::observe(self);
-                Ok(())
-            }
-            On::Cuda(enqueue) => cuda::observe(enqueue, self),
-        }
-    }
 }
