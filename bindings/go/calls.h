@@ -234,5 +234,8 @@ static inline outcome decoder_accept(const vwd_decoder *decoder, const vwd_decod
 static inline outcome decoder_reset(const vwd_decoder *decoder, const vwd_decoder_reset_args *args, uintptr_t stream) {
   return outcome_of(vwd_decoder_reset(decoder, args, (vwd_stream)stream));
 }
+static inline outcome decoder_info(const vwd_decoder *decoder, vwd_decoder_details *details) {
+  return outcome_of(vwd_decoder_info(decoder, details));
+}
 
 #endif

@@ -272,3 +272,22 @@ func (args DecoderResetArgs) lower(l *lowering) C.vwd_decoder_reset_args {
 		sequences:   l.tensor("sequences", args.Sequences),
 	}
 }
+
+// DecoderInfo is vwd_decoder_details: what a decoder keeps. The tensors are valid until Close.
+type DecoderInfo struct {
+	Bytes      uint64
+	DraftLens  Tensor
+	Acceptance Tensor
+	Drafted    Tensor
+	Accepted   Tensor
+}
+
+// Info tells what the decoder keeps.
+func (d *Decoder) Info() (DecoderInfo, error) {
+	c := C.vwd_decoder_details{struct_size: C.sizeof_vwd_decoder_details}
+	err := d.run(&lowering{}, func(h *C.vwd_decoder) C.outcome { return C.decoder_info(h, &c) })
+	return DecoderInfo{
+		Bytes: uint64(c.bytes), DraftLens: tensorOf(c.draft_lens), Acceptance: tensorOf(c.acceptance),
+		Drafted: tensorOf(c.drafted), Accepted: tensorOf(c.accepted),
+	}, err
+}
