@@ -2100,6 +2100,346 @@ VWD_API
 vwd_status vwd_forecast_project(const vwd_forecast *forecast,
                                 const vwd_forecast_project_args *args,
                                 vwd_stream stream);
+
+/* --- Decoder: the attention of decode steps, layer by layer, on the engine's own paged keys and values ------------ */
+
+/** The row takes no part in the step: nothing of it is written or read. */
+#define VWD_DECODER_SKIP 0
+
+/** The row attends a selection of its blocks. Drafts of tokens are made so. */
+#define VWD_DECODER_SPARSE 1
+
+/** The row attends all its tokens. Drafts are verified so, and the text is then that of dense attention. */
+#define VWD_DECODER_DENSE 2
+
+/** How a layer's sparse rows attend. The struct is final: it does not grow. */
+typedef struct {
+  /** VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries. */
+  uint32_t method;
+  /** Budget of a list, forced blocks included; at least 1 unless the layer is dense. */
+  uint32_t k;
+  /** Blocks that are always selected: the first and the last ones. The token of a step is in the last one. */
+  uint32_t init_blocks;
+  uint32_t local_blocks;
+  /** Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case. */
+  uint32_t dense_below;
+  /** Tokens that a position sees, itself included; 0: all. */
+  uint32_t window;
+} vwd_decoder_policy;
+#define VWD_DECODER_POLICY_INIT \
+  {/* method */ 0, /* k */ 0, /* init_blocks */ 0, /* local_blocks */ 0, /* dense_below */ 0, /* window */ 0}
+
+/** Options of `vwd_decoder_create`. A size without a default must be at least 1. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t layers;
+  /** Largest number of rows of a step, B. */
+  uint32_t max_rows;
+  /** Largest number of positions of a row in a step, Q: γ + 1 to verify γ drafts; 0 means 1. */
+  uint32_t max_positions;
+  /** Largest number of sequences about which statistics of drafts are kept; 0 means max_rows. */
+  uint32_t max_sequences;
+  /** Hq and Hk; Hq is a multiple of Hk. */
+  uint32_t query_heads;
+  uint32_t kv_heads;
+  /** D and Dv: channels of a key and of a value, multiples of 8 in 16 … 576. */
+  uint32_t key_dim;
+  uint32_t value_dim;
+  /** DLPack's code and bits of keys and values: float32, float16, bfloat16, float8_e4m3fn or float8_e5m2. */
+  uint32_t dtype_code;
+  uint32_t dtype_bits;
+  /** P, tokens of a page, and the number of pages of a layer's cache. */
+  uint32_t page_size;
+  uint32_t pages;
+  /** S, tokens of a block: S divides P or P divides S. */
+  uint32_t block_size;
+  /** Factor on q·k, above 0; 0 means 1/√D, and is not allowed if D ≠ Dv. */
+  float scale;
+  /** c: s becomes c·tanh(s / c). 0: no soft cap. */
+  float soft_cap;
+  /** Largest number of tokens that is recommended to draft; 0 means max_positions − 1. */
+  uint32_t max_draft;
+  /**
+   * The time of one drafting step as a part of the time of one verifying step, above 0; 0 means 0.5. It decides how many
+   * tokens are recommended.
+   */
+  float draft_cost;
+  /** The policy of layers that `policies` does not name. */
+  vwd_decoder_policy policy;
+  /** Length of the array policies: 0, or the number of layers. */
+  uint32_t policy_count;
+  const vwd_decoder_policy *policies;
+  /**
+   * [layers, Hk, D]  float32, optional: `axis_weights` and `axis_centre` of each layer's index. They must stay valid as long
+   * as the decoder.
+   */
+  vwd_tensor axis_weights;
+  vwd_tensor axis_centre;
+} vwd_decoder_options;
+#define VWD_DECODER_OPTIONS_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_options), /* flags */ 0, /* layers */ 0, /* max_rows */ 0, \
+   /* max_positions */ 0, /* max_sequences */ 0, /* query_heads */ 0, /* kv_heads */ 0, /* key_dim */ 0, \
+   /* value_dim */ 0, /* dtype_code */ 0, /* dtype_bits */ 0, /* page_size */ 0, /* pages */ 0, /* block_size */ 0, \
+   /* scale */ 0, /* soft_cap */ 0, /* max_draft */ 0, /* draft_cost */ 0, /* policy */ VWD_DECODER_POLICY_INIT, \
+   /* policy_count */ 0, /* policies */ NULL, /* axis_weights */ VWD_TENSOR_INIT, /* axis_centre */ VWD_TENSOR_INIT}
+
+/**
+ * What a decoder keeps, filled by `vwd_decoder_info`. The tensors are views of its memory, valid as long as the decoder; calls on
+ * streams write them.
+ *
+ * draft_lens  [max_sequences]  int32. The number of tokens that is recommended to draft next, 0 … max_draft.
+ * acceptance  [max_sequences]  float32. The estimated probability that a drafted token is accepted.
+ * drafted     [max_sequences]  int32. Tokens drafted and verified since the sequence was reset.
+ * accepted    [max_sequences]  int32. Tokens of these that were accepted.
+ */
+typedef struct {
+  uint32_t struct_size;
+  uint32_t flags;
+  /** Bytes that the decoder has allocated where the session computes. */
+  uint64_t bytes;
+  vwd_tensor draft_lens;
+  vwd_tensor acceptance;
+  vwd_tensor drafted;
+  vwd_tensor accepted;
+} vwd_decoder_details;
+#define VWD_DECODER_DETAILS_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_details), /* flags */ 0, /* bytes */ 0, /* draft_lens */ VWD_TENSOR_INIT, \
+   /* acceptance */ VWD_TENSOR_INIT, /* drafted */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT}
+
+/** A step of `vwd_decoder_begin`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t mode;
+  uint32_t positions;
+  uint32_t shortest;
+  vwd_tensor page_table;
+  vwd_tensor seq_lens;
+  vwd_tensor q_lens;
+  vwd_tensor begin;
+  vwd_tensor modes;
+} vwd_decoder_step;
+#define VWD_DECODER_STEP_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_step), /* flags */ 0, /* mode */ 0, /* positions */ 0, /* shortest */ 0, \
+   /* page_table */ VWD_TENSOR_INIT, /* seq_lens */ VWD_TENSOR_INIT, /* q_lens */ VWD_TENSOR_INIT, \
+   /* begin */ VWD_TENSOR_INIT, /* modes */ VWD_TENSOR_INIT}
+
+/** Arguments of `vwd_decoder_attend`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t layer;
+  vwd_tensor k;
+  vwd_tensor v;
+  vwd_tensor k_scale;
+  vwd_tensor v_scale;
+  vwd_tensor new_k;
+  vwd_tensor new_v;
+  vwd_tensor q;
+  vwd_tensor sinks;
+  vwd_tensor out;
+} vwd_decoder_attend_args;
+#define VWD_DECODER_ATTEND_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_attend_args), /* flags */ 0, /* layer */ 0, /* k */ VWD_TENSOR_INIT, \
+   /* v */ VWD_TENSOR_INIT, /* k_scale */ VWD_TENSOR_INIT, /* v_scale */ VWD_TENSOR_INIT, /* new_k */ VWD_TENSOR_INIT, \
+   /* new_v */ VWD_TENSOR_INIT, /* q */ VWD_TENSOR_INIT, /* sinks */ VWD_TENSOR_INIT, /* out */ VWD_TENSOR_INIT}
+
+/** Arguments of `vwd_decoder_accept`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  vwd_tensor draft;
+  vwd_tensor target;
+  vwd_tensor draft_lens;
+  vwd_tensor sequences;
+  vwd_tensor accepted;
+  vwd_tensor next_token;
+  vwd_tensor committed;
+} vwd_decoder_accept_args;
+#define VWD_DECODER_ACCEPT_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_accept_args), /* flags */ 0, /* draft */ VWD_TENSOR_INIT, \
+   /* target */ VWD_TENSOR_INIT, /* draft_lens */ VWD_TENSOR_INIT, /* sequences */ VWD_TENSOR_INIT, \
+   /* accepted */ VWD_TENSOR_INIT, /* next_token */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT}
+
+/** Arguments of `vwd_decoder_reset`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  vwd_tensor sequences;
+} vwd_decoder_reset_args;
+#define VWD_DECODER_RESET_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_reset_args), /* flags */ 0, /* sequences */ VWD_TENSOR_INIT}
+
+/**
+ * The attention of decode steps of one model. Opaque.
+ *
+ * The engine keeps its keys and values, its page tables and its scheduler. The decoder keeps what sparse attention needs beside
+ * them: summaries of blocks, lists, intermediate results, and what is known of each sequence's drafts. Summaries lie by page of
+ * the engine's cache, so that a sequence that joins, leaves, is preempted in place or shares the pages of a prefix needs no
+ * call. A block of several pages has its summary in its first page: where blocks are larger than pages, sequences that share
+ * pages share whole blocks of them.
+ *
+ * Drafting with sparse attention and verifying with dense attention gives the text of dense attention: steps of one position in
+ * mode VWD_DECODER_SPARSE draft, a step of γ + 1 positions in mode VWD_DECODER_DENSE computes the drafted tokens again, which
+ * replaces their keys, values and summaries, and `vwd_decoder_accept` commits what agrees.
+ */
+typedef struct vwd_decoder vwd_decoder;
+
+/**
+ * Creates a decoder, with all memory that its calls use except for the scratch of their streams.
+ *
+ * session  Kept alive by the decoder; may be released first.
+ * options  Required; policies is read during the call.
+ * decoder  Out. Release with `vwd_decoder_release`.
+ *
+ * Blocks and allocates; not for capture. Thread-safe.
+ * Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
+ * allocated.
+ */
+VWD_API
+vwd_status vwd_decoder_create(const vwd_session *session,
+                              const vwd_decoder_options *options,
+                              vwd_decoder **decoder);
+
+/** Releases a decoder; NULL is a no-op. No call on it may be in progress, and streams have passed its last call. */
+VWD_API void vwd_decoder_release(vwd_decoder *decoder);
+
+/**
+ * Fills `details`, whose struct_size the caller has set, with the decoder's memory and views of what it keeps of each sequence.
+ *
+ * Thread-safe. Errors: INVALID_ARGUMENT.
+ */
+VWD_API
+vwd_status vwd_decoder_info(const vwd_decoder *decoder,
+                            vwd_decoder_details *details);
+
+/**
+ * Begins a step: decides for each row of the batch how it attends in each layer.
+ *
+ * A row takes part with the last q_lens[i] of its seq_lens[i] tokens. A sparse row becomes dense in a layer if it has fewer
+ * tokens than the layer's dense_below, or no more blocks than the layer's lists have room for by k or by forced blocks: then its
+ * result is that of dense attention bit for bit. All of this is decided on the device, so that a captured step serves growing
+ * contexts and changing modes.
+ *
+ * step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
+ *                                   modes. One mode for all rows saves the launches of the other.
+ * step->positions                   Q, positions of a row; at most max_positions; 0 means 1.
+ * step->shortest                    A promise: no sparse row has fewer tokens; 0: none. Where it exceeds what makes a row dense, all
+ *                                   rows of a SPARSE step are sparse, and the launches for dense rows are saved.
+ * step->page_table  [B, max_pages]  int32, optional (absent: row i has page i). A page outside 0 … pages−1 holds no tokens.
+ * step->seq_lens    [B]             int32: tokens of each row, those of this step included. At most max_rows rows.
+ * step->q_lens      [B]             int32, optional (absent: Q): tokens of each row in this step, clamped to 0 … Q.
+ * step->begin       [B]             int32, optional: the first token that is new to the summaries, for tokens that the engine
+ *                                   wrote itself, such as a prompt's or those of pages that were copied or swapped in. The
+ *                                   decoder's own new tokens are always summarised, together with the earlier ones of their page.
+ * step->modes       [B]             int32, optional: VWD_DECODER_* of each row; any other value skips the row.
+ *
+ * The tensors are read by this call and by those of `vwd_decoder_attend` until the next step: they must stay valid, and their
+ * contents unchanged, until the stream has passed these.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+ * captured, together with the step's `vwd_decoder_attend`. Calls on one decoder are ordered by the caller, by one stream or by
+ * events.
+ * Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_decoder_begin(const vwd_decoder *decoder,
+                             const vwd_decoder_step *step,
+                             vwd_stream stream);
+
+/**
+ * Attends in one layer of the step: writes the new keys and values to their pages, summarises the blocks that they touch, selects
+ * blocks for sparse rows, and computes the attention of every row.
+ *
+ * The result of a row is that of `vwd_attention` over all its tokens, if it is dense; otherwise over the blocks that
+ * `vwd_select_blocks` selects by the layer's policy, one list for all positions of the row. Positions at or past q_lens and rows
+ * that are skipped get out 0.
+ *
+ * args->layer                             0 … layers−1, each once in a step.
+ * args->k          [pages, P, Hk, D]      The layer's keys, in the options' dtype; in and out.
+ * args->v          [pages, P, Hk, Dv]     The layer's values; in and out.
+ * args->k_scale, v_scale                  As in `vwd_paged_kv`; the engine writes the scales of new tokens.
+ * args->new_k      [B, Hk, D]             Keys of the step's tokens after the rotary embedding, in the options' dtype; optional:
+ *               or [B, Q, Hk, D]          absent if the engine has written them to their pages. Row r of sequence i is token
+ *                                         seq_lens[i] − q_lens[i] + r. A token without a page is dropped.
+ * args->new_v      [B, Hk, Dv]            Values likewise; given with new_k.
+ *               or [B, Q, Hk, Dv]
+ * args->q          [B, Hq, D]             float32, float16 or bfloat16; optional: absent, the call writes and summarises only.
+ *               or [B, Q, Hq, D]
+ * args->sinks      [Hq]                   float32, optional; as in `vwd_attention`.
+ * args->out        [B, Hq, Dv]            dtype of q, or float32; out.
+ *               or [B, Q, Hq, Dv]
+ * Without a dimension for positions, Q of the step is 1.
+ *
+ * Rows that write tokens in a step share no page in which they write.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once its
+ * scratch is there; may be captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes
+ * this point.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch), UNSUPPORTED,
+ * DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_decoder_attend(const vwd_decoder *decoder,
+                              const vwd_decoder_attend_args *args,
+                              vwd_stream stream);
+
+/**
+ * Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session.
+ *
+ * Call it after `vwd_decoder_begin`, for `vwd_session_reserve`, before a graph is captured. The number follows from shapes,
+ * strides, dtypes and scalars, never from the contents of tensors. The arguments are checked as in the call.
+ *
+ * bytes  Out.
+ *
+ * Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_decoder_attend_scratch(const vwd_decoder *decoder,
+                                      const vwd_decoder_attend_args *args,
+                                      uint64_t *bytes);
+
+/**
+ * Verifies drafted tokens as `vwd_verify` does, and keeps what was accepted of each sequence's drafts.
+ *
+ * With a and n the numbers of accepted tokens and of trials (the accepted ones, and the rejected one if there is one), both
+ * multiplied by 0.9 before each verification, acceptance is p = (a + 1.6) / (n + 2). Recommended is the γ of 0 … max_draft that
+ * gives most tokens in the time, Σ_{j=0…γ} p^j / (1 + γ·draft_cost); ties go to fewer drafts. A row that drafted nothing forgets
+ * slowly, so that drafting is tried again.
+ *
+ * args->draft, target, draft_lens, accepted, next_token, committed  As in `vwd_verify`. Drafts may come from anywhere.
+ * args->sequences  [B]  int32, optional (absent: row i is sequence i): the sequence of each row, distinct, below
+ *                       max_sequences; a row with −1 is verified and not counted.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+ * captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point; inputs are
+ * not written.
+ * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_decoder_accept(const vwd_decoder *decoder,
+                              const vwd_decoder_accept_args *args,
+                              vwd_stream stream);
+
+/**
+ * Forgets what is known of the drafts of some sequences, for numbers that new sequences get.
+ *
+ * args->sequences  [n]  int32, optional (absent: all). Numbers outside 0 … max_sequences−1 are skipped.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+ * captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point.
+ * Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_decoder_reset(const vwd_decoder *decoder,
+                             const vwd_decoder_reset_args *args,
+                             vwd_stream stream);
 #ifdef __cplusplus
 }  /* extern "C" */
 #endif

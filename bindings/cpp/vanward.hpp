@@ -685,16 +685,70 @@ class BasicKvCache {
   std::unique_ptr<vwd_kv_cache, Release> handle_;
 };
 
+/// The attention of decode steps on the engine's own paged keys and values. Move-only; keeps what it needs of its session alive.
+template <class Report>
+class BasicDecoder {
+  template <class T>
+  using Return = typename Report::template Return<T>;
+
+ public:
+  BasicDecoder() = default;
+
+  static Return<BasicDecoder> create(const BasicSession<Report> &session, const vwd_decoder_options &options) {
+    vwd_decoder *handle = nullptr;
+    const vwd_status status = vwd_decoder_create(session.get(), &options, &handle);
+    return Report::finish(status, BasicDecoder(handle));
+  }
+
+  /// For calls of vanward.h itself; stays owned here.
+  vwd_decoder *get() const noexcept { return handle_.get(); }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+  Return<void> begin(const vwd_decoder_step &step, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_decoder_begin(get(), &step, stream));
+  }
+  Return<void> attend(const vwd_decoder_attend_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_decoder_attend(get(), &args, stream));
+  }
+  /// Bytes of scratch that attend with these arguments takes on a stream; 0 on a CPU session.
+  Return<std::uint64_t> attend_scratch(const vwd_decoder_attend_args &args) const {
+    std::uint64_t bytes = 0;
+    const vwd_status status = vwd_decoder_attend_scratch(get(), &args, &bytes);
+    return Report::finish(status, bytes);
+  }
+  Return<void> accept(const vwd_decoder_accept_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_decoder_accept(get(), &args, stream));
+  }
+  Return<void> reset(const vwd_decoder_reset_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_decoder_reset(get(), &args, stream));
+  }
+  Return<vwd_decoder_details> info() const {
+    auto details = make<vwd_decoder_details>();
+    const vwd_status status = vwd_decoder_info(get(), &details);
+    return Report::finish(status, details);
+  }
+
+ private:
+  explicit BasicDecoder(vwd_decoder *handle) : handle_(handle) {}
+
+  struct Release {
+    void operator()(vwd_decoder *decoder) const noexcept { vwd_decoder_release(decoder); }
+  };
+  std::unique_ptr<vwd_decoder, Release> handle_;
+};
+
 namespace nothrow {
 using Session = BasicSession<ByResult>;
 using Forecast = BasicForecast<ByResult>;
 using KvCache = BasicKvCache<ByResult>;
+using Decoder = BasicDecoder<ByResult>;
 }  // namespace nothrow
 
 #if defined(__cpp_exceptions)
 using Session = BasicSession<ByException>;
 using Forecast = BasicForecast<ByException>;
 using KvCache = BasicKvCache<ByException>;
+using Decoder = BasicDecoder<ByException>;
 #endif
 
 }  // namespace vanward

@@ -212,4 +212,30 @@ static inline outcome kv_cache_info(const vwd_kv_cache *cache, vwd_kv_cache_stat
   return outcome_of(vwd_kv_cache_info(cache, stats));
 }
 
+static inline outcome decoder_create(const vwd_session *session, const vwd_decoder_options *options,
+                                     vwd_decoder **decoder) {
+  return outcome_of(vwd_decoder_create(session, options, decoder));
+}
+static inline outcome decoder_begin(const vwd_decoder *decoder, const vwd_decoder_step *step, uintptr_t stream) {
+  return outcome_of(vwd_decoder_begin(decoder, step, (vwd_stream)stream));
+}
+static inline outcome decoder_attend(const vwd_decoder *decoder, const vwd_decoder_attend_args *args,
+                                     uintptr_t stream) {
+  return outcome_of(vwd_decoder_attend(decoder, args, (vwd_stream)stream));
+}
+static inline outcome decoder_attend_scratch(const vwd_decoder *decoder, const vwd_decoder_attend_args *args,
+                                             uint64_t *bytes) {
+  return outcome_of(vwd_decoder_attend_scratch(decoder, args, bytes));
+}
+static inline outcome decoder_accept(const vwd_decoder *decoder, const vwd_decoder_accept_args *args,
+                                     uintptr_t stream) {
+  return outcome_of(vwd_decoder_accept(decoder, args, (vwd_stream)stream));
+}
+static inline outcome decoder_reset(const vwd_decoder *decoder, const vwd_decoder_reset_args *args, uintptr_t stream) {
+  return outcome_of(vwd_decoder_reset(decoder, args, (vwd_stream)stream));
+}
+static inline outcome decoder_info(const vwd_decoder *decoder, vwd_decoder_details *details) {
+  return outcome_of(vwd_decoder_info(decoder, details));
+}
+
 #endif

@@ -5,6 +5,7 @@
 #![allow(non_camel_case_types)]
 
 mod attention;
+mod decoder;
 mod forecast;
 mod index;
 mod kv;
@@ -17,6 +18,7 @@ mod types;
 mod verify;
 
 pub use attention::*;
+pub use decoder::*;
 pub use forecast::*;
 pub use index::*;
 pub use kv::*;

@@ -6,6 +6,7 @@
 
 mod attention;
 pub mod boundary;
+mod decoder;
 mod forecast;
 mod index;
 mod kv;
@@ -17,6 +18,7 @@ mod topk;
 mod verify;
 
 pub use attention::*;
+pub use decoder::*;
 pub use forecast::*;
 pub use index::*;
 pub use kv::*;

@@ -1,9 +1,11 @@
-//! Families that predict the selection of a decode step before the step: predictor and forecast.
+//! Decode steps: the decoder runs their attention, predictor and forecast predict their selection.
 
+pub mod decoder;
 pub mod forecast;
 pub mod predictor;
 
 use crate::runtime::cuda::Family;
 
 /// Every family of this folder that has kernels.
-pub const FAMILIES: &[Family] = &[Family::of::<predictor::Kernels>(), Family::of::<forecast::Kernels>()];
+pub const FAMILIES: &[Family] =
+    &[Family::of::<predictor::Kernels>(), Family::of::<forecast::Kernels>(), Family::of::<decoder::Kernels>()];

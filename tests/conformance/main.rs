@@ -18,6 +18,7 @@ mod attention_rows;
 mod attention_variants;
 mod axis;
 mod contents;
+mod decoder;
 mod forecast;
 mod gather;
 mod index;
@@ -71,6 +72,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: predictor::ON_THE_CPU, on_cuda: false },
     Family { cases: forecast::CASES, on_cuda: true },
     Family { cases: contents::CASES, on_cuda: true },
+    Family { cases: decoder::CASES, on_cuda: true },
     Family { cases: attention::ON_THE_CPU, on_cuda: false },
 ];
 

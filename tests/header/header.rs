@@ -6,8 +6,20 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Each is a file of `src/abi` and, where it has functions, one of `src/capi`. The header has them in this order.
-const FAMILIES: [&str; 11] =
-    ["types", "session", "verify", "index", "select", "topk", "attention", "prefetch", "kv", "predictor", "forecast"];
+const FAMILIES: [&str; 12] = [
+    "types",
+    "session",
+    "verify",
+    "index",
+    "select",
+    "topk",
+    "attention",
+    "prefetch",
+    "kv",
+    "predictor",
+    "forecast",
+    "decoder",
+];
 
 const LINE: usize = 120;
 

@@ -50,7 +50,7 @@ class Abi(unittest.TestCase):
     def test_every_call_that_takes_arguments_has_a_method_with_each_of_them(self):
         of_the_library = {"struct_size", "flags", "tensor_count", "input_count", "grid_count"}
         for name in re.findall(r"\bvwd_(\w+)_args \*args, ", CODE):
-            owners = {"forecast_": vanward.Forecast, "kv_cache_": vanward.KvCache}
+            owners = {"forecast_": vanward.Forecast, "kv_cache_": vanward.KvCache, "decoder_": vanward.Decoder}
             prefix = next((prefix for prefix in owners if name.startswith(prefix)), "")
             owner = owners.get(prefix, vanward.Session)
             parameters = inspect.signature(getattr(owner, name.removeprefix(prefix))).parameters
@@ -73,6 +73,7 @@ class Abi(unittest.TestCase):
             ("STREAM", vanward.StreamRole),
             ("LOG", vanward.LogLevel),
             ("CHECK", vanward.Check),
+            ("DECODER", vanward.DecoderMode),
             ("INDEX", vanward.IndexKind),
             ("SELECT", vanward.SelectMethod),
             ("SELECT", vanward.SelectStatus),

@@ -22,6 +22,7 @@ from ._arguments import (
 )
 from ._enums import (
     Check,
+    DecoderMode,
     Device,
     GatherEngine,
     IndexKind,
@@ -34,6 +35,7 @@ from ._enums import (
     StreamRole,
     TopKOrder,
 )
+from ._decoder import Decoder, DecoderInfo, DecoderPolicy
 from ._errors import Error, FileError, InvalidArgument, OutOfMemory
 from ._forecast import Forecast, ForecastInfo
 from ._kv_cache import KvCache, KvCacheLayer, KvCacheSizes, KvCacheStats
@@ -50,6 +52,10 @@ __all__ = [
     "BlockList",
     "Call",
     "Check",
+    "Decoder",
+    "DecoderInfo",
+    "DecoderMode",
+    "DecoderPolicy",
     "Device",
     "Error",
     "FileError",

@@ -875,4 +875,132 @@ borrowed until the stream passes this point; inputs are not written.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
 UNSUPPORTED, DRIVER, INTERNAL.
 """,
+    "vwd_decoder_policy": """How a layer's sparse rows attend. The struct is final: it does not grow.
+""",
+    "vwd_decoder_options": """Options of `vwd_decoder_create`. A size without a default must be at least 1.
+""",
+    "vwd_decoder_details": """What a decoder keeps, filled by `vwd_decoder_info`. The tensors are views of its memory, valid as long as the decoder; calls on
+streams write them.
+
+draft_lens  [max_sequences]  int32. The number of tokens that is recommended to draft next, 0 … max_draft.
+acceptance  [max_sequences]  float32. The estimated probability that a drafted token is accepted.
+drafted     [max_sequences]  int32. Tokens drafted and verified since the sequence was reset.
+accepted    [max_sequences]  int32. Tokens of these that were accepted.
+""",
+    "vwd_decoder_step": """A step of `vwd_decoder_begin`; see there.
+""",
+    "vwd_decoder_attend_args": """Arguments of `vwd_decoder_attend`; see there.
+""",
+    "vwd_decoder_accept_args": """Arguments of `vwd_decoder_accept`; see there.
+""",
+    "vwd_decoder_reset_args": """Arguments of `vwd_decoder_reset`; see there.
+""",
+    "vwd_decoder_create": """Creates a decoder, with all memory that its calls use except for the scratch of their streams.
+
+session  Kept alive by the decoder; may be released first.
+options  Required; policies is read during the call.
+decoder  Out. Release with `vwd_decoder_release`.
+
+Blocks and allocates; not for capture. Thread-safe.
+Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
+allocated.
+""",
+    "vwd_decoder_release": """Releases a decoder; NULL is a no-op. No call on it may be in progress, and streams have passed its last call.
+""",
+    "vwd_decoder_info": """Fills `details`, whose struct_size the caller has set, with the decoder's memory and views of what it keeps of each sequence.
+
+Thread-safe. Errors: INVALID_ARGUMENT.
+""",
+    "vwd_decoder_begin": """Begins a step: decides for each row of the batch how it attends in each layer.
+
+A row takes part with the last q_lens[i] of its seq_lens[i] tokens. A sparse row becomes dense in a layer if it has fewer
+tokens than the layer's dense_below, or no more blocks than the layer's lists have room for by k or by forced blocks: then its
+result is that of dense attention bit for bit. All of this is decided on the device, so that a captured step serves growing
+contexts and changing modes.
+
+step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
+                                  modes. One mode for all rows saves the launches of the other.
+step->positions                   Q, positions of a row; at most max_positions; 0 means 1.
+step->shortest                    A promise: no sparse row has fewer tokens; 0: none. Where it exceeds what makes a row dense, all
+                                  rows of a SPARSE step are sparse, and the launches for dense rows are saved.
+step->page_table  [B, max_pages]  int32, optional (absent: row i has page i). A page outside 0 … pages−1 holds no tokens.
+step->seq_lens    [B]             int32: tokens of each row, those of this step included. At most max_rows rows.
+step->q_lens      [B]             int32, optional (absent: Q): tokens of each row in this step, clamped to 0 … Q.
+step->begin       [B]             int32, optional: the first token that is new to the summaries, for tokens that the engine
+                                  wrote itself, such as a prompt's or those of pages that were copied or swapped in. The
+                                  decoder's own new tokens are always summarised, together with the earlier ones of their page.
+step->modes       [B]             int32, optional: VWD_DECODER_* of each row; any other value skips the row.
+
+The tensors are read by this call and by those of `vwd_decoder_attend` until the next step: they must stay valid, and their
+contents unchanged, until the stream has passed these.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+captured, together with the step's `vwd_decoder_attend`. Calls on one decoder are ordered by the caller, by one stream or by
+events.
+Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+""",
+    "vwd_decoder_attend": """Attends in one layer of the step: writes the new keys and values to their pages, summarises the blocks that they touch, selects
+blocks for sparse rows, and computes the attention of every row.
+
+The result of a row is that of `vwd_attention` over all its tokens, if it is dense; otherwise over the blocks that
+`vwd_select_blocks` selects by the layer's policy, one list for all positions of the row. Positions at or past q_lens and rows
+that are skipped get out 0.
+
+layer                             0 … layers−1, each once in a step.
+k          [pages, P, Hk, D]      The layer's keys, in the options' dtype; in and out.
+v          [pages, P, Hk, Dv]     The layer's values; in and out.
+k_scale, v_scale                  As in `vwd_paged_kv`; the engine writes the scales of new tokens.
+new_k      [B, Hk, D]             Keys of the step's tokens after the rotary embedding, in the options' dtype; optional:
+        or [B, Q, Hk, D]          absent if the engine has written them to their pages. Row r of sequence i is token
+                                  seq_lens[i] − q_lens[i] + r. A token without a page is dropped.
+new_v      [B, Hk, Dv]            Values likewise; given with new_k.
+        or [B, Q, Hk, Dv]
+q          [B, Hq, D]             float32, float16 or bfloat16; optional: absent, the call writes and summarises only.
+        or [B, Q, Hq, D]
+sinks      [Hq]                   float32, optional; as in `vwd_attention`.
+out        [B, Hq, Dv]            dtype of q, or float32; out.
+        or [B, Q, Hq, Dv]
+Without a dimension for positions, Q of the step is 1.
+
+Rows that write tokens in a step share no page in which they write.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once its
+scratch is there; may be captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes
+this point.
+Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch), UNSUPPORTED,
+DRIVER, INTERNAL.
+""",
+    "vwd_decoder_attend_scratch": """Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session.
+
+Call it after `vwd_decoder_begin`, for `vwd_session_reserve`, before a graph is captured. The number follows from shapes,
+strides, dtypes and scalars, never from the contents of tensors. The arguments are checked as in the call.
+
+bytes  Out.
+
+Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+""",
+    "vwd_decoder_accept": """Verifies drafted tokens as `vwd_verify` does, and keeps what was accepted of each sequence's drafts.
+
+With a and n the numbers of accepted tokens and of trials (the accepted ones, and the rejected one if there is one), both
+multiplied by 0.9 before each verification, acceptance is p = (a + 1.6) / (n + 2). Recommended is the γ of 0 … max_draft that
+gives most tokens in the time, Σ_{j=0…γ} p^j / (1 + γ·draft_cost); ties go to fewer drafts. A row that drafted nothing forgets
+slowly, so that drafting is tried again.
+
+draft, target, draft_lens, accepted, next_token, committed  As in `vwd_verify`. Drafts may come from anywhere.
+sequences  [B]  int32, optional (absent: row i is sequence i): the sequence of each row, distinct, below
+                max_sequences; a row with −1 is verified and not counted.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point; inputs are
+not written.
+Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
+""",
+    "vwd_decoder_reset": """Forgets what is known of the drafts of some sequences, for numbers that new sequences get.
+
+sequences  [n]  int32, optional (absent: all). Numbers outside 0 … max_sequences−1 are skipped.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point.
+Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+""",
 }

@@ -45,6 +45,12 @@ class Check(enum.IntEnum):
     NOTHING = c.VWD_CHECK_NOTHING
 
 
+class DecoderMode(enum.IntEnum):
+    SKIP = c.VWD_DECODER_SKIP
+    SPARSE = c.VWD_DECODER_SPARSE
+    DENSE = c.VWD_DECODER_DENSE
+
+
 class IndexKind(enum.IntEnum):
     MINMAX = c.VWD_INDEX_MINMAX
     MEAN = c.VWD_INDEX_MEAN

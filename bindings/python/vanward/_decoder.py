@@ -1,0 +1,168 @@
+"""The decoder: the attention of decode steps on the engine's own paged keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref, c_void_p, sizeof
+from typing import Any, NamedTuple
+
+from . import _header
+from ._abi import lib
+from ._arguments import Array, Call, arguments, documented
+from ._enums import DecoderMode
+from ._errors import invoke
+from ._kv_cache import _DTYPES
+from ._session import Session, at_once
+
+
+@documented
+class DecoderPolicy(NamedTuple):
+    """vwd_decoder_policy: how a layer's sparse rows attend."""
+
+    method: int = 0
+    k: int = 0
+    init_blocks: int = 0
+    local_blocks: int = 0
+    dense_below: int = 0
+    window: int = 0
+
+
+@documented
+class DecoderInfo(NamedTuple):
+    """vwd_decoder_details: what a decoder keeps; the arrays are valid until close."""
+
+    bytes: int
+    draft_lens: Array
+    acceptance: Array
+    drafted: Array
+    accepted: Array
+
+
+@documented
+class Decoder:
+    """The attention of decode steps. It may outlive its session.
+
+    Options are the fields of vwd_decoder_options, with dtype "float32", "float16", "bfloat16", "float8_e4m3fn" or
+    "float8_e5m2" in place of its code and bits, and policies a sequence of DecoderPolicy, one for each layer.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        dtype: str,
+        policy: DecoderPolicy | None = None,
+        policies: Sequence[DecoderPolicy] = (),
+        **options: Any,
+    ):
+        self.handle: int | None = None
+        if dtype not in _DTYPES:
+            raise ValueError(f"decoder_create: dtype: {dtype!r}; expected one of {', '.join(_DTYPES)}")
+        code, bits = _DTYPES[dtype]
+        self._keep: list[Any] = []
+        fields = dict(options, dtype_code=code, dtype_bits=bits)
+        c = arguments(_header.vwd_decoder_options, self._keep, inputs=fields, outputs={})
+        if policy is not None:
+            c.policy = _header.vwd_decoder_policy(*policy)
+        if policies:
+            array = (_header.vwd_decoder_policy * len(policies))(*(tuple(p) for p in policies))
+            c.policies, c.policy_count = array, len(policies)
+        handle = c_void_p()
+        invoke("decoder_create", session.handle, byref(c), byref(handle))
+        self.handle = handle.value
+
+    def close(self) -> None:
+        """Releases the decoder; again does nothing, and calls after it fail."""
+        handle, self.handle = self.handle, None
+        lib.vwd_decoder_release(handle)
+
+    def __enter__(self) -> Decoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def begin(
+        self,
+        *,
+        seq_lens: Array,
+        page_table: Array | None = None,
+        q_lens: Array | None = None,
+        begin: Array | None = None,
+        modes: Array | None = None,
+        mode: int | DecoderMode = 0,
+        positions: int = 0,
+        shortest: int = 0,
+        stream: int = 0,
+    ) -> None:
+        """vwd_decoder_begin: begins a step. Its arrays are kept until the next one."""
+        keep: list[Any] = []
+        inputs = dict(
+            seq_lens=seq_lens,
+            page_table=page_table,
+            q_lens=q_lens,
+            begin=begin,
+            modes=modes,
+            mode=int(mode),
+            positions=positions,
+            shortest=shortest,
+        )
+        step = arguments(_header.vwd_decoder_step, keep, inputs=inputs, outputs={})
+        invoke("decoder_begin", self.handle, byref(step), stream)
+        self._step = keep
+
+    def prepare_attend(
+        self,
+        *,
+        layer: int,
+        k: Array,
+        v: Array,
+        k_scale: Array | None = None,
+        v_scale: Array | None = None,
+        new_k: Array | None = None,
+        new_v: Array | None = None,
+        q: Array | None = None,
+        sinks: Array | None = None,
+        out: Array | None = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_decoder_attend: writes the new keys and values, selects and attends in one layer of the step."""
+        inputs = dict(layer=layer, k_scale=k_scale, v_scale=v_scale, new_k=new_k, new_v=new_v, q=q, sinks=sinks)
+        outputs = dict(k=k, v=v, out=out)
+        return Call(self, _header.vwd_decoder_attend_args, stream, inputs=inputs, outputs=outputs)
+
+    def prepare_accept(
+        self,
+        *,
+        draft: Array,
+        target: Array,
+        accepted: Array,
+        next_token: Array,
+        draft_lens: Array | None = None,
+        sequences: Array | None = None,
+        committed: Array | None = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_decoder_accept: verifies drafted tokens, and keeps what was accepted of each sequence's."""
+        return Call(
+            self,
+            _header.vwd_decoder_accept_args,
+            stream,
+            inputs=dict(draft=draft, target=target, draft_lens=draft_lens, sequences=sequences),
+            outputs=dict(accepted=accepted, next_token=next_token, committed=committed),
+        )
+
+    def prepare_reset(self, *, sequences: Array | None = None, stream: int = 0) -> Call:
+        """vwd_decoder_reset: forgets what is known of some sequences' drafts."""
+        inputs = dict(sequences=sequences)
+        return Call(self, _header.vwd_decoder_reset_args, stream, inputs=inputs, outputs={})
+
+    attend = at_once(prepare_attend)
+    accept = at_once(prepare_accept)
+    reset = at_once(prepare_reset)
+
+    def info(self) -> DecoderInfo:
+        """vwd_decoder_info: the decoder's memory, and views of what it keeps of each sequence."""
+        details = _header.vwd_decoder_details(struct_size=sizeof(_header.vwd_decoder_details))
+        invoke("decoder_info", self.handle, byref(details))
+        return DecoderInfo(*(getattr(details, name) for name in DecoderInfo._fields))

@@ -1,0 +1,112 @@
+// The decoder's own work on the rows of a step.
+//
+//   decoder_distribute   which positions of each row attend a selection and which attend all tokens, for each threshold of length
+//   decoder_append       copies the keys and values of new tokens to their pages
+//   decoder_take         copies the outputs of dense rows to where the outputs of sparse rows are
+//   decoder_observe      adds what a verification accepted, and recommends how many tokens to draft next
+//
+// Bytes: each row of channels is read once and written once; the rest is some words a row.
+//
+// Work split: a thread for each row (distribute, observe); a warp for each position and head, of keys and of values (append, take).
+//
+// Sums and products of decoder_observe are rounded one by one, as on the CPU.
+//
+// targets: compute_80, compute_90
+
+#include "decoder/params.cuh"
+
+constexpr int32 SPARSE = 1, DENSE = 2;  // VWD_DECODER_*
+
+extern "C" __global__ void __launch_bounds__(THREADS) decoder_distribute(const __grid_constant__ DistributeParams p) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const uint32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= p.batch) return;
+    const int32 mode = p.modes.at_or(i, p.mode), tokens = max(p.seq_lens.at(i), 0);
+    const bool is_taken = mode == SPARSE || mode == DENSE;
+    const int32 count = is_taken ? min(max(p.q_lens.at_or(i, p.positions), 0), p.positions) : 0;
+    const int32 first = max(tokens - count, 0), begin = min(max(p.begin.at_or(i, first), 0), first);
+    p.rows[i] = count;
+    p.from[i] = is_taken ? begin - int32(uint32(begin) % uint32(p.page_size)) : tokens;
+    for (uint32 c = 0; c < p.classes; ++c) {
+        const int32 threshold = p.thresholds[c];
+        const bool is_dense = mode == DENSE || (tokens <= threshold && p.shortest <= uint32(threshold));
+        int32 *lens = p.lens + uint64(c) * 2 * p.max_rows + i;
+        lens[0] = is_dense ? 0 : count;
+        lens[p.max_rows] = is_dense ? count : 0;
+    }
+}
+
+template <typename Unit>
+__device__ inline void copy_units(const char *from, int64 from_step, char *to, int64 to_step, uint32 units) {
+    for (uint32 u = threadIdx.x % WARP; u < units; u += WARP) as<Unit>(to + u * to_step) = as<Unit>(from + u * from_step);
+}
+
+// Copies a row of channels, by all lanes of the warp. Units of 16 bytes lie side by side; smaller ones are elements.
+__device__ inline void copy_channels(const Copied &c, uint64 from0, uint32 from1, uint64 to0, uint32 to1, uint32 head) {
+    const char *from = c.from + int64(from0) * c.from_steps[0] + from1 * c.from_steps[1] + head * c.from_steps[2];
+    char *to = c.to + int64(to0) * c.to_steps[0] + to1 * c.to_steps[1] + head * c.to_steps[2];
+    if (c.log_unit == 4)
+        copy_units<uint4>(from, 16, to, 16, c.bytes / 16);
+    else if (c.log_unit == 2)
+        copy_units<uint32>(from, c.from_steps[3], to, c.to_steps[3], c.bytes / 4);
+    else if (c.log_unit == 1)
+        copy_units<uint16>(from, c.from_steps[3], to, c.to_steps[3], c.bytes / 2);
+    else
+        copy_units<uint8>(from, c.from_steps[3], to, c.to_steps[3], c.bytes);
+}
+
+__device__ inline uint32 warp_number() { return (blockIdx.x * THREADS + threadIdx.x) / WARP; }
+
+extern "C" __global__ void __launch_bounds__(THREADS) decoder_append(const __grid_constant__ AppendParams p) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const uint32 warp = warp_number(), part = warp % 2, cell = warp / 2;
+    const uint32 head = cell % p.heads, at = cell / p.heads, n = at % p.positions, i = at / p.positions;
+    if (i >= p.batch) return;
+    const int32 count = p.rows[i];
+    const int64 token = int64(p.seq_lens.at(i)) - count + n;
+    if (int32(n) >= count || token < 0 || uint64(token) >= p.capacity) return;
+    const uint32 number = uint32(token) / p.page_size, row = uint32(token) - number * p.page_size;
+    const uint32 page = p.table ? as<uint32>(p.table + i * p.table_seq + number * p.table_page) : i;
+    if (page < p.pages) copy_channels(p.parts[part], i, n, page, row, head);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) decoder_take(const __grid_constant__ TakeParams p) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const uint32 warp = warp_number(), head = warp % p.heads, at = warp / p.heads, n = at % p.positions, i = at / p.positions;
+    if (i < p.batch && int32(n) < p.lens[i]) copy_channels(p.part, i, n, i, n, head);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) decoder_observe(const __grid_constant__ ObserveParams p) {
+    constexpr float KEPT = 0.9f, PRIOR_TRIALS = 2.0f, PRIOR_HITS = 1.6f;
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const uint32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= p.rows) return;
+    const uint32 sequence = p.sequences.at_or(i, i);
+    if (sequence >= p.count) return;
+    float hits = 0.0f, trials = 0.0f;
+    if (p.accepted.data) {
+        const int32 drafted = min(max(p.draft_lens.at_or(i, p.gamma), 0), p.gamma), accepted = p.accepted.at(i);
+        p.total_drafted[sequence] = int32(min(int64(p.total_drafted[sequence]) + drafted, 0x7fffffffll));
+        p.total_accepted[sequence] = int32(min(int64(p.total_accepted[sequence]) + accepted, 0x7fffffffll));
+        hits = __fadd_rn(__fmul_rn(KEPT, p.hits[sequence]), float(accepted));
+        trials = __fadd_rn(__fmul_rn(KEPT, p.trials[sequence]), float(min(drafted, accepted + 1)));
+    } else {
+        p.total_drafted[sequence] = p.total_accepted[sequence] = 0;
+    }
+    const float acceptance = __fdiv_rn(__fadd_rn(hits, PRIOR_HITS), __fadd_rn(trials, PRIOR_TRIALS));
+    p.hits[sequence] = hits, p.trials[sequence] = trials, p.acceptance[sequence] = acceptance;
+    // γ drafts give Σ_{j ≤ γ} p^j tokens in the time 1 + γ·cost.
+    float tokens = 1.0f, power = 1.0f, rate = 1.0f;
+    int32 best = 0;
+    for (int32 gamma = 1; gamma <= p.most; ++gamma) {
+        power = __fmul_rn(power, acceptance);
+        tokens = __fadd_rn(tokens, power);
+        const float found = __fdiv_rn(tokens, __fadd_rn(1.0f, __fmul_rn(float(gamma), p.cost)));
+        if (found > rate) best = gamma, rate = found;
+    }
+    p.recommended[sequence] = best;
+}

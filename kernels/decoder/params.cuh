@@ -1,0 +1,59 @@
+// Parameters of the decoder's kernels. Strides are in bytes.
+#pragma once
+
+#include "common/types.cuh"
+
+constexpr uint32 THREADS = 128;
+
+// An int32 for each row, or null.
+struct Entries {
+    const char *data;
+    int64 step;
+
+    __device__ int32 at(uint32 i) const { return as<int32>(data + i * step); }
+    __device__ int32 at_or(uint32 i, int32 other) const { return data ? at(i) : other; }
+};
+
+struct DistributeParams {
+    Entries modes, seq_lens, q_lens, begin;  // [B]; modes, q_lens and begin may be null
+    const int32 *thresholds;                 // [classes]
+    int32 *lens;                             // [classes, 2, max_rows]: positions of sparse rows, positions of dense rows
+    int32 *rows, *from;                      // [max_rows]
+    int32 mode, positions, page_size;
+    uint32 batch, classes, max_rows, shortest;
+};
+
+// Rows of channels that are copied: [B or pages, Q or P, heads, channels] on both sides.
+struct Copied {
+    const char *from;
+    char *to;
+    int64 from_steps[4], to_steps[4];
+    uint32 bytes, log_unit;  // of a row of channels; of the unit that a lane copies
+};
+
+struct AppendParams {
+    Copied parts[2];
+    Entries seq_lens;
+    const char *table;  // [B, max_pages] int32, or null: sequence i has page i
+    int64 table_seq, table_page;
+    const int32 *rows;  // [B]
+    uint64 capacity;    // tokens that the pages of a sequence have room for
+    uint32 batch, positions, heads, pages, page_size;
+};
+
+struct TakeParams {
+    Copied part;
+    const int32 *lens;  // [B]
+    uint32 batch, positions, heads;
+};
+
+struct ObserveParams {
+    Entries sequences, accepted, draft_lens;  // [B]; sequences and draft_lens may be null; accepted null: the sequences are reset
+    float *hits, *trials, *acceptance;        // [count]
+    int32 *recommended, *total_drafted, *total_accepted;
+    float cost;
+    int32 most, gamma;
+    uint32 count, rows;
+};
+
+#include "decoder/layout.cuh"

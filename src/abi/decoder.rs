@@ -1,0 +1,175 @@
+//! Decoder: the attention of decode steps, layer by layer, on the engine's own paged keys and values.
+
+use super::{Versioned, vwd_tensor};
+
+/// The row takes no part in the step: nothing of it is written or read.
+pub const VWD_DECODER_SKIP: u32 = 0;
+/// The row attends a selection of its blocks. Drafts of tokens are made so.
+pub const VWD_DECODER_SPARSE: u32 = 1;
+/// The row attends all its tokens. Drafts are verified so, and the text is then that of dense attention.
+pub const VWD_DECODER_DENSE: u32 = 2;
+
+/// How a layer's sparse rows attend. The struct is final: it does not grow.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_decoder_policy {
+    /// VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries.
+    pub method: u32,
+    /// Budget of a list, forced blocks included; at least 1 unless the layer is dense.
+    pub k: u32,
+    /// Blocks that are always selected: the first and the last ones. The token of a step is in the last one.
+    pub init_blocks: u32,
+    pub local_blocks: u32,
+    /// Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case.
+    pub dense_below: u32,
+    /// Tokens that a position sees, itself included; 0: all.
+    pub window: u32,
+}
+
+/// Options of `vwd_decoder_create`. A size without a default must be at least 1.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_decoder_options {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    pub layers: u32,
+    /// Largest number of rows of a step, B.
+    pub max_rows: u32,
+    /// Largest number of positions of a row in a step, Q: γ + 1 to verify γ drafts; 0 means 1.
+    pub max_positions: u32,
+    /// Largest number of sequences about which statistics of drafts are kept; 0 means max_rows.
+    pub max_sequences: u32,
+    /// Hq and Hk; Hq is a multiple of Hk.
+    pub query_heads: u32,
+    pub kv_heads: u32,
+    /// D and Dv: channels of a key and of a value, multiples of 8 in 16 … 576.
+    pub key_dim: u32,
+    pub value_dim: u32,
+    /// DLPack's code and bits of keys and values: float32, float16, bfloat16, float8_e4m3fn or float8_e5m2.
+    pub dtype_code: u32,
+    pub dtype_bits: u32,
+    /// P, tokens of a page, and the number of pages of a layer's cache.
+    pub page_size: u32,
+    pub pages: u32,
+    /// S, tokens of a block: S divides P or P divides S.
+    pub block_size: u32,
+    /// Factor on q·k, above 0; 0 means 1/√D, and is not allowed if D ≠ Dv.
+    pub scale: f32,
+    /// c: s becomes c·tanh(s / c). 0: no soft cap.
+    pub soft_cap: f32,
+    /// Largest number of tokens that is recommended to draft; 0 means max_positions − 1.
+    pub max_draft: u32,
+    /// The time of one drafting step as a part of the time of one verifying step, above 0; 0 means 0.5. It decides how many
+    /// tokens are recommended.
+    pub draft_cost: f32,
+    /// The policy of layers that `policies` does not name.
+    pub policy: vwd_decoder_policy,
+    /// Length of the array policies: 0, or the number of layers.
+    pub policy_count: u32,
+    pub policies: *const vwd_decoder_policy,
+    /// [layers, Hk, D]  float32, optional: `axis_weights` and `axis_centre` of each layer's index. They must stay valid as long
+    /// as the decoder.
+    pub axis_weights: vwd_tensor,
+    pub axis_centre: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_decoder_options {}
+
+/// What a decoder keeps, filled by `vwd_decoder_info`. The tensors are views of its memory, valid as long as the decoder; calls on
+/// streams write them.
+///
+/// draft_lens  [max_sequences]  int32. The number of tokens that is recommended to draft next, 0 … max_draft.
+/// acceptance  [max_sequences]  float32. The estimated probability that a drafted token is accepted.
+/// drafted     [max_sequences]  int32. Tokens drafted and verified since the sequence was reset.
+/// accepted    [max_sequences]  int32. Tokens of these that were accepted.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_decoder_details {
+    pub struct_size: u32,
+    pub flags: u32,
+    /// Bytes that the decoder has allocated where the session computes.
+    pub bytes: u64,
+    pub draft_lens: vwd_tensor,
+    pub acceptance: vwd_tensor,
+    pub drafted: vwd_tensor,
+    pub accepted: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_decoder_details {}
+
+/// A step of `vwd_decoder_begin`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_decoder_step {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    pub mode: u32,
+    pub positions: u32,
+    pub shortest: u32,
+    pub page_table: vwd_tensor,
+    pub seq_lens: vwd_tensor,
+    pub q_lens: vwd_tensor,
+    pub begin: vwd_tensor,
+    pub modes: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_decoder_step {}
+
+/// Arguments of `vwd_decoder_attend`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_decoder_attend_args {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    pub layer: u32,
+    pub k: vwd_tensor,
+    pub v: vwd_tensor,
+    pub k_scale: vwd_tensor,
+    pub v_scale: vwd_tensor,
+    pub new_k: vwd_tensor,
+    pub new_v: vwd_tensor,
+    pub q: vwd_tensor,
+    pub sinks: vwd_tensor,
+    pub out: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_decoder_attend_args {}
+
+/// Arguments of `vwd_decoder_accept`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_decoder_accept_args {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    pub draft: vwd_tensor,
+    pub target: vwd_tensor,
+    pub draft_lens: vwd_tensor,
+    pub sequences: vwd_tensor,
+    pub accepted: vwd_tensor,
+    pub next_token: vwd_tensor,
+    pub committed: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_decoder_accept_args {}
+
+/// Arguments of `vwd_decoder_reset`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_decoder_reset_args {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    pub sequences: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_decoder_reset_args {}

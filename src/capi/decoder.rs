@@ -1,0 +1,239 @@
+//! Decoder: the attention of decode steps, layer by layer, on the engine's own paged keys and values.
+
+use super::boundary::{Handle, boundary, computing, handle, out, release, versioned, write_versioned};
+use super::session::vwd_session;
+use crate::abi::{
+    vwd_decoder_accept_args, vwd_decoder_attend_args, vwd_decoder_details, vwd_decoder_options, vwd_decoder_reset_args,
+    vwd_decoder_step, vwd_status, vwd_stream,
+};
+use crate::decode::decoder::Decoder;
+use crate::runtime::fork::Process;
+use std::mem::MaybeUninit;
+
+/// The attention of decode steps of one model. Opaque.
+///
+/// The engine keeps its keys and values, its page tables and its scheduler. The decoder keeps what sparse attention needs beside
+/// them: summaries of blocks, lists, intermediate results, and what is known of each sequence's drafts. Summaries lie by page of
+/// the engine's cache, so that a sequence that joins, leaves, is preempted in place or shares the pages of a prefix needs no
+/// call. A block of several pages has its summary in its first page: where blocks are larger than pages, sequences that share
+/// pages share whole blocks of them.
+///
+/// Drafting with sparse attention and verifying with dense attention gives the text of dense attention: steps of one position in
+/// mode VWD_DECODER_SPARSE draft, a step of γ + 1 positions in mode VWD_DECODER_DENSE computes the drafted tokens again, which
+/// replaces their keys, values and summaries, and `vwd_decoder_accept` commits what agrees.
+pub struct vwd_decoder(Decoder, Process);
+
+impl Handle for vwd_decoder {
+    #[inline]
+    fn maker(&self) -> Process {
+        self.1
+    }
+}
+
+/// Creates a decoder, with all memory that its calls use except for the scratch of their streams.
+///
+/// session  Kept alive by the decoder; may be released first.
+/// options  Required; policies is read during the call.
+/// decoder  Out. Release with `vwd_decoder_release`.
+///
+/// Blocks and allocates; not for capture. Thread-safe.
+/// Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
+/// allocated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_decoder_create(
+    session: *const vwd_session,
+    options: *const vwd_decoder_options,
+    decoder: *mut *mut vwd_decoder,
+) -> vwd_status {
+    boundary("vwd_decoder_create", || {
+        let mut buffer = MaybeUninit::uninit();
+        // SAFETY: the C contract of the arguments.
+        unsafe {
+            let (session, options) = (handle(session, "session")?, versioned(options, "options", &mut buffer)?);
+            let decoder = out(decoder, "decoder")?;
+            let created = Decoder::create(&session.0, options)?;
+            decoder.write(Box::into_raw(Box::new(vwd_decoder(created, session.maker()))));
+        }
+        Ok(())
+    })
+}
+
+/// Releases a decoder; NULL is a no-op. No call on it may be in progress, and streams have passed its last call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_decoder_release(decoder: *mut vwd_decoder) {
+    // SAFETY: the C contract of decoder.
+    unsafe { release(decoder) }
+}
+
+/// Fills `details`, whose struct_size the caller has set, with the decoder's memory and views of what it keeps of each sequence.
+///
+/// Thread-safe. Errors: INVALID_ARGUMENT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_decoder_info(
+    decoder: *const vwd_decoder,
+    details: *mut vwd_decoder_details,
+) -> vwd_status {
+    boundary("vwd_decoder_info", || {
+        // SAFETY: the C contract of the arguments.
+        unsafe { write_versioned(details, &handle(decoder, "decoder")?.0.details(), "details") }
+    })
+}
+
+/// Begins a step: decides for each row of the batch how it attends in each layer.
+///
+/// A row takes part with the last q_lens[i] of its seq_lens[i] tokens. A sparse row becomes dense in a layer if it has fewer
+/// tokens than the layer's dense_below, or no more blocks than the layer's lists have room for by k or by forced blocks: then its
+/// result is that of dense attention bit for bit. All of this is decided on the device, so that a captured step serves growing
+/// contexts and changing modes.
+///
+/// step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
+///                                   modes. One mode for all rows saves the launches of the other.
+/// step->positions                   Q, positions of a row; at most max_positions; 0 means 1.
+/// step->shortest                    A promise: no sparse row has fewer tokens; 0: none. Where it exceeds what makes a row dense, all
+///                                   rows of a SPARSE step are sparse, and the launches for dense rows are saved.
+/// step->page_table  [B, max_pages]  int32, optional (absent: row i has page i). A page outside 0 … pages−1 holds no tokens.
+/// step->seq_lens    [B]             int32: tokens of each row, those of this step included. At most max_rows rows.
+/// step->q_lens      [B]             int32, optional (absent: Q): tokens of each row in this step, clamped to 0 … Q.
+/// step->begin       [B]             int32, optional: the first token that is new to the summaries, for tokens that the engine
+///                                   wrote itself, such as a prompt's or those of pages that were copied or swapped in. The
+///                                   decoder's own new tokens are always summarised, together with the earlier ones of their page.
+/// step->modes       [B]             int32, optional: VWD_DECODER_* of each row; any other value skips the row.
+///
+/// The tensors are read by this call and by those of `vwd_decoder_attend` until the next step: they must stay valid, and their
+/// contents unchanged, until the stream has passed these.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+/// captured, together with the step's `vwd_decoder_attend`. Calls on one decoder are ordered by the caller, by one stream or by
+/// events.
+/// Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_decoder_begin(
+    decoder: *const vwd_decoder,
+    step: *const vwd_decoder_step,
+    stream: vwd_stream,
+) -> vwd_status {
+    computing("vwd_decoder_begin", || {
+        let mut buffer = MaybeUninit::uninit();
+        // SAFETY: the C contract of decoder and step.
+        let (decoder, step) = unsafe { (handle(decoder, "decoder")?, versioned(step, "step", &mut buffer)?) };
+        decoder.0.begin(step, stream)
+    })
+}
+
+/// Attends in one layer of the step: writes the new keys and values to their pages, summarises the blocks that they touch, selects
+/// blocks for sparse rows, and computes the attention of every row.
+///
+/// The result of a row is that of `vwd_attention` over all its tokens, if it is dense; otherwise over the blocks that
+/// `vwd_select_blocks` selects by the layer's policy, one list for all positions of the row. Positions at or past q_lens and rows
+/// that are skipped get out 0.
+///
+/// args->layer                             0 … layers−1, each once in a step.
+/// args->k          [pages, P, Hk, D]      The layer's keys, in the options' dtype; in and out.
+/// args->v          [pages, P, Hk, Dv]     The layer's values; in and out.
+/// args->k_scale, v_scale                  As in `vwd_paged_kv`; the engine writes the scales of new tokens.
+/// args->new_k      [B, Hk, D]             Keys of the step's tokens after the rotary embedding, in the options' dtype; optional:
+///               or [B, Q, Hk, D]          absent if the engine has written them to their pages. Row r of sequence i is token
+///                                         seq_lens[i] − q_lens[i] + r. A token without a page is dropped.
+/// args->new_v      [B, Hk, Dv]            Values likewise; given with new_k.
+///               or [B, Q, Hk, Dv]
+/// args->q          [B, Hq, D]             float32, float16 or bfloat16; optional: absent, the call writes and summarises only.
+///               or [B, Q, Hq, D]
+/// args->sinks      [Hq]                   float32, optional; as in `vwd_attention`.
+/// args->out        [B, Hq, Dv]            dtype of q, or float32; out.
+///               or [B, Q, Hq, Dv]
+/// Without a dimension for positions, Q of the step is 1.
+///
+/// Rows that write tokens in a step share no page in which they write.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once its
+/// scratch is there; may be captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes
+/// this point.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch), UNSUPPORTED,
+/// DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_decoder_attend(
+    decoder: *const vwd_decoder,
+    args: *const vwd_decoder_attend_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    computing("vwd_decoder_attend", || {
+        let mut buffer = MaybeUninit::uninit();
+        // SAFETY: the C contract of decoder and args.
+        let (decoder, args) = unsafe { (handle(decoder, "decoder")?, versioned(args, "args", &mut buffer)?) };
+        decoder.0.attend(args, stream)
+    })
+}
+
+/// Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session.
+///
+/// Call it after `vwd_decoder_begin`, for `vwd_session_reserve`, before a graph is captured. The number follows from shapes,
+/// strides, dtypes and scalars, never from the contents of tensors. The arguments are checked as in the call.
+///
+/// bytes  Out.
+///
+/// Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_decoder_attend_scratch(
+    decoder: *const vwd_decoder,
+    args: *const vwd_decoder_attend_args,
+    bytes: *mut u64,
+) -> vwd_status {
+    computing("vwd_decoder_attend_scratch", || {
+        let mut buffer = MaybeUninit::uninit();
+        // SAFETY: the C contract of decoder, args and bytes.
+        let (decoder, args, bytes) =
+            unsafe { (handle(decoder, "decoder")?, versioned(args, "args", &mut buffer)?, out(bytes, "bytes")?) };
+        bytes.write(decoder.0.attend_scratch(args)?);
+        Ok(())
+    })
+}
+
+/// Verifies drafted tokens as `vwd_verify` does, and keeps what was accepted of each sequence's drafts.
+///
+/// With a and n the numbers of accepted tokens and of trials (the accepted ones, and the rejected one if there is one), both
+/// multiplied by 0.9 before each verification, acceptance is p = (a + 1.6) / (n + 2). Recommended is the γ of 0 … max_draft that
+/// gives most tokens in the time, Σ_{j=0…γ} p^j / (1 + γ·draft_cost); ties go to fewer drafts. A row that drafted nothing forgets
+/// slowly, so that drafting is tried again.
+///
+/// args->draft, target, draft_lens, accepted, next_token, committed  As in `vwd_verify`. Drafts may come from anywhere.
+/// args->sequences  [B]  int32, optional (absent: row i is sequence i): the sequence of each row, distinct, below
+///                       max_sequences; a row with −1 is verified and not counted.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+/// captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point; inputs are
+/// not written.
+/// Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_decoder_accept(
+    decoder: *const vwd_decoder,
+    args: *const vwd_decoder_accept_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    computing("vwd_decoder_accept", || {
+        let mut buffer = MaybeUninit::uninit();
+        // SAFETY: the C contract of decoder and args.
+        let (decoder, args) = unsafe { (handle(decoder, "decoder")?, versioned(args, "args", &mut buffer)?) };
+        decoder.0.accept(args, stream)
+    })
+}
+
+/// Forgets what is known of the drafts of some sequences, for numbers that new sequences get.
+///
+/// args->sequences  [n]  int32, optional (absent: all). Numbers outside 0 … max_sequences−1 are skipped.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+/// captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point.
+/// Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_decoder_reset(
+    decoder: *const vwd_decoder,
+    args: *const vwd_decoder_reset_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    computing("vwd_decoder_reset", || {
+        let mut buffer = MaybeUninit::uninit();
+        // SAFETY: the C contract of decoder and args.
+        let (decoder, args) = unsafe { (handle(decoder, "decoder")?, versioned(args, "args", &mut buffer)?) };
+        decoder.0.reset(args, stream)
+    })
+}

@@ -1,0 +1,159 @@
+//! The decoder's own work on the CPU.
+
+use super::rows::{Append, Distribute, Drafts, KEPT, Modes, Observe, Take, acceptance, steps};
+use crate::abi::{VWD_DECODER_DENSE, VWD_DECODER_SPARSE};
+use crate::core::tensor::Tensor;
+use crate::runtime::cpu::Cpu;
+
+/// An entry of a [B] int32 tensor.
+///
+/// # Safety
+/// The call's caller keeps the tensor valid, and there is a row `i`.
+unsafe fn entry(t: &Tensor, i: usize) -> i32 {
+    // SAFETY: says the caller.
+    unsafe { t.get::<i32, 1>([i]) }
+}
+
+pub fn distribute(_: &Cpu, r: &Distribute) {
+    for i in 0..r.batch() {
+        // SAFETY: i is a row; the decoder's memory has room for all rows of all classes.
+        unsafe {
+            let mode = match &r.modes {
+                Modes::All(mode) => *mode as i32,
+                Modes::Each(modes) => entry(modes, i),
+            };
+            let tokens = entry(&r.seq_lens, i).max(0);
+            let given = r.q_lens.as_ref().map_or(r.positions as i32, |lens| entry(lens, i));
+            let is_taken = mode == VWD_DECODER_SPARSE as i32 || mode == VWD_DECODER_DENSE as i32;
+            let count = if is_taken { given.clamp(0, r.positions as i32) } else { 0 };
+            let first = (tokens - count).max(0);
+            let begin = r.begin.as_ref().map_or(first, |begin| entry(begin, i).clamp(0, first));
+            *r.rows.add(i) = count;
+            *r.from.add(i) = if is_taken { begin - begin % r.page_size as i32 } else { tokens };
+            for class in 0..r.classes {
+                let threshold = *r.thresholds.add(class);
+                let is_short = tokens <= threshold && r.shortest as i64 <= threshold as i64;
+                let is_dense = mode == VWD_DECODER_DENSE as i32 || is_short;
+                let lens = r.lens.add(class * 2 * r.max_rows + i);
+                *lens = if is_dense { 0 } else { count };
+                *lens.add(r.max_rows) = if is_dense { count } else { 0 };
+            }
+        }
+    }
+}
+
+/// One row of channels, wherever its elements lie.
+///
+/// # Safety
+/// Both have `count` elements of `element` bytes, `from_step` and `to_step` bytes apart.
+unsafe fn copy(from: *const u8, from_step: i64, to: *mut u8, to_step: i64, count: usize, element: usize) {
+    // SAFETY: says the caller.
+    unsafe {
+        if from_step == element as i64 && to_step == element as i64 {
+            return to.copy_from_nonoverlapping(from, count * element);
+        }
+        for c in 0..count as isize {
+            let (from, to) = (from.offset(c * from_step as isize), to.offset(c * to_step as isize));
+            to.copy_from_nonoverlapping(from, element);
+        }
+    }
+}
+
+fn offset(steps: [i64; 4], at: [usize; 3]) -> isize {
+    at.iter().zip(steps).map(|(&n, step)| n as isize * step as isize).sum()
+}
+
+pub fn append(cpu: &Cpu, r: &Append) {
+    let heads = r.parts[0].0.dim(r.parts[0].0.rank() - 2);
+    let bytes: usize = r.parts.iter().map(|(new, _)| heads * new.dim(new.rank() - 1) * new.dtype.bytes()).sum();
+    cpu.parallel(r.pages.batch(), bytes * r.positions, |i| {
+        // SAFETY: i is a row. Places of tokens are checked; sequences that write a token share no page, says the contract.
+        unsafe {
+            let (tokens, count) = (entry(&r.pages.seq_lens, i) as i64, *r.rows.add(i));
+            for n in 0..count {
+                let token = tokens - count as i64 + n as i64;
+                let Ok(token) = usize::try_from(token) else { continue };
+                if token >= r.pages.capacity() {
+                    break;
+                }
+                let (page, row) = (token / r.pages.size, token % r.pages.size);
+                let page = r.pages.table.as_ref().map_or(i as i32, |table| table.get::<i32, 2>([i, page]));
+                if page < 0 || page as usize >= r.pages.count {
+                    continue;
+                }
+                for (new, pages) in &r.parts {
+                    let (from, to) = (steps(new), steps(pages));
+                    for g in 0..heads {
+                        copy(
+                            new.data().offset(offset(from, [i, n as usize, g])),
+                            from[3],
+                            pages.data().offset(offset(to, [page as usize, row, g])),
+                            to[3],
+                            new.dim(new.rank() - 1),
+                            new.dtype.bytes(),
+                        );
+                    }
+                }
+            }
+        }
+    });
+}
+
+pub fn take(cpu: &Cpu, r: &Take) {
+    let (from, to, rank) = (steps(&r.from), steps(&r.to), r.to.rank());
+    let (heads, dim, element) = (r.to.dim(rank - 2), r.to.dim(rank - 1), r.to.dtype.bytes());
+    cpu.parallel(r.to.dim(0), heads * dim * element, |i| {
+        // SAFETY: i is a row, and the plan gives it no more positions than there are.
+        unsafe {
+            for n in 0..*r.lens.add(i) as usize {
+                for h in 0..heads {
+                    let (source, target) = (offset(from, [i, n, h]), offset(to, [i, n, h]));
+                    copy(r.from.data().offset(source), from[3], r.to.data().offset(target), to[3], dim, element);
+                }
+            }
+        }
+    });
+}
+
+impl Drafts {
+    /// # Safety
+    /// The memory is the host's, and there is such a sequence.
+    unsafe fn set(&self, sequence: usize, hits: f32, trials: f32) {
+        let acceptance = acceptance(hits, trials);
+        // SAFETY: says the caller.
+        unsafe {
+            *self.hits.add(sequence) = hits;
+            *self.trials.add(sequence) = trials;
+            *self.acceptance.add(sequence) = acceptance;
+            *self.draft_lens.add(sequence) = self.recommended(acceptance);
+        }
+    }
+}
+
+pub fn observe(r: &Observe) {
+    for i in 0..r.rows {
+        // SAFETY: i is a row, and the sequence is checked.
+        unsafe {
+            let sequence = r.sequences.as_ref().map_or(i as i32, |sequences| entry(sequences, i));
+            let Ok(sequence) = usize::try_from(sequence) else { continue };
+            if sequence >= r.drafts.count {
+                continue;
+            }
+            let d = &r.drafts;
+            let Some(accepted) = &r.accepted else {
+                *d.drafted.add(sequence) = 0;
+                *d.accepted.add(sequence) = 0;
+                d.set(sequence, 0.0, 0.0);
+                continue;
+            };
+            let most = r.gamma as i32;
+            let drafted = r.draft_lens.as_ref().map_or(most, |lens| entry(lens, i).clamp(0, most));
+            let accepted = entry(accepted, i);
+            *d.drafted.add(sequence) = (*d.drafted.add(sequence)).saturating_add(drafted);
+            *d.accepted.add(sequence) = (*d.accepted.add(sequence)).saturating_add(accepted);
+            let hits = KEPT * *d.hits.add(sequence) + accepted as f32;
+            let trials = KEPT * *d.trials.add(sequence) + drafted.min(accepted + 1) as f32;
+            d.set(sequence, hits, trials);
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What a decoder computes itself, row by row: who attends how, tokens to their pages, outputs together, and what was accepted.
+
+use crate::core::tensor::Tensor;
+use crate::ops::views::Pages;
+
+/// Of past numbers, the part that remains after a verification.
+pub const KEPT: f32 = 0.9;
+/// Before anything is known: trials, and how many of them would have been accepted.
+const PRIOR_TRIALS: f32 = 2.0;
+const PRIOR_HITS: f32 = 1.6;
+
+/// The probability that a draft is accepted, from the decaying numbers of accepted drafts and of trials.
+pub fn acceptance(hits: f32, trials: f32) -> f32 {
+    (hits + PRIOR_HITS) / (trials + PRIOR_TRIALS)
+}
+
+/// The strides in bytes of a sequence, position, head and channel of [B, (Q,) heads, channels].
+pub fn steps(t: &Tensor) -> [i64; 4] {
+    let position = if t.rank() == 4 { t.byte_stride(1) } else { 0 };
+    [t.byte_stride(0), position, t.byte_stride(t.rank() - 2), t.byte_stride(t.rank() - 1)]
+}
+
+/// The mode of every row of a step, or where each row's is.
+#[derive(Clone, Copy)]
+pub enum Modes<'a> {
+    All(u32),
+    /// [B]
+    Each(Tensor<'a>),
+}
+
+/// Distributes the rows of a step: for each threshold, which attend a selection and which attend all tokens.
+pub struct Distribute<'a> {
+    pub modes: Modes<'a>,
+    /// [B]
+    pub seq_lens: Tensor<'a>,
+    pub q_lens: Option<Tensor<'a>>,
+    pub begin: Option<Tensor<'a>>,
+    pub positions: usize,
+    pub page_size: usize,
+    /// No row is shorter, says the caller; 0: unknown.
+    pub shortest: u32,
+    pub classes: usize,
+    /// Rows that `lens` has room for.
+    pub max_rows: usize,
+    pub thresholds: *const i32,
+    pub lens: *mut i32,
+    pub rows: *mut i32,
+    pub from: *mut i32,
+}
+
+impl Distribute<'_> {
+    pub fn batch(&self) -> usize {
+        self.seq_lens.dim(0)
+    }
+}
+
+/// Writes the keys and values of new tokens to their pages.
+pub struct Append<'a> {
+    pub pages: Pages<'a>,
+    pub positions: usize,
+    /// [B]: how many positions of each row are written.
+    pub rows: *const i32,
+    /// Of keys and of values: rows [B, (Q,) Hk, channels], and pages [pages, P, Hk, channels].
+    pub parts: [(Tensor<'a>, Tensor<'a>); 2],
+}
+
+// SAFETY: addresses of the decoder's memory, which tasks only read.
+unsafe impl Sync for Append<'_> {}
+
+/// Copies the outputs of some rows.
+pub struct Take<'a> {
+    /// Both [B, (Q,) Hq, Dv].
+    pub from: Tensor<'a>,
+    pub to: Tensor<'a>,
+    /// [B]: how many positions of each row are copied.
+    pub lens: *const i32,
+}
+
+// SAFETY: addresses of the decoder's memory, which tasks only read.
+unsafe impl Sync for Take<'_> {}
+
+/// What is known of the drafts of each sequence, [max_sequences] each.
+#[derive(Clone, Copy)]
+pub struct Drafts {
+    pub count: usize,
+    pub most: usize,
+    /// The time of a drafting step as a part of that of a verifying one.
+    pub cost: f32,
+    pub hits: *mut f32,
+    pub trials: *mut f32,
+    pub acceptance: *mut f32,
+    pub draft_lens: *mut i32,
+    pub drafted: *mut i32,
+    pub accepted: *mut i32,
+}
+
+impl Drafts {
+    /// The γ that gives most tokens in the time: γ drafts give Σ_{j ≤ γ} p^j tokens in 1 + γ·cost. Ties go to fewer drafts.
+    pub fn recommended(&self, p: f32) -> i32 {
+        let (mut tokens, mut power, mut best, mut rate) = (1.0f32, 1.0f32, 0, 1.0f32);
+        for gamma in 1..=self.most {
+            power *= p;
+            tokens += power;
+            let found = tokens / (1.0 + gamma as f32 * self.cost);
+            if found > rate {
+                (best, rate) = (gamma as i32, found);
+            }
+        }
+        best
+    }
+}
+
+/// Adds what a verification accepted, or forgets what is known.
+pub struct Observe<'a> {
+    pub drafts: Drafts,
+    /// [B]; absent: row i is of sequence i.
+    pub sequences: Option<Tensor<'a>>,
+    pub rows: usize,
+    /// [B]: the tokens accepted, and drafted; absent: the sequences are reset, or γ were drafted.
+    pub accepted: Option<Tensor<'a>>,
+    pub draft_lens: Option<Tensor<'a>>,
+    pub gamma: usize,
+}
