@@ -1,0 +1,3 @@
+module github.com/vanward/vanward/examples/serve
+
+go 1.24
