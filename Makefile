@@ -1,9 +1,11 @@
 # make            builds the library: build/lib
 # make setup      says what building and testing need, and installs it where it can
 # make demo       decodes a real language model on the CPU
+# make serve      serves that model over HTTP, in OpenAI's API; SERVE="--option value" as build/serve --help lists them
 # make accuracy   what selection costs: attention over selected blocks beside dense attention, in that model
 # make test       what every change has to pass: lint, Rust, each CUDA kernel on an emulated device, C, C++ and Python
 # make test-all   everything that can be checked without a GPU, as continuous integration does
+# make soak-serve lets 50 clients load the server for ten minutes
 # make bench      measures the CPU backend
 # make install    headers, libraries, pkg-config files, CMake package; PREFIX=/usr/local, DESTDIR respected
 # make uninstall  removes what make install put there
@@ -23,7 +25,7 @@ VENV := .cache/venv
 JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
-.PHONY: all help setup demo accuracy test test-all lint test-rust test-valgrind test-c test-go test-python test-kernels test-emulated test-install bench install uninstall wheel \
+.PHONY: all help setup demo serve soak-serve accuracy test test-all lint test-rust test-valgrind test-c test-go test-serve test-python test-kernels test-emulated test-install bench install uninstall wheel \
   deb reference header notices kernels gpu-bundle library packaged configure clean
 
 all: library
@@ -38,6 +40,16 @@ demo: configure
 	@examples/engine/quietly.sh "building the library and the engine" cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine
 	@examples/engine/demo.sh $(BUILD)/examples/engine/vanward-engine
 
+# Go does not see that the engine's sources changed; it does see that they have another sum.
+engine_sum = $(shell cat examples/engine/*.[ch] include/vanward.h | cksum | tr -d ' ')
+serve test-serve soak-serve: export CGO_CFLAGS = -O2 '-I$(CURDIR)/include' '-I$(CURDIR)/examples/engine' -DENGINE_SUM=$(engine_sum)
+serve test-serve soak-serve: export CGO_LDFLAGS = '-L$(CURDIR)/$(BUILD)/examples/engine' '-L$(CURDIR)/$(BUILD)/lib' '-Wl,-rpath,$(CURDIR)/$(BUILD)/lib'
+
+serve: configure
+	@examples/engine/quietly.sh "building the library and the engine" cmake --build $(BUILD) --parallel $(JOBS) --target vanward_engine
+	@examples/engine/quietly.sh "building the server" go build -C examples/serve -o "$(CURDIR)/$(BUILD)/serve" .
+	@examples/engine/demo.sh $(BUILD)/serve $(SERVE)
+
 # A text of some 4,300 tokens.
 accuracy: configure
 	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine
@@ -50,7 +62,7 @@ test: setup
 	@TIER=quick python3 .ci/summary.py lint test-rust test-emulated test-c test-python
 
 test-all: setup
-	@TIER=all python3 .ci/summary.py lint test-rust test-valgrind test-kernels test-emulated test-c test-go test-python test-install
+	@TIER=all python3 .ci/summary.py lint test-rust test-valgrind test-kernels test-emulated test-c test-go test-serve test-python test-install
 
 lint:
 	cargo fmt --all --check
@@ -88,6 +100,15 @@ test-go: export CGO_LDFLAGS := '-L$(CURDIR)/$(BUILD)/lib' '-Wl,-rpath,$(CURDIR)/
 test-go: library
 	cd bindings/go && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet ./... && \
 	  GOGC=1 GOEXPERIMENT=cgocheck2 go test -count=1 -v ./...
+
+# The server on a fake engine and on the tiny model, 50 clients among the tests, all under the race detector.
+test-serve: configure
+	cmake --build $(BUILD) --parallel $(JOBS) --target vanward_engine
+	cd examples/serve && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet ./... && go test -race -count=1 -v ./...
+
+soak-serve: configure
+	cmake --build $(BUILD) --parallel $(JOBS) --target vanward_engine
+	cd examples/serve && go test -race -count=1 -v -run TestSoak -timeout 20m . -soak 10m
 
 test-python: export VANWARD_CHECK := 1
 test-python: export VANWARD_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0

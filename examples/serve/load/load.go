@@ -111,7 +111,8 @@ func run(ctx context.Context, url string, cases []Case, o Options, random *rand.
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()
 	for ctx.Err() == nil {
-		c := cases[random.Intn(len(cases))]
+		n := random.Intn(len(cases))
+		c := cases[n]
 		stream, cancelAfter := random.Intn(2) == 0, -1
 		if random.Float64() < o.Cancel {
 			cancelAfter = random.Intn(1 + 2*len(c.Answer.Tokens))
@@ -123,17 +124,17 @@ func run(ctx context.Context, url string, cases []Case, o Options, random *rand.
 			report.Finished++
 			report.Tokens += len(answer.Tokens)
 		case err == nil:
-			report.Wrong = append(report.Wrong, fmt.Sprintf("%v (stream %v): %+v; alone %+v", c.Body, stream, answer, c.Answer))
+			report.Wrong = append(report.Wrong, fmt.Sprintf("case %d (stream %v): %+v; alone %+v", n, stream, answer, c.Answer))
 		case errors.Is(err, context.Canceled) && cancelAfter >= 0:
 			report.Cancelled++
 		case errors.Is(err, errRefused):
 			report.Refused++
-			time.Sleep(time.Duration(random.Intn(50)) * time.Millisecond)
+			time.Sleep(time.Duration(random.Intn(200)) * time.Millisecond)
 		case stopping(o.Stopping): // 503, an event with the error, or no connection at all
 			report.Stopped++
 			return report
 		default:
-			report.Wrong = append(report.Wrong, fmt.Sprintf("%v (stream %v): %v", c.Body, stream, err))
+			report.Wrong = append(report.Wrong, fmt.Sprintf("case %d (stream %v): %v", n, stream, err))
 		}
 	}
 	return report

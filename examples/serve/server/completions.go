@@ -118,19 +118,19 @@ func (s *Server) begin(w http.ResponseWriter, r *http.Request, form form) (*answ
 	if err != nil {
 		return nil, err
 	}
-	room := s.model.Context() - len(prompt)
+	room := s.options.Context - len(prompt)
 	if len(prompt) == 0 {
 		return nil, invalid("prompt", "no tokens; expected at least one")
 	}
 	if room < 1 {
-		return nil, invalid("prompt", "%d tokens; a request has room for %d, the answer included", len(prompt), s.model.Context()).coded("context_length_exceeded")
+		return nil, invalid("prompt", "%d tokens; a request has room for %d, the answer included", len(prompt), s.options.Context).coded("context_length_exceeded")
 	}
 	most, err := f.maxTokens(form.maxTokens, s.options.MaxTokens, room)
 	if err != nil {
 		return nil, err
 	}
 	if most > room {
-		return nil, invalid("max_tokens", "%d behind a prompt of %d tokens; a request has room for %d", most, len(prompt), s.model.Context()).coded("context_length_exceeded")
+		return nil, invalid("max_tokens", "%d behind a prompt of %d tokens; a request has room for %d", most, len(prompt), s.options.Context).coded("context_length_exceeded")
 	}
 	stops, err := f.stops()
 	if err != nil {

@@ -12,6 +12,7 @@ import (
 
 // Options are the limits of a server. Zero means the default.
 type Options struct {
+	Context      int           // tokens of a request, prompt and answer; the model's context
 	Queue        int           // requests that may wait for room in the engine; 128
 	MaxTokens    int           // of an answer; 1024
 	MaxBody      int64         // bytes of a request; 256 KiB
@@ -33,6 +34,7 @@ type Server struct {
 
 // New starts the goroutine that owns the engine, until Drain.
 func New(model Model, engine Engine, o Options) *Server {
+	o.Context = min(orDefault(o.Context, model.Context()), model.Context())
 	o.Queue = orDefault(o.Queue, 128)
 	o.MaxTokens = orDefault(o.MaxTokens, 1024)
 	o.MaxBody = orDefault(o.MaxBody, 256<<10)
@@ -140,7 +142,7 @@ func (s *Server) refuse(w http.ResponseWriter, err error) {
 
 func (s *Server) listModels(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]any{"object": "list", "data": []any{map[string]any{
-		"id": s.model.Name(), "object": "model", "created": s.begun.Unix(), "owned_by": "vanward", "max_model_len": s.model.Context(),
+		"id": s.model.Name(), "object": "model", "created": s.begun.Unix(), "owned_by": "vanward", "max_model_len": s.options.Context,
 	}}})
 }
 
