@@ -38,11 +38,11 @@ type process struct {
 	url string
 }
 
-// launch starts a server with the tiny model on a free port.
+// launch starts a server on a free port.
 func launch(t *testing.T, words string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command(os.Args[0])}
-	p.Env = append(os.Environ(), commandLine+"=--tiny --quiet --listen 127.0.0.1:0 "+words)
+	p.Env = append(os.Environ(), commandLine+"=--quiet --listen 127.0.0.1:0 "+words)
 	output, err := p.StderrPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -55,8 +55,8 @@ func launch(t *testing.T, words string) *process {
 	go func() { // what it says stays readable in the test's output
 		for lines := bufio.NewScanner(output); lines.Scan(); {
 			fmt.Println("  server:", lines.Text())
-			if _, url, begun := strings.Cut(lines.Text(), "serve: tiny at "); begun {
-				address <- url
+			if _, url, begun := strings.Cut(lines.Text(), " at http"); begun {
+				address <- "http" + url
 			}
 		}
 	}()
@@ -113,13 +113,13 @@ func cases() []load.Case {
 // give their pages back.
 func TestSoak(t *testing.T) {
 	asked := cases()
-	alone := launch(t, "--rows 1 --how dense")
+	alone := launch(t, "--tiny --rows 1 --how dense")
 	if err := load.Learn(t.Context(), alone.url, asked); err != nil {
 		t.Fatal(err)
 	}
 	alone.stop(t)
 
-	served := launch(t, "--rows 8 --how self-lookup --context 512 --pages 48 --queue 40 --grace 2s")
+	served := launch(t, "--tiny --rows 8 --how self-lookup --context 512 --pages 48 --queue 40 --grace 2s")
 	seed := time.Now().UnixNano()
 	t.Log("seed", seed)
 	ask := func(long time.Duration, stopping <-chan struct{}) load.Report {
@@ -191,7 +191,7 @@ func TestCommandsOfTheReadme(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	served := launch(t, "")
+	served := launch(t, "--tiny")
 	commands := regexp.MustCompile("(?m)^curl (?:.*\\\\\n)*.*$").FindAllString(string(page), -1)
 	if len(commands) < 4 {
 		t.Fatalf("%d commands; expected at least 4", len(commands))

@@ -77,16 +77,17 @@ func text(why *C.batch_error) string {
 }
 
 // Admit copies the prompt, so that no memory of Go's is kept.
-func (e *Engine) Admit(job server.Job) (int64, error) {
+func (e *Engine) Admit(job server.Job) (server.Admission, error) {
+	before := e.Counters().SharedTokens
 	var id C.int64_t
 	var why C.batch_error
 	switch C.admit(e.batch, (*C.int32_t)(unsafe.Pointer(&job.Prompt[0])), C.int(len(job.Prompt)), C.int(job.MaxTokens), C.int32_t(e.end), C.batch_how(e.how), &id, &why) {
 	case C.BATCH_ADMITTED:
-		return int64(id), nil
+		return server.Admission{ID: int64(id), Shared: int(e.Counters().SharedTokens - before)}, nil
 	case C.BATCH_FULL:
-		return 0, server.ErrFull
+		return server.Admission{}, server.ErrFull
 	default:
-		return 0, server.Refusal(text(&why))
+		return server.Admission{}, server.Refusal(text(&why))
 	}
 }
 

@@ -114,17 +114,17 @@ func TestJobsBesideOthersHaveTheTokensOfJobsAlone(t *testing.T) {
 			jobs, answers := map[int64]server.Job{}, map[int64][]int32{}
 			for begun := 0; begun < 40; {
 				job := randomJob(random, m)
-				id, err := e.Admit(job)
+				a, err := e.Admit(job)
 				if err == nil {
-					jobs[id] = job
+					jobs[a.ID] = job
 					begun++
 				} else if err != server.ErrFull {
 					t.Fatal(err)
 				}
 				collect(t, e, answers)
 				if random.Intn(15) == 0 {
-					e.Cancel(id)
-					delete(jobs, id)
+					e.Cancel(a.ID)
+					delete(jobs, a.ID)
 				}
 			}
 			finish(t, e, answers)
@@ -149,11 +149,11 @@ func aloneTokens(t *testing.T, m *Model, job server.Job) []int32 {
 		t.Fatal(err)
 	}
 	defer e.Close()
-	id, err := e.Admit(job)
+	a, err := e.Admit(job)
 	if err != nil {
 		t.Fatal(err)
 	}
 	answers := map[int64][]int32{}
 	finish(t, e, answers)
-	return answers[id]
+	return answers[a.ID]
 }

@@ -66,9 +66,14 @@ type words struct {
 }
 
 type usage struct {
-	PromptTokens     int `json:"prompt_tokens"`
-	CompletionTokens int `json:"completion_tokens"`
-	TotalTokens      int `json:"total_tokens"`
+	PromptTokens     int           `json:"prompt_tokens"`
+	CompletionTokens int           `json:"completion_tokens"`
+	TotalTokens      int           `json:"total_tokens"`
+	PromptDetails    promptDetails `json:"prompt_tokens_details"`
+}
+
+type promptDetails struct {
+	CachedTokens int `json:"cached_tokens"`
 }
 
 // errDone ends a request in the engine whose text has ended by a stop string.
@@ -210,6 +215,7 @@ func (a *answer) result() Result {
 
 func (a *answer) total() *usage {
 	u := a.usage
+	u.PromptDetails.CachedTokens = a.stream.Shared
 	u.TotalTokens = u.PromptTokens + u.CompletionTokens
 	return &u
 }
@@ -245,7 +251,7 @@ func (s *Server) sendPieces(w http.ResponseWriter, a *answer) {
 	events := &eventWriter{w: w, connection: http.NewResponseController(w), timeout: s.options.WriteTimeout}
 	a.reply.Object = a.form.chunk
 	send := func(choices ...choice) bool {
-		a.reply.Choices = choices
+		a.reply.Choices = append([]choice{}, choices...) // [] where there are none, not null
 		return events.send(a.reply)
 	}
 	for more := true; more; {

@@ -24,7 +24,7 @@ type Model interface {
 // An Engine decodes. Its methods are called by one goroutine, on one thread.
 type Engine interface {
 	// Admit takes a job in. ErrFull: there is room once another job has ended. A Refusal says why there never will be.
-	Admit(job Job) (id int64, err error)
+	Admit(job Job) (Admission, error)
 	// Cancel ends a job without an event. Ids of jobs that have ended are ignored.
 	Cancel(id int64)
 	// Step computes the next tokens of all jobs. The events are valid until the next call. After an error the engine can only be
@@ -38,6 +38,12 @@ type Engine interface {
 type Job struct {
 	Prompt    []int32
 	MaxTokens int
+}
+
+// An Admission is a job in the engine: its id, and how many tokens of its prompt the prefix cache had.
+type Admission struct {
+	ID     int64
+	Shared int
 }
 
 // ErrFull is what Admit returns while there is no room.

@@ -87,17 +87,17 @@ func (e *fakeEngine) alone() func() {
 	return func() { e.busy.Store(false) }
 }
 
-func (e *fakeEngine) Admit(job Job) (int64, error) {
+func (e *fakeEngine) Admit(job Job) (Admission, error) {
 	defer e.alone()()
 	if job.Prompt[0] == '!' {
-		return 0, Refusal("prompts with ! are not for this engine")
+		return Admission{}, Refusal("prompts with ! are not for this engine")
 	}
 	if len(e.jobs) == e.rows {
-		return 0, ErrFull
+		return Admission{}, ErrFull
 	}
 	e.last++
 	e.jobs[e.last] = &fakeJob{Job: job}
-	return e.last, nil
+	return Admission{ID: e.last, Shared: len(job.Prompt) - 1}, nil
 }
 
 func (e *fakeEngine) Cancel(id int64) {

@@ -45,6 +45,7 @@ type Loop struct {
 // A Stream is a request in the loop. Tokens arrive in order and the channel is closed behind the last one; then Result is valid.
 type Stream struct {
 	Tokens chan int32
+	Shared int // tokens of the prompt that the prefix cache had; valid from the first token on
 	Result Result
 
 	ctx                       context.Context
@@ -187,7 +188,7 @@ func (l *Loop) dropCancelled() {
 func (l *Loop) admit() {
 	for len(l.waiting) > 0 {
 		s := l.waiting[0]
-		id, err := l.engine.Admit(s.job)
+		admission, err := l.engine.Admit(s.job)
 		if errors.Is(err, ErrFull) {
 			return
 		}
@@ -198,7 +199,8 @@ func (l *Loop) admit() {
 			continue
 		}
 		s.admitted = time.Now()
-		l.running[id] = s
+		s.Shared = admission.Shared
+		l.running[admission.ID] = s
 		l.metrics.admitted(s)
 	}
 }

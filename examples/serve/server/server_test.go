@@ -76,7 +76,7 @@ func TestCompletionHasTextUsageAndReason(t *testing.T) {
 	if *c.Text != text || fmt.Sprint(c.TokenIDs) != fmt.Sprint(tokens) || string(*c.FinishReason) != finish {
 		t.Errorf("%s; expected text %q, tokens %v, %s", body, text, tokens, finish)
 	}
-	if want := (usage{5, len(tokens), 5 + len(tokens)}); *r.Usage != want || r.Object != "text_completion" || r.Model != "fake" {
+	if want := (usage{5, len(tokens), 5 + len(tokens), promptDetails{4}}); *r.Usage != want || r.Object != "text_completion" || r.Model != "fake" {
 		t.Errorf("%s; expected usage %+v", body, want)
 	}
 }
@@ -142,6 +142,9 @@ func TestStreamSaysTheSameInEvents(t *testing.T) {
 				continue
 			}
 			last = data
+			if strings.Contains(data, `"choices":null`) {
+				t.Errorf("event %s; expected an array", data)
+			}
 			var r reply
 			json.Unmarshal([]byte(data), &r)
 			if r.Usage != nil {
