@@ -114,9 +114,9 @@ static bool compare(trial *t, contender *c, const attention_call *call, const in
 static bool attend(void *context, const attention_call *call) {
   trial *t = context;
   run *r = &t->run;
-  const int32_t seq_len = (int32_t)call->position + 1;
-  kv_write(&r->seq, r->seq.table, call->layer, call->position, 1, call->k, call->v);
-  bool ok = extend(t, call->layer, call->position, seq_len) && attend_dense(r->d, r->seq.table, &seq_len, call);
+  const int32_t seq_len = call->positions[0] + 1;
+  kv_write(&r->seq, r->seq.table, call->layer, call->positions[0], 1, call->k, call->v);
+  bool ok = extend(t, call->layer, call->positions[0], seq_len) && attend_dense(r->d, r->seq.table, &seq_len, call);
   for (int n = 0; ok && n < SIZES * RECIPES; n++) ok = compare(t, &t->all[n / RECIPES][n % RECIPES], call, &seq_len);
   t->count++;
   return ok;
@@ -168,7 +168,7 @@ bool measure_accuracy(decoder *d, const int32_t *tokens, int count, accuracy *ou
   for (int i = 0; ok && i < count; i++) {
     sequence *seq = &t.run.seq;
     ok = sequence_reserve(seq, seq->length + 1) &&
-         model_forward(d->model, &tokens[i], 1, seq->length, true, attend, &t);
+         model_forward_run(d->model, &tokens[i], 1, seq->length, true, attend, &t);
     seq->length++;
     progress(context, i + 1, count);
   }

@@ -89,7 +89,7 @@ static int step(run *r, accepted_rows *a, const history *h, int limit, int32_t *
   int32_t tokens[MAX_STEP] = {h->tokens[h->count - 1]}, target[MAX_STEP], accepted = 0;
   int drafts = r->how >= DRAFTS ? look_up(h, tokens + 1, limit - 1 < GAMMA ? limit - 1 : GAMMA) : 0;
   if (!sequence_reserve(&r->seq, r->seq.length + 1 + drafts)) return 0;
-  const float *logits = model_forward(d->model, tokens, 1 + drafts, r->seq.length, false, strategy_attention(r->how),
+  const float *logits = model_forward_run(d->model, tokens, 1 + drafts, r->seq.length, false, strategy_attention(r->how),
                                       r);
   if (!logits) return 0;
   for (int row = 0; row <= drafts; row++) target[row] = best(logits + (int64_t)row * d->shape.vocab, d->shape.vocab);

@@ -131,22 +131,6 @@ void kv_draft_rows(const kv_cache *c, int layer, int64_t length, int n, vwd_tens
   *v = TENSOR(c->v + at, FLOAT16, 1, n, c->kv_heads, c->head_dim);
 }
 
-vwd_tensor tensor(const void *data, int dtype, int ndim, const int64_t *shape) {
-  vwd_tensor t = VWD_TENSOR_INIT;
-  t.data = (void *)(uintptr_t)data; /* inputs are not written; the struct has no const twin */
-  t.device_type = 1;
-  t.dtype_code = (uint8_t)(dtype >> 8);
-  t.dtype_bits = (uint8_t)dtype;
-  t.lanes = 1;
-  t.ndim = ndim;
-  int64_t stride = 1;
-  for (int d = ndim - 1; d >= 0; stride *= shape[d--]) {
-    t.shape[d] = shape[d];
-    t.strides[d] = stride;
-  }
-  return t;
-}
-
 vwd_tensor kv_table(const kv_cache *c, const int32_t *table, int rows) {
   vwd_tensor t = TENSOR(table, INT32, rows, c->max_pages);
   t.strides[0] = 0;

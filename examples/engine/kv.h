@@ -7,6 +7,7 @@
 #include <vanward.h>
 
 #include "model.h"
+#include "view.h"
 
 /* A verification pass sees the tail of its sequence and the drafts behind it in two neighbouring pages of their own. */
 enum { PAGE = 16, DRAFT_PAGES = 2, MAX_DRAFT = PAGE };
@@ -52,10 +53,6 @@ void kv_write_packed(const sequence *s, int layer, int64_t position, int n, cons
 void kv_stage_tail(const sequence *s, int layer, int64_t length);
 
 /* Views. `rows` query positions share one table (stride 0) and differ in seq_lens. */
-enum { FLOAT32 = 0x0220, FLOAT16 = 0x0210, INT32 = 0x0020, UINT8 = 0x0108 }; /* DLPack code, bits */
-vwd_tensor tensor(const void *data, int dtype, int ndim, const int64_t *shape);
-#define TENSOR(data, dtype, ...) \
-  tensor(data, dtype, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (const int64_t[]){__VA_ARGS__})
 vwd_tensor kv_table(const kv_cache *c, const int32_t *table, int rows);
 vwd_paged_kv kv_view(const kv_cache *c, int layer, const int32_t *table, const int32_t *seq_lens, int rows);
 vwd_index kv_minmax(const kv_cache *c, int layer, const int32_t *table, int rows);

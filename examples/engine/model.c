@@ -142,10 +142,10 @@ static void rms_norm(const model *m, const float *x, const float *scale, int n, 
   }
 }
 
-static void rotate(const model *m, const float *x, int heads, int n, int64_t position, float *out) {
+static void rotate(const model *m, const float *x, int heads, int n, const int32_t *positions, float *out) {
   int half = m->shape.head_dim / 2;
   for (int row = 0; row < n; row++) {
-    const float *turn = m->rope + (position + row) * half * 2;
+    const float *turn = m->rope + (int64_t)positions[row] * half * 2;
     for (int h = 0; h < heads; h++, x += 2 * half, out += 2 * half) {
       for (int i = 0; i < half; i++) {
         float even = x[2 * i], odd = x[2 * i + 1];
@@ -166,15 +166,16 @@ static void gate_rows(void *context, int begin, int end) {
     m->gate[i] = m->gate[i] / (1.0f + expf(-m->gate[i])) * m->up[i];
 }
 
-static bool run_layer(model *m, int index, int n, int64_t position, attention_fn attend, void *context) {
+static bool run_layer(model *m, int index, const model_pass *pass, attention_fn attend, void *context) {
   const model_shape *s = &m->shape;
   const layer_weights *l = &m->layers[index];
+  const int n = pass->n;
 
   rms_norm(m, m->residual, l->attention_norm, n, m->normed);
   linear(m->threads, (linear_target[]){{l->q, m->q_plain}, {l->k, m->k}, {l->v, m->v}}, 3, m->normed, n);
-  rotate(m, m->q_plain, s->heads, n, position, m->q);
-  rotate(m, m->k, s->kv_heads, n, position, m->k);
-  attention_call call = {index, n, position, m->residual, m->q_plain, m->q, m->k, m->v, m->attended};
+  rotate(m, m->q_plain, s->heads, n, pass->positions, m->q);
+  rotate(m, m->k, s->kv_heads, n, pass->positions, m->k);
+  attention_call call = {index, n, pass->positions, m->residual, m->q_plain, m->q, m->k, m->v, m->attended};
   if (!attend(context, &call)) return false;
   linear(m->threads, (linear_target[]){{l->o, m->projected}}, 1, m->attended, n);
   add(m->residual, m->projected, (int64_t)n * s->hidden);
@@ -187,14 +188,31 @@ static bool run_layer(model *m, int index, int n, int64_t position, attention_fn
   return true;
 }
 
-const float *model_forward(model *m, const int32_t *tokens, int n, int64_t position, bool last_only,
-                           attention_fn attend, void *context) {
+const float *model_forward(model *m, const model_pass *pass, attention_fn attend, void *context) {
   const model_shape *s = &m->shape;
-  for (int row = 0; row < n; row++) dequantize_row(m->embedding, tokens[row], m->residual + (int64_t)row * s->hidden);
+  for (int row = 0; row < pass->n; row++)
+    dequantize_row(m->embedding, pass->tokens[row], m->residual + (int64_t)row * s->hidden);
   for (int l = 0; l < s->layers; l++)
-    if (!run_layer(m, l, n, position, attend, context)) return NULL;
-  int first = last_only ? n - 1 : 0;
-  rms_norm(m, m->residual + (int64_t)first * s->hidden, m->output_norm, n - first, m->normed);
-  linear(m->threads, (linear_target[]){{m->output, m->logits}}, 1, m->normed, n - first);
+    if (!run_layer(m, l, pass, attend, context)) return NULL;
+  for (int i = 0; i < pass->wanted_count; i++)
+    rms_norm(m, m->residual + (int64_t)pass->wanted[i] * s->hidden, m->output_norm, 1, m->normed + (int64_t)i * s->hidden);
+  if (pass->wanted_count > 0)
+    linear(m->threads, (linear_target[]){{m->output, m->logits}}, 1, m->normed, pass->wanted_count);
   return m->logits;
+}
+
+const float *model_forward_run(model *m, const int32_t *tokens, int n, int64_t position, bool last_only,
+                               attention_fn attend, void *context) {
+  int32_t positions[MAX_ROWS], wanted[MAX_ROWS];
+  for (int row = 0; row < n; row++) positions[row] = (int32_t)position + row;
+  for (int row = 0; row < n; row++) wanted[row] = last_only ? n - 1 : row;
+  const model_pass pass = {tokens, positions, n, wanted, last_only ? 1 : n};
+  return model_forward(m, &pass, attend, context);
+}
+
+int32_t model_best(const model *m, const float *logits) {
+  int32_t best = 0;
+  for (int32_t i = 1; i < m->shape.vocab; i++)
+    if (logits[i] > logits[best]) best = i;
+  return best;
 }

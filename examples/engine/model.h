@@ -16,11 +16,11 @@ typedef struct {
 
 typedef struct model model;
 
-/* What one layer asks of attention: n consecutive tokens of one sequence, the first one at `position`. All [n, ...],
- * contiguous. Rotary embedding turns neighbouring channels (2i, 2i+1), as GGUF lays out Llama's heads. */
+/* What one layer asks of attention for the n rows of a pass. All [n, ...], contiguous. Rotary embedding turns neighbouring
+ * channels (2i, 2i+1), as GGUF lays out Llama's heads. */
 typedef struct {
   int layer, n;
-  int64_t position;
+  const int32_t *positions;
   const float *residual; /* [hidden], as it enters the layer */
   const float *q_plain;  /* [heads, head_dim], before rotary embedding */
   const float *q;        /* [heads, head_dim] */
@@ -37,9 +37,23 @@ model *model_new(const gguf *file, pool *threads);
 void model_free(model *m);
 model_shape model_get_shape(const model *m);
 
-/* Runs n <= MAX_ROWS tokens from `position` on. Writes logits [n, vocab], or only the last row's if `last_only`, to the
- * model's buffer and returns it; NULL if attention failed. Each row's bits are independent of n. */
-const float *model_forward(model *m, const int32_t *tokens, int n, int64_t position, bool last_only,
-                           attention_fn attend, void *context);
+/* The rows of a forward pass: tokens of any sequences, each at its position there. */
+typedef struct {
+  const int32_t *tokens, *positions; /* [n] */
+  int n;                             /* 1 to MAX_ROWS */
+  const int32_t *wanted;             /* [wanted_count] rows whose logits are wanted */
+  int wanted_count;
+} model_pass;
+
+/* Writes logits [wanted_count, vocab] to the model's buffer and returns it; NULL if attention failed. The bits of a row do
+ * not depend on the rows beside it. Tokens are below the vocabulary, positions below the context. */
+const float *model_forward(model *m, const model_pass *pass, attention_fn attend, void *context);
+
+/* The same for n consecutive tokens of one sequence from `position` on, with the logits of all of them or of the last. */
+const float *model_forward_run(model *m, const int32_t *tokens, int n, int64_t position, bool last_only,
+                               attention_fn attend, void *context);
+
+/* The token of the largest logit, the first one of equals. */
+int32_t model_best(const model *m, const float *logits);
 
 #endif

@@ -50,7 +50,7 @@ static void keep_sample(decoder *d, const attention_call *call) {
          kv = (size_t)d->shape.kv_heads * (size_t)d->shape.head_dim;
   int64_t first = d->prompt_count - d->samples;
   for (int row = 0; row < call->n; row++) {
-    int64_t at = call->position + row - first;
+    int64_t at = call->positions[0] + row - first;
     if (at < 0) continue;
     size_t index = (size_t)call->layer * SAMPLE + (size_t)at;
     memcpy(d->sample_q + index * q, call->q + (size_t)row * q, q * sizeof(float));
@@ -80,12 +80,12 @@ static bool feed_forecast(decoder *d, const attention_call *call) {
 static bool attend_prompt(void *context, const attention_call *call) {
   decoder *d = context;
   int32_t seq_lens[MAX_ROWS];
-  for (int row = 0; row < call->n; row++) seq_lens[row] = (int32_t)call->position + row + 1;
-  kv_write(&d->prompt, d->prompt.table, call->layer, call->position, call->n, call->k, call->v);
+  for (int row = 0; row < call->n; row++) seq_lens[row] = call->positions[0] + row + 1;
+  kv_write(&d->prompt, d->prompt.table, call->layer, call->positions[0], call->n, call->k, call->v);
   vwd_index index = kv_minmax(&d->cache, call->layer, d->prompt.table, 1);
   if (d->prepare.labels || d->prepare.holt) keep_sample(d, call);
   if (d->prepare.summaries &&
-      !update_index(d, call->layer, d->prompt.table, &index, call->position, call->position + call->n))
+      !update_index(d, call->layer, d->prompt.table, &index, call->positions[0], call->positions[0] + call->n))
     return false;
   return attend_dense(d, d->prompt.table, seq_lens, call) && (!d->prepare.forecast || feed_forecast(d, call));
 }
@@ -157,7 +157,7 @@ static bool prefill(decoder *d, progress_fn progress, void *context) {
   const float *logits = NULL;
   for (int at = 0; at < d->prompt_count; at += MAX_ROWS) {
     int n = d->prompt_count - at < MAX_ROWS ? d->prompt_count - at : MAX_ROWS;
-    logits = model_forward(d->model, d->prompt_tokens + at, n, at, true, attend_prompt, d);
+    logits = model_forward_run(d->model, d->prompt_tokens + at, n, at, true, attend_prompt, d);
     if (!logits) return false;
     progress(context, at + n, d->prompt_count);
   }

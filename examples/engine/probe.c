@@ -30,7 +30,7 @@ static bool attend(void *context, const attention_call *call) {
   probe *p = context;
   run *r = &p->run;
   const decoder *d = r->d;
-  const int32_t seq_len = (int32_t)call->position + 1;
+  const int32_t seq_len = call->positions[0] + 1;
   int next = call->layer + 1;
   bool ok = forecast_queries(r, call);
   for (int i = 0; ok && next < d->shape.layers && i < RATIOS; i++)
@@ -85,7 +85,7 @@ bool measure_predictors(decoder *d, const int32_t *tokens, int count, const floa
   for (int i = 0; ok && i + 1 < count; i++) {
     sequence *seq = &p.run.seq;
     ok = sequence_reserve(seq, seq->length + 1) &&
-         model_forward(d->model, &tokens[i], 1, seq->length, true, attend, &p);
+         model_forward_run(d->model, &tokens[i], 1, seq->length, true, attend, &p);
     seq->length++;
     progress(context, i + 2, count);
   }

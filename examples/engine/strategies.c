@@ -165,7 +165,7 @@ bool forecast_queries(run *r, const attention_call *call) {
   float *last = r->last_q + (size_t)call->layer * q_count(d);
   memcpy(last, call->q_plain, q_count(d) * sizeof(float));
   if (call->layer + 1 == d->shape.layers) return true;
-  const int32_t position = (int32_t)call->position;
+  const int32_t position = call->positions[0];
   vwd_rope rope = VWD_ROPE_INIT;
   rope.style = VWD_ROPE_INTERLEAVED;
   rope.theta = d->shape.rope_base;
@@ -198,9 +198,9 @@ bool summarize(run *r, int layer, int64_t begin, int64_t end) {
  * blocks are always selected, and drafts are in no other. */
 const int32_t *append(run *r, const attention_call *call) {
   const decoder *d = r->d;
-  int64_t drafts = call->position + 1, end = call->position + call->n;
-  kv_write(&r->seq, r->seq.table, call->layer, call->position, 1, call->k, call->v);
-  if (!summarize(r, call->layer, call->position, drafts)) return NULL;
+  int64_t drafts = call->positions[0] + 1, end = call->positions[0] + call->n;
+  kv_write(&r->seq, r->seq.table, call->layer, call->positions[0], 1, call->k, call->v);
+  if (!summarize(r, call->layer, call->positions[0], drafts)) return NULL;
   if (call->n == 1) return r->seq.table;
 
   const int32_t *table = r->seq.draft_table;
@@ -212,14 +212,14 @@ const int32_t *append(run *r, const attention_call *call) {
 }
 
 static void row_lengths(const attention_call *call, int32_t *seq_lens) {
-  for (int row = 0; row < call->n; row++) seq_lens[row] = (int32_t)call->position + row + 1;
+  for (int row = 0; row < call->n; row++) seq_lens[row] = call->positions[0] + row + 1;
 }
 
 /* The certain token and its drafts are positions of one sequence, whose keys are read once for all. */
 static bool dense(void *context, const attention_call *call) {
   run *r = context;
   const model_shape *s = &r->d->shape;
-  const int32_t seq_len = (int32_t)call->position + call->n;
+  const int32_t seq_len = call->positions[0] + call->n;
   const int32_t *table = append(r, call);
   if (!table) return false;
   r->n.kv_bytes += seq_len * s->kv_heads * token_bytes(r->d);
@@ -257,7 +257,7 @@ static bool two_level(void *context, const attention_call *call) {
 
 /* Guesses the next layer's blocks while this one has yet to begin. */
 static bool forecast_next(run *r, const attention_call *call) {
-  const int32_t seq_len = (int32_t)call->position + 1;
+  const int32_t seq_len = call->positions[0] + 1;
   int next = call->layer + 1;
   if (!forecast_queries(r, call)) return false;
   return next == r->d->shape.layers ||
@@ -270,7 +270,7 @@ static bool forecast_next(run *r, const attention_call *call) {
 static bool speculative(void *context, const attention_call *call) {
   run *r = context;
   const decoder *d = r->d;
-  const int32_t seq_len = (int32_t)call->position + 1;
+  const int32_t seq_len = call->positions[0] + 1;
   list *guess = &r->guess[call->layer % 2];
   bool guessed = r->how != FORECAST || call->layer > 0; /* nothing runs ahead of the first layer */
   if (r->how == FORECAST && !forecast_next(r, call)) return false;

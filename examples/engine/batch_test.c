@@ -1,0 +1,235 @@
+/* Sequences that come and go in a batch have the text that they have alone, on the tiny random model. Returns 0 if all holds. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "batch.h"
+#include "linear.h"
+#include "tiny.h"
+
+enum { PROMPT = 420, NEW = 60, REQUESTS = 40, MAX_TOKENS = 512 };
+
+static int failures = 0;
+
+static void expect(bool holds, const char *what) {
+  if (!holds) failures++;
+  printf("%s  %s\n", holds ? "holds " : "BROKEN", what);
+}
+
+static void require(bool ok, const char *what) {
+  if (ok) return;
+  fprintf(stderr, "failed: %s\n", what);
+  exit(1);
+}
+
+static uint64_t state = 2026;
+
+static int below(int n) { /* SplitMix64 */
+  uint64_t z = (state += 0x9e3779b97f4a7c15u);
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+  return (int)((z ^ z >> 31) % (uint64_t)n);
+}
+
+/* --- The oracle: attention over all tokens in double precision, one token a pass --- */
+
+typedef struct {
+  model_shape shape;
+  float *k, *v; /* [layers, MAX_TOKENS, kv_heads, head_dim], rounded to float16 */
+} oracle;
+
+static bool attend(void *context, const attention_call *call) {
+  oracle *o = context;
+  const int dim = o->shape.head_dim, row = o->shape.kv_heads * dim, tokens = call->positions[0] + 1;
+  float *k = o->k + (size_t)call->layer * MAX_TOKENS * (size_t)row, *v = o->v + (size_t)call->layer * MAX_TOKENS * (size_t)row;
+  for (int i = 0; i < row; i++) {
+    k[(tokens - 1) * row + i] = half_to_float(float_to_half(call->k[i]));
+    v[(tokens - 1) * row + i] = half_to_float(float_to_half(call->v[i]));
+  }
+  for (int h = 0; h < o->shape.heads; h++) {
+    const int head = h / (o->shape.heads / o->shape.kv_heads) * dim;
+    double sum = 0, out[64] = {0};
+    for (int t = 0; t < tokens; t++) {
+      double score = 0;
+      for (int c = 0; c < dim; c++) score += (double)call->q[h * dim + c] * (double)k[t * row + head + c];
+      const double weight = exp(score / sqrt(dim));
+      sum += weight;
+      for (int c = 0; c < dim; c++) out[c] += weight * (double)v[t * row + head + c];
+    }
+    for (int c = 0; c < dim; c++) call->out[h * dim + c] = (float)(out[c] / sum);
+  }
+  return true;
+}
+
+/* Whether each token has the oracle's largest logit, or one that rounding may have put in its place. */
+static bool is_dense_text(model *m, const int32_t *text, int prompt, int count) {
+  oracle o = {.shape = model_get_shape(m)};
+  const size_t size = (size_t)(o.shape.layers * MAX_TOKENS * o.shape.kv_heads * o.shape.head_dim);
+  o.k = calloc(size, sizeof *o.k);
+  o.v = calloc(size, sizeof *o.v);
+  require(o.k && o.v && o.shape.head_dim <= 64, "an oracle");
+  bool ok = true;
+  for (int i = 0; i + 1 < count; i++) {
+    const float *logits = model_forward_run(m, &text[i], 1, i, true, attend, &o);
+    if (i + 1 >= prompt) ok = ok && logits[text[i + 1]] >= logits[model_best(m, logits)] - 1e-3f;
+  }
+  free(o.k);
+  free(o.v);
+  return ok;
+}
+
+/* --- Requests --- */
+
+typedef struct {
+  int32_t tokens[MAX_TOKENS]; /* the prompt, then the text alone */
+  int prompt, count;
+  batch_how how;
+  int32_t stop;
+  /* in the batch */
+  int64_t id;
+  int received;
+  bool cancelled, done, ok;
+} request;
+
+static batch *create(model *m, vwd_session *session, batch_options options) {
+  batch_error error;
+  options.max_tokens = MAX_TOKENS;
+  options.k = 6; /* so few that some drafts are refused */
+  batch *b = batch_create(m, session, &options, &error);
+  if (!b) fprintf(stderr, "%s\n", error.text);
+  require(b, "batch_create");
+  return b;
+}
+
+static bool admit(batch *b, request *r, int max_new) {
+  batch_error error = {""};
+  const batch_request ask = {r->tokens, r->prompt, max_new, r->stop, r->how};
+  const batch_admission answer = batch_admit(b, &ask, &r->id, &error);
+  require(answer != BATCH_REFUSED, error.text);
+  return answer == BATCH_ADMITTED;
+}
+
+/* What a request gives in a batch of its own. */
+static void run_alone(model *m, vwd_session *session, request *r, batch_how how) {
+  batch *b = create(m, session, (batch_options){.rows = 1});
+  batch_event events[64];
+  batch_error error;
+  const batch_how asked = r->how;
+  r->how = how;
+  require(admit(b, r, NEW), "a place in an empty batch");
+  r->how = asked;
+  r->count = r->prompt;
+  for (bool running = true; running;) {
+    const int count = batch_step(b, events, 64, &error);
+    require(count >= 0, "batch_step");
+    for (int i = 0; i < count; i++) r->tokens[r->count++] = events[i].token, running = events[i].finish == BATCH_RUNNING;
+  }
+  batch_free(b);
+}
+
+/* Texts of the vocabulary's printable bytes; most begin as an earlier one does. */
+static void make_request(request *all, int index) {
+  request *r = &all[index];
+  *r = (request){.prompt = 20 + below(PROMPT - 20), .how = (batch_how)(index % BATCH_HOWS), .stop = -1, .ok = true};
+  for (int i = 0; i < r->prompt; i++) r->tokens[i] = 40 + below(60);
+  if (index > 0 && below(4) > 0) {
+    const request *other = &all[below(index)];
+    const int same = below(r->prompt < other->prompt ? r->prompt : other->prompt);
+    memcpy(r->tokens, other->tokens, (size_t)same * sizeof *r->tokens);
+  }
+}
+
+static void receive(request *all, const batch_event *event) {
+  for (int i = 0; i < REQUESTS; i++) {
+    request *r = &all[i];
+    if (r->id != event->id) continue;
+    r->ok = r->ok && !r->done && !r->cancelled && r->prompt + r->received < r->count &&
+            r->tokens[r->prompt + r->received] == event->token;
+    r->received++;
+    r->done = event->finish != BATCH_RUNNING;
+    if (r->done) r->ok = r->ok && r->prompt + r->received == r->count;
+  }
+}
+
+/* All requests, as many at once as there is room for, some of which are cancelled. */
+static void run_together(model *m, vwd_session *session, request *all, batch_options options, batch_counters *n) {
+  batch *b = create(m, session, options);
+  batch_event events[64];
+  batch_error error = {""};
+  for (int i = 0; i < REQUESTS; i++) all[i].id = all[i].received = all[i].done = all[i].cancelled = 0, all[i].ok = true;
+  int next = 0;
+  do {
+    while (next < REQUESTS && admit(b, &all[next], NEW)) next++;
+    const int count = batch_step(b, events, 64, &error);
+    require(count >= 0, error.text);
+    for (int i = 0; i < count; i++) receive(all, &events[i]);
+    request *r = &all[below(REQUESTS)];
+    if (below(40) == 0 && r->id && !r->done && !r->cancelled) r->cancelled = batch_cancel(b, r->id);
+    batch_count(b, n);
+  } while (next < REQUESTS || n->sequences > 0);
+  batch_free(b);
+}
+
+int main(void) {
+  static request all[REQUESTS];
+  size_t size;
+  void *bytes = tiny_gguf(&size);
+  gguf *file = gguf_parse(bytes, size);
+  pool *threads = pool_new(2);
+  require(bytes && file && threads, "the tiny model");
+  model *m = model_new(file, threads);
+  vwd_session_options options = VWD_SESSION_OPTIONS_INIT;
+  options.device = VWD_DEVICE_CPU;
+  options.threads = 2;
+  vwd_session *session;
+  require(m && vwd_session_create(&options, &session) == VWD_OK, "a session");
+
+  printf("seed %llu\n", (unsigned long long)state);
+  bool dense = true, drafted = true;
+  for (int i = 0; i < REQUESTS; i++) {
+    make_request(all, i);
+    run_alone(m, session, &all[i], all[i].how);
+    if (all[i].how == BATCH_SPARSE) continue;
+    request twin = all[i];
+    run_alone(m, session, &twin, BATCH_DENSE);
+    drafted = drafted && twin.count == all[i].count && memcmp(twin.tokens, all[i].tokens, sizeof twin.tokens) == 0;
+    if (i < 5) dense = dense && is_dense_text(m, twin.tokens, twin.prompt, twin.count);
+  }
+  expect(dense, "the text is that of dense attention in double precision");
+  expect(drafted, "drafts change nothing in the text");
+  for (int i = 0; i < REQUESTS; i += 3) all[i].stop = all[i].tokens[all[i].prompt + 20]; /* ends there, or where it first came */
+  for (int i = 0; i < REQUESTS; i += 3) run_alone(m, session, &all[i], all[i].how);
+
+  batch_counters n;
+  const batch_options ways[] = {{.rows = 6},
+                                {.rows = 6, .pages = 70, .chunk = 13},
+                                {.rows = 16, .pages = 45, .max_drafts = 15},
+                                {.rows = 5, .method = VWD_SELECT_MINMAX, .pages = 64}};
+  for (size_t w = 0; w < sizeof ways / sizeof *ways; w++) {
+    /* A SPARSE text depends on the method. */
+    if (w == 3)
+      for (int i = 0; i < REQUESTS; i++)
+        if (all[i].how == BATCH_SPARSE) all[i].how = BATCH_SELF, run_alone(m, session, &all[i], BATCH_DENSE);
+    run_together(m, session, all, ways[w], &n);
+    int wrong = 0;
+    for (int i = 0; i < REQUESTS; i++) wrong += !all[i].ok || (!all[i].done && !all[i].cancelled);
+    char what[300];
+    snprintf(what, sizeof what,
+             "%d sequences, %d at once, have the text that they have alone (%lld steps, %lld preemptions, %lld tokens shared, %lld "
+             "known pages forgotten,\n        %lld drafts, %lld accepted; by sparse steps %lld, %lld)",
+             REQUESTS, ways[w].rows, (long long)n.steps, (long long)n.preemptions, (long long)n.shared_tokens,
+             (long long)n.evictions, (long long)n.drafted, (long long)n.accepted, (long long)n.self_drafted, (long long)n.self_accepted);
+    expect(wrong == 0, what);
+    expect(n.free_pages == n.pages, "and give all pages back");
+    if (w == 2) expect(n.preemptions > 0 && n.evictions > 0 && n.shared_tokens > 0, "where pages ran out, and were shared");
+    expect(n.self_drafted > n.self_accepted && n.self_accepted > 0, "though some drafts were refused");
+  }
+
+  vwd_session_release(session);
+  model_free(m);
+  pool_free(threads);
+  gguf_close(file);
+  free(bytes);
+  return failures;
+}

@@ -1,0 +1,15 @@
+/* Views of the engine's memory, as Vanward takes them. */
+#ifndef ENGINE_VIEW_H
+#define ENGINE_VIEW_H
+
+#include <stdint.h>
+#include <vanward.h>
+
+enum { FLOAT32 = 0x0220, FLOAT16 = 0x0210, INT32 = 0x0020, UINT8 = 0x0108 }; /* DLPack's code and bits */
+
+/* Packed, in C order. */
+vwd_tensor tensor(const void *data, int dtype, int ndim, const int64_t *shape);
+#define TENSOR(data, dtype, ...) \
+  tensor(data, dtype, (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (const int64_t[]){__VA_ARGS__})
+
+#endif
