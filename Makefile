@@ -46,7 +46,7 @@ serve test-serve soak-serve: export CGO_CFLAGS = -O2 '-I$(CURDIR)/include' '-I$(
 serve test-serve soak-serve: export CGO_LDFLAGS = '-L$(CURDIR)/$(BUILD)/examples/engine' '-L$(CURDIR)/$(BUILD)/lib' '-Wl,-rpath,$(CURDIR)/$(BUILD)/lib'
 
 serve: configure
-	@examples/engine/quietly.sh "building the library and the engine" cmake --build $(BUILD) --parallel $(JOBS) --target vanward_engine
+	@examples/engine/quietly.sh "building the library and the engine" cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine-parts
 	@examples/engine/quietly.sh "building the server" go build -C examples/serve -o "$(CURDIR)/$(BUILD)/serve" .
 	@examples/engine/demo.sh $(BUILD)/serve $(SERVE)
 
@@ -103,11 +103,11 @@ test-go: library
 
 # The server on a fake engine and on the tiny model, 50 clients among the tests, all under the race detector.
 test-serve: configure
-	cmake --build $(BUILD) --parallel $(JOBS) --target vanward_engine
+	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine-parts
 	cd examples/serve && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet ./... && go test -race -count=1 -v ./...
 
 soak-serve: configure
-	cmake --build $(BUILD) --parallel $(JOBS) --target vanward_engine
+	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine-parts
 	cd examples/serve && go test -race -count=1 -v -run TestSoak -timeout 20m . -soak 10m
 
 test-python: export VANWARD_CHECK := 1

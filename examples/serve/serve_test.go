@@ -119,7 +119,7 @@ func TestSoak(t *testing.T) {
 	}
 	alone.stop(t)
 
-	served := launch(t, "--tiny --rows 8 --how self-lookup --context 512 --pages 48 --queue 40 --grace 2s")
+	served := launch(t, "--tiny --rows 8 --how self-lookup --k 4 --context 512 --pages 48 --queue 40 --grace 2s")
 	seed := time.Now().UnixNano()
 	t.Log("seed", seed)
 	ask := func(long time.Duration, stopping <-chan struct{}) load.Report {

@@ -2,7 +2,7 @@
 // vwd_decoder.
 package cengine
 
-// #cgo LDFLAGS: -lvanward_engine -lvanward -lm -lpthread
+// #cgo LDFLAGS: -lvanward-engine-parts -lvanward -lm -lpthread
 // #include "engine.h"
 import "C"
 

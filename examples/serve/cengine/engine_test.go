@@ -106,7 +106,7 @@ func TestJobsBesideOthersHaveTheTokensOfJobsAlone(t *testing.T) {
 			seed := time.Now().UnixNano()
 			t.Log("seed", seed)
 			random := rand.New(rand.NewSource(seed))
-			e, err := New(m, Options{Rows: 6, MaxTokens: 256, Pages: 40, How: how, Chunk: 24})
+			e, err := New(m, Options{Rows: 6, MaxTokens: 256, Pages: 24, How: how, Chunk: 24, Blocks: 4})
 			if err != nil {
 				t.Fatal(err)
 			}
