@@ -176,6 +176,58 @@ func TestScratchIsAskedForWithoutACall(t *testing.T) {
 	must(t, s.ForgetStream(0))
 }
 
+func TestCutsReadWhatTheyName(t *testing.T) {
+	s := cpuSession(t)
+	tokens := make([]int32, 3*2*4) // [3, 2, 4]
+	for i := range tokens {
+		tokens[i] = int32(i)
+	}
+	drafts := Of(tokens, 3, 2, 4).Select(1, 1).Slice(0, 1, 3).Slice(1, 1, 3) // [2, 2]: 13, 14; 21, 22
+	accepted, next := make([]int32, 2), make([]int32, 2)
+	err := s.Verify(VerifyArgs{
+		Draft: drafts, Target: Of([]int32{13, 14, 50, 21, 60, 61}, 2, 3), Accepted: Of(accepted), NextToken: Of(next),
+	}, 0)
+	if err != nil || !slices.Equal(accepted, []int32{2, 1}) || !slices.Equal(next, []int32{50, 60}) {
+		t.Errorf("%v, accepted %v, next %v; expected 2 and 1, 50 and 60", err, accepted, next)
+	}
+}
+
+func TestCutsOutsideFailByName(t *testing.T) {
+	s := cpuSession(t)
+	whole := Of(make([]int32, 2*5), 2, 5)
+	Of([]int32{}, 0, 5).Slice(1, 2, 4) // without elements, and so without an element to begin at
+	for _, draft := range []Tensor{
+		whole.Slice(1, 0, 6),
+		whole.Slice(1, -1, 4),
+		whole.Slice(1, 3, 3),
+		whole.Slice(2, 0, 1),
+		whole.Select(0, 2),
+		whole.Slice(1, 0, 6).WithStrides(4, 1), // strides do not mend a cut
+		Of(make([]int32, 9), 2, 5).Slice(1, 0, 4),
+		At(1<<40, DType(7<<8|3), HostMemory, 2, 5).Slice(1, 0, 4),
+		Tensor{}.Slice(0, 0, 1),
+	} {
+		args := VerifyArgs{Draft: draft, Target: Of(make([]int32, 10), 2, 5), Accepted: Of(make([]int32, 2)), NextToken: Of(make([]int32, 2))}
+		wantInvalid(t, s.Verify(args, 0), "draft: ")
+	}
+}
+
+func TestProgressOfACacheEndsAtItsTotal(t *testing.T) {
+	s := cpuSession(t)
+	var seen [][2]uint64
+	cache, err := s.NewKvCache(KvCacheOptions{
+		Layers: 1, KVHeads: 1, BlockSize: 16, KeyDim: 16, ValueDim: 16, DType: F16, MaxSequences: 1, MaxBlocks: 4, HostBlocks: 4, Slots: 8,
+		Progress: func(done, total uint64) { seen = append(seen, [2]uint64{done, total}) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cache.Close()
+	if len(seen) == 0 || seen[len(seen)-1][0] != seen[len(seen)-1][1] {
+		t.Errorf("progress %v; expected the last call to have done = total", seen)
+	}
+}
+
 func TestPinnedMemoryIsASlice(t *testing.T) {
 	s := cpuSession(t)
 	source, err := PinnedAlloc[float64](s, 100)

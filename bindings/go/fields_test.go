@@ -77,7 +77,7 @@ func fill(value reflect.Value) {
 		value.Set(reflect.ValueOf(Of([]float32{1}).In(DeviceMemory(1))))
 	case value.Type() == reflect.TypeFor[DType]():
 		value.Set(reflect.ValueOf(F32))
-	case value.Kind() == reflect.Func: // NewSession's
+	case value.Kind() == reflect.Func: // set by what makes a session or a cache
 	case value.Kind() == reflect.String:
 		value.SetString("x")
 	case value.Kind() == reflect.Struct:
@@ -105,7 +105,7 @@ func wantSet(t *testing.T, path string, c reflect.Value) {
 		"kv", "index", "rope", // set in calls.h
 		"parallel_for", "parallel_context", // left out
 		"log", "log_context", // set by NewSession
-		"progress", "progress_context",
+		"progress", "progress_context", // set by NewKvCache
 	}
 	for i := range c.NumField() {
 		name, field := c.Type().Field(i).Name, c.Field(i)

@@ -106,7 +106,8 @@ type Tensor struct {
 	rank    int
 	shape   [maxRank]int64
 	strides [maxRank]int64
-	fault   string // why no call may have it; other strides may mend it
+	fault   string // why no call may have it; other strides may mend it, unless it was cut
+	cut     bool   // Slice or Select found a fault
 }
 
 // Of views a slice as a contiguous tensor; without a shape, as one dimension.
@@ -146,6 +147,59 @@ func (t Tensor) In(memory Memory) Tensor {
 	return t
 }
 
+// Slice keeps the elements from … to − 1 of one dimension: rows of a batch, tokens of a cache. Where there are none, the call that
+// gets the view fails.
+func (t Tensor) Slice(dim, from, to int) Tensor {
+	if !t.has(dim, from, to) {
+		return t
+	}
+	t.move(int64(from) * t.strides[dim])
+	t.shape[dim] = int64(to - from)
+	return t.checked()
+}
+
+// Select takes one element of a dimension, which the view then lacks: kv.Select(1, 0) are the keys of kv [blocks, 2, P, Hk, D].
+func (t Tensor) Select(dim, index int) Tensor {
+	if !t.has(dim, index, index+1) {
+		return t
+	}
+	t.move(int64(index) * t.strides[dim])
+	copy(t.shape[dim:], t.shape[dim+1:])
+	copy(t.strides[dim:], t.strides[dim+1:])
+	t.rank--
+	return t.checked()
+}
+
+// has finds cuts that the view cannot have: they take at least one element of a dimension, all of them inside.
+func (t *Tensor) has(dim, from, to int) bool {
+	switch {
+	case t.fault != "": // the first fault is the one that is told
+	case t.rank > maxRank:
+		t.fault = fmt.Sprintf("cut from rank %d; expected at most %d", t.rank, maxRank)
+	case dim < 0 || dim >= t.rank:
+		t.fault = fmt.Sprintf("cut in dimension %d of %d", dim, t.rank)
+	case from < 0 || to <= from || int64(to) > t.shape[dim]:
+		t.fault = fmt.Sprintf("elements %d to %d cut from dimension %d, which has %d; expected at least one, all inside",
+			from, to, dim, t.shape[dim])
+	case t.dtype&7 != 0:
+		t.fault = fmt.Sprintf("cut from elements of %d bits; expected whole bytes", t.dtype&0xff)
+	}
+	t.cut = t.fault != ""
+	return !t.cut
+}
+
+// move lets the view begin so many elements later. A view without elements stays where it is.
+func (t *Tensor) move(elements int64) {
+	bytes := elements * int64(t.dtype&0xff) / 8
+	switch {
+	case t.slice == nil:
+		t.address += uintptr(bytes)
+	case elements < int64(t.room):
+		t.slice = unsafe.Add(t.slice, bytes)
+		t.room -= int(elements)
+	}
+}
+
 func (t Tensor) shaped(shape []int) Tensor {
 	t.rank = len(shape)
 	stride := int64(1) // wraps for a hostile shape, which checked or the library refuses
@@ -158,6 +212,9 @@ func (t Tensor) shaped(shape []int) Tensor {
 
 // checked finds the views that reach beyond their slice. Ranks and extents out of range are left to the library.
 func (t Tensor) checked() Tensor {
+	if t.cut {
+		return t
+	}
 	t.fault = ""
 	if t.rank > maxRank || t.slice == nil && t.address != 0 {
 		return t
