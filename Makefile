@@ -25,7 +25,7 @@ VENV := .cache/venv
 JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
-.PHONY: all help setup demo serve soak-serve accuracy test test-all lint test-rust test-valgrind test-c test-go test-serve test-python test-kernels test-emulated test-install bench install uninstall wheel \
+.PHONY: all help setup demo serve soak-serve bench-serve accuracy test test-all lint test-rust test-valgrind test-c test-go test-serve test-python test-kernels test-emulated test-install bench install uninstall wheel \
   deb reference header notices kernels gpu-bundle library packaged configure clean
 
 all: library
@@ -42,8 +42,8 @@ demo: configure
 
 # Go does not see that the engine's sources changed; it does see that they have another sum.
 engine_sum = $(shell cat examples/engine/*.[ch] include/vanward.h | cksum | tr -d ' ')
-serve test-serve soak-serve: export CGO_CFLAGS = -O2 '-I$(CURDIR)/include' '-I$(CURDIR)/examples/engine' -DENGINE_SUM=$(engine_sum)
-serve test-serve soak-serve: export CGO_LDFLAGS = '-L$(CURDIR)/$(BUILD)/examples/engine' '-L$(CURDIR)/$(BUILD)/lib' '-Wl,-rpath,$(CURDIR)/$(BUILD)/lib'
+serve test-serve soak-serve bench-serve: export CGO_CFLAGS = -O2 '-I$(CURDIR)/include' '-I$(CURDIR)/examples/engine' -DENGINE_SUM=$(engine_sum)
+serve test-serve soak-serve bench-serve: export CGO_LDFLAGS = '-L$(CURDIR)/$(BUILD)/examples/engine' '-L$(CURDIR)/$(BUILD)/lib' '-Wl,-rpath,$(CURDIR)/$(BUILD)/lib'
 
 serve: configure
 	@examples/engine/quietly.sh "building the library and the engine" cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine-parts
@@ -101,14 +101,22 @@ test-go: library
 	cd bindings/go && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet ./... && \
 	  GOGC=1 GOEXPERIMENT=cgocheck2 go test -count=1 -v ./...
 
-# The server on a fake engine and on the tiny model, 50 clients among the tests, all under the race detector.
+# The server on a fake engine and on the tiny model, 50 clients among the tests, all under the race detector; then the clients without
+# it, whose memory would hide that of the server.
 test-serve: configure
 	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine-parts
-	cd examples/serve && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet ./... && go test -race -count=1 -v ./...
+	cd examples/serve && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet ./... && go test -race -count=1 -v ./... && \
+	  go test -count=1 -v -run TestSoak .
 
 soak-serve: configure
 	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine-parts
-	cd examples/serve && go test -race -count=1 -v -run TestSoak -timeout 20m . -soak 10m
+	cd examples/serve && go test -count=1 -v -run TestSoak -timeout 20m . -soak 10m
+
+# One client at the server beside the engine's own loop, in pairs.
+bench-serve: configure
+	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine
+	cd examples/serve && go test -count=1 -v -run TestOneClient -timeout 20m . -engine "$(CURDIR)/$(BUILD)/examples/engine/vanward-engine" \
+	  -model "$$(../engine/fetch_model.sh)"
 
 test-python: export VANWARD_CHECK := 1
 test-python: export VANWARD_LIBRARY := $(CURDIR)/$(BUILD)/lib/libvanward.so.0

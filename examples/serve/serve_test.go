@@ -19,6 +19,9 @@ import (
 
 var soak = flag.Duration("soak", 15*time.Second, "how long TestSoak has clients ask")
 
+// raced: the race detector watches. Its own memory grows with what it watches.
+var raced = false
+
 // The test's own program is the server where this variable holds the command line.
 const commandLine = "SERVE_TEST_COMMAND_LINE"
 
@@ -147,7 +150,7 @@ func TestSoak(t *testing.T) {
 	}
 	for name, most := range map[string]float64{"serve_go_goroutines": 2, "serve_go_heap_bytes": 8 << 20, "serve_resident_memory_bytes": 16 << 20} {
 		t.Logf("%s: %.0f, then %.0f", name, before[name], after[name])
-		if grown := after[name] - before[name]; grown > most {
+		if grown := after[name] - before[name]; grown > most && !(raced && name == "serve_resident_memory_bytes") {
 			t.Errorf("%s has grown by %.0f; expected at most %.0f", name, grown, most)
 		}
 	}

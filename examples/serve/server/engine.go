@@ -46,7 +46,7 @@ type Admission struct {
 	Shared int
 }
 
-// ErrFull is what Admit returns while there is no room.
+// ErrFull is what Admit returns while there is no room beside the jobs in the engine.
 var ErrFull = errors.New("the engine is full")
 
 // A Refusal says why an engine can never do a job.

@@ -189,7 +189,7 @@ func (l *Loop) admit() {
 	for len(l.waiting) > 0 {
 		s := l.waiting[0]
 		admission, err := l.engine.Admit(s.job)
-		if errors.Is(err, ErrFull) {
+		if errors.Is(err, ErrFull) && len(l.running) > 0 {
 			return
 		}
 		l.waiting = slices.Delete(l.waiting, 0, 1)
