@@ -26,7 +26,7 @@ typedef struct {
   int unsummarised;             /* the first token of pages that another wrote, and whose summaries are to be made; or more than all */
   int32_t draft[BATCH_MAX_DRAFTS];
   int drafts;  /* of this step */
-  bool by_self; /* drafted by sparse steps */
+  bool by_self, looked_up; /* by sparse steps; lookup found something */
   int rows;    /* positions of this step's pass: pieces of the prompt, or the last token and its drafts */
 } sequence;
 
@@ -43,7 +43,9 @@ struct batch {
   model_shape shape;
   vwd_session *session;
   vwd_decoder *decoder;
-  const int32_t *draft_lens; /* [rows]: how many tokens to draft by sparse steps */
+  /* [2 · rows]: of each slot's drafts by sparse steps, then of its drafts by lookup. */
+  const int32_t *draft_lens;
+  const float *acceptance;
   batch_options o;
   pages pages;
   int max_pages;
@@ -96,6 +98,8 @@ static bool complete(batch *b, const batch_options *given, batch_error *error) {
   if (o->k == 0) o->k = 32;
   if (o->init_blocks == 0) o->init_blocks = 1;
   if (o->local_blocks == 0) o->local_blocks = 2;
+  if (o->draft_cost == 0) o->draft_cost = 0.6f;
+  if (o->position_cost == 0) o->position_cost = 0.2f;
   if (o->rows < 1 || o->rows > MAX_ROWS) return fail(error, "rows: %lld; expected %lld to %lld", o->rows, 1, MAX_ROWS);
   if (o->max_tokens < 2 || o->max_tokens > b->shape.context)
     return fail(error, "max_tokens: %lld; expected %lld to the model's context, %lld", o->max_tokens, 2, b->shape.context);
@@ -123,6 +127,7 @@ static bool create_decoder(batch *b, batch_error *error) {
   options.layers = (uint32_t)s->layers;
   options.max_rows = (uint32_t)o->rows;
   options.max_positions = MOST_POSITIONS;
+  options.max_sequences = 2 * options.max_rows;
   options.query_heads = (uint32_t)s->heads;
   options.kv_heads = (uint32_t)s->kv_heads;
   options.key_dim = options.value_dim = (uint32_t)s->head_dim;
@@ -147,6 +152,7 @@ static bool create_decoder(batch *b, batch_error *error) {
   vwd_decoder_details details = VWD_DECODER_DETAILS_INIT;
   ok = ok && called(vwd_decoder_info(b->decoder, &details), "vwd_decoder_info", error);
   b->draft_lens = details.draft_lens.data;
+  b->acceptance = details.acceptance.data;
   return ok;
 }
 
@@ -260,9 +266,9 @@ batch_admission batch_admit(batch *b, const batch_request *r, int64_t *id, batch
                   .limit = r->count + r->max_new};
   memcpy(s->text, r->tokens, (size_t)r->count * sizeof *s->text);
   if (!enter(b, s)) return BATCH_FULL;
-  const int32_t number = at;
+  const int32_t numbers[2] = {at, b->o.rows + at};
   vwd_decoder_reset_args reset = VWD_DECODER_RESET_ARGS_INIT;
-  reset.sequences = TENSOR(&number, INT32, 1);
+  reset.sequences = TENSOR(numbers, INT32, 2);
   if (!called(vwd_decoder_reset(b->decoder, &reset, NULL), "vwd_decoder_reset", error)) return leave_pages(b, s), BATCH_REFUSED;
   *id = s->id = ++b->last_id;
   b->order[b->sequences++] = at;
@@ -433,17 +439,37 @@ static int look_up(const sequence *s, int32_t *draft, int most) {
 
 static bool drafts_itself(const sequence *s) { return s->how == BATCH_SELF || s->how == BATCH_SELF_LOOKUP; }
 
+/* Of up to `most` drafts, the number that gives most tokens in the time, and how many tokens in that of a dense pass:
+ * γ drafts give Σ_{j ≤ γ} p^j tokens in 1 + γ·cost. */
+static int worth(float p, float cost, int most, float *rate) {
+  float tokens = 1, power = 1;
+  int best = 0;
+  *rate = 1;
+  for (int n = 1; n <= most; n++) {
+    tokens += power *= p;
+    if (tokens / (1 + (float)n * cost) > *rate) *rate = tokens / (1 + (float)n * cost), best = n;
+  }
+  return best;
+}
+
 /* Tokens to draft of each sequence, at most `most` each; lookup drafts them at once. */
 static void plan_drafts(batch *b, int most) {
   for (int i = 0; i < b->sequences; i++) {
     sequence *s = &b->slots[b->order[i]];
-    s->by_self = false;
     if (!is_decoding(s) || s->how == BATCH_DENSE || s->how == BATCH_SPARSE) continue;
     int room = smaller(smaller(b->o.max_drafts, most), s->limit - s->count - 1);
-    if (s->how != BATCH_SELF) s->drafts = look_up(s, s->draft, room);
-    if (s->drafts == 0 && drafts_itself(s) && s->count > always_dense(b)) {
-      s->drafts = smaller(room, b->draft_lens[b->order[i]]);
-      s->by_self = s->drafts > 0;
+    const int slot = b->order[i];
+    float by_lookup = 1, by_self = 1;
+    if (s->how != BATCH_SELF) {
+      const int found = look_up(s, s->draft, room);
+      s->drafts = worth(b->acceptance[b->o.rows + slot], b->o.position_cost, found, &by_lookup);
+      s->looked_up = found > 0;
+    }
+    if (drafts_itself(s) && s->count > always_dense(b)) {
+      worth(b->acceptance[slot], b->o.draft_cost, room, &by_self);
+      if (s->drafts > 0 && by_lookup >= by_self) continue;
+      s->drafts = smaller(room, b->draft_lens[slot]);
+      s->by_self = true;
     }
   }
 }
@@ -484,6 +510,7 @@ static void plan(batch *b) {
   for (int i = 0; i < b->sequences; i++) {
     sequence *s = &b->slots[b->order[i]];
     s->rows = s->drafts = 0;
+    s->by_self = s->looked_up = false;
     if (s->waiting || (is_decoding(s) && !make_room(b, i, s->count))) continue;
     decoding += is_decoding(s);
     taking_in += !is_decoding(s);
@@ -494,7 +521,6 @@ static void plan(batch *b) {
     if (!is_decoding(s)) continue;
     /* Drafts take pages that are free, and nobody's. */
     while (s->drafts > 0 && !take_pages(b, s, s->count + s->drafts)) s->drafts--;
-    s->by_self = s->by_self && s->drafts > 0;
     s->rows = 1 + s->drafts;
     rows += s->rows;
   }
@@ -535,9 +561,8 @@ static bool accept(batch *b, const int32_t *target, int width, int32_t *accepted
   int32_t drafts[MAX_ROWS * BATCH_MAX_DRAFTS], lens[MAX_ROWS], sequences[MAX_ROWS];
   for (int n = 0; n < b->members; n++) {
     const sequence *s = &b->slots[b->member_slot[n]];
-    const bool could_draft = drafts_itself(s) && is_decoding(s) && s->count > always_dense(b);
     lens[n] = s->drafts;
-    sequences[n] = s->by_self || (could_draft && s->drafts == 0) ? b->member_slot[n] : -1;
+    sequences[n] = s->by_self ? b->member_slot[n] : s->looked_up ? b->o.rows + b->member_slot[n] : -1;
     for (int i = 0; i < width; i++) drafts[n * width + i] = i < s->drafts ? s->draft[i] : -1;
   }
   vwd_decoder_accept_args args = VWD_DECODER_ACCEPT_ARGS_INIT;

@@ -42,7 +42,9 @@ typedef struct {
   int pages;      /* of the pool, at least those of max_tokens; default: rows · max_tokens, at most 1 GiB of keys and values */
   int chunk;      /* prompt tokens of a step, of all sequences together, 1 to 64; default 64 */
   int max_drafts; /* of a sequence in a step, 1 to BATCH_MAX_DRAFTS; default 8 */
-  float draft_cost; /* the time of a drafting step as a part of a verifying one's; default as in vwd_decoder_options */
+  /* What drafts cost, as a part of the time of a dense pass of one position: a sparse step and a position more to verify; a
+   * position more to verify. They decide how many drafts are worth it. Defaults 0.6 and 0.2. */
+  float draft_cost, position_cost;
   /* Sparse steps: in every layer, or densely in the first `dense_layers`. */
   uint32_t method; /* VWD_SELECT_AXIS or VWD_SELECT_MINMAX; default AXIS */
   int k;           /* blocks of BATCH_PAGE tokens that a KV head reads, forced ones included; default 32 */
