@@ -47,7 +47,7 @@ serve test-serve soak-serve bench-serve: export CGO_LDFLAGS = '-L$(CURDIR)/$(BUI
 
 serve: configure
 	@examples/engine/quietly.sh "building the library and the engine" cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine-parts
-	@examples/engine/quietly.sh "building the server" go build -C examples/serve -o "$(CURDIR)/$(BUILD)/serve" .
+	@go build -C examples/serve -o "$(CURDIR)/$(BUILD)/serve" .
 	@examples/engine/demo.sh $(BUILD)/serve $(SERVE)
 
 # A text of some 4,300 tokens.

@@ -52,7 +52,7 @@ func parse(words []string) (*options, error) {
 	f.BoolVar(&o.tiny, "tiny", false, "random weights instead of a model: every step is taken, and the text is noise")
 	f.StringVar(&o.listen, "listen", "127.0.0.1:8080", "address and port")
 	f.BoolVar(&o.quiet, "quiet", false, "log no requests")
-	f.DurationVar(&o.grace, "grace", 8*time.Second, "how long requests that run may go on after SIGTERM or SIGINT; the server is gone within two more seconds")
+	f.DurationVar(&o.grace, "grace", 7*time.Second, "how long requests that run may go on after SIGTERM or SIGINT; then the server ends with its step, within a second or two")
 
 	f.IntVar(&o.threads, "threads", 0, "threads that compute; 0: one for each processor")
 	f.IntVar(&o.engine.Rows, "rows", 8, "requests that are decoded at once, 1 to 64")

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"strings"
 	"time"
 )
 
@@ -81,14 +80,13 @@ var errDone = errors.New("a stop string is complete")
 
 // An answer is a request on its way: tokens come out of the loop, text leaves.
 type answer struct {
-	form    form
-	fields  *fields
-	stream  *Stream
-	text    textStream
-	cancel  context.CancelCauseFunc
-	reply   reply
-	usage   usage
-	stopped bool
+	form   form
+	fields *fields
+	stream *Stream
+	text   textStream
+	cancel context.CancelCauseFunc
+	reply  reply
+	usage  usage
 }
 
 // complete serves one request of either form.
@@ -176,38 +174,41 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return body, nil
 }
 
-// next waits for tokens and returns the text that they make certain, and their ids. False: there will be no more.
-func (a *answer) next(m Model) (text string, ids []int32, more bool) {
-	token, more := <-a.stream.Tokens
-	if !more {
-		return a.text.finish(), nil, false
-	}
-	var made strings.Builder
-	for more {
-		ids = append(ids, token)
-		a.usage.CompletionTokens++
-		made.WriteString(a.text.push(m.Bytes(token)))
-		if a.text.stopped {
-			a.stopped = true
-			a.cancel(errDone)
-			return made.String(), ids, false
-		}
-		select { // takes what has already arrived along
-		case token, more = <-a.stream.Tokens:
-			if !more {
-				made.WriteString(a.text.finish())
-				return made.String(), ids, false
-			}
-		default:
-			return made.String(), ids, true
-		}
-	}
-	return made.String(), ids, false
+// A part is what has become certain of an answer since the last part.
+type part struct {
+	text string
+	ids  []int32
+	last bool
 }
 
-// result is how the request ended, once next has returned false.
+// next waits for a token and takes along what has arrived beside it.
+func (a *answer) next(m Model) part {
+	var p part
+	for token, more := <-a.stream.Tokens; ; {
+		if !more {
+			p.text += a.text.finish()
+			p.last = true
+			return p
+		}
+		p.ids = append(p.ids, token)
+		a.usage.CompletionTokens++
+		p.text += a.text.push(m.Bytes(token))
+		if a.text.stopped {
+			a.cancel(errDone)
+			p.last = true
+			return p
+		}
+		select {
+		case token, more = <-a.stream.Tokens:
+		default:
+			return p
+		}
+	}
+}
+
+// result is how the request ended, valid behind the last part.
 func (a *answer) result() Result {
-	if a.stopped {
+	if a.text.stopped {
 		return Result{Finish: FinishStop}
 	}
 	return a.stream.Result
@@ -220,26 +221,28 @@ func (a *answer) total() *usage {
 	return &u
 }
 
+// choice shows the tokens only to those who asked for them.
+func (a *answer) choice(ids []int32, finish *Finish) choice {
+	c := choice{FinishReason: finish}
+	if a.fields.ReturnTokenIDs {
+		c.TokenIDs = ids
+	}
+	return c
+}
+
 func (s *Server) sendWhole(w http.ResponseWriter, a *answer) {
-	var whole strings.Builder
-	var tokens []int32
-	for more := true; more; {
-		var text string
-		var ids []int32
-		text, ids, more = a.next(s.model)
-		whole.WriteString(text)
-		tokens = append(tokens, ids...)
+	var whole part
+	for !whole.last {
+		p := a.next(s.model)
+		whole = part{whole.text + p.text, append(whole.ids, p.ids...), p.last}
 	}
 	result := a.result()
 	if result.Err != nil {
 		s.refuse(w, result.Err)
 		return
 	}
-	c := choice{FinishReason: &result.Finish}
-	a.form.whole(&c, whole.String())
-	if a.fields.ReturnTokenIDs {
-		c.TokenIDs = tokens
-	}
+	c := a.choice(whole.ids, &result.Finish)
+	a.form.whole(&c, whole.text)
 	a.reply.Object, a.reply.Choices, a.reply.Usage = a.form.object, []choice{c}, a.total()
 	http.NewResponseController(w).SetWriteDeadline(time.Now().Add(s.options.WriteTimeout))
 	writeJSON(w, http.StatusOK, a.reply)
@@ -250,52 +253,60 @@ func (s *Server) sendWhole(w http.ResponseWriter, a *answer) {
 func (s *Server) sendPieces(w http.ResponseWriter, a *answer) {
 	events := &eventWriter{w: w, connection: http.NewResponseController(w), timeout: s.options.WriteTimeout}
 	a.reply.Object = a.form.chunk
-	send := func(choices ...choice) bool {
-		a.reply.Choices = append([]choice{}, choices...) // [] where there are none, not null
-		return events.send(a.reply)
+	for {
+		p := a.next(s.model)
+		failed := p.last && a.result().Err != nil
+		if failed && !events.begun {
+			s.refuse(w, a.result().Err)
+			return
+		}
+		if !a.sendPart(events, p) {
+			return // the client is gone
+		}
+		switch {
+		case failed:
+			events.send(failureOf(a.result().Err).body())
+			return
+		case p.last:
+			a.sendEnd(events)
+			return
+		}
 	}
-	for more := true; more; {
-		var text string
-		var ids []int32
-		text, ids, more = a.next(s.model)
-		result := Result{}
-		if !more {
-			result = a.result()
-		}
-		if result.Err != nil && !events.begun {
-			s.refuse(w, result.Err)
-			return
-		}
-		if !events.begun && a.form.opening != nil && !send(*a.form.opening) {
-			return
-		}
-		c := choice{}
-		if a.fields.ReturnTokenIDs {
-			c.TokenIDs = ids
-		}
-		a.form.piece(&c, text)
-		if (text != "" || len(c.TokenIDs) > 0) && !send(c) {
-			return
-		}
-		if result.Err != nil {
-			events.send(failureOf(result.Err).body())
-			return
-		}
-		if !more {
-			end := choice{FinishReason: &result.Finish}
-			a.form.piece(&end, "")
-			if !send(end) {
-				return
-			}
-		}
+}
+
+// sendPart is false where the client cannot be reached any more.
+func (a *answer) sendPart(events *eventWriter, p part) bool {
+	if !events.begun && a.form.opening != nil && !a.send(events, *a.form.opening) {
+		return false
+	}
+	c := a.choice(p.ids, nil)
+	if p.text == "" && len(c.TokenIDs) == 0 {
+		return true
+	}
+	a.form.piece(&c, p.text)
+	return a.send(events, c)
+}
+
+// sendEnd says why the answer ends, and what it took where the client wants to know.
+func (a *answer) sendEnd(events *eventWriter) {
+	finish := a.result().Finish
+	end := a.choice(nil, &finish)
+	a.form.piece(&end, "")
+	if !a.send(events, end) {
+		return
 	}
 	if o := a.fields.StreamOptions; o != nil && o.IncludeUsage {
 		a.reply.Usage = a.total()
-		if !send() {
+		if !a.send(events) {
 			return
 		}
 	}
 	events.sendText("[DONE]")
+}
+
+func (a *answer) send(events *eventWriter, choices ...choice) bool {
+	a.reply.Choices = append([]choice{}, choices...) // [] where there are none, not null
+	return events.send(a.reply)
 }
 
 // An eventWriter writes server-sent events, each within a time limit.
