@@ -69,7 +69,7 @@ static bool contender_init(contender *c, const decoder *d, const recipe *how, in
   int rows = d->cache.max_pages * PAGE / block + 1, dim = s->head_dim;
   *c = (contender){.how = how, .block = block, .first = VWD_INDEX_INIT};
   c->first.kind = how->kind;
-  bool ok = list_init(&c->selected, 1, s->kv_heads, d->select.k * PAGE / block);
+  bool ok = list_init(&c->selected, s->kv_heads, d->select.k * PAGE / block);
   if (how->kind == VWD_INDEX_MEAN)
     return ok && place(c, 0, &c->first.means, how->dtype, s->layers, d->cache.max_pages + 1, s->kv_heads, dim);
   c->first.block_size = (uint32_t)block;
@@ -96,12 +96,12 @@ static bool extend(trial *t, int layer, int64_t begin, int64_t end) {
 static bool compare(trial *t, contender *c, const attention_call *call, const int32_t *seq_len) {
   const decoder *d = t->run.d;
   const vwd_index index = of_layer(t, c, call->layer);
-  if (!select_from(&t->run, &index, c->how->method, c->block, seq_len, call->q, 1, d->select.k * PAGE / c->block,
+  if (!select_from(&t->run, &index, c->how->method, c->block, seq_len, call->q, d->select.k * PAGE / c->block,
                    &c->selected, NULL))
     return false;
   attention_call sparse = *call;
   sparse.out = t->sparse;
-  if (!attend_list(&t->run, &sparse, t->run.seq.table, seq_len, &c->selected, c->block, false)) return false;
+  if (!attend_list(&t->run, &sparse, seq_len, &c->selected, c->block, false)) return false;
   double apart = 0, size = 0;
   for (size_t i = 0; i < q_count(d); i++) {
     double dense = call->out[i], difference = t->sparse[i] - dense;
@@ -115,7 +115,7 @@ static bool attend(void *context, const attention_call *call) {
   trial *t = context;
   run *r = &t->run;
   const int32_t seq_len = call->positions[0] + 1;
-  kv_write(&r->seq, r->seq.table, call->layer, call->positions[0], 1, call->k, call->v);
+  kv_write(&r->seq, call->layer, call->positions[0], 1, call->k, call->v);
   bool ok = extend(t, call->layer, call->positions[0], seq_len) && attend_dense(r->d, r->seq.table, &seq_len, call);
   for (int n = 0; ok && n < SIZES * RECIPES; n++) ok = compare(t, &t->all[n / RECIPES][n % RECIPES], call, &seq_len);
   t->count++;

@@ -217,21 +217,43 @@ static bool take_pages(batch *b, sequence *s, int64_t tokens) {
   return true;
 }
 
+/* Tokens that may be shared: not the last one, whose logits are wanted, nor those that sparse steps computed. */
+static int shareable(const sequence *s) {
+  return s->how == BATCH_SPARSE && s->count > s->prompt ? s->prompt : s->count - 1;
+}
+
+/* Shares known pages in place of those that are yet to be filled, such as another sequence has filled since. */
+static void share(batch *b, sequence *s) {
+  const int most = shareable(s);
+  int32_t page;
+  while (s->cached == s->known * PAGE_TOKENS &&
+         pages_share(&b->pages, s->known ? s->table[s->known - 1] : -1, s->text + s->cached,
+                     smaller(PAGE_TOKENS, most - s->cached), &page)) {
+    if (s->known < s->pages) pages_leave(&b->pages, s->table[s->known]);
+    else s->pages++;
+    if (b->pages.page[page].summarised != b) s->unsummarised = smaller(s->unsummarised, s->cached);
+    s->table[s->known++] = page;
+    s->cached += PAGE_TOKENS;
+    b->n.shared_tokens += PAGE_TOKENS;
+  }
+}
+
 /* Pages for the text so far: known ones, a copy of what is known of the page behind them, and new ones. False, and nothing
- * changed, where there are too few. Keys and values of sparse steps are never shared. */
+ * changed, where there are too few. */
 static bool enter(batch *b, sequence *s) {
-  const int most = s->how == BATCH_SPARSE && s->count > s->prompt ? s->prompt : s->count - 1; /* a token is left to compute */
-  s->pages = s->known = pages_share(&b->pages, s->text, most, s->table);
-  s->cached = s->known * PAGE_TOKENS;
+  const int64_t shared = b->n.shared_tokens;
   s->unsummarised = INT32_MAX;
-  for (int p = s->known - 1; p >= 0; p--)
-    if (b->pages.page[s->table[p]].summarised != b) s->unsummarised = p * PAGE_TOKENS;
-  if (pages_available(&b->pages) < pages_of(s->count) - s->pages) return leave_pages(b, s), false;
+  share(b, s);
+  if (pages_available(&b->pages) < pages_of(s->count) - s->pages) {
+    b->n.shared_tokens = shared;
+    return leave_pages(b, s), false;
+  }
   take_pages(b, s, s->count);
-  if (s->cached < most)
-    s->cached += pages_copy_part(&b->pages, s->table[s->known], s->known ? s->table[s->known - 1] : -1, s->text + s->cached,
-                                 most - s->cached);
-  b->n.shared_tokens += s->cached;
+  const int most = shareable(s), part = s->cached < most
+      ? pages_copy_part(&b->pages, s->table[s->known], s->known ? s->table[s->known - 1] : -1, s->text + s->cached, most - s->cached)
+      : 0;
+  s->cached += part;
+  b->n.shared_tokens += part;
   s->waiting = false;
   return true;
 }
@@ -528,6 +550,7 @@ static void plan(batch *b) {
   for (int i = 0; i < b->sequences && chunk > 0; i++) {
     sequence *s = &b->slots[b->order[i]];
     if (s->waiting || is_decoding(s)) continue;
+    share(b, s);
     /* A sparse sequence that was preempted takes its own tokens in as it made them. */
     s->rows = smaller(chunk, s->count - s->cached);
     if (s->how == BATCH_SPARSE) s->rows = s->cached < s->prompt ? smaller(s->rows, s->prompt - s->cached) : 1;

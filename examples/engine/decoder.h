@@ -4,10 +4,10 @@
 #define ENGINE_DECODER_H
 
 #include "kv.h"
+#include "progress.h"
 
-typedef enum { DENSE, SPARSE, TWO_LEVEL, PREVIOUS, HOLT, FORECAST, DRAFTS, TWO_LEVEL_DRAFTS, DENSE_DRAFTS, STRATEGIES } strategy;
-enum { GAMMA = 8, SAMPLE = 128, RATIOS = 3, PREDICTORS = 3 };
-_Static_assert((int)GAMMA <= (int)MAX_DRAFT, "drafts fit behind a full page");
+typedef enum { DENSE, SPARSE, TWO_LEVEL, PREVIOUS, HOLT, FORECAST, STRATEGIES } strategy;
+enum { SAMPLE = 128, RATIOS = 3, PREDICTORS = 3 };
 
 /* Sizes of the selections, in blocks of PAGE tokens. */
 typedef struct {
@@ -53,7 +53,6 @@ typedef struct {
 
 typedef struct {
   int64_t kv_bytes, index_bytes, dense_bytes;
-  int64_t draft_steps, accepted;
   int64_t selected, missed; /* blocks of the true sets that a prediction was made for, and those it lacked */
 } counters;
 
@@ -63,9 +62,6 @@ typedef struct {
   double seconds;
   counters n;
 } generation;
-
-/* Called after every step, and once more with done = total at the end. */
-typedef void (*progress_fn)(void *context, int done, int total);
 
 /* Takes the prompt in and prepares what the strategies need. The session and model are borrowed. */
 bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, preparation what, const int32_t *prompt,

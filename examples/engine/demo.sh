@@ -1,10 +1,19 @@
 #!/bin/sh
 # demo.sh ENGINE [OPTION…]: runs the engine on the real model, or says that it cannot be fetched and runs the tiny random one.
+# Without options it makes both tables: drafts at a context of some 6,000 tokens, single calls at one of 2,000.
 set -eu
 engine=$1
 shift
-if model=$("$(dirname -- "$0")/fetch_model.sh"); then
-    exec "$engine" --model "$model" "$@"
+here=$(dirname -- "$0")
+if model=$("$here/fetch_model.sh"); then
+    set -- --model "$model" "$@"
+else
+    echo 'SmolLM2 could not be fetched (no network?); running a tiny random model instead.'
+    set -- --tiny "$@"
 fi
-echo 'SmolLM2 could not be fetched (no network?); running a tiny random model instead.'
-exec "$engine" --tiny "$@"
+if [ $# -gt 2 ] || [ "$*" = '--tiny' ]; then exec "$engine" "$@"; fi
+long=$(mktemp)
+trap 'rm -f "$long"' EXIT
+head -c 18000 "$here/../../THIRD-PARTY" | cat - "$here/prompt.txt" >"$long"
+"$engine" "$@" --drafts --tokens 96 --prompt "$long"
+"$engine" "$@" --calls

@@ -18,8 +18,7 @@ bool kv_init(kv_cache *c, const model_shape *shape, int max_tokens, int spare_to
                   .head_dim = shape->head_dim,
                   .label_channels = shape->head_dim / 2};
   c->max_pages = max_tokens / PAGE + 2;
-  int general = c->max_pages + spare_tokens / PAGE + 2;
-  c->pages = general + DRAFT_PAGES;
+  c->pages = c->max_pages + spare_tokens / PAGE + 2;
   size_t blocks = (size_t)c->layers * (size_t)c->pages, tokens = blocks * PAGE, heads = (size_t)c->kv_heads;
   c->k = calloc(tokens * row_size(c), sizeof *c->k);
   c->v = calloc(tokens * row_size(c), sizeof *c->v);
@@ -29,13 +28,13 @@ bool kv_init(kv_cache *c, const model_shape *shape, int max_tokens, int spare_to
   c->label_scale = calloc(tokens * heads, sizeof *c->label_scale);
   c->label_min = calloc(tokens * heads, sizeof *c->label_min);
   c->channels = calloc((size_t)c->layers * heads * (size_t)c->label_channels, sizeof *c->channels);
-  c->free_pages = calloc((size_t)general, sizeof *c->free_pages);
+  c->free_pages = calloc((size_t)c->pages, sizeof *c->free_pages);
   if (!c->k || !c->v || !c->key_max || !c->key_min || !c->labels || !c->label_scale || !c->label_min || !c->channels ||
       !c->free_pages)
     return false;
   /* Handed out in a scattered order, as after hours of serving: nothing may rely on neighbouring pages. */
   for (int third = 0; third < 3; third++)
-    for (int i = third; i < general; i += 3) c->free_pages[c->free_count++] = i;
+    for (int i = third; i < c->pages; i += 3) c->free_pages[c->free_count++] = i;
   return true;
 }
 
@@ -49,14 +48,12 @@ void kv_free(kv_cache *c) {
 bool sequence_init(sequence *s, kv_cache *c) {
   *s = (sequence){.cache = c};
   s->table = calloc((size_t)c->max_pages, sizeof *s->table);
-  s->draft_table = calloc((size_t)c->max_pages, sizeof *s->draft_table);
-  return s->table && s->draft_table;
+  return s->table != NULL;
 }
 
 void sequence_free(sequence *s) {
   for (int p = s->shared; p < s->pages; p++) s->cache->free_pages[s->cache->free_count++] = s->table[p];
   free(s->table);
-  free(s->draft_table);
   *s = (sequence){0};
 }
 
@@ -95,40 +92,14 @@ bool sequence_fork(sequence *s, const sequence *from) {
   return true;
 }
 
-void kv_write(const sequence *s, const int32_t *table, int layer, int64_t position, int n, const float *k,
+void kv_write(const sequence *s, int layer, int64_t position, int n, const float *k,
               const float *v) {
   kv_cache *c = s->cache;
   size_t row = row_size(c);
   for (int64_t p = position; p < position + n; p++, k += row, v += row) {
-    size_t at = slot(c, layer, table[p / PAGE], p % PAGE) * row;
+    size_t at = slot(c, layer, s->table[p / PAGE], p % PAGE) * row;
     for (size_t i = 0; i < row; i++) c->k[at + i] = float_to_half(k[i]), c->v[at + i] = float_to_half(v[i]);
   }
-}
-
-void kv_write_packed(const sequence *s, int layer, int64_t position, int n, const uint16_t *k, const uint16_t *v) {
-  kv_cache *c = s->cache;
-  size_t row = row_size(c);
-  for (int64_t p = position; p < position + n; p++, k += row, v += row) {
-    size_t at = slot(c, layer, s->table[p / PAGE], p % PAGE) * row;
-    memcpy(c->k + at, k, row * sizeof *k);
-    memcpy(c->v + at, v, row * sizeof *v);
-  }
-}
-
-static int32_t draft_page(const kv_cache *c, int i) { return (int32_t)(c->pages - DRAFT_PAGES + i); }
-
-void kv_stage_tail(const sequence *s, int layer, int64_t length) {
-  int tail = (int)((length - 1) / PAGE);
-  memcpy(s->draft_table, s->table, (size_t)tail * sizeof *s->table);
-  for (int i = 0; i < DRAFT_PAGES && tail + i < s->cache->max_pages; i++)
-    s->draft_table[tail + i] = draft_page(s->cache, i);
-  copy_page(s->cache, layer, draft_page(s->cache, 0), s->table[tail]);
-}
-
-void kv_draft_rows(const kv_cache *c, int layer, int64_t length, int n, vwd_tensor *k, vwd_tensor *v) {
-  size_t at = slot(c, layer, draft_page(c, 0), (length - 1) % PAGE + 1) * row_size(c);
-  *k = TENSOR(c->k + at, FLOAT16, 1, n, c->kv_heads, c->head_dim);
-  *v = TENSOR(c->v + at, FLOAT16, 1, n, c->kv_heads, c->head_dim);
 }
 
 vwd_tensor kv_table(const kv_cache *c, const int32_t *table, int rows) {

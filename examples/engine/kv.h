@@ -9,12 +9,11 @@
 #include "model.h"
 #include "view.h"
 
-/* A verification pass sees the tail of its sequence and the drafts behind it in two neighbouring pages of their own. */
-enum { PAGE = 16, DRAFT_PAGES = 2, MAX_DRAFT = PAGE };
+enum { PAGE = 16 };
 
 typedef struct {
   int layers, kv_heads, head_dim, label_channels;
-  int pages;         /* of the pool, the draft pages last */
+  int pages;         /* of the pool */
   int max_pages;     /* of one sequence */
   uint16_t *k, *v;   /* [layers, pages, PAGE, kv_heads, head_dim] float16 */
   uint16_t *key_max; /* [layers, pages, 1, kv_heads, head_dim] float16 */
@@ -30,7 +29,6 @@ typedef struct {
 typedef struct {
   kv_cache *cache;
   int32_t *table;       /* [max_pages] */
-  int32_t *draft_table; /* [max_pages]; the tail replaced by the draft pages while a verification runs */
   int pages, shared;    /* the first `shared` pages belong to the sequence this one was forked from */
   int64_t length;       /* tokens in the cache */
 } sequence;
@@ -46,18 +44,13 @@ void sequence_free(sequence *s);
 bool sequence_reserve(sequence *s, int64_t tokens);
 
 /* Rows [n, kv_heads, head_dim] to the slots of positions position … position + n − 1. */
-void kv_write(const sequence *s, const int32_t *table, int layer, int64_t position, int n, const float *k,
+void kv_write(const sequence *s, int layer, int64_t position, int n, const float *k,
               const float *v);
-void kv_write_packed(const sequence *s, int layer, int64_t position, int n, const uint16_t *k, const uint16_t *v);
-/* Makes draft_table show `length` tokens of the sequence, the last page of them copied to the draft pages. */
-void kv_stage_tail(const sequence *s, int layer, int64_t length);
 
 /* Views. `rows` query positions share one table (stride 0) and differ in seq_lens. */
 vwd_tensor kv_table(const kv_cache *c, const int32_t *table, int rows);
 vwd_paged_kv kv_view(const kv_cache *c, int layer, const int32_t *table, const int32_t *seq_lens, int rows);
 vwd_index kv_minmax(const kv_cache *c, int layer, const int32_t *table, int rows);
 vwd_index kv_label(const kv_cache *c, int layer, const int32_t *table, int rows);
-/* K and V rows of the drafts, [1, n, kv_heads, head_dim], behind `length` staged tokens. */
-void kv_draft_rows(const kv_cache *c, int layer, int64_t length, int n, vwd_tensor *k, vwd_tensor *v);
 
 #endif

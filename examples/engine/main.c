@@ -1,5 +1,5 @@
-/* vanward-engine: one prompt, generated from in every mode, and a table of what each cost. Returns 0 only if the modes
- * that must give the same tokens do. */
+/* vanward-engine: one prompt, continued in every mode, and tables of what each cost. Returns 0 only if the modes that must give
+ * the same tokens do. */
 #define _POSIX_C_SOURCE 200809L
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "decoder.h"
+#include "drafting.h"
 #include "tiny.h"
 #include "tokenizer.h"
 
@@ -20,29 +21,35 @@ typedef struct {
   const char *option, *title;
 } mode_name;
 
+/* Decoded by the batch. */
+static const mode_name hows[BATCH_HOWS] = {
+    [BATCH_DENSE] = {"dense", "dense"},
+    [BATCH_SPARSE] = {"sparse", "sparse"},
+    [BATCH_LOOKUP] = {"lookup", "dense, drafted by prompt lookup"},
+    [BATCH_SELF] = {"self", "SELF: dense, drafted by sparse"},
+    [BATCH_SELF_LOOKUP] = {"self-lookup", "SELF, or lookup where it pays"},
+};
+
+/* Made of single calls. */
 static const mode_name names[STRATEGIES] = {
-    [DENSE] = {"dense", "dense"},
-    [SPARSE] = {"sparse", "sparse: blocks by min and max"},
+    [DENSE] = {"dense-calls", "dense"},
+    [SPARSE] = {"sparse-calls", "sparse: blocks by min and max"},
     [TWO_LEVEL] = {"two-level", "two levels: blocks, INT4 tokens"},
     [PREVIOUS] = {"previous", "sparse, guessed: last step"},
     [HOLT] = {"holt", "sparse, guessed: Holt"},
     [FORECAST] = {"forecast", "sparse, guessed: Forecast"},
-    [DRAFTS] = {"drafts", "sparse, drafted: prompt lookup"},
-    [TWO_LEVEL_DRAFTS] = {"two-level-drafts", "two levels, drafted"},
-    [DENSE_DRAFTS] = {"dense-drafts", "dense, drafted: prompt lookup"},
 };
 
-/* The order of the table: what there is to gain stands beside what it is compared with. */
-static const strategy order[STRATEGIES] = {DENSE,  DENSE_DRAFTS, TWO_LEVEL_DRAFTS, TWO_LEVEL, SPARSE,
-                                           DRAFTS, PREVIOUS,     HOLT,             FORECAST};
-
+enum { PIECES = 20 }; /* of the text that --check-self reads */
 static const float ratios[RATIOS] = {1.0f, 1.25f, 1.5f};
 
 typedef struct {
   const char *model, *prompt;
-  bool tiny, accuracy;
-  int tokens, threads, only; /* only: the one mode to run, or -1 */
+  bool tiny, accuracy, check, drafts, calls; /* the last two: which table to make */
+  int tokens, threads;
+  int how, only; /* the one mode to run, of the batch or of the calls, or −1 */
   selection select;
+  batch_options batch;
 } options;
 
 /* What a run of the program holds. */
@@ -56,6 +63,7 @@ typedef struct {
   decoder decoder;
   int32_t *prompt;
   int prompt_count;
+  drafted_text drafted[BATCH_HOWS];
   generation made[STRATEGIES];
   double agreement[STRATEGIES]; /* share of choices equal to dense attention's in the same state */
   double named[PREDICTORS][RATIOS];
@@ -81,18 +89,25 @@ static void usage(FILE *out) {
           "  --prompt FILE  the user's message; default %s\n"
           "  --tokens N     how many to generate, 2 to 4096; default 128\n"
           "  --threads N    1 to 256; default: as many as there are processors\n"
-          "  --k BLOCKS     blocks of %d tokens that sparse attention reads, 2 to 1024; default 64, with --tiny 16\n"
+          "  --k BLOCKS     blocks of %d tokens that sparse attention reads, 2 to 1024; default 16 for drafts, 64 for single calls\n"
+          "what to do; default: both tables\n"
+          "  --drafts       continue the prompt by vwd_decoder, densely, sparsely and with drafts, and compare speed and text\n"
+          "  --calls        continue it by single calls: two levels of selection, guesses and their repair\n"
+          "  --mode NAME    one mode alone, and what it needs\n"
+          "  --check-self   continue %d pieces of the prompt by --tokens each, default 500; drafts must not change a token\n"
           "  --accuracy     how far attention over selected blocks is from dense attention, on the prompt's end\n"
-          "  --mode NAME    one mode alone, and what it needs; default: all of them, compared\n"
           "modes:\n",
-          ENGINE_PROMPT, PAGE);
-  for (int i = 0; i < STRATEGIES; i++) fprintf(out, "  %-17s%s\n", names[order[i]].option, names[order[i]].title);
+          ENGINE_PROMPT, PAGE, PIECES);
+  for (int i = 0; i < BATCH_HOWS; i++) fprintf(out, "  %-15s%s\n", hows[i].option, hows[i].title);
+  for (int i = TWO_LEVEL; i < STRATEGIES; i++) fprintf(out, "  %-15s%s\n", names[i].option, names[i].title);
 }
 
-static int find_mode(const char *name) {
-  for (int m = 0; m < STRATEGIES; m++)
-    if (strcmp(name, names[m].option) == 0) return m;
-  return -1;
+static bool find_mode(const char *name, options *o) {
+  for (int m = 0; m < BATCH_HOWS; m++)
+    if (strcmp(name, hows[m].option) == 0) return o->how = m, true;
+  for (int m = TWO_LEVEL; m < STRATEGIES; m++)
+    if (strcmp(name, names[m].option) == 0) return o->only = m, true;
+  return false;
 }
 
 /* A whole number in the range, and nothing else. */
@@ -113,7 +128,7 @@ static bool set(options *o, const char *option, const char *value, int *k) {
   if (strcmp(option, "--tokens") == 0) return number(option, value, 2, 4096, &o->tokens);
   if (strcmp(option, "--threads") == 0) return number(option, value, 1, 256, &o->threads);
   if (strcmp(option, "--k") == 0) return number(option, value, 2, 1024, k);
-  if (strcmp(option, "--mode") == 0 && (o->only = find_mode(value)) >= 0) return true;
+  if (strcmp(option, "--mode") == 0 && find_mode(value, o)) return true;
   fprintf(stderr, "%s %s: unknown\n", option, value);
   return false;
 }
@@ -121,16 +136,22 @@ static bool set(options *o, const char *option, const char *value, int *k) {
 /* False where something is wrong, which is said. */
 static bool parse(int count, char **words, options *o) {
   int k = 0;
-  *o = (options){.prompt = ENGINE_PROMPT, .tokens = 128, .only = -1};
+  *o = (options){.prompt = ENGINE_PROMPT, .how = -1, .only = -1};
   for (int i = 1; i < count; i++) {
     if (strcmp(words[i], "--tiny") == 0) o->tiny = true;
     else if (strcmp(words[i], "--accuracy") == 0) o->accuracy = true;
+    else if (strcmp(words[i], "--check-self") == 0) o->check = true;
+    else if (strcmp(words[i], "--drafts") == 0) o->drafts = true;
+    else if (strcmp(words[i], "--calls") == 0) o->calls = true;
     else if (i + 1 == count) return fprintf(stderr, "%s: unknown, or without its value\n", words[i]), false;
     else if (!set(o, words[i], words[i + 1], &k)) return false;
     else i++;
   }
   if (!o->model == !o->tiny) return fprintf(stderr, "expected either --model or --tiny\n"), false;
   if (o->threads == 0) o->threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  if (o->tokens == 0) o->tokens = o->check ? 500 : 128;
+  if (!o->drafts && !o->calls) o->drafts = o->calls = true;
+  o->batch = (batch_options){.rows = o->check ? 6 : 1, .k = k > 0 ? k : 16};
   if (k == 0) k = o->tiny ? 16 : 64; /* the first block and the last are always among them */
   int local = k < 16 ? 1 : k / 8;
   o->select = (selection){.k = k,
@@ -146,8 +167,8 @@ static bool parse(int count, char **words, options *o) {
 static preparation prepared(const options *o) {
   if (o->accuracy) return (preparation){.labels = true};
   bool all = o->only < 0;
-  return (preparation){.summaries = o->only != DENSE && o->only != DENSE_DRAFTS,
-                       .labels = all || o->only == TWO_LEVEL || o->only == TWO_LEVEL_DRAFTS,
+  return (preparation){.summaries = true,
+                       .labels = all || o->only == TWO_LEVEL,
                        .holt = all || o->only == HOLT || o->only == PREVIOUS,
                        .forecast = all || o->only == FORECAST};
 }
@@ -192,7 +213,13 @@ static int32_t *make_prompt(const program *p, const options *o, int *count) {
   int capacity = (int)length + 256, n = 0;
   int32_t *tokens = text ? malloc((size_t)capacity * sizeof *tokens) : NULL;
   if (tokens) {
-    if (o->tiny && length > 1000) length = 1000; /* its vocabulary is bytes: a thousand tokens */
+    const size_t most = o->check ? 16000 : 1000; /* of a tiny model, whose vocabulary is bytes */
+    if (o->tiny && length > most) length = most;
+    if (o->check) { /* the text as it is */
+      n = (int)tokenizer_encode(p->tokenizer, text, length, tokens, (size_t)capacity);
+      free(text);
+      return *count = n < capacity ? n : capacity, tokens;
+    }
     n += put_message(p->tokenizer, "system", system, sizeof system - 1, tokens + n, capacity - n);
     n += put_message(p->tokenizer, "user", text, length, tokens + n, capacity - n);
     n += put_message(p->tokenizer, "assistant", NULL, 0, tokens + n, capacity - n);
@@ -218,6 +245,7 @@ static bool load(program *p, const options *o) {
 
 static void unload(program *p) {
   for (int m = 0; m < STRATEGIES; m++) free(p->made[m].tokens);
+  for (int m = 0; m < BATCH_HOWS; m++) free(p->drafted[m].tokens);
   free(p->prompt);
   decoder_free(&p->decoder);
   vwd_session_release(p->session);
@@ -229,10 +257,11 @@ static void unload(program *p) {
 }
 
 /* Bytes that no terminal shows become '?': a random model has plenty. */
-static void print_text(const program *p, const options *o, const generation *g) {
-  for (int i = 0; i < g->count; i++) {
+static void print_text(const program *p, const options *o, const char *title, const int32_t *tokens, int length) {
+  printf("--- %s\n", title);
+  for (int i = 0; i < length; i++) {
     char bytes[256];
-    size_t count = tokenizer_decode(p->tokenizer, g->tokens[i], bytes, sizeof bytes);
+    size_t count = tokenizer_decode(p->tokenizer, tokens[i], bytes, sizeof bytes);
     for (size_t b = 0; b < count; b++) {
       unsigned char c = (unsigned char)bytes[b];
       putchar((c < ' ' && c != '\n') || c == 0x7F || (o->tiny && c > 0x7F) ? '?' : c);
@@ -247,11 +276,10 @@ static bool same(const generation *a, const generation *b) {
 }
 
 static bool prepare(program *p, const options *o) {
-  p->prompt = make_prompt(p, o, &p->prompt_count);
   /* Accuracy is measured on the prompt's own end. */
   int count = o->accuracy ? p->prompt_count - o->tokens : p->prompt_count;
   double begin = now();
-  if (!p->prompt || !decoder_init(&p->decoder, p->session, p->model, o->select, prepared(o), p->prompt, count, o->tokens,
+  if (!decoder_init(&p->decoder, p->session, p->model, o->select, prepared(o), p->prompt, count, o->tokens,
                                   tokenizer_id(p->tokenizer, "<|im_end|>"), progress, "prompt"))
     return false;
   const decoder *d = &p->decoder;
@@ -273,10 +301,7 @@ static bool run_mode(program *p, const options *o, strategy m) {
   g->tokens = calloc((size_t)o->tokens, sizeof *g->tokens);
   if (!g->tokens || !generate(&p->decoder, m, NULL, o->tokens, g, progress, (void *)(uintptr_t)names[m].title))
     return false;
-  if (o->only >= 0 || m == DENSE || m == SPARSE || m == TWO_LEVEL_DRAFTS) {
-    printf("--- %s\n", names[m].title);
-    print_text(p, o, g);
-  }
+  if (o->only >= 0 || m == DENSE || m == SPARSE || m == TWO_LEVEL) print_text(p, o, names[m].title, g->tokens, g->count);
   return true;
 }
 
@@ -293,83 +318,127 @@ static bool compare_with_dense(program *p, strategy m) {
   return ok;
 }
 
-/* The plain mode whose tokens a mode must give: itself, or the one that it makes faster. */
-static strategy twin(int m) {
-  if (m == DENSE || m == TWO_LEVEL) return (strategy)m;
-  if (m == DENSE_DRAFTS) return DENSE;
-  return m == TWO_LEVEL_DRAFTS ? TWO_LEVEL : SPARSE;
-}
-
 static void print_percent(bool known, double share) {
   if (known) printf("%8.1f%%", 100 * share);
   else printf("%9s", "");
 }
 
-static double speed(const generation *g) { return (g->count - 1) / g->seconds; }
-
-/* What selection gains, in words: drafted beside drafted, one token a step beside one token a step. */
-static void print_meaning(const program *p) {
-  const generation *dense = &p->made[DENSE], *drafted = &p->made[DENSE_DRAFTS], *best = &p->made[TWO_LEVEL_DRAFTS],
-                   *sparse = &p->made[SPARSE];
-  const counters *n = &best->n;
-  int equal = 0;
-  if (p->tiny_bytes || dense->count < 2 || drafted->count < 2 || best->count < 2 || sparse->count < 2) return;
-  while (equal < dense->count && equal < best->count && best->tokens[equal] == dense->tokens[equal]) equal++;
-  printf("\nTwo levels, drafted: %d of %d tokens are those of dense attention%s. They read %.0f%% of the keys and values, and "
-         "%.0f%% with the summaries and labels\nfor it, at %.2f times the speed of dense attention with the same drafts "
-         "(%.2f times that of dense attention without).\nWithout drafts, sparse attention runs here at %.2f times the speed "
-         "of dense attention: %s\n",
-         equal, dense->count, equal == dense->count ? "" : " before the first that is not",
-         100 * (double)n->kv_bytes / (double)n->dense_bytes,
-         100 * (double)(n->kv_bytes + n->index_bytes) / (double)n->dense_bytes, speed(best) / speed(drafted),
-         speed(best) / speed(dense), speed(sparse) / speed(dense),
-         speed(sparse) > speed(dense) ? "it pays at this context." : "it pays at longer contexts (examples/engine/README.md).");
-}
-
 static void print_table(const program *p) {
-  printf("%-33s%9s%9s%9s%9s%9s%27s%9s\n", "", "tokens", "accepted", "KV read", "+ index", "choices",
-         "true blocks guessed at r =", "repaired");
-  printf("%-33s%9s%9s%9s%9s%9s%9.4g%9.4g%9.4g%9s\n", "mode", "per s", "of 8", "of dense", "", "as dense",
-         (double)ratios[0], (double)ratios[1], (double)ratios[2], "at 1.25");
-  for (int i = 0; i < STRATEGIES; i++) {
-    const int m = order[i];
+  printf("%-33s%9s%9s%9s%9s%27s%9s\n", "", "tokens", "KV read", "+ index", "choices", "true blocks guessed at r =", "repaired");
+  printf("%-33s%9s%9s%9s%9s%9.4g%9.4g%9.4g%9s\n", "mode", "per s", "of dense", "", "as dense", (double)ratios[0],
+         (double)ratios[1], (double)ratios[2], "at 1.25");
+  for (int m = 0; m < STRATEGIES; m++) {
     const generation *g = &p->made[m];
     const counters *n = &g->n;
     if (g->count == 0) continue;
-    bool guesses = m == PREVIOUS || m == HOLT || m == FORECAST;
+    bool guesses = m >= PREVIOUS;
     printf("%-33s%9.1f", names[m].title, (g->count - 1) / g->seconds);
-    if (n->draft_steps) printf("%9.2f", (double)n->accepted / (double)n->draft_steps);
-    else printf("%9s", "");
     print_percent(true, (double)n->kv_bytes / (double)n->dense_bytes);
     print_percent(n->index_bytes > 0, (double)(n->kv_bytes + n->index_bytes) / (double)n->dense_bytes);
-    print_percent(p->made[DENSE].count > 0 && twin(m) != DENSE, p->agreement[twin(m)]);
+    print_percent(p->made[DENSE].count > 0 && m != DENSE, p->agreement[m == TWO_LEVEL ? TWO_LEVEL : SPARSE]);
     for (int r = 0; r < RATIOS; r++)
       print_percent(guesses && p->named[m - PREVIOUS][0] > 0, guesses ? p->named[m - PREVIOUS][r] : 0);
     print_percent(n->selected > 0, n->selected ? (double)n->missed / (double)n->selected : 0);
     printf("\n");
   }
-  print_meaning(p);
-  printf("\nKV read counts what attention reads for the tokens that were kept; index, the summaries and labels that "
-         "selection reads besides.\n"
-         "Choices as dense: each mode reads dense attention's text and chooses at every token; the guessed and drafted "
-         "modes choose as sparse does.\n"
-         "Above 100%%: each draft reads blocks of its own, and what refused ones read counts for the tokens that are kept. Dense\nattention reads its keys once for all drafts of a pass.\n"
+  printf("\nKV read counts what attention reads; index, the summaries and labels that selection reads besides.\n"
+         "Choices as dense: the mode reads dense attention's text and chooses at every token; the guessed modes choose as sparse "
+         "does.\n"
          "True blocks count the forced ones. The Forecast says nothing about the first layer, which is left out of its "
          "row.\n\n");
 }
 
-/* The two promises. */
-static bool check(const program *p) {
+/* Guesses change nothing but the time. */
+static bool check_guesses(const program *p) {
   bool all = true;
   for (int m = PREVIOUS; m < STRATEGIES; m++) {
-    const generation *plain = &p->made[twin(m)];
-    if (p->made[m].count == 0 || plain->count == 0) continue;
-    bool ok = same(&p->made[m], plain);
-    printf("%s  \"%s\" gives the %d tokens of \"%s\"\n", ok ? "holds " : "BROKEN", names[m].title, plain->count,
-           names[twin(m)].title);
+    const generation *sparse = &p->made[SPARSE];
+    if (p->made[m].count == 0 || sparse->count == 0) continue;
+    bool ok = same(&p->made[m], sparse);
+    printf("%s  \"%s\" gives the %d tokens of \"%s\"\n", ok ? "holds " : "BROKEN", names[m].title, sparse->count,
+           names[SPARSE].title);
     all = all && ok;
   }
   return all;
+}
+
+/* --- Drafts --- */
+
+static double speed(const drafted_text *d) { return d->count > 1 ? (d->count - 1) / d->seconds : 0; }
+
+static int equal(const drafted_text *a, const drafted_text *b) {
+  int n = 0;
+  while (n < a->count && n < b->count && a->tokens[n] == b->tokens[n]) n++;
+  return n;
+}
+
+static void print_drafting(const program *p) {
+  const drafted_text *dense = &p->drafted[BATCH_DENSE];
+  printf("%-33s%9s%9s%9s%9s%9s%9s%9s%10s\n", "", "tokens", "times", "drafted", "accepted", "passes", "KV read", "+ index", "tokens");
+  printf("%-33s%9s%9s%9s%9s%9s%9s%9s%10s\n", "mode", "per s", "dense", "", "", "a token", "of dense", "", "as dense");
+  for (int m = 0; m < BATCH_HOWS; m++) {
+    const drafted_text *d = &p->drafted[m];
+    const batch_counters *n = &d->n;
+    printf("%-33s%9.1f%9.2f", hows[m].title, speed(d), speed(d) / speed(dense));
+    if (n->drafted > 0) printf("%9lld%8.1f%%", (long long)n->drafted, 100 * (double)n->accepted / (double)n->drafted);
+    else printf("%18s", "");
+    printf("%9.2f", (double)n->passes / (d->count > 1 ? d->count - 1 : 1));
+    print_percent(true, (double)n->kv_bytes / (double)n->dense_bytes);
+    print_percent(n->index_bytes > 0, (double)(n->kv_bytes + n->index_bytes) / (double)n->dense_bytes);
+    printf("%5d/%d\n", equal(d, dense), dense->count);
+  }
+  printf("\nKV read counts what attention reads for the tokens that are kept, drafts and their verification included; index, the "
+         "summaries that\nselection reads besides. Tokens as dense: those ahead of the first that dense decoding chose otherwise.\n\n");
+}
+
+/* Drafts change nothing but the time. */
+static bool check_drafting(const program *p) {
+  const drafted_text *dense = &p->drafted[BATCH_DENSE], *self = &p->drafted[BATCH_SELF];
+  bool all = true;
+  for (int m = BATCH_LOOKUP; m < BATCH_HOWS; m++) {
+    bool ok = p->drafted[m].count == dense->count && equal(&p->drafted[m], dense) == dense->count;
+    printf("%s  \"%s\" gives the %d tokens of \"%s\"\n", ok ? "holds " : "BROKEN", hows[m].title, dense->count, hows[BATCH_DENSE].title);
+    all = all && ok;
+  }
+  if (all && !p->tiny_bytes && dense->count > 1)
+    printf("\nSELF drafts by attention over %.1f%% of the keys and values, verifies by dense attention, and writes dense decoding's text at "
+           "%.2f times its speed.\n",
+           100 * (double)p->drafted[BATCH_SPARSE].n.kv_bytes / (double)p->drafted[BATCH_SPARSE].n.dense_bytes, speed(self) / speed(dense));
+  printf("\n");
+  return all;
+}
+
+static bool run_drafts(program *p, const options *o) {
+  double seconds = 0;
+  printf("One sequence by vwd_decoder: a prompt of %d tokens, continued by up to %d in %d ways. Sparse steps read %d blocks of %d "
+         "tokens for a KV head.\n\n",
+         p->prompt_count, o->tokens, BATCH_HOWS, o->batch.k, PAGE);
+  fflush(stdout);
+  if (!continue_all(p->model, p->session, &o->batch, p->prompt, p->prompt_count, tokenizer_id(p->tokenizer, "<|im_end|>"),
+                    o->tokens, o->how, p->drafted, &seconds, progress, "decoding"))
+    return false;
+  const int shown[] = {o->how >= 0 ? o->how : BATCH_DENSE, BATCH_SPARSE};
+  for (int i = 0; i < (o->how >= 0 ? 1 : 2); i++)
+    print_text(p, o, hows[shown[i]].title, p->drafted[shown[i]].tokens, p->drafted[shown[i]].count);
+  printf("The prompt was taken in in %.1f s.\n", seconds);
+  if (o->how >= 0) return printf("%.1f tokens a second.\n", speed(&p->drafted[o->how])), true;
+  print_drafting(p);
+  return check_drafting(p);
+}
+
+static bool run_check(program *p, const options *o) {
+  drafting_check c;
+  printf("%d pieces of a text of %d tokens, continued by %d each: densely, with SELF, and with SELF or lookup; %d sequences at once.\n",
+         PIECES, p->prompt_count, o->tokens, o->batch.rows);
+  fflush(stdout);
+  if (!check_drafts(p->model, p->session, &o->batch, p->prompt, p->prompt_count, PIECES, o->tokens, &c, progress, "decoding"))
+    return false;
+  const batch_counters *n = &c.n;
+  printf("%lld steps; %lld tokens drafted, %lld accepted; of these by sparse steps %lld, %lld.\n", (long long)n->steps,
+         (long long)n->drafted, (long long)n->accepted, (long long)n->self_drafted, (long long)n->self_accepted);
+  printf("%s  drafts give dense decoding's tokens: %d of %d texts, %d tokens of each way\n", c.different ? "BROKEN" : "holds ",
+         2 * c.texts - c.different, 2 * c.texts, c.tokens);
+  return c.different == 0;
 }
 
 static bool print_accuracy(program *p, const options *o) {
@@ -389,24 +458,30 @@ static bool print_accuracy(program *p, const options *o) {
   return true;
 }
 
-static bool run_all(program *p, const options *o) {
-  bool ok = load(p, o);
-  if (o->accuracy) return ok && prepare(p, o) && print_accuracy(p, o);
-  if (ok && o->only < 0)
-    printf("One prompt is taken in once and continued by %d tokens in %d ways, which differ in what attention reads. The "
-           "text of three comes first, then a table.\n%s\n",
-           o->tokens, STRATEGIES, o->tiny ? "" : "This takes half a minute to a minute on two cores.\n");
+static bool run_calls(program *p, const options *o) {
+  if (o->only < 0)
+    printf("The same by single calls, in %d ways that differ in what attention reads. The text of three comes first, then a table.\n\n",
+           STRATEGIES);
   fflush(stdout);
-  ok = ok && prepare(p, o);
-  for (int i = 0; ok && i < STRATEGIES; i++)
-    if (o->only < 0 || o->only == (int)order[i]) ok = run_mode(p, o, order[i]);
+  bool ok = prepare(p, o);
+  for (int m = 0; ok && m < STRATEGIES; m++)
+    if (o->only < 0 || o->only == m) ok = run_mode(p, o, (strategy)m);
   if (ok && o->only < 0)
     ok = compare_with_dense(p, SPARSE) && compare_with_dense(p, TWO_LEVEL) &&
          measure_predictors(&p->decoder, p->made[SPARSE].tokens, p->made[SPARSE].count, ratios, p->named, progress,
                             "measuring predictors");
   if (!ok) return false;
   print_table(p);
-  return check(p);
+  return check_guesses(p);
+}
+
+static bool run_all(program *p, const options *o) {
+  if (!load(p, o) || !(p->prompt = make_prompt(p, o, &p->prompt_count))) return false;
+  if (o->accuracy) return prepare(p, o) && print_accuracy(p, o);
+  if (o->check) return run_check(p, o);
+  if (o->how >= 0) return run_drafts(p, o);
+  if (o->only >= 0) return run_calls(p, o);
+  return (!o->drafts || run_drafts(p, o)) && (!o->calls || run_calls(p, o));
 }
 
 int main(int count, char **words) {

@@ -100,9 +100,9 @@ static int32_t find(pages *p, int32_t parent, const int32_t *text, int count, in
   return best;
 }
 
-int pages_share(pages *p, const int32_t *text, int count, int32_t *table) {
+int pages_share(pages *p, int32_t parent, const int32_t *text, int count, int32_t *table) {
   int shared = 0;
-  for (int32_t parent = NONE; (shared + 1) * PAGE_TOKENS <= count; table[shared++] = parent) {
+  for (; (shared + 1) * PAGE_TOKENS <= count; table[shared++] = parent) {
     int same;
     parent = find(p, parent, text + shared * PAGE_TOKENS, PAGE_TOKENS, &same);
     if (same < PAGE_TOKENS) break;

@@ -40,8 +40,9 @@ int pages_available(const pages *p);
 int32_t pages_take(pages *p);
 void pages_leave(pages *p, int32_t at);
 
-/* Shares the known pages that begin the text, at most `count` tokens of it: fills table and returns how many pages. */
-int pages_share(pages *p, const int32_t *text, int count, int32_t *table);
+/* Shares the known pages that the text behind `parent` begins with, at most `count` tokens of it: fills table and returns how
+ * many pages. */
+int pages_share(pages *p, int32_t parent, const int32_t *text, int count, int32_t *table);
 /* Copies to page `to` what a known page behind `parent` has of the text that follows there: the number of tokens. */
 int pages_copy_part(pages *p, int32_t to, int32_t parent, const int32_t *text, int count);
 /* Makes a full page known, whose tokens are the text behind `parent`. Where such a page is known already, that one is

@@ -81,7 +81,7 @@ static bool attend_prompt(void *context, const attention_call *call) {
   decoder *d = context;
   int32_t seq_lens[MAX_ROWS];
   for (int row = 0; row < call->n; row++) seq_lens[row] = call->positions[0] + row + 1;
-  kv_write(&d->prompt, d->prompt.table, call->layer, call->positions[0], call->n, call->k, call->v);
+  kv_write(&d->prompt, call->layer, call->positions[0], call->n, call->k, call->v);
   vwd_index index = kv_minmax(&d->cache, call->layer, d->prompt.table, 1);
   if (d->prepare.labels || d->prepare.holt) keep_sample(d, call);
   if (d->prepare.summaries &&
@@ -161,9 +161,7 @@ static bool prefill(decoder *d, progress_fn progress, void *context) {
     if (!logits) return false;
     progress(context, at + n, d->prompt_count);
   }
-  d->first_token = 0;
-  for (int32_t i = 1; i < d->shape.vocab; i++)
-    if (logits[i] > logits[d->first_token]) d->first_token = i;
+  d->first_token = model_best(d->model, logits);
   d->prompt.length = d->prompt_count;
   return true;
 }
@@ -189,7 +187,7 @@ bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, prepa
                  .end_token = end_token,
                  .prompt_count = count};
   const model_shape *shape = &d->shape;
-  size_t samples = (size_t)shape->layers * SAMPLE, tokens = (size_t)count + (size_t)max_new + GAMMA + 1;
+  size_t samples = (size_t)shape->layers * SAMPLE, tokens = (size_t)count + (size_t)max_new;
   if (count < 1 || tokens > (size_t)shape->context) {
     fprintf(stderr, "prompt of %d tokens and %d new ones: the model has a context of %d\n", count, max_new,
             shape->context);
@@ -205,7 +203,7 @@ bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, prepa
   if (!d->prompt_tokens || !d->previous_residual || !d->sample_q || !d->sample_k || !d->last_q || !d->pass_q)
     return false;
   memcpy(d->prompt_tokens, prompt, (size_t)count * sizeof *prompt);
-  if (!kv_init(&d->cache, shape, (int)tokens, max_new + GAMMA + 2 * PAGE) || !sequence_init(&d->prompt, &d->cache) ||
+  if (!kv_init(&d->cache, shape, (int)tokens, max_new + 2 * PAGE) || !sequence_init(&d->prompt, &d->cache) ||
       !sequence_reserve(&d->prompt, count) || (what.forecast && !create_forecast(d)))
     return false;
   d->sample_scores = calloc(samples * (size_t)(shape->kv_heads * d->cache.max_pages), sizeof(float));

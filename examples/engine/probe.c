@@ -34,10 +34,10 @@ static bool attend(void *context, const attention_call *call) {
   int next = call->layer + 1;
   bool ok = forecast_queries(r, call);
   for (int i = 0; ok && next < d->shape.layers && i < RATIOS; i++)
-    ok = select_blocks(r, next, r->seq.table, &seq_len, r->forecast_q, 1, predicted_blocks(d, p->ratios[i]),
+    ok = select_blocks(r, next, &seq_len, r->forecast_q, predicted_blocks(d, p->ratios[i]),
                        &p->forecast[next % 2][i], NULL);
   ok = ok && append(r, call) &&
-       select_blocks(r, call->layer, r->seq.table, &seq_len, call->q, 1, d->select.k, &r->selected, r->scores);
+       select_blocks(r, call->layer, &seq_len, call->q, d->select.k, &r->selected, r->scores);
   if (!ok) return false;
 
   int64_t selected = 0;
@@ -54,7 +54,7 @@ static bool attend(void *context, const attention_call *call) {
   for (int i = 0; call->layer > 0 && i < RATIOS; i++)
     p->named[2][i] += common(&r->selected, &p->forecast[call->layer % 2][i]);
   p->all[2] += call->layer > 0 ? selected : 0;
-  return ok && attend_list(r, call, r->seq.table, &seq_len, &r->selected, PAGE, false);
+  return ok && attend_list(r, call, &seq_len, &r->selected, PAGE, false);
 }
 
 static bool probe_init(probe *p, decoder *d, const float ratios[RATIOS]) {
@@ -65,10 +65,10 @@ static bool probe_init(probe *p, decoder *d, const float ratios[RATIOS]) {
   for (int i = 0; ok && i < RATIOS; i++) {
     int cap = predicted_blocks(d, ratios[i]);
     most = cap > most ? cap : most;
-    ok = list_init(&p->forecast[0][i], 1, d->shape.kv_heads, cap) &&
-         list_init(&p->forecast[1][i], 1, d->shape.kv_heads, cap);
+    ok = list_init(&p->forecast[0][i], d->shape.kv_heads, cap) &&
+         list_init(&p->forecast[1][i], d->shape.kv_heads, cap);
   }
-  return ok && list_init(&p->smoothed, 1, d->shape.kv_heads, most);
+  return ok && list_init(&p->smoothed, d->shape.kv_heads, most);
 }
 
 static void probe_free(probe *p) {

@@ -7,9 +7,8 @@
 
 /* --- Lists --- */
 
-bool list_init(list *l, int rows, int heads, int cap) {
-  *l = (list){calloc((size_t)rows * (size_t)heads * (size_t)cap, sizeof(int32_t)),
-              calloc((size_t)rows * (size_t)heads, sizeof(int32_t)), heads, cap};
+bool list_init(list *l, int heads, int cap) {
+  *l = (list){calloc((size_t)heads * (size_t)cap, sizeof(int32_t)), calloc((size_t)heads, sizeof(int32_t)), heads, cap};
   return l->ids && l->counts;
 }
 
@@ -18,10 +17,10 @@ void list_free(list *l) {
   free(l->counts);
 }
 
-static vwd_block_list list_view(const list *l, int rows) {
+static vwd_block_list list_view(const list *l) {
   vwd_block_list view = VWD_BLOCK_LIST_INIT;
-  view.ids = TENSOR(l->ids, INT32, rows, l->heads, l->cap);
-  view.counts = TENSOR(l->counts, INT32, rows, l->heads);
+  view.ids = TENSOR(l->ids, INT32, 1, l->heads, l->cap);
+  view.counts = TENSOR(l->counts, INT32, 1, l->heads);
   return view;
 }
 
@@ -32,23 +31,15 @@ int predicted_blocks(const decoder *d, float ratio) { return (int)ceilf(ratio * 
 static int64_t token_bytes(const decoder *d) { return (int64_t)d->shape.head_dim * 2 * (int64_t)sizeof(uint16_t); }
 
 /* The tail is in every list, and only its filled slots are read. */
-static void count_blocks(run *r, const list *l, int rows, const int32_t *seq_lens) {
-  for (int row = 0; row < rows; row++)
-    for (int h = 0; h < l->heads; h++)
-      r->n.kv_bytes += ((int64_t)l->counts[row * l->heads + h] * PAGE -
-                        (blocks_of(seq_lens[row]) * PAGE - seq_lens[row])) *
-                       token_bytes(r->d);
-}
-
-static void count_summaries(run *r, int rows, const int32_t *seq_lens) {
-  for (int row = 0; row < rows; row++)
-    r->n.index_bytes += (int64_t)blocks_of(seq_lens[row]) * r->d->shape.kv_heads * token_bytes(r->d);
+static void count_blocks(run *r, const list *l, int32_t seq_len) {
+  for (int h = 0; h < l->heads; h++)
+    r->n.kv_bytes += ((int64_t)l->counts[h] * PAGE - (blocks_of(seq_len) * PAGE - seq_len)) * token_bytes(r->d);
 }
 
 /* --- One call of Vanward each --- */
 
-bool select_from(run *r, const vwd_index *index, uint32_t method, int block, const int32_t *seq_lens, const float *q,
-                 int rows, int k, list *out, float *scores) {
+bool select_from(run *r, const vwd_index *index, uint32_t method, int block, const int32_t *seq_len, const float *q, int k,
+                 list *out, float *scores) {
   const decoder *d = r->d;
   vwd_select_blocks_args args = VWD_SELECT_BLOCKS_ARGS_INIT;
   args.method = method;
@@ -57,35 +48,34 @@ bool select_from(run *r, const vwd_index *index, uint32_t method, int block, con
   args.init_blocks = (uint32_t)d->select.init;
   args.local_blocks = (uint32_t)((d->select.local * PAGE + block - 1) / block);
   args.index = index;
-  args.q = q_view(d, q, rows);
-  args.seq_lens = TENSOR(seq_lens, INT32, rows);
-  args.selected = list_view(out, rows);
-  if (scores) args.scores = TENSOR(scores, FLOAT32, rows, d->shape.kv_heads, d->cache.max_pages);
+  args.q = q_view(d, q, 1);
+  args.seq_lens = TENSOR(seq_len, INT32, 1);
+  args.selected = list_view(out);
+  if (scores) args.scores = TENSOR(scores, FLOAT32, 1, d->shape.kv_heads, d->cache.max_pages);
   return succeeded(vwd_select_blocks(d->session, &args, NULL), "vwd_select_blocks");
 }
 
-bool select_blocks(run *r, int layer, const int32_t *table, const int32_t *seq_lens, const float *q, int rows, int k,
-                   list *out, float *scores) {
-  const vwd_index index = kv_minmax(&r->d->cache, layer, table, rows);
-  count_summaries(r, rows, seq_lens);
-  return select_from(r, &index, VWD_SELECT_MINMAX, PAGE, seq_lens, q, rows, k, out, scores);
+bool select_blocks(run *r, int layer, const int32_t *seq_len, const float *q, int k, list *out, float *scores) {
+  const vwd_index index = kv_minmax(&r->d->cache, layer, r->seq.table, 1);
+  r->n.index_bytes += (int64_t)blocks_of(*seq_len) * r->d->shape.kv_heads * token_bytes(r->d);
+  return select_from(r, &index, VWD_SELECT_MINMAX, PAGE, seq_len, q, k, out, scores);
 }
 
-static bool select_tokens(run *r, int layer, const int32_t *table, const int32_t *seq_lens, const float *q, int rows) {
+static bool select_tokens(run *r, int layer, const int32_t *seq_len, const float *q) {
   const decoder *d = r->d;
-  const vwd_index index = kv_label(&d->cache, layer, table, rows);
+  const vwd_index index = kv_label(&d->cache, layer, r->seq.table, 1);
   vwd_select_tokens_args args = VWD_SELECT_TOKENS_ARGS_INIT;
   args.block_size = PAGE;
   args.k = (uint32_t)d->select.tokens;
   args.init_tokens = (uint32_t)(d->select.init * PAGE);
   args.local_tokens = (uint32_t)(d->select.local * PAGE);
   args.index = &index;
-  args.q = q_view(d, q, rows);
-  args.seq_lens = TENSOR(seq_lens, INT32, rows);
-  args.candidates = list_view(&r->coarse, rows);
-  args.selected = list_view(&r->tokens, rows);
-  for (int i = 0; i < rows * r->coarse.heads; i++) /* INT4 labels, scale and minimum of every candidate token */
-    r->n.index_bytes += (int64_t)r->coarse.counts[i] * PAGE * (d->cache.label_channels / 2 + 4);
+  args.q = q_view(d, q, 1);
+  args.seq_lens = TENSOR(seq_len, INT32, 1);
+  args.candidates = list_view(&r->coarse);
+  args.selected = list_view(&r->tokens);
+  for (int h = 0; h < r->coarse.heads; h++) /* INT4 labels, scale and minimum of every candidate token */
+    r->n.index_bytes += (int64_t)r->coarse.counts[h] * PAGE * (d->cache.label_channels / 2 + 4);
   return succeeded(vwd_select_tokens(d->session, &args, NULL), "vwd_select_tokens");
 }
 
@@ -96,15 +86,14 @@ static vwd_attention_partials partials_view(const run *r, const list *l) {
                                   TENSOR(r->partial.l, FLOAT32, 1, s->heads, l->cap)};
 }
 
-bool attend_list(run *r, const attention_call *call, const int32_t *table, const int32_t *seq_lens, const list *l,
-                 int block_size, bool keep) {
-  const vwd_paged_kv kv = kv_view(&r->d->cache, call->layer, table, seq_lens, call->n);
+bool attend_list(run *r, const attention_call *call, const int32_t *seq_len, const list *l, int block_size, bool keep) {
+  const vwd_paged_kv kv = kv_view(&r->d->cache, call->layer, r->seq.table, seq_len, 1);
   vwd_attention_args args = VWD_ATTENTION_ARGS_INIT;
   args.block_size = (uint32_t)block_size;
   args.kv = &kv;
-  args.q = q_view(r->d, call->q, call->n);
-  args.list = list_view(l, call->n);
-  args.out = q_view(r->d, call->out, call->n);
+  args.q = q_view(r->d, call->q, 1);
+  args.list = list_view(l);
+  args.out = q_view(r->d, call->out, 1);
   if (keep) args.partials = partials_view(r, l);
   return succeeded(vwd_attention(r->d->session, &args, NULL), "vwd_attention");
 }
@@ -116,8 +105,8 @@ static bool repair(run *r, const attention_call *call, const int32_t *seq_len, c
   args.block_size = PAGE;
   args.kv = &kv;
   args.q = q_view(r->d, call->q, 1);
-  args.predicted = list_view(guess, 1);
-  args.selected = list_view(&r->selected, 1);
+  args.predicted = list_view(guess);
+  args.selected = list_view(&r->selected);
   args.predicted_partials = partials_view(r, guess);
   args.out = q_view(r->d, call->out, 1);
   args.missed_counts = TENSOR(r->missed, INT32, 1, r->d->shape.kv_heads);
@@ -146,7 +135,7 @@ bool predict(const decoder *d, const predictor *p, int layer, const int32_t *seq
   args.holt = p->holt;
   args.state = predictor_view(d, p, layer);
   args.seq_lens = TENSOR(seq_len, INT32, 1);
-  args.predicted = list_view(out, 1);
+  args.predicted = list_view(out);
   return succeeded(vwd_predictor_predict(d->session, &args, NULL), "vwd_predictor_predict");
 }
 
@@ -181,78 +170,44 @@ bool forecast_queries(run *r, const attention_call *call) {
 
 /* --- Attention of each mode --- */
 
-static bool reads_labels(const run *r) { return r->how == TWO_LEVEL || r->how == TWO_LEVEL_DRAFTS; }
-
-static bool is_dense(const run *r) { return r->how == DENSE || r->how == DENSE_DRAFTS; }
-
 bool summarize(run *r, int layer, int64_t begin, int64_t end) {
-  if (is_dense(r)) return true;
+  if (r->how == DENSE) return true;
   const kv_cache *c = &r->d->cache;
   vwd_index blocks = kv_minmax(c, layer, r->seq.table, 1), labels = kv_label(c, layer, r->seq.table, 1);
   return update_index(r->d, layer, r->seq.table, &blocks, begin, end) &&
-         (!reads_labels(r) || update_index(r->d, layer, r->seq.table, &labels, begin, end));
+         (r->how != TWO_LEVEL || update_index(r->d, layer, r->seq.table, &labels, begin, end));
 }
 
-/* Row 0 is certain and enters the cache; the others are drafts and wait in the draft pages, where later rows see them.
- * Drafts have labels, since a token's label weighs against all others, but their blocks need no summaries: the last
- * blocks are always selected, and drafts are in no other. */
-const int32_t *append(run *r, const attention_call *call) {
-  const decoder *d = r->d;
-  int64_t drafts = call->positions[0] + 1, end = call->positions[0] + call->n;
-  kv_write(&r->seq, r->seq.table, call->layer, call->positions[0], 1, call->k, call->v);
-  if (!summarize(r, call->layer, call->positions[0], drafts)) return NULL;
-  if (call->n == 1) return r->seq.table;
-
-  const int32_t *table = r->seq.draft_table;
-  size_t row = (size_t)(d->shape.kv_heads * d->shape.head_dim);
-  kv_stage_tail(&r->seq, call->layer, drafts);
-  kv_write(&r->seq, table, call->layer, drafts, call->n - 1, call->k + row, call->v + row);
-  vwd_index labels = kv_label(&d->cache, call->layer, table, 1);
-  return !reads_labels(r) || update_index(d, call->layer, table, &labels, drafts, end) ? table : NULL;
+/* The token enters the cache. */
+bool append(run *r, const attention_call *call) {
+  const int64_t position = call->positions[0];
+  kv_write(&r->seq, call->layer, position, 1, call->k, call->v);
+  return summarize(r, call->layer, position, position + 1);
 }
 
-static void row_lengths(const attention_call *call, int32_t *seq_lens) {
-  for (int row = 0; row < call->n; row++) seq_lens[row] = call->positions[0] + row + 1;
-}
-
-/* The certain token and its drafts are positions of one sequence, whose keys are read once for all. */
 static bool dense(void *context, const attention_call *call) {
   run *r = context;
-  const model_shape *s = &r->d->shape;
-  const int32_t seq_len = call->positions[0] + call->n;
-  const int32_t *table = append(r, call);
-  if (!table) return false;
-  r->n.kv_bytes += seq_len * s->kv_heads * token_bytes(r->d);
-  const vwd_paged_kv kv = kv_view(&r->d->cache, call->layer, table, &seq_len, 1);
-  vwd_attention_args args = VWD_ATTENTION_ARGS_INIT;
-  args.kv = &kv;
-  args.q = TENSOR(call->q, FLOAT32, 1, call->n, s->heads, s->head_dim);
-  args.out = TENSOR(call->out, FLOAT32, 1, call->n, s->heads, s->head_dim);
-  return succeeded(vwd_attention(r->d->session, &args, NULL), "vwd_attention");
+  const int32_t seq_len = call->positions[0] + 1;
+  r->n.kv_bytes += seq_len * r->d->shape.kv_heads * token_bytes(r->d);
+  return append(r, call) && attend_dense(r->d, r->seq.table, &seq_len, call);
 }
 
 static bool sparse(void *context, const attention_call *call) {
   run *r = context;
-  int32_t seq_lens[MAX_STEP];
-  row_lengths(call, seq_lens);
-  const int32_t *table = append(r, call);
-  if (!table || !select_blocks(r, call->layer, table, seq_lens, call->q, call->n, r->d->select.k, &r->selected, NULL))
-    return false;
-  count_blocks(r, &r->selected, call->n, seq_lens);
-  return attend_list(r, call, table, seq_lens, &r->selected, PAGE, false);
+  const int32_t seq_len = call->positions[0] + 1;
+  if (!append(r, call) || !select_blocks(r, call->layer, &seq_len, call->q, r->d->select.k, &r->selected, NULL)) return false;
+  count_blocks(r, &r->selected, seq_len);
+  return attend_list(r, call, &seq_len, &r->selected, PAGE, false);
 }
 
 static bool two_level(void *context, const attention_call *call) {
   run *r = context;
-  int32_t seq_lens[MAX_STEP];
-  row_lengths(call, seq_lens);
-  const int32_t *table = append(r, call);
-  if (!table ||
-      !select_blocks(r, call->layer, table, seq_lens, call->q, call->n, r->d->select.coarse, &r->coarse, NULL) ||
-      !select_tokens(r, call->layer, table, seq_lens, call->q, call->n))
+  const int32_t seq_len = call->positions[0] + 1;
+  if (!append(r, call) || !select_blocks(r, call->layer, &seq_len, call->q, r->d->select.coarse, &r->coarse, NULL) ||
+      !select_tokens(r, call->layer, &seq_len, call->q))
     return false;
-  for (int i = 0; i < call->n * r->tokens.heads; i++) r->n.kv_bytes += r->tokens.counts[i] * token_bytes(r->d);
-  return attend_list(r, call, table, seq_lens, &r->tokens, 1, false);
+  for (int h = 0; h < r->tokens.heads; h++) r->n.kv_bytes += r->tokens.counts[h] * token_bytes(r->d);
+  return attend_list(r, call, &seq_len, &r->tokens, 1, false);
 }
 
 /* Guesses the next layer's blocks while this one has yet to begin. */
@@ -261,7 +216,7 @@ static bool forecast_next(run *r, const attention_call *call) {
   int next = call->layer + 1;
   if (!forecast_queries(r, call)) return false;
   return next == r->d->shape.layers ||
-         select_blocks(r, next, r->seq.table, &seq_len, r->forecast_q, 1, predicted_blocks(r->d, r->d->select.ratio),
+         select_blocks(r, next, &seq_len, r->forecast_q, predicted_blocks(r->d, r->d->select.ratio),
                        &r->guess[next % 2], NULL);
 }
 
@@ -277,23 +232,21 @@ static bool speculative(void *context, const attention_call *call) {
   if (r->how != FORECAST && !predict(d, &r->predictor, call->layer, &seq_len, d->select.ratio, guess)) return false;
   if (!append(r, call)) return false;
   if (guessed) {
-    count_blocks(r, guess, 1, &seq_len);
-    if (!attend_list(r, call, r->seq.table, &seq_len, guess, PAGE, true)) return false;
+    count_blocks(r, guess, seq_len);
+    if (!attend_list(r, call, &seq_len, guess, PAGE, true)) return false;
   }
-  if (!select_blocks(r, call->layer, r->seq.table, &seq_len, call->q, 1, d->select.k, &r->selected, r->scores))
+  if (!select_blocks(r, call->layer, &seq_len, call->q, d->select.k, &r->selected, r->scores))
     return false;
   if (r->how != FORECAST && !learn(d, &r->predictor, call->layer, &seq_len, r->scores)) return false;
   if (guessed) return repair(r, call, &seq_len, guess);
-  count_blocks(r, &r->selected, 1, &seq_len);
-  return attend_list(r, call, r->seq.table, &seq_len, &r->selected, PAGE, false);
+  count_blocks(r, &r->selected, seq_len);
+  return attend_list(r, call, &seq_len, &r->selected, PAGE, false);
 }
 
 attention_fn strategy_attention(strategy how) {
   switch (how) {
-  case DENSE:
-  case DENSE_DRAFTS: return dense;
-  case TWO_LEVEL:
-  case TWO_LEVEL_DRAFTS: return two_level;
+  case DENSE: return dense;
+  case TWO_LEVEL: return two_level;
   case PREVIOUS:
   case HOLT:
   case FORECAST: return speculative;
@@ -340,10 +293,10 @@ bool run_init(run *r, decoder *d, strategy how) {
   r->missed = calloc((size_t)s->kv_heads, sizeof *r->missed);
   vwd_holt holt = how == HOLT ? d->holt : (vwd_holt){1, 0, 0};
   return r->scores && r->forecast_q && r->last_q && r->partial.acc && r->partial.m && r->partial.l && r->missed &&
-         sequence_fork(&r->seq, &d->prompt) && list_init(&r->selected, MAX_STEP, s->kv_heads, select->k) &&
-         list_init(&r->coarse, MAX_STEP, s->kv_heads, select->coarse) &&
-         list_init(&r->tokens, MAX_STEP, s->kv_heads, select->tokens) &&
-         list_init(&r->guess[0], 1, s->kv_heads, guess) && list_init(&r->guess[1], 1, s->kv_heads, guess) &&
+         sequence_fork(&r->seq, &d->prompt) && list_init(&r->selected, s->kv_heads, select->k) &&
+         list_init(&r->coarse, s->kv_heads, select->coarse) &&
+         list_init(&r->tokens, s->kv_heads, select->tokens) &&
+         list_init(&r->guess[0], s->kv_heads, guess) && list_init(&r->guess[1], s->kv_heads, guess) &&
          ((how != HOLT && how != PREVIOUS) || predictor_init(&r->predictor, d, holt));
 }
 

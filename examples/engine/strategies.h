@@ -4,10 +4,8 @@
 
 #include "decoder.h"
 
-enum { MAX_STEP = GAMMA + 1 }; /* rows of one pass: the certain token and its drafts */
-
 typedef struct {
-  int32_t *ids, *counts; /* [rows, kv_heads, cap], [rows, kv_heads] */
+  int32_t *ids, *counts; /* [kv_heads, cap], [kv_heads] */
   int heads, cap;
 } list;
 
@@ -41,10 +39,10 @@ typedef struct {
 bool run_init(run *r, decoder *d, strategy how);
 void run_free(run *r);
 
-/* What model_forward calls, with the run as its context. Only the modes with drafts take more than one row. */
+/* What model_forward calls, with the run as its context, for one row. */
 attention_fn strategy_attention(strategy how);
 
-bool list_init(list *l, int rows, int heads, int cap);
+bool list_init(list *l, int heads, int cap);
 void list_free(list *l);
 int predicted_blocks(const decoder *d, float ratio); /* ⌈ratio·k⌉ */
 
@@ -61,14 +59,12 @@ bool forecast_queries(run *r, const attention_call *call);
 /* Summaries of tokens that have entered the cache: blocks, and labels where the mode reads them. */
 bool summarize(run *r, int layer, int64_t begin, int64_t end);
 
-/* Takes the rows of a pass in and returns the page table that shows all of them; NULL on failure. */
-const int32_t *append(run *r, const attention_call *call);
+/* The pass's token enters the cache. */
+bool append(run *r, const attention_call *call);
 /* By any summaries, of blocks of any size. */
-bool select_from(run *r, const vwd_index *index, uint32_t method, int block, const int32_t *seq_lens, const float *q,
-                 int rows, int k, list *out, float *scores);
-bool select_blocks(run *r, int layer, const int32_t *table, const int32_t *seq_lens, const float *q, int rows, int k,
-                   list *out, float *scores);
-bool attend_list(run *r, const attention_call *call, const int32_t *table, const int32_t *seq_lens, const list *l,
-                 int block_size, bool keep);
+bool select_from(run *r, const vwd_index *index, uint32_t method, int block, const int32_t *seq_len, const float *q, int k,
+                 list *out, float *scores);
+bool select_blocks(run *r, int layer, const int32_t *seq_len, const float *q, int k, list *out, float *scores);
+bool attend_list(run *r, const attention_call *call, const int32_t *seq_len, const list *l, int block_size, bool keep);
 
 #endif
