@@ -48,7 +48,9 @@ serve test-serve soak-serve bench-serve: export CGO_LDFLAGS = '-L$(CURDIR)/$(BUI
 serve: configure
 	@examples/engine/quietly.sh "building the library and the engine" cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine-parts
 	@go build -C examples/serve -o "$(CURDIR)/$(BUILD)/serve" .
-	@examples/engine/demo.sh $(BUILD)/serve $(SERVE)
+	@model=$$(examples/engine/fetch_model.sh) && set -- --model "$$model" || \
+	  { echo 'SmolLM2 could not be fetched (no network?); serving a tiny random model instead.'; set -- --tiny; }; \
+	  exec $(BUILD)/serve "$$@" $(SERVE)
 
 # A text of some 4,300 tokens.
 accuracy: configure
