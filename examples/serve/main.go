@@ -52,7 +52,8 @@ func parse(words []string) (*options, error) {
 	f.BoolVar(&o.tiny, "tiny", false, "random weights instead of a model: every step is taken, and the text is noise")
 	f.StringVar(&o.listen, "listen", "127.0.0.1:8080", "address and port")
 	f.BoolVar(&o.quiet, "quiet", false, "log no requests")
-	f.DurationVar(&o.grace, "grace", 7*time.Second, "how long requests that run may go on after SIGTERM or SIGINT; then the server ends with its step, within a second or two")
+	f.DurationVar(&o.grace, "grace", 7*time.Second,
+		"how long requests that run may go on after SIGTERM or SIGINT; then the server ends with its step, within a second or two")
 
 	f.IntVar(&o.threads, "threads", 0, "threads that compute; 0: one for each processor")
 	f.IntVar(&o.engine.Rows, "rows", 8, "requests that are decoded at once, 1 to 64")
@@ -76,7 +77,9 @@ func parse(words []string) (*options, error) {
 	if (o.model == "") == !o.tiny {
 		return nil, errors.New("expected either --model FILE or --tiny")
 	}
-	for name, value := range map[string]int{"max-tokens": o.server.MaxTokens, "queue": o.server.Queue, "max-body": int(o.server.MaxBody), "buffer": o.server.Buffer} {
+	for name, value := range map[string]int{
+		"max-tokens": o.server.MaxTokens, "queue": o.server.Queue, "max-body": int(o.server.MaxBody), "buffer": o.server.Buffer,
+	} {
 		if value < 1 {
 			return nil, fmt.Errorf("--%s %d; expected at least 1", name, value)
 		}

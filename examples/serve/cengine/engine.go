@@ -81,7 +81,8 @@ func (e *Engine) Admit(job server.Job) (server.Admission, error) {
 	before := e.Counters().SharedTokens
 	var id C.int64_t
 	var why C.batch_error
-	switch C.admit(e.batch, (*C.int32_t)(unsafe.Pointer(&job.Prompt[0])), C.int(len(job.Prompt)), C.int(job.MaxTokens), C.int32_t(e.end), C.batch_how(e.how), &id, &why) {
+	prompt := (*C.int32_t)(unsafe.Pointer(&job.Prompt[0]))
+	switch C.admit(e.batch, prompt, C.int(len(job.Prompt)), C.int(job.MaxTokens), C.int32_t(e.end), C.batch_how(e.how), &id, &why) {
 	case C.BATCH_ADMITTED:
 		return server.Admission{ID: int64(id), Shared: int(e.Counters().SharedTokens - before)}, nil
 	case C.BATCH_FULL:

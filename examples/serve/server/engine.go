@@ -1,6 +1,6 @@
 // Package server is an HTTP server in front of an engine that decodes several requests at once. Read it in this order: engine
-// (what is served), loop (the goroutine that owns the engine), text, fields, prompt, completions (a request's way), server (the
-// routes), metrics.
+// (what is served), loop (the goroutine that owns the engine), text, fields, prompt, completions and answer (a request's way in and
+// out), server (the routes), metrics.
 package server
 
 import "errors"
@@ -40,7 +40,7 @@ type Job struct {
 	MaxTokens int
 }
 
-// An Admission is a job in the engine: its id, and how many tokens of its prompt the prefix cache had.
+// An Admission is a job in the engine: its id, and how many tokens of its prompt the prefix cache had when it came.
 type Admission struct {
 	ID     int64
 	Shared int

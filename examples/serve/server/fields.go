@@ -87,7 +87,7 @@ func checkField(name string, value json.RawMessage, known []string) error {
 	}
 	expected, isNeutral := neutral[name]
 	if !isNeutral {
-		return invalid(name, "unknown field").coded("unknown_field")
+		return invalid(shortened(name), "unknown field").coded("unknown_field")
 	}
 	var compact bytes.Buffer
 	json.Compact(&compact, value)
@@ -125,7 +125,8 @@ func kindOf(goType string) string {
 func (f *fields) check() error {
 	// Greedy decoding alone; a sampling engine would take the temperature into the Job.
 	if f.Temperature != nil && *f.Temperature != 0 {
-		return invalid("temperature", "%v; this server decodes greedily and knows only 0, which is its default", *f.Temperature).coded("unsupported_value")
+		return invalid("temperature", "%v; this server decodes greedily and knows only 0, which is its default", *f.Temperature).
+			coded("unsupported_value")
 	}
 	if f.StreamOptions != nil && !f.Stream {
 		return invalid("stream_options", "given without stream: true")
