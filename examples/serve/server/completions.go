@@ -99,9 +99,10 @@ func (s *Server) begin(w http.ResponseWriter, r *http.Request, form form) (*answ
 	if err != nil {
 		return nil, err
 	}
-	if f.Model != "" && f.Model != s.model.Name() {
-		return nil, refused(http.StatusNotFound, "invalid_request_error", "model_not_found",
-			"model: "+shortened(f.Model)+"; this server has "+s.model.Name())
+	if f.Model != "" {
+		if err := s.checkModel(f.Model); err != nil {
+			return nil, err
+		}
 	}
 	prompt, err := form.prompt(s.model, f)
 	if err != nil {

@@ -84,6 +84,7 @@ func (s *Server) Handler() http.Handler {
 	route(http.MethodPost, "/v1/completions", func(w http.ResponseWriter, r *http.Request) { s.complete(w, r, textForm) })
 	route(http.MethodPost, "/v1/chat/completions", func(w http.ResponseWriter, r *http.Request) { s.complete(w, r, chatForm) })
 	route(http.MethodGet, "/v1/models", s.listModels)
+	route(http.MethodGet, "/v1/models/{model}", s.showModel)
 	route(http.MethodGet, "/healthz", s.health)
 	route(http.MethodGet, "/metrics", s.showMetrics)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
@@ -141,9 +142,28 @@ func (s *Server) refuse(w http.ResponseWriter, err error) {
 }
 
 func (s *Server) listModels(w http.ResponseWriter, r *http.Request) {
-	writeJSON(w, http.StatusOK, map[string]any{"object": "list", "data": []any{map[string]any{
+	writeJSON(w, http.StatusOK, map[string]any{"object": "list", "data": []any{s.aboutModel()}})
+}
+
+func (s *Server) showModel(w http.ResponseWriter, r *http.Request) {
+	if err := s.checkModel(r.PathValue("model")); err != nil {
+		s.refuse(w, err)
+		return
+	}
+	writeJSON(w, http.StatusOK, s.aboutModel())
+}
+
+func (s *Server) aboutModel() any {
+	return map[string]any{
 		"id": s.model.Name(), "object": "model", "created": s.begun.Unix(), "owned_by": "vanward", "max_model_len": s.options.Context,
-	}}})
+	}
+}
+
+func (s *Server) checkModel(name string) error {
+	if name == s.model.Name() {
+		return nil
+	}
+	return refused(http.StatusNotFound, "invalid_request_error", "model_not_found", "model: "+shortened(name)+"; this server has "+s.model.Name())
 }
 
 // health is 200 while requests are taken.

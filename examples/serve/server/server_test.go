@@ -265,6 +265,21 @@ func TestRequestsThatCannotBeServedAreBlamedByField(t *testing.T) {
 	}
 }
 
+func TestTheModelIsListedAndFoundByName(t *testing.T) {
+	_, url := start(t, newFake(1, 0), Options{})
+	for path, status := range map[string]int{"/v1/models": 200, "/v1/models/fake": 200, "/v1/models/other": 404} {
+		response, err := http.Get(url + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, _ := io.ReadAll(response.Body)
+		response.Body.Close()
+		if response.StatusCode != status || !strings.Contains(string(text), "fake") {
+			t.Errorf("%s: status %d: %s", path, response.StatusCode, text)
+		}
+	}
+}
+
 func TestFieldsThatAskForNothingAreTaken(t *testing.T) {
 	_, url := start(t, newFake(1, 0), Options{})
 	status, body := post(t, url+"/v1/completions", `{"prompt": "a", "n": 1, "temperature": 0, "top_p": 0.9, "seed": 3, "user": "u", "logit_bias": {}, "stop": null,
