@@ -128,14 +128,14 @@ static void run_alone(model *m, vwd_session *session, request *r, batch_how how)
   batch_free(b);
 }
 
-/* Texts of the vocabulary's printable bytes; most begin as an earlier one does. */
+/* Texts of the vocabulary's printable bytes; most begin as an earlier one does, some with all that it gave. */
 static void make_request(request *all, int index) {
   request *r = &all[index];
   *r = (request){.prompt = 20 + below(PROMPT - 20), .how = (batch_how)(index % BATCH_HOWS), .stop = -1, .ok = true};
   for (int i = 0; i < r->prompt; i++) r->tokens[i] = 40 + below(60);
   if (index > 0 && below(4) > 0) {
     const request *other = &all[below(index)];
-    const int same = below(r->prompt < other->prompt ? r->prompt : other->prompt);
+    const int most = r->prompt < other->count ? r->prompt : other->count, same = below(2) ? most : below(most);
     memcpy(r->tokens, other->tokens, (size_t)same * sizeof *r->tokens);
   }
 }
@@ -171,6 +171,28 @@ static void run_together(model *m, vwd_session *session, request *all, batch_opt
   batch_free(b);
 }
 
+/* Tokens that a prompt shares which continues what a sequence gave in the same batch. */
+static int64_t shared_with(model *m, vwd_session *session, batch_how how) {
+  batch *b = create(m, session, (batch_options){.rows = 1});
+  batch_event events[64];
+  batch_error error;
+  batch_counters n = {0};
+  request first = {.prompt = 200, .how = how, .stop = -1};
+  for (int i = 0; i < first.prompt; i++) first.tokens[i] = 40 + below(60);
+  require(admit(b, &first, NEW), "a place in an empty batch");
+  for (first.count = first.prompt; first.count < first.prompt + NEW;) {
+    const int count = batch_step(b, events, 64, &error);
+    for (int i = 0; i < count; i++) first.tokens[first.count++] = events[i].token;
+  }
+  request second = first;
+  second.how = BATCH_DENSE;
+  second.prompt = first.count;
+  require(admit(b, &second, NEW), "a place in an empty batch");
+  batch_count(b, &n);
+  batch_free(b);
+  return n.shared_tokens;
+}
+
 int main(void) {
   static request all[REQUESTS];
   size_t size;
@@ -200,6 +222,9 @@ int main(void) {
   expect(drafted, "drafts change nothing in the text");
   for (int i = 0; i < REQUESTS; i += 3) all[i].stop = all[i].tokens[all[i].prompt + 20]; /* ends there, or where it first came */
   for (int i = 0; i < REQUESTS; i += 3) run_alone(m, session, &all[i], all[i].how);
+
+  expect(shared_with(m, session, BATCH_SELF) >= 256, "a prompt shares the full pages of a text that it continues");
+  expect(shared_with(m, session, BATCH_SPARSE) == 192, "though not keys and values of sparse steps");
 
   batch_counters n;
   const batch_options ways[] = {{.rows = 6},
