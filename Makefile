@@ -103,11 +103,12 @@ test-go: library
 	cd bindings/go && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet ./... && \
 	  GOGC=1 GOEXPERIMENT=cgocheck2 go test -count=1 -v ./...
 
-# The server on a fake engine and on the tiny model, 50 clients among the tests, all under the race detector; then the clients without
-# it, whose memory would hide that of the server.
+# The server on a fake engine and on the tiny model, 50 clients among the tests, under the race detector, with checks of pointers that
+# cross into C and of what tensors hold; then the clients without all that, whose memory would hide that of the server.
 test-serve: configure
 	cmake --build $(BUILD) --parallel $(JOBS) --target vanward-engine-parts
-	cd examples/serve && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet ./... && go test -race -count=1 -v ./... && \
+	cd examples/serve && test -z "$$(gofmt -l . | tee /dev/stderr)" && go vet ./... && \
+	  VANWARD_CHECK=1 GOEXPERIMENT=cgocheck2 go test -race -count=1 -v ./... && \
 	  go test -count=1 -v -run TestSoak .
 
 soak-serve: configure
