@@ -74,5 +74,5 @@ type Counters struct {
 	Steps, PromptTokens, SharedTokens, NewTokens, Drafted, Accepted, Preemptions, Evictions int64
 
 	Sequences, Preempted          int // that are in the engine; of these, those that gave their pages back for now
-	Pages, FreePages, SharedPages int // of the pool; that nobody uses; of these, those whose contents a prompt may share
+	Pages, FreePages, SharedPages int // of the pool; that nobody uses; whose contents a prompt may share
 }

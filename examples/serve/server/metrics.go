@@ -133,7 +133,7 @@ func (m *metrics) write(w io.Writer, waiting int64) {
 	number("requests_preempted", "gauge", "Requests in the engine that gave their pages back for now.", int64(c.Preempted))
 	number("pages", "gauge", "Pages of the engine's cache.", int64(c.Pages))
 	number("pages_in_use", "gauge", "Pages that requests use.", int64(c.Pages-c.FreePages))
-	number("pages_shared", "gauge", "Pages that no request uses and whose contents a prompt may share.", int64(c.SharedPages))
+	number("pages_shared", "gauge", "Pages, in use or not, whose contents a prompt may share.", int64(c.SharedPages))
 
 	number("steps_total", "counter", "Steps of the engine.", c.Steps)
 	number("prompt_tokens_total", "counter", "Tokens of prompts that were computed.", c.PromptTokens)
