@@ -238,13 +238,20 @@ static void share(batch *b, sequence *s) {
   }
 }
 
+static int waiting(const batch *b) {
+  int count = 0;
+  for (int i = 0; i < b->sequences; i++) count += b->slots[b->order[i]].waiting;
+  return count;
+}
+
 /* Pages for the text so far: known ones, a copy of what is known of the page behind them, and new ones. False, and nothing
- * changed, where there are too few. */
+ * changed, where that leaves less than a page for each sequence that runs: one of them would soon have to give its own back. */
 static bool enter(batch *b, sequence *s) {
   const int64_t shared = b->n.shared_tokens;
   s->unsummarised = INT32_MAX;
   share(b, s);
-  if (pages_available(&b->pages) < pages_of(s->count) - s->pages) {
+  const int running = b->sequences - waiting(b);
+  if (pages_available(&b->pages) < pages_of(s->count) - s->pages + running) {
     b->n.shared_tokens = shared;
     return leave_pages(b, s), false;
   }
@@ -256,12 +263,6 @@ static bool enter(batch *b, sequence *s) {
   b->n.shared_tokens += part;
   s->waiting = false;
   return true;
-}
-
-static int waiting(const batch *b) {
-  int count = 0;
-  for (int i = 0; i < b->sequences; i++) count += b->slots[b->order[i]].waiting;
-  return count;
 }
 
 batch_admission batch_admit(batch *b, const batch_request *r, int64_t *id, batch_error *error) {
@@ -376,7 +377,7 @@ static bool attend(void *context, const attention_call *call) {
   return true;
 }
 
-/* Of a token in a layer. */
+/* Keys and values of a token in a layer. */
 static int64_t token_bytes(const batch *b) {
   return (int64_t)b->shape.kv_heads * b->shape.head_dim * 2 * (int64_t)sizeof(uint16_t);
 }

@@ -6,11 +6,13 @@
 #include <string.h>
 #include <time.h>
 
-static double now(void) {
+static double read_clock(clockid_t clock) {
   struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
+  clock_gettime(clock, &t);
   return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
+
+static double now(void) { return read_clock(CLOCK_MONOTONIC); }
 
 static bool said(const batch_error *error) { return fprintf(stderr, "batch: %s\n", error->text), false; }
 
@@ -38,7 +40,7 @@ static bool continue_one(batch *b, const batch_request *r, drafted_text *out, do
   batch_counters before;
   int64_t id;
   if (batch_admit(b, r, &id, &error) != BATCH_ADMITTED) return said(&error);
-  double begin = now();
+  double begin = now(), cpu = 0;
   out->count = 0;
   for (bool running = true; running;) {
     const bool first = out->count == 0;
@@ -51,11 +53,13 @@ static bool continue_one(batch *b, const batch_request *r, drafted_text *out, do
     if (count > 0 && first) {
       *prompt_seconds = now() - begin;
       begin = now();
+      cpu = read_clock(CLOCK_PROCESS_CPUTIME_ID);
       batch_count(b, &before);
     }
     if (count > 0) progress(context, out->count, r->max_new);
   }
   out->seconds = now() - begin;
+  out->cpu_seconds = read_clock(CLOCK_PROCESS_CPUTIME_ID) - cpu;
   out->n = since(b, &before);
   progress(context, r->max_new, r->max_new);
   return true;

@@ -9,7 +9,7 @@
 typedef struct {
   int32_t *tokens; /* [limit] */
   int count;
-  double seconds; /* without the prompt and the first token */
+  double seconds, cpu_seconds; /* without the prompt and the first token; of all threads, those that wait actively included */
   batch_counters n;
 } drafted_text;
 

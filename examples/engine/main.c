@@ -89,7 +89,7 @@ static void usage(FILE *out) {
           "  --prompt FILE  the user's message; default %s\n"
           "  --tokens N     how many to generate, 2 to 4096; default 128\n"
           "  --threads N    1 to 256; default: as many as there are processors\n"
-          "  --k BLOCKS     blocks of %d tokens that sparse attention reads, 2 to 1024; default 16 for drafts, 64 for single calls\n"
+          "  --k BLOCKS     blocks of %d tokens that sparse attention reads, 2 to 1024; default 32 for drafts, 64 for single calls\n"
           "what to do; default: both tables\n"
           "  --drafts       continue the prompt by vwd_decoder, densely, sparsely and with drafts, and compare speed and text\n"
           "  --calls        continue it by single calls: two levels of selection, guesses and their repair\n"
@@ -151,7 +151,7 @@ static bool parse(int count, char **words, options *o) {
   if (o->threads == 0) o->threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   if (o->tokens == 0) o->tokens = o->check ? 500 : 128;
   if (!o->drafts && !o->calls) o->drafts = o->calls = true;
-  o->batch = (batch_options){.rows = o->check ? 6 : 1, .k = k > 0 ? k : 16};
+  o->batch = (batch_options){.rows = o->check ? 6 : 1, .k = k > 0 ? k : o->tiny ? 16 : 32};
   if (k == 0) k = o->tiny ? 16 : 64; /* the first block and the last are always among them */
   int local = k < 16 ? 1 : k / 8;
   o->select = (selection){.k = k,
@@ -374,15 +374,17 @@ static int equal(const drafted_text *a, const drafted_text *b) {
 
 static void print_drafting(const program *p) {
   const drafted_text *dense = &p->drafted[BATCH_DENSE];
-  printf("%-33s%9s%9s%9s%9s%9s%9s%9s%10s\n", "", "tokens", "times", "drafted", "accepted", "passes", "KV read", "+ index", "tokens");
-  printf("%-33s%9s%9s%9s%9s%9s%9s%9s%10s\n", "mode", "per s", "dense", "", "", "a token", "of dense", "", "as dense");
+  printf("%-33s%8s%8s%9s%9s%9s%9s%9s%9s%10s\n", "", "tokens", "times", "CPU ms", "drafted", "accepted", "passes", "KV read", "+ index",
+         "tokens");
+  printf("%-33s%8s%8s%9s%9s%9s%9s%9s%9s%10s\n", "mode", "per s", "dense", "a token", "", "", "a token", "of dense", "", "as dense");
   for (int m = 0; m < BATCH_HOWS; m++) {
     const drafted_text *d = &p->drafted[m];
     const batch_counters *n = &d->n;
-    printf("%-33s%9.1f%9.2f", hows[m].title, speed(d), speed(d) / speed(dense));
+    const int steps = d->count > 1 ? d->count - 1 : 1;
+    printf("%-33s%8.1f%8.2f%9.2f", hows[m].title, speed(d), speed(d) / speed(dense), 1e3 * d->cpu_seconds / steps);
     if (n->drafted > 0) printf("%9lld%8.1f%%", (long long)n->drafted, 100 * (double)n->accepted / (double)n->drafted);
     else printf("%18s", "");
-    printf("%9.2f", (double)n->passes / (d->count > 1 ? d->count - 1 : 1));
+    printf("%9.2f", (double)n->passes / steps);
     print_percent(true, (double)n->kv_bytes / (double)n->dense_bytes);
     print_percent(n->index_bytes > 0, (double)(n->kv_bytes + n->index_bytes) / (double)n->dense_bytes);
     printf("%5d/%d\n", equal(d, dense), dense->count);
