@@ -24,9 +24,9 @@ typedef struct {
   int pages, known;             /* pages it uses, and how many of them, from the first on, are known ones */
   int cached;                   /* tokens whose keys and values are in the pages */
   int unsummarised;             /* the first token of pages that another wrote, and whose summaries are to be made; or more than all */
-  int32_t draft[BATCH_MAX_DRAFTS];
-  int drafts;  /* of this step */
-  bool by_self, looked_up; /* by sparse steps; lookup found something */
+  int32_t draft[BATCH_MAX_DRAFTS], found[BATCH_MAX_DRAFTS]; /* of this step; what lookup found, whether it is drafted or not */
+  int drafts, found_count;
+  bool by_self; /* sparse steps draft */
   int rows;    /* positions of this step's pass: pieces of the prompt, or the last token and its drafts */
 } sequence;
 
@@ -484,9 +484,9 @@ static void plan_drafts(batch *b, int most) {
     const int slot = b->order[i];
     float by_lookup = 1, by_self = 1;
     if (s->how != BATCH_SELF) {
-      const int found = look_up(s, s->draft, room);
-      s->drafts = worth(b->acceptance[b->o.rows + slot], b->o.position_cost, found, &by_lookup);
-      s->looked_up = found > 0;
+      s->found_count = look_up(s, s->found, room);
+      s->drafts = worth(b->acceptance[b->o.rows + slot], b->o.position_cost, s->found_count, &by_lookup);
+      memcpy(s->draft, s->found, sizeof s->draft);
     }
     if (drafts_itself(s) && s->count > always_dense(b)) {
       worth(b->acceptance[slot], b->o.draft_cost, room, &by_self);
@@ -532,8 +532,8 @@ static void plan(batch *b) {
   int rows = 0, decoding = 0, taking_in = 0;
   for (int i = 0; i < b->sequences; i++) {
     sequence *s = &b->slots[b->order[i]];
-    s->rows = s->drafts = 0;
-    s->by_self = s->looked_up = false;
+    s->rows = s->drafts = s->found_count = 0;
+    s->by_self = false;
     if (s->waiting || (is_decoding(s) && !make_room(b, i, s->count))) continue;
     decoding += is_decoding(s);
     taking_in += !is_decoding(s);
@@ -580,23 +580,44 @@ static void gather(batch *b) {
   }
 }
 
-/* Compares the drafts of all members with the model's choices. */
-static bool accept(batch *b, const int32_t *target, int width, int32_t *accepted, int32_t *next) {
-  int32_t drafts[MAX_ROWS * BATCH_MAX_DRAFTS], lens[MAX_ROWS], sequences[MAX_ROWS];
-  for (int n = 0; n < b->members; n++) {
-    const sequence *s = &b->slots[b->member_slot[n]];
-    lens[n] = s->drafts;
-    sequences[n] = s->by_self ? b->member_slot[n] : s->looked_up ? b->o.rows + b->member_slot[n] : -1;
-    for (int i = 0; i < width; i++) drafts[n * width + i] = i < s->drafts ? s->draft[i] : -1;
-  }
+/* Rows of drafts and of the model's choices behind the same tokens, [rows, width] and [rows, width + 1], and whose they are. */
+typedef struct {
+  int rows, width;
+  int32_t draft[MAX_ROWS * BATCH_MAX_DRAFTS], target[MAX_ROWS * (BATCH_MAX_DRAFTS + 1)];
+  int32_t lens[MAX_ROWS], sequence[MAX_ROWS], accepted[MAX_ROWS], next[MAX_ROWS];
+} verification;
+
+static bool accept(batch *b, verification *v) {
   vwd_decoder_accept_args args = VWD_DECODER_ACCEPT_ARGS_INIT;
-  args.draft = TENSOR(drafts, INT32, b->members, width);
-  args.target = TENSOR(target, INT32, b->members, width + 1);
-  args.draft_lens = TENSOR(lens, INT32, b->members);
-  args.sequences = TENSOR(sequences, INT32, b->members);
-  args.accepted = TENSOR(accepted, INT32, b->members);
-  args.next_token = TENSOR(next, INT32, b->members);
-  return called(vwd_decoder_accept(b->decoder, &args, NULL), "vwd_decoder_accept", &b->error);
+  args.draft = TENSOR(v->draft, INT32, v->rows, v->width);
+  args.target = TENSOR(v->target, INT32, v->rows, v->width + 1);
+  args.draft_lens = TENSOR(v->lens, INT32, v->rows);
+  args.sequences = TENSOR(v->sequence, INT32, v->rows);
+  args.accepted = TENSOR(v->accepted, INT32, v->rows);
+  args.next_token = TENSOR(v->next, INT32, v->rows);
+  return v->rows == 0 || called(vwd_decoder_accept(b->decoder, &args, NULL), "vwd_decoder_accept", &b->error);
+}
+
+static void add_row(verification *v, const int32_t *draft, int drafts, const int32_t *target, int choices, int sequence) {
+  const int n = v->rows++;
+  v->lens[n] = drafts;
+  v->sequence[n] = sequence;
+  for (int i = 0; i < v->width; i++) v->draft[n * v->width + i] = i < drafts ? draft[i] : -1;
+  for (int i = 0; i <= v->width; i++) v->target[n * (v->width + 1) + i] = i < choices ? target[i] : -1;
+}
+
+/* Compares the drafts of all members with the model's choices. */
+static bool verify(batch *b, const float *logits, verification *v) {
+  *v = (verification){.width = b->o.max_drafts};
+  for (int n = 0; n < b->members; n++) {
+    const int slot = b->member_slot[n];
+    const sequence *s = &b->slots[slot];
+    int32_t target[MAX_ROWS];
+    const int choices = is_decoding(s) ? s->rows : s->cached + s->rows == s->count;
+    for (int i = 0; i < choices; i++, logits += b->shape.vocab) target[i] = model_best(b->model, logits);
+    add_row(v, s->draft, s->drafts, target, choices, s->by_self ? slot : s->found_count > 0 ? b->o.rows + slot : -1);
+  }
+  return accept(b, v);
 }
 
 /* Full pages become known, those of sparse steps aside. */
@@ -635,37 +656,34 @@ static int step(batch *b, batch_event *events) {
   if (b->members == 0) return 0;
   const float *logits = run_pass(b);
   if (!logits) return -1;
-  int32_t target[MAX_ROWS * (BATCH_MAX_DRAFTS + 1)], accepted[MAX_ROWS] = {0}, next[MAX_ROWS];
-  int width = 1, written = 0;
-  for (int n = 0; n < b->members; n++)
-    if (b->slots[b->member_slot[n]].drafts > width) width = b->slots[b->member_slot[n]].drafts;
-  for (int n = 0, row = 0; n < b->members; n++) {
-    const sequence *s = &b->slots[b->member_slot[n]];
-    int choices = is_decoding(s) ? s->rows : s->cached + s->rows == s->count;
-    for (int i = 0; i <= width; i++)
-      target[n * (width + 1) + i] = i < choices ? model_best(b->model, logits + (int64_t)row++ * b->shape.vocab) : -1;
-  }
-  if (!accept(b, target, width, accepted, next)) return -1;
+  verification v, unused;
+  if (!verify(b, logits, &v)) return -1;
+  unused = (verification){.width = v.width}; /* what lookup found while sparse steps drafted: its estimate stays up to date */
+  int written = 0;
   for (int n = 0; n < b->members; n++) {
     sequence *s = &b->slots[b->member_slot[n]];
     bool decoding = is_decoding(s), chooses = decoding || s->cached + s->rows == s->count;
     b->n.drafted += s->drafts;
-    b->n.accepted += accepted[n];
+    b->n.accepted += v.accepted[n];
     b->n.self_drafted += s->by_self ? s->drafts : 0;
-    b->n.self_accepted += s->by_self ? accepted[n] : 0;
-    s->cached += decoding ? 1 + accepted[n] : s->rows;
+    b->n.self_accepted += s->by_self ? v.accepted[n] : 0;
+    s->cached += decoding ? 1 + v.accepted[n] : s->rows;
     b->n.prompt_tokens += decoding ? 0 : s->rows;
     if (chooses) {
       const int first = written;
       batch_finish ended = BATCH_RUNNING;
-      for (int i = 0; i < accepted[n] && ended == BATCH_RUNNING; i++) ended = put(s, s->draft[i], &events[written++]);
-      if (ended == BATCH_RUNNING) put(s, next[n], &events[written++]);
+      for (int i = 0; i < v.accepted[n] && ended == BATCH_RUNNING; i++) ended = put(s, s->draft[i], &events[written++]);
+      if (ended == BATCH_RUNNING) put(s, v.next[n], &events[written++]);
       b->n.new_tokens += written - first;
       for (int at = s->count - (written - first); at < s->count; at++) b->n.dense_bytes += at * token_bytes(b) * b->shape.layers;
+      if (s->by_self && s->found_count > 0)
+        add_row(&unused, s->found, smaller(s->found_count, written - first), s->text + s->count - (written - first), written - first,
+                b->o.rows + b->member_slot[n]);
       s->cached = smaller(s->cached, s->count); /* a stop token among the drafts ends the text */
     }
     publish(b, s);
   }
+  if (!accept(b, &unused)) return -1;
   b->n.steps++;
   end_finished(b);
   return written;

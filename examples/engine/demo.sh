@@ -14,6 +14,6 @@ fi
 if [ $# -gt 2 ] || [ "$*" = '--tiny' ]; then exec "$engine" "$@"; fi
 long=$(mktemp)
 trap 'rm -f "$long"' EXIT
-head -c 18000 "$here/../../THIRD-PARTY" | cat - "$here/prompt.txt" >"$long"
-"$engine" "$@" --drafts --tokens 96 --prompt "$long"
-"$engine" "$@" --calls
+head -c 16500 "$here/../../THIRD-PARTY" | cat - "$here/prompt.txt" >"$long"
+"$engine" "$@" --drafts --tokens 80 --prompt "$long"
+"$engine" "$@" --calls --tokens 64
