@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "linear.h"
+#include "lookup.h"
 #include "pages.h"
 #include "view.h"
 
@@ -446,34 +447,7 @@ static const float *run_pass(batch *b) {
 
 /* --- Drafts --- */
 
-/* What followed the last tokens when they last occurred. */
-static int look_up(const sequence *s, int32_t *draft, int most) {
-  for (int size = 3; size >= 2; size--) {
-    const int32_t *ending = s->text + s->count - size;
-    for (int at = s->count - size - 1; at >= 0; at--) {
-      if (memcmp(s->text + at, ending, (size_t)size * sizeof *ending) != 0) continue;
-      int found = s->count - at - size < most ? s->count - at - size : most;
-      memcpy(draft, s->text + at + size, (size_t)found * sizeof *draft);
-      return found;
-    }
-  }
-  return 0;
-}
-
 static bool drafts_itself(const sequence *s) { return s->how == BATCH_SELF || s->how == BATCH_SELF_LOOKUP; }
-
-/* Of up to `most` drafts, the number that gives most tokens in the time, and how many tokens in that of a dense pass:
- * γ drafts give Σ_{j ≤ γ} p^j tokens in 1 + γ·cost. */
-static int worth(float p, float cost, int most, float *rate) {
-  float tokens = 1, power = 1;
-  int best = 0;
-  *rate = 1;
-  for (int n = 1; n <= most; n++) {
-    tokens += power *= p;
-    if (tokens / (1 + (float)n * cost) > *rate) *rate = tokens / (1 + (float)n * cost), best = n;
-  }
-  return best;
-}
 
 /* Tokens to draft of each sequence, at most `most` each; lookup drafts them at once. */
 static void plan_drafts(batch *b, int most) {
@@ -484,12 +458,12 @@ static void plan_drafts(batch *b, int most) {
     const int slot = b->order[i];
     float by_lookup = 1, by_self = 1;
     if (s->how != BATCH_SELF) {
-      s->found_count = look_up(s, s->found, room);
-      s->drafts = worth(b->acceptance[b->o.rows + slot], b->o.position_cost, s->found_count, &by_lookup);
+      s->found_count = look_up(s->text, s->count, s->found, room);
+      s->drafts = drafts_worth(b->acceptance[b->o.rows + slot], b->o.position_cost, s->found_count, &by_lookup);
       memcpy(s->draft, s->found, sizeof s->draft);
     }
     if (drafts_itself(s) && s->count > always_dense(b)) {
-      worth(b->acceptance[slot], b->o.draft_cost, room, &by_self);
+      drafts_worth(b->acceptance[slot], b->o.draft_cost, room, &by_self);
       if (s->drafts > 0 && by_lookup >= by_self) continue;
       s->drafts = smaller(room, b->draft_lens[slot]);
       s->by_self = true;
