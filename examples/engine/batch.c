@@ -5,29 +5,30 @@
 #include <string.h>
 
 #include "linear.h"
+#include "lookup.h"
 #include "pages.h"
 #include "view.h"
 
 _Static_assert((int)BATCH_PAGE == (int)PAGE_TOKENS, "one size of pages");
 
-enum { MOST_POSITIONS = MAX_ROWS };
 static const int64_t DEFAULT_BYTES = INT64_C(1) << 30; /* of keys and values */
 
 typedef struct {
   int64_t id; /* 0: the slot is free */
   batch_how how;
   int32_t stop;
-  int32_t *text;                /* [max_tokens] */
-  int prompt, count, limit;     /* tokens of the prompt; of the text so far; of the text at its longest */
-  bool waiting;                 /* preempted: it has no pages */
-  int32_t *table;               /* [max_pages] */
-  int pages, known;             /* pages it uses, and how many of them, from the first on, are known ones */
-  int cached;                   /* tokens whose keys and values are in the pages */
-  int unsummarised;             /* the first token of pages that another wrote, and whose summaries are to be made; or more than all */
-  int32_t draft[BATCH_MAX_DRAFTS], found[BATCH_MAX_DRAFTS]; /* of this step; what lookup found, whether it is drafted or not */
+  int32_t *text;            /* [max_tokens] */
+  int prompt, count, limit; /* tokens of the prompt; of the text so far; of the text at its longest */
+  bool waiting;             /* preempted: it has no pages */
+  int32_t *table;           /* [max_pages] */
+  int pages, known;         /* pages that it uses, and how many of them, from the first on, are known ones */
+  int cached;               /* tokens whose keys and values are in the pages */
+  int unsummarised;         /* the first token of shared pages whose summaries are yet to be made; INT32_MAX: none */
+  /* This step's: */
+  int rows; /* positions of the pass: a piece of the prompt, or the last token and its drafts */
   int drafts, found_count;
-  bool by_self; /* sparse steps draft */
-  int rows;    /* positions of this step's pass: pieces of the prompt, or the last token and its drafts */
+  int32_t draft[BATCH_MAX_DRAFTS], found[BATCH_MAX_DRAFTS]; /* what lookup found may be drafted or not */
+  bool by_self;                                             /* sparse steps draft */
 } sequence;
 
 /* Rows of a pass that are alike: one vwd_decoder_step, whose tensors are plain views of the model's buffers. */
@@ -61,10 +62,10 @@ struct batch {
   int rows, wanted_count;
   group groups[MAX_ROWS];
   int group_count, members;
-  int32_t *tables;                                /* [rows, max_pages], of the pass's members */
-  int32_t seq_lens[MAX_ROWS], begins[MAX_ROWS];   /* of the members */
-  uint16_t *new_k, *new_v;                        /* [MAX_ROWS, kv_heads, head_dim] */
-  int member_slot[MAX_ROWS], member_row[MAX_ROWS]; /* which sequence, and its first row in the pass */
+  int member_slot[MAX_ROWS]; /* the sequences of the pass, one group after the other */
+  int32_t *tables;           /* [members, max_pages] */
+  int32_t seq_lens[MAX_ROWS], begins[MAX_ROWS];
+  uint16_t *new_k, *new_v; /* [MAX_ROWS, kv_heads, head_dim] */
   batch_error error;
 };
 
@@ -126,7 +127,7 @@ static bool create_decoder(batch *b, batch_error *error) {
   vwd_decoder_options options = VWD_DECODER_OPTIONS_INIT;
   options.layers = (uint32_t)s->layers;
   options.max_rows = (uint32_t)o->rows;
-  options.max_positions = MOST_POSITIONS;
+  options.max_positions = MAX_ROWS;
   options.max_sequences = 2 * options.max_rows;
   options.query_heads = (uint32_t)s->heads;
   options.kv_heads = (uint32_t)s->kv_heads;
@@ -428,7 +429,6 @@ static void add_member(batch *b, int slot, uint32_t mode, int first, int count) 
   if (first + count < g->shortest) g->shortest = first + count;
   b->begins[n] = summarise_from(b, s, first, count);
   b->member_slot[n] = slot;
-  b->member_row[n] = b->rows;
   for (int i = 0; i < count; i++, b->rows++) {
     int at = first + i;
     b->tokens[b->rows] = at < s->count ? s->text[at] : s->draft[at - s->count];
@@ -446,34 +446,7 @@ static const float *run_pass(batch *b) {
 
 /* --- Drafts --- */
 
-/* What followed the last tokens when they last occurred. */
-static int look_up(const sequence *s, int32_t *draft, int most) {
-  for (int size = 3; size >= 2; size--) {
-    const int32_t *ending = s->text + s->count - size;
-    for (int at = s->count - size - 1; at >= 0; at--) {
-      if (memcmp(s->text + at, ending, (size_t)size * sizeof *ending) != 0) continue;
-      int found = s->count - at - size < most ? s->count - at - size : most;
-      memcpy(draft, s->text + at + size, (size_t)found * sizeof *draft);
-      return found;
-    }
-  }
-  return 0;
-}
-
 static bool drafts_itself(const sequence *s) { return s->how == BATCH_SELF || s->how == BATCH_SELF_LOOKUP; }
-
-/* Of up to `most` drafts, the number that gives most tokens in the time, and how many tokens in that of a dense pass:
- * γ drafts give Σ_{j ≤ γ} p^j tokens in 1 + γ·cost. */
-static int worth(float p, float cost, int most, float *rate) {
-  float tokens = 1, power = 1;
-  int best = 0;
-  *rate = 1;
-  for (int n = 1; n <= most; n++) {
-    tokens += power *= p;
-    if (tokens / (1 + (float)n * cost) > *rate) *rate = tokens / (1 + (float)n * cost), best = n;
-  }
-  return best;
-}
 
 /* Tokens to draft of each sequence, at most `most` each; lookup drafts them at once. */
 static void plan_drafts(batch *b, int most) {
@@ -484,12 +457,12 @@ static void plan_drafts(batch *b, int most) {
     const int slot = b->order[i];
     float by_lookup = 1, by_self = 1;
     if (s->how != BATCH_SELF) {
-      s->found_count = look_up(s, s->found, room);
-      s->drafts = worth(b->acceptance[b->o.rows + slot], b->o.position_cost, s->found_count, &by_lookup);
+      s->found_count = look_up(s->text, s->count, s->found, room);
+      s->drafts = drafts_worth(b->acceptance[b->o.rows + slot], b->o.position_cost, s->found_count, &by_lookup);
       memcpy(s->draft, s->found, sizeof s->draft);
     }
     if (drafts_itself(s) && s->count > always_dense(b)) {
-      worth(b->acceptance[slot], b->o.draft_cost, room, &by_self);
+      drafts_worth(b->acceptance[slot], b->o.draft_cost, room, &by_self);
       if (s->drafts > 0 && by_lookup >= by_self) continue;
       s->drafts = smaller(room, b->draft_lens[slot]);
       s->by_self = true;

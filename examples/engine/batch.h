@@ -31,7 +31,7 @@ typedef enum {
   BATCH_SPARSE,      /* a token a step, from selected blocks */
   BATCH_LOOKUP,      /* drafts: what followed the last few tokens when they last occurred; verified by dense attention */
   BATCH_SELF,        /* drafts: sparse steps; verified by dense attention */
-  BATCH_SELF_LOOKUP, /* drafts: by lookup where it finds something, otherwise by sparse steps */
+  BATCH_SELF_LOOKUP, /* drafts: by lookup or by sparse steps, whichever promises more tokens in the time */
   BATCH_HOWS
 } batch_how;
 

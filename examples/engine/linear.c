@@ -115,14 +115,14 @@ AVX2 INLINE void unpack_row_avx2(uint32_t type, const uint8_t *from, int64_t col
   }
 }
 
-/* The order of summation, in both versions: eight lanes over the columns, then (0+4)+(2+6), (1+5)+(3+7), their sum.
- * `rows` weights against `tokens` inputs at once; these counts change the speed, not the sums. */
+/* The order of summation, in both versions: eight lanes over the columns, then (0+4)+(2+6), (1+5)+(3+7), their sum. */
 AVX2 INLINE float sum_avx2(__m256 s) {
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
   __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
 }
 
+/* `rows` weights against `tokens` inputs at once; these counts change the speed, not the sums. */
 AVX2 INLINE void dots_avx2(const float *w, const float *x, int64_t cols, float *y, int64_t y_stride, int rows,
                            int tokens) {
   __m256 sum[TILE * 3];
