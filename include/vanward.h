@@ -1678,8 +1678,8 @@ vwd_status vwd_kv_cache_info(const vwd_kv_cache *cache,
  * Smoothed scores of one layer, in the caller's memory. `vwd_predictor_reset` fills a sequence's rows before its first step.
  * The struct is final: it does not grow.
  *
- * level  [B, Hk, max_blocks]  float32. L; not finite until the block has had a finite score.
- * trend  [B, Hk, max_blocks]  float32. T.
+ * level  [N, Hk, max_blocks]  float32, of N sequences. L; not finite until the block has had a finite score.
+ * trend  [N, Hk, max_blocks]  float32. T.
  */
 typedef struct {
   vwd_tensor level;
@@ -1731,12 +1731,13 @@ typedef struct {
   vwd_tensor budgets;
   vwd_block_list predicted;
   vwd_tensor scores;
+  vwd_tensor sequences;
 } vwd_predictor_predict_args;
 #define VWD_PREDICTOR_PREDICT_ARGS_INIT \
   {/* struct_size */ sizeof(vwd_predictor_predict_args), /* flags */ 0, /* block_size */ 0, /* k */ 0, \
    /* init_blocks */ 0, /* local_blocks */ 0, /* ratio */ 0, /* holt */ VWD_HOLT_INIT, \
    /* state */ VWD_PREDICTOR_STATE_INIT, /* seq_lens */ VWD_TENSOR_INIT, /* budgets */ VWD_TENSOR_INIT, \
-   /* predicted */ VWD_BLOCK_LIST_INIT, /* scores */ VWD_TENSOR_INIT}
+   /* predicted */ VWD_BLOCK_LIST_INIT, /* scores */ VWD_TENSOR_INIT, /* sequences */ VWD_TENSOR_INIT}
 
 /** Arguments of `vwd_predictor_update`; see there. */
 typedef struct {
@@ -1748,10 +1749,12 @@ typedef struct {
   vwd_predictor_state state;
   vwd_tensor seq_lens;
   vwd_tensor scores;
+  vwd_tensor sequences;
 } vwd_predictor_update_args;
 #define VWD_PREDICTOR_UPDATE_ARGS_INIT \
   {/* struct_size */ sizeof(vwd_predictor_update_args), /* flags */ 0, /* block_size */ 0, /* holt */ VWD_HOLT_INIT, \
-   /* state */ VWD_PREDICTOR_STATE_INIT, /* seq_lens */ VWD_TENSOR_INIT, /* scores */ VWD_TENSOR_INIT}
+   /* state */ VWD_PREDICTOR_STATE_INIT, /* seq_lens */ VWD_TENSOR_INIT, /* scores */ VWD_TENSOR_INIT, \
+   /* sequences */ VWD_TENSOR_INIT}
 
 /** Arguments of `vwd_predictor_calibrate`; see there. */
 typedef struct {
@@ -1800,11 +1803,14 @@ vwd_status vwd_predictor_reset(const vwd_session *session,
  *                                            blocks. Neither ⌈ratio·k⌉ nor init_blocks + local_blocks exceeds predicted's cap.
  * args->ratio                                r ≥ 1; 0 means 1. ⌈r·k⌉ forgives the float's rounding (one part in a million).
  * args->holt                                 Smoothing factors, of which gamma is read.
- * args->state                                Level and trend, input.
+ * args->state                                Level and trend of N sequences, input.
  * args->seq_lens    [B]                      int32: lengths at the coming step; n_i = ⌈len/S⌉ is clamped to max_blocks.
  * args->budgets     [B]                      int32, optional: k of each sequence; ⌈r·k⌉ is clamped to 0 … cap.
  * args->predicted   [B, Hk, cap]             Out, ascending; without slots.
  * args->scores      [B, Hk, max_blocks]      float32, out, optional: ŝ of blocks below n_i.
+ * args->sequences   [B]                      int32, optional (absent: row i is sequence i, and B is N): the sequence of the state
+ *                                            that each row is. Of one with another number forced blocks alone are
+ *                                            predicted.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
  * once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
@@ -1825,9 +1831,11 @@ vwd_status vwd_predictor_predict(const vwd_session *session,
  *
  * args->block_size                       S.
  * args->holt                             Smoothing factors, of which alpha and beta are read.
- * args->state                            Level and trend, in and out.
+ * args->state                            Level and trend of N sequences, in and out.
  * args->seq_lens  [B]                    int32: lengths at this step; blocks at or past ⌈len/S⌉ do not change.
  * args->scores    [B, Hk, max_blocks]    float32, as `vwd_select_blocks` wrote them.
+ * args->sequences [B]                    int32, optional (absent: row i is sequence i, and B is N): the sequence of the state that
+ *                                        each row is, distinct. A row with another number changes nothing.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -2112,7 +2120,28 @@ vwd_status vwd_forecast_project(const vwd_forecast *forecast,
 /** The row attends all its tokens. Drafts are verified so, and the text is then that of dense attention. */
 #define VWD_DECODER_DENSE 2
 
-/** How a layer's sparse rows attend. The struct is final: it does not grow. */
+/** Strategy of a layer: selection, then attention over what it selected. */
+#define VWD_STRATEGY_SERIAL 0
+
+/**
+ * Attention over a predicted list while the selection runs, and exact repair of what was predicted wrong (PRR: Wang et al. 2026).
+ * Results are those of SERIAL: bit for bit on a CPU session, to the tolerance of `vwd_repair` on CUDA.
+ */
+#define VWD_STRATEGY_PRR 1
+
+/** Attention over the list that `vwd_decoder_foresee` made, as it is. */
+#define VWD_STRATEGY_FORESEEN 2
+
+/** PRR predicts from the scores of past steps. */
+#define VWD_PREDICT_SCORES 0
+
+/** PRR takes the list that `vwd_decoder_foresee` made. */
+#define VWD_PREDICT_FORESEEN 1
+
+/**
+ * How a layer's sparse rows attend. The struct keeps its size: what is added takes the place of `reserved`, and zero means what
+ * was before.
+ */
 typedef struct {
   /** VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries. */
   uint32_t method;
@@ -2125,9 +2154,20 @@ typedef struct {
   uint32_t dense_below;
   /** Tokens that a position sees, itself included; 0: all. */
   uint32_t window;
+  /** VWD_STRATEGY_*. */
+  uint32_t strategy;
+  /** VWD_PREDICT_*: where PRR's prediction comes from. 0 for other strategies. */
+  uint32_t predict;
+  /** Length of a predicted or foreseen list as a multiple of k, at least 1; 0 means 1.25. 0 for SERIAL. */
+  float ratio;
+  /** Smoothing of scores, for VWD_PREDICT_SCORES; zeros mean {1, 0, 0}, the scores of the previous step. */
+  vwd_holt holt;
+  /** Must be 0. */
+  uint32_t reserved[4];
 } vwd_decoder_policy;
 #define VWD_DECODER_POLICY_INIT \
-  {/* method */ 0, /* k */ 0, /* init_blocks */ 0, /* local_blocks */ 0, /* dense_below */ 0, /* window */ 0}
+  {/* method */ 0, /* k */ 0, /* init_blocks */ 0, /* local_blocks */ 0, /* dense_below */ 0, /* window */ 0, \
+   /* strategy */ 0, /* predict */ 0, /* ratio */ 0, /* holt */ VWD_HOLT_INIT, /* reserved */ {0}}
 
 /** Options of `vwd_decoder_create`. A size without a default must be at least 1. */
 typedef struct {
@@ -2139,7 +2179,7 @@ typedef struct {
   uint32_t max_rows;
   /** Largest number of positions of a row in a step, Q: γ + 1 to verify γ drafts; 0 means 1. */
   uint32_t max_positions;
-  /** Largest number of sequences about which statistics of drafts are kept; 0 means max_rows. */
+  /** Largest number of sequences of which drafts and scores are remembered; 0 means max_rows. */
   uint32_t max_sequences;
   /** Hq and Hk; Hq is a multiple of Hk. */
   uint32_t query_heads;
@@ -2166,6 +2206,11 @@ typedef struct {
    * tokens are recommended.
    */
   float draft_cost;
+  /**
+   * Largest number of tokens of a sequence of which PRR remembers scores; 0 means those of all pages. What lies beyond is not
+   * predicted.
+   */
+  uint32_t max_tokens;
   /** The policy of layers that `policies` does not name. */
   vwd_decoder_policy policy;
   /** Length of the array policies: 0, or the number of layers. */
@@ -2182,8 +2227,9 @@ typedef struct {
   {/* struct_size */ sizeof(vwd_decoder_options), /* flags */ 0, /* layers */ 0, /* max_rows */ 0, \
    /* max_positions */ 0, /* max_sequences */ 0, /* query_heads */ 0, /* kv_heads */ 0, /* key_dim */ 0, \
    /* value_dim */ 0, /* dtype_code */ 0, /* dtype_bits */ 0, /* page_size */ 0, /* pages */ 0, /* block_size */ 0, \
-   /* scale */ 0, /* soft_cap */ 0, /* max_draft */ 0, /* draft_cost */ 0, /* policy */ VWD_DECODER_POLICY_INIT, \
-   /* policy_count */ 0, /* policies */ NULL, /* axis_weights */ VWD_TENSOR_INIT, /* axis_centre */ VWD_TENSOR_INIT}
+   /* scale */ 0, /* soft_cap */ 0, /* max_draft */ 0, /* draft_cost */ 0, /* max_tokens */ 0, \
+   /* policy */ VWD_DECODER_POLICY_INIT, /* policy_count */ 0, /* policies */ NULL, \
+   /* axis_weights */ VWD_TENSOR_INIT, /* axis_centre */ VWD_TENSOR_INIT}
 
 /**
  * What a decoder keeps, filled by `vwd_decoder_info`. The tensors are views of its memory, valid as long as the decoder; calls on
@@ -2193,6 +2239,10 @@ typedef struct {
  * acceptance  [max_sequences]  float32. The estimated probability that a drafted token is accepted.
  * drafted     [max_sequences]  int32. Tokens drafted and verified since the sequence was reset.
  * accepted    [max_sequences]  int32. Tokens of these that were accepted.
+ * selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
+ * predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list.
+ * missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted.
+ * Rows that were not sparse have 0.
  */
 typedef struct {
   uint32_t struct_size;
@@ -2203,10 +2253,14 @@ typedef struct {
   vwd_tensor acceptance;
   vwd_tensor drafted;
   vwd_tensor accepted;
+  vwd_tensor selected;
+  vwd_tensor predicted;
+  vwd_tensor missed;
 } vwd_decoder_details;
 #define VWD_DECODER_DETAILS_INIT \
   {/* struct_size */ sizeof(vwd_decoder_details), /* flags */ 0, /* bytes */ 0, /* draft_lens */ VWD_TENSOR_INIT, \
-   /* acceptance */ VWD_TENSOR_INIT, /* drafted */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT}
+   /* acceptance */ VWD_TENSOR_INIT, /* drafted */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT, \
+   /* selected */ VWD_TENSOR_INIT, /* predicted */ VWD_TENSOR_INIT, /* missed */ VWD_TENSOR_INIT}
 
 /** A step of `vwd_decoder_begin`; see there. */
 typedef struct {
@@ -2221,11 +2275,28 @@ typedef struct {
   vwd_tensor q_lens;
   vwd_tensor begin;
   vwd_tensor modes;
+  vwd_tensor sequences;
 } vwd_decoder_step;
 #define VWD_DECODER_STEP_INIT \
   {/* struct_size */ sizeof(vwd_decoder_step), /* flags */ 0, /* mode */ 0, /* positions */ 0, /* shortest */ 0, \
    /* page_table */ VWD_TENSOR_INIT, /* seq_lens */ VWD_TENSOR_INIT, /* q_lens */ VWD_TENSOR_INIT, \
-   /* begin */ VWD_TENSOR_INIT, /* modes */ VWD_TENSOR_INIT}
+   /* begin */ VWD_TENSOR_INIT, /* modes */ VWD_TENSOR_INIT, /* sequences */ VWD_TENSOR_INIT}
+
+/** Arguments of `vwd_decoder_foresee`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t layer;
+  uint32_t map;
+  const vwd_rope *rope;
+  vwd_tensor x;
+  vwd_tensor previous;
+  vwd_tensor q;
+} vwd_decoder_foresee_args;
+#define VWD_DECODER_FORESEE_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_foresee_args), /* flags */ 0, /* layer */ 0, /* map */ 0, /* rope */ NULL, \
+   /* x */ VWD_TENSOR_INIT, /* previous */ VWD_TENSOR_INIT, /* q */ VWD_TENSOR_INIT}
 
 /** Arguments of `vwd_decoder_attend`; see there. */
 typedef struct {
@@ -2280,14 +2351,19 @@ typedef struct {
  * The attention of decode steps of one model. Opaque.
  *
  * The engine keeps its keys and values, its page tables and its scheduler. The decoder keeps what sparse attention needs beside
- * them: summaries of blocks, lists, intermediate results, and what is known of each sequence's drafts. Summaries lie by page of
- * the engine's cache, so that a sequence that joins, leaves, is preempted in place or shares the pages of a prefix needs no
+ * them: summaries of blocks, lists, intermediate results, and what is known of each sequence's drafts and scores. Summaries lie by
+ * page of the engine's cache, so that a sequence that joins, leaves, is preempted in place or shares the pages of a prefix needs no
  * call. A block of several pages has its summary in its first page: where blocks are larger than pages, sequences that share
  * pages share whole blocks of them.
  *
  * Drafting with sparse attention and verifying with dense attention gives the text of dense attention: steps of one position in
  * mode VWD_DECODER_SPARSE draft, a step of γ + 1 positions in mode VWD_DECODER_DENSE computes the drafted tokens again, which
  * replaces their keys, values and summaries, and `vwd_decoder_accept` commits what agrees.
+ *
+ * A layer's policy says by which strategy its sparse rows attend. SERIAL selects and then attends. PRR attends a predicted list on a
+ * stream of the decoder's own while the selection runs, and repairs what was predicted wrong: its results are SERIAL's. FORESEEN
+ * attends the list that `vwd_decoder_foresee` has made before the layer's queries were there. A step of several positions is SERIAL
+ * in every layer, and so is FORESEEN, or PRR with VWD_PREDICT_FORESEEN, in a layer that was not foreseen in the step.
  */
 typedef struct vwd_decoder vwd_decoder;
 
@@ -2324,7 +2400,7 @@ vwd_status vwd_decoder_info(const vwd_decoder *decoder,
  *
  * A row takes part with the last q_lens[i] of its seq_lens[i] tokens. A sparse row becomes dense in a layer if it has fewer
  * tokens than the layer's dense_below, or no more blocks than the layer's lists have room for by k or by forced blocks: then its
- * result is that of dense attention bit for bit. All of this is decided on the device, so that a captured step serves growing
+ * result is that of dense attention bit for bit. The lists of a layer whose strategy is FORESEEN are the foreseen ones. All of this is decided on the device, so that a captured step serves growing
  * contexts and changing modes.
  *
  * step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
@@ -2339,12 +2415,16 @@ vwd_status vwd_decoder_info(const vwd_decoder *decoder,
  *                                   wrote itself, such as a prompt's or those of pages that were copied or swapped in. The
  *                                   decoder's own new tokens are always summarised, together with the earlier ones of their page.
  * step->modes       [B]             int32, optional: VWD_DECODER_* of each row; any other value skips the row.
+ * step->sequences   [B]             int32, optional (absent: row i is sequence i): the sequence of each row, distinct. It is read where
+ *                                   scores are remembered, VWD_PREDICT_SCORES. Rows with a number outside 0 … max_sequences−1 have
+ *                                   no past. A sequence that takes another's number is announced by `vwd_decoder_reset`; without
+ *                                   that more is predicted wrong, and repaired.
  *
- * The tensors are read by this call and by those of `vwd_decoder_attend` until the next step: they must stay valid, and their
+ * The tensors are read by this call and by those of `vwd_decoder_foresee` and `vwd_decoder_attend` until the next step: they must stay valid, and their
  * contents unchanged, until the stream has passed these.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
- * captured, together with the step's `vwd_decoder_attend`. Calls on one decoder are ordered by the caller, by one stream or by
+ * captured, together with the step's `vwd_decoder_foresee` and `vwd_decoder_attend`. Calls on one decoder are ordered by the caller, by one stream or by
  * events.
  * Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
  */
@@ -2354,11 +2434,49 @@ vwd_status vwd_decoder_begin(const vwd_decoder *decoder,
                              vwd_stream stream);
 
 /**
+ * Selects for a layer of the step before its queries are there, such as the next layer where a layer begins.
+ *
+ * The list has the best ⌈ratio·k⌉ blocks of the tokens before the step by the layer's own summaries, forced ones included, and always
+ * the block of the step's own token; where that block is new the list is one longer. It is made of predicted queries: of a forecast from the residual stream, rotated to the position of each
+ * row's token, or those that the caller gives. Of rows that have tokens new to the summaries (step->begin) nothing is foreseen; they
+ * are SERIAL in the step, at the price of launches that a step without begin saves.
+ *
+ * The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee, in a DENSE step and in one of several
+ * positions: an engine may call it for every layer.
+ *
+ * forecast                             Optional. Kept by the caller until the stream has passed, and as long as graphs that hold the
+ *                                      call.
+ * args->layer                          The layer that is foreseen. `vwd_decoder_attend` for it comes later in the step.
+ * args->map                            The map of the forecast: l−1 to foresee layer l where each map forecasts the next layer.
+ * args->rope                           The layer's rotary embedding, or NULL; as in `vwd_forecast_project`. With a forecast only.
+ * args->x         [B, input_dim]       The residual stream that the map reads, float32, float16 or bfloat16. With a forecast only.
+ * args->previous  [B, heads, D]        With a forecast that has memory: the layer's pre-RoPE queries at the token before.
+ * args->q         [B, heads, D]        Without a forecast: predicted queries after the rotary embedding, float32, float16 or bfloat16.
+ *
+ * Heads are the Hq query heads of the layer, or Hk: one vector for each KV head (SparDA: Fu et al. 2026).
+ *
+ * What the caller's tensors hold is read before the stream passes the call; the selection then runs on a stream of the decoder's own,
+ * for which `vwd_decoder_attend` of the layer waits. In a capture both calls belong to the same one: a capture that ends between them is
+ * refused by the driver as not joined. A layer that was foreseen in another capture, or outside, counts as not foreseen.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once its
+ * scratch is there; may be captured. Scratch of the projection is that of `vwd_forecast_project`; `vwd_decoder_attend_scratch` makes
+ * room for the selection. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch), UNSUPPORTED,
+ * DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_decoder_foresee(const vwd_decoder *decoder,
+                               const vwd_forecast *forecast,
+                               const vwd_decoder_foresee_args *args,
+                               vwd_stream stream);
+
+/**
  * Attends in one layer of the step: writes the new keys and values to their pages, summarises the blocks that they touch, selects
  * blocks for sparse rows, and computes the attention of every row.
  *
  * The result of a row is that of `vwd_attention` over all its tokens, if it is dense; otherwise over the blocks that
- * `vwd_select_blocks` selects by the layer's policy, one list for all positions of the row. Positions at or past q_lens and rows
+ * `vwd_select_blocks` selects by the layer's policy, one list for all positions of the row, or over those that were foreseen. Positions at or past q_lens and rows
  * that are skipped get out 0.
  *
  * args->layer                             0 … layers−1, each once in a step.
@@ -2391,7 +2509,8 @@ vwd_status vwd_decoder_attend(const vwd_decoder *decoder,
                               vwd_stream stream);
 
 /**
- * Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session.
+ * Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session. Makes
+ * the arenas of the decoder's own streams as large as the layer's strategy needs; waits for them where they have to grow.
  *
  * Call it after `vwd_decoder_begin`, for `vwd_session_reserve`, before a graph is captured. The number follows from shapes,
  * strides, dtypes and scalars, never from the contents of tensors. The arguments are checked as in the call.
@@ -2428,7 +2547,7 @@ vwd_status vwd_decoder_accept(const vwd_decoder *decoder,
                               vwd_stream stream);
 
 /**
- * Forgets what is known of the drafts of some sequences, for numbers that new sequences get.
+ * Forgets what is known of the drafts and scores of some sequences, for numbers that new sequences get.
  *
  * args->sequences  [n]  int32, optional (absent: all). Numbers outside 0 … max_sequences−1 are skipped.
  *

@@ -707,6 +707,15 @@ class BasicDecoder {
   Return<void> begin(const vwd_decoder_step &step, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_decoder_begin(get(), &step, stream));
   }
+  /// The args hold predicted queries.
+  Return<void> foresee(const vwd_decoder_foresee_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_decoder_foresee(get(), nullptr, &args, stream));
+  }
+  /// The args hold what the forecast reads. It is kept by the caller until the stream has passed.
+  Return<void> foresee(const BasicForecast<Report> &forecast, const vwd_decoder_foresee_args &args,
+                       vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_decoder_foresee(get(), forecast.get(), &args, stream));
+  }
   Return<void> attend(const vwd_decoder_attend_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_decoder_attend(get(), &args, stream));
   }

@@ -219,6 +219,12 @@ static inline outcome decoder_create(const vwd_session *session, const vwd_decod
 static inline outcome decoder_begin(const vwd_decoder *decoder, const vwd_decoder_step *step, uintptr_t stream) {
   return outcome_of(vwd_decoder_begin(decoder, step, (vwd_stream)stream));
 }
+static inline outcome decoder_foresee(const vwd_decoder *decoder, const vwd_forecast *forecast,
+                                      const vwd_decoder_foresee_args *args, const vwd_rope *rope, uintptr_t stream) {
+  vwd_decoder_foresee_args joined = *args;
+  joined.rope = rope;
+  return outcome_of(vwd_decoder_foresee(decoder, forecast, &joined, (vwd_stream)stream));
+}
 static inline outcome decoder_attend(const vwd_decoder *decoder, const vwd_decoder_attend_args *args,
                                      uintptr_t stream) {
   return outcome_of(vwd_decoder_attend(decoder, args, (vwd_stream)stream));

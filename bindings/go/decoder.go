@@ -3,6 +3,8 @@ package vanward
 // #include "calls.h"
 // #cgo noescape decoder_begin
 // #cgo nocallback decoder_begin
+// #cgo noescape decoder_foresee
+// #cgo nocallback decoder_foresee
 // #cgo noescape decoder_attend
 // #cgo nocallback decoder_attend
 // #cgo noescape decoder_accept
@@ -20,6 +22,23 @@ const (
 	DecoderDense  DecoderMode = C.VWD_DECODER_DENSE
 )
 
+// Strategy is VWD_STRATEGY_*: how a layer's sparse rows attend.
+type Strategy uint32
+
+const (
+	StrategySerial   Strategy = C.VWD_STRATEGY_SERIAL
+	StrategyPRR      Strategy = C.VWD_STRATEGY_PRR
+	StrategyForeseen Strategy = C.VWD_STRATEGY_FORESEEN
+)
+
+// Predict is VWD_PREDICT_*: where PRR's prediction comes from.
+type Predict uint32
+
+const (
+	PredictScores   Predict = C.VWD_PREDICT_SCORES
+	PredictForeseen Predict = C.VWD_PREDICT_FORESEEN
+)
+
 // DecoderPolicy is vwd_decoder_policy.
 type DecoderPolicy struct {
 	Method      SelectMethod
@@ -28,6 +47,10 @@ type DecoderPolicy struct {
 	LocalBlocks int
 	DenseBelow  int
 	Window      int
+	Strategy    Strategy
+	Predict     Predict
+	Ratio       float32
+	Holt        Holt
 }
 
 // DecoderOptions are those of NewDecoder; vwd_decoder_options documents them. AxisWeights and AxisCentre lie in memory that Go does
@@ -49,6 +72,7 @@ type DecoderOptions struct {
 	SoftCap      float32
 	MaxDraft     int
 	DraftCost    float32
+	MaxTokens    int
 	Policy       DecoderPolicy
 	Policies     []DecoderPolicy
 	AxisWeights  Tensor
@@ -81,6 +105,10 @@ func (p DecoderPolicy) lower(l *lowering) C.vwd_decoder_policy {
 		local_blocks: l.uint32("policy.local_blocks", p.LocalBlocks),
 		dense_below:  l.uint32("policy.dense_below", p.DenseBelow),
 		window:       l.uint32("policy.window", p.Window),
+		strategy:     C.uint32_t(p.Strategy),
+		predict:      C.uint32_t(p.Predict),
+		ratio:        C.float(p.Ratio),
+		holt:         p.Holt.c(),
 	}
 }
 
@@ -104,6 +132,7 @@ func (options DecoderOptions) lower(l *lowering) C.vwd_decoder_options {
 		soft_cap:      C.float(options.SoftCap),
 		max_draft:     l.uint32("options.max_draft", options.MaxDraft),
 		draft_cost:    C.float(options.DraftCost),
+		max_tokens:    l.uint32("options.max_tokens", options.MaxTokens),
 		policy:        options.Policy.lower(l),
 		policy_count:  l.uint32("options.policy_count", len(options.Policies)),
 		axis_weights:  l.tensor("options.axis_weights", options.AxisWeights),
@@ -149,6 +178,7 @@ type DecoderStep struct {
 	QLens     Tensor
 	Begin     Tensor
 	Modes     Tensor
+	Sequences Tensor
 }
 
 // Begin begins a step.
@@ -170,7 +200,53 @@ func (step DecoderStep) lower(l *lowering) C.vwd_decoder_step {
 		q_lens:      l.tensor("q_lens", step.QLens),
 		begin:       l.tensor("begin", step.Begin),
 		modes:       l.tensor("modes", step.Modes),
+		sequences:   l.tensor("sequences", step.Sequences),
 	}
+}
+
+// DecoderForeseeArgs are the arguments of Decoder.Foresee; vwd_decoder_foresee documents them. Without a Forecast they have Q, with one
+// what it reads.
+type DecoderForeseeArgs struct {
+	Layer    int
+	Map      int
+	Rope     Rope
+	X        Tensor
+	Previous Tensor
+	Q        Tensor
+}
+
+// Foresee selects for a layer of the step before its queries are there. The forecast may be nil; it is not closed until the stream has
+// passed.
+func (d *Decoder) Foresee(forecast *Forecast, args DecoderForeseeArgs, stream Stream) error {
+	var l lowering
+	defer l.release()
+	c, rope := args.lower(&l)
+	foresee := func(f *C.vwd_forecast) error {
+		return d.run(&l, func(h *C.vwd_decoder) C.outcome { return C.decoder_foresee(h, f, &c, &rope, stream.c()) })
+	}
+	if forecast == nil {
+		return foresee(nil)
+	}
+	var err error
+	used := forecast.run(&l, func(f *C.vwd_forecast) C.outcome {
+		err = foresee(f)
+		return C.outcome{}
+	})
+	if err != nil {
+		return err
+	}
+	return used
+}
+
+func (args DecoderForeseeArgs) lower(l *lowering) (C.vwd_decoder_foresee_args, C.vwd_rope) {
+	return C.vwd_decoder_foresee_args{
+		struct_size: C.sizeof_vwd_decoder_foresee_args,
+		layer:       l.uint32("layer", args.Layer),
+		_map:        l.uint32("map", args.Map),
+		x:           l.tensor("x", args.X),
+		previous:    l.tensor("previous", args.Previous),
+		q:           l.tensor("q", args.Q),
+	}, l.rope(args.Rope)
 }
 
 // DecoderAttendArgs are the arguments of Decoder.Attend; vwd_decoder_attend documents them.
@@ -280,6 +356,9 @@ type DecoderInfo struct {
 	Acceptance Tensor
 	Drafted    Tensor
 	Accepted   Tensor
+	Selected   Tensor
+	Predicted  Tensor
+	Missed     Tensor
 }
 
 // Info tells what the decoder keeps.
@@ -288,6 +367,7 @@ func (d *Decoder) Info() (DecoderInfo, error) {
 	err := d.run(&lowering{}, func(h *C.vwd_decoder) C.outcome { return C.decoder_info(h, &c) })
 	return DecoderInfo{
 		Bytes: uint64(c.bytes), DraftLens: tensorOf(c.draft_lens), Acceptance: tensorOf(c.acceptance),
-		Drafted: tensorOf(c.drafted), Accepted: tensorOf(c.accepted),
+		Drafted: tensorOf(c.drafted), Accepted: tensorOf(c.accepted), Selected: tensorOf(c.selected),
+		Predicted: tensorOf(c.predicted), Missed: tensorOf(c.missed),
 	}, err
 }

@@ -35,6 +35,7 @@ func TestEveryFieldOfTheHeadersStructsIsSet(t *testing.T) {
 		"forecast_project":    each(filled[ProjectArgs]().lower(&l)),
 		"kv_cache_options":    each(filled[KvCacheOptions]().lower(&l)),
 		"kv_cache_append":     each(filled[KvCacheAppendArgs]().lower(&l)),
+		"decoder_foresee":     each(filled[DecoderForeseeArgs]().lower(&l)),
 		"decoder_attend":      each(filled[DecoderAttendArgs]().lower(&l)),
 		"decoder_accept":      each(filled[DecoderAcceptArgs]().lower(&l)),
 		"decoder_reset":       each(filled[DecoderResetArgs]().lower(&l)),

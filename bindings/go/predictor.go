@@ -53,11 +53,14 @@ func (args PredictorResetArgs) lower(l *lowering) C.vwd_predictor_reset_args {
 //	                                     blocks. Neither ⌈ratio·k⌉ nor init_blocks + local_blocks exceeds predicted's cap.
 //	ratio                                r ≥ 1; 0 means 1. ⌈r·k⌉ forgives the float's rounding (one part in a million).
 //	holt                                 Smoothing factors, of which gamma is read.
-//	state                                Level and trend, input.
+//	state                                Level and trend of N sequences, input.
 //	seq_lens    [B]                      int32: lengths at the coming step; n_i = ⌈len/S⌉ is clamped to max_blocks.
 //	budgets     [B]                      int32, optional: k of each sequence; ⌈r·k⌉ is clamped to 0 … cap.
 //	predicted   [B, Hk, cap]             Out, ascending; without slots.
 //	scores      [B, Hk, max_blocks]      float32, out, optional: ŝ of blocks below n_i.
+//	sequences   [B]                      int32, optional (absent: row i is sequence i, and B is N): the sequence of the state
+//	                                     that each row is. Of one with another number forced blocks alone are
+//	                                     predicted.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 //	once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
@@ -76,6 +79,7 @@ type PredictorPredictArgs struct {
 	Budgets     Tensor
 	Predicted   BlockList
 	Scores      Tensor
+	Sequences   Tensor
 }
 
 // PredictorPredict predicts which blocks the coming selection will choose.
@@ -100,6 +104,7 @@ func (args PredictorPredictArgs) lower(l *lowering) C.vwd_predictor_predict_args
 		budgets:      l.tensor("budgets", args.Budgets),
 		predicted:    l.blockList("predicted.ids", "predicted.counts", "predicted.slots", args.Predicted),
 		scores:       l.tensor("scores", args.Scores),
+		sequences:    l.tensor("sequences", args.Sequences),
 	}
 }
 
@@ -112,9 +117,11 @@ func (args PredictorPredictArgs) lower(l *lowering) C.vwd_predictor_predict_args
 //
 //	block_size                       S.
 //	holt                             Smoothing factors, of which alpha and beta are read.
-//	state                            Level and trend, in and out.
+//	state                            Level and trend of N sequences, in and out.
 //	seq_lens  [B]                    int32: lengths at this step; blocks at or past ⌈len/S⌉ do not change.
 //	scores    [B, Hk, max_blocks]    float32, as `vwd_select_blocks` wrote them.
+//	sequences [B]                    int32, optional (absent: row i is sequence i, and B is N): the sequence of the state that
+//	                                 each row is, distinct. A row with another number changes nothing.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 //	be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -126,6 +133,7 @@ type PredictorUpdateArgs struct {
 	State     PredictorState
 	SeqLens   Tensor
 	Scores    Tensor
+	Sequences Tensor
 }
 
 // PredictorUpdate folds the true scores of a step into the state.
@@ -144,6 +152,7 @@ func (args PredictorUpdateArgs) lower(l *lowering) C.vwd_predictor_update_args {
 		state:       l.predictorState(args.State),
 		seq_lens:    l.tensor("seq_lens", args.SeqLens),
 		scores:      l.tensor("scores", args.Scores),
+		sequences:   l.tensor("sequences", args.Sequences),
 	}
 }
 

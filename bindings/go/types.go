@@ -194,8 +194,8 @@ type AttentionPartials struct {
 //	Smoothed scores of one layer, in the caller's memory. `vwd_predictor_reset` fills a sequence's rows before its first step.
 //	The struct is final: it does not grow.
 //
-//	level  [B, Hk, max_blocks]  float32. L; not finite until the block has had a finite score.
-//	trend  [B, Hk, max_blocks]  float32. T.
+//	level  [N, Hk, max_blocks]  float32, of N sequences. L; not finite until the block has had a finite score.
+//	trend  [N, Hk, max_blocks]  float32. T.
 type PredictorState struct {
 	Level Tensor
 	Trend Tensor

@@ -1,13 +1,15 @@
 // The decoder's own work on the rows of a step.
 //
-//   decoder_distribute   which positions of each row attend a selection and which attend all tokens, for each threshold of length
+//   decoder_distribute   which positions of each row attend a selection and which attend all tokens, for each threshold of length, and
+//                        which selections can be foreseen
 //   decoder_append       copies the keys and values of new tokens to their pages
-//   decoder_take         copies the outputs of dense rows to where the outputs of sparse rows are
+//   decoder_take         copies the foreseen queries of some rows
+//   decoder_complete     adds the block of each row's new token to its foreseen lists, where they end before it
 //   decoder_observe      adds what a verification accepted, and recommends how many tokens to draft next
 //
 // Bytes: each row of channels is read once and written once; the rest is some words a row.
 //
-// Work split: a thread for each row (distribute, observe); a warp for each position and head, of keys and of values (append, take).
+// Work split: a thread for each row (distribute, observe) or list (complete); a warp for each position and head, of keys and of values (append, take).
 //
 // Sums and products of decoder_observe are rounded one by one, as on the CPU.
 //
@@ -28,12 +30,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) decoder_distribute(const _
     const int32 first = max(tokens - count, 0), begin = min(max(p.begin.at_or(i, first), 0), first);
     p.rows[i] = count;
     p.from[i] = is_taken ? begin - int32(uint32(begin) % uint32(p.page_size)) : tokens;
+    if (p.places) p.places[i] = first;
     for (uint32 c = 0; c < p.classes; ++c) {
         const int32 threshold = p.thresholds[c];
         const bool is_dense = mode == DENSE || (tokens <= threshold && p.shortest <= uint32(threshold));
-        int32 *lens = p.lens + uint64(c) * 2 * p.max_rows + i;
-        lens[0] = is_dense ? 0 : count;
-        lens[p.max_rows] = is_dense ? count : 0;
+        const int32 sparse = is_dense ? 0 : count;
+        int32 *lens = p.lens + uint64(c) * KINDS * p.max_rows + i;
+        const auto set = [&](Kind kind, int32 n) { lens[kind * p.max_rows] = n; };
+        set(Sparse, sparse), set(Dense, count - sparse);
+        set(Known, begin < first ? 0 : sparse), set(New, begin < first ? sparse : 0);
+        set(Tokens, sparse > 0 ? tokens : 0);
     }
 }
 
@@ -77,6 +83,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) decoder_take(const __grid_
     wait_for_previous_kernel();
     const uint32 warp = warp_number(), head = warp % p.heads, at = warp / p.heads, n = at % p.positions, i = at / p.positions;
     if (i < p.batch && int32(n) < p.lens[i]) copy_channels(p.part, i, n, i, n, head);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) decoder_complete(const __grid_constant__ CompleteParams p) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const uint32 list = blockIdx.x * THREADS + threadIdx.x, i = list / p.heads;
+    if (list >= p.lists || p.lens[i] <= 0) return;
+    int32 *ids = p.ids + uint64(list) * p.capacity;
+    const int32 block = int32(uint32(p.places[i]) / p.block_size);
+    const uint32 n = p.counts[list];
+    if (n < p.capacity && (n == 0 || ids[n - 1] < block)) ids[n] = block, p.counts[list] = n + 1;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) decoder_observe(const __grid_constant__ ObserveParams p) {

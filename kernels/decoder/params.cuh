@@ -5,6 +5,10 @@
 
 constexpr uint32 THREADS = 128;
 
+// What `lens` has of each row: positions that attend a selection, and all tokens; of the former those of rows whose earlier tokens are all
+// summarised, and of the others; tokens, if the row is sparse.
+enum Kind : uint32 { Sparse, Dense, Known, New, Tokens, KINDS };
+
 // An int32 for each row, or null.
 struct Entries {
     const char *data;
@@ -17,8 +21,8 @@ struct Entries {
 struct DistributeParams {
     Entries modes, seq_lens, q_lens, begin;  // [B]; modes, q_lens and begin may be null
     const int32 *thresholds;                 // [classes]
-    int32 *lens;                             // [classes, 2, max_rows]: positions of sparse rows, positions of dense rows
-    int32 *rows, *from;                      // [max_rows]
+    int32 *lens;                             // [classes, KINDS, max_rows]
+    int32 *rows, *from, *places;             // [max_rows]; places may be null
     int32 mode, positions, page_size;
     uint32 batch, classes, max_rows, shortest;
 };
@@ -45,6 +49,12 @@ struct TakeParams {
     Copied part;
     const int32 *lens;  // [B]
     uint32 batch, positions, heads;
+};
+
+struct CompleteParams {
+    const int32 *lens, *places;  // [lists / heads]
+    int32 *ids, *counts;         // [lists, capacity] and [lists]
+    uint32 lists, heads, capacity, block_size;
 };
 
 struct ObserveParams {

@@ -5,7 +5,7 @@
 
 constexpr uint32 THREADS = 256, PREDICT_THREADS = 512;  // threads of a CTA, and of a CTA of predictor_predict_*
 
-// A float32 value for each block: [B, Hk, max_blocks].
+// A float32 value for each block: [N or B, Hk, max_blocks].
 struct Rows {
     char *data;
     int64 seq, head, block;
@@ -14,10 +14,10 @@ struct Rows {
     __device__ float &at(uint32 i, uint32 g, uint32 j) const { return as<float>(row(i, g) + j * block); }
 };
 
-// The smoothed scores.
+// The smoothed scores of N sequences.
 struct State {
     Rows level, trend;
-    uint32 batch, kv_heads, max_blocks;
+    uint32 sequences, kv_heads, max_blocks;
 };
 
 struct ResetParams {
@@ -27,10 +27,10 @@ struct ResetParams {
     uint64 listed;
 };
 
-// The number of blocks of each sequence.
+// The rows of a call: how many blocks each has, and which sequence of the state it is.
 struct Blocks {
-    const char *seq_lens;
-    int64 seq_lens_seq;
+    const char *seq_lens, *sequences;  // [B] int32; sequences may be null: row i is sequence i
+    int64 seq_lens_seq, sequences_seq;
     uint32 size;
 
     __device__ const char *len_of(uint32 i) const { return seq_lens + i * seq_lens_seq; }
@@ -39,6 +39,7 @@ struct Blocks {
         return min(len / size + (len % size != 0), state.max_blocks);
     }
     __device__ uint32 of(uint32 i, const State &state) const { return in(as<int32>(len_of(i)), state); }
+    __device__ uint32 sequence(uint32 i) const { return sequences ? as<uint32>(sequences + i * sequences_seq) : i; }
 };
 
 struct UpdateParams {

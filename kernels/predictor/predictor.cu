@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) predictor_reset(const __gr
         const uint64 n = task / s.kv_heads;
         const uint32 head = task - n * s.kv_heads;
         const uint32 seq = p.rows ? as<uint32>(p.rows + n * p.rows_entry) : uint32(n);
-        if (seq >= s.batch) continue;
+        if (seq >= s.sequences) continue;
         for (uint32 j = threadIdx.x; j < s.max_blocks; j += THREADS) s.level.at(seq, head, j) = minus_infinity(), s.trend.at(seq, head, j) = 0.0f;
     }
 }
@@ -40,28 +40,36 @@ extern "C" __global__ void __launch_bounds__(THREADS) predictor_update(const __g
     const uint32 row = blockIdx.x / p.slices, seq = row / s.kv_heads, head = row - seq * s.kv_heads;
     const float keep = __fsub_rn(1.0f, p.alpha), follow = __fsub_rn(1.0f, p.beta);
     wait_for_previous_kernel();
-    const uint32 n = p.blocks.of(seq, s), step = p.slices * THREADS;
+    const uint32 n = p.blocks.of(seq, s), step = p.slices * THREADS, at = p.blocks.sequence(seq);
+    if (at >= s.sequences) return;
 #pragma unroll 4
     for (uint32 j = (blockIdx.x - row * p.slices) * THREADS + threadIdx.x; j < n; j += step) {
-        const float level = s.level.at(seq, head, j), trend = s.trend.at(seq, head, j), score = p.scores.at(seq, head, j);
+        const float level = s.level.at(at, head, j), trend = s.trend.at(at, head, j), score = p.scores.at(seq, head, j);
         const float next = __fadd_rn(__fmul_rn(p.alpha, score), __fmul_rn(keep, level));
         const float slope = __fadd_rn(__fmul_rn(p.beta, __fsub_rn(next, level)), __fmul_rn(follow, trend));
         const bool known = is_finite(level) && is_finite(trend) && is_finite(score);
-        s.level.at(seq, head, j) = known ? next : score, s.trend.at(seq, head, j) = known ? slope : 0.0f;
+        s.level.at(at, head, j) = known ? next : score, s.trend.at(at, head, j) = known ? slope : 0.0f;
     }
 }
 
-// The blocks of a sequence and KV head. Blocks before `init` and from `end` on are forced; the others are candidates. Key i is the key of
-// block first + i.
+// The blocks of a row of the call and a KV head. Blocks before `init` and from `end` on are forced; the others are candidates. Key i is the
+// key of block first + i.
 struct Row {
     const PredictParams &p;
     const uint32 seq, head;
-    const char *const level, *const trend;
+    uint32 at;  // the sequence of the state
     uint32 n, init, end, first;
 
-    __device__ Row(const PredictParams &p, uint32 number)
-        : p(p), seq(number / p.state.kv_heads), head(number - seq * p.state.kv_heads), level(p.state.level.row(seq, head)),
-          trend(p.state.trend.row(seq, head)) {}
+    __device__ Row(const PredictParams &p, uint32 number) : p(p), seq(number / p.state.kv_heads), head(number - seq * p.state.kv_heads), at(seq) {}
+
+    // Finds the sequence, after the wait for the previous kernel, where it has a number. Where the state has none of that number, another
+    // one's scores are read and none of its blocks is taken.
+    __device__ void locate() {
+        if (p.blocks.sequences) at = is_known() ? p.blocks.sequence(seq) : 0;
+    }
+    __device__ bool is_known() const { return p.blocks.sequence(seq) < p.state.sequences; }
+    __device__ const char *level() const { return p.state.level.row(at, head); }
+    __device__ const char *trend() const { return p.state.trend.row(at, head); }
 
     // Sets the number of blocks.
     __device__ void set(uint32 blocks) { n = blocks, init = min(p.init, n), end = n - min(p.local, n - init), first = init & ~3u; }
@@ -72,13 +80,14 @@ struct Row {
     __device__ uint32 wanted(int32 budget) const {
         uint32 k = p.k;
         if (p.budgets) k = min(__double2uint_ru(p.ratio * max(budget, 0) * (1.0 - 1e-6)), p.cap);  // the conversion saturates at 2^32 − 1
+        if (p.blocks.sequences && !is_known()) return 0;
         return min(k - min(k, forced()), end - init);
     }
     __device__ float score(float level, float trend) const {
         return is_finite(level) ? __fadd_rn(level, __fmul_rn(p.gamma, trend)) : minus_infinity();
     }
     __device__ float score_of(uint32 j) const {
-        return score(as<float>(level + j * p.state.level.block), as<float>(trend + j * p.state.trend.block));
+        return score(as<float>(level() + j * p.state.level.block), as<float>(trend() + j * p.state.trend.block));
     }
 
     // The values of blocks j … j + 3, of which at least one is before `end`; values of blocks from `end` on are undefined.
@@ -93,7 +102,7 @@ struct Row {
 #pragma unroll
         for (uint32 q = 0; q < QUADS; q++) {
             const uint32 j = first + i + q * STEP;
-            if (i + q * STEP < last) levels[q] = four(level, p.state.level.block, j), trends[q] = four(trend, p.state.trend.block, j);
+            if (i + q * STEP < last) levels[q] = four(level(), p.state.level.block, j), trends[q] = four(trend(), p.state.trend.block, j);
         }
         const uint32 before = init - first;
 #pragma unroll
@@ -108,7 +117,7 @@ struct Row {
     __device__ void announce(uint32 i) const {
 #pragma unroll
         for (uint32 q = 0; q < QUADS; q++)
-            if (p.adjacent && i + q * STEP < count()) prefetch(level + 4 * (first + i + q * STEP)), prefetch(trend + 4 * (first + i + q * STEP));
+            if (p.adjacent && i + q * STEP < count()) prefetch(level() + 4 * (first + i + q * STEP)), prefetch(trend() + 4 * (first + i + q * STEP));
     }
     __device__ void emit(uint32 place, uint32 j) const { as<int32>(p.ids + seq * p.ids_seq + head * p.ids_head + place * p.ids_entry) = j; }
     // Writes the outputs that do not depend on the selection: forced blocks, the count, the scores. Called by each of `threads` threads.
@@ -117,7 +126,7 @@ struct Row {
         for (uint32 j = thread; j < n - end; j += threads) emit(init + wanted + j, end + j);
         if (thread == 0) as<int32>(p.counts + seq * p.counts_seq + head * p.counts_head) = forced() + wanted;
         if (p.scores.data)
-            for (uint32 j = thread; j < n; j += threads) p.scores.at(seq, head, j) = score_of(j);
+            for (uint32 j = thread; j < n; j += threads) p.scores.at(seq, head, j) = is_known() ? score_of(j) : minus_infinity();
     }
 };
 
@@ -135,8 +144,9 @@ extern "C" __global__ void __launch_bounds__(PREDICT_THREADS, SHORT_CTAS) predic
     Row row(p, blockIdx.x);
     const char *const len = p.blocks.len_of(row.seq), *const len_or_budget = threadIdx.x % 2 && p.budgets ? row.budget() : len;
     row.set(p.blocks.in(load_hint(len), p.state));
-    row.announce(CtaTopK<PREDICT_THREADS>(shared, row.count()).first);
+    if (!p.blocks.sequences) row.announce(CtaTopK<PREDICT_THREADS>(shared, row.count()).first);
     wait_for_previous_kernel();
+    row.locate();
     const int32 given = request_bits<4>(len_or_budget);
 #pragma unroll 1
     for (;;) {
@@ -163,6 +173,7 @@ extern "C" __global__ void __launch_bounds__(PREDICT_THREADS, 1) predictor_predi
     const uint32 ctas = cluster_ctas(), cta = cluster_rank();
     Row row(p, blockIdx.x / ctas);
     wait_for_previous_kernel();
+    row.locate();
     row.set(p.blocks.of(row.seq, p.state));
     const uint32 wanted = row.wanted(p.budgets ? as<int32>(row.budget()) : 0);
     row.write_rest(cta * PREDICT_THREADS + threadIdx.x, ctas * PREDICT_THREADS, wanted);

@@ -1,6 +1,6 @@
 //! Decoder: the attention of decode steps, layer by layer, on the engine's own paged keys and values.
 
-use super::{Versioned, vwd_tensor};
+use super::{Versioned, vwd_holt, vwd_rope, vwd_tensor};
 
 /// The row takes no part in the step: nothing of it is written or read.
 pub const VWD_DECODER_SKIP: u32 = 0;
@@ -9,7 +9,21 @@ pub const VWD_DECODER_SPARSE: u32 = 1;
 /// The row attends all its tokens. Drafts are verified so, and the text is then that of dense attention.
 pub const VWD_DECODER_DENSE: u32 = 2;
 
-/// How a layer's sparse rows attend. The struct is final: it does not grow.
+/// Strategy of a layer: selection, then attention over what it selected.
+pub const VWD_STRATEGY_SERIAL: u32 = 0;
+/// Attention over a predicted list while the selection runs, and exact repair of what was predicted wrong (PRR: Wang et al. 2026).
+/// Results are those of SERIAL: bit for bit on a CPU session, to the tolerance of `vwd_repair` on CUDA.
+pub const VWD_STRATEGY_PRR: u32 = 1;
+/// Attention over the list that `vwd_decoder_foresee` made, as it is.
+pub const VWD_STRATEGY_FORESEEN: u32 = 2;
+
+/// PRR predicts from the scores of past steps.
+pub const VWD_PREDICT_SCORES: u32 = 0;
+/// PRR takes the list that `vwd_decoder_foresee` made.
+pub const VWD_PREDICT_FORESEEN: u32 = 1;
+
+/// How a layer's sparse rows attend. The struct keeps its size: what is added takes the place of `reserved`, and zero means what
+/// was before.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_decoder_policy {
@@ -24,6 +38,16 @@ pub struct vwd_decoder_policy {
     pub dense_below: u32,
     /// Tokens that a position sees, itself included; 0: all.
     pub window: u32,
+    /// VWD_STRATEGY_*.
+    pub strategy: u32,
+    /// VWD_PREDICT_*: where PRR's prediction comes from. 0 for other strategies.
+    pub predict: u32,
+    /// Length of a predicted or foreseen list as a multiple of k, at least 1; 0 means 1.25. 0 for SERIAL.
+    pub ratio: f32,
+    /// Smoothing of scores, for VWD_PREDICT_SCORES; zeros mean {1, 0, 0}, the scores of the previous step.
+    pub holt: vwd_holt,
+    /// Must be 0.
+    pub reserved: [u32; 4],
 }
 
 /// Options of `vwd_decoder_create`. A size without a default must be at least 1.
@@ -38,7 +62,7 @@ pub struct vwd_decoder_options {
     pub max_rows: u32,
     /// Largest number of positions of a row in a step, Q: γ + 1 to verify γ drafts; 0 means 1.
     pub max_positions: u32,
-    /// Largest number of sequences about which statistics of drafts are kept; 0 means max_rows.
+    /// Largest number of sequences of which drafts and scores are remembered; 0 means max_rows.
     pub max_sequences: u32,
     /// Hq and Hk; Hq is a multiple of Hk.
     pub query_heads: u32,
@@ -63,6 +87,9 @@ pub struct vwd_decoder_options {
     /// The time of one drafting step as a part of the time of one verifying step, above 0; 0 means 0.5. It decides how many
     /// tokens are recommended.
     pub draft_cost: f32,
+    /// Largest number of tokens of a sequence of which PRR remembers scores; 0 means those of all pages. What lies beyond is not
+    /// predicted.
+    pub max_tokens: u32,
     /// The policy of layers that `policies` does not name.
     pub policy: vwd_decoder_policy,
     /// Length of the array policies: 0, or the number of layers.
@@ -84,6 +111,10 @@ unsafe impl Versioned for vwd_decoder_options {}
 /// acceptance  [max_sequences]  float32. The estimated probability that a drafted token is accepted.
 /// drafted     [max_sequences]  int32. Tokens drafted and verified since the sequence was reset.
 /// accepted    [max_sequences]  int32. Tokens of these that were accepted.
+/// selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
+/// predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list.
+/// missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted.
+/// Rows that were not sparse have 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_decoder_details {
@@ -95,6 +126,9 @@ pub struct vwd_decoder_details {
     pub acceptance: vwd_tensor,
     pub drafted: vwd_tensor,
     pub accepted: vwd_tensor,
+    pub selected: vwd_tensor,
+    pub predicted: vwd_tensor,
+    pub missed: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
@@ -115,10 +149,29 @@ pub struct vwd_decoder_step {
     pub q_lens: vwd_tensor,
     pub begin: vwd_tensor,
     pub modes: vwd_tensor,
+    pub sequences: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_decoder_step {}
+
+/// Arguments of `vwd_decoder_foresee`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_decoder_foresee_args {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    pub layer: u32,
+    pub map: u32,
+    pub rope: *const vwd_rope,
+    pub x: vwd_tensor,
+    pub previous: vwd_tensor,
+    pub q: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_decoder_foresee_args {}
 
 /// Arguments of `vwd_decoder_attend`; see there.
 #[repr(C)]

@@ -1,12 +1,13 @@
 //! Prediction of the next step's blocks from the scores of past steps (PRR: Wang et al. 2026).
 
 use super::{Versioned, vwd_block_list, vwd_tensor};
+use std::mem::offset_of;
 
 /// Smoothed scores of one layer, in the caller's memory. `vwd_predictor_reset` fills a sequence's rows before its first step.
 /// The struct is final: it does not grow.
 ///
-/// level  [B, Hk, max_blocks]  float32. L; not finite until the block has had a finite score.
-/// trend  [B, Hk, max_blocks]  float32. T.
+/// level  [N, Hk, max_blocks]  float32, of N sequences. L; not finite until the block has had a finite score.
+/// trend  [N, Hk, max_blocks]  float32. T.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_predictor_state {
@@ -59,10 +60,14 @@ pub struct vwd_predictor_predict_args {
     pub budgets: vwd_tensor,
     pub predicted: vwd_block_list,
     pub scores: vwd_tensor,
+    pub sequences: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_predictor_predict_args {}
+unsafe impl Versioned for vwd_predictor_predict_args {
+    const KNOWN_SIZES: &'static [usize] =
+        &[offset_of!(vwd_predictor_predict_args, sequences), size_of::<vwd_predictor_predict_args>()];
+}
 
 /// Arguments of `vwd_predictor_update`; see there.
 #[repr(C)]
@@ -76,10 +81,14 @@ pub struct vwd_predictor_update_args {
     pub state: vwd_predictor_state,
     pub seq_lens: vwd_tensor,
     pub scores: vwd_tensor,
+    pub sequences: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_predictor_update_args {}
+unsafe impl Versioned for vwd_predictor_update_args {
+    const KNOWN_SIZES: &'static [usize] =
+        &[offset_of!(vwd_predictor_update_args, sequences), size_of::<vwd_predictor_update_args>()];
+}
 
 /// Arguments of `vwd_predictor_calibrate`; see there.
 #[repr(C)]

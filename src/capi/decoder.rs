@@ -1,10 +1,13 @@
 //! Decoder: the attention of decode steps, layer by layer, on the engine's own paged keys and values.
 
-use super::boundary::{Handle, boundary, computing, handle, out, release, versioned, write_versioned};
+use super::boundary::{
+    Handle, boundary, computing, handle, optional_versioned, out, release, versioned, write_versioned,
+};
+use super::forecast::vwd_forecast;
 use super::session::vwd_session;
 use crate::abi::{
-    vwd_decoder_accept_args, vwd_decoder_attend_args, vwd_decoder_details, vwd_decoder_options, vwd_decoder_reset_args,
-    vwd_decoder_step, vwd_status, vwd_stream,
+    vwd_decoder_accept_args, vwd_decoder_attend_args, vwd_decoder_details, vwd_decoder_foresee_args,
+    vwd_decoder_options, vwd_decoder_reset_args, vwd_decoder_step, vwd_status, vwd_stream,
 };
 use crate::decode::decoder::Decoder;
 use crate::runtime::fork::Process;
@@ -13,14 +16,19 @@ use std::mem::MaybeUninit;
 /// The attention of decode steps of one model. Opaque.
 ///
 /// The engine keeps its keys and values, its page tables and its scheduler. The decoder keeps what sparse attention needs beside
-/// them: summaries of blocks, lists, intermediate results, and what is known of each sequence's drafts. Summaries lie by page of
-/// the engine's cache, so that a sequence that joins, leaves, is preempted in place or shares the pages of a prefix needs no
+/// them: summaries of blocks, lists, intermediate results, and what is known of each sequence's drafts and scores. Summaries lie by
+/// page of the engine's cache, so that a sequence that joins, leaves, is preempted in place or shares the pages of a prefix needs no
 /// call. A block of several pages has its summary in its first page: where blocks are larger than pages, sequences that share
 /// pages share whole blocks of them.
 ///
 /// Drafting with sparse attention and verifying with dense attention gives the text of dense attention: steps of one position in
 /// mode VWD_DECODER_SPARSE draft, a step of γ + 1 positions in mode VWD_DECODER_DENSE computes the drafted tokens again, which
 /// replaces their keys, values and summaries, and `vwd_decoder_accept` commits what agrees.
+///
+/// A layer's policy says by which strategy its sparse rows attend. SERIAL selects and then attends. PRR attends a predicted list on a
+/// stream of the decoder's own while the selection runs, and repairs what was predicted wrong: its results are SERIAL's. FORESEEN
+/// attends the list that `vwd_decoder_foresee` has made before the layer's queries were there. A step of several positions is SERIAL
+/// in every layer, and so is FORESEEN, or PRR with VWD_PREDICT_FORESEEN, in a layer that was not foreseen in the step.
 pub struct vwd_decoder(Decoder, Process);
 
 impl Handle for vwd_decoder {
@@ -83,7 +91,7 @@ pub unsafe extern "C" fn vwd_decoder_info(
 ///
 /// A row takes part with the last q_lens[i] of its seq_lens[i] tokens. A sparse row becomes dense in a layer if it has fewer
 /// tokens than the layer's dense_below, or no more blocks than the layer's lists have room for by k or by forced blocks: then its
-/// result is that of dense attention bit for bit. All of this is decided on the device, so that a captured step serves growing
+/// result is that of dense attention bit for bit. The lists of a layer whose strategy is FORESEEN are the foreseen ones. All of this is decided on the device, so that a captured step serves growing
 /// contexts and changing modes.
 ///
 /// step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
@@ -98,12 +106,16 @@ pub unsafe extern "C" fn vwd_decoder_info(
 ///                                   wrote itself, such as a prompt's or those of pages that were copied or swapped in. The
 ///                                   decoder's own new tokens are always summarised, together with the earlier ones of their page.
 /// step->modes       [B]             int32, optional: VWD_DECODER_* of each row; any other value skips the row.
+/// step->sequences   [B]             int32, optional (absent: row i is sequence i): the sequence of each row, distinct. It is read where
+///                                   scores are remembered, VWD_PREDICT_SCORES. Rows with a number outside 0 … max_sequences−1 have
+///                                   no past. A sequence that takes another's number is announced by `vwd_decoder_reset`; without
+///                                   that more is predicted wrong, and repaired.
 ///
-/// The tensors are read by this call and by those of `vwd_decoder_attend` until the next step: they must stay valid, and their
+/// The tensors are read by this call and by those of `vwd_decoder_foresee` and `vwd_decoder_attend` until the next step: they must stay valid, and their
 /// contents unchanged, until the stream has passed these.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
-/// captured, together with the step's `vwd_decoder_attend`. Calls on one decoder are ordered by the caller, by one stream or by
+/// captured, together with the step's `vwd_decoder_foresee` and `vwd_decoder_attend`. Calls on one decoder are ordered by the caller, by one stream or by
 /// events.
 /// Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
@@ -120,11 +132,60 @@ pub unsafe extern "C" fn vwd_decoder_begin(
     })
 }
 
+/// Selects for a layer of the step before its queries are there, such as the next layer where a layer begins.
+///
+/// The list has the best ⌈ratio·k⌉ blocks of the tokens before the step by the layer's own summaries, forced ones included, and always
+/// the block of the step's own token; where that block is new the list is one longer. It is made of predicted queries: of a forecast from the residual stream, rotated to the position of each
+/// row's token, or those that the caller gives. Of rows that have tokens new to the summaries (step->begin) nothing is foreseen; they
+/// are SERIAL in the step, at the price of launches that a step without begin saves.
+///
+/// The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee, in a DENSE step and in one of several
+/// positions: an engine may call it for every layer.
+///
+/// forecast                             Optional. Kept by the caller until the stream has passed, and as long as graphs that hold the
+///                                      call.
+/// args->layer                          The layer that is foreseen. `vwd_decoder_attend` for it comes later in the step.
+/// args->map                            The map of the forecast: l−1 to foresee layer l where each map forecasts the next layer.
+/// args->rope                           The layer's rotary embedding, or NULL; as in `vwd_forecast_project`. With a forecast only.
+/// args->x         [B, input_dim]       The residual stream that the map reads, float32, float16 or bfloat16. With a forecast only.
+/// args->previous  [B, heads, D]        With a forecast that has memory: the layer's pre-RoPE queries at the token before.
+/// args->q         [B, heads, D]        Without a forecast: predicted queries after the rotary embedding, float32, float16 or bfloat16.
+///
+/// Heads are the Hq query heads of the layer, or Hk: one vector for each KV head (SparDA: Fu et al. 2026).
+///
+/// What the caller's tensors hold is read before the stream passes the call; the selection then runs on a stream of the decoder's own,
+/// for which `vwd_decoder_attend` of the layer waits. In a capture both calls belong to the same one: a capture that ends between them is
+/// refused by the driver as not joined. A layer that was foreseen in another capture, or outside, counts as not foreseen.
+///
+/// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once its
+/// scratch is there; may be captured. Scratch of the projection is that of `vwd_forecast_project`; `vwd_decoder_attend_scratch` makes
+/// room for the selection. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch), UNSUPPORTED,
+/// DRIVER, INTERNAL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_decoder_foresee(
+    decoder: *const vwd_decoder,
+    forecast: *const vwd_forecast,
+    args: *const vwd_decoder_foresee_args,
+    stream: vwd_stream,
+) -> vwd_status {
+    computing("vwd_decoder_foresee", || {
+        let (mut buffer, mut rope_buffer) = (MaybeUninit::uninit(), MaybeUninit::uninit());
+        // SAFETY: the C contract of decoder, forecast and args.
+        unsafe {
+            let (decoder, args) = (handle(decoder, "decoder")?, versioned(args, "args", &mut buffer)?);
+            let rope = optional_versioned(args.rope, "rope", &mut rope_buffer)?;
+            let forecast = if forecast.is_null() { None } else { Some(&handle(forecast, "forecast")?.0) };
+            decoder.0.foresee(forecast, args, rope, stream)
+        }
+    })
+}
+
 /// Attends in one layer of the step: writes the new keys and values to their pages, summarises the blocks that they touch, selects
 /// blocks for sparse rows, and computes the attention of every row.
 ///
 /// The result of a row is that of `vwd_attention` over all its tokens, if it is dense; otherwise over the blocks that
-/// `vwd_select_blocks` selects by the layer's policy, one list for all positions of the row. Positions at or past q_lens and rows
+/// `vwd_select_blocks` selects by the layer's policy, one list for all positions of the row, or over those that were foreseen. Positions at or past q_lens and rows
 /// that are skipped get out 0.
 ///
 /// args->layer                             0 … layers−1, each once in a step.
@@ -164,7 +225,8 @@ pub unsafe extern "C" fn vwd_decoder_attend(
     })
 }
 
-/// Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session.
+/// Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session. Makes
+/// the arenas of the decoder's own streams as large as the layer's strategy needs; waits for them where they have to grow.
 ///
 /// Call it after `vwd_decoder_begin`, for `vwd_session_reserve`, before a graph is captured. The number follows from shapes,
 /// strides, dtypes and scalars, never from the contents of tensors. The arguments are checked as in the call.
@@ -217,7 +279,7 @@ pub unsafe extern "C" fn vwd_decoder_accept(
     })
 }
 
-/// Forgets what is known of the drafts of some sequences, for numbers that new sequences get.
+/// Forgets what is known of the drafts and scores of some sequences, for numbers that new sequences get.
 ///
 /// args->sequences  [n]  int32, optional (absent: all). Numbers outside 0 … max_sequences−1 are skipped.
 ///

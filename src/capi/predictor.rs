@@ -42,11 +42,14 @@ pub unsafe extern "C" fn vwd_predictor_reset(
 ///                                            blocks. Neither ⌈ratio·k⌉ nor init_blocks + local_blocks exceeds predicted's cap.
 /// args->ratio                                r ≥ 1; 0 means 1. ⌈r·k⌉ forgives the float's rounding (one part in a million).
 /// args->holt                                 Smoothing factors, of which gamma is read.
-/// args->state                                Level and trend, input.
+/// args->state                                Level and trend of N sequences, input.
 /// args->seq_lens    [B]                      int32: lengths at the coming step; n_i = ⌈len/S⌉ is clamped to max_blocks.
 /// args->budgets     [B]                      int32, optional: k of each sequence; ⌈r·k⌉ is clamped to 0 … cap.
 /// args->predicted   [B, Hk, cap]             Out, ascending; without slots.
 /// args->scores      [B, Hk, max_blocks]      float32, out, optional: ŝ of blocks below n_i.
+/// args->sequences   [B]                      int32, optional (absent: row i is sequence i, and B is N): the sequence of the state
+///                                            that each row is. Of one with another number forced blocks alone are
+///                                            predicted.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 /// once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
@@ -74,9 +77,11 @@ pub unsafe extern "C" fn vwd_predictor_predict(
 ///
 /// args->block_size                       S.
 /// args->holt                             Smoothing factors, of which alpha and beta are read.
-/// args->state                            Level and trend, in and out.
+/// args->state                            Level and trend of N sequences, in and out.
 /// args->seq_lens  [B]                    int32: lengths at this step; blocks at or past ⌈len/S⌉ do not change.
 /// args->scores    [B, Hk, max_blocks]    float32, as `vwd_select_blocks` wrote them.
+/// args->sequences [B]                    int32, optional (absent: row i is sequence i, and B is N): the sequence of the state that
+///                                        each row is, distinct. A row with another number changes nothing.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 /// be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes

@@ -361,6 +361,7 @@ structs! {
         budgets,
         predicted,
         scores,
+        sequences,
     }
     vwd_predictor_update_args {
         struct_size,
@@ -370,6 +371,7 @@ structs! {
         state,
         seq_lens,
         scores,
+        sequences,
     }
     vwd_predictor_calibrate_args {
         struct_size,
@@ -439,6 +441,11 @@ structs! {
         local_blocks,
         dense_below,
         window,
+        strategy,
+        predict,
+        ratio,
+        holt,
+        reserved,
     }
     vwd_decoder_options {
         struct_size,
@@ -460,6 +467,7 @@ structs! {
         soft_cap,
         max_draft,
         draft_cost,
+        max_tokens,
         policy,
         policy_count,
         policies,
@@ -474,6 +482,9 @@ structs! {
         acceptance,
         drafted,
         accepted,
+        selected,
+        predicted,
+        missed,
     }
     vwd_decoder_step {
         struct_size,
@@ -486,6 +497,17 @@ structs! {
         q_lens,
         begin,
         modes,
+        sequences,
+    }
+    vwd_decoder_foresee_args {
+        struct_size,
+        flags,
+        layer,
+        map,
+        rope,
+        x,
+        previous,
+        q,
     }
     vwd_decoder_attend_args {
         struct_size,

@@ -2,6 +2,7 @@
 
 mod attention;
 mod cache;
+mod decoder;
 mod predict;
 mod select;
 mod verify;
@@ -10,6 +11,7 @@ use crate::support::*;
 use crate::table::{Call, Role};
 use attention::*;
 use cache::*;
+use decoder::*;
 use predict::*;
 use select::*;
 use std::ffi::c_void;
@@ -62,6 +64,8 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_predictor_calibrate", predictor_calibrate),
     ("vwd_forecast_accumulate", forecast_accumulate),
     ("vwd_forecast_project", forecast_project),
+    ("vwd_decoder_begin", decoder_begin),
+    ("vwd_decoder_foresee", decoder_foresee),
 ];
 
 /// Values that no flags field takes.

@@ -1,5 +1,8 @@
 //! The decoder: its steps are the calls that they are composed of, drafts verified densely give the text of dense attention, and
-//! what was accepted is counted.
+//! what was accepted is counted. What the strategies promise is in decoder/strategies.rs.
+
+pub mod model;
+pub mod strategies;
 
 use crate::Case;
 use crate::support::*;
@@ -190,10 +193,22 @@ impl<'b> Engine<'b> {
     }
 }
 
-const POLICY: vwd_decoder_policy =
-    vwd_decoder_policy { method: VWD_SELECT_MINMAX, k: 4, init_blocks: 1, local_blocks: 1, dense_below: 0, window: 0 };
+const POLICY: vwd_decoder_policy = vwd_decoder_policy {
+    method: VWD_SELECT_MINMAX,
+    k: 4,
+    init_blocks: 1,
+    local_blocks: 1,
+    dense_below: 0,
+    window: 0,
+    strategy: VWD_STRATEGY_SERIAL,
+    predict: 0,
+    ratio: 0.0,
+    holt: vwd_holt { alpha: 0.0, beta: 0.0, gamma: 0.0 },
+    reserved: [0; 4],
+};
 
-/// Attention of a step by the calls themselves, with summaries that are built anew.
+/// Attention of a step by the calls themselves, with summaries that are built anew. Blocks are selected by `wanted`, and attended by `q`. `is_ahead`: blocks are
+/// selected from the tokens before the step, and the block of its token is added.
 struct Composed<'b> {
     out: Tensor<'b>,
     is_dense: Vec<bool>,
@@ -208,7 +223,8 @@ fn compose<'b>(
     modes: &[u32],
     counts: &[usize],
     tokens: &[usize],
-    q: &Tensor,
+    [wanted, q]: [&Tensor; 2],
+    is_ahead: bool,
     out_type: DType,
 ) -> Composed<'b> {
     let shape = &engine.shape;
@@ -235,9 +251,11 @@ fn compose<'b>(
     } else {
         (index.kind, index.key_max, index.key_min) = (VWD_INDEX_MINMAX, first.c(), second.c());
     }
+    let before =
+        ints(backend, &(0..batch).map(|i| (tokens[i] - counts[i] * is_ahead as usize) as i64).collect::<Vec<_>>());
     let update =
-        vwd_index_update_args { index: &index, k: engine.k.c(), page_table: table.c(), seq_lens: lens.c(), ..args() };
-    let cap = policy.k.max(policy.init_blocks + policy.local_blocks) as usize;
+        vwd_index_update_args { index: &index, k: engine.k.c(), page_table: table.c(), seq_lens: before.c(), ..args() };
+    let cap = policy.k.max(policy.init_blocks + policy.local_blocks) as usize + is_ahead as usize;
     let (ids, list_counts) = (rows(I32, &[batch, heads, cap]), rows(I32, &[batch, heads]));
     let list = vwd_block_list { ids: ids.c(), counts: list_counts.c(), slots: absent() };
     let select = vwd_select_blocks_args {
@@ -248,9 +266,9 @@ fn compose<'b>(
         local_blocks: policy.local_blocks,
         scale: 0.25,
         index: &index,
-        q: q.c(),
+        q: wanted.c(),
         q_lens: sparse_lens.c(),
-        seq_lens: lens.c(),
+        seq_lens: before.c(),
         selected: list,
         ..args()
     };
@@ -266,6 +284,19 @@ fn compose<'b>(
         let (session, stream) = (backend.session(), backend.stream());
         backend.finish(vwd_index_update(session, &update, stream));
         backend.finish(vwd_select_blocks(session, &select, stream));
+        if is_ahead {
+            let (mut all, mut numbers) = (ids.read_ints(), list_counts.read_ints());
+            for at in indices(&numbers.shape) {
+                let (at, block) = ([at[0], at[1]], (tokens[at[0]].max(1) - 1) / shape.block);
+                let n = numbers[at] as usize;
+                if n > 0 && all[[at[0], at[1], n - 1]] < block as i64 {
+                    all[[at[0], at[1], n]] = block as i64;
+                    numbers[at] += 1;
+                }
+            }
+            ids.refill_ints(&all);
+            list_counts.refill_ints(&numbers);
+        }
         backend.finish(vwd_attention(session, &sparse, stream));
         backend.finish(vwd_attention(session, &dense, stream));
     }
@@ -403,7 +434,7 @@ fn step(backend: &Backend, rng: &mut Rng, decoder: &Decoder, engine: &mut Engine
     decoder.attend(backend, &attend);
     assert_same("keys in their pages", &engine.k, &engine.keys);
     assert_same("values in their pages", &engine.v, &engine.values);
-    let composed = compose(backend, engine, policy, [&table, &lens], &modes, &counts, &tokens, &q, q_type);
+    let composed = compose(backend, engine, policy, [&table, &lens], &modes, &counts, &tokens, [&q, &q], false, q_type);
     let about = format!("modes {modes:?}, positions {counts:?} of {tokens:?}");
     assert_same(&about, &out, &composed.out.read_floats());
     check_dense_rows(engine, &table_values, policy, &modes, &composed.is_dense, &counts, &tokens, &queries, &out);
@@ -857,6 +888,23 @@ fn decoder_errors_name_the_argument(backend: &Backend) {
     create(
         vwd_decoder_options { policy_count: 1, policies: &vwd_decoder_policy { k: 0, ..POLICY }, ..good },
         &["options.policies[0].k", "0"],
+    );
+
+    let policy = |policy: vwd_decoder_policy, pieces: &[&str]| create(vwd_decoder_options { policy, ..good }, pieces);
+    let prr = vwd_decoder_policy { strategy: VWD_STRATEGY_PRR, ..POLICY };
+    policy(vwd_decoder_policy { strategy: 3, ..POLICY }, &["options.policy.strategy", "3", "VWD_STRATEGY_*"]);
+    policy(vwd_decoder_policy { predict: 2, ..prr }, &["options.policy.predict", "2", "VWD_PREDICT_*"]);
+    policy(vwd_decoder_policy { predict: 1, ..POLICY }, &["options.policy.predict", "1", "0 without VWD_STRATEGY_PRR"]);
+    policy(vwd_decoder_policy { ratio: 0.5, ..prr }, &["options.policy.ratio", "0.5", "from 1"]);
+    policy(vwd_decoder_policy { ratio: 2.0, ..POLICY }, &["options.policy.ratio", "2", "0 for SERIAL"]);
+    policy(vwd_decoder_policy { reserved: [0, 0, 7, 0], ..POLICY }, &["options.policy.reserved", "7", "zeros"]);
+    policy(vwd_decoder_policy { method: 0, k: 0, ..prr }, &["options.policy.strategy", "dense layer"]);
+    let holt = vwd_holt { alpha: 1.5, beta: 0.0, gamma: 0.0 };
+    policy(vwd_decoder_policy { holt, ..prr }, &["options.policy.holt.alpha", "1.5", "0 to 1"]);
+    policy(vwd_decoder_policy { holt, ..POLICY }, &["options.policy.holt", "1.5", "VWD_PREDICT_SCORES"]);
+    create(
+        vwd_decoder_options { page_size: 4, block_size: 4, policy: prr, ..good },
+        &["options.block_size", "4", "at least 8 for VWD_STRATEGY_PRR"],
     );
 
     let decoder = Decoder::create(backend, &good);

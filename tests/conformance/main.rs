@@ -73,6 +73,8 @@ const FAMILIES: &[Family] = &[
     Family { cases: forecast::CASES, on_cuda: true },
     Family { cases: contents::CASES, on_cuda: true },
     Family { cases: decoder::CASES, on_cuda: true },
+    Family { cases: decoder::strategies::CASES, on_cuda: true },
+    Family { cases: decoder::model::ON_THE_CPU, on_cuda: false },
     Family { cases: attention::ON_THE_CPU, on_cuda: false },
 ];
 

@@ -19,6 +19,7 @@ pub const CASES: &[Case] = cases![
     predictor_factors_of_zero_mean_the_previous_scores,
     predictor_refuses_a_list_with_slots,
     predictor_takes_long_rows_and_large_batches,
+    predictor_state_stays_with_its_sequence_while_rows_move,
 ];
 
 pub const CALIBRATION: &[Case] = cases![
@@ -143,6 +144,86 @@ impl<'b> Layer<'b> {
     fn blocks(&self, len: i64) -> usize {
         (len.max(0) as usize).div_ceil(self.block_size as usize).min(self.level.shape[2])
     }
+}
+
+/// Against a predictor whose rows do not move: row i of a step is sequence `numbers[i]`, and rows without one have forced blocks alone.
+fn predictor_state_stays_with_its_sequence_while_rows_move(backend: &Backend) {
+    const SEQUENCES: usize = 6;
+    rounds(10, |rng| {
+        // Short rows, and such as several CTAs take.
+        let blocks = rng.pick(&[10, 30, 9000]);
+        let (heads, holt, plain) = (rng.size(1..=2), rng.pick(&EXACT), Layout::default());
+        let [still, moving] = [0; 2].map(|_| Layer::new(backend, &[SEQUENCES, heads, blocks], [&plain; 2], holt));
+        for _ in 0..4 {
+            let lens: Vec<i64> = (0..SEQUENCES).map(|_| rng.int(1..=4 * blocks as i64)).collect();
+            let prediction =
+                Prediction { lens: lens.clone(), k: 5, init: 1, local: 1, ratio: 1.5, ..Prediction::default() };
+            let (expected, _) = still.predict(&prediction, 12);
+            let mut numbers: Vec<i64> = (-1..SEQUENCES as i64 + 1).collect();
+            rng.shuffle(&mut numbers);
+            numbers.truncate(rng.size(1..=numbers.len()));
+            let of = |number: i64| usize::try_from(number).ok().filter(|&n| n < SEQUENCES);
+            let rows = numbers.len();
+            let row_lens: Vec<i64> = numbers.iter().map(|&n| of(n).map_or(20, |n| lens[n])).collect();
+            let ints =
+                |values: &[i64]| Tensor::ints(backend, I32, &Array::new(&[values.len()], values.to_vec()), &plain);
+            let (len_tensor, sequences) = (ints(&row_lens), ints(&numbers));
+            let ids = Tensor::poisoned(backend, I32, &[rows, heads, 12], &plain);
+            let counts = Tensor::poisoned(backend, I32, &[rows, heads], &plain);
+            let predict = vwd_predictor_predict_args {
+                block_size: 4,
+                k: 5,
+                init_blocks: 1,
+                local_blocks: 1,
+                ratio: 1.5,
+                holt,
+                state: moving.state(),
+                seq_lens: len_tensor.c(),
+                predicted: vwd_block_list { ids: ids.c(), counts: counts.c(), slots: absent() },
+                sequences: sequences.c(),
+                ..args()
+            };
+            let scores = rng.whole(&[SEQUENCES, heads, blocks], 9);
+            let of_rows = Array::from_fn(&[rows, heads, blocks], |at| {
+                of(numbers[at[0]]).map_or(f64::NAN, |n| scores[[n, at[1], at[2]]])
+            });
+            let row_scores = Tensor::floats(backend, F32, &of_rows, &plain);
+            let update = vwd_predictor_update_args {
+                block_size: 4,
+                holt,
+                state: moving.state(),
+                seq_lens: len_tensor.c(),
+                scores: row_scores.c(),
+                sequences: sequences.c(),
+                ..args()
+            };
+            // SAFETY: the session and the tensors are alive.
+            unsafe {
+                backend.finish(vwd_predictor_predict(backend.session(), &predict, backend.stream()));
+                backend.finish(vwd_predictor_update(backend.session(), &update, backend.stream()));
+            }
+            let (ids, counts) = (ids.read_ints(), counts.read_ints());
+            for (i, &number) in numbers.iter().enumerate() {
+                for g in 0..heads {
+                    let found = &ids.row([i, g])[..counts[[i, g]] as usize];
+                    match of(number) {
+                        Some(n) => assert_eq!(found, expected[n * heads + g], "row {i} is sequence {n}"),
+                        None => assert_eq!(found, forced(row_lens[i], blocks), "row {i} is no sequence"),
+                    }
+                }
+            }
+            // Sequences without a row do not move on.
+            let seen: Vec<i64> =
+                (0..SEQUENCES).map(|n| if numbers.contains(&(n as i64)) { lens[n] } else { 0 }).collect();
+            still.update(&seen, &scores);
+        }
+    });
+}
+
+/// The first and the last block of so many tokens, of which a row has up to `most`.
+fn forced(tokens: i64, most: usize) -> Vec<i64> {
+    let last = (tokens as usize).div_ceil(4).min(most) as i64 - 1;
+    if last == 0 { vec![0] } else { vec![0, last] }
 }
 
 #[derive(Clone, Default)]

@@ -5,6 +5,8 @@ use crate::device::{DEVICE, Device, Function, KernelLaunch, Module, Node, Work, 
 use crate::memory::Fault;
 use crate::streams::Works;
 use cudarc::driver::sys::*;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -28,6 +30,40 @@ struct Capture {
     id: u64,
     graph: *mut Graph,
     before: Vec<CUgraphNode>,
+}
+
+/// An event, and where a capture was when it recorded it.
+#[derive(Default)]
+struct Event {
+    captured: Option<Capture>,
+}
+
+/// Streams of each capture under way, that which began it first. Addresses, of streams that the caller keeps.
+static CAPTURES: Mutex<BTreeMap<u64, Vec<usize>>> = Mutex::new(BTreeMap::new());
+
+impl Capture {
+    fn same(&self) -> Capture {
+        Capture { id: self.id, graph: self.graph, before: self.before.clone() }
+    }
+
+    /// The graph's nodes up to where the capture is, by their numbers.
+    unsafe fn passed(&self) -> BTreeSet<usize> {
+        // SAFETY: the graph lives as long as the capture.
+        let nodes = unsafe { &(*self.graph).nodes };
+        let number = |node: &CUgraphNode| nodes.iter().position(|one| handle(one) == *node);
+        let mut wanted: Vec<usize> = self.before.iter().filter_map(number).collect();
+        let mut passed = BTreeSet::new();
+        while let Some(node) = wanted.pop() {
+            if passed.insert(node) {
+                wanted.extend(&nodes[node].before);
+            }
+        }
+        passed
+    }
+}
+
+fn handle(node: &Node) -> CUgraphNode {
+    (&raw const *node).cast_mut().cast()
 }
 
 #[derive(Default)]
@@ -77,7 +113,6 @@ fn perform_and_wait(work: Work) -> R {
 unsafe fn add(graph: *mut Graph, work: Work, before: &[CUgraphNode]) -> CUgraphNode {
     // SAFETY: the caller's graph.
     let nodes = unsafe { &mut (*graph).nodes };
-    let handle = |node: &Node| (&raw const *node).cast_mut().cast();
     let places = before.iter().filter_map(|&one| nodes.iter().position(|node| handle(node) == one));
     let before = places.collect();
     nodes.push(Box::new(Node { work, before }));
@@ -297,7 +332,26 @@ driver! {
     fn cuStreamSynchronize(handle: CUstream) { synchronize(|works| works.host_waits(handle as usize)) }
     fn cuStreamQuery(handle: CUstream) { synchronize(|works| works.host_waits(handle as usize)) }
     fn cuStreamWaitEvent(handle: CUstream, event: CUevent, flags: c_uint) {
-        with(|device| device.works.waits(handle as usize, event as usize));
+        let captured = (*event.cast::<Event>()).captured.as_ref();
+        let own = stream(handle).map(|stream| &mut stream.capture);
+        match (captured, own) {
+            (None, None | Some(None)) => with(|device| device.works.waits(handle as usize, event as usize)),
+            (Some(event), Some(own)) => {
+                let mut captures = CAPTURES.lock();
+                let Some(streams) = captures.get_mut(&event.id) else { return R::CUDA_ERROR_CAPTURED_EVENT };
+                match own {
+                    // The stream joins the capture.
+                    None => {
+                        streams.push(handle as usize);
+                        *own = Some(event.same());
+                    }
+                    Some(own) if own.id == event.id => own.before.extend(&event.before),
+                    Some(_) => return R::CUDA_ERROR_STREAM_CAPTURE_MERGE,
+                }
+            }
+            (None, Some(Some(_))) => return R::CUDA_ERROR_STREAM_CAPTURE_ISOLATION,
+            (Some(_), None) => return R::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT,
+        }
         OK
     }
     fn cuStreamIsCapturing(handle: CUstream, found: *mut CUstreamCaptureStatus) {
@@ -309,17 +363,33 @@ driver! {
         match stream(handle) {
             Some(stream) if stream.capture.is_none() => {
                 let graph = Box::into_raw(Box::<Graph>::default());
-                stream.capture = Some(Capture { id: NEXT.fetch_add(1, Relaxed), graph, before: vec![] });
+                let id = NEXT.fetch_add(1, Relaxed);
+                CAPTURES.lock().insert(id, vec![handle as usize]);
+                stream.capture = Some(Capture { id, graph, before: vec![] });
                 OK
             }
             _ => R::CUDA_ERROR_INVALID_VALUE,
         }
     }
     fn cuStreamEndCapture(handle: CUstream, graph: *mut CUgraph) {
-        match stream(handle).and_then(|stream| stream.capture.take()) {
-            Some(capture) => *graph = capture.graph.cast(),
-            None => return R::CUDA_ERROR_INVALID_VALUE,
+        let Some(capture) = stream(handle).and_then(|stream| stream.capture.as_ref()).map(Capture::same) else {
+            return R::CUDA_ERROR_INVALID_VALUE;
+        };
+        let mut captures = CAPTURES.lock();
+        if captures.get(&capture.id).and_then(|streams| streams.first()) != Some(&(handle as usize)) {
+            return R::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
         }
+        // What other streams did has to come before what this one would do next.
+        let (passed, mut is_joined) = (capture.passed(), true);
+        for other in captures.remove(&capture.id).unwrap_or_default() {
+            let other = stream(other as CUstream).and_then(|stream| stream.capture.take());
+            is_joined &= other.is_none_or(|other| other.passed().is_subset(&passed));
+        }
+        if !is_joined {
+            *graph = std::ptr::null_mut();
+            return R::CUDA_ERROR_STREAM_CAPTURE_UNJOINED;
+        }
+        *graph = capture.graph.cast();
         OK
     }
     fn cuStreamGetCaptureInfo_v2(
@@ -394,15 +464,19 @@ driver! {
     }
 
     fn cuEventCreate(event: *mut CUevent, flags: c_uint) {
-        *event = Box::into_raw(Box::new(0u64)).cast();
+        *event = Box::into_raw(Box::<Event>::default()).cast();
         OK
     }
     fn cuEventDestroy_v2(event: CUevent) {
-        drop(Box::from_raw(event.cast::<u64>()));
+        drop(Box::from_raw(event.cast::<Event>()));
         OK
     }
     fn cuEventRecord(event: CUevent, on: CUstream) {
-        with(|device| device.works.records(event as usize, on as usize));
+        let captured = stream(on).and_then(|stream| stream.capture.as_ref()).map(Capture::same);
+        if captured.is_none() {
+            with(|device| device.works.records(event as usize, on as usize));
+        }
+        (*event.cast::<Event>()).captured = captured;
         OK
     }
     fn cuEventQuery(event: CUevent) { synchronize(|works| works.host_waits_for_event(event as usize)) }

@@ -169,6 +169,9 @@ pub fn predictor_predict(case: &mut Case) {
     let tokens = blocks.saturating_mul(size as i64);
     case.input(of!(args, Args, seq_lens), I32, &[batch], Content::Counts(tokens));
     case.maybe_input(of!(args, Args, budgets), I32, &[batch], Content::Counts(cap));
+    if batch > 0 {
+        case.maybe_input(of!(args, Args, sequences), I32, &[batch], Content::Indices(batch));
+    }
     list(case, of!(args, Args, predicted), Role::Out, &[batch, heads, cap], blocks);
     case.maybe_output(of!(args, Args, scores), F32, &[batch, heads, blocks]);
 }
@@ -183,6 +186,9 @@ pub fn predictor_update(case: &mut Case) {
     write_holt(case, &of!(args, Args, holt), &factors);
     let tokens = shape[2].saturating_mul(size as i64);
     case.input(of!(args, Args, seq_lens), I32, &shape[..1], Content::Counts(tokens));
+    if shape[0] > 0 {
+        case.maybe_input(of!(args, Args, sequences), I32, &shape[..1], Content::Distinct(shape[0]));
+    }
     case.input(of!(args, Args, scores), F32, &shape, Content::Floats);
 }
 

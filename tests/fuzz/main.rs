@@ -15,6 +15,7 @@ mod case;
 mod check;
 mod child;
 mod content;
+mod decoders;
 mod files;
 mod forecasts;
 mod memory;
@@ -68,6 +69,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("vwd_forecast_create", Target::Call(forecasts::create)),
     ("vwd_forecast_accumulate", Target::Call(forecasts::accumulate)),
     ("vwd_forecast_project", Target::Call(forecasts::project)),
+    ("vwd_decoder_foresee", Target::Call(decoders::foresee)),
     ("vwd_forecast_load", Target::Files),
 ];
 

@@ -10,6 +10,7 @@ mod support;
 mod attention;
 mod cache;
 mod calls;
+mod decoder;
 mod gather;
 mod graph;
 mod predict;
@@ -39,6 +40,7 @@ fn main() {
         select::CASES,
         cache::CASES,
         calls::CASES,
+        decoder::CASES,
         runtime::CASES,
     ];
     let trials = cases.concat().into_iter().map(|(name, case)| match &backend {

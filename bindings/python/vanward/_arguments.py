@@ -363,14 +363,22 @@ class Call:
     in a CUDA graph. `stream` replaces the stream that it was prepared for.
     """
 
-    __slots__ = ("_name", "_function", "_owner", "_reference", "_stream", "_keep", "args")
+    __slots__ = ("_name", "_function", "_owner", "_beside", "_reference", "_stream", "_keep", "args")
 
     def __init__(
-        self, owner: Any, struct: type[Structure], stream: int, inputs: dict[str, Any], outputs: dict[str, Any]
+        self,
+        owner: Any,
+        struct: type[Structure],
+        stream: int,
+        inputs: dict[str, Any],
+        outputs: dict[str, Any],
+        beside: tuple[Any, ...] = (),
     ):
+        """`beside` are further objects whose handles the call takes, or None."""
         self._name = name_of(struct)
         self._function = getattr(lib, f"vwd_{self._name}")
         self._owner = owner
+        self._beside = beside
         self._stream = whole(self._name, "stream", stream)
         self._keep: list[Any] = []
         self.args = arguments(struct, self._keep, inputs, outputs)
@@ -378,7 +386,8 @@ class Call:
 
     def __call__(self, stream: int | None = None) -> None:
         stream = self._stream if stream is None else stream
-        status = self._function(self._owner.handle, self._reference, stream)
+        beside = (other and other.handle for other in self._beside)
+        status = self._function(self._owner.handle, *beside, self._reference, stream)
         if status:
             check(status, self._name)
 

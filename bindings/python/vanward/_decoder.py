@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from . import _header
 from ._abi import lib
-from ._arguments import Array, Call, arguments, documented
-from ._enums import DecoderMode
+from ._arguments import Array, Call, Holt, Rope, arguments, documented
+from ._enums import DecoderMode, Predict, Strategy
 from ._errors import invoke
+from ._forecast import Forecast
 from ._kv_cache import _DTYPES
 from ._session import Session, at_once
 
@@ -25,6 +26,16 @@ class DecoderPolicy(NamedTuple):
     local_blocks: int = 0
     dense_below: int = 0
     window: int = 0
+    strategy: int | Strategy = 0
+    predict: int | Predict = 0
+    ratio: float = 0.0
+    holt: Holt | None = None
+
+    def _c(self) -> _header.vwd_decoder_policy:
+        policy = _header.vwd_decoder_policy(*self[:-1])
+        if self.holt is not None:
+            policy.holt = _header.vwd_holt(self.holt.alpha, self.holt.beta, self.holt.gamma)
+        return policy
 
 
 @documented
@@ -36,6 +47,9 @@ class DecoderInfo(NamedTuple):
     acceptance: Array
     drafted: Array
     accepted: Array
+    selected: Array
+    predicted: Array
+    missed: Array
 
 
 @documented
@@ -63,9 +77,9 @@ class Decoder:
         fields = dict(options, dtype_code=code, dtype_bits=bits)
         c = arguments(_header.vwd_decoder_options, self._keep, inputs=fields, outputs={})
         if policy is not None:
-            c.policy = _header.vwd_decoder_policy(*policy)
+            c.policy = policy._c()
         if policies:
-            array = (_header.vwd_decoder_policy * len(policies))(*(tuple(p) for p in policies))
+            array = (_header.vwd_decoder_policy * len(policies))(*(p._c() for p in policies))
             c.policies, c.policy_count = array, len(policies)
         handle = c_void_p()
         invoke("decoder_create", session.handle, byref(c), byref(handle))
@@ -90,6 +104,7 @@ class Decoder:
         q_lens: Array | None = None,
         begin: Array | None = None,
         modes: Array | None = None,
+        sequences: Array | None = None,
         mode: int | DecoderMode = 0,
         positions: int = 0,
         shortest: int = 0,
@@ -103,6 +118,7 @@ class Decoder:
             q_lens=q_lens,
             begin=begin,
             modes=modes,
+            sequences=sequences,
             mode=int(mode),
             positions=positions,
             shortest=shortest,
@@ -110,6 +126,22 @@ class Decoder:
         step = arguments(_header.vwd_decoder_step, keep, inputs=inputs, outputs={})
         invoke("decoder_begin", self.handle, byref(step), stream)
         self._step = keep
+
+    def prepare_foresee(
+        self,
+        *,
+        layer: int,
+        forecast: Forecast | None = None,
+        map: int = 0,
+        rope: Rope | None = None,
+        x: Array | None = None,
+        previous: Array | None = None,
+        q: Array | None = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_decoder_foresee: selects for a layer of the step before its queries are there."""
+        inputs = dict(layer=layer, map=map, rope=rope, x=x, previous=previous, q=q)
+        return Call(self, _header.vwd_decoder_foresee_args, stream, inputs=inputs, outputs={}, beside=(forecast,))
 
     def prepare_attend(
         self,
@@ -157,6 +189,7 @@ class Decoder:
         inputs = dict(sequences=sequences)
         return Call(self, _header.vwd_decoder_reset_args, stream, inputs=inputs, outputs={})
 
+    foresee = at_once(prepare_foresee)
     attend = at_once(prepare_attend)
     accept = at_once(prepare_accept)
     reset = at_once(prepare_reset)

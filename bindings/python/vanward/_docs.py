@@ -696,8 +696,8 @@ Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
     "vwd_predictor_state": """Smoothed scores of one layer, in the caller's memory. `vwd_predictor_reset` fills a sequence's rows before its first step.
 The struct is final: it does not grow.
 
-level  [B, Hk, max_blocks]  float32. L; not finite until the block has had a finite score.
-trend  [B, Hk, max_blocks]  float32. T.
+level  [N, Hk, max_blocks]  float32, of N sequences. L; not finite until the block has had a finite score.
+trend  [N, Hk, max_blocks]  float32. T.
 """,
     "vwd_holt": """Smoothing factors. {1, 0, 0} predicts the previous step's scores again; {0, 0, 0} means {1, 0, 0}. The struct is final:
 it does not grow.
@@ -730,11 +730,14 @@ k                                    Budget of the selection that is predicted. 
                                      blocks. Neither ⌈ratio·k⌉ nor init_blocks + local_blocks exceeds predicted's cap.
 ratio                                r ≥ 1; 0 means 1. ⌈r·k⌉ forgives the float's rounding (one part in a million).
 holt                                 Smoothing factors, of which gamma is read.
-state                                Level and trend, input.
+state                                Level and trend of N sequences, input.
 seq_lens    [B]                      int32: lengths at the coming step; n_i = ⌈len/S⌉ is clamped to max_blocks.
 budgets     [B]                      int32, optional: k of each sequence; ⌈r·k⌉ is clamped to 0 … cap.
 predicted   [B, Hk, cap]             Out, ascending; without slots.
 scores      [B, Hk, max_blocks]      float32, out, optional: ŝ of blocks below n_i.
+sequences   [B]                      int32, optional (absent: row i is sequence i, and B is N): the sequence of the state
+                                     that each row is. Of one with another number forced blocks alone are
+                                     predicted.
 
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 once its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are
@@ -749,9 +752,11 @@ L' = s, T' = 0.
 
 block_size                       S.
 holt                             Smoothing factors, of which alpha and beta are read.
-state                            Level and trend, in and out.
+state                            Level and trend of N sequences, in and out.
 seq_lens  [B]                    int32: lengths at this step; blocks at or past ⌈len/S⌉ do not change.
 scores    [B, Hk, max_blocks]    float32, as `vwd_select_blocks` wrote them.
+sequences [B]                    int32, optional (absent: row i is sequence i, and B is N): the sequence of the state that
+                                 each row is, distinct. A row with another number changes nothing.
 
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -875,7 +880,8 @@ borrowed until the stream passes this point; inputs are not written.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
 UNSUPPORTED, DRIVER, INTERNAL.
 """,
-    "vwd_decoder_policy": """How a layer's sparse rows attend. The struct is final: it does not grow.
+    "vwd_decoder_policy": """How a layer's sparse rows attend. The struct keeps its size: what is added takes the place of `reserved`, and zero means what
+was before.
 """,
     "vwd_decoder_options": """Options of `vwd_decoder_create`. A size without a default must be at least 1.
 """,
@@ -886,8 +892,14 @@ draft_lens  [max_sequences]  int32. The number of tokens that is recommended to 
 acceptance  [max_sequences]  float32. The estimated probability that a drafted token is accepted.
 drafted     [max_sequences]  int32. Tokens drafted and verified since the sequence was reset.
 accepted    [max_sequences]  int32. Tokens of these that were accepted.
+selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
+predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list.
+missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted.
+Rows that were not sparse have 0.
 """,
     "vwd_decoder_step": """A step of `vwd_decoder_begin`; see there.
+""",
+    "vwd_decoder_foresee_args": """Arguments of `vwd_decoder_foresee`; see there.
 """,
     "vwd_decoder_attend_args": """Arguments of `vwd_decoder_attend`; see there.
 """,
@@ -915,7 +927,7 @@ Thread-safe. Errors: INVALID_ARGUMENT.
 
 A row takes part with the last q_lens[i] of its seq_lens[i] tokens. A sparse row becomes dense in a layer if it has fewer
 tokens than the layer's dense_below, or no more blocks than the layer's lists have room for by k or by forced blocks: then its
-result is that of dense attention bit for bit. All of this is decided on the device, so that a captured step serves growing
+result is that of dense attention bit for bit. The lists of a layer whose strategy is FORESEEN are the foreseen ones. All of this is decided on the device, so that a captured step serves growing
 contexts and changing modes.
 
 step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
@@ -930,20 +942,55 @@ step->begin       [B]             int32, optional: the first token that is new t
                                   wrote itself, such as a prompt's or those of pages that were copied or swapped in. The
                                   decoder's own new tokens are always summarised, together with the earlier ones of their page.
 step->modes       [B]             int32, optional: VWD_DECODER_* of each row; any other value skips the row.
+step->sequences   [B]             int32, optional (absent: row i is sequence i): the sequence of each row, distinct. It is read where
+                                  scores are remembered, VWD_PREDICT_SCORES. Rows with a number outside 0 … max_sequences−1 have
+                                  no past. A sequence that takes another's number is announced by `vwd_decoder_reset`; without
+                                  that more is predicted wrong, and repaired.
 
-The tensors are read by this call and by those of `vwd_decoder_attend` until the next step: they must stay valid, and their
+The tensors are read by this call and by those of `vwd_decoder_foresee` and `vwd_decoder_attend` until the next step: they must stay valid, and their
 contents unchanged, until the stream has passed these.
 
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
-captured, together with the step's `vwd_decoder_attend`. Calls on one decoder are ordered by the caller, by one stream or by
+captured, together with the step's `vwd_decoder_foresee` and `vwd_decoder_attend`. Calls on one decoder are ordered by the caller, by one stream or by
 events.
 Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+""",
+    "vwd_decoder_foresee": """Selects for a layer of the step before its queries are there, such as the next layer where a layer begins.
+
+The list has the best ⌈ratio·k⌉ blocks of the tokens before the step by the layer's own summaries, forced ones included, and always
+the block of the step's own token; where that block is new the list is one longer. It is made of predicted queries: of a forecast from the residual stream, rotated to the position of each
+row's token, or those that the caller gives. Of rows that have tokens new to the summaries (step->begin) nothing is foreseen; they
+are SERIAL in the step, at the price of launches that a step without begin saves.
+
+The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee, in a DENSE step and in one of several
+positions: an engine may call it for every layer.
+
+forecast                             Optional. Kept by the caller until the stream has passed, and as long as graphs that hold the
+                                     call.
+layer                          The layer that is foreseen. `vwd_decoder_attend` for it comes later in the step.
+map                            The map of the forecast: l−1 to foresee layer l where each map forecasts the next layer.
+rope                           The layer's rotary embedding, or NULL; as in `vwd_forecast_project`. With a forecast only.
+x         [B, input_dim]       The residual stream that the map reads, float32, float16 or bfloat16. With a forecast only.
+previous  [B, heads, D]        With a forecast that has memory: the layer's pre-RoPE queries at the token before.
+q         [B, heads, D]        Without a forecast: predicted queries after the rotary embedding, float32, float16 or bfloat16.
+
+Heads are the Hq query heads of the layer, or Hk: one vector for each KV head (SparDA: Fu et al. 2026).
+
+What the caller's tensors hold is read before the stream passes the call; the selection then runs on a stream of the decoder's own,
+for which `vwd_decoder_attend` of the layer waits. In a capture both calls belong to the same one: a capture that ends between them is
+refused by the driver as not joined. A layer that was foreseen in another capture, or outside, counts as not foreseen.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once its
+scratch is there; may be captured. Scratch of the projection is that of `vwd_forecast_project`; `vwd_decoder_attend_scratch` makes
+room for the selection. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point.
+Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch), UNSUPPORTED,
+DRIVER, INTERNAL.
 """,
     "vwd_decoder_attend": """Attends in one layer of the step: writes the new keys and values to their pages, summarises the blocks that they touch, selects
 blocks for sparse rows, and computes the attention of every row.
 
 The result of a row is that of `vwd_attention` over all its tokens, if it is dense; otherwise over the blocks that
-`vwd_select_blocks` selects by the layer's policy, one list for all positions of the row. Positions at or past q_lens and rows
+`vwd_select_blocks` selects by the layer's policy, one list for all positions of the row, or over those that were foreseen. Positions at or past q_lens and rows
 that are skipped get out 0.
 
 layer                             0 … layers−1, each once in a step.
@@ -970,7 +1017,8 @@ this point.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch), UNSUPPORTED,
 DRIVER, INTERNAL.
 """,
-    "vwd_decoder_attend_scratch": """Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session.
+    "vwd_decoder_attend_scratch": """Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session. Makes
+the arenas of the decoder's own streams as large as the layer's strategy needs; waits for them where they have to grow.
 
 Call it after `vwd_decoder_begin`, for `vwd_session_reserve`, before a graph is captured. The number follows from shapes,
 strides, dtypes and scalars, never from the contents of tensors. The arguments are checked as in the call.
@@ -995,7 +1043,7 @@ captured. Calls on one decoder are ordered by the caller. Tensors are borrowed u
 not written.
 Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
 """,
-    "vwd_decoder_reset": """Forgets what is known of the drafts of some sequences, for numbers that new sequences get.
+    "vwd_decoder_reset": """Forgets what is known of the drafts and scores of some sequences, for numbers that new sequences get.
 
 sequences  [n]  int32, optional (absent: all). Numbers outside 0 … max_sequences−1 are skipped.
 

@@ -51,6 +51,17 @@ class DecoderMode(enum.IntEnum):
     DENSE = c.VWD_DECODER_DENSE
 
 
+class Strategy(enum.IntEnum):
+    SERIAL = c.VWD_STRATEGY_SERIAL
+    PRR = c.VWD_STRATEGY_PRR
+    FORESEEN = c.VWD_STRATEGY_FORESEEN
+
+
+class Predict(enum.IntEnum):
+    SCORES = c.VWD_PREDICT_SCORES
+    FORESEEN = c.VWD_PREDICT_FORESEEN
+
+
 class IndexKind(enum.IntEnum):
     MINMAX = c.VWD_INDEX_MINMAX
     MEAN = c.VWD_INDEX_MEAN

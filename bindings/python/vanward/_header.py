@@ -64,6 +64,11 @@ VWD_ROPE_INTERLEAVED = 1
 VWD_DECODER_SKIP = 0
 VWD_DECODER_SPARSE = 1
 VWD_DECODER_DENSE = 2
+VWD_STRATEGY_SERIAL = 0
+VWD_STRATEGY_PRR = 1
+VWD_STRATEGY_FORESEEN = 2
+VWD_PREDICT_SCORES = 0
+VWD_PREDICT_FORESEEN = 1
 
 
 class vwd_tensor(Structure):
@@ -515,6 +520,7 @@ class vwd_predictor_predict_args(Structure):
         ("budgets", vwd_tensor),
         ("predicted", vwd_block_list),
         ("scores", vwd_tensor),
+        ("sequences", vwd_tensor),
     ]
 
 
@@ -527,6 +533,7 @@ class vwd_predictor_update_args(Structure):
         ("state", vwd_predictor_state),
         ("seq_lens", vwd_tensor),
         ("scores", vwd_tensor),
+        ("sequences", vwd_tensor),
     ]
 
 
@@ -617,6 +624,11 @@ class vwd_decoder_policy(Structure):
         ("local_blocks", c_uint32),
         ("dense_below", c_uint32),
         ("window", c_uint32),
+        ("strategy", c_uint32),
+        ("predict", c_uint32),
+        ("ratio", c_float),
+        ("holt", vwd_holt),
+        ("reserved", c_uint32 * 4),
     ]
 
 
@@ -641,6 +653,7 @@ class vwd_decoder_options(Structure):
         ("soft_cap", c_float),
         ("max_draft", c_uint32),
         ("draft_cost", c_float),
+        ("max_tokens", c_uint32),
         ("policy", vwd_decoder_policy),
         ("policy_count", c_uint32),
         ("policies", POINTER(vwd_decoder_policy)),
@@ -658,6 +671,9 @@ class vwd_decoder_details(Structure):
         ("acceptance", vwd_tensor),
         ("drafted", vwd_tensor),
         ("accepted", vwd_tensor),
+        ("selected", vwd_tensor),
+        ("predicted", vwd_tensor),
+        ("missed", vwd_tensor),
     ]
 
 
@@ -673,6 +689,20 @@ class vwd_decoder_step(Structure):
         ("q_lens", vwd_tensor),
         ("begin", vwd_tensor),
         ("modes", vwd_tensor),
+        ("sequences", vwd_tensor),
+    ]
+
+
+class vwd_decoder_foresee_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("layer", c_uint32),
+        ("map", c_uint32),
+        ("rope", POINTER(vwd_rope)),
+        ("x", vwd_tensor),
+        ("previous", vwd_tensor),
+        ("q", vwd_tensor),
     ]
 
 
@@ -774,6 +804,7 @@ PROTOTYPES = {
     "vwd_decoder_release": (None, [c_void_p]),
     "vwd_decoder_info": (c_int32, [c_void_p, c_void_p]),
     "vwd_decoder_begin": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_decoder_foresee": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_attend": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_attend_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_accept": (c_int32, [c_void_p, c_void_p, c_void_p]),

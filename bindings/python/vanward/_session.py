@@ -557,6 +557,7 @@ class Session:
         holt: Holt | None = None,
         budgets: Array | None = None,
         scores: Array | None = None,
+        sequences: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_predictor_predict: predicts which blocks the coming selection will choose."""
@@ -574,6 +575,7 @@ class Session:
                 state=state,
                 seq_lens=seq_lens,
                 budgets=budgets,
+                sequences=sequences,
             ),
             outputs=dict(predicted=predicted, scores=scores),
         )
@@ -586,6 +588,7 @@ class Session:
         seq_lens: Array,
         scores: Array,
         holt: Holt | None = None,
+        sequences: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_predictor_update: folds the true scores of a step into the state."""
@@ -593,7 +596,7 @@ class Session:
             self,
             _header.vwd_predictor_update_args,
             stream,
-            inputs=dict(block_size=block_size, holt=holt, seq_lens=seq_lens, scores=scores),
+            inputs=dict(block_size=block_size, holt=holt, seq_lens=seq_lens, scores=scores, sequences=sequences),
             outputs=dict(state=state),
         )
 

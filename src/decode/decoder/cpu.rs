@@ -1,6 +1,7 @@
 //! The decoder's own work on the CPU.
 
-use super::rows::{Append, Distribute, Drafts, KEPT, Modes, Observe, Take, acceptance, steps};
+use super::memory::Kind;
+use super::rows::{Append, Complete, Distribute, Drafts, KEPT, Modes, Observe, Take, acceptance, steps};
 use crate::abi::{VWD_DECODER_DENSE, VWD_DECODER_SPARSE};
 use crate::core::tensor::Tensor;
 use crate::runtime::cpu::Cpu;
@@ -30,13 +31,20 @@ pub fn distribute(_: &Cpu, r: &Distribute) {
             let begin = r.begin.as_ref().map_or(first, |begin| entry(begin, i).clamp(0, first));
             *r.rows.add(i) = count;
             *r.from.add(i) = if is_taken { begin - begin % r.page_size as i32 } else { tokens };
+            if !r.places.is_null() {
+                *r.places.add(i) = first;
+            }
             for class in 0..r.classes {
                 let threshold = *r.thresholds.add(class);
                 let is_short = tokens <= threshold && r.shortest as i64 <= threshold as i64;
                 let is_dense = mode == VWD_DECODER_DENSE as i32 || is_short;
-                let lens = r.lens.add(class * 2 * r.max_rows + i);
-                *lens = if is_dense { 0 } else { count };
-                *lens.add(r.max_rows) = if is_dense { count } else { 0 };
+                let sparse = if is_dense { 0 } else { count };
+                let set = |kind, n: i32| *r.lens.add(r.place(class, kind, i)) = n;
+                set(Kind::Sparse, sparse);
+                set(Kind::Dense, count - sparse);
+                set(Kind::Known, if begin < first { 0 } else { sparse });
+                set(Kind::New, if begin < first { sparse } else { 0 });
+                set(Kind::Tokens, if sparse > 0 { tokens } else { 0 });
             }
         }
     }
@@ -113,6 +121,20 @@ pub fn take(cpu: &Cpu, r: &Take) {
             }
         }
     });
+}
+
+pub fn complete(r: &Complete) {
+    for list in 0..r.batch * r.heads {
+        // SAFETY: the decoder's memory has all lists, each with room for one block more than a selection.
+        unsafe {
+            let (i, ids, count) = (list / r.heads, r.ids.add(list * r.capacity), r.counts.add(list));
+            let (block, n) = (*r.places.add(i) / r.block_size as i32, *count as usize);
+            if *r.lens.add(i) > 0 && n < r.capacity && (n == 0 || *ids.add(n - 1) < block) {
+                *ids.add(n) = block;
+                *count += 1;
+            }
+        }
+    }
 }
 
 impl Drafts {

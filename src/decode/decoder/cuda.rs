@@ -1,6 +1,6 @@
 //! Launch of the kernels of kernels/decoder/decoder.cu.
 
-use super::rows::{Append, Distribute, Modes, Observe, Take, steps};
+use super::rows::{Append, Complete, Distribute, Modes, Observe, Take, steps};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::runtime::cuda::layout::{kernel_constants, kernel_struct};
@@ -12,6 +12,7 @@ pub struct Kernels {
     distribute: Kernel,
     append: Kernel,
     take: Kernel,
+    complete: Kernel,
     observe: Kernel,
 }
 
@@ -24,6 +25,7 @@ impl cuda::Kernels for Kernels {
             distribute: kernel("decoder_distribute")?,
             append: kernel("decoder_append")?,
             take: kernel("decoder_take")?,
+            complete: kernel("decoder_complete")?,
             observe: kernel("decoder_observe")?,
         })
     }
@@ -54,6 +56,7 @@ kernel_struct! {
         lens: *mut i32,
         rows: *mut i32,
         from: *mut i32,
+        places: *mut i32,
         mode: i32,
         positions: i32,
         page_size: i32,
@@ -103,6 +106,20 @@ kernel_struct! {
         batch: u32,
         positions: u32,
         heads: u32,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors CompleteParams of kernels/decoder/params.cuh.
+    struct CompleteParams {
+        lens: *const i32,
+        places: *const i32,
+        ids: *mut i32,
+        counts: *mut i32,
+        lists: u32,
+        heads: u32,
+        capacity: u32,
+        block_size: u32,
     }
 }
 
@@ -182,6 +199,7 @@ pub fn distribute(enqueue: &Enqueue, r: &Distribute) -> Result<()> {
         lens: r.lens,
         rows: r.rows,
         from: r.from,
+        places: r.places,
         mode,
         positions: r.positions as i32,
         page_size: saturated(r.page_size).min(i32::MAX as u32) as i32,
@@ -240,6 +258,26 @@ pub fn take(enqueue: &Enqueue, r: &Take) -> Result<()> {
     unsafe { launch(enqueue, &kernels.take, by_warp(enqueue, warps), &params) }
 }
 
+pub fn complete(enqueue: &Enqueue, r: &Complete) -> Result<()> {
+    let lists = r.batch * r.heads;
+    if lists == 0 {
+        return Ok(());
+    }
+    let params = CompleteParams {
+        lens: r.lens,
+        places: r.places,
+        ids: r.ids,
+        counts: r.counts,
+        lists: lists as u32,
+        heads: r.heads as u32,
+        capacity: r.capacity as u32,
+        block_size: saturated(r.block_size),
+    };
+    let kernels: &Kernels = enqueue.kernels();
+    // SAFETY: as in `distribute`.
+    unsafe { launch(enqueue, &kernels.complete, by_thread(enqueue, lists), &params) }
+}
+
 pub fn observe(enqueue: &Enqueue, r: &Observe) -> Result<()> {
     if r.rows == 0 {
         return Ok(());
@@ -280,6 +318,7 @@ mod tests {
             CopiedParams::layout("Copied"),
             AppendParams::layout("AppendParams"),
             TakeParams::layout("TakeParams"),
+            CompleteParams::layout("CompleteParams"),
             ObserveParams::layout("ObserveParams"),
         ];
         layout::check("decoder", file!(), &structs);

@@ -1,6 +1,6 @@
 //! The memory of a decoder: one allocation where its session computes, and what lies where in it.
 
-use super::options::{Method, Options};
+use super::options::{Method, Options, Strategy};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::ops::index::GROUP;
@@ -16,17 +16,29 @@ pub struct Plan {
     pub thresholds: Vec<i32>,
     pub class_of: Vec<usize>,
     pub thresholds_at: usize,
-    /// [classes, 2, max_rows] int32: the positions of each row that attend a selection, and all tokens.
+    /// [classes, Kind::COUNT, max_rows] int32; see `Kind`.
     pub lens: usize,
     /// [max_rows] int32: the positions of each row that takes part in the step.
     pub rows: usize,
     /// [max_rows] int32: the first token whose block is summarised anew.
     pub from: usize,
-    /// [max_rows, Hk, cap] and [max_rows, Hk] int32.
+    /// [max_rows, Hk, cap] int32: the selected lists of the layer at work.
     pub ids: usize,
+    /// [layers, max_rows, Hk] int32 each: the counts of selected and of predicted lists, and of missed blocks.
     pub counts: usize,
-    /// [max_rows, max_positions, Hq, Dv] of up to 4 bytes: the output of dense rows, where others are sparse.
-    pub dense: usize,
+    pub predicted_counts: usize,
+    pub missed: usize,
+    /// [max_rows, Hk, cap] int32 of each layer whose strategy makes lists ahead.
+    pub predicted: Vec<usize>,
+    /// [max_rows] int32: the position of each row's token, and [max_rows, Hq, D]: foreseen queries.
+    pub places: usize,
+    pub queries: usize,
+    /// [max_rows, Hq, cap, Dv] and twice [max_rows, Hq, cap] float32: partials of the predicted list of the layer at work.
+    pub partials: [usize; 3],
+    /// [max_rows, Hk, max_blocks] float32: the scores of the layer at work.
+    pub scores: usize,
+    /// [max_sequences, Hk, max_blocks] float32, level and trend of each layer whose scores are remembered.
+    pub holt: Vec<[usize; 2]>,
     /// [max_sequences]: the decaying numbers of accepted tokens and of trials, float32 both, then the details of
     /// `vwd_decoder_info`.
     pub hits: usize,
@@ -38,6 +50,25 @@ pub struct Plan {
     /// The two tensors of each layer's summaries.
     pub summaries: Vec<[usize; 2]>,
     pub bytes: usize,
+}
+
+/// What `lens` has of each row, for each class of layers. A row that does not take part has 0.
+#[derive(Clone, Copy)]
+pub enum Kind {
+    /// Positions that attend a selection.
+    Sparse,
+    /// Positions that attend all tokens.
+    Dense,
+    /// Sparse positions of rows whose earlier tokens are all summarised.
+    Known,
+    /// Sparse positions of the other rows: what is foreseen of them would be of summaries that are not there yet.
+    New,
+    /// Tokens, if the row is sparse.
+    Tokens,
+}
+
+impl Kind {
+    pub const COUNT: usize = 5;
 }
 
 /// The dtype of MINMAX's summaries.
@@ -70,16 +101,27 @@ impl Plan {
             begin
         };
         const WORD: usize = 4;
-        let Options { max_rows, max_positions, max_sequences, query_heads, kv_heads, dims, pages, .. } = *options;
-        let sequences = [max_sequences, WORD];
+        let Options { max_rows, max_sequences, query_heads, kv_heads, dims, pages, max_blocks, .. } = *options;
+        let (sequences, layers) = ([max_sequences, WORD], options.layers.len());
+        let some = |uses: fn(Strategy) -> bool| options.layers.iter().any(|policy| uses(policy.strategy)) as usize;
+        let [foresees, repairs, remembers] =
+            [some(Strategy::foresees), some(Strategy::repairs), some(Strategy::remembers)];
+        let partials = repairs * options.predicted_capacity();
         let mut plan = Plan {
             thresholds_at: take(&[thresholds.len(), WORD]),
-            lens: take(&[thresholds.len(), 2, max_rows, WORD]),
+            lens: take(&[thresholds.len(), Kind::COUNT, max_rows, WORD]),
             rows: take(&[max_rows, WORD]),
             from: take(&[max_rows, WORD]),
             ids: take(&[max_rows, kv_heads, options.capacity(), WORD]),
-            counts: take(&[max_rows, kv_heads, WORD]),
-            dense: take(&[max_rows, max_positions, query_heads, dims[1], WORD]),
+            counts: take(&[layers, max_rows, kv_heads, WORD]),
+            predicted_counts: take(&[layers, max_rows, kv_heads, WORD]),
+            missed: take(&[layers, max_rows, kv_heads, WORD]),
+            predicted: Vec::new(),
+            places: take(&[foresees, max_rows, WORD]),
+            queries: take(&[foresees, max_rows, query_heads, dims[0], WORD]),
+            partials: [dims[1], 1, 1].map(|channels| take(&[max_rows, query_heads, partials, channels, WORD])),
+            scores: take(&[remembers, max_rows, kv_heads, max_blocks, WORD]),
+            holt: Vec::new(),
             hits: take(&sequences),
             trials: take(&sequences),
             acceptance: take(&sequences),
@@ -92,6 +134,10 @@ impl Plan {
             class_of,
         };
         for policy in &options.layers {
+            let capacity = if policy.strategy == Strategy::Serial { 0 } else { policy.predicted_capacity() };
+            plan.predicted.push(take(&[max_rows, kv_heads, capacity, WORD]));
+            let remembered = policy.strategy.remembers() as usize;
+            plan.holt.push([0; 2].map(|_| take(&[remembered, max_sequences, kv_heads, max_blocks, WORD])));
             let rows = summary_rows(options, policy.method);
             let per_page = options.blocks_per_page();
             plan.summaries
@@ -137,6 +183,22 @@ impl Memory {
         }
         memory.write(plan.thresholds_at, &plan.thresholds)?;
         Ok(memory)
+    }
+
+    /// Sets bytes where the plan has room for them; nothing else uses the memory meanwhile.
+    pub fn fill(&self, offset: usize, byte: u8, bytes: usize) -> Result<()> {
+        assert!(offset + bytes <= self.bytes, "bytes inside the plan");
+        match self.session.cuda() {
+            None => {
+                // SAFETY: inside the memory, which nothing else uses.
+                unsafe { self.at::<u8>(offset).write_bytes(byte, bytes) };
+                Ok(())
+            }
+            // SAFETY: as above.
+            Some(cuda) => {
+                cuda.with_copy_stream(|stream| unsafe { stream.fill(self.at::<u8>(offset) as u64, byte, bytes) })
+            }
+        }
     }
 
     /// Writes values where the plan has room for them; nothing else uses the memory meanwhile.

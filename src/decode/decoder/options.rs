@@ -1,10 +1,14 @@
 //! The options of a decoder.
 
-use crate::abi::{VWD_SELECT_AXIS, VWD_SELECT_MINMAX, vwd_decoder_options, vwd_decoder_policy, vwd_tensor};
+use crate::abi::{
+    VWD_PREDICT_FORESEEN, VWD_PREDICT_SCORES, VWD_SELECT_AXIS, VWD_SELECT_MINMAX, VWD_STRATEGY_FORESEEN,
+    VWD_STRATEGY_PRR, VWD_STRATEGY_SERIAL, vwd_decoder_options, vwd_decoder_policy, vwd_holt, vwd_tensor,
+};
 use crate::core::allocate::collected;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::Checks;
+use crate::core::tensor::{Checks, Device};
+use crate::decode::predictor::{Ratio, check_holt};
 use crate::ops::views::scale_or_default;
 use crate::runtime::require_no_flags;
 
@@ -18,6 +22,59 @@ pub struct Policy {
     pub window: u32,
     /// Rows of up to so many tokens are dense.
     pub threshold: i32,
+    pub strategy: Strategy,
+    /// Budget of a predicted list, its forced blocks included; 0 where the strategy has none.
+    pub predicted: u32,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub enum Strategy {
+    Serial,
+    /// PRR, whose predictions come from the scores of past steps.
+    PrrByScores {
+        alpha: f32,
+        beta: f32,
+        gamma: f32,
+    },
+    /// PRR, whose predictions are foreseen.
+    PrrForeseen,
+    Foreseen,
+}
+
+impl Strategy {
+    /// Whether `vwd_decoder_foresee` makes lists for it.
+    pub fn foresees(self) -> bool {
+        matches!(self, Strategy::PrrForeseen | Strategy::Foreseen)
+    }
+
+    pub fn repairs(self) -> bool {
+        matches!(self, Strategy::PrrForeseen | Strategy::PrrByScores { .. })
+    }
+
+    pub fn remembers(self) -> bool {
+        matches!(self, Strategy::PrrByScores { .. })
+    }
+}
+
+impl Policy {
+    /// Last blocks that a list made ahead always has: the last one among them, whatever the policy says.
+    pub fn local_ahead(&self) -> u32 {
+        self.local.max(1)
+    }
+
+    /// The most blocks that a selected list has, and one made ahead.
+    pub fn selected_capacity(&self) -> usize {
+        self.k.max(self.init.saturating_add(self.local)) as usize
+    }
+
+    pub fn predicted_blocks(&self) -> usize {
+        self.predicted.max(self.init.saturating_add(self.local_ahead())) as usize
+    }
+
+    /// The capacity of a list made ahead. What is foreseen gets the block of the step's own token in addition, where that is new.
+    pub fn predicted_capacity(&self) -> usize {
+        self.predicted_blocks() + self.strategy.foresees() as usize
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -44,6 +101,8 @@ pub struct Options {
     pub soft_cap: f32,
     pub max_draft: usize,
     pub draft_cost: f32,
+    /// Blocks of a sequence of which scores are remembered.
+    pub max_blocks: usize,
     /// Weights and centre of AXIS, [layers, Hk, D] or absent.
     pub learned: [vwd_tensor; 2],
 }
@@ -100,6 +159,20 @@ impl Options {
         // SAFETY: the caller vouches for the array.
         let layers = unsafe { policies(c)? };
         let dtype = dtype(c)?;
+        let on_cuda = checks.device != Device::Cpu;
+        if layers.iter().any(|policy| policy.strategy.repairs()) {
+            if c.block_size < 8 {
+                return Err(Error::argument("options.block_size", c.block_size, "at least 8 for VWD_STRATEGY_PRR"));
+            }
+            if on_cuda && c.value_dim > 256 {
+                let expected = "at most 256 for VWD_STRATEGY_PRR on CUDA";
+                return Err(Error::argument("options.value_dim", c.value_dim, expected));
+            }
+        }
+        let tokens = match c.max_tokens {
+            0 => c.page_size as usize * c.pages as usize,
+            tokens => tokens as usize,
+        };
         let options = Options {
             layers,
             max_rows: c.max_rows as usize,
@@ -116,6 +189,7 @@ impl Options {
             soft_cap: c.soft_cap,
             max_draft: if c.max_draft == 0 { max_positions - 1 } else { c.max_draft } as usize,
             draft_cost: if c.draft_cost == 0.0 { 0.5 } else { c.draft_cost },
+            max_blocks: tokens.div_ceil(c.block_size as usize),
             learned: [c.axis_weights, c.axis_centre],
         };
         options.check_sizes()?;
@@ -137,14 +211,30 @@ impl Options {
         small("options.max_positions", &[self.max_rows, self.max_positions, self.query_heads])?;
         small("options.max_rows", &[self.max_rows, self.layers.len()])?;
         small("options.policy.k", &[self.max_rows, self.kv_heads, self.capacity()])?;
+        small("options.policy.ratio", &[self.max_rows, self.kv_heads, self.predicted_capacity()])?;
         small("options.max_sequences", &[self.max_sequences])?;
+        if self.layers.iter().any(|policy| policy.strategy.remembers()) {
+            small("options.max_tokens", &[self.max_rows, self.kv_heads, self.max_blocks])?;
+            small("options.max_tokens", &[self.max_sequences, self.kv_heads, self.max_blocks])?;
+        }
         small("options.pages", &[self.pages])
     }
 
     /// The capacity of the lists.
     pub fn capacity(&self) -> usize {
-        let capacity = |policy: &Policy| policy.k.max(policy.init.saturating_add(policy.local)) as usize;
-        self.layers.iter().filter(|p| p.method != Method::Dense).map(capacity).max().unwrap_or(1)
+        let sparse = self.layers.iter().filter(|p| p.method != Method::Dense);
+        sparse.map(Policy::selected_capacity).max().unwrap_or(1)
+    }
+
+    /// The capacity of the longest list that a strategy makes ahead; 0 if none does.
+    pub fn predicted_capacity(&self) -> usize {
+        let ahead = self.layers.iter().filter(|p| p.strategy != Strategy::Serial);
+        ahead.map(Policy::predicted_capacity).max().unwrap_or(0)
+    }
+
+    /// The dtype of foreseen queries: that of the keys, if it has 16 bits.
+    pub fn foreseen_dtype(&self) -> DType {
+        if self.dtype.bits == 16 { self.dtype } else { DType::F32 }
     }
 
     /// Blocks of a page that have summaries there: all that begin in it, or one where a block has several pages.
@@ -200,13 +290,63 @@ impl Policy {
         if method != Method::Dense && c.k == 0 {
             return Err(Error::argument(&format!("{name}.k"), 0, "at least 1"));
         }
+        let (strategy, predicted) = Policy::strategy(name, c, method)?;
+        let (k, init, local, window) = (c.k, c.init_blocks, c.local_blocks, c.window);
+        let policy = Policy { method, k, init, local, window, threshold: i32::MAX, strategy, predicted };
+        if method == Method::Dense {
+            return Ok(policy);
+        }
         // Lists of so many blocks have all of them.
-        let covered = c.k.max(c.init_blocks.saturating_add(c.local_blocks)).saturating_mul(block_size);
-        let threshold = match method {
-            Method::Dense => i32::MAX,
-            _ => covered.max(c.dense_below.saturating_sub(1)).min(i32::MAX as u32) as i32,
+        let covered = match strategy {
+            Strategy::Foreseen => policy.predicted_blocks(),
+            _ => policy.selected_capacity(),
         };
-        Ok(Policy { method, k: c.k, init: c.init_blocks, local: c.local_blocks, window: c.window, threshold })
+        let covered = covered.saturating_mul(block_size as usize);
+        let threshold = covered.max(c.dense_below.saturating_sub(1) as usize).min(i32::MAX as usize) as i32;
+        Ok(Policy { threshold, ..policy })
+    }
+
+    /// The strategy, and the budget of its predicted lists.
+    fn strategy(name: &str, c: &vwd_decoder_policy, method: Method) -> Result<(Strategy, u32)> {
+        let refuse = |field: &str, found: &dyn ToString, expected: &str| {
+            Err(Error::argument(&format!("{name}.{field}"), found.to_string(), expected))
+        };
+        let vwd_holt { alpha, beta, gamma } = c.holt;
+        let has_holt = [alpha, beta, gamma] != [0.0; 3];
+        if c.reserved != [0; 4] {
+            return refuse("reserved", &format!("{:?}", c.reserved), "zeros");
+        }
+        let strategy = match (c.strategy, c.predict) {
+            (VWD_STRATEGY_SERIAL, 0) => Strategy::Serial,
+            (VWD_STRATEGY_PRR, VWD_PREDICT_SCORES) => {
+                let vwd_holt { alpha, beta, gamma } = check_holt(&format!("{name}.holt"), &c.holt)?;
+                Strategy::PrrByScores { alpha, beta, gamma }
+            }
+            (VWD_STRATEGY_PRR, VWD_PREDICT_FORESEEN) => Strategy::PrrForeseen,
+            (VWD_STRATEGY_PRR, predict) => return refuse("predict", &predict, "a VWD_PREDICT_* value (0 or 1)"),
+            (VWD_STRATEGY_FORESEEN, 0) => Strategy::Foreseen,
+            (VWD_STRATEGY_SERIAL | VWD_STRATEGY_FORESEEN, predict) => {
+                return refuse("predict", &predict, "0 without VWD_STRATEGY_PRR");
+            }
+            (other, _) => return refuse("strategy", &other, "a VWD_STRATEGY_* value (0 to 2)"),
+        };
+        if has_holt && !strategy.remembers() {
+            return refuse("holt", &format!("{alpha}, {beta}, {gamma}"), "zeros without VWD_PREDICT_SCORES");
+        }
+        if strategy == Strategy::Serial {
+            return if c.ratio == 0.0 { Ok((strategy, 0)) } else { refuse("ratio", &c.ratio, "0 for SERIAL") };
+        }
+        if method == Method::Dense {
+            return refuse("strategy", &c.strategy, "0 for a dense layer");
+        }
+        const DEFAULT: f32 = 1.25;
+        let Ok(ratio) = Ratio::from_c(if c.ratio == 0.0 { DEFAULT } else { c.ratio }) else {
+            return refuse("ratio", &c.ratio, "a finite number from 1, or 0 for 1.25");
+        };
+        match u32::try_from(ratio.of(c.k as usize)) {
+            Ok(predicted) => Ok((strategy, predicted)),
+            Err(_) => refuse("ratio", &c.ratio, "fewer than 2^32 predicted blocks"),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a decoder computes itself, row by row: who attends how, tokens to their pages, outputs together, and what was accepted.
 
+use super::memory::Kind;
 use crate::core::tensor::Tensor;
 use crate::ops::views::Pages;
 
@@ -46,11 +47,18 @@ pub struct Distribute<'a> {
     pub lens: *mut i32,
     pub rows: *mut i32,
     pub from: *mut i32,
+    /// Null where nothing is foreseen.
+    pub places: *mut i32,
 }
 
 impl Distribute<'_> {
     pub fn batch(&self) -> usize {
         self.seq_lens.dim(0)
+    }
+
+    /// Where `lens` has a number of row `i`.
+    pub fn place(&self, class: usize, kind: Kind, i: usize) -> usize {
+        (class * Kind::COUNT + kind as usize) * self.max_rows + i
     }
 }
 
@@ -78,6 +86,20 @@ pub struct Take<'a> {
 
 // SAFETY: addresses of the decoder's memory, which tasks only read.
 unsafe impl Sync for Take<'_> {}
+
+/// Adds the block of each row's new token to its lists, where they end before it.
+pub struct Complete {
+    /// [B]: the rows that have a list have 1 here, and the position of their token there.
+    pub lens: *const i32,
+    pub places: *const i32,
+    /// [B, heads, capacity] and [B, heads].
+    pub ids: *mut i32,
+    pub counts: *mut i32,
+    pub batch: usize,
+    pub heads: usize,
+    pub capacity: usize,
+    pub block_size: usize,
+}
 
 /// What is known of the drafts of each sequence, [max_sequences] each.
 #[derive(Clone, Copy)]

@@ -214,6 +214,16 @@ impl Forecast {
         Ok(forecast)
     }
 
+    /// The number of maps.
+    pub fn layers(&self) -> usize {
+        self.shape.layers
+    }
+
+    /// The number of heads that are forecast, and their channels.
+    pub fn heads(&self) -> [usize; 2] {
+        [self.shape.q_heads, self.shape.head_dim]
+    }
+
     fn layer(&self, layer: u32) -> Result<usize> {
         if (layer as usize) < self.shape.layers {
             return Ok(layer as usize);

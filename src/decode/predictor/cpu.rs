@@ -24,7 +24,7 @@ pub(super) fn smooth(level: f32, trend: f32, score: f32, holt: &vwd_holt) -> (f3
 }
 
 pub fn reset(cpu: &Cpu, r: &ResetRequest) {
-    let (batch, blocks) = (r.state.batch(), r.state.max_blocks());
+    let (batch, blocks) = (r.state.sequences(), r.state.max_blocks());
     let listed = r.rows.map_or(batch, |rows| rows.dim(0));
     if r.state.is_empty() || listed == 0 {
         return;
@@ -49,7 +49,7 @@ pub fn reset(cpu: &Cpu, r: &ResetRequest) {
 }
 
 pub fn predict(cpu: &Cpu, r: &PredictRequest) -> Result<()> {
-    let (batch, heads) = (r.state.batch(), r.state.kv_heads());
+    let (batch, heads) = (r.blocks.batch(), r.state.kv_heads());
     if heads == 0 {
         return Ok(());
     }
@@ -74,9 +74,13 @@ unsafe fn predict_row(r: &PredictRequest, i: usize, g: usize, row: &mut [f32]) {
     // clamped budget nor the number of forced blocks exceeds it.
     unsafe {
         let row = &mut row[..r.blocks.count(i)];
-        let (level, trend) = (r.state.level.row::<f32, 2>([i, g]), r.state.trend.row::<f32, 2>([i, g]));
-        for (j, score) in row.iter_mut().enumerate() {
-            *score = forecast(level.get(j), trend.get(j), r.gamma);
+        row.fill(UNSEEN);
+        let sequence = r.blocks.sequence(i, &r.state);
+        if let Some(n) = sequence {
+            let (level, trend) = (r.state.level.row::<f32, 2>([n, g]), r.state.trend.row::<f32, 2>([n, g]));
+            for (j, score) in row.iter_mut().enumerate() {
+                *score = forecast(level.get(j), trend.get(j), r.gamma);
+            }
         }
         if let Some(scores) = r.scores {
             for (j, &score) in row.iter().enumerate() {
@@ -84,7 +88,9 @@ unsafe fn predict_row(r: &PredictRequest, i: usize, g: usize, row: &mut [f32]) {
             }
         }
         let k = r.budgets.map_or(r.budget.k, |budgets| budgets.get::<i32, 1>([i]).max(0) as usize);
-        let budget = Budget { k: r.ratio.of(k).min(capacity), ..r.budget };
+        // A sequence that the state has not gets its forced blocks alone.
+        let k = if sequence.is_some() { r.ratio.of(k).min(capacity) } else { 0 };
+        let budget = Budget { k, ..r.budget };
         let mut count = 0;
         select_top(row, budget, |j| {
             r.predicted.ids.set([i, g, count], j as i32);
@@ -99,18 +105,19 @@ pub fn update(cpu: &Cpu, r: &UpdateRequest) {
     if r.state.is_empty() {
         return;
     }
-    cpu.parallel(r.state.batch() * heads, r.state.max_blocks() * 12, |task| {
+    cpu.parallel(r.blocks.batch() * heads, r.state.max_blocks() * 12, |task| {
         // SAFETY: the task is below B·Hk, and has this (sequence, KV head) to itself.
         unsafe { update_row(r, task / heads, task % heads) }
     });
 }
 
 /// # Safety
-/// `i` and `g` are inside the checked shapes, and no other task handles them.
+/// `i` and `g` are inside the checked shapes, and no other task handles them or has the same sequence.
 unsafe fn update_row(r: &UpdateRequest, i: usize, g: usize) {
     // SAFETY: j stays below n_i ≤ max_blocks.
     unsafe {
-        let (level, trend) = (r.state.level.row::<f32, 2>([i, g]), r.state.trend.row::<f32, 2>([i, g]));
+        let Some(n) = r.blocks.sequence(i, &r.state) else { return };
+        let (level, trend) = (r.state.level.row::<f32, 2>([n, g]), r.state.trend.row::<f32, 2>([n, g]));
         let scores = r.scores.row::<f32, 2>([i, g]);
         for j in 0..r.blocks.count(i) {
             let (l, t) = smooth(level.get(j), trend.get(j), scores.get(j), &r.holt);

@@ -52,7 +52,7 @@ kernel_struct! {
     struct StateParams {
         level: RowParams,
         trend: RowParams,
-        batch: u32,
+        sequences: u32,
         kv_heads: u32,
         max_blocks: u32,
     }
@@ -73,7 +73,9 @@ kernel_struct! {
     #[derive(Clone, Copy)]
     struct BlockParams {
         seq_lens: *const u8,
+        sequences: *const u8,
         seq_lens_seq: i64,
+        sequences_seq: i64,
         size: u32,
     }
 }
@@ -134,7 +136,7 @@ impl StateParams {
         StateParams {
             level: RowParams::new(Some(&state.level)),
             trend: RowParams::new(Some(&state.trend)),
-            batch: saturated(state.batch()),
+            sequences: saturated(state.sequences()),
             kv_heads: saturated(state.kv_heads()),
             max_blocks: saturated(state.max_blocks()),
         }
@@ -143,10 +145,12 @@ impl StateParams {
 
 impl BlockParams {
     fn new(blocks: &super::Blocks) -> BlockParams {
-        let seq_lens = Some(&blocks.seq_lens);
+        let (seq_lens, sequences) = (Some(&blocks.seq_lens), blocks.sequences.as_ref());
         BlockParams {
             seq_lens: address(seq_lens),
+            sequences: address(sequences),
             seq_lens_seq: byte_stride(seq_lens, 0),
+            sequences_seq: byte_stride(sequences, 0),
             size: saturated(blocks.size),
         }
     }
@@ -157,23 +161,23 @@ fn has_adjacent_fours(t: &Tensor) -> bool {
     t.stride(2) == 1 && t.dim(2).is_multiple_of(4) && has_aligned_rows(t, 16)
 }
 
-/// Sequences times KV heads.
-fn rows(state: &State) -> Result<usize> {
-    let rows = state.batch().saturating_mul(state.kv_heads());
+/// So many sequences times KV heads.
+fn rows(sequences: usize, state: &State) -> Result<usize> {
+    let rows = sequences.saturating_mul(state.kv_heads());
     if rows <= i32::MAX as usize {
         return Ok(rows);
     }
-    let found = format!("state.level: {} sequences of {} KV heads", state.batch(), state.kv_heads());
+    let found = format!("state.level: {sequences} sequences of {} KV heads", state.kv_heads());
     Err(Error::unsupported(format!("{found}; CUDA takes up to 2^31 − 1 together")))
 }
 
 pub fn reset(enqueue: &Enqueue, r: &ResetRequest) -> Result<()> {
     let (rows, kernels): (_, &Kernels) = (r.rows.as_ref(), enqueue.kernels());
-    let listed = rows.map_or(r.state.batch(), |rows| rows.dim(0));
+    let listed = rows.map_or(r.state.sequences(), |rows| rows.dim(0));
     if r.state.is_empty() || listed == 0 {
         return Ok(());
     }
-    self::rows(&r.state)?;
+    self::rows(r.state.sequences(), &r.state)?;
     let params = ResetParams {
         state: StateParams::new(&r.state),
         rows: address(rows),
@@ -189,10 +193,10 @@ pub fn reset(enqueue: &Enqueue, r: &ResetRequest) -> Result<()> {
 }
 
 pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
-    if r.state.is_empty() {
+    if r.state.is_empty() || r.blocks.batch() == 0 {
         return Ok(());
     }
-    let (rows, kernels): (_, &Kernels) = (rows(&r.state)?, enqueue.kernels());
+    let (rows, kernels): (_, &Kernels) = (rows(r.blocks.batch(), &r.state)?, enqueue.kernels());
     let resident = enqueue.facts().multiprocessors as usize * RESIDENT_CTAS;
     let slices = (resident / rows).min(r.state.max_blocks().div_ceil(THREADS as usize)).max(1);
     let params = UpdateParams {
@@ -209,7 +213,7 @@ pub fn update(enqueue: &Enqueue, r: &UpdateRequest) -> Result<()> {
 }
 
 pub fn predict(enqueue: &Enqueue, r: &PredictRequest) -> Result<()> {
-    let (rows, kernels): (_, &Kernels) = (rows(&r.state)?, enqueue.kernels());
+    let (rows, kernels): (_, &Kernels) = (rows(r.blocks.batch(), &r.state)?, enqueue.kernels());
     if rows == 0 {
         return Ok(());
     }

@@ -19,13 +19,13 @@ use crate::abi::{
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{ANY, Checks, Tensor};
+use crate::core::tensor::{ANY, Checks, Tensor, given};
 use crate::ops::contents::{self, Number, Rule};
 use crate::ops::topk::Budget;
 use crate::ops::views::{BlockList, Lists};
 use crate::runtime::{On, Session, require_no_flags};
 
-/// The smoothed scores: level and trend, both [B, Hk, max_blocks] float32.
+/// The smoothed scores: level and trend, both [N, Hk, max_blocks] float32, of N sequences.
 #[derive(Clone, Copy)]
 struct State<'a> {
     level: Tensor<'a>,
@@ -34,7 +34,7 @@ struct State<'a> {
 
 impl<'a> State<'a> {
     fn from_c(checks: &Checks, c: &'a vwd_predictor_state) -> Result<State<'a>> {
-        let shape = [("B", ANY), ("Hk", ANY), ("max_blocks", ANY)];
+        let shape = [("N", ANY), ("Hk", ANY), ("max_blocks", ANY)];
         let level = checks.input("state.level", &c.level, &[DType::F32], &shape)?;
         let trend = checks.input("state.trend", &c.trend, &[DType::F32], &shape_of(&level))?;
         Ok(State { level, trend })
@@ -49,7 +49,8 @@ impl<'a> State<'a> {
         Ok(State { level: self.level.writable()?, trend: self.trend.writable()? })
     }
 
-    fn batch(&self) -> usize {
+    /// N
+    fn sequences(&self) -> usize {
         self.level.dim(0)
     }
 
@@ -62,31 +63,63 @@ impl<'a> State<'a> {
     }
 }
 
-/// The shape of tensors with a value for every block.
+/// The shape of the trend.
 fn shape_of(level: &Tensor) -> [(&'static str, usize); 3] {
-    [("B", level.dim(0)), ("Hk", level.dim(1)), ("max_blocks", level.dim(2))]
+    [("N", level.dim(0)), ("Hk", level.dim(1)), ("max_blocks", level.dim(2))]
 }
 
-/// The number of blocks of each sequence.
+/// The rows of a call: the number of blocks of each, and which sequence of the state it is.
 #[derive(Clone, Copy)]
 struct Blocks<'a> {
+    /// [B]
     seq_lens: Tensor<'a>,
+    /// [B]; absent: row i is sequence i, and B is N.
+    sequences: Option<Tensor<'a>>,
     size: usize,
     most: usize,
 }
 
 impl<'a> Blocks<'a> {
-    fn from_c(checks: &Checks, seq_lens: &'a vwd_tensor, size: u32, state: &State) -> Result<Blocks<'a>> {
+    /// `c` are seq_lens and sequences.
+    fn from_c(checks: &Checks, c: [&'a vwd_tensor; 2], size: u32, state: &State) -> Result<Blocks<'a>> {
         if size == 0 {
             return Err(Error::argument("block_size", 0, "at least 1"));
         }
-        let seq_lens = checks.input("seq_lens", seq_lens, &[DType::I32], &[("B", state.batch())])?;
-        Ok(Blocks { seq_lens, size: size as usize, most: state.max_blocks() })
+        let i32 = &[DType::I32];
+        let rows = if given(c[1]).is_some() { ("B", ANY) } else { ("B", state.sequences()) };
+        let seq_lens = checks.input("seq_lens", c[0], i32, &[rows])?;
+        let sequences = checks.optional_input("sequences", c[1], i32, &[("B", seq_lens.dim(0))])?;
+        if sequences.is_some() && state.sequences() == 0 {
+            return Err(Error::argument("state.level", "no sequences", "at least 1 beside sequences"));
+        }
+        Ok(Blocks { seq_lens, sequences, size: size as usize, most: state.max_blocks() })
+    }
+
+    /// B
+    fn batch(&self) -> usize {
+        self.seq_lens.dim(0)
+    }
+
+    /// The shape of tensors with a value for every block of each row.
+    fn shape(&self, state: &State) -> [(&'static str, usize); 3] {
+        [("B", self.batch()), ("Hk", state.kv_heads()), ("max_blocks", self.most)]
     }
 
     /// What a session that checks contents reads.
-    fn contents(&self) -> Rule<'a> {
-        Rule::up_to(self.seq_lens, self.most.saturating_mul(self.size))
+    fn contents(&self, state: &State) -> Vec<Rule<'a>> {
+        let mut rules = vec![Rule::up_to(self.seq_lens, self.most.saturating_mul(self.size))];
+        rules.extend(self.sequences.map(|t| Rule::within(t, -1, Number::constant(state.sequences()))));
+        rules
+    }
+
+    /// The sequence of row `i`, if the state has it.
+    ///
+    /// # Safety
+    /// There is a row `i`, the op's caller keeps sequences valid, and the session computes on the CPU.
+    unsafe fn sequence(&self, i: usize, state: &State) -> Option<usize> {
+        // SAFETY: sequences has an entry for each row, of which i is one.
+        let number = self.sequences.map_or(i as i64, |t| unsafe { t.get::<i32, 1>([i]) } as i64);
+        usize::try_from(number).ok().filter(|&number| number < state.sequences())
     }
 
     /// n_i = ⌈len/S⌉, clamped to max_blocks.
@@ -101,7 +134,7 @@ impl<'a> Blocks<'a> {
 }
 
 /// Checks the bounds of smoothing factors and fills in the default.
-fn check_holt(name: &str, holt: &vwd_holt) -> Result<vwd_holt> {
+pub fn check_holt(name: &str, holt: &vwd_holt) -> Result<vwd_holt> {
     for (part, value) in [("alpha", holt.alpha), ("beta", holt.beta)] {
         if !(0.0..=1.0).contains(&value) {
             return Err(Error::argument(&format!("{name}.{part}"), value, "0 to 1"));
@@ -116,10 +149,10 @@ fn check_holt(name: &str, holt: &vwd_holt) -> Result<vwd_holt> {
 
 /// How many blocks are predicted for a selection of k: ⌈r·k⌉.
 #[derive(Clone, Copy)]
-struct Ratio(f64);
+pub struct Ratio(f64);
 
 impl Ratio {
-    fn from_c(ratio: f32) -> Result<Ratio> {
+    pub fn from_c(ratio: f32) -> Result<Ratio> {
         match ratio {
             0.0 => Ok(Ratio(1.0)),
             r if r >= 1.0 && r.is_finite() => Ok(Ratio(r as f64)),
@@ -128,7 +161,7 @@ impl Ratio {
     }
 
     /// ⌈r·k⌉, tolerant to the rounding of r to float32: 1.1f is a little above 1.1, and ⌈1.1·10⌉ is 11.
-    fn of(self, k: usize) -> usize {
+    pub fn of(self, k: usize) -> usize {
         (self.0 * k as f64 * (1.0 - 1e-6)).ceil() as usize
     }
 
@@ -158,7 +191,7 @@ impl<'a> ResetRequest<'a> {
 
 pub fn reset(session: &Session, request: &ResetRequest, stream: vwd_stream) -> Result<()> {
     let on = session.on(stream)?;
-    let rows = || request.rows.map(|rows| Rule::within(rows, -1, Number::constant(request.state.batch())));
+    let rows = || request.rows.map(|rows| Rule::within(rows, -1, Number::constant(request.state.sequences())));
     contents::check(session, &on, || rows().into_iter().collect())?;
     match on {
         On::Cpu(cpu) => {
@@ -192,8 +225,8 @@ impl<'a> PredictRequest<'a> {
         }
         let ratio = Ratio::from_c(c.ratio)?;
         let state = State::from_c(&checks, &c.state)?;
-        let (batch, heads) = (state.batch(), state.kv_heads());
-        let blocks = Blocks::from_c(&checks, &c.seq_lens, c.block_size, &state)?;
+        let blocks = Blocks::from_c(&checks, [&c.seq_lens, &c.sequences], c.block_size, &state)?;
+        let (batch, heads) = (blocks.batch(), state.kv_heads());
         let budgets = checks.optional_input("budgets", &c.budgets, &[DType::I32], &[("B", batch)])?;
         let names = ["predicted.ids", "predicted.counts", "predicted.slots"];
         let lists = Lists { batch, positions: None, kv_heads: heads };
@@ -213,10 +246,11 @@ impl<'a> PredictRequest<'a> {
                 format!("at most predicted's cap, {capacity}, together"),
             ));
         }
-        let scores = checks.optional_output("scores", &c.scores, &[DType::F32], &shape_of(&state.level))?;
+        let scores = checks.optional_output("scores", &c.scores, &[DType::F32], &blocks.shape(&state))?;
+        let (lens, sequences) = (Some(&blocks.seq_lens), blocks.sequences.as_ref());
         overlap::reject(
             &[Some(&predicted.ids), Some(&predicted.counts), scores.as_ref()],
-            &[Some(&state.level), Some(&state.trend), Some(&blocks.seq_lens), budgets.as_ref()],
+            &[Some(&state.level), Some(&state.trend), lens, sequences, budgets.as_ref()],
         )?;
         Ok(PredictRequest { state, blocks, gamma: c.holt.gamma, ratio, budget, budgets, predicted, scores })
     }
@@ -226,7 +260,7 @@ pub fn predict(session: &Session, request: &PredictRequest, stream: vwd_stream) 
     let on = session.on(stream)?;
     contents::check(session, &on, || {
         let budgets = request.budgets.map(|t| Rule::up_to(t, request.ratio.largest(request.predicted.cap())));
-        [request.blocks.contents()].into_iter().chain(budgets).collect()
+        request.blocks.contents(&request.state).into_iter().chain(budgets).collect()
     })?;
     match on {
         On::Cpu(cpu) => cpu::predict(cpu, request),
@@ -248,16 +282,20 @@ impl<'a> UpdateRequest<'a> {
         let checks = session.checks();
         let holt = check_holt("holt", &c.holt)?;
         let state = State::from_c(&checks, &c.state)?.writable()?;
-        let blocks = Blocks::from_c(&checks, &c.seq_lens, c.block_size, &state)?;
-        let scores = checks.input("scores", &c.scores, &[DType::F32], &shape_of(&state.level))?;
-        overlap::reject(&[Some(&state.level), Some(&state.trend)], &[Some(&blocks.seq_lens), Some(&scores)])?;
+        let blocks = Blocks::from_c(&checks, [&c.seq_lens, &c.sequences], c.block_size, &state)?;
+        let scores = checks.input("scores", &c.scores, &[DType::F32], &blocks.shape(&state))?;
+        let (lens, sequences) = (Some(&blocks.seq_lens), blocks.sequences.as_ref());
+        overlap::reject(&[Some(&state.level), Some(&state.trend)], &[lens, sequences, Some(&scores)])?;
         Ok(UpdateRequest { state, blocks, holt, scores })
     }
 }
 
 pub fn update(session: &Session, request: &UpdateRequest, stream: vwd_stream) -> Result<()> {
     let on = session.on(stream)?;
-    contents::check(session, &on, || vec![request.blocks.contents()])?;
+    contents::check(session, &on, || {
+        let distinct = request.blocks.sequences.map(Rule::distinct);
+        request.blocks.contents(&request.state).into_iter().chain(distinct).collect()
+    })?;
     match on {
         On::Cpu(cpu) => {
             cpu::update(cpu, request);

@@ -2,6 +2,7 @@
 //! streams. What a call needs is made at session creation, but for the scratch arena of its stream.
 
 mod arena;
+mod branch;
 mod context;
 mod copies;
 mod driver;
@@ -16,6 +17,7 @@ pub mod variants;
 pub mod views;
 
 pub use arena::Parts;
+pub use branch::Branch;
 pub use copies::MOST_COPIES;
 pub(crate) use family::source;
 pub use family::{Family, Kernels, Modules, Source, Target};

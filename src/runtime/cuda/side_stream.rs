@@ -177,7 +177,7 @@ impl SideStream {
 const MOST_BEFORE: usize = 64;
 
 /// The context is current.
-fn event(event: &mut CUevent) -> Result<()> {
+pub(super) fn event(event: &mut CUevent) -> Result<()> {
     let flags = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
     // SAFETY: the context is current.
     check(unsafe { sys::cuEventCreate(event, flags) }, "cuEventCreate")

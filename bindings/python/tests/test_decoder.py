@@ -1,0 +1,93 @@
+"""The decoder: a strategy by layer, what was foreseen, and what a step did."""
+
+import unittest
+from ctypes import c_int32
+
+import numpy as np
+
+import vanward
+from tests.support import cpu_session as session
+from vanward import DecoderPolicy, Predict, Strategy
+
+
+class DecoderTest(unittest.TestCase):
+    PAGES, PAGE, HEADS, DIM, TOKENS = 12, 8, 2, 16, 80
+
+    def setUp(self):
+        rng = np.random.default_rng(1)
+        floats = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+        self.k, self.v = floats(self.PAGES, self.PAGE, 1, self.DIM), floats(self.PAGES, self.PAGE, 1, self.DIM)
+        self.new_k, self.new_v = floats(1, 1, self.DIM), floats(1, 1, self.DIM)
+        self.q, self.x = floats(1, self.HEADS, self.DIM), floats(1, 24)
+        self.forecast_rows = floats(64, 24), floats(64, self.HEADS, self.DIM)
+        self.table = np.arange(self.PAGES, dtype=np.int32)[None]
+
+    def decoder(self, s, **policy):
+        return vanward.Decoder(
+            s,
+            dtype="float32",
+            policy=DecoderPolicy(method=vanward.SelectMethod.MINMAX, k=4, init_blocks=1, local_blocks=1, **policy),
+            layers=1,
+            max_rows=1,
+            query_heads=self.HEADS,
+            kv_heads=1,
+            key_dim=self.DIM,
+            value_dim=self.DIM,
+            page_size=self.PAGE,
+            pages=self.PAGES,
+            block_size=self.PAGE,
+        )
+
+    def step(self, decoder, tokens, begin=None, foresee=None):
+        """The output of a step whose token is number `tokens` − 1, and how many blocks it selected, predicted and missed."""
+        out = np.full_like(self.q, np.nan)
+        begin = None if begin is None else np.array([begin], np.int32)
+        decoder.begin(seq_lens=np.array([tokens], np.int32), page_table=self.table, begin=begin)
+        if foresee is not None:
+            decoder.foresee(layer=0, **foresee)
+        decoder.attend(layer=0, k=self.k, v=self.v, new_k=self.new_k, new_v=self.new_v, q=self.q, out=out)
+        info = decoder.info()
+        return out, [c_int32.from_address(t.data).value for t in (info.selected, info.predicted, info.missed)]
+
+    def run_two_steps(self, s, foresee=None, **policy):
+        with self.decoder(s, **policy) as decoder:
+            self.step(decoder, self.TOKENS, begin=0)
+            return self.step(decoder, self.TOKENS + 1, foresee=foresee)
+
+    def test_prr_gives_what_serial_gives_and_tells_what_it_missed(self):
+        with session() as s:
+            serial, counts = self.run_two_steps(s)
+            self.assertEqual(counts, [4, 0, 0])
+            prr, counts = self.run_two_steps(s, strategy=Strategy.PRR, holt=vanward.Holt(0.5, 0.0, 0.0))
+            self.assertTrue(np.array_equal(prr, serial))
+            self.assertEqual(counts[:2], [4, 5])
+            wrong = dict(q=-self.q)
+            prr, counts = self.run_two_steps(s, wrong, strategy=Strategy.PRR, predict=Predict.FORESEEN)
+            self.assertTrue(np.array_equal(prr, serial))
+            self.assertGreater(counts[2], 0)
+
+    def test_a_layer_is_foreseen_from_queries_and_from_a_forecast(self):
+        with session() as s:
+            # The token of the second step begins a block, which the list gets in addition.
+            _, counts = self.run_two_steps(s, dict(q=self.q), strategy=Strategy.FORESEEN)
+            self.assertEqual(counts[1], 6)
+            with vanward.Forecast(s, layers=1, input_dim=24, q_heads=self.HEADS, head_dim=self.DIM) as forecast:
+                x, q = self.forecast_rows
+                forecast.accumulate(layer=0, x=x, q=q)
+                forecast.solve()
+                by_stream = dict(forecast=forecast, x=self.x)
+                _, counts = self.run_two_steps(s, by_stream, strategy=Strategy.FORESEEN)
+                self.assertEqual(counts[1], 6)
+
+    def test_mistakes_are_named(self):
+        with session() as s:
+            with self.assertRaisesRegex(vanward.InvalidArgument, r"options\.policy\.ratio: 0\.5; expected"):
+                self.decoder(s, strategy=Strategy.FORESEEN, ratio=0.5)
+            with self.decoder(s, strategy=Strategy.FORESEEN) as decoder:
+                decoder.begin(seq_lens=np.array([9], np.int32), page_table=self.table)
+                with self.assertRaisesRegex(vanward.InvalidArgument, "decoder_foresee: forecast: NULL without q"):
+                    decoder.foresee(layer=0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,374 @@
+//! Attention in one layer of a step, by the layer's strategy.
+//!
+//!   SERIAL    selection, attention over what it selected
+//!   PRR       attention over the predicted list, on a branch, while the selection runs; exact repair
+//!   FORESEEN  attention over the foreseen list; SERIAL for rows of which nothing was foreseen
+//!
+//! Then come the rows that attend all tokens. A row has no positions in the calls that are not for it.
+
+use super::layer::Layer;
+use super::memory::Kind;
+use super::options::{Method, Options, Strategy};
+use super::rows::Append;
+use super::{Decoder, SPECULATION, Step, zeroed};
+use crate::abi::{
+    VWD_ATTENTION_KEEP_ROWS, VWD_REPAIR_EXACT, vwd_attention_args, vwd_attention_partials, vwd_decoder_attend_args,
+    vwd_holt, vwd_index_update_args, vwd_paged_kv, vwd_predictor_predict_args, vwd_predictor_update_args,
+    vwd_repair_args, vwd_select_blocks_args, vwd_stream, vwd_tensor,
+};
+use crate::core::dtype::DType;
+use crate::core::overlap;
+use crate::core::status::{Error, Result};
+use crate::core::tensor::{ANY, Tensor, given};
+use crate::decode::predictor;
+use crate::ops::views::Pages;
+use crate::ops::{attention, contents, index, repair, select};
+use crate::runtime::{On, require_no_flags};
+
+pub struct Attend<'a> {
+    layer: Layer<'a>,
+    args: &'a vwd_decoder_attend_args,
+}
+
+impl<'a> Attend<'a> {
+    /// Makes all checks of the layer's calls before the first of them runs.
+    pub fn new(decoder: &'a Decoder, args: &'a vwd_decoder_attend_args) -> Result<Attend<'a>> {
+        require_no_flags("flags", args.flags)?;
+        let attend = Attend { layer: Layer::new(decoder, args.layer)?, args };
+        attend.check()?;
+        Ok(attend)
+    }
+
+    pub fn run(&self, stream: vwd_stream) -> Result<()> {
+        let session = &self.layer.decoder.session;
+        let on = session.on(stream)?;
+        // Joined whether it was foreseen or not: a call that failed may have left something to join.
+        let is_foreseen = self.layer.join_foresight(&on)? && self.layer.is_foreseen();
+        if let Some(append) = self.append()? {
+            contents::check(session, &on, || {
+                let pages = &append.pages;
+                [contents::seq_lens(pages)].into_iter().chain(contents::page_table(pages, None)).collect()
+            })?;
+            append.run(&on)?;
+        }
+        drop(on);
+        self.summarise(stream)?;
+        if given(&self.args.q).is_none() {
+            return Ok(());
+        }
+        if self.layer.has_sparse() {
+            match self.layer.strategy() {
+                Strategy::Foreseen if is_foreseen => self.attend_foreseen(stream)?,
+                Strategy::PrrForeseen if is_foreseen => self.predict_and_repair(None, stream)?,
+                Strategy::PrrByScores { alpha, beta, gamma } => {
+                    self.predict_and_repair(Some(vwd_holt { alpha, beta, gamma }), stream)?;
+                }
+                _ => {
+                    self.select(Kind::Sparse, false, stream)?;
+                    self.attention(&self.over_selected(Kind::Sparse), stream)?;
+                }
+            }
+        }
+        if self.layer.has_dense() { self.attention(&self.over_all(), stream) } else { Ok(()) }
+    }
+
+    /// Bytes of scratch that the calls take from their stream's arena. Makes the arenas of the branches large enough for theirs.
+    pub fn scratch(&self) -> Result<u64> {
+        let Layer { decoder, policy, .. } = &self.layer;
+        let mut most = 0;
+        if given(&self.args.q).is_none() {
+            return Ok(most);
+        }
+        if self.layer.has_sparse() {
+            let strategy = self.layer.strategy();
+            let select = self.select_args(Kind::Sparse, strategy.remembers());
+            most = most.max(self.layer.select_scratch(&select)?);
+            most = most.max(self.attention_scratch(&self.over_selected(Kind::Sparse))?);
+            if strategy.repairs() {
+                decoder.speculation.reserve(self.attention_scratch(&self.over_predicted())?)?;
+                let request = |r: &repair::Request| repair::scratch(&decoder.session, r);
+                most = most.max(repair::Request::with(&decoder.session, &self.repair_args(), &self.kv(), request)?);
+            }
+            if strategy == Strategy::Foreseen {
+                let args = vwd_attention_args { list: self.layer.predicted(), ..self.over_selected(Kind::Known) };
+                most = most.max(self.attention_scratch(&args)?);
+            }
+            if policy.strategy.foresees() && self.layer.step.positions == 1 {
+                let select = self.layer.foresee_args(self.layer.foreseen_queries(decoder.options.query_heads));
+                decoder.foresight.reserve(self.layer.select_scratch(&select)?)?;
+            }
+        }
+        if self.layer.has_dense() {
+            most = most.max(self.attention_scratch(&self.over_all())?);
+        }
+        Ok(most)
+    }
+
+    fn check(&self) -> Result<()> {
+        let Attend { layer: Layer { decoder: Decoder { session, options, .. }, policy, .. }, args } = self;
+        let checks = session.checks();
+        let [dim, value_dim] = options.dims;
+        let pages = [("pages", options.pages), ("P", options.page_size), ("Hk", options.kv_heads)];
+        let with = |last: (&'static str, usize)| [pages[0], pages[1], pages[2], last];
+        let (k, v) = (("D", dim), ("Dv", value_dim));
+        let dtype = &[options.dtype];
+        let keys = checks.input("k", &args.k, dtype, &with(k))?;
+        let values = checks.input("v", &args.v, dtype, &with(v))?;
+        let update = self.update_args();
+        if policy.method != Method::Dense {
+            index::UpdateRequest::from_c(session, &update, &self.layer.index())?;
+        }
+        if let Some(append) = self.append()? {
+            let [(new_k, _), (new_v, _)] = &append.parts;
+            overlap::reject(&[Some(&keys)], &[Some(new_k), Some(new_v)])?;
+            overlap::reject(&[Some(&values)], &[Some(new_k), Some(new_v)])?;
+        }
+        if given(&args.q).is_none() {
+            return Ok(());
+        }
+        let heads = ("Hq", options.query_heads);
+        let rank = args.q.ndim;
+        self.rows("q", &args.q, DType::FLOATS, heads, k)?;
+        self.rows("out", &args.out, DType::FLOATS, heads, v)?;
+        if args.out.ndim != rank {
+            return Err(Error::argument("out", format!("rank {}", args.out.ndim), format!("rank {rank}, as q")));
+        }
+        let kv = self.kv();
+        if self.layer.has_sparse() {
+            select::Request::of_blocks(session, &self.select_args(Kind::Sparse, false), &self.layer.index())?;
+            attention::Request::with(session, &self.over_selected(Kind::Sparse), &kv, |_| Ok(()))?;
+        }
+        if self.layer.has_dense() {
+            attention::Request::with(session, &self.over_all(), &kv, |_| Ok(()))?;
+        }
+        Ok(())
+    }
+
+    /// Rows of the step: [B, heads, channels], or with Q after B.
+    fn rows<'t>(
+        &self,
+        name: &'static str,
+        t: &'t vwd_tensor,
+        dtypes: &[DType],
+        heads: (&'static str, usize),
+        channels: (&'static str, usize),
+    ) -> Result<Tensor<'t>> {
+        let Layer { decoder, step, .. } = &self.layer;
+        let (checks, batch) = (decoder.session.checks(), ("B", step.batch));
+        if t.ndim == 3 && step.positions == 1 {
+            return checks.input(name, t, dtypes, &[batch, heads, channels]);
+        }
+        checks.input(name, t, dtypes, &[batch, ("Q", step.positions), heads, channels])
+    }
+
+    // --- new tokens ----------------------------------------------------------------------------------------------
+
+    fn append(&self) -> Result<Option<Append<'_>>> {
+        let Attend { layer: Layer { decoder, step, .. }, args } = self;
+        let Decoder { session, options, plan, memory, .. } = decoder;
+        match (given(&args.new_k).is_some(), given(&args.new_v).is_some()) {
+            (false, false) => return Ok(None),
+            (true, true) => {}
+            (false, true) => return Err(Error::argument("new_k", "data is NULL", "a tensor beside new_v")),
+            (true, false) => return Err(Error::argument("new_v", "data is NULL", "a tensor beside new_k")),
+        }
+        let (checks, heads, dtype) = (session.checks(), ("Hk", options.kv_heads), &[options.dtype]);
+        let new_k = self.rows("new_k", &args.new_k, dtype, heads, ("D", options.dims[0]))?;
+        let new_v = self.rows("new_v", &args.new_v, dtype, heads, ("Dv", options.dims[1]))?;
+        let k = checks.required("k", &args.k)?.of_rank(4)?.writable()?;
+        let v = checks.required("v", &args.v)?.of_rank(4)?.writable()?;
+        let pages = Pages::new(&checks, &k, ["page_table", "seq_lens"], &step.page_table, &step.seq_lens, ("B", ANY))?;
+        let rows = memory.at(plan.rows);
+        Ok(Some(Append { pages, positions: step.positions, rows, parts: [(new_k, k), (new_v, v)] }))
+    }
+
+    fn update_args(&self) -> vwd_index_update_args {
+        let Attend { layer: Layer { decoder, step, .. }, args } = self;
+        let begin = decoder.tensor(decoder.plan.from, DType::I32, &[step.batch], &[1]);
+        let (k, k_scale, page_table, seq_lens) = (args.k, args.k_scale, step.page_table, step.seq_lens);
+        vwd_index_update_args { k, k_scale, page_table, seq_lens, begin, ..zeroed() }
+    }
+
+    fn summarise(&self, stream: vwd_stream) -> Result<()> {
+        if self.layer.policy.method == Method::Dense {
+            return Ok(());
+        }
+        let (session, args, index) = (&self.layer.decoder.session, self.update_args(), self.layer.index());
+        index::update(session, &index::UpdateRequest::from_c(session, &args, &index)?, stream)
+    }
+
+    // --- strategies ----------------------------------------------------------------------------------------------
+
+    fn attend_foreseen(&self, stream: vwd_stream) -> Result<()> {
+        let list = self.layer.predicted();
+        self.attention(&vwd_attention_args { list, ..self.over_selected(Kind::Known) }, stream)?;
+        if !self.layer.step.has_begin {
+            return Ok(());
+        }
+        // Of rows that have tokens from elsewhere nothing could be foreseen.
+        self.select(Kind::New, false, stream)?;
+        let flags = VWD_ATTENTION_KEEP_ROWS;
+        self.attention(&vwd_attention_args { flags, ..self.over_selected(Kind::New) }, stream)
+    }
+
+    /// PRR. `holt`: how scores are smoothed; absent where the list is foreseen.
+    fn predict_and_repair(&self, holt: Option<vwd_holt>, stream: vwd_stream) -> Result<()> {
+        let decoder = self.layer.decoder;
+        let session = &decoder.session;
+        let Some(branch) = decoder.speculation.branch() else {
+            self.speculate(holt, stream)?;
+            self.select(Kind::Sparse, holt.is_some(), stream)?;
+            return self.repair(holt, stream);
+        };
+        let ends = |done: &dyn Fn(&crate::runtime::cuda::Enqueue) -> Result<()>| match session.on(stream)? {
+            On::Cuda(enqueue) => done(&enqueue),
+            On::Cpu(_) => Ok(()),
+        };
+        ends(&|enqueue| branch.fork(enqueue))?;
+        let speculated = self.speculate(holt, branch.stream());
+        let selected = self.select(Kind::Sparse, holt.is_some(), stream);
+        // The branch is joined whatever happened: a capture could not end otherwise.
+        let joined = ends(&|enqueue| {
+            branch.end(enqueue, SPECULATION)?;
+            branch.join(enqueue, SPECULATION).map(|_| ())
+        });
+        speculated.and(selected).and(joined)?;
+        self.repair(holt, stream)
+    }
+
+    /// Predicts, if nothing was foreseen, and attends the predicted list. What it writes to `out` is replaced.
+    fn speculate(&self, holt: Option<vwd_holt>, stream: vwd_stream) -> Result<()> {
+        let Layer { decoder, step, policy, .. } = &self.layer;
+        if let Some(holt) = holt {
+            let args = vwd_predictor_predict_args {
+                block_size: decoder.options.block_size as u32,
+                k: policy.predicted,
+                init_blocks: policy.init,
+                local_blocks: policy.local_ahead(),
+                holt,
+                state: self.layer.holt(),
+                seq_lens: self.layer.q_lens(Kind::Tokens),
+                predicted: self.layer.predicted(),
+                sequences: step.sequences,
+                ..zeroed()
+            };
+            let request = predictor::PredictRequest::from_c(&decoder.session, &args)?;
+            predictor::predict(&decoder.session, &request, stream)?;
+        }
+        self.attention(&self.over_predicted(), stream)
+    }
+
+    /// Repairs, and remembers the scores.
+    fn repair(&self, holt: Option<vwd_holt>, stream: vwd_stream) -> Result<()> {
+        let Layer { decoder: Decoder { session, options, .. }, step, .. } = &self.layer;
+        repair::Request::with(session, &self.repair_args(), &self.kv(), |r| repair::run(session, r, stream))?;
+        let Some(holt) = holt else { return Ok(()) };
+        let args = vwd_predictor_update_args {
+            block_size: options.block_size as u32,
+            holt,
+            state: self.layer.holt(),
+            seq_lens: self.layer.q_lens(Kind::Tokens),
+            scores: self.layer.scores(),
+            sequences: step.sequences,
+            ..zeroed()
+        };
+        predictor::update(session, &predictor::UpdateRequest::from_c(session, &args)?, stream)
+    }
+
+    // --- the arguments of the calls ------------------------------------------------------------------------------
+
+    fn select_args(&self, kind: Kind, with_scores: bool) -> vwd_select_blocks_args {
+        let args = self.layer.select_args(self.args.q, kind);
+        if with_scores { vwd_select_blocks_args { scores: self.layer.scores(), ..args } } else { args }
+    }
+
+    fn select(&self, kind: Kind, with_scores: bool, stream: vwd_stream) -> Result<()> {
+        self.layer.select(&self.select_args(kind, with_scores), stream)
+    }
+
+    fn kv(&self) -> vwd_paged_kv {
+        let vwd_decoder_attend_args { k, v, k_scale, v_scale, .. } = *self.args;
+        let Step { page_table, seq_lens, .. } = self.layer.step;
+        vwd_paged_kv { k, v, page_table, seq_lens, k_scale, v_scale, ..zeroed() }
+    }
+
+    fn attention(&self, args: &vwd_attention_args, stream: vwd_stream) -> Result<()> {
+        let session = &self.layer.decoder.session;
+        attention::Request::with(session, args, &self.kv(), |r| attention::run(session, r, stream))
+    }
+
+    fn attention_scratch(&self, args: &vwd_attention_args) -> Result<u64> {
+        let session = &self.layer.decoder.session;
+        attention::Request::with(session, args, &self.kv(), |r| attention::scratch(session, r))
+    }
+
+    fn over_selected(&self, kind: Kind) -> vwd_attention_args {
+        let block_size = self.layer.decoder.options.block_size as u32;
+        vwd_attention_args { block_size, list: self.layer.list(), ..self.attention_args(kind) }
+    }
+
+    /// Keeps the partials that repair starts from.
+    fn over_predicted(&self) -> vwd_attention_args {
+        let (list, partials) = (self.layer.predicted(), self.partials());
+        vwd_attention_args { list, partials, ..self.over_selected(Kind::Sparse) }
+    }
+
+    /// Leaves the results of sparse rows as they are.
+    fn over_all(&self) -> vwd_attention_args {
+        let flags = if self.layer.has_sparse() { VWD_ATTENTION_KEEP_ROWS } else { 0 };
+        vwd_attention_args { flags, ..self.attention_args(Kind::Dense) }
+    }
+
+    fn attention_args(&self, kind: Kind) -> vwd_attention_args {
+        let Attend { layer, args } = self;
+        vwd_attention_args {
+            scale: layer.decoder.options.scale,
+            soft_cap: layer.decoder.options.soft_cap,
+            window: layer.policy.window,
+            q: args.q,
+            q_lens: layer.q_lens(kind),
+            sinks: args.sinks,
+            out: args.out,
+            ..zeroed()
+        }
+    }
+
+    fn repair_args(&self) -> vwd_repair_args {
+        let vwd_attention_args { block_size, scale, soft_cap, window, q, q_lens, sinks, out, list, partials, .. } =
+            self.over_predicted();
+        vwd_repair_args {
+            mode: VWD_REPAIR_EXACT,
+            block_size,
+            scale,
+            soft_cap,
+            window,
+            q,
+            q_lens,
+            predicted: list,
+            selected: self.layer.list(),
+            predicted_partials: partials,
+            sinks,
+            out,
+            missed_counts: self.layer.counts(self.layer.decoder.plan.missed),
+            ..zeroed()
+        }
+    }
+
+    /// A partial for each block of the predicted list.
+    fn partials(&self) -> vwd_attention_partials {
+        let Layer { decoder, step, policy, .. } = &self.layer;
+        let (Options { query_heads, dims, .. }, cap) = (&decoder.options, policy.predicted_capacity());
+        let part = |n: usize, channels: Option<usize>| -> vwd_tensor {
+            let offset = decoder.plan.partials[n];
+            let mut extents = [step.batch, *query_heads, cap, channels.unwrap_or(1), 1];
+            let mut rank = 3 + channels.is_some() as usize;
+            if self.args.q.ndim == 4 {
+                extents.copy_within(1..4, 2);
+                extents[1] = 1;
+                rank += 1;
+            }
+            decoder.packed(offset, DType::F32, &extents[..rank])
+        };
+        vwd_attention_partials { acc: part(0, Some(dims[1])), m: part(1, None), l: part(2, None) }
+    }
+}

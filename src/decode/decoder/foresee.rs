@@ -1,0 +1,183 @@
+//! Selection for a layer before its queries are there: from queries that a forecast gives, or that the caller has.
+//!
+//! The queries are made on the caller's stream, in memory of the decoder, so that the caller's tensors are free once its stream has
+//! passed. Selection then runs on a branch, and `attend` of the layer joins it. The step's own tokens are not summarised yet: blocks are
+//! selected from the tokens before them, and the block of the row's own token is added where it is new.
+
+use super::layer::Layer;
+use super::memory::Kind;
+use super::rows::{Complete, Take};
+use super::{Decoder, zeroed};
+use crate::abi::{
+    vwd_block_list, vwd_decoder_foresee_args, vwd_forecast_project_args, vwd_rope, vwd_select_blocks_args, vwd_stream,
+    vwd_tensor,
+};
+use crate::core::dtype::DType;
+use crate::core::status::{Error, Result};
+use crate::core::tensor::{ANY, Tensor, given};
+use crate::decode::forecast::{Forecast, ProjectRequest};
+use crate::runtime::{On, require_no_flags};
+
+/// Where queries come from.
+enum Source<'a> {
+    /// [B, heads, D]
+    Given(Tensor<'a>),
+    Forecast(&'a Forecast),
+}
+
+impl Decoder {
+    pub fn foresee(
+        &self,
+        forecast: Option<&Forecast>,
+        c: &vwd_decoder_foresee_args,
+        rope: &vwd_rope,
+        stream: vwd_stream,
+    ) -> Result<()> {
+        require_no_flags("flags", c.flags)?;
+        let layer = Layer::new(self, c.layer)?;
+        if layer.step.positions != 1 {
+            return Ok(());
+        }
+        let source = self.source(forecast, c, layer.step.batch)?;
+        if !layer.strategy().foresees() || !layer.has_sparse() {
+            return Ok(());
+        }
+        // The queries of the layer that was foreseen before are read no more.
+        let on = self.session.on(stream)?;
+        self.join_last_foresight(&on)?;
+        let queries = match source {
+            Source::Given(from) => {
+                let dtype = from.dtype;
+                let queries = layer.queries_of(dtype, from.dim(1));
+                let to = self.session.checks().required("q", &queries)?;
+                Take { from, to, lens: layer.lens(Kind::Known) }.run(&on)?;
+                queries
+            }
+            Source::Forecast(forecast) => {
+                let queries = layer.foreseen_queries(forecast.heads()[0]);
+                let positions = self.tensor(self.plan.places, DType::I32, &[layer.step.batch], &[1]);
+                let (x, previous) = (c.x, c.previous);
+                let args = vwd_forecast_project_args { layer: c.map, x, previous, positions, q: queries, ..zeroed() };
+                forecast.project(&ProjectRequest::from_c(forecast, &args, rope)?, stream)?;
+                queries
+            }
+        };
+        let select = layer.foresee_args(queries);
+        match (on, self.foresight.branch()) {
+            (On::Cuda(enqueue), Some(branch)) => {
+                branch.fork(&enqueue)?;
+                let selected = layer.foresee(&select, branch.stream());
+                // Ended whatever happened: a capture has to join it.
+                branch.end(&enqueue, layer.number)?;
+                *self.last_foresight.lock() = Some(layer.number);
+                selected?;
+            }
+            _ => layer.foresee(&select, stream)?,
+        }
+        layer.set_foreseen();
+        Ok(())
+    }
+
+    fn source<'a>(
+        &self,
+        forecast: Option<&'a Forecast>,
+        c: &'a vwd_decoder_foresee_args,
+        batch: usize,
+    ) -> Result<Source<'a>> {
+        let options = &self.options;
+        let (checks, batch, dim) = (self.session.checks(), ("B of the step", batch), options.dims[0]);
+        let heads = |name, heads: usize, found: String| match heads == options.query_heads || heads == options.kv_heads
+        {
+            true => Ok(()),
+            false => {
+                let expected = format!("Hq={} or Hk={} heads of D={dim}", options.query_heads, options.kv_heads);
+                Err(Error::argument(name, found, expected))
+            }
+        };
+        match (forecast, given(&c.q)) {
+            (None, None) => Err(Error::argument("forecast", "NULL without q", "a forecast, or q")),
+            (Some(_), Some(_)) => Err(Error::argument("q", "given beside a forecast", "one of them")),
+            (None, Some(q)) => {
+                for (name, t) in [("x", &c.x), ("previous", &c.previous)] {
+                    if given(t).is_some() {
+                        return Err(Error::argument(name, "given without a forecast", "none"));
+                    }
+                }
+                let shape = [batch, ("heads", ANY), ("D", dim)];
+                let q = match q.ndim {
+                    4 => return Err(Error::argument("q", "rank 4", "[B, heads, D]")),
+                    _ => checks.input("q", q, DType::FLOATS, &shape)?,
+                };
+                heads("q", q.dim(1), format!("{} heads", q.dim(1)))?;
+                Ok(Source::Given(q))
+            }
+            (Some(forecast), None) => {
+                let [number, width] = forecast.heads();
+                let found = format!("{number} heads of {width}");
+                heads("forecast", if width == dim { number } else { 0 }, found)?;
+                if c.map as usize >= forecast.layers() {
+                    return Err(Error::argument("map", c.map, format!("0 to {}", forecast.layers() - 1)));
+                }
+                checks.input("x", &c.x, DType::FLOATS, &[batch, ("input_dim", ANY)])?;
+                Ok(Source::Forecast(forecast))
+            }
+        }
+    }
+
+    /// The caller's stream waits for all that was foreseen so far.
+    pub(super) fn join_last_foresight(&self, on: &On) -> Result<()> {
+        let last = self.last_foresight.lock().take();
+        if let (On::Cuda(enqueue), Some(branch), Some(last)) = (on, self.foresight.branch(), last) {
+            branch.join(enqueue, last)?;
+        }
+        Ok(())
+    }
+}
+
+impl Layer<'_> {
+    /// The caller's stream waits for what was foreseen of the layer. False where it is of another capture.
+    pub fn join_foresight(&self, on: &On) -> Result<bool> {
+        match (on, self.decoder.foresight.branch()) {
+            (On::Cuda(enqueue), Some(branch)) => branch.join(enqueue, self.number),
+            _ => Ok(true),
+        }
+    }
+
+    /// Memory for foreseen queries.
+    pub fn foreseen_queries(&self, heads: usize) -> vwd_tensor {
+        self.queries_of(self.decoder.options.foreseen_dtype(), heads)
+    }
+
+    fn queries_of(&self, dtype: DType, heads: usize) -> vwd_tensor {
+        let Decoder { options, plan, .. } = self.decoder;
+        self.decoder.packed(plan.queries, dtype, &[self.step.batch, heads, options.dims[0]])
+    }
+
+    /// The selection of a list that is made ahead, of the tokens before the step.
+    pub fn foresee_args(&self, queries: vwd_tensor) -> vwd_select_blocks_args {
+        vwd_select_blocks_args {
+            k: self.policy.predicted,
+            local_blocks: self.policy.local_ahead(),
+            seq_lens: self.decoder.tensor(self.decoder.plan.places, DType::I32, &[self.step.batch], &[1]),
+            selected: self.predicted(),
+            ..self.select_args(queries, Kind::Known)
+        }
+    }
+
+    fn foresee(&self, select: &vwd_select_blocks_args, stream: vwd_stream) -> Result<()> {
+        self.select(select, stream)?;
+        let Decoder { session, options, plan, memory, .. } = self.decoder;
+        let vwd_block_list { ids, counts, .. } = self.predicted();
+        let complete = Complete {
+            lens: self.lens(Kind::Known),
+            places: memory.at(plan.places),
+            ids: ids.data.cast(),
+            counts: counts.data.cast(),
+            batch: self.step.batch,
+            heads: options.kv_heads,
+            capacity: self.policy.predicted_capacity(),
+            block_size: options.block_size,
+        };
+        complete.run(&session.on(stream)?)
+    }
+}
