@@ -3,6 +3,7 @@
 
 pub mod attention;
 pub mod contents;
+pub mod draw;
 pub mod index;
 pub mod pack;
 pub mod prefetch;
