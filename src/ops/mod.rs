@@ -8,6 +8,7 @@ pub mod index;
 pub mod pack;
 pub mod prefetch;
 pub mod repair;
+pub mod sample;
 pub mod select;
 pub mod simd;
 pub mod topk;

@@ -21,14 +21,17 @@ from ._arguments import (
     Rope,
 )
 from ._enums import (
+    Acceptance,
     Check,
     DecoderMode,
     Device,
+    Finish,
     GatherEngine,
     IndexKind,
     LogLevel,
     RepairMode,
     RopeStyle,
+    SampleStatus,
     SelectMethod,
     SelectStatus,
     Status,
@@ -47,6 +50,7 @@ __version__: str = _lib.vwd_version().decode()
 
 __all__ = [
     "ABI_VERSION",
+    "Acceptance",
     "AttentionPartials",
     "AttentionState",
     "BlockList",
@@ -59,6 +63,7 @@ __all__ = [
     "Device",
     "Error",
     "FileError",
+    "Finish",
     "Forecast",
     "ForecastInfo",
     "GatherEngine",
@@ -78,6 +83,7 @@ __all__ = [
     "RepairMode",
     "Rope",
     "RopeStyle",
+    "SampleStatus",
     "SelectMethod",
     "SelectStatus",
     "Session",

@@ -4,7 +4,7 @@
 //! the tokens ≥ v have at least top_p of the mass that is left, where a token's mass is ⌊w(x, M)·2^40⌋ and the bound is
 //! ⌈top_p·Σ⌉, a product in float64, at least 1 and at most Σ. At least one token stays.
 
-use super::{ONE, Scale, Settings, largest, run};
+use super::{ONE, Scale, Settings, largest, strip};
 use crate::ops::simd::{self, Kernel, LANES, Lanes};
 
 impl Settings {
@@ -26,9 +26,9 @@ impl Settings {
             return;
         }
         if self.min_p > 0.0 {
-            let runs = row.len().div_ceil(LANES);
-            for r in 0..runs {
-                let weights = simd::dispatch(super::Weights { scale, x: run(row, r, none), m });
+            let strips = row.len().div_ceil(LANES);
+            for r in 0..strips {
+                let weights = simd::dispatch(super::Weights { scale, x: strip(row, r, none), m });
                 let least = self.min_p.min(1.0);
                 row[r * LANES..].iter_mut().zip(weights).filter(|&(_, w)| w < least).for_each(|(x, _)| *x = none);
             }
@@ -104,7 +104,7 @@ impl Kernel for Count<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self) {
         for r in 0..self.row.len().div_ceil(LANES) {
-            let x = run(self.row, r, f32::NEG_INFINITY);
+            let x = strip(self.row, r, f32::NEG_INFINITY);
             let keys = x.map(key_of);
             if keys.iter().all(|key| key & self.known != self.key) {
                 continue;

@@ -1,4 +1,4 @@
-//! Draws from rows of logits: what every sampling call shares. kernels/common/draw.cuh computes the same bits.
+//! Draws from rows of logits: what every sampling call shares.
 //!
 //! **Row.** V numbers x_j: logits, whose NaN count as −inf, or weights, whose NaN and negative numbers count as 0. A filter
 //! (see `filter.rs`) turns the logits of the tokens that it drops to −inf, and their weights to 0.
@@ -6,14 +6,14 @@
 //! **Weight.** w(x, m) is 2^((x − m)·c) with c = log2 e / temperature for logits, by float32 operations that are given below,
 //! and x / m for weights. It is 0 where the exponent is below −100. If m is +inf it is 1 for +inf and 0 for all else.
 //!
-//! **Sums.** A row is cut in segments of 4096 tokens, and a segment in runs of 8; both depend on V alone. m_s is a segment's
-//! largest number and M the row's. The sum of a run is ((w0+w1)+(w2+w3)) + ((w4+w5)+(w6+w7)) in float32, with w = w(x_j, m_s).
+//! **Sums.** A row is cut in segments of 4096 tokens, and a segment in strips of 8; both depend on V alone. m_s is a segment's
+//! largest number and M the row's. The sum of a strip is ((w0+w1)+(w2+w3)) + ((w4+w5)+(w6+w7)) in float32, with w = w(x_j, m_s).
 //! It is rounded down to a multiple of 2^−40. From there on sums are integers, so their order does not matter: n_s is the sum
-//! of a segment's runs, and its share of the row is N_s = ⌊n_s · w(m_s, M)⌋ with a product in float64.
+//! of a segment's strips, and its share of the row is N_s = ⌊n_s · w(m_s, M)⌋ with a product in float64.
 //!
 //! **Draw.** u is a multiple of 2^−53 below 1 (see [`uniform`]), and t = ⌊u·ΣN_s⌋. The segment is the first with t below the
-//! running sum of N_s; t less what precedes is divided by w(m_s, M) in float64 and rounded down to t' < n_s. The run is the first
-//! with t' below the running sum of the runs. In the run the token is the first with ⌊(w0+…+wk)·2^40⌋ above what is left of
+//! running sum of N_s; t less what precedes is divided by w(m_s, M) in float64 and rounded down to t' < n_s. The strip is the first
+//! with t' below the running sum of the strips. In the strip the token is the first with ⌊(w0+…+wk)·2^40⌋ above what is left of
 //! t', in float32 from the left, or the last that has weight.
 //!
 //! **Probability.** p(j) = w(x_j, m_s) · w(m_s, M) · 2^40 / ΣN_s, in float64 from the left.
@@ -164,9 +164,9 @@ impl Scale {
     }
 }
 
-/// The numbers of run `r` of a row, which is filled up with `none`.
+/// The numbers of strip `r` of a row, which is filled up with `none`.
 #[inline(always)]
-fn run(row: &[f32], r: usize, none: f32) -> [f32; LANES] {
+fn strip(row: &[f32], r: usize, none: f32) -> [f32; LANES] {
     let rest = &row[r * LANES..];
     match rest.first_chunk() {
         Some(full) => *full,
@@ -183,7 +183,7 @@ pub fn largest(row: &[f32]) -> f32 {
         fn run<L: Lanes>(self) -> f32 {
             let mut best = L::splat(f32::NEG_INFINITY);
             for r in 0..self.0.len().div_ceil(LANES) {
-                best = L::from_array(&run(self.0, r, f32::NEG_INFINITY)).max(best);
+                best = L::from_array(&strip(self.0, r, f32::NEG_INFINITY)).max(best);
             }
             best.to_array().into_iter().fold(f32::NEG_INFINITY, f32::max)
         }
@@ -197,7 +197,7 @@ pub fn first_largest(row: &[f32], form: Form) -> Option<usize> {
     if best > form.none() { row.iter().position(|&x| x == best) } else { None }
 }
 
-/// w(x, m) of the eight numbers of a run.
+/// w(x, m) of the eight numbers of a strip.
 struct Weights {
     scale: Scale,
     x: [f32; LANES],
@@ -212,16 +212,16 @@ impl Kernel for Weights {
     }
 }
 
-/// The runs of a segment up to the one whose sum is above `target`: its number and what precedes it, or, where there is none, the
-/// number of runs and the sum of all.
-struct Runs<'a> {
+/// The strips of a segment up to the one whose sum is above `target`: its number and what precedes it, or, where there is none, the
+/// number of strips and the sum of all.
+struct Strips<'a> {
     scale: Scale,
     segment: &'a [f32],
     m: f32,
     target: u64,
 }
 
-impl Kernel for Runs<'_> {
+impl Kernel for Strips<'_> {
     type Output = (usize, u64);
     #[inline(always)]
     fn run<L: Lanes>(self) -> (usize, u64) {
@@ -230,7 +230,7 @@ impl Kernel for Runs<'_> {
         let mut before = 0;
         for first in (0..count).step_by(4) {
             let weights = |r| match r < count {
-                true => self.scale.weights(L::from_array(&run(self.segment, r, none)), self.m),
+                true => self.scale.weights(L::from_array(&strip(self.segment, r, none)), self.m),
                 false => L::splat(0.0),
             };
             let sums = L::sums([weights(first), weights(first + 1), weights(first + 2), weights(first + 3)]);
@@ -277,8 +277,8 @@ impl<'a> Distribution<'a> {
         for (segment, numbers) in made.segments.iter_mut().zip(row.chunks(SEGMENT)) {
             segment.largest = largest(numbers);
             if segment.largest > scale.form.none() {
-                let runs = Runs { scale, segment: numbers, m: segment.largest, target: u64::MAX };
-                segment.sum = simd::dispatch(runs).1;
+                let strips = Strips { scale, segment: numbers, m: segment.largest, target: u64::MAX };
+                segment.sum = simd::dispatch(strips).1;
             }
         }
         let used = &mut made.segments[..row.len().div_ceil(SEGMENT)];
@@ -307,8 +307,8 @@ impl<'a> Distribution<'a> {
         let Segment { largest: m, sum, scale, .. } = self.segments[s];
         let target = ((left as f64 / scale as f64) as u64).min(sum - 1);
         let segment = &self.row[s * SEGMENT..self.row.len().min((s + 1) * SEGMENT)];
-        let (r, before) = simd::dispatch(Runs { scale: self.scale, segment, m, target });
-        let x = run(segment, r, self.scale.form.none());
+        let (r, before) = simd::dispatch(Strips { scale: self.scale, segment, m, target });
+        let x = strip(segment, r, self.scale.form.none());
         let weights = simd::dispatch(Weights { scale: self.scale, x, m });
         let (mut sum, mut last) = (0.0, 0);
         for (i, w) in weights.into_iter().enumerate().filter(|&(_, w)| w > 0.0) {
@@ -335,22 +335,9 @@ impl<'a> Distribution<'a> {
         self.scale.weight(x, m) as f64 * scale as f64 * ONE as f64 / self.total as f64
     }
 
-    /// ln p(token), in float64 from M and the sum.
-    pub fn ln_probability(&self, token: usize) -> f64 {
-        let (x, largest) = (self.row[token], self.largest);
-        let ln_total = (self.total as f64 / ONE as f64).ln();
-        match self.scale.form {
-            _ if largest == f32::INFINITY => {
-                if x == largest {
-                    -ln_total
-                } else {
-                    f64::NEG_INFINITY
-                }
-            }
-            // c is log2 e / temperature.
-            Form::Logits => (x as f64 - largest as f64) * (self.scale.c as f64 * std::f64::consts::LN_2) - ln_total,
-            Form::Weights => (x as f64 / largest as f64).ln() - ln_total,
-        }
+    /// ln p, as a function of a token's number.
+    pub fn logarithm(&self) -> Logarithm {
+        Logarithm { scale: self.scale, largest: self.largest, ln_total: (self.total as f64 / ONE as f64).ln() }
     }
 
     /// Hands (token, p(token)) of every token that has weight to `take`, as float32: w(x, m_s) times the factor of the segment,
@@ -359,7 +346,7 @@ impl<'a> Distribution<'a> {
         for (s, segment) in self.row.chunks(SEGMENT).enumerate().filter(|&(s, _)| self.segments[s].sum > 0) {
             let (m, factor) = (self.segments[s].largest, self.factor(s) as f32);
             for r in 0..segment.len().div_ceil(LANES) {
-                let x = run(segment, r, self.scale.form.none());
+                let x = strip(segment, r, self.scale.form.none());
                 let weights = simd::dispatch(Weights { scale: self.scale, x, m });
                 for (i, w) in weights.into_iter().enumerate().filter(|&(_, w)| w > 0.0) {
                     take(s * SEGMENT + r * LANES + i, w * factor);
@@ -377,6 +364,34 @@ impl<'a> Distribution<'a> {
             next = token + 1;
         });
         q[next..].fill(0.0);
+    }
+}
+
+/// ln p of a distribution, in float64 from M and the sum.
+#[derive(Clone, Copy)]
+pub struct Logarithm {
+    scale: Scale,
+    largest: f32,
+    ln_total: f64,
+}
+
+impl Logarithm {
+    /// ln p of a token whose number is `x`.
+    pub fn of(&self, x: f32) -> f64 {
+        let (x, largest) = (x as f64, self.largest as f64);
+        let ln_weight = match self.scale.form {
+            _ if largest == f64::INFINITY => {
+                if x == largest {
+                    0.0
+                } else {
+                    f64::NEG_INFINITY
+                }
+            }
+            // c is log2 e / temperature.
+            Form::Logits => (x - largest) * (self.scale.c as f64 * std::f64::consts::LN_2),
+            Form::Weights => (x / largest).ln(),
+        };
+        ln_weight - self.ln_total
     }
 }
 
@@ -464,7 +479,7 @@ mod tests {
             for (token, count) in counts.iter().enumerate() {
                 let exact = weights[token] / total;
                 assert!((p.probability(token) / exact - 1.0).abs() < 1e-5, "{n}: {token}");
-                assert!((p.ln_probability(token) - exact.ln()).abs() < 1e-5, "{n}: {token}");
+                assert!((p.logarithm().of(row[token]) - exact.ln()).abs() < 1e-5, "{n}: {token}");
                 assert!((*count as f64 - exact * DRAWS as f64).abs() <= 1.01, "{n}: {token} {count} {exact}");
             }
         }
@@ -484,7 +499,9 @@ mod tests {
         row[8] = f32::INFINITY;
         let p = Distribution::new(&row, Scale::new(Form::Logits, 1.0));
         assert_eq!((p.draw(0), p.draw((1 << 53) - 1)), (7, 8));
-        assert!((p.ln_probability(8) + 2f64.ln()).abs() < 1e-9 && p.ln_probability(5000) == f64::NEG_INFINITY);
+        assert!(
+            (p.logarithm().of(f32::INFINITY) + 2f64.ln()).abs() < 1e-9 && p.logarithm().of(1.0) == f64::NEG_INFINITY
+        );
         assert!(Distribution::new(&[f32::NEG_INFINITY; 9], Scale::new(Form::Logits, 1.0)).is_empty());
         assert!(Distribution::new(&[0.0; 9], Scale::new(Form::Weights, 1.0)).is_empty());
     }
