@@ -392,6 +392,15 @@ VWD_API vwd_status vwd_pinned_free(const vwd_session *session, void *pointer, vw
 
 /* --- Verification of draft tokens and packing of accepted rows ---------------------------------------------------- */
 
+/** The request goes on. */
+#define VWD_FINISH_NONE 0
+
+/** The last committed token is a stop token. */
+#define VWD_FINISH_STOP 1
+
+/** As many tokens were committed as remained. */
+#define VWD_FINISH_LENGTH 2
+
 /** Arguments of `vwd_verify`; see there. */
 typedef struct {
   uint32_t struct_size;
@@ -504,6 +513,167 @@ vwd_status vwd_pack(const vwd_session *session,
  * Arguments, results, blocking, thread safety and errors are those of the two calls; accepted is an output here.
  */
 VWD_API vwd_status vwd_verify_pack(const vwd_session *session, const vwd_verify_pack_args *args, vwd_stream stream);
+
+/* --- Verification of sampled draft tokens, and sampling ----------------------------------------------------------- */
+
+/** VWD_ACCEPT_REJECTION where draft_rows are given, VWD_ACCEPT_COUPLED where they are not. */
+#define VWD_ACCEPT_AUTO 0
+
+/** The token that plain sampling draws is committed; a draft token is accepted if it is that token. */
+#define VWD_ACCEPT_COUPLED 1
+
+/** Rejection sampling (Leviathan et al. 2023; Chen et al. 2023). */
+#define VWD_ACCEPT_REJECTION 2
+
+/** Every row is greedy, whatever its temperature. */
+#define VWD_ACCEPT_GREEDY 3
+
+/** Flag: target holds probabilities, or any multiple of them, instead of logits. */
+#define VWD_SAMPLE_TARGET_PROBABILITIES 1
+
+/** Flag: draft_rows holds probabilities, or any multiple of them, instead of logits. */
+#define VWD_SAMPLE_DRAFT_PROBABILITIES 2
+
+/** Flag: filters are computed at temperature 1, before the temperature is applied. */
+#define VWD_SAMPLE_TEMPERATURE_LAST 4
+
+/** Bit of a request's status: a row holds a NaN, or a negative probability. The token cannot be drawn. */
+#define VWD_SAMPLE_NAN 1
+
+/** Bit of a request's status: a row has no token that can be drawn. */
+#define VWD_SAMPLE_NO_TOKEN 2
+
+/**
+ * Bit of a request's status: a draft token was refused, and no token is likelier in the target than in the draft. The next token
+ * is drawn from the target's row.
+ */
+#define VWD_SAMPLE_NO_RESIDUAL 4
+
+/** Bit of a request's status: target has no such row, as target_begin would have it. */
+#define VWD_SAMPLE_NO_ROW 8
+
+/** Arguments of `vwd_verify_sample`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Bits VWD_SAMPLE_TARGET_PROBABILITIES, VWD_SAMPLE_DRAFT_PROBABILITIES, VWD_SAMPLE_TEMPERATURE_LAST. */
+  uint32_t flags;
+  uint32_t rule;
+  vwd_tensor draft;
+  vwd_tensor draft_lens;
+  vwd_tensor target;
+  vwd_tensor target_begin;
+  vwd_tensor draft_rows;
+  vwd_tensor draft_map;
+  vwd_tensor temperature;
+  vwd_tensor top_k;
+  vwd_tensor top_p;
+  vwd_tensor min_p;
+  vwd_tensor seeds;
+  vwd_tensor positions;
+  vwd_tensor stop;
+  vwd_tensor ignore_stop;
+  vwd_tensor remaining;
+  vwd_tensor min_remaining;
+  vwd_tensor next_token;
+  vwd_tensor accepted;
+  vwd_tensor committed;
+  vwd_tensor committed_len;
+  vwd_tensor finish;
+  vwd_tensor status;
+  vwd_tensor logprobs;
+} vwd_verify_sample_args;
+#define VWD_VERIFY_SAMPLE_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_verify_sample_args), /* flags */ 0, /* rule */ 0, /* draft */ VWD_TENSOR_INIT, \
+   /* draft_lens */ VWD_TENSOR_INIT, /* target */ VWD_TENSOR_INIT, /* target_begin */ VWD_TENSOR_INIT, \
+   /* draft_rows */ VWD_TENSOR_INIT, /* draft_map */ VWD_TENSOR_INIT, /* temperature */ VWD_TENSOR_INIT, \
+   /* top_k */ VWD_TENSOR_INIT, /* top_p */ VWD_TENSOR_INIT, /* min_p */ VWD_TENSOR_INIT, /* seeds */ VWD_TENSOR_INIT, \
+   /* positions */ VWD_TENSOR_INIT, /* stop */ VWD_TENSOR_INIT, /* ignore_stop */ VWD_TENSOR_INIT, \
+   /* remaining */ VWD_TENSOR_INIT, /* min_remaining */ VWD_TENSOR_INIT, /* next_token */ VWD_TENSOR_INIT, \
+   /* accepted */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT, /* committed_len */ VWD_TENSOR_INIT, \
+   /* finish */ VWD_TENSOR_INIT, /* status */ VWD_TENSOR_INIT, /* logprobs */ VWD_TENSOR_INIT}
+
+/**
+ * Samples one token of each request, after verifying the tokens that a drafter guessed for it.
+ *
+ * Row r of request i is what the target says of its token at position positions[i] + r; rows 0 … γ follow the draft tokens. Rows
+ * decide in order. A row that accepts draft token r hands over to row r + 1; the first that refuses, or has no draft token,
+ * gives the next token. With γ = 0 this is plain sampling.
+ *
+ * Greedy rows (temperature below 10^−5, negative or NaN, or VWD_ACCEPT_GREEDY) take the lowest token of the largest logit and use no random
+ * number. VWD_ACCEPT_COUPLED draws what plain sampling with this seed draws at this position, whatever was drafted: drafts change
+ * the time that a text takes and not the text. VWD_ACCEPT_REJECTION accepts token x iff u·q(x) < p(x), and else draws from
+ * max(p − q, 0); without draft_rows q is 1 at the draft token.
+ *
+ * p is made of a row in this order: stop tokens that min_remaining forbids are dropped; temperature; min_p keeps tokens at least
+ * min_p times as likely as the likeliest; top_k keeps the k likeliest; top_p keeps the fewest likeliest that have
+ * top_p of the mass that is left. Ties at a bound stay, and at least one token does. +inf logits share all mass. NaN cannot be drawn.
+ * A row from which no token can be drawn ends the request: acceptance stops before it, and there is no next token.
+ *
+ * Random numbers are Philox4x32-10 of (seed, position, purpose): nothing depends on the request's place in the batch, the
+ * size of the batch, the number of draft tokens or the device. A draw is defined to the bit (docs/verify-sample.md), so every machine
+ * commits the same tokens for rows of the same bits; only logprobs may differ, by 10^−6·(1 + |ln p|).
+ *
+ * Committed are the accepted draft tokens and the next token, cut after the first stop token and at remaining tokens. A
+ * stop token within the budget gives VWD_FINISH_STOP, a cut at the budget VWD_FINISH_LENGTH. Where the cut drops the next token
+ * it is −1.
+ *
+ * args->rule                      A VWD_ACCEPT_* value.
+ * args->draft         [B, γ]      int32 or int64, optional (absent: γ = 0); γ ≤ 64. A token outside 0 … V−1 ends its draft.
+ * args->draft_lens    [B]         int32, optional (absent: every draft is γ long). Values outside 0 … γ are clamped.
+ * args->target        [B, γ+1, V] float32, float16 or bfloat16; 1 ≤ V ≤ 2^20. Or [N, V]: rows of all requests one after the other;
+ *                                 rows past a request's draft_lens are not read, so requests may have as many as they draft.
+ * args->target_begin  [B]         int32 or int64, for target [N, V]: row 0 of each request. Without it, row i is that of request i,
+ *                                 and γ = 0.
+ * args->draft_rows    [B, γ, Vd]  float32, float16 or bfloat16, optional; Vd ≤ 2^20, and Vd ≤ V without draft_map. What each draft token was
+ *                                 drawn from: q is made of it as p is, by the request's temperature and filters; with
+ *                                 VWD_SAMPLE_DRAFT_PROBABILITIES it is what the row holds, scaled to sum to 1.
+ * args->draft_map     [Vd]        int32, ascending, optional: the target's token for each column of draft_rows; absent: the same number.
+ *                                 Columns with numbers outside 0 … V−1 count for nothing.
+ * args->temperature   [B]         float32, optional (absent: 1). Probabilities have had theirs: it tells only which are greedy.
+ * args->top_k         [B]         int32, optional. 0 or below, and V or above: off.
+ * args->top_p         [B]         float32, optional. 1 or above: off; 0 or below keeps the likeliest.
+ * args->min_p         [B]         float32, optional. 0 or below: off.
+ * args->seeds         [B]         uint64 or int64. Not read by VWD_ACCEPT_GREEDY, for which it may be absent; positions likewise.
+ * args->positions     [B]         int32 or int64: the position of the token that row 0 decides.
+ * args->stop          [S] or [B, S] int32 or int64, optional: stop tokens of all requests or of each. Negative ones match nothing.
+ * args->ignore_stop   [B]         uint8 or bool, optional: not 0 where stop tokens are tokens like others.
+ * args->remaining     [B]         int32, optional: the most tokens to commit. 0 or below: nothing is decided, as for a finished request or
+ *                                 a row of padding.
+ * args->min_remaining [B]         int32, optional: so many rows cannot commit stop tokens.
+ * args->next_token    [B]         int32 or int64, the dtype of draft if it is given, out; −1: none.
+ * args->accepted      [B]         int32, out, optional: accepted draft tokens that are committed.
+ * args->committed     [B, γ+1]    dtype of next_token, out, optional; −1 past the end.
+ * args->committed_len [B]         int32, out, optional.
+ * args->finish        [B]         uint8, out, optional: a VWD_FINISH_* value.
+ * args->status        [B]         uint32 or int32, out, optional: bits VWD_SAMPLE_NAN, VWD_SAMPLE_NO_TOKEN, VWD_SAMPLE_NO_RESIDUAL,
+ *                                 VWD_SAMPLE_NO_ROW, of the rows that committed, and of the one that could not.
+ * args->logprobs      [B, γ+1]    float32, out, optional: ln p of each committed token at temperature 1, without filters; 0 past the end.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
+ * once its scratch is there; may be captured: seeds, positions and all else are read when the graph runs. Thread-safe; calls on one
+ * stream are ordered by the caller. Tensors are borrowed until the stream passes this point; inputs are not written.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, OUT_OF_SCRATCH, UNSUPPORTED (CUDA sessions), DRIVER,
+ * INTERNAL.
+ */
+VWD_API
+vwd_status vwd_verify_sample(const vwd_session *session,
+                             const vwd_verify_sample_args *args,
+                             vwd_stream stream);
+
+/**
+ * Tells how many bytes of scratch `vwd_verify_sample` with these arguments needs in its stream's arena: 0 on a CPU session.
+ *
+ * Call it for `vwd_session_reserve`, before a graph is captured. The number follows from shapes, strides, dtypes and scalars,
+ * never from the contents of tensors, which need not be written yet. The arguments are checked as in the call.
+ *
+ * bytes  Out.
+ *
+ * Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_verify_sample_scratch(const vwd_session *session,
+                                     const vwd_verify_sample_args *args,
+                                     uint64_t *bytes);
 
 /* --- Summaries of keys, from which blocks and tokens are selected ------------------------------------------------- */
 

@@ -487,6 +487,9 @@ class BasicSession {
   Return<void> verify_pack(const vwd_verify_pack_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_verify_pack(get(), &args, stream));
   }
+  Return<void> verify_sample(const vwd_verify_sample_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_verify_sample(get(), &args, stream));
+  }
   Return<void> index_update(const vwd_index_update_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_index_update(get(), &args, stream));
   }
@@ -510,6 +513,9 @@ class BasicSession {
     return scratch(vwd_attention_scratch, args);
   }
   Return<std::uint64_t> repair_scratch(const vwd_repair_args &args) const { return scratch(vwd_repair_scratch, args); }
+  Return<std::uint64_t> verify_sample_scratch(const vwd_verify_sample_args &args) const {
+    return scratch(vwd_verify_sample_scratch, args);
+  }
   Return<std::uint64_t> select_blocks_scratch(const vwd_select_blocks_args &args) const {
     return scratch(vwd_select_blocks_scratch, args);
   }

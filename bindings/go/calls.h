@@ -56,6 +56,13 @@ static inline outcome pack(const vwd_session *session, const vwd_pack_args *args
 static inline outcome verify_pack(const vwd_session *session, const vwd_verify_pack_args *args, uintptr_t stream) {
   return outcome_of(vwd_verify_pack(session, args, (vwd_stream)stream));
 }
+static inline outcome verify_sample(const vwd_session *session, const vwd_verify_sample_args *args, uintptr_t stream) {
+  return outcome_of(vwd_verify_sample(session, args, (vwd_stream)stream));
+}
+static inline outcome verify_sample_scratch(const vwd_session *session, const vwd_verify_sample_args *args,
+                                            uint64_t *bytes) {
+  return outcome_of(vwd_verify_sample_scratch(session, args, bytes));
+}
 static inline outcome index_update(const vwd_session *session, const vwd_index_update_args *args,
                                    const vwd_index *index, uintptr_t stream) {
   vwd_index_update_args joined = *args;

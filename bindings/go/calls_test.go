@@ -95,6 +95,25 @@ func TestVerifyAndPack(t *testing.T) {
 	equal(t, "accepted", accepted, 3, 1)
 }
 
+func TestVerifySample(t *testing.T) {
+	s := cpuSession(t)
+	next, accepted, committed, finish := make([]int32, 1), make([]int32, 1), make([]int32, 3), make([]uint8, 1)
+	// A token of each row has all mass: 2, then 1, then 1.
+	args := VerifySampleArgs{
+		Draft: Of([]int32{2, 0}, 1, 2), Target: Of([]float32{-1000, -1000, 0, -1000, 0, -1000, -1000, 0, -1000}, 1, 3, 3),
+		Seeds: Of([]int64{7}), Positions: Of([]int64{0}), Stop: Of([]int32{1}), NextToken: Of(next), Accepted: Of(accepted),
+		Committed: Of(committed, 1, 3), Finish: Of(finish),
+	}
+	bytes, err := s.VerifySampleScratch(args)
+	must(t, err)
+	equal(t, "scratch", []uint64{bytes}, 0)
+	must(t, s.VerifySample(args, 0))
+	equal(t, "committed", committed, 2, 1, -1)
+	equal(t, "accepted", accepted, 1)
+	equal(t, "next_token", next, 1)
+	equal(t, "finish", finish, 1)
+}
+
 func TestSummariseSelectAttendRepair(t *testing.T) {
 	s, seq := cpuSession(t), newSequence()
 	keyMax, keyMin := make([]float32, 3*channels), make([]float32, 3*channels)

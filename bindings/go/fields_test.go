@@ -18,6 +18,7 @@ func TestEveryFieldOfTheHeadersStructsIsSet(t *testing.T) {
 		"verify":              each(filled[VerifyArgs]().lower(&l)),
 		"pack":                each(filled[PackArgs]().lower(&l)),
 		"verify_pack":         each(filled[VerifyPackArgs]().lower(&l)),
+		"verify_sample":       each(filled[VerifySampleArgs]().lower(&l)),
 		"index_update":        each(filled[IndexUpdateArgs]().lower(&l)),
 		"channel_importance":  each(filled[ChannelImportanceArgs]().lower(&l)),
 		"select_blocks":       each(filled[SelectBlocksArgs]().lower(&l)),

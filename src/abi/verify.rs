@@ -2,6 +2,13 @@
 
 use super::{Versioned, vwd_tensor};
 
+/// The request goes on.
+pub const VWD_FINISH_NONE: u8 = 0;
+/// The last committed token is a stop token.
+pub const VWD_FINISH_STOP: u8 = 1;
+/// As many tokens were committed as remained.
+pub const VWD_FINISH_LENGTH: u8 = 2;
+
 /// Arguments of `vwd_verify`; see there.
 #[repr(C)]
 #[derive(Clone, Copy)]

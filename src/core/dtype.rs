@@ -28,6 +28,7 @@ impl DType {
     pub const I64: DType = DType { code: code::INT, bits: 64 };
     pub const U8: DType = DType { code: code::UINT, bits: 8 };
     pub const U32: DType = DType { code: code::UINT, bits: 32 };
+    pub const U64: DType = DType { code: code::UINT, bits: 64 };
     pub const BOOL: DType = DType { code: code::BOOL, bits: 8 };
 
     pub const F8E4M3: DType = DType { code: code::FLOAT8_E4M3FN, bits: 8 };
@@ -95,7 +96,7 @@ pub trait Token: Element + PartialEq {
 macro_rules! elements {
     ($($t:ty => $d:ident),*) => { $(impl Element for $t { const DTYPE: DType = DType::$d; })* };
 }
-elements!(f32 => F32, f16 => F16, bf16 => BF16, i32 => I32, i64 => I64, u8 => U8, u32 => U32);
+elements!(f32 => F32, f16 => F16, bf16 => BF16, i32 => I32, i64 => I64, u8 => U8, u32 => U32, u64 => U64);
 
 impl Float for f32 {
     #[inline(always)]

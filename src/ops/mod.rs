@@ -3,10 +3,12 @@
 
 pub mod attention;
 pub mod contents;
+pub mod draw;
 pub mod index;
 pub mod pack;
 pub mod prefetch;
 pub mod repair;
+pub mod sample;
 pub mod select;
 pub mod simd;
 pub mod topk;

@@ -26,6 +26,7 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_verify", verify),
     ("vwd_pack", pack),
     ("vwd_verify_pack", verify_pack),
+    ("vwd_verify_sample", verify_sample),
     ("vwd_index_update of MINMAX", |b| index_update(b, VWD_INDEX_MINMAX, false)),
     ("vwd_index_update of MEAN", |b| index_update(b, VWD_INDEX_MEAN, false)),
     ("vwd_index_update of LABEL", |b| index_update(b, VWD_INDEX_LABEL, false)),

@@ -25,6 +25,8 @@ mod index;
 mod index_bits;
 mod keys_to_blocks;
 mod predictor;
+mod sample;
+mod sampling;
 mod select;
 mod select_batch;
 mod select_labels;
@@ -48,6 +50,7 @@ struct Family {
 const FAMILIES: &[Family] = &[
     Family { cases: verify::CASES, on_cuda: true },
     Family { cases: verify::ON_THE_CPU, on_cuda: false },
+    Family { cases: sample::CASES, on_cuda: false },
     Family { cases: index::CASES, on_cuda: true },
     Family { cases: index_bits::CASES, on_cuda: true },
     Family { cases: select::CASES, on_cuda: true },

@@ -75,6 +75,51 @@ pub fn verify_pack(case: &mut Case) {
     rows(case, arrays, of!(args, Args, offsets), batch, gamma);
 }
 
+pub fn verify_sample(case: &mut Case) {
+    type Args = vwd_verify_sample_args;
+    let args = case.call_with_scratch::<Args>(vwd_verify_sample, vwd_verify_sample_scratch);
+    let (batch, gamma) = (case.extent(1..=4), case.rng.size(0..=5) as i64);
+    let (tokens, stops) = (case.rng.pick(&[1, 9, 70, 4200]), case.extent(0..=3));
+    let dtype = case.rng.pick(&[I32, I64]);
+    let rule = case.rng.size(0..=3) as u32;
+    case.number(of!(args, Args, rule), rule);
+    let flags = case.rng.size(0..=7) as u32;
+    case.number(of!(args, Args, flags), flags);
+    case.input(of!(args, Args, draft), dtype, &[batch, gamma], Content::Tokens);
+    case.maybe_input(of!(args, Args, draft_lens), I32, &[batch], Content::Counts(gamma));
+    let logits = case.rng.pick(&FLOATS);
+    if case.rng.one_in(3) {
+        let rows = batch.saturating_mul(gamma + 1);
+        case.input(of!(args, Args, target), logits, &[rows, tokens], Content::Floats);
+        case.input(of!(args, Args, target_begin), dtype, &[batch], Content::Indices(rows));
+    } else {
+        case.input(of!(args, Args, target), logits, &[batch, gamma + 1, tokens], Content::Floats);
+    }
+    let (draft, columns) = (case.rng.pick(&FLOATS), case.rng.size(1..=tokens as usize) as i64);
+    let rows = case.input(of!(args, Args, draft_rows), draft, &[batch, gamma, columns], Content::Floats);
+    let map = case.input(of!(args, Args, draft_map), I32, &[columns], Content::Ascending(tokens));
+    let (has_rows, has_map) = (case.rng.one_in(2), case.rng.one_in(2));
+    case.optional(has_rows, rows);
+    case.optional(has_rows && has_map, map);
+    for field in [of!(args, Args, temperature), of!(args, Args, top_p), of!(args, Args, min_p)] {
+        case.maybe_input(field, F32, &[batch], Content::Floats);
+    }
+    case.maybe_input(of!(args, Args, top_k), I32, &[batch], Content::Counts(tokens));
+    case.input(of!(args, Args, seeds), I64, &[batch], Content::Bytes);
+    case.input(of!(args, Args, positions), dtype, &[batch], Content::Counts(1 << 20));
+    case.maybe_input(of!(args, Args, stop), dtype, &[stops], Content::Tokens);
+    case.maybe_input(of!(args, Args, ignore_stop), U8, &[batch], Content::Bytes);
+    case.maybe_input(of!(args, Args, remaining), I32, &[batch], Content::Counts(gamma + 2));
+    case.maybe_input(of!(args, Args, min_remaining), I32, &[batch], Content::Counts(gamma));
+    case.output(of!(args, Args, next_token), dtype, &[batch]);
+    case.maybe_output(of!(args, Args, accepted), I32, &[batch]);
+    case.maybe_output(of!(args, Args, committed), dtype, &[batch, gamma + 1]);
+    case.maybe_output(of!(args, Args, committed_len), I32, &[batch]);
+    case.maybe_output(of!(args, Args, finish), U8, &[batch]);
+    case.maybe_output(of!(args, Args, status), I32, &[batch]);
+    case.maybe_output(of!(args, Args, logprobs), F32, &[batch, gamma + 1]);
+}
+
 // --- top-k ------------------------------------------------------------------------------------------------------------
 
 pub fn topk(case: &mut Case) {

@@ -42,6 +42,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("vwd_verify", Target::Call(calls::verify)),
     ("vwd_pack", Target::Call(calls::pack)),
     ("vwd_verify_pack", Target::Call(calls::verify_pack)),
+    ("vwd_verify_sample", Target::Call(calls::verify_sample)),
     ("vwd_index_update of MINMAX", Target::Call(|case| sequences::index_update(case, VWD_INDEX_MINMAX))),
     ("vwd_index_update of MEAN", Target::Call(|case| sequences::index_update(case, VWD_INDEX_MEAN))),
     ("vwd_index_update of LABEL", Target::Call(|case| sequences::index_update(case, VWD_INDEX_LABEL))),

@@ -105,6 +105,28 @@ static void verify_and_pack(const vw::Session &session) {
   CHECK((packed == Floats{10, 11, 12, 20, -1}) && (accepted == Ints{3, 1}));
 }
 
+static void verify_sampled(const vw::Session &session) {
+  // A token of each row has all mass: 2, then 1, then 1.
+  const Floats target = {-1000, -1000, 0, -1000, 0, -1000, -1000, 0, -1000};
+  Ints draft = {2, 0}, next(1), accepted(1), committed(3);
+  std::vector<std::int64_t> seed = {7}, position = {0};
+  auto args = vw::make<vwd_verify_sample_args>();
+  args.draft = vw::tensor(draft, {1, 2});
+  args.target = vw::tensor(target, {1, 3, 3});
+  args.seeds = vw::tensor(seed);
+  args.positions = vw::tensor(position);
+  args.next_token = vw::tensor(next);
+  args.accepted = vw::tensor(accepted);
+  args.committed = vw::tensor(committed, {1, 3});
+  CHECK(session.verify_sample_scratch(args) == 0);
+  session.verify_sample(args);
+  CHECK((committed == Ints{2, 1, -1}) && accepted[0] == 1 && next[0] == 1);
+  args.rule = VWD_ACCEPT_GREEDY;
+  draft[1] = 1;
+  session.verify_sample(args);
+  CHECK((committed == Ints{2, 1, 1}) && accepted[0] == 2);
+}
+
 static void summarise_select_attend_repair(const vw::Session &session) {
   Sequence sequence;
   const vwd_paged_kv kv = sequence.kv();
@@ -400,6 +422,7 @@ int main() {
   const auto session = cpu_session();
   void (*const steps[])(const vw::Session &) = {
       verify_and_pack,
+      verify_sampled,
       summarise_select_attend_repair,
       query_positions_windows_sinks_and_scales,
       channels_labels_and_tokens,

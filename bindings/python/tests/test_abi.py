@@ -83,11 +83,22 @@ class Abi(unittest.TestCase):
             ("GATHER", vanward.GatherEngine),
             ("ROPE", vanward.RopeStyle),
             ("TOPK", vanward.TopKOrder),
+            ("ACCEPT", vanward.Acceptance),
+            ("SAMPLE", vanward.SampleStatus),
+            ("FINISH", vanward.Finish),
+        ]
+        flags = [
+            ("ABI", "VERSION"),
+            ("FORECAST", "MEMORY"),
+            ("ATTENTION", "KEEP_ROWS"),
+            ("SAMPLE", "TARGET_PROBABILITIES"),
+            ("SAMPLE", "DRAFT_PROBABILITIES"),
+            ("SAMPLE", "TEMPERATURE_LAST"),
         ]
         in_header = {
             (family, member): int(value)
             for family, member, value in re.findall(r"#define VWD_([A-Z]+)_([A-Z_]+) (\d+)", CODE)
-            if (family, member) not in (("ABI", "VERSION"), ("FORECAST", "MEMORY"), ("ATTENTION", "KEEP_ROWS"))
+            if (family, member) not in flags
         }
         in_python = {(family, m.name): m.value for family, kind in enums for m in kind if m.name != "OK"}
         self.assertEqual(in_python, in_header)

@@ -56,6 +56,30 @@ class Calls(unittest.TestCase):
         self.session.verify_pack(**verify, rows=rows, packed=packed, offsets=offsets)
         np.testing.assert_array_equal(packed[0][:4], np.concatenate([rows[0][0], rows[0][1, :1]]))
 
+    def test_verify_sample(self):
+        # A token of each row has all mass: 2, then 1, then 1.
+        target = np.full((1, 3, 3), -1000, np.float32)
+        target[0, [0, 1, 2], [2, 1, 1]] = 0
+        next_token, accepted, committed = ints(1), ints(1), ints(1, 3)
+        logprobs = floats(1, 3)
+        given = dict(
+            draft=np.array([[2, 0]], np.int32),
+            target=target,
+            seeds=np.array([7]),
+            positions=np.array([0]),
+            next_token=next_token,
+            accepted=accepted,
+            committed=committed,
+            logprobs=logprobs,
+        )
+        self.assertEqual(self.session.verify_sample_scratch(**given), 0)
+        self.session.verify_sample(**given)
+        self.assertEqual((committed.tolist(), accepted.tolist(), next_token.tolist()), ([[2, 1, -1]], [1], [1]))
+        np.testing.assert_array_equal(logprobs, 0)
+        given["draft"][0, 1] = 1
+        self.session.verify_sample(**given, rule="greedy")
+        self.assertEqual((committed.tolist(), accepted.tolist()), ([[2, 1, 1]], [2]))
+
     def test_minmax_summaries_and_block_selection(self):
         q, kv, k, _ = self.sequence()
         blocks = [k[i : i + 4] for i in range(0, 23, 4)]

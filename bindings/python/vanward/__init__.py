@@ -21,15 +21,18 @@ from ._arguments import (
     Rope,
 )
 from ._enums import (
+    Acceptance,
     Check,
     DecoderMode,
     Device,
+    Finish,
     GatherEngine,
     IndexKind,
     LogLevel,
     Predict,
     RepairMode,
     RopeStyle,
+    SampleStatus,
     SelectMethod,
     SelectStatus,
     Status,
@@ -49,6 +52,7 @@ __version__: str = _lib.vwd_version().decode()
 
 __all__ = [
     "ABI_VERSION",
+    "Acceptance",
     "AttentionPartials",
     "AttentionState",
     "BlockList",
@@ -61,6 +65,7 @@ __all__ = [
     "Device",
     "Error",
     "FileError",
+    "Finish",
     "Forecast",
     "ForecastInfo",
     "GatherEngine",
@@ -81,6 +86,7 @@ __all__ = [
     "RepairMode",
     "Rope",
     "RopeStyle",
+    "SampleStatus",
     "SelectMethod",
     "SelectStatus",
     "Session",

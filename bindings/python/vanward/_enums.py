@@ -45,6 +45,30 @@ class Check(enum.IntEnum):
     NOTHING = c.VWD_CHECK_NOTHING
 
 
+class Acceptance(enum.IntEnum):
+    AUTO = c.VWD_ACCEPT_AUTO
+    COUPLED = c.VWD_ACCEPT_COUPLED
+    REJECTION = c.VWD_ACCEPT_REJECTION
+    GREEDY = c.VWD_ACCEPT_GREEDY
+
+
+class SampleStatus(enum.IntFlag):
+    """Bits of the status words that verify_sample writes: SampleStatus(status[i])."""
+
+    NAN = c.VWD_SAMPLE_NAN
+    NO_TOKEN = c.VWD_SAMPLE_NO_TOKEN
+    NO_RESIDUAL = c.VWD_SAMPLE_NO_RESIDUAL
+    NO_ROW = c.VWD_SAMPLE_NO_ROW
+
+
+class Finish(enum.IntEnum):
+    """What verify_sample writes to finish."""
+
+    NONE = c.VWD_FINISH_NONE
+    STOP = c.VWD_FINISH_STOP
+    LENGTH = c.VWD_FINISH_LENGTH
+
+
 class DecoderMode(enum.IntEnum):
     SKIP = c.VWD_DECODER_SKIP
     SPARSE = c.VWD_DECODER_SPARSE
@@ -121,6 +145,7 @@ _TAKEN = {
     "method": SelectMethod,
     "order": TopKOrder,
     "mode": RepairMode,
+    "rule": Acceptance,
     "engine": GatherEngine,
     "style": RopeStyle,
 }

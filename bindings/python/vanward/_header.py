@@ -38,6 +38,20 @@ VWD_LOG_INFO = 2
 VWD_LOG_DEBUG = 3
 VWD_CHECK_CONTENTS = 1
 VWD_CHECK_NOTHING = 2
+VWD_FINISH_NONE = 0
+VWD_FINISH_STOP = 1
+VWD_FINISH_LENGTH = 2
+VWD_ACCEPT_AUTO = 0
+VWD_ACCEPT_COUPLED = 1
+VWD_ACCEPT_REJECTION = 2
+VWD_ACCEPT_GREEDY = 3
+VWD_SAMPLE_TARGET_PROBABILITIES = 1
+VWD_SAMPLE_DRAFT_PROBABILITIES = 2
+VWD_SAMPLE_TEMPERATURE_LAST = 4
+VWD_SAMPLE_NAN = 1
+VWD_SAMPLE_NO_TOKEN = 2
+VWD_SAMPLE_NO_RESIDUAL = 4
+VWD_SAMPLE_NO_ROW = 8
 VWD_INDEX_MINMAX = 1
 VWD_INDEX_MEAN = 2
 VWD_INDEX_LABEL = 3
@@ -173,6 +187,37 @@ class vwd_verify_pack_args(Structure):
         ("offsets", vwd_tensor),
         ("mismatch", vwd_tensor),
         ("committed", vwd_tensor),
+    ]
+
+
+class vwd_verify_sample_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("rule", c_uint32),
+        ("draft", vwd_tensor),
+        ("draft_lens", vwd_tensor),
+        ("target", vwd_tensor),
+        ("target_begin", vwd_tensor),
+        ("draft_rows", vwd_tensor),
+        ("draft_map", vwd_tensor),
+        ("temperature", vwd_tensor),
+        ("top_k", vwd_tensor),
+        ("top_p", vwd_tensor),
+        ("min_p", vwd_tensor),
+        ("seeds", vwd_tensor),
+        ("positions", vwd_tensor),
+        ("stop", vwd_tensor),
+        ("ignore_stop", vwd_tensor),
+        ("remaining", vwd_tensor),
+        ("min_remaining", vwd_tensor),
+        ("next_token", vwd_tensor),
+        ("accepted", vwd_tensor),
+        ("committed", vwd_tensor),
+        ("committed_len", vwd_tensor),
+        ("finish", vwd_tensor),
+        ("status", vwd_tensor),
+        ("logprobs", vwd_tensor),
     ]
 
 
@@ -761,6 +806,8 @@ PROTOTYPES = {
     "vwd_verify": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_pack": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_verify_pack": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_verify_sample": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_verify_sample_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_index_update": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_channel_importance": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_select_blocks": (c_int32, [c_void_p, c_void_p, c_void_p]),

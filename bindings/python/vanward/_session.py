@@ -30,7 +30,17 @@ from ._arguments import (
     documented,
     whole,
 )
-from ._enums import Check, Device, GatherEngine, LogLevel, RepairMode, SelectMethod, StreamRole, TopKOrder
+from ._enums import (
+    Acceptance,
+    Check,
+    Device,
+    GatherEngine,
+    LogLevel,
+    RepairMode,
+    SelectMethod,
+    StreamRole,
+    TopKOrder,
+)
 from ._errors import invoke
 
 P = ParamSpec("P")
@@ -257,6 +267,79 @@ class Session:
                 offsets=offsets,
                 mismatch=mismatch,
                 committed=committed,
+            ),
+        )
+
+    def prepare_verify_sample(
+        self,
+        *,
+        target: Array,
+        next_token: Array,
+        rule: Acceptance | str = Acceptance.AUTO,
+        target_probabilities: bool = False,
+        draft_probabilities: bool = False,
+        temperature_last: bool = False,
+        draft: Array | None = None,
+        draft_lens: Array | None = None,
+        target_begin: Array | None = None,
+        draft_rows: Array | None = None,
+        draft_map: Array | None = None,
+        temperature: Array | None = None,
+        top_k: Array | None = None,
+        top_p: Array | None = None,
+        min_p: Array | None = None,
+        seeds: Array | None = None,
+        positions: Array | None = None,
+        stop: Array | None = None,
+        ignore_stop: Array | None = None,
+        remaining: Array | None = None,
+        min_remaining: Array | None = None,
+        accepted: Array | None = None,
+        committed: Array | None = None,
+        committed_len: Array | None = None,
+        finish: Array | None = None,
+        status: Array | None = None,
+        logprobs: Array | None = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_verify_sample: samples one token of each request, after verifying its draft tokens."""
+        flags = (
+            (_header.VWD_SAMPLE_TARGET_PROBABILITIES if target_probabilities else 0)
+            | (_header.VWD_SAMPLE_DRAFT_PROBABILITIES if draft_probabilities else 0)
+            | (_header.VWD_SAMPLE_TEMPERATURE_LAST if temperature_last else 0)
+        )
+        return Call(
+            self,
+            _header.vwd_verify_sample_args,
+            stream,
+            inputs=dict(
+                flags=flags,
+                rule=rule,
+                draft=draft,
+                draft_lens=draft_lens,
+                target=target,
+                target_begin=target_begin,
+                draft_rows=draft_rows,
+                draft_map=draft_map,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                seeds=seeds,
+                positions=positions,
+                stop=stop,
+                ignore_stop=ignore_stop,
+                remaining=remaining,
+                min_remaining=min_remaining,
+            ),
+            outputs=dict(
+                next_token=next_token,
+                accepted=accepted,
+                committed=committed,
+                committed_len=committed_len,
+                finish=finish,
+                status=status,
+                logprobs=logprobs,
             ),
         )
 
@@ -635,6 +718,7 @@ class Session:
     verify = at_once(prepare_verify)
     pack = at_once(prepare_pack)
     verify_pack = at_once(prepare_verify_pack)
+    verify_sample = at_once(prepare_verify_sample)
     index_update = at_once(prepare_index_update)
     channel_importance = at_once(prepare_channel_importance)
     select_blocks = at_once(prepare_select_blocks)
@@ -649,6 +733,7 @@ class Session:
     predictor_update = at_once(prepare_predictor_update)
 
     attention_scratch = scratch_of(prepare_attention)
+    verify_sample_scratch = scratch_of(prepare_verify_sample)
     repair_scratch = scratch_of(prepare_repair)
     select_blocks_scratch = scratch_of(prepare_select_blocks)
     select_tokens_scratch = scratch_of(prepare_select_tokens)

@@ -5,11 +5,14 @@
 mod choose;
 mod cpu;
 mod cuda;
+mod end;
 
 // `vwd_verify_pack` verifies too.
 pub(super) use choose::TILE_TOKENS;
 pub(super) use cpu::run as on_cpu;
 pub(super) use cuda::{ByToken, Kernels, Params, run as enqueue, tiles};
+
+pub use end::{End, GivenEnd, integer};
 
 use super::contents::{self, Rule};
 use crate::abi::{vwd_stream, vwd_tensor, vwd_verify_args, vwd_verify_pack_args};

@@ -56,3 +56,35 @@ pub fn verify_pack(backend: &Backend) -> Call<'_> {
     call.output("committed", offset_of!(vwd_verify_pack_args, committed), I32, "B γ+1").optional();
     call
 }
+
+pub fn verify_sample(backend: &Backend) -> Call<'_> {
+    type Args = vwd_verify_sample_args;
+    let sizes = [("B", 3), ("γ", 4), ("γ+1", 5), ("V", 16), ("Vd", 8), ("S", 2)];
+    let mut call = Call::new::<Args>(backend, "vwd_verify_sample", &sizes, vwd_verify_sample);
+    call.scalar("flags", offset_of!(Args, flags), 0, &[8, 1 << 31]);
+    call.scalar("rule", offset_of!(Args, rule), VWD_ACCEPT_AUTO, &[4, u32::MAX]);
+    call.input("draft", offset_of!(Args, draft), I32, "B γ");
+    call.input("draft_lens", offset_of!(Args, draft_lens), I32, "B").optional();
+    call.input("target", offset_of!(Args, target), F32, "B γ+1 V?");
+    call.input("draft_rows", offset_of!(Args, draft_rows), BF16, "B γ Vd").optional();
+    call.input("draft_map", offset_of!(Args, draft_map), I32, "Vd").optional();
+    call.input("temperature", offset_of!(Args, temperature), F32, "B").optional();
+    call.input("top_k", offset_of!(Args, top_k), I32, "B").optional();
+    call.input("top_p", offset_of!(Args, top_p), F32, "B").optional();
+    call.input("min_p", offset_of!(Args, min_p), F32, "B").optional();
+    call.input("seeds", offset_of!(Args, seeds), I64, "B");
+    call.input("positions", offset_of!(Args, positions), I64, "B");
+    call.input("stop", offset_of!(Args, stop), I64, "S?").optional();
+    call.input("ignore_stop", offset_of!(Args, ignore_stop), U8, "B").optional();
+    call.input("remaining", offset_of!(Args, remaining), I32, "B").optional();
+    call.input("min_remaining", offset_of!(Args, min_remaining), I32, "B").optional();
+    call.output("next_token", offset_of!(Args, next_token), I32, "B");
+    call.output("accepted", offset_of!(Args, accepted), I32, "B").optional();
+    call.output("committed", offset_of!(Args, committed), I32, "B γ+1").optional();
+    call.output("committed_len", offset_of!(Args, committed_len), I32, "B").optional();
+    call.output("finish", offset_of!(Args, finish), U8, "B").optional();
+    call.output("status", offset_of!(Args, status), U32, "B").optional();
+    call.output("logprobs", offset_of!(Args, logprobs), F32, "B γ+1").optional();
+    call.refused("target_begin", offset_of!(Args, target_begin));
+    call
+}

@@ -1,0 +1,309 @@
+//! Verification of sampled draft tokens, and sampling.
+//!
+//! Row r of request i is a distribution p over V tokens, made of logits by the request's settings; `ops::draw` says how and how tokens
+//! are drawn. With u and v the random numbers of purposes ACCEPT and DRAW at position positions[i] + r, x the draft token and q what it
+//! was drawn from (1 at x where there is nothing):
+//!
+//! - a greedy row gives y = the lowest token of the largest logit, and accepts x iff x = y;
+//! - COUPLED gives y = draw(p, v), and accepts x iff x = y;
+//! - REJECTION accepts x iff u·q(x) < p(x), and else gives y = draw(max(p − q, 0), v), or draw(p, v) where that has no mass.
+//!
+//! The first row that does not accept, or has no draft token, ends the walk with y, which a row without draft token draws from p.
+//! The committed tokens are cut after the first stop token and at `remaining`; no row after the cut is decided.
+
+mod cpu;
+
+use super::contents::{self, Number, Rule};
+use super::draw::{Form, MOST_TOKENS, Settings};
+use super::verify::{End, GivenEnd};
+use crate::abi::{
+    VWD_ACCEPT_AUTO, VWD_ACCEPT_COUPLED, VWD_ACCEPT_GREEDY, VWD_ACCEPT_REJECTION, VWD_SAMPLE_DRAFT_PROBABILITIES,
+    VWD_SAMPLE_TARGET_PROBABILITIES, VWD_SAMPLE_TEMPERATURE_LAST, vwd_stream, vwd_verify_sample_args,
+};
+use crate::core::dtype::DType;
+use crate::core::overlap;
+use crate::core::status::{Error, Result};
+use crate::core::tensor::{ANY, Checks, Tensor, given};
+use crate::runtime::{On, Session};
+
+/// The longest draft.
+pub const MOST_DRAFT: usize = 64;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acceptance {
+    Greedy,
+    Coupled,
+    Rejection,
+}
+
+/// Checked arguments; shapes as in `vwd_verify_sample`.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    rule: Acceptance,
+    target_form: Form,
+    draft_form: Form,
+    temperature_last: bool,
+    batch: usize,
+    gamma: usize,
+    /// [B, γ]
+    draft: Option<Tensor<'a>>,
+    /// [B]
+    draft_lens: Option<Tensor<'a>>,
+    /// [B, γ+1, V] or [N, V]
+    target: Tensor<'a>,
+    /// [B]
+    target_begin: Option<Tensor<'a>>,
+    /// [B, γ, Vd]; absent where no row is read.
+    draft_rows: Option<Tensor<'a>>,
+    /// [Vd]
+    draft_map: Option<Tensor<'a>>,
+    /// [B] each.
+    temperature: Option<Tensor<'a>>,
+    top_k: Option<Tensor<'a>>,
+    top_p: Option<Tensor<'a>>,
+    min_p: Option<Tensor<'a>>,
+    seeds: Option<Tensor<'a>>,
+    positions: Option<Tensor<'a>>,
+    end: End<'a>,
+    /// [B]
+    next_token: Tensor<'a>,
+    accepted: Option<Tensor<'a>>,
+    /// [B, γ+1]
+    committed: Option<Tensor<'a>>,
+    /// [B]
+    status: Option<Tensor<'a>>,
+    /// [B, γ+1]
+    logprobs: Option<Tensor<'a>>,
+}
+
+impl<'a> Request<'a> {
+    pub fn from_c(session: &Session, c: &'a vwd_verify_sample_args) -> Result<Request<'a>> {
+        const FLAGS: u32 =
+            VWD_SAMPLE_TARGET_PROBABILITIES | VWD_SAMPLE_DRAFT_PROBABILITIES | VWD_SAMPLE_TEMPERATURE_LAST;
+        if c.flags & !FLAGS != 0 {
+            return Err(Error::argument("flags", format!("{:#x}", c.flags), "VWD_SAMPLE_* flags alone (bits 0 to 2)"));
+        }
+        let form = |flag| if c.flags & flag != 0 { Form::Weights } else { Form::Logits };
+        let has_rows = given(&c.draft_rows).is_some();
+        let rule = match c.rule {
+            VWD_ACCEPT_AUTO if has_rows => Acceptance::Rejection,
+            VWD_ACCEPT_AUTO | VWD_ACCEPT_COUPLED => Acceptance::Coupled,
+            VWD_ACCEPT_REJECTION => Acceptance::Rejection,
+            VWD_ACCEPT_GREEDY => Acceptance::Greedy,
+            other => return Err(Error::argument("rule", other, "a VWD_ACCEPT_* value (0 to 3)")),
+        };
+        let checks = session.checks();
+        let (batch, gamma, draft, target, target_begin) = rows(&checks, c)?;
+        let (column, row) = ([("B", batch)], [("B", batch), ("γ+1", gamma + 1)]);
+        let token =
+            draft.map_or(DType::TOKENS, |draft| if draft.dtype == DType::I64 { &[DType::I64] } else { &[DType::I32] });
+        let next_token = checks.output("next_token", &c.next_token, token, &column)?;
+        let draft_rows = match gamma {
+            0 => None,
+            _ => checks.optional_input(
+                "draft_rows",
+                &c.draft_rows,
+                DType::FLOATS,
+                &[("B", batch), ("γ", gamma), ("Vd", ANY)],
+            )?,
+        };
+        let draft_map = match draft_rows {
+            Some(rows) => checks.optional_input("draft_map", &c.draft_map, &[DType::I32], &[("Vd", rows.dim(2))])?,
+            None => None,
+        };
+        if let Some(rows) = draft_rows {
+            let most = if draft_map.is_some() { MOST_TOKENS } else { target.dim(target.rank() - 1) };
+            if rows.dim(2) == 0 || rows.dim(2) > most {
+                return Err(Error::argument(
+                    "draft_rows",
+                    format!("{} tokens a row", rows.dim(2)),
+                    format!("1 to {most}"),
+                ));
+            }
+        }
+        let end = GivenEnd {
+            stop: &c.stop,
+            ignore_stop: &c.ignore_stop,
+            remaining: &c.remaining,
+            min_remaining: &c.min_remaining,
+            committed_len: &c.committed_len,
+            finish: &c.finish,
+        };
+        let floats = |name, t| checks.optional_input(name, t, &[DType::F32], &column);
+        let ints = |name, t| checks.optional_input(name, t, &[DType::I32], &column);
+        let request = Request {
+            rule,
+            target_form: form(VWD_SAMPLE_TARGET_PROBABILITIES),
+            draft_form: form(VWD_SAMPLE_DRAFT_PROBABILITIES),
+            temperature_last: c.flags & VWD_SAMPLE_TEMPERATURE_LAST != 0,
+            batch,
+            gamma,
+            draft,
+            draft_lens: ints("draft_lens", &c.draft_lens)?,
+            target,
+            target_begin,
+            draft_rows: draft_rows.filter(|_| rule == Acceptance::Rejection),
+            draft_map,
+            temperature: floats("temperature", &c.temperature)?,
+            top_k: ints("top_k", &c.top_k)?,
+            top_p: floats("top_p", &c.top_p)?,
+            min_p: floats("min_p", &c.min_p)?,
+            seeds: checks.optional_input("seeds", &c.seeds, &[DType::U64, DType::I64], &column)?,
+            positions: checks.optional_input("positions", &c.positions, DType::TOKENS, &column)?,
+            end: End::check(&checks, batch, &end)?,
+            next_token,
+            accepted: checks.optional_output("accepted", &c.accepted, &[DType::I32], &column)?,
+            committed: checks.optional_output("committed", &c.committed, &[next_token.dtype], &row)?,
+            status: checks.optional_output("status", &c.status, &[DType::U32, DType::I32], &column)?,
+            logprobs: checks.optional_output("logprobs", &c.logprobs, &[DType::F32], &row)?,
+        };
+        if rule != Acceptance::Greedy {
+            let expected = "a tensor: random numbers are drawn unless rule is VWD_ACCEPT_GREEDY";
+            for (name, t) in [("seeds", request.seeds), ("positions", request.positions)] {
+                if t.is_none() && batch > 0 {
+                    return Err(Error::argument(name, "data is NULL", expected));
+                }
+            }
+        }
+        request.check_overlap()?;
+        Ok(request)
+    }
+
+    fn check_overlap(&self) -> Result<()> {
+        let [committed_len, finish] = self.end.outputs();
+        let [stop, ignore_stop, remaining, min_remaining] = self.end.inputs();
+        let outputs = [
+            Some(&self.next_token),
+            self.accepted.as_ref(),
+            self.committed.as_ref(),
+            committed_len,
+            finish,
+            self.status.as_ref(),
+            self.logprobs.as_ref(),
+        ];
+        let inputs = [
+            self.draft.as_ref(),
+            self.draft_lens.as_ref(),
+            Some(&self.target),
+            self.target_begin.as_ref(),
+            self.draft_rows.as_ref(),
+            self.draft_map.as_ref(),
+            self.temperature.as_ref(),
+            self.top_k.as_ref(),
+            self.top_p.as_ref(),
+            self.min_p.as_ref(),
+            self.seeds.as_ref(),
+            self.positions.as_ref(),
+            stop,
+            ignore_stop,
+            remaining,
+            min_remaining,
+        ];
+        overlap::reject(&outputs, &inputs)
+    }
+
+    /// What a session that checks contents reads.
+    fn contents(&self) -> Vec<Rule<'a>> {
+        let lens = self.draft_lens.map(|lens| Rule::up_to(lens, self.gamma));
+        let ids = self.draft_map.map(|map| Rule::within(map, 0, Number::constant(self.tokens())));
+        let order = self.draft_map.map(Rule::ascending);
+        [lens, ids, order].into_iter().flatten().collect()
+    }
+
+    /// V
+    fn tokens(&self) -> usize {
+        self.target.dim(self.target.rank() - 1)
+    }
+
+    /// Vd; 0 without draft rows.
+    fn draft_tokens(&self) -> usize {
+        self.draft_rows.map_or(0, |rows| rows.dim(2))
+    }
+
+    /// The settings of a request.
+    ///
+    /// # Safety
+    /// The tensors are valid, and `i` is below the batch size.
+    unsafe fn settings(&self, i: usize) -> Settings {
+        const PLAIN: Settings = Settings::PLAIN;
+        // SAFETY: forwarded to the caller.
+        let float = |t: &Option<Tensor>, absent| t.map_or(absent, |t| unsafe { t.get::<f32, 1>([i]) });
+        Settings {
+            temperature: if self.rule == Acceptance::Greedy {
+                0.0
+            } else {
+                float(&self.temperature, PLAIN.temperature)
+            },
+            // SAFETY: forwarded to the caller.
+            top_k: self.top_k.map_or(PLAIN.top_k, |t| unsafe { t.get::<i32, 1>([i]) }),
+            top_p: float(&self.top_p, PLAIN.top_p),
+            min_p: float(&self.min_p, PLAIN.min_p),
+            temperature_last: self.temperature_last,
+        }
+    }
+}
+
+/// B, γ, and what they follow from: the drafts and the target's rows.
+type Rows<'a> = (usize, usize, Option<Tensor<'a>>, Tensor<'a>, Option<Tensor<'a>>);
+
+fn rows<'a>(checks: &Checks, c: &'a vwd_verify_sample_args) -> Result<Rows<'a>> {
+    let draft = checks.optional_input("draft", &c.draft, DType::TOKENS, &[("B", ANY), ("γ", ANY)])?;
+    // A draft without columns may have no memory.
+    let has_columns = c.draft.ndim == 2 && c.draft.data.is_null();
+    let draft = match draft {
+        None if has_columns => Some(checks.input("draft", &c.draft, DType::TOKENS, &[("B", ANY), ("γ", ANY)])?),
+        draft => draft,
+    };
+    let gamma = draft.map_or(0, |draft| draft.dim(1));
+    if gamma > MOST_DRAFT {
+        return Err(Error::argument("draft", format!("{gamma} tokens a row"), format!("at most {MOST_DRAFT}")));
+    }
+    let is_flat = c.target.ndim == 2;
+    let target_begin = match is_flat {
+        true => {
+            let batch = draft.map_or(ANY, |draft| draft.dim(0));
+            checks.optional_input("target_begin", &c.target_begin, DType::TOKENS, &[("B", batch)])?
+        }
+        false if given(&c.target_begin).is_some() => {
+            let found = format!("given with a target of rank {}", c.target.ndim);
+            return Err(Error::argument("target_begin", found, "a target [N, V]"));
+        }
+        false => None,
+    };
+    let given_batch = draft.map(|draft| draft.dim(0)).or(target_begin.map(|begin| begin.dim(0))).unwrap_or(ANY);
+    let target = match (is_flat, target_begin) {
+        (false, _) => {
+            checks.input("target", &c.target, DType::FLOATS, &[("B", given_batch), ("γ+1", gamma + 1), ("V", ANY)])?
+        }
+        (true, Some(_)) => checks.input("target", &c.target, DType::FLOATS, &[("N", ANY), ("V", ANY)])?,
+        (true, None) if gamma > 0 => {
+            let expected = "[B, γ+1, V], or target_begin";
+            return Err(Error::argument("target", format!("shape {:?}", &c.target.shape[..2]), expected));
+        }
+        (true, None) => checks.input("target", &c.target, DType::FLOATS, &[("B", given_batch), ("V", ANY)])?,
+    };
+    let tokens = target.dim(target.rank() - 1);
+    if tokens == 0 || tokens > MOST_TOKENS {
+        return Err(Error::argument("target", format!("{tokens} tokens a row"), "1 to 2^20"));
+    }
+    let batch = if given_batch == ANY { target.dim(0) } else { given_batch };
+    Ok((batch, gamma, draft, target, target_begin))
+}
+
+pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
+    let on = session.on(stream)?;
+    contents::check(session, &on, || request.contents())?;
+    match on {
+        On::Cpu(cpu) => cpu::run(cpu, request),
+        On::Cuda(_) => Err(not_on_cuda()),
+    }
+}
+
+/// Bytes of scratch that [`run`] takes from its stream's arena.
+pub fn scratch(session: &Session, _: &Request) -> Result<u64> {
+    session.scratch_bytes(|_| Err(not_on_cuda()))
+}
+
+fn not_on_cuda() -> Error {
+    Error::unsupported("a CUDA session; sampling is on the CPU as yet")
+}

@@ -1,0 +1,697 @@
+//! vwd_verify_sample: which tokens are committed, how often each is drawn, and what it does not depend on.
+
+use crate::Case;
+use crate::sampling::{self, Outcome, PLAIN, Settings, Unsure, Walk};
+use crate::sampling::{any_settings, assert_drawn_from, distribution, logits, uniform};
+use crate::support::*;
+use vanward::abi::*;
+use vanward::capi::*;
+
+pub const CASES: &[Case] = cases![
+    sample_agrees_with_the_formula,
+    sample_draws_each_token_as_often_as_it_is_likely,
+    sample_draws_positions_independently,
+    sample_commits_the_same_text_whatever_was_drafted,
+    sample_of_a_request_depends_on_no_other,
+    sample_commits_the_same_tokens_as_on_the_cpu,
+    sample_takes_large_vocabularies,
+    sample_cuts_at_stops_and_lengths,
+    sample_tells_what_cannot_be_drawn,
+    sample_accepts_by_probability_at_the_ends,
+    sample_takes_one_row_a_request,
+];
+
+/// Arguments of a call, as values.
+#[derive(Clone)]
+struct Scene {
+    rule: u32,
+    flags: u32,
+    dtype: DType,
+    /// [B, γ]
+    draft: Array<i64>,
+    lens: Option<Vec<i64>>,
+    /// [B, γ+1, V], of numbers of the dtype
+    target: Array<f64>,
+    /// Row 0 of each request in [N, V], whose rows are those of target one after the other.
+    begin: Option<Vec<i64>>,
+    /// [B, γ, Vd]
+    draft_rows: Option<Array<f64>>,
+    map: Option<Vec<i64>>,
+    settings: Vec<Settings>,
+    seeds: Vec<i64>,
+    positions: Vec<i64>,
+    /// [B, S]
+    stop: Option<Array<i64>>,
+    ignore_stop: Option<Vec<i64>>,
+    remaining: Option<Vec<i64>>,
+    min_remaining: Option<Vec<i64>>,
+}
+
+#[derive(Debug, PartialEq, Clone)]
+struct Results {
+    next_token: Vec<i64>,
+    accepted: Vec<i64>,
+    committed: Array<i64>,
+    committed_len: Vec<i64>,
+    finish: Vec<i64>,
+    status: Vec<i64>,
+    logprobs: Array<f64>,
+}
+
+fn column(values: &[i64]) -> Array<i64> {
+    Array::new(&[values.len()], values.to_vec())
+}
+
+impl Scene {
+    /// Plain sampling of these rows, [B, V].
+    fn plain(dtype: DType, rows: Array<f64>) -> Scene {
+        let [batch, tokens] = rows.shape[..] else { panic!("rows of one each") };
+        Scene {
+            rule: VWD_ACCEPT_AUTO,
+            flags: 0,
+            dtype,
+            draft: Array::new(&[batch, 0], vec![]),
+            lens: None,
+            target: Array::new(&[batch, 1, tokens], rows.data),
+            begin: None,
+            draft_rows: None,
+            map: None,
+            settings: vec![PLAIN; batch],
+            seeds: (0..batch as i64).map(|i| i * 77 + 5).collect(),
+            positions: vec![100; batch],
+            stop: None,
+            ignore_stop: None,
+            remaining: None,
+            min_remaining: None,
+        }
+    }
+
+    fn batch(&self) -> usize {
+        self.draft.shape[0]
+    }
+
+    fn gamma(&self) -> usize {
+        self.draft.shape[1]
+    }
+
+    fn tokens(&self) -> usize {
+        self.target.shape[2]
+    }
+
+    /// Runs it, in random layouts if there is an `rng`.
+    fn run(&self, backend: &Backend, mut rng: Option<&mut Rng>) -> Results {
+        let mut layout = |rank: usize| rng.as_deref_mut().map_or(Layout::default(), |rng| Layout::random(rng, rank));
+        let (batch, gamma, tokens) = (self.batch(), self.gamma(), self.tokens());
+        let token = if batch % 2 == 0 { I32 } else { I64 };
+        let draft = Tensor::ints(backend, token, &self.draft, &layout(2));
+        let target = match self.begin {
+            Some(_) => {
+                let flat = Array::new(&[batch * (gamma + 1), tokens], self.target.data.clone());
+                Tensor::floats(backend, self.dtype, &flat, &layout(2))
+            }
+            None => Tensor::floats(backend, self.dtype, &self.target, &layout(3)),
+        };
+        let rows = self.draft_rows.as_ref().map(|rows| Tensor::floats(backend, F32, rows, &layout(3)));
+        let mut ints = |values: &Option<Vec<i64>>, dtype| {
+            values.as_ref().map(|values| Tensor::ints(backend, dtype, &column(values), &layout(1)))
+        };
+        let (lens, map, begin) = (ints(&self.lens, I32), ints(&self.map, I32), ints(&self.begin, I64));
+        let (remaining, least, ignored) =
+            (ints(&self.remaining, I32), ints(&self.min_remaining, I32), ints(&self.ignore_stop, U8));
+        let (seeds, positions) = (ints(&Some(self.seeds.clone()), I64), ints(&Some(self.positions.clone()), token));
+        let top_k = ints(&Some(self.settings.iter().map(|s| s.top_k).collect()), I32);
+        let mut floats = |of: fn(&Settings) -> f64| {
+            let values = Array::new(&[batch], self.settings.iter().map(of).collect());
+            Tensor::floats(backend, F32, &values, &layout(1))
+        };
+        let (temperature, top_p, min_p) = (floats(|s| s.temperature), floats(|s| s.top_p), floats(|s| s.min_p));
+        let stop = self.stop.as_ref().map(|stop| Tensor::ints(backend, token, stop, &layout(2)));
+        let mut poisoned = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &layout(shape.len()));
+        let next_token = poisoned(token, &[batch]);
+        let [accepted, committed_len, status] = [(); 3].map(|()| poisoned(I32, &[batch]));
+        let (finish, committed) = (poisoned(U8, &[batch]), poisoned(token, &[batch, gamma + 1]));
+        let logprobs = poisoned(F32, &[batch, gamma + 1]);
+        let given = |t: &Option<Tensor>| t.as_ref().map_or(absent(), Tensor::c);
+        let temperature_last = self.settings.first().is_some_and(|s| s.temperature_last);
+        let args = vwd_verify_sample_args {
+            rule: self.rule,
+            flags: self.flags | if temperature_last { VWD_SAMPLE_TEMPERATURE_LAST } else { 0 },
+            draft: draft.c(),
+            draft_lens: given(&lens),
+            target: target.c(),
+            target_begin: given(&begin),
+            draft_rows: given(&rows),
+            draft_map: given(&map),
+            temperature: temperature.c(),
+            top_k: given(&top_k),
+            top_p: top_p.c(),
+            min_p: min_p.c(),
+            seeds: given(&seeds),
+            positions: given(&positions),
+            stop: given(&stop),
+            ignore_stop: given(&ignored),
+            remaining: given(&remaining),
+            min_remaining: given(&least),
+            next_token: next_token.c(),
+            accepted: accepted.c(),
+            committed: committed.c(),
+            committed_len: committed_len.c(),
+            finish: finish.c(),
+            status: status.c(),
+            logprobs: logprobs.c(),
+            ..args()
+        };
+        // SAFETY: the tensors outlive the call.
+        backend.finish(unsafe { vwd_verify_sample(backend.session(), &args, backend.stream()) });
+        for (name, t) in [("draft", &draft), ("target", &target), ("temperature", &temperature), ("top_p", &top_p)] {
+            t.assert_untouched(name);
+        }
+        let outputs = [&next_token, &accepted, &committed, &committed_len, &finish, &status, &logprobs];
+        outputs.iter().for_each(|t| t.assert_written("an output", |_| true));
+        Results {
+            next_token: next_token.read_ints().data,
+            accepted: accepted.read_ints().data,
+            committed: committed.read_ints(),
+            committed_len: committed_len.read_ints().data,
+            finish: finish.read_ints().data,
+            status: status.read_ints().data,
+            logprobs: logprobs.read_floats(),
+        }
+    }
+
+    /// What request `i` commits by the formulas.
+    fn expected(&self, i: usize) -> Result<Outcome, Unsure> {
+        let (gamma, columns) = (self.gamma(), self.draft_rows.as_ref().map_or(0, |rows| rows.shape[2]));
+        let len = self.lens.as_ref().map_or(gamma, |lens| lens[i].clamp(0, gamma as i64) as usize);
+        let flat = self.target.shape[0] * (gamma + 1);
+        let row = |r: usize| match &self.begin {
+            Some(begin) => {
+                let at = begin[i].checked_add(r as i64).filter(|at| (0..flat as i64).contains(at))? as usize;
+                Some(self.target.row([at / (gamma + 1), at % (gamma + 1)]))
+            }
+            None => Some(self.target.row([i, r])),
+        };
+        let ignores = self.ignore_stop.as_ref().is_some_and(|ignored| ignored[i] != 0);
+        let stop = self.stop.as_ref().filter(|_| !ignores).map_or(vec![], |stop| stop.row([i]).to_vec());
+        let settings = Settings {
+            temperature: if self.rule == VWD_ACCEPT_GREEDY { 0.0 } else { self.settings[i].temperature },
+            ..self.settings[i]
+        };
+        let rejects = self.rule == VWD_ACCEPT_REJECTION || self.rule == VWD_ACCEPT_AUTO && self.draft_rows.is_some();
+        let of = |values: &Option<Vec<i64>>, absent| values.as_ref().map_or(absent, |values| values[i].max(0));
+        let draft_rows = self.draft_rows.as_ref().map(|rows| (0..gamma).map(|r| rows.row([i, r]).to_vec()).collect());
+        Walk {
+            rejects,
+            target_is_weights: self.flags & VWD_SAMPLE_TARGET_PROBABILITIES != 0,
+            draft_is_weights: self.flags & VWD_SAMPLE_DRAFT_PROBABILITIES != 0,
+            settings,
+            seed: self.seeds[i],
+            position: self.positions[i],
+            draft: &self.draft.row([i])[..len],
+            rows: (0..=gamma).map(row).collect(),
+            draft_rows,
+            map: self.map.clone().unwrap_or((0..columns as i64).collect()),
+            stop,
+            remaining: of(&self.remaining, i64::MAX),
+            min_remaining: of(&self.min_remaining, 0),
+        }
+        .run()
+    }
+
+    /// Runs it and compares each request of which the formulas are sure. Returns how many those are.
+    fn check(&self, backend: &Backend, rng: Option<&mut Rng>) -> usize {
+        let found = self.run(backend, rng);
+        let mut sure = 0;
+        for i in 0..self.batch() {
+            let Ok(expected) = self.expected(i) else { continue };
+            sure += 1;
+            let n = expected.committed.len();
+            let mut committed = expected.committed.clone();
+            committed.resize(self.gamma() + 1, -1);
+            let what = format!("request {i}, rule {}, {:?}", self.rule, self.settings[i]);
+            assert_eq!(found.committed.row([i]), committed, "{what}");
+            assert_eq!((found.accepted[i], found.next_token[i]), (expected.accepted, expected.next_token()), "{what}");
+            assert_eq!((found.committed_len[i], found.finish[i]), (n as i64, expected.finish), "{what}");
+            assert_eq!(found.status[i], expected.status, "status, {what}");
+            for (r, &ln) in found.logprobs.row([i]).iter().enumerate() {
+                let expected = expected.logprobs.get(r).copied().unwrap_or(0.0);
+                // The contract's bound, and the rounding of float32.
+                assert!(
+                    ln == expected || (ln - expected).abs() <= 1.2e-6 * (1.0 + expected.abs()),
+                    "{what}: ln p {ln} {expected}"
+                );
+            }
+        }
+        sure
+    }
+}
+
+/// Everything at random. Drafts are what the target finds likely, so that some are accepted.
+fn random(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene {
+    let dtype = rng.pick(&[F32, F16, BF16]);
+    let target = logits(rng, &[batch, gamma + 1, tokens], dtype);
+    let rule = rng.pick(&[VWD_ACCEPT_AUTO, VWD_ACCEPT_COUPLED, VWD_ACCEPT_REJECTION, VWD_ACCEPT_GREEDY]);
+    let has_rows = gamma > 0 && rng.one_in(2);
+    let temperature_last = rng.one_in(4);
+    let settings: Vec<Settings> = (0..batch).map(|_| any_settings(rng, temperature_last)).collect();
+    let columns = if rng.one_in(2) { tokens } else { rng.size(1..=tokens) };
+    let map = (has_rows && rng.one_in(2)).then(|| rng.subset(tokens, columns).iter().map(|&j| j as i64).collect());
+    let is_weights = [rng.one_in(4), rng.one_in(3)];
+    let weigh = |values: Array<f64>, dtype: DType| values.map(|&x| dtype.round((x / 2.0).exp()));
+    let target = if is_weights[0] { weigh(target, dtype) } else { target };
+    let draft_rows = has_rows.then(|| logits(rng, &[batch, gamma, columns], F32));
+    let draft_rows = draft_rows.map(|rows| if is_weights[1] { weigh(rows, F32) } else { rows });
+    let mut optional =
+        |of: &mut dyn FnMut(&mut Rng) -> i64| rng.one_in(2).then(|| (0..batch).map(|_| of(rng)).collect::<Vec<i64>>());
+    let lens = optional(&mut |rng| rng.int(-1..=gamma as i64 + 1));
+    let remaining = optional(&mut |rng| rng.int(-1..=gamma as i64 + 2));
+    let min_remaining = optional(&mut |rng| rng.int(-1..=3));
+    let ignore_stop = optional(&mut |rng| rng.int(0..=1));
+    let seeds = (0..batch).map(|_| rng.int(i64::MIN..=i64::MAX)).collect();
+    let positions = (0..batch).map(|_| rng.int(0..=1 << 20)).collect();
+    let stop = rng.one_in(2).then(|| Array::from_fn(&[batch, 3], |_| rng.int(-1..=tokens as i64)));
+    let mut scene = Scene {
+        rule,
+        flags: is_weights[0] as u32 * VWD_SAMPLE_TARGET_PROBABILITIES
+            + is_weights[1] as u32 * VWD_SAMPLE_DRAFT_PROBABILITIES,
+        dtype,
+        draft: Array::filled(&[batch, gamma], -1),
+        lens,
+        target,
+        begin: None,
+        draft_rows,
+        map,
+        settings,
+        seeds,
+        positions,
+        stop,
+        ignore_stop,
+        remaining,
+        min_remaining,
+    };
+    for i in 0..batch {
+        for r in 0..gamma {
+            let p = distribution(scene.target.row([i, r]), is_weights[0], &PLAIN)
+                .ok()
+                .flatten()
+                .expect("there is something");
+            // Now and then what this position's number draws, or no token.
+            scene.draft[[i, r]] = match rng.size(0..=9) {
+                0 => rng.pick(&[-1, tokens as i64, i32::MAX as i64]),
+                1..4 => sampling::draw(&p, uniform(scene.seeds[i], scene.positions[i] + r as i64, 1))
+                    .map_or(0, |j| j as i64),
+                _ => sampling::draw(&p, rng.unit()).map_or(0, |j| j as i64),
+            };
+        }
+    }
+    scene
+}
+
+fn sample_agrees_with_the_formula(backend: &Backend) {
+    let (mut sure, mut all) = (0, 0);
+    rounds(80, |rng| {
+        let (batch, gamma) = (rng.size(0..=6), rng.pick(&[0, 1, 2, 3, 5, 8, 64]));
+        let tokens = rng.pick(&[1, 2, 7, 8, 50, 129]);
+        let scene = random(rng, batch, gamma, tokens);
+        sure += scene.check(backend, Some(rng));
+        all += batch;
+    });
+    assert!(sure * 10 >= all * 9, "the formulas are sure of {sure} of {all} requests");
+}
+
+/// Segments are of 4096 tokens: several, a short one, one of a single token, rows at any address.
+fn sample_takes_large_vocabularies(backend: &Backend) {
+    let (mut sure, mut all) = (0, 0);
+    let largest = if is_emulated(backend) { 1 << 17 } else { 1 << 20 };
+    rounds(1, |rng| {
+        for (batch, gamma, tokens) in [(2, 1, 4097), (1, 2, 8192), (2, 2, 12_001), (1, 0, 70_000), (1, 1, largest)] {
+            let mut scene = random(rng, batch, gamma, tokens);
+            // A few tokens have nearly all mass, as in a model's rows.
+            if scene.flags & VWD_SAMPLE_TARGET_PROBABILITIES == 0 {
+                scene
+                    .target
+                    .data
+                    .iter_mut()
+                    .for_each(|x| *x = scene.dtype.round(if rng.one_in(500) { *x + 20.0 } else { *x }));
+            }
+            sure += scene.check(backend, (tokens < 9000).then_some(&mut *rng));
+            all += batch;
+        }
+    });
+    assert!(sure * 2 >= all, "the formulas are sure of {sure} of {all} requests");
+}
+
+fn is_emulated(backend: &Backend) -> bool {
+    backend.times(1000) < 1000
+}
+
+/// 10^6 where VANWARD_DRAWS says so.
+fn draws(backend: &Backend) -> usize {
+    let given = std::env::var("VANWARD_DRAWS").ok().map(|text| text.parse().expect("VANWARD_DRAWS"));
+    given.unwrap_or(if is_emulated(backend) { 500 } else { 15_000 })
+}
+
+/// Counts of the first committed tokens of `draws` requests that share rows.
+fn count(backend: &Backend, scene: &Scene, draws: usize, mut draft: impl FnMut() -> Vec<i64>) -> Vec<Vec<i64>> {
+    const AT_ONCE: usize = 1000;
+    let (gamma, tokens) = (scene.gamma(), scene.tokens());
+    let mut all = vec![];
+    for first in (0..draws).step_by(AT_ONCE) {
+        let batch = AT_ONCE.min(draws - first);
+        let repeat = |rows: &Array<f64>| {
+            let data = (0..batch).flat_map(|_| rows.data.clone()).collect();
+            Array::new(&[&[batch], &rows.shape[1..]].concat(), data)
+        };
+        let many = Scene {
+            draft: Array::new(&[batch, gamma], (0..batch).flat_map(|_| draft()).collect()),
+            target: repeat(&Array::new(&[1, gamma + 1, tokens], scene.target.data.clone())),
+            draft_rows: scene.draft_rows.as_ref().map(repeat),
+            settings: vec![scene.settings[0]; batch],
+            // The same seed at every position, or a seed for each request.
+            seeds: (0..batch).map(|i| if first % 2000 == 0 { 42 } else { (first + i) as i64 }).collect(),
+            positions: (0..batch)
+                .map(|i| if first % 2000 == 0 { (first + i) as i64 * (gamma as i64 + 1) } else { 7 })
+                .collect(),
+            ..scene.clone()
+        };
+        let found = many.run(backend, None);
+        all.extend((0..batch).map(|i| found.committed.row([i]).to_vec()));
+    }
+    all
+}
+
+fn frequencies(tokens: usize, drawn: impl Iterator<Item = i64>) -> Vec<u64> {
+    let mut counts = vec![0; tokens];
+    drawn.for_each(|token| counts[token as usize] += 1);
+    counts
+}
+
+fn sample_draws_each_token_as_often_as_it_is_likely(backend: &Backend) {
+    let draws = draws(backend);
+    rounds(1, |rng| {
+        let likely: Vec<f64> =
+            (0..9).map(|j| [2.0, 1.0, 1.0, 0.0, -1.0, 3.0, -2.0, 0.5, f64::NEG_INFINITY][j]).collect();
+        let elsewhere: Vec<f64> = (0..9).map(|j| if j < 4 { -30.0 } else { 0.3 * j as f64 }).collect();
+        let one_hot: Vec<f64> = (0..9).map(|j| if j == 4 { 0.0 } else { f64::NEG_INFINITY }).collect();
+        let two = vec![0.3, -0.4];
+        let long: Vec<f64> = (0..4500).map(|j| if j % 300 == 0 { (j % 7) as f64 } else { -9.0 }).collect();
+        let last = Settings { temperature: 2.0, temperature_last: true, top_p: 0.8, ..PLAIN };
+        let filters = [
+            PLAIN,
+            Settings { temperature: 0.6, ..PLAIN },
+            Settings { top_k: 3, ..PLAIN },
+            Settings { top_p: 0.7, ..PLAIN },
+            Settings { min_p: 0.2, temperature: 1.7, ..PLAIN },
+            last,
+        ];
+        // Plain sampling.
+        for (row, settings) in
+            filters.map(|s| (&likely, s)).into_iter().chain([(&two, PLAIN), (&one_hot, PLAIN), (&long, PLAIN)])
+        {
+            let mut scene = Scene::plain(F32, Array::new(&[1, row.len()], row.clone()));
+            scene.settings = vec![settings];
+            let all = count(backend, &scene, if row.len() > 99 { draws / 10 } else { draws }, Vec::new);
+            let p = distribution(row, false, &settings).ok().flatten().expect("sure");
+            assert_drawn_from(&frequencies(row.len(), all.iter().map(|c| c[0])), &p, &format!("{settings:?}"));
+        }
+        // Verification, of drafts drawn from q by other random numbers.
+        let no_rows: [(&Vec<f64>, &Vec<f64>); 3] = [(&likely, &likely), (&likely, &elsewhere), (&likely, &one_hot)];
+        for (target, draft) in no_rows {
+            for (rule, has_rows) in
+                [(VWD_ACCEPT_COUPLED, false), (VWD_ACCEPT_REJECTION, false), (VWD_ACCEPT_REJECTION, true)]
+            {
+                for settings in [PLAIN, filters[3]] {
+                    let mut scene = Scene::plain(F32, Array::new(&[1, 9], target.clone()));
+                    let q = distribution(draft, false, &settings).ok().flatten().expect("sure");
+                    scene.rule = rule;
+                    scene.settings = vec![settings];
+                    scene.draft = Array::new(&[1, 1], vec![0]);
+                    scene.target = Array::new(&[1, 2, 9], [target.clone(), target.clone()].concat());
+                    scene.draft_rows = has_rows.then(|| Array::new(&[1, 1, 9], draft.clone()));
+                    let all =
+                        count(backend, &scene, draws, || vec![sampling::draw(&q, rng.unit()).map_or(4, |j| j as i64)]);
+                    let p = distribution(target, false, &settings).ok().flatten().expect("sure");
+                    let what = format!("rule {rule}, rows {has_rows}, {settings:?}");
+                    assert_drawn_from(&frequencies(9, all.iter().map(|c| c[0])), &p, &what);
+                }
+            }
+        }
+    });
+}
+
+/// One random number must not decide at two positions, or twice at one.
+fn sample_draws_positions_independently(backend: &Backend) {
+    let draws = draws(backend);
+    rounds(1, |rng| {
+        let rows = [[0.5, 0.0, -0.4], [0.0, 0.7, 0.1], [0.2, 0.2, 0.9]];
+        let q = [0.4, 0.3, 0.3];
+        for (rule, has_rows) in
+            [(VWD_ACCEPT_COUPLED, false), (VWD_ACCEPT_REJECTION, false), (VWD_ACCEPT_REJECTION, true)]
+        {
+            let mut scene = Scene::plain(F32, Array::new(&[1, 3], rows[0].to_vec()));
+            scene.rule = rule;
+            scene.draft = Array::filled(&[1, 2], 0);
+            scene.target = Array::new(&[1, 3, 3], rows.concat());
+            scene.flags = VWD_SAMPLE_DRAFT_PROBABILITIES;
+            scene.draft_rows = has_rows.then(|| Array::new(&[1, 2, 3], [q, q].concat()));
+            let mut token = || sampling::draw(&q, rng.unit()).map_or(0, |j| j as i64);
+            let all = count(backend, &scene, draws, || vec![token(), token()]);
+            let p = rows.map(|row| distribution(&row, false, &PLAIN).ok().flatten().expect("sure"));
+            for r in 1..3 {
+                for before in 0..3 {
+                    let here = all.iter().filter(|c| c[r] >= 0 && c[r - 1] == before).map(|c| c[r]);
+                    assert_drawn_from(
+                        &frequencies(3, here),
+                        &p[r],
+                        &format!("rule {rule}, position {r} after {before}"),
+                    );
+                }
+            }
+        }
+    });
+}
+
+/// By COUPLED and greedily, a text is the same in steps of one token and of many.
+fn sample_commits_the_same_text_whatever_was_drafted(backend: &Backend) {
+    const LENGTH: usize = 24;
+    rounds(4, |rng| {
+        let tokens = rng.pick(&[5, 60, 5000]);
+        let dtype = rng.pick(&[F32, BF16]);
+        // The row that decides a position, whatever precedes.
+        let rows = logits(rng, &[LENGTH + 8, tokens], dtype);
+        let settings =
+            Settings { temperature: F32.round(rng.pick(&[0.0, 0.8])), top_p: F32.round(0.9), top_k: 20, ..PLAIN };
+        let seed = rng.int(0..=1 << 40);
+        let mut text = |gamma: usize| {
+            let mut text: Vec<i64> = vec![];
+            while text.len() < LENGTH {
+                let (at, mut here) = (text.len(), vec![]);
+                (0..=gamma).for_each(|r| here.extend_from_slice(rows.row([at + r])));
+                let likely = |r: usize| {
+                    let row = rows.row([at + r]);
+                    (0..tokens).max_by(|&a, &b| row[a].partial_cmp(&row[b]).expect("no NaN")).expect("some") as i64
+                };
+                let scene = Scene {
+                    draft: Array::from_fn(
+                        &[1, gamma],
+                        |at| if rng.one_in(3) { rng.int(-1..=4) } else { likely(at[1]) },
+                    ),
+                    target: Array::new(&[1, gamma + 1, tokens], here),
+                    settings: vec![settings],
+                    seeds: vec![seed],
+                    positions: vec![at as i64],
+                    ..Scene::plain(dtype, Array::filled(&[1, tokens], 0.0))
+                };
+                let found = scene.run(backend, None);
+                text.extend(found.committed.data.iter().filter(|&&token| token >= 0));
+            }
+            text.truncate(LENGTH);
+            text
+        };
+        let plain = text(0);
+        for gamma in [1, 3, 7] {
+            assert_eq!(text(gamma), plain, "{gamma} draft tokens");
+        }
+    });
+}
+
+/// Its place, the batch and the length of other drafts change not one bit.
+fn sample_of_a_request_depends_on_no_other(backend: &Backend) {
+    rounds(6, |rng| {
+        let tokens = rng.pick(&[9, 300]);
+        let scene = random(rng, 5, 3, tokens);
+        let all = scene.run(backend, None);
+        for i in 0..5 {
+            let one = |values: &Option<Vec<i64>>| values.as_ref().map(|values| vec![values[i]]);
+            let alone = Scene {
+                draft: Array::new(&[1, 3], scene.draft.row([i]).to_vec()),
+                lens: one(&scene.lens),
+                target: Array::new(&[1, 4, tokens], scene.target.row([i]).to_vec()),
+                draft_rows: scene.draft_rows.as_ref().map(|t| Array::new(&[1, 3, t.shape[2]], t.row([i]).to_vec())),
+                settings: vec![scene.settings[i]],
+                seeds: vec![scene.seeds[i]],
+                positions: vec![scene.positions[i]],
+                stop: scene.stop.as_ref().map(|stop| Array::new(&[1, 3], stop.row([i]).to_vec())),
+                ignore_stop: one(&scene.ignore_stop),
+                remaining: one(&scene.remaining),
+                min_remaining: one(&scene.min_remaining),
+                ..scene.clone()
+            };
+            let found = alone.run(backend, None);
+            assert_eq!(found.committed.data, all.committed.row([i]), "request {i}");
+            assert_eq!(found.logprobs.data, all.logprobs.row([i]), "request {i}");
+            assert_eq!((found.status[0], found.finish[0]), (all.status[i], all.finish[i]), "request {i}");
+        }
+    });
+}
+
+/// To the bit, margins or not.
+fn sample_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
+    let cpu = Backend::cpu(2);
+    rounds(12, |rng| {
+        let (batch, gamma) = (rng.size(1..=4), rng.pick(&[0, 1, 4]));
+        let tokens = rng.pick(&[3, 200, 4100, 9000]);
+        let scene = random(rng, batch, gamma, tokens);
+        let (here, there) = (scene.run(backend, None), scene.run(&cpu, None));
+        for (a, b) in here.logprobs.data.iter().zip(&there.logprobs.data) {
+            assert!(a == b || (a - b).abs() <= 1e-6 * (1.0 + b.abs()), "ln p {a} {b}");
+        }
+        assert_eq!(Results { logprobs: there.logprobs.clone(), ..here }, there);
+    });
+}
+
+/// Every index of a stop token, every budget and every minimum, against a loop over tokens.
+fn sample_cuts_at_stops_and_lengths(backend: &Backend) {
+    rounds(1, |rng| {
+        let tokens = 12;
+        for gamma in 0..=if is_emulated(backend) { 2 } else { 4 } {
+            let combinations: Vec<[i64; 4]> = (0..=gamma as i64 + 1)
+                .flat_map(|at| {
+                    (-1..=gamma as i64 + 2).flat_map(move |left| {
+                        (0..3).flat_map(move |least| (0..2).map(move |kind| [at, left, least, kind]))
+                    })
+                })
+                .collect();
+            let batch = combinations.len();
+            // Greedy rows that prefer token r + 2 and then token 1; drafts that are all accepted, or but for the last.
+            let target = Array::from_fn(&[batch, gamma + 1, tokens], |at| match at[2] {
+                token if token == at[1] + 2 => 5.0,
+                1 => 4.0,
+                _ => rng.unit(),
+            });
+            let of = |n: usize| Some(combinations.iter().map(|c| c[n]).collect::<Vec<i64>>());
+            let scene = Scene {
+                rule: VWD_ACCEPT_GREEDY,
+                draft: Array::from_fn(&[batch, gamma], |at| match combinations[at[0]][3] {
+                    1 if at[1] + 1 == gamma => 0,
+                    _ => at[1] as i64 + 2,
+                }),
+                target: target.map(|&x| F32.round(x)),
+                settings: vec![PLAIN; batch],
+                seeds: vec![0; batch],
+                positions: vec![0; batch],
+                stop: Some(Array::from_fn(&[batch, 2], |at| if at[1] == 0 { combinations[at[0]][0] + 2 } else { -1 })),
+                remaining: of(1),
+                min_remaining: of(2),
+                ..Scene::plain(F32, Array::filled(&[batch, tokens], 0.0))
+            };
+            assert_eq!(scene.check(backend, None), batch);
+        }
+    });
+}
+
+fn sample_tells_what_cannot_be_drawn(backend: &Backend) {
+    let (none, infinite, nan) = (f64::NEG_INFINITY, f64::INFINITY, f64::NAN);
+    let rows = [
+        [none, none, none, none, none],
+        [nan, nan, none, nan, none],
+        [nan, 1.0, 2.0, none, 0.0],
+        [infinite, 1.0, nan, infinite, 3.0],
+        [-3e38, 3e38, -0.0, 0.0, none],
+        [none, none, none, none, -3e38],
+        [65504.0, -65504.0, 65504.0, none, none],
+        [0.0, 0.0, 0.0, 0.0, 0.0],
+    ];
+    for temperature in [1.0, 0.0, 1e-6, 1e4, 1e-5, f64::INFINITY, nan] {
+        for filters in [PLAIN, Settings { top_k: 2, top_p: F32.round(0.6), min_p: F32.round(0.1), ..PLAIN }] {
+            let mut scene =
+                Scene::plain(F32, Array::new(&[8, 5], rows.concat().iter().map(|&x| F32.round(x)).collect()));
+            scene.settings = vec![Settings { temperature: F32.round(temperature), ..filters }; 8];
+            let found = scene.run(backend, None);
+            let what = format!("temperature {temperature}, {filters:?}");
+            assert_eq!(found.status, [2, 3, 1, 1, 0, 0, 0, 0], "{what}");
+            assert_eq!(found.next_token[..2], [-1, -1], "{what}");
+            assert_eq!(found.committed_len, [0, 0, 1, 1, 1, 1, 1, 1], "{what}");
+            assert!([0, 3].contains(&found.next_token[3]), "{what}: only infinite logits are drawn");
+            // At an infinite temperature all finite logits are alike.
+            let is_flat = temperature.is_infinite();
+            let is_likely = found.next_token[5] == 4 && (is_flat || [0, 2].contains(&found.next_token[6]));
+            assert!(is_likely, "{what}: {:?}", found.next_token);
+            let is_greedy = !(F32.round(temperature) as f32 >= 1e-5);
+            if is_greedy {
+                assert_eq!(found.next_token[2..], [2, 0, 1, 4, 0, 0], "{what}: the lowest of the largest");
+            }
+        }
+    }
+    // A row in the middle ends the walk; so does one that target does not have.
+    let mut scene = Scene::plain(F32, Array::filled(&[2, 4], 0.0));
+    scene.rule = VWD_ACCEPT_GREEDY;
+    scene.draft = Array::filled(&[2, 2], 3);
+    let row = |best: usize| Array::from_fn(&[4], |at| if at[0] == best { 1.0 } else { 0.0 }).data;
+    scene.target = Array::new(&[2, 3, 4], [row(3), vec![nan; 4], row(3), row(3), row(3), row(1)].concat());
+    let found = scene.run(backend, None);
+    assert_eq!(found.committed.data, [3, -1, -1, 3, 3, 1]);
+    assert_eq!((found.status, found.accepted, found.next_token), (vec![3, 0], vec![1, 2], vec![-1, 1]));
+    scene.begin = Some(vec![5, i64::MIN]);
+    let found = scene.run(backend, None);
+    assert_eq!((found.committed.data, found.status), (vec![1, -1, -1, -1, -1, -1], vec![0, 8]));
+    scene.begin = Some(vec![3, 4]);
+    let found = scene.run(backend, None);
+    assert_eq!((found.committed.data, found.status), (vec![3, 3, 1, 3, 1, -1], vec![0, 0]));
+    scene.begin = Some(vec![i64::MAX, 4]);
+    scene.draft = Array::new(&[2, 2], vec![0, 0, 3, 1]);
+    let found = scene.run(backend, None);
+    assert_eq!((found.committed.data, found.status), (vec![-1, -1, -1, 3, 1, -1], vec![8, 8]));
+}
+
+/// p = 0 is refused however small u is, and q = 0 accepted however large.
+fn sample_accepts_by_probability_at_the_ends(backend: &Backend) {
+    let small = (0..).find(|&seed| uniform(seed, 100, 0) < 1e-5).expect("one of 10^5");
+    let large = (0..).find(|&seed| uniform(seed, 100, 0) > 1.0 - 1e-5).expect("one of 10^5");
+    let mut scene = Scene::plain(F32, Array::filled(&[4, 3], 0.0));
+    scene.rule = VWD_ACCEPT_REJECTION;
+    scene.flags = VWD_SAMPLE_TARGET_PROBABILITIES | VWD_SAMPLE_DRAFT_PROBABILITIES;
+    scene.draft = Array::new(&[4, 1], vec![0, 0, 1, 2]);
+    let row = [0.0, 0.25, 0.75];
+    scene.target = Array::new(&[4, 2, 3], [row; 8].concat());
+    // Equal distributions are accepted always; the last has no token where the target has more.
+    scene.draft_rows = Some(Array::new(&[4, 1, 3], [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0], row].concat()));
+    scene.seeds = vec![small, large, large, large];
+    let found = scene.run(backend, None);
+    assert_eq!(found.accepted, [0, 0, 1, 1]);
+    assert!(found.next_token.iter().all(|token| [1, 2].contains(token)), "{:?}", found.next_token);
+    assert_eq!(found.status, [0; 4]);
+}
+
+fn sample_takes_one_row_a_request(backend: &Backend) {
+    rounds(3, |rng| {
+        let rows = logits(rng, &[5, 40], F32);
+        let scene = Scene::plain(F32, rows.clone());
+        let expected = scene.run(backend, None).next_token;
+        let plain = Layout::default();
+        let target = Tensor::floats(backend, F32, &rows, &plain);
+        let ints = |values: &[i64]| Tensor::ints(backend, I64, &column(values), &plain);
+        let (seeds, positions) = (ints(&scene.seeds), ints(&scene.positions));
+        let next_token = Tensor::poisoned(backend, I32, &[5], &plain);
+        let args = vwd_verify_sample_args {
+            target: target.c(),
+            seeds: seeds.c(),
+            positions: positions.c(),
+            next_token: next_token.c(),
+            ..args()
+        };
+        // SAFETY: the tensors outlive the call.
+        backend.finish(unsafe { vwd_verify_sample(backend.session(), &args, backend.stream()) });
+        assert_eq!(next_token.read_ints().data, expected);
+    });
+}
