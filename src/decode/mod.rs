@@ -3,6 +3,7 @@
 pub mod decoder;
 pub mod forecast;
 pub mod predictor;
+mod tensor_file;
 
 use crate::runtime::cuda::Family;
 
