@@ -74,6 +74,7 @@ class Abi(unittest.TestCase):
             ("LOG", vanward.LogLevel),
             ("CHECK", vanward.Check),
             ("DECODER", vanward.DecoderMode),
+            ("BUDGET", vanward.BudgetPays),
             ("INDEX", vanward.IndexKind),
             ("SELECT", vanward.SelectMethod),
             ("SELECT", vanward.SelectStatus),

@@ -21,6 +21,7 @@ from ._arguments import (
     Rope,
 )
 from ._enums import (
+    BudgetPays,
     Check,
     DecoderMode,
     Device,
@@ -35,6 +36,7 @@ from ._enums import (
     StreamRole,
     TopKOrder,
 )
+from ._budget import Budget, BudgetAnswer
 from ._decoder import Decoder, DecoderInfo, DecoderPolicy
 from ._errors import Error, FileError, InvalidArgument, OutOfMemory
 from ._forecast import Forecast, ForecastInfo
@@ -50,6 +52,9 @@ __all__ = [
     "AttentionPartials",
     "AttentionState",
     "BlockList",
+    "Budget",
+    "BudgetAnswer",
+    "BudgetPays",
     "Call",
     "Check",
     "Decoder",

@@ -51,6 +51,14 @@ class DecoderMode(enum.IntEnum):
     DENSE = c.VWD_DECODER_DENSE
 
 
+class BudgetPays(enum.IntFlag):
+    """The strategies that a budget's answer says pay; none: dense steps are the fastest."""
+
+    SPARSE = c.VWD_BUDGET_SPARSE
+    PRR = c.VWD_BUDGET_PRR
+    SELF = c.VWD_BUDGET_SELF
+
+
 class IndexKind(enum.IntEnum):
     MINMAX = c.VWD_INDEX_MINMAX
     MEAN = c.VWD_INDEX_MEAN
@@ -110,6 +118,7 @@ _TAKEN = {
     "method": SelectMethod,
     "order": TopKOrder,
     "mode": RepairMode,
+    "repair_mode": RepairMode,
     "engine": GatherEngine,
     "style": RopeStyle,
 }
