@@ -25,10 +25,6 @@ type KvCacheOptions struct {
 	HostBlocks   int
 	Slots        int
 	Hold         int
-
-	// Progress is called while NewKvCache allocates memory, with the bytes done and the bytes in all; the last call has done = total.
-	// It calls no method of this package.
-	Progress func(done, total uint64)
 }
 
 // KvCache keeps all keys and values in host memory, and what is being read in slots. It outlives its session.
@@ -40,11 +36,6 @@ type KvCache struct {
 func (s *Session) NewKvCache(options KvCacheOptions) (*KvCache, error) {
 	var l lowering
 	c := options.lower(&l)
-	if options.Progress != nil {
-		progress := newCallback(options.Progress)
-		defer progress.free()
-		progress.setProgress(&c)
-	}
 	k := &KvCache{}
 	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.kv_cache_create(h, &c, &k.handle.c) })
 	if err != nil {

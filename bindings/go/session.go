@@ -101,7 +101,7 @@ type Info struct {
 // There is no finalizer: only its owner knows when the device has passed the session's last call.
 type Session struct {
 	handle handle[*C.vwd_session]
-	log    *callback
+	log    *logContext
 }
 
 // NewSession creates a session.
@@ -114,8 +114,8 @@ func NewSession(options Options) (*Session, error) {
 	}
 	s := &Session{}
 	if options.Log != nil {
-		s.log = newCallback(options.Log)
-		s.log.setLog(&c)
+		s.log = newLogContext(options.Log)
+		s.log.set(&c)
 	}
 	if err := failure(C.session_create(&c, &s.handle.c)); err != nil {
 		s.log.free()

@@ -107,7 +107,6 @@ type Tensor struct {
 	shape   [maxRank]int64
 	strides [maxRank]int64
 	fault   string // why no call may have it; other strides may mend it
-	broken  bool   // nothing mends the fault
 }
 
 // Of views a slice as a contiguous tensor; without a shape, as one dimension.
@@ -141,31 +140,6 @@ func (t Tensor) WithStrides(strides ...int) Tensor {
 	return t.checked()
 }
 
-// Slice views the elements begin … end−1 of dimension d.
-func (t Tensor) Slice(d, begin, end int) Tensor {
-	if t.fault != "" {
-		return t
-	}
-	if shape := t.shape[:min(t.rank, maxRank)]; d < 0 || d >= len(shape) || begin < 0 || begin > end || int64(end) > shape[d] {
-		t.fault = fmt.Sprintf("Slice(%d, %d, %d) of shape %v; expected a part of a dimension", d, begin, end, slices.Clone(shape))
-		t.broken = true
-		return t
-	}
-	t.shape[d] = int64(end - begin)
-	if begin == end {
-		return t // no element, so that the start may stay
-	}
-	offset := int64(begin) * t.strides[d]
-	bytes := offset * int64(t.dtype&0xff) / 8
-	switch {
-	case t.slice != nil:
-		t.slice, t.room = unsafe.Add(t.slice, bytes), t.room-int(offset)
-	case t.address != 0:
-		t.address += uintptr(bytes)
-	}
-	return t.checked()
-}
-
 // In says that the memory is not what its origin suggests: Of(slice).In(PinnedMemory) for a slice from PinnedAlloc.
 func (t Tensor) In(memory Memory) Tensor {
 	t.memory = memory
@@ -184,9 +158,6 @@ func (t Tensor) shaped(shape []int) Tensor {
 
 // checked finds the views that reach beyond their slice. Ranks and extents out of range are left to the library.
 func (t Tensor) checked() Tensor {
-	if t.broken {
-		return t
-	}
 	t.fault = ""
 	if t.rank > maxRank || t.slice == nil && t.address != 0 {
 		return t
