@@ -2729,6 +2729,244 @@ VWD_API
 vwd_status vwd_decoder_reset(const vwd_decoder *decoder,
                              const vwd_decoder_reset_args *args,
                              vwd_stream stream);
+
+/* --- Budget: measured times of a shape on a device, and how much speculation they pay for ------------------------- */
+
+/**
+ * Options of `vwd_budget_profile` and `vwd_budget_load`: a layer's shape, and the grid that is measured. A size without a default must
+ * be at least 1.
+ */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  /** Hq and Hk; Hq is a multiple of Hk. */
+  uint32_t query_heads;
+  uint32_t kv_heads;
+  /** D and Dv: channels of a key and of a value, multiples of 8 in 16 … 576. */
+  uint32_t key_dim;
+  uint32_t value_dim;
+  /**
+   * DLPack's code and bits of keys and values: float32, float16, bfloat16, float8_e4m3fn or float8_e5m2. Queries and outputs have
+   * the same, or float16 where that is FP8.
+   */
+  uint32_t dtype_code;
+  uint32_t dtype_bits;
+  /** P, tokens of a page. */
+  uint32_t page_size;
+  /** S, tokens of a block: S divides P or P divides S. */
+  uint32_t block_size;
+  /** VWD_SELECT_MINMAX or VWD_SELECT_AXIS. */
+  uint32_t method;
+  /** Budget of a list, forced blocks included. */
+  uint32_t k;
+  /** Blocks that are always selected: the first and the last ones. */
+  uint32_t init_blocks;
+  uint32_t local_blocks;
+  /** VWD_REPAIR_SUPERSET or VWD_REPAIR_EXACT; 0 means EXACT. */
+  uint32_t repair_mode;
+  /** Entries of a list that share a partial, for EXACT; 0 means 1. */
+  uint32_t partial_blocks;
+  /** Largest number of drafts that one step verifies, γ; every γ from 0 on is measured. At most 31; 0 means 7. */
+  uint32_t max_draft;
+  /** Tokens of a sequence, ascending; 0 ends the list. None given: 2048, 8192, 32768, 131072. */
+  uint32_t contexts[16];
+  /** Numbers of sequences, ascending; 0 ends the list. None given: 1, 4. */
+  uint32_t batches[8];
+  /** Ratios r of guessed to selected blocks, ascending from 1, at most 16; 0 ends the list. None given: 1, 1.25, 1.5, 2. */
+  float ratios[8];
+  /** Times that each call is timed; the median counts. At most 1000; 0 means 5. */
+  uint32_t samples;
+  /** Most bytes of memory that the profile takes where the session computes, its stream's scratch arena apart; 0 means 4 GiB. */
+  uint64_t limit_bytes;
+} vwd_budget_options;
+#define VWD_BUDGET_OPTIONS_INIT \
+  {/* struct_size */ sizeof(vwd_budget_options), /* flags */ 0, /* query_heads */ 0, /* kv_heads */ 0, \
+   /* key_dim */ 0, /* value_dim */ 0, /* dtype_code */ 0, /* dtype_bits */ 0, /* page_size */ 0, /* block_size */ 0, \
+   /* method */ 0, /* k */ 0, /* init_blocks */ 0, /* local_blocks */ 0, /* repair_mode */ 0, /* partial_blocks */ 0, \
+   /* max_draft */ 0, /* contexts */ {0}, /* batches */ {0}, /* ratios */ {0}, /* samples */ 0, /* limit_bytes */ 0}
+
+/** What `vwd_budget_ask` is asked. Zero means the default. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  /** Tokens of a sequence, at least 1. Where sequences differ, their mean. */
+  uint32_t context;
+  /** Number of sequences; 0 means 1. */
+  uint32_t batch;
+  /**
+   * p, the probability that a drafted token is accepted, 0 … 1, as `vwd_decoder_info` estimates it; 0: not known, and SELF is not
+   * judged.
+   */
+  float acceptance;
+  /** Largest γ that is considered; 0 means the largest of the profile, which it does not exceed. */
+  uint32_t max_draft;
+  /**
+   * Microseconds of a layer apart from attention, selection and repair (projections, MLP) in a step of one position a sequence; 0
+   * compares attention alone.
+   */
+  float rest_us;
+  /** Microseconds that each further position a sequence adds to that. */
+  float rest_position_us;
+  /** What a gain must exceed 1 by to pay; 0 means 0.02. */
+  float margin;
+  /** Ratios at which coverage is known, ascending from 1 on; 0 ends the list. None given: PRR is not judged. */
+  float coverage_ratios[8];
+  /**
+   * The share of the selected blocks that guesses of each of these ratios cover, 0 … 1; linear between ratios, constant past
+   * them.
+   */
+  float coverages[8];
+} vwd_budget_question;
+#define VWD_BUDGET_QUESTION_INIT \
+  {/* struct_size */ sizeof(vwd_budget_question), /* flags */ 0, /* context */ 0, /* batch */ 0, /* acceptance */ 0, \
+   /* max_draft */ 0, /* rest_us */ 0, /* rest_position_us */ 0, /* margin */ 0, /* coverage_ratios */ {0}, \
+   /* coverages */ {0}}
+
+/** Bit of an answer's `pays`: steps over a selection (SERIAL: select, then attend) are faster than dense ones. */
+#define VWD_BUDGET_SPARSE 1
+
+/** Bit of an answer's `pays`: attention of guesses during selection, then repair, is faster than SERIAL. */
+#define VWD_BUDGET_PRR 2
+
+/** Bit of an answer's `pays`: drafts by sparse steps that a dense step verifies are faster than dense steps. */
+#define VWD_BUDGET_SELF 4
+
+/**
+ * What `vwd_budget_ask` answers. Times are microseconds of one layer, gains are ratios of speeds: 1.5 is half as many tokens more in
+ * the same time. Gains are those of the best choice even where it does not pay; 0 where the strategy was not judged.
+ */
+typedef struct {
+  uint32_t struct_size;
+  /** The strategies that pay, VWD_BUDGET_* joined; 0: dense steps are the fastest. */
+  uint32_t pays;
+  /** 1: context or batch lies outside the measured grid, and times are extrapolated. Else 0. */
+  uint32_t extrapolated;
+  /** The γ that gives most tokens in the time; 0 where SELF does not pay. */
+  uint32_t gamma;
+  /**
+   * The largest ratio of guesses whose attention takes no longer than selection, and so stays off the critical path; 0 if that
+   * of k guesses takes longer.
+   */
+  float hidden_ratio;
+  /** The ratio at which PRR is fastest; 0 where PRR does not pay. */
+  float ratio;
+  /** Speed of SERIAL against dense steps. */
+  float sparse_gain;
+  /** Speed of PRR against SERIAL. */
+  float prr_gain;
+  /** Tokens in the time of SELF against dense steps. */
+  float self_gain;
+  /**
+   * The coverage from which on PRR at the hidden ratio (at 1, if there is none) is not slower than SERIAL; infinite if none is
+   * enough.
+   */
+  float break_even_coverage;
+  /** The acceptance from which on SELF is not slower than dense steps; infinite if none is enough. */
+  float break_even_acceptance;
+  /** Selection, and attention of one position over k blocks. */
+  float select_us;
+  float attend_us;
+  /** Attention of guesses with what repair needs, and repair, at PRR's best ratio; 0 where PRR was not judged. */
+  float guess_us;
+  float repair_us;
+  /** Dense attention of one position, and of γ + 1 for SELF's best γ; the latter is 0 where SELF was not judged. */
+  float dense_us;
+  float verify_us;
+} vwd_budget_answer;
+#define VWD_BUDGET_ANSWER_INIT \
+  {/* struct_size */ sizeof(vwd_budget_answer), /* pays */ 0, /* extrapolated */ 0, /* gamma */ 0, \
+   /* hidden_ratio */ 0, /* ratio */ 0, /* sparse_gain */ 0, /* prr_gain */ 0, /* self_gain */ 0, \
+   /* break_even_coverage */ 0, /* break_even_acceptance */ 0, /* select_us */ 0, /* attend_us */ 0, /* guess_us */ 0, \
+   /* repair_us */ 0, /* dense_us */ 0, /* verify_us */ 0}
+
+/** A budget: the times of selection, attention of guesses, repair and verification of one shape on one device. Opaque. */
+typedef struct vwd_budget vwd_budget;
+
+/**
+ * Measures the calls of one layer: selection, attention over k selected blocks, attention of guesses (PRR: Wang et al. 2026), repair
+ * with shares of the blocks missed, and dense attention of 1 … max_draft + 1 positions, for each context and batch of the grid.
+ *
+ * session  Measured as it is: its threads, its forced variants, and its checks of contents, if it makes them.
+ * options  Required: the shape has no defaults, the grid has.
+ * stream   The stream that is measured. On CUDA other work on the device falsifies the times.
+ * budget   Out. Release with `vwd_budget_release`. It does not need the session any more.
+ *
+ * A set-up call: it allocates keys, values and what else the calls need, at most options->limit_bytes, and gives them back. Keys and
+ * queries are random, lists are spread evenly. What the limit leaves, up to 64 MiB on the CPU and 256 MiB on CUDA, is read before
+ * each timed call, so that caches hold nothing of its inputs. CUDA: times are those between two events on stream; the stream's
+ * scratch arena grows to what the calls need, as with `vwd_session_reserve`.
+ *
+ * Blocks, for seconds with the default grid, and waits for stream; not for capture: a stream that captures is refused. Thread-safe,
+ * but calls on the session at the same time falsify the times; calls on one stream are ordered by the caller.
+ * Errors: INVALID_ARGUMENT (the message names the argument; a limit that the grid exceeds, with what it needs), UNSUPPORTED,
+ * OUT_OF_MEMORY, DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_budget_profile(const vwd_session *session,
+                              const vwd_budget_options *options,
+                              vwd_stream stream,
+                              vwd_budget **budget);
+
+/**
+ * Writes a budget to a safetensors file (docs/budget.md has the format), as `vwd_forecast_save` does: an existing file is replaced
+ * whole and keeps its permissions; after an error it is as it was.
+ *
+ * path  NUL-terminated UTF-8.
+ *
+ * Blocks; not for capture. Thread-safe.
+ * Errors: INVALID_ARGUMENT (path), IO (the message names path), OUT_OF_MEMORY, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_budget_save(const vwd_budget *budget,
+                           const char *path);
+
+/**
+ * Reads a budget that `vwd_budget_save` wrote, if it is of this shape and of the session's device.
+ *
+ * session  Its device (name, compute capability and multiprocessors; on the CPU the processor and the number of threads) must be the
+ *          one that was measured.
+ * options  The shape must be the one that was measured; the grid is the file's, and its fields are checked and not used.
+ * path     NUL-terminated UTF-8.
+ * budget   Out. Release with `vwd_budget_release`. It does not need the session any more.
+ *
+ * Blocks and allocates; not for capture. Thread-safe.
+ * Errors: INVALID_ARGUMENT (the message names what differs, the value found and the one that was measured), IO (the message names
+ * path and says what does not fit the format, a checksum among it), OUT_OF_MEMORY, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_budget_load(const vwd_session *session,
+                           const vwd_budget_options *options,
+                           const char *path,
+                           vwd_budget **budget);
+
+/** Releases a budget; NULL is a no-op. No call on it may be in progress. */
+VWD_API void vwd_budget_release(vwd_budget *budget);
+
+/**
+ * Tells which speculation pays, and how much of it, for a context, a batch and what is known of guesses and drafts.
+ *
+ * Times are linear between the contexts and batches of the grid. With the ones of selection s, attention a over k blocks, g(r) over
+ * ⌈r·k⌉ guesses, repair f(r, x) where the share x of the selected blocks was missed, dense attention d(γ) of γ + 1 positions, and the
+ * rest R of a layer:
+ *   SERIAL  R + s + a
+ *   PRR     R + max(s, g(r)) + f(r, 1 − coverage(r)): guesses are attended while selection runs
+ *   SELF    Σ_{j=0…γ} p^j tokens in the time γ·(the faster of the two) + R + γ·rest_position_us + d(γ); ties go to fewer drafts
+ *   dense   R + d(0)
+ * A strategy pays if its speed exceeds what it is compared with by more than the margin.
+ *
+ * question  Required.
+ * answer    Out; the caller has set its struct_size.
+ *
+ * Runs on the host, in microseconds at most: reads no tensor, does not allocate, block or touch the device; may be called during a
+ * capture. Thread-safe.
+ * Errors: INVALID_ARGUMENT (the message names the argument).
+ */
+VWD_API
+vwd_status vwd_budget_ask(const vwd_budget *budget,
+                          const vwd_budget_question *question,
+                          vwd_budget_answer *answer);
 #ifdef __cplusplus
 }  /* extern "C" */
 #endif

@@ -71,6 +71,40 @@ fn calls_allocate_nothing() {
     });
 }
 
+#[test]
+fn questions_to_a_budget_allocate_nothing() {
+    let backend = Backend::cpu(1);
+    let mut options = vwd_budget_options {
+        query_heads: 2,
+        kv_heads: 1,
+        key_dim: 16,
+        value_dim: 16,
+        dtype_code: F32.code as u32,
+        dtype_bits: F32.bits as u32,
+        page_size: 4,
+        block_size: 4,
+        method: VWD_SELECT_MINMAX,
+        k: 2,
+        samples: 1,
+        limit_bytes: 1 << 18,
+        ..args()
+    };
+    (options.contexts[0], options.batches[0]) = (16, 1);
+    let mut question = vwd_budget_question { context: 20, acceptance: 0.9, ..args() };
+    (question.coverage_ratios[0], question.coverages[0]) = (1.5, 0.9);
+    let (mut budget, mut answer) = (null_mut(), args());
+    // SAFETY: the arguments are valid.
+    unsafe {
+        assert_ok(vwd_budget_profile(backend.session(), &options, null_mut(), &mut budget));
+        let before = ALLOCATIONS.get();
+        let status = vwd_budget_ask(budget, &question, &mut answer);
+        let made = ALLOCATIONS.get() - before;
+        assert_ok(status);
+        assert_eq!(made, 0);
+        vwd_budget_release(budget);
+    }
+}
+
 /// Of a step, however often lists are resolved before the copies are made.
 #[test]
 fn steps_of_a_kv_cache_allocate_nothing() {

@@ -752,11 +752,54 @@ class BasicDecoder {
   std::unique_ptr<vwd_decoder, Release> handle_;
 };
 
+/// Measured times of a shape on a device, and what speculation they pay for. Move-only; does not need its session any more.
+template <class Report>
+class BasicBudget {
+  template <class T>
+  using Return = typename Report::template Return<T>;
+
+ public:
+  BasicBudget() = default;
+
+  static Return<BasicBudget> profile(const BasicSession<Report> &session, const vwd_budget_options &options,
+                                     vwd_stream stream = nullptr) {
+    vwd_budget *handle = nullptr;
+    const vwd_status status = vwd_budget_profile(session.get(), &options, stream, &handle);
+    return Report::finish(status, BasicBudget(handle));
+  }
+  static Return<BasicBudget> load(const BasicSession<Report> &session, const vwd_budget_options &options,
+                                  const std::string &path) {
+    vwd_budget *handle = nullptr;
+    const vwd_status status = vwd_budget_load(session.get(), &options, path.c_str(), &handle);
+    return Report::finish(status, BasicBudget(handle));
+  }
+
+  /// For calls of vanward.h itself; stays owned here.
+  vwd_budget *get() const noexcept { return handle_.get(); }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+  Return<void> save(const std::string &path) const { return Report::finish(vwd_budget_save(get(), path.c_str())); }
+  Return<vwd_budget_answer> ask(const vwd_budget_question &question) const {
+    auto answer = make<vwd_budget_answer>();
+    const vwd_status status = vwd_budget_ask(get(), &question, &answer);
+    return Report::finish(status, answer);
+  }
+
+ private:
+  explicit BasicBudget(vwd_budget *handle) : handle_(handle) {}
+
+  struct Release {
+    void operator()(vwd_budget *budget) const noexcept { vwd_budget_release(budget); }
+  };
+  std::unique_ptr<vwd_budget, Release> handle_;
+};
+
 namespace nothrow {
 using Session = BasicSession<ByResult>;
 using Forecast = BasicForecast<ByResult>;
 using KvCache = BasicKvCache<ByResult>;
 using Decoder = BasicDecoder<ByResult>;
+using Budget = BasicBudget<ByResult>;
 }  // namespace nothrow
 
 #if defined(__cpp_exceptions)
@@ -764,6 +807,7 @@ using Session = BasicSession<ByException>;
 using Forecast = BasicForecast<ByException>;
 using KvCache = BasicKvCache<ByException>;
 using Decoder = BasicDecoder<ByException>;
+using Budget = BasicBudget<ByException>;
 #endif
 
 }  // namespace vanward

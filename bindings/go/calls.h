@@ -173,6 +173,22 @@ static inline outcome forecast_project(const vwd_forecast *forecast, const vwd_f
   return outcome_of(vwd_forecast_project(forecast, &joined, (vwd_stream)stream));
 }
 
+static inline outcome budget_profile(const vwd_session *session, const vwd_budget_options *options, uintptr_t stream,
+                                     vwd_budget **budget) {
+  return outcome_of(vwd_budget_profile(session, options, (vwd_stream)stream, budget));
+}
+static inline outcome budget_load(const vwd_session *session, const vwd_budget_options *options, const char *path,
+                                  vwd_budget **budget) {
+  return outcome_of(vwd_budget_load(session, options, path, budget));
+}
+static inline outcome budget_save(const vwd_budget *budget, const char *path) {
+  return outcome_of(vwd_budget_save(budget, path));
+}
+static inline outcome budget_ask(const vwd_budget *budget, const vwd_budget_question *question,
+                                 vwd_budget_answer *answer) {
+  return outcome_of(vwd_budget_ask(budget, question, answer));
+}
+
 static inline outcome kv_cache_capacity(const vwd_kv_cache_options *options, vwd_kv_cache_sizes *sizes) {
   return outcome_of(vwd_kv_cache_capacity(options, sizes));
 }

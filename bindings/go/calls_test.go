@@ -376,3 +376,33 @@ func TestForecast(t *testing.T) {
 		}
 	}
 }
+
+func TestBudget(t *testing.T) {
+	s := cpuSession(t)
+	options := BudgetOptions{
+		QueryHeads: 2, KVHeads: 1, KeyDim: 16, ValueDim: 16, DType: F32, PageSize: 4, BlockSize: 4, Method: SelectMinMax, K: 2,
+		MaxDraft: 2, Contexts: []int{8, 32}, Batches: []int{1}, Ratios: []float32{1, 1.5}, Samples: 1, LimitBytes: 1 << 18,
+	}
+	measured, err := s.NewBudget(options, 0)
+	must(t, err)
+	defer measured.Close()
+	path := filepath.Join(t.TempDir(), "budget.safetensors")
+	must(t, measured.Save(path))
+	loaded, err := s.LoadBudget(options, path)
+	must(t, err)
+	defer loaded.Close()
+	question := BudgetQuestion{Context: 20, Acceptance: 0.9, CoverageRatios: []float32{1.5}, Coverages: []float32{0.9}}
+	a, err := measured.Ask(question)
+	must(t, err)
+	b, err := loaded.Ask(question)
+	must(t, err)
+	if a != b || a.DenseUs <= 0 || a.PrrGain <= 0 || a.SelfGain <= 0 || a.Extrapolated {
+		t.Error(a, b)
+	}
+	options.K = 3
+	_, err = s.LoadBudget(options, path)
+	wantInvalid(t, err, "options.k: 3; expected 2, with which")
+	options.Contexts = make([]int, 17)
+	_, err = s.NewBudget(options, 0)
+	wantInvalid(t, err, "options.contexts: 17 values; expected at most 16")
+}

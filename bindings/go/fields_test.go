@@ -40,6 +40,8 @@ func TestEveryFieldOfTheHeadersStructsIsSet(t *testing.T) {
 		"decoder_attend":      each(filled[DecoderAttendArgs]().lower(&l)),
 		"decoder_accept":      each(filled[DecoderAcceptArgs]().lower(&l)),
 		"decoder_reset":       each(filled[DecoderResetArgs]().lower(&l)),
+		"budget_options":      each(filled[BudgetOptions]().lower(&l)),
+		"budget_question":     each(filled[BudgetQuestion]().lower(&l)),
 		"kv_cache_resolve":    each(filled[KvCacheResolveArgs]().lower(&l)),
 	}
 	if l.err != nil {

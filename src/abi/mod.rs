@@ -5,6 +5,7 @@
 #![allow(non_camel_case_types)]
 
 mod attention;
+mod budget;
 mod decoder;
 mod forecast;
 mod index;
@@ -19,6 +20,7 @@ mod types;
 mod verify;
 
 pub use attention::*;
+pub use budget::*;
 pub use decoder::*;
 pub use forecast::*;
 pub use index::*;

@@ -6,6 +6,7 @@
 
 mod attention;
 pub mod boundary;
+mod budget;
 mod decoder;
 mod forecast;
 mod index;
@@ -19,6 +20,7 @@ mod topk;
 mod verify;
 
 pub use attention::*;
+pub use budget::*;
 pub use decoder::*;
 pub use forecast::*;
 pub use index::*;

@@ -4,6 +4,7 @@ pub mod allocate;
 pub mod along;
 pub mod copy;
 pub mod dtype;
+pub mod files;
 pub mod float8;
 pub mod floats;
 pub mod overlap;

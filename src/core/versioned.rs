@@ -34,6 +34,16 @@ pub unsafe fn versioned<'a, T: Versioned>(
     }
 }
 
+/// A struct with its size set and all else zero.
+pub fn zeroed<T: Versioned>() -> T {
+    // SAFETY: all-zero bytes are a valid `Versioned` struct, which starts with its `u32` size.
+    unsafe {
+        let mut value: T = std::mem::zeroed();
+        (&raw mut value).cast::<u32>().write(size_of::<T>() as u32);
+        value
+    }
+}
+
 /// [`versioned`] where NULL stands for a struct of zeros.
 ///
 /// # Safety

@@ -1,8 +1,11 @@
-//! Decode steps: the decoder runs their attention, predictor and forecast predict their selection.
+//! Decode steps: the decoder runs their attention, predictor and forecast predict their selection, and the budget says how much
+//! prediction and drafting pays.
 
+pub mod budget;
 pub mod decoder;
 pub mod forecast;
 pub mod predictor;
+mod tensor_file;
 
 use crate::runtime::cuda::Family;
 

@@ -4,6 +4,7 @@ use crate::abi::vwd_kv_cache_options;
 use crate::core::allocate::collected;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
+use crate::ops::views::{key_dims, key_dtype, require_counts};
 use crate::runtime::require_no_flags;
 
 /// The number of blocks that a sequence's tail has slots for: the two newest, which lists may name, and one that the next tokens
@@ -43,17 +44,9 @@ impl Options {
             ("options.host_blocks", c.host_blocks),
             ("options.slots", c.slots),
         ];
-        for (name, n) in counts {
-            if n == 0 {
-                return Err(Error::argument(name, 0, "at least 1"));
-            }
-        }
-        for (name, dim) in [("options.key_dim", c.key_dim), ("options.value_dim", c.value_dim)] {
-            if !(16..=576).contains(&dim) || dim % 8 != 0 {
-                return Err(Error::argument(name, dim, "a multiple of 8 in 16 … 576"));
-            }
-        }
-        let dtype = dtype(c)?;
+        require_counts(&counts)?;
+        let dims = key_dims(c.key_dim, c.value_dim)?;
+        let dtype = key_dtype(c.dtype_code, c.dtype_bits)?;
         let token_scales = match c.token_scales {
             0 => false,
             1 if dtype.is_float8() => true,
@@ -64,7 +57,7 @@ impl Options {
             layers: c.layers as usize,
             kv_heads: c.kv_heads as usize,
             block_size: c.block_size as usize,
-            dims: [c.key_dim as usize, c.value_dim as usize],
+            dims,
             dtype,
             token_scales,
             max_sequences: c.max_sequences as usize,
@@ -146,16 +139,6 @@ impl Options {
     pub fn largest_selection(&self) -> usize {
         self.slots / self.hold
     }
-}
-
-fn dtype(c: &vwd_kv_cache_options) -> Result<DType> {
-    let narrow = |n: u32| u8::try_from(n).ok();
-    let found = narrow(c.dtype_code).zip(narrow(c.dtype_bits)).map(|(code, bits)| DType { code, bits });
-    found.filter(|dtype| DType::KEYS.contains(dtype)).ok_or_else(|| {
-        let found = format!("code {}, {} bits", c.dtype_code, c.dtype_bits);
-        let names: Vec<String> = DType::KEYS.iter().map(DType::to_string).collect();
-        Error::argument("options.dtype_code", found, names.join(" or "))
-    })
 }
 
 /// The layout of a run, the memory of one block of one KV head: its keys, values and scales, one after the other.

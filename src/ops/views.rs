@@ -135,6 +135,34 @@ pub unsafe fn adjacent<T: Element, const N: usize>(t: &Tensor, index: [usize; N]
     spare.as_ptr().cast()
 }
 
+/// The dtype of keys and values that options give by its code and bits.
+pub fn key_dtype(code: u32, bits: u32) -> Result<DType> {
+    let narrow = |n: u32| u8::try_from(n).ok();
+    let found = narrow(code).zip(narrow(bits)).map(|(code, bits)| DType { code, bits });
+    found.filter(|dtype| DType::KEYS.contains(dtype)).ok_or_else(|| {
+        let names: Vec<String> = DType::KEYS.iter().map(DType::to_string).collect();
+        Error::argument("options.dtype_code", format!("code {code}, {bits} bits"), names.join(" or "))
+    })
+}
+
+/// D and Dv, the numbers of channels of keys and values that options give.
+pub fn key_dims(key: u32, value: u32) -> Result<[usize; 2]> {
+    for (name, dim) in [("options.key_dim", key), ("options.value_dim", value)] {
+        if !(16..=576).contains(&dim) || dim % 8 != 0 {
+            return Err(Error::argument(name, dim, "a multiple of 8 in 16 … 576"));
+        }
+    }
+    Ok([key, value].map(|dim| dim as usize))
+}
+
+/// Checks that numbers that options give, with their names, are not 0.
+pub fn require_counts(counts: &[(&str, u32)]) -> Result<()> {
+    match counts.iter().find(|(_, n)| *n == 0) {
+        Some((name, _)) => Err(Error::argument(name, 0, "at least 1")),
+        None => Ok(()),
+    }
+}
+
 /// The scale of q·k: 0 stands for 1/√D.
 #[inline(always)]
 pub fn scale_or_default(scale: f32, dim: usize) -> Result<f32> {

@@ -132,6 +132,18 @@ impl Cpu {
         }
     }
 
+    /// The processor, as Linux calls it, and the threads that compute.
+    pub fn description(&self) -> String {
+        let about = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let model =
+            about.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));
+        let threads = match self.threads() {
+            0 => "the caller's threads".to_owned(),
+            count => format!("{count} threads"),
+        };
+        format!("{}, {threads}", model.unwrap_or("CPU").trim())
+    }
+
     pub fn details(&self) -> vwd_session_details {
         let scratch_bytes = self.scratch.lock().iter().map(|b| b.allocated_bytes() as u64).sum();
         let host = self.host.usage();

@@ -6,7 +6,9 @@ pub mod cuda;
 pub mod fork;
 pub mod host;
 pub mod log;
+mod memory;
 mod placed;
+mod timer;
 
 use crate::abi::{
     VWD_CHECK_CONTENTS, VWD_CHECK_NOTHING, VWD_DEVICE_AUTO, VWD_DEVICE_CPU, VWD_DEVICE_CUDA, VWD_STREAM_PREFETCH,
@@ -21,8 +23,10 @@ use cpu::Cpu;
 use cuda::variants::{self, Forced, VariantList};
 use cuda::{Cuda, Enqueue, Family, Role};
 use log::{Level, Log};
+pub use memory::Memory;
 pub use placed::Placed;
 use std::ffi::c_void;
+pub use timer::Timer;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
@@ -243,6 +247,19 @@ impl Session {
         match &self.backend {
             Backend::Cpu(cpu) => cpu.details(),
             Backend::Cuda(cuda) => cuda.details(),
+        }
+    }
+
+    /// What decides how long calls take: the device, or the processor and the threads that compute.
+    pub fn description(&self) -> String {
+        match &self.backend {
+            Backend::Cpu(cpu) => cpu.description(),
+            Backend::Cuda(cuda) => {
+                let facts = cuda.facts();
+                let (major, minor) = (facts.capability / 10, facts.capability % 10);
+                let count = facts.multiprocessors;
+                format!("{} (compute capability {major}.{minor}, {count} multiprocessors)", facts.name())
+            }
         }
     }
 

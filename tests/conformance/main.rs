@@ -17,6 +17,7 @@ mod attention_model;
 mod attention_rows;
 mod attention_variants;
 mod axis;
+mod budget;
 mod contents;
 mod decoder;
 mod forecast;
@@ -78,6 +79,8 @@ const FAMILIES: &[Family] = &[
     Family { cases: decoder::CASES, on_cuda: true },
     Family { cases: decoder::strategies::CASES, on_cuda: true },
     Family { cases: decoder::model::ON_THE_CPU, on_cuda: false },
+    Family { cases: budget::CASES, on_cuda: true },
+    Family { cases: budget::ON_THE_CPU, on_cuda: false },
     Family { cases: attention::ON_THE_CPU, on_cuda: false },
 ];
 

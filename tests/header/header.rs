@@ -20,6 +20,7 @@ const FAMILIES: [&str; 13] = [
     "predictor",
     "forecast",
     "decoder",
+    "budget",
 ];
 
 const LINE: usize = 120;

@@ -418,6 +418,37 @@ static void forecast(const vw::Session &session) {
   }
 }
 
+static void budget(const vw::Session &session) {
+  auto options = vw::make<vwd_budget_options>();
+  options.query_heads = 2;
+  options.kv_heads = 1;
+  options.key_dim = 16;
+  options.value_dim = 16;
+  options.dtype_code = 2;  // float32
+  options.dtype_bits = 32;
+  options.page_size = 4;
+  options.block_size = 4;
+  options.method = VWD_SELECT_MINMAX;
+  options.k = 2;
+  options.max_draft = 2;
+  options.contexts[0] = 8;
+  options.contexts[1] = 32;
+  options.batches[0] = 1;
+  options.samples = 1;
+  options.limit_bytes = 1 << 18;
+  const auto measured = vw::Budget::profile(session, options);
+  const std::string path = "calls_test_budget.safetensors";
+  measured.save(path);
+  const auto loaded = vw::Budget::load(session, options, path);
+  std::remove(path.c_str());
+  auto question = vw::make<vwd_budget_question>();
+  question.context = 20;
+  question.acceptance = 0.9f;
+  const vwd_budget_answer a = measured.ask(question), b = loaded.ask(question);
+  CHECK(a.dense_us > 0 && a.self_gain > 0 && a.extrapolated == 0);
+  CHECK(near(a.dense_us, b.dense_us, 0) && near(a.self_gain, b.self_gain, 0));
+}
+
 int main() {
   const auto session = cpu_session();
   void (*const steps[])(const vw::Session &) = {
@@ -431,6 +462,7 @@ int main() {
       tiered_cache,
       predict_update_calibrate,
       forecast,
+      budget,
   };
   for (auto step : steps) {
     try {

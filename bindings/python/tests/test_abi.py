@@ -76,6 +76,7 @@ class Abi(unittest.TestCase):
             ("DECODER", vanward.DecoderMode),
             ("STRATEGY", vanward.Strategy),
             ("PREDICT", vanward.Predict),
+            ("BUDGET", vanward.BudgetPays),
             ("INDEX", vanward.IndexKind),
             ("SELECT", vanward.SelectMethod),
             ("SELECT", vanward.SelectStatus),

@@ -349,6 +349,26 @@ class Calls(unittest.TestCase):
         with self.assertRaisesRegex(vanward.InvalidArgument, "forecast: NULL"):
             project()
 
+    def test_a_budget_is_measured_saved_loaded_and_asked(self):
+        shape = dict(query_heads=2, kv_heads=1, key_dim=16, value_dim=16, dtype="float32", page_size=4, block_size=4)
+        options = dict(shape, method="minmax", k=2, repair_mode="superset")
+        grid = dict(max_draft=2, contexts=[8, 32], batches=[1], ratios=[1, 1.5], samples=1, limit_bytes=1 << 18)
+        with vanward.Budget.profile(self.session, **options, **grid) as measured, tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "budget.safetensors")
+            measured.save(path)
+            with vanward.Budget.load(self.session, path, **options) as loaded:
+                question = dict(acceptance=0.9, coverage={1.5: 0.9})
+                answer = measured.ask(20, **question)
+                self.assertEqual(loaded.ask(20, **question), answer)
+            self.assertTrue(answer.dense_us > 0 and answer.prr_gain > 0 and answer.self_gain > 0)
+            self.assertEqual((answer.extrapolated, measured.ask(64).extrapolated), (False, True))
+            with self.assertRaisesRegex(vanward.InvalidArgument, "options.k: 3; expected 2, with which"):
+                vanward.Budget.load(self.session, path, **dict(options, k=3))
+            with self.assertRaisesRegex(ValueError, "budget_load: contexts: 17 values; expected at most 16"):
+                vanward.Budget.load(self.session, path, **options, contexts=[1] * 17)
+            with self.assertRaisesRegex(vanward.InvalidArgument, "budget_ask: question.context: 0"):
+                measured.ask(0)
+
     def test_a_forecast_is_saved_and_loaded(self):
         x, q = (self.random.standard_normal(shape, np.float32) for shape in ((64, 8), (64, 1, 16)))
         with vanward.Forecast(self.session, layers=1, input_dim=8, q_heads=1, head_dim=16) as fitted:

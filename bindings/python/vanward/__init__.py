@@ -22,6 +22,7 @@ from ._arguments import (
 )
 from ._enums import (
     Acceptance,
+    BudgetPays,
     Check,
     DecoderMode,
     Device,
@@ -40,6 +41,7 @@ from ._enums import (
     StreamRole,
     TopKOrder,
 )
+from ._budget import Budget, BudgetAnswer
 from ._decoder import Decoder, DecoderInfo, DecoderPolicy
 from ._errors import Error, FileError, InvalidArgument, OutOfMemory
 from ._forecast import Forecast, ForecastInfo
@@ -56,6 +58,9 @@ __all__ = [
     "AttentionPartials",
     "AttentionState",
     "BlockList",
+    "Budget",
+    "BudgetAnswer",
+    "BudgetPays",
     "Call",
     "Check",
     "Decoder",

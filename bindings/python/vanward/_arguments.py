@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import os
 import re
 from collections.abc import Mapping, Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int32, c_uint32, c_uint64, pointer, sizeof
+from ctypes import POINTER, Array as CArray, Structure, byref, c_float, c_int32, c_uint32, c_uint64, pointer, sizeof
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -264,6 +265,8 @@ class _Lowering:
                 setattr(struct, name, number(value, path))
             elif kind in _GROUPS:
                 self.group(getattr(struct, name), value, path)
+            elif issubclass(kind, CArray):
+                setattr(struct, name, kind(*self.numbers(kind, value, path)))
             elif kind in _BY_POINTER:
                 setattr(struct, name, self.pointer(kind._type_, value, path))
             else:
@@ -291,6 +294,13 @@ class _Lowering:
         self.group(struct, value, path)
         self.keep.append(struct)
         return pointer(struct)
+
+    def numbers(self, kind: Any, values: Sequence[Any], path: str) -> list[Any]:
+        if len(values) > kind._length_:
+            raise ValueError(f"{path}: {len(values)} values; expected at most {kind._length_}")
+        if kind._type_ is c_float:
+            return [number(value, f"{path}[{i}]") for i, value in enumerate(values)]
+        return [integer(value, f"{path}[{i}]", *_RANGES[kind._type_]) for i, value in enumerate(values)]
 
     def array(self, kind: Any, values: Sequence[Any], path: str) -> Any:
         array = (kind * len(values))()
@@ -323,6 +333,15 @@ def whole(call: str, name: str, value: Any, most: int = (1 << 64) - 1) -> int:
         return integer(value, name, 0, most)
 
 
+def path_of(call: str, path: str | os.PathLike[str]) -> bytes:
+    """The name of a file as C takes it."""
+    with naming(f"{call}: path"):
+        encoded = os.fsencode(path)
+        if b"\0" in encoded:
+            raise ValueError("a NUL inside")
+    return encoded
+
+
 def count(call: str, name: str, values: Any) -> int:
     """How many there are of what a call takes several of."""
     if not isinstance(values, Sequence):
@@ -347,10 +366,12 @@ def name_of(struct: type[Structure]) -> str:
     return struct.__name__.removeprefix("vwd_").removesuffix("_args").replace("_options", "_create")
 
 
-def arguments(struct: type[Structure], keep: list[Any], inputs: dict[str, Any], outputs: dict[str, Any]) -> Any:
+def arguments(
+    struct: type[Structure], keep: list[Any], inputs: dict[str, Any], outputs: dict[str, Any], call: str | None = None
+) -> Any:
     """A struct with its size and fields set; None leaves one zero. Outputs refuse read-only memory."""
     args = struct(struct_size=sizeof(struct))
-    with naming(name_of(struct)):
+    with naming(call or name_of(struct)):
         _Lowering(keep, writable=False).fill(args, inputs)
         _Lowering(keep, writable=True).fill(args, outputs)
     return args

@@ -1124,4 +1124,70 @@ Enqueues on stream and returns; on a CPU session the result is there on return. 
 captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point.
 Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
 """,
+    "vwd_budget_options": """Options of `vwd_budget_profile` and `vwd_budget_load`: a layer's shape, and the grid that is measured. A size without a default must
+be at least 1.
+""",
+    "vwd_budget_question": """What `vwd_budget_ask` is asked. Zero means the default.
+""",
+    "vwd_budget_answer": """What `vwd_budget_ask` answers. Times are microseconds of one layer, gains are ratios of speeds: 1.5 is half as many tokens more in
+the same time. Gains are those of the best choice even where it does not pay; 0 where the strategy was not judged.
+""",
+    "vwd_budget_profile": """Measures the calls of one layer: selection, attention over k selected blocks, attention of guesses (PRR: Wang et al. 2026), repair
+with shares of the blocks missed, and dense attention of 1 … max_draft + 1 positions, for each context and batch of the grid.
+
+session  Measured as it is: its threads, its forced variants, and its checks of contents, if it makes them.
+options  Required: the shape has no defaults, the grid has.
+stream   The stream that is measured. On CUDA other work on the device falsifies the times.
+budget   Out. Release with `vwd_budget_release`. It does not need the session any more.
+
+A set-up call: it allocates keys, values and what else the calls need, at most options->limit_bytes, and gives them back. Keys and
+queries are random, lists are spread evenly. What the limit leaves, up to 64 MiB on the CPU and 256 MiB on CUDA, is read before
+each timed call, so that caches hold nothing of its inputs. CUDA: times are those between two events on stream; the stream's
+scratch arena grows to what the calls need, as with `vwd_session_reserve`.
+
+Blocks, for seconds with the default grid, and waits for stream; not for capture: a stream that captures is refused. Thread-safe,
+but calls on the session at the same time falsify the times; calls on one stream are ordered by the caller.
+Errors: INVALID_ARGUMENT (the message names the argument; a limit that the grid exceeds, with what it needs), UNSUPPORTED,
+OUT_OF_MEMORY, DRIVER, INTERNAL.
+""",
+    "vwd_budget_save": """Writes a budget to a safetensors file (docs/budget.md has the format), as `vwd_forecast_save` does: an existing file is replaced
+whole and keeps its permissions; after an error it is as it was.
+
+path  NUL-terminated UTF-8.
+
+Blocks; not for capture. Thread-safe.
+Errors: INVALID_ARGUMENT (path), IO (the message names path), OUT_OF_MEMORY, INTERNAL.
+""",
+    "vwd_budget_load": """Reads a budget that `vwd_budget_save` wrote, if it is of this shape and of the session's device.
+
+session  Its device (name, compute capability and multiprocessors; on the CPU the processor and the number of threads) must be the
+         one that was measured.
+options  The shape must be the one that was measured; the grid is the file's, and its fields are checked and not used.
+path     NUL-terminated UTF-8.
+budget   Out. Release with `vwd_budget_release`. It does not need the session any more.
+
+Blocks and allocates; not for capture. Thread-safe.
+Errors: INVALID_ARGUMENT (the message names what differs, the value found and the one that was measured), IO (the message names
+path and says what does not fit the format, a checksum among it), OUT_OF_MEMORY, INTERNAL.
+""",
+    "vwd_budget_release": """Releases a budget; NULL is a no-op. No call on it may be in progress.
+""",
+    "vwd_budget_ask": """Tells which speculation pays, and how much of it, for a context, a batch and what is known of guesses and drafts.
+
+Times are linear between the contexts and batches of the grid. With the ones of selection s, attention a over k blocks, g(r) over
+⌈r·k⌉ guesses, repair f(r, x) where the share x of the selected blocks was missed, dense attention d(γ) of γ + 1 positions, and the
+rest R of a layer:
+  SERIAL  R + s + a
+  PRR     R + max(s, g(r)) + f(r, 1 − coverage(r)): guesses are attended while selection runs
+  SELF    Σ_{j=0…γ} p^j tokens in the time γ·(the faster of the two) + R + γ·rest_position_us + d(γ); ties go to fewer drafts
+  dense   R + d(0)
+A strategy pays if its speed exceeds what it is compared with by more than the margin.
+
+question  Required.
+answer    Out; the caller has set its struct_size.
+
+Runs on the host, in microseconds at most: reads no tensor, does not allocate, block or touch the device; may be called during a
+capture. Thread-safe.
+Errors: INVALID_ARGUMENT (the message names the argument).
+""",
 }

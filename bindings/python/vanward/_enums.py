@@ -86,6 +86,14 @@ class Predict(enum.IntEnum):
     FORESEEN = c.VWD_PREDICT_FORESEEN
 
 
+class BudgetPays(enum.IntFlag):
+    """The strategies that a budget's answer says pay; none: dense steps are the fastest."""
+
+    SPARSE = c.VWD_BUDGET_SPARSE
+    PRR = c.VWD_BUDGET_PRR
+    SELF = c.VWD_BUDGET_SELF
+
+
 class IndexKind(enum.IntEnum):
     MINMAX = c.VWD_INDEX_MINMAX
     MEAN = c.VWD_INDEX_MEAN
@@ -146,6 +154,7 @@ _TAKEN = {
     "order": TopKOrder,
     "mode": RepairMode,
     "rule": Acceptance,
+    "repair_mode": RepairMode,
     "engine": GatherEngine,
     "style": RopeStyle,
 }

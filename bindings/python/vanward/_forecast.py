@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from . import _header
 from ._abi import lib
-from ._arguments import Array, Call, Rope, arguments, documented, whole
-from ._errors import invoke, naming
+from ._arguments import Array, Call, Rope, arguments, documented, path_of, whole
+from ._errors import invoke
 from ._session import Session, at_once
 
 
@@ -57,7 +57,7 @@ class Forecast:
         forecast = cls.__new__(cls)
         forecast.handle = None
         handle = c_void_p()
-        invoke("forecast_load", session.handle, _path("forecast_load", path), byref(handle))
+        invoke("forecast_load", session.handle, path_of("forecast_load", path), byref(handle))
         forecast.handle = handle.value
         return forecast
 
@@ -94,7 +94,7 @@ class Forecast:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """vwd_forecast_save: writes the maps to a safetensors file."""
-        invoke("forecast_save", self.handle, _path("forecast_save", path))
+        invoke("forecast_save", self.handle, path_of("forecast_save", path))
 
     def prepare_project(
         self,
@@ -118,10 +118,3 @@ class Forecast:
 
     project = at_once(prepare_project)
 
-
-def _path(call: str, path: str | os.PathLike[str]) -> bytes:
-    with naming(f"{call}: path"):
-        encoded = os.fsencode(path)
-        if b"\0" in encoded:
-            raise ValueError("a NUL inside")
-    return encoded

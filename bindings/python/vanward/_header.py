@@ -83,6 +83,9 @@ VWD_STRATEGY_PRR = 1
 VWD_STRATEGY_FORESEEN = 2
 VWD_PREDICT_SCORES = 0
 VWD_PREDICT_FORESEEN = 1
+VWD_BUDGET_SPARSE = 1
+VWD_BUDGET_PRR = 2
+VWD_BUDGET_SELF = 4
 
 
 class vwd_tensor(Structure):
@@ -790,6 +793,71 @@ class vwd_decoder_reset_args(Structure):
     ]
 
 
+class vwd_budget_options(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("query_heads", c_uint32),
+        ("kv_heads", c_uint32),
+        ("key_dim", c_uint32),
+        ("value_dim", c_uint32),
+        ("dtype_code", c_uint32),
+        ("dtype_bits", c_uint32),
+        ("page_size", c_uint32),
+        ("block_size", c_uint32),
+        ("method", c_uint32),
+        ("k", c_uint32),
+        ("init_blocks", c_uint32),
+        ("local_blocks", c_uint32),
+        ("repair_mode", c_uint32),
+        ("partial_blocks", c_uint32),
+        ("max_draft", c_uint32),
+        ("contexts", c_uint32 * 16),
+        ("batches", c_uint32 * 8),
+        ("ratios", c_float * 8),
+        ("samples", c_uint32),
+        ("limit_bytes", c_uint64),
+    ]
+
+
+class vwd_budget_question(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("context", c_uint32),
+        ("batch", c_uint32),
+        ("acceptance", c_float),
+        ("max_draft", c_uint32),
+        ("rest_us", c_float),
+        ("rest_position_us", c_float),
+        ("margin", c_float),
+        ("coverage_ratios", c_float * 8),
+        ("coverages", c_float * 8),
+    ]
+
+
+class vwd_budget_answer(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("pays", c_uint32),
+        ("extrapolated", c_uint32),
+        ("gamma", c_uint32),
+        ("hidden_ratio", c_float),
+        ("ratio", c_float),
+        ("sparse_gain", c_float),
+        ("prr_gain", c_float),
+        ("self_gain", c_float),
+        ("break_even_coverage", c_float),
+        ("break_even_acceptance", c_float),
+        ("select_us", c_float),
+        ("attend_us", c_float),
+        ("guess_us", c_float),
+        ("repair_us", c_float),
+        ("dense_us", c_float),
+        ("verify_us", c_float),
+    ]
+
+
 # Result and parameters. Handles, structs and streams cross as plain pointers.
 PROTOTYPES = {
     "vwd_version": (c_char_p, []),
@@ -856,4 +924,9 @@ PROTOTYPES = {
     "vwd_decoder_attend_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_accept": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_reset": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_budget_profile": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "vwd_budget_save": (c_int32, [c_void_p, c_char_p]),
+    "vwd_budget_load": (c_int32, [c_void_p, c_void_p, c_char_p, c_void_p]),
+    "vwd_budget_release": (None, [c_void_p]),
+    "vwd_budget_ask": (c_int32, [c_void_p, c_void_p, c_void_p]),
 }

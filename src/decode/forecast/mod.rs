@@ -2,7 +2,7 @@
 //!
 //! q̂ = W·[x̂, 1] or, with memory, W·[x̂, q', 1], where x̂ is x / rms(x) and q' the queries of layer l+1 at the token
 //! before (`inputs`). W is the ridge solution over activations of any text, accumulated call by call (`fit`), of full or of
-//! low rank (`map`). `file` and `replace` write maps to a file and read them; `cpu` and `cuda` project with them in a decode
+//! low rank (`map`). `file` writes maps to a file and reads them; `cpu` and `cuda` project with them in a decode
 //! step.
 
 mod choose;
@@ -12,7 +12,6 @@ mod file;
 mod fit;
 mod inputs;
 mod map;
-mod replace;
 
 use crate::abi::{
     VWD_FORECAST_MEMORY, VWD_ROPE_HALVES, VWD_ROPE_INTERLEAVED, vwd_forecast_accumulate_args, vwd_forecast_details,

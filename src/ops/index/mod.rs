@@ -99,6 +99,15 @@ pub struct Axes<'a> {
 /// Channels of a group that share a scale and a minimum.
 pub const GROUP: usize = 32;
 
+/// The numbers of channels of a block's two summaries and their dtypes: those of key_max and key_min for VWD_INDEX_MINMAX, of axes in
+/// INT4 and axis_range for VWD_INDEX_AXIS.
+pub fn block_summaries(kind: u32, dim: usize, keys: DType) -> [(usize, DType); 2] {
+    match kind {
+        VWD_INDEX_AXIS => [(dim, DType::U8), (4 * dim.div_ceil(GROUP), DType::F16)],
+        _ => [(dim, if keys.is_float8() { DType::F16 } else { keys }); 2],
+    }
+}
+
 impl Windows {
     /// Windows that are full once there are `len` tokens.
     pub fn full(&self, len: usize) -> usize {
