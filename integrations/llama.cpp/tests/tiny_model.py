@@ -1,0 +1,78 @@
+#!/usr/bin/env python3
+"""Writes a small model with random weights, of llama.cpp's architecture llama, as GGUF: `tiny_model.py FILE [SEED]`.
+
+Layers, heads and channels are few, so that a test decodes thousands of tokens a second, and grouped as in real models.
+"""
+
+import array
+import random
+import struct
+import sys
+
+LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, VOCABULARY, CONTEXT = 4, 6, 2, 32, 128, 96, 4096
+EMBEDDING = HEADS * HEAD_DIM
+U32, F32, STRING = 4, 6, 8  # types of metadata
+
+
+def string(text):
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def metadata(name, kind, value):
+    packed = string(value) if kind == STRING else struct.pack("<I" if kind == U32 else "<f", value)
+    return string(name) + struct.pack("<I", kind) + packed
+
+
+def shapes():
+    """Names and extents, the contiguous one first."""
+    yield "token_embd.weight", (EMBEDDING, VOCABULARY)
+    yield "output_norm.weight", (EMBEDDING,)
+    yield "output.weight", (EMBEDDING, VOCABULARY)
+    for i in range(LAYERS):
+        yield f"blk.{i}.attn_norm.weight", (EMBEDDING,)
+        yield f"blk.{i}.attn_q.weight", (EMBEDDING, HEADS * HEAD_DIM)
+        yield f"blk.{i}.attn_k.weight", (EMBEDDING, KV_HEADS * HEAD_DIM)
+        yield f"blk.{i}.attn_v.weight", (EMBEDDING, KV_HEADS * HEAD_DIM)
+        yield f"blk.{i}.attn_output.weight", (HEADS * HEAD_DIM, EMBEDDING)
+        yield f"blk.{i}.ffn_norm.weight", (EMBEDDING,)
+        yield f"blk.{i}.ffn_gate.weight", (EMBEDDING, FEED_FORWARD)
+        yield f"blk.{i}.ffn_up.weight", (EMBEDDING, FEED_FORWARD)
+        yield f"blk.{i}.ffn_down.weight", (FEED_FORWARD, EMBEDDING)
+
+
+def main(path, seed):
+    numbers = random.Random(seed)
+    facts = [
+        ("general.architecture", STRING, "llama"),
+        ("llama.block_count", U32, LAYERS),
+        ("llama.context_length", U32, CONTEXT),
+        ("llama.embedding_length", U32, EMBEDDING),
+        ("llama.feed_forward_length", U32, FEED_FORWARD),
+        ("llama.attention.head_count", U32, HEADS),
+        ("llama.attention.head_count_kv", U32, KV_HEADS),
+        ("llama.attention.layer_norm_rms_epsilon", F32, 1e-5),
+        ("llama.rope.dimension_count", U32, HEAD_DIM),
+        ("llama.vocab_size", U32, VOCABULARY),
+        ("tokenizer.ggml.model", STRING, "no_vocab"),
+    ]
+    tensors = list(shapes())
+    header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(facts))
+    header += b"".join(metadata(*fact) for fact in facts)
+    offset = 0
+    for name, shape in tensors:
+        header += string(name) + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape)
+        header += struct.pack("<IQ", 0, offset)  # float32
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        offset += (4 * count + 31) // 32 * 32
+    with open(path, "wb") as file:
+        file.write(header + bytes(-len(header) % 32))
+        for name, shape in tensors:
+            count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+            scale = 1.0 if "norm" in name else 1.6 / shape[0] ** 0.5
+            values = (1.0 if "norm" in name else numbers.gauss(0, scale) for _ in range(count))
+            data = array.array("f", values).tobytes()
+            file.write(data + bytes(-len(data) % 32))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1)
