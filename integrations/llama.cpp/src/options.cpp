@@ -74,7 +74,7 @@ std::string read_options(Options &o) {
         });
     };
 
-    number("VANWARD_GGML", "0 or 1", 0, 1, o.enabled);
+    number("VANWARD_GGML_ENABLED", "0 or 1", 0, 1, o.enabled);
     read("VANWARD_GGML_STRATEGY", "sparse or dense", [&](const std::string &text) {
         o.sparse = text == "sparse";
         return o.sparse || text == "dense";

@@ -16,7 +16,7 @@
 
 static const char *model_path, *text_path;
 static int depth = 1024, count = 64, threads = 1, batch_rows = 1, context_size = 0, seed = 1, operations = 200, verbose = 0;
-static int type_k = TYPE_F16, flash = FLASH_AUTO, unified = 0, sequences = 1, swa_full = 0;
+static int type_k = TYPE_F16, flash = FLASH_AUTO, unified = 0, sequences = 1, swa_full = 0, random_text = 0;
 
 static struct llama_model *model;
 static int vocabulary;
@@ -91,6 +91,14 @@ static struct llama_context *new_context(void) {
 }
 
 static llama_token *read_tokens(int *n) {
+    if (random_text) { /* a model without a tokenizer */
+        *n = 1 << 14;
+        llama_token *tokens = malloc((size_t)*n * sizeof *tokens);
+        for (int i = 0; i < *n; ++i) {
+            tokens[i] = (llama_token)((uint32_t)i * 2654435761u >> 7) % vocabulary;
+        }
+        return tokens;
+    }
     FILE *file = fopen(text_path, "rb");
     if (file == NULL) {
         fail("text=FILE cannot be read");
@@ -131,11 +139,15 @@ static void prefill(struct llama_context *context, struct llama_batch *batch, co
     }
 }
 
-/* −ln of the probability of `token`; `top` becomes the most probable one. */
-static double loss_of(const float *logits, llama_token token, int *top) {
+/* −ln of the probability of `token`; `top` becomes the most probable one, `lead` what its logit is ahead of the next. */
+static double loss_of(const float *logits, llama_token token, int *top, float *lead) {
     int best = 0;
     for (int i = 1; i < vocabulary; ++i) {
         best = logits[i] > logits[best] ? i : best;
+    }
+    *lead = INFINITY;
+    for (int i = 0; i < vocabulary; ++i) {
+        *lead = i != best && logits[best] - logits[i] < *lead ? logits[best] - logits[i] : *lead;
     }
     double sum = 0;
     for (int i = 0; i < vocabulary; ++i) {
@@ -159,6 +171,7 @@ static void score(bool by_line) {
     prefill(context, &batch, tokens, depth, 0);
     double loss = 0, spent = 0, wall = 0;
     int at = depth, *tops = malloc((size_t)count * sizeof *tops), wanted = count;
+    float *leads = malloc((size_t)count * sizeof *leads);
     if (by_line) {
         printf("ready\n");
         fflush(stdout);
@@ -174,7 +187,7 @@ static void score(bool by_line) {
                 fail("a token could not be decoded");
             }
             for (int r = 0; r < batch_rows; ++r) {
-                loss += loss_of(llama_get_logits_ith(context, r), tokens[at + r + 1], &tops[at + r - depth]);
+                loss += loss_of(llama_get_logits_ith(context, r), tokens[at + r + 1], &tops[at + r - depth], &leads[at + r - depth]);
             }
         }
         spent = cpu_seconds() - begin;
@@ -191,11 +204,16 @@ static void score(bool by_line) {
     for (int i = 0; i < done; ++i) {
         printf(" %d", tops[i]);
     }
+    printf("\nleads");
+    for (int i = 0; i < done; ++i) {
+        printf(" %.3f", (double)leads[i]);
+    }
     printf("\n");
     print_counters();
     llama_batch_free(batch);
     llama_free(context);
     free(tops);
+    free(leads);
     free(tokens);
 }
 
@@ -279,6 +297,7 @@ static void random_operation(struct llama_context *context, struct llama_batch *
 }
 
 static void random_run(void) {
+    const int most_threads = threads;
     sequences = SEQUENCES;
     struct slots slots;
     memset(&slots, 0, sizeof slots);
@@ -293,7 +312,7 @@ static void random_run(void) {
             }
             unified = below(2);
             type_k = below(4) == 0 ? TYPE_BF16 : TYPE_F16;
-            threads = 1 + below(2);
+            threads = 1 + below(most_threads);
             flash = below(2) == 0 ? FLASH_AUTO : FLASH_ON;
             context_size = unified ? 512 : 512 * SEQUENCES;
             for (int s = 0; s < SEQUENCES; ++s) {
@@ -355,7 +374,7 @@ int main(int argc, char **argv) {
         int *value;
     } numbers[] = {{"depth", &depth}, {"count", &count}, {"threads", &threads}, {"rows", &batch_rows}, {"context", &context_size},
                    {"seed", &seed}, {"operations", &operations}, {"verbose", &verbose}, {"type", &type_k}, {"flash", &flash},
-                   {"unified", &unified}, {"sequences", &sequences}, {"swa_full", &swa_full}};
+                   {"unified", &unified}, {"sequences", &sequences}, {"swa_full", &swa_full}, {"random_text", &random_text}};
     for (int i = 7; i < argc; ++i) {
         const char *equals = strchr(argv[i], '=');
         bool known = equals != NULL && strncmp(argv[i], "text=", 5) == 0;

@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Writes a small model with random weights, of llama.cpp's architecture llama, as GGUF: `tiny_model.py FILE [SEED]`.
+"""Writes a small model with random weights as GGUF: `tiny_model.py FILE [llama|gemma2] [SEED]`.
+
+gemma2 has a sliding window in every second layer, and soft caps.
 
 Layers, heads and channels are few, so that a test decodes thousands of tokens a second, and grouped as in real models.
 """
@@ -9,7 +11,7 @@ import random
 import struct
 import sys
 
-LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, VOCABULARY, CONTEXT = 4, 6, 2, 32, 128, 96, 4096
+LAYERS, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, VOCABULARY, CONTEXT, WINDOW = 4, 6, 2, 32, 128, 96, 4096, 64
 EMBEDDING = HEADS * HEAD_DIM
 U32, F32, STRING = 4, 6, 8  # types of metadata
 
@@ -23,11 +25,12 @@ def metadata(name, kind, value):
     return string(name) + struct.pack("<I", kind) + packed
 
 
-def shapes():
+def shapes(architecture):
     """Names and extents, the contiguous one first."""
     yield "token_embd.weight", (EMBEDDING, VOCABULARY)
     yield "output_norm.weight", (EMBEDDING,)
-    yield "output.weight", (EMBEDDING, VOCABULARY)
+    if architecture == "llama":
+        yield "output.weight", (EMBEDDING, VOCABULARY)
     for i in range(LAYERS):
         yield f"blk.{i}.attn_norm.weight", (EMBEDDING,)
         yield f"blk.{i}.attn_q.weight", (EMBEDDING, HEADS * HEAD_DIM)
@@ -35,27 +38,38 @@ def shapes():
         yield f"blk.{i}.attn_v.weight", (EMBEDDING, KV_HEADS * HEAD_DIM)
         yield f"blk.{i}.attn_output.weight", (HEADS * HEAD_DIM, EMBEDDING)
         yield f"blk.{i}.ffn_norm.weight", (EMBEDDING,)
+        if architecture == "gemma2":
+            yield f"blk.{i}.post_attention_norm.weight", (EMBEDDING,)
+            yield f"blk.{i}.post_ffw_norm.weight", (EMBEDDING,)
         yield f"blk.{i}.ffn_gate.weight", (EMBEDDING, FEED_FORWARD)
         yield f"blk.{i}.ffn_up.weight", (EMBEDDING, FEED_FORWARD)
         yield f"blk.{i}.ffn_down.weight", (FEED_FORWARD, EMBEDDING)
 
 
-def main(path, seed):
+def main(path, architecture, seed):
     numbers = random.Random(seed)
     facts = [
-        ("general.architecture", STRING, "llama"),
-        ("llama.block_count", U32, LAYERS),
-        ("llama.context_length", U32, CONTEXT),
-        ("llama.embedding_length", U32, EMBEDDING),
-        ("llama.feed_forward_length", U32, FEED_FORWARD),
-        ("llama.attention.head_count", U32, HEADS),
-        ("llama.attention.head_count_kv", U32, KV_HEADS),
-        ("llama.attention.layer_norm_rms_epsilon", F32, 1e-5),
-        ("llama.rope.dimension_count", U32, HEAD_DIM),
-        ("llama.vocab_size", U32, VOCABULARY),
+        ("general.architecture", STRING, architecture),
+        (f"{architecture}.block_count", U32, LAYERS),
+        (f"{architecture}.context_length", U32, CONTEXT),
+        (f"{architecture}.embedding_length", U32, EMBEDDING),
+        (f"{architecture}.feed_forward_length", U32, FEED_FORWARD),
+        (f"{architecture}.attention.head_count", U32, HEADS),
+        (f"{architecture}.attention.head_count_kv", U32, KV_HEADS),
+        (f"{architecture}.attention.layer_norm_rms_epsilon", F32, 1e-5),
+        (f"{architecture}.rope.dimension_count", U32, HEAD_DIM),
+        (f"{architecture}.vocab_size", U32, VOCABULARY),
         ("tokenizer.ggml.model", STRING, "no_vocab"),
     ]
-    tensors = list(shapes())
+    if architecture == "gemma2":
+        facts += [
+            ("gemma2.attention.key_length", U32, HEAD_DIM),
+            ("gemma2.attention.value_length", U32, HEAD_DIM),
+            ("gemma2.attention.sliding_window", U32, WINDOW),
+            ("gemma2.attn_logit_softcapping", F32, 5.0),
+            ("gemma2.final_logit_softcapping", F32, 30.0),
+        ]
+    tensors = list(shapes(architecture))
     header = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(facts))
     header += b"".join(metadata(*fact) for fact in facts)
     offset = 0
@@ -75,4 +89,5 @@ def main(path, seed):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    arguments = sys.argv[1:] + ["llama", "1"][len(sys.argv) - 2 :]
+    main(arguments[0], arguments[1], int(arguments[2]))
