@@ -62,6 +62,7 @@ class WithRelease:
             raise unittest.SkipTest(f"{cls.__name__}: {missing}") from missing
         cls.tiny = releases.tiny(BUILD)
         cls.windows = releases.tiny(BUILD, "gemma2")
+        cls.sinks = releases.tiny(BUILD, "gpt-oss")
 
     def random_operations(self, model, options, operations, seed, threads=1):
         out = run(self.release, model, {"DENSE_BELOW": 0, "CHECK": 1, **options}, "random", operations=operations, seed=seed, threads=threads)
@@ -83,6 +84,10 @@ class WithRelease:
         for seed in range(4 if LONG else 1):
             self.random_operations(self.windows, {}, 5000 if LONG else 1000, 300 + seed)
 
+    def test_random_operations_with_sliding_windows_and_sinks(self):
+        for seed in range(4 if LONG else 1):
+            self.random_operations(self.sinks, {}, 5000 if LONG else 1000, 500 + seed)
+
     @unittest.skipUnless(LONG, "make test-llama runs it")
     def test_random_operations_on_two_threads(self):
         self.random_operations(self.tiny, {}, 1000, 400, threads=2)
@@ -91,7 +96,7 @@ class WithRelease:
         return run(self.release, model, options, "cases", **arguments)
 
     def test_everything_selected_gives_stock_results_in_every_kind_of_cache(self):
-        for model in [self.tiny, self.windows]:
+        for model in [self.tiny, self.windows, self.sinks]:
             for kind in [{"sequences": 1}, {"sequences": 4, "unified": 0}, {"sequences": 4, "unified": 1}, {"sequences": 1, "type": 30}]:
                 with self.subTest(model=model.name, **kind):
                     arguments = {"depth": 300, "count": 12, "context": 2048, "random_text": 1, **kind}
