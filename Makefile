@@ -5,6 +5,7 @@
 # make accuracy   what selection costs: attention over selected blocks beside dense attention, in that model
 # make test       what every change has to pass: lint, Rust, each CUDA kernel on an emulated device, C, C++ and Python
 # make test-all   everything that can be checked without a GPU, as continuous integration does
+# make test-llama the long form of the tests with llama.cpp, of which test-all runs a short one
 # make soak-serve lets 50 clients load the server for ten minutes
 # make bench      measures the CPU backend
 # make install    headers, libraries, pkg-config files, CMake package; PREFIX=/usr/local, DESTDIR respected
@@ -25,7 +26,8 @@ VENV := .cache/venv
 JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
-.PHONY: all help setup demo serve soak-serve bench-serve accuracy test test-all lint test-rust test-valgrind test-c test-go test-serve test-python test-kernels test-emulated test-install bench install uninstall wheel \
+.PHONY: all help setup demo serve soak-serve bench-serve accuracy test test-all lint test-rust test-valgrind test-c test-go test-serve test-python test-kernels \
+  test-emulated test-install test-llama test-llama-short llama bench install uninstall wheel \
   deb reference header notices kernels gpu-bundle library packaged configure clean
 
 all: library
@@ -64,7 +66,8 @@ test: setup
 	@TIER=quick python3 .ci/summary.py lint test-rust test-emulated test-c test-python
 
 test-all: setup
-	@TIER=all python3 .ci/summary.py lint test-rust test-valgrind test-kernels test-emulated test-c test-go test-serve test-python test-install
+	@TIER=all python3 .ci/summary.py lint test-rust test-valgrind test-kernels test-emulated test-c test-go test-serve test-python test-install \
+	  test-llama-short
 
 lint:
 	cargo fmt --all --check
@@ -134,6 +137,19 @@ $(VENV)/ready:
 # README.md, typed by somebody who has just read it.
 test-install:
 	python3 tests/readme.py $(BUILD)/readme
+
+# The loadable backend for llama.cpp, in unmodified releases of it that npm and apt fetch. What cannot be fetched is skipped with a word.
+LLAMA := $(BUILD)/llama
+llama: library
+	@cmake -S integrations/llama.cpp -B $(LLAMA) -DCMAKE_BUILD_TYPE=Release -DCMAKE_DISABLE_FIND_PACKAGE_Vanward=ON \
+	  -DVANWARD_PREBUILT="$(CURDIR)/$(BUILD)/lib"
+	cmake --build $(LLAMA) --target llama-tests
+
+test-llama-short: llama
+	python3 integrations/llama.cpp/tests/run.py $(LLAMA)
+
+test-llama: export VANWARD_LLAMA_LONG := 1
+test-llama: test-llama-short
 
 # The library where the bindings look for it: build/lib.
 library: configure

@@ -1,0 +1,299 @@
+#include "cache.h"
+
+#include "counters.h"
+#include "options.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+namespace vanward {
+
+Counters counters;
+
+namespace {
+
+/** More groups than this are not worth a call each. */
+constexpr size_t MOST_GROUPS = 128;
+/** Sequences that no row saw for this many steps give their room back. */
+constexpr uint64_t STEPS_KEPT = 4096;
+constexpr size_t SEQUENCES_KEPT = 64;
+
+std::mutex caches_mutex;
+std::unordered_map<const void *, std::shared_ptr<Cache>> &caches() {
+    static auto *map = new std::unordered_map<const void *, std::shared_ptr<Cache>>;  // never destroyed: contexts outlive main
+    return *map;
+}
+
+/** Numbers of cells and streams of keys or values. */
+int64_t cells_of(const ggml_tensor *root) { return root->ne[1]; }
+int64_t streams_of(const ggml_tensor *root) { return root->ne[2]; }
+
+}  // namespace
+
+int layer_number(const ggml_tensor *root, char kind) {
+    if (root == nullptr || strncmp(root->name, "cache_", 6) != 0 || root->name[6] != kind || strncmp(root->name + 7, "_l", 2) != 0) {
+        return -1;
+    }
+    char *end = nullptr;
+    long number = strtol(root->name + 9, &end, 10);
+    return end != root->name + 9 && *end == '\0' && number >= 0 && number < 100000 ? static_cast<int>(number) : -1;
+}
+
+uint64_t print_of(const char *row) {
+    uint64_t a, b;
+    memcpy(&a, row, 8);
+    memcpy(&b, row + 8, 8);
+    return (a ^ (b * 0x9e3779b97f4a7c15u) ^ (b >> 29)) * 0xbf58476d1ce4e5b9u;
+}
+
+Layer::Layer(const ggml_tensor *keys)
+    : number(layer_number(keys, 'k')),
+      tensor(keys),
+      data(static_cast<const char *>(keys->data)),
+      type(keys->type),
+      width(keys->ne[0]),
+      cells(keys->ne[1]),
+      streams(keys->ne[2]),
+      row_bytes(keys->nb[1]),
+      stream_bytes(keys->nb[2]) {}
+
+bool Layer::is(const ggml_tensor *keys) const {
+    return tensor == keys && data == keys->data && type == keys->type && width == keys->ne[0] && cells == keys->ne[1] &&
+           streams == keys->ne[2];
+}
+
+Known &Layer::of(const Sequence &sequence) {
+    Known &result = known[sequence.name];
+    if (result.name != sequence.name) {
+        result = Known();
+        result.name = sequence.name;
+        result.version = sequence.version();
+    }
+    result.summarised = std::min(result.summarised, sequence.unchanged_since(result.version));
+    result.version = sequence.version();
+    return result;
+}
+
+void Layer::forget() {
+    for (auto &[name, each] : known) {
+        each.summarised = 0;
+    }
+}
+
+Layer *Cache::find_layer(const ggml_tensor *keys) {
+    for (auto &each : layers_) {
+        if (each->tensor == keys) {
+            return each.get();
+        }
+    }
+    return nullptr;
+}
+
+Layer &Cache::layer(const ggml_tensor *keys) {
+    Layer *found = find_layer(keys);
+    if (found != nullptr && found->is(keys)) {
+        return *found;
+    }
+    if (found != nullptr) {
+        *found = Layer(keys);
+        return *found;
+    }
+    layers_.push_back(std::make_unique<Layer>(keys));
+    std::sort(layers_.begin(), layers_.end(), [](const auto &a, const auto &b) { return a->number < b->number; });
+    return *find_layer(keys);
+}
+
+void Cache::written(Layer &layer, int64_t row) {
+    if (row < 0 || row >= cells_ * streams_) {
+        return;
+    }
+    for (auto &sequence : sequences_) {
+        if (sequence->stream() != row / cells_) {
+            continue;
+        }
+        int32_t token = sequence->token_in(row % cells_);
+        auto known = token < 0 ? layer.known.end() : layer.known.find(sequence->name);
+        if (known != layer.known.end()) {
+            known->second.summarised = std::min<int64_t>(known->second.summarised, token);
+        }
+    }
+}
+
+void Cache::forget() {
+    for (auto &each : layers_) {
+        each->forget();
+    }
+}
+
+Sequence *Cache::best_match(const RowGroup &group, int stream) {
+    Sequence *best = nullptr;
+    size_t most = 0;
+    for (auto &each : sequences_) {
+        if (each->stream() != stream || each->used == steps_) {
+            continue;
+        }
+        Overlap both = overlap(each->visible(), group.last);
+        // A sequence that would lose much is another one's, which shares a prefix with these rows.
+        bool loses_much = both.first_alone > 64 && both.first_alone > both.both / 8 && !each->slides();
+        if (both.both > most && !loses_much) {
+            most = both.both;
+            best = each.get();
+        }
+    }
+    return best;
+}
+
+void Cache::drop_unused() {
+    auto drop = [&](size_t i) {
+        Sequence &sequence = *sequences_[i];
+        free_pages_.insert(free_pages_.end(), sequence.pages.begin(), sequence.pages.end());
+        for (auto &layer : layers_) {
+            layer->known.erase(sequence.name);
+        }
+        sequences_.erase(sequences_.begin() + static_cast<std::ptrdiff_t>(i));
+    };
+    for (size_t i = sequences_.size(); i-- > 0;) {
+        if (steps_ - sequences_[i]->used > STEPS_KEPT) {
+            drop(i);
+        }
+    }
+    while (sequences_.size() > SEQUENCES_KEPT) {
+        auto oldest = std::min_element(sequences_.begin(), sequences_.end(), [](const auto &a, const auto &b) { return a->used < b->used; });
+        if ((*oldest)->used == steps_) {
+            break;
+        }
+        drop(static_cast<size_t>(oldest - sequences_.begin()));
+    }
+}
+
+const std::vector<Placed> *Cache::place(const ggml_tensor *mask, int rows, int first_stream, int streams, int64_t cells) {
+    // Every layer of a step has the same mask: it is compared, not read again.
+    const size_t bytes = static_cast<size_t>(rows) * mask->nb[1];
+    const int64_t planes = std::min<int64_t>(streams, mask->ne[3]);
+    bool same = rows == rows_ && first_stream == first_stream_ && streams == streams_of_node_ && cells == cells_of_node_ &&
+                mask_.size() == bytes * static_cast<size_t>(planes);
+    for (int64_t s = 0; same && s < planes; ++s) {
+        same = memcmp(mask_.data() + static_cast<size_t>(s) * bytes, static_cast<const char *>(mask->data) + static_cast<size_t>(s) * mask->nb[3], bytes) == 0;
+    }
+    if (same) {
+        return placeable_ ? &placed_ : nullptr;
+    }
+
+    rows_ = rows;
+    first_stream_ = first_stream;
+    streams_of_node_ = streams;
+    cells_of_node_ = cells;
+    mask_.resize(bytes * static_cast<size_t>(planes));
+    for (int64_t s = 0; s < planes; ++s) {
+        memcpy(mask_.data() + static_cast<size_t>(s) * bytes, static_cast<const char *>(mask->data) + static_cast<size_t>(s) * mask->nb[3], bytes);
+    }
+    placed_.clear();
+    std::vector<RowGroup> groups;
+    placeable_ = split_rows(mask, rows, streams, cells, groups) && groups.size() <= MOST_GROUPS;
+    if (!placeable_) {
+        return nullptr;
+    }
+    steps_ += 1;
+    for (const RowGroup &group : groups) {
+        const int stream = first_stream + group.stream;
+        Sequence *sequence = best_match(group, stream);
+        if (sequence == nullptr) {
+            sequences_.push_back(std::make_unique<Sequence>(stream, cells_));
+            sequence = sequences_.back().get();
+            sequence->name = ++names_;
+            counters.sequences += 1;
+        }
+        sequence->follow(group);
+        sequence->used = steps_;
+        placed_.push_back({sequence, group.stream, group.first_row, group.rows});
+    }
+    drop_unused();
+    return &placed_;
+}
+
+void Cache::reserve_pages(Sequence &sequence, int64_t blocks) {
+    while (static_cast<int64_t>(sequence.pages.size()) * PAGE_BLOCKS < blocks) {
+        if (free_pages_.empty()) {
+            int64_t more = std::max<int64_t>(4, page_count_ / 2);
+            for (int64_t page = page_count_ + more; page-- > page_count_;) {
+                free_pages_.push_back(static_cast<int32_t>(page));
+            }
+            page_count_ += more;
+        }
+        sequence.pages.push_back(free_pages_.back());
+        free_pages_.pop_back();
+    }
+}
+
+Layer *Cache::witness() {
+    for (size_t i = 0; i < layers_.size(); ++i) {
+        Layer *layer = layers_[(layers_.size() / 2 + i) % layers_.size()].get();
+        if (!options.is_dense(layer->number)) {
+            return layer;
+        }
+    }
+    return nullptr;
+}
+
+bool Cache::is_first(const Layer &layer) const {
+    for (auto &each : layers_) {
+        if (!options.is_dense(each->number)) {
+            return each.get() == &layer;
+        }
+    }
+    return false;
+}
+
+void Cache::look_for_changes(Sequence &sequence) {
+    Layer *layer = witness();
+    if (layer == nullptr) {
+        return;
+    }
+    Known &known = layer->of(sequence);
+    int64_t same = 0;
+    while (same < known.summarised && print_of(layer->row(sequence.cells()[static_cast<size_t>(same)])) == known.prints[static_cast<size_t>(same)]) {
+        ++same;
+    }
+    if (same == known.summarised) {
+        return;
+    }
+    counters.stale += static_cast<uint64_t>(known.summarised - same);
+    for (auto &each : layers_) {
+        Known &its = each->of(sequence);
+        its.summarised = std::min(its.summarised, same);
+    }
+}
+
+std::shared_ptr<Cache> find_cache(const ggml_tensor *root) {
+    std::lock_guard<std::mutex> guard(caches_mutex);
+    auto found = caches().find(root->buffer);
+    return found == caches().end() ? nullptr : found->second;
+}
+
+std::shared_ptr<Cache> cache_of(const ggml_tensor *root, const void *owner) {
+    std::lock_guard<std::mutex> guard(caches_mutex);
+    std::shared_ptr<Cache> &cache = caches()[root->buffer];
+    if (cache == nullptr || !cache->fits(cells_of(root), streams_of(root))) {
+        cache = std::make_shared<Cache>(cells_of(root), streams_of(root));
+    }
+    cache->owner = owner;
+    return cache;
+}
+
+void release_caches(const void *owner) {
+    std::lock_guard<std::mutex> guard(caches_mutex);
+    for (auto each = caches().begin(); each != caches().end();) {
+        each = each->second->owner == owner ? caches().erase(each) : std::next(each);
+    }
+}
+
+void forget_all() {
+    std::lock_guard<std::mutex> guard(caches_mutex);
+    for (auto &[buffer, cache] : caches()) {
+        std::lock_guard<std::mutex> inner(cache->mutex);
+        cache->forget();
+    }
+}
+
+}  // namespace vanward

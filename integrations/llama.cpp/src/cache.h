@@ -1,0 +1,139 @@
+// What is known about a KV cache of llama.cpp: its sequences, and the summaries of each layer's keys.
+#pragma once
+
+#include "sequence.h"
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+namespace vanward {
+
+/** Blocks of a page of summaries. */
+constexpr int64_t PAGE_BLOCKS = 64;
+
+/** What a layer knows of one sequence. */
+struct Known {
+    uint64_t name = 0;
+    uint64_t version = 0;
+    /** Tokens whose blocks are summarised. */
+    int64_t summarised = 0;
+    /** Prints of the keys of each summarised token. */
+    std::vector<uint64_t> prints;
+};
+
+/** One layer's keys, `cache_k_l%d` [Hk·D, cells, streams], and their summaries. */
+struct Layer {
+    explicit Layer(const ggml_tensor *keys);
+
+    /** Whether `keys` is the tensor that this was made for. */
+    bool is(const ggml_tensor *keys) const;
+
+    int number = 0;
+    const ggml_tensor *tensor;
+    const char *data;
+    ggml_type type;
+    int64_t width, cells, streams;
+    size_t row_bytes, stream_bytes;
+
+    /** No key was seen written since ggml wrote some itself: nothing is known of the keys. */
+    bool blind = false;
+    /** Of 16 bits; MINMAX: largest keys, then smallest keys, AXIS: `axes`. Room for `pages` pages. */
+    std::vector<uint16_t> first, second;
+    int64_t pages = 0;
+    std::unordered_map<uint64_t, Known> known;
+
+    /** What is known of a sequence, without what changed since. */
+    Known &of(const Sequence &sequence);
+    /** Forgets the summaries of all sequences. */
+    void forget();
+    const char *row(int64_t number) const { return data + static_cast<size_t>(number) * row_bytes; }
+};
+
+/** A group of rows and the sequence that it belongs to. */
+struct Placed {
+    Sequence *sequence;
+    int stream;  ///< among those of the node
+    int first_row;
+    int rows;
+};
+
+/** The layers of one `llama_kv_cache` in one buffer, which share cells and mask. */
+class Cache {
+  public:
+    Cache(int64_t cells, int64_t streams) : cells_(cells), streams_(streams) {}
+
+    std::mutex mutex;
+    /** The context that used it last. */
+    const void *owner = nullptr;
+    /** Rows of the cache that the last attention offered can see; decides whether writes are followed. */
+    int64_t rows_in_use = INT64_MAX;
+    /** Values are stored transposed: attention never comes. */
+    bool no_attention = false;
+
+    bool fits(int64_t cells, int64_t streams) const { return cells == cells_ && streams == streams_; }
+
+    /** The layer of this tensor of keys; made, if need be. */
+    Layer &layer(const ggml_tensor *keys);
+    Layer *find_layer(const ggml_tensor *keys);
+
+    /** Notes that the key in `row`, counted over all streams, was written. */
+    void written(Layer &layer, int64_t row);
+    /** Forgets all summaries. */
+    void forget();
+
+    /**
+     * Which sequences the rows of an attention belong to. The first of its streams is `first_stream` of the cache. NULL where the
+     * mask is no matter of visibility, or its rows are of too many sequences.
+     */
+    const std::vector<Placed> *place(const ggml_tensor *mask, int rows, int first_stream, int streams, int64_t cells);
+
+    /** The page of every summary of a sequence of `blocks` blocks, and room for them in each layer. */
+    void reserve_pages(Sequence &sequence, int64_t blocks);
+    int64_t page_count() const { return page_count_; }
+
+    /** The layer whose prints tell whether keys changed unseen: the middle one, since the first layer's keys hold no context. */
+    Layer *witness();
+    /** Whether `layer` is the first of the sparse layers in a step. */
+    bool is_first(const Layer &layer) const;
+    /** Compares the witness's keys with their prints, and forgets summaries, of every layer, from the first difference on. */
+    void look_for_changes(Sequence &sequence);
+
+    const std::vector<std::unique_ptr<Layer>> &layers() const { return layers_; }
+
+  private:
+    Sequence *best_match(const RowGroup &group, int stream);
+    void drop_unused();
+
+    int64_t cells_, streams_;
+    std::vector<std::unique_ptr<Layer>> layers_;
+    std::vector<std::unique_ptr<Sequence>> sequences_;
+    uint64_t names_ = 0, steps_ = 0;
+
+    std::vector<char> mask_;
+    int rows_ = 0, first_stream_ = 0, streams_of_node_ = 0;
+    int64_t cells_of_node_ = 0;
+    bool placeable_ = false;
+    std::vector<Placed> placed_;
+
+    std::vector<int32_t> free_pages_;
+    int64_t page_count_ = 0;
+};
+
+/** The cache that holds a tensor, by its buffer. Thread-safe. */
+std::shared_ptr<Cache> find_cache(const ggml_tensor *root);
+/** The same; made, if need be, for keys or values of this many cells and streams. */
+std::shared_ptr<Cache> cache_of(const ggml_tensor *root, const void *owner);
+/** Forgets the caches that a context used last. */
+void release_caches(const void *owner);
+/** Forgets the summaries of every cache. */
+void forget_all();
+
+/** A print of the key of one row: of its first 16 bytes. */
+uint64_t print_of(const char *row);
+
+/** The layer in a name such as `cache_k_l12`, or −1. `kind` is k or v. */
+int layer_number(const ggml_tensor *root, char kind);
+
+}  // namespace vanward

@@ -1,0 +1,161 @@
+// VANWARD_GGML_CHECK: summaries, visible tokens and results against plain loops.
+
+#include "attention.h"
+#include "ggml_calls.h"
+#include "options.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace vanward {
+
+namespace {
+
+double half_of(uint16_t bits) {
+    const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+    const double size = exponent == 0 ? std::ldexp(fraction, -24) : exponent == 31 ? (fraction != 0 ? NAN : INFINITY) : std::ldexp(fraction + 1024, exponent - 25);
+    return (bits >> 15) != 0 ? -size : size;
+}
+
+double element(const char *row, int64_t i, ggml_type type) {
+    uint16_t bits;
+    memcpy(&bits, row + 2 * i, 2);
+    if (type == GGML_TYPE_F16) {
+        return half_of(bits);
+    }
+    uint32_t wide = static_cast<uint32_t>(bits) << 16;
+    float value;
+    memcpy(&value, &wide, 4);
+    return static_cast<double>(value);
+}
+
+/** Largest difference between the row's results and attention in double precision, over the largest result. */
+double error_of_row(const Node &node, int64_t row, int64_t head, const std::vector<int32_t> &cells) {
+    const float *q = reinterpret_cast<const float *>(static_cast<const char *>(node.q->data) + static_cast<size_t>(row) * node.q->nb[1] + static_cast<size_t>(head) * node.q->nb[2]);
+    const float *out = static_cast<const float *>(node.out->data) + (row * node.query_heads + head) * node.value_dim;
+    const int64_t kv_head = head / (node.query_heads / node.kv_heads);
+    std::vector<double> scores, sum(static_cast<size_t>(node.value_dim), 0.0);
+    double top = node.sinks == nullptr ? -INFINITY : static_cast<double>(static_cast<const float *>(node.sinks->data)[head]);
+    for (int32_t cell : cells) {
+        const char *key = static_cast<const char *>(node.keys->data) + static_cast<size_t>(cell) * node.keys->nb[1] + static_cast<size_t>(kv_head) * node.k->nb[2];
+        double s = 0;
+        for (int64_t c = 0; c < node.head_dim; ++c) {
+            s += static_cast<double>(q[c]) * element(key, c, node.keys->type);
+        }
+        s *= static_cast<double>(node.scale);
+        if (node.soft_cap != 0) {
+            s = static_cast<double>(node.soft_cap) * std::tanh(s / static_cast<double>(node.soft_cap));
+        }
+        scores.push_back(s);
+        top = std::max(top, s);
+    }
+    double total = node.sinks == nullptr ? 0 : std::exp(static_cast<double>(static_cast<const float *>(node.sinks->data)[head]) - top);
+    for (size_t t = 0; t < cells.size(); ++t) {
+        const char *value = static_cast<const char *>(node.values->data) + static_cast<size_t>(cells[t]) * node.values->nb[1] + static_cast<size_t>(kv_head) * node.v->nb[2];
+        const double weight = std::exp(scores[t] - top);
+        total += weight;
+        for (int64_t c = 0; c < node.value_dim; ++c) {
+            sum[static_cast<size_t>(c)] += weight * element(value, c, node.values->type);
+        }
+    }
+    double largest = 1e-6, difference = 0;
+    for (int64_t c = 0; c < node.value_dim; ++c) {
+        const double expected = total == 0 ? 0 : sum[static_cast<size_t>(c)] / total;
+        largest = std::max(largest, std::abs(expected));
+        difference = std::max(difference, std::abs(expected - static_cast<double>(out[c])));
+    }
+    return difference / largest;
+}
+
+/** The cells that the mask shows to a row of the node. */
+std::vector<int32_t> masked_cells(const Node &node, int stream, int row) {
+    std::vector<int32_t> cells;
+    const char *at = static_cast<const char *>(node.mask->data) + static_cast<size_t>(row) * node.mask->nb[1] + static_cast<size_t>(stream % node.mask->ne[3]) * node.mask->nb[3];
+    for (int64_t c = 0; c < node.k->ne[1]; ++c) {
+        uint16_t entry;
+        memcpy(&entry, at + 2 * c, 2);
+        if ((entry & 0x7fff) == 0) {
+            cells.push_back(static_cast<int32_t>((node.first_stream + stream) * node.keys->ne[1] + c));
+        }
+    }
+    return cells;
+}
+
+}  // namespace
+
+void Attention::check(const Node &node, Layer &layer, const Batch &batch, vwd_session *session) {
+    counters.checked += 1;
+    for (size_t i = 0; i < batch.groups.size(); ++i) {
+        const Placed &group = batch.groups[i];
+        const std::vector<int32_t> &cells = group.sequence->cells();
+        const int64_t tokens = static_cast<int64_t>(cells.size());
+
+        // Summaries: made at once of all keys, they have the bits of those that were kept.
+        const int64_t blocks = (tokens + options.block - 1) / options.block;
+        const int64_t row = node.kv_heads * node.head_dim * (options.method == Method::axis ? 2 : 1);
+        if (batch.sparse) {
+            const int64_t pages = (blocks + PAGE_BLOCKS - 1) / PAGE_BLOCKS;
+            std::vector<int32_t> lens = {static_cast<int32_t>(tokens)}, order;
+            for (int64_t page = 0; page < pages; ++page) {
+                order.push_back(static_cast<int32_t>(page));
+            }
+            Layer fresh(layer.tensor);
+            fresh.pages = pages;
+            fresh.first.resize(static_cast<size_t>(pages * PAGE_BLOCKS * row));
+            fresh.second.resize(options.method == Method::axis ? 0 : fresh.first.size());
+            Batch alone = batch;
+            alone.groups = {group};
+            alone.pages = order.data();
+            alone.most_pages = pages;
+            alone.table = cells.data();
+            alone.longest = tokens;
+            vwd_index index = index_of(node, fresh, alone);
+            vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
+            update.index = &index;
+            update.k = cache_view(node.keys, node.k, alone);
+            update.page_table = int32_view(cells.data(), {1, tokens});
+            update.seq_lens = int32_view(lens.data(), {1});
+            if (vwd_index_update(session, &update, nullptr) != VWD_OK) {
+                failed("vwd_index_update of a check");
+            }
+            for (int64_t block = 0; block < blocks; ++block) {
+                const int64_t kept = group.sequence->pages[static_cast<size_t>(block / PAGE_BLOCKS)] * PAGE_BLOCKS + block % PAGE_BLOCKS;
+                bool same = true;
+                for (auto part : {&Layer::first, &Layer::second}) {
+                    const std::vector<uint16_t> &a = layer.*part, &b = fresh.*part;
+                    same = same && (b.empty() || memcmp(&a[static_cast<size_t>(kept * row)], &b[static_cast<size_t>(block * row)], static_cast<size_t>(row) * 2) == 0);
+                }
+                counters.wrong_summaries += !same;
+            }
+        }
+
+        for (int r = 0; r < group.rows; ++r) {
+            std::vector<int32_t> expected = masked_cells(node, group.stream, group.first_row + r);
+            std::vector<int32_t> seen(cells.begin(), cells.end() - (group.rows - 1 - r));
+            std::vector<int32_t> sorted = seen;
+            std::sort(sorted.begin(), sorted.end());
+            counters.wrong_tokens += sorted != expected;
+            // One head of each row, another one in each step.
+            {
+                const int64_t head = static_cast<int64_t>(counters.checked) % node.query_heads;
+                std::vector<int32_t> chosen = seen;
+                if (batch.sparse) {
+                    const size_t list = i * static_cast<size_t>(node.kv_heads) + static_cast<size_t>(head / (node.query_heads / node.kv_heads));
+                    chosen.clear();
+                    for (int32_t n = 0; n < counts_[list]; ++n) {
+                        const int64_t begin = static_cast<int64_t>(ids_[list * static_cast<size_t>(most_blocks_) + static_cast<size_t>(n)]) * options.block;
+                        for (int64_t t = begin; t < begin + options.block && t < static_cast<int64_t>(seen.size()); ++t) {
+                            chosen.push_back(seen[static_cast<size_t>(t)]);
+                        }
+                    }
+                }
+                const int64_t node_row = static_cast<int64_t>(group.stream) * node.rows + group.first_row + r;
+                // Vanward sums in float32: a few units in its last place for every term.
+                counters.wrong_outputs += !(error_of_row(node, node_row, head, chosen) < 1e-4);
+            }
+        }
+    }
+}
+
+}  // namespace vanward

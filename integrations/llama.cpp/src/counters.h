@@ -1,0 +1,37 @@
+// What happened, for logs and tests.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#define VANWARD_GGML_COUNTERS(X)                                                                                               \
+    X(sparse, "attentions over selected blocks")                                                                               \
+    X(dense, "attentions over every visible token")                                                                            \
+    X(writes, "writes of keys or values")                                                                                      \
+    X(passed, "attentions passed to ggml because of what the mask holds, or after an error")                                   \
+    X(errors, "calls into Vanward that failed")                                                                                \
+    X(declined_rows, "attentions left to ggml: more rows than a decode step has")                                 \
+    X(declined_short, "attentions left to ggml: the cache is below the threshold")                                             \
+    X(declined_type, "attentions left to ggml: another type of cache, shape or bias")                                          \
+    X(declined_trained, "attentions left to ggml: the model selects by itself")                                                \
+    X(declined_early, "attentions left to ggml: the cache was not written yet")                                                \
+    X(stale, "tokens whose summaries were made anew, since their keys had changed unseen")                                     \
+    X(shifts, "shifts of keys")                                                                                                \
+    X(sequences, "sequences of visible tokens that were begun")                                                                \
+    X(summarised, "tokens that were summarised")                                                                               \
+    X(checked, "attentions that were checked")                                                                                 \
+    X(wrong_summaries, "checked blocks whose summary differs")                                                                 \
+    X(wrong_tokens, "checked rows that would see other tokens than the mask says")                                             \
+    X(wrong_outputs, "checked rows whose result differs from a plain loop over their tokens")
+
+namespace vanward {
+
+struct Counters {
+#define X(name, meaning) std::atomic<uint64_t> name{0};
+    VANWARD_GGML_COUNTERS(X)
+#undef X
+};
+
+extern Counters counters;
+
+}  // namespace vanward

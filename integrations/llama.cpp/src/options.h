@@ -1,0 +1,48 @@
+// What the environment says; README.md has the table.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace vanward {
+
+enum class Method { minmax, axis };
+
+struct Options {
+    bool enabled = true;
+    /** Whether blocks are selected; otherwise every visible token is attended to. */
+    bool sparse = true;
+    Method method = Method::minmax;
+    /** Tokens of a block. */
+    int block = 16;
+    /** The budget: a number of tokens, or else a share of the visible tokens. */
+    int64_t budget_tokens = 0;
+    double budget_share = 0.25;
+    /** Layers that are never sparse. */
+    std::vector<int> dense_layers;
+    /** A cache with no more rows than this is left to ggml, and a sequence with no more tokens is not sparse. */
+    int64_t dense_below = 4096;
+    /** Most query rows of a node; more are a prompt, which is ggml's. */
+    int64_t rows = 32;
+    /** Threads of an attention; 0: as many as the context uses. */
+    int threads = 0;
+    /** Whether everything is checked against plain loops; for tests. */
+    bool check = false;
+
+    bool is_dense(int layer) const {
+        for (int each : dense_layers) {
+            if (each == layer) {
+                return true;
+            }
+        }
+        return false;
+    }
+};
+
+/** Reads the environment. Returns an empty string, or what is wrong: the variable, what was found, what was expected. */
+std::string read_options(Options &options);
+
+extern Options options;
+
+}  // namespace vanward

@@ -1,0 +1,416 @@
+/*
+ * Drives an unmodified llama.cpp through its public API, with or without Vanward's backend in GGML_BACKEND_PATH.
+ *
+ *   driver GGML_BASE GGML LLAMA BACKENDS MODEL COMMAND [NAME=VALUE …]
+ *
+ * score   decodes a text with each token given, and prints the loss, the top tokens and what Vanward counted
+ * steps   the same, a number of tokens for each line on stdin: for timing programs side by side
+ * random  random operations on caches, for VANWARD_GGML_CHECK=1
+ * cases   a short run in each kind of context, whose logits are printed as one number
+ */
+#define _GNU_SOURCE
+#include "llama_api.h"
+
+#include <math.h>
+#include <time.h>
+
+static const char *model_path, *text_path;
+static int depth = 1024, count = 64, threads = 1, batch_rows = 1, context_size = 0, seed = 1, operations = 200, verbose = 0;
+static int type_k = TYPE_F16, flash = FLASH_AUTO, unified = 0, sequences = 1, swa_full = 0, random_text = 0;
+
+static struct llama_model *model;
+static int vocabulary;
+
+static void on_log(int level, const char *text, void *context) {
+    (void)context;
+    static int last;
+    last = level == 5 ? last : level; /* 5 continues a line */
+    if (verbose > 0 ? last >= 5 - verbose || verbose > 3 : last == 4) {
+        fputs(text, stderr);
+    }
+}
+
+static double cpu_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double wall_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static _Noreturn void fail(const char *what) {
+    fprintf(stderr, "%s\n", what);
+    exit(1);
+}
+
+/* ---- Vanward's counters ---- */
+
+static uint64_t counter(const char *name) {
+    void *registry = ggml_backend_reg_by_name("Vanward");
+    uint64_t (*count_of)(const char *) = NULL;
+    if (registry != NULL) {
+        *(void **)&count_of = ggml_backend_reg_get_proc_address(registry, "vanward_ggml_counter");
+    }
+    return count_of == NULL ? 0 : count_of(name);
+}
+
+static void print_counters(void) {
+    static const char *const names[] = {"sparse", "dense", "writes", "passed", "errors", "declined_rows", "declined_short",
+                                        "declined_type", "declined_trained", "declined_early", "stale", "shifts", "sequences",
+                                        "summarised", "checked", "wrong_summaries", "wrong_tokens", "wrong_outputs"};
+    printf("counters");
+    for (size_t i = 0; i < sizeof names / sizeof *names; ++i) {
+        if (counter(names[i]) != 0) {
+            printf(" %s=%llu", names[i], (unsigned long long)counter(names[i]));
+        }
+    }
+    printf("\n");
+}
+
+/* ---- llama.cpp ---- */
+
+static struct llama_context *new_context(void) {
+    struct context_params p = llama_context_default_params();
+    p.n_ctx = (uint32_t)(context_size != 0 ? context_size : depth + count + 64);
+    p.n_batch = p.n_ubatch = 512;
+    p.n_seq_max = (uint32_t)sequences;
+    p.n_threads = p.n_threads_batch = threads;
+    p.flash_attn_type = flash;
+    p.type_k = p.type_v = type_k;
+    set_flag(&p, FLAG_KV_UNIFIED, unified != 0);
+    set_flag(&p, FLAG_SWA_FULL, swa_full != 0);
+    struct llama_context *context = llama_init_from_model(model, p);
+    if (context == NULL) {
+        fail("no context");
+    }
+    return context;
+}
+
+static llama_token *read_tokens(int *n) {
+    if (random_text) { /* a model without a tokenizer */
+        *n = 1 << 14;
+        llama_token *tokens = malloc((size_t)*n * sizeof *tokens);
+        for (int i = 0; i < *n; ++i) {
+            tokens[i] = (llama_token)((uint32_t)i * 2654435761u >> 7) % vocabulary;
+        }
+        return tokens;
+    }
+    FILE *file = fopen(text_path, "rb");
+    if (file == NULL) {
+        fail("text=FILE cannot be read");
+    }
+    size_t room = 4u << 20;
+    char *text = malloc(room);
+    size_t bytes = fread(text, 1, room, file);
+    fclose(file);
+    llama_token *tokens = malloc(bytes * sizeof *tokens);
+    *n = llama_tokenize(llama_model_get_vocab(model), text, (int32_t)bytes, tokens, (int32_t)bytes, true, false);
+    free(text);
+    return tokens;
+}
+
+static void push(struct llama_batch *batch, llama_token token, llama_pos pos, llama_seq_id id, bool output) {
+    int i = batch->n_tokens++;
+    batch->token[i] = token;
+    batch->pos[i] = pos;
+    batch->n_seq_id[i] = 1;
+    batch->seq_id[i][0] = id;
+    batch->logits[i] = output;
+}
+
+static int decode(struct llama_context *context, struct llama_batch *batch) {
+    int status = llama_decode(context, *batch);
+    batch->n_tokens = 0;
+    return status;
+}
+
+static void prefill(struct llama_context *context, struct llama_batch *batch, const llama_token *tokens, int n, llama_seq_id id) {
+    for (int i = 0; i < n;) {
+        for (int j = 0; j < 512 && i < n; ++j, ++i) {
+            push(batch, tokens[i], i, id, false);
+        }
+        if (decode(context, batch) != 0) {
+            fail("the prompt could not be decoded");
+        }
+    }
+}
+
+/* −ln of the probability of `token`; `top` becomes the most probable one, `lead` what its logit is ahead of the next. */
+static double loss_of(const float *logits, llama_token token, int *top, float *lead) {
+    int best = 0;
+    for (int i = 1; i < vocabulary; ++i) {
+        best = logits[i] > logits[best] ? i : best;
+    }
+    *lead = INFINITY;
+    for (int i = 0; i < vocabulary; ++i) {
+        *lead = i != best && logits[best] - logits[i] < *lead ? logits[best] - logits[i] : *lead;
+    }
+    double sum = 0;
+    for (int i = 0; i < vocabulary; ++i) {
+        sum += exp((double)logits[i] - (double)logits[best]);
+    }
+    *top = best;
+    return log(sum) + (double)logits[best] - (double)logits[token];
+}
+
+/* ---- score and steps ---- */
+
+/* Each token of the text is given; `batch_rows` rows a step, as a draft of batch_rows − 1 tokens that are all accepted. */
+static void score(bool by_line) {
+    int n = 0;
+    llama_token *tokens = read_tokens(&n);
+    if (n < depth + count + 1) {
+        fail("the text is too short");
+    }
+    struct llama_context *context = new_context();
+    struct llama_batch batch = llama_batch_init(512, 0, 1);
+    prefill(context, &batch, tokens, depth, 0);
+    double loss = 0, spent = 0, wall = 0;
+    int at = depth, *tops = malloc((size_t)count * sizeof *tops), wanted = count;
+    float *leads = malloc((size_t)count * sizeof *leads);
+    if (by_line) {
+        printf("ready\n");
+        fflush(stdout);
+    }
+    while (!by_line || scanf("%d", &wanted) == 1) {
+        double begin = cpu_seconds(), begin_wall = wall_seconds();
+        int first = at;
+        for (; at < first + wanted && at < depth + count; at += batch_rows) {
+            for (int r = 0; r < batch_rows; ++r) {
+                push(&batch, tokens[at + r], at + r, 0, true);
+            }
+            if (decode(context, &batch) != 0) {
+                fail("a token could not be decoded");
+            }
+            for (int r = 0; r < batch_rows; ++r) {
+                loss += loss_of(llama_get_logits_ith(context, r), tokens[at + r + 1], &tops[at + r - depth], &leads[at + r - depth]);
+            }
+        }
+        spent = cpu_seconds() - begin;
+        wall = wall_seconds() - begin_wall;
+        if (!by_line) {
+            break;
+        }
+        printf("step %d %.6f %.6f\n", at - first, spent, wall);
+        fflush(stdout);
+    }
+    int done = at - depth;
+    printf("tokens %d loss %.6f cpu_ms %.3f\n", done, loss / done, 1e3 * spent / done);
+    printf("tops");
+    for (int i = 0; i < done; ++i) {
+        printf(" %d", tops[i]);
+    }
+    printf("\nleads");
+    for (int i = 0; i < done; ++i) {
+        printf(" %.3f", (double)leads[i]);
+    }
+    printf("\n");
+    print_counters();
+    llama_batch_free(batch);
+    llama_free(context);
+    free(tops);
+    free(leads);
+    free(tokens);
+}
+
+/* ---- random operations ---- */
+
+static uint64_t random_state;
+
+static int below(int n) {
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (int)((random_state >> 33) % (uint64_t)n);
+}
+
+enum { SEQUENCES = 4 };
+
+struct slots {
+    int len[SEQUENCES];
+    uint8_t *saved[SEQUENCES];
+    size_t saved_bytes[SEQUENCES];
+};
+
+/* What an engine does to its cache, in any order. */
+static void random_operation(struct llama_context *context, struct llama_batch *batch, struct slots *s, int room) {
+    struct llama_memory *memory = llama_get_memory(context);
+    const int id = below(SEQUENCES), what = below(100);
+    if (what < 55) { /* a step: γ + 1 rows of some sequences */
+        for (int i = 0; i < SEQUENCES; ++i) {
+            if ((i == id || below(3) == 0) && s->len[i] > 0) {
+                int rows = below(3) == 0 ? 1 + below(5) : 1;
+                for (int r = 0; r < rows && s->len[i] + r < room; ++r) {
+                    push(batch, below(vocabulary), s->len[i] + r, i, true);
+                }
+            }
+        }
+        if (batch->n_tokens > 0 && decode(context, batch) != 0) { /* the cache is full */
+            for (int i = 0; i < SEQUENCES; ++i) {
+                llama_memory_seq_rm(memory, i, s->len[i], -1);
+            }
+        }
+    } else if (what < 67) { /* a prompt, or its continuation */
+        int rows = 1 + below(90);
+        rows = s->len[id] + rows > room ? room - s->len[id] : rows;
+        for (int r = 0; r < rows; ++r) {
+            push(batch, below(vocabulary), s->len[id] + r, id, r == rows - 1);
+        }
+        if (rows > 0 && decode(context, batch) != 0) {
+            llama_memory_seq_rm(memory, id, s->len[id], -1);
+        }
+    } else if (what < 79) { /* rollback */
+        int keep = s->len[id] - below(8);
+        keep = keep < 0 ? 0 : below(10) == 0 ? below(keep + 1) : keep;
+        llama_memory_seq_rm(memory, id, keep, -1);
+    } else if (what < 83) { /* the slot is used anew */
+        llama_memory_seq_rm(memory, id, -1, -1);
+    } else if (what < 87 && s->len[id] > 24 && type_k == TYPE_F16) { /* context shift: keys are rotated at the next step; ggml rotates no bfloat16 */
+        int cut = 1 + below(8), keep = 1 + below(4);
+        llama_memory_seq_rm(memory, id, keep, keep + cut);
+        llama_memory_seq_add(memory, id, keep + cut, -1, -cut);
+    } else if (what < 90) { /* one sequence's tokens for another */
+        int to = (id + 1 + below(SEQUENCES - 1)) % SEQUENCES;
+        llama_memory_seq_rm(memory, to, -1, -1);
+        llama_memory_seq_cp(memory, id, to, -1, -1);
+    } else if (what < 94) { /* save */
+        free(s->saved[id]);
+        s->saved_bytes[id] = llama_state_seq_get_size(context, id);
+        s->saved[id] = malloc(s->saved_bytes[id] + 1);
+        s->saved_bytes[id] = llama_state_seq_get_data(context, s->saved[id], s->saved_bytes[id], id);
+    } else if (what < 98) { /* restore, into any sequence */
+        int to = below(SEQUENCES);
+        if (s->saved[id] != NULL) {
+            llama_memory_seq_rm(memory, to, -1, -1);
+            if (llama_state_seq_set_data(context, s->saved[id], s->saved_bytes[id], to) == 0) {
+                llama_memory_seq_rm(memory, to, -1, -1);
+            }
+        }
+    } else if (below(4) == 0) {
+        llama_memory_clear(memory, below(2) == 0);
+    }
+    for (int i = 0; i < SEQUENCES; ++i) {
+        s->len[i] = llama_memory_seq_pos_max(memory, i) + 1;
+    }
+}
+
+static void random_run(void) {
+    const int most_threads = threads;
+    sequences = SEQUENCES;
+    struct slots slots;
+    memset(&slots, 0, sizeof slots);
+    random_state = (uint64_t)seed;
+    printf("seed %d\n", seed);
+    struct llama_batch batch = llama_batch_init(512, 0, 1);
+    struct llama_context *context = NULL;
+    for (int i = 0; i < operations; ++i) {
+        if (context == NULL || below(400) == 0) { /* another context, with another kind of cache */
+            if (context != NULL) {
+                llama_free(context);
+            }
+            unified = below(2);
+            type_k = below(4) == 0 ? TYPE_BF16 : TYPE_F16;
+            threads = 1 + below(most_threads);
+            flash = below(2) == 0 ? FLASH_AUTO : FLASH_ON;
+            context_size = unified ? 512 : 512 * SEQUENCES;
+            for (int s = 0; s < SEQUENCES; ++s) {
+                free(slots.saved[s]);
+            }
+            memset(&slots, 0, sizeof slots);
+            context = new_context();
+        }
+        random_operation(context, &batch, &slots, unified ? 200 : 480);
+    }
+    llama_free(context);
+    llama_batch_free(batch);
+    for (int s = 0; s < SEQUENCES; ++s) {
+        free(slots.saved[s]);
+    }
+    print_counters();
+}
+
+/* ---- cases ---- */
+
+/* A prompt of each sequence, then steps of all of them: the last logits' sum of squares. */
+static void cases(void) {
+    int n = 0;
+    llama_token *tokens = read_tokens(&n);
+    struct llama_context *context = new_context();
+    struct llama_batch batch = llama_batch_init(512, 0, 1);
+    for (int s = 0; s < sequences; ++s) {
+        prefill(context, &batch, tokens + 7 * s, depth + 11 * s, s);
+    }
+    double sum = 0;
+    for (int i = 0; i < count; ++i) {
+        for (int s = 0; s < sequences; ++s) {
+            push(&batch, tokens[7 * s + depth + 11 * s + i], depth + 11 * s + i, s, true);
+        }
+        if (decode(context, &batch) != 0) {
+            fail("a token could not be decoded");
+        }
+        for (int s = 0; s < sequences; ++s) {
+            const float *logits = llama_get_logits_ith(context, s);
+            for (int t = 0; t < vocabulary; ++t) {
+                sum += (double)logits[t] * (double)logits[t];
+            }
+        }
+    }
+    printf("sum %.10e\n", sum / count / sequences / vocabulary);
+    print_counters();
+    llama_batch_free(batch);
+    llama_free(context);
+    free(tokens);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 7) {
+        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|cases [NAME=VALUE …]\n");
+        return 2;
+    }
+    struct {
+        const char *name;
+        int *value;
+    } numbers[] = {{"depth", &depth}, {"count", &count}, {"threads", &threads}, {"rows", &batch_rows}, {"context", &context_size},
+                   {"seed", &seed}, {"operations", &operations}, {"verbose", &verbose}, {"type", &type_k}, {"flash", &flash},
+                   {"unified", &unified}, {"sequences", &sequences}, {"swa_full", &swa_full}, {"random_text", &random_text}};
+    for (int i = 7; i < argc; ++i) {
+        const char *equals = strchr(argv[i], '=');
+        bool known = equals != NULL && strncmp(argv[i], "text=", 5) == 0;
+        if (known) {
+            text_path = equals + 1;
+        }
+        for (size_t j = 0; equals != NULL && j < sizeof numbers / sizeof *numbers; ++j) {
+            if (strlen(numbers[j].name) == (size_t)(equals - argv[i]) && strncmp(argv[i], numbers[j].name, (size_t)(equals - argv[i])) == 0) {
+                *numbers[j].value = atoi(equals + 1);
+                known = true;
+            }
+        }
+        if (!known) {
+            fprintf(stderr, "unknown argument %s\n", argv[i]);
+            return 2;
+        }
+    }
+    model_path = argv[5];
+    load_llama((const char *const[]){argv[1], argv[2], argv[3]}, argv[4]);
+    ggml_log_set(on_log, NULL);
+    llama_log_set(on_log, NULL);
+    model = llama_model_load_from_file(model_path, llama_model_default_params());
+    if (model == NULL) {
+        fail("the model cannot be loaded");
+    }
+    vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model));
+    const char *command = argv[6];
+    if (strcmp(command, "score") == 0 || strcmp(command, "steps") == 0) {
+        score(strcmp(command, "steps") == 0);
+    } else if (strcmp(command, "random") == 0) {
+        random_run();
+    } else if (strcmp(command, "cases") == 0) {
+        cases();
+    } else {
+        fail("unknown command");
+    }
+    llama_model_free(model);
+    return 0;
+}

@@ -1,0 +1,128 @@
+/*
+ * llama.cpp's public functions that the tests call, as releases 0.5.0 and 0.7.0 have them, loaded at run time: one program then tests
+ * any release. Structs that are passed by value are declared up to the last field that a test sets; they lie in memory, so that room
+ * behind them does no harm.
+ */
+#ifndef LLAMA_API_H
+#define LLAMA_API_H
+
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef int32_t llama_token;
+typedef int32_t llama_pos;
+typedef int32_t llama_seq_id;
+
+struct llama_model;
+struct llama_context;
+struct llama_vocab;
+struct llama_memory;
+
+enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_Q8_0 = 8, TYPE_BF16 = 30 };
+enum { FLASH_AUTO = -1, FLASH_OFF = 0, FLASH_ON = 1 };
+
+struct model_params {
+    char all[512];
+};
+
+struct context_params {
+    uint32_t n_ctx, n_batch, n_ubatch, n_seq_max, n_rs_seq, n_outputs_max, n_outputs_max_per_seq;
+    int32_t n_threads, n_threads_batch;
+    int32_t ctx_type, rope_scaling_type, pooling_type, attention_type, flash_attn_type;
+    float rope[7];
+    float defrag_thold;
+    void *cb_eval, *cb_eval_user_data;
+    int32_t type_k, type_v;
+    /* 0.7.0 has eight bytes more here. Then abort_callback, its data, and flags. */
+    char tail[512];
+};
+
+/* Flags in the tail. */
+enum { FLAG_EMBEDDINGS, FLAG_OFFLOAD_KQV, FLAG_NO_PERF, FLAG_OP_OFFLOAD, FLAG_SWA_FULL, FLAG_KV_UNIFIED };
+
+struct llama_batch {
+    int32_t n_tokens;
+    llama_token *token;
+    float *embd;
+    llama_pos *pos;
+    int32_t *n_seq_id;
+    llama_seq_id **seq_id;
+    int8_t *logits;
+};
+
+#define LLAMA_CALLS(X)                                                                                                         \
+    X(const char *, ggml_version, (void))                                                                                      \
+    X(void, ggml_backend_load_all_from_path, (const char *folder))                                                             \
+    X(size_t, ggml_backend_reg_count, (void))                                                                                  \
+    X(void *, ggml_backend_reg_by_name, (const char *name))                                                                    \
+    X(void *, ggml_backend_reg_get_proc_address, (void *registry, const char *name))                                           \
+    X(void, ggml_log_set, (void (*callback)(int, const char *, void *), void *context))                                        \
+    X(void, llama_log_set, (void (*callback)(int, const char *, void *), void *context))                                       \
+    X(struct model_params, llama_model_default_params, (void))                                                                 \
+    X(struct context_params, llama_context_default_params, (void))                                                             \
+    X(struct llama_model *, llama_model_load_from_file, (const char *path, struct model_params parameters))                    \
+    X(void, llama_model_free, (struct llama_model * model))                                                                    \
+    X(struct llama_context *, llama_init_from_model, (struct llama_model * model, struct context_params parameters))           \
+    X(void, llama_free, (struct llama_context * context))                                                                      \
+    X(const struct llama_vocab *, llama_model_get_vocab, (const struct llama_model *model))                                    \
+    X(int32_t, llama_vocab_n_tokens, (const struct llama_vocab *vocab))                                                        \
+    X(int32_t, llama_tokenize,                                                                                                 \
+      (const struct llama_vocab *vocab, const char *text, int32_t bytes, llama_token *tokens, int32_t room, bool special,      \
+       bool parse))                                                                                                            \
+    X(struct llama_batch, llama_batch_init, (int32_t tokens, int32_t embd, int32_t sequences))                                 \
+    X(void, llama_batch_free, (struct llama_batch batch))                                                                      \
+    X(int32_t, llama_decode, (struct llama_context * context, struct llama_batch batch))                                       \
+    X(float *, llama_get_logits_ith, (struct llama_context * context, int32_t i))                                              \
+    X(struct llama_memory *, llama_get_memory, (const struct llama_context *context))                                          \
+    X(void, llama_memory_clear, (struct llama_memory * memory, bool data))                                                     \
+    X(bool, llama_memory_seq_rm, (struct llama_memory * memory, llama_seq_id id, llama_pos p0, llama_pos p1))                  \
+    X(void, llama_memory_seq_cp, (struct llama_memory * memory, llama_seq_id from, llama_seq_id to, llama_pos p0, llama_pos p1)) \
+    X(void, llama_memory_seq_keep, (struct llama_memory * memory, llama_seq_id id))                                            \
+    X(llama_pos, llama_memory_seq_pos_max, (struct llama_memory * memory, llama_seq_id id))                                     \
+    X(void, llama_memory_seq_add, (struct llama_memory * memory, llama_seq_id id, llama_pos p0, llama_pos p1, llama_pos by))   \
+    X(size_t, llama_state_seq_get_size, (struct llama_context * context, llama_seq_id id))                                     \
+    X(size_t, llama_state_seq_get_data, (struct llama_context * context, uint8_t *to, size_t bytes, llama_seq_id id))          \
+    X(size_t, llama_state_seq_set_data, (struct llama_context * context, const uint8_t *from, size_t bytes, llama_seq_id id))
+
+#define X(result, name, arguments) static result(*name) arguments;
+LLAMA_CALLS(X)
+#undef X
+
+static void *find_function(void *const *libraries, const char *name) {
+    for (int i = 0; i < 3; ++i) {
+        void *found = libraries[i] == NULL ? NULL : dlsym(libraries[i], name);
+        if (found != NULL) {
+            return found;
+        }
+    }
+    fprintf(stderr, "llama.cpp has no function %s\n", name);
+    exit(2);
+}
+
+/* Loads ggml and llama.cpp, and the backends of `folder`, as llama.cpp's own programs do. `libraries`: ggml-base, ggml, llama. */
+static void load_llama(const char *const libraries[3], const char *backends) {
+    void *handles[3];
+    for (int i = 0; i < 3; ++i) {
+        handles[i] = dlopen(libraries[i], RTLD_NOW | RTLD_GLOBAL);
+        if (handles[i] == NULL) {
+            fprintf(stderr, "%s\n", dlerror());
+            exit(2);
+        }
+    }
+#define X(result, name, arguments) *(void **)&name = find_function(handles, #name);
+    LLAMA_CALLS(X)
+#undef X
+    ggml_backend_load_all_from_path(backends);
+}
+
+static void set_flag(struct context_params *parameters, int flag, bool value) {
+    const int minor = atoi(strchr(ggml_version(), '.') + 1);
+    parameters->tail[(minor >= 26 ? 8 : 0) + 16 + flag] = value;
+}
+
+#endif

@@ -1,0 +1,182 @@
+#!/usr/bin/env python3
+"""Tests of libggml-vanward.so with unmodified releases of llama.cpp. `run.py BUILD [unittest's arguments]`
+
+BUILD is where the library and its test programs were built. VANWARD_LLAMA_LONG=1 runs every test at full length.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+import releases
+
+BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
+LIBRARY = BUILD / "libggml-vanward.so"
+DRIVER = BUILD / "llama-driver"
+LONG = os.environ.get("VANWARD_LLAMA_LONG") == "1"
+
+
+def environment(options):
+    """Without Vanward if `options` is None; otherwise with it, and with these of its options."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("VANWARD_", "GGML_", "LLAMA_"))}
+    if options is None:
+        return clean
+    return {**clean, "GGML_BACKEND_PATH": str(LIBRARY), **{f"VANWARD_GGML_{key}": str(value) for key, value in options.items()}}
+
+
+class Output:
+    """What the driver printed."""
+
+    def __init__(self, text):
+        self.text = text
+        lines = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+        self.counters = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", lines.get("counters", ""))}
+        self.sum = lines.get("sum")
+        self.tops = lines.get("tops", "").split()
+        self.leads = [float(lead) for lead in lines.get("leads", "").split()]
+        self.loss = float(lines["tokens"].split()[2]) if "tokens" in lines else None
+
+    def __getitem__(self, counter):
+        return self.counters.get(counter, 0)
+
+
+def run(release, model, options, command, **arguments):
+    line = release.command(DRIVER, model, command, *(f"{name}={value}" for name, value in arguments.items()))
+    done = subprocess.run(line, env=environment(options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=3000)
+    if done.returncode != 0:
+        raise AssertionError(f"{options} {command} {arguments}: exit status {done.returncode}\n{done.stdout}{done.stderr[-2000:]}")
+    return Output(done.stdout)
+
+
+class WithRelease:
+    """The tests of one release; the classes below say which."""
+
+    @classmethod
+    def setUpClass(cls):
+        try:
+            cls.release = cls.fetch()
+        except releases.Missing as missing:
+            raise unittest.SkipTest(f"{cls.__name__}: {missing}") from missing
+        cls.tiny = releases.tiny(BUILD)
+        cls.windows = releases.tiny(BUILD, "gemma2")
+        cls.sinks = releases.tiny(BUILD, "gpt-oss")
+
+    def random_operations(self, model, options, operations, seed, threads=1):
+        out = run(self.release, model, {"DENSE_BELOW": 0, "CHECK": 1, **options}, "random", operations=operations, seed=seed, threads=threads)
+        print(f"{self.release.name} {options} seed {seed}: {out.counters}")
+        for wrong in ["wrong_summaries", "wrong_tokens", "wrong_outputs", "errors", "passed"]:
+            self.assertEqual(out[wrong], 0, f"{wrong}, seed {seed}")
+        for happened in ["sparse", "stale", "checked"]:
+            self.assertGreater(out[happened], 0, f"{happened}: the operations reach nothing")
+
+    def test_random_operations_leave_no_wrong_summary_and_show_no_wrong_token(self):
+        for seed in range(20 if LONG else 1):
+            self.random_operations(self.tiny, {"METHOD": "minmax"}, 5000 if LONG else 2000, 100 + seed)
+
+    def test_random_operations_with_axis_and_blocks_of_32_tokens(self):
+        for seed in range(4 if LONG else 1):
+            self.random_operations(self.tiny, {"METHOD": "axis", "BLOCK": 32, "BUDGET": 64}, 5000 if LONG else 1000, 200 + seed)
+
+    def test_random_operations_with_sliding_windows_and_soft_caps(self):
+        for seed in range(4 if LONG else 1):
+            self.random_operations(self.windows, {}, 5000 if LONG else 1000, 300 + seed)
+
+    def test_random_operations_with_sliding_windows_and_sinks(self):
+        for seed in range(4 if LONG else 1):
+            self.random_operations(self.sinks, {}, 5000 if LONG else 1000, 500 + seed)
+
+    @unittest.skipUnless(LONG, "make test-llama runs it")
+    def test_random_operations_on_two_threads(self):
+        self.random_operations(self.tiny, {}, 1000, 400, threads=2)
+
+    def cases(self, model, options, **arguments):
+        return run(self.release, model, options, "cases", **arguments)
+
+    def test_everything_selected_gives_stock_results_in_every_kind_of_cache(self):
+        for model in [self.tiny, self.windows, self.sinks]:
+            for kind in [{"sequences": 1}, {"sequences": 4, "unified": 0}, {"sequences": 4, "unified": 1}, {"sequences": 1, "type": 30}]:
+                with self.subTest(model=model.name, **kind):
+                    arguments = {"depth": 300, "count": 12, "context": 2048, "random_text": 1, **kind}
+                    stock = self.cases(model, None, **arguments)
+                    for options in [{"STRATEGY": "dense"}, {"BUDGET": "100%"}]:
+                        ours = self.cases(model, {"DENSE_BELOW": 0, "CHECK": 1, **options}, **arguments)
+                        self.assertGreater(ours["sparse"] + ours["dense"], 0)
+                        self.assertEqual(ours["wrong_outputs"] + ours["wrong_tokens"] + ours["wrong_summaries"], 0)
+                        # ggml sums values in float16.
+                        self.assertLess(abs(float(ours.sum) / float(stock.sum) - 1), 5e-3)
+
+    def test_what_is_not_taken_has_the_bits_of_stock(self):
+        for name, kind, options in [
+            ("quantised cache", {"type": 8, "flash": 1}, {"DENSE_BELOW": 0}),
+            ("no flash attention", {"flash": 0}, {"DENSE_BELOW": 0}),
+            ("below the threshold", {}, {"DENSE_BELOW": 4096}),
+            ("more rows than taken", {"sequences": 4}, {"DENSE_BELOW": 0, "ROWS": 3}),
+            ("switched off", {}, {"DENSE_BELOW": 0, "ENABLED": 0}),
+        ]:
+            with self.subTest(name):
+                arguments = {"depth": 200, "count": 6, "context": 1024, "random_text": 1, **kind}
+                stock = self.cases(self.tiny, None, **arguments)
+                ours = self.cases(self.tiny, options, **arguments)
+                self.assertEqual(ours.sum, stock.sum)
+                self.assertEqual(ours["sparse"] + ours["dense"], 0)
+
+    def test_a_wrong_option_is_refused_with_words_and_llama_goes_on(self):
+        line = self.release.command(DRIVER, self.tiny, "cases", "depth=20", "count=2", "random_text=1")
+        done = subprocess.run(line, env=environment({"BUDGET": "a lot"}), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn('VANWARD_GGML_BUDGET: found "a lot"; expected', done.stderr)
+
+    def test_teacher_forced_text_with_everything_selected_is_stock_or_better(self):
+        try:
+            model = releases.model()
+        except releases.Missing as missing:
+            self.skipTest(str(missing))
+        arguments = {"depth": 4096, "count": 2000} if LONG else {"depth": 512, "count": 100}
+        arguments["text"] = releases.text(BUILD)
+        stock = run(self.release, model, None, "score", **arguments)
+        ours = run(self.release, model, {"DENSE_BELOW": 0, "BUDGET": "100%"}, "score", **arguments)
+        # ggml rounds activations to eight bits, which turns the last bit of a sum into .1 of a logit: stock with and without flash
+        # attention have 96 of 100 top tokens in common. What has to be equal is a top token that leads by more.
+        equal = sum(a == b for a, b in zip(ours.tops, stock.tops)) / len(stock.tops)
+        clear = [a == b for a, b, lead in zip(ours.tops, stock.tops, stock.leads) if lead > 0.3]
+        print(f"{self.release.name}: loss {stock.loss:.4f} stock, {ours.loss:.4f} here; top token equal {100 * equal:.1f} %, "
+              f"{100 * sum(clear) / len(clear):.1f} % of {len(clear)} that lead by .3")
+        self.assertEqual(ours["sparse"], 30 * arguments["count"])
+        self.assertLess(ours.loss, stock.loss + (0.002 if LONG else 0.02))
+        self.assertGreaterEqual(sum(clear) / len(clear), 0.99)
+
+
+class Npm(WithRelease, unittest.TestCase):
+    fetch = staticmethod(releases.npm)
+
+
+class Debian(WithRelease, unittest.TestCase):
+    fetch = staticmethod(releases.debian)
+
+
+class Loading(unittest.TestCase):
+    def load(self, version):
+        done = subprocess.run([BUILD / "llama-refusals", LIBRARY, str(version)], stdout=subprocess.PIPE, text=True)
+        return done.returncode, done.stdout
+
+    def test_backend_api_2_and_3_are_served(self):
+        for version in [2, 3]:
+            self.assertEqual(self.load(version), (0, ""))
+
+    def test_another_backend_api_is_refused_with_words(self):
+        for version in [1, 4, 6]:
+            status, text = self.load(version)
+            self.assertEqual(status, 1)
+            self.assertEqual(text, f"vanward: ggml 0.99.0 has backend API version {version}; this library knows 2 and 3\n")
+
+    def test_it_exports_its_entries_and_nothing_else(self):
+        names = subprocess.run(["nm", "-D", "--defined-only", LIBRARY], stdout=subprocess.PIPE, text=True, check=True).stdout
+        exported = {line.split()[-1] for line in names.splitlines()}
+        self.assertEqual(exported, {"ggml_backend_init", "vanward_ggml_counter", "vanward_ggml_forget_summaries"})
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]], verbosity=2)
