@@ -14,6 +14,7 @@ mod prefetch;
 mod select;
 mod session;
 mod topk;
+mod tree;
 mod types;
 mod verify;
 
@@ -27,6 +28,7 @@ pub use prefetch::*;
 pub use select::*;
 pub use session::*;
 pub use topk::*;
+pub use tree::*;
 pub use types::*;
 pub use verify::*;
 

@@ -15,6 +15,7 @@ mod prefetch;
 mod select;
 mod session;
 mod topk;
+mod tree;
 mod verify;
 
 pub use attention::*;
@@ -27,4 +28,5 @@ pub use prefetch::*;
 pub use select::*;
 pub use session::*;
 pub use topk::*;
+pub use tree::*;
 pub use verify::*;

@@ -15,6 +15,7 @@ mod graph;
 mod predict;
 mod runtime;
 mod select;
+mod tree;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
@@ -37,6 +38,7 @@ fn main() {
         gather::CASES,
         predict::CASES,
         select::CASES,
+        tree::CASES,
         cache::CASES,
         calls::CASES,
         runtime::CASES,

@@ -35,6 +35,7 @@ from ._enums import (
     StreamRole,
     TopKOrder,
 )
+from ._compactor import Compactor
 from ._decoder import Decoder, DecoderInfo, DecoderPolicy
 from ._errors import Error, FileError, InvalidArgument, OutOfMemory
 from ._forecast import Forecast, ForecastInfo
@@ -52,6 +53,7 @@ __all__ = [
     "BlockList",
     "Call",
     "Check",
+    "Compactor",
     "Decoder",
     "DecoderInfo",
     "DecoderMode",
