@@ -674,6 +674,216 @@ VWD_API
 vwd_status vwd_verify_sample_scratch(const vwd_session *session,
                                      const vwd_verify_sample_args *args,
                                      uint64_t *bytes);
+/* --- Draft trees: their form, their verification, and the compaction of the rows that were accepted --------------- */
+
+/**
+ * Bit of a tree's status: a link named no node that it may name, a node was linked twice, or no link reached a node. That
+ * node and its descendants are ignored.
+ */
+#define VWD_TREE_BROKEN_LINK (1 << 16)
+
+/** Bit of a tree's status: a node count exceeded N and was clamped. */
+#define VWD_TREE_CLAMPED (1 << 17)
+
+/** Bit of a tree's status: the walk came to a node without a logit above −∞. It ends there, and next_token is −1. */
+#define VWD_TREE_NO_TOKEN (1 << 18)
+
+/** Arguments of `vwd_tree_prepare`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  vwd_tensor parents;
+  vwd_tensor first_child;
+  vwd_tensor next_sibling;
+  vwd_tensor node_counts;
+  vwd_tensor bases;
+  vwd_tensor tree_parents;
+  vwd_tensor depths;
+  vwd_tensor positions;
+  vwd_tensor ranks;
+  vwd_tensor mask;
+  vwd_tensor status;
+} vwd_tree_prepare_args;
+#define VWD_TREE_PREPARE_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_tree_prepare_args), /* flags */ 0, /* parents */ VWD_TENSOR_INIT, \
+   /* first_child */ VWD_TENSOR_INIT, /* next_sibling */ VWD_TENSOR_INIT, /* node_counts */ VWD_TENSOR_INIT, \
+   /* bases */ VWD_TENSOR_INIT, /* tree_parents */ VWD_TENSOR_INIT, /* depths */ VWD_TENSOR_INIT, \
+   /* positions */ VWD_TENSOR_INIT, /* ranks */ VWD_TENSOR_INIT, /* mask */ VWD_TENSOR_INIT, \
+   /* status */ VWD_TENSOR_INIT}
+
+/** Arguments of `vwd_verify_tree`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  vwd_tensor tokens;
+  vwd_tensor parents;
+  vwd_tensor node_counts;
+  vwd_tensor target;
+  vwd_tensor logits;
+  vwd_tensor accepted;
+  vwd_tensor path;
+  vwd_tensor next_token;
+  vwd_tensor committed;
+  vwd_tensor status;
+} vwd_verify_tree_args;
+#define VWD_VERIFY_TREE_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_verify_tree_args), /* flags */ 0, /* tokens */ VWD_TENSOR_INIT, \
+   /* parents */ VWD_TENSOR_INIT, /* node_counts */ VWD_TENSOR_INIT, /* target */ VWD_TENSOR_INIT, \
+   /* logits */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT, /* path */ VWD_TENSOR_INIT, \
+   /* next_token */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT, /* status */ VWD_TENSOR_INIT}
+
+/** Options of `vwd_compactor_create`. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  /** Length of the array caches: 1 … 4096. */
+  uint32_t cache_count;
+  /**
+   * Host array of tensors [pages, P, …] of any dtype and strides: what a model keeps for each token in pages that one table
+   * names, such as keys, values, latents and scales of every layer. pages and P are the same of all.
+   */
+  const vwd_tensor *caches;
+} vwd_compactor_options;
+#define VWD_COMPACTOR_OPTIONS_INIT \
+  {/* struct_size */ sizeof(vwd_compactor_options), /* flags */ 0, /* cache_count */ 0, /* caches */ NULL}
+
+/** Arguments of `vwd_compact`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  vwd_tensor page_table;
+  vwd_tensor bases;
+  vwd_tensor path;
+  vwd_tensor accepted;
+} vwd_compact_args;
+#define VWD_COMPACT_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_compact_args), /* flags */ 0, /* page_table */ VWD_TENSOR_INIT, \
+   /* bases */ VWD_TENSOR_INIT, /* path */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT}
+
+/**
+ * Makes of a draft tree what attention, positions and verification take.
+ *
+ * A tree of sequence i has node_counts[i] nodes, of which node 0 is the root: a token that is committed already. Its other
+ * nodes are drafts. A node's parent has a lower index than the node, and siblings ascend. A node whose link breaks these rules
+ * is ignored with its descendants, and so are nodes at or past the count.
+ *
+ * args->parents       [B, N]            int32, N from 1 to 1024. The parent of each node; the root's is not read. Absent where
+ *                                       first_child and next_sibling are given.
+ * args->first_child   [B, N]            int32 or int64, in place of parents: the lowest child of each node; negative: none.
+ * args->next_sibling  [B, N]            dtype of first_child: the next higher child of the node's parent; negative: none.
+ * args->node_counts   [B]               int32, optional (absent: N). Clamped to 0 … N; 0 for a padding row.
+ * args->bases         [B]               int32 or int64; given with positions and only then: the root's position.
+ * args->tree_parents  [B, N]            int32, out, optional: the parent of each node; −1 for the root and for ignored nodes.
+ * args->depths        [B, N]            int32, out, optional: 0 for the root; −1 for ignored nodes.
+ * args->positions     [B, N]            dtype of bases, out, optional: the root's position plus the depth, of ignored nodes the
+ *                                       root's.
+ * args->ranks         [B, N]            int32, out, optional: how many siblings of lower index a node has; −1 for ignored nodes.
+ * args->mask          [B, N, ⌈N/32⌉]    uint32, out, optional: bit j mod 32 of word j / 32 of row i is set where node j is i or
+ *                                       an ancestor of i. An ignored node has its own bit alone.
+ * args->status        [B]               uint32, out, optional: VWD_TREE_* bits.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+ * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+ * this point; inputs are not written. At least one output is given.
+ * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 sequences or more), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_tree_prepare(const vwd_session *session,
+                            const vwd_tree_prepare_args *args,
+                            vwd_stream stream);
+
+/**
+ * Verification of a draft tree: the path of nodes that the target agrees with, and the token that follows it.
+ *
+ * The walk begins at the root. At a node v it goes on to the child of lowest index whose token is the target's token at v. Where
+ * there is none, the walk ends and the target's token is the next one. A negative draft token never matches.
+ *
+ * args->tokens       [B, N]     int32 or int64, N from 1 to 1024. The token of each node; the root's is not read.
+ * args->parents      [B, N]     int32, as in `vwd_tree_prepare`, which makes them of other forms.
+ * args->node_counts  [B]        int32, optional (absent: N). Clamped to 0 … N. A padding row, of count 0, gives accepted 0,
+ *                               next_token −1, and −1 in path and committed.
+ * args->target       [B, N]     dtype of tokens: the target's token after each node. Given, or else logits.
+ * args->logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1: the target's token is the largest, of equal
+ *                               ones the lowest. NaN counts as −∞. On CUDA the call takes scratch,
+ *                               8 bytes for each node and up to 32 parts of its row.
+ * args->accepted     [B]        int32, out: the number of nodes on the path, without the root.
+ * args->path         [B, M]     int32, out, M at least 1: the nodes of the path, root first, then −1. The hidden state of
+ *                               path[accepted] is the one that next_token follows. At most M − 1 nodes are accepted.
+ * args->next_token   [B]        dtype of tokens, out: the target's token at the end of the path.
+ * args->committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
+ *                               −1.
+ * args->status       [B]        uint32, out, optional: VWD_TREE_* bits.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once
+ * its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed
+ * until the stream passes this point; inputs are not written.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), UNSUPPORTED (CUDA: 2^31 nodes or
+ * more), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_verify_tree(const vwd_session *session,
+                           const vwd_verify_tree_args *args,
+                           vwd_stream stream);
+
+/** A compactor: the paged caches of all layers, whose rows `vwd_compact` moves. Opaque. */
+typedef struct vwd_compactor vwd_compactor;
+
+/**
+ * Creates a compactor over a set of caches.
+ *
+ * session    Kept alive by the compactor; may be released first.
+ * options    Required. The descriptions of the caches are copied; their memory is the caller's, and stays where it is as long as
+ *            calls, or graphs that hold them, move rows in it. Caches do not overlap; views that interleave, such as keys and
+ *            values of one buffer, are apart.
+ * compactor  Out. Release with `vwd_compactor_release`.
+ *
+ * Blocks and allocates; not for capture. Thread-safe.
+ * Errors: INVALID_ARGUMENT (the message names the option), UNSUPPORTED (CUDA: 2^31 units of a row or more, a unit being the
+ * 1 to 16 bytes that are copied at once), OUT_OF_MEMORY, DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_compactor_create(const vwd_session *session,
+                                const vwd_compactor_options *options,
+                                vwd_compactor **compactor);
+
+/**
+ * Releases a compactor; NULL is a no-op. No call on it may be in progress; on a CUDA session streams have passed its calls,
+ * and no graph that holds one runs again.
+ */
+VWD_API
+void vwd_compactor_release(vwd_compactor *compactor);
+
+/**
+ * Moves the rows of accepted tree nodes to where a sequence's tokens follow each other, in place and in all caches at once.
+ *
+ * Node n of a tree was written at token position bases[i] + n of sequence i. The row of path[i, j] moves to position
+ * bases[i] + j, for j from 0 on as long as path ascends and, where accepted is given, up to accepted[i]. Rows with
+ * path[i, j] = j stay. A row is neither read nor written where the page table names no page for one of the two positions. All
+ * other rows stay as they are.
+ *
+ * args->page_table  [B, max_pages]  int32, optional. Page p of sequence i is page_table[i, p]. Absent: sequence i has page i and
+ *                                   no other.
+ * args->bases       [B]             int32 or int64: the token position of each root. A sequence with a negative one moves nothing.
+ * args->path        [B, M]          int32: nodes, ascending from 0 or above. A negative number, or one that does not ascend,
+ *                                   ends it.
+ * args->accepted    [B]             int32, optional (absent: path says itself where it ends).
+ *
+ * Rows from bases[i] on belong to sequence i alone: pages that sequences share lie before it. Summaries of moved tokens are
+ * made anew by `vwd_index_update` from bases[i] on.
+ *
+ * Enqueues on stream and returns; on a CPU session the rows are there on return. Does not allocate or synchronise; may be
+ * captured. Thread-safe; calls that move the same rows are ordered by the caller. Tensors are borrowed until the stream passes
+ * this point; the arguments are not written.
+ * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 CTAs or more), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_compact(const vwd_compactor *compactor,
+                       const vwd_compact_args *args,
+                       vwd_stream stream);
 
 /* --- Summaries of keys, from which blocks and tokens are selected ------------------------------------------------- */
 
@@ -1204,13 +1414,14 @@ typedef struct {
   vwd_tensor lse;
   vwd_attention_state state;
   vwd_attention_partials partials;
+  vwd_tensor tree;
 } vwd_attention_args;
 #define VWD_ATTENTION_ARGS_INIT \
   {/* struct_size */ sizeof(vwd_attention_args), /* flags */ 0, /* block_size */ 0, /* partial_blocks */ 0, \
    /* scale */ 0, /* soft_cap */ 0, /* window */ 0, /* kv */ NULL, /* q */ VWD_TENSOR_INIT, \
    /* q_lens */ VWD_TENSOR_INIT, /* list */ VWD_BLOCK_LIST_INIT, /* sinks */ VWD_TENSOR_INIT, \
    /* out */ VWD_TENSOR_INIT, /* lse */ VWD_TENSOR_INIT, /* state */ VWD_ATTENTION_STATE_INIT, \
-   /* partials */ VWD_ATTENTION_PARTIALS_INIT}
+   /* partials */ VWD_ATTENTION_PARTIALS_INIT, /* tree */ VWD_TENSOR_INIT}
 
 /** Arguments of `vwd_merge_states`; see there. */
 typedef struct {
@@ -1259,6 +1470,7 @@ typedef struct {
   vwd_tensor lse;
   vwd_attention_state state;
   vwd_tensor missed_counts;
+  vwd_tensor tree;
 } vwd_repair_args;
 #define VWD_REPAIR_ARGS_INIT \
   {/* struct_size */ sizeof(vwd_repair_args), /* flags */ 0, /* mode */ 0, /* block_size */ 0, /* partial_blocks */ 0, \
@@ -1266,7 +1478,7 @@ typedef struct {
    /* q_lens */ VWD_TENSOR_INIT, /* predicted */ VWD_BLOCK_LIST_INIT, /* selected */ VWD_BLOCK_LIST_INIT, \
    /* predicted_state */ VWD_ATTENTION_STATE_INIT, /* predicted_partials */ VWD_ATTENTION_PARTIALS_INIT, \
    /* sinks */ VWD_TENSOR_INIT, /* out */ VWD_TENSOR_INIT, /* lse */ VWD_TENSOR_INIT, \
-   /* state */ VWD_ATTENTION_STATE_INIT, /* missed_counts */ VWD_TENSOR_INIT}
+   /* state */ VWD_ATTENTION_STATE_INIT, /* missed_counts */ VWD_TENSOR_INIT, /* tree */ VWD_TENSOR_INIT}
 
 /**
  * Decode attention of a sequence's query positions over a list of blocks, a list of tokens, or all tokens.
@@ -1301,6 +1513,11 @@ typedef struct {
  * args->state                          Out, optional (all three or none).
  * args->partials                       Out, optional (all three or none); needs a list. Partials of entries past the count
  *                                      are not written.
+ * args->tree      [B, Q, ⌈Q/32⌉]       uint32, optional (absent: a chain), with q of rank 4: the rows are nodes of a draft tree, as
+ *                                      mask of `vwd_tree_prepare` has them. Of the rows r and before, row r sees those whose bit is
+ *                                      set, bit j mod 32 of word j / 32 for row j; further bits are not read. The depth of a row
+ *                                      is the number of them, less one. With a window w, row r of depth d sees what is at p − w + 1
+ *                                      or later with p = seq_lens[i] − q_lens[i] + d, where tokens of the tree are at their depth.
  *
  * FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
  * bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it; on
@@ -1388,6 +1605,7 @@ vwd_status vwd_merge_states(const vwd_session *session,
  * args->lse        [B, Hq]                float32, out, optional.
  *               or [B, Q, Hq]
  * args->state                             Out, optional (all three or none); may be predicted_state itself.
+ * args->tree  [B, Q, ⌈Q/32⌉]              uint32, optional: as in `vwd_attention`.
  * args->missed_counts  [B, Hk]            int32, out, optional: number of missed blocks of each list; where rows have lists of their
  *                   or [B, Q, Hk]         own, 0 from q_lens[i] on.
  *

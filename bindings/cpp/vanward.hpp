@@ -490,6 +490,12 @@ class BasicSession {
   Return<void> verify_sample(const vwd_verify_sample_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_verify_sample(get(), &args, stream));
   }
+  Return<void> tree_prepare(const vwd_tree_prepare_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_tree_prepare(get(), &args, stream));
+  }
+  Return<void> verify_tree(const vwd_verify_tree_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_verify_tree(get(), &args, stream));
+  }
   Return<void> index_update(const vwd_index_update_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_index_update(get(), &args, stream));
   }
@@ -609,6 +615,38 @@ class BasicForecast {
     void operator()(vwd_forecast *forecast) const noexcept { vwd_forecast_release(forecast); }
   };
   std::unique_ptr<vwd_forecast, Release> handle_;
+};
+
+/// The caches of all layers, whose rows of accepted tree nodes move. Move-only; keeps what it needs of its session alive.
+template <class Report>
+class BasicCompactor {
+  template <class T>
+  using Return = typename Report::template Return<T>;
+
+ public:
+  BasicCompactor() = default;
+
+  static Return<BasicCompactor> create(const BasicSession<Report> &session, const vwd_compactor_options &options) {
+    vwd_compactor *handle = nullptr;
+    const vwd_status status = vwd_compactor_create(session.get(), &options, &handle);
+    return Report::finish(status, BasicCompactor(handle));
+  }
+
+  /// For calls of vanward.h itself; stays owned here.
+  vwd_compactor *get() const noexcept { return handle_.get(); }
+  explicit operator bool() const noexcept { return handle_ != nullptr; }
+
+  Return<void> compact(const vwd_compact_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_compact(get(), &args, stream));
+  }
+
+ private:
+  explicit BasicCompactor(vwd_compactor *handle) : handle_(handle) {}
+
+  struct Release {
+    void operator()(vwd_compactor *compactor) const noexcept { vwd_compactor_release(compactor); }
+  };
+  std::unique_ptr<vwd_compactor, Release> handle_;
 };
 
 /// A tiered KV cache. Move-only; keeps what it needs of its session alive.
@@ -797,6 +835,7 @@ class BasicBudget {
 namespace nothrow {
 using Session = BasicSession<ByResult>;
 using Forecast = BasicForecast<ByResult>;
+using Compactor = BasicCompactor<ByResult>;
 using KvCache = BasicKvCache<ByResult>;
 using Decoder = BasicDecoder<ByResult>;
 using Budget = BasicBudget<ByResult>;
@@ -805,6 +844,7 @@ using Budget = BasicBudget<ByResult>;
 #if defined(__cpp_exceptions)
 using Session = BasicSession<ByException>;
 using Forecast = BasicForecast<ByException>;
+using Compactor = BasicCompactor<ByException>;
 using KvCache = BasicKvCache<ByException>;
 using Decoder = BasicDecoder<ByException>;
 using Budget = BasicBudget<ByException>;

@@ -47,6 +47,11 @@ import "C"
 //	state                          Out, optional (all three or none).
 //	partials                       Out, optional (all three or none); needs a list. Partials of entries past the count
 //	                               are not written.
+//	tree      [B, Q, ⌈Q/32⌉]       uint32, optional (absent: a chain), with q of rank 4: the rows are nodes of a draft tree, as
+//	                               mask of `vwd_tree_prepare` has them. Of the rows r and before, row r sees those whose bit is
+//	                               set, bit j mod 32 of word j / 32 for row j; further bits are not read. The depth of a row
+//	                               is the number of them, less one. With a window w, row r of depth d sees what is at p − w + 1
+//	                               or later with p = seq_lens[i] − q_lens[i] + d, where tokens of the tree are at their depth.
 //
 //	FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
 //	bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it; on
@@ -75,6 +80,7 @@ type AttentionArgs struct {
 	LSE           Tensor
 	State         AttentionState
 	Partials      AttentionPartials
+	Tree          Tensor // which rows each row sees: Mask of TreePrepare
 }
 
 // Attention attends over a list of blocks, a list of tokens, or everything.
@@ -119,6 +125,7 @@ func (args AttentionArgs) lower(l *lowering) (C.vwd_attention_args, C.vwd_paged_
 		lse:            l.tensor("lse", args.LSE),
 		state:          l.state("state.acc", "state.m", "state.l", args.State),
 		partials:       l.partials("partials.acc", "partials.m", "partials.l", args.Partials),
+		tree:           l.tensor("tree", args.Tree),
 	}, l.pagedKV(args.KV)
 }
 
@@ -200,6 +207,7 @@ func (args MergeStatesArgs) lower(l *lowering) C.vwd_merge_states_args {
 //	lse        [B, Hq]                float32, out, optional.
 //	        or [B, Q, Hq]
 //	state                             Out, optional (all three or none); may be predicted_state itself.
+//	tree  [B, Q, ⌈Q/32⌉]              uint32, optional: as in `vwd_attention`.
 //	missed_counts  [B, Hk]            int32, out, optional: number of missed blocks of each list; where rows have lists of their
 //	            or [B, Q, Hk]         own, 0 from q_lens[i] on.
 //
@@ -228,6 +236,7 @@ type RepairArgs struct {
 	LSE               Tensor
 	State             AttentionState
 	MissedCounts      Tensor
+	Tree              Tensor // as in AttentionArgs
 }
 
 // Repair turns attention over predicted blocks into attention over the selected ones.
@@ -270,5 +279,6 @@ func (args RepairArgs) lower(l *lowering) (C.vwd_repair_args, C.vwd_paged_kv) {
 		lse:           l.tensor("lse", args.LSE),
 		state:         l.state("state.acc", "state.m", "state.l", args.State),
 		missed_counts: l.tensor("missed_counts", args.MissedCounts),
+		tree:          l.tensor("tree", args.Tree),
 	}, l.pagedKV(args.KV)
 }

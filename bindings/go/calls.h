@@ -63,6 +63,20 @@ static inline outcome verify_sample_scratch(const vwd_session *session, const vw
                                             uint64_t *bytes) {
   return outcome_of(vwd_verify_sample_scratch(session, args, bytes));
 }
+
+static inline outcome tree_prepare(const vwd_session *session, const vwd_tree_prepare_args *args, uintptr_t stream) {
+  return outcome_of(vwd_tree_prepare(session, args, (vwd_stream)stream));
+}
+static inline outcome verify_tree(const vwd_session *session, const vwd_verify_tree_args *args, uintptr_t stream) {
+  return outcome_of(vwd_verify_tree(session, args, (vwd_stream)stream));
+}
+static inline outcome compactor_create(const vwd_session *session, const vwd_compactor_options *options,
+                                       vwd_compactor **compactor) {
+  return outcome_of(vwd_compactor_create(session, options, compactor));
+}
+static inline outcome compact(const vwd_compactor *compactor, const vwd_compact_args *args, uintptr_t stream) {
+  return outcome_of(vwd_compact(compactor, args, (vwd_stream)stream));
+}
 static inline outcome index_update(const vwd_session *session, const vwd_index_update_args *args,
                                    const vwd_index *index, uintptr_t stream) {
   vwd_index_update_args joined = *args;

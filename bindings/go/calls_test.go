@@ -114,6 +114,38 @@ func TestVerifySample(t *testing.T) {
 	equal(t, "finish", finish, 1)
 }
 
+func TestTreesArePreparedVerifiedAndCompacted(t *testing.T) {
+	s := cpuSession(t)
+	// The root has two children, and the second of them a child.
+	parents, mask, positions := Of([]int32{-1, 0, 0, 2}, 1, 4), make([]uint32, 4), make([]int32, 4)
+	must(t, s.TreePrepare(TreePrepareArgs{
+		Parents: parents, Bases: Of([]int32{2}), Positions: Of(positions, 1, 4), Mask: Of(mask, 1, 4, 1),
+	}, 0))
+	equal(t, "mask", mask, 1, 3, 5, 13)
+	equal(t, "positions", positions, 2, 3, 3, 4)
+
+	accepted, path, next := make([]int32, 1), make([]int32, 4), make([]int32, 1)
+	must(t, s.VerifyTree(VerifyTreeArgs{
+		Tokens: Of([]int32{9, 5, 6, 7}, 1, 4), Parents: parents, Target: Of([]int32{6, 1, 7, 8}, 1, 4),
+		Accepted: Of(accepted), Path: Of(path, 1, 4), NextToken: Of(next),
+	}, 0))
+	equal(t, "accepted", accepted, 2)
+	equal(t, "path", path, 0, 2, 3, -1)
+	equal(t, "next_token", next, 8)
+
+	k, scale := []int32{0, 1, 2, 3, 4, 5}, []float32{10, 11, 12, 13, 14, 15}
+	c, err := s.NewCompactor(CompactorOptions{Caches: []Tensor{Of(k, 3, 2), Of(scale, 3, 2, 1)}})
+	must(t, err)
+	args := CompactArgs{PageTable: Of([]int32{0, 1, 2}, 1, 3), Bases: Of([]int32{2}), Path: Of(path, 1, 4)}
+	must(t, c.Compact(args, 0))
+	equal(t, "keys", k, 0, 1, 2, 4, 5, 5)
+	equal(t, "scales", scale, 10, 11, 12, 14, 15, 15)
+	must(t, c.Close())
+	if err := c.Compact(args, 0); err == nil {
+		t.Error("a closed compactor moves rows")
+	}
+}
+
 func TestSummariseSelectAttendRepair(t *testing.T) {
 	s, seq := cpuSession(t), newSequence()
 	keyMax, keyMin := make([]float32, 3*channels), make([]float32, 3*channels)

@@ -1,6 +1,7 @@
 //! Attention over a selection, joining of states, and repair of a wrong prediction.
 
 use super::{Versioned, vwd_block_list, vwd_tensor};
+use std::mem::offset_of;
 
 /// Paged keys and values of one layer.
 ///
@@ -83,10 +84,13 @@ pub struct vwd_attention_args {
     pub lse: vwd_tensor,
     pub state: vwd_attention_state,
     pub partials: vwd_attention_partials,
+    pub tree: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_attention_args {}
+unsafe impl Versioned for vwd_attention_args {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_attention_args, tree), size_of::<Self>()];
+}
 
 /// Arguments of `vwd_merge_states`; see there.
 #[repr(C)]
@@ -137,7 +141,10 @@ pub struct vwd_repair_args {
     pub lse: vwd_tensor,
     pub state: vwd_attention_state,
     pub missed_counts: vwd_tensor,
+    pub tree: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_repair_args {}
+unsafe impl Versioned for vwd_repair_args {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_repair_args, tree), size_of::<Self>()];
+}

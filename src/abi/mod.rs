@@ -16,6 +16,7 @@ mod sample;
 mod select;
 mod session;
 mod topk;
+mod tree;
 mod types;
 mod verify;
 
@@ -31,6 +32,7 @@ pub use sample::*;
 pub use select::*;
 pub use session::*;
 pub use topk::*;
+pub use tree::*;
 pub use types::*;
 pub use verify::*;
 

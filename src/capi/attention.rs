@@ -38,6 +38,11 @@ use std::mem::MaybeUninit;
 /// args->state                          Out, optional (all three or none).
 /// args->partials                       Out, optional (all three or none); needs a list. Partials of entries past the count
 ///                                      are not written.
+/// args->tree      [B, Q, ⌈Q/32⌉]       uint32, optional (absent: a chain), with q of rank 4: the rows are nodes of a draft tree, as
+///                                      mask of `vwd_tree_prepare` has them. Of the rows r and before, row r sees those whose bit is
+///                                      set, bit j mod 32 of word j / 32 for row j; further bits are not read. The depth of a row
+///                                      is the number of them, less one. With a window w, row r of depth d sees what is at p − w + 1
+///                                      or later with p = seq_lens[i] − q_lens[i] + d, where tokens of the tree are at their depth.
 ///
 /// FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
 /// bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it; on
@@ -153,6 +158,7 @@ pub unsafe extern "C" fn vwd_merge_states(
 /// args->lse        [B, Hq]                float32, out, optional.
 ///               or [B, Q, Hq]
 /// args->state                             Out, optional (all three or none); may be predicted_state itself.
+/// args->tree  [B, Q, ⌈Q/32⌉]              uint32, optional: as in `vwd_attention`.
 /// args->missed_counts  [B, Hk]            int32, out, optional: number of missed blocks of each list; where rows have lists of their
 ///                   or [B, Q, Hk]         own, 0 from q_lens[i] on.
 ///

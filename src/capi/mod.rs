@@ -17,6 +17,7 @@ mod sample;
 mod select;
 mod session;
 mod topk;
+mod tree;
 mod verify;
 
 pub use attention::*;
@@ -31,4 +32,5 @@ pub use sample::*;
 pub use select::*;
 pub use session::*;
 pub use topk::*;
+pub use tree::*;
 pub use verify::*;

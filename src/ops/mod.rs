@@ -2,6 +2,7 @@
 //! embedded default) and, where it runs on CUDA, `cuda.rs` (the launch). Nobody else imports a backend.
 
 pub mod attention;
+pub mod compact;
 pub mod contents;
 pub mod draw;
 pub mod index;
@@ -12,7 +13,9 @@ pub mod sample;
 pub mod select;
 pub mod simd;
 pub mod topk;
+pub mod tree;
 pub mod verify;
+pub mod verify_tree;
 pub mod views;
 
 use crate::runtime::cuda::Family;
@@ -27,4 +30,7 @@ pub const FAMILIES: &[Family] = &[
     Family::of::<attention::device::Kernels>(),
     Family::of::<prefetch::Kernels>(),
     Family::of::<contents::Kernels>(),
+    Family::of::<tree::Kernels>(),
+    Family::of::<verify_tree::Kernels>(),
+    Family::of::<compact::Kernels>(),
 ];

@@ -17,7 +17,7 @@ impl Session {
     }
 
     /// Copies values to the session's device, where they are on return. None on the CPU, which reads them where they are.
-    pub fn place(self: &Arc<Session>, values: &[f32]) -> Result<Option<Placed>> {
+    pub fn place<T: Copy>(self: &Arc<Session>, values: &[T]) -> Result<Option<Placed>> {
         Ok(match &self.backend {
             Backend::Cpu(_) => None,
             Backend::Cuda(cuda) => Some(Placed { session: self.clone(), address: cuda.upload(values)? }),
@@ -27,8 +27,8 @@ impl Session {
 
 impl Placed {
     /// Where the values are.
-    pub fn address(&self) -> *const f32 {
-        self.address as *const f32
+    pub fn address<T>(&self) -> *const T {
+        self.address as *const T
     }
 }
 

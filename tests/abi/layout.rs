@@ -112,6 +112,49 @@ structs! {
         status,
         logprobs,
     }
+    vwd_tree_prepare_args {
+        struct_size,
+        flags,
+        parents,
+        first_child,
+        next_sibling,
+        node_counts,
+        bases,
+        tree_parents,
+        depths,
+        positions,
+        ranks,
+        mask,
+        status,
+    }
+    vwd_verify_tree_args {
+        struct_size,
+        flags,
+        tokens,
+        parents,
+        node_counts,
+        target,
+        logits,
+        accepted,
+        path,
+        next_token,
+        committed,
+        status,
+    }
+    vwd_compactor_options {
+        struct_size,
+        flags,
+        cache_count,
+        caches,
+    }
+    vwd_compact_args {
+        struct_size,
+        flags,
+        page_table,
+        bases,
+        path,
+        accepted,
+    }
     vwd_index {
         struct_size,
         flags,
@@ -238,6 +281,7 @@ structs! {
         lse,
         state,
         partials,
+        tree,
     }
     vwd_merge_states_args {
         struct_size,
@@ -270,6 +314,7 @@ structs! {
         lse,
         state,
         missed_counts,
+        tree,
     }
     vwd_gather_blocks_args {
         struct_size,

@@ -5,6 +5,7 @@ mod cache;
 mod decoder;
 mod predict;
 mod select;
+mod tree;
 mod verify;
 
 use crate::support::*;
@@ -16,6 +17,7 @@ use predict::*;
 use select::*;
 use std::ffi::c_void;
 use std::mem::offset_of;
+use tree::*;
 use vanward::abi::*;
 use vanward::capi::*;
 use verify::*;
@@ -27,6 +29,11 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_pack", pack),
     ("vwd_verify_pack", verify_pack),
     ("vwd_verify_sample", verify_sample),
+    ("vwd_tree_prepare", |b| tree_prepare(b, true)),
+    ("vwd_tree_prepare of children and siblings", |b| tree_prepare(b, false)),
+    ("vwd_verify_tree", |b| verify_tree(b, false)),
+    ("vwd_verify_tree from logits", |b| verify_tree(b, true)),
+    ("vwd_compact", compact),
     ("vwd_index_update of MINMAX", |b| index_update(b, VWD_INDEX_MINMAX, false)),
     ("vwd_index_update of MEAN", |b| index_update(b, VWD_INDEX_MEAN, false)),
     ("vwd_index_update of LABEL", |b| index_update(b, VWD_INDEX_LABEL, false)),

@@ -1,8 +1,8 @@
 //! A layer with every argument that attention and repair take: query positions, lists, windows, caps, sinks, values of a
 //! width of their own, FP8 with scales, slots. What a row should see and give is written here from the contract.
 
+use crate::support::trees::Masks;
 use crate::support::*;
-use std::ops::Range;
 use vanward::abi::*;
 use vanward::capi::*;
 
@@ -34,6 +34,8 @@ pub struct Spec {
     pub batch: usize,
     /// Q; of rank 3 where absent.
     pub positions: Option<usize>,
+    /// Rows are nodes of a draft tree.
+    pub tree: bool,
     /// Rows of each sequence; absent: Q.
     pub q_lens: bool,
     /// Results of rows past q_lens stay as they are.
@@ -68,6 +70,7 @@ impl Default for Spec {
         Spec {
             batch: 2,
             positions: None,
+            tree: false,
             q_lens: false,
             keep_rows: false,
             kv_heads: 2,
@@ -276,6 +279,8 @@ pub struct Model {
     pub lens: Vec<i64>,
     pub q_lens: Vec<i64>,
     pub sinks: Vec<f64>,
+    /// What rows see of each other.
+    pub masks: Masks,
 }
 
 impl Model {
@@ -298,6 +303,10 @@ impl Model {
         let sinks = (0..spec.heads()).map(|_| rng.pick(&[-3.0, 0.0, 2.0, 90.0, f64::INFINITY, f64::NEG_INFINITY]));
         let sinks = sinks.collect();
         let scales = spec.scales.map(|kind| scales(rng, kind, &tokens));
+        let masks = match spec.tree {
+            true => Masks::random(rng, spec.batch, spec.rows()),
+            false => Masks::chains(spec.batch, spec.rows()),
+        };
         let mut model = Model {
             q: rng.normals(&[spec.batch, spec.rows(), spec.heads(), spec.dim]).map(|&x| spec.q_type.round(x)),
             k: stored(rng, spec.dim),
@@ -310,6 +319,7 @@ impl Model {
             lens,
             q_lens,
             sinks,
+            masks,
             spec,
         };
         if model.spec.latent {
@@ -357,10 +367,6 @@ impl Model {
         self.spec.keep_rows && r >= self.rows(i)
     }
 
-    pub fn seen(&self, i: usize, r: usize) -> Range<usize> {
-        oracle::seen(self.len(i), self.rows(i), r, self.spec.window)
-    }
-
     /// A share of the blocks of each list, ascending, and some that are not there.
     pub fn ids(&self, rng: &mut Rng, share: f64) -> Ids {
         let spec = &self.spec;
@@ -385,9 +391,10 @@ impl Model {
 
     /// The tokens of some blocks that row `r` sees.
     fn tokens(&self, i: usize, r: usize, blocks: &[i64]) -> Vec<usize> {
-        let (seen, size) = (self.seen(i, r), self.spec.block);
+        let (size, len, rows) = (self.spec.block, self.len(i), self.rows(i));
         let blocks = blocks.iter().filter_map(|&id| usize::try_from(id).ok());
-        blocks.flat_map(|id| id * size..(id + 1) * size).filter(|t| seen.contains(t)).collect()
+        let sees = |t: &usize| self.masks.sees([i, r, *t], len, rows, self.spec.window);
+        blocks.flat_map(|id| id * size..(id + 1) * size).filter(sees).collect()
     }
 
     /// (page, row, head) of a token.
@@ -427,6 +434,7 @@ impl Model {
             lens: (0..spec.batch).map(|i| (self.len(i) + r + 1) as i64 - rows as i64).collect(),
             q_lens: self.q_lens.clone(),
             sinks: self.sinks.clone(),
+            masks: Masks::chains(spec.batch, 1),
             spec,
         }
     }
@@ -488,6 +496,7 @@ pub struct Placed<'b> {
     lens: Tensor<'b>,
     q_lens: Option<Tensor<'b>>,
     sinks: Option<Tensor<'b>>,
+    pub tree: Option<Tensor<'b>>,
 }
 
 impl<'b> Placed<'b> {
@@ -521,6 +530,7 @@ impl<'b> Placed<'b> {
             lens: ints(rng, &model.lens),
             q_lens: spec.q_lens.then(|| ints(rng, &model.q_lens)),
             sinks: spec.sinks.then(|| place(F32, &[spec.heads()], &model.sinks, &Layout::random(rng, 1))),
+            tree: spec.tree.then(|| model.masks.place(backend, rng)),
             spec: spec.clone(),
         }
     }
@@ -560,6 +570,7 @@ impl<'b> Placed<'b> {
             out: results.out.c(),
             lse: results.lse.c(),
             state: state_of(&results.state),
+            tree: c(&self.tree),
             ..args()
         }
     }
@@ -584,6 +595,7 @@ impl<'b> Placed<'b> {
             out: call.out,
             lse: call.lse,
             state: call.state,
+            tree: call.tree,
             ..args()
         }
     }

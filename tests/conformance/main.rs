@@ -15,9 +15,11 @@ mod attention;
 mod attention_edges;
 mod attention_model;
 mod attention_rows;
+mod attention_tree;
 mod attention_variants;
 mod axis;
 mod budget;
+mod compact;
 mod contents;
 mod decoder;
 mod forecast;
@@ -34,6 +36,7 @@ mod select_labels;
 mod select_status;
 mod select_variants;
 mod topk;
+mod tree;
 mod verify;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -52,6 +55,9 @@ const FAMILIES: &[Family] = &[
     Family { cases: verify::CASES, on_cuda: true },
     Family { cases: verify::ON_THE_CPU, on_cuda: false },
     Family { cases: sample::CASES, on_cuda: false },
+    Family { cases: tree::CASES, on_cuda: true },
+    Family { cases: compact::CASES, on_cuda: true },
+    Family { cases: compact::ON_THE_CPU, on_cuda: false },
     Family { cases: index::CASES, on_cuda: true },
     Family { cases: index_bits::CASES, on_cuda: true },
     Family { cases: select::CASES, on_cuda: true },
@@ -66,6 +72,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: attention::CASES, on_cuda: true },
     Family { cases: attention::repair::CASES, on_cuda: true },
     Family { cases: attention_rows::CASES, on_cuda: true },
+    Family { cases: attention_tree::CASES, on_cuda: true },
     Family { cases: attention_variants::CASES, on_cuda: true },
     Family { cases: attention_edges::CASES, on_cuda: true },
     Family { cases: attention_edges::ON_THE_CPU, on_cuda: false },

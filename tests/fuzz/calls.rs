@@ -120,6 +120,100 @@ pub fn verify_sample(case: &mut Case) {
     case.maybe_output(of!(args, Args, logprobs), F32, &[batch, gamma + 1]);
 }
 
+// --- draft trees ---------------------------------------------------------------------------------------------------------
+
+pub fn tree_prepare(case: &mut Case, has_parents: bool) {
+    type Args = vwd_tree_prepare_args;
+    let args = case.call::<Args>(vwd_tree_prepare);
+    let most = case.rng.pick(&[6, 6, 80]);
+    let (batch, nodes) = (case.extent(1..=4), case.rng.size(1..=most) as i64);
+    let (row, content) = ([batch, nodes], Content::Indices(nodes));
+    let link = case.rng.pick(&[I32, I64]);
+    let parents = case.input(of!(args, Args, parents), I32, &row, content);
+    case.optional(has_parents, parents);
+    for place in [of!(args, Args, first_child), of!(args, Args, next_sibling)] {
+        let chain = case.input(place, link, &row, content);
+        case.optional(!has_parents, chain);
+    }
+    case.maybe_input(of!(args, Args, node_counts), I32, &[batch], Content::Counts(nodes));
+    let position = case.rng.pick(&[I32, I64]);
+    let has_positions = case.rng.one_in(2);
+    let bases = case.input(of!(args, Args, bases), position, &[batch], Content::Counts(1 << 20));
+    case.optional(has_positions, bases);
+    let positions = case.output(of!(args, Args, positions), position, &row);
+    case.optional(has_positions, positions);
+    case.output(of!(args, Args, depths), I32, &row);
+    case.maybe_output(of!(args, Args, tree_parents), I32, &row);
+    case.maybe_output(of!(args, Args, ranks), I32, &row);
+    case.maybe_output(of!(args, Args, mask), U32, &[batch, nodes, (nodes + 31) / 32]);
+    case.maybe_output(of!(args, Args, status), U32, &[batch]);
+}
+
+pub fn verify_tree(case: &mut Case, has_logits: bool) {
+    type Args = vwd_verify_tree_args;
+    let args = case.call::<Args>(vwd_verify_tree);
+    let most = case.rng.pick(&[6, 6, 80]);
+    let (batch, nodes) = (case.extent(1..=4), case.rng.size(1..=most) as i64);
+    let (row, places) = ([batch, nodes], case.rng.size(1..=9) as i64);
+    let token = case.rng.pick(&[I32, I64]);
+    case.input(of!(args, Args, tokens), token, &row, Content::Tokens);
+    case.input(of!(args, Args, parents), I32, &row, Content::Indices(nodes));
+    case.maybe_input(of!(args, Args, node_counts), I32, &[batch], Content::Counts(nodes));
+    let target = case.input(of!(args, Args, target), token, &row, Content::Tokens);
+    case.optional(!has_logits, target);
+    let (dtype, tokens) = (case.rng.pick(&FLOATS), case.rng.size(1..=20) as i64);
+    let logits = case.input(of!(args, Args, logits), dtype, &[batch, nodes, tokens], Content::Floats);
+    case.optional(has_logits, logits);
+    case.output(of!(args, Args, accepted), I32, &[batch]);
+    case.output(of!(args, Args, path), I32, &[batch, places]);
+    case.output(of!(args, Args, next_token), token, &[batch]);
+    case.maybe_output(of!(args, Args, committed), token, &[batch, places]);
+    case.maybe_output(of!(args, Args, status), U32, &[batch]);
+}
+
+/// Rows of two caches, whose bytes are the answer.
+pub fn compact(case: &mut Case) {
+    type Args = vwd_compact_args;
+    const PAGES: usize = 6;
+    const ROWS: usize = 4;
+    let args = case.call_with::<Args>(|session, args| {
+        let mut memory: Vec<u16> = (0..2 * PAGES * ROWS * 3).map(|n| n as u16).collect();
+        let (rows, columns) = (ROWS as i64, 3);
+        let cache = vwd_tensor {
+            data: memory.as_mut_ptr().cast(),
+            device_type: 1,
+            dtype_code: 1,
+            dtype_bits: 16,
+            ndim: 3,
+            shape: [PAGES as i64, rows, columns, 0, 0],
+            strides: [2 * rows * columns, columns, 1, 0, 0],
+            ..absent()
+        };
+        let other = vwd_tensor { data: cache.data.wrapping_byte_add(2 * ROWS * 3), ..cache };
+        let caches = [cache, other];
+        let options = vwd_compactor_options { cache_count: 2, caches: caches.as_ptr(), ..crate::support::args() };
+        let mut compactor = std::ptr::null_mut();
+        // SAFETY: the caches outlive the compactor; the arguments are what the case describes.
+        let status = unsafe {
+            assert_ok(vwd_compactor_create(session.raw(), &options, &mut compactor));
+            let status = vwd_compact(compactor, args.cast(), std::ptr::null_mut());
+            vwd_compactor_release(compactor);
+            status
+        };
+        (status, memory.iter().flat_map(|x| x.to_le_bytes()).collect())
+    });
+    // Without an output nothing bounds a batch whose sequences are one in memory.
+    let (batch, places) = (case.rng.size(1..=4) as i64, case.extent(1..=9));
+    case.input(of!(args, Args, path), I32, &[batch, places], Content::Ascending(14));
+    let position = case.rng.pick(&[I32, I64]);
+    case.input(of!(args, Args, bases), position, &[batch], Content::Counts((PAGES * ROWS) as i64));
+    case.maybe_input(of!(args, Args, accepted), I32, &[batch], Content::Counts(places.saturating_sub(1)));
+    let max_pages = case.extent(1..=5);
+    let table = case.input(of!(args, Args, page_table), I32, &[batch, max_pages], Content::Indices(PAGES as i64));
+    let is_given = batch > PAGES as i64 || !case.rng.one_in(4);
+    case.optional(is_given, table);
+}
+
 // --- top-k ------------------------------------------------------------------------------------------------------------
 
 pub fn topk(case: &mut Case) {

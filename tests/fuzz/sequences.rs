@@ -49,6 +49,15 @@ impl Sizes {
         dtype
     }
 
+    /// A draft tree of the rows, where q has a dimension for them.
+    fn tree(&self, case: &mut Case, place: Place) {
+        let rows = self.positions.unwrap_or(1);
+        let words = rows / 32 + (rows % 32 > 0) as i64;
+        let tree = case.input(place, U32, &[self.batch, rows, words], Content::Bytes);
+        let is_given = self.positions.is_some() && case.rng.one_in(3);
+        case.optional(is_given, tree);
+    }
+
     fn draws_own_lists(&self, case: &mut Case) -> bool {
         self.positions.is_some() && case.rng.one_in(2)
     }
@@ -430,6 +439,7 @@ pub fn attention(case: &mut Case, has_list: bool) {
     }
     let keeps_partials = has_list && case.rng.one_in(2);
     attention.partials(case, of!(args, Args, partials), Role::Out, cap, keeps_partials);
+    attention.sizes.tree(case, of!(args, Args, tree));
 }
 
 pub fn merge_states(case: &mut Case) {
@@ -493,4 +503,5 @@ pub fn repair(case: &mut Case, mode: u32) {
     attention.partials(case, of!(args, Args, predicted_partials), Role::In, predicted, !is_superset);
     let lists = attention.sizes.lists(is_own, 1);
     case.maybe_output(of!(args, Args, missed_counts), I32, &lists[..lists.len() - 1]);
+    attention.sizes.tree(case, of!(args, Args, tree));
 }

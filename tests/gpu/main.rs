@@ -16,6 +16,7 @@ mod graph;
 mod predict;
 mod runtime;
 mod select;
+mod tree;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
@@ -38,6 +39,7 @@ fn main() {
         gather::CASES,
         predict::CASES,
         select::CASES,
+        tree::CASES,
         cache::CASES,
         calls::CASES,
         decoder::CASES,

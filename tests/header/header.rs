@@ -11,6 +11,7 @@ const FAMILIES: [&str; 13] = [
     "session",
     "verify",
     "sample",
+    "tree",
     "index",
     "select",
     "topk",

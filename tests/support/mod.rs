@@ -13,6 +13,7 @@ pub mod rng;
 pub mod selection;
 pub mod session;
 pub mod tensor;
+pub mod trees;
 
 pub use array::{Array, indices};
 pub use backend::{Backend, Place};

@@ -127,6 +127,42 @@ static void verify_sampled(const vw::Session &session) {
   CHECK((committed == Ints{2, 1, 1}) && accepted[0] == 2);
 }
 
+static void trees_are_prepared_verified_and_compacted(const vw::Session &session) {
+  // The root has two children, and the second of them a child.
+  Ints parents = {-1, 0, 0, 2}, tokens = {9, 5, 6, 7}, target = {6, 1, 7, 8}, bases = {2};
+  Ints positions(4), accepted(1), path(4), next(1);
+  auto prepare = vw::make<vwd_tree_prepare_args>();
+  prepare.parents = vw::tensor(parents, {1, 4});
+  prepare.bases = vw::tensor(bases);
+  prepare.positions = vw::tensor(positions, {1, 4});
+  session.tree_prepare(prepare);
+  CHECK((positions == Ints{2, 3, 3, 4}));
+
+  auto verify = vw::make<vwd_verify_tree_args>();
+  verify.tokens = vw::tensor(tokens, {1, 4});
+  verify.parents = prepare.parents;
+  verify.target = vw::tensor(target, {1, 4});
+  verify.accepted = vw::tensor(accepted);
+  verify.path = vw::tensor(path, {1, 4});
+  verify.next_token = vw::tensor(next);
+  session.verify_tree(verify);
+  CHECK((accepted == Ints{2}) && (path == Ints{0, 2, 3, -1}) && (next == Ints{8}));
+
+  Ints k = {0, 1, 2, 3, 4, 5}, table = {0, 1, 2};
+  const vwd_tensor cache = vw::tensor(k, {3, 2});
+  auto options = vw::make<vwd_compactor_options>();
+  options.cache_count = 1;
+  options.caches = &cache;
+  const auto compactor = vw::Compactor::create(session, options);
+  auto compact = vw::make<vwd_compact_args>();
+  compact.page_table = vw::tensor(table, {1, 3});
+  compact.bases = prepare.bases;
+  compact.path = verify.path;
+  compact.accepted = verify.accepted;
+  compactor.compact(compact);
+  CHECK((k == Ints{0, 1, 2, 4, 5, 5}));
+}
+
 static void summarise_select_attend_repair(const vw::Session &session) {
   Sequence sequence;
   const vwd_paged_kv kv = sequence.kv();
@@ -454,6 +490,7 @@ int main() {
   void (*const steps[])(const vw::Session &) = {
       verify_and_pack,
       verify_sampled,
+      trees_are_prepared_verified_and_compacted,
       summarise_select_attend_repair,
       query_positions_windows_sinks_and_scales,
       channels_labels_and_tokens,

@@ -52,7 +52,7 @@ class Abi(unittest.TestCase):
         for name in re.findall(r"\bvwd_(\w+)_args \*args, ", CODE):
             owners = {"forecast_": vanward.Forecast, "kv_cache_": vanward.KvCache, "decoder_": vanward.Decoder}
             prefix = next((prefix for prefix in owners if name.startswith(prefix)), "")
-            owner = owners.get(prefix, vanward.Session)
+            owner = vanward.Compactor if name == "compact" else owners.get(prefix, vanward.Session)
             parameters = inspect.signature(getattr(owner, name.removeprefix(prefix))).parameters
             fields = {field for field, *_ in structs()[f"vwd_{name}_args"]._fields_}
             self.assertEqual(set(parameters) - {"self", "stream", "forecast"}, fields - of_the_library, name)

@@ -80,6 +80,29 @@ class Calls(unittest.TestCase):
         self.session.verify_sample(**given, rule="greedy")
         self.assertEqual((committed.tolist(), accepted.tolist()), ([[2, 1, 1]], [2]))
 
+    def test_trees_are_prepared_verified_and_compacted(self):
+        # The root has two children, and the second of them a child.
+        parents = np.array([[-1, 0, 0, 2]], np.int32)
+        mask, positions, bases = np.zeros((1, 4, 1), np.uint32), ints(1, 4), np.array([2], np.int32)
+        self.session.tree_prepare(parents=parents, bases=bases, mask=mask, positions=positions)
+        self.assertEqual((mask.ravel().tolist(), positions.tolist()), ([1, 3, 5, 13], [[2, 3, 3, 4]]))
+
+        tokens, logits = np.array([[9, 5, 6, 7]], np.int32), floats(1, 4, 10)
+        for node, token in enumerate([6, 1, 7, 8]):
+            logits[0, node, token] = 1
+        accepted, path, next_token = ints(1), ints(1, 4), ints(1)
+        outputs = dict(accepted=accepted, path=path, next_token=next_token)
+        self.session.verify_tree(tokens=tokens, parents=parents, logits=logits, **outputs)
+        self.assertEqual((accepted[0], path.tolist(), next_token[0]), (2, [[0, 2, 3, -1]], 8))
+
+        caches = [self.random.standard_normal((3, 2, 4)).astype(kind) for kind in (np.float16, np.float64)]
+        before = [cache.reshape(6, 4).copy() for cache in caches]
+        with vanward.Compactor(self.session, caches) as compactor:
+            table = np.array([[0, 1, 2]], np.int32)
+            compactor.compact(page_table=table, bases=bases, path=path, accepted=accepted)
+        for cache, rows in zip(caches, before, strict=True):
+            np.testing.assert_array_equal(cache.reshape(6, 4), rows[[0, 1, 2, 4, 5, 5]])
+
     def test_minmax_summaries_and_block_selection(self):
         q, kv, k, _ = self.sequence()
         blocks = [k[i : i + 4] for i in range(0, 23, 4)]

@@ -42,6 +42,7 @@ from ._enums import (
     TopKOrder,
 )
 from ._budget import Budget, BudgetAnswer
+from ._compactor import Compactor
 from ._decoder import Decoder, DecoderInfo, DecoderPolicy
 from ._errors import Error, FileError, InvalidArgument, OutOfMemory
 from ._forecast import Forecast, ForecastInfo
@@ -63,6 +64,7 @@ __all__ = [
     "BudgetPays",
     "Call",
     "Check",
+    "Compactor",
     "Decoder",
     "DecoderInfo",
     "DecoderMode",

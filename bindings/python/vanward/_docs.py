@@ -233,6 +233,103 @@ never from the contents of tensors, which need not be written yet. The arguments
 bytes  Out.
 
 Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+    "vwd_tree_prepare_args": """Arguments of `vwd_tree_prepare`; see there.
+""",
+    "vwd_verify_tree_args": """Arguments of `vwd_verify_tree`; see there.
+""",
+    "vwd_compactor_options": """Options of `vwd_compactor_create`.
+""",
+    "vwd_compact_args": """Arguments of `vwd_compact`; see there.
+""",
+    "vwd_tree_prepare": """Makes of a draft tree what attention, positions and verification take.
+
+A tree of sequence i has node_counts[i] nodes, of which node 0 is the root: a token that is committed already. Its other
+nodes are drafts. A node's parent has a lower index than the node, and siblings ascend. A node whose link breaks these rules
+is ignored with its descendants, and so are nodes at or past the count.
+
+parents       [B, N]            int32, N from 1 to 1024. The parent of each node; the root's is not read. Absent where
+                                first_child and next_sibling are given.
+first_child   [B, N]            int32 or int64, in place of parents: the lowest child of each node; negative: none.
+next_sibling  [B, N]            dtype of first_child: the next higher child of the node's parent; negative: none.
+node_counts   [B]               int32, optional (absent: N). Clamped to 0 … N; 0 for a padding row.
+bases         [B]               int32 or int64; given with positions and only then: the root's position.
+tree_parents  [B, N]            int32, out, optional: the parent of each node; −1 for the root and for ignored nodes.
+depths        [B, N]            int32, out, optional: 0 for the root; −1 for ignored nodes.
+positions     [B, N]            dtype of bases, out, optional: the root's position plus the depth, of ignored nodes the
+                                root's.
+ranks         [B, N]            int32, out, optional: how many siblings of lower index a node has; −1 for ignored nodes.
+mask          [B, N, ⌈N/32⌉]    uint32, out, optional: bit j mod 32 of word j / 32 of row i is set where node j is i or
+                                an ancestor of i. An ignored node has its own bit alone.
+status        [B]               uint32, out, optional: VWD_TREE_* bits.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+this point; inputs are not written. At least one output is given.
+Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 sequences or more), DRIVER, INTERNAL.
+""",
+    "vwd_verify_tree": """Verification of a draft tree: the path of nodes that the target agrees with, and the token that follows it.
+
+The walk begins at the root. At a node v it goes on to the child of lowest index whose token is the target's token at v. Where
+there is none, the walk ends and the target's token is the next one. A negative draft token never matches.
+
+tokens       [B, N]     int32 or int64, N from 1 to 1024. The token of each node; the root's is not read.
+parents      [B, N]     int32, as in `vwd_tree_prepare`, which makes them of other forms.
+node_counts  [B]        int32, optional (absent: N). Clamped to 0 … N. A padding row, of count 0, gives accepted 0,
+                        next_token −1, and −1 in path and committed.
+target       [B, N]     dtype of tokens: the target's token after each node. Given, or else logits.
+logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1: the target's token is the largest, of equal
+                        ones the lowest. NaN counts as −∞. On CUDA the call takes scratch,
+                        8 bytes for each node and up to 32 parts of its row.
+accepted     [B]        int32, out: the number of nodes on the path, without the root.
+path         [B, M]     int32, out, M at least 1: the nodes of the path, root first, then −1. The hidden state of
+                        path[accepted] is the one that next_token follows. At most M − 1 nodes are accepted.
+next_token   [B]        dtype of tokens, out: the target's token at the end of the path.
+committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
+                        −1.
+status       [B]        uint32, out, optional: VWD_TREE_* bits.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once
+its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed
+until the stream passes this point; inputs are not written.
+Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), UNSUPPORTED (CUDA: 2^31 nodes or
+more), DRIVER, INTERNAL.
+""",
+    "vwd_compactor_create": """Creates a compactor over a set of caches.
+
+session    Kept alive by the compactor; may be released first.
+options    Required. The descriptions of the caches are copied; their memory is the caller's, and stays where it is as long as
+           calls, or graphs that hold them, move rows in it. Caches do not overlap; views that interleave, such as keys and
+           values of one buffer, are apart.
+compactor  Out. Release with `vwd_compactor_release`.
+
+Blocks and allocates; not for capture. Thread-safe.
+Errors: INVALID_ARGUMENT (the message names the option), UNSUPPORTED (CUDA: 2^31 units of a row or more, a unit being the
+1 to 16 bytes that are copied at once), OUT_OF_MEMORY, DRIVER, INTERNAL.
+""",
+    "vwd_compactor_release": """Releases a compactor; NULL is a no-op. No call on it may be in progress; on a CUDA session streams have passed its calls,
+and no graph that holds one runs again.
+""",
+    "vwd_compact": """Moves the rows of accepted tree nodes to where a sequence's tokens follow each other, in place and in all caches at once.
+
+Node n of a tree was written at token position bases[i] + n of sequence i. The row of path[i, j] moves to position
+bases[i] + j, for j from 0 on as long as path ascends and, where accepted is given, up to accepted[i]. Rows with
+path[i, j] = j stay. A row is neither read nor written where the page table names no page for one of the two positions. All
+other rows stay as they are.
+
+page_table  [B, max_pages]  int32, optional. Page p of sequence i is page_table[i, p]. Absent: sequence i has page i and
+                            no other.
+bases       [B]             int32 or int64: the token position of each root. A sequence with a negative one moves nothing.
+path        [B, M]          int32: nodes, ascending from 0 or above. A negative number, or one that does not ascend,
+                            ends it.
+accepted    [B]             int32, optional (absent: path says itself where it ends).
+
+Rows from bases[i] on belong to sequence i alone: pages that sequences share lie before it. Summaries of moved tokens are
+made anew by `vwd_index_update` from bases[i] on.
+
+Enqueues on stream and returns; on a CPU session the rows are there on return. Does not allocate or synchronise; may be
+captured. Thread-safe; calls that move the same rows are ordered by the caller. Tensors are borrowed until the stream passes
+this point; the arguments are not written.
+Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^31 CTAs or more), DRIVER, INTERNAL.
 """,
     "vwd_index": """Summaries of the keys of one layer, in the caller's memory. Fields that `kind` does not name stay zero.
 
@@ -515,6 +612,11 @@ lse       [B, Hq]              float32, out, optional. Natural logarithm of Σ e
 state                          Out, optional (all three or none).
 partials                       Out, optional (all three or none); needs a list. Partials of entries past the count
                                are not written.
+tree      [B, Q, ⌈Q/32⌉]       uint32, optional (absent: a chain), with q of rank 4: the rows are nodes of a draft tree, as
+                               mask of `vwd_tree_prepare` has them. Of the rows r and before, row r sees those whose bit is
+                               set, bit j mod 32 of word j / 32 for row j; further bits are not read. The depth of a row
+                               is the number of them, less one. With a window w, row r of depth d sees what is at p − w + 1
+                               or later with p = seq_lens[i] − q_lens[i] + d, where tokens of the tree are at their depth.
 
 FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
 bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it; on
@@ -584,6 +686,7 @@ out        [B, Hq, Dv]            dtype of q, or float32; out.
 lse        [B, Hq]                float32, out, optional.
         or [B, Q, Hq]
 state                             Out, optional (all three or none); may be predicted_state itself.
+tree  [B, Q, ⌈Q/32⌉]              uint32, optional: as in `vwd_attention`.
 missed_counts  [B, Hk]            int32, out, optional: number of missed blocks of each list; where rows have lists of their
             or [B, Q, Hk]         own, 0 from q_lens[i] on.
 

@@ -221,6 +221,58 @@ class vwd_verify_sample_args(Structure):
         ("finish", vwd_tensor),
         ("status", vwd_tensor),
         ("logprobs", vwd_tensor),
+class vwd_tree_prepare_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("parents", vwd_tensor),
+        ("first_child", vwd_tensor),
+        ("next_sibling", vwd_tensor),
+        ("node_counts", vwd_tensor),
+        ("bases", vwd_tensor),
+        ("tree_parents", vwd_tensor),
+        ("depths", vwd_tensor),
+        ("positions", vwd_tensor),
+        ("ranks", vwd_tensor),
+        ("mask", vwd_tensor),
+        ("status", vwd_tensor),
+    ]
+
+
+class vwd_verify_tree_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("tokens", vwd_tensor),
+        ("parents", vwd_tensor),
+        ("node_counts", vwd_tensor),
+        ("target", vwd_tensor),
+        ("logits", vwd_tensor),
+        ("accepted", vwd_tensor),
+        ("path", vwd_tensor),
+        ("next_token", vwd_tensor),
+        ("committed", vwd_tensor),
+        ("status", vwd_tensor),
+    ]
+
+
+class vwd_compactor_options(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("cache_count", c_uint32),
+        ("caches", POINTER(vwd_tensor)),
+    ]
+
+
+class vwd_compact_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("page_table", vwd_tensor),
+        ("bases", vwd_tensor),
+        ("path", vwd_tensor),
+        ("accepted", vwd_tensor),
     ]
 
 
@@ -378,6 +430,7 @@ class vwd_attention_args(Structure):
         ("lse", vwd_tensor),
         ("state", vwd_attention_state),
         ("partials", vwd_attention_partials),
+        ("tree", vwd_tensor),
     ]
 
 
@@ -416,6 +469,7 @@ class vwd_repair_args(Structure):
         ("lse", vwd_tensor),
         ("state", vwd_attention_state),
         ("missed_counts", vwd_tensor),
+        ("tree", vwd_tensor),
     ]
 
 
@@ -876,6 +930,11 @@ PROTOTYPES = {
     "vwd_verify_pack": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_verify_sample": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_verify_sample_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_tree_prepare": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_verify_tree": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_compactor_create": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_compactor_release": (None, [c_void_p]),
+    "vwd_compact": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_index_update": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_channel_importance": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_select_blocks": (c_int32, [c_void_p, c_void_p, c_void_p]),

@@ -345,6 +345,70 @@ class Session:
 
     # --- index and select --------------------------------------------------------------------------------------------
 
+    # --- draft trees ---------------------------------------------------------------------------------------------------
+
+    def prepare_tree_prepare(
+        self,
+        *,
+        parents: Array | None = None,
+        first_child: Array | None = None,
+        next_sibling: Array | None = None,
+        node_counts: Array | None = None,
+        bases: Array | None = None,
+        tree_parents: Array | None = None,
+        depths: Array | None = None,
+        positions: Array | None = None,
+        ranks: Array | None = None,
+        mask: Array | None = None,
+        status: Array | None = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_tree_prepare: makes of a draft tree what attention, positions and verification take."""
+        return Call(
+            self,
+            _header.vwd_tree_prepare_args,
+            stream,
+            inputs=dict(
+                parents=parents,
+                first_child=first_child,
+                next_sibling=next_sibling,
+                node_counts=node_counts,
+                bases=bases,
+            ),
+            outputs=dict(
+                tree_parents=tree_parents,
+                depths=depths,
+                positions=positions,
+                ranks=ranks,
+                mask=mask,
+                status=status,
+            ),
+        )
+
+    def prepare_verify_tree(
+        self,
+        *,
+        tokens: Array,
+        parents: Array,
+        accepted: Array,
+        path: Array,
+        next_token: Array,
+        target: Array | None = None,
+        logits: Array | None = None,
+        node_counts: Array | None = None,
+        committed: Array | None = None,
+        status: Array | None = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_verify_tree: the path of nodes that the target agrees with, and the token that follows it."""
+        return Call(
+            self,
+            _header.vwd_verify_tree_args,
+            stream,
+            inputs=dict(tokens=tokens, parents=parents, node_counts=node_counts, target=target, logits=logits),
+            outputs=dict(accepted=accepted, path=path, next_token=next_token, committed=committed, status=status),
+        )
+
     def prepare_index_update(
         self,
         *,
@@ -509,6 +573,7 @@ class Session:
         lse: Array | None = None,
         state: AttentionState | None = None,
         partials: AttentionPartials | None = None,
+        tree: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_attention: attends over a list of blocks, a list of tokens, or everything."""
@@ -528,6 +593,7 @@ class Session:
                 q_lens=q_lens,
                 list=list,
                 sinks=sinks,
+                tree=tree,
             ),
             outputs=dict(out=out, lse=lse, state=state, partials=partials),
         )
@@ -573,6 +639,7 @@ class Session:
         lse: Array | None = None,
         state: AttentionState | None = None,
         missed_counts: Array | None = None,
+        tree: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_repair: turns attention over predicted blocks into attention over the selected ones."""
@@ -596,6 +663,7 @@ class Session:
                 predicted_state=predicted_state,
                 predicted_partials=predicted_partials,
                 sinks=sinks,
+                tree=tree,
             ),
             outputs=dict(out=out, lse=lse, state=state, missed_counts=missed_counts),
         )
@@ -719,6 +787,8 @@ class Session:
     pack = at_once(prepare_pack)
     verify_pack = at_once(prepare_verify_pack)
     verify_sample = at_once(prepare_verify_sample)
+    tree_prepare = at_once(prepare_tree_prepare)
+    verify_tree = at_once(prepare_verify_tree)
     index_update = at_once(prepare_index_update)
     channel_importance = at_once(prepare_channel_importance)
     select_blocks = at_once(prepare_select_blocks)

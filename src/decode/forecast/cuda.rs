@@ -416,7 +416,7 @@ impl ProjectParams {
     /// `inputs` are x, and the queries at the token before; `base` is where scratch begins.
     fn new(r: &ProjectRequest, map: &PlacedMap, plan: &Plan, [x, previous]: [InputParams; 2], base: usize) -> Self {
         let at = |part: usize| (base + part) as *mut u8;
-        let first = map.memory.address();
+        let first: *const f32 = map.memory.address();
         let bias = first.wrapping_add(map.rows * map.columns());
         let (positions, inv_freq) = (Some(&r.positions), r.rope.inv_freq.as_ref());
         ProjectParams {

@@ -57,8 +57,9 @@ impl Plan for Everything<'_> {
     unsafe fn entries(&self, [i, ..]: ListAt) -> Range<usize> {
         let size = self.problem.block_size;
         // SAFETY: there is such a sequence.
-        let (rows, first, end) =
-            unsafe { (self.problem.positions.len(i), self.problem.seen(i, 0).start, self.problem.kv.pages.len(i)) };
+        let (rows, first, end) = unsafe {
+            (self.problem.positions.len(i), self.problem.seen(i, 0).range().start, self.problem.kv.pages.len(i))
+        };
         let has_pages = self.problem.kv.pages.count > 0;
         if rows == 0 || !has_pages { 0..0 } else { first / size..end.div_ceil(size) }
     }

@@ -23,7 +23,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         plan.place(enqueue.scratch(plan.scratch())? as *mut u8, enqueue.counters()? as *mut u8);
     }
     // SAFETY: the op's caller keeps the tensors valid until the stream has passed.
-    unsafe { device::launch(enqueue, &plan) }
+    unsafe { device::launch(enqueue, &plan, r.problem) }
 }
 
 pub fn merge(enqueue: &Enqueue, r: &MergeRequest) -> Result<()> {

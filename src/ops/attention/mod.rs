@@ -39,6 +39,8 @@ pub struct Problem<'a> {
     pub window: usize,
     /// Tokens of a block.
     pub block_size: usize,
+    /// Whose nodes the rows are.
+    pub tree: Option<Tree<'a>>,
 }
 
 /// The numbers among the arguments.
@@ -55,7 +57,7 @@ impl<'a> Problem<'a> {
     #[inline(always)]
     pub fn from_c(
         checks: &Checks,
-        [q, q_lens]: [&'a vwd_tensor; 2],
+        [q, q_lens, tree]: [&'a vwd_tensor; 3],
         kv: &'a vwd_paged_kv,
         numbers: Numbers,
         (list, name_of_ids): (&vwd_block_list, &'static str),
@@ -83,6 +85,7 @@ impl<'a> Problem<'a> {
             soft_cap: (soft_cap > 0.0).then_some(soft_cap),
             window: if window == 0 { usize::MAX } else { window as usize },
             block_size: block_size as usize,
+            tree: Tree::from_c(checks, tree, &positions)?,
         })
     }
 
@@ -93,12 +96,14 @@ impl<'a> Problem<'a> {
         Lists { batch: positions.batch(), positions: positions.dimension(), kv_heads: self.heads.kv }
     }
 
-    pub fn inputs(&self) -> [Option<&Tensor<'a>>; 8] {
+    pub fn inputs(&self) -> [Option<&Tensor<'a>>; 9] {
         let PagedKv { k, v, pages, k_scale, v_scale } = &self.kv;
         let scales = [k_scale, v_scale].map(|scale| scale.as_ref().map(|scale| &scale.0));
         let [k_scale, v_scale] = scales;
         let lens = self.positions.lens.as_ref();
-        [Some(&self.positions.q), lens, Some(k), Some(v), pages.table.as_ref(), Some(&pages.seq_lens), k_scale, v_scale]
+        let tree = self.tree.as_ref().map(|tree| &tree.0);
+        let (table, seq_lens) = (pages.table.as_ref(), Some(&pages.seq_lens));
+        [Some(&self.positions.q), lens, Some(k), Some(v), table, seq_lens, k_scale, v_scale, tree]
     }
 
     /// What a session that checks contents reads: lengths, pages and scales.
@@ -122,10 +127,19 @@ impl<'a> Problem<'a> {
     ///
     /// # Safety
     /// The op's caller keeps the tensors valid, the session computes on the CPU, and there is such a sequence.
-    pub unsafe fn seen(&self, i: usize, r: usize) -> Range<usize> {
-        // SAFETY: there is such a sequence.
-        let end = unsafe { self.positions.seen(i, r, self.kv.pages.len(i)) };
-        end.saturating_sub(self.window)..end
+    pub unsafe fn seen(&self, i: usize, r: usize) -> Seen<'a> {
+        // SAFETY: there is such a sequence; a position that sees a token is one of its rows.
+        unsafe {
+            let tokens = self.kv.pages.len(i);
+            let end = self.positions.seen(i, r, tokens);
+            let Some(tree) = self.tree.filter(|_| end > 0) else {
+                return Seen { first: end.saturating_sub(self.window), end, node: None };
+            };
+            let root = tokens as isize - self.positions.len(i) as isize;
+            let node = Node { tree, sequence: i, row: r, root, depth: tree.depth(i, r), window: self.window };
+            let after = root.saturating_add_unsigned(node.depth + 1).max(0) as usize;
+            Seen { first: after.saturating_sub(self.window).min(end), end, node: Some(node) }
+        }
     }
 
     /// Block `j` of a list, or `None` where it begins past what the list is for or repeats the one before it.
@@ -140,6 +154,92 @@ impl<'a> Problem<'a> {
             let end = if list.is_own() { self.positions.seen(at[0], at[1], tokens) } else { tokens };
             let inside = id.checked_mul(self.block_size).is_some_and(|begin| begin < end);
             (inside && (j == 0 || list.id(at, j - 1) != id as i32)).then_some(id)
+        }
+    }
+}
+
+/// A draft tree whose nodes are the rows of a sequence: bit j of row r, of [B, Q, ⌈Q/32⌉] words, says whether r sees row j ≤ r. The
+/// depth of a row is the number of rows that it sees, less one.
+#[derive(Clone, Copy)]
+pub struct Tree<'a>(pub Tensor<'a>);
+
+impl<'a> Tree<'a> {
+    #[inline(always)]
+    fn from_c(checks: &Checks, t: &'a vwd_tensor, positions: &Positions) -> Result<Option<Tree<'a>>> {
+        let Some(t) = given(t) else { return Ok(None) };
+        let Some(rows) = positions.dimension() else {
+            return Err(Error::argument("tree", "given for q of rank 3", "q [B, Q, Hq, D]"));
+        };
+        let shape = [("B", positions.batch()), ("Q", rows), ("⌈Q/32⌉", rows.div_ceil(32))];
+        Ok(Some(Tree(checks.input("tree", t, &[DType::U32], &shape)?)))
+    }
+
+    /// # Safety
+    /// The op's caller keeps the tensor valid, the session computes on the CPU, and there are such a sequence and row.
+    unsafe fn depth(&self, i: usize, r: usize) -> usize {
+        // SAFETY: bits up to r lie in words up to r / 32.
+        let word = |n: usize| unsafe { self.0.get::<u32, 3>([i, r, n]) };
+        let below: u32 = (0..r / 32).map(|n| word(n).count_ones()).sum();
+        let nodes = below + (word(r / 32) & (u32::MAX >> (31 - r % 32))).count_ones();
+        (nodes as usize).saturating_sub(1)
+    }
+
+    /// # Safety
+    /// As for [`Tree::depth`], and `j` is a row.
+    unsafe fn has(&self, i: usize, r: usize, j: usize) -> bool {
+        // SAFETY: j is below Q.
+        unsafe { self.0.get::<u32, 3>([i, r, j / 32]) >> (j % 32) & 1 == 1 }
+    }
+}
+
+/// The tokens that a row sees.
+#[derive(Clone, Copy)]
+pub struct Seen<'a> {
+    /// None lies outside of it,
+    first: usize,
+    end: usize,
+    /// and of a tree's tokens the row sees these alone.
+    node: Option<Node<'a>>,
+}
+
+/// A row of a draft tree.
+#[derive(Clone, Copy)]
+struct Node<'a> {
+    tree: Tree<'a>,
+    sequence: usize,
+    row: usize,
+    /// The token position of row 0, which is negative where the sequence has fewer tokens than rows.
+    root: isize,
+    depth: usize,
+    window: usize,
+}
+
+impl Seen<'_> {
+    pub const NOTHING: Seen<'static> = Seen { first: 0, end: 0, node: None };
+
+    #[inline(always)]
+    pub fn range(&self) -> Range<usize> {
+        self.first..self.end
+    }
+
+    /// The row, where it matters which of its tree's tokens before `end` it sees.
+    #[inline(always)]
+    pub fn row_among(&self, end: usize) -> Option<usize> {
+        self.node.filter(|node| end as isize > node.root).map(|node| node.row)
+    }
+
+    /// Whether the row sees a token of its range.
+    ///
+    /// # Safety
+    /// The op's caller keeps the tensors valid, and the session computes on the CPU.
+    pub unsafe fn has(&self, token: usize) -> bool {
+        let Some(node) = &self.node else { return true };
+        let Ok(other) = usize::try_from(token as isize - node.root) else { return true };
+        let Node { tree, sequence, row, depth, window, .. } = *node;
+        // SAFETY: the range ends with the row's own token, so that the other row is not above it.
+        unsafe {
+            tree.has(sequence, row, other)
+                && (window == usize::MAX || tree.depth(sequence, other).saturating_add(window) > depth)
         }
     }
 }
@@ -318,7 +418,7 @@ impl Request<'_> {
         let checks = &session.checks();
         let numbers = Numbers { block_size: c.block_size, scale: c.scale, soft_cap: c.soft_cap, window: c.window };
         let list = (&c.list, "list.ids");
-        let mut problem = Problem::from_c(checks, [&c.q, &c.q_lens], kv, numbers, list)?;
+        let mut problem = Problem::from_c(checks, [&c.q, &c.q_lens, &c.tree], kv, numbers, list)?;
         let list = if BlockList::is_absent(&c.list) {
             if c.block_size != 0 {
                 return Err(Error::argument("block_size", c.block_size, "0 without a list"));
@@ -353,12 +453,12 @@ impl Request<'_> {
     fn reject_overlap(&self) -> Result<()> {
         let [out, lse, acc, m, l] = self.outputs.tensors();
         let [part_acc, part_m, part_l] = tensors(self.partials);
-        let [q, q_lens, k, v, table, lens, k_scale, v_scale] = self.problem.inputs();
+        let [q, q_lens, k, v, table, lens, k_scale, v_scale, tree] = self.problem.inputs();
         let [ids, counts, slots] = self.list.map_or([None; 3], BlockList::tensors);
         let sinks = self.outputs.sinks.as_ref();
         overlap::reject(
             &[out, lse, acc, m, l, part_acc, part_m, part_l],
-            &[q, q_lens, k, v, table, lens, k_scale, v_scale, ids, counts, slots, sinks],
+            &[q, q_lens, k, v, table, lens, k_scale, v_scale, tree, ids, counts, slots, sinks],
         )
     }
 }

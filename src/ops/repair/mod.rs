@@ -57,7 +57,7 @@ impl Request<'_> {
         let checks = &session.checks();
         let numbers = Numbers { block_size: c.block_size, scale: c.scale, soft_cap: c.soft_cap, window: c.window };
         let list = (&c.selected, "selected.ids");
-        let problem = Problem::from_c(checks, [&c.q, &c.q_lens], kv, numbers, list)?;
+        let problem = Problem::from_c(checks, [&c.q, &c.q_lens, &c.tree], kv, numbers, list)?;
         problem.kv.pages.check_block_size("block_size", problem.block_size)?;
         let names = ["selected.ids", "selected.counts", "selected.slots"];
         let selected = BlockList::with_slots_from_c(checks, &c.selected, names, problem.lists())?;
@@ -95,7 +95,7 @@ impl Request<'_> {
     #[inline(always)]
     fn reject_overlap(&self) -> Result<()> {
         let [out, lse, acc, m, l] = self.outputs.tensors();
-        let [q, q_lens, k, v, table, lens, k_scale, v_scale] = self.problem.inputs();
+        let [q, q_lens, k, v, table, lens, k_scale, v_scale, tree] = self.problem.inputs();
         let [predicted, predicted_counts, _] = self.predicted.tensors();
         let [selected, selected_counts, slots] = self.selected.tensors();
         let (state, partials) = match self.kept {
@@ -109,7 +109,7 @@ impl Request<'_> {
         let sinks = self.outputs.sinks.as_ref();
         overlap::reject(
             &outputs,
-            &[q, q_lens, k, v, table, lens, k_scale, v_scale, a, b, c, d, e, part_acc, part_m, part_l, sinks],
+            &[q, q_lens, k, v, table, lens, k_scale, v_scale, tree, a, b, c, d, e, part_acc, part_m, part_l, sinks],
         )?;
         if state.is_some() { reject_all_but_in_place(outputs, tensors(state)) } else { Ok(()) }
     }

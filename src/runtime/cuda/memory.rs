@@ -6,7 +6,7 @@ use crate::core::status::{Error, Result};
 use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 
 /// Memory with these values, which are there on return, whatever is captured meanwhile. The context is current.
-pub fn upload(values: &[f32]) -> Result<CUdeviceptr> {
+pub fn upload<T: Copy>(values: &[T]) -> Result<CUdeviceptr> {
     let address = alloc(size_of_val(values))?;
     // SAFETY: allocated for them.
     with_copy_stream(|stream| unsafe { stream.write(address, values) }).inspect_err(|_| free(address))?;

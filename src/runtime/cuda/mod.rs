@@ -168,7 +168,7 @@ impl Cuda {
     }
 
     /// Device memory with these values, which are there on return. Freed by [`Cuda::free`].
-    pub fn upload(&self, values: &[f32]) -> Result<CUdeviceptr> {
+    pub fn upload<T: Copy>(&self, values: &[T]) -> Result<CUdeviceptr> {
         let _entered = self.context.enter()?;
         memory::upload(values)
     }

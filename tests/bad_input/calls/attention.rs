@@ -63,7 +63,7 @@ pub fn attention(backend: &Backend, over_list: bool) -> Call<'_> {
 
 /// With few enough rows for their partials to fit.
 fn sizes_of_rows() -> Vec<(&'static str, usize)> {
-    [SIZES, &[("Q", 2)]].concat()
+    [SIZES, &[("Q", 2), ("⌈Q/32⌉", 1)]].concat()
 }
 
 /// Rows with lists of their own over FP8 whose values have a width of their own.
@@ -89,6 +89,8 @@ pub fn attention_of_rows(backend: &Backend) -> Call<'_> {
     state(&mut call, ["state.acc", "state.m", "state.l"], at, Role::Out, STATE_OF_ROWS);
     let at = call.address(offset_of!(vwd_attention_args, partials));
     state(&mut call, ["partials.acc", "partials.m", "partials.l"], at, Role::Out, PARTIALS_OF_ROWS);
+    let tree = offset_of!(vwd_attention_args, tree);
+    call.input("tree", tree, U32, "B Q ⌈Q/32⌉").optional();
     call
 }
 
@@ -185,6 +187,8 @@ pub fn repair_of_rows(backend: &Backend) -> Call<'_> {
     state(&mut call, names, at, Role::In, PARTIALS_OF_ROWS);
     call.output("out", offset_of!(vwd_repair_args, out), F16, "B Q Hq Dv");
     call.output("missed_counts", offset_of!(vwd_repair_args, missed_counts), I32, "B Q Hk").optional();
+    let tree = offset_of!(vwd_repair_args, tree);
+    call.input("tree", tree, U32, "B Q ⌈Q/32⌉").optional();
     call
 }
 

@@ -79,6 +79,8 @@ pub struct Options {
     pub near_strides: bool,
     /// 16 tokens always lie side by side.
     pub whole_tiles: bool,
+    /// The rows are those of a draft tree.
+    pub tree: bool,
 }
 
 impl Options {
@@ -102,6 +104,7 @@ impl Options {
             rows_of_16_bytes: [q, k, v].into_iter().all(is_copied_by_16),
             near_strides: steps.iter().all(|steps| steps.iter().all(|&step| is_near(step))),
             whole_tiles: 1 << params.log_granule == TILE,
+            tree: problem.tree.is_some(),
         }
     }
 }
@@ -135,6 +138,7 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         rows_of_16_bytes,
         near_strides,
         whole_tiles,
+        tree,
     } = *options;
     let (Some(element), Some(rows)) = (sizes.element, Rows::of(sizes.rows)) else {
         return Fit::Cannot("it takes 16-bit queries, keys of 16 bits or FP8, and up to 16 rows a list");
@@ -145,7 +149,8 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let stages = decode128::stages(device.shared_bytes, element, rows, shape.adds_up_units());
     let is_verify128s = reads_most(sizes, options) && matches!(fit_verify128(device, sizes, options), Fit::Takes);
     let fit = if is_uneven || start || is_verify128s { Fit::Slower } else { Fit::Takes };
-    fit.unless(!device.runs_decode128, "it needs compute capability 9.0")
+    fit.unless(tree, "it takes no draft tree")
+        .unless(!device.runs_decode128, "it needs compute capability 9.0")
         .unless(is_wide, "it takes heads of 128 channels")
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
         .unless(!whole_tiles, "blocks and pages have to be whole tiles of 16 tokens")
@@ -181,13 +186,15 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
+        tree,
     } = *options;
     let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
     let is_wide = (sizes.dim, sizes.value_dim) != (verify128::CHANNELS, verify128::CHANNELS);
     let items = sizes.lists.saturating_mul(sizes.rows.div_ceil(verify128::ROWS) as u64);
     let are_few = sizes.rows < verify128::FEWEST_ROWS && !reads_most(sizes, options);
     let fit = if are_few { Fit::Slower } else { Fit::Takes };
-    fit.unless(!device.runs_verify128, "it needs clusters of compute capability 9.0 itself")
+    fit.unless(tree, "it takes no draft tree")
+        .unless(!device.runs_verify128, "it needs clusters of compute capability 9.0 itself")
         .unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
         .unless(is_wide, "it takes heads of 128 channels")
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
@@ -229,9 +236,11 @@ fn takes_latents(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
+        tree,
     } = *options;
     let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
-    fit.unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
+    fit.unless(tree, "it takes no draft tree")
+        .unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
         .unless(Width::of(sizes.dim, sizes.value_dim) != Some(Width::W576), "it takes keys of 264 to 576 channels")
         .unless(!values_are_keys, "values have to be the first channels of the keys")
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
@@ -257,9 +266,11 @@ fn fit_mma(sizes: &Sizes, options: &Options) -> Fit {
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
+        tree,
     } = *options;
     let width = Width::of(sizes.dim, sizes.value_dim);
     Fit::Takes
+        .unless(tree, "it takes no draft tree")
         .unless(sizes.element.is_none(), "it takes 16-bit queries, and keys of the same type or of FP8")
         .unless(width.is_none(), "it takes D up to 576 and Dv up to 512")
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
@@ -282,6 +293,7 @@ fn fit_general(options: &Options) -> Fit {
         rows_of_16_bytes: _,
         near_strides: _,
         whole_tiles: _,
+        tree: _,
     } = *options;
     Fit::Takes
 }
@@ -322,10 +334,12 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
         rows_of_16_bytes,
         near_strides,
         whole_tiles,
+        tree,
     } = *options;
     let is_multiplied = sizes.element.is_some() && rows_of_16_bytes;
     let is_128 = Width::of(sizes.dim, sizes.value_dim) == Some(Width::W128);
     let one_launch = Fit::Takes
+        .unless(tree, "it takes no draft tree")
         .unless(!repair.has_clusters, "it needs clusters, from compute capability 9.0")
         .unless(!is_multiplied, "it takes 16-bit queries, keys of the same type or of FP8, and rows on 16 bytes")
         .unless(!is_128, "it takes heads of up to 128 channels")
@@ -388,6 +402,7 @@ mod tests {
         rows_of_16_bytes: true,
         near_strides: true,
         whole_tiles: true,
+        tree: false,
     };
     const MLA: Sizes = Sizes { dim: 576, value_dim: 512, kv_heads: 1, rows: 16, lists: 4, ..SIZES };
     const LATENTS: Options = Options { values_are_keys: true, ..NOTHING };
@@ -479,6 +494,18 @@ mod tests {
         };
         assert_eq!(chosen(&a100, &SIZES, &NOTHING), Variant::Mma);
         assert_eq!(chosen(&a100, &MLA, &LATENTS), Variant::Mma);
+    }
+
+    #[test]
+    fn draft_trees_take_general_and_repair_of_them_two_launches() {
+        let tree = Options { positions: true, tree: true, ..NOTHING };
+        for (sizes, options) in
+            [(SIZES, tree), (Sizes { rows: 64, ..SIZES }, tree), (MLA, Options { tree: true, ..LATENTS })]
+        {
+            assert_eq!(chosen(&H200, &sizes, &options), Variant::General);
+        }
+        let repair = choose(None, |variant| fit_repair(variant, &SIZES, &tree, &REPAIR)).unwrap();
+        assert_eq!(repair, RepairVariant::TwoLaunches);
     }
 
     #[test]

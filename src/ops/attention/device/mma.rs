@@ -54,10 +54,18 @@ pub fn work_items(
 }
 
 /// The plan of mma, which takes the call, or of general.
-pub fn plan(multiprocessors: u32, shared_bytes: u32, params: &Params, sizes: &Sizes, is_mma: bool) -> Result<Plan> {
+pub fn plan(
+    multiprocessors: u32,
+    shared_bytes: u32,
+    params: &Params,
+    sizes: &Sizes,
+    is_mma: bool,
+    has_tree: bool,
+) -> Result<Plan> {
     let width = Width::of(sizes.dim, sizes.value_dim);
     let entry = match (sizes.element, width) {
         (Some(element), Some(width)) if is_mma => Entry::Mma(element, width),
+        _ if has_tree => Entry::GeneralTree,
         _ => Entry::General,
     };
     let WorkItems { mut params, rows, shared } = work_items(shared_bytes, params, sizes, entry, MOST_STAGES)?;
@@ -89,7 +97,11 @@ fn share(params: &mut Params, entry: Entry, most: u32, most_stages: u32) -> Resu
     // With partials: the state of one unit, and the total of all, of every warp.
     let totals = if params.partials.acc.data.is_null() { 0 } else { 2 * WARPS * warp_acc };
     // general shares no tile: a warp's rows are enough for a CTA.
-    let members = if entry == Entry::General { 1 } else { params.rows.div_ceil(WARP_ROWS).min(WARPS) };
+    let members = if matches!(entry, Entry::General | Entry::GeneralTree) {
+        1
+    } else {
+        params.rows.div_ceil(WARP_ROWS).min(WARPS)
+    };
     for log_members in members.next_power_of_two().ilog2()..=WARPS.ilog2() {
         let members = 1 << log_members;
         let (stages, stage_bytes, q_pitch, sums) = if let Entry::Mma(element, width) = entry {

@@ -8,6 +8,7 @@ mod mla64;
 mod mma;
 mod params;
 mod plan;
+mod tree;
 mod verify128;
 
 pub use choose::{Options, RepairSizes, RepairVariant, Variant, fit_repair};
@@ -18,6 +19,7 @@ pub use plan::{
     is_copied_by_16, lists, results, type_of_out,
 };
 
+use super::Problem;
 use crate::core::status::Result;
 use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::{self, Enqueue, Facts, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
@@ -30,9 +32,9 @@ const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 /// Every kernel that attends: which it is, its source, its name.
 #[rustfmt::skip]
-const ATTENTION: [(Entry, &str, &str); 25] = {
+const ATTENTION: [(Entry, &str, &str); 26] = {
     use Element::{Bf16, F16, Fp8};
-    use Entry::{Decode128, General, Mla16, Mla64, Mma, Verify128};
+    use Entry::{Decode128, General, GeneralTree, Mla16, Mla64, Mma, Verify128};
     use Rows::{UpTo4, UpTo8, UpTo16};
     use Width::{W128, W256, W576};
     [
@@ -61,6 +63,7 @@ const ATTENTION: [(Entry, &str, &str); 25] = {
         (Mma(Fp8, W256), "attention/mma_fp8", "attention_mma_fp8_256"),
         (Mma(Fp8, W576), "attention/mma_fp8", "attention_mma_fp8_576"),
         (General, "attention/general", "attention_general"),
+        (GeneralTree, "attention_tree/general", "attention_general_tree"),
     ]
 };
 
@@ -106,6 +109,7 @@ impl cuda::Kernels for Kernels {
         source!("attention/mla16", compute_90),
         source!("attention/mla64", compute_90a),
         source!("attention/general", compute_80, compute_90),
+        source!("attention_tree/general", compute_80, compute_90),
         source!("attention/split", compute_80, compute_90),
         source!("attention/repair_two_launches", compute_80, compute_90),
         source!("attention/repair_one_launch", compute_90),
@@ -193,7 +197,7 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
     let (sizes, options) = (Sizes::of(job, &params), Options::of(job, &params));
     let variant = variants::choose(forced, |variant| choose::fit(variant, device, &sizes, &options))?;
     let (multiprocessors, shared_bytes) = (device.multiprocessors, device.shared_bytes);
-    let general = |is_mma| mma::plan(multiprocessors, shared_bytes, &params, &sizes, is_mma);
+    let general = |is_mma| mma::plan(multiprocessors, shared_bytes, &params, &sizes, is_mma, options.tree);
     let plan = match variant {
         Variant::Decode128 => decode128::plan(multiprocessors, shared_bytes, &params, &sizes).expect(PLANNED),
         Variant::Verify128 => {
@@ -219,10 +223,13 @@ pub fn grid(enqueue: &Enqueue, ctas: u32) -> Grid {
 /// Launches a plan that has its scratch.
 ///
 /// # Safety
-/// The op's caller keeps the tensors of the plan valid until the stream has passed.
-pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan) -> Result<()> {
+/// The op's caller keeps the tensors of the plan, which is one of the problem, valid until the stream has passed.
+pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan, problem: &Problem) -> Result<()> {
     let kernels: &Kernels = enqueue.kernels();
     let params = &raw const plan.params;
+    let tree = problem.tree.as_ref().map(|tree| tree::Params::new(&plan.params, tree));
+    // These begin with what the kernels of other variants take.
+    let attending = tree.as_ref().map_or(params.cast(), |tree| (&raw const *tree).cast());
     // SAFETY: Params is the kernels' struct, the rest are of the kernels' types, and the plan's addresses are those of valid
     // tensors.
     unsafe {
@@ -237,7 +244,7 @@ pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan) -> Result<()> {
             None => Grid { threads: plan.threads, ..grid(enqueue, plan.ctas) },
             Some(size) => Grid { ctas: plan.ctas, threads: plan.threads, kind: Kind::DependentClusters(size) },
         };
-        enqueue.launch(&kernel, grid, [params.cast()])?;
+        enqueue.launch(&kernel, grid, [attending])?;
         if let (1.., Some(join)) = (plan.joining, &kernels.join_mla64) {
             let threads = mla64::joining_threads(plan.params.ctas.value);
             let grid = Grid { threads, ..self::grid(enqueue, plan.joining) };

@@ -29,6 +29,7 @@ pub enum Entry {
     Mla16(Element),
     Mma(Element, Width),
     General,
+    GeneralTree,
 }
 
 /// What keys and values are made of, where 16-bit queries of the same type, or with FP8 of either, meet them.
@@ -210,7 +211,7 @@ pub fn lists(job: &Job) -> usize {
 
 /// What the kernels of every variant are told. `None` where there is nothing to do.
 pub fn describe(job: &Job) -> Result<Option<Params>> {
-    let Problem { positions, kv, heads, scale, soft_cap, window, block_size } = *job.problem;
+    let Problem { positions, kv, heads, scale, soft_cap, window, block_size, tree: _ } = *job.problem;
     let Job { list, outputs, .. } = *job;
     if lists(job) == 0 || positions.count() == 0 {
         return Ok(None);

@@ -15,7 +15,7 @@ mod tile;
 
 pub use join::join_states;
 
-use super::{Outputs, Problem};
+use super::{Outputs, Problem, Seen};
 use crate::core::dtype::Float;
 use crate::core::status::Result;
 use crate::ops::simd::{Kernel, Lanes, Row, dispatch, widen};
@@ -260,12 +260,12 @@ impl<'a, T: Row> AttendChunk<'a, T> {
                 seen: std::array::from_fn(|n| match n < span.heads {
                     // SAFETY: the span's rows are the problem's.
                     true => unsafe { problem.seen(unit.sequence, span.row(n).0) },
-                    false => 0..0,
+                    false => Seen::NOTHING,
                 }),
                 cap: problem.soft_cap,
                 value_dim,
             };
-            for range in queries.seen.iter().filter(|range| !range.is_empty()) {
+            for range in queries.seen.iter().map(Seen::range).filter(|range| !range.is_empty()) {
                 seen = seen.start.min(range.start)..seen.end.max(range.end);
             }
             let entry_group = Partial::empty(take(&mut room, memory.cut.floats));

@@ -5,9 +5,9 @@
 
 use super::span::Span;
 use super::tile::{TILE, Tile};
+use crate::ops::attention::Seen;
 use crate::ops::simd::{LANES, Lanes, Row, dot_four, fetch, weigh_four};
 use crate::ops::views::State;
-use std::ops::Range;
 
 /// Query heads that are attended together.
 pub const HEADS: usize = LANES;
@@ -24,7 +24,7 @@ pub struct Partial<'w> {
 pub struct Queries<'w> {
     /// Head h from h·D on; heads come in fours.
     pub values: &'w mut [f32],
-    pub seen: [Range<usize>; HEADS],
+    pub seen: [Seen<'w>; HEADS],
     /// Of scores, where there is one.
     pub cap: Option<f32>,
     /// Dv
@@ -95,11 +95,13 @@ impl<'w> Partial<'w> {
             // Some see a part of the tile, or nothing.
             let mut h = 0;
             while h < seen.len() {
-                let range = tile.among(&seen[h]);
-                let alike = seen[h..].iter().take_while(|other| tile.among(other) == range).count();
-                let part = tile.part(&range);
+                let among = tile.among(&seen[h]);
+                let alike = seen[h..].iter().take_while(|other| tile.among(other) == among).count();
                 // SAFETY: as above; rows of a part are rows of the tile.
-                let (m, l) = unsafe { queries.of_quad(quad, part.rows(), (false, &[])).attend::<L>(spare) };
+                let (m, l) = unsafe {
+                    let part = tile.part(&seen[h]);
+                    queries.of_quad(quad, part.rows(), (false, &[])).attend::<L>(spare)
+                };
                 let floats = h * queries.value_dim..(h + alike) * queries.value_dim;
                 acc[floats.clone()].copy_from_slice(&spare[floats]);
                 self.m[quad * 4 + h..][..alike].copy_from_slice(&m[h..h + alike]);

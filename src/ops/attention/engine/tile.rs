@@ -2,6 +2,7 @@
 
 use crate::core::dtype::{DType, Float};
 use crate::core::tensor::Tensor;
+use crate::ops::attention::Seen;
 use crate::ops::simd::Row;
 use crate::ops::views::{PagedKv, Scale};
 use crate::with_key;
@@ -82,22 +83,30 @@ impl<'w, T: Row> Tile<'w, T> {
         [&self.keys[..self.len], &self.values[..self.len]]
     }
 
-    /// Whether a row that sees these tokens sees the whole tile.
+    /// Whether a row that sees these tokens surely sees the whole tile.
     #[inline(always)]
-    pub fn is_seen(&self, seen: &Range<usize>) -> bool {
-        seen.start <= self.reach.start && self.reach.end <= seen.end
+    pub fn is_seen(&self, seen: &Seen) -> bool {
+        let range = seen.range();
+        range.start <= self.reach.start && self.reach.end <= range.end && seen.row_among(self.reach.end).is_none()
     }
 
-    /// What a row that sees these tokens sees of this tile.
-    pub fn among(&self, seen: &Range<usize>) -> Range<usize> {
-        let range = seen.start.max(self.reach.start)..seen.end.min(self.reach.end);
-        if range.is_empty() { 0..0 } else { range }
+    /// What a row that sees these tokens sees of this tile: rows of which this is equal see the same.
+    pub fn among(&self, seen: &Seen) -> (Range<usize>, Option<usize>) {
+        let range = seen.range();
+        let range = range.start.max(self.reach.start)..range.end.min(self.reach.end);
+        if range.is_empty() { (0..0, None) } else { (range.clone(), seen.row_among(range.end)) }
     }
 
     /// The tokens of this tile that are among these.
-    pub fn part(&self, seen: &Range<usize>) -> Part<T> {
+    ///
+    /// # Safety
+    /// The op's caller keeps the tensors valid.
+    pub unsafe fn part(&self, seen: &Seen) -> Part<T> {
         let mut part = Part { keys: [std::ptr::null(); TILE], values: [std::ptr::null(); TILE], len: 0 };
-        for n in (0..self.len).filter(|&n| seen.contains(&(self.tokens[n] as usize))) {
+        let range = seen.range();
+        // SAFETY: says the caller.
+        let is_seen = |token: usize| range.contains(&token) && unsafe { seen.has(token) };
+        for n in (0..self.len).filter(|&n| is_seen(self.tokens[n] as usize)) {
             part.keys[part.len] = self.keys[n];
             part.values[part.len] = self.values[n];
             part.len += 1;

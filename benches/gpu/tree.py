@@ -1,0 +1,81 @@
+"""Draft trees: verification and compaction beside a copy of the same bytes, in CUDA graphs.
+
+    python benches/gpu/tree.py [--out FILE] [--quick]
+
+Trees have N nodes with random parents. `verify` is vwd_verify_tree from the target's tokens, `logits` the same from bfloat16 logits of 128256 tokens,
+`prepare` vwd_tree_prepare with all outputs. `compact` moves three rows of every layer of an 8B-shaped model (64 caches of 2 KiB a row); `copy` copies as
+many bytes between two buffers by torch. Microseconds of GPU time a call, medians; inputs are in no cache.
+"""
+
+import torch
+
+from timing import run, vanward
+
+LAYERS, PAGE, HEADS, DIM, VOCABULARY = 32, 16, 8, 128, 128256
+
+
+def trees(batch, nodes, seed):
+    """Parents, tokens and the target's tokens of a batch; half of the nodes hold the target's token."""
+    random = torch.Generator().manual_seed(seed)
+    parents = torch.tensor([[-1] + [int(torch.randint(0, n, (1,), generator=random)) for n in range(1, nodes)]] * batch)
+    target = torch.randint(0, 1000, (batch, nodes), generator=random)
+    guess = target.gather(1, parents.clamp(min=0))
+    tokens = torch.where(torch.rand(batch, nodes, generator=random) < 0.5, guess, guess + 1)
+    return [t.int().cuda() for t in (parents, tokens, target)]
+
+
+def empty(*shape, dtype=torch.int32):
+    return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+def verify_cases(session, batch, nodes):
+    """Name and function(stream) that prepares a call."""
+    parents, tokens, target = trees(batch, nodes, nodes)
+    outputs = dict(accepted=empty(batch), path=empty(batch, nodes), next_token=empty(batch), committed=empty(batch, nodes))
+    common = dict(tokens=tokens, parents=parents, **outputs)
+    yield "verify", lambda stream: session.prepare_verify_tree(**common, target=target, stream=stream)
+    logits = torch.randn(batch, nodes, VOCABULARY, device="cuda", dtype=torch.bfloat16)
+    yield "logits", lambda stream: session.prepare_verify_tree(**common, logits=logits, stream=stream)
+    bases = torch.zeros(batch, dtype=torch.int32, device="cuda")
+    form = dict(depths=empty(batch, nodes), positions=empty(batch, nodes), ranks=empty(batch, nodes))
+    mask = empty(batch, nodes, -(-nodes // 32), dtype=torch.uint32)
+    yield "prepare", lambda stream: session.prepare_tree_prepare(parents=parents, bases=bases, mask=mask, **form, stream=stream)
+
+
+def compact_cases(session, batch, rows=3):
+    pages = 4 * batch
+    caches = [torch.randn(pages, PAGE, HEADS, DIM, device="cuda").half() for _ in range(2 * LAYERS)]
+    compactor = vanward.Compactor(session, caches)
+    table = torch.randperm(pages, device="cuda").int().reshape(batch, 4)
+    bases = torch.full((batch,), 5, dtype=torch.int32, device="cuda")
+    path = torch.tensor([[0] + [2 * n + 2 for n in range(rows)]] * batch, dtype=torch.int32, device="cuda")
+    yield "compact", lambda stream: compactor.prepare_compact(page_table=table, bases=bases, path=path, stream=stream)
+    source = torch.randn(batch * rows * 2 * LAYERS, HEADS * DIM, device="cuda").half()
+    target = torch.empty_like(source)
+    yield "copy", lambda stream: lambda: target.copy_(source)
+
+
+def measure(session, timer, rows, quick):
+    empty_kernel = timer.graph(timer.launch_empty, 1)
+    for batch in (1, 32) if quick else (1, 8, 32, 64):
+        for nodes in (8, 64) if quick else (8, 16, 32, 64):
+            found = {name: time_of(timer, prepare) for name, prepare in verify_cases(session, batch, nodes)}
+            floor = timer.copy(batch * nodes * VOCABULARY * 2)
+            rows.put("tree", batch=batch, nodes=nodes, empty=empty_kernel, floor_of_logits=floor, **found)
+        found = {name: time_of(timer, prepare) for name, prepare in compact_cases(session, batch)}
+        rows.put("compact", batch=batch, **found)
+
+
+def time_of(timer, prepare):
+    """A graph is captured on a stream of its own, so that the call is prepared there."""
+    prepared = {}
+
+    def call(_):
+        stream = torch.cuda.current_stream().cuda_stream
+        prepared.setdefault(stream, prepare(stream))()
+
+    return timer.graph(call, 1)
+
+
+if __name__ == "__main__":
+    run(__doc__, measure, scratch_bytes=16 << 20)

@@ -1,0 +1,171 @@
+// Greedy verification of draft trees.
+//
+//   The walk begins at the root. At node v with the target's token a(v) it goes on to the lowest child c with tokens[c] = a(v) ≥ 0; where there
+//   is none, or M − 1 nodes are accepted, it ends. path = the nodes of the walk · committed = a of them · next_token = a of the last.
+//
+// Bytes: N parents, tokens and target tokens are read for each tree, 2·M numbers written: at N = 64 less than 1 KB. The launch is the floor.
+//
+// Work split: CTA i takes the tree of sequence i. Which child a node goes on to does not depend on the walk, so that each node finds at once
+// whether its parent goes on to it. One thread then follows the walk through shared memory.
+//
+//   load links and tokens ─ lowest matching child of each node ─ walk ─ write path and tokens
+//
+// From logits: verify_tree_largest goes first. It reads N·V logits for each tree, 16.4 MB at N = 64 of 128256 bfloat16, 3.4 µs at 4.8 TB/s. Its
+// CTAs take a slice of a row each, as many as keep the device busy, and leave the largest logit of the slice with its token.
+//
+// On entry: 1 ≤ N ≤ MOST_NODES, M ≥ 1; the CTA has whole warps; no output overlaps an input.
+//
+// targets: compute_80
+
+#include "common/elements.cuh"
+#include "common/view.cuh"
+
+constexpr uint32 MOST_NODES = 1024, MOST_THREADS = 256;
+constexpr uint32 BROKEN_LINK = 1u << 16, CLAMPED = 1u << 17, NO_TOKEN = 1u << 18;
+constexpr int32 NONE = 0x7fffffff;
+
+struct VerifyTreeParams {
+    View<2> tokens, parents, target;  // [B, N] Token, int32, Token
+    View<1> node_counts;              // [B] int32, or null: N
+    View<1> accepted;                 // [B] int32
+    View<2> path;                     // [B, M] int32
+    View<1> next_token;               // [B] Token
+    View<2> committed;                // [B, M] Token, or null
+    View<1> status;                   // [B] uint32, or null
+    uint32 nodes, places;             // N, M
+    const uint64 *largest;            // [B, N, slices] in place of target, or null
+    uint32 slices;
+    uint32 unused;
+};
+
+struct LargestParams {
+    View<3> logits;         // [B, N, V]
+    View<1> node_counts;    // [B] int32, or null: N
+    uint64 *largest;        // [B, N, slices], out
+    Divisor nodes, slices;
+    uint32 tokens, slice;   // V, and tokens of a slice, a multiple of 8
+    uint32 dtype;
+    uint32 is_adjacent;     // rows begin on 16 bytes, and their elements are adjacent
+};
+#include "verify_tree/layout.cuh"
+
+// A logit with its token, so that the larger one is the larger logit, of equal logits the lower token. NO_LOGIT: NaN or −∞.
+constexpr uint64 NO_LOGIT = 0;
+__device__ inline uint64 ranked(float logit, uint32 token) {
+    const uint32 bits = __float_as_uint(logit + 0.0f);  // −0 is 0
+    const uint32 key = int32(bits) < 0 ? ~bits : bits | 0x80000000u;
+    return logit > minus_infinity() ? uint64(key) << 32 | uint32(~token) : NO_LOGIT;
+}
+
+// CTA (i·N + v)·slices + s takes slice s of node v of sequence i.
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_largest(const __grid_constant__ LargestParams p) {
+    __shared__ uint64 of_warp[MOST_THREADS / WARP];
+    const uint32 row = p.slices.divide(blockIdx.x), seq = p.nodes.divide(row), node = row - seq * p.nodes.value;
+    if (p.node_counts && int32(node) >= as<int32>(p.node_counts.at(seq))) return;
+    const char *logits = p.logits.at(seq, node);
+    const uint32 begin = (blockIdx.x - row * p.slices.value) * p.slice, end = min(begin + p.slice, p.tokens);
+    uint64 best = NO_LOGIT;
+    if (p.is_adjacent) {
+        const uint32 log_bytes = p.dtype == FLOAT32 ? 2 : 1, count = 16u >> log_bytes;
+        const uint32 whole = begin < end ? begin + (end - begin) / count * count : begin;
+#pragma unroll 4
+        for (uint32 token = begin + threadIdx.x * count; token < whole; token += MOST_THREADS * count) {
+            const uint4 four = as<uint4>(logits + (uint64(token) << log_bytes));
+            const uint32 words[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (uint32 n = 0; n < 4; ++n) {
+                if (p.dtype == FLOAT32) {
+                    best = max(best, ranked(__uint_as_float(words[n]), token + n));
+                } else {
+                    const bool is_float16 = p.dtype == FLOAT16;
+                    const uint32 low = words[n] & 0xffff, high = words[n] >> 16;
+                    best = max(best, ranked(is_float16 ? widen_float16(low) : widen_bfloat16(low), token + 2 * n));
+                    best = max(best, ranked(is_float16 ? widen_float16(high) : widen_bfloat16(high), token + 2 * n + 1));
+                }
+            }
+        }
+        for (uint32 token = whole + threadIdx.x; token < end; token += MOST_THREADS)
+            best = max(best, ranked(load_element(logits + (uint64(token) << log_bytes), p.dtype), token));
+    } else {
+        for (uint32 token = begin + threadIdx.x; token < end; token += MOST_THREADS)
+            best = max(best, ranked(load_element(logits + token * p.logits.step[2], p.dtype), token));
+    }
+#pragma unroll
+    for (uint32 step = 1; step < WARP; step *= 2) best = max(best, __shfl_xor_sync(FULL_WARP, best, step));
+    if (threadIdx.x % WARP == 0) of_warp[threadIdx.x / WARP] = best;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    for (uint32 w = 1; w < MOST_THREADS / WARP; ++w) best = max(best, of_warp[w]);
+    p.largest[blockIdx.x] = best;
+}
+
+// The target's token after a node.
+template <typename Token>
+__device__ inline Token target_of(const VerifyTreeParams &p, uint32 seq, uint32 node) {
+    if (!p.largest) return as<Token>(p.target.at(seq, node));
+    const uint64 *of_node = p.largest + (uint64(seq) * p.nodes + node) * p.slices;
+    uint64 best = NO_LOGIT;
+    for (uint32 n = 0; n < p.slices; ++n) best = max(best, of_node[n]);
+    return best == NO_LOGIT ? Token(-1) : Token(~uint32(best));
+}
+
+template <typename Token>
+__device__ inline void verify(const VerifyTreeParams &p) {
+    __shared__ Token target[MOST_NODES];
+    __shared__ int32 follower[MOST_NODES], path[MOST_NODES];
+    __shared__ int32 accepted;
+    const uint32 seq = blockIdx.x;
+    const int32 nodes = p.nodes, given = p.node_counts ? as<int32>(p.node_counts.at(seq)) : nodes;
+    const int32 count = min(max(given, 0), nodes), threads = blockDim.x, places = p.places;
+    constexpr int32 SLOTS = 4;  // nodes of a thread whose links and tokens are requested at once
+    bool broken = false;
+
+    for (int32 c = threadIdx.x; c < count; c += threads) {
+        target[c] = target_of<Token>(p, seq, c);
+        follower[c] = NONE;
+    }
+    __syncthreads();
+    for (int32 first = threadIdx.x; first < count; first += SLOTS * threads) {
+        Token token[SLOTS];
+        int32 parent[SLOTS];
+#pragma unroll
+        for (int32 s = 0; s < SLOTS; ++s) {
+            const int32 c = first + s * threads;
+            if (c >= count) continue;
+            token[s] = as<Token>(p.tokens.at(seq, c));
+            parent[s] = as<int32>(p.parents.at(seq, c));
+        }
+#pragma unroll
+        for (int32 s = 0; s < SLOTS; ++s) {
+            const int32 c = first + s * threads;
+            if (c < 1 || c >= count) continue;
+            if (parent[s] < 0 || parent[s] >= c) broken = true;
+            else if (token[s] >= 0 && token[s] == target[parent[s]]) atomicMin(&follower[parent[s]], c);
+        }
+    }
+    broken = __syncthreads_or(broken);
+    if (threadIdx.x == 0) {
+        int32 node = 0, k = 0;
+        path[0] = 0;
+        if (count > 0)
+            while (k + 1 < places && follower[node] != NONE) {
+                node = follower[node];
+                path[++k] = node;
+            }
+        accepted = k;
+        as<int32>(p.accepted.at(seq)) = k;
+        const Token next = count > 0 ? target[node] : Token(-1);
+        as<Token>(p.next_token.at(seq)) = next;
+        const bool has_none = p.largest && count > 0 && next < 0;
+        if (p.status) as<uint32>(p.status.at(seq)) = (broken ? BROKEN_LINK : 0) | (given > nodes ? CLAMPED : 0) | (has_none ? NO_TOKEN : 0);
+    }
+    __syncthreads();
+    const int32 length = count > 0 ? accepted + 1 : 0;
+    for (int32 j = threadIdx.x; j < places; j += threads) {
+        as<int32>(p.path.at(seq, j)) = j < length ? path[j] : -1;
+        if (p.committed) as<Token>(p.committed.at(seq, j)) = j < length ? target[path[j]] : Token(-1);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_i32(const __grid_constant__ VerifyTreeParams p) { verify<int32>(p); }
+extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_i64(const __grid_constant__ VerifyTreeParams p) { verify<int64>(p); }

@@ -1,0 +1,163 @@
+//! Launch of the kernels of kernels/verify_tree/verify_tree.cu.
+
+use super::{Request, Target};
+use crate::core::dtype::DType;
+use crate::core::status::{Error, Result};
+use crate::core::tensor::Tensor;
+use crate::ops::tree::MOST_NODES;
+use crate::runtime::cuda::layout::{Divisor, kernel_constants, kernel_struct};
+use crate::runtime::cuda::views::{View, element_code, has_aligned_rows};
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
+
+pub struct Kernels {
+    greedy_i32: Kernel,
+    greedy_i64: Kernel,
+    largest: Kernel,
+}
+
+impl cuda::Kernels for Kernels {
+    const SOURCES: &[Source] = &[source!("verify_tree/verify_tree", compute_80)];
+
+    fn find(modules: &Modules) -> Result<Kernels> {
+        let kernel = |name| modules.kernel("verify_tree/verify_tree", name);
+        let (greedy_i32, greedy_i64) = (kernel("verify_tree_i32")?, kernel("verify_tree_i64")?);
+        Ok(Kernels { greedy_i32, greedy_i64, largest: kernel("verify_tree_largest")? })
+    }
+}
+
+kernel_struct! {
+    /// Mirrors VerifyTreeParams of kernels/verify_tree/verify_tree.cu.
+    struct Params {
+        tokens: View<2>,
+        parents: View<2>,
+        target: View<2>,
+        node_counts: View<1>,
+        accepted: View<1>,
+        path: View<2>,
+        next_token: View<1>,
+        committed: View<2>,
+        status: View<1>,
+        nodes: u32,
+        places: u32,
+        largest: *mut u64,
+        slices: u32,
+        unused: u32,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors LargestParams of kernels/verify_tree/verify_tree.cu.
+    struct LargestParams {
+        logits: View<3>,
+        node_counts: View<1>,
+        largest: *mut u64,
+        nodes: Divisor,
+        slices: Divisor,
+        tokens: u32,
+        slice: u32,
+        dtype: u32,
+        is_adjacent: u32,
+    }
+}
+
+kernel_constants! {
+    const NODES: usize = MOST_NODES => "MOST_NODES";
+}
+
+const MOST_THREADS: usize = 256;
+
+pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
+    if r.batch() == 0 {
+        return Ok(());
+    }
+    if r.batch() > i32::MAX as usize {
+        return Err(Error::unsupported(format!("{} sequences; CUDA takes up to 2^31 − 1", r.batch())));
+    }
+    debug_assert!(r.nodes() <= NODES);
+    let kernels: &Kernels = enqueue.kernels();
+    let (target, largest, slices) = match &r.target {
+        Target::Tokens(target) => (View::new(target, [0, 1]), std::ptr::null_mut(), 0),
+        Target::Logits(logits) => {
+            let (largest, slices) = find_largest(enqueue, r, logits)?;
+            (View::ABSENT, largest, slices)
+        }
+    };
+    let params = Params {
+        tokens: View::new(&r.tokens, [0, 1]),
+        parents: View::new(&r.parents, [0, 1]),
+        target,
+        node_counts: View::optional(&r.node_counts, |t| View::new(t, [0])),
+        accepted: View::new(&r.accepted, [0]),
+        path: View::new(&r.path, [0, 1]),
+        next_token: View::new(&r.next_token, [0]),
+        committed: View::optional(&r.committed, |t| View::new(t, [0, 1])),
+        status: View::optional(&r.status, |t| View::new(t, [0])),
+        nodes: r.nodes() as u32,
+        places: r.places() as u32,
+        largest,
+        slices,
+        unused: 0,
+    };
+    let kernel = if r.tokens.dtype == DType::I64 { &kernels.greedy_i64 } else { &kernels.greedy_i32 };
+    let threads = r.nodes().next_multiple_of(32).min(MOST_THREADS) as u32;
+    let grid = Grid { ctas: r.batch() as u32, threads, kind: Kind::Plain };
+    // SAFETY: Params is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed.
+    unsafe { enqueue.launch(kernel, grid, [(&raw const params).cast()]) }
+}
+
+/// Tokens of a slice at least, and slices of a row at most.
+const LEAST_SLICE: usize = 2048;
+const MOST_SLICES: usize = 32;
+/// The kernel's threads, and how many CTAs of them keep a multiprocessor busy.
+const LARGEST_THREADS: u32 = 256;
+const CTAS_OF_A_MULTIPROCESSOR: usize = 4;
+
+/// Slices of each row, so that a device of so many multiprocessors is busy.
+fn slices(multiprocessors: u32, rows: usize, tokens: usize) -> usize {
+    let wanted = (CTAS_OF_A_MULTIPROCESSOR * multiprocessors as usize).div_ceil(rows);
+    wanted.min(tokens.div_ceil(LEAST_SLICE)).clamp(1, MOST_SLICES)
+}
+
+/// Enqueues the search for the largest logit of each slice of each node's row; where the results will be, and the slices of a row.
+fn find_largest(enqueue: &Enqueue, r: &Request, logits: &Tensor) -> Result<(*mut u64, u32)> {
+    let (rows, tokens) = (r.batch().saturating_mul(r.nodes()), logits.dim(2));
+    let slices = slices(enqueue.facts().multiprocessors, rows, tokens);
+    let ctas = rows.saturating_mul(slices);
+    if ctas > i32::MAX as usize {
+        return Err(Error::unsupported(format!("{rows} nodes; CUDA takes up to 2^31 − 1")));
+    }
+    let largest = enqueue.scratch(ctas * size_of::<u64>())? as *mut u64;
+    // A slice begins on 16 bytes where its row does.
+    let slice = tokens.div_ceil(slices).next_multiple_of(8);
+    let params = LargestParams {
+        logits: View::new(logits, [0, 1, 2]),
+        node_counts: View::optional(&r.node_counts, |t| View::new(t, [0])),
+        largest,
+        nodes: Divisor::new(r.nodes() as u32),
+        slices: Divisor::new(slices as u32),
+        tokens: tokens as u32,
+        slice: slice as u32,
+        dtype: element_code(logits.dtype),
+        is_adjacent: has_aligned_rows(logits, 16) as u32,
+    };
+    let grid = Grid { ctas: ctas as u32, threads: LARGEST_THREADS, kind: Kind::Plain };
+    let kernels: &Kernels = enqueue.kernels();
+    // SAFETY: LargestParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
+    unsafe { enqueue.launch(&kernels.largest, grid, [(&raw const params).cast()])? };
+    Ok((largest, slices as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::cuda::layout;
+
+    #[test]
+    fn kernels_read_the_parameters_where_they_lie() {
+        layout::check(
+            "verify_tree",
+            file!(),
+            &[Params::layout("VerifyTreeParams"), LargestParams::layout("LargestParams"), kernel_constants()],
+        );
+    }
+}

@@ -1,0 +1,416 @@
+//! vwd_tree_prepare and vwd_verify_tree.
+
+use crate::Case;
+use crate::support::trees::*;
+use crate::support::*;
+use vanward::abi::*;
+use vanward::capi::*;
+
+pub const CASES: &[Case] = cases![
+    tree_has_the_form_that_walks_to_the_root_find,
+    tree_of_children_and_siblings_is_that_of_their_parents,
+    tree_of_broken_chains_ends_where_they_break,
+    tree_takes_sizes_up_to_1024_nodes,
+    verify_tree_walks_to_the_token_that_the_target_says,
+    verify_tree_takes_the_first_of_equal_siblings,
+    verify_tree_of_a_chain_is_verify,
+    verify_tree_takes_sizes_up_to_1024_nodes,
+    verify_tree_accepts_no_more_than_the_path_holds,
+    verify_tree_finds_the_largest_logit,
+];
+
+// --- the form ----------------------------------------------------------------------------------------------------------
+
+/// Counts of nodes: full, some, none, and some that have to be clamped.
+fn random_counts(rng: &mut Rng, batch: usize, n: usize) -> Array<i64> {
+    Array::from_fn(&[batch], |_| match rng.size(0..=7) {
+        0 => 0,
+        1 => -rng.int(1..=3),
+        2 => n as i64 + rng.int(1..=9),
+        3 => 1,
+        4 => n as i64,
+        _ => rng.int(0..=n as i64),
+    })
+}
+
+/// The number of nodes of each sequence, clamped, and the status of clamping.
+fn clamped(counts: Option<&Array<i64>>, i: usize, n: usize) -> (usize, i64) {
+    let given = counts.map_or(n as i64, |counts| counts[[i]]);
+    (given.clamp(0, n as i64) as usize, if given > n as i64 { VWD_TREE_CLAMPED as i64 } else { 0 })
+}
+
+/// How links of a batch are given: [B, N] each.
+enum Links {
+    Parents(Array<i64>),
+    Chains(Array<i64>, Array<i64>),
+}
+
+/// Makes the call with all outputs, and compares them with the trees that `expected` tells: parents of the first nodes, and whether a
+/// link was broken.
+fn check_form(
+    backend: &Backend,
+    rng: &mut Rng,
+    links: &Links,
+    counts: Option<&Array<i64>>,
+    expected: impl Fn(usize, usize) -> (Vec<i64>, bool),
+) {
+    let (Links::Parents(shape) | Links::Chains(shape, _)) = links;
+    let (batch, n) = (shape.shape[0], shape.shape[1]);
+    let ints = |rng: &mut Rng, dtype, values: &Array<i64>| {
+        Tensor::ints(backend, dtype, values, &Layout::random(rng, values.shape.len()))
+    };
+    let link = rng.pick(&[I32, I64]);
+    let (parents, chains) = match links {
+        Links::Parents(parents) => (Some(ints(rng, I32, parents)), None),
+        Links::Chains(first, next) => (None, Some([ints(rng, link, first), ints(rng, link, next)])),
+    };
+    let node_counts = counts.map(|counts| ints(rng, I32, counts));
+    let position = rng.pick(&[I32, I64]);
+    let base_values = Array::from_fn(&[batch], |_| rng.int(0..=1 << 20));
+    let bases = ints(rng, position, &base_values);
+    let row = |rng: &mut Rng, dtype| Tensor::poisoned(backend, dtype, &[batch, n], &Layout::random(rng, 2));
+    let (tree_parents, depths, ranks) = (row(rng, I32), row(rng, I32), row(rng, I32));
+    let positions = row(rng, position);
+    let words = n.div_ceil(32);
+    let mask = Tensor::poisoned(backend, U32, &[batch, n, words], &Layout::random(rng, 3));
+    let status = Tensor::poisoned(backend, U32, &[batch], &Layout::random(rng, 1));
+    let given = |t: Option<&Tensor>| t.map_or(absent(), Tensor::c);
+    let args = vwd_tree_prepare_args {
+        parents: given(parents.as_ref()),
+        first_child: given(chains.as_ref().map(|chains| &chains[0])),
+        next_sibling: given(chains.as_ref().map(|chains| &chains[1])),
+        node_counts: given(node_counts.as_ref()),
+        bases: bases.c(),
+        tree_parents: tree_parents.c(),
+        depths: depths.c(),
+        positions: positions.c(),
+        ranks: ranks.c(),
+        mask: mask.c(),
+        status: status.c(),
+        ..args()
+    };
+    // SAFETY: the tensors outlive the call.
+    backend.finish(unsafe { vwd_tree_prepare(backend.session(), &args, backend.stream()) });
+    let (got_parents, got_depths, got_ranks) = (tree_parents.read_ints(), depths.read_ints(), ranks.read_ints());
+    let (got_positions, got_status) = (positions.read_ints(), status.read_raw());
+    let got_mask = mask.read_raw();
+    for i in 0..batch {
+        let (count, clamp) = clamped(counts, i, n);
+        let (tree, broken) = expected(i, count);
+        let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
+        let bits = if broken { VWD_TREE_BROKEN_LINK as i64 } else { 0 } | clamp;
+        assert_eq!(word(&got_status[[i]]) as i64, bits, "status of {i}");
+        let paths = ancestries(&tree);
+        for c in 0..n {
+            let path = paths.get(c).cloned().flatten();
+            let parent = path.as_ref().filter(|path| path.len() > 1).map(|path| path[path.len() - 2]);
+            let depth = path.as_ref().map_or(-1, |path| path.len() as i64 - 1);
+            let siblings = |parent: usize| (parent + 1..c).filter(|&b| tree[b] == parent as i64).count() as i64;
+            let rank = path.as_ref().map_or(-1, |_| parent.map_or(0, siblings));
+            assert_eq!(got_parents[[i, c]], parent.map_or(-1, |p| p as i64), "parent of {i}, {c}");
+            assert_eq!(got_depths[[i, c]], depth, "depth of {i}, {c}");
+            assert_eq!(got_ranks[[i, c]], rank, "rank of {i}, {c}");
+            assert_eq!(got_positions[[i, c]], base_values[[i]] + depth.max(0), "position of {i}, {c}");
+            let seen = path.unwrap_or(vec![c]);
+            for w in 0..words {
+                let bits = (0..32).filter(|b| seen.contains(&(w * 32 + b))).fold(0u32, |bits, b| bits | 1 << b);
+                assert_eq!(word(&got_mask[[i, c, w]]), bits, "word {w} of the mask of {i}, {c}");
+            }
+        }
+    }
+    for (t, name) in
+        [(&tree_parents, "tree_parents"), (&depths, "depths"), (&positions, "positions"), (&ranks, "ranks")]
+    {
+        t.assert_written(name, |_| true);
+    }
+    mask.assert_written("mask", |_| true);
+    for t in parents.iter().chain(chains.iter().flatten()).chain(&node_counts) {
+        t.assert_untouched("links");
+    }
+}
+
+fn parents_of(rng: &mut Rng, batch: usize, n: usize, breaks: bool) -> Array<i64> {
+    let rows: Vec<Vec<i64>> = (0..batch)
+        .map(|_| {
+            let mut parents = random_parents(rng, n);
+            if breaks && rng.one_in(2) {
+                break_some(rng, &mut parents);
+            }
+            parents
+        })
+        .collect();
+    Array::new(&[batch, n], rows.concat())
+}
+
+fn maybe_counts(rng: &mut Rng, batch: usize, n: usize) -> Option<Array<i64>> {
+    rng.one_in(2).then(|| random_counts(rng, batch, n))
+}
+
+fn tree_has_the_form_that_walks_to_the_root_find(backend: &Backend) {
+    rounds(30, |rng| {
+        let (batch, n) = (rng.size(0..=9), rng.size(1..=40));
+        let parents = parents_of(rng, batch, n, true);
+        let counts = maybe_counts(rng, batch, n);
+        check_form(backend, rng, &Links::Parents(parents.clone()), counts.as_ref(), |i, count| {
+            let tree = parents.row([i])[..count].to_vec();
+            let broken = is_broken(&tree);
+            (tree, broken)
+        });
+    });
+}
+
+fn tree_of_children_and_siblings_is_that_of_their_parents(backend: &Backend) {
+    rounds(20, |rng| {
+        let (batch, n) = (rng.size(1..=6), rng.size(1..=40));
+        let parents = parents_of(rng, batch, n, false);
+        let (first, next): (Vec<_>, Vec<_>) = (0..batch).map(|i| children_and_siblings(parents.row([i]))).unzip();
+        let [first, next] = [first, next].map(|rows| Array::new(&[batch, n], rows.concat()));
+        check_form(backend, rng, &Links::Chains(first, next), None, |i, _| (parents.row([i]).to_vec(), false));
+    });
+}
+
+/// Links of any numbers: loops, nodes that are linked twice, and ends past the tree.
+fn tree_of_broken_chains_ends_where_they_break(backend: &Backend) {
+    rounds(30, |rng| {
+        let (batch, n) = (rng.size(1..=6), rng.size(1..=20));
+        let wild = rng.one_in(2);
+        let mut links = || {
+            Array::from_fn(&[batch, n], |_| match rng.size(0..=3) {
+                0 => -1,
+                1 if wild => rng.pick(&[i32::MAX as i64, i32::MIN as i64, n as i64]),
+                _ => rng.int(0..=n as i64),
+            })
+        };
+        let (first, next) = (links(), links());
+        let counts = maybe_counts(rng, batch, n);
+        let chains = Links::Chains(first.clone(), next.clone());
+        check_form(backend, rng, &chains, counts.as_ref(), |i, count| {
+            let (tree, broken) = parents_of_chains(&first.row([i])[..count], &next.row([i])[..count]);
+            let lost = is_broken(&tree);
+            (tree, broken || lost)
+        });
+    });
+}
+
+fn tree_takes_sizes_up_to_1024_nodes(backend: &Backend) {
+    rounds(1, |rng| {
+        for n in [1, 2, 31, 32, 33, 64, 128, 129, 1024] {
+            let batch = if n > 200 { 1 } else { 3 };
+            let parents = parents_of(rng, batch, n, false);
+            check_form(backend, rng, &Links::Parents(parents.clone()), None, |i, _| (parents.row([i]).to_vec(), false));
+        }
+    });
+}
+
+// --- verification ------------------------------------------------------------------------------------------------------
+
+/// Trees of tokens of a small vocabulary, so that drafts meet the target.
+struct Drafts {
+    tokens: Array<i64>,
+    parents: Array<i64>,
+    target: Array<i64>,
+    counts: Option<Array<i64>>,
+}
+
+impl Drafts {
+    fn random(rng: &mut Rng, batch: usize, n: usize) -> Drafts {
+        let vocabulary = rng.pick(&[2, 3, 6]);
+        let mut token = |_: &[usize]| if rng.one_in(30) { -rng.int(1..=3) } else { rng.int(0..=vocabulary - 1) };
+        let (tokens, target) = (Array::from_fn(&[batch, n], &mut token), Array::from_fn(&[batch, n], &mut token));
+        let (parents, counts) = (parents_of(rng, batch, n, true), maybe_counts(rng, batch, n));
+        Drafts { tokens, parents, target, counts }
+    }
+
+    /// The nodes of the walk, and whether a link is broken.
+    fn walk(&self, i: usize, places: usize) -> (Vec<usize>, i64) {
+        let (count, clamp) = clamped(self.counts.as_ref(), i, self.tokens.shape[1]);
+        let parents = &self.parents.row([i])[..count];
+        let mut path = if count > 0 { vec![0] } else { vec![] };
+        while let Some(&node) = path.last().filter(|_| path.len() < places) {
+            let wanted = self.target[[i, node]];
+            let is_next =
+                |&c: &usize| c > node && parents[c] == node as i64 && self.tokens[[i, c]] == wanted && wanted >= 0;
+            let Some(next) = (0..count).find(is_next) else { break };
+            path.push(next);
+        }
+        (path, clamp | if is_broken(parents) { VWD_TREE_BROKEN_LINK as i64 } else { 0 })
+    }
+}
+
+fn check_verify(backend: &Backend, rng: &mut Rng, drafts: &Drafts, places: usize) {
+    let batch = drafts.tokens.shape[0];
+    let dtype = rng.pick(&[I32, I64]);
+    let ints = |rng: &mut Rng, dtype, values: &Array<i64>| {
+        Tensor::ints(backend, dtype, values, &Layout::random(rng, values.shape.len()))
+    };
+    let (tokens, target) = (ints(rng, dtype, &drafts.tokens), ints(rng, dtype, &drafts.target));
+    let parents = ints(rng, I32, &drafts.parents);
+    let counts = drafts.counts.as_ref().map(|counts| ints(rng, I32, counts));
+    let column = |rng: &mut Rng, dtype| Tensor::poisoned(backend, dtype, &[batch], &Layout::random(rng, 1));
+    let row = |rng: &mut Rng, dtype| Tensor::poisoned(backend, dtype, &[batch, places], &Layout::random(rng, 2));
+    let (accepted, next_token, path) = (column(rng, I32), column(rng, dtype), row(rng, I32));
+    let committed = rng.one_in(2).then(|| row(rng, dtype));
+    let status = rng.one_in(2).then(|| column(rng, U32));
+    let given = |t: &Option<Tensor>| t.as_ref().map_or(absent(), Tensor::c);
+    let args = vwd_verify_tree_args {
+        tokens: tokens.c(),
+        parents: parents.c(),
+        node_counts: given(&counts),
+        target: target.c(),
+        accepted: accepted.c(),
+        path: path.c(),
+        next_token: next_token.c(),
+        committed: given(&committed),
+        status: given(&status),
+        ..args()
+    };
+    // SAFETY: the tensors outlive the call.
+    backend.finish(unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) });
+    let (got_accepted, got_path, got_next) = (accepted.read_ints(), path.read_ints(), next_token.read_ints());
+    for i in 0..batch {
+        let (walk, bits) = drafts.walk(i, places);
+        let at = |j: usize| walk.get(j).copied();
+        assert_eq!(got_accepted[[i]], walk.len().max(1) as i64 - 1, "accepted of {i}");
+        assert_eq!(got_next[[i]], walk.last().map_or(-1, |&node| drafts.target[[i, node]]), "next_token of {i}");
+        for j in 0..places {
+            assert_eq!(got_path[[i, j]], at(j).map_or(-1, |node| node as i64), "path of {i}, {j}");
+            if let Some(committed) = &committed {
+                let token = at(j).map_or(-1, |node| drafts.target[[i, node]]);
+                assert_eq!(committed.read_ints()[[i, j]], token, "committed of {i}, {j}");
+            }
+        }
+        if let Some(status) = &status {
+            assert_eq!(status.read_raw()[[i]], (bits as u32).to_le_bytes(), "status of {i}");
+        }
+    }
+    accepted.assert_written("accepted", |_| true);
+    path.assert_written("path", |_| true);
+    [&tokens, &target, &parents].iter().for_each(|t| t.assert_untouched("an input"));
+}
+
+fn verify_tree_walks_to_the_token_that_the_target_says(backend: &Backend) {
+    rounds(60, |rng| {
+        let (batch, n) = (rng.size(0..=9), rng.size(1..=40));
+        let drafts = Drafts::random(rng, batch, n);
+        check_verify(backend, rng, &drafts, n);
+    });
+}
+
+fn verify_tree_takes_the_first_of_equal_siblings(backend: &Backend) {
+    rounds(1, |rng| {
+        // Two children with the target's token, of which the second goes on.
+        let row = |values: &[i64]| Array::new(&[1, 4], values.to_vec());
+        let (tokens, parents) = (row(&[0, 7, 7, 8]), row(&[-1, 0, 0, 2]));
+        let drafts = Drafts { tokens, parents, target: row(&[7, 5, 8, 9]), counts: None };
+        assert_eq!(drafts.walk(0, 4).0, [0, 1]);
+        check_verify(backend, rng, &drafts, 4);
+    });
+}
+
+fn verify_tree_of_a_chain_is_verify(backend: &Backend) {
+    rounds(10, |rng| {
+        let (batch, n) = (rng.size(1..=9), rng.size(1..=20));
+        let target = Array::from_fn(&[batch, n], |_| rng.int(0..=2));
+        let draft = Array::from_fn(&[batch, n - 1], |at| match rng.one_in(4) {
+            true => rng.int(-1..=2),
+            false => target[[at[0], at[1]]],
+        });
+        let tokens = Array::from_fn(&[batch, n], |at| if at[1] == 0 { 99 } else { draft[[at[0], at[1] - 1]] });
+        let parents = Array::from_fn(&[batch, n], |at| at[1] as i64 - 1);
+        let expected = oracle::verify(&draft, &target, None);
+        let place = |values: &Array<i64>| Tensor::ints(backend, I32, values, &Layout::default());
+        let (tokens, parents, target) = (place(&tokens), place(&parents), place(&target));
+        let out = |shape: &[usize]| Tensor::poisoned(backend, I32, shape, &Layout::default());
+        let (accepted, path, next_token, committed) =
+            (out(&[batch]), out(&[batch, n]), out(&[batch]), out(&[batch, n]));
+        let args = vwd_verify_tree_args {
+            tokens: tokens.c(),
+            parents: parents.c(),
+            target: target.c(),
+            accepted: accepted.c(),
+            path: path.c(),
+            next_token: next_token.c(),
+            committed: committed.c(),
+            ..args()
+        };
+        // SAFETY: the tensors outlive the call.
+        backend.finish(unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) });
+        assert_eq!(accepted.read_ints().data, expected.accepted);
+        assert_eq!(next_token.read_ints().data, expected.next_token);
+        assert_eq!(committed.read_ints(), expected.committed);
+    });
+}
+
+fn verify_tree_takes_sizes_up_to_1024_nodes(backend: &Backend) {
+    rounds(1, |rng| {
+        for n in [1, 2, 32, 33, 64, 128, 257, 1024] {
+            let drafts = Drafts::random(rng, 3, n);
+            let places = n + rng.size(0..=3);
+            check_verify(backend, rng, &drafts, places);
+        }
+        // A chain that is accepted to its end.
+        let tokens = Array::filled(&[2, 1024], 5);
+        let parents = Array::from_fn(&[2, 1024], |at| at[1] as i64 - 1);
+        let drafts = Drafts { tokens: tokens.clone(), parents, target: tokens, counts: None };
+        check_verify(backend, rng, &drafts, 1024);
+    });
+}
+
+fn verify_tree_accepts_no_more_than_the_path_holds(backend: &Backend) {
+    rounds(20, |rng| {
+        let (batch, n) = (rng.size(1..=5), rng.size(1..=20));
+        let drafts = Drafts::random(rng, batch, n);
+        let places = rng.size(1..=4);
+        check_verify(backend, rng, &drafts, places);
+    });
+}
+
+fn verify_tree_finds_the_largest_logit(backend: &Backend) {
+    rounds(30, |rng| {
+        let (batch, n) = (rng.size(1..=4), rng.size(1..=12));
+        let vocabulary = if rng.one_in(8) { rng.size(4000..=9000) } else { rng.size(1..=40) };
+        let dtype = rng.pick(&[F32, F16, BF16]);
+        // Whole numbers: equal largest ones are everywhere.
+        let logits = Array::from_fn(&[batch, n, vocabulary], |_| match rng.size(0..=19) {
+            0 => f64::NAN,
+            1 => f64::NEG_INFINITY,
+            _ => rng.int(-3..=3) as f64,
+        });
+        let best = |i: usize, v: usize| {
+            let row = logits.row([i, v]);
+            let most = row.iter().copied().filter(|x| !x.is_nan()).fold(f64::NEG_INFINITY, f64::max);
+            row.iter().position(|&x| x == most && most > f64::NEG_INFINITY).map_or(-1, |token| token as i64)
+        };
+        let target = Array::from_fn(&[batch, n], |at| best(at[0], at[1]));
+        let tokens = Array::from_fn(&[batch, n], |_| rng.int(0..=vocabulary as i64 - 1));
+        let drafts = Drafts { tokens, parents: parents_of(rng, batch, n, false), target, counts: None };
+        let place = |dtype, values: &Array<i64>| Tensor::ints(backend, dtype, values, &Layout::default());
+        let (tokens, parents) = (place(I64, &drafts.tokens), place(I32, &drafts.parents));
+        let rows = Tensor::floats(backend, dtype, &logits, &Layout::random(rng, 3));
+        let out = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &Layout::default());
+        let (accepted, path, next_token) = (out(I32, &[batch]), out(I32, &[batch, n]), out(I64, &[batch]));
+        let status = out(U32, &[batch]);
+        let args = vwd_verify_tree_args {
+            tokens: tokens.c(),
+            parents: parents.c(),
+            status: status.c(),
+            logits: rows.c(),
+            accepted: accepted.c(),
+            path: path.c(),
+            next_token: next_token.c(),
+            ..args()
+        };
+        // SAFETY: the tensors outlive the call.
+        backend.finish(unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) });
+        for i in 0..batch {
+            let (walk, _) = drafts.walk(i, n);
+            let last = *walk.last().expect("the root");
+            let bits = if drafts.target[[i, last]] < 0 { VWD_TREE_NO_TOKEN } else { 0 };
+            assert_eq!(status.read_raw()[[i]], bits.to_le_bytes(), "status of {i}");
+            assert_eq!(accepted.read_ints()[[i]], walk.len() as i64 - 1);
+            assert_eq!(next_token.read_ints()[[i]], drafts.target[[i, last]]);
+            let path = &path.read_ints().row([i])[..walk.len()].to_vec();
+            assert_eq!(*path, walk.iter().map(|&node| node as i64).collect::<Vec<_>>());
+        }
+    });
+}
