@@ -6,6 +6,7 @@ pub mod copy;
 pub mod dtype;
 pub mod float8;
 pub mod floats;
+pub mod instructions;
 pub mod overlap;
 pub mod quiet;
 pub mod status;
