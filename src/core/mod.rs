@@ -7,6 +7,7 @@ pub mod dtype;
 pub mod files;
 pub mod float8;
 pub mod floats;
+pub mod instructions;
 pub mod overlap;
 pub mod quiet;
 pub mod status;

@@ -15,6 +15,7 @@ use crate::abi::{
     VWD_STREAM_SELECT, VWD_STREAM_SPECULATE, VWD_STREAM_WRITE_BACK, vwd_session_details, vwd_session_options,
     vwd_stream,
 };
+use crate::core::instructions::{INSTRUCTIONS_VARIABLE, Instructions};
 use crate::core::status::{Code, Error, Result};
 use crate::core::tensor::{Checks, Device};
 use crate::core::text::text;
@@ -187,6 +188,7 @@ impl Session {
         // A CPU session refuses unknown names too, and runs none of the variants.
         let forced = forced_variants(options, families)?;
         let checks_contents = checks_contents(options.checks_contents, environment(CHECK_VARIABLE).as_deref())?;
+        Instructions::limit(environment(INSTRUCTIONS_VARIABLE).as_deref())?;
         let cpu = || Cpu::start(options).map(Backend::Cpu);
         let cuda = || Ok(Backend::Cuda(Box::new(Cuda::open(options, families, forced, checks_contents)?)));
         let backend = match options.device {

@@ -442,7 +442,7 @@ impl Random {
     }
 
     fn below(&mut self, n: usize) -> usize {
-        (self.next() as u64 * n as u64 >> 32) as usize
+        ((self.next() as u64 * n as u64) >> 32) as usize
     }
 
     /// Uniform in −1 … 1.

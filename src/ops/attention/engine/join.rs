@@ -1,13 +1,12 @@
 //! Joining of states in order, and what is written of the result.
 
-use super::partial::{HEADS, Partial};
-use super::span::Span;
+use super::partial::Partial;
+use super::span::{HEADS, Span};
 use super::{Cut, Job};
 use crate::core::dtype::Rounded;
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::ops::attention::{Extents, Outputs, States};
-use crate::ops::simd::{Kernel, Lanes, dispatch};
 use crate::ops::views::State;
 use crate::runtime::cpu::{Cpu, Rows, Scratch};
 use crate::with_float;
@@ -29,7 +28,7 @@ pub fn join_chunks(
         let chunks = (first_chunk[n]..first_chunk[n + 1]).map(|c| unsafe { states.row(c * cut.spans + s) });
         let chunks = chunks.map(|memory| Source::Memory(Partial::over(memory)));
         let sources = job.start.into_iter().map(Source::Tensors).chain(chunks);
-        dispatch(Join { sources, outputs: job.outputs, span: job.span(job.unit(n), s), dim: cut.value_dim, memory });
+        join(sources, job.outputs, job.span(job.unit(n), s), cut.value_dim, memory);
     })
 }
 
@@ -50,7 +49,7 @@ pub fn join_states(cpu: &Cpu, states: &States, outputs: &Outputs) -> Result<()> 
             heads: (heads - first).min(HEADS),
             ranked,
         };
-        dispatch(Join { sources: states.iter().map(Source::Tensors), outputs, span, dim, memory });
+        join(states.iter().map(Source::Tensors), outputs, span, dim, memory);
     })
 }
 
@@ -60,37 +59,28 @@ enum Source<'a> {
     Memory(Partial<'a>),
 }
 
-struct Join<'a, Sources> {
-    sources: Sources,
-    outputs: &'a Outputs<'a>,
+/// Joins the sources in order; `memory` has room for two partials.
+fn join<'a>(
+    sources: impl Iterator<Item = Source<'a>>,
+    outputs: &Outputs,
     span: Span,
-    /// Dv
     dim: usize,
-    /// For two partials.
     memory: &'a mut [f32],
-}
-
-impl<'a, Sources: Iterator<Item = Source<'a>>> Kernel for Join<'_, Sources> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let Join { sources, outputs, span, dim, memory } = self;
-        let (first, second) = memory.split_at_mut(memory.len() / 2);
-        let (mut total, mut one) = (Partial::empty(first), Partial::empty(second));
-        for source in sources {
-            match source {
-                Source::Memory(partial) => total.fold::<L>(&partial, &span, dim),
-                Source::Tensors(state) => {
-                    // SAFETY: the op's caller vouches for the tensors; the span is inside them.
-                    unsafe { one.read(state, None, &span, dim) };
-                    total.fold::<L>(&one, &span, dim);
-                }
+) {
+    let (first, second) = memory.split_at_mut(memory.len() / 2);
+    let (mut total, mut one) = (Partial::empty(first), Partial::empty(second));
+    for source in sources {
+        match source {
+            Source::Memory(partial) => total.fold(&partial, &span, dim),
+            Source::Tensors(state) => {
+                // SAFETY: the op's caller vouches for the tensors; the span is inside them.
+                unsafe { one.read(state, None, &span, dim) };
+                total.fold(&one, &span, dim);
             }
         }
-        // SAFETY: as above, and these heads are this task's.
-        unsafe { write_outputs(&total, outputs, &span, dim) };
     }
+    // SAFETY: as above, and these heads are this task's.
+    unsafe { write_outputs(&total, outputs, &span, dim) };
 }
 
 /// # Safety

@@ -2,7 +2,7 @@
 //!
 //! What reads one list is a unit: a sequence's KV head, for all positions that share the list or for one that has its own.
 //! The entries of its list are cut into chunks of a fixed number, and these into entry groups, which share a partial; a [`Plan`] says what each entry
-//! is. A task takes one chunk for up to 64 query rows and reads its tokens once: it attends over the tiles of a entry group,
+//! is. A task takes one chunk for up to 64 query rows and reads its tokens once: it attends over the tiles of an entry group,
 //! and joins the entry groups, in the order of the list, to the chunk's state. Then the chunks are joined in order. Cuts and
 //! orders follow from sizes alone, and a row's bits from the tokens that it sees, so that neither batch nor threads nor
 //! other positions change a bit; a long list keeps every thread busy even when the batch is 1.
@@ -10,8 +10,10 @@
 mod cutter;
 mod join;
 mod partial;
+mod scores;
 mod span;
 mod tile;
+mod weigh;
 
 pub use join::join_states;
 
@@ -23,10 +25,11 @@ use crate::ops::views::{BlockList, ListAt, State};
 use crate::runtime::cpu::{Cpu, Rows};
 use crate::with_float;
 use cutter::Cutter;
-use partial::{HEADS, Partial, Queries};
-use span::Span;
+use partial::{Partial, Queries};
+use scores::Scores;
+use span::{HEADS, Span};
 use std::ops::Range;
-use tile::Tile;
+use tile::{Ahead, TILE, Tile};
 
 /// Tokens of a chunk, where one block has fewer.
 const CHUNK_TOKENS: usize = 512;
@@ -188,7 +191,7 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
                     Some((job.span(unit, span), states.row(c * cut.spans + span)))
                 });
                 with_float!(tile::element(kv), T => {
-                    dispatch(&mut AttendChunk::<T>::new(job, unit, entries, parts, &memory, room));
+                    AttendChunk::<T>::new(job, unit, entries, parts, &memory, room).run()
                 })
             }
         })?;
@@ -208,7 +211,7 @@ struct Memory<'c> {
 impl Memory<'_> {
     fn floats(&self) -> usize {
         let of_span = HEADS * self.dim + self.cut.floats;
-        self.spans * of_span + self.cut.floats + 4 * self.cut.value_dim + 2 * self.copies
+        self.spans * of_span + self.cut.floats + 2 * self.copies
     }
 }
 
@@ -234,7 +237,7 @@ struct AttendChunk<'a, T> {
     shares: [Option<Share<'a>>; SPANS],
     tiles: [Tile<'a, T>; 2],
     one: Partial<'a>,
-    spare: &'a mut [f32],
+    scores: Scores,
     value_dim: usize,
 }
 
@@ -272,23 +275,19 @@ impl<'a, T: Row> AttendChunk<'a, T> {
             Some(Share { span, queries, entry_group, total: Partial::empty(total) })
         });
         let one = Partial::empty(take(&mut room, memory.cut.floats));
-        let spare = take(&mut room, 4 * value_dim);
         let tiles = [(); 2].map(|()| Tile::new(take(&mut room, memory.copies)));
-        AttendChunk { job, cutter: Cutter::new(job, unit, seen, entries), shares, tiles, one, spare, value_dim }
+        let (cutter, scores) = (Cutter::new(job, unit, seen, entries), Scores([[0.0; TILE]; HEADS]));
+        AttendChunk { job, cutter, shares, tiles, one, scores, value_dim }
     }
-}
 
-// By reference: it is too large to be passed along.
-impl<T: Row> Kernel for &mut AttendChunk<'_, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let AttendChunk { job, cutter, shares, tiles, one, spare, value_dim } = self;
+    /// # Safety
+    /// As for [`AttendChunk::new`].
+    unsafe fn run(&mut self) {
+        let AttendChunk { job, cutter, shares, tiles, one, scores, value_dim } = self;
         // SAFETY: the op's caller vouches for its tensors, and the spans are inside them.
         unsafe {
             for share in shares.iter_mut().flatten() {
-                read_queries::<L>(job.problem, &share.span, share.queries.values);
+                read_queries(job.problem, &share.span, share.queries.values);
             }
             let last = shares.iter().flatten().count() - 1;
             // While one tile is attended, the rows of the next are on their way.
@@ -297,8 +296,8 @@ impl<T: Row> Kernel for &mut AttendChunk<'_, T> {
             while found {
                 found = cutter.cut(next);
                 for (n, share) in shares.iter_mut().flatten().enumerate() {
-                    let ahead = if n == last { next.rows()[0] } else { &[] };
-                    share.add::<L, T>(job, tile, (n == 0, ahead), (one, spare), *value_dim);
+                    let ahead = if n == last { next.keys_ahead(job.problem.heads.dim) } else { Ahead::nothing() };
+                    share.add(job, tile, (n == 0, ahead), (one, scores), *value_dim);
                 }
                 std::mem::swap(&mut tile, &mut next);
             }
@@ -311,13 +310,12 @@ impl<'w> Share<'w> {
     ///
     /// # Safety
     /// The op's caller vouches for its tensors; the tile is of this chunk.
-    #[inline(always)]
-    unsafe fn add<L: Lanes, T: Row>(
+    unsafe fn add<T: Row>(
         &mut self,
         job: &Job,
         tile: &Tile<T>,
-        fetch: (bool, &[*const T]),
-        (one, spare): (&mut Partial<'w>, &mut [f32]),
+        fetch: (bool, Ahead<T>),
+        (one, scores): (&mut Partial<'w>, &mut Scores),
         value_dim: usize,
     ) {
         let Share { span, queries, entry_group, total } = self;
@@ -326,20 +324,20 @@ impl<'w> Share<'w> {
             if tile.len() > 0 {
                 let first = entry_group.is_empty(span);
                 let target = if first { &mut *entry_group } else { &mut *one };
-                target.attend::<L, T>(queries, span, tile, fetch, spare);
+                target.attend(queries, span, tile, fetch, scores);
                 if !first {
-                    entry_group.fold::<L>(one, span, value_dim);
+                    entry_group.fold(one, span, value_dim);
                 }
             }
             if let (Some(n), Some(kept)) = (tile.kept, job.kept) {
                 one.read(kept, Some(n), span, value_dim);
-                total.fold::<L>(one, span, value_dim);
+                total.fold(one, span, value_dim);
             }
             if let Some(n) = tile.closes {
                 if let Some(partials) = job.partials {
                     entry_group.write(partials, Some(n), span, value_dim);
                 }
-                total.fold::<L>(entry_group, span, value_dim);
+                total.fold(entry_group, span, value_dim);
                 entry_group.clear();
             }
         }
@@ -350,8 +348,7 @@ impl<'w> Share<'w> {
 ///
 /// # Safety
 /// The op's caller vouches for q, and the span is inside it.
-#[inline(always)]
-unsafe fn read_queries<L: Lanes>(problem: &Problem, span: &Span, queries: &mut [f32]) {
+unsafe fn read_queries(problem: &Problem, span: &Span, queries: &mut [f32]) {
     let Problem { positions, heads, scale, .. } = problem;
     let channel = positions.q.rank() - 1;
     queries[span.heads * heads.dim..].fill(0.0);
@@ -362,10 +359,27 @@ unsafe fn read_queries<L: Lanes>(problem: &Problem, span: &Span, queries: &mut [
             // SAFETY: the row has D elements, as a query of `queries`.
             unsafe {
                 match row.packed() {
-                    Some(row) => widen::<L, T>(row, *scale, query),
+                    Some(row) => dispatch(Widen { row, scale: *scale, query }),
                     None => query.iter_mut().enumerate().for_each(|(d, x)| *x = row.get(d).to_f32() * scale),
                 }
             }
         })
+    }
+}
+
+/// A query of adjacent elements in f32, times the scale.
+struct Widen<'q, T> {
+    row: *const T,
+    scale: f32,
+    query: &'q mut [f32],
+}
+
+impl<T: Row> Kernel for Widen<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<L: Lanes>(self) {
+        // SAFETY: read_queries makes it of a row that is as long as the query.
+        unsafe { widen::<L, T>(self.row, self.scale, self.query) }
     }
 }

@@ -2,6 +2,10 @@
 
 use crate::core::along::Along;
 use crate::core::tensor::Tensor;
+use crate::ops::simd::LANES;
+
+/// The most rows of a span: what belongs to each of them alone is one vector.
+pub const HEADS: usize = LANES;
 
 /// Consecutive rows of a unit, at most eight. A unit is what reads one list: G query heads of one position, or of each of
 /// the positions that share it, one position after the other.

@@ -3,7 +3,7 @@
 use crate::core::dtype::{DType, Float};
 use crate::core::tensor::Tensor;
 use crate::ops::attention::Seen;
-use crate::ops::simd::Row;
+use crate::ops::simd::{Row, fetch};
 use crate::ops::views::{PagedKv, Scale};
 use crate::with_key;
 use std::ops::Range;
@@ -83,6 +83,16 @@ impl<'w, T: Row> Tile<'w, T> {
         [&self.keys[..self.len], &self.values[..self.len]]
     }
 
+    /// The keys, of `dim` channels, to be fetched.
+    pub fn keys_ahead(&self, dim: usize) -> Ahead<'_, T> {
+        Ahead::new(&self.keys[..self.len], dim)
+    }
+
+    /// The values, of `dim` channels, to be fetched.
+    pub fn values_ahead(&self, dim: usize) -> Ahead<'_, T> {
+        Ahead::new(&self.values[..self.len], dim)
+    }
+
     /// Whether a row that sees these tokens surely sees the whole tile.
     #[inline(always)]
     pub fn is_seen(&self, seen: &Seen) -> bool {
@@ -124,14 +134,13 @@ impl<'w, T: Row> Tile<'w, T> {
             // SAFETY: as the caller says.
             unsafe { self.push_copies(kv, count, place) };
         } else {
-            let (keys, values) = (kv.k.along::<T, 3>(1, place), kv.v.along::<T, 3>(1, place));
-            let places = self.keys[self.len..].iter_mut().zip(&mut self.values[self.len..]).take(count);
-            for (n, (to_key, to_value)) in (0..).zip(places) {
-                (*to_key, *to_value) = (keys.at(n), values.at(n));
-            }
+            let places = self.len..self.len + count;
+            fill(&mut self.keys[places.clone()], kv.k.at(place), kv.k.stride(1));
+            fill(&mut self.values[places], kv.v.at(place), kv.v.stride(1));
         }
-        let tokens = self.tokens[self.len..].iter_mut().take(count);
-        tokens.zip(first as u32..).for_each(|(place, t)| *place = t);
+        for (n, token) in self.tokens[self.len..self.len + count].iter_mut().enumerate() {
+            *token = (first + n) as u32;
+        }
         self.reach = self.reach.start.min(first)..self.reach.end.max(first + count);
         self.len += count;
     }
@@ -151,6 +160,60 @@ impl<'w, T: Row> Tile<'w, T> {
             }
             (self.keys[self.len + n], self.values[self.len + n]) = (key.as_ptr().cast(), value.as_ptr().cast());
         }
+    }
+}
+
+/// The addresses of rows that are `stride` elements apart.
+#[inline(always)]
+fn fill<T>(rows: &mut [*const T], first: *const T, stride: isize) {
+    let mut next = first;
+    for row in rows {
+        *row = next;
+        next = next.wrapping_offset(stride);
+    }
+}
+
+/// Rows that are fetched into the cache while others are attended to, some at a time.
+#[derive(Clone, Copy)]
+pub struct Ahead<'a, T> {
+    rows: &'a [*const T],
+    /// Elements of a row.
+    dim: usize,
+    /// Rows that one of several equal shares has.
+    share: usize,
+}
+
+impl<'a, T> Ahead<'a, T> {
+    /// Rows of `dim` elements.
+    pub fn new(rows: &'a [*const T], dim: usize) -> Ahead<'a, T> {
+        Ahead { rows, dim, share: 0 }
+    }
+
+    pub fn nothing() -> Ahead<'a, T> {
+        Ahead::new(&[], 0)
+    }
+
+    /// Fetches the next `count` rows.
+    #[inline(always)]
+    pub fn fetch(&mut self, count: usize) {
+        if !self.rows.is_empty() {
+            let (now, later) = self.rows.split_at(count.min(self.rows.len()));
+            for &row in now {
+                fetch(row, self.dim);
+            }
+            self.rows = later;
+        }
+    }
+
+    /// Shares out the rows among `shares` calls of [`Ahead::fetch_share`].
+    #[inline(always)]
+    pub fn share_out(&mut self, shares: usize) {
+        self.share = self.rows.len().div_ceil(shares.max(1));
+    }
+
+    #[inline(always)]
+    pub fn fetch_share(&mut self) {
+        self.fetch(self.share);
     }
 }
 

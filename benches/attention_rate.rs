@@ -1,0 +1,150 @@
+//! What one thread reaches in dense attention: GFLOP/s and GB/s by CPU time, for each dtype, D, G and number of positions.
+//! Keys and values lie in memory, 64 MiB that a call reads once, or in the second-level cache, 256 KiB that calls read again
+//! and again. A plain read of the same bytes stands beside them. A line is
+//! `case median_µs GFLOP/s GB/s`; arguments choose the cases whose names hold all of them. `benches/paired.py` compares two
+//! builds of this program.
+//!
+//! Attention does 4·Hq·D operations for a token and position, and reads 2·Hk·D elements for a token.
+
+use half::{bf16, f16};
+use std::hint::black_box;
+use std::ptr::null_mut;
+use vanward::abi::*;
+use vanward::capi::*;
+
+#[path = "../tests/support/mod.rs"]
+mod support;
+use support::args;
+
+const MEMORY: usize = 64 << 20;
+const CACHE: usize = 256 << 10;
+/// Tokens of a page.
+const PAGE: usize = 64;
+const SAMPLES: usize = 9;
+/// CPU time of a sample, in nanoseconds, at least.
+const SAMPLE: u64 = 10_000_000;
+
+/// CPU time of this thread in nanoseconds: other programs on the machine do not add to it.
+fn now() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Median nanoseconds of a call.
+fn measure(mut call: impl FnMut()) -> f64 {
+    let mut sample = |calls: u64| {
+        let start = now();
+        (0..calls).for_each(|_| call());
+        (now() - start) as f64 / calls as f64
+    };
+    let calls = (SAMPLE as f64 / sample(1).min(sample(1))).ceil() as u64;
+    let mut samples: Vec<f64> = (0..SAMPLES).map(|_| sample(calls)).collect();
+    samples.sort_by(f64::total_cmp);
+    samples[SAMPLES / 2]
+}
+
+fn tensor<T>(data: &[T], code: u8, shape: &[usize], strides: &[usize]) -> vwd_tensor {
+    let wide = |of: &[usize]| std::array::from_fn(|d| of.get(d).map_or(0, |&n| n as i64));
+    vwd_tensor {
+        data: data.as_ptr().cast_mut().cast(),
+        device_type: 1,
+        device_id: 0,
+        dtype_code: code,
+        dtype_bits: 8 * size_of::<T>() as u8,
+        lanes: 1,
+        ndim: shape.len() as i32,
+        shape: wide(shape),
+        strides: wide(strides),
+    }
+}
+
+/// Numbers in −1 … 1.
+fn values<T>(count: usize, from: impl Fn(f32) -> T) -> Vec<T> {
+    let mut state = 1u32;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| from(next())).collect()
+}
+
+/// A dtype: its name, its code in a tensor, and how it is made of f32.
+struct Element<T>(&'static str, u8, fn(f32) -> T);
+
+struct Shape {
+    dim: usize,
+    group: usize,
+    rows: usize,
+    /// Bytes of keys and values.
+    bytes: usize,
+}
+
+fn report(name: &str, wanted: &[String], flops: f64, bytes: f64, call: &mut dyn FnMut()) {
+    if wanted.iter().all(|part| name.contains(part)) {
+        let time = measure(call);
+        println!("{name:34} {:9.2} {:6.1} {:6.1}", time / 1e3, flops / time, bytes / time);
+    }
+}
+
+impl<T> Element<T> {
+    fn attend(&self, session: &support::Session, wanted: &[String], Shape { dim, group, rows, bytes }: Shape) {
+        let Element(dtype, code, from) = self;
+        let place = if bytes == MEMORY { "memory" } else { "cache" };
+        let name = format!("{dtype} D={dim} G={group} Q={rows} {place}");
+        if !wanted.iter().all(|part| name.contains(part)) {
+            return;
+        }
+        let kv_heads = if bytes == MEMORY { 8 } else { 1 };
+        let tokens = bytes / (2 * kv_heads * dim * size_of::<T>());
+        let (pages, heads) = (tokens / PAGE, kv_heads * group);
+        let kv: [Vec<T>; 2] = std::array::from_fn(|_| values(tokens * kv_heads * dim, from));
+        let (q, out) = (values(rows * heads * dim, from), values(rows * heads * dim, from));
+        let (table, lens): (Vec<i32>, _) = ((0..pages as i32).collect(), [tokens as i32]);
+        let pool = |data: &[T]| {
+            let strides = [kv_heads * PAGE * dim, dim, PAGE * dim, 1];
+            tensor(data, *code, &[pages, PAGE, kv_heads, dim], &strides)
+        };
+        let of_rows =
+            |data: &[T]| tensor(data, *code, &[1, rows, heads, dim], &[rows * heads * dim, heads * dim, dim, 1]);
+        let kv = vwd_paged_kv {
+            k: pool(&kv[0]),
+            v: pool(&kv[1]),
+            page_table: tensor(&table, 0, &[1, pages], &[pages, 1]),
+            seq_lens: tensor(&lens, 0, &[1], &[1]),
+            ..args()
+        };
+        let call = vwd_attention_args { kv: &kv, q: of_rows(&q), out: of_rows(&out), ..args() };
+        let flops = 4.0 * (tokens * rows * heads * dim) as f64;
+        report(&name, wanted, flops, bytes as f64, &mut || {
+            // SAFETY: the tensors live as long as this function.
+            support::assert_ok(unsafe { vwd_attention(session.raw(), &call, null_mut()) });
+        });
+    }
+
+    fn attend_all(&self, session: &support::Session, wanted: &[String], groups: &[usize], rows: &[usize]) {
+        for bytes in [CACHE, MEMORY] {
+            for (dim, &rows, &group) in
+                [64, 128].into_iter().flat_map(|d| rows.iter().flat_map(move |r| groups.iter().map(move |g| (d, r, g))))
+            {
+                self.attend(session, wanted, Shape { dim, group, rows, bytes });
+            }
+        }
+    }
+}
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
+    let session = support::Session::cpu(1);
+    for (place, bytes) in [("cache", CACHE), ("memory", MEMORY)] {
+        let data = values(bytes / 4, f32::to_bits);
+        report(&format!("read {place}"), &wanted, 0.0, bytes as f64, &mut || {
+            let sums = data.chunks_exact(64).fold([0u32; 64], |sums, w| std::array::from_fn(|i| sums[i] ^ w[i]));
+            black_box(sums);
+        });
+    }
+    Element("f16", 2, f16::from_f32).attend_all(&session, &wanted, &[1, 3, 4, 7], &[1, 9]);
+    Element("bf16", 4, bf16::from_f32).attend_all(&session, &wanted, &[1, 4], &[1]);
+    Element("f32", 2, |x| x).attend_all(&session, &wanted, &[1, 4], &[1]);
+}
