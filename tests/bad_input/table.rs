@@ -30,6 +30,8 @@ pub struct Field<'b> {
     optional: bool,
     /// Symbols of its dimensions. `?` after a symbol: any extent will do.
     shape: Vec<&'static str>,
+    /// What the message of its absence names instead: the other argument that may stand for it.
+    alternative: &'static str,
     /// Takes any dtype that its partner has.
     any_dtype: bool,
     /// Where the call finds it.
@@ -57,6 +59,8 @@ pub struct Call<'b> {
     /// Outputs that may share memory.
     may_overlap: Vec<[&'static str; 2]>,
     handle: (&'static str, *const c_void),
+    /// The parameter that is the struct.
+    args_name: &'static str,
     takes_stream: bool,
     invoke: Box<dyn Fn(*const c_void, *const c_void, vwd_stream) -> vwd_status + 'b>,
 }
@@ -98,6 +102,7 @@ impl<'b> Call<'b> {
             refused: vec![],
             may_overlap: vec![],
             handle,
+            args_name: "args",
             takes_stream: true,
             invoke: Box::new(invoke),
         }
@@ -171,7 +176,9 @@ impl<'b> Call<'b> {
         assert!(stride as usize * dtype.bytes() <= ROOM, "{name} needs more room");
         // SAFETY: `at` lies in the argument struct or in an array of tensors.
         unsafe { at.write(tensor) };
-        let field = Field { name, role, optional: false, shape: symbols, any_dtype: false, at, memory, before: poison };
+        let (optional, any_dtype) = (false, false);
+        let field =
+            Field { name, role, optional, alternative: name, shape: symbols, any_dtype, at, memory, before: poison };
         self.fields.push(field);
         self.fields.last_mut().unwrap()
     }
@@ -221,6 +228,11 @@ impl<'b> Call<'b> {
     /// A pointer that need not be given.
     pub fn may_be_null(&mut self, name: &str) {
         self.arrays.retain(|array| array.0 != name);
+    }
+
+    /// The parameter that is the struct has this name.
+    pub fn args_are_called(&mut self, name: &'static str) {
+        self.args_name = name;
     }
 
     pub fn takes_no_stream(&mut self) {
@@ -289,9 +301,9 @@ impl<'b> Call<'b> {
         let status = self.invoke_with(std::ptr::null(), args, stream);
         self.expect(table, "no handle", &[self.handle.0], status);
         let status = self.invoke_with(self.handle.1, std::ptr::null(), stream);
-        self.expect(table, "no arguments", &["args"], status);
+        self.expect(table, "no arguments", &[self.args_name], status);
         let status = self.invoke_with(self.handle.1, args.wrapping_byte_add(1), stream);
-        self.expect(table, "misaligned arguments", &["args"], status);
+        self.expect(table, "misaligned arguments", &[self.args_name], status);
         if self.takes_stream && !self.backend.is_cuda() {
             let status = self.invoke_with(self.handle.1, args, 64 as vwd_stream);
             self.expect(table, "a stream on a CPU session", &["stream"], status);
@@ -322,7 +334,8 @@ impl<'b> Call<'b> {
         for size in unknown {
             self.set_struct_size(size);
             let status = self.invoke();
-            self.expect(table, &format!("struct_size {size}"), &["args.struct_size"], status);
+            let name = format!("{}.struct_size", self.args_name);
+            self.expect(table, &format!("struct_size {size}"), &[&name], status);
         }
         // A later version's struct: accepted while what it adds is zero.
         self.set_struct_size(full + 16);
@@ -330,7 +343,7 @@ impl<'b> Call<'b> {
         let last = full / 8 + 1;
         self.args[last] = 1 << 63;
         let status = self.invoke();
-        self.expect(table, "a larger struct with a field set", &["args"], status);
+        self.expect(table, "a larger struct with a field set", &[self.args_name], status);
         self.args[last] = 0;
         // An earlier version's struct: what follows it is not read.
         for &size in self.known_sizes.iter().filter(|&&size| size < full) {
@@ -358,7 +371,7 @@ impl<'b> Call<'b> {
     }
 
     fn tensor_rows(&mut self, n: usize, table: &mut Table) {
-        let Field { name, at, optional, any_dtype, ref shape, .. } = self.fields[n];
+        let Field { name, at, optional, alternative, any_dtype, ref shape, .. } = self.fields[n];
         let shape = shape.clone();
         // SAFETY: the field's place.
         let valid = unsafe { at.read() };
@@ -374,7 +387,7 @@ impl<'b> Call<'b> {
         };
         let own = &[name][..];
         if !optional {
-            expect("NULL".into(), own, vwd_tensor { data: std::ptr::null_mut(), ..valid });
+            expect("NULL".into(), &[alternative], vwd_tensor { data: std::ptr::null_mut(), ..valid });
         }
         let names = if any_dtype { &related[..] } else { own };
         expect("float64".into(), names, vwd_tensor { dtype_code: 2, dtype_bits: 64, ..valid });
@@ -475,6 +488,11 @@ impl<'b> Call<'b> {
 impl Field<'_> {
     pub fn optional(&mut self) -> &mut Self {
         self.optional = true;
+        self
+    }
+
+    pub fn or(&mut self, alternative: &'static str) -> &mut Self {
+        self.alternative = alternative;
         self
     }
 
