@@ -30,8 +30,6 @@ pub struct Field<'b> {
     optional: bool,
     /// Symbols of its dimensions. `?` after a symbol: any extent will do.
     shape: Vec<&'static str>,
-    /// What the message of its absence names instead: the other argument that may stand for it.
-    alternative: &'static str,
     /// Takes any dtype that its partner has.
     any_dtype: bool,
     /// Where the call finds it.
@@ -176,9 +174,7 @@ impl<'b> Call<'b> {
         assert!(stride as usize * dtype.bytes() <= ROOM, "{name} needs more room");
         // SAFETY: `at` lies in the argument struct or in an array of tensors.
         unsafe { at.write(tensor) };
-        let (optional, any_dtype) = (false, false);
-        let field =
-            Field { name, role, optional, alternative: name, shape: symbols, any_dtype, at, memory, before: poison };
+        let field = Field { name, role, optional: false, shape: symbols, any_dtype: false, at, memory, before: poison };
         self.fields.push(field);
         self.fields.last_mut().unwrap()
     }
@@ -371,7 +367,7 @@ impl<'b> Call<'b> {
     }
 
     fn tensor_rows(&mut self, n: usize, table: &mut Table) {
-        let Field { name, at, optional, alternative, any_dtype, ref shape, .. } = self.fields[n];
+        let Field { name, at, optional, any_dtype, ref shape, .. } = self.fields[n];
         let shape = shape.clone();
         // SAFETY: the field's place.
         let valid = unsafe { at.read() };
@@ -387,7 +383,7 @@ impl<'b> Call<'b> {
         };
         let own = &[name][..];
         if !optional {
-            expect("NULL".into(), &[alternative], vwd_tensor { data: std::ptr::null_mut(), ..valid });
+            expect("NULL".into(), own, vwd_tensor { data: std::ptr::null_mut(), ..valid });
         }
         let names = if any_dtype { &related[..] } else { own };
         expect("float64".into(), names, vwd_tensor { dtype_code: 2, dtype_bits: 64, ..valid });
@@ -488,11 +484,6 @@ impl<'b> Call<'b> {
 impl Field<'_> {
     pub fn optional(&mut self) -> &mut Self {
         self.optional = true;
-        self
-    }
-
-    pub fn or(&mut self, alternative: &'static str) -> &mut Self {
-        self.alternative = alternative;
         self
     }
 

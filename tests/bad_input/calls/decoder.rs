@@ -98,7 +98,7 @@ pub fn decoder_foresee(backend: &Backend) -> Call<'_> {
     });
     call.scalar("flags", offset_of!(Args, flags), 0, FLAGS);
     call.scalar("layer", offset_of!(Args, layer), 0, &[1, u32::MAX]);
-    call.input("q", offset_of!(Args, q), F16, "B Hq D").or("forecast");
+    call.input("q", offset_of!(Args, q), F16, "B Hq D");
     call.refused("x", offset_of!(Args, x));
     call.refused("previous", offset_of!(Args, previous));
     call
