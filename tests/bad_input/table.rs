@@ -57,6 +57,8 @@ pub struct Call<'b> {
     /// Outputs that may share memory.
     may_overlap: Vec<[&'static str; 2]>,
     handle: (&'static str, *const c_void),
+    /// The parameter that is the struct.
+    args_name: &'static str,
     takes_stream: bool,
     invoke: Box<dyn Fn(*const c_void, *const c_void, vwd_stream) -> vwd_status + 'b>,
 }
@@ -98,6 +100,7 @@ impl<'b> Call<'b> {
             refused: vec![],
             may_overlap: vec![],
             handle,
+            args_name: "args",
             takes_stream: true,
             invoke: Box::new(invoke),
         }
@@ -223,6 +226,11 @@ impl<'b> Call<'b> {
         self.arrays.retain(|array| array.0 != name);
     }
 
+    /// The parameter that is the struct has this name.
+    pub fn args_are_called(&mut self, name: &'static str) {
+        self.args_name = name;
+    }
+
     pub fn takes_no_stream(&mut self) {
         self.takes_stream = false;
     }
@@ -289,9 +297,9 @@ impl<'b> Call<'b> {
         let status = self.invoke_with(std::ptr::null(), args, stream);
         self.expect(table, "no handle", &[self.handle.0], status);
         let status = self.invoke_with(self.handle.1, std::ptr::null(), stream);
-        self.expect(table, "no arguments", &["args"], status);
+        self.expect(table, "no arguments", &[self.args_name], status);
         let status = self.invoke_with(self.handle.1, args.wrapping_byte_add(1), stream);
-        self.expect(table, "misaligned arguments", &["args"], status);
+        self.expect(table, "misaligned arguments", &[self.args_name], status);
         if self.takes_stream && !self.backend.is_cuda() {
             let status = self.invoke_with(self.handle.1, args, 64 as vwd_stream);
             self.expect(table, "a stream on a CPU session", &["stream"], status);
@@ -322,7 +330,8 @@ impl<'b> Call<'b> {
         for size in unknown {
             self.set_struct_size(size);
             let status = self.invoke();
-            self.expect(table, &format!("struct_size {size}"), &["args.struct_size"], status);
+            let name = format!("{}.struct_size", self.args_name);
+            self.expect(table, &format!("struct_size {size}"), &[&name], status);
         }
         // A later version's struct: accepted while what it adds is zero.
         self.set_struct_size(full + 16);
@@ -330,7 +339,7 @@ impl<'b> Call<'b> {
         let last = full / 8 + 1;
         self.args[last] = 1 << 63;
         let status = self.invoke();
-        self.expect(table, "a larger struct with a field set", &["args"], status);
+        self.expect(table, "a larger struct with a field set", &[self.args_name], status);
         self.args[last] = 0;
         // An earlier version's struct: what follows it is not read.
         for &size in self.known_sizes.iter().filter(|&&size| size < full) {

@@ -85,7 +85,7 @@ class DecoderTest(unittest.TestCase):
                 self.decoder(s, strategy=Strategy.FORESEEN, ratio=0.5)
             with self.decoder(s, strategy=Strategy.FORESEEN) as decoder:
                 decoder.begin(seq_lens=np.array([9], np.int32), page_table=self.table)
-                with self.assertRaisesRegex(vanward.InvalidArgument, "decoder_foresee: forecast: NULL without q"):
+                with self.assertRaisesRegex(vanward.InvalidArgument, "decoder_foresee: q: absent without a forecast"):
                     decoder.foresee(layer=0)
 
 

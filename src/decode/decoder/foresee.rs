@@ -95,7 +95,7 @@ impl Decoder {
             }
         };
         match (forecast, given(&c.q)) {
-            (None, None) => Err(Error::argument("forecast", "NULL without q", "a forecast, or q")),
+            (None, None) => Err(Error::argument("q", "absent without a forecast", "q, or a forecast")),
             (Some(_), Some(_)) => Err(Error::argument("q", "given beside a forecast", "one of them")),
             (None, Some(q)) => {
                 for (name, t) in [("x", &c.x), ("previous", &c.previous)] {

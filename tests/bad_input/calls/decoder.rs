@@ -78,6 +78,7 @@ pub fn decoder_begin(backend: &Backend) -> Call<'_> {
         // SAFETY: the table passes a decoder (or NULL) and arguments (or less), as C might.
         unsafe { vwd_decoder_begin(handle, args, stream) }
     });
+    call.args_are_called("step");
     call.scalar("flags", offset_of!(Args, flags), 0, FLAGS);
     call.scalar("positions", offset_of!(Args, positions), 2, &[3, u32::MAX]);
     call.input("seq_lens", offset_of!(Args, seq_lens), I32, "B").values(&[16, 3, 9]);

@@ -536,7 +536,7 @@ fn decoder_foresee_errors_name_the_argument(backend: &Backend) {
     decoder.begin(backend, &vwd_decoder_step { seq_lens: lens.c(), ..args() });
     fails(none, vwd_decoder_foresee_args { layer: 1, ..by_queries }, &["layer", "1", "0 … 0"]);
     fails(none, vwd_decoder_foresee_args { flags: 1, ..by_queries }, &["flags", "1"]);
-    fails(none, args(), &["forecast", "NULL without q"]);
+    fails(none, args(), &["q", "absent without a forecast"]);
     fails(forecast.0, by_queries, &["q", "given beside a forecast"]);
     fails(none, vwd_decoder_foresee_args { x: x.c(), ..by_queries }, &["x", "given without a forecast"]);
     let (three, wide) = (floats(&[2, 3, 16]), floats(&[2, 4, 24]));
