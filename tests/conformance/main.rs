@@ -50,7 +50,7 @@ struct Family {
 const FAMILIES: &[Family] = &[
     Family { cases: verify::CASES, on_cuda: true },
     Family { cases: verify::ON_THE_CPU, on_cuda: false },
-    Family { cases: sample::CASES, on_cuda: false },
+    Family { cases: sample::CASES, on_cuda: true },
     Family { cases: index::CASES, on_cuda: true },
     Family { cases: index_bits::CASES, on_cuda: true },
     Family { cases: select::CASES, on_cuda: true },

@@ -1,4 +1,4 @@
-//! Draws from rows of logits: what every sampling call shares.
+//! Draws from rows of logits: what every sampling call shares. kernels/common/draw.cuh computes the same bits.
 //!
 //! **Row.** V numbers x_j: logits, whose NaN count as −inf, or weights, whose NaN and negative numbers count as 0. A filter
 //! (see `filter.rs`) turns the logits of the tokens that it drops to −inf, and their weights to 0.
