@@ -298,7 +298,7 @@ impl<'a> Distribution<'a> {
 
     /// The token for a number of [`uniform`]; the distribution is not empty.
     pub fn draw(&self, number: u64) -> usize {
-        let mut left = (number as u128 * self.total as u128 >> 53) as u64;
+        let mut left = ((number as u128 * self.total as u128) >> 53) as u64;
         let mut s = 0;
         while left >= self.segments[s].share {
             left -= self.segments[s].share;
