@@ -23,8 +23,8 @@ use std::mem::MaybeUninit;
 /// A row from which no token can be drawn ends the request: acceptance stops before it, and there is no next token.
 ///
 /// Random numbers are Philox4x32-10 of (seed, position, purpose): nothing depends on the request's place in the batch, the
-/// size of the batch, the number of draft tokens or the device. A draw is defined to the bit (docs/verify-sample.md), so every machine
-/// commits the same tokens for rows of the same bits; only logprobs may differ, by 10^−6·(1 + |ln p|).
+/// size of the batch, the number of draft tokens or the device. A draw is defined to the bit (docs/verify-sample.md), so the CPU and
+/// CUDA commit the same tokens for rows of the same bits; only logprobs may differ, by 10^−6·(1 + |ln p|).
 ///
 /// Committed are the accepted draft tokens and the next token, cut after the first stop token and at remaining tokens. A
 /// stop token within the budget gives VWD_FINISH_STOP, a cut at the budget VWD_FINISH_LENGTH. Where the cut drops the next token
@@ -65,8 +65,8 @@ use std::mem::MaybeUninit;
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
 /// once its scratch is there; may be captured: seeds, positions and all else are read when the graph runs. Thread-safe; calls on one
 /// stream are ordered by the caller. Tensors are borrowed until the stream passes this point; inputs are not written.
-/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, OUT_OF_SCRATCH, UNSUPPORTED (CUDA sessions), DRIVER,
-/// INTERNAL.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, OUT_OF_SCRATCH, UNSUPPORTED (CUDA: 2^24 rows or more),
+/// DRIVER, INTERNAL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_verify_sample(
     session: *const vwd_session,

@@ -24,6 +24,7 @@ use crate::runtime::cuda::Family;
 pub const FAMILIES: &[Family] = &[
     Family::of::<verify::Kernels>(),
     Family::of::<pack::Kernels>(),
+    Family::of::<sample::Kernels>(),
     Family::of::<index::Kernels>(),
     Family::of::<select::Kernels>(),
     Family::of::<topk::Kernels>(),

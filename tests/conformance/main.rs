@@ -54,7 +54,7 @@ struct Family {
 const FAMILIES: &[Family] = &[
     Family { cases: verify::CASES, on_cuda: true },
     Family { cases: verify::ON_THE_CPU, on_cuda: false },
-    Family { cases: sample::CASES, on_cuda: false },
+    Family { cases: sample::CASES, on_cuda: true },
     Family { cases: tree::CASES, on_cuda: true },
     Family { cases: compact::CASES, on_cuda: true },
     Family { cases: compact::ON_THE_CPU, on_cuda: false },

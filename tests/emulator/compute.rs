@@ -241,6 +241,7 @@ fn conversion(parts: &[&str]) -> Option<Computed> {
         }
         ["cvt", "rn", "f16x2", "e4m3x2"] => unary(|a: u16| e4m3(a as u8) | e4m3((a >> 8) as u8) << 16),
         ["cvt", "rzi", "u32", "f32"] => unary(|a: f32| a as u32),
+        ["cvt", "rzi", "u64", "f32"] => unary(|a: f32| a as u64),
         ["cvt", "rzi", "s32", "f32"] => unary(|a: f32| a as i32),
         ["cvt", "rni", "s32", "f32"] => unary(|a: f32| a.round_ties_even() as i32),
         ["cvt", "rni", "u32", "f32"] => unary(|a: f32| a.round_ties_even() as u32),
@@ -253,6 +254,7 @@ fn conversion(parts: &[&str]) -> Option<Computed> {
         ["cvt", "rzi", "u32", "f64"] => unary(|a: f64| a as u32),
         ["cvt", "rpi", "u32", "f64"] => unary(|a: f64| a.ceil() as u32),
         ["cvt", "rni", "f64", "f64"] => unary(f64::round_ties_even),
+        ["cvt", "rpi", "f64", "f64"] => unary(f64::ceil),
         ["cvt", "rzi", "f64", "f64"] => unary(f64::trunc),
         _ => return None,
     })

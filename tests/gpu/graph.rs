@@ -9,6 +9,7 @@ use vanward::capi::*;
 pub const CASES: &[Case] = &[
     ("verify_pack_replays_a_graph_with_changed_contents", verify_pack_replays_a_graph_with_changed_contents),
     ("pack_of_a_large_batch_replays_a_graph", pack_of_a_large_batch_replays_a_graph),
+    ("sample_replays_a_graph_with_changing_seeds", sample_replays_a_graph_with_changing_seeds),
 ];
 
 pub fn check(result: CUresult) {
@@ -220,4 +221,78 @@ fn pack_of_a_large_batch_replays_a_graph(backend: &Backend) {
             check_packed(&values, &counts.data, &packed, &offsets);
         }
     });
+}
+
+/// Seeds, positions, drafts and settings of each replay; the CPU tells what is committed.
+fn sample_replays_a_graph_with_changing_seeds(backend: &Backend) {
+    let (batch, gamma, tokens, plain) = (3, 2, 500, Layout::default());
+    let cpu = Backend::cpu(1);
+    rounds(1, |rng| {
+        let logits = rng.normals(&[batch, gamma + 1, tokens]);
+        let scene = |backend| Sampling::new(backend, &logits.map(|&x| BF16.round(3.0 * x)), &plain);
+        let (here, there) = (scene(backend), scene(&cpu));
+        let graph = Graph::capture(backend.stream().cast(), || here.enqueue(backend));
+        for replay in 0..backend.times(1000) {
+            let ints = |rng: &mut Rng, shape: &[usize], most: i64| Array::from_fn(shape, |_| rng.int(0..=most));
+            let draft = ints(rng, &[batch, gamma], tokens as i64);
+            let (seeds, positions) = (ints(rng, &[batch], i64::MAX), ints(rng, &[batch], 1 << 40));
+            let temperature = Array::from_fn(&[batch], |_| F32.round(rng.pick(&[0.0, 0.7, 1.0])));
+            let top_p = Array::from_fn(&[batch], |_| F32.round(rng.pick(&[1.0, 0.9])));
+            for scene in [&here, &there] {
+                scene.draft.refill_ints(&draft);
+                scene.seeds.refill_ints(&seeds);
+                scene.positions.refill_ints(&positions);
+                scene.temperature.refill_floats(&temperature);
+                scene.top_p.refill_floats(&top_p);
+            }
+            graph.replay();
+            there.enqueue(&cpu);
+            assert_eq!(here.committed.read_ints(), there.committed.read_ints(), "replay {replay}");
+        }
+    });
+}
+
+struct Sampling<'b> {
+    draft: Tensor<'b>,
+    target: Tensor<'b>,
+    temperature: Tensor<'b>,
+    top_p: Tensor<'b>,
+    seeds: Tensor<'b>,
+    positions: Tensor<'b>,
+    next_token: Tensor<'b>,
+    committed: Tensor<'b>,
+}
+
+impl<'b> Sampling<'b> {
+    fn new(backend: &'b Backend, logits: &Array<f64>, layout: &Layout) -> Sampling<'b> {
+        let [batch, rows, _] = logits.shape[..] else { panic!("[B, γ+1, V]") };
+        let ints = |shape: &[usize]| Tensor::ints(backend, I64, &Array::filled(shape, 0), layout);
+        let floats = || Tensor::floats(backend, F32, &Array::filled(&[batch], 1.0), layout);
+        Sampling {
+            draft: ints(&[batch, rows - 1]),
+            target: Tensor::floats(backend, BF16, logits, layout),
+            temperature: floats(),
+            top_p: floats(),
+            seeds: ints(&[batch]),
+            positions: ints(&[batch]),
+            next_token: Tensor::poisoned(backend, I64, &[batch], layout),
+            committed: Tensor::poisoned(backend, I64, &[batch, rows], layout),
+        }
+    }
+
+    fn enqueue(&self, backend: &Backend) {
+        let args = vwd_verify_sample_args {
+            draft: self.draft.c(),
+            target: self.target.c(),
+            temperature: self.temperature.c(),
+            top_p: self.top_p.c(),
+            seeds: self.seeds.c(),
+            positions: self.positions.c(),
+            next_token: self.next_token.c(),
+            committed: self.committed.c(),
+            ..args()
+        };
+        // SAFETY: the tensors outlive the call, and the graph.
+        assert_ok(unsafe { vwd_verify_sample(backend.session(), &args, backend.stream()) });
+    }
 }

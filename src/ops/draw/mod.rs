@@ -1,4 +1,4 @@
-//! Draws from rows of logits: what every sampling call shares.
+//! Draws from rows of logits: what every sampling call shares. kernels/common/draw.cuh computes the same bits.
 //!
 //! **Row.** V numbers x_j: logits, whose NaN count as −inf, or weights, whose NaN and negative numbers count as 0. A filter
 //! (see `filter.rs`) turns the logits of the tokens that it drops to −inf, and their weights to 0.
@@ -298,7 +298,7 @@ impl<'a> Distribution<'a> {
 
     /// The token for a number of [`uniform`]; the distribution is not empty.
     pub fn draw(&self, number: u64) -> usize {
-        let mut left = (number as u128 * self.total as u128 >> 53) as u64;
+        let mut left = ((number as u128 * self.total as u128) >> 53) as u64;
         let mut s = 0;
         while left >= self.segments[s].share {
             left -= self.segments[s].share;

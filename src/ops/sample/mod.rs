@@ -12,6 +12,9 @@
 //! The committed tokens are cut after the first stop token and at `remaining`; no row after the cut is decided.
 
 mod cpu;
+mod cuda;
+
+pub(super) use cuda::Kernels;
 
 use super::contents::{self, Number, Rule};
 use super::draw::{Form, MOST_TOKENS, Settings};
@@ -295,15 +298,11 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
     contents::check(session, &on, || request.contents())?;
     match on {
         On::Cpu(cpu) => cpu::run(cpu, request),
-        On::Cuda(_) => Err(not_on_cuda()),
+        On::Cuda(enqueue) => cuda::run(&enqueue, request),
     }
 }
 
 /// Bytes of scratch that [`run`] takes from its stream's arena.
-pub fn scratch(session: &Session, _: &Request) -> Result<u64> {
-    session.scratch_bytes(|_| Err(not_on_cuda()))
-}
-
-fn not_on_cuda() -> Error {
-    Error::unsupported("a CUDA session; sampling is on the CPU as yet")
+pub fn scratch(session: &Session, request: &Request) -> Result<u64> {
+    session.scratch_bytes(|_| cuda::scratch(request))
 }

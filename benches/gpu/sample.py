@@ -1,0 +1,113 @@
+"""Sampling and verification of sampled drafts beside FlashInfer and torch, in one process.
+
+    python benches/gpu/sample.py [--out FILE] [--quick]
+
+Batch 1 … 256, γ 0 … 8, V 32000 … 151936, bfloat16 and float32 logits, with and without filters and draft rows. FlashInfer takes probabilities: its
+softmax is timed with it and alone. `copy` is a device copy that moves the bytes of the logits. `graph` is GPU time, from calls in a CUDA graph. Microseconds,
+medians; logits are in no cache.
+"""
+
+import math
+
+import torch
+import vanward
+from timing import run
+
+try:
+    import flashinfer
+except ImportError:
+    flashinfer = None
+
+
+class Case:
+    """`sets` data sets of one shape."""
+
+    def __init__(self, session, sets, batch, gamma, tokens, dtype, filters, has_rows):
+        self.session, self.sets, self.gamma, self.filters, self.has_rows = session, sets, gamma, filters, has_rows
+        self.logits = [torch.randn(batch, gamma + 1, tokens, device="cuda", dtype=dtype) * 3 for _ in range(sets)]
+        ids = lambda *shape: torch.randint(0, tokens, shape, device="cuda", dtype=torch.int32)  # noqa: E731
+        self.draft = [ids(batch, gamma) for _ in range(sets)]
+        self.rows = [torch.randn(batch, gamma, tokens, device="cuda", dtype=dtype) * 3 for _ in range(sets)] if has_rows else None
+        self.temperature = torch.full((batch,), 0.8, device="cuda")
+        self.top_p = torch.full((batch,), 0.95, device="cuda")
+        self.top_k = torch.full((batch,), 50, device="cuda", dtype=torch.int32)
+        self.seeds = torch.arange(batch, device="cuda", dtype=torch.int64)
+        self.positions = torch.zeros(batch, device="cuda", dtype=torch.int64)
+        self.committed = torch.empty(batch, gamma + 1, device="cuda", dtype=torch.int32)
+        self.next_token = torch.empty(batch, device="cuda", dtype=torch.int32)
+
+    def arguments(self, i):
+        filters = dict(top_p=self.top_p, top_k=self.top_k) if self.filters else {}
+        rows = dict(draft_rows=self.rows[i]) if self.has_rows and self.gamma else {}
+        return dict(draft=self.draft[i], target=self.logits[i], temperature=self.temperature, seeds=self.seeds, positions=self.positions,
+                    committed=self.committed, next_token=self.next_token, **filters, **rows)
+
+    def ours(self):
+        by_stream = {}
+
+        def call(i):
+            stream = torch.cuda.current_stream().cuda_stream
+            if stream not in by_stream:
+                by_stream[stream] = [self.session.prepare_verify_sample(**self.arguments(i), stream=stream) for i in range(self.sets)]
+            by_stream[stream][i]()
+
+        return call
+
+    def check(self):
+        """On the CPU the library commits the same."""
+        self.ours()(0)
+        torch.cuda.synchronize()
+        with vanward.Session("cpu") as cpu:
+            given = {name: t.cpu() for name, t in self.arguments(0).items()}
+            cpu.verify_sample(**given)
+        assert torch.equal(self.committed.cpu(), given["committed"]), "committed"
+
+    def softmax(self, i):
+        return torch.softmax(self.logits[i].float() / 0.8, -1)
+
+    def chain(self, i):
+        """FlashInfer's verification: softmax of the target, and of the draft or one-hot rows."""
+        target = self.softmax(i)
+        if self.has_rows:
+            draft = torch.softmax(self.rows[i].float() / 0.8, -1)
+        else:
+            draft = torch.nn.functional.one_hot(self.draft[i].long(), target.shape[-1]).float()
+        return flashinfer.sampling.chain_speculative_sampling(draft, self.draft[i], target)
+
+    def plain(self, i):
+        if self.filters:
+            return flashinfer.sampling.top_k_top_p_sampling_from_logits(self.logits[i][:, 0].float() / 0.8, self.top_k, self.top_p)
+        return flashinfer.sampling.sampling_from_logits(self.logits[i][:, 0].float() / 0.8)
+
+    def torch(self, i):
+        """Plain sampling of every row, as a verification by coupling would need it."""
+        p = self.softmax(i)
+        return torch.argmax(p / torch.empty_like(p).exponential_(), -1)
+
+
+def measure(session, timer, rows, quick):
+    rows.put("peer", flashinfer=flashinfer.__version__ if flashinfer else "none")
+    for tokens in (128256,) if quick else (32000, 128256, 151936):
+        for dtype in (torch.bfloat16, torch.float32):
+            for gamma in (0, 5) if quick else (0, 1, 3, 5, 8):
+                for batch in (1, 32) if quick else (1, 8, 32, 128, 256):
+                    for filters in (False, True):
+                        for has_rows in (False, True) if gamma else (False,):
+                            size = batch * ((gamma + 1) + (gamma if has_rows else 0)) * tokens * dtype.itemsize
+                            sets = min(20, max(2, math.ceil((384 << 20) / size)))
+                            case = Case(session, sets, batch, gamma, tokens, dtype, filters, has_rows)
+                            if batch <= 8:
+                                case.check()
+                            row = dict(batch=batch, gamma=gamma, tokens=tokens, dtype=str(dtype), filters=filters, draft_rows=has_rows, bytes=size)
+                            row.update(vanward_graph=timer.graph(case.ours(), sets), read_floor=timer.copy(size) / 2)
+                            row.update(softmax_graph=timer.graph(case.softmax, sets), torch_graph=timer.graph(case.torch, sets))
+                            if flashinfer and gamma and not filters:
+                                row.update(flashinfer_event=timer.event(case.chain, sets))
+                            elif flashinfer and not gamma:
+                                row.update(flashinfer_event=timer.event(case.plain, sets))
+                            rows.put("sample", **row)
+                            del case
+
+
+if __name__ == "__main__":
+    run(__doc__, measure, scratch_bytes=16 << 20)

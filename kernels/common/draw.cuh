@@ -1,0 +1,396 @@
+// Draws from rows of logits, by a CTA of DRAW_THREADS threads. src/ops/draw/mod.rs defines a draw and computes it on the CPU: both compute
+// the same bits, so every operation on floats that a draw follows from is written out, rounded to nearest.
+//
+// A thread has two strips of eight neighbouring tokens of a segment: strip threadIdx.x, and strip threadIdx.x + DRAW_THREADS.
+#pragma once
+
+#include "common/elements.cuh"
+
+constexpr uint32 SEGMENT = 4096, MOST_SEGMENTS = 256, DRAW_THREADS = 256, DRAW_WARPS = DRAW_THREADS / WARP;
+constexpr uint32 STRIP = 8, STRIPS = SEGMENT / STRIP / DRAW_THREADS;
+constexpr float ONE = 1099511627776.0f;  // 2^40: one, in the integers that weights are summed in
+
+enum Purpose : uint32 { ACCEPT, DRAW };
+
+// A random number below 2^53: Philox4x32-10 of (position, purpose, index), keyed by the seed.
+__device__ inline uint64 uniform(uint64 seed, int64 position, Purpose purpose, uint32 index) {
+    uint32 c0 = uint32(position), c1 = uint32(position >> 32), c2 = purpose, c3 = index, k0 = uint32(seed), k1 = uint32(seed >> 32);
+#pragma unroll
+    for (uint32 round = 0; round < 10; ++round) {
+        const uint32 a = c0 * 0xd2511f53u, a_high = __umulhi(c0, 0xd2511f53u), b = c2 * 0xcd9e8d57u, b_high = __umulhi(c2, 0xcd9e8d57u);
+        c0 = b_high ^ c1 ^ k0, c1 = b, c2 = a_high ^ c3 ^ k1, c3 = a;
+        k0 += 0x9e3779b9u, k1 += 0xbb67ae85u;
+    }
+    return (uint64(c1) << 32 | c0) >> 11;
+}
+__device__ inline double unit(uint64 number) { return __dmul_rn(double(number), 1.0 / (1ull << 53)); }
+
+__device__ inline float infinity() { return __uint_as_float(0x7f800000); }
+
+// How numbers of a row become weights.
+struct Scale {
+    bool is_weights;
+    float c;  // log2 e / temperature
+
+    __device__ static Scale of(bool is_weights, float temperature) {
+        return {is_weights, fmaxf(__fdiv_rn(1.44269504f, temperature), 1.17549435e-38f)};
+    }
+    // The number of a token that cannot be drawn.
+    __device__ float none() const { return is_weights ? 0.0f : minus_infinity(); }
+    __device__ bool is_number(float x) const { return is_weights ? x >= 0.0f : x == x; }
+
+    // w(x, m).
+    __device__ float weight(float x, float m) const {
+        if (m == infinity()) return x == m ? 1.0f : 0.0f;
+        if (is_weights) return __fdiv_rn(x, m);
+        // Adding 1.5 · 2^23 rounds to a whole number, which is then in the low bits of the sum.
+        const float d = __fmul_rn(__fsub_rn(x, m), c), whole = __fadd_rn(d, 12582912.0f), f = __fsub_rn(d, __fsub_rn(whole, 12582912.0f));
+        float p = __uint_as_float(0x3aaddd0b);
+        p = __fmaf_rn(p, f, __uint_as_float(0x3c1e7544));
+        p = __fmaf_rn(p, f, __uint_as_float(0x3d635ba9));
+        p = __fmaf_rn(p, f, __uint_as_float(0x3e75fcde));
+        p = __fmaf_rn(p, f, __uint_as_float(0x3f317215));
+        p = __fmaf_rn(p, f, 1.0f);
+        const float w = __uint_as_float(__float_as_uint(p) + (__float_as_uint(whole) << 23));
+        return d < -100.0f ? 0.0f : w;
+    }
+};
+
+// Keys ascend as numbers do; −0 has the key of +0.
+__device__ inline uint32 key_of(float x) {
+    const uint32 bits = __float_as_uint(__fadd_rn(x, 0.0f));
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+__device__ inline float number_of(uint32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
+
+// A row of a tensor.
+struct Row {
+    const char *data;
+    int64 step;  // bytes
+    uint32 tokens, type;
+    bool is_adjacent;  // eight neighbouring tokens that begin at a multiple of eight can be loaded at once
+
+    __device__ float at(uint32 token) const { return load_query(data + token * step, type); }
+};
+
+// A thread's numbers of a segment.
+struct Numbers {
+    float x[STRIPS][STRIP];
+
+    // The first token of a thread's strip, in its segment.
+    __device__ static uint32 place(uint32 h) { return (h * DRAW_THREADS + threadIdx.x) * STRIP; }
+
+    // Loads segment s of a row; past its end numbers are `none`.
+    __device__ void load(const Row &row, uint32 s, float none) {
+        const uint32 bytes = row.type == FLOAT32 ? 4 : 2, begin = s * SEGMENT;
+        if (row.is_adjacent && begin + SEGMENT <= row.tokens) {
+            uint4 words[STRIPS][2];
+#pragma unroll
+            for (uint32 h = 0; h < STRIPS; ++h) {
+                const char *from = row.data + uint64(begin + place(h)) * bytes;
+                words[h][0] = as<uint4>(from);
+                if (row.type == FLOAT32) words[h][1] = as<uint4>(from + 16);
+            }
+#pragma unroll
+            for (uint32 h = 0; h < STRIPS; ++h) widen(words[h], row.type, x[h]);
+            return;
+        }
+#pragma unroll
+        for (uint32 h = 0; h < STRIPS; ++h) {
+            const uint32 first = begin + place(h);
+            if (row.is_adjacent && first + STRIP <= row.tokens) {
+                const char *from = row.data + uint64(first) * bytes;
+                uint4 words[2];
+                words[0] = as<uint4>(from);
+                if (row.type == FLOAT32) words[1] = as<uint4>(from + 16);
+                widen(words, row.type, x[h]);
+            } else {
+#pragma unroll
+                for (uint32 e = 0; e < STRIP; ++e) x[h][e] = first + e < row.tokens ? row.at(first + e) : none;
+            }
+        }
+    }
+    __device__ static void widen(const uint4 (&words)[2], uint32 type, float (&x)[STRIP]) {
+        const uint32 w[8] = {words[0].x, words[0].y, words[0].z, words[0].w, words[1].x, words[1].y, words[1].z, words[1].w};
+#pragma unroll
+        for (uint32 e = 0; e < STRIP; ++e)
+            x[e] = type == FLOAT32 ? __uint_as_float(w[e]) : type == FLOAT16 ? widen_float16(w[e / 2] >> e % 2 * 16 & 0xffff) : widen_bfloat16(w[e / 2] >> e % 2 * 16 & 0xffff);
+    }
+
+    // Makes what is no number `none`; whether there was something.
+    __device__ bool clean(const Scale &scale) {
+        bool found = false;
+#pragma unroll
+        for (uint32 h = 0; h < STRIPS; ++h)
+#pragma unroll
+            for (uint32 e = 0; e < STRIP; ++e)
+                if (!scale.is_number(x[h][e])) x[h][e] = scale.none(), found = true;
+        return found;
+    }
+    // Sets the number of a token, given by its place in the segment, if this thread has it.
+    __device__ void set(uint32 at, float value) {
+#pragma unroll
+        for (uint32 h = 0; h < STRIPS; ++h)
+#pragma unroll
+            for (uint32 e = 0; e < STRIP; ++e)
+                if (at == place(h) + e) x[h][e] = value;
+    }
+    __device__ float largest() const {
+        float best = minus_infinity();
+#pragma unroll
+        for (uint32 h = 0; h < STRIPS; ++h)
+#pragma unroll
+            for (uint32 e = 0; e < STRIP; ++e) best = fmaxf(best, x[h][e]);
+        return best;
+    }
+    // The lowest place in the segment with this number; SEGMENT if there is none.
+    __device__ uint32 first(float number) const {
+        uint32 found = SEGMENT;
+#pragma unroll
+        for (uint32 h = STRIPS; h-- > 0;)
+#pragma unroll
+            for (uint32 e = STRIP; e-- > 0;)
+                if (x[h][e] == number) found = place(h) + e;
+        return found;
+    }
+    // The sum of strip h.
+    __device__ uint64 sum(uint32 h, const Scale &scale, float m) const {
+        float w[STRIP];
+#pragma unroll
+        for (uint32 e = 0; e < STRIP; ++e) w[e] = scale.weight(x[h][e], m);
+        const float low = __fadd_rn(__fadd_rn(w[0], w[1]), __fadd_rn(w[2], w[3])), high = __fadd_rn(__fadd_rn(w[4], w[5]), __fadd_rn(w[6], w[7]));
+        return __float2ull_rz(__fmul_rn(__fadd_rn(low, high), ONE));
+    }
+    // The token of strip h, from 0, for what is left of the target.
+    __device__ uint32 pick(uint32 h, const Scale &scale, float m, uint64 left) const {
+        float sum = 0.0f;
+        uint32 last = 0;
+        bool found = false;
+#pragma unroll
+        for (uint32 e = 0; e < STRIP; ++e) {
+            const float w = scale.weight(x[h][e], m);
+            if (found || !(w > 0.0f)) continue;
+            sum = __fadd_rn(sum, w), last = e;
+            found = __float2ull_rz(__fmul_rn(sum, ONE)) > left;
+        }
+        return last;
+    }
+};
+
+// --- reductions of a CTA: each begins with a barrier, after which what it uses is its own ----------------------------------------
+
+struct DrawShared {
+    uint64 wide[DRAW_WARPS];
+    uint32 word[DRAW_WARPS];
+    uint32 segment, token;
+    uint64 target;
+};
+
+__device__ inline float cta_largest(DrawShared &shared, float value) {
+    const uint32 key = __reduce_max_sync(FULL_WARP, key_of(value));
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) shared.word[threadIdx.x / WARP] = key;
+    __syncthreads();
+    uint32 best = 0;
+#pragma unroll
+    for (uint32 w = 0; w < DRAW_WARPS; ++w) best = max(best, shared.word[w]);
+    return number_of(best);
+}
+__device__ inline uint32 cta_min(DrawShared &shared, uint32 value) {
+    value = __reduce_min_sync(FULL_WARP, value);
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) shared.word[threadIdx.x / WARP] = value;
+    __syncthreads();
+    uint32 least = 0xffffffffu;
+#pragma unroll
+    for (uint32 w = 0; w < DRAW_WARPS; ++w) least = min(least, shared.word[w]);
+    return least;
+}
+__device__ inline uint32 cta_or(DrawShared &shared, uint32 value) {
+    value = __reduce_or_sync(FULL_WARP, value);
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) shared.word[threadIdx.x / WARP] = value;
+    __syncthreads();
+    uint32 all = 0;
+#pragma unroll
+    for (uint32 w = 0; w < DRAW_WARPS; ++w) all |= shared.word[w];
+    return all;
+}
+// The sum over a warp of numbers below 2^49.
+__device__ inline uint64 warp_sum(uint64 value) {
+    const uint32 low = uint32(value) & 0xffffffu, high = uint32(value >> 24);
+    return (uint64(__reduce_add_sync(FULL_WARP, high)) << 24) + __reduce_add_sync(FULL_WARP, low);
+}
+// The sum over the CTA of numbers below 2^49.
+__device__ inline uint64 cta_sum(DrawShared &shared, uint64 value) {
+    value = warp_sum(value);
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) shared.wide[threadIdx.x / WARP] = value;
+    __syncthreads();
+    uint64 total = 0;
+#pragma unroll
+    for (uint32 w = 0; w < DRAW_WARPS; ++w) total += shared.wide[w];
+    return total;
+}
+// The sum over the threads before this one, and over all.
+__device__ inline uint64 cta_sum_before(DrawShared &shared, uint64 value, uint64 &total) {
+    const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    uint64 sum = value;
+#pragma unroll
+    for (uint32 step = 1; step < WARP; step *= 2) {
+        const uint64 other = __shfl_up_sync(FULL_WARP, sum, step);
+        if (lane >= step) sum += other;
+    }
+    __syncthreads();
+    if (lane == WARP - 1) shared.wide[warp] = sum;
+    __syncthreads();
+    total = 0;
+    uint64 before = sum - value;
+#pragma unroll
+    for (uint32 w = 0; w < DRAW_WARPS; ++w) {
+        if (w < warp) before += shared.wide[w];
+        total += shared.wide[w];
+    }
+    return before;
+}
+
+// --- a row, from what is known of its segments -----------------------------------------------------------------------------------
+
+// A segment's largest number and its sum; a sum of 0 stands for a segment from which no token can be drawn.
+struct SegmentSum {
+    float largest;
+    uint64 sum;
+};
+
+// A row: its largest number, and the sum of its segments' shares.
+struct RowSum {
+    float largest;
+    uint64 total;
+};
+
+// The share of a segment in its row.
+__device__ inline uint64 share_of(const SegmentSum &segment, const Scale &scale, float largest) {
+    if (segment.sum == 0) return 0;
+    return __double2ull_rz(__dmul_rn(double(segment.sum), double(scale.weight(segment.largest, largest))));
+}
+// What the weights of a segment are multiplied by to be probabilities, twice as a double.
+__device__ inline double factor_of(const SegmentSum &segment, const Scale &scale, const RowSum &row) {
+    return __ddiv_rn(__dmul_rn(double(scale.weight(segment.largest, row.largest)), double(ONE)), double(row.total));
+}
+// p of a token whose number is x.
+__device__ inline double probability_of(float x, const SegmentSum &segment, const Scale &scale, const RowSum &row) {
+    if (row.total == 0 || segment.sum == 0) return 0.0;
+    const double w = __dmul_rn(double(scale.weight(x, segment.largest)), double(scale.weight(segment.largest, row.largest)));
+    return __ddiv_rn(__dmul_rn(w, double(ONE)), double(row.total));
+}
+
+// The row's sum; thread s has segment s, and gets its share and what precedes it.
+__device__ inline RowSum sum_of_row(DrawShared &shared, const SegmentSum &segment, const Scale &scale, uint64 &before, uint64 &share) {
+    RowSum row;
+    row.largest = cta_largest(shared, segment.sum ? segment.largest : minus_infinity());
+    share = share_of(segment, scale, row.largest);
+    before = cta_sum_before(shared, share, row.total);
+    return row;
+}
+
+// The token for a random number below 2^53. Thread s has segment s. `source.load(s, numbers)` loads a segment.
+template <typename Source>
+__device__ inline uint32 draw(DrawShared &shared, const Source &source, const SegmentSum &segment, const Scale &scale, uint64 number) {
+    uint64 before, share;
+    const RowSum row = sum_of_row(shared, segment, scale, before, share);
+    const uint64 at = __umul64hi(number, row.total) << 11 | number * row.total >> 53;
+    if (before <= at && at < before + share) {
+        const double inside = __ddiv_rn(double(at - before), double(scale.weight(segment.largest, row.largest)));
+        shared.segment = threadIdx.x;
+        shared.target = min(__double2ull_rz(inside), segment.sum - 1);
+        shared.word[0] = __float_as_uint(segment.largest);
+    }
+    __syncthreads();
+    const uint32 s = shared.segment;
+    const float m = __uint_as_float(shared.word[0]);
+    const uint64 target = shared.target;
+    Numbers numbers;
+    source.load(s, numbers);
+    uint64 preceding = 0;
+#pragma unroll
+    for (uint32 h = 0; h < STRIPS; ++h) {
+        const uint64 sum = numbers.sum(h, scale, m);
+        uint64 total;
+        const uint64 first = preceding + cta_sum_before(shared, sum, total);
+        if (first <= target && target < first + sum) shared.token = s * SEGMENT + Numbers::place(h) + numbers.pick(h, scale, m, target - first);
+        preceding += total;
+    }
+    __syncthreads();
+    return shared.token;
+}
+
+// --- filters ---------------------------------------------------------------------------------------------------------------------
+
+// What the filters of a request keep of a row: w(x, M) ≥ min_p, and x ≥ bound.
+struct Kept {
+    Scale scale;  // of the filters
+    float largest, min_p, bound;
+
+    __device__ bool drops(float x) const { return x < bound || (min_p > 0.0f && scale.weight(x, largest) < fminf(min_p, 1.0f)); }
+    __device__ void apply(Numbers &numbers, float none) const {
+        if (!(min_p > 0.0f) && bound == minus_infinity()) return;
+#pragma unroll
+        for (uint32 h = 0; h < STRIPS; ++h)
+#pragma unroll
+            for (uint32 e = 0; e < STRIP; ++e)
+                if (drops(numbers.x[h][e])) numbers.x[h][e] = none;
+    }
+};
+
+constexpr uint32 DIGITS = 2048;
+
+// The largest number v such that the tokens ≥ v have `wanted` of the row. Each counts 1, or, by mass, ⌊w(x, M)·2^40⌋; then `wanted` is
+// ⌈top_p · Σ⌉. It is found digit by digit of its key. Rows of 16 bits have the same last digit.
+template <bool BY_MASS, typename Source>
+__device__ inline float reaching(DrawShared &shared, uint64 (&counts)[DIGITS], const Source &source, uint32 segments, const Scale &scale, float largest,
+                                 float top_p, uint64 wanted, bool is_short) {
+    uint32 key = 0, known = 0;
+    for (uint32 place = 0; place < 3; ++place) {
+        const uint32 shift = place == 0 ? 21 : place == 1 ? 10 : 0;
+        if (shift == 0 && is_short) return number_of(key >> 31 ? key : key | 0x3ff);
+        const uint32 digits = shift ? DIGITS - 1 : 1023;
+        __syncthreads();
+        for (uint32 n = threadIdx.x; n < DIGITS; n += DRAW_THREADS) counts[n] = 0;
+        __syncthreads();
+        for (uint32 s = 0; s < segments; ++s) {
+            Numbers numbers;
+            source.load(s, numbers);
+#pragma unroll
+            for (uint32 h = 0; h < STRIPS; ++h)
+#pragma unroll
+                for (uint32 e = 0; e < STRIP; ++e) {
+                    const uint32 other = key_of(numbers.x[h][e]);
+                    if ((other & known) != key) continue;
+                    const uint64 mass = BY_MASS ? __float2ull_rz(__fmul_rn(scale.weight(numbers.x[h][e], largest), ONE)) : 1;
+                    if (mass) atomicAdd(&counts[other >> shift & digits], mass);
+                }
+        }
+        __syncthreads();
+        // A thread has eight digits; thread 0 has the largest.
+        uint64 mine = 0, total;
+        const uint32 top = DIGITS - 1 - threadIdx.x * 8;
+#pragma unroll
+        for (uint32 n = 0; n < 8; ++n) mine += counts[top - n];
+        uint64 before = cta_sum_before(shared, mine, total);
+        if (BY_MASS && shift == 21) {
+            const double part = ceil(__dmul_rn(double(fmaxf(top_p, 0.0f)), double(total)));
+            wanted = min(max(__double2ull_rz(part), uint64(1)), total);
+        }
+        if (before < wanted && wanted <= before + mine) {
+            uint32 digit = top;
+            while (counts[digit] < wanted - before) before += counts[digit--];
+            shared.token = digit;
+            shared.target = wanted - before;
+        }
+        __syncthreads();
+        key |= shared.token << shift;
+        known |= digits << shift;
+        wanted = shared.target;
+    }
+    return number_of(key);
+}
