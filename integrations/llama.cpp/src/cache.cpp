@@ -171,10 +171,11 @@ const std::vector<Placed> *Cache::place(const ggml_tensor *mask, int rows, int f
     // Every layer of a step has the same mask: it is compared, not read again.
     const size_t bytes = static_cast<size_t>(rows) * mask->nb[1];
     const int64_t planes = std::min<int64_t>(streams, mask->ne[3]);
+    auto plane = [&](int64_t s) { return static_cast<const char *>(mask->data) + static_cast<size_t>(s) * mask->nb[3]; };
     bool same = rows == rows_ && first_stream == first_stream_ && streams == streams_of_node_ && cells == cells_of_node_ &&
                 mask_.size() == bytes * static_cast<size_t>(planes);
     for (int64_t s = 0; same && s < planes; ++s) {
-        same = memcmp(mask_.data() + static_cast<size_t>(s) * bytes, static_cast<const char *>(mask->data) + static_cast<size_t>(s) * mask->nb[3], bytes) == 0;
+        same = memcmp(mask_.data() + static_cast<size_t>(s) * bytes, plane(s), bytes) == 0;
     }
     if (same) {
         return placeable_ ? &placed_ : nullptr;
@@ -186,7 +187,7 @@ const std::vector<Placed> *Cache::place(const ggml_tensor *mask, int rows, int f
     cells_of_node_ = cells;
     mask_.resize(bytes * static_cast<size_t>(planes));
     for (int64_t s = 0; s < planes; ++s) {
-        memcpy(mask_.data() + static_cast<size_t>(s) * bytes, static_cast<const char *>(mask->data) + static_cast<size_t>(s) * mask->nb[3], bytes);
+        memcpy(mask_.data() + static_cast<size_t>(s) * bytes, plane(s), bytes);
     }
     placed_.clear();
     std::vector<RowGroup> groups;
@@ -252,7 +253,8 @@ void Cache::look_for_changes(Sequence &sequence) {
     }
     Known &known = layer->of(sequence);
     int64_t same = 0;
-    while (same < known.summarised && print_of(layer->row(sequence.cells()[static_cast<size_t>(same)])) == known.prints[static_cast<size_t>(same)]) {
+    auto is_as_printed = [&](size_t token) { return print_of(layer->row(sequence.cells()[token])) == known.prints[token]; };
+    while (same < known.summarised && is_as_printed(static_cast<size_t>(same))) {
         ++same;
     }
     if (same == known.summarised) {

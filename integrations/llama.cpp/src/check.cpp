@@ -14,7 +14,9 @@ namespace {
 
 double half_of(uint16_t bits) {
     const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-    const double size = exponent == 0 ? std::ldexp(fraction, -24) : exponent == 31 ? (fraction != 0 ? NAN : INFINITY) : std::ldexp(fraction + 1024, exponent - 25);
+    const double size = exponent == 0    ? std::ldexp(fraction, -24)
+                        : exponent == 31 ? (fraction != 0 ? NAN : INFINITY)
+                                         : std::ldexp(fraction + 1024, exponent - 25);
     return (bits >> 15) != 0 ? -size : size;
 }
 
@@ -30,15 +32,21 @@ double element(const char *row, int64_t i, ggml_type type) {
     return static_cast<double>(value);
 }
 
+/** Address of a head in a row of a tensor. */
+const char *at(const ggml_tensor *tensor, int64_t row, size_t row_bytes, int64_t head, size_t head_bytes) {
+    return static_cast<const char *>(tensor->data) + static_cast<size_t>(row) * row_bytes + static_cast<size_t>(head) * head_bytes;
+}
+
 /** Largest difference between the row's results and attention in double precision, over the largest result. */
 double error_of_row(const Node &node, int64_t row, int64_t head, const std::vector<int32_t> &cells) {
-    const float *q = reinterpret_cast<const float *>(static_cast<const char *>(node.q->data) + static_cast<size_t>(row) * node.q->nb[1] + static_cast<size_t>(head) * node.q->nb[2]);
+    const float *q = reinterpret_cast<const float *>(at(node.q, row, node.q->nb[1], head, node.q->nb[2]));
     const float *out = static_cast<const float *>(node.out->data) + (row * node.query_heads + head) * node.value_dim;
     const int64_t kv_head = head / (node.query_heads / node.kv_heads);
     std::vector<double> scores, sum(static_cast<size_t>(node.value_dim), 0.0);
-    double top = node.sinks == nullptr ? -INFINITY : static_cast<double>(static_cast<const float *>(node.sinks->data)[head]);
+    const double sink = node.sinks == nullptr ? -INFINITY : static_cast<double>(static_cast<const float *>(node.sinks->data)[head]);
+    double top = sink;
     for (int32_t cell : cells) {
-        const char *key = static_cast<const char *>(node.keys->data) + static_cast<size_t>(cell) * node.keys->nb[1] + static_cast<size_t>(kv_head) * node.k->nb[2];
+        const char *key = at(node.keys, cell, node.keys->nb[1], kv_head, node.k->nb[2]);
         double s = 0;
         for (int64_t c = 0; c < node.head_dim; ++c) {
             s += static_cast<double>(q[c]) * element(key, c, node.keys->type);
@@ -50,9 +58,9 @@ double error_of_row(const Node &node, int64_t row, int64_t head, const std::vect
         scores.push_back(s);
         top = std::max(top, s);
     }
-    double total = node.sinks == nullptr ? 0 : std::exp(static_cast<double>(static_cast<const float *>(node.sinks->data)[head]) - top);
+    double total = node.sinks == nullptr ? 0 : std::exp(sink - top);
     for (size_t t = 0; t < cells.size(); ++t) {
-        const char *value = static_cast<const char *>(node.values->data) + static_cast<size_t>(cells[t]) * node.values->nb[1] + static_cast<size_t>(kv_head) * node.v->nb[2];
+        const char *value = at(node.values, cells[t], node.values->nb[1], kv_head, node.v->nb[2]);
         const double weight = std::exp(scores[t] - top);
         total += weight;
         for (int64_t c = 0; c < node.value_dim; ++c) {
@@ -71,10 +79,10 @@ double error_of_row(const Node &node, int64_t row, int64_t head, const std::vect
 /** The cells that the mask shows to a row of the node. */
 std::vector<int32_t> masked_cells(const Node &node, int stream, int row) {
     std::vector<int32_t> cells;
-    const char *at = static_cast<const char *>(node.mask->data) + static_cast<size_t>(row) * node.mask->nb[1] + static_cast<size_t>(stream % node.mask->ne[3]) * node.mask->nb[3];
+    const char *entries = at(node.mask, row, node.mask->nb[1], stream % node.mask->ne[3], node.mask->nb[3]);
     for (int64_t c = 0; c < node.k->ne[1]; ++c) {
         uint16_t entry;
-        memcpy(&entry, at + 2 * c, 2);
+        memcpy(&entry, entries + 2 * c, 2);
         if ((entry & 0x7fff) == 0) {
             cells.push_back(static_cast<int32_t>((node.first_stream + stream) * node.keys->ne[1] + c));
         }
@@ -120,11 +128,12 @@ void Attention::check(const Node &node, Layer &layer, const Batch &batch, vwd_se
                 failed("vwd_index_update of a check");
             }
             for (int64_t block = 0; block < blocks; ++block) {
-                const int64_t kept = group.sequence->pages[static_cast<size_t>(block / PAGE_BLOCKS)] * PAGE_BLOCKS + block % PAGE_BLOCKS;
+                const int64_t page = group.sequence->pages[static_cast<size_t>(block / PAGE_BLOCKS)];
+                const int64_t kept = page * PAGE_BLOCKS + block % PAGE_BLOCKS;
                 bool same = true;
                 for (auto part : {&Layer::first, &Layer::second}) {
-                    const std::vector<uint16_t> &a = layer.*part, &b = fresh.*part;
-                    same = same && (b.empty() || memcmp(&a[static_cast<size_t>(kept * row)], &b[static_cast<size_t>(block * row)], static_cast<size_t>(row) * 2) == 0);
+                    const uint16_t *a = (layer.*part).data() + kept * row, *b = (fresh.*part).data() + block * row;
+                    same = same && ((fresh.*part).empty() || memcmp(a, b, static_cast<size_t>(row) * 2) == 0);
                 }
                 counters.wrong_summaries += !same;
             }
@@ -137,23 +146,22 @@ void Attention::check(const Node &node, Layer &layer, const Batch &batch, vwd_se
             std::sort(sorted.begin(), sorted.end());
             counters.wrong_tokens += sorted != expected;
             // One head of each row, another one in each step.
-            {
-                const int64_t head = static_cast<int64_t>(counters.checked) % node.query_heads;
-                std::vector<int32_t> chosen = seen;
-                if (batch.sparse) {
-                    const size_t list = i * static_cast<size_t>(node.kv_heads) + static_cast<size_t>(head / (node.query_heads / node.kv_heads));
-                    chosen.clear();
-                    for (int32_t n = 0; n < counts_[list]; ++n) {
-                        const int64_t begin = static_cast<int64_t>(ids_[list * static_cast<size_t>(most_blocks_) + static_cast<size_t>(n)]) * options.block;
-                        for (int64_t t = begin; t < begin + options.block && t < static_cast<int64_t>(seen.size()); ++t) {
-                            chosen.push_back(seen[static_cast<size_t>(t)]);
-                        }
+            const int64_t head = static_cast<int64_t>(counters.checked) % node.query_heads;
+            std::vector<int32_t> chosen = seen;
+            if (batch.sparse) {
+                const int64_t list = static_cast<int64_t>(i) * node.kv_heads + head / (node.query_heads / node.kv_heads);
+                const int32_t *ids = ids_.data() + list * most_blocks_;
+                chosen.clear();
+                for (int32_t n = 0; n < counts_[static_cast<size_t>(list)]; ++n) {
+                    const size_t begin = static_cast<size_t>(ids[n]) * static_cast<size_t>(options.block);
+                    for (size_t t = begin; t < begin + static_cast<size_t>(options.block) && t < seen.size(); ++t) {
+                        chosen.push_back(seen[t]);
                     }
                 }
-                const int64_t node_row = static_cast<int64_t>(group.stream) * node.rows + group.first_row + r;
-                // Vanward sums in float32: a few units in its last place for every term.
-                counters.wrong_outputs += !(error_of_row(node, node_row, head, chosen) < 1e-4);
             }
+            const int64_t node_row = static_cast<int64_t>(group.stream) * node.rows + group.first_row + r;
+            // Vanward sums in float32: a few units in its last place for every term.
+            counters.wrong_outputs += !(error_of_row(node, node_row, head, chosen) < 1e-4);
         }
     }
 }

@@ -27,7 +27,10 @@ bool can_write(const ggml_tensor *op) {
            rows->ne[0] == op->ne[0] && op->nb[1] == root->nb[1] && op->ne[2] == 1 && op->ne[3] == 1 && op->data == root->data;
 }
 
-/** Which writes are followed: all of a new cache, whose first keys say that it is in use, and those of a cache in which tokens are selected. */
+/**
+ * Which writes are followed: all of a new cache, whose first keys say that it is in use, and those of a cache in which tokens are
+ * selected.
+ */
 bool takes_write(const ggml_tensor *op, char kind) {
     std::shared_ptr<Cache> cache = find_cache(op->view_src);
     if (kind == 'v' && op->ne[0] == 1 && cache != nullptr) {
@@ -183,8 +186,8 @@ bool Context::write(ggml_tensor *op) {
 bool Context::attend(ggml_tensor *op) {
     Node node;
     if (take_apart(op, node) == nullptr) {
-        const char *first = static_cast<const char *>(node.keys->data);
-        node.first_stream = node.keys->ne[2] == 1 ? 0 : static_cast<int>(static_cast<size_t>(static_cast<const char *>(node.k->data) - first) / node.keys->nb[2]);
+        const ptrdiff_t ahead = static_cast<const char *>(node.k->data) - static_cast<const char *>(node.keys->data);
+        node.first_stream = node.keys->ne[2] == 1 ? 0 : static_cast<int>(static_cast<size_t>(ahead) / node.keys->nb[2]);
         std::shared_ptr<Cache> cache = cache_of(node.keys, this);
         std::lock_guard<std::mutex> guard(cache->mutex);
         Layer &layer = cache->layer(node.keys);

@@ -17,6 +17,7 @@ import releases
 
 VARIANTS = {
     "stock": {},
+    "stock -fa off": {},
     "dense": {"VANWARD_GGML_STRATEGY": "dense"},
     "minmax 50%": {"VANWARD_GGML_BUDGET": "50%"},
     "minmax 25%": {"VANWARD_GGML_BUDGET": "25%"},
@@ -27,15 +28,17 @@ VARIANTS = {
 def main(build, settings):
     release = {"npm": releases.npm, "debian": releases.debian}[settings.pop("release", "npm")]()
     step = int(settings.pop("step", 16))
-    wanted = settings.pop("variants", "").split(",") if "variants" in settings else list(VARIANTS)
+    wanted = settings.pop("variants", ",".join(VARIANTS)).split(",")
     arguments = [f"{name}={value}" for name, value in settings.items()]
     command = release.command(build / "llama-driver", releases.model(), "steps", f"text={releases.text(build)}", *arguments)
     programs = {}
     for name in wanted:
         environment = {key: value for key, value in os.environ.items() if not key.startswith(("VANWARD_", "GGML_"))}
-        if name != "stock":
+        if not name.startswith("stock"):
             environment |= {"GGML_BACKEND_PATH": str(build / "libggml-vanward.so"), "VANWARD_GGML_DENSE_BELOW": "0", **VARIANTS[name]}
-        programs[name] = subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        flash = ["flash=0"] if name.endswith("-fa off") else []
+        programs[name] = subprocess.Popen(command + flash, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                          stderr=subprocess.DEVNULL)
     for program in programs.values():
         program.stdout.readline()
     turns = {name: [] for name in wanted}

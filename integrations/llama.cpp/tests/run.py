@@ -88,6 +88,17 @@ class WithRelease:
         for seed in range(4 if LONG else 1):
             self.random_operations(self.sinks, {}, 5000 if LONG else 1000, 500 + seed)
 
+    def test_random_operations_around_the_threshold(self):
+        out = run(self.release, self.tiny, {"DENSE_BELOW": 256, "CHECK": 1}, "random", operations=1500, seed=600)
+        self.assertEqual(out["wrong_summaries"] + out["wrong_tokens"] + out["wrong_outputs"] + out["errors"], 0)
+        self.assertGreater(out["declined_short"], 0)
+
+    def test_a_sequence_that_grows_past_the_threshold_becomes_sparse(self):
+        out = run(self.release, self.tiny, {"DENSE_BELOW": 300, "CHECK": 1}, "score", random_text=1, depth=250, count=500)
+        self.assertEqual(out["wrong_summaries"] + out["wrong_tokens"] + out["wrong_outputs"] + out["errors"], 0)
+        self.assertGreater(out["declined_short"], 0)
+        self.assertGreater(out["sparse"], 0)
+
     @unittest.skipUnless(LONG, "make test-llama runs it")
     def test_random_operations_on_two_threads(self):
         self.random_operations(self.tiny, {}, 1000, 400, threads=2)
