@@ -8,7 +8,7 @@
  * The text of a sequence depends on nothing but its request and the model: not on the sequences beside it, nor on shared
  * pages, preemption, or drafts.
  *
- * A batch has one owner: calls on it never overlap. Steps allocate nothing. Decoding is greedy. */
+ * A batch has one owner: calls on it never overlap. It allocates nothing in a step. Decoding is greedy. */
 #ifndef ENGINE_BATCH_H
 #define ENGINE_BATCH_H
 
