@@ -23,6 +23,7 @@ use crate::core::tensor::{ANY, Tensor, given};
 use crate::decode::predictor;
 use crate::ops::views::Pages;
 use crate::ops::{attention, contents, index, repair, select};
+use crate::runtime::cuda::Enqueue;
 use crate::runtime::{On, require_no_flags};
 
 pub struct Attend<'a> {
@@ -220,7 +221,7 @@ impl<'a> Attend<'a> {
             self.select(Kind::Sparse, holt.is_some(), stream)?;
             return self.repair(holt, stream);
         };
-        let ends = |done: &dyn Fn(&crate::runtime::cuda::Enqueue) -> Result<()>| match session.on(stream)? {
+        let ends = |done: &dyn Fn(&Enqueue) -> Result<()>| match session.on(stream)? {
             On::Cuda(enqueue) => done(&enqueue),
             On::Cpu(_) => Ok(()),
         };

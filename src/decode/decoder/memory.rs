@@ -194,10 +194,10 @@ impl Memory {
                 unsafe { self.at::<u8>(offset).write_bytes(byte, bytes) };
                 Ok(())
             }
-            // SAFETY: as above.
-            Some(cuda) => {
-                cuda.with_copy_stream(|stream| unsafe { stream.fill(self.at::<u8>(offset) as u64, byte, bytes) })
-            }
+            Some(cuda) => cuda.with_copy_stream(|stream| {
+                // SAFETY: as above.
+                unsafe { stream.fill(self.at::<u8>(offset) as u64, byte, bytes) }
+            }),
         }
     }
 
