@@ -157,3 +157,77 @@ fn steps_of_a_kv_cache_allocate_nothing() {
     let vwd_kv_cache_stats { misses, evictions, bytes_fetched, dropped_tokens, .. } = stats;
     assert!(misses > 0 && evictions > 0 && bytes_fetched > 0 && dropped_tokens == 0, "what was tested?");
 }
+
+/// Sparse rows, dense ones, and both in one step, once the first step has made the scratch.
+#[test]
+fn steps_of_a_decoder_allocate_nothing() {
+    const ROWS: usize = 2;
+    let backend = Backend::cpu(1);
+    let options = vwd_decoder_options {
+        layers: 1,
+        max_rows: ROWS as u32,
+        query_heads: 2,
+        kv_heads: 1,
+        key_dim: 16,
+        value_dim: 16,
+        dtype_code: F16.code.into(),
+        dtype_bits: F16.bits.into(),
+        page_size: 16,
+        block_size: 16,
+        pages: 16,
+        policy: vwd_decoder_policy { method: VWD_SELECT_MINMAX, k: 2, local_blocks: 1, ..POLICY },
+        ..args()
+    };
+    let mut decoder = null_mut();
+    // SAFETY: everything is valid.
+    assert_ok(unsafe { vwd_decoder_create(backend.session(), &options, &mut decoder) });
+    let ints = |values: Array<i64>| Tensor::ints(&backend, I32, &values, &Layout::default());
+    let zeros = |shape: &[usize]| Tensor::floats(&backend, F16, &Array::filled(shape, 0.0), &Layout::default());
+    let table = ints(Array::from_fn(&[ROWS, 8], |at| (at[0] * 8 + at[1]) as i64));
+    let (lens, modes) = (ints(Array::filled(&[ROWS], 100)), ints(Array::from_fn(&[ROWS], |at| at[0] as i64 + 1)));
+    let (k, v, new) = (zeros(&[16, 16, 1, 16]), zeros(&[16, 16, 1, 16]), zeros(&[ROWS, 1, 16]));
+    let (q, out) = (zeros(&[ROWS, 2, 16]), zeros(&[ROWS, 2, 16]));
+    let attend = vwd_decoder_attend_args {
+        k: k.c(),
+        v: v.c(),
+        new_k: new.c(),
+        new_v: new.c(),
+        q: q.c(),
+        out: out.c(),
+        ..args()
+    };
+    let (draft, target) = (ints(Array::filled(&[ROWS, 2], 7)), ints(Array::filled(&[ROWS, 3], 7)));
+    let (accepted, next) = (ints(Array::filled(&[ROWS], 0)), ints(Array::filled(&[ROWS], 0)));
+    let accept = vwd_decoder_accept_args {
+        draft: draft.c(),
+        target: target.c(),
+        accepted: accepted.c(),
+        next_token: next.c(),
+        ..args()
+    };
+    for n in 0..9 {
+        let mut step = vwd_decoder_step { page_table: table.c(), seq_lens: lens.c(), ..args() };
+        match n % 3 {
+            0 => step.modes = modes.c(),
+            1 => step.mode = VWD_DECODER_SPARSE,
+            _ => step.mode = VWD_DECODER_DENSE,
+        }
+        let before = ALLOCATIONS.get();
+        // SAFETY: the tensors outlive the calls.
+        let statuses = unsafe {
+            [
+                vwd_decoder_begin(decoder, &step, null_mut()),
+                vwd_decoder_attend(decoder, &attend, null_mut()),
+                vwd_decoder_accept(decoder, &accept, null_mut()),
+            ]
+        };
+        let made = ALLOCATIONS.get() - before;
+        assert_eq!(statuses, [VWD_OK; 3]);
+        assert!(n < 3 || made == 0, "step {n}: {made} allocations");
+    }
+    // SAFETY: the last call is over.
+    unsafe { vwd_decoder_release(decoder) };
+}
+
+const POLICY: vwd_decoder_policy =
+    vwd_decoder_policy { method: 0, k: 0, init_blocks: 0, local_blocks: 0, dense_below: 0, window: 0 };

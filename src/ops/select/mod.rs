@@ -122,7 +122,7 @@ impl<'a> Quota<'a> {
         }
         let budgets = checks.optional_input("budgets", budgets, &[DType::I32], &[("B", selected.ids.dim(0))])?;
         let budget = Budget { k: k as usize, init, local };
-        budget.require_some(budgets.is_some(), cap, &format!("no budgets, {init_name} or {local_name}"))?;
+        budget.require_some(budgets.is_some(), cap, format_args!("no budgets, {init_name} or {local_name}"))?;
         Ok(Quota { budget, budgets, cap })
     }
 

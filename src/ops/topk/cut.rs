@@ -6,6 +6,7 @@
 //! The k best count those that are forced.
 
 use crate::core::status::{Error, Result};
+use std::fmt::Display;
 
 /// How many are selected of n: min(n, max(k, forced)), where the first `init` and the last `local` are forced.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +18,7 @@ pub struct Budget {
 
 impl Budget {
     /// Refuses what selects nothing, most likely a forgotten k. A list without places says itself that nothing is wanted.
-    pub fn require_some(&self, has_budgets: bool, cap: usize, expected: &str) -> Result<()> {
+    pub fn require_some(&self, has_budgets: bool, cap: usize, expected: impl Display) -> Result<()> {
         match self.k + self.init + self.local {
             0 if cap > 0 && !has_budgets => {
                 Err(Error::argument("k", 0, format!("at least 1 where there are {expected}")))
