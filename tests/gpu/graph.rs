@@ -231,6 +231,9 @@ fn sample_replays_a_graph_with_changing_seeds(backend: &Backend) {
         let logits = rng.normals(&[batch, gamma + 1, tokens]);
         let scene = |backend| Sampling::new(backend, &logits.map(|&x| BF16.round(3.0 * x)), &plain);
         let (here, there) = (scene(backend), scene(&cpu));
+        // A stream's first call makes its scratch, which it cannot do while it captures.
+        here.enqueue(backend);
+        backend.finish(VWD_OK);
         let graph = Graph::capture(backend.stream().cast(), || here.enqueue(backend));
         for replay in 0..backend.times(1000) {
             let ints = |rng: &mut Rng, shape: &[usize], most: i64| Array::from_fn(shape, |_| rng.int(0..=most));
