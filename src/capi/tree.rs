@@ -1,6 +1,6 @@
 //! Draft trees: their form, their verification, and the compaction of the rows that were accepted.
 
-use super::boundary::{Handle, boundary, handle, out, release, versioned};
+use super::boundary::{Handle, boundary, computing, handle, out, release, versioned};
 use super::session::vwd_session;
 use crate::abi::{
     vwd_compact_args, vwd_compactor_options, vwd_status, vwd_stream, vwd_tree_prepare_args, vwd_verify_tree_args,
@@ -81,7 +81,7 @@ pub unsafe extern "C" fn vwd_verify_tree(
     args: *const vwd_verify_tree_args,
     stream: vwd_stream,
 ) -> vwd_status {
-    boundary("vwd_verify_tree", || {
+    computing("vwd_verify_tree", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of session and args.
         let (session, args) = unsafe { (handle(session, "session")?, versioned(args, "args", &mut buffer)?) };
