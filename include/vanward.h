@@ -674,6 +674,7 @@ VWD_API
 vwd_status vwd_verify_sample_scratch(const vwd_session *session,
                                      const vwd_verify_sample_args *args,
                                      uint64_t *bytes);
+
 /* --- Draft trees: their form, their verification, and the compaction of the rows that were accepted --------------- */
 
 /**

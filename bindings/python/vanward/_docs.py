@@ -233,6 +233,7 @@ never from the contents of tensors, which need not be written yet. The arguments
 bytes  Out.
 
 Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+""",
     "vwd_tree_prepare_args": """Arguments of `vwd_tree_prepare`; see there.
 """,
     "vwd_verify_tree_args": """Arguments of `vwd_verify_tree`; see there.

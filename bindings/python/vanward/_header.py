@@ -221,6 +221,9 @@ class vwd_verify_sample_args(Structure):
         ("finish", vwd_tensor),
         ("status", vwd_tensor),
         ("logprobs", vwd_tensor),
+    ]
+
+
 class vwd_tree_prepare_args(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
