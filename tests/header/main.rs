@@ -40,9 +40,9 @@ fn python_documentation_is_in_step() {
 #[test]
 fn comments_of_the_go_structs_are_in_step() {
     let header = header::make(root());
-    for file in [
-        "attention", "forecast", "kvcache", "predictor", "prefetch", "sample", "select", "tree", "types", "verify",
-    ] {
+    for file in
+        ["attention", "forecast", "kvcache", "predictor", "prefetch", "sample", "select", "tree", "types", "verify"]
+    {
         let path = format!("bindings/go/{file}.go");
         let source = std::fs::read_to_string(root().join(&path)).expect("a Go file");
         assert_in_step(&path, &go::with_comments(&source, &header));
