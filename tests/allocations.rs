@@ -229,5 +229,17 @@ fn steps_of_a_decoder_allocate_nothing() {
     unsafe { vwd_decoder_release(decoder) };
 }
 
-const POLICY: vwd_decoder_policy =
-    vwd_decoder_policy { method: 0, k: 0, init_blocks: 0, local_blocks: 0, dense_below: 0, window: 0 };
+/// A dense layer.
+const POLICY: vwd_decoder_policy = vwd_decoder_policy {
+    method: 0,
+    k: 0,
+    init_blocks: 0,
+    local_blocks: 0,
+    dense_below: 0,
+    window: 0,
+    strategy: VWD_STRATEGY_SERIAL,
+    predict: 0,
+    ratio: 0.0,
+    holt: vwd_holt { alpha: 0.0, beta: 0.0, gamma: 0.0 },
+    reserved: [0; 4],
+};

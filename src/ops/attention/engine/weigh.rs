@@ -83,7 +83,7 @@ impl<T: Row, const R: usize> WideKernel for WeighRows<'_, T, R> {
             }
             done += width;
         }
-        if V::LANES > LANES && self.dim % V::LANES != 0 {
+        if V::LANES > LANES && !self.dim.is_multiple_of(V::LANES) {
             // SAFETY: eight channels are left, since dim is a multiple of 8 and vectors have at most 16 lanes.
             unsafe { self.pass::<V::Eight, 1>(self.dim - LANES) };
         }
