@@ -348,7 +348,7 @@ fn is_emulated(backend: &Backend) -> bool {
 /// 10^6 where VANWARD_DRAWS says so.
 fn draws(backend: &Backend) -> usize {
     let given = std::env::var("VANWARD_DRAWS").ok().map(|text| text.parse().expect("VANWARD_DRAWS"));
-    given.unwrap_or(if is_emulated(backend) { 100 } else { 15_000 })
+    given.unwrap_or(if is_emulated(backend) { 100 } else { 40_000 })
 }
 
 /// Counts of the first committed tokens of `draws` requests that share rows.

@@ -14,9 +14,9 @@ pub fn random_parents(rng: &mut Rng, n: usize) -> Vec<i64> {
 /// Breaks some links: parents that are no lower node.
 pub fn break_some(rng: &mut Rng, parents: &mut [i64]) {
     let n = parents.len() as i64;
-    for c in 0..parents.len() {
+    for (c, parent) in parents.iter_mut().enumerate() {
         if rng.one_in(6) {
-            parents[c] = rng.pick(&[-1, -7, c as i64, c as i64 + 1, n, i32::MAX as i64, i32::MIN as i64]);
+            *parent = rng.pick(&[-1, -7, c as i64, c as i64 + 1, n, i32::MAX as i64, i32::MIN as i64]);
         }
     }
 }
@@ -24,8 +24,8 @@ pub fn break_some(rng: &mut Rng, parents: &mut [i64]) {
 /// The nodes from the root to each node, both included; none for a node that the root does not reach.
 pub fn ancestries(parents: &[i64]) -> Vec<Option<Vec<usize>>> {
     let mut found: Vec<Option<Vec<usize>>> = vec![];
-    for c in 0..parents.len() {
-        let above = match parents[c] {
+    for (c, &parent) in parents.iter().enumerate() {
+        let above = match parent {
             _ if c == 0 => Some(vec![]),
             parent if (0..c as i64).contains(&parent) => found[parent as usize].clone(),
             _ => None,
@@ -52,8 +52,8 @@ pub fn children_and_siblings(parents: &[i64]) -> (Vec<i64>, Vec<i64>) {
 pub fn parents_of_chains(first: &[i64], next: &[i64]) -> (Vec<i64>, bool) {
     let n = first.len();
     let (mut parents, mut broken) = (vec![-1; n], false);
-    for v in 0..n {
-        let (mut before, mut c) = (v as i64, first[v]);
+    for (v, &child) in first.iter().enumerate() {
+        let (mut before, mut c) = (v as i64, child);
         while c > before && c < n as i64 {
             broken |= parents[c as usize] >= 0;
             parents[c as usize] = if parents[c as usize] < 0 { v as i64 } else { parents[c as usize] };
