@@ -127,12 +127,12 @@ impl<'a> Problem<'a> {
     ///
     /// # Safety
     /// The op's caller keeps the tensors valid, the session computes on the CPU, and there is such a sequence.
-    pub unsafe fn seen(&self, i: usize, r: usize) -> Seen<'a> {
+    pub unsafe fn seen(&self, i: usize, r: usize) -> Seen<'_> {
         // SAFETY: there is such a sequence; a position that sees a token is one of its rows.
         unsafe {
             let tokens = self.kv.pages.len(i);
             let end = self.positions.seen(i, r, tokens);
-            let Some(tree) = self.tree.filter(|_| end > 0) else {
+            let Some(tree) = self.tree.as_ref().filter(|_| end > 0) else {
                 return Seen { first: end.saturating_sub(self.window), end, node: None };
             };
             let root = tokens as isize - self.positions.len(i) as isize;
@@ -205,7 +205,7 @@ pub struct Seen<'a> {
 /// A row of a draft tree.
 #[derive(Clone, Copy)]
 struct Node<'a> {
-    tree: Tree<'a>,
+    tree: &'a Tree<'a>,
     sequence: usize,
     row: usize,
     /// The token position of row 0, which is negative where the sequence has fewer tokens than rows.
