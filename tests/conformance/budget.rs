@@ -4,7 +4,7 @@
 use crate::Case;
 use crate::support::*;
 use std::ffi::CString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use vanward::abi::*;
 use vanward::capi::*;
@@ -40,7 +40,7 @@ fn profile(backend: &Backend, options: &vwd_budget_options) -> Result<Budget, vw
     }
 }
 
-fn load(backend: &Backend, options: &vwd_budget_options, path: &PathBuf) -> Result<Budget, vwd_status> {
+fn load(backend: &Backend, options: &vwd_budget_options, path: &Path) -> Result<Budget, vwd_status> {
     let (path, mut budget) = (text(path), null_mut());
     // SAFETY: the arguments are valid.
     match unsafe { vwd_budget_load(backend.session(), options, path.as_ptr(), &mut budget) } {
@@ -49,12 +49,12 @@ fn load(backend: &Backend, options: &vwd_budget_options, path: &PathBuf) -> Resu
     }
 }
 
-fn text(path: &PathBuf) -> CString {
+fn text(path: &Path) -> CString {
     CString::new(path.to_str().expect("UTF-8")).expect("no NUL")
 }
 
 impl Budget {
-    fn save(&self, path: &PathBuf) {
+    fn save(&self, path: &Path) {
         // SAFETY: the arguments are valid.
         assert_ok(unsafe { vwd_budget_save(self.0, text(path).as_ptr()) });
     }
@@ -319,7 +319,7 @@ fn budget_errors_name_the_argument(backend: &Backend) {
     refused(&|o| o.ratios[0] = 1.25, &["options.ratios[0]: 1.25; expected 1"]);
     refused(&|o| o.ratios[1] = f32::NAN, &["options.ratios[1]: NaN"]);
 
-    let (session, options, untouched) = (backend.session(), tiny(), 8 as *mut vwd_budget);
+    let (session, options, untouched) = (backend.session(), tiny(), std::ptr::dangling_mut::<vwd_budget>());
     let mut budget = untouched;
     let invalid = |status, name: &str| assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &[name]);
     // SAFETY: every pointer is valid or NULL.

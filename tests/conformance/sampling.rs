@@ -36,8 +36,7 @@ pub const PLAIN: Settings = Settings { temperature: 1.0, top_k: 0, top_p: 1.0, m
 
 impl Settings {
     pub fn is_greedy(&self) -> bool {
-        // Negated: NaN is greedy.
-        !(self.temperature as f32 >= 1e-5)
+        self.temperature.is_nan() || (self.temperature as f32) < 1e-5
     }
 }
 

@@ -525,9 +525,9 @@ mod tests {
         let mut residual = vec![0.0; 5000];
         q.probabilities(|token, q| residual[token] = q);
         p.residual(&mut residual);
-        for token in 0..5000 {
+        for (token, &more) in residual.iter().enumerate() {
             let exact = (p.probability(token) - q.probability(token)).max(0.0);
-            assert!((residual[token] as f64 - exact).abs() < 1e-6 * p.probability(token) + 1e-12);
+            assert!((more as f64 - exact).abs() < 1e-6 * p.probability(token) + 1e-12);
         }
         let mut same = vec![0.0; 5000];
         p.probabilities(|token, p| same[token] = p);
