@@ -42,6 +42,22 @@ impl Memory {
         Ok(memory)
     }
 
+    /// Sets bytes from an offset on, where there is room for them; nothing else uses that part meanwhile.
+    pub fn fill(&self, offset: usize, byte: u8, bytes: usize) -> Result<()> {
+        assert!(offset + bytes <= self.bytes, "bytes inside the memory");
+        match self.session.cuda() {
+            None => {
+                // SAFETY: inside the memory, which nothing else uses.
+                unsafe { self.at::<u8>(offset).write_bytes(byte, bytes) };
+                Ok(())
+            }
+            Some(cuda) => cuda.with_copy_stream(|stream| {
+                // SAFETY: as above.
+                unsafe { stream.fill(self.at::<u8>(offset) as u64, byte, bytes) }
+            }),
+        }
+    }
+
     /// Writes values at an offset in bytes, where there is room for them; nothing else uses that part meanwhile.
     pub fn write<T: Copy>(&self, offset: usize, values: &[T]) -> Result<()> {
         assert!(offset + size_of_val(values) <= self.bytes, "values inside the memory");
@@ -54,6 +70,10 @@ impl Memory {
             // SAFETY: as above.
             Some(cuda) => cuda.with_copy_stream(|stream| unsafe { stream.write(self.at::<T>(offset) as u64, values) }),
         }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     fn layout(bytes: usize) -> Layout {

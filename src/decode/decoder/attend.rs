@@ -10,7 +10,7 @@ use super::layer::Layer;
 use super::memory::Kind;
 use super::options::{Method, Options, Strategy};
 use super::rows::Append;
-use super::{Decoder, SPECULATION, Step, zeroed};
+use super::{Decoder, SPECULATION, Step};
 use crate::abi::{
     VWD_ATTENTION_KEEP_ROWS, VWD_REPAIR_EXACT, vwd_attention_args, vwd_attention_partials, vwd_decoder_attend_args,
     vwd_holt, vwd_index_update_args, vwd_paged_kv, vwd_predictor_predict_args, vwd_predictor_update_args,
@@ -20,6 +20,7 @@ use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Tensor, given};
+use crate::core::versioned::zeroed;
 use crate::decode::predictor;
 use crate::ops::views::Pages;
 use crate::ops::{attention, contents, index, repair, select};

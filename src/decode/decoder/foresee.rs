@@ -4,10 +4,10 @@
 //! passed. Selection then runs on a branch, and `attend` of the layer joins it. The step's own tokens are not summarised yet: blocks are
 //! selected from the tokens before them, and the block of the row's own token is added where it is new.
 
+use super::Decoder;
 use super::layer::Layer;
 use super::memory::Kind;
 use super::rows::{Complete, Take};
-use super::{Decoder, zeroed};
 use crate::abi::{
     vwd_block_list, vwd_decoder_foresee_args, vwd_forecast_project_args, vwd_rope, vwd_select_blocks_args, vwd_stream,
     vwd_tensor,
@@ -15,6 +15,7 @@ use crate::abi::{
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Tensor, given};
+use crate::core::versioned::zeroed;
 use crate::decode::forecast::{Forecast, ProjectRequest};
 use crate::runtime::{On, require_no_flags};
 

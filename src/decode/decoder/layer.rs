@@ -2,7 +2,7 @@
 
 use super::memory::{Kind, summary_rows};
 use super::options::{Method, Options, Policy, Strategy};
-use super::{Decoder, Step, zeroed};
+use super::{Decoder, Step};
 use crate::abi::{
     VWD_DECODER_DENSE, VWD_DECODER_SPARSE, VWD_INDEX_AXIS, VWD_INDEX_MINMAX, VWD_SELECT_AXIS, VWD_SELECT_MINMAX,
     vwd_block_list, vwd_index, vwd_predictor_state, vwd_select_blocks_args, vwd_stream, vwd_tensor,
@@ -10,6 +10,7 @@ use crate::abi::{
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::strided;
+use crate::core::versioned::zeroed;
 use crate::ops::select;
 use std::sync::atomic::Ordering::Relaxed;
 

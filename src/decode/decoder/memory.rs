@@ -1,14 +1,11 @@
-//! The memory of a decoder: one allocation where its session computes, and what lies where in it.
+//! What lies where in the memory of a decoder.
 
 use super::options::{Method, Options, Strategy};
+use crate::abi::{VWD_INDEX_AXIS, VWD_INDEX_MINMAX};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
-use crate::ops::index::GROUP;
-use crate::runtime::Session;
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::sync::Arc;
-
-const ALIGNMENT: usize = 256;
+use crate::ops::index::block_summaries;
+use crate::runtime::Memory;
 
 /// Offsets in bytes.
 pub struct Plan {
@@ -71,18 +68,13 @@ impl Kind {
     pub const COUNT: usize = 5;
 }
 
-/// The dtype of MINMAX's summaries.
-pub fn extremes(dtype: DType) -> DType {
-    if dtype.is_float8() { DType::F16 } else { dtype }
-}
-
 /// The numbers of channels of a block's two summaries, and their dtypes.
 pub fn summary_rows(options: &Options, method: Method) -> [(usize, DType); 2] {
-    let dim = options.dims[0];
+    let of_kind = |kind| block_summaries(kind, options.dims[0], options.dtype);
     match method {
         Method::Dense => [(0, DType::U8); 2],
-        Method::MinMax => [(dim, extremes(options.dtype)); 2],
-        Method::Axis => [(dim, DType::U8), (4 * dim.div_ceil(GROUP), DType::F16)],
+        Method::MinMax => of_kind(VWD_INDEX_MINMAX),
+        Method::Axis => of_kind(VWD_INDEX_AXIS),
     }
 }
 
@@ -97,7 +89,9 @@ impl Plan {
         let mut take = |factors: &[usize]| {
             let begin = end.unwrap_or(0);
             let bytes = factors.iter().try_fold(1usize, |n, &x| n.checked_mul(x));
-            end = end.zip(bytes).and_then(|(end, bytes)| end.checked_add(bytes)?.checked_next_multiple_of(ALIGNMENT));
+            end = end
+                .zip(bytes)
+                .and_then(|(end, bytes)| end.checked_add(bytes)?.checked_next_multiple_of(Memory::ALIGNMENT));
             begin
         };
         const WORD: usize = 4;
@@ -146,94 +140,6 @@ impl Plan {
         match end {
             Some(bytes) if bytes <= isize::MAX as usize => Ok(Plan { bytes, ..plan }),
             _ => Err(Error::argument("options", "more than 2^63 bytes", "sizes that fit in memory")),
-        }
-    }
-}
-
-/// Zeros at first; given back on drop.
-pub struct Memory {
-    session: Arc<Session>,
-    data: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: an allocation that the decoder alone uses; its calls are ordered by the caller.
-unsafe impl Send for Memory {}
-// SAFETY: as above.
-unsafe impl Sync for Memory {}
-
-impl Memory {
-    pub fn alloc(session: &Arc<Session>, plan: &Plan) -> Result<Memory> {
-        let bytes = plan.bytes;
-        let data = match session.cuda() {
-            None => {
-                // SAFETY: a plan has bytes.
-                let data = unsafe { alloc_zeroed(Memory::layout(bytes)) };
-                if data.is_null() {
-                    return Err(Error::out_of_memory(bytes, "a decoder"));
-                }
-                data
-            }
-            Some(cuda) => cuda.alloc(bytes)? as *mut u8,
-        };
-        let memory = Memory { session: session.clone(), data, bytes };
-        if let Some(cuda) = session.cuda() {
-            // SAFETY: the memory was allocated above.
-            cuda.with_copy_stream(|stream| unsafe { stream.fill(data as u64, 0, bytes) })?;
-        }
-        memory.write(plan.thresholds_at, &plan.thresholds)?;
-        Ok(memory)
-    }
-
-    /// Sets bytes where the plan has room for them; nothing else uses the memory meanwhile.
-    pub fn fill(&self, offset: usize, byte: u8, bytes: usize) -> Result<()> {
-        assert!(offset + bytes <= self.bytes, "bytes inside the plan");
-        match self.session.cuda() {
-            None => {
-                // SAFETY: inside the memory, which nothing else uses.
-                unsafe { self.at::<u8>(offset).write_bytes(byte, bytes) };
-                Ok(())
-            }
-            Some(cuda) => cuda.with_copy_stream(|stream| {
-                // SAFETY: as above.
-                unsafe { stream.fill(self.at::<u8>(offset) as u64, byte, bytes) }
-            }),
-        }
-    }
-
-    /// Writes values where the plan has room for them; nothing else uses the memory meanwhile.
-    pub fn write<T: Copy>(&self, offset: usize, values: &[T]) -> Result<()> {
-        assert!(offset + size_of_val(values) <= self.bytes, "values inside the plan");
-        match self.session.cuda() {
-            None => {
-                // SAFETY: inside the memory, which nothing else uses.
-                unsafe { self.at::<T>(offset).copy_from_nonoverlapping(values.as_ptr(), values.len()) };
-                Ok(())
-            }
-            // SAFETY: as above.
-            Some(cuda) => cuda.with_copy_stream(|stream| unsafe { stream.write(self.at::<T>(offset) as u64, values) }),
-        }
-    }
-
-    fn layout(bytes: usize) -> Layout {
-        Layout::from_size_align(bytes, ALIGNMENT).expect("a plan's size")
-    }
-
-    pub fn at<T>(&self, offset: usize) -> *mut T {
-        self.data.wrapping_add(offset).cast()
-    }
-
-    pub fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        match self.session.cuda() {
-            // SAFETY: allocated with this layout.
-            None => unsafe { dealloc(self.data, Memory::layout(self.bytes)) },
-            Some(cuda) => cuda.free(self.data as u64),
         }
     }
 }

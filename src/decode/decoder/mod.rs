@@ -21,21 +21,22 @@ mod side;
 pub(crate) use cuda::Kernels;
 
 use crate::abi::{
-    VWD_DECODER_DENSE, VWD_DECODER_SPARSE, Versioned, vwd_decoder_accept_args, vwd_decoder_attend_args,
-    vwd_decoder_details, vwd_decoder_options, vwd_decoder_reset_args, vwd_decoder_step, vwd_predictor_reset_args,
-    vwd_predictor_state, vwd_stream, vwd_tensor, vwd_verify_args,
+    VWD_DECODER_DENSE, VWD_DECODER_SPARSE, vwd_decoder_accept_args, vwd_decoder_attend_args, vwd_decoder_details,
+    vwd_decoder_options, vwd_decoder_reset_args, vwd_decoder_step, vwd_predictor_reset_args, vwd_predictor_state,
+    vwd_stream, vwd_tensor, vwd_verify_args,
 };
 use crate::core::allocate::{collected, filled};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, MAX_RANK, Tensor, strided};
+use crate::core::versioned::zeroed;
 use crate::decode::predictor;
 use crate::ops::contents::{self, Number, Rule};
 use crate::ops::verify;
-use crate::runtime::{On, Session, require_no_flags};
+use crate::runtime::{Memory, On, Session, require_no_flags};
 use attend::Attend;
-use memory::{Memory, Plan};
+use memory::Plan;
 use options::{Options, Strategy};
 use parking_lot::Mutex;
 use rows::{Append, Complete, Distribute, Drafts, Modes, Observe, Take, acceptance};
@@ -82,16 +83,6 @@ struct Step {
     number: u64,
 }
 
-/// An argument struct with its size set and all else zero.
-fn zeroed<T: Versioned>() -> T {
-    // SAFETY: all-zero bytes are a valid `Versioned` struct, which starts with its `u32` size.
-    unsafe {
-        let mut value: T = std::mem::zeroed();
-        (&raw mut value).cast::<u32>().write(size_of::<T>() as u32);
-        value
-    }
-}
-
 impl Decoder {
     /// # Safety
     /// The arrays of the options have the lengths that these state.
@@ -99,7 +90,8 @@ impl Decoder {
         // SAFETY: says the caller.
         let options = unsafe { Options::from_c(&session.checks(), c)? };
         let plan = Plan::of(&options)?;
-        let memory = Memory::alloc(session, &plan)?;
+        let memory = Memory::alloc(session, plan.bytes, "a decoder")?;
+        memory.write(plan.thresholds_at, &plan.thresholds)?;
         let uses = |uses: fn(Strategy) -> bool| options.layers.iter().any(|policy| uses(policy.strategy));
         let layers = options.layers.len();
         let foresight = Side::create(session, if uses(Strategy::foresees) { layers } else { 0 })?;

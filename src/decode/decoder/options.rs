@@ -9,7 +9,7 @@ use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Device};
 use crate::decode::predictor::{Ratio, check_holt};
-use crate::ops::views::scale_or_default;
+use crate::ops::views::{key_dims, key_dtype, require_counts, scale_or_default};
 use crate::runtime::require_no_flags;
 
 /// How a layer's sparse rows attend.
@@ -112,7 +112,7 @@ impl Options {
     /// `policies` has `policy_count` elements.
     pub unsafe fn from_c(checks: &Checks, c: &vwd_decoder_options) -> Result<Options> {
         require_no_flags("options.flags", c.flags)?;
-        let counts = [
+        require_counts(&[
             ("options.layers", c.layers),
             ("options.max_rows", c.max_rows),
             ("options.query_heads", c.query_heads),
@@ -120,17 +120,8 @@ impl Options {
             ("options.page_size", c.page_size),
             ("options.pages", c.pages),
             ("options.block_size", c.block_size),
-        ];
-        for (name, n) in counts {
-            if n == 0 {
-                return Err(Error::argument(name, 0, "at least 1"));
-            }
-        }
-        for (name, dim) in [("options.key_dim", c.key_dim), ("options.value_dim", c.value_dim)] {
-            if !(16..=576).contains(&dim) || dim % 8 != 0 {
-                return Err(Error::argument(name, dim, "a multiple of 8 in 16 … 576"));
-            }
-        }
+        ])?;
+        let dims = key_dims(c.key_dim, c.value_dim)?;
         if !c.query_heads.is_multiple_of(c.kv_heads) {
             let expected = format!("a multiple of the {} KV heads", c.kv_heads);
             return Err(Error::argument("options.query_heads", c.query_heads, expected));
@@ -158,7 +149,7 @@ impl Options {
         }
         // SAFETY: the caller vouches for the array.
         let layers = unsafe { policies(c)? };
-        let dtype = dtype(c)?;
+        let dtype = key_dtype(c.dtype_code, c.dtype_bits)?;
         let on_cuda = checks.device != Device::Cpu;
         if layers.iter().any(|policy| policy.strategy.repairs()) {
             if c.block_size < 8 {
@@ -180,7 +171,7 @@ impl Options {
             max_sequences: if c.max_sequences == 0 { c.max_rows } else { c.max_sequences } as usize,
             query_heads: c.query_heads as usize,
             kv_heads: c.kv_heads as usize,
-            dims: [c.key_dim as usize, c.value_dim as usize],
+            dims,
             dtype,
             page_size: c.page_size as usize,
             pages: c.pages as usize,
@@ -348,14 +339,4 @@ impl Policy {
             Err(_) => refuse("ratio", &c.ratio, "fewer than 2^32 predicted blocks"),
         }
     }
-}
-
-fn dtype(c: &vwd_decoder_options) -> Result<DType> {
-    let narrow = |n: u32| u8::try_from(n).ok();
-    let found = narrow(c.dtype_code).zip(narrow(c.dtype_bits)).map(|(code, bits)| DType { code, bits });
-    found.filter(|dtype| DType::KEYS.contains(dtype)).ok_or_else(|| {
-        let found = format!("code {}, {} bits", c.dtype_code, c.dtype_bits);
-        let names: Vec<String> = DType::KEYS.iter().map(DType::to_string).collect();
-        Error::argument("options.dtype_code", found, names.join(" or "))
-    })
 }
