@@ -1,0 +1,330 @@
+//! Drafts: verified densely they give the text of dense attention, and what was accepted is counted.
+
+use super::*;
+
+pub const CASES: &[Case] = cases![
+    decoder_gives_the_text_of_dense_attention_from_verified_drafts,
+    decoder_counts_what_was_accepted_and_recommends_a_draft_length,
+];
+
+/// A model of two layers whose weights are random: each token's text depends on all tokens before it.
+struct Model {
+    shape: Shape,
+    /// [vocabulary, width]
+    embedding: Array<f64>,
+    /// [layers, width, out]: of queries, keys, values, and back.
+    queries: Array<f64>,
+    keys: Array<f64>,
+    values: Array<f64>,
+    back: Array<f64>,
+}
+
+const LAYERS: usize = 2;
+const WIDTH: usize = 16;
+const VOCABULARY: usize = 24;
+
+fn times(x: &[f64], weights: &Array<f64>, layer: usize, out: usize) -> Vec<f64> {
+    (0..out).map(|o| x.iter().enumerate().map(|(n, x)| x * weights[[layer, n, o]]).sum()).collect()
+}
+
+impl Model {
+    fn new(rng: &mut Rng, shape: Shape) -> Model {
+        let map = |rng: &mut Rng, from: usize, to: usize, gain: f64| {
+            rng.normals(&[LAYERS, from, to]).map(|&x| x * gain / (from as f64).sqrt())
+        };
+        let (q, k, v) = (shape.heads[0] * shape.dim, shape.heads[1] * shape.dim, shape.heads[1] * shape.value_dim);
+        Model {
+            shape,
+            embedding: rng.normals(&[VOCABULARY, WIDTH]),
+            queries: map(rng, WIDTH, q, 1.5),
+            keys: map(rng, WIDTH, k, 1.5),
+            values: map(rng, WIDTH, v, 1.0),
+            back: map(rng, shape.heads[0] * shape.value_dim, WIDTH, 2.0),
+        }
+    }
+}
+
+/// Sequences that decode side by side, with a decoder of their own.
+struct Decoding<'b, 'm> {
+    backend: &'b Backend,
+    model: &'m Model,
+    decoder: Decoder,
+    caches: Vec<[Tensor<'b>; 2]>,
+    table: Tensor<'b>,
+}
+
+impl<'b, 'm> Decoding<'b, 'm> {
+    fn new(backend: &'b Backend, model: &'m Model) -> Decoding<'b, 'm> {
+        let shape = &model.shape;
+        let policy = vwd_decoder_policy { k: 3, ..POLICY };
+        let options = vwd_decoder_options { layers: LAYERS as u32, ..shape.options(policy) };
+        let cache = |dim| {
+            let zeros = Array::filled(&[shape.pages, shape.page, shape.heads[1], dim], 0.0);
+            Tensor::floats(backend, shape.dtype, &zeros, &Layout::default())
+        };
+        let table = Array::from_fn(&[shape.rows, shape.max_pages], |at| (at[1] * shape.rows + at[0]) as i64);
+        Decoding {
+            backend,
+            model,
+            decoder: Decoder::create(backend, &options),
+            caches: (0..LAYERS).map(|_| [cache(shape.dim), cache(shape.value_dim)]).collect(),
+            table: Tensor::ints(backend, I32, &table, &Layout::default()),
+        }
+    }
+
+    /// The next token after each of these tokens, which follow the first `begin` of each sequence.
+    fn run(&self, modes: &[u32], begin: &[usize], tokens: &[Vec<usize>]) -> Vec<Vec<usize>> {
+        let (backend, model, shape) = (self.backend, self.model, &self.model.shape);
+        let (rows, positions) = (tokens.len(), tokens.iter().map(Vec::len).max().unwrap().max(1));
+        let lens: Vec<i64> = (0..rows).map(|i| (begin[i] + tokens[i].len()) as i64).collect();
+        let counts: Vec<i64> = tokens.iter().map(|tokens| tokens.len() as i64).collect();
+        let [lens, counts, modes] = [
+            ints(backend, &lens),
+            ints(backend, &counts),
+            ints(backend, &modes.iter().map(|&m| m as i64).collect::<Vec<_>>()),
+        ];
+        let step = vwd_decoder_step {
+            positions: positions as u32,
+            page_table: self.table.c(),
+            seq_lens: lens.c(),
+            q_lens: counts.c(),
+            modes: modes.c(),
+            ..args()
+        };
+        self.decoder.begin(backend, &step);
+        let token = |i: usize, r: usize| tokens[i].get(r).copied();
+        let mut hidden: Vec<Vec<Vec<f64>>> = (0..rows)
+            .map(|i| {
+                let of = |r| token(i, r).map_or(vec![0.0; WIDTH], |t| model.embedding.row([t]).to_vec());
+                (0..positions).map(of).collect()
+            })
+            .collect();
+        for layer in 0..LAYERS {
+            let place = |weights: &Array<f64>, heads: usize, dim: usize| {
+                let values = (0..rows * positions)
+                    .flat_map(|n| {
+                        let h = &hidden[n / positions][n % positions];
+                        // The position enters as a phase, so that no two tokens are alike.
+                        let t = (begin[n / positions] + n % positions) as f64;
+                        let turned: Vec<f64> =
+                            h.iter().enumerate().map(|(c, x)| x + (t * 0.3 + c as f64).sin()).collect();
+                        times(&turned, weights, layer, heads * dim)
+                    })
+                    .map(|x| shape.dtype.round(x))
+                    .collect();
+                Tensor::floats(
+                    backend,
+                    shape.dtype,
+                    &Array::new(&[rows, positions, heads, dim], values),
+                    &Layout::default(),
+                )
+            };
+            let q = place(&model.queries, shape.heads[0], shape.dim);
+            let new_k = place(&model.keys, shape.heads[1], shape.dim);
+            let new_v = place(&model.values, shape.heads[1], shape.value_dim);
+            let extents = [rows, positions, shape.heads[0], shape.value_dim];
+            let out = Tensor::poisoned(backend, F32, &extents, &Layout::default());
+            let [k, v] = &self.caches[layer];
+            let attend = vwd_decoder_attend_args {
+                layer: layer as u32,
+                k: k.c(),
+                v: v.c(),
+                new_k: new_k.c(),
+                new_v: new_v.c(),
+                q: q.c(),
+                out: out.c(),
+                ..args()
+            };
+            self.decoder.attend(backend, &attend);
+            let out = out.read_floats();
+            for (i, row) in hidden.iter_mut().enumerate() {
+                for (r, h) in row.iter_mut().enumerate() {
+                    let back = times(out.row([i, r]), &model.back, layer, WIDTH);
+                    h.iter_mut().zip(back).for_each(|(h, b)| *h += b);
+                }
+            }
+        }
+        let next = |h: &[f64]| {
+            let logit = |t: &usize| oracle::dot(model.embedding.row([*t]), h);
+            (0..VOCABULARY).max_by(|a, b| logit(a).total_cmp(&logit(b))).unwrap()
+        };
+        (0..rows).map(|i| (0..tokens[i].len()).map(|r| next(&hidden[i][r])).collect()).collect()
+    }
+}
+
+fn decoder_gives_the_text_of_dense_attention_from_verified_drafts(backend: &Backend) {
+    const GAMMA: usize = 4;
+    rounds(1, |rng| {
+        let shape = Shape {
+            heads: [4, 2],
+            dim: 16,
+            value_dim: 16,
+            dtype: F32,
+            page: 8,
+            block: 8,
+            pages: 3 * 48,
+            max_pages: 48,
+            rows: 3,
+            positions: GAMMA + 1,
+        };
+        let model = Model::new(rng, shape);
+        let wanted = backend.times(300);
+        // Lengths differ; sparse rows begin to choose past 24 tokens.
+        let prompts: Vec<Vec<usize>> =
+            (0..shape.rows).map(|i| (0..5 + 20 * i).map(|_| rng.size(0..=VOCABULARY - 1)).collect()).collect();
+        let prefill = |decoding: &Decoding| -> Vec<usize> {
+            let longest = prompts.iter().map(Vec::len).max().unwrap();
+            let mut next = vec![0; shape.rows];
+            for at in (0..longest).step_by(GAMMA + 1) {
+                let part = |p: &Vec<usize>| p[at.min(p.len())..(at + GAMMA + 1).min(p.len())].to_vec();
+                let tokens: Vec<_> = prompts.iter().map(part).collect();
+                let begin: Vec<_> = prompts.iter().map(|p| at.min(p.len())).collect();
+                let found = decoding.run(&[VWD_DECODER_DENSE; 3], &begin, &tokens);
+                for (i, found) in found.iter().enumerate() {
+                    if let Some(&last) = found.last() {
+                        next[i] = last;
+                    }
+                }
+            }
+            next
+        };
+        let dense = Decoding::new(backend, &model);
+        let mut expected: Vec<Vec<usize>> = prefill(&dense).into_iter().map(|t| vec![t]).collect();
+        for n in 0..wanted + GAMMA {
+            let begin: Vec<_> = prompts.iter().map(|p| p.len() + n).collect();
+            let last: Vec<_> = expected.iter().map(|text| vec![*text.last().unwrap()]).collect();
+            let next = dense.run(&[VWD_DECODER_DENSE; 3], &begin, &last);
+            expected.iter_mut().zip(next).for_each(|(text, next)| text.push(next[0]));
+        }
+
+        let own = Decoding::new(backend, &model);
+        let mut texts: Vec<Vec<usize>> = prefill(&own).into_iter().map(|t| vec![t]).collect();
+        while texts.iter().any(|text| text.len() < wanted) {
+            let begin: Vec<_> = (0..3).map(|i| prompts[i].len() + texts[i].len() - 1).collect();
+            let recommended = own.decoder.read(backend, own.decoder.details().draft_lens);
+            let done = |i: usize| texts[i].len() >= wanted;
+            let gamma: Vec<_> = (0..3).map(|i| if done(i) { 0 } else { recommended[i] as usize }).collect();
+            // Row 2's drafts come from elsewhere, and are mostly wrong.
+            let mut drafts: Vec<Vec<usize>> = vec![vec![]; 3];
+            drafts[2] = (0..gamma[2]).map(|_| rng.size(0..=VOCABULARY - 1)).collect();
+            for n in 0..gamma[0].max(gamma[1]) {
+                let drafting = |i: usize| i < 2 && n < gamma[i];
+                let modes: Vec<u32> =
+                    (0..3).map(|i| if drafting(i) { VWD_DECODER_SPARSE } else { VWD_DECODER_SKIP }).collect();
+                let last = |i: usize| *drafts[i].last().unwrap_or(texts[i].last().unwrap());
+                let tokens: Vec<_> = (0..3).map(|i| if drafting(i) { vec![last(i)] } else { vec![] }).collect();
+                let at: Vec<_> = begin.iter().map(|begin| begin + n).collect();
+                let next = own.run(&modes, &at, &tokens);
+                (0..2).filter(|&i| drafting(i)).for_each(|i| drafts[i].push(next[i][0]));
+            }
+            let modes: Vec<u32> = (0..3).map(|i| if done(i) { VWD_DECODER_SKIP } else { VWD_DECODER_DENSE }).collect();
+            let tokens: Vec<Vec<usize>> = (0..3)
+                .map(|i| if done(i) { vec![] } else { [&[*texts[i].last().unwrap()], &drafts[i][..]].concat() })
+                .collect();
+            let target = own.run(&modes, &begin, &tokens);
+            let at = |rows: &[Vec<usize>], i: usize, n: usize| rows[i].get(n).map_or(-1, |&t| t as i64);
+            let draft = Array::from_fn(&[3, GAMMA], |x| at(&drafts, x[0], x[1]));
+            let target = Array::from_fn(&[3, GAMMA + 1], |x| at(&target, x[0], x[1]));
+            let layout = Layout::default();
+            let [draft, target] =
+                [Tensor::ints(backend, I32, &draft, &layout), Tensor::ints(backend, I32, &target, &layout)];
+            let lens = ints(backend, &drafts.iter().map(|d| d.len() as i64).collect::<Vec<_>>());
+            let sequences = ints(backend, &(0..3).map(|i| if done(i) { -1 } else { i as i64 }).collect::<Vec<_>>());
+            let [accepted, next] = [0; 2].map(|_| Tensor::poisoned(backend, I32, &[3], &layout));
+            let committed = Tensor::poisoned(backend, I32, &[3, GAMMA + 1], &layout);
+            let accept = vwd_decoder_accept_args {
+                draft: draft.c(),
+                target: target.c(),
+                draft_lens: lens.c(),
+                sequences: sequences.c(),
+                accepted: accepted.c(),
+                next_token: next.c(),
+                committed: committed.c(),
+                ..args()
+            };
+            // SAFETY: the arguments are valid.
+            backend.finish(unsafe { vwd_decoder_accept(own.decoder.0, &accept, backend.stream()) });
+            let (accepted, committed) = (accepted.read_ints(), committed.read_ints());
+            for i in (0..3).filter(|&i| modes[i] == VWD_DECODER_DENSE) {
+                texts[i].extend((0..=accepted[[i]] as usize).map(|n| committed[[i, n]] as usize));
+            }
+        }
+        for (i, (text, expected)) in texts.iter().zip(&expected).enumerate() {
+            assert_eq!(text[..wanted], expected[..wanted], "sequence {i}");
+        }
+        let accepted = own.decoder.read(backend, own.decoder.details().accepted);
+        assert!(accepted[0] > 0, "no draft was accepted, so that nothing was tested: {accepted:?}");
+    });
+}
+
+fn decoder_counts_what_was_accepted_and_recommends_a_draft_length(backend: &Backend) {
+    let shape = Shape {
+        heads: [1, 1],
+        dim: 16,
+        value_dim: 16,
+        dtype: F32,
+        page: 8,
+        block: 8,
+        pages: 1,
+        max_pages: 1,
+        rows: 2,
+        positions: 5,
+    };
+    let options = vwd_decoder_options { max_sequences: 3, draft_cost: 0.25, ..shape.options(POLICY) };
+    let decoder = Decoder::create(backend, &options);
+    // Of p, by the formula in double precision.
+    let recommended = |p: f64| {
+        let rate = |gamma: i32| (0..=gamma).map(|j| p.powi(j)).sum::<f64>() / (1.0 + 0.25 * gamma as f64);
+        (0..=4).rev().max_by(|&a, &b| rate(a).total_cmp(&rate(b))).unwrap() as u32
+    };
+    let mut known = [(0.0f64, 0.0f64, 0u32, 0u32); 3];
+    let check = |known: &[(f64, f64, u32, u32); 3]| {
+        let details = decoder.details();
+        let read = |t| decoder.read(backend, t);
+        let (lens, acceptance) = (read(details.draft_lens), read(details.acceptance));
+        for (i, &(hits, trials, drafted, accepted)) in known.iter().enumerate() {
+            let p = (hits + 1.6) / (trials + 2.0);
+            let found = f32::from_bits(acceptance[i]) as f64;
+            assert!((found - p).abs() < 1e-5, "sequence {i}: {found}, expected {p}");
+            assert_eq!(lens[i], recommended(p), "sequence {i}, p = {p}");
+            assert_eq!((read(details.drafted)[i], read(details.accepted)[i]), (drafted, accepted), "sequence {i}");
+        }
+    };
+    check(&known);
+    let layout = Layout::default();
+    for n in 0..12i64 {
+        // Row 0 is always right, row 1 always wrong, and in the end drafts nothing.
+        let draft = Array::from_fn(&[2, 4], |at| at[1] as i64 + 10 * at[0] as i64);
+        let target = Array::from_fn(&[2, 5], |at| at[1] as i64);
+        let drafted = [4, if n < 6 { 3 } else { 0 }];
+        let (draft, target) =
+            (Tensor::ints(backend, I64, &draft, &layout), Tensor::ints(backend, I64, &target, &layout));
+        let (lens, sequences) = (ints(backend, &drafted), ints(backend, &[2, 0]));
+        let (accepted, next) = (ints(backend, &[9, 9]), Tensor::poisoned(backend, I64, &[2], &layout));
+        let accept = vwd_decoder_accept_args {
+            draft: draft.c(),
+            target: target.c(),
+            draft_lens: lens.c(),
+            sequences: sequences.c(),
+            accepted: accepted.c(),
+            next_token: next.c(),
+            ..args()
+        };
+        // SAFETY: the arguments are valid.
+        backend.finish(unsafe { vwd_decoder_accept(decoder.0, &accept, backend.stream()) });
+        assert_eq!(accepted.read_ints().data, [4, 0]);
+        for (sequence, drafted, accepted) in [(2, 4, 4), (0, drafted[1], 0)] {
+            let (hits, trials, all, right) = &mut known[sequence];
+            *hits = *hits * 0.9 + accepted as f64;
+            *trials = *trials * 0.9 + drafted.min(accepted + 1) as f64;
+            (*all, *right) = (*all + drafted as u32, *right + accepted as u32);
+        }
+        check(&known);
+    }
+    let sequences = ints(backend, &[2, -1, 7]);
+    let reset = vwd_decoder_reset_args { sequences: sequences.c(), ..args() };
+    // SAFETY: the arguments are valid.
+    backend.finish(unsafe { vwd_decoder_reset(decoder.0, &reset, backend.stream()) });
+    known[2] = (0.0, 0.0, 0, 0);
+    check(&known);
+}
