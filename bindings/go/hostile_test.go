@@ -33,7 +33,7 @@ func TestRandomArgumentsNeverPanic(t *testing.T) {
 			}
 		}
 	}
-	if calls != 15 {
+	if calls != 18 {
 		t.Errorf("%d calls; expected every one that takes arguments and a stream", calls)
 	}
 }
