@@ -20,6 +20,7 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
     ("ops/attention/device/verify128.rs", "ROWS", "attention/verify128_join.cuh", "VERIFY_ROWS"),
     ("ops/attention/device/verify128.rs", "CHANNELS", "attention/verify128_join.cuh", "VERIFY_CHANNELS"),
     ("ops/attention/device/verify128.rs", "THREADS", "attention/verify128_join.cuh", "VERIFY_THREADS"),
+    ("ops/attention/device/verify128.rs", "RECEIVED_ROWS", "attention/verify128_join.cuh", "RECEIVED_ROWS"),
     ("ops/attention/device/verify128.rs", "STAGE_UNITS", "attention/verify128_join.cuh", "STAGE_TILES"),
     ("ops/select/cuda/rows.rs", "THREADS", "common/topk.cuh", "TOPK_THREADS"),
     ("ops/select/cuda/params.rs", "THREADS", "select/axis_tiles.cuh", "THREADS"),
@@ -76,6 +77,7 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
 /// whose names begin so, and whose own names begin so.
 const DECLARED: &[(&str, &str, &str, &str)] = &[
     ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention/mma_", ""),
+    ("ops/attention/device/mma.rs", "STATIC_SHARED", "attention/repair_verify128", ""),
     ("ops/attention/device/decode128.rs", "STATIC_SHARED", "attention/decode128_", ""),
     ("ops/select/cuda/axis_cluster.rs", "STATIC_SHARED", "select/axis_cluster", ""),
     ("ops/select/cuda/axis_two_launches.rs", "MULTIPLY_SHARED", "select/axis_two_launches", "select_axis_multiply"),

@@ -11,7 +11,8 @@ of each block. `among` is what the call adds to a graph in which a read that fil
 in an engine. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single tokens, beside one position
 over blocks of bfloat16. `latents` is MLA: keys of 576 channels whose first 512 are the values, one for all heads, and lists of 2048
 tokens, in blocks and single. `positions` are 1 to 16 query positions of a sequence, as a verification of drafts has them, over all
-tokens and over a list that they share. Microseconds, medians; inputs are in no cache.
+tokens and over a list that they share, and `repaired positions` those of which a prediction missed a share. Microseconds, medians; inputs
+are in no cache.
 """
 
 import functools
@@ -147,6 +148,32 @@ def misses(case, ids, percent):
     return torch.cat([ids.gather(2, keep), order[..., :missed].int()], -1).sort(-1).values.contiguous()
 
 
+def repairs(case, percent, kept, states):
+    """The library's repair by mode, where the prediction missed a share of the lists. `kept` and `states` have room for what was kept."""
+    right, predicted = case.ids, [misses(case, ids, percent) for ids in case.ids]
+    case.ids = predicted
+    for i in range(case.sets):
+        case.attention(i, torch.cuda.current_stream().cuda_stream, partials=kept[i], state=states[i])()
+    case.ids = right
+
+    def repaired(mode, i, stream):
+        from_kept = dict(predicted_partials=kept[i]) if mode == "exact" else dict(predicted_state=states[i])
+        return case.session.prepare_repair(
+            mode=mode, block_size=BLOCK, kv=case.kv(i), q=case.q, out=case.out, stream=stream, **from_kept,
+            predicted=vanward.BlockList(predicted[i], case.counts), selected=vanward.BlockList(right[i], case.counts),
+        )
+
+    call = {mode: case.on_current_stream(functools.partial(repaired, mode)) for mode in ("exact", "superset")}
+    call["exact"](0)
+    case.check()
+    return call
+
+
+def room(case):
+    """Partials and a state for each cache."""
+    return [case.kept(case.count) for _ in range(case.sets)], [vanward.AttentionState(*case.states()) for _ in range(case.sets)]
+
+
 def repair(session, timer, rows, quick):
     """Repair of a prediction that missed a share of 128 blocks, which it had others for."""
     for batch in (1,) if quick else (1, 8):
@@ -155,26 +182,9 @@ def repair(session, timer, rows, quick):
         attention(0)
         case.check()
         anew = timer.graph(attention, case.sets)
-        right = case.ids
-        kept = [case.kept(case.count) for _ in range(case.sets)]
-        states = [vanward.AttentionState(*case.states()) for _ in range(case.sets)]
+        kept = room(case)
         for percent in (0, 2, 10, 30, 100):
-            case.ids = predicted = [misses(case, ids, percent) for ids in right]
-            for i in range(case.sets):
-                stream = torch.cuda.current_stream().cuda_stream
-                case.attention(i, stream, partials=kept[i], state=states[i])()
-            case.ids = right
-
-            def repaired(mode, i, stream):
-                from_kept = dict(predicted_partials=kept[i]) if mode == "exact" else dict(predicted_state=states[i])
-                return session.prepare_repair(
-                    mode=mode, block_size=BLOCK, kv=case.kv(i), q=case.q, out=case.out, stream=stream, **from_kept,
-                    predicted=vanward.BlockList(predicted[i], case.counts), selected=vanward.BlockList(right[i], case.counts),
-                )
-
-            call = {mode: case.on_current_stream(functools.partial(repaired, mode)) for mode in ("exact", "superset")}
-            call["exact"](0)
-            case.check()
+            call = repairs(case, percent, *kept)
             row = {f"{mode}_graph": timer.graph(call[mode], case.sets) for mode in call}
             rows.put("repair", batch=batch, missed=f"{percent} %", anew_graph=anew, **row)
 
@@ -254,6 +264,9 @@ class Positions(Case):
         if not self.is_listed:
             self.ids = [torch.arange(self.blocks, device="cuda").int().expand(batch, KV_HEADS, -1)] * self.sets
 
+    def states(self, *entries):
+        return [torch.empty(self.batch, self.positions, HEADS, *entries, *tail, device="cuda") for tail in ((DIM,), (), ())]
+
     def call(self):
         return self.on_current_stream(lambda i, stream: self.attention(i, stream, listed=self.is_listed))
 
@@ -285,6 +298,25 @@ def positions(session, timer, rows, quick):
             case.check()
             row[f"of_{count}"] = timer.graph(call, case.sets)
         rows.put("positions", **row)
+
+
+def repaired_positions(session, timer, rows, quick):
+    """Repair of several query positions over shared lists of 128 blocks, beside attention to the lists."""
+    for batch in (1,) if quick else (1, 8):
+        times = {}
+        for count in (1, 4, 9, 16):
+            case = Positions(session, batch, 32 << 10, 128 * BLOCK, count)
+            call = case.call()
+            call(0)
+            case.check()
+            times["anew", "", count] = timer.graph(call, case.sets)
+            kept = room(case)
+            for percent in (2, 30):
+                for mode, call in repairs(case, percent, *kept).items():
+                    times[mode, f"{percent} %", count] = timer.graph(call, case.sets)
+        for mode, missed in dict.fromkeys(key[:2] for key in times):
+            of = {f"of_{count}": times[mode, missed, count] for count in (1, 4, 9, 16)}
+            rows.put("repaired positions", batch=batch, mode=mode, missed=missed, **of)
 
 
 class Latents:
@@ -348,6 +380,7 @@ def measure(session, timer, rows, quick):
     repair(session, timer, rows, quick)
     dense(session, timer, rows)
     positions(session, timer, rows, quick)
+    repaired_positions(session, timer, rows, quick)
     latents(session, timer, rows, quick)
     if not quick:
         sizes(session, timer, rows)

@@ -72,7 +72,7 @@ struct AttentionParams {
     uint32 q_type, kv_type;
     uint32 scales_per_token;  // 1: k_scale and v_scale have pages
     Divisor unit_entries;     // entries that share a partial
-    Divisor ctas;             // CTAs of a work item, in decode128, mla16 and mla64
+    Divisor ctas;             // CTAs of a work item, in decode128, mla16 and mla64; those of a cluster, in verify128
     const char *cta_shares;   // [CTAs] CtaShare, in scratch, where there are more than 32 work items
     char *scratch;            // states that CTAs leave for each other: StoredState, Stored or Mla64State
     uint32 *counters;         // chunks or slices that are done; 0 before and after a launch
@@ -273,6 +273,7 @@ struct Tiles {
 
     static constexpr uint32 NOWHERE = ~0u;
 
+    __device__ Tiles(uint32 first, uint32 step, uint32 count) : first(first), step(step), count(count) {}
     __device__ Tiles(const AttentionParams &p, uint32 first, uint32 end, uint32 log_step)
         : first(first), step(1u << log_step), count(first < end ? (((end - first - 1) >> log_step) + 1) * p.unit_tiles.value : 0) {}
     // Whether a warp has to find granules before it requests this tile: its 32 lanes find one granule each, for as many tiles as that covers.

@@ -55,3 +55,23 @@ struct KeptRow {
         l = r.kept.l.at(item.seq, position, head);
     }
 };
+
+// The blocks to attend to: a CTA's list, in shared memory.
+struct Missed {
+    const int32 *ids, *pages;  // of each block: its number, and the page of its first token
+    uint32 count;
+
+    // Where the granule of `tokens` tokens lies that begins with token x, counted along the list.
+    __device__ Place place_of(const AttentionParams &p, const WorkItem &item, const Reach &reach, uint32 x, uint32 tokens = 1) const {
+        const uint32 e = p.block.divide(x);
+        if (e >= count) return {-1, 0, 0};
+        const int32 position = ids[e] * int32(p.block.value) + int32(x - e * p.block.value);
+        if (position >= reach.end || position + int32(tokens) <= reach.begin) return {-1, 0, 0};
+        if (!p.slots.data && !p.table.data) return {position, int32(item.seq), position};
+        const uint32 number = p.page.divide(position);
+        const bool of_block = p.slots.data || p.block.value <= p.page.value;
+        const int32 page = of_block ? pages[e] : as<int32>(p.table.at(item.seq, number));
+        if (uint32(page) >= p.pages) return {-1, 0, 0};
+        return {position, page, position - int32(number * p.page.value)};
+    }
+};

@@ -68,17 +68,17 @@ struct Found {
     uint32 attended, joined, missed;
 };
 
-// Goes through the selected list with all threads of the CTA. Calls attend(j, at, requested) for each entry to attend to and join(partial, at) for
+// Goes through the selected list with all COUNT threads of the CTA. Calls attend(j, at, requested) for each entry to attend to and join(partial, at) for
 // each partial that serves, where `at` counts from 0 in the order of the list. requested = request(j) precedes the search.
-template <typename Request, typename Attend, typename Join>
+template <uint32 COUNT = THREADS, typename Request, typename Attend, typename Join>
 __device__ inline Found find_parts(const RepairParams &p, const Lists &lists, Request request, Attend attend, Join join) {
     // The counts of each warp, 10 bits for each of the three.
-    __shared__ uint32 sums[WARPS];
+    __shared__ uint32 sums[COUNT / WARP];
     constexpr uint32 BITS = 10, MASK = (1 << BITS) - 1;
     const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, lower = (1u << lane) - 1;
     Found found{};
 #pragma unroll 1
-    for (uint32 begin = 0; begin < lists.count; begin += THREADS) {
+    for (uint32 begin = 0; begin < lists.count; begin += COUNT) {
         const uint32 j = begin + threadIdx.x;
         const int32 load_word = j < lists.count ? request(j) : 0;
         bool is_missed = false;
@@ -90,7 +90,7 @@ __device__ inline Found find_parts(const RepairParams &p, const Lists &lists, Re
         __syncthreads();
         uint32 before = 0, all = 0;
 #pragma unroll
-        for (uint32 w = 0; w < WARPS; w++) {
+        for (uint32 w = 0; w < COUNT / WARP; w++) {
             before += w < warp ? sums[w] : 0;
             all += sums[w];
         }

@@ -3,7 +3,7 @@
 //
 // Runs for calls that have more rows a list than decode128 takes, on compute capability 9.0 itself: src/ops/attention/device/choose.rs.
 //
-// A cluster of CTAs takes a chunk of a work item's tokens in stages of 64; CTA r takes stages r, r + ctas, … in a ring in shared memory:
+// A cluster of up to 8 CTAs takes a chunk of a work item's tokens in stages of 64; CTA r takes stages r, r + ctas, … in a ring in shared memory:
 //
 //   copies    a warpgroup ── keys [64 tokens × 128], values [64 tokens × 128] ── 16 tokens a warp, wherever they lie
 //   products  two warpgroups, each every second stage ── S [64 rows × 64 tokens] = Q · Kᵀ ── running softmax ── O [64 × 128] += P · V
@@ -71,9 +71,11 @@ struct VerifyCopies : VerifyJob {
             copy_token(stage, row, from_key, from_value, is_reached(reach, granule, within) ? granule + int32(within) : -1);
         }
     }
-    __device__ void run() {
-        const Tiles tiles(p, cta_share.begin + rank * STAGE_TILES + warp, cta_share.end, 2 + log2_of(ctas));
-        const uint32 count = stages();
+    // place_of(x) says where the granule lies that begins with token x of the list. Stages from `taken` on are free once they have been given up.
+    template <typename PlaceOf>
+    __device__ void run(PlaceOf place_of, uint32 taken = STAGES) {
+        const uint32 first = cta_share.begin + rank * STAGE_TILES + warp, end = cta_share.end, count = stages();
+        const Tiles tiles(first, STAGE_TILES * ctas, first < end ? p.ctas.divide((end - first - 1) / STAGE_TILES) + 1 : 0);
         // The tokens that every row sees.
         const bool has_rows = p.own_lists || reach.queries == int32(p.positions);
         const int32 seen_end = p.own_lists ? reach.end : has_rows ? reach.length - reach.queries + 1 : 0;
@@ -84,8 +86,12 @@ struct VerifyCopies : VerifyJob {
 #pragma unroll 1
         for (uint32 step = 0; step < count + STAGES_IN_FLIGHT - 1; step++) {
             if (step < count) {
-                if (turn) s.empty[stage].wait(turn - 1);
-                if (step < tiles.count && tiles.begins(p, step)) keep_place(tiles.find(p, item, reach, cta_share.entries, step));
+                const uint32 uses = turn + (stage >= taken);
+                if (uses) s.empty[stage].wait(uses - 1);
+                if (step < tiles.count && tiles.begins(p, step)) {
+                    const uint32 x = tiles.token(p, step);
+                    keep_place(x == Tiles::NOWHERE ? Place{-1, 0, 0} : place_of(x));
+                }
                 copy_tile(tiles, step, stage, seen_begin, seen_end);
                 if (++stage == STAGES) stage = 0, turn++;
             }
@@ -111,8 +117,8 @@ struct VerifyProducts : VerifyJob {
 
     __device__ uint32 row(uint32 i) const { return warp * 16 + lane / 4 + i * 8; }
 
-    // Both warpgroups load the queries; rows that do not exist are zeros.
-    __device__ void load_queries() const {
+    // Both warpgroups request the queries; rows that do not exist are zeros.
+    __device__ void request_queries() const {
         constexpr uint32 CHUNKS = VERIFY_CHANNELS * 2 / 16;
         const uint32 rows = rows_of(p, item), thread = group * GROUP_THREADS + warp * WARP + lane, chunk = thread % CHUNKS;
 #pragma unroll
@@ -123,6 +129,8 @@ struct VerifyProducts : VerifyJob {
             copy_16(shared_address(shared) + QUERIES_OFFSET + chunk / 8 * SLAB_BYTES + place_in_slab(row, chunk % 8), from, exists);
         }
         end_copies();
+    }
+    __device__ void await_queries() const {
         wait_copies<0>();
         fence_copies();
         sync_some(1, COMPUTE_THREADS);
@@ -251,7 +259,7 @@ struct VerifyProducts : VerifyJob {
     }
     __device__ void run() {
         const uint32 count = stages();
-        load_queries();
+        await_queries();
         clear();
         uint32 stage = group, turn = 0;
 #pragma unroll 1
@@ -287,18 +295,7 @@ __device__ inline void attention_verify128(const AttentionParams &p) {
     __shared__ uint32 words[WARP];
     const uint32 word = request_parameters(p);
     if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
-    const uint32 most_rows = min(p.rows, VERIFY_ROWS), share_rows = (most_rows + cluster_ctas() - 1) / cluster_ctas();
-    if (threadIdx.x == 0) {
-        for (uint32 n = 0; n < STAGES; n++) {
-            s.full[n].open(STAGE_TILES);
-            s.empty[n].open(4);
-        }
-        const uint32 before = min(cluster_rank() * share_rows, most_rows), own = min(share_rows, most_rows - before);
-        s.received.open(1);
-        s.received.expect(cluster_ctas() * own * (VERIFY_CHANNELS + 2) * sizeof(float));
-    }
-    __syncwarp();
-    cluster_start();
+    s.open(p);
     const uint32 rank = cluster_rank(), ctas = cluster_ctas();
     allow_next_kernel();
     if (threadIdx.x < WARP && p.ids.data) prefetch_likely_list(p, ctas);
@@ -319,18 +316,14 @@ __device__ inline void attention_verify128(const AttentionParams &p) {
         give_registers<120>();
         VerifyCopies copies{job};
         cluster_started();
-        copies.run();
+        copies.run([&](uint32 x) { return place_of(p, item, reach, cta_share.entries, x, listed(p, item, x)); });
     } else {
         take_registers<192>();
         VerifyProducts<Type, IS_BFLOAT16> products{job, group};
         cluster_started();
+        products.request_queries();
         products.run();
-        const VerifyJoin join{job, threadIdx.x};
-        const uint32 rows = cta_share.chunks ? rows_of(p, item) : 0, begin = min(rank * share_rows, rows), end = min(begin + share_rows, rows);
-        join.send(most_rows, share_rows);
-        join.receive();
-        join.join_cluster(begin, end, share_rows);
-        join.finish(begin, end);
+        VerifyJoin{job, threadIdx.x}.join<false>();
     }
 }
 

@@ -7,10 +7,12 @@
 constexpr uint32 GROUP_THREADS = 4 * WARP, GROUPS = 2, COMPUTE_THREADS = GROUPS * GROUP_THREADS, VERIFY_THREADS = COMPUTE_THREADS + GROUP_THREADS;
 constexpr uint32 VERIFY_ROWS = 64, VERIFY_CHANNELS = 128;
 constexpr uint32 STAGE_TOKENS = 64, STAGE_TILES = STAGE_TOKENS / TILE, STAGES = 5;
-// Shared memory: stages, each of which has keys and values in slabs of 64 channels; queries; states of rows that the cluster sends.
+// Shared memory: stages, each of which has keys and values in slabs of 64 channels; queries; states of rows that the cluster sends, of which there
+// are most where each of 7 CTAs has 10 rows.
 constexpr uint32 SLABS = 2, SLAB_BYTES = 64 * 128;
 constexpr uint32 VALUES_OFFSET = SLABS * SLAB_BYTES, STAGE_BYTES = 2 * VALUES_OFFSET;
 constexpr uint32 QUERIES_OFFSET = STAGES * STAGE_BYTES, RECEIVED_OFFSET = QUERIES_OFFSET + VERIFY_ROWS * VERIFY_CHANNELS * 2;
+constexpr uint32 RECEIVED_ROWS = 70;
 // Floats of a row's state in shared memory: acc, m, l, and padding so that lanes hit different banks.
 constexpr uint32 ROW_PITCH = VERIFY_CHANNELS + 4;
 // The sums of both warpgroups take the place of the ring.
@@ -23,6 +25,24 @@ struct VerifyShared {
     Barrier received;                      // the cluster's states of this CTA's rows are here
     CtaShare cta_share;
     bool is_last;
+
+    // Rows of a work item, some of which may not exist, and how many of them a CTA of the cluster joins.
+    __device__ static uint32 most_rows(const AttentionParams &p) { return min(p.rows, VERIFY_ROWS); }
+    __device__ static uint32 share_rows(const AttentionParams &p) { return (most_rows(p) + cluster_ctas() - 1) / cluster_ctas(); }
+    // Opens the barriers. The CTAs of the cluster start between this and cluster_started().
+    __device__ void open(const AttentionParams &p) {
+        if (threadIdx.x == 0) {
+            for (uint32 n = 0; n < STAGES; n++) {
+                full[n].open(STAGE_TILES);
+                empty[n].open(4);
+            }
+            const uint32 before = min(cluster_rank() * share_rows(p), most_rows(p)), own = min(share_rows(p), most_rows(p) - before);
+            received.open(1);
+            received.expect(cluster_ctas() * own * (VERIFY_CHANNELS + 2) * sizeof(float));
+        }
+        __syncwarp();
+        cluster_start();
+    }
 };
 
 // What every thread of the CTA knows.
@@ -39,7 +59,7 @@ struct VerifyJob {
     // Stages of this CTA.
     __device__ uint32 stages() const {
         const uint32 all = (cta_share.end - cta_share.begin + STAGE_TILES - 1) / STAGE_TILES;
-        return all > rank ? (all - rank - 1) / ctas + 1 : 0;
+        return all > rank ? p.ctas.divide(all - rank - 1) + 1 : 0;
     }
     // Arrives for the warp, once all its lanes have come here.
     __device__ void arrive(const Barrier &barrier) const {
@@ -89,36 +109,48 @@ struct VerifyState {
     __device__ float *l(uint32 row) const { return m(row) + rows; }
 };
 
+// Where a CTA receives what CTA `rank` of the cluster, which may be itself, sends of its rows, `share` of them.
+__device__ inline float *received_from(char *shared, uint32 rank, uint32 share) {
+    return reinterpret_cast<float *>(shared + RECEIVED_OFFSET) + rank * share * ROW_PITCH;
+}
+
 // Joins the sums that both warpgroups have written to shared memory, those of the cluster's CTAs, and those of the work item's chunks.
 struct VerifyJoin : VerifyJob {
     static constexpr uint32 QUADS = VERIFY_CHANNELS / 4, AT_ONCE = 8, ROWS_AT_ONCE = 2;
 
     uint32 thread;  // within both warpgroups that compute
 
-    // Joins N states of a row in shared memory, `pitch` floats apart.
+    // Joins N states of a row in shared memory, `pitch` floats apart, of which the first `count` exist.
     template <uint32 N>
-    __device__ static void add_rows(JoinedFour &joined, const float *from, uint32 pitch, uint32 quad) {
+    __device__ static void add_rows(JoinedFour &joined, const float *from, uint32 pitch, uint32 quad, uint32 count = N) {
         float4 acc[N];
         float m[N], l[N];
 #pragma unroll
         for (uint32 n = 0; n < N; n++) {
-            acc[n] = *reinterpret_cast<const float4 *>(from + n * pitch + quad * 4);
-            const float2 sums = *reinterpret_cast<const float2 *>(from + n * pitch + VERIFY_CHANNELS);
-            m[n] = sums.x, l[n] = sums.y;
+            const float *const one = from + min(n, count - 1) * pitch;
+            const float2 sums = *reinterpret_cast<const float2 *>(one + VERIFY_CHANNELS);
+            acc[n] = *reinterpret_cast<const float4 *>(one + quad * 4);
+            m[n] = n < count ? sums.x : minus_infinity(), l[n] = sums.y;
         }
         joined.add(acc, m, l);
     }
     // Sends each CTA of the cluster its part of the rows, `share` of them. How much is sent does not depend on contents of the call's tensors,
-    // so that no CTA waits for bytes that never come.
+    // so that no CTA waits for bytes that never come. HAS_KEPT: a kept state of each of this CTA's own rows lies where the CTA's sum of the row
+    // will be, and is joined to that.
+    template <bool HAS_KEPT>
     __device__ void send(uint32 rows, uint32 share) const {
         const float *const sums = reinterpret_cast<const float *>(shared);
-        float *const received = reinterpret_cast<float *>(shared + RECEIVED_OFFSET) + rank * share * ROW_PITCH;
+        float *const received = received_from(shared, rank, share);
 #pragma unroll 2
         for (uint32 n = thread; n < rows * QUADS; n += COMPUTE_THREADS) {
             const uint32 row = n / QUADS, quad = n % QUADS, cta = row / share;
             JoinedFour joined;
             add_rows<GROUPS>(joined, sums + row * ROW_PITCH, VERIFY_ROWS * ROW_PITCH, quad);
             float *const to = received + (row - cta * share) * ROW_PITCH;
+            if (HAS_KEPT && cta == rank) {
+                add_rows<1>(joined, to, 0, quad);
+                __syncwarp();  // the warp's lanes have read m and l, which the first one replaces
+            }
             const float4 x = joined.acc;
             if (ctas == 1) {
                 *reinterpret_cast<float4 *>(to + quad * 4) = x;
@@ -135,12 +167,12 @@ struct VerifyJoin : VerifyJob {
         else s.received.wait(0);
     }
     __device__ JoinedFour join_received(uint32 row, uint32 share, uint32 quad) const {
-        const float *const from = reinterpret_cast<const float *>(shared + RECEIVED_OFFSET) + row * ROW_PITCH;
+        const float *const from = received_from(shared, 0, share) + row * ROW_PITCH;
         const uint32 pitch = share * ROW_PITCH;
         JoinedFour joined;
         if (ctas == 1) add_rows<1>(joined, from, pitch, quad);
         else if (ctas == 2) add_rows<2>(joined, from, pitch, quad);
-        else for (uint32 cta = 0; cta < ctas; cta += 4) add_rows<4>(joined, from + cta * pitch, pitch, quad);
+        else for (uint32 cta = 0; cta < ctas; cta += 4) add_rows<4>(joined, from + cta * pitch, pitch, quad, ctas - cta);
         return joined;
     }
     // Joins the work item's chunks for ROWS rows at once: the latency of their loads is paid once.
@@ -234,5 +266,15 @@ struct VerifyJoin : VerifyJob {
             write(first, quad, joined[0]);
             if (first + STEP < end) write(first + STEP, quad, joined[1]);
         }
+    }
+    // All of the above. The CTA joins its part of the work item's rows.
+    template <bool HAS_KEPT>
+    __device__ void join() const {
+        const uint32 share = VerifyShared::share_rows(p), rows = cta_share.chunks ? rows_of(p, item) : 0;
+        const uint32 begin = min(rank * share, rows), end = min(begin + share, rows);
+        send<HAS_KEPT>(VerifyShared::most_rows(p), share);
+        receive();
+        join_cluster(begin, end, share);
+        finish(begin, end);
     }
 };

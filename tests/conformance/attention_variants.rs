@@ -16,6 +16,8 @@ pub const CASES: &[Case] = cases![
     attention_by_mma_agrees_with_the_formula,
     attention_by_general_agrees_with_the_formula,
     repair_by_decode128_agrees_with_the_formula,
+    repair_by_verify128_agrees_with_the_formula,
+    repair_by_verify128_of_more_lists_than_clusters_agrees_with_the_formula,
     repair_by_one_launch_agrees_with_the_formula,
     repair_by_two_launches_agrees_with_the_formula,
     partials_of_more_blocks_than_a_list_has_are_one_state,
@@ -134,19 +136,20 @@ fn attention_by_general_agrees_with_the_formula(backend: &Backend) {
     attend(backend, "general", ANY, 12, |rng| Spec { most: 80, ..multiplied(rng) }, false);
 }
 
-/// Both modes of repair by a variant, over specs that it takes.
+/// Both modes of repair by a variant, over `count` specs that it takes.
 fn repair(
     backend: &Backend,
     variant: &str,
     capabilities: RangeInclusive<u32>,
     group: usize,
+    count: u64,
     spec: impl Fn(&mut Rng) -> Spec,
 ) {
     let Some(backend) = backend.forcing(&format!("repair={variant}"), capabilities) else { return };
-    rounds(10, |rng| {
+    rounds(count, |rng| {
         let spec = spec(rng);
         let lists = if spec.lists == Lists::Absent { Lists::Shared } else { spec.lists };
-        let case = Prediction::of(&backend, rng, Spec { aligned: true, lists, most: 200, ..spec });
+        let case = Prediction::of(&backend, rng, Spec { aligned: true, lists, ..spec });
         let spec = &case.model.spec;
         let results = || Results::new(&backend, &mut Rng::new(5), spec);
         let first = results();
@@ -175,20 +178,40 @@ fn few_rows(rng: &mut Rng) -> Spec {
     let spec = in_whole_tiles(rng);
     let lists = if positions.is_none() && spec.lists == Lists::Own { Lists::Shared } else { spec.lists };
     // Slots have no end: with them a sequence could have more blocks than decode128 counts.
-    Spec { positions, group, lists, q_lens: spec.q_lens && positions.is_some(), slots: false, ..spec }
+    Spec { positions, group, lists, q_lens: spec.q_lens && positions.is_some(), slots: false, most: 200, ..spec }
 }
 
 fn repair_by_decode128_agrees_with_the_formula(backend: &Backend) {
-    repair(backend, "decode128", HOPPER_AND_LATER, 1, few_rows);
+    repair(backend, "decode128", HOPPER_AND_LATER, 1, 10, few_rows);
+}
+
+fn repair_by_verify128_agrees_with_the_formula(backend: &Backend) {
+    // Partials of single tokens are large.
+    let short = |rng: &mut Rng| {
+        let spec = drafts(rng);
+        Spec { most: if spec.block < 16 { 150 } else { spec.most }, ..spec }
+    };
+    repair(backend, "verify128", HOPPER, 1, 12, short);
+    repair(backend, "verify128", HOPPER, 3, 6, short);
+}
+
+/// Each list has one CTA, which attends to more tokens than its shared memory holds at once, for more rows than it has warps.
+fn repair_by_verify128_of_more_lists_than_clusters_agrees_with_the_formula(backend: &Backend) {
+    repair(backend, "verify128", HOPPER, 1, 4, |rng| {
+        let positions = Some(rng.pick(&[3, 9]));
+        let (page, block) = rng.pick(&[(64, 64), (16, 16)]);
+        let spec = Spec { batch: 1, kv_heads: 67, most: 600, positions, group: 4, page, block, ..drafts(rng) };
+        Spec { lists: Lists::Shared, slots: false, ..spec }
+    });
 }
 
 fn repair_by_one_launch_agrees_with_the_formula(backend: &Backend) {
-    repair(backend, "one_launch", HOPPER_AND_LATER, 1, few_rows);
-    repair(backend, "one_launch", HOPPER_AND_LATER, 3, in_whole_tiles);
+    repair(backend, "one_launch", HOPPER_AND_LATER, 1, 10, few_rows);
+    repair(backend, "one_launch", HOPPER_AND_LATER, 3, 10, |rng| Spec { most: 200, ..in_whole_tiles(rng) });
 }
 
 fn repair_by_two_launches_agrees_with_the_formula(backend: &Backend) {
-    repair(backend, "two_launches", ANY, 1, few_rows);
+    repair(backend, "two_launches", ANY, 1, 10, few_rows);
 }
 
 /// The list has a few entries; a partial of more blocks is the state of all of them.

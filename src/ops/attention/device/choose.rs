@@ -32,6 +32,8 @@ variants! {
     pub enum RepairVariant: "repair" {
         /// One launch for what attention's decode128 takes, up to 8 rows.
         Decode128 = "decode128",
+        /// One launch for what attention's verify128 takes, up to 64 rows at a time: drafts that are verified.
+        Verify128 = "verify128",
         /// One launch on tensor cores.
         OneLaunch = "one_launch",
         /// A launch that finds what was missed, and attention to it.
@@ -188,17 +190,22 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         whole_tiles: _,
         tree,
     } = *options;
+    let are_few = sizes.rows < verify128::FEWEST_ROWS && !reads_most(sizes, options);
+    let fit = if are_few { Fit::Slower } else { Fit::Takes };
+    let fit = fit.unless(tree, "it takes no draft tree");
+    takes_drafts(fit, device.runs_verify128, sizes)
+        .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
+        .unless(partials, "it keeps no partials")
+}
+
+/// What verify128 takes in attention and in repair.
+fn takes_drafts(fit: Fit, runs_verify128: bool, sizes: &Sizes) -> Fit {
     let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
     let is_wide = (sizes.dim, sizes.value_dim) != (verify128::CHANNELS, verify128::CHANNELS);
     let items = sizes.lists.saturating_mul(sizes.rows.div_ceil(verify128::ROWS) as u64);
-    let are_few = sizes.rows < verify128::FEWEST_ROWS && !reads_most(sizes, options);
-    let fit = if are_few { Fit::Slower } else { Fit::Takes };
-    fit.unless(tree, "it takes no draft tree")
-        .unless(!device.runs_verify128, "it needs clusters of compute capability 9.0 itself")
+    fit.unless(!runs_verify128, "it needs clusters of compute capability 9.0 itself")
         .unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
         .unless(is_wide, "it takes heads of 128 channels")
-        .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
-        .unless(partials, "it keeps no partials")
         .unless(items.saturating_mul(sizes.units.max(1)) >= 1 << 31, "it takes fewer than 2^31 tiles")
 }
 
@@ -310,8 +317,11 @@ pub struct RepairSizes {
     pub near_states: bool,
     /// Whether the device forms clusters for kernels that repair in one launch.
     pub has_clusters: bool,
-    /// Whether shared memory has room: for decode128, and for one launch.
+    /// Whether verify128's kernels run on the device.
+    pub runs_verify128: bool,
+    /// Whether shared memory has room: for decode128, for verify128, and for one launch.
     pub decode128_fits: bool,
+    pub verify128_fits: bool,
     pub one_launch_fits: bool,
 }
 
@@ -355,6 +365,12 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
             .unless(repair.blocks > 8192, "it takes sequences of up to 8192 blocks")
             .unless(!near_strides, "strides of tokens and pages have to fit in 32 bits")
             .unless(!repair.decode128_fits, "it needs more shared memory than the device has"),
+        RepairVariant::Verify128 => {
+            let are_few = sizes.rows < verify128::FEWEST_ROWS;
+            let one_launch = if are_few && one_launch == Fit::Takes { Fit::Slower } else { one_launch };
+            takes_drafts(one_launch, repair.runs_verify128, sizes)
+                .unless(!repair.verify128_fits, "the lists do not fit in the device's shared memory")
+        }
         RepairVariant::OneLaunch => {
             one_launch.unless(!repair.one_launch_fits, "the lists do not fit in the device's shared memory")
         }
@@ -522,7 +538,9 @@ mod tests {
         blocks: 2048,
         near_states: true,
         has_clusters: true,
+        runs_verify128: true,
         decode128_fits: true,
+        verify128_fits: true,
         one_launch_fits: true,
     };
 
@@ -534,7 +552,18 @@ mod tests {
         assert_eq!(of(SIZES, NOTHING, REPAIR), RepairVariant::Decode128);
         let longer = RepairSizes { list_entries: 257, ..REPAIR };
         assert_eq!(of(SIZES, NOTHING, longer), RepairVariant::OneLaunch);
-        assert_eq!(of(Sizes { rows: 9, ..SIZES }, NOTHING, REPAIR), RepairVariant::OneLaunch);
+        assert_eq!(of(Sizes { rows: 8, ..SIZES }, NOTHING, longer), RepairVariant::OneLaunch);
+        for rows in [9, 64, 65] {
+            let drafts = Sizes { rows, ..SIZES };
+            assert_eq!(of(drafts, NOTHING, REPAIR), RepairVariant::Verify128, "{rows} rows");
+            assert_eq!(of(drafts, NOTHING, longer), RepairVariant::Verify128, "{rows} rows");
+            let later = RepairSizes { runs_verify128: false, ..REPAIR };
+            assert_eq!(of(drafts, NOTHING, later), RepairVariant::OneLaunch, "{rows} rows");
+            let full = RepairSizes { verify128_fits: false, ..REPAIR };
+            assert_eq!(of(drafts, NOTHING, full), RepairVariant::OneLaunch, "{rows} rows");
+            let narrow = Sizes { element: Some(Element::Fp8), ..drafts };
+            assert_eq!(of(narrow, NOTHING, REPAIR), RepairVariant::OneLaunch, "{rows} rows");
+        }
         assert_eq!(of(SIZES, Options { scales_per_token: true, ..NOTHING }, REPAIR), RepairVariant::OneLaunch);
         assert_eq!(of(MLA, LATENTS, REPAIR), RepairVariant::TwoLaunches);
         assert_eq!(of(SIZES, NOTHING, RepairSizes { has_clusters: false, ..REPAIR }), RepairVariant::TwoLaunches);

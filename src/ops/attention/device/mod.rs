@@ -18,6 +18,10 @@ pub use plan::{
     Element, Entry, Job, Plan, Sizes, THREADS, TILE, TOKEN_INFO_BYTES, WARP_ROWS, WARPS, Width, describe,
     is_copied_by_16, lists, results, type_of_out,
 };
+pub use verify128::{
+    SHARED as VERIFY128_SHARED, THREADS as VERIFY128_THREADS, describe as describe_verify128,
+    work_items as verify128_items,
+};
 
 use super::Problem;
 use crate::core::status::Result;
@@ -68,10 +72,12 @@ const ATTENTION: [(Entry, &str, &str); 26] = {
 };
 
 /// Kernels that repair in one launch: variant, what keys are made of, source, name.
-const REPAIR: [(RepairVariant, Element, &str, &str); 6] = [
+const REPAIR: [(RepairVariant, Element, &str, &str); 8] = [
     (RepairVariant::Decode128, Element::F16, "attention/repair_decode128", "repair_decode128_f16"),
     (RepairVariant::Decode128, Element::Bf16, "attention/repair_decode128", "repair_decode128_bf16"),
     (RepairVariant::Decode128, Element::Fp8, "attention/repair_decode128", "repair_decode128_fp8"),
+    (RepairVariant::Verify128, Element::F16, "attention/repair_verify128", "repair_verify128_f16"),
+    (RepairVariant::Verify128, Element::Bf16, "attention/repair_verify128", "repair_verify128_bf16"),
     (RepairVariant::OneLaunch, Element::F16, "attention/repair_one_launch", "repair_one_launch_f16_128"),
     (RepairVariant::OneLaunch, Element::Bf16, "attention/repair_one_launch", "repair_one_launch_bf16_128"),
     (RepairVariant::OneLaunch, Element::Fp8, "attention/repair_one_launch", "repair_one_launch_fp8_128"),
@@ -83,8 +89,8 @@ pub struct Kernels {
     device: Device,
     /// Clusters that mla16 forms, where it runs.
     clusters: Option<Clusters>,
-    /// Clusters that verify128 forms, where it runs.
-    verify_clusters: Option<verify128::Clusters>,
+    /// Clusters that verify128 forms, in attention and in repair, where it runs.
+    pub verify_clusters: Option<verify128::Clusters>,
     join_mla64: Option<Kernel>,
     split: Kernel,
     /// Those of [`REPAIR`] that run on the device.
@@ -114,6 +120,7 @@ impl cuda::Kernels for Kernels {
         source!("attention/repair_two_launches", compute_80, compute_90),
         source!("attention/repair_one_launch", compute_90),
         source!("attention/repair_decode128", compute_90),
+        source!("attention/repair_verify128", compute_90a),
         source!("attention/merge", compute_80),
     ];
     const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>(), VariantList::of::<RepairVariant>()];

@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 use super::mma::{CTA_SHARE_BYTES, FEW_ITEMS};
 use super::params::Params;
 use super::plan::{Entry, Plan, Scratch, Sizes};
-use crate::runtime::cuda::Kernel;
 use crate::runtime::cuda::layout::Divisor;
+use crate::runtime::cuda::{Kernel, LARGEST_CLUSTER};
 
 /// Rows of a work item.
 pub const ROWS: u32 = 64;
@@ -16,34 +16,36 @@ pub const FEWEST_ROWS: u32 = 9;
 pub const DENSE_TOKENS: RangeInclusive<u64> = 1 << 19..=1 << 21;
 pub const LONG_TOKENS: u64 = 4 << 10;
 pub const CHANNELS: u32 = 128;
-const THREADS: u32 = 384;
+pub const THREADS: u32 = 384;
 /// Units, of a tile each, of a stage.
 const STAGE_UNITS: u32 = 4;
+/// Rows whose states a CTA receives, where the rows of a work item are shared out to up to 8 CTAs.
+const RECEIVED_ROWS: u32 = 70;
 /// Stages of 64 tokens with keys and values; queries; the states of rows that a cluster sends, padded.
 pub const SHARED: u32 =
-    5 * 2 * 64 * CHANNELS * 2 + ROWS * CHANNELS * 2 + ROWS * (CHANNELS + 4) * size_of::<f32>() as u32;
+    5 * 2 * 64 * CHANNELS * 2 + ROWS * CHANNELS * 2 + RECEIVED_ROWS * (CHANNELS + 4) * size_of::<f32>() as u32;
 /// Shorter lists are sooner done by larger clusters, whose CTAs join sooner.
 const SHORT_TOKENS: u64 = 8 << 10;
 
-/// How many clusters of 1, 2 and 4 CTAs, one on a multiprocessor, run at once.
+/// How many clusters run at once, of one CTA, of two, and so on; each CTA has a multiprocessor.
 #[derive(Clone, Copy, Debug)]
-pub struct Clusters([u32; 3]);
+pub struct Clusters([u32; LARGEST_CLUSTER as usize]);
 
 impl Clusters {
     /// The context is current.
     pub fn of(kernel: &Kernel) -> Clusters {
         let kernel = kernel.sharing(SHARED);
-        Clusters([1, 2, 4].map(|ctas| kernel.active_clusters(ctas, THREADS)))
+        Clusters(std::array::from_fn(|n| kernel.active_clusters(n as u32 + 1, THREADS)))
     }
 
     pub fn exist(&self) -> bool {
-        self.0.iter().all(|&clusters| clusters > 0)
+        self.0[..4].iter().all(|&clusters| clusters > 0)
     }
 
     /// CTAs of a cluster, and how many such clusters run at once. Where every work item has a cluster alone, there is least to join
     /// with the smallest; otherwise a cluster of two halves the number of states that go through scratch.
     fn choose(&self, items: u32, list_tokens: u64) -> (u32, u32) {
-        let [single, pairs, fours] = self.0;
+        let [single, pairs, _, fours, ..] = self.0;
         if items > pairs {
             (1, single)
         } else if list_tokens <= SHORT_TOKENS && items.saturating_mul(3) <= fours {
@@ -52,23 +54,37 @@ impl Clusters {
             (2, pairs)
         }
     }
+
+    /// CTAs of the largest clusters of which so many run at once: repair's, where each work item has one.
+    pub fn largest(&self, items: u32) -> u32 {
+        self.0.iter().rposition(|&clusters| clusters >= items).unwrap_or(0) as u32 + 1
+    }
+}
+
+/// Work items of a call, each a list and up to 64 of its rows.
+pub fn work_items(sizes: &Sizes) -> u32 {
+    sizes.lists as u32 * sizes.rows.div_ceil(ROWS)
+}
+
+/// What the kernels are told of work items and of clusters of `ctas`.
+pub fn describe(params: &Params, sizes: &Sizes, ctas: u32) -> Params {
+    Params {
+        work_items: work_items(sizes),
+        row_blocks: Divisor::new(sizes.rows.div_ceil(ROWS)),
+        log_members: (ROWS / 8).ilog2(),
+        ctas: Divisor::new(ctas),
+        ..*params
+    }
 }
 
 /// The plan of a call that fits.
 pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes) -> Option<Plan> {
-    let row_blocks = params.rows.div_ceil(ROWS);
-    let items = sizes.lists as u32 * row_blocks;
+    let items = work_items(sizes);
     let (ctas, at_once) = clusters.choose(items, sizes.list_tokens);
     let are_few = items <= FEW_ITEMS;
     let target = at_once.saturating_sub(items).max(at_once / 2).max(1);
-    let params = Params {
-        work_items: items,
-        row_blocks: Divisor::new(row_blocks),
-        log_members: (ROWS / 8).ilog2(),
-        target_chunks: Divisor::new(target),
-        least_units: STAGE_UNITS * ctas,
-        ..*params
-    };
+    let least_units = STAGE_UNITS * ctas;
+    let params = Params { target_chunks: Divisor::new(target), least_units, ..describe(params, sizes, ctas) };
     let most_chunks = (sizes.units as u32).div_ceil(params.least_units).max(1);
     let chunks = (items + target).min(items.saturating_mul(most_chunks));
     let states = if are_few { chunks } else { 2 * target };
@@ -91,10 +107,12 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes) -> Option<Plan>
 mod tests {
     use super::*;
 
+    /// Those of 1, 2 and 4 CTAs are what an H200 runs at once, and the others what it might.
+    const H200: [u32; 8] = [132, 66, 43, 30, 24, 20, 16, 14];
+
     #[test]
     fn clusters_are_of_the_size_that_was_fastest_where_measured() {
-        // Those that an H200 runs at once.
-        let clusters = Clusters([132, 66, 30]);
+        let clusters = Clusters(H200);
         for (items, tokens, ctas) in [
             (8, 4096, 4),
             (8, 8192, 4),
@@ -106,5 +124,13 @@ mod tests {
         ] {
             assert_eq!(clusters.choose(items, tokens).0, ctas, "{items} lists of {tokens} tokens");
         }
+    }
+
+    #[test]
+    fn repair_has_the_largest_clusters_that_all_run_at_once() {
+        for (items, ctas) in [(8, 8), (14, 8), (15, 7), (30, 4), (64, 2), (67, 1), (1000, 1)] {
+            assert_eq!(Clusters(H200).largest(items), ctas, "{items} lists");
+        }
+        assert_eq!(Clusters([132, 66, 43, 30, 0, 0, 0, 0]).largest(8), 4);
     }
 }

@@ -3,6 +3,7 @@
 mod decode128;
 mod one_launch;
 mod two_launches;
+mod verify128;
 
 use super::{Kept, Request};
 use crate::core::status::Result;
@@ -86,7 +87,9 @@ fn plan(
         blocks: params.token_capacity.div_ceil(params.block.value),
         near_states: are_near(r.kept),
         has_clusters: !kernels.cluster_sizes.is_empty(),
+        runs_verify128: kernels.verify_clusters.is_some(),
         decode128_fits: element.is_some_and(|of| decode128::shared(of, sizes.rows, small_cluster) <= most_shared),
+        verify128_fits: verify128::fits(r, most_shared),
         one_launch_fits: rings.is_some(),
     };
     let variant = choose(forced, |variant| fit_repair(variant, &sizes, &options, &repair))?;
@@ -96,6 +99,13 @@ fn plan(
     let element = element.unwrap_or(Element::F16);
     let kernel = kernels.repair_of(variant, element);
     let (shared, size) = match (variant, rings) {
+        (RepairVariant::Verify128, _) => {
+            let clusters = kernels.verify_clusters.expect("it is chosen where it runs");
+            let size = clusters.largest(device::verify128_items(&sizes));
+            to.to = device::describe_verify128(&params, &sizes, size);
+            describe_repair(r, to);
+            (verify128::lay_out(to, r), size)
+        }
         (RepairVariant::Decode128, _) => {
             to.to = items(element, one_launch::STAGES[0])?.params;
             describe_repair(r, to);
@@ -108,8 +118,10 @@ fn plan(
         }
         (_, None) => unreachable!("one launch is chosen where it fits"),
     };
-    let kind = if size == 1 { Kind::Dependent } else { Kind::DependentClusters(size) };
-    let grid = Grid { ctas: to.to.work_items * size, threads: device::THREADS, kind };
+    let is_verify128 = variant == RepairVariant::Verify128;
+    let threads = if is_verify128 { device::VERIFY128_THREADS } else { device::THREADS };
+    let kind = if size == 1 && !is_verify128 { Kind::Dependent } else { Kind::DependentClusters(size) };
+    let grid = Grid { ctas: to.to.work_items * size, threads, kind };
     Ok(Some(Plan::OneLaunch(variant, kernel.sharing(shared), grid)))
 }
 
