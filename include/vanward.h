@@ -297,8 +297,8 @@ VWD_API vwd_status vwd_session_create(const vwd_session_options *options, vwd_se
 
 /**
  * Releases a session, with the streams and pinned memory that it handed out; NULL is a no-op. Its calls have returned,
- * streams have passed them, and nothing uses the session afterwards except forecasts and caches, which keep the parts of it
- * that they need. Blocks until its threads have ended; not for capture.
+ * streams have passed them, and nothing uses the session afterwards except the handles that were made with it (forecasts,
+ * caches, decoders, compactors), which keep the parts of it that they need. Blocks until its threads have ended; not for capture.
  */
 VWD_API
 void vwd_session_release(vwd_session *session);
@@ -1160,7 +1160,7 @@ typedef struct {
  *   MEAN_SOFTMAX  max over the windows w that overlap j of Σ_h softmax_w(scale·q_h·means_w)
  *   MEAN_DOT      max over the windows w that overlap j of q_g·means_w
  *   LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
- *                 channels; −inf for a block that is no candidate
+ *                 channels; 0 for a candidate without labels, −inf for a block that is no candidate
  *   AXIS          Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))) over the blocks
  * A score that would be NaN is −inf, and so is the score of a block without a summary (MEAN: without a complete window for
  * which the index has a row). In a softmax a window, token or block (AXIS) that has no summary, or whose product is not
@@ -1513,7 +1513,7 @@ typedef struct {
  *              or [B, Q, Hq]
  * args->state                          Out, optional (all three or none).
  * args->partials                       Out, optional (all three or none); needs a list. Partials of entries past the count
- *                                      are not written.
+ *                                      are not written. Keeping them may change the last bits of out.
  * args->tree      [B, Q, ⌈Q/32⌉]       uint32, optional (absent: a chain), with q of rank 4: the rows are nodes of a draft tree, as
  *                                      mask of `vwd_tree_prepare` has them. Of the rows r and before, row r sees those whose bit is
  *                                      set, bit j mod 32 of word j / 32 for row j; further bits are not read. The depth of a row
@@ -1945,7 +1945,7 @@ vwd_status vwd_kv_cache_fork(const vwd_kv_cache *cache,
 
 /**
  * Truncates a sequence to its first tokens, and frees the blocks after them. Rejected draft tokens need no call: the next
- * append overwrites them.
+ * append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are.
  *
  * Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has
  * room for), OUT_OF_MEMORY (the last block is shared, and no block is free to copy it to), DRIVER, INTERNAL. After an error
@@ -1969,7 +1969,7 @@ VWD_API vwd_status vwd_kv_cache_free(const vwd_kv_cache *cache, uint32_t sequenc
  * that gets its last token is written back to host memory.
  *
  * args->layer                     0 … layers−1.
- * args->sequences  [B]            int32. Distinct, so at most max_sequences.
+ * args->sequences  [B]            int32. At most max_sequences, distinct but for −1, an idle row.
  * args->begin      [B]            int32. The number of tokens that the sequence has, or fewer after drafts were rejected; not
  *                                 below the beginning of its last two blocks, nor below the token where it was last forked
  *                                 or truncated.
@@ -2000,7 +2000,8 @@ vwd_status vwd_kv_cache_append(const vwd_kv_cache *cache,
  * args->layer                         0 … layers−1.
  * args->sequences        [B]          int32. At most max_sequences of them.
  * args->wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
- *                                     at most slots / hold of the options.
+ *                                     at most slots / hold of the options: all elements of ids, whatever the counts and
+ *                                     wherever the blocks lie.
  * args->wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
  * args->wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
  *                        the sequence does not have. Columns past the count are not written.
@@ -2185,7 +2186,7 @@ vwd_status vwd_predictor_reset(const vwd_session *session,
  * Predicts which blocks the coming selection will choose (PRR: Wang et al. 2026): the top ⌈ratio·k⌉ of
  * ŝ = level + gamma·trend.
  *
- * Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that has had no finite score has ŝ = −inf.
+ * Forced blocks, ties and counts are as in `vwd_select_blocks`; a block whose level is not finite has ŝ = −inf.
  *
  * args->block_size                           S.
  * args->k                                    Budget of the selection that is predicted. k and ⌈ratio·k⌉ count the forced
@@ -2332,7 +2333,7 @@ typedef struct {
   uint32_t rotary_dim;
   /** Base of inv_freq[c] = theta^(−2c/rotary_dim); 0 means 10000. */
   float theta;
-  /** Factor on the rotated channels (YaRN's attention factor); 0 means 1. */
+  /** Factor on the rotated channels, at position 0, too (YaRN's attention factor); 0 means 1. */
   float attention_factor;
   /** [rotary_dim/2] float32, optional: replaces the frequencies made from theta. */
   vwd_tensor inv_freq;

@@ -13,7 +13,7 @@ from ._enums import DecoderMode, Predict, Strategy
 from ._errors import invoke
 from ._forecast import Forecast
 from ._kv_cache import _DTYPES
-from ._session import Session, at_once
+from ._session import Session, at_once, scratch_of
 
 
 @documented
@@ -193,6 +193,8 @@ class Decoder:
     attend = at_once(prepare_attend)
     accept = at_once(prepare_accept)
     reset = at_once(prepare_reset)
+
+    attend_scratch = scratch_of(prepare_attend)
 
     def info(self) -> DecoderInfo:
         """vwd_decoder_info: the decoder's memory, and views of what it keeps of each sequence."""

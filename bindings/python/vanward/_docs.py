@@ -54,8 +54,8 @@ Errors: INVALID_ARGUMENT, UNAVAILABLE (CUDA without driver or device; the messag
 (the message holds the JIT log), INTERNAL.
 """,
     "vwd_session_release": """Releases a session, with the streams and pinned memory that it handed out; NULL is a no-op. Its calls have returned,
-streams have passed them, and nothing uses the session afterwards except forecasts and caches, which keep the parts of it
-that they need. Blocks until its threads have ended; not for capture.
+streams have passed them, and nothing uses the session afterwards except the handles that were made with it (forecasts,
+caches, decoders, compactors), which keep the parts of it that they need. Blocks until its threads have ended; not for capture.
 """,
     "vwd_session_info": """Tells which device the session runs on and how much memory it holds.
 
@@ -435,7 +435,7 @@ Scores s[i, g, j] of block j, with h over the G query heads of KV head g:
   MEAN_SOFTMAX  max over the windows w that overlap j of Σ_h softmax_w(scale·q_h·means_w)
   MEAN_DOT      max over the windows w that overlap j of q_g·means_w
   LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
-                channels; −inf for a block that is no candidate
+                channels; 0 for a candidate without labels, −inf for a block that is no candidate
   AXIS          Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))) over the blocks
 A score that would be NaN is −inf, and so is the score of a block without a summary (MEAN: without a complete window for
 which the index has a row). In a softmax a window, token or block (AXIS) that has no summary, or whose product is not
@@ -612,7 +612,7 @@ lse       [B, Hq]              float32, out, optional. Natural logarithm of Σ e
        or [B, Q, Hq]
 state                          Out, optional (all three or none).
 partials                       Out, optional (all three or none); needs a list. Partials of entries past the count
-                               are not written.
+                               are not written. Keeping them may change the last bits of out.
 tree      [B, Q, ⌈Q/32⌉]       uint32, optional (absent: a chain), with q of rank 4: the rows are nodes of a draft tree, as
                                mask of `vwd_tree_prepare` has them. Of the rows r and before, row r sees those whose bit is
                                set, bit j mod 32 of word j / 32 for row j; further bits are not read. The depth of a row
@@ -795,7 +795,7 @@ room for), OUT_OF_MEMORY (max_sequences or host_blocks are in use), DRIVER, INTE
 was.
 """,
     "vwd_kv_cache_truncate": """Truncates a sequence to its first tokens, and frees the blocks after them. Rejected draft tokens need no call: the next
-append overwrites them.
+append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are.
 
 Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has
 room for), OUT_OF_MEMORY (the last block is shared, and no block is free to copy it to), DRIVER, INTERNAL. After an error
@@ -809,7 +809,7 @@ Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (
 that gets its last token is written back to host memory.
 
 layer                     0 … layers−1.
-sequences  [B]            int32. Distinct, so at most max_sequences.
+sequences  [B]            int32. At most max_sequences, distinct but for −1, an idle row.
 begin      [B]            int32. The number of tokens that the sequence has, or fewer after drafts were rejected; not
                           below the beginning of its last two blocks, nor below the token where it was last forked
                           or truncated.
@@ -834,7 +834,8 @@ which `vwd_kv_cache_fetch` makes. A block that several sequences share has one s
 layer                         0 … layers−1.
 sequences        [B]          int32. At most max_sequences of them.
 wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
-                              at most slots / hold of the options.
+                              at most slots / hold of the options: all elements of ids, whatever the counts and
+                              wherever the blocks lie.
 wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
 wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
                  the sequence does not have. Columns past the count are not written.
@@ -900,7 +901,7 @@ Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, 
     "vwd_predictor_predict": """Predicts which blocks the coming selection will choose (PRR: Wang et al. 2026): the top ⌈ratio·k⌉ of
 ŝ = level + gamma·trend.
 
-Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that has had no finite score has ŝ = −inf.
+Forced blocks, ties and counts are as in `vwd_select_blocks`; a block whose level is not finite has ŝ = −inf.
 
 block_size                           S.
 k                                    Budget of the selection that is predicted. k and ⌈ratio·k⌉ count the forced
