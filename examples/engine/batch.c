@@ -1,10 +1,10 @@
 #include "batch.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "draws.h"
 #include "linear.h"
 #include "lookup.h"
 #include "pages.h"
@@ -269,20 +269,6 @@ static bool enter(batch *b, sequence *s) {
   return true;
 }
 
-static bool can_sample(const batch_sampling *s, batch_error *error) {
-  const struct {
-    const char *name;
-    float value, most;
-  } parts[] = {{"temperature", s->temperature, INFINITY}, {"top_p", s->top_p, 1}, {"min_p", s->min_p, 1}};
-  for (int i = 0; i < 3; i++) {
-    if (isfinite(parts[i].value) && parts[i].value >= 0 && parts[i].value <= parts[i].most) continue;
-    snprintf(error->text, sizeof error->text, "%s: %g; expected a finite number from 0%s", parts[i].name, (double)parts[i].value,
-             isfinite(parts[i].most) ? " to 1" : " on");
-    return false;
-  }
-  return s->top_k >= 0 || fail(error, "top_k: %lld; expected at least %lld", s->top_k, 0, 0);
-}
-
 batch_admission batch_admit(batch *b, const batch_request *r, int64_t *id, batch_error *error) {
   if (r->count < 1 || r->max_new < 1 || (int64_t)r->count + r->max_new > b->o.max_tokens)
     return fail(error, "%lld prompt tokens and %lld new ones; expected at least one of each, together at most %lld", r->count,
@@ -293,7 +279,7 @@ batch_admission batch_admit(batch *b, const batch_request *r, int64_t *id, batch
   for (int i = 0; i < r->count; i++)
     if (r->tokens[i] < 0 || r->tokens[i] >= b->shape.vocab)
       return fail(error, "token %lld at %lld of the prompt; the model has %lld", r->tokens[i], i, b->shape.vocab), BATCH_REFUSED;
-  if (!can_sample(&r->sampling, error)) return BATCH_REFUSED;
+  if (!draws_can(&r->sampling, error->text, sizeof error->text)) return BATCH_REFUSED;
   if (b->broken) return fail(error, "the batch has failed, and can only be freed", 0, 0, 0), BATCH_REFUSED;
   if (b->sequences == b->o.rows || waiting(b)) return BATCH_FULL;
   int at = 0;
@@ -463,7 +449,7 @@ static const float *run_pass(batch *b) {
   return model_forward(b->model, &pass, attend, b);
 }
 
-/* --- Sampling --- */
+/* --- Drafts --- */
 
 /* Rows of drafts and what the model makes of them, [rows, width] and [rows, width + 1], and whose they are. */
 typedef struct {
@@ -471,60 +457,6 @@ typedef struct {
   int32_t draft[MAX_ROWS * BATCH_MAX_DRAFTS], target[MAX_ROWS * (BATCH_MAX_DRAFTS + 1)];
   int32_t lens[MAX_ROWS], sequence[MAX_ROWS], accepted[MAX_ROWS], next[MAX_ROWS];
 } verification;
-
-/* Requests of vwd_verify_sample, a row each, and what they commit. */
-typedef struct {
-  int rows;
-  float temperature[MAX_ROWS], top_p[MAX_ROWS], min_p[MAX_ROWS];
-  int32_t top_k[MAX_ROWS], begin[MAX_ROWS], positions[MAX_ROWS], stop[MAX_ROWS], remaining[MAX_ROWS];
-  uint64_t seeds[MAX_ROWS];
-  int32_t next[MAX_ROWS], accepted[MAX_ROWS], committed[MAX_ROWS * (BATCH_MAX_DRAFTS + 1)], committed_len[MAX_ROWS];
-  uint8_t finish[MAX_ROWS];
-} draws;
-
-/* The token at `position` of a sequence, from the pass's wanted row `begin` on, and as many as `remaining`. */
-static void add_draw(draws *d, const sequence *s, int begin, int position, int remaining) {
-  const int n = d->rows++;
-  const batch_sampling *how = &s->sampling;
-  d->temperature[n] = how->temperature;
-  d->top_p[n] = how->top_p > 0 ? how->top_p : 1;
-  d->min_p[n] = how->min_p;
-  d->top_k[n] = how->top_k;
-  d->seeds[n] = how->seed;
-  d->begin[n] = begin;
-  d->positions[n] = position;
-  d->stop[n] = s->stop;
-  d->remaining[n] = remaining;
-}
-
-/* Draws by coupling: a token depends on its logits, the sequence's seed and its position, and not on drafts. */
-static bool sample(batch *b, const float *logits, const verification *drafts, draws *d) {
-  const int width = drafts ? drafts->width : 0;
-  vwd_verify_sample_args args = VWD_VERIFY_SAMPLE_ARGS_INIT;
-  args.rule = VWD_ACCEPT_COUPLED;
-  if (drafts) {
-    args.draft = TENSOR(drafts->draft, INT32, d->rows, width);
-    args.draft_lens = TENSOR(drafts->lens, INT32, d->rows);
-  }
-  args.target = TENSOR(logits, FLOAT32, b->wanted_count, b->shape.vocab);
-  args.target_begin = TENSOR(d->begin, INT32, d->rows);
-  args.temperature = TENSOR(d->temperature, FLOAT32, d->rows);
-  args.top_k = TENSOR(d->top_k, INT32, d->rows);
-  args.top_p = TENSOR(d->top_p, FLOAT32, d->rows);
-  args.min_p = TENSOR(d->min_p, FLOAT32, d->rows);
-  args.seeds = TENSOR(d->seeds, UINT64, d->rows);
-  args.positions = TENSOR(d->positions, INT32, d->rows);
-  args.stop = TENSOR(d->stop, INT32, d->rows, 1);
-  args.remaining = TENSOR(d->remaining, INT32, d->rows);
-  args.next_token = TENSOR(d->next, INT32, d->rows);
-  args.accepted = TENSOR(d->accepted, INT32, d->rows);
-  args.committed = TENSOR(d->committed, INT32, d->rows, width + 1);
-  args.committed_len = TENSOR(d->committed_len, INT32, d->rows);
-  args.finish = TENSOR(d->finish, UINT8, d->rows);
-  return called(vwd_verify_sample(b->session, &args, NULL), "vwd_verify_sample", &b->error);
-}
-
-/* --- Drafts --- */
 
 static bool drafts_itself(const sequence *s) { return s->how == BATCH_SELF || s->how == BATCH_SELF_LOOKUP; }
 
@@ -566,9 +498,10 @@ static bool draft(batch *b) {
     draws d = {0};
     for (int n = 0; n < b->members; n++) {
       const sequence *s = &b->slots[b->member_slot[n]];
-      add_draw(&d, s, n, s->count + done, 1);
+      draws_add(&d, &s->sampling, s->stop, n, s->count + done, 1);
     }
-    if (!sample(b, logits, NULL, &d)) return false;
+    const vwd_status status = draws_run(&d, b->session, logits, b->wanted_count, b->shape.vocab, NULL, NULL, 0);
+    if (!called(status, "vwd_verify_sample", &b->error)) return false;
     for (int n = 0; n < b->members; n++) {
       sequence *s = &b->slots[b->member_slot[n]];
       s->draft[done] = d.next[n];
@@ -668,11 +601,12 @@ static bool verify(batch *b, const float *logits, draws *d, int width) {
     const sequence *s = &b->slots[b->member_slot[n]];
     const int choices = is_decoding(s) ? s->rows : s->cached + s->rows == s->count;
     add_row(&v, s->draft, s->drafts, NULL, 0, -1);
-    add_draw(d, s, choices > 0 ? begin : 0, s->count, choices > 0 ? s->limit - s->count : 0);
+    draws_add(d, &s->sampling, s->stop, choices > 0 ? begin : 0, s->count, choices > 0 ? s->limit - s->count : 0);
     begin += choices;
   }
   if (b->wanted_count == 0) return true;
-  if (!sample(b, logits, &v, d)) return false;
+  const vwd_status status = draws_run(d, b->session, logits, b->wanted_count, b->shape.vocab, v.draft, v.lens, width);
+  if (!called(status, "vwd_verify_sample", &b->error)) return false;
   for (int n = 0; n < b->members; n++) {
     const int slot = b->member_slot[n];
     const sequence *s = &b->slots[slot];
