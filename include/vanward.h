@@ -770,12 +770,20 @@ typedef struct {
   vwd_tensor next_token;
   vwd_tensor committed;
   vwd_tensor status;
+  vwd_tensor stop;
+  vwd_tensor ignore_stop;
+  vwd_tensor remaining;
+  vwd_tensor min_remaining;
+  vwd_tensor committed_len;
+  vwd_tensor finish;
 } vwd_verify_tree_args;
 #define VWD_VERIFY_TREE_ARGS_INIT \
   {/* struct_size */ sizeof(vwd_verify_tree_args), /* flags */ 0, /* tokens */ VWD_TENSOR_INIT, \
    /* parents */ VWD_TENSOR_INIT, /* node_counts */ VWD_TENSOR_INIT, /* target */ VWD_TENSOR_INIT, \
    /* logits */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT, /* path */ VWD_TENSOR_INIT, \
-   /* next_token */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT, /* status */ VWD_TENSOR_INIT}
+   /* next_token */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT, /* status */ VWD_TENSOR_INIT, \
+   /* stop */ VWD_TENSOR_INIT, /* ignore_stop */ VWD_TENSOR_INIT, /* remaining */ VWD_TENSOR_INIT, \
+   /* min_remaining */ VWD_TENSOR_INIT, /* committed_len */ VWD_TENSOR_INIT, /* finish */ VWD_TENSOR_INIT}
 
 /** Options of `vwd_compactor_create`. */
 typedef struct {
@@ -859,7 +867,11 @@ vwd_status vwd_tree_prepare(const vwd_session *session,
  * args->next_token   [B]        dtype of tokens, out: the target's token at the end of the path.
  * args->committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
  *                               −1.
- * args->status       [B]        uint32, out, optional: VWD_TREE_* bits.
+ * args->status       [B]        uint32, out, optional: VWD_TREE_* bits, of the whole walk.
+ * args->stop, ignore_stop, remaining, min_remaining, committed_len, finish
+ *                               Optional, as in `vwd_verify`: what is committed is cut after the first stop token and at remaining
+ *                               tokens. Nodes whose tokens are cut off leave accepted and path; where the next token is cut
+ *                               off it is −1. With nothing remaining path is −1 throughout.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once
  * its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed

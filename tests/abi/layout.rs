@@ -154,6 +154,12 @@ structs! {
         next_token,
         committed,
         status,
+        stop,
+        ignore_stop,
+        remaining,
+        min_remaining,
+        committed_len,
+        finish,
     }
     vwd_compactor_options {
         struct_size,

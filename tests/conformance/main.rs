@@ -37,6 +37,7 @@ mod select_status;
 mod select_variants;
 mod topk;
 mod tree;
+mod tree_end;
 mod verify;
 mod verify_end;
 
@@ -58,6 +59,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: verify_end::CASES, on_cuda: true },
     Family { cases: sample::CASES, on_cuda: true },
     Family { cases: tree::CASES, on_cuda: true },
+    Family { cases: tree_end::CASES, on_cuda: true },
     Family { cases: compact::CASES, on_cuda: true },
     Family { cases: compact::ON_THE_CPU, on_cuda: false },
     Family { cases: index::CASES, on_cuda: true },

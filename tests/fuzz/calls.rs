@@ -196,6 +196,7 @@ pub fn verify_tree(case: &mut Case, has_logits: bool) {
     case.output(of!(args, Args, next_token), token, &[batch]);
     case.maybe_output(of!(args, Args, committed), token, &[batch, places]);
     case.maybe_output(of!(args, Args, status), U32, &[batch]);
+    end!(case, args, Args, batch, places);
 }
 
 /// Rows of two caches, whose bytes are the answer.

@@ -270,6 +270,12 @@ class vwd_verify_tree_args(Structure):
         ("next_token", vwd_tensor),
         ("committed", vwd_tensor),
         ("status", vwd_tensor),
+        ("stop", vwd_tensor),
+        ("ignore_stop", vwd_tensor),
+        ("remaining", vwd_tensor),
+        ("min_remaining", vwd_tensor),
+        ("committed_len", vwd_tensor),
+        ("finish", vwd_tensor),
     ]
 
 

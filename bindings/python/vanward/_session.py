@@ -435,6 +435,12 @@ class Session:
         node_counts: Array | None = None,
         committed: Array | None = None,
         status: Array | None = None,
+        stop: Array | None = None,
+        ignore_stop: Array | None = None,
+        remaining: Array | None = None,
+        min_remaining: Array | None = None,
+        committed_len: Array | None = None,
+        finish: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_verify_tree: the path of nodes that the target agrees with, and the token that follows it."""
@@ -442,8 +448,26 @@ class Session:
             self,
             _header.vwd_verify_tree_args,
             stream,
-            inputs=dict(tokens=tokens, parents=parents, node_counts=node_counts, target=target, logits=logits),
-            outputs=dict(accepted=accepted, path=path, next_token=next_token, committed=committed, status=status),
+            inputs=dict(
+                tokens=tokens,
+                parents=parents,
+                node_counts=node_counts,
+                target=target,
+                logits=logits,
+                stop=stop,
+                ignore_stop=ignore_stop,
+                remaining=remaining,
+                min_remaining=min_remaining,
+            ),
+            outputs=dict(
+                accepted=accepted,
+                path=path,
+                next_token=next_token,
+                committed=committed,
+                status=status,
+                committed_len=committed_len,
+                finish=finish,
+            ),
         )
 
     def prepare_index_update(

@@ -4,7 +4,7 @@
 //! before min_remaining. The cut is a STOP where t_{n'−1} is that stop token, else a LENGTH where n' = remaining.
 
 use crate::abi::{VWD_FINISH_LENGTH, VWD_FINISH_NONE, VWD_FINISH_STOP, vwd_tensor};
-use crate::abi::{vwd_verify_args, vwd_verify_pack_args, vwd_verify_sample_args};
+use crate::abi::{vwd_verify_args, vwd_verify_pack_args, vwd_verify_sample_args, vwd_verify_tree_args};
 use crate::core::dtype::DType;
 use crate::core::status::Result;
 use crate::core::tensor::{ANY, Checks, Tensor, given};
@@ -49,7 +49,7 @@ macro_rules! given_by {
         }
     )*};
 }
-given_by!(vwd_verify_args, vwd_verify_pack_args, vwd_verify_sample_args);
+given_by!(vwd_verify_args, vwd_verify_pack_args, vwd_verify_sample_args, vwd_verify_tree_args);
 
 impl<'a> End<'a> {
     /// `None` where the call gives none of the arguments.
