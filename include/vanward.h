@@ -413,11 +413,22 @@ typedef struct {
   vwd_tensor next_token;
   vwd_tensor mismatch;
   vwd_tensor committed;
+  vwd_tensor stop;
+  vwd_tensor ignore_stop;
+  vwd_tensor remaining;
+  vwd_tensor min_remaining;
+  vwd_tensor committed_len;
+  vwd_tensor finish;
+  vwd_tensor draft_ends;
+  vwd_tensor bonus;
 } vwd_verify_args;
 #define VWD_VERIFY_ARGS_INIT \
   {/* struct_size */ sizeof(vwd_verify_args), /* flags */ 0, /* draft */ VWD_TENSOR_INIT, \
    /* target */ VWD_TENSOR_INIT, /* draft_lens */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT, \
-   /* next_token */ VWD_TENSOR_INIT, /* mismatch */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT}
+   /* next_token */ VWD_TENSOR_INIT, /* mismatch */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT, \
+   /* stop */ VWD_TENSOR_INIT, /* ignore_stop */ VWD_TENSOR_INIT, /* remaining */ VWD_TENSOR_INIT, \
+   /* min_remaining */ VWD_TENSOR_INIT, /* committed_len */ VWD_TENSOR_INIT, /* finish */ VWD_TENSOR_INIT, \
+   /* draft_ends */ VWD_TENSOR_INIT, /* bonus */ VWD_TENSOR_INIT}
 
 /** Arguments of `vwd_pack`; see there. */
 typedef struct {
@@ -452,26 +463,53 @@ typedef struct {
   vwd_tensor offsets;
   vwd_tensor mismatch;
   vwd_tensor committed;
+  vwd_tensor stop;
+  vwd_tensor ignore_stop;
+  vwd_tensor remaining;
+  vwd_tensor min_remaining;
+  vwd_tensor committed_len;
+  vwd_tensor finish;
 } vwd_verify_pack_args;
 #define VWD_VERIFY_PACK_ARGS_INIT \
   {/* struct_size */ sizeof(vwd_verify_pack_args), /* flags */ 0, /* tensor_count */ 0, /* rows */ NULL, \
    /* packed */ NULL, /* draft */ VWD_TENSOR_INIT, /* target */ VWD_TENSOR_INIT, /* draft_lens */ VWD_TENSOR_INIT, \
    /* accepted */ VWD_TENSOR_INIT, /* next_token */ VWD_TENSOR_INIT, /* offsets */ VWD_TENSOR_INIT, \
-   /* mismatch */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT}
+   /* mismatch */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT, /* stop */ VWD_TENSOR_INIT, \
+   /* ignore_stop */ VWD_TENSOR_INIT, /* remaining */ VWD_TENSOR_INIT, /* min_remaining */ VWD_TENSOR_INIT, \
+   /* committed_len */ VWD_TENSOR_INIT, /* finish */ VWD_TENSOR_INIT}
 
 /**
  * Greedy verification of draft tokens (Leviathan et al. 2023, batched).
  *
  * For each sequence i, finds k_i, the number of leading draft tokens that equal the target's, and the token that follows
- * them, target[i, k_i]. A negative draft token never matches.
+ * them, target[i, k_i]. A negative draft token never matches. The accepted tokens and the next token are committed.
  *
- * args->draft       [B, γ]    int32 or int64. Row i holds draft_lens[i] valid tokens.
- * args->target      [B, γ+1]  dtype of draft. The target's token at each position; position γ is the bonus token.
- * args->draft_lens  [B]       int32, optional (absent: every row is γ long). Values outside 0 … γ are clamped.
- * args->accepted    [B]       int32, out: k_i.
- * args->next_token  [B]       dtype of draft, out: target[i, k_i].
- * args->mismatch    [B]       int32, uint8 or bool, out, optional: 1 where a draft token was refused, else 0.
- * args->committed   [B, γ+1]  dtype of draft, out, optional: accepted tokens, the next token, then −1.
+ * With stop tokens or lengths what is committed is cut after the first stop token and at remaining tokens, as in
+ * vwd_verify_sample: a stop token within the budget gives VWD_FINISH_STOP, a cut at the budget VWD_FINISH_LENGTH. Where
+ * the cut drops the next token it is −1, and no draft token was refused.
+ *
+ * Drafts of different lengths may lie one after the other: with draft_ends, draft i is tokens draft_ends[i−1] (0 for the
+ * first) up to but without draft_ends[i] of draft and target, and bonus[i] follows where all of it is accepted. The first γ
+ * tokens of each are looked at, where γ + 1 is the length of a row of committed; without committed all of them are.
+ *
+ * args->draft         [B, γ]    int32 or int64. Row i holds draft_lens[i] valid tokens. [N] with draft_ends.
+ * args->target        [B, γ+1]  dtype of draft. The target's token at each position; position γ is the bonus token. [N] with
+ *                               draft_ends.
+ * args->draft_lens    [B]       int32, optional (absent: every row is γ long). Values outside 0 … γ are clamped. Not with draft_ends.
+ * args->accepted      [B]       int32, out: how many draft tokens are committed; k_i unless cut.
+ * args->next_token    [B]       dtype of draft, out: target[i, k_i]; −1 where it is cut.
+ * args->mismatch      [B]       int32, uint8 or bool, out, optional: 1 where a draft token was refused, else 0.
+ * args->committed     [B, γ+1]  dtype of draft, out, optional: accepted tokens, the next token, then −1.
+ * args->stop          [S] or [B, S] int32 or int64, optional: stop tokens of all requests or of each. Negative ones match nothing.
+ * args->ignore_stop   [B]       uint8 or bool, optional: not 0 where stop tokens are tokens like others.
+ * args->remaining     [B]       int32, optional: the most tokens to commit. 0 or below: nothing is committed.
+ * args->min_remaining [B]       int32, optional: at so many positions stop tokens are tokens like others. The caller keeps
+ *                               them out of target.
+ * args->committed_len [B]       int32, out, optional: tokens that are committed.
+ * args->finish        [B]       uint8, out, optional: a VWD_FINISH_* value.
+ * args->draft_ends    [B]       int32, optional: never descending, up to N. Values outside 0 … N are clamped, and a draft that
+ *                               would end before it begins is empty.
+ * args->bonus         [B]       dtype of draft, with draft_ends alone: the target's token after the whole draft.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -510,9 +548,13 @@ vwd_status vwd_pack(const vwd_session *session,
 /**
  * `vwd_verify`, and `vwd_pack` of the rows that it accepts, in one call.
  *
- * Arguments, results, blocking, thread safety and errors are those of the two calls; accepted is an output here.
+ * Arguments, results, blocking, thread safety and errors are those of the two calls; accepted is an output here. Rows of
+ * tokens that a stop token or a length cuts off are not packed. Drafts are rows here: draft_ends and bonus are of vwd_verify alone.
  */
-VWD_API vwd_status vwd_verify_pack(const vwd_session *session, const vwd_verify_pack_args *args, vwd_stream stream);
+VWD_API
+vwd_status vwd_verify_pack(const vwd_session *session,
+                           const vwd_verify_pack_args *args,
+                           vwd_stream stream);
 
 /* --- Verification of sampled draft tokens, and sampling ----------------------------------------------------------- */
 
@@ -728,12 +770,20 @@ typedef struct {
   vwd_tensor next_token;
   vwd_tensor committed;
   vwd_tensor status;
+  vwd_tensor stop;
+  vwd_tensor ignore_stop;
+  vwd_tensor remaining;
+  vwd_tensor min_remaining;
+  vwd_tensor committed_len;
+  vwd_tensor finish;
 } vwd_verify_tree_args;
 #define VWD_VERIFY_TREE_ARGS_INIT \
   {/* struct_size */ sizeof(vwd_verify_tree_args), /* flags */ 0, /* tokens */ VWD_TENSOR_INIT, \
    /* parents */ VWD_TENSOR_INIT, /* node_counts */ VWD_TENSOR_INIT, /* target */ VWD_TENSOR_INIT, \
    /* logits */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT, /* path */ VWD_TENSOR_INIT, \
-   /* next_token */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT, /* status */ VWD_TENSOR_INIT}
+   /* next_token */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT, /* status */ VWD_TENSOR_INIT, \
+   /* stop */ VWD_TENSOR_INIT, /* ignore_stop */ VWD_TENSOR_INIT, /* remaining */ VWD_TENSOR_INIT, \
+   /* min_remaining */ VWD_TENSOR_INIT, /* committed_len */ VWD_TENSOR_INIT, /* finish */ VWD_TENSOR_INIT}
 
 /** Options of `vwd_compactor_create`. */
 typedef struct {
@@ -817,7 +867,11 @@ vwd_status vwd_tree_prepare(const vwd_session *session,
  * args->next_token   [B]        dtype of tokens, out: the target's token at the end of the path.
  * args->committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
  *                               −1.
- * args->status       [B]        uint32, out, optional: VWD_TREE_* bits.
+ * args->status       [B]        uint32, out, optional: VWD_TREE_* bits, of the whole walk.
+ * args->stop, ignore_stop, remaining, min_remaining, committed_len, finish
+ *                               Optional, as in `vwd_verify`: what is committed is cut after the first stop token and at remaining
+ *                               tokens. Nodes whose tokens are cut off leave accepted and path; where the next token is cut
+ *                               off it is −1. With nothing remaining path is −1 throughout.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once
  * its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed

@@ -93,6 +93,28 @@ func TestVerifyAndPack(t *testing.T) {
 	}, 0))
 	equal(t, "packed", packed, 10, 11, 12, 20, 0)
 	equal(t, "accepted", accepted, 3, 1)
+
+	// A stop token ends the first request, its length the second.
+	clear(packed)
+	length, finish := make([]int32, 2), make([]uint8, 2)
+	must(t, s.VerifyPack(VerifyPackArgs{
+		Rows: rows, Packed: into, Draft: verify.Draft, Target: verify.Target, Accepted: verify.Accepted,
+		NextToken: verify.NextToken, Offsets: Of(offsets), Stop: Of([]int64{6}), Remaining: Of([]int32{9, 1}),
+		CommittedLen: Of(length), Finish: Of(finish),
+	}, 0))
+	equal(t, "packed", packed, 10, 11, 20, 0, 0)
+	equal(t, "accepted", accepted, 2, 1)
+	equal(t, "next_token", next, -1, -1)
+	equal(t, "committed_len", length, 2, 1)
+	equal(t, "finish", finish, 1, 2)
+
+	// Drafts of two tokens and of one, one after the other.
+	must(t, s.Verify(VerifyArgs{
+		Draft: Of([]int32{5, 6, 7}), Target: Of([]int32{5, 6, 8}), DraftEnds: Of([]int32{2, 3}), Bonus: Of([]int32{20, 21}),
+		Accepted: Of(accepted), NextToken: Of(next),
+	}, 0))
+	equal(t, "accepted", accepted, 2, 0)
+	equal(t, "next_token", next, 20, 8)
 }
 
 func TestVerifySample(t *testing.T) {

@@ -105,7 +105,11 @@ func (args TreePrepareArgs) lower(l *lowering) C.vwd_tree_prepare_args {
 //	next_token   [B]        dtype of tokens, out: the target's token at the end of the path.
 //	committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
 //	                        −1.
-//	status       [B]        uint32, out, optional: VWD_TREE_* bits.
+//	status       [B]        uint32, out, optional: VWD_TREE_* bits, of the whole walk.
+//	stop, ignore_stop, remaining, min_remaining, committed_len, finish
+//	                        Optional, as in `vwd_verify`: what is committed is cut after the first stop token and at remaining
+//	                        tokens. Nodes whose tokens are cut off leave accepted and path; where the next token is cut
+//	                        off it is −1. With nothing remaining path is −1 throughout.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once
 //	its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed
@@ -113,16 +117,22 @@ func (args TreePrepareArgs) lower(l *lowering) C.vwd_tree_prepare_args {
 //	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), UNSUPPORTED (CUDA: 2^31 nodes or
 //	more), DRIVER, INTERNAL.
 type VerifyTreeArgs struct {
-	Tokens     Tensor
-	Parents    Tensor
-	NodeCounts Tensor
-	Target     Tensor
-	Logits     Tensor
-	Accepted   Tensor
-	Path       Tensor
-	NextToken  Tensor
-	Committed  Tensor
-	Status     Tensor
+	Tokens       Tensor
+	Parents      Tensor
+	NodeCounts   Tensor
+	Target       Tensor
+	Logits       Tensor
+	Accepted     Tensor
+	Path         Tensor
+	NextToken    Tensor
+	Committed    Tensor
+	Status       Tensor
+	Stop         Tensor
+	IgnoreStop   Tensor
+	Remaining    Tensor
+	MinRemaining Tensor
+	CommittedLen Tensor
+	Finish       Tensor
 }
 
 // VerifyTree finds the path of nodes that the target agrees with, and the token that follows it.
@@ -135,17 +145,23 @@ func (s *Session) VerifyTree(args VerifyTreeArgs, stream Stream) error {
 
 func (args VerifyTreeArgs) lower(l *lowering) C.vwd_verify_tree_args {
 	return C.vwd_verify_tree_args{
-		struct_size: C.sizeof_vwd_verify_tree_args,
-		tokens:      l.tensor("tokens", args.Tokens),
-		parents:     l.tensor("parents", args.Parents),
-		node_counts: l.tensor("node_counts", args.NodeCounts),
-		target:      l.tensor("target", args.Target),
-		logits:      l.tensor("logits", args.Logits),
-		accepted:    l.tensor("accepted", args.Accepted),
-		path:        l.tensor("path", args.Path),
-		next_token:  l.tensor("next_token", args.NextToken),
-		committed:   l.tensor("committed", args.Committed),
-		status:      l.tensor("status", args.Status),
+		struct_size:   C.sizeof_vwd_verify_tree_args,
+		tokens:        l.tensor("tokens", args.Tokens),
+		parents:       l.tensor("parents", args.Parents),
+		node_counts:   l.tensor("node_counts", args.NodeCounts),
+		target:        l.tensor("target", args.Target),
+		logits:        l.tensor("logits", args.Logits),
+		accepted:      l.tensor("accepted", args.Accepted),
+		path:          l.tensor("path", args.Path),
+		next_token:    l.tensor("next_token", args.NextToken),
+		committed:     l.tensor("committed", args.Committed),
+		status:        l.tensor("status", args.Status),
+		stop:          l.tensor("stop", args.Stop),
+		ignore_stop:   l.tensor("ignore_stop", args.IgnoreStop),
+		remaining:     l.tensor("remaining", args.Remaining),
+		min_remaining: l.tensor("min_remaining", args.MinRemaining),
+		committed_len: l.tensor("committed_len", args.CommittedLen),
+		finish:        l.tensor("finish", args.Finish),
 	}
 }
 

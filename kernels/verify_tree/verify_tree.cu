@@ -49,6 +49,8 @@ struct LargestParams {
 };
 #include "verify_tree/layout.cuh"
 
+#include "verify_tree/end.cuh"
+
 // A logit with its token, so that the larger one is the larger logit, of equal logits the lower token. NO_LOGIT: NaN or −∞.
 constexpr uint64 NO_LOGIT = 0;
 __device__ inline uint64 ranked(float logit, uint32 token) {
@@ -109,8 +111,8 @@ __device__ inline Token target_of(const VerifyTreeParams &p, uint32 seq, uint32 
     return best == NO_LOGIT ? Token(-1) : Token(~uint32(best));
 }
 
-template <typename Token>
-__device__ inline void verify(const VerifyTreeParams &p) {
+template <typename Token, typename Ends = NoEnd>
+__device__ inline void verify(const VerifyTreeParams &p, const Ends &ends = {}) {
     __shared__ Token target[MOST_NODES];
     __shared__ int32 follower[MOST_NODES], path[MOST_NODES];
     __shared__ int32 accepted;
@@ -165,7 +167,14 @@ __device__ inline void verify(const VerifyTreeParams &p) {
         as<int32>(p.path.at(seq, j)) = j < length ? path[j] : -1;
         if (p.committed) as<Token>(p.committed.at(seq, j)) = j < length ? target[path[j]] : Token(-1);
     }
+    end_walk<Token>(p, ends, seq);
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_i32(const __grid_constant__ VerifyTreeParams p) { verify<int32>(p); }
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_i64(const __grid_constant__ VerifyTreeParams p) { verify<int64>(p); }
+
+#define END_KERNEL extern "C" __global__ void __launch_bounds__(MOST_THREADS)
+#define END_PARAMETERS const __grid_constant__ VerifyTreeParams p, const __grid_constant__ EndParams end
+
+END_KERNEL verify_tree_end_i32(END_PARAMETERS) { verify<int32>(p, end); }
+END_KERNEL verify_tree_end_i64(END_PARAMETERS) { verify<int64>(p, end); }

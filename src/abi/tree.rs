@@ -1,6 +1,7 @@
 //! Draft trees: their form, their verification, and the compaction of the rows that were accepted.
 
 use super::{Versioned, vwd_tensor};
+use std::mem::offset_of;
 
 /// Bit of a tree's status: a link named no node that it may name, a node was linked twice, or no link reached a node. That
 /// node and its descendants are ignored.
@@ -50,10 +51,18 @@ pub struct vwd_verify_tree_args {
     pub next_token: vwd_tensor,
     pub committed: vwd_tensor,
     pub status: vwd_tensor,
+    pub stop: vwd_tensor,
+    pub ignore_stop: vwd_tensor,
+    pub remaining: vwd_tensor,
+    pub min_remaining: vwd_tensor,
+    pub committed_len: vwd_tensor,
+    pub finish: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_verify_tree_args {}
+unsafe impl Versioned for vwd_verify_tree_args {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_verify_tree_args, stop), size_of::<Self>()];
+}
 
 /// Options of `vwd_compactor_create`.
 #[repr(C)]

@@ -68,7 +68,11 @@ pub unsafe extern "C" fn vwd_tree_prepare(
 /// args->next_token   [B]        dtype of tokens, out: the target's token at the end of the path.
 /// args->committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
 ///                               −1.
-/// args->status       [B]        uint32, out, optional: VWD_TREE_* bits.
+/// args->status       [B]        uint32, out, optional: VWD_TREE_* bits, of the whole walk.
+/// args->stop, ignore_stop, remaining, min_remaining, committed_len, finish
+///                               Optional, as in `vwd_verify`: what is committed is cut after the first stop token and at remaining
+///                               tokens. Nodes whose tokens are cut off leave accepted and path; where the next token is cut
+///                               off it is −1. With nothing remaining path is −1 throughout.
 ///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once
 /// its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed

@@ -59,6 +59,14 @@ structs! {
         next_token,
         mismatch,
         committed,
+        stop,
+        ignore_stop,
+        remaining,
+        min_remaining,
+        committed_len,
+        finish,
+        draft_ends,
+        bonus,
     }
     vwd_pack_args {
         struct_size,
@@ -83,6 +91,12 @@ structs! {
         offsets,
         mismatch,
         committed,
+        stop,
+        ignore_stop,
+        remaining,
+        min_remaining,
+        committed_len,
+        finish,
     }
     vwd_verify_sample_args {
         struct_size,
@@ -140,6 +154,12 @@ structs! {
         next_token,
         committed,
         status,
+        stop,
+        ignore_stop,
+        remaining,
+        min_remaining,
+        committed_len,
+        finish,
     }
     vwd_compactor_options {
         struct_size,

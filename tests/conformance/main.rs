@@ -37,7 +37,9 @@ mod select_status;
 mod select_variants;
 mod topk;
 mod tree;
+mod tree_end;
 mod verify;
+mod verify_end;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
@@ -54,8 +56,10 @@ struct Family {
 const FAMILIES: &[Family] = &[
     Family { cases: verify::CASES, on_cuda: true },
     Family { cases: verify::ON_THE_CPU, on_cuda: false },
+    Family { cases: verify_end::CASES, on_cuda: true },
     Family { cases: sample::CASES, on_cuda: true },
     Family { cases: tree::CASES, on_cuda: true },
+    Family { cases: tree_end::CASES, on_cuda: true },
     Family { cases: compact::CASES, on_cuda: true },
     Family { cases: compact::ON_THE_CPU, on_cuda: false },
     Family { cases: index::CASES, on_cuda: true },

@@ -10,13 +10,44 @@ pub const FLOATS: [DType; 3] = [F32, F16, BF16];
 
 // --- verify and pack -------------------------------------------------------------------------------------------------
 
+/// What ends a request.
+macro_rules! end {
+    ($case:ident, $args:ident, $Args:ty, $batch:expr, $gamma:expr) => {
+        let (stops, dtype) = ($case.extent(0..=3), $case.rng.pick(&[I32, I64]));
+        $case.maybe_input(of!($args, $Args, stop), dtype, &[stops], Content::Tokens);
+        $case.maybe_input(of!($args, $Args, ignore_stop), U8, &[$batch], Content::Bytes);
+        $case.maybe_input(of!($args, $Args, remaining), I32, &[$batch], Content::Counts($gamma.saturating_add(2)));
+        $case.maybe_input(of!($args, $Args, min_remaining), I32, &[$batch], Content::Counts($gamma));
+        $case.maybe_output(of!($args, $Args, committed_len), I32, &[$batch]);
+        $case.maybe_output(of!($args, $Args, finish), U8, &[$batch]);
+    };
+}
+
 pub fn verify(case: &mut Case) {
     type Args = vwd_verify_args;
     let args = case.call::<Args>(vwd_verify);
     let fields = [of!(args, Args, draft), of!(args, Args, target), of!(args, Args, draft_lens)];
     let results = [of!(args, Args, next_token), of!(args, Args, mismatch), of!(args, Args, committed)];
-    let (batch, _) = tokens(case, fields, results);
+    let (batch, gamma) = tokens(case, fields, results);
     case.output(of!(args, Args, accepted), I32, &[batch]);
+    end!(case, args, Args, batch, gamma);
+}
+
+/// Drafts one after the other.
+pub fn verify_flat(case: &mut Case) {
+    type Args = vwd_verify_args;
+    let args = case.call::<Args>(vwd_verify);
+    let (batch, tokens, places) = (case.extent(1..=9), case.extent(0..=30), case.rng.size(1..=6) as i64);
+    let (dtype, flag) = (case.rng.pick(&[I32, I64]), case.rng.pick(&[I32, U8, BOOL]));
+    case.input(of!(args, Args, draft), dtype, &[tokens], Content::Tokens);
+    case.input(of!(args, Args, target), dtype, &[tokens], Content::Tokens);
+    case.input(of!(args, Args, draft_ends), I32, &[batch], Content::Counts(tokens));
+    case.input(of!(args, Args, bonus), dtype, &[batch], Content::Tokens);
+    case.output(of!(args, Args, accepted), I32, &[batch]);
+    case.output(of!(args, Args, next_token), dtype, &[batch]);
+    case.maybe_output(of!(args, Args, mismatch), flag, &[batch]);
+    case.maybe_output(of!(args, Args, committed), dtype, &[batch, places]);
+    end!(case, args, Args, batch, places - 1);
 }
 
 /// What verification reads and, but for accepted, writes: B and γ.
@@ -71,6 +102,7 @@ pub fn verify_pack(case: &mut Case) {
     let results = [of!(args, Args, next_token), of!(args, Args, mismatch), of!(args, Args, committed)];
     let (batch, gamma) = tokens(case, fields, results);
     case.output(of!(args, Args, accepted), I32, &[batch]);
+    end!(case, args, Args, batch, gamma);
     let arrays = [of!(args, Args, tensor_count), of!(args, Args, rows), of!(args, Args, packed)];
     rows(case, arrays, of!(args, Args, offsets), batch, gamma);
 }
@@ -79,7 +111,7 @@ pub fn verify_sample(case: &mut Case) {
     type Args = vwd_verify_sample_args;
     let args = case.call_with_scratch::<Args>(vwd_verify_sample, vwd_verify_sample_scratch);
     let (batch, gamma) = (case.extent(1..=4), case.rng.size(0..=5) as i64);
-    let (tokens, stops) = (case.rng.pick(&[1, 9, 70, 4200]), case.extent(0..=3));
+    let tokens = case.rng.pick(&[1, 9, 70, 4200]);
     let dtype = case.rng.pick(&[I32, I64]);
     let rule = case.rng.size(0..=3) as u32;
     case.number(of!(args, Args, rule), rule);
@@ -107,15 +139,10 @@ pub fn verify_sample(case: &mut Case) {
     case.maybe_input(of!(args, Args, top_k), I32, &[batch], Content::Counts(tokens));
     case.input(of!(args, Args, seeds), I64, &[batch], Content::Bytes);
     case.input(of!(args, Args, positions), dtype, &[batch], Content::Counts(1 << 20));
-    case.maybe_input(of!(args, Args, stop), dtype, &[stops], Content::Tokens);
-    case.maybe_input(of!(args, Args, ignore_stop), U8, &[batch], Content::Bytes);
-    case.maybe_input(of!(args, Args, remaining), I32, &[batch], Content::Counts(gamma + 2));
-    case.maybe_input(of!(args, Args, min_remaining), I32, &[batch], Content::Counts(gamma));
+    end!(case, args, Args, batch, gamma);
     case.output(of!(args, Args, next_token), dtype, &[batch]);
     case.maybe_output(of!(args, Args, accepted), I32, &[batch]);
     case.maybe_output(of!(args, Args, committed), dtype, &[batch, gamma + 1]);
-    case.maybe_output(of!(args, Args, committed_len), I32, &[batch]);
-    case.maybe_output(of!(args, Args, finish), U8, &[batch]);
     case.maybe_output(of!(args, Args, status), I32, &[batch]);
     case.maybe_output(of!(args, Args, logprobs), F32, &[batch, gamma + 1]);
 }
@@ -169,6 +196,7 @@ pub fn verify_tree(case: &mut Case, has_logits: bool) {
     case.output(of!(args, Args, next_token), token, &[batch]);
     case.maybe_output(of!(args, Args, committed), token, &[batch, places]);
     case.maybe_output(of!(args, Args, status), U32, &[batch]);
+    end!(case, args, Args, batch, places);
 }
 
 /// Rows of two caches, whose bytes are the answer.

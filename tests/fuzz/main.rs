@@ -40,6 +40,7 @@ pub enum Target {
 
 const TARGETS: &[(&str, Target)] = &[
     ("vwd_verify", Target::Call(calls::verify)),
+    ("vwd_verify of drafts one after the other", Target::Call(calls::verify_flat)),
     ("vwd_pack", Target::Call(calls::pack)),
     ("vwd_verify_pack", Target::Call(calls::verify_pack)),
     ("vwd_verify_sample", Target::Call(calls::verify_sample)),

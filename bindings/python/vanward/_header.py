@@ -160,6 +160,14 @@ class vwd_verify_args(Structure):
         ("next_token", vwd_tensor),
         ("mismatch", vwd_tensor),
         ("committed", vwd_tensor),
+        ("stop", vwd_tensor),
+        ("ignore_stop", vwd_tensor),
+        ("remaining", vwd_tensor),
+        ("min_remaining", vwd_tensor),
+        ("committed_len", vwd_tensor),
+        ("finish", vwd_tensor),
+        ("draft_ends", vwd_tensor),
+        ("bonus", vwd_tensor),
     ]
 
 
@@ -190,6 +198,12 @@ class vwd_verify_pack_args(Structure):
         ("offsets", vwd_tensor),
         ("mismatch", vwd_tensor),
         ("committed", vwd_tensor),
+        ("stop", vwd_tensor),
+        ("ignore_stop", vwd_tensor),
+        ("remaining", vwd_tensor),
+        ("min_remaining", vwd_tensor),
+        ("committed_len", vwd_tensor),
+        ("finish", vwd_tensor),
     ]
 
 
@@ -256,6 +270,12 @@ class vwd_verify_tree_args(Structure):
         ("next_token", vwd_tensor),
         ("committed", vwd_tensor),
         ("status", vwd_tensor),
+        ("stop", vwd_tensor),
+        ("ignore_stop", vwd_tensor),
+        ("remaining", vwd_tensor),
+        ("min_remaining", vwd_tensor),
+        ("committed_len", vwd_tensor),
+        ("finish", vwd_tensor),
     ]
 
 

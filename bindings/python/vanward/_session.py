@@ -204,6 +204,14 @@ class Session:
         draft_lens: Array | None = None,
         mismatch: Array | None = None,
         committed: Array | None = None,
+        stop: Array | None = None,
+        ignore_stop: Array | None = None,
+        remaining: Array | None = None,
+        min_remaining: Array | None = None,
+        committed_len: Array | None = None,
+        finish: Array | None = None,
+        draft_ends: Array | None = None,
+        bonus: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_verify: accepts the leading draft tokens that the target agrees with."""
@@ -211,8 +219,25 @@ class Session:
             self,
             _header.vwd_verify_args,
             stream,
-            inputs=dict(draft=draft, target=target, draft_lens=draft_lens),
-            outputs=dict(accepted=accepted, next_token=next_token, mismatch=mismatch, committed=committed),
+            inputs=dict(
+                draft=draft,
+                target=target,
+                draft_lens=draft_lens,
+                stop=stop,
+                ignore_stop=ignore_stop,
+                remaining=remaining,
+                min_remaining=min_remaining,
+                draft_ends=draft_ends,
+                bonus=bonus,
+            ),
+            outputs=dict(
+                accepted=accepted,
+                next_token=next_token,
+                mismatch=mismatch,
+                committed=committed,
+                committed_len=committed_len,
+                finish=finish,
+            ),
         )
 
     def prepare_pack(
@@ -246,6 +271,12 @@ class Session:
         draft_lens: Array | None = None,
         mismatch: Array | None = None,
         committed: Array | None = None,
+        stop: Array | None = None,
+        ignore_stop: Array | None = None,
+        remaining: Array | None = None,
+        min_remaining: Array | None = None,
+        committed_len: Array | None = None,
+        finish: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_verify_pack: verify, and pack of what it accepted."""
@@ -259,6 +290,10 @@ class Session:
                 draft=draft,
                 target=target,
                 draft_lens=draft_lens,
+                stop=stop,
+                ignore_stop=ignore_stop,
+                remaining=remaining,
+                min_remaining=min_remaining,
             ),
             outputs=dict(
                 packed=packed,
@@ -267,6 +302,8 @@ class Session:
                 offsets=offsets,
                 mismatch=mismatch,
                 committed=committed,
+                committed_len=committed_len,
+                finish=finish,
             ),
         )
 
@@ -398,6 +435,12 @@ class Session:
         node_counts: Array | None = None,
         committed: Array | None = None,
         status: Array | None = None,
+        stop: Array | None = None,
+        ignore_stop: Array | None = None,
+        remaining: Array | None = None,
+        min_remaining: Array | None = None,
+        committed_len: Array | None = None,
+        finish: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_verify_tree: the path of nodes that the target agrees with, and the token that follows it."""
@@ -405,8 +448,26 @@ class Session:
             self,
             _header.vwd_verify_tree_args,
             stream,
-            inputs=dict(tokens=tokens, parents=parents, node_counts=node_counts, target=target, logits=logits),
-            outputs=dict(accepted=accepted, path=path, next_token=next_token, committed=committed, status=status),
+            inputs=dict(
+                tokens=tokens,
+                parents=parents,
+                node_counts=node_counts,
+                target=target,
+                logits=logits,
+                stop=stop,
+                ignore_stop=ignore_stop,
+                remaining=remaining,
+                min_remaining=min_remaining,
+            ),
+            outputs=dict(
+                accepted=accepted,
+                path=path,
+                next_token=next_token,
+                committed=committed,
+                status=status,
+                committed_len=committed_len,
+                finish=finish,
+            ),
         )
 
     def prepare_index_update(

@@ -124,14 +124,6 @@ impl<'a> Request<'a> {
                 ));
             }
         }
-        let end = GivenEnd {
-            stop: &c.stop,
-            ignore_stop: &c.ignore_stop,
-            remaining: &c.remaining,
-            min_remaining: &c.min_remaining,
-            committed_len: &c.committed_len,
-            finish: &c.finish,
-        };
         let floats = |name, t| checks.optional_input(name, t, &[DType::F32], &column);
         let ints = |name, t| checks.optional_input(name, t, &[DType::I32], &column);
         let request = Request {
@@ -153,7 +145,7 @@ impl<'a> Request<'a> {
             min_p: floats("min_p", &c.min_p)?,
             seeds: checks.optional_input("seeds", &c.seeds, &[DType::U64, DType::I64], &column)?,
             positions: checks.optional_input("positions", &c.positions, DType::TOKENS, &column)?,
-            end: End::check(&checks, batch, &end)?,
+            end: End::check(&checks, batch, &GivenEnd::from(c))?,
             next_token,
             accepted: checks.optional_output("accepted", &c.accepted, &[DType::I32], &column)?,
             committed: checks.optional_output("committed", &c.committed, &[next_token.dtype], &row)?,

@@ -1,6 +1,6 @@
 //! Verification of draft trees on the CPU: one pass over the nodes, for a node's children come after it.
 
-use super::{Request, Target};
+use super::{End, Request, Target};
 use crate::abi::{VWD_TREE_BROKEN_LINK, VWD_TREE_CLAMPED, VWD_TREE_NO_TOKEN};
 use crate::core::dtype::{DType, Float, Token};
 use crate::core::tensor::Tensor;
@@ -14,7 +14,7 @@ pub fn run(cpu: &Cpu, request: &Request) {
     }
 }
 
-fn sequences<T: Token + TryFrom<i64>>(cpu: &Cpu, r: &Request) {
+fn sequences<T: Token + TryFrom<i64> + Into<i64>>(cpu: &Cpu, r: &Request) {
     let vocabulary = match r.target {
         Target::Tokens(_) => 1,
         Target::Logits(logits) => logits.dim(2) * logits.dtype.bytes(),
@@ -26,7 +26,7 @@ fn sequences<T: Token + TryFrom<i64>>(cpu: &Cpu, r: &Request) {
 
 /// # Safety
 /// There is a sequence `i`, the tensors are valid, tokens are of type `T`, and no other task handles this sequence.
-unsafe fn sequence<T: Token + TryFrom<i64>>(r: &Request, i: usize) {
+unsafe fn sequence<T: Token + TryFrom<i64> + Into<i64>>(r: &Request, i: usize) {
     let n = r.nodes();
     // SAFETY: every index is inside the checked shapes: nodes are below N, places below M.
     unsafe {
@@ -75,6 +75,36 @@ unsafe fn sequence<T: Token + TryFrom<i64>>(r: &Request, i: usize) {
         if let Some(word) = r.status {
             word.set([i], status);
         }
+        if let Some(end) = &r.end {
+            end_walk::<T>(r, end, i);
+        }
+    }
+}
+
+/// Cuts what a walk commits, once it is written. t_j is the token of the node after path[j], and the last t the next token.
+///
+/// # Safety
+/// As for [`sequence`], which has written its results.
+unsafe fn end_walk<T: Token + Into<i64>>(r: &Request, end: &End, i: usize) {
+    let (tokens, path) = (r.tokens.row::<T, 1>([i]), r.path.row::<i32, 1>([i]));
+    // SAFETY: accepted is below M, and path holds nodes up to there.
+    unsafe {
+        let (k, next) = (r.accepted.get::<i32, 1>([i]) as usize, r.next_token.get::<T, 1>([i]));
+        // A tree without nodes commits nothing; a node without a logit has no token.
+        let has_next = matches!(r.target, Target::Tokens(_)) || !next.is_negative();
+        let n = if path.get(0) < 0 { 0 } else { k + has_next as usize };
+        let token = |j: usize| if j < k { tokens.get(path.get(j + 1) as usize) } else { next }.into();
+        let (n, finish) = end.cut(i, n, token);
+        let nodes = if end.remaining(i) > 0 { k.min(n) + 1 } else { 0 };
+        (nodes..=k).for_each(|j| path.set(j, -1));
+        if let Some(committed) = r.committed {
+            (n..=k).for_each(|j| committed.set([i, j], T::NONE));
+        }
+        r.accepted.set([i], k.min(n) as i32);
+        if n <= k {
+            r.next_token.set([i], T::NONE);
+        }
+        end.write(i, n, finish);
     }
 }
 

@@ -5,6 +5,7 @@ use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::ops::tree::MOST_NODES;
+use crate::ops::verify::EndParams;
 use crate::runtime::cuda::layout::{Divisor, kernel_constants, kernel_struct};
 use crate::runtime::cuda::views::{View, element_code, has_aligned_rows};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
@@ -13,6 +14,8 @@ pub struct Kernels {
     greedy_i32: Kernel,
     greedy_i64: Kernel,
     largest: Kernel,
+    end_i32: Kernel,
+    end_i64: Kernel,
 }
 
 impl cuda::Kernels for Kernels {
@@ -21,7 +24,8 @@ impl cuda::Kernels for Kernels {
     fn find(modules: &Modules) -> Result<Kernels> {
         let kernel = |name| modules.kernel("verify_tree/verify_tree", name);
         let (greedy_i32, greedy_i64) = (kernel("verify_tree_i32")?, kernel("verify_tree_i64")?);
-        Ok(Kernels { greedy_i32, greedy_i64, largest: kernel("verify_tree_largest")? })
+        let (end_i32, end_i64) = (kernel("verify_tree_end_i32")?, kernel("verify_tree_end_i64")?);
+        Ok(Kernels { greedy_i32, greedy_i64, largest: kernel("verify_tree_largest")?, end_i32, end_i64 })
     }
 }
 
@@ -98,11 +102,18 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         slices,
         unused: 0,
     };
-    let kernel = if r.tokens.dtype == DType::I64 { &kernels.greedy_i64 } else { &kernels.greedy_i32 };
+    let is_wide = r.tokens.dtype == DType::I64;
     let threads = r.nodes().next_multiple_of(32).min(MOST_THREADS) as u32;
     let grid = Grid { ctas: r.batch() as u32, threads, kind: Kind::Plain };
     // SAFETY: Params is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed.
-    unsafe { enqueue.launch(kernel, grid, [(&raw const params).cast()]) }
+    unsafe {
+        let Some(end) = &r.end else {
+            let kernel = if is_wide { &kernels.greedy_i64 } else { &kernels.greedy_i32 };
+            return enqueue.launch(kernel, grid, [(&raw const params).cast()]);
+        };
+        let (end, kernel) = (EndParams::new(Some(end)), if is_wide { &kernels.end_i64 } else { &kernels.end_i32 });
+        enqueue.launch(kernel, grid, [(&raw const params).cast(), (&raw const end).cast()])
+    }
 }
 
 /// Tokens of a slice at least, and slices of a row at most.

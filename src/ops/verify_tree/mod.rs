@@ -1,7 +1,8 @@
 //! Verification of draft trees.
 //!
 //! The walk begins at the root. At node v with the target's token a(v) it goes on to the lowest child c with tokens[c] = a(v) ≥ 0; where there
-//! is none, or M − 1 nodes are accepted, it ends. path = the nodes of the walk, committed = a of them, next_token = a of the last.
+//! is none, or M − 1 nodes are accepted, it ends. path = the nodes of the walk, committed = a of them, next_token = a of the last. `verify::End`
+//! cuts what is committed.
 
 mod cpu;
 mod cuda;
@@ -10,6 +11,7 @@ pub(super) use cuda::Kernels;
 
 use super::contents;
 use super::tree::{self, count_rules};
+use super::verify::{End, GivenEnd};
 use crate::abi::{vwd_stream, vwd_verify_tree_args};
 use crate::core::dtype::DType;
 use crate::core::overlap;
@@ -46,6 +48,7 @@ pub struct Request<'a> {
     pub committed: Option<Tensor<'a>>,
     /// [B]
     pub status: Option<Tensor<'a>>,
+    pub end: Option<End<'a>>,
 }
 
 impl<'a> Target<'a> {
@@ -92,10 +95,17 @@ impl<'a> Request<'a> {
         let next_token = checks.output("next_token", &c.next_token, token, &[batch])?;
         let committed = checks.optional_output("committed", &c.committed, token, &[batch, ("M", path.dim(1))])?;
         let status = checks.optional_output("status", &c.status, &[DType::U32], &[batch])?;
-        let request = Request { tokens, parents, node_counts, target, accepted, path, next_token, committed, status };
+        let end = End::check_given(&checks, tokens.dim(0), &GivenEnd::from(c))?;
+        let request =
+            Request { tokens, parents, node_counts, target, accepted, path, next_token, committed, status, end };
         let inputs = [Some(&request.tokens), Some(&request.parents), Some(request.target.tensor())];
         let [tokens, parents, target] = inputs;
         overlap::reject(&request.outputs(), &[tokens, parents, target, request.node_counts.as_ref()])?;
+        if let Some(end) = &request.end {
+            let ([accepted, path, next_token, committed, status], ends) = (request.outputs(), end.outputs());
+            overlap::reject(&ends, &[tokens, parents, target, request.node_counts.as_ref()])?;
+            overlap::reject(&[accepted, path, next_token, committed, status, ends[0], ends[1]], &end.inputs())?;
+        }
         Ok(request)
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const TREE: &[(&str, usize)] = &[("B", 3), ("N", 5), ("⌈N/32⌉", 1), ("M", 4), ("V", 9)];
+const TREE: &[(&str, usize)] = &[("B", 3), ("N", 5), ("⌈N/32⌉", 1), ("M", 4), ("V", 9), ("S", 2)];
 
 pub fn tree_prepare(backend: &Backend, has_parents: bool) -> Call<'_> {
     type Args = vwd_tree_prepare_args;
@@ -45,6 +45,7 @@ pub fn verify_tree(backend: &Backend, has_logits: bool) -> Call<'_> {
     call.output("next_token", offset_of!(Args, next_token), I32, "B");
     call.output("committed", offset_of!(Args, committed), I32, "B M").optional();
     call.output("status", offset_of!(Args, status), U32, "B").optional();
+    end!(call, Args);
     call
 }
 

@@ -1,0 +1,36 @@
+// What ends a request whose tree was walked. verify_tree.cu includes it.
+#pragma once
+
+#include "verify/end.cuh"
+
+template <typename Token>
+__device__ inline void end_walk(const VerifyTreeParams &, const NoEnd &, uint32) {}
+
+// Cuts what a walk commits, once the CTA has written it. t_j is the token of the node after path[j], and the last t the next token.
+template <typename Token>
+__device__ inline void end_walk(const VerifyTreeParams &p, const EndParams &ends, uint32 seq) {
+    __shared__ uint32 stop;
+    if (threadIdx.x == 0) stop = NEVER;
+    __syncthreads();
+    End end;
+    end.load(ends, seq);
+    const uint32 k = as<int32>(p.accepted.at(seq));
+    const Token next = as<Token>(p.next_token.at(seq));
+    // A tree without nodes commits nothing; a node without a logit has no token.
+    const uint32 n = as<int32>(p.path.at(seq, 0)) < 0 ? 0 : k + (p.target || next >= 0);
+    for (uint32 j = threadIdx.x; j < n; j += blockDim.x) {
+        const Token token[1] = {j < k ? as<Token>(p.tokens.at(seq, as<int32>(p.path.at(seq, j + 1)))) : next};
+        if (stop_bits(ends, seq, token) && end.stops_at(j)) atomicMin(&stop, j);
+    }
+    __syncthreads();
+    const Cut cut = end.cut(k, n, stop);
+    const uint32 nodes = end.remaining > 0 ? cut.accepted + 1 : 0;
+    for (uint32 j = threadIdx.x; j <= k; j += blockDim.x) {
+        if (j >= nodes) as<int32>(p.path.at(seq, j)) = -1;
+        if (p.committed && j >= cut.committed) as<Token>(p.committed.at(seq, j)) = -1;
+    }
+    if (threadIdx.x > 0) return;
+    as<int32>(p.accepted.at(seq)) = cut.accepted;
+    if (cut.committed <= k) as<Token>(p.next_token.at(seq)) = -1;
+    write_end(ends, seq, cut);
+}
