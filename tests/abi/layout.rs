@@ -140,6 +140,15 @@ structs! {
         next_token,
         committed,
         status,
+        walk,
+        draft_rows,
+        draft_map,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seeds,
+        positions,
     }
     vwd_compactor_options {
         struct_size,

@@ -37,6 +37,7 @@ mod select_status;
 mod select_variants;
 mod topk;
 mod tree;
+mod tree_sample;
 mod verify;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -56,6 +57,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: verify::ON_THE_CPU, on_cuda: false },
     Family { cases: sample::CASES, on_cuda: true },
     Family { cases: tree::CASES, on_cuda: true },
+    Family { cases: tree_sample::CASES, on_cuda: true },
     Family { cases: compact::CASES, on_cuda: true },
     Family { cases: compact::ON_THE_CPU, on_cuda: false },
     Family { cases: index::CASES, on_cuda: true },
