@@ -123,7 +123,7 @@ __device__ inline uint32 draw_next(const Decided &decided, RowsShared &shared, u
     __shared__ uint32 refused[1];
     const SampleParams &p = decided.p;
     const SummedRow target = decided.row(row);
-    const bool has_rows = p.sampling.draft_rows.data;
+    const bool has_rows = is_refused && p.sampling.draft_rows;
     Trial trial(shared, target, decided.row(has_rows ? p.gamma + 1 + row : row), has_rows, refused);
     if (is_refused && !trial.refuse(uint32(token), false)) status |= NO_RESIDUAL;
     return trial.draw_rest(decided.turn.number(p, row, DRAW));
