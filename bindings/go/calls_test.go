@@ -155,6 +155,25 @@ func TestTreesArePreparedVerifiedAndCompacted(t *testing.T) {
 	equal(t, "path", path, 0, 2, 3, -1)
 	equal(t, "next_token", next, 8)
 
+	// A token of each row has all mass, so that sampling draws it.
+	logits := make([]float32, 4*9)
+	for n, token := range []int{6, 1, 7, 8} {
+		for j := 0; j < 9; j++ {
+			if j != token {
+				logits[9*n+j] = -1000
+			}
+		}
+	}
+	for _, walk := range []Walk{WalkCoupled, WalkIndependent, WalkDistinct} {
+		must(t, s.VerifyTree(VerifyTreeArgs{
+			Tokens: Of([]int32{9, 5, 6, 7}, 1, 4), Parents: parents, Logits: Of(logits, 1, 4, 9),
+			Accepted: Of(accepted), Path: Of(path, 1, 4), NextToken: Of(next),
+			Walk: walk, Seeds: Of([]int64{7}), Positions: Of([]int64{0}),
+		}, 0))
+		equal(t, "path", path, 0, 2, 3, -1)
+		equal(t, "next_token", next, 8)
+	}
+
 	k, scale := []int32{0, 1, 2, 3, 4, 5}, []float32{10, 11, 12, 13, 14, 15}
 	c, err := s.NewCompactor(CompactorOptions{Caches: []Tensor{Of(k, 3, 2), Of(scale, 3, 2, 1)}})
 	must(t, err)

@@ -1,14 +1,15 @@
-// What ends a request whose tree was walked. verify_tree.cu includes it.
+// What ends a request whose tree was walked.
 #pragma once
 
-#include "verify/end.cuh"
+#include "verify_tree/params.cuh"
 
 template <typename Token>
-__device__ inline void end_walk(const VerifyTreeParams &, const NoEnd &, uint32) {}
+__device__ inline void end_walk(const VerifyTreeParams &, const NoEnd &, uint32, bool) {}
 
-// Cuts what a walk commits, once the CTA has written it. t_j is the token of the node after path[j], and the last t the next token.
-template <typename Token>
-__device__ inline void end_walk(const VerifyTreeParams &p, const EndParams &ends, uint32 seq) {
+// Cuts what a walk commits, once the CTA has written it. t_j is the token of the node after path[j], and the last t the next token,
+// which `always_next` says is there whatever it is. Params: VerifyTreeParams or SampledTreeParams.
+template <typename Token, typename Params>
+__device__ inline void end_walk(const Params &p, const EndParams &ends, uint32 seq, bool always_next) {
     __shared__ uint32 stop;
     if (threadIdx.x == 0) stop = NEVER;
     __syncthreads();
@@ -17,7 +18,7 @@ __device__ inline void end_walk(const VerifyTreeParams &p, const EndParams &ends
     const uint32 k = as<int32>(p.accepted.at(seq));
     const Token next = as<Token>(p.next_token.at(seq));
     // A tree without nodes commits nothing; a node without a logit has no token.
-    const uint32 n = as<int32>(p.path.at(seq, 0)) < 0 ? 0 : k + (p.target || next >= 0);
+    const uint32 n = as<int32>(p.path.at(seq, 0)) < 0 ? 0 : k + (always_next || next >= 0);
     for (uint32 j = threadIdx.x; j < n; j += blockDim.x) {
         const Token token[1] = {j < k ? as<Token>(p.tokens.at(seq, as<int32>(p.path.at(seq, j + 1)))) : next};
         if (stop_bits(ends, seq, token) && end.stops_at(j)) atomicMin(&stop, j);

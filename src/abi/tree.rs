@@ -11,6 +11,15 @@ pub const VWD_TREE_CLAMPED: u32 = 1 << 17;
 /// Bit of a tree's status: the walk came to a node without a logit above −∞. It ends there, and next_token is −1.
 pub const VWD_TREE_NO_TOKEN: u32 = 1 << 18;
 
+/// The walk follows the target's most likely tokens.
+pub const VWD_WALK_GREEDY: u32 = 0;
+/// The walk follows the tokens that plain sampling draws.
+pub const VWD_WALK_COUPLED: u32 = 1;
+/// Rejection sampling of siblings that were drawn independently (Miao et al. 2024).
+pub const VWD_WALK_INDEPENDENT: u32 = 2;
+/// Rejection sampling of siblings that were drawn without replacement (Jeon et al. 2024).
+pub const VWD_WALK_DISTINCT: u32 = 3;
+
 /// Arguments of `vwd_tree_prepare`; see there.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -39,7 +48,7 @@ unsafe impl Versioned for vwd_tree_prepare_args {}
 #[derive(Clone, Copy)]
 pub struct vwd_verify_tree_args {
     pub struct_size: u32,
-    /// Must be 0.
+    /// Bits VWD_SAMPLE_TARGET_PROBABILITIES, VWD_SAMPLE_DRAFT_PROBABILITIES, VWD_SAMPLE_TEMPERATURE_LAST; 0 for VWD_WALK_GREEDY.
     pub flags: u32,
     pub tokens: vwd_tensor,
     pub parents: vwd_tensor,
@@ -57,6 +66,15 @@ pub struct vwd_verify_tree_args {
     pub min_remaining: vwd_tensor,
     pub committed_len: vwd_tensor,
     pub finish: vwd_tensor,
+    pub walk: u32,
+    pub draft_rows: vwd_tensor,
+    pub draft_map: vwd_tensor,
+    pub temperature: vwd_tensor,
+    pub top_k: vwd_tensor,
+    pub top_p: vwd_tensor,
+    pub min_p: vwd_tensor,
+    pub seeds: vwd_tensor,
+    pub positions: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.

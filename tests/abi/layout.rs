@@ -160,6 +160,15 @@ structs! {
         min_remaining,
         committed_len,
         finish,
+        walk,
+        draft_rows,
+        draft_map,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seeds,
+        positions,
     }
     vwd_compactor_options {
         struct_size,

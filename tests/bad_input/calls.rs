@@ -46,6 +46,7 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_tree_prepare of children and siblings", |b| tree_prepare(b, false)),
     ("vwd_verify_tree", |b| verify_tree(b, false)),
     ("vwd_verify_tree from logits", |b| verify_tree(b, true)),
+    ("vwd_verify_tree by sampling", sampled_tree),
     ("vwd_compact", compact),
     ("vwd_index_update of MINMAX", |b| index_update(b, VWD_INDEX_MINMAX, false)),
     ("vwd_index_update of MEAN", |b| index_update(b, VWD_INDEX_MEAN, false)),

@@ -38,6 +38,7 @@ mod select_variants;
 mod topk;
 mod tree;
 mod tree_end;
+mod tree_sample;
 mod verify;
 mod verify_end;
 
@@ -60,6 +61,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: sample::CASES, on_cuda: true },
     Family { cases: tree::CASES, on_cuda: true },
     Family { cases: tree_end::CASES, on_cuda: true },
+    Family { cases: tree_sample::CASES, on_cuda: true },
     Family { cases: compact::CASES, on_cuda: true },
     Family { cases: compact::ON_THE_CPU, on_cuda: false },
     Family { cases: index::CASES, on_cuda: true },

@@ -173,6 +173,21 @@ static void trees_are_prepared_verified_and_compacted(const vw::Session &session
   session.verify_tree(verify);
   CHECK((accepted == Ints{2}) && (path == Ints{0, 2, 3, -1}) && (next == Ints{8}));
 
+  // A token of each row has all mass, so that sampling draws those of target.
+  Floats logits(4 * 9, -1000);
+  for (std::size_t node = 0; node < 4; node++) logits[9 * node + static_cast<std::size_t>(target[node])] = 0;
+  std::vector<std::int64_t> seed = {7}, position = {0};
+  verify.target = vwd_tensor VWD_TENSOR_INIT;
+  verify.logits = vw::tensor(logits, {1, 4, 9});
+  verify.seeds = vw::tensor(seed);
+  verify.positions = vw::tensor(position);
+  for (const std::uint32_t walk : {VWD_WALK_COUPLED, VWD_WALK_INDEPENDENT, VWD_WALK_DISTINCT}) {
+    verify.walk = walk;
+    path = Ints(4);
+    session.verify_tree(verify);
+    CHECK((accepted == Ints{2}) && (path == Ints{0, 2, 3, -1}) && (next == Ints{8}));
+  }
+
   Ints k = {0, 1, 2, 3, 4, 5}, table = {0, 1, 2};
   const vwd_tensor cache = vw::tensor(k, {3, 2});
   auto options = vw::make<vwd_compactor_options>();

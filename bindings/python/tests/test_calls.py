@@ -117,6 +117,14 @@ class Calls(unittest.TestCase):
         self.session.verify_tree(tokens=tokens, parents=parents, logits=logits, **outputs)
         self.assertEqual((accepted[0], path.tolist(), next_token[0]), (2, [[0, 2, 3, -1]], 8))
 
+        # A token of each row has all mass, so that sampling draws what is likeliest.
+        logits[logits == 0] = -1000
+        noise = dict(seeds=np.array([7]), positions=np.array([0]), temperature=np.ones(1, np.float32))
+        for walk in "coupled", "independent", "distinct":
+            path.fill(9)
+            self.session.verify_tree(tokens=tokens, parents=parents, logits=logits, walk=walk, **noise, **outputs)
+            self.assertEqual((accepted[0], path.tolist(), next_token[0]), (2, [[0, 2, 3, -1]], 8))
+
         caches = [self.random.standard_normal((3, 2, 4)).astype(kind) for kind in (np.float16, np.float64)]
         before = [cache.reshape(6, 4).copy() for cache in caches]
         with vanward.Compactor(self.session, caches) as compactor:

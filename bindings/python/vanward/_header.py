@@ -52,6 +52,10 @@ VWD_SAMPLE_NAN = 1
 VWD_SAMPLE_NO_TOKEN = 2
 VWD_SAMPLE_NO_RESIDUAL = 4
 VWD_SAMPLE_NO_ROW = 8
+VWD_WALK_GREEDY = 0
+VWD_WALK_COUPLED = 1
+VWD_WALK_INDEPENDENT = 2
+VWD_WALK_DISTINCT = 3
 VWD_INDEX_MINMAX = 1
 VWD_INDEX_MEAN = 2
 VWD_INDEX_LABEL = 3
@@ -276,6 +280,15 @@ class vwd_verify_tree_args(Structure):
         ("min_remaining", vwd_tensor),
         ("committed_len", vwd_tensor),
         ("finish", vwd_tensor),
+        ("walk", c_uint32),
+        ("draft_rows", vwd_tensor),
+        ("draft_map", vwd_tensor),
+        ("temperature", vwd_tensor),
+        ("top_k", vwd_tensor),
+        ("top_p", vwd_tensor),
+        ("min_p", vwd_tensor),
+        ("seeds", vwd_tensor),
+        ("positions", vwd_tensor),
     ]
 
 

@@ -40,6 +40,7 @@ from ._enums import (
     SelectMethod,
     StreamRole,
     TopKOrder,
+    Walk,
 )
 from ._errors import invoke
 
@@ -47,6 +48,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LOG = CFUNCTYPE(None, c_void_p, c_uint32, c_char_p)
+
+
+def sample_flags(target_probabilities: bool, draft_probabilities: bool, temperature_last: bool) -> int:
+    return (
+        (_header.VWD_SAMPLE_TARGET_PROBABILITIES if target_probabilities else 0)
+        | (_header.VWD_SAMPLE_DRAFT_PROBABILITIES if draft_probabilities else 0)
+        | (_header.VWD_SAMPLE_TEMPERATURE_LAST if temperature_last else 0)
+    )
 
 
 def at_once(prepare: Callable[P, Call]) -> Callable[P, None]:
@@ -340,17 +349,12 @@ class Session:
         stream: int = 0,
     ) -> Call:
         """vwd_verify_sample: samples one token of each request, after verifying its draft tokens."""
-        flags = (
-            (_header.VWD_SAMPLE_TARGET_PROBABILITIES if target_probabilities else 0)
-            | (_header.VWD_SAMPLE_DRAFT_PROBABILITIES if draft_probabilities else 0)
-            | (_header.VWD_SAMPLE_TEMPERATURE_LAST if temperature_last else 0)
-        )
         return Call(
             self,
             _header.vwd_verify_sample_args,
             stream,
             inputs=dict(
-                flags=flags,
+                flags=sample_flags(target_probabilities, draft_probabilities, temperature_last),
                 rule=rule,
                 draft=draft,
                 draft_lens=draft_lens,
@@ -441,6 +445,18 @@ class Session:
         min_remaining: Array | None = None,
         committed_len: Array | None = None,
         finish: Array | None = None,
+        walk: Walk | str = Walk.GREEDY,
+        target_probabilities: bool = False,
+        draft_probabilities: bool = False,
+        temperature_last: bool = False,
+        draft_rows: Array | None = None,
+        draft_map: Array | None = None,
+        temperature: Array | None = None,
+        top_k: Array | None = None,
+        top_p: Array | None = None,
+        min_p: Array | None = None,
+        seeds: Array | None = None,
+        positions: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_verify_tree: the path of nodes that the target agrees with, and the token that follows it."""
@@ -449,6 +465,8 @@ class Session:
             _header.vwd_verify_tree_args,
             stream,
             inputs=dict(
+                flags=sample_flags(target_probabilities, draft_probabilities, temperature_last),
+                walk=walk,
                 tokens=tokens,
                 parents=parents,
                 node_counts=node_counts,
@@ -458,6 +476,14 @@ class Session:
                 ignore_stop=ignore_stop,
                 remaining=remaining,
                 min_remaining=min_remaining,
+                draft_rows=draft_rows,
+                draft_map=draft_map,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                seeds=seeds,
+                positions=positions,
             ),
             outputs=dict(
                 accepted=accepted,
