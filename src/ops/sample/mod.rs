@@ -94,9 +94,8 @@ impl<'a> Request<'a> {
             positions: &c.positions,
         };
         let sizes = Sizes { batch, draft_rows: ("γ", gamma), tokens: target.dim(target.rank() - 1) };
-        let mut sampling = Sampling::check(&checks, &sizes, rule == Acceptance::Greedy, &given)?;
-        sampling.draft_rows = sampling.draft_rows.filter(|_| rule == Acceptance::Rejection);
-        let request = Request {
+        let sampling = Sampling::check(&checks, &sizes, rule == Acceptance::Greedy, &given)?;
+        let mut request = Request {
             rule,
             sampling,
             batch,
@@ -113,6 +112,8 @@ impl<'a> Request<'a> {
             logprobs: checks.optional_output("logprobs", &c.logprobs, &[DType::F32], &row)?,
         };
         request.check_overlap()?;
+        // Where they are not read they are still an input that no output may overlap.
+        request.sampling.draft_rows = request.sampling.draft_rows.filter(|_| rule == Acceptance::Rejection);
         Ok(request)
     }
 

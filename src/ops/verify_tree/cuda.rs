@@ -32,7 +32,15 @@ impl cuda::Kernels for Kernels {
         let (end_i32, end_i64) = (kernel("verify_tree_end_i32")?, kernel("verify_tree_end_i64")?);
         let sampled = |name| modules.kernel("verify_tree/sampled", name);
         let (segments, rows) = (sampled("verify_tree_segments")?, sampled("verify_tree_rows")?);
-        Ok(Kernels { greedy_i32, greedy_i64, largest: kernel("verify_tree_largest")?, end_i32, end_i64, segments, rows })
+        Ok(Kernels {
+            greedy_i32,
+            greedy_i64,
+            largest: kernel("verify_tree_largest")?,
+            end_i32,
+            end_i64,
+            segments,
+            rows,
+        })
     }
 }
 

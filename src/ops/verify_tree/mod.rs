@@ -110,9 +110,7 @@ impl<'a> Target<'a> {
             positions: &c.positions,
         };
         let sizes = Sizes { batch: batch.1, draft_rows: nodes, tokens: found };
-        let mut sampling = Sampling::check(checks, &sizes, false, &sampling)?;
-        sampling.draft_rows = sampling.draft_rows.filter(|_| choice != Choice::Coupled);
-        Ok(Target::Sampled(logits, choice, sampling))
+        Ok(Target::Sampled(logits, choice, Sampling::check(checks, &sizes, false, &sampling)?))
     }
 
     fn tensor(&self) -> &Tensor<'a> {
@@ -150,7 +148,7 @@ impl<'a> Request<'a> {
         let committed = checks.optional_output("committed", &c.committed, token, &[batch, ("M", path.dim(1))])?;
         let status = checks.optional_output("status", &c.status, &[DType::U32], &[batch])?;
         let end = End::check_given(&checks, tokens.dim(0), &GivenEnd::from(c))?;
-        let request =
+        let mut request =
             Request { tokens, parents, node_counts, target, accepted, path, next_token, committed, status, end };
         let own = [&request.tokens, &request.parents, request.target.tensor()].map(Some);
         let [tokens, parents, target] = own;
@@ -163,6 +161,10 @@ impl<'a> Request<'a> {
             let ([accepted, path, next_token, committed, status], ends) = (request.outputs(), end.outputs());
             overlap::reject(&ends, &inputs)?;
             overlap::reject(&[accepted, path, next_token, committed, status, ends[0], ends[1]], &end.inputs())?;
+        }
+        // Not read, and still an input that no output may overlap.
+        if let Target::Sampled(_, Choice::Coupled, sampling) = &mut request.target {
+            sampling.draft_rows = None;
         }
         Ok(request)
     }
