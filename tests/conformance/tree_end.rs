@@ -52,6 +52,12 @@ fn check(backend: &Backend, rng: &mut Rng, batch: usize, n: usize, layout: fn(&m
     let counts: Vec<i64> = (0..batch).map(|_| if rng.one_in(5) { rng.int(-1..=1) } else { n as i64 }).collect();
     let counts = ints(rng, I32, &column(&counts));
 
+    // Walks that sample end as greedy ones do.
+    let walk =
+        if has_logits { rng.pick(&[VWD_WALK_GREEDY, VWD_WALK_COUPLED, VWD_WALK_INDEPENDENT]) } else { VWD_WALK_GREEDY };
+    let seeds: Vec<i64> = (0..batch).map(|_| rng.int(0..=1 << 40)).collect();
+    let (seeds, positions) = (ints(rng, I64, &column(&seeds)), ints(rng, I32, &column(&vec![7; batch])));
+
     let stops = if rng.one_in(2) { vec![] } else { (0..rng.size(0..=3)).map(|_| rng.int(-1..=5)).collect() };
     let most: Option<Vec<i64>> = rng.one_in(2).then(|| (0..batch).map(|_| rng.int(-1..=places as i64 + 1)).collect());
     let least: Option<Vec<i64>> = rng.one_in(2).then(|| (0..batch).map(|_| rng.int(-1..=4)).collect());
@@ -79,6 +85,9 @@ fn check(backend: &Backend, rng: &mut Rng, batch: usize, n: usize, layout: fn(&m
             path: path.c(),
             next_token: next_token.c(),
             committed: committed.c(),
+            walk,
+            seeds: seeds.c(),
+            positions: positions.c(),
             ..args()
         };
         let args = match cuts {

@@ -177,8 +177,8 @@ impl<'r, T: Token + TryFrom<i64> + Into<i64>> Walk<'r, T> {
             let token = usize::try_from(token.into()).ok().filter(|&token| token < vocabulary)?;
             Some((rank as u32, token, c))
         });
-        // SAFETY: forwarded to the caller.
         let q = match tried.clone().next() {
+            // SAFETY: forwarded to the caller.
             Some(_) => unsafe { DraftRow::read(s, [self.i, node], draft_row) },
             None => None,
         };

@@ -32,6 +32,7 @@ use crate::runtime::{On, Session, require_no_flags};
 
 /// Where the target's token after each node comes from.
 #[derive(Clone, Copy)]
+#[allow(clippy::large_enum_variant, reason = "one lives on the stack for the time of a call")]
 pub enum Target<'a> {
     /// [B, N], the tokens themselves.
     Tokens(Tensor<'a>),
