@@ -558,6 +558,7 @@ structs! {
         selected,
         predicted,
         missed,
+        fetched,
     }
     vwd_decoder_step {
         struct_size,
