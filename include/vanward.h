@@ -886,6 +886,7 @@ vwd_status vwd_tree_prepare(const vwd_session *session,
  *   Child c is accepted iff u·q(c) < r(c), where r is the target's distribution at first, and norm(max(r − q, 0)) after each refusal.
  *   Where no child is accepted the next token is drawn from r, and the walk ends.
  * - VWD_WALK_DISTINCT takes them as drawn without replacement, in ascending order: after a refusal q is norm(q without c), too.
+ *
  * Without draft_rows a child's q is 1 at its token, which is exact for children that were not drawn at random. The last two pass
  * over children whose token is outside 0 … V−1. For a tree that is a chain every walk gives, bit for bit, what `vwd_verify_sample` gives.
  *
@@ -2626,10 +2627,28 @@ vwd_status vwd_forecast_project(const vwd_forecast *forecast,
 /** Attention over the list that `vwd_decoder_foresee` made, as it is. */
 #define VWD_STRATEGY_FORESEEN 2
 
-/** PRR predicts from the scores of past steps. */
+/**
+ * Strategies of a decoder on a tiered cache (`vwd_decoder_create_on_cache`), beside SERIAL, which fetches what it selected.
+ *
+ * Attention over the list that the sequence's step before selected, and over the block of the new token, while this step's selection
+ * is made and fetched for the next one (AsyncTLS: Hu et al. 2026).
+ */
+#define VWD_STRATEGY_ASYNC_TLS 3
+
+/** Attention over the list that `vwd_decoder_foresee` made and began to fetch, as it is (SparDA: Fu et al. 2026): FORESEEN on a cache. */
+#define VWD_STRATEGY_SPARDA 4
+
+/**
+ * A predicted list is fetched ahead, attention reads what has arrived of it while the selection runs and what it missed travels, and
+ * repair adds the missed and the late. Results are those of SERIAL: bit for bit on a CPU session, to the tolerance of `vwd_repair` on
+ * CUDA, whatever was predicted and however late copies are.
+ */
+#define VWD_STRATEGY_VANWARD 5
+
+/** PRR and VANWARD predict from the scores of past steps. */
 #define VWD_PREDICT_SCORES 0
 
-/** PRR takes the list that `vwd_decoder_foresee` made. */
+/** PRR and VANWARD take the list that `vwd_decoder_foresee` made. */
 #define VWD_PREDICT_FORESEEN 1
 
 /**
@@ -2637,22 +2656,22 @@ vwd_status vwd_forecast_project(const vwd_forecast *forecast,
  * was before.
  */
 typedef struct {
-  /** VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries. */
+  /** VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries; not on a cache. */
   uint32_t method;
   /** Budget of a list, forced blocks included; at least 1 unless the layer is dense. */
   uint32_t k;
   /** Blocks that are always selected: the first and the last ones. The token of a step is in the last one. */
   uint32_t init_blocks;
   uint32_t local_blocks;
-  /** Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case. */
+  /** Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case. On a cache 0: rows are sparse. */
   uint32_t dense_below;
   /** Tokens that a position sees, itself included; 0: all. */
   uint32_t window;
   /** VWD_STRATEGY_*. */
   uint32_t strategy;
-  /** VWD_PREDICT_*: where PRR's prediction comes from. 0 for other strategies. */
+  /** VWD_PREDICT_*: where the prediction of PRR or VANWARD comes from. 0 for other strategies. */
   uint32_t predict;
-  /** Length of a predicted or foreseen list as a multiple of k, at least 1; 0 means 1.25. 0 for SERIAL. */
+  /** Length of a predicted or foreseen list as a multiple of k, at least 1; 0 means 1.25. 0 for SERIAL and ASYNC_TLS. */
   float ratio;
   /** Smoothing of scores, for VWD_PREDICT_SCORES; zeros mean {1, 0, 0}, the scores of the previous step. */
   vwd_holt holt;
@@ -2673,7 +2692,10 @@ typedef struct {
   uint32_t max_rows;
   /** Largest number of positions of a row in a step, Q: γ + 1 to verify γ drafts; 0 means 1. */
   uint32_t max_positions;
-  /** Largest number of sequences of which drafts and scores are remembered; 0 means max_rows. */
+  /**
+   * Largest number of sequences of which drafts and scores are remembered; 0 means max_rows, or on a cache the cache's number, which
+   * is also the least.
+   */
   uint32_t max_sequences;
   /** Hq and Hk; Hq is a multiple of Hk. */
   uint32_t query_heads;
@@ -2684,10 +2706,10 @@ typedef struct {
   /** DLPack's code and bits of keys and values: float32, float16, bfloat16, float8_e4m3fn or float8_e5m2. */
   uint32_t dtype_code;
   uint32_t dtype_bits;
-  /** P, tokens of a page, and the number of pages of a layer's cache. */
+  /** P, tokens of a page, and the number of pages of a layer's cache. 0 on a tiered cache. */
   uint32_t page_size;
   uint32_t pages;
-  /** S, tokens of a block: S divides P or P divides S. */
+  /** S, tokens of a block: S divides P or P divides S. On a tiered cache that of the cache. */
   uint32_t block_size;
   /** Factor on q·k, above 0; 0 means 1/√D, and is not allowed if D ≠ Dv. */
   float scale;
@@ -2735,7 +2757,9 @@ typedef struct {
  * accepted    [max_sequences]  int32. Tokens of these that were accepted.
  * selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
  * predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list.
- * missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted.
+ * missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted, or late.
+ * fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
+ *                                     for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
  * Rows that were not sparse have 0.
  */
 typedef struct {
@@ -2750,11 +2774,13 @@ typedef struct {
   vwd_tensor selected;
   vwd_tensor predicted;
   vwd_tensor missed;
+  vwd_tensor fetched;
 } vwd_decoder_details;
 #define VWD_DECODER_DETAILS_INIT \
   {/* struct_size */ sizeof(vwd_decoder_details), /* flags */ 0, /* bytes */ 0, /* draft_lens */ VWD_TENSOR_INIT, \
    /* acceptance */ VWD_TENSOR_INIT, /* drafted */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT, \
-   /* selected */ VWD_TENSOR_INIT, /* predicted */ VWD_TENSOR_INIT, /* missed */ VWD_TENSOR_INIT}
+   /* selected */ VWD_TENSOR_INIT, /* predicted */ VWD_TENSOR_INIT, /* missed */ VWD_TENSOR_INIT, \
+   /* fetched */ VWD_TENSOR_INIT}
 
 /** A step of `vwd_decoder_begin`; see there. */
 typedef struct {
@@ -2876,6 +2902,30 @@ VWD_API
 vwd_status vwd_decoder_create(const vwd_session *session,
                               const vwd_decoder_options *options,
                               vwd_decoder **decoder);
+
+/**
+ * Creates a decoder whose keys and values are those of a tiered cache.
+ *
+ * A row of a step is a sequence of the cache: step->sequences has their numbers. The decoder appends the new tokens to the cache,
+ * keeps summaries by the cache's blocks, and resolves and fetches what its lists name. The engine adds, extends, forks, truncates and
+ * frees sequences, and resolves nothing in these layers while it uses the decoder. A prompt is written in steps without q, of up to S
+ * positions.
+ *
+ * cache  Of the session. Kept alive by the decoder; may be released first.
+ * The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
+ * pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
+ * strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is
+ * made ahead, or of forced blocks where those are more. ASYNC_TLS and VANWARD need a hold of at least 2.
+ *
+ * Blocks and allocates; not for capture. Thread-safe.
+ * Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
+ * allocated.
+ */
+VWD_API
+vwd_status vwd_decoder_create_on_cache(const vwd_session *session,
+                                       const vwd_decoder_options *options,
+                                       const vwd_kv_cache *cache,
+                                       vwd_decoder **decoder);
 
 /** Releases a decoder; NULL is a no-op. No call on it may be in progress, and streams have passed its last call. */
 VWD_API void vwd_decoder_release(vwd_decoder *decoder);

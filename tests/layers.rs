@@ -11,7 +11,7 @@ const FLOORS: [(&str, &[&str]); 7] = [
     ("runtime", &["abi", "core"]),
     ("ops", &["abi", "core", "runtime"]),
     ("kv", &["abi", "core", "runtime", "ops"]),
-    ("decode", &["abi", "core", "runtime", "ops"]),
+    ("decode", &["abi", "core", "runtime", "ops", "kv"]),
     ("capi", &["abi", "core", "runtime", "ops", "kv", "decode"]),
 ];
 

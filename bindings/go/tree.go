@@ -114,6 +114,7 @@ const (
 //	  Child c is accepted iff u·q(c) < r(c), where r is the target's distribution at first, and norm(max(r − q, 0)) after each refusal.
 //	  Where no child is accepted the next token is drawn from r, and the walk ends.
 //	- VWD_WALK_DISTINCT takes them as drawn without replacement, in ascending order: after a refusal q is norm(q without c), too.
+//
 //	Without draft_rows a child's q is 1 at its token, which is exact for children that were not drawn at random. The last two pass
 //	over children whose token is outside 0 … V−1. For a tree that is a chain every walk gives, bit for bit, what `vwd_verify_sample` gives.
 //

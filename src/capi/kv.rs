@@ -9,13 +9,14 @@ use crate::abi::{
 use crate::kv::{self, AppendRequest, KvCache, ResolveRequest};
 use crate::runtime::fork::Process;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 /// A tiered KV cache of all layers of a model. Opaque.
 ///
 /// The newest one or two blocks of each sequence lie in reserved slots, the sequence's tail, where tokens are appended. A block
 /// that is full is written back to host memory; resolve and fetch bring it to a slot when a list names it. Forks share whole
 /// blocks, which never change.
-pub struct vwd_kv_cache(KvCache, Process);
+pub struct vwd_kv_cache(pub(super) Arc<KvCache>, Process);
 
 impl Handle for vwd_kv_cache {
     #[inline]
@@ -62,7 +63,7 @@ pub unsafe extern "C" fn vwd_kv_cache_create(
             let (session, options) = (handle(session, "session")?, versioned(options, "options", &mut buffer)?);
             let cache = out(cache, "cache")?;
             let created = KvCache::create(&session.0, options)?;
-            cache.write(Box::into_raw(Box::new(vwd_kv_cache(created, session.maker()))));
+            cache.write(Box::into_raw(Box::new(vwd_kv_cache(Arc::new(created), session.maker()))));
         }
         Ok(())
     })

@@ -587,6 +587,7 @@ structs! {
         selected,
         predicted,
         missed,
+        fetched,
     }
     vwd_decoder_step {
         struct_size,

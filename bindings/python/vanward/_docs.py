@@ -302,6 +302,7 @@ distributed as the target's tokens are, whatever was drafted:
   Child c is accepted iff u·q(c) < r(c), where r is the target's distribution at first, and norm(max(r − q, 0)) after each refusal.
   Where no child is accepted the next token is drawn from r, and the walk ends.
 - VWD_WALK_DISTINCT takes them as drawn without replacement, in ascending order: after a refusal q is norm(q without c), too.
+
 Without draft_rows a child's q is 1 at its token, which is exact for children that were not drawn at random. The last two pass
 over children whose token is outside 0 … V−1. For a tree that is a chain every walk gives, bit for bit, what `vwd_verify_sample` gives.
 
@@ -1122,7 +1123,9 @@ drafted     [max_sequences]  int32. Tokens drafted and verified since the sequen
 accepted    [max_sequences]  int32. Tokens of these that were accepted.
 selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
 predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list.
-missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted.
+missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted, or late.
+fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
+                                    for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
 Rows that were not sparse have 0.
 """,
     "vwd_decoder_step": """A step of `vwd_decoder_begin`; see there.
@@ -1140,6 +1143,23 @@ Rows that were not sparse have 0.
 session  Kept alive by the decoder; may be released first.
 options  Required; policies is read during the call.
 decoder  Out. Release with `vwd_decoder_release`.
+
+Blocks and allocates; not for capture. Thread-safe.
+Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
+allocated.
+""",
+    "vwd_decoder_create_on_cache": """Creates a decoder whose keys and values are those of a tiered cache.
+
+A row of a step is a sequence of the cache: step->sequences has their numbers. The decoder appends the new tokens to the cache,
+keeps summaries by the cache's blocks, and resolves and fetches what its lists name. The engine adds, extends, forks, truncates and
+frees sequences, and resolves nothing in these layers while it uses the decoder. A prompt is written in steps without q, of up to S
+positions.
+
+cache  Of the session. Kept alive by the decoder; may be released first.
+The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
+pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
+strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is
+made ahead, or of forced blocks where those are more. ASYNC_TLS and VANWARD need a hold of at least 2.
 
 Blocks and allocates; not for capture. Thread-safe.
 Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays

@@ -85,6 +85,9 @@ VWD_DECODER_DENSE = 2
 VWD_STRATEGY_SERIAL = 0
 VWD_STRATEGY_PRR = 1
 VWD_STRATEGY_FORESEEN = 2
+VWD_STRATEGY_ASYNC_TLS = 3
+VWD_STRATEGY_SPARDA = 4
+VWD_STRATEGY_VANWARD = 5
 VWD_PREDICT_SCORES = 0
 VWD_PREDICT_FORESEEN = 1
 VWD_BUDGET_SPARSE = 1
@@ -812,6 +815,7 @@ class vwd_decoder_details(Structure):
         ("selected", vwd_tensor),
         ("predicted", vwd_tensor),
         ("missed", vwd_tensor),
+        ("fetched", vwd_tensor),
     ]
 
 
@@ -1011,6 +1015,7 @@ PROTOTYPES = {
     "vwd_forecast_load": (c_int32, [c_void_p, c_char_p, c_void_p]),
     "vwd_forecast_project": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_create": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_decoder_create_on_cache": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_release": (None, [c_void_p]),
     "vwd_decoder_info": (c_int32, [c_void_p, c_void_p]),
     "vwd_decoder_begin": (c_int32, [c_void_p, c_void_p, c_void_p]),
