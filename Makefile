@@ -27,7 +27,7 @@ JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
 .PHONY: all help setup demo serve soak-serve bench-serve accuracy test test-all lint test-rust test-valgrind test-c test-go test-serve test-python test-kernels \
-  test-emulated test-install test-llama test-llama-short llama bench install uninstall wheel \
+  test-emulated emulator test-install test-llama test-llama-short llama bench install uninstall wheel \
   deb reference header notices kernels gpu-bundle library packaged configure clean
 
 all: library
@@ -90,8 +90,11 @@ test-kernels:
 EMULATED := build/emulator
 test-emulated:
 	RUSTFLAGS="-C target-cpu=native" cargo test --quiet --release --locked --package vanward-emulator --target-dir $(EMULATED)
-	RUSTFLAGS="-C target-cpu=native" cargo build --quiet --release --locked --package vanward-emulator --target-dir $(EMULATED)
+	@$(MAKE) emulator
 	tests/emulator/run.py $(EMULATED)/release --tier $(or $(TIER),all) $(CASE)
+
+emulator:
+	RUSTFLAGS="-C target-cpu=native" cargo build --quiet --release --locked --package vanward-emulator --target-dir $(EMULATED)
 
 test-c: configure
 	cmake --build $(BUILD) --parallel $(JOBS)
@@ -145,7 +148,7 @@ llama: library
 	  -DVANWARD_PREBUILT="$(CURDIR)/$(BUILD)/lib"
 	cmake --build $(LLAMA) --target llama-tests
 
-test-llama-short: llama
+test-llama-short: llama emulator
 	python3 integrations/llama.cpp/tests/run.py $(LLAMA)
 
 test-llama: export VANWARD_LLAMA_LONG := 1
