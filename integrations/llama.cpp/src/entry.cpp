@@ -210,6 +210,7 @@ ggml_backend_reg_t VANWARD_REGISTRY() {
     registry.iface.get_proc_address = [](ggml_backend_reg_t, const char *name) {
         return strcmp(name, "ggml_backend_set_n_threads") == 0     ? reinterpret_cast<void *>(set_threads)
                : strcmp(name, "vanward_ggml_counter") == 0         ? reinterpret_cast<void *>(vanward_ggml_counter)
+               : strcmp(name, "vanward_ggml_read_options") == 0    ? reinterpret_cast<void *>(vanward_ggml_read_options)
                : strcmp(name, "vanward_ggml_forget_summaries") == 0 ? reinterpret_cast<void *>(vanward_ggml_forget_summaries)
                                                                    : wrapped_address(name);
     };

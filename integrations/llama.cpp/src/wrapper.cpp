@@ -169,6 +169,9 @@ bool Wrapper::look_through(ggml_cgraph *graph) {
         ggml_tensor *op = nodes[i];
         const Kind kind = kind_of(op);
         if (kind == Kind::attention) {
+            if (!options.enabled) {
+                continue;
+            }
             Node node;
             std::atomic<uint64_t> *reason = take_apart(op, node);
             reason = reason != nullptr                                     ? reason
