@@ -25,8 +25,7 @@ const char *find_ggml(const void *caller) {
     }
     VANWARD_GGML_CALLS(X)
 #undef X
-    ggml.ggml_graph_view = reinterpret_cast<decltype(ggml.ggml_graph_view)>(dlsym(library, "ggml_graph_view"));
-    return ggml.ggml_graph_view == nullptr ? "ggml_graph_view" : nullptr;
+    return nullptr;
 }
 
 void log(enum ggml_log_level level, const char *format, ...) {

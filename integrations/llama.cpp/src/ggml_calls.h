@@ -57,17 +57,10 @@
 
 namespace vanward {
 
-/** A ggml_cgraph of nodes of another one; ggml's own struct, whose size is its own affair, lies at the beginning. */
-struct Slice {
-    alignas(16) char bytes[512];
-};
-
 struct GgmlCalls {
 #define X(name) decltype(&::name) name = nullptr;
     VANWARD_GGML_CALLS(X)
 #undef X
-    /** ggml declares it for itself. It returns a struct, through a pointer to memory of the caller's. */
-    Slice (*ggml_graph_view)(ggml_cgraph *graph, int begin, int end) = nullptr;
 };
 
 /** The functions; valid once `find_ggml` has succeeded. */

@@ -183,11 +183,9 @@ void *GpuMemory::allocate(size_t bytes) {
 }
 
 void GpuMemory::release(void *data) {
-    if (data != nullptr) {
-        wait();
-        ggml.ggml_backend_buffer_free(buffers_.at(data));
-        buffers_.erase(data);
-    }
+    wait();
+    ggml.ggml_backend_buffer_free(buffers_.at(data));
+    buffers_.erase(data);
 }
 
 void *GpuMemory::stage(size_t bytes) {

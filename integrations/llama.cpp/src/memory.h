@@ -40,7 +40,11 @@ template <typename T> class Array {
         std::swap(size_, other.size_);
         return *this;
     }
-    ~Array() { memory_->release(data_); }
+    ~Array() {
+        if (data_ != nullptr) {
+            memory_->release(data_);
+        }
+    }
 
     T *data() const { return data_; }
     size_t size() const { return size_; }
@@ -52,10 +56,10 @@ template <typename T> class Array {
             return;
         }
         T *room = static_cast<T *>(memory_->allocate(size * sizeof(T)));
-        if (size_ > 0) {
+        if (data_ != nullptr) {
             memory_->copy(room, data_, size_ * sizeof(T));
+            memory_->release(data_);
         }
-        memory_->release(data_);
         data_ = room;
         size_ = size;
     }

@@ -39,6 +39,27 @@ Kind kind_of(const ggml_tensor *op) {
     return kind;
 }
 
+/** ggml_cgraph, which backends are given and no public header declares: as ggml 0.25 … 0.27 have it. */
+struct Graph {
+    int size, n_nodes, n_leafs;
+    ggml_tensor **nodes, **grads, **grad_accs, **leafs;
+    int32_t *use_counts;
+    struct {
+        size_t size;
+        void *used, *keys;
+    } visited;
+    int order;
+    uint64_t uid;
+};
+
+/** Whether this ggml has it so: a graph's array of nodes follows the struct, whose fields say the same as ggml's functions. */
+bool has_graphs_so(ggml_context *memory) {
+    ggml_cgraph *made = ggml.ggml_new_graph_custom(memory, 8, false);
+    const Graph *graph = reinterpret_cast<const Graph *>(made);
+    return reinterpret_cast<char *>(ggml.ggml_graph_nodes(made)) == reinterpret_cast<const char *>(graph) + sizeof(Graph) &&
+           graph->size == 8 && graph->n_nodes == 0 && graph->nodes == ggml.ggml_graph_nodes(made) && graph->uid == 0;
+}
+
 /** Whether a tensor is there before the graph is computed. */
 bool is_input(const ggml_tensor *tensor) { return strcmp(ggml.ggml_op_name(tensor->op), "NONE") == 0; }
 
@@ -79,6 +100,9 @@ Wrapper::Wrapper(Gpu &gpu, ggml_backend_t inner) : gpu_(gpu), inner_(inner) {
         keys_ = std::make_unique<Array<float>>(*memory_);
         ggml_init_params parameters = {OWN_TENSORS * (sizeof(ggml_tensor) + 64) + ggml.ggml_graph_overhead_custom(8, false), nullptr, true};
         tensors_ = ggml.ggml_init(parameters);
+        if (tensors_ == nullptr || !has_graphs_so(tensors_)) {
+            throw std::runtime_error("this ggml's graphs are laid out in another way");
+        }
         entered_ = ggml.ggml_backend_event_new(gpu.inner());
         left_ = ggml.ggml_backend_event_new(gpu.inner());
     } catch (const std::exception &error) {
@@ -139,7 +163,13 @@ ggml_status Wrapper::pass(ggml_cgraph *graph, int from, int to) {
     if (from == to) {
         return GGML_STATUS_SUCCESS;
     }
-    Slice slice = ggml.ggml_graph_view(graph, from, to);
+    // As ggml cuts graphs itself: without leafs and gradients, with the whole graph's counts of uses, by which operations are fused.
+    Graph slice = *reinterpret_cast<const Graph *>(graph);
+    slice.size = slice.n_leafs = 0;
+    slice.grads = slice.grad_accs = slice.leafs = nullptr;
+    slice.nodes += from;
+    slice.n_nodes = to - from;
+    slice.uid = 0;
     return ggml.ggml_backend_graph_compute_async(inner_, reinterpret_cast<ggml_cgraph *>(&slice));
 }
 
