@@ -28,8 +28,9 @@ SLOW = ["ggml-cuda", "fattn-mma", "mmvq", "mmq", "fattn", "mmf", "mmvf"]
 
 
 def names(library, kind):
+    """Mangled names of C++ that have no version: those of the standard library have one."""
     output = subprocess.run(["nm", "-D", kind, library], check=True, stdout=subprocess.PIPE, text=True).stdout
-    return {line.split()[-1].split("@")[0] for line in output.splitlines()}
+    return {name for name in (line.split()[-1] for line in output.splitlines()) if name.startswith("_Z") and "@" not in name}
 
 
 def link(library, objects, ggml_base, folder):
@@ -44,7 +45,7 @@ def link(library, objects, ggml_base, folder):
     command = ["g++", "-shared", "-fPIC", "-o", library, *objects, "-Wl,--no-as-needed", ggml_base, *absent, runtime, "-lrt", "-lpthread", "-ldl",
                "-Wl,-rpath,$ORIGIN"]
     subprocess.run(command, check=True)
-    left_out = sorted(name for name in names(library, "--undefined-only") - names(ggml_base, "--defined-only") if "ggml" in name)
+    left_out = sorted(names(library, "--undefined-only") - names(ggml_base, "--defined-only"))
     text = "".join(f'extern "C" void {name}() {{ fputs("left out: {name}\\n", stderr); abort(); }}\n' for name in left_out)
     source = folder / "left_out.cpp"
     source.write_text("#include <cstdio>\n#include <cstdlib>\n" + text)
