@@ -183,7 +183,7 @@ static void trees_are_prepared_verified_and_compacted(const vw::Session &session
   verify.positions = vw::tensor(position);
   for (const std::uint32_t walk : {VWD_WALK_COUPLED, VWD_WALK_INDEPENDENT, VWD_WALK_DISTINCT}) {
     verify.walk = walk;
-    path = Ints(4);
+    path.assign(4, 0); // in place
     session.verify_tree(verify);
     CHECK((accepted == Ints{2}) && (path == Ints{0, 2, 3, -1}) && (next == Ints{8}));
   }
