@@ -6,6 +6,7 @@
 # make test       what every change has to pass: lint, Rust, each CUDA kernel on an emulated device, C, C++ and Python
 # make test-all   everything that can be checked without a GPU, as continuous integration does
 # make test-llama the long form of the tests with llama.cpp, of which test-all runs a short one
+# make llama-gpu-bundle packs what times llama.cpp on a machine with a GPU; LLAMA_BUNDLE=build/llama-gpu-bundle
 # make soak-serve lets 50 clients load the server for ten minutes
 # make bench      measures the CPU backend
 # make install    headers, libraries, pkg-config files, CMake package; PREFIX=/usr/local, DESTDIR respected
@@ -27,7 +28,7 @@ JOBS := $(shell nproc)
 MAKEFLAGS += --no-print-directory
 
 .PHONY: all help setup demo serve soak-serve bench-serve accuracy test test-all lint test-rust test-valgrind test-c test-go test-serve test-python test-kernels \
-  test-emulated test-install test-llama test-llama-short llama bench install uninstall wheel \
+  test-emulated emulator test-install test-llama test-llama-short llama llama-gpu-bundle bench install uninstall wheel \
   deb reference header notices kernels gpu-bundle library packaged configure clean
 
 all: library
@@ -90,8 +91,11 @@ test-kernels:
 EMULATED := build/emulator
 test-emulated:
 	RUSTFLAGS="-C target-cpu=native" cargo test --quiet --release --locked --package vanward-emulator --target-dir $(EMULATED)
-	RUSTFLAGS="-C target-cpu=native" cargo build --quiet --release --locked --package vanward-emulator --target-dir $(EMULATED)
+	@$(MAKE) emulator
 	tests/emulator/run.py $(EMULATED)/release --tier $(or $(TIER),all) $(CASE)
+
+emulator:
+	RUSTFLAGS="-C target-cpu=native" cargo build --quiet --release --locked --package vanward-emulator --target-dir $(EMULATED)
 
 test-c: configure
 	cmake --build $(BUILD) --parallel $(JOBS)
@@ -145,11 +149,17 @@ llama: library
 	  -DVANWARD_PREBUILT="$(CURDIR)/$(BUILD)/lib"
 	cmake --build $(LLAMA) --target llama-tests
 
-test-llama-short: llama
+test-llama-short: llama emulator
 	python3 integrations/llama.cpp/tests/run.py $(LLAMA)
 
 test-llama: export VANWARD_LLAMA_LONG := 1
 test-llama: test-llama-short
+
+# The backend with machine code in it, llama.cpp's libraries, the source of ggml-cuda, and a script that compiles it and measures.
+LLAMA_BUNDLE ?= $(BUILD)/llama-gpu-bundle
+llama-gpu-bundle: packaged
+	@$(MAKE) llama
+	integrations/llama.cpp/tests/gpu/bundle $(LLAMA_BUNDLE) $(LLAMA)
 
 # The library where the bindings look for it: build/lib.
 library: configure

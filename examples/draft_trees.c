@@ -3,7 +3,8 @@
  * agrees with is kept.
  *
  * Shown: vwd_tree_prepare gives positions and masks, vwd_attention attends for all nodes in one call, vwd_verify_tree walks the tree by the
- * logits, and vwd_compact moves the rows of accepted nodes to where a chain would have written them. The text is that of one token at a time.
+ * logits, and vwd_compact moves the rows of accepted nodes to where a chain would have written them. The text is that of one token at a time,
+ * greedily and where tokens are sampled.
  */
 #include "common.h"
 
@@ -80,14 +81,10 @@ static void begin(sequence *s, vwd_session *session) {
   s->length = 4;
 }
 
-int main(void) {
-  vwd_session *session = cpu_session();
-  uint64_t seed = 7;
-  float *tables[] = {&key_of[0][0][0], &value_of[0][0][0], &query_of[0][0][0], &output_of[0][0][0]};
-  for (int n = 0; n < 4; n++) {
-    for (int i = 0; i < V * H * D; i++) tables[n][i] = uniform(&seed);
-  }
+/* Decodes a text one token at a time and by trees. Temperature 0 is greedy. */
+static void decode(vwd_session *session, float temperature, uint64_t *random) {
   static sequence chain, tree;
+  int64_t seed = 42;
   float logits[N][V];
 
   /* The text, one token at a time. */
@@ -96,7 +93,14 @@ int main(void) {
     const int base = chain.length - 1;
     const int32_t position = base;
     run(session, &chain, base, 1, &chain.tokens[base], &position, NONE, logits);
-    chain.tokens[chain.length++] = largest(logits[0]);
+    vwd_verify_sample_args sample = VWD_VERIFY_SAMPLE_ARGS_INIT;
+    sample.target = f32(&logits[0][0], 2, 1, V);
+    sample.temperature = f32(&temperature, 1, 1);
+    sample.seeds = array(&seed, SIGNED, 64, 1, 1);
+    sample.positions = i32(&chain.length, 1, 1);
+    sample.next_token = i32(&chain.tokens[chain.length], 1, 1);
+    CALL(vwd_verify_sample(session, &sample, NULL));
+    chain.length++;
   }
 
   /* The same by trees: two guesses after the root, two after each of them. The guesses are often the text's next token. */
@@ -115,7 +119,7 @@ int main(void) {
     for (int n = 0; n < N; n++) {
       const int ahead = n == 0 ? 0 : n < 3 ? 1 : 2;
       const int right = chain.tokens[base + ahead < LENGTH ? base + ahead : LENGTH - 1];
-      tokens[n] = n == 0 || uniform(&seed) > 0.1f ? right : (right + n) % V;
+      tokens[n] = n == 0 || uniform(random) > 0.1f ? right : (right + n) % V;
     }
     vwd_tree_prepare_args prepare = VWD_TREE_PREPARE_ARGS_INIT;
     prepare.parents = i32(parents, 2, 1, N);
@@ -134,6 +138,10 @@ int main(void) {
     verify.path = i32(path, 2, 1, N);
     verify.next_token = i32(&next_token, 1, 1);
     verify.committed = i32(committed, 2, 1, N);
+    verify.walk = VWD_WALK_COUPLED;
+    verify.temperature = f32(&temperature, 1, 1);
+    verify.seeds = array(&seed, SIGNED, 64, 1, 1);
+    verify.positions = i32(&tree.length, 1, 1);
     CALL(vwd_verify_tree(session, &verify, NULL));
 
     vwd_compact_args compact = VWD_COMPACT_ARGS_INIT;
@@ -158,9 +166,19 @@ int main(void) {
     CHECK(memcmp(tree.v[tree.table[row / P]][row % P], chain.v[chain.table[row / P]][row % P], sizeof chain.v[0][0]) == 0);
   }
   CHECK(steps < LENGTH - 4 && moved > 0);
-  printf("%d tokens in %d runs of the model, %d rows moved\n", LENGTH - 4, steps, moved);
-
+  printf("temperature %g: %d tokens in %d runs of the model, %d rows moved\n", (double)temperature, LENGTH - 4, steps, moved);
   vwd_compactor_release(compactor);
+}
+
+int main(void) {
+  vwd_session *session = cpu_session();
+  uint64_t random = 7;
+  float *tables[] = {&key_of[0][0][0], &value_of[0][0][0], &query_of[0][0][0], &output_of[0][0][0]};
+  for (int n = 0; n < 4; n++) {
+    for (int i = 0; i < V * H * D; i++) tables[n][i] = uniform(&random);
+  }
+  decode(session, 0, &random);
+  decode(session, 1, &random);
   vwd_session_release(session);
   return 0;
 }

@@ -2,7 +2,8 @@
  * Speculative decoding, the part after the target model has run: which draft tokens hold, and their KV rows in one run.
  *
  * Shown: vwd_verify_pack gives, for each sequence, the length of the common prefix, the token that follows it and the
- * rows of the accepted tokens behind each other; vwd_verify followed by vwd_pack gives the same.
+ * rows of the accepted tokens behind each other; vwd_verify followed by vwd_pack gives the same. Stop tokens and lengths
+ * end requests in the same call. Drafts of different lengths may also lie one after the other.
  */
 #include "common.h"
 
@@ -87,6 +88,35 @@ int main(void) {
   CHECK(memcmp(next_alone, next_token, sizeof next_token) == 0);
   CHECK(memcmp(offsets_alone, offsets, sizeof offsets) == 0);
   CHECK(memcmp(packed_alone, packed_k, (size_t)row * sizeof packed_k[0]) == 0);
+
+  /* Sequence 0 ends at its stop token, the second that it commits; sequence 1 may have three tokens more. What the cut
+   * drops is not packed, and there is no next token then. */
+  int32_t stop[1] = {12}, remaining[B] = {100, 3, 100}, committed_len[B];
+  uint8_t finish[B];
+  args.stop = i32(stop, 1, 1);
+  args.remaining = i32(remaining, 1, B);
+  args.committed_len = i32(committed_len, 1, B);
+  args.finish = array(finish, UNSIGNED, 8, 1, B);
+  CALL(vwd_verify_pack(session, &args, NULL));
+  CHECK(accepted[0] == 2 && committed_len[0] == 2 && next_token[0] == -1 && finish[0] == VWD_FINISH_STOP);
+  CHECK(accepted[1] == 3 && committed_len[1] == 3 && next_token[1] == -1 && finish[1] == VWD_FINISH_LENGTH);
+  CHECK(accepted[2] == 3 && committed_len[2] == 4 && next_token[2] == 98 && finish[2] == VWD_FINISH_NONE);
+  CHECK(offsets[B] == 8 && memcmp(packed_k[2], k[1][0], 3 * sizeof k[1][0]) == 0);
+
+  /* The same drafts one after the other, of 4, 4 and 3 tokens, with the tokens that follow them in a tensor of their own. */
+  int32_t flat_draft[11] = {11, 12, 13, 14, 21, 22, 23, 24, 31, 32, 33};
+  int32_t flat_target[11] = {11, 12, 99, 14, 21, 22, 23, 24, 31, 32, 33};
+  int32_t draft_ends[B] = {4, 8, 11}, bonus[B] = {15, 25, 98};
+  vwd_verify_args flat = VWD_VERIFY_ARGS_INIT;
+  flat.draft = i32(flat_draft, 1, 11);
+  flat.target = i32(flat_target, 1, 11);
+  flat.draft_ends = i32(draft_ends, 1, B);
+  flat.bonus = i32(bonus, 1, B);
+  flat.accepted = i32(accepted, 1, B);
+  flat.next_token = i32(next_token, 1, B);
+  CALL(vwd_verify(session, &flat, NULL));
+  CHECK(memcmp(accepted, expected_accepted, sizeof accepted) == 0);
+  CHECK(memcmp(next_token, expected_next, sizeof next_token) == 0);
 
   vwd_session_release(session);
   return 0;

@@ -297,8 +297,8 @@ VWD_API vwd_status vwd_session_create(const vwd_session_options *options, vwd_se
 
 /**
  * Releases a session, with the streams and pinned memory that it handed out; NULL is a no-op. Its calls have returned,
- * streams have passed them, and nothing uses the session afterwards except forecasts and caches, which keep the parts of it
- * that they need. Blocks until its threads have ended; not for capture.
+ * streams have passed them, and nothing uses the session afterwards except the handles that were made with it (forecasts,
+ * caches, decoders, compactors), which keep the parts of it that they need. Blocks until its threads have ended; not for capture.
  */
 VWD_API
 void vwd_session_release(vwd_session *session);
@@ -413,11 +413,22 @@ typedef struct {
   vwd_tensor next_token;
   vwd_tensor mismatch;
   vwd_tensor committed;
+  vwd_tensor stop;
+  vwd_tensor ignore_stop;
+  vwd_tensor remaining;
+  vwd_tensor min_remaining;
+  vwd_tensor committed_len;
+  vwd_tensor finish;
+  vwd_tensor draft_ends;
+  vwd_tensor bonus;
 } vwd_verify_args;
 #define VWD_VERIFY_ARGS_INIT \
   {/* struct_size */ sizeof(vwd_verify_args), /* flags */ 0, /* draft */ VWD_TENSOR_INIT, \
    /* target */ VWD_TENSOR_INIT, /* draft_lens */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT, \
-   /* next_token */ VWD_TENSOR_INIT, /* mismatch */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT}
+   /* next_token */ VWD_TENSOR_INIT, /* mismatch */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT, \
+   /* stop */ VWD_TENSOR_INIT, /* ignore_stop */ VWD_TENSOR_INIT, /* remaining */ VWD_TENSOR_INIT, \
+   /* min_remaining */ VWD_TENSOR_INIT, /* committed_len */ VWD_TENSOR_INIT, /* finish */ VWD_TENSOR_INIT, \
+   /* draft_ends */ VWD_TENSOR_INIT, /* bonus */ VWD_TENSOR_INIT}
 
 /** Arguments of `vwd_pack`; see there. */
 typedef struct {
@@ -452,26 +463,53 @@ typedef struct {
   vwd_tensor offsets;
   vwd_tensor mismatch;
   vwd_tensor committed;
+  vwd_tensor stop;
+  vwd_tensor ignore_stop;
+  vwd_tensor remaining;
+  vwd_tensor min_remaining;
+  vwd_tensor committed_len;
+  vwd_tensor finish;
 } vwd_verify_pack_args;
 #define VWD_VERIFY_PACK_ARGS_INIT \
   {/* struct_size */ sizeof(vwd_verify_pack_args), /* flags */ 0, /* tensor_count */ 0, /* rows */ NULL, \
    /* packed */ NULL, /* draft */ VWD_TENSOR_INIT, /* target */ VWD_TENSOR_INIT, /* draft_lens */ VWD_TENSOR_INIT, \
    /* accepted */ VWD_TENSOR_INIT, /* next_token */ VWD_TENSOR_INIT, /* offsets */ VWD_TENSOR_INIT, \
-   /* mismatch */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT}
+   /* mismatch */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT, /* stop */ VWD_TENSOR_INIT, \
+   /* ignore_stop */ VWD_TENSOR_INIT, /* remaining */ VWD_TENSOR_INIT, /* min_remaining */ VWD_TENSOR_INIT, \
+   /* committed_len */ VWD_TENSOR_INIT, /* finish */ VWD_TENSOR_INIT}
 
 /**
  * Greedy verification of draft tokens (Leviathan et al. 2023, batched).
  *
  * For each sequence i, finds k_i, the number of leading draft tokens that equal the target's, and the token that follows
- * them, target[i, k_i]. A negative draft token never matches.
+ * them, target[i, k_i]. A negative draft token never matches. The accepted tokens and the next token are committed.
  *
- * args->draft       [B, γ]    int32 or int64. Row i holds draft_lens[i] valid tokens.
- * args->target      [B, γ+1]  dtype of draft. The target's token at each position; position γ is the bonus token.
- * args->draft_lens  [B]       int32, optional (absent: every row is γ long). Values outside 0 … γ are clamped.
- * args->accepted    [B]       int32, out: k_i.
- * args->next_token  [B]       dtype of draft, out: target[i, k_i].
- * args->mismatch    [B]       int32, uint8 or bool, out, optional: 1 where a draft token was refused, else 0.
- * args->committed   [B, γ+1]  dtype of draft, out, optional: accepted tokens, the next token, then −1.
+ * With stop tokens or lengths what is committed is cut after the first stop token and at remaining tokens, as in
+ * vwd_verify_sample: a stop token within the budget gives VWD_FINISH_STOP, a cut at the budget VWD_FINISH_LENGTH. Where
+ * the cut drops the next token it is −1, and no draft token was refused.
+ *
+ * Drafts of different lengths may lie one after the other: with draft_ends, draft i is tokens draft_ends[i−1] (0 for the
+ * first) up to but without draft_ends[i] of draft and target, and bonus[i] follows where all of it is accepted. The first γ
+ * tokens of each are looked at, where γ + 1 is the length of a row of committed; without committed all of them are.
+ *
+ * args->draft         [B, γ]    int32 or int64. Row i holds draft_lens[i] valid tokens. [N] with draft_ends.
+ * args->target        [B, γ+1]  dtype of draft. The target's token at each position; position γ is the bonus token. [N] with
+ *                               draft_ends.
+ * args->draft_lens    [B]       int32, optional (absent: every row is γ long). Values outside 0 … γ are clamped. Not with draft_ends.
+ * args->accepted      [B]       int32, out: how many draft tokens are committed; k_i unless cut.
+ * args->next_token    [B]       dtype of draft, out: target[i, k_i]; −1 where it is cut.
+ * args->mismatch      [B]       int32, uint8 or bool, out, optional: 1 where a draft token was refused, else 0.
+ * args->committed     [B, γ+1]  dtype of draft, out, optional: accepted tokens, the next token, then −1.
+ * args->stop          [S] or [B, S] int32 or int64, optional: stop tokens of all requests or of each. Negative ones match nothing.
+ * args->ignore_stop   [B]       uint8 or bool, optional: not 0 where stop tokens are tokens like others.
+ * args->remaining     [B]       int32, optional: the most tokens to commit. 0 or below: nothing is committed.
+ * args->min_remaining [B]       int32, optional: at so many positions stop tokens are tokens like others. The caller keeps
+ *                               them out of target.
+ * args->committed_len [B]       int32, out, optional: tokens that are committed.
+ * args->finish        [B]       uint8, out, optional: a VWD_FINISH_* value.
+ * args->draft_ends    [B]       int32, optional: never descending, up to N. Values outside 0 … N are clamped, and a draft that
+ *                               would end before it begins is empty.
+ * args->bonus         [B]       dtype of draft, with draft_ends alone: the target's token after the whole draft.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
  * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -510,9 +548,13 @@ vwd_status vwd_pack(const vwd_session *session,
 /**
  * `vwd_verify`, and `vwd_pack` of the rows that it accepts, in one call.
  *
- * Arguments, results, blocking, thread safety and errors are those of the two calls; accepted is an output here.
+ * Arguments, results, blocking, thread safety and errors are those of the two calls; accepted is an output here. Rows of
+ * tokens that a stop token or a length cuts off are not packed. Drafts are rows here: draft_ends and bonus are of vwd_verify alone.
  */
-VWD_API vwd_status vwd_verify_pack(const vwd_session *session, const vwd_verify_pack_args *args, vwd_stream stream);
+VWD_API
+vwd_status vwd_verify_pack(const vwd_session *session,
+                           const vwd_verify_pack_args *args,
+                           vwd_stream stream);
 
 /* --- Verification of sampled draft tokens, and sampling ----------------------------------------------------------- */
 
@@ -689,6 +731,18 @@ vwd_status vwd_verify_sample_scratch(const vwd_session *session,
 /** Bit of a tree's status: the walk came to a node without a logit above −∞. It ends there, and next_token is −1. */
 #define VWD_TREE_NO_TOKEN (1 << 18)
 
+/** The walk follows the target's most likely tokens. */
+#define VWD_WALK_GREEDY 0
+
+/** The walk follows the tokens that plain sampling draws. */
+#define VWD_WALK_COUPLED 1
+
+/** Rejection sampling of siblings that were drawn independently (Miao et al. 2024). */
+#define VWD_WALK_INDEPENDENT 2
+
+/** Rejection sampling of siblings that were drawn without replacement (Jeon et al. 2024). */
+#define VWD_WALK_DISTINCT 3
+
 /** Arguments of `vwd_tree_prepare`; see there. */
 typedef struct {
   uint32_t struct_size;
@@ -716,7 +770,7 @@ typedef struct {
 /** Arguments of `vwd_verify_tree`; see there. */
 typedef struct {
   uint32_t struct_size;
-  /** Must be 0. */
+  /** Bits VWD_SAMPLE_TARGET_PROBABILITIES, VWD_SAMPLE_DRAFT_PROBABILITIES, VWD_SAMPLE_TEMPERATURE_LAST; 0 for VWD_WALK_GREEDY. */
   uint32_t flags;
   vwd_tensor tokens;
   vwd_tensor parents;
@@ -728,12 +782,32 @@ typedef struct {
   vwd_tensor next_token;
   vwd_tensor committed;
   vwd_tensor status;
+  vwd_tensor stop;
+  vwd_tensor ignore_stop;
+  vwd_tensor remaining;
+  vwd_tensor min_remaining;
+  vwd_tensor committed_len;
+  vwd_tensor finish;
+  uint32_t walk;
+  vwd_tensor draft_rows;
+  vwd_tensor draft_map;
+  vwd_tensor temperature;
+  vwd_tensor top_k;
+  vwd_tensor top_p;
+  vwd_tensor min_p;
+  vwd_tensor seeds;
+  vwd_tensor positions;
 } vwd_verify_tree_args;
 #define VWD_VERIFY_TREE_ARGS_INIT \
   {/* struct_size */ sizeof(vwd_verify_tree_args), /* flags */ 0, /* tokens */ VWD_TENSOR_INIT, \
    /* parents */ VWD_TENSOR_INIT, /* node_counts */ VWD_TENSOR_INIT, /* target */ VWD_TENSOR_INIT, \
    /* logits */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT, /* path */ VWD_TENSOR_INIT, \
-   /* next_token */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT, /* status */ VWD_TENSOR_INIT}
+   /* next_token */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT, /* status */ VWD_TENSOR_INIT, \
+   /* stop */ VWD_TENSOR_INIT, /* ignore_stop */ VWD_TENSOR_INIT, /* remaining */ VWD_TENSOR_INIT, \
+   /* min_remaining */ VWD_TENSOR_INIT, /* committed_len */ VWD_TENSOR_INIT, /* finish */ VWD_TENSOR_INIT, \
+   /* walk */ 0, /* draft_rows */ VWD_TENSOR_INIT, /* draft_map */ VWD_TENSOR_INIT, /* temperature */ VWD_TENSOR_INIT, \
+   /* top_k */ VWD_TENSOR_INIT, /* top_p */ VWD_TENSOR_INIT, /* min_p */ VWD_TENSOR_INIT, /* seeds */ VWD_TENSOR_INIT, \
+   /* positions */ VWD_TENSOR_INIT}
 
 /** Options of `vwd_compactor_create`. */
 typedef struct {
@@ -803,27 +877,58 @@ vwd_status vwd_tree_prepare(const vwd_session *session,
  * The walk begins at the root. At a node v it goes on to the child of lowest index whose token is the target's token at v. Where
  * there is none, the walk ends and the target's token is the next one. A negative draft token never matches.
  *
+ * args->walk says what the target's token is. VWD_WALK_GREEDY takes target, or the likeliest token of logits. The other walks sample from
+ * logits as `vwd_verify_sample` does: temperature, filters, seeds and random numbers are the same, and so is what a greedy request,
+ * NaN or an infinite logit means. The row of a node decides the token at positions[i] + the node's depth. What is committed is
+ * distributed as the target's tokens are, whatever was drafted:
+ * - VWD_WALK_COUPLED draws what plain sampling with this seed draws at this position, so that the text does not depend on the drafts.
+ * - VWD_WALK_INDEPENDENT tries the children of a node in turn. It takes them as drawn independently from the node's row of draft_rows, q.
+ *   Child c is accepted iff u·q(c) < r(c), where r is the target's distribution at first, and norm(max(r − q, 0)) after each refusal.
+ *   Where no child is accepted the next token is drawn from r, and the walk ends.
+ * - VWD_WALK_DISTINCT takes them as drawn without replacement, in ascending order: after a refusal q is norm(q without c), too.
+ *
+ * Without draft_rows a child's q is 1 at its token, which is exact for children that were not drawn at random. The last two pass
+ * over children whose token is outside 0 … V−1. For a tree that is a chain every walk gives, bit for bit, what `vwd_verify_sample` gives.
+ *
  * args->tokens       [B, N]     int32 or int64, N from 1 to 1024. The token of each node; the root's is not read.
  * args->parents      [B, N]     int32, as in `vwd_tree_prepare`, which makes them of other forms.
  * args->node_counts  [B]        int32, optional (absent: N). Clamped to 0 … N. A padding row, of count 0, gives accepted 0,
  *                               next_token −1, and −1 in path and committed.
- * args->target       [B, N]     dtype of tokens: the target's token after each node. Given, or else logits.
- * args->logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1: the target's token is the largest, of equal
- *                               ones the lowest. NaN counts as −∞. On CUDA the call takes scratch,
- *                               8 bytes for each node and up to 32 parts of its row.
+ * args->target       [B, N]     dtype of tokens: the target's token after each node. Given, or else logits; for VWD_WALK_GREEDY alone.
+ * args->logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1, and to 2^20 for walks that sample. Greedily the target's
+ *                               token is the largest, of equal ones the lowest; NaN counts as −∞. On CUDA the call takes scratch: greedily
+ *                               8 bytes for each node and up to 32 parts of its row; else 32 bytes for each 4096 tokens of each row, up
+ *                               to 12 MB where those of one sequence are no more.
  * args->accepted     [B]        int32, out: the number of nodes on the path, without the root.
  * args->path         [B, M]     int32, out, M at least 1: the nodes of the path, root first, then −1. The hidden state of
  *                               path[accepted] is the one that next_token follows. At most M − 1 nodes are accepted.
  * args->next_token   [B]        dtype of tokens, out: the target's token at the end of the path.
  * args->committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
  *                               −1.
- * args->status       [B]        uint32, out, optional: VWD_TREE_* bits.
+ * args->status       [B]        uint32, out, optional: VWD_TREE_* bits, and VWD_SAMPLE_NAN and VWD_SAMPLE_NO_RESIDUAL of the rows on the path
+ *                               where the walk samples.
+ * args->stop, ignore_stop, remaining, min_remaining, committed_len, finish
+ *                               Optional, as in `vwd_verify`: what is committed is cut after the first stop token and at remaining
+ *                               tokens. Nodes whose tokens are cut off leave accepted and path; where the next token is cut
+ *                               off it is −1. With nothing remaining path is −1 throughout.
+ * args->walk                    A VWD_WALK_* value; 0 is VWD_WALK_GREEDY.
+ * args->draft_rows   [B, N, Vd] float32, float16 or bfloat16, optional; Vd ≤ 2^20, and Vd ≤ V without draft_map. Row v is what the
+ *                               children of node v were drawn from, logits or probabilities as in `vwd_verify_sample`; rows of
+ *                               nodes without children are not read. Only VWD_WALK_INDEPENDENT and VWD_WALK_DISTINCT read it.
+ * args->draft_map    [Vd]       int32, ascending, optional: the target's token for each column of draft_rows; absent: the same number.
+ * args->temperature  [B]        float32, optional (absent: 1). This and what follows is as in `vwd_verify_sample`, and not read by
+ *                               VWD_WALK_GREEDY.
+ * args->top_k        [B]        int32, optional. 0 or below, and V or above: off.
+ * args->top_p        [B]        float32, optional. 1 or above: off; 0 or below keeps the likeliest.
+ * args->min_p        [B]        float32, optional. 0 or below: off.
+ * args->seeds        [B]        uint64 or int64.
+ * args->positions    [B]        int32 or int64: the position of the token that follows the root.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once
- * its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed
- * until the stream passes this point; inputs are not written.
- * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), UNSUPPORTED (CUDA: 2^31 nodes or
- * more), DRIVER, INTERNAL.
+ * its scratch is there; may be captured: seeds, positions and all else are read when the graph runs. Thread-safe; calls on one stream are
+ * ordered by the caller. Tensors are borrowed until the stream passes this point; inputs are not written.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, OUT_OF_SCRATCH (CUDA), UNSUPPORTED (CUDA: 2^31 nodes or
+ * more, 2^24 rows of logits and drafts or more where the walk samples), DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_verify_tree(const vwd_session *session,
@@ -1160,7 +1265,7 @@ typedef struct {
  *   MEAN_SOFTMAX  max over the windows w that overlap j of Σ_h softmax_w(scale·q_h·means_w)
  *   MEAN_DOT      max over the windows w that overlap j of q_g·means_w
  *   LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
- *                 channels; −inf for a block that is no candidate
+ *                 channels; 0 for a candidate without labels, −inf for a block that is no candidate
  *   AXIS          Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))) over the blocks
  * A score that would be NaN is −inf, and so is the score of a block without a summary (MEAN: without a complete window for
  * which the index has a row). In a softmax a window, token or block (AXIS) that has no summary, or whose product is not
@@ -1513,7 +1618,7 @@ typedef struct {
  *              or [B, Q, Hq]
  * args->state                          Out, optional (all three or none).
  * args->partials                       Out, optional (all three or none); needs a list. Partials of entries past the count
- *                                      are not written.
+ *                                      are not written. Keeping them may change the last bits of out.
  * args->tree      [B, Q, ⌈Q/32⌉]       uint32, optional (absent: a chain), with q of rank 4: the rows are nodes of a draft tree, as
  *                                      mask of `vwd_tree_prepare` has them. Of the rows r and before, row r sees those whose bit is
  *                                      set, bit j mod 32 of word j / 32 for row j; further bits are not read. The depth of a row
@@ -1945,7 +2050,7 @@ vwd_status vwd_kv_cache_fork(const vwd_kv_cache *cache,
 
 /**
  * Truncates a sequence to its first tokens, and frees the blocks after them. Rejected draft tokens need no call: the next
- * append overwrites them.
+ * append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are.
  *
  * Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has
  * room for), OUT_OF_MEMORY (the last block is shared, and no block is free to copy it to), DRIVER, INTERNAL. After an error
@@ -1969,7 +2074,7 @@ VWD_API vwd_status vwd_kv_cache_free(const vwd_kv_cache *cache, uint32_t sequenc
  * that gets its last token is written back to host memory.
  *
  * args->layer                     0 … layers−1.
- * args->sequences  [B]            int32. Distinct, so at most max_sequences.
+ * args->sequences  [B]            int32. At most max_sequences, distinct but for −1, an idle row.
  * args->begin      [B]            int32. The number of tokens that the sequence has, or fewer after drafts were rejected; not
  *                                 below the beginning of its last two blocks, nor below the token where it was last forked
  *                                 or truncated.
@@ -2000,7 +2105,8 @@ vwd_status vwd_kv_cache_append(const vwd_kv_cache *cache,
  * args->layer                         0 … layers−1.
  * args->sequences        [B]          int32. At most max_sequences of them.
  * args->wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
- *                                     at most slots / hold of the options.
+ *                                     at most slots / hold of the options: all elements of ids, whatever the counts and
+ *                                     wherever the blocks lie.
  * args->wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
  * args->wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
  *                        the sequence does not have. Columns past the count are not written.
@@ -2185,7 +2291,7 @@ vwd_status vwd_predictor_reset(const vwd_session *session,
  * Predicts which blocks the coming selection will choose (PRR: Wang et al. 2026): the top ⌈ratio·k⌉ of
  * ŝ = level + gamma·trend.
  *
- * Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that has had no finite score has ŝ = −inf.
+ * Forced blocks, ties and counts are as in `vwd_select_blocks`; a block whose level is not finite has ŝ = −inf.
  *
  * args->block_size                           S.
  * args->k                                    Budget of the selection that is predicted. k and ⌈ratio·k⌉ count the forced
@@ -2332,7 +2438,7 @@ typedef struct {
   uint32_t rotary_dim;
   /** Base of inv_freq[c] = theta^(−2c/rotary_dim); 0 means 10000. */
   float theta;
-  /** Factor on the rotated channels (YaRN's attention factor); 0 means 1. */
+  /** Factor on the rotated channels, at position 0, too (YaRN's attention factor); 0 means 1. */
   float attention_factor;
   /** [rotary_dim/2] float32, optional: replaces the frequencies made from theta. */
   vwd_tensor inv_freq;
@@ -2521,10 +2627,28 @@ vwd_status vwd_forecast_project(const vwd_forecast *forecast,
 /** Attention over the list that `vwd_decoder_foresee` made, as it is. */
 #define VWD_STRATEGY_FORESEEN 2
 
-/** PRR predicts from the scores of past steps. */
+/**
+ * Strategies of a decoder on a tiered cache (`vwd_decoder_create_on_cache`), beside SERIAL, which fetches what it selected.
+ *
+ * Attention over the list that the sequence's step before selected, and over the block of the new token, while this step's selection
+ * is made and fetched for the next one (AsyncTLS: Hu et al. 2026).
+ */
+#define VWD_STRATEGY_ASYNC_TLS 3
+
+/** Attention over the list that `vwd_decoder_foresee` made and began to fetch, as it is (SparDA: Fu et al. 2026): FORESEEN on a cache. */
+#define VWD_STRATEGY_SPARDA 4
+
+/**
+ * A predicted list is fetched ahead, attention reads what has arrived of it while the selection runs and what it missed travels, and
+ * repair adds the missed and the late. Results are those of SERIAL: bit for bit on a CPU session, to the tolerance of `vwd_repair` on
+ * CUDA, whatever was predicted and however late copies are.
+ */
+#define VWD_STRATEGY_VANWARD 5
+
+/** PRR and VANWARD predict from the scores of past steps. */
 #define VWD_PREDICT_SCORES 0
 
-/** PRR takes the list that `vwd_decoder_foresee` made. */
+/** PRR and VANWARD take the list that `vwd_decoder_foresee` made. */
 #define VWD_PREDICT_FORESEEN 1
 
 /**
@@ -2532,22 +2656,22 @@ vwd_status vwd_forecast_project(const vwd_forecast *forecast,
  * was before.
  */
 typedef struct {
-  /** VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries. */
+  /** VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries; not on a cache. */
   uint32_t method;
   /** Budget of a list, forced blocks included; at least 1 unless the layer is dense. */
   uint32_t k;
   /** Blocks that are always selected: the first and the last ones. The token of a step is in the last one. */
   uint32_t init_blocks;
   uint32_t local_blocks;
-  /** Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case. */
+  /** Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case. On a cache 0: rows are sparse. */
   uint32_t dense_below;
   /** Tokens that a position sees, itself included; 0: all. */
   uint32_t window;
   /** VWD_STRATEGY_*. */
   uint32_t strategy;
-  /** VWD_PREDICT_*: where PRR's prediction comes from. 0 for other strategies. */
+  /** VWD_PREDICT_*: where the prediction of PRR or VANWARD comes from. 0 for other strategies. */
   uint32_t predict;
-  /** Length of a predicted or foreseen list as a multiple of k, at least 1; 0 means 1.25. 0 for SERIAL. */
+  /** Length of a predicted or foreseen list as a multiple of k, at least 1; 0 means 1.25. 0 for SERIAL and ASYNC_TLS. */
   float ratio;
   /** Smoothing of scores, for VWD_PREDICT_SCORES; zeros mean {1, 0, 0}, the scores of the previous step. */
   vwd_holt holt;
@@ -2568,7 +2692,10 @@ typedef struct {
   uint32_t max_rows;
   /** Largest number of positions of a row in a step, Q: γ + 1 to verify γ drafts; 0 means 1. */
   uint32_t max_positions;
-  /** Largest number of sequences of which drafts and scores are remembered; 0 means max_rows. */
+  /**
+   * Largest number of sequences of which drafts and scores are remembered; 0 means max_rows, or on a cache the cache's number, which
+   * is also the least.
+   */
   uint32_t max_sequences;
   /** Hq and Hk; Hq is a multiple of Hk. */
   uint32_t query_heads;
@@ -2579,10 +2706,10 @@ typedef struct {
   /** DLPack's code and bits of keys and values: float32, float16, bfloat16, float8_e4m3fn or float8_e5m2. */
   uint32_t dtype_code;
   uint32_t dtype_bits;
-  /** P, tokens of a page, and the number of pages of a layer's cache. */
+  /** P, tokens of a page, and the number of pages of a layer's cache. 0 on a tiered cache. */
   uint32_t page_size;
   uint32_t pages;
-  /** S, tokens of a block: S divides P or P divides S. */
+  /** S, tokens of a block: S divides P or P divides S. On a tiered cache that of the cache. */
   uint32_t block_size;
   /** Factor on q·k, above 0; 0 means 1/√D, and is not allowed if D ≠ Dv. */
   float scale;
@@ -2630,7 +2757,9 @@ typedef struct {
  * accepted    [max_sequences]  int32. Tokens of these that were accepted.
  * selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
  * predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list.
- * missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted.
+ * missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted, or late.
+ * fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
+ *                                     for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
  * Rows that were not sparse have 0.
  */
 typedef struct {
@@ -2645,11 +2774,13 @@ typedef struct {
   vwd_tensor selected;
   vwd_tensor predicted;
   vwd_tensor missed;
+  vwd_tensor fetched;
 } vwd_decoder_details;
 #define VWD_DECODER_DETAILS_INIT \
   {/* struct_size */ sizeof(vwd_decoder_details), /* flags */ 0, /* bytes */ 0, /* draft_lens */ VWD_TENSOR_INIT, \
    /* acceptance */ VWD_TENSOR_INIT, /* drafted */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT, \
-   /* selected */ VWD_TENSOR_INIT, /* predicted */ VWD_TENSOR_INIT, /* missed */ VWD_TENSOR_INIT}
+   /* selected */ VWD_TENSOR_INIT, /* predicted */ VWD_TENSOR_INIT, /* missed */ VWD_TENSOR_INIT, \
+   /* fetched */ VWD_TENSOR_INIT}
 
 /** A step of `vwd_decoder_begin`; see there. */
 typedef struct {
@@ -2771,6 +2902,30 @@ VWD_API
 vwd_status vwd_decoder_create(const vwd_session *session,
                               const vwd_decoder_options *options,
                               vwd_decoder **decoder);
+
+/**
+ * Creates a decoder whose keys and values are those of a tiered cache.
+ *
+ * A row of a step is a sequence of the cache: step->sequences has their numbers. The decoder appends the new tokens to the cache,
+ * keeps summaries by the cache's blocks, and resolves and fetches what its lists name. The engine adds, extends, forks, truncates and
+ * frees sequences, and resolves nothing in these layers while it uses the decoder. A prompt is written in steps without q, of up to S
+ * positions.
+ *
+ * cache  Of the session. Kept alive by the decoder; may be released first.
+ * The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
+ * pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
+ * strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is
+ * made ahead, or of forced blocks where those are more. ASYNC_TLS and VANWARD need a hold of at least 2.
+ *
+ * Blocks and allocates; not for capture. Thread-safe.
+ * Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
+ * allocated.
+ */
+VWD_API
+vwd_status vwd_decoder_create_on_cache(const vwd_session *session,
+                                       const vwd_decoder_options *options,
+                                       const vwd_kv_cache *cache,
+                                       vwd_decoder **decoder);
 
 /** Releases a decoder; NULL is a no-op. No call on it may be in progress, and streams have passed its last call. */
 VWD_API void vwd_decoder_release(vwd_decoder *decoder);

@@ -107,6 +107,13 @@ class QuickStart(unittest.TestCase):
 
 
 class Pages(unittest.TestCase):
+    def test_the_first_page_says_in_60_lines_of_200_how_to_start(self):
+        lines = README.splitlines()
+        self.assertLessEqual(len(lines), 200)
+        first_screen = "\n".join(lines[:60])
+        for said in ["**What it gains.**", "**How to start.**", "make demo", "## Can I use it", "make install"]:
+            self.assertIn(said, first_screen)
+
     def test_links_between_files_lead_somewhere(self):
         for page in sh("git ls-files '*.md'", ROOT).splitlines():
             text = re.sub(r"^```.*?^```$|`[^`]*`", "", ROOT.joinpath(page).read_text(), flags=re.M | re.S)

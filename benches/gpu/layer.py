@@ -39,15 +39,19 @@ def random(*shape, scale=1.0):
 class Sequences:
     """Keys, values and summaries of `layers` layers for `batch` sequences of `context` tokens."""
 
-    def __init__(self, session, batch, context):
+    def __init__(self, session, batch, context, layers=4):
         self.session, self.batch, self.context = session, batch, context
         self.blocks = context // PAGE
         size = 2 * batch * context * KV_HEADS * DIM * 2
-        self.layers = max(2, min(4, int(MEMORY * torch.cuda.mem_get_info()[0] / size)))
+        self.layers = max(2, min(layers, int(MEMORY * torch.cuda.mem_get_info()[0] / size)))
         pages = batch * self.blocks
         self.keys, self.values = ([random(pages, PAGE, KV_HEADS, DIM) for _ in range(self.layers)] for _ in range(2))
         self.table = torch.randperm(pages, device="cuda").int().view(batch, self.blocks)
         self.lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+        self.summarise()
+
+    def summarise(self):
+        batch, context = self.batch, self.context
         make = {"axis": vanward.Index.axis, "minmax": vanward.Index.minmax}
         room = dict(batch=batch, tokens=context, block_size=BLOCK)
         self.indices = {method: [make[method](keys, **room) for keys in self.keys] for method in make}
@@ -99,15 +103,18 @@ class Stack:
         rolled, straight = turning.roll(DIM // 2, -1), turning * self.cosine
         torch.addcmul(straight[:, :HEADS], rolled[:, :HEADS], self.sine, out=self.q.view(self.rows, HEADS, DIM))
         torch.addcmul(straight[:, HEADS:], rolled[:, HEADS:], self.sine, out=self.k)
-        flat = (-1, KV_HEADS, DIM)
-        self.sequences.keys[i].view(flat).index_copy_(0, self.slots, self.k)
-        self.sequences.values[i].view(flat).index_copy_(0, self.slots, qkv[:, HEADS + KV_HEADS :])
+        self.append(i, qkv[:, HEADS + KV_HEADS :])
         finish = attend(i)
         x = torch.addmm(x, self.out.view(self.rows, -1), weights.out.T)
         up = F.linear(F.rms_norm(x, (HIDDEN,), weights.norms[1]), weights.up)
         self.x = torch.addmm(x, F.silu(up[:, :MLP]) * up[:, MLP:], weights.down.T)
         if finish:
             finish()
+
+    def append(self, i, v):
+        flat = (-1, KV_HEADS, DIM)
+        self.sequences.keys[i].view(flat).index_copy_(0, self.slots, self.k)
+        self.sequences.values[i].view(flat).index_copy_(0, self.slots, v)
 
     # --- attention of a layer ---------------------------------------------------------------------------------------
 

@@ -129,21 +129,21 @@ def page(floors, torch, name, runs):
         ),
         "## verify beside torch, from Python",
         table(
-            ["B", "γ", "α", "event", "empty", "eager", "compile", "graph", "eager in a graph"],
+            ["B", "γ", "α", "event", "empty", "eager", "compile", "graph", "eager in a graph", "with an end, event", "graph"],
             [
                 [str(r["batch"]), str(r["gamma"]), str(r["alpha"])]
                 + [us(r.get(key)) for key in ("vanward_event", "empty_event", "torch_event", "compile_event",
-                                              "vanward_graph", "torch_graph")]
+                                              "vanward_graph", "torch_graph", "end_event", "end_graph")]
                 for r in torch if r["what"] == "verify"
             ],
         ),
         "## verify_pack beside torch (verify, then pack by a mask), from Python",
         table(
-            ["B", "γ", "KV width", "α", "MB", "event", "two steps", "torch", "graph", "two steps"],
+            ["B", "γ", "KV width", "α", "MB", "event", "two steps", "torch", "graph", "two steps", "with an end, event", "graph"],
             [
                 [str(r["batch"]), str(r["gamma"]), str(r["width"]), str(r["alpha"]), us(r["packed_bytes"] / 1e6)]
-                + [us(r[key]) for key in ("vanward_event", "two_step_event", "torch_event", "vanward_graph",
-                                          "two_step_graph")]
+                + [us(r.get(key)) for key in ("vanward_event", "two_step_event", "torch_event", "vanward_graph",
+                                              "two_step_graph", "end_event", "end_graph")]
                 for r in torch if r["what"] == "verify_pack"
             ],
         ),

@@ -3,15 +3,16 @@
     python benches/gpu/sample.py [--out FILE] [--quick]
 
 Batch 1 … 256, γ 0 … 8, V 32000 … 151936, bfloat16 and float32 logits, with and without filters and draft rows. FlashInfer takes probabilities: its
-softmax is timed with it and alone. `copy` is a device copy that moves the bytes of the logits. `graph` is GPU time, from calls in a CUDA graph. Microseconds,
+softmax is timed with it and alone. `copy` is
+a device copy that moves as many bytes as the logits have, half of them read. `graph` is GPU time, from calls in a CUDA graph. Microseconds,
 medians; logits are in no cache.
 """
 
 import math
 
 import torch
-import vanward
-from timing import run
+
+from timing import run, vanward
 
 try:
     import flashinfer
@@ -85,28 +86,35 @@ class Case:
         return torch.argmax(p / torch.empty_like(p).exponential_(), -1)
 
 
+def points(quick):
+    """Vocabulary, γ and batch: the first two vary at a vocabulary of 128256, then the vocabulary does."""
+    if quick:
+        return [(128256, gamma, batch) for gamma in (0, 5) for batch in (1, 32)]
+    grid = [(128256, gamma, batch) for gamma in (0, 5) for batch in (1, 8, 32, 128, 256)]
+    grid += [(128256, gamma, batch) for gamma in (1, 3, 8) for batch in (1, 32)]
+    return grid + [(tokens, gamma, batch) for tokens in (32000, 151936) for gamma in (0, 5) for batch in (1, 32)]
+
+
 def measure(session, timer, rows, quick):
     rows.put("peer", flashinfer=flashinfer.__version__ if flashinfer else "none")
-    for tokens in (128256,) if quick else (32000, 128256, 151936):
+    for tokens, gamma, batch in points(quick):
         for dtype in (torch.bfloat16, torch.float32):
-            for gamma in (0, 5) if quick else (0, 1, 3, 5, 8):
-                for batch in (1, 32) if quick else (1, 8, 32, 128, 256):
-                    for filters in (False, True):
-                        for has_rows in (False, True) if gamma else (False,):
-                            size = batch * ((gamma + 1) + (gamma if has_rows else 0)) * tokens * dtype.itemsize
-                            sets = min(20, max(2, math.ceil((384 << 20) / size)))
-                            case = Case(session, sets, batch, gamma, tokens, dtype, filters, has_rows)
-                            if batch <= 8:
-                                case.check()
-                            row = dict(batch=batch, gamma=gamma, tokens=tokens, dtype=str(dtype), filters=filters, draft_rows=has_rows, bytes=size)
-                            row.update(vanward_graph=timer.graph(case.ours(), sets), read_floor=timer.copy(size) / 2)
-                            row.update(softmax_graph=timer.graph(case.softmax, sets), torch_graph=timer.graph(case.torch, sets))
-                            if flashinfer and gamma and not filters:
-                                row.update(flashinfer_event=timer.event(case.chain, sets))
-                            elif flashinfer and not gamma:
-                                row.update(flashinfer_event=timer.event(case.plain, sets))
-                            rows.put("sample", **row)
-                            del case
+            for filters in (False, True):
+                for has_rows in (False, True) if gamma else (False,):
+                    size = batch * ((gamma + 1) + (gamma if has_rows else 0)) * tokens * dtype.itemsize
+                    sets = min(20, max(2, math.ceil((384 << 20) / size)))
+                    case = Case(session, sets, batch, gamma, tokens, dtype, filters, has_rows)
+                    if batch <= 8:
+                        case.check()
+                    row = dict(batch=batch, gamma=gamma, tokens=tokens, dtype=str(dtype), filters=filters, draft_rows=has_rows, bytes=size)
+                    row.update(vanward_graph=timer.graph(case.ours(), sets), copy=timer.copy(size))
+                    row.update(softmax_graph=timer.graph(case.softmax, sets), torch_graph=timer.graph(case.torch, sets))
+                    if flashinfer and gamma and not filters:
+                        row.update(flashinfer_event=timer.event(case.chain, sets))
+                    elif flashinfer and not gamma:
+                        row.update(flashinfer_event=timer.event(case.plain, sets))
+                    rows.put("sample", **row)
+                    del case
 
 
 if __name__ == "__main__":

@@ -62,12 +62,12 @@ class Timer:
         torch.cuda.synchronize()
         return statistics.median(begin.elapsed_time(end) for begin, end in pairs) * 1e3
 
-    def graph(self, call, sets, replays=15, before=lambda: None):
+    def graph(self, call, sets, replays=15, before=lambda: None, calls=None):
         """
-        Median microseconds of one of twenty calls or more in a CUDA graph: GPU time. Before a replay `before` is called, and the cache is
+        Median microseconds of one of twenty calls or more, or of `calls`, in a CUDA graph: GPU time. Before a replay `before` is called, and the cache is
         filled by reads: it holds neither a set nor anything to write back, which would be paid for by the first calls.
         """
-        calls = 20 if sets >= 20 else sets * math.ceil(20 / sets)
+        calls = calls or (20 if sets >= 20 else sets * math.ceil(20 / sets))
         side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             for i in range(3):

@@ -3,7 +3,8 @@
     python benches/gpu/tree.py [--out FILE] [--quick]
 
 Trees have N nodes with random parents. `verify` is vwd_verify_tree from the target's tokens, `logits` the same from bfloat16 logits of 128256 tokens,
-`prepare` vwd_tree_prepare with all outputs. `compact` moves three rows of every layer of an 8B-shaped model (64 caches of 2 KiB a row); `copy` copies as
+`prepare` vwd_tree_prepare with all outputs. `coupled`, `independent` and `distinct` are the walks that sample, the last two with rows of bfloat16 logits that
+children were drawn from, which are near the target's. `compact` moves three rows of every layer of an 8B-shaped model (64 caches of 2 KiB a row); `copy` copies as
 many bytes between two buffers by torch. Microseconds of GPU time a call, medians; inputs are in no cache.
 """
 
@@ -24,6 +25,17 @@ def trees(batch, nodes, seed):
     return [t.int().cuda() for t in (parents, tokens, target)]
 
 
+def drawn_from(rows, parents, is_distinct):
+    """Tokens of nodes, each drawn from the row of its parent."""
+    tokens = torch.zeros_like(parents)
+    for v in range(parents.shape[1]):
+        children = (parents[0] == v).nonzero().flatten()
+        if len(children):
+            p = rows[:, v].float().softmax(-1)
+            tokens[:, children] = torch.multinomial(p, len(children), replacement=not is_distinct).int()
+    return tokens
+
+
 def empty(*shape, dtype=torch.int32):
     return torch.empty(shape, dtype=dtype, device="cuda")
 
@@ -36,6 +48,14 @@ def verify_cases(session, batch, nodes):
     yield "verify", lambda stream: session.prepare_verify_tree(**common, target=target, stream=stream)
     logits = torch.randn(batch, nodes, VOCABULARY, device="cuda", dtype=torch.bfloat16)
     yield "logits", lambda stream: session.prepare_verify_tree(**common, logits=logits, stream=stream)
+    noise = dict(seeds=torch.arange(batch, device="cuda"), positions=torch.full((batch,), 1000, device="cuda"))
+    sampled = common | noise | dict(logits=logits)
+    yield "coupled", lambda stream: session.prepare_verify_tree(**sampled, walk="coupled", stream=stream)
+    draft_rows = (logits.float() + 0.5 * torch.randn_like(logits, dtype=torch.float32)).bfloat16()
+    sampled |= dict(draft_rows=draft_rows)
+    for walk in "independent", "distinct":
+        sampled |= dict(tokens=drawn_from(draft_rows, parents, is_distinct=walk == "distinct"))
+        yield walk, lambda stream: session.prepare_verify_tree(**sampled, walk=walk, stream=stream)
     bases = torch.zeros(batch, dtype=torch.int32, device="cuda")
     form = dict(depths=empty(batch, nodes), positions=empty(batch, nodes), ranks=empty(batch, nodes))
     mask = empty(batch, nodes, -(-nodes // 32), dtype=torch.uint32)

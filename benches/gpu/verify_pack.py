@@ -4,7 +4,8 @@
 
 The grid is that of the report this is compared with (batch 1 … 32, γ 8 … 128, α .3 … .9, KV width 128 … 2048) and goes on
 to batch 1024. Every result is compared with torch's before it is timed. `event` is one call between two CUDA events, the
-host's time in it; `graph` is GPU time, from calls in a CUDA graph. Microseconds, medians; inputs are in no cache.
+host's time in it; `graph` is GPU time, from calls in a CUDA graph. `end` is the same call with two stop tokens, lengths, and the results
+that tell where requests end. Microseconds, medians; inputs are in no cache.
 """
 
 import math
@@ -52,6 +53,16 @@ class Case:
         self.accepted = [torch.empty(batch, dtype=torch.int32, device="cuda") for _ in range(sets)]
         self.next_token = [torch.empty(batch, dtype=torch.int32, device="cuda") for _ in range(sets)]
         self.session, self.width = session, width
+        # No request ends, so that the same tokens are committed.
+        self.end = [
+            dict(
+                stop=torch.tensor([5000, 5001], dtype=torch.int32, device="cuda"),
+                remaining=torch.full((batch,), 1 << 20, dtype=torch.int32, device="cuda"),
+                committed_len=torch.empty(batch, dtype=torch.int32, device="cuda"),
+                finish=torch.empty(batch, dtype=torch.uint8, device="cuda"),
+            )
+            for _ in range(sets)
+        ]
         if width:
             self.rows = [torch.randn(batch, gamma, width, device="cuda", dtype=torch.float16) for _ in range(sets)]
             self.packed = [torch.empty(batch * gamma, width, device="cuda", dtype=torch.float16) for _ in range(sets)]
@@ -65,14 +76,16 @@ class Case:
         return dict(rows=[self.rows[i]], packed=[self.packed[i]], offsets=self.offsets[i])
 
     def prepared(self, kind, stream):
-        """call(i) on a stream; 'two_step' is vwd_verify and then vwd_pack."""
+        """call(i) on a stream; 'two_step' is vwd_verify and then vwd_pack, '…_end' also cuts."""
         sets = range(len(self.inputs))
+        cuts = kind.endswith("_end")
+        kind = kind.removesuffix("_end")
+        arguments = [{**self._verify_arguments(i), **(self.end[i] if cuts else {})} for i in sets]
         if kind == "verify":
-            calls = [self.session.prepare_verify(**self._verify_arguments(i), stream=stream) for i in sets]
+            calls = [self.session.prepare_verify(**arguments[i], stream=stream) for i in sets]
         elif kind == "verify_pack":
             calls = [
-                self.session.prepare_verify_pack(**self._verify_arguments(i), **self._pack_arguments(i), stream=stream)
-                for i in sets
+                self.session.prepare_verify_pack(**arguments[i], **self._pack_arguments(i), stream=stream) for i in sets
             ]
         else:
             verify = self.prepared("verify", stream)
@@ -97,14 +110,19 @@ class Case:
 
     def check(self):
         stream = torch.cuda.current_stream().cuda_stream
-        self.prepared("verify_pack" if self.width else "verify", stream)(0)
         accepted, next_token = torch_verify(*self.inputs[0])
-        assert torch.equal(self.accepted[0].long(), accepted), "accepted"
-        assert torch.equal(self.next_token[0], next_token), "next_token"
-        if self.width:
-            packed = torch_mask_pack(self.rows[0], accepted)
-            assert torch.equal(self.packed[0][: len(packed)], packed), "packed"
-            assert int(self.offsets[0][-1]) == len(packed), "offsets"
+        kind = "verify_pack" if self.width else "verify"
+        for kind in (kind, f"{kind}_end"):
+            self.accepted[0].fill_(-1)
+            self.prepared(kind, stream)(0)
+            assert torch.equal(self.accepted[0].long(), accepted), "accepted"
+            assert torch.equal(self.next_token[0], next_token), "next_token"
+            if self.width:
+                packed = torch_mask_pack(self.rows[0], accepted)
+                assert torch.equal(self.packed[0][: len(packed)], packed), "packed"
+                assert int(self.offsets[0][-1]) == len(packed), "offsets"
+        assert torch.equal(self.end[0]["committed_len"].long(), accepted + 1), "committed_len"
+        assert not self.end[0]["finish"].any(), "finish"
 
     def packed_bytes(self):
         return int(torch_verify(*self.inputs[0])[0].sum()) * self.width * 2
@@ -118,7 +136,7 @@ def verify(session, timer, rows, quick):
                 sets = 100
                 case = Case(session, sets, batch, gamma, alpha)
                 case.check()
-                ours = case.on_current_stream("verify")
+                ours, ours_end = case.on_current_stream("verify"), case.on_current_stream("verify_end")
                 peer = lambda i: torch_verify(*case.inputs[i])  # noqa: E731
                 row = dict(batch=batch, gamma=gamma, alpha=alpha)
                 row.update(vanward_event=timer.event(ours, sets), empty_event=timer.event(timer.launch_empty, sets))
@@ -126,6 +144,7 @@ def verify(session, timer, rows, quick):
                 if batch in (1, 32) and gamma in (8, 128) and alpha == 0.6:
                     row.update(compile_event=timer.event(lambda i: compiled(*case.inputs[i]), sets))
                 row.update(vanward_graph=timer.graph(ours, sets), torch_graph=timer.graph(peer, sets))
+                row.update(end_event=timer.event(ours_end, sets), end_graph=timer.graph(ours_end, sets))
                 rows.put("verify", **row)
 
 
@@ -143,8 +162,10 @@ def verify_pack(session, timer, rows, quick):
                     row.update(vanward_event=timer.event(one, sets), two_step_event=timer.event(two, sets))
                     row.update(torch_event=timer.event(peer, sets, 40))
                     row.update(vanward_graph=timer.graph(one, sets), two_step_graph=timer.graph(two, sets))
+                    cut = case.on_current_stream("verify_pack_end")
+                    row.update(end_event=timer.event(cut, sets), end_graph=timer.graph(cut, sets))
                     rows.put("verify_pack", **row)
-                    del case, peer, one, two
+                    del case, peer, one, two, cut
 
 
 def measure(session, timer, rows, quick):

@@ -743,6 +743,13 @@ class BasicDecoder {
     const vwd_status status = vwd_decoder_create(session.get(), &options, &handle);
     return Report::finish(status, BasicDecoder(handle));
   }
+  /// On a tiered cache, which the decoder keeps alive.
+  static Return<BasicDecoder> create(const BasicSession<Report> &session, const vwd_decoder_options &options,
+                                     const BasicKvCache<Report> &cache) {
+    vwd_decoder *handle = nullptr;
+    const vwd_status status = vwd_decoder_create_on_cache(session.get(), &options, cache.get(), &handle);
+    return Report::finish(status, BasicDecoder(handle));
+  }
 
   /// For calls of vanward.h itself; stays owned here.
   vwd_decoder *get() const noexcept { return handle_.get(); }

@@ -253,6 +253,10 @@ static inline outcome decoder_create(const vwd_session *session, const vwd_decod
                                      vwd_decoder **decoder) {
   return outcome_of(vwd_decoder_create(session, options, decoder));
 }
+static inline outcome decoder_create_on_cache(const vwd_session *session, const vwd_decoder_options *options,
+                                              const vwd_kv_cache *cache, vwd_decoder **decoder) {
+  return outcome_of(vwd_decoder_create_on_cache(session, options, cache, decoder));
+}
 static inline outcome decoder_begin(const vwd_decoder *decoder, const vwd_decoder_step *step, uintptr_t stream) {
   return outcome_of(vwd_decoder_begin(decoder, step, (vwd_stream)stream));
 }

@@ -93,6 +93,28 @@ func TestVerifyAndPack(t *testing.T) {
 	}, 0))
 	equal(t, "packed", packed, 10, 11, 12, 20, 0)
 	equal(t, "accepted", accepted, 3, 1)
+
+	// A stop token ends the first request, its length the second.
+	clear(packed)
+	length, finish := make([]int32, 2), make([]uint8, 2)
+	must(t, s.VerifyPack(VerifyPackArgs{
+		Rows: rows, Packed: into, Draft: verify.Draft, Target: verify.Target, Accepted: verify.Accepted,
+		NextToken: verify.NextToken, Offsets: Of(offsets), Stop: Of([]int64{6}), Remaining: Of([]int32{9, 1}),
+		CommittedLen: Of(length), Finish: Of(finish),
+	}, 0))
+	equal(t, "packed", packed, 10, 11, 20, 0, 0)
+	equal(t, "accepted", accepted, 2, 1)
+	equal(t, "next_token", next, -1, -1)
+	equal(t, "committed_len", length, 2, 1)
+	equal(t, "finish", finish, 1, 2)
+
+	// Drafts of two tokens and of one, one after the other.
+	must(t, s.Verify(VerifyArgs{
+		Draft: Of([]int32{5, 6, 7}), Target: Of([]int32{5, 6, 8}), DraftEnds: Of([]int32{2, 3}), Bonus: Of([]int32{20, 21}),
+		Accepted: Of(accepted), NextToken: Of(next),
+	}, 0))
+	equal(t, "accepted", accepted, 2, 0)
+	equal(t, "next_token", next, 20, 8)
 }
 
 func TestVerifySample(t *testing.T) {
@@ -132,6 +154,25 @@ func TestTreesArePreparedVerifiedAndCompacted(t *testing.T) {
 	equal(t, "accepted", accepted, 2)
 	equal(t, "path", path, 0, 2, 3, -1)
 	equal(t, "next_token", next, 8)
+
+	// A token of each row has all mass, so that sampling draws it.
+	logits := make([]float32, 4*9)
+	for n, token := range []int{6, 1, 7, 8} {
+		for j := 0; j < 9; j++ {
+			if j != token {
+				logits[9*n+j] = -1000
+			}
+		}
+	}
+	for _, walk := range []Walk{WalkCoupled, WalkIndependent, WalkDistinct} {
+		must(t, s.VerifyTree(VerifyTreeArgs{
+			Tokens: Of([]int32{9, 5, 6, 7}, 1, 4), Parents: parents, Logits: Of(logits, 1, 4, 9),
+			Accepted: Of(accepted), Path: Of(path, 1, 4), NextToken: Of(next),
+			Walk: walk, Seeds: Of([]int64{7}), Positions: Of([]int64{0}),
+		}, 0))
+		equal(t, "path", path, 0, 2, 3, -1)
+		equal(t, "next_token", next, 8)
+	}
 
 	k, scale := []int32{0, 1, 2, 3, 4, 5}, []float32{10, 11, 12, 13, 14, 15}
 	c, err := s.NewCompactor(CompactorOptions{Caches: []Tensor{Of(k, 3, 2), Of(scale, 3, 2, 1)}})

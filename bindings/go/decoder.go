@@ -29,6 +29,9 @@ const (
 	StrategySerial   Strategy = C.VWD_STRATEGY_SERIAL
 	StrategyPRR      Strategy = C.VWD_STRATEGY_PRR
 	StrategyForeseen Strategy = C.VWD_STRATEGY_FORESEEN
+	StrategyAsyncTLS Strategy = C.VWD_STRATEGY_ASYNC_TLS
+	StrategySparDA   Strategy = C.VWD_STRATEGY_SPARDA
+	StrategyVanward  Strategy = C.VWD_STRATEGY_VANWARD
 )
 
 // Predict is VWD_PREDICT_*: where PRR's prediction comes from.
@@ -91,6 +94,26 @@ func (s *Session) NewDecoder(options DecoderOptions) (*Decoder, error) {
 	c := options.lower(&l)
 	d := &Decoder{}
 	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.decoder_create(h, &c, &d.handle.c) })
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// NewDecoderOnCache creates a decoder whose keys and values are those of a tiered cache, which it keeps alive.
+func (s *Session) NewDecoderOnCache(options DecoderOptions, cache *KvCache) (*Decoder, error) {
+	var l lowering
+	defer l.release()
+	c := options.lower(&l)
+	d := &Decoder{}
+	var err error
+	used := cache.run(&l, func(k *C.vwd_kv_cache) C.outcome {
+		err = s.run(&l, func(h *C.vwd_session) C.outcome { return C.decoder_create_on_cache(h, &c, k, &d.handle.c) })
+		return C.outcome{}
+	})
+	if err == nil {
+		err = used
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -359,6 +382,7 @@ type DecoderInfo struct {
 	Selected   Tensor
 	Predicted  Tensor
 	Missed     Tensor
+	Fetched    Tensor
 }
 
 // Info tells what the decoder keeps.
@@ -368,6 +392,6 @@ func (d *Decoder) Info() (DecoderInfo, error) {
 	return DecoderInfo{
 		Bytes: uint64(c.bytes), DraftLens: tensorOf(c.draft_lens), Acceptance: tensorOf(c.acceptance),
 		Drafted: tensorOf(c.drafted), Accepted: tensorOf(c.accepted), Selected: tensorOf(c.selected),
-		Predicted: tensorOf(c.predicted), Missed: tensorOf(c.missed),
+		Predicted: tensorOf(c.predicted), Missed: tensorOf(c.missed), Fetched: tensorOf(c.fetched),
 	}, err
 }

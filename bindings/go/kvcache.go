@@ -167,7 +167,7 @@ func (k *KvCache) Free(sequence int, stream Stream) error {
 //	that gets its last token is written back to host memory.
 //
 //	layer                     0 … layers−1.
-//	sequences  [B]            int32. Distinct, so at most max_sequences.
+//	sequences  [B]            int32. At most max_sequences, distinct but for −1, an idle row.
 //	begin      [B]            int32. The number of tokens that the sequence has, or fewer after drafts were rejected; not
 //	                          below the beginning of its last two blocks, nor below the token where it was last forked
 //	                          or truncated.
@@ -226,7 +226,8 @@ func (args KvCacheAppendArgs) lower(l *lowering) C.vwd_kv_cache_append_args {
 //	layer                         0 … layers−1.
 //	sequences        [B]          int32. At most max_sequences of them.
 //	wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
-//	                              at most slots / hold of the options.
+//	                              at most slots / hold of the options: all elements of ids, whatever the counts and
+//	                              wherever the blocks lie.
 //	wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
 //	wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
 //	                 the sequence does not have. Columns past the count are not written.

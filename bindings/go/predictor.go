@@ -46,7 +46,7 @@ func (args PredictorResetArgs) lower(l *lowering) C.vwd_predictor_reset_args {
 //	Predicts which blocks the coming selection will choose (PRR: Wang et al. 2026): the top ⌈ratio·k⌉ of
 //	ŝ = level + gamma·trend.
 //
-//	Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that has had no finite score has ŝ = −inf.
+//	Forced blocks, ties and counts are as in `vwd_select_blocks`; a block whose level is not finite has ŝ = −inf.
 //
 //	block_size                           S.
 //	k                                    Budget of the selection that is predicted. k and ⌈ratio·k⌉ count the forced

@@ -132,20 +132,24 @@ func (s *Session) VerifySampleScratch(args VerifySampleArgs) (uint64, error) {
 	return uint64(bytes), err
 }
 
-func (args VerifySampleArgs) lower(l *lowering) C.vwd_verify_sample_args {
+func sampleFlags(targetProbabilities, draftProbabilities, temperatureLast bool) C.uint32_t {
 	var flags C.uint32_t
-	if args.TargetProbabilities {
+	if targetProbabilities {
 		flags |= C.VWD_SAMPLE_TARGET_PROBABILITIES
 	}
-	if args.DraftProbabilities {
+	if draftProbabilities {
 		flags |= C.VWD_SAMPLE_DRAFT_PROBABILITIES
 	}
-	if args.TemperatureLast {
+	if temperatureLast {
 		flags |= C.VWD_SAMPLE_TEMPERATURE_LAST
 	}
+	return flags
+}
+
+func (args VerifySampleArgs) lower(l *lowering) C.vwd_verify_sample_args {
 	return C.vwd_verify_sample_args{
 		struct_size:   C.sizeof_vwd_verify_sample_args,
-		flags:         flags,
+		flags:         sampleFlags(args.TargetProbabilities, args.DraftProbabilities, args.TemperatureLast),
 		rule:          C.uint32_t(args.Rule),
 		draft:         l.tensor("draft", args.Draft),
 		draft_lens:    l.tensor("draft_lens", args.DraftLens),

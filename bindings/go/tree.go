@@ -84,6 +84,20 @@ func (args TreePrepareArgs) lower(l *lowering) C.vwd_tree_prepare_args {
 	}
 }
 
+// Walk says how VerifyTree finds the next node.
+type Walk uint32
+
+const (
+	// WalkGreedy follows the target's most likely tokens.
+	WalkGreedy Walk = C.VWD_WALK_GREEDY
+	// WalkCoupled follows the tokens that plain sampling draws.
+	WalkCoupled Walk = C.VWD_WALK_COUPLED
+	// WalkIndependent is rejection sampling of siblings that were drawn independently.
+	WalkIndependent Walk = C.VWD_WALK_INDEPENDENT
+	// WalkDistinct is rejection sampling of siblings that were drawn without replacement.
+	WalkDistinct Walk = C.VWD_WALK_DISTINCT
+)
+
 // VerifyTreeArgs are the arguments of Session.VerifyTree; vwd_verify_tree documents them.
 //
 //	Verification of a draft tree: the path of nodes that the target agrees with, and the token that follows it.
@@ -91,38 +105,88 @@ func (args TreePrepareArgs) lower(l *lowering) C.vwd_tree_prepare_args {
 //	The walk begins at the root. At a node v it goes on to the child of lowest index whose token is the target's token at v. Where
 //	there is none, the walk ends and the target's token is the next one. A negative draft token never matches.
 //
+//	walk says what the target's token is. VWD_WALK_GREEDY takes target, or the likeliest token of logits. The other walks sample from
+//	logits as `vwd_verify_sample` does: temperature, filters, seeds and random numbers are the same, and so is what a greedy request,
+//	NaN or an infinite logit means. The row of a node decides the token at positions[i] + the node's depth. What is committed is
+//	distributed as the target's tokens are, whatever was drafted:
+//	- VWD_WALK_COUPLED draws what plain sampling with this seed draws at this position, so that the text does not depend on the drafts.
+//	- VWD_WALK_INDEPENDENT tries the children of a node in turn. It takes them as drawn independently from the node's row of draft_rows, q.
+//	  Child c is accepted iff u·q(c) < r(c), where r is the target's distribution at first, and norm(max(r − q, 0)) after each refusal.
+//	  Where no child is accepted the next token is drawn from r, and the walk ends.
+//	- VWD_WALK_DISTINCT takes them as drawn without replacement, in ascending order: after a refusal q is norm(q without c), too.
+//
+//	Without draft_rows a child's q is 1 at its token, which is exact for children that were not drawn at random. The last two pass
+//	over children whose token is outside 0 … V−1. For a tree that is a chain every walk gives, bit for bit, what `vwd_verify_sample` gives.
+//
 //	tokens       [B, N]     int32 or int64, N from 1 to 1024. The token of each node; the root's is not read.
 //	parents      [B, N]     int32, as in `vwd_tree_prepare`, which makes them of other forms.
 //	node_counts  [B]        int32, optional (absent: N). Clamped to 0 … N. A padding row, of count 0, gives accepted 0,
 //	                        next_token −1, and −1 in path and committed.
-//	target       [B, N]     dtype of tokens: the target's token after each node. Given, or else logits.
-//	logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1: the target's token is the largest, of equal
-//	                        ones the lowest. NaN counts as −∞. On CUDA the call takes scratch,
-//	                        8 bytes for each node and up to 32 parts of its row.
+//	target       [B, N]     dtype of tokens: the target's token after each node. Given, or else logits; for VWD_WALK_GREEDY alone.
+//	logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1, and to 2^20 for walks that sample. Greedily the target's
+//	                        token is the largest, of equal ones the lowest; NaN counts as −∞. On CUDA the call takes scratch: greedily
+//	                        8 bytes for each node and up to 32 parts of its row; else 32 bytes for each 4096 tokens of each row, up
+//	                        to 12 MB where those of one sequence are no more.
 //	accepted     [B]        int32, out: the number of nodes on the path, without the root.
 //	path         [B, M]     int32, out, M at least 1: the nodes of the path, root first, then −1. The hidden state of
 //	                        path[accepted] is the one that next_token follows. At most M − 1 nodes are accepted.
 //	next_token   [B]        dtype of tokens, out: the target's token at the end of the path.
 //	committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
 //	                        −1.
-//	status       [B]        uint32, out, optional: VWD_TREE_* bits.
+//	status       [B]        uint32, out, optional: VWD_TREE_* bits, and VWD_SAMPLE_NAN and VWD_SAMPLE_NO_RESIDUAL of the rows on the path
+//	                        where the walk samples.
+//	stop, ignore_stop, remaining, min_remaining, committed_len, finish
+//	                        Optional, as in `vwd_verify`: what is committed is cut after the first stop token and at remaining
+//	                        tokens. Nodes whose tokens are cut off leave accepted and path; where the next token is cut
+//	                        off it is −1. With nothing remaining path is −1 throughout.
+//	walk                    A VWD_WALK_* value; 0 is VWD_WALK_GREEDY.
+//	draft_rows   [B, N, Vd] float32, float16 or bfloat16, optional; Vd ≤ 2^20, and Vd ≤ V without draft_map. Row v is what the
+//	                        children of node v were drawn from, logits or probabilities as in `vwd_verify_sample`; rows of
+//	                        nodes without children are not read. Only VWD_WALK_INDEPENDENT and VWD_WALK_DISTINCT read it.
+//	draft_map    [Vd]       int32, ascending, optional: the target's token for each column of draft_rows; absent: the same number.
+//	temperature  [B]        float32, optional (absent: 1). This and what follows is as in `vwd_verify_sample`, and not read by
+//	                        VWD_WALK_GREEDY.
+//	top_k        [B]        int32, optional. 0 or below, and V or above: off.
+//	top_p        [B]        float32, optional. 1 or above: off; 0 or below keeps the likeliest.
+//	min_p        [B]        float32, optional. 0 or below: off.
+//	seeds        [B]        uint64 or int64.
+//	positions    [B]        int32 or int64: the position of the token that follows the root.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once
-//	its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed
-//	until the stream passes this point; inputs are not written.
-//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), UNSUPPORTED (CUDA: 2^31 nodes or
-//	more), DRIVER, INTERNAL.
+//	its scratch is there; may be captured: seeds, positions and all else are read when the graph runs. Thread-safe; calls on one stream are
+//	ordered by the caller. Tensors are borrowed until the stream passes this point; inputs are not written.
+//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, OUT_OF_SCRATCH (CUDA), UNSUPPORTED (CUDA: 2^31 nodes or
+//	more, 2^24 rows of logits and drafts or more where the walk samples), DRIVER, INTERNAL.
 type VerifyTreeArgs struct {
-	Tokens     Tensor
-	Parents    Tensor
-	NodeCounts Tensor
-	Target     Tensor
-	Logits     Tensor
-	Accepted   Tensor
-	Path       Tensor
-	NextToken  Tensor
-	Committed  Tensor
-	Status     Tensor
+	Tokens       Tensor
+	Parents      Tensor
+	NodeCounts   Tensor
+	Target       Tensor
+	Logits       Tensor
+	Accepted     Tensor
+	Path         Tensor
+	NextToken    Tensor
+	Committed    Tensor
+	Status       Tensor
+	Stop         Tensor
+	IgnoreStop   Tensor
+	Remaining    Tensor
+	MinRemaining Tensor
+	CommittedLen Tensor
+	Finish       Tensor
+
+	Walk                Walk
+	TargetProbabilities bool // logits holds probabilities instead of logits
+	DraftProbabilities  bool // draft_rows holds probabilities instead of logits
+	TemperatureLast     bool // filters are computed at temperature 1
+	DraftRows           Tensor
+	DraftMap            Tensor
+	Temperature         Tensor
+	TopK                Tensor
+	TopP                Tensor
+	MinP                Tensor
+	Seeds               Tensor
+	Positions           Tensor
 }
 
 // VerifyTree finds the path of nodes that the target agrees with, and the token that follows it.
@@ -135,17 +199,33 @@ func (s *Session) VerifyTree(args VerifyTreeArgs, stream Stream) error {
 
 func (args VerifyTreeArgs) lower(l *lowering) C.vwd_verify_tree_args {
 	return C.vwd_verify_tree_args{
-		struct_size: C.sizeof_vwd_verify_tree_args,
-		tokens:      l.tensor("tokens", args.Tokens),
-		parents:     l.tensor("parents", args.Parents),
-		node_counts: l.tensor("node_counts", args.NodeCounts),
-		target:      l.tensor("target", args.Target),
-		logits:      l.tensor("logits", args.Logits),
-		accepted:    l.tensor("accepted", args.Accepted),
-		path:        l.tensor("path", args.Path),
-		next_token:  l.tensor("next_token", args.NextToken),
-		committed:   l.tensor("committed", args.Committed),
-		status:      l.tensor("status", args.Status),
+		struct_size:   C.sizeof_vwd_verify_tree_args,
+		flags:         sampleFlags(args.TargetProbabilities, args.DraftProbabilities, args.TemperatureLast),
+		tokens:        l.tensor("tokens", args.Tokens),
+		parents:       l.tensor("parents", args.Parents),
+		node_counts:   l.tensor("node_counts", args.NodeCounts),
+		target:        l.tensor("target", args.Target),
+		logits:        l.tensor("logits", args.Logits),
+		accepted:      l.tensor("accepted", args.Accepted),
+		path:          l.tensor("path", args.Path),
+		next_token:    l.tensor("next_token", args.NextToken),
+		committed:     l.tensor("committed", args.Committed),
+		status:        l.tensor("status", args.Status),
+		stop:          l.tensor("stop", args.Stop),
+		ignore_stop:   l.tensor("ignore_stop", args.IgnoreStop),
+		remaining:     l.tensor("remaining", args.Remaining),
+		min_remaining: l.tensor("min_remaining", args.MinRemaining),
+		committed_len: l.tensor("committed_len", args.CommittedLen),
+		finish:        l.tensor("finish", args.Finish),
+		walk:          C.uint32_t(args.Walk),
+		draft_rows:    l.tensor("draft_rows", args.DraftRows),
+		draft_map:     l.tensor("draft_map", args.DraftMap),
+		temperature:   l.tensor("temperature", args.Temperature),
+		top_k:         l.tensor("top_k", args.TopK),
+		top_p:         l.tensor("top_p", args.TopP),
+		min_p:         l.tensor("min_p", args.MinP),
+		seeds:         l.tensor("seeds", args.Seeds),
+		positions:     l.tensor("positions", args.Positions),
 	}
 }
 

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "draws.h"
 #include "linear.h"
 #include "lookup.h"
 #include "pages.h"
@@ -16,6 +17,8 @@ static const int64_t DEFAULT_BYTES = INT64_C(1) << 30; /* of keys and values */
 typedef struct {
   int64_t id; /* 0: the slot is free */
   batch_how how;
+  batch_sampling sampling;
+  batch_finish finish;
   int32_t stop;
   int32_t *text;            /* [max_tokens] */
   int prompt, count, limit; /* tokens of the prompt; of the text so far; of the text at its longest */
@@ -276,6 +279,7 @@ batch_admission batch_admit(batch *b, const batch_request *r, int64_t *id, batch
   for (int i = 0; i < r->count; i++)
     if (r->tokens[i] < 0 || r->tokens[i] >= b->shape.vocab)
       return fail(error, "token %lld at %lld of the prompt; the model has %lld", r->tokens[i], i, b->shape.vocab), BATCH_REFUSED;
+  if (!draws_can(&r->sampling, error->text, sizeof error->text)) return BATCH_REFUSED;
   if (b->broken) return fail(error, "the batch has failed, and can only be freed", 0, 0, 0), BATCH_REFUSED;
   if (b->sequences == b->o.rows || waiting(b)) return BATCH_FULL;
   int at = 0;
@@ -284,6 +288,7 @@ batch_admission batch_admit(batch *b, const batch_request *r, int64_t *id, batch
   *s = (sequence){.text = s->text,
                   .table = s->table,
                   .how = r->how,
+                  .sampling = r->sampling,
                   .stop = r->stop,
                   .prompt = r->count,
                   .count = r->count,
@@ -446,6 +451,13 @@ static const float *run_pass(batch *b) {
 
 /* --- Drafts --- */
 
+/* Rows of drafts and what the model makes of them, [rows, width] and [rows, width + 1], and whose they are. */
+typedef struct {
+  int rows, width;
+  int32_t draft[MAX_ROWS * BATCH_MAX_DRAFTS], target[MAX_ROWS * (BATCH_MAX_DRAFTS + 1)];
+  int32_t lens[MAX_ROWS], sequence[MAX_ROWS], accepted[MAX_ROWS], next[MAX_ROWS];
+} verification;
+
 static bool drafts_itself(const sequence *s) { return s->how == BATCH_SELF || s->how == BATCH_SELF_LOOKUP; }
 
 /* Tokens to draft of each sequence, at most `most` each; lookup drafts them at once. */
@@ -483,10 +495,18 @@ static bool draft(batch *b) {
     if (b->members == 0) return true;
     const float *logits = run_pass(b);
     if (!logits) return false;
+    draws d = {0};
+    for (int n = 0; n < b->members; n++) {
+      const sequence *s = &b->slots[b->member_slot[n]];
+      draws_add(&d, &s->sampling, s->stop, n, s->count + done, 1);
+    }
+    const vwd_status status = draws_run(&d, b->session, logits, b->wanted_count, b->shape.vocab, NULL, NULL, 0);
+    if (!called(status, "vwd_verify_sample", &b->error)) return false;
     for (int n = 0; n < b->members; n++) {
       sequence *s = &b->slots[b->member_slot[n]];
-      s->draft[done] = model_best(b->model, logits + (int64_t)n * b->shape.vocab);
-      if (s->draft[done] == s->stop) s->drafts = done + 1;
+      s->draft[done] = d.next[n];
+      if (d.committed_len[n] == 0) s->drafts = done; /* no token can be drawn */
+      else if (d.finish[n] == VWD_FINISH_STOP) s->drafts = done + 1;
     }
   }
 }
@@ -553,13 +573,7 @@ static void gather(batch *b) {
   }
 }
 
-/* Rows of drafts and of the model's choices behind the same tokens, [rows, width] and [rows, width + 1], and whose they are. */
-typedef struct {
-  int rows, width;
-  int32_t draft[MAX_ROWS * BATCH_MAX_DRAFTS], target[MAX_ROWS * (BATCH_MAX_DRAFTS + 1)];
-  int32_t lens[MAX_ROWS], sequence[MAX_ROWS], accepted[MAX_ROWS], next[MAX_ROWS];
-} verification;
-
+/* Tells the decoder how drafts fared. */
 static bool accept(batch *b, verification *v) {
   vwd_decoder_accept_args args = VWD_DECODER_ACCEPT_ARGS_INIT;
   args.draft = TENSOR(v->draft, INT32, v->rows, v->width);
@@ -579,18 +593,29 @@ static void add_row(verification *v, const int32_t *draft, int drafts, const int
   for (int i = 0; i <= v->width; i++) v->target[n * (v->width + 1) + i] = i < choices ? target[i] : -1;
 }
 
-/* Compares the drafts of all members with the model's choices. */
-static bool verify(batch *b, const float *logits, verification *v) {
-  *v = (verification){.width = b->o.max_drafts};
+/* Draws the next tokens of all members, verifying their drafts. A member that is taking in its prompt draws none. */
+static bool verify(batch *b, const float *logits, draws *d, int width) {
+  verification v = {.width = width}, fared = {.width = width};
+  *d = (draws){0};
+  for (int n = 0, begin = 0; n < b->members; n++) {
+    const sequence *s = &b->slots[b->member_slot[n]];
+    const int choices = is_decoding(s) ? s->rows : s->cached + s->rows == s->count;
+    add_row(&v, s->draft, s->drafts, NULL, 0, -1);
+    draws_add(d, &s->sampling, s->stop, choices > 0 ? begin : 0, s->count, choices > 0 ? s->limit - s->count : 0);
+    begin += choices;
+  }
+  if (b->wanted_count == 0) return true;
+  const vwd_status status = draws_run(d, b->session, logits, b->wanted_count, b->shape.vocab, v.draft, v.lens, width);
+  if (!called(status, "vwd_verify_sample", &b->error)) return false;
   for (int n = 0; n < b->members; n++) {
     const int slot = b->member_slot[n];
     const sequence *s = &b->slots[slot];
-    int32_t target[MAX_ROWS];
-    const int choices = is_decoding(s) ? s->rows : s->cached + s->rows == s->count;
-    for (int i = 0; i < choices; i++, logits += b->shape.vocab) target[i] = model_best(b->model, logits);
-    add_row(v, s->draft, s->drafts, target, choices, s->by_self ? slot : s->found_count > 0 ? b->o.rows + slot : -1);
+    if (d->remaining[n] > 0 && d->finish[n] == VWD_FINISH_NONE && d->next[n] < 0)
+      return fail(&b->error, "no token can be drawn at position %lld: no logit is a number", d->positions[n] + d->committed_len[n], 0, 0);
+    add_row(&fared, s->draft, s->drafts, d->committed + n * (width + 1), d->committed_len[n],
+            s->by_self ? slot : s->found_count > 0 ? b->o.rows + slot : -1);
   }
-  return accept(b, v);
+  return accept(b, &fared);
 }
 
 /* Full pages become known, those of sparse steps aside. */
@@ -603,20 +628,9 @@ static void publish(batch *b, sequence *s) {
   }
 }
 
-/* Adds a token to the text, unless that has ended, and says so. */
-static batch_finish put(sequence *s, int32_t token, batch_event *event) {
-  s->text[s->count++] = token;
-  *event = (batch_event){s->id, token, BATCH_RUNNING};
-  if (token == s->stop) event->finish = BATCH_STOPPED;
-  else if (s->count == s->limit) event->finish = BATCH_LENGTH;
-  return event->finish;
-}
-
 static void end_finished(batch *b) {
   for (int i = 0; i < b->sequences;) {
-    const sequence *s = &b->slots[b->order[i]];
-    bool ended = s->count == s->limit || (s->count > s->prompt && s->text[s->count - 1] == s->stop);
-    if (ended) end(b, i);
+    if (b->slots[b->order[i]].finish != BATCH_RUNNING) end(b, i);
     else i++;
   }
 }
@@ -629,24 +643,26 @@ static int step(batch *b, batch_event *events) {
   if (b->members == 0) return 0;
   const float *logits = run_pass(b);
   if (!logits) return -1;
-  verification v, unused;
-  if (!verify(b, logits, &v)) return -1;
-  unused = (verification){.width = v.width}; /* what lookup found while sparse steps drafted: its estimate stays up to date */
+  draws d;
+  if (!verify(b, logits, &d, b->o.max_drafts)) return -1;
+  verification unused = {.width = b->o.max_drafts}; /* what lookup found while sparse steps drafted: its estimate stays up to date */
   int written = 0;
   for (int n = 0; n < b->members; n++) {
     sequence *s = &b->slots[b->member_slot[n]];
     bool decoding = is_decoding(s), chooses = decoding || s->cached + s->rows == s->count;
     b->n.drafted += s->drafts;
-    b->n.accepted += v.accepted[n];
+    b->n.accepted += d.accepted[n];
     b->n.self_drafted += s->by_self ? s->drafts : 0;
-    b->n.self_accepted += s->by_self ? v.accepted[n] : 0;
-    s->cached += decoding ? 1 + v.accepted[n] : s->rows;
+    b->n.self_accepted += s->by_self ? d.accepted[n] : 0;
+    s->cached += decoding ? 1 + d.accepted[n] : s->rows;
     b->n.prompt_tokens += decoding ? 0 : s->rows;
     if (chooses) {
       const int first = written;
-      batch_finish ended = BATCH_RUNNING;
-      for (int i = 0; i < v.accepted[n] && ended == BATCH_RUNNING; i++) ended = put(s, s->draft[i], &events[written++]);
-      if (ended == BATCH_RUNNING) put(s, v.next[n], &events[written++]);
+      for (int i = 0; i < d.committed_len[n]; i++) {
+        const int32_t token = s->text[s->count++] = d.committed[n * (b->o.max_drafts + 1) + i];
+        events[written++] = (batch_event){s->id, token, BATCH_RUNNING};
+      }
+      s->finish = events[written - 1].finish = (batch_finish)d.finish[n];
       b->n.new_tokens += written - first;
       for (int at = s->count - (written - first); at < s->count; at++) b->n.dense_bytes += at * token_bytes(b) * b->shape.layers;
       if (s->by_self && s->found_count > 0)

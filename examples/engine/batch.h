@@ -8,7 +8,7 @@
  * The text of a sequence depends on nothing but its request and the model: not on the sequences beside it, nor on shared
  * pages, preemption, or drafts.
  *
- * A batch has one owner: calls on it never overlap. It allocates nothing in a step. Decoding is greedy. */
+ * A batch has one owner: calls on it never overlap. It allocates nothing in a step. */
 #ifndef ENGINE_BATCH_H
 #define ENGINE_BATCH_H
 
@@ -24,7 +24,8 @@ extern "C" {
 
 enum { BATCH_PAGE = 16, BATCH_MAX_DRAFTS = 15 };
 
-/* How the tokens of a sequence are computed. All but BATCH_SPARSE give the text of dense attention, token for token. The
+/* How the tokens of a sequence are computed. All but BATCH_SPARSE give the text of dense attention, token for token, sampled or
+ * not. The
  * prompt is always taken in with dense attention. */
 typedef enum {
   BATCH_DENSE,       /* a token a step */
@@ -53,17 +54,28 @@ typedef struct {
   int dense_layers;
 } batch_options;
 
+/* How tokens are drawn from the model's logits, by vwd_verify_sample. All zero is greedy decoding. */
+typedef struct {
+  float temperature; /* 0 is greedy: the likeliest token; finite and not negative */
+  float top_p;       /* the fewest likeliest tokens that have this part of the mass, 0 to 1; 0 and 1: all */
+  float min_p;       /* tokens at least this part as likely as the likeliest, 0 to 1; 0: all */
+  int top_k;         /* so many likeliest tokens, at least 0; 0: all */
+  uint64_t seed;     /* the same seed and request give the same text */
+} batch_sampling;
+
 typedef struct {
   const int32_t *tokens; /* the prompt, copied */
   int count;             /* at least 1 */
   int max_new;           /* tokens to generate, at least 1; with the prompt at most max_tokens */
   int32_t stop;          /* the token that ends the text; −1: none */
   batch_how how;
+  batch_sampling sampling;
 } batch_request;
 
 typedef enum { BATCH_ADMITTED, BATCH_FULL, BATCH_REFUSED } batch_admission;
 
-typedef enum { BATCH_RUNNING, BATCH_STOPPED, BATCH_LENGTH } batch_finish;
+/* As vwd_verify_sample says it. */
+typedef enum { BATCH_RUNNING = VWD_FINISH_NONE, BATCH_STOPPED = VWD_FINISH_STOP, BATCH_LENGTH = VWD_FINISH_LENGTH } batch_finish;
 
 /* A token of a sequence, in order. `finish` is set in its last one; a stop token is reported, too. */
 typedef struct {

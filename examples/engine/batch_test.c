@@ -86,6 +86,7 @@ typedef struct {
   int prompt, count;
   batch_how how;
   int32_t stop;
+  batch_sampling sampling;
   /* in the batch */
   int64_t id;
   int received;
@@ -104,7 +105,7 @@ static batch *create(model *m, vwd_session *session, batch_options options) {
 
 static bool admit(batch *b, request *r, int max_new) {
   batch_error error = {""};
-  const batch_request ask = {r->tokens, r->prompt, max_new, r->stop, r->how};
+  const batch_request ask = {r->tokens, r->prompt, max_new, r->stop, r->how, r->sampling};
   const batch_admission answer = batch_admit(b, &ask, &r->id, &error);
   require(answer != BATCH_REFUSED, error.text);
   return answer == BATCH_ADMITTED;
@@ -132,6 +133,9 @@ static void run_alone(model *m, vwd_session *session, request *r, batch_how how)
 static void make_request(request *all, int index) {
   request *r = &all[index];
   *r = (request){.prompt = 20 + below(PROMPT - 20), .how = (batch_how)(index % BATCH_HOWS), .stop = -1, .ok = true};
+  if (index / BATCH_HOWS % 2) /* half of each way is sampled */
+    r->sampling = (batch_sampling){.temperature = 0.5f + 0.25f * (float)below(4), .seed = (uint64_t)below(1 << 30) << 20,
+                                   .top_p = below(2) ? 0.9f : 0, .min_p = below(2) ? 0.05f : 0, .top_k = below(2) ? 40 : 0};
   for (int i = 0; i < r->prompt; i++) r->tokens[i] = 40 + below(60);
   if (index > 0 && below(4) > 0) {
     const request *other = &all[below(index)];
@@ -193,6 +197,41 @@ static int64_t shared_with(model *m, vwd_session *session, batch_how how) {
   return n.shared_tokens;
 }
 
+static bool same_text(const request *a, const request *b) {
+  return a->count == b->count && memcmp(a->tokens, b->tokens, sizeof a->tokens) == 0;
+}
+
+static void check_seeds(model *m, vwd_session *session, const request *sampled) {
+  request again = *sampled, other = *sampled, greedy = *sampled, cold = *sampled;
+  other.sampling.seed++;
+  greedy.sampling = (batch_sampling){0};
+  cold.sampling = (batch_sampling){.temperature = 1, .top_k = 1, .seed = 5};
+  request *all[] = {&again, &other, &greedy, &cold};
+  for (int i = 0; i < 4; i++) run_alone(m, session, all[i], BATCH_DENSE);
+  expect(same_text(&again, sampled), "a seed gives its text again");
+  expect(!same_text(&other, sampled) && !same_text(&greedy, sampled), "another seed and greedy decoding give others");
+  expect(same_text(&cold, &greedy), "the likeliest token alone is greedy decoding");
+}
+
+static void check_refusals(model *m, vwd_session *session) {
+  const struct {
+    batch_sampling sampling;
+    const char *name;
+  } bad[] = {{{.temperature = -1}, "temperature"}, {{.temperature = NAN}, "temperature"}, {{.temperature = INFINITY}, "temperature"},
+             {{.top_p = -0.1f}, "top_p"}, {{.top_p = 1.1f}, "top_p"}, {{.min_p = 2}, "min_p"}, {{.min_p = NAN}, "min_p"}, {{.top_k = -1}, "top_k"}};
+  batch *b = create(m, session, (batch_options){.rows = 1});
+  const int32_t token = 50;
+  bool named = true;
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    batch_error error = {""};
+    int64_t id;
+    const batch_request ask = {&token, 1, 1, -1, BATCH_DENSE, bad[i].sampling};
+    named = named && batch_admit(b, &ask, &id, &error) == BATCH_REFUSED && strncmp(error.text, bad[i].name, strlen(bad[i].name)) == 0;
+  }
+  batch_free(b);
+  expect(named, "values out of range are refused by name");
+}
+
 int main(void) {
   static request all[REQUESTS];
   size_t size;
@@ -215,11 +254,13 @@ int main(void) {
     if (all[i].how == BATCH_SPARSE) continue;
     request twin = all[i];
     run_alone(m, session, &twin, BATCH_DENSE);
-    drafted = drafted && twin.count == all[i].count && memcmp(twin.tokens, all[i].tokens, sizeof twin.tokens) == 0;
+    drafted = drafted && same_text(&twin, &all[i]);
     if (i < 5) dense = dense && is_dense_text(m, twin.tokens, twin.prompt, twin.count);
   }
   expect(dense, "the text is that of dense attention in double precision");
   expect(drafted, "drafts change nothing in the text");
+  check_seeds(m, session, &all[BATCH_HOWS]);
+  check_refusals(m, session);
   for (int i = 0; i < REQUESTS; i += 3) all[i].stop = all[i].tokens[all[i].prompt + 20]; /* ends there, or where it first came */
   for (int i = 0; i < REQUESTS; i += 3) run_alone(m, session, &all[i], all[i].how);
 

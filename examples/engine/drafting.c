@@ -66,7 +66,8 @@ static bool continue_one(batch *b, const batch_request *r, drafted_text *out, do
 }
 
 bool continue_all(model *m, vwd_session *session, const batch_options *options, const int32_t *prompt, int count, int32_t stop,
-                  int limit, int only, drafted_text out[BATCH_HOWS], double *prompt_seconds, progress_fn progress, void *context) {
+                  int limit, const batch_sampling *sampling, int only, drafted_text out[BATCH_HOWS], double *prompt_seconds,
+                  progress_fn progress, void *context) {
   batch_error error;
   batch *b = batch_create(m, session, options, &error);
   if (!b) return said(&error);
@@ -74,7 +75,7 @@ bool continue_all(model *m, vwd_session *session, const batch_options *options, 
   double seconds, *first = prompt_seconds;
   for (int how = 0; ok && how < BATCH_HOWS; how++) {
     if (only >= 0 && how != only) continue;
-    const batch_request r = {prompt, count, limit, stop, (batch_how)how};
+    const batch_request r = {prompt, count, limit, stop, (batch_how)how, *sampling};
     out[how].tokens = calloc((size_t)limit, sizeof(int32_t));
     ok = out[how].tokens && continue_one(b, &r, &out[how], first, progress, context);
     first = &seconds;
@@ -96,7 +97,7 @@ static void piece(int count, int pieces, int i, int *begin, int *length) {
 }
 
 bool check_drafts(model *m, vwd_session *session, const batch_options *options, const int32_t *text, int count, int pieces,
-                  int limit, drafting_check *out, progress_fn progress, void *context) {
+                  int limit, const batch_sampling *sampling, drafting_check *out, progress_fn progress, void *context) {
   batch_error error;
   batch *b = batch_create(m, session, options, &error);
   if (!b) return said(&error);
@@ -112,7 +113,8 @@ bool check_drafts(model *m, vwd_session *session, const batch_options *options, 
       int64_t id;
       int from, length;
       piece(count, pieces, next / WAYS, &from, &length);
-      const batch_request r = {text + from, length, limit, -1, ways[next % WAYS]};
+      batch_request r = {text + from, length, limit, -1, ways[next % WAYS], *sampling};
+      r.sampling.seed += (uint64_t)(next / WAYS); /* a seed for each text, the same in each way */
       answer = batch_admit(b, &r, &id, &error);
       if (answer == BATCH_ADMITTED) next++;
       else if (answer == BATCH_REFUSED) ok = said(&error);

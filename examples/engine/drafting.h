@@ -13,10 +13,11 @@ typedef struct {
   batch_counters n;
 } drafted_text;
 
-/* Continues one prompt in each way, or in one alone if `only` is not −1, one after the other; all but the first share its pages.
+/* Continues one prompt in each way, sampled alike, or in one alone if `only` is not −1, one after the other; all but the first share its pages.
  * False on failure, which is said. */
 bool continue_all(model *m, vwd_session *session, const batch_options *options, const int32_t *prompt, int count, int32_t stop,
-                  int limit, int only, drafted_text out[BATCH_HOWS], double *prompt_seconds, progress_fn progress, void *context);
+                  int limit, const batch_sampling *sampling, int only, drafted_text out[BATCH_HOWS], double *prompt_seconds,
+                  progress_fn progress, void *context);
 
 typedef struct {
   int texts, tokens; /* compared, of each way that drafts */
@@ -28,6 +29,6 @@ typedef struct {
 /* Continues pieces of a text, of different lengths, by `limit` tokens each: densely, with drafts by sparse steps, and with
  * those or drafts by lookup, all in one batch. */
 bool check_drafts(model *m, vwd_session *session, const batch_options *options, const int32_t *text, int count, int pieces,
-                  int limit, drafting_check *out, progress_fn progress, void *context);
+                  int limit, const batch_sampling *sampling, drafting_check *out, progress_fn progress, void *context);
 
 #endif

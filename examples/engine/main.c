@@ -1,6 +1,7 @@
 /* vanward-engine: one prompt, continued in every mode, and tables of what each cost. Returns 0 only if the modes that must give
  * the same tokens do. */
 #define _POSIX_C_SOURCE 200809L
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +51,7 @@ typedef struct {
   int how, only; /* the one mode to run, of the batch or of the calls, or −1 */
   selection select;
   batch_options batch;
+  batch_sampling sampling;
 } options;
 
 /* What a run of the program holds. */
@@ -90,6 +92,11 @@ static void usage(FILE *out) {
           "  --tokens N     how many to generate, 2 to 4096; default 128\n"
           "  --threads N    1 to 256; default: as many as there are processors\n"
           "  --k BLOCKS     blocks of %d tokens that sparse attention reads, 2 to 1024; default 32 for drafts, 64 for single calls\n"
+          "  --temperature T  sample; default 0: the likeliest token. These five are of what the batch decodes, --calls is greedy\n"
+          "  --top-p P      draw from the fewest likeliest tokens that have this part of the mass, 0 to 1; 0 and 1: from all\n"
+          "  --top-k K      draw from so many likeliest tokens; 0: from all\n"
+          "  --min-p P      draw from tokens at least this part as likely as the likeliest, 0 to 1\n"
+          "  --seed N       the same seed gives the same text; default 0\n"
           "what to do; default: both tables\n"
           "  --drafts       continue the prompt by vwd_decoder, densely, sparsely and with drafts, and compare speed and text\n"
           "  --calls        continue it by single calls: two levels of selection, guesses and their repair\n"
@@ -122,12 +129,37 @@ static bool number(const char *option, const char *text, int least, int most, in
   return true;
 }
 
+static bool real(const char *option, const char *text, float most, float *out) {
+  char *end;
+  const float value = strtof(text, &end);
+  if (end == text || *end || !(value >= 0 && value <= most)) {
+    fprintf(stderr, "%s: \"%s\"; expected 0 to %g\n", option, text, (double)most);
+    return false;
+  }
+  *out = value;
+  return true;
+}
+
+static bool seed(const char *option, const char *text, uint64_t *out) {
+  char *end;
+  errno = 0;
+  *out = strtoull(text, &end, 10);
+  if (*text >= '0' && *text <= '9' && !*end && errno == 0) return true;
+  fprintf(stderr, "%s: \"%s\"; expected 0 to 2^64 - 1\n", option, text);
+  return false;
+}
+
 static bool set(options *o, const char *option, const char *value, int *k) {
   if (strcmp(option, "--model") == 0) return (o->model = value) != NULL;
   if (strcmp(option, "--prompt") == 0) return (o->prompt = value) != NULL;
   if (strcmp(option, "--tokens") == 0) return number(option, value, 2, 4096, &o->tokens);
   if (strcmp(option, "--threads") == 0) return number(option, value, 1, 256, &o->threads);
   if (strcmp(option, "--k") == 0) return number(option, value, 2, 1024, k);
+  if (strcmp(option, "--temperature") == 0) return real(option, value, 1e4f, &o->sampling.temperature);
+  if (strcmp(option, "--top-p") == 0) return real(option, value, 1, &o->sampling.top_p);
+  if (strcmp(option, "--top-k") == 0) return number(option, value, 0, 1 << 20, &o->sampling.top_k);
+  if (strcmp(option, "--min-p") == 0) return real(option, value, 1, &o->sampling.min_p);
+  if (strcmp(option, "--seed") == 0) return seed(option, value, &o->sampling.seed);
   if (strcmp(option, "--mode") == 0 && find_mode(value, o)) return true;
   fprintf(stderr, "%s %s: unknown\n", option, value);
   return false;
@@ -417,7 +449,7 @@ static bool run_drafts(program *p, const options *o) {
          p->prompt_count, o->tokens, BATCH_HOWS, o->batch.k, PAGE);
   fflush(stdout);
   if (!continue_all(p->model, p->session, &o->batch, p->prompt, p->prompt_count, tokenizer_id(p->tokenizer, "<|im_end|>"),
-                    o->tokens, o->how, p->drafted, &seconds, progress, "decoding"))
+                    o->tokens, &o->sampling, o->how, p->drafted, &seconds, progress, "decoding"))
     return false;
   const int shown[] = {o->how >= 0 ? o->how : BATCH_DENSE, BATCH_SPARSE};
   for (int i = 0; i < (o->how >= 0 ? 1 : 2); i++)
@@ -433,7 +465,7 @@ static bool run_check(program *p, const options *o) {
   printf("%d pieces of a text of %d tokens, continued by %d each: densely, with SELF, and with SELF or lookup; %d sequences at once.\n",
          PIECES, p->prompt_count, o->tokens, o->batch.rows);
   fflush(stdout);
-  if (!check_drafts(p->model, p->session, &o->batch, p->prompt, p->prompt_count, PIECES, o->tokens, &c, progress, "decoding"))
+  if (!check_drafts(p->model, p->session, &o->batch, p->prompt, p->prompt_count, PIECES, o->tokens, &o->sampling, &c, progress, "decoding"))
     return false;
   const batch_counters *n = &c.n;
   printf("%lld steps; %lld tokens drafted, %lld accepted; of these by sparse steps %lld, %lld.\n", (long long)n->steps,

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -106,6 +107,9 @@ func cases() []load.Case {
 		if n%6 == 1 {
 			c.Body["stop"] = []string{"e", "qu"}
 		}
+		if n%2 == 1 { // sampled, among greedy ones
+			c.Body["temperature"], c.Body["top_p"], c.Body["seed"] = .5+float64(n)/24, .95, n
+		}
 		all = append(all, c)
 	}
 	return all
@@ -163,6 +167,40 @@ func TestSoak(t *testing.T) {
 	if report := <-ended; report.Stopped != 50 {
 		t.Errorf("%d of 50 clients noticed the stop", report.Stopped)
 	}
+}
+
+// A seed's answer is the same alone and without drafts, and among those of twenty clients with drafts.
+func TestSeedsGiveTheirText(t *testing.T) {
+	bodies := []map[string]any{{}, {"temperature": 0, "seed": 5}, {"temperature": 1, "top_p": 0, "seed": 6}, {"temperature": 1, "top_k": 1, "seed": 6}}
+	for seed := range 4 {
+		bodies = append(bodies, map[string]any{"temperature": 1, "seed": seed - 1})
+	}
+	var asked []load.Case
+	for _, body := range bodies {
+		body["prompt"], body["max_tokens"] = "The rain in the town, the rain in the", 40
+		asked = append(asked, load.Case{Path: "/v1/completions", Body: body})
+	}
+	alone := launch(t, "--tiny --rows 1 --how dense")
+	if err := load.Learn(t.Context(), alone.url, asked); err != nil {
+		t.Fatal(err)
+	}
+	alone.stop(t)
+	for i := range asked {
+		for j := range i {
+			same, greedy := slices.Equal(asked[i].Answer.Tokens, asked[j].Answer.Tokens), i < 4
+			if same != greedy {
+				t.Errorf("%v and %v: the same text: %v", asked[i].Body, asked[j].Body, same)
+			}
+		}
+	}
+	served := launch(t, "--tiny --rows 8 --how self-lookup --k 4 --context 512")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	report := load.Run(ctx, served.url, asked, load.Options{Clients: 20, Seed: 1})
+	if len(report.Wrong) > 0 || report.Finished < 20 {
+		t.Errorf("%v\n%s", report, strings.Join(report.Wrong, "\n"))
+	}
+	served.stop(t)
 }
 
 // settled waits until no request is left, and returns the metrics.

@@ -4,7 +4,7 @@
 //   and the tree's tokens before that one those whose bit is set: bit j of tree[i, r]. Its depth is the number of them, less one. With a
 //   window w it sees what is less than w above it: tokens of the tree by their depth.
 //
-// Bytes: those of general.cu, and ⌈Q/32⌉ words a row, which stay in the L1 cache. A chain given as a tree has the same bits as general.cu.
+// Bytes: those of general.cu, and ⌈Q/32⌉ words a row, which stay in the L1 cache.
 //
 // targets: compute_80, compute_90
 

@@ -150,6 +150,13 @@ VWD_FIELD(TableParams, first, 116, 4)
 VWD_FIELD(TableParams, len, 120, 4)
 VWD_FIELD(TableParams, begins, 124, 4)
 
+VWD_SIZE(RowParams, 144)
+VWD_FIELD(RowParams, cache, 0, 112)
+VWD_FIELD(RowParams, sequences, 112, 8)
+VWD_FIELD(RowParams, sequences_seq, 120, 8)
+VWD_FIELD(RowParams, blocks, 128, 8)
+VWD_FIELD(RowParams, tails, 136, 8)
+
 VWD_SIZE(ForkParams, 136)
 VWD_FIELD(ForkParams, cache, 0, 112)
 VWD_FIELD(ForkParams, from, 112, 4)

@@ -168,6 +168,13 @@ struct TableParams {
 };
 // The beginning of sequence `to` from the first `whole` blocks of sequence `from` (to = from: a truncation). If `is_opened`, the next block
 // is partial; its first tokens are in the tail of `from` or in block `content`.
+// A step's rows, whose sequences are [B] int32, in bytes apart.
+struct RowParams {
+    Cache cache;
+    const char *sequences;
+    int64 sequences_seq;
+    int32 *blocks, *tails;  // [B, max_blocks]
+};
 struct ForkParams {
     Cache cache;
     uint32 from, to, whole, is_opened, content, tokens;

@@ -1,5 +1,5 @@
-// The device's tables of sequences: their blocks, their tails, and the slots of dropped blocks. Calls between steps launch these kernels; their
-// time does not matter.
+// The device's tables of sequences: their blocks, their tails, and the slots of dropped blocks. Calls between steps launch these kernels, whose
+// time does not matter; a step of a decoder launches cache_rows once.
 //
 // targets: compute_80
 
@@ -68,5 +68,19 @@ KERNEL cache_drop(const __grid_constant__ Cache cache, const __grid_constant__ B
         if (slot >= CLAIMED) continue;
         layer.holds[slot] = NO_HOME;
         layer.named[slot] &= ~CHANCE;
+    }
+}
+
+// Writes the blocks and the tail pages of the sequence of each row of a step. A CTA for each row.
+KERNEL cache_rows(const __grid_constant__ RowParams p) {
+    const uint32 i = blockIdx.x, sequence = as<uint32>(p.sequences + i * p.sequences_seq);
+    const bool exists = sequence < p.cache.max_sequences;
+    const int32 len = exists ? p.cache.lens[sequence] : 0;
+    const int32 *row = p.cache.table + uint64(exists ? sequence : 0) * p.cache.max_blocks;
+    const uint64 to = uint64(i) * p.cache.max_blocks;
+    for (uint32 n = threadIdx.x; n < p.cache.max_blocks; n += THREADS) {
+        const bool is_block = int32(n) < len;
+        p.blocks[to + n] = is_block ? row[n] : -1;
+        p.tails[to + n] = is_block ? int32(p.cache.tail_page(sequence, n)) : -1;
     }
 }

@@ -110,7 +110,7 @@ __device__ inline bool is_broken(const RuleParams &p, int64 element, Report &rep
         case ASCENDING: {
             if (at.along(p.last) == 0 || (p.last == p.along && at.along(p.along) == p.from.at(at))) return false;
             report.other = as<int32>(p.tensor.at(at) - p.tensor.step[p.last]);
-            return value <= report.other;
+            return value < report.other + p.least;
         }
         case DISTINCT:
             report.other = value < 0 ? -1 : earlier(p, element, value);

@@ -5,11 +5,14 @@
 //   decoder_append       copies the keys and values of new tokens to their pages
 //   decoder_take         copies the foreseen queries of some rows
 //   decoder_complete     adds the block of each row's new token to its foreseen lists, where they end before it
+//   decoder_remember     keeps the lists of rows for the next step of their sequences
+//   decoder_recall       the lists that sequences had at the step before, and the block of each row's new token
 //   decoder_observe      adds what a verification accepted, and recommends how many tokens to draft next
 //
 // Bytes: each row of channels is read once and written once; the rest is some words a row.
 //
-// Work split: a thread for each row (distribute, observe) or list (complete); a warp for each position and head, of keys and of values (append, take).
+// Work split: a thread for each row (distribute, observe) or list (complete); a warp for each list (remember,
+// recall), and for each position and head, of keys and of values (append, take).
 //
 // Sums and products of decoder_observe are rounded one by one, as on the CPU.
 //
@@ -29,7 +32,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) decoder_distribute(const _
     const int32 count = is_taken ? min(max(p.q_lens.at_or(i, p.positions), 0), p.positions) : 0;
     const int32 first = max(tokens - count, 0), begin = min(max(p.begin.at_or(i, first), 0), first);
     p.rows[i] = count;
-    p.from[i] = is_taken ? begin - int32(uint32(begin) % uint32(p.page_size)) : tokens;
+    const int32 from = p.keeps_summaries ? first : begin;
+    p.from[i] = is_taken ? from - int32(uint32(from) % uint32(p.page_size)) : tokens;
     if (p.places) p.places[i] = first;
     for (uint32 c = 0; c < p.classes; ++c) {
         const int32 threshold = p.thresholds[c];
@@ -94,6 +98,48 @@ extern "C" __global__ void __launch_bounds__(THREADS) decoder_complete(const __g
     const int32 block = int32(uint32(p.places[i]) / p.block_size);
     const uint32 n = p.counts[list];
     if (n < p.capacity && (n == 0 || ids[n - 1] < block)) ids[n] = block, p.counts[list] = n + 1;
+}
+
+// The number of entries of a list.
+__device__ inline uint32 clamped(int32 count, uint32 capacity) { return min(uint32(max(count, 0)), capacity); }
+
+extern "C" __global__ void __launch_bounds__(THREADS) decoder_remember(const __grid_constant__ PastParams p) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const uint32 list = warp_number(), lane = threadIdx.x % WARP, i = list / p.heads;
+    if (list >= p.lists || (p.lens && p.lens[i] <= 0)) return;
+    const uint32 sequence = p.sequences.at_or(i, i);
+    if (sequence >= p.count) return;
+    const uint64 past = uint64(sequence) * p.heads + list % p.heads;
+    const uint32 count = p.lens ? min(clamped(p.counts[list], p.capacity), p.past_capacity) : 0;
+    for (uint32 n = lane; n < count; n += WARP) p.past_ids[past * p.past_capacity + n] = p.ids[uint64(list) * p.capacity + n];
+    if (lane == 0) p.past_counts[past] = count;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) decoder_recall(const __grid_constant__ PastParams p) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const uint32 list = warp_number(), lane = threadIdx.x % WARP, i = list / p.heads;
+    if (list >= p.lists) return;
+    if (p.lens[i] <= 0) {
+        if (lane == 0) p.counts[list] = 0;
+        return;
+    }
+    const uint32 sequence = p.sequences.at_or(i, i);
+    const int32 block = int32(uint32(p.places[i]) / p.block_size);
+    const uint64 past = (sequence < p.count ? uint64(sequence) : 0) * p.heads + list % p.heads;
+    const uint32 known = sequence < p.count ? min(clamped(p.past_counts[past], p.past_capacity), p.capacity - 1) : 0;
+    int32 *ids = p.ids + uint64(list) * p.capacity;
+    uint32 kept = known ? 0 : min(min(p.init, uint32(block)), p.capacity - 1);
+    for (uint32 n = lane; n < kept; n += WARP) ids[n] = n;
+    // Ids ascend, so those before the new token's block come first.
+    for (uint32 first = 0; first < known; first += WARP) {
+        const uint32 n = first + lane;
+        const int32 id = n < known ? p.past_ids[past * p.past_capacity + n] : block;
+        if (id < block) ids[n] = id;
+        kept += __popc(__ballot_sync(FULL_WARP, id < block));
+    }
+    if (lane == 0) ids[kept] = block, p.counts[list] = kept + 1;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) decoder_observe(const __grid_constant__ ObserveParams p) {

@@ -25,6 +25,7 @@ struct DistributeParams {
     int32 *rows, *from, *places;             // [max_rows]; places may be null
     int32 mode, positions, page_size;
     uint32 batch, classes, max_rows, shortest;
+    uint32 keeps_summaries;  // 1: only the blocks of the step's own tokens are summarised, whatever `begin` says
 };
 
 // Rows of channels that are copied: [B or pages, Q or P, heads, channels] on both sides.
@@ -55,6 +56,15 @@ struct CompleteParams {
     const int32 *lens, *places;  // [lists / heads]
     int32 *ids, *counts;         // [lists, capacity] and [lists]
     uint32 lists, heads, capacity, block_size;
+};
+
+// Lists of a step's rows, and those that their sequences had at the step before.
+struct PastParams {
+    Entries sequences;           // [B] or null
+    const int32 *lens, *places;  // [B]; lens null: the lists of the sequences are emptied
+    int32 *ids, *counts;         // [B, heads, capacity] and [B, heads]
+    int32 *past_ids, *past_counts;  // [count, heads, past_capacity] and [count, heads]
+    uint32 lists, heads, capacity, past_capacity, block_size, init, count;
 };
 
 struct ObserveParams {

@@ -10,7 +10,8 @@
 //   load tokens ─┬─ find first mismatches ─ send counts to the cluster ─ sum counts ─ store tile ─ copy further tiles as pack.cu
 //   load tile ───┘                          last cluster: write results and offsets
 //
-// Variants: verify_pack_* for γ ≤ 32, verify_pack_long_* for longer rows; both take tensors of the common form only (types.cuh).
+// Variants: verify_pack_* for γ ≤ 32, verify_pack_long_* for longer rows; both take tensors of the common form only (types.cuh). With an end
+// (verify/end.cuh) verify_pack_end_* and verify_pack_end_long_*: what is packed follows the cut.
 //
 // On entry: batch ≤ MAX_SUMMED_BATCH; γ ≤ TOKEN_SLOTS · WARP; the grid is a whole number of clusters; no output overlaps an input.
 //
@@ -23,15 +24,31 @@
 constexpr uint32 MAX_THREADS = 384;
 using AcceptedTable = SharedTable<MAX_SUMMED_BATCH>;
 
+// How the sequences end that this CTA verified, beside the cluster's table of what is accepted.
+template <typename Ends>
+struct CutTable {
+    uint8 entry[MAX_SUMMED_BATCH];  // finish, and whether there is a next token
+
+    __device__ void put(uint32 seq, const Cut &cut) { entry[seq] = cut.finish << 1 | cut.has_next(); }
+    __device__ Cut get(uint32 seq, uint32 accepted) const { return {accepted, accepted + (entry[seq] & 1), uint32(entry[seq] >> 1)}; }
+};
+template <>
+struct CutTable<NoEnd> {
+    __device__ void put(uint32, const Cut &) {}
+    __device__ Cut get(uint32, uint32 accepted) const { return {accepted, accepted + 1, GOES_ON}; }
+};
+
 // The tiles of tokens that one warp verifies: every `stride`th tile of its CTA's share of the batch from `first` on, AT_ONCE at a time.
-template <typename Token, uint32 SLOTS>
+template <typename Token, uint32 SLOTS, typename Ends>
 struct WarpTiles {
     static constexpr uint32 AT_ONCE = (SLOTS == 1 ? 16 : 8) / sizeof(Token);
     const VerifyParams<Common> &p;
+    const Ends &ends;
     uint32 first, stride, end;
     TokenTile<Token, SLOTS> tiles[AT_ONCE];
+    TileEnd<Token, SLOTS, Ends> tile_ends[AT_ONCE];
 
-    __device__ WarpTiles(const VerifyParams<Common> &p) : p(p) {
+    __device__ WarpTiles(const VerifyParams<Common> &p, const Ends &ends) : p(p), ends(ends) {
         const uint32 begin = cluster_rank() * p.share, log_rows = SLOTS == 1 ? 5 - p.log_lanes : 0;
         first = (begin >> log_rows) + threadIdx.x / WARP;
         stride = blockDim.x / WARP;
@@ -41,15 +58,20 @@ struct WarpTiles {
     __device__ void request(uint32 tile) {
 #pragma unroll
         for (uint32 t = 0; t < AT_ONCE; ++t)
-            if (tile + t * stride < end) tiles[t].load(p, tile + t * stride);
+            if (tile + t * stride < end) {
+                tiles[t].load(p, tile + t * stride);
+                tile_ends[t].load(p, ends, tiles[t].row);
+            }
     }
-    __device__ void verify(AcceptedTable &accepted) {
+    __device__ void verify(AcceptedTable &accepted, CutTable<Ends> &cuts) {
         for (uint32 tile = first; tile < end; tile += AT_ONCE * stride, request(tile))
 #pragma unroll
             for (uint32 t = 0; t < AT_ONCE; ++t) {
                 if (tile + t * stride >= end) break;
-                const uint32 k = tiles[t].first_mismatch(p);
-                if (tiles[t].pos == 0 && tiles[t].row < p.batch) accepted.entry[tiles[t].row] = k;
+                const Cut cut = tile_ends[t].cut(p, ends, tiles[t]);
+                if (tiles[t].pos > 0 || tiles[t].row >= p.batch) continue;
+                accepted.entry[tiles[t].row] = cut.accepted;
+                cuts.put(tiles[t].row, cut);
             }
     }
 };
@@ -93,18 +115,19 @@ struct EarlyRows {
     }
 };
 
-template <typename Token, uint32 TOKEN_SLOTS>
-__device__ inline void verify_pack(const VerifyParams<Common> &v, const PackParams<Common> &p, const Tensors &tensors) {
+template <typename Token, uint32 TOKEN_SLOTS, typename Ends = NoEnd>
+__device__ inline void verify_pack(const VerifyParams<Common> &v, const PackParams<Common> &p, const Tensors &tensors, const Ends &ends = {}) {
     __shared__ AcceptedTable accepted;
+    __shared__ CutTable<Ends> cuts;
     __shared__ uint4 first_units[SLOTS][MAX_THREADS];
     const uint32 ctas = gridDim.x - cluster_ctas(), warp = threadIdx.x / WARP * ctas + blockIdx.x;
     const bool copies = blockIdx.x < ctas;
-    WarpTiles<Token, TOKEN_SLOTS> tokens(v);
+    WarpTiles<Token, TOKEN_SLOTS, Ends> tokens(v, ends);
     accepted.open(v.share, v.batch);
     const Lane<Common> early(p, tensors, p.layout[0], 0, warp);
     EarlyRows rows{first_units};
     if (copies) rows.request(early, v.gamma);
-    tokens.verify(accepted);
+    tokens.verify(accepted, cuts);
     accepted.exchange(v.share, v.batch);
 
     const SummedOffsets offsets{Counts{accepted}, 0, 0};
@@ -116,10 +139,12 @@ __device__ inline void verify_pack(const VerifyParams<Common> &v, const PackPara
         const uint32 this_warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
         // The offsets are dealt from the last warp on, because each thread of the first warps writes the results of a sequence.
         write_offsets(p, offsets, begin, end, warps - 1 - this_warp, warps);
-        for (uint32 seq = begin + threadIdx.x; seq < end; seq += blockDim.x) write_result<Token>(v, seq, accepted.entry[seq]);
+        using Row = PaddedRow<Token, VerifyParams<Common>>;
+        for (uint32 seq = begin + threadIdx.x; seq < end; seq += blockDim.x)
+            write_result<Token>(v, ends, Row(v, seq), cuts.get(seq, accepted.entry[seq]));
         if (!v.committed) return;
         for (uint32 seq = begin + this_warp; seq < end; seq += warps)
-            write_committed<Token>(v, seq, accepted.entry[seq], threadIdx.x % WARP, WARP);
+            write_committed<Token>(v, Row(v, seq), cuts.get(seq, accepted.entry[seq]), threadIdx.x % WARP, WARP);
     }
 }
 
@@ -131,3 +156,7 @@ KERNEL verify_pack_i32(PARAMETERS) { verify_pack<int32, 1>(v, p, t); }
 KERNEL verify_pack_i64(PARAMETERS) { verify_pack<int64, 1>(v, p, t); }
 KERNEL verify_pack_long_i32(PARAMETERS) { verify_pack<int32, TOKEN_SLOTS>(v, p, t); }
 KERNEL verify_pack_long_i64(PARAMETERS) { verify_pack<int64, TOKEN_SLOTS>(v, p, t); }
+KERNEL verify_pack_end_i32(PARAMETERS, const __grid_constant__ EndParams end) { verify_pack<int32, 1>(v, p, t, end); }
+KERNEL verify_pack_end_i64(PARAMETERS, const __grid_constant__ EndParams end) { verify_pack<int64, 1>(v, p, t, end); }
+KERNEL verify_pack_end_long_i32(PARAMETERS, const __grid_constant__ EndParams end) { verify_pack<int32, TOKEN_SLOTS>(v, p, t, end); }
+KERNEL verify_pack_end_long_i64(PARAMETERS, const __grid_constant__ EndParams end) { verify_pack<int64, TOKEN_SLOTS>(v, p, t, end); }

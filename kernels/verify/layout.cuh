@@ -3,6 +3,22 @@
 
 #include "common/layout.cuh"
 
+VWD_SIZE(EndParams, 112)
+VWD_FIELD(EndParams, stop, 0, 24)
+VWD_FIELD(EndParams, ignore_stop, 24, 16)
+VWD_FIELD(EndParams, remaining, 40, 16)
+VWD_FIELD(EndParams, min_remaining, 56, 16)
+VWD_FIELD(EndParams, committed_len, 72, 16)
+VWD_FIELD(EndParams, finish, 88, 16)
+VWD_FIELD(EndParams, stops, 104, 4)
+VWD_FIELD(EndParams, stop_bytes, 108, 4)
+
+VWD_SIZE(FlatParams, 40)
+VWD_FIELD(FlatParams, ends, 0, 16)
+VWD_FIELD(FlatParams, bonus, 16, 16)
+VWD_FIELD(FlatParams, tokens, 32, 4)
+VWD_FIELD(FlatParams, unused, 36, 4)
+
 VWD_SIZE(VerifyParams<Common>, 120)
 VWD_FIELD(VerifyParams<Common>, draft, 0, 8)
 VWD_FIELD(VerifyParams<Common>, target, 8, 8)

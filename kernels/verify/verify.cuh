@@ -1,7 +1,7 @@
 // Greedy acceptance for a tile of tokens, by one warp. verify.cu and verify_pack.cu include it.
 #pragma once
 
-#include "common/types.cuh"
+#include "verify/end.cuh"
 
 // The number of tokens of a long row that a lane keeps in registers: it requests all of them before it compares the first.
 constexpr uint32 TOKEN_SLOTS = 4;
@@ -33,6 +33,14 @@ struct VerifyParams {
     Stride mismatch_seq;
     Stride committed_seq, committed_pos;
     uint32 mismatch_bytes;     // 1 or 4
+};
+
+// Drafts that lie one after the other, a parameter of its own. Mirrored by FlatParams in src/ops/verify/cuda.rs.
+struct FlatParams {
+    View<1> ends;   // [B] int32: past the last token of each draft; null where drafts are rows
+    View<1> bonus;  // [B] Token
+    uint32 tokens;  // N
+    uint32 unused;
 };
 #include "verify/layout.cuh"
 
@@ -104,25 +112,84 @@ struct TokenTile {
     }
 };
 
-// Writes the results of one sequence, by one thread. If this CTA has loaded the row, the target's token comes from L1.
+// What ends the rows of a tile. Without an end there is nothing to load, and all tokens up to the next one are committed.
+template <typename Token, uint32 SLOTS, typename Ends>
+struct TileEnd {
+    End end;
+    Token bonus = -1;
+
+    // Requests what the tile's own tokens do not tell.
+    template <typename Params>
+    __device__ void load(const Params &p, const Ends &ends, uint32 row) {
+        if constexpr (Ends::IS_GIVEN) {
+            const uint32 read_row = min(row, p.batch - 1);
+            bonus = token<Token>(p, p.target + offset(read_row, p.target_seq), p.gamma, p.target_pos);
+            end.load(ends, read_row);
+        }
+    }
+    // The same in all lanes of a row.
+    template <typename Params>
+    __device__ Cut cut(const Params &p, const Ends &ends, const TokenTile<Token, SLOTS> &tile) const {
+        if constexpr (!Ends::IS_GIVEN) {
+            const uint32 k = tile.first_mismatch(p);
+            return {k, k + 1, GOES_ON};
+        } else {
+            Token tokens[SLOTS + 1];
+#pragma unroll
+            for (uint32 u = 0; u < SLOTS; ++u) tokens[u] = tile.targets[u];
+            tokens[SLOTS] = bonus;
+            const uint32 bits = stop_bits(ends, min(tile.row, p.batch - 1), tokens), k = tile.first_mismatch(p);
+            uint32 first = bits >> SLOTS && end.stops_at(p.gamma) ? p.gamma : NEVER;
+#pragma unroll
+            for (uint32 u = SLOTS; u-- > 0;) {
+                const uint32 pos = tile.pos + u * WARP;
+                if (pos < p.gamma && (bits >> u & 1) && end.stops_at(pos)) first = pos;
+            }
+            if constexpr (SLOTS == 1) {
+                const uint32 lanes = 1u << p.log_lanes, leader = threadIdx.x % WARP & -lanes;
+                const uint32 stops = __ballot_sync(FULL_WARP, first < p.gamma) >> leader & FULL_WARP >> (WARP - lanes);
+                return end.cut(k, k + 1, stops ? __ffs(stops) - 1 : first);
+            } else {
+                return end.cut(k, k + 1, __reduce_min_sync(FULL_WARP, first));
+            }
+        }
+    }
+};
+
+// The tokens of one sequence whose draft is a row. If this CTA has loaded the row, the target's tokens come from L1.
 template <typename Token, typename Params>
-__device__ inline void write_result(const Params &p, uint32 seq, uint32 k) {
-    const Token &next = token<Token>(p, p.target + offset(seq, p.target_seq), k, p.target_pos);
-    as<int32>(p.accepted + offset(seq, p.accepted_seq)) = k;
-    as<Token>(p.next_token + offset(seq, p.next_token_seq)) = next;
+struct PaddedRow {
+    const Params &p;
+    uint32 seq;
+    const char *row;
+
+    __device__ PaddedRow(const Params &p, uint32 seq) : p(p), seq(seq), row(p.target + offset(seq, p.target_seq)) {}
+    __device__ Token target(uint32 pos) const { return token<Token>(p, row, pos, p.target_pos); }
+    __device__ uint32 length() const {
+        return p.draft_lens ? clamped(p, as<int32>(p.draft_lens + offset(seq, p.draft_lens_seq))) : p.gamma;
+    }
+};
+
+// Writes the results of one sequence, by one thread.
+template <typename Token, typename Params, typename Ends, typename Row>
+__device__ inline void write_result(const Params &p, const Ends &ends, const Row &row, const Cut &cut) {
+    const bool has_next = !Ends::IS_GIVEN || cut.has_next();
+    const Token next = has_next ? row.target(cut.accepted) : Token(-1);
+    as<int32>(p.accepted + offset(row.seq, p.accepted_seq)) = cut.accepted;
+    as<Token>(p.next_token + offset(row.seq, p.next_token_seq)) = next;
+    write_end(ends, row.seq, cut);
     if (!p.mismatch) return;
-    char *mismatch = p.mismatch + offset(seq, p.mismatch_seq);
-    const uint32 length = p.draft_lens ? clamped(p, as<int32>(p.draft_lens + offset(seq, p.draft_lens_seq))) : p.gamma;
-    if (p.mismatch_bytes == 1) as<uint8>(mismatch) = k < length;
-    else as<int32>(mismatch) = k < length;
+    char *mismatch = p.mismatch + offset(row.seq, p.mismatch_seq);
+    const bool refused = has_next && cut.accepted < row.length();
+    if (p.mismatch_bytes == 1) as<uint8>(mismatch) = refused;
+    else as<int32>(mismatch) = refused;
 }
 
 // Writes the committed row of one sequence, by `lanes` lanes, of which this is number `lane`. Accepted draft tokens equal the target's, so
-// the committed row is the target's row up to and including k.
-template <typename Token, typename Params>
-__device__ inline void write_committed(const Params &p, uint32 seq, uint32 k, uint32 lane, uint32 lanes) {
-    const char *target = p.target + offset(seq, p.target_seq);
-    char *committed = p.committed + offset(seq, p.committed_seq);
+// the committed row is the beginning of the target's row.
+template <typename Token, typename Params, typename Row>
+__device__ inline void write_committed(const Params &p, const Row &row, const Cut &cut, uint32 lane, uint32 lanes) {
+    char *committed = p.committed + offset(row.seq, p.committed_seq);
     for (uint32 pos = lane; pos <= p.gamma; pos += lanes)
-        as<Token>(committed + offset(pos, p.committed_pos)) = pos <= k ? token<Token>(p, target, pos, p.target_pos) : Token(-1);
+        as<Token>(committed + offset(pos, p.committed_pos)) = pos < cut.committed ? row.target(pos) : Token(-1);
 }

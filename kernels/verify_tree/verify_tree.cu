@@ -17,37 +17,11 @@
 //
 // targets: compute_80
 
-#include "common/elements.cuh"
-#include "common/view.cuh"
+#include "verify_tree/params.cuh"
 
-constexpr uint32 MOST_NODES = 1024, MOST_THREADS = 256;
-constexpr uint32 BROKEN_LINK = 1u << 16, CLAMPED = 1u << 17, NO_TOKEN = 1u << 18;
-constexpr int32 NONE = 0x7fffffff;
+constexpr uint32 MOST_THREADS = 256;
 
-struct VerifyTreeParams {
-    View<2> tokens, parents, target;  // [B, N] Token, int32, Token
-    View<1> node_counts;              // [B] int32, or null: N
-    View<1> accepted;                 // [B] int32
-    View<2> path;                     // [B, M] int32
-    View<1> next_token;               // [B] Token
-    View<2> committed;                // [B, M] Token, or null
-    View<1> status;                   // [B] uint32, or null
-    uint32 nodes, places;             // N, M
-    const uint64 *largest;            // [B, N, slices] in place of target, or null
-    uint32 slices;
-    uint32 unused;
-};
-
-struct LargestParams {
-    View<3> logits;         // [B, N, V]
-    View<1> node_counts;    // [B] int32, or null: N
-    uint64 *largest;        // [B, N, slices], out
-    Divisor nodes, slices;
-    uint32 tokens, slice;   // V, and tokens of a slice, a multiple of 8
-    uint32 dtype;
-    uint32 is_adjacent;     // rows begin on 16 bytes, and their elements are adjacent
-};
-#include "verify_tree/layout.cuh"
+#include "verify_tree/end.cuh"
 
 // A logit with its token, so that the larger one is the larger logit, of equal logits the lower token. NO_LOGIT: NaN or −∞.
 constexpr uint64 NO_LOGIT = 0;
@@ -109,8 +83,8 @@ __device__ inline Token target_of(const VerifyTreeParams &p, uint32 seq, uint32 
     return best == NO_LOGIT ? Token(-1) : Token(~uint32(best));
 }
 
-template <typename Token>
-__device__ inline void verify(const VerifyTreeParams &p) {
+template <typename Token, typename Ends = NoEnd>
+__device__ inline void verify(const VerifyTreeParams &p, const Ends &ends = {}) {
     __shared__ Token target[MOST_NODES];
     __shared__ int32 follower[MOST_NODES], path[MOST_NODES];
     __shared__ int32 accepted;
@@ -157,7 +131,7 @@ __device__ inline void verify(const VerifyTreeParams &p) {
         const Token next = count > 0 ? target[node] : Token(-1);
         as<Token>(p.next_token.at(seq)) = next;
         const bool has_none = p.largest && count > 0 && next < 0;
-        if (p.status) as<uint32>(p.status.at(seq)) = (broken ? BROKEN_LINK : 0) | (given > nodes ? CLAMPED : 0) | (has_none ? NO_TOKEN : 0);
+        if (p.status) as<uint32>(p.status.at(seq)) = (broken ? BROKEN_LINK : 0) | (given > nodes ? CLAMPED : 0) | (has_none ? NODE_WITHOUT_TOKEN : 0);
     }
     __syncthreads();
     const int32 length = count > 0 ? accepted + 1 : 0;
@@ -165,7 +139,14 @@ __device__ inline void verify(const VerifyTreeParams &p) {
         as<int32>(p.path.at(seq, j)) = j < length ? path[j] : -1;
         if (p.committed) as<Token>(p.committed.at(seq, j)) = j < length ? target[path[j]] : Token(-1);
     }
+    end_walk<Token>(p, ends, seq, p.target.data != nullptr);
 }
 
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_i32(const __grid_constant__ VerifyTreeParams p) { verify<int32>(p); }
 extern "C" __global__ void __launch_bounds__(MOST_THREADS) verify_tree_i64(const __grid_constant__ VerifyTreeParams p) { verify<int64>(p); }
+
+#define END_KERNEL extern "C" __global__ void __launch_bounds__(MOST_THREADS)
+#define END_PARAMETERS const __grid_constant__ VerifyTreeParams p, const __grid_constant__ EndParams end
+
+END_KERNEL verify_tree_end_i32(END_PARAMETERS) { verify<int32>(p, end); }
+END_KERNEL verify_tree_end_i64(END_PARAMETERS) { verify<int64>(p, end); }

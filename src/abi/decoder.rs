@@ -1,6 +1,7 @@
 //! Decoder: the attention of decode steps, layer by layer, on the engine's own paged keys and values.
 
 use super::{Versioned, vwd_holt, vwd_rope, vwd_tensor};
+use std::mem::offset_of;
 
 /// The row takes no part in the step: nothing of it is written or read.
 pub const VWD_DECODER_SKIP: u32 = 0;
@@ -17,9 +18,21 @@ pub const VWD_STRATEGY_PRR: u32 = 1;
 /// Attention over the list that `vwd_decoder_foresee` made, as it is.
 pub const VWD_STRATEGY_FORESEEN: u32 = 2;
 
-/// PRR predicts from the scores of past steps.
+/// Strategies of a decoder on a tiered cache (`vwd_decoder_create_on_cache`), beside SERIAL, which fetches what it selected.
+///
+/// Attention over the list that the sequence's step before selected, and over the block of the new token, while this step's selection
+/// is made and fetched for the next one (AsyncTLS: Hu et al. 2026).
+pub const VWD_STRATEGY_ASYNC_TLS: u32 = 3;
+/// Attention over the list that `vwd_decoder_foresee` made and began to fetch, as it is (SparDA: Fu et al. 2026): FORESEEN on a cache.
+pub const VWD_STRATEGY_SPARDA: u32 = 4;
+/// A predicted list is fetched ahead, attention reads what has arrived of it while the selection runs and what it missed travels, and
+/// repair adds the missed and the late. Results are those of SERIAL: bit for bit on a CPU session, to the tolerance of `vwd_repair` on
+/// CUDA, whatever was predicted and however late copies are.
+pub const VWD_STRATEGY_VANWARD: u32 = 5;
+
+/// PRR and VANWARD predict from the scores of past steps.
 pub const VWD_PREDICT_SCORES: u32 = 0;
-/// PRR takes the list that `vwd_decoder_foresee` made.
+/// PRR and VANWARD take the list that `vwd_decoder_foresee` made.
 pub const VWD_PREDICT_FORESEEN: u32 = 1;
 
 /// How a layer's sparse rows attend. The struct keeps its size: what is added takes the place of `reserved`, and zero means what
@@ -27,22 +40,22 @@ pub const VWD_PREDICT_FORESEEN: u32 = 1;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_decoder_policy {
-    /// VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries.
+    /// VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries; not on a cache.
     pub method: u32,
     /// Budget of a list, forced blocks included; at least 1 unless the layer is dense.
     pub k: u32,
     /// Blocks that are always selected: the first and the last ones. The token of a step is in the last one.
     pub init_blocks: u32,
     pub local_blocks: u32,
-    /// Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case.
+    /// Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case. On a cache 0: rows are sparse.
     pub dense_below: u32,
     /// Tokens that a position sees, itself included; 0: all.
     pub window: u32,
     /// VWD_STRATEGY_*.
     pub strategy: u32,
-    /// VWD_PREDICT_*: where PRR's prediction comes from. 0 for other strategies.
+    /// VWD_PREDICT_*: where the prediction of PRR or VANWARD comes from. 0 for other strategies.
     pub predict: u32,
-    /// Length of a predicted or foreseen list as a multiple of k, at least 1; 0 means 1.25. 0 for SERIAL.
+    /// Length of a predicted or foreseen list as a multiple of k, at least 1; 0 means 1.25. 0 for SERIAL and ASYNC_TLS.
     pub ratio: f32,
     /// Smoothing of scores, for VWD_PREDICT_SCORES; zeros mean {1, 0, 0}, the scores of the previous step.
     pub holt: vwd_holt,
@@ -62,7 +75,8 @@ pub struct vwd_decoder_options {
     pub max_rows: u32,
     /// Largest number of positions of a row in a step, Q: γ + 1 to verify γ drafts; 0 means 1.
     pub max_positions: u32,
-    /// Largest number of sequences of which drafts and scores are remembered; 0 means max_rows.
+    /// Largest number of sequences of which drafts and scores are remembered; 0 means max_rows, or on a cache the cache's number, which
+    /// is also the least.
     pub max_sequences: u32,
     /// Hq and Hk; Hq is a multiple of Hk.
     pub query_heads: u32,
@@ -73,10 +87,10 @@ pub struct vwd_decoder_options {
     /// DLPack's code and bits of keys and values: float32, float16, bfloat16, float8_e4m3fn or float8_e5m2.
     pub dtype_code: u32,
     pub dtype_bits: u32,
-    /// P, tokens of a page, and the number of pages of a layer's cache.
+    /// P, tokens of a page, and the number of pages of a layer's cache. 0 on a tiered cache.
     pub page_size: u32,
     pub pages: u32,
-    /// S, tokens of a block: S divides P or P divides S.
+    /// S, tokens of a block: S divides P or P divides S. On a tiered cache that of the cache.
     pub block_size: u32,
     /// Factor on q·k, above 0; 0 means 1/√D, and is not allowed if D ≠ Dv.
     pub scale: f32,
@@ -113,7 +127,9 @@ unsafe impl Versioned for vwd_decoder_options {}
 /// accepted    [max_sequences]  int32. Tokens of these that were accepted.
 /// selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
 /// predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list.
-/// missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted.
+/// missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted, or late.
+/// fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
+///                                     for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
 /// Rows that were not sparse have 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -129,10 +145,13 @@ pub struct vwd_decoder_details {
     pub selected: vwd_tensor,
     pub predicted: vwd_tensor,
     pub missed: vwd_tensor,
+    pub fetched: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_decoder_details {}
+unsafe impl Versioned for vwd_decoder_details {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_decoder_details, fetched), size_of::<Self>()];
+}
 
 /// A step of `vwd_decoder_begin`; see there.
 #[repr(C)]

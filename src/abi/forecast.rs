@@ -71,7 +71,7 @@ pub struct vwd_rope {
     pub rotary_dim: u32,
     /// Base of inv_freq[c] = theta^(−2c/rotary_dim); 0 means 10000.
     pub theta: f32,
-    /// Factor on the rotated channels (YaRN's attention factor); 0 means 1.
+    /// Factor on the rotated channels, at position 0, too (YaRN's attention factor); 0 means 1.
     pub attention_factor: f32,
     /// [rotary_dim/2] float32, optional: replaces the frequencies made from theta.
     pub inv_freq: vwd_tensor,

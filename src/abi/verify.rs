@@ -1,6 +1,7 @@
 //! Verification of draft tokens and packing of accepted rows.
 
 use super::{Versioned, vwd_tensor};
+use std::mem::offset_of;
 
 /// The request goes on.
 pub const VWD_FINISH_NONE: u8 = 0;
@@ -23,10 +24,20 @@ pub struct vwd_verify_args {
     pub next_token: vwd_tensor,
     pub mismatch: vwd_tensor,
     pub committed: vwd_tensor,
+    pub stop: vwd_tensor,
+    pub ignore_stop: vwd_tensor,
+    pub remaining: vwd_tensor,
+    pub min_remaining: vwd_tensor,
+    pub committed_len: vwd_tensor,
+    pub finish: vwd_tensor,
+    pub draft_ends: vwd_tensor,
+    pub bonus: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_verify_args {}
+unsafe impl Versioned for vwd_verify_args {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_verify_args, stop), size_of::<Self>()];
+}
 
 /// Arguments of `vwd_pack`; see there.
 #[repr(C)]
@@ -65,7 +76,15 @@ pub struct vwd_verify_pack_args {
     pub offsets: vwd_tensor,
     pub mismatch: vwd_tensor,
     pub committed: vwd_tensor,
+    pub stop: vwd_tensor,
+    pub ignore_stop: vwd_tensor,
+    pub remaining: vwd_tensor,
+    pub min_remaining: vwd_tensor,
+    pub committed_len: vwd_tensor,
+    pub finish: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_verify_pack_args {}
+unsafe impl Versioned for vwd_verify_pack_args {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_verify_pack_args, stop), size_of::<Self>()];
+}

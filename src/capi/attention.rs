@@ -37,7 +37,7 @@ use std::mem::MaybeUninit;
 ///              or [B, Q, Hq]
 /// args->state                          Out, optional (all three or none).
 /// args->partials                       Out, optional (all three or none); needs a list. Partials of entries past the count
-///                                      are not written.
+///                                      are not written. Keeping them may change the last bits of out.
 /// args->tree      [B, Q, ⌈Q/32⌉]       uint32, optional (absent: a chain), with q of rank 4: the rows are nodes of a draft tree, as
 ///                                      mask of `vwd_tree_prepare` has them. Of the rows r and before, row r sees those whose bit is
 ///                                      set, bit j mod 32 of word j / 32 for row j; further bits are not read. The depth of a row

@@ -4,6 +4,7 @@ use super::boundary::{
     Handle, boundary, computing, handle, optional_versioned, out, release, versioned, write_versioned,
 };
 use super::forecast::vwd_forecast;
+use super::kv::vwd_kv_cache;
 use super::session::vwd_session;
 use crate::abi::{
     vwd_decoder_accept_args, vwd_decoder_attend_args, vwd_decoder_details, vwd_decoder_foresee_args,
@@ -59,7 +60,43 @@ pub unsafe extern "C" fn vwd_decoder_create(
         unsafe {
             let (session, options) = (handle(session, "session")?, versioned(options, "options", &mut buffer)?);
             let decoder = out(decoder, "decoder")?;
-            let created = Decoder::create(&session.0, options)?;
+            let created = Decoder::create(&session.0, options, None)?;
+            decoder.write(Box::into_raw(Box::new(vwd_decoder(created, session.maker()))));
+        }
+        Ok(())
+    })
+}
+
+/// Creates a decoder whose keys and values are those of a tiered cache.
+///
+/// A row of a step is a sequence of the cache: step->sequences has their numbers. The decoder appends the new tokens to the cache,
+/// keeps summaries by the cache's blocks, and resolves and fetches what its lists name. The engine adds, extends, forks, truncates and
+/// frees sequences, and resolves nothing in these layers while it uses the decoder. A prompt is written in steps without q, of up to S
+/// positions.
+///
+/// cache  Of the session. Kept alive by the decoder; may be released first.
+/// The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
+/// pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
+/// strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is
+/// made ahead, or of forced blocks where those are more. ASYNC_TLS and VANWARD need a hold of at least 2.
+///
+/// Blocks and allocates; not for capture. Thread-safe.
+/// Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
+/// allocated.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_decoder_create_on_cache(
+    session: *const vwd_session,
+    options: *const vwd_decoder_options,
+    cache: *const vwd_kv_cache,
+    decoder: *mut *mut vwd_decoder,
+) -> vwd_status {
+    boundary("vwd_decoder_create_on_cache", || {
+        let mut buffer = MaybeUninit::uninit();
+        // SAFETY: the C contract of the arguments.
+        unsafe {
+            let (session, options) = (handle(session, "session")?, versioned(options, "options", &mut buffer)?);
+            let (cache, decoder) = (handle(cache, "cache")?, out(decoder, "decoder")?);
+            let created = Decoder::create(&session.0, options, Some(&cache.0))?;
             decoder.write(Box::into_raw(Box::new(vwd_decoder(created, session.maker()))));
         }
         Ok(())

@@ -9,13 +9,14 @@ use crate::abi::{
 use crate::kv::{self, AppendRequest, KvCache, ResolveRequest};
 use crate::runtime::fork::Process;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
 /// A tiered KV cache of all layers of a model. Opaque.
 ///
 /// The newest one or two blocks of each sequence lie in reserved slots, the sequence's tail, where tokens are appended. A block
 /// that is full is written back to host memory; resolve and fetch bring it to a slot when a list names it. Forks share whole
 /// blocks, which never change.
-pub struct vwd_kv_cache(KvCache, Process);
+pub struct vwd_kv_cache(pub(super) Arc<KvCache>, Process);
 
 impl Handle for vwd_kv_cache {
     #[inline]
@@ -62,7 +63,7 @@ pub unsafe extern "C" fn vwd_kv_cache_create(
             let (session, options) = (handle(session, "session")?, versioned(options, "options", &mut buffer)?);
             let cache = out(cache, "cache")?;
             let created = KvCache::create(&session.0, options)?;
-            cache.write(Box::into_raw(Box::new(vwd_kv_cache(created, session.maker()))));
+            cache.write(Box::into_raw(Box::new(vwd_kv_cache(Arc::new(created), session.maker()))));
         }
         Ok(())
     })
@@ -142,7 +143,7 @@ pub unsafe extern "C" fn vwd_kv_cache_fork(
 }
 
 /// Truncates a sequence to its first tokens, and frees the blocks after them. Rejected draft tokens need no call: the next
-/// append overwrites them.
+/// append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are.
 ///
 /// Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has
 /// room for), OUT_OF_MEMORY (the last block is shared, and no block is free to copy it to), DRIVER, INTERNAL. After an error
@@ -179,7 +180,7 @@ pub unsafe extern "C" fn vwd_kv_cache_free(
 /// that gets its last token is written back to host memory.
 ///
 /// args->layer                     0 … layers−1.
-/// args->sequences  [B]            int32. Distinct, so at most max_sequences.
+/// args->sequences  [B]            int32. At most max_sequences, distinct but for −1, an idle row.
 /// args->begin      [B]            int32. The number of tokens that the sequence has, or fewer after drafts were rejected; not
 ///                                 below the beginning of its last two blocks, nor below the token where it was last forked
 ///                                 or truncated.
@@ -217,7 +218,8 @@ pub unsafe extern "C" fn vwd_kv_cache_append(
 /// args->layer                         0 … layers−1.
 /// args->sequences        [B]          int32. At most max_sequences of them.
 /// args->wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
-///                                     at most slots / hold of the options.
+///                                     at most slots / hold of the options: all elements of ids, whatever the counts and
+///                                     wherever the blocks lie.
 /// args->wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
 /// args->wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
 ///                        the sequence does not have. Columns past the count are not written.

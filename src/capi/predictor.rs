@@ -35,7 +35,7 @@ pub unsafe extern "C" fn vwd_predictor_reset(
 /// Predicts which blocks the coming selection will choose (PRR: Wang et al. 2026): the top ⌈ratio·k⌉ of
 /// ŝ = level + gamma·trend.
 ///
-/// Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that has had no finite score has ŝ = −inf.
+/// Forced blocks, ties and counts are as in `vwd_select_blocks`; a block whose level is not finite has ŝ = −inf.
 ///
 /// args->block_size                           S.
 /// args->k                                    Budget of the selection that is predicted. k and ⌈ratio·k⌉ count the forced

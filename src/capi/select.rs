@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 ///   MEAN_SOFTMAX  max over the windows w that overlap j of Σ_h softmax_w(scale·q_h·means_w)
 ///   MEAN_DOT      max over the windows w that overlap j of q_g·means_w
 ///   LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
-///                 channels; −inf for a block that is no candidate
+///                 channels; 0 for a candidate without labels, −inf for a block that is no candidate
 ///   AXIS          Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))) over the blocks
 /// A score that would be NaN is −inf, and so is the score of a block without a summary (MEAN: without a complete window for
 /// which the index has a row). In a softmax a window, token or block (AXIS) that has no summary, or whose product is not

@@ -107,6 +107,14 @@ impl KvCache {
         Ok(KvCache { session: session.clone(), options, sizes, state: Mutex::new(State { sequences, store }) })
     }
 
+    pub fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
     fn layer(&self, layer: u32) -> Result<usize> {
         if (layer as usize) < self.options.layers {
             return Ok(layer as usize);
@@ -186,6 +194,17 @@ impl KvCache {
         let State { sequences, store } = &mut *self.state.lock();
         // SAFETY: the call's contract keeps the tensors valid.
         unsafe { store.resolve(&on, sequences, request) }
+    }
+
+    /// Writes the tables of the rows of a step: what a decoder reads summaries and tails by.
+    ///
+    /// # Safety
+    /// The request's memory stays valid until the stream has passed.
+    pub unsafe fn row_tables(&self, request: &RowTables, stream: vwd_stream) -> Result<()> {
+        let on = self.session.on(stream)?;
+        let State { sequences, store } = &mut *self.state.lock();
+        // SAFETY: says the caller.
+        unsafe { store.row_tables(&on, sequences, request) }
     }
 
     pub fn fetch(&self, layer: u32, stream: vwd_stream) -> Result<()> {
@@ -274,6 +293,16 @@ impl KvCache {
 fn changed(sequences: &Sequences, sequence: u32, kept: [usize; 2], opened: Option<Opened>) -> Changed<'_> {
     let (blocks, [tokens, whole]) = (sequences.blocks(sequence as usize).expect("a sequence that was changed"), kept);
     Changed { sequence: sequence as usize, blocks, tokens, whole, opened }
+}
+
+/// Where the blocks of each row of a step lie: tables whose row i is that of a sequence, of which there are at most max_sequences.
+pub struct RowTables<'a> {
+    /// [B]; a number that no sequence has gives a row of −1.
+    pub sequences: Tensor<'a>,
+    /// [B, max_blocks] each, packed: the host block of each block of the sequence, and the page of its tail in which the block lies
+    /// while it is one of the newest. −1 past the last block.
+    pub blocks: *mut i32,
+    pub tails: *mut i32,
 }
 
 /// Checked arguments of `vwd_kv_cache_append`.

@@ -1,7 +1,7 @@
 //! The interface of a cache's backend, which has the runs and the slots. `sequences` decides which blocks a sequence has.
 
 use super::sequences::{Opened, Sequences};
-use super::{AppendRequest, ResolveRequest};
+use super::{AppendRequest, ResolveRequest, RowTables};
 use crate::abi::vwd_stream;
 use crate::core::status::Result;
 use crate::runtime::{On, Session};
@@ -43,6 +43,10 @@ pub trait Store: Send {
     /// # Safety
     /// The request's tensors are valid for as long as the call's contract says.
     unsafe fn resolve(&mut self, on: &On, sequences: &Sequences, request: &ResolveRequest) -> Result<()>;
+
+    /// # Safety
+    /// The request's memory is valid for as long as the call's contract says.
+    unsafe fn row_tables(&mut self, on: &On, sequences: &Sequences, request: &RowTables) -> Result<()>;
 
     fn fetch(&mut self, on: &On, layer: usize) -> Result<()>;
 

@@ -59,6 +59,14 @@ structs! {
         next_token,
         mismatch,
         committed,
+        stop,
+        ignore_stop,
+        remaining,
+        min_remaining,
+        committed_len,
+        finish,
+        draft_ends,
+        bonus,
     }
     vwd_pack_args {
         struct_size,
@@ -83,6 +91,12 @@ structs! {
         offsets,
         mismatch,
         committed,
+        stop,
+        ignore_stop,
+        remaining,
+        min_remaining,
+        committed_len,
+        finish,
     }
     vwd_verify_sample_args {
         struct_size,
@@ -140,6 +154,21 @@ structs! {
         next_token,
         committed,
         status,
+        stop,
+        ignore_stop,
+        remaining,
+        min_remaining,
+        committed_len,
+        finish,
+        walk,
+        draft_rows,
+        draft_map,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seeds,
+        positions,
     }
     vwd_compactor_options {
         struct_size,
@@ -558,6 +587,7 @@ structs! {
         selected,
         predicted,
         missed,
+        fetched,
     }
     vwd_decoder_step {
         struct_size,

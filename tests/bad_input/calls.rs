@@ -1,5 +1,17 @@
 //! Every call, described once.
 
+/// What ends a request.
+macro_rules! end {
+    ($call:ident, $Args:ty) => {
+        $call.input("stop", offset_of!($Args, stop), I64, "S?").optional();
+        $call.input("ignore_stop", offset_of!($Args, ignore_stop), U8, "B").optional();
+        $call.input("remaining", offset_of!($Args, remaining), I32, "B").optional();
+        $call.input("min_remaining", offset_of!($Args, min_remaining), I32, "B").optional();
+        $call.output("committed_len", offset_of!($Args, committed_len), I32, "B").optional();
+        $call.output("finish", offset_of!($Args, finish), U8, "B").optional();
+    };
+}
+
 mod attention;
 mod cache;
 mod decoder;
@@ -26,6 +38,7 @@ type Describe = fn(&Backend) -> Call<'_>;
 
 pub const ALL: &[(&str, Describe)] = &[
     ("vwd_verify", verify),
+    ("vwd_verify of drafts one after the other", verify_flat),
     ("vwd_pack", pack),
     ("vwd_verify_pack", verify_pack),
     ("vwd_verify_sample", verify_sample),
@@ -33,6 +46,7 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_tree_prepare of children and siblings", |b| tree_prepare(b, false)),
     ("vwd_verify_tree", |b| verify_tree(b, false)),
     ("vwd_verify_tree from logits", |b| verify_tree(b, true)),
+    ("vwd_verify_tree by sampling", sampled_tree),
     ("vwd_compact", compact),
     ("vwd_index_update of MINMAX", |b| index_update(b, VWD_INDEX_MINMAX, false)),
     ("vwd_index_update of MEAN", |b| index_update(b, VWD_INDEX_MEAN, false)),

@@ -46,6 +46,8 @@ pub struct Call<'b> {
     args: Vec<u64>,
     args_size: usize,
     known_sizes: &'static [usize],
+    /// No earlier version of the struct describes the call.
+    is_new: bool,
     sizes: HashMap<&'static str, usize>,
     fields: Vec<Field<'b>>,
     /// (name, address, values that are not allowed)
@@ -93,6 +95,7 @@ impl<'b> Call<'b> {
             args: memory,
             args_size: size_of::<T>(),
             known_sizes: T::KNOWN_SIZES,
+            is_new: false,
             sizes: sizes.iter().copied().collect(),
             fields: vec![],
             scalars: vec![],
@@ -226,6 +229,11 @@ impl<'b> Call<'b> {
         self.arrays.retain(|array| array.0 != name);
     }
 
+    /// No earlier version of the struct can describe the call.
+    pub fn is_new_to_its_struct(&mut self) {
+        self.is_new = true;
+    }
+
     /// The parameter that is the struct has this name.
     pub fn args_are_called(&mut self, name: &'static str) {
         self.args_name = name;
@@ -342,7 +350,8 @@ impl<'b> Call<'b> {
         self.expect(table, "a larger struct with a field set", &[self.args_name], status);
         self.args[last] = 0;
         // An earlier version's struct: what follows it is not read.
-        for &size in self.known_sizes.iter().filter(|&&size| size < full) {
+        let earlier = if self.is_new { &[] } else { self.known_sizes };
+        for &size in earlier.iter().filter(|&&size| size < full) {
             let valid = self.args.clone();
             self.set_struct_size(size);
             // SAFETY: the argument struct's memory.

@@ -690,6 +690,20 @@ impl<'b> Results<'b> {
         [&self.out, &self.lse].into_iter().chain(&self.state).map(Tensor::read_raw).collect()
     }
 
+    /// Every number is the other's but for rounding.
+    pub fn assert_close(&self, other: &Results, spec: &Spec) {
+        let all =
+            |of: &Results| [&of.out, &of.lse].into_iter().chain(&of.state).map(Tensor::read_floats).collect::<Vec<_>>();
+        let mut all = all(self).into_iter().zip(all(other)).zip([&spec.q_type, &F32, &F32, &F32, &F32]);
+        assert!(
+            all.all(|((a, b), dtype)| {
+                let rounding = |x: f64| TOLERANCE * x.abs().max(1.0) + 2.0 * dtype.rounding(x);
+                a.data.iter().zip(&b.data).all(|(&a, &b)| a == b || (a - b).abs() <= rounding(b))
+            }),
+            "{spec:?}"
+        );
+    }
+
     /// Each row and head equals the formula over the blocks that (i, r, g) names.
     pub fn check(&self, model: &Model, blocks: impl Fn(usize, usize, usize) -> Vec<i64>) {
         let spec = &model.spec;

@@ -11,7 +11,7 @@ pub const CASES: &[Case] = cases![
     attention_of_a_tree_agrees_with_the_formula,
     attention_of_a_tree_within_a_window_goes_by_depth,
     attention_of_a_tree_of_many_nodes_agrees_with_the_formula,
-    attention_of_a_chain_given_as_a_tree_has_the_bits_of_attention_without,
+    attention_of_a_chain_given_as_a_tree_is_attention_without,
     repair_superset_of_a_tree_covers_predicted_and_selected_blocks,
     repair_exact_of_a_tree_covers_the_selected_blocks_alone,
 ];
@@ -47,7 +47,7 @@ fn attention_of_a_tree_of_many_nodes_agrees_with_the_formula(backend: &Backend) 
     });
 }
 
-fn attention_of_a_chain_given_as_a_tree_has_the_bits_of_attention_without(backend: &Backend) {
+fn attention_of_a_chain_given_as_a_tree_is_attention_without(backend: &Backend) {
     let Some(forcing) = backend.forcing("attention=general", 80..=u32::MAX) else { return };
     rounds(15, |rng| {
         let spec = random(rng);
@@ -60,7 +60,12 @@ fn attention_of_a_chain_given_as_a_tree_has_the_bits_of_attention_without(backen
         let [tree, chain] = [(); 2].map(|()| Results::new(&forcing, rng, &spec));
         placed.attend(&vwd_attention_args { flags: 0, ..placed.attention(list.as_ref(), &tree) });
         placed.attend(&vwd_attention_args { flags: 0, tree: absent(), ..placed.attention(list.as_ref(), &chain) });
-        assert_eq!(tree.bits(), chain.bits(), "{:?}", model.spec);
+        if backend.is_cuda() {
+            // Two kernels: an assembler fuses products and sums in each as it likes.
+            tree.assert_close(&chain, &model.spec);
+        } else {
+            assert_eq!(tree.bits(), chain.bits(), "{:?}", model.spec);
+        }
     });
 }
 

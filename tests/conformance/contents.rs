@@ -424,6 +424,26 @@ fn contents_of_verification_and_packing_are_checked(backend: &Backend) {
             // SAFETY: everything is alive until the call has passed.
             unsafe { vwd_verify(session, &verify, stream) }
         });
+        // A draft without tokens ends where it begins.
+        let (flat, bonus) = (ints(&[9], rng), ints(&[3], rng));
+        let ends = Input::ints(backend, &[3], &[4, 4, 9]);
+        let one_after_the_other = vwd_verify_args {
+            draft: flat.c(),
+            target: flat.c(),
+            draft_lens: absent(),
+            draft_ends: ends.c(),
+            bonus: bonus.c(),
+            ..verify
+        };
+        let wrong_ends: &[Wrong] = &[
+            (&ends, 0, -1.0, "draft_ends[0]: −1; expected 0 to 9"),
+            (&ends, 2, 10.0, "draft_ends[2]: 10; expected 0 to 9"),
+            (&ends, 1, 3.0, "draft_ends[1]: 3; expected no less than the 4 before it"),
+        ];
+        check(backend, &[&accepted, &next_token], wrong_ends, |session, stream| {
+            // SAFETY: everything is alive until the call has passed.
+            unsafe { vwd_verify(session, &one_after_the_other, stream) }
+        });
         let rows = normals(backend, rng, F32, &[3, 4, 8]);
         let packed = Tensor::poisoned(backend, F32, &[12, 8], &PLAIN);
         let offsets = Tensor::poisoned(backend, I32, &[4], &PLAIN);

@@ -1,9 +1,10 @@
 //! The decoder: its steps are the calls that they are composed of. What drafts and strategies promise is in decoder/drafts.rs and
-//! decoder/strategies.rs.
+//! decoder/strategies.rs; those on a tiered cache in decoder/tiered.rs.
 
 pub mod drafts;
 pub mod model;
 pub mod strategies;
+pub mod tiered;
 
 use crate::Case;
 use crate::support::*;
@@ -569,7 +570,7 @@ fn decoder_errors_name_the_argument(backend: &Backend) {
 
     let policy = |policy: vwd_decoder_policy, pieces: &[&str]| create(vwd_decoder_options { policy, ..good }, pieces);
     let prr = vwd_decoder_policy { strategy: VWD_STRATEGY_PRR, ..POLICY };
-    policy(vwd_decoder_policy { strategy: 3, ..POLICY }, &["options.policy.strategy", "3", "VWD_STRATEGY_*"]);
+    policy(vwd_decoder_policy { strategy: 6, ..POLICY }, &["options.policy.strategy", "6", "VWD_STRATEGY_*"]);
     policy(vwd_decoder_policy { predict: 2, ..prr }, &["options.policy.predict", "2", "VWD_PREDICT_*"]);
     policy(vwd_decoder_policy { predict: 1, ..POLICY }, &["options.policy.predict", "1", "0 without VWD_STRATEGY_PRR"]);
     policy(vwd_decoder_policy { ratio: 0.5, ..prr }, &["options.policy.ratio", "0.5", "from 1"]);

@@ -37,7 +37,10 @@ mod select_status;
 mod select_variants;
 mod topk;
 mod tree;
+mod tree_end;
+mod tree_sample;
 mod verify;
+mod verify_end;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
@@ -54,8 +57,11 @@ struct Family {
 const FAMILIES: &[Family] = &[
     Family { cases: verify::CASES, on_cuda: true },
     Family { cases: verify::ON_THE_CPU, on_cuda: false },
+    Family { cases: verify_end::CASES, on_cuda: true },
     Family { cases: sample::CASES, on_cuda: true },
     Family { cases: tree::CASES, on_cuda: true },
+    Family { cases: tree_end::CASES, on_cuda: true },
+    Family { cases: tree_sample::CASES, on_cuda: true },
     Family { cases: compact::CASES, on_cuda: true },
     Family { cases: compact::ON_THE_CPU, on_cuda: false },
     Family { cases: index::CASES, on_cuda: true },
@@ -86,6 +92,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: decoder::CASES, on_cuda: true },
     Family { cases: decoder::drafts::CASES, on_cuda: true },
     Family { cases: decoder::strategies::CASES, on_cuda: true },
+    Family { cases: decoder::tiered::CASES, on_cuda: true },
     Family { cases: decoder::model::ON_THE_CPU, on_cuda: false },
     Family { cases: budget::CASES, on_cuda: true },
     Family { cases: budget::ON_THE_CPU, on_cuda: false },

@@ -298,7 +298,7 @@ fn random(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene {
             // Now and then what this position's number draws, or no token.
             scene.draft[[i, r]] = match rng.size(0..=9) {
                 0 => rng.pick(&[-1, tokens as i64, i32::MAX as i64]),
-                1..4 => sampling::draw(&p, uniform(scene.seeds[i], scene.positions[i] + r as i64, 1))
+                1..4 => sampling::draw(&p, uniform(scene.seeds[i], scene.positions[i] + r as i64, 1, 0))
                     .map_or(0, |j| j as i64),
                 _ => sampling::draw(&p, rng.unit()).map_or(0, |j| j as i64),
             };
@@ -656,8 +656,8 @@ fn sample_tells_what_cannot_be_drawn(backend: &Backend) {
 
 /// p = 0 is refused however small u is, and q = 0 accepted however large.
 fn sample_accepts_by_probability_at_the_ends(backend: &Backend) {
-    let small = (0..).find(|&seed| uniform(seed, 100, 0) < 1e-5).expect("one of 10^5");
-    let large = (0..).find(|&seed| uniform(seed, 100, 0) > 1.0 - 1e-5).expect("one of 10^5");
+    let small = (0..).find(|&seed| uniform(seed, 100, 0, 0) < 1e-5).expect("one of 10^5");
+    let large = (0..).find(|&seed| uniform(seed, 100, 0, 0) > 1.0 - 1e-5).expect("one of 10^5");
     let mut scene = Scene::plain(F32, Array::filled(&[4, 3], 0.0));
     scene.rule = VWD_ACCEPT_REJECTION;
     scene.flags = VWD_SAMPLE_TARGET_PROBABILITIES | VWD_SAMPLE_DRAFT_PROBABILITIES;

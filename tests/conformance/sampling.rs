@@ -11,9 +11,9 @@ const MARGIN: f64 = 2e-6;
 #[derive(Debug)]
 pub struct Unsure;
 
-/// Philox4x32-10 (Salmon et al. 2011) as the header names it: u of a seed, a position and a purpose.
-pub fn uniform(seed: i64, position: i64, purpose: u32) -> f64 {
-    let mut c = [position as u32, (position >> 32) as u32, purpose, 0];
+/// Philox4x32-10 (Salmon et al. 2011) as the header names it: u of a seed, a position, a purpose and an index.
+pub fn uniform(seed: i64, position: i64, purpose: u32, index: u32) -> f64 {
+    let mut c = [position as u32, (position >> 32) as u32, purpose, index];
     let mut k = [seed as u32, (seed >> 32) as u32];
     for _ in 0..10 {
         let (a, b) = (c[0] as u64 * 0xD2511F53, c[2] as u64 * 0xCD9E8D57);
@@ -99,10 +99,14 @@ pub fn distribution(row: &[f64], are_weights: bool, settings: &Settings) -> Resu
 
 /// The token that u draws.
 pub fn draw(p: &[f64], u: f64) -> Result<usize, Unsure> {
+    draw_within(p, u, MARGIN)
+}
+
+fn draw_within(p: &[f64], u: f64, margin: f64) -> Result<usize, Unsure> {
     let mut sum = 0.0;
     for (j, &p) in p.iter().enumerate().filter(|(_, p)| **p > 0.0) {
         sum += p;
-        if (u - sum).abs() < MARGIN && sum < 1.0 - MARGIN {
+        if (u - sum).abs() < margin && sum < 1.0 - margin {
             return Err(Unsure);
         }
         if u < sum {
@@ -110,6 +114,105 @@ pub fn draw(p: &[f64], u: f64) -> Result<usize, Unsure> {
         }
     }
     Err(Unsure)
+}
+
+/// Draft tokens of one position that are tried in turn.
+#[derive(Clone)]
+pub struct Turns {
+    /// What the token is distributed as, given that the tokens so far were refused.
+    pub r: Vec<f64>,
+    /// What the next token was drawn from; absent: each token was certain.
+    pub q: Option<Vec<f64>>,
+    without_replacement: bool,
+    /// What is left of p in r.
+    mass: f64,
+}
+
+/// Divides by the sum, which it returns.
+fn normalise(weights: &mut [f64]) -> f64 {
+    let total: f64 = weights.iter().sum();
+    weights.iter_mut().filter(|_| total > 0.0).for_each(|w| *w /= total);
+    total
+}
+
+impl Turns {
+    pub fn new(p: &[f64], q: Option<&[f64]>, without_replacement: bool) -> Turns {
+        Turns { r: p.to_vec(), q: q.map(<[f64]>::to_vec), without_replacement, mass: 1.0 }
+    }
+
+    /// q(c).
+    pub fn of_draft(&self, c: usize) -> f64 {
+        self.q.as_ref().map_or(1.0, |q| q[c])
+    }
+
+    /// How often c is accepted, of a token that was drawn.
+    pub fn acceptance(&self, c: usize) -> f64 {
+        if self.r[c] >= self.of_draft(c) { 1.0 } else { self.r[c] / self.of_draft(c) }
+    }
+
+    /// r becomes norm(max(r − q, 0)); without replacement q becomes norm(q without c).
+    pub fn refuse(&mut self, c: usize) {
+        for (x, r) in self.r.iter_mut().enumerate() {
+            let q = self.q.as_ref().map_or((x == c) as u8 as f64, |q| q[x]);
+            *r = (*r - q).max(0.0);
+        }
+        self.mass *= normalise(&mut self.r);
+        if let Some(q) = self.q.as_mut().filter(|_| self.without_replacement) {
+            q[c] = 0.0;
+            normalise(q);
+        }
+    }
+
+    fn margin(&self) -> Result<f64, Unsure> {
+        if self.mass < 0.01 { Err(Unsure) } else { Ok(MARGIN / self.mass) }
+    }
+
+    /// Whether c is accepted with this u.
+    pub fn accepts(&self, c: usize, u: f64) -> Result<bool, Unsure> {
+        let (q, r) = (u * self.of_draft(c), self.r[c]);
+        if r > 0.0 && (q - r).abs() < self.margin()? * r.max(q) { Err(Unsure) } else { Ok(q < r) }
+    }
+
+    /// The token where none was accepted.
+    pub fn draw(&self, u: f64) -> Result<usize, Unsure> {
+        draw_within(&self.r, u, self.margin()?)
+    }
+}
+
+/// q of a draft's row whose columns stand for the tokens of `map`, of a vocabulary of so many; and whether it holds what is no number.
+pub fn drafted(
+    row: &[f64],
+    map: &[i64],
+    tokens: usize,
+    are_weights: bool,
+    settings: &Settings,
+) -> Result<(Vec<f64>, bool), Unsure> {
+    let (row, saw) = clean(row, are_weights);
+    let of_columns = distribution(&row, are_weights, if are_weights { &PLAIN } else { settings })?;
+    let mut q = vec![0.0; tokens];
+    for (&token, q_of) in map.iter().zip(of_columns.unwrap_or(vec![0.0; row.len()])) {
+        if (0..tokens as i64).contains(&token) {
+            q[token as usize] = q_of;
+        }
+    }
+    Ok((q, saw))
+}
+
+fn none(are_weights: bool) -> f64 {
+    if are_weights { 0.0 } else { f64::NEG_INFINITY }
+}
+
+/// A row without what is no number, and whether there was something.
+pub fn clean(row: &[f64], are_weights: bool) -> (Vec<f64>, bool) {
+    let is_number = |x: f64| if are_weights { x >= 0.0 } else { !x.is_nan() };
+    let cleaned = row.iter().map(|&x| if is_number(x) { x } else { none(are_weights) }).collect();
+    (cleaned, row.iter().any(|&x| !is_number(x)))
+}
+
+/// The lowest token of the largest number.
+pub fn likeliest(row: &[f64]) -> usize {
+    let most = row.iter().fold(f64::NEG_INFINITY, |m, &x| m.max(x));
+    row.iter().position(|&x| x == most).expect("it is one of them")
 }
 
 /// One request, in plain numbers.
@@ -159,13 +262,8 @@ impl Walk<'_> {
                 out.status |= 8;
                 break;
             };
-            let is_number = |x: f64, are_weights: bool| if are_weights { x >= 0.0 } else { !x.is_nan() };
-            let none = |are_weights: bool| if are_weights { 0.0 } else { f64::NEG_INFINITY };
-            let clean = |row: &[f64], are_weights: bool, status: &mut i64| -> Vec<f64> {
-                *status |= row.iter().any(|&x| !is_number(x, are_weights)) as i64;
-                row.iter().map(|&x| if is_number(x, are_weights) { x } else { none(are_weights) }).collect()
-            };
-            let mut row = clean(row, self.target_is_weights, &mut out.status);
+            let (mut row, saw) = clean(row, self.target_is_weights);
+            out.status |= saw as i64;
             if (r as i64) < self.min_remaining {
                 let tokens = 0..row.len() as i64;
                 let forbidden = self.stop.iter().filter(|stop| tokens.contains(stop));
@@ -177,14 +275,13 @@ impl Walk<'_> {
             };
             let tokens = 0..row.len() as i64;
             let draft = self.draft.get(r).copied().filter(|x| tokens.contains(x));
-            let u = |purpose| uniform(self.seed, self.position + r as i64, purpose);
+            let u = |purpose| uniform(self.seed, self.position + r as i64, purpose, 0);
             let token = if self.settings.is_greedy() {
-                let most = row.iter().fold(f64::NEG_INFINITY, |m, &x| m.max(x));
-                row.iter().position(|&x| x == most).expect("it is one of them")
+                likeliest(&row)
             } else {
                 let p = distribution(&row, self.target_is_weights, &self.settings)?.expect("there is something");
                 match draft {
-                    Some(x) if self.rejects => self.reject(r, x as usize, &p, u, &mut out, clean)?,
+                    Some(x) if self.rejects => self.reject(r, x as usize, &p, u, &mut out)?,
                     _ => draw(&p, u(1))?,
                 }
             };
@@ -211,35 +308,21 @@ impl Walk<'_> {
         p: &[f64],
         u: impl Fn(u32) -> f64,
         out: &mut Outcome,
-        clean: impl Fn(&[f64], bool, &mut i64) -> Vec<f64>,
     ) -> Result<usize, Unsure> {
-        let mut q = vec![0.0; p.len()];
-        match &self.draft_rows {
+        let q = match &self.draft_rows {
             Some(rows) => {
-                let row = clean(&rows[r], self.draft_is_weights, &mut out.status);
-                let settings = if self.draft_is_weights { PLAIN } else { self.settings };
-                let of_columns = distribution(&row, self.draft_is_weights, &settings)?.unwrap_or(vec![0.0; row.len()]);
-                for (&token, q_of) in self.map.iter().zip(of_columns) {
-                    if (0..p.len() as i64).contains(&token) {
-                        q[token as usize] = q_of;
-                    }
-                }
+                let (q, saw) = drafted(&rows[r], &self.map, p.len(), self.draft_is_weights, &self.settings)?;
+                out.status |= saw as i64;
+                Some(q)
             }
-            None => q[x] = 1.0,
-        }
-        if (u(0) * q[x] - p[x]).abs() < MARGIN * p[x] {
-            return Err(Unsure);
-        }
-        if u(0) * q[x] < p[x] {
+            None => None,
+        };
+        let mut turns = Turns::new(p, q.as_deref(), false);
+        if turns.accepts(x, u(0))? {
             return Ok(x);
         }
-        let left: Vec<f64> = p.iter().zip(&q).map(|(p, q)| (p - q).max(0.0)).collect();
-        let total: f64 = left.iter().sum();
-        if total < 1e-3 {
-            return Err(Unsure);
-        }
-        let y = draw(&left.iter().map(|w| w / total).collect::<Vec<_>>(), u(1))?;
-        if y == x { Err(Unsure) } else { Ok(y) }
+        turns.refuse(x);
+        turns.draw(u(1))
     }
 }
 

@@ -222,14 +222,14 @@ fn plain_ints<'b>(backend: &'b Backend, dtype: DType, values: &Array<i64>) -> Te
 // --- pack ------------------------------------------------------------------------------------------------------------
 
 /// A tensor to pack and where to.
-struct Pair<'b> {
-    rows: Tensor<'b>,
-    packed: Tensor<'b>,
+pub struct Pair<'b> {
+    pub rows: Tensor<'b>,
+    pub packed: Tensor<'b>,
 }
 
 impl<'b> Pair<'b> {
     /// Random contents, dtype and layout; `tail` is what a row holds.
-    fn random(backend: &'b Backend, rng: &mut Rng, [batch, gamma, cap]: [usize; 3], tail: &[usize]) -> Pair<'b> {
+    pub fn random(backend: &'b Backend, rng: &mut Rng, [batch, gamma, cap]: [usize; 3], tail: &[usize]) -> Pair<'b> {
         let bits = rng.pick(&[8, 8, 16, 16, 32, 64, 24, 128]);
         let dtype = DType { code: rng.pick(&[0, 1, 2]), bits };
         let shape = [&[batch, gamma], tail].concat();
@@ -239,7 +239,7 @@ impl<'b> Pair<'b> {
         Pair { rows, packed: Tensor::poisoned(backend, dtype, &[&[cap], tail].concat(), &to) }
     }
 
-    fn check(&self, origin: &[(usize, usize)]) {
+    pub fn check(&self, origin: &[(usize, usize)]) {
         let (rows, packed) = (self.rows.read_raw(), self.packed.read_raw());
         for (r, &(i, t)) in origin.iter().enumerate().take(packed.shape[0]) {
             assert!(packed.row([r]) == rows.row([i, t]), "packed row {r} is row {t} of sequence {i}");

@@ -46,8 +46,8 @@ pub struct Settings {
 
 #[derive(Default)]
 pub struct Device {
-    /// Pieces by their beginning: bytes, and how they were allocated.
-    pieces: BTreeMap<u64, (u64, Layout)>,
+    /// Pieces by their beginning: bytes, and how they were allocated; the caller's own memory was not, and is registered.
+    pieces: BTreeMap<u64, (u64, Option<Layout>)>,
     /// Bytes of those that are the host's.
     pinned: usize,
     /// Modules that were loaded, by their text.
@@ -155,7 +155,7 @@ impl Device {
         }
         // SAFETY: just allocated.
         unsafe { start.write_bytes(GARBAGE, bytes) };
-        self.pieces.insert(start as u64, (bytes as u64, layout));
+        self.pieces.insert(start as u64, (bytes as u64, Some(layout)));
         Some(start as u64)
     }
 
@@ -171,9 +171,29 @@ impl Device {
     }
 
     pub fn free(&mut self, address: u64) -> bool {
-        let Some((bytes, layout)) = self.pieces.remove(&address) else { return false };
+        let Some(&(bytes, Some(layout))) = self.pieces.get(&address) else { return false };
+        self.pieces.remove(&address);
         // SAFETY: allocated above with this layout.
         unsafe { std::alloc::dealloc(address as *mut u8, layout) };
+        self.global.get_mut().forget(address, bytes);
+        true
+    }
+
+    /// Lets kernels touch the caller's memory. Fails where it overlaps other pieces.
+    pub fn register(&mut self, address: u64, bytes: u64) -> bool {
+        let end = address + bytes;
+        let is_free = self.pieces.range(..end).next_back().is_none_or(|(&begin, &(size, _))| begin + size <= address);
+        if is_free {
+            self.pieces.insert(address, (bytes, None));
+            self.pinned += bytes as usize;
+        }
+        is_free
+    }
+
+    pub fn unregister(&mut self, address: u64) -> bool {
+        let Some(&(bytes, None)) = self.pieces.get(&address) else { return false };
+        self.pieces.remove(&address);
+        self.pinned -= bytes as usize;
         self.global.get_mut().forget(address, bytes);
         true
     }

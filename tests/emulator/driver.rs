@@ -231,6 +231,16 @@ driver! {
     fn cuMemFreeHost(address: *mut c_void) {
         if with(|device| device.free_pinned(address as u64)) { OK } else { R::CUDA_ERROR_INVALID_VALUE }
     }
+    fn cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: c_uint) {
+        if bytes > 0 && with(|device| device.register(address as u64, bytes as u64)) {
+            OK
+        } else {
+            R::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
+        }
+    }
+    fn cuMemHostUnregister(address: *mut c_void) {
+        if with(|device| device.unregister(address as u64)) { OK } else { R::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED }
+    }
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
         (*free, *total) = with(|device| (device.free_bytes(), crate::device::MEMORY));
         OK

@@ -10,13 +10,44 @@ pub const FLOATS: [DType; 3] = [F32, F16, BF16];
 
 // --- verify and pack -------------------------------------------------------------------------------------------------
 
+/// What ends a request.
+macro_rules! end {
+    ($case:ident, $args:ident, $Args:ty, $batch:expr, $gamma:expr) => {
+        let (stops, dtype) = ($case.extent(0..=3), $case.rng.pick(&[I32, I64]));
+        $case.maybe_input(of!($args, $Args, stop), dtype, &[stops], Content::Tokens);
+        $case.maybe_input(of!($args, $Args, ignore_stop), U8, &[$batch], Content::Bytes);
+        $case.maybe_input(of!($args, $Args, remaining), I32, &[$batch], Content::Counts($gamma.saturating_add(2)));
+        $case.maybe_input(of!($args, $Args, min_remaining), I32, &[$batch], Content::Counts($gamma));
+        $case.maybe_output(of!($args, $Args, committed_len), I32, &[$batch]);
+        $case.maybe_output(of!($args, $Args, finish), U8, &[$batch]);
+    };
+}
+
 pub fn verify(case: &mut Case) {
     type Args = vwd_verify_args;
     let args = case.call::<Args>(vwd_verify);
     let fields = [of!(args, Args, draft), of!(args, Args, target), of!(args, Args, draft_lens)];
     let results = [of!(args, Args, next_token), of!(args, Args, mismatch), of!(args, Args, committed)];
-    let (batch, _) = tokens(case, fields, results);
+    let (batch, gamma) = tokens(case, fields, results);
     case.output(of!(args, Args, accepted), I32, &[batch]);
+    end!(case, args, Args, batch, gamma);
+}
+
+/// Drafts one after the other.
+pub fn verify_flat(case: &mut Case) {
+    type Args = vwd_verify_args;
+    let args = case.call::<Args>(vwd_verify);
+    let (batch, tokens, places) = (case.extent(1..=9), case.extent(0..=30), case.rng.size(1..=6) as i64);
+    let (dtype, flag) = (case.rng.pick(&[I32, I64]), case.rng.pick(&[I32, U8, BOOL]));
+    case.input(of!(args, Args, draft), dtype, &[tokens], Content::Tokens);
+    case.input(of!(args, Args, target), dtype, &[tokens], Content::Tokens);
+    case.input(of!(args, Args, draft_ends), I32, &[batch], Content::Counts(tokens));
+    case.input(of!(args, Args, bonus), dtype, &[batch], Content::Tokens);
+    case.output(of!(args, Args, accepted), I32, &[batch]);
+    case.output(of!(args, Args, next_token), dtype, &[batch]);
+    case.maybe_output(of!(args, Args, mismatch), flag, &[batch]);
+    case.maybe_output(of!(args, Args, committed), dtype, &[batch, places]);
+    end!(case, args, Args, batch, places - 1);
 }
 
 /// What verification reads and, but for accepted, writes: B and γ.
@@ -71,6 +102,7 @@ pub fn verify_pack(case: &mut Case) {
     let results = [of!(args, Args, next_token), of!(args, Args, mismatch), of!(args, Args, committed)];
     let (batch, gamma) = tokens(case, fields, results);
     case.output(of!(args, Args, accepted), I32, &[batch]);
+    end!(case, args, Args, batch, gamma);
     let arrays = [of!(args, Args, tensor_count), of!(args, Args, rows), of!(args, Args, packed)];
     rows(case, arrays, of!(args, Args, offsets), batch, gamma);
 }
@@ -79,7 +111,7 @@ pub fn verify_sample(case: &mut Case) {
     type Args = vwd_verify_sample_args;
     let args = case.call_with_scratch::<Args>(vwd_verify_sample, vwd_verify_sample_scratch);
     let (batch, gamma) = (case.extent(1..=4), case.rng.size(0..=5) as i64);
-    let (tokens, stops) = (case.rng.pick(&[1, 9, 70, 4200]), case.extent(0..=3));
+    let tokens = case.rng.pick(&[1, 9, 70, 4200]);
     let dtype = case.rng.pick(&[I32, I64]);
     let rule = case.rng.size(0..=3) as u32;
     case.number(of!(args, Args, rule), rule);
@@ -95,29 +127,29 @@ pub fn verify_sample(case: &mut Case) {
     } else {
         case.input(of!(args, Args, target), logits, &[batch, gamma + 1, tokens], Content::Floats);
     }
-    let (draft, columns) = (case.rng.pick(&FLOATS), case.rng.size(1..=tokens as usize) as i64);
-    let rows = case.input(of!(args, Args, draft_rows), draft, &[batch, gamma, columns], Content::Floats);
-    let map = case.input(of!(args, Args, draft_map), I32, &[columns], Content::Ascending(tokens));
-    let (has_rows, has_map) = (case.rng.one_in(2), case.rng.one_in(2));
-    case.optional(has_rows, rows);
-    case.optional(has_rows && has_map, map);
+    sampling_rows(case, of!(args, Args, draft_rows), of!(args, Args, draft_map), [batch, gamma, tokens]);
     for field in [of!(args, Args, temperature), of!(args, Args, top_p), of!(args, Args, min_p)] {
         case.maybe_input(field, F32, &[batch], Content::Floats);
     }
     case.maybe_input(of!(args, Args, top_k), I32, &[batch], Content::Counts(tokens));
     case.input(of!(args, Args, seeds), I64, &[batch], Content::Bytes);
     case.input(of!(args, Args, positions), dtype, &[batch], Content::Counts(1 << 20));
-    case.maybe_input(of!(args, Args, stop), dtype, &[stops], Content::Tokens);
-    case.maybe_input(of!(args, Args, ignore_stop), U8, &[batch], Content::Bytes);
-    case.maybe_input(of!(args, Args, remaining), I32, &[batch], Content::Counts(gamma + 2));
-    case.maybe_input(of!(args, Args, min_remaining), I32, &[batch], Content::Counts(gamma));
+    end!(case, args, Args, batch, gamma);
     case.output(of!(args, Args, next_token), dtype, &[batch]);
     case.maybe_output(of!(args, Args, accepted), I32, &[batch]);
     case.maybe_output(of!(args, Args, committed), dtype, &[batch, gamma + 1]);
-    case.maybe_output(of!(args, Args, committed_len), I32, &[batch]);
-    case.maybe_output(of!(args, Args, finish), U8, &[batch]);
     case.maybe_output(of!(args, Args, status), I32, &[batch]);
     case.maybe_output(of!(args, Args, logprobs), F32, &[batch, gamma + 1]);
+}
+
+/// Optional rows that drafts were drawn from, [batch, count, Vd], and a map of their columns.
+fn sampling_rows(case: &mut Case, rows: Place, map: Place, [batch, count, tokens]: [i64; 3]) {
+    let (draft, columns) = (case.rng.pick(&FLOATS), case.rng.size(1..=tokens as usize) as i64);
+    let rows = case.input(rows, draft, &[batch, count, columns], Content::Floats);
+    let map = case.input(map, I32, &[columns], Content::Ascending(tokens));
+    let (has_rows, has_map) = (case.rng.one_in(2), case.rng.one_in(2));
+    case.optional(has_rows, rows);
+    case.optional(has_rows && has_map, map);
 }
 
 // --- draft trees ---------------------------------------------------------------------------------------------------------
@@ -164,6 +196,37 @@ pub fn verify_tree(case: &mut Case, has_logits: bool) {
     let (dtype, tokens) = (case.rng.pick(&FLOATS), case.rng.size(1..=20) as i64);
     let logits = case.input(of!(args, Args, logits), dtype, &[batch, nodes, tokens], Content::Floats);
     case.optional(has_logits, logits);
+    case.output(of!(args, Args, accepted), I32, &[batch]);
+    case.output(of!(args, Args, path), I32, &[batch, places]);
+    case.output(of!(args, Args, next_token), token, &[batch]);
+    case.maybe_output(of!(args, Args, committed), token, &[batch, places]);
+    case.maybe_output(of!(args, Args, status), U32, &[batch]);
+    end!(case, args, Args, batch, places);
+}
+
+pub fn sampled_tree(case: &mut Case) {
+    type Args = vwd_verify_tree_args;
+    let args = case.call::<Args>(vwd_verify_tree);
+    let most = case.rng.pick(&[6, 6, 40]);
+    let (batch, nodes) = (case.extent(1..=4), case.rng.size(1..=most) as i64);
+    let (row, places) = ([batch, nodes], case.rng.size(1..=9) as i64);
+    let (token, tokens) = (case.rng.pick(&[I32, I64]), case.rng.pick(&[1, 9, 70, 4200]));
+    let walk = case.rng.size(1..=3) as u32;
+    case.number(of!(args, Args, walk), walk);
+    let flags = case.rng.size(0..=7) as u32;
+    case.number(of!(args, Args, flags), flags);
+    case.input(of!(args, Args, tokens), token, &row, Content::Tokens);
+    case.input(of!(args, Args, parents), I32, &row, Content::Indices(nodes));
+    case.maybe_input(of!(args, Args, node_counts), I32, &[batch], Content::Counts(nodes));
+    let dtype = case.rng.pick(&FLOATS);
+    case.input(of!(args, Args, logits), dtype, &[batch, nodes, tokens], Content::Floats);
+    sampling_rows(case, of!(args, Args, draft_rows), of!(args, Args, draft_map), [batch, nodes, tokens]);
+    for field in [of!(args, Args, temperature), of!(args, Args, top_p), of!(args, Args, min_p)] {
+        case.maybe_input(field, F32, &[batch], Content::Floats);
+    }
+    case.maybe_input(of!(args, Args, top_k), I32, &[batch], Content::Counts(tokens));
+    case.input(of!(args, Args, seeds), I64, &[batch], Content::Bytes);
+    case.input(of!(args, Args, positions), token, &[batch], Content::Counts(1 << 20));
     case.output(of!(args, Args, accepted), I32, &[batch]);
     case.output(of!(args, Args, path), I32, &[batch, places]);
     case.output(of!(args, Args, next_token), token, &[batch]);

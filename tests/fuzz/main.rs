@@ -40,6 +40,7 @@ pub enum Target {
 
 const TARGETS: &[(&str, Target)] = &[
     ("vwd_verify", Target::Call(calls::verify)),
+    ("vwd_verify of drafts one after the other", Target::Call(calls::verify_flat)),
     ("vwd_pack", Target::Call(calls::pack)),
     ("vwd_verify_pack", Target::Call(calls::verify_pack)),
     ("vwd_verify_sample", Target::Call(calls::verify_sample)),
@@ -47,6 +48,7 @@ const TARGETS: &[(&str, Target)] = &[
     ("vwd_tree_prepare of children and siblings", Target::Call(|case| calls::tree_prepare(case, false))),
     ("vwd_verify_tree", Target::Call(|case| calls::verify_tree(case, false))),
     ("vwd_verify_tree from logits", Target::Call(|case| calls::verify_tree(case, true))),
+    ("vwd_verify_tree by sampling", Target::Call(calls::sampled_tree)),
     ("vwd_compact", Target::Call(calls::compact)),
     ("vwd_index_update of MINMAX", Target::Call(|case| sequences::index_update(case, VWD_INDEX_MINMAX))),
     ("vwd_index_update of MEAN", Target::Call(|case| sequences::index_update(case, VWD_INDEX_MEAN))),

@@ -8,6 +8,10 @@ use vanward::capi::*;
 
 pub const CASES: &[Case] = &[
     ("verify_pack_replays_a_graph_with_changed_contents", verify_pack_replays_a_graph_with_changed_contents),
+    (
+        "verify_with_an_end_replays_a_graph_with_changed_contents",
+        verify_with_an_end_replays_a_graph_with_changed_contents,
+    ),
     ("pack_of_a_large_batch_replays_a_graph", pack_of_a_large_batch_replays_a_graph),
     ("sample_replays_a_graph_with_changing_seeds", sample_replays_a_graph_with_changing_seeds),
 ];
@@ -169,6 +173,89 @@ fn replay_with_changed_contents(backend: &Backend, [batch, gamma, width]: [usize
             assert_eq!(next_token.read_ints().data, verified.next_token, "next_token, replay {replay}");
             assert_eq!(committed.read_ints(), verified.committed, "committed, replay {replay}");
             check_packed(&values, &verified.accepted, &packed, &offsets);
+        }
+    });
+}
+
+/// Stop tokens, lengths and the ends of drafts change as tokens do: a call that cuts rows, and one of drafts one after the other.
+fn verify_with_an_end_replays_a_graph_with_changed_contents(backend: &Backend) {
+    const RESULTS: [&str; 5] = ["accepted", "next_token", "committed_len", "finish", "committed"];
+    let (batch, gamma) = (40, 6);
+    rounds(1, |rng| {
+        let plain = Layout::default();
+        let ints = |shape: &[usize]| Tensor::ints(backend, I32, &Array::filled(shape, 0), &plain);
+        let (draft, target, stop) = (ints(&[batch, gamma]), ints(&[batch, gamma + 1]), ints(&[batch, 2]));
+        let [remaining, least, ends, bonus] = [(); 4].map(|()| ints(&[batch]));
+        let [flat_draft, flat_target] = [(); 2].map(|()| ints(&[batch * gamma]));
+        let poisoned = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &plain);
+        let results = [(); 2].map(|()| {
+            let [accepted, next_token, committed_len] = [(); 3].map(|()| poisoned(I32, &[batch]));
+            [accepted, next_token, committed_len, poisoned(U8, &[batch]), poisoned(I32, &[batch, gamma + 1])]
+        });
+        let [rows, flat] = results.each_ref().map(|results| {
+            let [accepted, next_token, committed_len, finish, committed] = results.each_ref().map(Tensor::c);
+            let [stop, remaining, min_remaining] = [&stop, &remaining, &least].map(Tensor::c);
+            let end = vwd_verify_args { stop, remaining, min_remaining, committed_len, finish, ..args() };
+            vwd_verify_args { accepted, next_token, committed, ..end }
+        });
+        let rows = vwd_verify_args { draft: draft.c(), target: target.c(), ..rows };
+        let flat = vwd_verify_args { draft: flat_draft.c(), target: flat_target.c(), ..flat };
+        let flat = vwd_verify_args { draft_ends: ends.c(), bonus: bonus.c(), ..flat };
+        let graph = Graph::capture(backend.stream().cast(), || {
+            for call in [&rows, &flat] {
+                // SAFETY: the tensors outlive the graph.
+                assert_ok(unsafe { vwd_verify(backend.session(), call, backend.stream()) });
+            }
+        });
+        for replay in 0..250 {
+            let of_target = Array::from_fn(&[batch, gamma + 1], |_| rng.int(0..=3));
+            let guess = |rng: &mut Rng, token| if rng.one_in(5) { rng.int(0..=3) } else { token };
+            let of_draft = Array::from_fn(&[batch, gamma], |at| guess(rng, of_target[[at[0], at[1]]]));
+            let stops = Array::from_fn(&[batch, 2], |_| rng.int(-1..=9));
+            let [most, fewest] = [gamma as i64 + 2, 3].map(|most| Array::from_fn(&[batch], |_| rng.int(0..=most)));
+            let lens: Vec<usize> = (0..batch).map(|_| rng.size(0..=gamma)).collect();
+            let (mut last, mut flat_tokens) = (0, [vec![], vec![]]);
+            let mut expected = [(); 2].map(|()| [(); 5].map(|()| vec![]));
+            for (i, &len) in lens.iter().enumerate() {
+                let (draft, target) = (of_draft.row([i]), of_target.row([i]));
+                flat_tokens[0].extend_from_slice(&draft[..len]);
+                flat_tokens[1].extend_from_slice(&target[..len]);
+                let end = oracle::End {
+                    stop: stops.row([i]).to_vec(),
+                    remaining: Some(most[[i]]),
+                    min_remaining: fewest[[i]],
+                };
+                for (len, [accepted, next, lens, finishes, committed]) in [gamma, len].into_iter().zip(&mut expected) {
+                    let k = (0..len).find(|&j| draft[j] != target[j]).unwrap_or(len);
+                    let (n, finish) = end.cut(&target[..=k]);
+                    accepted.push(k.min(n) as i64);
+                    next.push(if n > k { target[k] } else { -1 });
+                    lens.push(n as i64);
+                    finishes.push(finish);
+                    committed.extend((0..=gamma).map(|j| if j < n { target[j] } else { -1 }));
+                }
+            }
+            draft.refill_ints(&of_draft);
+            target.refill_ints(&of_target);
+            stop.refill_ints(&stops);
+            remaining.refill_ints(&most);
+            least.refill_ints(&fewest);
+            ends.refill_ints(&Array::from_fn(&[batch], |at| {
+                last += lens[at[0]] as i64;
+                last
+            }));
+            // What the target says after a whole draft.
+            bonus.refill_ints(&Array::from_fn(&[batch], |at| of_target[[at[0], lens[at[0]]]]));
+            for (tensor, mut tokens) in [&flat_draft, &flat_target].into_iter().zip(flat_tokens) {
+                tokens.resize(batch * gamma, -1);
+                tensor.refill_ints(&Array::new(&[batch * gamma], tokens));
+            }
+            graph.replay();
+            for (results, expected) in results.iter().zip(&expected) {
+                for ((name, result), expected) in RESULTS.iter().zip(results).zip(expected) {
+                    assert_eq!(&result.read_ints().data, expected, "{name}, replay {replay}");
+                }
+            }
         }
     });
 }

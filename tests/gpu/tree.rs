@@ -7,8 +7,10 @@ use crate::support::*;
 use vanward::abi::*;
 use vanward::capi::*;
 
-pub const CASES: &[Case] =
-    &[("verified_trees_are_compacted_by_a_graph_with_changed_contents", verified_trees_are_compacted_by_a_graph)];
+pub const CASES: &[Case] = &[
+    ("verified_trees_are_compacted_by_a_graph_with_changed_contents", verified_trees_are_compacted_by_a_graph),
+    ("sampled_trees_are_verified_by_a_graph_with_changed_seeds", sampled_trees_are_verified_by_a_graph),
+];
 
 const BATCH: usize = 3;
 const NODES: usize = 12;
@@ -92,4 +94,109 @@ fn verified_trees_are_compacted_by_a_graph(backend: &Backend) {
         // SAFETY: created above; the graph does not run again.
         unsafe { vwd_compactor_release(compactor) };
     });
+}
+
+/// Each replay does what the CPU does with the seeds, positions, temperatures and trees that are there then.
+fn sampled_trees_are_verified_by_a_graph(backend: &Backend) {
+    const TOKENS: usize = 300;
+    let cpu = Backend::cpu(1);
+    rounds(1, |rng| {
+        for walk in [VWD_WALK_COUPLED, VWD_WALK_INDEPENDENT, VWD_WALK_DISTINCT] {
+            let [here, there] = [backend, &cpu].map(|backend| Sampled::new(backend, walk, TOKENS));
+            // A stream cannot be given scratch while it captures.
+            // SAFETY: the session lives.
+            assert_ok(unsafe { vwd_session_reserve(backend.session(), backend.stream(), 0) });
+            // SAFETY: the tensors outlive the graph.
+            let graph = Graph::capture(backend.stream().cast(), || assert_ok(unsafe { here.call(backend) }));
+            let mut paths = std::collections::BTreeSet::new();
+            for replay in 0..backend.times(400) {
+                let tree = Array::new(&[BATCH, NODES], (0..BATCH).flat_map(|_| random_parents(rng, NODES)).collect());
+                let tokens = Array::from_fn(&[BATCH, NODES], |_| rng.int(-1..=3));
+                let seeds = Array::from_fn(&[BATCH], |_| rng.int(0..=i64::MAX));
+                let positions = Array::from_fn(&[BATCH], |_| rng.int(0..=1 << 40));
+                // A few tokens have most of the mass.
+                let mut rows =
+                    || Array::from_fn(&[BATCH, NODES, TOKENS], |at| rng.unit() + if at[2] < 4 { 5.0 } else { 0.0 });
+                let (logits, draft_rows) = (rows(), rows());
+                let temperature = Array::from_fn(&[BATCH], |_| rng.pick(&[0.0, 0.5, 1.0]));
+                for sampled in [&here, &there] {
+                    sampled.parents.refill_ints(&tree);
+                    sampled.tokens.refill_ints(&tokens);
+                    sampled.seeds.refill_ints(&seeds);
+                    sampled.positions.refill_ints(&positions);
+                    sampled.logits.refill_floats(&logits);
+                    sampled.draft_rows.refill_floats(&draft_rows);
+                    sampled.temperature.refill_floats(&temperature);
+                }
+                graph.replay();
+                // SAFETY: the tensors live.
+                assert_ok(unsafe { there.call(&cpu) });
+                let found = here.path.read_ints();
+                assert_eq!(found, there.path.read_ints(), "path, replay {replay} of walk {walk}");
+                assert_eq!(here.committed.read_ints(), there.committed.read_ints(), "committed, replay {replay}");
+                paths.insert(found.data);
+            }
+            assert!(paths.len() > 2, "replays of walk {walk} differ");
+        }
+    });
+}
+
+/// Arguments of a walk that samples.
+struct Sampled<'b> {
+    walk: u32,
+    tokens: Tensor<'b>,
+    parents: Tensor<'b>,
+    logits: Tensor<'b>,
+    draft_rows: Tensor<'b>,
+    temperature: Tensor<'b>,
+    seeds: Tensor<'b>,
+    positions: Tensor<'b>,
+    accepted: Tensor<'b>,
+    path: Tensor<'b>,
+    next_token: Tensor<'b>,
+    committed: Tensor<'b>,
+}
+
+impl<'b> Sampled<'b> {
+    fn new(backend: &'b Backend, walk: u32, tokens: usize) -> Sampled<'b> {
+        let plain = Layout::default();
+        let ints = |dtype, shape: &[usize]| Tensor::ints(backend, dtype, &Array::filled(shape, 0), &plain);
+        let floats = |dtype, shape: &[usize]| Tensor::floats(backend, dtype, &Array::filled(shape, 0.0), &plain);
+        Sampled {
+            walk,
+            tokens: ints(I32, &[BATCH, NODES]),
+            parents: ints(I32, &[BATCH, NODES]),
+            logits: floats(BF16, &[BATCH, NODES, tokens]),
+            draft_rows: floats(F32, &[BATCH, NODES, tokens]),
+            temperature: floats(F32, &[BATCH]),
+            seeds: ints(I64, &[BATCH]),
+            positions: ints(I64, &[BATCH]),
+            accepted: ints(I32, &[BATCH]),
+            path: ints(I32, &[BATCH, NODES]),
+            next_token: ints(I32, &[BATCH]),
+            committed: ints(I32, &[BATCH, NODES]),
+        }
+    }
+
+    /// # Safety
+    /// The tensors live until the call, or a graph that holds it, is over.
+    unsafe fn call(&self, backend: &Backend) -> vwd_status {
+        let args = vwd_verify_tree_args {
+            walk: self.walk,
+            tokens: self.tokens.c(),
+            parents: self.parents.c(),
+            logits: self.logits.c(),
+            draft_rows: self.draft_rows.c(),
+            temperature: self.temperature.c(),
+            seeds: self.seeds.c(),
+            positions: self.positions.c(),
+            accepted: self.accepted.c(),
+            path: self.path.c(),
+            next_token: self.next_token.c(),
+            committed: self.committed.c(),
+            ..args()
+        };
+        // SAFETY: forwarded to the caller.
+        unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) }
+    }
 }

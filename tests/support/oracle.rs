@@ -36,6 +36,30 @@ pub fn verify(draft: &Array<i64>, target: &Array<i64>, lens: Option<&[i64]>) -> 
     result
 }
 
+/// What ends a request: stop tokens, the most tokens that it may still have, and at how many positions stop tokens do not count.
+#[derive(Clone, Debug, Default)]
+pub struct End {
+    pub stop: Vec<i64>,
+    pub remaining: Option<i64>,
+    pub min_remaining: i64,
+}
+
+impl End {
+    /// Takes one token after the other: how many are committed, and the value of finish (0: it goes on, 1: stop, 2: length).
+    pub fn cut(&self, tokens: &[i64]) -> (usize, i64) {
+        let is_full = |n: usize| self.remaining.is_some_and(|most| n as i64 >= most);
+        for (n, &token) in tokens.iter().enumerate() {
+            if is_full(n) {
+                return (n, if n > 0 { 2 } else { 0 });
+            }
+            if n as i64 >= self.min_remaining && token >= 0 && self.stop.contains(&token) {
+                return (n + 1, 1);
+            }
+        }
+        (tokens.len(), if !tokens.is_empty() && is_full(tokens.len()) { 2 } else { 0 })
+    }
+}
+
 /// Offsets [B+1], and for every packed row the (sequence, row) that it comes from.
 pub fn pack(accepted: &[i64], gamma: usize) -> (Vec<i64>, Vec<(usize, usize)>) {
     let mut offsets = vec![0];

@@ -103,6 +103,31 @@ static void verify_and_pack(const vw::Session &session) {
   both.offsets = pack.offsets;
   session.verify_pack(both);
   CHECK((packed == Floats{10, 11, 12, 20, -1}) && (accepted == Ints{3, 1}));
+
+  // A stop token ends the first request, its length the second.
+  packed.assign(5, -1);
+  const Ints stop = {6}, remaining = {9, 1};
+  Ints length(2);
+  std::vector<std::uint8_t> finish(2);
+  both.stop = vw::tensor(stop);
+  both.remaining = vw::tensor(remaining);
+  both.committed_len = vw::tensor(length);
+  both.finish = vw::tensor(finish);
+  session.verify_pack(both);
+  CHECK((packed == Floats{10, 11, 20, -1, -1}) && (accepted == Ints{2, 1}) && (next == Ints{-1, -1}));
+  CHECK((length == Ints{2, 1}) && finish[0] == VWD_FINISH_STOP && finish[1] == VWD_FINISH_LENGTH);
+
+  // Drafts of two tokens and of one, one after the other.
+  const Ints flat_draft = {5, 6, 7}, flat_target = {5, 6, 8}, ends = {2, 3}, bonus = {20, 21};
+  auto flat = vw::make<vwd_verify_args>();
+  flat.draft = vw::tensor(flat_draft);
+  flat.target = vw::tensor(flat_target);
+  flat.draft_ends = vw::tensor(ends);
+  flat.bonus = vw::tensor(bonus);
+  flat.accepted = vw::tensor(accepted);
+  flat.next_token = vw::tensor(next);
+  session.verify(flat);
+  CHECK((accepted == Ints{2, 0}) && (next == Ints{20, 8}));
 }
 
 static void verify_sampled(const vw::Session &session) {
@@ -147,6 +172,21 @@ static void trees_are_prepared_verified_and_compacted(const vw::Session &session
   verify.next_token = vw::tensor(next);
   session.verify_tree(verify);
   CHECK((accepted == Ints{2}) && (path == Ints{0, 2, 3, -1}) && (next == Ints{8}));
+
+  // A token of each row has all mass, so that sampling draws those of target.
+  Floats logits(4 * 9, -1000);
+  for (std::size_t node = 0; node < 4; node++) logits[9 * node + static_cast<std::size_t>(target[node])] = 0;
+  std::vector<std::int64_t> seed = {7}, position = {0};
+  verify.target = vwd_tensor VWD_TENSOR_INIT;
+  verify.logits = vw::tensor(logits, {1, 4, 9});
+  verify.seeds = vw::tensor(seed);
+  verify.positions = vw::tensor(position);
+  for (const std::uint32_t walk : {VWD_WALK_COUPLED, VWD_WALK_INDEPENDENT, VWD_WALK_DISTINCT}) {
+    verify.walk = walk;
+    path.assign(4, 0); // in place
+    session.verify_tree(verify);
+    CHECK((accepted == Ints{2}) && (path == Ints{0, 2, 3, -1}) && (next == Ints{8}));
+  }
 
   Ints k = {0, 1, 2, 3, 4, 5}, table = {0, 1, 2};
   const vwd_tensor cache = vw::tensor(k, {3, 2});

@@ -85,6 +85,7 @@ class Abi(unittest.TestCase):
             ("ROPE", vanward.RopeStyle),
             ("TOPK", vanward.TopKOrder),
             ("ACCEPT", vanward.Acceptance),
+            ("WALK", vanward.Walk),
             ("SAMPLE", vanward.SampleStatus),
             ("FINISH", vanward.Finish),
         ]

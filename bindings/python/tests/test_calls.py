@@ -56,6 +56,28 @@ class Calls(unittest.TestCase):
         self.session.verify_pack(**verify, rows=rows, packed=packed, offsets=offsets)
         np.testing.assert_array_equal(packed[0][:4], np.concatenate([rows[0][0], rows[0][1, :1]]))
 
+        # A stop token ends the first request, its length the second.
+        length, finish = ints(2), np.zeros(2, np.uint8)
+        end = dict(stop=np.array([6]), remaining=np.array([9, 1], np.int32), committed_len=length, finish=finish)
+        self.session.verify_pack(**verify, **end, rows=rows, packed=packed, offsets=offsets)
+        self.assertEqual((accepted.tolist(), next_token.tolist()), ([2, 1], [-1, -1]))
+        self.assertEqual((length.tolist(), offsets.tolist()), ([2, 1], [0, 2, 3]))
+        self.assertEqual([vanward.Finish(f) for f in finish], [vanward.Finish.STOP, vanward.Finish.LENGTH])
+        self.session.verify(**verify, **end, committed=committed)
+        self.assertEqual(committed.tolist(), [[5, 6, -1, -1], [1, -1, -1, -1]])
+
+        # Drafts of two tokens, of none and of one, one after the other.
+        accepted, next_token = ints(3), np.zeros(3, np.int64)
+        self.session.verify(
+            draft=np.array([5, 6, 7]),
+            target=np.array([5, 6, 8]),
+            draft_ends=np.array([2, 2, 3], np.int32),
+            bonus=np.array([20, 21, 22]),
+            accepted=accepted,
+            next_token=next_token,
+        )
+        self.assertEqual((accepted.tolist(), next_token.tolist()), ([2, 0, 0], [20, 21, 8]))
+
     def test_verify_sample(self):
         # A token of each row has all mass: 2, then 1, then 1.
         target = np.full((1, 3, 3), -1000, np.float32)
@@ -94,6 +116,14 @@ class Calls(unittest.TestCase):
         outputs = dict(accepted=accepted, path=path, next_token=next_token)
         self.session.verify_tree(tokens=tokens, parents=parents, logits=logits, **outputs)
         self.assertEqual((accepted[0], path.tolist(), next_token[0]), (2, [[0, 2, 3, -1]], 8))
+
+        # A token of each row has all mass, so that sampling draws what is likeliest.
+        logits[logits == 0] = -1000
+        noise = dict(seeds=np.array([7]), positions=np.array([0]), temperature=np.ones(1, np.float32))
+        for walk in "coupled", "independent", "distinct":
+            path.fill(9)
+            self.session.verify_tree(tokens=tokens, parents=parents, logits=logits, walk=walk, **noise, **outputs)
+            self.assertEqual((accepted[0], path.tolist(), next_token[0]), (2, [[0, 2, 3, -1]], 8))
 
         caches = [self.random.standard_normal((3, 2, 4)).astype(kind) for kind in (np.float16, np.float64)]
         before = [cache.reshape(6, 4).copy() for cache in caches]

@@ -45,7 +45,9 @@ class DecoderTest(unittest.TestCase):
         decoder.begin(seq_lens=np.array([tokens], np.int32), page_table=self.table, begin=begin)
         if foresee is not None:
             decoder.foresee(layer=0, **foresee)
-        decoder.attend(layer=0, k=self.k, v=self.v, new_k=self.new_k, new_v=self.new_v, q=self.q, out=out)
+        layer = dict(layer=0, k=self.k, v=self.v, new_k=self.new_k, new_v=self.new_v, q=self.q, out=out)
+        self.assertEqual(decoder.attend_scratch(**layer), 0)
+        decoder.attend(**layer)
         info = decoder.info()
         return out, [c_int32.from_address(t.data).value for t in (info.selected, info.predicted, info.missed)]
 

@@ -40,6 +40,7 @@ from ._enums import (
     Strategy,
     StreamRole,
     TopKOrder,
+    Walk,
 )
 from ._budget import Budget, BudgetAnswer
 from ._compactor import Compactor
@@ -101,6 +102,7 @@ __all__ = [
     "Strategy",
     "StreamRole",
     "TopKOrder",
+    "Walk",
     "bfloat16",
     "float8_e4m3fn",
     "float8_e5m2",

@@ -413,7 +413,7 @@ class Call:
             check(status, self._name)
 
     def scratch(self) -> int:
-        """Bytes of scratch that it takes on a stream; 0 on a CPU session. Of attention, repair and selection."""
+        """Bytes of scratch that it takes on a stream; 0 on a CPU session. Of calls that vanward.h has a `…_scratch` for."""
         needed = c_uint64()
         invoke(f"{self._name}_scratch", self._owner.handle, self._reference, byref(needed))
         return needed.value

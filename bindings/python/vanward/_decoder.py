@@ -12,8 +12,8 @@ from ._arguments import Array, Call, Holt, Rope, arguments, documented
 from ._enums import DecoderMode, Predict, Strategy
 from ._errors import invoke
 from ._forecast import Forecast
-from ._kv_cache import _DTYPES
-from ._session import Session, at_once
+from ._kv_cache import _DTYPES, KvCache
+from ._session import Session, at_once, scratch_of
 
 
 @documented
@@ -50,11 +50,12 @@ class DecoderInfo(NamedTuple):
     selected: Array
     predicted: Array
     missed: Array
+    fetched: Array | None
 
 
 @documented
 class Decoder:
-    """The attention of decode steps. It may outlive its session.
+    """The attention of decode steps. It may outlive its session, and the tiered cache that has its keys and values.
 
     Options are the fields of vwd_decoder_options, with dtype "float32", "float16", "bfloat16", "float8_e4m3fn" or
     "float8_e5m2" in place of its code and bits, and policies a sequence of DecoderPolicy, one for each layer.
@@ -67,6 +68,7 @@ class Decoder:
         dtype: str,
         policy: DecoderPolicy | None = None,
         policies: Sequence[DecoderPolicy] = (),
+        cache: KvCache | None = None,
         **options: Any,
     ):
         self.handle: int | None = None
@@ -82,7 +84,10 @@ class Decoder:
             array = (_header.vwd_decoder_policy * len(policies))(*(p._c() for p in policies))
             c.policies, c.policy_count = array, len(policies)
         handle = c_void_p()
-        invoke("decoder_create", session.handle, byref(c), byref(handle))
+        if cache is None:
+            invoke("decoder_create", session.handle, byref(c), byref(handle))
+        else:
+            invoke("decoder_create_on_cache", session.handle, byref(c), cache.handle, byref(handle))
         self.handle = handle.value
 
     def close(self) -> None:
@@ -194,8 +199,11 @@ class Decoder:
     accept = at_once(prepare_accept)
     reset = at_once(prepare_reset)
 
+    attend_scratch = scratch_of(prepare_attend)
+
     def info(self) -> DecoderInfo:
         """vwd_decoder_info: the decoder's memory, and views of what it keeps of each sequence."""
         details = _header.vwd_decoder_details(struct_size=sizeof(_header.vwd_decoder_details))
         invoke("decoder_info", self.handle, byref(details))
-        return DecoderInfo(*(getattr(details, name) for name in DecoderInfo._fields))
+        info = DecoderInfo(*(getattr(details, name) for name in DecoderInfo._fields))
+        return info if info.fetched is not None and info.fetched.data else info._replace(fetched=None)

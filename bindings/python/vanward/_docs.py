@@ -54,8 +54,8 @@ Errors: INVALID_ARGUMENT, UNAVAILABLE (CUDA without driver or device; the messag
 (the message holds the JIT log), INTERNAL.
 """,
     "vwd_session_release": """Releases a session, with the streams and pinned memory that it handed out; NULL is a no-op. Its calls have returned,
-streams have passed them, and nothing uses the session afterwards except forecasts and caches, which keep the parts of it
-that they need. Blocks until its threads have ended; not for capture.
+streams have passed them, and nothing uses the session afterwards except the handles that were made with it (forecasts,
+caches, decoders, compactors), which keep the parts of it that they need. Blocks until its threads have ended; not for capture.
 """,
     "vwd_session_info": """Tells which device the session runs on and how much memory it holds.
 
@@ -124,15 +124,34 @@ Does not block; not for capture. Thread-safe. Errors: INVALID_ARGUMENT, DRIVER.
     "vwd_verify": """Greedy verification of draft tokens (Leviathan et al. 2023, batched).
 
 For each sequence i, finds k_i, the number of leading draft tokens that equal the target's, and the token that follows
-them, target[i, k_i]. A negative draft token never matches.
+them, target[i, k_i]. A negative draft token never matches. The accepted tokens and the next token are committed.
 
-draft       [B, γ]    int32 or int64. Row i holds draft_lens[i] valid tokens.
-target      [B, γ+1]  dtype of draft. The target's token at each position; position γ is the bonus token.
-draft_lens  [B]       int32, optional (absent: every row is γ long). Values outside 0 … γ are clamped.
-accepted    [B]       int32, out: k_i.
-next_token  [B]       dtype of draft, out: target[i, k_i].
-mismatch    [B]       int32, uint8 or bool, out, optional: 1 where a draft token was refused, else 0.
-committed   [B, γ+1]  dtype of draft, out, optional: accepted tokens, the next token, then −1.
+With stop tokens or lengths what is committed is cut after the first stop token and at remaining tokens, as in
+vwd_verify_sample: a stop token within the budget gives VWD_FINISH_STOP, a cut at the budget VWD_FINISH_LENGTH. Where
+the cut drops the next token it is −1, and no draft token was refused.
+
+Drafts of different lengths may lie one after the other: with draft_ends, draft i is tokens draft_ends[i−1] (0 for the
+first) up to but without draft_ends[i] of draft and target, and bonus[i] follows where all of it is accepted. The first γ
+tokens of each are looked at, where γ + 1 is the length of a row of committed; without committed all of them are.
+
+draft         [B, γ]    int32 or int64. Row i holds draft_lens[i] valid tokens. [N] with draft_ends.
+target        [B, γ+1]  dtype of draft. The target's token at each position; position γ is the bonus token. [N] with
+                        draft_ends.
+draft_lens    [B]       int32, optional (absent: every row is γ long). Values outside 0 … γ are clamped. Not with draft_ends.
+accepted      [B]       int32, out: how many draft tokens are committed; k_i unless cut.
+next_token    [B]       dtype of draft, out: target[i, k_i]; −1 where it is cut.
+mismatch      [B]       int32, uint8 or bool, out, optional: 1 where a draft token was refused, else 0.
+committed     [B, γ+1]  dtype of draft, out, optional: accepted tokens, the next token, then −1.
+stop          [S] or [B, S] int32 or int64, optional: stop tokens of all requests or of each. Negative ones match nothing.
+ignore_stop   [B]       uint8 or bool, optional: not 0 where stop tokens are tokens like others.
+remaining     [B]       int32, optional: the most tokens to commit. 0 or below: nothing is committed.
+min_remaining [B]       int32, optional: at so many positions stop tokens are tokens like others. The caller keeps
+                        them out of target.
+committed_len [B]       int32, out, optional: tokens that are committed.
+finish        [B]       uint8, out, optional: a VWD_FINISH_* value.
+draft_ends    [B]       int32, optional: never descending, up to N. Values outside 0 … N are clamped, and a draft that
+                        would end before it begins is empty.
+bonus         [B]       dtype of draft, with draft_ends alone: the target's token after the whole draft.
 
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
 be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
@@ -159,7 +178,8 @@ Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^
 """,
     "vwd_verify_pack": """`vwd_verify`, and `vwd_pack` of the rows that it accepts, in one call.
 
-Arguments, results, blocking, thread safety and errors are those of the two calls; accepted is an output here.
+Arguments, results, blocking, thread safety and errors are those of the two calls; accepted is an output here. Rows of
+tokens that a stop token or a length cuts off are not packed. Drafts are rows here: draft_ends and bonus are of vwd_verify alone.
 """,
     "vwd_verify_sample_args": """Arguments of `vwd_verify_sample`; see there.
 """,
@@ -273,27 +293,58 @@ Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: 2^
 The walk begins at the root. At a node v it goes on to the child of lowest index whose token is the target's token at v. Where
 there is none, the walk ends and the target's token is the next one. A negative draft token never matches.
 
+walk says what the target's token is. VWD_WALK_GREEDY takes target, or the likeliest token of logits. The other walks sample from
+logits as `vwd_verify_sample` does: temperature, filters, seeds and random numbers are the same, and so is what a greedy request,
+NaN or an infinite logit means. The row of a node decides the token at positions[i] + the node's depth. What is committed is
+distributed as the target's tokens are, whatever was drafted:
+- VWD_WALK_COUPLED draws what plain sampling with this seed draws at this position, so that the text does not depend on the drafts.
+- VWD_WALK_INDEPENDENT tries the children of a node in turn. It takes them as drawn independently from the node's row of draft_rows, q.
+  Child c is accepted iff u·q(c) < r(c), where r is the target's distribution at first, and norm(max(r − q, 0)) after each refusal.
+  Where no child is accepted the next token is drawn from r, and the walk ends.
+- VWD_WALK_DISTINCT takes them as drawn without replacement, in ascending order: after a refusal q is norm(q without c), too.
+
+Without draft_rows a child's q is 1 at its token, which is exact for children that were not drawn at random. The last two pass
+over children whose token is outside 0 … V−1. For a tree that is a chain every walk gives, bit for bit, what `vwd_verify_sample` gives.
+
 tokens       [B, N]     int32 or int64, N from 1 to 1024. The token of each node; the root's is not read.
 parents      [B, N]     int32, as in `vwd_tree_prepare`, which makes them of other forms.
 node_counts  [B]        int32, optional (absent: N). Clamped to 0 … N. A padding row, of count 0, gives accepted 0,
                         next_token −1, and −1 in path and committed.
-target       [B, N]     dtype of tokens: the target's token after each node. Given, or else logits.
-logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1: the target's token is the largest, of equal
-                        ones the lowest. NaN counts as −∞. On CUDA the call takes scratch,
-                        8 bytes for each node and up to 32 parts of its row.
+target       [B, N]     dtype of tokens: the target's token after each node. Given, or else logits; for VWD_WALK_GREEDY alone.
+logits       [B, N, V]  float32, float16 or bfloat16, V up to 2^31 − 1, and to 2^20 for walks that sample. Greedily the target's
+                        token is the largest, of equal ones the lowest; NaN counts as −∞. On CUDA the call takes scratch: greedily
+                        8 bytes for each node and up to 32 parts of its row; else 32 bytes for each 4096 tokens of each row, up
+                        to 12 MB where those of one sequence are no more.
 accepted     [B]        int32, out: the number of nodes on the path, without the root.
 path         [B, M]     int32, out, M at least 1: the nodes of the path, root first, then −1. The hidden state of
                         path[accepted] is the one that next_token follows. At most M − 1 nodes are accepted.
 next_token   [B]        dtype of tokens, out: the target's token at the end of the path.
 committed    [B, M]     dtype of tokens, out, optional: the tokens of the path without the root's, the next token, then
                         −1.
-status       [B]        uint32, out, optional: VWD_TREE_* bits.
+status       [B]        uint32, out, optional: VWD_TREE_* bits, and VWD_SAMPLE_NAN and VWD_SAMPLE_NO_RESIDUAL of the rows on the path
+                        where the walk samples.
+stop, ignore_stop, remaining, min_remaining, committed_len, finish
+                        Optional, as in `vwd_verify`: what is committed is cut after the first stop token and at remaining
+                        tokens. Nodes whose tokens are cut off leave accepted and path; where the next token is cut
+                        off it is −1. With nothing remaining path is −1 throughout.
+walk                    A VWD_WALK_* value; 0 is VWD_WALK_GREEDY.
+draft_rows   [B, N, Vd] float32, float16 or bfloat16, optional; Vd ≤ 2^20, and Vd ≤ V without draft_map. Row v is what the
+                        children of node v were drawn from, logits or probabilities as in `vwd_verify_sample`; rows of
+                        nodes without children are not read. Only VWD_WALK_INDEPENDENT and VWD_WALK_DISTINCT read it.
+draft_map    [Vd]       int32, ascending, optional: the target's token for each column of draft_rows; absent: the same number.
+temperature  [B]        float32, optional (absent: 1). This and what follows is as in `vwd_verify_sample`, and not read by
+                        VWD_WALK_GREEDY.
+top_k        [B]        int32, optional. 0 or below, and V or above: off.
+top_p        [B]        float32, optional. 1 or above: off; 0 or below keeps the likeliest.
+min_p        [B]        float32, optional. 0 or below: off.
+seeds        [B]        uint64 or int64.
+positions    [B]        int32 or int64: the position of the token that follows the root.
 
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once
-its scratch is there; may be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed
-until the stream passes this point; inputs are not written.
-Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), UNSUPPORTED (CUDA: 2^31 nodes or
-more), DRIVER, INTERNAL.
+its scratch is there; may be captured: seeds, positions and all else are read when the graph runs. Thread-safe; calls on one stream are
+ordered by the caller. Tensors are borrowed until the stream passes this point; inputs are not written.
+Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY, OUT_OF_SCRATCH (CUDA), UNSUPPORTED (CUDA: 2^31 nodes or
+more, 2^24 rows of logits and drafts or more where the walk samples), DRIVER, INTERNAL.
 """,
     "vwd_compactor_create": """Creates a compactor over a set of caches.
 
@@ -435,7 +486,7 @@ Scores s[i, g, j] of block j, with h over the G query heads of KV head g:
   MEAN_SOFTMAX  max over the windows w that overlap j of Σ_h softmax_w(scale·q_h·means_w)
   MEAN_DOT      max over the windows w that overlap j of q_g·means_w
   LABEL_MASS    Σ_h Σ_{t in j} softmax_t(scale·q̃_h·k̃_t) over the tokens t of all candidates, q̃ and k̃ on the label's
-                channels; −inf for a block that is no candidate
+                channels; 0 for a candidate without labels, −inf for a block that is no candidate
   AXIS          Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))) over the blocks
 A score that would be NaN is −inf, and so is the score of a block without a summary (MEAN: without a complete window for
 which the index has a row). In a softmax a window, token or block (AXIS) that has no summary, or whose product is not
@@ -612,7 +663,7 @@ lse       [B, Hq]              float32, out, optional. Natural logarithm of Σ e
        or [B, Q, Hq]
 state                          Out, optional (all three or none).
 partials                       Out, optional (all three or none); needs a list. Partials of entries past the count
-                               are not written.
+                               are not written. Keeping them may change the last bits of out.
 tree      [B, Q, ⌈Q/32⌉]       uint32, optional (absent: a chain), with q of rank 4: the rows are nodes of a draft tree, as
                                mask of `vwd_tree_prepare` has them. Of the rows r and before, row r sees those whose bit is
                                set, bit j mod 32 of word j / 32 for row j; further bits are not read. The depth of a row
@@ -795,7 +846,7 @@ room for), OUT_OF_MEMORY (max_sequences or host_blocks are in use), DRIVER, INTE
 was.
 """,
     "vwd_kv_cache_truncate": """Truncates a sequence to its first tokens, and frees the blocks after them. Rejected draft tokens need no call: the next
-append overwrites them.
+append overwrites them. Sequences that share blocks with it, such as its forks, stay as they are.
 
 Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (no such sequence; more tokens than it has
 room for), OUT_OF_MEMORY (the last block is shared, and no block is free to copy it to), DRIVER, INTERNAL. After an error
@@ -809,7 +860,7 @@ Order, threads and capture as for `vwd_kv_cache_add`. Errors: INVALID_ARGUMENT (
 that gets its last token is written back to host memory.
 
 layer                     0 … layers−1.
-sequences  [B]            int32. Distinct, so at most max_sequences.
+sequences  [B]            int32. At most max_sequences, distinct but for −1, an idle row.
 begin      [B]            int32. The number of tokens that the sequence has, or fewer after drafts were rejected; not
                           below the beginning of its last two blocks, nor below the token where it was last forked
                           or truncated.
@@ -834,7 +885,8 @@ which `vwd_kv_cache_fetch` makes. A block that several sequences share has one s
 layer                         0 … layers−1.
 sequences        [B]          int32. At most max_sequences of them.
 wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
-                              at most slots / hold of the options.
+                              at most slots / hold of the options: all elements of ids, whatever the counts and
+                              wherever the blocks lie.
 wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
 wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
                  the sequence does not have. Columns past the count are not written.
@@ -900,7 +952,7 @@ Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, 
     "vwd_predictor_predict": """Predicts which blocks the coming selection will choose (PRR: Wang et al. 2026): the top ⌈ratio·k⌉ of
 ŝ = level + gamma·trend.
 
-Forced blocks, ties and counts are as in `vwd_select_blocks`; a block that has had no finite score has ŝ = −inf.
+Forced blocks, ties and counts are as in `vwd_select_blocks`; a block whose level is not finite has ŝ = −inf.
 
 block_size                           S.
 k                                    Budget of the selection that is predicted. k and ⌈ratio·k⌉ count the forced
@@ -1071,7 +1123,9 @@ drafted     [max_sequences]  int32. Tokens drafted and verified since the sequen
 accepted    [max_sequences]  int32. Tokens of these that were accepted.
 selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
 predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list.
-missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted.
+missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted, or late.
+fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
+                                    for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
 Rows that were not sparse have 0.
 """,
     "vwd_decoder_step": """A step of `vwd_decoder_begin`; see there.
@@ -1089,6 +1143,23 @@ Rows that were not sparse have 0.
 session  Kept alive by the decoder; may be released first.
 options  Required; policies is read during the call.
 decoder  Out. Release with `vwd_decoder_release`.
+
+Blocks and allocates; not for capture. Thread-safe.
+Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
+allocated.
+""",
+    "vwd_decoder_create_on_cache": """Creates a decoder whose keys and values are those of a tiered cache.
+
+A row of a step is a sequence of the cache: step->sequences has their numbers. The decoder appends the new tokens to the cache,
+keeps summaries by the cache's blocks, and resolves and fetches what its lists name. The engine adds, extends, forks, truncates and
+frees sequences, and resolves nothing in these layers while it uses the decoder. A prompt is written in steps without q, of up to S
+positions.
+
+cache  Of the session. Kept alive by the decoder; may be released first.
+The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
+pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
+strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is
+made ahead, or of forced blocks where those are more. ASYNC_TLS and VANWARD need a hold of at least 2.
 
 Blocks and allocates; not for capture. Thread-safe.
 Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays

@@ -52,6 +52,15 @@ class Acceptance(enum.IntEnum):
     GREEDY = c.VWD_ACCEPT_GREEDY
 
 
+class Walk(enum.IntEnum):
+    """How verify_tree finds the next node."""
+
+    GREEDY = c.VWD_WALK_GREEDY
+    COUPLED = c.VWD_WALK_COUPLED
+    INDEPENDENT = c.VWD_WALK_INDEPENDENT
+    DISTINCT = c.VWD_WALK_DISTINCT
+
+
 class SampleStatus(enum.IntFlag):
     """Bits of the status words that verify_sample writes: SampleStatus(status[i])."""
 
@@ -79,6 +88,9 @@ class Strategy(enum.IntEnum):
     SERIAL = c.VWD_STRATEGY_SERIAL
     PRR = c.VWD_STRATEGY_PRR
     FORESEEN = c.VWD_STRATEGY_FORESEEN
+    ASYNC_TLS = c.VWD_STRATEGY_ASYNC_TLS
+    SPARDA = c.VWD_STRATEGY_SPARDA
+    VANWARD = c.VWD_STRATEGY_VANWARD
 
 
 class Predict(enum.IntEnum):
@@ -154,6 +166,7 @@ _TAKEN = {
     "order": TopKOrder,
     "mode": RepairMode,
     "rule": Acceptance,
+    "walk": Walk,
     "repair_mode": RepairMode,
     "engine": GatherEngine,
     "style": RopeStyle,

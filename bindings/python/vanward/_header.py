@@ -52,6 +52,10 @@ VWD_SAMPLE_NAN = 1
 VWD_SAMPLE_NO_TOKEN = 2
 VWD_SAMPLE_NO_RESIDUAL = 4
 VWD_SAMPLE_NO_ROW = 8
+VWD_WALK_GREEDY = 0
+VWD_WALK_COUPLED = 1
+VWD_WALK_INDEPENDENT = 2
+VWD_WALK_DISTINCT = 3
 VWD_INDEX_MINMAX = 1
 VWD_INDEX_MEAN = 2
 VWD_INDEX_LABEL = 3
@@ -81,6 +85,9 @@ VWD_DECODER_DENSE = 2
 VWD_STRATEGY_SERIAL = 0
 VWD_STRATEGY_PRR = 1
 VWD_STRATEGY_FORESEEN = 2
+VWD_STRATEGY_ASYNC_TLS = 3
+VWD_STRATEGY_SPARDA = 4
+VWD_STRATEGY_VANWARD = 5
 VWD_PREDICT_SCORES = 0
 VWD_PREDICT_FORESEEN = 1
 VWD_BUDGET_SPARSE = 1
@@ -160,6 +167,14 @@ class vwd_verify_args(Structure):
         ("next_token", vwd_tensor),
         ("mismatch", vwd_tensor),
         ("committed", vwd_tensor),
+        ("stop", vwd_tensor),
+        ("ignore_stop", vwd_tensor),
+        ("remaining", vwd_tensor),
+        ("min_remaining", vwd_tensor),
+        ("committed_len", vwd_tensor),
+        ("finish", vwd_tensor),
+        ("draft_ends", vwd_tensor),
+        ("bonus", vwd_tensor),
     ]
 
 
@@ -190,6 +205,12 @@ class vwd_verify_pack_args(Structure):
         ("offsets", vwd_tensor),
         ("mismatch", vwd_tensor),
         ("committed", vwd_tensor),
+        ("stop", vwd_tensor),
+        ("ignore_stop", vwd_tensor),
+        ("remaining", vwd_tensor),
+        ("min_remaining", vwd_tensor),
+        ("committed_len", vwd_tensor),
+        ("finish", vwd_tensor),
     ]
 
 
@@ -256,6 +277,21 @@ class vwd_verify_tree_args(Structure):
         ("next_token", vwd_tensor),
         ("committed", vwd_tensor),
         ("status", vwd_tensor),
+        ("stop", vwd_tensor),
+        ("ignore_stop", vwd_tensor),
+        ("remaining", vwd_tensor),
+        ("min_remaining", vwd_tensor),
+        ("committed_len", vwd_tensor),
+        ("finish", vwd_tensor),
+        ("walk", c_uint32),
+        ("draft_rows", vwd_tensor),
+        ("draft_map", vwd_tensor),
+        ("temperature", vwd_tensor),
+        ("top_k", vwd_tensor),
+        ("top_p", vwd_tensor),
+        ("min_p", vwd_tensor),
+        ("seeds", vwd_tensor),
+        ("positions", vwd_tensor),
     ]
 
 
@@ -779,6 +815,7 @@ class vwd_decoder_details(Structure):
         ("selected", vwd_tensor),
         ("predicted", vwd_tensor),
         ("missed", vwd_tensor),
+        ("fetched", vwd_tensor),
     ]
 
 
@@ -978,6 +1015,7 @@ PROTOTYPES = {
     "vwd_forecast_load": (c_int32, [c_void_p, c_char_p, c_void_p]),
     "vwd_forecast_project": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_create": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_decoder_create_on_cache": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_release": (None, [c_void_p]),
     "vwd_decoder_info": (c_int32, [c_void_p, c_void_p]),
     "vwd_decoder_begin": (c_int32, [c_void_p, c_void_p, c_void_p]),

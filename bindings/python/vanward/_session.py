@@ -40,6 +40,7 @@ from ._enums import (
     SelectMethod,
     StreamRole,
     TopKOrder,
+    Walk,
 )
 from ._errors import invoke
 
@@ -47,6 +48,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LOG = CFUNCTYPE(None, c_void_p, c_uint32, c_char_p)
+
+
+def sample_flags(target_probabilities: bool, draft_probabilities: bool, temperature_last: bool) -> int:
+    return (
+        (_header.VWD_SAMPLE_TARGET_PROBABILITIES if target_probabilities else 0)
+        | (_header.VWD_SAMPLE_DRAFT_PROBABILITIES if draft_probabilities else 0)
+        | (_header.VWD_SAMPLE_TEMPERATURE_LAST if temperature_last else 0)
+    )
 
 
 def at_once(prepare: Callable[P, Call]) -> Callable[P, None]:
@@ -204,6 +213,14 @@ class Session:
         draft_lens: Array | None = None,
         mismatch: Array | None = None,
         committed: Array | None = None,
+        stop: Array | None = None,
+        ignore_stop: Array | None = None,
+        remaining: Array | None = None,
+        min_remaining: Array | None = None,
+        committed_len: Array | None = None,
+        finish: Array | None = None,
+        draft_ends: Array | None = None,
+        bonus: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_verify: accepts the leading draft tokens that the target agrees with."""
@@ -211,8 +228,25 @@ class Session:
             self,
             _header.vwd_verify_args,
             stream,
-            inputs=dict(draft=draft, target=target, draft_lens=draft_lens),
-            outputs=dict(accepted=accepted, next_token=next_token, mismatch=mismatch, committed=committed),
+            inputs=dict(
+                draft=draft,
+                target=target,
+                draft_lens=draft_lens,
+                stop=stop,
+                ignore_stop=ignore_stop,
+                remaining=remaining,
+                min_remaining=min_remaining,
+                draft_ends=draft_ends,
+                bonus=bonus,
+            ),
+            outputs=dict(
+                accepted=accepted,
+                next_token=next_token,
+                mismatch=mismatch,
+                committed=committed,
+                committed_len=committed_len,
+                finish=finish,
+            ),
         )
 
     def prepare_pack(
@@ -246,6 +280,12 @@ class Session:
         draft_lens: Array | None = None,
         mismatch: Array | None = None,
         committed: Array | None = None,
+        stop: Array | None = None,
+        ignore_stop: Array | None = None,
+        remaining: Array | None = None,
+        min_remaining: Array | None = None,
+        committed_len: Array | None = None,
+        finish: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_verify_pack: verify, and pack of what it accepted."""
@@ -259,6 +299,10 @@ class Session:
                 draft=draft,
                 target=target,
                 draft_lens=draft_lens,
+                stop=stop,
+                ignore_stop=ignore_stop,
+                remaining=remaining,
+                min_remaining=min_remaining,
             ),
             outputs=dict(
                 packed=packed,
@@ -267,6 +311,8 @@ class Session:
                 offsets=offsets,
                 mismatch=mismatch,
                 committed=committed,
+                committed_len=committed_len,
+                finish=finish,
             ),
         )
 
@@ -303,17 +349,12 @@ class Session:
         stream: int = 0,
     ) -> Call:
         """vwd_verify_sample: samples one token of each request, after verifying its draft tokens."""
-        flags = (
-            (_header.VWD_SAMPLE_TARGET_PROBABILITIES if target_probabilities else 0)
-            | (_header.VWD_SAMPLE_DRAFT_PROBABILITIES if draft_probabilities else 0)
-            | (_header.VWD_SAMPLE_TEMPERATURE_LAST if temperature_last else 0)
-        )
         return Call(
             self,
             _header.vwd_verify_sample_args,
             stream,
             inputs=dict(
-                flags=flags,
+                flags=sample_flags(target_probabilities, draft_probabilities, temperature_last),
                 rule=rule,
                 draft=draft,
                 draft_lens=draft_lens,
@@ -398,6 +439,24 @@ class Session:
         node_counts: Array | None = None,
         committed: Array | None = None,
         status: Array | None = None,
+        stop: Array | None = None,
+        ignore_stop: Array | None = None,
+        remaining: Array | None = None,
+        min_remaining: Array | None = None,
+        committed_len: Array | None = None,
+        finish: Array | None = None,
+        walk: Walk | str = Walk.GREEDY,
+        target_probabilities: bool = False,
+        draft_probabilities: bool = False,
+        temperature_last: bool = False,
+        draft_rows: Array | None = None,
+        draft_map: Array | None = None,
+        temperature: Array | None = None,
+        top_k: Array | None = None,
+        top_p: Array | None = None,
+        min_p: Array | None = None,
+        seeds: Array | None = None,
+        positions: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_verify_tree: the path of nodes that the target agrees with, and the token that follows it."""
@@ -405,8 +464,36 @@ class Session:
             self,
             _header.vwd_verify_tree_args,
             stream,
-            inputs=dict(tokens=tokens, parents=parents, node_counts=node_counts, target=target, logits=logits),
-            outputs=dict(accepted=accepted, path=path, next_token=next_token, committed=committed, status=status),
+            inputs=dict(
+                flags=sample_flags(target_probabilities, draft_probabilities, temperature_last),
+                walk=walk,
+                tokens=tokens,
+                parents=parents,
+                node_counts=node_counts,
+                target=target,
+                logits=logits,
+                stop=stop,
+                ignore_stop=ignore_stop,
+                remaining=remaining,
+                min_remaining=min_remaining,
+                draft_rows=draft_rows,
+                draft_map=draft_map,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                min_p=min_p,
+                seeds=seeds,
+                positions=positions,
+            ),
+            outputs=dict(
+                accepted=accepted,
+                path=path,
+                next_token=next_token,
+                committed=committed,
+                status=status,
+                committed_len=committed_len,
+                finish=finish,
+            ),
         )
 
     def prepare_index_update(

@@ -82,7 +82,11 @@ func (e *Engine) Admit(job server.Job) (server.Admission, error) {
 	var id C.int64_t
 	var why C.batch_error
 	prompt := (*C.int32_t)(unsafe.Pointer(&job.Prompt[0]))
-	switch C.admit(e.batch, prompt, C.int(len(job.Prompt)), C.int(job.MaxTokens), C.int32_t(e.end), C.batch_how(e.how), &id, &why) {
+	how := job.Sampling
+	sampling := C.batch_sampling{
+		temperature: C.float(how.Temperature), top_p: C.float(how.TopP), min_p: C.float(how.MinP), top_k: C.int(how.TopK), seed: C.uint64_t(how.Seed),
+	}
+	switch C.admit(e.batch, prompt, C.int(len(job.Prompt)), C.int(job.MaxTokens), C.int32_t(e.end), C.batch_how(e.how), sampling, &id, &why) {
 	case C.BATCH_ADMITTED:
 		return server.Admission{ID: int64(id), Shared: int(e.Counters().SharedTokens - before)}, nil
 	case C.BATCH_FULL:

@@ -23,9 +23,9 @@ static inline vwd_session *open_session(uint32_t threads, batch_error *why) {
 }
 
 /* A request is filled in C: Go may not pass a struct that points to its memory. */
-static inline batch_admission admit(batch *b, const int32_t *prompt, int count, int max_new, int32_t stop, batch_how how, int64_t *id,
-                                    batch_error *why) {
-  const batch_request request = {.tokens = prompt, .count = count, .max_new = max_new, .stop = stop, .how = how};
+static inline batch_admission admit(batch *b, const int32_t *prompt, int count, int max_new, int32_t stop, batch_how how,
+                                    batch_sampling sampling, int64_t *id, batch_error *why) {
+  const batch_request request = {.tokens = prompt, .count = count, .max_new = max_new, .stop = stop, .how = how, .sampling = sampling};
   return batch_admit(b, &request, id, why);
 }
 

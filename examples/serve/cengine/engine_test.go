@@ -92,7 +92,11 @@ func collect(t *testing.T, e *Engine, answers map[int64][]int32) {
 func randomJob(random *rand.Rand, m *Model) server.Job {
 	shared := strings.Repeat("the same beginning again and again ", 4)
 	ids, _ := m.Encode(shared[:random.Intn(len(shared))] + fmt.Sprint(random.Intn(6)))
-	return server.Job{Prompt: append([]int32{1}, ids...), MaxTokens: 1 + random.Intn(60)}
+	job := server.Job{Prompt: append([]int32{1}, ids...), MaxTokens: 1 + random.Intn(60)}
+	if random.Intn(2) == 0 {
+		job.Sampling = server.Sampling{Temperature: .8, TopP: .95, Seed: random.Uint64()}
+	}
+	return job
 }
 
 // Jobs that come, go and are cancelled at random have the tokens that each has alone in an engine of its own.

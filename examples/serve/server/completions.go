@@ -129,7 +129,7 @@ func (s *Server) begin(w http.ResponseWriter, r *http.Request, form form) (*answ
 		return nil, err
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
-	stream, err := s.loop.Submit(ctx, Job{Prompt: prompt, MaxTokens: most})
+	stream, err := s.loop.Submit(ctx, Job{Prompt: prompt, MaxTokens: most, Sampling: f.sampling()})
 	if err != nil {
 		cancel(err)
 		return nil, err

@@ -38,6 +38,15 @@ type Engine interface {
 type Job struct {
 	Prompt    []int32
 	MaxTokens int
+	Sampling  Sampling
+}
+
+// Sampling is how tokens are drawn from what the model says. The zero value is greedy decoding.
+type Sampling struct {
+	Temperature float32 // 0: greedy
+	TopP, MinP  float32 // 0: off
+	TopK        int32   // 0: off
+	Seed        uint64
 }
 
 // An Admission is a job in the engine: its id, and how many tokens of its prompt the prefix cache had when it came.

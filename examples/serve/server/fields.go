@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -20,6 +21,10 @@ type fields struct {
 	StreamOptions  *streamOptions  `json:"stream_options"`
 	Stop           json.RawMessage `json:"stop"`
 	Temperature    *float64        `json:"temperature"`
+	TopP           *float64        `json:"top_p"`
+	Seed           *int64          `json:"seed"`
+	TopK           *int32          `json:"top_k"`            // not OpenAI's
+	MinP           *float64        `json:"min_p"`            // not OpenAI's
 	ReturnTokenIDs bool            `json:"return_token_ids"` // not OpenAI's: the answer's token ids, too
 
 	Prompt json.RawMessage `json:"prompt"` // /v1/completions
@@ -38,12 +43,12 @@ type message struct {
 }
 
 var (
-	common   = []string{"model", "max_tokens", "stream", "stream_options", "stop", "temperature", "return_token_ids"}
+	common   = []string{"model", "max_tokens", "stream", "stream_options", "stop", "temperature", "top_p", "seed", "top_k", "min_p", "return_token_ids"}
 	ofPrompt = append(slices.Clone(common), "prompt")
 	ofChat   = append(slices.Clone(common), "messages", "max_completion_tokens")
 
-	// Fields without an influence on what greedy decoding answers.
-	ignored = []string{"user", "seed", "top_p", "top_k", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+	// Fields without an influence on the answer.
+	ignored = []string{"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 
 	// Fields that are taken with the value that asks for nothing.
 	neutral = map[string][]string{
@@ -123,10 +128,17 @@ func kindOf(goType string) string {
 }
 
 func (f *fields) check() error {
-	// Greedy decoding alone; a sampling engine would take the temperature into the Job.
-	if f.Temperature != nil && *f.Temperature != 0 {
-		return invalid("temperature", "%v; this server decodes greedily and knows only 0, which is its default", *f.Temperature).
-			coded("unsupported_value")
+	for _, part := range []struct {
+		name  string
+		value *float64
+		most  float64
+	}{{"temperature", f.Temperature, 2}, {"top_p", f.TopP, 1}, {"min_p", f.MinP, 1}} {
+		if part.value != nil && (*part.value < 0 || *part.value > part.most) {
+			return invalid(part.name, "%v; expected 0 to %v", *part.value, part.most)
+		}
+	}
+	if f.TopK != nil && *f.TopK < 0 {
+		return invalid("top_k", "%d; expected at least 0", *f.TopK)
 	}
 	if f.StreamOptions != nil && !f.Stream {
 		return invalid("stream_options", "given without stream: true")
@@ -135,6 +147,27 @@ func (f *fields) check() error {
 		return invalid("max_tokens", "%d, and max_completion_tokens %d; expected one of them", *f.MaxTokens, *f.MaxCompletionTokens)
 	}
 	return nil
+}
+
+// sampling is greedy unless a temperature is given. Without a seed it has a random one.
+func (f *fields) sampling() Sampling {
+	s := Sampling{Seed: rand.Uint64()}
+	if f.Seed != nil {
+		s.Seed = uint64(*f.Seed)
+	}
+	if f.Temperature != nil {
+		s.Temperature = float32(*f.Temperature)
+	}
+	if f.TopP != nil { // 0 keeps the likeliest token; to the engine it is off
+		s.TopP = max(float32(*f.TopP), math.SmallestNonzeroFloat32)
+	}
+	if f.MinP != nil {
+		s.MinP = float32(*f.MinP)
+	}
+	if f.TopK != nil {
+		s.TopK = *f.TopK
+	}
+	return s
 }
 
 // maxTokens is how many tokens are asked for; absent: how many where the request does not say.

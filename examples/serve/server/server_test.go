@@ -218,7 +218,12 @@ func TestRequestsThatCannotBeServedAreBlamedByField(t *testing.T) {
 		status     int
 		says       string
 	}{
-		{"completions", `{"prompt": "a", "temperature": 0.7}`, 400, "temperature: 0.7; this server decodes greedily and knows only 0"},
+		{"completions", `{"prompt": "a", "temperature": 2.1}`, 400, "temperature: 2.1; expected 0 to 2"},
+		{"completions", `{"prompt": "a", "temperature": -1}`, 400, "temperature: -1; expected 0 to 2"},
+		{"completions", `{"prompt": "a", "top_p": 1.5}`, 400, "top_p: 1.5; expected 0 to 1"},
+		{"completions", `{"prompt": "a", "min_p": -0.5}`, 400, "min_p: -0.5; expected 0 to 1"},
+		{"completions", `{"prompt": "a", "top_k": -1}`, 400, "top_k: -1; expected at least 0"},
+		{"completions", `{"prompt": "a", "seed": 1.5}`, 400, "seed: number 1.5; expected a whole number"},
 		{"completions", `{"prompt": "a", "n": 2}`, 400, "n: 2; this server knows only 1"},
 		{"completions", `{"prompt": "a", "logit_bias": {"5": 1}}`, 400, `logit_bias: {\"5\":1}`},
 		{"completions", `{"prompt": "a", "max_tokens": 0}`, 400, "max_tokens: 0; expected 1 to 300"},

@@ -15,17 +15,6 @@ namespace {
 constexpr int64_t INIT_BLOCKS = 1;
 constexpr int64_t LOCAL_TOKENS = 32;
 
-int64_t blocks_of(int64_t tokens) { return (tokens + options.block - 1) / options.block; }
-int64_t local_blocks() { return 1 + (LOCAL_TOKENS - 1) / options.block; }
-
-/** Blocks to select of a sequence. */
-int64_t budget_of(int64_t tokens) {
-    const int64_t blocks = blocks_of(tokens);
-    const int64_t wanted = options.budget_tokens > 0 ? blocks_of(options.budget_tokens)
-                                                     : static_cast<int64_t>(std::ceil(static_cast<double>(blocks) * options.budget_share));
-    return std::min(blocks, std::max(wanted, INIT_BLOCKS + local_blocks()));
-}
-
 bool is_half(ggml_type type) { return type == GGML_TYPE_F16 || type == GGML_TYPE_BF16; }
 
 bool is_head_dim(int64_t dim) { return dim % 8 == 0 && dim >= 16 && dim <= 576; }
@@ -38,13 +27,27 @@ bool is_cache_view(const ggml_tensor *view, const ggml_tensor *root, int64_t dim
            view->ne[1] <= root->ne[1];
 }
 
-vwd_tensor view_of(const void *data, uint8_t code, uint8_t bits, std::initializer_list<int64_t> shape,
-                   std::initializer_list<int64_t> strides) {
+}  // namespace
+
+int64_t Attention::options_block() const { return options.block_on(on_gpu()); }
+
+int64_t Attention::local_blocks() const { return 1 + (LOCAL_TOKENS - 1) / block_; }
+
+/** Blocks to select of a sequence. */
+int64_t Attention::budget_of(int64_t tokens) const {
+    const int64_t blocks = blocks_of(tokens);
+    const int64_t wanted = options.budget_tokens > 0 ? blocks_of(options.budget_tokens)
+                                                     : static_cast<int64_t>(std::ceil(static_cast<double>(blocks) * options.budget_share));
+    return std::min(blocks, std::max(wanted, INIT_BLOCKS + local_blocks()));
+}
+
+vwd_tensor Attention::view(const void *data, ggml_type type, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides) const {
     vwd_tensor view = VWD_TENSOR_INIT;
     view.data = const_cast<void *>(data);
-    view.device_type = 1;
-    view.dtype_code = code;
-    view.dtype_bits = bits;
+    view.device_type = memory_.device_type;
+    view.device_id = memory_.device_id;
+    view.dtype_code = type == GGML_TYPE_I32 ? 0 : type == GGML_TYPE_BF16 ? 4 : 2;
+    view.dtype_bits = type == GGML_TYPE_I32 || type == GGML_TYPE_F32 ? 32 : 16;
     view.lanes = 1;
     view.ndim = static_cast<int32_t>(shape.size());
     std::copy(shape.begin(), shape.end(), view.shape);
@@ -52,20 +55,17 @@ vwd_tensor view_of(const void *data, uint8_t code, uint8_t bits, std::initialize
     return view;
 }
 
-}  // namespace
-
-vwd_tensor rows_view(const void *data, ggml_type type, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides) {
-    return type == GGML_TYPE_F32    ? view_of(data, 2, 32, shape, strides)
-           : type == GGML_TYPE_BF16 ? view_of(data, 4, 16, shape, strides)
-                                    : view_of(data, 2, 16, shape, strides);
+vwd_tensor Attention::ints(const int32_t *data, std::initializer_list<int64_t> shape) const {
+    vwd_tensor ints = view(data, GGML_TYPE_I32, shape, {});
+    for (int32_t i = ints.ndim; i-- > 0;) {
+        ints.strides[i] = i + 1 == ints.ndim ? 1 : ints.strides[i + 1] * ints.shape[i + 1];
+    }
+    return ints;
 }
 
-vwd_tensor int32_view(const int32_t *data, std::initializer_list<int64_t> shape) {
-    vwd_tensor view = view_of(data, 0, 32, shape, {});
-    for (int32_t i = view.ndim; i-- > 0;) {
-        view.strides[i] = i + 1 == view.ndim ? 1 : view.strides[i + 1] * view.shape[i + 1];
-    }
-    return view;
+void Node::find_stream() {
+    const ptrdiff_t ahead = static_cast<const char *>(k->data) - static_cast<const char *>(keys->data);
+    first_stream = keys->ne[2] == 1 ? 0 : static_cast<int>(static_cast<size_t>(ahead) / keys->nb[2]);
 }
 
 std::atomic<uint64_t> *take_apart(const ggml_tensor *op, Node &node) {
@@ -99,23 +99,25 @@ std::atomic<uint64_t> *take_apart(const ggml_tensor *op, Node &node) {
     return types && shapes && layouts && is_softmax ? nullptr : &counters.declined_type;
 }
 
-vwd_tensor cache_view(const ggml_tensor *root, const ggml_tensor *view, const Batch &batch) {
+vwd_tensor Attention::cache_view(const ggml_tensor *root, const ggml_tensor *view, const Batch &batch) const {
     const int64_t row = static_cast<int64_t>(root->nb[1] / root->nb[0]), head = static_cast<int64_t>(view->nb[2] / root->nb[0]);
     const int64_t heads = view->ne[2], dim = view->ne[0];
     if (batch.table != nullptr) {
-        return rows_view(root->data, root->type, {root->ne[1] * root->ne[2], 1, heads, dim}, {row, row, head, 1});
+        return this->view(root->data, root->type, {root->ne[1] * root->ne[2], 1, heads, dim}, {row, row, head, 1});
     }
     const char *first = static_cast<const char *>(root->data) + static_cast<size_t>(batch.first_cell) * root->nb[1];
-    return rows_view(first, root->type, {static_cast<int64_t>(batch.groups.size()), batch.longest, heads, dim},
-                     {row * batch.cell_step, row, head, 1});
+    return this->view(first, root->type, {static_cast<int64_t>(batch.groups.size()), batch.longest, heads, dim},
+                      {row * batch.cell_step, row, head, 1});
 }
 
-std::vector<Batch> Attention::batches(const Node &node, Layer &layer, const std::vector<Placed> &placed) const {
+bool Attention::is_sparse(const Layer &layer) const { return options.sparse && !layer.blind && !options.is_dense(layer.number); }
+
+std::vector<Batch> Attention::batches(const Node &node, bool sparse_layer, const std::vector<Placed> &placed) const {
     std::vector<Batch> result;
     for (const Placed &group : placed) {
         const int64_t size = group.sequence->size();
-        const bool sparse = options.sparse && !layer.blind && !options.is_dense(layer.number) && size > options.dense_below &&
-                            !group.sequence->slides() && !(options.budget_tokens >= size);
+        const bool sparse = sparse_layer && size > options.dense_below_on(on_gpu()) && !group.sequence->slides() &&
+                            !(options.budget_tokens >= size);
         const int64_t row = static_cast<int64_t>(group.stream) * node.rows + group.first_row;
         bool joins = false;
         if (!result.empty()) {
@@ -140,12 +142,12 @@ std::vector<Batch> Attention::batches(const Node &node, Layer &layer, const std:
     return result;
 }
 
-void Attention::lay_tables(const Node &node, Cache &cache, Layer &layer, Batch &batch) {
+void Attention::lay_tables(const Node &node, Cache &cache, Batch &batch) {
     const std::vector<Placed> &groups = batch.groups;
     const size_t count = groups.size();
+    // On a GPU sizes follow from the graph's, so that those of a captured graph stay what they are.
+    const int64_t seen = node.k->ne[1];
     bool ranges = true;
-    batch.longest = 0;
-    batch.most_pages = 0;
     batch.first_cell = groups[0].sequence->size() > 0 ? groups[0].sequence->cells()[0] : 0;
     batch.cell_step = node.keys->ne[1];
     for (size_t i = 0; i < count; ++i) {
@@ -153,59 +155,65 @@ void Attention::lay_tables(const Node &node, Cache &cache, Layer &layer, Batch &
         const int64_t first = sequence.size() > 0 ? sequence.cells()[0] : 0;
         ranges = ranges && sequence.is_range() && first == batch.first_cell + static_cast<int64_t>(i) * batch.cell_step;
         batch.longest = std::max(batch.longest, sequence.size());
-        batch.lens.push_back(static_cast<int32_t>(sequence.size()));
-        if (batch.sparse) {
-            cache.reserve_pages(sequence, blocks_of(sequence.size()));
-            batch.most_pages = std::max(batch.most_pages, static_cast<int64_t>(sequence.pages.size()));
-            batch.begins.push_back(static_cast<int32_t>(layer.of(sequence).summarised));
-            batch.budgets.push_back(static_cast<int32_t>(budget_of(sequence.size())));
-        }
+        batch.most_pages = std::max(batch.most_pages, static_cast<int64_t>(sequence.pages.size()));
     }
-    if (batch.sparse && layer.pages < cache.page_count()) {
-        const size_t row = static_cast<size_t>(node.kv_heads * node.head_dim), rows = static_cast<size_t>(cache.page_count() * PAGE_BLOCKS);
-        layer.first.resize(rows * row * (options.method == Method::axis ? 2 : 1));
-        layer.second.resize(options.method == Method::axis ? 0 : rows * row);
-        layer.pages = cache.page_count();
+    if (on_gpu()) {
+        batch.longest = ranges ? seen - batch.first_cell % batch.cell_step : seen;
+        batch.most_pages = (blocks_of(seen) + PAGE_BLOCKS - 1) / PAGE_BLOCKS;
+        batch.most_blocks = budget_of(seen);
+    } else if (batch.sparse) {
+        batch.most_blocks = *std::max_element(batch.budgets.begin(), batch.budgets.end());
     }
-    if (count == 1) {
+    if (count == 1 && !on_gpu()) {
         batch.table = ranges ? nullptr : groups[0].sequence->cells().data();
         batch.pages = groups[0].sequence->pages.data();
-        return;
-    }
-    if (!ranges) {
-        std::vector<uint64_t> key;
-        for (const Placed &group : groups) {
-            key.insert(key.end(), {reinterpret_cast<uintptr_t>(&cache), group.sequence->name, group.sequence->version(),
-                                   static_cast<uint64_t>(group.sequence->size())});
-        }
-        if (key != table_of_) {
-            table_.assign(count * static_cast<size_t>(batch.longest), -1);
-            for (size_t i = 0; i < count; ++i) {
-                const std::vector<int32_t> &cells = groups[i].sequence->cells();
-                std::copy(cells.begin(), cells.end(), table_.begin() + static_cast<std::ptrdiff_t>(i * static_cast<size_t>(batch.longest)));
+    } else {
+        if (!ranges) {
+            std::vector<uint64_t> key = {static_cast<uint64_t>(batch.longest)};
+            for (const Placed &group : groups) {
+                key.insert(key.end(), {reinterpret_cast<uintptr_t>(&cache), group.sequence->name, group.sequence->version(),
+                                       static_cast<uint64_t>(group.sequence->size())});
             }
-            table_of_ = std::move(key);
+            if (key != table_of_) {
+                table_.assign(count * static_cast<size_t>(batch.longest), -1);
+                for (size_t i = 0; i < count; ++i) {
+                    const std::vector<int32_t> &cells = groups[i].sequence->cells();
+                    std::copy(cells.begin(), cells.end(), table_.begin() + static_cast<std::ptrdiff_t>(i * static_cast<size_t>(batch.longest)));
+                }
+                table_of_ = std::move(key);
+            }
+            batch.table = table_.data();
         }
-        batch.table = table_.data();
+        page_table_.assign(count * static_cast<size_t>(batch.most_pages), -1);
+        for (size_t i = 0; batch.sparse && i < count; ++i) {
+            const std::vector<int32_t> &pages = groups[i].sequence->pages;
+            const size_t shown = std::min(pages.size(), static_cast<size_t>(batch.most_pages));
+            std::copy_n(pages.begin(), shown, page_table_.begin() + static_cast<std::ptrdiff_t>(i * static_cast<size_t>(batch.most_pages)));
+        }
+        batch.pages = page_table_.data();
     }
-    page_table_.assign(count * static_cast<size_t>(batch.most_pages), -1);
-    for (size_t i = 0; batch.sparse && i < count; ++i) {
-        const std::vector<int32_t> &pages = groups[i].sequence->pages;
-        std::copy(pages.begin(), pages.end(), page_table_.begin() + static_cast<std::ptrdiff_t>(i * static_cast<size_t>(batch.most_pages)));
+    batch.at = {batch.lens.data(), batch.begins.data(), batch.budgets.data(), batch.table, batch.pages};
+}
+
+void Attention::make_room(const Node &node, const Cache &cache, Layer &layer) const {
+    if (layer.pages < cache.page_count()) {
+        const size_t row = static_cast<size_t>(node.kv_heads * node.head_dim), rows = static_cast<size_t>(cache.page_count() * PAGE_BLOCKS);
+        layer.first.grow(rows * row * (options.method == Method::axis ? 2 : 1));
+        layer.second.grow(options.method == Method::axis ? 0 : rows * row);
+        layer.pages = cache.page_count();
     }
-    batch.pages = page_table_.data();
 }
 
 vwd_index Attention::index_of(const Node &node, const Layer &layer, const Batch &batch) const {
     vwd_index index = VWD_INDEX_INIT;
     const bool is_axis = options.method == Method::axis;
     const int64_t dim = node.head_dim * (is_axis ? 2 : 1), heads = node.kv_heads;
-    auto summaries = [&](const std::vector<uint16_t> &data) {
-        return rows_view(data.data(), layer.type, {layer.pages, PAGE_BLOCKS, heads, dim}, {PAGE_BLOCKS * heads * dim, heads * dim, dim, 1});
+    auto summaries = [&](const Array<uint16_t> &data) {
+        return view(data.data(), layer.type, {layer.pages, PAGE_BLOCKS, heads, dim}, {PAGE_BLOCKS * heads * dim, heads * dim, dim, 1});
     };
     index.kind = is_axis ? VWD_INDEX_AXIS : VWD_INDEX_MINMAX;
-    index.block_size = static_cast<uint32_t>(options.block);
-    index.table = int32_view(batch.pages, {static_cast<int64_t>(batch.groups.size()), batch.most_pages});
+    index.block_size = static_cast<uint32_t>(block_);
+    index.table = ints(batch.at.pages, {static_cast<int64_t>(batch.groups.size()), batch.most_pages});
     if (is_axis) {
         index.axes = summaries(layer.first);
     } else {
@@ -224,36 +232,36 @@ bool Attention::failed(const char *call) {
     return false;
 }
 
-bool Attention::attend(const Node &node, Layer &layer, Batch &batch, vwd_session *session) {
+bool Attention::attend(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session) {
     const int64_t count = static_cast<int64_t>(batch.groups.size()), rows = batch.rows;
-    const int64_t q_row = static_cast<int64_t>(node.q->nb[1] / 4), q_head = static_cast<int64_t>(node.q->nb[2] / 4);
+    const int64_t element = static_cast<int64_t>(node.q->nb[0]);
+    const int64_t q_row = static_cast<int64_t>(node.q->nb[1]) / element, q_head = static_cast<int64_t>(node.q->nb[2]) / element;
     const int64_t out_row = node.query_heads * node.value_dim;
-    const float *q_data = static_cast<const float *>(node.q->data) + batch.first_row * q_row;
+    const char *q_data = static_cast<const char *>(node.q->data) + batch.first_row * q_row * element;
     float *out_data = static_cast<float *>(node.out->data) + batch.first_row * out_row;
 
     vwd_paged_kv kv = VWD_PAGED_KV_INIT;
     kv.k = cache_view(node.keys, node.k, batch);
     kv.v = cache_view(node.values, node.v, batch);
     if (batch.table != nullptr) {
-        kv.page_table = int32_view(batch.table, {count, batch.longest});
+        kv.page_table = ints(batch.at.table, {count, batch.longest});
     }
-    kv.seq_lens = int32_view(batch.lens.data(), {count});
+    kv.seq_lens = ints(batch.at.lens, {count});
 
     vwd_attention_args args = VWD_ATTENTION_ARGS_INIT;
     args.kv = &kv;
     args.scale = node.scale;
     args.soft_cap = node.soft_cap;
-    args.q = rows_view(q_data, GGML_TYPE_F32, {count, rows, node.query_heads, node.head_dim},
-                       {q_row * batch.row_step, q_row, q_head, 1});
-    args.out = rows_view(out_data, GGML_TYPE_F32, {count, rows, node.query_heads, node.value_dim},
-                         {out_row * batch.row_step, out_row, node.value_dim, 1});
+    args.q = view(q_data, node.q->type, {count, rows, node.query_heads, node.head_dim}, {q_row * batch.row_step, q_row, q_head, 1});
+    args.out = view(out_data, GGML_TYPE_F32, {count, rows, node.query_heads, node.value_dim},
+                    {out_row * batch.row_step, out_row, node.value_dim, 1});
     if (node.sinks != nullptr) {
-        args.sinks = rows_view(node.sinks->data, GGML_TYPE_F32, {node.query_heads}, {1});
+        args.sinks = view(node.sinks->data, GGML_TYPE_F32, {node.query_heads}, {1});
     }
 
     if (batch.sparse) {
         vwd_index index = index_of(node, layer, batch);
-        const int64_t cap = *std::max_element(batch.budgets.begin(), batch.budgets.end());
+        const int64_t cap = batch.most_blocks;
         bool is_behind = false;
         for (int64_t i = 0; i < count; ++i) {
             is_behind = is_behind || batch.begins[static_cast<size_t>(i)] < batch.lens[static_cast<size_t>(i)];
@@ -264,26 +272,16 @@ bool Attention::attend(const Node &node, Layer &layer, Batch &batch, vwd_session
             update.k = kv.k;
             update.page_table = kv.page_table;
             update.seq_lens = kv.seq_lens;
-            update.begin = int32_view(batch.begins.data(), {count});
-            if (vwd_index_update(session, &update, nullptr) != VWD_OK) {
+            update.begin = ints(batch.at.begins, {count});
+            if (vwd_index_update(session, &update, memory_.stream) != VWD_OK) {
                 return failed("vwd_index_update");
             }
-            for (const Placed &group : batch.groups) {
-                Known &known = layer.of(*group.sequence);
-                const std::vector<int32_t> &cells = group.sequence->cells();
-                known.prints.resize(cells.size());
-                counters.summarised += cells.size() - static_cast<size_t>(known.summarised);
-                for (size_t t = static_cast<size_t>(known.summarised); t < cells.size(); ++t) {
-                    known.prints[t] = print_of(layer.row(cells[t]));
-                }
-                known.summarised = static_cast<int64_t>(cells.size());
-            }
         }
-        ids_.resize(static_cast<size_t>(count * node.kv_heads * cap));
-        counts_.resize(static_cast<size_t>(count * node.kv_heads));
+        ids_.grow(static_cast<size_t>(count * node.kv_heads * cap));
+        counts_.grow(static_cast<size_t>(count * node.kv_heads));
         vwd_select_blocks_args select = VWD_SELECT_BLOCKS_ARGS_INIT;
         select.method = options.method == Method::axis ? VWD_SELECT_AXIS : VWD_SELECT_MINMAX;
-        select.block_size = static_cast<uint32_t>(options.block);
+        select.block_size = static_cast<uint32_t>(block_);
         select.k = static_cast<uint32_t>(cap);
         select.init_blocks = static_cast<uint32_t>(std::min(INIT_BLOCKS, cap));
         select.local_blocks = static_cast<uint32_t>(std::min(local_blocks(), cap - select.init_blocks));
@@ -291,33 +289,38 @@ bool Attention::attend(const Node &node, Layer &layer, Batch &batch, vwd_session
         select.index = &index;
         select.q = args.q;
         select.seq_lens = kv.seq_lens;
-        select.budgets = int32_view(batch.budgets.data(), {count});
-        select.selected.ids = int32_view(ids_.data(), {count, node.kv_heads, cap});
-        select.selected.counts = int32_view(counts_.data(), {count, node.kv_heads});
-        if (vwd_select_blocks(session, &select, nullptr) != VWD_OK) {
+        select.budgets = ints(batch.at.budgets, {count});
+        select.selected.ids = ints(ids_.data(), {count, node.kv_heads, cap});
+        select.selected.counts = ints(counts_.data(), {count, node.kv_heads});
+        if (vwd_select_blocks(session, &select, memory_.stream) != VWD_OK) {
             return failed("vwd_select_blocks");
         }
         args.block_size = select.block_size;
         args.list = select.selected;
-        most_blocks_ = cap;
     }
-    if (vwd_attention(session, &args, nullptr) != VWD_OK) {
+    if (vwd_attention(session, &args, memory_.stream) != VWD_OK) {
         return failed("vwd_attention");
     }
     (batch.sparse ? counters.sparse : counters.dense) += 1;
     return true;
 }
 
-bool Attention::compute(const Node &node, Cache &cache, Layer &layer, int threads) {
+void Attention::note_summaries(Layer &layer, const Batch &batch) const {
+    for (const Placed &group : batch.groups) {
+        Known &known = layer.of(*group.sequence);
+        const std::vector<int32_t> &cells = group.sequence->cells();
+        known.prints.resize(cells.size());
+        counters.summarised += cells.size() - static_cast<size_t>(known.summarised);
+        for (size_t t = static_cast<size_t>(known.summarised); t < cells.size(); ++t) {
+            known.prints[t] = print_of(layer.row(cells[t]));
+        }
+        known.summarised = static_cast<int64_t>(cells.size());
+    }
+}
+
+bool Attention::compute(const Node &node, Cache &cache, Layer &layer, vwd_session *session) {
     const std::vector<Placed> *placed = cache.place(node.mask, node.rows, node.first_stream, node.streams, node.k->ne[1]);
     if (placed == nullptr) {
-        return false;
-    }
-    std::string error;
-    vwd_session *session = session_.use(threads, error);
-    if (session == nullptr) {
-        log(GGML_LOG_LEVEL_ERROR, "vanward: no session, ggml computes attention: %s", error.c_str());
-        counters.errors += 1;
         return false;
     }
     if (cache.is_first(layer)) {
@@ -325,10 +328,16 @@ bool Attention::compute(const Node &node, Cache &cache, Layer &layer, int thread
             cache.look_for_changes(*group.sequence);
         }
     }
-    for (Batch &batch : batches(node, layer, *placed)) {
-        lay_tables(node, cache, layer, batch);
+    for (Batch &batch : batches(node, is_sparse(layer), *placed)) {
+        lay_out(node, cache, batch, [&](const Sequence &sequence) { return layer.of(sequence).summarised; });
+        if (batch.sparse) {
+            make_room(node, cache, layer);
+        }
         if (!attend(node, layer, batch, session)) {
             return false;
+        }
+        if (batch.sparse) {
+            note_summaries(layer, batch);
         }
         if (options.check) {
             check(node, layer, batch, session);

@@ -12,12 +12,17 @@ namespace vanward {
 /** A FLASH_ATTN_EXT node over a KV cache, taken apart. */
 struct Node {
     ggml_tensor *out;
-    const ggml_tensor *q, *k, *v, *mask, *sinks;
+    /** [D, rows, Hq, streams], of float32; on a GPU a copy in the type of the cache. */
+    const ggml_tensor *q;
+    const ggml_tensor *k, *v, *mask, *sinks;
     /** The cache's tensors. */
     const ggml_tensor *keys, *values;
     int64_t head_dim, value_dim, query_heads, kv_heads;
     int rows, streams, first_stream;
     float scale, soft_cap;
+
+    /** Finds the first of the node's streams in the cache, whose tensors have memory by now. */
+    void find_stream();
 };
 
 /** Takes a node apart. Returns NULL, or the counter of the reason why Vanward does not take it. Contents of tensors are not read. */
@@ -31,45 +36,83 @@ struct Batch {
     /** Row of the node in which the first group begins, and rows from one group to the next. */
     int64_t first_row, row_step;
     std::vector<int32_t> lens, begins, budgets;
-    /** Tokens → rows of the cache, [groups, max len]; NULL where sequences are ranges of rows. */
+    /** Tokens → rows of the cache, [groups, longest]; NULL where sequences are ranges of rows. */
     const int32_t *table;
+    /** Room for tokens of each sequence. */
     int64_t longest;
-    /** Pages of summaries, [groups, max pages]. */
+    /** Pages of summaries, [groups, most_pages]. */
     const int32_t *pages;
     int64_t most_pages;
+    /** Room for blocks of each list. */
+    int64_t most_blocks;
     /** Rows in one sequence's range: where there is no table, the first row and the distance of the next sequence's. */
     int64_t first_cell, cell_step;
+    /** The arrays above, where the calls read them. */
+    struct {
+        const int32_t *lens, *begins, *budgets, *table, *pages;
+    } at;
 };
 
-/** What one context computes attention with. */
+/** What one context computes attention with, in one memory. */
 class Attention {
   public:
-    explicit Attention(Session &session) : session_(session) {}
+    explicit Attention(Memory &memory) : memory_(memory), block_(options_block()), ids_(memory), counts_(memory) {}
 
-    /** Computes the node. Returns false, having written nothing that counts, where ggml has to: `node` is then whole. */
-    bool compute(const Node &node, Cache &cache, Layer &layer, int threads);
+    /** The whole of it, where the host reads the cache. Returns false, having written nothing that counts, where ggml has to. */
+    bool compute(const Node &node, Cache &cache, Layer &layer, vwd_session *session);
 
-  private:
-    bool attend(const Node &node, Layer &layer, Batch &batch, vwd_session *session);
-    bool failed(const char *call);
-    std::vector<Batch> batches(const Node &node, Layer &layer, const std::vector<Placed> &placed) const;
-    void lay_tables(const Node &node, Cache &cache, Layer &layer, Batch &batch);
-    vwd_index index_of(const Node &node, const Layer &layer, const Batch &batch) const;
+    // Its parts.
+
+    bool is_sparse(const Layer &layer) const;
+    /** The calls that these rows need; `sparse` says whether blocks may be selected. */
+    std::vector<Batch> batches(const Node &node, bool sparse, const std::vector<Placed> &placed) const;
+    /** Fills the arrays of a batch. `begin_of` tells how many tokens of a sequence are summarised. */
+    template <typename Begin> void lay_out(const Node &node, Cache &cache, Batch &batch, Begin begin_of);
+    /** Room for the summaries of as many pages as the cache has. */
+    void make_room(const Node &node, const Cache &cache, Layer &layer) const;
+    /** Enqueues update, selection and attention. */
+    bool attend(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session);
+    /** Compares what was computed with plain loops; the host reads the memory, and the calls are over. */
     void check(const Node &node, Layer &layer, const Batch &batch, vwd_session *session);
 
-    Session &session_;
+    int64_t block() const { return block_; }
+    int64_t blocks_of(int64_t tokens) const { return (tokens + block_ - 1) / block_; }
+
+  private:
+    int64_t options_block() const;
+    int64_t local_blocks() const;
+    int64_t budget_of(int64_t tokens) const;
+    bool on_gpu() const { return memory_.device_type == 2; }
+    void lay_tables(const Node &node, Cache &cache, Batch &batch);
+    void note_summaries(Layer &layer, const Batch &batch) const;
+    bool failed(const char *call);
+
+    vwd_tensor view(const void *data, ggml_type type, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides) const;
+    vwd_tensor ints(const int32_t *data, std::initializer_list<int64_t> shape) const;
+    /** Keys or values of a batch, [pages, P, Hk, dim]. */
+    vwd_tensor cache_view(const ggml_tensor *root, const ggml_tensor *view, const Batch &batch) const;
+    vwd_index index_of(const Node &node, const Layer &layer, const Batch &batch) const;
+
+    Memory &memory_;
+    int64_t block_;
     bool has_failed_ = false;
-    std::vector<int32_t> table_, page_table_, ids_, counts_;
-    int64_t most_blocks_ = 0;
+    std::vector<int32_t> table_, page_table_;
+    Array<int32_t> ids_, counts_;
     /** Names, versions and sizes of the sequences in `table_`. */
     std::vector<uint64_t> table_of_;
 };
 
-/** Views of memory for Vanward. Strides are in elements. */
-vwd_tensor int32_view(const int32_t *data, std::initializer_list<int64_t> shape);
-vwd_tensor rows_view(const void *data, ggml_type type, std::initializer_list<int64_t> shape, std::initializer_list<int64_t> strides);
-
-/** Keys or values of a batch, [pages, P, Hk, dim]. */
-vwd_tensor cache_view(const ggml_tensor *root, const ggml_tensor *view, const Batch &batch);
+template <typename Begin> void Attention::lay_out(const Node &node, Cache &cache, Batch &batch, Begin begin_of) {
+    for (const Placed &group : batch.groups) {
+        Sequence &sequence = *group.sequence;
+        batch.lens.push_back(static_cast<int32_t>(sequence.size()));
+        if (batch.sparse) {
+            cache.reserve_pages(sequence, blocks_of(sequence.size()));
+            batch.begins.push_back(static_cast<int32_t>(begin_of(sequence)));
+            batch.budgets.push_back(static_cast<int32_t>(budget_of(sequence.size())));
+        }
+    }
+    lay_tables(node, cache, batch);
+}
 
 }  // namespace vanward

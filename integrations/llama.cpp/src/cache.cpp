@@ -47,7 +47,7 @@ uint64_t print_of(const char *row) {
     return (a ^ (b * 0x9e3779b97f4a7c15u) ^ (b >> 29)) * 0xbf58476d1ce4e5b9u;
 }
 
-Layer::Layer(const ggml_tensor *keys)
+Layer::Layer(const ggml_tensor *keys, Memory &memory)
     : number(layer_number(keys, 'k')),
       tensor(keys),
       data(static_cast<const char *>(keys->data)),
@@ -56,7 +56,9 @@ Layer::Layer(const ggml_tensor *keys)
       cells(keys->ne[1]),
       streams(keys->ne[2]),
       row_bytes(keys->nb[1]),
-      stream_bytes(keys->nb[2]) {}
+      stream_bytes(keys->nb[2]),
+      first(memory),
+      second(memory) {}
 
 bool Layer::is(const ggml_tensor *keys) const {
     return tensor == keys && data == keys->data && type == keys->type && width == keys->ne[0] && cells == keys->ne[1] &&
@@ -96,10 +98,10 @@ Layer &Cache::layer(const ggml_tensor *keys) {
         return *found;
     }
     if (found != nullptr) {
-        *found = Layer(keys);
+        *found = Layer(keys, memory_);
         return *found;
     }
-    layers_.push_back(std::make_unique<Layer>(keys));
+    layers_.push_back(std::make_unique<Layer>(keys, memory_));
     std::sort(layers_.begin(), layers_.end(), [](const auto &a, const auto &b) { return a->number < b->number; });
     return *find_layer(keys);
 }
@@ -117,6 +119,12 @@ void Cache::written(Layer &layer, int64_t row) {
         if (known != layer.known.end()) {
             known->second.summarised = std::min<int64_t>(known->second.summarised, token);
         }
+    }
+}
+
+void Cache::written(int64_t row) {
+    for (auto &layer : layers_) {
+        written(*layer, row);
     }
 }
 
@@ -216,7 +224,9 @@ const std::vector<Placed> *Cache::place(const ggml_tensor *mask, int rows, int f
 void Cache::reserve_pages(Sequence &sequence, int64_t blocks) {
     while (static_cast<int64_t>(sequence.pages.size()) * PAGE_BLOCKS < blocks) {
         if (free_pages_.empty()) {
-            int64_t more = std::max<int64_t>(4, page_count_ / 2);
+            // A GPU has room for the whole cache at once: captured addresses stay what they are.
+            const int64_t whole = (cells_ / options.block_on(true) / PAGE_BLOCKS + 1) * streams_;
+            int64_t more = std::max<int64_t>({4, page_count_ / 2, on_gpu() ? whole - page_count_ : 0});
             for (int64_t page = page_count_ + more; page-- > page_count_;) {
                 free_pages_.push_back(static_cast<int32_t>(page));
             }
@@ -273,11 +283,11 @@ std::shared_ptr<Cache> find_cache(const ggml_tensor *root) {
     return found == caches().end() ? nullptr : found->second;
 }
 
-std::shared_ptr<Cache> cache_of(const ggml_tensor *root, const void *owner) {
+std::shared_ptr<Cache> cache_of(const ggml_tensor *root, const void *owner, Memory &memory) {
     std::lock_guard<std::mutex> guard(caches_mutex);
     std::shared_ptr<Cache> &cache = caches()[root->buffer];
-    if (cache == nullptr || !cache->fits(cells_of(root), streams_of(root))) {
-        cache = std::make_shared<Cache>(cells_of(root), streams_of(root));
+    if (cache == nullptr || !cache->fits(cells_of(root), streams_of(root), memory)) {
+        cache = std::make_shared<Cache>(cells_of(root), streams_of(root), memory);
     }
     cache->owner = owner;
     return cache;

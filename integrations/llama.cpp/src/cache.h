@@ -1,6 +1,7 @@
 // What is known about a KV cache of llama.cpp: its sequences, and the summaries of each layer's keys.
 #pragma once
 
+#include "memory.h"
 #include "sequence.h"
 
 #include <memory>
@@ -19,13 +20,14 @@ struct Known {
     uint64_t version = 0;
     /** Tokens whose blocks are summarised. */
     int64_t summarised = 0;
-    /** Prints of the keys of each summarised token. */
+    /** Prints of the keys of each summarised token; on a GPU, of the last one in each block when `printed` tokens were summarised. */
     std::vector<uint64_t> prints;
+    int64_t printed = 0;
 };
 
 /** One layer's keys, `cache_k_l%d` [Hk·D, cells, streams], and their summaries. */
 struct Layer {
-    explicit Layer(const ggml_tensor *keys);
+    Layer(const ggml_tensor *keys, Memory &memory);
 
     /** Whether `keys` is the tensor that this was made for. */
     bool is(const ggml_tensor *keys) const;
@@ -40,7 +42,7 @@ struct Layer {
     /** No key was seen written since ggml wrote some itself: nothing is known of the keys. */
     bool blind = false;
     /** Of 16 bits; MINMAX: largest keys, then smallest keys, AXIS: `axes`. Room for `pages` pages. */
-    std::vector<uint16_t> first, second;
+    Array<uint16_t> first, second;
     int64_t pages = 0;
     std::unordered_map<uint64_t, Known> known;
 
@@ -62,7 +64,7 @@ struct Placed {
 /** The layers of one `llama_kv_cache` in one buffer, which share cells and mask. */
 class Cache {
   public:
-    Cache(int64_t cells, int64_t streams) : cells_(cells), streams_(streams) {}
+    Cache(int64_t cells, int64_t streams, Memory &memory) : cells_(cells), streams_(streams), memory_(memory) {}
 
     std::mutex mutex;
     /** The context that used it last. */
@@ -72,14 +74,21 @@ class Cache {
     /** Values are stored transposed: attention never comes. */
     bool no_attention = false;
 
-    bool fits(int64_t cells, int64_t streams) const { return cells == cells_ && streams == streams_; }
+    bool fits(int64_t cells, int64_t streams, const Memory &memory) const {
+        return cells == cells_ && streams == streams_ && &memory == &memory_;
+    }
+    bool on_gpu() const { return memory_.device_type == 2; }
+    bool has_sequences() const { return !sequences_.empty(); }
+    /** Attentions so far whose masks were different ones. */
+    uint64_t steps() const { return steps_; }
 
     /** The layer of this tensor of keys; made, if need be. */
     Layer &layer(const ggml_tensor *keys);
     Layer *find_layer(const ggml_tensor *keys);
 
-    /** Notes that the key in `row`, counted over all streams, was written. */
+    /** Notes that the key in `row`, counted over all streams, was written: in one layer, or in each. */
     void written(Layer &layer, int64_t row);
+    void written(int64_t row);
     /** Forgets all summaries. */
     void forget();
 
@@ -107,6 +116,7 @@ class Cache {
     void drop_unused();
 
     int64_t cells_, streams_;
+    Memory &memory_;
     std::vector<std::unique_ptr<Layer>> layers_;
     std::vector<std::unique_ptr<Sequence>> sequences_;
     uint64_t names_ = 0, steps_ = 0;
@@ -124,7 +134,7 @@ class Cache {
 /** The cache that holds a tensor, by its buffer. Thread-safe. */
 std::shared_ptr<Cache> find_cache(const ggml_tensor *root);
 /** The same; made, if need be, for keys or values of this many cells and streams. */
-std::shared_ptr<Cache> cache_of(const ggml_tensor *root, const void *owner);
+std::shared_ptr<Cache> cache_of(const ggml_tensor *root, const void *owner, Memory &memory);
 /** Forgets the caches that a context used last. */
 void release_caches(const void *owner);
 /** Forgets the summaries of every cache. */

@@ -44,7 +44,7 @@ bool takes_write(const ggml_tensor *op, char kind) {
         return true;
     }
     std::lock_guard<std::mutex> guard(cache->mutex);
-    if (!cache->no_attention && cache->rows_in_use > options.dense_below) {
+    if (!cache->no_attention && cache->rows_in_use > options.dense_below_on(false)) {
         return true;
     }
     if (kind == 'k') {
@@ -68,7 +68,7 @@ bool takes_attention(const ggml_tensor *op) {
         }
         reason = node.rows * node.streams > options.rows           ? &counters.declined_rows
                  : cache == nullptr                                ? &counters.declined_early
-                 : node.k->ne[1] <= options.dense_below            ? &counters.declined_short
+                 : node.k->ne[1] <= options.dense_below_on(false)           ? &counters.declined_short
                                                                    : nullptr;
     }
     if (reason != nullptr) {
@@ -121,7 +121,7 @@ void log_counters(ggml_log_level level) {
 #undef X
 }
 
-Context::Context() : attention_(session_) {
+Context::Context() : attention_(host_memory()) {
     ggml_backend_dev_t cpu = ggml.ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
     cpu_ = cpu == nullptr ? nullptr : ggml.ggml_backend_dev_init(cpu, nullptr);
     ggml_init_params parameters = {ggml.ggml_graph_overhead_custom(8, false) + 1024, nullptr, true};
@@ -170,7 +170,7 @@ bool Context::write(ggml_tensor *op) {
             ggml.ggml_fp32_to_bf16_row(from, reinterpret_cast<ggml_bf16_t *>(to), rows->ne[0]);
         }
     }
-    std::shared_ptr<Cache> cache = cache_of(root, this);
+    std::shared_ptr<Cache> cache = cache_of(root, this, host_memory());
     std::lock_guard<std::mutex> guard(cache->mutex);
     if (layer_number(root, 'k') >= 0) {
         Layer &layer = cache->layer(root);
@@ -186,12 +186,16 @@ bool Context::write(ggml_tensor *op) {
 bool Context::attend(ggml_tensor *op) {
     Node node;
     if (take_apart(op, node) == nullptr) {
-        const ptrdiff_t ahead = static_cast<const char *>(node.k->data) - static_cast<const char *>(node.keys->data);
-        node.first_stream = node.keys->ne[2] == 1 ? 0 : static_cast<int>(static_cast<size_t>(ahead) / node.keys->nb[2]);
-        std::shared_ptr<Cache> cache = cache_of(node.keys, this);
+        node.find_stream();
+        std::shared_ptr<Cache> cache = cache_of(node.keys, this, host_memory());
         std::lock_guard<std::mutex> guard(cache->mutex);
         Layer &layer = cache->layer(node.keys);
-        if (attention_.compute(node, *cache, layer, options.threads > 0 ? options.threads : threads_)) {
+        std::string error;
+        vwd_session *session = session_.use(options.threads > 0 ? options.threads : threads_, error);
+        if (session == nullptr) {
+            counters.errors += 1;
+            log(GGML_LOG_LEVEL_ERROR, "vanward: no session, ggml computes attention: %s", error.c_str());
+        } else if (attention_.compute(node, *cache, layer, session)) {
             return true;
         }
     }

@@ -64,4 +64,17 @@ uint64_t vanward_ggml_counter(const char *name) {
     return 0;
 }
 
+const char *vanward_ggml_read_options() {
+    static std::string error;
+    Options read;
+    error = read_options(read);
+    if (!error.empty()) {
+        return error.c_str();
+    }
+    read.method = options.method;
+    read.block = options.block;
+    options = read;
+    return nullptr;
+}
+
 void vanward_ggml_forget_summaries() { forget_all(); }

@@ -5,19 +5,39 @@
 #include "ggml-backend.h"
 
 #define VANWARD_GGML_CALLS(X)                                                                                                  \
+    X(ggml_backend_buffer_free)                                                                                                \
+    X(ggml_backend_buffer_get_base)                                                                                            \
+    X(ggml_backend_buffer_get_size)                                                                                            \
+    X(ggml_backend_buffer_get_type)                                                                                            \
+    X(ggml_backend_buft_alloc_buffer)                                                                                          \
+    X(ggml_backend_buft_is_host)                                                                                               \
     X(ggml_backend_dev_backend_reg)                                                                                            \
     X(ggml_backend_dev_buffer_type)                                                                                            \
     X(ggml_backend_dev_by_type)                                                                                                \
+    X(ggml_backend_dev_count)                                                                                                  \
+    X(ggml_backend_dev_description)                                                                                            \
+    X(ggml_backend_dev_get)                                                                                                    \
+    X(ggml_backend_dev_get_props)                                                                                              \
     X(ggml_backend_dev_init)                                                                                                   \
+    X(ggml_backend_dev_name)                                                                                                   \
+    X(ggml_backend_event_free)                                                                                                 \
+    X(ggml_backend_event_new)                                                                                                  \
+    X(ggml_backend_event_record)                                                                                               \
+    X(ggml_backend_event_wait)                                                                                                 \
     X(ggml_backend_free)                                                                                                       \
     X(ggml_backend_graph_compute)                                                                                              \
-    X(ggml_backend_buft_is_host)                                                                                               \
+    X(ggml_backend_graph_compute_async)                                                                                        \
     X(ggml_backend_reg_count)                                                                                                  \
+    X(ggml_backend_reg_dev_count)                                                                                              \
+    X(ggml_backend_reg_dev_get)                                                                                                \
     X(ggml_backend_reg_get)                                                                                                    \
     X(ggml_backend_reg_get_proc_address)                                                                                       \
+    X(ggml_backend_synchronize)                                                                                                \
+    X(ggml_cpy)                                                                                                                \
     X(ggml_fp32_to_bf16_row)                                                                                                   \
     X(ggml_fp32_to_fp16_row)                                                                                                   \
     X(ggml_free)                                                                                                               \
+    X(ggml_get_rows)                                                                                                           \
     X(ggml_graph_add_node)                                                                                                     \
     X(ggml_graph_clear)                                                                                                        \
     X(ggml_graph_n_nodes)                                                                                                      \
@@ -26,9 +46,14 @@
     X(ggml_init)                                                                                                               \
     X(ggml_log_get)                                                                                                            \
     X(ggml_new_graph_custom)                                                                                                   \
+    X(ggml_new_tensor_1d)                                                                                                      \
+    X(ggml_new_tensor_4d)                                                                                                      \
     X(ggml_op_name)                                                                                                            \
+    X(ggml_permute)                                                                                                            \
+    X(ggml_reset)                                                                                                              \
     X(ggml_type_name)                                                                                                          \
-    X(ggml_version)
+    X(ggml_version)                                                                                                            \
+    X(ggml_view_2d)
 
 namespace vanward {
 

@@ -1,5 +1,6 @@
 #include "options.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cmath>
 #include <cstdlib>
@@ -53,6 +54,16 @@ bool layers(const std::string &text, std::vector<int> &list) {
     return true;
 }
 
+std::vector<std::string> names(const std::string &text) {
+    std::vector<std::string> list;
+    for (size_t begin = 0; begin < text.size();) {
+        const size_t end = std::min(text.find(',', begin), text.size());
+        list.push_back(text.substr(begin, end - begin));
+        begin = end + 1;
+    }
+    return list;
+}
+
 }  // namespace
 
 std::string read_options(Options &o) {
@@ -90,6 +101,14 @@ std::string read_options(Options &o) {
     number("VANWARD_GGML_DENSE_BELOW", "a number of tokens", 0, INT32_MAX, o.dense_below);
     number("VANWARD_GGML_ROWS", "1 … 256", 1, 256, o.rows);
     number("VANWARD_GGML_THREADS", "0 … 1024", 0, 1024, o.threads);
+    read("VANWARD_GGML_DEVICES", "devices of ggml such as CUDA0,CUDA1 or CUDA*", [&](const std::string &text) {
+        o.devices = text == "none" ? std::vector<std::string>() : names(text);
+        return true;
+    });
+    read("VANWARD_GGML_BACKEND", "the path of a backend of ggml", [&](const std::string &text) {
+        o.backend = text;
+        return true;
+    });
     number("VANWARD_GGML_CHECK", "0 or 1", 0, 1, o.check);
     return error;
 }

@@ -14,21 +14,28 @@ struct Options {
     /** Whether blocks are selected; otherwise every visible token is attended to. */
     bool sparse = true;
     Method method = Method::minmax;
-    /** Tokens of a block. */
-    int block = 16;
+    /** Tokens of a block; 0: what suits the device. */
+    int block = 0;
     /** The budget: a number of tokens, or else a share of the visible tokens. */
     int64_t budget_tokens = 0;
     double budget_share = 0.25;
     /** Layers that are never sparse. */
     std::vector<int> dense_layers;
-    /** A cache with no more rows than this is left to ggml, and a sequence with no more tokens is not sparse. */
-    int64_t dense_below = 4096;
+    /** A cache with no more rows than this is left to ggml, and a sequence with no more tokens is not sparse; −1: what suits the device. */
+    int64_t dense_below = -1;
     /** Most query rows of a node; more are a prompt, which is ggml's. */
     int64_t rows = 32;
     /** Threads of an attention; 0: as many as the context uses. */
     int threads = 0;
+    /** ggml's devices that are wrapped: names, or beginnings of names with a * at the end. */
+    std::vector<std::string> devices = {"CUDA*"};
+    /** The backend that has them; empty: those that ggml loaded. */
+    std::string backend;
     /** Whether everything is checked against plain loops; for tests. */
     bool check = false;
+
+    int block_on(bool gpu) const { return block > 0 ? block : gpu ? 64 : 16; }
+    int64_t dense_below_on(bool gpu) const { return dense_below >= 0 ? dense_below : gpu ? 8192 : 4096; }
 
     bool is_dense(int layer) const {
         for (int each : dense_layers) {

@@ -43,6 +43,9 @@ class Sequence {
     uint64_t used = 0;
     /** What layers know it by. */
     uint64_t name = 0;
+    /** On a GPU: version and size when its keys were last compared with prints, or known to be as they were. */
+    uint64_t seen_version = UINT64_MAX;
+    int64_t seen_size = 0;
 
   private:
     void append(int64_t cell);

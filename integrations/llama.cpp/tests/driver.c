@@ -7,6 +7,7 @@
  * steps   the same, a number of tokens for each line on stdin: for timing programs side by side
  * random  random operations on caches, for VANWARD_GGML_CHECK=1
  * cases   a short run in each kind of context, whose logits are printed as one number
+ * bench   wall time of a token at several depths, for several settings of Vanward's options on one cache
  */
 #define _GNU_SOURCE
 #include "llama_api.h"
@@ -16,6 +17,8 @@
 
 static const char *model_path, *text_path;
 static int depth = 1024, count = 64, threads = 1, batch_rows = 1, context_size = 0, seed = 1, operations = 200, verbose = 0;
+static const char *device_name, *depths = "4096", *variants = "stock", *logits_path;
+static int ubatch = 512, warm = 8;
 static int type_k = TYPE_F16, flash = FLASH_AUTO, unified = 0, sequences = 1, swa_full = 0, random_text = 0;
 
 static struct llama_model *model;
@@ -76,7 +79,7 @@ static void print_counters(void) {
 static struct llama_context *new_context(void) {
     struct context_params p = llama_context_default_params();
     p.n_ctx = (uint32_t)(context_size != 0 ? context_size : depth + count + 64);
-    p.n_batch = p.n_ubatch = 512;
+    p.n_batch = p.n_ubatch = (uint32_t)ubatch;
     p.n_seq_max = (uint32_t)sequences;
     p.n_threads = p.n_threads_batch = threads;
     p.flash_attn_type = flash;
@@ -92,7 +95,7 @@ static struct llama_context *new_context(void) {
 
 static llama_token *read_tokens(int *n) {
     if (random_text) { /* a model without a tokenizer */
-        *n = 1 << 14;
+        *n = 1 << 18;
         llama_token *tokens = malloc((size_t)*n * sizeof *tokens);
         for (int i = 0; i < *n; ++i) {
             tokens[i] = (llama_token)((uint32_t)i * 2654435761u >> 7) % vocabulary;
@@ -128,15 +131,19 @@ static int decode(struct llama_context *context, struct llama_batch *batch) {
     return status;
 }
 
-static void prefill(struct llama_context *context, struct llama_batch *batch, const llama_token *tokens, int n, llama_seq_id id) {
-    for (int i = 0; i < n;) {
-        for (int j = 0; j < 512 && i < n; ++j, ++i) {
+static void prefill_from(struct llama_context *context, struct llama_batch *batch, const llama_token *tokens, int from, int n, llama_seq_id id) {
+    for (int i = from; i < n;) {
+        for (int j = 0; j < ubatch && i < n; ++j, ++i) {
             push(batch, tokens[i], i, id, false);
         }
         if (decode(context, batch) != 0) {
             fail("the prompt could not be decoded");
         }
     }
+}
+
+static void prefill(struct llama_context *context, struct llama_batch *batch, const llama_token *tokens, int n, llama_seq_id id) {
+    prefill_from(context, batch, tokens, 0, n, id);
 }
 
 /* −ln of the probability of `token`; `top` becomes the most probable one, `lead` what its logit is ahead of the next. */
@@ -364,9 +371,100 @@ static void cases(void) {
     free(tokens);
 }
 
+/* ---- bench ---- */
+
+/* Sets the options VANWARD_GGML_* of a variant, such as "minmax/BUDGET=4096/STRATEGY=sparse", and returns its name. */
+static const char *become(char *variant) {
+    static const char *const changed[] = {"ENABLED", "STRATEGY", "BUDGET", "DENSE_BELOW", "DENSE_LAYERS"};
+    char name[64];
+    for (size_t i = 0; i < sizeof changed / sizeof *changed; ++i) {
+        snprintf(name, sizeof name, "VANWARD_GGML_%s", changed[i]);
+        unsetenv(name);
+    }
+    setenv("VANWARD_GGML_DENSE_BELOW", "0", 1);
+    char *saved = NULL;
+    const char *variant_name = strtok_r(variant, "/", &saved);
+    for (char *option; (option = strtok_r(NULL, "/", &saved)) != NULL;) {
+        char *equals = strchr(option, '=');
+        if (equals == NULL) {
+            fail("variants=NAME/OPTION=VALUE/…,…");
+        }
+        *equals = 0;
+        snprintf(name, sizeof name, "VANWARD_GGML_%s", option);
+        setenv(name, equals + 1, 1);
+    }
+    void *registry = ggml_backend_reg_by_name("Vanward");
+    const char *(*read_options)(void) = NULL;
+    if (registry != NULL) {
+        *(void **)&read_options = ggml_backend_reg_get_proc_address(registry, "vanward_ggml_read_options");
+        const char *error = read_options();
+        if (error != NULL) {
+            fail(error);
+        }
+    }
+    return variant_name;
+}
+
+static int by_size(const void *a, const void *b) {
+    const double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Wall time of a token at each depth for each variant, on one cache; the logits of the first token of each are appended to a file. */
+static void bench(void) {
+    int n = 0, done = 0, deepest = atoi(strrchr(depths, ',') == NULL ? depths : strrchr(depths, ',') + 1);
+    llama_token *tokens = read_tokens(&n);
+    context_size = context_size != 0 ? context_size : deepest + warm + count + 256;
+    struct llama_context *context = new_context();
+    struct llama_batch batch = llama_batch_init(ubatch, 0, 1);
+    FILE *logits = logits_path == NULL ? NULL : fopen(logits_path, "wb");
+    double *times = malloc((size_t)count * sizeof *times);
+    char *all_depths = strdup(depths), *saved = NULL;
+    for (char *depth_text = strtok_r(all_depths, ",", &saved); depth_text != NULL; depth_text = strtok_r(NULL, ",", &saved)) {
+        const int here = atoi(depth_text);
+        double begin = wall_seconds();
+        prefill_from(context, &batch, tokens, done, here, 0);
+        llama_synchronize(context);
+        printf("prompt %d tokens %d seconds %.3f\n", here, here - done, wall_seconds() - begin);
+        done = here;
+        char *all_variants = strdup(variants), *saved_variant = NULL;
+        for (char *variant = strtok_r(all_variants, ",", &saved_variant); variant != NULL; variant = strtok_r(NULL, ",", &saved_variant)) {
+            const char *name = become(variant);
+            for (int i = 0; i < warm + count; ++i) {
+                begin = wall_seconds();
+                push(&batch, tokens[here + i], here + i, 0, true);
+                if (decode(context, &batch) != 0) {
+                    fail("a token could not be decoded");
+                }
+                const float *found = llama_get_logits_ith(context, 0);
+                if (i >= warm) {
+                    times[i - warm] = 1e3 * (wall_seconds() - begin);
+                }
+                if (i == 0 && logits != NULL) {
+                    fwrite(found, sizeof *found, (size_t)vocabulary, logits);
+                }
+            }
+            qsort(times, (size_t)count, sizeof *times, by_size);
+            printf("bench %s %d median_ms %.4f least_ms %.4f\n", name, here, times[count / 2], times[0]);
+            print_counters();
+            fflush(stdout);
+            llama_memory_seq_rm(llama_get_memory(context), 0, here, -1);
+        }
+        free(all_variants);
+    }
+    if (logits != NULL) {
+        fclose(logits);
+    }
+    free(times);
+    free(all_depths);
+    llama_batch_free(batch);
+    llama_free(context);
+    free(tokens);
+}
+
 int main(int argc, char **argv) {
     if (argc < 7) {
-        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|cases [NAME=VALUE …]\n");
+        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|cases|bench [NAME=VALUE …]\n");
         return 2;
     }
     struct {
@@ -374,12 +472,22 @@ int main(int argc, char **argv) {
         int *value;
     } numbers[] = {{"depth", &depth}, {"count", &count}, {"threads", &threads}, {"rows", &batch_rows}, {"context", &context_size},
                    {"seed", &seed}, {"operations", &operations}, {"verbose", &verbose}, {"type", &type_k}, {"flash", &flash},
-                   {"unified", &unified}, {"sequences", &sequences}, {"swa_full", &swa_full}, {"random_text", &random_text}};
+                   {"ubatch", &ubatch}, {"warm", &warm}, {"unified", &unified}, {"sequences", &sequences}, {"swa_full", &swa_full}, {"random_text", &random_text}};
     for (int i = 7; i < argc; ++i) {
         const char *equals = strchr(argv[i], '=');
         bool known = equals != NULL && strncmp(argv[i], "text=", 5) == 0;
         if (known) {
             text_path = equals + 1;
+        }
+        struct {
+            const char *name;
+            const char **value;
+        } texts[] = {{"device", &device_name}, {"depths", &depths}, {"variants", &variants}, {"logits", &logits_path}};
+        for (size_t j = 0; equals != NULL && j < sizeof texts / sizeof *texts; ++j) {
+            if (strlen(texts[j].name) == (size_t)(equals - argv[i]) && strncmp(argv[i], texts[j].name, (size_t)(equals - argv[i])) == 0) {
+                *texts[j].value = equals + 1;
+                known = true;
+            }
         }
         for (size_t j = 0; equals != NULL && j < sizeof numbers / sizeof *numbers; ++j) {
             if (strlen(numbers[j].name) == (size_t)(equals - argv[i]) && strncmp(argv[i], numbers[j].name, (size_t)(equals - argv[i])) == 0) {
@@ -396,7 +504,16 @@ int main(int argc, char **argv) {
     load_llama((const char *const[]){argv[1], argv[2], argv[3]}, argv[4]);
     ggml_log_set(on_log, NULL);
     llama_log_set(on_log, NULL);
-    model = llama_model_load_from_file(model_path, llama_model_default_params());
+    struct model_params parameters = llama_model_default_params();
+    void *devices[2] = {NULL, NULL};
+    if (device_name != NULL) {
+        devices[0] = ggml_backend_dev_by_name(device_name);
+        if (devices[0] == NULL) {
+            fail("device=NAME: there is none of that name");
+        }
+        parameters.devices = devices;
+    }
+    model = llama_model_load_from_file(model_path, parameters);
     if (model == NULL) {
         fail("the model cannot be loaded");
     }
@@ -408,6 +525,8 @@ int main(int argc, char **argv) {
         random_run();
     } else if (strcmp(command, "cases") == 0) {
         cases();
+    } else if (strcmp(command, "bench") == 0) {
+        bench();
     } else {
         fail("unknown command");
     }

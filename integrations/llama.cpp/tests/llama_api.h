@@ -27,7 +27,8 @@ enum { TYPE_F32 = 0, TYPE_F16 = 1, TYPE_Q8_0 = 8, TYPE_BF16 = 30 };
 enum { FLASH_AUTO = -1, FLASH_OFF = 0, FLASH_ON = 1 };
 
 struct model_params {
-    char all[512];
+    void *const *devices; /* ends with NULL; NULL: all */
+    char tail[504];
 };
 
 struct context_params {
@@ -59,6 +60,7 @@ struct llama_batch {
     X(const char *, ggml_version, (void))                                                                                      \
     X(void, ggml_backend_load_all_from_path, (const char *folder))                                                             \
     X(size_t, ggml_backend_reg_count, (void))                                                                                  \
+    X(void *, ggml_backend_dev_by_name, (const char *name))                                                                    \
     X(void *, ggml_backend_reg_by_name, (const char *name))                                                                    \
     X(void *, ggml_backend_reg_get_proc_address, (void *registry, const char *name))                                           \
     X(void, ggml_log_set, (void (*callback)(int, const char *, void *), void *context))                                        \
@@ -77,6 +79,7 @@ struct llama_batch {
     X(struct llama_batch, llama_batch_init, (int32_t tokens, int32_t embd, int32_t sequences))                                 \
     X(void, llama_batch_free, (struct llama_batch batch))                                                                      \
     X(int32_t, llama_decode, (struct llama_context * context, struct llama_batch batch))                                       \
+    X(void, llama_synchronize, (struct llama_context * context))                                                               \
     X(float *, llama_get_logits_ith, (struct llama_context * context, int32_t i))                                              \
     X(struct llama_memory *, llama_get_memory, (const struct llama_context *context))                                          \
     X(void, llama_memory_clear, (struct llama_memory * memory, bool data))                                                     \

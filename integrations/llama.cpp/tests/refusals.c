@@ -26,16 +26,35 @@ static void on_log(int level, const char *text, void *context) {
     EXPORT void name(void);                                                                                                    \
     void name(void) { abort(); }
 
+CALLED_LATER(ggml_backend_buffer_free)
+CALLED_LATER(ggml_backend_buffer_get_base)
+CALLED_LATER(ggml_backend_buffer_get_size)
+CALLED_LATER(ggml_backend_buffer_get_type)
+CALLED_LATER(ggml_backend_buft_alloc_buffer)
+CALLED_LATER(ggml_backend_buft_is_host)
 CALLED_LATER(ggml_backend_dev_backend_reg)
 CALLED_LATER(ggml_backend_dev_buffer_type)
+CALLED_LATER(ggml_backend_dev_description)
+CALLED_LATER(ggml_backend_dev_get)
+CALLED_LATER(ggml_backend_dev_get_props)
 CALLED_LATER(ggml_backend_dev_init)
+CALLED_LATER(ggml_backend_dev_name)
+CALLED_LATER(ggml_backend_event_free)
+CALLED_LATER(ggml_backend_event_new)
+CALLED_LATER(ggml_backend_event_record)
+CALLED_LATER(ggml_backend_event_wait)
 CALLED_LATER(ggml_backend_free)
 CALLED_LATER(ggml_backend_graph_compute)
-CALLED_LATER(ggml_backend_buft_is_host)
+CALLED_LATER(ggml_backend_graph_compute_async)
+CALLED_LATER(ggml_backend_reg_dev_count)
+CALLED_LATER(ggml_backend_reg_dev_get)
 CALLED_LATER(ggml_backend_reg_get_proc_address)
+CALLED_LATER(ggml_backend_synchronize)
+CALLED_LATER(ggml_cpy)
 CALLED_LATER(ggml_fp32_to_bf16_row)
 CALLED_LATER(ggml_fp32_to_fp16_row)
 CALLED_LATER(ggml_free)
+CALLED_LATER(ggml_get_rows)
 CALLED_LATER(ggml_graph_add_node)
 CALLED_LATER(ggml_graph_clear)
 CALLED_LATER(ggml_graph_n_nodes)
@@ -43,14 +62,21 @@ CALLED_LATER(ggml_graph_nodes)
 CALLED_LATER(ggml_graph_overhead_custom)
 CALLED_LATER(ggml_init)
 CALLED_LATER(ggml_new_graph_custom)
+CALLED_LATER(ggml_new_tensor_1d)
+CALLED_LATER(ggml_new_tensor_4d)
 CALLED_LATER(ggml_op_name)
+CALLED_LATER(ggml_permute)
+CALLED_LATER(ggml_reset)
 CALLED_LATER(ggml_type_name)
+CALLED_LATER(ggml_view_2d)
 
 EXPORT void *ggml_backend_dev_by_type(int type);
 void *ggml_backend_dev_by_type(int type) {
     (void)type;
     return NULL;
 }
+EXPORT size_t ggml_backend_dev_count(void);
+size_t ggml_backend_dev_count(void) { return 0; }
 EXPORT size_t ggml_backend_reg_count(void);
 size_t ggml_backend_reg_count(void) { return 1; }
 EXPORT void *ggml_backend_reg_get(size_t index);

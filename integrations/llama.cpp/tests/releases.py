@@ -22,9 +22,11 @@ class Release:
     def __init__(self, name, runner, libraries, backends):
         self.name, self.runner, self.libraries, self.backends = name, runner, libraries, backends
 
-    def command(self, driver, model, *arguments):
+    def command(self, driver, model, *arguments, beside=None):
+        """`beside` is a folder in which further libraries are found."""
         paths = [*self.libraries, self.backends, model]
-        return [*self.runner, str(driver), *map(str, paths), *map(str, arguments)]
+        runner = [f"{beside}:{word}" if beside and before == "--library-path" else word for before, word in zip([None, *self.runner], self.runner)]
+        return [*runner, str(driver), *map(str, paths), *map(str, arguments)]
 
 
 class Missing(Exception):

@@ -16,6 +16,7 @@ import releases
 BUILD = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve()
 LIBRARY = BUILD / "libggml-vanward.so"
 DRIVER = BUILD / "llama-driver"
+EMULATOR = releases.ROOT / "build/emulator/release"
 LONG = os.environ.get("VANWARD_LLAMA_LONG") == "1"
 
 
@@ -24,7 +25,8 @@ def environment(options):
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("VANWARD_", "GGML_", "LLAMA_"))}
     if options is None:
         return clean
-    return {**clean, "GGML_BACKEND_PATH": str(LIBRARY), **{f"VANWARD_GGML_{key}": str(value) for key, value in options.items()}}
+    clean = {**clean, "GGML_BACKEND_PATH": str(LIBRARY), **{f"VANWARD_GGML_{key}": str(value) for key, value in options.items()}}
+    return {**clean, "LD_LIBRARY_PATH": str(EMULATOR)} if "DEVICES" in options else clean
 
 
 class Output:
@@ -44,7 +46,8 @@ class Output:
 
 
 def run(release, model, options, command, **arguments):
-    line = release.command(DRIVER, model, command, *(f"{name}={value}" for name, value in arguments.items()))
+    beside = EMULATOR if options and "DEVICES" in options else None
+    line = release.command(DRIVER, model, command, *(f"{name}={value}" for name, value in arguments.items()), beside=beside)
     done = subprocess.run(line, env=environment(options), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=3000)
     if done.returncode != 0:
         raise AssertionError(f"{options} {command} {arguments}: exit status {done.returncode}\n{done.stdout}{done.stderr[-2000:]}")
@@ -53,6 +56,9 @@ def run(release, model, options, command, **arguments):
 
 class WithRelease:
     """The tests of one release; the classes below say which."""
+
+    COMMON = {"CHECK": 1}
+    GROWTH = 500
 
     @classmethod
     def setUpClass(cls):
@@ -94,7 +100,7 @@ class WithRelease:
         self.assertGreater(out["declined_short"], 0)
 
     def test_a_sequence_that_grows_past_the_threshold_becomes_sparse(self):
-        out = run(self.release, self.tiny, {"DENSE_BELOW": 300, "CHECK": 1}, "score", random_text=1, depth=250, count=500)
+        out = run(self.release, self.tiny, {**self.COMMON, "DENSE_BELOW": 300}, "score", random_text=1, depth=250, count=self.GROWTH)
         self.assertEqual(out["wrong_summaries"] + out["wrong_tokens"] + out["wrong_outputs"] + out["errors"], 0)
         self.assertGreater(out["declined_short"], 0)
         self.assertGreater(out["sparse"], 0)
@@ -160,11 +166,94 @@ class WithRelease:
         self.assertGreaterEqual(sum(clear) / len(clear), 0.99)
 
 
+class OnEmulatedGpu(WithRelease):
+    """A wrapper of ggml's CPU device, whose attention runs on the emulated GPU of tests/emulator."""
+
+    COMMON = {"DEVICES": "CPU", "DENSE_BELOW": 0, "CHECK": 1, "BLOCK": 16}
+    GROWTH = 150
+
+    def random_operations(self, model, options, operations, seed):
+        super().random_operations(model, {**self.COMMON, **options}, operations, seed)
+
+    def test_random_operations_leave_no_wrong_summary_and_show_no_wrong_token(self):
+        for seed in range(4 if LONG else 1):
+            self.random_operations(self.tiny, {"METHOD": "minmax"}, 2500 if LONG else 300, 100 + seed)
+
+    def test_random_operations_with_axis_and_blocks_of_32_tokens(self):
+        self.random_operations(self.tiny, {"METHOD": "axis", "BLOCK": 32, "BUDGET": 64}, 1000 if LONG else 150, 200)
+
+    def test_random_operations_with_sliding_windows_and_soft_caps(self):
+        self.random_operations(self.windows, {}, 1000 if LONG else 200, 300)
+
+    def test_random_operations_with_sliding_windows_and_sinks(self):
+        self.random_operations(self.sinks, {}, 1000 if LONG else 250, 500)
+
+    def cases(self, model, options, **arguments):
+        options = options and {**self.COMMON, **options}
+        return run(self.release, model, options, "cases", **{"depth": 300, "count": 3, "context": 2048, "random_text": 1, **arguments})
+
+    def test_everything_selected_gives_stock_results_in_every_kind_of_cache(self):
+        for model in [self.tiny, self.windows, self.sinks]:
+            for kind in [{"sequences": 1}, {"sequences": 4, "unified": 0}, {"sequences": 4, "unified": 1}, {"sequences": 1, "type": 30}]:
+                with self.subTest(model=model.name, **kind):
+                    stock = self.cases(model, None, **kind)
+                    dense = self.cases(model, {"STRATEGY": "dense"}, **kind)
+                    every = self.cases(model, {"BUDGET": "100%"}, **kind)
+                    self.assertGreater(dense["dense"], 0)
+                    self.assertGreater(every["sparse"], 0)
+                    for ours in [dense, every]:
+                        self.assertEqual(ours["wrong_outputs"] + ours["wrong_tokens"] + ours["wrong_summaries"] + ours["errors"], 0)
+                        # Queries are rounded to the type of the cache.
+                        self.assertLess(abs(float(ours.sum) / float(stock.sum) - 1), 2e-2 if kind.get("type") == 30 else 5e-3)
+
+    def test_what_is_not_taken_has_the_bits_of_stock(self):
+        for name, kind, options in [
+            ("quantised cache", {"type": 8, "flash": 1}, {}),
+            ("no flash attention", {"flash": 0}, {}),
+            ("below the threshold", {}, {"DENSE_BELOW": 4096}),
+            ("more rows than taken", {"sequences": 4}, {"ROWS": 3}),
+            ("switched off", {}, {"ENABLED": 0}),
+        ]:
+            with self.subTest(name):
+                stock = self.cases(self.tiny, None, **kind)
+                ours = self.cases(self.tiny, options, **kind)
+                self.assertEqual(ours.sum, stock.sum)
+                self.assertEqual(ours["sparse"] + ours["dense"] + ours["errors"], 0)
+
+    def test_without_a_driver_everything_is_left_to_ggml(self):
+        line = self.release.command(DRIVER, self.tiny, "cases", "depth=100", "count=2", "random_text=1")
+        done = subprocess.run(line, env={**environment(self.COMMON), "LD_LIBRARY_PATH": "", "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True, timeout=300)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("vanward: VANWARD0 is left to ggml: ", done.stderr)
+        self.assertEqual(Output(done.stdout).sum, self.cases(self.tiny, None, depth=100, count=2, context=0).sum)
+
+    def test_it_loads_the_wrapped_backend_by_its_path(self):
+        backend = sorted(pathlib.Path(self.release.backends).glob("libggml-cpu*x64.so"))[0]
+        ours = self.cases(self.tiny, {"BACKEND": backend})
+        self.assertGreater(ours["sparse"], 0)
+        self.assertEqual(ours["wrong_outputs"] + ours["wrong_tokens"] + ours["wrong_summaries"] + ours["errors"], 0)
+
+    # What the GPU has no part in.
+    test_random_operations_around_the_threshold = None
+    test_random_operations_on_two_threads = None
+    test_a_wrong_option_is_refused_with_words_and_llama_goes_on = None
+    test_teacher_forced_text_with_everything_selected_is_stock_or_better = None
+
+
 class Npm(WithRelease, unittest.TestCase):
     fetch = staticmethod(releases.npm)
 
 
 class Debian(WithRelease, unittest.TestCase):
+    fetch = staticmethod(releases.debian)
+
+
+class NpmOnEmulatedGpu(OnEmulatedGpu, unittest.TestCase):
+    fetch = staticmethod(releases.npm)
+
+
+class DebianOnEmulatedGpu(OnEmulatedGpu, unittest.TestCase):
     fetch = staticmethod(releases.debian)
 
 

@@ -4,6 +4,8 @@
 //!   PRR       attention over the predicted list, on a branch, while the selection runs; exact repair
 //!   FORESEEN  attention over the foreseen list; SERIAL for rows of which nothing was foreseen
 //!
+//! On a tiered cache these are SERIAL, VANWARD and SPARDA, and there is ASYNC_TLS; `tiered` says how they go there.
+//!
 //! Then come the rows that attend all tokens. A row has no positions in the calls that are not for it.
 
 use super::layer::Layer;
@@ -12,9 +14,10 @@ use super::options::{Method, Options, Strategy};
 use super::rows::Append;
 use super::{Decoder, SPECULATION, Step};
 use crate::abi::{
-    VWD_ATTENTION_KEEP_ROWS, VWD_REPAIR_EXACT, vwd_attention_args, vwd_attention_partials, vwd_decoder_attend_args,
-    vwd_holt, vwd_index_update_args, vwd_paged_kv, vwd_predictor_predict_args, vwd_predictor_update_args,
-    vwd_repair_args, vwd_select_blocks_args, vwd_stream, vwd_tensor,
+    VWD_ATTENTION_KEEP_ROWS, VWD_REPAIR_EXACT, vwd_attention_args, vwd_attention_partials, vwd_block_list,
+    vwd_decoder_attend_args, vwd_holt, vwd_index_update_args, vwd_kv_cache_layer, vwd_paged_kv,
+    vwd_predictor_predict_args, vwd_predictor_update_args, vwd_repair_args, vwd_select_blocks_args, vwd_stream,
+    vwd_tensor,
 };
 use crate::core::dtype::DType;
 use crate::core::overlap;
@@ -28,8 +31,8 @@ use crate::runtime::cuda::Enqueue;
 use crate::runtime::{On, require_no_flags};
 
 pub struct Attend<'a> {
-    layer: Layer<'a>,
-    args: &'a vwd_decoder_attend_args,
+    pub(super) layer: Layer<'a>,
+    pub(super) args: &'a vwd_decoder_attend_args,
 }
 
 impl<'a> Attend<'a> {
@@ -46,27 +49,34 @@ impl<'a> Attend<'a> {
         let on = session.on(stream)?;
         // Joined whether it was foreseen or not: a call that failed may have left something to join.
         let is_foreseen = self.layer.join_foresight(&on)? && self.layer.is_foreseen();
-        if let Some(append) = self.append()? {
+        if let Some(tiered) = &self.layer.decoder.tiered {
+            drop(on);
+            if let Some(args) = self.append_args() {
+                tiered.append(&args, stream)?;
+            }
+        } else if let Some(append) = self.append()? {
             contents::check(session, &on, || {
                 let pages = &append.pages;
                 [contents::seq_lens(pages)].into_iter().chain(contents::page_table(pages, None)).collect()
             })?;
             append.run(&on)?;
+            drop(on);
         }
-        drop(on);
         self.summarise(stream)?;
         if given(&self.args.q).is_none() {
             return Ok(());
         }
         if self.layer.has_sparse() {
-            match self.layer.strategy() {
-                Strategy::Foreseen if is_foreseen => self.attend_foreseen(stream)?,
-                Strategy::PrrForeseen if is_foreseen => self.predict_and_repair(None, stream)?,
-                Strategy::PrrByScores { alpha, beta, gamma } => {
+            match (self.layer.strategy(), &self.layer.decoder.tiered) {
+                (Strategy::Foreseen, _) if is_foreseen => self.attend_foreseen(stream)?,
+                (Strategy::PrrForeseen, _) if is_foreseen => self.predict_and_repair(None, stream)?,
+                (Strategy::PrrByScores { alpha, beta, gamma }, _) => {
                     self.predict_and_repair(Some(vwd_holt { alpha, beta, gamma }), stream)?;
                 }
+                (Strategy::AsyncTls, Some(tiered)) => self.attend_past(tiered, stream)?,
                 _ => {
                     self.select(Kind::Sparse, false, stream)?;
+                    self.bring(self.layer.selected_in_slots(), true, stream)?;
                     self.attention(&self.over_selected(Kind::Sparse), stream)?;
                 }
             }
@@ -86,14 +96,20 @@ impl<'a> Attend<'a> {
             let select = self.select_args(Kind::Sparse, strategy.remembers());
             most = most.max(self.layer.select_scratch(&select)?);
             most = most.max(self.attention_scratch(&self.over_selected(Kind::Sparse))?);
+            if decoder.tiered.is_some() && strategy.branches() {
+                decoder.speculation.reserve(self.layer.select_scratch(&select)?)?;
+            }
             if strategy.repairs() {
-                decoder.speculation.reserve(self.attention_scratch(&self.over_predicted())?)?;
+                let speculative = self.attention_scratch(&self.over_predicted())?;
+                match decoder.tiered {
+                    Some(_) => most = most.max(speculative),
+                    None => decoder.speculation.reserve(speculative)?,
+                }
                 let request = |r: &repair::Request| repair::scratch(&decoder.session, r);
                 most = most.max(repair::Request::with(&decoder.session, &self.repair_args(), &self.kv(), request)?);
             }
-            if strategy == Strategy::Foreseen {
-                let args = vwd_attention_args { list: self.layer.predicted(), ..self.over_selected(Kind::Known) };
-                most = most.max(self.attention_scratch(&args)?);
+            if matches!(strategy, Strategy::Foreseen | Strategy::AsyncTls) {
+                most = most.max(self.attention_scratch(&self.over_foreseen())?);
             }
             if policy.strategy.foresees() && self.layer.step.positions == 1 {
                 let select = self.layer.foresee_args(self.layer.foreseen_queries(decoder.options.query_heads));
@@ -107,16 +123,30 @@ impl<'a> Attend<'a> {
     }
 
     fn check(&self) -> Result<()> {
-        let Attend { layer: Layer { decoder: Decoder { session, options, .. }, policy, .. }, args } = self;
+        let Attend { layer: Layer { decoder, policy, .. }, args } = self;
+        let Decoder { session, options, .. } = *decoder;
         let checks = session.checks();
         let [dim, value_dim] = options.dims;
         let pages = [("pages", options.pages), ("P", options.page_size), ("Hk", options.kv_heads)];
         let with = |last: (&'static str, usize)| [pages[0], pages[1], pages[2], last];
         let (k, v) = (("D", dim), ("Dv", value_dim));
         let dtype = &[options.dtype];
+        let update = self.update_args();
+        if let Some(tiered) = &decoder.tiered {
+            for (name, t) in [("k", &args.k), ("v", &args.v)] {
+                if given(t).is_some() {
+                    return Err(Error::argument(name, "given on a cache", "none: the cache has the keys and values"));
+                }
+            }
+            self.check_new_rows()?;
+            if let Some(append) = self.append_args() {
+                tiered.check_append(&append)?;
+            }
+            index::UpdateRequest::from_c(session, &update, &self.layer.index())?;
+            return self.check_attention();
+        }
         let keys = checks.input("k", &args.k, dtype, &with(k))?;
         let values = checks.input("v", &args.v, dtype, &with(v))?;
-        let update = self.update_args();
         if policy.method != Method::Dense {
             index::UpdateRequest::from_c(session, &update, &self.layer.index())?;
         }
@@ -125,6 +155,12 @@ impl<'a> Attend<'a> {
             overlap::reject(&[Some(&keys)], &[Some(new_k), Some(new_v)])?;
             overlap::reject(&[Some(&values)], &[Some(new_k), Some(new_v)])?;
         }
+        self.check_attention()
+    }
+
+    fn check_attention(&self) -> Result<()> {
+        let Attend { layer: Layer { decoder: Decoder { session, options, .. }, .. }, args } = self;
+        let (k, v) = (("D", options.dims[0]), ("Dv", options.dims[1]));
         if given(&args.q).is_none() {
             return Ok(());
         }
@@ -165,18 +201,25 @@ impl<'a> Attend<'a> {
 
     // --- new tokens ----------------------------------------------------------------------------------------------
 
-    fn append(&self) -> Result<Option<Append<'_>>> {
-        let Attend { layer: Layer { decoder, step, .. }, args } = self;
-        let Decoder { session, options, plan, memory, .. } = decoder;
+    fn check_new_rows(&self) -> Result<Option<[Tensor<'_>; 2]>> {
+        let Attend { layer: Layer { decoder: Decoder { options, .. }, .. }, args } = self;
         match (given(&args.new_k).is_some(), given(&args.new_v).is_some()) {
             (false, false) => return Ok(None),
             (true, true) => {}
             (false, true) => return Err(Error::argument("new_k", "data is NULL", "a tensor beside new_v")),
             (true, false) => return Err(Error::argument("new_v", "data is NULL", "a tensor beside new_k")),
         }
-        let (checks, heads, dtype) = (session.checks(), ("Hk", options.kv_heads), &[options.dtype]);
+        let (heads, dtype) = (("Hk", options.kv_heads), &[options.dtype]);
         let new_k = self.rows("new_k", &args.new_k, dtype, heads, ("D", options.dims[0]))?;
         let new_v = self.rows("new_v", &args.new_v, dtype, heads, ("Dv", options.dims[1]))?;
+        Ok(Some([new_k, new_v]))
+    }
+
+    fn append(&self) -> Result<Option<Append<'_>>> {
+        let Attend { layer: Layer { decoder, step, .. }, args } = self;
+        let Decoder { session, plan, memory, .. } = decoder;
+        let Some([new_k, new_v]) = self.check_new_rows()? else { return Ok(None) };
+        let checks = session.checks();
         let k = checks.required("k", &args.k)?.of_rank(4)?.writable()?;
         let v = checks.required("v", &args.v)?.of_rank(4)?.writable()?;
         let pages = Pages::new(&checks, &k, ["page_table", "seq_lens"], &step.page_table, &step.seq_lens, ("B", ANY))?;
@@ -187,7 +230,15 @@ impl<'a> Attend<'a> {
     fn update_args(&self) -> vwd_index_update_args {
         let Attend { layer: Layer { decoder, step, .. }, args } = self;
         let begin = decoder.tensor(decoder.plan.from, DType::I32, &[step.batch], &[1]);
-        let (k, k_scale, page_table, seq_lens) = (args.k, args.k_scale, step.page_table, step.seq_lens);
+        let seq_lens = step.seq_lens;
+        let (k, k_scale, page_table) = match &decoder.tiered {
+            None => (args.k, args.k_scale, step.page_table),
+            Some(tiered) => {
+                let view = tiered.view(self.layer.number);
+                let scale = if self.has_token_scales() { view.tail_k_scale } else { args.k_scale };
+                (view.tail_k, scale, self.layer.tail_table())
+            }
+        };
         vwd_index_update_args { k, k_scale, page_table, seq_lens, begin, ..zeroed() }
     }
 
@@ -202,62 +253,86 @@ impl<'a> Attend<'a> {
     // --- strategies ----------------------------------------------------------------------------------------------
 
     fn attend_foreseen(&self, stream: vwd_stream) -> Result<()> {
-        let list = self.layer.predicted();
-        self.attention(&vwd_attention_args { list, ..self.over_selected(Kind::Known) }, stream)?;
+        self.bring(self.layer.predicted_in_slots(), true, stream)?;
+        self.attention(&self.over_foreseen(), stream)?;
         if !self.layer.step.has_begin {
             return Ok(());
         }
         // Of rows that have tokens from elsewhere nothing could be foreseen.
         self.select(Kind::New, false, stream)?;
+        self.bring(self.layer.selected_in_slots(), false, stream)?;
         let flags = VWD_ATTENTION_KEEP_ROWS;
         self.attention(&vwd_attention_args { flags, ..self.over_selected(Kind::New) }, stream)
     }
 
-    /// PRR. `holt`: how scores are smoothed; absent where the list is foreseen.
+    /// PRR, or VANWARD. `holt`: how scores are smoothed; absent where the list is foreseen.
     fn predict_and_repair(&self, holt: Option<vwd_holt>, stream: vwd_stream) -> Result<()> {
-        let decoder = self.layer.decoder;
-        let session = &decoder.session;
-        let Some(branch) = decoder.speculation.branch() else {
-            self.speculate(holt, stream)?;
-            self.select(Kind::Sparse, holt.is_some(), stream)?;
-            return self.repair(holt, stream);
+        if let Some(tiered) = &self.layer.decoder.tiered {
+            self.attend_resident(holt, tiered, stream)?;
+            self.repair(holt, stream)?;
+            return holt.map_or(Ok(()), |holt| self.prefetch_next(holt, tiered, stream));
+        }
+        self.beside(
+            stream,
+            |branch| self.speculate(holt, branch),
+            || self.select(Kind::Sparse, holt.is_some(), stream),
+        )?;
+        self.repair(holt, stream)
+    }
+
+    /// Runs some calls on a branch, and others on the caller's stream meanwhile, which then waits for the branch. On the CPU they follow
+    /// each other.
+    pub(super) fn beside(
+        &self,
+        stream: vwd_stream,
+        on_branch: impl FnOnce(vwd_stream) -> Result<()>,
+        on_stream: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let Decoder { session, speculation, .. } = self.layer.decoder;
+        let Some(branch) = speculation.branch() else {
+            on_branch(stream)?;
+            return on_stream();
         };
         let ends = |done: &dyn Fn(&Enqueue) -> Result<()>| match session.on(stream)? {
             On::Cuda(enqueue) => done(&enqueue),
             On::Cpu(_) => Ok(()),
         };
         ends(&|enqueue| branch.fork(enqueue))?;
-        let speculated = self.speculate(holt, branch.stream());
-        let selected = self.select(Kind::Sparse, holt.is_some(), stream);
+        let on_branch = on_branch(branch.stream());
+        let on_stream = on_stream();
         // The branch is joined whatever happened: a capture could not end otherwise.
         let joined = ends(&|enqueue| {
             branch.end(enqueue, SPECULATION)?;
             branch.join(enqueue, SPECULATION).map(|_| ())
         });
-        speculated.and(selected).and(joined)?;
-        self.repair(holt, stream)
+        on_branch.and(on_stream).and(joined)
     }
 
     /// Predicts, if nothing was foreseen, and attends the predicted list. What it writes to `out` is replaced.
     fn speculate(&self, holt: Option<vwd_holt>, stream: vwd_stream) -> Result<()> {
-        let Layer { decoder, step, policy, .. } = &self.layer;
         if let Some(holt) = holt {
-            let args = vwd_predictor_predict_args {
-                block_size: decoder.options.block_size as u32,
-                k: policy.predicted,
-                init_blocks: policy.init,
-                local_blocks: policy.local_ahead(),
-                holt,
-                state: self.layer.holt(),
-                seq_lens: self.layer.q_lens(Kind::Tokens),
-                predicted: self.layer.predicted(),
-                sequences: step.sequences,
-                ..zeroed()
-            };
-            let request = predictor::PredictRequest::from_c(&decoder.session, &args)?;
-            predictor::predict(&decoder.session, &request, stream)?;
+            self.predict(self.layer.predicted(), holt, stream)?;
         }
         self.attention(&self.over_predicted(), stream)
+    }
+
+    /// Predicts a list from the scores of past steps.
+    pub(super) fn predict(&self, predicted: vwd_block_list, holt: vwd_holt, stream: vwd_stream) -> Result<()> {
+        let Layer { decoder, step, policy, .. } = &self.layer;
+        let args = vwd_predictor_predict_args {
+            block_size: decoder.options.block_size as u32,
+            k: policy.predicted,
+            init_blocks: policy.init,
+            local_blocks: policy.local_ahead(),
+            holt,
+            state: self.layer.holt(),
+            seq_lens: self.layer.q_lens(Kind::Tokens),
+            predicted,
+            sequences: step.sequences,
+            ..zeroed()
+        };
+        let request = predictor::PredictRequest::from_c(&decoder.session, &args)?;
+        predictor::predict(&decoder.session, &request, stream)
     }
 
     /// Repairs, and remembers the scores.
@@ -284,17 +359,23 @@ impl<'a> Attend<'a> {
         if with_scores { vwd_select_blocks_args { scores: self.layer.scores(), ..args } } else { args }
     }
 
-    fn select(&self, kind: Kind, with_scores: bool, stream: vwd_stream) -> Result<()> {
-        self.layer.select(&self.select_args(kind, with_scores), stream)
+    pub(super) fn select(&self, kind: Kind, with_scores: bool, stream: vwd_stream) -> Result<()> {
+        self.layer.select(&self.select_args(kind, with_scores), stream)?;
+        self.remember(stream)
     }
 
     fn kv(&self) -> vwd_paged_kv {
         let vwd_decoder_attend_args { k, v, k_scale, v_scale, .. } = *self.args;
         let Step { page_table, seq_lens, .. } = self.layer.step;
+        if let Some(tiered) = &self.layer.decoder.tiered {
+            let &vwd_kv_cache_layer { k, v, k_scale: keys, v_scale: values, .. } = tiered.view(self.layer.number);
+            let [k_scale, v_scale] = if self.has_token_scales() { [keys, values] } else { [k_scale, v_scale] };
+            return vwd_paged_kv { k, v, seq_lens, k_scale, v_scale, ..zeroed() };
+        }
         vwd_paged_kv { k, v, page_table, seq_lens, k_scale, v_scale, ..zeroed() }
     }
 
-    fn attention(&self, args: &vwd_attention_args, stream: vwd_stream) -> Result<()> {
+    pub(super) fn attention(&self, args: &vwd_attention_args, stream: vwd_stream) -> Result<()> {
         let session = &self.layer.decoder.session;
         attention::Request::with(session, args, &self.kv(), |r| attention::run(session, r, stream))
     }
@@ -304,14 +385,26 @@ impl<'a> Attend<'a> {
         attention::Request::with(session, args, &self.kv(), |r| attention::scratch(session, r))
     }
 
-    fn over_selected(&self, kind: Kind) -> vwd_attention_args {
+    pub(super) fn over_selected(&self, kind: Kind) -> vwd_attention_args {
         let block_size = self.layer.decoder.options.block_size as u32;
-        vwd_attention_args { block_size, list: self.layer.list(), ..self.attention_args(kind) }
+        let list = if self.is_tiered() { self.layer.selected_in_slots() } else { self.layer.list() };
+        vwd_attention_args { block_size, list, ..self.attention_args(kind) }
+    }
+
+    /// The list made ahead, as it is.
+    pub(super) fn over_foreseen(&self) -> vwd_attention_args {
+        let list = if self.is_tiered() { self.layer.predicted_in_slots() } else { self.layer.predicted() };
+        vwd_attention_args { list, ..self.over_selected(Kind::Known) }
+    }
+
+    fn is_tiered(&self) -> bool {
+        self.layer.decoder.tiered.is_some()
     }
 
     /// Keeps the partials that repair starts from.
-    fn over_predicted(&self) -> vwd_attention_args {
-        let (list, partials) = (self.layer.predicted(), self.partials());
+    pub(super) fn over_predicted(&self) -> vwd_attention_args {
+        let list = if self.is_tiered() { self.layer.resident() } else { self.layer.predicted() };
+        let partials = self.partials();
         vwd_attention_args { list, partials, ..self.over_selected(Kind::Sparse) }
     }
 
@@ -338,6 +431,8 @@ impl<'a> Attend<'a> {
     fn repair_args(&self) -> vwd_repair_args {
         let vwd_attention_args { block_size, scale, soft_cap, window, q, q_lens, sinks, out, list, partials, .. } =
             self.over_predicted();
+        // What is resident needs no slots any more.
+        let predicted = self.layer.without_slots(list);
         vwd_repair_args {
             mode: VWD_REPAIR_EXACT,
             block_size,
@@ -346,8 +441,8 @@ impl<'a> Attend<'a> {
             window,
             q,
             q_lens,
-            predicted: list,
-            selected: self.layer.list(),
+            predicted,
+            selected: self.over_selected(Kind::Sparse).list,
             predicted_partials: partials,
             sinks,
             out,

@@ -1,7 +1,7 @@
 //! The decoder's own work on the CPU.
 
 use super::memory::Kind;
-use super::rows::{Append, Complete, Distribute, Drafts, KEPT, Modes, Observe, Take, acceptance, steps};
+use super::rows::{Append, Complete, Distribute, Drafts, KEPT, Modes, Observe, Past, Take, acceptance, steps};
 use crate::abi::{VWD_DECODER_DENSE, VWD_DECODER_SPARSE};
 use crate::core::tensor::Tensor;
 use crate::runtime::cpu::Cpu;
@@ -30,7 +30,8 @@ pub fn distribute(_: &Cpu, r: &Distribute) {
             let first = (tokens - count).max(0);
             let begin = r.begin.as_ref().map_or(first, |begin| entry(begin, i).clamp(0, first));
             *r.rows.add(i) = count;
-            *r.from.add(i) = if is_taken { begin - begin % r.page_size as i32 } else { tokens };
+            let from = if r.keeps_summaries { first } else { begin };
+            *r.from.add(i) = if is_taken { from - from % r.page_size as i32 } else { tokens };
             if !r.places.is_null() {
                 *r.places.add(i) = first;
             }
@@ -133,6 +134,72 @@ pub fn complete(r: &Complete) {
                 *ids.add(n) = block;
                 *count += 1;
             }
+        }
+    }
+}
+
+/// The sequence of a row, if there is such a number.
+///
+/// # Safety
+/// There is a row `i`, and the call's caller keeps the tensor valid.
+unsafe fn sequence(r: &Past, i: usize) -> Option<usize> {
+    // SAFETY: says the caller.
+    let number = r.sequences.as_ref().map_or(i as i32, |sequences| unsafe { entry(sequences, i) });
+    usize::try_from(number).ok().filter(|&sequence| sequence < r.count)
+}
+
+/// Keeps the lists of rows for the next step of their sequences; empties those lists where there are no rows of lists.
+pub fn remember(r: &Past) {
+    for list in 0..r.rows * r.heads {
+        // SAFETY: the decoder's memory has all lists of rows and of sequences.
+        unsafe {
+            let i = list / r.heads;
+            let Some(sequence) = sequence(r, i).filter(|_| r.lens.is_null() || *r.lens.add(i) > 0) else { continue };
+            let past = sequence * r.heads + list % r.heads;
+            let count = match r.lens.is_null() {
+                true => 0,
+                false => (*r.counts.add(list)).max(0).min(r.capacity.min(r.past_capacity) as i32),
+            };
+            let (from, to) = (r.ids.add(list * r.capacity), r.past_ids.add(past * r.past_capacity));
+            if count > 0 {
+                to.copy_from_nonoverlapping(from, count as usize);
+            }
+            *r.past_counts.add(past) = count;
+        }
+    }
+}
+
+/// The lists that sequences had at the step before, and the block of each row's new token. A sequence without a past has its first
+/// blocks and that one.
+pub fn recall(r: &Past) {
+    for list in 0..r.rows * r.heads {
+        // SAFETY: the decoder's memory has all lists of rows and of sequences.
+        unsafe {
+            let i = list / r.heads;
+            if *r.lens.add(i) <= 0 {
+                *r.counts.add(list) = 0;
+                continue;
+            }
+            let (ids, block) = (r.ids.add(list * r.capacity), *r.places.add(i) / r.block_size as i32);
+            let past = sequence(r, i).map(|sequence| sequence * r.heads + list % r.heads);
+            let most = r.past_capacity.min(r.capacity - 1) as i32;
+            let known = past.map_or(0, |past| (*r.past_counts.add(past)).clamp(0, most));
+            let kept = match past {
+                Some(past) if known > 0 => {
+                    let from = r.past_ids.add(past * r.past_capacity);
+                    // Ids ascend, so those before the new token's block come first.
+                    let kept = (0..known as usize).take_while(|&n| *from.add(n) < block).count();
+                    ids.copy_from_nonoverlapping(from, kept);
+                    kept
+                }
+                _ => {
+                    let first = (r.init as usize).min(block as usize).min(r.capacity - 1);
+                    (0..first).for_each(|n| *ids.add(n) = n as i32);
+                    first
+                }
+            };
+            *ids.add(kept) = block;
+            *r.counts.add(list) = kept as i32 + 1;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Launch of the kernels of kernels/decoder/decoder.cu.
 
-use super::rows::{Append, Complete, Distribute, Modes, Observe, Take, steps};
+use super::rows::{Append, Complete, Distribute, Modes, Observe, Past, Take, steps};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::runtime::cuda::layout::{kernel_constants, kernel_struct};
@@ -13,6 +13,8 @@ pub struct Kernels {
     append: Kernel,
     take: Kernel,
     complete: Kernel,
+    remember: Kernel,
+    recall: Kernel,
     observe: Kernel,
 }
 
@@ -26,6 +28,8 @@ impl cuda::Kernels for Kernels {
             append: kernel("decoder_append")?,
             take: kernel("decoder_take")?,
             complete: kernel("decoder_complete")?,
+            remember: kernel("decoder_remember")?,
+            recall: kernel("decoder_recall")?,
             observe: kernel("decoder_observe")?,
         })
     }
@@ -64,6 +68,7 @@ kernel_struct! {
         classes: u32,
         max_rows: u32,
         shortest: u32,
+        keeps_summaries: u32,
     }
 }
 
@@ -120,6 +125,26 @@ kernel_struct! {
         heads: u32,
         capacity: u32,
         block_size: u32,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors PastParams of kernels/decoder/params.cuh.
+    struct PastParams {
+        sequences: EntryParams,
+        lens: *const i32,
+        places: *const i32,
+        ids: *mut i32,
+        counts: *mut i32,
+        past_ids: *mut i32,
+        past_counts: *mut i32,
+        lists: u32,
+        heads: u32,
+        capacity: u32,
+        past_capacity: u32,
+        block_size: u32,
+        init: u32,
+        count: u32,
     }
 }
 
@@ -207,6 +232,7 @@ pub fn distribute(enqueue: &Enqueue, r: &Distribute) -> Result<()> {
         classes: r.classes as u32,
         max_rows: r.max_rows as u32,
         shortest: r.shortest,
+        keeps_summaries: r.keeps_summaries as u32,
     };
     let kernels: &Kernels = enqueue.kernels();
     // SAFETY: DistributeParams is the kernel's struct; the call's caller keeps the tensors valid, and the decoder its memory.
@@ -278,6 +304,45 @@ pub fn complete(enqueue: &Enqueue, r: &Complete) -> Result<()> {
     unsafe { launch(enqueue, &kernels.complete, by_thread(enqueue, lists), &params) }
 }
 
+impl PastParams {
+    fn new(r: &Past) -> PastParams {
+        PastParams {
+            sequences: EntryParams::new(r.sequences.as_ref()),
+            lens: r.lens,
+            places: r.places,
+            ids: r.ids,
+            counts: r.counts,
+            past_ids: r.past_ids,
+            past_counts: r.past_counts,
+            lists: (r.rows * r.heads) as u32,
+            heads: r.heads as u32,
+            capacity: r.capacity as u32,
+            past_capacity: r.past_capacity as u32,
+            block_size: saturated(r.block_size),
+            init: r.init,
+            count: r.count as u32,
+        }
+    }
+}
+
+pub fn remember(enqueue: &Enqueue, r: &Past) -> Result<()> {
+    if r.rows == 0 {
+        return Ok(());
+    }
+    let kernels: &Kernels = enqueue.kernels();
+    // SAFETY: as in `distribute`.
+    unsafe { launch(enqueue, &kernels.remember, by_warp(enqueue, r.rows * r.heads), &PastParams::new(r)) }
+}
+
+pub fn recall(enqueue: &Enqueue, r: &Past) -> Result<()> {
+    if r.rows == 0 {
+        return Ok(());
+    }
+    let kernels: &Kernels = enqueue.kernels();
+    // SAFETY: as in `distribute`.
+    unsafe { launch(enqueue, &kernels.recall, by_warp(enqueue, r.rows * r.heads), &PastParams::new(r)) }
+}
+
 pub fn observe(enqueue: &Enqueue, r: &Observe) -> Result<()> {
     if r.rows == 0 {
         return Ok(());
@@ -319,6 +384,7 @@ mod tests {
             AppendParams::layout("AppendParams"),
             TakeParams::layout("TakeParams"),
             CompleteParams::layout("CompleteParams"),
+            PastParams::layout("PastParams"),
             ObserveParams::layout("ObserveParams"),
         ];
         layout::check("decoder", file!(), &structs);

@@ -2,7 +2,8 @@
 //!
 //! The queries are made on the caller's stream, in memory of the decoder, so that the caller's tensors are free once its stream has
 //! passed. Selection then runs on a branch, and `attend` of the layer joins it. The step's own tokens are not summarised yet: blocks are
-//! selected from the tokens before them, and the block of the row's own token is added where it is new.
+//! selected from the tokens before them, and the block of the row's own token is added where it is new. On a cache the branch then asks
+//! for the list's blocks, so that they travel while the layers before run.
 
 use super::Decoder;
 use super::layer::Layer;
@@ -179,6 +180,10 @@ impl Layer<'_> {
             capacity: self.policy.predicted_capacity(),
             block_size: options.block_size,
         };
-        complete.run(&session.on(stream)?)
+        complete.run(&session.on(stream)?)?;
+        match &self.decoder.tiered {
+            Some(tiered) => tiered.prefetch_foreseen(self, stream),
+            None => Ok(()),
+        }
     }
 }

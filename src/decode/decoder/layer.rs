@@ -40,7 +40,8 @@ impl<'a> Layer<'a> {
     }
 
     pub fn has_dense(&self) -> bool {
-        self.step.mode != Some(VWD_DECODER_SPARSE) || self.step.shortest as i64 <= self.policy.threshold as i64
+        self.decoder.tiered.is_none()
+            && (self.step.mode != Some(VWD_DECODER_SPARSE) || self.step.shortest as i64 <= self.policy.threshold as i64)
     }
 
     /// The policy's strategy, where the step is one for it.
@@ -90,22 +91,26 @@ impl<'a> Layer<'a> {
     /// The selected list of the layer at work.
     pub fn list(&self) -> vwd_block_list {
         let plan = &self.decoder.plan;
-        self.list_at(plan.ids, self.decoder.options.capacity(), plan.counts)
+        self.list_at(plan.ids, self.decoder.options.capacity(), self.counts(plan.counts))
     }
 
     /// The list that the layer's strategy made ahead.
     pub fn predicted(&self) -> vwd_block_list {
-        let plan = &self.decoder.plan;
-        self.list_at(plan.predicted[self.number], self.policy.predicted_capacity(), plan.predicted_counts)
+        let (plan, capacity) = (&self.decoder.plan, self.policy.predicted_capacity());
+        self.list_at(plan.predicted[self.number], capacity, self.counts(plan.predicted_counts))
     }
 
-    fn list_at(&self, ids: usize, capacity: usize, counts: usize) -> vwd_block_list {
-        let (decoder, batch, heads) = (self.decoder, self.step.batch, self.decoder.options.kv_heads);
+    pub fn list_at(&self, ids: usize, capacity: usize, counts: vwd_tensor) -> vwd_block_list {
         vwd_block_list {
-            ids: decoder.packed(ids, DType::I32, &[batch, heads, capacity]),
-            counts: self.counts(counts),
-            slots: strided(decoder.session.device(), std::ptr::null_mut(), DType::I32, &[], &[]),
+            ids: self.entries(ids, capacity),
+            counts,
+            slots: strided(self.decoder.session.device(), std::ptr::null_mut(), DType::I32, &[], &[]),
         }
+    }
+
+    /// A word for each entry of a list of each row and KV head.
+    pub fn entries(&self, offset: usize, capacity: usize) -> vwd_tensor {
+        self.decoder.packed(offset, DType::I32, &[self.step.batch, self.decoder.options.kv_heads, capacity])
     }
 
     /// The layer's part of [layers, max_rows, Hk].

@@ -27,6 +27,7 @@ pub struct Plan {
     pub missed: usize,
     /// [max_rows, Hk, cap] int32 of each layer whose strategy makes lists ahead.
     pub predicted: Vec<usize>,
+    pub tiered: TieredPlan,
     /// [max_rows] int32: the position of each row's token, and [max_rows, Hq, D]: foreseen queries.
     pub places: usize,
     pub queries: usize,
@@ -47,6 +48,27 @@ pub struct Plan {
     /// The two tensors of each layer's summaries.
     pub summaries: Vec<[usize; 2]>,
     pub bytes: usize,
+}
+
+/// What a decoder on a cache keeps beside that; of no size without a cache.
+pub struct TieredPlan {
+    /// [max_rows] int32: 0, 1, 2 …, the sequences of a step that names none.
+    pub numbers: usize,
+    /// [max_rows, max_blocks] int32 each, as `kv::RowTables`.
+    pub blocks: usize,
+    pub tails: usize,
+    /// [max_rows, Hk, cap] int32: slots of the selected lists, and of those made ahead, of the layer at work.
+    pub slots: usize,
+    pub predicted_slots: usize,
+    /// [max_rows, Hk, cap] int32, and [max_rows, Hk]: ids, slots and counts of what is resident of a predicted list.
+    pub resident: [usize; 3],
+    /// The same of what is fetched for the layer's next step, and the slots of what is fetched for a layer to come.
+    pub next: [usize; 3],
+    pub foreseen_slots: usize,
+    /// [layers, max_rows, Hk] int32: blocks that were not resident.
+    pub fetched: usize,
+    /// [max_sequences, Hk, cap] and [max_sequences, Hk] int32 of each layer that remembers lists.
+    pub past: Vec<[usize; 2]>,
 }
 
 /// What `lens` has of each row, for each class of layers. A row that does not take part has 0.
@@ -101,6 +123,8 @@ impl Plan {
         let [foresees, repairs, remembers] =
             [some(Strategy::foresees), some(Strategy::repairs), some(Strategy::remembers)];
         let partials = repairs * options.predicted_capacity();
+        let (tiered, ahead) = ((options.table_blocks > 0) as usize, options.predicted_capacity());
+        let places = foresees.max(tiered);
         let mut plan = Plan {
             thresholds_at: take(&[thresholds.len(), WORD]),
             lens: take(&[thresholds.len(), Kind::COUNT, max_rows, WORD]),
@@ -111,7 +135,19 @@ impl Plan {
             predicted_counts: take(&[layers, max_rows, kv_heads, WORD]),
             missed: take(&[layers, max_rows, kv_heads, WORD]),
             predicted: Vec::new(),
-            places: take(&[foresees, max_rows, WORD]),
+            tiered: TieredPlan {
+                numbers: take(&[tiered, max_rows, WORD]),
+                blocks: take(&[max_rows, options.table_blocks, WORD]),
+                tails: take(&[max_rows, options.table_blocks, WORD]),
+                slots: take(&[tiered, max_rows, kv_heads, options.capacity(), WORD]),
+                predicted_slots: take(&[tiered, max_rows, kv_heads, ahead, WORD]),
+                resident: [ahead, ahead, 1].map(|cap| take(&[tiered * repairs, max_rows, kv_heads, cap, WORD])),
+                next: [ahead, ahead, 1].map(|cap| take(&[tiered * remembers, max_rows, kv_heads, cap, WORD])),
+                foreseen_slots: take(&[tiered * foresees, max_rows, kv_heads, ahead, WORD]),
+                fetched: take(&[tiered, layers, max_rows, kv_heads, WORD]),
+                past: Vec::new(),
+            },
+            places: take(&[places, max_rows, WORD]),
             queries: take(&[foresees, max_rows, query_heads, dims[0], WORD]),
             partials: [dims[1], 1, 1].map(|channels| take(&[max_rows, query_heads, partials, channels, WORD])),
             scores: take(&[remembers, max_rows, kv_heads, max_blocks, WORD]),
@@ -130,6 +166,8 @@ impl Plan {
         for policy in &options.layers {
             let capacity = if policy.strategy == Strategy::Serial { 0 } else { policy.predicted_capacity() };
             plan.predicted.push(take(&[max_rows, kv_heads, capacity, WORD]));
+            let (listed, cap) = (policy.strategy.remembers_lists() as usize, policy.selected_capacity());
+            plan.tiered.past.push([cap, 1].map(|cap| take(&[listed, max_sequences, kv_heads, cap, WORD])));
             let remembered = policy.strategy.remembers() as usize;
             plan.holt.push([0; 2].map(|_| take(&[remembered, max_sequences, kv_heads, max_blocks, WORD])));
             let rows = summary_rows(options, policy.method);

@@ -5,6 +5,9 @@
 //! summarised, blocks are selected, and attention reads them, as the layer's strategy says. `foresee` selects for a layer before its
 //! queries are there. Who attends how is in q_lens of the calls: a row has no positions in the call that is not for it.
 //!
+//! On a tiered cache the keys and values are the cache's (`tiered`): its blocks are the pages, its table is the page table, and lists are
+//! read by the slots in which their blocks lie.
+//!
 //! Summaries lie by page of the engine's cache. So a sequence that joins, leaves, moves to another row or shares the pages of a
 //! prefix needs no call here. What is remembered of scores and of drafts lies by the sequence's number.
 
@@ -17,6 +20,7 @@ mod memory;
 mod options;
 mod rows;
 mod side;
+mod tiered;
 
 pub(crate) use cuda::Kernels;
 
@@ -32,6 +36,7 @@ use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, MAX_RANK, Tensor, strided};
 use crate::core::versioned::zeroed;
 use crate::decode::predictor;
+use crate::kv::KvCache;
 use crate::ops::contents::{self, Number, Rule};
 use crate::ops::verify;
 use crate::runtime::{Memory, On, Session, require_no_flags};
@@ -39,10 +44,11 @@ use attend::Attend;
 use memory::Plan;
 use options::{Options, Strategy};
 use parking_lot::Mutex;
-use rows::{Append, Complete, Distribute, Drafts, Modes, Observe, Take, acceptance};
+use rows::{Append, Complete, Distribute, Drafts, Modes, Observe, Past, Take, acceptance};
 use side::Side;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tiered::Tiered;
 
 pub struct Decoder {
     session: Arc<Session>,
@@ -55,13 +61,15 @@ pub struct Decoder {
     /// Where selections run that are made ahead, a use for each layer, and the last of these that may not have been joined.
     foresight: Side,
     last_foresight: Mutex<Option<usize>>,
-    /// Where predicted lists are attended.
+    /// What runs beside attention in a layer: attention over predicted lists, or on a cache the selection.
     speculation: Side,
+    /// The cache that has the keys and values, if not the engine's pages.
+    tiered: Option<Tiered>,
     // Last: given back once the branches have passed.
     memory: Memory,
 }
 
-/// The one use of the branch that attends predicted lists.
+/// The one use of the branch that runs beside attention in a layer.
 const SPECULATION: usize = 0;
 
 /// What the layers of a step have in common.
@@ -86,16 +94,25 @@ struct Step {
 impl Decoder {
     /// # Safety
     /// The arrays of the options have the lengths that these state.
-    pub unsafe fn create(session: &Arc<Session>, c: &vwd_decoder_options) -> Result<Decoder> {
+    pub unsafe fn create(
+        session: &Arc<Session>,
+        c: &vwd_decoder_options,
+        cache: Option<&Arc<KvCache>>,
+    ) -> Result<Decoder> {
+        if cache.is_some_and(|cache| !Arc::ptr_eq(cache.session(), session)) {
+            return Err(Error::argument("cache", "a cache of another session", "one of the decoder's session"));
+        }
         // SAFETY: says the caller.
-        let options = unsafe { Options::from_c(&session.checks(), c)? };
+        let options = unsafe { Options::from_c(&session.checks(), c, cache.map(|cache| cache.options()))? };
+        let tiered = cache.map(Tiered::new).transpose()?;
         let plan = Plan::of(&options)?;
         let memory = Memory::alloc(session, plan.bytes, "a decoder")?;
         memory.write(plan.thresholds_at, &plan.thresholds)?;
         let uses = |uses: fn(Strategy) -> bool| options.layers.iter().any(|policy| uses(policy.strategy));
         let layers = options.layers.len();
         let foresight = Side::create(session, if uses(Strategy::foresees) { layers } else { 0 })?;
-        let speculation = Side::create(session, uses(Strategy::repairs) as usize)?;
+        let beside = if tiered.is_some() { Strategy::branches } else { Strategy::repairs };
+        let speculation = Side::create(session, uses(beside) as usize)?;
         let decoder = Decoder {
             session: session.clone(),
             step: Mutex::new(None),
@@ -104,6 +121,7 @@ impl Decoder {
             foresight,
             last_foresight: Mutex::new(None),
             speculation,
+            tiered,
             options,
             plan,
             memory,
@@ -113,6 +131,10 @@ impl Decoder {
         decoder.memory.write(decoder.plan.acceptance, &filled(expected, count, PURPOSE)?)?;
         decoder.memory.write(decoder.plan.draft_lens, &filled(drafts.recommended(expected), count, PURPOSE)?)?;
         decoder.forget_scores()?;
+        if decoder.tiered.is_some() {
+            let numbers = collected(0..decoder.options.max_rows as i32, "the sequences of a decoder")?;
+            decoder.memory.write(decoder.plan.tiered.numbers, &numbers)?;
+        }
         Ok(decoder)
     }
 
@@ -132,6 +154,10 @@ impl Decoder {
             selected: of_lists(plan.counts),
             predicted: of_lists(plan.predicted_counts),
             missed: of_lists(plan.missed),
+            fetched: match self.tiered {
+                Some(_) => of_lists(plan.tiered.fetched),
+                None => strided(self.session.device(), std::ptr::null_mut(), DType::I32, &[], &[]),
+            },
         }
     }
 
@@ -152,11 +178,14 @@ impl Decoder {
         }
         let batch = ("B", seq_lens.dim(0));
         let table = checks.optional_input("page_table", &c.page_table, i32, &[batch, ("max_pages", ANY)])?;
+        if self.tiered.is_some() && table.is_some() {
+            return Err(Error::argument("page_table", "given on a cache", "none: the cache has the table"));
+        }
         let q_lens = checks.optional_input("q_lens", &c.q_lens, i32, &[batch])?;
         let begin = checks.optional_input("begin", &c.begin, i32, &[batch])?;
         let each = checks.optional_input("modes", &c.modes, i32, &[batch])?;
         let sequences = checks.optional_input("sequences", &c.sequences, i32, &[batch])?;
-        let remembers = options.layers.iter().any(|policy| policy.strategy.remembers());
+        let remembers = options.layers.iter().any(|policy| policy.strategy.remembers()) && self.tiered.is_none();
         if remembers && sequences.is_none() && batch.1 > options.max_sequences {
             let expected = format!("at most max_sequences, {}", options.max_sequences);
             return Err(Error::argument("seq_lens", format!("{} rows without sequences", batch.1), expected));
@@ -170,10 +199,16 @@ impl Decoder {
             }
             (other, _) => return Err(Error::argument("mode", other, "a VWD_DECODER_* value (0 to 2)")),
         };
-        let room = options.page_size.saturating_mul(table.map_or(1, |table| table.dim(1)));
+        if self.tiered.is_some() && mode == Some(VWD_DECODER_DENSE) {
+            return Err(Error::argument("mode", "VWD_DECODER_DENSE", "VWD_DECODER_SPARSE on a cache"));
+        }
+        let most_pages =
+            if self.tiered.is_some() { options.table_blocks } else { table.map_or(1, |table| table.dim(1)) };
+        let most_mode = if self.tiered.is_some() { VWD_DECODER_DENSE } else { VWD_DECODER_DENSE + 1 };
+        let room = options.page_size.saturating_mul(most_pages);
         let on = self.session.on(stream)?;
         contents::check(&self.session, &on, || {
-            let modes = each.map(|modes| Rule::within(modes, 0, Number::constant(3)));
+            let modes = each.map(|modes| Rule::within(modes, 0, Number::constant(most_mode as usize)));
             let q_lens = q_lens.map(|lens| Rule::up_to(lens, positions));
             let begin = begin.map(|begin| Rule::up_to(begin, i32::MAX as usize));
             let lens = Rule::up_to(seq_lens, room.min(i32::MAX as usize));
@@ -188,6 +223,7 @@ impl Decoder {
             begin,
             positions,
             page_size: options.page_size,
+            keeps_summaries: self.tiered.is_some(),
             shortest: c.shortest,
             classes: plan.thresholds.len(),
             max_rows: options.max_rows,
@@ -195,21 +231,26 @@ impl Decoder {
             lens: memory.at(plan.lens),
             rows: memory.at(plan.rows),
             from: memory.at(plan.from),
-            places: match options.layers.iter().any(|policy| policy.strategy.foresees()) {
+            places: match self.tiered.is_some() || options.layers.iter().any(|policy| policy.strategy.foresees()) {
                 true => memory.at(plan.places),
                 false => std::ptr::null_mut(),
             },
         };
         distribute.run(&on)?;
+        drop(on);
+        let (page_table, sequences) = match &self.tiered {
+            Some(tiered) => tiered.begin(self, batch.1, &c.sequences, stream)?,
+            None => (c.page_table, c.sequences),
+        };
         *self.step.lock() = Some(Step {
-            page_table: c.page_table,
+            page_table,
             seq_lens: c.seq_lens,
             batch: batch.1,
             positions,
             mode,
             shortest: c.shortest,
             has_begin: begin.is_some(),
-            sequences: c.sequences,
+            sequences,
             number: self.steps.fetch_add(1, Relaxed) + 1,
         });
         Ok(())
@@ -275,6 +316,11 @@ impl Decoder {
             let state = self.holt(layer, self.options.max_sequences);
             let args = vwd_predictor_reset_args { state, rows: c.sequences, ..zeroed() };
             predictor::reset(&self.session, &predictor::ResetRequest::from_c(&self.session, &args)?, stream)?;
+        }
+        let on = self.session.on(stream)?;
+        let layers = self.options.layers.iter().enumerate().filter(|(_, policy)| policy.strategy.remembers_lists());
+        for (layer, _) in layers {
+            tiered::forget(self, layer, sequences, rows).remember(&on)?;
         }
         Ok(())
     }
@@ -381,6 +427,30 @@ impl Complete {
                 Ok(())
             }
             On::Cuda(enqueue) => cuda::complete(enqueue, self),
+        }
+    }
+}
+
+impl Past<'_> {
+    /// Keeps the lists of rows for the next step of their sequences.
+    fn remember(&self, on: &On) -> Result<()> {
+        match on {
+            On::Cpu(_) => {
+                cpu::remember(self);
+                Ok(())
+            }
+            On::Cuda(enqueue) => cuda::remember(enqueue, self),
+        }
+    }
+
+    /// Gives rows the lists of the step before.
+    fn recall(&self, on: &On) -> Result<()> {
+        match on {
+            On::Cpu(_) => {
+                cpu::recall(self);
+                Ok(())
+            }
+            On::Cuda(enqueue) => cuda::recall(enqueue, self),
         }
     }
 }

@@ -1,14 +1,16 @@
 //! The options of a decoder.
 
 use crate::abi::{
-    VWD_PREDICT_FORESEEN, VWD_PREDICT_SCORES, VWD_SELECT_AXIS, VWD_SELECT_MINMAX, VWD_STRATEGY_FORESEEN,
-    VWD_STRATEGY_PRR, VWD_STRATEGY_SERIAL, vwd_decoder_options, vwd_decoder_policy, vwd_holt, vwd_tensor,
+    VWD_PREDICT_FORESEEN, VWD_PREDICT_SCORES, VWD_SELECT_AXIS, VWD_SELECT_MINMAX, VWD_STRATEGY_ASYNC_TLS,
+    VWD_STRATEGY_FORESEEN, VWD_STRATEGY_PRR, VWD_STRATEGY_SERIAL, VWD_STRATEGY_SPARDA, VWD_STRATEGY_VANWARD,
+    vwd_decoder_options, vwd_decoder_policy, vwd_holt, vwd_tensor,
 };
 use crate::core::allocate::collected;
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Device};
 use crate::decode::predictor::{Ratio, check_holt};
+use crate::kv;
 use crate::ops::views::{key_dims, key_dtype, require_counts, scale_or_default};
 use crate::runtime::require_no_flags;
 
@@ -30,15 +32,17 @@ pub struct Policy {
 #[derive(Clone, Copy, PartialEq)]
 pub enum Strategy {
     Serial,
-    /// PRR, whose predictions come from the scores of past steps.
+    /// PRR, or on a cache VANWARD, whose predictions come from the scores of past steps.
     PrrByScores {
         alpha: f32,
         beta: f32,
         gamma: f32,
     },
-    /// PRR, whose predictions are foreseen.
+    /// PRR, or on a cache VANWARD, whose predictions are foreseen.
     PrrForeseen,
+    /// FORESEEN, or on a cache SPARDA.
     Foreseen,
+    AsyncTls,
 }
 
 impl Strategy {
@@ -51,8 +55,19 @@ impl Strategy {
         matches!(self, Strategy::PrrForeseen | Strategy::PrrByScores { .. })
     }
 
+    /// Whether scores are remembered.
     pub fn remembers(self) -> bool {
         matches!(self, Strategy::PrrByScores { .. })
+    }
+
+    /// Whether lists are remembered.
+    pub fn remembers_lists(self) -> bool {
+        self == Strategy::AsyncTls
+    }
+
+    /// Whether some of its work runs on a branch while attention runs.
+    pub fn branches(self) -> bool {
+        self.repairs() || self == Strategy::AsyncTls
     }
 }
 
@@ -71,9 +86,10 @@ impl Policy {
         self.predicted.max(self.init.saturating_add(self.local_ahead())) as usize
     }
 
-    /// The capacity of a list made ahead. What is foreseen gets the block of the step's own token in addition, where that is new.
+    /// The capacity of a list made ahead. What is foreseen, or of the step before, gets the block of the step's own token in addition,
+    /// where that is new.
     pub fn predicted_capacity(&self) -> usize {
-        self.predicted_blocks() + self.strategy.foresees() as usize
+        self.predicted_blocks() + (self.strategy.foresees() || self.strategy.remembers_lists()) as usize
     }
 }
 
@@ -103,6 +119,8 @@ pub struct Options {
     pub draft_cost: f32,
     /// Blocks of a sequence of which scores are remembered.
     pub max_blocks: usize,
+    /// Blocks of a row of the tables of a cache; 0 without a cache.
+    pub table_blocks: usize,
     /// Weights and centre of AXIS, [layers, Hk, D] or absent.
     pub learned: [vwd_tensor; 2],
 }
@@ -110,8 +128,12 @@ pub struct Options {
 impl Options {
     /// # Safety
     /// `policies` has `policy_count` elements.
-    pub unsafe fn from_c(checks: &Checks, c: &vwd_decoder_options) -> Result<Options> {
+    pub unsafe fn from_c(checks: &Checks, c: &vwd_decoder_options, cache: Option<&kv::Options>) -> Result<Options> {
         require_no_flags("options.flags", c.flags)?;
+        let c = &match cache {
+            Some(cache) => on_cache(c, cache)?,
+            None => *c,
+        };
         require_counts(&[
             ("options.layers", c.layers),
             ("options.max_rows", c.max_rows),
@@ -148,15 +170,16 @@ impl Options {
             return Err(Error::argument("options.max_draft", c.max_draft, expected));
         }
         // SAFETY: the caller vouches for the array.
-        let layers = unsafe { policies(c)? };
+        let layers = unsafe { policies(c, cache.is_some())? };
         let dtype = key_dtype(c.dtype_code, c.dtype_bits)?;
         let on_cuda = checks.device != Device::Cpu;
         if layers.iter().any(|policy| policy.strategy.repairs()) {
+            let strategy = if cache.is_some() { "VWD_STRATEGY_VANWARD" } else { "VWD_STRATEGY_PRR" };
             if c.block_size < 8 {
-                return Err(Error::argument("options.block_size", c.block_size, "at least 8 for VWD_STRATEGY_PRR"));
+                return Err(Error::argument("options.block_size", c.block_size, format!("at least 8 for {strategy}")));
             }
             if on_cuda && c.value_dim > 256 {
-                let expected = "at most 256 for VWD_STRATEGY_PRR on CUDA";
+                let expected = format!("at most 256 for {strategy} on CUDA");
                 return Err(Error::argument("options.value_dim", c.value_dim, expected));
             }
         }
@@ -181,9 +204,13 @@ impl Options {
             max_draft: if c.max_draft == 0 { max_positions - 1 } else { c.max_draft } as usize,
             draft_cost: if c.draft_cost == 0.0 { 0.5 } else { c.draft_cost },
             max_blocks: tokens.div_ceil(c.block_size as usize),
+            table_blocks: cache.map_or(0, |cache| cache.max_blocks),
             learned: [c.axis_weights, c.axis_centre],
         };
         options.check_sizes()?;
+        if let Some(cache) = cache {
+            options.check_slots(cache)?;
+        }
         let shape = [("layers", c.layers as usize), ("Hk", options.kv_heads), ("D", options.dims[0])];
         for (name, t) in [("options.axis_weights", &c.axis_weights), ("options.axis_centre", &c.axis_centre)] {
             checks.optional_input(name, t, &[DType::F32], &shape)?;
@@ -209,6 +236,21 @@ impl Options {
             small("options.max_tokens", &[self.max_sequences, self.kv_heads, self.max_blocks])?;
         }
         small("options.pages", &[self.pages])
+    }
+
+    /// Checks that every resolve of a step finds slots for its lists, and that lists which are read beside each other keep theirs.
+    fn check_slots(&self, cache: &kv::Options) -> Result<()> {
+        let entries = self.max_rows * self.kv_heads * self.capacity().max(self.predicted_capacity());
+        let most = cache.largest_selection();
+        if entries > most {
+            let found = format!("{} rows, whose lists have up to {entries} entries together", self.max_rows);
+            let expected = format!("at most {most} entries: slots {} / hold {} of the cache", cache.slots, cache.hold);
+            return Err(Error::argument("options.max_rows", found, expected));
+        }
+        if cache.hold < 2 && self.layers.iter().any(|policy| policy.strategy.branches()) {
+            return Err(Error::argument("cache", "a hold of 1", "at least 2 for ASYNC_TLS and VANWARD"));
+        }
+        Ok(())
     }
 
     /// The capacity of the lists.
@@ -239,15 +281,60 @@ impl Options {
     }
 }
 
+/// The options of a decoder on a cache: its blocks are pages, each of one block, and a row's page table names them.
+fn on_cache(c: &vwd_decoder_options, cache: &kv::Options) -> Result<vwd_decoder_options> {
+    let dtype = DType { code: c.dtype_code as u8, bits: c.dtype_bits as u8 };
+    if dtype != cache.dtype {
+        return Err(Error::argument("options.dtype_code", dtype, format!("{}, as the cache", cache.dtype)));
+    }
+    let same = [
+        ("options.layers", c.layers, cache.layers),
+        ("options.kv_heads", c.kv_heads, cache.kv_heads),
+        ("options.key_dim", c.key_dim, cache.dims[0]),
+        ("options.value_dim", c.value_dim, cache.dims[1]),
+        ("options.block_size", c.block_size, cache.block_size),
+    ];
+    for (name, found, expected) in same {
+        if found as usize != expected {
+            return Err(Error::argument(name, found, format!("{expected}, as the cache")));
+        }
+    }
+    for (name, found) in [("options.page_size", c.page_size), ("options.pages", c.pages)] {
+        if found != 0 {
+            return Err(Error::argument(name, found, "0 on a cache"));
+        }
+    }
+    let sequences = cache.max_sequences as u32;
+    if (c.max_sequences != 0 && c.max_sequences < sequences) || c.max_rows > sequences {
+        let (name, found, expected) = match c.max_rows > sequences {
+            true => ("options.max_rows", c.max_rows, "at most"),
+            false => ("options.max_sequences", c.max_sequences, "0, or at least"),
+        };
+        return Err(Error::argument(name, found, format!("{expected} the {sequences} sequences of the cache")));
+    }
+    if c.max_positions as usize > cache.block_size {
+        let expected = format!("at most the {} tokens of a block of the cache", cache.block_size);
+        return Err(Error::argument("options.max_positions", c.max_positions, expected));
+    }
+    let tokens = (cache.max_blocks * cache.block_size) as u32;
+    Ok(vwd_decoder_options {
+        page_size: c.block_size,
+        pages: cache.host_blocks as u32,
+        max_sequences: c.max_sequences.max(sequences),
+        max_tokens: if c.max_tokens == 0 { tokens } else { c.max_tokens.min(tokens) },
+        ..*c
+    })
+}
+
 /// The policies of all layers.
 ///
 /// # Safety
 /// `policies` has `policy_count` elements.
-unsafe fn policies(c: &vwd_decoder_options) -> Result<Vec<Policy>> {
+unsafe fn policies(c: &vwd_decoder_options, on_cache: bool) -> Result<Vec<Policy>> {
     const PURPOSE: &str = "the policies of a decoder";
     let layers = c.layers as usize;
     if c.policy_count == 0 {
-        let policy = Policy::from_c("options.policy", &c.policy, c.block_size)?;
+        let policy = Policy::from_c("options.policy", &c.policy, c.block_size, on_cache)?;
         return collected((0..layers).map(|_| policy), PURPOSE);
     }
     if c.policy_count != c.layers {
@@ -262,13 +349,16 @@ unsafe fn policies(c: &vwd_decoder_options) -> Result<Vec<Policy>> {
     let checked: Result<Vec<Policy>> = given
         .iter()
         .enumerate()
-        .map(|(n, policy)| Policy::from_c(&format!("options.policies[{n}]"), policy, c.block_size))
+        .map(|(n, policy)| Policy::from_c(&format!("options.policies[{n}]"), policy, c.block_size, on_cache))
         .collect();
     checked
 }
 
+/// No row has so few tokens.
+const NEVER_DENSE: i32 = -1;
+
 impl Policy {
-    fn from_c(name: &str, c: &vwd_decoder_policy, block_size: u32) -> Result<Policy> {
+    fn from_c(name: &str, c: &vwd_decoder_policy, block_size: u32, on_cache: bool) -> Result<Policy> {
         let method = match c.method {
             0 => Method::Dense,
             VWD_SELECT_MINMAX => Method::MinMax,
@@ -281,11 +371,24 @@ impl Policy {
         if method != Method::Dense && c.k == 0 {
             return Err(Error::argument(&format!("{name}.k"), 0, "at least 1"));
         }
-        let (strategy, predicted) = Policy::strategy(name, c, method)?;
+        if on_cache && method == Method::Dense {
+            return Err(Error::argument(
+                &format!("{name}.method"),
+                0,
+                "VWD_SELECT_MINMAX or VWD_SELECT_AXIS on a cache",
+            ));
+        }
+        if on_cache && c.dense_below != 0 {
+            return Err(Error::argument(&format!("{name}.dense_below"), c.dense_below, "0 on a cache"));
+        }
+        let (strategy, predicted) = Policy::strategy(name, c, method, on_cache)?;
         let (k, init, local, window) = (c.k, c.init_blocks, c.local_blocks, c.window);
         let policy = Policy { method, k, init, local, window, threshold: i32::MAX, strategy, predicted };
         if method == Method::Dense {
             return Ok(policy);
+        }
+        if on_cache {
+            return Ok(Policy { threshold: NEVER_DENSE, ..policy });
         }
         // Lists of so many blocks have all of them.
         let covered = match strategy {
@@ -298,7 +401,7 @@ impl Policy {
     }
 
     /// The strategy, and the budget of its predicted lists.
-    fn strategy(name: &str, c: &vwd_decoder_policy, method: Method) -> Result<(Strategy, u32)> {
+    fn strategy(name: &str, c: &vwd_decoder_policy, method: Method, on_cache: bool) -> Result<(Strategy, u32)> {
         let refuse = |field: &str, found: &dyn ToString, expected: &str| {
             Err(Error::argument(&format!("{name}.{field}"), found.to_string(), expected))
         };
@@ -307,25 +410,41 @@ impl Policy {
         if c.reserved != [0; 4] {
             return refuse("reserved", &format!("{:?}", c.reserved), "zeros");
         }
+        let is_of_cache = c.strategy >= VWD_STRATEGY_ASYNC_TLS;
+        if c.strategy > VWD_STRATEGY_VANWARD {
+            return refuse("strategy", &c.strategy, "a VWD_STRATEGY_* value (0 to 5)");
+        }
+        if c.strategy != VWD_STRATEGY_SERIAL && is_of_cache != on_cache {
+            let expected = match on_cache {
+                true => "VWD_STRATEGY_SERIAL, ASYNC_TLS, SPARDA or VANWARD on a cache",
+                false => "VWD_STRATEGY_SERIAL, PRR or FORESEEN without a cache",
+            };
+            return refuse("strategy", &c.strategy, expected);
+        }
         let strategy = match (c.strategy, c.predict) {
             (VWD_STRATEGY_SERIAL, 0) => Strategy::Serial,
-            (VWD_STRATEGY_PRR, VWD_PREDICT_SCORES) => {
+            (VWD_STRATEGY_ASYNC_TLS, 0) => Strategy::AsyncTls,
+            (VWD_STRATEGY_PRR | VWD_STRATEGY_VANWARD, VWD_PREDICT_SCORES) => {
                 let vwd_holt { alpha, beta, gamma } = check_holt(&format!("{name}.holt"), &c.holt)?;
                 Strategy::PrrByScores { alpha, beta, gamma }
             }
-            (VWD_STRATEGY_PRR, VWD_PREDICT_FORESEEN) => Strategy::PrrForeseen,
-            (VWD_STRATEGY_PRR, predict) => return refuse("predict", &predict, "a VWD_PREDICT_* value (0 or 1)"),
-            (VWD_STRATEGY_FORESEEN, 0) => Strategy::Foreseen,
-            (VWD_STRATEGY_SERIAL | VWD_STRATEGY_FORESEEN, predict) => {
-                return refuse("predict", &predict, "0 without VWD_STRATEGY_PRR");
+            (VWD_STRATEGY_PRR | VWD_STRATEGY_VANWARD, VWD_PREDICT_FORESEEN) => Strategy::PrrForeseen,
+            (VWD_STRATEGY_PRR | VWD_STRATEGY_VANWARD, predict) => {
+                return refuse("predict", &predict, "a VWD_PREDICT_* value (0 or 1)");
             }
-            (other, _) => return refuse("strategy", &other, "a VWD_STRATEGY_* value (0 to 2)"),
+            (VWD_STRATEGY_FORESEEN | VWD_STRATEGY_SPARDA, 0) => Strategy::Foreseen,
+            (_, predict) => return refuse("predict", &predict, "0 without VWD_STRATEGY_PRR or VANWARD"),
         };
         if has_holt && !strategy.remembers() {
             return refuse("holt", &format!("{alpha}, {beta}, {gamma}"), "zeros without VWD_PREDICT_SCORES");
         }
-        if strategy == Strategy::Serial {
-            return if c.ratio == 0.0 { Ok((strategy, 0)) } else { refuse("ratio", &c.ratio, "0 for SERIAL") };
+        if matches!(strategy, Strategy::Serial | Strategy::AsyncTls) {
+            // The list of the step before is as long as a selected one.
+            let predicted = if strategy == Strategy::AsyncTls { c.k } else { 0 };
+            return match c.ratio {
+                0.0 => Ok((strategy, predicted)),
+                _ => refuse("ratio", &c.ratio, "0 for SERIAL and ASYNC_TLS"),
+            };
         }
         if method == Method::Dense {
             return refuse("strategy", &c.strategy, "0 for a dense layer");

@@ -41,6 +41,8 @@ pub struct Distribute<'a> {
     /// No row is shorter, says the caller; 0: unknown.
     pub shortest: u32,
     pub classes: usize,
+    /// Whether only the blocks of the step's own tokens are summarised, whatever `begin` says.
+    pub keeps_summaries: bool,
     /// Rows that `lens` has room for.
     pub max_rows: usize,
     pub thresholds: *const i32,
@@ -99,6 +101,31 @@ pub struct Complete {
     pub heads: usize,
     pub capacity: usize,
     pub block_size: usize,
+}
+
+/// Lists of a step's rows, and those that their sequences had at the step before.
+pub struct Past<'a> {
+    /// [B]; absent: row i is of sequence i.
+    pub sequences: Option<Tensor<'a>>,
+    pub rows: usize,
+    /// [B]: the rows that have a list; null where lists of sequences are emptied.
+    pub lens: *const i32,
+    /// [B]: the position of each row's new token.
+    pub places: *const i32,
+    /// [B, heads, capacity] and [B, heads].
+    pub ids: *mut i32,
+    pub counts: *mut i32,
+    /// [count, heads, past_capacity] and [count, heads]; past_capacity is less than the capacity of what is recalled.
+    pub past_ids: *mut i32,
+    pub past_counts: *mut i32,
+    pub heads: usize,
+    pub capacity: usize,
+    pub past_capacity: usize,
+    pub block_size: usize,
+    /// First blocks that a list has without a past.
+    pub init: u32,
+    /// Number of sequences.
+    pub count: usize,
 }
 
 /// What is known of the drafts of each sequence, [max_sequences] each.

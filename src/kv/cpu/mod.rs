@@ -7,9 +7,9 @@ use memory::Pool;
 
 use super::options::{Options, Run, TAIL_BLOCKS};
 use super::pinned::Pinned;
-use super::sequences::{Opened, Sequences};
+use super::sequences::{NONE, Opened, Sequences};
 use super::store::{Changed, Counters, Store};
-use super::{AppendRequest, ResolveRequest};
+use super::{AppendRequest, ResolveRequest, RowTables};
 use crate::core::allocate::{filled, reserved};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
@@ -90,6 +90,26 @@ impl Store for Layers {
     unsafe fn resolve(&mut self, _: &On, sequences: &Sequences, request: &ResolveRequest) -> Result<()> {
         // SAFETY: the caller vouches for the tensors.
         unsafe { self.layers[request.layer].resolve(sequences, request, &mut self.counters) };
+        Ok(())
+    }
+
+    unsafe fn row_tables(&mut self, _: &On, sequences: &Sequences, r: &RowTables) -> Result<()> {
+        let max_blocks = self.layers[0].options.max_blocks;
+        for i in 0..r.sequences.dim(0) {
+            // SAFETY: the caller vouches for the tensor, of which i is a row.
+            let sequence = usize::try_from(unsafe { r.sequences.get::<i32, 1>([i]) }).ok();
+            let blocks = sequence.and_then(|sequence| sequences.blocks(sequence)).unwrap_or_default();
+            for n in 0..max_blocks {
+                let block = blocks.get(n).copied();
+                let at = i * max_blocks + n;
+                let tail = block.zip(sequence).map(|(_, sequence)| self.tail_table[sequence * max_blocks + n]);
+                // SAFETY: the caller has memory for max_blocks entries of each row.
+                unsafe {
+                    *r.blocks.add(at) = block.unwrap_or(NONE);
+                    *r.tails.add(at) = tail.unwrap_or(NONE);
+                }
+            }
+        }
         Ok(())
     }
 

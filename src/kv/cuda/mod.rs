@@ -38,15 +38,15 @@ use super::options::Options;
 use super::pinned::Pinned;
 use super::sequences::Sequences;
 use super::store::{Changed, Counters, Store};
-use super::{AppendRequest, ResolveRequest};
+use super::{AppendRequest, ResolveRequest, RowTables};
 use crate::core::allocate::{collected, filled, reserved};
 use crate::core::status::{Error, Result};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 use crate::runtime::{On, Session};
 use memory::{Memory, Streams, cuda};
 use params::{
-    AppendParams, Blocks, Cache, Clock, FetchParams, ForkParams, Layer, MOST_BLOCKS, ResolveParams, TableParams, Tail,
-    Totals,
+    AppendParams, Blocks, Cache, Clock, FetchParams, ForkParams, Layer, MOST_BLOCKS, ResolveParams, RowParams,
+    TableParams, Tail, Totals,
 };
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -66,6 +66,7 @@ pub struct Kernels {
     fork: Kernel,
     truncate: Kernel,
     drop: Kernel,
+    rows: Kernel,
 }
 
 impl cuda::Kernels for Kernels {
@@ -102,6 +103,7 @@ impl cuda::Kernels for Kernels {
             fork: modules.kernel(sequences, "cache_fork")?,
             truncate: modules.kernel(sequences, "cache_truncate")?,
             drop: modules.kernel(sequences, "cache_drop")?,
+            rows: modules.kernel(sequences, "cache_rows")?,
         })
     }
 }
@@ -449,6 +451,17 @@ impl Store for Layers {
         layer.fetched = Fetched::No;
         layer.is_captured |= enqueue.is_capturing()?;
         Ok(())
+    }
+
+    unsafe fn row_tables(&mut self, on: &On, _: &Sequences, r: &RowTables) -> Result<()> {
+        let (enqueue, batch) = (enqueue(on), r.sequences.dim(0));
+        let kernels: &Kernels = enqueue.kernels();
+        if batch == 0 {
+            return Ok(());
+        }
+        let params = RowParams::new(&self.cache, r);
+        // SAFETY: the kernel's struct; the caller keeps the memory valid until the stream has passed.
+        unsafe { enqueue.launch(&kernels.rows, plain(batch, tuning::SEQUENCE_THREADS), [param(&params)]) }
     }
 
     fn fetch(&mut self, on: &On, layer: usize) -> Result<()> {

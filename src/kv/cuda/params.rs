@@ -1,6 +1,6 @@
 //! Parameters of the kernels of kernels/cache.
 
-use super::super::{AppendRequest, ResolveRequest};
+use super::super::{AppendRequest, ResolveRequest, RowTables};
 use crate::core::tensor::Tensor;
 use crate::ops::views::BlockList;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
@@ -374,6 +374,29 @@ kernel_struct! {
 }
 
 kernel_struct! {
+    /// Mirrors RowParams of kernels/cache/params.cuh.
+    pub struct RowParams {
+        cache: Cache,
+        sequences: *const u8,
+        sequences_seq: i64,
+        blocks: *mut i32,
+        tails: *mut i32,
+    }
+}
+
+impl RowParams {
+    pub fn new(cache: &Cache, r: &RowTables) -> RowParams {
+        RowParams {
+            cache: *cache,
+            sequences: r.sequences.data(),
+            sequences_seq: byte_stride(Some(&r.sequences), 0),
+            blocks: r.blocks,
+            tails: r.tails,
+        }
+    }
+}
+
+kernel_struct! {
     /// Mirrors ForkParams of kernels/cache/params.cuh.
     pub struct ForkParams {
         pub cache: Cache,
@@ -411,6 +434,7 @@ mod tests {
             FetchParams::layout("FetchParams"),
             Blocks::layout("Blocks"),
             TableParams::layout("TableParams"),
+            RowParams::layout("RowParams"),
             ForkParams::layout("ForkParams"),
         ];
         layout::check("cache", file!(), &[&structs[..], &of_calls].concat());

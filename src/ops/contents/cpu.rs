@@ -66,7 +66,7 @@ unsafe fn broken(rule: &Rule, at: At, element: usize, seen: &mut HashMap<i32, us
                 let (value, below) = (integer(at) as i64, number(&below, at));
                 (value < least || value >= below).then_some((value, below))
             }
-            Is::Ascending => {
+            Is::Ascending { by } => {
                 let last = rule.last();
                 let is_first = |span: &Span| last == span.along && at[last] as i64 == number(&span.from, at);
                 if at[last] == 0 || rule.span.as_ref().is_some_and(is_first) {
@@ -74,8 +74,8 @@ unsafe fn broken(rule: &Rule, at: At, element: usize, seen: &mut HashMap<i32, us
                 }
                 let mut before = at;
                 before[last] -= 1;
-                let (value, before) = (integer(at), integer(before));
-                (value <= before).then_some((value as i64, before as i64))
+                let (value, before) = (integer(at) as i64, integer(before) as i64);
+                (value < before + by).then_some((value, before))
             }
             Is::Distinct => {
                 let value = integer(at);

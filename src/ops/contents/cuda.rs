@@ -83,7 +83,7 @@ impl RuleParams {
     fn new(rule: &Rule, report: *mut Report) -> RuleParams {
         let (is, least, below) = match &rule.is {
             Is::Within { least, below } => (WITHIN, *least, *below),
-            Is::Ascending => (ASCENDING, 0, Number::constant(0)),
+            Is::Ascending { by } => (ASCENDING, *by, Number::constant(0)),
             Is::Distinct => (DISTINCT, 0, Number::constant(0)),
             Is::Factor => (FACTOR, 0, Number::constant(0)),
             Is::Finite => (FINITE, 0, Number::constant(0)),

@@ -49,8 +49,8 @@ struct Span<'a> {
 enum Is<'a> {
     /// An integer that is at least `least` and below `below`.
     Within { least: i64, below: Number<'a> },
-    /// Larger than the element before it in the last dimension, if the rule is about that, too.
-    Ascending,
+    /// At least so much more than the element before it in the last dimension, if the rule is about that, too.
+    Ascending { by: i64 },
     /// Negative, or different from the elements before it.
     Distinct,
     /// A finite float, not below 0.
@@ -148,7 +148,12 @@ impl<'a> Rule<'a> {
 
     /// int32, ascending without repetition in each row of the last dimension.
     pub fn ascending(tensor: Tensor<'a>) -> Rule<'a> {
-        Rule::new(tensor, Is::Ascending)
+        Rule::new(tensor, Is::Ascending { by: 1 })
+    }
+
+    /// int32 of which none is below the one before it in its row of the last dimension.
+    pub fn not_descending(tensor: Tensor<'a>) -> Rule<'a> {
+        Rule::new(tensor, Is::Ascending { by: 0 })
     }
 
     /// int32 of which those that are not negative differ.
@@ -198,7 +203,7 @@ impl<'a> Rule<'a> {
         let [first, second] = self.applies;
         let (may, below) = match self.is {
             Is::Within { below, .. } => (true, below),
-            Is::Ascending => (d != self.last(), first),
+            Is::Ascending { .. } => (d != self.last(), first),
             Is::Distinct => (false, first),
             _ => (true, first),
         };
@@ -229,8 +234,9 @@ impl Finding {
         let float = f32::from_bits(self.value as u32);
         match rule.is {
             Is::Within { least, .. } => Error::argument(&name, signed(self.value), range(least, self.other)),
-            Is::Ascending => {
-                let expected = format!("more than the {} before it", signed(self.other));
+            Is::Ascending { by } => {
+                let than = if by > 0 { "more than" } else { "no less than" };
+                let expected = format!("{than} the {} before it", signed(self.other));
                 Error::argument(&name, signed(self.value), expected)
             }
             Is::Distinct => {

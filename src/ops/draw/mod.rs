@@ -21,7 +21,10 @@
 //! So a draw is a function of the row, the settings and u; no thread count, batch or device has a part in it. Against exact arithmetic
 //! a probability is off by a factor of up to 1 ± 5·10^−7, and by up to 2^−40 of the largest.
 
+pub mod device;
 mod filter;
+pub mod rejection;
+pub mod request;
 
 use super::simd::{self, Kernel, LANES, Lanes};
 
@@ -291,6 +294,10 @@ impl<'a> Distribution<'a> {
         made
     }
 
+    fn size(&self) -> Size {
+        Size { largest: self.largest, total: self.total }
+    }
+
     /// Whether no token can be drawn.
     pub fn is_empty(&self) -> bool {
         self.total == 0
@@ -364,6 +371,30 @@ impl<'a> Distribution<'a> {
             next = token + 1;
         });
         q[next..].fill(0.0);
+    }
+}
+
+/// How much a row has.
+#[derive(Clone, Copy)]
+struct Size {
+    /// M
+    largest: f32,
+    /// ΣN_s
+    total: u64,
+}
+
+impl Size {
+    /// The sum of a row of weights.
+    fn mass(self) -> f64 {
+        self.largest as f64 * (self.total as f64 / ONE as f64)
+    }
+
+    /// What part of another row of the scale this one is.
+    fn part_of(self, whole: Size, scale: Scale) -> f64 {
+        if self.total == 0 {
+            return 0.0;
+        }
+        self.total as f64 * scale.weight(self.largest, whole.largest) as f64 / whole.total as f64
     }
 }
 

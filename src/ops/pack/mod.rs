@@ -221,9 +221,21 @@ impl<'a> VerifiedRequest<'a> {
         let pairs = unsafe { Pairs::unchecked(c.tensor_count, c.rows, c.packed) }?;
         let VerifiedRequest { verify, pack } =
             place.write(VerifiedRequest { verify, pack: Request { pairs, accepted, offsets, gamma } });
-        let [accepted, next_token, mismatch, committed] = verify.outputs();
-        let outputs = [accepted, next_token, mismatch, committed, Some(&pack.offsets)];
-        pack.pairs.check_all(&checks, batch, Some(gamma), &outputs, &verify.inputs())?;
+        let ([accepted, next_token, mismatch, committed], offsets) = (verify.outputs(), Some(&pack.offsets));
+        let (inputs, gamma) = (verify.inputs(), Some(gamma));
+        match &verify.end {
+            None => {
+                let outputs = [accepted, next_token, mismatch, committed, offsets];
+                pack.pairs.check_all(&checks, batch, gamma, &outputs, &inputs)?
+            }
+            Some(end) => {
+                let ([committed_len, finish], [draft, target, draft_lens]) = (end.outputs(), inputs);
+                let [stop, ignore_stop, remaining, min_remaining] = end.inputs();
+                let outputs = [accepted, next_token, mismatch, committed, offsets, committed_len, finish];
+                let inputs = [draft, target, draft_lens, stop, ignore_stop, remaining, min_remaining];
+                pack.pairs.check_all(&checks, batch, gamma, &outputs, &inputs)?
+            }
+        };
         // SAFETY: written above.
         Ok(unsafe { place.assume_init_ref() })
     }

@@ -5,14 +5,14 @@ use crate::abi::{VWD_SAMPLE_NAN, VWD_SAMPLE_NO_RESIDUAL, VWD_SAMPLE_NO_ROW, VWD_
 use crate::core::along::Along;
 use crate::core::dtype::{DType, Token};
 use crate::core::status::Result;
-use crate::ops::draw::{Distribution, Form, Purpose, Scale, Settings, first_largest, uniform, unit};
-use crate::ops::simd::{self, Kernel, LANES, Lanes, Row};
+use crate::ops::draw::rejection::{DraftRow, Outcome, read, try_in_turn};
+use crate::ops::draw::{Distribution, Purpose, Scale, Settings, first_largest, uniform};
 use crate::ops::verify::integer;
 use crate::runtime::cpu::Cpu;
 use crate::with_float;
 
 pub fn run(cpu: &Cpu, r: &Request) -> Result<()> {
-    let (tokens, draft_tokens) = (r.tokens(), r.draft_tokens());
+    let (tokens, draft_tokens) = (r.tokens(), r.sampling.draft_tokens());
     // A row, and for rejection the residual weights and the draft's row.
     let floats = tokens + if r.rule == Acceptance::Rejection { tokens + draft_tokens } else { 0 };
     let bytes = (r.gamma + 1) * tokens * size_of::<f32>();
@@ -57,11 +57,8 @@ impl<'r, 'm> Walk<'r, 'm> {
     /// # Safety
     /// The tensors are valid, `i` is below the batch size, and no other task writes this request's results.
     unsafe fn new(r: &'r Request, i: usize, memory: [&'m mut [f32]; 3]) -> Walk<'r, 'm> {
-        // SAFETY: forwarded to the caller. A seed is 64 bits, signed or not.
-        let (settings, seed, position) = unsafe {
-            let seed = r.seeds.map_or(0, |t| t.data().cast::<u64>().offset(i as isize * t.stride(0)).read());
-            (r.settings(i), seed, r.positions.map_or(0, |t| integer(&t, [i])))
-        };
+        // SAFETY: forwarded to the caller.
+        let (settings, (seed, position)) = unsafe { (r.sampling.settings(i), r.sampling.noise(i)) };
         Walk { r, i, settings, seed, position, memory, accepted: 0, next: None, status: 0 }
     }
 
@@ -91,7 +88,7 @@ impl<'r, 'm> Walk<'r, 'm> {
     }
 
     unsafe fn decide(&mut self, row: usize, draft: Option<usize>) -> Decision {
-        let (r, form) = (self.r, self.r.target_form);
+        let (r, form) = (self.r, self.r.sampling.target_form);
         // SAFETY: forwarded to the caller.
         unsafe {
             if !self.load(row) {
@@ -139,13 +136,13 @@ impl<'r, 'm> Walk<'r, 'm> {
                     true => r.target.row::<T, 1>([number as usize]),
                     false => r.target.row::<T, 2>([i, row]),
                 };
-                read(along, r.target_form, self.memory[0])
+                read(along, r.sampling.target_form, self.memory[0])
             });
             self.status |= if all_numbers { 0 } else { VWD_SAMPLE_NAN };
             if row < r.end.min_remaining(i) {
                 for stop in r.end.stops(i) {
                     let forbidden = usize::try_from(stop).ok().and_then(|stop| self.memory[0].get_mut(stop));
-                    forbidden.into_iter().for_each(|x| *x = r.target_form.none());
+                    forbidden.into_iter().for_each(|x| *x = r.sampling.target_form.none());
                 }
             }
             true
@@ -155,53 +152,26 @@ impl<'r, 'm> Walk<'r, 'm> {
     /// What a row decides that is not greedy and has a token.
     unsafe fn sample(&mut self, row: usize, draft: Option<usize>) -> Decision {
         let (r, position) = (self.r, self.position.wrapping_add(row as i64));
-        let number = |purpose| uniform(self.seed, position, purpose, 0);
+        let number = |purpose, index| uniform(self.seed, position, purpose, index);
         let [numbers, residual, draft_row] = &mut self.memory;
-        let scale = Scale::new(r.target_form, self.settings.temperature);
+        let scale = Scale::new(r.sampling.target_form, self.settings.temperature);
         self.settings.filter(numbers, scale);
         let p = Distribution::new(numbers, scale);
-        let x = match draft {
-            Some(x) if r.rule == Acceptance::Rejection => x,
-            _ => {
-                let y = p.draw(number(Purpose::Draw));
-                return if draft == Some(y) { Decision::Accept } else { Decision::Next(y) };
-            }
+        let Some(x) = draft.filter(|_| r.rule == Acceptance::Rejection) else {
+            let y = p.draw(number(Purpose::Draw, 0));
+            return if draft == Some(y) { Decision::Accept } else { Decision::Next(y) };
         };
-        // What the draft token was drawn from.
-        let q = r.draft_rows.map(|rows| {
-            // SAFETY: forwarded to the caller; there is a draft token, so that the row is one of draft_rows.
-            let all_numbers =
-                unsafe { with_float!(rows.dtype, T => read(rows.row::<T, 2>([self.i, row]), r.draft_form, draft_row)) };
-            self.status |= if all_numbers { 0 } else { VWD_SAMPLE_NAN };
-            let scale = Scale::new(r.draft_form, self.settings.temperature);
-            if r.draft_form == Form::Logits {
-                self.settings.filter(draft_row, scale);
+        // SAFETY: forwarded to the caller; there is a draft token, so that there is such a row.
+        let q = unsafe { DraftRow::read(&r.sampling, [self.i, row], draft_row) };
+        self.status |= if q.as_ref().is_none_or(|(_, all_numbers)| *all_numbers) { 0 } else { VWD_SAMPLE_NAN };
+        match try_in_turn(&p, q.map(|(q, _)| q), false, [(0, x)].into_iter(), number, residual) {
+            Outcome::Accepted(_) => Decision::Accept,
+            Outcome::Drawn(y) => Decision::Next(y),
+            Outcome::DrawnWithoutResidual(y) => {
+                self.status |= VWD_SAMPLE_NO_RESIDUAL;
+                Decision::Next(y)
             }
-            Distribution::new(draft_row, scale)
-        });
-        // SAFETY: forwarded to the caller.
-        let of_draft = q.as_ref().map_or(1.0, |q| unsafe { r.column(x) }.map_or(0.0, |d| q.probability(d)));
-        if unit(number(Purpose::Accept)) * of_draft < p.probability(x) {
-            return Decision::Accept;
         }
-        residual.fill(0.0);
-        match &q {
-            Some(q) => q.probabilities(|d, w| {
-                // SAFETY: d is a column of draft_rows.
-                let token = r.draft_map.map_or(d as i64, |map| unsafe { map.get::<i32, 1>([d]) } as i64);
-                if let Some(place) = usize::try_from(token).ok().and_then(|token| residual.get_mut(token)) {
-                    *place = w;
-                }
-            }),
-            None => residual[x] = 1.0,
-        }
-        p.residual(residual);
-        let left = Distribution::new(residual, Scale::new(Form::Weights, 1.0));
-        if left.is_empty() {
-            self.status |= VWD_SAMPLE_NO_RESIDUAL;
-            return Decision::Next(p.draw(number(Purpose::Draw)));
-        }
-        Decision::Next(left.draw(number(Purpose::Draw)))
     }
 
     /// # Safety
@@ -232,62 +202,6 @@ impl<'r, 'm> Walk<'r, 'm> {
                 // uint32 and int32 are the same bits.
                 Along::new(status.data().cast::<u32>(), status.stride(0)).set(i, self.status);
             }
-        }
-    }
-}
-
-impl Request<'_> {
-    /// The column of draft_rows for a token; `None` if there is none. draft_map ascends.
-    ///
-    /// # Safety
-    /// draft_map is valid.
-    unsafe fn column(&self, token: usize) -> Option<usize> {
-        let Some(map) = self.draft_map else { return Some(token) };
-        // SAFETY: the column is below Vd.
-        let at = |column: usize| unsafe { map.get::<i32, 1>([column]) } as i64;
-        let (mut low, mut high) = (0, self.draft_tokens());
-        while low < high {
-            let middle = (low + high) / 2;
-            (low, high) = if at(middle) < token as i64 { (middle + 1, high) } else { (low, middle) };
-        }
-        (low < self.draft_tokens() && at(low) == token as i64).then_some(low)
-    }
-}
-
-/// Reads a row as clean numbers (see [`Form::clean`]), and says whether all were.
-///
-/// # Safety
-/// The row is valid and has as many elements as `numbers`.
-unsafe fn read<T: Row>(row: Along<T>, form: Form, numbers: &mut [f32]) -> bool {
-    match row.packed() {
-        Some(first) => simd::dispatch(Widen { first, numbers: &mut *numbers }),
-        // SAFETY: forwarded to the caller.
-        None => numbers.iter_mut().enumerate().for_each(|(j, x)| *x = unsafe { row.get(j) }.to_f32()),
-    }
-    let mut all = true;
-    for x in numbers {
-        let (clean, is_number) = form.clean(*x);
-        *x = clean;
-        all &= is_number;
-    }
-    all
-}
-
-/// Converts adjacent elements.
-struct Widen<'a, T> {
-    first: *const T,
-    numbers: &'a mut [f32],
-}
-
-impl<T: Row> Kernel for Widen<'_, T> {
-    type Output = ();
-    #[inline(always)]
-    fn run<L: Lanes>(self) {
-        let whole = self.numbers.len() / LANES * LANES;
-        // SAFETY: `read` gives as many elements as numbers.
-        unsafe {
-            simd::widen::<L, T>(self.first, 1.0, &mut self.numbers[..whole]);
-            (whole..self.numbers.len()).for_each(|j| self.numbers[j] = self.first.add(j).read().to_f32());
         }
     }
 }

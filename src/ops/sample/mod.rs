@@ -16,12 +16,12 @@ mod cuda;
 
 pub(super) use cuda::Kernels;
 
-use super::contents::{self, Number, Rule};
-use super::draw::{Form, MOST_TOKENS, Settings};
+use super::contents::{self, Rule};
+use super::draw::MOST_TOKENS;
+use super::draw::request::{GivenSampling, Sampling, Sizes};
 use super::verify::{End, GivenEnd};
 use crate::abi::{
-    VWD_ACCEPT_AUTO, VWD_ACCEPT_COUPLED, VWD_ACCEPT_GREEDY, VWD_ACCEPT_REJECTION, VWD_SAMPLE_DRAFT_PROBABILITIES,
-    VWD_SAMPLE_TARGET_PROBABILITIES, VWD_SAMPLE_TEMPERATURE_LAST, vwd_stream, vwd_verify_sample_args,
+    VWD_ACCEPT_AUTO, VWD_ACCEPT_COUPLED, VWD_ACCEPT_GREEDY, VWD_ACCEPT_REJECTION, vwd_stream, vwd_verify_sample_args,
 };
 use crate::core::dtype::DType;
 use crate::core::overlap;
@@ -43,9 +43,7 @@ pub enum Acceptance {
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     rule: Acceptance,
-    target_form: Form,
-    draft_form: Form,
-    temperature_last: bool,
+    sampling: Sampling<'a>,
     batch: usize,
     gamma: usize,
     /// [B, γ]
@@ -56,17 +54,6 @@ pub struct Request<'a> {
     target: Tensor<'a>,
     /// [B]
     target_begin: Option<Tensor<'a>>,
-    /// [B, γ, Vd]; absent where no row is read.
-    draft_rows: Option<Tensor<'a>>,
-    /// [Vd]
-    draft_map: Option<Tensor<'a>>,
-    /// [B] each.
-    temperature: Option<Tensor<'a>>,
-    top_k: Option<Tensor<'a>>,
-    top_p: Option<Tensor<'a>>,
-    min_p: Option<Tensor<'a>>,
-    seeds: Option<Tensor<'a>>,
-    positions: Option<Tensor<'a>>,
     end: End<'a>,
     /// [B]
     next_token: Tensor<'a>,
@@ -81,12 +68,6 @@ pub struct Request<'a> {
 
 impl<'a> Request<'a> {
     pub fn from_c(session: &Session, c: &'a vwd_verify_sample_args) -> Result<Request<'a>> {
-        const FLAGS: u32 =
-            VWD_SAMPLE_TARGET_PROBABILITIES | VWD_SAMPLE_DRAFT_PROBABILITIES | VWD_SAMPLE_TEMPERATURE_LAST;
-        if c.flags & !FLAGS != 0 {
-            return Err(Error::argument("flags", format!("{:#x}", c.flags), "VWD_SAMPLE_* flags alone (bits 0 to 2)"));
-        }
-        let form = |flag| if c.flags & flag != 0 { Form::Weights } else { Form::Logits };
         let has_rows = given(&c.draft_rows).is_some();
         let rule = match c.rule {
             VWD_ACCEPT_AUTO if has_rows => Acceptance::Rejection,
@@ -101,74 +82,38 @@ impl<'a> Request<'a> {
         let token =
             draft.map_or(DType::TOKENS, |draft| if draft.dtype == DType::I64 { &[DType::I64] } else { &[DType::I32] });
         let next_token = checks.output("next_token", &c.next_token, token, &column)?;
-        let draft_rows = match gamma {
-            0 => None,
-            _ => checks.optional_input(
-                "draft_rows",
-                &c.draft_rows,
-                DType::FLOATS,
-                &[("B", batch), ("γ", gamma), ("Vd", ANY)],
-            )?,
+        let given = GivenSampling {
+            flags: c.flags,
+            draft_rows: &c.draft_rows,
+            draft_map: &c.draft_map,
+            temperature: &c.temperature,
+            top_k: &c.top_k,
+            top_p: &c.top_p,
+            min_p: &c.min_p,
+            seeds: &c.seeds,
+            positions: &c.positions,
         };
-        let draft_map = match draft_rows {
-            Some(rows) => checks.optional_input("draft_map", &c.draft_map, &[DType::I32], &[("Vd", rows.dim(2))])?,
-            None => None,
-        };
-        if let Some(rows) = draft_rows {
-            let most = if draft_map.is_some() { MOST_TOKENS } else { target.dim(target.rank() - 1) };
-            if rows.dim(2) == 0 || rows.dim(2) > most {
-                return Err(Error::argument(
-                    "draft_rows",
-                    format!("{} tokens a row", rows.dim(2)),
-                    format!("1 to {most}"),
-                ));
-            }
-        }
-        let end = GivenEnd {
-            stop: &c.stop,
-            ignore_stop: &c.ignore_stop,
-            remaining: &c.remaining,
-            min_remaining: &c.min_remaining,
-            committed_len: &c.committed_len,
-            finish: &c.finish,
-        };
-        let floats = |name, t| checks.optional_input(name, t, &[DType::F32], &column);
-        let ints = |name, t| checks.optional_input(name, t, &[DType::I32], &column);
-        let request = Request {
+        let sizes = Sizes { batch, draft_rows: ("γ", gamma), tokens: target.dim(target.rank() - 1) };
+        let sampling = Sampling::check(&checks, &sizes, rule == Acceptance::Greedy, &given)?;
+        let mut request = Request {
             rule,
-            target_form: form(VWD_SAMPLE_TARGET_PROBABILITIES),
-            draft_form: form(VWD_SAMPLE_DRAFT_PROBABILITIES),
-            temperature_last: c.flags & VWD_SAMPLE_TEMPERATURE_LAST != 0,
+            sampling,
             batch,
             gamma,
             draft,
-            draft_lens: ints("draft_lens", &c.draft_lens)?,
+            draft_lens: checks.optional_input("draft_lens", &c.draft_lens, &[DType::I32], &column)?,
             target,
             target_begin,
-            draft_rows: draft_rows.filter(|_| rule == Acceptance::Rejection),
-            draft_map,
-            temperature: floats("temperature", &c.temperature)?,
-            top_k: ints("top_k", &c.top_k)?,
-            top_p: floats("top_p", &c.top_p)?,
-            min_p: floats("min_p", &c.min_p)?,
-            seeds: checks.optional_input("seeds", &c.seeds, &[DType::U64, DType::I64], &column)?,
-            positions: checks.optional_input("positions", &c.positions, DType::TOKENS, &column)?,
-            end: End::check(&checks, batch, &end)?,
+            end: End::check(&checks, batch, &GivenEnd::from(c))?,
             next_token,
             accepted: checks.optional_output("accepted", &c.accepted, &[DType::I32], &column)?,
             committed: checks.optional_output("committed", &c.committed, &[next_token.dtype], &row)?,
             status: checks.optional_output("status", &c.status, &[DType::U32, DType::I32], &column)?,
             logprobs: checks.optional_output("logprobs", &c.logprobs, &[DType::F32], &row)?,
         };
-        if rule != Acceptance::Greedy {
-            let expected = "a tensor: random numbers are drawn unless rule is VWD_ACCEPT_GREEDY";
-            for (name, t) in [("seeds", request.seeds), ("positions", request.positions)] {
-                if t.is_none() && batch > 0 {
-                    return Err(Error::argument(name, "data is NULL", expected));
-                }
-            }
-        }
         request.check_overlap()?;
+        // Where they are not read they are still an input that no output may overlap.
+        request.sampling.draft_rows = request.sampling.draft_rows.filter(|_| rule == Acceptance::Rejection);
         Ok(request)
     }
 
@@ -184,19 +129,20 @@ impl<'a> Request<'a> {
             self.status.as_ref(),
             self.logprobs.as_ref(),
         ];
+        let [rows, map, temperature, top_k, top_p, min_p, seeds, positions] = self.sampling.inputs();
         let inputs = [
             self.draft.as_ref(),
             self.draft_lens.as_ref(),
             Some(&self.target),
             self.target_begin.as_ref(),
-            self.draft_rows.as_ref(),
-            self.draft_map.as_ref(),
-            self.temperature.as_ref(),
-            self.top_k.as_ref(),
-            self.top_p.as_ref(),
-            self.min_p.as_ref(),
-            self.seeds.as_ref(),
-            self.positions.as_ref(),
+            rows,
+            map,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            seeds,
+            positions,
             stop,
             ignore_stop,
             remaining,
@@ -208,41 +154,12 @@ impl<'a> Request<'a> {
     /// What a session that checks contents reads.
     fn contents(&self) -> Vec<Rule<'a>> {
         let lens = self.draft_lens.map(|lens| Rule::up_to(lens, self.gamma));
-        let ids = self.draft_map.map(|map| Rule::within(map, 0, Number::constant(self.tokens())));
-        let order = self.draft_map.map(Rule::ascending);
-        [lens, ids, order].into_iter().flatten().collect()
+        lens.into_iter().chain(self.sampling.contents().into_iter().flatten()).collect()
     }
 
     /// V
     fn tokens(&self) -> usize {
         self.target.dim(self.target.rank() - 1)
-    }
-
-    /// Vd; 0 without draft rows.
-    fn draft_tokens(&self) -> usize {
-        self.draft_rows.map_or(0, |rows| rows.dim(2))
-    }
-
-    /// The settings of a request.
-    ///
-    /// # Safety
-    /// The tensors are valid, and `i` is below the batch size.
-    unsafe fn settings(&self, i: usize) -> Settings {
-        const PLAIN: Settings = Settings::PLAIN;
-        // SAFETY: forwarded to the caller.
-        let float = |t: &Option<Tensor>, absent| t.map_or(absent, |t| unsafe { t.get::<f32, 1>([i]) });
-        Settings {
-            temperature: if self.rule == Acceptance::Greedy {
-                0.0
-            } else {
-                float(&self.temperature, PLAIN.temperature)
-            },
-            // SAFETY: forwarded to the caller.
-            top_k: self.top_k.map_or(PLAIN.top_k, |t| unsafe { t.get::<i32, 1>([i]) }),
-            top_p: float(&self.top_p, PLAIN.top_p),
-            min_p: float(&self.min_p, PLAIN.min_p),
-            temperature_last: self.temperature_last,
-        }
     }
 }
 

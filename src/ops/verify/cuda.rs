@@ -1,12 +1,13 @@
 //! Launch of the kernels of kernels/verify/verify.cu.
 
-use super::Request;
-use super::choose::{self, TILE_TOKENS, Variant};
+use super::choose::{self, Shape, TILE_TOKENS, Variant};
+use super::{End, Flat, Request};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::runtime::cuda::layout::{is_near, kernel_struct, log2_ceil};
 use crate::runtime::cuda::variants::{self, VariantList};
+use crate::runtime::cuda::views::{NO_DIM, View, saturated};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
 
 /// The kernels of each [`Variant`].
@@ -14,6 +15,9 @@ pub struct Kernels {
     common: ByToken,
     general: ByToken,
     long: ByToken,
+    /// `common` with an end.
+    end: ByToken,
+    rows: ByToken,
 }
 
 impl cuda::Kernels for Kernels {
@@ -26,6 +30,8 @@ impl cuda::Kernels for Kernels {
             common: of(["verify_i32", "verify_i64"])?,
             general: of(["verify_general_i32", "verify_general_i64"])?,
             long: of(["verify_long_i32", "verify_long_i64"])?,
+            end: of(["verify_end_i32", "verify_end_i64"])?,
+            rows: of(["verify_rows_i32", "verify_rows_i64"])?,
         })
     }
 }
@@ -82,6 +88,59 @@ kernel_struct! {
     }
 }
 
+kernel_struct! {
+    /// Mirrors EndParams of kernels/verify/end.cuh.
+    pub struct EndParams {
+        stop: View<2>,
+        ignore_stop: View<1>,
+        remaining: View<1>,
+        min_remaining: View<1>,
+        committed_len: View<1>,
+        finish: View<1>,
+        stops: u32,
+        stop_bytes: u32,
+    }
+}
+
+impl EndParams {
+    pub fn new(end: Option<&End>) -> EndParams {
+        let column = |t: Option<&Tensor>| t.map_or(View::ABSENT, |t| View::new(t, [0]));
+        let [stop, ignore_stop, remaining, min_remaining] = end.map_or([None; 4], End::inputs);
+        let [committed_len, finish] = end.map_or([None; 2], End::outputs);
+        let stops = stop.map_or(0, |t| t.dim(t.rank() - 1));
+        EndParams {
+            // Stop tokens of all requests are one row.
+            stop: stop.map_or(View::ABSENT, |t| View::new(t, if t.rank() == 2 { [0, 1] } else { [NO_DIM, 0] })),
+            ignore_stop: column(ignore_stop),
+            remaining: column(remaining),
+            min_remaining: column(min_remaining),
+            committed_len: column(committed_len),
+            finish: column(finish),
+            stops: saturated(stops),
+            stop_bytes: stop.map_or(0, |t| t.dtype.bytes() as u32),
+        }
+    }
+}
+
+kernel_struct! {
+    /// Mirrors FlatParams of kernels/verify/verify.cuh.
+    struct FlatParams {
+        ends: View<1>,
+        bonus: View<1>,
+        tokens: u32,
+        unused: u32,
+    }
+}
+
+impl FlatParams {
+    fn new(r: &Request) -> FlatParams {
+        let column = |of: fn(&Flat) -> View<1>| r.flat.as_ref().map_or(View::ABSENT, of);
+        let ends = column(|flat| View::new(&flat.ends, [0]));
+        let bonus = column(|flat| View::new(&flat.bonus, [0]));
+        FlatParams { ends, bonus, tokens: r.draft.dim(0) as u32, unused: 0 }
+    }
+}
+
 const LOG_LANES: u32 = 5;
 /// TOKEN_SLOTS of kernels/verify/verify.cuh: tokens of a lane.
 const _: () = assert!(TILE_TOKENS == 4 << LOG_LANES);
@@ -103,7 +162,8 @@ fn check_sizes(r: &Request) -> Result<()> {
     const MOST_ROWS: usize = 1 << 29;
     const MOST_TOKENS: usize = (1 << 31) - 1;
     let (batch, gamma) = (r.batch(), r.gamma());
-    if batch < MOST_ROWS && batch.saturating_mul(gamma) <= MOST_TOKENS {
+    // Drafts that lie one after the other have as many tokens as an int32 can count.
+    if batch < MOST_ROWS && (r.flat.is_some() || batch.saturating_mul(gamma) <= MOST_TOKENS) {
         return Ok(());
     }
     Err(Error::unsupported(format!("draft: {batch} rows of {gamma} tokens; CUDA takes up to 2^31 − 1")))
@@ -114,7 +174,7 @@ impl Params<i32> {
     /// kernels/common/types.cuh says.
     #[inline(always)]
     pub fn common(r: &Request) -> (Params<i32>, bool) {
-        let mut is_common = r.draft.stride(1) == 1 && r.target.stride(1) == 1;
+        let mut is_common = r.flat.is_none() && r.draft.stride(1) == 1 && r.target.stride(1) == 1;
         let params = Params::new(r, |stride| {
             is_common &= is_near(stride);
             stride as i32
@@ -129,13 +189,15 @@ impl<Stride> Params<Stride> {
     fn new(r: &Request, mut narrow: impl FnMut(i64) -> Stride) -> Params<Stride> {
         let address = |t: &Option<Tensor>| t.as_ref().map_or(std::ptr::null_mut(), |t| t.data());
         let mut step = |t: Option<&Tensor>, d| narrow(t.map_or(0, |t| t.byte_stride(d)));
+        // Drafts that lie one after the other have no rows.
+        let pos = r.draft.rank() - 1;
         Params {
             draft: r.draft.data(),
             target: r.target.data(),
             draft_seq: step(Some(&r.draft), 0),
             target_seq: step(Some(&r.target), 0),
-            draft_pos: step(Some(&r.draft), 1),
-            target_pos: step(Some(&r.target), 1),
+            draft_pos: step(Some(&r.draft), pos),
+            target_pos: step(Some(&r.target), pos),
             batch: r.batch() as u32,
             gamma: r.gamma() as u32,
             log_lanes: log_lanes(r.gamma()),
@@ -166,18 +228,28 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let by_tile = grid(tiles(r.batch(), r.gamma()).div_ceil(THREADS / 32), THREADS);
     let token = r.draft.dtype;
     let (common, is_common) = Params::common(r);
-    let variant = variants::choose(enqueue.forced(), |variant| choose::fit(variant, r.gamma(), is_common))?;
+    let shape = Shape { gamma: r.gamma(), is_common, is_flat: r.flat.is_some(), has_end: r.end.is_some() };
+    let variant = variants::choose(enqueue.forced(), |variant| choose::fit(variant, shape))?;
     enqueue.ran(variant);
     // SAFETY: Params is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed.
     unsafe {
         if variant == Variant::Common {
-            return enqueue.launch(kernels.common.of(token), by_tile, [(&raw const common).cast()]);
+            let common = (&raw const common).cast();
+            let Some(end) = &r.end else { return enqueue.launch(kernels.common.of(token), by_tile, [common]) };
+            let end = EndParams::new(Some(end));
+            return enqueue.launch(kernels.end.of(token), by_tile, [common, (&raw const end).cast()]);
         }
         let params = Params::new(r, |s| s);
-        let params = [(&raw const params).cast()];
+        let params = (&raw const params).cast();
         match variant {
-            Variant::Long => enqueue.launch(kernels.long.of(token), grid(r.batch() as u32, LONG_THREADS), params),
-            _ => enqueue.launch(kernels.general.of(token), by_tile, params),
+            Variant::Rows => {
+                let (flat, end) = (FlatParams::new(r), EndParams::new(r.end.as_ref()));
+                let by_row = grid((r.batch() as u32).div_ceil(THREADS / 32), THREADS);
+                let params = [params, (&raw const flat).cast(), (&raw const end).cast()];
+                enqueue.launch(kernels.rows.of(token), by_row, params)
+            }
+            Variant::Long => enqueue.launch(kernels.long.of(token), grid(r.batch() as u32, LONG_THREADS), [params]),
+            _ => enqueue.launch(kernels.general.of(token), by_tile, [params]),
         }
     }
 }
@@ -189,7 +261,12 @@ mod tests {
 
     #[test]
     fn kernels_read_the_parameters_where_they_lie() {
-        let structs = [Params::<i32>::layout("VerifyParams<Common>"), Params::<i64>::layout("VerifyParams<General>")];
+        let structs = [
+            EndParams::layout("EndParams"),
+            FlatParams::layout("FlatParams"),
+            Params::<i32>::layout("VerifyParams<Common>"),
+            Params::<i64>::layout("VerifyParams<General>"),
+        ];
         layout::check("verify", file!(), &structs);
     }
 }

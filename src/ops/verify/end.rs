@@ -4,9 +4,10 @@
 //! before min_remaining. The cut is a STOP where t_{n'−1} is that stop token, else a LENGTH where n' = remaining.
 
 use crate::abi::{VWD_FINISH_LENGTH, VWD_FINISH_NONE, VWD_FINISH_STOP, vwd_tensor};
+use crate::abi::{vwd_verify_args, vwd_verify_pack_args, vwd_verify_sample_args, vwd_verify_tree_args};
 use crate::core::dtype::DType;
 use crate::core::status::Result;
-use crate::core::tensor::{ANY, Checks, Tensor};
+use crate::core::tensor::{ANY, Checks, Tensor, given};
 
 /// Checked arguments.
 #[derive(Clone, Copy)]
@@ -23,15 +24,45 @@ pub struct End<'a> {
 
 /// The arguments of a call that are about the end.
 pub struct GivenEnd<'a> {
-    pub stop: &'a vwd_tensor,
-    pub ignore_stop: &'a vwd_tensor,
-    pub remaining: &'a vwd_tensor,
-    pub min_remaining: &'a vwd_tensor,
-    pub committed_len: &'a vwd_tensor,
-    pub finish: &'a vwd_tensor,
+    stop: &'a vwd_tensor,
+    ignore_stop: &'a vwd_tensor,
+    remaining: &'a vwd_tensor,
+    min_remaining: &'a vwd_tensor,
+    committed_len: &'a vwd_tensor,
+    finish: &'a vwd_tensor,
 }
 
+macro_rules! given_by {
+    ($($args:ty),*) => {$(
+        impl<'a> From<&'a $args> for GivenEnd<'a> {
+            #[inline(always)]
+            fn from(c: &'a $args) -> GivenEnd<'a> {
+                GivenEnd {
+                    stop: &c.stop,
+                    ignore_stop: &c.ignore_stop,
+                    remaining: &c.remaining,
+                    min_remaining: &c.min_remaining,
+                    committed_len: &c.committed_len,
+                    finish: &c.finish,
+                }
+            }
+        }
+    )*};
+}
+given_by!(vwd_verify_args, vwd_verify_pack_args, vwd_verify_sample_args, vwd_verify_tree_args);
+
 impl<'a> End<'a> {
+    /// `None` where the call gives none of the arguments.
+    #[inline(always)]
+    pub fn check_given(checks: &Checks, batch: usize, c: &GivenEnd<'a>) -> Result<Option<End<'a>>> {
+        let all = [c.stop, c.ignore_stop, c.remaining, c.min_remaining, c.committed_len, c.finish];
+        match all.into_iter().any(|t| given(t).is_some()) {
+            true => Ok(Some(End::check(checks, batch, c)?)),
+            false => Ok(None),
+        }
+    }
+
+    #[inline(never)]
     pub fn check(checks: &Checks, batch: usize, c: &GivenEnd<'a>) -> Result<End<'a>> {
         let column = [("B", batch)];
         let (count, flag) = (&[DType::I32], &[DType::U8, DType::BOOL]);

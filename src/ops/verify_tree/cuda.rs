@@ -1,10 +1,13 @@
-//! Launch of the kernels of kernels/verify_tree/verify_tree.cu.
+//! Launches of the kernels of kernels/verify_tree/.
 
-use super::{Request, Target};
+use super::{Choice, Request, Target};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
+use crate::ops::draw::device::{Cut, SamplingParams};
+use crate::ops::draw::request::Sampling;
 use crate::ops::tree::MOST_NODES;
+use crate::ops::verify::EndParams;
 use crate::runtime::cuda::layout::{Divisor, kernel_constants, kernel_struct};
 use crate::runtime::cuda::views::{View, element_code, has_aligned_rows};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
@@ -13,20 +16,36 @@ pub struct Kernels {
     greedy_i32: Kernel,
     greedy_i64: Kernel,
     largest: Kernel,
+    end_i32: Kernel,
+    end_i64: Kernel,
+    segments: Kernel,
+    rows: Kernel,
 }
 
 impl cuda::Kernels for Kernels {
-    const SOURCES: &[Source] = &[source!("verify_tree/verify_tree", compute_80)];
+    const SOURCES: &[Source] =
+        &[source!("verify_tree/verify_tree", compute_80), source!("verify_tree/sampled", compute_80, compute_90)];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let kernel = |name| modules.kernel("verify_tree/verify_tree", name);
         let (greedy_i32, greedy_i64) = (kernel("verify_tree_i32")?, kernel("verify_tree_i64")?);
-        Ok(Kernels { greedy_i32, greedy_i64, largest: kernel("verify_tree_largest")? })
+        let (end_i32, end_i64) = (kernel("verify_tree_end_i32")?, kernel("verify_tree_end_i64")?);
+        let sampled = |name| modules.kernel("verify_tree/sampled", name);
+        let (segments, rows) = (sampled("verify_tree_segments")?, sampled("verify_tree_rows")?);
+        Ok(Kernels {
+            greedy_i32,
+            greedy_i64,
+            largest: kernel("verify_tree_largest")?,
+            end_i32,
+            end_i64,
+            segments,
+            rows,
+        })
     }
 }
 
 kernel_struct! {
-    /// Mirrors VerifyTreeParams of kernels/verify_tree/verify_tree.cu.
+    /// Mirrors VerifyTreeParams of kernels/verify_tree/params.cuh.
     struct Params {
         tokens: View<2>,
         parents: View<2>,
@@ -46,7 +65,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// Mirrors LargestParams of kernels/verify_tree/verify_tree.cu.
+    /// Mirrors LargestParams of kernels/verify_tree/params.cuh.
     struct LargestParams {
         logits: View<3>,
         node_counts: View<1>,
@@ -57,6 +76,28 @@ kernel_struct! {
         slice: u32,
         dtype: u32,
         is_adjacent: u32,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors SampledTreeParams of kernels/verify_tree/params.cuh.
+    struct SampledTreeParams {
+        sampling: SamplingParams,
+        tokens: View<2>,
+        parents: View<2>,
+        node_counts: View<1>,
+        accepted: View<1>,
+        path: View<2>,
+        next_token: View<1>,
+        committed: View<2>,
+        status: View<1>,
+        nodes: u32,
+        places: u32,
+        rule: u32,
+        token_bytes: u32,
+        end: EndParams,
+        has_end: u32,
+        unused: u32,
     }
 }
 
@@ -81,6 +122,7 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
             let (largest, slices) = find_largest(enqueue, r, logits)?;
             (View::ABSENT, largest, slices)
         }
+        Target::Sampled(logits, choice, sampling) => return sample(enqueue, r, logits, *choice, sampling),
     };
     let params = Params {
         tokens: View::new(&r.tokens, [0, 1]),
@@ -98,11 +140,51 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         slices,
         unused: 0,
     };
-    let kernel = if r.tokens.dtype == DType::I64 { &kernels.greedy_i64 } else { &kernels.greedy_i32 };
+    let is_wide = r.tokens.dtype == DType::I64;
     let threads = r.nodes().next_multiple_of(32).min(MOST_THREADS) as u32;
     let grid = Grid { ctas: r.batch() as u32, threads, kind: Kind::Plain };
     // SAFETY: Params is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed.
-    unsafe { enqueue.launch(kernel, grid, [(&raw const params).cast()]) }
+    unsafe {
+        let Some(end) = &r.end else {
+            let kernel = if is_wide { &kernels.greedy_i64 } else { &kernels.greedy_i32 };
+            return enqueue.launch(kernel, grid, [(&raw const params).cast()]);
+        };
+        let (end, kernel) = (EndParams::new(Some(end)), if is_wide { &kernels.end_i64 } else { &kernels.end_i32 });
+        enqueue.launch(kernel, grid, [(&raw const params).cast(), (&raw const end).cast()])
+    }
+}
+
+fn sample(enqueue: &Enqueue, r: &Request, logits: &Tensor, choice: Choice, sampling: &Sampling) -> Result<()> {
+    let per_request = r.nodes() * if sampling.draft_rows.is_some() { 2 } else { 1 };
+    let Some(cut) = Cut::of("logits", r.batch(), per_request, logits.dim(2).max(sampling.draft_tokens()))? else {
+        return Ok(());
+    };
+    let mut params = SampledTreeParams {
+        sampling: cut.params(enqueue, sampling, logits, View::new(logits, [0, 1, 2]))?,
+        tokens: View::new(&r.tokens, [0, 1]),
+        parents: View::new(&r.parents, [0, 1]),
+        node_counts: View::optional(&r.node_counts, |t| View::new(t, [0])),
+        accepted: View::new(&r.accepted, [0]),
+        path: View::new(&r.path, [0, 1]),
+        next_token: View::new(&r.next_token, [0]),
+        committed: View::optional(&r.committed, |t| View::new(t, [0, 1])),
+        status: View::optional(&r.status, |t| View::new(t, [0])),
+        nodes: r.nodes() as u32,
+        places: r.places() as u32,
+        rule: match choice {
+            Choice::Coupled => 0,
+            Choice::Independent => 1,
+            Choice::Distinct => 2,
+        },
+        token_bytes: r.tokens.dtype.bytes() as u32,
+        end: EndParams::new(r.end.as_ref()),
+        has_end: r.end.is_some() as u32,
+        unused: 0,
+    };
+    let kernels: &Kernels = enqueue.kernels();
+    // SAFETY: SampledTreeParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
+    // kernels wait before they touch anything.
+    unsafe { cut.launch(enqueue, [&kernels.segments, &kernels.rows], &mut params, |params| &mut params.sampling) }
 }
 
 /// Tokens of a slice at least, and slices of a row at most.
@@ -154,10 +236,13 @@ mod tests {
 
     #[test]
     fn kernels_read_the_parameters_where_they_lie() {
-        layout::check(
-            "verify_tree",
-            file!(),
-            &[Params::layout("VerifyTreeParams"), LargestParams::layout("LargestParams"), kernel_constants()],
-        );
+        let structs = [
+            SamplingParams::layout("SamplingParams"),
+            Params::layout("VerifyTreeParams"),
+            LargestParams::layout("LargestParams"),
+            SampledTreeParams::layout("SampledTreeParams"),
+            kernel_constants(),
+        ];
+        layout::check("verify_tree", file!(), &structs);
     }
 }

@@ -1,16 +1,29 @@
 //! Verification of draft trees.
 //!
 //! The walk begins at the root. At node v with the target's token a(v) it goes on to the lowest child c with tokens[c] = a(v) ≥ 0; where there
-//! is none, or M − 1 nodes are accepted, it ends. path = the nodes of the walk, committed = a of them, next_token = a of the last.
+//! is none, or M − 1 nodes are accepted, it ends. path = the nodes of the walk, committed = a of them, next_token = a of the last. `verify::End`
+//! cuts what is committed.
+//!
+//! - Greedily a(v) is given, or the lowest token of the largest logit of v; so it is for greedy requests of every rule.
+//! - COUPLED draws a(v) from p, the distribution that `ops::draw` makes of v's logits, by the random number of purpose DRAW at position
+//!   positions[i] + depth(v).
+//! - INDEPENDENT and DISTINCT try the children of v in turn (`draw::rejection`): one that is accepted gives a(v) and is the next node; else a(v)
+//!   is drawn, and the walk ends. A child's index among the random numbers of purpose ACCEPT is the number of its lower siblings. Children
+//!   whose tokens are none of the vocabulary are passed over. A node where M − 1 nodes are accepted tries none, and a(v) is drawn from p.
 
 mod cpu;
 mod cuda;
 
 pub(super) use cuda::Kernels;
 
-use super::contents;
+use super::contents::{self, Rule};
+use super::draw;
+use super::draw::request::{GivenSampling, Sampling, Sizes};
 use super::tree::{self, count_rules};
-use crate::abi::{vwd_stream, vwd_verify_tree_args};
+use super::verify::{End, GivenEnd};
+use crate::abi::{
+    VWD_WALK_COUPLED, VWD_WALK_DISTINCT, VWD_WALK_GREEDY, VWD_WALK_INDEPENDENT, vwd_stream, vwd_verify_tree_args,
+};
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
@@ -19,11 +32,22 @@ use crate::runtime::{On, Session, require_no_flags};
 
 /// Where the target's token after each node comes from.
 #[derive(Clone, Copy)]
+#[allow(clippy::large_enum_variant, reason = "one lives on the stack for the time of a call")]
 pub enum Target<'a> {
     /// [B, N], the tokens themselves.
     Tokens(Tensor<'a>),
     /// [B, N, V], of which the largest is the token.
     Logits(Tensor<'a>),
+    /// [B, N, V], from which tokens are sampled.
+    Sampled(Tensor<'a>, Choice, Sampling<'a>),
+}
+
+/// How a sampled walk finds the next node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    Coupled,
+    Independent,
+    Distinct,
 }
 
 /// Checked arguments; shapes as in `vwd_verify_tree`.
@@ -46,27 +70,60 @@ pub struct Request<'a> {
     pub committed: Option<Tensor<'a>>,
     /// [B]
     pub status: Option<Tensor<'a>>,
+    pub end: Option<End<'a>>,
 }
 
 impl<'a> Target<'a> {
     fn from_c(checks: &Checks, c: &'a vwd_verify_tree_args, tokens: &Tensor) -> Result<Target<'a>> {
         let (batch, nodes) = (("B", tokens.dim(0)), ("N", tokens.dim(1)));
-        let Some(logits) = given(&c.logits) else {
-            return Ok(Target::Tokens(checks.input("target", &c.target, &[tokens.dtype], &[batch, nodes])?));
+        let choice = match c.walk {
+            VWD_WALK_GREEDY => None,
+            VWD_WALK_COUPLED => Some(Choice::Coupled),
+            VWD_WALK_INDEPENDENT => Some(Choice::Independent),
+            VWD_WALK_DISTINCT => Some(Choice::Distinct),
+            other => return Err(Error::argument("walk", other, "a VWD_WALK_* value (0 to 3)")),
         };
+        if choice.is_none() {
+            require_no_flags("flags", c.flags)?;
+        }
+        if given(&c.logits).is_none() && choice.is_none() {
+            return Ok(Target::Tokens(checks.input("target", &c.target, &[tokens.dtype], &[batch, nodes])?));
+        }
         if given(&c.target).is_some() {
-            return Err(Error::argument("target", "given beside logits", "one of the two"));
+            let found = if choice.is_some() { "given to a walk that samples" } else { "given beside logits" };
+            return Err(Error::argument("target", found, "logits alone, or target alone for VWD_WALK_GREEDY"));
         }
-        let logits = checks.input("logits", logits, DType::FLOATS, &[batch, nodes, ("V", ANY)])?;
-        match logits.dim(2) {
-            1..=MOST_TOKENS => Ok(Target::Logits(logits)),
-            n => Err(Error::argument("logits", format!("a vocabulary of {n} tokens"), "1 to 2^31 − 1")),
+        let logits = checks.input("logits", &c.logits, DType::FLOATS, &[batch, nodes, ("V", ANY)])?;
+        let (found, most) = (logits.dim(2), if choice.is_some() { draw::MOST_TOKENS } else { MOST_TOKENS });
+        if !(1..=most).contains(&found) {
+            return Err(Error::argument("logits", format!("a vocabulary of {found} tokens"), format!("1 to {most}")));
         }
+        let Some(choice) = choice else { return Ok(Target::Logits(logits)) };
+        let sampling = GivenSampling {
+            flags: c.flags,
+            draft_rows: &c.draft_rows,
+            draft_map: &c.draft_map,
+            temperature: &c.temperature,
+            top_k: &c.top_k,
+            top_p: &c.top_p,
+            min_p: &c.min_p,
+            seeds: &c.seeds,
+            positions: &c.positions,
+        };
+        let sizes = Sizes { batch: batch.1, draft_rows: nodes, tokens: found };
+        Ok(Target::Sampled(logits, choice, Sampling::check(checks, &sizes, false, &sampling)?))
     }
 
     fn tensor(&self) -> &Tensor<'a> {
         match self {
-            Target::Tokens(t) | Target::Logits(t) => t,
+            Target::Tokens(t) | Target::Logits(t) | Target::Sampled(t, ..) => t,
+        }
+    }
+
+    fn sampling(&self) -> Option<&Sampling<'a>> {
+        match self {
+            Target::Sampled(_, _, sampling) => Some(sampling),
+            _ => None,
         }
     }
 }
@@ -76,7 +133,6 @@ const MOST_TOKENS: usize = i32::MAX as usize;
 
 impl<'a> Request<'a> {
     pub fn from_c(session: &Session, c: &'a vwd_verify_tree_args) -> Result<Request<'a>> {
-        require_no_flags("flags", c.flags)?;
         let checks = session.checks();
         let tokens = tree::nodes(&checks, "tokens", &c.tokens, DType::TOKENS)?;
         let (batch, nodes) = (("B", tokens.dim(0)), ("N", tokens.dim(1)));
@@ -92,16 +148,38 @@ impl<'a> Request<'a> {
         let next_token = checks.output("next_token", &c.next_token, token, &[batch])?;
         let committed = checks.optional_output("committed", &c.committed, token, &[batch, ("M", path.dim(1))])?;
         let status = checks.optional_output("status", &c.status, &[DType::U32], &[batch])?;
-        let request = Request { tokens, parents, node_counts, target, accepted, path, next_token, committed, status };
-        let inputs = [Some(&request.tokens), Some(&request.parents), Some(request.target.tensor())];
-        let [tokens, parents, target] = inputs;
-        overlap::reject(&request.outputs(), &[tokens, parents, target, request.node_counts.as_ref()])?;
+        let end = End::check_given(&checks, tokens.dim(0), &GivenEnd::from(c))?;
+        let mut request =
+            Request { tokens, parents, node_counts, target, accepted, path, next_token, committed, status, end };
+        let own = [&request.tokens, &request.parents, request.target.tensor()].map(Some);
+        let [tokens, parents, target] = own;
+        let [rows, map, temperature, top_k, top_p, min_p, seeds, positions] =
+            request.target.sampling().map_or([None; 8], Sampling::inputs);
+        let counts = request.node_counts.as_ref();
+        let inputs = [tokens, parents, target, counts, rows, map, temperature, top_k, top_p, min_p, seeds, positions];
+        overlap::reject(&request.outputs(), &inputs)?;
+        if let Some(end) = &request.end {
+            let ([accepted, path, next_token, committed, status], ends) = (request.outputs(), end.outputs());
+            overlap::reject(&ends, &inputs)?;
+            overlap::reject(&[accepted, path, next_token, committed, status, ends[0], ends[1]], &end.inputs())?;
+        }
+        // Not read, and still an input that no output may overlap.
+        if let Target::Sampled(_, Choice::Coupled, sampling) = &mut request.target {
+            sampling.draft_rows = None;
+        }
         Ok(request)
     }
 
     fn outputs(&self) -> [Option<&Tensor<'a>>; 5] {
         let [accepted, path, next_token] = [&self.accepted, &self.path, &self.next_token].map(Some);
         [accepted, path, next_token, self.committed.as_ref(), self.status.as_ref()]
+    }
+
+    /// What a session that checks contents reads.
+    fn contents(&self) -> Vec<Rule<'a>> {
+        let mut rules = count_rules(self.node_counts, self.nodes());
+        rules.extend(self.target.sampling().into_iter().flat_map(Sampling::contents).flatten());
+        rules
     }
 
     pub fn batch(&self) -> usize {
@@ -121,12 +199,9 @@ impl<'a> Request<'a> {
 
 pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<()> {
     let on = session.on(stream)?;
-    contents::check(session, &on, || count_rules(request.node_counts, request.nodes()))?;
+    contents::check(session, &on, || request.contents())?;
     match on {
-        On::Cpu(cpu) => {
-            cpu::run(cpu, request);
-            Ok(())
-        }
+        On::Cpu(cpu) => cpu::run(cpu, request),
         On::Cuda(enqueue) => cuda::run(&enqueue, request),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const TREE: &[(&str, usize)] = &[("B", 3), ("N", 5), ("⌈N/32⌉", 1), ("M", 4), ("V", 9)];
+const TREE: &[(&str, usize)] = &[("B", 3), ("N", 5), ("⌈N/32⌉", 1), ("M", 4), ("V", 9), ("S", 2)];
 
 pub fn tree_prepare(backend: &Backend, has_parents: bool) -> Call<'_> {
     type Args = vwd_tree_prepare_args;
@@ -40,6 +40,34 @@ pub fn verify_tree(backend: &Backend, has_logits: bool) -> Call<'_> {
     } else {
         call.input("target", offset_of!(Args, target), I32, "B N");
     }
+    call.output("accepted", offset_of!(Args, accepted), I32, "B");
+    call.output("path", offset_of!(Args, path), I32, "B M");
+    call.output("next_token", offset_of!(Args, next_token), I32, "B");
+    call.output("committed", offset_of!(Args, committed), I32, "B M").optional();
+    call.output("status", offset_of!(Args, status), U32, "B").optional();
+    end!(call, Args);
+    call
+}
+
+pub fn sampled_tree(backend: &Backend) -> Call<'_> {
+    type Args = vwd_verify_tree_args;
+    let sizes = [TREE, &[("Vd", 7)]].concat();
+    let mut call = Call::new::<Args>(backend, "vwd_verify_tree", &sizes, vwd_verify_tree);
+    call.scalar("flags", offset_of!(Args, flags), 0, &[8, 1 << 31]);
+    call.scalar("walk", offset_of!(Args, walk), VWD_WALK_DISTINCT, &[4, u32::MAX]);
+    call.input("tokens", offset_of!(Args, tokens), I32, "B N");
+    call.input("parents", offset_of!(Args, parents), I32, "B N");
+    call.input("node_counts", offset_of!(Args, node_counts), I32, "B").optional().values(&[5, 0, 9]);
+    call.input("logits", offset_of!(Args, logits), F16, "B N V?");
+    call.refused("target", offset_of!(Args, target));
+    call.input("draft_rows", offset_of!(Args, draft_rows), BF16, "B N Vd").optional();
+    call.input("draft_map", offset_of!(Args, draft_map), I32, "Vd").optional();
+    call.input("temperature", offset_of!(Args, temperature), F32, "B").optional();
+    call.input("top_k", offset_of!(Args, top_k), I32, "B").optional();
+    call.input("top_p", offset_of!(Args, top_p), F32, "B").optional();
+    call.input("min_p", offset_of!(Args, min_p), F32, "B").optional();
+    call.input("seeds", offset_of!(Args, seeds), I64, "B");
+    call.input("positions", offset_of!(Args, positions), I64, "B");
     call.output("accepted", offset_of!(Args, accepted), I32, "B");
     call.output("path", offset_of!(Args, path), I32, "B M");
     call.output("next_token", offset_of!(Args, next_token), I32, "B");

@@ -3,7 +3,7 @@
 use super::*;
 
 pub fn verify(backend: &Backend) -> Call<'_> {
-    let sizes = [("B", 3), ("γ", 4), ("γ+1", 5)];
+    let sizes = [("B", 3), ("γ", 4), ("γ+1", 5), ("S", 2)];
     let mut call = Call::new::<vwd_verify_args>(backend, "vwd_verify", &sizes, vwd_verify);
     call.scalar("flags", offset_of!(vwd_verify_args, flags), 0, FLAGS);
     call.input("draft", offset_of!(vwd_verify_args, draft), I32, "B γ");
@@ -13,6 +13,28 @@ pub fn verify(backend: &Backend) -> Call<'_> {
     call.output("next_token", offset_of!(vwd_verify_args, next_token), I32, "B");
     call.output("mismatch", offset_of!(vwd_verify_args, mismatch), I32, "B").optional();
     call.output("committed", offset_of!(vwd_verify_args, committed), I32, "B γ+1").optional();
+    end!(call, vwd_verify_args);
+    call.refused("bonus", offset_of!(vwd_verify_args, bonus));
+    call
+}
+
+/// Drafts one after the other.
+pub fn verify_flat(backend: &Backend) -> Call<'_> {
+    type Args = vwd_verify_args;
+    let sizes = [("B", 3), ("N", 12), ("M", 5), ("S", 2)];
+    let mut call = Call::new::<Args>(backend, "vwd_verify", &sizes, vwd_verify);
+    call.scalar("flags", offset_of!(Args, flags), 0, FLAGS);
+    call.input("draft", offset_of!(Args, draft), I32, "N");
+    call.input("target", offset_of!(Args, target), I32, "N");
+    call.input("draft_ends", offset_of!(Args, draft_ends), I32, "B").values(&[4, 4, 12]);
+    call.input("bonus", offset_of!(Args, bonus), I32, "B");
+    call.output("accepted", offset_of!(Args, accepted), I32, "B");
+    call.output("next_token", offset_of!(Args, next_token), I32, "B");
+    call.output("mismatch", offset_of!(Args, mismatch), I32, "B").optional();
+    call.output("committed", offset_of!(Args, committed), I32, "B M?").optional();
+    end!(call, Args);
+    call.refused("draft_lens", offset_of!(Args, draft_lens));
+    call.is_new_to_its_struct();
     call
 }
 
@@ -41,7 +63,7 @@ pub fn pack(backend: &Backend) -> Call<'_> {
 }
 
 pub fn verify_pack(backend: &Backend) -> Call<'_> {
-    let sizes = [("B", 3), ("B+1", 4), ("γ", 4), ("γ+1", 5), ("cap", 12), ("D", 16), ("Hk", 2), ("E", 8)];
+    let sizes = [("B", 3), ("B+1", 4), ("γ", 4), ("γ+1", 5), ("S", 2), ("cap", 12), ("D", 16), ("Hk", 2), ("E", 8)];
     let mut call = Call::new::<vwd_verify_pack_args>(backend, "vwd_verify_pack", &sizes, vwd_verify_pack);
     call.scalar("flags", offset_of!(vwd_verify_pack_args, flags), 0, FLAGS);
     let count = offset_of!(vwd_verify_pack_args, tensor_count);
@@ -54,6 +76,7 @@ pub fn verify_pack(backend: &Backend) -> Call<'_> {
     call.output("offsets", offset_of!(vwd_verify_pack_args, offsets), I32, "B+1");
     call.output("mismatch", offset_of!(vwd_verify_pack_args, mismatch), I32, "B").optional();
     call.output("committed", offset_of!(vwd_verify_pack_args, committed), I32, "B γ+1").optional();
+    end!(call, vwd_verify_pack_args);
     call
 }
 
@@ -74,15 +97,10 @@ pub fn verify_sample(backend: &Backend) -> Call<'_> {
     call.input("min_p", offset_of!(Args, min_p), F32, "B").optional();
     call.input("seeds", offset_of!(Args, seeds), I64, "B");
     call.input("positions", offset_of!(Args, positions), I64, "B");
-    call.input("stop", offset_of!(Args, stop), I64, "S?").optional();
-    call.input("ignore_stop", offset_of!(Args, ignore_stop), U8, "B").optional();
-    call.input("remaining", offset_of!(Args, remaining), I32, "B").optional();
-    call.input("min_remaining", offset_of!(Args, min_remaining), I32, "B").optional();
+    end!(call, Args);
     call.output("next_token", offset_of!(Args, next_token), I32, "B");
     call.output("accepted", offset_of!(Args, accepted), I32, "B").optional();
     call.output("committed", offset_of!(Args, committed), I32, "B γ+1").optional();
-    call.output("committed_len", offset_of!(Args, committed_len), I32, "B").optional();
-    call.output("finish", offset_of!(Args, finish), U8, "B").optional();
     call.output("status", offset_of!(Args, status), U32, "B").optional();
     call.output("logprobs", offset_of!(Args, logprobs), F32, "B γ+1").optional();
     call.refused("target_begin", offset_of!(Args, target_begin));

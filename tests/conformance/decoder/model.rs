@@ -10,8 +10,8 @@ use vanward::capi::*;
 pub const ON_THE_CPU: &[Case] = cases![decoder_holds_to_a_dictionary_after_many_operations];
 
 const HEADS: usize = 2;
-const DIM: usize = 16;
-const BLOCK: usize = 8;
+pub const DIM: usize = 16;
+pub const BLOCK: usize = 8;
 const MAX_PAGES: usize = 16;
 const PAGES: usize = 100;
 const ROWS: usize = 4;
@@ -19,7 +19,7 @@ const NUMBERS: usize = 6;
 const K: usize = 4;
 /// ⌈1.25·K⌉
 const AHEAD: usize = 5;
-const SCALE: f64 = 0.25;
+pub const SCALE: f64 = 0.25;
 
 const SERIAL: usize = 0;
 const BY_SCORES: usize = 1;
@@ -28,12 +28,12 @@ const FORESEEN: usize = 3;
 const DENSE: usize = 4;
 const LAYERS: usize = 5;
 
-type Vector = [f32; DIM];
+pub type Vector = [f32; DIM];
 
 #[derive(Clone, Copy)]
-struct Token {
-    key: Vector,
-    value: Vector,
+pub struct Token {
+    pub key: Vector,
+    pub value: Vector,
 }
 
 /// The engine's side of a sequence.
@@ -90,7 +90,7 @@ fn dot(a: &Vector, b: &Vector) -> f64 {
 }
 
 /// The blocks of a list: the first, the last, and the best of the others by the largest product that a key could have.
-fn list(tokens: &[Token], queries: &[Vector], k: usize) -> Vec<usize> {
+pub fn list(tokens: &[Token], queries: &[Vector], k: usize) -> Vec<usize> {
     let score = |block: &[Token]| -> i64 {
         (0..DIM)
             .map(|c| {
@@ -110,7 +110,7 @@ fn list(tokens: &[Token], queries: &[Vector], k: usize) -> Vec<usize> {
     blocks
 }
 
-fn attention(tokens: &[Token], blocks: impl Iterator<Item = usize>, q: &Vector) -> [f64; DIM] {
+pub fn attention(tokens: &[Token], blocks: impl Iterator<Item = usize>, q: &Vector) -> [f64; DIM] {
     let (mut sum, mut out) = (0.0, [0.0; DIM]);
     for token in blocks.flat_map(|block| tokens[block * BLOCK..].iter().take(BLOCK)) {
         let weight = (SCALE * dot(q, &token.key)).exp();

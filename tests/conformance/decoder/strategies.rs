@@ -129,7 +129,7 @@ impl<'b> Ragged<'b> {
 }
 
 /// [B, 1, heads, D] as [B, heads, D].
-fn without_positions(t: &Tensor) -> vwd_tensor {
+pub fn without_positions(t: &Tensor) -> vwd_tensor {
     let mut t = t.c();
     t.ndim = 3;
     t.shape = [t.shape[0], t.shape[2], t.shape[3], 0, 0];

@@ -54,3 +54,17 @@ fn what_is_not_known_is_told() {
     check("mov.u32 %r10, %clock;").fails("what is %clock");
     check("trap;").fails("trap");
 }
+
+#[test]
+fn registered_memory_overlaps_nothing_and_stays_the_callers() {
+    let mut device = crate::device::Device::default();
+    let words = [0u64; 8];
+    let address = words.as_ptr() as u64;
+    let free = device.free_bytes();
+    assert!(device.register(address, 32));
+    assert_eq!(device.free_bytes(), free, "the caller's memory is none of the device's");
+    assert!(!device.register(address + 24, 32), "the last word is registered");
+    assert!(device.register(address + 32, 32));
+    assert!(!device.free(address) && !device.unregister(address + 8));
+    assert!(device.unregister(address) && !device.unregister(address));
+}

@@ -6,7 +6,7 @@ mod tiles;
 use super::{Request, VerifiedRequest};
 use crate::core::status::{Error, Result};
 use crate::ops::verify;
-use crate::ops::verify::{ByToken, Params as VerifyParams};
+use crate::ops::verify::{ByToken, EndParams, Params as VerifyParams};
 use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 use choose::{Sizes, Variant, fit};
@@ -29,6 +29,9 @@ pub struct Kernels {
     general: PackKernels,
     fused: ByToken,
     fused_long: ByToken,
+    /// The same with an end.
+    fused_end: ByToken,
+    fused_end_long: ByToken,
     /// The fused kernels can share their work among the CTAs of a cluster.
     has_clusters: bool,
 }
@@ -56,6 +59,8 @@ impl cuda::Kernels for Kernels {
             general: pack(["pack_general", "pack_offsets_general", "pack_large_general"])?,
             fused: fused(["verify_pack_i32", "verify_pack_i64"])?,
             fused_long: fused(["verify_pack_long_i32", "verify_pack_long_i64"])?,
+            fused_end: fused(["verify_pack_end_i32", "verify_pack_end_i64"])?,
+            fused_end_long: fused(["verify_pack_end_long_i32", "verify_pack_end_long_i64"])?,
             has_clusters: false,
         };
         kernels.has_clusters = modules.facts().launches_dependents() && kernels.can_form_clusters();
@@ -66,7 +71,7 @@ impl cuda::Kernels for Kernels {
 impl Kernels {
     /// The context is current.
     fn can_form_clusters(&self) -> bool {
-        let kernels = [self.fused.all(), self.fused_long.all()];
+        let kernels = [&self.fused, &self.fused_long, &self.fused_end, &self.fused_end_long].map(ByToken::all);
         kernels.as_flattened().iter().all(|kernel| kernel.active_clusters(LARGEST_CLUSTER, CLUSTER_THREADS) > 0)
     }
 }
@@ -173,10 +178,18 @@ fn fused(enqueue: &Enqueue, r: &VerifiedRequest, verify_params: &mut VerifyParam
     verify_params.share = share as u32;
     let mut place = MaybeUninit::uninit();
     let pack: &PackParams<i32> = launch.write_params(&r.pack, 0, &mut place);
-    let kernel = if gamma <= 32 { &kernels.fused } else { &kernels.fused_long };
-    let params = [(&raw const *verify_params).cast(), (&raw const *pack).cast(), launch.tensors().cast()];
+    let [v, p, t] = [(&raw const *verify_params).cast(), (&raw const *pack).cast(), launch.tensors().cast()];
+    let (is_short, token) = (gamma <= 32, r.verify.draft.dtype);
     // SAFETY: the parameters are the kernels' structs; the op's caller keeps the tensors valid until the stream has passed.
-    unsafe { enqueue.launch(kernel.of(r.verify.draft.dtype), grid, params) }
+    unsafe {
+        let Some(end) = &r.verify.end else {
+            let kernel = if is_short { &kernels.fused } else { &kernels.fused_long };
+            return enqueue.launch(kernel.of(token), grid, [v, p, t]);
+        };
+        let end = EndParams::new(Some(end));
+        let kernel = if is_short { &kernels.fused_end } else { &kernels.fused_end_long };
+        enqueue.launch(kernel.of(token), grid, [v, p, t, (&raw const end).cast()])
+    }
 }
 
 /// As many launches as the tensors need; offsets are written by the first. `follows`: this call has launched before.

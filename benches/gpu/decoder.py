@@ -1,0 +1,156 @@
+"""Decode steps of an 8B-shaped model through vwd_decoder, by each strategy, and rounds of drafting and verifying, in CUDA graphs.
+
+    python benches/gpu/decoder.py [--out FILE] [--quick]
+
+The layers are those of layer.py; the decoder appends, keeps the summaries and attends. `dense` and the strategies are steps of one position;
+`foreseen` and `prr_foreseen` are given queries a layer ahead, and `prr` predicts right, since every replay has the same queries. `round` is
+lossless decoding: `drafts` sparse steps (SERIAL, AXIS), one dense step of drafts + 1 positions, and vwd_decoder_accept. `gain_95` and `gain_99`
+are its speed over `dense` where a draft token is accepted with probability 0.95 and 0.988, assumptions. GPU time of one layer, microseconds, medians.
+"""
+
+import torch
+
+from layer import BLOCK, DIM, HEADS, INIT, KV_HEADS, LOCAL, PAGE, Sequences, Stack, Weights, random
+from timing import run, vanward
+from vanward import DecoderMode, DecoderPolicy, Predict, SelectMethod, Strategy
+
+LAYERS = 8
+STRATEGIES = {
+    "serial": {},
+    "prr": dict(strategy=Strategy.PRR),
+    "prr_foreseen": dict(strategy=Strategy.PRR, predict=Predict.FORESEEN),
+    "foreseen": dict(strategy=Strategy.FORESEEN),
+}
+
+
+class Pages(Sequences):
+    """Keys and values alone: the decoder has summaries of its own."""
+
+    def summarise(self):
+        pass
+
+
+class Steps(Stack):
+    """Steps of `positions` positions through a decoder, the last one of them at position `length` − 1."""
+
+    def __init__(self, decoder, sequences, weights, positions=1, length=None, mode=DecoderMode.SPARSE, ahead=None):
+        super().__init__(sequences, weights, positions)
+        self.decoder, self.mode, self.ahead = decoder, mode, ahead
+        length = length or sequences.context
+        self.lens = torch.full_like(sequences.lens, length)
+        self.v = torch.empty_like(self.k)
+
+    def append(self, i, v):
+        self.v.copy_(v)
+
+    def foresee(self, i):
+        if self.ahead is not None and i < self.sequences.layers:
+            self.run("foresee", i, lambda: self.decoder.prepare_foresee(layer=i, q=self.ahead))
+
+    def attend(self, i):
+        s = self.sequences
+        rows = (s.batch, self.positions) if self.positions > 1 else (s.batch,)
+        shaped = lambda t: t.view(*rows, *t.shape[-2:])  # noqa: E731
+        self.run("attend", i, lambda: self.decoder.prepare_attend(
+            layer=i, k=s.keys[i], v=s.values[i], new_k=shaped(self.k), new_v=shaped(self.v), q=shaped(self.q), out=shaped(self.out)))
+
+    def step(self, begin=None):
+        for i in range(self.sequences.layers):
+            self.one(i, begin)
+
+    def one(self, i, begin=None):
+        """Layer i of a step."""
+        if i == 0:
+            self.decoder.begin(
+                mode=self.mode, positions=self.positions, seq_lens=self.lens, page_table=self.sequences.table, begin=begin,
+                shortest=self.sequences.context - 64, stream=torch.cuda.current_stream().cuda_stream)
+            self.foresee(0)
+        self.foresee(i + 1)
+        self.layer(i, self.attend)
+
+
+def decoder_of(session, sequences, k, positions=1, method=SelectMethod.AXIS, **policy):
+    return vanward.Decoder(
+        session, dtype="bfloat16", layers=sequences.layers, max_rows=sequences.batch, max_positions=positions, query_heads=HEADS,
+        kv_heads=KV_HEADS, key_dim=DIM, value_dim=DIM, page_size=PAGE, pages=len(sequences.keys[0]), block_size=BLOCK,
+        policy=DecoderPolicy(method=method, k=k, init_blocks=INIT, local_blocks=LOCAL, **policy))
+
+
+def prepare(steps):
+    """Makes the summaries of all tokens."""
+    steps.step(torch.zeros_like(steps.lens))
+    torch.cuda.synchronize()
+
+
+def check(session, sequences, weights):
+    """PRR gives what SERIAL gives to rounding, and a budget that covers all blocks is dense."""
+    found = {}
+    for name, policy, mode, k in [("dense", {}, DecoderMode.DENSE, 64), ("all", {}, DecoderMode.SPARSE, sequences.blocks),
+                                  ("serial", {}, DecoderMode.SPARSE, 64), ("prr", dict(strategy=Strategy.PRR), DecoderMode.SPARSE, 64)]:
+        torch.manual_seed(1)
+        with decoder_of(session, sequences, k, **policy) as decoder:
+            steps = Steps(decoder, sequences, weights, mode=mode)
+            prepare(steps)
+            for _ in range(3):
+                steps.step()
+            torch.cuda.synchronize()
+            found[name] = steps.x.float()
+    error = lambda a, b: ((found[a] - found[b]).norm() / found[b].norm()).item()  # noqa: E731
+    assert torch.equal(found["all"], found["dense"]), "all blocks selected is not dense attention"
+    assert error("prr", "serial") < 3e-2, f"PRR: error {error('prr', 'serial'):.1e}"
+
+
+class Round:
+    """`drafts` sparse steps, the dense step that verifies them, and what accepts."""
+
+    def __init__(self, decoder, sequences, weights, drafts):
+        base = sequences.context - drafts
+        self.drafting = [Steps(decoder, sequences, weights, length=base + n) for n in range(drafts)]
+        self.verifying = Steps(decoder, sequences, weights, drafts + 1, mode=DecoderMode.DENSE)
+        batch = sequences.batch
+        self.tokens = torch.zeros(batch, drafts, dtype=torch.int32, device="cuda")
+        self.target = torch.zeros(batch, drafts + 1, dtype=torch.int32, device="cuda")
+        self.accepted, self.next = (torch.empty(batch, dtype=torch.int32, device="cuda") for _ in range(2))
+        self.decoder = decoder
+
+    def __call__(self, _=0):
+        for steps in self.drafting:
+            steps.step()
+        self.verifying.step()
+        self.decoder.accept(draft=self.tokens, target=self.target, accepted=self.accepted, next_token=self.next,
+                            stream=torch.cuda.current_stream().cuda_stream)
+
+
+def measure(session, timer, rows, quick):
+    weights = [Weights() for _ in range(LAYERS)]
+    points = [(1, 32, 4096), (1, 128, 4096), (1, 512, 4096), (8, 32, 2048), (8, 128, 4096)]
+    checked = False
+    for batch, thousands, budget in points[:2] if quick else points:
+        context, k = thousands << 10, budget // BLOCK
+        sequences = Pages(session, batch, context, LAYERS)
+        if not checked:
+            check(session, sequences, weights)
+            checked = True
+        row = dict(batch=batch, context=context, budget=budget, layers=sequences.layers)
+        for method in (SelectMethod.AXIS, SelectMethod.MINMAX):
+            for name, policy in STRATEGIES.items():
+                with decoder_of(session, sequences, k, method=method, **policy) as decoder:
+                    ahead = random(batch, HEADS, DIM) if "foreseen" in name else None
+                    steps = Steps(decoder, sequences, weights, ahead=ahead)
+                    prepare(steps)
+                    row[f"{method.name.lower()}_{name}"] = timer.graph(steps.one, sequences.layers, replays=9)
+                    if name == "serial" and "dense" not in row:
+                        row["dense"] = timer.graph(Steps(decoder, sequences, weights, mode=DecoderMode.DENSE).one, sequences.layers, replays=9)
+        rows.put("strategies", **row)
+        for drafts in (4, 8) if not quick else (8,):
+            with decoder_of(session, sequences, k, drafts + 1) as decoder:
+                prepare(Steps(decoder, sequences, weights))
+                one = timer.graph(Round(decoder, sequences, weights, drafts), 1, replays=9, calls=1) / sequences.layers
+            gain = {f"gain_{p * 100:.0f}": (1 - p ** (drafts + 1)) / (1 - p) * row["dense"] / one for p in (0.95, 0.988)}
+            rows.put("round", batch=batch, context=context, budget=budget, drafts=drafts, round=one, dense=row["dense"], **gain)
+        del sequences
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    run(__doc__, measure, scratch_bytes=256 << 20)

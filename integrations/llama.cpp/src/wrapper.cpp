@@ -1,0 +1,557 @@
+#include "wrapper.h"
+
+#include "counters.h"
+#include "cuda.h"
+#include "ggml-backend-impl.h"
+#include "ggml_calls.h"
+#include "options.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+
+namespace vanward {
+
+namespace {
+
+/** Steps after which keys are compared with their prints whatever happened. */
+constexpr uint64_t STEPS_BETWEEN_CHECKS = 256;
+/** Channels of a key that its print is made of. */
+constexpr int64_t PRINTED = 8;
+/** Tensors of our own in a step: three for each attention, and some. */
+constexpr size_t OWN_TENSORS = 4096;
+
+enum class Kind : uint8_t { unknown, attention, write, rotation, other };
+
+Kind kind_of(const ggml_tensor *op) {
+    static std::atomic<Kind> kinds[256];
+    const size_t number = static_cast<size_t>(op->op) & 255;
+    Kind kind = kinds[number].load(std::memory_order_relaxed);
+    if (kind == Kind::unknown) {
+        const char *name = ggml.ggml_op_name(op->op);
+        kind = strcmp(name, "FLASH_ATTN_EXT") == 0 ? Kind::attention
+               : strcmp(name, "SET_ROWS") == 0     ? Kind::write
+               : strcmp(name, "ROPE") == 0         ? Kind::rotation
+                                                   : Kind::other;
+        kinds[number].store(kind, std::memory_order_relaxed);
+    }
+    return kind;
+}
+
+/** ggml_cgraph, which backends are given and no public header declares: as ggml 0.25 … 0.27 have it. */
+struct Graph {
+    int size, n_nodes, n_leafs;
+    ggml_tensor **nodes, **grads, **grad_accs, **leafs;
+    int32_t *use_counts;
+    struct {
+        size_t size;
+        void *used, *keys;
+    } visited;
+    int order;
+    uint64_t uid;
+};
+
+/** Whether this ggml has it so: a graph's array of nodes follows the struct, whose fields say the same as ggml's functions. */
+bool has_graphs_so(ggml_context *memory) {
+    ggml_cgraph *made = ggml.ggml_new_graph_custom(memory, 8, false);
+    const Graph *graph = reinterpret_cast<const Graph *>(made);
+    return reinterpret_cast<char *>(ggml.ggml_graph_nodes(made)) == reinterpret_cast<const char *>(graph) + sizeof(Graph) &&
+           graph->size == 8 && graph->n_nodes == 0 && graph->nodes == ggml.ggml_graph_nodes(made) && graph->uid == 0;
+}
+
+/** Whether a tensor is there before the graph is computed. */
+bool is_input(const ggml_tensor *tensor) { return strcmp(ggml.ggml_op_name(tensor->op), "NONE") == 0; }
+
+uint64_t print_of_floats(const float *key) {
+    return print_of(reinterpret_cast<const char *>(key)) * 31 + print_of(reinterpret_cast<const char *>(key + PRINTED / 2));
+}
+
+}  // namespace
+
+const int32_t *Mirror::show(const int32_t *values, size_t count) {
+    if (there_.size() < count) {
+        there_.grow(2 * count);
+        here_.clear();
+    }
+    size_t first = 0, end = count;
+    if (here_.size() == count) {
+        first = static_cast<size_t>(std::mismatch(here_.begin(), here_.end(), values).first - here_.begin());
+        while (end > first && here_[end - 1] == values[end - 1]) {
+            --end;
+        }
+    }
+    if (first < end) {
+        here_.assign(values, values + count);
+        there_.put(first, values + first, end - first);
+    }
+    return there_.data();
+}
+
+Wrapper::Wrapper(Gpu &gpu, ggml_backend_t inner) : gpu_(gpu), inner_(inner) {
+    if (!options.enabled) {
+        return;
+    }
+    try {
+        memory_ = std::make_unique<GpuMemory>(gpu);
+        attention_ = std::make_unique<Attention>(*memory_);
+        queries_ = std::make_unique<Array<char>>(*memory_);
+        numbers_ = std::make_unique<Array<int32_t>>(*memory_);
+        keys_ = std::make_unique<Array<float>>(*memory_);
+        ggml_init_params parameters = {OWN_TENSORS * (sizeof(ggml_tensor) + 64) + ggml.ggml_graph_overhead_custom(8, false), nullptr, true};
+        tensors_ = ggml.ggml_init(parameters);
+        if (tensors_ == nullptr || !has_graphs_so(tensors_)) {
+            throw std::runtime_error("this ggml's graphs are laid out in another way");
+        }
+        entered_ = ggml.ggml_backend_event_new(gpu.inner());
+        left_ = ggml.ggml_backend_event_new(gpu.inner());
+    } catch (const std::exception &error) {
+        log(GGML_LOG_LEVEL_ERROR, "vanward: %s is left to ggml: %s", gpu.name(), error.what());
+        memory_ = nullptr;
+    }
+}
+
+Wrapper::~Wrapper() {
+    ggml.ggml_backend_synchronize(inner_);
+    plans_.clear();
+    cuts_.clear();
+    writes_.clear();
+    readings_.clear();
+    if (memory_ != nullptr) {
+        InContext current(gpu_.context());
+        memory_->wait();
+        release_caches(this);
+        mirrors_.clear();
+        queries_ = nullptr;
+        numbers_ = nullptr;
+        keys_ = nullptr;
+        attention_ = nullptr;
+        memory_ = nullptr;
+    }
+    for (ggml_backend_event_t event : {entered_, left_}) {
+        if (event != nullptr) {
+            ggml.ggml_backend_event_free(event);
+        }
+    }
+    if (tensors_ != nullptr) {
+        ggml.ggml_free(tensors_);
+    }
+    ggml.ggml_backend_free(inner_);
+}
+
+// --- order, and what goes to the wrapped backend ----------------------------------------------------------------------------
+
+void Wrapper::enter() {
+    if (entered_ == nullptr) {
+        ggml.ggml_backend_synchronize(inner_);
+        return;
+    }
+    ggml.ggml_backend_event_record(entered_, inner_);
+    cuda.cuStreamWaitEvent(memory_->stream, entered_->context, 0);
+}
+
+void Wrapper::leave() {
+    if (left_ == nullptr) {
+        memory_->wait();
+        return;
+    }
+    cuda.cuEventRecord(left_->context, memory_->stream);
+    ggml.ggml_backend_event_wait(inner_, left_);
+}
+
+ggml_status Wrapper::pass(ggml_cgraph *graph, int from, int to) {
+    if (from == to) {
+        return GGML_STATUS_SUCCESS;
+    }
+    // As ggml cuts graphs itself: without leafs and gradients, with the whole graph's counts of uses, by which operations are fused.
+    Graph slice = *reinterpret_cast<const Graph *>(graph);
+    slice.size = slice.n_leafs = 0;
+    slice.grads = slice.grad_accs = slice.leafs = nullptr;
+    slice.nodes += from;
+    slice.n_nodes = to - from;
+    slice.uid = 0;
+    return ggml.ggml_backend_graph_compute_async(inner_, reinterpret_cast<ggml_cgraph *>(&slice));
+}
+
+ggml_status Wrapper::pass_whole(ggml_cgraph *graph) { return ggml.ggml_backend_graph_compute_async(inner_, graph); }
+
+bool Wrapper::compute_alone(ggml_tensor *node) {
+    node->flags |= GGML_TENSOR_FLAG_COMPUTE;
+    ggml.ggml_graph_clear(alone_);
+    ggml.ggml_graph_add_node(alone_, node);
+    return ggml.ggml_backend_graph_compute_async(inner_, alone_) == GGML_STATUS_SUCCESS;
+}
+
+const void *Wrapper::read(const ggml_tensor *tensor, size_t bytes) {
+    return ggml.ggml_backend_buft_is_host(ggml.ggml_backend_buffer_get_type(tensor->buffer)) ? tensor->data : memory_->get(tensor->data, bytes);
+}
+
+// --- what a graph does --------------------------------------------------------------------------------------------------------
+
+bool Wrapper::look_through(ggml_cgraph *graph) {
+    plans_.clear();
+    cuts_.clear();
+    writes_.clear();
+    masks_.clear();
+    ggml_tensor **nodes = ggml.ggml_graph_nodes(graph);
+    const int count = ggml.ggml_graph_n_nodes(graph);
+    for (int i = 0; i < count; ++i) {
+        ggml_tensor *op = nodes[i];
+        const Kind kind = kind_of(op);
+        if (kind == Kind::attention) {
+            if (!options.enabled) {
+                continue;
+            }
+            Node node;
+            std::atomic<uint64_t> *reason = take_apart(op, node);
+            reason = reason != nullptr                                     ? reason
+                     : !is_input(node.mask)                                ? &counters.declined_type
+                     : node.rows * node.streams > options.rows             ? &counters.declined_rows
+                     : node.k->ne[1] <= options.dense_below_on(true)       ? &counters.declined_short
+                                                                           : nullptr;
+            if (reason != nullptr) {
+                *reason += 1;
+                continue;
+            }
+            node.find_stream();
+            cuts_.push_back({i, node, 0, nullptr});
+        } else if (kind != Kind::other && layer_number(op->view_src, 'k') >= 0) {
+            std::shared_ptr<Cache> cache = find_cache(op->view_src);
+            if (cache == nullptr || !cache->has_sequences()) {
+                continue;
+            }
+            if (kind == Kind::rotation || op->src[1]->type != GGML_TYPE_I64 || !is_input(op->src[1])) {  // every key is another one after it
+                std::lock_guard<std::mutex> guard(cache->mutex);
+                cache->forget();
+                counters.shifts += 1;
+            } else if (std::none_of(writes_.begin(), writes_.end(), [&](const Write &each) {
+                           return each.numbers == op->src[1] && each.cache == cache;
+                       })) {
+                writes_.push_back({op->src[1], cache, nullptr});
+                counters.writes += 1;
+            }
+        }
+    }
+    return !cuts_.empty() || !writes_.empty();
+}
+
+void Wrapper::read_inputs() {
+    enter();
+    memory_->wait();
+    keep_prints();
+    memory_->reuse_staging();
+    for (Write &write : writes_) {
+        write.rows = static_cast<const int64_t *>(read(write.numbers, static_cast<size_t>(write.numbers->ne[0]) * 8));
+    }
+    for (const Cut &cut : cuts_) {
+        const ggml_tensor *mask = cut.node.mask;
+        if (std::none_of(masks_.begin(), masks_.end(), [&](const Mask &each) { return each.tensor == mask; })) {
+            Mask read_mask = {mask, *mask};
+            const size_t planes = static_cast<size_t>(mask->ne[3] - 1) * mask->nb[3];
+            read_mask.shown.data = const_cast<void *>(read(mask, planes + static_cast<size_t>(cut.node.rows) * mask->nb[1]));
+            masks_.push_back(read_mask);
+        }
+    }
+    memory_->wait();
+    for (const Write &write : writes_) {
+        std::lock_guard<std::mutex> guard(write.cache->mutex);
+        for (int64_t i = 0; i < write.numbers->ne[0]; ++i) {
+            write.cache->written(write.rows[i]);
+        }
+    }
+}
+
+bool Wrapper::make_plans() {
+    for (Cut &cut : cuts_) {
+        Node &node = cut.node;
+        std::shared_ptr<Cache> cache = cache_of(node.keys, this, *memory_);
+        size_t i = 0;
+        for (; i < plans_.size(); ++i) {
+            const Node &other = plans_[i].node;
+            if (plans_[i].cache == cache && other.mask == node.mask && other.rows == node.rows && other.streams == node.streams &&
+                other.first_stream == node.first_stream && other.k->ne[1] == node.k->ne[1]) {
+                break;
+            }
+        }
+        if (i == plans_.size()) {
+            plans_.push_back({cache, node, {}, {}, {}, {}, {}});
+        }
+        cut.plan = i;
+        std::lock_guard<std::mutex> guard(cache->mutex);
+        cut.layer = &cache->layer(node.keys);
+        if (attention_->is_sparse(*cut.layer)) {
+            plans_[i].sparse_layers.push_back(cut.layer);
+        }
+        if (gpu_.is_host()) {
+            for (const ggml_tensor *tensor : {node.keys, node.values, static_cast<const ggml_tensor *>(node.out), node.sinks}) {
+                if (tensor != nullptr) {
+                    gpu_.reach(tensor->buffer);
+                }
+            }
+        }
+    }
+    mirrors_used_ = 0;
+    for (Plan &plan : plans_) {
+        std::lock_guard<std::mutex> guard(plan.cache->mutex);
+        if (!lay_out(plan)) {
+            plan.placed.clear();
+        }
+    }
+    return std::any_of(plans_.begin(), plans_.end(), [](const Plan &plan) { return !plan.placed.empty(); });
+}
+
+bool Wrapper::lay_out(Plan &plan) {
+    const Node &node = plan.node;
+    const ggml_tensor *mask = nullptr;
+    for (const Mask &each : masks_) {
+        mask = each.tensor == node.mask ? &each.shown : mask;
+    }
+    const std::vector<Placed> *placed = plan.cache->place(mask, node.rows, node.first_stream, node.streams, node.k->ne[1]);
+    if (placed == nullptr) {
+        return false;
+    }
+    plan.placed = *placed;
+    look_for_changes(plan);
+    auto begin_of = [&](const Sequence &sequence) {
+        int64_t begin = sequence.size();
+        for (Layer *layer : plan.sparse_layers) {
+            begin = std::min(begin, layer->of(sequence).summarised);
+        }
+        return begin;
+    };
+    auto show = [&](const int32_t *values, size_t count) {
+        if (mirrors_used_ == mirrors_.size()) {
+            mirrors_.emplace_back(*memory_);
+        }
+        return mirrors_[mirrors_used_++].show(values, count);
+    };
+    for (bool sparse : {true, false}) {
+        if (sparse && plan.sparse_layers.empty()) {
+            continue;
+        }
+        std::vector<Batch> &batches = sparse ? plan.sparse : plan.dense;
+        batches = attention_->batches(node, sparse, plan.placed);
+        for (Batch &batch : batches) {
+            attention_->lay_out(node, *plan.cache, batch, begin_of);
+            const size_t count = batch.groups.size();
+            batch.at.lens = show(batch.lens.data(), count);
+            batch.at.table = batch.table == nullptr ? nullptr : show(batch.table, count * static_cast<size_t>(batch.longest));
+            if (batch.sparse) {
+                batch.at.begins = show(batch.begins.data(), count);
+                batch.at.budgets = show(batch.budgets.data(), count);
+                batch.at.pages = show(batch.pages, count * static_cast<size_t>(batch.most_pages));
+                for (const Placed &group : batch.groups) {
+                    plan.begins.push_back(begin_of(*group.sequence));
+                    counters.summarised += static_cast<uint64_t>(group.sequence->size() - plan.begins.back());
+                }
+            }
+        }
+    }
+    for (Layer *layer : plan.sparse_layers) {
+        attention_->make_room(node, *plan.cache, *layer);
+    }
+    for (const Batch &batch : plan.sparse) {
+        for (size_t i = 0; batch.sparse && i < batch.groups.size(); ++i) {
+            for (Layer *layer : plan.sparse_layers) {
+                layer->of(*batch.groups[i].sequence).summarised = batch.groups[i].sequence->size();
+            }
+        }
+    }
+    return true;
+}
+
+// --- attention ----------------------------------------------------------------------------------------------------------------
+
+bool Wrapper::attend(Cut &cut) {
+    Plan &plan = plans_[cut.plan];
+    if (plan.placed.empty()) {
+        return false;
+    }
+    // Queries in the type of the cache, [streams, rows, Hq, D]: the wrapped backend converts them.
+    Node &node = cut.node;
+    const size_t bytes = static_cast<size_t>(node.head_dim * node.query_heads * node.rows * node.streams) * 2;
+    if (queries_->size() < bytes) {
+        enter();
+        queries_->grow(bytes);
+    }
+    ggml_tensor *room = ggml.ggml_new_tensor_4d(tensors_, node.keys->type, node.head_dim, node.query_heads, node.rows, node.streams);
+    room->data = queries_->data();
+    room->buffer = memory_->buffer_of(room->data);
+    ggml_tensor *turned = ggml.ggml_permute(tensors_, room, 0, 2, 1, 3);
+    turned->buffer = room->buffer;
+    ggml_tensor *converted = ggml.ggml_cpy(tensors_, const_cast<ggml_tensor *>(node.q), turned);
+    converted->buffer = room->buffer;
+    if (!compute_alone(converted)) {
+        return false;
+    }
+    node.q = turned;
+    enter();
+    bool done = true;
+    std::lock_guard<std::mutex> guard(plan.cache->mutex);
+    const std::vector<Batch> &batches = attention_->is_sparse(*cut.layer) ? plan.sparse : plan.dense;
+    for (const Batch &batch : batches) {
+        done = done && attention_->attend(node, *cut.layer, batch, gpu_.session());
+        if (options.check && done && gpu_.is_host()) {
+            memory_->wait();
+            attention_->check(node, *cut.layer, batch, gpu_.session());
+        }
+    }
+    leave();
+    if (!done) {
+        plan.cache->forget();
+    }
+    return done;
+}
+
+// --- prints of keys -------------------------------------------------------------------------------------------------------------
+
+Layer *Wrapper::witness(const Plan &plan) const {
+    // The middle one: the first layer's keys hold no context.
+    return plan.sparse_layers.empty() ? nullptr : plan.sparse_layers[plan.sparse_layers.size() / 2];
+}
+
+const float *Wrapper::read_keys(const Layer &layer, const std::vector<int32_t> &cells) {
+    const int64_t count = static_cast<int64_t>(cells.size());
+    enter();
+    if (static_cast<int64_t>(numbers_->size()) < count) {
+        numbers_->grow(static_cast<size_t>(2 * count));
+        keys_->grow(static_cast<size_t>(2 * count * PRINTED));
+    }
+    numbers_->put(0, cells.data(), cells.size());
+    ggml_tensor *root = const_cast<ggml_tensor *>(layer.tensor);
+    ggml_tensor *rows = ggml.ggml_view_2d(tensors_, root, PRINTED, layer.cells * layer.streams, layer.row_bytes, 0);
+    rows->buffer = root->buffer;
+    ggml_tensor *numbers = ggml.ggml_new_tensor_1d(tensors_, GGML_TYPE_I32, count);
+    numbers->data = numbers_->data();
+    numbers->buffer = memory_->buffer_of(numbers->data);
+    ggml_tensor *keys = ggml.ggml_get_rows(tensors_, rows, numbers);
+    keys->data = keys_->data();
+    keys->buffer = memory_->buffer_of(keys->data);
+    leave();
+    if (!compute_alone(keys)) {
+        return nullptr;
+    }
+    enter();
+    return static_cast<const float *>(memory_->get(keys->data, cells.size() * PRINTED * sizeof(float)));
+}
+
+void Wrapper::look_for_changes(Plan &plan) {
+    Layer *layer = witness(plan);
+    for (const Placed &group : plan.placed) {
+        Sequence &sequence = *group.sequence;
+        const bool grew = sequence.seen_version == sequence.version() && sequence.seen_size + group.rows == sequence.size();
+        sequence.seen_version = sequence.version();
+        sequence.seen_size = sequence.size();
+        if (layer == nullptr || (grew && !options.check && plan.cache->steps() % STEPS_BETWEEN_CHECKS != 0)) {
+            continue;
+        }
+        Known &known = layer->of(sequence);
+        std::vector<int32_t> cells;
+        const int64_t block = attention_->block();
+        for (size_t j = 0; j < known.prints.size(); ++j) {
+            const int64_t end = std::min(static_cast<int64_t>(j + 1) * block, known.printed);
+            if (end > known.summarised) {
+                break;
+            }
+            cells.push_back(sequence.cells()[static_cast<size_t>(end - 1)]);
+        }
+        if (cells.empty()) {
+            continue;
+        }
+        const float *keys = read_keys(*layer, cells);
+        memory_->wait();
+        size_t same = 0;
+        while (keys != nullptr && same < cells.size() && print_of_floats(keys + static_cast<int64_t>(same) * PRINTED) == known.prints[same]) {
+            ++same;
+        }
+        if (same < cells.size()) {
+            const int64_t good = static_cast<int64_t>(same) * block;
+            counters.stale += static_cast<uint64_t>(known.summarised - good);
+            for (Layer *each : plan.sparse_layers) {
+                Known &its = each->of(sequence);
+                its.summarised = std::min(its.summarised, good);
+            }
+        }
+    }
+}
+
+void Wrapper::take_prints() {
+    for (Plan &plan : plans_) {
+        Layer *layer = plan.placed.empty() ? nullptr : witness(plan);
+        if (layer == nullptr) {
+            continue;
+        }
+        std::lock_guard<std::mutex> guard(plan.cache->mutex);
+        std::vector<int32_t> cells;
+        std::vector<Reading> readings;
+        size_t at = 0;
+        for (const Batch &batch : plan.sparse) {
+            for (size_t i = 0; batch.sparse && i < batch.groups.size(); ++i) {
+                const Sequence &sequence = *batch.groups[i].sequence;
+                const int64_t first = plan.begins[at++] / attention_->block(), blocks = attention_->blocks_of(sequence.size()) - first;
+                for (int64_t j = first; j < first + blocks; ++j) {
+                    cells.push_back(sequence.cells()[static_cast<size_t>(std::min((j + 1) * attention_->block(), sequence.size()) - 1)]);
+                }
+                readings.push_back({plan.cache, sequence.name, first, blocks, sequence.size(), nullptr});
+            }
+        }
+        const float *keys = cells.empty() ? nullptr : read_keys(*layer, cells);
+        for (Reading &reading : readings) {
+            reading.keys = keys;
+            keys = keys == nullptr ? nullptr : keys + reading.blocks * PRINTED;
+            reading.layer = layer->tensor;
+            readings_.push_back(reading);
+        }
+    }
+}
+
+void Wrapper::keep_prints() {
+    for (const Reading &reading : readings_) {
+        std::lock_guard<std::mutex> guard(reading.cache->mutex);
+        Layer *layer = reading.cache->find_layer(reading.layer);
+        auto found = layer == nullptr || reading.keys == nullptr ? decltype(layer->known.find(0)){} : layer->known.find(reading.sequence);
+        if (layer == nullptr || reading.keys == nullptr || found == layer->known.end()) {
+            continue;
+        }
+        Known &known = found->second;
+        known.prints.resize(static_cast<size_t>(reading.first_block + reading.blocks));
+        for (int64_t j = 0; j < reading.blocks; ++j) {
+            known.prints[static_cast<size_t>(reading.first_block + j)] = print_of_floats(reading.keys + j * PRINTED);
+        }
+        known.printed = reading.tokens;
+    }
+    readings_.clear();
+}
+
+// --- a graph --------------------------------------------------------------------------------------------------------------------
+
+ggml_status Wrapper::compute(ggml_cgraph *graph) {
+    if (memory_ == nullptr || !look_through(graph)) {
+        return pass_whole(graph);
+    }
+    InContext current(gpu_.context());
+    ggml.ggml_reset(tensors_);
+    alone_ = ggml.ggml_new_graph_custom(tensors_, 8, false);
+    read_inputs();
+    if (cuts_.empty() || !make_plans()) {
+        counters.passed += cuts_.size();
+        return pass_whole(graph);
+    }
+    int next = 0;
+    for (Cut &cut : cuts_) {
+        ggml_status status = pass(graph, next, cut.index);
+        next = cut.index + 1;
+        if (status == GGML_STATUS_SUCCESS && !attend(cut)) {
+            counters.passed += 1;
+            status = pass(graph, cut.index, next);
+        }
+        if (status != GGML_STATUS_SUCCESS) {
+            return status;
+        }
+    }
+    const ggml_status status = pass(graph, next, ggml.ggml_graph_n_nodes(graph));
+    take_prints();
+    return status;
+}
+
+}  // namespace vanward

@@ -1,0 +1,110 @@
+// A GPU of ggml's with its decode attention computed by Vanward: each graph is cut at the attentions that qualify, what lies between them goes
+// to the wrapped backend as it is.
+#pragma once
+
+#include "attention.h"
+#include "ggml-backend.h"
+#include "gpu_memory.h"
+
+#include <memory>
+
+namespace vanward {
+
+/** Integers of the host, shown to a GPU: what did not change is not copied again. */
+class Mirror {
+  public:
+    explicit Mirror(Memory &memory) : there_(memory) {}
+    const int32_t *show(const int32_t *values, size_t count);
+
+  private:
+    Array<int32_t> there_;
+    std::vector<int32_t> here_;
+};
+
+/** What one context computes with. ggml calls it from one thread at a time. */
+class Wrapper {
+  public:
+    /** Takes the backend of the wrapped device. */
+    Wrapper(Gpu &gpu, ggml_backend_t inner);
+    ~Wrapper();
+    Wrapper(const Wrapper &) = delete;
+    Wrapper &operator=(const Wrapper &) = delete;
+
+    ggml_backend_t inner() const { return inner_; }
+    ggml_status compute(ggml_cgraph *graph);
+
+  private:
+    /** The attentions of a graph that have the same rows of the same cache. */
+    struct Plan {
+        std::shared_ptr<Cache> cache;
+        Node node;  ///< the first of them
+        std::vector<Placed> placed;
+        std::vector<Batch> sparse, dense;
+        std::vector<Layer *> sparse_layers;
+        std::vector<int64_t> begins;  ///< of each placed sequence
+    };
+    /** An attention that Vanward computes. */
+    struct Cut {
+        int index;
+        Node node;
+        size_t plan;
+        Layer *layer;
+    };
+    /** Keys that are being read back, whose prints are kept. */
+    struct Reading {
+        std::shared_ptr<Cache> cache;
+        uint64_t sequence;
+        int64_t first_block, blocks, tokens;
+        const float *keys;
+        const ggml_tensor *layer = nullptr;
+    };
+    ggml_status pass(ggml_cgraph *graph, int from, int to);
+    ggml_status pass_whole(ggml_cgraph *graph);
+    /** What the graph does with caches. Returns false where it is the wrapped backend's as a whole. */
+    bool look_through(ggml_cgraph *graph);
+    void read_inputs();
+    bool make_plans();
+    bool lay_out(Plan &plan);
+    bool attend(Cut &cut);
+    void look_for_changes(Plan &plan);
+    void take_prints();
+    void keep_prints();
+    const float *read_keys(const Layer &layer, const std::vector<int32_t> &cells);
+    Layer *witness(const Plan &plan) const;
+    const void *read(const ggml_tensor *tensor, size_t bytes);
+    bool compute_alone(ggml_tensor *node);
+
+    /** Vanward's stream goes on after the wrapped backend's work so far, and the other way round. */
+    void enter();
+    void leave();
+
+    Gpu &gpu_;
+    ggml_backend_t inner_;
+    std::unique_ptr<GpuMemory> memory_;
+    std::unique_ptr<Attention> attention_;
+    ggml_backend_event_t entered_ = nullptr, left_ = nullptr;
+    ggml_context *tensors_ = nullptr;
+    ggml_cgraph *alone_ = nullptr;
+
+    std::vector<Plan> plans_;
+    std::vector<Cut> cuts_;
+    struct Write {
+        const ggml_tensor *numbers;
+        std::shared_ptr<Cache> cache;
+        const int64_t *rows;
+    };
+    std::vector<Write> writes_;
+    struct Mask {
+        const ggml_tensor *tensor;
+        ggml_tensor shown;
+    };
+    std::vector<Mask> masks_;
+    std::vector<Mirror> mirrors_;
+    size_t mirrors_used_ = 0;
+    std::vector<Reading> readings_;
+    std::unique_ptr<Array<char>> queries_;
+    std::unique_ptr<Array<int32_t>> numbers_;
+    std::unique_ptr<Array<float>> keys_;
+};
+
+}  // namespace vanward

@@ -1,0 +1,408 @@
+// Rows of logits as requests sample from them: what the kernels of sample/ and verify_tree/ share. src/ops/draw has the mathematics, in
+// mod.rs and filter.rs that of draws and filters, in rejection.rs that of draft tokens which are tried in turn.
+//
+// A row is taken in two launches. A CTA for each segment records its largest number and its sums (`record_of`); a CTA for each row then
+// finds the bounds of filters and the row's sum (`sum_row`). Records lie in scratch.
+#pragma once
+
+#include "common/draw.cuh"
+#include "common/view.cuh"
+
+// Bits of SamplingParams::flags.
+constexpr uint32 TARGET_WEIGHTS = 1, DRAFT_WEIGHTS = 2, TEMPERATURE_LAST = 4;
+// Bits of a request's status: VWD_SAMPLE_*.
+constexpr uint32 SAW_NAN = 1, NO_TOKEN = 2, NO_RESIDUAL = 4, NO_ROW = 8;
+
+// What a segment's CTA finds.
+struct alignas(16) SegmentRecord {
+    float largest;
+    uint32 first;       // the lowest token with that number, and SAW_NAN << 31
+    uint64 sum;         // at the request's temperature
+    uint64 plain_sum;   // at temperature 1
+    uint64 unused;
+};
+
+// What a row's CTA finds.
+struct alignas(16) RowRecord {
+    float largest;
+    float bound;        // numbers below it are dropped by top-k and top-p
+    uint32 token;       // that the row gives where it is greedy or coupled
+    uint32 status;
+    uint64 total;       // of what filters keep, at the request's temperature
+    uint64 plain_total; // of all, at temperature 1
+};
+
+// Strides are in bytes; tensors that are not given are null.
+struct SamplingParams {
+    View<3> target;            // [B, rows, V]
+    View<3> draft_rows;        // [B, rows, Vd]
+    View<1> draft_map;         // [Vd]
+    View<1> temperature, top_k, top_p, min_p, seeds, positions;  // [B]
+    SegmentRecord *segments;   // [rows, segments of a row]
+    RowRecord *rows;
+    uint32 *counters;          // one of each request of this launch, 0 on entry and at the end
+    Divisor per_request;       // rows of a request, those of its draft included
+    Divisor per_row;           // segments of a row
+    uint32 first;              // request of this launch
+    uint32 tokens, draft_tokens;  // V, Vd
+    uint32 flags, position_bytes;
+    uint32 target_type, draft_type, target_adjacent, draft_adjacent;
+    uint32 is_greedy;          // every request
+
+    __device__ float temperature_of(uint32 request) const { return is_greedy ? 0.0f : temperature ? as<float>(temperature.at(request)) : 1.0f; }
+    // A random number for a row of a request.
+    __device__ uint64 number(uint32 request, uint32 row, Purpose purpose, uint32 index) const {
+        const int64 position = int64(uint64(load_integer(positions.at(request), position_bytes)) + row);
+        return uniform(as<uint64>(seeds.at(request)), position, purpose, index);
+    }
+    // The column of draft_rows for a token, or the number of columns if there is none.
+    __device__ uint32 column_of(int64 token) const {
+        if (!draft_map) return token < draft_tokens ? uint32(token) : draft_tokens;
+        uint32 low = 0, high = draft_tokens;
+        while (low < high) {
+            const uint32 middle = (low + high) / 2;
+            if (as<int32>(draft_map.at(middle)) < token) low = middle + 1;
+            else high = middle;
+        }
+        return low;
+    }
+    __device__ bool has_column(uint32 column, int64 token) const {
+        return column < draft_tokens && (!draft_map || as<int32>(draft_map.at(column)) == token);
+    }
+};
+
+__device__ inline bool is_greedy(float temperature) { return !(temperature >= 1e-5f); }
+
+// Tokens that a row cannot give.
+struct Forbidden {
+    View<1> tokens;
+    uint32 count, bytes;
+
+    __device__ int64 at(uint32 n) const { return load_integer(tokens.at(n), bytes); }
+};
+
+// The numbers of a row, without what cannot be drawn.
+struct Source {
+    const SamplingParams &p;
+    Row row;
+    uint32 request;
+    Scale scale;       // at the request's temperature
+    Forbidden forbidden;
+    bool filters;
+    Kept kept;
+
+    __device__ Source(const SamplingParams &p, uint32 request, float temperature, bool is_draft, const char *data, const Forbidden &forbidden)
+        : p(p), request(request), forbidden(forbidden) {
+        if (is_draft) row = {data, p.draft_rows.step[2], p.draft_tokens, p.draft_type, p.draft_adjacent != 0};
+        else row = {data, p.target.step[2], p.tokens, p.target_type, p.target_adjacent != 0};
+        scale = Scale::of(p.flags & (is_draft ? DRAFT_WEIGHTS : TARGET_WEIGHTS), temperature);
+        kept = {p.flags & TEMPERATURE_LAST ? plain() : scale, 0.0f, 0.0f, minus_infinity()};
+        filters = false;
+        // Probabilities of the draft are what it was drawn from.
+        if (is_greedy(temperature) || (is_draft && scale.is_weights)) return;
+        if (p.min_p) kept.min_p = as<float>(p.min_p.at(request));
+        filters = kept.min_p > 0.0f || top_k() || top_p() < 1.0f;
+    }
+    __device__ Scale plain() const { return Scale::of(scale.is_weights, 1.0f); }
+    // 0: off.
+    __device__ uint32 top_k() const {
+        const int32 k = p.top_k ? as<int32>(p.top_k.at(request)) : 0;
+        return k > 0 && uint32(k) < row.tokens ? k : 0;
+    }
+    // 1: off.
+    __device__ float top_p() const {
+        const float top_p = p.top_p ? as<float>(p.top_p.at(request)) : 1.0f;
+        return top_p < 1.0f ? top_p : 1.0f;
+    }
+    __device__ uint32 segments() const { return (row.tokens + SEGMENT - 1) / SEGMENT; }
+
+    // Without filters; whether there was something that is no number.
+    __device__ bool load_all(uint32 s, Numbers &numbers) const {
+        numbers.load(row, s, scale.none());
+        const bool found = numbers.clean(scale);
+        for (uint32 n = 0; n < forbidden.count; ++n) {
+            const int64 at = forbidden.at(n) - int64(s) * SEGMENT;
+            if (at >= 0 && at < SEGMENT) numbers.set(uint32(at), scale.none());
+        }
+        return found;
+    }
+    __device__ void load(uint32 s, Numbers &numbers) const {
+        load_all(s, numbers);
+        if (filters) kept.apply(numbers, scale.none());
+    }
+    // The number of one token, without filters.
+    __device__ float number(uint32 token) const {
+        const float x = row.at(token);
+        if (!scale.is_number(x)) return scale.none();
+        for (uint32 n = 0; n < forbidden.count; ++n)
+            if (forbidden.at(n) == token) return scale.none();
+        return x;
+    }
+    // As the filters of a row that was summed leave it.
+    __device__ float kept_number(uint32 token) const {
+        const float x = number(token);
+        return filters && kept.drops(x) ? scale.none() : x;
+    }
+    __device__ void set(const RowRecord &record) { kept.largest = record.largest, kept.bound = record.bound; }
+};
+
+__device__ inline SegmentSum sum_of(const SegmentRecord *records, uint32 s, uint32 segments) {
+    if (s >= segments) return {minus_infinity(), 0};
+    return {records[s].largest, records[s].sum};
+}
+
+// The largest number of a segment, and the sum of its weights; 0 where no token can be drawn.
+__device__ inline SegmentSum sum_segment(DrawShared &shared, const Numbers &numbers, const Scale &scale) {
+    const float largest = cta_largest(shared, numbers.largest());
+    if (!(largest > scale.none())) return {largest, 0};
+    return {largest, cta_sum(shared, numbers.sum(0, scale, largest) + numbers.sum(1, scale, largest))};
+}
+
+// Segment s of a row.
+__device__ inline SegmentRecord record_of(DrawShared &shared, const Source &source, uint32 s, bool is_greedy, bool wants_plain) {
+    Numbers numbers;
+    const bool saw = source.load_all(s, numbers);
+    const uint32 found = __syncthreads_or(saw);
+    const float largest = cta_largest(shared, numbers.largest());
+    uint32 first = 0;
+    uint64 sum = 0, plain_sum = 0;
+    if (largest > source.scale.none()) {
+        if (is_greedy) {
+            first = s * SEGMENT + cta_min(shared, numbers.first(largest));
+        } else if (!source.filters) {
+            sum = cta_sum(shared, numbers.sum(0, source.scale, largest) + numbers.sum(1, source.scale, largest));
+        }
+        if (wants_plain) {
+            const Scale plain = source.plain();
+            const bool same = sum && plain.c == source.scale.c;
+            plain_sum = same ? sum : cta_sum(shared, numbers.sum(0, plain, largest) + numbers.sum(1, plain, largest));
+        }
+    }
+    return {largest, first | (found ? SAW_NAN << 31 : 0), sum, plain_sum, 0};
+}
+
+struct RowsShared {
+    DrawShared draw;
+    bool is_last;
+    float largest[MOST_SEGMENTS];  // of the residual's segments
+    uint64 sum[MOST_SEGMENTS];
+    union {
+        uint64 counts[DIGITS];
+        float of_draft[SEGMENT];  // what is taken off a segment's tokens
+    };
+};
+
+// Sums a row from the records of its segments, which it makes anew if there are filters. Thread s gets segment s.
+__device__ inline RowRecord sum_row(RowsShared &shared, Source &source, SegmentRecord *records, bool is_greedy, bool wants_plain, SegmentSum &segment) {
+    RowRecord found = {minus_infinity(), minus_infinity(), 0, 0, 0, 0};
+    const uint32 segments = source.segments(), s = threadIdx.x;
+    SegmentRecord mine = {minus_infinity(), 0, 0, 0, 0};
+    if (s < segments) mine = records[s];
+    segment = {minus_infinity(), 0};
+    found.largest = cta_largest(shared.draw, mine.largest);
+    found.status = cta_or(shared.draw, mine.first >> 31);
+    if (!(found.largest > source.scale.none())) {
+        found.status |= NO_TOKEN;
+        return found;
+    }
+    uint64 before, share;
+    if (wants_plain) found.plain_total = sum_of_row(shared.draw, {mine.largest, mine.plain_sum}, source.plain(), before, share).total;
+    if (source.filters) {
+        Kept &kept = source.kept;
+        kept.largest = found.largest;
+        const bool is_short = source.row.type != FLOAT32;
+        if (const uint32 k = source.top_k())
+            kept.bound = reaching<false>(shared.draw, shared.counts, source, segments, kept.scale, kept.largest, 1.0f, k, is_short);
+        if (source.top_p() < 1.0f)
+            kept.bound = reaching<true>(shared.draw, shared.counts, source, segments, kept.scale, kept.largest, source.top_p(), 0, is_short);
+        found.bound = kept.bound;
+        for (uint32 n = 0; n < segments; ++n) {
+            Numbers numbers;
+            source.load(n, numbers);
+            const SegmentSum sum = sum_segment(shared.draw, numbers, source.scale);
+            if (threadIdx.x == n) {
+                mine.largest = sum.largest, mine.sum = sum.sum;
+                records[n].largest = sum.largest, records[n].sum = sum.sum;
+            }
+        }
+    }
+    if (is_greedy) {
+        found.token = cta_min(shared.draw, s < segments && mine.largest == found.largest ? mine.first & 0x7fffffffu : 0xffffffffu);
+    } else {
+        segment = {mine.largest, mine.sum};
+        found.total = sum_of_row(shared.draw, segment, source.scale, before, share).total;
+    }
+    return found;
+}
+
+// Whether this CTA is the last of a request's `ctas` to come here; it then sees what the others wrote.
+__device__ inline bool is_last_of_request(RowsShared &shared, uint32 &counter, uint32 ctas) {
+    __syncthreads();
+    if (ctas == 1) return true;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        shared.is_last = atomicAdd(&counter, 1u) + 1 == ctas;
+        if (shared.is_last) {
+            __threadfence();  // after what the other CTAs did
+            counter = 0;
+        }
+    }
+    __syncthreads();
+    if (!shared.is_last) return false;
+    __threadfence();
+    return true;
+}
+
+// --- draft tokens that are tried in turn -----------------------------------------------------------------------------------------
+
+// A row, of the target or of the draft, that was summed.
+struct SummedRow {
+    Source source;
+    SegmentRecord *records;
+    RowSum sum;
+
+    __device__ SummedRow(const Source &source, SegmentRecord *records, const RowRecord &record)
+        : source(source), records(records), sum{record.largest, record.total} {
+        this->source.set(record);
+    }
+    __device__ SegmentSum segment(uint32 s) const { return sum_of(records, s, source.segments()); }
+    __device__ double probability(uint32 token) const {
+        return probability_of(source.kept_number(token), segment(token / SEGMENT), source.scale, sum);
+    }
+    // The factor of a segment's weights, as a float.
+    __device__ float factor(const SegmentSum &segment) const {
+        return sum.total && segment.sum ? __double2float_rn(factor_of(segment, source.scale, sum)) : 0.0f;
+    }
+    // A probability as float32.
+    __device__ float rounded(uint32 token) const {
+        const SegmentSum segment = this->segment(token / SEGMENT);
+        if (sum.total == 0 || segment.sum == 0) return 0.0f;
+        return __fmul_rn(source.scale.weight(source.kept_number(token), segment.largest), factor(segment));
+    }
+};
+
+// Whether a token is accepted: u·q < r, with r = max(p − b·q, 0) / Z.
+__device__ inline bool accepts(uint64 number, double p, double q, double b, double mass) {
+    const double r = __ddiv_rn(fmax(__dsub_rn(p, __dmul_rn(b, q)), 0.0), mass);
+    return __dmul_rn(unit(number), q) < r;
+}
+
+// Draft tokens of one position, which the whole CTA tries in turn.
+struct Trial {
+    RowsShared &shared;
+    const SummedRow &target;
+    SummedRow draft;
+    bool has_draft;       // else the target's row stands for it
+    uint32 *refused;      // tokens, in shared memory
+    uint32 count;         // of them
+    double b, mass;       // of r; mass is Z
+    bool has_rest;        // max(p − b·q, 0) has mass: the token is drawn from it
+    SegmentSum rest;      // thread s has what segment s of it sums to
+
+    __device__ Trial(RowsShared &shared, const SummedRow &target, const SummedRow &draft, bool has_draft, uint32 *refused)
+        : shared(shared), target(target), draft(draft), has_draft(has_draft), refused(refused), count(0), b(0.0), mass(1.0), has_rest(false),
+          rest{minus_infinity(), 0} {}
+
+    __device__ bool is_refused(uint32 token) const {
+        for (uint32 n = 0; n < count; ++n)
+            if (refused[n] == token) return true;
+        return false;
+    }
+    // q of a token.
+    __device__ double of_draft(uint32 token) const {
+        if (!has_draft) return 1.0;
+        const SamplingParams &p = draft.source.p;
+        const uint32 column = p.column_of(token);
+        return p.has_column(column, token) ? draft.probability(column) : 0.0;
+    }
+    __device__ bool accepts_token(uint32 token, uint64 number) const {
+        return !is_refused(token) && accepts(number, target.probability(token), of_draft(token), b, mass);
+    }
+    // Goes on to the next token; false if no token has more of p than of what is taken off.
+    __device__ bool refuse(uint32 token, bool without_replacement) {
+        __syncthreads();
+        if (threadIdx.x == 0) refused[count] = token;
+        ++count;
+        __syncthreads();
+        if (has_draft) {
+            b = __dadd_rn(b, mass);
+            const SamplingParams &p = draft.source.p;
+            const uint32 column = p.column_of(token);
+            if (without_replacement && p.has_column(column, token)) b = __dmul_rn(b, forget(column));
+        }
+        const Scale weights = Scale::of(true, 1.0f);
+        for (uint32 s = 0; s < target.source.segments(); ++s) {
+            Numbers numbers;
+            load(s, numbers);
+            const SegmentSum sum = sum_segment(shared.draw, numbers, weights);
+            if (threadIdx.x == s) shared.largest[s] = sum.largest, shared.sum[s] = sum.sum;
+        }
+        const uint32 s = threadIdx.x;
+        rest = s < target.source.segments() ? SegmentSum{shared.largest[s], shared.sum[s]} : SegmentSum{minus_infinity(), 0};
+        uint64 before, share;
+        const RowSum sum = sum_of_row(shared.draw, rest, weights, before, share);
+        mass = __dmul_rn(double(sum.largest), __ddiv_rn(double(sum.total), double(ONE)));
+        return has_rest = sum.total != 0;
+    }
+    // The token where none was accepted.
+    __device__ uint32 draw_rest(uint64 number) const {
+        if (has_rest) return draw(shared.draw, *this, rest, Scale::of(true, 1.0f), number);
+        return draw(shared.draw, target.source, target.segment(threadIdx.x), target.source.scale, number);
+    }
+
+    // Takes a column out of the draft's row; what part of the row is left.
+    __device__ double forget(uint32 column) {
+        const SamplingParams &p = draft.source.p;
+        const Scale &scale = draft.source.scale;
+        const uint32 s = column / SEGMENT;
+        Numbers numbers;
+        draft.source.load(s, numbers);
+        for (uint32 n = 0; n < count; ++n) {
+            const uint32 other = p.column_of(refused[n]);
+            if (other / SEGMENT == s && p.has_column(other, refused[n])) numbers.set(other % SEGMENT, scale.none());
+        }
+        const SegmentSum sum = sum_segment(shared.draw, numbers, scale);
+        if (threadIdx.x == 0) draft.records[s].largest = sum.largest, draft.records[s].sum = sum.sum;
+        __syncthreads();
+        const RowSum whole = draft.sum;
+        uint64 before, share;
+        draft.sum = sum_of_row(shared.draw, draft.segment(threadIdx.x), scale, before, share);
+        if (draft.sum.total == 0) return 0.0;
+        return __ddiv_rn(__dmul_rn(double(draft.sum.total), double(scale.weight(draft.sum.largest, whole.largest))), double(whole.total));
+    }
+
+    // Weights max(p − b·q, 0) of a segment's tokens, 0 for those that were refused.
+    __device__ void load(uint32 s, Numbers &numbers) const {
+        __syncthreads();
+        const uint32 begin = s * SEGMENT;
+        for (uint32 n = threadIdx.x; n < SEGMENT; n += DRAW_THREADS) shared.of_draft[n] = 0.0f;
+        __syncthreads();
+        if (has_draft) {
+            const SamplingParams &p = draft.source.p;
+            const float times = __double2float_rn(b);
+            const uint32 first = p.column_of(begin), end = p.column_of(int64(begin) + SEGMENT);
+            for (uint32 column = first + threadIdx.x; column < end; column += DRAW_THREADS) {
+                const int64 at = (p.draft_map ? int64(as<int32>(p.draft_map.at(column))) : int64(column)) - begin;
+                // Only a map that does not ascend has others here.
+                if (at >= 0 && at < SEGMENT) shared.of_draft[at] = __fmul_rn(times, draft.rounded(column));
+            }
+            __syncthreads();
+        }
+        for (uint32 n = threadIdx.x; n < count; n += DRAW_THREADS) {
+            const int64 at = int64(refused[n]) - begin;
+            if (at >= 0 && at < SEGMENT) shared.of_draft[at] = infinity();
+        }
+        __syncthreads();
+        const SegmentSum segment = target.segment(s);
+        const float factor = target.factor(segment);
+        const Scale &scale = target.source.scale;
+        target.source.load(s, numbers);
+#pragma unroll
+        for (uint32 h = 0; h < STRIPS; ++h)
+#pragma unroll
+            for (uint32 e = 0; e < STRIP; ++e) {
+                const float w = segment.sum ? scale.weight(numbers.x[h][e], segment.largest) : 0.0f;
+                numbers.x[h][e] = w > 0.0f ? fmaxf(__fsub_rn(__fmul_rn(w, factor), shared.of_draft[Numbers::place(h) + e]), 0.0f) : 0.0f;
+            }
+    }
+};

@@ -1,0 +1,187 @@
+// Verification of draft trees by sampling. src/ops/verify_tree/mod.rs has the walk, src/ops/draw the mathematics of draws and of draft tokens
+// that are tried in turn.
+//
+// Bytes: the N·V logits of each tree are read once, and Vd for each node that has children and was drawn from a row. What follows reads from
+// the L2 cache: a segment for each draw, a whole row for each pass of a filter, and a row of target and draft for each child that is refused.
+//
+// Work split: as in sample/. verify_tree_segments has a CTA for each segment of each node's row, and of the row that its children were
+// drawn from. verify_tree_rows has a CTA for each of these rows; a coupled or greedy row gives its token there. The last CTA of a request
+// walks its tree.
+//
+//   verify_tree_segments   load 16 numbers a thread ─ largest of the CTA ─ weights, sums ─ record
+//   verify_tree_rows       records ─ [filters] ─ sum of the row ─ [token] ─ record
+//                          └ last of a request: node ─ [children in turn, each refusal a pass over two rows] ─ token ─ child ─ …
+//
+// On entry: 1 ≤ N ≤ MOST_NODES, M ≥ 1; 1 ≤ V, Vd ≤ 2^20; a counter of each request is 0; no output overlaps an input.
+//
+// targets: compute_80, compute_90
+
+#include "verify_tree/end.cuh"
+
+// The tree of a request.
+struct Tree {
+    const SampledTreeParams &p;
+    uint32 request;
+    int32 given, count;  // node_counts, as it is and clamped
+    float temperature;
+
+    __device__ Tree(const SampledTreeParams &p, uint32 request) : p(p), request(request) {
+        given = p.node_counts ? as<int32>(p.node_counts.at(request)) : p.nodes;
+        count = min(max(given, 0), int32(p.nodes));
+        temperature = p.sampling.temperature_of(request);
+    }
+    __device__ bool is_greedy() const { return ::is_greedy(temperature); }
+    __device__ bool tries_children() const { return p.rule != COUPLED && !is_greedy(); }
+    __device__ int32 parent(int32 c) const { return as<int32>(p.parents.at(request, c)); }
+    __device__ int64 token(int32 c) const { return load_integer(p.tokens.at(request, c), p.token_bytes); }
+
+    // The lowest child of a node above `after` which `wanted` takes; NONE if there is none. The whole CTA looks for it.
+    template <typename Wanted> __device__ int32 child(DrawShared &shared, int32 node, int32 after, Wanted wanted) const {
+        int32 found = NONE;
+        for (int32 c = max(node, after) + 1 + int32(threadIdx.x); c < count && found == NONE; c += DRAW_THREADS)
+            if (parent(c) == node && wanted(c)) found = c;
+        return cta_min(shared, found);
+    }
+
+    // Slots count the nodes, then the rows that their children were drawn from. Whether the row in this slot may be looked at; the whole CTA asks.
+    __device__ bool needs(uint32 slot) const {
+        if (slot < p.nodes) return int32(slot) < count;
+        const int32 node = slot - p.nodes;
+        if (node >= count || !tries_children()) return false;
+        bool has_child = false;
+        for (int32 c = node + 1 + int32(threadIdx.x); c < count && !has_child; c += DRAW_THREADS) has_child = parent(c) == node;
+        return __syncthreads_or(has_child);
+    }
+    __device__ Source source(uint32 slot) const {
+        const SamplingParams &sampling = p.sampling;
+        const bool is_draft = slot >= p.nodes;
+        const char *data = is_draft ? sampling.draft_rows.at(request, slot - p.nodes) : sampling.target.at(request, slot);
+        return {sampling, request, temperature, is_draft, data, {}};
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS) verify_tree_segments(const __grid_constant__ SampledTreeParams p) {
+    __shared__ DrawShared shared;
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const SamplingParams &sampling = p.sampling;
+    const uint32 n = sampling.per_row.divide(blockIdx.x), s = blockIdx.x - n * sampling.per_row.value;
+    const uint32 i = sampling.per_request.divide(n), slot = n - i * sampling.per_request.value;
+    const Tree tree(p, sampling.first + i);
+    if (!tree.needs(slot)) return;
+    const Source source = tree.source(slot);
+    if (s >= source.segments()) return;
+    const SegmentRecord record = record_of(shared, source, s, tree.is_greedy(), false);
+    if (threadIdx.x == 0) sampling.segments[blockIdx.x] = record;
+}
+
+// The walk through a tree, and what it finds.
+struct Walk {
+    const SampledTreeParams &p;
+    RowsShared &shared;
+    const Tree &tree;
+    SegmentRecord *segments;  // of the request
+    const RowRecord *rows;
+    uint32 *refused;          // room for the children of a node, in shared memory
+    uint32 status;
+
+    __device__ SummedRow row(uint32 slot) const { return {tree.source(slot), segments + uint64(slot) * p.sampling.per_row.value, rows[slot]}; }
+
+    // The token of a node at this depth, and the child that the walk goes on to, NONE if there is none. Node has a token.
+    __device__ int64 decide(int32 node, uint32 depth, bool may_go_on, int32 &child) {
+        child = NONE;
+        if (tree.tries_children()) return try_children(node, depth, may_go_on, child);
+        const int64 token = rows[node].token;
+        if (may_go_on) child = tree.child(shared.draw, node, node, [&](int32 c) { return tree.token(c) == token; });
+        return token;
+    }
+
+    __device__ int64 try_children(int32 node, uint32 depth, bool may_go_on, int32 &child) {
+        const SamplingParams &sampling = p.sampling;
+        const bool has_rows = sampling.draft_rows.data;
+        const SummedRow target = row(node);
+        int32 next = may_go_on ? tree.child(shared.draw, node, node, [](int32) { return true; }) : NONE;
+        const bool reads_draft = has_rows && next != NONE;
+        Trial trial(shared, target, row(reads_draft ? p.nodes + node : node), reads_draft, refused);
+        for (uint32 rank = 0; next != NONE; ++rank) {
+            const int64 token = tree.token(next);
+            if (token >= 0 && token < sampling.tokens) {
+                if (reads_draft) status |= rows[p.nodes + node].status & SAW_NAN;
+                if (trial.accepts_token(uint32(token), sampling.number(tree.request, depth, ACCEPT, rank))) {
+                    child = next;
+                    return token;
+                }
+                if (!trial.refuse(uint32(token), p.rule == DISTINCT)) {
+                    status |= NO_RESIDUAL;
+                    break;
+                }
+            }
+            next = tree.child(shared.draw, node, next, [](int32) { return true; });
+        }
+        return trial.draw_rest(sampling.number(tree.request, depth, DRAW, 0));
+    }
+
+    __device__ void run() {
+        const uint32 i = tree.request;
+        bool is_broken = false;
+        for (int32 c = 1 + int32(threadIdx.x); c < tree.count; c += DRAW_THREADS) is_broken |= tree.parent(c) < 0 || tree.parent(c) >= c;
+        status = (__syncthreads_or(is_broken) ? BROKEN_LINK : 0) | (tree.given > int32(p.nodes) ? CLAMPED : 0);
+        uint32 places = 0;  // that are written
+        int64 next = -1;
+        for (int32 node = tree.count > 0 ? 0 : NONE; node != NONE;) {
+            const uint32 of_row = rows[node].status;
+            status |= of_row & ~NO_TOKEN;
+            int64 token = -1;
+            int32 child = NONE;
+            if (of_row & NO_TOKEN) status |= NODE_WITHOUT_TOKEN;
+            else token = decide(node, places, places + 1 < p.places, child);
+            if (threadIdx.x == 0) {
+                as<int32>(p.path.at(i, places)) = node;
+                if (p.committed) store_integer(p.committed.at(i, places), p.token_bytes, token);
+            }
+            ++places;
+            next = token;
+            node = child;
+        }
+        for (uint32 j = places + threadIdx.x; j < p.places; j += DRAW_THREADS) {
+            as<int32>(p.path.at(i, j)) = -1;
+            if (p.committed) store_integer(p.committed.at(i, j), p.token_bytes, -1);
+        }
+        if (threadIdx.x) return;
+        as<int32>(p.accepted.at(i)) = places ? places - 1 : 0;
+        store_integer(p.next_token.at(i), p.token_bytes, next);
+        if (p.status) as<uint32>(p.status.at(i)) = status;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) verify_tree_rows(const __grid_constant__ SampledTreeParams p) {
+    __shared__ RowsShared shared;
+    __shared__ uint32 refused[MOST_NODES];
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const SamplingParams &sampling = p.sampling;
+    const uint32 n = blockIdx.x, i = sampling.per_request.divide(n), rows = sampling.per_request.value, slot = n - i * rows;
+    const Tree tree(p, sampling.first + i);
+    SegmentRecord *records = sampling.segments + uint64(n) * sampling.per_row.value;
+    if (tree.needs(slot)) {
+        Source source = tree.source(slot);
+        SegmentSum segment;
+        RowRecord found = sum_row(shared, source, records, tree.is_greedy(), false, segment);
+        // The position of a node follows from its depth.
+        if (p.rule == COUPLED && !tree.is_greedy() && !(found.status & NO_TOKEN)) {
+            uint32 depth = 0;
+            for (int32 node = slot; node > 0; ++depth) {
+                const int32 parent = tree.parent(node);
+                node = parent < node ? parent : -1;
+            }
+            found.token = draw(shared.draw, source, segment, source.scale, sampling.number(tree.request, depth, DRAW, 0));
+        }
+        if (threadIdx.x == 0) sampling.rows[n] = found;
+    }
+    if (!is_last_of_request(shared, sampling.counters[i], rows)) return;
+    Walk walk = {p, shared, tree, records - uint64(slot) * sampling.per_row.value, sampling.rows + (n - slot), refused, 0};
+    walk.run();
+    if (!p.has_end) return;
+    if (p.token_bytes == 8) end_walk<int64>(p, p.end, tree.request, false);
+    else end_walk<int32>(p, p.end, tree.request, false);
+}

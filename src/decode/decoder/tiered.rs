@@ -1,0 +1,307 @@
+//! A decoder on a tiered cache.
+//!
+//! The cache's blocks are the decoder's pages: summaries lie by host block, and a row's page table is the row of its sequence in the
+//! cache's table. New tokens go to tails, where their blocks are summarised. Lists are resolved before they are attended:
+//!
+//!   SERIAL     select ─ resolve, fetch, wait ─ attention
+//!   ASYNC_TLS  recall the step before's list ─ resolve, fetch, wait ┬─ attention ────────────────────────┬─ out
+//!                                                                   └─ select ─ remember ─ resolve, fetch ┘    travels until the next step
+//!   SPARDA     (a layer ahead: foresee ─ resolve, fetch)  resolve, fetch, wait ─ attention over the foreseen list
+//!   VANWARD    (ahead: foresee, or predict ─ resolve, fetch)  resolve ┬─ attention over what is resident ─┬─ wait ─ repair
+//!                                                                     └─ select ─ resolve, fetch ─────────┘
+//!
+//! The lower lines are a branch. Two resolves of a layer follow each other in a strategy whose branch resolves, so slots that attention
+//! reads stay while `hold` of the cache is at least 2.
+
+use super::Decoder;
+use super::attend::Attend;
+use super::layer::Layer;
+use super::memory::Kind;
+use super::rows::Past;
+use crate::abi::{
+    VWD_ATTENTION_KEEP_ROWS, vwd_attention_args, vwd_block_list, vwd_holt, vwd_kv_cache_append_args,
+    vwd_kv_cache_layer, vwd_kv_cache_resolve_args, vwd_stream, vwd_tensor,
+};
+use crate::core::allocate::reserved;
+use crate::core::dtype::DType;
+use crate::core::status::Result;
+use crate::core::tensor::{Tensor, given};
+use crate::core::versioned::zeroed;
+use crate::kv::{AppendRequest, KvCache, ResolveRequest, RowTables};
+use std::sync::Arc;
+
+/// The cache that has the keys and values, and views of each layer's slots.
+pub struct Tiered {
+    cache: Arc<KvCache>,
+    views: Vec<vwd_kv_cache_layer>,
+}
+
+impl Tiered {
+    pub fn new(cache: &Arc<KvCache>) -> Result<Tiered> {
+        let layers = cache.options().layers;
+        let mut views = reserved(layers, "the layers of a decoder")?;
+        for layer in 0..layers as u32 {
+            views.push(cache.view(layer)?);
+        }
+        Ok(Tiered { cache: cache.clone(), views })
+    }
+
+    pub fn view(&self, layer: usize) -> &vwd_kv_cache_layer {
+        &self.views[layer]
+    }
+
+    pub fn token_scales(&self) -> bool {
+        self.cache.options().token_scales
+    }
+
+    /// Writes the tables of a step's rows. Returns the table of their blocks, and the tensor of their sequences.
+    pub fn begin(
+        &self,
+        decoder: &Decoder,
+        batch: usize,
+        sequences: &vwd_tensor,
+        stream: vwd_stream,
+    ) -> Result<(vwd_tensor, vwd_tensor)> {
+        let (plan, memory) = (&decoder.plan.tiered, &decoder.memory);
+        let numbers = decoder.tensor(plan.numbers, DType::I32, &[batch], &[1]);
+        let sequences = *given(sequences).unwrap_or(&numbers);
+        let tables = RowTables {
+            sequences: decoder.session.checks().required("sequences", &sequences)?,
+            blocks: memory.at(plan.blocks),
+            tails: memory.at(plan.tails),
+        };
+        // SAFETY: the decoder's memory has room for the tables of all rows, and the step's contract keeps the tensor valid.
+        unsafe { self.cache.row_tables(&tables, stream)? };
+        Ok((decoder.packed(plan.blocks, DType::I32, &[batch, decoder.options.table_blocks]), sequences))
+    }
+
+    /// Gives the blocks of a list slots and asks for those that are not there.
+    fn resolve(
+        &self,
+        layer: &Layer,
+        wanted: vwd_block_list,
+        resident: Option<vwd_block_list>,
+        missed_counts: Option<vwd_tensor>,
+        stream: vwd_stream,
+    ) -> Result<()> {
+        let (number, sequences) = (layer.number as u32, layer.step.sequences);
+        let mut args = vwd_kv_cache_resolve_args { layer: number, sequences, wanted, ..zeroed() };
+        args.resident = resident.unwrap_or(args.resident);
+        args.missed_counts = missed_counts.unwrap_or(args.missed_counts);
+        self.cache.resolve(&ResolveRequest::from_c(&self.cache, &args)?, stream)
+    }
+
+    fn fetch(&self, layer: &Layer, stream: vwd_stream) -> Result<()> {
+        self.cache.fetch(layer.number as u32, stream)
+    }
+
+    fn wait(&self, layer: &Layer, stream: vwd_stream) -> Result<()> {
+        self.cache.wait(layer.number as u32, stream)
+    }
+
+    pub fn append(&self, args: &vwd_kv_cache_append_args, stream: vwd_stream) -> Result<()> {
+        self.cache.append(&AppendRequest::from_c(&self.cache, args)?, stream)
+    }
+
+    pub fn check_append(&self, args: &vwd_kv_cache_append_args) -> Result<()> {
+        AppendRequest::from_c(&self.cache, args).map(|_| ())
+    }
+
+    /// Begins to fetch a foreseen list.
+    pub fn prefetch_foreseen(&self, layer: &Layer, stream: vwd_stream) -> Result<()> {
+        let slots = layer.entries(layer.decoder.plan.tiered.foreseen_slots, layer.policy.predicted_capacity());
+        self.resolve(layer, vwd_block_list { slots, ..layer.predicted() }, None, None, stream)?;
+        self.fetch(layer, stream)
+    }
+}
+
+/// The lists that sequences of a layer had are forgotten.
+pub fn forget<'a>(decoder: &Decoder, layer: usize, sequences: Option<Tensor<'a>>, rows: usize) -> Past<'a> {
+    let (options, memory, [past_ids, past_counts]) =
+        (&decoder.options, &decoder.memory, decoder.plan.tiered.past[layer]);
+    let policy = &options.layers[layer];
+    Past {
+        sequences,
+        rows,
+        lens: std::ptr::null(),
+        places: std::ptr::null(),
+        ids: std::ptr::null_mut(),
+        counts: std::ptr::null_mut(),
+        past_ids: memory.at(past_ids),
+        past_counts: memory.at(past_counts),
+        heads: options.kv_heads,
+        capacity: 0,
+        past_capacity: policy.selected_capacity(),
+        block_size: options.block_size,
+        init: policy.init,
+        count: options.max_sequences,
+    }
+}
+
+impl Layer<'_> {
+    /// The selected list with the slots of its blocks.
+    pub fn selected_in_slots(&self) -> vwd_block_list {
+        vwd_block_list {
+            slots: self.entries(self.decoder.plan.tiered.slots, self.decoder.options.capacity()),
+            ..self.list()
+        }
+    }
+
+    /// The list made ahead with the slots of its blocks.
+    pub fn predicted_in_slots(&self) -> vwd_block_list {
+        let slots = self.entries(self.decoder.plan.tiered.predicted_slots, self.policy.predicted_capacity());
+        vwd_block_list { slots, ..self.predicted() }
+    }
+
+    /// What is resident of the list made ahead.
+    pub fn resident(&self) -> vwd_block_list {
+        self.own_list(self.decoder.plan.tiered.resident)
+    }
+
+    /// The list that is fetched for the layer's next step.
+    fn next(&self) -> vwd_block_list {
+        self.own_list(self.decoder.plan.tiered.next)
+    }
+
+    /// A list of the layer at work from where its ids, slots and counts lie.
+    fn own_list(&self, [ids, slots, counts]: [usize; 3]) -> vwd_block_list {
+        let (cap, rows) = (self.policy.predicted_capacity(), [self.step.batch, self.decoder.options.kv_heads]);
+        let list = self.list_at(ids, cap, self.decoder.packed(counts, DType::I32, &rows));
+        vwd_block_list { slots: self.entries(slots, cap), ..list }
+    }
+
+    pub fn without_slots(&self, list: vwd_block_list) -> vwd_block_list {
+        vwd_block_list { slots: self.list().slots, ..list }
+    }
+
+    /// The pages of the rows' tails.
+    pub fn tail_table(&self) -> vwd_tensor {
+        let blocks = self.decoder.options.table_blocks;
+        self.decoder.packed(self.decoder.plan.tiered.tails, DType::I32, &[self.step.batch, blocks])
+    }
+
+    fn fetched(&self) -> Option<vwd_tensor> {
+        Some(self.counts(self.decoder.plan.tiered.fetched))
+    }
+
+    /// The lists of the rows of a kind, `list` here and those of the step before.
+    fn past<'t>(&self, list: &vwd_block_list, kind: Kind, sequences: Tensor<'t>) -> Past<'t> {
+        Past {
+            rows: self.step.batch,
+            lens: self.lens(kind),
+            places: self.decoder.memory.at(self.decoder.plan.places),
+            ids: list.ids.data.cast(),
+            counts: list.counts.data.cast(),
+            capacity: list.ids.shape[2] as usize,
+            ..forget(self.decoder, self.number, Some(sequences), self.step.batch)
+        }
+    }
+}
+
+impl Attend<'_> {
+    /// The new tokens of a step as the cache takes them; `None` without new tokens.
+    pub fn append_args(&self) -> Option<vwd_kv_cache_append_args> {
+        let Attend { layer, args } = self;
+        let (decoder, step) = (layer.decoder, &layer.step);
+        given(&args.new_k)?;
+        let rows = |offset| decoder.tensor(offset, DType::I32, &[step.batch], &[1]);
+        let mut append = vwd_kv_cache_append_args {
+            layer: layer.number as u32,
+            sequences: step.sequences,
+            begin: rows(decoder.plan.places),
+            lens: rows(decoder.plan.rows),
+            k: with_positions(args.new_k, 3),
+            v: with_positions(args.new_v, 3),
+            ..zeroed()
+        };
+        if self.has_token_scales() {
+            (append.k_scale, append.v_scale) = (with_positions(args.k_scale, 2), with_positions(args.v_scale, 2));
+        }
+        Some(append)
+    }
+
+    pub fn has_token_scales(&self) -> bool {
+        self.layer.decoder.tiered.as_ref().is_some_and(Tiered::token_scales)
+    }
+
+    /// Waits until the blocks of a selected list, or of one made ahead, are in their slots. Nothing without a cache.
+    pub fn bring(&self, list: vwd_block_list, is_counted: bool, stream: vwd_stream) -> Result<()> {
+        let layer = &self.layer;
+        let Some(tiered) = &layer.decoder.tiered else { return Ok(()) };
+        tiered.resolve(layer, list, None, layer.fetched().filter(|_| is_counted), stream)?;
+        tiered.fetch(layer, stream)?;
+        tiered.wait(layer, stream)
+    }
+
+    /// Keeps the selected lists of rows for the next step of their sequences, where the strategy attends them then.
+    pub fn remember(&self, stream: vwd_stream) -> Result<()> {
+        let layer = &self.layer;
+        if !layer.policy.strategy.remembers_lists() {
+            return Ok(());
+        }
+        let session = &layer.decoder.session;
+        let sequences = session.checks().required("sequences", &layer.step.sequences)?;
+        layer.past(&layer.list(), Kind::Sparse, sequences).remember(&session.on(stream)?)
+    }
+
+    /// Selects, and begins to fetch what is missing of the selection.
+    fn select_and_fetch(&self, with_scores: bool, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
+        self.select(Kind::Sparse, with_scores, stream)?;
+        tiered.resolve(&self.layer, self.layer.selected_in_slots(), None, self.layer.fetched(), stream)?;
+        tiered.fetch(&self.layer, stream)
+    }
+
+    /// ASYNC_TLS.
+    pub fn attend_past(&self, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
+        let layer = &self.layer;
+        let session = &layer.decoder.session;
+        let sequences = session.checks().required("sequences", &layer.step.sequences)?;
+        layer.past(&layer.predicted(), Kind::Known, sequences).recall(&session.on(stream)?)?;
+        self.bring(layer.predicted_in_slots(), false, stream)?;
+        self.beside(
+            stream,
+            |branch| self.select_and_fetch(false, tiered, branch),
+            || self.attention(&self.over_foreseen(), stream),
+        )?;
+        if !layer.step.has_begin {
+            return Ok(());
+        }
+        // Rows that begin have no list of a step before.
+        tiered.wait(layer, stream)?;
+        let flags = VWD_ATTENTION_KEEP_ROWS;
+        self.attention(&vwd_attention_args { flags, ..self.over_selected(Kind::New) }, stream)
+    }
+
+    /// VANWARD, up to the repair.
+    pub fn attend_resident(&self, holt: Option<vwd_holt>, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
+        let layer = &self.layer;
+        if let Some(holt) = holt {
+            self.predict(layer.predicted(), holt, stream)?;
+        }
+        tiered.resolve(layer, layer.predicted_in_slots(), Some(layer.resident()), None, stream)?;
+        self.beside(
+            stream,
+            |branch| self.select_and_fetch(holt.is_some(), tiered, branch),
+            || self.attention(&self.over_predicted(), stream),
+        )?;
+        tiered.wait(layer, stream)
+    }
+
+    /// Begins to fetch what is predicted for the layer's next step.
+    pub fn prefetch_next(&self, holt: vwd_holt, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
+        let next = self.layer.next();
+        self.predict(self.layer.without_slots(next), holt, stream)?;
+        tiered.resolve(&self.layer, next, None, None, stream)?;
+        tiered.fetch(&self.layer, stream)
+    }
+}
+
+/// A tensor [B, …] of `rank` dimensions as one [B, 1, …] of one position; one with positions as it is.
+fn with_positions(mut t: vwd_tensor, rank: i32) -> vwd_tensor {
+    if t.ndim == rank && !t.data.is_null() {
+        t.shape.copy_within(1..4, 2);
+        t.strides.copy_within(1..4, 2);
+        (t.shape[1], t.strides[1], t.ndim) = (1, 0, rank + 1);
+    }
+    t
+}

@@ -1,0 +1,535 @@
+//! A decoder on a tiered cache, a layer for each strategy, against a dictionary of each sequence's tokens and plain formulas.
+//!
+//! Keys and queries are whole numbers, so that scores, and with them every list, are exact. The cache has slots for two steps' lists and no
+//! more, so that blocks come and go all the time.
+
+use super::model::{BLOCK, DIM, SCALE, Token, Vector, attention, list};
+use super::*;
+
+pub const CASES: &[Case] =
+    cases![decoder_on_a_cache_attends_what_each_strategy_promises, decoder_on_a_cache_errors_name_the_argument,];
+
+const KV_HEADS: usize = 2;
+const HEADS: usize = 4;
+const GROUP: usize = HEADS / KV_HEADS;
+const MAX_BLOCKS: usize = 14;
+const ROWS: usize = 3;
+const NUMBERS: usize = 5;
+const K: usize = 3;
+/// ⌈1.25·K⌉
+const AHEAD: usize = 4;
+
+const SERIAL: usize = 0;
+const BY_SCORES: usize = 1;
+const FORESEEN: usize = 2;
+const SPARDA: usize = 3;
+const ASYNC_TLS: usize = 4;
+const LAYERS: usize = 5;
+
+fn policies() -> [vwd_decoder_policy; LAYERS] {
+    let serial = vwd_decoder_policy { k: K as u32, ..POLICY };
+    let vanward = vwd_decoder_policy { strategy: VWD_STRATEGY_VANWARD, ..serial };
+    [
+        serial,
+        vanward,
+        vwd_decoder_policy { predict: VWD_PREDICT_FORESEEN, ..vanward },
+        vwd_decoder_policy { strategy: VWD_STRATEGY_SPARDA, ..serial },
+        vwd_decoder_policy { strategy: VWD_STRATEGY_ASYNC_TLS, ..serial },
+    ]
+}
+
+fn cache_options() -> vwd_kv_cache_options {
+    vwd_kv_cache_options {
+        layers: LAYERS as u32,
+        kv_heads: KV_HEADS as u32,
+        block_size: BLOCK as u32,
+        key_dim: DIM as u32,
+        value_dim: DIM as u32,
+        dtype_code: F32.code as u32,
+        dtype_bits: F32.bits as u32,
+        max_sequences: NUMBERS as u32,
+        max_blocks: MAX_BLOCKS as u32,
+        host_blocks: (NUMBERS * MAX_BLOCKS) as u32,
+        slots: (2 * ROWS * KV_HEADS * (AHEAD + 1)) as u32,
+        ..args()
+    }
+}
+
+fn decoder_options(policies: &[vwd_decoder_policy]) -> vwd_decoder_options {
+    vwd_decoder_options {
+        layers: LAYERS as u32,
+        max_rows: ROWS as u32,
+        max_positions: BLOCK as u32,
+        query_heads: HEADS as u32,
+        kv_heads: KV_HEADS as u32,
+        key_dim: DIM as u32,
+        value_dim: DIM as u32,
+        dtype_code: F32.code as u32,
+        dtype_bits: F32.bits as u32,
+        block_size: BLOCK as u32,
+        scale: SCALE as f32,
+        policy_count: LAYERS as u32,
+        policies: policies.as_ptr(),
+        ..args()
+    }
+}
+
+struct Cache(*mut vwd_kv_cache);
+
+impl Cache {
+    fn create(backend: &Backend, options: &vwd_kv_cache_options) -> Cache {
+        let mut cache = std::ptr::null_mut();
+        // SAFETY: the arguments are valid.
+        assert_ok(unsafe { vwd_kv_cache_create(backend.session(), options, &mut cache) });
+        Cache(cache)
+    }
+}
+
+impl Drop for Cache {
+    fn drop(&mut self) {
+        // SAFETY: created once, and its calls have ended.
+        unsafe { vwd_kv_cache_release(self.0) }
+    }
+}
+
+fn create_on(backend: &Backend, options: &vwd_decoder_options, cache: &Cache) -> Decoder {
+    let mut decoder = std::ptr::null_mut();
+    // SAFETY: the arguments are valid.
+    assert_ok(unsafe { vwd_decoder_create_on_cache(backend.session(), options, cache.0, &mut decoder) });
+    Decoder(decoder)
+}
+
+/// A sequence of the engine; `tokens` of each KV head.
+#[derive(Clone)]
+struct Sequence {
+    number: u32,
+    tokens: [Vec<Token>; KV_HEADS],
+    /// Where the next append may begin at the earliest.
+    floor: usize,
+    /// Since it joined, was forked or truncated, it has had no step.
+    is_new: bool,
+    /// What ASYNC_TLS selected in its last step; `None` after one of several positions, whose list the formula here does not give.
+    past: Option<[Vec<usize>; KV_HEADS]>,
+}
+
+impl Sequence {
+    fn len(&self) -> usize {
+        self.tokens[0].len()
+    }
+}
+
+struct World<'b> {
+    backend: &'b Backend,
+    decoder: Decoder,
+    // After the decoder, which keeps it alive in any case.
+    cache: Cache,
+    sequences: Vec<Sequence>,
+    /// Sums of the decoder's counts by layer: missed and repaired, and fetched.
+    missed: [u64; LAYERS],
+    fetched: [u64; LAYERS],
+}
+
+/// [B, Q, heads, DIM]
+fn rows<'b>(backend: &'b Backend, extents: [usize; 3], data: Vec<f32>) -> Tensor<'b> {
+    let [batch, positions, heads] = extents;
+    let values = data.into_iter().map(|x| x as f64).collect();
+    Tensor::floats(backend, F32, &Array::new(&[batch, positions, heads, DIM], values), &Layout::default())
+}
+
+fn random(rng: &mut Rng, most: i64) -> Vector {
+    std::array::from_fn(|_| rng.int(-most..=most) as f32)
+}
+
+/// What a step's rows attend with: queries [B][Q][HEADS].
+type Queries = Vec<Vec<Vec<Vector>>>;
+
+fn queries(rng: &mut Rng, batch: usize, positions: usize) -> Queries {
+    let head = |rng: &mut Rng| (0..HEADS).map(|_| random(rng, 2)).collect();
+    (0..batch).map(|_| (0..positions).map(|_| head(rng)).collect()).collect()
+}
+
+fn flat(queries: &Queries) -> Vec<f32> {
+    queries.iter().flatten().flatten().flatten().copied().collect()
+}
+
+impl<'b> World<'b> {
+    fn new(backend: &'b Backend) -> World<'b> {
+        let cache = Cache::create(backend, &cache_options());
+        let decoder = create_on(backend, &decoder_options(&policies()), &cache);
+        World { backend, decoder, cache, sequences: vec![], missed: [0; LAYERS], fetched: [0; LAYERS] }
+    }
+
+    fn reset(&self, number: u32) {
+        let sequences = ints(self.backend, &[number as i64]);
+        let args = vwd_decoder_reset_args { sequences: sequences.c(), ..args() };
+        // SAFETY: the arguments are valid.
+        self.backend.finish(unsafe { vwd_decoder_reset(self.decoder.0, &args, self.backend.stream()) });
+    }
+
+    fn extend(&self, number: u32, tokens: usize) {
+        // SAFETY: the cache lives.
+        assert_ok(unsafe { vwd_kv_cache_extend(self.cache.0, number, tokens as u64, self.backend.stream()) });
+    }
+
+    fn join(&mut self, rng: &mut Rng) {
+        let mut number = u32::MAX;
+        // SAFETY: the arguments are valid.
+        assert_ok(unsafe { vwd_kv_cache_add(self.cache.0, &mut number, self.backend.stream()) });
+        self.reset(number);
+        let tokens = [(); KV_HEADS].map(|()| vec![]);
+        self.sequences.push(Sequence { number, tokens, floor: 0, is_new: true, past: Some(Default::default()) });
+        let (row, len) = (self.sequences.len() - 1, rng.size(1..=MAX_BLOCKS * BLOCK - 20));
+        // The prompt, up to a block at a time.
+        for first in (0..len).step_by(BLOCK) {
+            self.step(rng, &[row], &[(len - first).min(BLOCK)], BLOCK, false);
+        }
+    }
+
+    fn leave(&mut self, sequence: usize) {
+        let Sequence { number, .. } = self.sequences.remove(sequence);
+        // SAFETY: the cache lives.
+        assert_ok(unsafe { vwd_kv_cache_free(self.cache.0, number, self.backend.stream()) });
+    }
+
+    fn fork(&mut self, rng: &mut Rng, parent: usize) {
+        let Sequence { number, tokens, .. } = self.sequences[parent].clone();
+        let len = rng.size(1..=tokens[0].len());
+        let mut child = u32::MAX;
+        // SAFETY: the arguments are valid.
+        assert_ok(unsafe { vwd_kv_cache_fork(self.cache.0, number, len as u64, &mut child, self.backend.stream()) });
+        self.reset(child);
+        // The parent writes to shared blocks no more.
+        self.sequences[parent].floor = self.sequences[parent].floor.max(len);
+        let tokens = tokens.map(|tokens| tokens[..len].to_vec());
+        self.sequences.push(Sequence {
+            number: child,
+            tokens,
+            floor: len,
+            is_new: true,
+            past: Some(Default::default()),
+        });
+    }
+
+    /// Some of the last tokens are taken back: by the next append, or by a truncation.
+    fn roll_back(&mut self, rng: &mut Rng, sequence: usize) {
+        let s = &mut self.sequences[sequence];
+        let to = s.len().saturating_sub(rng.size(1..=20)).max(1);
+        let by_append = to >= s.floor && !s.is_new && rng.one_in(2);
+        if !by_append {
+            // SAFETY: the cache lives.
+            assert_ok(unsafe { vwd_kv_cache_truncate(self.cache.0, s.number, to as u64, self.backend.stream()) });
+            (s.floor, s.is_new) = (to, true);
+        }
+        s.tokens.iter_mut().for_each(|tokens| tokens.truncate(to));
+    }
+
+    /// A step of some rows, which get `counts` new tokens each; with attention, or only to write them.
+    fn step(&mut self, rng: &mut Rng, taken: &[usize], counts: &[usize], positions: usize, attends: bool) {
+        let (backend, batch) = (self.backend, taken.len());
+        let modes: Vec<u32> = taken
+            .iter()
+            .map(|_| if attends && rng.one_in(8) { VWD_DECODER_SKIP } else { VWD_DECODER_SPARSE })
+            .collect();
+        let q = queries(rng, batch, positions);
+        let is_foreseen = !rng.one_in(5);
+        let guess = if rng.one_in(3) { queries(rng, batch, positions) } else { q.clone() };
+        let new: Vec<Token> =
+            (0..batch * positions * KV_HEADS).map(|_| Token { key: random(rng, 2), value: random(rng, 4) }).collect();
+        let (mut before, mut lens, mut is_new) = (vec![], vec![], vec![]);
+        for (i, &sequence) in taken.iter().enumerate() {
+            let s = &self.sequences[sequence];
+            let count = if modes[i] == VWD_DECODER_SKIP { 0 } else { counts[i] };
+            before.push(s.len());
+            is_new.push(s.is_new);
+            lens.push(s.len() + count);
+            self.extend(s.number, s.len() + count);
+            let s = &mut self.sequences[sequence];
+            for (n, token) in new[i * positions * KV_HEADS..].iter().take(count * KV_HEADS).enumerate() {
+                s.tokens[n % KV_HEADS].push(*token);
+            }
+            // The two newest blocks may be written again.
+            s.floor = s.floor.max((s.len().div_ceil(BLOCK).max(2) - 2) * BLOCK);
+            s.is_new &= !attends || count == 0;
+        }
+        let has_begin = attends && !rng.one_in(3);
+        let numbers = ints(backend, &taken.iter().map(|&n| self.sequences[n].number as i64).collect::<Vec<_>>());
+        let seq_lens = ints(backend, &lens.iter().map(|&n| n as i64).collect::<Vec<_>>());
+        let q_lens = ints(backend, &counts.iter().map(|&n| n as i64).collect::<Vec<_>>());
+        let mode_tensor = ints(backend, &modes.iter().map(|&mode| mode as i64).collect::<Vec<_>>());
+        let begins: Vec<i64> =
+            (0..batch).map(|i| if is_new[i] { before[i] as i64 - 1 } else { i32::MAX as i64 }).collect();
+        let begin = ints(backend, &begins);
+        let mut step = vwd_decoder_step {
+            positions: positions as u32,
+            seq_lens: seq_lens.c(),
+            q_lens: q_lens.c(),
+            modes: mode_tensor.c(),
+            sequences: numbers.c(),
+            ..args()
+        };
+        if has_begin {
+            step.begin = begin.c();
+        }
+        let of = |part: fn(&Token) -> Vector| new.iter().flat_map(part).collect::<Vec<f32>>();
+        let new_k = rows(backend, [batch, positions, KV_HEADS], of(|token| token.key));
+        let new_v = rows(backend, [batch, positions, KV_HEADS], of(|token| token.value));
+        let [q_tensor, guess_tensor] = [&q, &guess].map(|of| rows(backend, [batch, positions, HEADS], flat(of)));
+        let outs =
+            [(); LAYERS].map(|()| Tensor::poisoned(backend, F32, &[batch, positions, HEADS, DIM], &Layout::default()));
+        let foresee = |layer: usize| {
+            if !attends || !is_foreseen || layer >= LAYERS || positions > 1 {
+                return;
+            }
+            let q = super::strategies::without_positions(&guess_tensor);
+            let args = vwd_decoder_foresee_args { layer: layer as u32, q, ..args() };
+            // SAFETY: the arguments are valid.
+            assert_ok(unsafe { vwd_decoder_foresee(self.decoder.0, std::ptr::null(), &args, backend.stream()) });
+        };
+        // SAFETY: the arguments are valid. Nothing waits before the step's end: copies have their own pace.
+        unsafe {
+            assert_ok(vwd_decoder_begin(self.decoder.0, &step, backend.stream()));
+            foresee(0);
+            for (layer, out) in outs.iter().enumerate() {
+                foresee(layer + 1);
+                let mut attend =
+                    vwd_decoder_attend_args { layer: layer as u32, new_k: new_k.c(), new_v: new_v.c(), ..args() };
+                if attends {
+                    (attend.q, attend.out) = (q_tensor.c(), out.c());
+                }
+                let mut bytes = 0;
+                assert_ok(vwd_decoder_attend_scratch(self.decoder.0, &attend, &mut bytes));
+                assert_ok(vwd_session_reserve(backend.session().cast_mut(), backend.stream(), bytes));
+                assert_ok(vwd_decoder_attend(self.decoder.0, &attend, backend.stream()));
+            }
+            backend.finish(VWD_OK);
+        }
+        if !attends {
+            return;
+        }
+        self.count(batch);
+        let found = outs.each_ref().map(Tensor::read_floats);
+        let about = |layer: usize, i: usize| {
+            format!(
+                "layer {layer}, row {i} of {batch}: modes {modes:?}, {counts:?} of {lens:?} tokens, new {is_new:?}, \
+                 begin {has_begin}, foreseen {is_foreseen}"
+            )
+        };
+        // A step of several positions is SERIAL in every layer.
+        let serial = if positions > 1 { &[BY_SCORES, FORESEEN, SPARDA, ASYNC_TLS][..] } else { &[BY_SCORES, FORESEEN] };
+        for &layer in serial {
+            for at in indices(&found[SERIAL].shape) {
+                let at: [usize; 4] = at.try_into().unwrap();
+                let (x, y) = (found[layer][at], found[SERIAL][at]);
+                // Sums have another order on CUDA.
+                let is_same = if backend.is_cuda() { (x - y).abs() < 2e-5 } else { x == y };
+                assert!(is_same, "{}: {x} at {at:?}, serial {y}", about(layer, at[0]));
+            }
+        }
+        for (i, &sequence) in taken.iter().enumerate() {
+            let is_taken = modes[i] != VWD_DECODER_SKIP && counts[i] > 0;
+            if positions > 1 {
+                if is_taken {
+                    self.sequences[sequence].past = None;
+                }
+                continue;
+            }
+            let mut chosen: [Vec<usize>; KV_HEADS] = Default::default();
+            for g in 0..KV_HEADS {
+                let s = &self.sequences[sequence];
+                let tokens = &s.tokens[g];
+                let of_head = |queries: &Queries, count: usize| -> Vec<Vector> {
+                    queries[i][..count].iter().flat_map(|q| q[g * GROUP..][..GROUP].to_vec()).collect()
+                };
+                let selected = if is_taken { list(tokens, &of_head(&q, counts[i]), K) } else { vec![] };
+                let starts = has_begin && is_new[i];
+                let own = before[i] / BLOCK;
+                let lists = |layer: usize| match layer {
+                    _ if !is_taken => vec![],
+                    SPARDA if is_foreseen && !starts => {
+                        let mut blocks = list(&tokens[..before[i]], &of_head(&guess, 1), AHEAD);
+                        blocks.extend(Some(own).filter(|block| !blocks.contains(block)));
+                        blocks
+                    }
+                    ASYNC_TLS if !starts => {
+                        let past = &s.past.as_ref().expect("a list that is known")[g];
+                        let past = if past.is_empty() { vec![0] } else { past.clone() };
+                        past.into_iter().filter(|&block| block < own).chain([own]).collect()
+                    }
+                    _ => selected.clone(),
+                };
+                for layer in [SERIAL, SPARDA, ASYNC_TLS] {
+                    if layer == ASYNC_TLS && s.past.is_none() && !starts {
+                        continue;
+                    }
+                    let blocks = lists(layer);
+                    for r in 0..positions {
+                        let seen = if is_taken && r < counts[i] { &tokens[..before[i] + r + 1] } else { &[] };
+                        for h in g * GROUP..(g + 1) * GROUP {
+                            let expected = match seen.is_empty() {
+                                true => [0.0; DIM],
+                                false => attention(
+                                    seen,
+                                    blocks.iter().copied().filter(|&block| block * BLOCK < seen.len()),
+                                    &q[i][r][h],
+                                ),
+                            };
+                            for (c, expected) in expected.into_iter().enumerate() {
+                                let x = found[layer][[i, r, h, c]];
+                                // float32 of values up to 4.
+                                assert!(
+                                    (x - expected).abs() < 2e-5,
+                                    "{}, position {r}, head {h}, blocks {blocks:?}: {x}, expected {expected}",
+                                    about(layer, i)
+                                );
+                            }
+                        }
+                    }
+                }
+                chosen[g] = selected;
+            }
+            if is_taken {
+                self.sequences[sequence].past = Some(chosen);
+            }
+        }
+    }
+
+    /// Adds up the decoder's counts.
+    fn count(&mut self, batch: usize) {
+        let details = self.decoder.details();
+        for (t, sums) in [(details.missed, &mut self.missed), (details.fetched, &mut self.fetched)] {
+            assert_eq!(t.shape[..3], [LAYERS as i64, ROWS as i64, KV_HEADS as i64]);
+            let mut bytes = vec![0; LAYERS * ROWS * KV_HEADS * 4];
+            self.backend.read(t.data as usize, &mut bytes);
+            for (layer, of_layer) in bytes.chunks(ROWS * KV_HEADS * 4).enumerate() {
+                let words = of_layer.chunks(4).take(batch * KV_HEADS);
+                sums[layer] += words.map(|word| u32::from_le_bytes(word.try_into().unwrap()) as u64).sum::<u64>();
+            }
+        }
+    }
+
+    fn operate(&mut self, rng: &mut Rng) {
+        let count = self.sequences.len();
+        match rng.size(0..=19) {
+            0 if count > 1 => self.leave(rng.size(0..=count - 1)),
+            1 | 2 if count > 0 && count < NUMBERS => {
+                let parent = rng.size(0..=count - 1);
+                self.fork(rng, parent)
+            }
+            3 | 4 if count > 0 => {
+                let sequence = rng.size(0..=count - 1);
+                self.roll_back(rng, sequence)
+            }
+            5 if count < NUMBERS => self.join(rng),
+            _ if count == 0 => self.join(rng),
+            _ => {
+                let mut taken: Vec<usize> = (0..count).collect();
+                rng.shuffle(&mut taken);
+                taken.truncate(rng.size(1..=ROWS));
+                let positions = if rng.one_in(6) { 3 } else { 1 };
+                taken.retain(|&n| self.sequences[n].len() + positions <= MAX_BLOCKS * BLOCK);
+                if taken.is_empty() {
+                    return self.leave(0);
+                }
+                let counts: Vec<usize> = taken.iter().map(|_| rng.size(positions.min(2) - 1..=positions)).collect();
+                let counts = if positions == 1 { vec![1; taken.len()] } else { counts };
+                self.step(rng, &taken, &counts, positions, true);
+            }
+        }
+    }
+}
+
+fn decoder_on_a_cache_attends_what_each_strategy_promises(backend: &Backend) {
+    // Sequences need some steps until their blocks have left the tails and the slots.
+    let operations = backend.times(3000).max(100);
+    rounds(2, |rng| {
+        let mut world = World::new(backend);
+        for _ in 0..operations {
+            world.operate(rng);
+        }
+        let World { missed, fetched, .. } = &world;
+        assert!(fetched.iter().all(|&n| n > 0), "a layer fetched nothing: {fetched:?}");
+        assert!(missed[BY_SCORES] > 0 && missed[FORESEEN] > 0, "nothing was repaired: {missed:?}");
+        assert!(missed[SERIAL] + missed[SPARDA] + missed[ASYNC_TLS] == 0, "repaired without repair: {missed:?}");
+    });
+}
+
+fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
+    let cache = Cache::create(backend, &cache_options());
+    let of_policies = policies();
+    let good = decoder_options(&of_policies);
+    let on = |options: &vwd_decoder_options, cache: &Cache, pieces: &[&str]| {
+        let mut decoder = std::ptr::null_mut();
+        // SAFETY: the arguments are valid.
+        let status = unsafe { vwd_decoder_create_on_cache(backend.session(), options, cache.0, &mut decoder) };
+        assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, pieces);
+    };
+    let create = |options: vwd_decoder_options, pieces: &[&str]| on(&options, &cache, pieces);
+    create(vwd_decoder_options { layers: 4, policy_count: 0, ..good }, &["options.layers", "4", "5, as the cache"]);
+    create(vwd_decoder_options { kv_heads: 4, ..good }, &["options.kv_heads", "4", "2, as the cache"]);
+    create(vwd_decoder_options { key_dim: 32, ..good }, &["options.key_dim", "32", "16, as the cache"]);
+    create(vwd_decoder_options { dtype_bits: 16, ..good }, &["options.dtype_code", "float16", "float32, as the cache"]);
+    create(vwd_decoder_options { block_size: 16, ..good }, &["options.block_size", "16", "8, as the cache"]);
+    create(vwd_decoder_options { page_size: 8, ..good }, &["options.page_size", "8", "0 on a cache"]);
+    create(vwd_decoder_options { pages: 8, ..good }, &["options.pages", "8", "0 on a cache"]);
+    create(vwd_decoder_options { max_positions: 9, ..good }, &["options.max_positions", "9", "8 tokens of a block"]);
+    create(vwd_decoder_options { max_rows: 6, ..good }, &["options.max_rows", "6", "5 sequences of the cache"]);
+    create(vwd_decoder_options { max_rows: 4, ..good }, &["options.max_rows", "4 rows", "40", "at most 30", "hold 2"]);
+    create(vwd_decoder_options { max_sequences: 4, ..good }, &["options.max_sequences", "4", "5 sequences"]);
+    let policy = |policy: vwd_decoder_policy, pieces: &[&str]| {
+        create(vwd_decoder_options { policy_count: 0, policy, ..good }, pieces);
+    };
+    policy(vwd_decoder_policy { method: 0, ..POLICY }, &["options.policy.method", "0", "on a cache"]);
+    policy(vwd_decoder_policy { dense_below: 9, ..POLICY }, &["options.policy.dense_below", "9", "0 on a cache"]);
+    policy(vwd_decoder_policy { strategy: VWD_STRATEGY_PRR, ..POLICY }, &["options.policy.strategy", "1", "VANWARD"]);
+    policy(vwd_decoder_policy { strategy: 6, ..POLICY }, &["options.policy.strategy", "6", "VWD_STRATEGY_*"]);
+    let past = vwd_decoder_policy { strategy: VWD_STRATEGY_ASYNC_TLS, ..POLICY };
+    policy(vwd_decoder_policy { ratio: 1.5, ..past }, &["options.policy.ratio", "1.5", "ASYNC_TLS"]);
+    policy(vwd_decoder_policy { predict: 1, ..past }, &["options.policy.predict", "1", "VANWARD"]);
+    let once = Cache::create(backend, &vwd_kv_cache_options { hold: 1, ..cache_options() });
+    on(&good, &once, &["cache", "hold of 1", "at least 2"]);
+    let serial = vwd_decoder_options { policy_count: 0, policy: vwd_decoder_policy { k: 3, ..POLICY }, ..good };
+    drop(create_on(backend, &serial, &once));
+
+    // Without a cache its strategies are refused.
+    let mut none = std::ptr::null_mut();
+    let paged = vwd_decoder_options { page_size: 8, pages: 8, ..good };
+    // SAFETY: the arguments are valid.
+    let status = unsafe { vwd_decoder_create(backend.session(), &paged, &mut none) };
+    assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &["options.policies[1].strategy", "5", "without a cache"]);
+    // SAFETY: as above.
+    let status = unsafe { vwd_decoder_create_on_cache(backend.session(), &good, std::ptr::null(), &mut none) };
+    assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, &["cache", "NULL"]);
+
+    let decoder = create_on(backend, &good, &cache);
+    // The decoder keeps the cache alive.
+    drop(cache);
+    let (lens, table) =
+        (ints(backend, &[9, 2]), Tensor::ints(backend, I32, &Array::filled(&[2, 2], 0), &Layout::default()));
+    let step = vwd_decoder_step { seq_lens: lens.c(), ..args() };
+    let refused = |step: vwd_decoder_step, pieces: &[&str]| {
+        // SAFETY: the arguments are valid.
+        let status = unsafe { vwd_decoder_begin(decoder.0, &step, backend.stream()) };
+        assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, pieces);
+    };
+    refused(vwd_decoder_step { page_table: table.c(), ..step }, &["page_table", "given on a cache"]);
+    refused(vwd_decoder_step { mode: VWD_DECODER_DENSE, ..step }, &["mode", "DENSE", "SPARSE on a cache"]);
+    decoder.begin(backend, &step);
+    let floats = |heads: usize| rows(backend, [2, 1, heads], vec![0.5; 2 * heads * DIM]);
+    let (q, new, out) = (floats(HEADS), floats(KV_HEADS), floats(HEADS));
+    let attend = vwd_decoder_attend_args { new_k: new.c(), new_v: new.c(), q: q.c(), out: out.c(), ..args() };
+    let fails = |args: vwd_decoder_attend_args, pieces: &[&str]| {
+        // SAFETY: the arguments are valid.
+        let status = unsafe { vwd_decoder_attend(decoder.0, &args, backend.stream()) };
+        assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, pieces);
+    };
+    fails(vwd_decoder_attend_args { k: new.c(), ..attend }, &["k", "given on a cache"]);
+    fails(vwd_decoder_attend_args { v: new.c(), ..attend }, &["v", "given on a cache"]);
+    fails(vwd_decoder_attend_args { new_v: absent(), ..attend }, &["new_v", "NULL"]);
+    fails(vwd_decoder_attend_args { new_k: q.c(), ..attend }, &["new_k", "Hk=2"]);
+    fails(vwd_decoder_attend_args { layer: 5, ..attend }, &["layer", "5", "0 … 4"]);
+    // Sequences that the cache does not have: nothing is written, and nothing attended.
+    for layer in 0..LAYERS as u32 {
+        decoder.attend(backend, &vwd_decoder_attend_args { layer, ..attend });
+        assert!(out.read_floats().data.iter().all(|&x| x == 0.0), "attention of no sequence in layer {layer}");
+    }
+}

@@ -1,0 +1,513 @@
+//! vwd_verify_tree by rules that sample: which nodes are accepted, what is distributed how, and what it does not depend on.
+
+mod scene;
+
+use crate::Case;
+use crate::sampling::{self, PLAIN, Settings, Turns, assert_drawn_from, distribution, likeliest, logits, uniform};
+use crate::support::trees::*;
+use crate::support::*;
+use scene::*;
+use vanward::abi::*;
+use vanward::capi::*;
+
+pub const CASES: &[Case] = cases![
+    tree_sample_agrees_with_the_formula,
+    tree_sample_is_exact_for_every_small_tree,
+    tree_sample_is_exact_where_siblings_are_tested_alike,
+    tree_sample_commits_tokens_as_often_as_they_are_likely,
+    tree_sample_of_a_chain_is_verify_sample,
+    tree_sample_commits_the_same_text_whatever_was_drafted,
+    tree_sample_of_a_request_depends_on_no_other,
+    tree_sample_commits_the_same_tokens_as_on_the_cpu,
+    tree_sample_takes_large_vocabularies_and_trees,
+    tree_sample_tries_many_siblings,
+    tree_sample_tells_what_cannot_be_drawn,
+];
+
+fn tree_sample_agrees_with_the_formula(backend: &Backend) {
+    let (mut sure, mut all) = (0, 0);
+    rounds(100, |rng| {
+        let (batch, nodes) = (rng.size(0..=6), rng.pick(&[1, 2, 3, 6, 12, 40]));
+        let vocabulary = rng.pick(&[1, 2, 3, 7, 8, 50, 129]);
+        let scene = random(rng, batch, nodes, vocabulary);
+        sure += scene.check(backend, Some(rng));
+        all += batch;
+    });
+    assert!(sure * 10 >= all * 8, "the formulas are sure of {sure} of {all} requests");
+}
+
+// --- distributions ---------------------------------------------------------------------------------------------------------
+
+/// Every tree of so many nodes whose links are sound.
+fn all_trees(nodes: usize) -> Vec<Vec<i64>> {
+    (1..nodes).fold(vec![vec![-1]], |trees, c| {
+        trees.iter().flat_map(|tree| (0..c as i64).map(move |parent| [tree.clone(), vec![parent]].concat())).collect()
+    })
+}
+
+/// Distributions of the target and of the drafter after each text.
+struct Models {
+    vocabulary: usize,
+    seed: u64,
+}
+
+impl Models {
+    fn row(&self, text: &[usize], is_draft: bool) -> Vec<f64> {
+        let code = text.iter().fold(1, |code, &token| code * (self.vocabulary + 1) as u64 + token as u64 + 1);
+        let mut rng = Rng::new(self.seed * 1_000_003 + code * 2 + is_draft as u64);
+        (0..self.vocabulary).map(|_| F32.round(rng.normal())).collect()
+    }
+
+    fn p(&self, text: &[usize], is_draft: bool) -> Vec<f64> {
+        distribution(&self.row(text, is_draft), false, &PLAIN).ok().flatten().expect("finite logits")
+    }
+}
+
+/// The distribution of the first two tokens of a text that is verified by a tree, [first][second]: the sum over all drafts and over all that
+/// may be accepted. A text of one token goes on as the target would have it.
+fn two_tokens(models: &Models, parents: &[i64], rule: u32) -> Vec<Vec<f64>> {
+    let n = models.vocabulary;
+    let mut found = vec![vec![0.0; n]; n];
+    let children = |v: usize| (v + 1..parents.len()).filter(|&c| parents[c] == v as i64).collect::<Vec<_>>();
+    // The tokens of the root's children, with how likely they are; then those of theirs. Deeper nodes do not matter.
+    for (tokens, likely) in drafts(&models.p(&[], true), children(0).len(), rule) {
+        for (outcome, first, part) in outcomes(&models.p(&[], false), &models.p(&[], true), &tokens, rule) {
+            let p = models.p(&[first], false);
+            let second = match outcome.map(|n| children(children(0)[n])) {
+                Some(grandchildren) if !grandchildren.is_empty() => {
+                    let q = models.p(&[first], true);
+                    let mut sum = vec![0.0; n];
+                    for (tokens, likely) in drafts(&q, grandchildren.len(), rule) {
+                        outcomes(&p, &q, &tokens, rule).iter().for_each(|&(_, y, part)| sum[y] += likely * part);
+                    }
+                    sum
+                }
+                _ => p,
+            };
+            (0..n).for_each(|y| found[first][y] += likely * part * second[y]);
+        }
+    }
+    found
+}
+
+/// All tokens that siblings may be, and how likely.
+fn drafts(q: &[f64], count: usize, rule: u32) -> Vec<(Vec<usize>, f64)> {
+    (0..count).fold(vec![(vec![], 1.0)], |drafts, _| {
+        let longer = drafts.iter().flat_map(|(tokens, likely)| {
+            let mut turns = Turns::new(q, Some(q), rule == VWD_WALK_DISTINCT);
+            tokens.iter().for_each(|&c| turns.refuse(c));
+            let q = turns.q.expect("it is given");
+            let next: Vec<_> = (0..q.len()).map(|c| ([tokens.clone(), vec![c]].concat(), likely * q[c])).collect();
+            next.into_iter().filter(|&(_, likely)| likely > 0.0)
+        });
+        longer.collect()
+    })
+}
+
+/// What a node comes to: the sibling that is accepted, the token, and how likely that is.
+fn outcomes(p: &[f64], q: &[f64], tokens: &[usize], rule: u32) -> Vec<(Option<usize>, usize, f64)> {
+    let (mut found, mut left) = (vec![], 1.0);
+    let mut turns = Turns::new(p, Some(q), rule == VWD_WALK_DISTINCT);
+    for (n, &c) in tokens.iter().enumerate() {
+        let accepted = turns.acceptance(c);
+        found.push((Some(n), c, left * accepted));
+        left *= 1.0 - accepted;
+        turns.refuse(c);
+    }
+    found.extend(turns.r.iter().enumerate().map(|(y, r)| (None, y, left * r)));
+    found
+}
+
+/// Over all drafts and all that may be accepted the formulas give the target's distribution, and the library follows the formulas.
+fn tree_sample_is_exact_for_every_small_tree(backend: &Backend) {
+    let models = Models { vocabulary: 3, seed: 5 };
+    let trees: Vec<Vec<i64>> = (1..=6).flat_map(all_trees).collect();
+    assert_eq!(trees.len(), 1 + 1 + 2 + 6 + 24 + 120);
+    for (n, parents) in trees.iter().enumerate() {
+        for rule in [VWD_WALK_INDEPENDENT, VWD_WALK_DISTINCT] {
+            let most = (0..parents.len()).map(|v| parents.iter().filter(|&&p| p == v as i64).count()).max();
+            if rule == VWD_WALK_DISTINCT && most > Some(models.vocabulary) {
+                continue;
+            }
+            let found = two_tokens(&models, parents, rule);
+            for (x, found) in found.iter().enumerate() {
+                for (y, found) in found.iter().enumerate() {
+                    let exact = models.p(&[], false)[x] * models.p(&[x], false)[y];
+                    assert!((found - exact).abs() < 1e-12, "{parents:?}, rule {rule}: {x} {y}");
+                }
+            }
+        }
+        if backend.times(100) < 100 && n % 10 != 3 {
+            continue;
+        }
+        // Drafts of these models, in the library.
+        rounds(1, |rng| {
+            let batch = 24;
+            for rule in RULES {
+                let nodes = parents.len();
+                let mut scene = Scene::plain(rule, parents, Array::filled(&[batch, nodes, 3], 0.0));
+                scene.seeds.iter_mut().for_each(|seed| *seed += (n * batch) as i64);
+                scene.draft_rows = Some(Array::filled(&[batch, nodes, 3], 0.0));
+                let paths = ancestries(parents);
+                // A node's rows follow from its text, so that tokens are drawn from the root on.
+                for (v, path) in paths.iter().enumerate() {
+                    let path = path.as_ref().expect("sound links");
+                    for i in 0..batch {
+                        let text: Vec<usize> =
+                            path[1..].iter().map(|&c| scene.tokens[[i, c]].max(0) as usize).collect();
+                        for (j, (p, q)) in models.row(&text, false).iter().zip(models.row(&text, true)).enumerate() {
+                            scene.target[[i, v, j]] = *p;
+                            scene.draft_rows.as_mut().expect("given")[[i, v, j]] = q;
+                        }
+                    }
+                }
+                scene.draft(rng);
+                assert!(scene.check(backend, None) * 10 >= batch * 9);
+            }
+        });
+    }
+}
+
+fn draws(backend: &Backend) -> usize {
+    let given = std::env::var("VANWARD_DRAWS").ok().map(|text| text.parse().expect("VANWARD_DRAWS"));
+    given.unwrap_or(if backend.times(1000) < 1000 { 100 } else { 40_000 })
+}
+
+/// Committed tokens of `draws` requests like the scene's, each with drafts of its own.
+fn committed(backend: &Backend, scene: &Scene, draws: usize, rng: &mut Rng) -> Vec<Vec<i64>> {
+    const AT_ONCE: usize = 1000;
+    let runs = (0..draws).step_by(AT_ONCE).flat_map(|first| {
+        let mut many = scene.repeated(AT_ONCE.min(draws - first), first);
+        many.draft(rng);
+        let found = many.run(backend, None).committed;
+        (0..many.batch()).map(|i| found.row([i]).to_vec()).collect::<Vec<_>>()
+    });
+    runs.collect()
+}
+
+fn frequencies(tokens: usize, drawn: impl Iterator<Item = i64>) -> Vec<u64> {
+    let mut counts = vec![0; tokens];
+    drawn.for_each(|token| counts[token as usize] += 1);
+    counts
+}
+
+/// Two siblings from q = (.5, .5) where p = (.9, .1). A large engine tests each by min(1, p/q), so that the second is tested as if the first
+/// had not been refused.
+fn tree_sample_is_exact_where_siblings_are_tested_alike(backend: &Backend) {
+    let (p, q) = ([0.9, 0.1], [0.5, 0.5]);
+    let (mut alike, mut exact) = ([0.0; 2], [0.0; 2]);
+    for (tokens, likely) in drafts(&q, 2, VWD_WALK_INDEPENDENT) {
+        for (_, y, part) in outcomes(&p, &q, &tokens, VWD_WALK_INDEPENDENT) {
+            exact[y] += likely * part;
+        }
+        let mut left = likely;
+        for &c in &tokens {
+            let accepted = f64::min(1.0, p[c] / q[c]);
+            alike[c] += left * accepted;
+            left *= 1.0 - accepted;
+        }
+        // What is left is drawn from norm(max(p − q, 0)), which is the first token.
+        alike[0] += left;
+    }
+    assert!((exact[0] - 0.9).abs() < 1e-12 && (alike[0] - 0.86).abs() < 1e-12, "{exact:?} {alike:?}");
+
+    let mut scene = Scene::plain(VWD_WALK_INDEPENDENT, &[-1, 0, 0], Array::new(&[1, 3, 2], [p; 3].concat()));
+    scene.target = scene.target.map(|&x| F32.round(x));
+    scene.flags = VWD_SAMPLE_TARGET_PROBABILITIES | VWD_SAMPLE_DRAFT_PROBABILITIES;
+    scene.draft_rows = Some(Array::new(&[1, 3, 2], [q; 3].concat()));
+    rounds(1, |rng| {
+        let all = committed(backend, &scene, draws(backend), rng);
+        assert_drawn_from(&frequencies(2, all.iter().map(|tokens| tokens[0])), &p, "two siblings");
+    });
+}
+
+/// Of a tree of two depths: the first token, and the second after each first one. Children of one row are often refused.
+fn tree_sample_commits_tokens_as_often_as_they_are_likely(backend: &Backend) {
+    const PARENTS: [i64; 9] = [-1, 0, 0, 0, 1, 1, 2, 2, 3];
+    let draws = draws(backend);
+    rounds(1, |rng| {
+        let root = [2.0, 1.0, 1.0, 0.0, -1.0, f64::NEG_INFINITY];
+        // The same row for all children of the root, so that the second token does not depend on the first.
+        let below = [0.0, 1.5, -0.5, 0.3, 1.0, 0.2];
+        let other = [0.0, 1.0, 2.5, 1.0, 0.5, 0.0];
+        let one_hot = [f64::NEG_INFINITY, f64::NEG_INFINITY, 0.0, f64::NEG_INFINITY, f64::NEG_INFINITY, 0.0];
+        let filtered = Settings { temperature: F32.round(0.7), top_k: 4, top_p: F32.round(0.9), ..PLAIN };
+        for (q, settings) in [(Some(other), PLAIN), (Some(other), filtered), (Some(one_hot), PLAIN), (None, PLAIN)] {
+            for rule in RULES {
+                let target = Array::from_fn(&[1, 9, 6], |at| if at[1] == 0 { root[at[2]] } else { below[at[2]] });
+                let mut scene = Scene::plain(rule, &PARENTS, target);
+                scene.settings = vec![settings];
+                scene.draft_rows = q.map(|q| Array::from_fn(&[1, 9, 6], |at| q[at[2]]));
+                scene.tokens = Array::new(&[1, 9], vec![0, 0, 1, 3, 1, 4, 0, 1, 2]);
+                let all = committed(backend, &scene, draws, rng);
+                let what = format!("rule {rule}, {q:?}, {settings:?}");
+                let of = |row: &[f64]| distribution(row, false, &settings).ok().flatten().expect("sure");
+                assert_drawn_from(&frequencies(6, all.iter().map(|tokens| tokens[0])), &of(&root), &what);
+                for first in 0..5 {
+                    let here = all.iter().filter(|tokens| tokens[0] == first && tokens[1] >= 0);
+                    let counts = frequencies(6, here.map(|tokens| tokens[1]));
+                    assert_drawn_from(&counts, &of(&below), &format!("{what}, after {first}"));
+                }
+            }
+        }
+    });
+}
+
+// --- what it equals and does not depend on -----------------------------------------------------------------------------------
+
+fn tree_sample_of_a_chain_is_verify_sample(backend: &Backend) {
+    rounds(16, |rng| {
+        let (batch, nodes) = (rng.size(1..=4), rng.size(2..=6));
+        let vocabulary = rng.pick(&[2, 9, 300, 5000]);
+        let mut scene = random(rng, batch, nodes, vocabulary);
+        scene.parents = Array::from_fn(&[batch, nodes], |at| at[1] as i64 - 1);
+        (scene.counts, scene.places) = (None, nodes);
+        scene.draft(rng);
+        let found = scene.run(backend, None);
+        let plain = Layout::default();
+        let draft = Array::from_fn(&[batch, nodes - 1], |at| scene.tokens[[at[0], at[1] + 1]]);
+        let place =
+            |dtype, values: &[i64]| Tensor::ints(backend, dtype, &Array::new(&[values.len()], values.to_vec()), &plain);
+        let floats = |of: fn(&Settings) -> f64| {
+            let values = Array::new(&[batch], scene.settings.iter().map(of).collect());
+            Tensor::floats(backend, F32, &values, &plain)
+        };
+        let (temperature, top_p, min_p) = (floats(|s| s.temperature), floats(|s| s.top_p), floats(|s| s.min_p));
+        let top_k = place(I32, &scene.settings.iter().map(|s| s.top_k).collect::<Vec<_>>());
+        let draft = Tensor::ints(backend, I32, &draft, &plain);
+        let target = Tensor::floats(backend, scene.dtype, &scene.target, &plain);
+        let rows = scene.draft_rows.as_ref().map(|rows| {
+            let columns = rows.shape[2];
+            let values = Array::from_fn(&[batch, nodes - 1, columns], |at| rows[[at[0], at[1], at[2]]]);
+            Tensor::floats(backend, F32, &values, &plain)
+        });
+        let map = scene.map.as_ref().map(|map| place(I32, map));
+        let (seeds, positions) = (place(I64, &scene.seeds), place(I64, &scene.positions));
+        let out = |shape: &[usize]| Tensor::poisoned(backend, I32, shape, &plain);
+        let (next_token, accepted, committed, status) =
+            (out(&[batch]), out(&[batch]), out(&[batch, nodes]), out(&[batch]));
+        let given = |t: &Option<Tensor>| t.as_ref().map_or(absent(), Tensor::c);
+        let temperature_last = scene.settings[0].temperature_last;
+        let args = vwd_verify_sample_args {
+            rule: if scene.rule == VWD_WALK_COUPLED { VWD_ACCEPT_COUPLED } else { VWD_ACCEPT_REJECTION },
+            flags: scene.flags | if temperature_last { VWD_SAMPLE_TEMPERATURE_LAST } else { 0 },
+            draft: draft.c(),
+            target: target.c(),
+            draft_rows: given(&rows),
+            draft_map: given(&map),
+            temperature: temperature.c(),
+            top_k: top_k.c(),
+            top_p: top_p.c(),
+            min_p: min_p.c(),
+            seeds: seeds.c(),
+            positions: positions.c(),
+            next_token: next_token.c(),
+            accepted: accepted.c(),
+            committed: committed.c(),
+            status: status.c(),
+            ..args()
+        };
+        // SAFETY: the tensors outlive the call.
+        backend.finish(unsafe { vwd_verify_sample(backend.session(), &args, backend.stream()) });
+        assert_eq!(found.accepted, accepted.read_ints().data);
+        assert_eq!(found.next_token, next_token.read_ints().data);
+        assert_eq!(found.committed, committed.read_ints());
+        assert_eq!(found.status, status.read_ints().data);
+    });
+}
+
+/// By COUPLED, and greedily, a text is the same in steps of one token and by any tree.
+fn tree_sample_commits_the_same_text_whatever_was_drafted(backend: &Backend) {
+    const LENGTH: usize = 20;
+    rounds(4, |rng| {
+        let vocabulary = rng.pick(&[3, 60, 5000]);
+        let dtype = rng.pick(&[F32, BF16]);
+        // The row that decides a position, whatever precedes.
+        let rows = logits(rng, &[LENGTH + 16, vocabulary], dtype);
+        let settings = Settings { temperature: F32.round(rng.pick(&[0.0, 0.8])), top_p: F32.round(0.9), ..PLAIN };
+        let seed = rng.int(0..=1 << 40);
+        let mut text = |nodes: usize| {
+            let (mut text, mut most): (Vec<i64>, _) = (vec![], 0);
+            while text.len() < LENGTH {
+                let parents = random_parents(rng, nodes);
+                let depths: Vec<usize> =
+                    ancestries(&parents).iter().map(|path| path.as_ref().expect("sound").len() - 1).collect();
+                let at = text.len();
+                let row = |v: usize| rows.row([at + depths[v].min(15)]).to_vec();
+                let target = Array::new(&[1, nodes, vocabulary], (0..nodes).flat_map(row).collect());
+                let mut scene = Scene::plain(VWD_WALK_COUPLED, &parents, target);
+                scene.tokens = Array::from_fn(&[1, nodes], |node| match rng.one_in(3) {
+                    true => rng.int(-1..=2),
+                    // What its position draws, mostly.
+                    false => {
+                        let row = rows.row([(at + depths[node[1]] + LENGTH + 15) % (LENGTH + 16)]);
+                        let p = distribution(row, false, &settings).ok().flatten();
+                        let u = uniform(seed, (at + depths[node[1]]) as i64 - 1, 1, 0);
+                        let draw = |p: Vec<f64>| sampling::draw(&p, u).ok();
+                        p.and_then(draw).unwrap_or(likeliest(row)) as i64
+                    }
+                });
+                (scene.dtype, scene.places) = (dtype, nodes.min(14));
+                (scene.settings, scene.seeds, scene.positions) = (vec![settings], vec![seed], vec![at as i64]);
+                let found = scene.run(backend, None);
+                most = most.max(found.accepted[0]);
+                text.extend(found.committed.data.iter().filter(|&&token| token >= 0));
+            }
+            text.truncate(LENGTH);
+            (text, most)
+        };
+        let (plain, none) = text(1);
+        assert_eq!(none, 0);
+        let mut accepted = 0;
+        for nodes in [2, 5, 12] {
+            let (found, most) = text(nodes);
+            assert_eq!(found, plain, "{nodes} nodes");
+            accepted += most;
+        }
+        assert!(accepted > 0, "some drafts are accepted");
+    });
+}
+
+/// Its place, the batch and other trees change not one bit.
+fn tree_sample_of_a_request_depends_on_no_other(backend: &Backend) {
+    rounds(8, |rng| {
+        let vocabulary = rng.pick(&[9, 300]);
+        let scene = random(rng, 5, 7, vocabulary);
+        let all = scene.run(backend, None);
+        for i in 0..5 {
+            let found = scene.alone(i).run(backend, None);
+            assert_eq!(found.committed.data, all.committed.row([i]), "request {i}");
+            assert_eq!(found.path.data, all.path.row([i]), "request {i}");
+            assert_eq!(found.status[0], all.status[i], "request {i}");
+        }
+    });
+}
+
+/// To the bit, margins or not.
+fn tree_sample_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
+    let cpu = Backend::cpu(2);
+    rounds(24, |rng| {
+        let (batch, nodes) = (rng.size(1..=3), rng.pick(&[1, 4, 9, 20]));
+        let vocabulary = rng.pick(&[3, 200, 4100, 9000]);
+        let mut scene = random(rng, batch, nodes, vocabulary);
+        // Draft rows much like the target's have small residuals, where a bit matters.
+        let columns = scene.draft_rows.as_ref().map_or(0, |rows| rows.shape[2]);
+        if scene.flags == 0 && columns == vocabulary && scene.map.is_none() && rng.one_in(2) {
+            let near = scene.target.data.iter().map(|x| F32.round(x + 0.1 * rng.normal())).collect();
+            scene.draft_rows = Some(Array::new(&scene.target.shape, near));
+            scene.draft(rng);
+        }
+        assert_eq!(scene.run(backend, None), scene.run(&cpu, None), "rule {}", scene.rule);
+    });
+}
+
+/// Segments are of 4096 tokens, columns of a draft's row among them; walks are of many nodes.
+fn tree_sample_takes_large_vocabularies_and_trees(backend: &Backend) {
+    let (mut sure, mut all) = (0, 0);
+    let is_emulated = backend.times(1000) < 1000;
+    let (largest, most) = if is_emulated { (1 << 15, 64) } else { (1 << 20, 1024) };
+    rounds(1, |rng| {
+        for rule in RULES {
+            for (batch, nodes, vocabulary) in [(2, 8, 4097), (1, 5, 12_001), (1, 3, largest), (1, most, 5), (2, 64, 40)]
+            {
+                let mut scene = random(rng, batch, nodes, vocabulary);
+                scene.rule = rule;
+                scene.draft(rng);
+                sure += scene.check(backend, None);
+                all += batch;
+            }
+        }
+        // A chain whose every node is accepted: what was drawn from is what decides, and has one token.
+        let hot = Array::from_fn(&[1, most, 5], |at| if at[2] == at[1] % 5 { 0.0 } else { f64::NEG_INFINITY });
+        let chain: Vec<i64> = (-1..most as i64 - 1).collect();
+        for rule in RULES {
+            let mut scene = Scene::plain(rule, &chain, hot.clone());
+            scene.draft_rows = Some(hot.clone());
+            scene.tokens = Array::from_fn(&[1, most], |at| (at[1] as i64 + 4) % 5);
+            assert_eq!(scene.run(backend, None).accepted, [most as i64 - 1]);
+        }
+    });
+    assert!(sure * 2 >= all, "the formulas are sure of {sure} of {all} requests");
+}
+
+/// A root with many children, most of which are refused: duplicates, tokens that are none, and ones that were certain.
+fn tree_sample_tries_many_siblings(backend: &Backend) {
+    let cpu = Backend::cpu(1);
+    let (mut sure, mut all) = (0, 0);
+    rounds(12, |rng| {
+        let vocabulary = rng.pick(&[8, 60, 4200]);
+        let nodes = rng.size(5..=if backend.times(1000) < 1000 { 9 } else { 40 });
+        let mut parents = vec![0; nodes];
+        parents[0] = -1;
+        let target = Array::from_fn(&[4, nodes, vocabulary], |_| F32.round(rng.normal()));
+        let mut scene = Scene::plain(rng.pick(&RULES[1..]), &parents, target);
+        // The target wants what the drafter does not.
+        scene.draft_rows = (!rng.one_in(4)).then(|| scene.target.map(|x| F32.round(-x * rng.pick(&[0.5, 1.0, 8.0]))));
+        scene.tokens = Array::from_fn(&[4, nodes], |_| rng.int(-1..=vocabulary as i64));
+        if rng.one_in(2) {
+            scene.draft(rng);
+        }
+        sure += scene.check(backend, None);
+        all += 4;
+        assert_eq!(scene.run(backend, None), scene.run(&cpu, None), "rule {}", scene.rule);
+    });
+    assert!(sure * 2 >= all, "the formulas are sure of {sure} of {all} requests");
+}
+
+fn tree_sample_tells_what_cannot_be_drawn(backend: &Backend) {
+    let (none, infinite, nan) = (f64::NEG_INFINITY, f64::INFINITY, f64::NAN);
+    let bits = |bits: u32| bits as i64;
+    for rule in RULES {
+        // Roots: nothing to draw, all NaN, some NaN, infinite ones.
+        let rows = [[none; 4], [nan; 4], [nan, 1.0, 2.0, none], [infinite, 1.0, nan, infinite]];
+        let target = Array::from_fn(&[4, 2, 4], |at| rows[at[0]][at[2]]);
+        let scene = Scene::plain(rule, &[-1, 0], target);
+        let found = scene.run(backend, None);
+        let no_token = VWD_TREE_NO_TOKEN;
+        let expected = [no_token, no_token | VWD_SAMPLE_NAN, VWD_SAMPLE_NAN, VWD_SAMPLE_NAN].map(bits);
+        assert_eq!(found.status, expected, "rule {rule}");
+        assert_eq!((found.next_token[0], found.committed[[0, 0]], found.path[[0, 0]]), (-1, -1, 0), "rule {rule}");
+        assert_eq!(found.accepted[..2], [0, 0]);
+        assert!([1, 2].contains(&found.next_token[2]) && [0, 3].contains(&found.committed[[3, 0]]), "rule {rule}");
+
+        // A node on the path from which nothing can be drawn: what was accepted stands.
+        let hot = |token: usize| Array::from_fn(&[4], |at| if at[0] == token { 0.0 } else { none }).data;
+        let target = Array::new(&[1, 3, 4], [hot(2), vec![none; 4], hot(1)].concat());
+        let mut scene = Scene::plain(rule, &[-1, 0, 1], target);
+        scene.tokens = Array::new(&[1, 3], vec![0, 2, 1]);
+        let found = scene.run(backend, None);
+        assert_eq!((found.accepted[0], found.next_token[0], found.status[0]), (1, -1, bits(no_token)), "rule {rule}");
+        assert_eq!((found.path.data, found.committed.data), (vec![0, 1, -1], vec![2, -1, -1]), "rule {rule}");
+
+        // No nodes, a negative number of them, and too many; the path has one place.
+        let mut scene = Scene::plain(rule, &[-1, 0], Array::filled(&[4, 2, 4], 0.0));
+        (scene.counts, scene.places) = (Some(vec![0, -5, i32::MAX as i64, 1]), 1);
+        let found = scene.run(backend, None);
+        assert_eq!(found.status, [0, 0, bits(VWD_TREE_CLAMPED), 0], "rule {rule}");
+        assert_eq!((&found.path.data[..], &found.accepted[..]), (&[-1, -1, 0, 0][..], &[0; 4][..]), "rule {rule}");
+        assert_eq!(found.next_token[..2], [-1, -1]);
+        assert!(found.next_token[2] >= 0 && found.next_token[2] == found.committed[[2, 0]]);
+
+        // Parents that are −1, themselves or above: the first child alone is one.
+        let mut scene =
+            Scene::plain(rule, &[7, 0, -1, 3, 6, 2], Array::new(&[1, 6, 4], [(); 6].map(|()| hot(2)).concat()));
+        scene.tokens = Array::filled(&[1, 6], 2);
+        let found = scene.run(backend, None);
+        assert_eq!((found.accepted[0], found.status[0]), (1, bits(VWD_TREE_BROKEN_LINK)), "rule {rule}");
+        assert_eq!((found.path.data[..3].to_vec(), found.next_token[0]), (vec![0, 1, -1], 2), "rule {rule}");
+    }
+    // Rows of drafts: NaN, nothing at all, and only a token that the target does not give.
+    for rule in RULES[1..].iter().copied() {
+        let target = Array::from_fn(&[3, 3, 3], |at| if at[2] == 2 { none } else { at[2] as f64 });
+        let mut scene = Scene::plain(rule, &[-1, 0, 0], target);
+        let rows = [[nan, 0.0, 0.0], [none; 3], [none, none, 0.0]];
+        scene.draft_rows = Some(Array::from_fn(&[3, 3, 3], |at| rows[at[0]][at[2]]));
+        scene.tokens = Array::new(&[3, 3], [[9, 0, 1], [9, 0, 1], [9, 2, 2]].concat());
+        let found = scene.run(backend, None);
+        // What q cannot give but p can is accepted at once.
+        assert_eq!(found.status, [bits(VWD_SAMPLE_NAN), 0, 0], "rule {rule}");
+        assert_eq!((found.accepted[0], found.accepted[1], found.accepted[2]), (1, 1, 0), "rule {rule}");
+        assert_eq!((&found.committed.row([0])[..1], &found.committed.row([1])[..1]), (&[0][..], &[0][..]));
+        assert!([0, 1].contains(&found.next_token[2]), "rule {rule}");
+    }
+}

@@ -1,0 +1,345 @@
+//! Requests of sampled walks through draft trees, and what they come to by the formulas.
+
+use crate::sampling::{
+    self, PLAIN, Settings, Turns, Unsure, any_settings, clean, distribution, drafted, likeliest, logits, uniform,
+};
+use crate::support::trees::*;
+use crate::support::*;
+use vanward::abi::*;
+use vanward::capi::*;
+
+pub const RULES: [u32; 3] = [VWD_WALK_COUPLED, VWD_WALK_INDEPENDENT, VWD_WALK_DISTINCT];
+
+/// Arguments of a call, as values.
+#[derive(Clone)]
+pub struct Scene {
+    pub rule: u32,
+    pub flags: u32,
+    pub dtype: DType,
+    /// [B, N] each.
+    pub tokens: Array<i64>,
+    pub parents: Array<i64>,
+    pub counts: Option<Vec<i64>>,
+    pub places: usize,
+    /// [B, N, V], of numbers of the dtype.
+    pub target: Array<f64>,
+    /// [B, N, Vd]
+    pub draft_rows: Option<Array<f64>>,
+    pub map: Option<Vec<i64>>,
+    pub settings: Vec<Settings>,
+    pub seeds: Vec<i64>,
+    pub positions: Vec<i64>,
+}
+
+#[derive(Debug, PartialEq, Clone)]
+pub struct Results {
+    pub accepted: Vec<i64>,
+    pub path: Array<i64>,
+    pub next_token: Vec<i64>,
+    pub committed: Array<i64>,
+    pub status: Vec<i64>,
+}
+
+/// What a request comes to by the formulas.
+#[derive(Debug)]
+pub struct Outcome {
+    pub path: Vec<usize>,
+    pub committed: Vec<i64>,
+    pub status: u32,
+}
+
+impl Scene {
+    pub fn batch(&self) -> usize {
+        self.tokens.shape[0]
+    }
+
+    pub fn nodes(&self) -> usize {
+        self.tokens.shape[1]
+    }
+
+    pub fn vocabulary(&self) -> usize {
+        self.target.shape[2]
+    }
+
+    /// Plain settings, for trees of these parents.
+    pub fn plain(rule: u32, parents: &[i64], target: Array<f64>) -> Scene {
+        let [batch, nodes, _] = target.shape[..] else { panic!("[B, N, V]") };
+        Scene {
+            rule,
+            flags: 0,
+            dtype: F32,
+            tokens: Array::filled(&[batch, nodes], 0),
+            parents: Array::new(&[batch, nodes], (0..batch).flat_map(|_| parents.to_vec()).collect()),
+            counts: None,
+            places: nodes,
+            target,
+            draft_rows: None,
+            map: None,
+            settings: vec![PLAIN; batch],
+            seeds: (0..batch as i64).collect(),
+            positions: vec![100; batch],
+        }
+    }
+
+    /// Runs it, in random layouts if there is an `rng`.
+    pub fn run(&self, backend: &Backend, mut rng: Option<&mut Rng>) -> Results {
+        let mut layout = |rank: usize| rng.as_deref_mut().map_or(Layout::default(), |rng| Layout::random(rng, rank));
+        let (batch, places) = (self.batch(), self.places);
+        let token = if batch % 2 == 0 { I32 } else { I64 };
+        let (tokens, parents) = (
+            Tensor::ints(backend, token, &self.tokens, &layout(2)),
+            Tensor::ints(backend, I32, &self.parents, &layout(2)),
+        );
+        let target = Tensor::floats(backend, self.dtype, &self.target, &layout(3));
+        let rows = self.draft_rows.as_ref().map(|rows| Tensor::floats(backend, F32, rows, &layout(3)));
+        let mut ints = |values: Option<Vec<i64>>, dtype| {
+            values.map(|values| Tensor::ints(backend, dtype, &Array::new(&[values.len()], values), &layout(1)))
+        };
+        let (counts, map) = (ints(self.counts.clone(), I32), ints(self.map.clone(), I32));
+        let (seeds, positions) = (ints(Some(self.seeds.clone()), I64), ints(Some(self.positions.clone()), token));
+        let top_k = ints(Some(self.settings.iter().map(|s| s.top_k).collect()), I32);
+        let mut floats = |of: fn(&Settings) -> f64| {
+            let values = Array::new(&[batch], self.settings.iter().map(of).collect());
+            Tensor::floats(backend, F32, &values, &layout(1))
+        };
+        let (temperature, top_p, min_p) = (floats(|s| s.temperature), floats(|s| s.top_p), floats(|s| s.min_p));
+        let mut poisoned = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &layout(shape.len()));
+        let (accepted, path) = (poisoned(I32, &[batch]), poisoned(I32, &[batch, places]));
+        let (next_token, committed) = (poisoned(token, &[batch]), poisoned(token, &[batch, places]));
+        let status = poisoned(U32, &[batch]);
+        let given = |t: &Option<Tensor>| t.as_ref().map_or(absent(), Tensor::c);
+        let temperature_last = self.settings.first().is_some_and(|s| s.temperature_last);
+        let args = vwd_verify_tree_args {
+            walk: self.rule,
+            flags: self.flags | if temperature_last { VWD_SAMPLE_TEMPERATURE_LAST } else { 0 },
+            tokens: tokens.c(),
+            parents: parents.c(),
+            node_counts: given(&counts),
+            logits: target.c(),
+            accepted: accepted.c(),
+            path: path.c(),
+            next_token: next_token.c(),
+            committed: committed.c(),
+            status: status.c(),
+            draft_rows: given(&rows),
+            draft_map: given(&map),
+            temperature: temperature.c(),
+            top_k: given(&top_k),
+            top_p: top_p.c(),
+            min_p: min_p.c(),
+            seeds: given(&seeds),
+            positions: given(&positions),
+            ..args()
+        };
+        // SAFETY: the tensors outlive the call.
+        backend.finish(unsafe { vwd_verify_tree(backend.session(), &args, backend.stream()) });
+        let inputs = [&tokens, &parents, &target, &temperature, &top_p];
+        inputs.into_iter().chain(&rows).for_each(|t| t.assert_untouched("an input"));
+        for t in [&accepted, &path, &next_token, &committed, &status] {
+            t.assert_written("an output", |_| true);
+        }
+        let word = |bytes: &Vec<u8>| u32::from_le_bytes(bytes[..].try_into().unwrap()) as i64;
+        Results {
+            accepted: accepted.read_ints().data,
+            path: path.read_ints(),
+            next_token: next_token.read_ints().data,
+            committed: committed.read_ints(),
+            status: status.read_raw().data.iter().map(word).collect(),
+        }
+    }
+
+    /// Node by node, as the contract tells it.
+    pub fn expected(&self, i: usize) -> Result<Outcome, Unsure> {
+        let (n, vocabulary, settings) = (self.nodes(), self.vocabulary(), &self.settings[i]);
+        let [of_target, of_draft] =
+            [VWD_SAMPLE_TARGET_PROBABILITIES, VWD_SAMPLE_DRAFT_PROBABILITIES].map(|flag| self.flags & flag != 0);
+        let given = self.counts.as_ref().map_or(n as i64, |counts| counts[i]);
+        let parents = &self.parents.row([i])[..given.clamp(0, n as i64) as usize];
+        let mut out = Outcome { path: vec![], committed: vec![], status: 0 };
+        out.status |= if given > n as i64 { VWD_TREE_CLAMPED } else { 0 };
+        out.status |= if is_broken(parents) { VWD_TREE_BROKEN_LINK } else { 0 };
+        let mut node = Some(0).filter(|_| !parents.is_empty());
+        while let Some(v) = node.take() {
+            let depth = out.path.len();
+            out.path.push(v);
+            let (row, saw) = clean(self.target.row([i, v]), of_target);
+            out.status |= if saw { VWD_SAMPLE_NAN } else { 0 };
+            let Some(p) = distribution(&row, of_target, if settings.is_greedy() { &PLAIN } else { settings })? else {
+                out.status |= VWD_TREE_NO_TOKEN;
+                out.committed.push(-1);
+                break;
+            };
+            let children: Vec<usize> =
+                (v + 1..parents.len()).filter(|&c| depth + 1 < self.places && parents[c] == v as i64).collect();
+            let u = |purpose, index| uniform(self.seeds[i], self.positions[i] + depth as i64, purpose, index);
+            let token = if settings.is_greedy() || self.rule == VWD_WALK_COUPLED {
+                let token = if settings.is_greedy() { likeliest(&row) } else { sampling::draw(&p, u(1, 0))? };
+                node = children.into_iter().find(|&c| self.tokens[[i, c]] == token as i64);
+                token
+            } else {
+                let tried: Vec<(usize, usize)> = children
+                    .into_iter()
+                    .enumerate()
+                    .filter(|&(_, c)| (0..vocabulary as i64).contains(&self.tokens[[i, c]]))
+                    .collect();
+                let q = match &self.draft_rows {
+                    Some(rows) if !tried.is_empty() => {
+                        let all: Vec<i64> = (0..rows.shape[2] as i64).collect();
+                        let map = self.map.as_deref().unwrap_or(&all);
+                        let (q, saw) = drafted(rows.row([i, v]), map, vocabulary, of_draft, settings)?;
+                        out.status |= if saw { VWD_SAMPLE_NAN } else { 0 };
+                        Some(q)
+                    }
+                    _ => None,
+                };
+                let mut turns = Turns::new(&p, q.as_deref(), self.rule == VWD_WALK_DISTINCT);
+                let mut taken = None;
+                for (rank, c) in tried {
+                    let token = self.tokens[[i, c]] as usize;
+                    if turns.accepts(token, u(0, rank as u32))? {
+                        taken = Some((c, token));
+                        break;
+                    }
+                    turns.refuse(token);
+                }
+                node = taken.map(|(c, _)| c);
+                taken.map_or_else(|| turns.draw(u(1, 0)), |(_, token)| Ok(token))?
+            };
+            out.committed.push(token as i64);
+        }
+        Ok(out)
+    }
+
+    /// Runs it and compares each request of which the formulas are sure. Returns how many those are.
+    pub fn check(&self, backend: &Backend, rng: Option<&mut Rng>) -> usize {
+        let found = self.run(backend, rng);
+        let mut sure = 0;
+        for i in 0..self.batch() {
+            let Ok(expected) = self.expected(i) else { continue };
+            sure += 1;
+            let what = format!("request {i}, rule {}, {:?}", self.rule, self.settings[i]);
+            let mut path: Vec<i64> = expected.path.iter().map(|&node| node as i64).collect();
+            let mut committed = expected.committed.clone();
+            let (accepted, next) = (path.len().max(1) as i64 - 1, committed.last().copied().unwrap_or(-1));
+            path.resize(self.places, -1);
+            committed.resize(self.places, -1);
+            assert_eq!(found.path.row([i]), path, "path of {what}");
+            assert_eq!(found.committed.row([i]), committed, "committed of {what}");
+            assert_eq!((found.accepted[i], found.next_token[i]), (accepted, next), "{what}");
+            assert_eq!(found.status[i], expected.status as i64, "status of {what}");
+        }
+        sure
+    }
+
+    /// Draws each child from its parent's row by `rng`, as the rule would have it; by COUPLED as one likes.
+    pub fn draft(&mut self, rng: &mut Rng) {
+        let (n, vocabulary) = (self.nodes(), self.vocabulary());
+        let all: Vec<i64> = (0..vocabulary as i64).collect();
+        let of_draft = self.flags & VWD_SAMPLE_DRAFT_PROBABILITIES != 0;
+        for i in 0..self.batch() {
+            for v in 0..n {
+                let q = self.draft_rows.as_ref().and_then(|rows| {
+                    let map = self.map.as_deref().unwrap_or(&all);
+                    let settings = Some(&self.settings[i]).filter(|settings| !settings.is_greedy());
+                    drafted(rows.row([i, v]), map, vocabulary, of_draft, settings.unwrap_or(&PLAIN)).ok()
+                });
+                let Some((mut q, _)) = q else { continue };
+                for c in (v + 1..n).filter(|&c| self.parents[[i, c]] == v as i64) {
+                    let total: f64 = q.iter().sum();
+                    let mut left = rng.unit() * total;
+                    let token = q.iter().position(|w| {
+                        left -= w;
+                        left < 0.0
+                    });
+                    self.tokens[[i, c]] = token.map_or(-1, |token| token as i64);
+                    if let Some(token) = token.filter(|_| self.rule == VWD_WALK_DISTINCT) {
+                        q[token] = 0.0;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Request `i` alone.
+    pub fn alone(&self, i: usize) -> Scene {
+        let row = |t: &Array<i64>| Array::new(&[1, self.nodes()], t.row([i]).to_vec());
+        let rows = |t: &Array<f64>| Array::new(&[&[1], &t.shape[1..]].concat(), t.row([i]).to_vec());
+        Scene {
+            tokens: row(&self.tokens),
+            parents: row(&self.parents),
+            counts: self.counts.as_ref().map(|counts| vec![counts[i]]),
+            target: rows(&self.target),
+            draft_rows: self.draft_rows.as_ref().map(rows),
+            settings: vec![self.settings[i]],
+            seeds: vec![self.seeds[i]],
+            positions: vec![self.positions[i]],
+            ..self.clone()
+        }
+    }
+
+    /// So many requests like request 0, each with a seed or a position of its own.
+    pub fn repeated(&self, batch: usize, first: usize) -> Scene {
+        let times = |t: &Array<f64>| {
+            let data = (0..batch).flat_map(|_| t.row([0]).to_vec()).collect();
+            Array::new(&[&[batch], &t.shape[1..]].concat(), data)
+        };
+        let row =
+            |t: &Array<i64>| Array::new(&[batch, self.nodes()], (0..batch).flat_map(|_| t.row([0]).to_vec()).collect());
+        let by_seed = !first.is_multiple_of(2000);
+        Scene {
+            tokens: row(&self.tokens),
+            parents: row(&self.parents),
+            counts: self.counts.as_ref().map(|counts| vec![counts[0]; batch]),
+            target: times(&self.target),
+            draft_rows: self.draft_rows.as_ref().map(times),
+            settings: vec![self.settings[0]; batch],
+            seeds: (0..batch).map(|i| if by_seed { (first + i) as i64 } else { 42 }).collect(),
+            positions: (0..batch).map(|i| if by_seed { 7 } else { ((first + i) * self.nodes()) as i64 }).collect(),
+            ..self.clone()
+        }
+    }
+}
+
+/// Everything at random. Children are mostly drawn as the rule takes them to be, now and then from anything.
+pub fn random(rng: &mut Rng, batch: usize, nodes: usize, vocabulary: usize) -> Scene {
+    let dtype = rng.pick(&[F32, F16, BF16]);
+    let temperature_last = rng.one_in(4);
+    let columns = if rng.one_in(2) { vocabulary } else { rng.size(1..=vocabulary) };
+    let has_rows = rng.one_in(2);
+    let map = (has_rows && rng.one_in(2)).then(|| rng.subset(vocabulary, columns).iter().map(|&j| j as i64).collect());
+    let is_weights = [rng.one_in(4), rng.one_in(3)];
+    let weigh = |values: Array<f64>, dtype: DType, is: bool| match is {
+        true => values.map(|&x| dtype.round((x / 2.0).exp())),
+        false => values,
+    };
+    let parents = (0..batch).flat_map(|_| {
+        let mut parents = random_parents(rng, nodes);
+        if rng.one_in(3) {
+            break_some(rng, &mut parents);
+        }
+        parents
+    });
+    let parents = Array::new(&[batch, nodes], parents.collect());
+    let draft_rows = has_rows.then(|| logits(rng, &[batch, nodes, columns], F32));
+    let target = logits(rng, &[batch, nodes, vocabulary], dtype);
+    let mut scene = Scene {
+        rule: rng.pick(&RULES),
+        flags: is_weights[0] as u32 * VWD_SAMPLE_TARGET_PROBABILITIES
+            + is_weights[1] as u32 * VWD_SAMPLE_DRAFT_PROBABILITIES,
+        dtype,
+        tokens: Array::from_fn(&[batch, nodes], |_| rng.int(-1..=vocabulary as i64)),
+        parents,
+        counts: rng.one_in(2).then(|| (0..batch).map(|_| rng.int(-1..=nodes as i64 + 2)).collect()),
+        places: if rng.one_in(3) { rng.size(1..=nodes) } else { nodes },
+        target: weigh(target, dtype, is_weights[0]),
+        draft_rows: draft_rows.map(|rows| weigh(rows, F32, is_weights[1])),
+        map,
+        settings: (0..batch).map(|_| any_settings(rng, temperature_last)).collect(),
+        seeds: (0..batch).map(|_| rng.int(i64::MIN..=i64::MAX)).collect(),
+        positions: (0..batch).map(|_| rng.int(0..=1 << 20)).collect(),
+    };
+    if !rng.one_in(4) {
+        scene.draft(rng);
+    }
+    scene
+}
