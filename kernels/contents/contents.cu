@@ -41,16 +41,16 @@ struct View {
     }
 };
 
-// ⌊(of − less + per_position·r + plus) / divisor⌋ in 0 … most; r is coordinate 1 of the element.
+// times·⌊(of − less + per_position·r + plus) / divisor⌋ in 0 … most; r is coordinate 1 of the element.
 struct Number {
     View of, less;
-    int64 per_position, plus, divisor, most;
+    int64 per_position, plus, divisor, times, most;
 
     __device__ int64 at(const At &at) const {
         int64 sum = per_position * at.d[1] + plus;
         if (of.data) sum += as<int32>(of.at(at));
         if (less.data) sum -= as<int32>(less.at(at));
-        return sum < 0 ? 0 : min(int64(uint64(sum) / uint64(divisor)), most);
+        return sum < 0 ? 0 : min(int64(uint64(sum) / uint64(divisor)) * times, most);
     }
 };
 

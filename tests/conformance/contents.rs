@@ -377,6 +377,10 @@ fn contents_of_index_update_are_checked(backend: &Backend) {
             (&table, 0, -2.0, "index.table[0, 0]: −2; expected −1 or 0 to 3"),
         ];
         check(backend, &[&max, &min], wrong, |session, stream| update(&extremes, session, stream));
+        // A block of two pages is summarised from both, though the tokens before `begin` are not new.
+        let of_two_pages = vwd_index { block_size: 8, ..extremes };
+        let wrong: &[Wrong] = &[(&s.table, 3, -1.0, "page_table[1, 0]: −1; expected 0 to 3")];
+        check(backend, &[&max, &min], wrong, |session, stream| update(&of_two_pages, session, stream));
         let unread = [&s.table, &table].map(|table| table.good.clone());
         for (input, good) in [&s.table, &table].into_iter().zip(&unread) {
             let mut open = good.clone();

@@ -99,5 +99,5 @@ unsafe fn number(n: &Number, at: At) -> i64 {
     };
     let [of, less] = [&n.of, &n.less].map(|t| t.as_ref().map_or(0, read));
     let sum = of - less + n.per_position * at[1] as i64 + n.plus;
-    if sum < 0 { 0 } else { (sum / n.divisor).min(n.most) }
+    if sum < 0 { 0 } else { (sum / n.divisor * n.times).min(n.most) }
 }

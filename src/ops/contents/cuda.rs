@@ -27,6 +27,7 @@ kernel_struct! {
         per_position: i64,
         plus: i64,
         divisor: i64,
+        times: i64,
         most: i64,
     }
 }
@@ -74,8 +75,8 @@ const NONE: u64 = u64::MAX;
 impl NumberParams {
     fn new(n: &Number) -> NumberParams {
         let view = |t| View::optional(t, |t| View::new(t, std::array::from_fn(|d| d)));
-        let &Number { per_position, plus, divisor, most, .. } = n;
-        NumberParams { of: view(&n.of), less: view(&n.less), per_position, plus, divisor, most }
+        let &Number { per_position, plus, divisor, times, most, .. } = n;
+        NumberParams { of: view(&n.of), less: view(&n.less), per_position, plus, divisor, times, most }
     }
 }
 

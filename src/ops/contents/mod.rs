@@ -9,7 +9,7 @@ mod cuda;
 mod shared;
 
 pub(super) use cuda::Kernels;
-pub use shared::{Tokens, list, page_table, q_lens, scale, seq_lens};
+pub use shared::{Tokens, list, page_table, pages_of_begun_blocks, q_lens, scale, seq_lens};
 
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
@@ -61,7 +61,7 @@ enum Is<'a> {
     Number,
 }
 
-/// A number for each element: ⌊(of − less + per_position·r + plus) / divisor⌋, at least 0 and at most `most`. `of` and `less` are
+/// A number for each element: times·⌊(of − less + per_position·r + plus) / divisor⌋, at least 0 and at most `most`. `of` and `less` are
 /// int32 tensors at the leading coordinates of the element, whose dimensions of extent 1 stand for any; absent ones are 0. r is
 /// the element's coordinate in dimension 1.
 #[derive(Clone, Copy)]
@@ -71,6 +71,7 @@ pub struct Number<'a> {
     per_position: i64,
     plus: i64,
     divisor: i64,
+    times: i64,
     most: i64,
 }
 
@@ -83,7 +84,7 @@ fn bounded(n: usize) -> i64 {
 
 impl<'a> Number<'a> {
     pub fn constant(n: usize) -> Number<'a> {
-        Number { of: None, less: None, per_position: 0, plus: bounded(n), divisor: 1, most: i64::MAX }
+        Number { of: None, less: None, per_position: 0, plus: bounded(n), divisor: 1, times: 1, most: i64::MAX }
     }
 
     pub fn of(t: Tensor<'a>) -> Number<'a> {
@@ -116,6 +117,11 @@ impl<'a> Number<'a> {
     /// ⌈self / n⌉; as [`Number::over`].
     pub fn over_up(self, n: usize) -> Number<'a> {
         self.plus(n.max(1) - 1).over(n)
+    }
+
+    /// `self · n`, after any division.
+    pub fn times(self, n: usize) -> Number<'a> {
+        Number { times: n as i64, ..self }
     }
 
     pub fn at_most(self, n: usize) -> Number<'a> {

@@ -53,6 +53,14 @@ pub enum Kind<'a> {
 }
 
 impl<'a> Kind<'a> {
+    /// Tokens of a block, of the kinds that summarise blocks.
+    fn block_size(&self) -> Option<usize> {
+        match self {
+            Kind::MinMax { block_size, .. } | Kind::Axis(Axes { block_size, .. }) => Some(*block_size),
+            Kind::Mean { .. } | Kind::Label(_) => None,
+        }
+    }
+
     /// One of the summaries, [pages, rows, Hk, ..].
     fn first(&self) -> &Tensor<'a> {
         match self {
@@ -339,16 +347,14 @@ impl<'a> UpdateRequest<'a> {
         let pages = Pages::new(&checks, &k, ["page_table", "seq_lens"], &c.page_table, &c.seq_lens, ("B", ANY))?;
         let begin = checks.optional_input("begin", &c.begin, &[DType::I32], &[("B", pages.batch())])?;
         let index = Index::from_c(&checks, index, pages.batch(), ("D of k", k.dim(3)))?;
-        match &index.kind {
-            Kind::MinMax { block_size, max, .. } => {
-                pages.check_block_size("index.block_size", *block_size)?;
-                // Extremes of 16 or 32 bits are stored as they are.
-                if !k.dtype.is_float8() {
-                    max.of(k.dtype)?;
-                }
-            }
-            Kind::Axis(axes) => pages.check_block_size("index.block_size", axes.block_size)?,
-            _ => {}
+        if let Some(block_size) = index.kind.block_size() {
+            pages.check_block_size("index.block_size", block_size)?;
+        }
+        // Extremes of 16 or 32 bits are stored as they are.
+        if let Kind::MinMax { max, .. } = &index.kind
+            && !k.dtype.is_float8()
+        {
+            max.of(k.dtype)?;
         }
         let outputs = index.summaries();
         for out in outputs.into_iter().flatten() {
@@ -382,6 +388,8 @@ impl<'a> UpdateRequest<'a> {
         let mut rules = vec![contents::seq_lens(pages)];
         rules.extend(begin.map(|begin| Rule::within(begin, 0, Number::of(pages.seq_lens).plus(1))));
         rules.extend(contents::page_table(pages, *begin));
+        let block_size = index.kind.block_size();
+        rules.extend(begin.zip(block_size).and_then(|(begin, size)| contents::pages_of_begun_blocks(pages, begin, size)));
         rules.extend(contents::scale(k_scale));
         rules.extend(index.contents(pages.seq_lens, *begin, self.k.dim(3)));
         rules.extend(index.learned().into_iter().flatten().map(|t| Rule::finite(*t)));
