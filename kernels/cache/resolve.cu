@@ -82,7 +82,8 @@ __device__ inline Found find(const ResolveParams &p, const Sequence &sequence, u
     }
     found.host_run = block * p.cache.heads.value + head;
     // Most runs have a slot, so a load for all and an atomic for the others takes less time than an atomic for all.
-    uint64 bits = __ldcg(p.layer.homes + found.host_run);
+    // Both accesses are volatile, since other CTAs may do the same to the run meanwhile.
+    uint64 bits = *static_cast<const volatile uint64 *>(p.layer.homes + found.host_run);
     if (bits == NO_HOME) bits = atomicCAS(p.layer.homes + found.host_run, NO_HOME, CLAIMED_HOME);
     const Home home = unpack(bits);
     if (home.slot >= CLAIMED) {
@@ -90,7 +91,7 @@ __device__ inline Found find(const ResolveParams &p, const Sequence &sequence, u
         return found;
     }
     found.slot = p.cache.first_slot + home.slot, found.is_resident = home.is_resident();
-    p.layer.named[home.slot] = named_at(now) | CHANCE | (found.is_resident ? IN_USE : 0);
+    static_cast<volatile uint32 *>(p.layer.named)[home.slot] = named_at(now) | CHANCE | (found.is_resident ? IN_USE : 0);
     return found;
 }
 
