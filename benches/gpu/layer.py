@@ -10,7 +10,8 @@ selection and attention over `budget` tokens by the library, and `update` and `s
 `sparse` with the update of the summaries on a second stream, beside what follows attention: the next step's selection finds it done, and
 the newest blocks are always selected. `verify` rows are a pass over several positions of each sequence, dense, with the update of their
 summaries: `gain` is the speed of lossless decoding that drafts by `sparse` (AXIS) and verifies so, over the best dense one, computed from these times
-where each draft token is accepted with probability `accepted`, an assumption. GPU time of one layer, microseconds, medians.
+where each draft token is accepted with probability `accepted`, an assumption. `calls` rows are sequences of SHORTEST tokens, where calls read
+hardly anything: what launches and dependent accesses alone take. GPU time of one layer, microseconds, medians.
 """
 
 import torch
@@ -29,6 +30,7 @@ HEADS, KV_HEADS, DIM = 32, 8, 128
 PAGE = BLOCK = 64
 INIT, LOCAL = 1, 2
 ACCEPTED = 0.95
+SHORTEST = 4 * BLOCK
 MEMORY = 0.8  # of what the device has free, for pages
 
 
@@ -161,9 +163,12 @@ class Stack:
         self.run(f"attend {k}", i, lambda: self.sequences.session.prepare_attention(
             kv=self.kv(i), q=self.q[:, -1], out=self.out[:, -1], block_size=BLOCK, list=chosen))
 
-    def sparse(self, method, k, i):
+    def update_and_select(self, method, k, i):
         self.update(method, i)
         self.select(method, k, i)
+
+    def sparse(self, method, k, i):
+        self.update_and_select(method, k, i)
         self.attend(k, i)
 
     def sparse_beside(self, method, k, i):
@@ -204,6 +209,15 @@ class Stack:
             error = ((self.out.float() - attended.float()).norm() / attended.float().norm()).item()
             assert error < 2e-2, f"XQA: error {error:.1e}"
 
+    def time_parts(self, timer, method, k):
+        parts = {
+            "update": lambda i: self.update(method, i),
+            "select": lambda i: self.update_and_select(method, k, i),
+            "sparse": lambda i: self.sparse(method, k, i),
+            "beside": lambda i: self.sparse_beside(method, k, i),
+        }
+        return {f"{method}_{name}": self.time(timer, attend) for name, attend in parts.items()}
+
     def time(self, timer, attend):
         return timer.graph(lambda i: self.layer(i, attend), self.sequences.layers, replays=9)
 
@@ -228,17 +242,7 @@ def measure(session, timer, rows, quick):
             row["dense_xqa"] = stack.time(timer, stack.xqa)
             dense = min(dense, row["dense_xqa"])
         for method in sequences.indices:
-            def part(*names):
-                def attend(i):
-                    if "update" in names:
-                        stack.update(method, i)
-                    if "select" in names:
-                        stack.select(method, k, i)
-                return attend
-
-            parts = dict(update=part("update"), select=part("update", "select"), sparse=lambda i: stack.sparse(method, k, i),
-                         beside=lambda i: stack.sparse_beside(method, k, i))
-            row.update({f"{method}_{name}": stack.time(timer, attend) for name, attend in parts.items()})
+            row.update(stack.time_parts(timer, method, k))
         row["speed"] = dense / min(row["axis_sparse"], row["minmax_sparse"])
         rows.put("layer", **row)
         for drafts in (4, 8) if not quick else (4,):
@@ -251,6 +255,13 @@ def measure(session, timer, rows, quick):
             del several
         del stack, sequences
         torch.cuda.empty_cache()
+    for batch in (1, 8):
+        stack = Stack(Sequences(session, batch, SHORTEST), weights)
+        stack.side = side
+        row = dict(batch=batch, context=SHORTEST, floor=stack.time(timer, stack.nothing), dense=stack.time(timer, stack.dense))
+        for method in stack.sequences.indices:
+            row.update(stack.time_parts(timer, method, INIT + LOCAL))
+        rows.put("calls", **row)
 
 
 if __name__ == "__main__":
