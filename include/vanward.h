@@ -1128,7 +1128,8 @@ typedef struct {
  * args->k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1), and only for keys in FP8.
  * args->page_table  [B, max_pages]     int32, optional.
  * args->seq_lens    [B]                int32. End of the range.
- * args->begin       [B]                int32, optional (absent: 0). Clamped to 0 … seq_lens[i].
+ * args->begin       [B]                int32, optional (absent: 0). Clamped to 0 … seq_lens[i]. A session that checks
+ *                                      contents refuses a −1 page of tokens before it in its block.
  * args->index                          The summaries, out; table, channels, axis_weights and axis_centre are inputs. A
  *                                      summary without a row is not stored.
  *

@@ -19,6 +19,9 @@
 //   ClusterThreshold  shared memory of all CTAs       1 – 8   scores ≥ 0                    1 – 4        labels_cluster
 //   topk_prefilter_*  global memory                   512     row / 16 wanted               1, a sample  topk (prefilter), then CtaTopK
 //
+// QuadTopK saves MINMAX 5 % of its time at 8K to 128K tokens, and up to 14 % without groups, over CtaTopK in its place (H200): bins of equal
+// width in score separate scores of both signs in one pass, where keys need two.
+//
 // TopK: the first 2048 bins have equal width. Scores of a usual spread fall into different bins, and the few that share the wanted-th
 // score's bin are compared with each other. Where more than 128 share it, the next bins hold digits of a key that sorts as scores do,
 // 11 bits a pass, so that three more passes suffice for any scores. A warp takes neighbouring scores: it finds the places of its selected
