@@ -1,4 +1,5 @@
-/* The same text by every strategy of a decoder: SERIAL, PRR, FORESEEN, and drafts that are verified (SELF).
+/* The same text by every strategy of a decoder: SERIAL, PRR, FORESEEN, and drafts that are verified (SELF); and by SERIAL and VANWARD on a
+ * tiered cache, which has slots for half of the blocks.
  *
  * The model is a toy of one layer with random weights: a token's hidden state gives its key, value and queries, and what attention returns
  * decides the next token. All of its text depends on all tokens before. */
@@ -14,6 +15,8 @@ enum {
   HQ = 2,
   D = 16,
   K = 6,           /* blocks that a selection chooses, of 19 and more */
+  AHEAD = 8,       /* blocks of a predicted list, 1.25·K */
+  SLOTS = 2 * AHEAD, /* of the cache: the lists of two steps */
   GAMMA = 4
 };
 
@@ -24,6 +27,7 @@ typedef struct {
 
 typedef struct {
   vwd_decoder *decoder;
+  vwd_kv_cache *cache; /* NULL: the keys and values are in pages */
   const model *weights;
   float *keys, *values; /* [PAGES, S, 1, D] */
   int32_t table[PAGES];
@@ -40,7 +44,24 @@ static float dot(const float *a, const float *b, int count) {
   return sum;
 }
 
-static sequence begin_sequence(const vwd_session *session, const model *weights, uint32_t strategy) {
+static vwd_kv_cache *cache_of_one_sequence(const vwd_session *session) {
+  vwd_kv_cache_options options = VWD_KV_CACHE_OPTIONS_INIT;
+  options.layers = options.kv_heads = options.max_sequences = 1;
+  options.block_size = S;
+  options.key_dim = options.value_dim = D;
+  options.dtype_code = FLOAT;
+  options.dtype_bits = 32;
+  options.max_blocks = options.host_blocks = PAGES;
+  options.slots = SLOTS;
+  vwd_kv_cache *cache = NULL;
+  uint32_t number;
+  CALL(vwd_kv_cache_create(session, &options, &cache));
+  CALL(vwd_kv_cache_add(cache, &number, NULL));
+  CHECK(number == 0); /* of a row whose step names no sequences */
+  return cache;
+}
+
+static sequence begin_sequence(const vwd_session *session, const model *weights, uint32_t strategy, int is_tiered) {
   vwd_decoder_options options = VWD_DECODER_OPTIONS_INIT;
   options.layers = 1;
   options.max_rows = 1;
@@ -50,13 +71,21 @@ static sequence begin_sequence(const vwd_session *session, const model *weights,
   options.key_dim = options.value_dim = D;
   options.dtype_code = FLOAT;
   options.dtype_bits = 32;
-  options.page_size = options.block_size = S;
-  options.pages = PAGES;
+  options.block_size = S;
   options.policy.method = VWD_SELECT_MINMAX;
   options.policy.k = K;
   options.policy.init_blocks = options.policy.local_blocks = 1;
-  options.policy.strategy = strategy; /* PRR predicts the scores of the step before; lists made ahead have 1.25·K blocks */
-  sequence s = {NULL, weights, floats(PAGES * S * D), floats(PAGES * S * D), {0}, 0};
+  options.policy.strategy = strategy; /* PRR and VANWARD predict from the scores of the step before; lists made ahead have 1.25·K blocks */
+  sequence s = {NULL, NULL, weights, NULL, NULL, {0}, 0};
+  if (is_tiered) {
+    s.cache = cache_of_one_sequence(session);
+    CALL(vwd_decoder_create_on_cache(session, &options, s.cache, &s.decoder));
+    return s;
+  }
+  options.page_size = S;
+  options.pages = PAGES;
+  s.keys = floats(PAGES * S * D);
+  s.values = floats(PAGES * S * D);
   for (int p = 0; p < PAGES; p++) s.table[p] = p;
   CALL(vwd_decoder_create(session, &options, &s.decoder));
   return s;
@@ -64,6 +93,7 @@ static sequence begin_sequence(const vwd_session *session, const model *weights,
 
 static void end_sequence(sequence *s) {
   vwd_decoder_release(s->decoder);
+  vwd_kv_cache_release(s->cache);
   free(s->keys);
   free(s->values);
 }
@@ -83,7 +113,10 @@ static void step(sequence *s, uint32_t mode, const int32_t *tokens, int count, i
   vwd_decoder_step begin = VWD_DECODER_STEP_INIT;
   begin.mode = mode;
   begin.positions = (uint32_t)count;
-  begin.page_table = i32(s->table, 2, 1, PAGES);
+  if (s->cache)
+    CALL(vwd_kv_cache_extend(s->cache, 0, (uint64_t)len, NULL));
+  else
+    begin.page_table = i32(s->table, 2, 1, PAGES);
   begin.seq_lens = i32(&len, 1, 1);
   CALL(vwd_decoder_begin(s->decoder, &begin, NULL));
 
@@ -95,8 +128,10 @@ static void step(sequence *s, uint32_t mode, const int32_t *tokens, int count, i
   CALL(vwd_decoder_foresee(s->decoder, NULL, &foresee, NULL));
 
   vwd_decoder_attend_args attend = VWD_DECODER_ATTEND_ARGS_INIT;
-  attend.k = f32(s->keys, 4, PAGES, S, 1, D);
-  attend.v = f32(s->values, 4, PAGES, S, 1, D);
+  if (!s->cache) {
+    attend.k = f32(s->keys, 4, PAGES, S, 1, D);
+    attend.v = f32(s->values, 4, PAGES, S, 1, D);
+  }
   attend.new_k = f32(k, 4, 1, count, 1, D);
   attend.new_v = f32(v, 4, 1, count, 1, D);
   attend.q = f32(q, 4, 1, count, HQ, D);
@@ -115,11 +150,11 @@ static void step(sequence *s, uint32_t mode, const int32_t *tokens, int count, i
   s->len += count;
 }
 
-/* The prompt's tokens, one by one; the token after them is returned. */
+/* The prompt's tokens, one by one; the token after them is returned. Rows are always sparse on a cache. */
 static int32_t prefill(sequence *s, const int32_t *prompt) {
   int32_t next = 0;
   float out[HQ * D];
-  for (int t = 0; t < PROMPT; t++) step(s, VWD_DECODER_DENSE, &prompt[t], 1, &next, out);
+  for (int t = 0; t < PROMPT; t++) step(s, s->cache ? VWD_DECODER_SPARSE : VWD_DECODER_DENSE, &prompt[t], 1, &next, out);
   return next;
 }
 
@@ -128,17 +163,17 @@ static int count_of(vwd_tensor t) { return *(int32_t *)t.data; }
 typedef struct {
   int32_t text[TOKENS];
   float out[TOKENS][HQ * D];
-  int selected, predicted, missed;
+  int selected, predicted, missed, fetched;
 } result;
 
 /* Decodes by a strategy; with `given` it is told the text, so that results can be compared step by step. */
 static void decode(const vwd_session *session, const model *weights, const int32_t *prompt, uint32_t mode, uint32_t strategy,
-                   const int32_t *given, result *made) {
-  sequence s = begin_sequence(session, weights, strategy);
+                   int is_tiered, const int32_t *given, result *made) {
+  sequence s = begin_sequence(session, weights, strategy, is_tiered);
   vwd_decoder_details details = VWD_DECODER_DETAILS_INIT;
   CALL(vwd_decoder_info(s.decoder, &details));
   made->text[0] = prefill(&s, prompt);
-  made->selected = made->predicted = made->missed = 0;
+  made->selected = made->predicted = made->missed = made->fetched = 0;
   for (int n = 0; n < TOKENS; n++) {
     const int32_t token = given ? given[n] : made->text[n];
     int32_t next;
@@ -147,13 +182,14 @@ static void decode(const vwd_session *session, const model *weights, const int32
     made->selected += count_of(details.selected);
     made->predicted += count_of(details.predicted);
     made->missed += count_of(details.missed);
+    if (is_tiered) made->fetched += count_of(details.fetched);
   }
   end_sequence(&s);
 }
 
 /* Drafts by sparse steps, verifies by dense ones. Returns how many steps of either kind it took. */
 static int draft_and_verify(const vwd_session *session, const model *weights, const int32_t *prompt, int32_t *text, int *accepted_in_all) {
-  sequence s = begin_sequence(session, weights, VWD_STRATEGY_SERIAL);
+  sequence s = begin_sequence(session, weights, VWD_STRATEGY_SERIAL, 0);
   vwd_decoder_details details = VWD_DECODER_DETAILS_INIT;
   CALL(vwd_decoder_info(s.decoder, &details));
   float out[(GAMMA + 1) * HQ * D];
@@ -199,24 +235,34 @@ int main(void) {
   int32_t prompt[PROMPT];
   for (int t = 0; t < PROMPT; t++) prompt[t] = (int32_t)((uniform(&seed) + 1) * 0.499f * VOCABULARY);
 
-  static result dense, serial, prr, foreseen;
-  decode(session, &weights, prompt, VWD_DECODER_DENSE, VWD_STRATEGY_SERIAL, NULL, &dense);
+  static result dense, serial, prr, foreseen, tiered, vanward;
+  decode(session, &weights, prompt, VWD_DECODER_DENSE, VWD_STRATEGY_SERIAL, 0, NULL, &dense);
 
   /* PRR attends a predicted list while the selection runs, and repairs it exactly: the results are SERIAL's, bit for bit. */
-  decode(session, &weights, prompt, VWD_DECODER_SPARSE, VWD_STRATEGY_SERIAL, NULL, &serial);
-  decode(session, &weights, prompt, VWD_DECODER_SPARSE, VWD_STRATEGY_PRR, NULL, &prr);
+  decode(session, &weights, prompt, VWD_DECODER_SPARSE, VWD_STRATEGY_SERIAL, 0, NULL, &serial);
+  decode(session, &weights, prompt, VWD_DECODER_SPARSE, VWD_STRATEGY_PRR, 0, NULL, &prr);
   CHECK(memcmp(serial.out, prr.out, sizeof serial.out) == 0);
   CHECK(memcmp(serial.text, prr.text, sizeof serial.text) == 0);
   CHECK(prr.selected == TOKENS * K && 0 < prr.missed && prr.missed < prr.selected);
   printf("PRR: the text of SERIAL; %d of %d selected blocks were missed and repaired\n", prr.missed, prr.selected);
 
   /* FORESEEN attends the longer list that was made before the queries were there. Both are told the dense text. */
-  decode(session, &weights, prompt, VWD_DECODER_SPARSE, VWD_STRATEGY_SERIAL, dense.text, &serial);
-  decode(session, &weights, prompt, VWD_DECODER_SPARSE, VWD_STRATEGY_FORESEEN, dense.text, &foreseen);
+  decode(session, &weights, prompt, VWD_DECODER_SPARSE, VWD_STRATEGY_SERIAL, 0, dense.text, &serial);
+  decode(session, &weights, prompt, VWD_DECODER_SPARSE, VWD_STRATEGY_FORESEEN, 0, dense.text, &foreseen);
   const double of_serial = relative_error(&serial.out[0][0], &dense.out[0][0], TOKENS * HQ * D);
   const double of_foreseen = relative_error(&foreseen.out[0][0], &dense.out[0][0], TOKENS * HQ * D);
   CHECK(foreseen.predicted >= TOKENS * 8 && of_foreseen < of_serial);
   printf("FORESEEN: error %.3f against dense attention, where SERIAL has %.3f\n", of_foreseen, of_serial);
+
+  /* The same blocks, from slots of a tiered cache. SERIAL waits for those that are not there; VANWARD has fetched the predicted ones a step
+   * ahead, attends what is there and repairs the rest. The results are those of SERIAL on pages, bit for bit. */
+  decode(session, &weights, prompt, VWD_DECODER_SPARSE, VWD_STRATEGY_SERIAL, 1, dense.text, &tiered);
+  decode(session, &weights, prompt, VWD_DECODER_SPARSE, VWD_STRATEGY_VANWARD, 1, dense.text, &vanward);
+  CHECK(memcmp(serial.out, tiered.out, sizeof serial.out) == 0);
+  CHECK(memcmp(serial.out, vanward.out, sizeof serial.out) == 0);
+  CHECK(0 < vanward.fetched && vanward.fetched < tiered.fetched && tiered.fetched < tiered.selected);
+  printf("VANWARD: the results of SERIAL; %d of %d selected blocks were waited for, by SERIAL %d\n", vanward.fetched, vanward.selected,
+         tiered.fetched);
 
   /* Drafts by sparse attention, verified by dense attention: the dense text, in fewer dense steps. */
   int32_t text[TOKENS];

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math"
 	"path/filepath"
+	"runtime"
 	"testing"
 )
 
@@ -380,6 +381,52 @@ func TestKvCache(t *testing.T) {
 	must(t, cache.Free(fork, 0))
 	if err := cache.Free(fork, 0); !errors.Is(err, ErrInvalidArgument) {
 		t.Error(err)
+	}
+}
+
+func TestDecoderOnCache(t *testing.T) {
+	const tokens = 40
+	s := cpuSession(t)
+	for _, strategy := range []Strategy{StrategySerial, StrategyVanward} {
+		cache, err := s.NewKvCache(KvCacheOptions{
+			Layers: 1, KVHeads: 1, BlockSize: 8, KeyDim: 16, ValueDim: 16, DType: F32,
+			MaxSequences: 1, MaxBlocks: 5, HostBlocks: 5, Slots: 14,
+		})
+		must(t, err)
+		decoder, err := s.NewDecoderOnCache(DecoderOptions{
+			Layers: 1, MaxRows: 1, QueryHeads: 1, KVHeads: 1, KeyDim: 16, ValueDim: 16, DType: F32, BlockSize: 8,
+			Policy: DecoderPolicy{Method: SelectMinMax, K: 5, Strategy: strategy},
+		}, cache)
+		must(t, err)
+		sequence, err := cache.Add(0)
+		must(t, err)
+		must(t, cache.Extend(sequence, tokens, 0))
+
+		lens, sequences := make([]int32, 1), []int32{int32(sequence)}
+		var pins runtime.Pinner // Attend reads the tensors of the step.
+		pins.Pin(&lens[0])
+		pins.Pin(&sequences[0])
+		for token := range tokens {
+			lens[0] = int32(token + 1)
+			must(t, decoder.Begin(DecoderStep{SeqLens: Of(lens), Sequences: Of(sequences)}, 0))
+			value, zeros, out := make([]float32, 16), make([]float32, 16), make([]float32, 16)
+			for c := range value {
+				value[c] = float32(token)
+			}
+			must(t, decoder.Attend(DecoderAttendArgs{
+				NewK: Of(zeros, 1, 1, 16), NewV: Of(value, 1, 1, 16), Q: Of(zeros, 1, 1, 16), Out: Of(out, 1, 1, 16),
+			}, 0))
+			// Every block is in the list, and every score alike: the mean of the values.
+			near(t, "mean of the values", out, float64(token)/2, 1e-4)
+		}
+		pins.Unpin()
+		info, err := cache.Info()
+		must(t, err)
+		if info.Misses == 0 {
+			t.Error("nothing was fetched")
+		}
+		must(t, cache.Close()) // the decoder keeps it alive
+		must(t, decoder.Close())
 	}
 }
 

@@ -93,6 +93,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: decoder::drafts::CASES, on_cuda: true },
     Family { cases: decoder::strategies::CASES, on_cuda: true },
     Family { cases: decoder::tiered::CASES, on_cuda: true },
+    Family { cases: decoder::tiered_types::CASES, on_cuda: true },
     Family { cases: decoder::model::ON_THE_CPU, on_cuda: false },
     Family { cases: budget::CASES, on_cuda: true },
     Family { cases: budget::ON_THE_CPU, on_cuda: false },

@@ -16,6 +16,7 @@ mod graph;
 mod predict;
 mod runtime;
 mod select;
+mod tiered;
 mod tree;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -43,6 +44,7 @@ fn main() {
         cache::CASES,
         calls::CASES,
         decoder::CASES,
+        tiered::CASES,
         runtime::CASES,
     ];
     let trials = cases.concat().into_iter().map(|(name, case)| match &backend {

@@ -418,6 +418,52 @@ static void tiered_cache(const vw::Session &session) {
   cache.free(fork);
 }
 
+static void decoder_on_a_cache(const vw::Session &session) {
+  constexpr std::int32_t tokens = 40;
+  for (const std::uint32_t strategy : {VWD_STRATEGY_SERIAL, VWD_STRATEGY_VANWARD}) {
+    auto sizes = vw::make<vwd_kv_cache_options>();
+    sizes.layers = sizes.kv_heads = sizes.max_sequences = 1;
+    sizes.block_size = 8;
+    sizes.key_dim = sizes.value_dim = 16;
+    sizes.dtype_code = 2;
+    sizes.dtype_bits = 32;
+    sizes.max_blocks = sizes.host_blocks = 5;
+    sizes.slots = 14;
+    const auto cache = vw::KvCache::create(session, sizes);
+    auto options = vw::make<vwd_decoder_options>();
+    options.layers = options.max_rows = options.query_heads = options.kv_heads = 1;
+    options.block_size = 8;
+    options.key_dim = options.value_dim = 16;
+    options.dtype_code = 2;
+    options.dtype_bits = 32;
+    options.policy.method = VWD_SELECT_MINMAX;
+    options.policy.k = 5;
+    options.policy.strategy = strategy;
+    const auto decoder = vw::Decoder::create(session, options, cache);
+    const std::uint32_t sequence = cache.add();
+    cache.extend(sequence, tokens);
+    Ints sequences = {static_cast<std::int32_t>(sequence)};
+    std::int32_t fetched = 0;
+    for (std::int32_t t = 0; t < tokens; ++t) {
+      Ints lens = {t + 1};
+      Floats zeros(16), value(16, static_cast<float>(t)), out(16, -1);
+      auto step = vw::make<vwd_decoder_step>();
+      step.seq_lens = vw::tensor(lens);
+      step.sequences = vw::tensor(sequences);
+      decoder.begin(step);
+      auto attend = vw::make<vwd_decoder_attend_args>();
+      attend.new_k = attend.q = vw::tensor(zeros, {1, 1, 16});
+      attend.new_v = vw::tensor(value, {1, 1, 16});
+      attend.out = vw::tensor(out, {1, 1, 16});
+      decoder.attend(attend);
+      // Every block is in the list, and every score alike: the mean of the values.
+      CHECK(near(out[0], static_cast<float>(t) / 2, 1e-4f));
+      fetched += *static_cast<const std::int32_t *>(decoder.info().fetched.data);
+    }
+    CHECK(fetched > 0);
+  }
+}
+
 static void predict_update_calibrate(const vw::Session &session) {
   Floats level(3, 9), trend(3, 9), scores = {3, 1, 2};
   Ints lens = {6}, ids(2), count(1);
@@ -537,6 +583,7 @@ int main() {
       topk,
       gather,
       tiered_cache,
+      decoder_on_a_cache,
       predict_update_calibrate,
       forecast,
       budget,

@@ -81,6 +81,40 @@ class DecoderTest(unittest.TestCase):
                 _, counts = self.run_two_steps(s, by_stream, strategy=Strategy.FORESEEN)
                 self.assertEqual(counts[1], 6)
 
+    def test_a_decoder_on_a_cache_attends_blocks_that_were_fetched(self):
+        tokens, block = 40, 8
+        values = np.repeat(np.arange(tokens, dtype=np.float32), self.DIM).reshape(tokens, 1, 1, self.DIM)
+        zeros = np.zeros((1, 1, self.DIM), np.float32)
+        shape = dict(layers=1, kv_heads=1, block_size=block, key_dim=self.DIM, value_dim=self.DIM, dtype="float32")
+        for strategy in (Strategy.SERIAL, Strategy.VANWARD):
+            with (
+                session() as s,
+                vanward.KvCache(s, **shape, max_sequences=1, max_blocks=5, host_blocks=5, slots=14) as cache,
+                vanward.Decoder(
+                    s,
+                    cache=cache,
+                    **shape,
+                    max_rows=1,
+                    query_heads=1,
+                    policy=DecoderPolicy(method=vanward.SelectMethod.MINMAX, k=5, strategy=strategy),
+                ) as decoder,
+            ):
+                sequence = cache.add()
+                cache.extend(sequence, tokens)
+                numbers, out, fetched = np.array([sequence], np.int32), np.zeros_like(zeros), 0
+                for t in range(tokens):
+                    decoder.begin(seq_lens=np.array([t + 1], np.int32), sequences=numbers)
+                    decoder.attend(layer=0, new_k=zeros, new_v=values[t], q=zeros, out=out)
+                    # Every block is in the list, and every score alike: the mean of the values.
+                    np.testing.assert_allclose(out, t / 2, rtol=1e-5)
+                    fetched += c_int32.from_address(decoder.info().fetched.data).value
+                self.assertGreater(fetched, 0)
+                with self.assertRaisesRegex(vanward.InvalidArgument, "decoder_attend: k: given on a cache"):
+                    decoder.attend(layer=0, k=zeros[None], new_k=zeros, new_v=zeros, q=zeros, out=out)
+        with self.assertRaises(vanward.InvalidArgument), session() as s, self.decoder(s) as decoder:
+            decoder.begin(seq_lens=np.array([9], np.int32), page_table=self.table)
+            decoder.attend(layer=0)  # pages are missing
+
     def test_mistakes_are_named(self):
         with session() as s:
             with self.assertRaisesRegex(vanward.InvalidArgument, r"options\.policy\.ratio: 0\.5; expected"):

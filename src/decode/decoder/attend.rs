@@ -308,6 +308,15 @@ impl<'a> Attend<'a> {
         on_branch.and(on_stream).and(joined)
     }
 
+    /// What `beside` enqueues on the branch from now on begins after what the caller's stream holds now.
+    pub(super) fn follow(&self, stream: vwd_stream) -> Result<()> {
+        let Decoder { session, speculation, .. } = self.layer.decoder;
+        match (session.on(stream)?, speculation.branch()) {
+            (On::Cuda(enqueue), Some(branch)) => branch.fork(&enqueue),
+            _ => Ok(()),
+        }
+    }
+
     /// Predicts, if nothing was foreseen, and attends the predicted list. What it writes to `out` is replaced.
     fn speculate(&self, holt: Option<vwd_holt>, stream: vwd_stream) -> Result<()> {
         if let Some(holt) = holt {

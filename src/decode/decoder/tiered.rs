@@ -4,11 +4,11 @@
 //! cache's table. New tokens go to tails, where their blocks are summarised. Lists are resolved before they are attended:
 //!
 //!   SERIAL     select ─ resolve, fetch, wait ─ attention
-//!   ASYNC_TLS  recall the step before's list ─ resolve, fetch, wait ┬─ attention ────────────────────────┬─ out
-//!                                                                   └─ select ─ remember ─ resolve, fetch ┘    travels until the next step
+//!   ASYNC_TLS  recall the step before's list ┬─ resolve, fetch, wait ┬─ attention ──────┬─ out
+//!                                            └─ select ─ remember ───┴─ resolve, fetch ─┘    travels until the next step
 //!   SPARDA     (a layer ahead: foresee ─ resolve, fetch)  resolve, fetch, wait ─ attention over the foreseen list
-//!   VANWARD    (ahead: foresee, or predict ─ resolve, fetch)  resolve ┬─ attention over what is resident ─┬─ wait ─ repair
-//!                                                                     └─ select ─ resolve, fetch ─────────┘
+//!   VANWARD    (ahead: foresee, or predict ─ resolve, fetch)  ┬─ resolve ┬─ attention over what is resident ─┬─ wait ─ repair
+//!                                                             └─ select ─┴─ resolve, fetch ──────────────────┘
 //!
 //! The lower lines are a branch. Two resolves of a layer follow each other in a strategy whose branch resolves, so slots that attention
 //! reads stay while `hold` of the cache is at least 2.
@@ -244,11 +244,25 @@ impl Attend<'_> {
         layer.past(&layer.list(), Kind::Sparse, sequences).remember(&session.on(stream)?)
     }
 
-    /// Selects, and begins to fetch what is missing of the selection.
-    fn select_and_fetch(&self, with_scores: bool, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
-        self.select(Kind::Sparse, with_scores, stream)?;
-        tiered.resolve(&self.layer, self.layer.selected_in_slots(), None, self.layer.fetched(), stream)?;
-        tiered.fetch(&self.layer, stream)
+    /// Selects on a branch while `meanwhile` runs on the caller's stream; then, on the branch, begins to fetch what is missing of the
+    /// selection while `attend` runs. `meanwhile` resolves other lists of the layer: resolves follow each other.
+    fn select_beside(
+        &self,
+        with_scores: bool,
+        tiered: &Tiered,
+        stream: vwd_stream,
+        meanwhile: impl FnOnce() -> Result<()>,
+        attend: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let layer = &self.layer;
+        let on_branch = |branch| {
+            self.select(Kind::Sparse, with_scores, branch)?;
+            meanwhile()?;
+            self.follow(stream)?;
+            tiered.resolve(layer, layer.selected_in_slots(), None, layer.fetched(), branch)?;
+            tiered.fetch(layer, branch)
+        };
+        self.beside(stream, on_branch, attend)
     }
 
     /// ASYNC_TLS.
@@ -257,10 +271,11 @@ impl Attend<'_> {
         let session = &layer.decoder.session;
         let sequences = session.checks().required("sequences", &layer.step.sequences)?;
         layer.past(&layer.predicted(), Kind::Known, sequences).recall(&session.on(stream)?)?;
-        self.bring(layer.predicted_in_slots(), false, stream)?;
-        self.beside(
+        self.select_beside(
+            false,
+            tiered,
             stream,
-            |branch| self.select_and_fetch(false, tiered, branch),
+            || self.bring(layer.predicted_in_slots(), false, stream),
             || self.attention(&self.over_foreseen(), stream),
         )?;
         if !layer.step.has_begin {
@@ -275,13 +290,16 @@ impl Attend<'_> {
     /// VANWARD, up to the repair.
     pub fn attend_resident(&self, holt: Option<vwd_holt>, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
         let layer = &self.layer;
-        if let Some(holt) = holt {
-            self.predict(layer.predicted(), holt, stream)?;
-        }
-        tiered.resolve(layer, layer.predicted_in_slots(), Some(layer.resident()), None, stream)?;
-        self.beside(
+        self.select_beside(
+            holt.is_some(),
+            tiered,
             stream,
-            |branch| self.select_and_fetch(holt.is_some(), tiered, branch),
+            || {
+                if let Some(holt) = holt {
+                    self.predict(layer.predicted(), holt, stream)?;
+                }
+                tiered.resolve(layer, layer.predicted_in_slots(), Some(layer.resident()), None, stream)
+            },
             || self.attention(&self.over_predicted(), stream),
         )?;
         tiered.wait(layer, stream)

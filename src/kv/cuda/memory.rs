@@ -38,23 +38,35 @@ impl Drop for Memory {
 /// The side streams of a cache, waited for on drop.
 pub struct Streams {
     session: Arc<Session>,
-    /// Copies from host memory to slots; a use for each layer.
-    pub fetch: SideStream,
+    /// Copies from host memory to slots, of even and of odd layers: what a layer waits for is not behind what was fetched ahead for the
+    /// next one. A use for each layer.
+    fetch: [SideStream; 2],
     /// Copies from tails to host memory; a use for each layer.
     pub write: SideStream,
 }
 
 impl Streams {
     pub fn create(session: &Arc<Session>, layers: usize) -> Result<Streams> {
-        let mut fetch = cuda(session).side_stream(layers)?;
-        let write = cuda(session).side_stream(layers).inspect_err(|_| cuda(session).release_side_stream(&mut fetch))?;
-        Ok(Streams { session: session.clone(), fetch, write })
+        let create = |made: &mut [&mut SideStream]| {
+            cuda(session)
+                .side_stream(layers)
+                .inspect_err(|_| made.iter_mut().for_each(|side| cuda(session).release_side_stream(side)))
+        };
+        let mut even = create(&mut [])?;
+        let mut odd = create(&mut [&mut even])?;
+        let write = create(&mut [&mut even, &mut odd])?;
+        Ok(Streams { session: session.clone(), fetch: [even, odd], write })
+    }
+
+    /// Where the fetches of a layer run, after each other.
+    pub fn fetch(&mut self, layer: usize) -> &mut SideStream {
+        &mut self.fetch[layer % 2]
     }
 }
 
 impl Drop for Streams {
     fn drop(&mut self) {
-        for stream in [&mut self.fetch, &mut self.write] {
+        for stream in self.fetch.iter_mut().chain([&mut self.write]) {
             cuda(&self.session).release_side_stream(stream);
         }
     }

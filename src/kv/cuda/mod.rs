@@ -12,10 +12,11 @@
 //! | what is there                                   | `homes`, `holds`: by fetch, when its copies have landed      |
 //!
 //! Calls of one layer follow each other on the device; so do the host's calls, which are about every layer. Copies run at the same
-//! time, each kind on a side stream of the cache. They meet nobody who uses the same memory, because:
+//! time: write-backs on one side stream of the cache, fetches of even and of odd layers on one each. They meet nobody who uses the same
+//! memory, because:
 //!
 //! - A fetch begins after what the caller's stream held: whoever reads a slot that a resolve gave away comes before the copy.
-//!   Fetches follow each other, so that a copy for a slot's earlier block ends before that of the later one begins.
+//!   Fetches of a layer follow each other, so that a copy for a slot's earlier block ends before that of the later one begins.
 //! - A fetch copies what a slot holds when it finds it, once, and marks it as there by comparing the resolve that gave it
 //!   (`Home::since`): a copy that comes late finds another resolve, or none.
 //! - A fetch sees the writes of a resolve that runs at the same time in any order. It copies a slot that it sees as given; if it does
@@ -313,7 +314,9 @@ impl Layers {
         let kernels: &Kernels = enqueue.kernels();
         let params = FetchParams { layer: self.layers[layer].params, cache: self.cache, is_wait: is_wait as u32 };
         // SAFETY: the kernel's struct; the layer's memory lives until the stream has passed.
-        unsafe { self.streams.fetch.launch(enqueue, layer, &kernels.fetch, kernels.fetch_grid, [param(&params)]) }
+        unsafe {
+            self.streams.fetch(layer).launch(enqueue, layer, &kernels.fetch, kernels.fetch_grid, [param(&params)])
+        }
     }
 }
 
@@ -481,10 +484,10 @@ impl Store for Layers {
             self.copies(enqueue, layer, true)?;
             self.layers[layer].fetched = Fetched::In(capture);
         } else if capture.is_none() {
-            self.waits += self.streams.fetch.is_busy(layer) as u64;
+            self.waits += self.streams.fetch(layer).is_busy(layer) as u64;
         }
         self.streams.write.join(enqueue, layer)?;
-        self.streams.fetch.join(enqueue, layer)
+        self.streams.fetch(layer).join(enqueue, layer)
     }
 
     fn pool(&self, layer: usize) -> *mut u8 {

@@ -74,10 +74,10 @@ fn decoder_options(policies: &[vwd_decoder_policy]) -> vwd_decoder_options {
     }
 }
 
-struct Cache(*mut vwd_kv_cache);
+pub struct Cache(pub *mut vwd_kv_cache);
 
 impl Cache {
-    fn create(backend: &Backend, options: &vwd_kv_cache_options) -> Cache {
+    pub fn create(backend: &Backend, options: &vwd_kv_cache_options) -> Cache {
         let mut cache = std::ptr::null_mut();
         // SAFETY: the arguments are valid.
         assert_ok(unsafe { vwd_kv_cache_create(backend.session(), options, &mut cache) });
@@ -92,7 +92,7 @@ impl Drop for Cache {
     }
 }
 
-fn create_on(backend: &Backend, options: &vwd_decoder_options, cache: &Cache) -> Decoder {
+pub fn create_on(backend: &Backend, options: &vwd_decoder_options, cache: &Cache) -> Decoder {
     let mut decoder = std::ptr::null_mut();
     // SAFETY: the arguments are valid.
     assert_ok(unsafe { vwd_decoder_create_on_cache(backend.session(), options, cache.0, &mut decoder) });

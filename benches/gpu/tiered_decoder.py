@@ -1,0 +1,289 @@
+"""Decode steps of an 8B-shaped model whose keys and values lie in host memory, by each strategy of a decoder on a tiered cache.
+
+    python benches/gpu/tiered_decoder.py [--out FILE] [--quick]
+
+The layers are those of layer.py, at 131,072 tokens and a budget of 4096 (1/32 of the context) by AXIS; a layer has slots for the share SHARE of
+its blocks. Steps follow each other in one CUDA graph, each with queries of its own, which the layer's attention takes instead of those that its
+products give. `resident` is SERIAL on keys and values in device memory, with the same tokens and queries. GPU time of one layer, microseconds, medians;
+`mib` and `missed` are what a layer copies in a step, and the share of the named blocks that were not in a slot. SPARDA and ASYNC_TLS attend
+lists of their own; VANWARD attends SERIAL's.
+
+Misses are not drawn at random: they come from queries that drift. For each query head, q(t) = ρ·q(t−1) + √(1−ρ²)·noise, made periodic, so that
+the last step of a replay leads to the first one of the next; the foreseen query is q cos θ + noise sin θ. ρ and θ are fitted before anything is
+timed, by the library's own selection and least-recently-used slots of twice the selection, to what a trace showed of attention over 16K
+tokens of Gemma-3-270M at the same share of the context: MISSED of a step's blocks have no slot without prefetch, and EXPOSED have none
+after the foreseen list of 1.25 times as many blocks was fetched. `model` has what the fit reached, `moved` the blocks that travel with prefetch. The
+token of all steps has one position, so that no block leaves the tail: its miss, one in 64 steps, is not in the figures.
+"""
+
+import math
+from collections import OrderedDict
+
+import torch
+
+from decoder import Pages, Steps, decoder_of
+from layer import BLOCK, DIM, HEADS, INIT, KV_HEADS, LOCAL, Weights, random
+from timing import run, vanward
+from vanward import DecoderPolicy, Predict, SelectMethod, Strategy
+
+CONTEXT, BUDGET = 128 << 10, 4096
+LAYERS, STEPS, REPLAYS = 4, 96, 7
+SHARE = 0.12
+RATIO = 1.25
+MISSED, EXPOSED = 0.090, 0.031
+STRATEGIES = {
+    "serial": {},
+    "async_tls": dict(strategy=Strategy.ASYNC_TLS),
+    "sparda": dict(strategy=Strategy.SPARDA, ratio=RATIO),
+    "vanward": dict(strategy=Strategy.VANWARD, predict=Predict.FORESEEN, ratio=RATIO),
+    "vanward_scores": dict(strategy=Strategy.VANWARD, ratio=RATIO),
+}
+OWN_LISTS = ("async_tls", "sparda")
+
+
+def stream():
+    return torch.cuda.current_stream().cuda_stream
+
+
+# --- queries that drift -----------------------------------------------------------------------------------------------
+
+
+def drift(noise, rho):
+    """Of independent normals [STEPS, …] a periodic process whose neighbours have the correlation `rho`."""
+    turn = torch.exp(-2j * math.pi * torch.arange(len(noise), device=noise.device) / len(noise))
+    gain = 1 / (1 - rho * turn)
+    gain /= (gain.abs() ** 2).mean().sqrt()
+    return torch.fft.ifft(torch.fft.fft(noise, dim=0) * gain.view(-1, *[1] * (noise.ndim - 1)), dim=0).real
+
+
+def foreseen(queries, noise, angle):
+    return queries * math.cos(angle) + noise * math.sin(angle)
+
+
+class Selections:
+    """The blocks that the library selects of one layer and sequence."""
+
+    def __init__(self, session, sequences):
+        self.session, self.lens = session, sequences.lens[:1]
+        table = sequences.table[:1]
+        self.index = vanward.Index.axis(sequences.keys[0], batch=1, tokens=sequences.context, block_size=BLOCK)
+        session.index_update(index=self.index, k=sequences.keys[0], seq_lens=self.lens, page_table=table,
+                             begin=torch.zeros_like(self.lens), stream=stream())
+
+    def of(self, queries, k, local):
+        """Sets of block numbers, for each of `queries` [STEPS, HEADS, DIM] and KV head."""
+        lists = []
+        for q in queries.bfloat16():
+            ids = torch.empty(1, KV_HEADS, k, dtype=torch.int32, device="cuda")
+            counts = torch.empty(1, KV_HEADS, dtype=torch.int32, device="cuda")
+            self.session.select_blocks(method=SelectMethod.AXIS, block_size=BLOCK, k=k, init_blocks=INIT, local_blocks=local, index=self.index,
+                                       q=q[None], seq_lens=self.lens, selected=vanward.BlockList(ids, counts), stream=stream())
+            lists.append(ids)
+        return torch.cat(lists).tolist()
+
+
+def misses(lists, ahead=None):
+    """Shares of the selected blocks that have no slot when they are attended, and that travel, in slots of twice the selection."""
+    slots = 2 * len(lists[0][0])
+    exposed = moved = total = 0
+    for head in range(KV_HEADS):
+        cached = OrderedDict()
+
+        def name(blocks):
+            missed = 0
+            for block in blocks:
+                missed += block not in cached
+                cached[block] = True
+                cached.move_to_end(block)
+            while len(cached) > slots:
+                cached.popitem(last=False)
+            return missed
+
+        for turn in range(2):  # what the first steps miss is not counted
+            for t, of_heads in enumerate(lists):
+                early = name(ahead[t][head]) if ahead else 0
+                late = name(of_heads[head])
+                if turn:
+                    exposed, moved, total = exposed + late, moved + early + late, total + len(of_heads[head])
+    return exposed / total, moved / total
+
+
+def bisect(low, high, wanted, share):
+    """Where `share`, which rises, is `wanted`."""
+    for _ in range(8):
+        middle = (low + high) / 2
+        low, high = (middle, high) if share(middle) < wanted else (low, middle)
+    return (low + high) / 2
+
+
+def fit(session, sequences, rows):
+    """The drift and the angle of foreseen queries."""
+    selections, k = Selections(session, sequences), BUDGET // BLOCK
+    noise, other = (torch.randn(STEPS, HEADS, DIM, device="cuda") for _ in range(2))
+    shares = lambda x: misses(selections.of(drift(noise, 1 - x), k, LOCAL))  # noqa: E731
+    change = bisect(0.0, 0.5, MISSED, lambda x: shares(x)[0])
+    queries = drift(noise, 1 - change)
+    lists = selections.of(queries, k, LOCAL)
+
+    def with_prefetch(angle):
+        ahead = selections.of(foreseen(queries, other, angle), math.ceil(RATIO * k), LOCAL)
+        return misses(lists, ahead)
+
+    angle = bisect(0.0, 1.5, EXPOSED, lambda x: with_prefetch(x)[0])
+    exposed, moved = with_prefetch(angle)
+    rows.put("model", rho=1 - change, cosine=math.cos(angle), missed=misses(lists)[0], exposed=exposed, moved=moved)
+    return 1 - change, angle
+
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+class Queries:
+    """Of each step and layer: queries, and those that a layer ahead foresees."""
+
+    def __init__(self, batch, layers, rho, angle):
+        shape = (STEPS, layers, batch, HEADS, DIM)
+        true = drift(torch.randn(shape, device="cuda"), rho)
+        self.ahead = foreseen(true, torch.randn(shape, device="cuda"), angle).bfloat16()
+        self.true = true.bfloat16()
+
+
+class Drifting(Steps):
+    """Steps, one after the other, on the engine's pages or on a cache."""
+
+    def __init__(self, decoder, sequences, weights, queries, length, cache=None, numbers=None):
+        super().__init__(decoder, sequences, weights, length=length)
+        self.queries, self.cache, self.numbers = queries, cache, numbers
+
+    def enter(self, begin):
+        on = dict(sequences=self.numbers) if self.cache else dict(page_table=self.sequences.table)
+        self.decoder.begin(seq_lens=self.lens, begin=begin, shortest=self.sequences.context - BLOCK, stream=stream(), **on)
+
+    def one(self, n, begin=None):
+        """Layer n % layers of step n // layers."""
+        self.t, i = divmod(n, self.sequences.layers)
+        if i == 0:
+            self.enter(begin)
+            self.foresee(0)
+        self.foresee(i + 1)
+        self.layer(i, self.attend)
+
+    def foresee(self, i):
+        if self.cache and i < self.sequences.layers:
+            t = self.t
+            self.run("foresee", (t, i), lambda: self.decoder.prepare_foresee(layer=i, q=self.queries.ahead[t, i]))
+
+    def attend(self, i):
+        s, t, row = self.sequences, self.t, lambda x: x.view(-1, *x.shape[-2:])
+        pages = {} if self.cache else dict(k=s.keys[i], v=s.values[i])
+        self.run("attend", (t, i), lambda: self.decoder.prepare_attend(
+            layer=i, new_k=self.k, new_v=self.v, q=self.queries.true[t, i], out=row(self.out), **pages))
+
+    def wait(self):
+        """A graph does not know of copies that were begun outside of it."""
+        for i in range(self.sequences.layers if self.cache else 0):
+            self.cache.wait(i, stream=stream())
+
+    def step(self, t=0, begin=None):
+        for i in range(self.sequences.layers):
+            self.one(t * self.sequences.layers + i, begin)
+
+    def run_all(self):
+        """Every step once: the next ones find what these leave."""
+        self.step(begin=self.lens - 2)
+        for t in range(STEPS):
+            self.step(t)
+        torch.cuda.synchronize()
+
+    def time(self, timer):
+        calls = STEPS * self.sequences.layers
+        return timer.graph(self.one, calls, replays=REPLAYS, before=self.wait, calls=calls)
+
+
+def write(cache, decoder, sequences, length):
+    """The sequences' tokens, a block at a time, to the cache and to the decoder's summaries. Returns the sequences' numbers in the cache."""
+    added = [cache.add(stream=stream()) for _ in range(sequences.batch)]
+    for n in added:
+        cache.extend(n, sequences.context, stream=stream())
+    numbers = torch.tensor(added, dtype=torch.int32, device="cuda")
+    decoder.reset(stream=stream())
+    rows = [torch.empty(sequences.batch, BLOCK, KV_HEADS, DIM, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
+    calls = [decoder.prepare_attend(layer=i, new_k=rows[0], new_v=rows[1]) for i in range(sequences.layers)]
+    lens, counts = (torch.empty(sequences.batch, dtype=torch.int32, device="cuda") for _ in range(2))
+    for block in range(math.ceil(length / BLOCK)):
+        lens.fill_(min(length, (block + 1) * BLOCK))
+        counts.fill_(min(BLOCK, length - block * BLOCK))
+        decoder.begin(positions=BLOCK, seq_lens=lens, q_lens=counts, sequences=numbers, stream=stream())
+        pages = sequences.table[:, block]
+        for i, call in enumerate(calls):
+            for to, of in zip(rows, (sequences.keys[i], sequences.values[i])):
+                torch.index_select(of, 0, pages, out=to)
+            call(stream())
+    torch.cuda.synchronize()
+    return numbers
+
+
+def tiered_decoder(session, cache, sequences, **policy):
+    return vanward.Decoder(
+        session, cache=cache, dtype="bfloat16", layers=sequences.layers, max_rows=sequences.batch, max_positions=BLOCK, query_heads=HEADS,
+        kv_heads=KV_HEADS, key_dim=DIM, value_dim=DIM, block_size=BLOCK,
+        policy=DecoderPolicy(method=SelectMethod.AXIS, k=BUDGET // BLOCK, init_blocks=INIT, local_blocks=LOCAL, **policy))
+
+
+def check(name, steps, resident):
+    """A step on the cache gives what the same one gives where all is resident, to rounding."""
+    found = []
+    for side in (resident, steps):
+        side.first.copy_(steps.first)
+        side.step(1)
+        torch.cuda.synchronize()
+        found.append((side.x.float(), side.out.float()))
+    for got, want in zip(found[1], found[0]):
+        error = ((got - want).norm() / want.norm()).item()
+        assert error < 3e-2, f"{name}: error {error:.1e}"
+
+
+def measure(session, timer, rows, quick):
+    weights = [Weights() for _ in range(LAYERS)]
+    fitted, length = None, CONTEXT - BLOCK // 2
+    for batch in (1,) if quick else (1, 2, 4):
+        sequences = Pages(session, batch, CONTEXT, LAYERS)
+        fitted = fitted or fit(session, sequences, rows)
+        queries = Queries(batch, sequences.layers, *fitted)
+        slots = int(SHARE * batch * KV_HEADS * sequences.blocks)
+        row = dict(batch=batch, context=CONTEXT, budget=BUDGET, layers=sequences.layers, share=SHARE)
+        with decoder_of(session, sequences, BUDGET // BLOCK) as of_pages, vanward.KvCache(
+            session, layers=sequences.layers, kv_heads=KV_HEADS, block_size=BLOCK, key_dim=DIM, value_dim=DIM, dtype="bfloat16",
+            max_sequences=batch, max_blocks=sequences.blocks, host_blocks=batch * sequences.blocks, slots=slots,
+        ) as cache:
+            resident = Drifting(of_pages, sequences, weights, queries, length)
+            resident.step(begin=torch.zeros_like(resident.lens))
+            resident.run_all()
+            row["resident"] = resident.time(timer)
+            for name, policy in STRATEGIES.items():
+                with tiered_decoder(session, cache, sequences, **policy) as decoder:
+                    numbers = write(cache, decoder, sequences, length)
+                    steps = Drifting(decoder, sequences, weights, queries, length, cache, numbers)
+                    steps.run_all()
+                    if name not in OWN_LISTS:
+                        check(name, steps, resident)
+                    before = cache.info()
+                    row[name] = steps.time(timer)
+                    after = cache.info()
+                    del steps
+                # The timer's warm-up is three calls.
+                calls = REPLAYS * STEPS * sequences.layers + 3
+                missed, hit = after.misses - before.misses, after.hits - before.hits
+                mib = (after.bytes_fetched - before.bytes_fetched) / calls / (1 << 20)
+                rows.put("strategy", batch=batch, strategy=name, layer=row[name], over_resident=row[name] / row["resident"],
+                         serial_over_it=row["serial"] / row[name], mib=mib, missed=missed / (missed + hit))
+                for n in numbers.tolist():
+                    cache.free(n, stream=stream())
+                torch.cuda.synchronize()
+        rows.put("layer", **row)
+        del sequences, queries, resident
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    run(__doc__, measure, scratch_bytes=256 << 20)

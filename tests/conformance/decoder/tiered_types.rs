@@ -1,0 +1,260 @@
+//! A decoder on a tiered cache, in every type of keys and by both kinds of summaries, against one on pages that has the same tokens: SERIAL
+//! and VANWARD give what SERIAL gives there, SPARDA what FORESEEN gives. The other decoder has its own cases.
+
+use super::strategies::without_positions;
+use super::tiered::{Cache, create_on};
+use super::*;
+
+pub const CASES: &[Case] = cases![decoder_on_a_cache_agrees_with_one_on_pages_in_every_type,];
+
+const K: usize = 4;
+/// ⌈1.25·K⌉ and the block of the new token.
+const AHEAD: usize = 6;
+const ROWS: usize = 2;
+const MAX_BLOCKS: usize = 24;
+const POSITIONS: usize = 3;
+const LAYERS: usize = 4;
+
+/// Of each layer: the strategy and the source of its prediction, on the cache and on pages.
+const STRATEGIES: [[(u32, u32); 2]; LAYERS] = [
+    [(VWD_STRATEGY_SERIAL, 0), (VWD_STRATEGY_SERIAL, 0)],
+    [(VWD_STRATEGY_VANWARD, VWD_PREDICT_SCORES), (VWD_STRATEGY_SERIAL, 0)],
+    [(VWD_STRATEGY_VANWARD, VWD_PREDICT_FORESEEN), (VWD_STRATEGY_SERIAL, 0)],
+    [(VWD_STRATEGY_SPARDA, 0), (VWD_STRATEGY_FORESEEN, 0)],
+];
+
+/// Where scales of FP8 keys and values come from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Scales {
+    None,
+    OfLayer,
+    OfTokens,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Kinds {
+    dtype: DType,
+    method: u32,
+    scales: Scales,
+    heads: [usize; 2],
+    dims: [usize; 2],
+    block: usize,
+}
+
+/// Two decoders with the same tokens, and the pages of one of them.
+struct Pair<'b> {
+    backend: &'b Backend,
+    kinds: Kinds,
+    on_cache: Decoder,
+    on_pages: Decoder,
+    cache: Cache,
+    /// [pages, S, Hk, channels]: every layer has the same tokens. Row i has `MAX_BLOCKS` pages.
+    pages: [Tensor<'b>; 2],
+    /// [pages, S, Hk], and what it holds.
+    token_scales: [(Tensor<'b>, Array<f64>); 2],
+    /// [1]: slots know no heads.
+    layer_scales: [Tensor<'b>; 2],
+    numbers: [i64; ROWS],
+    len: usize,
+}
+
+impl<'b> Pair<'b> {
+    fn new(backend: &'b Backend, rng: &mut Rng, kinds: Kinds) -> Pair<'b> {
+        let Kinds { dtype, method, scales, heads, dims, block } = kinds;
+        let policies = [0, 1].map(|side| {
+            STRATEGIES.map(|of| {
+                let (strategy, predict) = of[side];
+                vwd_decoder_policy { method, k: K as u32, strategy, predict, ..POLICY }
+            })
+        });
+        let options = |side: usize| vwd_decoder_options {
+            layers: LAYERS as u32,
+            max_rows: ROWS as u32,
+            max_positions: block as u32,
+            query_heads: heads[0] as u32,
+            kv_heads: heads[1] as u32,
+            key_dim: dims[0] as u32,
+            value_dim: dims[1] as u32,
+            dtype_code: dtype.code as u32,
+            dtype_bits: dtype.bits as u32,
+            block_size: block as u32,
+            scale: 0.1,
+            policy_count: LAYERS as u32,
+            policies: policies[side].as_ptr(),
+            ..args()
+        };
+        let cache = Cache::create(
+            backend,
+            &vwd_kv_cache_options {
+                layers: LAYERS as u32,
+                kv_heads: heads[1] as u32,
+                block_size: block as u32,
+                key_dim: dims[0] as u32,
+                value_dim: dims[1] as u32,
+                dtype_code: dtype.code as u32,
+                dtype_bits: dtype.bits as u32,
+                token_scales: (scales == Scales::OfTokens) as u32,
+                max_sequences: ROWS as u32,
+                max_blocks: MAX_BLOCKS as u32,
+                host_blocks: (ROWS * MAX_BLOCKS) as u32,
+                slots: (2 * ROWS * heads[1] * AHEAD) as u32,
+                ..args()
+            },
+        );
+        let mut numbers = [0; ROWS].map(|_| {
+            let mut number = u32::MAX;
+            // SAFETY: the arguments are valid.
+            assert_ok(unsafe { vwd_kv_cache_add(cache.0, &mut number, backend.stream()) });
+            number as i64
+        });
+        rng.shuffle(&mut numbers);
+        let paged = vwd_decoder_options { page_size: block as u32, pages: (ROWS * MAX_BLOCKS) as u32, ..options(1) };
+        let plain = Layout::default();
+        let rows = [ROWS * MAX_BLOCKS, block, heads[1]];
+        Pair {
+            backend,
+            kinds,
+            on_cache: create_on(backend, &options(0), &cache),
+            on_pages: Decoder::create(backend, &paged),
+            cache,
+            pages: dims.map(|dim| {
+                Tensor::floats(backend, dtype, &Array::filled(&[rows[0], rows[1], rows[2], dim], 0.0), &plain)
+            }),
+            token_scales: [0; 2].map(|_| {
+                let ones = Array::filled(&rows, 1.0);
+                (Tensor::floats(backend, F32, &ones, &plain), ones)
+            }),
+            layer_scales: [0; 2].map(|_| {
+                let values = Array::from_fn(&[1], |_| 0.5 + rng.unit());
+                Tensor::floats(backend, F32, &values, &plain)
+            }),
+            numbers,
+            len: 0,
+        }
+    }
+
+    /// `positions` new tokens for each row, and where `q_type` is given their attention in every layer.
+    fn step(&mut self, rng: &mut Rng, positions: usize, q_type: Option<DType>, begins: bool) -> Vec<[Array<f64>; 2]> {
+        let Kinds { dtype, scales, heads: [heads, kv_heads], dims, block, .. } = self.kinds;
+        let (backend, plain, first) = (self.backend, Layout::default(), self.len);
+        self.len += positions;
+        for number in self.numbers {
+            // SAFETY: the cache lives.
+            let status = unsafe { vwd_kv_cache_extend(self.cache.0, number as u32, self.len as u64, backend.stream()) };
+            assert_ok(status);
+        }
+        let new =
+            dims.map(|dim| Tensor::floats(backend, dtype, &rng.normals(&[ROWS, positions, kv_heads, dim]), &plain));
+        let new_scales = [0, 1].map(|n| {
+            let values = Array::from_fn(&[ROWS, positions, kv_heads], |_| 0.5 + rng.unit());
+            let (t, pages) = &mut self.token_scales[n];
+            for at in indices(&values.shape) {
+                let [i, r, g] = [at[0], at[1], at[2]];
+                let token = first + r;
+                pages[[i * MAX_BLOCKS + token / block, token % block, g]] = values[[i, r, g]];
+            }
+            t.refill_floats(pages);
+            Tensor::floats(backend, F32, &values, &plain)
+        });
+        let lens = ints(backend, &[self.len as i64; ROWS]);
+        let begin = ints(backend, &[first as i64 - 1; ROWS]);
+        let table = Array::from_fn(&[ROWS, MAX_BLOCKS], |at| (at[0] * MAX_BLOCKS + at[1]) as i64);
+        let table = Tensor::ints(backend, I32, &table, &plain);
+        let numbers = ints(backend, &self.numbers);
+        let mut step = vwd_decoder_step { positions: positions as u32, seq_lens: lens.c(), ..args() };
+        if begins {
+            step.begin = begin.c();
+        }
+        self.on_cache.begin(backend, &vwd_decoder_step { sequences: numbers.c(), ..step });
+        self.on_pages.begin(backend, &vwd_decoder_step { page_table: table.c(), ..step });
+        let mut found = vec![];
+        for layer in 0..LAYERS as u32 {
+            let mut attend = vwd_decoder_attend_args { layer, new_k: new[0].c(), new_v: new[1].c(), ..args() };
+            let mut paged = vwd_decoder_attend_args { k: self.pages[0].c(), v: self.pages[1].c(), ..attend };
+            match scales {
+                Scales::None => {}
+                Scales::OfLayer => {
+                    for args in [&mut attend, &mut paged] {
+                        (args.k_scale, args.v_scale) = (self.layer_scales[0].c(), self.layer_scales[1].c());
+                    }
+                }
+                Scales::OfTokens => {
+                    (attend.k_scale, attend.v_scale) = (new_scales[0].c(), new_scales[1].c());
+                    (paged.k_scale, paged.v_scale) = (self.token_scales[0].0.c(), self.token_scales[1].0.c());
+                }
+            }
+            let Some(q_type) = q_type else {
+                self.on_cache.attend(backend, &attend);
+                self.on_pages.attend(backend, &paged);
+                continue;
+            };
+            let values = rng.normals(&[ROWS, positions, heads, dims[0]]);
+            let q = Tensor::floats(backend, q_type, &values, &plain);
+            if positions == 1 {
+                let guess = Array { data: values.data.iter().map(|x| x + 0.5 * rng.normal()).collect(), ..values };
+                let guess = Tensor::floats(backend, q_type, &guess, &plain);
+                let foresee = vwd_decoder_foresee_args { layer, q: without_positions(&guess), ..args() };
+                for decoder in [&self.on_cache, &self.on_pages] {
+                    let stream = backend.stream();
+                    // SAFETY: the arguments are valid.
+                    backend.finish(unsafe { vwd_decoder_foresee(decoder.0, std::ptr::null(), &foresee, stream) });
+                }
+            }
+            let outs = [0; 2].map(|_| Tensor::poisoned(backend, F32, &[ROWS, positions, heads, dims[1]], &plain));
+            self.on_cache.attend(backend, &vwd_decoder_attend_args { q: q.c(), out: outs[0].c(), ..attend });
+            self.on_pages.attend(backend, &vwd_decoder_attend_args { q: q.c(), out: outs[1].c(), ..paged });
+            found.push(outs.each_ref().map(Tensor::read_floats));
+        }
+        found
+    }
+}
+
+fn decoder_on_a_cache_agrees_with_one_on_pages_in_every_type(backend: &Backend) {
+    let mut evictions = 0;
+    rounds(backend.times(20).max(10) as u64, |rng| {
+        let dtype = rng.pick(&[F32, F16, BF16, F8E4M3, F8E5M2]);
+        let is_byte = dtype.bits == 8;
+        let kinds = Kinds {
+            dtype,
+            method: rng.pick(&[VWD_SELECT_MINMAX, VWD_SELECT_AXIS]),
+            scales: if is_byte { rng.pick(&[Scales::None, Scales::OfLayer, Scales::OfTokens]) } else { Scales::None },
+            heads: rng.pick(&[[2, 1], [4, 2], [8, 2]]),
+            dims: rng.pick(&[[64, 64], [128, 128], [64, 128]]),
+            block: rng.pick(&[8, 16]),
+        };
+        let mut pair = Pair::new(backend, rng, kinds);
+        // Longer than any list: a row on pages would be dense.
+        let prompt = rng.size(AHEAD + 2..=MAX_BLOCKS - 7) * kinds.block;
+        while pair.len < prompt {
+            let positions = rng.size(1..=kinds.block);
+            pair.step(rng, positions, None, false);
+        }
+        let q_type = if is_byte { rng.pick(&[F16, BF16]) } else { dtype };
+        // Weights are rounded to 16 bits on CUDA, and sums have another order.
+        let tolerance = match (backend.is_cuda(), dtype) {
+            (false, _) => 0.0,
+            (true, dtype) if dtype == F32 => 2e-5,
+            (true, _) => 2e-2,
+        };
+        for n in 0..10 {
+            let positions = if rng.one_in(4) { POSITIONS } else { 1 };
+            for (layer, [found, expected]) in pair.step(rng, positions, Some(q_type), n == 0).into_iter().enumerate() {
+                for at in indices(&expected.shape) {
+                    let at: [usize; 4] = at.try_into().unwrap();
+                    let (x, y) = (found[at], expected[at]);
+                    assert!(
+                        (x - y).abs() <= tolerance,
+                        "{kinds:?}, step {n}, {} tokens, layer {layer}: {x} at {at:?}, on pages {y}",
+                        pair.len
+                    );
+                }
+            }
+        }
+        let mut stats: vwd_kv_cache_stats = args();
+        // SAFETY: both are valid.
+        assert_ok(unsafe { vwd_kv_cache_info(pair.cache.0, &mut stats) });
+        assert!(stats.misses > 0 && stats.dropped_tokens == 0, "{kinds:?}: {} misses", stats.misses);
+        evictions += stats.evictions;
+    });
+    assert!(evictions > 0, "no block left its slot");
+}
