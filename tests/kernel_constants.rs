@@ -70,6 +70,8 @@ const SHARED: &[(&str, &str, &str, &str)] = &[
     ("kv/cuda/mod.rs", "WRITE_THREADS", "cache/copies.cu", "WRITE_THREADS"),
     ("kv/cuda/mod.rs", "SEQUENCE_THREADS", "cache/sequences.cu", "THREADS"),
     ("kv/cuda/params.rs", "MOST_BLOCKS", "cache/params.cuh", "MOST"),
+    ("ops/draw/device.rs", "THREADS", "common/draw.cuh", "DRAW_THREADS"),
+    ("ops/draw/device.rs", "SEGMENT_THREADS", "common/sampling.cuh", "SEGMENT_THREADS"),
     ("runtime/cuda/mod.rs", "LARGEST_CLUSTER", "common/cluster_topk.cuh", "LARGEST_CLUSTER"),
 ];
 

@@ -26,6 +26,10 @@ __device__ inline uint64 uniform(uint64 seed, int64 position, Purpose purpose, u
 __device__ inline double unit(uint64 number) { return __dmul_rn(double(number), 1.0 / (1ull << 53)); }
 
 __device__ inline float infinity() { return __uint_as_float(0x7f800000); }
+__device__ inline float larger_or_nan(float a, float b) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(a) : "f"(b));
+    return a;
+}
 
 // How numbers of a row become weights.
 struct Scale {
@@ -43,16 +47,35 @@ struct Scale {
     __device__ float weight(float x, float m) const {
         if (m == infinity()) return x == m ? 1.0f : 0.0f;
         if (is_weights) return __fdiv_rn(x, m);
-        // Adding 1.5 · 2^23 rounds to a whole number, which is then in the low bits of the sum.
-        const float d = __fmul_rn(__fsub_rn(x, m), c), whole = __fadd_rn(d, 12582912.0f), f = __fsub_rn(d, __fsub_rn(whole, 12582912.0f));
+        const float d = exponent(x, m);
+        return d < -100.0f ? 0.0f : power(d);
+    }
+    // The sum of the weights of a strip, in 2^-40. Exponents count as -100 at least.
+    __device__ uint64 sum(const float (&x)[8], float m) const {
+        float w[8];
+        if (is_weights || m == infinity()) {
+#pragma unroll
+            for (uint32 e = 0; e < 8; ++e) w[e] = weight(x[e], m);
+        } else {
+#pragma unroll
+            for (uint32 e = 0; e < 8; ++e) w[e] = power(fmaxf(exponent(x[e], m), -100.0f));
+        }
+        const float low = __fadd_rn(__fadd_rn(w[0], w[1]), __fadd_rn(w[2], w[3])), high = __fadd_rn(__fadd_rn(w[4], w[5]), __fadd_rn(w[6], w[7]));
+        return __float2ull_rz(__fmul_rn(__fadd_rn(low, high), ONE));
+    }
+
+private:
+    __device__ float exponent(float x, float m) const { return __fmul_rn(__fsub_rn(x, m), c); }
+    // 2^d. Adding 1.5 · 2^23 rounds to a whole number, which is then in the low bits of the sum.
+    __device__ static float power(float d) {
+        const float whole = __fadd_rn(d, 12582912.0f), f = __fsub_rn(d, __fsub_rn(whole, 12582912.0f));
         float p = __uint_as_float(0x3aaddd0b);
         p = __fmaf_rn(p, f, __uint_as_float(0x3c1e7544));
         p = __fmaf_rn(p, f, __uint_as_float(0x3d635ba9));
         p = __fmaf_rn(p, f, __uint_as_float(0x3e75fcde));
         p = __fmaf_rn(p, f, __uint_as_float(0x3f317215));
         p = __fmaf_rn(p, f, 1.0f);
-        const float w = __uint_as_float(__float_as_uint(p) + (__float_as_uint(whole) << 23));
-        return d < -100.0f ? 0.0f : w;
+        return __uint_as_float(__float_as_uint(p) + (__float_as_uint(whole) << 23));
     }
 };
 
@@ -73,6 +96,94 @@ struct Row {
     __device__ float at(uint32 token) const { return load_query(data + token * step, type); }
 };
 
+// The number of a token that cannot be drawn, in a row's type.
+template <uint32 TYPE> __device__ inline uint32 none_bits(bool is_weights) {
+    return is_weights ? 0 : TYPE == FLOAT32 ? 0xff800000 : TYPE == FLOAT16 ? 0xfc00 : 0xff80;
+}
+
+// Eight neighbouring numbers as they lie in memory.
+template <uint32 TYPE> struct Strip {
+    static constexpr uint32 BYTES = TYPE == FLOAT32 ? 4 : 2, WORDS = STRIP * BYTES / 4;
+    uint32 words[WORDS];
+
+    // Past the row's end numbers are `none`.
+    __device__ void load(const Row &row, uint32 first, uint32 none) {
+        if (row.is_adjacent && first + STRIP <= row.tokens) {
+            const char *from = row.data + uint64(first) * BYTES;
+#pragma unroll
+            for (uint32 n = 0; n < WORDS; n += 4) {
+                const uint4 four = as<uint4>(from + n * 4);
+                words[n] = four.x, words[n + 1] = four.y, words[n + 2] = four.z, words[n + 3] = four.w;
+            }
+            return;
+        }
+        constexpr uint32 EACH = STRIP / WORDS;
+#pragma unroll
+        for (uint32 n = 0; n < WORDS; ++n) {
+            words[n] = 0;
+#pragma unroll
+            for (uint32 e = 0; e < EACH; ++e) {
+                const uint32 token = first + n * EACH + e;
+                const char *from = row.data + token * row.step;
+                words[n] |= (token >= row.tokens ? none : BYTES == 4 ? as<uint32>(from) : as<uint16>(from)) << e * 16;
+            }
+        }
+    }
+    __device__ float at(uint32 e) const {
+        if (TYPE == FLOAT32) return __uint_as_float(words[e]);
+        const uint32 word = words[e / 2];
+        if (TYPE == FLOAT16) return widen_float16(e % 2 ? word >> 16 : word & 0xffff);
+        return __uint_as_float(e % 2 ? word & 0xffff0000 : word << 16);
+    }
+    __device__ void set(uint32 e, uint32 bits) {
+        if (TYPE == FLOAT32) words[e] = bits;
+        else words[e / 2] = e % 2 ? (words[e / 2] & 0xffff) | bits << 16 : (words[e / 2] & 0xffff0000) | bits;
+    }
+    __device__ void widen(float (&x)[STRIP]) const {
+#pragma unroll
+        for (uint32 e = 0; e < STRIP; ++e) x[e] = at(e);
+    }
+    // NaN if there is one.
+    __device__ float largest() const {
+        uint32 best = words[0];
+#pragma unroll
+        for (uint32 n = 1; n < WORDS; ++n) {
+            if (TYPE == FLOAT32) asm("max.NaN.f32 %0, %0, %1;" : "+r"(best) : "r"(words[n]));
+            else if (TYPE == FLOAT16) asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(best) : "r"(words[n]));
+            else asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(best) : "r"(words[n]));
+        }
+        if (TYPE == FLOAT32) return __uint_as_float(best);
+        return TYPE == FLOAT16 ? larger_or_nan(widen_float16(best & 0xffff), widen_float16(best >> 16))
+                               : larger_or_nan(__uint_as_float(best << 16), __uint_as_float(best & 0xffff0000));
+    }
+};
+
+// Loads a strip of any type and makes it float32, in two steps so that several are in flight together.
+struct AnyStrip {
+    Strip<FLOAT32> strip;
+
+    __device__ void load(const Row &row, uint32 first, bool is_weights) {
+        if (row.type == FLOAT32) return strip.load(row, first, none_bits<FLOAT32>(is_weights));
+        Strip<BFLOAT16> half;
+        half.load(row, first, row.type == FLOAT16 ? none_bits<FLOAT16>(is_weights) : none_bits<BFLOAT16>(is_weights));
+#pragma unroll
+        for (uint32 n = 0; n < half.WORDS; ++n) strip.words[n] = half.words[n];
+    }
+    __device__ void widen(uint32 type, float (&x)[STRIP]) const {
+        if (type == FLOAT32) return strip.widen(x);
+        if (type == FLOAT16) return half<FLOAT16>().widen(x);
+        half<BFLOAT16>().widen(x);
+    }
+
+private:
+    template <uint32 TYPE> __device__ Strip<TYPE> half() const {
+        Strip<TYPE> made;
+#pragma unroll
+        for (uint32 n = 0; n < made.WORDS; ++n) made.words[n] = strip.words[n];
+        return made;
+    }
+};
+
 // A thread's numbers of a segment.
 struct Numbers {
     float x[STRIPS][STRIP];
@@ -81,52 +192,14 @@ struct Numbers {
     __device__ static uint32 place(uint32 h) { return (h * DRAW_THREADS + threadIdx.x) * STRIP; }
 
     // Loads segment s of a row; past its end numbers are `none`.
-    __device__ void load(const Row &row, uint32 s, float none) {
-        const uint32 bytes = row.type == FLOAT32 ? 4 : 2, begin = s * SEGMENT;
-        if (row.is_adjacent && begin + SEGMENT <= row.tokens) {
-            uint4 words[STRIPS][2];
+    __device__ void load(const Row &row, uint32 s, bool is_weights) {
+        AnyStrip strips[STRIPS];
 #pragma unroll
-            for (uint32 h = 0; h < STRIPS; ++h) {
-                const char *from = row.data + uint64(begin + place(h)) * bytes;
-                words[h][0] = as<uint4>(from);
-                if (row.type == FLOAT32) words[h][1] = as<uint4>(from + 16);
-            }
+        for (uint32 h = 0; h < STRIPS; ++h) strips[h].load(row, s * SEGMENT + place(h), is_weights);
 #pragma unroll
-            for (uint32 h = 0; h < STRIPS; ++h) widen(words[h], row.type, x[h]);
-            return;
-        }
-#pragma unroll
-        for (uint32 h = 0; h < STRIPS; ++h) {
-            const uint32 first = begin + place(h);
-            if (row.is_adjacent && first + STRIP <= row.tokens) {
-                const char *from = row.data + uint64(first) * bytes;
-                uint4 words[2];
-                words[0] = as<uint4>(from);
-                if (row.type == FLOAT32) words[1] = as<uint4>(from + 16);
-                widen(words, row.type, x[h]);
-            } else {
-#pragma unroll
-                for (uint32 e = 0; e < STRIP; ++e) x[h][e] = first + e < row.tokens ? row.at(first + e) : none;
-            }
-        }
-    }
-    __device__ static void widen(const uint4 (&words)[2], uint32 type, float (&x)[STRIP]) {
-        const uint32 w[8] = {words[0].x, words[0].y, words[0].z, words[0].w, words[1].x, words[1].y, words[1].z, words[1].w};
-#pragma unroll
-        for (uint32 e = 0; e < STRIP; ++e)
-            x[e] = type == FLOAT32 ? __uint_as_float(w[e]) : type == FLOAT16 ? widen_float16(w[e / 2] >> e % 2 * 16 & 0xffff) : widen_bfloat16(w[e / 2] >> e % 2 * 16 & 0xffff);
+        for (uint32 h = 0; h < STRIPS; ++h) strips[h].widen(row.type, x[h]);
     }
 
-    // Makes what is no number `none`; whether there was something.
-    __device__ bool clean(const Scale &scale) {
-        bool found = false;
-#pragma unroll
-        for (uint32 h = 0; h < STRIPS; ++h)
-#pragma unroll
-            for (uint32 e = 0; e < STRIP; ++e)
-                if (!scale.is_number(x[h][e])) x[h][e] = scale.none(), found = true;
-        return found;
-    }
     // Sets the number of a token, given by its place in the segment, if this thread has it.
     __device__ void set(uint32 at, float value) {
 #pragma unroll
@@ -143,24 +216,8 @@ struct Numbers {
             for (uint32 e = 0; e < STRIP; ++e) best = fmaxf(best, x[h][e]);
         return best;
     }
-    // The lowest place in the segment with this number; SEGMENT if there is none.
-    __device__ uint32 first(float number) const {
-        uint32 found = SEGMENT;
-#pragma unroll
-        for (uint32 h = STRIPS; h-- > 0;)
-#pragma unroll
-            for (uint32 e = STRIP; e-- > 0;)
-                if (x[h][e] == number) found = place(h) + e;
-        return found;
-    }
     // The sum of strip h.
-    __device__ uint64 sum(uint32 h, const Scale &scale, float m) const {
-        float w[STRIP];
-#pragma unroll
-        for (uint32 e = 0; e < STRIP; ++e) w[e] = scale.weight(x[h][e], m);
-        const float low = __fadd_rn(__fadd_rn(w[0], w[1]), __fadd_rn(w[2], w[3])), high = __fadd_rn(__fadd_rn(w[4], w[5]), __fadd_rn(w[6], w[7]));
-        return __float2ull_rz(__fmul_rn(__fadd_rn(low, high), ONE));
-    }
+    __device__ uint64 sum(uint32 h, const Scale &scale, float m) const { return scale.sum(x[h], m); }
     // The token of strip h, from 0, for what is left of the target.
     __device__ uint32 pick(uint32 h, const Scale &scale, float m, uint64 left) const {
         float sum = 0.0f;
@@ -184,6 +241,7 @@ struct DrawShared {
     uint32 word[DRAW_WARPS];
     uint32 segment, token;
     uint64 target;
+    bool is_last;
 };
 
 __device__ inline float cta_largest(DrawShared &shared, float value) {
@@ -257,7 +315,7 @@ __device__ inline uint64 cta_sum_before(DrawShared &shared, uint64 value, uint64
 // --- a row, from what is known of its segments -----------------------------------------------------------------------------------
 
 // A segment's largest number and its sum; a sum of 0 stands for a segment from which no token can be drawn.
-struct SegmentSum {
+struct alignas(16) SegmentSum {
     float largest;
     uint64 sum;
 };
@@ -332,65 +390,14 @@ struct Kept {
     float largest, min_p, bound;
 
     __device__ bool drops(float x) const { return x < bound || (min_p > 0.0f && scale.weight(x, largest) < fminf(min_p, 1.0f)); }
-    __device__ void apply(Numbers &numbers, float none) const {
+    __device__ void apply(float (&x)[STRIP], float none) const {
         if (!(min_p > 0.0f) && bound == minus_infinity()) return;
 #pragma unroll
-        for (uint32 h = 0; h < STRIPS; ++h)
+        for (uint32 e = 0; e < STRIP; ++e)
+            if (drops(x[e])) x[e] = none;
+    }
+    __device__ void apply(Numbers &numbers, float none) const {
 #pragma unroll
-            for (uint32 e = 0; e < STRIP; ++e)
-                if (drops(numbers.x[h][e])) numbers.x[h][e] = none;
+        for (uint32 h = 0; h < STRIPS; ++h) apply(numbers.x[h], none);
     }
 };
-
-constexpr uint32 DIGITS = 2048;
-
-// The largest number v such that the tokens ≥ v have `wanted` of the row. Each counts 1, or, by mass, ⌊w(x, M)·2^40⌋; then `wanted` is
-// ⌈top_p · Σ⌉. It is found digit by digit of its key. Rows of 16 bits have the same last digit.
-template <bool BY_MASS, typename Source>
-__device__ inline float reaching(DrawShared &shared, uint64 (&counts)[DIGITS], const Source &source, uint32 segments, const Scale &scale, float largest,
-                                 float top_p, uint64 wanted, bool is_short) {
-    uint32 key = 0, known = 0;
-    for (uint32 place = 0; place < 3; ++place) {
-        const uint32 shift = place == 0 ? 21 : place == 1 ? 10 : 0;
-        if (shift == 0 && is_short) return number_of(key >> 31 ? key : key | 0x3ff);
-        const uint32 digits = shift ? DIGITS - 1 : 1023;
-        __syncthreads();
-        for (uint32 n = threadIdx.x; n < DIGITS; n += DRAW_THREADS) counts[n] = 0;
-        __syncthreads();
-        for (uint32 s = 0; s < segments; ++s) {
-            Numbers numbers;
-            source.load(s, numbers);
-#pragma unroll
-            for (uint32 h = 0; h < STRIPS; ++h)
-#pragma unroll
-                for (uint32 e = 0; e < STRIP; ++e) {
-                    const uint32 other = key_of(numbers.x[h][e]);
-                    if ((other & known) != key) continue;
-                    const uint64 mass = BY_MASS ? __float2ull_rz(__fmul_rn(scale.weight(numbers.x[h][e], largest), ONE)) : 1;
-                    if (mass) atomicAdd(&counts[other >> shift & digits], mass);
-                }
-        }
-        __syncthreads();
-        // A thread has eight digits; thread 0 has the largest.
-        uint64 mine = 0, total;
-        const uint32 top = DIGITS - 1 - threadIdx.x * 8;
-#pragma unroll
-        for (uint32 n = 0; n < 8; ++n) mine += counts[top - n];
-        uint64 before = cta_sum_before(shared, mine, total);
-        if (BY_MASS && shift == 21) {
-            const double part = ceil(__dmul_rn(double(fmaxf(top_p, 0.0f)), double(total)));
-            wanted = min(max(__double2ull_rz(part), uint64(1)), total);
-        }
-        if (before < wanted && wanted <= before + mine) {
-            uint32 digit = top;
-            while (counts[digit] < wanted - before) before += counts[digit--];
-            shared.token = digit;
-            shared.target = wanted - before;
-        }
-        __syncthreads();
-        key |= shared.token << shift;
-        known |= digits << shift;
-        wanted = shared.target;
-    }
-    return number_of(key);
-}

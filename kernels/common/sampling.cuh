@@ -1,11 +1,12 @@
 // Rows of logits as requests sample from them: what the kernels of sample/ and verify_tree/ share. src/ops/draw has the mathematics, in
 // mod.rs and filter.rs that of draws and filters, in rejection.rs that of draft tokens which are tried in turn.
 //
-// A row is taken in two launches. A CTA for each segment records its largest number and its sums (`record_of`); a CTA for each row then
-// finds the bounds of filters and the row's sum (`sum_row`). Records lie in scratch.
+// A row is taken in two launches. CTAs of SEGMENT_THREADS record the largest number and the sums of each segment, or, where the row has
+// filters, the largest number of each group in place of sums (`record_segments`). A CTA of DRAW_THREADS for each row then finds the bounds of
+// filters and the row's sum (`sum_row`). Records lie in scratch.
 #pragma once
 
-#include "common/draw.cuh"
+#include "common/filter.cuh"
 #include "common/view.cuh"
 
 // Bits of SamplingParams::flags.
@@ -13,7 +14,9 @@ constexpr uint32 TARGET_WEIGHTS = 1, DRAFT_WEIGHTS = 2, TEMPERATURE_LAST = 4;
 // Bits of a request's status: VWD_SAMPLE_*.
 constexpr uint32 SAW_NAN = 1, NO_TOKEN = 2, NO_RESIDUAL = 4, NO_ROW = 8;
 
-// What a segment's CTA finds.
+constexpr uint32 NO_REFUSAL = 0xffffffff;
+
+// What is recorded of a segment.
 struct alignas(16) SegmentRecord {
     float largest;
     uint32 first;       // the lowest token with that number, and SAW_NAN << 31
@@ -40,9 +43,14 @@ struct SamplingParams {
     View<1> temperature, top_k, top_p, min_p, seeds, positions;  // [B]
     SegmentRecord *segments;   // [rows, segments of a row]
     RowRecord *rows;
+    uint32 *groups;            // [rows, GROUPS · segments of a row], if there are filters: keys of the groups' largest numbers
+    SegmentSum *rest;          // [requests, segments of a row], for refused draft tokens: what segments have left
+    uint32 *refused;           // [requests]: the row whose draft token was refused, or NO_REFUSAL
     uint32 *counters;          // one of each request of this launch, 0 on entry and at the end
     Divisor per_request;       // rows of a request, those of its draft included
     Divisor per_row;           // segments of a row
+    Divisor per_row_ctas;      // CTAs that record them
+    uint32 unused;
     uint32 first;              // request of this launch
     uint32 tokens, draft_tokens;  // V, Vd
     uint32 flags, position_bytes;
@@ -116,19 +124,28 @@ struct Source {
     }
     __device__ uint32 segments() const { return (row.tokens + SEGMENT - 1) / SEGMENT; }
 
-    // Without filters; whether there was something that is no number.
-    __device__ bool load_all(uint32 s, Numbers &numbers) const {
-        numbers.load(row, s, scale.none());
-        const bool found = numbers.clean(scale);
+    // Makes what cannot be drawn of a strip `none`, without filters; whether there was something that is no number.
+    __device__ bool clean(uint32 first, float (&x)[STRIP]) const {
+        bool found = false;
+#pragma unroll
+        for (uint32 e = 0; e < STRIP; ++e)
+            if (!scale.is_number(x[e])) x[e] = scale.none(), found = true;
         for (uint32 n = 0; n < forbidden.count; ++n) {
-            const int64 at = forbidden.at(n) - int64(s) * SEGMENT;
-            if (at >= 0 && at < SEGMENT) numbers.set(uint32(at), scale.none());
+            const uint64 past = uint64(forbidden.at(n)) - first;
+            const uint32 at = past < STRIP ? uint32(past) : STRIP;
+#pragma unroll
+            for (uint32 e = 0; e < STRIP; ++e)
+                if (at == e) x[e] = scale.none();
         }
         return found;
     }
     __device__ void load(uint32 s, Numbers &numbers) const {
-        load_all(s, numbers);
-        if (filters) kept.apply(numbers, scale.none());
+        numbers.load(row, s, scale.is_weights);
+#pragma unroll
+        for (uint32 h = 0; h < STRIPS; ++h) {
+            clean(s * SEGMENT + Numbers::place(h), numbers.x[h]);
+            if (filters) kept.apply(numbers.x[h], scale.none());
+        }
     }
     // The number of one token, without filters.
     __device__ float number(uint32 token) const {
@@ -158,85 +175,159 @@ __device__ inline SegmentSum sum_segment(DrawShared &shared, const Numbers &numb
     return {largest, cta_sum(shared, numbers.sum(0, scale, largest) + numbers.sum(1, scale, largest))};
 }
 
-// Segment s of a row.
-__device__ inline SegmentRecord record_of(DrawShared &shared, const Source &source, uint32 s, bool is_greedy, bool wants_plain) {
-    Numbers numbers;
-    const bool saw = source.load_all(s, numbers);
-    const uint32 found = __syncthreads_or(saw);
-    const float largest = cta_largest(shared, numbers.largest());
-    uint32 first = 0;
-    uint64 sum = 0, plain_sum = 0;
-    if (largest > source.scale.none()) {
-        if (is_greedy) {
-            first = s * SEGMENT + cta_min(shared, numbers.first(largest));
-        } else if (!source.filters) {
-            sum = cta_sum(shared, numbers.sum(0, source.scale, largest) + numbers.sum(1, source.scale, largest));
-        }
-        if (wants_plain) {
-            const Scale plain = source.plain();
-            const bool same = sum && plain.c == source.scale.c;
-            plain_sum = same ? sum : cta_sum(shared, numbers.sum(0, plain, largest) + numbers.sum(1, plain, largest));
-        }
-    }
-    return {largest, first | (found ? SAW_NAN << 31 : 0), sum, plain_sum, 0};
-}
+// --- segments --------------------------------------------------------------------------------------------------------------------
 
-struct RowsShared {
-    DrawShared draw;
-    bool is_last;
-    float largest[MOST_SEGMENTS];  // of the residual's segments
-    uint64 sum[MOST_SEGMENTS];
-    union {
-        uint64 counts[DIGITS];
-        float of_draft[SEGMENT];  // what is taken off a segment's tokens
-    };
+constexpr uint32 SEGMENT_THREADS = 128, SEGMENT_WARPS = SEGMENT_THREADS / WARP, SEGMENT_STRIPS = SEGMENT / STRIP / SEGMENT_THREADS;
+
+struct SegmentShared {
+    uint32 largest[SEGMENT_WARPS], first[SEGMENT_WARPS];
+    uint64 sum[2][SEGMENT_WARPS];
 };
 
-// Sums a row from the records of its segments, which it makes anew if there are filters. Thread s gets segment s.
-__device__ inline RowRecord sum_row(RowsShared &shared, Source &source, SegmentRecord *records, bool is_greedy, bool wants_plain, SegmentSum &segment) {
+// Records segment s of a row; `groups` gets the keys of its groups where the row has filters. Numbers are float32 one strip at a time.
+template <uint32 TYPE>
+__device__ inline void record_of(SegmentShared &shared, const Source &source, uint32 s, bool is_greedy, bool wants_plain, uint32 *groups,
+                                 SegmentRecord &record) {
+    const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const Scale &scale = source.scale;
+    Strip<TYPE> strips[SEGMENT_STRIPS];
+    const auto place = [](uint32 h) { return (h * SEGMENT_THREADS + threadIdx.x) * STRIP; };
+    const uint32 none = none_bits<TYPE>(scale.is_weights);
+#pragma unroll
+    for (uint32 h = 0; h < SEGMENT_STRIPS; ++h) strips[h].load(source.row, s * SEGMENT + place(h), none);
+    float best[SEGMENT_STRIPS];
+    float all = minus_infinity();
+#pragma unroll
+    for (uint32 h = 0; h < SEGMENT_STRIPS; ++h) best[h] = strips[h].largest(), all = larger_or_nan(all, best[h]);
+    bool found = false;
+    if (scale.is_weights || source.forbidden.count || all != all) {
+#pragma unroll
+        for (uint32 h = 0; h < SEGMENT_STRIPS; ++h) {
+            float x[STRIP];
+            strips[h].widen(x);
+            found |= source.clean(s * SEGMENT + place(h), x);
+#pragma unroll
+            for (uint32 e = 0; e < STRIP; ++e)
+                if (x[e] == scale.none()) strips[h].set(e, none);
+            best[h] = strips[h].largest();
+        }
+    }
+    if (source.filters) {
+#pragma unroll
+        for (uint32 h = 0; h < SEGMENT_STRIPS; ++h) {
+            const uint32 key = __reduce_max_sync(FULL_WARP, key_of(best[h]));
+            if (lane == 0) groups[h * SEGMENT_WARPS + warp] = key;
+        }
+    }
+    all = best[0];
+#pragma unroll
+    for (uint32 h = 1; h < SEGMENT_STRIPS; ++h) all = fmaxf(all, best[h]);
+    uint32 key = __reduce_max_sync(FULL_WARP, key_of(all));
+    if (lane == 0) shared.largest[warp] = key;
+    const uint32 status = __syncthreads_or(found) ? SAW_NAN << 31 : 0;
+#pragma unroll
+    for (uint32 w = 0; w < SEGMENT_WARPS; ++w) key = max(key, shared.largest[w]);
+    const float largest = number_of(key);
+    const bool has_some = largest > scale.none();
+    uint32 first = SEGMENT;
+    if (is_greedy) {
+#pragma unroll
+        for (uint32 h = SEGMENT_STRIPS; h-- > 0;)
+#pragma unroll
+            for (uint32 e = STRIP; e-- > 0;)
+                if (strips[h].at(e) == largest) first = place(h) + e;
+        first = __reduce_min_sync(FULL_WARP, first);
+        if (lane == 0) shared.first[warp] = first;
+    }
+    // At the request's temperature, and at 1.
+    const Scale plain = source.plain();
+    const bool wants_sum = has_some && !is_greedy && !source.filters, is_same = wants_sum && plain.c == scale.c;
+    wants_plain &= has_some;
+#pragma unroll 1
+    for (uint32 n = 0; n < 2; ++n) {
+        if (n == 0 ? !wants_sum : !wants_plain || is_same) continue;
+        const Scale at = n ? plain : scale;
+        uint64 sum = 0;
+#pragma unroll
+        for (uint32 h = 0; h < SEGMENT_STRIPS; ++h) {
+            float x[STRIP];
+            strips[h].widen(x);
+            sum += at.sum(x, largest);
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) shared.sum[n][warp] = sum;
+    }
+    __syncthreads();
+    if (threadIdx.x) return;
+    SegmentRecord made = {largest, status, 0, 0, 0};
+    if (is_greedy && has_some) {
+#pragma unroll
+        for (uint32 w = 0; w < SEGMENT_WARPS; ++w) first = min(first, shared.first[w]);
+        made.first |= s * SEGMENT + first;
+    }
+#pragma unroll
+    for (uint32 w = 0; w < SEGMENT_WARPS; ++w) {
+        if (wants_sum) made.sum += shared.sum[0][w];
+        if (wants_plain && !is_same) made.plain_sum += shared.sum[1][w];
+    }
+    if (wants_plain && is_same) made.plain_sum = made.sum;
+    record = made;
+}
+
+// Records the segments of row n of the launch that this CTA takes: it is one of `per_row_ctas`, which take them in turn.
+__device__ inline void record_segments(SegmentShared &shared, const Source &source, uint32 n, uint32 cta, bool is_greedy, bool wants_plain) {
+    const SamplingParams &p = source.p;
+    for (uint32 s = cta, segments = source.segments(); s < segments; s += p.per_row_ctas.value) {
+        if (s != cta) __syncthreads();
+        const uint64 at = uint64(n) * p.per_row.value + s;
+        SegmentRecord &record = p.segments[at];
+        uint32 *groups = p.groups + at * GROUPS;
+        if (source.row.type == FLOAT32) record_of<FLOAT32>(shared, source, s, is_greedy, wants_plain, groups, record);
+        else if (source.row.type == FLOAT16) record_of<FLOAT16>(shared, source, s, is_greedy, wants_plain, groups, record);
+        else record_of<BFLOAT16>(shared, source, s, is_greedy, wants_plain, groups, record);
+    }
+}
+
+// --- rows ------------------------------------------------------------------------------------------------------------------------
+
+// Sums row n of the launch from the records of its segments, which it makes anew if there are filters. Thread s gets segment s. FILTERS: the row
+// may have some, and `filter` is not null.
+template <bool FILTERS>
+__device__ inline RowRecord sum_row(DrawShared &shared, FilterShared *filter, Source &source, uint32 n, bool is_greedy, bool wants_plain,
+                                    SegmentSum &segment) {
     RowRecord found = {minus_infinity(), minus_infinity(), 0, 0, 0, 0};
+    const uint64 first = uint64(n) * source.p.per_row.value;
+    SegmentRecord *records = source.p.segments + first;
     const uint32 segments = source.segments(), s = threadIdx.x;
     SegmentRecord mine = {minus_infinity(), 0, 0, 0, 0};
     if (s < segments) mine = records[s];
-    segment = {minus_infinity(), 0};
-    found.largest = cta_largest(shared.draw, mine.largest);
-    found.status = cta_or(shared.draw, mine.first >> 31);
+    segment = {mine.largest, mine.sum};
+    found.largest = cta_largest(shared, mine.largest);
+    found.status = cta_or(shared, mine.first >> 31);
     if (!(found.largest > source.scale.none())) {
         found.status |= NO_TOKEN;
         return found;
     }
     uint64 before, share;
-    if (wants_plain) found.plain_total = sum_of_row(shared.draw, {mine.largest, mine.plain_sum}, source.plain(), before, share).total;
-    if (source.filters) {
-        Kept &kept = source.kept;
-        kept.largest = found.largest;
-        const bool is_short = source.row.type != FLOAT32;
-        if (const uint32 k = source.top_k())
-            kept.bound = reaching<false>(shared.draw, shared.counts, source, segments, kept.scale, kept.largest, 1.0f, k, is_short);
-        if (source.top_p() < 1.0f)
-            kept.bound = reaching<true>(shared.draw, shared.counts, source, segments, kept.scale, kept.largest, source.top_p(), 0, is_short);
-        found.bound = kept.bound;
-        for (uint32 n = 0; n < segments; ++n) {
-            Numbers numbers;
-            source.load(n, numbers);
-            const SegmentSum sum = sum_segment(shared.draw, numbers, source.scale);
-            if (threadIdx.x == n) {
-                mine.largest = sum.largest, mine.sum = sum.sum;
-                records[n].largest = sum.largest, records[n].sum = sum.sum;
-            }
+    if (wants_plain) found.plain_total = sum_of_row(shared, {mine.largest, mine.plain_sum}, source.plain(), before, share).total;
+    if (is_greedy) {
+        found.token = cta_min(shared, s < segments && mine.largest == found.largest ? mine.first & 0x7fffffffu : 0xffffffffu);
+        return found;
+    }
+    if constexpr (FILTERS) {
+        if (source.filters) {
+            source.kept.largest = found.largest;
+            segment = Filter<Source>(shared, *filter, source).run(source.p.groups + first * GROUPS);
+            found.bound = source.kept.bound;
+            if (s < segments) records[s].largest = segment.largest, records[s].sum = segment.sum;
         }
     }
-    if (is_greedy) {
-        found.token = cta_min(shared.draw, s < segments && mine.largest == found.largest ? mine.first & 0x7fffffffu : 0xffffffffu);
-    } else {
-        segment = {mine.largest, mine.sum};
-        found.total = sum_of_row(shared.draw, segment, source.scale, before, share).total;
-    }
+    found.total = sum_of_row(shared, segment, source.scale, before, share).total;
     return found;
 }
 
 // Whether this CTA is the last of a request's `ctas` to come here; it then sees what the others wrote.
-__device__ inline bool is_last_of_request(RowsShared &shared, uint32 &counter, uint32 ctas) {
+__device__ inline bool is_last_of_request(DrawShared &shared, uint32 &counter, uint32 ctas) {
     __syncthreads();
     if (ctas == 1) return true;
     if (threadIdx.x == 0) {
@@ -273,12 +364,6 @@ struct SummedRow {
     __device__ float factor(const SegmentSum &segment) const {
         return sum.total && segment.sum ? __double2float_rn(factor_of(segment, source.scale, sum)) : 0.0f;
     }
-    // A probability as float32.
-    __device__ float rounded(uint32 token) const {
-        const SegmentSum segment = this->segment(token / SEGMENT);
-        if (sum.total == 0 || segment.sum == 0) return 0.0f;
-        return __fmul_rn(source.scale.weight(source.kept_number(token), segment.largest), factor(segment));
-    }
 };
 
 // Whether a token is accepted: u·q < r, with r = max(p − b·q, 0) / Z.
@@ -289,7 +374,8 @@ __device__ inline bool accepts(uint64 number, double p, double q, double b, doub
 
 // Draft tokens of one position, which the whole CTA tries in turn.
 struct Trial {
-    RowsShared &shared;
+    DrawShared &shared;
+    float (&taken)[SEGMENT];  // off a segment's tokens
     const SummedRow &target;
     SummedRow draft;
     bool has_draft;       // else the target's row stands for it
@@ -299,9 +385,9 @@ struct Trial {
     bool has_rest;        // max(p − b·q, 0) has mass: the token is drawn from it
     SegmentSum rest;      // thread s has what segment s of it sums to
 
-    __device__ Trial(RowsShared &shared, const SummedRow &target, const SummedRow &draft, bool has_draft, uint32 *refused)
-        : shared(shared), target(target), draft(draft), has_draft(has_draft), refused(refused), count(0), b(0.0), mass(1.0), has_rest(false),
-          rest{minus_infinity(), 0} {}
+    __device__ Trial(DrawShared &shared, float (&taken)[SEGMENT], const SummedRow &target, const SummedRow &draft, bool has_draft, uint32 *refused)
+        : shared(shared), taken(taken), target(target), draft(draft), has_draft(has_draft), refused(refused), count(0), b(0.0), mass(1.0),
+          has_rest(false), rest{minus_infinity(), 0} {}
 
     __device__ bool is_refused(uint32 token) const {
         for (uint32 n = 0; n < count; ++n)
@@ -320,34 +406,42 @@ struct Trial {
     }
     // Goes on to the next token; false if no token has more of p than of what is taken off.
     __device__ bool refuse(uint32 token, bool without_replacement) {
+        take_off(token, without_replacement);
+        SegmentSum mine = {minus_infinity(), 0};
+        for (uint32 s = 0; s < target.source.segments(); ++s) {
+            const SegmentSum sum = sum_rest(s);
+            if (threadIdx.x == s) mine = sum;
+        }
+        return set_rest(mine);
+    }
+    // The three parts of `refuse`: takes the token off, sums what a segment has left, and takes these sums; thread s has that of segment s.
+    __device__ void take_off(uint32 token, bool without_replacement) {
         __syncthreads();
         if (threadIdx.x == 0) refused[count] = token;
         ++count;
         __syncthreads();
-        if (has_draft) {
-            b = __dadd_rn(b, mass);
-            const SamplingParams &p = draft.source.p;
-            const uint32 column = p.column_of(token);
-            if (without_replacement && p.has_column(column, token)) b = __dmul_rn(b, forget(column));
-        }
-        const Scale weights = Scale::of(true, 1.0f);
-        for (uint32 s = 0; s < target.source.segments(); ++s) {
-            Numbers numbers;
-            load(s, numbers);
-            const SegmentSum sum = sum_segment(shared.draw, numbers, weights);
-            if (threadIdx.x == s) shared.largest[s] = sum.largest, shared.sum[s] = sum.sum;
-        }
-        const uint32 s = threadIdx.x;
-        rest = s < target.source.segments() ? SegmentSum{shared.largest[s], shared.sum[s]} : SegmentSum{minus_infinity(), 0};
+        if (!has_draft) return;
+        b = __dadd_rn(b, mass);
+        const SamplingParams &p = draft.source.p;
+        const uint32 column = p.column_of(token);
+        if (without_replacement && p.has_column(column, token)) b = __dmul_rn(b, forget(column));
+    }
+    __device__ SegmentSum sum_rest(uint32 s) const {
+        Numbers numbers;
+        load(s, numbers);
+        return sum_segment(shared, numbers, Scale::of(true, 1.0f));
+    }
+    __device__ bool set_rest(const SegmentSum &mine) {
+        rest = mine;
         uint64 before, share;
-        const RowSum sum = sum_of_row(shared.draw, rest, weights, before, share);
+        const RowSum sum = sum_of_row(shared, rest, Scale::of(true, 1.0f), before, share);
         mass = __dmul_rn(double(sum.largest), __ddiv_rn(double(sum.total), double(ONE)));
         return has_rest = sum.total != 0;
     }
     // The token where none was accepted.
     __device__ uint32 draw_rest(uint64 number) const {
-        if (has_rest) return draw(shared.draw, *this, rest, Scale::of(true, 1.0f), number);
-        return draw(shared.draw, target.source, target.segment(threadIdx.x), target.source.scale, number);
+        if (has_rest) return draw(shared, *this, rest, Scale::of(true, 1.0f), number);
+        return draw(shared, target.source, target.segment(threadIdx.x), target.source.scale, number);
     }
 
     // Takes a column out of the draft's row; what part of the row is left.
@@ -361,38 +455,24 @@ struct Trial {
             const uint32 other = p.column_of(refused[n]);
             if (other / SEGMENT == s && p.has_column(other, refused[n])) numbers.set(other % SEGMENT, scale.none());
         }
-        const SegmentSum sum = sum_segment(shared.draw, numbers, scale);
+        const SegmentSum sum = sum_segment(shared, numbers, scale);
         if (threadIdx.x == 0) draft.records[s].largest = sum.largest, draft.records[s].sum = sum.sum;
         __syncthreads();
         const RowSum whole = draft.sum;
         uint64 before, share;
-        draft.sum = sum_of_row(shared.draw, draft.segment(threadIdx.x), scale, before, share);
+        draft.sum = sum_of_row(shared, draft.segment(threadIdx.x), scale, before, share);
         if (draft.sum.total == 0) return 0.0;
         return __ddiv_rn(__dmul_rn(double(draft.sum.total), double(scale.weight(draft.sum.largest, whole.largest))), double(whole.total));
     }
 
     // Weights max(p − b·q, 0) of a segment's tokens, 0 for those that were refused.
     __device__ void load(uint32 s, Numbers &numbers) const {
-        __syncthreads();
-        const uint32 begin = s * SEGMENT;
-        for (uint32 n = threadIdx.x; n < SEGMENT; n += DRAW_THREADS) shared.of_draft[n] = 0.0f;
-        __syncthreads();
-        if (has_draft) {
-            const SamplingParams &p = draft.source.p;
-            const float times = __double2float_rn(b);
-            const uint32 first = p.column_of(begin), end = p.column_of(int64(begin) + SEGMENT);
-            for (uint32 column = first + threadIdx.x; column < end; column += DRAW_THREADS) {
-                const int64 at = (p.draft_map ? int64(as<int32>(p.draft_map.at(column))) : int64(column)) - begin;
-                // Only a map that does not ascend has others here.
-                if (at >= 0 && at < SEGMENT) shared.of_draft[at] = __fmul_rn(times, draft.rounded(column));
-            }
-            __syncthreads();
-        }
-        for (uint32 n = threadIdx.x; n < count; n += DRAW_THREADS) {
-            const int64 at = int64(refused[n]) - begin;
-            if (at >= 0 && at < SEGMENT) shared.of_draft[at] = infinity();
-        }
-        __syncthreads();
+        Numbers off;
+        if (!has_draft) off = {};
+        else if (draft.source.p.draft_map) load_mapped(s, off);
+        else load_adjacent(s, off);
+        for (uint32 n = 0; n < count; ++n)
+            if (refused[n] / SEGMENT == s) off.set(refused[n] % SEGMENT, infinity());
         const SegmentSum segment = target.segment(s);
         const float factor = target.factor(segment);
         const Scale &scale = target.source.scale;
@@ -402,7 +482,45 @@ struct Trial {
 #pragma unroll
             for (uint32 e = 0; e < STRIP; ++e) {
                 const float w = segment.sum ? scale.weight(numbers.x[h][e], segment.largest) : 0.0f;
-                numbers.x[h][e] = w > 0.0f ? fmaxf(__fsub_rn(__fmul_rn(w, factor), shared.of_draft[Numbers::place(h) + e]), 0.0f) : 0.0f;
+                numbers.x[h][e] = w > 0.0f ? fmaxf(__fsub_rn(__fmul_rn(w, factor), off.x[h][e]), 0.0f) : 0.0f;
             }
+    }
+
+private:
+    // b·q of a segment's tokens, whose columns have their numbers.
+    __device__ void load_adjacent(uint32 s, Numbers &off) const {
+        const SegmentSum segment = draft.segment(s);
+        const float times = __double2float_rn(b), factor = draft.factor(segment);
+        draft.source.load(s, off);
+#pragma unroll
+        for (uint32 h = 0; h < STRIPS; ++h)
+#pragma unroll
+            for (uint32 e = 0; e < STRIP; ++e)
+                off.x[h][e] = segment.sum ? __fmul_rn(times, __fmul_rn(draft.source.scale.weight(off.x[h][e], segment.largest), factor)) : 0.0f;
+    }
+    // The same where a map gives the columns their tokens.
+    __device__ void load_mapped(uint32 s, Numbers &off) const {
+        const SamplingParams &p = draft.source.p;
+        const uint32 begin = s * SEGMENT, first = p.column_of(begin), end = p.column_of(int64(begin) + SEGMENT);
+        const float times = __double2float_rn(b);
+        __syncthreads();
+        for (uint32 n = threadIdx.x; n < SEGMENT; n += DRAW_THREADS) taken[n] = 0.0f;
+        __syncthreads();
+        for (uint32 n = first / SEGMENT; n * SEGMENT < end; ++n) {
+            const SegmentSum segment = draft.segment(n);
+            if (segment.sum == 0) continue;
+            const float factor = draft.factor(segment);
+            for (uint32 column = max(first, n * SEGMENT) + threadIdx.x; column < min(end, (n + 1) * SEGMENT); column += DRAW_THREADS) {
+                const int64 at = int64(as<int32>(p.draft_map.at(column))) - begin;
+                // Only a map that does not ascend has others here.
+                if (at >= 0 && at < SEGMENT)
+                    taken[at] = __fmul_rn(times, __fmul_rn(draft.source.scale.weight(draft.source.kept_number(column), segment.largest), factor));
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (uint32 h = 0; h < STRIPS; ++h)
+#pragma unroll
+            for (uint32 e = 0; e < STRIP; ++e) off.x[h][e] = taken[Numbers::place(h) + e];
     }
 };

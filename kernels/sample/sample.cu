@@ -1,15 +1,20 @@
 // Verification of sampled draft tokens, and sampling: the mathematics is in src/ops/sample/mod.rs, that of a draw in src/ops/draw.
 //
 // Bytes: each row of logits is read once, (γ+1)·V of a request and γ·Vd of its draft rows. What follows reads from the L2 cache: a segment for
-// each draw, a whole row for each pass of a filter, and one row of a request for the residual.
+// each draw, the groups of tokens that a filter may keep, and one row of target and draft for a refused draft token.
 //
-// Work split: sample_segments has a CTA for each segment of 4096 tokens of each row. It writes the segment's largest number and the sums of its
-// weights relative to that. sample_rows has a CTA for each row: it finds the bounds of filters, the sum of the row, and the token that a
-// greedy or coupled row gives. The last CTA of a request walks its rows, draws where rejection sampling has to, cuts, and writes the results.
+// Work split: sample_segments has a CTA for some segments of 4096 tokens of a row. It writes each segment's largest number and the sums of its
+// weights relative to that; where filters are given, the largest numbers of its groups of 256 tokens in place of sums. sample_rows has a CTA
+// for each row: it finds the sum of the row, and the token that a greedy or coupled row gives. sample_rows_filtered does so where filters are
+// given, and finds their bounds first. The last CTA of a request walks its rows, draws, cuts, and writes the results. But if rejection
+// sampling has refused a draft token, it leaves that to sample_residual: a CTA for each segment sums what the target has more than the
+// draft, and the last one of the request draws, cuts and writes.
 //
-//   sample_segments   load 16 numbers a thread ─ largest of the CTA ─ weights, sums ─ record
-//   sample_rows       records ─ [bounds by digits of keys, records anew] ─ sum of the row ─ segment ─ strip ─ token ─ record
-//                     └ last of a request: accept or refuse every row at once ─ first refusal ─ [residual] ─ cut ─ results
+//   sample_segments   load 32 numbers a thread ─ largest of the CTA ─ weights, sums ─ record
+//   sample_rows       records ─ [bounds of filters, records anew] ─ sum of the row ─ segment ─ strip ─ token ─ record
+//                     └ last of a request: accept or refuse every row at once ─ first refusal ─ [note it, end] ─ [token] ─ cut ─ results
+//   sample_residual   segment of target and draft ─ difference, sum
+//                     └ last of a request: segment ─ strip ─ token ─ cut ─ results
 //
 // On entry: γ ≤ 64; 1 ≤ V, Vd ≤ 2^20; a counter of each request is 0; no output overlaps an input.
 //
@@ -75,35 +80,35 @@ struct Turn {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(DRAW_THREADS) sample_segments(const __grid_constant__ SampleParams p) {
-    __shared__ DrawShared shared;
+extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, 4) sample_segments(const __grid_constant__ SampleParams p) {
+    __shared__ SegmentShared shared;
     allow_next_kernel();
     wait_for_previous_kernel();
-    const uint32 n = p.sampling.per_row.divide(blockIdx.x), s = blockIdx.x - n * p.sampling.per_row.value;
-    const uint32 i = p.sampling.per_request.divide(n), slot = n - i * p.sampling.per_request.value;
-    const Turn turn(p, p.sampling.first + i);
+    const SamplingParams &sampling = p.sampling;
+    const uint32 n = sampling.per_row_ctas.divide(blockIdx.x), cta = blockIdx.x - n * sampling.per_row_ctas.value;
+    const uint32 i = sampling.per_request.divide(n), slot = n - i * sampling.per_request.value;
+    const Turn turn(p, sampling.first + i);
     if (!turn.needs(p, slot)) return;
     bool is_there;
     const Source source = turn.source(p, slot, is_there);
-    if (!is_there || s >= source.segments()) return;
-    const SegmentRecord record = record_of(shared, source, s, turn.is_greedy(), p.logprobs && slot <= p.gamma);
-    if (threadIdx.x == 0) p.sampling.segments[blockIdx.x] = record;
+    if (is_there) record_segments(shared, source, n, cta, turn.is_greedy(), p.logprobs && slot <= p.gamma);
 }
 
 // --- rows ------------------------------------------------------------------------------------------------------------------------
 
-// Decides one row, but for what rejection sampling draws.
-__device__ inline void decide_row(const SampleParams &p, RowsShared &shared, const Turn &turn, uint32 slot, SegmentRecord *records, RowRecord &record) {
+// Decides row n of the launch, but for what rejection sampling draws.
+template <bool FILTERS>
+__device__ inline void decide_row(const SampleParams &p, DrawShared &shared, FilterShared *filter, const Turn &turn, uint32 slot, uint32 n) {
     bool is_there;
     Source source = turn.source(p, slot, is_there);
     RowRecord found = {minus_infinity(), minus_infinity(), 0, NO_ROW, 0, 0};
     if (is_there) {
         SegmentSum segment;
-        found = sum_row(shared, source, records, turn.is_greedy(), p.logprobs && slot <= p.gamma, segment);
+        found = sum_row<FILTERS>(shared, filter, source, n, turn.is_greedy(), p.logprobs && slot <= p.gamma, segment);
         if (p.rule == COUPLED && !turn.is_greedy() && !(found.status & NO_TOKEN))
-            found.token = draw(shared.draw, source, segment, source.scale, turn.number(p, slot, DRAW));
+            found.token = draw(shared, source, segment, source.scale, turn.number(p, slot, DRAW));
     }
-    if (threadIdx.x == 0) record = found;
+    if (threadIdx.x == 0) p.sampling.rows[n] = found;
 }
 
 // The rows of a request that were decided.
@@ -116,18 +121,13 @@ struct Decided {
     __device__ SummedRow row(uint32 slot) const {
         return {turn.source(p, slot), segments + slot * p.sampling.per_row.value, rows[slot]};
     }
+    // Whether rejection sampling tries the draft token of this row.
+    __device__ bool tries(uint32 r) const {
+        if (turn.is_greedy() || p.rule != REJECTION || r >= turn.steps() || rows[r].status & (NO_TOKEN | NO_ROW)) return false;
+        const int64 token = turn.draft(p, r);
+        return token >= 0 && token < p.sampling.tokens;
+    }
 };
-
-// The token after a refusal, or after a draft's end: the whole CTA draws it.
-__device__ inline uint32 draw_next(const Decided &decided, RowsShared &shared, uint32 row, bool is_refused, int64 token, uint32 &status) {
-    __shared__ uint32 refused[1];
-    const SampleParams &p = decided.p;
-    const SummedRow target = decided.row(row);
-    const bool has_rows = is_refused && p.sampling.draft_rows;
-    Trial trial(shared, target, decided.row(has_rows ? p.gamma + 1 + row : row), has_rows, refused);
-    if (is_refused && !trial.refuse(uint32(token), false)) status |= NO_RESIDUAL;
-    return trial.draw_rest(decided.turn.number(p, row, DRAW));
-}
 
 __device__ inline void store_token(char *p, bool is_wide, int64 token) {
     if (is_wide) as<int64>(p) = token;
@@ -146,14 +146,22 @@ __device__ inline float ln_probability(float x, const Scale &plain, const RowRec
     return float((double(x) - double(row.largest)) - ln_total);
 }
 
-// Walks the rows of a request, cuts and writes.
-__device__ inline void finish(const SampleParams &p, RowsShared &shared, const Turn &turn, SegmentRecord *segments, const RowRecord *rows) {
-    const Decided decided = {p, turn, segments, rows};
+// How far a request goes without another token.
+struct Walked {
+    uint32 accepted;  // draft tokens
+    bool is_stopped;  // the last of them is a stop token
+};
+
+// Accepts or refuses every row at once.
+__device__ inline Walked walk(const Decided &decided, DrawShared &shared) {
+    const SampleParams &p = decided.p;
+    const Turn &turn = decided.turn;
     const uint32 r = threadIdx.x, steps = turn.steps();
-    bool accepts = false;
+    bool accepts = false, stops = false;
     if (r < steps) {
         const int64 token = turn.draft(p, r);
-        const RowRecord row = rows[r];
+        const RowRecord row = decided.rows[r];
+        stops = turn.is_stop(p, r, token);
         if (token >= 0 && token < p.sampling.tokens && !(row.status & (NO_TOKEN | NO_ROW))) {
             if (turn.is_greedy() || p.rule == COUPLED) {
                 accepts = row.token == token;
@@ -167,62 +175,114 @@ __device__ inline void finish(const SampleParams &p, RowsShared &shared, const T
             }
         }
     }
-    const uint32 k = min(cta_min(shared.draw, r < steps && !accepts ? r : 0xffffffffu), steps);
-    const bool ends_here = r < k && turn.is_stop(p, r, turn.draft(p, r));
-    const uint32 stop = cta_min(shared.draw, ends_here ? r : 0xffffffffu);
+    // The first row that ends the walk: 2r without its draft token, 2r + 1 with it, which is a stop token.
+    constexpr uint32 NO_END = 0xfffffffe;
+    const uint32 end = cta_min(shared, r >= steps ? NO_END : accepts ? stops ? 2 * r + 1 : NO_END : 2 * r);
+    return {min(end / 2 + end % 2, steps), end % 2 != 0};
+}
+
+// Cuts what a request commits, and writes it. `next` gives the token of row walked.accepted, and may add to the status.
+template <typename Next> __device__ inline void conclude(const Decided &decided, DrawShared &shared, const Walked &walked, const Next &next) {
+    const SampleParams &p = decided.p;
+    const Turn &turn = decided.turn;
+    const RowRecord *rows = decided.rows;
+    const uint32 r = threadIdx.x, accepted = walked.accepted;
     // Rows that count for the status: those that committed, and the one that ended the walk.
-    uint32 accepted = k, n = k, reason = GOES_ON, looked_at = k, status = 0;
-    int64 next = -1;
-    if (stop < k) {
-        accepted = n = looked_at = stop + 1, reason = STOPPED;
-    } else if (k < turn.remaining) {
-        looked_at = k + 1;
-        if (!(rows[k].status & (NO_TOKEN | NO_ROW))) {
-            const bool draws = !turn.is_greedy() && p.rule == REJECTION;
-            const int64 token = k < turn.len ? turn.draft(p, k) : -1;
-            next = draws ? draw_next(decided, shared, k, token >= 0 && token < p.sampling.tokens, token, status) : rows[k].token;
-            n = k + 1;
-            if (turn.is_stop(p, k, next)) reason = STOPPED;
+    uint32 n = accepted, reason = GOES_ON, looked_at = accepted, status = 0;
+    int64 token = -1;
+    if (walked.is_stopped) {
+        reason = STOPPED;
+    } else if (accepted < turn.remaining) {
+        looked_at = accepted + 1;
+        if (!(rows[accepted].status & (NO_TOKEN | NO_ROW))) {
+            token = next(status);
+            n = accepted + 1;
+            if (turn.is_stop(p, accepted, token)) reason = STOPPED;
         }
     }
     if (reason == GOES_ON && n && n == turn.remaining) reason = FULL;
     // Rows of the draft count where they were looked at.
-    const bool is_rejection = !turn.is_greedy() && p.rule == REJECTION && p.sampling.draft_rows;
     uint32 of_row = r < looked_at ? rows[r].status : 0;
-    if (is_rejection && r < min(looked_at, steps) && !(rows[r].status & (NO_TOKEN | NO_ROW))) {
-        const int64 token = turn.draft(p, r);
-        if (token >= 0 && token < p.sampling.tokens) of_row |= rows[p.gamma + 1 + r].status & SAW_NAN;
-    }
-    status |= cta_or(shared.draw, of_row);
+    if (p.sampling.draft_rows && r < looked_at && decided.tries(r)) of_row |= rows[p.gamma + 1 + r].status & SAW_NAN;
+    status |= cta_or(shared, of_row);
     const uint32 i = turn.request;
     if (r <= p.gamma) {
-        const int64 token = r >= n ? -1 : r < accepted ? turn.draft(p, r) : next;
-        if (p.committed) store_token(p.committed.at(i, r), p.wide & WIDE_NEXT, token);
+        const int64 mine = r >= n ? -1 : r < accepted ? turn.draft(p, r) : token;
+        if (p.committed) store_token(p.committed.at(i, r), p.wide & WIDE_NEXT, mine);
         if (p.logprobs) {
             float ln = 0.0f;
-            if (token >= 0) {
+            if (mine >= 0) {
                 const Source target = turn.source(p, r);
-                ln = ln_probability(target.number(uint32(token)), target.plain(), rows[r]);
+                ln = ln_probability(target.number(uint32(mine)), target.plain(), rows[r]);
             }
             as<float>(p.logprobs.at(i, r)) = ln;
         }
     }
     if (threadIdx.x) return;
-    store_token(p.next_token.at(i), p.wide & WIDE_NEXT, next);
+    store_token(p.next_token.at(i), p.wide & WIDE_NEXT, token);
     if (p.accepted) as<int32>(p.accepted.at(i)) = accepted;
     if (p.committed_len) as<int32>(p.committed_len.at(i)) = n;
     if (p.finish) as<uint8>(p.finish.at(i)) = reason;
     if (p.status) as<uint32>(p.status.at(i)) = status;
 }
 
-extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) sample_rows(const __grid_constant__ SampleParams p) {
-    __shared__ RowsShared shared;
+template <bool FILTERS> __device__ inline void take_row(const SampleParams &p, DrawShared &shared, FilterShared *filter) {
     allow_next_kernel();
     wait_for_previous_kernel();
     const SamplingParams &sampling = p.sampling;
-    const uint32 n = blockIdx.x, i = sampling.per_request.divide(n), rows = sampling.per_request.value, slot = n - i * rows;
+    const uint32 n = blockIdx.x, i = sampling.per_request.divide(n), count = sampling.per_request.value, slot = n - i * count;
     const Turn turn(p, sampling.first + i);
-    if (turn.needs(p, slot)) decide_row(p, shared, turn, slot, sampling.segments + uint64(n) * sampling.per_row.value, sampling.rows[n]);
-    if (!is_last_of_request(shared, sampling.counters[i], rows)) return;
-    finish(p, shared, turn, sampling.segments + uint64(n - slot) * sampling.per_row.value, sampling.rows + (n - slot));
+    if (turn.needs(p, slot)) decide_row<FILTERS>(p, shared, filter, turn, slot, n);
+    if (!is_last_of_request(shared, sampling.counters[i], count)) return;
+    const Decided decided = {p, turn, sampling.segments + uint64(n - slot) * sampling.per_row.value, sampling.rows + (n - slot)};
+    const Walked walked = walk(decided, shared);
+    const uint32 row = walked.accepted;
+    if (p.rule == REJECTION && p.gamma) {
+        const bool is_refused = !walked.is_stopped && decided.tries(row);
+        if (threadIdx.x == 0) sampling.refused[i] = is_refused ? row : NO_REFUSAL;
+        if (is_refused) return;
+    }
+    conclude(decided, shared, walked, [&](uint32 &) -> int64 {
+        if (turn.is_greedy() || p.rule == COUPLED) return decided.rows[row].token;
+        const SummedRow target = decided.row(row);
+        return draw(shared, target.source, target.segment(threadIdx.x), target.source.scale, turn.number(p, row, DRAW));
+    });
+}
+
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) sample_rows(const __grid_constant__ SampleParams p) {
+    __shared__ DrawShared shared;
+    take_row<false>(p, shared, nullptr);
+}
+
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) sample_rows_filtered(const __grid_constant__ SampleParams p) {
+    __shared__ DrawShared shared;
+    __shared__ FilterShared filter;
+    take_row<true>(p, shared, &filter);
+}
+
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) sample_residual(const __grid_constant__ SampleParams p) {
+    __shared__ DrawShared shared;
+    __shared__ float taken[SEGMENT];
+    __shared__ uint32 refused[1];
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const SamplingParams &sampling = p.sampling;
+    const uint32 i = sampling.per_row.divide(blockIdx.x), s = blockIdx.x - i * sampling.per_row.value, row = sampling.refused[i];
+    const uint32 ctas = (sampling.tokens + SEGMENT - 1) / SEGMENT;
+    if (row == NO_REFUSAL || s >= ctas) return;
+    const Turn turn(p, sampling.first + i);
+    const uint32 first = i * sampling.per_request.value;
+    const Decided decided = {p, turn, sampling.segments + uint64(first) * sampling.per_row.value, sampling.rows + first};
+    const bool has_rows = sampling.draft_rows.data;
+    const SummedRow target = decided.row(row);
+    Trial trial(shared, taken, target, decided.row(has_rows ? p.gamma + 1 + row : row), has_rows, refused);
+    trial.take_off(uint32(turn.draft(p, row)), false);
+    const SegmentSum sum = trial.sum_rest(s);
+    SegmentSum *rest = sampling.rest + i * sampling.per_row.value;
+    if (threadIdx.x == 0) rest[s] = sum;
+    if (!is_last_of_request(shared, sampling.counters[i], ctas)) return;
+    conclude(decided, shared, {row, false}, [&](uint32 &status) -> int64 {
+        if (!trial.set_rest(threadIdx.x < ctas ? rest[threadIdx.x] : SegmentSum{minus_infinity(), 0})) status |= NO_RESIDUAL;
+        return trial.draw_rest(turn.number(p, row, DRAW));
+    });
 }

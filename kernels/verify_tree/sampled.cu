@@ -2,13 +2,13 @@
 // that are tried in turn.
 //
 // Bytes: the N·V logits of each tree are read once, and Vd for each node that has children and was drawn from a row. What follows reads from
-// the L2 cache: a segment for each draw, a whole row for each pass of a filter, and a row of target and draft for each child that is refused.
+// the L2 cache: a segment for each draw, the groups of tokens that a filter may keep, and a row of target and draft for each child that is refused.
 //
-// Work split: as in sample/. verify_tree_segments has a CTA for each segment of each node's row, and of the row that its children were
+// Work split: as in sample/. verify_tree_segments has a CTA for some segments of each node's row, and of the row that its children were
 // drawn from. verify_tree_rows has a CTA for each of these rows; a coupled or greedy row gives its token there. The last CTA of a request
 // walks its tree.
 //
-//   verify_tree_segments   load 16 numbers a thread ─ largest of the CTA ─ weights, sums ─ record
+//   verify_tree_segments   load 32 numbers a thread ─ largest of the CTA ─ weights, sums ─ record
 //   verify_tree_rows       records ─ [filters] ─ sum of the row ─ [token] ─ record
 //                          └ last of a request: node ─ [children in turn, each refusal a pass over two rows] ─ token ─ child ─ …
 //
@@ -49,7 +49,7 @@ struct Tree {
         const int32 node = slot - p.nodes;
         if (node >= count || !tries_children()) return false;
         bool has_child = false;
-        for (int32 c = node + 1 + int32(threadIdx.x); c < count && !has_child; c += DRAW_THREADS) has_child = parent(c) == node;
+        for (int32 c = node + 1 + int32(threadIdx.x); c < count && !has_child; c += blockDim.x) has_child = parent(c) == node;
         return __syncthreads_or(has_child);
     }
     __device__ Source source(uint32 slot) const {
@@ -60,20 +60,24 @@ struct Tree {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(DRAW_THREADS) verify_tree_segments(const __grid_constant__ SampledTreeParams p) {
-    __shared__ DrawShared shared;
+extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, 4) verify_tree_segments(const __grid_constant__ SampledTreeParams p) {
+    __shared__ SegmentShared shared;
     allow_next_kernel();
     wait_for_previous_kernel();
     const SamplingParams &sampling = p.sampling;
-    const uint32 n = sampling.per_row.divide(blockIdx.x), s = blockIdx.x - n * sampling.per_row.value;
+    const uint32 n = sampling.per_row_ctas.divide(blockIdx.x), cta = blockIdx.x - n * sampling.per_row_ctas.value;
     const uint32 i = sampling.per_request.divide(n), slot = n - i * sampling.per_request.value;
     const Tree tree(p, sampling.first + i);
-    if (!tree.needs(slot)) return;
-    const Source source = tree.source(slot);
-    if (s >= source.segments()) return;
-    const SegmentRecord record = record_of(shared, source, s, tree.is_greedy(), false);
-    if (threadIdx.x == 0) sampling.segments[blockIdx.x] = record;
+    if (tree.needs(slot)) record_segments(shared, tree.source(slot), n, cta, tree.is_greedy(), false);
 }
+
+struct RowsShared {
+    DrawShared draw;
+    union {
+        FilterShared filter;
+        float taken[SEGMENT];  // of a Trial
+    };
+};
 
 // The walk through a tree, and what it finds.
 struct Walk {
@@ -102,7 +106,7 @@ struct Walk {
         const SummedRow target = row(node);
         int32 next = may_go_on ? tree.child(shared.draw, node, node, [](int32) { return true; }) : NONE;
         const bool reads_draft = has_rows && next != NONE;
-        Trial trial(shared, target, row(reads_draft ? p.nodes + node : node), reads_draft, refused);
+        Trial trial(shared.draw, shared.taken, target, row(reads_draft ? p.nodes + node : node), reads_draft, refused);
         for (uint32 rank = 0; next != NONE; ++rank) {
             const int64 token = tree.token(next);
             if (token >= 0 && token < sampling.tokens) {
@@ -166,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) verify_tree_rows(c
     if (tree.needs(slot)) {
         Source source = tree.source(slot);
         SegmentSum segment;
-        RowRecord found = sum_row(shared, source, records, tree.is_greedy(), false, segment);
+        RowRecord found = sum_row<true>(shared.draw, &shared.filter, source, n, tree.is_greedy(), false, segment);
         // The position of a node follows from its depth.
         if (p.rule == COUPLED && !tree.is_greedy() && !(found.status & NO_TOKEN)) {
             uint32 depth = 0;
@@ -178,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) verify_tree_rows(c
         }
         if (threadIdx.x == 0) sampling.rows[n] = found;
     }
-    if (!is_last_of_request(shared, sampling.counters[i], rows)) return;
+    if (!is_last_of_request(shared.draw, sampling.counters[i], rows)) return;
     Walk walk = {p, shared, tree, records - uint64(slot) * sampling.per_row.value, sampling.rows + (n - slot), refused, 0};
     walk.run();
     if (!p.has_end) return;

@@ -14,6 +14,7 @@ pub const CASES: &[Case] = cases![
     sample_commits_the_same_text_whatever_was_drafted,
     sample_of_a_request_depends_on_no_other,
     sample_commits_the_same_tokens_as_on_the_cpu,
+    sample_filters_flat_rows_as_on_the_cpu,
     sample_takes_large_vocabularies,
     sample_cuts_at_stops_and_lengths,
     sample_tells_what_cannot_be_drawn,
@@ -119,12 +120,17 @@ impl Scene {
         let (remaining, least, ignored) =
             (ints(&self.remaining, I32), ints(&self.min_remaining, I32), ints(&self.ignore_stop, U8));
         let (seeds, positions) = (ints(&Some(self.seeds.clone()), I64), ints(&Some(self.positions.clone()), token));
-        let top_k = ints(&Some(self.settings.iter().map(|s| s.top_k).collect()), I32);
+        // Filters that are off for all requests are not given.
+        let has = |differs: fn(&Settings) -> bool| self.settings.iter().any(differs);
+        let top_k = has(|s| s.top_k != 0).then(|| self.settings.iter().map(|s| s.top_k).collect());
+        let top_k = ints(&top_k, I32);
         let mut floats = |of: fn(&Settings) -> f64| {
             let values = Array::new(&[batch], self.settings.iter().map(of).collect());
             Tensor::floats(backend, F32, &values, &layout(1))
         };
-        let (temperature, top_p, min_p) = (floats(|s| s.temperature), floats(|s| s.top_p), floats(|s| s.min_p));
+        let temperature = floats(|s| s.temperature);
+        let top_p = has(|s| s.top_p != 1.0).then(|| floats(|s| s.top_p));
+        let min_p = has(|s| s.min_p != 0.0).then(|| floats(|s| s.min_p));
         let stop = self.stop.as_ref().map(|stop| Tensor::ints(backend, token, stop, &layout(2)));
         let mut poisoned = |dtype, shape: &[usize]| Tensor::poisoned(backend, dtype, shape, &layout(shape.len()));
         let next_token = poisoned(token, &[batch]);
@@ -144,8 +150,8 @@ impl Scene {
             draft_map: given(&map),
             temperature: temperature.c(),
             top_k: given(&top_k),
-            top_p: top_p.c(),
-            min_p: min_p.c(),
+            top_p: given(&top_p),
+            min_p: given(&min_p),
             seeds: given(&seeds),
             positions: given(&positions),
             stop: given(&stop),
@@ -163,9 +169,10 @@ impl Scene {
         };
         // SAFETY: the tensors outlive the call.
         backend.finish(unsafe { vwd_verify_sample(backend.session(), &args, backend.stream()) });
-        for (name, t) in [("draft", &draft), ("target", &target), ("temperature", &temperature), ("top_p", &top_p)] {
+        for (name, t) in [("draft", &draft), ("target", &target), ("temperature", &temperature)] {
             t.assert_untouched(name);
         }
+        top_p.iter().for_each(|t| t.assert_untouched("top_p"));
         let outputs = [&next_token, &accepted, &committed, &committed_len, &finish, &status, &logprobs];
         outputs.iter().for_each(|t| t.assert_written("an output", |_| true));
         Results {
@@ -253,7 +260,10 @@ fn random(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene {
     let rule = rng.pick(&[VWD_ACCEPT_AUTO, VWD_ACCEPT_COUPLED, VWD_ACCEPT_REJECTION, VWD_ACCEPT_GREEDY]);
     let has_rows = gamma > 0 && rng.one_in(2);
     let temperature_last = rng.one_in(4);
-    let settings: Vec<Settings> = (0..batch).map(|_| any_settings(rng, temperature_last)).collect();
+    let mut settings: Vec<Settings> = (0..batch).map(|_| any_settings(rng, temperature_last)).collect();
+    if rng.one_in(3) {
+        settings.iter_mut().for_each(|s| *s = Settings { temperature: s.temperature, temperature_last, ..PLAIN });
+    }
     let columns = if rng.one_in(2) { tokens } else { rng.size(1..=tokens) };
     let map = (has_rows && rng.one_in(2)).then(|| rng.subset(tokens, columns).iter().map(|&j| j as i64).collect());
     let is_weights = [rng.one_in(4), rng.one_in(3)];
@@ -557,6 +567,47 @@ fn sample_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
             assert!(a == b || (a - b).abs() <= 1e-6 * (1.0 + b.abs()), "ln p {a} {b}");
         }
         assert_eq!(Results { logprobs: there.logprobs.clone(), ..here }, there);
+    });
+}
+
+/// Filters that keep few tokens or thousands, with ties at their bounds, to the bit. The temperature comes last and makes what stays alike,
+/// so that a draw tells of the bound.
+fn sample_filters_flat_rows_as_on_the_cpu(backend: &Backend) {
+    let cpu = Backend::cpu(2);
+    let mut settings = vec![];
+    for top_k in [0, 60, 1500, 4000] {
+        for top_p in [1.0, 0.9, 0.3] {
+            for min_p in [0.0, 0.02] {
+                let (top_p, min_p) = (F32.round(top_p), F32.round(min_p));
+                settings.push(Settings { temperature: 1e4, top_k, top_p, min_p, temperature_last: true });
+            }
+        }
+    }
+    rounds(2, |rng| {
+        for dtype in [F32, F16, BF16] {
+            let tokens = rng.pick(&[5000, 12_001]);
+            // Rows of any numbers, of few, of one, of some that weigh nothing, and with ones that take all.
+            let row = |rng: &mut Rng, kind: usize| -> Vec<f64> {
+                let spread = rng.pick(&[0.3, 2.0, 6.0]);
+                let number = |rng: &mut Rng| match kind {
+                    0 => rng.normal() * spread,
+                    1 => (rng.normal() * spread).round(),
+                    2 => -1.5,
+                    3 if rng.one_in(2) => rng.pick(&[f64::NEG_INFINITY, -200.0]),
+                    4 if rng.one_in(900) => f64::INFINITY,
+                    _ => rng.normal(),
+                };
+                (0..tokens).map(|_| dtype.round(number(rng))).collect()
+            };
+            let kinds = settings.iter().map(|_| rng.pick(&[0, 0, 0, 1, 1, 2, 3, 4])).collect::<Vec<_>>();
+            let rows = kinds.iter().flat_map(|&kind| row(rng, kind)).collect();
+            let mut scene = Scene::plain(dtype, Array::new(&[settings.len(), tokens], rows));
+            scene.settings = settings.clone();
+            scene.seeds = settings.iter().map(|_| rng.int(i64::MIN..=i64::MAX)).collect();
+            let (here, there) = (scene.run(backend, None), scene.run(&cpu, None));
+            assert_eq!(here.committed.data, there.committed.data, "{dtype:?}, rows of {kinds:?}");
+            assert_eq!(here.status, there.status);
+        }
     });
 }
 

@@ -133,6 +133,13 @@ pub fn computed(name: &str, results: usize, operands: usize) -> Option<Computed>
         "max.u16x2" => binary(|a: u32, b: u32| (a & 0xffff).max(b & 0xffff) | (a >> 16).max(b >> 16) << 16),
         "min.f32" => binary(|a: f32, b: f32| -larger(-a, -b)),
         "max.f32" => binary(larger),
+        "max.NaN.f32" => binary(larger_or_nan),
+        "max.NaN.f16x2" => {
+            binary(|a: u32, b: u32| pairs(a, b, |x, y| narrow_f16(larger_or_nan(widen_f16(x), widen_f16(y)))))
+        }
+        "max.NaN.bf16x2" => {
+            binary(|a: u32, b: u32| pairs(a, b, |x, y| to_bf16(larger_or_nan(widen_bf16(x), widen_bf16(y))).to_bits()))
+        }
         "min.f64" => binary(f64::min),
         "max.f64" => binary(f64::max),
         "and.b32" => binary(|a: u32, b: u32| a & b),
@@ -273,6 +280,29 @@ fn larger(a: f32, b: f32) -> f32 {
         return if a.is_sign_negative() { b } else { a };
     }
     if b.is_nan() || a > b { a } else { b }
+}
+
+/// NaN where either is; +0 rather than −0.
+fn larger_or_nan(a: f32, b: f32) -> f32 {
+    if a.is_nan() || b.is_nan() { f32::from_bits(0x7fff_ffff) } else { larger(a, b) }
+}
+
+/// A function of each half of two words.
+fn pairs(a: u32, b: u32, of: impl Fn(u16, u16) -> u16) -> u32 {
+    of(a as u16, b as u16) as u32 | (of((a >> 16) as u16, (b >> 16) as u16) as u32) << 16
+}
+
+fn widen_f16(bits: u16) -> f32 {
+    f16::from_bits(bits).to_f32()
+}
+
+fn widen_bf16(bits: u16) -> f32 {
+    bf16::from_bits(bits).to_f32()
+}
+
+/// As for [`to_bf16`].
+fn narrow_f16(x: f32) -> u16 {
+    if x.is_nan() { 0x7fff } else { f16::from_f32(x).to_bits() }
 }
 
 /// NaN is the one that the hardware gives.

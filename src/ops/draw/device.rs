@@ -24,9 +24,14 @@ kernel_struct! {
         positions: View<1>,
         segments: *mut u8,
         rows: *mut u8,
+        groups: *mut u8,
+        rest: *mut u8,
+        refused: *mut u8,
         counters: *mut u8,
         per_request: Divisor,
         per_row: Divisor,
+        per_row_ctas: Divisor,
+        unused: u32,
         first: u32,
         tokens: u32,
         draft_tokens: u32,
@@ -40,10 +45,19 @@ kernel_struct! {
     }
 }
 
-/// Threads of a CTA: DRAW_THREADS of kernels/common/draw.cuh.
+/// Threads of a CTA: DRAW_THREADS of kernels/common/draw.cuh, and SEGMENT_THREADS of kernels/common/sampling.cuh.
 const THREADS: u32 = 256;
+const SEGMENT_THREADS: u32 = 128;
+/// CTAs of SEGMENT_THREADS on a multiprocessor at once.
+const CTAS_AT_ONCE: usize = 4;
+/// The most segments that one CTA takes: its start is then a small part of its time.
+const MOST_SEGMENTS_A_CTA: usize = 4;
 /// Bytes of what a CTA leaves in scratch for a segment, and for a row.
 const RECORD_BYTES: usize = 32;
+/// Bytes of the largest numbers of a segment's groups: GROUPS of kernels/common/filter.cuh.
+const GROUP_BYTES: usize = SEGMENT / 256 * size_of::<u32>();
+/// Bytes of what a segment has left where a draft token was refused.
+const REST_BYTES: usize = 16;
 /// Scratch of one launch: a session's own arenas have as much.
 const MOST_SCRATCH: usize = 12 << 20;
 /// Rows of a call.
@@ -59,44 +73,104 @@ pub struct Cut {
     per_request: usize,
     /// Segments of a row.
     per_row: usize,
+    options: Options,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Options {
+    /// Rows may have filters.
+    filters: bool,
+    /// A kernel of its own draws where draft tokens were refused.
+    refuses: bool,
+}
+
+/// Scratch of a launch: where what follows the records of segments begins.
+struct Memory {
+    parts: Parts,
+    rows: usize,
+    groups: usize,
+    rest: usize,
+    refused: usize,
+}
+
+/// The kernels of a call.
+pub struct Launched<'a> {
+    pub segments: &'a Kernel,
+    pub rows: &'a Kernel,
+    /// Draws where draft tokens were refused, unless that is done by `rows`.
+    pub residual: Option<&'a Kernel>,
 }
 
 impl Cut {
-    /// A request has so many rows, of so many tokens at most; `None` if there is nothing to do. `name` is that of the target.
-    pub fn of(name: &str, batch: usize, per_request: usize, tokens: usize) -> Result<Option<Cut>> {
+    /// A request has so many rows, of so many tokens at most; `None` if there is nothing to do. `name` is that of the target. `refuses` says
+    /// that [`Launched::residual`] draws where a draft token was refused.
+    pub fn of(
+        name: &str,
+        batch: usize,
+        per_request: usize,
+        tokens: usize,
+        s: &Sampling,
+        refuses: bool,
+    ) -> Result<Option<Cut>> {
         if batch.saturating_mul(per_request) >= MOST_ROWS {
             let text = format!("{name}: {batch} requests of {per_request} rows; CUDA takes fewer than 2^24 rows");
             return Err(Error::unsupported(text));
         }
-        Ok((batch > 0).then(|| Cut::new(batch, per_request, tokens)))
+        let filters = !s.is_greedy && [s.top_k, s.top_p, s.min_p].iter().any(Option::is_some);
+        Ok((batch > 0).then(|| Cut::new(batch, per_request, tokens, Options { filters, refuses })))
     }
 
-    fn new(batch: usize, per_request: usize, tokens: usize) -> Cut {
-        let per_row = tokens.div_ceil(SEGMENT);
-        let bytes = per_request * (per_row + 1) * RECORD_BYTES;
-        let requests = batch.min(Enqueue::COUNTERS).min((MOST_SCRATCH / bytes).max(1));
-        Cut { batch, requests, per_request, per_row }
+    fn new(batch: usize, per_request: usize, tokens: usize, options: Options) -> Cut {
+        let mut cut = Cut { batch, requests: 1, per_request, per_row: tokens.div_ceil(SEGMENT), options };
+        let of_row = cut.per_row * (RECORD_BYTES + cut.group_bytes()) + RECORD_BYTES;
+        let bytes = per_request * of_row + cut.per_row * cut.rest_bytes();
+        cut.requests = batch.min(Enqueue::COUNTERS).min((MOST_SCRATCH / bytes).max(1));
+        cut
+    }
+
+    pub fn has_filters(&self) -> bool {
+        self.options.filters
+    }
+
+    fn group_bytes(&self) -> usize {
+        if self.options.filters { GROUP_BYTES } else { 0 }
+    }
+
+    fn rest_bytes(&self) -> usize {
+        if self.options.refuses { REST_BYTES } else { 0 }
     }
 
     /// Bytes of scratch of a launch.
     pub fn scratch(&self) -> usize {
-        self.parts().0.bytes
+        self.memory().parts.bytes
     }
 
-    /// Scratch of a launch, and where in it the records of rows begin.
-    fn parts(&self) -> (Parts, usize) {
+    fn memory(&self) -> Memory {
         let mut parts = Parts::default();
         let rows = self.requests * self.per_request;
         parts.take(&[rows, self.per_row, RECORD_BYTES]);
-        let rows_at = parts.take(&[rows, RECORD_BYTES]);
-        (parts, rows_at)
+        Memory {
+            rows: parts.take(&[rows, RECORD_BYTES]),
+            groups: parts.take(&[rows, self.per_row, self.group_bytes()]),
+            rest: parts.take(&[self.requests, self.per_row, self.rest_bytes()]),
+            refused: parts.take(&[self.requests, size_of::<u32>()]),
+            parts,
+        }
+    }
+
+    /// CTAs that take the segments of a row: fewer than there are segments where the device is full anyway.
+    fn ctas_of_row(&self, multiprocessors: u32) -> usize {
+        let segments = self.requests * self.per_request * self.per_row;
+        let waves = segments / (multiprocessors as usize * CTAS_AT_ONCE);
+        self.per_row.div_ceil(waves.clamp(1, MOST_SEGMENTS_A_CTA))
     }
 
     /// The parameters of the launches, with their scratch. `target` is the view of what `tensor` is.
     pub fn params(&self, enqueue: &Enqueue, s: &Sampling, tensor: &Tensor, target: View<3>) -> Result<SamplingParams> {
         let column = |t: &Option<Tensor>| View::<1>::optional(t, |t| View::new(t, [0]));
-        let (parts, rows_at) = self.parts();
-        let segments = enqueue.scratch(parts.bytes)?;
+        let memory = self.memory();
+        let scratch = enqueue.scratch(memory.parts.bytes)?;
+        let at = |offset: usize| (scratch + offset as u64) as *mut u8;
         let flags = [
             (VWD_SAMPLE_TARGET_PROBABILITIES, s.target_form == Form::Weights),
             (VWD_SAMPLE_DRAFT_PROBABILITIES, s.draft_form == Form::Weights),
@@ -112,11 +186,16 @@ impl Cut {
             min_p: column(&s.min_p),
             seeds: column(&s.seeds),
             positions: column(&s.positions),
-            segments: segments as *mut u8,
-            rows: (segments + rows_at as u64) as *mut u8,
+            segments: at(0),
+            rows: at(memory.rows),
+            groups: at(memory.groups),
+            rest: at(memory.rest),
+            refused: at(memory.refused),
             counters: enqueue.counters()? as *mut u8,
             per_request: Divisor::new(self.per_request as u32),
             per_row: Divisor::new(self.per_row as u32),
+            per_row_ctas: Divisor::new(self.ctas_of_row(enqueue.facts().multiprocessors) as u32),
+            unused: 0,
             first: 0,
             tokens: tensor.dim(tensor.rank() - 1) as u32,
             draft_tokens: s.draft_tokens() as u32,
@@ -130,25 +209,32 @@ impl Cut {
         })
     }
 
-    /// Launches the kernels of segments and of rows for all requests. `sampling` gives what [`Cut::params`] has made inside `params`.
+    /// Launches the kernels for all requests. `sampling` gives what [`Cut::params`] has made inside `params`.
     ///
     /// # Safety
     /// `P` is the kernels' struct. The kernels wait before they touch anything, and the tensors stay valid until the stream has passed.
     pub unsafe fn launch<P>(
         &self,
         enqueue: &Enqueue,
-        [segments, rows]: [&Kernel; 2],
+        kernels: Launched,
         params: &mut P,
         sampling: impl Fn(&mut P) -> &mut SamplingParams,
     ) -> Result<()> {
+        debug_assert_eq!(kernels.residual.is_some(), self.options.refuses);
+        let per_row_ctas = self.ctas_of_row(enqueue.facts().multiprocessors);
         for first in (0..self.batch).step_by(self.requests) {
             sampling(params).first = first as u32;
-            let count = (self.requests.min(self.batch - first) * self.per_request) as u32;
-            let grid = |ctas| Grid { ctas, threads: THREADS, kind: enqueue.dependent_kind() };
-            // SAFETY: forwarded to the caller.
-            unsafe {
-                enqueue.launch(segments, grid(count * self.per_row as u32), [(&raw const *params).cast()])?;
-                enqueue.launch(rows, grid(count), [(&raw const *params).cast()])?;
+            let requests = self.requests.min(self.batch - first);
+            let rows = requests * self.per_request;
+            let launch = |kernel: &Kernel, ctas: usize, threads| {
+                let grid = Grid { ctas: ctas as u32, threads, kind: enqueue.dependent_kind() };
+                // SAFETY: forwarded to the caller.
+                unsafe { enqueue.launch(kernel, grid, [(&raw const *params).cast()]) }
+            };
+            launch(kernels.segments, rows * per_row_ctas, SEGMENT_THREADS)?;
+            launch(kernels.rows, rows, THREADS)?;
+            if let Some(residual) = kernels.residual {
+                launch(residual, requests * self.per_row, THREADS)?;
             }
         }
         Ok(())
@@ -167,10 +253,16 @@ mod tests {
 
     #[test]
     fn calls_are_cut_where_scratch_or_counters_end() {
-        assert_eq!(Cut::new(32, 6, 128_256), Cut { batch: 32, requests: 32, per_request: 6, per_row: 32 });
-        let many = Cut { batch: 1 << 20, requests: Enqueue::COUNTERS, per_request: 1, per_row: 1 };
-        assert_eq!(Cut::new(1 << 20, 1, 2), many);
-        let largest = Cut::new(100, 129, 1 << 20);
-        assert!(largest.requests == 11 && largest.scratch() <= MOST_SCRATCH + 512, "{largest:?}");
+        let plain = Options { filters: false, refuses: false };
+        let cut = Cut::new(32, 6, 128_256, plain);
+        assert_eq!([cut.requests, cut.per_request, cut.per_row, cut.ctas_of_row(132)], [32, 6, 32, 8]);
+        assert_eq!(Cut::new(1, 6, 128_256, plain).ctas_of_row(132), 32);
+        assert_eq!(Cut::new(8, 6, 128_256, plain).ctas_of_row(132), 16);
+        assert_eq!(Cut::new(1 << 20, 1, 2, plain).requests, Enqueue::COUNTERS);
+        for (options, requests) in [(plain, 11), (Options { filters: true, refuses: true }, 3)] {
+            let largest = Cut::new(100, 129, 1 << 20, options);
+            assert_eq!(largest.requests, requests);
+            assert!(largest.scratch() <= MOST_SCRATCH + 2048, "{largest:?}");
+        }
     }
 }

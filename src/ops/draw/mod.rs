@@ -8,8 +8,9 @@
 //!
 //! **Sums.** A row is cut in segments of 4096 tokens, and a segment in strips of 8; both depend on V alone. m_s is a segment's
 //! largest number and M the row's. The sum of a strip is ((w0+w1)+(w2+w3)) + ((w4+w5)+(w6+w7)) in float32, with w = w(x_j, m_s).
-//! It is rounded down to a multiple of 2^−40. From there on sums are integers, so their order does not matter: n_s is the sum
-//! of a segment's strips, and its share of the row is N_s = ⌊n_s · w(m_s, M)⌋ with a product in float64.
+//! In it an exponent counts as −100 at least, which saves a comparison and adds next to nothing. It is rounded down to a multiple of
+//! 2^−40. From there on sums are integers, so their order does not matter: n_s is the sum of a segment's strips, and its share of the
+//! row is N_s = ⌊n_s · w(m_s, M)⌋ with a product in float64.
 //!
 //! **Draw.** u is a multiple of 2^−53 below 1 (see [`uniform`]), and t = ⌊u·ΣN_s⌋. The segment is the first with t below the
 //! running sum of N_s; t less what precedes is divided by w(m_s, M) in float64 and rounded down to t' < n_s. The strip is the first
@@ -142,22 +143,24 @@ impl Scale {
     /// w(x, m) in each lane; m is no NaN, and the row has a number that is above [`Form::none`].
     #[inline(always)]
     fn weights<L: Lanes>(self, x: L, m: f32) -> L {
+        self.weigh(x, m, |d| power(d).zero_below(d, LEAST))
+    }
+
+    /// w(x, m) as a strip's sum has it.
+    #[inline(always)]
+    fn summands<L: Lanes>(self, x: L, m: f32) -> L {
+        self.weigh(x, m, |d| power(d.max(L::splat(LEAST))))
+    }
+
+    /// `of` gives the weight of a logit, from the exponent of 2.
+    #[inline(always)]
+    fn weigh<L: Lanes>(self, x: L, m: f32, of: impl Fn(L) -> L) -> L {
         if m == f32::INFINITY {
             return L::splat(1.0).zero_below(x, f32::INFINITY);
         }
         match self.form {
             Form::Weights => x.div(L::splat(m)),
-            Form::Logits => {
-                let d = x.sub(L::splat(m)).mul(L::splat(self.c));
-                let n = d.round();
-                let f = d.sub(n);
-                // 2^f for −1/2 … 1/2 within 1.1·10^−7, and exactly 1 at 0.
-                let mut p = L::splat(f32::from_bits(0x3aad_dd0b));
-                for bits in [0x3c1e_7544, 0x3d63_5ba9, 0x3e75_fcde, 0x3f31_7215, 0x3f80_0000] {
-                    p = p.fused(f, L::splat(f32::from_bits(bits)));
-                }
-                p.mul(n.exp2_whole()).zero_below(d, -100.0)
-            }
+            Form::Logits => of(x.sub(L::splat(m)).mul(L::splat(self.c))),
         }
     }
 
@@ -165,6 +168,21 @@ impl Scale {
     fn weight(self, x: f32, m: f32) -> f32 {
         simd::dispatch(Weights { scale: self, x: [x; LANES], m })[0]
     }
+}
+
+/// Exponents below it give no weight.
+const LEAST: f32 = -100.0;
+
+/// 2^d for −126 … 0 within 1.1·10^−7, and exactly 1 at 0.
+#[inline(always)]
+fn power<L: Lanes>(d: L) -> L {
+    let n = d.round();
+    let f = d.sub(n);
+    let mut p = L::splat(f32::from_bits(0x3aad_dd0b));
+    for bits in [0x3c1e_7544, 0x3d63_5ba9, 0x3e75_fcde, 0x3f31_7215, 0x3f80_0000] {
+        p = p.fused(f, L::splat(f32::from_bits(bits)));
+    }
+    p.mul(n.exp2_whole())
 }
 
 /// The numbers of strip `r` of a row, which is filled up with `none`.
@@ -233,7 +251,7 @@ impl Kernel for Strips<'_> {
         let mut before = 0;
         for first in (0..count).step_by(4) {
             let weights = |r| match r < count {
-                true => self.scale.weights(L::from_array(&strip(self.segment, r, none)), self.m),
+                true => self.scale.summands(L::from_array(&strip(self.segment, r, none)), self.m),
                 false => L::splat(0.0),
             };
             let sums = L::sums([weights(first), weights(first + 1), weights(first + 2), weights(first + 3)]);

@@ -3,7 +3,7 @@
 use super::{Acceptance, Request};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
-use crate::ops::draw::device::{Cut, SamplingParams, wide};
+use crate::ops::draw::device::{Cut, Launched, SamplingParams, wide};
 use crate::runtime::cuda::layout::kernel_struct;
 use crate::runtime::cuda::views::{NO_DIM, View};
 use crate::runtime::cuda::{self, Enqueue, Kernel, Modules, Source, source};
@@ -11,6 +11,8 @@ use crate::runtime::cuda::{self, Enqueue, Kernel, Modules, Source, source};
 pub struct Kernels {
     segments: Kernel,
     rows: Kernel,
+    rows_filtered: Kernel,
+    residual: Kernel,
 }
 
 impl cuda::Kernels for Kernels {
@@ -18,7 +20,12 @@ impl cuda::Kernels for Kernels {
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let kernel = |name| modules.kernel("sample/sample", name);
-        Ok(Kernels { segments: kernel("sample_segments")?, rows: kernel("sample_rows")? })
+        Ok(Kernels {
+            segments: kernel("sample_segments")?,
+            rows: kernel("sample_rows")?,
+            rows_filtered: kernel("sample_rows_filtered")?,
+            residual: kernel("sample_residual")?,
+        })
     }
 }
 
@@ -50,9 +57,14 @@ kernel_struct! {
     }
 }
 
+/// Whether rejection sampling may refuse draft tokens.
+fn refuses(r: &Request) -> bool {
+    r.rule == Acceptance::Rejection && r.gamma > 0
+}
+
 fn cut(r: &Request) -> Result<Option<Cut>> {
     let per_request = r.gamma + 1 + if r.sampling.draft_rows.is_some() { r.gamma } else { 0 };
-    Cut::of("target", r.batch, per_request, r.tokens().max(r.sampling.draft_tokens()))
+    Cut::of("target", r.batch, per_request, r.tokens().max(r.sampling.draft_tokens()), &r.sampling, refuses(r))
 }
 
 /// Bytes of scratch that `run` takes from its stream's arena.
@@ -66,9 +78,14 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let target = View::new(&r.target, if is_flat { [NO_DIM, 0, 1] } else { [0, 1, 2] });
     let mut params = params(r, cut.params(enqueue, &r.sampling, &r.target, target)?);
     let kernels: &Kernels = enqueue.kernels();
+    let launched = Launched {
+        segments: &kernels.segments,
+        rows: if cut.has_filters() { &kernels.rows_filtered } else { &kernels.rows },
+        residual: refuses(r).then_some(&kernels.residual),
+    };
     // SAFETY: SampleParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything.
-    unsafe { cut.launch(enqueue, [&kernels.segments, &kernels.rows], &mut params, |params| &mut params.sampling) }
+    unsafe { cut.launch(enqueue, launched, &mut params, |params| &mut params.sampling) }
 }
 
 fn params(r: &Request, sampling: SamplingParams) -> SampleParams {

@@ -4,7 +4,7 @@ use super::{Choice, Request, Target};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::ops::draw::device::{Cut, SamplingParams};
+use crate::ops::draw::device::{Cut, Launched, SamplingParams};
 use crate::ops::draw::request::Sampling;
 use crate::ops::tree::MOST_NODES;
 use crate::ops::verify::EndParams;
@@ -156,7 +156,8 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
 
 fn sample(enqueue: &Enqueue, r: &Request, logits: &Tensor, choice: Choice, sampling: &Sampling) -> Result<()> {
     let per_request = r.nodes() * if sampling.draft_rows.is_some() { 2 } else { 1 };
-    let Some(cut) = Cut::of("logits", r.batch(), per_request, logits.dim(2).max(sampling.draft_tokens()))? else {
+    let tokens = logits.dim(2).max(sampling.draft_tokens());
+    let Some(cut) = Cut::of("logits", r.batch(), per_request, tokens, sampling, false)? else {
         return Ok(());
     };
     let mut params = SampledTreeParams {
@@ -182,9 +183,10 @@ fn sample(enqueue: &Enqueue, r: &Request, logits: &Tensor, choice: Choice, sampl
         unused: 0,
     };
     let kernels: &Kernels = enqueue.kernels();
+    let launched = Launched { segments: &kernels.segments, rows: &kernels.rows, residual: None };
     // SAFETY: SampledTreeParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything.
-    unsafe { cut.launch(enqueue, [&kernels.segments, &kernels.rows], &mut params, |params| &mut params.sampling) }
+    unsafe { cut.launch(enqueue, launched, &mut params, |params| &mut params.sampling) }
 }
 
 /// Tokens of a slice at least, and slices of a row at most.

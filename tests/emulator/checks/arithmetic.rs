@@ -22,6 +22,9 @@ fn integers_wrap() {
         ("max.s32 %r10, -1, 1", 1),
         ("max.u32 %r10, -1, 1", !0),
         ("max.u16x2 %r10, 0x00050009, 0x00060001", 0x0006_0009),
+        ("max.NaN.bf16x2 %r10, 0x3f807fc1, 0xbf80ff80", 0x3f80_7fff),
+        ("max.NaN.bf16x2 %r10, 0xff808000, 0xff800000", 0xff80_0000),
+        ("max.NaN.f16x2 %r10, 0x3c00fc00, 0x7e008001", 0x7fff_8001),
         ("dp4a.u32.u32 %r10, 0x01020304, 0x05060708, 100", 100 + 5 + 12 + 21 + 32),
     ]);
 }
@@ -128,6 +131,8 @@ fn minimum_and_maximum_prefer_numbers_and_know_of_zeros() {
     assert_eq!(float("max.f32", &[f32::NAN, 1.0]), 1.0);
     assert_eq!(float("min.f32", &[1.0, f32::NAN]), 1.0);
     assert!(float("max.f32", &[f32::NAN, f32::NAN]).is_nan());
+    assert!(float("max.NaN.f32", &[f32::NAN, 1.0]).is_nan() && float("max.NaN.f32", &[1.0, -f32::NAN]).is_nan());
+    assert_eq!(float("max.NaN.f32", &[f32::NEG_INFINITY, 1.0]), 1.0);
     assert_eq!(float("max.f32", &[-0.0, 0.0]).to_bits(), 0);
     assert_eq!(float("min.f32", &[0.0, -0.0]).to_bits(), 1 << 31);
 }
