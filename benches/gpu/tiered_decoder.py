@@ -144,8 +144,9 @@ class Queries:
     def __init__(self, batch, layers, rho, angle):
         shape = (STEPS, layers, batch, HEADS, DIM)
         true = drift(torch.randn(shape, device="cuda"), rho)
-        self.ahead = foreseen(true, torch.randn(shape, device="cuda"), angle).bfloat16()
-        self.true = true.bfloat16()
+        # Fourier transforms leave steps side by side in memory; kernels want channels so.
+        self.ahead = foreseen(true, torch.randn(shape, device="cuda"), angle).bfloat16().contiguous()
+        self.true = true.bfloat16().contiguous()
 
 
 class Drifting(Steps):
