@@ -9,11 +9,12 @@ products give. `resident` is SERIAL on keys and values in device memory, with th
 lists of their own; VANWARD attends SERIAL's.
 
 Misses are not drawn at random: they come from queries that drift. For each query head, q(t) = ρ·q(t−1) + √(1−ρ²)·noise, made periodic, so that
-the last step of a replay leads to the first one of the next; the foreseen query is q cos θ + noise sin θ. ρ and θ are fitted before anything is
+the last step of a replay leads to the first one of the next; the foreseen query is q cos θ + e sin θ, and e drifts as q does. ρ and θ are fitted before anything is
 timed, by the library's own selection and least-recently-used slots of twice the selection, to what a trace showed of attention over 16K
 tokens of Gemma-3-270M at the same share of the context: MISSED of a step's blocks have no slot without prefetch, and EXPOSED have none
-after the foreseen list of 1.25 times as many blocks was fetched. `model` has what the fit reached, `moved` the blocks that travel with prefetch. The
-token of all steps has one position, so that no block leaves the tail: its miss, one in 64 steps, is not in the figures.
+after the foreseen list of 1.25 times as many blocks was fetched. `model` has what the fit reached, `moved` the blocks that travel with
+prefetch (0.163 in the trace). The token of all steps has one position, so that no block leaves the tail: its miss, one in 64 steps, is
+not in the figures.
 """
 
 import math
@@ -122,11 +123,11 @@ def fit(session, sequences, rows):
     noise, other = (torch.randn(STEPS, HEADS, DIM, device="cuda") for _ in range(2))
     shares = lambda x: misses(selections.of(drift(noise, 1 - x), k, LOCAL))  # noqa: E731
     change = bisect(0.0, 0.5, MISSED, lambda x: shares(x)[0])
-    queries = drift(noise, 1 - change)
+    queries, error = drift(noise, 1 - change), drift(other, 1 - change)
     lists = selections.of(queries, k, LOCAL)
 
     def with_prefetch(angle):
-        ahead = selections.of(foreseen(queries, other, angle), math.ceil(RATIO * k), LOCAL)
+        ahead = selections.of(foreseen(queries, error, angle), math.ceil(RATIO * k), LOCAL)
         return misses(lists, ahead)
 
     angle = bisect(0.0, 1.5, EXPOSED, lambda x: with_prefetch(x)[0])
@@ -145,7 +146,7 @@ class Queries:
         shape = (STEPS, layers, batch, HEADS, DIM)
         true = drift(torch.randn(shape, device="cuda"), rho)
         # Fourier transforms leave steps side by side in memory; kernels want channels so.
-        self.ahead = foreseen(true, torch.randn(shape, device="cuda"), angle).bfloat16().contiguous()
+        self.ahead = foreseen(true, drift(torch.randn(shape, device="cuda"), rho), angle).bfloat16().contiguous()
         self.true = true.bfloat16().contiguous()
 
 
