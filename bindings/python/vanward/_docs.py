@@ -444,7 +444,8 @@ k           [pages, P, Hk, D]  float32, float16, bfloat16, float8_e4m3fn or floa
 k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1), and only for keys in FP8.
 page_table  [B, max_pages]     int32, optional.
 seq_lens    [B]                int32. End of the range.
-begin       [B]                int32, optional (absent: 0). Clamped to 0 … seq_lens[i].
+begin       [B]                int32, optional (absent: 0). Clamped to 0 … seq_lens[i]. A session that checks
+                               contents refuses a −1 page of tokens before it in its block.
 index                          The summaries, out; table, channels, axis_weights and axis_centre are inputs. A
                                summary without a row is not stored.
 
