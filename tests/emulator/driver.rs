@@ -457,6 +457,16 @@ driver! {
         *made = Box::into_raw(Box::new(nodes)).cast();
         OK
     }
+    fn cuGraphExecUpdate_v2(made: CUgraphExec, graph: CUgraph, result: *mut CUgraphExecUpdateResultInfo) {
+        let (own, nodes) = (&mut *made.cast::<Vec<Node>>(), &(*graph.cast::<Graph>()).nodes);
+        let kind = |node: &Node| (std::mem::discriminant(&node.work), node.before.clone());
+        if !own.iter().map(kind).eq(nodes.iter().map(|node| kind(node))) {
+            (*result).result = CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+            return R::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+        }
+        *own = nodes.iter().map(|node| (**node).clone()).collect();
+        OK
+    }
     fn cuGraphLaunch(graph: CUgraphExec, on: CUstream) {
         let nodes = &*graph.cast::<Vec<Node>>();
         if stream(on).is_some_and(|stream| stream.capture.is_some()) {

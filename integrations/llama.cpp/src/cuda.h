@@ -21,11 +21,28 @@
     X(cuMemHostRegister_v2, (void *data, size_t bytes, unsigned flags))                                                        \
     X(cuMemHostUnregister, (void *data))
 
+// For graphs; each may be absent, and then there are none.
+#define VANWARD_CUDA_GRAPH_CALLS(X)                                                                                            \
+    X(cuStreamBeginCapture_v2, (void *stream, int mode))                                                                       \
+    X(cuStreamEndCapture, (void *stream, void **graph))                                                                        \
+    X(cuGraphInstantiateWithFlags, (void **made, void *graph, unsigned long long flags))                                       \
+    X(cuGraphExecUpdate_v2, (void *made, void *graph, CudaGraphUpdate *result))                                                \
+    X(cuGraphLaunch, (void *made, void *stream))                                                                               \
+    X(cuGraphExecDestroy, (void *made))                                                                                        \
+    X(cuGraphDestroy, (void *graph))
+
 namespace vanward {
+
+/** CUgraphExecUpdateResultInfo. */
+struct CudaGraphUpdate {
+    int result;
+    void *node, *node_before;
+};
 
 struct CudaCalls {
 #define X(name, arguments) int(*name) arguments = nullptr;
     VANWARD_CUDA_CALLS(X)
+    VANWARD_CUDA_GRAPH_CALLS(X)
 #undef X
     /** May be absent. */
     int (*cuDeviceGetByPCIBusId)(int *device, const char *id) = nullptr;
@@ -36,6 +53,9 @@ extern CudaCalls cuda;
 
 /** Finds the driver. Returns NULL, or what is missing. */
 const char *find_cuda();
+
+/** Throws std::runtime_error, which names the call, unless its status is 0. */
+void must(int status, const char *call);
 
 /** Makes a context the thread's current one while it lives. */
 class InContext {

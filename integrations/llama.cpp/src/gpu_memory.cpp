@@ -20,12 +20,6 @@ namespace {
 constexpr unsigned NON_BLOCKING = 1;
 constexpr size_t PIECE = 1 << 20;
 
-void must(int status, const char *call) {
-    if (status != 0) {
-        throw std::runtime_error(std::string(call) + " failed with CUDA's error " + std::to_string(status));
-    }
-}
-
 bool is_wanted(const std::string &name) {
     return std::any_of(options.devices.begin(), options.devices.end(), [&](const std::string &wanted) {
         const bool begins = !wanted.empty() && wanted.back() == '*';
