@@ -237,18 +237,13 @@ bool Batch::is_behind() const { return !std::equal(begins.begin(), begins.end(),
 
 void Attention::describe(const Layer &layer, const Batch &batch, Description &description) const {
     const Batch &b = batch;
-    for (const void *address : {static_cast<const void *>(layer.tensor->data), static_cast<const void *>(layer.first.data()),
-                                static_cast<const void *>(layer.second.data()), static_cast<const void *>(ids_.data()),
-                                static_cast<const void *>(counts_.data()), static_cast<const void *>(b.at.lens), static_cast<const void *>(b.at.begins),
-                                static_cast<const void *>(b.at.budgets), static_cast<const void *>(b.at.table), static_cast<const void *>(b.at.pages)}) {
-        description.add(address);
+    auto add = [&](auto... words) { (description.add(words), ...); };
+    add(layer.tensor->data, b.sparse, b.at.lens, b.at.table, static_cast<int64_t>(b.groups.size()), b.rows, b.first_row, b.row_step, b.longest, b.first_cell,
+        b.cell_step);
+    if (b.sparse) {
+        add(layer.first.data(), layer.second.data(), layer.pages, ids_.data(), counts_.data(), b.at.begins, b.at.budgets, b.at.pages, b.most_pages,
+            b.most_blocks, b.is_behind());
     }
-    for (int64_t size : {layer.pages, static_cast<int64_t>(b.groups.size()), static_cast<int64_t>(b.rows), b.first_row, b.row_step, b.longest,
-                         b.most_pages, b.most_blocks, b.first_cell, b.cell_step}) {
-        description.add(size);
-    }
-    description.add(b.sparse);
-    description.add(b.sparse && b.is_behind());
 }
 
 bool Attention::attend(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session) {

@@ -153,8 +153,10 @@ GpuMemory::GpuMemory(Gpu &gpu) : gpu_(gpu) {
 GpuMemory::~GpuMemory() {
     InContext current(gpu_.context());
     cuda.cuStreamSynchronize(stream);
-    for (Piece &piece : staging_) {
-        vwd_pinned_free(gpu_.session(), piece.data, stream);
+    for (const std::vector<Piece> &pieces : {staging_, last_staging_}) {
+        for (const Piece &piece : pieces) {
+            vwd_pinned_free(gpu_.session(), piece.data, stream);
+        }
     }
     for (auto &[data, buffer] : buffers_) {
         ggml.ggml_backend_buffer_free(buffer);
@@ -217,7 +219,8 @@ const void *GpuMemory::get(const void *from, size_t bytes) {
     return staged;
 }
 
-void GpuMemory::reuse_staging() {
+void GpuMemory::next_step() {
+    std::swap(staging_, last_staging_);
     for (Piece &piece : staging_) {
         piece.used = 0;
     }

@@ -249,10 +249,8 @@ bool Wrapper::look_through(ggml_cgraph *graph) {
 }
 
 void Wrapper::read_inputs() {
+    memory_->next_step();
     enter();
-    memory_->wait();
-    keep_prints();
-    memory_->reuse_staging();
     for (Write &write : writes_) {
         write.rows = static_cast<const int64_t *>(read(write.numbers, static_cast<size_t>(write.numbers->ne[0]) * 8));
     }
@@ -266,6 +264,7 @@ void Wrapper::read_inputs() {
         }
     }
     memory_->wait();
+    keep_prints();
     for (const Write &write : writes_) {
         std::lock_guard<std::mutex> guard(write.cache->mutex);
         for (int64_t i = 0; i < write.numbers->ne[0]; ++i) {
