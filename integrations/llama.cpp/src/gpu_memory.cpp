@@ -76,6 +76,11 @@ ggml_backend_buffer_type_t Gpu::buffer_type() const { return ggml.ggml_backend_d
 
 bool Gpu::is_host() const { return ggml.ggml_backend_buft_is_host(buffer_type()); }
 
+size_t Gpu::reserved_of(size_t free) const {
+    // Two rows of 16 bits for each block of keys, which are half of the cache.
+    return options.enabled && options.sparse ? free / static_cast<size_t>(options.block_on(true) + 1) : 0;
+}
+
 std::string Gpu::make_session() {
     const char *missing = find_cuda();
     if (missing != nullptr) {

@@ -24,6 +24,9 @@ class Gpu {
     /** Whether the host reads its memory, as where the CPU is wrapped for tests. */
     bool is_host() const;
 
+    /** The share of free memory that summaries take if the rest becomes a cache. */
+    size_t reserved_of(size_t free) const;
+
     /** The session of all its contexts, made when first asked for. NULL where there is none; the log says why. */
     vwd_session *session();
     /** Valid once there is a session. */

@@ -522,7 +522,7 @@ static void compare(void) {
 
 int main(int argc, char **argv) {
     if (argc < 7) {
-        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|cases|bench|compare [NAME=VALUE …]\n");
+        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|cases|bench|compare|memory [NAME=VALUE …]\n");
         return 2;
     }
     struct {
@@ -570,6 +570,17 @@ int main(int argc, char **argv) {
             fail("device=NAME: there is none of that name");
         }
         parameters.devices = devices;
+    }
+    if (strcmp(argv[6], "memory") == 0) {
+        for (const char *const *name = (const char *const[]){"CPU", "VANWARD0", NULL}; *name != NULL; ++name) {
+            void *device = ggml_backend_dev_by_name(*name);
+            size_t free = 0, total = 0;
+            if (device != NULL) {
+                ggml_backend_dev_memory(device, &free, &total);
+            }
+            printf("memory %s %zu %zu\n", *name, free, total);
+        }
+        return 0;
     }
     model = llama_model_load_from_file(model_path, parameters);
     if (model == NULL) {

@@ -238,6 +238,13 @@ class OnEmulatedGpu(WithRelease):
         self.assertEqual(out["captured"] + out["updated"] + out["replayed"] + out["errors"], 0)
         self.assertEqual(out["eager"], 48)
 
+    def test_free_memory_leaves_room_for_summaries(self):
+        for options, share in [({}, 16 / 17), ({"STRATEGY": "dense"}, 1), ({"ENABLED": 0}, 1)]:
+            out = run(self.release, self.tiny, {**self.COMMON, **options}, "memory")
+            (inner, inner_total), (ours, total) = (map(int, found) for found in re.findall(r"memory \w+ (\d+) (\d+)", out.text))
+            self.assertEqual(total, inner_total)
+            self.assertAlmostEqual(ours / inner, share, delta=0.02)  # the machine's memory is in use meanwhile
+
     def test_it_loads_the_wrapped_backend_by_its_path(self):
         backend = sorted(pathlib.Path(self.release.backends).glob("libggml-cpu*x64.so"))[0]
         ours = self.cases(self.tiny, {"BACKEND": backend})
