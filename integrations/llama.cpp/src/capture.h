@@ -18,7 +18,10 @@ class Capture {
     Capture &operator=(const Capture &) = delete;
 
     enum class Made { anew, updated };
-    /** Ends. `graph` becomes what was captured: updated where the driver can, otherwise made anew. Throws std::runtime_error. */
+    /**
+     * Ends. `graph` becomes what was captured: updated where the kernels are the same, in clusters of the same sizes, and the driver can;
+     * otherwise made anew. Throws std::runtime_error.
+     */
     Made end(std::shared_ptr<void> &graph);
 
   private:

@@ -27,6 +27,10 @@
     X(cuStreamEndCapture, (void *stream, void **graph))                                                                        \
     X(cuGraphInstantiateWithFlags, (void **made, void *graph, unsigned long long flags))                                       \
     X(cuGraphExecUpdate_v2, (void *made, void *graph, CudaGraphUpdate *result))                                                \
+    X(cuGraphGetNodes, (void *graph, void **nodes, size_t *count))                                                             \
+    X(cuGraphNodeGetType, (void *node, int *type))                                                                             \
+    X(cuGraphKernelNodeGetParams_v2, (void *node, CudaKernelNode *kernel))                                                     \
+    X(cuGraphKernelNodeGetAttribute, (void *node, int attribute, CudaLaunchAttribute *value))                                  \
     X(cuGraphLaunch, (void *made, void *stream))                                                                               \
     X(cuGraphExecDestroy, (void *made))                                                                                        \
     X(cuGraphDestroy, (void *graph))
@@ -37,6 +41,20 @@ namespace vanward {
 struct CudaGraphUpdate {
     int result;
     void *node, *node_before;
+};
+
+/** CUDA_KERNEL_NODE_PARAMS_v2. */
+struct CudaKernelNode {
+    void *function;
+    unsigned grid[3], block[3], shared_bytes;
+    void **parameters, **extra;
+    void *kernel, *context;
+};
+
+/** CUlaunchAttributeValue, as far as it is read. */
+union CudaLaunchAttribute {
+    unsigned cluster[3];
+    char bytes[64];
 };
 
 struct CudaCalls {

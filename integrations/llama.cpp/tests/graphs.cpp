@@ -195,6 +195,42 @@ struct Words {
     void copy(const Words &from, void *stream) { must(cuda.cuMemcpyDtoDAsync_v2(address, from.address, sizeof(int), stream), "cuMemcpyDtoDAsync"); }
 };
 
+/** The second CTA writes its number in its cluster. */
+const char KERNEL[] = R"(
+.version 7.8
+.target sm_90
+.address_size 64
+.visible .entry clusters(.param .u64 to)
+{
+    .reg .pred %p<2>;
+    .reg .b64 %rd<3>;
+    .reg .b32 %r<3>;
+    ld.param.u64 %rd1, [to];
+    cvta.to.global.u64 %rd2, %rd1;
+    mov.u32 %r1, %cluster_ctarank;
+    mov.u32 %r2, %ctaid.x;
+    setp.eq.u32 %p1, %r2, 1;
+    @%p1 st.global.u32 [%rd2], %r1;
+    ret;
+}
+)";
+
+/** Two CTAs of the kernel, in clusters of `ctas`. */
+void enqueue_cluster(void *function, const Words &to, unsigned ctas, void *stream) {
+    struct {
+        int id, pad;
+        CudaLaunchAttribute value;
+    } attribute = {4, 0, {{ctas, 1, 1}}};
+    struct {
+        unsigned grid[3], block[3], shared_bytes;
+        void *stream, *attributes;
+        unsigned count;
+    } config = {{2, 1, 1}, {1, 1, 1}, 0, stream, &attribute, 1};
+    uint64_t address = to.address;
+    void *parameters[] = {&address};
+    must(driver<int (*)(void *, void *, void **, void **)>("cuLaunchKernelEx")(&config, function, parameters, nullptr), "cuLaunchKernelEx");
+}
+
 void captures() {
     CHECK(find_cuda() == nullptr);
     CHECK(Capture::is_possible());
@@ -289,7 +325,44 @@ void captures() {
     }
     launch(graph, stream);
     CHECK(c.get(stream) == 2);
+
+    // Clusters of another size: made anew, as an update to other clusters is not relied on. The same size: updated.
+    void *module = nullptr, *function = nullptr;
+    must(driver<int (*)(void **, const void *)>("cuModuleLoadData")(&module, KERNEL), "cuModuleLoadData");
+    must(driver<int (*)(void **, void *, const char *)>("cuModuleGetFunction")(&function, module, "clusters"), "cuModuleGetFunction");
     graph = nullptr;
+    const struct {
+        unsigned ctas;
+        Words *to;
+        Capture::Made made;
+    } steps[] = {{1, &c, Capture::Made::anew}, {1, &d, Capture::Made::updated}, {2, &d, Capture::Made::anew}, {2, &c, Capture::Made::updated}};
+    for (const auto &step : steps) {
+        step.to->set(7, stream);
+        {
+            Capture capture(stream);
+            enqueue_cluster(function, *step.to, step.ctas, stream);
+            CHECK(capture.end(graph) == step.made);
+        }
+        launch(graph, stream);
+        CHECK(step.to->get(stream) == static_cast<int>(step.ctas) - 1);
+    }
+    graph = nullptr;
+
+    // What this driver does with the size of clusters, for whoever reads the output.
+    void *captured[2] = {}, *made = nullptr;
+    for (unsigned ctas : {1u, 2u}) {
+        must(cuda.cuStreamBeginCapture_v2(stream, 2), "cuStreamBeginCapture");
+        enqueue_cluster(function, c, ctas, stream);
+        must(cuda.cuStreamEndCapture(stream, &captured[ctas - 1]), "cuStreamEndCapture");
+    }
+    must(cuda.cuGraphInstantiateWithFlags(&made, captured[0], 0), "cuGraphInstantiate");
+    CudaGraphUpdate update = {};
+    const int status = cuda.cuGraphExecUpdate_v2(made, captured[1], &update);
+    must(cuda.cuGraphLaunch(made, stream), "cuGraphLaunch");
+    printf("updated from clusters of one CTA to clusters of two: status %d, and then clusters have %d\n", status, c.get(stream) + 1);
+    cuda.cuGraphExecDestroy(made);
+    cuda.cuGraphDestroy(captured[0]);
+    cuda.cuGraphDestroy(captured[1]);
 }
 
 }  // namespace
