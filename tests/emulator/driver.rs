@@ -452,9 +452,45 @@ driver! {
         *count = own.len();
         OK
     }
+    fn cuGraphNodeGetType(node: CUgraphNode, kind: *mut CUgraphNodeType) {
+        *kind = match (*node.cast::<Node>()).work {
+            Work::Kernel(_) => CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL,
+            Work::Fill { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET,
+            Work::Copy { .. } => CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY,
+        };
+        OK
+    }
+    fn cuGraphKernelNodeGetParams_v2(node: CUgraphNode, parameters: *mut CUDA_KERNEL_NODE_PARAMS) {
+        let Work::Kernel(launch) = &(*node.cast::<Node>()).work else { return R::CUDA_ERROR_INVALID_VALUE };
+        (*parameters).func = Arc::as_ptr(&launch.function).cast_mut().cast();
+        OK
+    }
+    fn cuGraphKernelNodeGetAttribute(node: CUgraphNode, attribute: CUkernelNodeAttrID, value: *mut CUkernelNodeAttrValue) {
+        let Work::Kernel(launch) = &(*node.cast::<Node>()).work else { return R::CUDA_ERROR_INVALID_VALUE };
+        if attribute == CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION {
+            ((*value).clusterDim.x, (*value).clusterDim.y, (*value).clusterDim.z) = (launch.cluster, 1, 1);
+        }
+        OK
+    }
     fn cuGraphInstantiateWithFlags(made: *mut CUgraphExec, graph: CUgraph, flags: c_ulonglong) {
         let nodes: Vec<Node> = (*graph.cast::<Graph>()).nodes.iter().map(|node| (**node).clone()).collect();
         *made = Box::into_raw(Box::new(nodes)).cast();
+        OK
+    }
+    fn cuGraphExecUpdate_v2(made: CUgraphExec, graph: CUgraph, result: *mut CUgraphExecUpdateResultInfo) {
+        let (own, nodes) = (&mut *made.cast::<Vec<Node>>(), &(*graph.cast::<Graph>()).nodes);
+        let kind = |node: &Node| (std::mem::discriminant(&node.work), node.before.clone());
+        if !own.iter().map(kind).eq(nodes.iter().map(|node| kind(node))) {
+            (*result).result = CUgraphExecUpdateResult::CU_GRAPH_EXEC_UPDATE_ERROR_TOPOLOGY_CHANGED;
+            return R::CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE;
+        }
+        for (own, node) in own.iter_mut().zip(nodes) {
+            let before = std::mem::replace(own, (**node).clone());
+            // The worst that a driver might do: the size of clusters stays, without an error.
+            if let (Work::Kernel(before), Work::Kernel(launch)) = (before.work, &mut own.work) {
+                launch.cluster = before.cluster;
+            }
+        }
         OK
     }
     fn cuGraphLaunch(graph: CUgraphExec, on: CUstream) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 namespace vanward {
 
@@ -232,6 +233,19 @@ bool Attention::failed(const char *call) {
     return false;
 }
 
+bool Batch::is_behind() const { return !std::equal(begins.begin(), begins.end(), lens.begin(), std::greater_equal<>()); }
+
+void Attention::describe(const Layer &layer, const Batch &batch, Description &description) const {
+    const Batch &b = batch;
+    auto add = [&](auto... words) { (description.add(words), ...); };
+    add(layer.tensor->data, b.sparse, b.at.lens, b.at.table, static_cast<int64_t>(b.groups.size()), b.rows, b.first_row, b.row_step, b.longest, b.first_cell,
+        b.cell_step);
+    if (b.sparse) {
+        add(layer.first.data(), layer.second.data(), layer.pages, ids_.data(), counts_.data(), b.at.begins, b.at.budgets, b.at.pages, b.most_pages,
+            b.most_blocks, b.is_behind());
+    }
+}
+
 bool Attention::attend(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session) {
     const int64_t count = static_cast<int64_t>(batch.groups.size()), rows = batch.rows;
     const int64_t element = static_cast<int64_t>(node.q->nb[0]);
@@ -262,11 +276,7 @@ bool Attention::attend(const Node &node, const Layer &layer, const Batch &batch,
     if (batch.sparse) {
         vwd_index index = index_of(node, layer, batch);
         const int64_t cap = batch.most_blocks;
-        bool is_behind = false;
-        for (int64_t i = 0; i < count; ++i) {
-            is_behind = is_behind || batch.begins[static_cast<size_t>(i)] < batch.lens[static_cast<size_t>(i)];
-        }
-        if (is_behind) {
+        if (batch.is_behind()) {
             vwd_index_update_args update = VWD_INDEX_UPDATE_ARGS_INIT;
             update.index = &index;
             update.k = kv.k;

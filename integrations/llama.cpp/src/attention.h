@@ -4,6 +4,7 @@
 #include "cache.h"
 #include "counters.h"
 #include "session.h"
+#include "step.h"
 
 #include <vector>
 
@@ -47,6 +48,8 @@ struct Batch {
     int64_t most_blocks;
     /** Rows in one sequence's range: where there is no table, the first row and the distance of the next sequence's. */
     int64_t first_cell, cell_step;
+    /** Whether some sequence has tokens that are not summarised. */
+    bool is_behind() const;
     /** The arrays above, where the calls read them. */
     struct {
         const int32_t *lens, *begins, *budgets, *table, *pages;
@@ -72,6 +75,8 @@ class Attention {
     void make_room(const Node &node, const Cache &cache, Layer &layer) const;
     /** Enqueues update, selection and attention. */
     bool attend(const Node &node, const Layer &layer, const Batch &batch, vwd_session *session);
+    /** What `attend` would enqueue, but for what the node says. */
+    void describe(const Layer &layer, const Batch &batch, Description &description) const;
     /** Compares what was computed with plain loops; the host reads the memory, and the calls are over. */
     void check(const Node &node, Layer &layer, const Batch &batch, vwd_session *session);
 

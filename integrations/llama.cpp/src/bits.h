@@ -28,6 +28,15 @@ class Bits {
         return sum;
     }
 
+    /** Whether `other` has every element of this set. */
+    bool is_within(const Bits &other) const {
+        bool within = true;
+        for (size_t w = 0; w < words.size() && within; ++w) {
+            within = (words[w] & ~(w < other.words.size() ? other.words[w] : 0)) == 0;
+        }
+        return within;
+    }
+
     /** Calls `take` with each element that is in this set and not in `other`, ascending. */
     template <typename Take> void each_not_in(const Bits &other, Take take) const {
         for (size_t w = 0; w < words.size(); ++w) {
@@ -52,6 +61,10 @@ inline Overlap overlap(const Bits &a, const Bits &b) {
     size_t words = a.word_count() > b.word_count() ? a.word_count() : b.word_count();
     for (size_t w = 0; w < words; ++w) {
         uint64_t x = w < a.word_count() ? a.word(w) : 0, y = w < b.word_count() ? b.word(w) : 0;
+        if (x == ~uint64_t{0} && y == x) {  // most words of a long sequence, where counting bits takes many instructions
+            result.both += 64;
+            continue;
+        }
         result.both += static_cast<size_t>(__builtin_popcountll(x & y));
         result.first_alone += static_cast<size_t>(__builtin_popcountll(x & ~y));
         result.second_alone += static_cast<size_t>(__builtin_popcountll(y & ~x));

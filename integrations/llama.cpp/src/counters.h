@@ -19,6 +19,10 @@
     X(shifts, "shifts of keys")                                                                                                \
     X(sequences, "sequences of visible tokens that were begun")                                                                \
     X(summarised, "tokens that were summarised")                                                                               \
+    X(captured, "steps captured in a new CUDA graph")                                                                          \
+    X(updated, "steps captured in a CUDA graph that was brought up to date")                                                   \
+    X(replayed, "steps launched as the CUDA graph of the step before")                                                         \
+    X(eager, "steps on a GPU whose kernels were enqueued one by one")                                                          \
     X(checked, "attentions that were checked")                                                                                 \
     X(wrong_summaries, "checked blocks whose summary differs")                                                                 \
     X(wrong_tokens, "checked rows that would see other tokens than the mask says")                                             \

@@ -3,6 +3,8 @@
 #include <dlfcn.h>
 
 #include <initializer_list>
+#include <stdexcept>
+#include <string>
 
 namespace vanward {
 
@@ -25,11 +27,20 @@ const char *find() {
     }
     VANWARD_CUDA_CALLS(X)
 #undef X
+#define X(name, arguments) cuda.name = reinterpret_cast<decltype(cuda.name)>(dlsym(library, #name));
+    VANWARD_CUDA_GRAPH_CALLS(X)
+#undef X
     cuda.cuDeviceGetByPCIBusId = reinterpret_cast<decltype(cuda.cuDeviceGetByPCIBusId)>(dlsym(library, "cuDeviceGetByPCIBusId"));
     return cuda.cuInit(0) == 0 ? nullptr : "a device";
 }
 
 }  // namespace
+
+void must(int status, const char *call) {
+    if (status != 0) {
+        throw std::runtime_error(std::string(call) + " failed with CUDA's error " + std::to_string(status));
+    }
+}
 
 const char *find_cuda() {
     static const char *missing = find();

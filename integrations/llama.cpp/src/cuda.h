@@ -21,11 +21,46 @@
     X(cuMemHostRegister_v2, (void *data, size_t bytes, unsigned flags))                                                        \
     X(cuMemHostUnregister, (void *data))
 
+// For graphs; each may be absent, and then there are none.
+#define VANWARD_CUDA_GRAPH_CALLS(X)                                                                                            \
+    X(cuStreamBeginCapture_v2, (void *stream, int mode))                                                                       \
+    X(cuStreamEndCapture, (void *stream, void **graph))                                                                        \
+    X(cuGraphInstantiateWithFlags, (void **made, void *graph, unsigned long long flags))                                       \
+    X(cuGraphExecUpdate_v2, (void *made, void *graph, CudaGraphUpdate *result))                                                \
+    X(cuGraphGetNodes, (void *graph, void **nodes, size_t *count))                                                             \
+    X(cuGraphNodeGetType, (void *node, int *type))                                                                             \
+    X(cuGraphKernelNodeGetParams_v2, (void *node, CudaKernelNode *kernel))                                                     \
+    X(cuGraphKernelNodeGetAttribute, (void *node, int attribute, CudaLaunchAttribute *value))                                  \
+    X(cuGraphLaunch, (void *made, void *stream))                                                                               \
+    X(cuGraphExecDestroy, (void *made))                                                                                        \
+    X(cuGraphDestroy, (void *graph))
+
 namespace vanward {
+
+/** CUgraphExecUpdateResultInfo. */
+struct CudaGraphUpdate {
+    int result;
+    void *node, *node_before;
+};
+
+/** CUDA_KERNEL_NODE_PARAMS_v2. */
+struct CudaKernelNode {
+    void *function;
+    unsigned grid[3], block[3], shared_bytes;
+    void **parameters, **extra;
+    void *kernel, *context;
+};
+
+/** CUlaunchAttributeValue, as far as it is read. */
+union CudaLaunchAttribute {
+    unsigned cluster[3];
+    char bytes[64];
+};
 
 struct CudaCalls {
 #define X(name, arguments) int(*name) arguments = nullptr;
     VANWARD_CUDA_CALLS(X)
+    VANWARD_CUDA_GRAPH_CALLS(X)
 #undef X
     /** May be absent. */
     int (*cuDeviceGetByPCIBusId)(int *device, const char *id) = nullptr;
@@ -36,6 +71,9 @@ extern CudaCalls cuda;
 
 /** Finds the driver. Returns NULL, or what is missing. */
 const char *find_cuda();
+
+/** Throws std::runtime_error, which names the call, unless its status is 0. */
+void must(int status, const char *call);
 
 /** Makes a context the thread's current one while it lives. */
 class InContext {

@@ -150,7 +150,11 @@ ggml_backend_device wrap(Gpu &gpu, ggml_backend_reg_t registry) {
         properties->type = self->iface.get_type(self);
     };
     calls.init_backend = open_wrapper;
-    forward<&ggml_backend_device_i::get_memory, &ggml_backend_device_i::get_buffer_type, &ggml_backend_device_i::get_host_buffer_type,
+    calls.get_memory = [](Self self, size_t *free, size_t *total) {
+        inner_of(self)->iface.get_memory(inner_of(self), free, total);
+        *free -= gpu_of(self).reserved_of(*free);
+    };
+    forward<&ggml_backend_device_i::get_buffer_type, &ggml_backend_device_i::get_host_buffer_type,
             &ggml_backend_device_i::buffer_from_host_ptr, &ggml_backend_device_i::supports_op, &ggml_backend_device_i::supports_buft,
             &ggml_backend_device_i::offload_op, &ggml_backend_device_i::event_new, &ggml_backend_device_i::event_free,
             &ggml_backend_device_i::event_synchronize>(calls, gpu.inner()->iface);

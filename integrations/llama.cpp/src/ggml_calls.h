@@ -44,6 +44,7 @@
     X(ggml_graph_nodes)                                                                                                        \
     X(ggml_graph_overhead_custom)                                                                                              \
     X(ggml_init)                                                                                                               \
+    X(ggml_is_quantized)                                                                                                       \
     X(ggml_log_get)                                                                                                            \
     X(ggml_new_graph_custom)                                                                                                   \
     X(ggml_new_tensor_1d)                                                                                                      \

@@ -20,12 +20,6 @@ namespace {
 constexpr unsigned NON_BLOCKING = 1;
 constexpr size_t PIECE = 1 << 20;
 
-void must(int status, const char *call) {
-    if (status != 0) {
-        throw std::runtime_error(std::string(call) + " failed with CUDA's error " + std::to_string(status));
-    }
-}
-
 bool is_wanted(const std::string &name) {
     return std::any_of(options.devices.begin(), options.devices.end(), [&](const std::string &wanted) {
         const bool begins = !wanted.empty() && wanted.back() == '*';
@@ -81,6 +75,11 @@ Gpu::Gpu(ggml_backend_dev_t inner, std::string name)
 ggml_backend_buffer_type_t Gpu::buffer_type() const { return ggml.ggml_backend_dev_buffer_type(inner_); }
 
 bool Gpu::is_host() const { return ggml.ggml_backend_buft_is_host(buffer_type()); }
+
+size_t Gpu::reserved_of(size_t free) const {
+    // Two rows of 16 bits for each block of keys, which are half of the cache.
+    return options.enabled && options.sparse ? free / static_cast<size_t>(options.block_on(true) + 1) : 0;
+}
 
 std::string Gpu::make_session() {
     const char *missing = find_cuda();
@@ -159,8 +158,10 @@ GpuMemory::GpuMemory(Gpu &gpu) : gpu_(gpu) {
 GpuMemory::~GpuMemory() {
     InContext current(gpu_.context());
     cuda.cuStreamSynchronize(stream);
-    for (Piece &piece : staging_) {
-        vwd_pinned_free(gpu_.session(), piece.data, stream);
+    for (const std::vector<Piece> &pieces : {staging_, last_staging_}) {
+        for (const Piece &piece : pieces) {
+            vwd_pinned_free(gpu_.session(), piece.data, stream);
+        }
     }
     for (auto &[data, buffer] : buffers_) {
         ggml.ggml_backend_buffer_free(buffer);
@@ -223,7 +224,8 @@ const void *GpuMemory::get(const void *from, size_t bytes) {
     return staged;
 }
 
-void GpuMemory::reuse_staging() {
+void GpuMemory::next_step() {
+    std::swap(staging_, last_staging_);
     for (Piece &piece : staging_) {
         piece.used = 0;
     }

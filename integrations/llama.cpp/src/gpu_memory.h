@@ -24,6 +24,9 @@ class Gpu {
     /** Whether the host reads its memory, as where the CPU is wrapped for tests. */
     bool is_host() const;
 
+    /** The share of free memory that summaries take if the rest becomes a cache. */
+    size_t reserved_of(size_t free) const;
+
     /** The session of all its contexts, made when first asked for. NULL where there is none; the log says why. */
     vwd_session *session();
     /** Valid once there is a session. */
@@ -62,10 +65,10 @@ class GpuMemory : public Memory {
     void copy(void *to, const void *from, size_t bytes) override;
     void wait() override;
 
-    /** Enqueues a copy to the host. What it returns is written once `wait` has returned, and is the caller's until `reuse_staging`. */
+    /** Enqueues a copy to the host. What it returns is written once `wait` has returned, and is the caller's until the second `next_step`. */
     const void *get(const void *from, size_t bytes);
-    /** Forgets what `get` and `put` have on the host. The stream is idle. */
-    void reuse_staging();
+    /** Forgets what `get` and `put` had on the host two steps ago. The stream was waited for since. */
+    void next_step();
 
     ggml_backend_buffer_t buffer_of(void *data) const { return buffers_.at(data); }
 
@@ -78,7 +81,7 @@ class GpuMemory : public Memory {
         char *data;
         size_t size, used;
     };
-    std::vector<Piece> staging_;
+    std::vector<Piece> staging_, last_staging_;
 };
 
 }  // namespace vanward

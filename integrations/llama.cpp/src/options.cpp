@@ -109,6 +109,10 @@ std::string read_options(Options &o) {
         o.backend = text;
         return true;
     });
+    read("VANWARD_GGML_GRAPHS", "on or off", [&](const std::string &text) {
+        o.graphs = text == "on";
+        return o.graphs || text == "off";
+    });
     number("VANWARD_GGML_CHECK", "0 or 1", 0, 1, o.check);
     return error;
 }

@@ -31,6 +31,8 @@ struct Options {
     std::vector<std::string> devices = {"CUDA*"};
     /** The backend that has them; empty: those that ggml loaded. */
     std::string backend;
+    /** Whether steps on a GPU are captured and replayed. */
+    bool graphs = true;
     /** Whether everything is checked against plain loops; for tests. */
     bool check = false;
 

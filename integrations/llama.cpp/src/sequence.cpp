@@ -47,7 +47,9 @@ template <typename Keeps> void Sequence::remove(Keeps keeps) {
 void Sequence::follow(const RowGroup &group) {
     const int64_t before = size();
     const bool oldest_goes = before > 0 && !group.last.has(static_cast<size_t>(cells_.front() - stream_ * stream_cells_));
-    remove([&](int64_t cell) { return group.last.has(static_cast<size_t>(cell)); });
+    if (!visible_.is_within(group.last)) {
+        remove([&](int64_t cell) { return group.last.has(static_cast<size_t>(cell)); });
+    }
     slides_ = !oldest_goes ? std::max(slides_ - (before > 0 ? 1 : 0), 0) : std::min(slides_ + 4, 64);
 
     // Row r sees the tokens before the last rows − 1 − r: what only later rows see has to be at the end, in the order of the rows.

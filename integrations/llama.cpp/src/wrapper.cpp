@@ -1,5 +1,6 @@
 #include "wrapper.h"
 
+#include "capture.h"
 #include "counters.h"
 #include "cuda.h"
 #include "ggml-backend-impl.h"
@@ -21,8 +22,10 @@ constexpr uint64_t STEPS_BETWEEN_CHECKS = 256;
 constexpr int64_t PRINTED = 8;
 /** Tensors of our own in a step: three for each attention, and some. */
 constexpr size_t OWN_TENSORS = 4096;
+/** Most rows of a product with chosen experts' quantised weights that ggml-cuda never waits in, on any GPU. */
+constexpr int64_t EXPERT_ROWS = 4;
 
-enum class Kind : uint8_t { unknown, attention, write, rotation, other };
+enum class Kind : uint8_t { unknown, attention, write, rotation, experts, other };
 
 Kind kind_of(const ggml_tensor *op) {
     static std::atomic<Kind> kinds[256];
@@ -33,6 +36,7 @@ Kind kind_of(const ggml_tensor *op) {
         kind = strcmp(name, "FLASH_ATTN_EXT") == 0 ? Kind::attention
                : strcmp(name, "SET_ROWS") == 0     ? Kind::write
                : strcmp(name, "ROPE") == 0         ? Kind::rotation
+               : strcmp(name, "MUL_MAT_ID") == 0   ? Kind::experts
                                                    : Kind::other;
         kinds[number].store(kind, std::memory_order_relaxed);
     }
@@ -120,6 +124,7 @@ Wrapper::~Wrapper() {
     if (memory_ != nullptr) {
         InContext current(gpu_.context());
         memory_->wait();
+        steps_.clear();
         release_caches(this);
         mirrors_.clear();
         queries_ = nullptr;
@@ -160,16 +165,24 @@ void Wrapper::leave() {
 }
 
 ggml_status Wrapper::pass(ggml_cgraph *graph, int from, int to) {
-    if (from == to) {
-        return GGML_STATUS_SUCCESS;
-    }
+    return from == to ? GGML_STATUS_SUCCESS : pass_nodes(graph, ggml.ggml_graph_nodes(graph) + from, to - from);
+}
+
+ggml_status Wrapper::pass_nodes(const ggml_cgraph *like, ggml_tensor **nodes, int count) {
     // As ggml cuts graphs itself: without leafs and gradients, with the whole graph's counts of uses, by which operations are fused.
-    Graph slice = *reinterpret_cast<const Graph *>(graph);
+    Graph slice = *reinterpret_cast<const Graph *>(like);
     slice.size = slice.n_leafs = 0;
     slice.grads = slice.grad_accs = slice.leafs = nullptr;
-    slice.nodes += from;
-    slice.n_nodes = to - from;
+    slice.nodes = nodes;
+    slice.n_nodes = count;
     slice.uid = 0;
+    if (is_capturing_) {
+        nothing_.op_params[0] += 1;
+        with_nothing_.assign(1, &nothing_);
+        with_nothing_.insert(with_nothing_.end(), nodes, nodes + count);
+        slice.nodes = with_nothing_.data();
+        slice.n_nodes += 1;
+    }
     return ggml.ggml_backend_graph_compute_async(inner_, reinterpret_cast<ggml_cgraph *>(&slice));
 }
 
@@ -179,7 +192,7 @@ bool Wrapper::compute_alone(ggml_tensor *node) {
     node->flags |= GGML_TENSOR_FLAG_COMPUTE;
     ggml.ggml_graph_clear(alone_);
     ggml.ggml_graph_add_node(alone_, node);
-    return ggml.ggml_backend_graph_compute_async(inner_, alone_) == GGML_STATUS_SUCCESS;
+    return pass_nodes(alone_, &node, 1) == GGML_STATUS_SUCCESS;
 }
 
 const void *Wrapper::read(const ggml_tensor *tensor, size_t bytes) {
@@ -215,7 +228,7 @@ bool Wrapper::look_through(ggml_cgraph *graph) {
             }
             node.find_stream();
             cuts_.push_back({i, node, 0, nullptr});
-        } else if (kind != Kind::other && layer_number(op->view_src, 'k') >= 0) {
+        } else if ((kind == Kind::write || kind == Kind::rotation) && layer_number(op->view_src, 'k') >= 0) {
             std::shared_ptr<Cache> cache = find_cache(op->view_src);
             if (cache == nullptr || !cache->has_sequences()) {
                 continue;
@@ -236,10 +249,8 @@ bool Wrapper::look_through(ggml_cgraph *graph) {
 }
 
 void Wrapper::read_inputs() {
+    memory_->next_step();
     enter();
-    memory_->wait();
-    keep_prints();
-    memory_->reuse_staging();
     for (Write &write : writes_) {
         write.rows = static_cast<const int64_t *>(read(write.numbers, static_cast<size_t>(write.numbers->ne[0]) * 8));
     }
@@ -253,6 +264,7 @@ void Wrapper::read_inputs() {
         }
     }
     memory_->wait();
+    keep_prints();
     for (const Write &write : writes_) {
         std::lock_guard<std::mutex> guard(write.cache->mutex);
         for (int64_t i = 0; i < write.numbers->ne[0]; ++i) {
@@ -362,13 +374,18 @@ bool Wrapper::lay_out(Plan &plan) {
 
 // --- attention ----------------------------------------------------------------------------------------------------------------
 
-bool Wrapper::attend(Cut &cut) {
+const std::vector<Batch> &Wrapper::batches_of(const Cut &cut) const {
+    const Plan &plan = plans_[cut.plan];
+    return attention_->is_sparse(*cut.layer) ? plan.sparse : plan.dense;
+}
+
+bool Wrapper::attend(const Cut &cut) {
     Plan &plan = plans_[cut.plan];
     if (plan.placed.empty()) {
         return false;
     }
     // Queries in the type of the cache, [streams, rows, Hq, D]: the wrapped backend converts them.
-    Node &node = cut.node;
+    Node node = cut.node;
     const size_t bytes = static_cast<size_t>(node.head_dim * node.query_heads * node.rows * node.streams) * 2;
     if (queries_->size() < bytes) {
         enter();
@@ -388,8 +405,7 @@ bool Wrapper::attend(Cut &cut) {
     enter();
     bool done = true;
     std::lock_guard<std::mutex> guard(plan.cache->mutex);
-    const std::vector<Batch> &batches = attention_->is_sparse(*cut.layer) ? plan.sparse : plan.dense;
-    for (const Batch &batch : batches) {
+    for (const Batch &batch : batches_of(cut)) {
         done = done && attention_->attend(node, *cut.layer, batch, gpu_.session());
         if (options.check && done && gpu_.is_host()) {
             memory_->wait();
@@ -523,6 +539,83 @@ void Wrapper::keep_prints() {
     readings_.clear();
 }
 
+// --- a step as a CUDA graph -----------------------------------------------------------------------------------------------------
+
+bool Wrapper::can_be_captured(ggml_cgraph *graph) const {
+    if (!options.graphs || options.check || entered_ == nullptr || left_ == nullptr || !Capture::is_possible() ||
+        std::any_of(plans_.begin(), plans_.end(), [](const Plan &plan) { return plan.placed.empty(); })) {
+        return false;
+    }
+    // What ggml does not capture either: products that ask the GPU which experts were chosen.
+    ggml_tensor **nodes = ggml.ggml_graph_nodes(graph);
+    return std::none_of(nodes, nodes + ggml.ggml_graph_n_nodes(graph), [](const ggml_tensor *node) {
+        return kind_of(node) == Kind::experts && (!ggml.ggml_is_quantized(node->src[0]->type) || node->src[1]->type != GGML_TYPE_F32 ||
+                                                  node->type != GGML_TYPE_F32 || node->ne[2] > EXPERT_ROWS);
+    });
+}
+
+Description Wrapper::describe_calls() const {
+    Description calls;
+    calls.add(queries_->data());
+    for (const Cut &cut : cuts_) {
+        calls.add(cut.index);
+        calls.add(cut.node.values->data);
+        for (const Batch &batch : batches_of(cut)) {
+            attention_->describe(*cut.layer, batch, calls);
+        }
+    }
+    return calls;
+}
+
+bool Wrapper::run_captured(ggml_cgraph *graph) {
+    if (!can_be_captured(graph)) {
+        return false;
+    }
+    const int count = ggml.ggml_graph_n_nodes(graph);
+    const Node &first = cuts_[0].node;
+    Step &step = steps_.of({count, static_cast<int>(cuts_.size()), cuts_[0].layer->number, first.rows * first.streams});
+    const Way way = step.decide(reinterpret_cast<const Graph *>(graph)->uid, describe_calls(), [&](Description &nodes) {
+        for (int i = 0; i < count; ++i) {
+            nodes.add(*ggml.ggml_graph_nodes(graph)[i]);
+        }
+    });
+    if (way == Way::eager) {
+        return false;
+    }
+    try {
+        enter();
+        if (way == Way::capture) {
+            Capture capture(memory_->stream);
+            is_capturing_ = true;
+            leave();  // the wrapped backend's stream joins the capture
+            const bool done = run(graph) == GGML_STATUS_SUCCESS;
+            enter();
+            is_capturing_ = false;
+            if (!done) {
+                throw std::runtime_error("a part of it failed");
+            }
+            (capture.end(step.graph) == Capture::Made::updated ? counters.updated : counters.captured) += 1;
+            step.captured();
+        }
+        launch(step.graph, memory_->stream);
+        leave();
+    } catch (const std::exception &error) {
+        is_capturing_ = false;
+        step.refuse();
+        log(GGML_LOG_LEVEL_WARN, "vanward: steps of this shape go without a CUDA graph: %s", error.what());
+        return false;
+    }
+    if (way == Way::replay) {
+        counters.replayed += 1;
+        for (const Cut &cut : cuts_) {
+            for (const Batch &batch : batches_of(cut)) {
+                (batch.sparse ? counters.sparse : counters.dense) += 1;
+            }
+        }
+    }
+    return true;
+}
+
 // --- a graph --------------------------------------------------------------------------------------------------------------------
 
 ggml_status Wrapper::compute(ggml_cgraph *graph) {
@@ -537,11 +630,26 @@ ggml_status Wrapper::compute(ggml_cgraph *graph) {
         counters.passed += cuts_.size();
         return pass_whole(graph);
     }
+    ggml_status status = GGML_STATUS_SUCCESS;
+    if (!run_captured(graph)) {
+        counters.eager += 1;
+        status = run(graph);
+    }
+    if (status == GGML_STATUS_SUCCESS) {
+        take_prints();
+    }
+    return status;
+}
+
+ggml_status Wrapper::run(ggml_cgraph *graph) {
     int next = 0;
-    for (Cut &cut : cuts_) {
+    for (const Cut &cut : cuts_) {
         ggml_status status = pass(graph, next, cut.index);
         next = cut.index + 1;
         if (status == GGML_STATUS_SUCCESS && !attend(cut)) {
+            if (is_capturing_) {
+                return GGML_STATUS_FAILED;
+            }
             counters.passed += 1;
             status = pass(graph, cut.index, next);
         }
@@ -549,9 +657,7 @@ ggml_status Wrapper::compute(ggml_cgraph *graph) {
             return status;
         }
     }
-    const ggml_status status = pass(graph, next, ggml.ggml_graph_n_nodes(graph));
-    take_prints();
-    return status;
+    return pass(graph, next, ggml.ggml_graph_n_nodes(graph));
 }
 
 }  // namespace vanward

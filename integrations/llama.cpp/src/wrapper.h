@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "ggml-backend.h"
 #include "gpu_memory.h"
+#include "step.h"
 
 #include <memory>
 
@@ -60,12 +61,21 @@ class Wrapper {
     };
     ggml_status pass(ggml_cgraph *graph, int from, int to);
     ggml_status pass_whole(ggml_cgraph *graph);
+    /** Passes nodes on as a graph of their own. */
+    ggml_status pass_nodes(const ggml_cgraph *like, ggml_tensor **nodes, int count);
+    /** Enqueues the parts one by one. */
+    ggml_status run(ggml_cgraph *graph);
+    /** Enqueues the step by a graph. Returns false, having enqueued nothing, where `run` has to. */
+    bool run_captured(ggml_cgraph *graph);
+    bool can_be_captured(ggml_cgraph *graph) const;
+    Description describe_calls() const;
     /** What the graph does with caches. Returns false where it is the wrapped backend's as a whole. */
     bool look_through(ggml_cgraph *graph);
     void read_inputs();
     bool make_plans();
     bool lay_out(Plan &plan);
-    bool attend(Cut &cut);
+    bool attend(const Cut &cut);
+    const std::vector<Batch> &batches_of(const Cut &cut) const;
     void look_for_changes(Plan &plan);
     void take_prints();
     void keep_prints();
@@ -85,6 +95,11 @@ class Wrapper {
     ggml_backend_event_t entered_ = nullptr, left_ = nullptr;
     ggml_context *tensors_ = nullptr;
     ggml_cgraph *alone_ = nullptr;
+    Steps steps_;
+    bool is_capturing_ = false;
+    /** Stands before whatever is passed on during a capture, and is another one each time: ggml captures nothing itself then. */
+    ggml_tensor nothing_ = {};
+    std::vector<ggml_tensor *> with_nothing_;
 
     std::vector<Plan> plans_;
     std::vector<Cut> cuts_;

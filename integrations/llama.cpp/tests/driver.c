@@ -64,7 +64,7 @@ static uint64_t counter(const char *name) {
 static void print_counters(void) {
     static const char *const names[] = {"sparse", "dense", "writes", "passed", "errors", "declined_rows", "declined_short",
                                         "declined_type", "declined_trained", "declined_early", "stale", "shifts", "sequences",
-                                        "summarised", "checked", "wrong_summaries", "wrong_tokens", "wrong_outputs"};
+                                        "summarised", "captured", "updated", "replayed", "eager", "checked", "wrong_summaries", "wrong_tokens", "wrong_outputs"};
     printf("counters");
     for (size_t i = 0; i < sizeof names / sizeof *names; ++i) {
         if (counter(names[i]) != 0) {
@@ -375,7 +375,7 @@ static void cases(void) {
 
 /* Sets the options VANWARD_GGML_* of a variant, such as "minmax/BUDGET=4096/STRATEGY=sparse", and returns its name. */
 static const char *become(char *variant) {
-    static const char *const changed[] = {"ENABLED", "STRATEGY", "BUDGET", "DENSE_BELOW", "DENSE_LAYERS"};
+    static const char *const changed[] = {"ENABLED", "STRATEGY", "BUDGET", "DENSE_BELOW", "DENSE_LAYERS", "GRAPHS"};
     char name[64];
     for (size_t i = 0; i < sizeof changed / sizeof *changed; ++i) {
         snprintf(name, sizeof name, "VANWARD_GGML_%s", changed[i]);
@@ -410,7 +410,7 @@ static int by_size(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Wall time of a token at each depth for each variant, on one cache; the logits of the first token of each are appended to a file. */
+/* Wall time of a token at each depth for each variant, on one cache; the logits of the last token of each are appended to a file. */
 static void bench(void) {
     int n = 0, done = 0, deepest = atoi(strrchr(depths, ',') == NULL ? depths : strrchr(depths, ',') + 1);
     llama_token *tokens = read_tokens(&n);
@@ -440,7 +440,7 @@ static void bench(void) {
                 if (i >= warm) {
                     times[i - warm] = 1e3 * (wall_seconds() - begin);
                 }
-                if (i == 0 && logits != NULL) {
+                if (i == warm + count - 1 && logits != NULL) {
                     fwrite(found, sizeof *found, (size_t)vocabulary, logits);
                 }
             }
@@ -462,9 +462,67 @@ static void bench(void) {
     free(tokens);
 }
 
+/* Steps of all sequences from the same depth on for each variant: how many logits differ from the first variant's. */
+static void compare(void) {
+    int n = 0;
+    context_size = context_size != 0 ? context_size : sequences * (depth + count + 256);
+    llama_token *tokens = read_tokens(&n);
+    struct llama_context *context = new_context();
+    struct llama_batch batch = llama_batch_init(ubatch, 0, 1);
+    for (int s = 0; s < sequences; ++s) {
+        prefill_from(context, &batch, tokens + 7 * s, 0, depth, s);
+    }
+    const size_t row = (size_t)vocabulary;
+    float *expected = NULL;
+    char *all_variants = strdup(variants), *saved = NULL;
+    for (char *variant = strtok_r(all_variants, ",", &saved); variant != NULL; variant = strtok_r(NULL, ",", &saved)) {
+        const char *name = become(variant);
+        const bool is_first = expected == NULL;
+        if (is_first) {
+            expected = malloc((size_t)(count * sequences) * row * sizeof *expected);
+        }
+        int first_step = -1;
+        uint64_t differ = 0;
+        double sum = 0;
+        for (int i = 0; i < count; ++i) {
+            for (int s = 0; s < sequences; ++s) {
+                push(&batch, tokens[7 * s + depth + i], depth + i, s, true);
+            }
+            if (decode(context, &batch) != 0) {
+                fail("a token could not be decoded");
+            }
+            for (int s = 0; s < sequences; ++s) {
+                const float *found = llama_get_logits_ith(context, s);
+                float *wanted = expected + (size_t)(i * sequences + s) * row;
+                if (is_first) {
+                    memcpy(wanted, found, row * sizeof *wanted);
+                }
+                for (size_t t = 0; t < row; ++t) {
+                    const bool equal = memcmp(found + t, wanted + t, sizeof *found) == 0;
+                    differ += !equal;
+                    first_step = !equal && first_step < 0 ? i : first_step;
+                    sum += (double)found[t] * (double)found[t];
+                }
+            }
+        }
+        printf("compare %s depth %d steps %d sequences %d logits_differ %llu first_step %d sum %.10e\n", name, depth, count, sequences,
+               (unsigned long long)differ, first_step, sum);
+        print_counters();
+        fflush(stdout);
+        for (int s = 0; s < sequences; ++s) {
+            llama_memory_seq_rm(llama_get_memory(context), s, depth, -1);
+        }
+    }
+    free(all_variants);
+    free(expected);
+    llama_batch_free(batch);
+    llama_free(context);
+    free(tokens);
+}
+
 int main(int argc, char **argv) {
     if (argc < 7) {
-        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|cases|bench [NAME=VALUE …]\n");
+        fprintf(stderr, "usage: driver GGML_BASE GGML LLAMA BACKENDS MODEL score|steps|random|cases|bench|compare|memory [NAME=VALUE …]\n");
         return 2;
     }
     struct {
@@ -513,6 +571,17 @@ int main(int argc, char **argv) {
         }
         parameters.devices = devices;
     }
+    if (strcmp(argv[6], "memory") == 0) {
+        for (const char *const *name = (const char *const[]){"CPU", "VANWARD0", NULL}; *name != NULL; ++name) {
+            void *device = ggml_backend_dev_by_name(*name);
+            size_t free = 0, total = 0;
+            if (device != NULL) {
+                ggml_backend_dev_memory(device, &free, &total);
+            }
+            printf("memory %s %zu %zu\n", *name, free, total);
+        }
+        return 0;
+    }
     model = llama_model_load_from_file(model_path, parameters);
     if (model == NULL) {
         fail("the model cannot be loaded");
@@ -527,6 +596,8 @@ int main(int argc, char **argv) {
         cases();
     } else if (strcmp(command, "bench") == 0) {
         bench();
+    } else if (strcmp(command, "compare") == 0) {
+        compare();
     } else {
         fail("unknown command");
     }

@@ -60,6 +60,7 @@ struct llama_batch {
     X(const char *, ggml_version, (void))                                                                                      \
     X(void, ggml_backend_load_all_from_path, (const char *folder))                                                             \
     X(size_t, ggml_backend_reg_count, (void))                                                                                  \
+    X(void, ggml_backend_dev_memory, (void *device, size_t *free, size_t *total))                                              \
     X(void *, ggml_backend_dev_by_name, (const char *name))                                                                    \
     X(void *, ggml_backend_reg_by_name, (const char *name))                                                                    \
     X(void *, ggml_backend_reg_get_proc_address, (void *registry, const char *name))                                           \

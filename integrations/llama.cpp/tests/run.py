@@ -228,6 +228,23 @@ class OnEmulatedGpu(WithRelease):
         self.assertIn("vanward: VANWARD0 is left to ggml: ", done.stderr)
         self.assertEqual(Output(done.stdout).sum, self.cases(self.tiny, None, depth=100, count=2, context=0).sum)
 
+    def test_steps_of_two_sequences_have_the_same_bits_again(self):
+        # Where the host computes, no step is captured: this is for the command that a GPU's machine is asked with.
+        out = run(self.release, self.tiny, {**self.COMMON, "CHECK": 0}, "compare", depth=240, count=24, sequences=2, random_text=1,
+                  variants="off/GRAPHS=off,on/GRAPHS=on")
+        found = re.findall(r"compare (\w+) depth 240 steps 24 sequences 2 logits_differ (\d+)", out.text)
+        self.assertEqual(found, [("off", "0"), ("on", "0")])
+        self.assertGreater(out["sparse"], 0)
+        self.assertEqual(out["captured"] + out["updated"] + out["replayed"] + out["errors"], 0)
+        self.assertEqual(out["eager"], 48)
+
+    def test_free_memory_leaves_room_for_summaries(self):
+        for options, share in [({}, 16 / 17), ({"STRATEGY": "dense"}, 1), ({"ENABLED": 0}, 1)]:
+            out = run(self.release, self.tiny, {**self.COMMON, **options}, "memory")
+            (inner, inner_total), (ours, total) = (map(int, found) for found in re.findall(r"memory \w+ (\d+) (\d+)", out.text))
+            self.assertEqual(total, inner_total)
+            self.assertAlmostEqual(ours / inner, share, delta=0.02)  # the machine's memory is in use meanwhile
+
     def test_it_loads_the_wrapped_backend_by_its_path(self):
         backend = sorted(pathlib.Path(self.release.backends).glob("libggml-cpu*x64.so"))[0]
         ours = self.cases(self.tiny, {"BACKEND": backend})
@@ -255,6 +272,18 @@ class NpmOnEmulatedGpu(OnEmulatedGpu, unittest.TestCase):
 
 class DebianOnEmulatedGpu(OnEmulatedGpu, unittest.TestCase):
     fetch = staticmethod(releases.debian)
+
+
+class Graphs(unittest.TestCase):
+    def play(self, part):
+        done = subprocess.run([BUILD / "llama-graphs", part], env=environment({"DEVICES": "CPU"}), stdout=subprocess.PIPE, text=True, timeout=100)
+        self.assertEqual(done.returncode, 0, done.stdout)
+
+    def test_what_changes_a_step_is_noticed_and_equal_steps_are_replayed(self):
+        self.play("decisions")
+
+    def test_captures_are_updated_launched_and_given_up(self):
+        self.play("captures")
 
 
 class Loading(unittest.TestCase):
