@@ -30,7 +30,11 @@ pub fn page_table<'a>(pages: &Pages<'a>, begin: Option<Tensor<'a>>) -> Option<Ru
 pub fn pages_of_begun_blocks<'a>(pages: &Pages<'a>, begin: Tensor<'a>, block_size: usize) -> Option<Rule<'a>> {
     let pages_of_block = block_size.checked_div(pages.size)?;
     let first = Number::of(begin).over(block_size).times(pages_of_block);
-    let rule = Rule::within(pages.table?, 0, Number::constant(pages.count)).between(1, first, Number::of(begin).over_up(pages.size));
+    let rule = Rule::within(pages.table?, 0, Number::constant(pages.count)).between(
+        1,
+        first,
+        Number::of(begin).over_up(pages.size),
+    );
     (pages_of_block > 1).then(|| rule.where_positive(Number::of(pages.seq_lens).less(begin)))
 }
 

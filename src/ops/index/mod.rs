@@ -389,7 +389,9 @@ impl<'a> UpdateRequest<'a> {
         rules.extend(begin.map(|begin| Rule::within(begin, 0, Number::of(pages.seq_lens).plus(1))));
         rules.extend(contents::page_table(pages, *begin));
         let block_size = index.kind.block_size();
-        rules.extend(begin.zip(block_size).and_then(|(begin, size)| contents::pages_of_begun_blocks(pages, begin, size)));
+        rules.extend(
+            begin.zip(block_size).and_then(|(begin, size)| contents::pages_of_begun_blocks(pages, begin, size)),
+        );
         rules.extend(contents::scale(k_scale));
         rules.extend(index.contents(pages.seq_lens, *begin, self.k.dim(3)));
         rules.extend(index.learned().into_iter().flatten().map(|t| Rule::finite(*t)));
