@@ -50,12 +50,28 @@ struct Scale {
         const float d = exponent(x, m);
         return d < -100.0f ? 0.0f : power(d);
     }
+    // Turns the numbers of a strip into their weights.
+    __device__ void weigh(float (&x)[8], float m) const {
+        if (m == infinity()) {
+#pragma unroll
+            for (uint32 e = 0; e < 8; ++e) x[e] = x[e] == m ? 1.0f : 0.0f;
+        } else if (is_weights) {
+            divide(x, m);
+        } else {
+#pragma unroll
+            for (uint32 e = 0; e < 8; ++e) {
+                const float d = exponent(x[e], m);
+                x[e] = d < -100.0f ? 0.0f : power(d);
+            }
+        }
+    }
     // The sum of the weights of a strip, in 2^-40. Exponents count as -100 at least.
     __device__ uint64 sum(const float (&x)[8], float m) const {
         float w[8];
         if (is_weights || m == infinity()) {
 #pragma unroll
-            for (uint32 e = 0; e < 8; ++e) w[e] = weight(x[e], m);
+            for (uint32 e = 0; e < 8; ++e) w[e] = x[e];
+            weigh(w, m);
         } else {
 #pragma unroll
             for (uint32 e = 0; e < 8; ++e) w[e] = power(fmaxf(exponent(x[e], m), -100.0f));
@@ -66,6 +82,27 @@ struct Scale {
 
 private:
     __device__ float exponent(float x, float m) const { return __fmul_rn(__fsub_rn(x, m), c); }
+    // x / m of numbers from 0 to m, rounded to nearest: with the rounded reciprocal of m a remainder that is exact corrects a quotient to
+    // its last bit (Markstein 1990). __fdiv_rn finds a reciprocal for each number, and takes many more steps where a number is 0, as half
+    // of a residual's are.
+    __device__ static void divide(float (&x)[8], float m) {
+        uint32 least = 0xffffffffu;  // of the bits of what is above 0, less 1
+#pragma unroll
+        for (uint32 e = 0; e < 8; ++e) least = min(least, __float_as_uint(x[e]) - 1);
+        // 2^-100, 2^-60 and 2^60: remainders are exact in between.
+        if (least < 0x0d7fffffu || m < 0x1p-60f || m > 0x1p60f) {
+#pragma unroll
+            for (uint32 e = 0; e < 8; ++e) x[e] = __fdiv_rn(x[e], m);
+            return;
+        }
+        const float y = __frcp_rn(m);
+#pragma unroll
+        for (uint32 e = 0; e < 8; ++e) {
+            float q = __fmul_rn(x[e], y);
+            q = __fmaf_rn(__fmaf_rn(-m, q, x[e]), y, q);
+            x[e] = __fmaf_rn(__fmaf_rn(-m, q, x[e]), y, q);
+        }
+    }
     // 2^d. Adding 1.5 · 2^23 rounds to a whole number, which is then in the low bits of the sum.
     __device__ static float power(float d) {
         const float whole = __fadd_rn(d, 12582912.0f), f = __fsub_rn(d, __fsub_rn(whole, 12582912.0f));
@@ -184,20 +221,34 @@ private:
     }
 };
 
-// A thread's numbers of a segment.
-struct Numbers {
-    float x[STRIPS][STRIP];
+// A thread's numbers of a segment, as they lie in memory.
+struct StoredNumbers {
+    AnyStrip strips[STRIPS];
 
     // The first token of a thread's strip, in its segment.
     __device__ static uint32 place(uint32 h) { return (h * DRAW_THREADS + threadIdx.x) * STRIP; }
 
-    // Loads segment s of a row; past its end numbers are `none`.
     __device__ void load(const Row &row, uint32 s, bool is_weights) {
-        AnyStrip strips[STRIPS];
 #pragma unroll
         for (uint32 h = 0; h < STRIPS; ++h) strips[h].load(row, s * SEGMENT + place(h), is_weights);
+    }
+    __device__ void widen(uint32 type, float (&x)[STRIPS][STRIP]) const {
 #pragma unroll
-        for (uint32 h = 0; h < STRIPS; ++h) strips[h].widen(row.type, x[h]);
+        for (uint32 h = 0; h < STRIPS; ++h) strips[h].widen(type, x[h]);
+    }
+};
+
+// A thread's numbers of a segment.
+struct Numbers {
+    float x[STRIPS][STRIP];
+
+    __device__ static uint32 place(uint32 h) { return StoredNumbers::place(h); }
+
+    // Loads segment s of a row; past its end numbers are `none`.
+    __device__ void load(const Row &row, uint32 s, bool is_weights) {
+        StoredNumbers stored;
+        stored.load(row, s, is_weights);
+        stored.widen(row.type, x);
     }
 
     // Sets the number of a token, given by its place in the segment, if this thread has it.
@@ -223,9 +274,13 @@ struct Numbers {
         float sum = 0.0f;
         uint32 last = 0;
         bool found = false;
+        float weights[STRIP];
+#pragma unroll
+        for (uint32 e = 0; e < STRIP; ++e) weights[e] = x[h][e];
+        scale.weigh(weights, m);
 #pragma unroll
         for (uint32 e = 0; e < STRIP; ++e) {
-            const float w = scale.weight(x[h][e], m);
+            const float w = weights[e];
             if (found || !(w > 0.0f)) continue;
             sum = __fadd_rn(sum, w), last = e;
             found = __float2ull_rz(__fmul_rn(sum, ONE)) > left;

@@ -1,7 +1,7 @@
 // The parameters of the kernels of sample.cu, mirrored by src/ops/sample/cuda.rs. Strides are in bytes; tensors that are not given are null.
 #pragma once
 
-#include "common/sampling.cuh"
+#include "common/trial.cuh"
 
 enum Rule : uint32 { GREEDY, COUPLED, REJECTION };
 // Bits of SampleParams::wide: which integers have 64 bits.

@@ -264,6 +264,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) sample_residual(co
     __shared__ DrawShared shared;
     __shared__ float taken[SEGMENT];
     __shared__ uint32 refused[1];
+    __shared__ RestShared<1> rests;
     allow_next_kernel();
     wait_for_previous_kernel();
     const SamplingParams &sampling = p.sampling;
@@ -277,9 +278,9 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) sample_residual(co
     const SummedRow target = decided.row(row);
     Trial trial(shared, taken, target, decided.row(has_rows ? p.gamma + 1 + row : row), has_rows, refused);
     trial.take_off(uint32(turn.draft(p, row)), false);
-    const SegmentSum sum = trial.sum_rest(s);
+    trial.sum_rests(rests, s, 1);
     SegmentSum *rest = sampling.rest + i * sampling.per_row.value;
-    if (threadIdx.x == 0) rest[s] = sum;
+    if (threadIdx.x == 0) rest[s] = rests.of(0);
     if (!is_last_of_request(shared, sampling.counters[i], ctas)) return;
     conclude(decided, shared, {row, false}, [&](uint32 &status) -> int64 {
         if (!trial.set_rest(threadIdx.x < ctas ? rest[threadIdx.x] : SegmentSum{minus_infinity(), 0})) status |= NO_RESIDUAL;

@@ -2,7 +2,7 @@
 // null.
 #pragma once
 
-#include "common/sampling.cuh"
+#include "common/trial.cuh"
 #include "verify/end.cuh"
 
 constexpr uint32 MOST_NODES = 1024;

@@ -6,11 +6,14 @@
 //
 // Work split: as in sample/. verify_tree_segments has a CTA for some segments of each node's row, and of the row that its children were
 // drawn from. verify_tree_rows has a CTA for each of these rows; a coupled or greedy row gives its token there. The last CTA of a request
-// walks its tree.
+// walks its tree, unless children are tried in turn: that does verify_tree_walk, with a cluster of CTAs for each request (one CTA where there are no
+// clusters). All CTAs of a cluster walk the same way, share the segments of the two rows that a refusal reads, and exchange what they have summed.
 //
 //   verify_tree_segments   load 32 numbers a thread ─ largest of the CTA ─ weights, sums ─ record
 //   verify_tree_rows       records ─ [filters] ─ sum of the row ─ [token] ─ record
-//                          └ last of a request: node ─ [children in turn, each refusal a pass over two rows] ─ token ─ child ─ …
+//                          └ last of a request, greedy or coupled: node ─ token ─ child ─ …
+//   verify_tree_walk       node ─ child ─ [refused: segments of this CTA ─ exchange ─ next child …] ─ child of the child …
+//                          └ first of a cluster: [token] ─ cut ─ results
 //
 // On entry: 1 ≤ N ≤ MOST_NODES, M ≥ 1; 1 ≤ V, Vd ≤ 2^20; a counter of each request is 0; no output overlaps an input.
 //
@@ -34,14 +37,6 @@ struct Tree {
     __device__ bool tries_children() const { return p.rule != COUPLED && !is_greedy(); }
     __device__ int32 parent(int32 c) const { return as<int32>(p.parents.at(request, c)); }
     __device__ int64 token(int32 c) const { return load_integer(p.tokens.at(request, c), p.token_bytes); }
-
-    // The lowest child of a node above `after` which `wanted` takes; NONE if there is none. The whole CTA looks for it.
-    template <typename Wanted> __device__ int32 child(DrawShared &shared, int32 node, int32 after, Wanted wanted) const {
-        int32 found = NONE;
-        for (int32 c = max(node, after) + 1 + int32(threadIdx.x); c < count && found == NONE; c += DRAW_THREADS)
-            if (parent(c) == node && wanted(c)) found = c;
-        return cta_min(shared, found);
-    }
 
     // Slots count the nodes, then the rows that their children were drawn from. Whether the row in this slot may be looked at; the whole CTA asks.
     __device__ bool needs(uint32 slot) const {
@@ -71,65 +66,56 @@ extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, 4) verify_tree_seg
     if (tree.needs(slot)) record_segments(shared, tree.source(slot), n, cta, tree.is_greedy(), false);
 }
 
-struct RowsShared {
-    DrawShared draw;
-    union {
-        FilterShared filter;
-        float taken[SEGMENT];  // of a Trial
-    };
+// The nodes of a tree in shared memory.
+struct Nodes {
+    static constexpr uint32 NO_PARENT = 0xffff;
+    int32 token[MOST_NODES];    // -1: none of the vocabulary
+    uint16 parent[MOST_NODES];  // NO_PARENT: none that is sound
+
+    // Whether a link is broken.
+    __device__ bool load(const Tree &tree) {
+        const int64 tokens = tree.p.sampling.tokens;
+        bool is_broken = false;
+        for (int32 c = int32(threadIdx.x); c < tree.count; c += DRAW_THREADS) {
+            const int32 above = c ? tree.parent(c) : -1;
+            const int64 mine = tree.token(c);
+            const bool is_sound = above >= 0 && above < c;
+            is_broken |= c && !is_sound;
+            token[c] = mine >= 0 && mine < tokens ? int32(mine) : -1;
+            parent[c] = is_sound ? above : NO_PARENT;
+        }
+        return __syncthreads_or(is_broken);
+    }
+    // The lowest child of a node above `after` which `wanted` takes; NONE if there is none. The whole CTA looks for it.
+    template <typename Wanted> __device__ int32 child(DrawShared &shared, int32 count, int32 node, int32 after, const Wanted &wanted) const {
+        int32 found = NONE;
+        for (int32 c = max(node, after) + 1 + int32(threadIdx.x); c < count && found == NONE; c += DRAW_THREADS)
+            if (parent[c] == node && wanted(c)) found = c;
+        return cta_min(shared, found);
+    }
 };
 
-// The walk through a tree, and what it finds.
+// The walk through a tree, and what it finds. `writes`: this CTA writes it.
 struct Walk {
     const SampledTreeParams &p;
-    RowsShared &shared;
+    DrawShared &shared;
+    Nodes &nodes;
     const Tree &tree;
-    SegmentRecord *segments;  // of the request
-    const RowRecord *rows;
-    uint32 *refused;          // room for the children of a node, in shared memory
+    const RowRecord *rows;  // of the request
+    bool writes;
     uint32 status;
 
-    __device__ SummedRow row(uint32 slot) const { return {tree.source(slot), segments + uint64(slot) * p.sampling.per_row.value, rows[slot]}; }
-
-    // The token of a node at this depth, and the child that the walk goes on to, NONE if there is none. Node has a token.
-    __device__ int64 decide(int32 node, uint32 depth, bool may_go_on, int32 &child) {
-        child = NONE;
-        if (tree.tries_children()) return try_children(node, depth, may_go_on, child);
+    // The lowest child of a node with the token that the node's row gives.
+    __device__ int64 follow(int32 node, bool may_go_on, int32 &child) const {
         const int64 token = rows[node].token;
-        if (may_go_on) child = tree.child(shared.draw, node, node, [&](int32 c) { return tree.token(c) == token; });
+        if (may_go_on) child = nodes.child(shared, tree.count, node, node, [&](int32 c) { return nodes.token[c] == token; });
         return token;
     }
 
-    __device__ int64 try_children(int32 node, uint32 depth, bool may_go_on, int32 &child) {
-        const SamplingParams &sampling = p.sampling;
-        const bool has_rows = sampling.draft_rows.data;
-        const SummedRow target = row(node);
-        int32 next = may_go_on ? tree.child(shared.draw, node, node, [](int32) { return true; }) : NONE;
-        const bool reads_draft = has_rows && next != NONE;
-        Trial trial(shared.draw, shared.taken, target, row(reads_draft ? p.nodes + node : node), reads_draft, refused);
-        for (uint32 rank = 0; next != NONE; ++rank) {
-            const int64 token = tree.token(next);
-            if (token >= 0 && token < sampling.tokens) {
-                if (reads_draft) status |= rows[p.nodes + node].status & SAW_NAN;
-                if (trial.accepts_token(uint32(token), sampling.number(tree.request, depth, ACCEPT, rank))) {
-                    child = next;
-                    return token;
-                }
-                if (!trial.refuse(uint32(token), p.rule == DISTINCT)) {
-                    status |= NO_RESIDUAL;
-                    break;
-                }
-            }
-            next = tree.child(shared.draw, node, next, [](int32) { return true; });
-        }
-        return trial.draw_rest(sampling.number(tree.request, depth, DRAW, 0));
-    }
-
-    __device__ void run() {
+    // decide(node, depth, may_go_on, child) gives the token of a node at this depth, and the child that the walk goes on to, if any.
+    template <typename Decide> __device__ void run(const Decide &decide) {
         const uint32 i = tree.request;
-        bool is_broken = false;
-        for (int32 c = 1 + int32(threadIdx.x); c < tree.count; c += DRAW_THREADS) is_broken |= tree.parent(c) < 0 || tree.parent(c) >= c;
-        status = (__syncthreads_or(is_broken) ? BROKEN_LINK : 0) | (tree.given > int32(p.nodes) ? CLAMPED : 0);
+        status = (nodes.load(tree) ? BROKEN_LINK : 0) | (tree.given > int32(p.nodes) ? CLAMPED : 0);
         uint32 places = 0;  // that are written
         int64 next = -1;
         for (int32 node = tree.count > 0 ? 0 : NONE; node != NONE;) {
@@ -139,7 +125,7 @@ struct Walk {
             int32 child = NONE;
             if (of_row & NO_TOKEN) status |= NODE_WITHOUT_TOKEN;
             else token = decide(node, places, places + 1 < p.places, child);
-            if (threadIdx.x == 0) {
+            if (writes && threadIdx.x == 0) {
                 as<int32>(p.path.at(i, places)) = node;
                 if (p.committed) store_integer(p.committed.at(i, places), p.token_bytes, token);
             }
@@ -147,26 +133,42 @@ struct Walk {
             next = token;
             node = child;
         }
+        if (writes) end(places, next);
+    }
+
+private:
+    __device__ void end(uint32 places, int64 next) const {
+        const uint32 i = tree.request;
         for (uint32 j = places + threadIdx.x; j < p.places; j += DRAW_THREADS) {
             as<int32>(p.path.at(i, j)) = -1;
             if (p.committed) store_integer(p.committed.at(i, j), p.token_bytes, -1);
         }
-        if (threadIdx.x) return;
-        as<int32>(p.accepted.at(i)) = places ? places - 1 : 0;
-        store_integer(p.next_token.at(i), p.token_bytes, next);
-        if (p.status) as<uint32>(p.status.at(i)) = status;
+        if (threadIdx.x == 0) {
+            as<int32>(p.accepted.at(i)) = places ? places - 1 : 0;
+            store_integer(p.next_token.at(i), p.token_bytes, next);
+            if (p.status) as<uint32>(p.status.at(i)) = status;
+        }
+        if (!p.has_end) return;
+        if (p.token_bytes == 8) end_walk<int64>(p, p.end, i, false);
+        else end_walk<int32>(p, p.end, i, false);
     }
+};
+
+struct RowsShared {
+    DrawShared draw;
+    union {
+        FilterShared filter;
+        Nodes nodes;
+    };
 };
 
 extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) verify_tree_rows(const __grid_constant__ SampledTreeParams p) {
     __shared__ RowsShared shared;
-    __shared__ uint32 refused[MOST_NODES];
     allow_next_kernel();
     wait_for_previous_kernel();
     const SamplingParams &sampling = p.sampling;
     const uint32 n = blockIdx.x, i = sampling.per_request.divide(n), rows = sampling.per_request.value, slot = n - i * rows;
     const Tree tree(p, sampling.first + i);
-    SegmentRecord *records = sampling.segments + uint64(n) * sampling.per_row.value;
     if (tree.needs(slot)) {
         Source source = tree.source(slot);
         SegmentSum segment;
@@ -182,10 +184,90 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) verify_tree_rows(c
         }
         if (threadIdx.x == 0) sampling.rows[n] = found;
     }
-    if (!is_last_of_request(shared.draw, sampling.counters[i], rows)) return;
-    Walk walk = {p, shared, tree, records - uint64(slot) * sampling.per_row.value, sampling.rows + (n - slot), refused, 0};
-    walk.run();
-    if (!p.has_end) return;
-    if (p.token_bytes == 8) end_walk<int64>(p, p.end, tree.request, false);
-    else end_walk<int32>(p, p.end, tree.request, false);
+    if (p.rule != COUPLED || !is_last_of_request(shared.draw, sampling.counters[i], rows)) return;
+    Walk walk = {p, shared.draw, shared.nodes, tree, sampling.rows + (n - slot), true, 0};
+    walk.run([&](int32 node, uint32, bool may_go_on, int32 &child) { return walk.follow(node, may_go_on, child); });
+}
+
+// --- children that are tried in turn ----------------------------------------------------------------------------------------------
+
+struct WalkShared {
+    DrawShared draw;
+    Nodes nodes;
+    ClusterShared cluster;
+    uint32 refused[MOST_NODES];
+    SegmentRecord draft[MOST_SEGMENTS];  // of the node's draft row, from which tokens are taken
+    float taken[SEGMENT];                // of a Trial
+};
+
+// The walk of a request whose children are tried in turn. All CTAs of its cluster take it.
+struct Trials {
+    const SampledTreeParams &p;
+    WalkShared &shared;
+    const Tree &tree;
+    SegmentRecord *segments;  // of the request
+    const RowRecord *rows;
+    Walk walk;
+    Cluster cluster;
+
+    __device__ Trials(const SampledTreeParams &p, WalkShared &shared, const Tree &tree, SegmentRecord *segments, const RowRecord *rows)
+        : p(p), shared(shared), tree(tree), segments(segments), rows(rows), walk{p, shared.draw, shared.nodes, tree, rows, cluster_rank() == 0, 0},
+          cluster(shared.cluster) {}
+
+    __device__ void run() {
+        walk.run([&](int32 node, uint32 depth, bool may_go_on, int32 &child) {
+            return tree.is_greedy() ? walk.follow(node, may_go_on, child) : try_children(node, depth, may_go_on, child);
+        });
+    }
+
+private:
+    __device__ SummedRow row(uint32 slot) const { return {tree.source(slot), segments + uint64(slot) * p.sampling.per_row.value, rows[slot]}; }
+    __device__ int32 next_child(int32 node, int32 after) const {
+        return shared.nodes.child(shared.draw, tree.count, node, after, [](int32) { return true; });
+    }
+    // The row that a node's children were drawn from. Each CTA keeps its own records of it.
+    __device__ SummedRow draft_row(int32 node) const {
+        SummedRow draft = row(p.nodes + node);
+        for (uint32 s = threadIdx.x; s < draft.source.segments(); s += DRAW_THREADS) shared.draft[s] = draft.records[s];
+        draft.records = shared.draft;
+        __syncthreads();
+        return draft;
+    }
+
+    __device__ int64 try_children(int32 node, uint32 depth, bool may_go_on, int32 &child) {
+        const SamplingParams &sampling = p.sampling;
+        const SummedRow target = row(node);
+        int32 next = may_go_on ? next_child(node, node) : NONE;
+        const bool reads_draft = sampling.draft_rows.data && next != NONE;
+        Trial trial(shared.draw, shared.taken, target, reads_draft ? draft_row(node) : target, reads_draft, shared.refused);
+        for (uint32 rank = 0; next != NONE; ++rank) {
+            const int32 token = shared.nodes.token[next];
+            if (token >= 0) {
+                if (reads_draft) walk.status |= rows[p.nodes + node].status & SAW_NAN;
+                if (trial.accepts_token(token, sampling.number(tree.request, depth, ACCEPT, rank))) {
+                    child = next;
+                    return token;
+                }
+                if (!trial.refuse(cluster, token, p.rule == DISTINCT)) {
+                    walk.status |= NO_RESIDUAL;
+                    break;
+                }
+            }
+            next = next_child(node, next);
+        }
+        return walk.writes ? int64(trial.draw_rest(sampling.number(tree.request, depth, DRAW, 0))) : -1;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) verify_tree_walk(const __grid_constant__ SampledTreeParams p) {
+    __shared__ WalkShared shared;
+    allow_next_kernel();
+    cluster_start();
+    wait_for_previous_kernel();
+    const SamplingParams &sampling = p.sampling;
+    const uint32 i = blockIdx.x / cluster_ctas(), first = i * sampling.per_request.value;
+    const Tree tree(p, sampling.first + i);
+    Trials trials(p, shared, tree, sampling.segments + uint64(first) * sampling.per_row.value, sampling.rows + first);
+    cluster_started();
+    trials.run();
 }

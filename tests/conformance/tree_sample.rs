@@ -21,6 +21,7 @@ pub const CASES: &[Case] = cases![
     tree_sample_commits_the_same_tokens_as_on_the_cpu,
     tree_sample_takes_large_vocabularies_and_trees,
     tree_sample_tries_many_siblings,
+    tree_sample_refuses_at_several_nodes_of_long_rows,
     tree_sample_tells_what_cannot_be_drawn,
 ];
 
@@ -452,6 +453,29 @@ fn tree_sample_tries_many_siblings(backend: &Backend) {
         assert_eq!(scene.run(backend, None), scene.run(&cpu, None), "rule {}", scene.rule);
     });
     assert!(sure * 2 >= all, "the formulas are sure of {sure} of {all} requests");
+}
+
+/// Of each node's children two are refused and the third is accepted. Rows have more segments than CTAs of a cluster take at once.
+fn tree_sample_refuses_at_several_nodes_of_long_rows(backend: &Backend) {
+    const PARENTS: [i64; 9] = [-1, 0, 0, 0, 3, 3, 3, 6, 6];
+    let cpu = Backend::cpu(2);
+    rounds(1, |rng| {
+        for (rule, vocabulary) in [(VWD_WALK_INDEPENDENT, 33 * 4096 + 5), (VWD_WALK_DISTINCT, 5 * 4096 + 9)] {
+            let target = Array::from_fn(&[1, PARENTS.len(), vocabulary], |_| F32.round(rng.normal()));
+            let mut scene = Scene::plain(rule, &PARENTS, target);
+            scene.draft_rows = Some(scene.target.map(|x| -x));
+            for (child, &parent) in PARENTS.iter().enumerate().skip(1) {
+                let row = scene.target.row([0, parent as usize]);
+                let mut order: Vec<usize> = (0..vocabulary).collect();
+                order.sort_by(|&a, &b| row[a].total_cmp(&row[b]));
+                // Children 3 and 6 have what the target wants most, the others what the drafter does.
+                scene.tokens[[0, child]] = order[if child % 3 == 0 { vocabulary - 1 } else { child % 3 - 1 }] as i64;
+            }
+            let found = scene.run(backend, None);
+            assert_eq!(found.path.data[..4], [0, 3, 6, -1], "rule {rule}");
+            assert_eq!(found, scene.run(&cpu, None), "rule {rule}");
+        }
+    });
 }
 
 fn tree_sample_tells_what_cannot_be_drawn(backend: &Backend) {

@@ -8,7 +8,7 @@ use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
 use crate::runtime::cuda::views::{View, element_code, has_aligned_rows};
-use crate::runtime::cuda::{Enqueue, Grid, Kernel, Parts};
+use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, Parts};
 
 kernel_struct! {
     /// Mirrors SamplingParams of kernels/common/sampling.cuh.
@@ -46,7 +46,7 @@ kernel_struct! {
 }
 
 /// Threads of a CTA: DRAW_THREADS of kernels/common/draw.cuh, and SEGMENT_THREADS of kernels/common/sampling.cuh.
-const THREADS: u32 = 256;
+pub const THREADS: u32 = 256;
 const SEGMENT_THREADS: u32 = 128;
 /// CTAs of SEGMENT_THREADS on a multiprocessor at once.
 const CTAS_AT_ONCE: usize = 4;
@@ -80,7 +80,7 @@ pub struct Cut {
 struct Options {
     /// Rows may have filters.
     filters: bool,
-    /// A kernel of its own draws where draft tokens were refused.
+    /// Segments are summed anew where a draft token was refused, and left in scratch.
     refuses: bool,
 }
 
@@ -97,13 +97,22 @@ struct Memory {
 pub struct Launched<'a> {
     pub segments: &'a Kernel,
     pub rows: &'a Kernel,
-    /// Draws where draft tokens were refused, unless that is done by `rows`.
-    pub residual: Option<&'a Kernel>,
+    /// Tries draft tokens, or draws where they were refused, unless that is done by `rows`.
+    pub last: Option<Last<'a>>,
+}
+
+/// A kernel that follows those of segments and rows.
+pub struct Last<'a> {
+    pub kernel: &'a Kernel,
+    /// CTAs of a request.
+    pub ctas: usize,
+    /// These CTAs form a cluster.
+    pub is_cluster: bool,
 }
 
 impl Cut {
     /// A request has so many rows, of so many tokens at most; `None` if there is nothing to do. `name` is that of the target. `refuses` says
-    /// that [`Launched::residual`] draws where a draft token was refused.
+    /// that [`Launched::last`] leaves what segments have after a refusal in scratch.
     pub fn of(
         name: &str,
         batch: usize,
@@ -126,6 +135,16 @@ impl Cut {
         let bytes = per_request * of_row + cut.per_row * cut.rest_bytes();
         cut.requests = batch.min(Enqueue::COUNTERS).min((MOST_SCRATCH / bytes).max(1));
         cut
+    }
+
+    /// Requests of a launch.
+    pub fn requests(&self) -> usize {
+        self.requests
+    }
+
+    /// Segments of a row.
+    pub fn per_row(&self) -> usize {
+        self.per_row
     }
 
     pub fn has_filters(&self) -> bool {
@@ -220,21 +239,21 @@ impl Cut {
         params: &mut P,
         sampling: impl Fn(&mut P) -> &mut SamplingParams,
     ) -> Result<()> {
-        debug_assert_eq!(kernels.residual.is_some(), self.options.refuses);
         let per_row_ctas = self.ctas_of_row(enqueue.facts().multiprocessors);
         for first in (0..self.batch).step_by(self.requests) {
             sampling(params).first = first as u32;
             let requests = self.requests.min(self.batch - first);
             let rows = requests * self.per_request;
-            let launch = |kernel: &Kernel, ctas: usize, threads| {
-                let grid = Grid { ctas: ctas as u32, threads, kind: enqueue.dependent_kind() };
+            let launch = |kernel: &Kernel, ctas: usize, threads, kind| {
+                let grid = Grid { ctas: ctas as u32, threads, kind };
                 // SAFETY: forwarded to the caller.
                 unsafe { enqueue.launch(kernel, grid, [(&raw const *params).cast()]) }
             };
-            launch(kernels.segments, rows * per_row_ctas, SEGMENT_THREADS)?;
-            launch(kernels.rows, rows, THREADS)?;
-            if let Some(residual) = kernels.residual {
-                launch(residual, requests * self.per_row, THREADS)?;
+            launch(kernels.segments, rows * per_row_ctas, SEGMENT_THREADS, enqueue.dependent_kind())?;
+            launch(kernels.rows, rows, THREADS, enqueue.dependent_kind())?;
+            if let Some(last) = &kernels.last {
+                let clusters = last.is_cluster.then_some(Kind::DependentClusters(last.ctas as u32));
+                launch(last.kernel, requests * last.ctas, THREADS, clusters.unwrap_or(enqueue.dependent_kind()))?;
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 use super::{Acceptance, Request};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
-use crate::ops::draw::device::{Cut, Launched, SamplingParams, wide};
+use crate::ops::draw::device::{Cut, Last, Launched, SamplingParams, wide};
 use crate::runtime::cuda::layout::kernel_struct;
 use crate::runtime::cuda::views::{NO_DIM, View};
 use crate::runtime::cuda::{self, Enqueue, Kernel, Modules, Source, source};
@@ -78,10 +78,11 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let target = View::new(&r.target, if is_flat { [NO_DIM, 0, 1] } else { [0, 1, 2] });
     let mut params = params(r, cut.params(enqueue, &r.sampling, &r.target, target)?);
     let kernels: &Kernels = enqueue.kernels();
+    let residual = Last { kernel: &kernels.residual, ctas: cut.per_row(), is_cluster: false };
     let launched = Launched {
         segments: &kernels.segments,
         rows: if cut.has_filters() { &kernels.rows_filtered } else { &kernels.rows },
-        residual: refuses(r).then_some(&kernels.residual),
+        last: refuses(r).then_some(residual),
     };
     // SAFETY: SampleParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything.

@@ -4,7 +4,7 @@ use super::{Choice, Request, Target};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::ops::draw::device::{Cut, Launched, SamplingParams};
+use crate::ops::draw::device::{Cut, Last, Launched, SamplingParams, THREADS};
 use crate::ops::draw::request::Sampling;
 use crate::ops::tree::MOST_NODES;
 use crate::ops::verify::EndParams;
@@ -20,7 +20,13 @@ pub struct Kernels {
     end_i64: Kernel,
     segments: Kernel,
     rows: Kernel,
+    walk: Kernel,
+    /// Clusters of [`CLUSTERS`] that walk at once; none on devices without clusters.
+    walks_at_once: [u32; CLUSTERS.len()],
 }
+
+/// CTAs of a cluster that walks a tree.
+const CLUSTERS: [usize; 4] = [16, 8, 4, 2];
 
 impl cuda::Kernels for Kernels {
     const SOURCES: &[Source] =
@@ -31,7 +37,13 @@ impl cuda::Kernels for Kernels {
         let (greedy_i32, greedy_i64) = (kernel("verify_tree_i32")?, kernel("verify_tree_i64")?);
         let (end_i32, end_i64) = (kernel("verify_tree_end_i32")?, kernel("verify_tree_end_i64")?);
         let sampled = |name| modules.kernel("verify_tree/sampled", name);
-        let (segments, rows) = (sampled("verify_tree_segments")?, sampled("verify_tree_rows")?);
+        let (segments, rows, walk) =
+            (sampled("verify_tree_segments")?, sampled("verify_tree_rows")?, sampled("verify_tree_walk")?);
+        let mut walks_at_once = [0; CLUSTERS.len()];
+        if modules.facts().launches_dependents() {
+            walk.allow_large_clusters()?;
+            walks_at_once = CLUSTERS.map(|ctas| walk.active_clusters(ctas as u32, THREADS));
+        }
         Ok(Kernels {
             greedy_i32,
             greedy_i64,
@@ -40,7 +52,20 @@ impl cuda::Kernels for Kernels {
             end_i64,
             segments,
             rows,
+            walk,
+            walks_at_once,
         })
+    }
+}
+
+impl Kernels {
+    /// CTAs that walk a request's tree: as many as let all requests walk at once, and otherwise eight. None is without a segment.
+    fn walk_ctas(&self, cut: &Cut) -> usize {
+        const WITHOUT_ROOM: usize = 8;
+        let useful = || CLUSTERS.iter().zip(self.walks_at_once).filter(|&(&ctas, n)| n > 0 && ctas <= cut.per_row());
+        let (ctas, _) =
+            useful().find(|&(&ctas, n)| ctas <= WITHOUT_ROOM || cut.requests() <= n as usize).unwrap_or((&1, 0));
+        *ctas
     }
 }
 
@@ -183,7 +208,10 @@ fn sample(enqueue: &Enqueue, r: &Request, logits: &Tensor, choice: Choice, sampl
         unused: 0,
     };
     let kernels: &Kernels = enqueue.kernels();
-    let launched = Launched { segments: &kernels.segments, rows: &kernels.rows, residual: None };
+    let ctas = kernels.walk_ctas(&cut);
+    let walk = Last { kernel: &kernels.walk, ctas, is_cluster: ctas > 1 };
+    let last = (choice != Choice::Coupled).then_some(walk);
+    let launched = Launched { segments: &kernels.segments, rows: &kernels.rows, last };
     // SAFETY: SampledTreeParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything.
     unsafe { cut.launch(enqueue, launched, &mut params, |params| &mut params.sampling) }
