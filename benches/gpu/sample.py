@@ -1,6 +1,6 @@
 """Sampling and verification of sampled drafts beside FlashInfer and torch, in one process.
 
-    python benches/gpu/sample.py [--out FILE] [--quick]
+    python benches/gpu/sample.py [--out FILE] [--quick | --goals]
 
 Batch 1 … 256, γ 0 … 8, V 32000 … 151936, bfloat16 and float32 logits, with and without filters and draft rows. FlashInfer takes probabilities: its
 softmax is timed with it and alone. `copy` is
@@ -88,6 +88,8 @@ class Case:
 
 def points(quick):
     """Vocabulary, γ and batch: the first two vary at a vocabulary of 128256, then the vocabulary does."""
+    if quick == "goals":
+        return [(128256, 5, batch) for batch in (1, 8, 32, 128)]
     if quick:
         return [(128256, gamma, batch) for gamma in (0, 5) for batch in (1, 32)]
     grid = [(128256, gamma, batch) for gamma in (0, 5) for batch in (1, 8, 32, 128, 256)]
@@ -98,7 +100,7 @@ def points(quick):
 def measure(session, timer, rows, quick):
     rows.put("peer", flashinfer=flashinfer.__version__ if flashinfer else "none")
     for tokens, gamma, batch in points(quick):
-        for dtype in (torch.bfloat16, torch.float32):
+        for dtype in (torch.bfloat16,) if quick == "goals" else (torch.bfloat16, torch.float32):
             for filters in (False, True):
                 for has_rows in (False, True) if gamma else (False,):
                     size = batch * ((gamma + 1) + (gamma if has_rows else 0)) * tokens * dtype.itemsize
@@ -108,14 +110,17 @@ def measure(session, timer, rows, quick):
                         case.check()
                     row = dict(batch=batch, gamma=gamma, tokens=tokens, dtype=str(dtype), filters=filters, draft_rows=has_rows, bytes=size)
                     row.update(vanward_graph=timer.graph(case.ours(), sets), copy=timer.copy(size))
-                    row.update(softmax_graph=timer.graph(case.softmax, sets), torch_graph=timer.graph(case.torch, sets))
+                    if quick != "goals":
+                        row.update(softmax_graph=timer.graph(case.softmax, sets), torch_graph=timer.graph(case.torch, sets))
                     if flashinfer and gamma and not filters:
                         row.update(flashinfer_event=timer.event(case.chain, sets))
                     elif flashinfer and not gamma:
                         row.update(flashinfer_event=timer.event(case.plain, sets))
                     rows.put("sample", **row)
+                    if quick == "goals":
+                        rows.put("kernels", batch=batch, filters=filters, draft_rows=has_rows, timeline=timer.timeline(case.ours(), sets))
                     del case
 
 
 if __name__ == "__main__":
-    run(__doc__, measure, scratch_bytes=16 << 20)
+    run(__doc__, measure, scratch_bytes=16 << 20, has_goals=True)

@@ -102,6 +102,29 @@ class Timer:
 
         return self.graph(both, sets) - self.graph(lambda i: fill(), sets)
 
+    def timeline(self, call, sets, repeats=20):
+        """
+        When the kernels of call(i) begin and end, in microseconds from the first one's beginning, medians: "kernel 0.0-3.1 ...". The profiler adds some time
+        to each, and a kernel that may start early waits for the one before it.
+        """
+        call(0)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for i in range(repeats):
+                self._flush.view(torch.int64).sum()
+                torch.cuda.synchronize()
+                call(i % sets)
+                torch.cuda.synchronize()
+        events = (e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA)
+        found = sorted(((e.time_range.start, e.time_range.end, e.name) for e in events if "reduce" not in e.name and "em" != e.name[:2]))
+        names = [name for _, _, name in found]
+        count = len(names) // repeats
+        if count == 0 or names != names[:count] * repeats:
+            return f"{len(names)} kernels in {repeats} calls: {sorted(set(names))}"
+        begin = [found[n - n % count][0] for n in range(len(found))]
+        median = lambda k, edge: statistics.median(found[n][edge] - begin[n] for n in range(k, len(found), count))  # noqa: E731
+        return "  ".join(f"{names[k]} {median(k, 0):.1f}-{median(k, 1):.1f}" for k in range(count))
+
     def copy(self, size):
         """Median microseconds of a copy that reads and writes half of so many bytes each."""
         sets = min(20, max(2, math.ceil((384 << 20) / size)))
@@ -123,11 +146,16 @@ class Rows:
             self._file.flush()
 
 
-def run(about, measure, scratch_bytes=0):
-    """The benchmark's command line: measure(session, timer, rows, quick). Calls that are captured find so much scratch."""
+def run(about, measure, scratch_bytes=0, has_goals=False):
+    """
+    The benchmark's command line: measure(session, timer, rows, quick). Calls that are captured find so much scratch. `has_goals`: quick may be
+    "goals", for the points that have a goal.
+    """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="file for one JSON object a row")
     parser.add_argument("--quick", action="store_true", help="a few points of the grid")
+    if has_goals:
+        parser.add_argument("--goals", dest="quick", action="store_const", const="goals", help="the points that have a goal, without torch beside")
     options = parser.parse_args()
     torch.manual_seed(0)
     timer, rows = Timer(), Rows(options.out)

@@ -1,6 +1,6 @@
 """Draft trees: verification and compaction beside a copy of the same bytes, in CUDA graphs.
 
-    python benches/gpu/tree.py [--out FILE] [--quick]
+    python benches/gpu/tree.py [--out FILE] [--quick | --goals]
 
 Trees have N nodes with random parents. `verify` is vwd_verify_tree from the target's tokens, `logits` the same from bfloat16 logits of 128256 tokens,
 `prepare` vwd_tree_prepare with all outputs. `coupled`, `independent` and `distinct` are the walks that sample, the last two with rows of bfloat16 logits that
@@ -77,9 +77,14 @@ def compact_cases(session, batch, rows=3):
 
 def measure(session, timer, rows, quick):
     empty_kernel = timer.graph(timer.launch_empty, 1)
-    for batch in (1, 32) if quick else (1, 8, 32, 64):
-        for nodes in (8, 64) if quick else (8, 16, 32, 64):
-            found = {name: time_of(timer, prepare) for name, prepare in verify_cases(session, batch, nodes)}
+    for batch in (1, 8, 32, 64) if quick in (False, "goals") else (1, 32):
+        for nodes in (8,) if quick == "goals" else (8, 64) if quick else (8, 16, 32, 64):
+            found = {}
+            for name, prepare in verify_cases(session, batch, nodes):
+                found[name] = time_of(timer, prepare)
+                if quick == "goals":
+                    call = prepare(torch.cuda.current_stream().cuda_stream)
+                    rows.put("kernels", batch=batch, nodes=nodes, call=name, timeline=timer.timeline(lambda _: call(), 1))
             floor = timer.copy(batch * nodes * VOCABULARY * 2)
             rows.put("tree", batch=batch, nodes=nodes, empty=empty_kernel, floor_of_logits=floor, **found)
         found = {name: time_of(timer, prepare) for name, prepare in compact_cases(session, batch)}
@@ -98,4 +103,4 @@ def time_of(timer, prepare):
 
 
 if __name__ == "__main__":
-    run(__doc__, measure, scratch_bytes=16 << 20)
+    run(__doc__, measure, scratch_bytes=16 << 20, has_goals=True)

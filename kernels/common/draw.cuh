@@ -292,7 +292,7 @@ struct Numbers {
 // --- reductions of a CTA: each begins with a barrier, after which what it uses is its own ----------------------------------------
 
 struct DrawShared {
-    uint64 wide[DRAW_WARPS];
+    uint64 wide[DRAW_WARPS], strips[STRIPS][DRAW_WARPS];
     uint32 word[DRAW_WARPS];
     uint32 segment, token;
     uint64 target;
@@ -345,15 +345,20 @@ __device__ inline uint64 cta_sum(DrawShared &shared, uint64 value) {
     for (uint32 w = 0; w < DRAW_WARPS; ++w) total += shared.wide[w];
     return total;
 }
+// The sum over the lanes up to and including this one.
+__device__ inline uint64 warp_sum_through(uint64 value) {
+    const uint32 lane = threadIdx.x % WARP;
+#pragma unroll
+    for (uint32 step = 1; step < WARP; step *= 2) {
+        const uint64 other = __shfl_up_sync(FULL_WARP, value, step);
+        if (lane >= step) value += other;
+    }
+    return value;
+}
 // The sum over the threads before this one, and over all.
 __device__ inline uint64 cta_sum_before(DrawShared &shared, uint64 value, uint64 &total) {
     const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    uint64 sum = value;
-#pragma unroll
-    for (uint32 step = 1; step < WARP; step *= 2) {
-        const uint64 other = __shfl_up_sync(FULL_WARP, sum, step);
-        if (lane >= step) sum += other;
-    }
+    const uint64 sum = warp_sum_through(value);
     __syncthreads();
     if (lane == WARP - 1) shared.wide[warp] = sum;
     __syncthreads();
@@ -406,35 +411,57 @@ __device__ inline RowSum sum_of_row(DrawShared &shared, const SegmentSum &segmen
     return row;
 }
 
-// The token for a random number below 2^53. Thread s has segment s. `source.load(s, numbers)` loads a segment.
+// What a random number below 2^53 is among so many.
+__device__ inline uint64 target_of(uint64 number, uint64 total) { return __umul64hi(number, total) << 11 | number * total >> 53; }
+// The target in a segment, of `past` in the row beyond what precedes the segment.
+__device__ inline uint64 target_inside(const SegmentSum &segment, const Scale &scale, float largest, uint64 past) {
+    const double inside = __ddiv_rn(double(past), double(scale.weight(segment.largest, largest)));
+    return min(__double2ull_rz(inside), segment.sum - 1);
+}
+// The token of segment s for a target below the segment's sum; m is the segment's largest number. `source.load(s, numbers)` loads it.
+template <typename Source>
+__device__ inline uint32 draw_inside(DrawShared &shared, const Source &source, const Scale &scale, uint32 s, float m, uint64 target) {
+    const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    Numbers numbers;
+    source.load(s, numbers);
+    uint64 sum[STRIPS], through[STRIPS];
+#pragma unroll
+    for (uint32 h = 0; h < STRIPS; ++h) sum[h] = numbers.sum(h, scale, m), through[h] = warp_sum_through(sum[h]);
+    __syncthreads();
+    if (lane == WARP - 1) {
+#pragma unroll
+        for (uint32 h = 0; h < STRIPS; ++h) shared.strips[h][warp] = through[h];
+    }
+    __syncthreads();
+    uint64 all = 0;  // of the strips with lower h
+#pragma unroll
+    for (uint32 h = 0; h < STRIPS; ++h) {
+        uint64 before = all + through[h] - sum[h];
+#pragma unroll
+        for (uint32 w = 0; w < DRAW_WARPS; ++w) {
+            const uint64 other = shared.strips[h][w];
+            if (w < warp) before += other;
+            all += other;
+        }
+        if (before <= target && target < before + sum[h]) shared.token = s * SEGMENT + Numbers::place(h) + numbers.pick(h, scale, m, target - before);
+    }
+    __syncthreads();
+    return shared.token;
+}
+
+// The token for a random number below 2^53. Thread s has segment s.
 template <typename Source>
 __device__ inline uint32 draw(DrawShared &shared, const Source &source, const SegmentSum &segment, const Scale &scale, uint64 number) {
     uint64 before, share;
     const RowSum row = sum_of_row(shared, segment, scale, before, share);
-    const uint64 at = __umul64hi(number, row.total) << 11 | number * row.total >> 53;
+    const uint64 at = target_of(number, row.total);
     if (before <= at && at < before + share) {
-        const double inside = __ddiv_rn(double(at - before), double(scale.weight(segment.largest, row.largest)));
         shared.segment = threadIdx.x;
-        shared.target = min(__double2ull_rz(inside), segment.sum - 1);
+        shared.target = target_inside(segment, scale, row.largest, at - before);
         shared.word[0] = __float_as_uint(segment.largest);
     }
     __syncthreads();
-    const uint32 s = shared.segment;
-    const float m = __uint_as_float(shared.word[0]);
-    const uint64 target = shared.target;
-    Numbers numbers;
-    source.load(s, numbers);
-    uint64 preceding = 0;
-#pragma unroll
-    for (uint32 h = 0; h < STRIPS; ++h) {
-        const uint64 sum = numbers.sum(h, scale, m);
-        uint64 total;
-        const uint64 first = preceding + cta_sum_before(shared, sum, total);
-        if (first <= target && target < first + sum) shared.token = s * SEGMENT + Numbers::place(h) + numbers.pick(h, scale, m, target - first);
-        preceding += total;
-    }
-    __syncthreads();
-    return shared.token;
+    return draw_inside(shared, source, scale, shared.segment, __uint_as_float(shared.word[0]), shared.target);
 }
 
 // --- filters ---------------------------------------------------------------------------------------------------------------------

@@ -183,19 +183,27 @@ __device__ inline SegmentSum sum_segment(DrawShared &shared, const Numbers &numb
 
 // --- segments --------------------------------------------------------------------------------------------------------------------
 
-constexpr uint32 SEGMENT_THREADS = 128, SEGMENT_WARPS = SEGMENT_THREADS / WARP, SEGMENT_STRIPS = SEGMENT / STRIP / SEGMENT_THREADS;
+// CTAs that a multiprocessor has registers for, where all rows are logits and no log-probability is wanted, and in general.
+#if __CUDA_ARCH__ >= 900
+constexpr uint32 SEGMENT_CTAS = 4, ANY_SEGMENT_CTAS = 3;
+#else
+constexpr uint32 SEGMENT_CTAS = 3, ANY_SEGMENT_CTAS = 3;
+#endif
+constexpr uint32 SEGMENT_THREADS = 256, SEGMENT_WARPS = SEGMENT_THREADS / WARP, SEGMENT_STRIPS = SEGMENT / STRIP / SEGMENT_THREADS;
 
-struct SegmentShared {
+struct alignas(16) SegmentShared {
     uint32 largest[SEGMENT_WARPS], first[SEGMENT_WARPS];
     uint64 sum[2][SEGMENT_WARPS];
 };
 
-// Records segment s of a row; `groups` gets the keys of its groups where the row has filters. Numbers are float32 one strip at a time.
-template <uint32 TYPE>
+// Records segment s of a row; `groups` gets the keys of its groups where the row has filters. Numbers are float32 one strip at a time. ANY: the row
+// may be one of weights, and `wants_plain` may be true.
+template <uint32 TYPE, bool ANY>
 __device__ inline void record_of(SegmentShared &shared, const Source &source, uint32 s, bool is_greedy, bool wants_plain, uint32 *groups,
                                  SegmentRecord &record) {
     const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const Scale &scale = source.scale;
+    const Scale scale = {ANY && source.scale.is_weights, source.scale.c};
+    wants_plain &= ANY;
     Strip<TYPE> strips[SEGMENT_STRIPS];
     const auto place = [](uint32 h) { return (h * SEGMENT_THREADS + threadIdx.x) * STRIP; };
     const uint32 none = none_bits<TYPE>(scale.is_weights);
@@ -281,6 +289,7 @@ __device__ inline void record_of(SegmentShared &shared, const Source &source, ui
 }
 
 // Records the segments of row n of the launch that this CTA takes: it is one of `per_row_ctas`, which take them in turn.
+template <bool ANY>
 __device__ inline void record_segments(SegmentShared &shared, const Source &source, uint32 n, uint32 cta, bool is_greedy, bool wants_plain) {
     const SamplingParams &p = source.p;
     for (uint32 s = cta, segments = source.segments(); s < segments; s += p.per_row_ctas.value) {
@@ -288,47 +297,94 @@ __device__ inline void record_segments(SegmentShared &shared, const Source &sour
         const uint64 at = uint64(n) * p.per_row.value + s;
         SegmentRecord &record = p.segments[at];
         uint32 *groups = p.groups + at * GROUPS;
-        if (source.row.type == FLOAT32) record_of<FLOAT32>(shared, source, s, is_greedy, wants_plain, groups, record);
-        else if (source.row.type == FLOAT16) record_of<FLOAT16>(shared, source, s, is_greedy, wants_plain, groups, record);
-        else record_of<BFLOAT16>(shared, source, s, is_greedy, wants_plain, groups, record);
+        if (source.row.type == FLOAT32) record_of<FLOAT32, ANY>(shared, source, s, is_greedy, wants_plain, groups, record);
+        else if (source.row.type == FLOAT16) record_of<FLOAT16, ANY>(shared, source, s, is_greedy, wants_plain, groups, record);
+        else record_of<BFLOAT16, ANY>(shared, source, s, is_greedy, wants_plain, groups, record);
     }
 }
 
 // --- rows ------------------------------------------------------------------------------------------------------------------------
 
-// Sums row n of the launch from the records of its segments, which it makes anew if there are filters. Thread s gets segment s. FILTERS: the row
-// may have some, and `filter` is not null.
-template <bool FILTERS>
-__device__ inline RowRecord sum_row(DrawShared &shared, FilterShared *filter, Source &source, uint32 n, bool is_greedy, bool wants_plain,
-                                    SegmentSum &segment) {
-    RowRecord found = {minus_infinity(), minus_infinity(), 0, 0, 0, 0};
+__device__ inline RowRecord row_without_token(float largest, uint32 status) { return {largest, minus_infinity(), 0, status | NO_TOKEN, 0, 0}; }
+
+// Sums a row without filters from the records of its segments. Each warp does so by itself, without a barrier.
+__device__ inline RowRecord sum_row(const Source &source, const SegmentRecord *records, bool is_greedy, bool wants_plain) {
+    const uint32 lane = threadIdx.x % WARP, segments = source.segments();
+    uint32 key = 0, status = 0;
+    for (uint32 s = lane; s < segments; s += WARP) key = max(key, key_of(records[s].largest)), status |= records[s].first >> 31;
+    RowRecord found = {number_of(__reduce_max_sync(FULL_WARP, key)), minus_infinity(), 0, __reduce_or_sync(FULL_WARP, status), 0, 0};
+    if (!(found.largest > source.scale.none())) return row_without_token(found.largest, found.status);
+    const Scale plain = source.plain();
+    uint32 token = 0xffffffffu;
+    for (uint32 s = lane; s < segments; s += WARP) {
+        const SegmentRecord mine = records[s];
+        if (is_greedy && mine.largest == found.largest) token = min(token, mine.first & 0x7fffffffu);
+        if (!is_greedy) found.total += share_of({mine.largest, mine.sum}, source.scale, found.largest);
+        if (wants_plain) found.plain_total += share_of({mine.largest, mine.plain_sum}, plain, found.largest);
+    }
+    if (is_greedy) found.token = __reduce_min_sync(FULL_WARP, token);
+    else found.total = __shfl_sync(FULL_WARP, warp_sum_through(found.total), WARP - 1);
+    if (wants_plain) found.plain_total = __shfl_sync(FULL_WARP, warp_sum_through(found.plain_total), WARP - 1);
+    return found;
+}
+
+// The same where the row may have filters: they leave records anew. `segment` is that of the thread's number.
+__device__ inline RowRecord sum_filtered_row(DrawShared &shared, FilterShared &filter, Source &source, uint32 n, bool wants_plain, SegmentSum &segment) {
     const uint64 first = uint64(n) * source.p.per_row.value;
     SegmentRecord *records = source.p.segments + first;
     const uint32 segments = source.segments(), s = threadIdx.x;
     SegmentRecord mine = {minus_infinity(), 0, 0, 0, 0};
     if (s < segments) mine = records[s];
-    segment = {mine.largest, mine.sum};
-    found.largest = cta_largest(shared, mine.largest);
-    found.status = cta_or(shared, mine.first >> 31);
-    if (!(found.largest > source.scale.none())) {
-        found.status |= NO_TOKEN;
-        return found;
-    }
+    RowRecord found = {cta_largest(shared, mine.largest), minus_infinity(), 0, cta_or(shared, mine.first >> 31), 0, 0};
+    if (!(found.largest > source.scale.none())) return row_without_token(found.largest, found.status);
     uint64 before, share;
     if (wants_plain) found.plain_total = sum_of_row(shared, {mine.largest, mine.plain_sum}, source.plain(), before, share).total;
-    if (is_greedy) {
-        found.token = cta_min(shared, s < segments && mine.largest == found.largest ? mine.first & 0x7fffffffu : 0xffffffffu);
-        return found;
+    source.kept.largest = found.largest;
+    segment = Filter<Source>(shared, filter, source).run(source.p.groups + first * GROUPS);
+    found.bound = source.kept.bound;
+    if (s < segments) records[s].largest = segment.largest, records[s].sum = segment.sum;
+    found.total = sum_of_row(shared, segment, source.scale, before, share).total;
+    return found;
+}
+
+// The token for a random number below 2^53, from a row that was summed. Each warp finds the segment by itself.
+__device__ inline uint32 draw_from_row(DrawShared &shared, const Source &source, const SegmentRecord *records, const RowSum &row, uint64 number) {
+    const uint32 lane = threadIdx.x % WARP, segments = source.segments();
+    const Scale &scale = source.scale;
+    const uint64 at = target_of(number, row.total);
+    uint64 before = 0;
+    for (uint32 base = 0;; base += WARP) {
+        const SegmentSum segment = sum_of(records, base + lane, segments);
+        const uint64 share = share_of(segment, scale, row.largest), through = before + warp_sum_through(share);
+        const uint32 beyond = __ballot_sync(FULL_WARP, at < through);
+        if (!beyond && base + WARP < segments) {
+            before = __shfl_sync(FULL_WARP, through, WARP - 1);
+            continue;
+        }
+        const uint32 owner = __ffs(beyond) - 1;
+        uint64 target = lane == owner ? target_inside(segment, scale, row.largest, at - (through - share)) : 0;
+        target = __shfl_sync(FULL_WARP, target, owner);
+        return draw_inside(shared, source, scale, base + owner, __shfl_sync(FULL_WARP, segment.largest, owner), target);
     }
+}
+
+// Sums row n of the launch, and draws its token by `number` if `draws` and the row is not greedy. FILTERS: the row may have some, and `filter` is
+// not null.
+template <bool FILTERS>
+__device__ inline RowRecord decide_row(DrawShared &shared, FilterShared *filter, Source &source, uint32 n, bool is_greedy, bool wants_plain,
+                                       bool draws, uint64 number) {
     if constexpr (FILTERS) {
         if (source.filters) {
-            source.kept.largest = found.largest;
-            segment = Filter<Source>(shared, *filter, source).run(source.p.groups + first * GROUPS);
-            found.bound = source.kept.bound;
-            if (s < segments) records[s].largest = segment.largest, records[s].sum = segment.sum;
+            SegmentSum segment;
+            RowRecord found = sum_filtered_row(shared, *filter, source, n, wants_plain, segment);
+            if (draws && !(found.status & NO_TOKEN)) found.token = draw(shared, source, segment, source.scale, number);
+            return found;
         }
     }
-    found.total = sum_of_row(shared, segment, source.scale, before, share).total;
+    const SegmentRecord *records = source.p.segments + uint64(n) * source.p.per_row.value;
+    RowRecord found = sum_row(source, records, is_greedy, wants_plain);
+    if (draws && !is_greedy && !(found.status & NO_TOKEN))
+        found.token = draw_from_row(shared, source, records, {found.largest, found.total}, number);
     return found;
 }
 

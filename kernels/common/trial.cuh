@@ -168,7 +168,7 @@ struct Trial {
     // The token where none was accepted.
     __device__ uint32 draw_rest(uint64 number) const {
         if (has_rest) return draw(shared, *this, rest, Scale::of(true, 1.0f), number);
-        return draw(shared, target.source, target.segment(threadIdx.x), target.source.scale, number);
+        return draw_from_row(shared, target.source, target.records, target.sum, number);
     }
 
     // Takes a column out of the draft's row; what part of the row is left.

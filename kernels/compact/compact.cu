@@ -4,21 +4,21 @@
 //
 // Bytes: each moved row is read and written once: B = 32 with 3 rows of 128 KiB 12.6 MB each way, 5 µs at 4.8 TB/s.
 //
-// Work split: a tile is 32 units of up to 16 bytes of a row of one cache. A warp takes one tile of one sequence, in all rows that move. What a
-// warp does not move at all costs it one look at the path.
+// Work split: a tile is 64 units of up to 16 bytes of a row of one cache, two for each lane. A warp takes some tiles of one sequence, each in all
+// rows that move, with up to 4 KiB under way, so that all CTAs run at once. What a warp does not move at all costs it one look at the path.
 //
-//   path, pages of the two positions of each j (a lane for each) ─ load up to 8 rows ─ store them ─ load the next 8 …
+//   tile and cache ─ [kernel before] ─ path, pages of the two positions of each j (a lane for each) ─ load up to 4 rows ─ store them ─ load the next 4 …
 //
 // Order: path[j] ≥ j, and path ascends. The rows that are loaded later lie at positions above all that are stored before: no row is written
 // before it is read. Other warps move other units.
 //
 // On entry: caches do not overlap; rows from base on belong to one sequence alone.
 //
-// targets: compute_80
+// targets: compute_80, compute_90
 
 #include "common/view.cuh"
 
-constexpr uint32 WARPS = 4, TILE_UNITS = WARP, AT_ONCE = 8;
+constexpr uint32 WARPS = 4, LANE_UNITS = 2, TILE_UNITS = LANE_UNITS * WARP, AT_ONCE = 4;
 
 // A cache. A row is units of 2^log_unit bytes: `run` adjacent ones at each point of three dimensions, the inner two of which have so many
 // points. Strides are in bytes.
@@ -67,66 +67,84 @@ __device__ inline bool find(const CompactParams &p, uint32 seq, int64 t, uint32 
     return page < p.pages;
 }
 
-// Moves one unit of the rows that lanes of `moves` name, in ascending order.
-template <typename Unit>
-__device__ inline void move_rows(char *data, bool is_unit, uint32 moves, int64 from, int64 to) {
-    while (moves) {
-        Unit units[AT_ONCE];
-        uint32 loaded = moves;
+// A lane's units of a tile.
+struct Units {
+    char *data[LANE_UNITS];
+    uint32 count;  // of them that the row has
+
+    __device__ Units(const Cache &cache, uint32 first) : count(0) {
 #pragma unroll
-        for (uint32 s = 0; s < AT_ONCE; ++s) {
-            if (!loaded) break;
-            const int64 offset = __shfl_sync(FULL_WARP, from, __ffs(loaded) - 1);
-            if (is_unit) units[s] = as<Unit>(data + offset);
-            loaded &= loaded - 1;
-        }
-#pragma unroll
-        for (uint32 s = 0; s < AT_ONCE; ++s) {
-            if (!moves) break;
-            const int64 offset = __shfl_sync(FULL_WARP, to, __ffs(moves) - 1);
-            if (is_unit) as<Unit>(data + offset) = units[s];
-            moves &= moves - 1;
+        for (uint32 k = 0; k < LANE_UNITS; ++k) {
+            const uint32 unit = first + k * WARP + threadIdx.x % WARP;
+            const bool is_unit = unit < cache.units;
+            data[k] = cache.data + (is_unit ? cache.at(unit) : 0);
+            count += is_unit;
         }
     }
-}
+    // Moves the units of the rows that lanes of `moves` name, in ascending order.
+    template <typename Unit> __device__ void move(uint32 moves, int64 from, int64 to) const {
+        while (moves) {
+            Unit units[AT_ONCE][LANE_UNITS];
+            uint32 loaded = moves;
+#pragma unroll
+            for (uint32 s = 0; s < AT_ONCE; ++s) {
+                if (!loaded) break;
+                const int64 offset = __shfl_sync(FULL_WARP, from, __ffs(loaded) - 1);
+#pragma unroll
+                for (uint32 k = 0; k < LANE_UNITS; ++k)
+                    if (k < count) units[s][k] = as<Unit>(data[k] + offset);
+                loaded &= loaded - 1;
+            }
+#pragma unroll
+            for (uint32 s = 0; s < AT_ONCE; ++s) {
+                if (!moves) break;
+                const int64 offset = __shfl_sync(FULL_WARP, to, __ffs(moves) - 1);
+#pragma unroll
+                for (uint32 k = 0; k < LANE_UNITS; ++k)
+                    if (k < count) as<Unit>(data[k] + offset) = units[s][k];
+                moves &= moves - 1;
+            }
+        }
+    }
+};
 
-extern "C" __global__ void __launch_bounds__(WARPS *WARP) compact(const __grid_constant__ CompactParams p) {
+extern "C" __global__ void __launch_bounds__(WARPS *WARP, 4) compact(const __grid_constant__ CompactParams p) {
     const uint32 seq = p.ctas.divide(blockIdx.x), lane = threadIdx.x % WARP;
     const uint32 n = (blockIdx.x - seq * p.ctas.value) * WARPS + threadIdx.x / WARP;
-    if (n >= p.tile_count) return;
-    const Tile tile = p.tiles[n];
+    const uint32 step = p.ctas.value * WARPS;  // between the tiles of a warp
+    allow_next_kernel();
+    if (n >= p.tile_count) return wait_for_previous_kernel();
+    // The plan does not change.
+    Tile tile = p.tiles[n];
+    Cache cache = p.caches[tile.cache];
+    wait_for_previous_kernel();
     const int64 base = load_integer(p.bases.at(seq), p.base_bytes);
     if (base < 0 || base >= p.capacity) return;
-    int64 length = p.places;
-    if (p.accepted) length = min(length, int64(as<int32>(p.accepted.at(seq))) + 1);
+    uint32 length = p.places;
+    if (p.accepted) length = min(length, uint32(max(as<int32>(p.accepted.at(seq)), -1)) + 1);
     int32 before = -1;
-    for (int64 first = 0; first < length; first += WARP) {
-        const int64 j = first + lane;
+    for (uint32 first = 0; first < length; first += WARP) {
+        const uint32 j = first + lane;
         const int32 node = j < length ? as<int32>(p.path.at(seq, j)) : -1;
         int32 previous = __shfl_up_sync(FULL_WARP, node, 1);
         if (lane == 0) previous = before;
         const uint32 ends = __ballot_sync(FULL_WARP, node <= previous);
         const bool is_inside = !(ends & (2u << lane) - 1);
-        uint32 from_page, from_row, to_page, to_row;
-        const bool is_move = is_inside && node != j && find(p, seq, base + node, from_page, from_row) && find(p, seq, base + j, to_page, to_row) &&
+        uint32 from_page = 0, from_row = 0, to_page = 0, to_row = 0;
+        const bool is_move = is_inside && uint32(node) != j && find(p, seq, base + node, from_page, from_row) && find(p, seq, base + j, to_page, to_row) &&
                              (from_page != to_page || from_row != to_row);
         const uint32 moves = __ballot_sync(FULL_WARP, is_move);
-        if (moves) {
-            const Cache cache = p.caches[tile.cache];
-            const uint32 unit = tile.first + lane;
-            const bool is_unit = unit < cache.units;
-            char *data = cache.data + (is_unit ? cache.at(unit) : 0);
-            int64 from = 0, to = 0;
-            if (is_move) {
-                from = from_page * cache.page + from_row * cache.row;
-                to = to_page * cache.page + to_row * cache.row;
-            }
+        for (uint32 at = n; moves && at < p.tile_count; at += step) {
+            if (at != n || first) tile = p.tiles[at], cache = p.caches[tile.cache];
+            const Units units(cache, tile.first);
+            const int64 from = is_move ? from_page * cache.page + from_row * cache.row : 0;
+            const int64 to = is_move ? to_page * cache.page + to_row * cache.row : 0;
             switch (cache.log_unit) {
-            case 0: move_rows<uint8>(data, is_unit, moves, from, to); break;
-            case 1: move_rows<uint16>(data, is_unit, moves, from, to); break;
-            case 2: move_rows<uint32>(data, is_unit, moves, from, to); break;
-            case 3: move_rows<uint2>(data, is_unit, moves, from, to); break;
-            default: move_rows<uint4>(data, is_unit, moves, from, to);
+            case 0: units.move<uint8>(moves, from, to); break;
+            case 1: units.move<uint16>(moves, from, to); break;
+            case 2: units.move<uint32>(moves, from, to); break;
+            case 3: units.move<uint2>(moves, from, to); break;
+            default: units.move<uint4>(moves, from, to);
             }
         }
         if (ends) return;

@@ -56,6 +56,8 @@ struct Turn {
         return false;
     }
     __device__ int64 draft(const SampleParams &p, uint32 row) const { return integer(p.draft.at(request, row), p.wide & WIDE_DRAFT); }
+    // The draft token of the row with this thread's number, if it may be looked at.
+    __device__ int64 drafted(const SampleParams &p) const { return threadIdx.x < steps() ? draft(p, threadIdx.x) : -1; }
     __device__ uint64 number(const SampleParams &p, uint32 row, Purpose purpose) const { return p.sampling.number(request, row, purpose, 0); }
 
     // The row in a slot, and whether target has it. Slots count the target's rows, then those of the draft.
@@ -80,10 +82,10 @@ struct Turn {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, 4) sample_segments(const __grid_constant__ SampleParams p) {
+template <bool ANY> __device__ inline void record_rows(const SampleParams &p) {
     __shared__ SegmentShared shared;
-    allow_next_kernel();
     wait_for_previous_kernel();
+    allow_next_kernel();  // which reads arguments before it waits: they are final now
     const SamplingParams &sampling = p.sampling;
     const uint32 n = sampling.per_row_ctas.divide(blockIdx.x), cta = blockIdx.x - n * sampling.per_row_ctas.value;
     const uint32 i = sampling.per_request.divide(n), slot = n - i * sampling.per_request.value;
@@ -91,35 +93,38 @@ extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, 4) sample_segments
     if (!turn.needs(p, slot)) return;
     bool is_there;
     const Source source = turn.source(p, slot, is_there);
-    if (is_there) record_segments(shared, source, n, cta, turn.is_greedy(), p.logprobs && slot <= p.gamma);
+    if (is_there) record_segments<ANY>(shared, source, n, cta, turn.is_greedy(), p.logprobs && slot <= p.gamma);
+}
+
+extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, SEGMENT_CTAS) sample_segments(const __grid_constant__ SampleParams p) {
+    record_rows<false>(p);
+}
+extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, ANY_SEGMENT_CTAS) sample_segments_any(const __grid_constant__ SampleParams p) {
+    record_rows<true>(p);
 }
 
 // --- rows ------------------------------------------------------------------------------------------------------------------------
 
-// Decides row n of the launch, but for what rejection sampling draws.
-template <bool FILTERS>
-__device__ inline void decide_row(const SampleParams &p, DrawShared &shared, FilterShared *filter, const Turn &turn, uint32 slot, uint32 n) {
-    bool is_there;
-    Source source = turn.source(p, slot, is_there);
-    RowRecord found = {minus_infinity(), minus_infinity(), 0, NO_ROW, 0, 0};
-    if (is_there) {
-        SegmentSum segment;
-        found = sum_row<FILTERS>(shared, filter, source, n, turn.is_greedy(), p.logprobs && slot <= p.gamma, segment);
-        if (p.rule == COUPLED && !turn.is_greedy() && !(found.status & NO_TOKEN))
-            found.token = draw(shared, source, segment, source.scale, turn.number(p, slot, DRAW));
-    }
-    if (threadIdx.x == 0) p.sampling.rows[n] = found;
-}
+constexpr uint32 MOST_ROWS = 65;  // of the target in a request
 
 // The rows of a request that were decided.
 struct Decided {
     const SampleParams &p;
     const Turn &turn;
     SegmentRecord *segments;
-    const RowRecord *rows;
+    const RowRecord *all;   // the draft's rows included
+    const RowRecord *rows;  // the target's, in shared memory
+    int64 drafted;          // the draft token of the row with this thread's number, if it may be looked at
 
+    // Thread r loads row r of `rows`.
+    __device__ Decided(const SampleParams &p, const Turn &turn, uint32 first, RowRecord (&rows)[MOST_ROWS], int64 drafted)
+        : p(p), turn(turn), segments(p.sampling.segments + uint64(first) * p.sampling.per_row.value), all(p.sampling.rows + first), rows(rows),
+          drafted(drafted) {
+        if (threadIdx.x <= p.gamma) rows[threadIdx.x] = all[threadIdx.x];
+        __syncthreads();
+    }
     __device__ SummedRow row(uint32 slot) const {
-        return {turn.source(p, slot), segments + slot * p.sampling.per_row.value, rows[slot]};
+        return {turn.source(p, slot), segments + slot * p.sampling.per_row.value, slot <= p.gamma ? rows[slot] : all[slot]};
     }
     // Whether rejection sampling tries the draft token of this row.
     __device__ bool tries(uint32 r) const {
@@ -159,8 +164,8 @@ __device__ inline Walked walk(const Decided &decided, DrawShared &shared) {
     const uint32 r = threadIdx.x, steps = turn.steps();
     bool accepts = false, stops = false;
     if (r < steps) {
-        const int64 token = turn.draft(p, r);
-        const RowRecord row = decided.rows[r];
+        const int64 token = decided.drafted;
+        const RowRecord &row = decided.rows[r];
         stops = turn.is_stop(p, r, token);
         if (token >= 0 && token < p.sampling.tokens && !(row.status & (NO_TOKEN | NO_ROW))) {
             if (turn.is_greedy() || p.rule == COUPLED) {
@@ -203,11 +208,11 @@ template <typename Next> __device__ inline void conclude(const Decided &decided,
     if (reason == GOES_ON && n && n == turn.remaining) reason = FULL;
     // Rows of the draft count where they were looked at.
     uint32 of_row = r < looked_at ? rows[r].status : 0;
-    if (p.sampling.draft_rows && r < looked_at && decided.tries(r)) of_row |= rows[p.gamma + 1 + r].status & SAW_NAN;
+    if (p.sampling.draft_rows && r < looked_at && decided.tries(r)) of_row |= decided.all[p.gamma + 1 + r].status & SAW_NAN;
     status |= cta_or(shared, of_row);
     const uint32 i = turn.request;
     if (r <= p.gamma) {
-        const int64 mine = r >= n ? -1 : r < accepted ? turn.draft(p, r) : token;
+        const int64 mine = r >= n ? -1 : r < accepted ? decided.drafted : token;
         if (p.committed) store_token(p.committed.at(i, r), p.wide & WIDE_NEXT, mine);
         if (p.logprobs) {
             float ln = 0.0f;
@@ -227,14 +232,24 @@ template <typename Next> __device__ inline void conclude(const Decided &decided,
 }
 
 template <bool FILTERS> __device__ inline void take_row(const SampleParams &p, DrawShared &shared, FilterShared *filter) {
-    allow_next_kernel();
-    wait_for_previous_kernel();
+    __shared__ RowRecord decided_rows[MOST_ROWS];
     const SamplingParams &sampling = p.sampling;
     const uint32 n = blockIdx.x, i = sampling.per_request.divide(n), count = sampling.per_request.value, slot = n - i * count;
     const Turn turn(p, sampling.first + i);
-    if (turn.needs(p, slot)) decide_row<FILTERS>(p, shared, filter, turn, slot, n);
+    const bool needs = turn.needs(p, slot), draws = needs && p.rule == COUPLED && !turn.is_greedy();
+    const uint64 number = draws ? turn.number(p, slot, DRAW) : 0;
+    const int64 drafted = turn.drafted(p);
+    bool is_there;
+    Source source = turn.source(p, needs ? slot : 0, is_there);
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    if (needs) {
+        RowRecord found = {minus_infinity(), minus_infinity(), 0, NO_ROW, 0, 0};
+        if (is_there) found = decide_row<FILTERS>(shared, filter, source, n, turn.is_greedy(), p.logprobs && slot <= p.gamma, draws, number);
+        if (threadIdx.x == 0) sampling.rows[n] = found;
+    }
     if (!is_last_of_request(shared, sampling.counters[i], count)) return;
-    const Decided decided = {p, turn, sampling.segments + uint64(n - slot) * sampling.per_row.value, sampling.rows + (n - slot)};
+    const Decided decided(p, turn, n - slot, decided_rows, drafted);
     const Walked walked = walk(decided, shared);
     const uint32 row = walked.accepted;
     if (p.rule == REJECTION && p.gamma) {
@@ -245,11 +260,11 @@ template <bool FILTERS> __device__ inline void take_row(const SampleParams &p, D
     conclude(decided, shared, walked, [&](uint32 &) -> int64 {
         if (turn.is_greedy() || p.rule == COUPLED) return decided.rows[row].token;
         const SummedRow target = decided.row(row);
-        return draw(shared, target.source, target.segment(threadIdx.x), target.source.scale, turn.number(p, row, DRAW));
+        return draw_from_row(shared, target.source, target.records, target.sum, turn.number(p, row, DRAW));
     });
 }
 
-extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) sample_rows(const __grid_constant__ SampleParams p) {
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 3) sample_rows(const __grid_constant__ SampleParams p) {
     __shared__ DrawShared shared;
     take_row<false>(p, shared, nullptr);
 }
@@ -265,6 +280,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) sample_residual(co
     __shared__ float taken[SEGMENT];
     __shared__ uint32 refused[1];
     __shared__ RestShared<1> rests;
+    __shared__ RowRecord decided_rows[MOST_ROWS];
     allow_next_kernel();
     wait_for_previous_kernel();
     const SamplingParams &sampling = p.sampling;
@@ -273,7 +289,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) sample_residual(co
     if (row == NO_REFUSAL || s >= ctas) return;
     const Turn turn(p, sampling.first + i);
     const uint32 first = i * sampling.per_request.value;
-    const Decided decided = {p, turn, sampling.segments + uint64(first) * sampling.per_row.value, sampling.rows + first};
+    const Decided decided(p, turn, first, decided_rows, turn.drafted(p));
     const bool has_rows = sampling.draft_rows.data;
     const SummedRow target = decided.row(row);
     Trial trial(shared, taken, target, decided.row(has_rows ? p.gamma + 1 + row : row), has_rows, refused);

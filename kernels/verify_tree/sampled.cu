@@ -55,15 +55,22 @@ struct Tree {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, 4) verify_tree_segments(const __grid_constant__ SampledTreeParams p) {
+template <bool ANY> __device__ inline void record_nodes(const SampledTreeParams &p) {
     __shared__ SegmentShared shared;
-    allow_next_kernel();
     wait_for_previous_kernel();
+    allow_next_kernel();
     const SamplingParams &sampling = p.sampling;
     const uint32 n = sampling.per_row_ctas.divide(blockIdx.x), cta = blockIdx.x - n * sampling.per_row_ctas.value;
     const uint32 i = sampling.per_request.divide(n), slot = n - i * sampling.per_request.value;
     const Tree tree(p, sampling.first + i);
-    if (tree.needs(slot)) record_segments(shared, tree.source(slot), n, cta, tree.is_greedy(), false);
+    if (tree.needs(slot)) record_segments<ANY>(shared, tree.source(slot), n, cta, tree.is_greedy(), false);
+}
+
+extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, SEGMENT_CTAS) verify_tree_segments(const __grid_constant__ SampledTreeParams p) {
+    record_nodes<false>(p);
+}
+extern "C" __global__ void __launch_bounds__(SEGMENT_THREADS, ANY_SEGMENT_CTAS) verify_tree_segments_any(const __grid_constant__ SampledTreeParams p) {
+    record_nodes<true>(p);
 }
 
 // The nodes of a tree in shared memory.
@@ -171,17 +178,15 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) verify_tree_rows(c
     const Tree tree(p, sampling.first + i);
     if (tree.needs(slot)) {
         Source source = tree.source(slot);
-        SegmentSum segment;
-        RowRecord found = sum_row<true>(shared.draw, &shared.filter, source, n, tree.is_greedy(), false, segment);
+        const bool draws = p.rule == COUPLED && !tree.is_greedy();
         // The position of a node follows from its depth.
-        if (p.rule == COUPLED && !tree.is_greedy() && !(found.status & NO_TOKEN)) {
-            uint32 depth = 0;
-            for (int32 node = slot; node > 0; ++depth) {
-                const int32 parent = tree.parent(node);
-                node = parent < node ? parent : -1;
-            }
-            found.token = draw(shared.draw, source, segment, source.scale, sampling.number(tree.request, depth, DRAW, 0));
+        uint32 depth = 0;
+        for (int32 node = slot; draws && node > 0; ++depth) {
+            const int32 parent = tree.parent(node);
+            node = parent < node ? parent : -1;
         }
+        const uint64 number = draws ? sampling.number(tree.request, depth, DRAW, 0) : 0;
+        const RowRecord found = decide_row<true>(shared.draw, &shared.filter, source, n, tree.is_greedy(), false, draws, number);
         if (threadIdx.x == 0) sampling.rows[n] = found;
     }
     if (p.rule != COUPLED || !is_last_of_request(shared.draw, sampling.counters[i], rows)) return;

@@ -6,7 +6,7 @@ use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::runtime::cuda::layout::{Divisor, kernel_constants, kernel_struct};
 use crate::runtime::cuda::views::{View, saturated};
-use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Modules, Source, source};
 use crate::runtime::{Placed, Session};
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ pub struct Kernels {
 }
 
 impl cuda::Kernels for Kernels {
-    const SOURCES: &[Source] = &[source!("compact/compact", compute_80)];
+    const SOURCES: &[Source] = &[source!("compact/compact", compute_80, compute_90)];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         Ok(Kernels { compact: modules.kernel("compact/compact", "compact")? })
@@ -40,7 +40,7 @@ kernel_struct! {
 }
 
 kernel_struct! {
-    /// What a warp moves of each row: the units of a cache's row from one on. Mirrors Tile of kernels/compact/compact.cu.
+    /// What a warp moves of each row at a time: the units of a cache's row from one on. Mirrors Tile of kernels/compact/compact.cu.
     #[derive(Clone, Copy)]
     struct Tile {
         cache: u32,
@@ -71,9 +71,12 @@ kernel_struct! {
 kernel_constants! {
     /// Warps of a CTA.
     const WARPS: u32 = 4;
-    /// Units of a tile: one for each lane.
-    const TILE_UNITS: u32 = 32;
+    /// Units of a tile: two for each lane.
+    const TILE_UNITS: u32 = 64;
 }
+
+/// CTAs that a multiprocessor has registers for.
+const CTAS_OF_A_MULTIPROCESSOR: u32 = 4;
 
 /// What a compactor keeps on its device.
 pub struct Plan {
@@ -161,7 +164,9 @@ pub fn run(enqueue: &Enqueue, compactor: &Compactor, r: &Request) -> Result<()> 
     if r.batch() == 0 || plan.tile_count == 0 || r.path.dim(1) == 0 {
         return Ok(());
     }
-    let ctas = plan.tile_count.div_ceil(WARPS);
+    // A warp takes more tiles than one where there are more than run at once.
+    let at_once = (CTAS_OF_A_MULTIPROCESSOR * enqueue.facts().multiprocessors) as usize;
+    let ctas = plan.tile_count.div_ceil(WARPS).min(at_once.div_ceil(r.batch()) as u32);
     let all = r.batch().saturating_mul(ctas as usize);
     if all > i32::MAX as usize {
         return Err(Error::unsupported(format!(
@@ -187,8 +192,9 @@ pub fn run(enqueue: &Enqueue, compactor: &Compactor, r: &Request) -> Result<()> 
         unused: 0,
     };
     let kernels: &Kernels = enqueue.kernels();
-    let grid = Grid { ctas: all as u32, threads: WARPS * 32, kind: Kind::Plain };
-    // SAFETY: Params is the kernel's struct; the op's caller keeps the tensors and caches valid until the stream has passed.
+    let grid = Grid { ctas: all as u32, threads: WARPS * 32, kind: enqueue.dependent_kind() };
+    // SAFETY: Params is the kernel's struct; the op's caller keeps the tensors and caches valid until the stream has passed. Before it waits
+    // the kernel reads nothing but the plan.
     unsafe { enqueue.launch(&kernels.compact, grid, [(&raw const params).cast()]) }
 }
 

@@ -47,7 +47,7 @@ kernel_struct! {
 
 /// Threads of a CTA: DRAW_THREADS of kernels/common/draw.cuh, and SEGMENT_THREADS of kernels/common/sampling.cuh.
 pub const THREADS: u32 = 256;
-const SEGMENT_THREADS: u32 = 128;
+const SEGMENT_THREADS: u32 = 256;
 /// CTAs of SEGMENT_THREADS on a multiprocessor at once.
 const CTAS_AT_ONCE: usize = 4;
 /// The most segments that one CTA takes: its start is then a small part of its time.
@@ -62,6 +62,11 @@ const REST_BYTES: usize = 16;
 const MOST_SCRATCH: usize = 12 << 20;
 /// Rows of a call.
 const MOST_ROWS: usize = 1 << 24;
+
+/// Whether rows that a call reads are weights. Kernels of segments have a form for these, and one for rows of logits alone.
+pub fn reads_weights(s: &Sampling) -> bool {
+    s.target_form == Form::Weights || s.draft_rows.is_some() && s.draft_form == Form::Weights
+}
 
 /// How a call is cut into launches.
 #[derive(Debug, PartialEq)]

@@ -3,13 +3,15 @@
 use super::{Acceptance, Request};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
-use crate::ops::draw::device::{Cut, Last, Launched, SamplingParams, wide};
+use crate::ops::draw::device::{Cut, Last, Launched, SamplingParams, reads_weights, wide};
 use crate::runtime::cuda::layout::kernel_struct;
 use crate::runtime::cuda::views::{NO_DIM, View};
 use crate::runtime::cuda::{self, Enqueue, Kernel, Modules, Source, source};
 
 pub struct Kernels {
     segments: Kernel,
+    /// Takes weights, and sums for log-probabilities.
+    segments_any: Kernel,
     rows: Kernel,
     rows_filtered: Kernel,
     residual: Kernel,
@@ -22,6 +24,7 @@ impl cuda::Kernels for Kernels {
         let kernel = |name| modules.kernel("sample/sample", name);
         Ok(Kernels {
             segments: kernel("sample_segments")?,
+            segments_any: kernel("sample_segments_any")?,
             rows: kernel("sample_rows")?,
             rows_filtered: kernel("sample_rows_filtered")?,
             residual: kernel("sample_residual")?,
@@ -80,7 +83,11 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let kernels: &Kernels = enqueue.kernels();
     let residual = Last { kernel: &kernels.residual, ctas: cut.per_row(), is_cluster: false };
     let launched = Launched {
-        segments: &kernels.segments,
+        segments: if reads_weights(&r.sampling) || r.logprobs.is_some() {
+            &kernels.segments_any
+        } else {
+            &kernels.segments
+        },
         rows: if cut.has_filters() { &kernels.rows_filtered } else { &kernels.rows },
         last: refuses(r).then_some(residual),
     };

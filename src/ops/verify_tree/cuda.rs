@@ -4,7 +4,7 @@ use super::{Choice, Request, Target};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::ops::draw::device::{Cut, Last, Launched, SamplingParams, THREADS};
+use crate::ops::draw::device::{Cut, Last, Launched, SamplingParams, THREADS, reads_weights};
 use crate::ops::draw::request::Sampling;
 use crate::ops::tree::MOST_NODES;
 use crate::ops::verify::EndParams;
@@ -19,6 +19,8 @@ pub struct Kernels {
     end_i32: Kernel,
     end_i64: Kernel,
     segments: Kernel,
+    /// Takes weights.
+    segments_any: Kernel,
     rows: Kernel,
     walk: Kernel,
     /// Clusters of [`CLUSTERS`] that walk at once; none on devices without clusters.
@@ -37,8 +39,7 @@ impl cuda::Kernels for Kernels {
         let (greedy_i32, greedy_i64) = (kernel("verify_tree_i32")?, kernel("verify_tree_i64")?);
         let (end_i32, end_i64) = (kernel("verify_tree_end_i32")?, kernel("verify_tree_end_i64")?);
         let sampled = |name| modules.kernel("verify_tree/sampled", name);
-        let (segments, rows, walk) =
-            (sampled("verify_tree_segments")?, sampled("verify_tree_rows")?, sampled("verify_tree_walk")?);
+        let walk = sampled("verify_tree_walk")?;
         let mut walks_at_once = [0; CLUSTERS.len()];
         if modules.facts().launches_dependents() {
             walk.allow_large_clusters()?;
@@ -50,8 +51,9 @@ impl cuda::Kernels for Kernels {
             largest: kernel("verify_tree_largest")?,
             end_i32,
             end_i64,
-            segments,
-            rows,
+            segments: sampled("verify_tree_segments")?,
+            segments_any: sampled("verify_tree_segments_any")?,
+            rows: sampled("verify_tree_rows")?,
             walk,
             walks_at_once,
         })
@@ -211,7 +213,8 @@ fn sample(enqueue: &Enqueue, r: &Request, logits: &Tensor, choice: Choice, sampl
     let ctas = kernels.walk_ctas(&cut);
     let walk = Last { kernel: &kernels.walk, ctas, is_cluster: ctas > 1 };
     let last = (choice != Choice::Coupled).then_some(walk);
-    let launched = Launched { segments: &kernels.segments, rows: &kernels.rows, last };
+    let segments = if reads_weights(sampling) { &kernels.segments_any } else { &kernels.segments };
+    let launched = Launched { segments, rows: &kernels.rows, last };
     // SAFETY: SampledTreeParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything.
     unsafe { cut.launch(enqueue, launched, &mut params, |params| &mut params.sampling) }
