@@ -55,7 +55,7 @@ template <uint32 COUNT> struct RestShared {
 // Segments that a CTA of a cluster sums at once.
 constexpr uint32 RESTS_AT_ONCE = 2;
 
-// Of what is kept twice one is written while slower warps, or other CTAs, may still read the one before it.
+// Both arrays are kept twice: one half is written while slower warps, or other CTAs, may still read the other.
 struct ClusterShared {
     RestShared<RESTS_AT_ONCE> rests[2];
     SegmentSum sums[2][MOST_SEGMENTS];  // what the segments have left, from all CTAs

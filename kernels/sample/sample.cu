@@ -275,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) sample_rows_filter
     take_row<true>(p, shared, &filter);
 }
 
-extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 1) sample_residual(const __grid_constant__ SampleParams p) {
+extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) sample_residual(const __grid_constant__ SampleParams p) {
     __shared__ DrawShared shared;
     __shared__ float taken[SEGMENT];
     __shared__ uint32 refused[1];

@@ -55,18 +55,27 @@ struct End {
     }
 };
 
-// Which of a request's tokens are stop tokens: bit u for tokens[u].
-template <uint32 N, typename Token>
-__device__ inline uint32 stop_bits(const EndParams &p, uint32 seq, const Token (&tokens)[N]) {
+// Bit u says whether tokens[u] is a stop token of a request. Stop tokens are of one type; four are under way at a time.
+template <typename Stop, uint32 N, typename Token>
+__device__ inline uint32 stop_bits_of(const EndParams &p, uint32 seq, const Token (&tokens)[N]) {
+    constexpr uint32 AT_ONCE = 4;
     uint32 bits = 0;
-#pragma unroll 4
-    for (uint32 s = 0; s < p.stops; ++s) {
-        const int64 stop = load_integer(p.stop.at(seq, s), p.stop_bytes);
+    for (uint32 first = 0; first < p.stops; first += AT_ONCE) {
+        Stop stops[AT_ONCE];
 #pragma unroll
-        for (uint32 u = 0; u < N; ++u)
-            if (stop == tokens[u] && stop >= 0) bits |= 1u << u;
+        for (uint32 s = 0; s < AT_ONCE; ++s) stops[s] = first + s < p.stops ? as<Stop>(p.stop.at(seq, first + s)) : Stop(-1);
+#pragma unroll
+        for (uint32 s = 0; s < AT_ONCE; ++s)
+#pragma unroll
+            for (uint32 u = 0; u < N; ++u)
+                if (stops[s] == tokens[u] && stops[s] >= 0) bits |= 1u << u;
     }
     return bits;
+}
+// The same for stop tokens of either type.
+template <uint32 N, typename Token>
+__device__ inline uint32 stop_bits(const EndParams &p, uint32 seq, const Token (&tokens)[N]) {
+    return p.stop_bytes == 8 ? stop_bits_of<int64>(p, seq, tokens) : stop_bits_of<int32>(p, seq, tokens);
 }
 
 // Writes the end of a request, by one thread.

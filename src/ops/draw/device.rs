@@ -182,11 +182,13 @@ impl Cut {
         }
     }
 
-    /// CTAs that take the segments of a row: fewer than there are segments where the device is full anyway.
+    /// CTAs that take the segments of a row, so many that those of all rows take the least time: a CTA takes as long for its start as for half a
+    /// segment.
     fn ctas_of_row(&self, multiprocessors: u32) -> usize {
-        let segments = self.requests * self.per_request * self.per_row;
-        let waves = segments / (multiprocessors as usize * CTAS_AT_ONCE);
-        self.per_row.div_ceil(waves.clamp(1, MOST_SEGMENTS_A_CTA))
+        let (rows, at_once) = (self.requests * self.per_request, multiprocessors as usize * CTAS_AT_ONCE);
+        let ctas = |segments: usize| self.per_row.div_ceil(segments);
+        let time = |segments: &usize| (rows * ctas(*segments)).div_ceil(at_once) * (2 * segments + 1);
+        ctas((1..=MOST_SEGMENTS_A_CTA).min_by_key(time).expect("one at least"))
     }
 
     /// The parameters of the launches, with their scratch. `target` is the view of what `tensor` is.
@@ -281,7 +283,7 @@ mod tests {
         let cut = Cut::new(32, 6, 128_256, plain);
         assert_eq!([cut.requests, cut.per_request, cut.per_row, cut.ctas_of_row(132)], [32, 6, 32, 8]);
         assert_eq!(Cut::new(1, 6, 128_256, plain).ctas_of_row(132), 32);
-        assert_eq!(Cut::new(8, 6, 128_256, plain).ctas_of_row(132), 16);
+        assert_eq!(Cut::new(8, 6, 128_256, plain).ctas_of_row(132), 11);
         assert_eq!(Cut::new(1 << 20, 1, 2, plain).requests, Enqueue::COUNTERS);
         for (options, requests) in [(plain, 11), (Options { filters: true, refuses: true }, 3)] {
             let largest = Cut::new(100, 129, 1 << 20, options);
