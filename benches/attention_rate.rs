@@ -134,6 +134,60 @@ impl<T> Element<T> {
     }
 }
 
+/// As many tokens as float16 has in so many bytes, all coded in INT4 in blocks of [`PAGE`] tokens.
+fn attend_int4(session: &support::Session, wanted: &[String], Shape { dim, group, rows, bytes }: Shape) {
+    let place = if bytes == MEMORY { "memory" } else { "cache" };
+    let name = format!("int4 D={dim} G={group} Q={rows} {place}");
+    if !wanted.iter().all(|part| name.contains(part)) {
+        return;
+    }
+    let kv_heads = if bytes == MEMORY { 8 } else { 1 };
+    let tokens = bytes / (2 * kv_heads * dim * size_of::<f16>());
+    let (pages, heads) = (tokens / PAGE, kv_heads * group);
+    let codes: [Vec<u8>; 2] = std::array::from_fn(|_| values(tokens * kv_heads * dim / 2, |x| (x * 128.0) as i8 as u8));
+    // The codes of 0.1 … 0.4.
+    let scales: [Vec<u8>; 2] = std::array::from_fn(|_| values(tokens * kv_heads, |x| (0x24 as f32 + 8.0 * x) as u8));
+    let means = values(pages * kv_heads * dim, f16::from_f32);
+    let (q, out) = (values(rows * heads * dim, f16::from_f32), values(rows * heads * dim, f16::from_f32));
+    let (table, lens): (Vec<i32>, _) = ((0..pages as i32).collect(), [tokens as i32]);
+    let (exact, absent) = (vec![f16::ZERO; PAGE * kv_heads * dim], vec![-1; pages]);
+    let pool = |data: &[u8]| {
+        let strides = [kv_heads * PAGE * dim / 2, dim / 2, PAGE * dim / 2, 1];
+        tensor(data, 1, &[pages, PAGE, kv_heads, dim / 2], &strides)
+    };
+    let of_tokens = |data: &[u8]| tensor(data, 10, &[pages, PAGE, kv_heads], &[kv_heads * PAGE, 1, PAGE]);
+    let of_rows = |data: &[f16]| tensor(data, 2, &[1, rows, heads, dim], &[rows * heads * dim, heads * dim, dim, 1]);
+    let table = tensor(&table, 0, &[1, pages], &[pages, 1]);
+    let int4 = vwd_int4_kv {
+        block_size: PAGE as u32,
+        k: pool(&codes[0]),
+        v: pool(&codes[1]),
+        k_scale: of_tokens(&scales[0]),
+        v_scale: of_tokens(&scales[1]),
+        page_table: table,
+        coded_lens: tensor(&lens, 0, &[1], &[1]),
+        means: tensor(&means, 2, &[pages, 1, kv_heads, dim], &[kv_heads * dim, kv_heads * dim, dim, 1]),
+        mean_table: table,
+        ..args()
+    };
+    let exact = tensor(&exact, 2, &[1, PAGE, kv_heads, dim], &[kv_heads * PAGE * dim, dim, PAGE * dim, 1]);
+    let kv = vwd_paged_kv {
+        k: exact,
+        v: exact,
+        page_table: tensor(&absent, 0, &[1, pages], &[pages, 1]),
+        seq_lens: tensor(&lens, 0, &[1], &[1]),
+        int4: &int4,
+        ..args()
+    };
+    let call = vwd_attention_args { kv: &kv, q: of_rows(&q), out: of_rows(&out), ..args() };
+    let flops = 4.0 * (tokens * rows * heads * dim) as f64;
+    let read = tokens * kv_heads * (dim + 2) + 2 * means.len();
+    report(&name, wanted, flops, read as f64, &mut || {
+        // SAFETY: the tensors live as long as this function.
+        support::assert_ok(unsafe { vwd_attention(session.raw(), &call, null_mut()) });
+    });
+}
+
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|word| word != "--bench").collect();
     let session = support::Session::cpu(1);
@@ -144,7 +198,12 @@ fn main() {
             black_box(sums);
         });
     }
-    Element("f16", 2, f16::from_f32).attend_all(&session, &wanted, &[1, 3, 4, 7], &[1, 9]);
+    Element("f16", 2, f16::from_f32).attend_all(&session, &wanted, &[1, 3, 4, 7, 8], &[1, 4, 9]);
+    for (bytes, dim) in [CACHE, MEMORY].into_iter().flat_map(|bytes| [64, 128].map(|dim| (bytes, dim))) {
+        for (rows, group) in [(1, 1), (1, 4), (1, 8), (4, 4)] {
+            attend_int4(&session, &wanted, Shape { dim, group, rows, bytes });
+        }
+    }
     Element("bf16", 4, bf16::from_f32).attend_all(&session, &wanted, &[1, 4], &[1]);
     Element("f32", 2, |x| x).attend_all(&session, &wanted, &[1, 4], &[1]);
 }

@@ -1436,6 +1436,54 @@ vwd_status vwd_topk(const vwd_session *session,
 /* --- Attention over a selection, joining of states, and repair of a wrong prediction ------------------------------ */
 
 /**
+ * Keys and values of one layer in INT4, in blocks of S tokens, as `vwd_kv_quantize` writes them: (D + Dv) / 2 + 2 bytes a token and
+ * KV head, and the mean key of each block.
+ *
+ * Tokens exact_tokens … coded_lens[i]−1 of sequence i are read here, all others from k and v of `vwd_paged_kv`. With c the code of a
+ * channel, 0 … 15, and H the Hadamard matrix (Sylvester's, times 1/√n) of the largest power of two n that divides the number of
+ * channels, repeated along the diagonal:
+ *   key = mean + weights∘(H·(k_scale·(c − 7.5))), value = H·(v_scale·(c − 7.5)).
+ *
+ * flags         Must be 0.
+ * block_size    Tokens of a block, S: a multiple of 16, 16 … 128. Lists of a call have the same block size. With a page_table, S
+ *               divides P or P divides S.
+ * exact_tokens  Tokens at the beginning of each sequence that are not coded; a multiple of S.
+ * k             [pages, P, Hk, D/2]     uint8: channel 2i in the low four bits, 2i+1 in the high ones. D a multiple of 16, 64 … 256.
+ * v             [pages, P, Hk, Dv/2]    uint8, likewise.
+ * k_scale       [pages, P, Hk]          float8_e4m3fn.
+ * v_scale       [pages, P, Hk]          float8_e4m3fn.
+ * page_table    [B, max_pages]          int32, optional: as in `vwd_paged_kv`, of these pages. A page of coded tokens outside
+ *                                       0 … pages−1 holds no tokens.
+ * coded_lens    [B]                     int32. Clamped to 0 … seq_lens[i] and the capacity of the pages, and rounded down to whole
+ *                                       blocks.
+ * means         [mean_pages, rows, Hk, D]  float32, float16 or bfloat16: the mean key of each block. Block j of sequence i is row
+ *                                       j % rows of page mean_table[i, j / rows], or row j of page i where mean_table is absent.
+ * mean_table    [B, max_mean_pages]     int32, optional. The mean of a block that has no row is 0.
+ * weights       [Hk, D]                 float32, optional (absent: 1), from `vwd_kv_weights`. One that is not a finite number above 0
+ *                                       counts as 1.
+ */
+typedef struct {
+  uint32_t struct_size;
+  uint32_t flags;
+  uint32_t block_size;
+  uint32_t exact_tokens;
+  vwd_tensor k;
+  vwd_tensor v;
+  vwd_tensor k_scale;
+  vwd_tensor v_scale;
+  vwd_tensor page_table;
+  vwd_tensor coded_lens;
+  vwd_tensor means;
+  vwd_tensor mean_table;
+  vwd_tensor weights;
+} vwd_int4_kv;
+#define VWD_INT4_KV_INIT \
+  {/* struct_size */ sizeof(vwd_int4_kv), /* flags */ 0, /* block_size */ 0, /* exact_tokens */ 0, \
+   /* k */ VWD_TENSOR_INIT, /* v */ VWD_TENSOR_INIT, /* k_scale */ VWD_TENSOR_INIT, /* v_scale */ VWD_TENSOR_INIT, \
+   /* page_table */ VWD_TENSOR_INIT, /* coded_lens */ VWD_TENSOR_INIT, /* means */ VWD_TENSOR_INIT, \
+   /* mean_table */ VWD_TENSOR_INIT, /* weights */ VWD_TENSOR_INIT}
+
+/**
  * Paged keys and values of one layer.
  *
  * flags       Must be 0.
@@ -1448,6 +1496,8 @@ vwd_status vwd_topk(const vwd_session *session,
  *                                 is no upper bound.
  * k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Key = stored value · scale.
  * v_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Value = stored value · scale.
+ * int4        Optional (NULL: none), with k and v of 16 or 32 bits: the tokens that are coded in INT4. Only `vwd_attention` and
+ *             `vwd_repair` read it. The other tokens are read from k and v, whose pages of coded tokens may be −1.
  */
 typedef struct {
   uint32_t struct_size;
@@ -1458,11 +1508,12 @@ typedef struct {
   vwd_tensor seq_lens;
   vwd_tensor k_scale;
   vwd_tensor v_scale;
+  const vwd_int4_kv *int4;
 } vwd_paged_kv;
 #define VWD_PAGED_KV_INIT \
   {/* struct_size */ sizeof(vwd_paged_kv), /* flags */ 0, /* k */ VWD_TENSOR_INIT, /* v */ VWD_TENSOR_INIT, \
    /* page_table */ VWD_TENSOR_INIT, /* seq_lens */ VWD_TENSOR_INIT, /* k_scale */ VWD_TENSOR_INIT, \
-   /* v_scale */ VWD_TENSOR_INIT}
+   /* v_scale */ VWD_TENSOR_INIT, /* int4 */ NULL}
 
 /**
  * Attention state per query head: out = acc / l, lse = m + ln l. Natural logarithms, s = scale·q·k.
@@ -1741,6 +1792,94 @@ VWD_API
 vwd_status vwd_repair_scratch(const vwd_session *session,
                               const vwd_repair_args *args,
                               uint64_t *bytes);
+
+/* --- Coding of keys and values in INT4 ---------------------------------------------------------------------------- */
+
+/** Arguments of `vwd_kv_quantize`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t layer_count;
+  const vwd_paged_kv *const *layers;
+  vwd_tensor begin;
+} vwd_kv_quantize_args;
+#define VWD_KV_QUANTIZE_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_kv_quantize_args), /* flags */ 0, /* layer_count */ 0, /* layers */ NULL, \
+   /* begin */ VWD_TENSOR_INIT}
+
+/** Arguments of `vwd_kv_weights`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t block_size;
+  vwd_tensor q;
+  vwd_tensor k;
+  vwd_tensor weights;
+} vwd_kv_weights_args;
+#define VWD_KV_WEIGHTS_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_kv_weights_args), /* flags */ 0, /* block_size */ 0, /* q */ VWD_TENSOR_INIT, \
+   /* k */ VWD_TENSOR_INIT, /* weights */ VWD_TENSOR_INIT}
+
+/**
+ * Codes whole blocks of keys and values in INT4, for some layers at once: from k and v of each layer's `vwd_paged_kv` to its int4.
+ *
+ * Sequence i has n_i tokens: seq_lens[i], but no more than the pages of either cache have room for. Block j of sequence i is coded if
+ * max(begin[i], exact_tokens) ≤ j·S and (j + 1)·S ≤ n_i, and if all its tokens have pages in both caches. For each KV head, in
+ * float32 and in this order:
+ *   mean = Σ_t k_t in the order of the tokens, divided by S and rounded to the dtype of means; 0 for a block that has no row;
+ *   y = H·((k_t − mean) / weights) for keys, y = H·v_t for values: butterflies (a + b, a − b) over channels 1, 2, 4 … apart, then
+ *   times the rounded 1/√n;
+ *   scale = the e4m3 number nearest to max|y| / 7.5 (ties to even), 2⁻⁹ at least where y is not 0, and 448 at most;
+ *   code = 8 + clamp(⌊y / scale⌋, −8, 7), and 8 where the scale is 0.
+ * A row y that holds a number that is not finite has the scale NaN and codes 0: rows that see the token are NaN, as with keys that
+ * are not coded. Such a key makes the mean of its block NaN, or infinite, and so all keys of the block NaN. coded_lens[i] becomes
+ * ⌊n_i / S⌋·S.
+ *
+ * A block has the same bits however often it is coded, in whatever order and on whatever device. The codes of a block are those of
+ * the exact keys, so that exact pages may be given up only when their block is coded.
+ *
+ * args->layer_count         1 … 48.
+ * args->layers [layer_count]  Host array of pointers. Each layer has int4, and k of 16 or 32 bits; see there. All layers have the
+ *                           shapes, strides, dtypes and numbers of the first one and the same page tables, lengths and coded_lens:
+ *                           they differ in the addresses of k, v, int4->k, v, k_scale, v_scale, means and weights alone. Layers do
+ *                           not share what is written, and no page of int4 is that of two places in its table: which would stay is open.
+ * args->begin  [B]          int32, optional (absent: 0). Blocks that begin before it are not coded.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+ * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+ * this point; the structs only during the call.
+ * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: more than 2^31 − 1 lists, or tokens), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_kv_quantize(const vwd_session *session,
+                           const vwd_kv_quantize_args *args,
+                           vwd_stream stream);
+
+/**
+ * Finds the weights of `vwd_int4_kv` from a sample of queries and keys: √(σ_c / q̄_c) for each channel c of a KV head, divided by
+ * its mean over the channels.
+ *
+ * σ_c is the spread of channel c about its block's mean, the root of the mean square over all tokens of k; q̄_c the mean of |q_c| over
+ * the tokens of q and the G query heads of the KV head. Blocks are S tokens of k, the last one perhaps fewer. A channel whose
+ * quotient is not a finite number above 0 has weight 1 and does not enter the mean. In float32, sums in the order of the tokens
+ * and, for q̄, of the heads before.
+ *
+ * args->block_size            S, 1 at least.
+ * args->q        [Tq, Hq, D]  float32, float16 or bfloat16; D a multiple of 8, 16 … 576. Sample of post-RoPE queries.
+ * args->k        [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys: tokens that follow each other.
+ * args->weights  [Hk, D]      float32, out.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+ * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+ * this point.
+ * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: more than 2^31 − 1 lists, or tokens), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_kv_weights(const vwd_session *session,
+                          const vwd_kv_weights_args *args,
+                          vwd_stream stream);
 
 /* --- Transfer of KV blocks from pinned host memory ---------------------------------------------------------------- */
 

@@ -511,6 +511,12 @@ class BasicSession {
   Return<void> topk(const vwd_topk_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_topk(get(), &args, stream));
   }
+  Return<void> kv_quantize(const vwd_kv_quantize_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_kv_quantize(get(), &args, stream));
+  }
+  Return<void> kv_weights(const vwd_kv_weights_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_kv_weights(get(), &args, stream));
+  }
   Return<void> attention(const vwd_attention_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_attention(get(), &args, stream));
   }

@@ -126,6 +126,15 @@ static inline outcome attention_scratch(const vwd_session *session, const vwd_at
   joined.kv = kv;
   return outcome_of(vwd_attention_scratch(session, &joined, bytes));
 }
+static inline outcome kv_quantize(const vwd_session *session, const vwd_kv_quantize_args *args,
+                                  vwd_paged_kv *const *layers, uintptr_t stream) {
+  vwd_kv_quantize_args joined = *args;
+  joined.layers = (const vwd_paged_kv *const *)layers;
+  return outcome_of(vwd_kv_quantize(session, &joined, (vwd_stream)stream));
+}
+static inline outcome kv_weights(const vwd_session *session, const vwd_kv_weights_args *args, uintptr_t stream) {
+  return outcome_of(vwd_kv_weights(session, args, (vwd_stream)stream));
+}
 static inline outcome merge_states(const vwd_session *session, const vwd_merge_states_args *args, uintptr_t stream) {
   return outcome_of(vwd_merge_states(session, args, (vwd_stream)stream));
 }

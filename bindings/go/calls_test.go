@@ -276,6 +276,45 @@ func TestQueryPositionsWindowsSinksAndScales(t *testing.T) {
 	near(t, "values of 1, scaled", out[:heads*channels], 2.5, 1e-6)
 }
 
+func TestInt4KeysAndValues(t *testing.T) {
+	s := cpuSession(t)
+	const tokens, dim = 35, 64
+	k, v, q := make([]float32, tokens*dim), make([]float32, tokens*dim), make([]float32, dim)
+	for i := range k {
+		k[i], v[i] = float32(math.Sin(float64(i))), float32(math.Sin(1.7*float64(i)))
+	}
+	codes := func() []uint8 { return make([]uint8, 32*dim/2) }
+	keys, coded, weights := codes(), []int32{0}, make([]float32, dim)
+	kv := PagedKV{
+		K: Of(k, 1, tokens, 1, dim), V: Of(v, 1, tokens, 1, dim), SeqLens: Of([]int32{tokens}),
+		Int4: &Int4KV{
+			BlockSize: 16, K: Of(keys, 1, 32, 1, dim/2), V: Of(codes(), 1, 32, 1, dim/2),
+			KScale: Of(make([]Float8E4M3, 32), 1, 32, 1), VScale: Of(make([]Float8E4M3, 32), 1, 32, 1),
+			CodedLens: Of(coded), Means: Of(make([]float32, 2*dim), 1, 2, 1, dim), Weights: Of(weights, 1, dim),
+		},
+	}
+	must(t, s.KVWeights(KVWeightsArgs{
+		BlockSize: 16, Q: Of(k, tokens, 1, dim), K: Of(k, tokens, 1, dim), Weights: Of(weights, 1, dim),
+	}, 0))
+	near(t, "weights of equal channels", weights, 1, 0.3)
+	must(t, s.KVQuantize(KVQuantizeArgs{Layers: []PagedKV{kv}}, 0))
+	if coded[0] != 32 || keys[0] == 0 && keys[1] == 0 && keys[2] == 0 {
+		t.Errorf("coded %d tokens; the first codes are %v", coded[0], keys[:3])
+	}
+	// A query of zeros averages all values.
+	out := [2][]float32{make([]float32, dim), make([]float32, dim)}
+	must(t, s.Attention(AttentionArgs{KV: kv, Q: Of(q, 1, 1, dim), Out: Of(out[0], 1, 1, dim)}, 0))
+	exact := PagedKV{K: kv.K, V: kv.V, SeqLens: kv.SeqLens}
+	must(t, s.Attention(AttentionArgs{KV: exact, Q: Of(q, 1, 1, dim), Out: Of(out[1], 1, 1, dim)}, 0))
+	for c := range dim {
+		near(t, "mean of coded values", out[0][c:c+1], float64(out[1][c]), 0.15)
+	}
+	err := s.KVQuantize(KVQuantizeArgs{Layers: []PagedKV{{K: kv.K, V: kv.V, SeqLens: kv.SeqLens}}}, 0)
+	if err == nil {
+		t.Error("a layer without Int4 was accepted")
+	}
+}
+
 func TestChannelsLabelsAndTokens(t *testing.T) {
 	s, seq := cpuSession(t), newSequence()
 	for i := range seq.q {

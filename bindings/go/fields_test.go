@@ -29,6 +29,8 @@ func TestEveryFieldOfTheHeadersStructsIsSet(t *testing.T) {
 		"select_tokens":       each(filled[SelectTokensArgs]().lower(&l)),
 		"topk":                each(filled[TopKArgs]().lower(&l)),
 		"attention":           each(filled[AttentionArgs]().lower(&l)),
+		"kv_quantize":         each(filled[KVQuantizeArgs]().lower(&l)),
+		"kv_weights":          each(filled[KVWeightsArgs]().lower(&l)),
 		"merge_states":        each(filled[MergeStatesArgs]().lower(&l)),
 		"repair":              each(filled[RepairArgs]().lower(&l)),
 		"gather_blocks":       each(filled[GatherBlocksArgs]().lower(&l)),
@@ -66,7 +68,11 @@ func TestEveryFieldOfTheHeadersStructsIsSet(t *testing.T) {
 	}
 	for name, structs := range lowered {
 		for _, c := range structs {
-			wantSet(t, name, reflect.ValueOf(c))
+			value := reflect.ValueOf(c)
+			for value.Kind() == reflect.Pointer {
+				value = value.Elem()
+			}
+			wantSet(t, name, value)
 		}
 	}
 }
@@ -95,6 +101,9 @@ func fill(value reflect.Value) {
 	case value.Kind() == reflect.Slice:
 		value.Set(reflect.MakeSlice(value.Type(), 1, 1))
 		fill(value.Index(0))
+	case value.Kind() == reflect.Pointer:
+		value.Set(reflect.New(value.Type().Elem()))
+		fill(value.Elem())
 	case value.Kind() == reflect.Bool:
 		value.SetBool(true)
 	case value.CanInt():
@@ -110,7 +119,7 @@ func wantSet(t *testing.T, path string, c reflect.Value) {
 	t.Helper()
 	notHere := []string{
 		"flags", "_", // 0, and padding
-		"kv", "index", "rope", // set in calls.h
+		"kv", "index", "rope", "layers", // set in calls.h
 		"parallel_for", "parallel_context", // left out
 		"log", "log_context", // set by NewSession
 		"progress", "progress_context", // set by NewKvCache
@@ -123,6 +132,8 @@ func wantSet(t *testing.T, path string, c reflect.Value) {
 			wantSet(t, at, field)
 		case field.IsZero():
 			t.Errorf("%s is zero", at)
+		case name == "int4":
+			wantSet(t, at, field.Elem())
 		}
 	}
 }

@@ -27,6 +27,9 @@ func (l *lowering) fail(name, message string) {
 	}
 	if l.member > 0 {
 		array, field, _ := strings.Cut(name, ".")
+		if array == "kv" {
+			array = "layers"
+		}
 		name = fmt.Sprintf("%s[%d]", array, l.member-1)
 		if field != "" {
 			name += "." + field
@@ -131,7 +134,46 @@ func (l *lowering) pagedKV(kv PagedKV) C.vwd_paged_kv {
 		seq_lens:    l.tensor("kv.seq_lens", kv.SeqLens),
 		k_scale:     l.tensor("kv.k_scale", kv.KScale),
 		v_scale:     l.tensor("kv.v_scale", kv.VScale),
+		int4:        l.int4KV(kv.Int4),
 	}
+}
+
+func (l *lowering) int4KV(kv *Int4KV) *C.vwd_int4_kv {
+	if kv == nil {
+		return nil
+	}
+	c := &C.vwd_int4_kv{
+		struct_size:  C.sizeof_vwd_int4_kv,
+		block_size:   l.uint32("kv.int4.block_size", kv.BlockSize),
+		exact_tokens: l.uint32("kv.int4.exact_tokens", kv.ExactTokens),
+		k:            l.tensor("kv.int4.k", kv.K),
+		v:            l.tensor("kv.int4.v", kv.V),
+		k_scale:      l.tensor("kv.int4.k_scale", kv.KScale),
+		v_scale:      l.tensor("kv.int4.v_scale", kv.VScale),
+		page_table:   l.tensor("kv.int4.page_table", kv.PageTable),
+		coded_lens:   l.tensor("kv.int4.coded_lens", kv.CodedLens),
+		means:        l.tensor("kv.int4.means", kv.Means),
+		mean_table:   l.tensor("kv.int4.mean_table", kv.MeanTable),
+		weights:      l.tensor("kv.int4.weights", kv.Weights),
+	}
+	l.pins.Pin(c)
+	return c
+}
+
+func (l *lowering) layers(list []PagedKV) **C.vwd_paged_kv {
+	if len(list) == 0 {
+		return nil
+	}
+	array := make([]*C.vwd_paged_kv, len(list))
+	for i, kv := range list {
+		l.member = i + 1
+		layer := l.pagedKV(kv)
+		l.pins.Pin(&layer)
+		array[i] = &layer
+	}
+	l.member = 0
+	l.pins.Pin(&array[0])
+	return &array[0]
 }
 
 func (l *lowering) index(index Index) C.vwd_index {

@@ -103,6 +103,8 @@ type BlockList struct {
 //	                                is no upper bound.
 //	k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Key = stored value · scale.
 //	v_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Value = stored value · scale.
+//	int4        Optional (NULL: none), with k and v of 16 or 32 bits: the tokens that are coded in INT4. Only `vwd_attention` and
+//	            `vwd_repair` read it. The other tokens are read from k and v, whose pages of coded tokens may be −1.
 type PagedKV struct {
 	K         Tensor
 	V         Tensor
@@ -110,6 +112,48 @@ type PagedKV struct {
 	SeqLens   Tensor
 	KScale    Tensor // of 8-bit floats
 	VScale    Tensor
+	Int4      *Int4KV // the tokens that are coded; nil: none
+}
+
+// Int4KV is vwd_int4_kv: keys and values of one layer in INT4.
+//
+//	Keys and values of one layer in INT4, in blocks of S tokens, as `vwd_kv_quantize` writes them: (D + Dv) / 2 + 2 bytes a token and
+//	KV head, and the mean key of each block.
+//
+//	Tokens exact_tokens … coded_lens[i]−1 of sequence i are read here, all others from k and v of `vwd_paged_kv`. With c the code of a
+//	channel, 0 … 15, and H the Hadamard matrix (Sylvester's, times 1/√n) of the largest power of two n that divides the number of
+//	channels, repeated along the diagonal:
+//	  key = mean + weights∘(H·(k_scale·(c − 7.5))), value = H·(v_scale·(c − 7.5)).
+//
+//	flags         Must be 0.
+//	block_size    Tokens of a block, S: a multiple of 16, 16 … 128. Lists of a call have the same block size. With a page_table, S
+//	              divides P or P divides S.
+//	exact_tokens  Tokens at the beginning of each sequence that are not coded; a multiple of S.
+//	k             [pages, P, Hk, D/2]     uint8: channel 2i in the low four bits, 2i+1 in the high ones. D a multiple of 16, 64 … 256.
+//	v             [pages, P, Hk, Dv/2]    uint8, likewise.
+//	k_scale       [pages, P, Hk]          float8_e4m3fn.
+//	v_scale       [pages, P, Hk]          float8_e4m3fn.
+//	page_table    [B, max_pages]          int32, optional: as in `vwd_paged_kv`, of these pages. A page of coded tokens outside
+//	                                      0 … pages−1 holds no tokens.
+//	coded_lens    [B]                     int32. Clamped to 0 … seq_lens[i] and the capacity of the pages, and rounded down to whole
+//	                                      blocks.
+//	means         [mean_pages, rows, Hk, D]  float32, float16 or bfloat16: the mean key of each block. Block j of sequence i is row
+//	                                      j % rows of page mean_table[i, j / rows], or row j of page i where mean_table is absent.
+//	mean_table    [B, max_mean_pages]     int32, optional. The mean of a block that has no row is 0.
+//	weights       [Hk, D]                 float32, optional (absent: 1), from `vwd_kv_weights`. One that is not a finite number above 0
+//	                                      counts as 1.
+type Int4KV struct {
+	BlockSize   int
+	ExactTokens int
+	K           Tensor
+	V           Tensor
+	KScale      Tensor
+	VScale      Tensor
+	PageTable   Tensor
+	CodedLens   Tensor
+	Means       Tensor
+	MeanTable   Tensor
+	Weights     Tensor
 }
 
 // Index is vwd_index: summaries of the keys of one layer.

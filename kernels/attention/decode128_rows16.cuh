@@ -136,7 +136,9 @@ struct Rows16Compute {
         uint32 weights[4];
         // Matrices, two for a product: the first 16 bytes and the next of tokens 0–7, then of 8–15.
         multiply_keys<IS_E5M2>(c, keys + (line + matrix / 2 * 8) * PITCH + matrix % 2 * 16);
-        update_softmax(c, is_fully_seen, as<TokenInfo>(tile), weights);
+        update_softmax(c, is_fully_seen, [&](uint32, uint32 t) { return as<TokenInfo>(tile).position[t]; }, [](const float(&)[2]) {});
+#pragma unroll
+        for (uint32 n = 0; n < 4; n++) weights[n] = Type::pack(c[n / 2][n % 2 * 2], c[n / 2][n % 2 * 2 + 1]);
         // Transposed: tokens 0–7 and 8–15 of the first 16 bytes, then of the next.
         add_values<IS_E5M2>(keys + V_OFFSET + (line + matrix % 2 * 8) * PITCH + matrix / 2 * 16, weights);
     }
@@ -165,34 +167,40 @@ struct Rows16Compute {
 #pragma unroll
         for (uint32 n = 0; n < 8; n++) c[n / 4][n % 4] = sum[0][n / 4][n % 4] + sum[1][n / 4][n % 4];
     }
-    // The running softmax: scores become weights of the values.
-    __device__ void update_softmax(float (&c)[2][4], bool is_fully_seen, const TokenInfo &info, uint32 (&weights)[4]) {
+    // The running softmax: scores of one tile or several, two products each, become weights of the values. position_of(tile, token) is where
+    // the token of a tile stands. Where acc is multiplied by `keep`, for each of the lane's rows, also_keep(keep) is called.
+    template <uint32 PRODUCTS, typename Position, typename Keep>
+    __device__ void update_softmax(float (&c)[PRODUCTS][4], bool is_fully_seen, const Position &position_of, const Keep &also_keep) {
         // s · log2 e = c · factor.
         float factor = p.scale * LOG2_E;
         if constexpr (IS_FP8) {
 #pragma unroll
-            for (uint32 n = 0; n < 8; n++) c[n / 4][n % 4] *= key_unit[row_of(n % 4)];
+            for (uint32 n = 0; n < PRODUCTS * 4; n++) c[n / 4][n % 4] *= key_unit[row_of(n % 4)];
         }
         if (p.soft_cap != 0.0f) {
 #pragma unroll
-            for (uint32 n = 0; n < 8; n++) c[n / 4][n % 4] = p.soft_cap * tanhf(c[n / 4][n % 4] * p.scale / p.soft_cap);
+            for (uint32 n = 0; n < PRODUCTS * 4; n++) c[n / 4][n % 4] = p.soft_cap * tanhf(c[n / 4][n % 4] * p.scale / p.soft_cap);
             factor = LOG2_E;
         }
         if (!is_fully_seen) {
 #pragma unroll
-            for (uint32 n = 0; n < 8; n++) {
-                const int32 token = info.position[n / 4 * 8 + lane % 4 * 2 + n % 2];
+            for (uint32 n = 0; n < PRODUCTS * 4; n++) {
+                const int32 token = position_of(n / 8, n / 4 % 2 * 8 + lane % 4 * 2 + n % 2);
                 if (uint32(token - first[row_of(n % 4)]) >= count[row_of(n % 4)]) c[n / 4][n % 4] = minus_infinity();
             }
         }
         float (&m)[2] = this->m[0], (&l)[2] = this->l[0];
         float next[2];
 #pragma unroll
-        for (uint32 i = 0; i < 2; i++) next[i] = fmaxf(fmaxf(c[0][i * 2], c[0][i * 2 + 1]), fmaxf(c[1][i * 2], c[1][i * 2 + 1]));
+        for (uint32 i = 0; i < 2; i++) {
+            next[i] = fmaxf(fmaxf(c[0][i * 2], c[0][i * 2 + 1]), fmaxf(c[1][i * 2], c[1][i * 2 + 1]));
+#pragma unroll
+            for (uint32 n = 2; n < PRODUCTS; n++) next[i] = fmaxf(next[i], fmaxf(c[n][i * 2], c[n][i * 2 + 1]));
+        }
 #pragma unroll
         for (uint32 step = 1; step < 4; step *= 2) {
-            next[0] = fmaxf(next[0], __shfl_xor_sync(FULL_WARP, next[0], step));
-            next[1] = fmaxf(next[1], __shfl_xor_sync(FULL_WARP, next[1], step));
+#pragma unroll
+            for (uint32 i = 0; i < 2; i++) next[i] = fmaxf(next[i], __shfl_xor_sync(FULL_WARP, next[i], step));
         }
         next[0] = fmaxf(m[0], next[0] * factor);
         next[1] = fmaxf(m[1], next[1] * factor);
@@ -203,6 +211,7 @@ struct Rows16Compute {
                 l[1] *= keep[1];
 #pragma unroll
                 for (uint32 n = 0; n < ACC; n++) acc[0][n / 4][n % 4] *= keep[row_of(n % 4)];
+                also_keep(keep);
             }
             m[0] = next[0];
             m[1] = next[1];
@@ -211,13 +220,11 @@ struct Rows16Compute {
         // Where nothing is seen yet, −∞ − 0 and not −∞ + ∞.
         const float shift[2] = {m[0] == minus_infinity() ? 0.0f : m[0], m[1] == minus_infinity() ? 0.0f : m[1]};
 #pragma unroll
-        for (uint32 n = 0; n < 8; n++) {
+        for (uint32 n = 0; n < PRODUCTS * 4; n++) {
             float &x = c[n / 4][n % 4];
             x = exp2_fast(fmaf(x, factor, -shift[row_of(n % 4)]));
             l[row_of(n % 4)] += x;
         }
-#pragma unroll
-        for (uint32 n = 0; n < 4; n++) weights[n] = Type::pack(c[n / 2][n % 2 * 2], c[n / 2][n % 2 * 2 + 1]);
     }
     template <bool IS_E5M2>
     __device__ void add_values(uint32 values, const uint32 (&weights)[4]) {

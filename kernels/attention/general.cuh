@@ -1,5 +1,5 @@
-// Attention in float32 to tensors of every type and stride, for general.cu and kernels/attention_tree/general.cu: one warp attends for eight
-// rows to one token at a time, its lanes side by side along the channels.
+// Attention in float32 to tensors of every type and stride, for general.cu and those of kernels/attention_tree/ and kernels/attention_int4/: one
+// warp attends for eight rows to one token at a time, its lanes side by side along the channels.
 #pragma once
 
 #include "attention/attend_share.cuh"
@@ -41,8 +41,17 @@ __device__ inline void read_row(float (&row)[LANE_CHANNELS], uint32 type, const 
     }
 }
 
-// Whether a row sees a token within its reach: of a chain of rows always.
+// What a reach may say otherwise. Whether a row sees a token within its reach: of a chain of rows always.
 __device__ inline bool is_seen(const AttentionParams &, const Reach &, uint32, int32) { return true; }
+// Where the granule of the lane lies.
+__device__ inline Place find_granule(const AttentionParams &p, const Reach &reach, const WorkItem &item, uint32 entries, const Tiles &tiles, uint32 tile) {
+    return tiles.find(p, item, reach, entries, tile);
+}
+// Reads a token's key, or its value.
+__device__ inline void read_token(const AttentionParams &p, const Reach &, const WorkItem &item, bool is_value, const Place &token, float (&row)[LANE_CHANNELS]) {
+    const View<4> &from = is_value ? p.v : p.k;
+    read_row(row, p.kv_type, from.at(token.page, token.row, item.head), from.step[3], is_value ? p.value_dim : p.dim);
+}
 
 struct GeneralCompute {
     const AttentionParams &p;
@@ -96,8 +105,7 @@ struct GeneralCompute {
 #pragma unroll 1
         for (uint32 is_value = 0; is_value < 2; is_value++) {
             float token[LANE_CHANNELS];
-            const View<4> &from = is_value ? p.v : p.k;
-            read_row(token, p.kv_type, from.at(page, row_in_page, item.head), from.step[3], is_value ? p.value_dim : p.dim);
+            read_token(p, reach, item, is_value, Place{position, page, row_in_page}, token);
 #pragma unroll 1
             for (uint32 row = 0; row < rows; row++) {
                 const uint32 n = member * WARP_ROWS + row;
@@ -155,7 +163,7 @@ struct GeneralCompute {
         Place place;
         uint32 part = 0, unit = tiles.first;
         for (uint32 tile = 0; tile < tiles.count; tile++) {
-            if (tiles.begins(p, tile)) place = tiles.find(p, item, reach, cta_share.entries, tile);
+            if (tiles.begins(p, tile)) place = find_granule(p, reach, item, cta_share.entries, tiles, tile);
 #pragma unroll 1
             for (uint32 t = 0; t < TILE; t++) {
                 const uint32 from = tiles.lane_of(p, tile, t), within = t & ((1 << p.log_granule) - 1);

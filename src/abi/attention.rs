@@ -3,6 +3,52 @@
 use super::{Versioned, vwd_block_list, vwd_tensor};
 use std::mem::offset_of;
 
+/// Keys and values of one layer in INT4, in blocks of S tokens, as `vwd_kv_quantize` writes them: (D + Dv) / 2 + 2 bytes a token and
+/// KV head, and the mean key of each block.
+///
+/// Tokens exact_tokens … coded_lens[i]−1 of sequence i are read here, all others from k and v of `vwd_paged_kv`. With c the code of a
+/// channel, 0 … 15, and H the Hadamard matrix (Sylvester's, times 1/√n) of the largest power of two n that divides the number of
+/// channels, repeated along the diagonal:
+///   key = mean + weights∘(H·(k_scale·(c − 7.5))), value = H·(v_scale·(c − 7.5)).
+///
+/// flags         Must be 0.
+/// block_size    Tokens of a block, S: a multiple of 16, 16 … 128. Lists of a call have the same block size. With a page_table, S
+///               divides P or P divides S.
+/// exact_tokens  Tokens at the beginning of each sequence that are not coded; a multiple of S.
+/// k             [pages, P, Hk, D/2]     uint8: channel 2i in the low four bits, 2i+1 in the high ones. D a multiple of 16, 64 … 256.
+/// v             [pages, P, Hk, Dv/2]    uint8, likewise.
+/// k_scale       [pages, P, Hk]          float8_e4m3fn.
+/// v_scale       [pages, P, Hk]          float8_e4m3fn.
+/// page_table    [B, max_pages]          int32, optional: as in `vwd_paged_kv`, of these pages. A page of coded tokens outside
+///                                       0 … pages−1 holds no tokens.
+/// coded_lens    [B]                     int32. Clamped to 0 … seq_lens[i] and the capacity of the pages, and rounded down to whole
+///                                       blocks.
+/// means         [mean_pages, rows, Hk, D]  float32, float16 or bfloat16: the mean key of each block. Block j of sequence i is row
+///                                       j % rows of page mean_table[i, j / rows], or row j of page i where mean_table is absent.
+/// mean_table    [B, max_mean_pages]     int32, optional. The mean of a block that has no row is 0.
+/// weights       [Hk, D]                 float32, optional (absent: 1), from `vwd_kv_weights`. One that is not a finite number above 0
+///                                       counts as 1.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_int4_kv {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub block_size: u32,
+    pub exact_tokens: u32,
+    pub k: vwd_tensor,
+    pub v: vwd_tensor,
+    pub k_scale: vwd_tensor,
+    pub v_scale: vwd_tensor,
+    pub page_table: vwd_tensor,
+    pub coded_lens: vwd_tensor,
+    pub means: vwd_tensor,
+    pub mean_table: vwd_tensor,
+    pub weights: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_int4_kv {}
+
 /// Paged keys and values of one layer.
 ///
 /// flags       Must be 0.
@@ -15,6 +61,8 @@ use std::mem::offset_of;
 ///                                 is no upper bound.
 /// k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Key = stored value · scale.
 /// v_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Value = stored value · scale.
+/// int4        Optional (NULL: none), with k and v of 16 or 32 bits: the tokens that are coded in INT4. Only `vwd_attention` and
+///             `vwd_repair` read it. The other tokens are read from k and v, whose pages of coded tokens may be −1.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_paged_kv {
@@ -26,10 +74,13 @@ pub struct vwd_paged_kv {
     pub seq_lens: vwd_tensor,
     pub k_scale: vwd_tensor,
     pub v_scale: vwd_tensor,
+    pub int4: *const vwd_int4_kv,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_paged_kv {}
+unsafe impl Versioned for vwd_paged_kv {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_paged_kv, int4), size_of::<Self>()];
+}
 
 /// Attention state per query head: out = acc / l, lse = m + ln l. Natural logarithms, s = scale·q·k.
 /// The state of no tokens, the empty state, is acc = 0, m = −inf, l = 0. The struct is final: it does not grow.

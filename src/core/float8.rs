@@ -1,4 +1,4 @@
-//! The two 8-bit float formats of DLPack and OCP. The library reads them and never writes them.
+//! The two 8-bit float formats of DLPack and OCP. The library reads them, and writes scales in e4m3.
 
 use super::dtype::{DType, Element, Float};
 
@@ -24,6 +24,23 @@ impl Float for F8E4M3 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         E4M3[self.0 as usize]
+    }
+}
+
+impl F8E4M3 {
+    pub const NAN: F8E4M3 = F8E4M3(0x7f);
+    const LARGEST: u8 = 0x7e;
+
+    /// The number nearest to `x`, which is finite and not below 0: ties to even, 448 at most.
+    pub fn nearest(x: f32) -> F8E4M3 {
+        // The smallest normal number is 2⁻⁶, and below it numbers are 2⁻⁹ apart.
+        if x < power_of_two(-6) {
+            return F8E4M3((x * power_of_two(9)).round_ties_even() as u8);
+        }
+        // Three bits of the mantissa stay, and a carry goes to the exponent, whose bias becomes 7.
+        let bits = x.to_bits();
+        let rounded = bits + 0x7ffff + (bits >> 20 & 1);
+        F8E4M3(((rounded >> 20) - ((127 - 7) << 3)).min(F8E4M3::LARGEST.into()) as u8)
     }
 }
 
@@ -74,6 +91,27 @@ mod tests {
         for code in 0..=255u8 {
             let (value, half) = (F8E5M2(code).to_f32(), f16::from_bits((code as u16) << 8).to_f32());
             assert!(value == half || value.is_nan() && half.is_nan(), "{code:#x}: {value} instead of {half}");
+        }
+    }
+
+    #[test]
+    fn nearest_e4m3_is_nearest_and_even_where_two_are() {
+        let check = |x: f32| {
+            let found = F8E4M3::nearest(x);
+            let distance = |code: u8| (F8E4M3(code).to_f32() as f64 - x as f64).abs();
+            let least = (0..=0x7e).map(distance).fold(f64::INFINITY, f64::min);
+            assert_eq!(distance(found.0), least, "{x}: {:#x}", found.0);
+            let ties = (0..=0x7e).filter(|&code| distance(code) == least).count();
+            assert!(ties == 1 || found.0.is_multiple_of(2), "{x} is between two, and {:#x} is odd", found.0);
+        };
+        for code in 0..0x7e {
+            let [low, high] = [code, code + 1].map(|code| F8E4M3(code).to_f32());
+            for x in [low, high, (low + high) / 2.0, ((low + high) / 2.0).next_up(), ((low + high) / 2.0).next_down()] {
+                check(x);
+            }
+        }
+        for x in [1e-30, f32::MIN_POSITIVE, 449.0, 480.0, 1e30, f32::MAX] {
+            check(x);
         }
     }
 

@@ -6,8 +6,10 @@ pub mod compact;
 pub mod contents;
 pub mod draw;
 pub mod index;
+pub mod int4;
 pub mod pack;
 pub mod prefetch;
+pub mod quantize;
 pub mod repair;
 pub mod sample;
 pub mod select;
@@ -34,4 +36,5 @@ pub const FAMILIES: &[Family] = &[
     Family::of::<tree::Kernels>(),
     Family::of::<verify_tree::Kernels>(),
     Family::of::<compact::Kernels>(),
+    Family::of::<quantize::Kernels>(),
 ];

@@ -273,6 +273,21 @@ structs! {
         counts,
         values,
     }
+    vwd_int4_kv {
+        struct_size,
+        flags,
+        block_size,
+        exact_tokens,
+        k,
+        v,
+        k_scale,
+        v_scale,
+        page_table,
+        coded_lens,
+        means,
+        mean_table,
+        weights,
+    }
     vwd_paged_kv {
         struct_size,
         flags,
@@ -282,6 +297,7 @@ structs! {
         seq_lens,
         k_scale,
         v_scale,
+        int4,
     }
     vwd_attention_state {
         acc,
@@ -344,6 +360,21 @@ structs! {
         state,
         missed_counts,
         tree,
+    }
+    vwd_kv_quantize_args {
+        struct_size,
+        flags,
+        layer_count,
+        layers,
+        begin,
+    }
+    vwd_kv_weights_args {
+        struct_size,
+        flags,
+        block_size,
+        q,
+        k,
+        weights,
     }
     vwd_gather_blocks_args {
         struct_size,

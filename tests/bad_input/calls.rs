@@ -15,6 +15,7 @@ macro_rules! end {
 mod attention;
 mod cache;
 mod decoder;
+mod int4;
 mod predict;
 mod select;
 mod tree;
@@ -25,6 +26,7 @@ use crate::table::{Call, Role};
 use attention::*;
 use cache::*;
 use decoder::*;
+use int4::*;
 use predict::*;
 use select::*;
 use std::ffi::c_void;
@@ -69,6 +71,9 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_attention over everything", |b| attention(b, false)),
     ("vwd_attention of rows over FP8", attention_of_rows),
     ("vwd_attention over slots", attention_over_slots),
+    ("vwd_attention over INT4", attention_over_int4),
+    ("vwd_kv_quantize", kv_quantize),
+    ("vwd_kv_weights", kv_weights),
     ("vwd_merge_states", |b| merge_states(b, STATE)),
     ("vwd_merge_states of rows", |b| merge_states(b, STATE_OF_ROWS)),
     ("vwd_repair to a superset", |b| repair(b, VWD_REPAIR_SUPERSET)),

@@ -1,6 +1,7 @@
 //! A layer with every argument that attention and repair take: query positions, lists, windows, caps, sinks, values of a
 //! width of their own, FP8 with scales, slots. What a row should see and give is written here from the contract.
 
+use crate::support::int4::{self, Int4, PlacedInt4};
 use crate::support::trees::Masks;
 use crate::support::*;
 use vanward::abi::*;
@@ -63,6 +64,8 @@ pub struct Spec {
     pub aligned: bool,
     /// MLA: the values are the first channels of the keys.
     pub latent: bool,
+    /// Some tokens are coded in INT4, in blocks of `block`.
+    pub int4: bool,
 }
 
 impl Default for Spec {
@@ -92,6 +95,7 @@ impl Default for Spec {
             poisoned: true,
             aligned: false,
             latent: false,
+            int4: false,
         }
     }
 }
@@ -281,6 +285,7 @@ pub struct Model {
     pub sinks: Vec<f64>,
     /// What rows see of each other.
     pub masks: Masks,
+    pub int4: Option<Int4>,
 }
 
 impl Model {
@@ -307,7 +312,17 @@ impl Model {
             true => Masks::random(rng, spec.batch, spec.rows()),
             false => Masks::chains(spec.batch, spec.rows()),
         };
+        let sizes = int4::Sizes {
+            batch: spec.batch,
+            kv_heads,
+            dims: [spec.dim, spec.value_dim],
+            block: spec.block,
+            most: spec.most,
+            in_tiles: spec.aligned.then_some(spec.kv_type),
+        };
+        let int4 = spec.int4.then(|| Int4::random(rng, sizes));
         let mut model = Model {
+            int4,
             q: rng.normals(&[spec.batch, spec.rows(), spec.heads(), spec.dim]).map(|&x| spec.q_type.round(x)),
             k: stored(rng, spec.dim),
             v: stored(rng, spec.value_dim),
@@ -335,6 +350,12 @@ impl Model {
         model
     }
 
+    /// [`TOLERANCE`], and what is added where queries are rounded to 16 bits of their largest number, so that codes are multiplied in whole
+    /// numbers: D products with numbers of a few units, each off by up to 2⁻¹⁶ of some four units.
+    pub fn tolerance(&self) -> f64 {
+        if self.spec.int4 { 5e-4 } else { TOLERANCE }
+    }
+
     /// What a GPU adds to the error of acc, relative to l: its weights may have 16 bits, and values are a few units, times
     /// their scale.
     pub fn weight_rounding(&self, is_cuda: bool) -> f64 {
@@ -349,6 +370,18 @@ impl Model {
             .iter()
             .fold(1.0, |most: f64, scale| if scale.is_finite() { most.max(scale.abs()) } else { most });
         4.0 * scale * weights.rounding(1.0)
+    }
+
+    /// What a GPU adds to the error of scores: queries that meet codes are rounded to float16, each channel on its own. The root of
+    /// the sum of the squares of these errors, with the largest code and scale for all.
+    pub fn score_rounding(&self, is_cuda: bool) -> f64 {
+        let Some(int4) = self.int4.as_ref().filter(|_| is_cuda) else { return 0.0 };
+        let most = |x: f64, y: f64| if y.is_finite() { x.max(y) } else { x };
+        let scale = int4.scales[0].data.iter().copied().fold(0.0, most);
+        let weight = int4.weights.iter().flat_map(|weights| &weights.data).copied().fold(1.0, most);
+        let squares = self.q.data.chunks(self.spec.dim).map(|q| q.iter().map(|x| x * x).sum::<f64>());
+        let query = squares.fold(0.0, most).sqrt();
+        self.spec.scale.unwrap_or(1.0) * query * weight * scale * 7.5 * F16.rounding(1.0)
     }
 
     pub fn len(&self, i: usize) -> usize {
@@ -407,15 +440,25 @@ impl Model {
         (0..self.k.shape[0] as i64).contains(&page).then_some([page as usize, row, head])
     }
 
+    fn is_coded(&self, i: usize, t: usize) -> bool {
+        self.int4.as_ref().is_some_and(|int4| int4.coded(i, self.len(i)).contains(&t))
+    }
+
+    /// Key and value of a token; none where no page holds it.
+    fn token(&self, i: usize, g: usize, t: usize) -> Option<[Vec<f64>; 2]> {
+        if let Some(int4) = self.int4.as_ref().filter(|_| self.is_coded(i, t)) {
+            return int4.token(i, g, t);
+        }
+        let at = self.place(i, g, t)?;
+        let row = |of: &Array<f64>, scale: &Array<f64>| of.row(at).iter().map(|x| x * scale[at]).collect();
+        Some([row(&self.k, &self.scales[0]), row(&self.v, &self.scales[1])])
+    }
+
     /// The formula, for row `r` and query head `h` over these blocks.
     pub fn expected(&self, i: usize, r: usize, h: usize, blocks: &[i64]) -> oracle::State {
         let (spec, g) = (&self.spec, h / self.spec.group);
-        let places: Vec<_> = self.tokens(i, r, blocks).iter().filter_map(|&t| self.place(i, g, t)).collect();
-        let values = |of: &Array<f64>, scale: &Array<f64>| -> Vec<Vec<f64>> {
-            places.iter().map(|&at| of.row(at).iter().map(|x| x * scale[at]).collect()).collect()
-        };
-        let (keys, values) = (values(&self.k, &self.scales[0]), values(&self.v, &self.scales[1]));
-        let [keys, values] = [&keys, &values].map(|rows| rows.iter().map(Vec::as_slice).collect::<Vec<_>>());
+        let tokens: Vec<_> = self.tokens(i, r, blocks).iter().filter_map(|&t| self.token(i, g, t)).collect();
+        let [keys, values] = [0, 1].map(|n| tokens.iter().map(|token| token[n].as_slice()).collect::<Vec<_>>());
         let scale = spec.scale.unwrap_or(1.0 / (spec.dim as f64).sqrt());
         oracle::capped_attention(self.q.row([i, r, h]), &keys, &values, spec.value_dim, scale, spec.cap)
     }
@@ -435,6 +478,7 @@ impl Model {
             q_lens: self.q_lens.clone(),
             sinks: self.sinks.clone(),
             masks: Masks::chains(spec.batch, 1),
+            int4: self.int4.clone(),
             spec,
         }
     }
@@ -448,15 +492,22 @@ impl Model {
     /// Makes NaN what no row sees over these lists.
     pub fn poison(&mut self, lists: &[&Ids]) {
         let mut used = Array::filled(&self.k.shape[..3], false);
+        let mut coded = vec![];
         for at in array::indices(&[self.spec.batch, self.spec.rows(), self.spec.kv_heads]) {
             let [i, r, g] = [at[0], at[1], at[2]];
             for ids in lists {
                 for t in self.tokens(i, r, self.list(ids, i, r, g)) {
-                    if let Some(place) = self.place(i, g, t) {
-                        used[place] = true;
+                    match self.place(i, g, t) {
+                        _ if self.is_coded(i, t) => coded.push([i, g, t]),
+                        Some(place) => used[place] = true,
+                        None => {}
                     }
                 }
             }
+        }
+        if let Some(int4) = &mut self.int4 {
+            let used = int4::used(int4, coded.into_iter());
+            int4.poison(&used);
         }
         for at in array::indices(&used.shape) {
             let place = [at[0], at[1], at[2]];
@@ -497,6 +548,7 @@ pub struct Placed<'b> {
     q_lens: Option<Tensor<'b>>,
     sinks: Option<Tensor<'b>>,
     pub tree: Option<Tensor<'b>>,
+    int4: Option<PlacedInt4<'b>>,
 }
 
 impl<'b> Placed<'b> {
@@ -531,6 +583,7 @@ impl<'b> Placed<'b> {
             q_lens: spec.q_lens.then(|| ints(rng, &model.q_lens)),
             sinks: spec.sinks.then(|| place(F32, &[spec.heads()], &model.sinks, &Layout::random(rng, 1))),
             tree: spec.tree.then(|| model.masks.place(backend, rng)),
+            int4: model.int4.as_ref().map(|int4| PlacedInt4::new(backend, rng, int4, spec.aligned)),
             spec: spec.clone(),
         }
     }
@@ -549,6 +602,7 @@ impl<'b> Placed<'b> {
             seq_lens: self.lens.c(),
             k_scale: c(&self.scales[0]),
             v_scale: c(&self.scales[1]),
+            int4: self.int4.as_ref().map_or(std::ptr::null(), PlacedInt4::pointer),
             ..args()
         }
     }
@@ -712,7 +766,11 @@ impl<'b> Results<'b> {
         let numbers = |t: &Tensor| Array::new(&full, t.read_floats().data);
         let (out, lse) = (rows(&self.out), numbers(&self.lse));
         let (acc, m, l) = (rows(&self.state[0]), numbers(&self.state[1]), numbers(&self.state[2]));
-        let of_acc = TOLERANCE + model.weight_rounding(self.is_cuda);
+        let score = model.score_rounding(self.is_cuda);
+        let tolerance = model.tolerance();
+        let of_score = tolerance + score;
+        // Values are a few units.
+        let of_acc = tolerance + 4.0 * score + model.weight_rounding(self.is_cuda);
         for at in array::indices(&full) {
             let at = [at[0], at[1], at[2]];
             let [i, r, h] = at;
@@ -725,9 +783,9 @@ impl<'b> Results<'b> {
             for (d, (&found, want)) in out.row(at).iter().zip(rows).enumerate() {
                 close(found, want, of_acc + spec.q_type.rounding(want), &format!("out[{d}] at {place}"));
             }
-            close(lse[at], want.lse(), TOLERANCE, &format!("lse at {place}"));
-            close(m[at], want.m, TOLERANCE, &format!("m at {place}"));
-            close(l[at], want.l, TOLERANCE * want.l, &format!("l at {place}"));
+            close(lse[at], want.lse(), of_score, &format!("lse at {place}"));
+            close(m[at], want.m, of_score, &format!("m at {place}"));
+            close(l[at], want.l, (tolerance + 2.0 * score) * want.l, &format!("l at {place}"));
             for (d, (&found, &want_acc)) in acc.row(at).iter().zip(&want.acc).enumerate() {
                 close(found, want_acc, of_acc * want.l, &format!("acc[{d}] at {place}"));
             }

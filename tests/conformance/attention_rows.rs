@@ -223,9 +223,10 @@ pub fn partials_agree(backend: &Backend, rng: &mut Rng, mut spec: Spec, group: u
         if n < count(i, r, h).div_ceil(group) {
             let list = model.list(&ids, i, r, h / spec.group);
             let want = model.expected(i, r, h, &list[n * group..list.len().min((n + 1) * group)]);
-            close(m[at], want.m, TOLERANCE, "m");
-            close(l[at], want.l, TOLERANCE * want.l, "l");
-            let of_acc = TOLERANCE + model.weight_rounding(backend.is_cuda());
+            let tolerance = model.tolerance();
+            close(m[at], want.m, tolerance, "m");
+            close(l[at], want.l, tolerance * want.l, "l");
+            let of_acc = tolerance + model.weight_rounding(backend.is_cuda());
             close(acc.row(at)[0], want.acc[0], of_acc * want.l, "acc");
         }
     }

@@ -11,6 +11,7 @@ use vanward::abi::*;
 pub const CASES: &[Case] = cases![
     attention_by_decode128_agrees_with_the_formula,
     attention_by_verify128_agrees_with_the_formula,
+    attention_by_int4_128_agrees_with_the_formula,
     attention_by_mla16_agrees_with_the_formula,
     attention_by_mla64_agrees_with_the_formula,
     attention_by_mma_agrees_with_the_formula,
@@ -117,6 +118,43 @@ fn attention_by_decode128_agrees_with_the_formula(backend: &Backend) {
 
 fn attention_by_verify128_agrees_with_the_formula(backend: &Backend) {
     attend(backend, "verify128", HOPPER, 20, drafts, false);
+}
+
+/// Heads of 128 channels in whole tiles, of which some tokens are coded.
+fn in_int4(rng: &mut Rng) -> Spec {
+    let block: usize = rng.pick(&[16, 32, 48, 64, 64, 128]);
+    let page: usize = rng.pick(&[block, 2 * block, 16, 64]);
+    let page = if block.is_multiple_of(page) || page.is_multiple_of(block) { page } else { block };
+    let q_type = rng.pick(&[F16, BF16]);
+    let (kv_heads, group) = rng.pick(&[(1, 1), (2, 4), (3, 3), (1, 8), (2, 7), (1, 6), (2, 12), (1, 16)]);
+    let positions = if group <= 8 && rng.one_in(3) { Some(16 / group.max(4)) } else { None };
+    let lists = rng.pick(&[Lists::Absent, Lists::Shared, if positions.is_some() { Lists::Own } else { Lists::Shared }]);
+    Spec {
+        batch: rng.size(1..=3),
+        kv_heads,
+        group,
+        positions,
+        q_lens: positions.is_some() && rng.one_in(2),
+        dim: 128,
+        value_dim: 128,
+        scale: Some(0.09),
+        page,
+        block,
+        most: rng.pick(&[40, 300, 700, 3000]),
+        q_type,
+        kv_type: q_type,
+        lists,
+        cap: rng.one_in(4).then_some(5.0),
+        window: if rng.one_in(3) { rng.pick(&[1, 20, 100]) } else { 0 },
+        sinks: rng.one_in(2),
+        poisoned: rng.one_in(2),
+        int4: true,
+        ..Spec::default()
+    }
+}
+
+fn attention_by_int4_128_agrees_with_the_formula(backend: &Backend) {
+    attend(backend, "int4_128", HOPPER_AND_LATER, 30, in_int4, false);
 }
 
 fn attention_by_mla16_agrees_with_the_formula(backend: &Backend) {

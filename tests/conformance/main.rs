@@ -13,6 +13,7 @@ macro_rules! cases {
 
 mod attention;
 mod attention_edges;
+mod attention_int4;
 mod attention_model;
 mod attention_rows;
 mod attention_tree;
@@ -28,6 +29,7 @@ mod index;
 mod index_bits;
 mod keys_to_blocks;
 mod predictor;
+mod quantize;
 mod sample;
 mod sampling;
 mod select;
@@ -82,8 +84,10 @@ const FAMILIES: &[Family] = &[
     Family { cases: attention_variants::CASES, on_cuda: true },
     Family { cases: attention_edges::CASES, on_cuda: true },
     Family { cases: attention_edges::ON_THE_CPU, on_cuda: false },
+    Family { cases: attention_int4::CASES, on_cuda: true },
     Family { cases: gather::CASES, on_cuda: true },
     Family { cases: gather::ON_THE_CPU, on_cuda: false },
+    Family { cases: quantize::CASES, on_cuda: true },
     Family { cases: predictor::CASES, on_cuda: true },
     Family { cases: predictor::CALIBRATION, on_cuda: false },
     Family { cases: predictor::ON_THE_CPU, on_cuda: false },

@@ -18,6 +18,7 @@ mod content;
 mod decoders;
 mod files;
 mod forecasts;
+mod int4;
 mod memory;
 mod placed;
 mod sequences;
@@ -64,6 +65,9 @@ const TARGETS: &[(&str, Target)] = &[
     ("vwd_topk", Target::Call(calls::topk)),
     ("vwd_attention over a list", Target::Call(|case| sequences::attention(case, true))),
     ("vwd_attention over everything", Target::Call(|case| sequences::attention(case, false))),
+    ("vwd_attention over INT4", Target::Call(int4::attention)),
+    ("vwd_kv_quantize", Target::Call(int4::quantize)),
+    ("vwd_kv_weights", Target::Call(int4::weights)),
     ("vwd_merge_states", Target::Call(sequences::merge_states)),
     ("vwd_repair to a superset", Target::Call(|case| sequences::repair(case, VWD_REPAIR_SUPERSET))),
     ("vwd_repair exactly", Target::Call(|case| sequences::repair(case, VWD_REPAIR_EXACT))),

@@ -15,43 +15,43 @@ pub const CASES: &[Case] = &[
     ("attention_ends_though_its_contents_change", attention_ends_though_its_contents_change),
 ];
 
-const REPLAYS: usize = 500;
-const PAGE: usize = 16;
+pub const REPLAYS: usize = 500;
+pub const PAGE: usize = 16;
 
-#[derive(Clone, Copy)]
-struct Shape {
-    batch: usize,
-    kv_heads: usize,
-    group: usize,
-    dim: usize,
-    blocks: usize,
-    block: usize,
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub batch: usize,
+    pub kv_heads: usize,
+    pub group: usize,
+    pub dim: usize,
+    pub blocks: usize,
+    pub block: usize,
 }
 
 /// Keys, values and queries, and a list whose contents change.
-struct Layer<'b> {
+pub struct Layer<'b> {
     shape: Shape,
-    q: Tensor<'b>,
+    pub q: Tensor<'b>,
     k: Tensor<'b>,
     v: Tensor<'b>,
-    table: Tensor<'b>,
-    lens: Tensor<'b>,
+    pub table: Tensor<'b>,
+    pub lens: Tensor<'b>,
 }
 
 /// A list with room for a third of the blocks.
-struct List<'b> {
+pub struct List<'b> {
     ids: Tensor<'b>,
     counts: Tensor<'b>,
 }
 
 impl List<'_> {
-    fn c(&self) -> vwd_block_list {
+    pub fn c(&self) -> vwd_block_list {
         vwd_block_list { ids: self.ids.c(), counts: self.counts.c(), slots: absent() }
     }
 }
 
 impl<'b> Layer<'b> {
-    fn new(backend: &'b Backend, rng: &mut Rng, shape: Shape) -> Layer<'b> {
+    pub fn new(backend: &'b Backend, rng: &mut Rng, shape: Shape) -> Layer<'b> {
         let Shape { batch, kv_heads, group, dim, blocks, block } = shape;
         let of_sequence = (blocks * block).div_ceil(PAGE);
         let mut pages: Vec<i64> = (0..(batch * of_sequence) as i64).collect();
@@ -69,7 +69,7 @@ impl<'b> Layer<'b> {
         }
     }
 
-    fn list(&self, backend: &'b Backend) -> List<'b> {
+    pub fn list(&self, backend: &'b Backend) -> List<'b> {
         let (of_lists, plain) = ([self.shape.batch, self.shape.kv_heads], Layout::default());
         List {
             ids: Tensor::ints(backend, I32, &Array::filled(&[of_lists[0], of_lists[1], self.cap()], 0), &plain),
@@ -81,20 +81,20 @@ impl<'b> Layer<'b> {
         self.shape.blocks / 3
     }
 
-    fn outputs(&self, backend: &'b Backend) -> Tensor<'b> {
+    pub fn outputs(&self, backend: &'b Backend) -> Tensor<'b> {
         let Shape { batch, kv_heads, group, dim, .. } = self.shape;
         Tensor::poisoned(backend, BF16, &[batch, kv_heads * group, dim], &Layout::default())
     }
 
     /// Lengths from none to all.
-    fn refill_lens(&self, rng: &mut Rng) {
+    pub fn refill_lens(&self, rng: &mut Rng) {
         let most = (self.shape.blocks * self.shape.block) as i64;
         self.lens
             .refill_ints(&Array::from_fn(&[self.shape.batch], |_| if rng.one_in(9) { 0 } else { rng.int(1..=most) }));
     }
 
     /// Lists from empty to full, some of whose blocks lie past the end.
-    fn refill(&self, rng: &mut Rng, list: &List) {
+    pub fn refill(&self, rng: &mut Rng, list: &List) {
         let Shape { batch, kv_heads, blocks, .. } = self.shape;
         let mut ids = Array::filled(&[batch, kv_heads, self.cap()], -7);
         let counts = Array::from_fn(&[batch, kv_heads], |at| {
@@ -108,7 +108,7 @@ impl<'b> Layer<'b> {
         list.counts.refill_ints(&counts);
     }
 
-    fn kv(&self) -> vwd_paged_kv {
+    pub fn kv(&self) -> vwd_paged_kv {
         vwd_paged_kv { k: self.k.c(), v: self.v.c(), page_table: self.table.c(), seq_lens: self.lens.c(), ..args() }
     }
 
@@ -127,7 +127,7 @@ const SHAPES: [Shape; 4] = [
     Shape { batch: 17, kv_heads: 2, group: 5, dim: 64, blocks: 60, block: 8 },
 ];
 
-fn attend(backend: &Backend, call: &vwd_attention_args) {
+pub fn attend(backend: &Backend, call: &vwd_attention_args) {
     // SAFETY: the tensors of the call outlive it, and the graph that has it.
     assert_ok(unsafe { vwd_attention(backend.session(), call, backend.stream()) });
 }

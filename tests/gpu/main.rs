@@ -13,6 +13,7 @@ mod calls;
 mod decoder;
 mod gather;
 mod graph;
+mod int4;
 mod predict;
 mod runtime;
 mod select;
@@ -37,6 +38,7 @@ fn main() {
     let cases = [
         graph::CASES,
         attention::CASES,
+        int4::CASES,
         gather::CASES,
         predict::CASES,
         select::CASES,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Each is a file of `src/abi` and, where it has functions, one of `src/capi`. The header has them in this order.
-const FAMILIES: [&str; 15] = [
+const FAMILIES: [&str; 16] = [
     "types",
     "session",
     "verify",
@@ -16,6 +16,7 @@ const FAMILIES: [&str; 15] = [
     "select",
     "topk",
     "attention",
+    "quantize",
     "prefetch",
     "kv",
     "predictor",

@@ -56,7 +56,10 @@ pub fn docs(header: &str) -> String {
 fn of_field(Field { c_type, length, .. }: &Field) -> String {
     let element = match c_type.strip_prefix("const ").and_then(|c_type| c_type.strip_suffix(" *")) {
         Some("char") => "c_char_p".to_owned(),
-        Some(target) => format!("POINTER({target})"),
+        Some(target) => match target.strip_suffix(" *const") {
+            Some(target) => format!("POINTER(POINTER({target}))"),
+            None => format!("POINTER({target})"),
+        },
         None if c_type.starts_with("vwd_") && !is_pointer(c_type) => c_type.clone(),
         None => of_parameter(c_type),
     };

@@ -34,6 +34,37 @@ class Calls(unittest.TestCase):
         flat = [x[table[0]].reshape(-1, kv_heads, dim)[:tokens].astype(np.float64) for x in (k, v)]
         return q, PagedKV(k, v, np.array([tokens], np.int32), table), flat[0], flat[1]
 
+    def test_int4_keys_and_values(self):
+        q, kv, k, v = self.sequence(tokens=83, dim=64, page=16)
+        codes, scales = np.zeros((5, 16, 2, 32), np.uint8), np.zeros((5, 16, 2), np.uint8)
+        kv.int4 = vanward.Int4KV(
+            block_size=16,
+            exact_tokens=16,
+            k=codes,
+            v=codes.copy(),
+            k_scale=vanward.float8_e4m3fn(scales),
+            v_scale=vanward.float8_e4m3fn(scales.copy()),
+            page_table=np.arange(5, dtype=np.int32)[None],
+            coded_lens=ints(1),
+            means=np.zeros((1, 5, 2, 64), np.float16),
+            weights=floats(2, 64),
+        )
+        sample = self.random.standard_normal((9, 6, 64), np.float32)
+        self.session.kv_weights(block_size=16, q=sample, k=k.astype(np.float32), weights=kv.int4.weights)
+        np.testing.assert_allclose(kv.int4.weights.mean(axis=1), 1, rtol=1e-4)
+        self.session.kv_quantize(layers=[kv])
+        self.assertEqual(kv.int4.coded_lens.tolist(), [80])
+        self.assertGreater(np.unique(codes[1:]).size, 100)
+        self.assertTrue((codes[0] == 0).all())
+
+        # The codes stand for keys and values that are near; without codes attention is exact.
+        coded, exact = floats(1, 6, 64), floats(1, 6, 64)
+        self.session.attention(kv=kv, q=q, out=coded)
+        kv.int4 = None
+        self.session.attention(kv=kv, q=q, out=exact)
+        self.assertGreater(abs(coded - exact).max(), 1e-4)
+        self.assertLess(np.linalg.norm(coded - exact), 0.15 * np.linalg.norm(exact))
+
     def test_verify_and_pack(self):
         draft = np.array([[5, 6, 7], [1, 9, 3]])
         target = np.array([[5, 6, 7, 8], [1, 2, 3, 4]])

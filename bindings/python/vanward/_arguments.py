@@ -76,7 +76,7 @@ class BlockList:
 @documented
 @dataclass
 class PagedKV:
-    """vwd_paged_kv: k [pages, P, Hk, D], v [pages, P, Hk, Dv], seq_lens [B], page_table [B, max_pages], scales of FP8."""
+    """vwd_paged_kv: k [pages, P, Hk, D], v [pages, P, Hk, Dv], seq_lens [B], page_table [B, max_pages], scales of FP8; int4: what is coded."""
 
     k: Any
     v: Any
@@ -84,6 +84,25 @@ class PagedKV:
     page_table: Any = None
     k_scale: Any = None
     v_scale: Any = None
+    int4: Int4KV | None = None
+
+
+@documented
+@dataclass
+class Int4KV:
+    """vwd_int4_kv: codes k [pages, P, Hk, D/2] and v, scales [pages, P, Hk], coded_lens [B], means [mean_pages, rows, Hk, D]."""
+
+    block_size: int
+    k: Any
+    v: Any
+    k_scale: Any
+    v_scale: Any
+    coded_lens: Any
+    means: Any
+    exact_tokens: int = 0
+    page_table: Any = None
+    mean_table: Any = None
+    weights: Any = None
 
 
 @documented
@@ -232,6 +251,7 @@ def _states(q: Array, rows: tuple[int, ...], dim: int) -> tuple[Array, Array, Ar
 _GROUPS = {
     _header.vwd_block_list: BlockList,
     _header.vwd_paged_kv: PagedKV,
+    _header.vwd_int4_kv: Int4KV,
     _header.vwd_index: Index,
     _header.vwd_attention_state: AttentionState,
     _header.vwd_attention_partials: AttentionPartials,
@@ -240,7 +260,8 @@ _GROUPS = {
     _header.vwd_rope: Rope,
 }
 _BY_POINTER = [POINTER(struct) for struct in _GROUPS if hasattr(struct, "struct_size")]
-_INDEX_INPUTS = ("table", "channels", "axis_weights", "axis_centre")  # read, even where the index is written
+# Read, even where what they are part of is written.
+_INPUTS = ("table", "channels", "axis_weights", "axis_centre", "page_table", "seq_lens", "mean_table")
 _AXIS_GROUP = 32  # channels that share a scale and a minimum in INT4
 _RANGES = {c_uint32: (0, (1 << 32) - 1), c_uint64: (0, (1 << 64) - 1), c_int32: (-(1 << 31), (1 << 31) - 1)}
 
@@ -258,7 +279,7 @@ class _Lowering:
                 continue
             kind, path = types[name], prefix + name
             if kind is _header.vwd_tensor:
-                setattr(struct, name, self.tensor(value, path, self.writable and name not in _INDEX_INPUTS))
+                setattr(struct, name, self.tensor(value, path, self.writable and name not in _INPUTS))
             elif kind in _RANGES:
                 setattr(struct, name, integer(value, path, *_RANGES[kind]))
             elif kind is c_float:
@@ -307,6 +328,8 @@ class _Lowering:
         for i, value in enumerate(values):
             if kind is _header.vwd_tensor:
                 array[i] = self.tensor(value, f"{path}[{i}]", self.writable)
+            elif kind in _BY_POINTER:
+                array[i] = self.pointer(kind._type_, value, f"{path}[{i}]")
             else:
                 self.group(array[i], value, f"{path}[{i}]")
         self.keep.append(array)

@@ -600,6 +600,32 @@ borrowed until the stream passes this point; inputs are not written.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY (scratch of a CPU session), UNSUPPORTED (CUDA:
 VWD_TOPK_BEST_FIRST of more than 4096), DRIVER, INTERNAL.
 """,
+    "vwd_int4_kv": """Keys and values of one layer in INT4, in blocks of S tokens, as `vwd_kv_quantize` writes them: (D + Dv) / 2 + 2 bytes a token and
+KV head, and the mean key of each block.
+
+Tokens exact_tokens … coded_lens[i]−1 of sequence i are read here, all others from k and v of `vwd_paged_kv`. With c the code of a
+channel, 0 … 15, and H the Hadamard matrix (Sylvester's, times 1/√n) of the largest power of two n that divides the number of
+channels, repeated along the diagonal:
+  key = mean + weights∘(H·(k_scale·(c − 7.5))), value = H·(v_scale·(c − 7.5)).
+
+flags         Must be 0.
+block_size    Tokens of a block, S: a multiple of 16, 16 … 128. Lists of a call have the same block size. With a page_table, S
+              divides P or P divides S.
+exact_tokens  Tokens at the beginning of each sequence that are not coded; a multiple of S.
+k             [pages, P, Hk, D/2]     uint8: channel 2i in the low four bits, 2i+1 in the high ones. D a multiple of 16, 64 … 256.
+v             [pages, P, Hk, Dv/2]    uint8, likewise.
+k_scale       [pages, P, Hk]          float8_e4m3fn.
+v_scale       [pages, P, Hk]          float8_e4m3fn.
+page_table    [B, max_pages]          int32, optional: as in `vwd_paged_kv`, of these pages. A page of coded tokens outside
+                                      0 … pages−1 holds no tokens.
+coded_lens    [B]                     int32. Clamped to 0 … seq_lens[i] and the capacity of the pages, and rounded down to whole
+                                      blocks.
+means         [mean_pages, rows, Hk, D]  float32, float16 or bfloat16: the mean key of each block. Block j of sequence i is row
+                                      j % rows of page mean_table[i, j / rows], or row j of page i where mean_table is absent.
+mean_table    [B, max_mean_pages]     int32, optional. The mean of a block that has no row is 0.
+weights       [Hk, D]                 float32, optional (absent: 1), from `vwd_kv_weights`. One that is not a finite number above 0
+                                      counts as 1.
+""",
     "vwd_paged_kv": """Paged keys and values of one layer.
 
 flags       Must be 0.
@@ -612,6 +638,8 @@ seq_lens    [B]                 int32. Tokens of each sequence, clamped to 0 …
                                 is no upper bound.
 k_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Key = stored value · scale.
 v_scale     [1], [Hk] or [pages, P, Hk]  float32, optional (absent: 1); FP8 only. Value = stored value · scale.
+int4        Optional (NULL: none), with k and v of 16 or 32 bits: the tokens that are coded in INT4. Only `vwd_attention` and
+            `vwd_repair` read it. The other tokens are read from k and v, whose pages of coded tokens may be −1.
 """,
     "vwd_attention_state": """Attention state per query head: out = acc / l, lse = m + ln l. Natural logarithms, s = scale·q·k.
 The state of no tokens, the empty state, is acc = 0, m = −inf, l = 0. The struct is final: it does not grow.
@@ -757,6 +785,57 @@ never from the contents of tensors, which need not be written yet. The arguments
 bytes  Out.
 
 Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+""",
+    "vwd_kv_quantize_args": """Arguments of `vwd_kv_quantize`; see there.
+""",
+    "vwd_kv_weights_args": """Arguments of `vwd_kv_weights`; see there.
+""",
+    "vwd_kv_quantize": """Codes whole blocks of keys and values in INT4, for some layers at once: from k and v of each layer's `vwd_paged_kv` to its int4.
+
+Sequence i has n_i tokens: seq_lens[i], but no more than the pages of either cache have room for. Block j of sequence i is coded if
+max(begin[i], exact_tokens) ≤ j·S and (j + 1)·S ≤ n_i, and if all its tokens have pages in both caches. For each KV head, in
+float32 and in this order:
+  mean = Σ_t k_t in the order of the tokens, divided by S and rounded to the dtype of means; 0 for a block that has no row;
+  y = H·((k_t − mean) / weights) for keys, y = H·v_t for values: butterflies (a + b, a − b) over channels 1, 2, 4 … apart, then
+  times the rounded 1/√n;
+  scale = the e4m3 number nearest to max|y| / 7.5 (ties to even), 2⁻⁹ at least where y is not 0, and 448 at most;
+  code = 8 + clamp(⌊y / scale⌋, −8, 7), and 8 where the scale is 0.
+A row y that holds a number that is not finite has the scale NaN and codes 0: rows that see the token are NaN, as with keys that
+are not coded. Such a key makes the mean of its block NaN, or infinite, and so all keys of the block NaN. coded_lens[i] becomes
+⌊n_i / S⌋·S.
+
+A block has the same bits however often it is coded, in whatever order and on whatever device. The codes of a block are those of
+the exact keys, so that exact pages may be given up only when their block is coded.
+
+layer_count         1 … 48.
+layers [layer_count]  Host array of pointers. Each layer has int4, and k of 16 or 32 bits; see there. All layers have the
+                    shapes, strides, dtypes and numbers of the first one and the same page tables, lengths and coded_lens:
+                    they differ in the addresses of k, v, int4->k, v, k_scale, v_scale, means and weights alone. Layers do
+                    not share what is written, and no page of int4 is that of two places in its table: which would stay is open.
+begin  [B]          int32, optional (absent: 0). Blocks that begin before it are not coded.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+this point; the structs only during the call.
+Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: more than 2^31 − 1 lists, or tokens), DRIVER, INTERNAL.
+""",
+    "vwd_kv_weights": """Finds the weights of `vwd_int4_kv` from a sample of queries and keys: √(σ_c / q̄_c) for each channel c of a KV head, divided by
+its mean over the channels.
+
+σ_c is the spread of channel c about its block's mean, the root of the mean square over all tokens of k; q̄_c the mean of |q_c| over
+the tokens of q and the G query heads of the KV head. Blocks are S tokens of k, the last one perhaps fewer. A channel whose
+quotient is not a finite number above 0 has weight 1 and does not enter the mean. In float32, sums in the order of the tokens
+and, for q̄, of the heads before.
+
+block_size            S, 1 at least.
+q        [Tq, Hq, D]  float32, float16 or bfloat16; D a multiple of 8, 16 … 576. Sample of post-RoPE queries.
+k        [Tk, Hk, D]  dtype of q. Sample of post-RoPE keys: tokens that follow each other.
+weights  [Hk, D]      float32, out.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+this point.
+Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: more than 2^31 − 1 lists, or tokens), DRIVER, INTERNAL.
 """,
     "vwd_gather_blocks_args": """Arguments of `vwd_gather_blocks`; see there.
 """,

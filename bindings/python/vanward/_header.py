@@ -422,6 +422,24 @@ class vwd_topk_args(Structure):
     ]
 
 
+class vwd_int4_kv(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("block_size", c_uint32),
+        ("exact_tokens", c_uint32),
+        ("k", vwd_tensor),
+        ("v", vwd_tensor),
+        ("k_scale", vwd_tensor),
+        ("v_scale", vwd_tensor),
+        ("page_table", vwd_tensor),
+        ("coded_lens", vwd_tensor),
+        ("means", vwd_tensor),
+        ("mean_table", vwd_tensor),
+        ("weights", vwd_tensor),
+    ]
+
+
 class vwd_paged_kv(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -432,6 +450,7 @@ class vwd_paged_kv(Structure):
         ("seq_lens", vwd_tensor),
         ("k_scale", vwd_tensor),
         ("v_scale", vwd_tensor),
+        ("int4", POINTER(vwd_int4_kv)),
     ]
 
 
@@ -509,6 +528,27 @@ class vwd_repair_args(Structure):
         ("state", vwd_attention_state),
         ("missed_counts", vwd_tensor),
         ("tree", vwd_tensor),
+    ]
+
+
+class vwd_kv_quantize_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("layer_count", c_uint32),
+        ("layers", POINTER(POINTER(vwd_paged_kv))),
+        ("begin", vwd_tensor),
+    ]
+
+
+class vwd_kv_weights_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("block_size", c_uint32),
+        ("q", vwd_tensor),
+        ("k", vwd_tensor),
+        ("weights", vwd_tensor),
     ]
 
 
@@ -987,6 +1027,8 @@ PROTOTYPES = {
     "vwd_merge_states": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_repair": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_repair_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_kv_quantize": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_kv_weights": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_gather_blocks": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_kv_cache_capacity": (c_int32, [c_void_p, c_void_p]),
     "vwd_kv_cache_create": (c_int32, [c_void_p, c_void_p, c_void_p]),

@@ -685,6 +685,40 @@ class Session:
             outputs=dict(out=out, lse=lse, state=state, partials=partials),
         )
 
+    def prepare_kv_quantize(
+        self,
+        *,
+        layers: Sequence[PagedKV],
+        begin: Array | None = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_kv_quantize: codes whole blocks of keys and values in INT4, from each layer's k and v to its int4."""
+        return Call(
+            self,
+            _header.vwd_kv_quantize_args,
+            stream,
+            inputs=dict(begin=begin),
+            outputs=dict(layer_count=count("kv_quantize", "layers", layers), layers=layers),
+        )
+
+    def prepare_kv_weights(
+        self,
+        *,
+        block_size: int,
+        q: Array,
+        k: Array,
+        weights: Array,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_kv_weights: finds the weights of key channels for INT4 from a sample of queries and keys."""
+        return Call(
+            self,
+            _header.vwd_kv_weights_args,
+            stream,
+            inputs=dict(block_size=block_size, q=q, k=k),
+            outputs=dict(weights=weights),
+        )
+
     def prepare_merge_states(
         self,
         *,
@@ -882,6 +916,8 @@ class Session:
     select_tokens = at_once(prepare_select_tokens)
     topk = at_once(prepare_topk)
     attention = at_once(prepare_attention)
+    kv_quantize = at_once(prepare_kv_quantize)
+    kv_weights = at_once(prepare_kv_weights)
     merge_states = at_once(prepare_merge_states)
     repair = at_once(prepare_repair)
     gather_blocks = at_once(prepare_gather_blocks)

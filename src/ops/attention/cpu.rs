@@ -60,7 +60,7 @@ impl Plan for Everything<'_> {
         let (rows, first, end) = unsafe {
             (self.problem.positions.len(i), self.problem.seen(i, 0).range().start, self.problem.kv.pages.len(i))
         };
-        let has_pages = self.problem.kv.pages.count > 0;
+        let has_pages = self.problem.kv.pages.count > 0 || self.problem.int4.is_some();
         if rows == 0 || !has_pages { 0..0 } else { first / size..end.div_ceil(size) }
     }
 

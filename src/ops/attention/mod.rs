@@ -9,6 +9,7 @@ pub mod device;
 pub mod engine;
 
 use super::contents::{self, Rule, Tokens};
+use super::int4::Int4Kv;
 use super::views::{BlockList, Heads, Lists, PagedKv, Positions, State, check_head_dim, scale_or_default};
 use crate::abi::{
     VWD_ATTENTION_KEEP_ROWS, vwd_attention_args, vwd_attention_partials, vwd_attention_state, vwd_block_list,
@@ -19,6 +20,7 @@ use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, Checks, Name, Tensor, given};
 use crate::runtime::{On, Session, require_flags, require_no_flags};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 
 /// Tokens that are attended together where the contract leaves it open: without a list, and for lists of single tokens.
@@ -41,6 +43,8 @@ pub struct Problem<'a> {
     pub block_size: usize,
     /// Whose nodes the rows are.
     pub tree: Option<Tree<'a>>,
+    /// Where the tokens lie that are coded.
+    pub int4: Option<&'a Int4Kv<'a>>,
 }
 
 /// The numbers among the arguments.
@@ -86,7 +90,23 @@ impl<'a> Problem<'a> {
             window: if window == 0 { usize::MAX } else { window as usize },
             block_size: block_size as usize,
             tree: Tree::from_c(checks, tree, &positions)?,
+            int4: None,
         })
+    }
+
+    /// With the tokens that are coded, whose blocks are those of the call's lists.
+    #[inline(always)]
+    pub fn with_int4<'b>(self, int4: Option<&'b Int4Kv<'b>>, has_lists: bool) -> Result<Problem<'b>>
+    where
+        'a: 'b,
+    {
+        match int4 {
+            Some(int4) if has_lists && int4.block_size != self.block_size => {
+                let expected = format!("the block size {} of the lists", self.block_size);
+                Err(Error::argument("kv.int4.block_size", int4.block_size, expected))
+            }
+            _ => Ok(Problem { int4, ..self }),
+        }
     }
 
     /// How many lists there may be.
@@ -106,6 +126,12 @@ impl<'a> Problem<'a> {
         [Some(&self.positions.q), lens, Some(k), Some(v), table, seq_lens, k_scale, v_scale, tree]
     }
 
+    /// Refuses outputs that share memory with what is coded.
+    #[inline(always)]
+    pub fn reject_overlap_with_int4<const N: usize>(&self, outputs: &[Option<&Tensor>; N]) -> Result<()> {
+        self.int4.map_or(Ok(()), |int4| overlap::reject(outputs, &int4.inputs()))
+    }
+
     /// What a session that checks contents reads: lengths, pages and scales.
     pub fn contents(&self) -> Vec<Rule<'a>> {
         let PagedKv { pages, k_scale, v_scale, .. } = &self.kv;
@@ -113,6 +139,7 @@ impl<'a> Problem<'a> {
         rules.push(contents::seq_lens(pages));
         rules.extend(contents::page_table(pages, None));
         rules.extend([k_scale, v_scale].into_iter().filter_map(contents::scale));
+        rules.extend(self.int4.iter().flat_map(|int4| int4.contents(pages.seq_lens)));
         rules
     }
 
@@ -433,6 +460,9 @@ impl Request<'_> {
             let names = ["list.ids", "list.counts", "list.slots"];
             Some(BlockList::with_slots_from_c(checks, &c.list, names, problem.lists())?)
         };
+        let mut room = MaybeUninit::uninit();
+        let int4 = Int4Kv::from_c(checks, kv.int4, &problem.kv, &mut room)?;
+        let problem = problem.with_int4(int4.as_ref(), list.is_some())?;
         let extents = Extents::of(&problem);
         let dtypes = &[problem.positions.q.dtype, DType::F32];
         let outputs = Outputs::from_c(checks, [&c.out, &c.lse, &c.sinks], &c.state, (dtypes, true), &extents)?;
@@ -459,7 +489,8 @@ impl Request<'_> {
         overlap::reject(
             &[out, lse, acc, m, l, part_acc, part_m, part_l],
             &[q, q_lens, k, v, table, lens, k_scale, v_scale, tree, ids, counts, slots, sinks],
-        )
+        )?;
+        self.problem.reject_overlap_with_int4(&[out, lse, acc, m, l, part_acc, part_m, part_l])
     }
 }
 

@@ -8,6 +8,7 @@ mod cuda;
 
 use super::attention::{Extents, Numbers, Outputs, Problem, entries_per_partial, names, partial_count, tensors};
 use super::contents;
+use super::int4::Int4Kv;
 use super::views::{BlockList, State};
 use crate::abi::{
     VWD_ATTENTION_KEEP_ROWS, VWD_REPAIR_EXACT, VWD_REPAIR_SUPERSET, vwd_paged_kv, vwd_repair_args, vwd_stream,
@@ -17,6 +18,7 @@ use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{Checks, Name, Tensor};
 use crate::runtime::{On, Session, require_flags};
+use std::mem::MaybeUninit;
 
 const STATE: [Name; 3] = names(["predicted_state.acc", "predicted_state.m", "predicted_state.l"]);
 const PARTIALS: [Name; 3] = names(["predicted_partials.acc", "predicted_partials.m", "predicted_partials.l"]);
@@ -58,6 +60,9 @@ impl Request<'_> {
         let numbers = Numbers { block_size: c.block_size, scale: c.scale, soft_cap: c.soft_cap, window: c.window };
         let list = (&c.selected, "selected.ids");
         let problem = Problem::from_c(checks, [&c.q, &c.q_lens, &c.tree], kv, numbers, list)?;
+        let mut room = MaybeUninit::uninit();
+        let int4 = Int4Kv::from_c(checks, kv.int4, &problem.kv, &mut room)?;
+        let problem = problem.with_int4(int4.as_ref(), true)?;
         problem.kv.pages.check_block_size("block_size", problem.block_size)?;
         let names = ["selected.ids", "selected.counts", "selected.slots"];
         let selected = BlockList::with_slots_from_c(checks, &c.selected, names, problem.lists())?;
@@ -111,6 +116,7 @@ impl Request<'_> {
             &outputs,
             &[q, q_lens, k, v, table, lens, k_scale, v_scale, tree, a, b, c, d, e, part_acc, part_m, part_l, sinks],
         )?;
+        self.problem.reject_overlap_with_int4(&outputs)?;
         if state.is_some() { reject_all_but_in_place(outputs, tensors(state)) } else { Ok(()) }
     }
 }

@@ -5,11 +5,17 @@
 //! the instructions alone, not on alignment, neighbours or threads. D is a multiple of 8, so a row is a whole number of
 //! vectors of eight lanes.
 
+mod code_rows;
+pub mod codes;
+#[cfg(target_arch = "x86_64")]
+mod codes_x86;
+mod hadamard;
 mod portable;
 mod rows;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+pub use hadamard::rotate;
 pub use rows::{dot, dot_four, fetch, widen};
 
 use crate::core::dtype::Float;
@@ -148,6 +154,8 @@ pub trait Lanes: Vector<Eight = Self> {
     fn sums(of: [Self; 4]) -> [f32; 4];
     /// The sum of each vector's lanes, in the lane of the vector's number: ((0+2)+(1+3)) + ((4+6)+(5+7)).
     fn sums_of_eight(of: [Self; 8]) -> Self;
+    /// Butterflies (a + b, a − b) over lanes 1, then 2, then 4 apart.
+    fn butterflies(self) -> Self;
     /// Stores lanes 0 … 3 and 4 … 7.
     ///
     /// # Safety

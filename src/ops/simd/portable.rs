@@ -117,6 +117,17 @@ impl Lanes for Portable {
         Portable(of.map(|Portable(x)| ((x[0] + x[2]) + (x[1] + x[3])) + ((x[4] + x[6]) + (x[5] + x[7]))))
     }
     #[inline(always)]
+    fn butterflies(self) -> Self {
+        let mut x = self.0;
+        for distance in [1, 2, 4] {
+            for lane in (0..LANES).filter(|lane| lane & distance == 0) {
+                let (a, b) = (x[lane], x[lane + distance]);
+                (x[lane], x[lane + distance]) = (a + b, a - b);
+            }
+        }
+        Portable(x)
+    }
+    #[inline(always)]
     unsafe fn store_halves(self, to: [*mut f32; 2]) {
         for (half, to) in self.0.chunks_exact(4).zip(to) {
             // SAFETY: four values are writable at each place.

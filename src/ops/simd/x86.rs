@@ -157,6 +157,19 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    fn butterflies(self) -> Self {
+        // The other lane plus or minus the own one: a product with ±1 is exact.
+        unsafe {
+            let x = self.0;
+            let signs = _mm256_setr_ps(1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0);
+            let x = _mm256_fmadd_ps(x, signs, _mm256_permute_ps::<0b10_11_00_01>(x));
+            let signs = _mm256_setr_ps(1.0, 1.0, -1.0, -1.0, 1.0, 1.0, -1.0, -1.0);
+            let x = _mm256_fmadd_ps(x, signs, _mm256_permute_ps::<0b01_00_11_10>(x));
+            let signs = _mm256_setr_ps(1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0);
+            Avx2(_mm256_fmadd_ps(x, signs, _mm256_permute2f128_ps::<0x01>(x, x)))
+        }
+    }
+    #[inline(always)]
     unsafe fn store_halves(self, to: [*mut f32; 2]) {
         unsafe {
             _mm_storeu_ps(to[0], _mm256_castps256_ps128(self.0));

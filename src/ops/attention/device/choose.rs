@@ -5,7 +5,9 @@
 
 use super::params::Params;
 use super::plan::{Element, Job, Rows, Sizes, TILE, Width, is_copied_by_16, values_are_keys};
-use super::{decode128, mla16, mla64, verify128};
+use super::{decode128, int4_128, mla16, mla64, verify128};
+use crate::core::dtype::DType;
+use crate::ops::int4::Int4Kv;
 use crate::runtime::cuda::layout::is_near;
 use crate::runtime::cuda::variants::{Fit, variants};
 
@@ -16,6 +18,8 @@ variants! {
         Decode128 = "decode128",
         /// Heads of 128 channels in 16 bits, up to 64 rows at a time: drafts that are verified.
         Verify128 = "verify128",
+        /// Heads of 128 channels, some of whose tokens are coded in INT4, up to 16 rows a list.
+        Int4_128 = "int4_128",
         /// MLA, 64 rows at a time.
         Mla64 = "mla64",
         /// MLA, 16 rows at a time.
@@ -52,6 +56,7 @@ pub struct Device {
     pub runs_verify128: bool,
     pub runs_mla16: bool,
     pub runs_mla64: bool,
+    pub runs_int4_128: bool,
 }
 
 /// What a call may ask for. An option that every variant takes is named by all and read by none.
@@ -83,6 +88,31 @@ pub struct Options {
     pub whole_tiles: bool,
     /// The rows are those of a draft tree.
     pub tree: bool,
+    /// Some tokens are coded in INT4.
+    pub int4: Option<Int4>,
+}
+
+/// What matters of tokens in INT4.
+#[derive(Clone, Copy, Debug)]
+pub struct Int4 {
+    /// Rows of codes and of means begin and end on 16 bytes.
+    pub rows_of_16_bytes: bool,
+    /// Means have the type of keys that are not coded.
+    pub means_are_as_keys: bool,
+    /// Strides from row to row and from page to page fit in 32 bits.
+    pub near_strides: bool,
+}
+
+impl Int4 {
+    fn of(int4: &Int4Kv, keys: DType) -> Int4 {
+        Int4 {
+            rows_of_16_bytes: [&int4.k, &int4.v, &int4.means].into_iter().all(is_copied_by_16),
+            means_are_as_keys: int4.means.dtype == keys,
+            near_strides: [&int4.k, &int4.v, &int4.k_scale, &int4.v_scale, &int4.means]
+                .iter()
+                .all(|t| (0..2).all(|d| is_near(t.byte_stride(d)))),
+        }
+    }
 }
 
 impl Options {
@@ -107,15 +137,19 @@ impl Options {
             near_strides: steps.iter().all(|steps| steps.iter().all(|&step| is_near(step))),
             whole_tiles: 1 << params.log_granule == TILE,
             tree: problem.tree.is_some(),
+            int4: problem.int4.map(|int4| Int4::of(int4, k.dtype)),
         }
     }
 }
+
+const NO_INT4: &str = "it takes no tokens in INT4";
 
 /// How a variant of attention suits a call.
 pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     match variant {
         Variant::Decode128 => fit_decode128(device, sizes, options),
         Variant::Verify128 => fit_verify128(device, sizes, options),
+        Variant::Int4_128 => fit_int4_128(device, sizes, options),
         Variant::Mla64 => fit_mla64(device, sizes, options),
         Variant::Mla16 => fit_mla16(device, sizes, options),
         Variant::Mma => fit_mma(sizes, options),
@@ -141,6 +175,7 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         near_strides,
         whole_tiles,
         tree,
+        int4,
     } = *options;
     let (Some(element), Some(rows)) = (sizes.element, Rows::of(sizes.rows)) else {
         return Fit::Cannot("it takes 16-bit queries, keys of 16 bits or FP8, and up to 16 rows a list");
@@ -151,7 +186,8 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let stages = decode128::stages(device.shared_bytes, element, rows, shape.adds_up_units());
     let is_verify128s = reads_most(sizes, options) && matches!(fit_verify128(device, sizes, options), Fit::Takes);
     let fit = if is_uneven || start || is_verify128s { Fit::Slower } else { Fit::Takes };
-    fit.unless(tree, "it takes no draft tree")
+    fit.unless(int4.is_some(), NO_INT4)
+        .unless(tree, "it takes no draft tree")
         .unless(!device.runs_decode128, "it needs compute capability 9.0")
         .unless(is_wide, "it takes heads of 128 channels")
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
@@ -189,10 +225,11 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         near_strides: _,
         whole_tiles: _,
         tree,
+        int4,
     } = *options;
     let are_few = sizes.rows < verify128::FEWEST_ROWS && !reads_most(sizes, options);
     let fit = if are_few { Fit::Slower } else { Fit::Takes };
-    let fit = fit.unless(tree, "it takes no draft tree");
+    let fit = fit.unless(tree, "it takes no draft tree").unless(int4.is_some(), NO_INT4);
     takes_drafts(fit, device.runs_verify128, sizes)
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
         .unless(partials, "it keeps no partials")
@@ -244,9 +281,11 @@ fn takes_latents(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
         near_strides: _,
         whole_tiles: _,
         tree,
+        int4,
     } = *options;
     let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
     fit.unless(tree, "it takes no draft tree")
+        .unless(int4.is_some(), NO_INT4)
         .unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
         .unless(Width::of(sizes.dim, sizes.value_dim) != Some(Width::W576), "it takes keys of 264 to 576 channels")
         .unless(!values_are_keys, "values have to be the first channels of the keys")
@@ -274,10 +313,12 @@ fn fit_mma(sizes: &Sizes, options: &Options) -> Fit {
         near_strides: _,
         whole_tiles: _,
         tree,
+        int4,
     } = *options;
     let width = Width::of(sizes.dim, sizes.value_dim);
     Fit::Takes
         .unless(tree, "it takes no draft tree")
+        .unless(int4.is_some(), NO_INT4)
         .unless(sizes.element.is_none(), "it takes 16-bit queries, and keys of the same type or of FP8")
         .unless(width.is_none(), "it takes D up to 576 and Dv up to 512")
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
@@ -301,8 +342,53 @@ fn fit_general(options: &Options) -> Fit {
         near_strides: _,
         whole_tiles: _,
         tree: _,
+        int4: _,
     } = *options;
     Fit::Takes
+}
+
+fn fit_int4_128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
+    let Options {
+        positions: _,
+        q_lens: _,
+        lists: _,
+        own_lists: _,
+        slots,
+        window: _,
+        soft_cap: _,
+        sinks: _,
+        partials,
+        start: _,
+        // Keys that are not coded have no scale.
+        scales_per_token: _,
+        values_are_keys: _,
+        rows_of_16_bytes,
+        near_strides,
+        whole_tiles,
+        tree,
+        int4,
+    } = *options;
+    let Some(int4) = int4 else { return Fit::Cannot("it takes calls with tokens in INT4") };
+    let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
+    let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
+    let rows_of_16_bytes = rows_of_16_bytes && int4.rows_of_16_bytes;
+    Fit::Takes
+        .unless(!device.runs_int4_128, "it needs compute capability 9.0")
+        .unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
+        .unless(!int4.means_are_as_keys, "means have to be of the keys' type")
+        .unless(is_wide, "it takes heads of 128 channels")
+        .unless(Rows::of(sizes.rows).is_none(), "it takes up to 16 rows a list")
+        .unless(partials, "it keeps no partials")
+        .unless(tree, "it takes no draft tree")
+        .unless(slots, "it takes no slots")
+        .unless(!rows_of_16_bytes, "rows of q, k, v, codes and means have to begin and end on 16 bytes")
+        .unless(!whole_tiles, "blocks and pages have to be whole tiles of 16 tokens")
+        .unless(!(near_strides && int4.near_strides), "strides of tokens and pages have to fit in 32 bits")
+        .unless(sizes.lists >= decode128::MOST_LISTS, "it takes fewer than 2^20 lists")
+        .unless(
+            int4_128::shared(Rows::UpTo16) > decode128::most_shared(device.shared_bytes),
+            "it needs more shared memory than the device has",
+        )
 }
 
 /// What a repair has beside an attention to the selected blocks.
@@ -345,11 +431,13 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
         near_strides,
         whole_tiles,
         tree,
+        int4,
     } = *options;
     let is_multiplied = sizes.element.is_some() && rows_of_16_bytes;
     let is_128 = Width::of(sizes.dim, sizes.value_dim) == Some(Width::W128);
     let one_launch = Fit::Takes
         .unless(tree, "it takes no draft tree")
+        .unless(int4.is_some(), NO_INT4)
         .unless(!repair.has_clusters, "it needs clusters, from compute capability 9.0")
         .unless(!is_multiplied, "it takes 16-bit queries, keys of the same type or of FP8, and rows on 16 bytes")
         .unless(!is_128, "it takes heads of up to 128 channels")
@@ -374,6 +462,7 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
         RepairVariant::OneLaunch => {
             one_launch.unless(!repair.one_launch_fits, "the lists do not fit in the device's shared memory")
         }
+        // Attention takes what is missed, or refuses it.
         RepairVariant::TwoLaunches => Fit::Takes,
     }
 }
@@ -390,6 +479,7 @@ mod tests {
         runs_verify128: true,
         runs_mla16: true,
         runs_mla64: true,
+        runs_int4_128: true,
     };
     const SIZES: Sizes = Sizes {
         element: Some(Element::F16),
@@ -419,6 +509,7 @@ mod tests {
         near_strides: true,
         whole_tiles: true,
         tree: false,
+        int4: None,
     };
     const MLA: Sizes = Sizes { dim: 576, value_dim: 512, kv_heads: 1, rows: 16, lists: 4, ..SIZES };
     const LATENTS: Options = Options { values_are_keys: true, ..NOTHING };
@@ -442,6 +533,44 @@ mod tests {
         assert_eq!(of(SIZES, Options { scales_per_token: true, ..NOTHING }), Variant::Mma);
         assert_eq!(of(SIZES, Options { rows_of_16_bytes: false, ..NOTHING }), Variant::General);
         assert_eq!(of(Sizes { element: None, ..SIZES }, NOTHING), Variant::General);
+    }
+
+    #[test]
+    fn tokens_in_int4_take_int4_128_or_general() {
+        let int4 = Int4 { rows_of_16_bytes: true, means_are_as_keys: true, near_strides: true };
+        let coded = |int4| Options { int4: Some(int4), ..NOTHING };
+        let of = |sizes: Sizes, options: Options| chosen(&H200, &sizes, &options);
+        assert_eq!(of(SIZES, coded(int4)), Variant::Int4_128);
+        assert_eq!(of(Sizes { rows: 16, element: Some(Element::Bf16), ..SIZES }, coded(int4)), Variant::Int4_128);
+        let all = Options {
+            positions: true,
+            q_lens: true,
+            own_lists: true,
+            window: true,
+            soft_cap: true,
+            sinks: true,
+            ..coded(int4)
+        };
+        assert_eq!(of(SIZES, Options { start: true, lists: false, ..all }), Variant::Int4_128);
+        for sizes in
+            [Sizes { rows: 17, ..SIZES }, Sizes { dim: 64, value_dim: 64, ..SIZES }, Sizes { element: None, ..SIZES }]
+        {
+            assert_eq!(of(sizes, coded(int4)), Variant::General, "{sizes:?}");
+        }
+        for options in [
+            coded(Int4 { rows_of_16_bytes: false, ..int4 }),
+            coded(Int4 { means_are_as_keys: false, ..int4 }),
+            coded(Int4 { near_strides: false, ..int4 }),
+            Options { partials: true, ..coded(int4) },
+            Options { tree: true, positions: true, ..coded(int4) },
+            Options { whole_tiles: false, ..coded(int4) },
+            Options { near_strides: false, ..coded(int4) },
+        ] {
+            assert_eq!(of(SIZES, options), Variant::General, "{options:?}");
+        }
+        assert_eq!(chosen(&Device { runs_int4_128: false, ..H200 }, &SIZES, &coded(int4)), Variant::General);
+        let repair = choose(None, |variant| fit_repair(variant, &SIZES, &coded(int4), &REPAIR)).unwrap();
+        assert_eq!(repair, RepairVariant::TwoLaunches);
     }
 
     #[test]
@@ -507,6 +636,7 @@ mod tests {
             runs_verify128: false,
             runs_mla16: false,
             runs_mla64: false,
+            runs_int4_128: false,
         };
         assert_eq!(chosen(&a100, &SIZES, &NOTHING), Variant::Mma);
         assert_eq!(chosen(&a100, &MLA, &LATENTS), Variant::Mma);

@@ -139,7 +139,7 @@ fn warp_bytes(rows: Rows, adds_up_units: bool) -> u32 {
 }
 
 /// What a CTA leaves for the others of its list: acc, m and l of each row, where m and l are there once a warp.
-fn state_bytes(rows: Rows) -> u32 {
+pub fn state_bytes(rows: Rows) -> u32 {
     rows.count() * (CHANNELS + 2 * WARPS) * size_of::<f32>() as u32
 }
 

@@ -53,21 +53,13 @@ pub fn work_items(
     Ok(WorkItems { rows: params.rows.min(rows_of_cta), params, shared })
 }
 
-/// The plan of mma, which takes the call, or of general.
-pub fn plan(
-    multiprocessors: u32,
-    shared_bytes: u32,
-    params: &Params,
-    sizes: &Sizes,
-    is_mma: bool,
-    has_tree: bool,
-) -> Result<Plan> {
-    let width = Width::of(sizes.dim, sizes.value_dim);
-    let entry = match (sizes.element, width) {
-        (Some(element), Some(width)) if is_mma => Entry::Mma(element, width),
-        _ if has_tree => Entry::GeneralTree,
-        _ => Entry::General,
-    };
+/// The kernel of mma for a call that mma takes.
+pub fn entry(sizes: &Sizes) -> Option<Entry> {
+    Some(Entry::Mma(sizes.element?, Width::of(sizes.dim, sizes.value_dim)?))
+}
+
+/// The plan of mma, or of a kernel that general runs.
+pub fn plan(multiprocessors: u32, shared_bytes: u32, params: &Params, sizes: &Sizes, entry: Entry) -> Result<Plan> {
     let WorkItems { mut params, rows, shared } = work_items(shared_bytes, params, sizes, entry, MOST_STAGES)?;
     let are_few = params.work_items <= FEW_ITEMS;
     let target = multiprocessors.saturating_sub(params.work_items).max(multiprocessors / 2).max(1);
@@ -97,11 +89,7 @@ fn share(params: &mut Params, entry: Entry, most: u32, most_stages: u32) -> Resu
     // With partials: the state of one unit, and the total of all, of every warp.
     let totals = if params.partials.acc.data.is_null() { 0 } else { 2 * WARPS * warp_acc };
     // general shares no tile: a warp's rows are enough for a CTA.
-    let members = if matches!(entry, Entry::General | Entry::GeneralTree) {
-        1
-    } else {
-        params.rows.div_ceil(WARP_ROWS).min(WARPS)
-    };
+    let members = if matches!(entry, Entry::Mma(..)) { params.rows.div_ceil(WARP_ROWS).min(WARPS) } else { 1 };
     for log_members in members.next_power_of_two().ilog2()..=WARPS.ilog2() {
         let members = 1 << log_members;
         let (stages, stage_bytes, q_pitch, sums) = if let Entry::Mma(element, width) = entry {

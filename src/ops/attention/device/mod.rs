@@ -3,6 +3,7 @@
 
 mod choose;
 mod decode128;
+mod int4_128;
 mod mla16;
 mod mla64;
 mod mma;
@@ -36,9 +37,9 @@ const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 /// Every kernel that attends: which it is, its source, its name.
 #[rustfmt::skip]
-const ATTENTION: [(Entry, &str, &str); 26] = {
+const ATTENTION: [(Entry, &str, &str); 33] = {
     use Element::{Bf16, F16, Fp8};
-    use Entry::{Decode128, General, GeneralTree, Mla16, Mla64, Mma, Verify128};
+    use Entry::{Decode128, General, GeneralTree, Int4_128, Int4General, Mla16, Mla64, Mma, Verify128};
     use Rows::{UpTo4, UpTo8, UpTo16};
     use Width::{W128, W256, W576};
     [
@@ -53,6 +54,12 @@ const ATTENTION: [(Entry, &str, &str); 26] = {
         (Decode128(Fp8, UpTo16), "attention/decode128_fp8", "attention_decode128_fp8_16"),
         (Verify128(F16), "attention/verify128", "attention_verify128_f16"),
         (Verify128(Bf16), "attention/verify128", "attention_verify128_bf16"),
+        (Int4_128(F16, UpTo4), "attention_int4/decode128_f16", "attention_int4_128_f16_4"),
+        (Int4_128(F16, UpTo8), "attention_int4/decode128_f16", "attention_int4_128_f16_8"),
+        (Int4_128(F16, UpTo16), "attention_int4/decode128_f16", "attention_int4_128_f16_16"),
+        (Int4_128(Bf16, UpTo4), "attention_int4/decode128_bf16", "attention_int4_128_bf16_4"),
+        (Int4_128(Bf16, UpTo8), "attention_int4/decode128_bf16", "attention_int4_128_bf16_8"),
+        (Int4_128(Bf16, UpTo16), "attention_int4/decode128_bf16", "attention_int4_128_bf16_16"),
         (Mla64(F16), "attention/mla64", "attention_mla64_f16"),
         (Mla64(Bf16), "attention/mla64", "attention_mla64_bf16"),
         (Mla16(F16), "attention/mla16", "attention_mla16_f16"),
@@ -68,6 +75,7 @@ const ATTENTION: [(Entry, &str, &str); 26] = {
         (Mma(Fp8, W576), "attention/mma_fp8", "attention_mma_fp8_576"),
         (General, "attention/general", "attention_general"),
         (GeneralTree, "attention_tree/general", "attention_general_tree"),
+        (Int4General, "attention_int4/general", "attention_int4_general"),
     ]
 };
 
@@ -112,10 +120,13 @@ impl cuda::Kernels for Kernels {
         source!("attention/decode128_bf16", compute_90),
         source!("attention/decode128_fp8", compute_90),
         source!("attention/verify128", compute_90a),
+        source!("attention_int4/decode128_f16", compute_90),
+        source!("attention_int4/decode128_bf16", compute_90),
         source!("attention/mla16", compute_90),
         source!("attention/mla64", compute_90a),
         source!("attention/general", compute_80, compute_90),
         source!("attention_tree/general", compute_80, compute_90),
+        source!("attention_int4/general", compute_80, compute_90),
         source!("attention/split", compute_80, compute_90),
         source!("attention/repair_two_launches", compute_80, compute_90),
         source!("attention/repair_one_launch", compute_90),
@@ -137,6 +148,7 @@ impl cuda::Kernels for Kernels {
             let most = match entry {
                 Entry::Decode128(..) => decode128::most_shared(facts.shared_bytes),
                 Entry::Verify128(_) => verify128::SHARED,
+                Entry::Int4_128(_, rows) => int4_128::shared(rows),
                 _ => most_shared(facts),
             };
             attention.push((entry, sharing(source, name, most)?));
@@ -157,6 +169,7 @@ impl cuda::Kernels for Kernels {
             runs_verify128: verify_clusters.is_some(),
             runs_mla16: clusters.is_some(),
             runs_mla64: of(Entry::Mla64(Element::F16)).is_some(),
+            runs_int4_128: of(Entry::Int4_128(Element::F16, Rows::UpTo4)).is_some(),
         };
         let join_mla64 = if device.runs_mla64 { Some(modules.kernel("attention/mla64", "join_mla64")?) } else { None };
 
@@ -204,12 +217,24 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
     let (sizes, options) = (Sizes::of(job, &params), Options::of(job, &params));
     let variant = variants::choose(forced, |variant| choose::fit(variant, device, &sizes, &options))?;
     let (multiprocessors, shared_bytes) = (device.multiprocessors, device.shared_bytes);
-    let general = |is_mma| mma::plan(multiprocessors, shared_bytes, &params, &sizes, is_mma, options.tree);
+    let of_general = match (options.int4, options.tree) {
+        (Some(_), _) => Entry::Int4General,
+        (None, true) => Entry::GeneralTree,
+        (None, false) => Entry::General,
+    };
+    let general = |is_mma: bool| {
+        let entry = if is_mma { mma::entry(&sizes).expect(PLANNED) } else { of_general };
+        mma::plan(multiprocessors, shared_bytes, &params, &sizes, entry)
+    };
     let plan = match variant {
         Variant::Decode128 => decode128::plan(multiprocessors, shared_bytes, &params, &sizes).expect(PLANNED),
         Variant::Verify128 => {
             let clusters = kernels.verify_clusters.as_ref().expect(PLANNED);
             verify128::plan(clusters, &params, &sizes).expect(PLANNED)
+        }
+        Variant::Int4_128 => {
+            let int4 = job.problem.int4.expect(PLANNED);
+            int4_128::plan(multiprocessors, &params, &sizes, int4).expect(PLANNED)
         }
         Variant::Mla64 => mla64::plan(multiprocessors, &params, &sizes).expect(PLANNED),
         Variant::Mla16 => {
@@ -235,8 +260,13 @@ pub unsafe fn launch(enqueue: &Enqueue, plan: &Plan, problem: &Problem) -> Resul
     let kernels: &Kernels = enqueue.kernels();
     let params = &raw const plan.params;
     let tree = problem.tree.as_ref().map(|tree| tree::Params::new(&plan.params, tree));
+    let int4 = problem.int4.map(|int4| int4_128::Params::new(&plan.params, int4, &problem.tree));
     // These begin with what the kernels of other variants take.
-    let attending = tree.as_ref().map_or(params.cast(), |tree| (&raw const *tree).cast());
+    let attending = match (&tree, &int4) {
+        (_, Some(int4)) => (&raw const *int4).cast(),
+        (Some(tree), None) => (&raw const *tree).cast(),
+        (None, None) => params.cast(),
+    };
     // SAFETY: Params is the kernels' struct, the rest are of the kernels' types, and the plan's addresses are those of valid
     // tensors.
     unsafe {

@@ -25,11 +25,13 @@ const MOST: u64 = 1 << 31;
 pub enum Entry {
     Decode128(Element, Rows),
     Verify128(Element),
+    Int4_128(Element, Rows),
     Mla64(Element),
     Mla16(Element),
     Mma(Element, Width),
     General,
     GeneralTree,
+    Int4General,
 }
 
 /// What keys and values are made of, where 16-bit queries of the same type, or with FP8 of either, meet them.
@@ -101,7 +103,7 @@ impl Rows {
         }
     }
 
-    pub fn count(self) -> u32 {
+    pub const fn count(self) -> u32 {
         4 << self as u32
     }
 }
@@ -211,7 +213,7 @@ pub fn lists(job: &Job) -> usize {
 
 /// What the kernels of every variant are told. `None` where there is nothing to do.
 pub fn describe(job: &Job) -> Result<Option<Params>> {
-    let Problem { positions, kv, heads, scale, soft_cap, window, block_size, tree: _ } = *job.problem;
+    let Problem { positions, kv, heads, scale, soft_cap, window, block_size, tree: _, int4 } = *job.problem;
     let Job { list, outputs, .. } = *job;
     if lists(job) == 0 || positions.count() == 0 {
         return Ok(None);
@@ -230,6 +232,7 @@ pub fn describe(job: &Job) -> Result<Option<Params>> {
     let unit_tiles = unit_tokens.div_ceil(TILE);
     let pages_matter = kv.pages.table.is_some() || kv.pages.in_slots;
     let together = block_or_tile(list.is_some(), block) | if pages_matter { kv.pages.size } else { 0 };
+    let together = together | int4.filter(|int4| int4.pages.table.is_some()).map_or(0, |int4| int4.pages.size);
     let scale_of = |scale: &Option<Scale>| scale.as_ref().map_or(View::ABSENT, |Scale(t)| scale_view(t));
     let per_token = |scale: &Option<Scale>| scale.as_ref().is_some_and(|Scale(t)| t.rank() == 3);
     let list_view = |t: &Tensor| View::<4>::by_position(t);

@@ -1,5 +1,6 @@
 //! Cuts the entries of a chunk into tiles.
 
+use super::coded::Coded;
 use super::tile::Tile;
 use super::{Entry, Job, Unit};
 use crate::ops::attention::Problem;
@@ -29,11 +30,22 @@ pub struct Cutter<'a> {
     ends: Option<usize>,
     /// Has the current entry group rows in an earlier tile?
     open: bool,
+    /// The sequence's coded tokens.
+    coded: Option<Coded<'a>>,
 }
 
 impl<'a> Cutter<'a> {
-    pub fn new(job: &'a Job, unit: Unit, seen: Range<usize>, entries: Range<usize>) -> Cutter<'a> {
+    /// # Safety
+    /// The op's caller vouches for its tensors.
+    pub unsafe fn new(job: &'a Job, unit: Unit, seen: Range<usize>, entries: Range<usize>) -> Cutter<'a> {
+        let Problem { kv, int4, .. } = job.problem;
+        let coded = int4.map(|int4| {
+            // SAFETY: the unit's sequence is one of the problem's.
+            let Range { start, end } = unsafe { int4.coded(unit.sequence, kv.pages.len(unit.sequence)) };
+            Coded { int4, sequence: unit.sequence, head: unit.kv_head, first: start, end }
+        });
         Cutter {
+            coded,
             job,
             unit,
             entries,
@@ -58,7 +70,7 @@ impl<'a> Cutter<'a> {
         loop {
             while !self.tokens.is_empty() {
                 let (number, room) = self.place(tile.size());
-                if tile.len() > 0 && tile.number != number {
+                if tile.len() > 0 && (tile.number != number || tile.is_coded != self.is_next_coded()) {
                     self.open = true;
                     return true;
                 }
@@ -117,16 +129,34 @@ impl<'a> Cutter<'a> {
         (place / size, size - place % size)
     }
 
+    /// Whether the next token is coded.
+    #[inline(always)]
+    fn is_next_coded(&self) -> bool {
+        self.coded.as_ref().is_some_and(|coded| coded.tokens().contains(&self.tokens.start))
+    }
+
     /// Adds to the tile what there is room for of the tokens to come, up to the end of a page. A missing page has none.
     ///
     /// # Safety
     /// As for [`Cutter::cut`]; there are tokens to come.
     #[inline(always)]
     unsafe fn push_run<T: Row>(&mut self, tile: &mut Tile<T>, room: usize) {
+        let first = self.tokens.start;
+        let mut count = self.tokens.len().min(room);
+        if let Some(coded) = &self.coded {
+            if self.is_next_coded() {
+                // SAFETY: as for this function.
+                self.tokens.start += unsafe { push_coded(tile, coded, first, count) };
+                return;
+            }
+            if first < coded.first {
+                count = count.min(coded.first - first);
+            }
+        }
         let kv = &self.job.problem.kv;
-        let (first, size) = (self.tokens.start, kv.pages.size);
+        let size = kv.pages.size;
         let (p, row) = (first / size, first % size);
-        let count = (size - row).min(self.tokens.len()).min(room);
+        let count = count.min(size - row);
         // SAFETY: the page exists, and the rows are inside it; a slot holds whole blocks.
         unsafe {
             let (page, head) = match self.job.slots {
@@ -151,4 +181,24 @@ impl<'a> Cutter<'a> {
         }
         self.explained[j - self.known.start]
     }
+}
+
+/// Adds at most `count` of the coded tokens from `first` on, up to the end of a page; returns how many. A missing page has none.
+///
+/// # Safety
+/// As for [`Cutter::cut`]; `first` is a coded token, and there is room.
+#[inline(never)]
+unsafe fn push_coded<T: Row>(tile: &mut Tile<T>, coded: &Coded, first: usize, count: usize) -> usize {
+    let Coded { int4, sequence, end, .. } = *coded;
+    let size = int4.pages.size;
+    let (p, row) = (first / size, first % size);
+    let left_of_block = int4.block_size - first % int4.block_size;
+    let count = count.min(size - row).min(end - first).min(left_of_block);
+    // SAFETY: the page exists, and the rows are inside it.
+    unsafe {
+        if let Some(page) = int4.pages.page(sequence, p) {
+            tile.push_coded(coded, first, count, [page, row]);
+        }
+    }
+    count
 }

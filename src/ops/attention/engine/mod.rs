@@ -7,6 +7,8 @@
 //! orders follow from sizes alone, and a row's bits from the tokens that it sees, so that neither batch nor threads nor
 //! other positions change a bit; a long list keeps every thread busy even when the batch is 1.
 
+mod attend_coded;
+mod coded;
 mod cutter;
 mod join;
 mod partial;
@@ -20,16 +22,17 @@ pub use join::join_states;
 use super::{Outputs, Problem, Seen};
 use crate::core::dtype::Float;
 use crate::core::status::Result;
+use crate::ops::simd::codes::padded;
 use crate::ops::simd::{Kernel, Lanes, Row, dispatch, widen};
 use crate::ops::views::{BlockList, ListAt, State};
 use crate::runtime::cpu::{Cpu, Rows};
 use crate::with_float;
+use coded::CodedQueries;
 use cutter::Cutter;
-use partial::{Partial, Queries};
-use scores::Scores;
+use partial::{Partial, Queries, Room};
 use span::{HEADS, Span};
 use std::ops::Range;
-use tile::{Ahead, TILE, Tile};
+use tile::{Ahead, Tile};
 
 /// Tokens of a chunk, where one block has fewer.
 const CHUNK_TOKENS: usize = 512;
@@ -173,7 +176,16 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
     let states = scratch.slice(chunks * cut.spans * cut.floats, 0f32)?;
 
     let sets = cut.spans.div_ceil(SPANS);
-    let memory = Memory { spans: cut.spans.min(SPANS), dim: heads.dim, cut, copies: Tile::<f32>::floats(kv) };
+    let of_codes = |floats: usize| if job.problem.int4.is_some() { floats } else { 0 };
+    let memory = Memory {
+        spans: cut.spans.min(SPANS),
+        dim: heads.dim,
+        cut,
+        copies: Tile::<f32>::floats(job.problem),
+        means: Tile::<f32>::floats_of_means(job.problem),
+        coded_queries: of_codes(CodedQueries::floats(heads.dim)),
+        sums: of_codes(HEADS * padded(cut.value_dim)),
+    };
     {
         let states = Rows::new(states, cut.floats);
         let chunk_bytes = (tokens / chunks.max(1)).saturating_mul((heads.dim + cut.value_dim) * kv.k.dtype.bytes());
@@ -190,7 +202,7 @@ pub fn run_job(cpu: &Cpu, job: &Job) -> Result<()> {
                     let span = spans.clone().nth(p)?;
                     Some((job.span(unit, span), states.row(c * cut.spans + span)))
                 });
-                with_float!(tile::element(kv), T => {
+                with_float!(tile::element(job.problem), T => {
                     AttendChunk::<T>::new(job, unit, entries, parts, &memory, room).run()
                 })
             }
@@ -204,14 +216,18 @@ struct Memory<'c> {
     spans: usize,
     dim: usize,
     cut: &'c Cut,
-    /// Floats that a copy of a tile takes.
+    /// Floats that a copy of a tile takes, and the means of its blocks.
     copies: usize,
+    means: usize,
+    /// Floats that queries take as they are multiplied with codes, and sums of codes.
+    coded_queries: usize,
+    sums: usize,
 }
 
 impl Memory<'_> {
     fn floats(&self) -> usize {
-        let of_span = HEADS * self.dim + self.cut.floats;
-        self.spans * of_span + self.cut.floats + 2 * self.copies
+        let of_span = HEADS * self.dim + self.coded_queries + self.cut.floats;
+        self.spans * of_span + self.cut.floats + 2 * (self.copies + self.means) + self.sums
     }
 }
 
@@ -237,7 +253,7 @@ struct AttendChunk<'a, T> {
     shares: [Option<Share<'a>>; SPANS],
     tiles: [Tile<'a, T>; 2],
     one: Partial<'a>,
-    scores: Scores,
+    room: Room<'a>,
     value_dim: usize,
 }
 
@@ -267,6 +283,7 @@ impl<'a, T: Row> AttendChunk<'a, T> {
                 }),
                 cap: problem.soft_cap,
                 value_dim,
+                coded: problem.int4.map(|_| CodedQueries::new(take(&mut room, memory.coded_queries))),
             };
             for range in queries.seen.iter().map(Seen::range).filter(|range| !range.is_empty()) {
                 seen = seen.start.min(range.start)..seen.end.max(range.end);
@@ -275,19 +292,21 @@ impl<'a, T: Row> AttendChunk<'a, T> {
             Some(Share { span, queries, entry_group, total: Partial::empty(total) })
         });
         let one = Partial::empty(take(&mut room, memory.cut.floats));
-        let tiles = [(); 2].map(|()| Tile::new(take(&mut room, memory.copies)));
-        let (cutter, scores) = (Cutter::new(job, unit, seen, entries), Scores([[0.0; TILE]; HEADS]));
-        AttendChunk { job, cutter, shares, tiles, one, scores, value_dim }
+        let tiles = [(); 2].map(|()| Tile::new(take(&mut room, memory.copies), take(&mut room, memory.means)));
+        let room = Room::new(take(&mut room, memory.sums));
+        // SAFETY: as the caller says.
+        let cutter = unsafe { Cutter::new(job, unit, seen, entries) };
+        AttendChunk { job, cutter, shares, tiles, one, room, value_dim }
     }
 
     /// # Safety
     /// As for [`AttendChunk::new`].
     unsafe fn run(&mut self) {
-        let AttendChunk { job, cutter, shares, tiles, one, scores, value_dim } = self;
+        let AttendChunk { job, cutter, shares, tiles, one, room, value_dim } = self;
         // SAFETY: the op's caller vouches for its tensors, and the spans are inside them.
         unsafe {
             for share in shares.iter_mut().flatten() {
-                read_queries(job.problem, &share.span, share.queries.values);
+                read_queries(job.problem, &share.span, &mut share.queries);
             }
             let last = shares.iter().flatten().count() - 1;
             // While one tile is attended, the rows of the next are on their way.
@@ -297,7 +316,7 @@ impl<'a, T: Row> AttendChunk<'a, T> {
                 found = cutter.cut(next);
                 for (n, share) in shares.iter_mut().flatten().enumerate() {
                     let ahead = if n == last { next.keys_ahead(job.problem.heads.dim) } else { Ahead::nothing() };
-                    share.add(job, tile, (n == 0, ahead), (one, scores), *value_dim);
+                    share.add(job, tile, (n == 0, ahead), (one, room), *value_dim);
                 }
                 std::mem::swap(&mut tile, &mut next);
             }
@@ -315,7 +334,7 @@ impl<'w> Share<'w> {
         job: &Job,
         tile: &Tile<T>,
         fetch: (bool, Ahead<T>),
-        (one, scores): (&mut Partial<'w>, &mut Scores),
+        (one, room): (&mut Partial<'w>, &mut Room),
         value_dim: usize,
     ) {
         let Share { span, queries, entry_group, total } = self;
@@ -324,7 +343,7 @@ impl<'w> Share<'w> {
             if tile.len() > 0 {
                 let first = entry_group.is_empty(span);
                 let target = if first { &mut *entry_group } else { &mut *one };
-                target.attend(queries, span, tile, fetch, scores);
+                target.attend(queries, span, tile, fetch, room);
                 if !first {
                     entry_group.fold(one, span, value_dim);
                 }
@@ -348,9 +367,11 @@ impl<'w> Share<'w> {
 ///
 /// # Safety
 /// The op's caller vouches for q, and the span is inside it.
-unsafe fn read_queries(problem: &Problem, span: &Span, queries: &mut [f32]) {
-    let Problem { positions, heads, scale, .. } = problem;
+unsafe fn read_queries(problem: &Problem, span: &Span, Queries { values: queries, coded, .. }: &mut Queries) {
+    let Problem { positions, heads, scale, int4, .. } = problem;
     let channel = positions.q.rank() - 1;
+    // SAFETY: the span's rows are those of one KV head.
+    let weights = int4.map(|int4| unsafe { int4.weights_of(span.head / heads.group()) });
     queries[span.heads * heads.dim..].fill(0.0);
     for (n, query) in queries.chunks_exact_mut(heads.dim).take(span.heads).enumerate() {
         let (r, h) = span.row(n);
@@ -363,7 +384,10 @@ unsafe fn read_queries(problem: &Problem, span: &Span, queries: &mut [f32]) {
                     None => query.iter_mut().enumerate().for_each(|(d, x)| *x = row.get(d).to_f32() * scale),
                 }
             }
-        })
+        });
+        if let (Some(coded), Some(weights)) = (&mut *coded, &weights) {
+            coded.set(n, query, weights);
+        }
     }
 }
 

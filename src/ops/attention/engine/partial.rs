@@ -3,9 +3,11 @@
 //! Eight heads are one vector. Every function here treats a head apart from its neighbours, so that its bits depend on its
 //! own query and rows alone.
 
+use super::attend_coded::{self, Asked, Target};
+use super::coded::{CodedQueries, CodedRows, MEANS};
 use super::scores::{Scores, Softmax, score_rows};
 use super::span::{HEADS, Span};
-use super::tile::{Ahead, Tile};
+use super::tile::{Ahead, TILE, Tile};
 use super::weigh::weigh_rows;
 use crate::ops::attention::Seen;
 use crate::ops::simd::{Kernel, LANES, Lanes, Row, dispatch, dispatch_wide};
@@ -29,6 +31,23 @@ pub struct Queries<'w> {
     pub cap: Option<f32>,
     /// Dv
     pub value_dim: usize,
+    /// As they are multiplied with codes, where tokens may be coded.
+    pub coded: Option<CodedQueries<'w>>,
+}
+
+/// Memory for what one tile needs.
+pub struct Room<'w> {
+    scores: Scores,
+    /// Sums of codes, where tokens may be coded.
+    sums: &'w mut [i32],
+}
+
+impl<'w> Room<'w> {
+    pub fn new(sums: &'w mut [f32]) -> Room<'w> {
+        // SAFETY: any bits are numbers of either type, which have one size and alignment.
+        let sums = unsafe { std::slice::from_raw_parts_mut(sums.as_mut_ptr().cast(), sums.len()) };
+        Room { scores: Scores([[0.0; TILE]; HEADS]), sums }
+    }
 }
 
 impl<'w> Partial<'w> {
@@ -75,13 +94,19 @@ impl<'w> Partial<'w> {
         span: &Span,
         tile: &Tile<T>,
         (values_too, ahead): (bool, Ahead<T>),
-        scores: &mut Scores,
+        room: &mut Room,
     ) {
         let seen = &queries.seen[..span.heads];
+        let mut means = [std::ptr::null(); MEANS];
         if seen.iter().all(|seen| tile.is_seen(seen)) {
             let values = if values_too { tile.values_ahead(queries.value_dim) } else { Ahead::nothing() };
             // SAFETY: the tile's rows have D and Dv channels.
-            unsafe { self.attend_rows(queries, 0..span.heads, tile.rows(), [values, ahead], scores) };
+            unsafe {
+                match tile.is_coded {
+                    true => self.attend_coded(queries, 0..span.heads, &tile.coded_rows(&mut means), ahead, room),
+                    false => self.attend_rows(queries, 0..span.heads, tile.rows(), [values, ahead], &mut room.scores),
+                }
+            };
             return;
         }
         // Some see a part of the tile, or nothing.
@@ -92,7 +117,13 @@ impl<'w> Partial<'w> {
             // SAFETY: as above; rows of a part are rows of the tile.
             unsafe {
                 let part = tile.part(&seen[h]);
-                self.attend_rows(queries, h..h + alike, part.rows(), [Ahead::nothing(); 2], scores);
+                if tile.is_coded {
+                    let rows = tile.coded_rows_of_part(&part, &mut means);
+                    self.attend_coded(queries, h..h + alike, &rows, Ahead::<T>::nothing(), room);
+                } else {
+                    let ahead = [Ahead::nothing(); 2];
+                    self.attend_rows(queries, h..h + alike, part.rows(), ahead, &mut room.scores);
+                }
             }
             h += alike;
         }
@@ -127,6 +158,34 @@ impl<'w> Partial<'w> {
             dispatch_wide(softmax);
             weigh_rows(values, value_dim, scores, acc, ahead[1]);
         }
+    }
+
+    /// As [`Partial::attend_rows`], of coded tokens.
+    ///
+    /// # Safety
+    /// As for [`Partial::attend_rows`].
+    unsafe fn attend_coded<T: Row>(
+        &mut self,
+        queries: &Queries,
+        rows: Range<usize>,
+        tokens: &CodedRows,
+        ahead: Ahead<T>,
+        room: &mut Room,
+    ) {
+        let Queries { values, cap, value_dim, coded, .. } = queries;
+        let (cap, value_dim) = (*cap, *value_dim);
+        let acc = &mut self.acc[rows.start * value_dim..rows.end * value_dim];
+        let (m, l) = (&mut self.m[rows.clone()], &mut self.l[rows.clone()]);
+        let Some(coded) = coded else { return };
+        if tokens.keys.is_empty() {
+            m.fill(f32::NEG_INFINITY);
+            l.fill(0.0);
+            acc.fill(0.0);
+            return;
+        }
+        let (asked, target) = (Asked { values, coded, cap, value_dim }, Target { m, l, acc });
+        // SAFETY: as the caller says.
+        unsafe { attend_coded::attend(&asked, rows, tokens, &mut room.scores, target, room.sums, ahead) };
     }
 
     /// Joins `other` to this: m' = max(m, mₒ), l' = l·e^(m−m') + lₒ·e^(mₒ−m'), and acc like l. Where `other` holds

@@ -1,8 +1,10 @@
 //! The tokens that are attended together.
 
+use super::coded::{Coded, CodedRows, MEANS};
 use crate::core::dtype::{DType, Float};
+use crate::core::float8::F8E4M3;
 use crate::core::tensor::Tensor;
-use crate::ops::attention::Seen;
+use crate::ops::attention::{Problem, Seen};
 use crate::ops::simd::{Row, fetch};
 use crate::ops::views::{PagedKv, Scale};
 use crate::with_key;
@@ -27,30 +29,64 @@ pub struct Tile<'w, T> {
     /// The entry group that ends with this tile.
     pub closes: Option<usize>,
     copies: Option<&'w mut [f32]>,
+    /// Whether its rows are codes.
+    pub is_coded: bool,
+    /// Scales of coded tokens, and which mean is theirs.
+    coding: Coding,
+    /// The blocks whose means lie one after the other in `means`, and how many there are.
+    blocks: [usize; MEANS],
+    means_len: usize,
+    means: &'w mut [f32],
+}
+
+/// Scales of coded tokens: of keys and of values; and which of the tile's means is that of their block.
+struct Coding {
+    scales: [[f32; TILE]; 2],
+    mean_of: [u8; TILE],
+}
+
+impl Coding {
+    const NONE: Coding = Coding { scales: [[0.0; TILE]; 2], mean_of: [0; TILE] };
 }
 
 /// Grows to what is added to it.
 pub const NOWHERE: Range<usize> = Range { start: usize::MAX, end: 0 };
 
-/// Rows have to be copied, as float32: those of FP8, and those whose channels do not follow each other.
-pub fn must_copy(kv: &PagedKv) -> bool {
-    kv.k.dtype.is_float8() || kv.k.stride(3) != 1 || kv.v.stride(3) != 1
+/// Rows have to be copied: those of FP8 as float32, and those whose channels, or codes, do not follow each other.
+pub fn must_copy(problem: &Problem) -> bool {
+    let PagedKv { k, v, .. } = &problem.kv;
+    let is_apart = |t: &Tensor| t.stride(3) != 1;
+    k.dtype.is_float8()
+        || is_apart(k)
+        || is_apart(v)
+        || problem.int4.is_some_and(|int4| is_apart(&int4.k) || is_apart(&int4.v))
 }
 
 /// The element type of the rows of tiles.
-pub fn element(kv: &PagedKv) -> DType {
-    if must_copy(kv) { DType::F32 } else { kv.k.dtype }
+pub fn element(problem: &Problem) -> DType {
+    if must_copy(problem) { DType::F32 } else { problem.kv.k.dtype }
 }
 
 impl<'w, T: Row> Tile<'w, T> {
     /// Floats of memory for copies that one takes.
-    pub fn floats(kv: &PagedKv) -> usize {
-        if must_copy(kv) { COPIED * (kv.k.dim(3) + kv.v.dim(3)) } else { 0 }
+    pub fn floats(problem: &Problem) -> usize {
+        let PagedKv { k, v, .. } = &problem.kv;
+        if must_copy(problem) { COPIED * (k.dim(3) + v.dim(3)) } else { 0 }
     }
 
-    /// `copies` is as long as [`Tile::floats`] says; T is what [`element`] says.
-    pub fn new(copies: &'w mut [f32]) -> Tile<'w, T> {
+    /// Floats of memory for means that one takes.
+    pub fn floats_of_means(problem: &Problem) -> usize {
+        if problem.int4.is_some() { MEANS * problem.kv.k.dim(3) } else { 0 }
+    }
+
+    /// `copies` and `means` are as long as [`Tile::floats`] and [`Tile::floats_of_means`] say; T is what [`element`] says.
+    pub fn new(copies: &'w mut [f32], means: &'w mut [f32]) -> Tile<'w, T> {
         Tile {
+            is_coded: false,
+            coding: Coding::NONE,
+            blocks: [0; MEANS],
+            means_len: 0,
+            means,
             keys: [std::ptr::null(); TILE],
             values: [std::ptr::null(); TILE],
             tokens: [0; TILE],
@@ -66,6 +102,7 @@ impl<'w, T: Row> Tile<'w, T> {
     pub fn clear(&mut self) {
         (self.len, self.number, self.kept, self.closes) = (0, 0, None, None);
         self.reach = NOWHERE;
+        (self.is_coded, self.means_len) = (false, 0);
     }
 
     pub fn len(&self) -> usize {
@@ -83,14 +120,52 @@ impl<'w, T: Row> Tile<'w, T> {
         [&self.keys[..self.len], &self.values[..self.len]]
     }
 
+    /// The rows of coded tokens.
+    pub fn coded_rows<'r>(&'r self, means: &'r mut [*const f32; MEANS]) -> CodedRows<'r> {
+        self.coded_rows_of(&self.keys[..self.len], &self.values[..self.len], &self.coding, means)
+    }
+
+    /// The rows of a part of the coded tokens.
+    pub fn coded_rows_of_part<'r>(&'r self, part: &'r Part<T>, means: &'r mut [*const f32; MEANS]) -> CodedRows<'r> {
+        let [keys, values] = part.rows();
+        self.coded_rows_of(keys, values, &part.coding, means)
+    }
+
+    fn coded_rows_of<'r>(
+        &'r self,
+        keys: &'r [*const T],
+        values: &'r [*const T],
+        coding: &'r Coding,
+        means: &'r mut [*const f32; MEANS],
+    ) -> CodedRows<'r> {
+        // SAFETY: pointers to T and to bytes are alike.
+        let bytes =
+            |rows: &'r [*const T]| unsafe { std::slice::from_raw_parts(rows.as_ptr().cast::<*const u8>(), rows.len()) };
+        let dim = self.means.len() / MEANS;
+        means.iter_mut().zip(self.means.chunks_exact(dim)).for_each(|(to, mean)| *to = mean.as_ptr());
+        let scales = coding.scales.each_ref().map(|scales| &scales[..keys.len()]);
+        CodedRows {
+            keys: bytes(keys),
+            values: bytes(values),
+            scales,
+            mean_of: &coding.mean_of[..keys.len()],
+            means: &means[..self.means_len],
+        }
+    }
+
     /// The keys, of `dim` channels, to be fetched.
     pub fn keys_ahead(&self, dim: usize) -> Ahead<'_, T> {
-        Ahead::new(&self.keys[..self.len], dim)
+        Ahead::new(&self.keys[..self.len], self.elements(dim))
     }
 
     /// The values, of `dim` channels, to be fetched.
     pub fn values_ahead(&self, dim: usize) -> Ahead<'_, T> {
-        Ahead::new(&self.values[..self.len], dim)
+        Ahead::new(&self.values[..self.len], self.elements(dim))
+    }
+
+    /// The elements of T in the bytes of a row of `dim` channels.
+    fn elements(&self, dim: usize) -> usize {
+        if self.is_coded { (dim / 2).div_ceil(size_of::<T>()) } else { dim }
     }
 
     /// Whether a row that sees these tokens surely sees the whole tile.
@@ -112,13 +187,18 @@ impl<'w, T: Row> Tile<'w, T> {
     /// # Safety
     /// The op's caller keeps the tensors valid.
     pub unsafe fn part(&self, seen: &Seen) -> Part<T> {
-        let mut part = Part { keys: [std::ptr::null(); TILE], values: [std::ptr::null(); TILE], len: 0 };
+        let null = [std::ptr::null(); TILE];
+        let mut part = Part { keys: null, values: null, len: 0, coding: Coding::NONE };
         let range = seen.range();
         // SAFETY: says the caller.
         let is_seen = |token: usize| range.contains(&token) && unsafe { seen.has(token) };
         for n in (0..self.len).filter(|&n| is_seen(self.tokens[n] as usize)) {
             part.keys[part.len] = self.keys[n];
             part.values[part.len] = self.values[n];
+            if self.is_coded {
+                (0..2).for_each(|kv| part.coding.scales[kv][part.len] = self.coding.scales[kv][n]);
+                part.coding.mean_of[part.len] = self.coding.mean_of[n];
+            }
             part.len += 1;
         }
         part
@@ -138,6 +218,59 @@ impl<'w, T: Row> Tile<'w, T> {
             fill(&mut self.keys[places.clone()], kv.k.at(place), kv.k.stride(1));
             fill(&mut self.values[places], kv.v.at(place), kv.v.stride(1));
         }
+        self.grow(first, count);
+    }
+
+    /// Adds `count` coded tokens of one block, `first` and those after it, which lie from (page, row) on.
+    ///
+    /// # Safety
+    /// As for [`Tile::push`], and the tile has no other tokens than coded ones.
+    #[inline(never)]
+    pub unsafe fn push_coded(&mut self, coded: &Coded, first: usize, count: usize, [page, row]: [usize; 2]) {
+        let Coded { int4, sequence, head, .. } = *coded;
+        self.is_coded = true;
+        let block = first / int4.block_size;
+        let known = self.blocks[..self.means_len].iter().position(|&other| other == block);
+        let mean = known.unwrap_or_else(|| {
+            let (mean, dim) = (self.means_len, self.means.len() / MEANS);
+            // SAFETY: the mean has D channels.
+            unsafe { int4.read_mean(sequence, block, head, &mut self.means[mean * dim..][..dim]) };
+            (self.blocks[mean], self.means_len) = (block, mean + 1);
+            mean
+        });
+        let place = [page, row, head];
+        let places = self.len..self.len + count;
+        match &mut self.copies {
+            None => {
+                fill_bytes(&mut self.keys[places.clone()], int4.k.at::<u8, 3>(place), int4.k.stride(1));
+                fill_bytes(&mut self.values[places.clone()], int4.v.at::<u8, 3>(place), int4.v.stride(1));
+            }
+            Some(copies) => {
+                let (bytes, values) = (int4.k.dim(3), int4.v.dim(3));
+                for n in 0..count {
+                    let to = copies[(self.len + n) * 2 * (bytes + values)..].as_mut_ptr().cast::<u8>();
+                    // SAFETY: the token is inside the tensors, and its copy is shorter than one in float32.
+                    unsafe {
+                        let place = [page, row + n, head];
+                        (0..bytes).for_each(|d| to.add(d).write(int4.k.row::<u8, 3>(place).get(d)));
+                        (0..values).for_each(|d| to.add(bytes + d).write(int4.v.row::<u8, 3>(place).get(d)));
+                        self.keys[self.len + n] = to.cast_const().cast();
+                        self.values[self.len + n] = to.add(bytes).cast_const().cast();
+                    }
+                }
+            }
+        }
+        for (to, scales) in self.coding.scales.iter_mut().zip([&int4.k_scale, &int4.v_scale]) {
+            let scales = scales.along::<F8E4M3, 3>(1, place);
+            // SAFETY: the tokens are inside the tensors.
+            to[places.clone()].iter_mut().enumerate().for_each(|(n, to)| *to = unsafe { scales.get(n) }.to_f32());
+        }
+        self.coding.mean_of[places].fill(mean as u8);
+        self.grow(first, count);
+    }
+
+    #[inline(always)]
+    fn grow(&mut self, first: usize, count: usize) {
         for (n, token) in self.tokens[self.len..self.len + count].iter_mut().enumerate() {
             *token = (first + n) as u32;
         }
@@ -169,6 +302,15 @@ fn fill<T>(rows: &mut [*const T], first: *const T, stride: isize) {
     let mut next = first;
     for row in rows {
         *row = next;
+        next = next.wrapping_offset(stride);
+    }
+}
+
+/// The addresses of rows of bytes that are `stride` bytes apart.
+fn fill_bytes<T>(rows: &mut [*const T], first: *const u8, stride: isize) {
+    let mut next = first;
+    for row in rows {
+        *row = next.cast();
         next = next.wrapping_offset(stride);
     }
 }
@@ -222,6 +364,7 @@ pub struct Part<T> {
     keys: [*const T; TILE],
     values: [*const T; TILE],
     len: usize,
+    coding: Coding,
 }
 
 impl<T> Part<T> {

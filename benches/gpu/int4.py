@@ -1,0 +1,120 @@
+"""Attention to keys and values in INT4 beside bfloat16, in one process.
+
+    python benches/gpu/int4.py [--out FILE] [--quick]
+
+The cases are those of attention.py: 32 query heads on 8 KV heads of 128 channels, pages and blocks of 64 tokens. The first and the last block
+of each sequence stay in bfloat16; all others are coded by torch here, with weights from 0.5 to 1.5. `listed` attends to a list of so many tokens for
+each KV head, `dense` to all tokens. `error` is that of the result against float32 attention to the decoded keys and values, relative in norm; `coded` is
+that of the decoded ones against bfloat16, which keys that are drawn at random make larger than those of a model. `bf16` and `int4` are GPU times of a
+call in a CUDA graph, microseconds, medians, of inputs that are in no cache; `ratio` is the second over the first, and `read` the time in which the device
+reads as many bytes as INT4 has.
+"""
+
+import math
+
+import torch
+
+from attention import BLOCK, DIM, HEADS, KV_HEADS, Case, random
+from timing import run, vanward
+
+GROUP = HEADS // KV_HEADS
+
+
+def hadamard(n):
+    h = torch.ones(1, 1, device="cuda")
+    while len(h) < n:
+        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)])
+    return h / math.sqrt(n)
+
+
+class Coder:
+    """The format of vwd_int4_kv, in torch."""
+
+    def __init__(self):
+        self.turn = hadamard(DIM)
+
+    def encode(self, x):
+        """Codes of [..., DIM] and the scale of each row; what they stand for."""
+        y = x.float() @ self.turn
+        scale = (y.abs().amax(-1) / 7.5).clamp(2.0**-9, 448.0).to(torch.float8_e4m3fn)
+        step = scale.float()[..., None]
+        codes = (y / step).floor().clamp(-8, 7)
+        packed = (codes + 8).to(torch.uint8)
+        return packed[..., 0::2] | packed[..., 1::2] << 4, scale, (codes + 0.5) * step @ self.turn
+
+
+class Int4Case(Case):
+    """A case whose caches are coded, too."""
+
+    def __init__(self, session, batch, tokens, budget):
+        super().__init__(session, batch, tokens, budget)
+        coder = Coder()
+        self.weights = torch.rand(KV_HEADS, DIM, device="cuda") + 0.5
+        self.int4, self.decoded = [], None
+        for i in range(self.sets):
+            parts = [self._coded(coder, k, v) for k, v in zip(self.keys[i].split(2048), self.values[i].split(2048))]
+            k, k_scale, v, v_scale, means, *decoded = (torch.cat(part) for part in zip(*parts))
+            self.int4.append(vanward.Int4KV(
+                block_size=BLOCK, exact_tokens=BLOCK, k=k, v=v, k_scale=k_scale, v_scale=v_scale, page_table=self.table,
+                coded_lens=torch.full_like(self.lens, tokens - BLOCK), means=means, mean_table=self.table, weights=self.weights))
+            if i == 0:
+                self.decoded = [self._with_exact(*pair) for pair in zip(decoded, (self.keys[0], self.values[0]))]
+        self.read_bytes = batch * budget * KV_HEADS * (DIM + 2 + 2 * DIM // BLOCK)
+
+    def _coded(self, coder, keys, values):
+        means = keys.float().mean(1, keepdim=True).bfloat16()
+        k, k_scale, decoded = coder.encode((keys.float() - means.float()) / self.weights)
+        v, v_scale, values = coder.encode(values)
+        return k, k_scale, v, v_scale, means, means.float() + decoded * self.weights, values
+
+    def _with_exact(self, decoded, exact):
+        """Tokens as the library reads them: the first and the last block of each sequence as they are."""
+        for page in (self.table[:, 0].long(), self.table[:, -1].long()):
+            decoded[page] = exact[page].float()
+        return decoded
+
+    def coded_attention(self, i, stream, listed=True):
+        kv = self.kv(i)
+        kv.int4 = self.int4[i]
+        more = dict(block_size=self.block, list=vanward.BlockList(self.ids[i], self.counts)) if listed else {}
+        return self.session.prepare_attention(kv=kv, q=self.q, out=self.out, stream=stream, **more)
+
+    def expected(self, keys, values, listed):
+        """Attention in float32, of set 0."""
+        q = self.q.float().view(self.batch, KV_HEADS, GROUP, DIM)
+        if listed:
+            pick = lambda x: self.gathered([x], 0).float()  # noqa: E731
+        else:
+            pick = lambda x: x[self.table.long()].view(self.batch, -1, KV_HEADS, DIM).transpose(1, 2).float()  # noqa: E731
+        keys, values = pick(keys), pick(values)
+        scores = q @ keys.transpose(-1, -2) / math.sqrt(DIM)
+        return (scores.softmax(-1) @ values).view(self.batch, HEADS, DIM)
+
+
+def error(found, wanted):
+    return ((found.float() - wanted).norm() / wanted.norm()).item()
+
+
+def point(session, timer, rows, what, batch, tokens, budget, listed):
+    case = Int4Case(session, batch, tokens, budget)
+    exact = case.on_current_stream(lambda i, stream: case.attention(i, stream, listed=listed))
+    coded = case.on_current_stream(lambda i, stream: case.coded_attention(i, stream, listed=listed))
+    coded(0)
+    torch.cuda.synchronize()
+    wanted = case.expected(*case.decoded, listed)
+    found = error(case.out, wanted)
+    assert found < 1e-2, f"{what} batch {batch} tokens {budget}: error {found:.1e}"
+    row = dict(batch=batch, tokens=budget, error=found, coded=error(wanted, case.expected(case.keys[0], case.values[0], listed)))
+    bf16, int4 = (min(timer.graph(call, case.sets) for _ in range(2)) for call in (exact, coded))
+    rows.put(what, **row, bf16=bf16, int4=int4, ratio=int4 / bf16, read=timer.copy(2 * case.read_bytes) / 2)
+
+
+def measure(session, timer, rows, quick):
+    for batch, budget in [(1, 4096), (1, 8192), (16, 4096)][: 2 if quick else 3]:
+        point(session, timer, rows, "listed", batch, 32 << 10, budget, True)
+    for batch, tokens in [(1, 32 << 10), (1, 128 << 10), (8, 32 << 10)][: 2 if quick else 3]:
+        point(session, timer, rows, "dense", batch, tokens, tokens, False)
+
+
+if __name__ == "__main__":
+    run(__doc__, measure, scratch_bytes=64 << 20)

@@ -1,0 +1,243 @@
+// Coding of keys and values in INT4, for many layers at once, and the weights of key channels.
+//
+//   mean = Σ_t k_t / S as stored · y = H·((k_t − mean) / w) of keys, H·v_t of values · scale = e4m3(max|y| / 7.5)
+//   code = 8 + clamp(⌊y / scale⌋, −8, 7) · coded_lens = whole blocks
+//   weight = √(σ_c / q̄_c) over the mean of all channels
+//
+// Bytes: a block's keys twice (the second time from L1 or L2) and its values once; (D + Dv) / 2 + 2 for each token and a mean are written.
+//
+// Work split: a CTA takes every `slices`th block of one layer, sequence and KV head. In the mean a thread has a channel; then a warp has a
+// token.
+//
+//   find pages ─ mean of the block ─ for each token: load ─ butterflies ─ largest ─ codes and scale, of the key and of the value
+//
+// Every float32 operation is rounded on its own and in the order of src/ops/quantize/cpu.rs, whose bits these are.
+//
+// On entry: D and Dv are multiples of 16, at most MOST_CHANNELS (for weights MOST_WEIGHTS); S is at most MOST_TOKENS.
+//
+// targets: compute_80
+
+#include "common/elements.cuh"
+#include "common/view.cuh"
+
+constexpr uint32 THREADS = 128, WARPS = THREADS / WARP;
+constexpr uint32 MOST_CHANNELS = 256, MOST_WEIGHTS = 576, MOST_TOKENS = 128, MOST_LAYERS = 48;
+constexpr uint8 SCALE_NAN = 0x7f;
+
+// The tensors that a layer has of its own.
+struct LayerData {
+    char *k, *v, *codes_k, *codes_v, *k_scale, *v_scale, *means, *weights;  // weights may be null
+};
+
+// Strides in bytes, those of every layer. A table that is null gives sequence i page i and no other.
+struct QuantizeParams {
+    View<2> table, coded_table, mean_table;  // [B, pages of a sequence] int32
+    View<1> seq_lens, begin, coded_lens;     // [B] int32; begin may be null
+    int64 k[4], v[4];                        // [pages, P, Hk, D]
+    int64 codes_k[4], codes_v[4];            // [pages, P, Hk, D/2] uint8
+    int64 k_scale[3], v_scale[3];            // [pages, P, Hk] e4m3
+    int64 means[4];                          // [pages, rows, Hk, D]
+    int64 weights[2];                        // [Hk, D] float32
+    uint32 pages, page_size;                 // in the tensors, and tokens of one
+    uint32 coded_pages, coded_page_size;
+    uint32 mean_pages, mean_rows, mean_columns;
+    uint32 capacity;                         // tokens that both caches have room for
+    uint32 batch, heads, dim, value_dim, block, exact;
+    uint32 dtype, mean_type;                 // element types of keys and values, and of means
+    uint32 slices;
+    float factor, value_factor;              // of a rotated key and value
+    uint32 unused;
+    LayerData layer[MOST_LAYERS];
+};
+
+// A sample [T, heads, D].
+struct Sample {
+    const char *data;
+    int64 step[3];
+};
+
+struct WeightsParams {
+    Sample q, k;
+    char *weights;              // [Hk, D] float32
+    int64 weights_step[2];
+    uint32 q_tokens, k_tokens, group, dim, block, dtype;
+    float asked, tokens;        // query rows of a KV head, and key rows
+};
+#include "quantize/layout.cuh"
+
+// The page of the tensor that is page p of a sequence; below 0 where there is none.
+__device__ inline int32 find_page(const View<2> &table, uint32 seq, uint32 p, uint32 pages) {
+    if (!table) return p == 0 && seq < pages ? int32(seq) : -1;
+    const int32 page = as<int32>(table.at(seq, p));
+    return page >= 0 && uint32(page) < pages ? page : -1;
+}
+
+// The e4m3 number nearest to x, finite and not below 0: ties to even, 448 at most.
+__device__ inline uint8 nearest_e4m3(float x) {
+    const uint32 bits = __float_as_uint(x);
+    if (x < 0.015625f) {
+        // Adding 2^23 rounds to a whole number of the 2^-9 that subnormals are apart.
+        return uint8(__float_as_uint(__fadd_rn(__fmul_rn(x, 512.0f), 8388608.0f)) & 0xf);
+    }
+    const uint32 code = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3);
+    return uint8(min(code, 0x7eu));
+}
+
+__device__ inline uint8 scale_of(float most) {
+    const uint8 scale = nearest_e4m3(__fdiv_rn(most, 7.5f));
+    return scale == 0 && most > 0.0f ? 1 : scale;
+}
+
+__device__ inline uint32 code_of(float y, float scale, uint8 scale_bits) {
+    if (scale_bits == SCALE_NAN) return 0;
+    if (scale_bits == 0) return 8;
+    // The floor of what is clamped to −8 … 8: conversions round towards 0.
+    const float q = fminf(fmaxf(__fdiv_rn(y, scale), -8.0f), 8.0f);
+    const uint32 whole = __float2uint_rz(fabsf(q));
+    return q < 0.0f ? 8 - whole - (float(whole) < -q) : min(8 + whole, 15u);
+}
+
+// Rotates the warp's row of `dim` numbers, and stores its codes and scale.
+__device__ inline void code_row(float *row, uint32 dim, float factor, char *codes, int64 codes_step, char *scale_place) {
+    const uint32 lane = threadIdx.x % WARP, n = dim & (~dim + 1);
+    for (uint32 distance = 1; distance < n; distance *= 2) {
+        __syncwarp();
+        for (uint32 pair = lane; pair < dim / 2; pair += WARP) {
+            const uint32 low = (pair & ~(distance - 1)) * 2 + (pair & (distance - 1)), high = low + distance;
+            const float a = row[low], b = row[high];
+            row[low] = __fadd_rn(a, b);
+            row[high] = __fsub_rn(a, b);
+        }
+    }
+    __syncwarp();
+    // Bits of numbers of one sign ascend with them, and those that are not finite are the largest.
+    uint32 most = 0;
+    for (uint32 c = lane; c < dim; c += WARP) {
+        row[c] = __fmul_rn(row[c], factor);
+        most = max(most, __float_as_uint(row[c]) & 0x7fffffff);
+    }
+    for (uint32 step = WARP / 2; step > 0; step /= 2) most = max(most, __shfl_xor_sync(FULL_WARP, most, step));
+    __syncwarp();
+    const uint8 bits = most < 0x7f800000 ? scale_of(__uint_as_float(most)) : SCALE_NAN;
+    const float scale = widen_float8(bits, true);
+    for (uint32 c = lane; c < dim / 2; c += WARP)
+        as<uint8>(codes + c * codes_step) = uint8(code_of(row[2 * c], scale, bits) | code_of(row[2 * c + 1], scale, bits) << 4);
+    if (lane == 0) as<uint8>(scale_place) = bits;
+    __syncwarp();
+}
+
+struct Shared {
+    float mean[MOST_CHANNELS], weight[MOST_CHANNELS];
+    float row[WARPS][MOST_CHANNELS];
+    int64 place[MOST_TOKENS];                 // of a token, for all channels of a key
+    int32 page[MOST_TOKENS], coded[MOST_TOKENS];
+};
+
+// Sums the keys of a block, and stores their mean; what is subtracted of keys is the mean as it is stored.
+__device__ inline void find_mean(const QuantizeParams &p, const LayerData &layer, Shared &s, uint32 seq, uint32 head, uint32 j) {
+    const uint32 column = p.mean_rows == 0 ? 0 : j / p.mean_rows, at = p.mean_rows == 0 ? 0 : j % p.mean_rows;
+    const bool has_row = p.mean_rows > 0 && column < p.mean_columns;
+    const int32 page = has_row ? find_page(p.mean_table, seq, column, p.mean_pages) : -1;
+    for (uint32 c = threadIdx.x; c < p.dim; c += THREADS) {
+        float mean = 0.0f;
+        if (page >= 0) {
+            for (uint32 t = 0; t < p.block; t++) mean = __fadd_rn(mean, load_query(layer.k + s.place[t] + c * p.k[3], p.dtype));
+            char *const to = layer.means + page * p.means[0] + at * p.means[1] + head * p.means[2] + c * p.means[3];
+            mean = __fdiv_rn(mean, float(p.block));
+            if (mean != mean) {
+                // There is one NaN on every machine.
+                if (p.mean_type == FLOAT32) as<uint32>(to) = 0x7fc00000;
+                else as<uint16>(to) = p.mean_type == FLOAT16 ? 0x7e00 : 0x7fc0;
+            } else {
+                store_element(to, p.mean_type, mean);
+                mean = load_query(to, p.mean_type);
+            }
+        }
+        s.mean[c] = mean;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) kv_quantize(const __grid_constant__ QuantizeParams p) {
+    __shared__ Shared s;
+    uint32 rest = blockIdx.x;
+    const uint32 slice = rest % p.slices;
+    rest /= p.slices;
+    const uint32 head = rest % p.heads;
+    rest /= p.heads;
+    const uint32 seq = rest % p.batch;
+    const LayerData &layer = p.layer[rest / p.batch];
+    const uint32 warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+
+    const uint32 tokens = min(uint32(max(as<int32>(p.seq_lens.at(seq)), 0)), p.capacity);
+    const uint32 begin = max(p.begin ? uint32(max(as<int32>(p.begin.at(seq)), 0)) : 0, p.exact);
+    const uint32 first = begin / p.block + (begin % p.block > 0), last = tokens / p.block;
+    if (slice == 0 && head == 0 && rest / p.batch == 0 && threadIdx.x == 0) as<int32>(p.coded_lens.at(seq)) = int32(last * p.block);
+    for (uint32 c = threadIdx.x; c < p.dim; c += THREADS) {
+        const float w = layer.weights ? as<float>(layer.weights + head * p.weights[0] + c * p.weights[1]) : 1.0f;
+        s.weight[c] = w > 0.0f && w <= 3.402823466e38f ? w : 1.0f;
+    }
+    for (uint32 j = first + slice; j < last; j += p.slices) {
+        __syncthreads();
+        bool has_pages = true;
+        for (uint32 n = threadIdx.x; n < p.block; n += THREADS) {
+            const uint32 t = j * p.block + n;
+            s.page[n] = find_page(p.table, seq, t / p.page_size, p.pages);
+            s.coded[n] = find_page(p.coded_table, seq, t / p.coded_page_size, p.coded_pages);
+            s.place[n] = s.page[n] * p.k[0] + t % p.page_size * p.k[1] + head * p.k[2];
+            has_pages &= s.page[n] >= 0 && s.coded[n] >= 0;
+        }
+        if (!__syncthreads_and(has_pages)) continue;
+        find_mean(p, layer, s, seq, head, j);
+        __syncthreads();
+        for (uint32 n = warp; n < p.block; n += WARPS) {
+            const uint32 t = j * p.block + n, at = t % p.page_size, coded_at = t % p.coded_page_size;
+            const int64 page = s.page[n], coded = s.coded[n];
+            float *const row = s.row[warp];
+            for (uint32 c = lane; c < p.dim; c += WARP)
+                row[c] = __fdiv_rn(__fsub_rn(load_query(layer.k + s.place[n] + c * p.k[3], p.dtype), s.mean[c]), s.weight[c]);
+            code_row(row, p.dim, p.factor, layer.codes_k + coded * p.codes_k[0] + coded_at * p.codes_k[1] + head * p.codes_k[2], p.codes_k[3],
+                     layer.k_scale + coded * p.k_scale[0] + coded_at * p.k_scale[1] + head * p.k_scale[2]);
+            const char *const value = layer.v + page * p.v[0] + at * p.v[1] + head * p.v[2];
+            for (uint32 c = lane; c < p.value_dim; c += WARP) row[c] = load_query(value + c * p.v[3], p.dtype);
+            code_row(row, p.value_dim, p.value_factor, layer.codes_v + coded * p.codes_v[0] + coded_at * p.codes_v[1] + head * p.codes_v[2],
+                     p.codes_v[3], layer.v_scale + coded * p.v_scale[0] + coded_at * p.v_scale[1] + head * p.v_scale[2]);
+        }
+    }
+}
+
+// A CTA has a KV head, a thread its channels. It runs once for a model, so it is simple.
+extern "C" __global__ void __launch_bounds__(THREADS) kv_weights(const __grid_constant__ WeightsParams p) {
+    __shared__ float root[MOST_WEIGHTS];
+    const uint32 head = blockIdx.x;
+    const auto load = [&](const Sample &x, int64 t, uint32 h, uint32 c) {
+        return load_query(x.data + t * x.step[0] + h * x.step[1] + c * x.step[2], p.dtype);
+    };
+    const auto is_defined = [](float x) { return x > 0.0f && x <= 3.402823466e38f; };
+    for (uint32 c = threadIdx.x; c < p.dim; c += THREADS) {
+        float asked = 0.0f, spread = 0.0f;
+        for (uint32 h = head * p.group; h < (head + 1) * p.group && p.q_tokens > 0; h++)
+            for (uint32 t = 0; t < p.q_tokens; t++) asked = __fadd_rn(asked, fabsf(load(p.q, t, h, c)));
+        for (uint32 first = 0; first < p.k_tokens; first += p.block) {
+            const uint32 end = p.k_tokens - first < p.block ? p.k_tokens : first + p.block;
+            float mean = 0.0f;
+            for (uint32 t = first; t < end; t++) mean = __fadd_rn(mean, load(p.k, t, head, c));
+            mean = __fdiv_rn(mean, float(end - first));
+            for (uint32 t = first; t < end; t++) {
+                const float x = __fsub_rn(load(p.k, t, head, c), mean);
+                spread = __fadd_rn(spread, __fmul_rn(x, x));
+            }
+        }
+        root[c] = __fsqrt_rn(__fdiv_rn(__fsqrt_rn(__fdiv_rn(spread, p.tokens)), __fdiv_rn(asked, p.asked)));
+    }
+    __syncthreads();
+    float sum = 0.0f;
+    uint32 defined = 0;
+    for (uint32 c = 0; c < p.dim; c++)
+        if (is_defined(root[c])) {
+            sum = __fadd_rn(sum, root[c]);
+            defined++;
+        }
+    const float mean = __fdiv_rn(sum, float(defined));
+    for (uint32 c = threadIdx.x; c < p.dim; c += THREADS)
+        as<float>(p.weights + head * p.weights_step[0] + c * p.weights_step[1]) = is_defined(root[c]) ? __fdiv_rn(root[c], mean) : 1.0f;
+}

@@ -1,0 +1,141 @@
+//! The plan of kernels/attention_int4/decode128.cuh, and the parameters of the kernels of that folder.
+
+use super::decode128::{self, CHANNELS};
+use super::params;
+use super::plan::{Entry, Plan, Rows, Scratch, Sizes, THREADS, TILE, TOKEN_INFO_BYTES, WARPS};
+use crate::ops::attention::Tree;
+use crate::ops::int4::Int4Kv;
+use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+use crate::runtime::cuda::views::{View, element_code};
+
+/// A CodedPair, and how many a warp has in flight, of up to eight rows and of more.
+const CODED_PAIR_BYTES: u32 = 5776;
+const STAGES: [u32; 2] = [2, 3];
+/// Rows of queries in shared memory, and bytes from one to the next, or from one key to the next.
+const QUERY_ROWS: u32 = 16;
+const PITCH: u32 = CHANNELS * 2 + 16;
+/// CTAs of a list, and those of up to eight rows that a multiprocessor has at a time.
+const MOST_CTAS: u32 = 32;
+const CTAS_AT_A_TIME: u32 = 1;
+/// Tiles of a block that a warp takes one after the other, so that their mean is multiplied once: of long lists, and of short ones.
+const UNIT_TILES: u32 = 4;
+const SHORT_UNIT_TILES: u32 = 2;
+
+/// What a warp knows of its tiles: Int4Kept.
+const KEPT_BYTES: u32 = 576;
+
+/// What each warp has: the ring of pairs of coded tiles, of more than eight rows a tile that is not coded, and what it knows of its tiles.
+const fn warp_bytes(rows: Rows) -> u32 {
+    match rows {
+        Rows::UpTo16 => STAGES[1] * CODED_PAIR_BYTES + TOKEN_INFO_BYTES + 2 * TILE * PITCH + KEPT_BYTES,
+        _ => (STAGES[0] * CODED_PAIR_BYTES + KEPT_BYTES).next_multiple_of(128),
+    }
+}
+
+/// Dynamic shared memory: what each warp has, queries, queries that are turned.
+pub const fn shared(rows: Rows) -> u32 {
+    WARPS * warp_bytes(rows) + (QUERY_ROWS + rows.count()) * PITCH
+}
+
+/// The plan of a call that fits.
+pub fn plan(multiprocessors: u32, params: &params::Params, sizes: &Sizes, int4: &Int4Kv) -> Option<Plan> {
+    let (element, rows) = (sizes.element?, Rows::of(sizes.rows)?);
+    let at_a_time = if rows == Rows::UpTo16 { 1 } else { CTAS_AT_A_TIME };
+    let lists = sizes.lists as u32;
+    let block_tiles = int4.block_size as u32 / TILE;
+    // As many CTAs as run at a time, as long as each of their warps has a unit.
+    let units = sizes.units.div_ceil(SHORT_UNIT_TILES.min(block_tiles) as u64);
+    let most = (units.div_ceil(WARPS as u64).clamp(1, MOST_CTAS as u64)) as u32;
+    let ctas = (multiprocessors * at_a_time / lists.max(1)).clamp(1, most);
+    let is_long = sizes.units >= (ctas * WARPS * UNIT_TILES * 2) as u64;
+    let together = if is_long { UNIT_TILES } else { SHORT_UNIT_TILES };
+    let params = params::Params {
+        work_items: lists,
+        ctas: Divisor::new(ctas),
+        most_units: sizes.units as u32,
+        unit_tiles: Divisor::new(if block_tiles.is_multiple_of(together) { together } else { block_tiles.min(3) }),
+        log_members: (rows == Rows::UpTo16) as u32,
+        warp_rows: rows.count(),
+        v_offset: TILE * PITCH,
+        q_offset: WARPS * warp_bytes(rows),
+        ..*params
+    };
+    let states = if ctas > 1 { lists * ctas * decode128::state_bytes(rows) } else { 0 };
+    Some(Plan {
+        params,
+        entry: Entry::Int4_128(element, rows),
+        ctas: lists * ctas,
+        threads: THREADS,
+        cluster: None,
+        joining: 0,
+        shared: shared(rows),
+        is_split_first: false,
+        scratch: Scratch::of_states(states as usize),
+    })
+}
+
+kernel_struct! {
+    /// Mirrors Int4Params of kernels/attention_int4/params.cuh.
+    pub struct Params {
+        to: params::Params,
+        exact_tokens: u32,
+        token_capacity: u32,
+        block: Divisor,
+        page: Divisor,
+        pages: u32,
+        mean_rows: Divisor,
+        mean_pages: u32,
+        most_mean_pages: u32,
+        mean_type: u32,
+        coded_lens: View<1>,
+        table: View<2>,
+        k: View<4>,
+        v: View<4>,
+        k_scale: View<3>,
+        v_scale: View<3>,
+        means: View<4>,
+        mean_table: View<2>,
+        weights: View<2>,
+        tree: View<3>,
+    }
+}
+
+impl Params {
+    pub fn new(to: &params::Params, int4: &Int4Kv, tree: &Option<Tree>) -> Params {
+        let count = |n: usize| n.min(i32::MAX as usize) as u32;
+        let Int4Kv { pages, means, mean_table, weights, .. } = int4;
+        Params {
+            to: *to,
+            exact_tokens: count(int4.exact_tokens),
+            token_capacity: count(pages.capacity()),
+            block: Divisor::new(int4.block_size as u32),
+            page: Divisor::new(count(pages.size.max(1))),
+            pages: count(pages.count),
+            mean_rows: Divisor::new(count(means.dim(1).max(1))),
+            mean_pages: if means.dim(1) == 0 { 0 } else { count(means.dim(0)) },
+            most_mean_pages: mean_table.map_or(1, |table| count(table.dim(1))),
+            mean_type: element_code(means.dtype),
+            coded_lens: View::new(&pages.seq_lens, [0]),
+            table: View::optional(&pages.table, |t| View::new(t, [0, 1])),
+            k: View::new(&int4.k, [0, 1, 2, 3]),
+            v: View::new(&int4.v, [0, 1, 2, 3]),
+            k_scale: View::new(&int4.k_scale, [0, 1, 2]),
+            v_scale: View::new(&int4.v_scale, [0, 1, 2]),
+            means: View::new(means, [0, 1, 2, 3]),
+            mean_table: View::optional(mean_table, |t| View::new(t, [0, 1])),
+            weights: View::optional(weights, |t| View::new(t, [0, 1])),
+            tree: View::optional(&tree.map(|Tree(t)| t), |t| View::new(t, [0, 1, 2])),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::cuda::layout;
+
+    #[test]
+    fn kernels_read_the_parameters_where_they_lie() {
+        layout::check("attention_int4", file!(), &[Params::layout("Int4Params")]);
+    }
+}

@@ -1,0 +1,267 @@
+//! Launches of the kernels of kernels/quantize/quantize.cu.
+
+use super::{Layer, MOST_LAYERS, Request, WeightsRequest};
+use crate::core::status::{Error, Result};
+use crate::core::tensor::Tensor;
+use crate::ops::int4::{Int4Kv, MAX_BLOCK, MAX_CODED};
+use crate::ops::views::MAX_DIM;
+use crate::runtime::cuda::layout::{kernel_constants, kernel_struct};
+use crate::runtime::cuda::views::{View, address, element_code, saturated};
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
+
+pub struct Kernels {
+    quantize: Kernel,
+    weights: Kernel,
+}
+
+impl cuda::Kernels for Kernels {
+    const SOURCES: &[Source] = &[source!("quantize/quantize", compute_80)];
+
+    fn find(modules: &Modules) -> Result<Kernels> {
+        let kernel = |name| modules.kernel("quantize/quantize", name);
+        Ok(Kernels { quantize: kernel("kv_quantize")?, weights: kernel("kv_weights")? })
+    }
+}
+
+kernel_struct! {
+    /// Mirrors LayerData of kernels/quantize/quantize.cu.
+    #[derive(Clone, Copy)]
+    struct LayerData {
+        k: *mut u8,
+        v: *mut u8,
+        codes_k: *mut u8,
+        codes_v: *mut u8,
+        k_scale: *mut u8,
+        v_scale: *mut u8,
+        means: *mut u8,
+        weights: *mut u8,
+    }
+}
+
+kernel_struct! {
+    /// Mirrors QuantizeParams of kernels/quantize/quantize.cu.
+    struct QuantizeParams {
+        table: View<2>,
+        coded_table: View<2>,
+        mean_table: View<2>,
+        seq_lens: View<1>,
+        begin: View<1>,
+        coded_lens: View<1>,
+        k: [i64; 4],
+        v: [i64; 4],
+        codes_k: [i64; 4],
+        codes_v: [i64; 4],
+        k_scale: [i64; 3],
+        v_scale: [i64; 3],
+        means: [i64; 4],
+        weights: [i64; 2],
+        pages: u32,
+        page_size: u32,
+        coded_pages: u32,
+        coded_page_size: u32,
+        mean_pages: u32,
+        mean_rows: u32,
+        mean_columns: u32,
+        capacity: u32,
+        batch: u32,
+        heads: u32,
+        dim: u32,
+        value_dim: u32,
+        block: u32,
+        exact: u32,
+        dtype: u32,
+        mean_type: u32,
+        slices: u32,
+        factor: f32,
+        value_factor: f32,
+        unused: u32,
+        layer: [LayerData; MOST_LAYERS],
+    }
+}
+
+kernel_struct! {
+    /// Mirrors Sample of kernels/quantize/quantize.cu.
+    struct Sample {
+        data: *const u8,
+        step: [i64; 3],
+    }
+}
+
+kernel_struct! {
+    /// Mirrors WeightsParams of kernels/quantize/quantize.cu.
+    struct WeightsParams {
+        q: Sample,
+        k: Sample,
+        weights: *mut u8,
+        weights_step: [i64; 2],
+        q_tokens: u32,
+        k_tokens: u32,
+        group: u32,
+        dim: u32,
+        block: u32,
+        dtype: u32,
+        asked: f32,
+        tokens: f32,
+    }
+}
+
+kernel_constants! {
+    const CHANNELS: usize = MAX_CODED => "MOST_CHANNELS";
+    const WEIGHTS: usize = MAX_DIM => "MOST_WEIGHTS";
+    const TOKENS: usize = MAX_BLOCK => "MOST_TOKENS";
+    const LAYERS: usize = MOST_LAYERS => "MOST_LAYERS";
+}
+
+const THREADS: u32 = 128;
+/// CTAs that a multiprocessor runs at a time.
+const RESIDENT: usize = 8;
+
+impl LayerData {
+    const NONE: LayerData = {
+        let null = std::ptr::null_mut();
+        LayerData {
+            k: null,
+            v: null,
+            codes_k: null,
+            codes_v: null,
+            k_scale: null,
+            v_scale: null,
+            means: null,
+            weights: null,
+        }
+    };
+
+    fn new(layer: &Layer) -> LayerData {
+        let Int4Kv { k, v, k_scale, v_scale, means, weights, .. } = &layer.int4;
+        LayerData {
+            k: layer.kv.k.data(),
+            v: layer.kv.v.data(),
+            codes_k: k.data(),
+            codes_v: v.data(),
+            k_scale: k_scale.data(),
+            v_scale: v_scale.data(),
+            means: means.data(),
+            weights: address(weights.as_ref()),
+        }
+    }
+}
+
+/// The factor of a rotated row of `dim` channels.
+fn factor(dim: usize) -> f32 {
+    1.0 / ((1u32 << dim.trailing_zeros()) as f32).sqrt()
+}
+
+fn steps<const N: usize>(t: &Tensor) -> [i64; N] {
+    std::array::from_fn(|d| t.byte_stride(d))
+}
+
+pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
+    let Layer { kv, int4 } = &r.first;
+    let (batch, layers) = (kv.pages.batch(), r.layers());
+    // Tensors without an element may have any number of heads.
+    let heads = if kv.k.is_empty() || int4.k.is_empty() { 1 } else { kv.k.dim(2) };
+    if batch == 0 {
+        return Ok(());
+    }
+    let capacity = kv.pages.capacity().min(int4.pages.capacity());
+    let blocks = capacity / int4.block_size;
+    let lists = layers.saturating_mul(batch).saturating_mul(heads);
+    let slices = (RESIDENT * enqueue.facts().multiprocessors as usize).div_ceil(lists).min(blocks).max(1);
+    let Some(ctas) = lists.checked_mul(slices).and_then(|n| i32::try_from(n).ok()) else {
+        return Err(Error::unsupported(format!(
+            "seq_lens: {batch} sequences of {heads} KV heads in {layers} layers; CUDA takes up to 2^31 − 1 together"
+        )));
+    };
+    let table = |t: &Option<Tensor>| View::optional(t, |t| View::new(t, [0, 1]));
+    let mut params = QuantizeParams {
+        table: table(&kv.pages.table),
+        coded_table: table(&int4.pages.table),
+        mean_table: table(&int4.mean_table),
+        seq_lens: View::new(&kv.pages.seq_lens, [0]),
+        begin: View::optional(&r.begin, |t| View::new(t, [0])),
+        coded_lens: View::new(&int4.pages.seq_lens, [0]),
+        k: steps(&kv.k),
+        v: steps(&kv.v),
+        codes_k: steps(&int4.k),
+        codes_v: steps(&int4.v),
+        k_scale: steps(&int4.k_scale),
+        v_scale: steps(&int4.v_scale),
+        means: steps(&int4.means),
+        weights: int4.weights.as_ref().map_or([0; 2], steps),
+        pages: saturated(kv.pages.count),
+        page_size: saturated(kv.pages.size).max(1),
+        coded_pages: saturated(int4.pages.count),
+        coded_page_size: saturated(int4.pages.size).max(1),
+        mean_pages: saturated(int4.means.dim(0)),
+        mean_rows: saturated(int4.means.dim(1)),
+        mean_columns: int4.mean_table.map_or(1, |table| saturated(table.dim(1))),
+        capacity: saturated(capacity),
+        batch: batch as u32,
+        heads: heads as u32,
+        dim: kv.k.dim(3) as u32,
+        value_dim: kv.v.dim(3) as u32,
+        block: int4.block_size as u32,
+        exact: saturated(int4.exact_tokens),
+        dtype: element_code(kv.k.dtype),
+        mean_type: element_code(int4.means.dtype),
+        slices: slices as u32,
+        factor: factor(kv.k.dim(3)),
+        value_factor: factor(kv.v.dim(3)),
+        unused: 0,
+        layer: [LayerData::NONE; MOST_LAYERS],
+    };
+    debug_assert!(int4.block_size <= TOKENS && kv.k.dim(3).max(kv.v.dim(3)) <= CHANNELS && layers <= LAYERS);
+    for (n, data) in params.layer.iter_mut().enumerate().take(layers) {
+        // SAFETY: the caller of the op keeps the structs valid.
+        *data = unsafe { r.with_layer(n, LayerData::new)? };
+    }
+    let kernels: &Kernels = enqueue.kernels();
+    let grid = Grid { ctas: ctas as u32, threads: THREADS, kind: Kind::Plain };
+    // SAFETY: QuantizeParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
+    unsafe { enqueue.launch(&kernels.quantize, grid, [(&raw const params).cast()]) }
+}
+
+pub fn weights(enqueue: &Enqueue, r: &WeightsRequest) -> Result<()> {
+    if r.q.dim(0).max(r.k.dim(0)) > i32::MAX as usize {
+        return Err(Error::unsupported("q, k: CUDA takes up to 2^31 − 1 tokens"));
+    }
+    debug_assert!(r.heads.dim <= WEIGHTS);
+    let sample = |t: &Tensor| Sample { data: t.data(), step: steps(t) };
+    let params = WeightsParams {
+        q: sample(&r.q),
+        k: sample(&r.k),
+        weights: r.weights.data(),
+        weights_step: steps(&r.weights),
+        q_tokens: r.q.dim(0) as u32,
+        k_tokens: r.k.dim(0) as u32,
+        // A sample without tokens may have any number of heads.
+        group: if r.q.dim(0) == 0 { 0 } else { r.heads.group() as u32 },
+        dim: r.heads.dim as u32,
+        block: saturated(r.block_size),
+        dtype: element_code(r.q.dtype),
+        asked: (r.q.dim(0) * r.heads.group()) as f32,
+        tokens: r.k.dim(0) as f32,
+    };
+    let kernels: &Kernels = enqueue.kernels();
+    let grid = Grid { ctas: r.heads.kv as u32, threads: THREADS, kind: Kind::Plain };
+    // SAFETY: WeightsParams is the kernel's struct; the op's caller keeps the tensors valid until the stream has passed.
+    unsafe { enqueue.launch(&kernels.weights, grid, [(&raw const params).cast()]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runtime::cuda::layout;
+
+    #[test]
+    fn kernels_read_the_parameters_where_they_lie() {
+        let structs = [
+            LayerData::layout("LayerData"),
+            QuantizeParams::layout("QuantizeParams"),
+            Sample::layout("Sample"),
+            WeightsParams::layout("WeightsParams"),
+            kernel_constants(),
+        ];
+        layout::check("quantize", file!(), &structs);
+    }
+}
