@@ -10,9 +10,9 @@ lists of their own; VANWARD attends SERIAL's.
 
 Misses are not drawn at random: they come from queries that drift. For each query head, q(t) = ρ·q(t−1) + √(1−ρ²)·noise, made periodic, so that
 the last step of a replay leads to the first one of the next; the foreseen query is q cos θ + e sin θ, and e drifts as q does. ρ and θ are fitted before anything is
-timed, by the library's own selection and least-recently-used slots of twice the selection, to what a trace showed of attention over 16K
-tokens of Gemma-3-270M at the same share of the context: MISSED of a step's blocks have no slot without prefetch, and EXPOSED have none
-after the foreseen list of 1.25 times as many blocks was fetched. `model` has what the fit reached, `moved` the blocks that travel with
+timed, by the library's own selection and as many least-recently-used slots as are timed, to what a trace showed of attention over 16K
+tokens of Gemma-3-270M at the same share of the context, with slots of twice the selection: MISSED of a step's blocks have no slot without
+prefetch, and EXPOSED have none after the foreseen list of 1.25 times as many blocks was fetched. `model` has what the fit reached, `moved` the blocks that travel with
 prefetch (0.163 in the trace). The token of all steps has one position, so that no block leaves the tail: its miss, one in 64 steps, is
 not in the figures.
 """
@@ -84,8 +84,8 @@ class Selections:
 
 
 def misses(lists, ahead=None):
-    """Shares of the selected blocks that have no slot when they are attended, and that travel, in slots of twice the selection."""
-    slots = 2 * len(lists[0][0])
+    """Shares of the selected blocks that have no slot when they are attended, and that travel, with SHARE of the blocks in slots."""
+    slots = int(SHARE * CONTEXT // BLOCK)
     exposed = moved = total = 0
     for head in range(KV_HEADS):
         cached = OrderedDict()
