@@ -229,7 +229,7 @@ reference:
 	mv "$(pages)/README.html" "$(pages)/index.html"
 	mkdir -p "$(pages)/pictures" && cp docs/pictures/*.svg "$(pages)/pictures"
 	sed -Ei -e 's|href="\.\./include/vanward\.h"|href="vanward/capi/index.html"|g' -e 's|href="\.\./|href="$(files)/|g' \
-	  -e 's|href="README\.md|href="index.html|g' -e 's|(href="[a-z-]+)\.md|\1.html|g' "$(pages)"/*.html
+	  -e 's|href="README\.md|href="index.html|g' -e 's|(href="[a-z0-9-]+)\.md|\1.html|g' "$(pages)"/*.html
 
 header:
 	VANWARD_WRITE_HEADER=1 cargo test --locked --test header
