@@ -2770,7 +2770,7 @@ vwd_status vwd_forecast_project(const vwd_forecast *forecast,
 /**
  * Strategies of a decoder on a tiered cache (`vwd_decoder_create_on_cache`), beside SERIAL, which fetches what it selected.
  *
- * Attention over the list that the sequence's step before selected, and over the block of the new token, while this step's selection
+ * Attention over the list that the sequence's last sparse step selected, and over the block of the new token, while this step's selection
  * is made and fetched for the next one (AsyncTLS: Hu et al. 2026).
  */
 #define VWD_STRATEGY_ASYNC_TLS 3
@@ -2796,14 +2796,17 @@ vwd_status vwd_forecast_project(const vwd_forecast *forecast,
  * was before.
  */
 typedef struct {
-  /** VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries; not on a cache. */
+  /** VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries. */
   uint32_t method;
   /** Budget of a list, forced blocks included; at least 1 unless the layer is dense. */
   uint32_t k;
   /** Blocks that are always selected: the first and the last ones. The token of a step is in the last one. */
   uint32_t init_blocks;
   uint32_t local_blocks;
-  /** Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case. On a cache 0: rows are sparse. */
+  /**
+   * Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case, except on a cache, where its blocks
+   * may lie in slots. 0 for ASYNC_TLS.
+   */
   uint32_t dense_below;
   /** Tokens that a position sees, itself included; 0: all. */
   uint32_t window;
@@ -3055,7 +3058,11 @@ vwd_status vwd_decoder_create(const vwd_session *session,
  * The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
  * pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
  * strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is
- * made ahead, or of forced blocks where those are more. ASYNC_TLS and VANWARD need a hold of at least 2.
+ * made ahead, of forced blocks where those are more, or of 2. ASYNC_TLS and VANWARD need a hold of at least 2.
+ *
+ * Dense rows and dense layers read whole blocks in host memory, each once, and take slots for the newest two alone: what sparse steps
+ * have in slots stays there. On CUDA such a row takes as long as its keys and values take over the bus. Drafts of sparse steps, verified by
+ * a dense step of several positions, share that among the tokens that are accepted.
  *
  * Blocks and allocates; not for capture. Thread-safe.
  * Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays

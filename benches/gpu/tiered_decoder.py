@@ -15,6 +15,10 @@ tokens of Gemma-3-270M at the same share of the context, with slots of twice the
 prefetch, and EXPOSED have none after the foreseen list of 1.25 times as many blocks was fetched. `model` has what the fit reached, `moved` the blocks that travel with
 prefetch (0.163 in the trace). The token of all steps has one position, so that no block leaves the tail: its miss, one in 64 steps, is
 not in the figures.
+
+`dense` is attention over all tokens, of one position and of 9 as a round of 8 drafts is verified, in steps whose rows are dense: whole blocks are
+read in host memory. `gb` is what that reads in a second, in 10^9 bytes, and `over_copy` its time as a multiple of a plain copy of as
+many bytes from pinned memory.
 """
 
 import math
@@ -25,7 +29,7 @@ import torch
 from decoder import Pages, Steps, decoder_of
 from layer import BLOCK, DIM, HEADS, INIT, KV_HEADS, LOCAL, Weights, random
 from timing import run, vanward
-from vanward import DecoderPolicy, Predict, SelectMethod, Strategy
+from vanward import DecoderMode, DecoderPolicy, Predict, SelectMethod, Strategy
 
 CONTEXT, BUDGET = 128 << 10, 4096
 LAYERS, STEPS, REPLAYS = 4, 96, 7
@@ -245,6 +249,30 @@ def check(name, steps, resident):
         assert error < 3e-2, f"{name}: error {error:.1e}"
 
 
+def dense(timer, rows, decoder, cache, sequences, numbers, of_pages, length):
+    batch = sequences.batch
+    size = 2 * batch * (length // BLOCK - 1) * BLOCK * KV_HEADS * DIM * 2
+    pinned, there = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True), torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    copy = timer.queued(lambda _: there.copy_(pinned, non_blocking=True), 1, repeats=5) * size / len(pinned)
+    lens = torch.full((batch,), length, dtype=torch.int32, device="cuda")
+    for positions in (1, 9):
+        q, k, v = (random(batch, positions, n, DIM) for n in (HEADS, KV_HEADS, KV_HEADS))
+        outs = [torch.empty_like(q) for _ in range(2)]
+        step = dict(mode=DecoderMode.DENSE, positions=positions, seq_lens=lens)
+        decoder.begin(**step, sequences=numbers, stream=stream())
+        of_pages.begin(**step, page_table=sequences.table, stream=stream())
+        calls = [decoder.prepare_attend(layer=i, new_k=k, new_v=v, q=q, out=outs[0]) for i in range(sequences.layers)]
+        for i in range(sequences.layers):
+            calls[i](stream())
+            of_pages.prepare_attend(layer=i, new_k=k, new_v=v, q=q, out=outs[1], k=sequences.keys[i], v=sequences.values[i])(stream())
+            torch.cuda.synchronize()
+            error = ((outs[0].float() - outs[1].float()).norm() / outs[1].float().norm()).item()
+            assert error < 1e-2, f"dense, {positions} positions, layer {i}: error {error:.1e}"
+        wait = lambda: [cache.wait(i, stream=stream()) for i in range(sequences.layers)]  # noqa: E731
+        took = timer.graph(lambda n: calls[n](stream()), sequences.layers, replays=5, before=wait, calls=sequences.layers)
+        rows.put("dense", batch=batch, context=CONTEXT, positions=positions, attend=took, copy=copy, over_copy=took / copy, gb=size / took / 1e3)
+
+
 def measure(session, timer, rows, quick):
     weights = [Weights() for _ in range(LAYERS)]
     fitted, length = None, CONTEXT - BLOCK // 2
@@ -254,7 +282,7 @@ def measure(session, timer, rows, quick):
         queries = Queries(batch, sequences.layers, *fitted)
         slots = int(SHARE * batch * KV_HEADS * sequences.blocks)
         row = dict(batch=batch, context=CONTEXT, budget=BUDGET, layers=sequences.layers, share=SHARE)
-        with decoder_of(session, sequences, BUDGET // BLOCK) as of_pages, vanward.KvCache(
+        with decoder_of(session, sequences, BUDGET // BLOCK, positions=9) as of_pages, vanward.KvCache(
             session, layers=sequences.layers, kv_heads=KV_HEADS, block_size=BLOCK, key_dim=DIM, value_dim=DIM, dtype="bfloat16",
             max_sequences=batch, max_blocks=sequences.blocks, host_blocks=batch * sequences.blocks, slots=slots,
         ) as cache:
@@ -273,6 +301,8 @@ def measure(session, timer, rows, quick):
                     row[name] = steps.time(timer)
                     after = cache.info()
                     del steps
+                    if name == "serial":
+                        dense(timer, rows, decoder, cache, sequences, numbers, of_pages, length)
                 # The timer's warm-up is three calls.
                 calls = REPLAYS * STEPS * sequences.layers + 3
                 missed, hit = after.misses - before.misses, after.hits - before.hits

@@ -35,6 +35,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) decoder_distribute(const _
     const int32 from = p.keeps_summaries ? first : begin;
     p.from[i] = is_taken ? from - int32(uint32(from) % uint32(p.page_size)) : tokens;
     if (p.places) p.places[i] = first;
+    if (p.stored) {
+        const uint32 size = p.page_size, whole = uint32(tokens) / size, rest = uint32(tokens) % size != 0;
+        const uint32 blocks = is_taken ? min(whole + rest, p.table_blocks) : 0, stored = blocks - min(blocks, p.newest);
+        p.stored[i] = stored, p.newest_counts[i] = blocks - stored;
+        for (uint32 n = 0; n < p.newest; ++n) p.newest_ids[i * p.newest + n] = stored + n;
+    }
     for (uint32 c = 0; c < p.classes; ++c) {
         const int32 threshold = p.thresholds[c];
         const bool is_dense = mode == DENSE || (tokens <= threshold && p.shortest <= uint32(threshold));

@@ -23,9 +23,13 @@ struct DistributeParams {
     const int32 *thresholds;                 // [classes]
     int32 *lens;                             // [classes, KINDS, max_rows]
     int32 *rows, *from, *places;             // [max_rows]; places may be null
+    // Of a tiered cache, whose pages are blocks; null without one: the number of leading blocks that dense rows read in host memory [max_rows],
+    // and ids [max_rows, newest] and number [max_rows] of the blocks after them.
+    int32 *stored, *newest_ids, *newest_counts;
     int32 mode, positions, page_size;
     uint32 batch, classes, max_rows, shortest;
     uint32 keeps_summaries;  // 1: only the blocks of the step's own tokens are summarised, whatever `begin` says
+    uint32 table_blocks, newest;  // the most blocks that a row has; the most that come after stored ones
 };
 
 // Rows of channels that are copied: [B or pages, Q or P, heads, channels] on both sides.

@@ -20,7 +20,7 @@ pub const VWD_STRATEGY_FORESEEN: u32 = 2;
 
 /// Strategies of a decoder on a tiered cache (`vwd_decoder_create_on_cache`), beside SERIAL, which fetches what it selected.
 ///
-/// Attention over the list that the sequence's step before selected, and over the block of the new token, while this step's selection
+/// Attention over the list that the sequence's last sparse step selected, and over the block of the new token, while this step's selection
 /// is made and fetched for the next one (AsyncTLS: Hu et al. 2026).
 pub const VWD_STRATEGY_ASYNC_TLS: u32 = 3;
 /// Attention over the list that `vwd_decoder_foresee` made and began to fetch, as it is (SparDA: Fu et al. 2026): FORESEEN on a cache.
@@ -40,14 +40,15 @@ pub const VWD_PREDICT_FORESEEN: u32 = 1;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_decoder_policy {
-    /// VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries; not on a cache.
+    /// VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries.
     pub method: u32,
     /// Budget of a list, forced blocks included; at least 1 unless the layer is dense.
     pub k: u32,
     /// Blocks that are always selected: the first and the last ones. The token of a step is in the last one.
     pub init_blocks: u32,
     pub local_blocks: u32,
-    /// Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case. On a cache 0: rows are sparse.
+    /// Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case, except on a cache, where its blocks
+    /// may lie in slots. 0 for ASYNC_TLS.
     pub dense_below: u32,
     /// Tokens that a position sees, itself included; 0: all.
     pub window: u32,

@@ -78,7 +78,11 @@ pub unsafe extern "C" fn vwd_decoder_create(
 /// The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
 /// pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
 /// strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is
-/// made ahead, or of forced blocks where those are more. ASYNC_TLS and VANWARD need a hold of at least 2.
+/// made ahead, of forced blocks where those are more, or of 2. ASYNC_TLS and VANWARD need a hold of at least 2.
+///
+/// Dense rows and dense layers read whole blocks in host memory, each once, and take slots for the newest two alone: what sparse steps
+/// have in slots stays there. On CUDA such a row takes as long as its keys and values take over the bus. Drafts of sparse steps, verified by
+/// a dense step of several positions, share that among the tokens that are accepted.
 ///
 /// Blocks and allocates; not for capture. Thread-safe.
 /// Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays

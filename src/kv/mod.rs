@@ -222,28 +222,10 @@ impl KvCache {
     pub fn view(&self, layer: u32) -> Result<vwd_kv_cache_layer> {
         let (layer, state, device) = (self.layer(layer)?, self.state.lock(), self.session.device());
         let pool = state.store.pool(layer);
-        let Options { max_sequences, max_blocks, kv_heads, block_size, dtype, dims, .. } = self.options;
+        let Options { max_sequences, max_blocks, kv_heads, .. } = self.options;
         let pages = self.options.tail_slots() / kv_heads;
-        let run = self.options.run();
-        let part = |part: Part, dtype: DType, slots: usize, heads: usize, channels: Option<usize>| {
-            let element = dtype.bytes();
-            let shape: Vec<usize> = [slots, block_size, heads].into_iter().chain(channels).collect();
-            let (run, token) = (run.bytes / element, part.token / element);
-            let strides = [heads * run, token, run, 1];
-            let data = if part.token == 0 { std::ptr::null_mut() } else { pool.wrapping_add(part.begin) };
-            strided(device, data, dtype, &shape, &strides[..shape.len()])
-        };
-        let [keys, values, key_scales, value_scales] = run.parts;
-        let parts = |slots: usize, heads: usize| {
-            [
-                part(keys, dtype, slots, heads, Some(dims[0])),
-                part(values, dtype, slots, heads, Some(dims[1])),
-                part(key_scales, DType::F32, slots, heads, None),
-                part(value_scales, DType::F32, slots, heads, None),
-            ]
-        };
-        let [k, v, k_scale, v_scale] = parts(self.options.total_slots(), 1);
-        let [tail_k, tail_v, tail_k_scale, tail_v_scale] = parts(pages, kv_heads);
+        let [k, v, k_scale, v_scale] = self.parts(pool, self.options.total_slots(), 1);
+        let [tail_k, tail_v, tail_k_scale, tail_v_scale] = self.parts(pool, pages, kv_heads);
         Ok(vwd_kv_cache_layer {
             struct_size: size_of::<vwd_kv_cache_layer>() as u32,
             flags: 0,
@@ -263,6 +245,34 @@ impl KvCache {
                 &[max_blocks, 1],
             ),
         })
+    }
+
+    /// The runs of a layer in host memory, as pages of one block each: keys and values [host_blocks, S, Hk, channels], and the scales of both,
+    /// [host_blocks, S, Hk]. A CUDA device reads them where they lie. Blocks in a sequence's tail may not be there yet.
+    pub fn stored(&self, layer: u32) -> Result<[vwd_tensor; 4]> {
+        let host = self.state.lock().store.host(self.layer(layer)?);
+        Ok(self.parts(host, self.options.host_blocks, self.options.kv_heads))
+    }
+
+    /// The parts of `count` times `heads` runs from `base` on: keys, values, and the scales of both, which may be absent.
+    fn parts(&self, base: *mut u8, count: usize, heads: usize) -> [vwd_tensor; 4] {
+        let Options { block_size, dtype, dims, .. } = self.options;
+        let run = self.options.run();
+        let part = |part: Part, dtype: DType, channels: Option<usize>| {
+            let element = dtype.bytes();
+            let shape: Vec<usize> = [count, block_size, heads].into_iter().chain(channels).collect();
+            let (run, token) = (run.bytes / element, part.token / element);
+            let strides = [heads * run, token, run, 1];
+            let data = if part.token == 0 { std::ptr::null_mut() } else { base.wrapping_add(part.begin) };
+            strided(self.session.device(), data, dtype, &shape, &strides[..shape.len()])
+        };
+        let [keys, values, key_scales, value_scales] = run.parts;
+        [
+            part(keys, dtype, Some(dims[0])),
+            part(values, dtype, Some(dims[1])),
+            part(key_scales, DType::F32, None),
+            part(value_scales, DType::F32, None),
+        ]
     }
 
     pub fn stats(&self) -> Result<vwd_kv_cache_stats> {

@@ -55,6 +55,9 @@ pub trait Store: Send {
     /// The address of the first slot of a layer.
     fn pool(&self, layer: usize) -> *mut u8;
 
+    /// The address of the first run of a layer in host memory, as the backend reads it.
+    fn host(&self, layer: usize) -> *mut u8;
+
     /// [max_sequences, max_blocks]: the tail page of each block. It never changes.
     fn tail_table(&self) -> *mut i32;
 

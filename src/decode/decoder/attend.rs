@@ -6,7 +6,7 @@
 //!
 //! On a tiered cache these are SERIAL, VANWARD and SPARDA, and there is ASYNC_TLS; `tiered` says how they go there.
 //!
-//! Then come the rows that attend all tokens. A row has no positions in the calls that are not for it.
+//! Then come the rows that attend all tokens, on a cache where these lie. A row has no positions in the calls that are not for it.
 
 use super::layer::Layer;
 use super::memory::Kind;
@@ -81,7 +81,11 @@ impl<'a> Attend<'a> {
                 }
             }
         }
-        if self.layer.has_dense() { self.attention(&self.over_all(), stream) } else { Ok(()) }
+        match &self.layer.decoder.tiered {
+            _ if !self.layer.has_dense() => Ok(()),
+            Some(tiered) => self.attend_stored(tiered, stream),
+            None => self.attention(&self.over_all(), stream),
+        }
     }
 
     /// Bytes of scratch that the calls take from their stream's arena. Makes the arenas of the branches large enough for theirs.
@@ -117,7 +121,10 @@ impl<'a> Attend<'a> {
             }
         }
         if self.layer.has_dense() {
-            most = most.max(self.attention_scratch(&self.over_all())?);
+            most = most.max(match &decoder.tiered {
+                Some(tiered) => self.stored_scratch(tiered)?,
+                None => self.attention_scratch(&self.over_all())?,
+            });
         }
         Ok(most)
     }
@@ -142,7 +149,9 @@ impl<'a> Attend<'a> {
             if let Some(append) = self.append_args() {
                 tiered.check_append(&append)?;
             }
-            index::UpdateRequest::from_c(session, &update, &self.layer.index())?;
+            if policy.method != Method::Dense {
+                index::UpdateRequest::from_c(session, &update, &self.layer.index())?;
+            }
             return self.check_attention();
         }
         let keys = checks.input("k", &args.k, dtype, &with(k))?;
@@ -176,10 +185,11 @@ impl<'a> Attend<'a> {
             select::Request::of_blocks(session, &self.select_args(Kind::Sparse, false), &self.layer.index())?;
             attention::Request::with(session, &self.over_selected(Kind::Sparse), &kv, |_| Ok(()))?;
         }
-        if self.layer.has_dense() {
-            attention::Request::with(session, &self.over_all(), &kv, |_| Ok(()))?;
+        match &self.layer.decoder.tiered {
+            _ if !self.layer.has_dense() => Ok(()),
+            Some(tiered) => self.check_stored(tiered),
+            None => attention::Request::with(session, &self.over_all(), &kv, |_| Ok(())),
         }
-        Ok(())
     }
 
     /// Rows of the step: [B, heads, channels], or with Q after B.
@@ -373,7 +383,7 @@ impl<'a> Attend<'a> {
         self.remember(stream)
     }
 
-    fn kv(&self) -> vwd_paged_kv {
+    pub(super) fn kv(&self) -> vwd_paged_kv {
         let vwd_decoder_attend_args { k, v, k_scale, v_scale, .. } = *self.args;
         let Step { page_table, seq_lens, .. } = self.layer.step;
         if let Some(tiered) = &self.layer.decoder.tiered {
@@ -418,7 +428,7 @@ impl<'a> Attend<'a> {
     }
 
     /// Leaves the results of sparse rows as they are.
-    fn over_all(&self) -> vwd_attention_args {
+    pub(super) fn over_all(&self) -> vwd_attention_args {
         let flags = if self.layer.has_sparse() { VWD_ATTENTION_KEEP_ROWS } else { 0 };
         vwd_attention_args { flags, ..self.attention_args(Kind::Dense) }
     }

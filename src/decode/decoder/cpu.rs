@@ -1,6 +1,7 @@
 //! The decoder's own work on the CPU.
 
 use super::memory::Kind;
+use super::options::NEWEST;
 use super::rows::{Append, Complete, Distribute, Drafts, KEPT, Modes, Observe, Past, Take, acceptance, steps};
 use crate::abi::{VWD_DECODER_DENSE, VWD_DECODER_SPARSE};
 use crate::core::tensor::Tensor;
@@ -34,6 +35,13 @@ pub fn distribute(_: &Cpu, r: &Distribute) {
             *r.from.add(i) = if is_taken { from - from % r.page_size as i32 } else { tokens };
             if !r.places.is_null() {
                 *r.places.add(i) = first;
+            }
+            if let Some(tiers) = r.tiers {
+                let blocks = if is_taken { (tokens as usize).div_ceil(r.page_size).min(tiers.table_blocks) } else { 0 };
+                let stored = blocks.saturating_sub(NEWEST);
+                *tiers.stored.add(i) = stored as i32;
+                *tiers.newest_counts.add(i) = (blocks - stored) as i32;
+                (0..NEWEST).for_each(|n| *tiers.newest_ids.add(i * NEWEST + n) = (stored + n) as i32);
             }
             for class in 0..r.classes {
                 let threshold = *r.thresholds.add(class);

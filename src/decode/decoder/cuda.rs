@@ -1,6 +1,7 @@
 //! Launch of the kernels of kernels/decoder/decoder.cu.
 
-use super::rows::{Append, Complete, Distribute, Modes, Observe, Past, Take, steps};
+use super::options::NEWEST;
+use super::rows::{Append, Complete, Distribute, Modes, Observe, Past, Take, Tiers, steps};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::runtime::cuda::layout::{kernel_constants, kernel_struct};
@@ -61,6 +62,9 @@ kernel_struct! {
         rows: *mut i32,
         from: *mut i32,
         places: *mut i32,
+        stored: *mut i32,
+        newest_ids: *mut i32,
+        newest_counts: *mut i32,
         mode: i32,
         positions: i32,
         page_size: i32,
@@ -69,6 +73,8 @@ kernel_struct! {
         max_rows: u32,
         shortest: u32,
         keeps_summaries: u32,
+        table_blocks: u32,
+        newest: u32,
     }
 }
 
@@ -215,6 +221,9 @@ pub fn distribute(enqueue: &Enqueue, r: &Distribute) -> Result<()> {
         Modes::All(mode) => (None, *mode as i32),
         Modes::Each(modes) => (Some(modes), 0),
     };
+    let nowhere = std::ptr::null_mut();
+    let none = Tiers { table_blocks: 0, stored: nowhere, newest_ids: nowhere, newest_counts: nowhere };
+    let tiers = r.tiers.unwrap_or(none);
     let params = DistributeParams {
         modes: EntryParams::new(modes),
         seq_lens: EntryParams::new(Some(&r.seq_lens)),
@@ -225,6 +234,9 @@ pub fn distribute(enqueue: &Enqueue, r: &Distribute) -> Result<()> {
         rows: r.rows,
         from: r.from,
         places: r.places,
+        stored: tiers.stored,
+        newest_ids: tiers.newest_ids,
+        newest_counts: tiers.newest_counts,
         mode,
         positions: r.positions as i32,
         page_size: saturated(r.page_size).min(i32::MAX as u32) as i32,
@@ -233,6 +245,8 @@ pub fn distribute(enqueue: &Enqueue, r: &Distribute) -> Result<()> {
         max_rows: r.max_rows as u32,
         shortest: r.shortest,
         keeps_summaries: r.keeps_summaries as u32,
+        table_blocks: saturated(tiers.table_blocks),
+        newest: NEWEST as u32,
     };
     let kernels: &Kernels = enqueue.kernels();
     // SAFETY: DistributeParams is the kernel's struct; the call's caller keeps the tensors valid, and the decoder its memory.

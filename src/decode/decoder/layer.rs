@@ -40,8 +40,7 @@ impl<'a> Layer<'a> {
     }
 
     pub fn has_dense(&self) -> bool {
-        self.decoder.tiered.is_none()
-            && (self.step.mode != Some(VWD_DECODER_SPARSE) || self.step.shortest as i64 <= self.policy.threshold as i64)
+        self.step.mode != Some(VWD_DECODER_SPARSE) || self.step.shortest as i64 <= self.policy.threshold as i64
     }
 
     /// The policy's strategy, where the step is one for it.

@@ -1,6 +1,6 @@
 //! What lies where in the memory of a decoder.
 
-use super::options::{Method, Options, Strategy};
+use super::options::{Method, NEWEST, Options, Strategy};
 use crate::abi::{VWD_INDEX_AXIS, VWD_INDEX_MINMAX};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
@@ -67,6 +67,14 @@ pub struct TieredPlan {
     pub foreseen_slots: usize,
     /// [layers, max_rows, Hk] int32: blocks that were not resident.
     pub fetched: usize,
+    /// [max_blocks] int32: 0, 1, 2 …, the ids of a list of all blocks; and [max_rows] int32: how many of them a row reads in host memory.
+    pub every_block: usize,
+    pub stored: usize,
+    /// [max_rows, NEWEST] and [max_rows] int32: ids and counts of the blocks after these; and [max_rows, Hk, NEWEST]: their slots.
+    pub newest: [usize; 2],
+    pub newest_slots: usize,
+    /// [max_rows, max_positions, Hq, Dv] and twice [max_rows, max_positions, Hq] float32: the state of attention over stored blocks.
+    pub state: [usize; 3],
     /// [max_sequences, Hk, cap] and [max_sequences, Hk] int32 of each layer that remembers lists.
     pub past: Vec<[usize; 2]>,
 }
@@ -117,7 +125,8 @@ impl Plan {
             begin
         };
         const WORD: usize = 4;
-        let Options { max_rows, max_sequences, query_heads, kv_heads, dims, pages, max_blocks, .. } = *options;
+        let Options { max_rows, max_positions, max_sequences, query_heads, kv_heads, dims, pages, max_blocks, .. } =
+            *options;
         let (sequences, layers) = ([max_sequences, WORD], options.layers.len());
         let some = |uses: fn(Strategy) -> bool| options.layers.iter().any(|policy| uses(policy.strategy)) as usize;
         let [foresees, repairs, remembers] =
@@ -145,6 +154,11 @@ impl Plan {
                 next: [ahead, ahead, 1].map(|cap| take(&[tiered * remembers, max_rows, kv_heads, cap, WORD])),
                 foreseen_slots: take(&[tiered * foresees, max_rows, kv_heads, ahead, WORD]),
                 fetched: take(&[tiered, layers, max_rows, kv_heads, WORD]),
+                every_block: take(&[options.table_blocks, WORD]),
+                stored: take(&[tiered, max_rows, WORD]),
+                newest: [NEWEST, 1].map(|n| take(&[tiered, max_rows, n, WORD])),
+                newest_slots: take(&[tiered, max_rows, kv_heads, NEWEST, WORD]),
+                state: [dims[1], 1, 1].map(|n| take(&[tiered, max_rows, max_positions, query_heads, n, WORD])),
                 past: Vec::new(),
             },
             places: take(&[places, max_rows, WORD]),

@@ -44,7 +44,7 @@ use attend::Attend;
 use memory::Plan;
 use options::{Options, Strategy};
 use parking_lot::Mutex;
-use rows::{Append, Complete, Distribute, Drafts, Modes, Observe, Past, Take, acceptance};
+use rows::{Append, Complete, Distribute, Drafts, Modes, Observe, Past, Take, Tiers, acceptance};
 use side::Side;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -134,6 +134,8 @@ impl Decoder {
         if decoder.tiered.is_some() {
             let numbers = collected(0..decoder.options.max_rows as i32, "the sequences of a decoder")?;
             decoder.memory.write(decoder.plan.tiered.numbers, &numbers)?;
+            let blocks = collected(0..decoder.options.table_blocks as i32, "the blocks of a sequence")?;
+            decoder.memory.write(decoder.plan.tiered.every_block, &blocks)?;
         }
         Ok(decoder)
     }
@@ -199,16 +201,12 @@ impl Decoder {
             }
             (other, _) => return Err(Error::argument("mode", other, "a VWD_DECODER_* value (0 to 2)")),
         };
-        if self.tiered.is_some() && mode == Some(VWD_DECODER_DENSE) {
-            return Err(Error::argument("mode", "VWD_DECODER_DENSE", "VWD_DECODER_SPARSE on a cache"));
-        }
         let most_pages =
             if self.tiered.is_some() { options.table_blocks } else { table.map_or(1, |table| table.dim(1)) };
-        let most_mode = if self.tiered.is_some() { VWD_DECODER_DENSE } else { VWD_DECODER_DENSE + 1 };
         let room = options.page_size.saturating_mul(most_pages);
         let on = self.session.on(stream)?;
         contents::check(&self.session, &on, || {
-            let modes = each.map(|modes| Rule::within(modes, 0, Number::constant(most_mode as usize)));
+            let modes = each.map(|modes| Rule::within(modes, 0, Number::constant(VWD_DECODER_DENSE as usize + 1)));
             let q_lens = q_lens.map(|lens| Rule::up_to(lens, positions));
             let begin = begin.map(|begin| Rule::up_to(begin, i32::MAX as usize));
             let lens = Rule::up_to(seq_lens, room.min(i32::MAX as usize));
@@ -235,6 +233,12 @@ impl Decoder {
                 true => memory.at(plan.places),
                 false => std::ptr::null_mut(),
             },
+            tiers: self.tiered.as_ref().map(|_| Tiers {
+                table_blocks: options.table_blocks,
+                stored: memory.at(plan.tiered.stored),
+                newest_ids: memory.at(plan.tiered.newest[0]),
+                newest_counts: memory.at(plan.tiered.newest[1]),
+            }),
         };
         distribute.run(&on)?;
         drop(on);

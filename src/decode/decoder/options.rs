@@ -14,6 +14,10 @@ use crate::kv;
 use crate::ops::views::{key_dims, key_dtype, require_counts, scale_or_default};
 use crate::runtime::require_no_flags;
 
+/// The last blocks of a sequence on a tiered cache, which dense rows read from slots: host memory may not have them yet. A step's tokens lie in
+/// them, since they are no more than a block has.
+pub const NEWEST: usize = 2;
+
 /// How a layer's sparse rows attend.
 #[derive(Clone, Copy)]
 pub struct Policy {
@@ -240,7 +244,7 @@ impl Options {
 
     /// Checks that every resolve of a step finds slots for its lists, and that lists which are read beside each other keep theirs.
     fn check_slots(&self, cache: &kv::Options) -> Result<()> {
-        let entries = self.max_rows * self.kv_heads * self.capacity().max(self.predicted_capacity());
+        let entries = self.max_rows * self.kv_heads * self.capacity().max(self.predicted_capacity()).max(NEWEST);
         let most = cache.largest_selection();
         if entries > most {
             let found = format!("{} rows, whose lists have up to {entries} entries together", self.max_rows);
@@ -371,16 +375,6 @@ impl Policy {
         if method != Method::Dense && c.k == 0 {
             return Err(Error::argument(&format!("{name}.k"), 0, "at least 1"));
         }
-        if on_cache && method == Method::Dense {
-            return Err(Error::argument(
-                &format!("{name}.method"),
-                0,
-                "VWD_SELECT_MINMAX or VWD_SELECT_AXIS on a cache",
-            ));
-        }
-        if on_cache && c.dense_below != 0 {
-            return Err(Error::argument(&format!("{name}.dense_below"), c.dense_below, "0 on a cache"));
-        }
         let (strategy, predicted) = Policy::strategy(name, c, method, on_cache)?;
         let (k, init, local, window) = (c.k, c.init_blocks, c.local_blocks, c.window);
         let policy = Policy { method, k, init, local, window, threshold: i32::MAX, strategy, predicted };
@@ -388,7 +382,12 @@ impl Policy {
             return Ok(policy);
         }
         if on_cache {
-            return Ok(Policy { threshold: NEVER_DENSE, ..policy });
+            if c.dense_below != 0 && strategy.remembers_lists() {
+                return Err(Error::argument(&format!("{name}.dense_below"), c.dense_below, "0 for ASYNC_TLS"));
+            }
+            // Slots are nearer than host memory, even to a list that has all blocks.
+            let threshold = (c.dense_below as i64 - 1).clamp(NEVER_DENSE as i64, i32::MAX as i64) as i32;
+            return Ok(Policy { threshold, ..policy });
         }
         // Lists of so many blocks have all of them.
         let covered = match strategy {

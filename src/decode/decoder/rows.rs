@@ -51,6 +51,20 @@ pub struct Distribute<'a> {
     pub from: *mut i32,
     /// Null where nothing is foreseen.
     pub places: *mut i32,
+    /// On a tiered cache: what dense rows read from where.
+    pub tiers: Option<Tiers>,
+}
+
+/// The blocks of each row, which on a tiered cache are pages of one block: those that are read in host memory, and the newest ones.
+#[derive(Clone, Copy)]
+pub struct Tiers {
+    /// The most blocks that a row has.
+    pub table_blocks: usize,
+    /// [max_rows]: the number of leading blocks that are read in host memory.
+    pub stored: *mut i32,
+    /// [max_rows, NEWEST] and [max_rows]: ids and number of the blocks after them.
+    pub newest_ids: *mut i32,
+    pub newest_counts: *mut i32,
 }
 
 impl Distribute<'_> {

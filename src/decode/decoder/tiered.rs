@@ -10,6 +10,12 @@
 //!   VANWARD    (ahead: foresee, or predict ─ resolve, fetch)  ┬─ resolve ┬─ attention over what is resident ─┬─ wait ─ repair
 //!                                                             └─ select ─┴─ resolve, fetch ──────────────────┘
 //!
+//! Dense rows attend the blocks in host memory where they lie: the device reads each once, which a copy would do, too, and no slot is
+//! taken from what sparse steps read. The newest two blocks, which host memory may not have yet, come from slots. Repair adds these to the state
+//! of the others:
+//!
+//!   DENSE      attention over stored blocks, in host memory ─ resolve, fetch, wait ─ repair over the newest blocks ─ out
+//!
 //! The lower lines are a branch. Two resolves of a layer follow each other in a strategy whose branch resolves, so slots that attention
 //! reads stay while `hold` of the cache is at least 2.
 
@@ -17,10 +23,12 @@ use super::Decoder;
 use super::attend::Attend;
 use super::layer::Layer;
 use super::memory::Kind;
+use super::options::{NEWEST, Options};
 use super::rows::Past;
 use crate::abi::{
-    VWD_ATTENTION_KEEP_ROWS, vwd_attention_args, vwd_block_list, vwd_holt, vwd_kv_cache_append_args,
-    vwd_kv_cache_layer, vwd_kv_cache_resolve_args, vwd_stream, vwd_tensor,
+    VWD_ATTENTION_KEEP_ROWS, VWD_REPAIR_SUPERSET, vwd_attention_args, vwd_attention_state, vwd_block_list, vwd_holt,
+    vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_resolve_args, vwd_paged_kv, vwd_repair_args, vwd_stream,
+    vwd_tensor,
 };
 use crate::core::allocate::reserved;
 use crate::core::dtype::DType;
@@ -28,22 +36,27 @@ use crate::core::status::Result;
 use crate::core::tensor::{Tensor, given};
 use crate::core::versioned::zeroed;
 use crate::kv::{AppendRequest, KvCache, ResolveRequest, RowTables};
+use crate::ops::{attention, repair};
 use std::sync::Arc;
 
 /// The cache that has the keys and values, and views of each layer's slots.
 pub struct Tiered {
     cache: Arc<KvCache>,
     views: Vec<vwd_kv_cache_layer>,
+    /// Keys, values and scales of each layer in host memory.
+    stored: Vec<[vwd_tensor; 4]>,
 }
 
 impl Tiered {
     pub fn new(cache: &Arc<KvCache>) -> Result<Tiered> {
         let layers = cache.options().layers;
         let mut views = reserved(layers, "the layers of a decoder")?;
+        let mut stored = reserved(layers, "the layers of a decoder")?;
         for layer in 0..layers as u32 {
             views.push(cache.view(layer)?);
+            stored.push(cache.stored(layer)?);
         }
-        Ok(Tiered { cache: cache.clone(), views })
+        Ok(Tiered { cache: cache.clone(), views, stored })
     }
 
     pub fn view(&self, layer: usize) -> &vwd_kv_cache_layer {
@@ -180,6 +193,29 @@ impl Layer<'_> {
         self.decoder.packed(self.decoder.plan.tiered.tails, DType::I32, &[self.step.batch, blocks])
     }
 
+    /// The blocks of each row that are read in host memory: the first ones.
+    fn stored_blocks(&self) -> vwd_block_list {
+        let Decoder { options, plan, .. } = self.decoder;
+        self.own_blocks(plan.tiered.every_block, options.table_blocks, [0, 0, 1], plan.tiered.stored)
+    }
+
+    /// The blocks of each row after these, with their slots.
+    fn newest_blocks(&self) -> vwd_block_list {
+        let [ids, counts] = self.decoder.plan.tiered.newest;
+        let slots = self.entries(self.decoder.plan.tiered.newest_slots, NEWEST);
+        vwd_block_list { slots, ..self.own_blocks(ids, NEWEST, [NEWEST, 0, 1], counts) }
+    }
+
+    /// A list that the KV heads of a row share.
+    fn own_blocks(&self, ids: usize, capacity: usize, steps: [usize; 3], counts: usize) -> vwd_block_list {
+        let (decoder, rows) = (self.decoder, [self.step.batch, self.decoder.options.kv_heads]);
+        vwd_block_list {
+            ids: decoder.tensor(ids, DType::I32, &[rows[0], rows[1], capacity], &steps),
+            counts: decoder.tensor(counts, DType::I32, &rows, &[1, 0]),
+            slots: self.list().slots,
+        }
+    }
+
     fn fetched(&self) -> Option<vwd_tensor> {
         Some(self.counts(self.decoder.plan.tiered.fetched))
     }
@@ -305,6 +341,86 @@ impl Attend<'_> {
         tiered.wait(layer, stream)
     }
 
+    /// Attention of dense rows: over the stored blocks, then with the newest ones.
+    pub fn attend_stored(&self, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
+        let session = &self.layer.decoder.session;
+        let kv = self.stored_kv(tiered);
+        attention::Request::with(session, &self.over_stored(), &kv, |r| attention::run(session, r, stream))?;
+        self.bring(self.layer.newest_blocks(), false, stream)?;
+        repair::Request::with(session, &self.over_newest(), &self.kv(), |r| repair::run(session, r, stream))
+    }
+
+    pub fn stored_scratch(&self, tiered: &Tiered) -> Result<u64> {
+        let session = &self.layer.decoder.session;
+        let kv = self.stored_kv(tiered);
+        let stored = attention::Request::with(session, &self.over_stored(), &kv, |r| attention::scratch(session, r))?;
+        let newest = repair::Request::with(session, &self.over_newest(), &self.kv(), |r| repair::scratch(session, r))?;
+        Ok(stored.max(newest))
+    }
+
+    pub fn check_stored(&self, tiered: &Tiered) -> Result<()> {
+        let session = &self.layer.decoder.session;
+        attention::Request::with(session, &self.over_stored(), &self.stored_kv(tiered), |_| Ok(()))?;
+        repair::Request::with(session, &self.over_newest(), &self.kv(), |_| Ok(()))
+    }
+
+    fn stored_kv(&self, tiered: &Tiered) -> vwd_paged_kv {
+        let [k, v, key_scales, value_scales] = tiered.stored[self.layer.number];
+        let kv = self.kv();
+        let [k_scale, v_scale] =
+            if self.has_token_scales() { [key_scales, value_scales] } else { [kv.k_scale, kv.v_scale] };
+        vwd_paged_kv { k, v, k_scale, v_scale, page_table: self.layer.step.page_table, ..kv }
+    }
+
+    /// Keeps the state. What it writes to `out` is replaced.
+    fn over_stored(&self) -> vwd_attention_args {
+        let (list, state) = (self.layer.stored_blocks(), self.state());
+        let block_size = self.layer.decoder.options.block_size as u32;
+        // Sinks enter the result once, in the end.
+        let sinks = vwd_tensor { data: std::ptr::null_mut(), ..self.args.sinks };
+        vwd_attention_args { block_size, list, state, sinks, ..self.over_all() }
+    }
+
+    /// Adds the newest blocks to the state of the stored ones. None of them was predicted.
+    fn over_newest(&self) -> vwd_repair_args {
+        let (vwd_attention_args { flags, block_size, scale, soft_cap, window, q, q_lens, out, state, .. }, decoder) =
+            (self.over_stored(), self.layer.decoder);
+        let stored = self.layer.stored_blocks();
+        let nothing = decoder.packed(
+            decoder.plan.tiered.every_block,
+            DType::I32,
+            &[stored.counts.shape[0] as usize, decoder.options.kv_heads, 0],
+        );
+        vwd_repair_args {
+            flags,
+            mode: VWD_REPAIR_SUPERSET,
+            block_size,
+            scale,
+            soft_cap,
+            window,
+            q,
+            q_lens,
+            predicted: vwd_block_list { ids: nothing, ..stored },
+            selected: self.layer.newest_blocks(),
+            predicted_state: state,
+            sinks: self.args.sinks,
+            out,
+            ..zeroed()
+        }
+    }
+
+    /// The state of attention over the stored blocks.
+    fn state(&self) -> vwd_attention_state {
+        let Layer { decoder, step, .. } = &self.layer;
+        let Options { query_heads, dims, .. } = &decoder.options;
+        let [acc, m, l] = std::array::from_fn(|n| {
+            let extents = [step.batch, step.positions, *query_heads, dims[1]];
+            let t = decoder.packed(decoder.plan.tiered.state[n], DType::F32, &extents[..if n == 0 { 4 } else { 3 }]);
+            if self.args.q.ndim == 4 { t } else { without_positions(t) }
+        });
+        vwd_attention_state { acc, m, l }
+    }
+
     /// Begins to fetch what is predicted for the layer's next step.
     pub fn prefetch_next(&self, holt: vwd_holt, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
         let next = self.layer.next();
@@ -312,6 +428,14 @@ impl Attend<'_> {
         tiered.resolve(&self.layer, next, None, None, stream)?;
         tiered.fetch(&self.layer, stream)
     }
+}
+
+/// A tensor [B, 1, …] of one position as one [B, …].
+fn without_positions(mut t: vwd_tensor) -> vwd_tensor {
+    t.shape.copy_within(2..5, 1);
+    t.strides.copy_within(2..5, 1);
+    t.ndim -= 1;
+    t
 }
 
 /// A tensor [B, …] of `rank` dimensions as one [B, 1, …] of one position; one with positions as it is.

@@ -128,6 +128,10 @@ impl Store for Layers {
         self.layers[layer].pool.data()
     }
 
+    fn host(&self, layer: usize) -> *mut u8 {
+        self.layers[layer].host.data()
+    }
+
     fn tail_table(&self) -> *mut i32 {
         self.tail_table.as_ptr().cast_mut()
     }

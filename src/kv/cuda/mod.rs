@@ -494,6 +494,10 @@ impl Store for Layers {
         self.layers[layer].params.pool
     }
 
+    fn host(&self, layer: usize) -> *mut u8 {
+        self.layers[layer].params.host
+    }
+
     fn tail_table(&self) -> *mut i32 {
         self.tail_table
     }

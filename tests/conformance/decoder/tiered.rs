@@ -24,7 +24,11 @@ const BY_SCORES: usize = 1;
 const FORESEEN: usize = 2;
 const SPARDA: usize = 3;
 const ASYNC_TLS: usize = 4;
-const LAYERS: usize = 5;
+/// SERIAL, and dense below `SHORT_OF` tokens.
+const SHORT: usize = 5;
+const DENSE: usize = 6;
+const LAYERS: usize = 7;
+const SHORT_OF: usize = 40;
 
 fn policies() -> [vwd_decoder_policy; LAYERS] {
     let serial = vwd_decoder_policy { k: K as u32, ..POLICY };
@@ -35,6 +39,8 @@ fn policies() -> [vwd_decoder_policy; LAYERS] {
         vwd_decoder_policy { predict: VWD_PREDICT_FORESEEN, ..vanward },
         vwd_decoder_policy { strategy: VWD_STRATEGY_SPARDA, ..serial },
         vwd_decoder_policy { strategy: VWD_STRATEGY_ASYNC_TLS, ..serial },
+        vwd_decoder_policy { dense_below: SHORT_OF as u32, ..serial },
+        vwd_decoder_policy { method: 0, k: 0, ..POLICY },
     ]
 }
 
@@ -228,8 +234,15 @@ impl<'b> World<'b> {
         let (backend, batch) = (self.backend, taken.len());
         let modes: Vec<u32> = taken
             .iter()
-            .map(|_| if attends && rng.one_in(8) { VWD_DECODER_SKIP } else { VWD_DECODER_SPARSE })
+            .map(|_| match rng.size(0..=15) {
+                0 | 1 if attends => VWD_DECODER_SKIP,
+                2..=5 => VWD_DECODER_DENSE,
+                _ => VWD_DECODER_SPARSE,
+            })
             .collect();
+        // One mode for all rows saves launches.
+        let all = attends && rng.one_in(6);
+        let modes = if all { vec![modes[0].max(VWD_DECODER_SPARSE); batch] } else { modes };
         let q = queries(rng, batch, positions);
         let is_foreseen = !rng.one_in(5);
         let guess = if rng.one_in(3) { queries(rng, batch, positions) } else { q.clone() };
@@ -269,6 +282,9 @@ impl<'b> World<'b> {
         };
         if has_begin {
             step.begin = begin.c();
+        }
+        if all {
+            (step.mode, step.modes) = (modes[0], absent());
         }
         let of = |part: fn(&Token) -> Vector| new.iter().flat_map(part).collect::<Vec<f32>>();
         let new_k = rows(backend, [batch, positions, KV_HEADS], of(|token| token.key));
@@ -316,6 +332,9 @@ impl<'b> World<'b> {
         };
         // A step of several positions is SERIAL in every layer.
         let serial = if positions > 1 { &[BY_SCORES, FORESEEN, SPARDA, ASYNC_TLS][..] } else { &[BY_SCORES, FORESEEN] };
+        let is_dense = |layer: usize, i: usize| {
+            modes[i] == VWD_DECODER_DENSE || layer == DENSE || (layer == SHORT && lens[i] < SHORT_OF)
+        };
         for &layer in serial {
             for at in indices(&found[SERIAL].shape) {
                 let at: [usize; 4] = at.try_into().unwrap();
@@ -327,12 +346,6 @@ impl<'b> World<'b> {
         }
         for (i, &sequence) in taken.iter().enumerate() {
             let is_taken = modes[i] != VWD_DECODER_SKIP && counts[i] > 0;
-            if positions > 1 {
-                if is_taken {
-                    self.sequences[sequence].past = None;
-                }
-                continue;
-            }
             let mut chosen: [Vec<usize>; KV_HEADS] = Default::default();
             for g in 0..KV_HEADS {
                 let s = &self.sequences[sequence];
@@ -340,11 +353,12 @@ impl<'b> World<'b> {
                 let of_head = |queries: &Queries, count: usize| -> Vec<Vector> {
                     queries[i][..count].iter().flat_map(|q| q[g * GROUP..][..GROUP].to_vec()).collect()
                 };
-                let selected = if is_taken { list(tokens, &of_head(&q, counts[i]), K) } else { vec![] };
+                let selected = if is_taken && positions == 1 { list(tokens, &of_head(&q, 1), K) } else { vec![] };
                 let starts = has_begin && is_new[i];
                 let own = before[i] / BLOCK;
                 let lists = |layer: usize| match layer {
                     _ if !is_taken => vec![],
+                    _ if is_dense(layer, i) => (0..lens[i].div_ceil(BLOCK)).collect(),
                     SPARDA if is_foreseen && !starts => {
                         let mut blocks = list(&tokens[..before[i]], &of_head(&guess, 1), AHEAD);
                         blocks.extend(Some(own).filter(|block| !blocks.contains(block)));
@@ -357,8 +371,13 @@ impl<'b> World<'b> {
                     }
                     _ => selected.clone(),
                 };
-                for layer in [SERIAL, SPARDA, ASYNC_TLS] {
-                    if layer == ASYNC_TLS && s.past.is_none() && !starts {
+                for layer in [SERIAL, SPARDA, ASYNC_TLS, SHORT, DENSE] {
+                    let is_known = match layer {
+                        _ if !is_taken || is_dense(layer, i) => true,
+                        ASYNC_TLS => positions == 1 && (s.past.is_some() || starts),
+                        _ => positions == 1,
+                    };
+                    if !is_known {
                         continue;
                     }
                     let blocks = lists(layer);
@@ -387,8 +406,8 @@ impl<'b> World<'b> {
                 }
                 chosen[g] = selected;
             }
-            if is_taken {
-                self.sequences[sequence].past = Some(chosen);
+            if is_taken && modes[i] == VWD_DECODER_SPARSE {
+                self.sequences[sequence].past = (positions == 1).then_some(chosen);
             }
         }
     }
@@ -447,7 +466,7 @@ fn decoder_on_a_cache_attends_what_each_strategy_promises(backend: &Backend) {
             world.operate(rng);
         }
         let World { missed, fetched, .. } = &world;
-        assert!(fetched.iter().all(|&n| n > 0), "a layer fetched nothing: {fetched:?}");
+        assert!(fetched[..DENSE].iter().all(|&n| n > 0), "a layer fetched nothing: {fetched:?}");
         assert!(missed[BY_SCORES] > 0 && missed[FORESEEN] > 0, "nothing was repaired: {missed:?}");
         assert!(missed[SERIAL] + missed[SPARDA] + missed[ASYNC_TLS] == 0, "repaired without repair: {missed:?}");
     });
@@ -464,7 +483,7 @@ fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
         assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, pieces);
     };
     let create = |options: vwd_decoder_options, pieces: &[&str]| on(&options, &cache, pieces);
-    create(vwd_decoder_options { layers: 4, policy_count: 0, ..good }, &["options.layers", "4", "5, as the cache"]);
+    create(vwd_decoder_options { layers: 4, policy_count: 0, ..good }, &["options.layers", "4", "7, as the cache"]);
     create(vwd_decoder_options { kv_heads: 4, ..good }, &["options.kv_heads", "4", "2, as the cache"]);
     create(vwd_decoder_options { key_dim: 32, ..good }, &["options.key_dim", "32", "16, as the cache"]);
     create(vwd_decoder_options { dtype_bits: 16, ..good }, &["options.dtype_code", "float16", "float32, as the cache"]);
@@ -478,11 +497,10 @@ fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
     let policy = |policy: vwd_decoder_policy, pieces: &[&str]| {
         create(vwd_decoder_options { policy_count: 0, policy, ..good }, pieces);
     };
-    policy(vwd_decoder_policy { method: 0, ..POLICY }, &["options.policy.method", "0", "on a cache"]);
-    policy(vwd_decoder_policy { dense_below: 9, ..POLICY }, &["options.policy.dense_below", "9", "0 on a cache"]);
     policy(vwd_decoder_policy { strategy: VWD_STRATEGY_PRR, ..POLICY }, &["options.policy.strategy", "1", "VANWARD"]);
     policy(vwd_decoder_policy { strategy: 6, ..POLICY }, &["options.policy.strategy", "6", "VWD_STRATEGY_*"]);
     let past = vwd_decoder_policy { strategy: VWD_STRATEGY_ASYNC_TLS, ..POLICY };
+    policy(vwd_decoder_policy { dense_below: 9, ..past }, &["options.policy.dense_below", "9", "0 for ASYNC_TLS"]);
     policy(vwd_decoder_policy { ratio: 1.5, ..past }, &["options.policy.ratio", "1.5", "ASYNC_TLS"]);
     policy(vwd_decoder_policy { predict: 1, ..past }, &["options.policy.predict", "1", "VANWARD"]);
     let once = Cache::create(backend, &vwd_kv_cache_options { hold: 1, ..cache_options() });
@@ -512,7 +530,6 @@ fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
         assert_fails(status, VWD_ERROR_INVALID_ARGUMENT, pieces);
     };
     refused(vwd_decoder_step { page_table: table.c(), ..step }, &["page_table", "given on a cache"]);
-    refused(vwd_decoder_step { mode: VWD_DECODER_DENSE, ..step }, &["mode", "DENSE", "SPARSE on a cache"]);
     decoder.begin(backend, &step);
     let floats = |heads: usize| rows(backend, [2, 1, heads], vec![0.5; 2 * heads * DIM]);
     let (q, new, out) = (floats(HEADS), floats(KV_HEADS), floats(HEADS));
@@ -526,7 +543,7 @@ fn decoder_on_a_cache_errors_name_the_argument(backend: &Backend) {
     fails(vwd_decoder_attend_args { v: new.c(), ..attend }, &["v", "given on a cache"]);
     fails(vwd_decoder_attend_args { new_v: absent(), ..attend }, &["new_v", "NULL"]);
     fails(vwd_decoder_attend_args { new_k: q.c(), ..attend }, &["new_k", "Hk=2"]);
-    fails(vwd_decoder_attend_args { layer: 5, ..attend }, &["layer", "5", "0 … 4"]);
+    fails(vwd_decoder_attend_args { layer: 7, ..attend }, &["layer", "7", "0 … 6"]);
     // Sequences that the cache does not have: nothing is written, and nothing attended.
     for layer in 0..LAYERS as u32 {
         decoder.attend(backend, &vwd_decoder_attend_args { layer, ..attend });

@@ -1,5 +1,5 @@
 //! A decoder on a tiered cache, in every type of keys and by both kinds of summaries, against one on pages that has the same tokens: SERIAL
-//! and VANWARD give what SERIAL gives there, SPARDA what FORESEEN gives. The other decoder has its own cases.
+//! and VANWARD give what SERIAL gives there, SPARDA what FORESEEN gives, and dense steps what dense steps give. The other decoder has its own cases.
 
 use super::strategies::without_positions;
 use super::tiered::{Cache, create_on};
@@ -39,6 +39,8 @@ struct Kinds {
     heads: [usize; 2],
     dims: [usize; 2],
     block: usize,
+    window: u32,
+    soft_cap: f32,
 }
 
 /// Two decoders with the same tokens, and the pages of one of them.
@@ -60,11 +62,11 @@ struct Pair<'b> {
 
 impl<'b> Pair<'b> {
     fn new(backend: &'b Backend, rng: &mut Rng, kinds: Kinds) -> Pair<'b> {
-        let Kinds { dtype, method, scales, heads, dims, block } = kinds;
+        let Kinds { dtype, method, scales, heads, dims, block, window, soft_cap } = kinds;
         let policies = [0, 1].map(|side| {
             STRATEGIES.map(|of| {
                 let (strategy, predict) = of[side];
-                vwd_decoder_policy { method, k: K as u32, strategy, predict, ..POLICY }
+                vwd_decoder_policy { method, k: K as u32, strategy, predict, window, ..POLICY }
             })
         });
         let options = |side: usize| vwd_decoder_options {
@@ -79,6 +81,7 @@ impl<'b> Pair<'b> {
             dtype_bits: dtype.bits as u32,
             block_size: block as u32,
             scale: 0.1,
+            soft_cap,
             policy_count: LAYERS as u32,
             policies: policies[side].as_ptr(),
             ..args()
@@ -134,7 +137,14 @@ impl<'b> Pair<'b> {
     }
 
     /// `positions` new tokens for each row, and where `q_type` is given their attention in every layer.
-    fn step(&mut self, rng: &mut Rng, positions: usize, q_type: Option<DType>, begins: bool) -> Vec<[Array<f64>; 2]> {
+    fn step(
+        &mut self,
+        rng: &mut Rng,
+        positions: usize,
+        mode: u32,
+        q_type: Option<DType>,
+        begins: bool,
+    ) -> Vec<[Array<f64>; 2]> {
         let Kinds { dtype, scales, heads: [heads, kv_heads], dims, block, .. } = self.kinds;
         let (backend, plain, first) = (self.backend, Layout::default(), self.len);
         self.len += positions;
@@ -161,7 +171,7 @@ impl<'b> Pair<'b> {
         let table = Array::from_fn(&[ROWS, MAX_BLOCKS], |at| (at[0] * MAX_BLOCKS + at[1]) as i64);
         let table = Tensor::ints(backend, I32, &table, &plain);
         let numbers = ints(backend, &self.numbers);
-        let mut step = vwd_decoder_step { positions: positions as u32, seq_lens: lens.c(), ..args() };
+        let mut step = vwd_decoder_step { mode, positions: positions as u32, seq_lens: lens.c(), ..args() };
         if begins {
             step.begin = begin.c();
         }
@@ -200,6 +210,10 @@ impl<'b> Pair<'b> {
                     backend.finish(unsafe { vwd_decoder_foresee(decoder.0, std::ptr::null(), &foresee, stream) });
                 }
             }
+            let sinks = Tensor::floats(backend, F32, &rng.normals(&[heads]), &plain);
+            if rng.one_in(2) {
+                (attend.sinks, paged.sinks) = (sinks.c(), sinks.c());
+            }
             let outs = [0; 2].map(|_| Tensor::poisoned(backend, F32, &[ROWS, positions, heads, dims[1]], &plain));
             self.on_cache.attend(backend, &vwd_decoder_attend_args { q: q.c(), out: outs[0].c(), ..attend });
             self.on_pages.attend(backend, &vwd_decoder_attend_args { q: q.c(), out: outs[1].c(), ..paged });
@@ -221,30 +235,36 @@ fn decoder_on_a_cache_agrees_with_one_on_pages_in_every_type(backend: &Backend) 
             heads: rng.pick(&[[2, 1], [4, 2], [8, 2]]),
             dims: rng.pick(&[[64, 64], [128, 128], [64, 128]]),
             block: rng.pick(&[8, 16]),
+            window: rng.pick(&[0, 0, 50]),
+            soft_cap: rng.pick(&[0.0, 0.0, 3.0]),
         };
         let mut pair = Pair::new(backend, rng, kinds);
         // Longer than any list: a row on pages would be dense.
         let prompt = rng.size(AHEAD + 2..=MAX_BLOCKS - 7) * kinds.block;
         while pair.len < prompt {
             let positions = rng.size(1..=kinds.block);
-            pair.step(rng, positions, None, false);
+            pair.step(rng, positions, VWD_DECODER_SPARSE, None, false);
         }
         let q_type = if is_byte { rng.pick(&[F16, BF16]) } else { dtype };
         // Weights are rounded to 16 bits on CUDA, and sums have another order.
-        let tolerance = match (backend.is_cuda(), dtype) {
+        let tolerance: f64 = match (backend.is_cuda(), dtype) {
             (false, _) => 0.0,
             (true, dtype) if dtype == F32 => 2e-5,
             (true, _) => 2e-2,
         };
         for n in 0..10 {
             let positions = if rng.one_in(4) { POSITIONS } else { 1 };
-            for (layer, [found, expected]) in pair.step(rng, positions, Some(q_type), n == 0).into_iter().enumerate() {
+            let mode = if n > 0 && rng.one_in(3) { VWD_DECODER_DENSE } else { VWD_DECODER_SPARSE };
+            let layers = pair.step(rng, positions, mode, Some(q_type), n == 0);
+            for (layer, [found, expected]) in layers.into_iter().enumerate() {
+                // Dense rows join blocks, those on pages units of 64 tokens.
+                let tolerance = if mode == VWD_DECODER_DENSE { tolerance.max(2e-6) } else { tolerance };
                 for at in indices(&expected.shape) {
                     let at: [usize; 4] = at.try_into().unwrap();
                     let (x, y) = (found[at], expected[at]);
                     assert!(
                         (x - y).abs() <= tolerance,
-                        "{kinds:?}, step {n}, {} tokens, layer {layer}: {x} at {at:?}, on pages {y}",
+                        "{kinds:?}, step {n}, mode {mode}, {} tokens, layer {layer}: {x} at {at:?}, on pages {y}",
                         pair.len
                     );
                 }
