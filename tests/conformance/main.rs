@@ -50,58 +50,65 @@ use support::Backend;
 
 type Case = (&'static str, fn(&Backend));
 
-/// A file of cases, and whether the CUDA backend implements what they test.
+/// A file of cases, and the backends that have what they test.
 struct Family {
     cases: &'static [Case],
-    on_cuda: bool,
+    on: On,
+}
+
+#[derive(PartialEq)]
+enum On {
+    Both,
+    Cpu,
+    Cuda,
 }
 
 const FAMILIES: &[Family] = &[
-    Family { cases: verify::CASES, on_cuda: true },
-    Family { cases: verify::ON_THE_CPU, on_cuda: false },
-    Family { cases: verify_end::CASES, on_cuda: true },
-    Family { cases: sample::CASES, on_cuda: true },
-    Family { cases: tree::CASES, on_cuda: true },
-    Family { cases: tree_end::CASES, on_cuda: true },
-    Family { cases: tree_sample::CASES, on_cuda: true },
-    Family { cases: compact::CASES, on_cuda: true },
-    Family { cases: compact::ON_THE_CPU, on_cuda: false },
-    Family { cases: index::CASES, on_cuda: true },
-    Family { cases: index_bits::CASES, on_cuda: true },
-    Family { cases: select::CASES, on_cuda: true },
-    Family { cases: axis::CASES, on_cuda: true },
-    Family { cases: select_labels::CASES, on_cuda: true },
-    Family { cases: select_status::CASES, on_cuda: true },
-    Family { cases: keys_to_blocks::CASES, on_cuda: true },
-    Family { cases: select_batch::CASES, on_cuda: true },
-    Family { cases: select_batch::ON_THE_CPU, on_cuda: false },
-    Family { cases: topk::CASES, on_cuda: true },
-    Family { cases: select_variants::CASES, on_cuda: true },
-    Family { cases: attention::CASES, on_cuda: true },
-    Family { cases: attention::repair::CASES, on_cuda: true },
-    Family { cases: attention_rows::CASES, on_cuda: true },
-    Family { cases: attention_tree::CASES, on_cuda: true },
-    Family { cases: attention_variants::CASES, on_cuda: true },
-    Family { cases: attention_edges::CASES, on_cuda: true },
-    Family { cases: attention_edges::ON_THE_CPU, on_cuda: false },
-    Family { cases: attention_int4::CASES, on_cuda: true },
-    Family { cases: gather::CASES, on_cuda: true },
-    Family { cases: gather::ON_THE_CPU, on_cuda: false },
-    Family { cases: quantize::CASES, on_cuda: true },
-    Family { cases: predictor::CASES, on_cuda: true },
-    Family { cases: predictor::CALIBRATION, on_cuda: false },
-    Family { cases: predictor::ON_THE_CPU, on_cuda: false },
-    Family { cases: forecast::CASES, on_cuda: true },
-    Family { cases: contents::CASES, on_cuda: true },
-    Family { cases: decoder::CASES, on_cuda: true },
-    Family { cases: decoder::drafts::CASES, on_cuda: true },
-    Family { cases: decoder::strategies::CASES, on_cuda: true },
-    Family { cases: decoder::tiered::CASES, on_cuda: true },
-    Family { cases: decoder::tiered_types::CASES, on_cuda: true },
-    Family { cases: decoder::model::ON_THE_CPU, on_cuda: false },
-    Family { cases: budget::CASES, on_cuda: true },
-    Family { cases: budget::ON_THE_CPU, on_cuda: false },
-    Family { cases: attention::ON_THE_CPU, on_cuda: false },
+    Family { cases: verify::CASES, on: On::Both },
+    Family { cases: verify::ON_THE_CPU, on: On::Cpu },
+    Family { cases: verify_end::CASES, on: On::Both },
+    Family { cases: sample::CASES, on: On::Both },
+    Family { cases: tree::CASES, on: On::Both },
+    Family { cases: tree_end::CASES, on: On::Both },
+    Family { cases: tree_sample::CASES, on: On::Both },
+    Family { cases: compact::CASES, on: On::Both },
+    Family { cases: compact::ON_THE_CPU, on: On::Cpu },
+    Family { cases: index::CASES, on: On::Both },
+    Family { cases: index_bits::CASES, on: On::Both },
+    Family { cases: select::CASES, on: On::Both },
+    Family { cases: axis::CASES, on: On::Both },
+    Family { cases: select_labels::CASES, on: On::Both },
+    Family { cases: select_status::CASES, on: On::Both },
+    Family { cases: keys_to_blocks::CASES, on: On::Both },
+    Family { cases: select_batch::CASES, on: On::Both },
+    Family { cases: select_batch::ON_THE_CPU, on: On::Cpu },
+    Family { cases: topk::CASES, on: On::Both },
+    Family { cases: select_variants::CASES, on: On::Cuda },
+    Family { cases: attention::CASES, on: On::Both },
+    Family { cases: attention::repair::CASES, on: On::Both },
+    Family { cases: attention_rows::CASES, on: On::Both },
+    Family { cases: attention_tree::CASES, on: On::Both },
+    Family { cases: attention_variants::CASES, on: On::Cuda },
+    Family { cases: attention_edges::CASES, on: On::Both },
+    Family { cases: attention_edges::ON_THE_CPU, on: On::Cpu },
+    Family { cases: attention_int4::CASES, on: On::Both },
+    Family { cases: gather::CASES, on: On::Both },
+    Family { cases: gather::ON_THE_CPU, on: On::Cpu },
+    Family { cases: quantize::CASES, on: On::Both },
+    Family { cases: predictor::CASES, on: On::Both },
+    Family { cases: predictor::CALIBRATION, on: On::Cpu },
+    Family { cases: predictor::ON_THE_CPU, on: On::Cpu },
+    Family { cases: forecast::CASES, on: On::Both },
+    Family { cases: contents::CASES, on: On::Both },
+    Family { cases: decoder::CASES, on: On::Both },
+    Family { cases: decoder::drafts::CASES, on: On::Both },
+    Family { cases: decoder::strategies::CASES, on: On::Both },
+    Family { cases: decoder::tiered::CASES, on: On::Both },
+    Family { cases: decoder::tiered_types::CASES, on: On::Both },
+    Family { cases: decoder::model::ON_THE_CPU, on: On::Cpu },
+    Family { cases: budget::CASES, on: On::Both },
+    Family { cases: budget::ON_THE_CPU, on: On::Cpu },
+    Family { cases: attention::ON_THE_CPU, on: On::Cpu },
 ];
 
 fn main() {
@@ -116,8 +123,10 @@ fn main() {
     let mut trials = Vec::new();
     for family in FAMILIES {
         for &(name, case) in family.cases {
-            trials.push(trial(format!("cpu::{name}"), case, &cpu));
-            if !family.on_cuda {
+            if family.on != On::Cuda {
+                trials.push(trial(format!("cpu::{name}"), case, &cpu));
+            }
+            if family.on == On::Cpu {
                 continue;
             }
             let name = format!("cuda::{name}");

@@ -206,6 +206,13 @@ impl Layer<'_> {
         vwd_block_list { slots, ..self.own_blocks(ids, NEWEST, [NEWEST, 0, 1], counts) }
     }
 
+    /// An empty list for each row. The first entry of `every_block`, 0, is its count.
+    fn no_blocks(&self) -> vwd_block_list {
+        let (decoder, rows) = (self.decoder, [self.step.batch, self.decoder.options.kv_heads]);
+        let zero = decoder.plan.tiered.every_block;
+        self.list_at(zero, 0, decoder.tensor(zero, DType::I32, &rows, &[0, 0]))
+    }
+
     /// A list that the KV heads of a row share.
     fn own_blocks(&self, ids: usize, capacity: usize, steps: [usize; 3], counts: usize) -> vwd_block_list {
         let (decoder, rows) = (self.decoder, [self.step.batch, self.decoder.options.kv_heads]);
@@ -383,14 +390,8 @@ impl Attend<'_> {
 
     /// Adds the newest blocks to the state of the stored ones. None of them was predicted.
     fn over_newest(&self) -> vwd_repair_args {
-        let (vwd_attention_args { flags, block_size, scale, soft_cap, window, q, q_lens, out, state, .. }, decoder) =
-            (self.over_stored(), self.layer.decoder);
-        let stored = self.layer.stored_blocks();
-        let nothing = decoder.packed(
-            decoder.plan.tiered.every_block,
-            DType::I32,
-            &[stored.counts.shape[0] as usize, decoder.options.kv_heads, 0],
-        );
+        let vwd_attention_args { flags, block_size, scale, soft_cap, window, q, q_lens, out, state, .. } =
+            self.over_stored();
         vwd_repair_args {
             flags,
             mode: VWD_REPAIR_SUPERSET,
@@ -400,7 +401,7 @@ impl Attend<'_> {
             window,
             q,
             q_lens,
-            predicted: vwd_block_list { ids: nothing, ..stored },
+            predicted: self.layer.no_blocks(),
             selected: self.layer.newest_blocks(),
             predicted_state: state,
             sinks: self.args.sinks,
