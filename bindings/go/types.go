@@ -184,8 +184,8 @@ type Int4KV struct {
 //	                                      all groups of the axis.
 //	axis_weights [Hk, D]                  AXIS; float32, optional: the weight of each channel, see `vwd_channel_importance`.
 //	                                      Only `vwd_index_update` reads it. Absent: 1.
-//	axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. Only `vwd_index_update` reads
-//	                                      it. Absent: 0.
+//	axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. `vwd_index_update` reads it, and
+//	                                      `vwd_select_blocks` for log_mass alone. Absent: 0.
 type Index struct {
 	Kind        IndexKind
 	BlockSize   int

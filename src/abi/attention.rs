@@ -1,6 +1,6 @@
 //! Attention over a selection, joining of states, and repair of a wrong prediction.
 
-use super::{Versioned, vwd_block_list, vwd_tensor};
+use super::{Versioned, vwd_block_list, vwd_remainder, vwd_tensor};
 use std::mem::offset_of;
 
 /// Keys and values of one layer in INT4, in blocks of S tokens, as `vwd_kv_quantize` writes them: (D + Dv) / 2 + 2 bytes a token and
@@ -136,11 +136,14 @@ pub struct vwd_attention_args {
     pub state: vwd_attention_state,
     pub partials: vwd_attention_partials,
     pub tree: vwd_tensor,
+    pub remainder: *const vwd_remainder,
+    pub log_mass: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_attention_args {
-    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_attention_args, tree), size_of::<Self>()];
+    const KNOWN_SIZES: &'static [usize] =
+        &[offset_of!(vwd_attention_args, tree), offset_of!(vwd_attention_args, remainder), size_of::<Self>()];
 }
 
 /// Arguments of `vwd_merge_states`; see there.

@@ -10,6 +10,7 @@ pub mod int4;
 pub mod pack;
 pub mod prefetch;
 pub mod quantize;
+pub mod remainder;
 pub mod repair;
 pub mod sample;
 pub mod select;

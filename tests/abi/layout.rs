@@ -242,6 +242,7 @@ structs! {
         selected,
         scores,
         status,
+        log_mass,
     }
     vwd_select_tokens_args {
         struct_size,
@@ -327,6 +328,8 @@ structs! {
         state,
         partials,
         tree,
+        remainder,
+        log_mass,
     }
     vwd_merge_states_args {
         struct_size,

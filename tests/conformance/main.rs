@@ -30,6 +30,7 @@ mod index_bits;
 mod keys_to_blocks;
 mod predictor;
 mod quantize;
+mod remainder;
 mod sample;
 mod sampling;
 mod select;
@@ -88,6 +89,8 @@ const FAMILIES: &[Family] = &[
     Family { cases: gather::CASES, on_cuda: true },
     Family { cases: gather::ON_THE_CPU, on_cuda: false },
     Family { cases: quantize::CASES, on_cuda: true },
+    Family { cases: remainder::CASES, on_cuda: true },
+    Family { cases: remainder::quality::CASES, on_cuda: true },
     Family { cases: predictor::CASES, on_cuda: true },
     Family { cases: predictor::CALIBRATION, on_cuda: false },
     Family { cases: predictor::ON_THE_CPU, on_cuda: false },

@@ -383,6 +383,7 @@ class vwd_select_blocks_args(Structure):
         ("selected", vwd_block_list),
         ("scores", vwd_tensor),
         ("status", vwd_tensor),
+        ("log_mass", vwd_tensor),
     ]
 
 
@@ -489,6 +490,8 @@ class vwd_attention_args(Structure):
         ("state", vwd_attention_state),
         ("partials", vwd_attention_partials),
         ("tree", vwd_tensor),
+        ("remainder", POINTER(vwd_remainder)),
+        ("log_mass", vwd_tensor),
     ]
 
 

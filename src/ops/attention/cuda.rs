@@ -7,7 +7,7 @@ use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::{Cuda, Enqueue};
 
 fn plan(kernels: &Kernels, forced: Option<Variant>, r: &Request) -> Result<Option<(Variant, Plan)>> {
-    let Request { problem, list, entries_per_partial, outputs, partials } = *r;
+    let Request { problem, list, entries_per_partial, outputs, partials, .. } = *r;
     let job = Job { problem, list, entries_per_partial, partials, outputs, has_start: false };
     device::plan(kernels, forced, &job)
 }
@@ -21,6 +21,9 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     enqueue.ran(variant);
     if plan.scratch() > 0 {
         plan.place(enqueue.scratch(plan.scratch())? as *mut u8, enqueue.counters()? as *mut u8);
+    }
+    if r.term.is_some() {
+        return Err(Error::unsupported("remainder on CUDA"));
     }
     // SAFETY: the op's caller keeps the tensors valid until the stream has passed.
     unsafe { device::launch(enqueue, &plan, r.problem) }

@@ -201,6 +201,9 @@ pub fn blocks(enqueue: &Enqueue, r: &Request) -> Result<()> {
     if r.lists() == 0 {
         return Ok(());
     }
+    if r.log_mass.is_some() {
+        return Err(crate::core::status::Error::unsupported("log_mass on CUDA"));
+    }
     let forced = Forced { blocks: enqueue.forced(), tokens: None, top: enqueue.forced() };
     let plan = Plan::of_blocks(enqueue.kernels(), enqueue.facts(), &forced, r)?;
     plan.launch(enqueue, r)?;
