@@ -90,7 +90,9 @@ type AttentionArgs struct {
 	LSE           Tensor
 	State         AttentionState
 	Partials      AttentionPartials
-	Tree          Tensor // which rows each row sees: Mask of TreePrepare
+	Tree          Tensor     // which rows each row sees: Mask of TreePrepare
+	Remainder     *Remainder // what the list leaves out; nil: nothing
+	LogMass       Tensor     // of SelectBlocks, with Remainder
 }
 
 // Attention attends over a list of blocks, a list of tokens, or everything.
@@ -136,6 +138,8 @@ func (args AttentionArgs) lower(l *lowering) (C.vwd_attention_args, C.vwd_paged_
 		state:          l.state("state.acc", "state.m", "state.l", args.State),
 		partials:       l.partials("partials.acc", "partials.m", "partials.l", args.Partials),
 		tree:           l.tensor("tree", args.Tree),
+		remainder:      l.remainder(args.Remainder),
+		log_mass:       l.tensor("log_mass", args.LogMass),
 	}, l.pagedKV(args.KV)
 }
 

@@ -207,6 +207,7 @@ type SelectBlocksArgs struct {
 	Selected    BlockList
 	Scores      Tensor
 	Status      Tensor // uint32: see SelectStatus
+	LogMass     Tensor // float32: the mass of what the lists leave out
 }
 
 // SelectBlocks scores the blocks of every sequence and selects the exact best.
@@ -244,6 +245,7 @@ func (args SelectBlocksArgs) lower(l *lowering) (C.vwd_select_blocks_args, C.vwd
 		selected:     l.blockList("selected.ids", "selected.counts", "selected.slots", args.Selected),
 		scores:       l.tensor("scores", args.Scores),
 		status:       l.tensor("status", args.Status),
+		log_mass:     l.tensor("log_mass", args.LogMass),
 	}, l.index(args.Index)
 }
 

@@ -38,4 +38,5 @@ pub const FAMILIES: &[Family] = &[
     Family::of::<verify_tree::Kernels>(),
     Family::of::<compact::Kernels>(),
     Family::of::<quantize::Kernels>(),
+    Family::of::<remainder::Kernels>(),
 ];

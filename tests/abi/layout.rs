@@ -310,6 +310,15 @@ structs! {
         m,
         l,
     }
+    vwd_remainder {
+        struct_size,
+        flags,
+        rows,
+        tokens,
+        mean_k,
+        mean_v,
+        covariance,
+    }
     vwd_attention_args {
         struct_size,
         flags,
@@ -378,6 +387,14 @@ structs! {
         q,
         k,
         weights,
+    }
+    vwd_remainder_update_args {
+        struct_size,
+        flags,
+        block_size,
+        kv,
+        begin,
+        remainder,
     }
     vwd_gather_blocks_args {
         struct_size,

@@ -91,6 +91,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: quantize::CASES, on_cuda: true },
     Family { cases: remainder::CASES, on_cuda: true },
     Family { cases: remainder::quality::CASES, on_cuda: true },
+    Family { cases: remainder::contents::CASES, on_cuda: true },
     Family { cases: predictor::CASES, on_cuda: true },
     Family { cases: predictor::CALIBRATION, on_cuda: false },
     Family { cases: predictor::ON_THE_CPU, on_cuda: false },

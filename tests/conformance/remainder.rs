@@ -1,6 +1,7 @@
 //! What a selection leaves out: log_mass of vwd_select_blocks, the means and covariances that vwd_remainder_update keeps, and the
 //! term that vwd_attention makes of them.
 
+pub mod contents;
 pub mod quality;
 
 use crate::Case;

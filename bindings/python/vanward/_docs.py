@@ -662,6 +662,17 @@ acc  [B, Hq, groups, Dv] or [B, Q, Hq, groups, Dv]  float32; groups = ⌈cap / p
 m    [B, Hq, groups] or [B, Q, Hq, groups]          float32
 l    [B, Hq, groups] or [B, Q, Hq, groups]          float32
 """,
+    "vwd_remainder": """Means and covariance of the keys and values of one layer, in the caller's memory: N rows of each tensor, one for each sequence, kept by
+`vwd_remainder_update` and read by `vwd_attention`. All are over the tokens of whole blocks without the first block. A sequence is
+copied, as for a fork, by copying its row of tokens, mean_k, mean_v and covariance.
+
+flags       Must be 0.
+rows        [B]               int32, optional: sequence i has row rows[i]. Absent: row i. Outside 0 … N−1: it has none.
+tokens      [N, Hk]           int32: how many tokens the row is of. 0: none, whatever the other tensors hold. Zero it for a new sequence.
+mean_k      [N, Hk, D]        float32.
+mean_v      [N, Hk, Dv]       float32.
+covariance  [N, Hk, D, Dv]    float32: the mean of (k − mean_k)·(v − mean_v)ᵀ.
+""",
     "vwd_attention_args": """Arguments of `vwd_attention`; see there.
 """,
     "vwd_merge_states_args": """Arguments of `vwd_merge_states`; see there.
@@ -853,6 +864,32 @@ Enqueues on stream and returns; on a CPU session the result is there on return. 
 be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
 this point.
 Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: more than 2^31 − 1 lists, or tokens), DRIVER, INTERNAL.
+""",
+    "vwd_remainder_update_args": """Arguments of `vwd_remainder_update`; see there.
+""",
+    "vwd_remainder_update": """Extends the means and the covariance of `vwd_remainder` by the blocks of each sequence that became whole.
+
+Blocks 1, 2 … of a sequence are taken in this order, each once, when all its S tokens are below seq_lens[i]: tokens[n, g] of the
+sequence's row n says how many were. A token without a page ends the call for its sequence. For each KV head, with c tokens counted:
+  k̄_b = (1/S)·Σ_t k_t, v̄_b likewise, and C_b = (1/S)·Σ_t (k_t − k̄_b)(v_t − v̄_b)ᵀ, in the order of the tokens;
+  w = S / (c + S), δ = k̄_b − mean_k, ε = v̄_b − mean_v;
+  covariance += w·(C_b − covariance) + w·(1 − w)·δ·εᵀ, mean_k += w·δ, mean_v += w·ε; of the first block: what it gives itself.
+Every operation is rounded to float32 in one fixed order: a sequence has the same bits however the calls cut it, and on every device.
+
+Counted blocks cannot be taken out. Where begin[i] is before the end of what was counted, or seq_lens[i] is, the row is made anew
+from the keys and values of all its blocks, whose pages must still be there; so it is where the engine sets tokens to 0. An engine
+that calls it with lengths that it never takes back, as after verification, never pays for that.
+
+block_size            S, 1 … 4096. With a page_table, S divides P or P divides S.
+kv                    Keys and values of 8, 16 or 32 bits, their pages and lengths. What int4 codes is not read: extend before
+                      exact pages are given up.
+begin     [B]         int32, optional: tokens from begin[i] on are new or were replaced. Absent: nothing that was counted was.
+remainder             tokens, mean_k, mean_v and covariance, in and out. No two sequences have the same row.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+this point; the structs only during the call.
+Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: more than 2^31 − 1 lists), DRIVER, INTERNAL.
 """,
     "vwd_gather_blocks_args": """Arguments of `vwd_gather_blocks`; see there.
 """,

@@ -28,8 +28,10 @@ impl<'a> Term<'a> {
     ) -> Result<Option<Term<'a>>> {
         match (c.remainder.is_null(), given(&c.log_mass)) {
             (true, None) => Ok(None),
-            (true, Some(_)) => Err(Error::argument("log_mass", "given without remainder", "both or neither")),
-            (false, None) => Err(Error::argument("log_mass", "absent", "a tensor, beside remainder")),
+            (true, Some(_)) => {
+                Err(Error::argument("remainder", "NULL beside log_mass", "means and covariance, or neither"))
+            }
+            (false, None) => Err(Error::argument("log_mass", "absent beside remainder", "a tensor")),
             (false, Some(_)) => Term::checked(checks, c, queries, room).map(Some),
         }
     }

@@ -97,7 +97,7 @@ unsafe fn extend<T: Element + Float>(r: &Request, i: usize, g: usize, memory: &m
                 (0..value_dim).for_each(|d| line[d] = if counted > 0 { to.get(d) } else { 0.0 });
                 let factor = between * (key_mean[c] - key_before[c]);
                 let means = [&*value_mean, &*value_before];
-                simd::dispatch(Merge { keys, dim, c, values, share, factor, means, size: size as f32, line });
+                simd::dispatch(Merge { keys, dim, c, values, share, factor, means, inverse: 1.0 / size as f32, line });
                 line.iter().enumerate().for_each(|(d, &x)| to.set(d, x));
             }
             counted += size;
@@ -126,12 +126,12 @@ unsafe fn read<T: Element + Float>(t: &Tensor, scale: &Option<Scale>, at: [usize
 
 /// Takes the mean from rows of as many channels, whose sums are in their order.
 fn centre(rows: &mut [f32], mean: &mut [f32]) {
-    let tokens = (rows.len() / mean.len()) as f32;
+    let share = 1.0 / (rows.len() / mean.len()) as f32;
     mean.fill(0.0);
     for row in rows.chunks_exact(mean.len()) {
         mean.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
     }
-    mean.iter_mut().for_each(|sum| *sum /= tokens);
+    mean.iter_mut().for_each(|sum| *sum *= share);
     for row in rows.chunks_exact_mut(mean.len()) {
         row.iter_mut().zip(&*mean).for_each(|(x, mean)| *x -= mean);
     }
@@ -149,7 +149,8 @@ struct Merge<'a> {
     factor: f32,
     /// The mean values of the block, and of the blocks before.
     means: [&'a [f32]; 2],
-    size: f32,
+    /// 1 / S
+    inverse: f32,
     /// [Dv]
     line: &'a mut [f32],
 }
@@ -159,7 +160,7 @@ impl Kernel for Merge<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Merge { keys, dim, c, values, share, factor, means: [mean, before], size, line } = self;
+        let Merge { keys, dim, c, values, share, factor, means: [mean, before], inverse, line } = self;
         let value_dim = line.len();
         for d in (0..value_dim).step_by(LANES) {
             let mut sum = L::splat(0.0);
@@ -171,7 +172,7 @@ impl Kernel for Merge<'_> {
             unsafe {
                 let old = L::load(line.as_ptr().add(d));
                 let step = L::load(mean.as_ptr().add(d)).sub(L::load(before.as_ptr().add(d)));
-                let kept = sum.div(L::splat(size)).sub(old).fused(L::splat(share), old);
+                let kept = sum.mul(L::splat(inverse)).sub(old).fused(L::splat(share), old);
                 step.fused(L::splat(factor), kept).store(line.as_mut_ptr().add(d));
             }
         }

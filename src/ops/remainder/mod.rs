@@ -6,6 +6,8 @@
 mod cpu;
 mod cuda;
 
+pub(crate) use cuda::Kernels;
+
 use super::contents::{self, Number, Rule};
 use super::views::{PagedKv, check_head_dim};
 use crate::abi::{vwd_paged_kv, vwd_remainder, vwd_remainder_update_args, vwd_stream};
