@@ -1035,8 +1035,8 @@ vwd_status vwd_compact(const vwd_compactor *compactor,
  *                                       all groups of the axis.
  * axis_weights [Hk, D]                  AXIS; float32, optional: the weight of each channel, see `vwd_channel_importance`.
  *                                       Only `vwd_index_update` reads it. Absent: 1.
- * axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. Only `vwd_index_update` reads
- *                                       it. Absent: 0.
+ * axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. `vwd_index_update` reads it, and
+ *                                       `vwd_select_blocks` for log_mass alone. Absent: 0.
  */
 typedef struct {
   uint32_t struct_size;
@@ -1223,13 +1223,14 @@ typedef struct {
   vwd_block_list selected;
   vwd_tensor scores;
   vwd_tensor status;
+  vwd_tensor log_mass;
 } vwd_select_blocks_args;
 #define VWD_SELECT_BLOCKS_ARGS_INIT \
   {/* struct_size */ sizeof(vwd_select_blocks_args), /* flags */ 0, /* method */ 0, /* block_size */ 0, /* k */ 0, \
    /* init_blocks */ 0, /* local_blocks */ 0, /* scale */ 0, /* index */ NULL, /* q */ VWD_TENSOR_INIT, \
    /* q_lens */ VWD_TENSOR_INIT, /* seq_lens */ VWD_TENSOR_INIT, /* budgets */ VWD_TENSOR_INIT, \
    /* candidates */ VWD_BLOCK_LIST_INIT, /* selected */ VWD_BLOCK_LIST_INIT, /* scores */ VWD_TENSOR_INIT, \
-   /* status */ VWD_TENSOR_INIT}
+   /* status */ VWD_TENSOR_INIT, /* log_mass */ VWD_TENSOR_INIT}
 
 /** Arguments of `vwd_select_tokens`; see there. */
 typedef struct {
@@ -1298,6 +1299,13 @@ typedef struct {
  *                                          each of selected's lists; the other columns are not written.
  * args->status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists; 0 for rows from
  *                                          q_lens[i] on.
+ * args->log_mass    [B, (Q,) Hq]           float32, out, optional, AXIS alone: for each row and query head the natural logarithm of
+ *                                          Σ_j S·e^(scale·q·μ_j)·cosh(0.7·scale·q·axis_j), with μ_j = mean_j + index.axis_centre,
+ *                                          over the blocks j that are whole for the row ((j + 1)·S ≤ p + 1), have a summary and
+ *                                          are not in the row's list: an estimate of Σ e^s over the tokens that the list leaves
+ *                                          out, for `vwd_attention`. −inf where there are none, for rows from q_lens[i] on, and for
+ *                                          all heads of a group of which one holds a NaN; blocks whose product is not finite weigh
+ *                                          nothing. The index has the centre with which it was made. Neither list nor scores change.
  * Lists have no slots.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
@@ -1548,6 +1556,31 @@ typedef struct {
   {/* acc */ VWD_TENSOR_INIT, /* m */ VWD_TENSOR_INIT, /* l */ VWD_TENSOR_INIT}
 
 /**
+ * Means and covariance of the keys and values of one layer, in the caller's memory: N rows of each tensor, one for each sequence, kept by
+ * `vwd_remainder_update` and read by `vwd_attention`. All are over the tokens of whole blocks without the first block. A sequence is
+ * copied, as for a fork, by copying its row of tokens, mean_k, mean_v and covariance.
+ *
+ * flags       Must be 0.
+ * rows        [B]               int32, optional: sequence i has row rows[i]. Absent: row i. Outside 0 … N−1: it has none.
+ * tokens      [N, Hk]           int32: how many tokens the row is of. 0: none, whatever the other tensors hold. Zero it for a new sequence.
+ * mean_k      [N, Hk, D]        float32.
+ * mean_v      [N, Hk, Dv]       float32.
+ * covariance  [N, Hk, D, Dv]    float32: the mean of (k − mean_k)·(v − mean_v)ᵀ.
+ */
+typedef struct {
+  uint32_t struct_size;
+  uint32_t flags;
+  vwd_tensor rows;
+  vwd_tensor tokens;
+  vwd_tensor mean_k;
+  vwd_tensor mean_v;
+  vwd_tensor covariance;
+} vwd_remainder;
+#define VWD_REMAINDER_INIT \
+  {/* struct_size */ sizeof(vwd_remainder), /* flags */ 0, /* rows */ VWD_TENSOR_INIT, /* tokens */ VWD_TENSOR_INIT, \
+   /* mean_k */ VWD_TENSOR_INIT, /* mean_v */ VWD_TENSOR_INIT, /* covariance */ VWD_TENSOR_INIT}
+
+/**
  * Flag of `vwd_attention` and `vwd_repair`: results of the rows from q_lens[i] on stay as they are, so that calls which take
  * different rows of a batch, prefill and decode, share their outputs.
  */
@@ -1573,13 +1606,16 @@ typedef struct {
   vwd_attention_state state;
   vwd_attention_partials partials;
   vwd_tensor tree;
+  const vwd_remainder *remainder;
+  vwd_tensor log_mass;
 } vwd_attention_args;
 #define VWD_ATTENTION_ARGS_INIT \
   {/* struct_size */ sizeof(vwd_attention_args), /* flags */ 0, /* block_size */ 0, /* partial_blocks */ 0, \
    /* scale */ 0, /* soft_cap */ 0, /* window */ 0, /* kv */ NULL, /* q */ VWD_TENSOR_INIT, \
    /* q_lens */ VWD_TENSOR_INIT, /* list */ VWD_BLOCK_LIST_INIT, /* sinks */ VWD_TENSOR_INIT, \
    /* out */ VWD_TENSOR_INIT, /* lse */ VWD_TENSOR_INIT, /* state */ VWD_ATTENTION_STATE_INIT, \
-   /* partials */ VWD_ATTENTION_PARTIALS_INIT, /* tree */ VWD_TENSOR_INIT}
+   /* partials */ VWD_ATTENTION_PARTIALS_INIT, /* tree */ VWD_TENSOR_INIT, /* remainder */ NULL, \
+   /* log_mass */ VWD_TENSOR_INIT}
 
 /** Arguments of `vwd_merge_states`; see there. */
 typedef struct {
@@ -1676,6 +1712,16 @@ typedef struct {
  *                                      set, bit j mod 32 of word j / 32 for row j; further bits are not read. The depth of a row
  *                                      is the number of them, less one. With a window w, row r of depth d sees what is at p − w + 1
  *                                      or later with p = seq_lens[i] − q_lens[i] + d, where tokens of the tree are at their depth.
+ * args->remainder                      Optional (NULL: none), with log_mass: what the list leaves out becomes one more term. Row r and
+ *                                      query head h join the state m = log_mass[i, r, h], l = 1, acc = t with
+ *                                      t = mean_v + ½·scale·covarianceᵀ·q_h to theirs, in float32; out, lse and state have the
+ *                                      term in them. Needs a list, and state. `vwd_merge_states` joins that state to those of
+ *                                      other tokens; `vwd_repair` would count missed blocks twice. Not with partials, soft_cap,
+ *                                      window or tree.
+ *                                      Nothing is joined where log_mass is not finite, tokens of the row is not above 0, or the
+ *                                      sequence has no row, nor to rows at or past q_lens.
+ * args->log_mass  [B, Hq]              float32, optional, of `vwd_select_blocks` with the same scale. Only with remainder.
+ *              or [B, Q, Hq]
  *
  * FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
  * bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it; on
@@ -1880,6 +1926,52 @@ VWD_API
 vwd_status vwd_kv_weights(const vwd_session *session,
                           const vwd_kv_weights_args *args,
                           vwd_stream stream);
+
+/* --- What a selection leaves out, as one more term of attention --------------------------------------------------- */
+
+/** Arguments of `vwd_remainder_update`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t block_size;
+  const vwd_paged_kv *kv;
+  vwd_tensor begin;
+  const vwd_remainder *remainder;
+} vwd_remainder_update_args;
+#define VWD_REMAINDER_UPDATE_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_remainder_update_args), /* flags */ 0, /* block_size */ 0, /* kv */ NULL, \
+   /* begin */ VWD_TENSOR_INIT, /* remainder */ NULL}
+
+/**
+ * Extends the means and the covariance of `vwd_remainder` by the blocks of each sequence that became whole.
+ *
+ * Blocks 1, 2 … of a sequence are taken in this order, each once, when all its S tokens are below seq_lens[i]: tokens[n, g] of the
+ * sequence's row n says how many were. A token without a page ends the call for its sequence. For each KV head, with c tokens counted:
+ *   k̄_b = (1/S)·Σ_t k_t, v̄_b likewise, and C_b = (1/S)·Σ_t (k_t − k̄_b)(v_t − v̄_b)ᵀ, in the order of the tokens;
+ *   w = S / (c + S), δ = k̄_b − mean_k, ε = v̄_b − mean_v;
+ *   covariance += w·(C_b − covariance) + w·(1 − w)·δ·εᵀ, mean_k += w·δ, mean_v += w·ε; of the first block: what it gives itself.
+ * Every operation is rounded to float32 in one fixed order: a sequence has the same bits however the calls cut it, and on every device.
+ *
+ * Counted blocks cannot be taken out. Where begin[i] is before the end of what was counted, or seq_lens[i] is, the row is made anew
+ * from the keys and values of all its blocks, whose pages must still be there; so it is where the engine sets tokens to 0. An engine
+ * that calls it with lengths that it never takes back, as after verification, never pays for that.
+ *
+ * args->block_size            S, 1 … 4096. With a page_table, S divides P or P divides S.
+ * args->kv                    Keys and values of 8, 16 or 32 bits, their pages and lengths. What int4 codes is not read: extend before
+ *                             exact pages are given up.
+ * args->begin     [B]         int32, optional: tokens from begin[i] on are new or were replaced. Absent: nothing that was counted was.
+ * args->remainder             tokens, mean_k, mean_v and covariance, in and out. No two sequences have the same row.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+ * be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+ * this point; the structs only during the call.
+ * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: more than 2^31 − 1 lists), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_remainder_update(const vwd_session *session,
+                                const vwd_remainder_update_args *args,
+                                vwd_stream stream);
 
 /* --- Transfer of KV blocks from pinned host memory ---------------------------------------------------------------- */
 

@@ -517,6 +517,9 @@ class BasicSession {
   Return<void> kv_weights(const vwd_kv_weights_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_kv_weights(get(), &args, stream));
   }
+  Return<void> remainder_update(const vwd_remainder_update_args &args, vwd_stream stream = nullptr) const {
+    return Report::finish(vwd_remainder_update(get(), &args, stream));
+  }
   Return<void> attention(const vwd_attention_args &args, vwd_stream stream = nullptr) const {
     return Report::finish(vwd_attention(get(), &args, stream));
   }

@@ -135,6 +135,12 @@ static inline outcome kv_quantize(const vwd_session *session, const vwd_kv_quant
 static inline outcome kv_weights(const vwd_session *session, const vwd_kv_weights_args *args, uintptr_t stream) {
   return outcome_of(vwd_kv_weights(session, args, (vwd_stream)stream));
 }
+static inline outcome remainder_update(const vwd_session *session, const vwd_remainder_update_args *args,
+                                       const vwd_paged_kv *kv, uintptr_t stream) {
+  vwd_remainder_update_args joined = *args;
+  joined.kv = kv;
+  return outcome_of(vwd_remainder_update(session, &joined, (vwd_stream)stream));
+}
 static inline outcome merge_states(const vwd_session *session, const vwd_merge_states_args *args, uintptr_t stream) {
   return outcome_of(vwd_merge_states(session, args, (vwd_stream)stream));
 }

@@ -160,6 +160,22 @@ func (l *lowering) int4KV(kv *Int4KV) *C.vwd_int4_kv {
 	return c
 }
 
+func (l *lowering) remainder(remainder *Remainder) *C.vwd_remainder {
+	if remainder == nil {
+		return nil
+	}
+	c := &C.vwd_remainder{
+		struct_size: C.sizeof_vwd_remainder,
+		rows:        l.tensor("remainder.rows", remainder.Rows),
+		tokens:      l.tensor("remainder.tokens", remainder.Tokens),
+		mean_k:      l.tensor("remainder.mean_k", remainder.MeanK),
+		mean_v:      l.tensor("remainder.mean_v", remainder.MeanV),
+		covariance:  l.tensor("remainder.covariance", remainder.Covariance),
+	}
+	l.pins.Pin(c)
+	return c
+}
+
 func (l *lowering) layers(list []PagedKV) **C.vwd_paged_kv {
 	if len(list) == 0 {
 		return nil

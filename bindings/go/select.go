@@ -177,6 +177,13 @@ func (args ChannelImportanceArgs) lower(l *lowering) C.vwd_channel_importance_ar
 //	                                   each of selected's lists; the other columns are not written.
 //	status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists; 0 for rows from
 //	                                   q_lens[i] on.
+//	log_mass    [B, (Q,) Hq]           float32, out, optional, AXIS alone: for each row and query head the natural logarithm of
+//	                                   Σ_j S·e^(scale·q·μ_j)·cosh(0.7·scale·q·axis_j), with μ_j = mean_j + index.axis_centre,
+//	                                   over the blocks j that are whole for the row ((j + 1)·S ≤ p + 1), have a summary and
+//	                                   are not in the row's list: an estimate of Σ e^s over the tokens that the list leaves
+//	                                   out, for `vwd_attention`. −inf where there are none, for rows from q_lens[i] on, and for
+//	                                   all heads of a group of which one holds a NaN; blocks whose product is not finite weigh
+//	                                   nothing. The index has the centre with which it was made. Neither list nor scores change.
 //	Lists have no slots.
 //
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
@@ -200,6 +207,7 @@ type SelectBlocksArgs struct {
 	Selected    BlockList
 	Scores      Tensor
 	Status      Tensor // uint32: see SelectStatus
+	LogMass     Tensor // float32: the mass of what the lists leave out
 }
 
 // SelectBlocks scores the blocks of every sequence and selects the exact best.
@@ -237,6 +245,7 @@ func (args SelectBlocksArgs) lower(l *lowering) (C.vwd_select_blocks_args, C.vwd
 		selected:     l.blockList("selected.ids", "selected.counts", "selected.slots", args.Selected),
 		scores:       l.tensor("scores", args.Scores),
 		status:       l.tensor("status", args.Status),
+		log_mass:     l.tensor("log_mass", args.LogMass),
 	}, l.index(args.Index)
 }
 

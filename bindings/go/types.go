@@ -156,6 +156,26 @@ type Int4KV struct {
 	Weights     Tensor
 }
 
+// Remainder is vwd_remainder: means and covariance of the keys and values of each sequence.
+//
+//	Means and covariance of the keys and values of one layer, in the caller's memory: N rows of each tensor, one for each sequence, kept by
+//	`vwd_remainder_update` and read by `vwd_attention`. All are over the tokens of whole blocks without the first block. A sequence is
+//	copied, as for a fork, by copying its row of tokens, mean_k, mean_v and covariance.
+//
+//	flags       Must be 0.
+//	rows        [B]               int32, optional: sequence i has row rows[i]. Absent: row i. Outside 0 … N−1: it has none.
+//	tokens      [N, Hk]           int32: how many tokens the row is of. 0: none, whatever the other tensors hold. Zero it for a new sequence.
+//	mean_k      [N, Hk, D]        float32.
+//	mean_v      [N, Hk, Dv]       float32.
+//	covariance  [N, Hk, D, Dv]    float32: the mean of (k − mean_k)·(v − mean_v)ᵀ.
+type Remainder struct {
+	Rows       Tensor
+	Tokens     Tensor
+	MeanK      Tensor
+	MeanV      Tensor
+	Covariance Tensor
+}
+
 // Index is vwd_index: summaries of the keys of one layer.
 //
 //	Summaries of the keys of one layer, in the caller's memory. Fields that `kind` does not name stay zero.
@@ -184,8 +204,8 @@ type Int4KV struct {
 //	                                      all groups of the axis.
 //	axis_weights [Hk, D]                  AXIS; float32, optional: the weight of each channel, see `vwd_channel_importance`.
 //	                                      Only `vwd_index_update` reads it. Absent: 1.
-//	axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. Only `vwd_index_update` reads
-//	                                      it. Absent: 0.
+//	axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. `vwd_index_update` reads it, and
+//	                                      `vwd_select_blocks` for log_mass alone. Absent: 0.
 type Index struct {
 	Kind        IndexKind
 	BlockSize   int

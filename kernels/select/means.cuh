@@ -164,10 +164,12 @@ template <uint32 BYTES> struct AxisPart {
 // ln(2·cosh x)
 __device__ inline float ln_2cosh(float x) { return fabsf(x) + __logf(1.0f + __expf(-2.0f * fabsf(x))); }
 
-// Multiplies a warp's blocks of a chunk with the heads, as `multiply` does, with means and axes.
-template <uint32 BYTES>
+// Multiplies a warp's blocks of a chunk with the heads, as `multiply` does, with means and axes. For masses (mass.cuh) the axes are shorter, the
+// blocks of which `skipped` has a bit have no product, and products stay in shared memory.
+template <uint32 BYTES, bool IS_MASS = false>
 __device__ inline uint32 multiply_axes(const MeanParams &p, const Row &row, uint32 chunk, uint32 count, uint32 first_head, uint32 heads, const float *q,
-                                       float (*staged)[CHUNK]) {
+                                       float (*staged)[CHUNK], const uint32 *skipped = nullptr) {
+    constexpr float LENGTH = IS_MASS ? 0.7f : 1.0f;
     constexpr uint32 BLOCKS = 2, TOGETHER = 4, OWN = BLOCKS * TOGETHER;  // blocks and heads of a lane at a time
     const SelectParams &s = p.select;
     const uint32 lane = threadIdx.x % WARP, half = p.lanes / 2, within = lane & (p.lanes - 1), part = within / half, step = WARP / p.lanes;
@@ -181,7 +183,8 @@ __device__ inline uint32 multiply_axes(const MeanParams &p, const Row &row, uint
         for (uint32 m = 0; m < BLOCKS; m++) {
             const uint32 j = base + lane / p.lanes + m * step;
             uint32 page, in_page;
-            const bool exists = j < last && s.place.find(row.seq, j, page, in_page);
+            bool exists = j < last && s.place.find(row.seq, j, page, in_page);
+            if (IS_MASS && exists) exists = !(skipped[j % CHUNK / 32] >> j % 32 & 1);
             axes[m] = exists ? p.means.at(page, in_page, row.head) : nullptr;
             range[m] = exists && BYTES == 0 ? p.range.at(page, in_page, row.head) : nullptr;
         }
@@ -228,7 +231,7 @@ __device__ inline uint32 multiply_axes(const MeanParams &p, const Row &row, uint
                     float sum = x[m][i];
                     for (uint32 bit = 1; bit < half; bit *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, bit);
                     const float other = __shfl_xor_sync(FULL_WARP, sum, half);
-                    const float product = part == 0 ? sum + ln_2cosh(other) : other + ln_2cosh(sum);
+                    const float product = part == 0 ? sum + ln_2cosh(LENGTH * other) : other + ln_2cosh(LENGTH * sum);
                     if (m == n && i == h) mine = product;
                 }
             const uint32 w = base + lane / p.lanes + n * step;
@@ -238,7 +241,7 @@ __device__ inline uint32 multiply_axes(const MeanParams &p, const Row &row, uint
             const float product = sees && fabsf(mine) < -minus_infinity() ? mine : minus_infinity();
             if (sees && mine != mine) saw |= SAW_NAN;
             if (!exists) saw |= NO_SUMMARY;
-            products[uint64(head + h) * s.place.capacity + w] = product;
+            if (!IS_MASS) products[uint64(head + h) * s.place.capacity + w] = product;
             staged[head + h][w - chunk * CHUNK] = product;
         }
     }

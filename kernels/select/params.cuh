@@ -51,6 +51,16 @@ struct MeanParams {
     uint32 softmax, is_axis, dtype, lanes, adjacent;
 };
 
+// What kernels/select/mass.cuh adds. A window is a whole block; products and softmax are not read.
+struct MassParams {
+    MeanParams means;
+    const char *centre;  // [Hk, D] float32; null: 0
+    int64 centre_head, centre_channel;
+    char *log_mass;      // [B, Q, Hq]
+    int64 mass_seq, mass_pos, mass_head;
+    uint32 query_heads, warps;  // Hq; B · Q · Hq
+};
+
 // What kernels/select/axis_cluster.cuh adds. products, partials, queries and keys are offsets in dynamic shared memory. axis_two_launches
 // reads of them `queries` alone.
 struct AxisTileParams {

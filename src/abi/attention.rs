@@ -110,6 +110,31 @@ pub struct vwd_attention_partials {
     pub l: vwd_tensor,
 }
 
+/// Means and covariance of the keys and values of one layer, in the caller's memory: N rows of each tensor, one for each sequence, kept by
+/// `vwd_remainder_update` and read by `vwd_attention`. All are over the tokens of whole blocks without the first block. A sequence is
+/// copied, as for a fork, by copying its row of tokens, mean_k, mean_v and covariance.
+///
+/// flags       Must be 0.
+/// rows        [B]               int32, optional: sequence i has row rows[i]. Absent: row i. Outside 0 … N−1: it has none.
+/// tokens      [N, Hk]           int32: how many tokens the row is of. 0: none, whatever the other tensors hold. Zero it for a new sequence.
+/// mean_k      [N, Hk, D]        float32.
+/// mean_v      [N, Hk, Dv]       float32.
+/// covariance  [N, Hk, D, Dv]    float32: the mean of (k − mean_k)·(v − mean_v)ᵀ.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_remainder {
+    pub struct_size: u32,
+    pub flags: u32,
+    pub rows: vwd_tensor,
+    pub tokens: vwd_tensor,
+    pub mean_k: vwd_tensor,
+    pub mean_v: vwd_tensor,
+    pub covariance: vwd_tensor,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_remainder {}
+
 /// Flag of `vwd_attention` and `vwd_repair`: results of the rows from q_lens[i] on stay as they are, so that calls which take
 /// different rows of a batch, prefill and decode, share their outputs.
 pub const VWD_ATTENTION_KEEP_ROWS: u32 = 1;
@@ -136,11 +161,14 @@ pub struct vwd_attention_args {
     pub state: vwd_attention_state,
     pub partials: vwd_attention_partials,
     pub tree: vwd_tensor,
+    pub remainder: *const vwd_remainder,
+    pub log_mass: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_attention_args {
-    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_attention_args, tree), size_of::<Self>()];
+    const KNOWN_SIZES: &'static [usize] =
+        &[offset_of!(vwd_attention_args, tree), offset_of!(vwd_attention_args, remainder), size_of::<Self>()];
 }
 
 /// Arguments of `vwd_merge_states`; see there.

@@ -39,8 +39,8 @@ pub const VWD_INDEX_AXIS: u32 = 4;
 ///                                       all groups of the axis.
 /// axis_weights [Hk, D]                  AXIS; float32, optional: the weight of each channel, see `vwd_channel_importance`.
 ///                                       Only `vwd_index_update` reads it. Absent: 1.
-/// axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. Only `vwd_index_update` reads
-///                                       it. Absent: 0.
+/// axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. `vwd_index_update` reads it, and
+///                                       `vwd_select_blocks` for log_mass alone. Absent: 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_index {

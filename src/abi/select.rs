@@ -1,6 +1,7 @@
 //! Selection of KV blocks, and of tokens inside them.
 
 use super::{Versioned, vwd_block_list, vwd_index, vwd_tensor};
+use std::mem::offset_of;
 
 /// Upper bound of q·k over the block, from MINMAX (Quest: Tang et al. 2024, section 3).
 pub const VWD_SELECT_MINMAX: u32 = 1;
@@ -44,10 +45,13 @@ pub struct vwd_select_blocks_args {
     pub selected: vwd_block_list,
     pub scores: vwd_tensor,
     pub status: vwd_tensor,
+    pub log_mass: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_select_blocks_args {}
+unsafe impl Versioned for vwd_select_blocks_args {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_select_blocks_args, log_mass), size_of::<Self>()];
+}
 
 /// Arguments of `vwd_select_tokens`; see there.
 #[repr(C)]

@@ -43,6 +43,16 @@ use std::mem::MaybeUninit;
 ///                                      set, bit j mod 32 of word j / 32 for row j; further bits are not read. The depth of a row
 ///                                      is the number of them, less one. With a window w, row r of depth d sees what is at p − w + 1
 ///                                      or later with p = seq_lens[i] − q_lens[i] + d, where tokens of the tree are at their depth.
+/// args->remainder                      Optional (NULL: none), with log_mass: what the list leaves out becomes one more term. Row r and
+///                                      query head h join the state m = log_mass[i, r, h], l = 1, acc = t with
+///                                      t = mean_v + ½·scale·covarianceᵀ·q_h to theirs, in float32; out, lse and state have the
+///                                      term in them. Needs a list, and state. `vwd_merge_states` joins that state to those of
+///                                      other tokens; `vwd_repair` would count missed blocks twice. Not with partials, soft_cap,
+///                                      window or tree.
+///                                      Nothing is joined where log_mass is not finite, tokens of the row is not above 0, or the
+///                                      sequence has no row, nor to rows at or past q_lens.
+/// args->log_mass  [B, Hq]              float32, optional, of `vwd_select_blocks` with the same scale. Only with remainder.
+///              or [B, Q, Hq]
 ///
 /// FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
 /// bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it; on

@@ -10,6 +10,7 @@ pub mod int4;
 pub mod pack;
 pub mod prefetch;
 pub mod quantize;
+pub mod remainder;
 pub mod repair;
 pub mod sample;
 pub mod select;
@@ -37,4 +38,5 @@ pub const FAMILIES: &[Family] = &[
     Family::of::<verify_tree::Kernels>(),
     Family::of::<compact::Kernels>(),
     Family::of::<quantize::Kernels>(),
+    Family::of::<remainder::Kernels>(),
 ];

@@ -242,6 +242,7 @@ structs! {
         selected,
         scores,
         status,
+        log_mass,
     }
     vwd_select_tokens_args {
         struct_size,
@@ -309,6 +310,15 @@ structs! {
         m,
         l,
     }
+    vwd_remainder {
+        struct_size,
+        flags,
+        rows,
+        tokens,
+        mean_k,
+        mean_v,
+        covariance,
+    }
     vwd_attention_args {
         struct_size,
         flags,
@@ -327,6 +337,8 @@ structs! {
         state,
         partials,
         tree,
+        remainder,
+        log_mass,
     }
     vwd_merge_states_args {
         struct_size,
@@ -375,6 +387,14 @@ structs! {
         q,
         k,
         weights,
+    }
+    vwd_remainder_update_args {
+        struct_size,
+        flags,
+        block_size,
+        kv,
+        begin,
+        remainder,
     }
     vwd_gather_blocks_args {
         struct_size,

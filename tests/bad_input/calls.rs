@@ -72,6 +72,8 @@ pub const ALL: &[(&str, Describe)] = &[
     ("vwd_attention of rows over FP8", attention_of_rows),
     ("vwd_attention over slots", attention_over_slots),
     ("vwd_attention over INT4", attention_over_int4),
+    ("vwd_attention with a remainder", attention_with_a_remainder),
+    ("vwd_remainder_update", remainder_update),
     ("vwd_kv_quantize", kv_quantize),
     ("vwd_kv_weights", kv_weights),
     ("vwd_merge_states", |b| merge_states(b, STATE)),

@@ -243,3 +243,34 @@ pub fn repair_refuses_what_makes_no_sense_together() {
     };
     memory.refuses_repair(&missing, &["predicted_partials: absent", "partials"]);
 }
+
+pub fn remainder_refuses_what_makes_no_sense_beside_it() {
+    let backend = &Backend::cpu(1);
+    let memory = Memory::new(backend);
+    let leak = |dtype, shape: &[usize]| leaked(backend, dtype, shape);
+    let remainder = vwd_remainder {
+        tokens: leak(I32, &[2, 2]),
+        mean_k: leak(F32, &[2, 2, 64]),
+        mean_v: leak(F32, &[2, 2, 64]),
+        covariance: leak(F32, &[2, 2, 64, 64]),
+        ..args()
+    };
+    let state = vwd_attention_state { acc: leak(F32, &[2, 4, 64]), m: leak(F32, &[2, 4]), l: leak(F32, &[2, 4]) };
+    let log_mass = leak(F32, &[2, 4]);
+    let call = vwd_attention_args { remainder: kept(remainder), log_mass, state, ..memory.attention() };
+    // SAFETY: the tensors live as long as the process.
+    assert_ok(unsafe { vwd_attention(backend.session(), &call, SESSION_STREAM) });
+    let none = vwd_attention_state { acc: absent(), m: absent(), l: absent() };
+    memory.refuses(&vwd_attention_args { state: none, ..call }, &["state: absent", "remainder"]);
+    memory.refuses(&vwd_attention_args { log_mass: absent(), ..call }, &["log_mass: absent", "remainder"]);
+    memory.refuses(&vwd_attention_args { remainder: std::ptr::null(), ..call }, &["remainder: NULL", "log_mass"]);
+    let list = vwd_block_list { ids: absent(), counts: absent(), slots: absent() };
+    memory.refuses(&vwd_attention_args { list, block_size: 0, ..call }, &["remainder: ", "without a list"]);
+    memory.refuses(&vwd_attention_args { partials: memory.partials, ..call }, &["partials: ", "remainder"]);
+    memory.refuses(&vwd_attention_args { soft_cap: 30.0, ..call }, &["soft_cap: ", "remainder"]);
+    memory.refuses(&vwd_attention_args { window: 9, ..call }, &["window: ", "remainder"]);
+    let few = vwd_remainder { tokens: leak(I32, &[1, 2]), ..remainder };
+    memory.refuses(&vwd_attention_args { remainder: kept(few), ..call }, &["remainder.tokens: 1 rows for 2 sequences"]);
+    let other = vwd_remainder { mean_k: leak(F32, &[2, 2, 32]), ..remainder };
+    memory.refuses(&vwd_attention_args { remainder: kept(other), ..call }, &["remainder.mean_k: ", "D=64"]);
+}

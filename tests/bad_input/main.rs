@@ -24,7 +24,7 @@ fn main() {
             Err(Failed::from(format!("{} of {rows} rows failed:\n{}", failures.len(), failures.join("\n"))))
         })
     });
-    let others: [(&str, fn()); 12] = [
+    let others: [(&str, fn()); 13] = [
         ("forecast_calls_refuse_what_is_missing", handles::forecast_calls_refuse_what_is_missing),
         ("calibration_needs_a_place_for_its_result_alone", handles::calibration_needs_a_place_for_its_result_alone),
         ("structs_of_other_sizes_are_refused", handles::structs_of_other_sizes_are_refused),
@@ -35,6 +35,10 @@ fn main() {
         ("messages_say_where_expectations_come_from", combinations::messages_say_where_expectations_come_from),
         ("budgets_of_nothing_are_refused", combinations::budgets_of_nothing_are_refused),
         ("slots_refuse_what_makes_no_sense_beside_them", combinations::slots_refuse_what_makes_no_sense_beside_them),
+        (
+            "remainder_refuses_what_makes_no_sense_beside_it",
+            combinations::remainder_refuses_what_makes_no_sense_beside_it,
+        ),
         ("repair_refuses_what_makes_no_sense_together", combinations::repair_refuses_what_makes_no_sense_together),
         ("tensors_of_one_form_are_checked_one_by_one", arrays::tensors_of_one_form_are_checked_one_by_one),
         (

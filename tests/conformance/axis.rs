@@ -276,7 +276,7 @@ impl<'b> Axes<'b> {
         Axes::new(backend, rng, scene, is_int4, layouts)
     }
 
-    fn new(backend: &'b Backend, rng: &mut Rng, scene: &Scene, is_int4: bool, layouts: [Layout; 2]) -> Axes<'b> {
+    pub fn new(backend: &'b Backend, rng: &mut Rng, scene: &Scene, is_int4: bool, layouts: [Layout; 2]) -> Axes<'b> {
         if is_int4 {
             return Axes::int4(backend, rng, scene, usize::MAX, layouts);
         }
@@ -284,6 +284,18 @@ impl<'b> Axes<'b> {
         let dtype = rng.pick(&[F32, F16, BF16]);
         let values = rng.normals(&[place.pages, place.rows, scene.kv_heads, 2 * scene.dim]).map(|&x| dtype.round(x));
         let axes = Tensor::floats(backend, dtype, &values, &layouts[0]);
+        Axes { place, axes, range: None, values }
+    }
+
+    /// Float32, of which now and then one is not finite.
+    pub fn with_special(backend: &'b Backend, rng: &mut Rng, scene: &Scene) -> Axes<'b> {
+        let place = Place::random(backend, rng, scene.batch, scene.capacity.div_ceil(scene.block));
+        let special = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
+        let often = rng.pick(&[200, 5000]);
+        let shape = [place.pages, place.rows, scene.kv_heads, 2 * scene.dim];
+        let values =
+            Array::from_fn(&shape, |_| F32.round(if rng.one_in(often) { rng.pick(&special) } else { rng.normal() }));
+        let axes = Tensor::floats(backend, F32, &values, &Layout::random(rng, 4));
         Axes { place, axes, range: None, values }
     }
 
@@ -311,6 +323,12 @@ impl<'b> Axes<'b> {
         let axes = Tensor::ints(backend, U8, &bytes, &layouts[0]);
         let range = Tensor::floats(backend, F16, &range, &layouts[1]);
         Axes { place, axes, range: Some(range), values }
+    }
+
+    /// The mean, less the centre, and the axis of block `j`.
+    pub fn block(&self, scene: &Scene, i: usize, j: usize, g: usize) -> Option<(&[f64], &[f64])> {
+        let (page, row) = self.place.find(i, j)?;
+        Some(self.values.row([page, row, g]).split_at(scene.dim))
     }
 
     pub fn args(&self, scene: &Scene) -> vwd_select_blocks_args {

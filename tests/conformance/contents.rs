@@ -20,24 +20,24 @@ pub const CASES: &[Case] = cases![
 ];
 
 /// An input whose contents are checked.
-struct Input<'b> {
-    tensor: Tensor<'b>,
+pub struct Input<'b> {
+    pub tensor: Tensor<'b>,
     good: Array<f64>,
 }
 
 impl<'b> Input<'b> {
-    fn ints(backend: &'b Backend, shape: &[usize], values: &[i64]) -> Input<'b> {
+    pub fn ints(backend: &'b Backend, shape: &[usize], values: &[i64]) -> Input<'b> {
         let good = Array::new(shape, values.iter().map(|&x| x as f64).collect());
         let values = Array::new(shape, values.to_vec());
         Input { tensor: Tensor::ints(backend, I32, &values, &Layout::default()), good }
     }
 
-    fn floats(backend: &'b Backend, shape: &[usize], values: &[f64]) -> Input<'b> {
+    pub fn floats(backend: &'b Backend, shape: &[usize], values: &[f64]) -> Input<'b> {
         let good = Array::new(shape, values.to_vec());
         Input { tensor: Tensor::floats(backend, F32, &good, &Layout::default()), good }
     }
 
-    fn c(&self) -> vwd_tensor {
+    pub fn c(&self) -> vwd_tensor {
         self.tensor.c()
     }
 
@@ -49,7 +49,7 @@ impl<'b> Input<'b> {
     }
 
     /// Element `at` has this value while `call` runs.
-    fn with<R>(&self, at: usize, value: f64, call: impl FnOnce() -> R) -> R {
+    pub fn with<R>(&self, at: usize, value: f64, call: impl FnOnce() -> R) -> R {
         let mut wrong = self.good.clone();
         wrong.data[at] = value;
         self.refill(&wrong);
@@ -60,11 +60,11 @@ impl<'b> Input<'b> {
 }
 
 /// An input, one of its elements, a value that it must not have, and the message.
-type Wrong<'t, 'b> = (&'t Input<'b>, usize, f64, &'static str);
+pub type Wrong<'t, 'b> = (&'t Input<'b>, usize, f64, &'static str);
 
 /// Makes a call in the backend's session and in one that checks: the outputs are the same. Then each wrong value is named, and no
 /// output is written.
-fn check(
+pub fn check(
     backend: &Backend,
     outputs: &[&Tensor],
     wrong: &[Wrong],

@@ -30,6 +30,7 @@ mod index_bits;
 mod keys_to_blocks;
 mod predictor;
 mod quantize;
+mod remainder;
 mod sample;
 mod sampling;
 mod select;
@@ -95,6 +96,9 @@ const FAMILIES: &[Family] = &[
     Family { cases: gather::CASES, on: On::Both },
     Family { cases: gather::ON_THE_CPU, on: On::Cpu },
     Family { cases: quantize::CASES, on: On::Both },
+    Family { cases: remainder::CASES, on: On::Both },
+    Family { cases: remainder::quality::CASES, on: On::Both },
+    Family { cases: remainder::contents::CASES, on: On::Both },
     Family { cases: predictor::CASES, on: On::Both },
     Family { cases: predictor::CALIBRATION, on: On::Cpu },
     Family { cases: predictor::ON_THE_CPU, on: On::Cpu },

@@ -31,8 +31,8 @@ pub struct Scene<'b> {
     pub block: usize,
     pub capacity: usize,
     /// Q, if q has a dimension for it, and whether every position has a list of its own.
-    positions: Option<usize>,
-    own: bool,
+    pub positions: Option<usize>,
+    pub own: bool,
     pub q: Tensor<'b>,
     /// [B, Q, Hq, D]
     pub queries: Array<f64>,

@@ -21,6 +21,7 @@ mod forecasts;
 mod int4;
 mod memory;
 mod placed;
+mod remainder;
 mod sequences;
 #[path = "../support/mod.rs"]
 mod support;
@@ -66,6 +67,8 @@ const TARGETS: &[(&str, Target)] = &[
     ("vwd_attention over a list", Target::Call(|case| sequences::attention(case, true))),
     ("vwd_attention over everything", Target::Call(|case| sequences::attention(case, false))),
     ("vwd_attention over INT4", Target::Call(int4::attention)),
+    ("vwd_attention with a remainder", Target::Call(remainder::attention)),
+    ("vwd_remainder_update", Target::Call(remainder::update)),
     ("vwd_kv_quantize", Target::Call(int4::quantize)),
     ("vwd_kv_weights", Target::Call(int4::weights)),
     ("vwd_merge_states", Target::Call(sequences::merge_states)),

@@ -259,6 +259,9 @@ pub fn select_blocks(case: &mut Case, method: u32) {
     let most = case.extent(1..=40);
     case.maybe_output(of!(args, Args, scores), F32, &sizes.lists(is_own, most));
     case.maybe_output(of!(args, Args, status), U32, &lists[..lists.len() - 1]);
+    if method == VWD_SELECT_AXIS {
+        case.maybe_output(of!(args, Args, log_mass), F32, &sizes.rows(&[heads]));
+    }
 }
 
 pub fn select_tokens(case: &mut Case) {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Each is a file of `src/abi` and, where it has functions, one of `src/capi`. The header has them in this order.
-const FAMILIES: [&str; 16] = [
+const FAMILIES: [&str; 17] = [
     "types",
     "session",
     "verify",
@@ -17,6 +17,7 @@ const FAMILIES: [&str; 16] = [
     "topk",
     "attention",
     "quantize",
+    "remainder",
     "prefetch",
     "kv",
     "predictor",

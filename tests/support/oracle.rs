@@ -316,6 +316,28 @@ pub fn axis_mass(q: &[&[f64]], blocks: &[(&[f64], &[f64])], scale: f64) -> Vec<f
     sum
 }
 
+/// ln Σ_j S·e^(scale·q·mean_j)·cosh(.7·scale·q·axis_j) of the blocks that are left out; −inf without any.
+pub fn log_mass(q: &[f64], blocks: &[(&[f64], &[f64])], size: usize, scale: f64) -> f64 {
+    let term = |(mean, axis): &(&[f64], &[f64])| {
+        let along = 0.7 * (scale * dot(q, axis)).abs();
+        (size as f64).ln() + scale * dot(q, mean) + along + (-2.0 * along).exp().ln_1p() - 2f64.ln()
+    };
+    let terms: Vec<f64> = blocks.iter().map(term).filter(|term| term.is_finite()).collect();
+    let top = terms.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    top + terms.iter().map(|term| (term - top).exp()).sum::<f64>().max(f64::MIN_POSITIVE).ln()
+}
+
+/// Mean of k [n][D], mean of v [n][Dv], and the mean [D][Dv] of what they differ from their means by, multiplied.
+pub fn moments(keys: &[&[f64]], values: &[&[f64]]) -> (Vec<f64>, Vec<f64>, Vec<Vec<f64>>) {
+    let (mean_k, mean_v) = (mean(keys), mean(values));
+    let entry = |c: usize, d: usize| {
+        let product = |(k, v): (&&[f64], &&[f64])| (k[c] - mean_k[c]) * (v[d] - mean_v[d]);
+        keys.iter().zip(values).map(product).sum::<f64>() / keys.len() as f64
+    };
+    let covariance = (0..mean_k.len()).map(|c| (0..mean_v.len()).map(|d| entry(c, d)).collect()).collect();
+    (mean_k, mean_v, covariance)
+}
+
 /// Each block's largest window score, over the windows that overlap it.
 pub fn pool_windows(scores: &[f64], window: usize, stride: usize, block: usize, blocks: usize) -> Vec<f64> {
     let overlaps = |w: usize, j: usize| w * stride < (j + 1) * block && w * stride + window > j * block;

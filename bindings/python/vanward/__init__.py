@@ -19,6 +19,7 @@ from ._arguments import (
     Int4KV,
     PagedKV,
     PredictorState,
+    Remainder,
     Rope,
 )
 from ._enums import (
@@ -93,6 +94,7 @@ __all__ = [
     "PagedKV",
     "Predict",
     "PredictorState",
+    "Remainder",
     "RepairMode",
     "Rope",
     "RopeStyle",

@@ -107,6 +107,28 @@ class Int4KV:
 
 @documented
 @dataclass
+class Remainder:
+    """vwd_remainder: tokens [N, Hk], mean_k [N, Hk, D], mean_v [N, Hk, Dv], covariance [N, Hk, D, Dv], rows [B]."""
+
+    tokens: Any
+    mean_k: Any
+    mean_v: Any
+    covariance: Any
+    rows: Any = None
+
+    @classmethod
+    def empty(cls, k: Array, v: Array, *, sequences: int) -> Remainder:
+        """Room for so many sequences, of no tokens yet; k [pages, P, Hk, D] and v [pages, P, Hk, Dv] are keys and values."""
+        (kv_heads, dim), value_dim = shape(k)[2:], shape(v)[3]
+        rows = (sequences, kv_heads)
+        tokens = full(k, rows, "int32")
+        tokens[...] = 0
+        means = (full(k, rows + (n,), "float32") for n in (dim, value_dim))
+        return cls(tokens, *means, full(k, rows + (dim, value_dim), "float32"))
+
+
+@documented
+@dataclass
 class Index:
     """vwd_index: summaries of one layer's keys; a kind names the fields that it uses."""
 
@@ -252,6 +274,7 @@ _GROUPS = {
     _header.vwd_block_list: BlockList,
     _header.vwd_paged_kv: PagedKV,
     _header.vwd_int4_kv: Int4KV,
+    _header.vwd_remainder: Remainder,
     _header.vwd_index: Index,
     _header.vwd_attention_state: AttentionState,
     _header.vwd_attention_partials: AttentionPartials,

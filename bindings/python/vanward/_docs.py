@@ -409,8 +409,8 @@ axis_range   [pages, rows, Hk, 4·⌈D/32⌉]  AXIS in INT4 only; float16: scale
                                       all groups of the axis.
 axis_weights [Hk, D]                  AXIS; float32, optional: the weight of each channel, see `vwd_channel_importance`.
                                       Only `vwd_index_update` reads it. Absent: 1.
-axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. Only `vwd_index_update` reads
-                                      it. Absent: 0.
+axis_centre  [Hk, D]                  AXIS; float32, optional: any constant near the mean key. `vwd_index_update` reads it, and
+                                      `vwd_select_blocks` for log_mass alone. Absent: 0.
 """,
     "vwd_index_update_args": """Arguments of `vwd_index_update`; see there.
 """,
@@ -519,6 +519,13 @@ scores      [B, (Q,) Hk, max_blocks]  float32, out, optional. Scores of the bloc
                                    each of selected's lists; the other columns are not written.
 status      [B, (Q,) Hk]           uint32, out, optional: VWD_SELECT_* bits of each of selected's lists; 0 for rows from
                                    q_lens[i] on.
+log_mass    [B, (Q,) Hq]           float32, out, optional, AXIS alone: for each row and query head the natural logarithm of
+                                   Σ_j S·e^(scale·q·μ_j)·cosh(0.7·scale·q·axis_j), with μ_j = mean_j + index.axis_centre,
+                                   over the blocks j that are whole for the row ((j + 1)·S ≤ p + 1), have a summary and
+                                   are not in the row's list: an estimate of Σ e^s over the tokens that the list leaves
+                                   out, for `vwd_attention`. −inf where there are none, for rows from q_lens[i] on, and for
+                                   all heads of a group of which one holds a NaN; blocks whose product is not finite weigh
+                                   nothing. The index has the centre with which it was made. Neither list nor scores change.
 Lists have no slots.
 
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate
@@ -655,6 +662,17 @@ acc  [B, Hq, groups, Dv] or [B, Q, Hq, groups, Dv]  float32; groups = ⌈cap / p
 m    [B, Hq, groups] or [B, Q, Hq, groups]          float32
 l    [B, Hq, groups] or [B, Q, Hq, groups]          float32
 """,
+    "vwd_remainder": """Means and covariance of the keys and values of one layer, in the caller's memory: N rows of each tensor, one for each sequence, kept by
+`vwd_remainder_update` and read by `vwd_attention`. All are over the tokens of whole blocks without the first block. A sequence is
+copied, as for a fork, by copying its row of tokens, mean_k, mean_v and covariance.
+
+flags       Must be 0.
+rows        [B]               int32, optional: sequence i has row rows[i]. Absent: row i. Outside 0 … N−1: it has none.
+tokens      [N, Hk]           int32: how many tokens the row is of. 0: none, whatever the other tensors hold. Zero it for a new sequence.
+mean_k      [N, Hk, D]        float32.
+mean_v      [N, Hk, Dv]       float32.
+covariance  [N, Hk, D, Dv]    float32: the mean of (k − mean_k)·(v − mean_v)ᵀ.
+""",
     "vwd_attention_args": """Arguments of `vwd_attention`; see there.
 """,
     "vwd_merge_states_args": """Arguments of `vwd_merge_states`; see there.
@@ -698,6 +716,16 @@ tree      [B, Q, ⌈Q/32⌉]       uint32, optional (absent: a chain), with q of
                                set, bit j mod 32 of word j / 32 for row j; further bits are not read. The depth of a row
                                is the number of them, less one. With a window w, row r of depth d sees what is at p − w + 1
                                or later with p = seq_lens[i] − q_lens[i] + d, where tokens of the tree are at their depth.
+remainder                      Optional (NULL: none), with log_mass: what the list leaves out becomes one more term. Row r and
+                               query head h join the state m = log_mass[i, r, h], l = 1, acc = t with
+                               t = mean_v + ½·scale·covarianceᵀ·q_h to theirs, in float32; out, lse and state have the
+                               term in them. Needs a list, and state. `vwd_merge_states` joins that state to those of
+                               other tokens; `vwd_repair` would count missed blocks twice. Not with partials, soft_cap,
+                               window or tree.
+                               Nothing is joined where log_mass is not finite, tokens of the row is not above 0, or the
+                               sequence has no row, nor to rows at or past q_lens.
+log_mass  [B, Hq]              float32, optional, of `vwd_select_blocks` with the same scale. Only with remainder.
+       or [B, Q, Hq]
 
 FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
 bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it; on
@@ -836,6 +864,32 @@ Enqueues on stream and returns; on a CPU session the result is there on return. 
 be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
 this point.
 Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: more than 2^31 − 1 lists, or tokens), DRIVER, INTERNAL.
+""",
+    "vwd_remainder_update_args": """Arguments of `vwd_remainder_update`; see there.
+""",
+    "vwd_remainder_update": """Extends the means and the covariance of `vwd_remainder` by the blocks of each sequence that became whole.
+
+Blocks 1, 2 … of a sequence are taken in this order, each once, when all its S tokens are below seq_lens[i]: tokens[n, g] of the
+sequence's row n says how many were. A token without a page ends the call for its sequence. For each KV head, with c tokens counted:
+  k̄_b = (1/S)·Σ_t k_t, v̄_b likewise, and C_b = (1/S)·Σ_t (k_t − k̄_b)(v_t − v̄_b)ᵀ, in the order of the tokens;
+  w = S / (c + S), δ = k̄_b − mean_k, ε = v̄_b − mean_v;
+  covariance += w·(C_b − covariance) + w·(1 − w)·δ·εᵀ, mean_k += w·δ, mean_v += w·ε; of the first block: what it gives itself.
+Every operation is rounded to float32 in one fixed order: a sequence has the same bits however the calls cut it, and on every device.
+
+Counted blocks cannot be taken out. Where begin[i] is before the end of what was counted, or seq_lens[i] is, the row is made anew
+from the keys and values of all its blocks, whose pages must still be there; so it is where the engine sets tokens to 0. An engine
+that calls it with lengths that it never takes back, as after verification, never pays for that.
+
+block_size            S, 1 … 4096. With a page_table, S divides P or P divides S.
+kv                    Keys and values of 8, 16 or 32 bits, their pages and lengths. What int4 codes is not read: extend before
+                      exact pages are given up.
+begin     [B]         int32, optional: tokens from begin[i] on are new or were replaced. Absent: nothing that was counted was.
+remainder             tokens, mean_k, mean_v and covariance, in and out. No two sequences have the same row.
+
+Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may
+be captured. Thread-safe; calls on one stream are ordered by the caller. Tensors are borrowed until the stream passes
+this point; the structs only during the call.
+Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED (CUDA: more than 2^31 − 1 lists), DRIVER, INTERNAL.
 """,
     "vwd_gather_blocks_args": """Arguments of `vwd_gather_blocks`; see there.
 """,

@@ -383,6 +383,7 @@ class vwd_select_blocks_args(Structure):
         ("selected", vwd_block_list),
         ("scores", vwd_tensor),
         ("status", vwd_tensor),
+        ("log_mass", vwd_tensor),
     ]
 
 
@@ -470,6 +471,18 @@ class vwd_attention_partials(Structure):
     ]
 
 
+class vwd_remainder(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("rows", vwd_tensor),
+        ("tokens", vwd_tensor),
+        ("mean_k", vwd_tensor),
+        ("mean_v", vwd_tensor),
+        ("covariance", vwd_tensor),
+    ]
+
+
 class vwd_attention_args(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -489,6 +502,8 @@ class vwd_attention_args(Structure):
         ("state", vwd_attention_state),
         ("partials", vwd_attention_partials),
         ("tree", vwd_tensor),
+        ("remainder", POINTER(vwd_remainder)),
+        ("log_mass", vwd_tensor),
     ]
 
 
@@ -549,6 +564,17 @@ class vwd_kv_weights_args(Structure):
         ("q", vwd_tensor),
         ("k", vwd_tensor),
         ("weights", vwd_tensor),
+    ]
+
+
+class vwd_remainder_update_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("block_size", c_uint32),
+        ("kv", POINTER(vwd_paged_kv)),
+        ("begin", vwd_tensor),
+        ("remainder", POINTER(vwd_remainder)),
     ]
 
 
@@ -1029,6 +1055,7 @@ PROTOTYPES = {
     "vwd_repair_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_kv_quantize": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_kv_weights": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_remainder_update": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_gather_blocks": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_kv_cache_capacity": (c_int32, [c_void_p, c_void_p]),
     "vwd_kv_cache_create": (c_int32, [c_void_p, c_void_p, c_void_p]),

@@ -24,6 +24,7 @@ from ._arguments import (
     Holt,
     Index,
     PagedKV,
+    Remainder,
     PredictorState,
     arguments,
     count,
@@ -554,6 +555,7 @@ class Session:
         candidates: BlockList | None = None,
         scores: Array | None = None,
         status: Array | None = None,
+        log_mass: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_select_blocks: scores the blocks of every sequence and selects the exact best."""
@@ -575,7 +577,7 @@ class Session:
                 budgets=budgets,
                 candidates=candidates,
             ),
-            outputs=dict(selected=selected, scores=scores, status=status),
+            outputs=dict(selected=selected, scores=scores, status=status, log_mass=log_mass),
         )
 
     def prepare_select_tokens(
@@ -661,6 +663,8 @@ class Session:
         state: AttentionState | None = None,
         partials: AttentionPartials | None = None,
         tree: Array | None = None,
+        remainder: Remainder | None = None,
+        log_mass: Array | None = None,
         stream: int = 0,
     ) -> Call:
         """vwd_attention: attends over a list of blocks, a list of tokens, or everything."""
@@ -681,6 +685,8 @@ class Session:
                 list=list,
                 sinks=sinks,
                 tree=tree,
+                remainder=remainder,
+                log_mass=log_mass,
             ),
             outputs=dict(out=out, lse=lse, state=state, partials=partials),
         )
@@ -699,6 +705,24 @@ class Session:
             stream,
             inputs=dict(begin=begin),
             outputs=dict(layer_count=count("kv_quantize", "layers", layers), layers=layers),
+        )
+
+    def prepare_remainder_update(
+        self,
+        *,
+        block_size: int,
+        kv: PagedKV,
+        remainder: Remainder,
+        begin: Array | None = None,
+        stream: int = 0,
+    ) -> Call:
+        """vwd_remainder_update: extends means and covariance by the blocks of each sequence that became whole."""
+        return Call(
+            self,
+            _header.vwd_remainder_update_args,
+            stream,
+            inputs=dict(block_size=block_size, kv=kv, begin=begin),
+            outputs=dict(remainder=remainder),
         )
 
     def prepare_kv_weights(
@@ -918,6 +942,7 @@ class Session:
     attention = at_once(prepare_attention)
     kv_quantize = at_once(prepare_kv_quantize)
     kv_weights = at_once(prepare_kv_weights)
+    remainder_update = at_once(prepare_remainder_update)
     merge_states = at_once(prepare_merge_states)
     repair = at_once(prepare_repair)
     gather_blocks = at_once(prepare_gather_blocks)

@@ -1,6 +1,6 @@
 //! Attention on the CPU: the engine over a list, or over everything.
 
-use super::engine::{Entry, Job, Plan, join_states, run_job};
+use super::engine::{Entry, Job, Plan, join_states, join_term, run_job};
 use super::{MergeRequest, Problem, Request};
 use crate::core::status::Result;
 use crate::ops::views::{BlockList, ListAt};
@@ -22,7 +22,8 @@ pub fn run(cpu: &Cpu, r: &Request) -> Result<()> {
     match r.list {
         Some(list) => run_job(cpu, &job(&Listed { problem: r.problem, list })),
         None => run_job(cpu, &job(&Everything { problem: r.problem })),
-    }
+    }?;
+    r.term.map_or(Ok(()), |term| join_term(cpu, r.problem, term, r.outputs))
 }
 
 pub fn merge(cpu: &Cpu, r: &MergeRequest) -> Result<()> {

@@ -6,10 +6,13 @@ use crate::core::status::{Error, Result};
 use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::{Cuda, Enqueue};
 
+fn job<'r>(r: &Request<'r>) -> Job<'r, 'r> {
+    let Request { problem, list, entries_per_partial, outputs, partials, .. } = *r;
+    Job { problem, list, entries_per_partial, partials, outputs, has_start: false }
+}
+
 fn plan(kernels: &Kernels, forced: Option<Variant>, r: &Request) -> Result<Option<(Variant, Plan)>> {
-    let Request { problem, list, entries_per_partial, outputs, partials } = *r;
-    let job = Job { problem, list, entries_per_partial, partials, outputs, has_start: false };
-    device::plan(kernels, forced, &job)
+    device::plan(kernels, forced, &job(r))
 }
 
 pub fn scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
@@ -23,7 +26,13 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
         plan.place(enqueue.scratch(plan.scratch())? as *mut u8, enqueue.counters()? as *mut u8);
     }
     // SAFETY: the op's caller keeps the tensors valid until the stream has passed.
-    unsafe { device::launch(enqueue, &plan, r.problem) }
+    unsafe {
+        device::launch(enqueue, &plan, r.problem)?;
+        match (r.term, device::describe(&job(r))?) {
+            (Some(term), Some(params)) => device::join_term(enqueue, &params, r.problem.positions.batch(), term),
+            _ => Ok(()),
+        }
+    }
 }
 
 pub fn merge(enqueue: &Enqueue, r: &MergeRequest) -> Result<()> {

@@ -7,6 +7,7 @@ mod cpu;
 mod cuda;
 pub mod device;
 pub mod engine;
+mod term;
 
 use super::contents::{self, Rule, Tokens};
 use super::int4::Int4Kv;
@@ -22,6 +23,7 @@ use crate::core::tensor::{ANY, Checks, Name, Tensor, given};
 use crate::runtime::{On, Session, require_flags, require_no_flags};
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use term::Term;
 
 /// Tokens that are attended together where the contract leaves it open: without a list, and for lists of single tokens.
 const TOKENS: usize = 64;
@@ -430,6 +432,7 @@ pub struct Request<'r> {
     pub entries_per_partial: usize,
     pub outputs: &'r Outputs<'r>,
     pub partials: Option<&'r State<'r>>,
+    pub term: Option<&'r Term<'r>>,
 }
 
 impl Request<'_> {
@@ -473,8 +476,10 @@ impl Request<'_> {
         let capacity = list.as_ref().map_or(usize::MAX, BlockList::cap);
         let entries_per_partial =
             entries_per_partial(problem.block_size, c.partial_blocks, partials.is_some(), capacity);
-        let (list, partials) = (list.as_ref(), partials.as_ref());
-        let request = Request { problem: &problem, list, entries_per_partial, outputs: &outputs, partials };
+        let mut room = MaybeUninit::uninit();
+        let term = Term::from_c(checks, c, (&problem.positions, problem.heads, extents.dim), &mut room)?;
+        let (list, partials, term) = (list.as_ref(), partials.as_ref(), term.as_ref());
+        let request = Request { problem: &problem, list, entries_per_partial, outputs: &outputs, partials, term };
         request.reject_overlap()?;
         then(&request)
     }
@@ -490,6 +495,7 @@ impl Request<'_> {
             &[out, lse, acc, m, l, part_acc, part_m, part_l],
             &[q, q_lens, k, v, table, lens, k_scale, v_scale, tree, ids, counts, slots, sinks],
         )?;
+        self.term.map_or(Ok(()), |term| overlap::reject(&[out, lse, acc, m, l], &term.inputs()))?;
         self.problem.reject_overlap_with_int4(&[out, lse, acc, m, l, part_acc, part_m, part_l])
     }
 }
@@ -500,6 +506,7 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
         let mut rules = request.problem.contents();
         rules.extend(request.list.iter().flat_map(|list| request.problem.contents_of(list)));
         rules.extend(request.outputs.contents());
+        rules.extend(request.term.iter().flat_map(|term| term.remainder.contents()));
         rules
     })?;
     match on {

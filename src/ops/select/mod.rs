@@ -18,7 +18,7 @@ use crate::abi::*;
 use crate::core::dtype::DType;
 use crate::core::overlap;
 use crate::core::status::{Error, Result};
-use crate::core::tensor::{ANY, Checks, Tensor};
+use crate::core::tensor::{ANY, Checks, Tensor, given};
 use crate::runtime::{On, Session, require_no_flags};
 use std::ops::Range;
 
@@ -153,6 +153,8 @@ pub struct Request<'a> {
     pub scores: Option<Tensor<'a>>,
     /// As selected's counts.
     pub status: Option<Tensor<'a>>,
+    /// [B, (Q,) Hq]
+    pub log_mass: Option<Tensor<'a>>,
 }
 
 /// One list to be made.
@@ -202,8 +204,16 @@ impl<'a> Request<'a> {
         let forced = [("init_blocks", c.init_blocks), ("local_blocks", c.local_blocks)];
         let quota = Quota::from_c(&checks, c.k, forced, &c.budgets, &selected)?;
         let [scores, status] = results(&checks, &selected, &c.scores, ("max_blocks", ANY), &c.status)?;
-        reject_overlaps(&queries, &quota, candidates.as_ref(), &selected, [scores.as_ref(), status.as_ref()])?;
-        Ok(Request { queries, quota, softmax, candidates, selected, scores, status })
+        let log_mass = match given(&c.log_mass) {
+            Some(_) if c.method != VWD_SELECT_AXIS => {
+                return Err(Error::argument("log_mass", "given", "absent: only VWD_SELECT_AXIS writes it"));
+            }
+            Some(t) => Some(log_mass(&checks, t, &queries)?),
+            None => None,
+        };
+        let results = [scores.as_ref(), status.as_ref(), log_mass.as_ref()];
+        reject_overlaps(&queries, &quota, candidates.as_ref(), &selected, results)?;
+        Ok(Request { queries, quota, softmax, candidates, selected, scores, status, log_mass })
     }
 
     #[inline(always)]
@@ -217,8 +227,8 @@ impl<'a> Request<'a> {
         let forced = [("init_tokens", c.init_tokens), ("local_tokens", c.local_tokens)];
         let quota = Quota::from_c(&checks, c.k, forced, &c.budgets, &selected)?;
         let [scores, status] = results(&checks, &selected, &c.scores, ("cap", selected.cap()), &c.status)?;
-        reject_overlaps(&queries, &quota, candidates.as_ref(), &selected, [scores.as_ref(), status.as_ref()])?;
-        Ok(Request { queries, quota, softmax: false, candidates, selected, scores, status })
+        reject_overlaps(&queries, &quota, candidates.as_ref(), &selected, [scores.as_ref(), status.as_ref(), None])?;
+        Ok(Request { queries, quota, softmax: false, candidates, selected, scores, status, log_mass: None })
     }
 
     /// What a session that checks contents reads.
@@ -228,6 +238,8 @@ impl<'a> Request<'a> {
         let mut rules: Vec<Rule> = contents::q_lens(&positions).into_iter().collect();
         rules.push(Rule::up_to(seq_lens, i32::MAX as usize));
         rules.extend(index.contents(seq_lens, None, heads.dim));
+        let centre = self.log_mass.and(index.learned()[1]);
+        rules.extend(centre.map(|centre| Rule::finite(*centre)));
         rules.extend(self.quota.budgets.map(|budgets| Rule::up_to(budgets, self.quota.cap)));
         // Candidates have no slots.
         rules.extend(self.candidates.iter().flat_map(|list| contents::list(list, &tokens, 0)));
@@ -320,19 +332,28 @@ fn results<'a>(
     })
 }
 
-/// `results` are scores and status.
+/// A number for each query head.
+fn log_mass<'a>(checks: &Checks, t: &'a vwd_tensor, queries: &Queries) -> Result<Tensor<'a>> {
+    let (batch, heads, dtypes) = (("B", queries.batch()), ("Hq", queries.heads.q), &[DType::F32]);
+    match queries.positions.dimension() {
+        None => checks.output("log_mass", t, dtypes, &[batch, heads]),
+        Some(q) => checks.output("log_mass", t, dtypes, &[batch, ("Q", q), heads]),
+    }
+}
+
+/// `results` are scores, status and log_mass.
 #[inline(always)]
 fn reject_overlaps(
     queries: &Queries,
     quota: &Quota,
     candidates: Option<&BlockList>,
     selected: &BlockList,
-    results: [Option<&Tensor>; 2],
+    results: [Option<&Tensor>; 3],
 ) -> Result<()> {
     let Queries { positions, index, seq_lens, .. } = queries;
     let ([a, b, c], [weights, centre]) = (index.summaries(), index.learned());
     overlap::reject(
-        &[Some(&selected.ids), Some(&selected.counts), results[0], results[1]],
+        &[Some(&selected.ids), Some(&selected.counts), results[0], results[1], results[2]],
         &[
             Some(&positions.q),
             positions.lens.as_ref(),

@@ -94,6 +94,57 @@ pub fn attention_of_rows(backend: &Backend) -> Call<'_> {
     call
 }
 
+/// The vwd_remainder that the field at `at` points to; what the sums are of has this role.
+fn remainder(call: &mut Call, at: usize, role: Role) {
+    let base = call.nested::<vwd_remainder>(["remainder", "remainder.struct_size", "remainder.flags"], at);
+    let mut field = |name, offset: usize, dtype, shape| {
+        let at = call.address(base + offset);
+        call.field(name, at, role, dtype, shape);
+    };
+    field("remainder.tokens", offset_of!(vwd_remainder, tokens), I32, "N? Hk");
+    field("remainder.mean_k", offset_of!(vwd_remainder, mean_k), F32, "N? Hk D");
+    field("remainder.mean_v", offset_of!(vwd_remainder, mean_v), F32, "N? Hk D");
+    field("remainder.covariance", offset_of!(vwd_remainder, covariance), F32, "N? Hk D D");
+    call.input("remainder.rows", base + offset_of!(vwd_remainder, rows), I32, "B").optional().values(&[2, 0, 1]);
+}
+
+fn sizes_with_sums() -> Vec<(&'static str, usize)> {
+    [SIZES, &[("N", 4)]].concat()
+}
+
+/// What the list leaves out is one more term.
+pub fn attention_with_a_remainder(backend: &Backend) -> Call<'_> {
+    let mut call = Call::new::<vwd_attention_args>(backend, "vwd_attention", &sizes_with_sums(), vwd_attention);
+    call.has_scratch(vwd_attention_scratch);
+    call.is_new_to_its_struct();
+    call.scalar("block_size", offset_of!(vwd_attention_args, block_size), 8, &[0, 3, u32::MAX]);
+    call.float("scale", offset_of!(vwd_attention_args, scale), 0.0, NOT_POSITIVE);
+    call.float("soft_cap", offset_of!(vwd_attention_args, soft_cap), 0.0, &[30.0, f32::NAN]);
+    call.scalar("window", offset_of!(vwd_attention_args, window), 0, &[1, u32::MAX]);
+    call.input("q", offset_of!(vwd_attention_args, q), F16, "B Hq D");
+    let kv = paged_kv(&mut call, offset_of!(vwd_attention_args, kv), F16, KV);
+    page_table(&mut call, kv);
+    list(&mut call, ["list.ids", "list.counts"], offset_of!(vwd_attention_args, list), Role::In, "B Hk cap?");
+    call.output("out", offset_of!(vwd_attention_args, out), F16, "B Hq D");
+    let at = call.address(offset_of!(vwd_attention_args, state));
+    state(&mut call, ["state.acc", "state.m", "state.l"], at, Role::Out, STATE);
+    remainder(&mut call, offset_of!(vwd_attention_args, remainder), Role::In);
+    call.input("log_mass", offset_of!(vwd_attention_args, log_mass), F32, "B Hq");
+    call
+}
+
+pub fn remainder_update(backend: &Backend) -> Call<'_> {
+    type Args = vwd_remainder_update_args;
+    let mut call = Call::new::<Args>(backend, "vwd_remainder_update", &sizes_with_sums(), vwd_remainder_update);
+    call.scalar("flags", offset_of!(Args, flags), 0, FLAGS);
+    call.scalar("block_size", offset_of!(Args, block_size), 4, &[0, 3, 4097, u32::MAX]);
+    let kv = paged_kv(&mut call, offset_of!(Args, kv), F16, KV);
+    page_table(&mut call, kv);
+    call.input("begin", offset_of!(Args, begin), I32, "B").optional();
+    remainder(&mut call, offset_of!(Args, remainder), Role::Out);
+    call
+}
+
 pub fn attention_over_slots(backend: &Backend) -> Call<'_> {
     let mut call = Call::new::<vwd_attention_args>(backend, "vwd_attention", SIZES, vwd_attention);
     call.has_scratch(vwd_attention_scratch);

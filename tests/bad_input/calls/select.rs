@@ -104,6 +104,11 @@ pub fn select_blocks(backend: &Backend, method: u32, rows: Rows) -> Call<'_> {
     list_of(&mut call, names, offset_of!(vwd_select_blocks_args, selected), Role::Out, rows, "cap?");
     call.output("scores", offset_of!(vwd_select_blocks_args, scores), F32, rows.lists("nb?")).optional();
     call.output("status", offset_of!(vwd_select_blocks_args, status), U32, rows.lists("")).optional();
+    let log_mass = offset_of!(vwd_select_blocks_args, log_mass);
+    match method {
+        VWD_SELECT_AXIS => _ = call.output("log_mass", log_mass, F32, "B Hq").optional(),
+        _ => call.refused("log_mass", log_mass),
+    }
     call
 }
 

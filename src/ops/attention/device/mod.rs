@@ -9,6 +9,7 @@ mod mla64;
 mod mma;
 mod params;
 mod plan;
+mod term;
 mod tree;
 mod verify128;
 
@@ -19,6 +20,7 @@ pub use plan::{
     Element, Entry, Job, Plan, Sizes, THREADS, TILE, TOKEN_INFO_BYTES, WARP_ROWS, WARPS, Width, describe,
     is_copied_by_16, lists, results, type_of_out,
 };
+pub use term::launch as join_term;
 pub use verify128::{
     SHARED as VERIFY128_SHARED, THREADS as VERIFY128_THREADS, describe as describe_verify128,
     work_items as verify128_items,
@@ -109,6 +111,8 @@ pub struct Kernels {
     /// Entry n: how many clusters of n + 1 CTAs repair's decode128 has running at a time.
     pub active_clusters: [u32; LARGEST_CLUSTER as usize],
     pub merge: Kernel,
+    /// Joins what a list leaves out.
+    pub term: Kernel,
 }
 
 impl cuda::Kernels for Kernels {
@@ -133,6 +137,7 @@ impl cuda::Kernels for Kernels {
         source!("attention/repair_decode128", compute_90),
         source!("attention/repair_verify128", compute_90a),
         source!("attention/merge", compute_80),
+        source!("attention_remainder/term", compute_80),
     ];
     const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>(), VariantList::of::<RepairVariant>()];
 
@@ -189,6 +194,7 @@ impl cuda::Kernels for Kernels {
             cluster_sizes: sizes.iter().copied().filter(can_form).collect(),
             active_clusters,
             merge: modules.kernel("attention/merge", "merge_states")?,
+            term: modules.kernel("attention_remainder/term", "attention_term")?,
             attention,
             repair,
         })

@@ -85,7 +85,7 @@ fn join<'a>(
 
 /// # Safety
 /// The outputs are valid and hold the span, which is this task's.
-unsafe fn write_outputs(total: &Partial, outputs: &Outputs, span: &Span, dim: usize) {
+pub unsafe fn write_outputs(total: &Partial, outputs: &Outputs, span: &Span, dim: usize) {
     // SAFETY: the caller vouches for the outputs, of one shape, for sinks, one for each query head, and for q_lens, one for each sequence.
     unsafe {
         let span = &outputs.written(span);

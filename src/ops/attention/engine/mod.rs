@@ -14,10 +14,12 @@ mod join;
 mod partial;
 mod scores;
 mod span;
+mod term;
 mod tile;
 mod weigh;
 
 pub use join::join_states;
+pub use term::join_term;
 
 use super::{Outputs, Problem, Seen};
 use crate::core::dtype::Float;

@@ -1,18 +1,15 @@
 //! AXIS: Σ_h softmax_j(scale·q_h·mean_j + ln(2·cosh(scale·q_h·axis_j))). For keys mean ± axis, half of them each, this is
-//! the mass that they have.
+//! the mass that they have. log_mass, of the blocks that a list leaves out, is in mass.rs.
 
+use super::mass::{self, Left};
+use super::summary::{MOST, Order, unpack};
 use super::{CHUNK, Cells, Chunk, Quad, Request, Softmax, Wide, finish, weighable};
 use crate::abi::{VWD_SELECT_NAN, VWD_SELECT_NO_SUMMARY};
-use crate::core::dtype::Float;
 use crate::core::status::Result;
-use crate::core::tensor::Tensor;
-use crate::ops::index::{Axes, GROUP};
-use crate::ops::simd::{self, Kernel, LANES, Lanes};
+use crate::ops::index::Axes;
+use crate::ops::simd::{self, Kernel, Lanes};
 use crate::ops::topk::Run;
-use crate::ops::views::MAX_DIM;
 use crate::runtime::cpu::{Cpu, Rows};
-use crate::with_float;
-use half::f16;
 
 /// Blocks that are unpacked together.
 const STEP: usize = 4;
@@ -72,7 +69,10 @@ pub fn blocks(cpu: &Cpu, r: &Request, axes: &Axes) -> Result<()> {
             finish(r, &list, &best[..here], &[rest], status);
         }
     });
-    Ok(())
+    match &r.log_mass {
+        Some(out) => mass::write(cpu, &scratch, Left { r, axes, order, wide: &wide, grouped }, out),
+        None => Ok(()),
+    }
 }
 
 /// The products of one row of queries with the blocks that it sees, and room for their masses.
@@ -101,32 +101,6 @@ impl Weighing<'_> {
     }
 }
 
-/// How the channels of an unpacked part lie: as they are, or of INT4 the even ones, then the odd ones, each padded to whole
-/// vectors.
-#[derive(Clone, Copy)]
-struct Order {
-    dim: usize,
-    is_int4: bool,
-}
-
-impl Order {
-    fn of(axes: &Axes, dim: usize) -> Order {
-        Order { dim, is_int4: axes.range.is_some() }
-    }
-
-    fn half(self) -> usize {
-        (self.dim / 2).next_multiple_of(LANES)
-    }
-
-    fn len(self) -> usize {
-        if self.is_int4 { 2 * self.half() } else { self.dim }
-    }
-
-    fn place(self, c: usize) -> usize {
-        if self.is_int4 { c % 2 * self.half() + c / 2 } else { c }
-    }
-}
-
 /// Products of some blocks of one sequence with the heads of all its positions.
 struct Products<'a> {
     at: Chunk<'a>,
@@ -135,9 +109,6 @@ struct Products<'a> {
     wide: &'a Wide<'a>,
     grouped: &'a [f32],
 }
-
-/// Places for the even and the odd channels of a part.
-const MOST: usize = MAX_DIM + 2 * LANES;
 
 /// Some blocks' means and axes.
 struct Unpacked {
@@ -171,7 +142,7 @@ impl Kernel for Products<'_> {
                             continue;
                         };
                         for part in 0..2 {
-                            self.unpack([page, row, g], part, &mut blocks.parts[n][part]);
+                            unpack(self.axes, self.order, [page, row, g], part, &mut blocks.parts[n][part]);
                         }
                         (blocks.places[n], blocks.seen_from[n]) = (j % CHUNK, seeing.start);
                     }
@@ -185,40 +156,6 @@ impl Kernel for Products<'_> {
 }
 
 impl Products<'_> {
-    /// The mean (part 0) or the axis (part 1) of a summary.
-    ///
-    /// # Safety
-    /// `at` is a row of the tensors, which are valid.
-    #[inline(always)]
-    unsafe fn unpack(&self, at: [usize; 3], part: usize, to: &mut [f32; MOST]) {
-        let (axes, dim) = (&self.axes.axes, self.order.dim);
-        // SAFETY: forwarded to the caller.
-        unsafe {
-            let Some(range) = &self.axes.range else {
-                return with_float!(axes.dtype, T => {
-                    for (c, to) in to[..dim].iter_mut().enumerate() {
-                        *to = axes.get::<T, 4>([at[0], at[1], at[2], part * dim + c]).to_f32();
-                    }
-                });
-            };
-            let (even, odd) = to.split_at_mut(self.order.half());
-            let groups = dim.div_ceil(GROUP);
-            let bytes = dim / 2;
-            let mut packed = [0u8; MAX_DIM / 2];
-            copy(axes, at, part * bytes, &mut packed[..bytes]);
-            let pairs = packed[..bytes].chunks(GROUP / 2);
-            let halves = even[..bytes].chunks_mut(GROUP / 2).zip(odd[..bytes].chunks_mut(GROUP / 2));
-            for (n, (pairs, (even, odd))) in pairs.zip(halves).enumerate() {
-                let of = |which| range.get::<f16, 4>([at[0], at[1], at[2], 2 * (part * groups + n) + which]).to_f32();
-                let (scale, min) = (of(0), of(1));
-                for ((even, odd), &pair) in even.iter_mut().zip(odd).zip(pairs) {
-                    *even = min + scale * (pair & 15) as i32 as f32;
-                    *odd = min + scale * (pair >> 4) as i32 as f32;
-                }
-            }
-        }
-    }
-
     /// Products of those blocks that position `r` sees with its heads of group `g`.
     #[inline(always)]
     fn multiply<L: Lanes>(&self, blocks: &Unpacked, g: usize, r: usize) {
@@ -249,23 +186,6 @@ impl Products<'_> {
         }
         if is_nan {
             self.at.mark(r..r + 1, g, VWD_SELECT_NAN);
-        }
-    }
-}
-
-/// Some bytes of a row, from `first` on.
-///
-/// # Safety
-/// The bytes are inside the tensor, which is valid and of bytes.
-#[inline(always)]
-unsafe fn copy(t: &Tensor, at: [usize; 3], first: usize, to: &mut [u8]) {
-    // SAFETY: forwarded to the caller.
-    unsafe {
-        let (row, stride) = (t.at::<u8, 4>([at[0], at[1], at[2], first]), t.stride(3));
-        if stride == 1 {
-            to.copy_from_slice(std::slice::from_raw_parts(row, to.len()));
-        } else {
-            to.iter_mut().enumerate().for_each(|(n, to)| *to = row.wrapping_offset(n as isize * stride).read());
         }
     }
 }

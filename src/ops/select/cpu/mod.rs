@@ -4,8 +4,10 @@
 
 mod axis;
 mod labels;
+mod mass;
 mod means;
 mod minmax;
+mod summary;
 
 use super::{List, Queries, Request};
 use crate::abi::{VWD_SELECT_CLAMPED, VWD_SELECT_NAN};

@@ -37,31 +37,56 @@ impl MeanKernels {
 kernel_struct! {
     /// Mirrors MeanParams of kernels/select/params.cuh.
     pub struct MeanParams {
-        select: SelectParams,
-        means: Summary,
-        range: Summary,
-        products: *mut u8,
-        partials: *mut u8,
-        seen: *mut u8,
-        heads: u32,
-        chunks: u32,
-        scoring: u32,
-        size: u32,
-        stride: u32,
-        softmax: u32,
-        is_axis: u32,
-        dtype: u32,
-        lanes: u32,
-        adjacent: u32,
+        pub select: SelectParams,
+        pub means: Summary,
+        pub range: Summary,
+        pub products: *mut u8,
+        pub partials: *mut u8,
+        pub seen: *mut u8,
+        pub heads: u32,
+        pub chunks: u32,
+        pub scoring: u32,
+        pub size: u32,
+        pub stride: u32,
+        pub softmax: u32,
+        pub is_axis: u32,
+        pub dtype: u32,
+        pub lanes: u32,
+        pub adjacent: u32,
     }
 }
 
 /// CHUNK of kernels/select/means.cuh.
-const CHUNK_WINDOWS: usize = 128;
+pub const CHUNK_WINDOWS: usize = 128;
 /// Shared memory that select_means_weigh declares, or more.
 const WEIGH_SHARED: usize = 24 << 10;
 /// Channels of a lane.
 const LANE_CHANNELS: usize = 8;
+
+impl MeanParams {
+    /// Without scratch, windows and a split.
+    pub fn of(select: SelectParams, summaries: &Summaries) -> MeanParams {
+        MeanParams {
+            select,
+            means: Summary::new(Some(summaries.first)),
+            range: Summary::new(summaries.range),
+            products: std::ptr::null_mut(),
+            partials: std::ptr::null_mut(),
+            seen: std::ptr::null_mut(),
+            heads: 0,
+            chunks: 0,
+            scoring: 1,
+            size: 1,
+            stride: 1,
+            softmax: 0,
+            is_axis: summaries.is_axis as u32,
+            // INT4 has none.
+            dtype: if summaries.range.is_some() { 0 } else { element_code(summaries.first.dtype) },
+            lanes: summaries.lanes as u32,
+            adjacent: summaries.adjacent as u32,
+        }
+    }
+}
 
 /// Blocks as windows: one overlaps itself alone, and is there from its first token on.
 pub fn blocks_as_windows(axes: &Axes) -> Windows {
@@ -168,9 +193,6 @@ pub fn select(
     select.place.capacity = plan.stored as u32;
     plan.weighing.fill(&mut select, &kernels.weigh, base);
     let params = MeanParams {
-        select,
-        means: Summary::new(Some(summaries.first)),
-        range: Summary::new(summaries.range),
         products: (base + plan.products) as *mut u8,
         partials: (base + plan.partials) as *mut u8,
         seen: (base + plan.seen) as *mut u8,
@@ -180,11 +202,7 @@ pub fn select(
         size: windows.size as u32,
         stride: windows.stride as u32,
         softmax: (r.softmax || summaries.is_axis) as u32,
-        is_axis: summaries.is_axis as u32,
-        // INT4 has none.
-        dtype: if summaries.range.is_some() { 0 } else { element_code(summaries.first.dtype) },
-        lanes: summaries.lanes as u32,
-        adjacent: summaries.adjacent as u32,
+        ..MeanParams::of(select, summaries)
     };
     let scores = summaries.scoring(kernels);
     let address = (&raw const params).cast();

@@ -5,6 +5,7 @@ pub(super) mod axis_tiles;
 pub(super) mod axis_two_launches;
 mod labels_cluster;
 mod labels_general;
+mod mass;
 mod means;
 mod minmax;
 mod params;
@@ -22,6 +23,7 @@ use axis_tiles::AxisForm;
 use axis_two_launches::AxisTwoLaunchesKernels;
 use labels_cluster::{LabelClusterKernels, LabelClusterPlan};
 use labels_general::{LabelKernels, LabelPlan};
+use mass::{MassKernels, MassPlan};
 use means::{MeanKernels, MeanPlan, Summaries, blocks_as_windows};
 use minmax::{MinMaxKernels, MinMaxPlan};
 use rows::TopKernels;
@@ -29,6 +31,7 @@ use rows::TopKernels;
 pub struct Kernels {
     minmax: MinMaxKernels,
     means: MeanKernels,
+    mass: MassKernels,
     /// Selection from scores in memory.
     top: TopKernels,
     labels_general: LabelKernels,
@@ -56,6 +59,7 @@ impl cuda::Kernels for Kernels {
         Ok(Kernels {
             minmax: MinMaxKernels::find(modules)?,
             means: MeanKernels::find(modules)?,
+            mass: MassKernels::find(modules)?,
             top: TopKernels::find(modules)?,
             labels_general: LabelKernels::find(modules)?,
             labels_cluster: LabelClusterKernels::find(modules)?,
@@ -197,14 +201,31 @@ impl<'r, 'a> Plan<'r, 'a> {
     }
 }
 
+/// How the masses of what is left out are found, where they are wanted.
+fn plan_mass<'r, 'a>(facts: &Facts, r: &'r Request<'a>) -> Result<Option<(MassPlan, &'r Axes<'a>, &'r Tensor<'a>)>> {
+    match (&r.queries.index.kind, &r.log_mass) {
+        (Kind::Axis(axes), Some(out)) => Ok(Some((MassPlan::new(facts, r)?, axes, out))),
+        _ => Ok(None),
+    }
+}
+
 pub fn blocks(enqueue: &Enqueue, r: &Request) -> Result<()> {
     if r.lists() == 0 {
         return Ok(());
     }
     let forced = Forced { blocks: enqueue.forced(), tokens: None, top: enqueue.forced() };
     let plan = Plan::of_blocks(enqueue.kernels(), enqueue.facts(), &forced, r)?;
+    let mass = plan_mass(enqueue.facts(), r)?;
+    if let Some((mass, ..)) = &mass {
+        // One arena has room for either part.
+        params::scratch(enqueue, mass.bytes.max(plan.scratch_bytes()))?;
+    }
     plan.launch(enqueue, r)?;
     enqueue.ran(plan.blocks_variant());
+    if let Some((plan, axes, out)) = mass {
+        let kernels: &Kernels = enqueue.kernels();
+        mass::write(enqueue, &kernels.mass, r, &plan, axes, out)?;
+    }
     match &plan {
         Plan::MinMax(plan, _) => enqueue.ran(plan.rows.top()),
         Plan::Means(plan, ..) | Plan::AxisGeneral(plan, _) => enqueue.ran(plan.weighing.top()),
@@ -219,7 +240,8 @@ pub fn blocks_scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
         return Ok(0);
     }
     let forced = Forced { blocks: cuda.forced(), tokens: None, top: cuda.forced() };
-    Ok(Plan::of_blocks(cuda.kernels(), cuda.facts(), &forced, r)?.scratch_bytes())
+    let mass = plan_mass(cuda.facts(), r)?.map_or(0, |(plan, ..)| plan.bytes);
+    Ok(Plan::of_blocks(cuda.kernels(), cuda.facts(), &forced, r)?.scratch_bytes().max(mass))
 }
 
 pub fn tokens(enqueue: &Enqueue, r: &Request) -> Result<()> {
@@ -256,6 +278,7 @@ mod tests {
             super::params::SelectParams::layout("SelectParams"),
             super::minmax::MinMaxParams::layout("MinMaxParams"),
             super::means::MeanParams::layout("MeanParams"),
+            super::mass::MassParams::layout("MassParams"),
             super::axis_tiles::AxisTileParams::layout("AxisTileParams"),
             super::axis_two_launches::AxisTwoLaunchesParams::layout("AxisTwoLaunchesParams"),
             super::labels_general::LabelParams::layout("LabelParams"),

@@ -1,0 +1,19 @@
+// Where the fields of src/ops/attention/device/term.rs lie: `make kernels` writes this, a test compares it.
+#pragma once
+
+#include "common/layout.cuh"
+
+VWD_SIZE(TermParams, 1272)
+VWD_FIELD(TermParams, to, 0, 1112)
+VWD_FIELD(TermParams, rows, 1112, 16)
+VWD_FIELD(TermParams, tokens, 1128, 24)
+VWD_FIELD(TermParams, mean_v, 1152, 32)
+VWD_FIELD(TermParams, covariance, 1184, 40)
+VWD_FIELD(TermParams, log_mass, 1224, 32)
+VWD_FIELD(TermParams, count, 1256, 4)
+VWD_FIELD(TermParams, fours, 1260, 4)
+VWD_FIELD(TermParams, scale, 1264, 4)
+VWD_FIELD(TermParams, unused, 1268, 4)
+
+VWD_CONSTANT(HEADS, 4)
+VWD_CONSTANT(MOST_DIM, 576)

@@ -1,0 +1,37 @@
+// Where the fields of src/ops/remainder/cuda.rs lie: `make kernels` writes this, a test compares it.
+#pragma once
+
+#include "common/layout.cuh"
+
+VWD_SIZE(RemainderParams, 400)
+VWD_FIELD(RemainderParams, table, 0, 24)
+VWD_FIELD(RemainderParams, tokens, 24, 24)
+VWD_FIELD(RemainderParams, seq_lens, 48, 16)
+VWD_FIELD(RemainderParams, begin, 64, 16)
+VWD_FIELD(RemainderParams, rows, 80, 16)
+VWD_FIELD(RemainderParams, k_scale, 96, 32)
+VWD_FIELD(RemainderParams, v_scale, 128, 32)
+VWD_FIELD(RemainderParams, mean_k, 160, 32)
+VWD_FIELD(RemainderParams, mean_v, 192, 32)
+VWD_FIELD(RemainderParams, k, 224, 8)
+VWD_FIELD(RemainderParams, v, 232, 8)
+VWD_FIELD(RemainderParams, covariance, 240, 8)
+VWD_FIELD(RemainderParams, k_step, 248, 32)
+VWD_FIELD(RemainderParams, v_step, 280, 32)
+VWD_FIELD(RemainderParams, covariance_step, 312, 32)
+VWD_FIELD(RemainderParams, page, 344, 12)
+VWD_FIELD(RemainderParams, pages, 356, 4)
+VWD_FIELD(RemainderParams, capacity, 360, 4)
+VWD_FIELD(RemainderParams, heads, 364, 4)
+VWD_FIELD(RemainderParams, dim, 368, 4)
+VWD_FIELD(RemainderParams, value_dim, 372, 4)
+VWD_FIELD(RemainderParams, block, 376, 4)
+VWD_FIELD(RemainderParams, count, 380, 4)
+VWD_FIELD(RemainderParams, dtype, 384, 4)
+VWD_FIELD(RemainderParams, key_tiles, 388, 4)
+VWD_FIELD(RemainderParams, value_tiles, 392, 4)
+VWD_FIELD(RemainderParams, inverse, 396, 4)
+
+VWD_CONSTANT(THREADS, 256)
+VWD_CONSTANT(KEYS, 32)
+VWD_CONSTANT(VALUES, 64)
