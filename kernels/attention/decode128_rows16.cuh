@@ -10,12 +10,13 @@
 
 #include "attention/decode128_partials.cuh"
 
-// Queries of sixteen rows, which a CTA copies once for all of its warps: a thread copies 16 bytes.
-template <uint32 QUERY_PITCH>
+// Queries of sixteen rows, which a CTA copies once for all of its warps: a thread copies 16 bytes. Type is that of the keys.
+template <uint32 QUERY_PITCH, typename Type = Float8>
 struct Rows16Queries {
     static constexpr uint32 CHUNKS = 128 * 2 / 16;
     static constexpr bool SHARED_BY_WARPS = true;
     static_assert(2 * WARP_ROWS * CHUNKS == THREADS);
+    const AttentionParams &p;
     const char *from;
     uint32 to;
 
@@ -27,18 +28,20 @@ struct Rows16Queries {
     __device__ static void open() {
         if (threadIdx.x == 0) arrival().open(THREADS);
     }
-    __device__ Rows16Queries(const AttentionParams &p, const WorkItem &item, uint32, char *memory) : to(pin_in_register(shared_address(memory))) {
+    __device__ Rows16Queries(const AttentionParams &p, const WorkItem &item, uint32, char *memory)
+        : p(p), to(pin_in_register(shared_address(memory))) {
         // Rows that do not exist are copies of the first.
         const uint32 row = threadIdx.x / CHUNKS;
         const auto [position, head] = place_of_row(p, item, first_row(p, item) + (row < rows_of(p, item) ? row : 0));
-        from = p.q.at(item.seq, position, head) + threadIdx.x % CHUNKS * 16;
+        from = p.q.at(item.seq, position, head) + query_bytes<Type>(p, threadIdx.x % CHUNKS * 8);
         asm volatile("" ::"l"(from));
     }
     __device__ void prefetch(uint32) const {
         if (threadIdx.x % 8 == 0) ::prefetch(from);
     }
     __device__ void request() const {
-        copy_16(to + threadIdx.x / CHUNKS * QUERY_PITCH + threadIdx.x % CHUNKS * 16, from);
+        request_query<Type>(p, to + threadIdx.x / CHUNKS * QUERY_PITCH + threadIdx.x % CHUNKS * 16, from);
+        if (is_wide<Type>(p)) return arrival().expect(0);
         asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&arrival())) : "memory");
     }
     template <typename Compute>
@@ -499,7 +502,7 @@ struct Rows16Join {
 template <typename Type>
 struct Rows16Form {
     using Compute = Rows16Compute<Type>;
-    using Queries = Rows16Queries<Compute::QUERY_PITCH>;
+    using Queries = Rows16Queries<Compute::QUERY_PITCH, Type>;
     using Join = Rows16Join<Compute>;
     static constexpr bool KEYS_ARE_A_GROUP = false;
     static constexpr uint32 LEAST_STAGES = 4 / Type::BYTES, MOST_STAGES = LEAST_STAGES < 3 ? 3 : LEAST_STAGES;

@@ -277,15 +277,17 @@ template <typename Type, uint32 ROWS>
 struct Rows8Queries : MmaCompute<Type, 128, 128>::template WarpQueries<ROWS> {
     using Copies = typename MmaCompute<Type, 128, 128>::template WarpQueries<ROWS>;
     static constexpr bool SHARED_BY_WARPS = false;
+    const AttentionParams &p;
     uint32 lane;
     char *memory;
 
     __device__ static void open() {}
-    __device__ Rows8Queries(const AttentionParams &p, const WorkItem &item, uint32 lane, char *memory) : Copies(p, item, lane), lane(lane), memory(memory) {}
+    __device__ Rows8Queries(const AttentionParams &p, const WorkItem &item, uint32 lane, char *memory)
+        : Copies(p, item, lane), p(p), lane(lane), memory(memory) {}
     __device__ void prefetch(uint32 warp) const {
         if (warp == 0) Copies::prefetch_first_reads(lane);
     }
-    __device__ void request() const { Copies::request(shared_address(memory), lane); }
+    __device__ void request() const { Copies::request(p, shared_address(memory), lane); }
     __device__ void to_registers(MmaCompute<Type, 128, 128> &compute) const { compute.template queries_to_registers<ROWS>(shared_address(memory)); }
 };
 

@@ -81,6 +81,22 @@ struct Float8 : Float16 {
     static constexpr uint32 BYTES = 1;
 };
 
+// Queries of keys of a 16-bit type may be float32.
+template <typename Type>
+__device__ inline bool is_wide(const AttentionParams &p) { return Type::BYTES == 2 && p.q_type == FLOAT32; }
+// Bytes of so many channels of a query.
+template <typename Type>
+__device__ inline uint32 query_bytes(const AttentionParams &p, uint32 channels) { return channels << (is_wide<Type>(p) ? 2 : 1); }
+// Requests eight channels of a query, as copy_16 does. Those of float32 are read here and written at once, rounded to the type of the keys.
+template <typename Type>
+__device__ inline void request_query(const AttentionParams &p, uint32 to, const char *from, bool is_there = true) {
+    if (!is_wide<Type>(p)) return copy_16(to, from, is_there);
+    const float4 none{}, low = is_there ? as<float4>(from) : none, high = is_there ? as<float4>(from + 16) : none;
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :: "r"(to), "r"(Type::pack(low.x, low.y)), "r"(Type::pack(low.z, low.w)), "r"(Type::pack(high.x, high.y)), "r"(Type::pack(high.z, high.w))
+                 : "memory");
+}
+
 // Widens four FP8 values to float16: the first two, and the last two. Widened e4m3 lacks a factor of E4M3_UNIT.
 #if __CUDA_ARCH__ >= 890
 constexpr float E4M3_UNIT = 1.0f;
@@ -238,7 +254,7 @@ struct MmaCompute {
             if constexpr (!IS_FP8) {
                 for (uint32 d = lane * 8; d < MAX_DIM; d += 8 * WARP) {
                     const bool is_there = exists && d < p.dim;
-                    copy_16(shared_address(to) + d * 2, is_there ? from + d * 2 : p.q.data, is_there);
+                    request_query<Type>(p, shared_address(to) + d * 2, is_there ? from + query_bytes<Type>(p, d) : p.q.data, is_there);
                 }
             } else {
                 // Divided by a power of two, so that float16 has room for bfloat16's range.
@@ -309,7 +325,7 @@ struct MmaCompute {
                 // Rows that do not exist are copies of the first.
                 const uint32 row = (n * WARP + lane) / CHUNKS;
                 const auto [position, head] = place_of_row(p, item, first_row(p, item) + (row < rows ? row : 0));
-                from[n] = p.q.at(item.seq, position, head) + lane % CHUNKS * 16;
+                from[n] = p.q.at(item.seq, position, head) + query_bytes<Type>(p, lane % CHUNKS * 8);
                 asm volatile("" ::"l"(from[n]));
             }
         }
@@ -318,9 +334,9 @@ struct MmaCompute {
             for (uint32 n = 0; n < COPIES; n++)
                 if (lane % 8 == 0) prefetch(from[n]);
         }
-        __device__ void request(uint32 to, uint32 lane) const {
+        __device__ void request(const AttentionParams &p, uint32 to, uint32 lane) const {
 #pragma unroll
-            for (uint32 n = 0; n < COPIES; n++) copy_16(to + (n * WARP + lane) / CHUNKS * QUERY_PITCH + lane % CHUNKS * 16, from[n]);
+            for (uint32 n = 0; n < COPIES; n++) request_query<Type>(p, to + (n * WARP + lane) / CHUNKS * QUERY_PITCH + lane % CHUNKS * 16, from[n]);
         }
     };
     template <uint32 ROWS> using Queries = WarpQueries<ROWS>;

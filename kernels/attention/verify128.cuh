@@ -125,8 +125,8 @@ struct VerifyProducts : VerifyJob {
         for (uint32 row = thread / CHUNKS; row < VERIFY_ROWS; row += COMPUTE_THREADS / CHUNKS) {
             const bool exists = row < rows;
             const auto [position, head] = place_of_row(p, item, first_row(p, item) + (exists ? row : 0));
-            const char *const from = p.q.at(item.seq, position, head) + chunk * 16;
-            copy_16(shared_address(shared) + QUERIES_OFFSET + chunk / 8 * SLAB_BYTES + place_in_slab(row, chunk % 8), from, exists);
+            const char *const from = p.q.at(item.seq, position, head) + query_bytes<Type>(p, chunk * 8);
+            request_query<Type>(p, shared_address(shared) + QUERIES_OFFSET + chunk / 8 * SLAB_BYTES + place_in_slab(row, chunk % 8), from, exists);
         }
         end_copies();
     }

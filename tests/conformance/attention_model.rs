@@ -321,9 +321,11 @@ impl Model {
             in_tiles: spec.aligned.then_some(spec.kv_type),
         };
         let int4 = spec.int4.then(|| Int4::random(rng, sizes));
+        // Kernels on tensor cores round queries of float32 to the type of the keys.
+        let query_type = if spec.kv_type.bits == 16 && spec.q_type == F32 { spec.kv_type } else { spec.q_type };
         let mut model = Model {
             int4,
-            q: rng.normals(&[spec.batch, spec.rows(), spec.heads(), spec.dim]).map(|&x| spec.q_type.round(x)),
+            q: rng.normals(&[spec.batch, spec.rows(), spec.heads(), spec.dim]).map(|&x| query_type.round(x)),
             k: stored(rng, spec.dim),
             v: stored(rng, spec.value_dim),
             scales,

@@ -16,6 +16,7 @@ pub const CASES: &[Case] = cases![
     attention_by_mla64_agrees_with_the_formula,
     attention_by_mma_agrees_with_the_formula,
     attention_by_general_agrees_with_the_formula,
+    attention_to_float32_queries_is_that_to_rounded_ones_on_tensor_cores,
     repair_by_decode128_agrees_with_the_formula,
     repair_by_verify128_agrees_with_the_formula,
     repair_by_verify128_of_more_lists_than_clusters_agrees_with_the_formula,
@@ -172,6 +173,45 @@ fn attention_by_mma_agrees_with_the_formula(backend: &Backend) {
 
 fn attention_by_general_agrees_with_the_formula(backend: &Backend) {
     attend(backend, "general", ANY, 12, |rng| Spec { most: 80, ..multiplied(rng) }, false);
+}
+
+fn attention_to_float32_queries_is_that_to_rounded_ones_on_tensor_cores(backend: &Backend) {
+    let of_any_width = |rng: &mut Rng| {
+        let (dim, value_dim) = rng.pick(&[(64, 64), (80, 80), (192, 128), (256, 256)]);
+        Spec { dim, value_dim, scale: Some(0.1), most: 150, ..in_whole_tiles(rng) }
+    };
+    type Of<'a> = &'a dyn Fn(&mut Rng) -> Spec;
+    let variants: [(&str, _, Of); 3] =
+        [("decode128", HOPPER_AND_LATER, &in_whole_tiles), ("verify128", HOPPER, &drafts), ("mma", ANY, &of_any_width)];
+    for (variant, capabilities, spec) in variants {
+        let Some(backend) = backend.forcing(&format!("attention={variant}"), capabilities) else { continue };
+        rounds(8, |rng| {
+            let kv_type = rng.pick(&[F16, BF16]);
+            let scales = [Scales::Absent; 2];
+            let spec = Spec { q_type: F32, kv_type, scales, aligned: true, ..spec(rng) };
+            let mut model = Model::random(rng, spec);
+            model.q = model.q.map(|x| F32.round(x * 1.001));
+            let placed = Placed::new(&backend, rng, &model);
+            let rounded = model.q.map(|&x| kv_type.round(x));
+            let shape = model.spec.shape(&[model.spec.heads(), model.spec.dim]);
+            let rounded = Tensor::floats(&backend, kv_type, &Array::new(&shape, rounded.data), &Layout::default());
+            let list = (model.spec.lists != Lists::Absent).then(|| {
+                let ids = model.ids(rng, 0.5);
+                PlacedList::new(&backend, rng, &model, &ids)
+            });
+            let results = [0; 2].map(|_| Results::new(&backend, &mut Rng::new(5), &model.spec));
+            let [wide, narrow] = results.each_ref().map(|results| placed.attention(list.as_ref(), results));
+            placed.attend(&wide);
+            placed.attend(&vwd_attention_args { q: rounded.c(), ..narrow });
+            let [wide, narrow] = results.each_ref().map(Results::bits);
+            assert!(wide == narrow, "{variant}: {:?}", model.spec);
+        });
+    }
+    let wide = |rng: &mut Rng| {
+        let spec = drafts(rng);
+        Spec { q_type: F32, most: if spec.block < 16 { 150 } else { spec.most }, ..spec }
+    };
+    repair(backend, "verify128", HOPPER, 1, 4, wide);
 }
 
 /// Both modes of repair by a variant, over `count` specs that it takes.

@@ -80,6 +80,8 @@ pub struct Options {
     pub scales_per_token: bool,
     /// MLA: the values are the first channels of the keys.
     pub values_are_keys: bool,
+    /// Queries of float32 beside keys of 16 bits.
+    pub wide_queries: bool,
     /// Rows of q, k and v begin and end on 16 bytes.
     pub rows_of_16_bytes: bool,
     /// Strides from token to token and from page to page fit in 32 bits.
@@ -133,6 +135,7 @@ impl Options {
             start: job.has_start,
             scales_per_token: params.scales_per_token != 0,
             values_are_keys: values_are_keys(params),
+            wide_queries: q.dtype == DType::F32 && k.dtype.bits == 16,
             rows_of_16_bytes: [q, k, v].into_iter().all(is_copied_by_16),
             near_strides: steps.iter().all(|steps| steps.iter().all(|&step| is_near(step))),
             whole_tiles: 1 << params.log_granule == TILE,
@@ -143,6 +146,7 @@ impl Options {
 }
 
 const NO_INT4: &str = "it takes no tokens in INT4";
+const NO_WIDE_QUERIES: &str = "it takes no queries of float32";
 
 /// How a variant of attention suits a call.
 pub fn fit(variant: Variant, device: &Device, sizes: &Sizes, options: &Options) -> Fit {
@@ -171,6 +175,7 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         start,
         scales_per_token,
         values_are_keys: _,
+        wide_queries: _,
         rows_of_16_bytes,
         near_strides,
         whole_tiles,
@@ -178,7 +183,9 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         int4,
     } = *options;
     let (Some(element), Some(rows)) = (sizes.element, Rows::of(sizes.rows)) else {
-        return Fit::Cannot("it takes 16-bit queries, keys of 16 bits or FP8, and up to 16 rows a list");
+        return Fit::Cannot(
+            "it takes keys of 16 bits with queries of theirs or of float32, FP8 with 16-bit queries, and up to 16 rows a list",
+        );
     };
     let is_wide = (sizes.dim, sizes.value_dim) != (decode128::CHANNELS, decode128::CHANNELS);
     let is_uneven = decode128::is_uneven(device.multiprocessors, sizes, lists);
@@ -221,6 +228,7 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         // There is no FP8.
         scales_per_token: _,
         values_are_keys: _,
+        wide_queries: _,
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
@@ -241,7 +249,7 @@ fn takes_drafts(fit: Fit, runs_verify128: bool, sizes: &Sizes) -> Fit {
     let is_wide = (sizes.dim, sizes.value_dim) != (verify128::CHANNELS, verify128::CHANNELS);
     let items = sizes.lists.saturating_mul(sizes.rows.div_ceil(verify128::ROWS) as u64);
     fit.unless(!runs_verify128, "it needs clusters of compute capability 9.0 itself")
-        .unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
+        .unless(!is_16_bit, "it takes keys of 16 bits, and queries of their type or of float32")
         .unless(is_wide, "it takes heads of 128 channels")
         .unless(items.saturating_mul(sizes.units.max(1)) >= 1 << 31, "it takes fewer than 2^31 tiles")
 }
@@ -277,6 +285,7 @@ fn takes_latents(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
         // There is no FP8.
         scales_per_token: _,
         values_are_keys,
+        wide_queries,
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
@@ -286,6 +295,7 @@ fn takes_latents(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
     let is_16_bit = matches!(sizes.element, Some(Element::F16 | Element::Bf16));
     fit.unless(tree, "it takes no draft tree")
         .unless(int4.is_some(), NO_INT4)
+        .unless(wide_queries, NO_WIDE_QUERIES)
         .unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
         .unless(Width::of(sizes.dim, sizes.value_dim) != Some(Width::W576), "it takes keys of 264 to 576 channels")
         .unless(!values_are_keys, "values have to be the first channels of the keys")
@@ -309,6 +319,7 @@ fn fit_mma(sizes: &Sizes, options: &Options) -> Fit {
         start: _,
         scales_per_token: _,
         values_are_keys: _,
+        wide_queries: _,
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
@@ -319,7 +330,10 @@ fn fit_mma(sizes: &Sizes, options: &Options) -> Fit {
     Fit::Takes
         .unless(tree, "it takes no draft tree")
         .unless(int4.is_some(), NO_INT4)
-        .unless(sizes.element.is_none(), "it takes 16-bit queries, and keys of the same type or of FP8")
+        .unless(
+            sizes.element.is_none(),
+            "it takes keys of 16 bits with queries of their type or of float32, and FP8 with 16-bit queries",
+        )
         .unless(width.is_none(), "it takes D up to 576 and Dv up to 512")
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
 }
@@ -338,6 +352,7 @@ fn fit_general(options: &Options) -> Fit {
         start: _,
         scales_per_token: _,
         values_are_keys: _,
+        wide_queries: _,
         rows_of_16_bytes: _,
         near_strides: _,
         whole_tiles: _,
@@ -362,6 +377,7 @@ fn fit_int4_128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         // Keys that are not coded have no scale.
         scales_per_token: _,
         values_are_keys: _,
+        wide_queries,
         rows_of_16_bytes,
         near_strides,
         whole_tiles,
@@ -374,6 +390,7 @@ fn fit_int4_128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let rows_of_16_bytes = rows_of_16_bytes && int4.rows_of_16_bytes;
     Fit::Takes
         .unless(!device.runs_int4_128, "it needs compute capability 9.0")
+        .unless(wide_queries, NO_WIDE_QUERIES)
         .unless(!is_16_bit, "it takes queries and keys of one 16-bit type")
         .unless(!int4.means_are_as_keys, "means have to be of the keys' type")
         .unless(is_wide, "it takes heads of 128 channels")
@@ -427,6 +444,7 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
         start: _,
         scales_per_token,
         values_are_keys: _,
+        wide_queries,
         rows_of_16_bytes,
         near_strides,
         whole_tiles,
@@ -445,6 +463,7 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
     match variant {
         RepairVariant::Decode128 => one_launch
             .unless((sizes.dim, sizes.value_dim) != (128, 128), "it takes heads of 128 channels")
+            .unless(wide_queries, NO_WIDE_QUERIES)
             .unless(sizes.rows > 8, "it takes up to 8 rows a list")
             .unless(!whole_tiles, "blocks and pages have to be whole tiles of 16 tokens")
             .unless(scales_per_token, "it takes no scale per token")
@@ -459,250 +478,13 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
             takes_drafts(one_launch, repair.runs_verify128, sizes)
                 .unless(!repair.verify128_fits, "the lists do not fit in the device's shared memory")
         }
-        RepairVariant::OneLaunch => {
-            one_launch.unless(!repair.one_launch_fits, "the lists do not fit in the device's shared memory")
-        }
+        RepairVariant::OneLaunch => one_launch
+            .unless(wide_queries, NO_WIDE_QUERIES)
+            .unless(!repair.one_launch_fits, "the lists do not fit in the device's shared memory"),
         // Attention takes what is missed, or refuses it.
         RepairVariant::TwoLaunches => Fit::Takes,
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::runtime::cuda::variants::{VariantList, check_docs, choose};
-
-    const H200: Device = Device {
-        multiprocessors: 132,
-        shared_bytes: 227 << 10,
-        runs_decode128: true,
-        runs_verify128: true,
-        runs_mla16: true,
-        runs_mla64: true,
-        runs_int4_128: true,
-    };
-    const SIZES: Sizes = Sizes {
-        element: Some(Element::F16),
-        dim: 128,
-        value_dim: 128,
-        kv_heads: 8,
-        rows: 4,
-        lists: 8,
-        list_tokens: 2048,
-        units: 128,
-        unit_tiles: 1,
-    };
-    const NOTHING: Options = Options {
-        positions: false,
-        q_lens: false,
-        lists: true,
-        own_lists: false,
-        slots: false,
-        window: false,
-        soft_cap: false,
-        sinks: false,
-        partials: false,
-        start: false,
-        scales_per_token: false,
-        values_are_keys: false,
-        rows_of_16_bytes: true,
-        near_strides: true,
-        whole_tiles: true,
-        tree: false,
-        int4: None,
-    };
-    const MLA: Sizes = Sizes { dim: 576, value_dim: 512, kv_heads: 1, rows: 16, lists: 4, ..SIZES };
-    const LATENTS: Options = Options { values_are_keys: true, ..NOTHING };
-
-    fn chosen(device: &Device, sizes: &Sizes, options: &Options) -> Variant {
-        choose(None, |variant| fit(variant, device, sizes, options)).unwrap()
-    }
-
-    #[test]
-    fn heads_of_128_channels_in_whole_tiles_take_decode128() {
-        let of = |sizes: Sizes, options: Options| chosen(&H200, &sizes, &options);
-        assert_eq!(of(SIZES, NOTHING), Variant::Decode128);
-        assert_eq!(of(Sizes { element: Some(Element::Fp8), rows: 16, ..SIZES }, NOTHING), Variant::Decode128);
-        let all = Options { positions: true, q_lens: true, window: true, soft_cap: true, sinks: true, ..NOTHING };
-        assert_eq!(of(SIZES, Options { slots: true, own_lists: true, partials: true, ..all }), Variant::Decode128);
-        assert_eq!(of(Sizes { rows: 17, ..SIZES }, NOTHING), Variant::Verify128);
-        assert_eq!(of(Sizes { rows: 17, element: Some(Element::Fp8), ..SIZES }, NOTHING), Variant::Mma);
-        assert_eq!(of(Sizes { rows: 17, ..SIZES }, Options { partials: true, ..NOTHING }), Variant::Mma);
-        assert_eq!(of(Sizes { dim: 120, ..SIZES }, NOTHING), Variant::Mma);
-        assert_eq!(of(SIZES, Options { whole_tiles: false, ..NOTHING }), Variant::Mma);
-        assert_eq!(of(SIZES, Options { scales_per_token: true, ..NOTHING }), Variant::Mma);
-        assert_eq!(of(SIZES, Options { rows_of_16_bytes: false, ..NOTHING }), Variant::General);
-        assert_eq!(of(Sizes { element: None, ..SIZES }, NOTHING), Variant::General);
-    }
-
-    #[test]
-    fn tokens_in_int4_take_int4_128_or_general() {
-        let int4 = Int4 { rows_of_16_bytes: true, means_are_as_keys: true, near_strides: true };
-        let coded = |int4| Options { int4: Some(int4), ..NOTHING };
-        let of = |sizes: Sizes, options: Options| chosen(&H200, &sizes, &options);
-        assert_eq!(of(SIZES, coded(int4)), Variant::Int4_128);
-        assert_eq!(of(Sizes { rows: 16, element: Some(Element::Bf16), ..SIZES }, coded(int4)), Variant::Int4_128);
-        let all = Options {
-            positions: true,
-            q_lens: true,
-            own_lists: true,
-            window: true,
-            soft_cap: true,
-            sinks: true,
-            ..coded(int4)
-        };
-        assert_eq!(of(SIZES, Options { start: true, lists: false, ..all }), Variant::Int4_128);
-        for sizes in
-            [Sizes { rows: 17, ..SIZES }, Sizes { dim: 64, value_dim: 64, ..SIZES }, Sizes { element: None, ..SIZES }]
-        {
-            assert_eq!(of(sizes, coded(int4)), Variant::General, "{sizes:?}");
-        }
-        for options in [
-            coded(Int4 { rows_of_16_bytes: false, ..int4 }),
-            coded(Int4 { means_are_as_keys: false, ..int4 }),
-            coded(Int4 { near_strides: false, ..int4 }),
-            Options { partials: true, ..coded(int4) },
-            Options { tree: true, positions: true, ..coded(int4) },
-            Options { whole_tiles: false, ..coded(int4) },
-            Options { near_strides: false, ..coded(int4) },
-        ] {
-            assert_eq!(of(SIZES, options), Variant::General, "{options:?}");
-        }
-        assert_eq!(chosen(&Device { runs_int4_128: false, ..H200 }, &SIZES, &coded(int4)), Variant::General);
-        let repair = choose(None, |variant| fit_repair(variant, &SIZES, &coded(int4), &REPAIR)).unwrap();
-        assert_eq!(repair, RepairVariant::TwoLaunches);
-    }
-
-    #[test]
-    fn long_lists_of_several_sequences_take_mma_or_of_many_rows_verify128() {
-        let of = |lists, list_tokens| {
-            chosen(&H200, &Sizes { lists, list_tokens, units: list_tokens / 16, ..SIZES }, &NOTHING)
-        };
-        // One sequence, then four.
-        assert_eq!(of(8, 1 << 17), Variant::Decode128);
-        assert_eq!(of(32, 12 << 10), Variant::Decode128);
-        assert_eq!(of(32, (12 << 10) + 16), Variant::Mma);
-        let rows = |rows| Sizes { lists: 32, list_tokens: 1 << 15, units: 1 << 11, rows, ..SIZES };
-        assert_eq!(chosen(&H200, &rows(8), &NOTHING), Variant::Mma);
-        assert_eq!(chosen(&H200, &rows(9), &NOTHING), Variant::Verify128);
-    }
-
-    #[test]
-    fn dense_attention_to_very_many_tokens_takes_verify128() {
-        let sizes = |lists, list_tokens| Sizes { lists, list_tokens, units: list_tokens / 16, ..SIZES };
-        let dense = Options { lists: false, ..NOTHING };
-        let of = |lists, list_tokens| chosen(&H200, &sizes(lists, list_tokens), &dense);
-        // One sequence of 8 KV heads; then more of them.
-        assert_eq!(of(8, 1 << 15), Variant::Decode128);
-        assert_eq!(of(8, 1 << 17), Variant::Verify128);
-        assert_eq!(of(8, 1 << 19), Variant::Decode128);
-        assert_eq!(of(16, 1 << 15), Variant::Verify128);
-        assert_eq!(of(64, 1 << 15), Variant::Verify128);
-        assert_eq!(of(64, 1 << 17), Variant::Mma);
-        assert_eq!(of(1024, 1 << 11), Variant::Mma);
-        let long = sizes(8, 1 << 17);
-        assert_eq!(chosen(&H200, &long, &NOTHING), Variant::Decode128);
-        assert_eq!(chosen(&H200, &long, &Options { window: true, ..dense }), Variant::Decode128);
-        assert_eq!(chosen(&H200, &Sizes { element: Some(Element::Fp8), ..long }, &dense), Variant::Decode128);
-        assert_eq!(chosen(&Device { runs_verify128: false, ..H200 }, &long, &dense), Variant::Decode128);
-    }
-
-    #[test]
-    fn latents_take_mla16_or_of_many_rows_mla64() {
-        let of = |rows, options: Options| chosen(&H200, &Sizes { rows, ..MLA }, &options);
-        assert_eq!(of(32, LATENTS), Variant::Mla16);
-        assert_eq!(of(33, LATENTS), Variant::Mla64);
-        for options in [
-            NOTHING,
-            Options { positions: true, ..LATENTS },
-            Options { q_lens: true, ..LATENTS },
-            Options { window: true, ..LATENTS },
-            Options { soft_cap: true, ..LATENTS },
-            Options { partials: true, ..LATENTS },
-            Options { start: true, ..LATENTS },
-        ] {
-            assert_eq!(of(128, options), Variant::Mma, "{options:?}");
-        }
-        let later = Device { runs_mla64: false, ..H200 };
-        assert_eq!(chosen(&later, &Sizes { rows: 128, ..MLA }, &LATENTS), Variant::Mla16);
-    }
-
-    #[test]
-    fn devices_before_hopper_take_mma() {
-        let a100 = Device {
-            multiprocessors: 108,
-            shared_bytes: 163 << 10,
-            runs_decode128: false,
-            runs_verify128: false,
-            runs_mla16: false,
-            runs_mla64: false,
-            runs_int4_128: false,
-        };
-        assert_eq!(chosen(&a100, &SIZES, &NOTHING), Variant::Mma);
-        assert_eq!(chosen(&a100, &MLA, &LATENTS), Variant::Mma);
-    }
-
-    #[test]
-    fn draft_trees_take_general_and_repair_of_them_two_launches() {
-        let tree = Options { positions: true, tree: true, ..NOTHING };
-        for (sizes, options) in
-            [(SIZES, tree), (Sizes { rows: 64, ..SIZES }, tree), (MLA, Options { tree: true, ..LATENTS })]
-        {
-            assert_eq!(chosen(&H200, &sizes, &options), Variant::General);
-        }
-        let repair = choose(None, |variant| fit_repair(variant, &SIZES, &tree, &REPAIR)).unwrap();
-        assert_eq!(repair, RepairVariant::TwoLaunches);
-    }
-
-    #[test]
-    fn variant_that_was_slower_runs_where_it_is_forced() {
-        let sizes = Sizes { rows: 4, ..MLA };
-        let forced = |variant| choose(Some(variant), |variant| fit(variant, &H200, &sizes, &LATENTS));
-        assert_eq!(forced(Variant::Mla64).unwrap(), Variant::Mla64);
-        assert!(forced(Variant::Decode128).unwrap_err().to_string().contains("it takes heads of 128 channels"));
-    }
-
-    const REPAIR: RepairSizes = RepairSizes {
-        list_entries: 40,
-        entries_per_partial: 1,
-        blocks: 2048,
-        near_states: true,
-        has_clusters: true,
-        runs_verify128: true,
-        decode128_fits: true,
-        verify128_fits: true,
-        one_launch_fits: true,
-    };
-
-    #[test]
-    fn repair_takes_one_launch_where_clusters_and_tensor_cores_do() {
-        let of = |sizes: Sizes, options: Options, repair: RepairSizes| {
-            choose(None, |variant| fit_repair(variant, &sizes, &options, &repair)).unwrap()
-        };
-        assert_eq!(of(SIZES, NOTHING, REPAIR), RepairVariant::Decode128);
-        let longer = RepairSizes { list_entries: 257, ..REPAIR };
-        assert_eq!(of(SIZES, NOTHING, longer), RepairVariant::OneLaunch);
-        assert_eq!(of(Sizes { rows: 8, ..SIZES }, NOTHING, longer), RepairVariant::OneLaunch);
-        for rows in [9, 64, 65] {
-            let drafts = Sizes { rows, ..SIZES };
-            assert_eq!(of(drafts, NOTHING, REPAIR), RepairVariant::Verify128, "{rows} rows");
-            assert_eq!(of(drafts, NOTHING, longer), RepairVariant::Verify128, "{rows} rows");
-            let later = RepairSizes { runs_verify128: false, ..REPAIR };
-            assert_eq!(of(drafts, NOTHING, later), RepairVariant::OneLaunch, "{rows} rows");
-            let full = RepairSizes { verify128_fits: false, ..REPAIR };
-            assert_eq!(of(drafts, NOTHING, full), RepairVariant::OneLaunch, "{rows} rows");
-            let narrow = Sizes { element: Some(Element::Fp8), ..drafts };
-            assert_eq!(of(narrow, NOTHING, REPAIR), RepairVariant::OneLaunch, "{rows} rows");
-        }
-        assert_eq!(of(SIZES, Options { scales_per_token: true, ..NOTHING }, REPAIR), RepairVariant::OneLaunch);
-        assert_eq!(of(MLA, LATENTS, REPAIR), RepairVariant::TwoLaunches);
-        assert_eq!(of(SIZES, NOTHING, RepairSizes { has_clusters: false, ..REPAIR }), RepairVariant::TwoLaunches);
-        assert_eq!(of(SIZES, NOTHING, RepairSizes { near_states: false, ..REPAIR }), RepairVariant::TwoLaunches);
-    }
-
-    #[test]
-    fn docs_name_the_variants() {
-        check_docs("attention-repair", VariantList::of::<Variant>());
-        check_docs("attention-repair", VariantList::of::<RepairVariant>());
-    }
-}
+mod tests;

@@ -43,10 +43,11 @@ pub enum Element {
 }
 
 impl Element {
+    /// Queries of float32 beside keys of 16 bits are rounded to the keys' type by the kernels that take them.
     fn of(k: DType, q: DType) -> Option<Element> {
         match (k, q) {
-            (DType::F16, DType::F16) => Some(Element::F16),
-            (DType::BF16, DType::BF16) => Some(Element::Bf16),
+            (DType::F16, DType::F16 | DType::F32) => Some(Element::F16),
+            (DType::BF16, DType::BF16 | DType::F32) => Some(Element::Bf16),
             (k, DType::F16 | DType::BF16) if k.is_float8() => Some(Element::Fp8),
             _ => None,
         }

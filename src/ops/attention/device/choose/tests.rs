@@ -1,0 +1,245 @@
+use super::*;
+use crate::runtime::cuda::variants::{VariantList, check_docs, choose};
+
+const H200: Device = Device {
+    multiprocessors: 132,
+    shared_bytes: 227 << 10,
+    runs_decode128: true,
+    runs_verify128: true,
+    runs_mla16: true,
+    runs_mla64: true,
+    runs_int4_128: true,
+};
+const SIZES: Sizes = Sizes {
+    element: Some(Element::F16),
+    dim: 128,
+    value_dim: 128,
+    kv_heads: 8,
+    rows: 4,
+    lists: 8,
+    list_tokens: 2048,
+    units: 128,
+    unit_tiles: 1,
+};
+const NOTHING: Options = Options {
+    positions: false,
+    q_lens: false,
+    lists: true,
+    own_lists: false,
+    slots: false,
+    window: false,
+    soft_cap: false,
+    sinks: false,
+    partials: false,
+    start: false,
+    scales_per_token: false,
+    values_are_keys: false,
+    wide_queries: false,
+    rows_of_16_bytes: true,
+    near_strides: true,
+    whole_tiles: true,
+    tree: false,
+    int4: None,
+};
+const MLA: Sizes = Sizes { dim: 576, value_dim: 512, kv_heads: 1, rows: 16, lists: 4, ..SIZES };
+const LATENTS: Options = Options { values_are_keys: true, ..NOTHING };
+
+fn chosen(device: &Device, sizes: &Sizes, options: &Options) -> Variant {
+    choose(None, |variant| fit(variant, device, sizes, options)).unwrap()
+}
+
+#[test]
+fn heads_of_128_channels_in_whole_tiles_take_decode128() {
+    let of = |sizes: Sizes, options: Options| chosen(&H200, &sizes, &options);
+    assert_eq!(of(SIZES, NOTHING), Variant::Decode128);
+    assert_eq!(of(Sizes { element: Some(Element::Fp8), rows: 16, ..SIZES }, NOTHING), Variant::Decode128);
+    let all = Options { positions: true, q_lens: true, window: true, soft_cap: true, sinks: true, ..NOTHING };
+    assert_eq!(of(SIZES, Options { slots: true, own_lists: true, partials: true, ..all }), Variant::Decode128);
+    assert_eq!(of(Sizes { rows: 17, ..SIZES }, NOTHING), Variant::Verify128);
+    assert_eq!(of(Sizes { rows: 17, element: Some(Element::Fp8), ..SIZES }, NOTHING), Variant::Mma);
+    assert_eq!(of(Sizes { rows: 17, ..SIZES }, Options { partials: true, ..NOTHING }), Variant::Mma);
+    assert_eq!(of(Sizes { dim: 120, ..SIZES }, NOTHING), Variant::Mma);
+    assert_eq!(of(SIZES, Options { whole_tiles: false, ..NOTHING }), Variant::Mma);
+    assert_eq!(of(SIZES, Options { scales_per_token: true, ..NOTHING }), Variant::Mma);
+    assert_eq!(of(SIZES, Options { rows_of_16_bytes: false, ..NOTHING }), Variant::General);
+    assert_eq!(of(Sizes { element: None, ..SIZES }, NOTHING), Variant::General);
+}
+
+#[test]
+fn queries_of_float32_take_what_rounds_them() {
+    let wide = Options { wide_queries: true, ..NOTHING };
+    assert_eq!(chosen(&H200, &SIZES, &wide), Variant::Decode128);
+    assert_eq!(chosen(&H200, &Sizes { rows: 64, ..SIZES }, &wide), Variant::Verify128);
+    assert_eq!(chosen(&H200, &Sizes { dim: 64, value_dim: 64, ..SIZES }, &wide), Variant::Mma);
+    assert_eq!(chosen(&H200, &MLA, &Options { wide_queries: true, ..LATENTS }), Variant::Mma);
+}
+
+#[test]
+fn tokens_in_int4_take_int4_128_or_general() {
+    let int4 = Int4 { rows_of_16_bytes: true, means_are_as_keys: true, near_strides: true };
+    let coded = |int4| Options { int4: Some(int4), ..NOTHING };
+    let of = |sizes: Sizes, options: Options| chosen(&H200, &sizes, &options);
+    assert_eq!(of(SIZES, coded(int4)), Variant::Int4_128);
+    assert_eq!(of(Sizes { rows: 16, element: Some(Element::Bf16), ..SIZES }, coded(int4)), Variant::Int4_128);
+    let all = Options {
+        positions: true,
+        q_lens: true,
+        own_lists: true,
+        window: true,
+        soft_cap: true,
+        sinks: true,
+        ..coded(int4)
+    };
+    assert_eq!(of(SIZES, Options { start: true, lists: false, ..all }), Variant::Int4_128);
+    for sizes in
+        [Sizes { rows: 17, ..SIZES }, Sizes { dim: 64, value_dim: 64, ..SIZES }, Sizes { element: None, ..SIZES }]
+    {
+        assert_eq!(of(sizes, coded(int4)), Variant::General, "{sizes:?}");
+    }
+    for options in [
+        coded(Int4 { rows_of_16_bytes: false, ..int4 }),
+        coded(Int4 { means_are_as_keys: false, ..int4 }),
+        coded(Int4 { near_strides: false, ..int4 }),
+        Options { partials: true, ..coded(int4) },
+        Options { tree: true, positions: true, ..coded(int4) },
+        Options { whole_tiles: false, ..coded(int4) },
+        Options { near_strides: false, ..coded(int4) },
+    ] {
+        assert_eq!(of(SIZES, options), Variant::General, "{options:?}");
+    }
+    assert_eq!(chosen(&Device { runs_int4_128: false, ..H200 }, &SIZES, &coded(int4)), Variant::General);
+    let repair = choose(None, |variant| fit_repair(variant, &SIZES, &coded(int4), &REPAIR)).unwrap();
+    assert_eq!(repair, RepairVariant::TwoLaunches);
+}
+
+#[test]
+fn long_lists_of_several_sequences_take_mma_or_of_many_rows_verify128() {
+    let of =
+        |lists, list_tokens| chosen(&H200, &Sizes { lists, list_tokens, units: list_tokens / 16, ..SIZES }, &NOTHING);
+    // One sequence, then four.
+    assert_eq!(of(8, 1 << 17), Variant::Decode128);
+    assert_eq!(of(32, 12 << 10), Variant::Decode128);
+    assert_eq!(of(32, (12 << 10) + 16), Variant::Mma);
+    let rows = |rows| Sizes { lists: 32, list_tokens: 1 << 15, units: 1 << 11, rows, ..SIZES };
+    assert_eq!(chosen(&H200, &rows(8), &NOTHING), Variant::Mma);
+    assert_eq!(chosen(&H200, &rows(9), &NOTHING), Variant::Verify128);
+}
+
+#[test]
+fn dense_attention_to_very_many_tokens_takes_verify128() {
+    let sizes = |lists, list_tokens| Sizes { lists, list_tokens, units: list_tokens / 16, ..SIZES };
+    let dense = Options { lists: false, ..NOTHING };
+    let of = |lists, list_tokens| chosen(&H200, &sizes(lists, list_tokens), &dense);
+    // One sequence of 8 KV heads; then more of them.
+    assert_eq!(of(8, 1 << 15), Variant::Decode128);
+    assert_eq!(of(8, 1 << 17), Variant::Verify128);
+    assert_eq!(of(8, 1 << 19), Variant::Decode128);
+    assert_eq!(of(16, 1 << 15), Variant::Verify128);
+    assert_eq!(of(64, 1 << 15), Variant::Verify128);
+    assert_eq!(of(64, 1 << 17), Variant::Mma);
+    assert_eq!(of(1024, 1 << 11), Variant::Mma);
+    let long = sizes(8, 1 << 17);
+    assert_eq!(chosen(&H200, &long, &NOTHING), Variant::Decode128);
+    assert_eq!(chosen(&H200, &long, &Options { window: true, ..dense }), Variant::Decode128);
+    assert_eq!(chosen(&H200, &Sizes { element: Some(Element::Fp8), ..long }, &dense), Variant::Decode128);
+    assert_eq!(chosen(&Device { runs_verify128: false, ..H200 }, &long, &dense), Variant::Decode128);
+}
+
+#[test]
+fn latents_take_mla16_or_of_many_rows_mla64() {
+    let of = |rows, options: Options| chosen(&H200, &Sizes { rows, ..MLA }, &options);
+    assert_eq!(of(32, LATENTS), Variant::Mla16);
+    assert_eq!(of(33, LATENTS), Variant::Mla64);
+    for options in [
+        NOTHING,
+        Options { positions: true, ..LATENTS },
+        Options { q_lens: true, ..LATENTS },
+        Options { window: true, ..LATENTS },
+        Options { soft_cap: true, ..LATENTS },
+        Options { partials: true, ..LATENTS },
+        Options { start: true, ..LATENTS },
+    ] {
+        assert_eq!(of(128, options), Variant::Mma, "{options:?}");
+    }
+    let later = Device { runs_mla64: false, ..H200 };
+    assert_eq!(chosen(&later, &Sizes { rows: 128, ..MLA }, &LATENTS), Variant::Mla16);
+}
+
+#[test]
+fn devices_before_hopper_take_mma() {
+    let a100 = Device {
+        multiprocessors: 108,
+        shared_bytes: 163 << 10,
+        runs_decode128: false,
+        runs_verify128: false,
+        runs_mla16: false,
+        runs_mla64: false,
+        runs_int4_128: false,
+    };
+    assert_eq!(chosen(&a100, &SIZES, &NOTHING), Variant::Mma);
+    assert_eq!(chosen(&a100, &MLA, &LATENTS), Variant::Mma);
+}
+
+#[test]
+fn draft_trees_take_general_and_repair_of_them_two_launches() {
+    let tree = Options { positions: true, tree: true, ..NOTHING };
+    for (sizes, options) in
+        [(SIZES, tree), (Sizes { rows: 64, ..SIZES }, tree), (MLA, Options { tree: true, ..LATENTS })]
+    {
+        assert_eq!(chosen(&H200, &sizes, &options), Variant::General);
+    }
+    let repair = choose(None, |variant| fit_repair(variant, &SIZES, &tree, &REPAIR)).unwrap();
+    assert_eq!(repair, RepairVariant::TwoLaunches);
+}
+
+#[test]
+fn variant_that_was_slower_runs_where_it_is_forced() {
+    let sizes = Sizes { rows: 4, ..MLA };
+    let forced = |variant| choose(Some(variant), |variant| fit(variant, &H200, &sizes, &LATENTS));
+    assert_eq!(forced(Variant::Mla64).unwrap(), Variant::Mla64);
+    assert!(forced(Variant::Decode128).unwrap_err().to_string().contains("it takes heads of 128 channels"));
+}
+
+const REPAIR: RepairSizes = RepairSizes {
+    list_entries: 40,
+    entries_per_partial: 1,
+    blocks: 2048,
+    near_states: true,
+    has_clusters: true,
+    runs_verify128: true,
+    decode128_fits: true,
+    verify128_fits: true,
+    one_launch_fits: true,
+};
+
+#[test]
+fn repair_takes_one_launch_where_clusters_and_tensor_cores_do() {
+    let of = |sizes: Sizes, options: Options, repair: RepairSizes| {
+        choose(None, |variant| fit_repair(variant, &sizes, &options, &repair)).unwrap()
+    };
+    assert_eq!(of(SIZES, NOTHING, REPAIR), RepairVariant::Decode128);
+    let longer = RepairSizes { list_entries: 257, ..REPAIR };
+    assert_eq!(of(SIZES, NOTHING, longer), RepairVariant::OneLaunch);
+    assert_eq!(of(Sizes { rows: 8, ..SIZES }, NOTHING, longer), RepairVariant::OneLaunch);
+    for rows in [9, 64, 65] {
+        let drafts = Sizes { rows, ..SIZES };
+        assert_eq!(of(drafts, NOTHING, REPAIR), RepairVariant::Verify128, "{rows} rows");
+        assert_eq!(of(drafts, NOTHING, longer), RepairVariant::Verify128, "{rows} rows");
+        let later = RepairSizes { runs_verify128: false, ..REPAIR };
+        assert_eq!(of(drafts, NOTHING, later), RepairVariant::OneLaunch, "{rows} rows");
+        let full = RepairSizes { verify128_fits: false, ..REPAIR };
+        assert_eq!(of(drafts, NOTHING, full), RepairVariant::OneLaunch, "{rows} rows");
+        let narrow = Sizes { element: Some(Element::Fp8), ..drafts };
+        assert_eq!(of(narrow, NOTHING, REPAIR), RepairVariant::OneLaunch, "{rows} rows");
+    }
+    assert_eq!(of(SIZES, Options { scales_per_token: true, ..NOTHING }, REPAIR), RepairVariant::OneLaunch);
+    assert_eq!(of(MLA, LATENTS, REPAIR), RepairVariant::TwoLaunches);
+    assert_eq!(of(SIZES, NOTHING, RepairSizes { has_clusters: false, ..REPAIR }), RepairVariant::TwoLaunches);
+    assert_eq!(of(SIZES, NOTHING, RepairSizes { near_states: false, ..REPAIR }), RepairVariant::TwoLaunches);
+}
+
+#[test]
+fn docs_name_the_variants() {
+    check_docs("attention-repair", VariantList::of::<Variant>());
+    check_docs("attention-repair", VariantList::of::<RepairVariant>());
+}
