@@ -315,6 +315,34 @@ func TestInt4KeysAndValues(t *testing.T) {
 	}
 }
 
+func TestWhatAListLeavesOutIsOneTerm(t *testing.T) {
+	s := cpuSession(t)
+	const tokens, dim = 12, 16
+	k, v, q := make([]float32, tokens*dim), make([]float32, tokens*dim), make([]float32, dim)
+	for i := range v {
+		v[i] = float32(i / dim)
+	}
+	kv := PagedKV{K: Of(k, 1, tokens, 1, dim), V: Of(v, 1, tokens, 1, dim), SeqLens: Of([]int32{tokens})}
+	counted, mean := []int32{0}, make([]float32, dim)
+	remainder := &Remainder{
+		Tokens: Of(counted, 1, 1), MeanK: Of(make([]float32, dim), 1, 1, dim), MeanV: Of(mean, 1, 1, dim),
+		Covariance: Of(make([]float32, dim*dim), 1, 1, dim, dim),
+	}
+	must(t, s.RemainderUpdate(RemainderUpdateArgs{BlockSize: 4, KV: kv, Remainder: remainder}, 0))
+	equal(t, "tokens behind the first block", counted, 8)
+	near(t, "mean of their values", mean, 7.5, 1e-6)
+
+	// A query of zeros weighs the listed tokens 0 … 3 alike, and the others as log_mass says.
+	out, m, l := make([]float32, dim), make([]float32, 1), make([]float32, 1)
+	must(t, s.Attention(AttentionArgs{
+		BlockSize: 4, KV: kv, Q: Of(q, 1, 1, dim), Out: Of(out, 1, 1, dim),
+		List:      BlockList{IDs: Of([]int32{0}, 1, 1, 1), Counts: Of([]int32{1}, 1, 1)},
+		State:     AttentionState{Acc: Of(make([]float32, dim), 1, 1, dim), M: Of(m, 1, 1), L: Of(l, 1, 1)},
+		Remainder: remainder, LogMass: Of([]float32{float32(math.Log(8))}, 1, 1),
+	}, 0))
+	near(t, "mean of all values", out, 5.5, 1e-5)
+}
+
 func TestChannelsLabelsAndTokens(t *testing.T) {
 	s, seq := cpuSession(t), newSequence()
 	for i := range seq.q {

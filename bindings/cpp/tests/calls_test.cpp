@@ -277,6 +277,44 @@ static void summarise_select_attend_repair(const vw::Session &session) {
   CHECK(all_near(out, 1.5, 1e-6) && all_near(lse, std::log(8.0), 1e-6));
 }
 
+// A query of zeros weighs the listed tokens 0 … 3 alike, and the others as log_mass says.
+static void what_a_list_leaves_out_is_one_term(const vw::Session &session) {
+  constexpr int tokens = 12, dim = 16;
+  Floats k(tokens * dim), v(tokens * dim), q(dim), mean_k(dim), mean_v(dim), covariance(dim * dim);
+  for (int i = 0; i < tokens * dim; ++i) v[i] = static_cast<float>(i / dim);
+  const Ints lens = {tokens};
+  Ints counted = {0}, ids = {0}, count = {1};
+  auto kv = vw::make<vwd_paged_kv>();
+  kv.k = vw::tensor(k, {1, tokens, 1, dim});
+  kv.v = vw::tensor(v, {1, tokens, 1, dim});
+  kv.seq_lens = vw::tensor(lens);
+  auto remainder = vw::make<vwd_remainder>();
+  remainder.tokens = vw::tensor(counted, {1, 1});
+  remainder.mean_k = vw::tensor(mean_k, {1, 1, dim});
+  remainder.mean_v = vw::tensor(mean_v, {1, 1, dim});
+  remainder.covariance = vw::tensor(covariance, {1, 1, dim, dim});
+  auto update = vw::make<vwd_remainder_update_args>();
+  update.block_size = 4;
+  update.kv = &kv;
+  update.remainder = &remainder;
+  session.remainder_update(update);
+  CHECK(counted[0] == 8 && all_near(mean_v, 7.5, 1e-6));
+
+  const Floats log_mass = {std::log(8.0f)};
+  Floats out(dim), acc(dim), m(1), l(1);
+  auto attention = vw::make<vwd_attention_args>();
+  attention.block_size = 4;
+  attention.kv = &kv;
+  attention.q = vw::tensor(q, {1, 1, dim});
+  attention.list = list(ids, count);
+  attention.out = vw::tensor(out, {1, 1, dim});
+  attention.state = {vw::tensor(acc, {1, 1, dim}), vw::tensor(m, {1, 1}), vw::tensor(l, {1, 1})};
+  attention.remainder = &remainder;
+  attention.log_mass = vw::tensor(log_mass, {1, 1});
+  session.attention(attention);
+  CHECK(all_near(out, 5.5, 1e-5));
+}
+
 // Queries of zeros weigh all that they see alike, and a sink of 0 counts as one token of value 0.
 static void query_positions_windows_sinks_and_scales(const vw::Session &session) {
   Sequence sequence;
@@ -578,6 +616,7 @@ int main() {
       verify_sampled,
       trees_are_prepared_verified_and_compacted,
       summarise_select_attend_repair,
+      what_a_list_leaves_out_is_one_term,
       query_positions_windows_sinks_and_scales,
       channels_labels_and_tokens,
       topk,

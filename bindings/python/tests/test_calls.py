@@ -334,6 +334,41 @@ class Calls(unittest.TestCase):
             np.testing.assert_allclose(scores[0, g], mass, rtol=1e-3)
             self.assertEqual(selected.ids[0, g].tolist(), sorted(np.argsort(-mass)[:3]))
 
+    def test_what_a_selection_leaves_out_is_one_term(self):
+        q, kv, k, v = self.sequence()
+        remainder = vanward.Remainder.empty(kv.k, kv.v, sequences=1)
+        self.session.remainder_update(block_size=4, kv=kv, remainder=remainder)
+        # Of 23 tokens five blocks are whole, and the first is left out.
+        self.assertEqual(remainder.tokens.tolist(), [[16, 16]])
+        mean_k, mean_v = k[4:20].mean(0), v[4:20].mean(0)
+        covariance = np.einsum("tgc,tgd->gcd", k[4:20] - mean_k, v[4:20] - mean_v) / 16
+        np.testing.assert_allclose(remainder.mean_k[0], mean_k, atol=1e-5)
+        np.testing.assert_allclose(remainder.mean_v[0], mean_v, atol=1e-5)
+        np.testing.assert_allclose(remainder.covariance[0], covariance, atol=1e-5)
+
+        axes, centre = floats(1, 6, 2, 32), self.random.standard_normal((2, 16), np.float32)
+        index = Index(IndexKind.AXIS, block_size=4, axes=axes, axis_centre=centre)
+        self.session.index_update(k=kv.k, page_table=kv.page_table, seq_lens=kv.seq_lens, index=index)
+        selected, log_mass = BlockList(ints(1, 2, 3), ints(1, 2)), floats(1, 6)
+        call = dict(method="axis", block_size=4, k=3, local_blocks=1, index=index, q=q, seq_lens=kv.seq_lens)
+        self.session.select_blocks(**call, selected=selected, log_mass=log_mass)
+        out, state = floats(1, 6, 16), AttentionState(floats(1, 6, 16), floats(1, 6), floats(1, 6))
+        self.session.attention(
+            kv=kv, q=q, block_size=4, list=selected, out=out, state=state, remainder=remainder, log_mass=log_mass
+        )
+        for h in range(6):
+            g, query = h // 3, q[0, h].astype(np.float64) / 4
+            ids = selected.ids[0, g].tolist()
+            left = [j for j in range(5) if j not in ids]
+            mean, axis = axes[0, left, g, :16] + centre[g], axes[0, left, g, 16:]
+            mass = (4 * np.exp(mean @ query) * np.cosh(0.7 * (axis @ query))).sum()
+            self.assertAlmostEqual(float(log_mass[0, h]), math.log(mass), places=4)
+            tokens = [t for j in ids for t in range(4 * j, min(4 * j + 4, 23))]
+            weights = np.exp(k[tokens, g] @ query)
+            term = mean_v[g] + 0.5 * covariance[g].T @ query
+            wanted = (weights @ v[tokens, g] + mass * term) / (weights.sum() + mass)
+            np.testing.assert_allclose(out[0, h], wanted, atol=1e-4)
+
     def test_gather(self):
         source, target = np.arange(12, dtype=np.int16).reshape(4, 3), np.full((3, 3), -1, np.int16)
         self.session.gather_blocks(

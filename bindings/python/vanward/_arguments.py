@@ -121,10 +121,8 @@ class Remainder:
         """Room for so many sequences, of no tokens yet; k [pages, P, Hk, D] and v [pages, P, Hk, Dv] are keys and values."""
         (kv_heads, dim), value_dim = shape(k)[2:], shape(v)[3]
         rows = (sequences, kv_heads)
-        tokens = full(k, rows, "int32")
-        tokens[...] = 0
         means = (full(k, rows + (n,), "float32") for n in (dim, value_dim))
-        return cls(tokens, *means, full(k, rows + (dim, value_dim), "float32"))
+        return cls(full(k, rows, "int32"), *means, full(k, rows + (dim, value_dim), "float32"))
 
 
 @documented

@@ -506,7 +506,7 @@ pub fn run(session: &Session, request: &Request, stream: vwd_stream) -> Result<(
         let mut rules = request.problem.contents();
         rules.extend(request.list.iter().flat_map(|list| request.problem.contents_of(list)));
         rules.extend(request.outputs.contents());
-        rules.extend(request.term.iter().flat_map(|term| term.remainder.contents()));
+        rules.extend(request.term.and_then(|term| term.remainder.contents()));
         rules
     })?;
     match on {

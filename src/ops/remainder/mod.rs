@@ -65,10 +65,9 @@ impl<'a> Remainder<'a> {
         [&self.tokens, &self.mean_k, &self.mean_v, &self.covariance]
     }
 
-    /// What a session that checks contents reads: −1 in place of a row is none.
-    pub fn contents(&self) -> Vec<Rule<'a>> {
-        let rows = self.rows.map(|rows| Rule::within(rows, -1, Number::constant(self.tokens.dim(0))));
-        rows.into_iter().chain([Rule::up_to(self.tokens, i32::MAX as usize)]).collect()
+    /// What a session that checks contents reads: rows, of which −1 is none. Rows of no sequence may hold anything.
+    pub fn contents(&self) -> Option<Rule<'a>> {
+        self.rows.map(|rows| Rule::within(rows, -1, Number::constant(self.tokens.dim(0))))
     }
 
     /// The row of sequence `i`.
@@ -136,6 +135,7 @@ impl<'a> Request<'a> {
         rules.extend(contents::page_table(pages, self.begin));
         rules.extend([&self.kv.k_scale, &self.kv.v_scale].into_iter().filter_map(contents::scale));
         rules.extend(self.remainder.contents());
+        rules.extend(self.remainder.rows.map(Rule::distinct));
         rules
     }
 }
