@@ -7,7 +7,7 @@
 // covariance of a head that has a new block is read and written once.
 //
 // Two launches. remainder_covariance: a CTA has a tile of 32 key channels by 64 value channels of one head, and keeps it in registers while it
-// goes through the blocks. It reads means and tokens as they were. remainder_means: a CTA has a head, a thread its channels; it writes means
+// goes through the blocks, of which the next is on its way. It reads means and tokens as they were. remainder_means: a CTA has a head, a thread its channels; it writes means
 // and, last, tokens.
 //
 // Every float32 operation is rounded on its own and in the order of src/ops/remainder/cpu.rs, whose bits these are.
@@ -74,10 +74,11 @@ struct Rows {
     __device__ Rows(const char *data, const int64 (&step)[4], const View<3> &scales, uint32 head, uint32 c)
         : data(data + head * step[2] + c * step[3]), scale(scales ? scales.data + head * scales.step[2] : nullptr), page(step[0]), token(step[1]),
           scale_page(scales.step[0]), scale_token(scales.step[1]) {}
-    // That of token t, which has a page.
+    // That of token t; 0 where it has no page.
     __device__ float load(const RemainderParams &p, uint32 seq, uint32 t) const {
         const uint32 n = p.page.divide(t), at = t - n * p.page.value;
         const int64 number = find_page(p, seq, n);
+        if (number < 0) return 0.0f;
         const float x = load_element(data + number * page + at * token, p.dtype);
         return scale ? __fmul_rn(x, as<float>(scale + number * scale_page + at * scale_token)) : x;
     }
@@ -99,17 +100,52 @@ struct Shared {
     float before[KEYS + VALUES];  // of the blocks before
 };
 
-// Loads tokens first … first + count − 1 of the CTA's channels; those past D or Dv are 0.
-__device__ inline void stage(const RemainderParams &p, Shared &s, const Work &work, uint32 first, uint32 count, uint32 key, uint32 value) {
-    __syncthreads();
-    // Each thread has one channel of keys and one of values.
-    const uint32 c = threadIdx.x % KEYS, d = threadIdx.x % VALUES;
-    const Rows keys(p.k, p.k_step, p.k_scale, work.head, key + c), values(p.v, p.v_step, p.v_scale, work.head, value + d);
-#pragma unroll 4
-    for (uint32 t = threadIdx.x / KEYS; t < count; t += THREADS / KEYS) s.keys[t][c] = key + c < p.dim ? keys.load(p, work.seq, first + t) : 0.0f;
-#pragma unroll 4
-    for (uint32 t = threadIdx.x / VALUES; t < count; t += THREADS / VALUES)
-        s.values[t][d] = value + d < p.value_dim ? values.load(p, work.seq, first + t) : 0.0f;
+// Up to TOKENS tokens of a tile, on their way to shared memory: each thread has one channel of keys and one of values.
+struct Stage {
+    static constexpr uint32 KEY_STEP = THREADS / KEYS, VALUE_STEP = THREADS / VALUES;
+    const RemainderParams &p;
+    const Work &work;
+    const Rows key_rows, value_rows;
+    const uint32 c, d;  // channels in the tile
+    const bool has_key, has_value;
+    float keys[TOKENS / KEY_STEP], values[TOKENS / VALUE_STEP];
+    uint32 count;
+
+    __device__ Stage(const RemainderParams &p, const Work &work, uint32 key, uint32 value)
+        : p(p), work(work), key_rows(p.k, p.k_step, p.k_scale, work.head, key + threadIdx.x % KEYS),
+          value_rows(p.v, p.v_step, p.v_scale, work.head, value + threadIdx.x % VALUES), c(threadIdx.x % KEYS), d(threadIdx.x % VALUES),
+          has_key(key + c < p.dim), has_value(value + d < p.value_dim) {}
+    // Requests the tokens from `first` on. Channels past D or Dv are 0.
+    __device__ void load(uint32 first, uint32 tokens) {
+        count = tokens;
+#pragma unroll
+        for (uint32 n = 0; n < TOKENS / KEY_STEP; n++) {
+            const uint32 t = threadIdx.x / KEYS + n * KEY_STEP;
+            keys[n] = has_key && t < count ? key_rows.load(p, work.seq, first + t) : 0.0f;
+        }
+#pragma unroll
+        for (uint32 n = 0; n < TOKENS / VALUE_STEP; n++) {
+            const uint32 t = threadIdx.x / VALUES + n * VALUE_STEP;
+            values[n] = has_value && t < count ? value_rows.load(p, work.seq, first + t) : 0.0f;
+        }
+    }
+    __device__ void store(Shared &s) const {
+        __syncthreads();
+#pragma unroll
+        for (uint32 n = 0; n < TOKENS / KEY_STEP; n++) s.keys[threadIdx.x / KEYS + n * KEY_STEP][c] = keys[n];
+#pragma unroll
+        for (uint32 n = 0; n < TOKENS / VALUE_STEP; n++) s.values[threadIdx.x / VALUES + n * VALUE_STEP][d] = values[n];
+        __syncthreads();
+    }
+};
+
+// Takes the means from what is staged.
+__device__ inline void centre(Shared &s) {
+    const float key = s.mean[threadIdx.x % KEYS], value = s.mean[KEYS + threadIdx.x % VALUES];
+#pragma unroll
+    for (uint32 n = threadIdx.x; n < TOKENS * KEYS; n += THREADS) s.keys[n / KEYS][n % KEYS] = __fsub_rn(s.keys[n / KEYS][n % KEYS], key);
+#pragma unroll
+    for (uint32 n = threadIdx.x; n < TOKENS * VALUES; n += THREADS) s.values[n / VALUES][n % VALUES] = __fsub_rn(s.values[n / VALUES][n % VALUES], value);
     __syncthreads();
 }
 
@@ -140,12 +176,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) remainder_covariance(co
     float before = 0.0f;
     if (has_mean && work.counted > 0) before = as<float>((is_key ? p.mean_k : p.mean_v).at(work.row, work.head, own));
     uint32 counted = work.counted;
+    Stage stage(p, work, key, value);
+    // A block that fits is staged once, and the next one is on its way while it is worked on.
+    const bool is_staged_once = p.block <= TOKENS;
+    if (is_staged_once) stage.load((1 + counted / p.block) * p.block, p.block);
     for (uint32 j = 1 + counted / p.block; j < work.whole && has_pages(p, work.seq, j); j++, counted += p.block) {
         const uint32 first = j * p.block;
         float mean = 0.0f;
         for (uint32 done = 0; done < p.block; done += TOKENS) {
             const uint32 count = min(TOKENS, p.block - done);
-            stage(p, s, work, first + done, count, key, value);
+            if (!is_staged_once) stage.load(first + done, count);
+            stage.store(s);
+            if (is_staged_once && j + 1 < work.whole) stage.load(first + p.block, p.block);
             if (threadIdx.x < KEYS + VALUES)
                 for (uint32 t = 0; t < count; t++) mean = __fadd_rn(mean, is_key ? s.keys[t][threadIdx.x] : s.values[t][threadIdx.x - KEYS]);
         }
@@ -159,16 +201,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) remainder_covariance(co
         float sum[ROWS][COLUMNS] = {};
         for (uint32 done = 0; done < p.block; done += TOKENS) {
             const uint32 count = min(TOKENS, p.block - done);
-            if (p.block > TOKENS)
-                stage(p, s, work, first + done, count, key, value);
-            else
+            if (!is_staged_once) {
+                stage.load(first + done, count);
+                stage.store(s);
+            } else {
                 __syncthreads();
+            }
+            centre(s);
             for (uint32 t = 0; t < count; t++) {
                 float keys[ROWS], values[COLUMNS];
 #pragma unroll
-                for (uint32 i = 0; i < ROWS; i++) keys[i] = __fsub_rn(s.keys[t][r + i], s.mean[r + i]);
+                for (uint32 i = 0; i < ROWS; i++) keys[i] = s.keys[t][r + i];
 #pragma unroll
-                for (uint32 n = 0; n < COLUMNS; n++) values[n] = __fsub_rn(s.values[t][c + n], s.mean[KEYS + c + n]);
+                for (uint32 n = 0; n < COLUMNS; n++) values[n] = s.values[t][c + n];
 #pragma unroll
                 for (uint32 i = 0; i < ROWS; i++)
 #pragma unroll

@@ -229,9 +229,15 @@ fn indices_of(shape: &[usize], at: &[usize]) -> usize {
 /// Keys and values whose means are not 0 and which depend on each other.
 fn random_pages<'b>(backend: &'b Backend, rng: &mut Rng) -> (usize, Shape, Paged<'b>) {
     let mut shape = Shape { dim: rng.pick(&[16, 24, 40, 64, 128]), ..Shape::random(rng) };
+    // Blocks that shared memory does not hold at once.
+    let is_long = !shape.paged && rng.one_in(2);
+    if is_long {
+        shape.page = rng.size(140..=400);
+    }
     let block = match shape.paged {
-        true => rng.pick(&[shape.page, 2 * shape.page, shape.page / 2, shape.page / 4]),
-        false => rng.pick(&[1, 3, 16, 32]),
+        _ if is_long => rng.pick(&[65, 70, 128, 130]),
+        true => rng.pick(&[shape.page, 2 * shape.page, 4 * shape.page, shape.page / 2, shape.page / 4]),
+        false => rng.pick(&[1, 3, 16, 32, 66, 70]),
     };
     if rng.one_in(12) {
         (shape.dim, shape.kv_heads) = (rng.pick(&[256, 576]), 1);
