@@ -91,8 +91,10 @@ impl Layer {
         let lens = (0..shape.batch).map(|_| rng.int(0..=shape.most as i64)).collect();
         let kv = [pages, shape.page, shape.kv_heads, shape.dim];
         let rounded = |values: Array<f64>, dtype: DType| values.map(|&x| dtype.round(x));
+        // Kernels on tensor cores round queries of float32 to the type of the keys.
+        let query_type = if shape.q_type == F32 { shape.kv_type } else { shape.q_type };
         Layer {
-            q: rounded(rng.normals(&[shape.batch, shape.kv_heads * shape.group, shape.dim]), shape.q_type),
+            q: rounded(rng.normals(&[shape.batch, shape.kv_heads * shape.group, shape.dim]), query_type),
             k: rounded(rng.normals(&kv), shape.kv_type),
             v: rounded(rng.normals(&kv), shape.kv_type),
             table,

@@ -352,7 +352,8 @@ impl Attend<'_> {
     pub fn attend_stored(&self, tiered: &Tiered, stream: vwd_stream) -> Result<()> {
         let session = &self.layer.decoder.session;
         let kv = self.stored_kv(tiered);
-        attention::Request::with(session, &self.over_stored(), &kv, |r| attention::run(session, r, stream))?;
+        let far = |r: &attention::Request| attention::run(session, &attention::Request { is_far: true, ..*r }, stream);
+        attention::Request::with(session, &self.over_stored(), &kv, far)?;
         self.bring(self.layer.newest_blocks(), false, stream)?;
         repair::Request::with(session, &self.over_newest(), &self.kv(), |r| repair::run(session, r, stream))
     }
@@ -360,7 +361,8 @@ impl Attend<'_> {
     pub fn stored_scratch(&self, tiered: &Tiered) -> Result<u64> {
         let session = &self.layer.decoder.session;
         let kv = self.stored_kv(tiered);
-        let stored = attention::Request::with(session, &self.over_stored(), &kv, |r| attention::scratch(session, r))?;
+        let far = |r: &attention::Request| attention::scratch(session, &attention::Request { is_far: true, ..*r });
+        let stored = attention::Request::with(session, &self.over_stored(), &kv, far)?;
         let newest = repair::Request::with(session, &self.over_newest(), &self.kv(), |r| repair::scratch(session, r))?;
         Ok(stored.max(newest))
     }

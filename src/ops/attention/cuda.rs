@@ -7,8 +7,8 @@ use crate::runtime::cuda::layout::Divisor;
 use crate::runtime::cuda::{Cuda, Enqueue};
 
 fn job<'r>(r: &Request<'r>) -> Job<'r, 'r> {
-    let Request { problem, list, entries_per_partial, outputs, partials, .. } = *r;
-    Job { problem, list, entries_per_partial, partials, outputs, has_start: false }
+    let Request { problem, list, entries_per_partial, outputs, partials, is_far, .. } = *r;
+    Job { problem, list, entries_per_partial, partials, outputs, has_start: false, is_far }
 }
 
 fn plan(kernels: &Kernels, forced: Option<Variant>, r: &Request) -> Result<Option<(Variant, Plan)>> {

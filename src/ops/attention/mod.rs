@@ -433,6 +433,8 @@ pub struct Request<'r> {
     pub outputs: &'r Outputs<'r>,
     pub partials: Option<&'r State<'r>>,
     pub term: Option<&'r Term<'r>>,
+    /// Whether keys and values lie in host memory, as a decoder on a tiered cache knows. It picks kernels alone.
+    pub is_far: bool,
 }
 
 impl Request<'_> {
@@ -479,7 +481,8 @@ impl Request<'_> {
         let mut room = MaybeUninit::uninit();
         let term = Term::from_c(checks, c, (&problem.positions, problem.heads, extents.dim), &mut room)?;
         let (list, partials, term) = (list.as_ref(), partials.as_ref(), term.as_ref());
-        let request = Request { problem: &problem, list, entries_per_partial, outputs: &outputs, partials, term };
+        let request =
+            Request { problem: &problem, list, entries_per_partial, outputs: &outputs, partials, term, is_far: false };
         request.reject_overlap()?;
         then(&request)
     }

@@ -82,6 +82,8 @@ pub struct Options {
     pub values_are_keys: bool,
     /// Queries of float32 beside keys of 16 bits.
     pub wide_queries: bool,
+    /// Keys and values lie in host memory, whose bus wants few and long reads.
+    pub is_far: bool,
     /// Rows of q, k and v begin and end on 16 bytes.
     pub rows_of_16_bytes: bool,
     /// Strides from token to token and from page to page fit in 32 bits.
@@ -136,6 +138,7 @@ impl Options {
             scales_per_token: params.scales_per_token != 0,
             values_are_keys: values_are_keys(params),
             wide_queries: q.dtype == DType::F32 && k.dtype.bits == 16,
+            is_far: job.is_far,
             rows_of_16_bytes: [q, k, v].into_iter().all(is_copied_by_16),
             near_strides: steps.iter().all(|steps| steps.iter().all(|&step| is_near(step))),
             whole_tiles: 1 << params.log_granule == TILE,
@@ -176,6 +179,7 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         scales_per_token,
         values_are_keys: _,
         wide_queries: _,
+        is_far,
         rows_of_16_bytes,
         near_strides,
         whole_tiles,
@@ -191,7 +195,8 @@ fn fit_decode128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
     let is_uneven = decode128::is_uneven(device.multiprocessors, sizes, lists);
     let shape = decode128::shape(device.multiprocessors, sizes, rows, partials);
     let stages = decode128::stages(device.shared_bytes, element, rows, shape.adds_up_units());
-    let is_verify128s = reads_most(sizes, options) && matches!(fit_verify128(device, sizes, options), Fit::Takes);
+    let is_verify128s =
+        (is_far || reads_most(sizes, options)) && matches!(fit_verify128(device, sizes, options), Fit::Takes);
     let fit = if is_uneven || start || is_verify128s { Fit::Slower } else { Fit::Takes };
     fit.unless(int4.is_some(), NO_INT4)
         .unless(tree, "it takes no draft tree")
@@ -229,13 +234,14 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         scales_per_token: _,
         values_are_keys: _,
         wide_queries: _,
+        is_far,
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
         tree,
         int4,
     } = *options;
-    let are_few = sizes.rows < verify128::FEWEST_ROWS && !reads_most(sizes, options);
+    let are_few = sizes.rows < verify128::FEWEST_ROWS && !is_far && !reads_most(sizes, options);
     let fit = if are_few { Fit::Slower } else { Fit::Takes };
     let fit = fit.unless(tree, "it takes no draft tree").unless(int4.is_some(), NO_INT4);
     takes_drafts(fit, device.runs_verify128, sizes)
@@ -286,6 +292,7 @@ fn takes_latents(fit: Fit, sizes: &Sizes, options: &Options) -> Fit {
         scales_per_token: _,
         values_are_keys,
         wide_queries,
+        is_far: _,
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
@@ -320,6 +327,7 @@ fn fit_mma(sizes: &Sizes, options: &Options) -> Fit {
         scales_per_token: _,
         values_are_keys: _,
         wide_queries: _,
+        is_far: _,
         rows_of_16_bytes,
         near_strides: _,
         whole_tiles: _,
@@ -353,6 +361,7 @@ fn fit_general(options: &Options) -> Fit {
         scales_per_token: _,
         values_are_keys: _,
         wide_queries: _,
+        is_far: _,
         rows_of_16_bytes: _,
         near_strides: _,
         whole_tiles: _,
@@ -378,6 +387,7 @@ fn fit_int4_128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         scales_per_token: _,
         values_are_keys: _,
         wide_queries,
+        is_far: _,
         rows_of_16_bytes,
         near_strides,
         whole_tiles,
@@ -445,6 +455,7 @@ pub fn fit_repair(variant: RepairVariant, sizes: &Sizes, options: &Options, repa
         scales_per_token,
         values_are_keys: _,
         wide_queries,
+        is_far: _,
         rows_of_16_bytes,
         near_strides,
         whole_tiles,

@@ -119,6 +119,8 @@ pub struct Job<'j, 'a> {
     pub outputs: &'j Outputs<'a>,
     /// Whether the result starts from a state: repair's second launch.
     pub has_start: bool,
+    /// Whether keys and values lie in host memory.
+    pub is_far: bool,
 }
 
 /// The sizes of a call, from which variants and their plans follow.

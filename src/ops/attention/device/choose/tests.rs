@@ -35,6 +35,7 @@ const NOTHING: Options = Options {
     scales_per_token: false,
     values_are_keys: false,
     wide_queries: false,
+    is_far: false,
     rows_of_16_bytes: true,
     near_strides: true,
     whole_tiles: true,
@@ -72,6 +73,13 @@ fn queries_of_float32_take_what_rounds_them() {
     assert_eq!(chosen(&H200, &Sizes { rows: 64, ..SIZES }, &wide), Variant::Verify128);
     assert_eq!(chosen(&H200, &Sizes { dim: 64, value_dim: 64, ..SIZES }, &wide), Variant::Mma);
     assert_eq!(chosen(&H200, &MLA, &Options { wide_queries: true, ..LATENTS }), Variant::Mma);
+}
+
+#[test]
+fn keys_in_host_memory_take_verify128() {
+    let far = Options { is_far: true, ..NOTHING };
+    assert_eq!(chosen(&H200, &SIZES, &far), Variant::Verify128);
+    assert_eq!(chosen(&H200, &Sizes { element: Some(Element::Fp8), ..SIZES }, &far), Variant::Decode128);
 }
 
 #[test]
