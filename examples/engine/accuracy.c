@@ -87,7 +87,7 @@ static bool extend(trial *t, int layer, int64_t begin, int64_t end) {
   for (int n = 0; n < SIZES * RECIPES && ok; n++) {
     const contender *c = &t->all[n / RECIPES][n % RECIPES];
     const vwd_index index = of_layer(t, c, layer);
-    ok = update_index(d, layer, t->run.seq.table, &index, begin, end);
+    ok = update_index(d, layer, &t->run.seq, &index, begin, end);
   }
   return ok;
 }
@@ -116,7 +116,7 @@ static bool attend(void *context, const attention_call *call) {
   run *r = &t->run;
   const int32_t seq_len = call->positions[0] + 1;
   kv_write(&r->seq, call->layer, call->positions[0], 1, call->k, call->v);
-  bool ok = extend(t, call->layer, call->positions[0], seq_len) && attend_dense(r->d, r->seq.table, &seq_len, call);
+  bool ok = extend(t, call->layer, call->positions[0], seq_len) && attend_dense(r->d, &r->seq, &seq_len, call);
   for (int n = 0; ok && n < SIZES * RECIPES; n++) ok = compare(t, &t->all[n / RECIPES][n % RECIPES], call, &seq_len);
   t->count++;
   return ok;

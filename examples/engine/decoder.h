@@ -20,7 +20,7 @@ typedef struct {
 
 /* What the prompt leaves behind besides keys and values: what the modes that are to run read. */
 typedef struct {
-  bool summaries, labels, holt, forecast;
+  bool summaries, labels, holt, forecast, codes;
 } preparation;
 
 typedef struct {
@@ -60,6 +60,7 @@ typedef struct {
   int32_t *tokens;
   int count;
   double seconds;
+  double loss; /* with forced tokens: -ln p, the mean over those that were chosen between */
   counters n;
 } generation;
 
@@ -67,6 +68,9 @@ typedef struct {
 bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, preparation what, const int32_t *prompt,
                   int count, int max_new, int32_t end_token, progress_fn progress, void *context);
 void decoder_free(decoder *d);
+
+/* From here on whole pages are kept in INT4, those of the prompt at once. What was prepared of exact keys stays as it is. */
+bool decoder_code(decoder *d);
 
 /* Generates up to `limit` tokens into out->tokens, greedily. With `forced` tokens it reads those instead of its own
  * choices, so that every choice can be compared with the one that was made in the same state. */
@@ -91,14 +95,11 @@ bool measure_accuracy(decoder *d, const int32_t *tokens, int count, accuracy *ou
 
 /* --- shared by prefill.c and strategies.c --- */
 
-/* False, with the call's name and Vanward's message on stderr, unless status is VWD_OK. */
-bool succeeded(vwd_status status, const char *call);
 vwd_tensor q_view(const decoder *d, const float *q, int rows);
 size_t q_count(const decoder *d); /* floats of a token's queries in one layer */
 /* Summaries of the tokens begin … end − 1, of the kind and behind the table that `index` names. */
-bool update_index(const decoder *d, int layer, const int32_t *table, const vwd_index *index, int64_t begin,
-                  int64_t end);
-bool attend_dense(const decoder *d, const int32_t *table, const int32_t *seq_lens, const attention_call *call);
+bool update_index(const decoder *d, int layer, const sequence *s, const vwd_index *index, int64_t begin, int64_t end);
+bool attend_dense(const decoder *d, const sequence *s, const int32_t *seq_lens, const attention_call *call);
 int blocks_of(int64_t tokens);
 
 #endif

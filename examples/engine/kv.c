@@ -1,4 +1,4 @@
-#include "kv.h"
+#include "codes.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,6 +42,7 @@ void kv_free(kv_cache *c) {
   void *parts[] = {c->k,           c->v,         c->key_max,  c->key_min,   c->labels,
                    c->label_scale, c->label_min, c->channels, c->free_pages};
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) free(parts[i]);
+  codes_free(c);
   *c = (kv_cache){0};
 }
 
@@ -84,6 +85,7 @@ static void copy_page(kv_cache *c, int layer, int32_t to, int32_t from) {
 bool sequence_fork(sequence *s, const sequence *from) {
   if (!sequence_init(s, from->cache)) return false;
   s->length = from->length;
+  s->coded = from->coded;
   s->pages = s->shared = (int)(from->length / PAGE);
   memcpy(s->table, from->table, (size_t)s->shared * sizeof *s->table);
   if (from->length % PAGE == 0) return true;
@@ -108,13 +110,15 @@ vwd_tensor kv_table(const kv_cache *c, const int32_t *table, int rows) {
   return t;
 }
 
-vwd_paged_kv kv_view(const kv_cache *c, int layer, const int32_t *table, const int32_t *seq_lens, int rows) {
+vwd_paged_kv kv_view(const sequence *s, int layer, const int32_t *seq_lens, int rows) {
+  const kv_cache *c = s->cache;
   size_t at = slot(c, layer, 0, 0) * row_size(c);
   vwd_paged_kv kv = VWD_PAGED_KV_INIT;
   kv.k = TENSOR(c->k + at, FLOAT16, c->pages, PAGE, c->kv_heads, c->head_dim);
   kv.v = TENSOR(c->v + at, FLOAT16, c->pages, PAGE, c->kv_heads, c->head_dim);
-  kv.page_table = kv_table(c, table, rows);
+  kv.page_table = kv_table(c, s->table, rows);
   kv.seq_lens = TENSOR(seq_lens, INT32, rows);
+  if (s->coded > 0) kv.int4 = codes_view(s, layer, rows);
   return kv;
 }
 

@@ -11,6 +11,8 @@
 
 enum { PAGE = 16 };
 
+typedef struct kv_codes kv_codes;
+
 typedef struct {
   int layers, kv_heads, head_dim, label_channels;
   int pages;         /* of the pool */
@@ -24,6 +26,7 @@ typedef struct {
   int32_t *channels;   /* [layers, kv_heads, label_channels] */
   int32_t *free_pages; /* a stack */
   int free_count;
+  kv_codes *codes; /* older keys and values in INT4, or NULL */
 } kv_cache;
 
 typedef struct {
@@ -31,6 +34,7 @@ typedef struct {
   int32_t *table;       /* [max_pages] */
   int pages, shared;    /* the first `shared` pages belong to the sequence this one was forked from */
   int64_t length;       /* tokens in the cache */
+  int32_t coded;        /* the first ones of these, read in INT4 but for the very first */
 } sequence;
 
 bool kv_init(kv_cache *c, const model_shape *shape, int max_tokens, int spare_tokens);
@@ -49,7 +53,7 @@ void kv_write(const sequence *s, int layer, int64_t position, int n, const float
 
 /* Views. `rows` query positions share one table (stride 0) and differ in seq_lens. */
 vwd_tensor kv_table(const kv_cache *c, const int32_t *table, int rows);
-vwd_paged_kv kv_view(const kv_cache *c, int layer, const int32_t *table, const int32_t *seq_lens, int rows);
+vwd_paged_kv kv_view(const sequence *s, int layer, const int32_t *seq_lens, int rows);
 vwd_index kv_minmax(const kv_cache *c, int layer, const int32_t *table, int rows);
 vwd_index kv_label(const kv_cache *c, int layer, const int32_t *table, int rows);
 

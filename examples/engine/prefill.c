@@ -4,15 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codes.h"
 #include "decoder.h"
-
-bool succeeded(vwd_status status, const char *call) {
-  if (status == VWD_OK) return true;
-  char message[512];
-  vwd_last_error(message, sizeof message);
-  fprintf(stderr, "%s: status %d: %s\n", call, (int)status, message);
-  return false;
-}
 
 int blocks_of(int64_t tokens) { return (int)((tokens + PAGE - 1) / PAGE); }
 
@@ -22,10 +15,9 @@ vwd_tensor q_view(const decoder *d, const float *q, int rows) {
   return TENSOR(q, FLOAT32, rows, d->shape.heads, d->shape.head_dim);
 }
 
-bool update_index(const decoder *d, int layer, const int32_t *table, const vwd_index *index, int64_t begin,
-                  int64_t end) {
+bool update_index(const decoder *d, int layer, const sequence *s, const vwd_index *index, int64_t begin, int64_t end) {
   const int32_t from = (int32_t)begin, to = (int32_t)end;
-  vwd_paged_kv kv = kv_view(&d->cache, layer, table, &to, 1);
+  vwd_paged_kv kv = kv_view(s, layer, &to, 1);
   vwd_index_update_args args = VWD_INDEX_UPDATE_ARGS_INIT;
   args.index = index;
   args.k = kv.k;
@@ -35,8 +27,8 @@ bool update_index(const decoder *d, int layer, const int32_t *table, const vwd_i
   return succeeded(vwd_index_update(d->session, &args, NULL), "vwd_index_update");
 }
 
-bool attend_dense(const decoder *d, const int32_t *table, const int32_t *seq_lens, const attention_call *call) {
-  const vwd_paged_kv kv = kv_view(&d->cache, call->layer, table, seq_lens, call->n);
+bool attend_dense(const decoder *d, const sequence *s, const int32_t *seq_lens, const attention_call *call) {
+  const vwd_paged_kv kv = kv_view(s, call->layer, seq_lens, call->n);
   vwd_attention_args args = VWD_ATTENTION_ARGS_INIT;
   args.kv = &kv;
   args.q = q_view(d, call->q, call->n);
@@ -83,11 +75,11 @@ static bool attend_prompt(void *context, const attention_call *call) {
   for (int row = 0; row < call->n; row++) seq_lens[row] = call->positions[0] + row + 1;
   kv_write(&d->prompt, call->layer, call->positions[0], call->n, call->k, call->v);
   vwd_index index = kv_minmax(&d->cache, call->layer, d->prompt.table, 1);
-  if (d->prepare.labels || d->prepare.holt) keep_sample(d, call);
+  if (d->prepare.labels || d->prepare.holt || d->prepare.codes) keep_sample(d, call);
   if (d->prepare.summaries &&
-      !update_index(d, call->layer, d->prompt.table, &index, call->positions[0], call->positions[0] + call->n))
+      !update_index(d, call->layer, &d->prompt, &index, call->positions[0], call->positions[0] + call->n))
     return false;
-  return attend_dense(d, d->prompt.table, seq_lens, call) && (!d->prepare.forecast || feed_forecast(d, call));
+  return attend_dense(d, &d->prompt, seq_lens, call) && (!d->prepare.forecast || feed_forecast(d, call));
 }
 
 /* Label channels from the sample, then INT4 labels of the whole prompt. */
@@ -100,7 +92,7 @@ static bool label_layer(decoder *d, int layer) {
                   s->kv_heads, s->head_dim);
   args.channels = index.channels;
   return succeeded(vwd_channel_importance(d->session, &args, NULL), "vwd_channel_importance") &&
-         update_index(d, layer, d->prompt.table, &index, 0, d->prompt_count);
+         update_index(d, layer, &d->prompt, &index, 0, d->prompt_count);
 }
 
 /* Score rows of the sample, as selection would have seen them: one history of `samples` steps per layer. */
@@ -211,6 +203,24 @@ bool decoder_init(decoder *d, vwd_session *session, model *m, selection s, prepa
   for (int l = 0; what.labels && ok && l < shape->layers; l++) ok = label_layer(d, l);
   return ok && (!what.holt || calibrate(d)) &&
          (!what.forecast || succeeded(vwd_forecast_solve(d->forecast, 0), "vwd_forecast_solve"));
+}
+
+/* What coding costs is spread over a key's channels as the prompt's last tokens say. */
+static bool weigh_channels(decoder *d, int layer) {
+  const model_shape *s = &d->shape;
+  const size_t first = (size_t)layer * SAMPLE;
+  vwd_kv_weights_args args = VWD_KV_WEIGHTS_ARGS_INIT;
+  args.block_size = PAGE;
+  args.q = q_view(d, d->sample_q + first * q_count(d), d->samples);
+  args.k = TENSOR(d->sample_k + first * (size_t)(s->kv_heads * s->head_dim), FLOAT32, d->samples, s->kv_heads, s->head_dim);
+  args.weights = codes_weights(&d->cache, layer);
+  return succeeded(vwd_kv_weights(d->session, &args, NULL), "vwd_kv_weights");
+}
+
+bool decoder_code(decoder *d) {
+  bool ok = codes_init(&d->cache);
+  for (int l = 0; ok && l < d->shape.layers; l++) ok = weigh_channels(d, l);
+  return ok && codes_extend(&d->prompt, d->session);
 }
 
 void decoder_free(decoder *d) {

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "codes.h"
+
 /* --- Lists --- */
 
 bool list_init(list *l, int heads, int cap) {
@@ -28,7 +30,12 @@ int predicted_blocks(const decoder *d, float ratio) { return (int)ceilf(ratio * 
 
 /* --- Bytes: K and V of a token, and what selection reads, per KV head --- */
 
-static int64_t token_bytes(const decoder *d) { return (int64_t)d->shape.head_dim * 2 * (int64_t)sizeof(uint16_t); }
+/* Of a cache in INT4 the few exact tokens are counted as coded. */
+static int64_t token_bytes(const decoder *d) {
+  return d->cache.codes ? (int64_t)codes_token_bytes(&d->cache) : (int64_t)d->shape.head_dim * 2 * (int64_t)sizeof(uint16_t);
+}
+
+static int64_t summary_bytes(const decoder *d) { return (int64_t)d->shape.head_dim * 2 * (int64_t)sizeof(uint16_t); }
 
 /* The tail is in every list, and only its filled slots are read. */
 static void count_blocks(run *r, const list *l, int32_t seq_len) {
@@ -57,7 +64,7 @@ bool select_from(run *r, const vwd_index *index, uint32_t method, int block, con
 
 bool select_blocks(run *r, int layer, const int32_t *seq_len, const float *q, int k, list *out, float *scores) {
   const vwd_index index = kv_minmax(&r->d->cache, layer, r->seq.table, 1);
-  r->n.index_bytes += (int64_t)blocks_of(*seq_len) * r->d->shape.kv_heads * token_bytes(r->d);
+  r->n.index_bytes += (int64_t)blocks_of(*seq_len) * r->d->shape.kv_heads * summary_bytes(r->d);
   return select_from(r, &index, VWD_SELECT_MINMAX, PAGE, seq_len, q, k, out, scores);
 }
 
@@ -87,7 +94,7 @@ static vwd_attention_partials partials_view(const run *r, const list *l) {
 }
 
 bool attend_list(run *r, const attention_call *call, const int32_t *seq_len, const list *l, int block_size, bool keep) {
-  const vwd_paged_kv kv = kv_view(&r->d->cache, call->layer, r->seq.table, seq_len, 1);
+  const vwd_paged_kv kv = kv_view(&r->seq, call->layer, seq_len, 1);
   vwd_attention_args args = VWD_ATTENTION_ARGS_INIT;
   args.block_size = (uint32_t)block_size;
   args.kv = &kv;
@@ -99,7 +106,7 @@ bool attend_list(run *r, const attention_call *call, const int32_t *seq_len, con
 }
 
 static bool repair(run *r, const attention_call *call, const int32_t *seq_len, const list *guess) {
-  const vwd_paged_kv kv = kv_view(&r->d->cache, call->layer, r->seq.table, seq_len, 1);
+  const vwd_paged_kv kv = kv_view(&r->seq, call->layer, seq_len, 1);
   vwd_repair_args args = VWD_REPAIR_ARGS_INIT;
   args.mode = VWD_REPAIR_EXACT;
   args.block_size = PAGE;
@@ -174,8 +181,8 @@ bool summarize(run *r, int layer, int64_t begin, int64_t end) {
   if (r->how == DENSE) return true;
   const kv_cache *c = &r->d->cache;
   vwd_index blocks = kv_minmax(c, layer, r->seq.table, 1), labels = kv_label(c, layer, r->seq.table, 1);
-  return update_index(r->d, layer, r->seq.table, &blocks, begin, end) &&
-         (r->how != TWO_LEVEL || update_index(r->d, layer, r->seq.table, &labels, begin, end));
+  return update_index(r->d, layer, &r->seq, &blocks, begin, end) &&
+         (r->how != TWO_LEVEL || update_index(r->d, layer, &r->seq, &labels, begin, end));
 }
 
 /* The token enters the cache. */
@@ -189,7 +196,7 @@ static bool dense(void *context, const attention_call *call) {
   run *r = context;
   const int32_t seq_len = call->positions[0] + 1;
   r->n.kv_bytes += seq_len * r->d->shape.kv_heads * token_bytes(r->d);
-  return append(r, call) && attend_dense(r->d, r->seq.table, &seq_len, call);
+  return append(r, call) && attend_dense(r->d, &r->seq, &seq_len, call);
 }
 
 static bool sparse(void *context, const attention_call *call) {

@@ -12,9 +12,9 @@
 
 enum {
   LAYERS = 3,
-  HEADS = 6,
+  HEADS = 4,
   KV_HEADS = 2,
-  HEAD_DIM = 32,
+  HEAD_DIM = 64,
   HIDDEN = HEADS * HEAD_DIM,
   FFN = 320,
   CONTEXT = 4096,

@@ -1,5 +1,7 @@
 #include "view.h"
 
+#include <stdio.h>
+
 vwd_tensor tensor(const void *data, int dtype, int ndim, const int64_t *shape) {
   vwd_tensor t = VWD_TENSOR_INIT;
   t.data = (void *)(uintptr_t)data; /* inputs are not written; the struct has no const twin */
@@ -14,4 +16,12 @@ vwd_tensor tensor(const void *data, int dtype, int ndim, const int64_t *shape) {
     t.strides[d] = stride;
   }
   return t;
+}
+
+bool succeeded(vwd_status status, const char *call) {
+  if (status == VWD_OK) return true;
+  char message[512];
+  vwd_last_error(message, sizeof message);
+  fprintf(stderr, "%s: status %d: %s\n", call, (int)status, message);
+  return false;
 }
