@@ -33,7 +33,6 @@
     X(ggml_backend_reg_get)                                                                                                    \
     X(ggml_backend_reg_get_proc_address)                                                                                       \
     X(ggml_backend_synchronize)                                                                                                \
-    X(ggml_cpy)                                                                                                                \
     X(ggml_fp32_to_bf16_row)                                                                                                   \
     X(ggml_fp32_to_fp16_row)                                                                                                   \
     X(ggml_free)                                                                                                               \
@@ -48,9 +47,7 @@
     X(ggml_log_get)                                                                                                            \
     X(ggml_new_graph_custom)                                                                                                   \
     X(ggml_new_tensor_1d)                                                                                                      \
-    X(ggml_new_tensor_4d)                                                                                                      \
     X(ggml_op_name)                                                                                                            \
-    X(ggml_permute)                                                                                                            \
     X(ggml_reset)                                                                                                              \
     X(ggml_type_name)                                                                                                          \
     X(ggml_version)                                                                                                            \

@@ -99,7 +99,6 @@ Wrapper::Wrapper(Gpu &gpu, ggml_backend_t inner) : gpu_(gpu), inner_(inner) {
     try {
         memory_ = std::make_unique<GpuMemory>(gpu);
         attention_ = std::make_unique<Attention>(*memory_);
-        queries_ = std::make_unique<Array<char>>(*memory_);
         numbers_ = std::make_unique<Array<int32_t>>(*memory_);
         keys_ = std::make_unique<Array<float>>(*memory_);
         ggml_init_params parameters = {OWN_TENSORS * (sizeof(ggml_tensor) + 64) + ggml.ggml_graph_overhead_custom(8, false), nullptr, true};
@@ -127,7 +126,6 @@ Wrapper::~Wrapper() {
         steps_.clear();
         release_caches(this);
         mirrors_.clear();
-        queries_ = nullptr;
         numbers_ = nullptr;
         keys_ = nullptr;
         attention_ = nullptr;
@@ -384,32 +382,14 @@ bool Wrapper::attend(const Cut &cut) {
     if (plan.placed.empty()) {
         return false;
     }
-    // Queries in the type of the cache, [streams, rows, Hq, D]: the wrapped backend converts them.
-    Node node = cut.node;
-    const size_t bytes = static_cast<size_t>(node.head_dim * node.query_heads * node.rows * node.streams) * 2;
-    if (queries_->size() < bytes) {
-        enter();
-        queries_->grow(bytes);
-    }
-    ggml_tensor *room = ggml.ggml_new_tensor_4d(tensors_, node.keys->type, node.head_dim, node.query_heads, node.rows, node.streams);
-    room->data = queries_->data();
-    room->buffer = memory_->buffer_of(room->data);
-    ggml_tensor *turned = ggml.ggml_permute(tensors_, room, 0, 2, 1, 3);
-    turned->buffer = room->buffer;
-    ggml_tensor *converted = ggml.ggml_cpy(tensors_, const_cast<ggml_tensor *>(node.q), turned);
-    converted->buffer = room->buffer;
-    if (!compute_alone(converted)) {
-        return false;
-    }
-    node.q = turned;
     enter();
     bool done = true;
     std::lock_guard<std::mutex> guard(plan.cache->mutex);
     for (const Batch &batch : batches_of(cut)) {
-        done = done && attention_->attend(node, *cut.layer, batch, gpu_.session());
+        done = done && attention_->attend(cut.node, *cut.layer, batch, gpu_.session());
         if (options.check && done && gpu_.is_host()) {
             memory_->wait();
-            attention_->check(node, *cut.layer, batch, gpu_.session());
+            attention_->check(cut.node, *cut.layer, batch, gpu_.session());
         }
     }
     leave();
@@ -556,9 +536,9 @@ bool Wrapper::can_be_captured(ggml_cgraph *graph) const {
 
 Description Wrapper::describe_calls() const {
     Description calls;
-    calls.add(queries_->data());
     for (const Cut &cut : cuts_) {
         calls.add(cut.index);
+        calls.add(cut.node.q->data);
         calls.add(cut.node.values->data);
         for (const Batch &batch : batches_of(cut)) {
             attention_->describe(*cut.layer, batch, calls);

@@ -117,7 +117,6 @@ class Wrapper {
     std::vector<Mirror> mirrors_;
     size_t mirrors_used_ = 0;
     std::vector<Reading> readings_;
-    std::unique_ptr<Array<char>> queries_;
     std::unique_ptr<Array<int32_t>> numbers_;
     std::unique_ptr<Array<float>> keys_;
 };
