@@ -1723,6 +1723,9 @@ typedef struct {
  * args->log_mass  [B, Hq]              float32, optional, of `vwd_select_blocks` with the same scale. Only with remainder.
  *              or [B, Q, Hq]
  *
+ * Queries of float32 beside keys of 16 bits are rounded to the keys' type by CUDA kernels on tensor cores; others, and the CPU, read them
+ * as they are.
+ *
  * FP8 keys and values: s_t = scale·k_scale_t·(q·k_t), and v_scale_t multiplies v_t. Masked tokens are not multiplied, so
  * bytes and scales of tokens that no row sees may be NaN. A NaN in a token affects only the rows that see it; on
  * CUDA it may reach all rows of the query positions that share a list with one that sees it.

@@ -23,8 +23,8 @@ struct DistributeParams {
     const int32 *thresholds;                 // [classes]
     int32 *lens;                             // [classes, KINDS, max_rows]
     int32 *rows, *from, *places;             // [max_rows]; places may be null
-    // Of a tiered cache, whose pages are blocks; null without one: the number of leading blocks that dense rows read in host memory [max_rows],
-    // and ids [max_rows, newest] and number [max_rows] of the blocks after them.
+    // With a tiered cache, whose pages are blocks, else null: how many leading blocks dense rows read in host memory [max_rows], and ids
+    // [max_rows, newest] and number [max_rows] of the blocks after them.
     int32 *stored, *newest_ids, *newest_counts;
     int32 mode, positions, page_size;
     uint32 batch, classes, max_rows, shortest;
