@@ -92,7 +92,8 @@ impl Layer {
         let kv = [pages, shape.page, shape.kv_heads, shape.dim];
         let rounded = |values: Array<f64>, dtype: DType| values.map(|&x| dtype.round(x));
         // Kernels on tensor cores round queries of float32 to the type of the keys.
-        let query_type = if shape.q_type == F32 { shape.kv_type } else { shape.q_type };
+        let is_rounded = shape.q_type == F32 && shape.kv_type.bits == 16;
+        let query_type = if is_rounded { shape.kv_type } else { shape.q_type };
         Layer {
             q: rounded(rng.normals(&[shape.batch, shape.kv_heads * shape.group, shape.dim]), query_type),
             k: rounded(rng.normals(&kv), shape.kv_type),
