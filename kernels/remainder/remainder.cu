@@ -77,8 +77,11 @@ struct Rows {
     // That of token t; 0 where it has no page.
     __device__ float load(const RemainderParams &p, uint32 seq, uint32 t) const {
         const uint32 n = p.page.divide(t), at = t - n * p.page.value;
-        const int64 number = find_page(p, seq, n);
-        if (number < 0) return 0.0f;
+        const int32 number = find_page(p, seq, n);
+        return number < 0 ? 0.0f : at_place(p, number, at);
+    }
+    // That of a token of a page.
+    __device__ float at_place(const RemainderParams &p, int64 number, uint32 at) const {
         const float x = load_element(data + number * page + at * token, p.dtype);
         return scale ? __fmul_rn(x, as<float>(scale + number * scale_page + at * scale_token)) : x;
     }
@@ -242,18 +245,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) remainder_covariance(co
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) remainder_means(const __grid_constant__ RemainderParams p) {
+    constexpr uint32 AHEAD = 16;  // elements that a thread has under way
+    __shared__ int32 pages[TOKENS];
+    __shared__ uint32 places[TOKENS];
     const Work work(p, blockIdx.x / p.heads, blockIdx.x % p.heads);
     if (work.row < 0) return;
     uint32 counted = work.counted;
+    const uint32 channels = p.dim + p.value_dim;
     for (uint32 j = 1 + counted / p.block; j < work.whole && has_pages(p, work.seq, j); j++, counted += p.block) {
         const float share = share_of(p, counted);
-        for (uint32 n = threadIdx.x; n < p.dim + p.value_dim; n += THREADS) {
-            const bool is_key = n < p.dim;
+        for (uint32 first = 0; first < channels; first += THREADS) {
+            const uint32 n = min(first + threadIdx.x, channels - 1);
+            const bool exists = first + threadIdx.x < channels, is_key = n < p.dim;
             const uint32 c = is_key ? n : n - p.dim;
             const Rows rows = is_key ? Rows(p.k, p.k_step, p.k_scale, work.head, c) : Rows(p.v, p.v_step, p.v_scale, work.head, c);
             float mean = 0.0f;
-#pragma unroll 4
-            for (uint32 t = j * p.block; t < (j + 1) * p.block; t++) mean = __fadd_rn(mean, rows.load(p, work.seq, t));
+            for (uint32 done = 0; done < p.block; done += TOKENS) {
+                const uint32 count = min(TOKENS, p.block - done), t = j * p.block + done + threadIdx.x;
+                __syncthreads();
+                if (threadIdx.x < count) {
+                    const uint32 page = p.page.divide(t);
+                    pages[threadIdx.x] = find_page(p, work.seq, page), places[threadIdx.x] = t - page * p.page.value;
+                }
+                __syncthreads();
+                for (uint32 begin = 0; begin < count; begin += AHEAD) {
+                    float x[AHEAD];
+#pragma unroll
+                    for (uint32 i = 0; i < AHEAD; i++) x[i] = begin + i < count ? rows.at_place(p, pages[begin + i], places[begin + i]) : 0.0f;
+#pragma unroll
+                    for (uint32 i = 0; i < AHEAD; i++)
+                        if (begin + i < count) mean = __fadd_rn(mean, x[i]);
+                }
+            }
+            if (!exists) continue;
             mean = __fmul_rn(mean, p.inverse);
             float &to = as<float>((is_key ? p.mean_k : p.mean_v).at(work.row, work.head, c));
             const float before = counted > 0 ? to : mean;

@@ -113,6 +113,7 @@ pub struct Kernels {
     pub merge: Kernel,
     /// Joins what a list leaves out.
     pub term: Kernel,
+    pub term_sums: Kernel,
 }
 
 impl cuda::Kernels for Kernels {
@@ -195,6 +196,7 @@ impl cuda::Kernels for Kernels {
             active_clusters,
             merge: modules.kernel("attention/merge", "merge_states")?,
             term: modules.kernel("attention_remainder/term", "attention_term")?,
+            term_sums: modules.kernel("attention_remainder/term", "attention_term_sums")?,
             attention,
             repair,
         })
