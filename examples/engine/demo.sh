@@ -15,5 +15,5 @@ if [ $# -gt 2 ] || [ "$*" = '--tiny' ]; then exec "$engine" "$@"; fi
 long=$(mktemp)
 trap 'rm -f "$long"' EXIT
 head -c 16500 "$here/../../THIRD-PARTY" | cat - "$here/prompt.txt" >"$long"
-"$engine" "$@" --drafts --tokens 80 --prompt "$long"
-"$engine" "$@" --calls --tokens 64
+"$engine" "$@" --drafts --tokens 48 --prompt "$long"
+"$engine" "$@" --calls --tokens 32
