@@ -18,6 +18,7 @@ pub const CASES: &[Case] = cases![
     log_mass_of_many_blocks_agrees_with_the_formula,
     log_mass_of_extreme_products_does_not_overflow,
     remainder_update_agrees_with_the_formula,
+    remainder_update_of_scaled_fp8_agrees_with_the_formula,
     remainder_update_has_the_same_bits_however_it_is_cut,
     remainder_update_of_hostile_numbers_has_the_bits_of_the_cpu,
     attention_with_a_remainder_agrees_with_the_formula,
@@ -227,8 +228,9 @@ fn indices_of(shape: &[usize], at: &[usize]) -> usize {
 }
 
 /// Keys and values whose means are not 0 and which depend on each other.
-fn random_pages<'b>(backend: &'b Backend, rng: &mut Rng) -> (usize, Shape, Paged<'b>) {
-    let mut shape = Shape { dim: rng.pick(&[16, 24, 40, 64, 128]), ..Shape::random(rng) };
+fn random_pages<'b>(backend: &'b Backend, rng: &mut Rng, dtypes: &[DType]) -> (usize, Shape, Paged<'b>) {
+    let (dim, dtype) = (rng.pick(&[16, 24, 40, 64, 128]), rng.pick(dtypes));
+    let mut shape = Shape { dim, dtype, ..Shape::random(rng) };
     // Blocks that shared memory does not hold at once.
     let is_long = !shape.paged && rng.one_in(2);
     if is_long {
@@ -258,41 +260,77 @@ fn whole_blocks(paged: &Paged, i: usize, len: usize, block: usize) -> usize {
 
 fn remainder_update_agrees_with_the_formula(backend: &Backend) {
     rounds(30, |rng| {
-        let (block, shape, paged) = random_pages(backend, rng);
-        let sizes = [shape.kv_heads, shape.dim, shape.dim];
-        let rows = Rows::new(backend, rng, shape.batch, sizes);
+        let (block, shape, paged) = random_pages(backend, rng, &[F32, F16, BF16]);
+        let rows = Rows::new(backend, rng, shape.batch, [shape.kv_heads, shape.dim, shape.dim]);
         rows.update(backend, block, paged.c(), None);
-        let tokens = rows.tokens.read_ints();
-        let [mean_k, mean_v] = rows.means.each_ref().map(Tensor::read_floats);
-        let covariance = rows.covariance.read_floats();
-        for (i, g) in (0..shape.batch).flat_map(|i| (0..shape.kv_heads).map(move |g| (i, g))) {
-            let Some(row) = rows.row(i) else { continue };
-            let counted = whole_blocks(&paged, i, paged.len(i), block) * block;
-            assert_eq!(tokens[[row, g]], counted as i64, "tokens of sequence {i}");
-            if counted == 0 {
-                continue;
-            }
-            let those: Vec<usize> = (block..block + counted).collect();
-            let (keys, values) = (paged.keys_of(i, g, &those), paged.values_of(i, g, &those));
-            let want = oracle::moments(&keys, &values);
-            // Keys are of a few units, and rounded sums of some hundreds of them lose a few bits.
-            let close = |found: f64, want: f64, what: &str| {
-                assert!((found - want).abs() <= 2e-5 * want.abs().max(4.0), "{what} of {i}, {g}: {found}, not {want}");
-            };
-            (0..shape.dim).for_each(|c| close(mean_k[[row, g, c]], want.0[c], "mean_k"));
-            (0..shape.dim).for_each(|d| close(mean_v[[row, g, d]], want.1[d], "mean_v"));
-            for at in indices(&[shape.dim, shape.dim]) {
-                close(covariance[[row, g, at[0], at[1]]], want.2[at[0]][at[1]], "covariance");
-            }
-        }
+        check_moments(&rows, block, &shape, &paged, |_, _, _| [1.0; 2]);
         paged.assert_untouched();
     });
+}
+
+/// With a scale of each token's keys and values, or of each head's.
+fn remainder_update_of_scaled_fp8_agrees_with_the_formula(backend: &Backend) {
+    rounds(10, |rng| {
+        let (block, shape, paged) = random_pages(backend, rng, &[F8E4M3, F8E5M2]);
+        let [pages, page, heads, _] = paged.keys.shape[..] else { unreachable!() };
+        let is_of_tokens = rng.one_in(2);
+        let extents = if is_of_tokens { vec![pages, page, heads] } else { vec![heads] };
+        let scales = [(); 2].map(|()| Array::from_fn(&extents, |_| F32.round(0.5 + rng.unit())));
+        let given = scales.each_ref().map(|s| Tensor::floats(backend, F32, s, &Layout::random(rng, extents.len())));
+        let kv = vwd_paged_kv { k_scale: given[0].c(), v_scale: given[1].c(), ..paged.c() };
+        let rows = Rows::new(backend, rng, shape.batch, [shape.kv_heads, shape.dim, shape.dim]);
+        rows.update(backend, block, kv, None);
+        check_moments(&rows, block, &shape, &paged, |i, t, g| {
+            let (page, slot) = paged.pages().find(i, t).expect("a page");
+            let of_token = |s: &Array<f64>| if is_of_tokens { s[[page, slot, g]] } else { s[[g]] };
+            scales.each_ref().map(of_token)
+        });
+        check_on_the_cpu(backend, rng, block, &shape, &paged, &rows, Some(&scales));
+    });
+}
+
+/// Means and covariances of all whole blocks, where token t of sequence i and KV head g has these scales of its key and value.
+fn check_moments(
+    rows: &Rows,
+    block: usize,
+    shape: &Shape,
+    paged: &Paged,
+    scales: impl Fn(usize, usize, usize) -> [f64; 2],
+) {
+    let tokens = rows.tokens.read_ints();
+    let [mean_k, mean_v] = rows.means.each_ref().map(Tensor::read_floats);
+    let covariance = rows.covariance.read_floats();
+    for (i, g) in (0..shape.batch).flat_map(|i| (0..shape.kv_heads).map(move |g| (i, g))) {
+        let Some(row) = rows.row(i) else { continue };
+        let counted = whole_blocks(paged, i, paged.len(i), block) * block;
+        assert_eq!(tokens[[row, g]], counted as i64, "tokens of sequence {i}");
+        if counted == 0 {
+            continue;
+        }
+        let those: Vec<usize> = (block..block + counted).collect();
+        let scaled = |of: Vec<&[f64]>, n: usize| -> Vec<Vec<f64>> {
+            let rows = of.into_iter().zip(&those);
+            rows.map(|(x, &t)| x.iter().map(|x| x * scales(i, t, g)[n]).collect()).collect()
+        };
+        let [keys, values] = [scaled(paged.keys_of(i, g, &those), 0), scaled(paged.values_of(i, g, &those), 1)];
+        let [keys, values] = [&keys, &values].map(|rows| rows.iter().map(Vec::as_slice).collect::<Vec<&[f64]>>());
+        let want = oracle::moments(&keys, &values);
+        // Keys are of a few units, and rounded sums of some hundreds of them lose a few bits.
+        let close = |found: f64, want: f64, what: &str| {
+            assert!((found - want).abs() <= 2e-5 * want.abs().max(4.0), "{what} of {i}, {g}: {found}, not {want}");
+        };
+        (0..shape.dim).for_each(|c| close(mean_k[[row, g, c]], want.0[c], "mean_k"));
+        (0..shape.dim).for_each(|d| close(mean_v[[row, g, d]], want.1[d], "mean_v"));
+        for at in indices(&[shape.dim, shape.dim]) {
+            close(covariance[[row, g, at[0], at[1]]], want.2[at[0]][at[1]], "covariance");
+        }
+    }
 }
 
 /// In many calls, with tokens taken back and replaced, and on the CPU: the bits of one call.
 fn remainder_update_has_the_same_bits_however_it_is_cut(backend: &Backend) {
     rounds(20, |rng| {
-        let (block, shape, paged) = random_pages(backend, rng);
+        let (block, shape, paged) = random_pages(backend, rng, &[F32, F16, BF16]);
         let sizes = [shape.kv_heads, shape.dim, shape.dim];
         let rows = Rows::new(backend, rng, shape.batch, sizes);
         let once = rows.twin(backend, rng);
@@ -323,12 +361,20 @@ fn remainder_update_has_the_same_bits_however_it_is_cut(backend: &Backend) {
             rows.update(backend, block, vwd_paged_kv { seq_lens: given.c(), ..paged.c() }, begin);
         }
         assert_eq!(rows.bits(), once.bits(), "{} tokens a block, lens {ends:?}", block);
-        check_on_the_cpu(backend, rng, block, &shape, &paged, &once);
+        check_on_the_cpu(backend, rng, block, &shape, &paged, &once, None);
     });
 }
 
 /// What the CPU gives for these keys and values is in `found`, to the bit.
-fn check_on_the_cpu(backend: &Backend, rng: &mut Rng, block: usize, shape: &Shape, paged: &Paged, found: &Rows) {
+fn check_on_the_cpu(
+    backend: &Backend,
+    rng: &mut Rng,
+    block: usize,
+    shape: &Shape,
+    paged: &Paged,
+    found: &Rows,
+    scales: Option<&[Array<f64>; 2]>,
+) {
     if !backend.is_cuda() {
         return;
     }
@@ -340,7 +386,9 @@ fn check_on_the_cpu(backend: &Backend, rng: &mut Rng, block: usize, shape: &Shap
     let rows = found.rows.as_ref().map(|(values, _)| (values.clone(), ints(values)));
     let twin = Rows::filled(&cpu, rng, found.count, rows, [shape.kv_heads, shape.dim, shape.dim]);
     let table = table.as_ref().map_or(absent(), Tensor::c);
-    let kv = vwd_paged_kv { k: k.c(), v: v.c(), page_table: table, seq_lens: lens.c(), ..args() };
+    let scales = scales.map(|scales| scales.each_ref().map(|s| Tensor::floats(&cpu, F32, s, &Layout::default())));
+    let [k_scale, v_scale] = scales.as_ref().map_or([absent(); 2], |scales| scales.each_ref().map(Tensor::c));
+    let kv = vwd_paged_kv { k: k.c(), v: v.c(), k_scale, v_scale, page_table: table, seq_lens: lens.c(), ..args() };
     twin.update(&cpu, block, kv, None);
     assert_eq!(found.bits(), twin.bits());
 }
@@ -367,7 +415,7 @@ fn remainder_update_of_hostile_numbers_has_the_bits_of_the_cpu(backend: &Backend
                 assert!(rows.means[0].read_floats()[[row, g, c]].is_finite(), "mean of channel {c} of {i}, {g}");
             }
         }
-        check_on_the_cpu(backend, rng, block, &shape, &paged, &rows);
+        check_on_the_cpu(backend, rng, block, &shape, &paged, &rows, None);
     });
 }
 

@@ -7,7 +7,10 @@ use crate::core::tensor::Tensor;
 use crate::ops::simd::{self, Kernel, LANES, Lanes};
 use crate::ops::views::Scale;
 use crate::runtime::cpu::Cpu;
-use crate::with_float;
+use crate::with_key;
+
+/// Sums over a block that are joined at its end: its n-th token is added to the sum of n modulo 4.
+const PARTS: usize = 4;
 
 pub fn update(cpu: &Cpu, r: &Request) -> Result<()> {
     let kv = &r.kv;
@@ -18,13 +21,13 @@ pub fn update(cpu: &Cpu, r: &Request) -> Result<()> {
         (0..batch * if kv.k.is_empty() { 0 } else { heads }).for_each(|n| forget(r, n / heads, n % heads));
         return Ok(());
     }
-    // A block's keys and values, its means, and those of the blocks before.
-    let floats = (size + 2) * (dim + value_dim) + value_dim;
+    // A block's keys and values, what their sums are made of, what they move the means by, and those.
+    let floats = (size + PARTS + 2) * (dim + value_dim) + value_dim;
     let bytes = size * (dim + value_dim) * kv.k.dtype.bytes();
     let scratch = cpu.scratch();
     cpu.in_shares(&scratch, batch * heads, floats, bytes, |task, memory| {
         // SAFETY: the op's caller keeps the tensors valid; no other task has this row and head.
-        with_float!(kv.k.dtype, T => unsafe { extend::<T>(r, task / heads, task % heads, memory) });
+        with_key!(kv.k.dtype, T => unsafe { extend::<T>(r, task / heads, task % heads, memory) });
     })
 }
 
@@ -66,41 +69,51 @@ unsafe fn extend<T: Element + Float>(r: &Request, i: usize, g: usize, memory: &m
         let mut counted = kept(r, i, before, whole);
         let (keys, memory) = memory.split_at_mut(size * dim);
         let (values, memory) = memory.split_at_mut(size * value_dim);
-        let (key_mean, memory) = memory.split_at_mut(dim);
-        let (value_mean, memory) = memory.split_at_mut(value_dim);
-        let (key_before, memory) = memory.split_at_mut(dim);
-        let (value_before, line) = memory.split_at_mut(value_dim);
+        let (sums, memory) = memory.split_at_mut(PARTS * (dim + value_dim));
+        let (deltas, memory) = memory.split_at_mut(dim + value_dim);
+        let (means, line) = memory.split_at_mut(dim + value_dim);
+        if counted > 0 {
+            remainder.mean_k.row::<f32, 2>([row, g]).read_into(&mut means[..dim]);
+            remainder.mean_v.row::<f32, 2>([row, g]).read_into(&mut means[dim..]);
+        }
         for j in 1 + counted / size..whole {
             let place = |t: usize| kv.pages.page(i, t / kv.pages.size).map(|page| [page, t % kv.pages.size, g]);
             if (j * size..(j + 1) * size).any(|t| place(t).is_none()) {
                 break;
             }
-            for (n, at) in (j * size..(j + 1) * size).filter_map(place).enumerate() {
-                read::<T>(&kv.k, &kv.k_scale, at, &mut keys[n * dim..][..dim]);
-                read::<T>(&kv.v, &kv.v_scale, at, &mut values[n * value_dim..][..value_dim]);
-            }
-            centre(keys, key_mean);
-            centre(values, value_mean);
             let share = size as f32 / (counted + size) as f32;
-            for (mean, (of_block, before)) in
-                [(&remainder.mean_k, (&*key_mean, &mut *key_before)), (&remainder.mean_v, (value_mean, value_before))]
-            {
-                let to = mean.row::<f32, 2>([row, g]);
-                for (c, (&x, before)) in of_block.iter().zip(&mut *before).enumerate() {
-                    *before = if counted > 0 { to.get(c) } else { x };
-                    to.set(c, (x - *before).mul_add(share, *before));
+            // The first block of all is taken twice: less its first token, for means, and less these.
+            for pass in 0..1 + (counted == 0) as usize {
+                for (n, at) in (j * size..(j + 1) * size).filter_map(place).enumerate() {
+                    let (key, value) = (&mut keys[n * dim..][..dim], &mut values[n * value_dim..][..value_dim]);
+                    read::<T>(&kv.k, &kv.k_scale, at, key);
+                    read::<T>(&kv.v, &kv.v_scale, at, value);
+                    if counted == 0 && pass == 0 && n == 0 {
+                        means[..dim].copy_from_slice(key);
+                        means[dim..].copy_from_slice(value);
+                    }
+                    key.iter_mut().zip(&means[..dim]).for_each(|(x, mean)| *x -= mean);
+                    value.iter_mut().zip(&means[dim..]).for_each(|(x, mean)| *x -= mean);
                 }
+                let (of_keys, of_values) = sums.split_at_mut(PARTS * dim);
+                average(keys, of_keys, &mut deltas[..dim]);
+                average(values, of_values, &mut deltas[dim..]);
+                means.iter_mut().zip(&*deltas).for_each(|(mean, delta)| *mean = delta.mul_add(share, *mean));
             }
-            let between = share * (1.0 - share);
             for c in 0..dim {
                 let to = remainder.covariance.row::<f32, 3>([row, g, c]);
                 (0..value_dim).for_each(|d| line[d] = if counted > 0 { to.get(d) } else { 0.0 });
-                let factor = between * (key_mean[c] - key_before[c]);
-                let means = [&*value_mean, &*value_before];
-                simd::dispatch(Merge { keys, dim, c, values, share, factor, means, inverse: 1.0 / size as f32, line });
+                let factor = -(share * share) * deltas[c];
+                let delta = &deltas[dim..];
+                simd::dispatch(Merge { keys, dim, c, values, share, factor, delta, inverse: 1.0 / size as f32, line });
                 line.iter().enumerate().for_each(|(d, &x)| to.set(d, x));
             }
             counted += size;
+        }
+        if counted > 0 {
+            let (mean_k, mean_v) = (remainder.mean_k.row::<f32, 2>([row, g]), remainder.mean_v.row::<f32, 2>([row, g]));
+            means[..dim].iter().enumerate().for_each(|(c, &x)| mean_k.set(c, x));
+            means[dim..].iter().enumerate().for_each(|(c, &x)| mean_v.set(c, x));
         }
         if counted as i32 != before {
             remainder.tokens.set([row, g], counted as i32);
@@ -124,31 +137,32 @@ unsafe fn read<T: Element + Float>(t: &Tensor, scale: &Option<Scale>, at: [usize
     }
 }
 
-/// Takes the mean from rows of as many channels, whose sums are in their order.
-fn centre(rows: &mut [f32], mean: &mut [f32]) {
-    let share = 1.0 / (rows.len() / mean.len()) as f32;
-    mean.fill(0.0);
-    for row in rows.chunks_exact(mean.len()) {
-        mean.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
+/// The means of rows of as many channels. Every [`PARTS`]-th row has a sum of its own, in `sums`.
+fn average(rows: &[f32], sums: &mut [f32], means: &mut [f32]) {
+    let dim = means.len();
+    let inverse = 1.0 / (rows.len() / dim) as f32;
+    sums.fill(0.0);
+    for (n, row) in rows.chunks_exact(dim).enumerate() {
+        sums[n % PARTS * dim..][..dim].iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
     }
-    mean.iter_mut().for_each(|sum| *sum *= share);
-    for row in rows.chunks_exact_mut(mean.len()) {
-        row.iter_mut().zip(&*mean).for_each(|(x, mean)| *x -= mean);
+    for (c, mean) in means.iter_mut().enumerate() {
+        let [a, b, c, d]: [f32; PARTS] = std::array::from_fn(|n| sums[n * dim + c]);
+        *mean = ((a + b) + (c + d)) * inverse;
     }
 }
 
 /// Merges a block into the covariance of key channel `c` with all channels of values.
 struct Merge<'a> {
-    /// Keys [S, D] and values [S, Dv] without their means.
+    /// Keys [S, D] and values [S, Dv] less the means of the blocks before.
     keys: &'a [f32],
     dim: usize,
     c: usize,
     values: &'a [f32],
     share: f32,
-    /// share·(1 − share)·(the mean key of the block less that of the blocks before).
+    /// −share²·(the mean of the keys' channel)
     factor: f32,
-    /// The mean values of the block, and of the blocks before.
-    means: [&'a [f32]; 2],
+    /// The means of the values.
+    delta: &'a [f32],
     /// 1 / S
     inverse: f32,
     /// [Dv]
@@ -160,20 +174,29 @@ impl Kernel for Merge<'_> {
 
     #[inline(always)]
     fn run<L: Lanes>(self) {
-        let Merge { keys, dim, c, values, share, factor, means: [mean, before], inverse, line } = self;
+        let Merge { keys, dim, c, values, share, factor, delta, inverse, line } = self;
         let value_dim = line.len();
         for d in (0..value_dim).step_by(LANES) {
-            let mut sum = L::splat(0.0);
-            for (key, value) in keys.chunks_exact(dim).zip(values.chunks_exact(value_dim)) {
-                // SAFETY: Dv is a multiple of eight.
-                sum = L::splat(key[c]).fused(unsafe { L::load(value.as_ptr().add(d)) }, sum);
+            let mut sums = [L::splat(0.0); PARTS];
+            // SAFETY: Dv is a multiple of eight.
+            let add = |sum: &mut L, key: &[f32], value: &[f32]| unsafe {
+                *sum = L::splat(key[c]).fused(L::load(value.as_ptr().add(d)), *sum);
+            };
+            let (fours, of_fours) = (keys.chunks_exact(PARTS * dim), values.chunks_exact(PARTS * value_dim));
+            let (rest, of_rest) = (fours.remainder(), of_fours.remainder());
+            for (keys, values) in fours.zip(of_fours) {
+                for n in 0..PARTS {
+                    add(&mut sums[n], &keys[n * dim..], &values[n * value_dim..]);
+                }
             }
+            let rest = rest.chunks_exact(dim).zip(of_rest.chunks_exact(value_dim));
+            rest.zip(&mut sums).for_each(|((key, value), sum)| add(sum, key, value));
+            let sum = sums[0].add(sums[1]).add(sums[2].add(sums[3]));
             // SAFETY: as above.
             unsafe {
                 let old = L::load(line.as_ptr().add(d));
-                let step = L::load(mean.as_ptr().add(d)).sub(L::load(before.as_ptr().add(d)));
                 let kept = sum.mul(L::splat(inverse)).sub(old).fused(L::splat(share), old);
-                step.fused(L::splat(factor), kept).store(line.as_mut_ptr().add(d));
+                L::load(delta.as_ptr().add(d)).fused(L::splat(factor), kept).store(line.as_mut_ptr().add(d));
             }
         }
     }

@@ -5,20 +5,29 @@ use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::ops::views::Scale;
 use crate::runtime::cuda::layout::{Divisor, kernel_constants, kernel_struct};
-use crate::runtime::cuda::views::{NO_DIM, View, element_code, saturated};
-use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, Modules, Source, source};
+use crate::runtime::cuda::views::{NO_DIM, View, element_code, has_aligned_rows, saturated};
+use crate::runtime::cuda::{self, Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules, Source, source};
 
 pub struct Kernels {
-    covariance: Kernel,
-    means: Kernel,
+    /// By the bytes of an element: 1, 2 and 4.
+    covariance: [Kernel; 3],
+    means: [Kernel; 3],
+    /// The largest cluster that the device can form of CTAs of the means; 1 where it forms none.
+    cluster: u32,
 }
 
 impl cuda::Kernels for Kernels {
-    const SOURCES: &[Source] = &[source!("remainder/remainder", compute_80)];
+    const SOURCES: &[Source] = &[source!("remainder/remainder", compute_80, compute_90)];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let kernel = |name| modules.kernel("remainder/remainder", name);
-        Ok(Kernels { covariance: kernel("remainder_covariance")?, means: kernel("remainder_means")? })
+        let means = [kernel("remainder_means_1")?, kernel("remainder_means_2")?, kernel("remainder_means_4")?];
+        let covariance =
+            [kernel("remainder_covariance_1")?, kernel("remainder_covariance_2")?, kernel("remainder_covariance_4")?];
+        let can_form = |&size: &u32| means.iter().all(|kernel| kernel.active_clusters(size, THREADS) > 0);
+        let largest = if modules.facts().launches_dependents() { LARGEST_CLUSTER } else { 1 };
+        let cluster = (2..=largest).rfind(can_form).unwrap_or(1);
+        Ok(Kernels { covariance, means, cluster })
     }
 }
 
@@ -41,25 +50,26 @@ kernel_struct! {
         v_step: [i64; 4],
         covariance_step: [i64; 4],
         page: Divisor,
+        size: Divisor,
         pages: u32,
         capacity: u32,
         heads: u32,
         dim: u32,
         value_dim: u32,
-        block: u32,
         count: u32,
         dtype: u32,
-        key_tiles: u32,
-        value_tiles: u32,
+        key_strips: u32,
+        value_strips: u32,
+        k_adjacent: u32,
+        v_adjacent: u32,
         inverse: f32,
     }
 }
 
 kernel_constants! {
     const THREADS: u32 = 256;
-    /// Channels of a CTA's tile.
-    const KEYS: usize = 32;
-    const VALUES: usize = 64;
+    /// Channels of keys, and of values, of a CTA's tile.
+    const STRIP: usize = 32;
 }
 
 fn steps(t: &Tensor) -> [i64; 4] {
@@ -82,13 +92,17 @@ pub fn update(enqueue: &Enqueue, r: &Request) -> Result<()> {
         return Ok(());
     }
     let (dim, value_dim) = (kv.k.dim(3), kv.value_dim());
-    let (key_tiles, value_tiles) = (dim.div_ceil(KEYS), value_dim.div_ceil(VALUES));
+    let (key_strips, value_strips) = (dim.div_ceil(STRIP), value_dim.div_ceil(STRIP));
+    let kernels: &Kernels = enqueue.kernels();
+    let cluster = kernels.cluster.min((key_strips + value_strips) as u32);
     let lists = batch.saturating_mul(heads);
-    let tiles = lists.checked_mul(key_tiles * value_tiles).and_then(|n| i32::try_from(n).ok());
-    let Some(tiles) = tiles else {
+    let most_ctas = (key_strips * value_strips).max(cluster as usize);
+    if lists.checked_mul(most_ctas).is_none_or(|n| n > i32::MAX as usize) {
         let found = format!("seq_lens: {batch} sequences of {heads} KV heads");
         return Err(Error::unsupported(format!("{found}; CUDA takes up to 2^31 − 1 tiles of a covariance")));
-    };
+    }
+    let bytes = kv.k.dtype.bytes();
+    let is_adjacent = |t: &Tensor| has_aligned_rows(t, if bytes == 1 { 8 } else { 16 }) as u32;
     let params = RemainderParams {
         table: View::optional(&kv.pages.table, |t| View::new(t, [0, 1])),
         tokens: View::new(tokens, [0, 1]),
@@ -106,24 +120,33 @@ pub fn update(enqueue: &Enqueue, r: &Request) -> Result<()> {
         v_step: steps(&kv.v),
         covariance_step: steps(covariance),
         page: Divisor::new(saturated(kv.pages.size).max(1)),
+        size: Divisor::new(r.block_size as u32),
         pages: saturated(kv.pages.count),
         capacity: saturated(kv.pages.capacity()),
         heads: heads as u32,
         dim: dim as u32,
         value_dim: value_dim as u32,
-        block: r.block_size as u32,
         count: saturated(tokens.dim(0)),
         dtype: element_code(kv.k.dtype),
-        key_tiles: key_tiles as u32,
-        value_tiles: value_tiles as u32,
+        key_strips: key_strips as u32,
+        value_strips: value_strips as u32,
+        k_adjacent: is_adjacent(&kv.k),
+        v_adjacent: is_adjacent(&kv.v),
         inverse: 1.0 / r.block_size as f32,
     };
-    let kernels: &Kernels = enqueue.kernels();
-    let grid = |ctas: usize| Grid { ctas: ctas as u32, threads: THREADS, kind: Kind::Plain };
-    // SAFETY: RemainderParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed.
+    let width = bytes.ilog2() as usize;
+    let tiles = lists * key_strips * value_strips;
+    let of_tiles = Grid { ctas: tiles as u32, threads: THREADS, kind: enqueue.dependent_kind() };
+    let of_heads = Grid {
+        ctas: lists as u32 * cluster,
+        threads: THREADS,
+        kind: if cluster > 1 { Kind::DependentClusters(cluster) } else { enqueue.dependent_kind() },
+    };
+    // SAFETY: RemainderParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The first
+    // kernel waits before it touches anything and before it lets the second one start.
     unsafe {
-        enqueue.launch(&kernels.covariance, grid(tiles as usize), [(&raw const params).cast()])?;
-        enqueue.launch(&kernels.means, grid(lists), [(&raw const params).cast()])
+        enqueue.launch(&kernels.covariance[width], of_tiles, [(&raw const params).cast()])?;
+        enqueue.launch(&kernels.means[width], of_heads, [(&raw const params).cast()])
     }
 }
 

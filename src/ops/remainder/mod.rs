@@ -1,7 +1,7 @@
 //! What a selection leaves out: means and covariance of the keys and values of each sequence and KV head, extended by whole blocks.
 //!
-//! Blocks are merged in their order, each from its own means and co-moment, so that nothing large is subtracted from anything large
-//! and the bits do not depend on how calls cut a sequence. Every operation is rounded on its own: every backend gives the same bits.
+//! Blocks are merged in their order, each from differences to the means of those before, so that nothing large is subtracted from anything
+//! large and the bits do not depend on how calls cut a sequence. Every operation is rounded on its own: every backend gives the same bits.
 
 mod cpu;
 mod cuda;
