@@ -10,9 +10,9 @@ use std::mem::MaybeUninit;
 ///
 /// Blocks 1, 2 … of a sequence are taken in this order, each once, when all its S tokens are below seq_lens[i]: tokens[n, g] of the
 /// sequence's row n says how many were. A token without a page ends the call for its sequence. For each KV head, with c tokens counted:
-///   k̄_b = (1/S)·Σ_t k_t, v̄_b likewise, and C_b = (1/S)·Σ_t (k_t − k̄_b)(v_t − v̄_b)ᵀ, in the order of the tokens;
-///   w = S / (c + S), δ = k̄_b − mean_k, ε = v̄_b − mean_v;
-///   covariance += w·(C_b − covariance) + w·(1 − w)·δ·εᵀ, mean_k += w·δ, mean_v += w·ε; of the first block: what it gives itself.
+///   w = S / (c + S); δ = (1/S)·Σ_t (k_t − mean_k) and ε = (1/S)·Σ_t (v_t − mean_v) over the block;
+///   covariance += w·((1/S)·Σ_t (k_t − mean_k)(v_t − mean_v)ᵀ − covariance) − w²·δ·εᵀ, mean_k += w·δ, mean_v += w·ε;
+///   the first block counts with its own means as mean_k and mean_v, and with a covariance of 0.
 /// Every operation is rounded to float32 in one fixed order: a sequence has the same bits however the calls cut it, and on every device.
 ///
 /// Counted blocks cannot be taken out. Where begin[i] is before the end of what was counted, or seq_lens[i] is, the row is made anew

@@ -112,8 +112,7 @@ pub struct Kernels {
     pub active_clusters: [u32; LARGEST_CLUSTER as usize],
     pub merge: Kernel,
     /// Joins what a list leaves out.
-    pub term: Kernel,
-    pub term_sums: Kernel,
+    term: term::TermKernel,
 }
 
 impl cuda::Kernels for Kernels {
@@ -138,7 +137,7 @@ impl cuda::Kernels for Kernels {
         source!("attention/repair_decode128", compute_90),
         source!("attention/repair_verify128", compute_90a),
         source!("attention/merge", compute_80),
-        source!("attention_remainder/term", compute_80),
+        source!("attention_remainder/term", compute_80, compute_90),
     ];
     const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>(), VariantList::of::<RepairVariant>()];
 
@@ -195,8 +194,7 @@ impl cuda::Kernels for Kernels {
             cluster_sizes: sizes.iter().copied().filter(can_form).collect(),
             active_clusters,
             merge: modules.kernel("attention/merge", "merge_states")?,
-            term: modules.kernel("attention_remainder/term", "attention_term")?,
-            term_sums: modules.kernel("attention_remainder/term", "attention_term_sums")?,
+            term: term::TermKernel::find(modules)?,
             attention,
             repair,
         })

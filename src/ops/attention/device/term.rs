@@ -1,4 +1,4 @@
-//! Launch of kernels/attention_remainder/term.cu, which joins what a list leaves out.
+//! Launch of the kernel of kernels/attention_remainder/term.cu, which joins what a list leaves out.
 
 use super::Kernels;
 use super::params::{Params, StateView};
@@ -7,8 +7,8 @@ use crate::core::status::{Error, Result};
 use crate::ops::attention::term::Term;
 use crate::ops::remainder::Remainder;
 use crate::runtime::cuda::layout::{kernel_constants, kernel_struct};
-use crate::runtime::cuda::views::{View, saturated};
-use crate::runtime::cuda::{Enqueue, Grid, Kind};
+use crate::runtime::cuda::views::{View, has_aligned_rows, saturated};
+use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules};
 
 kernel_struct! {
     /// Mirrors TermParams.
@@ -26,17 +26,31 @@ kernel_struct! {
         fours: u32,
         strips: u32,
         scale: f32,
-        units: u32,
+        adjacent: u32,
         unused: u32,
     }
 }
 
 kernel_constants! {
-    /// Query heads of a CTA.
+    /// Query heads of a cluster.
     const HEADS: u32 = 4;
-    const MOST_DIM: usize = crate::ops::views::MAX_DIM;
-    /// Channels of values of a CTA.
-    const STRIP: u32 = 32;
+    /// Channels of values that a CTA has at a time.
+    const STRIP: u32 = 16;
+}
+
+/// The kernel, and the CTAs of the largest clusters that the device forms of it; 1 where it forms none.
+pub struct TermKernel {
+    kernel: Kernel,
+    cluster: u32,
+}
+
+impl TermKernel {
+    pub fn find(modules: &Modules) -> Result<TermKernel> {
+        let kernel = modules.kernel("attention_remainder/term", "attention_term")?;
+        let largest = if modules.facts().launches_dependents() { LARGEST_CLUSTER } else { 1 };
+        let cluster = (2..=largest).rfind(|&size| kernel.active_clusters(size, THREADS) > 0).unwrap_or(1);
+        Ok(TermKernel { kernel, cluster })
+    }
 }
 
 /// Joins the terms to the states that a launch of these parameters has written.
@@ -44,16 +58,17 @@ kernel_constants! {
 /// # Safety
 /// The op's caller keeps the tensors valid until the stream has passed.
 pub unsafe fn launch(enqueue: &Enqueue, of: &Params, batch: usize, term: &Term) -> Result<()> {
-    debug_assert!(of.dim as usize <= MOST_DIM);
     let Term { remainder: Remainder { rows, tokens, mean_v, covariance, .. }, log_mass } = term;
     let (fours, strips) = (of.group.value.div_ceil(HEADS), of.value_dim.div_ceil(STRIP));
     let units = batch.saturating_mul(of.positions as usize).saturating_mul(of.kv_heads.value as usize);
-    let most = units.checked_mul((fours * strips).max(of.group.value) as usize).filter(|&n| n <= i32::MAX as usize);
-    if most.is_none() {
+    let TermKernel { kernel, cluster } = &enqueue.kernels::<Kernels>().term;
+    let cluster = strips.min(*cluster);
+    let ctas = units.checked_mul((fours * cluster) as usize).and_then(|n| i32::try_from(n).ok());
+    let Some(ctas) = ctas else {
         let text = format!("q: {units} positions and KV heads; CUDA takes up to 2^31 − 1 with remainder");
         return Err(Error::unsupported(text));
-    }
-    // What the first kernel reads of states the second one writes.
+    };
+    // The kernel writes sums and lse itself, last.
     let StateView { acc, m, l } = of.state;
     let without_sums = StateView { acc, m: View::ABSENT, l: View::ABSENT };
     let of_rows = |view: View<4>| View { data: view.data, step: [view.step[0], view.step[1], view.step[2]] };
@@ -71,17 +86,13 @@ pub unsafe fn launch(enqueue: &Enqueue, of: &Params, batch: usize, term: &Term) 
         fours,
         strips,
         scale: 0.5 * of.scale,
-        units: units as u32,
+        adjacent: has_aligned_rows(covariance, 16) as u32,
         unused: 0,
     };
-    let kernels: &Kernels = enqueue.kernels();
-    let grid = |ctas: usize| Grid { ctas: ctas as u32, threads: THREADS, kind: Kind::Plain };
-    let rows = units * of.group.value as usize;
-    // SAFETY: TermParams is the kernels' struct; says the caller.
-    unsafe {
-        enqueue.launch(&kernels.term, grid(units * (fours * strips) as usize), [(&raw const params).cast()])?;
-        enqueue.launch(&kernels.term_sums, grid(rows.div_ceil(THREADS as usize)), [(&raw const params).cast()])
-    }
+    let kind = if cluster > 1 { Kind::DependentClusters(cluster) } else { enqueue.dependent_kind() };
+    let grid = Grid { ctas: ctas as u32, threads: THREADS, kind };
+    // SAFETY: TermParams is the kernel's struct; says the caller. Before the kernel waits it reads rows, as a hint, and nothing else.
+    unsafe { enqueue.launch(kernel, grid, [(&raw const params).cast()]) }
 }
 
 #[cfg(test)]
