@@ -27,6 +27,7 @@ constexpr uint32 MOST_HEADS = 16;
 constexpr uint32 MOST_STAGES = 3;
 constexpr uint32 TILES_AT_ONCE = 256;  // tiles of a run, whose partials a warp joins; a list has at most WARP runs
 constexpr float LOG2_E = 1.44269504f;
+constexpr float MASS_LENGTH = 0.7f;  // an axis is shortened to this where masses are added up
 
 // Dynamic shared memory. It begins at a line of 128 bytes: where it did not, 64 sequences took a tenth longer.
 extern __shared__ __align__(128) uint4 axis_shared[];
@@ -108,6 +109,7 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
     // Rows of a tile lie four banks apart. For D = 128 the 16-byte units of a row are permuted by the row's number instead.
     static constexpr uint32 GAP = GROUPS == 4 ? 0 : 16;
     static constexpr uint32 PITCH = 4 * QUARTETS;  // products of a block
+    static constexpr bool HAS_MASS = false;
     const AxisTileParams &p;
     TilesShared &shared;
     const uint32 slice, row_bytes, range_bytes, stage_bytes;  // slice: this CTA's number among the list's CTAs
@@ -389,7 +391,8 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
     }
 
     // Hands the products of the CTA's n-th tile to sink.put(n, block, head, product), and the partial of each head to
-    // sink.put_sums(tile, quartet, most, sum); a lane has that of head lane % 4 of the quartet.
+    // sink.put_sums(tile, quartet, most, sum); a lane has that of head lane % 4 of the quartet. A sink that HAS_MASS also gets
+    // put_mass(n, block, head, mass), with shorter axes.
     template <typename Sink> __device__ uint32 finish_tile(uint32 mask, uint32 n, const float (&x)[2][2][QUARTETS], const Sink &sink) const {
         const uint32 first = tile(n) * BLOCKS;
         uint32 saw = 0;
@@ -408,6 +411,11 @@ template <uint32 QUARTETS, uint32 GROUPS, bool OWNS_MULTIPROCESSOR = false> stru
                 if (!exists || !counts || !(fabsf(product[i]) < -minus_infinity())) product[i] = minus_infinity();
                 if (h >= heads()) product[i] = 0.0f;  // the head has weight 0
                 sink.put(n, block, h, product[i]);
+                if constexpr (Sink::HAS_MASS) {
+                    const float shorter = MASS_LENGTH * along;
+                    const float mass = fmaf(unit, x[0][i][m], shorter + log2_of(1.0f + exp2_fast(-2.0f * shorter)));
+                    sink.put_mass(n, block, h, exists && counts && fabsf(mass) < -minus_infinity() ? mass : minus_infinity());
+                }
             }
             reduce_tile(m, tile(n), product, sink);
         }

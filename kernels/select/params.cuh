@@ -72,6 +72,16 @@ struct AxisTileParams {
     uint32 keys;    // in the first CTA; 0: they take the place of what is no longer needed
 };
 
+// What the kernels of kernels/select/axis_cluster.cuh add that write log_mass.
+struct AxisMassParams {
+    AxisTileParams axes;
+    const char *centre;  // [Hk, D] float32; null: 0
+    int64 centre_head, centre_channel;
+    char *log_mass;      // [B, Q, Hq]
+    int64 mass_seq, mass_pos, mass_head;
+    uint32 masses, listed;  // offsets in dynamic shared memory
+};
+
 // What kernels/select/axis_two_launches.cuh adds. Its first kernel has `slices` CTAs for a list; keys and room are offsets in the second
 // kernel's dynamic shared memory.
 struct AxisTwoLaunchesParams {

@@ -3,10 +3,13 @@
 use super::axis_tiles::{
     AxisForm, AxisTileParams, BLOCKS, CtaShare, MOST_CTAS, MOST_STAGES, RESERVED, TOP_SHARED, TileKernels, WARPS,
 };
+use super::mass::strides as mass_strides;
 use super::params::grid;
 use crate::core::status::Result;
 use crate::ops::index::Axes;
 use crate::ops::select::Request;
+use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::views::{address, byte_stride};
 use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, LARGEST_CLUSTER, Modules};
 
 /// Shared memory that the kernels declare, at most.
@@ -17,6 +20,8 @@ pub struct AxisClusterKernels {
     kernels: TileKernels,
     /// For D = 128 and up to 4 heads, where each CTA is alone on its multiprocessor.
     alone_128: Kernel,
+    /// For D = 128 and up to 4, 8 and 16 heads: kernels that write log_mass, too.
+    masses: [Kernel; 3],
     /// What a CTA can have: where two share a multiprocessor, and where each has its own.
     pub shares: [CtaShare; 2],
 }
@@ -31,8 +36,27 @@ impl AxisClusterKernels {
         let kernels = TileKernels::find(modules, "select/axis_cluster", [&common, &others], STATIC_SHARED)?;
         let alone_128 =
             TileKernels::kernel(modules, "select/axis_cluster", "select_axis_cluster_alone_128", STATIC_SHARED)?;
+        let mass = |name| TileKernels::kernel(modules, "select/axis_cluster", name, STATIC_SHARED);
+        let masses =
+            [mass("select_axis_mass_4_128")?, mass("select_axis_mass_8_128")?, mass("select_axis_mass_16_128")?];
         let shares = CtaShare::both(modules, [&kernels.common[0], &alone_128], STATIC_SHARED);
-        Ok(Some(AxisClusterKernels { kernels, alone_128, shares }))
+        Ok(Some(AxisClusterKernels { kernels, alone_128, masses, shares }))
+    }
+}
+
+kernel_struct! {
+    /// Mirrors AxisMassParams of kernels/select/params.cuh.
+    pub struct AxisMassParams {
+        axes: AxisTileParams,
+        centre: *const u8,
+        centre_head: i64,
+        centre_channel: i64,
+        log_mass: *mut u8,
+        mass_seq: i64,
+        mass_pos: i64,
+        mass_head: i64,
+        masses: u32,
+        listed: u32,
     }
 }
 
@@ -47,6 +71,9 @@ pub struct AxisClusterPlan {
     queries: usize,
     /// 0: keys have no room of their own.
     keys: usize,
+    /// Where log_mass is wanted.
+    masses: usize,
+    listed: usize,
     bytes: usize,
     /// Each CTA has a multiprocessor to itself.
     is_alone: bool,
@@ -98,8 +125,24 @@ impl AxisClusterPlan {
         let keys = most_tiles.saturating_mul(BLOCKS * size_of::<u32>());
         let products = queries.saturating_add(form.query_bytes).max(keys);
         let of_products = most_tiles.div_ceil(ctas).saturating_mul(BLOCKS * 4 * quartets * size_of::<f32>());
-        let bytes = products.saturating_add(of_products.max(TOP_SHARED));
-        AxisClusterPlan { most_tiles, ctas, stages, products, partials, queries, keys: 0, bytes, is_alone: false }
+        let masses = products.saturating_add(of_products.max(TOP_SHARED));
+        let listed = masses.saturating_add(if form.has_masses { of_products } else { 0 });
+        let of_listed = if form.has_masses { most_tiles.div_ceil(ctas) * size_of::<u32>() } else { 0 };
+        let bytes = listed.saturating_add(of_listed.next_multiple_of(16));
+        let is_alone = false;
+        AxisClusterPlan {
+            most_tiles,
+            ctas,
+            stages,
+            products,
+            partials,
+            queries,
+            keys: 0,
+            masses,
+            listed,
+            bytes,
+            is_alone,
+        }
     }
 
     /// Tiles of a warp.
@@ -116,19 +159,37 @@ pub fn select(
     form: &AxisForm,
     plan: &AxisClusterPlan,
 ) -> Result<()> {
-    let params = AxisTileParams {
+    let axes_params = AxisTileParams {
         products: plan.products as u32,
         partials: plan.partials as u32,
         queries: plan.queries as u32,
         keys: plan.keys as u32,
         ..AxisTileParams::new(r, axes, form, plan.ctas, plan.stages)
     };
-    let runs_alone_128 = plan.is_alone && form.is_common && form.quartets == 1;
-    let kernel = if runs_alone_128 { kernels.alone_128 } else { *kernels.kernels.of(form) }.sharing(plan.bytes as u32);
     let all = Grid { kind: Kind::DependentClusters(plan.ctas as u32), ..grid(enqueue, r.lists() * plan.ctas) };
-    // SAFETY: AxisTileParams is the kernels' struct; the op's caller keeps the tensors valid until the stream has passed. The
+    // SAFETY: the parameters are the kernels' structs; the op's caller keeps the tensors valid until the stream has passed. The
     // kernels wait before they touch anything, but for bringing summaries to the L2 cache.
-    unsafe { enqueue.launch(&kernel, all, [(&raw const params).cast()]) }
+    let launch = |kernel: &Kernel, params| unsafe { enqueue.launch(&kernel.sharing(plan.bytes as u32), all, [params]) };
+    if let (true, Some(out)) = (form.has_masses, &r.log_mass) {
+        let [mass_seq, mass_pos, mass_head] = mass_strides(r, out);
+        let centre = axes.centre.as_ref();
+        let params = AxisMassParams {
+            axes: axes_params,
+            centre: address(centre),
+            centre_head: byte_stride(centre, 0),
+            centre_channel: byte_stride(centre, 1),
+            log_mass: out.data(),
+            mass_seq,
+            mass_pos,
+            mass_head,
+            masses: plan.masses as u32,
+            listed: plan.listed as u32,
+        };
+        return launch(&kernels.masses[form.quartets.ilog2() as usize], (&raw const params).cast());
+    }
+    let runs_alone_128 = plan.is_alone && form.is_common && form.quartets == 1;
+    let kernel = if runs_alone_128 { &kernels.alone_128 } else { kernels.kernels.of(form) };
+    launch(kernel, (&raw const axes_params).cast())
 }
 
 #[cfg(test)]
@@ -146,8 +207,15 @@ mod tests {
     fn plan(lists: usize, blocks: usize) -> AxisClusterPlan {
         let most_tiles = blocks.div_ceil(BLOCKS);
         let stage_bytes = WARPS * BLOCKS * (COMMON_DIM + COMMON_DIM / 4);
-        let form =
-            AxisForm { is_common: true, quartets: 1, stored: blocks, most_tiles, stage_bytes, query_bytes: 2 << 10 };
+        let form = AxisForm {
+            is_common: true,
+            quartets: 1,
+            stored: blocks,
+            most_tiles,
+            stage_bytes,
+            query_bytes: 2 << 10,
+            has_masses: false,
+        };
         AxisClusterPlan::new(&shares(), lists, &form).unwrap()
     }
 

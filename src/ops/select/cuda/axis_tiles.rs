@@ -114,6 +114,8 @@ pub struct AxisForm {
     /// Shared memory of a stage of a CTA's tiles, one tile for each warp, and of queries.
     pub stage_bytes: usize,
     pub query_bytes: usize,
+    /// Masses are kept beside products.
+    pub has_masses: bool,
 }
 
 impl AxisForm {
@@ -149,6 +151,7 @@ impl AxisForm {
             most_tiles: stored.div_ceil(BLOCKS),
             stage_bytes: WARPS * BLOCKS * (heads.dim + heads.dim / 4 + 2 * gap),
             query_bytes: heads.dim / 32 * columns * 32 * 8,
+            has_masses: false,
         })
     }
 }

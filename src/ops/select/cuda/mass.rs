@@ -80,6 +80,14 @@ impl MassPlan {
     }
 }
 
+/// Strides of [B, Q, Hq] in bytes.
+pub fn strides(r: &Request, out: &Tensor) -> [i64; 3] {
+    match r.queries.positions.dimension() {
+        Some(_) => [0, 1, 2].map(|d| out.byte_stride(d)),
+        None => [out.byte_stride(0), 0, out.byte_stride(1)],
+    }
+}
+
 /// Writes the masses of what the lists of the call leave out, once these are there.
 pub fn write(
     enqueue: &Enqueue,
@@ -104,10 +112,7 @@ pub fn write(
         stride: block,
         ..MeanParams::of(select, &summaries)
     };
-    let [mass_seq, mass_pos, mass_head] = match r.queries.positions.dimension() {
-        Some(_) => [0, 1, 2].map(|d| out.byte_stride(d)),
-        None => [out.byte_stride(0), 0, out.byte_stride(1)],
-    };
+    let [mass_seq, mass_pos, mass_head] = strides(r, out);
     let centre = axes.centre.as_ref();
     let params = MassParams {
         means,

@@ -104,7 +104,17 @@ impl<'r, 'a> Plan<'r, 'a> {
                     }
                     _ => None,
                 };
-                match choose::axis(of(Method::Axis), device.as_ref(), AxisForm::new(r, axes), r.lists())? {
+                let choose = |form| choose::axis(of(Method::Axis), device.as_ref(), form, r.lists());
+                // One launch writes masses, too, where it has room for them.
+                let both = match (&r.log_mass, AxisForm::new(r, axes)) {
+                    (Some(_), Ok(form)) if form.is_common => choose(Ok(AxisForm { has_masses: true, ..form })).ok(),
+                    _ => None,
+                };
+                let choice = match both {
+                    Some(choice @ AxisChoice::Cluster(..)) => choice,
+                    _ => choose(AxisForm::new(r, axes))?,
+                };
+                match choice {
                     AxisChoice::General => Plan::AxisGeneral(mean_plan(&blocks_as_windows(axes))?, axes),
                     choice => Plan::Axis(choice, axes),
                 }
@@ -158,6 +168,11 @@ impl<'r, 'a> Plan<'r, 'a> {
         }
     }
 
+    /// Whether the launches that select write log_mass, too.
+    fn writes_masses(&self) -> bool {
+        matches!(self, Plan::Axis(AxisChoice::Cluster(form, _), _) if form.has_masses)
+    }
+
     fn blocks_variant(&self) -> BlocksVariant {
         match self {
             Plan::MinMax(plan, _) => plan.variant,
@@ -201,10 +216,14 @@ impl<'r, 'a> Plan<'r, 'a> {
     }
 }
 
-/// How the masses of what is left out are found, where they are wanted.
-fn plan_mass<'r, 'a>(facts: &Facts, r: &'r Request<'a>) -> Result<Option<(MassPlan, &'r Axes<'a>, &'r Tensor<'a>)>> {
+/// How the masses of what is left out are found, where they are wanted and the plan does not write them.
+fn plan_mass<'r, 'a>(
+    facts: &Facts,
+    r: &'r Request<'a>,
+    plan: &Plan,
+) -> Result<Option<(MassPlan, &'r Axes<'a>, &'r Tensor<'a>)>> {
     match (&r.queries.index.kind, &r.log_mass) {
-        (Kind::Axis(axes), Some(out)) => Ok(Some((MassPlan::new(facts, r)?, axes, out))),
+        (Kind::Axis(axes), Some(out)) if !plan.writes_masses() => Ok(Some((MassPlan::new(facts, r)?, axes, out))),
         _ => Ok(None),
     }
 }
@@ -215,7 +234,7 @@ pub fn blocks(enqueue: &Enqueue, r: &Request) -> Result<()> {
     }
     let forced = Forced { blocks: enqueue.forced(), tokens: None, top: enqueue.forced() };
     let plan = Plan::of_blocks(enqueue.kernels(), enqueue.facts(), &forced, r)?;
-    let mass = plan_mass(enqueue.facts(), r)?;
+    let mass = plan_mass(enqueue.facts(), r, &plan)?;
     if let Some((mass, ..)) = &mass {
         // One arena has room for either part.
         params::scratch(enqueue, mass.bytes.max(plan.scratch_bytes()))?;
@@ -240,8 +259,9 @@ pub fn blocks_scratch(cuda: &Cuda, r: &Request) -> Result<usize> {
         return Ok(0);
     }
     let forced = Forced { blocks: cuda.forced(), tokens: None, top: cuda.forced() };
-    let mass = plan_mass(cuda.facts(), r)?.map_or(0, |(plan, ..)| plan.bytes);
-    Ok(Plan::of_blocks(cuda.kernels(), cuda.facts(), &forced, r)?.scratch_bytes().max(mass))
+    let plan = Plan::of_blocks(cuda.kernels(), cuda.facts(), &forced, r)?;
+    let mass = plan_mass(cuda.facts(), r, &plan)?.map_or(0, |(plan, ..)| plan.bytes);
+    Ok(plan.scratch_bytes().max(mass))
 }
 
 pub fn tokens(enqueue: &Enqueue, r: &Request) -> Result<()> {
@@ -280,6 +300,7 @@ mod tests {
             super::means::MeanParams::layout("MeanParams"),
             super::mass::MassParams::layout("MassParams"),
             super::axis_tiles::AxisTileParams::layout("AxisTileParams"),
+            super::axis_cluster::AxisMassParams::layout("AxisMassParams"),
             super::axis_two_launches::AxisTwoLaunchesParams::layout("AxisTwoLaunchesParams"),
             super::labels_general::LabelParams::layout("LabelParams"),
             super::labels_cluster::LabelClusterParams::layout("LabelClusterParams"),
