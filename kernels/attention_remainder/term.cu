@@ -5,22 +5,27 @@
 //
 // Bytes: the covariance of each sequence and KV head once for every four rows that read it, the states once each way.
 //
-// A cluster has four query heads of a KV head of one position, and its CTAs take strips of 16 channels of values. The kernel starts beside attention,
-// and asks the L2 cache for its strips. Once attention has ended, all that a CTA reads is one round trip: four lanes have a key channel's
-// 16 values, 64 channels at a time, and their sums join in the warp, then in shared memory. The first CTA writes m, l and lse once all of the
-// cluster have read them. Rows without a term are not touched.
-//
-// Rows of means may be written by a kernel that still runs when they are asked for: what they say then is a guess, and is read again.
+// A cluster has four query heads of a KV head of one position, and its CTAs take strips of 64 channels of values. A strip of 128 key channels lies in
+// shared memory, where 16 lanes have a key channel; their sums join there. The kernel starts beside attention: CTAs are small enough to lie
+// beside those of decode128. Everything but writing is done twice, before attention has ended and after, so that then the covariance is in the L2
+// cache, the instructions are in theirs, and all that is read is one round trip. What the first pass reads may be changing; nothing of it is used but
+// the row of means, as a guess. The first CTA writes m, l and lse once all of the cluster have read them. Rows without a term are not touched.
 //
 // targets: compute_80, compute_90
 
 #include "attention/join.cuh"
 #include "common/cluster.cuh"
+#include "common/copies.cuh"
 #include "common/parameters.cuh"
 
-constexpr uint32 HEADS = 4, STRIP = 16;
-constexpr uint32 QUADS = STRIP / 4, KEYS = THREADS / QUADS;  // lanes of a key channel, key channels at a time
-constexpr uint32 AHEAD = 2;                                  // key channels that a thread has under way
+constexpr uint32 TERM_THREADS = 128, TERM_WARPS = TERM_THREADS / WARP;
+constexpr uint32 HEADS = 4, STRIP = 64, KEYS = 128;
+constexpr uint32 QUADS = STRIP / 4, LANES = TERM_THREADS / QUADS;  // lanes of a key channel, key channels at a time
+#if __CUDA_ARCH__ >= 900
+constexpr uint32 PASSES = 2;
+#else
+constexpr uint32 PASSES = 1;  // the kernel starts once attention has ended
+#endif
 
 struct TermParams {
     AttentionParams to;     // q, lengths, sizes, acc and out; every position has a list of its own
@@ -32,9 +37,9 @@ struct TermParams {
     View<3> m, l, lse;      // [B, Q, Hq]; lse may be NULL
     uint32 count;           // N
     uint32 fours;           // groups of four query heads of a KV head
-    uint32 strips;          // groups of 16 channels of values
+    uint32 strips;          // groups of 64 channels of values
     float scale;            // ½·scale
-    uint32 adjacent;        // four channels of a covariance can be loaded at once
+    uint32 adjacent;        // four channels of a covariance can be copied at once
     uint32 unused;
 };
 #include "attention_remainder/layout.cuh"
@@ -53,61 +58,78 @@ struct Unit {
 
 __device__ inline bool is_row(const TermParams &p, int32 row) { return row >= 0 && uint32(row) < p.count; }
 
-// Some channels of keys: their rows of a strip, and the queries. What does not exist is 0.
-struct Chunk {
-    float4 x[AHEAD];
-    float q[AHEAD][HEADS];
+// Loads what another kernel may have written since this one started: not from the L1 cache.
+__device__ inline float load_float(const char *p) { return __ldcg(reinterpret_cast<const float *>(p)); }
+__device__ inline int32 load_int(const char *p) { return __ldcg(reinterpret_cast<const int32 *>(p)); }
 
-    __device__ void load_rows(const TermParams &p, const Unit &unit, int32 row, uint32 channel, uint32 key) {
-#pragma unroll
-        for (uint32 n = 0; n < AHEAD; n++) {
-            x[n] = {0.0f, 0.0f, 0.0f, 0.0f};
-            if (key + n * KEYS >= p.to.dim || channel >= p.to.value_dim || !is_row(p, row)) continue;
-            const char *const from = p.covariance.at(row, unit.head, key + n * KEYS, channel);
-            const int64 step = p.covariance.step[3];
-            if (p.adjacent) x[n] = as<float4>(from);
-            else x[n] = {as<float>(from), as<float>(from + step), as<float>(from + 2 * step), as<float>(from + 3 * step)};
-        }
-    }
-    __device__ void load_queries(const TermParams &p, const Unit &unit, uint32 key) {
-#pragma unroll
-        for (uint32 n = 0; n < AHEAD; n++)
-#pragma unroll
-            for (uint32 h = 0; h < HEADS; h++) {
-                const bool exists = h < unit.heads && key + n * KEYS < p.to.dim;
-                q[n][h] = exists ? load_query(p.to.q.at(unit.seq, unit.position, unit.query_head(p, h), key + n * KEYS), p.to.q_type) : 0.0f;
-            }
-    }
-    __device__ void add_to(float (&sum)[HEADS][4], float scale) const {
-#pragma unroll
-        for (uint32 n = 0; n < AHEAD; n++)
-#pragma unroll
-            for (uint32 h = 0; h < HEADS; h++) {
-                const float factor = q[n][h] * scale;
-                sum[h][0] = fmaf(x[n].x, factor, sum[h][0]), sum[h][1] = fmaf(x[n].y, factor, sum[h][1]);
-                sum[h][2] = fmaf(x[n].z, factor, sum[h][2]), sum[h][3] = fmaf(x[n].w, factor, sum[h][3]);
-            }
-    }
+struct TermShared {
+    float4 rows[KEYS][QUADS];               // of the covariance; what does not exist is 0
+    float4 q[KEYS];                         // of the heads, times ½·scale
+    float2 sums[TERM_WARPS][HEADS][STRIP / 2];
 };
 
-// Adds the sums of the lanes that have the same four channels; each is left with a head and two channels.
-__device__ inline float2 join_lanes(const float (&sum)[HEADS][4], uint32 lane) {
-    const bool upper = lane & 16, odd = lane & 8, right = lane & 4;
-    float two[2][4], one[4];
+// Requests a strip of the covariance's rows from `first` on.
+__device__ inline void request_rows(const TermParams &p, const Unit &unit, int32 row, uint32 begin, uint32 first, TermShared &shared) {
+    const uint32 quad = threadIdx.x % QUADS, channel = begin + quad * 4;
+    const int64 step = p.covariance.step[3];
+#pragma unroll 1
+    for (uint32 k = threadIdx.x / QUADS; k < KEYS; k += LANES) {
+        const bool exists = is_row(p, row) && first + k < p.to.dim && channel < p.to.value_dim;
+        const char *const from = exists ? p.covariance.at(row, unit.head, first + k, channel) : p.covariance.data;
+        if (p.adjacent) copy_16(shared_address(&shared.rows[k][quad]), from, exists);
+        else if (!exists) shared.rows[k][quad] = {0.0f, 0.0f, 0.0f, 0.0f};
+        else shared.rows[k][quad] = {load_float(from), load_float(from + step), load_float(from + 2 * step), load_float(from + 3 * step)};
+    }
+    end_copies();
+}
+__device__ inline void load_queries(const TermParams &p, const Unit &unit, uint32 first, TermShared &shared) {
+    float x[HEADS * KEYS / TERM_THREADS];
 #pragma unroll
-    for (uint32 h = 0; h < 2; h++)
+    for (uint32 n = 0; n < HEADS * KEYS / TERM_THREADS; n++) {
+        const uint32 at = threadIdx.x + n * TERM_THREADS, h = at / KEYS, key = first + at % KEYS;
+        x[n] = 0.0f;
+        if (h >= unit.heads || key >= p.to.dim) continue;
+        const char *const from = p.to.q.at(unit.seq, unit.position, unit.query_head(p, h), key);
+        if (p.to.q_type == FLOAT32) {
+            x[n] = load_float(from);
+        } else {
+            const uint32 bits = __ldcg(reinterpret_cast<const uint16 *>(from));
+            x[n] = p.to.q_type == FLOAT16 ? widen_float16(bits) : widen_bfloat16(bits);
+        }
+    }
+#pragma unroll
+    for (uint32 n = 0; n < HEADS * KEYS / TERM_THREADS; n++) {
+        const uint32 at = threadIdx.x + n * TERM_THREADS;
+        reinterpret_cast<float *>(shared.q)[at % KEYS * HEADS + at / KEYS] = x[n] * p.scale;
+    }
+}
+// Adds the products of the lane's key channels.
+__device__ inline void multiply(const TermShared &shared, float (&sum)[HEADS][4]) {
+#pragma unroll 2
+    for (uint32 k = threadIdx.x / QUADS; k < KEYS; k += LANES) {
+        const float4 x = shared.rows[k][threadIdx.x % QUADS], of_heads = shared.q[k];
+        const float q[HEADS] = {of_heads.x, of_heads.y, of_heads.z, of_heads.w};
+#pragma unroll
+        for (uint32 h = 0; h < HEADS; h++) {
+            sum[h][0] = fmaf(x.x, q[h], sum[h][0]), sum[h][1] = fmaf(x.y, q[h], sum[h][1]);
+            sum[h][2] = fmaf(x.z, q[h], sum[h][2]), sum[h][3] = fmaf(x.w, q[h], sum[h][3]);
+        }
+    }
+}
+// Two lanes of a warp have the same channels: each keeps the sums of two heads.
+__device__ inline void store_sums(const float (&sum)[HEADS][4], TermShared &shared) {
+    const uint32 lane = threadIdx.x % WARP, upper = lane / QUADS;
+#pragma unroll
+    for (uint32 h = 0; h < HEADS / 2; h++) {
+        float x[4];
 #pragma unroll
         for (uint32 n = 0; n < 4; n++) {
             const float sent = upper ? sum[h][n] : sum[h + 2][n], kept = upper ? sum[h + 2][n] : sum[h][n];
-            two[h][n] = kept + __shfl_xor_sync(FULL_WARP, sent, 16);
+            x[n] = kept + __shfl_xor_sync(FULL_WARP, sent, QUADS);
         }
-#pragma unroll
-    for (uint32 n = 0; n < 4; n++) {
-        const float sent = odd ? two[0][n] : two[1][n], kept = odd ? two[1][n] : two[0][n];
-        one[n] = kept + __shfl_xor_sync(FULL_WARP, sent, 8);
+        float2 *const to = &shared.sums[threadIdx.x / WARP][h + 2 * upper][lane % QUADS * 2];
+        to[0] = {x[0], x[1]}, to[1] = {x[2], x[3]};
     }
-    const float x = __shfl_xor_sync(FULL_WARP, right ? one[0] : one[2], 4), y = __shfl_xor_sync(FULL_WARP, right ? one[1] : one[3], 4);
-    return {(right ? one[2] : one[0]) + x, (right ? one[3] : one[1]) + y};
 }
 
 // What a row of attention has in its state, and what is joined to it.
@@ -115,8 +137,8 @@ struct RowSums {
     float log_mass, m, l;
 
     __device__ void load(const TermParams &p, const Unit &unit, uint32 head) {
-        log_mass = as<float>(p.log_mass.at(unit.seq, unit.position, head));
-        m = as<float>(p.m.at(unit.seq, unit.position, head)), l = as<float>(p.l.at(unit.seq, unit.position, head));
+        log_mass = load_float(p.log_mass.at(unit.seq, unit.position, head));
+        m = load_float(p.m.at(unit.seq, unit.position, head)), l = load_float(p.l.at(unit.seq, unit.position, head));
     }
 };
 
@@ -137,66 +159,78 @@ struct Weights {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS) attention_term(const __grid_constant__ TermParams p) {
-    __shared__ float2 sums[WARPS][HEADS][STRIP / 2];
+extern "C" __global__ void __launch_bounds__(TERM_THREADS, PASSES == 2 ? 5 : 4) attention_term(const __grid_constant__ TermParams p) {
+    __shared__ TermShared shared;
     __shared__ uint32 words[WARP];
     const uint32 word = request_parameters(p);
     if (threadIdx.x < WARP) asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared_address(words + threadIdx.x)), "r"(word) : "memory");
-    const uint32 ctas = cluster_ctas(), rank = cluster_rank(), lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const uint32 key = threadIdx.x / QUADS, quad = threadIdx.x % QUADS * 4;
+    const uint32 ctas = cluster_ctas(), rank = cluster_rank();
     const Unit unit(p, blockIdx.x / ctas);
+    // Each warp has a head, of which each thread has two channels.
+    const uint32 h = threadIdx.x / WARP, within = threadIdx.x % WARP * 2, query_head = unit.query_head(p, h);
     allow_next_kernel();
-    int32 row = p.rows.data ? load_hint(p.rows.at(unit.seq)) : int32(unit.seq);
-    if (is_row(p, row) && quad == 0)
-        for (uint32 strip = rank; strip < p.strips; strip += ctas)
-            for (uint32 k = key; k < p.to.dim; k += KEYS) prefetch(p.covariance.at(row, unit.head, k, strip * STRIP));
-    wait_for_previous_kernel();
-    Chunk chunk;
-    chunk.load_rows(p, unit, row, rank * STRIP + quad, key);
-    chunk.load_queries(p, unit, key);
-    const int32 row_now = p.rows.data ? as<int32>(p.rows.at(unit.seq)) : int32(unit.seq);
-    const int32 queries = p.to.q_lens.data ? clamped(as<int32>(p.to.q_lens.at(unit.seq)), p.to.positions) : int32(p.to.positions);
-    // Each lane of the first warp has two channels of a head.
-    const uint32 h = lane / (STRIP / 2), within = lane % (STRIP / 2) * 2, query_head = unit.query_head(p, h);
-    RowSums row_sums{minus_infinity(), 0.0f, 0.0f};
-    if (warp == 0 && h < unit.heads) row_sums.load(p, unit, query_head);
-    if (row_now != row) {
-        row = row_now;
-        chunk.load_rows(p, unit, row, rank * STRIP + quad, key);
-    }
-    // The cluster agrees.
-    if (int32(unit.position) >= queries || !is_row(p, row) || as<int32>(p.tokens.at(row, unit.head)) <= 0) return;
-    const Weights weights(row_sums);
-    for (uint32 strip = rank; strip < p.strips; strip += ctas) {
-        const uint32 begin = strip * STRIP, channel = begin + within;
-        const bool is_written = warp == 0 && weights.exist && channel < p.to.value_dim;
-        float2 t{0.0f, 0.0f}, acc{0.0f, 0.0f};
-        if (is_written) {
-            const char *const before = p.to.state.acc.at(unit.seq, unit.position, query_head, 0, channel);
-            acc = {as<float>(before), as<float>(before + p.to.state.acc.step[4])};
-            t = {as<float>(p.mean_v.at(row, unit.head, channel)), as<float>(p.mean_v.at(row, unit.head, channel + 1))};
-        }
-        float sum[HEADS][4] = {};
-        if (strip > rank) chunk.load_rows(p, unit, row, begin + quad, key), chunk.load_queries(p, unit, key);
-        chunk.add_to(sum, p.scale);
-        for (uint32 k = key + AHEAD * KEYS; k < p.to.dim; k += AHEAD * KEYS) {
-            chunk.load_rows(p, unit, row, begin + quad, k), chunk.load_queries(p, unit, k);
-            chunk.add_to(sum, p.scale);
-        }
-        const float2 joined = join_lanes(sum, lane);
-        sums[warp][lane / 16 * 2 + lane / 8 % 2][quad / 2 + lane / 4 % 2] = joined;
-        __syncthreads();
-        if (is_written) {
+    int32 row = -1;
+    Weights weights(RowSums{minus_infinity(), 0.0f, 0.0f});
+#pragma unroll 1
+    for (uint32 pass = 1; pass <= PASSES; pass++) {
+        const bool is_final = pass == PASSES;
+        if (is_final) wait_for_previous_kernel();
+#pragma unroll 1
+        for (uint32 strip = rank; strip < p.strips; strip += ctas) {
+            const uint32 begin = strip * STRIP, channel = begin + within;
+            if (row >= 0) request_rows(p, unit, row, begin, 0, shared);
+            load_queries(p, unit, 0, shared);
+            const int32 row_now = p.rows.data ? load_int(p.rows.at(unit.seq)) : int32(unit.seq);
+            const int32 queries = p.to.q_lens.data ? clamped(load_int(p.to.q_lens.at(unit.seq)), p.to.positions) : int32(p.to.positions);
+            const bool has_channel = h < unit.heads && channel < p.to.value_dim;
+            RowSums of_row{minus_infinity(), 0.0f, 0.0f};
+            float2 acc{0.0f, 0.0f};
+            if (has_channel) {
+                of_row.load(p, unit, query_head);
+                const char *const before = p.to.state.acc.at(unit.seq, unit.position, query_head, 0, channel);
+                acc = {load_float(before), load_float(before + p.to.state.acc.step[4])};
+            }
+            if (row_now != row) {
+                row = row_now;
+                wait_copies<0>();
+                request_rows(p, unit, row, begin, 0, shared);
+            }
+            const bool has_term = int32(unit.position) < queries && is_row(p, row) && load_int(p.tokens.at(row, unit.head)) > 0;
+            // The cluster agrees.
+            if (is_final && !has_term) return;
+            float2 t{0.0f, 0.0f};
+            if (has_channel && is_row(p, row)) {
+                const char *const mean = p.mean_v.at(row, unit.head, channel);
+                t = {load_float(mean), load_float(mean + p.mean_v.step[2])};
+            }
+            if (has_channel) weights = Weights(of_row);
+            float sum[HEADS][4] = {};
+#pragma unroll 1
+            for (uint32 first = 0;;) {
+                wait_copies<0>();
+                __syncthreads();
+                multiply(shared, sum);
+                first += KEYS;
+                if (first >= p.to.dim) break;
+                __syncthreads();
+                request_rows(p, unit, row, begin, first, shared);
+                load_queries(p, unit, first, shared);
+            }
+            store_sums(sum, shared);
+            __syncthreads();
+            if (has_channel) {
 #pragma unroll
-            for (uint32 w = 0; w < WARPS; w++) t.x += sums[w][h][within / 2].x, t.y += sums[w][h][within / 2].y;
-            acc = {acc.x * weights.keep + t.x * weights.take, acc.y * weights.keep + t.y * weights.take};
-            write_results(p.to, {unit.seq, unit.position, unit.head, 0}, unit.first + h, channel, acc, weights.m * LOG2_E, weights.l);
+                for (uint32 w = 0; w < TERM_WARPS; w++) t.x += shared.sums[w][h][within / 2].x, t.y += shared.sums[w][h][within / 2].y;
+                acc = {acc.x * weights.keep + t.x * weights.take, acc.y * weights.keep + t.y * weights.take};
+                if (is_final && weights.exist)
+                    write_results(p.to, {unit.seq, unit.position, unit.head, 0}, unit.first + h, channel, acc, weights.m * LOG2_E, weights.l);
+            }
+            __syncthreads();
         }
-        __syncthreads();
     }
     cluster_arrive();
     cluster_wait();
-    if (rank > 0 || warp > 0 || within > 0 || !weights.exist) return;
+    if (rank > 0 || h >= unit.heads || within > 0 || !weights.exist) return;
     as<float>(p.m.at(unit.seq, unit.position, query_head)) = weights.m;
     as<float>(p.l.at(unit.seq, unit.position, query_head)) = weights.l;
     if (p.lse.data) as<float>(p.lse.at(unit.seq, unit.position, query_head)) = weights.m + logf(weights.l);

@@ -2,7 +2,6 @@
 
 use super::Kernels;
 use super::params::{Params, StateView};
-use super::plan::THREADS;
 use crate::core::status::{Error, Result};
 use crate::ops::attention::term::Term;
 use crate::ops::remainder::Remainder;
@@ -32,10 +31,11 @@ kernel_struct! {
 }
 
 kernel_constants! {
+    const TERM_THREADS: u32 = 128;
     /// Query heads of a cluster.
     const HEADS: u32 = 4;
     /// Channels of values that a CTA has at a time.
-    const STRIP: u32 = 16;
+    const STRIP: u32 = 64;
 }
 
 /// The kernel, and the CTAs of the largest clusters that the device forms of it; 1 where it forms none.
@@ -48,7 +48,7 @@ impl TermKernel {
     pub fn find(modules: &Modules) -> Result<TermKernel> {
         let kernel = modules.kernel("attention_remainder/term", "attention_term")?;
         let largest = if modules.facts().launches_dependents() { LARGEST_CLUSTER } else { 1 };
-        let cluster = (2..=largest).rfind(|&size| kernel.active_clusters(size, THREADS) > 0).unwrap_or(1);
+        let cluster = (2..=largest).rfind(|&size| kernel.active_clusters(size, TERM_THREADS) > 0).unwrap_or(1);
         Ok(TermKernel { kernel, cluster })
     }
 }
@@ -90,8 +90,9 @@ pub unsafe fn launch(enqueue: &Enqueue, of: &Params, batch: usize, term: &Term) 
         unused: 0,
     };
     let kind = if cluster > 1 { Kind::DependentClusters(cluster) } else { enqueue.dependent_kind() };
-    let grid = Grid { ctas: ctas as u32, threads: THREADS, kind };
-    // SAFETY: TermParams is the kernel's struct; says the caller. Before the kernel waits it reads rows, as a hint, and nothing else.
+    let grid = Grid { ctas: ctas as u32, threads: TERM_THREADS, kind };
+    // SAFETY: TermParams is the kernel's struct; says the caller. What the kernel
+    // reads before it waits it reads again.
     unsafe { enqueue.launch(kernel, grid, [(&raw const params).cast()]) }
 }
 
