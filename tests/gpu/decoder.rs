@@ -167,7 +167,7 @@ const STRATEGIES: [(u32, u32); 3] =
 
 fn decoder_replays_a_step_of_each_strategy(backend: &Backend) {
     for (strategy, predict) in [SERIAL].into_iter().chain(STRATEGIES) {
-        compare(backend, [0; 2].map(|_| Side::new(backend, strategy, predict, std::ptr::null())));
+        compare(backend, backend.times(500), [0; 2].map(|_| Side::new(backend, strategy, predict, std::ptr::null())));
     }
 }
 
@@ -199,19 +199,23 @@ fn decoder_replays_what_its_budget_decided_at_the_capture(backend: &Backend) {
     let [never, always] = [never, always].map(|time: fn(&str, usize) -> Option<f32>| budget(backend, time));
     for (strategy, predict) in STRATEGIES {
         let plain = |(strategy, predict)| Side::new(backend, strategy, predict, std::ptr::null());
-        compare(backend, [plain(SERIAL), Side::new(backend, strategy, predict, never.0)]);
-        compare(backend, [plain((strategy, predict)), Side::new(backend, strategy, predict, always.0)]);
+        compare(backend, backend.times(60), [plain(SERIAL), Side::new(backend, strategy, predict, never.0)]);
+        compare(
+            backend,
+            backend.times(60),
+            [plain((strategy, predict)), Side::new(backend, strategy, predict, always.0)],
+        );
     }
 }
 
 /// Steps of a decoder whose calls are enqueued one by one, and of one whose step is captured once, give the same.
-fn compare(backend: &Backend, sides: [Side; 2]) {
+fn compare(backend: &Backend, replays: usize, sides: [Side; 2]) {
     rounds(1, |rng| {
         sides.iter().for_each(Side::reserve);
         let [eager, captured] = &sides;
         let graph = Graph::capture(backend.stream().cast(), || captured.enqueue());
         let mut lens = [0i64; ROWS];
-        for replay in 0..backend.times(500) {
+        for replay in 0..replays {
             let (mut begin, mut modes) = ([i32::MAX as i64; ROWS], [VWD_DECODER_SPARSE as i64; ROWS]);
             for i in 0..ROWS {
                 let is_full = lens[i] as usize == MAX_PAGES * PAGE;

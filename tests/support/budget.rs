@@ -1,6 +1,6 @@
 //! Budgets whose times are what a test wants: a profile is measured, and its file rewritten.
 
-use super::{Backend, assert_ok};
+use super::{Backend, assert_ok, last_error};
 use std::ffi::CString;
 use std::path::Path;
 use vanward::abi::*;
@@ -24,6 +24,12 @@ pub fn forced(backend: &Backend, options: &vwd_budget_options, time: impl Fn(&st
     let (session, mut budget) = (backend.session(), std::ptr::null_mut());
     // SAFETY: the arguments are valid.
     unsafe {
+        // No more memory than needed: nothing is read between calls.
+        let least = vwd_budget_options { limit_bytes: 1, ..*options };
+        assert_eq!(vwd_budget_profile(session, &least, backend.stream(), &mut budget), VWD_ERROR_INVALID_ARGUMENT);
+        let message = last_error();
+        let needed = message.split("at least ").nth(1).and_then(|rest| rest.split(',').next()).expect("what is needed");
+        let options = &vwd_budget_options { limit_bytes: needed.parse().expect("a number"), ..*options };
         assert_ok(vwd_budget_profile(session, options, backend.stream(), &mut budget));
         let measured = Budget(budget);
         assert_ok(vwd_budget_save(measured.0, text.as_ptr()));

@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn guesses_miss_what_was_asked_for_or_what_there_is() {
-        let (blocks, is_forced) = (40, |id: i32| id < 1 || id >= 39);
+        let (blocks, is_forced) = (40, |id: i32| !(1..39).contains(&id));
         let selected = vec![0, 3, 4, 7, 11, 20, 30, 39];
         for (count, missed, expected) in
             [(8, 0, 0), (8, 3, 3), (8, 8, 6), (12, 2, 2), (36, 6, 4), (40, 6, 0), (60, 6, 0)]
