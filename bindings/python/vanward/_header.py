@@ -931,7 +931,7 @@ class vwd_decoder_options(Structure):
         ("policies", POINTER(vwd_decoder_policy)),
         ("axis_weights", vwd_tensor),
         ("axis_centre", vwd_tensor),
-        ("budget", POINTER(vwd_budget)),
+        ("budget", c_void_p),
         ("coverage", c_float),
         ("reserved", c_uint32),
     ]
