@@ -3576,6 +3576,8 @@ vwd_status vwd_decoder_attend(const vwd_decoder *decoder,
  * Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session. Makes
  * the arenas of the decoder's own streams as large as the layer's strategy needs; waits for them where they have to grow.
  *
+ * With a budget they are enough for the strategy and for SERIAL, whatever this step or a later one decides.
+ *
  * Call it after `vwd_decoder_begin`, for `vwd_session_reserve`, before a graph is captured. The number follows from shapes,
  * strides, dtypes and scalars, never from the contents of tensors. The arguments are checked as in the call.
  *

@@ -1,9 +1,9 @@
 //! The speculation budget: how much guessing and drafting pays, from times that were measured once for a shape on a device.
 //!
-//! `measure` times the calls of a `layer` and a decoder's `strategies` over a grid, `table` interpolates, `ask` chooses, `costs` chooses for a
-//! decoder, `file` keeps. PRR hides attention over
-//! ⌈r·k⌉ guesses behind selection and repairs what they missed; SELF drafts γ tokens by sparse steps and verifies them by one dense
-//! step of γ + 1 positions. What decides both is the ratio of a few times, which differ by device, shape, context and batch.
+//! `measure` times the calls of a `layer` and a decoder's `strategies` over a grid, `table` interpolates, `ask` chooses, `costs` chooses
+//! for a decoder, `file` keeps. PRR hides attention over ⌈r·k⌉ guesses behind selection and repairs what they missed; SELF drafts γ
+//! tokens by sparse steps and verifies them by one dense step of γ + 1 positions. What decides both is the ratio of a few times, which
+//! differ by device, shape, context and batch.
 
 mod ask;
 pub mod costs;
