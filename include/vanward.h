@@ -2839,514 +2839,13 @@ vwd_status vwd_forecast_project(const vwd_forecast *forecast,
                                 const vwd_forecast_project_args *args,
                                 vwd_stream stream);
 
-/* --- Decoder: the attention of decode steps, layer by layer, on the engine's own paged keys and values ------------ */
-
-/** The row takes no part in the step: nothing of it is written or read. */
-#define VWD_DECODER_SKIP 0
-
-/** The row attends a selection of its blocks. Drafts of tokens are made so. */
-#define VWD_DECODER_SPARSE 1
-
-/** The row attends all its tokens. Drafts are verified so, and the text is then that of dense attention. */
-#define VWD_DECODER_DENSE 2
-
-/** Strategy of a layer: selection, then attention over what it selected. */
-#define VWD_STRATEGY_SERIAL 0
-
-/**
- * Attention over a predicted list while the selection runs, and exact repair of what was predicted wrong (PRR: Wang et al. 2026).
- * Results are those of SERIAL: bit for bit on a CPU session, to the tolerance of `vwd_repair` on CUDA.
- */
-#define VWD_STRATEGY_PRR 1
-
-/** Attention over the list that `vwd_decoder_foresee` made, as it is. */
-#define VWD_STRATEGY_FORESEEN 2
-
-/**
- * Strategies of a decoder on a tiered cache (`vwd_decoder_create_on_cache`), beside SERIAL, which fetches what it selected.
- *
- * Attention over the list that the sequence's last sparse step selected, and over the block of the new token, while this step's selection
- * is made and fetched for the next one (AsyncTLS: Hu et al. 2026).
- */
-#define VWD_STRATEGY_ASYNC_TLS 3
-
-/** Attention over the list that `vwd_decoder_foresee` made and began to fetch, as it is (SparDA: Fu et al. 2026): FORESEEN on a cache. */
-#define VWD_STRATEGY_SPARDA 4
-
-/**
- * A predicted list is fetched ahead, attention reads what has arrived of it while the selection runs and what it missed travels, and
- * repair adds the missed and the late. Results are those of SERIAL: bit for bit on a CPU session, to the tolerance of `vwd_repair` on
- * CUDA, whatever was predicted and however late copies are.
- */
-#define VWD_STRATEGY_VANWARD 5
-
-/** PRR and VANWARD predict from the scores of past steps. */
-#define VWD_PREDICT_SCORES 0
-
-/** PRR and VANWARD take the list that `vwd_decoder_foresee` made. */
-#define VWD_PREDICT_FORESEEN 1
-
-/**
- * How a layer's sparse rows attend. The struct keeps its size: what is added takes the place of `reserved`, and zero means what
- * was before.
- */
-typedef struct {
-  /** VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries. */
-  uint32_t method;
-  /** Budget of a list, forced blocks included; at least 1 unless the layer is dense. */
-  uint32_t k;
-  /** Blocks that are always selected: the first and the last ones. The token of a step is in the last one. */
-  uint32_t init_blocks;
-  uint32_t local_blocks;
-  /**
-   * Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case, except on a cache, where its blocks
-   * may lie in slots. 0 for ASYNC_TLS.
-   */
-  uint32_t dense_below;
-  /** Tokens that a position sees, itself included; 0: all. */
-  uint32_t window;
-  /** VWD_STRATEGY_*. */
-  uint32_t strategy;
-  /** VWD_PREDICT_*: where the prediction of PRR or VANWARD comes from. 0 for other strategies. */
-  uint32_t predict;
-  /** Length of a predicted or foreseen list as a multiple of k, at least 1; 0 means 1.25. 0 for SERIAL and ASYNC_TLS. */
-  float ratio;
-  /** Smoothing of scores, for VWD_PREDICT_SCORES; zeros mean {1, 0, 0}, the scores of the previous step. */
-  vwd_holt holt;
-  /** Must be 0. */
-  uint32_t reserved[4];
-} vwd_decoder_policy;
-#define VWD_DECODER_POLICY_INIT \
-  {/* method */ 0, /* k */ 0, /* init_blocks */ 0, /* local_blocks */ 0, /* dense_below */ 0, /* window */ 0, \
-   /* strategy */ 0, /* predict */ 0, /* ratio */ 0, /* holt */ VWD_HOLT_INIT, /* reserved */ {0}}
-
-/** Options of `vwd_decoder_create`. A size without a default must be at least 1. */
-typedef struct {
-  uint32_t struct_size;
-  /** Must be 0. */
-  uint32_t flags;
-  uint32_t layers;
-  /** Largest number of rows of a step, B. */
-  uint32_t max_rows;
-  /** Largest number of positions of a row in a step, Q: γ + 1 to verify γ drafts; 0 means 1. */
-  uint32_t max_positions;
-  /**
-   * Largest number of sequences of which drafts and scores are remembered; 0 means max_rows, or on a cache the cache's number, which
-   * is also the least.
-   */
-  uint32_t max_sequences;
-  /** Hq and Hk; Hq is a multiple of Hk. */
-  uint32_t query_heads;
-  uint32_t kv_heads;
-  /** D and Dv: channels of a key and of a value, multiples of 8 in 16 … 576. */
-  uint32_t key_dim;
-  uint32_t value_dim;
-  /** DLPack's code and bits of keys and values: float32, float16, bfloat16, float8_e4m3fn or float8_e5m2. */
-  uint32_t dtype_code;
-  uint32_t dtype_bits;
-  /** P, tokens of a page, and the number of pages of a layer's cache. 0 on a tiered cache. */
-  uint32_t page_size;
-  uint32_t pages;
-  /** S, tokens of a block: S divides P or P divides S. On a tiered cache that of the cache. */
-  uint32_t block_size;
-  /** Factor on q·k, above 0; 0 means 1/√D, and is not allowed if D ≠ Dv. */
-  float scale;
-  /** c: s becomes c·tanh(s / c). 0: no soft cap. */
-  float soft_cap;
-  /** Largest number of tokens that is recommended to draft; 0 means max_positions − 1. */
-  uint32_t max_draft;
-  /**
-   * The time of one drafting step as a part of the time of one verifying step, above 0; 0 means 0.5. It decides how many
-   * tokens are recommended.
-   */
-  float draft_cost;
-  /**
-   * Largest number of tokens of a sequence of which PRR remembers scores; 0 means those of all pages. What lies beyond is not
-   * predicted.
-   */
-  uint32_t max_tokens;
-  /** The policy of layers that `policies` does not name. */
-  vwd_decoder_policy policy;
-  /** Length of the array policies: 0, or the number of layers. */
-  uint32_t policy_count;
-  const vwd_decoder_policy *policies;
-  /**
-   * [layers, Hk, D]  float32, optional: `axis_weights` and `axis_centre` of each layer's index. They must stay valid as long
-   * as the decoder.
-   */
-  vwd_tensor axis_weights;
-  vwd_tensor axis_centre;
-} vwd_decoder_options;
-#define VWD_DECODER_OPTIONS_INIT \
-  {/* struct_size */ sizeof(vwd_decoder_options), /* flags */ 0, /* layers */ 0, /* max_rows */ 0, \
-   /* max_positions */ 0, /* max_sequences */ 0, /* query_heads */ 0, /* kv_heads */ 0, /* key_dim */ 0, \
-   /* value_dim */ 0, /* dtype_code */ 0, /* dtype_bits */ 0, /* page_size */ 0, /* pages */ 0, /* block_size */ 0, \
-   /* scale */ 0, /* soft_cap */ 0, /* max_draft */ 0, /* draft_cost */ 0, /* max_tokens */ 0, \
-   /* policy */ VWD_DECODER_POLICY_INIT, /* policy_count */ 0, /* policies */ NULL, \
-   /* axis_weights */ VWD_TENSOR_INIT, /* axis_centre */ VWD_TENSOR_INIT}
-
-/**
- * What a decoder keeps, filled by `vwd_decoder_info`. The tensors are views of its memory, valid as long as the decoder; calls on
- * streams write them.
- *
- * draft_lens  [max_sequences]  int32. The number of tokens that is recommended to draft next, 0 … max_draft.
- * acceptance  [max_sequences]  float32. The estimated probability that a drafted token is accepted.
- * drafted     [max_sequences]  int32. Tokens drafted and verified since the sequence was reset.
- * accepted    [max_sequences]  int32. Tokens of these that were accepted.
- * selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
- * predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list.
- * missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted, or late.
- * fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
- *                                     for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
- * Rows that were not sparse have 0.
- */
-typedef struct {
-  uint32_t struct_size;
-  uint32_t flags;
-  /** Bytes that the decoder has allocated where the session computes. */
-  uint64_t bytes;
-  vwd_tensor draft_lens;
-  vwd_tensor acceptance;
-  vwd_tensor drafted;
-  vwd_tensor accepted;
-  vwd_tensor selected;
-  vwd_tensor predicted;
-  vwd_tensor missed;
-  vwd_tensor fetched;
-} vwd_decoder_details;
-#define VWD_DECODER_DETAILS_INIT \
-  {/* struct_size */ sizeof(vwd_decoder_details), /* flags */ 0, /* bytes */ 0, /* draft_lens */ VWD_TENSOR_INIT, \
-   /* acceptance */ VWD_TENSOR_INIT, /* drafted */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT, \
-   /* selected */ VWD_TENSOR_INIT, /* predicted */ VWD_TENSOR_INIT, /* missed */ VWD_TENSOR_INIT, \
-   /* fetched */ VWD_TENSOR_INIT}
-
-/** A step of `vwd_decoder_begin`; see there. */
-typedef struct {
-  uint32_t struct_size;
-  /** Must be 0. */
-  uint32_t flags;
-  uint32_t mode;
-  uint32_t positions;
-  uint32_t shortest;
-  vwd_tensor page_table;
-  vwd_tensor seq_lens;
-  vwd_tensor q_lens;
-  vwd_tensor begin;
-  vwd_tensor modes;
-  vwd_tensor sequences;
-} vwd_decoder_step;
-#define VWD_DECODER_STEP_INIT \
-  {/* struct_size */ sizeof(vwd_decoder_step), /* flags */ 0, /* mode */ 0, /* positions */ 0, /* shortest */ 0, \
-   /* page_table */ VWD_TENSOR_INIT, /* seq_lens */ VWD_TENSOR_INIT, /* q_lens */ VWD_TENSOR_INIT, \
-   /* begin */ VWD_TENSOR_INIT, /* modes */ VWD_TENSOR_INIT, /* sequences */ VWD_TENSOR_INIT}
-
-/** Arguments of `vwd_decoder_foresee`; see there. */
-typedef struct {
-  uint32_t struct_size;
-  /** Must be 0. */
-  uint32_t flags;
-  uint32_t layer;
-  uint32_t map;
-  const vwd_rope *rope;
-  vwd_tensor x;
-  vwd_tensor previous;
-  vwd_tensor q;
-} vwd_decoder_foresee_args;
-#define VWD_DECODER_FORESEE_ARGS_INIT \
-  {/* struct_size */ sizeof(vwd_decoder_foresee_args), /* flags */ 0, /* layer */ 0, /* map */ 0, /* rope */ NULL, \
-   /* x */ VWD_TENSOR_INIT, /* previous */ VWD_TENSOR_INIT, /* q */ VWD_TENSOR_INIT}
-
-/** Arguments of `vwd_decoder_attend`; see there. */
-typedef struct {
-  uint32_t struct_size;
-  /** Must be 0. */
-  uint32_t flags;
-  uint32_t layer;
-  vwd_tensor k;
-  vwd_tensor v;
-  vwd_tensor k_scale;
-  vwd_tensor v_scale;
-  vwd_tensor new_k;
-  vwd_tensor new_v;
-  vwd_tensor q;
-  vwd_tensor sinks;
-  vwd_tensor out;
-} vwd_decoder_attend_args;
-#define VWD_DECODER_ATTEND_ARGS_INIT \
-  {/* struct_size */ sizeof(vwd_decoder_attend_args), /* flags */ 0, /* layer */ 0, /* k */ VWD_TENSOR_INIT, \
-   /* v */ VWD_TENSOR_INIT, /* k_scale */ VWD_TENSOR_INIT, /* v_scale */ VWD_TENSOR_INIT, /* new_k */ VWD_TENSOR_INIT, \
-   /* new_v */ VWD_TENSOR_INIT, /* q */ VWD_TENSOR_INIT, /* sinks */ VWD_TENSOR_INIT, /* out */ VWD_TENSOR_INIT}
-
-/** Arguments of `vwd_decoder_accept`; see there. */
-typedef struct {
-  uint32_t struct_size;
-  /** Must be 0. */
-  uint32_t flags;
-  vwd_tensor draft;
-  vwd_tensor target;
-  vwd_tensor draft_lens;
-  vwd_tensor sequences;
-  vwd_tensor accepted;
-  vwd_tensor next_token;
-  vwd_tensor committed;
-} vwd_decoder_accept_args;
-#define VWD_DECODER_ACCEPT_ARGS_INIT \
-  {/* struct_size */ sizeof(vwd_decoder_accept_args), /* flags */ 0, /* draft */ VWD_TENSOR_INIT, \
-   /* target */ VWD_TENSOR_INIT, /* draft_lens */ VWD_TENSOR_INIT, /* sequences */ VWD_TENSOR_INIT, \
-   /* accepted */ VWD_TENSOR_INIT, /* next_token */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT}
-
-/** Arguments of `vwd_decoder_reset`; see there. */
-typedef struct {
-  uint32_t struct_size;
-  /** Must be 0. */
-  uint32_t flags;
-  vwd_tensor sequences;
-} vwd_decoder_reset_args;
-#define VWD_DECODER_RESET_ARGS_INIT \
-  {/* struct_size */ sizeof(vwd_decoder_reset_args), /* flags */ 0, /* sequences */ VWD_TENSOR_INIT}
-
-/**
- * The attention of decode steps of one model. Opaque.
- *
- * The engine keeps its keys and values, its page tables and its scheduler. The decoder keeps what sparse attention needs beside
- * them: summaries of blocks, lists, intermediate results, and what is known of each sequence's drafts and scores. Summaries lie by
- * page of the engine's cache, so that a sequence that joins, leaves, is preempted in place or shares the pages of a prefix needs no
- * call. A block of several pages has its summary in its first page: where blocks are larger than pages, sequences that share
- * pages share whole blocks of them.
- *
- * Drafting with sparse attention and verifying with dense attention gives the text of dense attention: steps of one position in
- * mode VWD_DECODER_SPARSE draft, a step of γ + 1 positions in mode VWD_DECODER_DENSE computes the drafted tokens again, which
- * replaces their keys, values and summaries, and `vwd_decoder_accept` commits what agrees.
- *
- * A layer's policy says by which strategy its sparse rows attend. SERIAL selects and then attends. PRR attends a predicted list on a
- * stream of the decoder's own while the selection runs, and repairs what was predicted wrong: its results are SERIAL's. FORESEEN
- * attends the list that `vwd_decoder_foresee` has made before the layer's queries were there. A step of several positions is SERIAL
- * in every layer, and so is FORESEEN, or PRR with VWD_PREDICT_FORESEEN, in a layer that was not foreseen in the step.
- */
-typedef struct vwd_decoder vwd_decoder;
-
-/**
- * Creates a decoder, with all memory that its calls use except for the scratch of their streams.
- *
- * session  Kept alive by the decoder; may be released first.
- * options  Required; policies is read during the call.
- * decoder  Out. Release with `vwd_decoder_release`.
- *
- * Blocks and allocates; not for capture. Thread-safe.
- * Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
- * allocated.
- */
-VWD_API
-vwd_status vwd_decoder_create(const vwd_session *session,
-                              const vwd_decoder_options *options,
-                              vwd_decoder **decoder);
-
-/**
- * Creates a decoder whose keys and values are those of a tiered cache.
- *
- * A row of a step is a sequence of the cache: step->sequences has their numbers. The decoder appends the new tokens to the cache,
- * keeps summaries by the cache's blocks, and resolves and fetches what its lists name. The engine adds, extends, forks, truncates and
- * frees sequences, and resolves nothing in these layers while it uses the decoder. A prompt is written in steps without q, of up to S
- * positions.
- *
- * cache  Of the session. Kept alive by the decoder; may be released first.
- * The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
- * pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
- * strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is
- * made ahead, of forced blocks where those are more, or of 2. ASYNC_TLS and VANWARD need a hold of at least 2.
- *
- * Dense rows and dense layers read whole blocks in host memory, each once, and take slots for the newest two alone: what sparse steps
- * have in slots stays there. On CUDA such a row takes as long as its keys and values take over the bus. Drafts of sparse steps, verified by
- * a dense step of several positions, share that among the tokens that are accepted.
- *
- * Blocks and allocates; not for capture. Thread-safe.
- * Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
- * allocated.
- */
-VWD_API
-vwd_status vwd_decoder_create_on_cache(const vwd_session *session,
-                                       const vwd_decoder_options *options,
-                                       const vwd_kv_cache *cache,
-                                       vwd_decoder **decoder);
-
-/** Releases a decoder; NULL is a no-op. No call on it may be in progress, and streams have passed its last call. */
-VWD_API void vwd_decoder_release(vwd_decoder *decoder);
-
-/**
- * Fills `details`, whose struct_size the caller has set, with the decoder's memory and views of what it keeps of each sequence.
- *
- * Thread-safe. Errors: INVALID_ARGUMENT.
- */
-VWD_API
-vwd_status vwd_decoder_info(const vwd_decoder *decoder,
-                            vwd_decoder_details *details);
-
-/**
- * Begins a step: decides for each row of the batch how it attends in each layer.
- *
- * A row takes part with the last q_lens[i] of its seq_lens[i] tokens. A sparse row becomes dense in a layer if it has fewer
- * tokens than the layer's dense_below, or no more blocks than the layer's lists have room for by k or by forced blocks: then its
- * result is that of dense attention bit for bit. The lists of a layer whose strategy is FORESEEN are the foreseen ones. All of this is decided on the device, so that a captured step serves growing
- * contexts and changing modes.
- *
- * step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
- *                                   modes. One mode for all rows saves the launches of the other.
- * step->positions                   Q, positions of a row; at most max_positions; 0 means 1.
- * step->shortest                    A promise: no sparse row has fewer tokens; 0: none. Where it exceeds what makes a row dense, all
- *                                   rows of a SPARSE step are sparse, and the launches for dense rows are saved.
- * step->page_table  [B, max_pages]  int32, optional (absent: row i has page i). A page outside 0 … pages−1 holds no tokens.
- * step->seq_lens    [B]             int32: tokens of each row, those of this step included. At most max_rows rows.
- * step->q_lens      [B]             int32, optional (absent: Q): tokens of each row in this step, clamped to 0 … Q.
- * step->begin       [B]             int32, optional: the first token that is new to the summaries, for tokens that the engine
- *                                   wrote itself, such as a prompt's or those of pages that were copied or swapped in. The
- *                                   decoder's own new tokens are always summarised, together with the earlier ones of their page.
- * step->modes       [B]             int32, optional: VWD_DECODER_* of each row; any other value skips the row.
- * step->sequences   [B]             int32, optional (absent: row i is sequence i): the sequence of each row, distinct. It is read where
- *                                   scores are remembered, VWD_PREDICT_SCORES. Rows with a number outside 0 … max_sequences−1 have
- *                                   no past. A sequence that takes another's number is announced by `vwd_decoder_reset`; without
- *                                   that more is predicted wrong, and repaired.
- *
- * The tensors are read by this call and by those of `vwd_decoder_foresee` and `vwd_decoder_attend` until the next step: they must stay valid, and their
- * contents unchanged, until the stream has passed these.
- *
- * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
- * captured, together with the step's `vwd_decoder_foresee` and `vwd_decoder_attend`. Calls on one decoder are ordered by the caller, by one stream or by
- * events.
- * Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
- */
-VWD_API
-vwd_status vwd_decoder_begin(const vwd_decoder *decoder,
-                             const vwd_decoder_step *step,
-                             vwd_stream stream);
-
-/**
- * Selects for a layer of the step before its queries are there, such as the next layer where a layer begins.
- *
- * The list has the best ⌈ratio·k⌉ blocks of the tokens before the step by the layer's own summaries, forced ones included, and always
- * the block of the step's own token; where that block is new the list is one longer. It is made of predicted queries: of a forecast from the residual stream, rotated to the position of each
- * row's token, or those that the caller gives. Of rows that have tokens new to the summaries (step->begin) nothing is foreseen; they
- * are SERIAL in the step, at the price of launches that a step without begin saves.
- *
- * The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee, in a DENSE step and in one of several
- * positions: an engine may call it for every layer.
- *
- * forecast                             Optional. Kept by the caller until the stream has passed, and as long as graphs that hold the
- *                                      call.
- * args->layer                          The layer that is foreseen. `vwd_decoder_attend` for it comes later in the step.
- * args->map                            The map of the forecast: l−1 to foresee layer l where each map forecasts the next layer.
- * args->rope                           The layer's rotary embedding, or NULL; as in `vwd_forecast_project`. With a forecast only.
- * args->x         [B, input_dim]       The residual stream that the map reads, float32, float16 or bfloat16. With a forecast only.
- * args->previous  [B, heads, D]        With a forecast that has memory: the layer's pre-RoPE queries at the token before.
- * args->q         [B, heads, D]        Without a forecast: predicted queries after the rotary embedding, float32, float16 or bfloat16.
- *
- * Heads are the Hq query heads of the layer, or Hk: one vector for each KV head (SparDA: Fu et al. 2026).
- *
- * What the caller's tensors hold is read before the stream passes the call; the selection then runs on a stream of the decoder's own,
- * for which `vwd_decoder_attend` of the layer waits. In a capture both calls belong to the same one: a capture that ends between them is
- * refused by the driver as not joined. A layer that was foreseen in another capture, or outside, counts as not foreseen.
- *
- * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once its
- * scratch is there; may be captured. Scratch of the projection is that of `vwd_forecast_project`; `vwd_decoder_attend_scratch` makes
- * room for the selection. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point.
- * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch), UNSUPPORTED,
- * DRIVER, INTERNAL.
- */
-VWD_API
-vwd_status vwd_decoder_foresee(const vwd_decoder *decoder,
-                               const vwd_forecast *forecast,
-                               const vwd_decoder_foresee_args *args,
-                               vwd_stream stream);
-
-/**
- * Attends in one layer of the step: writes the new keys and values to their pages, summarises the blocks that they touch, selects
- * blocks for sparse rows, and computes the attention of every row.
- *
- * The result of a row is that of `vwd_attention` over all its tokens, if it is dense; otherwise over the blocks that
- * `vwd_select_blocks` selects by the layer's policy, one list for all positions of the row, or over those that were foreseen. Positions at or past q_lens and rows
- * that are skipped get out 0.
- *
- * args->layer                             0 … layers−1, each once in a step.
- * args->k          [pages, P, Hk, D]      The layer's keys, in the options' dtype; in and out.
- * args->v          [pages, P, Hk, Dv]     The layer's values; in and out.
- * args->k_scale, v_scale                  As in `vwd_paged_kv`; the engine writes the scales of new tokens.
- * args->new_k      [B, Hk, D]             Keys of the step's tokens after the rotary embedding, in the options' dtype; optional:
- *               or [B, Q, Hk, D]          absent if the engine has written them to their pages. Row r of sequence i is token
- *                                         seq_lens[i] − q_lens[i] + r. A token without a page is dropped.
- * args->new_v      [B, Hk, Dv]            Values likewise; given with new_k.
- *               or [B, Q, Hk, Dv]
- * args->q          [B, Hq, D]             float32, float16 or bfloat16; optional: absent, the call writes and summarises only.
- *               or [B, Q, Hq, D]
- * args->sinks      [Hq]                   float32, optional; as in `vwd_attention`.
- * args->out        [B, Hq, Dv]            dtype of q, or float32; out.
- *               or [B, Q, Hq, Dv]
- * Without a dimension for positions, Q of the step is 1.
- *
- * Rows that write tokens in a step share no page in which they write.
- *
- * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once its
- * scratch is there; may be captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes
- * this point.
- * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch), UNSUPPORTED,
- * DRIVER, INTERNAL.
- */
-VWD_API
-vwd_status vwd_decoder_attend(const vwd_decoder *decoder,
-                              const vwd_decoder_attend_args *args,
-                              vwd_stream stream);
-
-/**
- * Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session. Makes
- * the arenas of the decoder's own streams as large as the layer's strategy needs; waits for them where they have to grow.
- *
- * Call it after `vwd_decoder_begin`, for `vwd_session_reserve`, before a graph is captured. The number follows from shapes,
- * strides, dtypes and scalars, never from the contents of tensors. The arguments are checked as in the call.
- *
- * bytes  Out.
- *
- * Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
- */
-VWD_API
-vwd_status vwd_decoder_attend_scratch(const vwd_decoder *decoder,
-                                      const vwd_decoder_attend_args *args,
-                                      uint64_t *bytes);
-
-/**
- * Verifies drafted tokens as `vwd_verify` does, and keeps what was accepted of each sequence's drafts.
- *
- * With a and n the numbers of accepted tokens and of trials (the accepted ones, and the rejected one if there is one), both
- * multiplied by 0.9 before each verification, acceptance is p = (a + 1.6) / (n + 2). Recommended is the γ of 0 … max_draft that
- * gives most tokens in the time, Σ_{j=0…γ} p^j / (1 + γ·draft_cost); ties go to fewer drafts. A row that drafted nothing forgets
- * slowly, so that drafting is tried again.
- *
- * args->draft, target, draft_lens, accepted, next_token, committed  As in `vwd_verify`. Drafts may come from anywhere.
- * args->sequences  [B]  int32, optional (absent: row i is sequence i): the sequence of each row, distinct, below
- *                       max_sequences; a row with −1 is verified and not counted.
- *
- * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
- * captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point; inputs are
- * not written.
- * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
- */
-VWD_API
-vwd_status vwd_decoder_accept(const vwd_decoder *decoder,
-                              const vwd_decoder_accept_args *args,
-                              vwd_stream stream);
-
-/**
- * Forgets what is known of the drafts and scores of some sequences, for numbers that new sequences get.
- *
- * args->sequences  [n]  int32, optional (absent: all). Numbers outside 0 … max_sequences−1 are skipped.
- *
- * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
- * captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point.
- * Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
- */
-VWD_API
-vwd_status vwd_decoder_reset(const vwd_decoder *decoder,
-                             const vwd_decoder_reset_args *args,
-                             vwd_stream stream);
-
 /* --- Budget: measured times of a shape on a device, and how much speculation they pay for ------------------------- */
+
+/**
+ * A budget: the times of selection, attention of guesses, repair, verification and a decoder's strategies for one shape on one device.
+ * Opaque.
+ */
+typedef struct vwd_budget vwd_budget;
 
 /**
  * Options of `vwd_budget_profile` and `vwd_budget_load`: a layer's shape, and the grid that is measured. A size without a default must
@@ -3497,12 +2996,11 @@ typedef struct {
    /* break_even_coverage */ 0, /* break_even_acceptance */ 0, /* select_us */ 0, /* attend_us */ 0, /* guess_us */ 0, \
    /* repair_us */ 0, /* dense_us */ 0, /* verify_us */ 0}
 
-/** A budget: the times of selection, attention of guesses, repair and verification of one shape on one device. Opaque. */
-typedef struct vwd_budget vwd_budget;
-
 /**
  * Measures the calls of one layer: selection, attention over k selected blocks, attention of guesses (PRR: Wang et al. 2026), repair
- * with shares of the blocks missed, and dense attention of 1 … max_draft + 1 positions, for each context and batch of the grid.
+ * with shares of the blocks missed, and dense attention of 1 … max_draft + 1 positions, for each context and batch of the grid. Then a
+ * layer of a `vwd_decoder` as it runs in a step, by SERIAL, by PRR for each ratio and share of missed blocks, and by FORESEEN for each
+ * ratio, selection on a stream of the decoder's own beside attention.
  *
  * session  Measured as it is: its threads, its forced variants, and its checks of contents, if it makes them.
  * options  Required: the shape has no defaults, the grid has.
@@ -3539,7 +3037,8 @@ vwd_status vwd_budget_save(const vwd_budget *budget,
                            const char *path);
 
 /**
- * Reads a budget that `vwd_budget_save` wrote, if it is of this shape and of the session's device.
+ * Reads a budget that `vwd_budget_save` wrote, if it is of this shape and of the session's device. A file of version 1, which has no times
+ * of a decoder's strategies, is refused: profile again.
  *
  * session  Its device (name, compute capability and multiprocessors; on the CPU the processor and the number of threads) must be the
  *          one that was measured.
@@ -3563,11 +3062,11 @@ VWD_API void vwd_budget_release(vwd_budget *budget);
 /**
  * Tells which speculation pays, and how much of it, for a context, a batch and what is known of guesses and drafts.
  *
- * Times are linear between the contexts and batches of the grid. With the ones of selection s, attention a over k blocks, g(r) over
- * ⌈r·k⌉ guesses, repair f(r, x) where the share x of the selected blocks was missed, dense attention d(γ) of γ + 1 positions, and the
- * rest R of a layer:
+ * Times are linear between the contexts and batches of the grid. With the ones of selection s, attention a over k blocks, dense
+ * attention d(γ) of γ + 1 positions, a decoder's layer t by SERIAL and p(r, x) by PRR, with ⌈r·k⌉ guesses of which the share x of the
+ * selected blocks was missed, and the rest R of a layer:
  *   SERIAL  R + s + a
- *   PRR     R + max(s, g(r)) + f(r, 1 − coverage(r)): guesses are attended while selection runs
+ *   PRR     R + s + a + p(r, 1 − coverage(r)) − t: guesses are attended while selection runs, and repaired
  *   SELF    Σ_{j=0…γ} p^j tokens in the time γ·(the faster of the two) + R + γ·rest_position_us + d(γ); ties go to fewer drafts
  *   dense   R + d(0)
  * A strategy pays if its speed exceeds what it is compared with by more than the margin.
@@ -3583,6 +3082,549 @@ VWD_API
 vwd_status vwd_budget_ask(const vwd_budget *budget,
                           const vwd_budget_question *question,
                           vwd_budget_answer *answer);
+
+/* --- Decoder: the attention of decode steps, layer by layer, on the engine's own paged keys and values ------------ */
+
+/** The row takes no part in the step: nothing of it is written or read. */
+#define VWD_DECODER_SKIP 0
+
+/** The row attends a selection of its blocks. Drafts of tokens are made so. */
+#define VWD_DECODER_SPARSE 1
+
+/** The row attends all its tokens. Drafts are verified so, and the text is then that of dense attention. */
+#define VWD_DECODER_DENSE 2
+
+/** Strategy of a layer: selection, then attention over what it selected. */
+#define VWD_STRATEGY_SERIAL 0
+
+/**
+ * Attention over a predicted list while the selection runs, and exact repair of what was predicted wrong (PRR: Wang et al. 2026).
+ * Results are those of SERIAL: bit for bit on a CPU session, to the tolerance of `vwd_repair` on CUDA.
+ */
+#define VWD_STRATEGY_PRR 1
+
+/** Attention over the list that `vwd_decoder_foresee` made, as it is. */
+#define VWD_STRATEGY_FORESEEN 2
+
+/**
+ * Strategies of a decoder on a tiered cache (`vwd_decoder_create_on_cache`), beside SERIAL, which fetches what it selected.
+ *
+ * Attention over the list that the sequence's last sparse step selected, and over the block of the new token, while this step's selection
+ * is made and fetched for the next one (AsyncTLS: Hu et al. 2026).
+ */
+#define VWD_STRATEGY_ASYNC_TLS 3
+
+/** Attention over the list that `vwd_decoder_foresee` made and began to fetch, as it is (SparDA: Fu et al. 2026): FORESEEN on a cache. */
+#define VWD_STRATEGY_SPARDA 4
+
+/**
+ * A predicted list is fetched ahead, attention reads what has arrived of it while the selection runs and what it missed travels, and
+ * repair adds the missed and the late. Results are those of SERIAL: bit for bit on a CPU session, to the tolerance of `vwd_repair` on
+ * CUDA, whatever was predicted and however late copies are.
+ */
+#define VWD_STRATEGY_VANWARD 5
+
+/** PRR and VANWARD predict from the scores of past steps. */
+#define VWD_PREDICT_SCORES 0
+
+/** PRR and VANWARD take the list that `vwd_decoder_foresee` made. */
+#define VWD_PREDICT_FORESEEN 1
+
+/**
+ * How a layer's sparse rows attend. The struct keeps its size: what is added takes the place of `reserved`, and zero means what
+ * was before.
+ */
+typedef struct {
+  /** VWD_SELECT_MINMAX or VWD_SELECT_AXIS; 0: the layer is dense, and keeps no summaries. */
+  uint32_t method;
+  /** Budget of a list, forced blocks included; at least 1 unless the layer is dense. */
+  uint32_t k;
+  /** Blocks that are always selected: the first and the last ones. The token of a step is in the last one. */
+  uint32_t init_blocks;
+  uint32_t local_blocks;
+  /**
+   * Rows of fewer tokens are dense. A row whose list would have all its blocks is dense in any case, except on a cache, where its blocks
+   * may lie in slots. 0 for ASYNC_TLS.
+   */
+  uint32_t dense_below;
+  /** Tokens that a position sees, itself included; 0: all. */
+  uint32_t window;
+  /** VWD_STRATEGY_*. */
+  uint32_t strategy;
+  /** VWD_PREDICT_*: where the prediction of PRR or VANWARD comes from. 0 for other strategies. */
+  uint32_t predict;
+  /** Length of a predicted or foreseen list as a multiple of k, at least 1; 0 means 1.25. 0 for SERIAL and ASYNC_TLS. */
+  float ratio;
+  /** Smoothing of scores, for VWD_PREDICT_SCORES; zeros mean {1, 0, 0}, the scores of the previous step. */
+  vwd_holt holt;
+  /** Must be 0. */
+  uint32_t reserved[4];
+} vwd_decoder_policy;
+#define VWD_DECODER_POLICY_INIT \
+  {/* method */ 0, /* k */ 0, /* init_blocks */ 0, /* local_blocks */ 0, /* dense_below */ 0, /* window */ 0, \
+   /* strategy */ 0, /* predict */ 0, /* ratio */ 0, /* holt */ VWD_HOLT_INIT, /* reserved */ {0}}
+
+/** Options of `vwd_decoder_create`. A size without a default must be at least 1. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t layers;
+  /** Largest number of rows of a step, B. */
+  uint32_t max_rows;
+  /** Largest number of positions of a row in a step, Q: γ + 1 to verify γ drafts; 0 means 1. */
+  uint32_t max_positions;
+  /**
+   * Largest number of sequences of which drafts and scores are remembered; 0 means max_rows, or on a cache the cache's number, which
+   * is also the least.
+   */
+  uint32_t max_sequences;
+  /** Hq and Hk; Hq is a multiple of Hk. */
+  uint32_t query_heads;
+  uint32_t kv_heads;
+  /** D and Dv: channels of a key and of a value, multiples of 8 in 16 … 576. */
+  uint32_t key_dim;
+  uint32_t value_dim;
+  /** DLPack's code and bits of keys and values: float32, float16, bfloat16, float8_e4m3fn or float8_e5m2. */
+  uint32_t dtype_code;
+  uint32_t dtype_bits;
+  /** P, tokens of a page, and the number of pages of a layer's cache. 0 on a tiered cache. */
+  uint32_t page_size;
+  uint32_t pages;
+  /** S, tokens of a block: S divides P or P divides S. On a tiered cache that of the cache. */
+  uint32_t block_size;
+  /** Factor on q·k, above 0; 0 means 1/√D, and is not allowed if D ≠ Dv. */
+  float scale;
+  /** c: s becomes c·tanh(s / c). 0: no soft cap. */
+  float soft_cap;
+  /** Largest number of tokens that is recommended to draft; 0 means max_positions − 1. */
+  uint32_t max_draft;
+  /**
+   * The time of one drafting step as a part of the time of one verifying step, above 0; 0 means 0.5. It decides how many
+   * tokens are recommended.
+   */
+  float draft_cost;
+  /**
+   * Largest number of tokens of a sequence of which PRR remembers scores; 0 means those of all pages. What lies beyond is not
+   * predicted.
+   */
+  uint32_t max_tokens;
+  /** The policy of layers that `policies` does not name. */
+  vwd_decoder_policy policy;
+  /** Length of the array policies: 0, or the number of layers. */
+  uint32_t policy_count;
+  const vwd_decoder_policy *policies;
+  /**
+   * [layers, Hk, D]  float32, optional: `axis_weights` and `axis_centre` of each layer's index. They must stay valid as long
+   * as the decoder.
+   */
+  vwd_tensor axis_weights;
+  vwd_tensor axis_centre;
+  /**
+   * Optional: where it is given, a layer attends by PRR or FORESEEN only in steps in which that pays by the budget's times, and by
+   * SERIAL in the others; `vwd_decoder_begin` says when. Of the session's device and of the shape of the layers with these
+   * strategies. Kept alive by the decoder; may be released first. NULL: strategies always run. Not on a tiered cache.
+   */
+  const vwd_budget *budget;
+  /**
+   * The share of the selected blocks that PRR's predicted lists have, 0 … 1, where the budget decides: 1 − missed / selected of
+   * `vwd_decoder_info`, or what `vwd_predictor_calibrate` finds. 0: nothing is known, and PRR runs only if it is faster with every
+   * prediction wrong. 0 without a budget.
+   */
+  float coverage;
+  /** Must be 0. */
+  uint32_t reserved;
+} vwd_decoder_options;
+#define VWD_DECODER_OPTIONS_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_options), /* flags */ 0, /* layers */ 0, /* max_rows */ 0, \
+   /* max_positions */ 0, /* max_sequences */ 0, /* query_heads */ 0, /* kv_heads */ 0, /* key_dim */ 0, \
+   /* value_dim */ 0, /* dtype_code */ 0, /* dtype_bits */ 0, /* page_size */ 0, /* pages */ 0, /* block_size */ 0, \
+   /* scale */ 0, /* soft_cap */ 0, /* max_draft */ 0, /* draft_cost */ 0, /* max_tokens */ 0, \
+   /* policy */ VWD_DECODER_POLICY_INIT, /* policy_count */ 0, /* policies */ NULL, \
+   /* axis_weights */ VWD_TENSOR_INIT, /* axis_centre */ VWD_TENSOR_INIT, /* budget */ NULL, /* coverage */ 0, \
+   /* reserved */ 0}
+
+/**
+ * What a decoder keeps, filled by `vwd_decoder_info`. The tensors are views of its memory, valid as long as the decoder; calls on
+ * streams write them.
+ *
+ * draft_lens  [max_sequences]  int32. The number of tokens that is recommended to draft next, 0 … max_draft.
+ * acceptance  [max_sequences]  float32. The estimated probability that a drafted token is accepted.
+ * drafted     [max_sequences]  int32. Tokens drafted and verified since the sequence was reset.
+ * accepted    [max_sequences]  int32. Tokens of these that were accepted.
+ * selected    [layers, max_rows, Hk]  int32. Blocks that the layer's last selection chose for each row of its step.
+ * predicted   [layers, max_rows, Hk]  int32. Blocks of the layer's last predicted or foreseen list.
+ * missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair attended: selected, and not predicted, or late.
+ * fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
+ *                                     for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
+ * Rows that were not sparse have 0.
+ *
+ * fallback_layers  With a budget: layers of PRR and FORESEEN that `vwd_decoder_begin` made SERIAL in the last step. Else 0.
+ * fallbacks        The same of all steps together. Replays of a captured step are not counted: the host does not see them.
+ */
+typedef struct {
+  uint32_t struct_size;
+  uint32_t flags;
+  /** Bytes that the decoder has allocated where the session computes. */
+  uint64_t bytes;
+  vwd_tensor draft_lens;
+  vwd_tensor acceptance;
+  vwd_tensor drafted;
+  vwd_tensor accepted;
+  vwd_tensor selected;
+  vwd_tensor predicted;
+  vwd_tensor missed;
+  vwd_tensor fetched;
+  uint64_t fallback_layers;
+  uint64_t fallbacks;
+} vwd_decoder_details;
+#define VWD_DECODER_DETAILS_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_details), /* flags */ 0, /* bytes */ 0, /* draft_lens */ VWD_TENSOR_INIT, \
+   /* acceptance */ VWD_TENSOR_INIT, /* drafted */ VWD_TENSOR_INIT, /* accepted */ VWD_TENSOR_INIT, \
+   /* selected */ VWD_TENSOR_INIT, /* predicted */ VWD_TENSOR_INIT, /* missed */ VWD_TENSOR_INIT, \
+   /* fetched */ VWD_TENSOR_INIT, /* fallback_layers */ 0, /* fallbacks */ 0}
+
+/** A step of `vwd_decoder_begin`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t mode;
+  uint32_t positions;
+  uint32_t shortest;
+  vwd_tensor page_table;
+  vwd_tensor seq_lens;
+  vwd_tensor q_lens;
+  vwd_tensor begin;
+  vwd_tensor modes;
+  vwd_tensor sequences;
+  uint32_t longest;
+  /** Must be 0. */
+  uint32_t reserved;
+} vwd_decoder_step;
+#define VWD_DECODER_STEP_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_step), /* flags */ 0, /* mode */ 0, /* positions */ 0, /* shortest */ 0, \
+   /* page_table */ VWD_TENSOR_INIT, /* seq_lens */ VWD_TENSOR_INIT, /* q_lens */ VWD_TENSOR_INIT, \
+   /* begin */ VWD_TENSOR_INIT, /* modes */ VWD_TENSOR_INIT, /* sequences */ VWD_TENSOR_INIT, /* longest */ 0, \
+   /* reserved */ 0}
+
+/** Arguments of `vwd_decoder_foresee`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t layer;
+  uint32_t map;
+  const vwd_rope *rope;
+  vwd_tensor x;
+  vwd_tensor previous;
+  vwd_tensor q;
+} vwd_decoder_foresee_args;
+#define VWD_DECODER_FORESEE_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_foresee_args), /* flags */ 0, /* layer */ 0, /* map */ 0, /* rope */ NULL, \
+   /* x */ VWD_TENSOR_INIT, /* previous */ VWD_TENSOR_INIT, /* q */ VWD_TENSOR_INIT}
+
+/** Arguments of `vwd_decoder_attend`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t layer;
+  vwd_tensor k;
+  vwd_tensor v;
+  vwd_tensor k_scale;
+  vwd_tensor v_scale;
+  vwd_tensor new_k;
+  vwd_tensor new_v;
+  vwd_tensor q;
+  vwd_tensor sinks;
+  vwd_tensor out;
+} vwd_decoder_attend_args;
+#define VWD_DECODER_ATTEND_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_attend_args), /* flags */ 0, /* layer */ 0, /* k */ VWD_TENSOR_INIT, \
+   /* v */ VWD_TENSOR_INIT, /* k_scale */ VWD_TENSOR_INIT, /* v_scale */ VWD_TENSOR_INIT, /* new_k */ VWD_TENSOR_INIT, \
+   /* new_v */ VWD_TENSOR_INIT, /* q */ VWD_TENSOR_INIT, /* sinks */ VWD_TENSOR_INIT, /* out */ VWD_TENSOR_INIT}
+
+/** Arguments of `vwd_decoder_accept`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  vwd_tensor draft;
+  vwd_tensor target;
+  vwd_tensor draft_lens;
+  vwd_tensor sequences;
+  vwd_tensor accepted;
+  vwd_tensor next_token;
+  vwd_tensor committed;
+} vwd_decoder_accept_args;
+#define VWD_DECODER_ACCEPT_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_accept_args), /* flags */ 0, /* draft */ VWD_TENSOR_INIT, \
+   /* target */ VWD_TENSOR_INIT, /* draft_lens */ VWD_TENSOR_INIT, /* sequences */ VWD_TENSOR_INIT, \
+   /* accepted */ VWD_TENSOR_INIT, /* next_token */ VWD_TENSOR_INIT, /* committed */ VWD_TENSOR_INIT}
+
+/** Arguments of `vwd_decoder_reset`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  vwd_tensor sequences;
+} vwd_decoder_reset_args;
+#define VWD_DECODER_RESET_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_decoder_reset_args), /* flags */ 0, /* sequences */ VWD_TENSOR_INIT}
+
+/**
+ * The attention of decode steps of one model. Opaque.
+ *
+ * The engine keeps its keys and values, its page tables and its scheduler. The decoder keeps what sparse attention needs beside
+ * them: summaries of blocks, lists, intermediate results, and what is known of each sequence's drafts and scores. Summaries lie by
+ * page of the engine's cache, so that a sequence that joins, leaves, is preempted in place or shares the pages of a prefix needs no
+ * call. A block of several pages has its summary in its first page: where blocks are larger than pages, sequences that share
+ * pages share whole blocks of them.
+ *
+ * Drafting with sparse attention and verifying with dense attention gives the text of dense attention: steps of one position in
+ * mode VWD_DECODER_SPARSE draft, a step of γ + 1 positions in mode VWD_DECODER_DENSE computes the drafted tokens again, which
+ * replaces their keys, values and summaries, and `vwd_decoder_accept` commits what agrees.
+ *
+ * A layer's policy says by which strategy its sparse rows attend. SERIAL selects and then attends. PRR attends a predicted list on a
+ * stream of the decoder's own while the selection runs, and repairs what was predicted wrong: its results are SERIAL's. FORESEEN
+ * attends the list that `vwd_decoder_foresee` has made before the layer's queries were there. A step of several positions is SERIAL
+ * in every layer, and so is FORESEEN, or PRR with VWD_PREDICT_FORESEEN, in a layer that was not foreseen in the step. With a budget
+ * (options->budget) both are SERIAL in steps in which they do not pay.
+ */
+typedef struct vwd_decoder vwd_decoder;
+
+/**
+ * Creates a decoder, with all memory that its calls use except for the scratch of their streams.
+ *
+ * session  Kept alive by the decoder; may be released first.
+ * options  Required; policies is read during the call.
+ * decoder  Out. Release with `vwd_decoder_release`.
+ *
+ * Blocks and allocates; not for capture. Thread-safe.
+ * Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
+ * allocated.
+ */
+VWD_API
+vwd_status vwd_decoder_create(const vwd_session *session,
+                              const vwd_decoder_options *options,
+                              vwd_decoder **decoder);
+
+/**
+ * Creates a decoder whose keys and values are those of a tiered cache.
+ *
+ * A row of a step is a sequence of the cache: step->sequences has their numbers. The decoder appends the new tokens to the cache,
+ * keeps summaries by the cache's blocks, and resolves and fetches what its lists name. The engine adds, extends, forks, truncates and
+ * frees sequences, and resolves nothing in these layers while it uses the decoder. A prompt is written in steps without q, of up to S
+ * positions.
+ *
+ * cache  Of the session. Kept alive by the decoder; may be released first.
+ * The others are as in `vwd_decoder_create`. Options of the layers, heads, channels, dtype and blocks are those of the cache; page_size and
+ * pages are 0, max_positions is at most S. Strategies are SERIAL, ASYNC_TLS, SPARDA and VANWARD. max_rows lists of the longest
+ * strategy have to find slots: max_rows · Hk · capacity ≤ slots / hold of the cache, with capacities of k, of ⌈ratio·k⌉ + 1 where a list is
+ * made ahead, of forced blocks where those are more, or of 2. ASYNC_TLS and VANWARD need a hold of at least 2.
+ *
+ * Dense rows and dense layers read whole blocks in host memory, each once, and take slots for the newest two alone: what sparse steps
+ * have in slots stays there. On CUDA such a row takes as long as its keys and values take over the bus. Drafts of sparse steps, verified by
+ * a dense step of several positions, share that among the tokens that are accepted.
+ *
+ * Blocks and allocates; not for capture. Thread-safe.
+ * Errors: INVALID_ARGUMENT (the message names the option), OUT_OF_MEMORY, DRIVER, INTERNAL. After an error no memory stays
+ * allocated.
+ */
+VWD_API
+vwd_status vwd_decoder_create_on_cache(const vwd_session *session,
+                                       const vwd_decoder_options *options,
+                                       const vwd_kv_cache *cache,
+                                       vwd_decoder **decoder);
+
+/** Releases a decoder; NULL is a no-op. No call on it may be in progress, and streams have passed its last call. */
+VWD_API void vwd_decoder_release(vwd_decoder *decoder);
+
+/**
+ * Fills `details`, whose struct_size the caller has set, with the decoder's memory and views of what it keeps of each sequence.
+ *
+ * Thread-safe. Errors: INVALID_ARGUMENT.
+ */
+VWD_API
+vwd_status vwd_decoder_info(const vwd_decoder *decoder,
+                            vwd_decoder_details *details);
+
+/**
+ * Begins a step: decides for each row of the batch how it attends in each layer.
+ *
+ * A row takes part with the last q_lens[i] of its seq_lens[i] tokens. A sparse row becomes dense in a layer if it has fewer
+ * tokens than the layer's dense_below, or no more blocks than the layer's lists have room for by k or by forced blocks: then its
+ * result is that of dense attention bit for bit. The lists of a layer whose strategy is FORESEEN are the foreseen ones. All of this is decided on the device, so that a captured step serves growing
+ * contexts and changing modes.
+ *
+ * step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for all rows; 0 means SPARSE, and is required beside
+ *                                   modes. One mode for all rows saves the launches of the other.
+ * step->positions                   Q, positions of a row; at most max_positions; 0 means 1.
+ * step->shortest                    A promise: no sparse row has fewer tokens; 0: none. Where it exceeds what makes a row dense, all
+ *                                   rows of a SPARSE step are sparse, and the launches for dense rows are saved.
+ * step->longest                     Tokens of the longest row, as far as the host knows; 0: those that page_table has room for. Read where
+ *                                   the decoder has a budget, and for nothing else.
+ * step->page_table  [B, max_pages]  int32, optional (absent: row i has page i). A page outside 0 … pages−1 holds no tokens.
+ * step->seq_lens    [B]             int32: tokens of each row, those of this step included. At most max_rows rows.
+ * step->q_lens      [B]             int32, optional (absent: Q): tokens of each row in this step, clamped to 0 … Q.
+ * step->begin       [B]             int32, optional: the first token that is new to the summaries, for tokens that the engine
+ *                                   wrote itself, such as a prompt's or those of pages that were copied or swapped in. The
+ *                                   decoder's own new tokens are always summarised, together with the earlier ones of their page.
+ * step->modes       [B]             int32, optional: VWD_DECODER_* of each row; any other value skips the row.
+ * step->sequences   [B]             int32, optional (absent: row i is sequence i): the sequence of each row, distinct. It is read where
+ *                                   scores are remembered, VWD_PREDICT_SCORES. Rows with a number outside 0 … max_sequences−1 have
+ *                                   no past. A sequence that takes another's number is announced by `vwd_decoder_reset`; without
+ *                                   that more is predicted wrong, and repaired.
+ *
+ * With a budget the call decides for each layer of PRR or FORESEEN, in steps of one position, whether it attends so or by SERIAL:
+ * by its strategy if the budget's time of that, at `longest` tokens, B rows, the policy's ratio and options->coverage, is shorter than
+ * SERIAL's by more than 2 %. A layer that falls back gives SERIAL's results, its list and its threshold of dense rows among them, bit
+ * for bit: those of PRR are the same but for rounding, those of FORESEEN are of another list. Scores are not remembered in it. The
+ * decision depends on these sizes alone, never on contents or timing. A captured step keeps the one that was made when it was
+ * captured, in every replay: give the `longest` that its replays are for, and capture again where another strategy pays.
+ *
+ * The tensors are read by this call and by those of `vwd_decoder_foresee` and `vwd_decoder_attend` until the next step: they must stay valid, and their
+ * contents unchanged, until the stream has passed these.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+ * captured, together with the step's `vwd_decoder_foresee` and `vwd_decoder_attend`. Calls on one decoder are ordered by the caller, by one stream or by
+ * events.
+ * Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_decoder_begin(const vwd_decoder *decoder,
+                             const vwd_decoder_step *step,
+                             vwd_stream stream);
+
+/**
+ * Selects for a layer of the step before its queries are there, such as the next layer where a layer begins.
+ *
+ * The list has the best ⌈ratio·k⌉ blocks of the tokens before the step by the layer's own summaries, forced ones included, and always
+ * the block of the step's own token; where that block is new the list is one longer. It is made of predicted queries: of a forecast from the residual stream, rotated to the position of each
+ * row's token, or those that the caller gives. Of rows that have tokens new to the summaries (step->begin) nothing is foreseen; they
+ * are SERIAL in the step, at the price of launches that a step without begin saves.
+ *
+ * The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee or falls back to SERIAL in the step, in a DENSE
+ * step and in one of several positions: an engine may call it for every layer.
+ *
+ * forecast                             Optional. Kept by the caller until the stream has passed, and as long as graphs that hold the
+ *                                      call.
+ * args->layer                          The layer that is foreseen. `vwd_decoder_attend` for it comes later in the step.
+ * args->map                            The map of the forecast: l−1 to foresee layer l where each map forecasts the next layer.
+ * args->rope                           The layer's rotary embedding, or NULL; as in `vwd_forecast_project`. With a forecast only.
+ * args->x         [B, input_dim]       The residual stream that the map reads, float32, float16 or bfloat16. With a forecast only.
+ * args->previous  [B, heads, D]        With a forecast that has memory: the layer's pre-RoPE queries at the token before.
+ * args->q         [B, heads, D]        Without a forecast: predicted queries after the rotary embedding, float32, float16 or bfloat16.
+ *
+ * Heads are the Hq query heads of the layer, or Hk: one vector for each KV head (SparDA: Fu et al. 2026).
+ *
+ * What the caller's tensors hold is read before the stream passes the call; the selection then runs on a stream of the decoder's own,
+ * for which `vwd_decoder_attend` of the layer waits. In a capture both calls belong to the same one: a capture that ends between them is
+ * refused by the driver as not joined. A layer that was foreseen in another capture, or outside, counts as not foreseen.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once its
+ * scratch is there; may be captured. Scratch of the projection is that of `vwd_forecast_project`; `vwd_decoder_attend_scratch` makes
+ * room for the selection. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch), UNSUPPORTED,
+ * DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_decoder_foresee(const vwd_decoder *decoder,
+                               const vwd_forecast *forecast,
+                               const vwd_decoder_foresee_args *args,
+                               vwd_stream stream);
+
+/**
+ * Attends in one layer of the step: writes the new keys and values to their pages, summarises the blocks that they touch, selects
+ * blocks for sparse rows, and computes the attention of every row.
+ *
+ * The result of a row is that of `vwd_attention` over all its tokens, if it is dense; otherwise over the blocks that
+ * `vwd_select_blocks` selects by the layer's policy, one list for all positions of the row, or over those that were foreseen. Positions at or past q_lens and rows
+ * that are skipped get out 0.
+ *
+ * args->layer                             0 … layers−1, each once in a step.
+ * args->k          [pages, P, Hk, D]      The layer's keys, in the options' dtype; in and out.
+ * args->v          [pages, P, Hk, Dv]     The layer's values; in and out.
+ * args->k_scale, v_scale                  As in `vwd_paged_kv`; the engine writes the scales of new tokens.
+ * args->new_k      [B, Hk, D]             Keys of the step's tokens after the rotary embedding, in the options' dtype; optional:
+ *               or [B, Q, Hk, D]          absent if the engine has written them to their pages. Row r of sequence i is token
+ *                                         seq_lens[i] − q_lens[i] + r. A token without a page is dropped.
+ * args->new_v      [B, Hk, Dv]            Values likewise; given with new_k.
+ *               or [B, Q, Hk, Dv]
+ * args->q          [B, Hq, D]             float32, float16 or bfloat16; optional: absent, the call writes and summarises only.
+ *               or [B, Q, Hq, D]
+ * args->sinks      [Hq]                   float32, optional; as in `vwd_attention`.
+ * args->out        [B, Hq, Dv]            dtype of q, or float32; out.
+ *               or [B, Q, Hq, Dv]
+ * Without a dimension for positions, Q of the step is 1.
+ *
+ * Rows that write tokens in a step share no page in which they write.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not synchronise, nor allocate once its
+ * scratch is there; may be captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes
+ * this point.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch), UNSUPPORTED,
+ * DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_decoder_attend(const vwd_decoder *decoder,
+                              const vwd_decoder_attend_args *args,
+                              vwd_stream stream);
+
+/**
+ * Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session. Makes
+ * the arenas of the decoder's own streams as large as the layer's strategy needs; waits for them where they have to grow.
+ *
+ * With a budget they are enough for the strategy and for SERIAL, whatever this step or a later one decides.
+ *
+ * Call it after `vwd_decoder_begin`, for `vwd_session_reserve`, before a graph is captured. The number follows from shapes,
+ * strides, dtypes and scalars, never from the contents of tensors. The arguments are checked as in the call.
+ *
+ * bytes  Out.
+ *
+ * Enqueues nothing. Thread-safe. Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_decoder_attend_scratch(const vwd_decoder *decoder,
+                                      const vwd_decoder_attend_args *args,
+                                      uint64_t *bytes);
+
+/**
+ * Verifies drafted tokens as `vwd_verify` does, and keeps what was accepted of each sequence's drafts.
+ *
+ * With a and n the numbers of accepted tokens and of trials (the accepted ones, and the rejected one if there is one), both
+ * multiplied by 0.9 before each verification, acceptance is p = (a + 1.6) / (n + 2). Recommended is the γ of 0 … max_draft that
+ * gives most tokens in the time, Σ_{j=0…γ} p^j / (1 + γ·draft_cost); ties go to fewer drafts. A row that drafted nothing forgets
+ * slowly, so that drafting is tried again.
+ *
+ * args->draft, target, draft_lens, accepted, next_token, committed  As in `vwd_verify`. Drafts may come from anywhere.
+ * args->sequences  [B]  int32, optional (absent: row i is sequence i): the sequence of each row, distinct, below
+ *                       max_sequences; a row with −1 is verified and not counted.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+ * captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point; inputs are
+ * not written.
+ * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_decoder_accept(const vwd_decoder *decoder,
+                              const vwd_decoder_accept_args *args,
+                              vwd_stream stream);
+
+/**
+ * Forgets what is known of the drafts and scores of some sequences, for numbers that new sequences get.
+ *
+ * args->sequences  [n]  int32, optional (absent: all). Numbers outside 0 … max_sequences−1 are skipped.
+ *
+ * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
+ * captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point.
+ * Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+ */
+VWD_API
+vwd_status vwd_decoder_reset(const vwd_decoder *decoder,
+                             const vwd_decoder_reset_args *args,
+                             vwd_stream stream);
 #ifdef __cplusplus
 }  /* extern "C" */
 #endif

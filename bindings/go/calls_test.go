@@ -567,7 +567,7 @@ func TestForecast(t *testing.T) {
 func TestBudget(t *testing.T) {
 	s := cpuSession(t)
 	options := BudgetOptions{
-		QueryHeads: 2, KVHeads: 1, KeyDim: 16, ValueDim: 16, DType: F32, PageSize: 4, BlockSize: 4, Method: SelectMinMax, K: 2,
+		QueryHeads: 2, KVHeads: 1, KeyDim: 16, ValueDim: 16, DType: F32, PageSize: 8, BlockSize: 8, Method: SelectMinMax, K: 2,
 		MaxDraft: 2, Contexts: []int{8, 32}, Batches: []int{1}, Ratios: []float32{1, 1.5}, Samples: 1, LimitBytes: 1 << 18,
 	}
 	measured, err := s.NewBudget(options, 0)
@@ -586,6 +586,23 @@ func TestBudget(t *testing.T) {
 	if a != b || a.DenseUs <= 0 || a.PrrGain <= 0 || a.SelfGain <= 0 || a.Extrapolated {
 		t.Error(a, b)
 	}
+	// A decoder asks it itself: by the step's longest row, which the table bounds.
+	decoderOptions := DecoderOptions{
+		Layers: 2, MaxRows: 1, QueryHeads: 2, KVHeads: 1, KeyDim: 16, ValueDim: 16, DType: F32, PageSize: 8, Pages: 4, BlockSize: 8,
+		Policy: DecoderPolicy{Method: SelectMinMax, K: 2, Strategy: StrategyPRR}, Budget: loaded, Coverage: 0.5,
+	}
+	decoder, err := s.NewDecoder(decoderOptions)
+	must(t, err)
+	defer decoder.Close()
+	must(t, decoder.Begin(DecoderStep{SeqLens: Of([]int32{20}, 1), PageTable: Of([]int32{0, 1, 2, 3}, 1, 4), Longest: 20}, 0))
+	info, err := decoder.Info()
+	must(t, err)
+	if info.FallbackLayers > 2 || info.Fallbacks != info.FallbackLayers {
+		t.Error(info.FallbackLayers, info.Fallbacks)
+	}
+	decoderOptions.Policy.K = 3
+	_, err = s.NewDecoder(decoderOptions)
+	wantInvalid(t, err, "options.policy.k: 3; expected 2, with which options.budget was measured")
 	options.K = 3
 	_, err = s.LoadBudget(options, path)
 	wantInvalid(t, err, "options.k: 3; expected 2, with which")

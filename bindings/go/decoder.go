@@ -80,6 +80,8 @@ type DecoderOptions struct {
 	Policies     []DecoderPolicy
 	AxisWeights  Tensor
 	AxisCentre   Tensor
+	Budget       *Budget // Optional; the decoder keeps it alive.
+	Coverage     float32
 }
 
 // Decoder runs the attention of decode steps on the engine's own paged keys and values. It outlives its session.
@@ -93,7 +95,9 @@ func (s *Session) NewDecoder(options DecoderOptions) (*Decoder, error) {
 	defer l.release()
 	c := options.lower(&l)
 	d := &Decoder{}
-	err := s.run(&l, func(h *C.vwd_session) C.outcome { return C.decoder_create(h, &c, &d.handle.c) })
+	err := options.withBudget(&l, &c, func() error {
+		return s.run(&l, func(h *C.vwd_session) C.outcome { return C.decoder_create(h, &c, &d.handle.c) })
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -108,7 +112,9 @@ func (s *Session) NewDecoderOnCache(options DecoderOptions, cache *KvCache) (*De
 	d := &Decoder{}
 	var err error
 	used := cache.run(&l, func(k *C.vwd_kv_cache) C.outcome {
-		err = s.run(&l, func(h *C.vwd_session) C.outcome { return C.decoder_create_on_cache(h, &c, k, &d.handle.c) })
+		err = options.withBudget(&l, &c, func() error {
+			return s.run(&l, func(h *C.vwd_session) C.outcome { return C.decoder_create_on_cache(h, &c, k, &d.handle.c) })
+		})
 		return C.outcome{}
 	})
 	if err == nil {
@@ -160,6 +166,7 @@ func (options DecoderOptions) lower(l *lowering) C.vwd_decoder_options {
 		policy_count:  l.uint32("options.policy_count", len(options.Policies)),
 		axis_weights:  l.tensor("options.axis_weights", options.AxisWeights),
 		axis_centre:   l.tensor("options.axis_centre", options.AxisCentre),
+		coverage:      C.float(options.Coverage),
 	}
 	if len(options.Policies) > 0 {
 		policies := make([]C.vwd_decoder_policy, len(options.Policies))
@@ -170,6 +177,23 @@ func (options DecoderOptions) lower(l *lowering) C.vwd_decoder_options {
 		c.policies = &policies[0]
 	}
 	return c
+}
+
+// withBudget makes a call whose options name the budget, which is not closed meanwhile.
+func (options DecoderOptions) withBudget(l *lowering, c *C.vwd_decoder_options, call func() error) error {
+	if options.Budget == nil {
+		return call()
+	}
+	var err error
+	used := options.Budget.run(l, func(h *C.vwd_budget) C.outcome {
+		c.budget = h
+		err = call()
+		return C.outcome{}
+	})
+	if err == nil {
+		err = used
+	}
+	return err
 }
 
 // Close releases the decoder once calls in progress have returned. Closing again does nothing; calls after it fail.
@@ -196,6 +220,7 @@ type DecoderStep struct {
 	Mode      DecoderMode
 	Positions int
 	Shortest  int
+	Longest   int
 	PageTable Tensor
 	SeqLens   Tensor
 	QLens     Tensor
@@ -218,6 +243,7 @@ func (step DecoderStep) lower(l *lowering) C.vwd_decoder_step {
 		mode:        C.uint32_t(step.Mode),
 		positions:   l.uint32("positions", step.Positions),
 		shortest:    l.uint32("shortest", step.Shortest),
+		longest:     l.uint32("longest", step.Longest),
 		page_table:  l.tensor("page_table", step.PageTable),
 		seq_lens:    l.tensor("seq_lens", step.SeqLens),
 		q_lens:      l.tensor("q_lens", step.QLens),
@@ -383,6 +409,9 @@ type DecoderInfo struct {
 	Predicted  Tensor
 	Missed     Tensor
 	Fetched    Tensor
+	// With a budget: layers that fell back to SERIAL in the last step, and in all steps together.
+	FallbackLayers uint64
+	Fallbacks      uint64
 }
 
 // Info tells what the decoder keeps.
@@ -393,5 +422,6 @@ func (d *Decoder) Info() (DecoderInfo, error) {
 		Bytes: uint64(c.bytes), DraftLens: tensorOf(c.draft_lens), Acceptance: tensorOf(c.acceptance),
 		Drafted: tensorOf(c.drafted), Accepted: tensorOf(c.accepted), Selected: tensorOf(c.selected),
 		Predicted: tensorOf(c.predicted), Missed: tensorOf(c.missed), Fetched: tensorOf(c.fetched),
+		FallbackLayers: uint64(c.fallback_layers), Fallbacks: uint64(c.fallbacks),
 	}, err
 }

@@ -6,7 +6,8 @@
 #include "kv.h"
 #include "progress.h"
 
-typedef enum { DENSE, SPARSE, TWO_LEVEL, PREVIOUS, HOLT, FORECAST, STRATEGIES } strategy;
+/* From PREVIOUS on guesses are repaired; FORESEEN attends them as they are. */
+typedef enum { DENSE, SPARSE, TWO_LEVEL, FORESEEN, PREVIOUS, HOLT, FORECAST, STRATEGIES } strategy;
 enum { SAMPLE = 128, RATIOS = 3, PREDICTORS = 3 };
 
 /* Sizes of the selections, in blocks of PAGE tokens. */

@@ -36,6 +36,7 @@ static const mode_name names[STRATEGIES] = {
     [DENSE] = {"dense-calls", "dense"},
     [SPARSE] = {"sparse-calls", "sparse: blocks by min and max"},
     [TWO_LEVEL] = {"two-level", "two levels: blocks, INT4 tokens"},
+    [FORESEEN] = {"foreseen", "sparse, foreseen by the Forecast"},
     [PREVIOUS] = {"previous", "sparse, guessed: last step"},
     [HOLT] = {"holt", "sparse, guessed: Holt"},
     [FORECAST] = {"forecast", "sparse, guessed: Forecast"},
@@ -220,7 +221,7 @@ static preparation prepared(const options *o) {
                        .codes = o->int4,
                        .labels = (all && !o->int4) || o->only == TWO_LEVEL,
                        .holt = all || o->only == HOLT || o->only == PREVIOUS,
-                       .forecast = all || o->only == FORECAST};
+                       .forecast = all || o->only == FORECAST || o->only == FORESEEN};
 }
 
 static char *read_text(const char *path, size_t *length) {
@@ -353,7 +354,7 @@ static bool run_mode(program *p, const options *o, strategy m) {
   g->tokens = calloc((size_t)o->tokens, sizeof *g->tokens);
   if (!g->tokens || !generate(&p->decoder, m, NULL, o->tokens, g, progress, (void *)(uintptr_t)names[m].title))
     return false;
-  if (o->only >= 0 || m == DENSE || m == SPARSE || m == TWO_LEVEL) print_text(p, o, names[m].title, g->tokens, g->count);
+  if (o->only >= 0 || m == DENSE || m == SPARSE || m == TWO_LEVEL || m == FORESEEN) print_text(p, o, names[m].title, g->tokens, g->count);
   return true;
 }
 
@@ -387,7 +388,7 @@ static void print_table(const program *p) {
     printf("%-33s%9.1f", names[m].title, (g->count - 1) / g->seconds);
     print_percent(true, (double)n->kv_bytes / (double)n->dense_bytes);
     print_percent(n->index_bytes > 0, (double)(n->kv_bytes + n->index_bytes) / (double)n->dense_bytes);
-    print_percent(p->made[DENSE].count > 0 && m != DENSE, p->agreement[m == TWO_LEVEL ? TWO_LEVEL : SPARSE]);
+    print_percent(p->made[DENSE].count > 0 && m != DENSE, p->agreement[m == TWO_LEVEL || m == FORESEEN ? m : SPARSE]);
     for (int r = 0; r < RATIOS; r++)
       print_percent(guesses && p->named[m - PREVIOUS][0] > 0, guesses ? p->named[m - PREVIOUS][r] : 0);
     print_percent(n->selected > 0, n->selected ? (double)n->missed / (double)n->selected : 0);
@@ -400,10 +401,10 @@ static void print_table(const program *p) {
          "row.\n\n");
 }
 
-/* Guesses change nothing but the time. */
-static bool check_guesses(const program *p) {
-  bool all = true;
-  for (int m = PREVIOUS; m < STRATEGIES; m++) {
+/* Repaired guesses change nothing but the time, and lists of all blocks are the same, foreseen or not. */
+static bool check_guesses(const program *p, const options *o) {
+  bool all = true, covers = o->select.k * PAGE >= p->prompt_count + o->tokens;
+  for (int m = covers ? FORESEEN : PREVIOUS; m < STRATEGIES; m++) {
     const generation *sparse = &p->made[SPARSE];
     if (p->made[m].count == 0 || sparse->count == 0) continue;
     bool ok = same(&p->made[m], sparse);
@@ -542,18 +543,18 @@ static bool print_loss(program *p, const options *o) {
 static bool run_calls(program *p, const options *o) {
   if (o->only < 0)
     printf("The same by single calls, in %d ways that differ in what attention reads. The text of %s comes first, then a table.\n\n",
-           STRATEGIES - o->int4, o->int4 ? "two" : "three");
+           STRATEGIES - o->int4, o->int4 ? "three" : "four");
   fflush(stdout);
   bool ok = prepare(p, o) && (!o->int4 || decoder_code(&p->decoder));
   for (int m = 0; ok && m < STRATEGIES; m++)
     if ((o->only < 0 && !(o->int4 && m == TWO_LEVEL)) || o->only == m) ok = run_mode(p, o, (strategy)m);
   if (ok && o->only < 0)
-    ok = compare_with_dense(p, SPARSE) && (o->int4 || compare_with_dense(p, TWO_LEVEL)) &&
+    ok = compare_with_dense(p, SPARSE) && compare_with_dense(p, FORESEEN) && (o->int4 || compare_with_dense(p, TWO_LEVEL)) &&
          measure_predictors(&p->decoder, p->made[SPARSE].tokens, p->made[SPARSE].count, ratios, p->named, progress,
                             "measuring predictors");
   if (!ok) return false;
   print_table(p);
-  return check_guesses(p);
+  return check_guesses(p, o);
 }
 
 static bool run_all(program *p, const options *o) {

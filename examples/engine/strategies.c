@@ -250,10 +250,37 @@ static bool speculative(void *context, const attention_call *call) {
   return attend_list(r, call, &seq_len, &r->selected, PAGE, false);
 }
 
+/* Selects for the next layer from the tokens before this one, of which it has summaries; the new token's block comes last. */
+static bool foresee_next(run *r, const attention_call *call) {
+  const int32_t before = call->positions[0], block = before / PAGE;
+  const int next = call->layer + 1;
+  list *guess = &r->guess[next % 2];
+  if (!forecast_queries(r, call)) return false;
+  if (next == r->d->shape.layers) return true;
+  if (!select_blocks(r, next, &before, r->forecast_q, predicted_blocks(r->d, r->d->select.ratio), guess, NULL)) return false;
+  for (int h = 0; h < guess->heads; h++) {
+    int32_t *ids = guess->ids + (size_t)h * (size_t)guess->cap, *count = &guess->counts[h];
+    if (*count == 0 || ids[*count - 1] != block) ids[(*count)++] = block;
+  }
+  return true;
+}
+
+/* Attends the list that was selected a layer ahead, as it is: selection is not waited for. */
+static bool foreseen(void *context, const attention_call *call) {
+  run *r = context;
+  const int32_t seq_len = call->positions[0] + 1;
+  list *guess = &r->guess[call->layer % 2];
+  if (call->layer == 0) return foresee_next(r, call) && sparse(r, call); /* nothing runs ahead of the first layer */
+  if (!foresee_next(r, call) || !append(r, call)) return false;
+  count_blocks(r, guess, seq_len);
+  return attend_list(r, call, &seq_len, guess, PAGE, false);
+}
+
 attention_fn strategy_attention(strategy how) {
   switch (how) {
   case DENSE: return dense;
   case TWO_LEVEL: return two_level;
+  case FORESEEN: return foreseen;
   case PREVIOUS:
   case HOLT:
   case FORECAST: return speculative;
@@ -288,7 +315,7 @@ void predictor_free(predictor *p) {
 bool run_init(run *r, decoder *d, strategy how) {
   const model_shape *s = &d->shape;
   const selection *select = &d->select;
-  int guess = predicted_blocks(d, select->ratio);
+  int guess = predicted_blocks(d, select->ratio) + (how == FORESEEN); /* and the new token's block */
   size_t entries = (size_t)(s->heads * guess);
   *r = (run){.d = d, .how = how};
   r->scores = calloc((size_t)(s->kv_heads * d->cache.max_pages), sizeof(float));

@@ -2,6 +2,12 @@
 
 use super::Versioned;
 
+/// A budget: the times of selection, attention of guesses, repair, verification and a decoder's strategies for one shape on one device.
+/// Opaque.
+pub struct vwd_budget {
+    _private: [u8; 0],
+}
+
 /// Options of `vwd_budget_profile` and `vwd_budget_load`: a layer's shape, and the grid that is measured. A size without a default must
 /// be at least 1.
 #[repr(C)]

@@ -1,6 +1,6 @@
 //! Decoder: the attention of decode steps, layer by layer, on the engine's own paged keys and values.
 
-use super::{Versioned, vwd_holt, vwd_rope, vwd_tensor};
+use super::{Versioned, vwd_budget, vwd_holt, vwd_rope, vwd_tensor};
 use std::mem::offset_of;
 
 /// The row takes no part in the step: nothing of it is written or read.
@@ -114,10 +114,22 @@ pub struct vwd_decoder_options {
     /// as the decoder.
     pub axis_weights: vwd_tensor,
     pub axis_centre: vwd_tensor,
+    /// Optional: where it is given, a layer attends by PRR or FORESEEN only in steps in which that pays by the budget's times, and by
+    /// SERIAL in the others; `vwd_decoder_begin` says when. Of the session's device and of the shape of the layers with these
+    /// strategies. Kept alive by the decoder; may be released first. NULL: strategies always run. Not on a tiered cache.
+    pub budget: *const vwd_budget,
+    /// The share of the selected blocks that PRR's predicted lists have, 0 … 1, where the budget decides: 1 − missed / selected of
+    /// `vwd_decoder_info`, or what `vwd_predictor_calibrate` finds. 0: nothing is known, and PRR runs only if it is faster with every
+    /// prediction wrong. 0 without a budget.
+    pub coverage: f32,
+    /// Must be 0.
+    pub reserved: u32,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_decoder_options {}
+unsafe impl Versioned for vwd_decoder_options {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_decoder_options, budget), size_of::<Self>()];
+}
 
 /// What a decoder keeps, filled by `vwd_decoder_info`. The tensors are views of its memory, valid as long as the decoder; calls on
 /// streams write them.
@@ -132,6 +144,9 @@ unsafe impl Versioned for vwd_decoder_options {}
 /// fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
 ///                                     for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
 /// Rows that were not sparse have 0.
+///
+/// fallback_layers  With a budget: layers of PRR and FORESEEN that `vwd_decoder_begin` made SERIAL in the last step. Else 0.
+/// fallbacks        The same of all steps together. Replays of a captured step are not counted: the host does not see them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct vwd_decoder_details {
@@ -147,11 +162,17 @@ pub struct vwd_decoder_details {
     pub predicted: vwd_tensor,
     pub missed: vwd_tensor,
     pub fetched: vwd_tensor,
+    pub fallback_layers: u64,
+    pub fallbacks: u64,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_decoder_details {
-    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_decoder_details, fetched), size_of::<Self>()];
+    const KNOWN_SIZES: &'static [usize] = &[
+        offset_of!(vwd_decoder_details, fetched),
+        offset_of!(vwd_decoder_details, fallback_layers),
+        size_of::<Self>(),
+    ];
 }
 
 /// A step of `vwd_decoder_begin`; see there.
@@ -170,10 +191,15 @@ pub struct vwd_decoder_step {
     pub begin: vwd_tensor,
     pub modes: vwd_tensor,
     pub sequences: vwd_tensor,
+    pub longest: u32,
+    /// Must be 0.
+    pub reserved: u32,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_decoder_step {}
+unsafe impl Versioned for vwd_decoder_step {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_decoder_step, longest), size_of::<Self>()];
+}
 
 /// Arguments of `vwd_decoder_foresee`; see there.
 #[repr(C)]

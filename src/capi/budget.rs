@@ -2,25 +2,48 @@
 
 use super::boundary::{Handle, computing, handle, out, release, versioned, write_versioned};
 use super::session::vwd_session;
-use crate::abi::{vwd_budget_answer, vwd_budget_options, vwd_budget_question, vwd_status, vwd_stream};
+use crate::abi::{vwd_budget, vwd_budget_answer, vwd_budget_options, vwd_budget_question, vwd_status, vwd_stream};
+use crate::core::status::Result;
 use crate::core::text::text;
+use crate::decode::budget::costs::Costs;
 use crate::decode::budget::{Budget, Options, Question};
 use crate::runtime::fork::Process;
 use std::ffi::c_char;
 use std::mem::MaybeUninit;
+use std::sync::Arc;
 
-/// A budget: the times of selection, attention of guesses, repair and verification of one shape on one device. Opaque.
-pub struct vwd_budget(Budget, Process);
+/// What a `vwd_budget` is.
+struct Measured(Budget, Process);
 
-impl Handle for vwd_budget {
+impl Handle for Measured {
     #[inline]
     fn maker(&self) -> Process {
         self.1
     }
 }
 
+impl Measured {
+    fn into_c(budget: Budget, maker: Process) -> *mut vwd_budget {
+        Box::into_raw(Box::new(Measured(budget, maker))).cast()
+    }
+}
+
+/// What a decoder decides by; absent for NULL.
+///
+/// # Safety
+/// `budget` is NULL or live.
+pub unsafe fn costs<'a>(budget: *const vwd_budget, name: &str) -> Result<Option<&'a Arc<Costs>>> {
+    if budget.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: says the caller.
+    Ok(Some(unsafe { handle(budget.cast::<Measured>(), name)? }.0.costs()))
+}
+
 /// Measures the calls of one layer: selection, attention over k selected blocks, attention of guesses (PRR: Wang et al. 2026), repair
-/// with shares of the blocks missed, and dense attention of 1 … max_draft + 1 positions, for each context and batch of the grid.
+/// with shares of the blocks missed, and dense attention of 1 … max_draft + 1 positions, for each context and batch of the grid. Then a
+/// layer of a `vwd_decoder` as it runs in a step, by SERIAL, by PRR for each ratio and share of missed blocks, and by FORESEEN for each
+/// ratio, selection on a stream of the decoder's own beside attention.
 ///
 /// session  Measured as it is: its threads, its forced variants, and its checks of contents, if it makes them.
 /// options  Required: the shape has no defaults, the grid has.
@@ -50,7 +73,7 @@ pub unsafe extern "C" fn vwd_budget_profile(
             (handle(session, "session")?, versioned(options, "options", &mut buffer)?, out(budget, "budget")?)
         };
         let measured = Budget::profile(&session.0, &Options::from_c(options)?, stream)?;
-        budget.write(Box::into_raw(Box::new(vwd_budget(measured, session.maker()))));
+        budget.write(Measured::into_c(measured, session.maker()));
         Ok(())
     })
 }
@@ -66,12 +89,13 @@ pub unsafe extern "C" fn vwd_budget_profile(
 pub unsafe extern "C" fn vwd_budget_save(budget: *const vwd_budget, path: *const c_char) -> vwd_status {
     computing("vwd_budget_save", || {
         // SAFETY: the C contract of budget and path.
-        let (budget, path) = unsafe { (handle(budget, "budget")?, text(path, "path")?) };
+        let (budget, path) = unsafe { (handle(budget.cast::<Measured>(), "budget")?, text(path, "path")?) };
         budget.0.save(path)
     })
 }
 
-/// Reads a budget that `vwd_budget_save` wrote, if it is of this shape and of the session's device.
+/// Reads a budget that `vwd_budget_save` wrote, if it is of this shape and of the session's device. A file of version 1, which has no times
+/// of a decoder's strategies, is refused: profile again.
 ///
 /// session  Its device (name, compute capability and multiprocessors; on the CPU the processor and the number of threads) must be the
 ///          one that was measured.
@@ -101,7 +125,7 @@ pub unsafe extern "C" fn vwd_budget_load(
             )
         };
         let loaded = Budget::load(&session.0, &Options::from_c(options)?, path)?;
-        budget.write(Box::into_raw(Box::new(vwd_budget(loaded, session.maker()))));
+        budget.write(Measured::into_c(loaded, session.maker()));
         Ok(())
     })
 }
@@ -110,16 +134,16 @@ pub unsafe extern "C" fn vwd_budget_load(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vwd_budget_release(budget: *mut vwd_budget) {
     // SAFETY: the C contract of budget.
-    unsafe { release(budget) }
+    unsafe { release(budget.cast::<Measured>()) }
 }
 
 /// Tells which speculation pays, and how much of it, for a context, a batch and what is known of guesses and drafts.
 ///
-/// Times are linear between the contexts and batches of the grid. With the ones of selection s, attention a over k blocks, g(r) over
-/// ⌈r·k⌉ guesses, repair f(r, x) where the share x of the selected blocks was missed, dense attention d(γ) of γ + 1 positions, and the
-/// rest R of a layer:
+/// Times are linear between the contexts and batches of the grid. With the ones of selection s, attention a over k blocks, dense
+/// attention d(γ) of γ + 1 positions, a decoder's layer t by SERIAL and p(r, x) by PRR, with ⌈r·k⌉ guesses of which the share x of the
+/// selected blocks was missed, and the rest R of a layer:
 ///   SERIAL  R + s + a
-///   PRR     R + max(s, g(r)) + f(r, 1 − coverage(r)): guesses are attended while selection runs
+///   PRR     R + s + a + p(r, 1 − coverage(r)) − t: guesses are attended while selection runs, and repaired
 ///   SELF    Σ_{j=0…γ} p^j tokens in the time γ·(the faster of the two) + R + γ·rest_position_us + d(γ); ties go to fewer drafts
 ///   dense   R + d(0)
 /// A strategy pays if its speed exceeds what it is compared with by more than the margin.
@@ -139,7 +163,8 @@ pub unsafe extern "C" fn vwd_budget_ask(
     computing("vwd_budget_ask", || {
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of budget and question.
-        let (budget, question) = unsafe { (handle(budget, "budget")?, versioned(question, "question", &mut buffer)?) };
+        let (budget, question) =
+            unsafe { (handle(budget.cast::<Measured>(), "budget")?, versioned(question, "question", &mut buffer)?) };
         let answered = budget.0.ask(&Question::from_c(question)?);
         // SAFETY: the C contract of answer.
         unsafe { write_versioned(answer, &answered, "answer") }

@@ -3,6 +3,7 @@
 use super::boundary::{
     Handle, boundary, computing, handle, optional_versioned, out, release, versioned, write_versioned,
 };
+use super::budget::costs;
 use super::forecast::vwd_forecast;
 use super::kv::vwd_kv_cache;
 use super::session::vwd_session;
@@ -29,7 +30,8 @@ use std::mem::MaybeUninit;
 /// A layer's policy says by which strategy its sparse rows attend. SERIAL selects and then attends. PRR attends a predicted list on a
 /// stream of the decoder's own while the selection runs, and repairs what was predicted wrong: its results are SERIAL's. FORESEEN
 /// attends the list that `vwd_decoder_foresee` has made before the layer's queries were there. A step of several positions is SERIAL
-/// in every layer, and so is FORESEEN, or PRR with VWD_PREDICT_FORESEEN, in a layer that was not foreseen in the step.
+/// in every layer, and so is FORESEEN, or PRR with VWD_PREDICT_FORESEEN, in a layer that was not foreseen in the step. With a budget
+/// (options->budget) both are SERIAL in steps in which they do not pay.
 pub struct vwd_decoder(Decoder, Process);
 
 impl Handle for vwd_decoder {
@@ -59,8 +61,8 @@ pub unsafe extern "C" fn vwd_decoder_create(
         // SAFETY: the C contract of the arguments.
         unsafe {
             let (session, options) = (handle(session, "session")?, versioned(options, "options", &mut buffer)?);
-            let decoder = out(decoder, "decoder")?;
-            let created = Decoder::create(&session.0, options, None)?;
+            let (decoder, costs) = (out(decoder, "decoder")?, costs(options.budget, "options.budget")?);
+            let created = Decoder::create(&session.0, options, None, costs)?;
             decoder.write(Box::into_raw(Box::new(vwd_decoder(created, session.maker()))));
         }
         Ok(())
@@ -100,7 +102,7 @@ pub unsafe extern "C" fn vwd_decoder_create_on_cache(
         unsafe {
             let (session, options) = (handle(session, "session")?, versioned(options, "options", &mut buffer)?);
             let (cache, decoder) = (handle(cache, "cache")?, out(decoder, "decoder")?);
-            let created = Decoder::create(&session.0, options, Some(&cache.0))?;
+            let created = Decoder::create(&session.0, options, Some(&cache.0), None)?;
             decoder.write(Box::into_raw(Box::new(vwd_decoder(created, session.maker()))));
         }
         Ok(())
@@ -140,6 +142,8 @@ pub unsafe extern "C" fn vwd_decoder_info(
 /// step->positions                   Q, positions of a row; at most max_positions; 0 means 1.
 /// step->shortest                    A promise: no sparse row has fewer tokens; 0: none. Where it exceeds what makes a row dense, all
 ///                                   rows of a SPARSE step are sparse, and the launches for dense rows are saved.
+/// step->longest                     Tokens of the longest row, as far as the host knows; 0: those that page_table has room for. Read where
+///                                   the decoder has a budget, and for nothing else.
 /// step->page_table  [B, max_pages]  int32, optional (absent: row i has page i). A page outside 0 … pages−1 holds no tokens.
 /// step->seq_lens    [B]             int32: tokens of each row, those of this step included. At most max_rows rows.
 /// step->q_lens      [B]             int32, optional (absent: Q): tokens of each row in this step, clamped to 0 … Q.
@@ -151,6 +155,13 @@ pub unsafe extern "C" fn vwd_decoder_info(
 ///                                   scores are remembered, VWD_PREDICT_SCORES. Rows with a number outside 0 … max_sequences−1 have
 ///                                   no past. A sequence that takes another's number is announced by `vwd_decoder_reset`; without
 ///                                   that more is predicted wrong, and repaired.
+///
+/// With a budget the call decides for each layer of PRR or FORESEEN, in steps of one position, whether it attends so or by SERIAL:
+/// by its strategy if the budget's time of that, at `longest` tokens, B rows, the policy's ratio and options->coverage, is shorter than
+/// SERIAL's by more than 2 %. A layer that falls back gives SERIAL's results, its list and its threshold of dense rows among them, bit
+/// for bit: those of PRR are the same but for rounding, those of FORESEEN are of another list. Scores are not remembered in it. The
+/// decision depends on these sizes alone, never on contents or timing. A captured step keeps the one that was made when it was
+/// captured, in every replay: give the `longest` that its replays are for, and capture again where another strategy pays.
 ///
 /// The tensors are read by this call and by those of `vwd_decoder_foresee` and `vwd_decoder_attend` until the next step: they must stay valid, and their
 /// contents unchanged, until the stream has passed these.
@@ -180,8 +191,8 @@ pub unsafe extern "C" fn vwd_decoder_begin(
 /// row's token, or those that the caller gives. Of rows that have tokens new to the summaries (step->begin) nothing is foreseen; they
 /// are SERIAL in the step, at the price of launches that a step without begin saves.
 ///
-/// The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee, in a DENSE step and in one of several
-/// positions: an engine may call it for every layer.
+/// The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee or falls back to SERIAL in the step, in a DENSE
+/// step and in one of several positions: an engine may call it for every layer.
 ///
 /// forecast                             Optional. Kept by the caller until the stream has passed, and as long as graphs that hold the
 ///                                      call.
@@ -268,6 +279,8 @@ pub unsafe extern "C" fn vwd_decoder_attend(
 
 /// Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session. Makes
 /// the arenas of the decoder's own streams as large as the layer's strategy needs; waits for them where they have to grow.
+///
+/// With a budget they are enough for the strategy and for SERIAL, whatever this step or a later one decides.
 ///
 /// Call it after `vwd_decoder_begin`, for `vwd_session_reserve`, before a graph is captured. The number follows from shapes,
 /// strides, dtypes and scalars, never from the contents of tensors. The arguments are checked as in the call.

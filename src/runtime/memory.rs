@@ -72,6 +72,20 @@ impl Memory {
         }
     }
 
+    /// Reads values from an offset in bytes on, whatever their bits; nothing writes that part meanwhile.
+    pub fn read<T: Copy>(&self, offset: usize, values: &mut [T]) -> Result<()> {
+        assert!(offset + size_of_val(values) <= self.bytes, "values inside the memory");
+        match self.session.cuda() {
+            None => {
+                // SAFETY: inside the memory, which nothing writes.
+                unsafe { self.at::<T>(offset).copy_to_nonoverlapping(values.as_mut_ptr(), values.len()) };
+                Ok(())
+            }
+            // SAFETY: as above.
+            Some(cuda) => cuda.with_copy_stream(|stream| unsafe { stream.read(self.at::<T>(offset) as u64, values) }),
+        }
+    }
+
     pub fn bytes(&self) -> usize {
         self.bytes
     }

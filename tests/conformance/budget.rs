@@ -99,7 +99,7 @@ fn tiny() -> vwd_budget_options {
         dtype_code: F32.code as u32,
         dtype_bits: F32.bits as u32,
         page_size: 8,
-        block_size: 4,
+        block_size: 8,
         method: VWD_SELECT_MINMAX,
         k: 3,
         init_blocks: 1,
@@ -153,6 +153,8 @@ fn budget_is_profiled_saved_loaded_and_asked(backend: &Backend) {
 
 fn budget_profiles_each_method_of_selection_and_mode_of_repair(backend: &Backend) {
     let shapes = [
+        // Blocks that PRR does not take, in a decoder.
+        vwd_budget_options { block_size: 4, ..tiny() },
         // Blocks of several pages, wide and few channels, FP8, guesses that cover everything.
         vwd_budget_options {
             method: VWD_SELECT_AXIS,
@@ -180,7 +182,10 @@ fn budget_profiles_each_method_of_selection_and_mode_of_repair(backend: &Backend
     for options in &shapes {
         let budget = profile(backend, options).unwrap_or_else(|_| panic!("{}", last_error()));
         let answer = budget.ask(&question(50, 2));
-        assert!(answer.guess_us > 0.0 && answer.repair_us > 0.0 && answer.verify_us > 0.0);
+        let is_judged = options.block_size >= 8;
+        assert_eq!([answer.prr_gain, answer.guess_us, answer.repair_us].map(|x| x > 0.0), [is_judged; 3]);
+        assert!(is_judged || answer.break_even_coverage == f32::INFINITY);
+        assert!(answer.verify_us > 0.0);
     }
 }
 
@@ -196,7 +201,7 @@ fn budget_of_another_shape_is_refused_by_what_differs(backend: &Backend) {
         (vwd_budget_options { value_dim: 32, ..options }, "options.value_dim: 32; expected 16, with which "),
         (vwd_budget_options { dtype_bits: 16, ..options }, "options.dtype: float16; expected float32, with which "),
         (vwd_budget_options { page_size: 16, ..options }, "options.page_size: 16; expected 8, with which "),
-        (vwd_budget_options { block_size: 8, ..options }, "options.block_size: 8; expected 4, with which "),
+        (vwd_budget_options { block_size: 16, ..options }, "options.block_size: 16; expected 8, with which "),
         (vwd_budget_options { method: VWD_SELECT_AXIS, ..options }, "options.method: 5; expected 1, with which "),
         (vwd_budget_options { k: 4, ..options }, "options.k: 4; expected 3, with which "),
         (vwd_budget_options { init_blocks: 0, ..options }, "options.init_blocks: 0; expected 1, with which "),
@@ -268,7 +273,7 @@ fn budget_files_that_do_not_fit_the_format_are_refused_with_the_reason(backend: 
     let path = folder.file("budget");
     profile(backend, &tiny()).expect("a profile").save(&path);
     let whole = String::from_utf8_lossy(&std::fs::read(&path).unwrap()).into_owned();
-    assert!(whole.contains(r#""format":"vanward.budget","version":"1""#), "{whole}");
+    assert!(whole.contains(r#""format":"vanward.budget","version":"2""#), "{whole}");
     let refuse = |from: &str, to: &str, pieces: &[&str]| {
         let bytes = std::fs::read(&path).unwrap();
         let at = bytes.windows(from.len()).position(|piece| piece == from.as_bytes()).expect("the text");
@@ -280,7 +285,9 @@ fn budget_files_that_do_not_fit_the_format_are_refused_with_the_reason(backend: 
         assert_fails(status, VWD_ERROR_IO, &[&["changed: "], pieces].concat());
     };
     refuse("vanward.budget", "vanward.gadget", &["\"format\" is \"vanward.gadget\"; expected vanward.budget"]);
-    refuse("\"version\":\"1\"", "\"version\":\"2\"", &["\"version\" is \"2\"; expected 1"]);
+    refuse("\"version\":\"2\"", "\"version\":\"3\"", &["\"version\" is \"3\"; expected 2"]);
+    let again = "expected 2, which has times of each strategy: profile again";
+    refuse("\"version\":\"2\"", "\"version\":\"1\"", &["\"version\" is \"1\"; ", again]);
     refuse("\"max_draft\":\"2\"", "\"max_draft\":\"0\"", &["\"max_draft\" is \"0\"; expected 1 to 31"]);
     refuse("\"max_draft\":\"2\"", "\"max_draft\":\"3\"", &["dense: shape [2, 2, 3]; expected [2, 2, 4]"]);
     refuse("\"k\":\"3\"", "\"k\":\"4\"", &["\"checksum\" is ", "the checksum of what is in the file"]);

@@ -3,11 +3,15 @@
 
 use crate::Case;
 use crate::graph::Graph;
+use crate::support::budget::{Budget, always, forced, never};
 use crate::support::*;
 use vanward::abi::*;
 use vanward::capi::*;
 
-pub const CASES: &[Case] = &[("decoder_replays_a_step_of_each_strategy", decoder_replays_a_step_of_each_strategy)];
+pub const CASES: &[Case] = &[
+    ("decoder_replays_a_step_of_each_strategy", decoder_replays_a_step_of_each_strategy),
+    ("decoder_replays_what_its_budget_decided_at_the_capture", decoder_replays_what_its_budget_decided_at_the_capture),
+];
 
 const LAYERS: usize = 2;
 const ROWS: usize = 3;
@@ -19,7 +23,7 @@ const MAX_PAGES: usize = 24;
 struct Decoder(*mut vwd_decoder);
 
 impl Decoder {
-    fn create(backend: &Backend, strategy: u32, predict: u32) -> Decoder {
+    fn create(backend: &Backend, strategy: u32, predict: u32, budget: *const vwd_budget) -> Decoder {
         let policy = vwd_decoder_policy {
             method: VWD_SELECT_AXIS,
             k: 4,
@@ -47,6 +51,7 @@ impl Decoder {
             block_size: PAGE as u32,
             max_tokens: (MAX_PAGES * PAGE) as u32,
             policy,
+            budget,
             ..args()
         };
         let mut decoder = std::ptr::null_mut();
@@ -65,6 +70,7 @@ impl Drop for Decoder {
 
 /// A decoder and the tensors of its steps. Two of them get the same contents.
 struct Side<'b> {
+    about: String,
     backend: &'b Backend,
     decoder: Decoder,
     caches: Vec<[Tensor<'b>; 2]>,
@@ -77,14 +83,15 @@ struct Side<'b> {
 }
 
 impl<'b> Side<'b> {
-    fn new(backend: &'b Backend, strategy: u32, predict: u32) -> Side<'b> {
+    fn new(backend: &'b Backend, strategy: u32, predict: u32, budget: *const vwd_budget) -> Side<'b> {
         let plain = Layout::default();
         let zeros = |extents: &[usize]| Tensor::floats(backend, F16, &Array::filled(extents, 0.0), &plain);
         let ints = |extents: &[usize]| Tensor::ints(backend, I32, &Array::filled(extents, 0), &plain);
         let (rows, queries) = ([ROWS, HEADS[1], DIM], [ROWS, HEADS[0], DIM]);
         let side = Side {
+            about: format!("strategy {strategy}, {predict}, budget {}", !budget.is_null()),
             backend,
-            decoder: Decoder::create(backend, strategy, predict),
+            decoder: Decoder::create(backend, strategy, predict, budget),
             caches: (0..LAYERS).map(|_| [0; 2].map(|_| zeros(&[ROWS * MAX_PAGES, PAGE, HEADS[1], DIM]))).collect(),
             lens: ints(&[ROWS]),
             begin: ints(&[ROWS]),
@@ -154,60 +161,99 @@ impl<'b> Side<'b> {
     }
 }
 
+const SERIAL: (u32, u32) = (VWD_STRATEGY_SERIAL, 0);
+const STRATEGIES: [(u32, u32); 3] =
+    [(VWD_STRATEGY_PRR, VWD_PREDICT_SCORES), (VWD_STRATEGY_PRR, VWD_PREDICT_FORESEEN), (VWD_STRATEGY_FORESEEN, 0)];
+
 fn decoder_replays_a_step_of_each_strategy(backend: &Backend) {
-    let strategies = [
-        (VWD_STRATEGY_SERIAL, 0),
-        (VWD_STRATEGY_PRR, VWD_PREDICT_SCORES),
-        (VWD_STRATEGY_PRR, VWD_PREDICT_FORESEEN),
-        (VWD_STRATEGY_FORESEEN, 0),
-    ];
-    for (strategy, predict) in strategies {
-        rounds(1, |rng| {
-            let sides = [0; 2].map(|_| Side::new(backend, strategy, predict));
-            sides.iter().for_each(Side::reserve);
-            let [eager, captured] = &sides;
-            let graph = Graph::capture(backend.stream().cast(), || captured.enqueue());
-            let mut lens = [0i64; ROWS];
-            for replay in 0..backend.times(500) {
-                let (mut begin, mut modes) = ([i32::MAX as i64; ROWS], [VWD_DECODER_SPARSE as i64; ROWS]);
-                for i in 0..ROWS {
-                    let is_full = lens[i] as usize == MAX_PAGES * PAGE;
-                    if lens[i] == 0 || is_full || rng.one_in(40) {
-                        // Another sequence, whose prompt is what the pages hold.
-                        lens[i] = rng.int(60..=(MAX_PAGES * PAGE - 20) as i64);
-                        begin[i] = 0;
-                    }
-                    if rng.one_in(8) {
-                        modes[i] = rng.int(0..=2);
-                    }
-                    // A row that is skipped is not summarised: it begins with the next step.
-                    if modes[i] == VWD_DECODER_SKIP as i64 && begin[i] == 0 {
-                        modes[i] = VWD_DECODER_DENSE as i64;
-                    }
-                    lens[i] += (modes[i] != VWD_DECODER_SKIP as i64) as i64;
+    for (strategy, predict) in [SERIAL].into_iter().chain(STRATEGIES) {
+        compare(backend, backend.times(500), [0; 2].map(|_| Side::new(backend, strategy, predict, std::ptr::null())));
+    }
+}
+
+/// A budget of the decoder's layers.
+fn budget(backend: &Backend, time: fn(&str, usize) -> Option<f32>) -> Budget {
+    let mut options = vwd_budget_options {
+        query_heads: HEADS[0] as u32,
+        kv_heads: HEADS[1] as u32,
+        key_dim: DIM as u32,
+        value_dim: DIM as u32,
+        dtype_code: F16.code as u32,
+        dtype_bits: F16.bits as u32,
+        page_size: PAGE as u32,
+        block_size: PAGE as u32,
+        method: VWD_SELECT_AXIS,
+        k: 4,
+        init_blocks: 1,
+        local_blocks: 1,
+        max_draft: 1,
+        samples: 1,
+        ..args()
+    };
+    (options.contexts[0], options.batches[0]) = ((MAX_PAGES * PAGE) as u32, ROWS as u32);
+    options.ratios[..2].copy_from_slice(&[1.0, 2.0]);
+    forced(backend, &options, time)
+}
+
+fn decoder_replays_what_its_budget_decided_at_the_capture(backend: &Backend) {
+    let [never, always] = [never, always].map(|time: fn(&str, usize) -> Option<f32>| budget(backend, time));
+    for (strategy, predict) in STRATEGIES {
+        let plain = |(strategy, predict)| Side::new(backend, strategy, predict, std::ptr::null());
+        compare(backend, backend.times(60), [plain(SERIAL), Side::new(backend, strategy, predict, never.0)]);
+        compare(
+            backend,
+            backend.times(60),
+            [plain((strategy, predict)), Side::new(backend, strategy, predict, always.0)],
+        );
+    }
+}
+
+/// Steps of a decoder whose calls are enqueued one by one, and of one whose step is captured once, give the same.
+fn compare(backend: &Backend, replays: usize, sides: [Side; 2]) {
+    rounds(1, |rng| {
+        sides.iter().for_each(Side::reserve);
+        let [eager, captured] = &sides;
+        let graph = Graph::capture(backend.stream().cast(), || captured.enqueue());
+        let mut lens = [0i64; ROWS];
+        for replay in 0..replays {
+            let (mut begin, mut modes) = ([i32::MAX as i64; ROWS], [VWD_DECODER_SPARSE as i64; ROWS]);
+            for i in 0..ROWS {
+                let is_full = lens[i] as usize == MAX_PAGES * PAGE;
+                if lens[i] == 0 || is_full || rng.one_in(40) {
+                    // Another sequence, whose prompt is what the pages hold.
+                    lens[i] = rng.int(60..=(MAX_PAGES * PAGE - 20) as i64);
+                    begin[i] = 0;
                 }
-                let ints = |values: &[i64]| Array::new(&[ROWS], values.to_vec());
-                let contents: Vec<Vec<Array<f64>>> = sides[0]
-                    .layers
-                    .iter()
-                    .map(|layer| layer[..4].iter().map(|t| rng.normals(&t.read_floats().shape)).collect())
-                    .collect();
-                for side in &sides {
-                    side.lens.refill_ints(&ints(&lens));
-                    side.begin.refill_ints(&ints(&begin));
-                    side.modes.refill_ints(&ints(&modes));
-                    for (tensors, values) in side.layers.iter().zip(&contents) {
-                        tensors.iter().zip(values).for_each(|(t, values)| t.refill_floats(values));
-                    }
+                if rng.one_in(8) {
+                    modes[i] = rng.int(0..=2);
                 }
-                eager.enqueue();
-                graph.replay();
-                for layer in 0..LAYERS {
-                    let [expected, found] = [eager, captured].map(|side| side.layers[layer][4].read_raw());
-                    let about = format!("strategy {strategy}, {predict}; replay {replay}, layer {layer}; {lens:?}");
-                    assert!(found == expected, "{about}");
+                // A row that is skipped is not summarised: it begins with the next step.
+                if modes[i] == VWD_DECODER_SKIP as i64 && begin[i] == 0 {
+                    modes[i] = VWD_DECODER_DENSE as i64;
+                }
+                lens[i] += (modes[i] != VWD_DECODER_SKIP as i64) as i64;
+            }
+            let ints = |values: &[i64]| Array::new(&[ROWS], values.to_vec());
+            let contents: Vec<Vec<Array<f64>>> = sides[0]
+                .layers
+                .iter()
+                .map(|layer| layer[..4].iter().map(|t| rng.normals(&t.read_floats().shape)).collect())
+                .collect();
+            for side in &sides {
+                side.lens.refill_ints(&ints(&lens));
+                side.begin.refill_ints(&ints(&begin));
+                side.modes.refill_ints(&ints(&modes));
+                for (tensors, values) in side.layers.iter().zip(&contents) {
+                    tensors.iter().zip(values).for_each(|(t, values)| t.refill_floats(values));
                 }
             }
-        });
-    }
+            eager.enqueue();
+            graph.replay();
+            for layer in 0..LAYERS {
+                let [expected, found] = [eager, captured].map(|side| side.layers[layer][4].read_raw());
+                let about = format!("{}; replay {replay}, layer {layer}; {lens:?}", captured.about);
+                assert!(found == expected, "{about}");
+            }
+        }
+    });
 }

@@ -22,8 +22,8 @@ const FAMILIES: [&str; 17] = [
     "kv",
     "predictor",
     "forecast",
-    "decoder",
     "budget",
+    "decoder",
 ];
 
 const LINE: usize = 120;

@@ -5,6 +5,7 @@
 
 pub mod array;
 pub mod backend;
+pub mod budget;
 pub mod int4;
 pub mod maps;
 pub mod memory;

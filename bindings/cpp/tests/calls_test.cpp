@@ -607,6 +607,26 @@ static void budget(const vw::Session &session) {
   const vwd_budget_answer a = measured.ask(question), b = loaded.ask(question);
   CHECK(a.dense_us > 0 && a.self_gain > 0 && a.extrapolated == 0);
   CHECK(near(a.dense_us, b.dense_us, 0) && near(a.self_gain, b.self_gain, 0));
+
+  auto layers = vw::make<vwd_decoder_options>();
+  layers.layers = 2;
+  layers.max_rows = layers.kv_heads = 1;
+  layers.query_heads = 2;
+  layers.key_dim = layers.value_dim = 16;
+  layers.dtype_code = 2;
+  layers.dtype_bits = 32;
+  layers.page_size = layers.block_size = layers.pages = 4;
+  layers.policy.method = VWD_SELECT_MINMAX;
+  layers.policy.k = 2;
+  layers.policy.strategy = VWD_STRATEGY_FORESEEN;
+  layers.budget = loaded.get();
+  const auto decoder = vw::Decoder::create(session, layers);
+  std::vector<std::int32_t> length = {4};
+  auto step = vw::make<vwd_decoder_step>();
+  step.seq_lens = vw::tensor(length);
+  step.longest = 4;
+  decoder.begin(step);
+  CHECK(decoder.info().fallback_layers <= 2 && decoder.info().fallbacks == decoder.info().fallback_layers);
 }
 
 int main() {

@@ -469,7 +469,7 @@ class Calls(unittest.TestCase):
             project()
 
     def test_a_budget_is_measured_saved_loaded_and_asked(self):
-        shape = dict(query_heads=2, kv_heads=1, key_dim=16, value_dim=16, dtype="float32", page_size=4, block_size=4)
+        shape = dict(query_heads=2, kv_heads=1, key_dim=16, value_dim=16, dtype="float32", page_size=8, block_size=8)
         options = dict(shape, method="minmax", k=2, repair_mode="superset")
         grid = dict(max_draft=2, contexts=[8, 32], batches=[1], ratios=[1, 1.5], samples=1, limit_bytes=1 << 18)
         with vanward.Budget.profile(self.session, **options, **grid) as measured, tempfile.TemporaryDirectory() as folder:
@@ -481,6 +481,15 @@ class Calls(unittest.TestCase):
                 self.assertEqual(loaded.ask(20, **question), answer)
             self.assertTrue(answer.dense_us > 0 and answer.prr_gain > 0 and answer.self_gain > 0)
             self.assertEqual((answer.extrapolated, measured.ask(64).extrapolated), (False, True))
+            # A decoder asks it itself, step by step.
+            policy = vanward.DecoderPolicy(method=vanward.SelectMethod.MINMAX, k=2, strategy=vanward.Strategy.PRR)
+            layers = dict(shape, layers=2, max_rows=1, pages=4, policy=policy, budget=measured)
+            with vanward.Decoder(self.session, **layers, coverage=0.5) as decoder:
+                decoder.begin(seq_lens=np.array([20], np.int32), page_table=np.arange(4, dtype=np.int32)[None], longest=20)
+                info = decoder.info()
+                self.assertTrue(info.fallbacks == info.fallback_layers <= 2)
+            with self.assertRaisesRegex(vanward.InvalidArgument, "options.query_heads: 4; expected 2, with which"):
+                vanward.Decoder(self.session, **dict(layers, query_heads=4))
             with self.assertRaisesRegex(vanward.InvalidArgument, "options.k: 3; expected 2, with which"):
                 vanward.Budget.load(self.session, path, **dict(options, k=3))
             with self.assertRaisesRegex(ValueError, "budget_load: contexts: 17 values; expected at most 16"):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from . import _header
 from ._abi import lib
 from ._arguments import Array, Call, Holt, Rope, arguments, documented
+from ._budget import Budget
 from ._enums import DecoderMode, Predict, Strategy
 from ._errors import invoke
 from ._forecast import Forecast
@@ -51,6 +52,8 @@ class DecoderInfo(NamedTuple):
     predicted: Array
     missed: Array
     fetched: Array | None
+    fallback_layers: int
+    fallbacks: int
 
 
 @documented
@@ -58,7 +61,8 @@ class Decoder:
     """The attention of decode steps. It may outlive its session, and the tiered cache that has its keys and values.
 
     Options are the fields of vwd_decoder_options, with dtype "float32", "float16", "bfloat16", "float8_e4m3fn" or
-    "float8_e5m2" in place of its code and bits, and policies a sequence of DecoderPolicy, one for each layer.
+    "float8_e5m2" in place of its code and bits, and policies a sequence of DecoderPolicy, one for each layer. With a budget
+    layers of PRR and FORESEEN are SERIAL in steps in which they do not pay; the decoder keeps it alive.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Decoder:
         policy: DecoderPolicy | None = None,
         policies: Sequence[DecoderPolicy] = (),
         cache: KvCache | None = None,
+        budget: Budget | None = None,
         **options: Any,
     ):
         self.handle: int | None = None
@@ -83,6 +88,10 @@ class Decoder:
         if policies:
             array = (_header.vwd_decoder_policy * len(policies))(*(p._c() for p in policies))
             c.policies, c.policy_count = array, len(policies)
+        if budget is not None:
+            if not budget.handle:
+                raise ValueError("decoder_create: budget: closed")
+            c.budget = budget.handle
         handle = c_void_p()
         if cache is None:
             invoke("decoder_create", session.handle, byref(c), byref(handle))
@@ -113,6 +122,7 @@ class Decoder:
         mode: int | DecoderMode = 0,
         positions: int = 0,
         shortest: int = 0,
+        longest: int = 0,
         stream: int = 0,
     ) -> None:
         """vwd_decoder_begin: begins a step. Its arrays are kept until the next one."""
@@ -127,6 +137,7 @@ class Decoder:
             mode=int(mode),
             positions=positions,
             shortest=shortest,
+            longest=longest,
         )
         step = arguments(_header.vwd_decoder_step, keep, inputs=inputs, outputs={})
         invoke("decoder_begin", self.handle, byref(step), stream)

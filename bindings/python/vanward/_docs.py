@@ -1246,6 +1246,75 @@ borrowed until the stream passes this point; inputs are not written.
 Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_SCRATCH (CUDA), OUT_OF_MEMORY (scratch),
 UNSUPPORTED, DRIVER, INTERNAL.
 """,
+    "vwd_budget_options": """Options of `vwd_budget_profile` and `vwd_budget_load`: a layer's shape, and the grid that is measured. A size without a default must
+be at least 1.
+""",
+    "vwd_budget_question": """What `vwd_budget_ask` is asked. Zero means the default.
+""",
+    "vwd_budget_answer": """What `vwd_budget_ask` answers. Times are microseconds of one layer, gains are ratios of speeds: 1.5 is half as many tokens more in
+the same time. Gains are those of the best choice even where it does not pay; 0 where the strategy was not judged.
+""",
+    "vwd_budget_profile": """Measures the calls of one layer: selection, attention over k selected blocks, attention of guesses (PRR: Wang et al. 2026), repair
+with shares of the blocks missed, and dense attention of 1 … max_draft + 1 positions, for each context and batch of the grid. Then a
+layer of a `vwd_decoder` as it runs in a step, by SERIAL, by PRR for each ratio and share of missed blocks, and by FORESEEN for each
+ratio, selection on a stream of the decoder's own beside attention.
+
+session  Measured as it is: its threads, its forced variants, and its checks of contents, if it makes them.
+options  Required: the shape has no defaults, the grid has.
+stream   The stream that is measured. On CUDA other work on the device falsifies the times.
+budget   Out. Release with `vwd_budget_release`. It does not need the session any more.
+
+A set-up call: it allocates keys, values and what else the calls need, at most options->limit_bytes, and gives them back. Keys and
+queries are random, lists are spread evenly. What the limit leaves, up to 64 MiB on the CPU and 256 MiB on CUDA, is read before
+each timed call, so that caches hold nothing of its inputs. CUDA: times are those between two events on stream; the stream's
+scratch arena grows to what the calls need, as with `vwd_session_reserve`.
+
+Blocks, for seconds with the default grid, and waits for stream; not for capture: a stream that captures is refused. Thread-safe,
+but calls on the session at the same time falsify the times; calls on one stream are ordered by the caller.
+Errors: INVALID_ARGUMENT (the message names the argument; a limit that the grid exceeds, with what it needs), UNSUPPORTED,
+OUT_OF_MEMORY, DRIVER, INTERNAL.
+""",
+    "vwd_budget_save": """Writes a budget to a safetensors file (docs/budget.md has the format), as `vwd_forecast_save` does: an existing file is replaced
+whole and keeps its permissions; after an error it is as it was.
+
+path  NUL-terminated UTF-8.
+
+Blocks; not for capture. Thread-safe.
+Errors: INVALID_ARGUMENT (path), IO (the message names path), OUT_OF_MEMORY, INTERNAL.
+""",
+    "vwd_budget_load": """Reads a budget that `vwd_budget_save` wrote, if it is of this shape and of the session's device. A file of version 1, which has no times
+of a decoder's strategies, is refused: profile again.
+
+session  Its device (name, compute capability and multiprocessors; on the CPU the processor and the number of threads) must be the
+         one that was measured.
+options  The shape must be the one that was measured; the grid is the file's, and its fields are checked and not used.
+path     NUL-terminated UTF-8.
+budget   Out. Release with `vwd_budget_release`. It does not need the session any more.
+
+Blocks and allocates; not for capture. Thread-safe.
+Errors: INVALID_ARGUMENT (the message names what differs, the value found and the one that was measured), IO (the message names
+path and says what does not fit the format, a checksum among it), OUT_OF_MEMORY, INTERNAL.
+""",
+    "vwd_budget_release": """Releases a budget; NULL is a no-op. No call on it may be in progress.
+""",
+    "vwd_budget_ask": """Tells which speculation pays, and how much of it, for a context, a batch and what is known of guesses and drafts.
+
+Times are linear between the contexts and batches of the grid. With the ones of selection s, attention a over k blocks, dense
+attention d(γ) of γ + 1 positions, a decoder's layer t by SERIAL and p(r, x) by PRR, with ⌈r·k⌉ guesses of which the share x of the
+selected blocks was missed, and the rest R of a layer:
+  SERIAL  R + s + a
+  PRR     R + s + a + p(r, 1 − coverage(r)) − t: guesses are attended while selection runs, and repaired
+  SELF    Σ_{j=0…γ} p^j tokens in the time γ·(the faster of the two) + R + γ·rest_position_us + d(γ); ties go to fewer drafts
+  dense   R + d(0)
+A strategy pays if its speed exceeds what it is compared with by more than the margin.
+
+question  Required.
+answer    Out; the caller has set its struct_size.
+
+Runs on the host, in microseconds at most: reads no tensor, does not allocate, block or touch the device; may be called during a
+capture. Thread-safe.
+Errors: INVALID_ARGUMENT (the message names the argument).
+""",
     "vwd_decoder_policy": """How a layer's sparse rows attend. The struct keeps its size: what is added takes the place of `reserved`, and zero means what
 was before.
 """,
@@ -1264,6 +1333,9 @@ missed      [layers, max_rows, Hk]  int32. Blocks that the layer's last repair a
 fetched     [layers, max_rows, Hk]  int32. On a cache: blocks of the layer's last list that were not resident when they were asked
                                     for: of the foreseen list for SPARDA, else of the selected one. Absent without a cache.
 Rows that were not sparse have 0.
+
+fallback_layers  With a budget: layers of PRR and FORESEEN that `vwd_decoder_begin` made SERIAL in the last step. Else 0.
+fallbacks        The same of all steps together. Replays of a captured step are not counted: the host does not see them.
 """,
     "vwd_decoder_step": """A step of `vwd_decoder_begin`; see there.
 """,
@@ -1324,6 +1396,8 @@ step->mode                        VWD_DECODER_SPARSE or VWD_DECODER_DENSE for al
 step->positions                   Q, positions of a row; at most max_positions; 0 means 1.
 step->shortest                    A promise: no sparse row has fewer tokens; 0: none. Where it exceeds what makes a row dense, all
                                   rows of a SPARSE step are sparse, and the launches for dense rows are saved.
+step->longest                     Tokens of the longest row, as far as the host knows; 0: those that page_table has room for. Read where
+                                  the decoder has a budget, and for nothing else.
 step->page_table  [B, max_pages]  int32, optional (absent: row i has page i). A page outside 0 … pages−1 holds no tokens.
 step->seq_lens    [B]             int32: tokens of each row, those of this step included. At most max_rows rows.
 step->q_lens      [B]             int32, optional (absent: Q): tokens of each row in this step, clamped to 0 … Q.
@@ -1335,6 +1409,13 @@ step->sequences   [B]             int32, optional (absent: row i is sequence i):
                                   scores are remembered, VWD_PREDICT_SCORES. Rows with a number outside 0 … max_sequences−1 have
                                   no past. A sequence that takes another's number is announced by `vwd_decoder_reset`; without
                                   that more is predicted wrong, and repaired.
+
+With a budget the call decides for each layer of PRR or FORESEEN, in steps of one position, whether it attends so or by SERIAL:
+by its strategy if the budget's time of that, at `longest` tokens, B rows, the policy's ratio and options->coverage, is shorter than
+SERIAL's by more than 2 %. A layer that falls back gives SERIAL's results, its list and its threshold of dense rows among them, bit
+for bit: those of PRR are the same but for rounding, those of FORESEEN are of another list. Scores are not remembered in it. The
+decision depends on these sizes alone, never on contents or timing. A captured step keeps the one that was made when it was
+captured, in every replay: give the `longest` that its replays are for, and capture again where another strategy pays.
 
 The tensors are read by this call and by those of `vwd_decoder_foresee` and `vwd_decoder_attend` until the next step: they must stay valid, and their
 contents unchanged, until the stream has passed these.
@@ -1351,8 +1432,8 @@ the block of the step's own token; where that block is new the list is one longe
 row's token, or those that the caller gives. Of rows that have tokens new to the summaries (step->begin) nothing is foreseen; they
 are SERIAL in the step, at the price of launches that a step without begin saves.
 
-The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee, in a DENSE step and in one of several
-positions: an engine may call it for every layer.
+The call does nothing, and gives VWD_OK, for a layer whose strategy does not foresee or falls back to SERIAL in the step, in a DENSE
+step and in one of several positions: an engine may call it for every layer.
 
 forecast                             Optional. Kept by the caller until the stream has passed, and as long as graphs that hold the
                                      call.
@@ -1409,6 +1490,8 @@ DRIVER, INTERNAL.
     "vwd_decoder_attend_scratch": """Tells how many bytes of scratch `vwd_decoder_attend` with these arguments needs in its stream's arena: 0 on a CPU session. Makes
 the arenas of the decoder's own streams as large as the layer's strategy needs; waits for them where they have to grow.
 
+With a budget they are enough for the strategy and for SERIAL, whatever this step or a later one decides.
+
 Call it after `vwd_decoder_begin`, for `vwd_session_reserve`, before a graph is captured. The number follows from shapes,
 strides, dtypes and scalars, never from the contents of tensors. The arguments are checked as in the call.
 
@@ -1439,71 +1522,5 @@ sequences  [n]  int32, optional (absent: all). Numbers outside 0 … max_sequenc
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
 captured. Calls on one decoder are ordered by the caller. Tensors are borrowed until the stream passes this point.
 Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
-""",
-    "vwd_budget_options": """Options of `vwd_budget_profile` and `vwd_budget_load`: a layer's shape, and the grid that is measured. A size without a default must
-be at least 1.
-""",
-    "vwd_budget_question": """What `vwd_budget_ask` is asked. Zero means the default.
-""",
-    "vwd_budget_answer": """What `vwd_budget_ask` answers. Times are microseconds of one layer, gains are ratios of speeds: 1.5 is half as many tokens more in
-the same time. Gains are those of the best choice even where it does not pay; 0 where the strategy was not judged.
-""",
-    "vwd_budget_profile": """Measures the calls of one layer: selection, attention over k selected blocks, attention of guesses (PRR: Wang et al. 2026), repair
-with shares of the blocks missed, and dense attention of 1 … max_draft + 1 positions, for each context and batch of the grid.
-
-session  Measured as it is: its threads, its forced variants, and its checks of contents, if it makes them.
-options  Required: the shape has no defaults, the grid has.
-stream   The stream that is measured. On CUDA other work on the device falsifies the times.
-budget   Out. Release with `vwd_budget_release`. It does not need the session any more.
-
-A set-up call: it allocates keys, values and what else the calls need, at most options->limit_bytes, and gives them back. Keys and
-queries are random, lists are spread evenly. What the limit leaves, up to 64 MiB on the CPU and 256 MiB on CUDA, is read before
-each timed call, so that caches hold nothing of its inputs. CUDA: times are those between two events on stream; the stream's
-scratch arena grows to what the calls need, as with `vwd_session_reserve`.
-
-Blocks, for seconds with the default grid, and waits for stream; not for capture: a stream that captures is refused. Thread-safe,
-but calls on the session at the same time falsify the times; calls on one stream are ordered by the caller.
-Errors: INVALID_ARGUMENT (the message names the argument; a limit that the grid exceeds, with what it needs), UNSUPPORTED,
-OUT_OF_MEMORY, DRIVER, INTERNAL.
-""",
-    "vwd_budget_save": """Writes a budget to a safetensors file (docs/budget.md has the format), as `vwd_forecast_save` does: an existing file is replaced
-whole and keeps its permissions; after an error it is as it was.
-
-path  NUL-terminated UTF-8.
-
-Blocks; not for capture. Thread-safe.
-Errors: INVALID_ARGUMENT (path), IO (the message names path), OUT_OF_MEMORY, INTERNAL.
-""",
-    "vwd_budget_load": """Reads a budget that `vwd_budget_save` wrote, if it is of this shape and of the session's device.
-
-session  Its device (name, compute capability and multiprocessors; on the CPU the processor and the number of threads) must be the
-         one that was measured.
-options  The shape must be the one that was measured; the grid is the file's, and its fields are checked and not used.
-path     NUL-terminated UTF-8.
-budget   Out. Release with `vwd_budget_release`. It does not need the session any more.
-
-Blocks and allocates; not for capture. Thread-safe.
-Errors: INVALID_ARGUMENT (the message names what differs, the value found and the one that was measured), IO (the message names
-path and says what does not fit the format, a checksum among it), OUT_OF_MEMORY, INTERNAL.
-""",
-    "vwd_budget_release": """Releases a budget; NULL is a no-op. No call on it may be in progress.
-""",
-    "vwd_budget_ask": """Tells which speculation pays, and how much of it, for a context, a batch and what is known of guesses and drafts.
-
-Times are linear between the contexts and batches of the grid. With the ones of selection s, attention a over k blocks, g(r) over
-⌈r·k⌉ guesses, repair f(r, x) where the share x of the selected blocks was missed, dense attention d(γ) of γ + 1 positions, and the
-rest R of a layer:
-  SERIAL  R + s + a
-  PRR     R + max(s, g(r)) + f(r, 1 − coverage(r)): guesses are attended while selection runs
-  SELF    Σ_{j=0…γ} p^j tokens in the time γ·(the faster of the two) + R + γ·rest_position_us + d(γ); ties go to fewer drafts
-  dense   R + d(0)
-A strategy pays if its speed exceeds what it is compared with by more than the margin.
-
-question  Required.
-answer    Out; the caller has set its struct_size.
-
-Runs on the host, in microseconds at most: reads no tensor, does not allocate, block or touch the device; may be called during a
-capture. Thread-safe.
-Errors: INVALID_ARGUMENT (the message names the argument).
 """,
 }

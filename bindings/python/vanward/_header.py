@@ -79,6 +79,9 @@ VWD_GATHER_COPY_ENGINE = 2
 VWD_FORECAST_MEMORY = 1
 VWD_ROPE_HALVES = 0
 VWD_ROPE_INTERLEAVED = 1
+VWD_BUDGET_SPARSE = 1
+VWD_BUDGET_PRR = 2
+VWD_BUDGET_SELF = 4
 VWD_DECODER_SKIP = 0
 VWD_DECODER_SPARSE = 1
 VWD_DECODER_DENSE = 2
@@ -90,9 +93,6 @@ VWD_STRATEGY_SPARDA = 4
 VWD_STRATEGY_VANWARD = 5
 VWD_PREDICT_SCORES = 0
 VWD_PREDICT_FORESEEN = 1
-VWD_BUDGET_SPARSE = 1
-VWD_BUDGET_PRR = 2
-VWD_BUDGET_SELF = 4
 
 
 class vwd_tensor(Structure):
@@ -823,136 +823,6 @@ class vwd_forecast_project_args(Structure):
     ]
 
 
-class vwd_decoder_policy(Structure):
-    _fields_ = [
-        ("method", c_uint32),
-        ("k", c_uint32),
-        ("init_blocks", c_uint32),
-        ("local_blocks", c_uint32),
-        ("dense_below", c_uint32),
-        ("window", c_uint32),
-        ("strategy", c_uint32),
-        ("predict", c_uint32),
-        ("ratio", c_float),
-        ("holt", vwd_holt),
-        ("reserved", c_uint32 * 4),
-    ]
-
-
-class vwd_decoder_options(Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("flags", c_uint32),
-        ("layers", c_uint32),
-        ("max_rows", c_uint32),
-        ("max_positions", c_uint32),
-        ("max_sequences", c_uint32),
-        ("query_heads", c_uint32),
-        ("kv_heads", c_uint32),
-        ("key_dim", c_uint32),
-        ("value_dim", c_uint32),
-        ("dtype_code", c_uint32),
-        ("dtype_bits", c_uint32),
-        ("page_size", c_uint32),
-        ("pages", c_uint32),
-        ("block_size", c_uint32),
-        ("scale", c_float),
-        ("soft_cap", c_float),
-        ("max_draft", c_uint32),
-        ("draft_cost", c_float),
-        ("max_tokens", c_uint32),
-        ("policy", vwd_decoder_policy),
-        ("policy_count", c_uint32),
-        ("policies", POINTER(vwd_decoder_policy)),
-        ("axis_weights", vwd_tensor),
-        ("axis_centre", vwd_tensor),
-    ]
-
-
-class vwd_decoder_details(Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("flags", c_uint32),
-        ("bytes", c_uint64),
-        ("draft_lens", vwd_tensor),
-        ("acceptance", vwd_tensor),
-        ("drafted", vwd_tensor),
-        ("accepted", vwd_tensor),
-        ("selected", vwd_tensor),
-        ("predicted", vwd_tensor),
-        ("missed", vwd_tensor),
-        ("fetched", vwd_tensor),
-    ]
-
-
-class vwd_decoder_step(Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("flags", c_uint32),
-        ("mode", c_uint32),
-        ("positions", c_uint32),
-        ("shortest", c_uint32),
-        ("page_table", vwd_tensor),
-        ("seq_lens", vwd_tensor),
-        ("q_lens", vwd_tensor),
-        ("begin", vwd_tensor),
-        ("modes", vwd_tensor),
-        ("sequences", vwd_tensor),
-    ]
-
-
-class vwd_decoder_foresee_args(Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("flags", c_uint32),
-        ("layer", c_uint32),
-        ("map", c_uint32),
-        ("rope", POINTER(vwd_rope)),
-        ("x", vwd_tensor),
-        ("previous", vwd_tensor),
-        ("q", vwd_tensor),
-    ]
-
-
-class vwd_decoder_attend_args(Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("flags", c_uint32),
-        ("layer", c_uint32),
-        ("k", vwd_tensor),
-        ("v", vwd_tensor),
-        ("k_scale", vwd_tensor),
-        ("v_scale", vwd_tensor),
-        ("new_k", vwd_tensor),
-        ("new_v", vwd_tensor),
-        ("q", vwd_tensor),
-        ("sinks", vwd_tensor),
-        ("out", vwd_tensor),
-    ]
-
-
-class vwd_decoder_accept_args(Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("flags", c_uint32),
-        ("draft", vwd_tensor),
-        ("target", vwd_tensor),
-        ("draft_lens", vwd_tensor),
-        ("sequences", vwd_tensor),
-        ("accepted", vwd_tensor),
-        ("next_token", vwd_tensor),
-        ("committed", vwd_tensor),
-    ]
-
-
-class vwd_decoder_reset_args(Structure):
-    _fields_ = [
-        ("struct_size", c_uint32),
-        ("flags", c_uint32),
-        ("sequences", vwd_tensor),
-    ]
-
-
 class vwd_budget_options(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -1015,6 +885,143 @@ class vwd_budget_answer(Structure):
         ("repair_us", c_float),
         ("dense_us", c_float),
         ("verify_us", c_float),
+    ]
+
+
+class vwd_decoder_policy(Structure):
+    _fields_ = [
+        ("method", c_uint32),
+        ("k", c_uint32),
+        ("init_blocks", c_uint32),
+        ("local_blocks", c_uint32),
+        ("dense_below", c_uint32),
+        ("window", c_uint32),
+        ("strategy", c_uint32),
+        ("predict", c_uint32),
+        ("ratio", c_float),
+        ("holt", vwd_holt),
+        ("reserved", c_uint32 * 4),
+    ]
+
+
+class vwd_decoder_options(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("layers", c_uint32),
+        ("max_rows", c_uint32),
+        ("max_positions", c_uint32),
+        ("max_sequences", c_uint32),
+        ("query_heads", c_uint32),
+        ("kv_heads", c_uint32),
+        ("key_dim", c_uint32),
+        ("value_dim", c_uint32),
+        ("dtype_code", c_uint32),
+        ("dtype_bits", c_uint32),
+        ("page_size", c_uint32),
+        ("pages", c_uint32),
+        ("block_size", c_uint32),
+        ("scale", c_float),
+        ("soft_cap", c_float),
+        ("max_draft", c_uint32),
+        ("draft_cost", c_float),
+        ("max_tokens", c_uint32),
+        ("policy", vwd_decoder_policy),
+        ("policy_count", c_uint32),
+        ("policies", POINTER(vwd_decoder_policy)),
+        ("axis_weights", vwd_tensor),
+        ("axis_centre", vwd_tensor),
+        ("budget", c_void_p),
+        ("coverage", c_float),
+        ("reserved", c_uint32),
+    ]
+
+
+class vwd_decoder_details(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("bytes", c_uint64),
+        ("draft_lens", vwd_tensor),
+        ("acceptance", vwd_tensor),
+        ("drafted", vwd_tensor),
+        ("accepted", vwd_tensor),
+        ("selected", vwd_tensor),
+        ("predicted", vwd_tensor),
+        ("missed", vwd_tensor),
+        ("fetched", vwd_tensor),
+        ("fallback_layers", c_uint64),
+        ("fallbacks", c_uint64),
+    ]
+
+
+class vwd_decoder_step(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("mode", c_uint32),
+        ("positions", c_uint32),
+        ("shortest", c_uint32),
+        ("page_table", vwd_tensor),
+        ("seq_lens", vwd_tensor),
+        ("q_lens", vwd_tensor),
+        ("begin", vwd_tensor),
+        ("modes", vwd_tensor),
+        ("sequences", vwd_tensor),
+        ("longest", c_uint32),
+        ("reserved", c_uint32),
+    ]
+
+
+class vwd_decoder_foresee_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("layer", c_uint32),
+        ("map", c_uint32),
+        ("rope", POINTER(vwd_rope)),
+        ("x", vwd_tensor),
+        ("previous", vwd_tensor),
+        ("q", vwd_tensor),
+    ]
+
+
+class vwd_decoder_attend_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("layer", c_uint32),
+        ("k", vwd_tensor),
+        ("v", vwd_tensor),
+        ("k_scale", vwd_tensor),
+        ("v_scale", vwd_tensor),
+        ("new_k", vwd_tensor),
+        ("new_v", vwd_tensor),
+        ("q", vwd_tensor),
+        ("sinks", vwd_tensor),
+        ("out", vwd_tensor),
+    ]
+
+
+class vwd_decoder_accept_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("draft", vwd_tensor),
+        ("target", vwd_tensor),
+        ("draft_lens", vwd_tensor),
+        ("sequences", vwd_tensor),
+        ("accepted", vwd_tensor),
+        ("next_token", vwd_tensor),
+        ("committed", vwd_tensor),
+    ]
+
+
+class vwd_decoder_reset_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("sequences", vwd_tensor),
     ]
 
 
@@ -1083,6 +1090,11 @@ PROTOTYPES = {
     "vwd_forecast_save": (c_int32, [c_void_p, c_char_p]),
     "vwd_forecast_load": (c_int32, [c_void_p, c_char_p, c_void_p]),
     "vwd_forecast_project": (c_int32, [c_void_p, c_void_p, c_void_p]),
+    "vwd_budget_profile": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
+    "vwd_budget_save": (c_int32, [c_void_p, c_char_p]),
+    "vwd_budget_load": (c_int32, [c_void_p, c_void_p, c_char_p, c_void_p]),
+    "vwd_budget_release": (None, [c_void_p]),
+    "vwd_budget_ask": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_create": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_create_on_cache": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_release": (None, [c_void_p]),
@@ -1093,9 +1105,4 @@ PROTOTYPES = {
     "vwd_decoder_attend_scratch": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_accept": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_decoder_reset": (c_int32, [c_void_p, c_void_p, c_void_p]),
-    "vwd_budget_profile": (c_int32, [c_void_p, c_void_p, c_void_p, c_void_p]),
-    "vwd_budget_save": (c_int32, [c_void_p, c_char_p]),
-    "vwd_budget_load": (c_int32, [c_void_p, c_void_p, c_char_p, c_void_p]),
-    "vwd_budget_release": (None, [c_void_p]),
-    "vwd_budget_ask": (c_int32, [c_void_p, c_void_p, c_void_p]),
 }

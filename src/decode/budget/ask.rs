@@ -1,9 +1,12 @@
 //! The choice: from times to what pays.
 
-use super::table::{Grid, Place, Table, Times, last_below};
+use super::table::{Grid, LEAST, Place, Table, Times, last_below};
 use crate::abi::{VWD_BUDGET_PRR, VWD_BUDGET_SELF, VWD_BUDGET_SPARSE, vwd_budget_answer, vwd_budget_question};
 use crate::core::status::{Error, Result};
 use crate::runtime::require_no_flags;
+
+/// What the speed of a strategy has to exceed that of what it is compared with by.
+pub const MARGIN: f64 = 0.02;
 
 /// A checked question, defaults filled in.
 #[derive(Clone, Copy)]
@@ -56,7 +59,7 @@ impl Question {
             max_draft: if c.max_draft == 0 { usize::MAX } else { c.max_draft as usize },
             rest: c.rest_us as f64,
             rest_position: c.rest_position_us as f64,
-            margin: if c.margin == 0.0 { 0.02 } else { c.margin as f64 },
+            margin: if c.margin == 0.0 { MARGIN } else { c.margin as f64 },
             coverage: (c.coverage_ratios, c.coverages, count),
         })
     }
@@ -106,7 +109,7 @@ struct Prr {
     ratio: f64,
     guess: f64,
     repair: f64,
-    /// What selection, guesses and repair take.
+    /// What a layer takes.
     time: f64,
 }
 
@@ -120,18 +123,13 @@ impl Case<'_> {
         self.rest + self.times.select + self.times.attend
     }
 
-    fn guess(&self, ratio: f64) -> f64 {
-        Place::of(&self.grid.ratios, ratio).between(|r| self.times.guess[r])
-    }
-
-    fn repair(&self, ratio: f64, missed: f64) -> f64 {
-        let share = Place::of(&self.grid.shares, missed);
-        Place::of(&self.grid.ratios, ratio).between(|r| share.between(|x| self.times.repair[r][x]))
-    }
-
     fn prr(&self, ratio: f64, covered: f64) -> Prr {
-        let (guess, repair) = (self.guess(ratio), self.repair(ratio, 1.0 - covered));
-        Prr { ratio, guess, repair, time: self.rest + self.times.select.max(guess) + repair }
+        let Times { guess, repair, prr, .. } = &self.times;
+        let guess = self.grid.at_ratio(guess, ratio);
+        let [repair, layer] = [repair, prr].map(|times| self.grid.at_share(times, ratio, 1.0 - covered));
+        // What a decoder's layer takes beside these calls, it takes by SERIAL, too.
+        let time = self.rest + (self.times.select + self.times.attend + layer - self.times.serial).max(LEAST);
+        Prr { ratio, guess, repair, time }
     }
 
     fn hidden_ratio(&self) -> Option<f64> {
@@ -142,7 +140,7 @@ impl Case<'_> {
     /// The fastest of the ratios at which something bends: those of the grid, those of the coverage, and the hidden one.
     fn best_prr(&self, question: &Question, hidden: Option<f64>) -> Option<Prr> {
         let (ratios, _, count) = &question.coverage;
-        if *count == 0 {
+        if *count == 0 || self.times.prr[0][0].is_infinite() {
             return None;
         }
         let largest = *self.grid.ratios.last().expect("a ratio");
@@ -245,7 +243,8 @@ mod tests {
     use crate::core::versioned::zeroed;
     use crate::decode::budget::table::Kind;
 
-    /// One point: selection takes 20 µs, attention 10, dense attention 100 and for 3 and 4 positions more.
+    /// One point: selection takes 20 µs, attention 10, dense attention 100 and for 3 and 4 positions more. A decoder's layer takes 5
+    /// beside that, and hides guesses behind selection.
     fn table() -> Table {
         let grid = Grid {
             contexts: vec![1000.0],
@@ -256,7 +255,20 @@ mod tests {
         };
         let repair = [4.0, 8.0, 12.0].repeat(3);
         let dense = vec![100.0, 100.0, 110.0, 120.0];
-        Table { grid, times: [vec![20.0], vec![10.0], vec![12.0, 18.0, 24.0], repair, dense] }
+        let prr = [25.0, 25.0, 29.0].iter().flat_map(|beside| [4.0, 8.0, 12.0].map(|repair| beside + repair)).collect();
+        let prr_foreseen = vec![50.0; 9];
+        let times = [
+            vec![20.0],
+            vec![10.0],
+            vec![12.0, 18.0, 24.0],
+            repair,
+            dense,
+            vec![35.0],
+            prr,
+            prr_foreseen,
+            vec![30.0, 34.0, 40.0],
+        ];
+        Table { grid, times }
     }
 
     fn with(table: Table, change: impl FnOnce(&mut vwd_budget_question)) -> vwd_budget_answer {
@@ -301,13 +313,23 @@ mod tests {
 
     #[test]
     fn break_even_coverage_is_where_repair_takes_what_guessing_saves() {
-        assert_near(with(table(), |_| ()).break_even_coverage, 0.25);
+        // The hidden ratio is a third of the way from 1.5 to 2: 20 + 4 / 3 + 4 + 8·(1 − coverage).
+        assert_near(with(table(), |_| ()).break_even_coverage, 1.0 - (30.0 - 24.0 - 4.0 / 3.0) / 8.0);
         let mut slow = table();
-        slow.times[Kind::Repair as usize] = vec![11.0; 9];
+        slow.times[Kind::Prr as usize] = vec![36.0; 9];
         assert_eq!(with(slow, |_| ()).break_even_coverage, f32::INFINITY);
         let mut quick = table();
-        quick.times[Kind::Repair as usize] = vec![1.0; 9];
+        quick.times[Kind::Prr as usize] = vec![26.0; 9];
         assert_eq!(with(quick, |_| ()).break_even_coverage, 0.0);
+    }
+
+    #[test]
+    fn prr_is_not_judged_for_a_shape_that_it_cannot_run_on() {
+        let mut without = table();
+        without.times[Kind::Prr as usize] = vec![f32::INFINITY; 9];
+        let answer = with(without, |q| q.coverage_ratios[0] = 1.0);
+        assert_eq!((answer.pays, answer.prr_gain, answer.repair_us), (VWD_BUDGET_SPARSE, 0.0, 0.0));
+        assert_eq!(answer.break_even_coverage, f32::INFINITY);
     }
 
     #[test]

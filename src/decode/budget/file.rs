@@ -1,6 +1,7 @@
 //! Budgets in a safetensors file; docs/budget.md gives the format.
 
 use super::ask::ascending;
+use super::costs::Costs;
 use super::options::Shape;
 use super::table::{Grid, Kind, MOST_DRAFT, MOST_RATIOS, MOST_SHARES, Table};
 use crate::core::allocate::zeros;
@@ -9,7 +10,9 @@ use crate::decode::tensor_file::{self, Floats, Reader};
 use safetensors::Dtype;
 
 const FORMAT: &str = "vanward.budget";
-const VERSION: &str = "1";
+const VERSION: &str = "2";
+/// The version without times of a decoder's layer by each strategy.
+const WITHOUT_STRATEGIES: &str = "1";
 /// The most values of an axis of the grid.
 const LONGEST_AXIS: usize = 64;
 
@@ -18,7 +21,8 @@ fn axes(grid: &Grid) -> [(&'static str, &[f32]); 4] {
     [("contexts", &grid.contexts), ("batches", &grid.batches), ("ratios", &grid.ratios), ("missed", &grid.shares)]
 }
 
-pub fn save(path: &str, shape: &Shape, device: &str, table: &Table) -> Result<()> {
+pub fn save(path: &str, costs: &Costs) -> Result<()> {
+    let Costs { shape, device, table } = costs;
     let grid = &table.grid;
     let floats = |name: &str, shape: Vec<usize>, values| Floats { name: name.to_owned(), shape, pieces: vec![values] };
     let mut tensors: Vec<Floats> =
@@ -31,7 +35,7 @@ pub fn save(path: &str, shape: &Shape, device: &str, table: &Table) -> Result<()
         ("format", FORMAT.to_owned()),
         ("version", VERSION.to_owned()),
         ("library", env!("CARGO_PKG_VERSION").to_owned()),
-        ("device", device.to_owned()),
+        ("device", device.clone()),
         ("max_draft", grid.max_draft.to_string()),
     ];
     metadata.extend(shape.fields());
@@ -46,6 +50,10 @@ pub fn save(path: &str, shape: &Shape, device: &str, table: &Table) -> Result<()
 pub fn load(path: &str, shape: &Shape, device: &str) -> Result<Table> {
     let reader = Reader::open(path)?;
     reader.one_of("format", &[FORMAT])?;
+    if reader.field("version") == WITHOUT_STRATEGIES {
+        let expected = format!("{VERSION}, which has times of each strategy: profile again");
+        return Err(reader.refuse_field("version", WITHOUT_STRATEGIES, expected));
+    }
     reader.one_of("version", &[VERSION])?;
     let mut sum = Checksum::new();
     for name in ["format", "version", "library", "device", "max_draft"] {
@@ -73,7 +81,7 @@ pub fn load(path: &str, shape: &Shape, device: &str) -> Result<Table> {
         shares: axis("missed", MOST_SHARES)?,
         max_draft,
     };
-    let mut times = [const { Vec::new() }; 5];
+    let mut times = [const { Vec::new() }; Kind::COUNT];
     for kind in Kind::ALL {
         let extents = [&grid.points()[..], &grid.inner(kind)].concat();
         times[kind as usize] = values(&reader, &mut sum, kind.name(), &extents)?;
@@ -120,7 +128,8 @@ fn check(reader: &Reader, table: &Table) -> Result<()> {
         return Err(reader.refuse("missed", format!("{shares:?}"), "0 … 1"));
     }
     for kind in Kind::ALL {
-        if !table.times[kind as usize].iter().all(|time| *time > 0.0 && time.is_finite()) {
+        let is_time = |time: &f32| *time > 0.0 && (time.is_finite() || kind.may_be_infinite());
+        if !table.times[kind as usize].iter().all(is_time) {
             return Err(reader.refuse(kind.name(), "a time that is not above 0, or not finite", "microseconds"));
         }
     }

@@ -25,8 +25,8 @@ const FLUSH_ON_CUDA: usize = 256 << 20;
 
 pub struct Layer {
     session: Arc<Session>,
-    stream: vwd_stream,
-    shape: Shape,
+    pub stream: vwd_stream,
+    pub shape: Shape,
     memory: Memory,
     plan: Plan,
 }
@@ -45,6 +45,7 @@ struct Plan {
     page_table: usize,
     index_table: usize,
     lens: usize,
+    zeros: usize,
     flush_table: usize,
     flush_lens: usize,
     /// Ids and counts of the guesses, of what was selected, and of what selection writes.
@@ -71,13 +72,24 @@ pub struct Point {
     pub batch: usize,
 }
 
+/// As many as the longest sequences have.
+fn groups(options: &Options) -> usize {
+    let Options { shape, grid, .. } = options;
+    let largest = |axis: &[f32]| *axis.last().expect("a value") as usize;
+    largest(&grid.contexts).div_ceil(shape.group_tokens()).saturating_mul(largest(&grid.batches))
+}
+
+/// The number of pages that sequences have.
+pub fn pages(options: &Options) -> usize {
+    groups(options).saturating_mul(options.shape.pages_of_group())
+}
+
 impl Plan {
     fn of(options: &Options, flush_groups: usize) -> Plan {
         let Options { shape, grid, .. } = options;
         let largest = |axis: &[f32]| *axis.last().expect("a value") as usize;
-        let (context, batch, positions) = (largest(&grid.contexts), largest(&grid.batches), grid.max_draft + 1);
-        let per_sequence = context.div_ceil(shape.group_tokens());
-        let groups = per_sequence.saturating_mul(batch);
+        let (batch, positions) = (largest(&grid.batches), grid.max_draft + 1);
+        let groups = groups(options);
         let tokens = groups.saturating_add(flush_groups).saturating_mul(shape.group_tokens());
         let (heads, element) = (shape.kv_heads, shape.dtype.bytes());
         let capacity = shape.guesses(*grid.ratios.last().expect("a ratio"));
@@ -98,6 +110,7 @@ impl Plan {
             page_table: take(&[groups, pages, WORD]),
             index_table: take(&[groups, WORD]),
             lens: take(&[batch, WORD]),
+            zeros: take(&[batch, WORD]),
             flush_table: take(&[flush_groups.max(1), pages, WORD]),
             flush_lens: take(&[WORD]),
             lists: [capacity, shape.k, shape.k]
@@ -131,8 +144,13 @@ impl Shape {
 }
 
 impl Layer {
-    pub fn new(session: &Arc<Session>, stream: vwd_stream, options: &Options) -> Result<Layer> {
-        let needed = Plan::of(options, 0).bytes;
+    /// `beside`: bytes that the profile takes beside the layer, or why it cannot.
+    pub fn new(session: &Arc<Session>, stream: vwd_stream, options: &Options, beside: Result<usize>) -> Result<Layer> {
+        let needed = match (Plan::of(options, 0).bytes, beside) {
+            (own, Ok(beside)) => own.saturating_add(beside),
+            (own, Err(_)) if own > options.limit_bytes => own,
+            (_, Err(error)) => return Err(error),
+        };
         if needed > options.limit_bytes {
             let (context, batch) = (options.grid.contexts.last(), options.grid.batches.last());
             let of = format!("{} sequences of {} tokens", batch.unwrap_or(&0.0), context.unwrap_or(&0.0));
@@ -194,6 +212,20 @@ impl Layer {
         let update = vwd_index_update_args { k: kv.k, page_table: kv.page_table, seq_lens: kv.seq_lens, ..zeroed() };
         let index = self.index(at);
         index::update(session, &index::UpdateRequest::from_c(session, &update, &index)?, self.stream)
+    }
+
+    pub fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// The number of pages that sequences have, the first ones.
+    pub fn pages(&self) -> usize {
+        self.plan.groups * self.shape.pages_of_group()
+    }
+
+    /// [B] zeros.
+    pub fn zeros(&self, at: Point) -> vwd_tensor {
+        self.packed(self.plan.zeros, DType::I32, &[at.batch])
     }
 
     fn groups_of(&self, context: usize) -> usize {
@@ -309,7 +341,7 @@ impl Layer {
             mode: self.shape.repair_mode,
             block_size: self.shape.block_size as u32,
             partial_blocks: self.shape.partial_blocks as u32,
-            scale: self.scale(),
+            scale: self.shape.scale(),
             q: self.q(at, 1),
             predicted: self.list(at, List::Guessed, capacity),
             selected: self.list(at, List::Selected, self.shape.k),
@@ -331,7 +363,7 @@ impl Layer {
     // --- views ---------------------------------------------------------------------------------------------------
 
     /// A tensor in the layer's memory, in C order.
-    fn packed(&self, offset: usize, dtype: DType, extents: &[usize]) -> vwd_tensor {
+    pub fn packed(&self, offset: usize, dtype: DType, extents: &[usize]) -> vwd_tensor {
         let mut steps = [1; MAX_RANK];
         for d in (1..extents.len()).rev() {
             steps[d - 1] = steps[d] * extents[d];
@@ -339,11 +371,7 @@ impl Layer {
         strided(self.session.device(), self.memory.at(offset), dtype, extents, &steps)
     }
 
-    fn scale(&self) -> f32 {
-        1.0 / (self.shape.dims[0] as f32).sqrt()
-    }
-
-    fn kv(&self, at: Point) -> vwd_paged_kv {
+    pub fn kv(&self, at: Point) -> vwd_paged_kv {
         let Layer { shape, plan, .. } = self;
         let pages = (plan.groups + plan.flush_groups) * shape.pages_of_group();
         let rows = |dim| [pages, shape.page_size, shape.kv_heads, dim];
@@ -382,16 +410,16 @@ impl Layer {
         }
     }
 
-    fn q(&self, at: Point, positions: usize) -> vwd_tensor {
+    pub fn q(&self, at: Point, positions: usize) -> vwd_tensor {
         self.rows(self.plan.q, self.shape.query_dtype(), at, positions, self.shape.dims[0])
     }
 
-    fn out(&self, at: Point, positions: usize) -> vwd_tensor {
+    pub fn out(&self, at: Point, positions: usize) -> vwd_tensor {
         self.rows(self.plan.out, self.shape.query_dtype(), at, positions, self.shape.dims[1])
     }
 
     fn attention(&self, at: Point, positions: usize) -> vwd_attention_args {
-        let (scale, q, out) = (self.scale(), self.q(at, positions), self.out(at, positions));
+        let (scale, q, out) = (self.shape.scale(), self.q(at, positions), self.out(at, positions));
         vwd_attention_args { scale, q, out, ..zeroed() }
     }
 

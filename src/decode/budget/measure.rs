@@ -1,8 +1,9 @@
 //! The measurement of a grid.
 
-use super::layer::{Layer, List, Point, Work};
+use super::layer::{self, Layer, List, Point, Work};
 use super::options::Options;
-use super::table::{Kind, Table};
+use super::strategies::{self, STRATEGIES, Trial};
+use super::table::{Kind, LEAST, Table};
 use crate::abi::vwd_stream;
 use crate::core::allocate::filled;
 use crate::core::status::Result;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 pub fn measure(session: &Arc<Session>, options: &Options, stream: vwd_stream) -> Result<Table> {
     // First: it refuses a stream that captures.
     let timer = Timer::new(session, stream)?;
-    let layer = Layer::new(session, stream, options)?;
+    let layer = Layer::new(session, stream, options, strategies::bytes(session, options, layer::pages(options)))?;
     let meter = Meter { layer: &layer, timer: &timer, options };
     let grid = &options.grid;
     let points = || {
@@ -23,9 +24,13 @@ pub fn measure(session: &Arc<Session>, options: &Options, stream: vwd_stream) ->
     };
     session
         .reserve(stream, points().map(|at| meter.scratch(at)).try_fold(0, |most, bytes| bytes.map(|n| n.max(most)))?)?;
-    let mut times = [const { Vec::new() }; 5];
+    let mut times = [const { Vec::new() }; Kind::COUNT];
     for (n, at) in points().enumerate() {
-        for (kind, of_point) in Kind::ALL.into_iter().zip(meter.times(at)?) {
+        let mut of_kinds: Vec<Vec<f32>> = meter.times(at)?.into();
+        for kind in STRATEGIES {
+            of_kinds.push(meter.strategy(at, kind)?);
+        }
+        for (kind, of_point) in Kind::ALL.into_iter().zip(of_kinds) {
             if n == 0 {
                 times[kind as usize] = filled(0.0, points().count() * of_point.len(), "a budget's times")?;
             }
@@ -85,11 +90,46 @@ impl Meter<'_> {
         Ok([vec![select], vec![attend], guess, repair, dense.collect::<Result<_>>()?])
     }
 
+    /// The times of a decoder's layer, by ratio and share of missed blocks as the strategy has them.
+    fn strategy(&self, at: Point, kind: Kind) -> Result<Vec<f32>> {
+        let (layer, Options { shape, grid, .. }) = (self.layer, self.options);
+        let count = grid.inner(kind).iter().product();
+        if !strategies::takes(layer.session(), shape, kind) {
+            return filled(f32::INFINITY, count, "a budget's times");
+        }
+        let (blocks, mut times) = (layer.blocks_of(at.context), vec![]);
+        let last_blocks = shape.local_blocks.max(1);
+        let is_forced = |id: i32| (id as usize) < shape.init_blocks || id as usize + last_blocks >= blocks;
+        let ratios = if kind == Kind::Serial { &grid.ratios[..1] } else { &grid.ratios };
+        for &ratio in ratios {
+            let trial = Trial::new(self.timer, layer, kind, ratio, at)?;
+            let time = || self.time_after(|| trial.begin().and_then(|()| self.flush_launches()), || trial.run());
+            if matches!(kind, Kind::Serial | Kind::Foreseen) {
+                times.push(time()?);
+                continue;
+            }
+            for &share in &grid.shares {
+                let missed = (share as f64 * shape.k as f64).round() as usize;
+                trial.guess(|selected| guesses(selected, blocks, shape.guesses(ratio), missed, is_forced))?;
+                times.push(time()?);
+            }
+        }
+        Ok(times)
+    }
+
+    /// Reads other keys and values, for longer than the launches of a layer's calls take.
+    fn flush_launches(&self) -> Result<()> {
+        let times = if self.layer.session().cuda().is_some() { 3 } else { 1 };
+        (0..times).try_for_each(|_| self.layer.flush())
+    }
+
     /// The median of the samples, in microseconds, after one that does not count.
     fn time(&self, call: impl Fn() -> Result<u64>) -> Result<f32> {
-        /// What clocks that are too coarse to see a call give.
-        const LEAST: f64 = 1e-3;
-        let sample = || self.timer.microseconds(|| self.layer.flush(), || call().map(|_| ()));
+        self.time_after(|| self.layer.flush(), || call().map(|_| ()))
+    }
+
+    fn time_after(&self, before: impl Fn() -> Result<()>, call: impl Fn() -> Result<()>) -> Result<f32> {
+        let sample = || self.timer.microseconds(&before, &call);
         sample()?;
         let mut samples = (0..self.options.samples).map(|_| sample()).collect::<Result<Vec<f64>>>()?;
         samples.sort_unstable_by(f64::total_cmp);
@@ -113,6 +153,26 @@ fn selection(guesses: &[i32], blocks: usize, k: usize, missed: usize, row: usize
         if count == 0 { vec![] } else { spread(count, ids.len(), row).iter().map(|&n| ids[n as usize]).collect() }
     };
     let mut ids = [of(guesses, k - missed), of(&others, missed)].concat();
+    ids.sort_unstable();
+    ids
+}
+
+/// `count` guesses of the blocks, or as many as there are, of which a selection misses `missed` as far as others are there to be guessed
+/// instead. Forced blocks are guessed in any case.
+fn guesses(selected: &[i32], blocks: usize, count: usize, missed: usize, is_forced: impl Fn(i32) -> bool) -> Vec<i32> {
+    let mut is_selected = vec![false; blocks];
+    selected.iter().for_each(|&id| is_selected[id as usize] = true);
+    let of = |keep: &dyn Fn(i32) -> bool| (0..blocks as i32).filter(|&id| keep(id)).collect::<Vec<i32>>();
+    let mut ids = of(&|id| is_forced(id));
+    let (found, others) =
+        (of(&|id| is_selected[id as usize] && !is_forced(id)), of(&|id| !is_selected[id as usize] && !is_forced(id)));
+    let room = count.min(blocks).saturating_sub(ids.len());
+    let right = found.len().saturating_sub(missed).max(room.saturating_sub(others.len())).min(room).min(found.len());
+    for (ids_of, count) in [(&found, right), (&others, (room - right).min(others.len()))] {
+        if count > 0 {
+            ids.extend(spread(count, ids_of.len(), 0).iter().map(|&n| ids_of[n as usize]));
+        }
+    }
     ids.sort_unstable();
     ids
 }
@@ -148,6 +208,20 @@ mod tests {
             assert!(selected.len() == k && selected.is_sorted_by(|a, b| a < b), "{selected:?}");
             let found = selected.iter().filter(|id| !guesses.contains(id)).count();
             assert_eq!(found, expected, "{guessed} guessed, {missed} to be missed");
+        }
+    }
+
+    #[test]
+    fn guesses_miss_what_was_asked_for_or_what_there_is() {
+        let (blocks, is_forced) = (40, |id: i32| !(1..39).contains(&id));
+        let selected = vec![0, 3, 4, 7, 11, 20, 30, 39];
+        for (count, missed, expected) in
+            [(8, 0, 0), (8, 3, 3), (8, 8, 6), (12, 2, 2), (36, 6, 4), (40, 6, 0), (60, 6, 0)]
+        {
+            let guesses = guesses(&selected, blocks, count, missed, is_forced);
+            assert!(guesses.is_sorted_by(|a, b| a < b) && guesses.len() == count.min(blocks), "{guesses:?}");
+            let found = selected.iter().filter(|id| !guesses.contains(id)).count();
+            assert_eq!(found, expected, "{count} guesses, {missed} to be missed: {guesses:?}");
         }
     }
 }

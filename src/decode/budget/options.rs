@@ -53,6 +53,11 @@ impl Shape {
         if self.dtype.is_float8() { DType::F16 } else { self.dtype }
     }
 
+    /// Of q·k.
+    pub fn scale(&self) -> f32 {
+        1.0 / (self.dims[0] as f32).sqrt()
+    }
+
     /// The number of tokens of a group: as few as have whole pages and whole blocks.
     pub fn group_tokens(&self) -> usize {
         self.page_size.max(self.block_size)

@@ -5,6 +5,9 @@ pub const MOST_RATIOS: usize = 8;
 pub const MOST_SHARES: usize = 8;
 pub const MOST_DRAFT: usize = 31;
 
+/// The shortest time, in microseconds: what clocks that are too coarse to see a call give.
+pub const LEAST: f64 = 1e-3;
+
 /// The axes of a table, each ascending.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Grid {
@@ -29,9 +32,9 @@ impl Grid {
     /// How many times of a kind a point has.
     pub fn inner(&self, kind: Kind) -> Vec<usize> {
         match kind {
-            Kind::Select | Kind::Attend => vec![],
-            Kind::Guess => vec![self.ratios.len()],
-            Kind::Repair => vec![self.ratios.len(), self.shares.len()],
+            Kind::Select | Kind::Attend | Kind::Serial => vec![],
+            Kind::Guess | Kind::Foreseen => vec![self.ratios.len()],
+            Kind::Repair | Kind::Prr | Kind::PrrForeseen => vec![self.ratios.len(), self.shares.len()],
             Kind::Dense => vec![self.max_draft + 1],
         }
     }
@@ -50,23 +53,46 @@ pub enum Kind {
     Repair,
     /// Dense attention of γ + 1 positions.
     Dense,
+    /// A layer of a decoder's step by SERIAL.
+    Serial,
+    /// The same by PRR, for each ratio and each share of missed blocks; predicted from scores, and foreseen.
+    Prr,
+    PrrForeseen,
+    /// The same by FORESEEN, for each ratio.
+    Foreseen,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 5] = [Kind::Select, Kind::Attend, Kind::Guess, Kind::Repair, Kind::Dense];
+    pub const COUNT: usize = 9;
+    pub const ALL: [Kind; Kind::COUNT] = [
+        Kind::Select,
+        Kind::Attend,
+        Kind::Guess,
+        Kind::Repair,
+        Kind::Dense,
+        Kind::Serial,
+        Kind::Prr,
+        Kind::PrrForeseen,
+        Kind::Foreseen,
+    ];
 
     /// As files name it.
     pub fn name(self) -> &'static str {
-        ["select", "attend", "guess", "repair", "dense"][self as usize]
+        ["select", "attend", "guess", "repair", "dense", "serial", "prr", "prr_foreseen", "foreseen"][self as usize]
+    }
+
+    /// Whether a shape may have no such time: not every decoder takes PRR. Its times are infinite then.
+    pub fn may_be_infinite(self) -> bool {
+        matches!(self, Kind::Prr | Kind::PrrForeseen)
     }
 }
 
-/// Microseconds, all above 0.
+/// Microseconds, all above 0, and infinite where a decoder of the shape has not the strategy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
     pub grid: Grid,
     /// By kind: [contexts, batches, …], in C order.
-    pub times: [Vec<f32>; 5],
+    pub times: [Vec<f32>; Kind::COUNT],
 }
 
 /// The times at one context and batch.
@@ -74,8 +100,28 @@ pub struct Times {
     pub select: f64,
     pub attend: f64,
     pub guess: [f64; MOST_RATIOS],
-    pub repair: [[f64; MOST_SHARES]; MOST_RATIOS],
+    pub repair: Repairs,
     pub dense: [f64; MOST_DRAFT + 1],
+    pub serial: f64,
+    pub prr: Repairs,
+    pub prr_foreseen: Repairs,
+    pub foreseen: [f64; MOST_RATIOS],
+}
+
+/// By ratio, then by share of missed blocks.
+pub type Repairs = [[f64; MOST_SHARES]; MOST_RATIOS];
+
+impl Grid {
+    /// A time by ratio at any ratio.
+    pub fn at_ratio(&self, times: &[f64; MOST_RATIOS], ratio: f64) -> f64 {
+        Place::of(&self.ratios, ratio).between(|r| times[r])
+    }
+
+    /// A time by ratio and share at any of them.
+    pub fn at_share(&self, times: &Repairs, ratio: f64, missed: f64) -> f64 {
+        let share = Place::of(&self.shares, missed);
+        Place::of(&self.ratios, ratio).between(|r| share.between(|x| times[r][x]))
+    }
 }
 
 impl Table {
@@ -88,17 +134,26 @@ impl Table {
             let measured = |c: usize, b: usize| times[(c * batches.len() + b) * count + inner] as f64;
             by_batch.between(|b| by_context.between(|c| measured(c, b)))
         };
+        let (of_ratio, of_share) = (ratios.len(), ratios.len() * shares.len());
         let mut times = Times {
             select: time(Kind::Select, 0, 1),
             attend: time(Kind::Attend, 0, 1),
             guess: [0.0; MOST_RATIOS],
             repair: [[0.0; MOST_SHARES]; MOST_RATIOS],
             dense: [0.0; MOST_DRAFT + 1],
+            serial: time(Kind::Serial, 0, 1),
+            prr: [[0.0; MOST_SHARES]; MOST_RATIOS],
+            prr_foreseen: [[0.0; MOST_SHARES]; MOST_RATIOS],
+            foreseen: [0.0; MOST_RATIOS],
         };
         for r in 0..ratios.len() {
-            times.guess[r] = time(Kind::Guess, r, ratios.len());
+            times.guess[r] = time(Kind::Guess, r, of_ratio);
+            times.foreseen[r] = time(Kind::Foreseen, r, of_ratio);
             for x in 0..shares.len() {
-                times.repair[r][x] = time(Kind::Repair, r * shares.len() + x, ratios.len() * shares.len());
+                let inner = r * shares.len() + x;
+                times.repair[r][x] = time(Kind::Repair, inner, of_share);
+                times.prr[r][x] = time(Kind::Prr, inner, of_share);
+                times.prr_foreseen[r][x] = time(Kind::PrrForeseen, inner, of_share);
             }
         }
         for draft in 0..=*max_draft {
@@ -138,6 +193,10 @@ impl Place {
     /// first one it stays.
     pub fn between(&self, value: impl Fn(usize) -> f64) -> f64 {
         let (low, high) = (value(self.low), value(self.high));
+        // Infinite ones among them.
+        if low == high {
+            return low * self.factor;
+        }
         let y = low + (high - low) * self.weight;
         (if self.weight > 1.0 { y.max(high) } else { y }) * self.factor
     }
@@ -215,6 +274,10 @@ mod tests {
         assert_eq!(times.repair[0][..3], [4055.0, 4056.0, 4057.0]);
         assert_eq!(times.repair[1][..3], [4058.0, 4059.0, 4060.0]);
         assert_eq!(times.dense[..2], [5055.0, 5056.0]);
+        assert_eq!(times.serial, 6055.0);
+        assert_eq!(times.prr[1][..3], [7058.0, 7059.0, 7060.0]);
+        assert_eq!(times.prr_foreseen[1][..3], [8058.0, 8059.0, 8060.0]);
+        assert_eq!(times.foreseen[..2], [9055.0, 9056.0]);
         assert!(table.at(150.0, 4.0).1 && table.at(201.0, 1.0).1);
     }
 

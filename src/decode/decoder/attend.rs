@@ -88,9 +88,15 @@ impl<'a> Attend<'a> {
         }
     }
 
-    /// Bytes of scratch that the calls take from their stream's arena. Makes the arenas of the branches large enough for theirs.
+    /// Bytes of scratch that the calls take from their stream's arena, whether the layer falls back in the step or not. Makes the arenas
+    /// of the branches large enough for theirs.
     pub fn scratch(&self) -> Result<u64> {
-        let Layer { decoder, policy, .. } = &self.layer;
+        let by_strategy = Attend { layer: self.layer.without_fallback(), args: self.args }.scratch_of_step()?;
+        Ok(by_strategy.max(self.scratch_of_step()?))
+    }
+
+    fn scratch_of_step(&self) -> Result<u64> {
+        let Layer { decoder, .. } = &self.layer;
         let mut most = 0;
         if given(&self.args.q).is_none() {
             return Ok(most);
@@ -115,7 +121,7 @@ impl<'a> Attend<'a> {
             if matches!(strategy, Strategy::Foreseen | Strategy::AsyncTls) {
                 most = most.max(self.attention_scratch(&self.over_foreseen())?);
             }
-            if policy.strategy.foresees() && self.layer.step.positions == 1 {
+            if strategy.foresees() {
                 let select = self.layer.foresee_args(self.layer.foreseen_queries(decoder.options.query_heads));
                 decoder.foresight.reserve(self.layer.select_scratch(&select)?)?;
             }

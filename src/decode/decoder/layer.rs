@@ -19,6 +19,8 @@ pub struct Layer<'a> {
     pub step: Step,
     pub number: usize,
     pub policy: &'a Policy,
+    /// Whether the layer is SERIAL in this step because its strategy does not pay.
+    falls_back: bool,
 }
 
 impl<'a> Layer<'a> {
@@ -31,7 +33,9 @@ impl<'a> Layer<'a> {
         let Some(step) = *decoder.step.lock() else {
             return Err(Error::argument("decoder", "no step", "vwd_decoder_begin first"));
         };
-        Ok(Layer { decoder, step, number, policy })
+        let fallback = decoder.fallback.as_ref().filter(|_| step.positions == 1);
+        let falls_back = fallback.is_some_and(|fallback| fallback.of(number));
+        Ok(Layer { decoder, step, number, policy, falls_back })
     }
 
     /// Whether some row may attend a selection; and whether some row may attend all tokens.
@@ -40,12 +44,18 @@ impl<'a> Layer<'a> {
     }
 
     pub fn has_dense(&self) -> bool {
-        self.step.mode != Some(VWD_DECODER_SPARSE) || self.step.shortest as i64 <= self.policy.threshold as i64
+        let threshold = if self.falls_back { self.policy.serial_threshold } else { self.policy.threshold };
+        self.step.mode != Some(VWD_DECODER_SPARSE) || self.step.shortest as i64 <= threshold as i64
     }
 
-    /// The policy's strategy, where the step is one for it.
+    /// The policy's strategy, where the step is one for it and it pays.
     pub fn strategy(&self) -> Strategy {
-        if self.step.positions == 1 { self.policy.strategy } else { Strategy::Serial }
+        if self.step.positions == 1 && !self.falls_back { self.policy.strategy } else { Strategy::Serial }
+    }
+
+    /// The layer as it is where its strategy pays.
+    pub fn without_fallback(&self) -> Layer<'a> {
+        Layer { falls_back: false, ..*self }
     }
 
     /// Whether a list was foreseen in this step.
@@ -126,7 +136,7 @@ impl<'a> Layer<'a> {
 
     fn lens_at(&self, kind: Kind) -> usize {
         let plan = &self.decoder.plan;
-        let row = plan.class_of[self.number] * Kind::COUNT + kind as usize;
+        let row = plan.class_of[self.number][self.falls_back as usize] * Kind::COUNT + kind as usize;
         plan.lens + row * self.decoder.options.max_rows * size_of::<i32>()
     }
 

@@ -1,6 +1,6 @@
 //! What lies where in the memory of a decoder.
 
-use super::options::{Method, NEWEST, Options, Strategy};
+use super::options::{Method, NEWEST, Options, Policy, Strategy};
 use crate::abi::{VWD_INDEX_AXIS, VWD_INDEX_MINMAX};
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
@@ -9,9 +9,9 @@ use crate::runtime::Memory;
 
 /// Offsets in bytes.
 pub struct Plan {
-    /// The thresholds that layers have, each once, and which of them a layer has.
+    /// The thresholds that layers have, each once, and which of them a layer has: by its strategy, and where that gives way to SERIAL.
     pub thresholds: Vec<i32>,
-    pub class_of: Vec<usize>,
+    pub class_of: Vec<[usize; 2]>,
     pub thresholds_at: usize,
     /// [classes, Kind::COUNT, max_rows] int32; see `Kind`.
     pub lens: usize,
@@ -110,11 +110,12 @@ pub fn summary_rows(options: &Options, method: Method) -> [(usize, DType); 2] {
 
 impl Plan {
     pub fn of(options: &Options) -> Result<Plan> {
-        let mut thresholds: Vec<i32> = options.layers.iter().map(|policy| policy.threshold).collect();
+        let both = |policy: &Policy| [policy.threshold, policy.serial_threshold];
+        let mut thresholds: Vec<i32> = options.layers.iter().flat_map(both).collect();
         thresholds.sort_unstable();
         thresholds.dedup();
         let class = |threshold: i32| thresholds.iter().position(|&t| t == threshold).expect("a layer's threshold");
-        let class_of = options.layers.iter().map(|policy| class(policy.threshold)).collect();
+        let class_of = options.layers.iter().map(|policy| both(policy).map(class)).collect();
         let mut end = Some(0usize);
         let mut take = |factors: &[usize]| {
             let begin = end.unwrap_or(0);

@@ -14,6 +14,7 @@
 mod attend;
 mod cpu;
 mod cuda;
+mod fallback;
 mod foresee;
 mod layer;
 mod memory;
@@ -21,8 +22,10 @@ mod options;
 mod rows;
 mod side;
 mod tiered;
+mod trial;
 
 pub(crate) use cuda::Kernels;
+pub use options::takes_prr;
 
 use crate::abi::{
     VWD_DECODER_DENSE, VWD_DECODER_SPARSE, vwd_decoder_accept_args, vwd_decoder_attend_args, vwd_decoder_details,
@@ -35,12 +38,14 @@ use crate::core::overlap;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::{ANY, MAX_RANK, Tensor, strided};
 use crate::core::versioned::zeroed;
+use crate::decode::budget::costs::Costs;
 use crate::decode::predictor;
 use crate::kv::KvCache;
 use crate::ops::contents::{self, Number, Rule};
 use crate::ops::verify;
 use crate::runtime::{Memory, On, Session, require_no_flags};
 use attend::Attend;
+use fallback::Fallback;
 use memory::Plan;
 use options::{Options, Strategy};
 use parking_lot::Mutex;
@@ -65,6 +70,8 @@ pub struct Decoder {
     speculation: Side,
     /// The cache that has the keys and values, if not the engine's pages.
     tiered: Option<Tiered>,
+    /// Which strategies give way to SERIAL, where a budget decides that.
+    fallback: Option<Fallback>,
     // Last: given back once the branches have passed.
     memory: Memory,
 }
@@ -98,12 +105,15 @@ impl Decoder {
         session: &Arc<Session>,
         c: &vwd_decoder_options,
         cache: Option<&Arc<KvCache>>,
+        budget: Option<&Arc<Costs>>,
     ) -> Result<Decoder> {
         if cache.is_some_and(|cache| !Arc::ptr_eq(cache.session(), session)) {
             return Err(Error::argument("cache", "a cache of another session", "one of the decoder's session"));
         }
         // SAFETY: says the caller.
         let options = unsafe { Options::from_c(&session.checks(), c, cache.map(|cache| cache.options()))? };
+        let device = session.description();
+        let fallback = budget.map(|costs| Fallback::new(costs, &options, c.policy_count > 0, &device)).transpose()?;
         let tiered = cache.map(Tiered::new).transpose()?;
         let plan = Plan::of(&options)?;
         let memory = Memory::alloc(session, plan.bytes, "a decoder")?;
@@ -122,6 +132,7 @@ impl Decoder {
             last_foresight: Mutex::new(None),
             speculation,
             tiered,
+            fallback,
             options,
             plan,
             memory,
@@ -144,6 +155,7 @@ impl Decoder {
         let (plan, count) = (&self.plan, self.options.max_sequences);
         let of_sequences = |at: usize, dtype: DType| self.tensor(at, dtype, &[count], &[1]);
         let Options { layers, max_rows, kv_heads, .. } = &self.options;
+        let [fallback_layers, fallbacks] = self.fallback.as_ref().map_or([0; 2], Fallback::counts);
         let of_lists = |at: usize| self.packed(at, DType::I32, &[layers.len(), *max_rows, *kv_heads]);
         vwd_decoder_details {
             struct_size: size_of::<vwd_decoder_details>() as u32,
@@ -160,6 +172,8 @@ impl Decoder {
                 Some(_) => of_lists(plan.tiered.fetched),
                 None => strided(self.session.device(), std::ptr::null_mut(), DType::I32, &[], &[]),
             },
+            fallback_layers,
+            fallbacks,
         }
     }
 
@@ -167,6 +181,7 @@ impl Decoder {
 
     pub fn begin(&self, c: &vwd_decoder_step, stream: vwd_stream) -> Result<()> {
         require_no_flags("flags", c.flags)?;
+        require_no_flags("reserved", c.reserved)?;
         let (checks, i32, options) = (self.session.checks(), &[DType::I32], &self.options);
         let positions = c.positions.max(1) as usize;
         if positions > options.max_positions {
@@ -246,6 +261,10 @@ impl Decoder {
             Some(tiered) => tiered.begin(self, batch.1, &c.sequences, stream)?,
             None => (c.page_table, c.sequences),
         };
+        if let Some(fallback) = &self.fallback {
+            let longest = if c.longest == 0 { room } else { room.min(c.longest as usize) };
+            fallback.decide(longest, batch.1, positions == 1 && mode != Some(VWD_DECODER_DENSE));
+        }
         *self.step.lock() = Some(Step {
             page_table,
             seq_lens: c.seq_lens,

@@ -18,6 +18,15 @@ use crate::runtime::require_no_flags;
 /// them, since they are no more than a block has.
 pub const NEWEST: usize = 2;
 
+/// Tokens of a block that PRR takes, and on CUDA channels of its values.
+const LEAST_REPAIRED_BLOCK: u32 = 8;
+const MOST_REPAIRED_CHANNELS: u32 = 256;
+
+/// Whether layers of PRR take the shape.
+pub fn takes_prr(block_size: usize, value_dim: usize, on_cuda: bool) -> bool {
+    block_size >= LEAST_REPAIRED_BLOCK as usize && (!on_cuda || value_dim <= MOST_REPAIRED_CHANNELS as usize)
+}
+
 /// How a layer's sparse rows attend.
 #[derive(Clone, Copy)]
 pub struct Policy {
@@ -28,6 +37,8 @@ pub struct Policy {
     pub window: u32,
     /// Rows of up to so many tokens are dense.
     pub threshold: i32,
+    /// The same where a budget has the layer SERIAL instead of its strategy.
+    pub serial_threshold: i32,
     pub strategy: Strategy,
     /// Budget of a predicted list, its forced blocks included; 0 where the strategy has none.
     pub predicted: u32,
@@ -127,6 +138,8 @@ pub struct Options {
     pub table_blocks: usize,
     /// Weights and centre of AXIS, [layers, Hk, D] or absent.
     pub learned: [vwd_tensor; 2],
+    /// The share of the selected blocks that predicted lists are taken to have, where a budget decides.
+    pub coverage: f32,
 }
 
 impl Options {
@@ -134,6 +147,7 @@ impl Options {
     /// `policies` has `policy_count` elements.
     pub unsafe fn from_c(checks: &Checks, c: &vwd_decoder_options, cache: Option<&kv::Options>) -> Result<Options> {
         require_no_flags("options.flags", c.flags)?;
+        require_no_flags("options.reserved", c.reserved)?;
         let c = &match cache {
             Some(cache) => on_cache(c, cache)?,
             None => *c,
@@ -168,6 +182,14 @@ impl Options {
         if !(c.draft_cost.is_finite() && c.draft_cost >= 0.0) {
             return Err(Error::argument("options.draft_cost", c.draft_cost, "a finite number above 0, or 0 for 0.5"));
         }
+        let (has_budget, most) = (!c.budget.is_null(), if c.budget.is_null() { 0.0 } else { 1.0 });
+        if !(0.0..=most).contains(&c.coverage) {
+            let expected = if has_budget { "0 to 1" } else { "0 without a budget" };
+            return Err(Error::argument("options.coverage", c.coverage, expected));
+        }
+        if has_budget && cache.is_some() {
+            return Err(Error::argument("options.budget", "given on a cache", "none: a budget has no times of copies"));
+        }
         let max_positions = c.max_positions.max(1);
         if c.max_draft >= max_positions && c.max_draft > 0 {
             let expected = format!("less than max_positions, {max_positions}");
@@ -179,11 +201,12 @@ impl Options {
         let on_cuda = checks.device != Device::Cpu;
         if layers.iter().any(|policy| policy.strategy.repairs()) {
             let strategy = if cache.is_some() { "VWD_STRATEGY_VANWARD" } else { "VWD_STRATEGY_PRR" };
-            if c.block_size < 8 {
-                return Err(Error::argument("options.block_size", c.block_size, format!("at least 8 for {strategy}")));
+            if c.block_size < LEAST_REPAIRED_BLOCK {
+                let expected = format!("at least {LEAST_REPAIRED_BLOCK} for {strategy}");
+                return Err(Error::argument("options.block_size", c.block_size, expected));
             }
-            if on_cuda && c.value_dim > 256 {
-                let expected = format!("at most 256 for {strategy} on CUDA");
+            if on_cuda && c.value_dim > MOST_REPAIRED_CHANNELS {
+                let expected = format!("at most {MOST_REPAIRED_CHANNELS} for {strategy} on CUDA");
                 return Err(Error::argument("options.value_dim", c.value_dim, expected));
             }
         }
@@ -210,6 +233,7 @@ impl Options {
             max_blocks: tokens.div_ceil(c.block_size as usize),
             table_blocks: cache.map_or(0, |cache| cache.max_blocks),
             learned: [c.axis_weights, c.axis_centre],
+            coverage: c.coverage,
         };
         options.check_sizes()?;
         if let Some(cache) = cache {
@@ -335,10 +359,13 @@ fn on_cache(c: &vwd_decoder_options, cache: &kv::Options) -> Result<vwd_decoder_
 /// # Safety
 /// `policies` has `policy_count` elements.
 unsafe fn policies(c: &vwd_decoder_options, on_cache: bool) -> Result<Vec<Policy>> {
+    let from_c = |name: &str, policy: &vwd_decoder_policy| {
+        Policy::from_c(name, policy, c.block_size, on_cache, !c.budget.is_null())
+    };
     const PURPOSE: &str = "the policies of a decoder";
     let layers = c.layers as usize;
     if c.policy_count == 0 {
-        let policy = Policy::from_c("options.policy", &c.policy, c.block_size, on_cache)?;
+        let policy = from_c("options.policy", &c.policy)?;
         return collected((0..layers).map(|_| policy), PURPOSE);
     }
     if c.policy_count != c.layers {
@@ -350,11 +377,8 @@ unsafe fn policies(c: &vwd_decoder_options, on_cache: bool) -> Result<Vec<Policy
     }
     // SAFETY: not NULL; the caller says how many there are.
     let given = unsafe { std::slice::from_raw_parts(c.policies, layers) };
-    let checked: Result<Vec<Policy>> = given
-        .iter()
-        .enumerate()
-        .map(|(n, policy)| Policy::from_c(&format!("options.policies[{n}]"), policy, c.block_size, on_cache))
-        .collect();
+    let checked: Result<Vec<Policy>> =
+        given.iter().enumerate().map(|(n, policy)| from_c(&format!("options.policies[{n}]"), policy)).collect();
     checked
 }
 
@@ -362,7 +386,7 @@ unsafe fn policies(c: &vwd_decoder_options, on_cache: bool) -> Result<Vec<Policy
 const NEVER_DENSE: i32 = -1;
 
 impl Policy {
-    fn from_c(name: &str, c: &vwd_decoder_policy, block_size: u32, on_cache: bool) -> Result<Policy> {
+    fn from_c(name: &str, c: &vwd_decoder_policy, block_size: u32, on_cache: bool, has_budget: bool) -> Result<Policy> {
         let method = match c.method {
             0 => Method::Dense,
             VWD_SELECT_MINMAX => Method::MinMax,
@@ -377,7 +401,8 @@ impl Policy {
         }
         let (strategy, predicted) = Policy::strategy(name, c, method, on_cache)?;
         let (k, init, local, window) = (c.k, c.init_blocks, c.local_blocks, c.window);
-        let policy = Policy { method, k, init, local, window, threshold: i32::MAX, strategy, predicted };
+        let (threshold, serial_threshold) = (i32::MAX, i32::MAX);
+        let policy = Policy { method, k, init, local, window, threshold, serial_threshold, strategy, predicted };
         if method == Method::Dense {
             return Ok(policy);
         }
@@ -387,16 +412,19 @@ impl Policy {
             }
             // Slots are nearer than host memory, even to a list that has all blocks.
             let threshold = (c.dense_below as i64 - 1).clamp(NEVER_DENSE as i64, i32::MAX as i64) as i32;
-            return Ok(Policy { threshold, ..policy });
+            return Ok(Policy { threshold, serial_threshold: threshold, ..policy });
         }
         // Lists of so many blocks have all of them.
-        let covered = match strategy {
-            Strategy::Foreseen => policy.predicted_blocks(),
-            _ => policy.selected_capacity(),
+        let of_list = |blocks: usize| {
+            let covered = blocks.saturating_mul(block_size as usize);
+            covered.max(c.dense_below.saturating_sub(1) as usize).min(i32::MAX as usize) as i32
         };
-        let covered = covered.saturating_mul(block_size as usize);
-        let threshold = covered.max(c.dense_below.saturating_sub(1) as usize).min(i32::MAX as usize) as i32;
-        Ok(Policy { threshold, ..policy })
+        let serial = of_list(policy.selected_capacity());
+        let threshold = match strategy {
+            Strategy::Foreseen => of_list(policy.predicted_blocks()),
+            _ => serial,
+        };
+        Ok(Policy { threshold, serial_threshold: if has_budget { serial } else { threshold }, ..policy })
     }
 
     /// The strategy, and the budget of its predicted lists.

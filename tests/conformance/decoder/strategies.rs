@@ -13,11 +13,11 @@ pub const CASES: &[Case] = cases![
     decoder_foresee_errors_name_the_argument,
 ];
 
-const SEQUENCES: usize = 8;
+pub(super) const SEQUENCES: usize = 8;
 
-const PRR: vwd_decoder_policy = vwd_decoder_policy { strategy: VWD_STRATEGY_PRR, ..POLICY };
-const PRR_FORESEEN: vwd_decoder_policy = vwd_decoder_policy { predict: VWD_PREDICT_FORESEEN, ..PRR };
-const FORESEEN: vwd_decoder_policy = vwd_decoder_policy { strategy: VWD_STRATEGY_FORESEEN, ..POLICY };
+pub(super) const PRR: vwd_decoder_policy = vwd_decoder_policy { strategy: VWD_STRATEGY_PRR, ..POLICY };
+pub(super) const PRR_FORESEEN: vwd_decoder_policy = vwd_decoder_policy { predict: VWD_PREDICT_FORESEEN, ..PRR };
+pub(super) const FORESEEN: vwd_decoder_policy = vwd_decoder_policy { strategy: VWD_STRATEGY_FORESEEN, ..POLICY };
 
 impl Decoder {
     fn foresee(&self, backend: &Backend, forecast: *const vwd_forecast, args: &vwd_decoder_foresee_args) {
@@ -46,7 +46,7 @@ impl Decoder {
 
 /// What was foreseen of the queries to come.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Foresight {
+pub(super) enum Foresight {
     Right,
     /// The opposite.
     Wrong,
@@ -54,7 +54,7 @@ enum Foresight {
 }
 
 /// Sequences of an engine, each with a number, which step by step get a token each.
-struct Run<'b> {
+pub(super) struct Run<'b> {
     backend: &'b Backend,
     engine: Engine<'b>,
     numbers: Vec<usize>,
@@ -64,10 +64,10 @@ struct Run<'b> {
 }
 
 /// A step of one position, and its tensors.
-struct Ragged<'b> {
+pub(super) struct Ragged<'b> {
     modes: Vec<u32>,
     counts: Vec<usize>,
-    tokens: Vec<usize>,
+    pub(super) tokens: Vec<usize>,
     /// Rows with tokens that the decoder has not summarised.
     is_new: Vec<bool>,
     has_begin: bool,
@@ -84,7 +84,7 @@ struct Ragged<'b> {
 }
 
 impl<'b> Ragged<'b> {
-    fn step(&self) -> vwd_decoder_step {
+    pub(super) fn step(&self) -> vwd_decoder_step {
         let mut step = vwd_decoder_step {
             page_table: self.table.c(),
             seq_lens: self.lens.c(),
@@ -100,7 +100,7 @@ impl<'b> Ragged<'b> {
     }
 
     /// The output of a decoder; it writes the same tokens as every other.
-    fn attend(&self, run: &Run<'b>, decoder: &Decoder) -> Tensor<'b> {
+    pub(super) fn attend(&self, run: &Run<'b>, decoder: &Decoder) -> Tensor<'b> {
         let Shape { heads, value_dim, .. } = run.engine.shape;
         let extents = [self.modes.len(), 1, heads[0], value_dim];
         let out = Tensor::poisoned(run.backend, F32, &extents, &Layout::default());
@@ -117,7 +117,7 @@ impl<'b> Ragged<'b> {
         out
     }
 
-    fn foresee(&self, run: &Run, decoder: &Decoder, foresight: Foresight) {
+    pub(super) fn foresee(&self, run: &Run, decoder: &Decoder, foresight: Foresight) {
         let is_right = match foresight {
             Foresight::Right => true,
             Foresight::Wrong => false,
@@ -138,7 +138,7 @@ pub fn without_positions(t: &Tensor) -> vwd_tensor {
 }
 
 impl<'b> Run<'b> {
-    fn new(backend: &'b Backend, rng: &mut Rng, shape: Shape, queries: Foresight) -> Run<'b> {
+    pub(super) fn new(backend: &'b Backend, rng: &mut Rng, shape: Shape, queries: Foresight) -> Run<'b> {
         Run { backend, engine: Engine::new(backend, rng, shape), numbers: vec![], queries, steps: 0 }
     }
 
@@ -156,7 +156,7 @@ impl<'b> Run<'b> {
         }
     }
 
-    fn ragged(&mut self, rng: &mut Rng, decoders: &[&Decoder]) -> Ragged<'b> {
+    pub(super) fn ragged(&mut self, rng: &mut Rng, decoders: &[&Decoder]) -> Ragged<'b> {
         let (backend, shape) = (self.backend, self.engine.shape);
         self.steps += 1;
         if self.engine.sequences.len() > 1 && rng.one_in(12) {
@@ -263,7 +263,7 @@ impl<'b> Run<'b> {
     }
 }
 
-fn shape(rng: &mut Rng) -> Shape {
+pub(super) fn shape(rng: &mut Rng) -> Shape {
     let (page, block) = rng.pick(&[(16, 16), (32, 16), (16, 32), (8, 8)]);
     Shape {
         heads: rng.pick(&[[2, 1], [4, 2], [3, 3]]),
