@@ -30,12 +30,6 @@ __device__ constexpr float code_unit(uint32 n) { return n % 2 ? 0x1p-20f : 0x1p-
 constexpr float CODE_OFFSET = 7.5f;
 constexpr uint32 TWO_ONES = 0x3c003c00;  // of float16
 
-// A row of codes is 64 bytes: what else is in its line of 128 is of another KV head, which reads it too where there are no lists.
-__device__ inline void copy_codes(uint32 to, const char *from, bool whole_line) {
-    if (whole_line) copy_16(to, from);
-    else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 // Queries that are weighted and turned, of a CTA: rows of words in the order in which lanes take them. Warps turn a row at a time.
 struct TurnedQueries {
     static constexpr uint32 PITCH = 256 + 16;
@@ -57,18 +51,9 @@ struct TurnedQueries {
         const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 #pragma unroll 1
         for (uint32 row = warp; row < ROWS; row += WARPS) {
-            const uint2 words = as<uint2>(from + row * from_pitch + lane * 8);
-            const bool is_half = p.to.q_type == FLOAT16;
             float x[4];
-#pragma unroll
-            for (uint32 n = 0; n < 4; n++) {
-                const uint32 word = n / 2 ? words.y : words.x, bits = n % 2 ? word >> 16 : word & 0xffff;
-                x[n] = (is_half ? widen_float16(bits) : widen_bfloat16(bits)) * w[n];
-            }
-            turn_row(x, lane);
-            float top = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
-#pragma unroll
-            for (uint32 step = 1; step < WARP; step *= 2) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, step));
+            read_and_turn(p, w, from + row * from_pitch, x);
+            const float top = top_of(x);
             const float unit = __uint_as_float(__float_as_uint(fmaxf(top, 0x1p-100f)) & 0x7f800000), inverse = 1.0f / unit;
             float sum = 0.0f;
             // Channels 8n … 8n + 7 of a quarter are four words, of codes i and i + 4. Those of even i make up for the smaller unit of their codes.
@@ -84,6 +69,23 @@ struct TurnedQueries {
             for (uint32 step = 1; step < WARP; step *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, step);
             if (lane == 0) as<Row>(to + row * PITCH + 256) = {unit / code_unit(1), sum * (CODE_OFFSET * code_unit(1)), inverse * code_unit(1)};
         }
+    }
+    __device__ static void read_and_turn(const Int4Params &p, const float (&w)[4], const char *from, float (&x)[4]) {
+        const uint32 lane = threadIdx.x % WARP;
+        const uint2 words = as<uint2>(from + lane * 8);
+        const bool is_half = p.to.q_type == FLOAT16;
+#pragma unroll
+        for (uint32 n = 0; n < 4; n++) {
+            const uint32 word = n / 2 ? words.y : words.x, bits = n % 2 ? word >> 16 : word & 0xffff;
+            x[n] = (is_half ? widen_float16(bits) : widen_bfloat16(bits)) * w[n];
+        }
+        turn_row(x, lane);
+    }
+    __device__ static float top_of(const float (&x)[4]) {
+        float top = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+#pragma unroll
+        for (uint32 step = 1; step < WARP; step *= 2) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, step));
+        return top;
     }
     // Multiplies by H; a lane has channels 4·lane … 4·lane + 3.
     __device__ static void turn_row(float (&x)[4], uint32 lane) {
@@ -121,6 +123,9 @@ __device__ inline uint32 weight_unit_in(uint32 scales) {
     asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(both) : "r"(scales), "r"(ONE_AND_UNIT));
     return both;
 }
+
+// tanh x = 1 − 2 / (1 + e²ˣ)
+__device__ inline float tanh_fast(float x) { return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2.0f * LOG2_E))); }
 
 template <uint32 COUNT>
 __device__ inline void butterflies(float (&x)[COUNT], uint32 step) {

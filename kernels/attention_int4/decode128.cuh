@@ -6,7 +6,7 @@
 //
 // The first tokens of a sequence and its newest ones are of 16 bits. Coded tiles come first; then the sum is turned, and tiles of 16 bits follow
 // as in attention/decode128.cuh, whose rows, joins and results these are, too. Kernels attention_int4_128_<type>_4 and _8 take up to four and eight
-// rows (rows8.cuh), _16 nine to sixteen (rows16.cuh).
+// rows (rows4.cuh, rows8.cuh), _16 nine to sixteen (rows16.cuh).
 //
 // Bytes: 130 a token and KV head, and 2·D for the mean of each block. Which channel is which of a product's is free as long as both operands
 // agree, so that lanes take codes from where they lie.
@@ -17,7 +17,7 @@
 #pragma once
 
 #include "attention_int4/rows16.cuh"
-#include "attention_int4/rows8.cuh"
+#include "attention_int4/rows4.cuh"
 
 // Where a tile lies: its first token, −1 where no row sees the tile; page and row, of coded tiles among the pages of codes; the page of its block's
 // mean, −1 where there is none.
@@ -206,12 +206,21 @@ struct Int4Decode128 {
         const char *from_value = value + offset(tile.page, int32(p.v.step[0])) + offset(tile.row, v_row);
         const uint32 keys = shared_address(group.keys) + lane * 16, values = shared_address(group.values) + CodedGroup::value_at(lane / 4, lane % 4);
         static_assert(CodedGroup::PITCH == 4 * 16);
-        const bool whole_line = !p.to.ids.data;
+        if (p.to.ids.data) copy_rows<false>(count, keys, values, from_key, from_value, k_row, v_row);
+        else copy_rows<true>(count, keys, values, from_key, from_value, k_row, v_row);
+    }
+    // A row of codes is 64 bytes: what else is in its line of 128 is of another KV head, which reads it too where there are no lists.
+    template <bool WHOLE_LINES>
+    __device__ static void copy_rows(uint32 tiles, uint32 keys, uint32 values, const char *from_key, const char *from_value, int32 k_row, int32 v_row) {
+        const auto copy = [](uint32 to, const char *from) {
+            if constexpr (WHOLE_LINES) copy_16(to, from);
+            else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+        };
 #pragma unroll
         for (uint32 n = 0; n < CodedGroup::TILES * 2; n++) {
-            if (n % 2 == 0 && n / 2 >= count) break;
-            copy_codes(keys + n * 8 * CodedGroup::PITCH, from_key, whole_line);
-            copy_codes(values + n * 8 * CodedGroup::PITCH, from_value, whole_line);
+            if (n % 2 == 0 && n / 2 >= tiles) break;
+            copy(keys + n * 8 * CodedGroup::PITCH, from_key);
+            copy(values + n * 8 * CodedGroup::PITCH, from_value);
             from_key += 8 * int64(k_row);
             from_value += 8 * int64(v_row);
         }
@@ -316,7 +325,7 @@ struct Int4Decode128 {
         float w[4];
 #pragma unroll
         for (uint32 n = 0; n < 4; n++) w[n] = p.weights.data ? valid_weight(__int_as_float(weights[n])) : 1.0f;
-        TurnedQueries::turn<Form::ROWS>(p, w, plain(), Compute::QUERY_PITCH, turned());
+        Compute::Turned::template turn<Form::ROWS>(p, w, plain(), Compute::QUERY_PITCH, turned());
         __syncthreads();
         compute.turned_to_registers(turned());
     }

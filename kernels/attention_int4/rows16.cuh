@@ -12,6 +12,7 @@ struct Int4Rows16Compute : Rows16Compute<Type> {
     using Base = Rows16Compute<Type>;
     using Base::acc, Base::lane, Base::STEPS;
     static_assert(!Base::IS_FP8);
+    using Turned = TurnedQueries;
 
     uint32 turned[STEPS][4];
 

@@ -11,6 +11,7 @@ template <typename Type, uint32 ROWS>
 struct Int4Rows8Compute : MmaCompute<Type, 128, 128> {
     using Base = MmaCompute<Type, 128, 128>;
     using Base::acc, Base::lane, Base::first, Base::count, Base::p;
+    using Turned = TurnedQueries;
     static constexpr uint32 STEPS = 8;
 
     uint32 turned[STEPS][2];
@@ -41,7 +42,7 @@ struct Int4Rows8Compute : MmaCompute<Type, 128, 128> {
 
     // `queries` is where queries lie as they are. count: tiles of the group.
     __device__ void attend_coded(const CodedGroup &group, uint32 count, uint32 queries, const char *turned_queries, bool is_fully_seen) {
-        if (group.block != mean_of) multiply_mean(group, queries);
+        if (group.block != mean_of) multiply_mean(group, queries + lane % ROWS * Base::QUERY_PITCH);
         if (count <= 2) attend_tiles<2>(group, count, turned_queries, is_fully_seen);
         else attend_tiles<4>(group, count, turned_queries, is_fully_seen);
         is_clear = false;
@@ -55,8 +56,9 @@ struct Int4Rows8Compute : MmaCompute<Type, 128, 128> {
 #pragma unroll
         for (uint32 n = 0; n < TILES / 2; n++) scales[n] = weight_unit_in(scales_of_token(group, n * WARP + lane));
         float c[TILES][4], of_value[TILES][2];
+        const uint32 keys = shared_address(group.keys) + lane * 16, values = shared_address(group.values), from[2] = {values + value_of_lane(0), values + value_of_lane(1)};
 #pragma unroll
-        for (uint32 tile = 0; tile < TILES; tile++) multiply_keys<TILES == 2>(c[tile], group.keys + tile * TILE * CodedGroup::PITCH, {-rows[0].offset, -rows[1].offset});
+        for (uint32 tile = 0; tile < TILES; tile++) multiply_keys<TILES == 2>(c[tile], keys + tile * TILE * CodedGroup::PITCH, {-rows[0].offset, -rows[1].offset});
 #pragma unroll
         for (uint32 tile = 0; tile < TILES; tile++) {
 #pragma unroll
@@ -78,16 +80,17 @@ struct Int4Rows8Compute : MmaCompute<Type, 128, 128> {
 #pragma unroll
             for (uint32 half = 0; half < 2; half++)
                 weights[half] = transpose(Float16::pack(c[tile][half * 2] * of_value[tile][half], c[tile][half * 2 + 1] * of_value[tile][half]));
-            add_values(group.values + tile * TILE * CodedGroup::PITCH, weights);
+            add_values(from, tile, weights);
         }
     }
 
     // The mean stands in for eight tokens of each half of the product: of every 64 channels, even eights meet rows 0–7, odd ones rows 8–15.
-    __device__ void multiply_mean(const CodedGroup &group, uint32 queries) {
+    // `query` is where the query of row lane % 8 of the operand lies.
+    __device__ void multiply_mean(const CodedGroup &group, uint32 query) {
         mean_of = group.block;
         float even[4] = {}, odd[4] = {};
         const uint32 matrix = lane / 8, mean = shared_address(group.mean) + matrix * 16;
-        const uint32 from = queries + lane % ROWS * Base::QUERY_PITCH + (matrix % 2 * 2 + matrix / 2) * 16;
+        const uint32 from = query + (matrix % 2 * 2 + matrix / 2) * 16;
 #pragma unroll
         for (uint32 s = 0; s < STEPS; s += 2) {
             uint32 a[4], b[4];
@@ -101,11 +104,11 @@ struct Int4Rows8Compute : MmaCompute<Type, 128, 128> {
     }
     // Adds the products of a tile to `offset`.
     template <bool IN_TWO_CHAINS>
-    __device__ void multiply_keys(float (&c)[4], const char *keys, const float (&offset)[2]) const {
+    __device__ void multiply_keys(float (&c)[4], uint32 keys, const float (&offset)[2]) const {
         float sum[2][4] = {{offset[0], offset[1], offset[0], offset[1]}, {}};
         uint32 codes[2][4];
 #pragma unroll
-        for (uint32 half = 0; half < 2; half++) load_four_words(shared_address(keys) + half * 8 * CodedGroup::PITCH + lane * 16, codes[half]);
+        for (uint32 half = 0; half < 2; half++) load_four_words(keys + half * 8 * CodedGroup::PITCH, codes[half]);
 #pragma unroll
         for (uint32 n = 0; n < 4; n++) {
 #pragma unroll
@@ -127,11 +130,7 @@ struct Int4Rows8Compute : MmaCompute<Type, 128, 128> {
         if (p.soft_cap != 0.0f) {
             const float inverse = p.scale / p.soft_cap;
 #pragma unroll
-            for (uint32 n = 0; n < TILES * 4; n++) {
-                // tanh x = 1 − 2 / (1 + e²ˣ)
-                const float power = exp2_fast(c[n / 4][n % 4] * unit[n % 2] * inverse * (2.0f * LOG2_E));
-                c[n / 4][n % 4] = p.soft_cap * (1.0f - __fdividef(2.0f, 1.0f + power));
-            }
+            for (uint32 n = 0; n < TILES * 4; n++) c[n / 4][n % 4] = p.soft_cap * tanh_fast(c[n / 4][n % 4] * unit[n % 2] * inverse);
             factor[0] = factor[1] = LOG2_E;
         }
         if (!is_fully_seen) {
@@ -177,15 +176,15 @@ struct Int4Rows8Compute : MmaCompute<Type, 128, 128> {
             l[n % 2] += x;
         }
     }
+    // Where the lane's row of half j of a tile's values lies. Matrices: two sixteens of bytes of tokens 0–7, then of 8–15.
+    __device__ uint32 value_of_lane(uint32 j) const { return CodedGroup::value_at(lane / 16 * 8 + lane % 8, j * 2 + lane / 8 % 2); }
     // acc[0][4j + n] gets channels 64j + 4u + n, turned, and those 32 further: the former are of row lane / 4 of the product, the latter of row + 8.
-    __device__ void add_values(const char *values, const uint32 (&weights)[2]) {
+    __device__ void add_values(const uint32 (&from)[2], uint32 tile, const uint32 (&weights)[2]) {
         Float16::multiply(sums, {TWO_ONES, TWO_ONES, TWO_ONES, TWO_ONES}, weights[0], weights[1]);
-        // Matrices: two sixteens of bytes of tokens 0–7, then of 8–15.
-        const uint32 from = shared_address(values);
 #pragma unroll
         for (uint32 j = 0; j < 2; j++) {
             uint32 codes[4];
-            load_transposed(codes, from + CodedGroup::value_at(lane / 16 * 8 + lane % 8, j * 2 + lane / 8 % 2));
+            load_transposed(codes, from[j] + tile * TILE * CodedGroup::PITCH);
 #pragma unroll
             for (uint32 n = 0; n < 4; n++) {
                 uint32 a[4];
@@ -200,30 +199,34 @@ struct Int4Rows8Compute : MmaCompute<Type, 128, 128> {
     __device__ void turn_acc() {
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
-            // Bits of x's index and of the lane: of channels, 6 5 1 0 and 4 3 2.
             float x[16];
 #pragma unroll
             for (uint32 n = 0; n < 16; n++) x[n] = fmaf(acc[0][n / 8 * 4 + n % 4][n / 4 % 2 * 2 + i], 1.0f / code_unit(n), -CODE_OFFSET * sums[i]);
+            turn_row(x, lane);
 #pragma unroll
-            for (uint32 step = 1; step < 16; step *= 2) butterflies(x, step);
-            exchange<1, 4>(x, lane);
-            exchange<2, 8>(x, lane);
-            butterflies(x, 1);
-            butterflies(x, 2);
-            exchange<1, 16>(x, lane);
-            butterflies(x, 1);
-            // Now 6 5 3 4 and 2 1 0.
-#pragma unroll
-            for (uint32 n = 0; n < 16; n++) acc[0][n / 4 * 2 + n % 2][n / 2 % 2 * 2 + i] = x[n] * (HADAMARD_128 / WEIGHT_UNIT);
+            for (uint32 n = 0; n < 16; n++) acc[0][n / 4 * 2 + n % 2][n / 2 % 2 * 2 + i] = x[n];
         }
         mean_of = -1;
     }
+    // Bits of x's index and of the lane: of channels, 6 5 1 0 and 4 3 2; then 6 5 3 4 and 2 1 0.
+    __device__ static void turn_row(float (&x)[16], uint32 lane) {
+#pragma unroll
+        for (uint32 step = 1; step < 16; step *= 2) butterflies(x, step);
+        exchange<1, 4>(x, lane);
+        exchange<2, 8>(x, lane);
+        butterflies(x, 1);
+        butterflies(x, 2);
+        exchange<1, 16>(x, lane);
+        butterflies(x, 1);
+#pragma unroll
+        for (uint32 n = 0; n < 16; n++) x[n] *= HADAMARD_128 / WEIGHT_UNIT;
+    }
 };
 
-template <typename Type, uint32 ROW_COUNT>
+template <typename Type>
 struct Int4Rows8 {
-    using Compute = Int4Rows8Compute<Type, ROW_COUNT>;
-    static constexpr uint32 ROWS = ROW_COUNT, STAGES = 2, CTAS = 1;
+    using Compute = Int4Rows8Compute<Type, 8>;
+    static constexpr uint32 ROWS = 8, STAGES = 2, CTAS = 1;
     static constexpr uint32 WARP_BYTES = (STAGES * sizeof(CodedGroup) + KEPT_BYTES + 127) / 128 * 128;
-    using Join = Rows8Join<ROW_COUNT, WARP_BYTES>;
+    using Join = Rows8Join<ROWS, WARP_BYTES>;
 };
