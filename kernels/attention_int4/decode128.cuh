@@ -91,14 +91,19 @@ struct Int4Decode128 {
     }
     __device__ uint32 unit_step() const { return p.to.ctas.value * WARPS; }
 
-    // Entries of tiles `tile` … `tile` + 31, a lane each.
+    // Entries of tiles `tile` … `tile` + 31, a lane each: where they are read, before the length of their list is known, and what is there.
     struct Entries {
+        const char *id_at, *previous_at;
         int32 id, previous;
         uint32 entry, within;
         bool is_requested;
+
+        __device__ void request() {
+            id = load_word(id_at);
+            previous = load_word(previous_at);
+        }
     };
-    // Requests them before the length of their list is known.
-    __device__ Entries request_entries(const WorkItem &item, uint32 tile) const {
+    __device__ Entries find_entries(const WorkItem &item, uint32 tile) const {
         const AttentionParams &to = p.to;
         const uint32 mine = tile + lane, unit = to.unit_tiles.divide(mine);
         const uint32 number = (first_unit() + unit * unit_step()) * to.unit_tiles.value + mine - unit * to.unit_tiles.value, x = number * TILE;
@@ -107,14 +112,32 @@ struct Int4Decode128 {
         found.within = x - found.entry * to.block.value;
         found.is_requested = number < to.most_units && (!to.ids.data || found.entry < to.list_capacity);
         const bool is_listed = found.is_requested && to.ids.data;
-        const char *const length = to.seq_lens.at(item.seq), *const at = is_listed ? to.ids.at(item.seq, item.position, item.head, found.entry) : length;
-        found.id = load_word(at);
-        found.previous = load_word(is_listed && found.entry ? at - to.ids.step[3] : length);
+        const char *const length = to.seq_lens.at(item.seq);
+        found.id_at = pin_in_register(is_listed ? to.ids.at(item.seq, item.position, item.head, found.entry) : length);
+        found.previous_at = pin_in_register(is_listed && found.entry ? found.id_at - to.ids.step[3] : length);
         return found;
     }
-    __device__ void request_first_tiles(const WorkItem &item, const Queries &queries) {
+    // Asks the L2 cache for what the CTA reads first: each warp for its entries, the first ones also for lengths and for 32 lines of the page tables.
+    __device__ void prefetch_first_reads(const WorkItem &item, const Entries &found) const {
         const AttentionParams &to = p.to;
-        const Entries found = request_entries(item, 0);
+        if (to.ids.data) prefetch(found.id_at);
+        const uint32 warp = threadIdx.x / WARP, number = lane * (128 / sizeof(int32));
+        if (warp == 0) {
+            if (p.table.data && uint64(number) * p.page.value < p.token_capacity) prefetch(p.table.at(item.seq, number));
+            if (lane == 0) prefetch(to.seq_lens.at(item.seq));
+            if (lane == 1) prefetch(p.coded_lens.at(item.seq));
+            if (lane == 2 && to.ids.data) prefetch(to.counts.at(item.seq, item.position, item.head));
+            if (lane == 3 && to.q_lens.data) prefetch(to.q_lens.at(item.seq));
+            if (lane >= 4 && lane < 8 && p.weights.data) prefetch(p.weights.at(item.head, number % 128));
+        } else if (warp == 1) {
+            if (p.mean_table.data && number < p.most_mean_pages) prefetch(p.mean_table.at(item.seq, number));
+        } else if (warp == 2) {
+            if (to.table.data && uint64(number) * to.page.value < to.token_capacity) prefetch(to.table.at(item.seq, number));
+        }
+    }
+    __device__ void request_first_tiles(const WorkItem &item, const Queries &queries, Entries &found) {
+        const AttentionParams &to = p.to;
+        found.request();
         const char *const at = to.seq_lens.at(item.seq);
         const int32 length = load_word(at), rows_seen = load_word(to.q_lens.data ? to.q_lens.at(item.seq) : at);
         const int32 listed = load_word(to.ids.data ? to.counts.at(item.seq, item.position, item.head) : at), coded_len = load_word(p.coded_lens.at(item.seq));
@@ -192,7 +215,9 @@ struct Int4Decode128 {
             if (next != read_kept(kept.located)) {
                 const WorkItem item = this->item();
                 __syncwarp();
-                locate(item, next, request_entries(item, next));
+                Entries found = find_entries(item, next);
+                found.request();
+                locate(item, next, found);
             }
             ahead = read_kept(takes_exact ? kept.exact : kept.coded);
             next += WARP;
@@ -345,10 +370,13 @@ __device__ inline void attention_int4_128(const Int4Params &p) {
     {
         const WorkItem item = work_item_of(p.to, number);
         const typename Cta::Queries queries(p.to, item, 0, cta.plain());
+        typename Cta::Entries found = cta.find_entries(item, 0);
+        cta.prefetch_first_reads(item, found);
+        queries.prefetch(0);
         __syncthreads();  // the queries' barrier is open
         allow_next_kernel();
         wait_for_previous_kernel();
-        cta.request_first_tiles(item, queries);
+        cta.request_first_tiles(item, queries, found);
     }
     cta.stream_tiles();
     const WorkItem item = cta.item();
