@@ -1,17 +1,20 @@
 // Attention to keys and values in INT4 of 128 channels (variant int4_128): up to 16 rows of a KV head and list.
 //
 //   key = mean + w∘(H·(s·(c − 7.5))),  value = H·(s·(c − 7.5)),  H: Hadamard's matrix, symmetric and its own inverse
-//   q·key = q·mean + s·(Σ t_c·c − 7.5·Σ t_c) with t = H·(w∘q), which is made once a CTA, in float16, divided by a power of two a row
+//   q·key = q·mean + s·(Σ t_c·c − 7.5·Σ t_c) with t = H·(w∘q), which is made once a CTA, divided by a power of two a row, in float16 or, of up to
+//           four rows, in 15 bits
 //   Σ p·value = H·Σ p·s·(c − 7.5): the sum is turned back in registers, once a warp
 //
 // The first tokens of a sequence and its newest ones are of 16 bits. Coded tiles come first; then the sum is turned, and tiles of 16 bits follow
-// as in attention/decode128.cuh, whose rows, joins and results these are, too. Kernels attention_int4_128_<type>_4 and _8 take up to four and eight
+// through the same ring, as in attention/decode128.cuh, whose rows, joins and results these are, too. Kernels attention_int4_128_<type>_4 and _8 take up to four and eight
 // rows (rows4.cuh, rows8.cuh), _16 nine to sixteen (rows16.cuh).
 //
 // Bytes: 130 a token and KV head, and 2·D for the mean of each block. Which channel is which of a product's is free as long as both operands
 // agree, so that lanes take codes from where they lie.
 //
-// A code is float16 without arithmetic: its four bits are those of a subnormal number.
+// Machine instructions cost more time than bytes do. So up to four tiles that lie side by side in a block are a group, which is requested, scaled and
+// attended to together, and codes are operands as they lie in their byte: as float16 four bits are a subnormal number. 64 tokens take a
+// warp some 900 instructions, of up to four rows 750.
 //
 // How a row's tokens are split depends on its own list and on how many lists there are, and on nothing else.
 #pragma once
