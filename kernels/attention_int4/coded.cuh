@@ -6,16 +6,19 @@
 #include "attention_int4/params.cuh"
 #include "common/parameters.cuh"
 
-// Two coded tiles in shared memory, which are attended to together.
-struct CodedPair {
-    static constexpr uint32 TOKENS = 2 * TILE, KEY_PITCH = 64, VALUE_PITCH = 80;  // of a token; values are read with other tokens side by side
-    int32 position[TOKENS];                                                      // −1: no row sees the token
-    // Of keys, then of values: a byte of a word, and by how many bits it is shifted.
-    uint32 scale[2][WARP], scale_shift[2][WARP];
-    int32 block[4];  // of each tile, whose mean is that of the block
-    char mean[2][256], keys[TOKENS * KEY_PITCH], values[TOKENS * VALUE_PITCH];
+// Up to four coded tiles of one block, side by side in its page, in shared memory: they are attended to together.
+struct CodedGroup {
+    static constexpr uint32 TILES = 4, TOKENS = TILES * TILE, PITCH = 64;  // of a token
+    int32 position[TOKENS];    // −1: no row sees the token
+    uint32 scale[2][TOKENS];   // of keys, then of values: words that have the token's scale in a byte
+    uint32 scale_bytes[WARP];  // of tokens n and n + 32: which bytes of the first and the second of two words they are, for __byte_perm
+    char mean[256], keys[TOKENS * PITCH], values[TOKENS * PITCH];
+    int32 block, unused[3];
+
+    // Where 16 bytes of a token's values lie: eight tokens hit different banks.
+    __device__ static uint32 value_at(uint32 token, uint32 chunk) { return token * PITCH + (chunk ^ token / 2 % 4) * 16; }
 };
-static_assert(sizeof(CodedPair) == 5776);
+static_assert(sizeof(CodedGroup) == 9360);
 
 // Bytes of an Int4Kept.
 constexpr uint32 KEPT_BYTES = 576;
@@ -27,22 +30,18 @@ __device__ constexpr float code_unit(uint32 n) { return n % 2 ? 0x1p-20f : 0x1p-
 constexpr float CODE_OFFSET = 7.5f;
 constexpr uint32 TWO_ONES = 0x3c003c00;  // of float16
 
-// A row of codes is 64 bytes: what else is in its line of 128 is of another KV head, which reads it too where there are no lists.
-__device__ inline void copy_codes(uint32 to, const char *from, bool whole_line) {
-    if (whole_line) copy_16(to, from);
-    else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 // Queries that are weighted and turned, of a CTA: rows of words in the order in which lanes take them. Warps turn a row at a time.
 struct TurnedQueries {
     static constexpr uint32 PITCH = 256 + 16;
-    // Behind each row: what its products are multiplied by, and CODE_OFFSET · Σ of the row in their unit, code_unit(1).
+    // Behind each row: a power of two that its products are multiplied by, CODE_OFFSET · Σ of the row in their unit, code_unit(1), and 1 / unit.
     struct Row {
-        float unit, offset;
+        float unit, offset, inverse;
     };
     __device__ static Row row_of(const char *turned, uint32 row) {
         Row x;
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.unit), "=f"(x.offset) : "r"(shared_address(turned) + row * PITCH + 256) : "memory");
+        uint32 words[4];
+        load_four_words(shared_address(turned) + row * PITCH + 256, words);
+        x.unit = __uint_as_float(words[0]), x.offset = __uint_as_float(words[1]), x.inverse = __uint_as_float(words[2]);
         return x;
     }
 
@@ -52,18 +51,9 @@ struct TurnedQueries {
         const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 #pragma unroll 1
         for (uint32 row = warp; row < ROWS; row += WARPS) {
-            const uint2 words = as<uint2>(from + row * from_pitch + lane * 8);
-            const bool is_half = p.to.q_type == FLOAT16;
             float x[4];
-#pragma unroll
-            for (uint32 n = 0; n < 4; n++) {
-                const uint32 word = n / 2 ? words.y : words.x, bits = n % 2 ? word >> 16 : word & 0xffff;
-                x[n] = (is_half ? widen_float16(bits) : widen_bfloat16(bits)) * w[n];
-            }
-            turn_row(x, lane);
-            float top = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
-#pragma unroll
-            for (uint32 step = 1; step < WARP; step *= 2) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, step));
+            read_and_turn(p, w, from + row * from_pitch, x);
+            const float top = top_of(x);
             const float unit = __uint_as_float(__float_as_uint(fmaxf(top, 0x1p-100f)) & 0x7f800000), inverse = 1.0f / unit;
             float sum = 0.0f;
             // Channels 8n … 8n + 7 of a quarter are four words, of codes i and i + 4. Those of even i make up for the smaller unit of their codes.
@@ -77,8 +67,25 @@ struct TurnedQueries {
             }
 #pragma unroll
             for (uint32 step = 1; step < WARP; step *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, step);
-            if (lane == 0) as<Row>(to + row * PITCH + 256) = {unit / code_unit(1), sum * (CODE_OFFSET * code_unit(1))};
+            if (lane == 0) as<Row>(to + row * PITCH + 256) = {unit / code_unit(1), sum * (CODE_OFFSET * code_unit(1)), inverse * code_unit(1)};
         }
+    }
+    __device__ static void read_and_turn(const Int4Params &p, const float (&w)[4], const char *from, float (&x)[4]) {
+        const uint32 lane = threadIdx.x % WARP;
+        const uint2 words = as<uint2>(from + lane * 8);
+        const bool is_half = p.to.q_type == FLOAT16;
+#pragma unroll
+        for (uint32 n = 0; n < 4; n++) {
+            const uint32 word = n / 2 ? words.y : words.x, bits = n % 2 ? word >> 16 : word & 0xffff;
+            x[n] = (is_half ? widen_float16(bits) : widen_bfloat16(bits)) * w[n];
+        }
+        turn_row(x, lane);
+    }
+    __device__ static float top_of(const float (&x)[4]) {
+        float top = fmaxf(fmaxf(fabsf(x[0]), fabsf(x[1])), fmaxf(fabsf(x[2]), fabsf(x[3])));
+#pragma unroll
+        for (uint32 step = 1; step < WARP; step *= 2) top = fmaxf(top, __shfl_xor_sync(FULL_WARP, top, step));
+        return top;
     }
     // Multiplies by H; a lane has channels 4·lane … 4·lane + 3.
     __device__ static void turn_row(float (&x)[4], uint32 lane) {
@@ -99,15 +106,26 @@ struct TurnedQueries {
 
 // One warp's products and softmax over coded tiles; over others, what it derives from.
 
-// The scale of a token, of whose word it is a byte.
-__device__ inline float widen_e4m3(uint32 byte) {
-    uint32 first, last;
-    widen_fp8<false>(byte & 0xff, first, last);
-    return widen_float16(first & 0xffff) * E4M3_UNIT;
+// The scales of a token as float16: that of its key in the lower half, that of its value in the upper one.
+__device__ inline uint32 scales_of_token(const CodedGroup &group, uint32 token) {
+    uint32 both;
+    const uint32 x = __byte_perm(group.scale[0][token], group.scale[1][token], group.scale_bytes[token % WARP]);
+    asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %1;\n\tcvt.rn.f16x2.e4m3x2 %0, low;\n\t}" : "=r"(both) : "r"(x));
+    return both;
 }
 constexpr float HADAMARD_128 = 0.08838834764831845f;  // 1 / √128
 // Weights of values are multiplied by it, so that products of small ones are not lost in float16; the scale is at most 448.
 constexpr float WEIGHT_UNIT = 64.0f;
+// Multiplies the upper half of two float16 by WEIGHT_UNIT.
+__device__ inline uint32 weight_unit_in(uint32 scales) {
+    constexpr uint32 ONE_AND_UNIT = 0x54003c00;
+    uint32 both;
+    asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(both) : "r"(scales), "r"(ONE_AND_UNIT));
+    return both;
+}
+
+// tanh x = 1 − 2 / (1 + e²ˣ)
+__device__ inline float tanh_fast(float x) { return 1.0f - __fdividef(2.0f, 1.0f + exp2_fast(x * (2.0f * LOG2_E))); }
 
 template <uint32 COUNT>
 __device__ inline void butterflies(float (&x)[COUNT], uint32 step) {

@@ -1,23 +1,26 @@
 // Attention to keys and values in INT4 of 128 channels (variant int4_128): up to 16 rows of a KV head and list.
 //
 //   key = mean + w∘(H·(s·(c − 7.5))),  value = H·(s·(c − 7.5)),  H: Hadamard's matrix, symmetric and its own inverse
-//   q·key = q·mean + s·(Σ t_c·c − 7.5·Σ t_c) with t = H·(w∘q), which is made once a CTA, in float16, divided by a power of two a row
+//   q·key = q·mean + s·(Σ t_c·c − 7.5·Σ t_c) with t = H·(w∘q), which is made once a CTA, divided by a power of two a row, in float16 or, of up to
+//           four rows, in 15 bits
 //   Σ p·value = H·Σ p·s·(c − 7.5): the sum is turned back in registers, once a warp
 //
 // The first tokens of a sequence and its newest ones are of 16 bits. Coded tiles come first; then the sum is turned, and tiles of 16 bits follow
-// as in attention/decode128.cuh, whose rows, joins and results these are, too. Kernels attention_int4_128_<type>_4 and _8 take up to four and eight
-// rows (rows8.cuh), _16 nine to sixteen (rows16.cuh).
+// through the same ring, as in attention/decode128.cuh, whose rows, joins and results these are, too. Kernels attention_int4_128_<type>_4 and _8 take up to four and eight
+// rows (rows4.cuh, rows8.cuh), _16 nine to sixteen (rows16.cuh).
 //
 // Bytes: 130 a token and KV head, and 2·D for the mean of each block. Which channel is which of a product's is free as long as both operands
 // agree, so that lanes take codes from where they lie.
 //
-// A code is float16 without arithmetic: its four bits are those of a subnormal number.
+// Machine instructions cost more time than bytes do. So up to four tiles that lie side by side in a block are a group, which is requested, scaled and
+// attended to together, and codes are operands as they lie in their byte: as float16 four bits are a subnormal number. 64 tokens take a
+// warp some 900 instructions, of up to four rows 750.
 //
 // How a row's tokens are split depends on its own list and on how many lists there are, and on nothing else.
 #pragma once
 
 #include "attention_int4/rows16.cuh"
-#include "attention_int4/rows8.cuh"
+#include "attention_int4/rows4.cuh"
 
 // Where a tile lies: its first token, −1 where no row sees the tile; page and row, of coded tiles among the pages of codes; the page of its block's
 // mean, −1 where there is none.
@@ -29,13 +32,13 @@ struct alignas(16) LocatedTile {
 // What a warp keeps in shared memory, where registers are short: where its next 32 tiles lie, from tile `located` on, and what the lengths say.
 struct Int4Kept {
     LocatedTile tiles[WARP];
-    uint32 located, fully_seen, exact;  // bit n: tile n is seen by all rows; is not coded
+    // Bit n: tile n is seen by all rows; is coded; is not; is coded, and so is the next one, which lies behind it and is of the same block.
+    uint32 located, fully_seen, coded, exact, joined;
     Reach reach;
     int32 end_of_coded, seen_begin, seen_end;
     uint32 entries, count;  // of the list; tiles of the warp
-    // Tiles that are not coded: the first one, which is requested early; bit n: of 32 tiles from 32n on some are not, the last bit stands for all later ones.
-    uint32 early_exact, exact_batches;
-    uint32 unused[2];
+    uint32 exact_batches;   // bit n: of 32 tiles from 32n on some are not coded, the last bit stands for all later ones
+    uint32 unused;
 };
 static_assert(sizeof(Int4Kept) == KEPT_BYTES);
 // Reads a word of shared memory now: the compiler keeps it in no register for later.
@@ -45,40 +48,41 @@ template <typename T> __device__ inline T read_kept(const T &x) {
     return T(bits);
 }
 
-// One CTA. Its phases: request_first_tiles, stream_coded_tiles, attend_exact_tiles; then the join of the form.
+// One CTA. Its phases: request_first_tiles, stream_tiles; then the join of the form.
 template <typename Form>
 struct Int4Decode128 {
     using Compute = typename Form::Compute;
     using Queries = Rows16Queries<Compute::QUERY_PITCH>;
     using Join = typename Form::Join;
-    static constexpr uint32 STAGES = Form::STAGES, RING = STAGES * sizeof(CodedPair), EXACT_STAGE = sizeof(TokenInfo) + 2 * TILE * Compute::PITCH;
-    static_assert(Form::EXACT_IS_APART || RING >= EXACT_STAGE);
+    static constexpr uint32 STAGES = Form::STAGES;
+    static_assert(sizeof(CodedGroup) >= sizeof(TokenInfo) + 2 * TILE * Compute::PITCH);
     static constexpr uint32 QUERY_ROWS = 16;  // that Queries copies
-    static constexpr uint32 NONE = ~0u;
+    // What is in a stage: nothing, so many coded tiles, or one that is not coded; IS_SEEN: every row sees all of it.
+    static constexpr uint32 EXACT = CodedGroup::TILES + 1, KIND = 7, IS_SEEN = 8, STAGE_BITS = 4;
 
     const Int4Params &p;
     Compute compute;
     uint32 lane;
-    // The warp's memory: the ring, in its place or behind it a tile that is not coded, and what is kept.
-    CodedPair *ring;
-    char *exact_stage;
+    // The warp's memory: the ring, and what is kept.
+    CodedGroup *ring;
     Int4Kept &kept;
     // Where the lane copies from, in page 0 and row 0.
     const char *key, *value, *k_scale, *v_scale, *mean;
-    // The cursor over coded tiles: those of the kept ones that are not requested yet.
-    uint32 ahead;
-    int32 requested_block;             // of the coded tile that was requested last
-    int32 weights[4];                  // of channels 4·lane … 4·lane + 3; where there are none, any words
-    uint32 is_fully_seen, has_second;  // bit n: every row sees all of stage n; it has two tiles
+    // The cursor over tiles: those of the kept ones that are not requested yet, all of one kind, and the first tile that is not located.
+    uint32 ahead, next;
+    bool takes_exact;       // coded tiles come first
+    int32 requested_block;  // of the coded tiles that were requested last
+    int32 weights[4];       // of channels 4·lane … 4·lane + 3; where there are none, any words
+    uint32 stages;          // what is in each, from the lowest bits on
 
     __device__ Int4Decode128(const Int4Params &p, const WorkItem &item, char *shared)
-        : p(p), compute(p.to, shared), lane(compute.lane), ring(reinterpret_cast<CodedPair *>(shared + compute.warp * Form::WARP_BYTES)),
-          exact_stage(reinterpret_cast<char *>(ring) + (Form::EXACT_IS_APART ? RING : 0)),
-          kept(*reinterpret_cast<Int4Kept *>(shared + (compute.warp + 1) * Form::WARP_BYTES - sizeof(Int4Kept))) {
+        : p(p), compute(p.to, shared), lane(compute.lane), ring(reinterpret_cast<CodedGroup *>(shared + compute.warp * Form::WARP_BYTES)),
+          kept(*reinterpret_cast<Int4Kept *>(shared + (compute.warp + 1) * Form::WARP_BYTES - sizeof(Int4Kept))), ahead(0), next(0), takes_exact(false),
+          requested_block(-1), stages(0) {
         key = pin_in_register(p.k.at(0, lane / 4, item.head) + lane % 4 * 16);
         value = pin_in_register(p.v.at(0, lane / 4, item.head) + lane % 4 * 16);
-        k_scale = pin_in_register(p.k_scale.at(0, 0, item.head));
-        v_scale = pin_in_register(p.v_scale.at(0, 0, item.head));
+        k_scale = pin_in_register(p.k_scale.at(0, lane, item.head));
+        v_scale = pin_in_register(p.v_scale.at(0, lane, item.head));
         mean = pin_in_register(p.means.at(0, 0, item.head) + lane % TILE * 16);
     }
     // Found anew where it is needed, and in no register between.
@@ -90,14 +94,19 @@ struct Int4Decode128 {
     }
     __device__ uint32 unit_step() const { return p.to.ctas.value * WARPS; }
 
-    // Entries of tiles `tile` … `tile` + 31, a lane each.
+    // Entries of tiles `tile` … `tile` + 31, a lane each: where they are read, before the length of their list is known, and what is there.
     struct Entries {
+        const char *id_at, *previous_at;
         int32 id, previous;
         uint32 entry, within;
         bool is_requested;
+
+        __device__ void request() {
+            id = load_word(id_at);
+            previous = load_word(previous_at);
+        }
     };
-    // Requests them before the length of their list is known.
-    __device__ Entries request_entries(const WorkItem &item, uint32 tile) const {
+    __device__ Entries find_entries(const WorkItem &item, uint32 tile) const {
         const AttentionParams &to = p.to;
         const uint32 mine = tile + lane, unit = to.unit_tiles.divide(mine);
         const uint32 number = (first_unit() + unit * unit_step()) * to.unit_tiles.value + mine - unit * to.unit_tiles.value, x = number * TILE;
@@ -106,21 +115,38 @@ struct Int4Decode128 {
         found.within = x - found.entry * to.block.value;
         found.is_requested = number < to.most_units && (!to.ids.data || found.entry < to.list_capacity);
         const bool is_listed = found.is_requested && to.ids.data;
-        const char *const length = to.seq_lens.at(item.seq), *const at = is_listed ? to.ids.at(item.seq, item.position, item.head, found.entry) : length;
-        found.id = load_word(at);
-        found.previous = load_word(is_listed && found.entry ? at - to.ids.step[3] : length);
+        const char *const length = to.seq_lens.at(item.seq);
+        found.id_at = pin_in_register(is_listed ? to.ids.at(item.seq, item.position, item.head, found.entry) : length);
+        found.previous_at = pin_in_register(is_listed && found.entry ? found.id_at - to.ids.step[3] : length);
         return found;
     }
-    __device__ void request_first_tiles(const WorkItem &item, const Queries &queries) {
+    // Asks the L2 cache for what the CTA reads first: each warp for its entries, the first ones also for lengths and for 32 lines of the page tables.
+    __device__ void prefetch_first_reads(const WorkItem &item, const Entries &found) const {
         const AttentionParams &to = p.to;
-        const Entries found = request_entries(item, 0);
+        if (to.ids.data) prefetch(found.id_at);
+        const uint32 warp = threadIdx.x / WARP, number = lane * (128 / sizeof(int32));
+        if (warp == 0) {
+            if (p.table.data && uint64(number) * p.page.value < p.token_capacity) prefetch(p.table.at(item.seq, number));
+            if (lane == 0) prefetch(to.seq_lens.at(item.seq));
+            if (lane == 1) prefetch(p.coded_lens.at(item.seq));
+            if (lane == 2 && to.ids.data) prefetch(to.counts.at(item.seq, item.position, item.head));
+            if (lane == 3 && to.q_lens.data) prefetch(to.q_lens.at(item.seq));
+            if (lane >= 4 && lane < 8 && p.weights.data) prefetch(p.weights.at(item.head, number % 128));
+        } else if (warp == 1) {
+            if (p.mean_table.data && number < p.most_mean_pages) prefetch(p.mean_table.at(item.seq, number));
+        } else if (warp == 2) {
+            if (to.table.data && uint64(number) * to.page.value < to.token_capacity) prefetch(to.table.at(item.seq, number));
+        }
+    }
+    __device__ void request_first_tiles(const WorkItem &item, const Queries &queries, Entries &found) {
+        const AttentionParams &to = p.to;
+        found.request();
         const char *const at = to.seq_lens.at(item.seq);
         const int32 length = load_word(at), rows_seen = load_word(to.q_lens.data ? to.q_lens.at(item.seq) : at);
         const int32 listed = load_word(to.ids.data ? to.counts.at(item.seq, item.position, item.head) : at), coded_len = load_word(p.coded_lens.at(item.seq));
         queries.request();
 #pragma unroll
         for (uint32 n = 0; n < 4; n++) weights[n] = load_word(p.weights.data ? p.weights.at(item.head, lane * 4 + n) : at);
-        requested_block = -1;
         const Reach reach = Reach::of(to, item, clamped(length, to.token_capacity), to.q_lens.data ? clamped(rows_seen, to.positions) : to.positions);
         const uint32 entries = to.ids.data ? clamped(listed, to.list_capacity) : 0, tiles = units_of(to, reach, entries), first = first_unit();
         const uint32 units = to.unit_tiles.divide(tiles + to.unit_tiles.value - 1);
@@ -131,15 +157,13 @@ struct Int4Decode128 {
             kept.seen_end = to.own_lists ? reach.end : has_rows ? reach.length - reach.queries + 1 : 0;
             kept.seen_begin = to.window ? max((to.own_lists ? reach.end : reach.length) - int32(to.window), 0) : 0;
             kept.entries = entries;
-            kept.early_exact = NONE;
             kept.exact_batches = 0;
             kept.count = units > first ? ((units - first - 1) / unit_step() + 1) * to.unit_tiles.value : 0;
         }
         __syncwarp();
-        is_fully_seen = has_second = 0;
         locate(item, 0, found);
     }
-    // Finds where 32 tiles lie, for the cursor.
+    // Finds where 32 tiles lie.
     __device__ void locate(const WorkItem &item, uint32 from, const Entries &found) {
         const AttentionParams &to = p.to;
         const Reach reach = kept.reach;
@@ -163,135 +187,160 @@ struct Int4Decode128 {
         is_coded &= exists;
         kept.tiles[lane] = {exists ? int32(token) : -1, page, token - number * (is_coded ? p.page.value : to.page.value), mean_page};
         const uint32 fully_seen = __ballot_sync(FULL_WARP, exists && int32(token) >= kept.seen_begin && int32(token + TILE) <= kept.seen_end);
-        ahead = __ballot_sync(FULL_WARP, is_coded);
-        const uint32 exact = __ballot_sync(FULL_WARP, exists && !is_coded);
+        const uint32 coded = __ballot_sync(FULL_WARP, is_coded), exact = __ballot_sync(FULL_WARP, exists && !is_coded);
+        // A tile that is not there has no token that follows.
+        const uint32 follows = exists ? token + TILE : ~0u, after = __shfl_down_sync(FULL_WARP, exists ? token : 0, 1);
+        const bool is_joined = after == follows && number == (is_coded ? p.page : to.page).divide(follows) && p.block.divide(follows) == p.block.divide(token);
+        const uint32 joined = __ballot_sync(FULL_WARP, is_joined) & coded & coded >> 1;
         if (lane == 0) {
             kept.located = from;
             kept.fully_seen = fully_seen;
+            kept.coded = coded;
             kept.exact = exact;
+            kept.joined = joined;
+            if (exact) kept.exact_batches |= 1u << min(from / WARP, 31u);
         }
         __syncwarp();
-        if (exact) note_exact(item, from, exact);
     }
-    __device__ void note_exact(const WorkItem &item, uint32 located, uint32 exact) {
-        // Where it lies in the place of the ring, the ring must not be needed any more.
-        const bool is_early = kept.early_exact == NONE && (Form::EXACT_IS_APART || !ahead && !located && WARP >= kept.count);
-        const uint32 from = __ffs(exact) - 1;
-        __syncwarp();
-        if (lane == 0) {
-            kept.exact_batches |= 1u << min(located / WARP, 31u);
-            if (is_early) kept.early_exact = located + from;
-        }
-        __syncwarp();
-        if (!is_early) return;
-        request_exact(item, from);
-        end_copies();
-    }
-    // Moves the cursor to a coded tile that is not requested yet; false where none is left.
+    // Moves the cursor to a tile that is not requested yet; false where none is left.
     __device__ bool find_next() {
         while (!ahead) {
-            const uint32 next = read_kept(kept.located) + WARP;
-            if (next >= read_kept(kept.count)) return false;
-            const WorkItem item = this->item();
-            __syncwarp();
-            locate(item, next, request_entries(item, next));
+            const uint32 count = read_kept(kept.count);
+            if (!takes_exact && next >= count) {
+                takes_exact = true;
+                next = 0;
+            }
+            if (takes_exact) {
+                const uint32 batches = read_kept(kept.exact_batches);
+                while (next < count && !(batches >> min(next / WARP, 31u) & 1)) next += WARP;
+                if (next >= count) return false;
+            }
+            if (next != read_kept(kept.located)) {
+                const WorkItem item = this->item();
+                __syncwarp();
+                Entries found = find_entries(item, next);
+                found.request();
+                locate(item, next, found);
+            }
+            ahead = read_kept(takes_exact ? kept.exact : kept.coded);
+            next += WARP;
         }
         return true;
     }
-    // Takes the tile at the cursor, of those that are kept.
-    __device__ LocatedTile take() {
-        const uint32 from = __ffs(ahead) - 1;
-        ahead &= ahead - 1;
-        return kept.tiles[from];
-    }
-    // Requests keys and values of one tile of a pair.
-    __device__ void request_codes(CodedPair &pair, uint32 second, const LocatedTile &tile) const {
+    // Requests keys and values of `count` tiles.
+    __device__ void request_codes(CodedGroup &group, uint32 count, const LocatedTile &tile) const {
         const int32 k_row = p.k.step[1], v_row = p.v.step[1];
-        const char *const from_key = key + offset(tile.page, int32(p.k.step[0])) + offset(tile.row, k_row);
-        const char *const from_value = value + offset(tile.page, int32(p.v.step[0])) + offset(tile.row, v_row);
-        const uint32 keys = shared_address(pair.keys) + second * (TILE * CodedPair::KEY_PITCH) + lane * 16;
-        const uint32 values = shared_address(pair.values) + second * (TILE * CodedPair::VALUE_PITCH) + lane / 4 * CodedPair::VALUE_PITCH + lane % 4 * 16;
-        static_assert(CodedPair::KEY_PITCH == 4 * 16);
-        const bool whole_line = !p.to.ids.data;
-        copy_codes(keys, from_key, whole_line);
-        copy_codes(keys + 8 * CodedPair::KEY_PITCH, from_key + 8 * int64(k_row), whole_line);
-        copy_codes(values, from_value, whole_line);
-        copy_codes(values + 8 * CodedPair::VALUE_PITCH, from_value + 8 * int64(v_row), whole_line);
+        const char *from_key = key + offset(tile.page, int32(p.k.step[0])) + offset(tile.row, k_row);
+        const char *from_value = value + offset(tile.page, int32(p.v.step[0])) + offset(tile.row, v_row);
+        const uint32 keys = shared_address(group.keys) + lane * 16, values = shared_address(group.values) + CodedGroup::value_at(lane / 4, lane % 4);
+        static_assert(CodedGroup::PITCH == 4 * 16);
+        if (p.to.ids.data) copy_rows<false>(count, keys, values, from_key, from_value, k_row, v_row);
+        else copy_rows<true>(count, keys, values, from_key, from_value, k_row, v_row);
     }
-    // Requests the scales of the pair's tokens and the means of its tiles: a lane has a token of each kind, and a part of its tile's mean.
-    __device__ void request_scales(CodedPair &pair, const LocatedTile &tile, bool is_there) {
-        const uint32 token = lane % TILE, block = p.block.divide(tile.position);
-        const auto request = [&](uint32 n, const View<3> &scales) {
-            const char *const from = (n ? v_scale : k_scale) + offset(tile.page, int32(scales.step[0])) + offset(tile.row + token, int32(scales.step[1]));
-            const uint32 shift = uint32(uint64(from)) % 4;
-            copy_4(shared_address(&pair.scale[n][lane]), from - shift, is_there);
-            pair.scale_shift[n][lane] = shift * 8;
+    // A row of codes is 64 bytes: what else is in its line of 128 is of another KV head, which reads it too where there are no lists.
+    template <bool WHOLE_LINES>
+    __device__ static void copy_rows(uint32 tiles, uint32 keys, uint32 values, const char *from_key, const char *from_value, int32 k_row, int32 v_row) {
+        const auto copy = [](uint32 to, const char *from) {
+            if constexpr (WHOLE_LINES) copy_16(to, from);
+            else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
         };
-        request(0, p.k_scale);
-        request(1, p.v_scale);
-        const uint32 mean_row = p.mean_table.data ? block - p.mean_rows.divide(block) * p.mean_rows.value : block;
-        const bool has_mean = tile.mean_page >= 0;
-        // Products with the mean of the tile before are known by then.
-        const int32 first_block = __shfl_sync(FULL_WARP, block, 0), before = lane < TILE ? requested_block : first_block;
-        requested_block = __shfl_sync(FULL_WARP, block, TILE);
-        if (int32(block) != before) copy_16(shared_address(pair.mean[0]) + lane * 16, mean + (has_mean ? offset(tile.mean_page, int32(p.means.step[0])) + offset(mean_row, int32(p.means.step[1])) : 0), has_mean);
-        if (token == 0) pair.block[lane / TILE] = block;
+#pragma unroll
+        for (uint32 n = 0; n < CodedGroup::TILES * 2; n++) {
+            if (n % 2 == 0 && n / 2 >= tiles) break;
+            copy(keys + n * 8 * CodedGroup::PITCH, from_key);
+            copy(values + n * 8 * CodedGroup::PITCH, from_value);
+            from_key += 8 * int64(k_row);
+            from_value += 8 * int64(v_row);
+        }
+    }
+    // Requests scales and mean of `count` tiles. Tokens that no row sees, and those that are not there, have the scale 0.
+    __device__ void request_scales(CodedGroup &group, uint32 count, const LocatedTile &tile, bool is_seen) {
+        const char *of_key = k_scale + offset(tile.page, int32(p.k_scale.step[0])) + offset(tile.row, int32(p.k_scale.step[1]));
+        const char *of_value = v_scale + offset(tile.page, int32(p.v_scale.step[0])) + offset(tile.row, int32(p.v_scale.step[1]));
+        const uint32 key_byte = uint32(uint64(of_key)) % 4, value_byte = uint32(uint64(of_value)) % 4;
+        of_key -= key_byte;
+        of_value -= value_byte;
+        group.scale_bytes[lane] = key_byte | (4 + value_byte) << 4;
+#pragma unroll
+        for (uint32 n = 0; n < 2; n++) {
+            const uint32 token = lane + n * WARP;
+            bool is_there = token < count * TILE;
+            if (!is_seen) {
+                const int32 position = tile.position + int32(token);
+                is_there &= position >= kept.reach.begin && position < kept.reach.end;
+                group.position[token] = is_there ? position : -1;
+            }
+            const uint32 further = is_there ? n * WARP : 0;
+            copy_4(shared_address(&group.scale[0][token]), of_key + offset(further, int32(p.k_scale.step[1])), is_there);
+            copy_4(shared_address(&group.scale[1][token]), of_value + offset(further, int32(p.v_scale.step[1])), is_there);
+        }
+        const uint32 block = p.block.divide(tile.position);
+        // Products with the mean of the group before are known by then.
+        if (int32(block) != requested_block && lane < TILE) {
+            const uint32 mean_row = p.mean_table.data ? block - p.mean_rows.divide(block) * p.mean_rows.value : block;
+            const bool has_mean = tile.mean_page >= 0;
+            copy_16(shared_address(group.mean) + lane * 16, mean + (has_mean ? offset(tile.mean_page, int32(p.means.step[0])) + offset(mean_row, int32(p.means.step[1])) : 0), has_mean);
+        }
+        requested_block = block;
+        if (lane == 0) group.block = block;
     }
     // Requests a tile that is not coded.
-    __device__ void request_exact(const WorkItem &item, uint32 from) {
+    __device__ void request_exact(char *stage, const LocatedTile &tile, bool is_seen) const {
         const AttentionParams &to = p.to;
-        const LocatedTile tile = kept.tiles[from];
+        const WorkItem item = this->item();
         const char *const from_key = to.k.at(tile.page, tile.row + lane / 8, item.head) + lane % 8 * 16;
         const char *const from_value = to.v.at(tile.page, tile.row + lane / 8, item.head) + lane % 8 * 16;
-        load_tile<Compute>(lane, exact_stage, keys_of_lane<Compute>(exact_stage, lane), from_key, from_value, int32(to.k.step[1]), int32(to.v.step[1]),
-                           kept.fully_seen >> from & 1, kept.reach, [&] { return tile.position; });
+        load_tile<Compute>(lane, stage, keys_of_lane<Compute>(stage, lane), from_key, from_value, int32(to.k.step[1]), int32(to.v.step[1]), is_seen, kept.reach,
+                           [&] { return tile.position; });
     }
 
-    // The ring turns: the oldest pair is attended to, the next one requested in its place. At first all stages are requested.
-    __device__ void stream_coded_tiles() {
-        uint32 in_flight = 0;
+    // The ring turns: the oldest stage is attended to, the next tiles requested in its place. At first all stages are requested.
+    __device__ void stream_tiles() {
 #pragma unroll 1
         for (uint32 step = 0, at = 0;; step++, at = at + 1 == STAGES ? 0 : at + 1) {
             if (step >= STAGES) {
                 if (step == STAGES) open_queries();
-                if (!in_flight) break;
+                const uint32 stage = stages >> at * STAGE_BITS, kind = stage & KIND;
+                const bool is_seen = stage & IS_SEEN, is_coded = kind != 0 && kind != EXACT;
+                if (!is_coded && compute.mean_of >= 0) compute.turn_acc();
+                if (!kind) break;
                 wait_copies<STAGES - 1>();
                 __syncwarp();
-                if (!(is_fully_seen >> at & 1)) compute.read_reach(item(), kept.reach, 0);
-                compute.attend_coded(ring[at], shared_address(plain()), turned(), is_fully_seen >> at & 1, has_second >> at & 1);
+                if (!is_seen) compute.read_reach(item(), kept.reach, 0);
+                if (is_coded) {
+                    compute.attend_coded(ring[at], kind, shared_address(plain()), turned(), is_seen);
+                } else {
+                    compute.queries_to_registers(shared_address(plain()));
+                    compute.attend(reinterpret_cast<const char *>(&ring[at]), is_seen);
+                }
                 __syncwarp();
-                in_flight--;
             }
-            in_flight += request_pair(at);
+            request(at);
         }
-        if (compute.mean_of >= 0) compute.turn_acc();
+        if (read_kept(kept.count)) compute.finish();
     }
-    // Requests the next two coded tiles, or the last one, as a stage of the ring; in any case it ends a group of copies. Returns whether there was one.
-    __device__ uint32 request_pair(uint32 at) {
-        CodedPair &pair = ring[at];
-        uint32 count = 0;
-        LocatedTile own;
-        is_fully_seen |= 1u << at;
-#pragma unroll 1
-        for (; count < 2 && find_next(); count++) {
-            if (!(read_kept(kept.fully_seen) >> (__ffs(ahead) - 1) & 1)) is_fully_seen &= ~(1u << at);
-            const LocatedTile tile = take();
-            if (count <= lane / TILE) own = tile;
-            request_codes(pair, count, tile);
-        }
-        if (count) {
-            // A second tile that is not there has no scales, and the mean of the first.
-            bool is_there = lane / TILE < count;
-            if (!(is_fully_seen >> at & 1)) {
-                const int32 position = own.position + int32(lane % TILE);
-                is_there &= position >= kept.reach.begin && position < kept.reach.end;
-                pair.position[lane] = is_there ? position : -1;
+    // Requests the next coded tiles that lie side by side, or the next tile that is not coded, as a stage of the ring; in any case it ends a group of
+    // copies.
+    __device__ void request(uint32 at) {
+        uint32 stage = 0;
+        if (find_next()) {
+            const uint32 from = __ffs(ahead) - 1, fully_seen = read_kept(kept.fully_seen) >> from;
+            const LocatedTile tile = kept.tiles[from];
+            if (takes_exact) {
+                ahead &= ahead - 1;
+                stage = EXACT | (fully_seen & 1) * IS_SEEN;
+                request_exact(reinterpret_cast<char *>(&ring[at]), tile, fully_seen & 1);
+            } else {
+                const uint32 count = min(uint32(__ffs(~(read_kept(kept.joined) >> from))), CodedGroup::TILES), mask = (1u << count) - 1;
+                const bool is_seen = (fully_seen & mask) == mask;
+                ahead &= ~(mask << from);
+                stage = count | is_seen * IS_SEEN;
+                request_codes(ring[at], count, tile);
+                request_scales(ring[at], count, tile, is_seen);
             }
-            request_scales(pair, own, is_there);
         }
-        has_second = (has_second & ~(1u << at)) | (count >> 1) << at;
+        stages = (stages & ~((KIND | IS_SEEN) << at * STAGE_BITS)) | stage << at * STAGE_BITS;
         end_copies();
-        return count != 0;
     }
     // Queries as they are, behind them turned ones.
     __device__ char *plain() const {
@@ -304,36 +353,9 @@ struct Int4Decode128 {
         float w[4];
 #pragma unroll
         for (uint32 n = 0; n < 4; n++) w[n] = p.weights.data ? valid_weight(__int_as_float(weights[n])) : 1.0f;
-        TurnedQueries::turn<Form::ROWS>(p, w, plain(), Compute::QUERY_PITCH, turned());
+        Compute::Turned::template turn<Form::ROWS>(p, w, plain(), Compute::QUERY_PITCH, turned());
         __syncthreads();
         compute.turned_to_registers(turned());
-    }
-
-    __device__ void attend_exact_tiles() {
-        const uint32 count = read_kept(kept.count), exact_batches = read_kept(kept.exact_batches);
-        if (exact_batches) {
-            compute.read_reach(item(), kept.reach, 0);
-            compute.queries_to_registers(shared_address(plain()));
-        }
-#pragma unroll 1
-        for (uint32 begin = 0; exact_batches && begin < count; begin += WARP) {
-            if (!(exact_batches >> min(begin / WARP, 31u) & 1)) continue;
-            const WorkItem item = this->item();
-            if (begin != read_kept(kept.located)) locate(item, begin, request_entries(item, begin));
-#pragma unroll 1
-            for (uint32 exact = read_kept(kept.exact); exact; exact &= exact - 1) {
-                const uint32 from = __ffs(exact) - 1;
-                if (begin + from != read_kept(kept.early_exact)) {
-                    request_exact(item, from);
-                    end_copies();
-                }
-                wait_copies<0>();
-                __syncwarp();
-                compute.attend(exact_stage, read_kept(kept.fully_seen) >> from & 1);
-                __syncwarp();
-            }
-        }
-        if (count) compute.finish();
     }
 };
 
@@ -351,13 +373,15 @@ __device__ inline void attention_int4_128(const Int4Params &p) {
     {
         const WorkItem item = work_item_of(p.to, number);
         const typename Cta::Queries queries(p.to, item, 0, cta.plain());
+        typename Cta::Entries found = cta.find_entries(item, 0);
+        cta.prefetch_first_reads(item, found);
+        queries.prefetch(0);
         __syncthreads();  // the queries' barrier is open
         allow_next_kernel();
         wait_for_previous_kernel();
-        cta.request_first_tiles(item, queries);
+        cta.request_first_tiles(item, queries, found);
     }
-    cta.stream_coded_tiles();
-    cta.attend_exact_tiles();
+    cta.stream_tiles();
     const WorkItem item = cta.item();
     typename Cta::Join join(p.to, item, states, shared, ctas, blockIdx.x - number * ctas, number);
     join.join_and_write(cta.compute, item, false, 0, 0);

@@ -3,8 +3,6 @@
 
 #include "attention_int4/decode128.cuh"
 
-using Up4 = Int4Rows8<Bfloat16, 4>;
-using Up8 = Int4Rows8<Bfloat16, 8>;
-INT4_KERNEL(attention_int4_128_bf16_4, Up4)
-INT4_KERNEL(attention_int4_128_bf16_8, Up8)
+INT4_KERNEL(attention_int4_128_bf16_4, Int4Rows4<Bfloat16>)
+INT4_KERNEL(attention_int4_128_bf16_8, Int4Rows8<Bfloat16>)
 INT4_KERNEL(attention_int4_128_bf16_16, Int4Rows16<Bfloat16>)

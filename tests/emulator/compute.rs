@@ -135,6 +135,7 @@ pub fn computed(name: &str, results: usize, operands: usize) -> Option<Computed>
         "max.f32" => binary(larger),
         "max.NaN.f32" => binary(larger_or_nan),
         "sub.rn.f16x2" => binary(|a: u32, b: u32| pairs(a, b, |x, y| narrow_f16(widen_f16(x) - widen_f16(y)))),
+        "mul.rn.f16x2" => binary(|a: u32, b: u32| pairs(a, b, |x, y| narrow_f16(widen_f16(x) * widen_f16(y)))),
         "max.NaN.f16x2" => {
             binary(|a: u32, b: u32| pairs(a, b, |x, y| narrow_f16(larger_or_nan(widen_f16(x), widen_f16(y)))))
         }

@@ -2,15 +2,15 @@
 
 use super::decode128::{self, CHANNELS};
 use super::params;
-use super::plan::{Entry, Plan, Rows, Scratch, Sizes, THREADS, TILE, TOKEN_INFO_BYTES, WARPS};
+use super::plan::{Entry, Plan, Rows, Scratch, Sizes, THREADS, TILE, WARPS};
 use crate::ops::attention::Tree;
 use crate::ops::int4::Int4Kv;
 use crate::runtime::cuda::layout::{Divisor, kernel_struct};
 use crate::runtime::cuda::views::{View, element_code};
 
-/// A CodedPair, and how many a warp has in flight, of up to eight rows and of more.
-const CODED_PAIR_BYTES: u32 = 5776;
-const STAGES: [u32; 2] = [2, 3];
+/// A CodedGroup, and how many a warp has in flight.
+const CODED_GROUP_BYTES: u32 = 9360;
+const STAGES: u32 = 2;
 /// Rows of queries in shared memory, and bytes from one to the next, or from one key to the next.
 const QUERY_ROWS: u32 = 16;
 const PITCH: u32 = CHANNELS * 2 + 16;
@@ -24,17 +24,12 @@ const SHORT_UNIT_TILES: u32 = 2;
 /// What a warp knows of its tiles: Int4Kept.
 const KEPT_BYTES: u32 = 576;
 
-/// What each warp has: the ring of pairs of coded tiles, of more than eight rows a tile that is not coded, and what it knows of its tiles.
-const fn warp_bytes(rows: Rows) -> u32 {
-    match rows {
-        Rows::UpTo16 => STAGES[1] * CODED_PAIR_BYTES + TOKEN_INFO_BYTES + 2 * TILE * PITCH + KEPT_BYTES,
-        _ => (STAGES[0] * CODED_PAIR_BYTES + KEPT_BYTES).next_multiple_of(128),
-    }
-}
+/// What each warp has: the ring, and what it knows of its tiles.
+const WARP_BYTES: u32 = (STAGES * CODED_GROUP_BYTES + KEPT_BYTES).next_multiple_of(128);
 
 /// Dynamic shared memory: what each warp has, queries, queries that are turned.
 pub const fn shared(rows: Rows) -> u32 {
-    WARPS * warp_bytes(rows) + (QUERY_ROWS + rows.count()) * PITCH
+    WARPS * WARP_BYTES + (QUERY_ROWS + rows.count()) * PITCH
 }
 
 /// The plan of a call that fits.
@@ -57,7 +52,7 @@ pub fn plan(multiprocessors: u32, params: &params::Params, sizes: &Sizes, int4: 
         log_members: (rows == Rows::UpTo16) as u32,
         warp_rows: rows.count(),
         v_offset: TILE * PITCH,
-        q_offset: WARPS * warp_bytes(rows),
+        q_offset: WARPS * WARP_BYTES,
         ..*params
     };
     let states = if ctas > 1 { lists * ctas * decode128::state_bytes(rows) } else { 0 };
