@@ -40,18 +40,29 @@ fn embed_kernels() {
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("Cargo sets OUT_DIR"));
     for family in entries(Path::new(PTX)).into_iter().filter(|path| path.is_dir()) {
         for path in entries(&family) {
-            let name = path.strip_prefix(PTX).expect("it lies in that folder");
-            let ptx = fs::read(&path).expect("readable");
-            let copy = Path::new(MACHINE_CODE).join(name);
-            let is_current = fs::read(&copy).is_ok_and(|assembled| assembled == ptx);
-            let code = fs::read(copy.with_extension("cubin")).ok().filter(|_| is_current);
-            write(&out.join("ptx").join(name).with_extension("ptx.z"), &compressed(&ptx));
-            write(
-                &out.join("cubin").join(name).with_extension("cubin.z"),
-                &code.map_or(Vec::new(), |code| compressed(&code)),
-            );
+            let name = path.strip_prefix(PTX).expect("it lies in that folder").to_str().expect("UTF-8");
+            let ptx = fs::read_to_string(&path).expect("readable");
+            let older = name.replace(".compute_90.", ".compute_80.");
+            if older != name && !Path::new(PTX).join(&older).exists() {
+                embed(&out, &older, &for_8_0(&ptx));
+            }
+            embed(&out, name, &ptx);
         }
     }
+}
+
+/// PTX of compute_90 for compute_80, as `for_8_0` of kernels/build.py makes it: where it is the same otherwise, it is not committed.
+fn for_8_0(ptx: &str) -> String {
+    let lines = ptx.lines().filter(|line| !line.starts_with("griddepcontrol"));
+    lines.map(|line| line.replace(".target sm_90", ".target sm_80") + "\n").collect()
+}
+
+fn embed(out: &Path, name: &str, ptx: &str) {
+    let copy = Path::new(MACHINE_CODE).join(name);
+    let is_current = fs::read_to_string(&copy).is_ok_and(|assembled| assembled == ptx);
+    let code = fs::read(copy.with_extension("cubin")).ok().filter(|_| is_current);
+    write(&out.join("ptx").join(name).with_extension("ptx.z"), &compressed(ptx.as_bytes()));
+    write(&out.join("cubin").join(name).with_extension("cubin.z"), &code.map_or(Vec::new(), |code| compressed(&code)));
 }
 
 fn compressed(data: &[u8]) -> Vec<u8> {

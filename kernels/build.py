@@ -11,6 +11,7 @@
 The CUDA 12.4 compiler is fetched into .cache/ the first time; no GPU and no toolkit is needed.
 
 A source is compiled for each target of its line "// targets: compute_80, compute_90a" (verify/verify.cu -> ptx/verify/verify.compute_80.ptx, …).
+Where PTX of compute_80 is that of compute_90 without what lets kernels start early, it is not kept: for_8_0, here and in build.rs, makes it.
 The inputs of a PTX file are the source and the headers that it includes, without comments, the target, the compiler's version and its flags.
 kernels/ptx/manifest.json has a line for each PTX file: the hash of its inputs and its own. After a merge, take either side's files and run
 `make kernels`: what agrees with neither side's line is compiled again.
@@ -150,8 +151,12 @@ class Nvrtc:
 
 
 def shortened(ptx: str) -> str:
-    """PTX without comments, blank lines and the constants that no instruction names."""
-    lines = (re.sub(r"(?<=\S)[ \t]+", " ", line.split("//")[0].rstrip()) for line in ptx.splitlines())
+    """PTX without comments, indentation, blank lines and the constants that no instruction names, and with short names: registers as r12 and not
+    %r12, parameters as P0, labels, which a function has for itself, as $34. Half of what the compiler writes is left."""
+    lines = (re.sub(r"[ \t]+", " ", line.split("//")[0].strip()).replace(", ", ",") for line in ptx.splitlines())
+    names = ((r"\$L__BB\d+_", "$"), (r"%rd(?=[\d<])", "%d"), (r"%([a-z]{1,2})(?=[\d<])", r"\1"), (r"\b\w+_param_(?=\d)", "P"))
+    for pattern, name in names:
+        lines = [re.sub(pattern, name, line) for line in lines]
     lines = [line for line in lines if line]
     uses = {}
     for line in lines:
@@ -160,6 +165,20 @@ def shortened(ptx: str) -> str:
     declared = re.compile(r"\.(?:global|const) (?:\.\w+ |\d+ )*([\w$]+)(?:\[\d*\])?(?: =.*)?;$")
     unused = lambda line: (found := declared.match(line)) and uses[found.group(1)] == 1
     return "".join(line + "\n" for line in lines if not unused(line))
+
+
+def for_8_0(ptx: str) -> str:
+    """PTX of compute_90 for compute_80, where that is the same but for what lets kernels start early: the instructions griddepcontrol."""
+    lines = (line for line in ptx.splitlines() if not line.startswith("griddepcontrol"))
+    return "".join(line.replace(".target sm_90", ".target sm_80") + "\n" for line in lines)
+
+
+def text_of(ptx: pathlib.Path) -> str:
+    """What the PTX file holds, or would hold: of compute_80 only what differs from compute_90 is kept."""
+    if ptx.exists():
+        return ptx.read_text(encoding="utf-8")
+    newer = ptx.with_name(ptx.name.replace(".compute_80.", ".compute_90."))
+    return for_8_0(newer.read_text(encoding="utf-8")) if newer != ptx and newer.exists() else ""
 
 
 def compiled(job) -> tuple[str, str]:
@@ -194,7 +213,7 @@ def build(everything: bool, only: list[str]):
     known = recorded()
 
     def up_to_date(ptx: pathlib.Path) -> bool:
-        return ptx.exists() and (wanted[name_of(ptx)], sha256(ptx.read_bytes())) in known.get(name_of(ptx), ())
+        return (wanted[name_of(ptx)], sha256(text_of(ptx).encode())) in known.get(name_of(ptx), ())
 
     def chosen(source: pathlib.Path, ptx: pathlib.Path) -> bool:
         return f"{source.parent.name}/{source.stem}" in only if only else everything or not up_to_date(ptx)
@@ -203,12 +222,17 @@ def build(everything: bool, only: list[str]):
     toolchain()  # so that not each process fetches it
     logs = in_parallel(compiled, changed)
     failed = [log for log, _ in logs if log]
+    for _, _, ptx in jobs:
+        newer = ptx.with_name(ptx.name.replace(".compute_80.", ".compute_90."))
+        if newer != ptx and newer.exists() and ptx.exists() and ptx.read_text(encoding="utf-8") == for_8_0(newer.read_text(encoding="utf-8")):
+            ptx.unlink()
     entries = {}
     for source, target, ptx in jobs:
         name = name_of(ptx)
         is_new = (source, target, ptx) in changed or up_to_date(ptx)
         # What was left as it is keeps its line, so that the test of the manifest still tells that it is old.
-        pairs = [(wanted[name], sha256(ptx.read_bytes()))] if is_new and ptx.exists() else sorted(known.get(name, ()))
+        text = text_of(ptx)
+        pairs = [(wanted[name], sha256(text.encode()))] if is_new and text else sorted(known.get(name, ()))
         if pairs:
             entries[name] = pairs[0]
     lines = [f'    "{name}": {{"inputs": "{a}", "ptx": "{b}"}}' for name, (a, b) in sorted(entries.items())]
@@ -227,7 +251,10 @@ def build(everything: bool, only: list[str]):
 def assemble(ptx: pathlib.Path, arch: str, to: pathlib.Path) -> str:
     """What the assembler says of each kernel."""
     ptxas = toolchain() / "cuda_nvcc" / "bin" / "ptxas"
-    run = subprocess.run([ptxas, "-v", f"-arch={arch}", ptx, "-o", to], capture_output=True, text=True)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".ptx") as file:
+        file.write(text_of(ptx))
+        file.flush()
+        run = subprocess.run([ptxas, "-v", f"-arch={arch}", file.name, "-o", to], capture_output=True, text=True)
     if run.returncode:
         sys.exit(run.stderr)
     return run.stderr
@@ -238,9 +265,9 @@ def assembled(job):
     copy = CUBIN / ptx.relative_to(PTX)
     copy.parent.mkdir(parents=True, exist_ok=True)
     copy.unlink(missing_ok=True)
-    text = ptx.read_bytes()
+    text = text_of(ptx)
     assemble(ptx, ARCHITECTURES[target][0], copy.with_suffix(".cubin"))
-    copy.write_bytes(text)
+    copy.write_text(text, encoding="utf-8")
 
 
 def assemble_all():
@@ -252,7 +279,7 @@ def assemble_all():
 
     def up_to_date(ptx: pathlib.Path) -> bool:
         copy = CUBIN / ptx.relative_to(PTX)
-        return copy.exists() and copy.read_bytes() == ptx.read_bytes()
+        return copy.exists() and copy.read_text(encoding="utf-8") == text_of(ptx)
 
     old = [job for job in jobs if not up_to_date(job[2])]
     toolchain()

@@ -61,7 +61,10 @@ __device__ inline void attention(const AttentionParams &p) {
     }
     __syncthreads();
     const CtaShare cta_share = found;
-    if (cta_share.chunks == 0) return;
+    if (cta_share.chunks == 0) {
+        if (threadIdx.x < WARP) clear_counters(p, threadIdx.x == 0 ? arrive_at_end(p) : 0);
+        return;
+    }
     const WorkItem item = work_item_of(p, cta_share.item);
     const Reach reach = Reach::of(p, item, cta_share.length, cta_share.queries);
 

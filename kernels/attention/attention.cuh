@@ -14,6 +14,7 @@ constexpr uint32 WARP_ROWS = 8;  // rows that one warp attends for
 constexpr uint32 TILE = 16;      // tokens that a warp attends to at once
 constexpr uint32 LOG_TILE = 4;
 constexpr uint32 MAX_ROWS = WARPS * WARP_ROWS;
+constexpr uint32 CLEARED_COUNTERS = 256;  // that the last CTA of a launch makes zero (counters.cuh), where CTAs find their shares themselves
 constexpr float LOG2_E = 1.4426950408889634f, LN_2 = 0.6931471805599453f;
 
 // A tensor: the address of its first element, NULL where it is absent, and its strides in bytes.

@@ -2,7 +2,7 @@
 // the order of the chunks. Maxima are maxima of s · log2 e in the kernels, and natural logarithms in what they write.
 #pragma once
 
-#include "attention/attention.cuh"
+#include "attention/counters.cuh"
 
 // 2^(m − to); 0 where m is −∞, whatever `to` is.
 __device__ inline float weight(float m, float to) { return m == minus_infinity() ? 0.0f : exp2_fast(m - to); }
@@ -193,13 +193,9 @@ __device__ inline Joined join_chunks(const StoredState &first, uint32 chunks, ui
 __device__ inline bool is_last(const AttentionParams &p, const CtaShare &cta_share, Sums &sums) {
     __syncthreads();
     if (threadIdx.x == 0) {
-        uint32 before;
-        asm volatile("fence.acq_rel.gpu;\n\t"
-                     "atom.relaxed.gpu.global.add.u32 %0, [%1], 1;\n\t"
-                     "fence.acq_rel.gpu;"
-                     : "=r"(before) : "l"(p.counters + cta_share.slot) : "memory");
-        sums.is_last = before == cta_share.chunks - 1;
-        if (sums.is_last) p.counters[cta_share.slot] = 0;
+        uint32 *const counter = p.counters + cta_share.slot;
+        sums.is_last = count_up(counter) == cta_share.chunks - 1;
+        if (sums.is_last) *counter = 0;
     }
     __syncthreads();
     return sums.is_last;
@@ -216,6 +212,9 @@ __device__ inline void join_start(const AttentionParams &p, const WorkItem &item
 // The last phase of mma and general. Every warp's state is in shared memory: joins these, then the chunks of the work item, and writes results.
 __device__ inline void join(const AttentionParams &p, const CtaShare &cta_share, const WorkItem &item, Sums &sums, char *shared) {
     const uint32 rows = rows_of(p, item), half = p.value_dim / 2;
+    // The CTA arrives early: the answer takes long.
+    uint32 arrived = 0;
+    if (threadIdx.x == 0 && cta_share.chunks == 1) arrived = arrive_at_end(p);
     __syncthreads();
 #pragma unroll 1
     for (bool stored = false;; stored = true) {
@@ -236,6 +235,10 @@ __device__ inline void join(const AttentionParams &p, const CtaShare &cta_share,
             *state.m(row) = joined.m;
             *state.l(row) = joined.l;
         }
-        if (is_final || !is_last(p, cta_share, sums)) return;
+        if (is_final) break;
+        const bool joins = is_last(p, cta_share, sums);
+        if (threadIdx.x == 0) arrived = arrive_at_end(p);
+        if (!joins) break;
     }
+    if (threadIdx.x < WARP) clear_counters(p, arrived);
 }

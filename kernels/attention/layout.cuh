@@ -96,3 +96,5 @@ VWD_FIELD(MergeParams, to, 0, 1112)
 VWD_FIELD(MergeParams, inputs, 1112, 4)
 VWD_FIELD(MergeParams, heads, 1116, 4)
 VWD_FIELD(MergeParams, input, 1120, 2048)
+
+VWD_CONSTANT(CLEARED_COUNTERS, 256)

@@ -317,6 +317,10 @@ __device__ inline void attention_verify128(const AttentionParams &p) {
         VerifyCopies copies{job};
         cluster_started();
         copies.run([&](uint32 x) { return place_of(p, item, reach, cta_share.entries, x, listed(p, item, x)); });
+        if (job.warp == 0) {
+            if (cta_share.chunks > 1) job.chunk_counted();
+            clear_counters(p, job.lane == 0 ? arrive_at_end(p) : 0);
+        }
     } else {
         take_registers<192>();
         VerifyProducts<Type, IS_BFLOAT16> products{job, group};

@@ -1,6 +1,7 @@
 // How verify128 joins states of rows: parameters of its shared memory, then the join of warpgroups, of a cluster, and of chunks.
 #pragma once
 
+#include "attention/counters.cuh"
 #include "attention/mma.cuh"
 #include "common/warpgroup.cuh"
 
@@ -61,6 +62,8 @@ struct VerifyJob {
         const uint32 all = (cta_share.end - cta_share.begin + STAGE_TILES - 1) / STAGE_TILES;
         return all > rank ? p.ctas.divide(all - rank - 1) + 1 : 0;
     }
+    // Called by the warp that counts the CTA's chunk and by one that copies, which waits for that.
+    __device__ void chunk_counted() const { sync_some(2, 2 * WARP); }
     // Arrives for the warp, once all its lanes have come here.
     __device__ void arrive(const Barrier &barrier) const {
         __syncwarp();
@@ -201,14 +204,11 @@ struct VerifyJoin : VerifyJob {
     __device__ bool is_last() const {
         sync_some(1, COMPUTE_THREADS);
         if (thread == 0) {
-            uint32 before;
-            asm volatile("fence.acq_rel.gpu;\n\t"
-                         "atom.relaxed.gpu.global.add.u32 %0, [%1], 1;\n\t"
-                         "fence.acq_rel.gpu;"
-                         : "=r"(before) : "l"(p.counters + cta_share.slot * ctas + rank) : "memory");
-            s.is_last = before == cta_share.chunks - 1;
-            if (s.is_last) p.counters[cta_share.slot * ctas + rank] = 0;
+            uint32 *const counter = p.counters + cta_share.slot * ctas + rank;
+            s.is_last = count_up(counter) == cta_share.chunks - 1;
+            if (s.is_last) *counter = 0;
         }
+        if (thread < WARP) chunk_counted();
         sync_some(1, COMPUTE_THREADS);
         return s.is_last;
     }

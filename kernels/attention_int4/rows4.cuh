@@ -37,7 +37,7 @@ struct TurnedBytes {
         constexpr float MOST = 0x1p13f;  // that a power of two becomes: whole numbers are below twice as much
         const float power = __uint_as_float(__float_as_uint(fmaxf(top, 0x1p-100f)) & 0x7f800000);
         const float inverse = MOST / power, unit = __all_sync(FULL_WARP, is_finite) ? power * (1.0f / (MOST * 16.0f)) : __uint_as_float(0x7fc00000);
-        // Of each part, channels 16n … 16n + 15 of a quarter are four words: two of even ones, then two of odd ones.
+        // Each part has four words for channels 16n … 16n + 15 of a quarter: two of even ones, then two of odd ones.
         char *const at = to + warp * PITCH + lane / 4 * 16 + lane % 4 * 2;
         int32 sum = 0;
 #pragma unroll
@@ -113,7 +113,7 @@ struct Int4Rows4Compute : Int4Rows8Compute<Type, 4> {
         uint32 codes[2][4];
 #pragma unroll
         for (uint32 half = 0; half < 2; half++) load_four_words(keys + half * 8 * CodedGroup::PITCH, codes[half]);
-        // Of even channels; 16 times those of odd ones.
+        // Sums over even channels, and 16 times those over odd ones.
         int32 even[4] = {}, odd[4] = {};
 #pragma unroll
         for (uint32 s = 0; s < 2; s++) {
@@ -173,7 +173,7 @@ struct Int4Rows4Compute : Int4Rows8Compute<Type, 4> {
             l += x;
         }
     }
-    // Of a value that lanes have for each of the two rows of MmaCompute, that of the lane's own row.
+    // Lanes have x for each of the two rows of MmaCompute; returns what belongs to the lane's own row.
     template <typename T>
     __device__ int32 of_own_row(const T (&x)[2]) const {
         const uint32 from = (lane & ~3u) | own_row() / 2;

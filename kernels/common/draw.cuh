@@ -65,22 +65,30 @@ struct Scale {
             }
         }
     }
-    // The sum of the weights of a strip, in 2^-40. Exponents count as -100 at least.
+    // Whether weights are powers of two.
+    __device__ bool has_powers(float m) const { return !is_weights && m != infinity(); }
+    // The sum of the weights of a strip, in 2^-40.
     __device__ uint64 sum(const float (&x)[8], float m) const {
+        if (has_powers(m)) return sum_powers(x, m);
         float w[8];
-        if (is_weights || m == infinity()) {
 #pragma unroll
-            for (uint32 e = 0; e < 8; ++e) w[e] = x[e];
-            weigh(w, m);
-        } else {
+        for (uint32 e = 0; e < 8; ++e) w[e] = x[e];
+        weigh(w, m);
+        return in_integers(w);
+    }
+    // The same where weights are powers. Exponents count as -100 at least.
+    __device__ uint64 sum_powers(const float (&x)[8], float m) const {
+        float w[8];
 #pragma unroll
-            for (uint32 e = 0; e < 8; ++e) w[e] = power(fmaxf(exponent(x[e], m), -100.0f));
-        }
-        const float low = __fadd_rn(__fadd_rn(w[0], w[1]), __fadd_rn(w[2], w[3])), high = __fadd_rn(__fadd_rn(w[4], w[5]), __fadd_rn(w[6], w[7]));
-        return __float2ull_rz(__fmul_rn(__fadd_rn(low, high), ONE));
+        for (uint32 e = 0; e < 8; ++e) w[e] = power(fmaxf(exponent(x[e], m), -100.0f));
+        return in_integers(w);
     }
 
 private:
+    __device__ static uint64 in_integers(const float (&w)[8]) {
+        const float low = __fadd_rn(__fadd_rn(w[0], w[1]), __fadd_rn(w[2], w[3])), high = __fadd_rn(__fadd_rn(w[4], w[5]), __fadd_rn(w[6], w[7]));
+        return __float2ull_rz(__fmul_rn(__fadd_rn(low, high), ONE));
+    }
     __device__ float exponent(float x, float m) const { return __fmul_rn(__fsub_rn(x, m), c); }
     // x / m of numbers from 0 to m, rounded to nearest: with the rounded reciprocal of m a remainder that is exact corrects a quotient to
     // its last bit (Markstein 1990). __fdiv_rn finds a reciprocal for each number, and takes many more steps where a number is 0, as half
@@ -166,6 +174,24 @@ template <uint32 TYPE> struct Strip {
             }
         }
     }
+    // Loads what a bulk copy brought.
+    __device__ void load_shared(uint32 from) {
+#pragma unroll
+        for (uint32 n = 0; n < WORDS; n += 4)
+            asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(words[n]), "=r"(words[n + 1]), "=r"(words[n + 2]), "=r"(words[n + 3]) : "r"(from + n * 4) : "memory");
+    }
+    __device__ void store_shared(uint32 to) const {
+#pragma unroll
+        for (uint32 n = 0; n < WORDS; n += 4)
+            asm volatile("st.shared.v4.u32 [%4], {%0, %1, %2, %3};"
+                         ::"r"(words[n]), "r"(words[n + 1]), "r"(words[n + 2]), "r"(words[n + 3]), "r"(to + n * 4) : "memory");
+    }
+    // Makes each number the larger of two; NaN stays.
+    __device__ void raise(const Strip &other) {
+#pragma unroll
+        for (uint32 n = 0; n < WORDS; ++n) words[n] = larger(words[n], other.words[n]);
+    }
     __device__ float at(uint32 e) const {
         if (TYPE == FLOAT32) return __uint_as_float(words[e]);
         const uint32 word = words[e / 2];
@@ -184,14 +210,19 @@ template <uint32 TYPE> struct Strip {
     __device__ float largest() const {
         uint32 best = words[0];
 #pragma unroll
-        for (uint32 n = 1; n < WORDS; ++n) {
-            if (TYPE == FLOAT32) asm("max.NaN.f32 %0, %0, %1;" : "+r"(best) : "r"(words[n]));
-            else if (TYPE == FLOAT16) asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(best) : "r"(words[n]));
-            else asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(best) : "r"(words[n]));
-        }
+        for (uint32 n = 1; n < WORDS; ++n) best = larger(best, words[n]);
         if (TYPE == FLOAT32) return __uint_as_float(best);
         return TYPE == FLOAT16 ? larger_or_nan(widen_float16(best & 0xffff), widen_float16(best >> 16))
                                : larger_or_nan(__uint_as_float(best << 16), __uint_as_float(best & 0xffff0000));
+    }
+
+private:
+    // The larger numbers of two words; NaN where one of them is.
+    __device__ static uint32 larger(uint32 a, uint32 b) {
+        if (TYPE == FLOAT32) asm("max.NaN.f32 %0, %0, %1;" : "+r"(a) : "r"(b));
+        else if (TYPE == FLOAT16) asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+        else asm("max.NaN.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
+        return a;
     }
 };
 
@@ -418,7 +449,8 @@ __device__ inline uint64 target_inside(const SegmentSum &segment, const Scale &s
     const double inside = __ddiv_rn(double(past), double(scale.weight(segment.largest, largest)));
     return min(__double2ull_rz(inside), segment.sum - 1);
 }
-// The token of segment s for a target below the segment's sum; m is the segment's largest number. `source.load(s, numbers)` loads it.
+// The token of segment s for a target below the segment's sum; m is the segment's largest number. `source.load(s, numbers)` loads it. It is a token of
+// the segment, though not one that is drawn, where its numbers change during the call.
 template <typename Source>
 __device__ inline uint32 draw_inside(DrawShared &shared, const Source &source, const Scale &scale, uint32 s, float m, uint64 target) {
     const uint32 lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
@@ -428,6 +460,7 @@ __device__ inline uint32 draw_inside(DrawShared &shared, const Source &source, c
 #pragma unroll
     for (uint32 h = 0; h < STRIPS; ++h) sum[h] = numbers.sum(h, scale, m), through[h] = warp_sum_through(sum[h]);
     __syncthreads();
+    if (threadIdx.x == 0) shared.token = s * SEGMENT;
     if (lane == WARP - 1) {
 #pragma unroll
         for (uint32 h = 0; h < STRIPS; ++h) shared.strips[h][warp] = through[h];
@@ -453,6 +486,7 @@ __device__ inline uint32 draw_inside(DrawShared &shared, const Source &source, c
 template <typename Source>
 __device__ inline uint32 draw(DrawShared &shared, const Source &source, const SegmentSum &segment, const Scale &scale, uint64 number) {
     uint64 before, share;
+    if (threadIdx.x == 0) shared.segment = 0;
     const RowSum row = sum_of_row(shared, segment, scale, before, share);
     const uint64 at = target_of(number, row.total);
     if (before <= at && at < before + share) {

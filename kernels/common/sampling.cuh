@@ -6,6 +6,7 @@
 // filters and the row's sum (`sum_row`). Records lie in scratch.
 #pragma once
 
+#include "common/counter.cuh"
 #include "common/filter.cuh"
 #include "common/view.cuh"
 
@@ -50,12 +51,14 @@ struct SamplingParams {
     Divisor per_request;       // rows of a request, those of its draft included
     Divisor per_row;           // segments of a row
     Divisor per_row_ctas;      // CTAs that record them
-    uint32 unused;
+    Divisor rest_ctas;         // CTAs of a request that sum what a refusal leaves
+    uint32 launch_rows;        // rows of this launch
     uint32 first;              // request of this launch
     uint32 tokens, draft_tokens;  // V, Vd
     uint32 flags, position_bytes;
     uint32 target_type, draft_type, target_adjacent, draft_adjacent;
     uint32 is_greedy;          // every request
+    uint32 unused;
 
     __device__ float temperature_of(uint32 request) const { return is_greedy ? 0.0f : temperature ? as<float>(temperature.at(request)) : 1.0f; }
     // A random number for a row of a request.
@@ -184,12 +187,11 @@ __device__ inline SegmentSum sum_segment(DrawShared &shared, const Numbers &numb
 // --- segments --------------------------------------------------------------------------------------------------------------------
 
 // CTAs that a multiprocessor has registers for, where all rows are logits and no log-probability is wanted, and in general.
-#if __CUDA_ARCH__ >= 900
 constexpr uint32 SEGMENT_CTAS = 4, ANY_SEGMENT_CTAS = 3;
-#else
-constexpr uint32 SEGMENT_CTAS = 3, ANY_SEGMENT_CTAS = 3;
-#endif
 constexpr uint32 SEGMENT_THREADS = 256, SEGMENT_WARPS = SEGMENT_THREADS / WARP, SEGMENT_STRIPS = SEGMENT / STRIP / SEGMENT_THREADS;
+
+// Of segment_stream.cuh: shared memory of a CTA, and its warps where all rows have 16 bits and where some have 32.
+constexpr uint32 STREAM_BYTES = 192 << 10, STREAM_WARPS = 12, STREAM_WARPS_32 = 6;
 
 struct alignas(16) SegmentShared {
     uint32 largest[SEGMENT_WARPS], first[SEGMENT_WARPS];
@@ -262,11 +264,20 @@ __device__ inline void record_of(SegmentShared &shared, const Source &source, ui
         if (n == 0 ? !wants_sum : !wants_plain || is_same) continue;
         const Scale at = n ? plain : scale;
         uint64 sum = 0;
+        if (at.has_powers(largest)) {
 #pragma unroll
-        for (uint32 h = 0; h < SEGMENT_STRIPS; ++h) {
-            float x[STRIP];
-            strips[h].widen(x);
-            sum += at.sum(x, largest);
+            for (uint32 h = 0; h < SEGMENT_STRIPS; ++h) {
+                float x[STRIP];
+                strips[h].widen(x);
+                sum += at.sum_powers(x, largest);
+            }
+        } else {
+#pragma unroll
+            for (uint32 h = 0; h < SEGMENT_STRIPS; ++h) {
+                float x[STRIP];
+                strips[h].widen(x);
+                sum += at.sum(x, largest);
+            }
         }
         sum = warp_sum(sum);
         if (lane == 0) shared.sum[n][warp] = sum;
@@ -307,23 +318,34 @@ __device__ inline void record_segments(SegmentShared &shared, const Source &sour
 
 __device__ inline RowRecord row_without_token(float largest, uint32 status) { return {largest, minus_infinity(), 0, status | NO_TOKEN, 0, 0}; }
 
+// The segment with the lane's number, its share in the row, and the share of those up to it.
+struct LaneShare {
+    SegmentSum segment;
+    uint64 share, through;
+};
+
 // Sums a row without filters from the records of its segments. Each warp does so by itself, without a barrier.
-__device__ inline RowRecord sum_row(const Source &source, const SegmentRecord *records, bool is_greedy, bool wants_plain) {
+__device__ inline RowRecord sum_row(const Source &source, const SegmentRecord *records, bool is_greedy, bool wants_plain, LaneShare &own) {
     const uint32 lane = threadIdx.x % WARP, segments = source.segments();
+    own.segment = sum_of(records, lane, segments);
     uint32 key = 0, status = 0;
     for (uint32 s = lane; s < segments; s += WARP) key = max(key, key_of(records[s].largest)), status |= records[s].first >> 31;
     RowRecord found = {number_of(__reduce_max_sync(FULL_WARP, key)), minus_infinity(), 0, __reduce_or_sync(FULL_WARP, status), 0, 0};
     if (!(found.largest > source.scale.none())) return row_without_token(found.largest, found.status);
     const Scale plain = source.plain();
     uint32 token = 0xffffffffu;
+    own.share = is_greedy ? 0 : share_of(own.segment, source.scale, found.largest);
+    own.through = warp_sum_through(own.share);
+    uint64 more = 0;  // of the segments past the first 32
     for (uint32 s = lane; s < segments; s += WARP) {
         const SegmentRecord mine = records[s];
         if (is_greedy && mine.largest == found.largest) token = min(token, mine.first & 0x7fffffffu);
-        if (!is_greedy) found.total += share_of({mine.largest, mine.sum}, source.scale, found.largest);
+        if (!is_greedy && s >= WARP) more += share_of({mine.largest, mine.sum}, source.scale, found.largest);
         if (wants_plain) found.plain_total += share_of({mine.largest, mine.plain_sum}, plain, found.largest);
     }
     if (is_greedy) found.token = __reduce_min_sync(FULL_WARP, token);
-    else found.total = __shfl_sync(FULL_WARP, warp_sum_through(found.total), WARP - 1);
+    else found.total = __shfl_sync(FULL_WARP, own.through, WARP - 1);
+    if (!is_greedy && segments > WARP) found.total += __shfl_sync(FULL_WARP, warp_sum_through(more), WARP - 1);
     if (wants_plain) found.plain_total = __shfl_sync(FULL_WARP, warp_sum_through(found.plain_total), WARP - 1);
     return found;
 }
@@ -347,25 +369,31 @@ __device__ inline RowRecord sum_filtered_row(DrawShared &shared, FilterShared &f
     return found;
 }
 
-// The token for a random number below 2^53, from a row that was summed. Each warp finds the segment by itself.
-__device__ inline uint32 draw_from_row(DrawShared &shared, const Source &source, const SegmentRecord *records, const RowSum &row, uint64 number) {
+// The token for a random number below 2^53, from a row that was summed. Each warp finds the segment by itself. `own` is of the first 32 segments.
+__device__ inline uint32 draw_from_row(DrawShared &shared, const Source &source, const SegmentRecord *records, const RowSum &row, LaneShare own,
+                                       uint64 number) {
     const uint32 lane = threadIdx.x % WARP, segments = source.segments();
     const Scale &scale = source.scale;
     const uint64 at = target_of(number, row.total);
-    uint64 before = 0;
-    for (uint32 base = 0;; base += WARP) {
-        const SegmentSum segment = sum_of(records, base + lane, segments);
-        const uint64 share = share_of(segment, scale, row.largest), through = before + warp_sum_through(share);
-        const uint32 beyond = __ballot_sync(FULL_WARP, at < through);
-        if (!beyond && base + WARP < segments) {
-            before = __shfl_sync(FULL_WARP, through, WARP - 1);
-            continue;
+    for (uint32 base = 0;;) {
+        const uint32 beyond = __ballot_sync(FULL_WARP, at < own.through);
+        if (beyond || base + WARP >= segments) {
+            // Some lane is beyond, unless the temperature changes during the call.
+            const uint32 owner = beyond ? __ffs(beyond) - 1 : 0;
+            uint64 target = lane == owner ? target_inside(own.segment, scale, row.largest, at - (own.through - own.share)) : 0;
+            target = __shfl_sync(FULL_WARP, target, owner);
+            return draw_inside(shared, source, scale, base + owner, __shfl_sync(FULL_WARP, own.segment.largest, owner), target);
         }
-        const uint32 owner = __ffs(beyond) - 1;
-        uint64 target = lane == owner ? target_inside(segment, scale, row.largest, at - (through - share)) : 0;
-        target = __shfl_sync(FULL_WARP, target, owner);
-        return draw_inside(shared, source, scale, base + owner, __shfl_sync(FULL_WARP, segment.largest, owner), target);
+        base += WARP;
+        own.segment = sum_of(records, base + lane, segments);
+        own.share = share_of(own.segment, scale, row.largest);
+        own.through = __shfl_sync(FULL_WARP, own.through, WARP - 1) + warp_sum_through(own.share);
     }
+}
+__device__ inline uint32 draw_from_row(DrawShared &shared, const Source &source, const SegmentRecord *records, const RowSum &row, uint64 number) {
+    const SegmentSum segment = sum_of(records, threadIdx.x % WARP, source.segments());
+    const uint64 share = share_of(segment, source.scale, row.largest);
+    return draw_from_row(shared, source, records, row, {segment, share, warp_sum_through(share)}, number);
 }
 
 // Sums row n of the launch, and draws its token by `number` if `draws` and the row is not greedy. FILTERS: the row may have some, and `filter` is
@@ -382,9 +410,10 @@ __device__ inline RowRecord decide_row(DrawShared &shared, FilterShared *filter,
         }
     }
     const SegmentRecord *records = source.p.segments + uint64(n) * source.p.per_row.value;
-    RowRecord found = sum_row(source, records, is_greedy, wants_plain);
+    LaneShare own;
+    RowRecord found = sum_row(source, records, is_greedy, wants_plain, own);
     if (draws && !is_greedy && !(found.status & NO_TOKEN))
-        found.token = draw_from_row(shared, source, records, {found.largest, found.total}, number);
+        found.token = draw_from_row(shared, source, records, {found.largest, found.total}, own, number);
     return found;
 }
 
@@ -393,15 +422,9 @@ __device__ inline bool is_last_of_request(DrawShared &shared, uint32 &counter, u
     __syncthreads();
     if (ctas == 1) return true;
     if (threadIdx.x == 0) {
-        __threadfence();
-        shared.is_last = atomicAdd(&counter, 1u) + 1 == ctas;
-        if (shared.is_last) {
-            __threadfence();  // after what the other CTAs did
-            counter = 0;
-        }
+        shared.is_last = count_up(&counter) + 1 == ctas;
+        if (shared.is_last) counter = 0;
     }
     __syncthreads();
-    if (!shared.is_last) return false;
-    __threadfence();
-    return true;
+    return shared.is_last;
 }

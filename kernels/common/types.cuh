@@ -73,13 +73,18 @@ __device__ inline int32 load_hint(const char *p) {
 
 // Dependent launch (compute capability 9.0 and later; elsewhere nothing, and kernels run one after the other). A kernel that allows it
 // lets the next one start once all its own CTAs have started; the next waits for its end before it reads its results or writes anything.
+// Elsewhere an empty instruction stands there, so that the compiler makes the same of the rest: build.py keeps one PTX for both.
 __device__ inline void allow_next_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#else
+    asm volatile("" ::: "memory");
 #endif
 }
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#else
+    asm volatile("" ::: "memory");
 #endif
 }

@@ -7,80 +7,20 @@
 // weights relative to that; where filters are given, the largest numbers of its groups of 256 tokens in place of sums. sample_rows has a CTA
 // for each row: it finds the sum of the row, and the token that a greedy or coupled row gives. sample_rows_filtered does so where filters are
 // given, and finds their bounds first. The last CTA of a request walks its rows, draws, cuts, and writes the results. But if rejection
-// sampling has refused a draft token, it leaves that to sample_residual: a CTA for each segment sums what the target has more than the
+// sampling has refused a draft token, it leaves that to sample_residual: a CTA for some segments sums what the target has more than the
 // draft, and the last one of the request draws, cuts and writes.
 //
 //   sample_segments   load 32 numbers a thread ─ largest of the CTA ─ weights, sums ─ record
 //   sample_rows       records ─ [bounds of filters, records anew] ─ sum of the row ─ segment ─ strip ─ token ─ record
 //                     └ last of a request: accept or refuse every row at once ─ first refusal ─ [note it, end] ─ [token] ─ cut ─ results
-//   sample_residual   segment of target and draft ─ difference, sum
+//   sample_residual   segments of target and draft ─ difference, sum
 //                     └ last of a request: segment ─ strip ─ token ─ cut ─ results
 //
 // On entry: γ ≤ 64; 1 ≤ V, Vd ≤ 2^20; a counter of each request is 0; no output overlaps an input.
 //
 // targets: compute_80, compute_90
 
-#include "sample/params.cuh"
-
-__device__ inline int64 integer(const char *p, bool is_wide) { return load_integer(p, is_wide ? 8 : 4); }
-
-// What a request asks for.
-struct Turn {
-    uint32 request;   // in the batch
-    uint32 len;       // draft tokens
-    int64 remaining;  // tokens
-    uint32 least;     // rows that cannot commit a stop token
-    bool stops;       // stop tokens count
-    float temperature;
-
-    __device__ Turn(const SampleParams &p, uint32 i) : request(i) {
-        len = p.draft_lens ? min(max(as<int32>(p.draft_lens.at(i)), 0), int32(p.gamma)) : p.gamma;
-        remaining = p.remaining ? max(as<int32>(p.remaining.at(i)), 0) : int64(1) << 40;
-        least = p.min_remaining ? max(as<int32>(p.min_remaining.at(i)), 0) : 0;
-        stops = p.stops && !(p.ignore_stop && as<uint8>(p.ignore_stop.at(i)));
-        temperature = p.sampling.temperature_of(i);
-    }
-    __device__ bool is_greedy() const { return ::is_greedy(temperature); }
-    // The draft tokens that may be looked at.
-    __device__ uint32 steps() const { return uint32(min(int64(len), remaining)); }
-    // Whether the row in this slot may be looked at: the target's rows come first, then those of the draft.
-    __device__ bool needs(const SampleParams &p, uint32 slot) const {
-        if (slot <= p.gamma) return slot <= len && slot < remaining;
-        return !is_greedy() && slot - p.gamma - 1 < steps();
-    }
-    __device__ int64 stop(const SampleParams &p, uint32 n) const { return integer(p.stop.at(request, n), p.wide & WIDE_STOP); }
-    __device__ bool is_stop(const SampleParams &p, uint32 row, int64 token) const {
-        if (!stops || token < 0 || row < least) return false;
-        for (uint32 n = 0; n < p.stops; ++n)
-            if (stop(p, n) == token) return true;
-        return false;
-    }
-    __device__ int64 draft(const SampleParams &p, uint32 row) const { return integer(p.draft.at(request, row), p.wide & WIDE_DRAFT); }
-    // The draft token of the row with this thread's number, if it may be looked at.
-    __device__ int64 drafted(const SampleParams &p) const { return threadIdx.x < steps() ? draft(p, threadIdx.x) : -1; }
-    __device__ uint64 number(const SampleParams &p, uint32 row, Purpose purpose) const { return p.sampling.number(request, row, purpose, 0); }
-
-    // The row in a slot, and whether target has it. Slots count the target's rows, then those of the draft.
-    __device__ Source source(const SampleParams &p, uint32 slot, bool &is_there) const {
-        const SamplingParams &sampling = p.sampling;
-        is_there = true;
-        if (slot > p.gamma) return {sampling, request, temperature, true, sampling.draft_rows.at(request, slot - p.gamma - 1), {}};
-        int64 n = request, r = slot;
-        if (p.is_flat) {
-            r = p.target_begin ? integer(p.target_begin.at(request), p.wide & WIDE_BEGIN) : request;
-            // No sum of a number of rows and a slot overflows.
-            is_there = r < p.target_rows && r >= -int64(slot) && (r += slot) < p.target_rows;
-            if (!is_there) r = 0;
-        }
-        const bool forbids = slot < least && stops;
-        const Forbidden forbidden = {{p.stop.at(request), {p.stop.step[1]}}, forbids ? p.stops : 0, p.wide & WIDE_STOP ? 8u : 4u};
-        return {sampling, request, temperature, false, sampling.target.at(n, r), forbidden};
-    }
-    __device__ Source source(const SampleParams &p, uint32 slot) const {
-        bool is_there;
-        return source(p, slot, is_there);
-    }
-};
+#include "sample/turn.cuh"
 
 template <bool ANY> __device__ inline void record_rows(const SampleParams &p) {
     __shared__ SegmentShared shared;
@@ -284,22 +224,31 @@ extern "C" __global__ void __launch_bounds__(DRAW_THREADS, 2) sample_residual(co
     allow_next_kernel();
     wait_for_previous_kernel();
     const SamplingParams &sampling = p.sampling;
-    const uint32 i = sampling.per_row.divide(blockIdx.x), s = blockIdx.x - i * sampling.per_row.value, row = sampling.refused[i];
-    const uint32 ctas = (sampling.tokens + SEGMENT - 1) / SEGMENT;
-    if (row == NO_REFUSAL || s >= ctas) return;
-    const Turn turn(p, sampling.first + i);
+    const uint32 i = sampling.rest_ctas.divide(blockIdx.x), row = sampling.refused[i];
+    if (row == NO_REFUSAL) return;
     const uint32 first = i * sampling.per_request.value;
-    const Decided decided(p, turn, first, decided_rows, turn.drafted(p));
     const bool has_rows = sampling.draft_rows.data;
-    const SummedRow target = decided.row(row);
-    Trial trial(shared, taken, target, decided.row(has_rows ? p.gamma + 1 + row : row), has_rows, refused);
+    const Turn turn(p, sampling.first + i);
+    const auto summed = [&](uint32 slot) -> SummedRow {
+        return {turn.source(p, slot), sampling.segments + uint64(first + slot) * sampling.per_row.value, sampling.rows[first + slot]};
+    };
+    const SummedRow target = summed(row);
+    Trial trial(shared, taken, target, summed(has_rows ? p.gamma + 1 + row : row), has_rows, refused);
     trial.take_off(uint32(turn.draft(p, row)), false);
-    trial.sum_rests(rests, s, 1);
-    SegmentSum *rest = sampling.rest + i * sampling.per_row.value;
-    if (threadIdx.x == 0) rest[s] = rests.of(0);
-    if (!is_last_of_request(shared, sampling.counters[i], ctas)) return;
+    const auto segments = [&] { return (sampling.tokens + SEGMENT - 1) / SEGMENT; };
+    const auto rest = [&](uint32 s) -> SegmentSum & { return sampling.rest[i * sampling.per_row.value + s]; };
+#pragma unroll 1
+    for (uint32 s = blockIdx.x - i * sampling.rest_ctas.value; s < segments(); s += sampling.rest_ctas.value) {
+        trial.sum_rests(rests, s, 1);
+        if (threadIdx.x == 0) rest(s) = rests.of(0);
+        __syncthreads();
+    }
+    if (!is_last_of_request(shared, sampling.counters[i], sampling.rest_ctas.value)) return;
+    // What ends the request is asked for again: registers are few while segments are summed.
+    const Turn ending(p, sampling.first + i);
+    const Decided decided(p, ending, first, decided_rows, ending.drafted(p));
     conclude(decided, shared, {row, false}, [&](uint32 &status) -> int64 {
-        if (!trial.set_rest(threadIdx.x < ctas ? rest[threadIdx.x] : SegmentSum{minus_infinity(), 0})) status |= NO_RESIDUAL;
-        return trial.draw_rest(turn.number(p, row, DRAW));
+        if (!trial.set_rest(threadIdx.x < segments() ? rest(threadIdx.x) : SegmentSum{minus_infinity(), 0})) status |= NO_RESIDUAL;
+        return trial.draw_rest(ending.number(p, row, DRAW));
     });
 }

@@ -32,6 +32,7 @@ mod predictor;
 mod quantize;
 mod remainder;
 mod sample;
+mod sample_variants;
 mod sampling;
 mod select;
 mod select_batch;
@@ -69,6 +70,7 @@ const FAMILIES: &[Family] = &[
     Family { cases: verify::ON_THE_CPU, on: On::Cpu },
     Family { cases: verify_end::CASES, on: On::Both },
     Family { cases: sample::CASES, on: On::Both },
+    Family { cases: sample_variants::CASES, on: On::Cuda },
     Family { cases: tree::CASES, on: On::Both },
     Family { cases: tree_end::CASES, on: On::Both },
     Family { cases: tree_sample::CASES, on: On::Both },

@@ -24,19 +24,22 @@ pub const CASES: &[Case] = cases![
 
 /// Arguments of a call, as values.
 #[derive(Clone)]
-struct Scene {
+pub struct Scene {
     rule: u32,
     flags: u32,
-    dtype: DType,
+    pub dtype: DType,
     /// [B, γ]
     draft: Array<i64>,
     lens: Option<Vec<i64>>,
     /// [B, γ+1, V], of numbers of the dtype
-    target: Array<f64>,
+    pub target: Array<f64>,
+    /// Unused numbers after each of its rows, where layouts are not random.
+    pub target_gap: usize,
+    pub wants_logprobs: bool,
     /// Row 0 of each request in [N, V], whose rows are those of target one after the other.
-    begin: Option<Vec<i64>>,
+    pub begin: Option<Vec<i64>>,
     /// [B, γ, Vd]
-    draft_rows: Option<Array<f64>>,
+    pub draft_rows: Option<Array<f64>>,
     map: Option<Vec<i64>>,
     settings: Vec<Settings>,
     seeds: Vec<i64>,
@@ -49,7 +52,7 @@ struct Scene {
 }
 
 #[derive(Debug, PartialEq, Clone)]
-struct Results {
+pub struct Results {
     next_token: Vec<i64>,
     accepted: Vec<i64>,
     committed: Array<i64>,
@@ -57,6 +60,16 @@ struct Results {
     finish: Vec<i64>,
     status: Vec<i64>,
     logprobs: Array<f64>,
+}
+
+impl Results {
+    /// All but logarithms to the bit.
+    pub fn assert_same(self, other: Results) {
+        for (a, b) in self.logprobs.data.iter().zip(&other.logprobs.data) {
+            assert!(a == b || (a - b).abs() <= 1e-6 * (1.0 + b.abs()), "ln p {a} {b}");
+        }
+        assert_eq!(Results { logprobs: other.logprobs.clone(), ..self }, other);
+    }
 }
 
 fn column(values: &[i64]) -> Array<i64> {
@@ -74,6 +87,8 @@ impl Scene {
             draft: Array::new(&[batch, 0], vec![]),
             lens: None,
             target: Array::new(&[batch, 1, tokens], rows.data),
+            target_gap: 0,
+            wants_logprobs: true,
             begin: None,
             draft_rows: None,
             map: None,
@@ -100,7 +115,8 @@ impl Scene {
     }
 
     /// Runs it, in random layouts if there is an `rng`.
-    fn run(&self, backend: &Backend, mut rng: Option<&mut Rng>) -> Results {
+    pub fn run(&self, backend: &Backend, mut rng: Option<&mut Rng>) -> Results {
+        let target_layout = rng.is_none().then(|| Layout { gap: self.target_gap, ..Layout::default() });
         let mut layout = |rank: usize| rng.as_deref_mut().map_or(Layout::default(), |rng| Layout::random(rng, rank));
         let (batch, gamma, tokens) = (self.batch(), self.gamma(), self.tokens());
         let token = if batch % 2 == 0 { I32 } else { I64 };
@@ -108,9 +124,9 @@ impl Scene {
         let target = match self.begin {
             Some(_) => {
                 let flat = Array::new(&[batch * (gamma + 1), tokens], self.target.data.clone());
-                Tensor::floats(backend, self.dtype, &flat, &layout(2))
+                Tensor::floats(backend, self.dtype, &flat, &target_layout.unwrap_or_else(|| layout(2)))
             }
-            None => Tensor::floats(backend, self.dtype, &self.target, &layout(3)),
+            None => Tensor::floats(backend, self.dtype, &self.target, &target_layout.unwrap_or_else(|| layout(3))),
         };
         let rows = self.draft_rows.as_ref().map(|rows| Tensor::floats(backend, F32, rows, &layout(3)));
         let mut ints = |values: &Option<Vec<i64>>, dtype| {
@@ -164,7 +180,7 @@ impl Scene {
             committed_len: committed_len.c(),
             finish: finish.c(),
             status: status.c(),
-            logprobs: logprobs.c(),
+            logprobs: if self.wants_logprobs { logprobs.c() } else { absent() },
             ..args()
         };
         // SAFETY: the tensors outlive the call.
@@ -174,7 +190,8 @@ impl Scene {
         }
         top_p.iter().for_each(|t| t.assert_untouched("top_p"));
         let outputs = [&next_token, &accepted, &committed, &committed_len, &finish, &status, &logprobs];
-        outputs.iter().for_each(|t| t.assert_written("an output", |_| true));
+        let written = if self.wants_logprobs { &outputs[..] } else { &outputs[..6] };
+        written.iter().for_each(|t| t.assert_written("an output", |_| true));
         Results {
             next_token: next_token.read_ints().data,
             accepted: accepted.read_ints().data,
@@ -182,7 +199,11 @@ impl Scene {
             committed_len: committed_len.read_ints().data,
             finish: finish.read_ints().data,
             status: status.read_ints().data,
-            logprobs: logprobs.read_floats(),
+            logprobs: if self.wants_logprobs {
+                logprobs.read_floats()
+            } else {
+                Array::filled(&[batch, gamma + 1], 0.0)
+            },
         }
     }
 
@@ -254,7 +275,7 @@ impl Scene {
 }
 
 /// Everything at random. Drafts are what the target finds likely, so that some are accepted.
-fn random(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene {
+pub fn random(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene {
     let dtype = rng.pick(&[F32, F16, BF16]);
     let target = logits(rng, &[batch, gamma + 1, tokens], dtype);
     let rule = rng.pick(&[VWD_ACCEPT_AUTO, VWD_ACCEPT_COUPLED, VWD_ACCEPT_REJECTION, VWD_ACCEPT_GREEDY]);
@@ -288,6 +309,8 @@ fn random(rng: &mut Rng, batch: usize, gamma: usize, tokens: usize) -> Scene {
         draft: Array::filled(&[batch, gamma], -1),
         lens,
         target,
+        target_gap: 0,
+        wants_logprobs: true,
         begin: None,
         draft_rows,
         map,
@@ -562,11 +585,7 @@ fn sample_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
         let (batch, gamma) = (rng.size(1..=4), rng.pick(&[0, 1, 4]));
         let tokens = rng.pick(&[3, 200, 4100, 9000]);
         let scene = random(rng, batch, gamma, tokens);
-        let (here, there) = (scene.run(backend, None), scene.run(&cpu, None));
-        for (a, b) in here.logprobs.data.iter().zip(&there.logprobs.data) {
-            assert!(a == b || (a - b).abs() <= 1e-6 * (1.0 + b.abs()), "ln p {a} {b}");
-        }
-        assert_eq!(Results { logprobs: there.logprobs.clone(), ..here }, there);
+        scene.run(backend, None).assert_same(scene.run(&cpu, None));
     });
 }
 

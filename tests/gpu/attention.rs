@@ -317,7 +317,7 @@ fn attention_ends_though_its_contents_change(backend: &Backend) {
 }
 
 /// Runs `enqueue` often while another stream writes one of several contents to each tensor, again and again.
-fn disturb(backend: &Backend, rng: &mut Rng, tensors: &[&Tensor], refill: impl Fn(&mut Rng), enqueue: impl Fn()) {
+pub fn disturb(backend: &Backend, rng: &mut Rng, tensors: &[&Tensor], refill: impl Fn(&mut Rng), enqueue: impl Fn()) {
     let kept: Vec<Vec<_>> = (0..4)
         .map(|_| {
             refill(rng);

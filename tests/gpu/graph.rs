@@ -1,6 +1,7 @@
 //! A captured call, replayed with other contents.
 
 use crate::Case;
+use crate::attention::disturb;
 use crate::support::*;
 use cudarc::driver::sys::{self, CUresult, CUstream};
 use vanward::abi::*;
@@ -14,6 +15,7 @@ pub const CASES: &[Case] = &[
     ),
     ("pack_of_a_large_batch_replays_a_graph", pack_of_a_large_batch_replays_a_graph),
     ("sample_replays_a_graph_with_changing_seeds", sample_replays_a_graph_with_changing_seeds),
+    ("sample_ends_though_its_contents_change", sample_ends_though_its_contents_change),
 ];
 
 pub fn check(result: CUresult) {
@@ -342,7 +344,42 @@ fn sample_replays_a_graph_with_changing_seeds(backend: &Backend) {
     });
 }
 
+/// Temperatures, filters, drafts and logits change while calls run: a caller's mistake, which may cost these calls their results. They end,
+/// read what is theirs, and leave calls that come later their bits.
+fn sample_ends_though_its_contents_change(backend: &Backend) {
+    let (batch, gamma, tokens, plain) = (16, 3, 20_000, Layout::default());
+    for rule in [VWD_ACCEPT_COUPLED, VWD_ACCEPT_REJECTION] {
+        rounds(1, |rng| {
+            let logits = rng.normals(&[batch, gamma + 1, tokens]).map(|&x| BF16.round(3.0 * x));
+            let scene = Sampling { rule, ..Sampling::new(backend, &logits, &plain) };
+            let refill = |rng: &mut Rng| {
+                let column = |rng: &mut Rng, of: &[f64]| Array::from_fn(&[batch], |_| F32.round(rng.pick(of)));
+                scene.draft.refill_ints(&Array::from_fn(&[batch, gamma], |_| rng.int(-1..=tokens as i64)));
+                scene.temperature.refill_floats(&column(rng, &[0.0, 0.1, 1.0, 30.0]));
+                scene.top_p.refill_floats(&column(rng, &[1.0, 0.9, 0.2]));
+                scene.target.refill_floats(&rng.normals(&[batch, gamma + 1, tokens]).map(|&x| BF16.round(5.0 * x)));
+            };
+            refill(rng);
+            let (draft, target) = (scene.draft.read_ints(), scene.target.read_floats());
+            let columns = [&scene.temperature, &scene.top_p];
+            let right = columns.map(Tensor::read_floats);
+            scene.enqueue(backend);
+            backend.finish(VWD_OK);
+            let before = scene.committed.read_ints();
+            let contents = [&scene.draft, &scene.temperature, &scene.top_p, &scene.target];
+            disturb(backend, rng, &contents, refill, || scene.enqueue(backend));
+            scene.draft.refill_ints(&draft);
+            scene.target.refill_floats(&target);
+            columns.iter().zip(&right).for_each(|(of, numbers)| of.refill_floats(numbers));
+            scene.enqueue(backend);
+            backend.finish(VWD_OK);
+            assert_eq!(scene.committed.read_ints(), before, "rule {rule}");
+        });
+    }
+}
+
 struct Sampling<'b> {
+    rule: u32,
     draft: Tensor<'b>,
     target: Tensor<'b>,
     temperature: Tensor<'b>,
@@ -359,6 +396,7 @@ impl<'b> Sampling<'b> {
         let ints = |shape: &[usize]| Tensor::ints(backend, I64, &Array::filled(shape, 0), layout);
         let floats = || Tensor::floats(backend, F32, &Array::filled(&[batch], 1.0), layout);
         Sampling {
+            rule: VWD_ACCEPT_AUTO,
             draft: ints(&[batch, rows - 1]),
             target: Tensor::floats(backend, BF16, logits, layout),
             temperature: floats(),
@@ -372,6 +410,7 @@ impl<'b> Sampling<'b> {
 
     fn enqueue(&self, backend: &Backend) {
         let args = vwd_verify_sample_args {
+            rule: self.rule,
             draft: self.draft.c(),
             target: self.target.c(),
             temperature: self.temperature.c(),

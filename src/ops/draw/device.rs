@@ -6,7 +6,7 @@ use crate::abi::{VWD_SAMPLE_DRAFT_PROBABILITIES, VWD_SAMPLE_TARGET_PROBABILITIES
 use crate::core::dtype::DType;
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
-use crate::runtime::cuda::layout::{Divisor, kernel_struct};
+use crate::runtime::cuda::layout::{Divisor, kernel_constants, kernel_struct};
 use crate::runtime::cuda::views::{View, element_code, has_aligned_rows};
 use crate::runtime::cuda::{Enqueue, Grid, Kernel, Kind, Parts};
 
@@ -31,7 +31,8 @@ kernel_struct! {
         per_request: Divisor,
         per_row: Divisor,
         per_row_ctas: Divisor,
-        unused: u32,
+        rest_ctas: Divisor,
+        launch_rows: u32,
         first: u32,
         tokens: u32,
         draft_tokens: u32,
@@ -42,7 +43,15 @@ kernel_struct! {
         target_adjacent: u32,
         draft_adjacent: u32,
         is_greedy: u32,
+        unused: u32,
     }
+}
+
+kernel_constants! {
+    /// Shared memory of a CTA that streams segments, and its warps where all rows have 16 bits and where some have 32.
+    pub const STREAM_BYTES: u32 = 192 << 10;
+    pub const STREAM_WARPS: u32 = 12;
+    const STREAM_WARPS_32: u32 = 6;
 }
 
 /// Threads of a CTA: DRAW_THREADS of kernels/common/draw.cuh, and SEGMENT_THREADS of kernels/common/sampling.cuh.
@@ -52,6 +61,9 @@ const SEGMENT_THREADS: u32 = 256;
 const CTAS_AT_ONCE: usize = 4;
 /// The most segments that one CTA takes: its start is then a small part of its time.
 const MOST_SEGMENTS_A_CTA: usize = 4;
+/// The same of CTAs that sum what a refusal leaves.
+const REST_CTAS_AT_ONCE: usize = 2;
+const MOST_REST_SEGMENTS: usize = 16;
 /// Bytes of what a CTA leaves in scratch for a segment, and for a row.
 const RECORD_BYTES: usize = 32;
 /// Bytes of the largest numbers of a segment's groups: GROUPS of kernels/common/filter.cuh.
@@ -66,6 +78,13 @@ const MOST_ROWS: usize = 1 << 24;
 /// Whether rows that a call reads are weights. Kernels of segments have a form for these, and one for rows of logits alone.
 pub fn reads_weights(s: &Sampling) -> bool {
     s.target_form == Form::Weights || s.draft_rows.is_some() && s.draft_form == Form::Weights
+}
+
+/// Warps of a CTA that streams the segments of these rows; `None` if they do not lie so that bulk copies can bring them.
+pub fn stream_warps(target: &Tensor, s: &Sampling) -> Option<u32> {
+    let mut rows = [Some(*target), s.draft_rows].into_iter().flatten();
+    let warps = if rows.clone().any(|t| t.dtype.bytes() == 4) { STREAM_WARPS_32 } else { STREAM_WARPS };
+    rows.all(|t| has_aligned_rows(&t, 16)).then_some(warps)
 }
 
 /// How a call is cut into launches.
@@ -100,10 +119,18 @@ struct Memory {
 
 /// The kernels of a call.
 pub struct Launched<'a> {
-    pub segments: &'a Kernel,
+    pub segments: Segments<'a>,
     pub rows: &'a Kernel,
     /// Tries draft tokens, or draws where they were refused, unless that is done by `rows`.
     pub last: Option<Last<'a>>,
+}
+
+/// The kernel that records segments.
+pub enum Segments<'a> {
+    /// CTAs of each row load them.
+    Loaded(&'a Kernel),
+    /// CTAs of so many warps, one on each multiprocessor, stream those of all rows.
+    Streamed(&'a Kernel, u32),
 }
 
 /// A kernel that follows those of segments and rows.
@@ -145,6 +172,11 @@ impl Cut {
     /// Requests of a launch.
     pub fn requests(&self) -> usize {
         self.requests
+    }
+
+    /// Segments of all rows.
+    pub fn segments(&self) -> usize {
+        self.batch.saturating_mul(self.per_request).saturating_mul(self.per_row)
     }
 
     /// Segments of a row.
@@ -191,6 +223,14 @@ impl Cut {
         ctas((1..=MOST_SEGMENTS_A_CTA).min_by_key(time).expect("one at least"))
     }
 
+    /// CTAs of a request that sum what a refusal leaves, chosen in the same way: a CTA takes as long for its start as for four segments.
+    pub fn rest_ctas(&self, multiprocessors: u32) -> usize {
+        let at_once = multiprocessors as usize * REST_CTAS_AT_ONCE;
+        let ctas = |segments: usize| self.per_row.div_ceil(segments);
+        let time = |segments: &usize| (self.requests * ctas(*segments)).div_ceil(at_once) * (segments + 4);
+        ctas((1..=MOST_REST_SEGMENTS).min_by_key(time).expect("one at least"))
+    }
+
     /// The parameters of the launches, with their scratch. `target` is the view of what `tensor` is.
     pub fn params(&self, enqueue: &Enqueue, s: &Sampling, tensor: &Tensor, target: View<3>) -> Result<SamplingParams> {
         let column = |t: &Option<Tensor>| View::<1>::optional(t, |t| View::new(t, [0]));
@@ -221,7 +261,8 @@ impl Cut {
             per_request: Divisor::new(self.per_request as u32),
             per_row: Divisor::new(self.per_row as u32),
             per_row_ctas: Divisor::new(self.ctas_of_row(enqueue.facts().multiprocessors) as u32),
-            unused: 0,
+            rest_ctas: Divisor::new(self.rest_ctas(enqueue.facts().multiprocessors) as u32),
+            launch_rows: 0,
             first: 0,
             tokens: tensor.dim(tensor.rank() - 1) as u32,
             draft_tokens: s.draft_tokens() as u32,
@@ -232,6 +273,7 @@ impl Cut {
             target_adjacent: has_aligned_rows(tensor, 16) as u32,
             draft_adjacent: s.draft_rows.is_some_and(|t| has_aligned_rows(&t, 16)) as u32,
             is_greedy: s.is_greedy as u32,
+            unused: 0,
         })
     }
 
@@ -246,17 +288,27 @@ impl Cut {
         params: &mut P,
         sampling: impl Fn(&mut P) -> &mut SamplingParams,
     ) -> Result<()> {
-        let per_row_ctas = self.ctas_of_row(enqueue.facts().multiprocessors);
+        let multiprocessors = enqueue.facts().multiprocessors;
+        let per_row_ctas = self.ctas_of_row(multiprocessors);
         for first in (0..self.batch).step_by(self.requests) {
-            sampling(params).first = first as u32;
             let requests = self.requests.min(self.batch - first);
             let rows = requests * self.per_request;
+            sampling(params).first = first as u32;
+            sampling(params).launch_rows = rows as u32;
             let launch = |kernel: &Kernel, ctas: usize, threads, kind| {
                 let grid = Grid { ctas: ctas as u32, threads, kind };
                 // SAFETY: forwarded to the caller.
                 unsafe { enqueue.launch(kernel, grid, [(&raw const *params).cast()]) }
             };
-            launch(kernels.segments, rows * per_row_ctas, SEGMENT_THREADS, enqueue.dependent_kind())?;
+            match kernels.segments {
+                Segments::Loaded(kernel) => {
+                    launch(kernel, rows * per_row_ctas, SEGMENT_THREADS, enqueue.dependent_kind())?
+                }
+                Segments::Streamed(kernel, warps) => {
+                    let ctas = (rows * self.per_row).div_ceil(warps as usize).min(multiprocessors as usize);
+                    launch(kernel, ctas, 32 * warps, enqueue.dependent_kind())?;
+                }
+            }
             launch(kernels.rows, rows, THREADS, enqueue.dependent_kind())?;
             if let Some(last) = &kernels.last {
                 let clusters = last.is_cluster.then_some(Kind::DependentClusters(last.ctas as u32));
@@ -283,6 +335,8 @@ mod tests {
         let cut = Cut::new(32, 6, 128_256, plain);
         assert_eq!([cut.requests, cut.per_request, cut.per_row, cut.ctas_of_row(132)], [32, 6, 32, 8]);
         assert_eq!(Cut::new(1, 6, 128_256, plain).ctas_of_row(132), 32);
+        let rest_ctas = |batch| Cut::new(batch, 11, 128_256, plain).rest_ctas(132);
+        assert_eq!([1, 8, 32, 128].map(rest_ctas), [32, 32, 8, 2]);
         assert_eq!(Cut::new(8, 6, 128_256, plain).ctas_of_row(132), 11);
         assert_eq!(Cut::new(1 << 20, 1, 2, plain).requests, Enqueue::COUNTERS);
         for (options, requests) in [(plain, 11), (Options { filters: true, refuses: true }, 3)] {

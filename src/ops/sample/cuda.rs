@@ -1,10 +1,14 @@
-//! Launches of the kernels of kernels/sample/sample.cu.
+//! Launches of the kernels of kernels/sample/.
 
+use super::choose::{self, Shape, Variant};
 use super::{Acceptance, Request};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
-use crate::ops::draw::device::{Cut, Last, Launched, SamplingParams, reads_weights, wide};
+use crate::ops::draw::device::{
+    self, Cut, Last, Launched, STREAM_BYTES, SamplingParams, Segments, reads_weights, wide,
+};
 use crate::runtime::cuda::layout::kernel_struct;
+use crate::runtime::cuda::variants::{self, VariantList};
 use crate::runtime::cuda::views::{NO_DIM, View};
 use crate::runtime::cuda::{self, Enqueue, Kernel, Modules, Source, source};
 
@@ -12,17 +16,31 @@ pub struct Kernels {
     segments: Kernel,
     /// Takes weights, and sums for log-probabilities.
     segments_any: Kernel,
+    /// The same as streams, on devices with bulk copies.
+    streamed: Option<[Kernel; 2]>,
     rows: Kernel,
     rows_filtered: Kernel,
     residual: Kernel,
 }
 
 impl cuda::Kernels for Kernels {
-    const SOURCES: &[Source] = &[source!("sample/sample", compute_80, compute_90)];
+    const SOURCES: &[Source] =
+        &[source!("sample/sample", compute_80, compute_90), source!("sample/streamed", compute_90)];
+    const VARIANTS: &[VariantList] = &[VariantList::of::<Variant>()];
 
     fn find(modules: &Modules) -> Result<Kernels> {
         let kernel = |name| modules.kernel("sample/sample", name);
+        let streaming = |name| -> Result<Kernel> {
+            let kernel = modules.kernel("sample/streamed", name)?;
+            kernel.allow_shared(STREAM_BYTES)?;
+            Ok(kernel.sharing(STREAM_BYTES))
+        };
+        let streamed = match modules.has("sample/streamed") {
+            true => Some([streaming("sample_segments_streamed")?, streaming("sample_segments_streamed_any")?]),
+            false => None,
+        };
         Ok(Kernels {
+            streamed,
             segments: kernel("sample_segments")?,
             segments_any: kernel("sample_segments_any")?,
             rows: kernel("sample_rows")?,
@@ -81,13 +99,19 @@ pub fn run(enqueue: &Enqueue, r: &Request) -> Result<()> {
     let target = View::new(&r.target, if is_flat { [NO_DIM, 0, 1] } else { [0, 1, 2] });
     let mut params = params(r, cut.params(enqueue, &r.sampling, &r.target, target)?);
     let kernels: &Kernels = enqueue.kernels();
-    let residual = Last { kernel: &kernels.residual, ctas: cut.per_row(), is_cluster: false };
+    let multiprocessors = enqueue.facts().multiprocessors;
+    let residual = Last { kernel: &kernels.residual, ctas: cut.rest_ctas(multiprocessors), is_cluster: false };
+    let is_any = reads_weights(&r.sampling) || r.logprobs.is_some();
+    let stream = kernels.streamed.as_ref().zip(device::stream_warps(&r.target, &r.sampling));
+    let shape = Shape { segments: cut.segments(), stream_warps: stream.map(|(_, warps)| warps), multiprocessors };
+    let variant = variants::choose(enqueue.forced(), |variant| choose::fit(variant, shape))?;
+    enqueue.ran(variant);
+    let segments = match (variant, stream) {
+        (Variant::Streamed, Some((streamed, warps))) => Segments::Streamed(&streamed[is_any as usize], warps),
+        _ => Segments::Loaded(if is_any { &kernels.segments_any } else { &kernels.segments }),
+    };
     let launched = Launched {
-        segments: if reads_weights(&r.sampling) || r.logprobs.is_some() {
-            &kernels.segments_any
-        } else {
-            &kernels.segments
-        },
+        segments,
         rows: if cut.has_filters() { &kernels.rows_filtered } else { &kernels.rows },
         last: refuses(r).then_some(residual),
     };
@@ -138,7 +162,11 @@ mod tests {
 
     #[test]
     fn kernels_read_the_parameters_where_they_lie() {
-        let structs = [SamplingParams::layout("SamplingParams"), SampleParams::layout("SampleParams")];
+        let structs = [
+            SamplingParams::layout("SamplingParams"),
+            SampleParams::layout("SampleParams"),
+            device::kernel_constants(),
+        ];
         layout::check("sample", file!(), &structs);
     }
 }

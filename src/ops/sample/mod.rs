@@ -11,6 +11,7 @@
 //! The first row that does not accept, or has no draft token, ends the walk with y, which a row without draft token draws from p.
 //! The committed tokens are cut after the first stop token and at `remaining`; no row after the cut is decided.
 
+mod choose;
 mod cpu;
 mod cuda;
 

@@ -155,6 +155,7 @@ impl RepairParams {
 
 #[cfg(test)]
 mod tests {
+    use super::super::mma;
     use super::*;
     use crate::runtime::cuda::layout;
 
@@ -168,6 +169,7 @@ mod tests {
             Params::layout("AttentionParams"),
             RepairParams::layout("RepairParams"),
             MergeParams::layout("MergeParams"),
+            mma::kernel_constants(),
         ];
         layout::check("attention", file!(), &structs);
     }

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use super::mma::{CTA_SHARE_BYTES, FEW_ITEMS};
+use super::mma::{self, CTA_SHARE_BYTES};
 use super::params::Params;
 use super::plan::{Entry, Plan, Scratch, Sizes};
 use crate::runtime::cuda::layout::Divisor;
@@ -81,12 +81,12 @@ pub fn describe(params: &Params, sizes: &Sizes, ctas: u32) -> Params {
 pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes) -> Option<Plan> {
     let items = work_items(sizes);
     let (ctas, at_once) = clusters.choose(items, sizes.list_tokens);
-    let are_few = items <= FEW_ITEMS;
     let target = at_once.saturating_sub(items).max(at_once / 2).max(1);
     let least_units = STAGE_UNITS * ctas;
     let params = Params { target_chunks: Divisor::new(target), least_units, ..describe(params, sizes, ctas) };
     let most_chunks = (sizes.units as u32).div_ceil(params.least_units).max(1);
     let chunks = (items + target).min(items.saturating_mul(most_chunks));
+    let are_few = mma::find_shares(items, chunks * ctas);
     let states = if are_few { chunks } else { 2 * target };
     let state_bytes = params.rows.next_multiple_of(2).min(ROWS) * (CHANNELS + 2) * size_of::<f32>() as u32;
     let shares = if are_few { 0 } else { chunks as usize * CTA_SHARE_BYTES };

@@ -3,8 +3,7 @@
 use super::axis_tiles::{
     AxisForm, AxisTileParams, BLOCKS, CtaShare, MOST_CTAS, MOST_STAGES, RESERVED, TOP_SHARED, TileKernels, WARPS,
 };
-use super::mass::strides as mass_strides;
-use super::params::grid;
+use super::params::{grid, strides};
 use crate::core::status::Result;
 use crate::ops::index::Axes;
 use crate::ops::select::Request;
@@ -171,7 +170,7 @@ pub fn select(
     // kernels wait before they touch anything, but for bringing summaries to the L2 cache.
     let launch = |kernel: &Kernel, params| unsafe { enqueue.launch(&kernel.sharing(plan.bytes as u32), all, [params]) };
     if let (true, Some(out)) = (form.has_masses, &r.log_mass) {
-        let [mass_seq, mass_pos, mass_head] = mass_strides(r, out);
+        let [mass_seq, mass_pos, mass_head, _] = strides(Some(out), r.queries.positions.dimension().is_some());
         let centre = axes.centre.as_ref();
         let params = AxisMassParams {
             axes: axes_params,

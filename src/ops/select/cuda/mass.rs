@@ -1,7 +1,7 @@
 //! Launches of the kernels of kernels/select/mass.cuh: the mass of the blocks that AXIS leaves out.
 
 use super::means::{CHUNK_WINDOWS, MeanParams, Summaries};
-use super::params::{MOST_TOKENS, SelectParams, check_sharing, grid, scratch, sharing};
+use super::params::{MOST_TOKENS, SelectParams, check_sharing, grid, scratch, sharing, strides};
 use crate::core::status::{Error, Result};
 use crate::core::tensor::Tensor;
 use crate::ops::index::Axes;
@@ -80,14 +80,6 @@ impl MassPlan {
     }
 }
 
-/// Strides of [B, Q, Hq] in bytes.
-pub fn strides(r: &Request, out: &Tensor) -> [i64; 3] {
-    match r.queries.positions.dimension() {
-        Some(_) => [0, 1, 2].map(|d| out.byte_stride(d)),
-        None => [out.byte_stride(0), 0, out.byte_stride(1)],
-    }
-}
-
 /// Writes the masses of what the lists of the call leave out, once these are there.
 pub fn write(
     enqueue: &Enqueue,
@@ -112,7 +104,7 @@ pub fn write(
         stride: block,
         ..MeanParams::of(select, &summaries)
     };
-    let [mass_seq, mass_pos, mass_head] = strides(r, out);
+    let [mass_seq, mass_pos, mass_head, _] = strides(Some(out), r.queries.positions.dimension().is_some());
     let centre = axes.centre.as_ref();
     let params = MassParams {
         means,

@@ -1,0 +1,46 @@
+//! vwd_verify_sample by each kernel that records segments, forced: the same tokens as on the CPU, to the bit.
+
+use crate::Case;
+use crate::sample::{Scene, random};
+use crate::support::*;
+
+pub const CASES: &[Case] = cases![sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu];
+
+fn sample_by_each_variant_commits_the_same_tokens_as_on_the_cpu(backend: &Backend) {
+    let cpu = Backend::cpu(2);
+    for (variant, capabilities) in [("sample=streamed", 90..=u32::MAX), ("sample=loaded", 80..=u32::MAX)] {
+        let Some(forced) = backend.forcing(variant, capabilities) else { continue };
+        rounds(16, |rng| {
+            let scene = aligned(rng);
+            scene.run(&forced, None).assert_same(scene.run(&cpu, None));
+        });
+        forced.assert_ran(variant);
+    }
+}
+
+/// Anything at random whose rows lie as bulk copies need them: a segment or several, the last one of any length; some with numbers that
+/// are none, and rows that nothing can be drawn from.
+fn aligned(rng: &mut Rng) -> Scene {
+    let (batch, gamma) = (rng.size(1..=5), rng.pick(&[0, 1, 4]));
+    let is_flat = rng.one_in(3);
+    let tokens = if is_flat { rng.pick(&[1, 7, 4097, 5003]) } else { rng.pick(&[8, 256, 4096, 4104, 12_296]) };
+    let mut scene = loop {
+        let scene = random(rng, batch, gamma, tokens);
+        if scene.draft_rows.as_ref().is_none_or(|rows| rows.shape[2].is_multiple_of(4)) {
+            break scene;
+        }
+    };
+    scene.wants_logprobs = rng.one_in(2);
+    if is_flat {
+        scene.target_gap = tokens.next_multiple_of(8) - tokens;
+        scene.begin = Some((0..batch as i64).map(|i| i * (gamma as i64 + 1)).collect());
+    }
+    if rng.one_in(3) {
+        scene.target.data.iter_mut().for_each(|x| *x = if rng.one_in(300) { f64::NAN } else { *x });
+    }
+    if rng.one_in(4) {
+        let row = rng.size(0..=batch * (gamma + 1) - 1) * tokens;
+        scene.target.data[row..row + tokens].fill(f64::NEG_INFINITY);
+    }
+    scene
+}
