@@ -7,7 +7,8 @@ of each sequence stay in bfloat16; all others are coded by torch here, with weig
 each KV head, `dense` to all tokens. `error` is that of the result against float32 attention to the decoded keys and values, relative in norm; `coded` is
 that of the decoded ones against bfloat16, which keys that are drawn at random make larger than those of a model. `bf16` and `int4` are GPU times of a
 call in a CUDA graph, microseconds, medians, of inputs that are in no cache; `ratio` is the second over the first, and `read` the time in which the device
-reads as many bytes as INT4 has.
+reads as many bytes as INT4 has. `by_head` and `ratio_by_head` are those of codes and scales of which a page has all tokens of a head side by side, which
+strides say; elsewhere a page has all heads of a token side by side.
 """
 
 import math
@@ -50,11 +51,17 @@ class Int4Case(Case):
         super().__init__(session, batch, tokens, budget)
         coder = Coder()
         self.weights = torch.rand(KV_HEADS, DIM, device="cuda") + 0.5
-        self.int4, self.decoded = [], None
+        self.int4, self.by_head, self.decoded = [], [], None
         for i in range(self.sets):
             parts = [self._coded(coder, k, v) for k, v in zip(self.keys[i].split(2048), self.values[i].split(2048))]
             k, k_scale, v, v_scale, means, *decoded = (torch.cat(part) for part in zip(*parts))
             self.int4.append(vanward.Int4KV(
+                block_size=BLOCK, exact_tokens=BLOCK, k=k, v=v, k_scale=k_scale, v_scale=v_scale, page_table=self.table,
+                coded_lens=torch.full_like(self.lens, tokens - BLOCK), means=means, mean_table=self.table, weights=self.weights))
+            heads_first = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v, *(y.view(torch.uint8) for y in (k_scale, v_scale))))
+            k, v, k_scale, v_scale = heads_first
+            k_scale, v_scale = (x.view(torch.float8_e4m3fn) for x in (k_scale, v_scale))
+            self.by_head.append(vanward.Int4KV(
                 block_size=BLOCK, exact_tokens=BLOCK, k=k, v=v, k_scale=k_scale, v_scale=v_scale, page_table=self.table,
                 coded_lens=torch.full_like(self.lens, tokens - BLOCK), means=means, mean_table=self.table, weights=self.weights))
             if i == 0:
@@ -73,9 +80,9 @@ class Int4Case(Case):
             decoded[page] = exact[page].float()
         return decoded
 
-    def coded_attention(self, i, stream, listed=True):
+    def coded_attention(self, i, stream, listed=True, by_head=False):
         kv = self.kv(i)
-        kv.int4 = self.int4[i]
+        kv.int4 = (self.by_head if by_head else self.int4)[i]
         more = dict(block_size=self.block, list=vanward.BlockList(self.ids[i], self.counts)) if listed else {}
         return self.session.prepare_attention(kv=kv, q=self.q, out=self.out, stream=stream, **more)
 
@@ -99,14 +106,18 @@ def point(session, timer, rows, what, batch, tokens, budget, listed):
     case = Int4Case(session, batch, tokens, budget)
     exact = case.on_current_stream(lambda i, stream: case.attention(i, stream, listed=listed))
     coded = case.on_current_stream(lambda i, stream: case.coded_attention(i, stream, listed=listed))
-    coded(0)
-    torch.cuda.synchronize()
+    by_head = case.on_current_stream(lambda i, stream: case.coded_attention(i, stream, listed=listed, by_head=True))
     wanted = case.expected(*case.decoded, listed)
-    found = error(case.out, wanted)
-    assert found < 1e-2, f"{what} batch {batch} tokens {budget}: error {found:.1e}"
+    for call in (by_head, coded):
+        case.out.zero_()
+        call(0)
+        torch.cuda.synchronize()
+        found = error(case.out, wanted)
+        assert found < 1e-2, f"{what} batch {batch} tokens {budget}: error {found:.1e}"
     row = dict(batch=batch, tokens=budget, error=found, coded=error(wanted, case.expected(case.keys[0], case.values[0], listed)))
-    bf16, int4 = (min(timer.graph(call, case.sets) for _ in range(2)) for call in (exact, coded))
-    rows.put(what, **row, bf16=bf16, int4=int4, ratio=int4 / bf16, read=timer.copy(2 * case.read_bytes) / 2)
+    bf16, int4, apart = (min(timer.graph(call, case.sets) for _ in range(2)) for call in (exact, coded, by_head))
+    rows.put(what, **row, bf16=bf16, int4=int4, ratio=int4 / bf16, by_head=apart, ratio_by_head=apart / bf16,
+             read=timer.copy(2 * case.read_bytes) / 2)
 
 
 def measure(session, timer, rows, quick):

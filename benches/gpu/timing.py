@@ -69,6 +69,7 @@ class Timer:
         """
         calls = calls or (20 if sets >= 20 else sets * math.ceil(20 / sets))
         side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())  # which makes the call's inputs
         with torch.cuda.stream(side):
             for i in range(3):
                 call(i % sets)
