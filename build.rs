@@ -52,7 +52,7 @@ fn embed_kernels() {
 }
 
 /// PTX of compute_90 for compute_80, as `for_8_0` of kernels/build.py makes it: where it is the same otherwise, it is not committed.
-fn for_8_0(ptx: &str) -> String {
+pub fn for_8_0(ptx: &str) -> String {
     let lines = ptx.lines().filter(|line| !line.starts_with("griddepcontrol"));
     lines.map(|line| line.replace(".target sm_90", ".target sm_80") + "\n").collect()
 }

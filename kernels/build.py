@@ -152,7 +152,7 @@ class Nvrtc:
 
 def shortened(ptx: str) -> str:
     """PTX without comments, indentation, blank lines and the constants that no instruction names, and with short names: registers as r12 and not
-    %r12, parameters as P0, labels, which a function has for itself, as $34. Half of what the compiler writes is left."""
+    %r12, parameters as P0, labels, which a function has for itself, as $34."""
     lines = (re.sub(r"[ \t]+", " ", line.split("//")[0].strip()).replace(", ", ",") for line in ptx.splitlines())
     names = ((r"\$L__BB\d+_", "$"), (r"%rd(?=[\d<])", "%d"), (r"%([a-z]{1,2})(?=[\d<])", r"\1"), (r"\b\w+_param_(?=\d)", "P"))
     for pattern, name in names:

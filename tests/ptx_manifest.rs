@@ -1,5 +1,10 @@
 //! The committed PTX is what the sources in `kernels/` say, now and in every commit: checked without a GPU, a compiler or Python.
 
+#[allow(dead_code)]
+#[path = "../build.rs"]
+mod build;
+
+use build::for_8_0;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,12 +58,6 @@ impl Files {
 
 fn newer(name: &str) -> String {
     name.replace(".compute_80", ".compute_90")
-}
-
-/// As `for_8_0` in build.py.
-fn for_8_0(ptx: &str) -> String {
-    let lines = ptx.lines().filter(|line| !line.starts_with("griddepcontrol"));
-    lines.map(|line| line.replace(".target sm_90", ".target sm_80") + "\n").collect()
 }
 
 fn sha256(data: &[u8]) -> String {
