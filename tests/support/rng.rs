@@ -1,5 +1,5 @@
 //! Seeded randomness. A failing round names its seed; `VANWARD_SEED=<seed>` runs that one alone, and
-//! `VANWARD_ROUNDS=<n>` runs n times as many.
+//! `VANWARD_ROUNDS=<n>` runs n times as many, 20 or .5 times.
 
 use super::array::Array;
 use std::ops::RangeInclusive;
@@ -8,10 +8,10 @@ pub struct Rng(fastrand::Rng);
 
 /// Runs a case once per seed 0, 1, …; prints the seed of the round that panics.
 pub fn rounds(count: u64, mut case: impl FnMut(&mut Rng)) {
-    let number = |name| std::env::var(name).ok().map(|text| text.parse::<u64>().expect(name));
+    let number = |name| std::env::var(name).ok().map(|text| text.parse::<f64>().expect(name));
     let seeds = match number("VANWARD_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..count * number("VANWARD_ROUNDS").unwrap_or(1),
+        Some(seed) => seed as u64..seed as u64 + 1,
+        None => 0..(count as f64 * number("VANWARD_ROUNDS").unwrap_or(1.0)).ceil() as u64,
     };
     for seed in seeds {
         let _print = PrintOnPanic(seed);
