@@ -11,8 +11,8 @@ of each block. `among` is what the call adds to a graph in which a read that fil
 in an engine. `forms` are four query positions over a shared list, FP8 keys and values, and lists of single tokens, beside one position
 over blocks of bfloat16. `latents` is MLA: keys of 576 channels whose first 512 are the values, one for all heads, and lists of 2048
 tokens, in blocks and single. `positions` are 1 to 16 query positions of a sequence, as a verification of drafts has them, over all
-tokens and over a list that they share, and `repaired positions` those of which a prediction missed a share. Microseconds, medians; inputs
-are in no cache.
+tokens and over a list that they share, and `repaired positions` those of which a prediction missed a share. `trees` are the nodes of a draft
+tree with random parents, beside one position and beside a chain of as many. Microseconds, medians; inputs are in no cache.
 """
 
 import functools
@@ -267,20 +267,26 @@ class Positions(Case):
     def states(self, *entries):
         return [torch.empty(self.batch, self.positions, HEADS, *entries, *tail, device="cuda") for tail in ((DIM,), (), ())]
 
-    def call(self):
-        return self.on_current_stream(lambda i, stream: self.attention(i, stream, listed=self.is_listed))
+    def call(self, **more):
+        return self.on_current_stream(lambda i, stream: self.attention(i, stream, listed=self.is_listed, **more))
+
+    def sees(self, row, node):
+        """Whether a row of the first sequence sees the token of another."""
+        return node <= row
 
     def check(self, i=0):
-        """Every position of the first sequence: a token is seen by those from its own on."""
+        """Every position of the first sequence: a token before them is seen by all."""
         torch.cuda.synchronize()
         keys, values = (self.gathered(of, i)[0].float() for of in (self.keys, self.values))
         offsets = torch.arange(self.block, device="cuda")
         tokens = (self.ids[i][0].long()[..., None] * self.block + offsets).flatten(1)
-        last = self.lens[0] - self.positions + torch.arange(self.positions, device="cuda")
+        root = int(self.lens[0]) - self.positions
         for n in range(self.positions):
             q = self.q[0, n].float().view(KV_HEADS, GROUP, DIM)
             scores = q @ keys.transpose(-1, -2) / math.sqrt(DIM)
-            scores.masked_fill_((tokens > last[n])[:, None], -math.inf)
+            for node in range(self.positions):
+                if not self.sees(n, node):
+                    scores.masked_fill_((tokens == root + node)[:, None], -math.inf)
             want = (scores.softmax(-1) @ values).view(HEADS, DIM)
             error = (self.out[0, n].float() - want).norm() / want.norm()
             assert error < 1e-2, f"position {n}: error {error:.1e}"
@@ -298,6 +304,43 @@ def positions(session, timer, rows, quick):
             case.check()
             row[f"of_{count}"] = timer.graph(call, case.sets)
         rows.put("positions", **row)
+
+
+class Tree(Positions):
+    """The nodes of a draft tree, whose parents are drawn at random."""
+
+    def __init__(self, session, batch, tokens, budget, nodes):
+        super().__init__(session, batch, tokens, budget, nodes)
+        random = torch.Generator().manual_seed(nodes)
+        self.paths = [{0}]
+        for n in range(1, nodes):
+            self.paths.append(self.paths[int(torch.randint(0, n, (1,), generator=random))] | {n})
+        words = [[sum(1 << n % 32 for n in path if n // 32 == word) for word in range(-(-nodes // 32))] for path in self.paths]
+        self.mask = torch.tensor([words] * batch, dtype=torch.int64).to(torch.uint32).cuda()
+
+    def call(self):
+        return super().call(tree=self.mask)
+
+    def sees(self, row, node):
+        return node in self.paths[row]
+
+
+def trees(session, timer, rows, quick):
+    points = [(1, 32 << 10, 0), (1, 128 << 10, 0), (8, 32 << 10, 0), (1, 32 << 10, 4096), (1, 32 << 10, 8192), (8, 32 << 10, 4096)]
+    for batch, tokens, budget in points[3:4] if quick else points:
+        row = dict(batch=batch, tokens=tokens, listed=budget or "all")
+        for name, case in dict(
+            one=Positions(session, batch, tokens, budget, 1),
+            chain_of_16=Positions(session, batch, tokens, budget, 16),
+            tree_of_8=Tree(session, batch, tokens, budget, 8),
+            tree_of_16=Tree(session, batch, tokens, budget, 16),
+            tree_of_64=Tree(session, batch, tokens, budget, 64),
+        ).items():
+            call = case.call()
+            call(0)
+            case.check()
+            row[name] = timer.graph(call, case.sets)
+        rows.put("trees", **row)
 
 
 def repaired_positions(session, timer, rows, quick):
@@ -380,6 +423,7 @@ def measure(session, timer, rows, quick):
     repair(session, timer, rows, quick)
     dense(session, timer, rows)
     positions(session, timer, rows, quick)
+    trees(session, timer, rows, quick)
     repaired_positions(session, timer, rows, quick)
     latents(session, timer, rows, quick)
     if not quick:

@@ -154,13 +154,13 @@ __device__ inline void repair_verify128(const RepairParams &r) {
     const uint32 group = threadIdx.x / GROUP_THREADS;
     if (group == GROUPS) {
         give_registers<120>();
-        VerifyCopies copies{job};
+        VerifyCopies<ChainRows> copies{job};
         cluster_started();
         const Missed list{missed, pages, found.attended};
         copies.run([&](uint32 x) { return list.place_of(p, item, reach, x, 1 << p.log_granule); }, KEPT_STAGE);
     } else {
         take_registers<192>();
-        VerifyProducts<Type, IS_BFLOAT16> products{job, group};
+        VerifyProducts<Type, IS_BFLOAT16, ChainRows> products{job, group, ChainRows(job)};
         cluster_started();
         products.request_queries();
         VerifyKept{job, r, partials, r.exact ? found.joined : 1, threadIdx.x / WARP}.run();

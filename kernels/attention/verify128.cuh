@@ -22,7 +22,21 @@ static_assert(SLABS * SLAB_ELEMENTS == VERIFY_CHANNELS && SLAB_BYTES == STAGE_TO
 // A warp that copies requests so many stages before it waits for the first. More would delay the news of stages that have arrived.
 constexpr uint32 STAGES_IN_FLIGHT = 4;
 
+// What the rows of a sequence see, where each sees all tokens up to its own. The rows of a draft tree: TreeRows of attention_tree/verify128.cu.
+struct ChainRows {
+    static constexpr int32 SEEN_BY_ALL = 1;  // of the tokens of the rows: the first
+
+    __device__ explicit ChainRows(const VerifyJob &) {}
+    // What any row of a work item sees, where `reach` says it for a chain.
+    __device__ static Reach reach_of(const AttentionParams &, const WorkItem &, const Reach &reach) { return reach; }
+    // What is seen from query position `position`, which is the thread's row i.
+    __device__ void row(const VerifyJob &job, uint32 i, uint32 position, int32 &first, uint32 &count) { job.reach.row(job.p, position, first, count); }
+    // Which scores of a stage are of tokens that a row does not see though they lie within its reach: bit n is that of the thread's score n.
+    __device__ uint32 hidden(const VerifyJob &, uint32 stage) const { return 0; }
+};
+
 // A warp that copies one tile, 16 tokens, of every stage. Each lane finds one granule, for as many tiles as 32 granules cover.
+template <typename Rows>
 struct VerifyCopies : VerifyJob {
     static constexpr uint32 CHUNKS = VERIFY_CHANNELS * 2 / 16;  // of 16 bytes in a token's keys
 
@@ -77,8 +91,8 @@ struct VerifyCopies : VerifyJob {
         const uint32 first = cta_share.begin + rank * STAGE_TILES + warp, end = cta_share.end, count = stages();
         const Tiles tiles(first, STAGE_TILES * ctas, first < end ? p.ctas.divide((end - first - 1) / STAGE_TILES) + 1 : 0);
         // The tokens that every row sees.
-        const bool has_rows = p.own_lists || reach.queries == int32(p.positions);
-        const int32 seen_end = p.own_lists ? reach.end : has_rows ? reach.length - reach.queries + 1 : 0;
+        const bool is_one_of_chain = p.own_lists && Rows::SEEN_BY_ALL, has_rows = p.own_lists || reach.queries == int32(p.positions);
+        const int32 seen_end = is_one_of_chain ? reach.end : has_rows ? reach.length - reach.queries + Rows::SEEN_BY_ALL : 0;
         const int32 seen_begin = p.window ? max((p.own_lists ? reach.end : reach.length) - int32(p.window), 0) : 0;
         position = -1;
         key = p.k.data, value = p.v.data;
@@ -107,9 +121,10 @@ struct VerifyCopies : VerifyJob {
 
 // A warpgroup that computes every second stage of the CTA. Of a sum of 64 rows a thread has two, row lane / 4 of its warp's 16 and the one
 // 8 below, and of each eight columns two neighbouring ones.
-template <typename Type, bool IS_BFLOAT16>
+template <typename Type, bool IS_BFLOAT16, typename Rows>
 struct VerifyProducts : VerifyJob {
     uint32 group;
+    Rows rows;
     float acc[VERIFY_CHANNELS / 2], m[2], l[2];
     // The rows see `count` tokens from `first` on.
     int32 first[2];
@@ -136,13 +151,13 @@ struct VerifyProducts : VerifyJob {
         sync_some(1, COMPUTE_THREADS);
     }
     __device__ void clear() {
-        const uint32 rows = rows_of(p, item);
+        const uint32 existing = rows_of(p, item);
 #pragma unroll
         for (uint32 n = 0; n < VERIFY_CHANNELS / 2; n++) acc[n] = 0.0f;
 #pragma unroll
         for (uint32 i = 0; i < 2; i++) {
             m[i] = minus_infinity(), l[i] = 0.0f, first[i] = 0, count[i] = 0;
-            if (row(i) < rows) reach.row(p, place_of_row(p, item, first_row(p, item) + row(i)).position, first[i], count[i]);
+            if (row(i) < existing) rows.row(*this, i, place_of_row(p, item, first_row(p, item) + row(i)).position, first[i], count[i]);
         }
     }
     __device__ void multiply_keys(float (&c)[32], uint32 stage) const {
@@ -163,13 +178,15 @@ struct VerifyProducts : VerifyJob {
     __device__ void mask(float (&c)[32], uint32 stage) const {
         const uint32 *const is_whole = s.is_whole[stage];
         if (is_whole[0] && is_whole[1] && is_whole[2] && is_whole[3]) return;
+        const uint32 hidden = rows.hidden(*this, stage);
 #pragma unroll
         for (uint32 j = 0; j < STAGE_TOKENS / 8; j++) {
-            const int2 tokens = *reinterpret_cast<const int2 *>(&s.position[stage][j * 8 + lane % 4 * 2]);
+            const int2 tokens = tokens_of(stage, j);
 #pragma unroll
             for (uint32 i = 0; i < 2; i++) {
-                if (uint32(tokens.x - first[i]) >= count[i]) c[j * 4 + i * 2] = minus_infinity();
-                if (uint32(tokens.y - first[i]) >= count[i]) c[j * 4 + i * 2 + 1] = minus_infinity();
+                const uint32 n = j * 4 + i * 2;
+                if (uint32(tokens.x - first[i]) >= count[i] || hidden >> n & 1) c[n] = minus_infinity();
+                if (uint32(tokens.y - first[i]) >= count[i] || hidden >> n & 2) c[n + 1] = minus_infinity();
             }
         }
     }
@@ -288,7 +305,7 @@ __device__ inline void prefetch_likely_list(const AttentionParams &p, uint32 cta
     if (lane == 1) prefetch(p.counts.at(item.seq, item.position, item.head));
 }
 
-template <typename Type, bool IS_BFLOAT16>
+template <typename Type, bool IS_BFLOAT16, typename Rows>
 __device__ inline void attention_verify128(const AttentionParams &p) {
     extern __shared__ __align__(1024) char shared[];
     __shared__ VerifyShared s;
@@ -309,12 +326,12 @@ __device__ inline void attention_verify128(const AttentionParams &p) {
     const CtaShare &cta_share = s.cta_share;
     // A CTA without a share goes the same way: the cluster's other CTAs wait for what it sends.
     const WorkItem item = work_item_of(p, cta_share.item);
-    const Reach reach = Reach::of(p, item, cta_share.length, cta_share.queries);
+    const Reach reach = Rows::reach_of(p, item, Reach::of(p, item, cta_share.length, cta_share.queries));
     const VerifyJob job{p, cta_share, item, reach, s, shared, threadIdx.x % WARP, threadIdx.x / WARP % 4, rank, ctas};
     const uint32 group = threadIdx.x / GROUP_THREADS;
     if (group == GROUPS) {
         give_registers<120>();
-        VerifyCopies copies{job};
+        VerifyCopies<Rows> copies{job};
         cluster_started();
         copies.run([&](uint32 x) { return place_of(p, item, reach, cta_share.entries, x, listed(p, item, x)); });
         if (job.warp == 0) {
@@ -323,7 +340,7 @@ __device__ inline void attention_verify128(const AttentionParams &p) {
         }
     } else {
         take_registers<192>();
-        VerifyProducts<Type, IS_BFLOAT16> products{job, group};
+        VerifyProducts<Type, IS_BFLOAT16, Rows> products{job, group, Rows(job)};
         cluster_started();
         products.request_queries();
         products.run();
@@ -331,7 +348,3 @@ __device__ inline void attention_verify128(const AttentionParams &p) {
     }
 }
 
-#define VERIFY128_KERNEL(name, ...)                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(VERIFY_THREADS, 1) name(const __grid_constant__ AttentionParams p) {               \
-        attention_verify128<__VA_ARGS__>(p);                                                                                        \
-    }

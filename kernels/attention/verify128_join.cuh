@@ -62,6 +62,8 @@ struct VerifyJob {
         const uint32 all = (cta_share.end - cta_share.begin + STAGE_TILES - 1) / STAGE_TILES;
         return all > rank ? p.ctas.divide(all - rank - 1) + 1 : 0;
     }
+    // The tokens of a thread's scores j · 4 to j · 4 + 3, for each of its two rows.
+    __device__ int2 tokens_of(uint32 stage, uint32 j) const { return *reinterpret_cast<const int2 *>(&s.position[stage][j * 8 + lane % 4 * 2]); }
     // Called by the warp that counts the CTA's chunk and by one that copies, which waits for that.
     __device__ void chunk_counted() const { sync_some(2, 2 * WARP); }
     // Arrives for the warp, once all its lanes have come here.

@@ -108,11 +108,7 @@ struct Int4GeneralCompute : GeneralCompute {
         const Int4Params &int4 = reinterpret_cast<const Int4Params &>(p);
         const int32 end = coded_end(int4, as<int32>(int4.coded_lens.at(item.seq)), reach.length);
         if (!int4.tree.data) return run_with(cta_share, item, Int4Reach<Reach>{{reach}, int4, end}, close_unit);
-        Int4Reach<TreeReach> rows{{reach, int4.tree, item.seq}, int4, end};
-        // A list of one row: what the row sees begins at its depth, not at its place among the rows.
-        uint32 count;
-        if (p.own_lists) rows.row(p, item.position, rows.begin, count);
-        run_with(cta_share, item, rows, close_unit);
+        run_with(cta_share, item, Int4Reach<TreeReach>{{p, item, reach, int4.tree}, int4, end}, close_unit);
     }
 };
 

@@ -11,22 +11,12 @@
 #include "attention/general.cuh"
 #include "attention_tree/reach.cuh"
 
-struct TreeAttentionParams {
-    AttentionParams to;
-    View<3> tree;  // [B, Q, ⌈Q/32⌉] uint32
-};
-#include "attention_tree/layout.cuh"
-
 struct TreeCompute : GeneralCompute {
     using GeneralCompute::GeneralCompute;
 
     template <typename Close>
     __device__ void run(const CtaShare &cta_share, const WorkItem &item, const Reach &reach, Close close_unit) {
-        TreeReach rows{reach, reinterpret_cast<const TreeAttentionParams &>(p).tree, item.seq};
-        // A list of one row: what the row sees begins at its depth, not at its place among the rows.
-        uint32 count;
-        if (p.own_lists) rows.row(p, item.position, rows.begin, count);
-        run_with(cta_share, item, rows, close_unit);
+        run_with(cta_share, item, TreeReach(p, item, reach, tree_of(p)), close_unit);
     }
 };
 

@@ -3,11 +3,26 @@
 
 #include "attention/attention.cuh"
 
+struct TreeAttentionParams {
+    AttentionParams to;
+    View<3> tree;  // [B, Q, ⌈Q/32⌉] uint32
+};
+#include "attention_tree/layout.cuh"
+
+// Of kernels whose parameter is a TreeAttentionParams.
+__device__ inline const View<3> &tree_of(const AttentionParams &p) { return reinterpret_cast<const TreeAttentionParams &>(p).tree; }
+
 // What the rows of a sequence see.
 struct TreeReach : Reach {
-    const View<3> &tree;  // [B, Q, ⌈Q/32⌉] uint32
+    const View<3> &tree;
     uint32 seq;
 
+    // `chain` says what any row of a work item would see of a chain.
+    __device__ TreeReach(const AttentionParams &p, const WorkItem &item, const Reach &chain, const View<3> &tree) : Reach(chain), tree(tree), seq(item.seq) {
+        // A list of one row: what the row sees begins at its depth, not at its place among the rows.
+        uint32 count;
+        if (p.own_lists) row(p, item.position, begin, count);
+    }
     __device__ int32 root() const { return length - queries; }
     __device__ uint32 word(uint32 row, uint32 n) const { return as<uint32>(tree.at(seq, row, n)); }
     __device__ bool has(uint32 row, uint32 node) const { return word(row, node / 32) >> node % 32 & 1; }

@@ -241,9 +241,10 @@ fn fit_verify128(device: &Device, sizes: &Sizes, options: &Options) -> Fit {
         tree,
         int4,
     } = *options;
-    let are_few = sizes.rows < verify128::FEWEST_ROWS && !is_far && !reads_most(sizes, options);
+    // Of draft trees it is the one fast variant.
+    let are_few = sizes.rows < verify128::FEWEST_ROWS && !is_far && !reads_most(sizes, options) && !tree;
     let fit = if are_few { Fit::Slower } else { Fit::Takes };
-    let fit = fit.unless(tree, "it takes no draft tree").unless(int4.is_some(), NO_INT4);
+    let fit = fit.unless(int4.is_some(), NO_INT4);
     takes_drafts(fit, device.runs_verify128, sizes)
         .unless(!rows_of_16_bytes, "rows of q, k and v have to begin and end on 16 bytes")
         .unless(partials, "it keeps no partials")

@@ -39,9 +39,9 @@ const CLUSTER_SIZES: [u32; 4] = [1, 2, 4, LARGEST_CLUSTER];
 
 /// Every kernel that attends: which it is, its source, its name.
 #[rustfmt::skip]
-const ATTENTION: [(Entry, &str, &str); 33] = {
+const ATTENTION: [(Entry, &str, &str); 35] = {
     use Element::{Bf16, F16, Fp8};
-    use Entry::{Decode128, General, GeneralTree, Int4_128, Int4General, Mla16, Mla64, Mma, Verify128};
+    use Entry::{Decode128, General, GeneralTree, Int4_128, Int4General, Mla16, Mla64, Mma, Verify128, Verify128Tree};
     use Rows::{UpTo4, UpTo8, UpTo16};
     use Width::{W128, W256, W576};
     [
@@ -56,6 +56,8 @@ const ATTENTION: [(Entry, &str, &str); 33] = {
         (Decode128(Fp8, UpTo16), "attention/decode128_fp8", "attention_decode128_fp8_16"),
         (Verify128(F16), "attention/verify128", "attention_verify128_f16"),
         (Verify128(Bf16), "attention/verify128", "attention_verify128_bf16"),
+        (Verify128Tree(F16), "attention_tree/verify128", "attention_verify128_tree_f16"),
+        (Verify128Tree(Bf16), "attention_tree/verify128", "attention_verify128_tree_bf16"),
         (Int4_128(F16, UpTo4), "attention_int4/decode128_f16", "attention_int4_128_f16_4"),
         (Int4_128(F16, UpTo8), "attention_int4/decode128_f16", "attention_int4_128_f16_8"),
         (Int4_128(F16, UpTo16), "attention_int4/decode128_f16", "attention_int4_128_f16_16"),
@@ -129,6 +131,7 @@ impl cuda::Kernels for Kernels {
         source!("attention/mla16", compute_90),
         source!("attention/mla64", compute_90a),
         source!("attention/general", compute_80, compute_90),
+        source!("attention_tree/verify128", compute_90a),
         source!("attention_tree/general", compute_80, compute_90),
         source!("attention_int4/general", compute_80, compute_90),
         source!("attention/split", compute_80, compute_90),
@@ -152,7 +155,7 @@ impl cuda::Kernels for Kernels {
         for (entry, source, name) in ATTENTION.into_iter().filter(|(_, source, _)| modules.has(source)) {
             let most = match entry {
                 Entry::Decode128(..) => decode128::most_shared(facts.shared_bytes),
-                Entry::Verify128(_) => verify128::SHARED,
+                Entry::Verify128(_) | Entry::Verify128Tree(_) => verify128::SHARED,
                 Entry::Int4_128(_, rows) => int4_128::shared(rows),
                 _ => most_shared(facts),
             };
@@ -236,7 +239,7 @@ pub fn plan(kernels: &Kernels, forced: Option<Variant>, job: &Job) -> Result<Opt
         Variant::Decode128 => decode128::plan(multiprocessors, shared_bytes, &params, &sizes).expect(PLANNED),
         Variant::Verify128 => {
             let clusters = kernels.verify_clusters.as_ref().expect(PLANNED);
-            verify128::plan(clusters, &params, &sizes).expect(PLANNED)
+            verify128::plan(clusters, &params, &sizes, options.tree).expect(PLANNED)
         }
         Variant::Int4_128 => {
             let int4 = job.problem.int4.expect(PLANNED);

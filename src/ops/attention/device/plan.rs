@@ -25,6 +25,7 @@ const MOST: u64 = 1 << 31;
 pub enum Entry {
     Decode128(Element, Rows),
     Verify128(Element),
+    Verify128Tree(Element),
     Int4_128(Element, Rows),
     Mla64(Element),
     Mla16(Element),

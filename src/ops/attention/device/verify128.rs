@@ -77,8 +77,8 @@ pub fn describe(params: &Params, sizes: &Sizes, ctas: u32) -> Params {
     }
 }
 
-/// The plan of a call that fits.
-pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes) -> Option<Plan> {
+/// The plan of a call that fits; `is_tree`: the rows are those of draft trees.
+pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes, is_tree: bool) -> Option<Plan> {
     let items = work_items(sizes);
     let (ctas, at_once) = clusters.choose(items, sizes.list_tokens);
     let target = at_once.saturating_sub(items).max(at_once / 2).max(1);
@@ -92,7 +92,7 @@ pub fn plan(clusters: &Clusters, params: &Params, sizes: &Sizes) -> Option<Plan>
     let shares = if are_few { 0 } else { chunks as usize * CTA_SHARE_BYTES };
     Some(Plan {
         params,
-        entry: Entry::Verify128(sizes.element?),
+        entry: if is_tree { Entry::Verify128Tree(sizes.element?) } else { Entry::Verify128(sizes.element?) },
         ctas: chunks * ctas,
         threads: THREADS,
         cluster: Some(ctas),

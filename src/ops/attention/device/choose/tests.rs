@@ -189,12 +189,17 @@ fn devices_before_hopper_take_mma() {
 }
 
 #[test]
-fn draft_trees_take_general_and_repair_of_them_two_launches() {
+fn draft_trees_take_verify128_or_general_and_repair_of_them_two_launches() {
     let tree = Options { positions: true, tree: true, ..NOTHING };
-    for (sizes, options) in
-        [(SIZES, tree), (Sizes { rows: 64, ..SIZES }, tree), (MLA, Options { tree: true, ..LATENTS })]
+    for rows in [4, 16, 64, 200] {
+        assert_eq!(chosen(&H200, &Sizes { rows, ..SIZES }, &tree), Variant::Verify128, "{rows}");
+    }
+    let narrow = Sizes { dim: 64, value_dim: 64, ..SIZES };
+    let a100 = Device { runs_decode128: false, runs_verify128: false, ..H200 };
+    for (device, sizes, options) in
+        [(&H200, narrow, tree), (&a100, SIZES, tree), (&H200, MLA, Options { tree: true, ..LATENTS })]
     {
-        assert_eq!(chosen(&H200, &sizes, &options), Variant::General);
+        assert_eq!(chosen(device, &sizes, &options), Variant::General);
     }
     let repair = choose(None, |variant| fit_repair(variant, &SIZES, &tree, &REPAIR)).unwrap();
     assert_eq!(repair, RepairVariant::TwoLaunches);
