@@ -6,7 +6,8 @@
 two last forced. Every selection is compared with torch's before it is timed. `event` is one call between two CUDA events, the host's
 time in it; `graph` is GPU time, from calls in a CUDA graph. `floor` is the time in which the device copies as many bytes as the
 summaries have, half of them read. `among` is what the call adds to a graph in which a read that fills the cache goes before each, as a
-layer's weights do in an engine. `sizes`, `groups` and `k` are other forms of the same call for one sequence. Microseconds, medians;
+layer's weights do in an engine. `paged` are the same with a page for each block and a table of pages in random order, as an engine's
+pages of 64 tokens have it. `sizes`, `groups` and `k` are other forms of the same call for one sequence. Microseconds, medians;
 inputs are in no cache.
 """
 
@@ -69,41 +70,47 @@ class Case:
         self.ids = torch.empty(batch, HEADS, k, dtype=torch.int32, device="cuda")
         self.counts = torch.empty(batch, HEADS, dtype=torch.int32, device="cuda")
         self.scores = torch.empty(batch, HEADS, self.blocks, device="cuda")
+        self.table = torch.randperm(batch * rows, device="cuda").int().view(batch, rows)
 
-    def index(self, i):
+    def index(self, i, is_paged=False):
+        first, second, more = self.first[i], self.second[i], {}
+        if is_paged:
+            first, second, more = first.flatten(0, 1)[:, None], second.flatten(0, 1)[:, None], dict(table=self.table)
         if self.method == "minmax":
-            return vanward.Index("minmax", block_size=self.block, key_max=self.first[i], key_min=self.second[i])
+            return vanward.Index("minmax", block_size=self.block, key_max=first, key_min=second, **more)
         if self.method == "axis":
-            return vanward.Index("axis", block_size=self.block, axes=self.first[i], axis_range=self.second[i])
+            return vanward.Index("axis", block_size=self.block, axes=first, axis_range=second, **more)
         return vanward.Index("mean", window=WINDOW, stride=STRIDE, means=self.first[i])
 
-    def prepared(self, i, stream, **more):
+    def prepared(self, i, stream, is_paged=False, **more):
         return self.session.prepare_select_blocks(
-            method=self.method, block_size=self.block, k=self.k, init_blocks=INIT, local_blocks=LOCAL, index=self.index(i), q=self.q,
+            method=self.method, block_size=self.block, k=self.k, init_blocks=INIT, local_blocks=LOCAL, index=self.index(i, is_paged), q=self.q,
             seq_lens=self.lens, selected=vanward.BlockList(self.ids, self.counts), stream=stream, **more,
         )
 
-    def on_current_stream(self):
+    def on_current_stream(self, is_paged=False):
         """call(i) on whichever stream is current: each stream's calls are prepared on first use."""
         by_stream = {}
 
         def call(i):
             stream = torch.cuda.current_stream().cuda_stream
             if stream not in by_stream:
-                by_stream[stream] = [self.prepared(n, stream) for n in range(self.sets)]
+                by_stream[stream] = [self.prepared(n, stream, is_paged) for n in range(self.sets)]
             by_stream[stream][i]()
 
         return call
 
-    def check(self):
+    def check(self, is_paged=False):
         """The list is the exact best of the scores that the call wrote."""
-        self.prepared(0, torch.cuda.current_stream().cuda_stream, scores=self.scores)()
+        self.prepared(0, torch.cuda.current_stream().cuda_stream, is_paged, scores=self.scores)()
         torch.cuda.synchronize()
         scores = self.scores.clone()
         scores[..., :INIT] = scores[..., self.blocks - LOCAL :] = math.inf
         best = scores.sort(dim=-1, descending=True, stable=True).indices[..., : self.k]
         assert torch.equal(self.ids.long(), best.sort(dim=-1).values), "ids"
         assert (self.counts == min(self.k, self.blocks)).all(), "counts"
+        if is_paged:
+            return
         if self.method == "minmax":
             theirs = torch_minmax(self.q, self.first[0], self.second[0], self.k)
             same = sum(len(set(a.tolist()) & set(b.tolist())) for a, b in zip(self.ids.flatten(0, 1), theirs.flatten(0, 1)))
@@ -111,6 +118,12 @@ class Case:
         if self.method == "axis":
             theirs, _ = torch_axis(self.q, self.first[0], self.second[0], self.k)
             assert torch.allclose(self.scores, theirs, rtol=2e-3, atol=1e-6), "torch's scores, but for its rounding"
+
+
+def paged(case, timer):
+    case.check(is_paged=True)
+    ours = case.on_current_stream(is_paged=True)
+    return dict(paged_graph=timer.graph(ours, case.sets), paged_among=timer.among(ours, case.sets))
 
 
 def select(session, timer, rows, quick):
@@ -122,6 +135,7 @@ def select(session, timer, rows, quick):
         peer = lambda i: torch_minmax(case.q, case.first[i], case.second[i], case.k)  # noqa: E731
         row = dict(batch=batch, tokens=tokens, floor=timer.copy(case.bytes))
         row.update(vanward_graph=timer.graph(ours, case.sets), vanward_among=timer.among(ours, case.sets))
+        row.update(paged(case, timer))
         row.update(torch_graph=timer.graph(peer, case.sets))
         row.update(vanward_event=timer.event(ours, case.sets), torch_event=timer.event(peer, case.sets))
         rows.put("minmax", **row)
@@ -131,6 +145,7 @@ def select(session, timer, rows, quick):
         peer = lambda i: torch_axis(case.q, case.first[i], case.second[i], case.k)  # noqa: E731
         row = dict(batch=batch, tokens=tokens, floor=timer.copy(case.bytes))
         row.update(vanward_graph=timer.graph(ours, case.sets), vanward_among=timer.among(ours, case.sets))
+        row.update(paged(case, timer))
         row.update(torch_graph=timer.graph(peer, case.sets))
         row.update(vanward_event=timer.event(ours, case.sets))
         rows.put("axis", **row)
