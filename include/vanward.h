@@ -3301,12 +3301,13 @@ typedef struct {
   uint32_t longest;
   /** Must be 0. */
   uint32_t reserved;
+  vwd_tensor tree;
 } vwd_decoder_step;
 #define VWD_DECODER_STEP_INIT \
   {/* struct_size */ sizeof(vwd_decoder_step), /* flags */ 0, /* mode */ 0, /* positions */ 0, /* shortest */ 0, \
    /* page_table */ VWD_TENSOR_INIT, /* seq_lens */ VWD_TENSOR_INIT, /* q_lens */ VWD_TENSOR_INIT, \
    /* begin */ VWD_TENSOR_INIT, /* modes */ VWD_TENSOR_INIT, /* sequences */ VWD_TENSOR_INIT, /* longest */ 0, \
-   /* reserved */ 0}
+   /* reserved */ 0, /* tree */ VWD_TENSOR_INIT}
 
 /** Arguments of `vwd_decoder_foresee`; see there. */
 typedef struct {
@@ -3477,6 +3478,12 @@ vwd_status vwd_decoder_info(const vwd_decoder *decoder,
  *                                   no past. A sequence that takes another's number is announced by `vwd_decoder_reset`; without
  *                                   that more is predicted wrong, and repaired.
  *
+ * step->tree  [B, Q, ⌈Q/32⌉]        uint32, optional (absent: chains), read where Q exceeds 1: the q_lens[i] tokens of row i in this step
+ *                                   are the nodes of a draft tree, as in `vwd_attention`. Node n is written as token
+ *                                   seq_lens[i] − q_lens[i] + n. The tree is verified by `vwd_verify_tree`, and what was accepted is
+ *                                   moved by `vwd_compact`; in the row's next step `begin` is the root's token, so that the summaries
+ *                                   are made of what was accepted. UNSUPPORTED on a tiered cache.
+ *
  * With a budget the call decides for each layer of PRR or FORESEEN, in steps of one position, whether it attends so or by SERIAL:
  * by its strategy if the budget's time of that, at `longest` tokens, B rows, the policy's ratio and options->coverage, is shorter than
  * SERIAL's by more than 2 %. A layer that falls back gives SERIAL's results, its list and its threshold of dense rows among them, bit
@@ -3490,7 +3497,7 @@ vwd_status vwd_decoder_info(const vwd_decoder *decoder,
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
  * captured, together with the step's `vwd_decoder_foresee` and `vwd_decoder_attend`. Calls on one decoder are ordered by the caller, by one stream or by
  * events.
- * Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
+ * Errors: INVALID_ARGUMENT (the message names the argument), UNSUPPORTED, DRIVER, INTERNAL.
  */
 VWD_API
 vwd_status vwd_decoder_begin(const vwd_decoder *decoder,

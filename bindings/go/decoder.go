@@ -227,6 +227,7 @@ type DecoderStep struct {
 	Begin     Tensor
 	Modes     Tensor
 	Sequences Tensor
+	Tree      Tensor
 }
 
 // Begin begins a step.
@@ -250,6 +251,7 @@ func (step DecoderStep) lower(l *lowering) C.vwd_decoder_step {
 		begin:       l.tensor("begin", step.Begin),
 		modes:       l.tensor("modes", step.Modes),
 		sequences:   l.tensor("sequences", step.Sequences),
+		tree:        l.tensor("tree", step.Tree),
 	}
 }
 

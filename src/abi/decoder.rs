@@ -194,11 +194,13 @@ pub struct vwd_decoder_step {
     pub longest: u32,
     /// Must be 0.
     pub reserved: u32,
+    pub tree: vwd_tensor,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_decoder_step {
-    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_decoder_step, longest), size_of::<Self>()];
+    const KNOWN_SIZES: &'static [usize] =
+        &[offset_of!(vwd_decoder_step, longest), offset_of!(vwd_decoder_step, tree), size_of::<Self>()];
 }
 
 /// Arguments of `vwd_decoder_foresee`; see there.

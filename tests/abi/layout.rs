@@ -715,6 +715,7 @@ structs! {
         sequences,
         longest,
         reserved,
+        tree,
     }
     vwd_decoder_foresee_args {
         struct_size,

@@ -128,6 +128,7 @@ const SIZES: &[(&str, usize)] = &[
     ("Q", 13),
     ("Dv", 24),
     ("1", 1),
+    ("2", 2),
 ];
 
 /// The fields of the vwd_block_list at `base`.

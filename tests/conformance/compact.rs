@@ -21,10 +21,10 @@ pub const CASES: &[Case] = cases![
 pub const ON_THE_CPU: &[Case] = cases![compact_of_a_path_that_stays_writes_nothing];
 
 /// A compactor that releases itself.
-struct Compactor(*mut vwd_compactor);
+pub struct Compactor(pub *mut vwd_compactor);
 
 impl Compactor {
-    fn new(backend: &Backend, caches: &[vwd_tensor]) -> Compactor {
+    pub fn new(backend: &Backend, caches: &[vwd_tensor]) -> Compactor {
         let options = vwd_compactor_options { cache_count: caches.len() as u32, caches: caches.as_ptr(), ..args() };
         let mut compactor = std::ptr::null_mut();
         // SAFETY: the pointers are valid.

@@ -7,6 +7,7 @@ pub mod model;
 pub mod strategies;
 pub mod tiered;
 pub mod tiered_types;
+pub mod trees;
 
 use crate::Case;
 use crate::support::*;
@@ -71,7 +72,7 @@ fn ints<'b>(backend: &'b Backend, values: &[i64]) -> Tensor<'b> {
 
 /// A layer of an engine: pages, and the sequences in them.
 #[derive(Clone, Copy)]
-struct Shape {
+pub struct Shape {
     heads: [usize; 2],
     dim: usize,
     value_dim: usize,

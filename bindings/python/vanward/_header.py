@@ -970,6 +970,7 @@ class vwd_decoder_step(Structure):
         ("sequences", vwd_tensor),
         ("longest", c_uint32),
         ("reserved", c_uint32),
+        ("tree", vwd_tensor),
     ]
 
 

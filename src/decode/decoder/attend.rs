@@ -449,6 +449,7 @@ impl<'a> Attend<'a> {
             q_lens: layer.q_lens(kind),
             sinks: args.sinks,
             out: args.out,
+            tree: layer.step.tree,
             ..zeroed()
         }
     }

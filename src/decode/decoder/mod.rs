@@ -94,6 +94,8 @@ struct Step {
     has_begin: bool,
     /// [B] or absent: row i is sequence i.
     sequences: vwd_tensor,
+    /// [B, Q, ⌈Q/32⌉] or absent: rows are chains.
+    tree: vwd_tensor,
     /// How many steps were begun, this one included.
     number: u64,
 }
@@ -202,6 +204,11 @@ impl Decoder {
         let begin = checks.optional_input("begin", &c.begin, i32, &[batch])?;
         let each = checks.optional_input("modes", &c.modes, i32, &[batch])?;
         let sequences = checks.optional_input("sequences", &c.sequences, i32, &[batch])?;
+        let words = [batch, ("Q", positions), ("⌈Q/32⌉", positions.div_ceil(32))];
+        let tree = checks.optional_input("tree", &c.tree, &[DType::U32], &words)?;
+        if self.tiered.is_some() && tree.is_some() {
+            return Err(Error::unsupported("a decoder on a tiered cache takes no draft tree"));
+        }
         let remembers = options.layers.iter().any(|policy| policy.strategy.remembers()) && self.tiered.is_none();
         if remembers && sequences.is_none() && batch.1 > options.max_sequences {
             let expected = format!("at most max_sequences, {}", options.max_sequences);
@@ -274,6 +281,8 @@ impl Decoder {
             shortest: c.shortest,
             has_begin: begin.is_some(),
             sequences,
+            // A root alone is a chain.
+            tree: if positions > 1 { c.tree } else { vwd_tensor { data: std::ptr::null_mut(), ..c.tree } },
             number: self.steps.fetch_add(1, Relaxed) + 1,
         });
         Ok(())

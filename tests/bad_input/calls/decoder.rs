@@ -87,6 +87,7 @@ pub fn decoder_begin(backend: &Backend) -> Call<'_> {
     call.input("begin", offset_of!(Args, begin), I32, "B").optional().values(&[0, 1, 2]);
     call.input("modes", offset_of!(Args, modes), I32, "B").optional().values(&[0, 1, 2]);
     call.input("sequences", offset_of!(Args, sequences), I32, "B").optional().values(&[2, 0, -1]);
+    call.input("tree", offset_of!(Args, tree), U32, "B 2 1").optional();
     call
 }
 

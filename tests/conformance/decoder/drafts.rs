@@ -8,8 +8,8 @@ pub const CASES: &[Case] = cases![
 ];
 
 /// A model of two layers whose weights are random: each token's text depends on all tokens before it.
-struct Model {
-    shape: Shape,
+pub struct Model {
+    pub shape: Shape,
     /// [vocabulary, width]
     embedding: Array<f64>,
     /// [layers, width, out]: of queries, keys, values, and back.
@@ -21,14 +21,14 @@ struct Model {
 
 const LAYERS: usize = 2;
 const WIDTH: usize = 16;
-const VOCABULARY: usize = 24;
+pub const VOCABULARY: usize = 24;
 
 fn times(x: &[f64], weights: &Array<f64>, layer: usize, out: usize) -> Vec<f64> {
     (0..out).map(|o| x.iter().enumerate().map(|(n, x)| x * weights[[layer, n, o]]).sum()).collect()
 }
 
 impl Model {
-    fn new(rng: &mut Rng, shape: Shape) -> Model {
+    pub fn new(rng: &mut Rng, shape: Shape) -> Model {
         let map = |rng: &mut Rng, from: usize, to: usize, gain: f64| {
             rng.normals(&[LAYERS, from, to]).map(|&x| x * gain / (from as f64).sqrt())
         };
@@ -45,16 +45,37 @@ impl Model {
 }
 
 /// Sequences that decode side by side, with a decoder of their own.
-struct Decoding<'b, 'm> {
+pub struct Decoding<'b, 'm> {
     backend: &'b Backend,
     model: &'m Model,
     decoder: Decoder,
-    caches: Vec<[Tensor<'b>; 2]>,
-    table: Tensor<'b>,
+    pub caches: Vec<[Tensor<'b>; 2]>,
+    pub table: Tensor<'b>,
+}
+
+/// The tokens of each row in a step, which follow the first `begin` of its sequence.
+#[derive(Clone, Copy)]
+pub struct Part<'a> {
+    pub modes: &'a [u32],
+    pub begin: &'a [usize],
+    pub tokens: &'a [Vec<usize>],
+    /// Where rows are trees: the nodes from the root to each node, both included.
+    pub paths: Option<&'a [Vec<Vec<usize>>]>,
+    /// The first tokens that are new to the summaries.
+    pub since: Option<&'a [i64]>,
+}
+
+/// Masks of trees, [rows, positions, 1]; of nodes that a row has not, any.
+fn words<'b>(backend: &'b Backend, paths: &[Vec<Vec<usize>>], positions: usize) -> Tensor<'b> {
+    assert!(positions <= 32, "a word a node");
+    let word = |path: &Vec<usize>| path.iter().fold(0u32, |word, node| word | 1 << node);
+    let of_row = |i: usize| (0..positions).map(move |r| paths[i].get(r).map_or(0xaaaa_aaaa, word));
+    let bytes: Vec<u8> = (0..paths.len()).flat_map(of_row).flat_map(u32::to_le_bytes).collect();
+    Tensor::raw(backend, U32, &[paths.len(), positions, 1], &bytes, &Layout::default())
 }
 
 impl<'b, 'm> Decoding<'b, 'm> {
-    fn new(backend: &'b Backend, model: &'m Model) -> Decoding<'b, 'm> {
+    pub fn new(backend: &'b Backend, model: &'m Model) -> Decoding<'b, 'm> {
         let shape = &model.shape;
         let policy = vwd_decoder_policy { k: 3, ..POLICY };
         let options = vwd_decoder_options { layers: LAYERS as u32, ..shape.options(policy) };
@@ -72,8 +93,44 @@ impl<'b, 'm> Decoding<'b, 'm> {
         }
     }
 
+    /// Writes prompts, each row its own, and gives the token after each.
+    pub fn prefill(&self, prompts: &[Vec<usize>]) -> Vec<usize> {
+        let (at_once, longest) = (self.model.shape.positions, prompts.iter().map(Vec::len).max().unwrap());
+        let mut next = vec![0; prompts.len()];
+        for at in (0..longest).step_by(at_once) {
+            let part = |p: &Vec<usize>| p[at.min(p.len())..(at + at_once).min(p.len())].to_vec();
+            let tokens: Vec<_> = prompts.iter().map(part).collect();
+            let begin: Vec<_> = prompts.iter().map(|p| at.min(p.len())).collect();
+            let found = self.run(&vec![VWD_DECODER_DENSE; prompts.len()], &begin, &tokens);
+            for (next, found) in next.iter_mut().zip(&found) {
+                *next = *found.last().unwrap_or(next);
+            }
+        }
+        next
+    }
+
     /// The next token after each of these tokens, which follow the first `begin` of each sequence.
-    fn run(&self, modes: &[u32], begin: &[usize], tokens: &[Vec<usize>]) -> Vec<Vec<usize>> {
+    pub fn run(&self, modes: &[u32], begin: &[usize], tokens: &[Vec<usize>]) -> Vec<Vec<usize>> {
+        self.step(&Part { modes, begin, tokens, paths: None, since: None })
+    }
+
+    /// The next token after each token of the step.
+    pub fn step(&self, part: &Part) -> Vec<Vec<usize>> {
+        self.following(&self.hidden(part), part)
+    }
+
+    /// The next token after each token of a step that left these vectors.
+    pub fn following(&self, hidden: &[Vec<Vec<f64>>], part: &Part) -> Vec<Vec<usize>> {
+        let next = |h: &[f64]| {
+            let logit = |t: &usize| oracle::dot(self.model.embedding.row([*t]), h);
+            (0..VOCABULARY).max_by(|a, b| logit(a).total_cmp(&logit(b))).unwrap()
+        };
+        hidden.iter().zip(part.tokens).map(|(h, tokens)| (0..tokens.len()).map(|r| next(&h[r])).collect()).collect()
+    }
+
+    /// What the layers make of each position of the step.
+    pub fn hidden(&self, part: &Part) -> Vec<Vec<Vec<f64>>> {
+        let &Part { modes, begin, tokens, paths, since } = part;
         let (backend, model, shape) = (self.backend, self.model, &self.model.shape);
         let (rows, positions) = (tokens.len(), tokens.iter().map(Vec::len).max().unwrap().max(1));
         let lens: Vec<i64> = (0..rows).map(|i| (begin[i] + tokens[i].len()) as i64).collect();
@@ -83,13 +140,21 @@ impl<'b, 'm> Decoding<'b, 'm> {
             ints(backend, &counts),
             ints(backend, &modes.iter().map(|&m| m as i64).collect::<Vec<_>>()),
         ];
+        let masks = paths.map(|paths| words(backend, paths, positions));
+        let since = since.map(|since| ints(backend, since));
         let step = vwd_decoder_step {
             positions: positions as u32,
             page_table: self.table.c(),
             seq_lens: lens.c(),
             q_lens: counts.c(),
+            begin: since.as_ref().map_or(absent(), Tensor::c),
             modes: modes.c(),
+            tree: masks.as_ref().map_or(absent(), Tensor::c),
             ..args()
+        };
+        let depth = |i: usize, r: usize| match paths {
+            Some(paths) => paths[i].get(r).map_or(0, |path| path.len() - 1),
+            None => r,
         };
         self.decoder.begin(backend, &step);
         let token = |i: usize, r: usize| tokens[i].get(r).copied();
@@ -105,7 +170,7 @@ impl<'b, 'm> Decoding<'b, 'm> {
                     .flat_map(|n| {
                         let h = &hidden[n / positions][n % positions];
                         // The position enters as a phase, so that no two tokens are alike.
-                        let t = (begin[n / positions] + n % positions) as f64;
+                        let t = (begin[n / positions] + depth(n / positions, n % positions)) as f64;
                         let turned: Vec<f64> =
                             h.iter().enumerate().map(|(c, x)| x + (t * 0.3 + c as f64).sin()).collect();
                         times(&turned, weights, layer, heads * dim)
@@ -144,11 +209,7 @@ impl<'b, 'm> Decoding<'b, 'm> {
                 }
             }
         }
-        let next = |h: &[f64]| {
-            let logit = |t: &usize| oracle::dot(model.embedding.row([*t]), h);
-            (0..VOCABULARY).max_by(|a, b| logit(a).total_cmp(&logit(b))).unwrap()
-        };
-        (0..rows).map(|i| (0..tokens[i].len()).map(|r| next(&hidden[i][r])).collect()).collect()
+        hidden
     }
 }
 
@@ -172,24 +233,8 @@ fn decoder_gives_the_text_of_dense_attention_from_verified_drafts(backend: &Back
         // Lengths differ; sparse rows begin to choose past 24 tokens.
         let prompts: Vec<Vec<usize>> =
             (0..shape.rows).map(|i| (0..5 + 20 * i).map(|_| rng.size(0..=VOCABULARY - 1)).collect()).collect();
-        let prefill = |decoding: &Decoding| -> Vec<usize> {
-            let longest = prompts.iter().map(Vec::len).max().unwrap();
-            let mut next = vec![0; shape.rows];
-            for at in (0..longest).step_by(GAMMA + 1) {
-                let part = |p: &Vec<usize>| p[at.min(p.len())..(at + GAMMA + 1).min(p.len())].to_vec();
-                let tokens: Vec<_> = prompts.iter().map(part).collect();
-                let begin: Vec<_> = prompts.iter().map(|p| at.min(p.len())).collect();
-                let found = decoding.run(&[VWD_DECODER_DENSE; 3], &begin, &tokens);
-                for (i, found) in found.iter().enumerate() {
-                    if let Some(&last) = found.last() {
-                        next[i] = last;
-                    }
-                }
-            }
-            next
-        };
         let dense = Decoding::new(backend, &model);
-        let mut expected: Vec<Vec<usize>> = prefill(&dense).into_iter().map(|t| vec![t]).collect();
+        let mut expected: Vec<Vec<usize>> = dense.prefill(&prompts).into_iter().map(|t| vec![t]).collect();
         for n in 0..wanted + GAMMA {
             let begin: Vec<_> = prompts.iter().map(|p| p.len() + n).collect();
             let last: Vec<_> = expected.iter().map(|text| vec![*text.last().unwrap()]).collect();
@@ -198,7 +243,7 @@ fn decoder_gives_the_text_of_dense_attention_from_verified_drafts(backend: &Back
         }
 
         let own = Decoding::new(backend, &model);
-        let mut texts: Vec<Vec<usize>> = prefill(&own).into_iter().map(|t| vec![t]).collect();
+        let mut texts: Vec<Vec<usize>> = own.prefill(&prompts).into_iter().map(|t| vec![t]).collect();
         while texts.iter().any(|text| text.len() < wanted) {
             let begin: Vec<_> = (0..3).map(|i| prompts[i].len() + texts[i].len() - 1).collect();
             let recommended = own.decoder.read(backend, own.decoder.details().draft_lens);
