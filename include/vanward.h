@@ -2199,8 +2199,8 @@ typedef struct {
  * A tiered KV cache of all layers of a model. Opaque.
  *
  * The newest one or two blocks of each sequence lie in reserved slots, the sequence's tail, where tokens are appended. A block
- * that is full is written back to host memory; resolve and fetch bring it to a slot when a list names it. Forks share whole
- * blocks, which never change.
+ * that is full is written back to host memory. When it leaves the tail it is copied to other slots; once it has lost these, resolve
+ * and fetch bring it back when a list names it. Forks share whole blocks, which never change.
  */
 typedef struct vwd_kv_cache vwd_kv_cache;
 
@@ -2323,6 +2323,12 @@ VWD_API vwd_status vwd_kv_cache_free(const vwd_kv_cache *cache, uint32_t sequenc
  * has that number, if `vwd_kv_cache_extend` has reserved no block for it, or if tokens before it are missing: if the layer has fewer
  * than begin[i] tokens. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
  * be any number; a prefill appends chunks of many blocks.
+ *
+ * The block that leaves the tail is copied, on the device, to a slot for each KV head, where later resolves find it resident. It takes a
+ * slot that none of the last `hold` resolves of the layer named and that waits for no copy. If it finds none, the block is
+ * missed when it is next named. The next resolve may give the slot away, as if the block had been named `hold` resolves ago. Of an
+ * append of several blocks, only the last one that leaves the tail gets slots. Blocks that leave the tail because of a fork or a truncation
+ * get none.
  *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
  * captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.

@@ -182,6 +182,12 @@ func (k *KvCache) Free(sequence int, stream Stream) error {
 //	than begin[i] tokens. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
 //	be any number; a prefill appends chunks of many blocks.
 //
+//	The block that leaves the tail is copied, on the device, to a slot for each KV head, where later resolves find it resident. It takes a
+//	slot that none of the last `hold` resolves of the layer named and that waits for no copy. If it finds none, the block is
+//	missed when it is next named. The next resolve may give the slot away, as if the block had been named `hold` resolves ago. Of an
+//	append of several blocks, only the last one that leaves the tail gets slots. Blocks that leave the tail because of a fork or a truncation
+//	get none.
+//
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
 //	captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
 //	Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.

@@ -22,6 +22,8 @@ struct Home {
 };
 constexpr uint32 CLAIMED = 0xfffffffeu;  // a slot of this or more: the run has none (NO_HOME), or a resolve is finding one
 constexpr uint64 NO_HOME = 0xffffffffffffffffull, CLAIMED_HOME = 0xfffffffffffffffeull, RESIDENT = 1ull << 32;
+// In `holds`: the slot holds no run, but a copy of the run that it held last may be under way.
+constexpr uint64 DROPPED = CLAIMED_HOME;
 
 __device__ inline uint64 pack(Home home) { return uint64(home.since) << 32 | home.slot; }
 __device__ inline Home unpack(uint64 bits) { return {uint32(bits), uint32(bits >> 32)}; }

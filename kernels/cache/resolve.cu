@@ -365,8 +365,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __gr
             if (at >= left_over) continue;
             if (spared >> k & 1) layer.named[s] = seen.named[k] & ~CHANCE;
             if (!(may_go[k] >> lane & 1)) continue;
-            if (seen.holds[k] != NO_HOME) {
-                const Home evicted = unpack(seen.holds[k]);
+            const Home evicted = unpack(seen.holds[k]);
+            if (evicted.slot < CLAIMED) {
                 // No entry waits for the evicted run: a copy that ends meanwhile finds another home and leaves it, or has marked it before.
                 store_volatile(layer.homes + evicted.slot, NO_HOME);
                 leaving += 1 | uint32(evicted.is_resident() && !(seen.named[k] & IN_USE)) << 16;

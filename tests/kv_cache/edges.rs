@@ -311,6 +311,59 @@ fn what_the_last_resolves_named_keeps_its_slot() {
     assert_eq!([key(&cache, first[0]), key(&cache, second[1])], [100.0, 112.0]);
 }
 
+/// Token by token, and several blocks at once.
+#[test]
+fn block_that_leaves_the_tail_is_resident_at_once() {
+    let cache = Cache::new(&options());
+    let [by_token, by_chunk] = [(); 2].map(|()| cache.add().expect("room"));
+    for token in 0..16 {
+        append(&cache, by_token, token, 1, 100.0);
+        let left = (token / 4) as i32 - 2;
+        if left >= 0 {
+            let (slots, missed) = resolve(&cache, &[by_token], &[left]);
+            assert_eq!((missed, key(&cache, slots[0])), (0, 100.0 + 4.0 * left as f32), "after token {token}");
+        }
+    }
+    append(&cache, by_chunk, 0, 13, 500.0);
+    let (slots, missed) = resolve(&cache, &[by_chunk], &[0, 1]);
+    assert_eq!(
+        (missed, key(&cache, slots[1])),
+        (2, 504.0),
+        "the last one has left the tail, the first never was there"
+    );
+    fetch(&cache);
+    let stats = cache.stats();
+    assert_eq!((stats.bytes_fetched, stats.misses, stats.evictions, stats.unused), (2 * RUN, 2, 0, 0));
+}
+
+#[test]
+fn block_that_leaves_the_tail_takes_no_slot_that_a_list_may_name() {
+    let cache = Cache::new(&vwd_kv_cache_options { hold: 1, slots: 4, ..options() });
+    let sequence = cache.add().expect("room");
+    append(&cache, sequence, 0, 16, 100.0);
+    // One of those that are named has a slot since it left the tail.
+    let (slots, missed) = resolve(&cache, &[sequence], &[0, 1]);
+    assert_eq!(missed, 2);
+    append(&cache, sequence, 16, 1, 100.0);
+    fetch(&cache);
+    assert_eq!([key(&cache, slots[0]), key(&cache, slots[1])], [100.0, 104.0]);
+    assert_eq!(resolve(&cache, &[sequence], &[2]).1, 2, "all slots were named");
+    append(&cache, sequence, 17, 4, 100.0);
+    // Block 2 is still to be copied, blocks 0 and 1 are not named any more.
+    let (slots, missed) = resolve(&cache, &[sequence], &[3]);
+    assert_eq!((missed, key(&cache, slots[0])), (0, 112.0));
+    assert_eq!(
+        cache.stats().evictions,
+        2 + 2 + 2,
+        "by the second resolve and the last append; by that in the other layer"
+    );
+    // A resolve may give away what left the tail, so it finds as many slots as it is promised.
+    let (slots, missed) = resolve(&cache, &[sequence], &[0, 1]);
+    fetch(&cache);
+    assert_eq!([key(&cache, slots[0]), key(&cache, slots[1])], [100.0, 104.0]);
+    assert!(missed > 0);
+}
+
 #[test]
 fn freed_sequence_leaves_nothing_that_a_later_one_reads() {
     let cache = Cache::new(&options());

@@ -327,9 +327,15 @@ impl Layer {
                 Some((sequence, blocks, tokens)) => {
                     let (size, mut full) = (self.options.block_size, 0);
                     let tail = &mut self.tails[sequence];
+                    let before = tail.newest;
                     counters.dropped_tokens +=
                         tail.walk(size, blocks.len(), tokens, |_, within, _| full += (within.end == size) as u64);
                     counters.bytes_written_back += full * (heads * self.run.bytes) as u64;
+                    // The three newest blocks have their pages; those before the block that leaves the tail have lost theirs.
+                    let leaving = tail.newest - 2;
+                    if tail.newest > before && leaving >= tail.first {
+                        self.settle(sequence, leaving as usize, blocks[leaving as usize] as usize, counters);
+                    }
                 }
                 None => {
                     // SAFETY: as above.
@@ -337,6 +343,18 @@ impl Layer {
                     counters.dropped_tokens += (tokens.end - tokens.start) as u64;
                 }
             }
+        }
+    }
+
+    /// Copies a block that leaves the tail of a sequence to slots, if there are any for it.
+    fn settle(&mut self, sequence: usize, number: usize, block: usize, counters: &mut Counters) {
+        for head in 0..self.options.kv_heads {
+            let settled = self.residents.settle(block * self.options.kv_heads + head);
+            let Some((slot, evicted)) = settled else { return };
+            counters.count(evicted);
+            let [from, to] = [self.tail_slot(sequence, number, head), self.options.tail_slots() + slot];
+            // SAFETY: two slots of the pool.
+            unsafe { std::ptr::copy_nonoverlapping(self.slot(from), self.slot(to), self.run.bytes) };
         }
     }
 
@@ -401,8 +419,7 @@ impl Layer {
             return ((first + slot) as i32, self.residents.use_if_resident(slot));
         }
         let (slot, evicted) = self.residents.give_slot(host_run);
-        counters.evictions += (evicted != Evicted::Nothing) as u64;
-        counters.unused += (evicted == Evicted::Unused) as u64;
+        counters.count(evicted);
         ((first + slot) as i32, false)
     }
 
@@ -434,6 +451,13 @@ impl Layer {
         });
         counters.bytes_fetched += (self.residents.finish_copies() * self.run.bytes) as u64;
         copies
+    }
+}
+
+impl Counters {
+    fn count(&mut self, evicted: Evicted) {
+        self.evictions += (evicted != Evicted::Nothing) as u64;
+        self.unused += (evicted == Evicted::Unused) as u64;
     }
 }
 

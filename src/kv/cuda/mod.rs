@@ -7,7 +7,8 @@
 //! |---|---|
 //! | blocks of a sequence                            | `table`, `lens`: by host calls                               |
 //! | where a tail ends, which of its pages are full  | `tails`, `full`: by append                                   |
-//! | which slot a block is in, and since when        | `homes`, `holds`, `named`: by resolve                        |
+//! | which slot a block is in, and since when        | `homes`, `holds`, `named`: by resolve, and by append for the |
+//! |                                                 | block that leaves a tail                                     |
 //! | where copies are to be looked for               | `passed`, `before`: by resolve; `searched`: by fetch         |
 //! | what is there                                   | `homes`, `holds`: by fetch, when its copies have landed      |
 //!
@@ -22,6 +23,8 @@
 //! - A fetch sees the writes of a resolve that runs at the same time in any order. It copies a slot that it sees as given; if it does
 //!   not see the slot's home yet, it does not mark the slot, and the next fetch finds it again. The next fetch searches all that a resolve may have given which had not ended for
 //!   certain: what the clock's hand went over since the resolve before the last that was seen.
+//! - An append takes a slot only if its content is resident, or if it never had any: then every copy to it has ended, and a fetch
+//!   changes none of its words. A slot whose block was dropped before its copy landed waits for the next resolve (`DROPPED`).
 //! - A write-back begins after its append, and ends before the layer's next append and before a fork or a truncation: before any
 //!   resolve that may name its blocks as stored, since they are in the tail until then. (An append of more than S tokens
 //!   waits for its own.) So a fetch may run late and copy what was asked for after it was called.
@@ -410,7 +413,8 @@ impl Store for Layers {
         // The pages that the last append listed, and may be written now, have been read.
         self.streams.write.join(enqueue, r.layer)?;
         let resident = enqueue.facts().multiprocessors as usize * tuning::RESIDENT_CTAS;
-        let per_row = tokens.div_ceil(tuning::APPEND_WARPS).min(resident.div_ceil(r.batch()));
+        // A CTA for each KV head, which copies the run of a block that leaves the tail.
+        let per_row = tokens.div_ceil(tuning::APPEND_WARPS).max(heads).min(resident.div_ceil(r.batch()));
         let params = AppendParams::new(&layer, &self.cache, r, per_row as u32);
         // SAFETY: the kernels' structs; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
         unsafe {
