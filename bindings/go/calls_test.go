@@ -5,6 +5,7 @@ import (
 	"math"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 )
 
@@ -444,6 +445,30 @@ func TestKvCache(t *testing.T) {
 	must(t, err)
 	if info.Sequences != 2 || info.BlocksInUse != 3 || info.Misses != 1 || info.HostBytes != sizes.HostBytes {
 		t.Error(info, sizes)
+	}
+	of, err := cache.LayerInfo(0)
+	must(t, err)
+	if of.Misses != 1 || of.HostBytes != info.HostBytes {
+		t.Error(of, info)
+	}
+	shares, err := ShareSlots(KvCacheShareArgs{Least: 1, Total: 300, Slots: []int{100, 100}, Misses: []uint64{399, 99}})
+	must(t, err)
+	equal(t, "shares", shares, 200, 100)
+	twoLayers := options
+	twoLayers.Layers, twoLayers.Slots, twoLayers.LayerSlots = 2, 0, shares
+	shared, err := s.NewKvCache(twoLayers)
+	must(t, err)
+	defer shared.Close()
+	first, err := shared.View(0)
+	must(t, err)
+	second, err := shared.View(1)
+	must(t, err)
+	if n := first.K.shape[0] - second.K.shape[0]; n != 100 {
+		t.Error(n)
+	}
+	twoLayers.Layers = 3
+	if _, err := twoLayers.Capacity(); err == nil || !strings.Contains(err.Error(), "layer_slots: 2 numbers") {
+		t.Error(err)
 	}
 	must(t, cache.Free(fork, 0))
 	if err := cache.Free(fork, 0); !errors.Is(err, ErrInvalidArgument) {

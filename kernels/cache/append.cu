@@ -121,7 +121,7 @@ constexpr uint32 NO_SLOT = 0xffffffffu;
 __device__ inline uint32 take_slot(const AppendParams &p, uint32 host_run, uint32 turn) {
     const Layer &layer = p.layer;
     Clock &clock = *layer.clock;
-    const uint32 lane = threadIdx.x % WARP, slots = p.cache.slots, now = clock.now;
+    const uint32 lane = threadIdx.x % WARP, slots = p.layer.slots, now = clock.now;
     // Warps begin apart, so that they seldom try to take the same slot.
     const uint32 begin = (clock.hand + turn * WARP) % slots;
     const auto slot_at = [&](uint32 n) { return begin + n - (begin + n >= slots ? slots : 0); };

@@ -67,7 +67,7 @@ __device__ inline uint32 search(const FetchParams &p) {
     __shared__ uint32 found;
     const Layer &layer = p.layer;
     Clock &clock = *layer.clock;
-    const uint32 lane = threadIdx.x % WARP, below = (1u << lane) - 1, slots = p.cache.slots;
+    const uint32 lane = threadIdx.x % WARP, below = (1u << lane) - 1, slots = p.layer.slots;
     if (threadIdx.x == 0) {
         const uint64 before = load_volatile(&clock.before);
         begin = load_volatile(&clock.searched), end = load_volatile(&clock.passed), found = 0;

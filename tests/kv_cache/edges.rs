@@ -15,7 +15,7 @@ const SHAPE: Shape = Shape {
     scales: false,
     sequences: 3,
     blocks: 8,
-    slots: 16,
+    slots: &[16],
 };
 const RUN: u64 = 2 * 4 * 16 * 4;
 
@@ -166,6 +166,13 @@ fn options_that_make_no_sense_are_refused() {
     refused(|o| o.max_blocks = 0, &["options.max_blocks"]);
     refused(|o| o.host_blocks = 0, &["options.host_blocks"]);
     refused(|o| o.slots = 0, &["options.slots"]);
+    refused(|o| o.layer_slots = [16, 8].as_ptr(), &["options.slots: 16", "0 with options.layer_slots"]);
+    refused(|o| (o.slots, o.layer_slots) = (0, [16, 0].as_ptr()), &["options.layer_slots[1]: 0", "at least 1"]);
+    refused(
+        |o| (o.slots, o.layer_slots) = (0, [1, 16].as_ptr()),
+        &["options.hold: 2", "the 1 of options.layer_slots[0]"],
+    );
+    refused(|o| (o.slots, o.layer_slots) = (0, [16, u32::MAX].as_ptr()), &["options.layer_slots[1]", "2^31"]);
     refused(|o| o.hold = 17, &["options.hold: 17", "at most the 16 of options.slots"]);
     refused(|o| o.key_dim = 20, &["options.key_dim: 20", "multiple of 8"]);
     refused(|o| o.value_dim = 584, &["options.value_dim: 584"]);
@@ -245,7 +252,7 @@ fn selection_beyond_the_slots_is_refused() {
     refused(list(true), none, &["wanted.slots", "wanted.ids"]);
     let (apart, own) = ([0i32; 10], [0i32; 10]);
     let wanted = vwd_block_list { slots: tensor(&apart, I32, &[1, 2, 5]), ..list(false) };
-    refused(wanted, none, &["wanted.ids: 10 entries", "at most 8", "slots 16", "hold 2"]);
+    refused(wanted, none, &["wanted.ids: 10 entries", "at most 8", "slots 16 of layer 0", "hold 2"]);
     let resident = vwd_block_list { ids: tensor(&own, I32, &[1, 2, 5]), ..none };
     refused(wanted, resident, &["resident.counts"]);
 }

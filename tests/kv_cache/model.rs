@@ -17,7 +17,8 @@ pub struct Shape {
     pub sequences: usize,
     /// Of host memory.
     pub blocks: usize,
-    pub slots: usize,
+    /// Of each layer, or of all.
+    pub slots: &'static [u32],
 }
 
 pub const SHAPES: [Shape; 4] = [
@@ -30,7 +31,7 @@ pub const SHAPES: [Shape; 4] = [
         scales: false,
         sequences: 6,
         blocks: 40,
-        slots: 32,
+        slots: &[32],
     },
     Shape {
         layers: 1,
@@ -41,7 +42,7 @@ pub const SHAPES: [Shape; 4] = [
         scales: false,
         sequences: 5,
         blocks: 60,
-        slots: 40,
+        slots: &[40],
     },
     Shape {
         layers: 3,
@@ -52,7 +53,7 @@ pub const SHAPES: [Shape; 4] = [
         scales: true,
         sequences: 9,
         blocks: 30,
-        slots: 16,
+        slots: &[8, 24, 16],
     },
     Shape {
         layers: 1,
@@ -63,7 +64,7 @@ pub const SHAPES: [Shape; 4] = [
         scales: false,
         sequences: 20,
         blocks: 64,
-        slots: 8,
+        slots: &[8],
     },
 ];
 
@@ -85,10 +86,15 @@ impl Shape {
             max_sequences: self.sequences as u32,
             max_blocks: MOST_BLOCKS as u32,
             host_blocks: self.blocks as u32,
-            slots: self.slots as u32,
+            slots: if self.slots.len() == 1 { self.slots[0] } else { 0 },
+            layer_slots: if self.slots.len() == 1 { std::ptr::null() } else { self.slots.as_ptr() },
             hold: HOLD as u32,
             ..args()
         }
+    }
+
+    fn slots(&self, layer: usize) -> usize {
+        self.slots[layer.min(self.slots.len() - 1)] as usize
     }
 
     /// Bytes of a token's key, value and scales.
@@ -557,10 +563,10 @@ impl<'s> Checked<'s> {
 
     /// Resolves random lists. What is resident is there at once, and everything after a fetch, if there is one.
     fn read(&mut self, rng: &mut Rng) {
-        let Shape { heads, slots, layers, .. } = *self.shape;
+        let Shape { heads, layers, .. } = *self.shape;
         let layer = rng.size(0..=layers - 1);
         let batch = rng.size(1..=2);
-        let most = slots / HOLD / (batch * heads);
+        let most = self.shape.slots(layer) / HOLD / (batch * heads);
         if most == 0 || self.sequences.is_empty() {
             return;
         }
@@ -649,7 +655,8 @@ impl<'s> Checked<'s> {
 
     /// Takes the slots of a layer as they are now.
     fn look_at(&self, layer: usize) {
-        let Shape { sequences, heads, slots, .. } = *self.shape;
+        let Shape { sequences, heads, .. } = *self.shape;
+        let slots = self.shape.slots(layer);
         let k = &self.views[layer].k;
         let run = k.strides[0] as usize * (k.dtype_bits as usize / 8);
         let mut pool = self.pool.borrow_mut();

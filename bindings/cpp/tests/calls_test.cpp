@@ -454,6 +454,25 @@ static void tiered_cache(const vw::Session &session) {
   CHECK(cache.info().sequences == 2 && cache.info().blocks_in_use == 3 && cache.info().misses == 1);
   CHECK(cache.info().host_bytes == vw::KvCache::capacity(options).host_bytes);
   cache.free(fork);
+
+  CHECK(cache.layer_info(0).misses == 1);
+  const std::uint32_t slots_of[] = {100, 100};
+  const std::uint64_t misses[] = {399, 99};
+  std::uint32_t shares[2] = {};
+  auto share = vw::make<vwd_kv_cache_share_args>();
+  share.layers = 2;
+  share.least = 1;
+  share.total = 300;
+  share.slots = slots_of;
+  share.misses = misses;
+  share.shares = shares;
+  vw::KvCache::share_slots(share);
+  CHECK(shares[0] == 200 && shares[1] == 100);
+  options.layers = 2;
+  options.slots = 0;
+  options.layer_slots = shares;
+  const auto shared = vw::KvCache::create(session, options);
+  CHECK(shared.view(0).k.shape[0] == shared.view(1).k.shape[0] + 100);
 }
 
 static void decoder_on_a_cache(const vw::Session &session) {

@@ -405,9 +405,21 @@ class Calls(unittest.TestCase):
             info = cache.info()
             self.assertEqual((info.sequences, info.blocks_in_use, info.misses), (2, 3, 1))
             self.assertEqual(info.host_bytes, vanward.KvCache.capacity(**options).host_bytes)
+            self.assertEqual(cache.layer_info(0)._replace(device_bytes=0), info._replace(device_bytes=0))
             cache.free(fork)
             with self.assertRaisesRegex(vanward.InvalidArgument, "sequence"):
                 cache.free(fork)
+        shares = vanward.KvCache.share_slots(total=300, least=1, slots=[100, 100], misses=[399, 99])
+        self.assertEqual(shares, [200, 100])
+        of_two = {**options, "layers": 2, "slots": 0, "layer_slots": shares}
+        with vanward.KvCache(self.session, **of_two) as cache:
+            self.assertEqual(cache.view(0).k.shape[0] - cache.view(1).k.shape[0], 100)
+        with self.assertRaisesRegex(ValueError, "layer_slots: 2 numbers"):
+            vanward.KvCache.capacity(**{**of_two, "layers": 3})
+        with self.assertRaisesRegex(ValueError, "misses: 1 numbers"):
+            vanward.KvCache.share_slots(total=1, least=1, slots=[1, 1], misses=[1])
+        with self.assertRaisesRegex(vanward.InvalidArgument, "total: 1"):
+            vanward.KvCache.share_slots(total=1, least=1, slots=[1, 1], misses=[1, 1])
         with self.assertRaisesRegex(ValueError, "dtype"):
             vanward.KvCache.capacity(**{**options, "dtype": "int8"})
 
