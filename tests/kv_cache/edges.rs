@@ -290,6 +290,26 @@ fn block_that_sequences_share_is_stored_and_fetched_once() {
     assert_eq!((stats.hits, stats.misses, stats.waits, stats.evictions), (4, 8, 0, 0));
 }
 
+#[test]
+fn missed_block_is_one_run_of_keys_and_values() {
+    let cache = Cache::new(&options());
+    let sequence = cache.add().expect("room");
+    append(&cache, sequence, 0, 24, 100.0);
+    let (slots, missed) = resolve(&cache, &[sequence], &[0]);
+    fetch(&cache);
+    assert_eq!((missed, cache.stats().bytes_fetched), (2, 2 * RUN), "of two KV heads");
+    let vwd_kv_cache_layer { k, v, .. } = cache.view(0);
+    assert_eq!(v.data as usize - k.data as usize, RUN as usize / 2, "values follow the keys of their block");
+    for slot in slots {
+        // SAFETY: inside the view.
+        let run = unsafe {
+            std::slice::from_raw_parts(k.data.cast::<f32>().add(slot as usize * RUN as usize / 4), 2 * 4 * 16)
+        };
+        let expected: Vec<f32> = [0, 1].iter().flat_map(|_| (0..4 * 16).map(|n| 100.0 + (n / 16) as f32)).collect();
+        assert_eq!(run, expected, "slot {slot}");
+    }
+}
+
 /// Sixteen slots take eight blocks of two KV heads.
 #[test]
 fn copy_for_a_slot_that_was_given_away_does_not_land() {
