@@ -2064,20 +2064,25 @@ typedef struct {
   uint32_t max_blocks;
   /** Number of blocks in host memory, each for all layers and KV heads. */
   uint32_t host_blocks;
-  /** Number of slots of a layer that blocks are fetched into; a slot holds one block of one KV head. */
+  /** Number of slots of a layer that blocks are fetched into; a slot holds one block of one KV head. 0 with layer_slots. */
   uint32_t slots;
-  /** A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2. At most slots. */
+  /** A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2. At most the slots of a layer. */
   uint32_t hold;
   /** Called while memory is allocated; may be NULL. */
   vwd_progress progress;
   /** First argument of progress. */
   void *progress_context;
+  /**
+   * The slots of each layer, `layers` numbers of at least 1 in host memory; may be NULL: every layer has `slots`. Read during the
+   * call. `vwd_kv_cache_share_slots` shares a number of slots out.
+   */
+  const uint32_t *layer_slots;
 } vwd_kv_cache_options;
 #define VWD_KV_CACHE_OPTIONS_INIT \
   {/* struct_size */ sizeof(vwd_kv_cache_options), /* flags */ 0, /* layers */ 0, /* kv_heads */ 0, \
    /* block_size */ 0, /* key_dim */ 0, /* value_dim */ 0, /* dtype_code */ 0, /* dtype_bits */ 0, \
    /* token_scales */ 0, /* max_sequences */ 0, /* max_blocks */ 0, /* host_blocks */ 0, /* slots */ 0, /* hold */ 0, \
-   /* progress */ NULL, /* progress_context */ NULL}
+   /* progress */ NULL, /* progress_context */ NULL, /* layer_slots */ NULL}
 
 /** The memory that a cache takes, filled by `vwd_kv_cache_capacity` before the cache is created. */
 typedef struct {
@@ -2089,9 +2094,9 @@ typedef struct {
   uint64_t host_bytes;
   /** Bytes of device memory, bookkeeping included. */
   uint64_t device_bytes;
-  /** Number of all slots of a layer: first the slots of the tails, then `slots` of the options. */
+  /** Number of all slots of a layer: first the slots of the tails, then `slots` of the options, or the fewest of layer_slots. */
   uint64_t total_slots;
-  /** Largest selection that a resolve may name: the entries of all lists of a call together. */
+  /** Largest selection that a resolve of any layer may name: the entries of all lists of a call together. */
   uint64_t largest_selection;
 } vwd_kv_cache_sizes;
 #define VWD_KV_CACHE_SIZES_INIT \
@@ -2129,7 +2134,7 @@ typedef struct {
    /* tail_table */ VWD_TENSOR_INIT}
 
 /**
- * Counters since the cache was created, filled by `vwd_kv_cache_info`. An entry is an entry of a list, a block a block of
+ * Counters since the cache was created, filled by `vwd_kv_cache_info`; of one layer by `vwd_kv_cache_layer_info`. An entry is an entry of a list, a block a block of
  * one KV head of one layer.
  */
 typedef struct {
@@ -2160,6 +2165,22 @@ typedef struct {
   {/* struct_size */ sizeof(vwd_kv_cache_stats), /* flags */ 0, /* sequences */ 0, /* blocks_in_use */ 0, \
    /* blocks_free */ 0, /* host_bytes */ 0, /* device_bytes */ 0, /* hits */ 0, /* misses */ 0, /* bytes_fetched */ 0, \
    /* bytes_written_back */ 0, /* evictions */ 0, /* unused */ 0, /* waits */ 0, /* dropped_tokens */ 0}
+
+/** Arguments of `vwd_kv_cache_share_slots`; see there. */
+typedef struct {
+  uint32_t struct_size;
+  /** Must be 0. */
+  uint32_t flags;
+  uint32_t layers;
+  uint32_t least;
+  uint64_t total;
+  const uint32_t *slots;
+  const uint64_t *misses;
+  uint32_t *shares;
+} vwd_kv_cache_share_args;
+#define VWD_KV_CACHE_SHARE_ARGS_INIT \
+  {/* struct_size */ sizeof(vwd_kv_cache_share_args), /* flags */ 0, /* layers */ 0, /* least */ 0, /* total */ 0, \
+   /* slots */ NULL, /* misses */ NULL, /* shares */ NULL}
 
 /** Arguments of `vwd_kv_cache_append`; see there. */
 typedef struct {
@@ -2199,13 +2220,13 @@ typedef struct {
  * A tiered KV cache of all layers of a model. Opaque.
  *
  * The newest one or two blocks of each sequence lie in reserved slots, the sequence's tail, where tokens are appended. A block
- * that is full is written back to host memory; resolve and fetch bring it to a slot when a list names it. Forks share whole
- * blocks, which never change.
+ * that is full is written back to host memory. When it leaves the tail it is copied to other slots; once it has lost these, resolve
+ * and fetch bring it back when a list names it. Forks share whole blocks, which never change.
  */
 typedef struct vwd_kv_cache vwd_kv_cache;
 
 /**
- * Fills `sizes`, whose struct_size the caller has set, with the memory that a cache of these options takes. Allocates nothing.
+ * Fills `sizes`, whose struct_size the caller has set, with the memory that a cache of these options takes. Allocates none of it.
  *
  * Thread-safe.
  * Errors: INVALID_ARGUMENT (the message names the option).
@@ -2213,6 +2234,29 @@ typedef struct vwd_kv_cache vwd_kv_cache;
 VWD_API
 vwd_status vwd_kv_cache_capacity(const vwd_kv_cache_options *options,
                                  vwd_kv_cache_sizes *sizes);
+
+/**
+ * Shares slots out to layers by the misses that each has had: the layers in which a slot saves more misses get more of them.
+ *
+ * args->layers           Layers, at least 1.
+ * args->least            Fewest slots of a layer, at least 1: hold times the largest selection that a resolve will name.
+ * args->total            Slots to share out to all layers together: least · layers … 2^32 − 1.
+ * args->slots   [layers] Host memory. Slots that each layer had while its misses were counted, at least 1 each.
+ * args->misses  [layers] Host memory. Misses of each layer, as `vwd_kv_cache_layer_info` counts them, over the same steps.
+ * args->shares  [layers] Host memory, out: slots of each layer, `total` together; layer_slots of `vwd_kv_cache_options`. It may be
+ *                        `slots`.
+ *
+ * The method is water-filling by marginal misses. Misses of a layer are taken to fall as 1 / slots: m(s) = (m + 1) · slots / s, so one
+ * more of s slots saves (m + 1) · slots / s². The sum of misses is least where one more slot saves equally many in each layer that has
+ * more than `least`: s ∝ √((m + 1) · slots). Numbers are rounded down, and what is left goes where one more slot saves most, to the lower
+ * layer if equal. As the curve is known at one point only, a layer counts at half of its part of `slots` at least. A cache with
+ * the new shares has new counters: sharing by them again comes closer, and changes nothing once all layers have equal misses per slot.
+ *
+ * Reads and writes host memory during the call. Thread-safe.
+ * Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY.
+ */
+VWD_API
+vwd_status vwd_kv_cache_share_slots(const vwd_kv_cache_share_args *args);
 
 /**
  * Creates a cache without sequences.
@@ -2324,6 +2368,12 @@ VWD_API vwd_status vwd_kv_cache_free(const vwd_kv_cache *cache, uint32_t sequenc
  * than begin[i] tokens. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
  * be any number; a prefill appends chunks of many blocks.
  *
+ * The block that leaves the tail is copied, on the device, to a slot for each KV head, where later resolves find it resident. It takes a
+ * slot that none of the last `hold` resolves of the layer named and that waits for no copy. If it finds none, the block is
+ * missed when it is next named. The next resolve may give the slot away, as if the block had been named `hold` resolves ago. Of an
+ * append of several blocks, only the last one that leaves the tail gets slots. Blocks that leave the tail because of a fork or a truncation
+ * get none.
+ *
  * Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
  * captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
  * Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
@@ -2340,7 +2390,7 @@ vwd_status vwd_kv_cache_append(const vwd_kv_cache *cache,
  * args->layer                         0 … layers−1.
  * args->sequences        [B]          int32. At most max_sequences of them.
  * args->wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
- *                                     at most slots / hold of the options: all elements of ids, whatever the counts and
+ *                                     at most slots / hold, of the layer's slots: all elements of ids, whatever the counts and
  *                                     wherever the blocks lie.
  * args->wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
  * args->wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
@@ -2401,6 +2451,17 @@ VWD_API vwd_status vwd_kv_cache_view(const vwd_kv_cache *cache, uint32_t layer, 
 VWD_API
 vwd_status vwd_kv_cache_info(const vwd_kv_cache *cache,
                              vwd_kv_cache_stats *stats);
+
+/**
+ * `vwd_kv_cache_info` of one layer: its counters, and the bytes of its runs in host memory and of its slots and their bookkeeping on the
+ * device. Sequences and blocks are those of the cache.
+ *
+ * Waits for no work. Thread-safe. Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
+ */
+VWD_API
+vwd_status vwd_kv_cache_layer_info(const vwd_kv_cache *cache,
+                                   uint32_t layer,
+                                   vwd_kv_cache_stats *stats);
 
 /* --- Prediction of the next step's blocks from the scores of past steps (PRR: Wang et al. 2026) ------------------- */
 

@@ -9,7 +9,9 @@ blocks, and `missed` says which share that was. `resolve`: GPU time of one call 
 products of matrices, alone and while a list travels. The CTAs that copy are 4, and stay until all has come: kernels whose CTAs find no room
 beside them lose their multiprocessors (of 132 that is 3 %), and what no longer fits into a wave of CTAs makes one more. `layer`: what a
 layer of a decoder costs that asks for the next one's blocks where it begins: resolve and fetch, products of matrices that take about
-100 µs, wait, attend; `slower` than without new blocks. Microseconds, medians.
+100 µs, wait, attend; `slower` than without new blocks. `append`: an append of `tokens` tokens to each sequence; of one token that is written
+again, `again`; of a block of tokens that is written again, and of one that makes a block leave the tail in every step, `leaves`, which copies the page of the
+block that leaves to slots. Microseconds, medians.
 Attention over slots is compared with attention over the tokens before anything is timed.
 """
 
@@ -142,6 +144,41 @@ def travels(session, timer, rows):
         rows.put("travel", batch=batch, heads=heads, count=count, new=new, missed=missed, graph=time, gbs=size / time / 1e3)
 
 
+def appends(session, timer, rows):
+    heads, dim, whole = 8, 128, 4
+    for batch in (1, 8, 32):
+        blocks = whole + STEPS
+        with vanward.KvCache(session, layers=1, kv_heads=heads, block_size=BLOCK, key_dim=dim, value_dim=dim, dtype="bfloat16",
+                             max_sequences=batch, max_blocks=blocks, host_blocks=batch * blocks, slots=batch * heads * 64) as cache:
+            for n in range(batch):
+                assert cache.add(stream=stream()) == n
+            numbers = torch.arange(batch, dtype=torch.int32, device="cuda")
+            k = torch.randn(batch, blocks * BLOCK, heads, dim, device="cuda", dtype=torch.bfloat16)
+            begins = [torch.full((batch,), n * BLOCK, dtype=torch.int32, device="cuda") for n in range(blocks)]
+
+            def append(begin, tokens):
+                some = k[:, :tokens]
+                cache.append(layer=0, sequences=numbers, begin=begin, k=some, v=some, stream=stream())
+
+            def reset():
+                for n in range(batch):
+                    cache.extend(n, blocks * BLOCK, stream=stream())
+                    cache.truncate(n, 0, stream=stream())
+                    cache.extend(n, blocks * BLOCK, stream=stream())
+                append(begins[0], whole * BLOCK)
+
+            last = begins[whole - 1]
+            for kind, tokens, call in (
+                ("again", 1, lambda i: append(last, 1)),
+                ("again", BLOCK, lambda i: append(last, BLOCK)),
+                ("leaves", BLOCK, lambda i: append(begins[whole + i], BLOCK)),
+            ):
+                reset()  # for the calls that come before the timed ones
+                time = timer.graph(call, STEPS, before=reset)
+                rows.put("append", batch=batch, heads=heads, tokens=tokens, kind=kind, graph=time)
+            assert cache.info().dropped_tokens == 0
+
+
 def matrices():
     """Products of matrices that take about 100 µs."""
     x = torch.randn(64, 8192, device="cuda", dtype=torch.bfloat16)
@@ -197,6 +234,7 @@ def measure(session, timer, rows, quick):
     with torch.cuda.stream(torch.cuda.Stream()):
         resolves(session, timer, rows)
         travels(session, timer, rows)
+        appends(session, timer, rows)
         beside(session, rows)
         layers(session, timer, rows)
 

@@ -673,6 +673,10 @@ class BasicKvCache {
     const vwd_status status = vwd_kv_cache_capacity(&options, &sizes);
     return Report::finish(status, sizes);
   }
+  /// Shares slots out to layers by the misses of each.
+  static Return<void> share_slots(const vwd_kv_cache_share_args &args) {
+    return Report::finish(vwd_kv_cache_share_slots(&args));
+  }
   static Return<BasicKvCache> create(const BasicSession<Report> &session, const vwd_kv_cache_options &options) {
     vwd_kv_cache *handle = nullptr;
     const vwd_status status = vwd_kv_cache_create(session.get(), &options, &handle);
@@ -726,6 +730,11 @@ class BasicKvCache {
   Return<vwd_kv_cache_stats> info() const {
     auto stats = make<vwd_kv_cache_stats>();
     const vwd_status status = vwd_kv_cache_info(get(), &stats);
+    return Report::finish(status, stats);
+  }
+  Return<vwd_kv_cache_stats> layer_info(std::uint32_t layer) const {
+    auto stats = make<vwd_kv_cache_stats>();
+    const vwd_status status = vwd_kv_cache_layer_info(get(), layer, &stats);
     return Report::finish(status, stats);
   }
 

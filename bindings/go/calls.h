@@ -263,6 +263,12 @@ static inline outcome kv_cache_view(const vwd_kv_cache *cache, uint32_t layer, v
 static inline outcome kv_cache_info(const vwd_kv_cache *cache, vwd_kv_cache_stats *stats) {
   return outcome_of(vwd_kv_cache_info(cache, stats));
 }
+static inline outcome kv_cache_layer_info(const vwd_kv_cache *cache, uint32_t layer, vwd_kv_cache_stats *stats) {
+  return outcome_of(vwd_kv_cache_layer_info(cache, layer, stats));
+}
+static inline outcome kv_cache_share_slots(const vwd_kv_cache_share_args *args) {
+  return outcome_of(vwd_kv_cache_share_slots(args));
+}
 
 static inline outcome decoder_create(const vwd_session *session, const vwd_decoder_options *options,
                                      vwd_decoder **decoder) {

@@ -5,6 +5,7 @@ import (
 	"math"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 )
 
@@ -420,7 +421,7 @@ func TestKvCache(t *testing.T) {
 		Sequences: sequences, Begin: Of([]int32{0}), K: Of(rows, 1, 8, 1, 16), V: Of(rows, 1, 8, 1, 16),
 	}, 0))
 
-	wanted, missed := list([]int32{1, 3}, []int32{2}), make([]int32, 1)
+	wanted, missed := list([]int32{0, 3}, []int32{2}), make([]int32, 1)
 	wanted.Slots = Of(make([]int32, 2), 1, 1, 2)
 	must(t, cache.Resolve(KvCacheResolveArgs{Sequences: sequences, Wanted: wanted, MissedCounts: Of(missed, 1, 1)}, 0))
 	equal(t, "missed", missed, 1) // the last block is in the tail
@@ -433,7 +434,7 @@ func TestKvCache(t *testing.T) {
 		BlockSize: 2, KV: PagedKV{K: view.K, V: view.V, SeqLens: Of([]int32{8})}, Q: Of(make([]float32, 16), 1, 1, 16),
 		List: wanted, Out: Of(out, 1, 1, 16),
 	}, 0))
-	equal(t, "mean of the values", out[:1], 4.5)
+	equal(t, "mean of the values", out[:1], 3.5)
 
 	fork, err := cache.Fork(sequence, 6, 0)
 	must(t, err)
@@ -444,6 +445,30 @@ func TestKvCache(t *testing.T) {
 	must(t, err)
 	if info.Sequences != 2 || info.BlocksInUse != 3 || info.Misses != 1 || info.HostBytes != sizes.HostBytes {
 		t.Error(info, sizes)
+	}
+	of, err := cache.LayerInfo(0)
+	must(t, err)
+	if of.Misses != 1 || of.HostBytes != info.HostBytes {
+		t.Error(of, info)
+	}
+	shares, err := ShareSlots(KvCacheShareArgs{Least: 1, Total: 300, Slots: []int{100, 100}, Misses: []uint64{399, 99}})
+	must(t, err)
+	equal(t, "shares", shares, 200, 100)
+	twoLayers := options
+	twoLayers.Layers, twoLayers.Slots, twoLayers.LayerSlots = 2, 0, shares
+	shared, err := s.NewKvCache(twoLayers)
+	must(t, err)
+	defer shared.Close()
+	first, err := shared.View(0)
+	must(t, err)
+	second, err := shared.View(1)
+	must(t, err)
+	if n := first.K.shape[0] - second.K.shape[0]; n != 100 {
+		t.Error(n)
+	}
+	twoLayers.Layers = 3
+	if _, err := twoLayers.Capacity(); err == nil || !strings.Contains(err.Error(), "layer_slots: 2 numbers") {
+		t.Error(err)
 	}
 	must(t, cache.Free(fork, 0))
 	if err := cache.Free(fork, 0); !errors.Is(err, ErrInvalidArgument) {
@@ -457,7 +482,7 @@ func TestDecoderOnCache(t *testing.T) {
 	for _, strategy := range []Strategy{StrategySerial, StrategyVanward} {
 		cache, err := s.NewKvCache(KvCacheOptions{
 			Layers: 1, KVHeads: 1, BlockSize: 8, KeyDim: 16, ValueDim: 16, DType: F32,
-			MaxSequences: 1, MaxBlocks: 5, HostBlocks: 5, Slots: 14,
+			MaxSequences: 2, MaxBlocks: 5, HostBlocks: 5, Slots: 14,
 		})
 		must(t, err)
 		decoder, err := s.NewDecoderOnCache(DecoderOptions{
@@ -474,6 +499,11 @@ func TestDecoderOnCache(t *testing.T) {
 		pins.Pin(&lens[0])
 		pins.Pin(&sequences[0])
 		for token := range tokens {
+			if token == 16 { // A fork takes the whole blocks out of the tail.
+				fork, err := cache.Fork(sequence, 16, 0)
+				must(t, err)
+				must(t, cache.Free(fork, 0))
+			}
 			lens[0] = int32(token + 1)
 			must(t, decoder.Begin(DecoderStep{SeqLens: Of(lens), Sequences: Of(sequences)}, 0))
 			value, zeros, out := make([]float32, 16), make([]float32, 16), make([]float32, 16)

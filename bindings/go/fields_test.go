@@ -12,6 +12,7 @@ import (
 func TestEveryFieldOfTheHeadersStructsIsSet(t *testing.T) {
 	var l lowering
 	defer l.release()
+	defer l.release()
 	lowered := map[string][]any{
 		"session_options":     each(filled[Options]().lower(&l)),
 		"forecast_options":    each(filled[ForecastOptions]().lower(&l)),
@@ -42,6 +43,7 @@ func TestEveryFieldOfTheHeadersStructsIsSet(t *testing.T) {
 		"forecast_accumulate": each(filled[AccumulateArgs]().lower(&l)),
 		"forecast_project":    each(filled[ProjectArgs]().lower(&l)),
 		"kv_cache_options":    each(filled[KvCacheOptions]().lower(&l)),
+		"kv_cache_share":      each(filled[KvCacheShareArgs]().lower(&l)),
 		"kv_cache_append":     each(filled[KvCacheAppendArgs]().lower(&l)),
 		"decoder_foresee":     each(filled[DecoderForeseeArgs]().lower(&l)),
 		"decoder_attend":      each(filled[DecoderAttendArgs]().lower(&l)),

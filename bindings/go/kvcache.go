@@ -7,7 +7,10 @@ package vanward
 // #cgo nocallback kv_cache_resolve
 import "C"
 
-import "unsafe"
+import (
+	"fmt"
+	"unsafe"
+)
 
 // KvCacheOptions are those of NewKvCache; vwd_kv_cache_options documents them.
 //
@@ -25,6 +28,7 @@ type KvCacheOptions struct {
 	HostBlocks   int
 	Slots        int
 	Hold         int
+	LayerSlots   []int // the slots of each layer, with Slots 0; empty: every layer has Slots
 
 	// Progress is told, by the goroutine that makes the cache, how many of how many bytes have been allocated; may be nil.
 	Progress func(done, total uint64)
@@ -38,6 +42,7 @@ type KvCache struct {
 // NewKvCache creates a cache without sequences.
 func (s *Session) NewKvCache(options KvCacheOptions) (*KvCache, error) {
 	var l lowering
+	defer l.release()
 	c := options.lower(&l)
 	if options.Progress != nil {
 		progress := newCallback(options.Progress)
@@ -71,6 +76,10 @@ func (options KvCacheOptions) lower(l *lowering) C.vwd_kv_cache_options {
 	if options.TokenScales {
 		c.token_scales = 1
 	}
+	if n := len(options.LayerSlots); n > 0 && n != options.Layers {
+		l.fail("options.layer_slots", fmt.Sprintf("%d numbers; expected %d, one a layer", n, options.Layers))
+	}
+	c.layer_slots = l.list("options.layer_slots", options.LayerSlots)
 	return c
 }
 
@@ -88,6 +97,7 @@ type KvCacheSizes struct {
 // Capacity tells what a cache of these options takes, and allocates nothing.
 func (options KvCacheOptions) Capacity() (KvCacheSizes, error) {
 	var l lowering
+	defer l.release()
 	c := options.lower(&l)
 	if l.err != nil {
 		return KvCacheSizes{}, l.err
@@ -182,6 +192,12 @@ func (k *KvCache) Free(sequence int, stream Stream) error {
 //	than begin[i] tokens. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
 //	be any number; a prefill appends chunks of many blocks.
 //
+//	The block that leaves the tail is copied, on the device, to a slot for each KV head, where later resolves find it resident. It takes a
+//	slot that none of the last `hold` resolves of the layer named and that waits for no copy. If it finds none, the block is
+//	missed when it is next named. The next resolve may give the slot away, as if the block had been named `hold` resolves ago. Of an
+//	append of several blocks, only the last one that leaves the tail gets slots. Blocks that leave the tail because of a fork or a truncation
+//	get none.
+//
 //	Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
 //	captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
 //	Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
@@ -226,7 +242,7 @@ func (args KvCacheAppendArgs) lower(l *lowering) C.vwd_kv_cache_append_args {
 //	layer                         0 … layers−1.
 //	sequences        [B]          int32. At most max_sequences of them.
 //	wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
-//	                              at most slots / hold of the options: all elements of ids, whatever the counts and
+//	                              at most slots / hold, of the layer's slots: all elements of ids, whatever the counts and
 //	                              wherever the blocks lie.
 //	wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
 //	wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
@@ -331,7 +347,7 @@ func tensorOf(c C.vwd_tensor) Tensor {
 
 // KvCacheStats is vwd_kv_cache_stats: what was counted since the cache was created.
 //
-//	Counters since the cache was created, filled by `vwd_kv_cache_info`. An entry is an entry of a list, a block a block of
+//	Counters since the cache was created, filled by `vwd_kv_cache_info`; of one layer by `vwd_kv_cache_layer_info`. An entry is an entry of a list, a block a block of
 //	one KV head of one layer.
 type KvCacheStats struct {
 	Sequences        int
@@ -353,11 +369,87 @@ type KvCacheStats struct {
 func (k *KvCache) Info() (KvCacheStats, error) {
 	d := C.vwd_kv_cache_stats{struct_size: C.sizeof_vwd_kv_cache_stats}
 	err := k.run(&lowering{}, func(h *C.vwd_kv_cache) C.outcome { return C.kv_cache_info(h, &d) })
+	return statsOf(d), err
+}
+
+// LayerInfo tells what one layer has counted, and its bytes.
+func (k *KvCache) LayerInfo(layer int) (KvCacheStats, error) {
+	var l lowering
+	n := l.uint32("layer", layer)
+	d := C.vwd_kv_cache_stats{struct_size: C.sizeof_vwd_kv_cache_stats}
+	err := k.run(&l, func(h *C.vwd_kv_cache) C.outcome { return C.kv_cache_layer_info(h, n, &d) })
+	return statsOf(d), err
+}
+
+func statsOf(d C.vwd_kv_cache_stats) KvCacheStats {
 	return KvCacheStats{
 		Sequences: int(d.sequences), BlocksInUse: int(d.blocks_in_use), BlocksFree: int(d.blocks_free),
 		HostBytes: uint64(d.host_bytes), DeviceBytes: uint64(d.device_bytes), Hits: uint64(d.hits), Misses: uint64(d.misses),
 		BytesFetched: uint64(d.bytes_fetched), BytesWrittenBack: uint64(d.bytes_written_back),
 		Evictions: uint64(d.evictions), Unused: uint64(d.unused), Waits: uint64(d.waits),
 		DroppedTokens: uint64(d.dropped_tokens),
-	}, err
+	}
+}
+
+// KvCacheShareArgs are the arguments of ShareSlots; vwd_kv_cache_share_slots documents them.
+//
+//	Shares slots out to layers by the misses that each has had: the layers in which a slot saves more misses get more of them.
+//
+//	layers           Layers, at least 1.
+//	least            Fewest slots of a layer, at least 1: hold times the largest selection that a resolve will name.
+//	total            Slots to share out to all layers together: least · layers … 2^32 − 1.
+//	slots   [layers] Host memory. Slots that each layer had while its misses were counted, at least 1 each.
+//	misses  [layers] Host memory. Misses of each layer, as `vwd_kv_cache_layer_info` counts them, over the same steps.
+//	shares  [layers] Host memory, out: slots of each layer, `total` together; layer_slots of `vwd_kv_cache_options`. It may be
+//	                 `slots`.
+//
+//	The method is water-filling by marginal misses. Misses of a layer are taken to fall as 1 / slots: m(s) = (m + 1) · slots / s, so one
+//	more of s slots saves (m + 1) · slots / s². The sum of misses is least where one more slot saves equally many in each layer that has
+//	more than `least`: s ∝ √((m + 1) · slots). Numbers are rounded down, and what is left goes where one more slot saves most, to the lower
+//	layer if equal. As the curve is known at one point only, a layer counts at half of its part of `slots` at least. A cache with
+//	the new shares has new counters: sharing by them again comes closer, and changes nothing once all layers have equal misses per slot.
+//
+//	Reads and writes host memory during the call. Thread-safe.
+//	Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY.
+type KvCacheShareArgs struct {
+	Least  int
+	Total  uint64
+	Slots  []int
+	Misses []uint64
+}
+
+// ShareSlots shares slots out to layers by the misses that each has had: LayerSlots of a cache's options.
+func ShareSlots(args KvCacheShareArgs) ([]int, error) {
+	var l lowering
+	defer l.release()
+	c := args.lower(&l)
+	if l.err != nil {
+		return nil, l.err
+	}
+	if err := failure(C.kv_cache_share_slots(&c)); err != nil {
+		return nil, err
+	}
+	shares := make([]int, len(args.Slots))
+	for n, share := range unsafe.Slice(c.shares, len(shares)) {
+		shares[n] = int(share)
+	}
+	return shares, nil
+}
+
+func (args KvCacheShareArgs) lower(l *lowering) C.vwd_kv_cache_share_args {
+	c := C.vwd_kv_cache_share_args{
+		struct_size: C.sizeof_vwd_kv_cache_share_args,
+		layers:      C.uint32_t(len(args.Slots)),
+		least:       l.uint32("least", args.Least),
+		total:       C.uint64_t(args.Total),
+		slots:       l.list("slots", args.Slots),
+		shares:      l.list("slots", args.Slots),
+	}
+	if len(args.Misses) != len(args.Slots) {
+		l.fail("misses", fmt.Sprintf("%d numbers; expected %d, as slots", len(args.Misses), len(args.Slots)))
+	} else if len(args.Misses) > 0 {
+		l.pins.Pin(&args.Misses[0])
+		c.misses = (*C.uint64_t)(unsafe.Pointer(&args.Misses[0]))
+	}
+	return c
 }

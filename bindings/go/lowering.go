@@ -65,6 +65,19 @@ func (l *lowering) uint32(name string, n int) C.uint32_t {
 }
 
 // arrays is the length of two arrays that go together.
+// list is an array of such numbers, pinned; nil without any.
+func (l *lowering) list(name string, values []int) *C.uint32_t {
+	if len(values) == 0 {
+		return nil
+	}
+	c := make([]C.uint32_t, len(values))
+	for n, value := range values {
+		c[n] = l.uint32(fmt.Sprintf("%s[%d]", name, n), value)
+	}
+	l.pins.Pin(&c[0])
+	return &c[0]
+}
+
 func (l *lowering) arrays(name string, n, other int) C.uint32_t {
 	if n != other {
 		l.fail(name, fmt.Sprintf("%d tensors; expected %d, as many as rows", other, n))

@@ -4,16 +4,24 @@
 //   cache_append   CTAs for each row, a warp for each token and KV head: copies the token to the tail page of its block, or to the block's
 //                  host run if a later block has that page when the append ends
 //
-// Bytes: each row is read once and written once.
+// A block that leaves the tail, because a block begins two places after it, gets a slot for each KV head, and its page is copied there: the next
+// resolve finds it resident. A slot may be taken if no list that is in use can name it, and no copy to it can be under way: what it holds is
+// resident, or it has never held anything. If there is none among those that are looked at, the block gets a slot when a list names it.
 //
-// Phases of cache_append: find the tokens that have a place ─ copy tokens ─ count the CTAs of the row that are done ─ the last one moves the
-// tail and lists the full pages for cache_write_back.
+// Bytes: each row is read once and written once; once in S tokens, a page of each sequence is read and written, too.
+//
+// Phases of cache_append: find the tokens that have a place ─ copy tokens ─ a CTA for each KV head: find a slot for the block that leaves, copy
+// its page ─ count the CTAs of the row that are done ─ the last one moves the tail and lists the full pages for cache_write_back. An append of
+// more than S tokens may write to the page of the block that leaves: there the last CTA copies it.
+//
+// No resolve of the layer runs at the same time. A fetch may: it changes no word of a slot whose content is resident, nor of an empty slot.
 //
 // On entry: sequences are distinct; T · Hk < 2^30.
 //
 // targets: compute_80, compute_90
 
 #include "cache/params.cuh"
+#include "cache/units.cuh"
 
 #include "cache/layout.cuh"
 
@@ -27,6 +35,8 @@ struct Span {
     Tail tail;                 // before the append
 
     __device__ bool is_empty() const { return from >= past; }
+    // The block that leaves the tail and still has its page, or −1. The three newest blocks have pages.
+    __device__ int32 leaving() const { return newest > tail.newest && newest - 2 >= tail.first ? newest - 2 : -1; }
 };
 
 __device__ inline Span span_of(const AppendParams &p, uint32 i) {
@@ -89,6 +99,89 @@ __device__ inline void copy_token(const AppendParams &p, uint32 i, uint32 t, uin
     }
 }
 
+// The slots that a lane looks at in a round, and the rounds.
+constexpr uint32 LOOKED_AT = 4, ROUNDS = 8;
+
+// What a slot holds, and when it was named.
+struct Seen {
+    uint64 holds;
+    uint32 named;
+};
+// Whether a slot may be given to a run that leaves the tail. Those that this append has given are not given again.
+__device__ inline bool may_go(const AppendParams &p, const Seen &seen, uint32 now) {
+    const Home content = unpack(seen.holds);
+    const bool is_new = content.since == (now << 1 | 1);
+    return seen.holds != DROPPED && content.is_resident() && !is_new && age(now, seen.named) >= p.cache.hold;
+}
+
+// Takes a slot for a run, which is resident there from now on; returns the slot, or NO_SLOT. It takes one that the clock's hand would come to
+// soon, and leaves the hand where it is. The slot may be given away by the next resolve, so that each resolve finds as many slots as it is
+// promised; but the hand spares it once. A warp calls it; `turn` is another number for each run of an append.
+constexpr uint32 NO_SLOT = 0xffffffffu;
+__device__ inline uint32 take_slot(const AppendParams &p, uint32 host_run, uint32 turn) {
+    const Layer &layer = p.layer;
+    Clock &clock = *layer.clock;
+    const uint32 lane = threadIdx.x % WARP, slots = p.layer.slots, now = clock.now;
+    // Warps begin apart, so that they seldom try to take the same slot.
+    const uint32 begin = (clock.hand + turn * WARP) % slots;
+    const auto slot_at = [&](uint32 n) { return begin + n - (begin + n >= slots ? slots : 0); };
+    const auto look = [&](uint32 s) { return Seen{load_volatile(layer.holds + s), load_volatile(layer.named + s)}; };
+#pragma unroll 1
+    for (uint32 first = lane; first < min(ROUNDS * LOOKED_AT * WARP, slots + lane); first += LOOKED_AT * WARP) {
+        // A bit for each of the lane's slots that may go: in the first byte, or in the second if a resolve named it since the hand passed.
+        uint32 due = 0;
+#pragma unroll
+        for (uint32 k = 0; k < LOOKED_AT; ++k) {
+            const uint32 n = first + k * WARP;
+            if (n >= slots) break;
+            const Seen seen = look(slot_at(n));
+            if (may_go(p, seen, now)) due |= 1u << (seen.named & CHANCE ? 8 + k : k);
+        }
+        for (;;) {
+            uint32 willing = __ballot_sync(FULL_WARP, due & 0xff);
+            if (!willing) willing = __ballot_sync(FULL_WARP, due);
+            if (!willing) break;
+            const uint32 taker = __ffs(willing) - 1, bit = __ffs(due | 1u << 31) - 1, s = slot_at(first + bit % 8 * WARP);
+            bool is_taken = false;
+            if (lane == taker) {
+                due &= due - 1;
+                // Another warp may have taken it meanwhile.
+                const Seen seen = look(s);
+                const Home evicted = unpack(seen.holds);
+                is_taken = may_go(p, seen, now) && atomicCAS(layer.holds + s, seen.holds, pack({host_run, now << 1 | 1})) == seen.holds;
+                if (is_taken) {
+                    if (evicted.slot < CLAIMED) {
+                        store_volatile(layer.homes + evicted.slot, NO_HOME);
+                        atomicAdd(&clock.totals.evictions, uint64(1));
+                        if (!(seen.named & IN_USE)) atomicAdd(&clock.totals.unused, uint64(1));
+                    }
+                    store_volatile(layer.named + s, named_at(now - p.cache.hold) | CHANCE | IN_USE);
+                    store_volatile(layer.homes + host_run, pack({s, now << 1 | 1}));
+                }
+            }
+            if (__any_sync(FULL_WARP, is_taken)) return __shfl_sync(FULL_WARP, s, taker);
+        }
+    }
+    return NO_SLOT;
+}
+
+// Gives the run of a block that leaves the tail a slot. All threads of a CTA call it.
+__device__ inline void settle(const AppendParams &p, const Span &s, uint32 i, uint32 g) {
+    __shared__ uint32 taken;
+    const int32 n = s.leaving();
+    const uint32 heads = p.cache.heads.value, block = p.cache.table[uint64(s.sequence) * p.cache.max_blocks + n];
+    if (threadIdx.x < WARP) {
+        const uint32 slot = take_slot(p, block * heads + g, i * heads + g);
+        if (threadIdx.x == 0) taken = slot;
+    }
+    __syncthreads();
+    const uint32 slot = taken;
+    __syncthreads();  // before the next call writes it
+    if (slot == NO_SLOT) return;
+    char *to = p.layer.pool + (uint64(p.cache.first_slot) + slot) * p.cache.run;
+    copy_units<THREADS, 4>(p.cache.tail(p.layer, s.sequence, n, g), to, p.cache.run, threadIdx.x);
+}
+
 // Moves the tail, lists the full pages for cache_write_back, and adds to the layer's counters.
 __device__ inline void finish_row(const AppendParams &p, const Span &s) {
     Clock &clock = *p.layer.clock;
@@ -119,13 +212,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8) cache_append(const __gr
                                 : p.cache.stored(p.layer, p.cache.table[uint64(s.sequence) * p.cache.max_blocks + n], g);
         copy_token(p, i, token - s.begin, g, run, within, lane);
     }
+    const bool leaves = !s.is_empty() && s.leaving() >= 0, is_long = p.most > p.cache.size.value;
+    for (uint32 g = part; leaves && !is_long && g < heads; g += p.per_row) settle(p, s, i, g);
+    __shared__ bool is_last;
     __syncthreads();
-    if (threadIdx.x) return;
-    __threadfence();
-    if (p.per_row > 1) {
-        if (atomicAdd(p.layer.arrived + i, 1u) + 1 < p.per_row) return;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        is_last = p.per_row == 1 || atomicAdd(p.layer.arrived + i, 1u) + 1 == p.per_row;
         __threadfence();  // after what the other CTAs did
-        p.layer.arrived[i] = 0;
     }
+    __syncthreads();
+    if (!is_last) return;
+    for (uint32 g = 0; leaves && is_long && g < heads; ++g) settle(p, s, i, g);
+    if (threadIdx.x) return;
+    p.layer.arrived[i] = 0;
     finish_row(p, s);
 }

@@ -19,6 +19,7 @@
 // targets: compute_80, compute_90
 
 #include "cache/params.cuh"
+#include "cache/units.cuh"
 #include "prefetch/ring.cuh"
 
 #include "cache/layout.cuh"
@@ -27,21 +28,6 @@ constexpr uint32 FETCH_THREADS = 128, FETCH_WARPS = FETCH_THREADS / WARP;
 constexpr uint32 WRITE_THREADS = 256, WRITE_WARPS = WRITE_THREADS / WARP;
 
 __device__ inline ToCopy load(const ToCopy *at) { return {__ldcg(&at->slot), __ldcg(&at->host_run), __ldcg(&at->since)}; }
-
-// Copies `bytes` in units of 16 by loads and stores of a warp, eight units per lane in flight.
-__device__ inline void copy_units(const char *source, char *target, uint64 bytes, uint32 lane) {
-    constexpr uint32 AT_ONCE = 8;
-    const uint64 units = bytes / 16;
-    for (uint64 first = lane; first < units; first += AT_ONCE * WARP) {
-        uint4 values[AT_ONCE];
-#pragma unroll
-        for (uint32 k = 0; k < AT_ONCE; ++k)
-            if (first + k * WARP < units) values[k] = __ldcs(&as<uint4>(source + (first + k * WARP) * 16));
-#pragma unroll
-        for (uint32 k = 0; k < AT_ONCE; ++k)
-            if (first + k * WARP < units) as<uint4>(target + (first + k * WARP) * 16) = values[k];
-    }
-}
 
 #if __CUDA_ARCH__ >= 900
 constexpr uint32 PIECE = 4 << 10, STAGES = 4;  // bytes of a bulk copy, and stages of a warp
@@ -69,7 +55,7 @@ class Copier {
 
 public:
     __device__ Copier(char *, uint64 *, Destination *, uint32, uint32 lane) : lane(lane) {}
-    __device__ void copy(const char *source, char *target, uint64 bytes) { copy_units(source, target, bytes, lane); }
+    __device__ void copy(const char *source, char *target, uint64 bytes) { copy_units<WARP>(source, target, bytes, lane); }
     __device__ void finish() { __syncwarp(); }
 };
 #endif
@@ -81,7 +67,7 @@ __device__ inline uint32 search(const FetchParams &p) {
     __shared__ uint32 found;
     const Layer &layer = p.layer;
     Clock &clock = *layer.clock;
-    const uint32 lane = threadIdx.x % WARP, below = (1u << lane) - 1, slots = p.cache.slots;
+    const uint32 lane = threadIdx.x % WARP, below = (1u << lane) - 1, slots = p.layer.slots;
     if (threadIdx.x == 0) {
         const uint64 before = load_volatile(&clock.before);
         begin = load_volatile(&clock.searched), end = load_volatile(&clock.passed), found = 0;
@@ -207,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(WRITE_THREADS) cache_write_back(con
         char *target = p.layer.host + full.block * bytes;
         for (uint32 c = blockIdx.x * WRITE_WARPS + warp; c < chunks; c += gridDim.x * WRITE_WARPS) {
             const uint64 at = uint64(c) * CHUNK;
-            copy_units(source + at, target + at, min(uint64(CHUNK), bytes - at), lane);
+            copy_units<WARP>(source + at, target + at, min(uint64(CHUNK), bytes - at), lane);
         }
     }
     __syncthreads();

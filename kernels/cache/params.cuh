@@ -22,6 +22,8 @@ struct Home {
 };
 constexpr uint32 CLAIMED = 0xfffffffeu;  // a slot of this or more: the run has none (NO_HOME), or a resolve is finding one
 constexpr uint64 NO_HOME = 0xffffffffffffffffull, CLAIMED_HOME = 0xfffffffffffffffeull, RESIDENT = 1ull << 32;
+// In `holds`: the slot holds no run, but a copy of the run that it held last may be under way.
+constexpr uint64 DROPPED = CLAIMED_HOME;
 
 __device__ inline uint64 pack(Home home) { return uint64(home.since) << 32 | home.slot; }
 __device__ inline Home unpack(uint64 bits) { return {uint32(bits), uint32(bits >> 32)}; }
@@ -82,6 +84,7 @@ struct Layer {
     Missed *others;      // [largest selection]: the further entries of these runs
     Full *full;          // [3·max_sequences]
     uint32 *arrived;     // [max_sequences]: the CTAs of an append's row that ended
+    uint32 slots, unused;  // slots that blocks are fetched into
 };
 
 // Constants of a cache.
@@ -92,7 +95,7 @@ struct Cache {
     uint64 run;    // bytes of a run, a multiple of 64
     uint32 parts[4], token[4];  // keys, values and their scales: offset in a run, bytes of a token
     Divisor size, heads;        // S, Hk
-    uint32 layer_count, max_sequences, max_blocks, first_slot, slots, hold;
+    uint32 layer_count, max_sequences, max_blocks, first_slot, hold;
 
     __device__ uint32 tail_page(uint32 sequence, uint32 number) const { return sequence * 3 + number % 3; }
     __device__ char *tail(const Layer &layer, uint32 sequence, uint32 number, uint32 head) const {

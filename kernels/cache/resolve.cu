@@ -180,7 +180,7 @@ __device__ inline void look_ahead(const ResolveParams &p, uint32 hand, uint32 fi
 #pragma unroll
     for (uint32 k = 0; k < TURNS; ++k) {
         const uint32 n = first + k * step;
-        const uint32 s = seen.slot[k] = hand + n - (hand + n >= p.cache.slots ? p.cache.slots : 0);
+        const uint32 s = seen.slot[k] = hand + n - (hand + n >= p.layer.slots ? p.layer.slots : 0);
         seen.holds[k] = NO_HOME;
         if (n >= span) continue;
         seen.holds[k] = __ldcg(p.layer.holds + s);
@@ -303,7 +303,7 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __gr
     Clock &clock = *p.layer.clock;
     const Layer &layer = p.layer;
     // cache_find does not write these words, and the kernels before it have ended: it allows this kernel to start after its own wait.
-    const uint32 now = clock.now + 1, slots = p.cache.slots, step = warps * WARP, span = min(slots, TURNS * step);
+    const uint32 now = clock.now + 1, slots = p.layer.slots, step = warps * WARP, span = min(slots, TURNS * step);
     const uint64 passed = clock.passed;
     uint32 hand = clock.hand;
     const uint32 first = turn * WARP + lane;
@@ -365,8 +365,8 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS) cache_give(const __gr
             if (at >= left_over) continue;
             if (spared >> k & 1) layer.named[s] = seen.named[k] & ~CHANCE;
             if (!(may_go[k] >> lane & 1)) continue;
-            if (seen.holds[k] != NO_HOME) {
-                const Home evicted = unpack(seen.holds[k]);
+            const Home evicted = unpack(seen.holds[k]);
+            if (evicted.slot < CLAIMED) {
                 // No entry waits for the evicted run: a copy that ends meanwhile finds another home and leaves it, or has marked it before.
                 store_volatile(layer.homes + evicted.slot, NO_HOME);
                 leaving += 1 | uint32(evicted.is_resident() && !(seen.named[k] & IN_USE)) << 16;

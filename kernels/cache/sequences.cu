@@ -64,10 +64,10 @@ KERNEL cache_drop(const __grid_constant__ Cache cache, const __grid_constant__ B
     for (uint64 n = uint64(blockIdx.x) * THREADS + threadIdx.x; n < all; n += uint64(gridDim.x) * THREADS) {
         const uint32 l = n / of_layer, rest = n - uint64(l) * of_layer, b = cache.heads.divide(rest), g = rest - b * heads;
         const Layer &layer = cache.layers[l];
-        const uint32 slot = unpack(atomicExch(layer.homes + blocks.of[b] * heads + g, NO_HOME)).slot;
-        if (slot >= CLAIMED) continue;
-        layer.holds[slot] = NO_HOME;
-        layer.named[slot] &= ~CHANCE;
+        const Home home = unpack(atomicExch(layer.homes + blocks.of[b] * heads + g, NO_HOME));
+        if (home.slot >= CLAIMED) continue;
+        layer.holds[home.slot] = home.is_resident() ? NO_HOME : DROPPED;
+        layer.named[home.slot] &= ~CHANCE;
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Versioned, vwd_block_list, vwd_tensor};
 use std::ffi::c_void;
+use std::mem::offset_of;
 
 /// Reports how much of an allocation is done: `done` of `total` bytes; the last call has done = total. Does not unwind.
 pub type vwd_progress = Option<unsafe extern "C" fn(progress_context: *mut c_void, done: u64, total: u64)>;
@@ -32,18 +33,23 @@ pub struct vwd_kv_cache_options {
     pub max_blocks: u32,
     /// Number of blocks in host memory, each for all layers and KV heads.
     pub host_blocks: u32,
-    /// Number of slots of a layer that blocks are fetched into; a slot holds one block of one KV head.
+    /// Number of slots of a layer that blocks are fetched into; a slot holds one block of one KV head. 0 with layer_slots.
     pub slots: u32,
-    /// A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2. At most slots.
+    /// A block that one of the last `hold` resolves of a layer named stays in its slot; 0 means 2. At most the slots of a layer.
     pub hold: u32,
     /// Called while memory is allocated; may be NULL.
     pub progress: vwd_progress,
     /// First argument of progress.
     pub progress_context: *mut c_void,
+    /// The slots of each layer, `layers` numbers of at least 1 in host memory; may be NULL: every layer has `slots`. Read during the
+    /// call. `vwd_kv_cache_share_slots` shares a number of slots out.
+    pub layer_slots: *const u32,
 }
 
 // SAFETY: repr(C), struct_size first, plain data.
-unsafe impl Versioned for vwd_kv_cache_options {}
+unsafe impl Versioned for vwd_kv_cache_options {
+    const KNOWN_SIZES: &'static [usize] = &[offset_of!(vwd_kv_cache_options, layer_slots), size_of::<Self>()];
+}
 
 /// The memory that a cache takes, filled by `vwd_kv_cache_capacity` before the cache is created.
 #[repr(C)]
@@ -57,9 +63,9 @@ pub struct vwd_kv_cache_sizes {
     pub host_bytes: u64,
     /// Bytes of device memory, bookkeeping included.
     pub device_bytes: u64,
-    /// Number of all slots of a layer: first the slots of the tails, then `slots` of the options.
+    /// Number of all slots of a layer: first the slots of the tails, then `slots` of the options, or the fewest of layer_slots.
     pub total_slots: u64,
-    /// Largest selection that a resolve may name: the entries of all lists of a call together.
+    /// Largest selection that a resolve of any layer may name: the entries of all lists of a call together.
     pub largest_selection: u64,
 }
 
@@ -94,7 +100,7 @@ pub struct vwd_kv_cache_layer {
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_kv_cache_layer {}
 
-/// Counters since the cache was created, filled by `vwd_kv_cache_info`. An entry is an entry of a list, a block a block of
+/// Counters since the cache was created, filled by `vwd_kv_cache_info`; of one layer by `vwd_kv_cache_layer_info`. An entry is an entry of a list, a block a block of
 /// one KV head of one layer.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -125,6 +131,24 @@ pub struct vwd_kv_cache_stats {
 
 // SAFETY: repr(C), struct_size first, plain data.
 unsafe impl Versioned for vwd_kv_cache_stats {}
+
+/// Arguments of `vwd_kv_cache_share_slots`; see there.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct vwd_kv_cache_share_args {
+    pub struct_size: u32,
+    /// Must be 0.
+    pub flags: u32,
+    pub layers: u32,
+    pub least: u32,
+    pub total: u64,
+    pub slots: *const u32,
+    pub misses: *const u64,
+    pub shares: *mut u32,
+}
+
+// SAFETY: repr(C), struct_size first, plain data.
+unsafe impl Versioned for vwd_kv_cache_share_args {}
 
 /// Arguments of `vwd_kv_cache_append`; see there.
 #[repr(C)]

@@ -3,8 +3,8 @@
 use super::boundary::{Handle, boundary, handle, out, release, versioned, write_versioned};
 use super::session::vwd_session;
 use crate::abi::{
-    vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_options, vwd_kv_cache_resolve_args, vwd_kv_cache_sizes,
-    vwd_kv_cache_stats, vwd_status, vwd_stream,
+    vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_options, vwd_kv_cache_resolve_args,
+    vwd_kv_cache_share_args, vwd_kv_cache_sizes, vwd_kv_cache_stats, vwd_status, vwd_stream,
 };
 use crate::kv::{self, AppendRequest, KvCache, ResolveRequest};
 use crate::runtime::fork::Process;
@@ -14,8 +14,8 @@ use std::sync::Arc;
 /// A tiered KV cache of all layers of a model. Opaque.
 ///
 /// The newest one or two blocks of each sequence lie in reserved slots, the sequence's tail, where tokens are appended. A block
-/// that is full is written back to host memory; resolve and fetch bring it to a slot when a list names it. Forks share whole
-/// blocks, which never change.
+/// that is full is written back to host memory. When it leaves the tail it is copied to other slots; once it has lost these, resolve
+/// and fetch bring it back when a list names it. Forks share whole blocks, which never change.
 pub struct vwd_kv_cache(pub(super) Arc<KvCache>, Process);
 
 impl Handle for vwd_kv_cache {
@@ -25,7 +25,7 @@ impl Handle for vwd_kv_cache {
     }
 }
 
-/// Fills `sizes`, whose struct_size the caller has set, with the memory that a cache of these options takes. Allocates nothing.
+/// Fills `sizes`, whose struct_size the caller has set, with the memory that a cache of these options takes. Allocates none of it.
 ///
 /// Thread-safe.
 /// Errors: INVALID_ARGUMENT (the message names the option).
@@ -38,6 +38,33 @@ pub unsafe extern "C" fn vwd_kv_cache_capacity(
         let mut buffer = MaybeUninit::uninit();
         // SAFETY: the C contract of the arguments.
         unsafe { write_versioned(sizes, &kv::capacity(versioned(options, "options", &mut buffer)?)?, "sizes") }
+    })
+}
+
+/// Shares slots out to layers by the misses that each has had: the layers in which a slot saves more misses get more of them.
+///
+/// args->layers           Layers, at least 1.
+/// args->least            Fewest slots of a layer, at least 1: hold times the largest selection that a resolve will name.
+/// args->total            Slots to share out to all layers together: least · layers … 2^32 − 1.
+/// args->slots   [layers] Host memory. Slots that each layer had while its misses were counted, at least 1 each.
+/// args->misses  [layers] Host memory. Misses of each layer, as `vwd_kv_cache_layer_info` counts them, over the same steps.
+/// args->shares  [layers] Host memory, out: slots of each layer, `total` together; layer_slots of `vwd_kv_cache_options`. It may be
+///                        `slots`.
+///
+/// The method is water-filling by marginal misses. Misses of a layer are taken to fall as 1 / slots: m(s) = (m + 1) · slots / s, so one
+/// more of s slots saves (m + 1) · slots / s². The sum of misses is least where one more slot saves equally many in each layer that has
+/// more than `least`: s ∝ √((m + 1) · slots). Numbers are rounded down, and what is left goes where one more slot saves most, to the lower
+/// layer if equal. As the curve is known at one point only, a layer counts at half of its part of `slots` at least. A cache with
+/// the new shares has new counters: sharing by them again comes closer, and changes nothing once all layers have equal misses per slot.
+///
+/// Reads and writes host memory during the call. Thread-safe.
+/// Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_share_slots(args: *const vwd_kv_cache_share_args) -> vwd_status {
+    boundary("vwd_kv_cache_share_slots", || {
+        let mut buffer = MaybeUninit::uninit();
+        // SAFETY: the C contract of args, its arrays among it.
+        unsafe { kv::share_slots(versioned(args, "args", &mut buffer)?) }
     })
 }
 
@@ -58,7 +85,7 @@ pub unsafe extern "C" fn vwd_kv_cache_create(
 ) -> vwd_status {
     boundary("vwd_kv_cache_create", || {
         let mut buffer = MaybeUninit::uninit();
-        // SAFETY: the C contract of the arguments, progress among them.
+        // SAFETY: the C contract of the arguments, those that options points to among them.
         unsafe {
             let (session, options) = (handle(session, "session")?, versioned(options, "options", &mut buffer)?);
             let cache = out(cache, "cache")?;
@@ -195,6 +222,12 @@ pub unsafe extern "C" fn vwd_kv_cache_free(
 /// than begin[i] tokens. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
 /// be any number; a prefill appends chunks of many blocks.
 ///
+/// The block that leaves the tail is copied, on the device, to a slot for each KV head, where later resolves find it resident. It takes a
+/// slot that none of the last `hold` resolves of the layer named and that waits for no copy. If it finds none, the block is
+/// missed when it is next named. The next resolve may give the slot away, as if the block had been named `hold` resolves ago. Of an
+/// append of several blocks, only the last one that leaves the tail gets slots. Blocks that leave the tail because of a fork or a truncation
+/// get none.
+///
 /// Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
 /// captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
 /// Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
@@ -218,7 +251,7 @@ pub unsafe extern "C" fn vwd_kv_cache_append(
 /// args->layer                         0 … layers−1.
 /// args->sequences        [B]          int32. At most max_sequences of them.
 /// args->wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
-///                                     at most slots / hold of the options: all elements of ids, whatever the counts and
+///                                     at most slots / hold, of the layer's slots: all elements of ids, whatever the counts and
 ///                                     wherever the blocks lie.
 /// args->wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
 /// args->wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
@@ -296,6 +329,22 @@ pub unsafe extern "C" fn vwd_kv_cache_view(
 pub unsafe extern "C" fn vwd_kv_cache_info(cache: *const vwd_kv_cache, stats: *mut vwd_kv_cache_stats) -> vwd_status {
     boundary("vwd_kv_cache_info", || {
         // SAFETY: the C contract of the arguments.
-        unsafe { write_versioned(stats, &handle(cache, "cache")?.0.stats()?, "stats") }
+        unsafe { write_versioned(stats, &handle(cache, "cache")?.0.stats(None)?, "stats") }
+    })
+}
+
+/// `vwd_kv_cache_info` of one layer: its counters, and the bytes of its runs in host memory and of its slots and their bookkeeping on the
+/// device. Sequences and blocks are those of the cache.
+///
+/// Waits for no work. Thread-safe. Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vwd_kv_cache_layer_info(
+    cache: *const vwd_kv_cache,
+    layer: u32,
+    stats: *mut vwd_kv_cache_stats,
+) -> vwd_status {
+    boundary("vwd_kv_cache_layer_info", || {
+        // SAFETY: the C contract of the arguments.
+        unsafe { write_versioned(stats, &handle(cache, "cache")?.0.stats(Some(layer))?, "stats") }
     })
 }

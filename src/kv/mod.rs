@@ -11,10 +11,12 @@ mod cuda;
 mod options;
 mod pinned;
 mod sequences;
+mod share;
 mod store;
 
 pub use cuda::Kernels;
 pub use options::Options;
+pub use share::share_slots;
 
 use crate::abi::{
     vwd_block_list, vwd_kv_cache_append_args, vwd_kv_cache_layer, vwd_kv_cache_options, vwd_kv_cache_resolve_args,
@@ -29,7 +31,7 @@ use crate::ops::views::{BlockList, ListAt, Lists};
 use crate::runtime::cuda::Family;
 use crate::runtime::{Session, require_no_flags};
 use cuda::{Bookkeeping, Tables};
-use options::Part;
+use options::{CacheOptions, Part};
 use parking_lot::Mutex;
 use sequences::{Opened, Sequences};
 use std::ops::Range;
@@ -38,7 +40,9 @@ use store::{Changed, Counters, Store, admit};
 
 pub struct KvCache {
     session: Arc<Session>,
+    /// The options of the layer with the fewest slots.
     options: Options,
+    all: CacheOptions,
     sizes: vwd_kv_cache_sizes,
     state: Mutex<State>,
 }
@@ -52,21 +56,27 @@ struct State {
 pub const FAMILIES: &[Family] = &[Family::of::<Kernels>()];
 
 /// The memory that a cache of these options takes.
-pub fn capacity(c: &vwd_kv_cache_options) -> Result<vwd_kv_cache_sizes> {
-    sizes(&Options::from_c(c)?)
+///
+/// # Safety
+/// `layer_slots` is NULL or has `layers` numbers.
+pub unsafe fn capacity(c: &vwd_kv_cache_options) -> Result<vwd_kv_cache_sizes> {
+    // SAFETY: says the caller.
+    sizes(&unsafe { CacheOptions::from_c(c)? })
 }
 
 /// The bytes that a cache takes on the host and on the device.
-fn sizes(options: &Options) -> Result<vwd_kv_cache_sizes> {
+fn sizes(all: &CacheOptions) -> Result<vwd_kv_cache_sizes> {
+    let options = &all.fewest;
     let product =
         |factors: &[u64]| factors.iter().try_fold(1u64, |n, &x| n.checked_mul(x)).filter(|&n| n <= i64::MAX as u64);
     let run = options.run().bytes as u64;
     let (layers, heads) = (options.layers as u64, options.kv_heads as u64);
     let host = product(&[layers, options.host_blocks as u64, heads, run]);
-    let slots = product(&[layers, options.total_slots() as u64, run]);
-    let bookkeeping = product(&[layers, Bookkeeping::of(options).bytes]);
-    let device =
-        [slots, bookkeeping, Some(Tables::of(options).bytes)].into_iter().try_fold(0u64, |sum, n| sum.checked_add(n?));
+    let of_kind = |(layer, count): (Options, usize)| {
+        let slots = product(&[layer.total_slots() as u64, run])?;
+        product(&[count as u64, slots.checked_add(Bookkeeping::of(&layer).bytes)?])
+    };
+    let device = all.kinds().try_fold(Tables::of(options).bytes, |sum, kind| sum.checked_add(of_kind(kind)?));
     let (Some(host_bytes), Some(device_bytes)) = (host, device) else {
         return Err(Error::argument("options", "more than 2^63 bytes", "sizes that fit in memory"));
     };
@@ -83,10 +93,11 @@ fn sizes(options: &Options) -> Result<vwd_kv_cache_sizes> {
 
 impl KvCache {
     /// # Safety
-    /// `progress` of the options is NULL or keeps its contract.
+    /// `progress` of the options is NULL or keeps its contract, and `layer_slots` is NULL or has `layers` numbers.
     pub unsafe fn create(session: &Arc<Session>, c: &vwd_kv_cache_options) -> Result<KvCache> {
-        let options = Options::from_c(c)?;
-        let sizes = sizes(&options)?;
+        // SAFETY: says the caller.
+        let all = unsafe { CacheOptions::from_c(c)? };
+        let (options, sizes) = (all.fewest, sizes(&all)?);
         let progress = |done: u64| {
             if let Some(call) = c.progress {
                 // SAFETY: the caller says that `progress` keeps its contract.
@@ -101,16 +112,17 @@ impl KvCache {
             progress(share(sizes.host_bytes) + share(sizes.device_bytes));
         };
         let store: Box<dyn Store> = match session.cuda() {
-            None => Box::new(cpu::Layers::create(session, &options, report_layers)?),
-            Some(_) => Box::new(cuda::Layers::create(session, &options, report_layers)?),
+            None => Box::new(cpu::Layers::create(session, &all, report_layers)?),
+            Some(_) => Box::new(cuda::Layers::create(session, &all, report_layers)?),
         };
-        Ok(KvCache { session: session.clone(), options, sizes, state: Mutex::new(State { sequences, store }) })
+        Ok(KvCache { session: session.clone(), options, all, sizes, state: Mutex::new(State { sequences, store }) })
     }
 
     pub fn session(&self) -> &Arc<Session> {
         &self.session
     }
 
+    /// The options of the layer with the fewest slots.
     pub fn options(&self) -> &Options {
         &self.options
     }
@@ -224,7 +236,7 @@ impl KvCache {
         let pool = state.store.pool(layer);
         let Options { max_sequences, max_blocks, kv_heads, .. } = self.options;
         let pages = self.options.tail_slots() / kv_heads;
-        let [k, v, k_scale, v_scale] = self.parts(pool, self.options.total_slots(), 1);
+        let [k, v, k_scale, v_scale] = self.parts(pool, self.all.layer(layer).total_slots(), 1);
         let [tail_k, tail_v, tail_k_scale, tail_v_scale] = self.parts(pool, pages, kv_heads);
         Ok(vwd_kv_cache_layer {
             struct_size: size_of::<vwd_kv_cache_layer>() as u32,
@@ -275,18 +287,27 @@ impl KvCache {
         ]
     }
 
-    pub fn stats(&self) -> Result<vwd_kv_cache_stats> {
+    /// The counters of a layer, or of all of them together.
+    pub fn stats(&self, layer: Option<u32>) -> Result<vwd_kv_cache_stats> {
+        let vwd_kv_cache_sizes { mut host_bytes, mut device_bytes, .. } = self.sizes;
+        let mut layers = 0..self.options.layers;
+        if let Some(layer) = layer {
+            let layer = self.layer(layer)?;
+            layers = layer..layer + 1;
+            let options = self.all.layer(layer);
+            (host_bytes, device_bytes) = (options.host_bytes(), options.pool_bytes() + Bookkeeping::of(&options).bytes);
+        }
         let state = self.state.lock();
         let Counters { hits, misses, bytes_fetched, bytes_written_back, evictions, unused, waits, dropped_tokens } =
-            state.store.counters()?;
+            state.store.counters(layers)?.into_iter().fold(Counters::default(), Counters::plus);
         Ok(vwd_kv_cache_stats {
             struct_size: size_of::<vwd_kv_cache_stats>() as u32,
             flags: 0,
             sequences: state.sequences.count() as u32,
             blocks_in_use: state.sequences.blocks_in_use() as u32,
             blocks_free: state.sequences.free_blocks() as u32,
-            host_bytes: self.sizes.host_bytes,
-            device_bytes: self.sizes.device_bytes,
+            host_bytes,
+            device_bytes,
             hits,
             misses,
             bytes_fetched,
@@ -488,12 +509,12 @@ impl<'a> ResolveRequest<'a> {
     fn check_size(&self, cache: &KvCache) -> Result<()> {
         let ids = &self.wanted.ids;
         let entries = if ids.is_empty() { 0 } else { ids.count() };
-        let most = cache.options.largest_selection();
+        let Options { slots, hold, .. } = cache.all.layer(self.layer);
+        let most = cache.all.layer(self.layer).largest_selection();
         if entries <= most {
             return Ok(());
         }
-        let options = &cache.options;
-        let expected = format!("at most {most} (options.slots {} / options.hold {})", options.slots, options.hold);
+        let expected = format!("at most {most} (slots {slots} of layer {} / options.hold {hold})", self.layer);
         Err(Error::argument(WANTED[0], format!("{entries} entries"), expected))
     }
 

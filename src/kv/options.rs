@@ -14,6 +14,55 @@ pub const TAIL_BLOCKS: usize = 3;
 /// The alignment in bytes of a run and of its parts.
 const ALIGNMENT: usize = 64;
 
+/// The options of a cache: those of its layers, which differ in their slots alone.
+pub struct CacheOptions {
+    /// The options of the layer with the fewest slots.
+    pub fewest: Options,
+    /// The slots of each layer; none if all layers have as many.
+    slots: Vec<usize>,
+}
+
+impl CacheOptions {
+    /// # Safety
+    /// `layer_slots` is NULL or has `layers` numbers.
+    pub unsafe fn from_c(c: &vwd_kv_cache_options) -> Result<CacheOptions> {
+        require_counts(&[("options.layers", c.layers)])?;
+        const PURPOSE: &str = "the slots of a KV cache's layers";
+        if c.layer_slots.is_null() {
+            let fewest = Options::from_c(c, c.slots, "options.slots")?;
+            return Ok(CacheOptions { fewest, slots: vec![] });
+        }
+        if c.slots != 0 {
+            return Err(Error::argument("options.slots", c.slots, "0 with options.layer_slots"));
+        }
+        // SAFETY: says the caller.
+        let given = unsafe { std::slice::from_raw_parts(c.layer_slots, c.layers as usize) };
+        let mut fewest: Option<Options> = None;
+        for (n, &slots) in given.iter().enumerate() {
+            let options = Options::from_c(c, slots, &format!("options.layer_slots[{n}]"))?;
+            if fewest.is_none_or(|fewest| options.slots < fewest.slots) {
+                fewest = Some(options);
+            }
+        }
+        let fewest = fewest.expect("at least one layer");
+        Ok(CacheOptions { fewest, slots: collected(given.iter().map(|&slots| slots as usize), PURPOSE)? })
+    }
+
+    pub fn layer(&self, layer: usize) -> Options {
+        Options { slots: self.slots.get(layer).copied().unwrap_or(self.fewest.slots), ..self.fewest }
+    }
+
+    pub fn layers(&self) -> impl ExactSizeIterator<Item = Options> {
+        (0..self.fewest.layers).map(|layer| self.layer(layer))
+    }
+
+    /// Layers that are alike: the options and the number of each kind.
+    pub fn kinds(&self) -> impl Iterator<Item = (Options, usize)> {
+        let kinds = self.slots.len().max(1);
+        (0..kinds).map(move |layer| (self.layer(layer), self.fewest.layers / kinds))
+    }
+}
+
 #[derive(Clone, Copy)]
 pub struct Options {
     pub layers: usize,
@@ -27,13 +76,14 @@ pub struct Options {
     pub max_sequences: usize,
     pub max_blocks: usize,
     pub host_blocks: usize,
-    /// The number of slots of a layer that blocks are fetched into.
+    /// The number of slots of the layer that blocks are fetched into.
     pub slots: usize,
     pub hold: usize,
 }
 
 impl Options {
-    pub fn from_c(c: &vwd_kv_cache_options) -> Result<Options> {
+    /// The options of a layer with so many slots, which the option of that name gives.
+    fn from_c(c: &vwd_kv_cache_options, slots: u32, name: &str) -> Result<Options> {
         require_no_flags("options.flags", c.flags)?;
         let counts = [
             ("options.layers", c.layers),
@@ -42,7 +92,7 @@ impl Options {
             ("options.max_sequences", c.max_sequences),
             ("options.max_blocks", c.max_blocks),
             ("options.host_blocks", c.host_blocks),
-            ("options.slots", c.slots),
+            (name, slots),
         ];
         require_counts(&counts)?;
         let dims = key_dims(c.key_dim, c.value_dim)?;
@@ -63,20 +113,19 @@ impl Options {
             max_sequences: c.max_sequences as usize,
             max_blocks: c.max_blocks as usize,
             host_blocks: c.host_blocks as usize,
-            slots: c.slots as usize,
+            slots: slots as usize,
             hold: if c.hold == 0 { 2 } else { c.hold as usize },
         };
         if options.hold > options.slots {
-            let expected =
-                format!("at most the {} of options.slots, of which each resolve may name slots / hold", options.slots);
+            let expected = format!("at most the {slots} of {name}, of which each resolve may name slots / hold");
             return Err(Error::argument("options.hold", options.hold, expected));
         }
-        options.check_counts()?;
+        options.check_counts(name)?;
         Ok(options)
     }
 
     /// Checks that the numbers of slots and tokens fit in 32 bits.
-    fn check_counts(&self) -> Result<()> {
+    fn check_counts(&self, slots: &str) -> Result<()> {
         let fits = |a: usize, b: usize| a.checked_mul(b).is_some_and(|n| n <= i32::MAX as usize);
         let small = |name: &str, found: String| Err(Error::argument(name, found, "at most 2^31 − 1 together"));
         if !fits(self.host_blocks, self.kv_heads) {
@@ -87,7 +136,7 @@ impl Options {
         }
         let tails = self.max_sequences.saturating_mul(TAIL_BLOCKS).saturating_mul(self.kv_heads);
         if !fits(tails.saturating_add(self.slots), 1) {
-            return small("options.slots", format!("{} and {tails} for the tails", self.slots));
+            return small(slots, format!("{} and {tails} for the tails", self.slots));
         }
         if !fits(self.max_sequences, self.max_blocks) {
             return small("options.max_sequences", format!("{} of {} blocks", self.max_sequences, self.max_blocks));

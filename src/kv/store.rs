@@ -5,6 +5,7 @@ use super::{AppendRequest, ResolveRequest, RowTables};
 use crate::abi::vwd_stream;
 use crate::core::status::Result;
 use crate::runtime::{On, Session};
+use std::ops::Range;
 
 /// A sequence that a call has changed.
 pub struct Changed<'s> {
@@ -61,7 +62,8 @@ pub trait Store: Send {
     /// [max_sequences, max_blocks]: the tail page of each block. It never changes.
     fn tail_table(&self) -> *mut i32;
 
-    fn counters(&self) -> Result<Counters>;
+    /// The counters of each of these layers.
+    fn counters(&self, layers: Range<usize>) -> Result<Vec<Counters>>;
 }
 
 /// Counters since the cache was created; see `vwd_kv_cache_stats`.
@@ -75,6 +77,21 @@ pub struct Counters {
     pub unused: u64,
     pub waits: u64,
     pub dropped_tokens: u64,
+}
+
+impl Counters {
+    pub fn plus(self, other: Counters) -> Counters {
+        Counters {
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+            bytes_fetched: self.bytes_fetched + other.bytes_fetched,
+            bytes_written_back: self.bytes_written_back + other.bytes_written_back,
+            evictions: self.evictions + other.evictions,
+            unused: self.unused + other.unused,
+            waits: self.waits + other.waits,
+            dropped_tokens: self.dropped_tokens + other.dropped_tokens,
+        }
+    }
 }
 
 /// Picks the backend of a call that changes sequences.

@@ -424,6 +424,7 @@ structs! {
         hold,
         progress,
         progress_context,
+        layer_slots,
     }
     vwd_kv_cache_sizes {
         struct_size,
@@ -463,6 +464,16 @@ structs! {
         unused,
         waits,
         dropped_tokens,
+    }
+    vwd_kv_cache_share_args {
+        struct_size,
+        flags,
+        layers,
+        least,
+        total,
+        slots,
+        misses,
+        shares,
     }
     vwd_kv_cache_append_args {
         struct_size,

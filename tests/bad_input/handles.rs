@@ -88,6 +88,10 @@ pub fn structs_of_other_sizes_are_refused() {
             refused("options.struct_size", vwd_kv_cache_capacity(&options, &mut args()));
             refused("options.struct_size", vwd_kv_cache_create(session.raw(), &options, &mut null_mut()));
         }
+        for size in sizes_that_no_version_had::<vwd_kv_cache_share_args>() {
+            let args = vwd_kv_cache_share_args { struct_size: size, ..args() };
+            refused("args.struct_size", vwd_kv_cache_share_slots(&args));
+        }
         // A later version's struct is filled as far as this one knows it.
         let mut later = (args::<vwd_session_details>(), [0u8; 32]);
         later.0.struct_size += 32;

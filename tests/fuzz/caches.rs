@@ -49,7 +49,7 @@ impl Shape {
             max_sequences: SEQUENCES as u32,
             max_blocks: BLOCKS as u32,
             host_blocks: (SEQUENCES * BLOCKS) as u32,
-            slots: 1 << 11,
+            layer_slots: [1 << 11, 1 << 10].as_ptr(),
             ..args()
         };
         let mut cache = null_mut();

@@ -14,6 +14,10 @@ pub const CASES: &[Case] = &[
         kv_cache_holds_what_was_appended_after_a_hundred_thousand_operations,
     ),
     ("kv_cache_step_replays_a_graph_with_other_tokens", kv_cache_step_replays_a_graph_with_other_tokens),
+    (
+        "kv_cache_block_that_leaves_the_tail_is_resident_in_the_same_replay",
+        kv_cache_block_that_leaves_the_tail_is_resident_in_the_same_replay,
+    ),
     ("kv_cache_is_released_with_copies_under_way", kv_cache_is_released_with_copies_under_way),
     ("kv_cache_beyond_the_device_is_an_error_that_keeps_nothing", kv_cache_beyond_the_device_is_an_error),
 ];
@@ -143,6 +147,69 @@ fn kv_cache_step_replays_a_graph_with_other_tokens(backend: &Backend) {
     let stats = cache.stats();
     assert_eq!(stats.dropped_tokens, 0);
     assert!(stats.misses > 0 && stats.bytes_fetched > 0 && stats.bytes_written_back > 0, "what was tested?");
+}
+
+/// Appends tokens to every sequence and resolves the block before the two newest. Copies of older blocks are under way meanwhile.
+fn kv_cache_block_that_leaves_the_tail_is_resident_in_the_same_replay(backend: &Backend) {
+    for tokens in [1, 3, BLOCK + 1] {
+        let (cache, arena) = (begun(backend), Arena::new(backend));
+        let lists = SEQUENCES * HEADS;
+        let numbers = arena.place(&std::array::from_fn::<i32, SEQUENCES, _>(|n| n as i32)).tensor(I32, &[SEQUENCES]);
+        let begin = arena.place(&[0i32; SEQUENCES]);
+        let rows = arena.place(&vec![0f32; SEQUENCES * tokens * HEADS * DIM]);
+        let [left, older] = [0; 2].map(|_| arena.place(&vec![-1i32; lists]));
+        let [slots, of_older, missed] = [0; 3].map(|_| arena.place(&vec![-7i32; lists]));
+        let counts = arena.place(&vec![1i32; lists]).tensor(I32, &[SEQUENCES, HEADS]);
+        let graph = Graph::capture(backend.stream().cast(), || {
+            let k = rows.tensor(F32, &[SEQUENCES, tokens, HEADS, DIM]);
+            let begin = begin.tensor(I32, &[SEQUENCES]);
+            assert_ok(cache.append(&vwd_kv_cache_append_args { sequences: numbers, begin, k, v: k, ..args() }));
+            for (ids, slots, is_read) in [(&left, &slots, true), (&older, &of_older, false)] {
+                let [ids, slots] = [ids, slots].map(|t| t.tensor(I32, &[SEQUENCES, HEADS, 1]));
+                let wanted = vwd_block_list { ids, counts, slots };
+                let missed_counts = if is_read { missed.tensor(I32, &[SEQUENCES, HEADS]) } else { absent() };
+                assert_ok(cache.resolve(&vwd_kv_cache_resolve_args {
+                    sequences: numbers,
+                    wanted,
+                    missed_counts,
+                    ..args()
+                }));
+                // Nobody waits.
+                assert_ok(cache.fetch(0));
+            }
+        });
+        let view = cache.view(0);
+        let (run, total) = (view.k.strides[0] as usize, view.k.shape[0] as usize);
+        rounds(1, |rng| {
+            for first in (0..BLOCKS * BLOCK - tokens).step_by(tokens) {
+                begin.write(&[first as i32; SEQUENCES]);
+                let of = |n: usize| {
+                    let (sequence, token) = (n / DIM / HEADS / tokens, first + n / DIM / HEADS % tokens);
+                    key(0, sequence, token, n / DIM % HEADS)
+                };
+                rows.write(&(0..SEQUENCES * tokens * HEADS * DIM).map(of).collect::<Vec<_>>());
+                let id = ((first + tokens - 1) / BLOCK) as i32 - 2;
+                left.write(&vec![id; lists]);
+                older.write(&(0..lists).map(|_| rng.int(-1..=id.max(0) as i64 - 1) as i32).collect::<Vec<_>>());
+                graph.replay();
+                if id < 0 {
+                    continue;
+                }
+                assert_eq!(missed.read(), vec![0; lists], "block {id}, {tokens} tokens at a time");
+                let mut pool = vec![0u8; total * run * 4];
+                backend.read(view.k.data as usize, &mut pool);
+                for (n, &slot) in slots.read().iter().enumerate() {
+                    for t in 0..BLOCK {
+                        let at = (slot as usize * run + t * DIM) * 4;
+                        let found = f32::from_le_bytes(pool[at..at + 4].try_into().expect("four bytes"));
+                        let expected = key(0, n / HEADS, id as usize * BLOCK + t, n % HEADS);
+                        assert_eq!(found, expected, "block {id} in slot {slot}");
+                    }
+                }
+            }
+        });
+        assert!(cache.stats().evictions > 0, "what was tested?");
+    }
 }
 
 fn kv_cache_is_released_with_copies_under_way(backend: &Backend) {

@@ -15,7 +15,7 @@ const SHAPE: Shape = Shape {
     scales: false,
     sequences: 3,
     blocks: 8,
-    slots: 16,
+    slots: &[16],
 };
 const RUN: u64 = 2 * 4 * 16 * 4;
 
@@ -166,6 +166,13 @@ fn options_that_make_no_sense_are_refused() {
     refused(|o| o.max_blocks = 0, &["options.max_blocks"]);
     refused(|o| o.host_blocks = 0, &["options.host_blocks"]);
     refused(|o| o.slots = 0, &["options.slots"]);
+    refused(|o| o.layer_slots = [16, 8].as_ptr(), &["options.slots: 16", "0 with options.layer_slots"]);
+    refused(|o| (o.slots, o.layer_slots) = (0, [16, 0].as_ptr()), &["options.layer_slots[1]: 0", "at least 1"]);
+    refused(
+        |o| (o.slots, o.layer_slots) = (0, [1, 16].as_ptr()),
+        &["options.hold: 2", "the 1 of options.layer_slots[0]"],
+    );
+    refused(|o| (o.slots, o.layer_slots) = (0, [16, u32::MAX].as_ptr()), &["options.layer_slots[1]", "2^31"]);
     refused(|o| o.hold = 17, &["options.hold: 17", "at most the 16 of options.slots"]);
     refused(|o| o.key_dim = 20, &["options.key_dim: 20", "multiple of 8"]);
     refused(|o| o.value_dim = 584, &["options.value_dim: 584"]);
@@ -245,7 +252,7 @@ fn selection_beyond_the_slots_is_refused() {
     refused(list(true), none, &["wanted.slots", "wanted.ids"]);
     let (apart, own) = ([0i32; 10], [0i32; 10]);
     let wanted = vwd_block_list { slots: tensor(&apart, I32, &[1, 2, 5]), ..list(false) };
-    refused(wanted, none, &["wanted.ids: 10 entries", "at most 8", "slots 16", "hold 2"]);
+    refused(wanted, none, &["wanted.ids: 10 entries", "at most 8", "slots 16 of layer 0", "hold 2"]);
     let resident = vwd_block_list { ids: tensor(&own, I32, &[1, 2, 5]), ..none };
     refused(wanted, resident, &["resident.counts"]);
 }
@@ -283,6 +290,26 @@ fn block_that_sequences_share_is_stored_and_fetched_once() {
     assert_eq!((stats.hits, stats.misses, stats.waits, stats.evictions), (4, 8, 0, 0));
 }
 
+#[test]
+fn missed_block_is_one_run_of_keys_and_values() {
+    let cache = Cache::new(&options());
+    let sequence = cache.add().expect("room");
+    append(&cache, sequence, 0, 24, 100.0);
+    let (slots, missed) = resolve(&cache, &[sequence], &[0]);
+    fetch(&cache);
+    assert_eq!((missed, cache.stats().bytes_fetched), (2, 2 * RUN), "of two KV heads");
+    let vwd_kv_cache_layer { k, v, .. } = cache.view(0);
+    assert_eq!(v.data as usize - k.data as usize, RUN as usize / 2, "values follow the keys of their block");
+    for slot in slots {
+        // SAFETY: inside the view.
+        let run = unsafe {
+            std::slice::from_raw_parts(k.data.cast::<f32>().add(slot as usize * RUN as usize / 4), 2 * 4 * 16)
+        };
+        let expected: Vec<f32> = [0, 1].iter().flat_map(|_| (0..4 * 16).map(|n| 100.0 + (n / 16) as f32)).collect();
+        assert_eq!(run, expected, "slot {slot}");
+    }
+}
+
 /// Sixteen slots take eight blocks of two KV heads.
 #[test]
 fn copy_for_a_slot_that_was_given_away_does_not_land() {
@@ -309,6 +336,59 @@ fn what_the_last_resolves_named_keeps_its_slot() {
     fetch(&cache);
     assert!(second.iter().all(|slot| !first.contains(slot)));
     assert_eq!([key(&cache, first[0]), key(&cache, second[1])], [100.0, 112.0]);
+}
+
+/// Token by token, and several blocks at once.
+#[test]
+fn block_that_leaves_the_tail_is_resident_at_once() {
+    let cache = Cache::new(&options());
+    let [by_token, by_chunk] = [(); 2].map(|()| cache.add().expect("room"));
+    for token in 0..16 {
+        append(&cache, by_token, token, 1, 100.0);
+        let left = (token / 4) as i32 - 2;
+        if left >= 0 {
+            let (slots, missed) = resolve(&cache, &[by_token], &[left]);
+            assert_eq!((missed, key(&cache, slots[0])), (0, 100.0 + 4.0 * left as f32), "after token {token}");
+        }
+    }
+    append(&cache, by_chunk, 0, 13, 500.0);
+    let (slots, missed) = resolve(&cache, &[by_chunk], &[0, 1]);
+    assert_eq!(
+        (missed, key(&cache, slots[1])),
+        (2, 504.0),
+        "the last one has left the tail, the first never was there"
+    );
+    fetch(&cache);
+    let stats = cache.stats();
+    assert_eq!((stats.bytes_fetched, stats.misses, stats.evictions, stats.unused), (2 * RUN, 2, 0, 0));
+}
+
+#[test]
+fn block_that_leaves_the_tail_takes_no_slot_that_a_list_may_name() {
+    let cache = Cache::new(&vwd_kv_cache_options { hold: 1, slots: 4, ..options() });
+    let sequence = cache.add().expect("room");
+    append(&cache, sequence, 0, 16, 100.0);
+    // One of those that are named has a slot since it left the tail.
+    let (slots, missed) = resolve(&cache, &[sequence], &[0, 1]);
+    assert_eq!(missed, 2);
+    append(&cache, sequence, 16, 1, 100.0);
+    fetch(&cache);
+    assert_eq!([key(&cache, slots[0]), key(&cache, slots[1])], [100.0, 104.0]);
+    assert_eq!(resolve(&cache, &[sequence], &[2]).1, 2, "all slots were named");
+    append(&cache, sequence, 17, 4, 100.0);
+    // Block 2 is still to be copied, blocks 0 and 1 are not named any more.
+    let (slots, missed) = resolve(&cache, &[sequence], &[3]);
+    assert_eq!((missed, key(&cache, slots[0])), (0, 112.0));
+    assert_eq!(
+        cache.stats().evictions,
+        2 + 2 + 2,
+        "by the second resolve and the last append; by that in the other layer"
+    );
+    // A resolve may give away what left the tail, so it finds as many slots as it is promised.
+    let (slots, missed) = resolve(&cache, &[sequence], &[0, 1]);
+    fetch(&cache);
+    assert_eq!([key(&cache, slots[0]), key(&cache, slots[1])], [100.0, 104.0]);
+    assert!(missed > 0);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod edges;
 mod model;
+mod shares;
 #[path = "../support/mod.rs"]
 mod support;
 

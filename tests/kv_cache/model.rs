@@ -1,7 +1,12 @@
 //! A cache beside a model of it: sequences as lists of tokens, each of which is told by its number. On the CPU and on CUDA.
 
+#[path = "arena.rs"]
+mod arena;
+
+pub use arena::{Arena, Placed};
+
 use crate::support::*;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use vanward::abi::*;
@@ -17,7 +22,8 @@ pub struct Shape {
     pub sequences: usize,
     /// Of host memory.
     pub blocks: usize,
-    pub slots: usize,
+    /// Of each layer, or of all.
+    pub slots: &'static [u32],
 }
 
 pub const SHAPES: [Shape; 4] = [
@@ -30,7 +36,7 @@ pub const SHAPES: [Shape; 4] = [
         scales: false,
         sequences: 6,
         blocks: 40,
-        slots: 32,
+        slots: &[32],
     },
     Shape {
         layers: 1,
@@ -41,7 +47,7 @@ pub const SHAPES: [Shape; 4] = [
         scales: false,
         sequences: 5,
         blocks: 60,
-        slots: 40,
+        slots: &[40],
     },
     Shape {
         layers: 3,
@@ -52,7 +58,7 @@ pub const SHAPES: [Shape; 4] = [
         scales: true,
         sequences: 9,
         blocks: 30,
-        slots: 16,
+        slots: &[8, 24, 16],
     },
     Shape {
         layers: 1,
@@ -63,7 +69,7 @@ pub const SHAPES: [Shape; 4] = [
         scales: false,
         sequences: 20,
         blocks: 64,
-        slots: 8,
+        slots: &[8],
     },
 ];
 
@@ -85,10 +91,15 @@ impl Shape {
             max_sequences: self.sequences as u32,
             max_blocks: MOST_BLOCKS as u32,
             host_blocks: self.blocks as u32,
-            slots: self.slots as u32,
+            slots: if self.slots.len() == 1 { self.slots[0] } else { 0 },
+            layer_slots: if self.slots.len() == 1 { std::ptr::null() } else { self.slots.as_ptr() },
             hold: HOLD as u32,
             ..args()
         }
+    }
+
+    fn slots(&self, layer: usize) -> usize {
+        self.slots[layer.min(self.slots.len() - 1)] as usize
     }
 
     /// Bytes of a token's key, value and scales.
@@ -188,75 +199,6 @@ impl Drop for Cache {
 pub fn assert_met(stats: &vwd_kv_cache_stats) {
     let vwd_kv_cache_stats { hits, misses, evictions, unused, .. } = *stats;
     assert!(hits > 0 && misses > 0 && evictions > 0 && unused > 0, "{hits} {misses} {evictions} {unused}");
-}
-
-/// Memory that both the host and the session's device reach, for the tensors of one call after the other.
-pub struct Arena<'b> {
-    backend: &'b Backend,
-    base: *mut c_void,
-    used: Cell<usize>,
-}
-
-const ARENA_BYTES: usize = 1 << 22;
-
-impl<'b> Arena<'b> {
-    pub fn new(backend: &'b Backend) -> Arena<'b> {
-        let mut base = std::ptr::null_mut();
-        // SAFETY: the result has a place.
-        assert_ok(unsafe { vwd_pinned_alloc(backend.session(), ARENA_BYTES as u64, &mut base) });
-        Arena { backend, base, used: Cell::new(0) }
-    }
-
-    /// What was placed is no more; no call uses it.
-    pub fn clear(&self) {
-        self.used.set(0);
-    }
-
-    pub fn place<T: Copy>(&self, values: &[T]) -> Placed<T> {
-        let at = self.used.get().next_multiple_of(64);
-        self.used.set(at + size_of_val(values));
-        assert!(self.used.get() <= ARENA_BYTES);
-        let data = self.base.cast::<u8>().wrapping_add(at).cast::<T>();
-        // SAFETY: inside the arena, and nobody else's.
-        unsafe { data.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
-        Placed { data, len: values.len(), device: self.backend.device() }
-    }
-}
-
-impl Drop for Arena<'_> {
-    fn drop(&mut self) {
-        // SAFETY: allocated by this session; calls that used it have passed.
-        unsafe { vwd_pinned_free(self.backend.session(), self.base, self.backend.stream()) };
-    }
-}
-
-/// Values in an arena.
-pub struct Placed<T> {
-    data: *mut T,
-    len: usize,
-    device: (i32, i32),
-}
-
-impl<T: Copy> Placed<T> {
-    pub fn tensor(&self, dtype: DType, shape: &[usize]) -> vwd_tensor {
-        // SAFETY: placed in the arena, which outlives it here.
-        let values = unsafe { std::slice::from_raw_parts(self.data, self.len) };
-        let (device_type, device_id) = self.device;
-        vwd_tensor { device_type, device_id, ..tensor(values, dtype, shape) }
-    }
-
-    /// As calls that have passed left them.
-    pub fn read(&self) -> Vec<T> {
-        // SAFETY: placed in the arena. No reference is kept across calls, which write behind the compiler's back.
-        (0..self.len).map(|n| unsafe { self.data.add(n).read_volatile() }).collect()
-    }
-
-    #[allow(dead_code, reason = "of the tests in which calls are replayed")]
-    pub fn write(&self, values: &[T]) {
-        assert_eq!(values.len(), self.len);
-        // SAFETY: as above.
-        values.iter().enumerate().for_each(|(n, &value)| unsafe { self.data.add(n).write_volatile(value) });
-    }
 }
 
 #[allow(dead_code, reason = "of the tests of the CPU alone")]
@@ -457,7 +399,12 @@ impl<'s> Checked<'s> {
         rng.shuffle(&mut rows);
         rows.truncate(rng.size(1..=3));
         let is_prefill = rng.one_in(6);
-        let most = if is_prefill { 4 * self.shape.block } else { self.shape.block.min(4) };
+        let most = match is_prefill {
+            true => 4 * self.shape.block,
+            // Drafts over the edges of several blocks.
+            false if rng.one_in(3) => self.most_drafts(),
+            false => self.shape.block.min(4),
+        };
         let mut lens = vec![0; rows.len()];
         for (&row, len) in rows.iter().zip(&mut lens) {
             *len = rng.size(0..=most);
@@ -476,16 +423,28 @@ impl<'s> Checked<'s> {
             self.append_after_a_gap(&rows, &begin, &lens);
         }
         for (i, &row) in rows.iter().enumerate() {
-            let kept = if is_prefill { lens[i] } else { lens[i] - rng.size(0..=lens[i]) };
+            let kept =
+                if is_prefill { lens[i] } else { rng.size(self.fewest_kept(begin[i] as usize, lens[i])..=lens[i]) };
             self.sequences[row].tokens.extend((0..kept).map(|t| token(i, t)));
         }
     }
 
+    fn most_drafts(&self) -> usize {
+        (2 * self.shape.block + 2).max(4)
+    }
+
+    /// How many of the tokens of an append stay at least, so that the next append begins in the last two blocks.
+    fn fewest_kept(&self, begin: usize, len: usize) -> usize {
+        let newest = (begin + len).div_ceil(self.shape.block).max(2) - 1;
+        ((newest - 1) * self.shape.block).saturating_sub(begin).min(len)
+    }
+
     /// Tokens before which one is missing, in the newest block or past it: all are dropped. A row that has got no token may have rejected
-    /// ones, up to four, after those that the model has.
+    /// ones after those that the model has.
     fn append_after_a_gap(&mut self, rows: &[usize], begin: &[i32], lens: &[usize]) {
-        let past: Vec<i32> =
-            begin.iter().zip(lens).map(|(&begin, &len)| begin + len as i32 + if len > 0 { 1 } else { 5 }).collect();
+        let rejected = self.most_drafts() as i32;
+        let gap = |len: usize| if len > 0 { 1 } else { rejected + 1 };
+        let past: Vec<i32> = begin.iter().zip(lens).map(|(&begin, &len)| begin + len as i32 + gap(len)).collect();
         let (most, first) = (2, self.tokens + 1);
         self.tokens += (rows.len() * most) as u64;
         for layer in 0..self.shape.layers {
@@ -557,10 +516,10 @@ impl<'s> Checked<'s> {
 
     /// Resolves random lists. What is resident is there at once, and everything after a fetch, if there is one.
     fn read(&mut self, rng: &mut Rng) {
-        let Shape { heads, slots, layers, .. } = *self.shape;
+        let Shape { heads, layers, .. } = *self.shape;
         let layer = rng.size(0..=layers - 1);
         let batch = rng.size(1..=2);
-        let most = slots / HOLD / (batch * heads);
+        let most = self.shape.slots(layer) / HOLD / (batch * heads);
         if most == 0 || self.sequences.is_empty() {
             return;
         }
@@ -649,7 +608,8 @@ impl<'s> Checked<'s> {
 
     /// Takes the slots of a layer as they are now.
     fn look_at(&self, layer: usize) {
-        let Shape { sequences, heads, slots, .. } = *self.shape;
+        let Shape { sequences, heads, .. } = *self.shape;
+        let slots = self.shape.slots(layer);
         let k = &self.views[layer].k;
         let run = k.strides[0] as usize * (k.dtype_bits as usize / 8);
         let mut pool = self.pool.borrow_mut();

@@ -435,7 +435,7 @@ static void tiered_cache(const vw::Session &session) {
   append.k = append.v = vw::tensor(rows, {1, 8, 1, 16});
   cache.append(append);
 
-  Ints ids = {1, 3}, counts = {2}, slots(2), missed(1);
+  Ints ids = {0, 3}, counts = {2}, slots(2), missed(1);
   auto resolve = vw::make<vwd_kv_cache_resolve_args>();
   resolve.sequences = vw::tensor(sequences);
   resolve.wanted = list(ids, counts);
@@ -447,20 +447,40 @@ static void tiered_cache(const vw::Session &session) {
   cache.wait(0);
   const vwd_kv_cache_layer view = cache.view(0);
   const auto *keys = static_cast<const float *>(view.k.data);
-  CHECK(keys[slots[0] * view.k.strides[0]] == 2 && keys[slots[1] * view.k.strides[0]] == 6);
+  CHECK(keys[slots[0] * view.k.strides[0]] == 0 && keys[slots[1] * view.k.strides[0]] == 6);
 
   const std::uint32_t fork = cache.fork(sequence, 6);
   cache.truncate(sequence, 2);
   CHECK(cache.info().sequences == 2 && cache.info().blocks_in_use == 3 && cache.info().misses == 1);
   CHECK(cache.info().host_bytes == vw::KvCache::capacity(options).host_bytes);
   cache.free(fork);
+
+  CHECK(cache.layer_info(0).misses == 1);
+  const std::uint32_t slots_of[] = {100, 100};
+  const std::uint64_t misses[] = {399, 99};
+  std::uint32_t shares[2] = {};
+  auto share = vw::make<vwd_kv_cache_share_args>();
+  share.layers = 2;
+  share.least = 1;
+  share.total = 300;
+  share.slots = slots_of;
+  share.misses = misses;
+  share.shares = shares;
+  vw::KvCache::share_slots(share);
+  CHECK(shares[0] == 200 && shares[1] == 100);
+  options.layers = 2;
+  options.slots = 0;
+  options.layer_slots = shares;
+  const auto shared = vw::KvCache::create(session, options);
+  CHECK(shared.view(0).k.shape[0] == shared.view(1).k.shape[0] + 100);
 }
 
 static void decoder_on_a_cache(const vw::Session &session) {
   constexpr std::int32_t tokens = 40;
   for (const std::uint32_t strategy : {VWD_STRATEGY_SERIAL, VWD_STRATEGY_VANWARD}) {
     auto sizes = vw::make<vwd_kv_cache_options>();
-    sizes.layers = sizes.kv_heads = sizes.max_sequences = 1;
+    sizes.layers = sizes.kv_heads = 1;
+    sizes.max_sequences = 2;
     sizes.block_size = 8;
     sizes.key_dim = sizes.value_dim = 16;
     sizes.dtype_code = 2;
@@ -483,6 +503,8 @@ static void decoder_on_a_cache(const vw::Session &session) {
     Ints sequences = {static_cast<std::int32_t>(sequence)};
     std::int32_t fetched = 0;
     for (std::int32_t t = 0; t < tokens; ++t) {
+      // A fork takes the whole blocks out of the tail.
+      if (t == 16) cache.free(cache.fork(sequence, 16));
       Ints lens = {t + 1};
       Floats zeros(16), value(16, static_cast<float>(t)), out(16, -1);
       auto step = vw::make<vwd_decoder_step>();

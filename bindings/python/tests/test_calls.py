@@ -389,7 +389,7 @@ class Calls(unittest.TestCase):
             rows = np.repeat(np.arange(8, dtype=np.float32), 16).reshape(1, 8, 1, 16)
             sequences, begin = np.array([sequence], np.int32), ints(1)
             cache.append(layer=0, sequences=sequences, begin=begin, k=rows, v=rows)
-            wanted = BlockList(np.array([[[1, 3]]], np.int32), np.array([[2]], np.int32), ints(1, 1, 2))
+            wanted = BlockList(np.array([[[0, 3]]], np.int32), np.array([[2]], np.int32), ints(1, 1, 2))
             resident = BlockList(ints(1, 1, 2), ints(1, 1), ints(1, 1, 2))
             missed = ints(1, 1)
             cache.resolve(layer=0, sequences=sequences, wanted=wanted, resident=resident, missed_counts=missed)
@@ -399,15 +399,27 @@ class Calls(unittest.TestCase):
             out, view = floats(1, 1, 16), cache.view(0)
             kv = vanward.PagedKV(view.k, view.v, np.array([8], np.int32))
             self.session.attention(block_size=2, kv=kv, q=floats(1, 1, 16), list=wanted, out=out)
-            np.testing.assert_allclose(out, (2 + 3 + 6 + 7) / 4)
+            np.testing.assert_allclose(out, (0 + 1 + 6 + 7) / 4)
             fork = cache.fork(sequence, 6)
             cache.truncate(sequence, 2)
             info = cache.info()
             self.assertEqual((info.sequences, info.blocks_in_use, info.misses), (2, 3, 1))
             self.assertEqual(info.host_bytes, vanward.KvCache.capacity(**options).host_bytes)
+            self.assertEqual(cache.layer_info(0)._replace(device_bytes=0), info._replace(device_bytes=0))
             cache.free(fork)
             with self.assertRaisesRegex(vanward.InvalidArgument, "sequence"):
                 cache.free(fork)
+        shares = vanward.KvCache.share_slots(total=300, least=1, slots=[100, 100], misses=[399, 99])
+        self.assertEqual(shares, [200, 100])
+        of_two = {**options, "layers": 2, "slots": 0, "layer_slots": shares}
+        with vanward.KvCache(self.session, **of_two) as cache:
+            self.assertEqual(cache.view(0).k.shape[0] - cache.view(1).k.shape[0], 100)
+        with self.assertRaisesRegex(ValueError, "layer_slots: 2 numbers"):
+            vanward.KvCache.capacity(**{**of_two, "layers": 3})
+        with self.assertRaisesRegex(ValueError, "misses: 1 numbers"):
+            vanward.KvCache.share_slots(total=1, least=1, slots=[1, 1], misses=[1])
+        with self.assertRaisesRegex(vanward.InvalidArgument, "total: 1"):
+            vanward.KvCache.share_slots(total=1, least=1, slots=[1, 1], misses=[1, 1])
         with self.assertRaisesRegex(ValueError, "dtype"):
             vanward.KvCache.capacity(**{**options, "dtype": "int8"})
 

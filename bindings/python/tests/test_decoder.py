@@ -89,7 +89,7 @@ class DecoderTest(unittest.TestCase):
         for strategy in (Strategy.SERIAL, Strategy.VANWARD):
             with (
                 session() as s,
-                vanward.KvCache(s, **shape, max_sequences=1, max_blocks=5, host_blocks=5, slots=14) as cache,
+                vanward.KvCache(s, **shape, max_sequences=2, max_blocks=5, host_blocks=5, slots=14) as cache,
                 vanward.Decoder(
                     s,
                     cache=cache,
@@ -103,6 +103,8 @@ class DecoderTest(unittest.TestCase):
                 cache.extend(sequence, tokens)
                 numbers, out, fetched = np.array([sequence], np.int32), np.zeros_like(zeros), 0
                 for t in range(tokens):
+                    if t == 16:  # A fork takes the whole blocks out of the tail.
+                        cache.free(cache.fork(sequence, 16))
                     decoder.begin(seq_lens=np.array([t + 1], np.int32), sequences=numbers)
                     decoder.attend(layer=0, new_k=zeros, new_v=values[t], q=zeros, out=out)
                     # Every block is in the list, and every score alike: the mean of the values.

@@ -932,17 +932,38 @@ tail_k_scale, tail_v_scale  [3·max_sequences, S, Hk]
 tail_table   [max_sequences, max_blocks]  int32; row n is sequence n, whatever row of a call it has. The page of tail_k that block n of
                        a sequence is in while it is one of the two newest.
 """,
-    "vwd_kv_cache_stats": """Counters since the cache was created, filled by `vwd_kv_cache_info`. An entry is an entry of a list, a block a block of
+    "vwd_kv_cache_stats": """Counters since the cache was created, filled by `vwd_kv_cache_info`; of one layer by `vwd_kv_cache_layer_info`. An entry is an entry of a list, a block a block of
 one KV head of one layer.
+""",
+    "vwd_kv_cache_share_args": """Arguments of `vwd_kv_cache_share_slots`; see there.
 """,
     "vwd_kv_cache_append_args": """Arguments of `vwd_kv_cache_append`; see there.
 """,
     "vwd_kv_cache_resolve_args": """Arguments of `vwd_kv_cache_resolve`; see there.
 """,
-    "vwd_kv_cache_capacity": """Fills `sizes`, whose struct_size the caller has set, with the memory that a cache of these options takes. Allocates nothing.
+    "vwd_kv_cache_capacity": """Fills `sizes`, whose struct_size the caller has set, with the memory that a cache of these options takes. Allocates none of it.
 
 Thread-safe.
 Errors: INVALID_ARGUMENT (the message names the option).
+""",
+    "vwd_kv_cache_share_slots": """Shares slots out to layers by the misses that each has had: the layers in which a slot saves more misses get more of them.
+
+layers           Layers, at least 1.
+least            Fewest slots of a layer, at least 1: hold times the largest selection that a resolve will name.
+total            Slots to share out to all layers together: least · layers … 2^32 − 1.
+slots   [layers] Host memory. Slots that each layer had while its misses were counted, at least 1 each.
+misses  [layers] Host memory. Misses of each layer, as `vwd_kv_cache_layer_info` counts them, over the same steps.
+shares  [layers] Host memory, out: slots of each layer, `total` together; layer_slots of `vwd_kv_cache_options`. It may be
+                 `slots`.
+
+The method is water-filling by marginal misses. Misses of a layer are taken to fall as 1 / slots: m(s) = (m + 1) · slots / s, so one
+more of s slots saves (m + 1) · slots / s². The sum of misses is least where one more slot saves equally many in each layer that has
+more than `least`: s ∝ √((m + 1) · slots). Numbers are rounded down, and what is left goes where one more slot saves most, to the lower
+layer if equal. As the curve is known at one point only, a layer counts at half of its part of `slots` at least. A cache with
+the new shares has new counters: sharing by them again comes closer, and changes nothing once all layers have equal misses per slot.
+
+Reads and writes host memory during the call. Thread-safe.
+Errors: INVALID_ARGUMENT (the message names the argument), OUT_OF_MEMORY.
 """,
     "vwd_kv_cache_create": """Creates a cache without sequences.
 
@@ -1012,6 +1033,12 @@ has that number, if `vwd_kv_cache_extend` has reserved no block for it, or if to
 than begin[i] tokens. Lists that were resolved before stay valid for up to S more tokens of a sequence. T may
 be any number; a prefill appends chunks of many blocks.
 
+The block that leaves the tail is copied, on the device, to a slot for each KV head, where later resolves find it resident. It takes a
+slot that none of the last `hold` resolves of the layer named and that waits for no copy. If it finds none, the block is
+missed when it is next named. The next resolve may give the slot away, as if the block had been named `hold` resolves ago. Of an
+append of several blocks, only the last one that leaves the tail gets slots. Blocks that leave the tail because of a fork or a truncation
+get none.
+
 Enqueues on stream and returns; on a CPU session the result is there on return. Does not allocate or synchronise; may be
 captured. Calls of one layer are ordered by the caller. Tensors are borrowed until the stream passes this point.
 Errors: INVALID_ARGUMENT (the message names the argument), DRIVER, INTERNAL.
@@ -1022,7 +1049,7 @@ which `vwd_kv_cache_fetch` makes. A block that several sequences share has one s
 layer                         0 … layers−1.
 sequences        [B]          int32. At most max_sequences of them.
 wanted.ids       [B, Hk, cap] or [B, Q, Hk, cap]  int32. Blocks of the sequence, as selected. All entries together are
-                              at most slots / hold of the options: all elements of ids, whatever the counts and
+                              at most slots / hold, of the layer's slots: all elements of ids, whatever the counts and
                               wherever the blocks lie.
 wanted.counts    [B, Hk] or [B, Q, Hk]  int32. Clamped to 0 … cap.
 wanted.slots     Shape of ids; out. The slot in which each block lies once its copy has arrived, −1 for a block that
@@ -1058,6 +1085,11 @@ Errors: INVALID_ARGUMENT.
     "vwd_kv_cache_info": """Fills `stats`, whose struct_size the caller has set, with the cache's counters. Waits for no work: on a CUDA session it
 copies the numbers that the device has counted so far. Thread-safe.
 Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
+""",
+    "vwd_kv_cache_layer_info": """`vwd_kv_cache_info` of one layer: its counters, and the bytes of its runs in host memory and of its slots and their bookkeeping on the
+device. Sequences and blocks are those of the cache.
+
+Waits for no work. Thread-safe. Errors: INVALID_ARGUMENT, OUT_OF_MEMORY, DRIVER.
 """,
     "vwd_predictor_state": """Smoothed scores of one layer, in the caller's memory. `vwd_predictor_reset` fills a sequence's rows before its first step.
 The struct is final: it does not grow.

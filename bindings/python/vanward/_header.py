@@ -610,6 +610,7 @@ class vwd_kv_cache_options(Structure):
         ("hold", c_uint32),
         ("progress", c_void_p),
         ("progress_context", c_void_p),
+        ("layer_slots", POINTER(c_uint32)),
     ]
 
 
@@ -658,6 +659,19 @@ class vwd_kv_cache_stats(Structure):
         ("unused", c_uint64),
         ("waits", c_uint64),
         ("dropped_tokens", c_uint64),
+    ]
+
+
+class vwd_kv_cache_share_args(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("layers", c_uint32),
+        ("least", c_uint32),
+        ("total", c_uint64),
+        ("slots", POINTER(c_uint32)),
+        ("misses", POINTER(c_uint64)),
+        ("shares", c_void_p),
     ]
 
 
@@ -1066,6 +1080,7 @@ PROTOTYPES = {
     "vwd_remainder_update": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_gather_blocks": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_kv_cache_capacity": (c_int32, [c_void_p, c_void_p]),
+    "vwd_kv_cache_share_slots": (c_int32, [c_void_p]),
     "vwd_kv_cache_create": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_kv_cache_release": (None, [c_void_p]),
     "vwd_kv_cache_add": (c_int32, [c_void_p, c_void_p, c_void_p]),
@@ -1079,6 +1094,7 @@ PROTOTYPES = {
     "vwd_kv_cache_wait": (c_int32, [c_void_p, c_uint32, c_void_p]),
     "vwd_kv_cache_view": (c_int32, [c_void_p, c_uint32, c_void_p]),
     "vwd_kv_cache_info": (c_int32, [c_void_p, c_void_p]),
+    "vwd_kv_cache_layer_info": (c_int32, [c_void_p, c_uint32, c_void_p]),
     "vwd_predictor_reset": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_predictor_predict": (c_int32, [c_void_p, c_void_p, c_void_p]),
     "vwd_predictor_update": (c_int32, [c_void_p, c_void_p, c_void_p]),

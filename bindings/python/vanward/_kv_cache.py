@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import byref, c_uint32, c_void_p, sizeof
+from collections.abc import Sequence
+from ctypes import addressof, byref, c_uint32, c_uint64, c_void_p, sizeof
 from typing import Any, NamedTuple
 
 from . import _header
@@ -77,9 +78,10 @@ def _options(
     max_sequences: int,
     max_blocks: int,
     host_blocks: int,
-    slots: int,
+    slots: int = 0,
     token_scales: bool = False,
     hold: int = 0,
+    layer_slots: Sequence[int] | None = None,
 ) -> Any:
     if dtype not in _DTYPES:
         raise ValueError(f"kv_cache_create: dtype: {dtype!r}; expected one of {', '.join(_DTYPES)}")
@@ -87,7 +89,18 @@ def _options(
     fields = dict(layers=layers, kv_heads=kv_heads, block_size=block_size, key_dim=key_dim, value_dim=value_dim)
     fields.update(dtype_code=code, dtype_bits=bits, token_scales=int(token_scales), max_sequences=max_sequences)
     fields.update(max_blocks=max_blocks, host_blocks=host_blocks, slots=slots, hold=hold)
-    return arguments(_header.vwd_kv_cache_options, [], inputs=fields, outputs={})
+    options = arguments(_header.vwd_kv_cache_options, [], inputs=fields, outputs={})
+    if layer_slots is not None:
+        if len(layer_slots) != layers:
+            raise ValueError(f"kv_cache_create: layer_slots: {len(layer_slots)} numbers; expected {layers}, one a layer")
+        options.layer_slots = _numbers("kv_cache_create", "layer_slots", c_uint32, layer_slots)
+    return options
+
+
+def _numbers(call: str, name: str, kind: Any, values: Sequence[int]) -> Any:
+    """An array of C numbers, which a struct's field keeps alive."""
+    most = (1 << 8 * sizeof(kind)) - 1
+    return (kind * len(values))(*(whole(call, f"{name}[{n}]", value, most) for n, value in enumerate(values)))
 
 
 @documented
@@ -101,6 +114,7 @@ class KvCache:
     max_blocks     Most blocks of a sequence.
     host_blocks    Blocks of host memory, each of all layers and KV heads.
     slots          Slots of a layer that blocks are fetched into, each of one block of one KV head.
+    layer_slots    Slots of each layer, instead of slots; share_slots shares a number of slots out.
     hold           What the last so many resolves of a layer named stays in its slot; 0 means 2.
     """
 
@@ -116,6 +130,21 @@ class KvCache:
         sizes = _header.vwd_kv_cache_sizes(struct_size=sizeof(_header.vwd_kv_cache_sizes))
         invoke("kv_cache_capacity", byref(_options(**options)), byref(sizes))
         return KvCacheSizes(*(getattr(sizes, name) for name in KvCacheSizes._fields))
+
+    @staticmethod
+    def share_slots(*, total: int, least: int, slots: Sequence[int], misses: Sequence[int]) -> list[int]:
+        """vwd_kv_cache_share_slots: layer_slots that have `total` together, by the misses that layers with `slots` have had."""
+        call = "kv_cache_share_slots"
+        if len(slots) != len(misses):
+            raise ValueError(f"{call}: misses: {len(misses)} numbers; expected {len(slots)}, as slots")
+        shares = (c_uint32 * max(len(slots), 1))()
+        args = _header.vwd_kv_cache_share_args(struct_size=sizeof(_header.vwd_kv_cache_share_args), layers=len(slots))
+        args.least, args.total = whole(call, "least", least, _MOST), whole(call, "total", total)
+        args.slots = _numbers(call, "slots", c_uint32, slots)
+        args.misses = _numbers(call, "misses", c_uint64, misses)
+        args.shares = addressof(shares)
+        invoke(call, byref(args))
+        return list(shares)
 
     def close(self) -> None:
         """Releases the cache and its sequences; again does nothing, and calls after it fail."""
@@ -222,6 +251,13 @@ class KvCache:
         """vwd_kv_cache_info: counters, without synchronising."""
         stats = _header.vwd_kv_cache_stats(struct_size=sizeof(_header.vwd_kv_cache_stats))
         invoke("kv_cache_info", self.handle, byref(stats))
+        return KvCacheStats(*(getattr(stats, name) for name in KvCacheStats._fields))
+
+    def layer_info(self, layer: int) -> KvCacheStats:
+        """vwd_kv_cache_layer_info: the counters of one layer, and its bytes."""
+        stats = _header.vwd_kv_cache_stats(struct_size=sizeof(_header.vwd_kv_cache_stats))
+        number = whole("kv_cache_layer_info", "layer", layer, _MOST)
+        invoke("kv_cache_layer_info", self.handle, number, byref(stats))
         return KvCacheStats(*(getattr(stats, name) for name in KvCacheStats._fields))
 
 

@@ -5,12 +5,12 @@ mod residents;
 
 use memory::Pool;
 
-use super::options::{Options, Run, TAIL_BLOCKS};
+use super::options::{CacheOptions, Options, Run, TAIL_BLOCKS};
 use super::pinned::Pinned;
 use super::sequences::{NONE, Opened, Sequences};
 use super::store::{Changed, Counters, Store};
 use super::{AppendRequest, ResolveRequest, RowTables};
-use crate::core::allocate::{filled, reserved};
+use crate::core::allocate::{collected, filled, reserved};
 use crate::core::status::Result;
 use crate::core::tensor::Tensor;
 use crate::runtime::cpu::Cpu;
@@ -19,22 +19,20 @@ use residents::{Evicted, Residents};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// All layers and their counters.
 pub struct Layers {
     layers: Vec<Layer>,
     tail_table: Vec<i32>,
-    counters: Counters,
 }
 
 impl Layers {
     /// Calls `progress` with the number of layers created so far.
-    pub fn create(session: &Arc<Session>, options: &Options, progress: impl Fn(usize)) -> Result<Layers> {
-        let mut layers = reserved(options.layers, "the layers of a KV cache")?;
-        for n in 0..options.layers {
-            layers.push(Layer::create(session, options)?);
+    pub fn create(session: &Arc<Session>, all: &CacheOptions, progress: impl Fn(usize)) -> Result<Layers> {
+        let mut layers = reserved(all.fewest.layers, "the layers of a KV cache")?;
+        for (n, options) in all.layers().enumerate() {
+            layers.push(Layer::create(session, &options)?);
             progress(n + 1);
         }
-        Ok(Layers { layers, tail_table: options.tail_table()?, counters: Counters::default() })
+        Ok(Layers { layers, tail_table: all.fewest.tail_table()? })
     }
 }
 
@@ -83,13 +81,13 @@ impl Store for Layers {
 
     unsafe fn append(&mut self, on: &On, sequences: &Sequences, request: &AppendRequest) -> Result<()> {
         // SAFETY: the caller vouches for the tensors.
-        unsafe { self.layers[request.layer].append(cpu(on), sequences, request, &mut self.counters) };
+        unsafe { self.layers[request.layer].append(cpu(on), sequences, request) };
         Ok(())
     }
 
     unsafe fn resolve(&mut self, _: &On, sequences: &Sequences, request: &ResolveRequest) -> Result<()> {
         // SAFETY: the caller vouches for the tensors.
-        unsafe { self.layers[request.layer].resolve(sequences, request, &mut self.counters) };
+        unsafe { self.layers[request.layer].resolve(sequences, request) };
         Ok(())
     }
 
@@ -114,13 +112,13 @@ impl Store for Layers {
     }
 
     fn fetch(&mut self, on: &On, layer: usize) -> Result<()> {
-        self.layers[layer].fetch(cpu(on), &mut self.counters);
+        self.layers[layer].fetch(cpu(on));
         Ok(())
     }
 
     fn wait(&mut self, on: &On, layer: usize) -> Result<()> {
-        let copies = self.layers[layer].fetch(cpu(on), &mut self.counters);
-        self.counters.waits += (copies > 0) as u64;
+        let copies = self.layers[layer].fetch(cpu(on));
+        self.layers[layer].counters.waits += (copies > 0) as u64;
         Ok(())
     }
 
@@ -136,8 +134,8 @@ impl Store for Layers {
         self.tail_table.as_ptr().cast_mut()
     }
 
-    fn counters(&self) -> Result<Counters> {
-        Ok(self.counters)
+    fn counters(&self, layers: Range<usize>) -> Result<Vec<Counters>> {
+        collected(self.layers[layers].iter().map(|layer| layer.counters), "the counters of a KV cache")
     }
 }
 
@@ -151,6 +149,7 @@ struct Layer {
     /// The tail of each sequence.
     tails: Vec<Tail>,
     residents: Residents,
+    counters: Counters,
 }
 
 // SAFETY: a layer owns the memory that it points to, and the cache locks it.
@@ -217,6 +216,7 @@ impl Layer {
             run: options.run(),
             tails: filled(Tail::EMPTY, options.max_sequences, "the tails of a KV cache")?,
             residents: Residents::new(options.host_runs(), options.slots, options.hold)?,
+            counters: Counters::default(),
         })
     }
 
@@ -292,7 +292,7 @@ impl Layer {
 
     /// # Safety
     /// The request's tensors are valid.
-    pub unsafe fn append(&mut self, cpu: &Cpu, sequences: &Sequences, r: &AppendRequest, counters: &mut Counters) {
+    pub unsafe fn append(&mut self, cpu: &Cpu, sequences: &Sequences, r: &AppendRequest) {
         if r.is_empty() {
             return;
         }
@@ -327,16 +327,34 @@ impl Layer {
                 Some((sequence, blocks, tokens)) => {
                     let (size, mut full) = (self.options.block_size, 0);
                     let tail = &mut self.tails[sequence];
-                    counters.dropped_tokens +=
+                    let before = tail.newest;
+                    self.counters.dropped_tokens +=
                         tail.walk(size, blocks.len(), tokens, |_, within, _| full += (within.end == size) as u64);
-                    counters.bytes_written_back += full * (heads * self.run.bytes) as u64;
+                    self.counters.bytes_written_back += full * (heads * self.run.bytes) as u64;
+                    // The three newest blocks have their pages; those before the block that leaves the tail have lost theirs.
+                    let leaving = tail.newest - 2;
+                    if tail.newest > before && leaving >= tail.first {
+                        self.settle(sequence, leaving as usize, blocks[leaving as usize] as usize);
+                    }
                 }
                 None => {
                     // SAFETY: as above.
                     let tokens = unsafe { r.tokens(i) };
-                    counters.dropped_tokens += (tokens.end - tokens.start) as u64;
+                    self.counters.dropped_tokens += (tokens.end - tokens.start) as u64;
                 }
             }
+        }
+    }
+
+    /// Copies a block that leaves the tail of a sequence to slots, if there are any for it.
+    fn settle(&mut self, sequence: usize, number: usize, block: usize) {
+        for head in 0..self.options.kv_heads {
+            let settled = self.residents.settle(block * self.options.kv_heads + head);
+            let Some((slot, evicted)) = settled else { return };
+            self.counters.count(evicted);
+            let [from, to] = [self.tail_slot(sequence, number, head), self.options.tail_slots() + slot];
+            // SAFETY: two slots of the pool.
+            unsafe { std::ptr::copy_nonoverlapping(self.slot(from), self.slot(to), self.run.bytes) };
         }
     }
 
@@ -353,7 +371,7 @@ impl Layer {
 
     /// # Safety
     /// The request's tensors are valid.
-    pub unsafe fn resolve(&mut self, sequences: &Sequences, r: &ResolveRequest, counters: &mut Counters) {
+    pub unsafe fn resolve(&mut self, sequences: &Sequences, r: &ResolveRequest) {
         if r.is_empty() {
             return;
         }
@@ -374,7 +392,7 @@ impl Layer {
                 let (slot, is_resident) = match self.place(sequences, sequence, at[2], id) {
                     Place::Nowhere => (NO_SLOT, false),
                     Place::Tail { slot } => (slot as i32, true),
-                    Place::Stored { host_run } => self.stored(host_run, counters),
+                    Place::Stored { host_run } => self.stored(host_run),
                 };
                 missed += (slot != NO_SLOT && !is_resident) as usize;
                 // SAFETY: as above; a list has no more resident entries than entries.
@@ -387,22 +405,21 @@ impl Layer {
                 }
                 resident_count += is_resident as usize;
             }
-            counters.hits += resident_count as u64;
-            counters.misses += missed as u64;
+            self.counters.hits += resident_count as u64;
+            self.counters.misses += missed as u64;
             // SAFETY: as above.
             unsafe { r.set_counts(at, resident_count, missed) };
         }
     }
 
     /// The slot of a block that is not in a tail, and whether the block is resident.
-    fn stored(&mut self, host_run: usize, counters: &mut Counters) -> (i32, bool) {
+    fn stored(&mut self, host_run: usize) -> (i32, bool) {
         let first = self.options.tail_slots();
         if let Some(slot) = self.residents.name(host_run) {
             return ((first + slot) as i32, self.residents.use_if_resident(slot));
         }
         let (slot, evicted) = self.residents.give_slot(host_run);
-        counters.evictions += (evicted != Evicted::Nothing) as u64;
-        counters.unused += (evicted == Evicted::Unused) as u64;
+        self.counters.count(evicted);
         ((first + slot) as i32, false)
     }
 
@@ -421,7 +438,7 @@ impl Layer {
     }
 
     /// Makes the copies that resolves have asked for. Returns their number.
-    pub fn fetch(&mut self, cpu: &Cpu, counters: &mut Counters) -> usize {
+    pub fn fetch(&mut self, cpu: &Cpu) -> usize {
         let (first, heads, copies) = (self.options.tail_slots(), self.options.kv_heads, self.residents.copies());
         let this = &*self;
         cpu.parallel(copies, self.run.bytes, |n| {
@@ -432,8 +449,15 @@ impl Layer {
                 std::ptr::copy_nonoverlapping(from, to, this.run.bytes)
             };
         });
-        counters.bytes_fetched += (self.residents.finish_copies() * self.run.bytes) as u64;
+        self.counters.bytes_fetched += (self.residents.finish_copies() * self.run.bytes) as u64;
         copies
+    }
+}
+
+impl Counters {
+    fn count(&mut self, evicted: Evicted) {
+        self.evictions += (evicted != Evicted::Nothing) as u64;
+        self.unused += (evicted == Evicted::Unused) as u64;
     }
 }
 

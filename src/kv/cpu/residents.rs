@@ -92,9 +92,46 @@ impl Residents {
 
     /// Gives the oldest slot to a run that has none, and asks for its copy.
     pub fn give_slot(&mut self, host_run: usize) -> (usize, Evicted) {
-        let at = self.oldest;
+        let at = self.first_free(|_| true).expect("more slots are named than the cache has");
+        let evicted = self.replace(at, host_run);
         let slot = &mut self.slots[at as usize];
-        assert!(slot.named_at + self.hold <= self.now, "more slots are named than the cache has");
+        (slot.is_resident, slot.is_used) = (false, false);
+        if !std::mem::replace(&mut slot.is_to_copy, true) {
+            self.to_copy.push(at);
+        }
+        self.name(host_run);
+        (at as usize, evicted)
+    }
+
+    /// Gives a slot to a run that leaves a tail and is copied to the slot at once; `None` if every slot is named or waits for a
+    /// copy. The next resolve may give the slot away, so that it finds as many as it is promised.
+    pub fn settle(&mut self, host_run: usize) -> Option<(usize, Evicted)> {
+        let at = self.first_free(|slot| !slot.is_to_copy)?;
+        let evicted = self.replace(at, host_run);
+        let slot = &mut self.slots[at as usize];
+        (slot.is_resident, slot.is_used) = (true, true);
+        slot.named_at = self.now - self.hold;
+        self.unlink(at);
+        self.link_newest(at);
+        Some((at as usize, evicted))
+    }
+
+    /// The oldest slot that none of the last `hold` resolves has named, of those that are `suitable`.
+    fn first_free(&self, suitable: impl Fn(&Slot) -> bool) -> Option<u32> {
+        let mut at = self.oldest;
+        while at != NONE {
+            let slot = &self.slots[at as usize];
+            if slot.named_at + self.hold <= self.now && suitable(slot) {
+                return Some(at);
+            }
+            at = slot.after;
+        }
+        None
+    }
+
+    /// Takes a slot from its run, if it has one, and gives it to another run.
+    fn replace(&mut self, at: u32, host_run: usize) -> Evicted {
+        let slot = &mut self.slots[at as usize];
         let evicted = match slot {
             Slot { host_run: NONE, .. } => Evicted::Nothing,
             Slot { is_resident: true, is_used: false, .. } => Evicted::Unused,
@@ -104,13 +141,8 @@ impl Residents {
             self.slot_of[slot.host_run as usize] = NONE;
         }
         slot.host_run = host_run as u32;
-        (slot.is_resident, slot.is_used) = (false, false);
-        if !std::mem::replace(&mut slot.is_to_copy, true) {
-            self.to_copy.push(at);
-        }
         self.slot_of[host_run] = at;
-        self.name(host_run);
-        (at as usize, evicted)
+        evicted
     }
 
     /// The number of copies that [`Residents::copy`] has.

@@ -7,7 +7,8 @@
 //! |---|---|
 //! | blocks of a sequence                            | `table`, `lens`: by host calls                               |
 //! | where a tail ends, which of its pages are full  | `tails`, `full`: by append                                   |
-//! | which slot a block is in, and since when        | `homes`, `holds`, `named`: by resolve                        |
+//! | which slot a block is in, and since when        | `homes`, `holds`, `named`: by resolve, and by append for the |
+//! |                                                 | block that leaves a tail                                     |
 //! | where copies are to be looked for               | `passed`, `before`: by resolve; `searched`: by fetch         |
 //! | what is there                                   | `homes`, `holds`: by fetch, when its copies have landed      |
 //!
@@ -22,6 +23,8 @@
 //! - A fetch sees the writes of a resolve that runs at the same time in any order. It copies a slot that it sees as given; if it does
 //!   not see the slot's home yet, it does not mark the slot, and the next fetch finds it again. The next fetch searches all that a resolve may have given which had not ended for
 //!   certain: what the clock's hand went over since the resolve before the last that was seen.
+//! - An append takes a slot only if its content is resident, or if it never had any: then every copy to it has ended, and a fetch
+//!   changes none of its words. A slot whose block was dropped before its copy landed waits for the next resolve (`DROPPED`).
 //! - A write-back begins after its append, and ends before the layer's next append and before a fork or a truncation: before any
 //!   resolve that may name its blocks as stored, since they are in the tail until then. (An append of more than S tokens
 //!   waits for its own.) So a fetch may run late and copy what was asked for after it was called.
@@ -35,7 +38,7 @@ mod plan;
 
 pub use plan::{Bookkeeping, Tables};
 
-use super::options::Options;
+use super::options::{CacheOptions, Options};
 use super::pinned::Pinned;
 use super::sequences::Sequences;
 use super::store::{Changed, Counters, Store};
@@ -50,6 +53,7 @@ use params::{
     TableParams, Tail, Totals,
 };
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 
 pub struct Kernels {
@@ -151,8 +155,6 @@ pub struct Layers {
     cache: Cache,
     layers: Vec<OneLayer>,
     tail_table: *mut i32,
-    /// Waits of the host's that found copies under way.
-    waits: u64,
     _tables: Memory,
 }
 
@@ -163,6 +165,8 @@ struct OneLayer {
     params: Layer,
     fetched: Fetched,
     is_captured: bool,
+    /// Waits of the host's that found copies under way.
+    waits: u64,
     _pool: Memory,
     _bookkeeping: Memory,
     _host: Pinned,
@@ -194,9 +198,10 @@ impl OneLayer {
             }
         })?;
         Ok(OneLayer {
-            params: plan.layer(pool.at(0), host.data(), base),
+            params: plan.layer(options.slots, pool.at(0), host.data(), base),
             fetched: Fetched::No,
             is_captured: false,
+            waits: 0,
             _pool: pool,
             _bookkeeping: bookkeeping,
             _host: host,
@@ -220,11 +225,12 @@ fn plain(ctas: usize, threads: u32) -> Grid {
 
 impl Layers {
     /// Tells `progress` how many layers there are so far.
-    pub fn create(session: &Arc<Session>, options: &Options, progress: impl Fn(usize)) -> Result<Layers> {
-        check_size(options)?;
+    pub fn create(session: &Arc<Session>, all: &CacheOptions, progress: impl Fn(usize)) -> Result<Layers> {
+        all.kinds().try_for_each(|(options, _)| check_size(&options))?;
+        let options = &all.fewest;
         let mut layers = reserved(options.layers, "the layers of a KV cache")?;
-        for n in 0..options.layers {
-            layers.push(OneLayer::create(session, options)?);
+        for (n, options) in all.layers().enumerate() {
+            layers.push(OneLayer::create(session, &options)?);
             progress(n + 1);
         }
         let streams = Streams::create(session, options.layers)?;
@@ -246,7 +252,6 @@ impl Layers {
             cache: plan.cache(options, base),
             layers,
             tail_table: tables.at(plan.tail_table),
-            waits: 0,
             _tables: tables,
         })
     }
@@ -410,7 +415,8 @@ impl Store for Layers {
         // The pages that the last append listed, and may be written now, have been read.
         self.streams.write.join(enqueue, r.layer)?;
         let resident = enqueue.facts().multiprocessors as usize * tuning::RESIDENT_CTAS;
-        let per_row = tokens.div_ceil(tuning::APPEND_WARPS).min(resident.div_ceil(r.batch()));
+        // A CTA for each KV head, which copies the run of a block that leaves the tail.
+        let per_row = tokens.div_ceil(tuning::APPEND_WARPS).max(heads).min(resident.div_ceil(r.batch()));
         let params = AppendParams::new(&layer, &self.cache, r, per_row as u32);
         // SAFETY: the kernels' structs; the caller keeps the tensors valid until the stream has passed, and the cache its memory.
         unsafe {
@@ -484,7 +490,7 @@ impl Store for Layers {
             self.copies(enqueue, layer, true)?;
             self.layers[layer].fetched = Fetched::In(capture);
         } else if capture.is_none() {
-            self.waits += self.streams.fetch(layer).is_busy(layer) as u64;
+            self.layers[layer].waits += self.streams.fetch(layer).is_busy(layer) as u64;
         }
         self.streams.write.join(enqueue, layer)?;
         self.streams.fetch(layer).join(enqueue, layer)
@@ -502,28 +508,28 @@ impl Store for Layers {
         self.tail_table
     }
 
-    fn counters(&self) -> Result<Counters> {
-        let mut layers = reserved(self.layers.len(), "the counters of a KV cache")?;
+    fn counters(&self, layers: Range<usize>) -> Result<Vec<Counters>> {
+        let mut counters = reserved(layers.len(), "the counters of a KV cache")?;
         cuda(&self.session).with_copy_stream(|stream| {
-            for layer in &self.layers {
+            for layer in &self.layers[layers] {
                 let mut totals = [Totals::default()];
                 // SAFETY: the layer's totals, which are plain numbers.
                 unsafe { stream.read(layer.params.totals(), &mut totals)? };
-                layers.push(totals[0]);
+                let [of] = totals;
+                counters.push(Counters {
+                    hits: of.hits,
+                    misses: of.misses,
+                    bytes_fetched: of.fetched,
+                    bytes_written_back: of.written,
+                    evictions: of.evictions,
+                    unused: of.unused,
+                    waits: layer.waits + of.waits,
+                    dropped_tokens: of.dropped,
+                });
             }
             Ok(())
         })?;
-        let sum = Counters { waits: self.waits, ..Counters::default() };
-        Ok(layers.into_iter().fold(sum, |sum, of| Counters {
-            hits: sum.hits + of.hits,
-            misses: sum.misses + of.misses,
-            bytes_fetched: sum.bytes_fetched + of.fetched,
-            bytes_written_back: sum.bytes_written_back + of.written,
-            evictions: sum.evictions + of.evictions,
-            unused: sum.unused + of.unused,
-            waits: sum.waits + of.waits,
-            dropped_tokens: sum.dropped_tokens + of.dropped,
-        }))
+        Ok(counters)
     }
 }
 

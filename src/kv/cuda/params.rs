@@ -108,6 +108,8 @@ kernel_struct! {
         pub others: *mut Missed,
         pub full: *mut Full,
         pub arrived: *mut u32,
+        pub slots: u32,
+        pub unused: u32,
     }
 }
 
@@ -134,7 +136,6 @@ kernel_struct! {
         pub max_sequences: u32,
         pub max_blocks: u32,
         pub first_slot: u32,
-        pub slots: u32,
         pub hold: u32,
     }
 }
@@ -306,7 +307,7 @@ kernel_struct! {
 
 impl ResolveParams {
     pub fn slots(&self) -> usize {
-        self.cache.slots as usize
+        self.layer.slots as usize
     }
 
     /// Of at least one list.

@@ -59,8 +59,8 @@ impl Bookkeeping {
         plan
     }
 
-    /// A layer whose bookkeeping begins at `base`.
-    pub fn layer(&self, pool: *mut u8, host: *mut u8, base: u64) -> Layer {
+    /// A layer of so many slots whose bookkeeping begins at `base`.
+    pub fn layer(&self, slots: usize, pool: *mut u8, host: *mut u8, base: u64) -> Layer {
         Layer {
             pool,
             host,
@@ -74,6 +74,8 @@ impl Bookkeeping {
             others: (base + self.others) as *mut _,
             full: (base + self.full) as *mut _,
             arrived: (base + self.arrived) as *mut _,
+            slots: slots as u32,
+            unused: 0,
         }
     }
 }
@@ -118,7 +120,6 @@ impl Tables {
             max_sequences: options.max_sequences as u32,
             max_blocks: options.max_blocks as u32,
             first_slot: options.tail_slots() as u32,
-            slots: options.slots as u32,
             hold: options.hold as u32,
         }
     }
